@@ -1,0 +1,227 @@
+//! The operations that a device offers to a decoder.
+//!
+//! Shapes: `n` tokens of a step come first; activations are row-major `[n, cols]`. Everything a step needs is allocated
+//! before the first one. Operations may run asynchronously on the device; [`Backend::sample`] and [`Backend::read`]
+//! wait for what they return.
+//!
+//! **Determinism.** The value of an output row depends only on that row's inputs: not on the other rows of the step, not on
+//! how many there are, not on how a prompt was cut into chunks, and not on the number of threads.
+
+use crate::sampling::{SampleRow, Sampled};
+use crate::{DType, Part, Result};
+
+/// How a vector is normalised. Statistics and products are in f32.
+#[derive(Debug)]
+pub struct Norm<V> {
+    /// Scale per feature, `[cols]`.
+    pub weight: V,
+    /// Added under the root.
+    pub eps: f32,
+}
+
+/// RMS normalisation of each query and key head before the rotation (Qwen3); weights are `[head_dim]`.
+#[derive(Debug)]
+pub struct HeadNorm<V> {
+    /// For the query heads.
+    pub q: Norm<V>,
+    /// For the key heads.
+    pub k: Norm<V>,
+}
+
+/// Which features of a head form the pairs that are rotated together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// Feature `i` with `i + rotary_dim / 2` (GPT-NeoX, Llama in Hugging Face layout).
+    Half,
+    /// Feature `2i` with `2i + 1` (GPT-J, ChatGLM).
+    Interleaved,
+}
+
+/// Rotary position embedding over the first `rotary_dim` features of each query and key head.
+#[derive(Debug)]
+pub struct RopeSpec<V> {
+    /// Pairing of features.
+    pub style: RopeStyle,
+    /// Features rotated; the rest pass through.
+    pub rotary_dim: usize,
+    /// Cosines by position, `[positions, rotary_dim / 2]`, scaled by the attention factor.
+    pub cos: V,
+    /// Sines likewise.
+    pub sin: V,
+}
+
+/// What one row of the fused projection holds: query heads, then key heads, then value heads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QkvLayout {
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Features per head.
+    pub head_dim: usize,
+}
+
+impl QkvLayout {
+    /// Columns of the fused projection.
+    pub const fn cols(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+}
+
+/// Size of one layer's paged KV cache.
+#[derive(Debug, Clone, Copy)]
+pub struct KvSpec {
+    /// Blocks in the pool.
+    pub blocks: usize,
+    /// Tokens per block.
+    pub block_size: usize,
+    /// Key/value heads.
+    pub kv_heads: usize,
+    /// Features per head.
+    pub head_dim: usize,
+    /// Element type of the cache.
+    pub dtype: DType,
+}
+
+/// What happens between the projection and the attention of one layer.
+#[derive(Debug)]
+pub struct Prologue<'a, V> {
+    /// Shape of the projection.
+    pub layout: QkvLayout,
+    /// Normalisation of heads, before the rotation.
+    pub head_norm: Option<&'a HeadNorm<V>>,
+    /// Rotation, if positions are rotary in this layer.
+    pub rope: Option<&'a RopeSpec<V>>,
+}
+
+/// Which keys a query attends to, and how scores become weights.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionSpec {
+    /// Shape of the projection the queries are read from.
+    pub layout: QkvLayout,
+    /// Factor on the dot products.
+    pub scale: f32,
+    /// A query at position i sees keys j with `i - window < j <= i`; `None` sees all `j <= i`.
+    pub window: Option<usize>,
+}
+
+/// Elementwise non-linearities.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+}
+
+/// One sequence's share of a step: positions `[start, start + count)`, in consecutive tokens of the step.
+#[derive(Debug, Clone, Copy)]
+pub struct SeqRow<'a> {
+    /// Position of the first token.
+    pub start: usize,
+    /// Number of tokens; at least 1.
+    pub count: usize,
+    /// Blocks that hold positions `[0, start + count)`, in order. Block b of a table holds positions
+    /// `[b * block_size, (b + 1) * block_size)`.
+    pub blocks: &'a [u32],
+}
+
+/// The geometry of a step.
+#[derive(Debug, Clone, Copy)]
+pub struct StepInput<'a> {
+    /// Token ids, `[n]`, row after row.
+    pub tokens: &'a [u32],
+    /// The sequences, in the order of their tokens.
+    pub rows: &'a [SeqRow<'a>],
+    /// Indices into `tokens` whose logits are wanted, ascending.
+    pub outputs: &'a [u32],
+}
+
+/// A device: memory, weights in its own layout, and the operations of a decoder.
+///
+/// Callers keep to the shapes given at allocation and to validated token, block and slot numbers; a violation is a bug
+/// and may panic.
+pub trait Backend {
+    /// Activations, `[max_rows, cols]`.
+    type Buf;
+    /// Constants: norm weights, biases, rotary tables.
+    type Vector;
+    /// A weight matrix `[out, in]` in the layout this device multiplies fastest.
+    type Matrix;
+    /// The paged KV cache of one layer.
+    type Kv;
+    /// The geometry of the current step where the kernels can read it.
+    type Step;
+
+    /// A name for people, such as `cpu (avx512, 2 threads)`.
+    fn name(&self) -> String;
+
+    // ---- before the first step
+
+    /// Zeroed activations for up to `rows` rows.
+    fn buf(&self, rows: usize, cols: usize) -> Result<Self::Buf>;
+    /// A vector of all parts' elements, one part after the other in row-major order.
+    fn vector(&self, parts: &[Part<'_>]) -> Result<Self::Vector>;
+    /// A matrix of the parts' rows stacked; all parts have the same number of columns. Kept as `dtype`.
+    fn matrix(&self, parts: &[Part<'_>], dtype: DType) -> Result<Self::Matrix>;
+    /// Bytes that [`Backend::matrix`] takes for `[out, in]` as `dtype`, padding included.
+    fn matrix_bytes(&self, out: usize, cols: usize, dtype: DType) -> usize;
+    /// A zeroed cache.
+    fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
+    /// Room for the geometry of steps up to these sizes. `table_blocks` is the longest block table of one row.
+    fn step(&self, max_tokens: usize, max_rows: usize, table_blocks: usize) -> Result<Self::Step>;
+
+    // ---- one step
+
+    /// Hands the geometry of the next step to the device.
+    fn begin(&self, step: &mut Self::Step, input: &StepInput<'_>) -> Result<()>;
+    /// `out[t] = table[token[t]]`, `[n, cols]`.
+    fn embed(&self, step: &Self::Step, table: &Self::Matrix, out: &mut Self::Buf) -> Result<()>;
+    /// `out = norm(x)` over the first `n` rows.
+    fn norm(&self, n: usize, x: &Self::Buf, norm: &Norm<Self::Vector>, out: &mut Self::Buf) -> Result<()>;
+    /// `residual += branch; out = norm(residual)` over the first `n` rows.
+    fn add_norm(
+        &self,
+        n: usize,
+        residual: &mut Self::Buf,
+        branch: &Self::Buf,
+        norm: &Norm<Self::Vector>,
+        out: &mut Self::Buf,
+    ) -> Result<()>;
+    /// `out = x · wᵀ + bias` over the first `n` rows.
+    fn linear(
+        &self,
+        n: usize,
+        x: &Self::Buf,
+        w: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+        out: &mut Self::Buf,
+    ) -> Result<()>;
+    /// Normalises and rotates query and key heads of `qkv` in place (queries) and stores keys and values of all tokens of the
+    /// step in the cache.
+    fn prologue(
+        &self,
+        step: &Self::Step,
+        qkv: &mut Self::Buf,
+        prologue: &Prologue<'_, Self::Vector>,
+        kv: &mut Self::Kv,
+    ) -> Result<()>;
+    /// Attention of every token of the step over its sequence's cached keys, prefill chunks and decode rows alike;
+    /// `out` is `[n, heads * head_dim]`. Queries are read from `qkv` as the prologue left them.
+    fn attention(
+        &self,
+        step: &Self::Step,
+        qkv: &Self::Buf,
+        kv: &Self::Kv,
+        spec: &AttentionSpec,
+        out: &mut Self::Buf,
+    ) -> Result<()>;
+    /// `out[t, f] = act(x[t, f]) * x[t, cols + f]` for `x` of `[n, 2 * cols]`: gate features first, then up.
+    fn gate(&self, n: usize, act: Activation, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
+    /// Copies the rows named by [`StepInput::outputs`] to the front of `out`.
+    fn gather(&self, step: &Self::Step, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
+    /// Chooses one token for each of the first `rows.len()` rows of `logits`, whose contents are lost. Appends to
+    /// `chosen`. A row without any finite logit yields token 0 with a NaN log-probability.
+    fn sample(&self, logits: &mut Self::Buf, rows: &[SampleRow<'_>], chosen: &mut Vec<Sampled>)
+    -> Result<()>;
+    /// The first `n` rows, for tests and tools.
+    fn read(&self, buf: &Self::Buf, n: usize) -> Result<Vec<f32>>;
+}

@@ -1,0 +1,18 @@
+//! The arithmetic of Millrace: the operations of a decoder, fused where a device gains from it.
+//!
+//! [`Backend`] is the trait that a device implements; [`cpu::Cpu`] is the embedded default. The operations know
+//! tensors and the geometry of one step; they know nothing of models, requests or processes.
+
+pub mod backend;
+pub mod cpu;
+mod error;
+pub mod sampling;
+pub mod tensor;
+
+pub use backend::{
+    Activation, AttentionSpec, Backend, HeadNorm, KvSpec, Norm, Prologue, QkvLayout, RopeSpec, RopeStyle,
+    SeqRow, StepInput,
+};
+pub use error::{Error, Result};
+pub use sampling::{SampleRow, Sampled, SamplingParams};
+pub use tensor::{DType, HostTensor, Part};

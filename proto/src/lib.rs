@@ -1,0 +1,15 @@
+//! The contract between the router and the shards: protobuf messages and how they are framed on a stream socket.
+//!
+//! A frame is a little-endian `u32` length followed by that many bytes of one message. Frames longer than
+//! [`MAX_FRAME`] are refused before anything is allocated for them.
+
+pub mod frame;
+
+/// Messages generated from `proto/shard.proto`; the comments there are the reference.
+#[allow(missing_docs, clippy::all)]
+mod generated {
+    include!(concat!(env!("OUT_DIR"), "/millrace.shard.v1.rs"));
+}
+
+pub use frame::{FrameError, MAX_FRAME};
+pub use generated::*;

@@ -1,0 +1,201 @@
+//! The engine as the rest of the router sees it: submit token ids, receive token ids.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use millrace_proto::Sampling;
+use tokio::sync::{mpsc, watch};
+
+/// Tokens to continue.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The prompt; not empty.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most; at least 1.
+    pub max_new_tokens: u32,
+    /// Tokens that end the generation (they are still reported).
+    pub stop_tokens: Arc<[u32]>,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+}
+
+/// A generated token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Token {
+    /// Its id.
+    pub id: u32,
+    /// Its log-probability.
+    pub logprob: f32,
+    /// The most likely tokens at its place, as many as the request asked for.
+    pub top: Vec<(u32, f32)>,
+}
+
+/// Why a generation ended by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// `max_new_tokens` have been generated. It wins if the last one is also a stop token.
+    Length,
+    /// One of the `stop_tokens` was generated.
+    StopToken,
+}
+
+/// What happens to a generation.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Event {
+    /// It left the queue after this time.
+    Started(Duration),
+    /// A token; with the last one, why it is the last.
+    Token(Token, Option<Finish>),
+    /// The engine failed; the text is fit for a client.
+    Failed(String),
+}
+
+/// Why a request was not accepted.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Refused {
+    /// As many requests as allowed are waiting or running.
+    #[error("Model is overloaded")]
+    Overloaded,
+    /// The prompt and the tokens asked for can never fit.
+    #[error("{0}")]
+    TooLarge(String),
+    /// The engine is loading, draining or has failed.
+    #[error("{0}")]
+    Unavailable(String),
+}
+
+/// What the engine is doing.
+#[derive(Debug, Clone, PartialEq)]
+pub enum State {
+    /// Shards are starting; the text names the phase, the numbers are bytes.
+    Loading {
+        /// What is being done.
+        phase: String,
+        /// Bytes read so far.
+        done: u64,
+        /// Bytes to read.
+        total: u64,
+    },
+    /// Requests are served.
+    Ready(Arc<millrace_proto::Ready>),
+    /// Running requests are ended; no new ones are taken.
+    Draining,
+    /// The engine is gone; the text says why.
+    Failed(String),
+}
+
+/// A request on its way to the engine.
+#[derive(Debug)]
+pub enum Command {
+    /// Generate.
+    Submit {
+        /// What to generate.
+        request: Request,
+        /// Where its events go.
+        events: mpsc::UnboundedSender<Event>,
+        /// Held until the request has ended, so that it counts as in flight.
+        permit: Permit,
+    },
+    /// Take no more work, end what runs, then stop the shards.
+    Drain,
+}
+
+/// Counts one request in flight until dropped.
+#[derive(Debug)]
+pub struct Permit(Arc<AtomicUsize>);
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Speaks to the engine. Clones speak to the same one.
+#[derive(Debug, Clone)]
+pub struct Engine {
+    commands: mpsc::UnboundedSender<Command>,
+    state: watch::Receiver<State>,
+    in_flight: Arc<AtomicUsize>,
+    limit: usize,
+}
+
+impl Engine {
+    /// A handle to whoever receives `commands`; at most `limit` requests are in flight (queued or running).
+    pub fn new(
+        commands: mpsc::UnboundedSender<Command>,
+        state: watch::Receiver<State>,
+        limit: usize,
+    ) -> Self {
+        Engine { commands, state, in_flight: Arc::default(), limit }
+    }
+
+    /// What the engine is doing now, and a way to wait for changes.
+    pub fn state(&self) -> watch::Receiver<State> {
+        self.state.clone()
+    }
+
+    /// Hands a request to the engine.
+    ///
+    /// # Errors
+    /// [`Refused`] says why it was not taken; nothing has been queued then.
+    pub fn submit(&self, request: Request) -> Result<Generation, Refused> {
+        match &*self.state.borrow() {
+            State::Ready(model) => {
+                let (needed, limit) = (
+                    request.prompt.len() + request.max_new_tokens as usize,
+                    model.max_sequence_tokens as usize,
+                );
+                if needed > limit {
+                    return Err(Refused::TooLarge(format!(
+                        "{} prompt tokens and {} new tokens are more than the {limit} that a sequence can hold",
+                        request.prompt.len(),
+                        request.max_new_tokens,
+                    )));
+                }
+            }
+            State::Loading { .. } => return Err(Refused::Unavailable("Model is loading".into())),
+            State::Draining => return Err(Refused::Unavailable("Server is shutting down".into())),
+            State::Failed(why) => return Err(Refused::Unavailable(format!("Engine failed: {why}"))),
+        }
+        let permit = self.permit().ok_or(Refused::Overloaded)?;
+        let (events, receiver) = mpsc::unbounded_channel();
+        self.commands
+            .send(Command::Submit { request, events, permit })
+            .map_err(|_| Refused::Unavailable("Engine has stopped".into()))?;
+        Ok(Generation { events: receiver })
+    }
+
+    /// Asks the engine to end running requests and stop; [`State::Draining`] follows.
+    pub fn drain(&self) {
+        // A closed channel means that the engine has stopped already.
+        let _ = self.commands.send(Command::Drain);
+    }
+
+    /// Requests queued or running.
+    pub fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Acquire)
+    }
+
+    fn permit(&self) -> Option<Permit> {
+        self.in_flight
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < self.limit).then_some(n + 1))
+            .ok()
+            .map(|_| Permit(self.in_flight.clone()))
+    }
+}
+
+/// The events of one request. Dropping it cancels the request within a step.
+///
+/// The channel holds at most `max_new_tokens + 2` events, so a slow reader costs bounded memory.
+#[derive(Debug)]
+pub struct Generation {
+    events: mpsc::UnboundedReceiver<Event>,
+}
+
+impl Generation {
+    /// The next event; `None` after the last token, after a failure, or if the engine stopped.
+    pub async fn next(&mut self) -> Option<Event> {
+        self.events.recv().await
+    }
+}

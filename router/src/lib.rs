@@ -1,0 +1,3 @@
+//! Everything per request: HTTP, tokenizer, templates, scheduling, streaming, metrics, supervision of shards.
+
+pub mod engine;
