@@ -1,1 +1,23 @@
-//! Black-box tests live in `tests/`; this library holds what they share.
+//! What the black-box tests share: the real binary, started on a free port, and a small HTTP client.
+//!
+//! A helper that cannot do its work panics: a test that uses it has failed then.
+#![allow(clippy::unwrap_used, reason = "everything here runs inside tests")]
+
+mod client;
+mod server;
+
+use std::path::PathBuf;
+
+pub use client::{Answer, Stream, post, stream};
+pub use server::{Server, binary, shards_of};
+
+/// A folder of the test data that does not belong to the repository, if `MILLRACE_TEST_DATA` names one.
+pub fn test_data(folder: &str) -> Option<PathBuf> {
+    let Some(root) = std::env::var_os("MILLRACE_TEST_DATA") else {
+        eprintln!("skipped: MILLRACE_TEST_DATA is not set");
+        return None;
+    };
+    let path = PathBuf::from(root).join(folder);
+    assert!(path.is_dir(), "MILLRACE_TEST_DATA has no folder {folder}");
+    Some(path)
+}

@@ -1,0 +1,80 @@
+//! HTTP as a client sees it.
+
+use std::io::{BufRead, BufReader};
+use std::time::Duration;
+
+use serde_json::Value;
+use ureq::{Agent, Body, http::Response};
+
+fn agent() -> Agent {
+    Agent::config_builder()
+        .http_status_as_error(false)
+        .timeout_global(Some(Duration::from_secs(120)))
+        .build()
+        .into()
+}
+
+pub(crate) fn get(url: &str) -> (u16, String) {
+    match agent().get(url).call() {
+        Ok(mut response) => (response.status().as_u16(), response.body_mut().read_to_string().unwrap()),
+        Err(_) => (0, String::new()),
+    }
+}
+
+/// A complete response.
+#[derive(Debug)]
+pub struct Answer {
+    /// HTTP status.
+    pub status: u16,
+    /// The body; a JSON string if it was not JSON.
+    pub body: Value,
+    headers: ureq::http::HeaderMap,
+}
+
+impl Answer {
+    /// A header's value, if present.
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.get(name).and_then(|value| value.to_str().ok())
+    }
+}
+
+/// Posts JSON and reads the whole answer.
+pub fn post(url: &str, body: &Value) -> Answer {
+    let mut response = agent().post(url).send_json(body).unwrap();
+    let text = response.body_mut().read_to_string().unwrap();
+    Answer {
+        status: response.status().as_u16(),
+        headers: response.headers().clone(),
+        body: serde_json::from_str(&text).unwrap_or(Value::String(text)),
+    }
+}
+
+/// A stream of server-sent events. Dropping it closes the connection.
+pub struct Stream {
+    /// HTTP status.
+    pub status: u16,
+    lines: std::io::Lines<BufReader<ureq::BodyReader<'static>>>,
+}
+
+/// Posts JSON and reads the answer as server-sent events.
+pub fn stream(url: &str, body: &Value) -> Stream {
+    let response: Response<Body> = agent().post(url).send_json(body).unwrap();
+    let status = response.status().as_u16();
+    Stream { status, lines: BufReader::new(response.into_body().into_reader()).lines() }
+}
+
+impl Iterator for Stream {
+    type Item = Value;
+
+    /// The next event's JSON; ends at `[DONE]` or with the connection.
+    fn next(&mut self) -> Option<Value> {
+        loop {
+            let line = self.lines.next()?.unwrap();
+            match line.strip_prefix("data: ") {
+                Some("[DONE]") => return None,
+                Some(json) => return Some(serde_json::from_str(json).unwrap()),
+                None => assert!(line.is_empty() || line.starts_with(':'), "not an event: {line}"),
+            }
+        }
+    }
+}

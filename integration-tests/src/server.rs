@@ -1,0 +1,153 @@
+//! Starts and stops the real binary.
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+/// How long anything may take before a test gives up on it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// The path of the `millrace` binary of this build, built on first use.
+pub fn binary() -> &'static Path {
+    static BINARY: OnceLock<PathBuf> = OnceLock::new();
+    BINARY.get_or_init(|| {
+        // target/PROFILE/deps/test-binary -> target/PROFILE/millrace
+        let test = std::env::current_exe().unwrap();
+        let folder = test.parent().and_then(Path::parent).unwrap();
+        let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+        build.args(["build", "--quiet", "--package", "millrace", "--bin", "millrace"]);
+        if folder.file_name().is_some_and(|profile| profile == "release") {
+            build.arg("--release");
+        }
+        assert!(build.status().unwrap().success(), "cannot build the millrace binary");
+        folder.join("millrace")
+    })
+}
+
+/// A running `millrace serve`, killed when dropped.
+pub struct Server {
+    process: Child,
+    address: String,
+    log: Arc<Mutex<String>>,
+}
+
+impl Server {
+    /// Starts the server with these flags on a free port and waits until it is ready.
+    pub fn start(flags: &[&str]) -> Server {
+        let server = Server::start_loading(flags);
+        server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
+        server
+    }
+
+    /// Starts the server and returns as soon as its port is open; the model may still be loading.
+    pub fn start_loading(flags: &[&str]) -> Server {
+        let mut process = Command::new(binary())
+            .args(["serve", "--port", "0"])
+            .args(flags)
+            .env_remove("MODEL_ID")
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let log = Arc::new(Mutex::new(String::new()));
+        let lines = BufReader::new(process.stderr.take().unwrap());
+        let (found, address) = std::sync::mpsc::channel();
+        let sink = log.clone();
+        std::thread::spawn(move || {
+            for line in lines.lines().map_while(Result::ok) {
+                if let Some((_, address)) = line.split_once("listening on http://") {
+                    let _ = found.send(address.trim().to_owned());
+                }
+                let mut log = sink.lock().unwrap();
+                log.push_str(&line);
+                log.push('\n');
+            }
+        });
+        match address.recv_timeout(PATIENCE) {
+            Ok(address) => Server { process, address, log },
+            Err(_) => {
+                let _ = process.kill();
+                panic!("the server did not say where it listens:\n{}", log.lock().unwrap())
+            }
+        }
+    }
+
+    /// `http://host:port` + `path`.
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// `host:port`.
+    pub fn address(&self) -> &str {
+        &self.address
+    }
+
+    /// Status and body of a GET.
+    pub fn get(&self, path: &str) -> (u16, String) {
+        crate::client::get(&self.url(path))
+    }
+
+    /// The value of an unlabelled metric; 0 before its first use.
+    pub fn metric(&self, name: &str) -> f64 {
+        let (_, text) = self.get("/metrics");
+        text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok()).unwrap_or(0.0)
+    }
+
+    /// What it has logged so far.
+    pub fn log(&self) -> String {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// Its process id.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Sends a signal by name, such as `TERM`.
+    pub fn signal(&self, name: &str) {
+        signal(self.pid(), name);
+    }
+
+    /// Waits for its end.
+    pub fn wait(mut self) -> ExitStatus {
+        let since = Instant::now();
+        loop {
+            if let Some(status) = self.process.try_wait().unwrap() {
+                return status;
+            }
+            assert!(since.elapsed() < PATIENCE, "the server did not end:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    /// Polls until `holds`; panics with the log after a minute.
+    pub fn wait_until(&self, what: &str, holds: impl Fn(&Server) -> bool) {
+        let since = Instant::now();
+        while !holds(self) {
+            assert!(since.elapsed() < PATIENCE, "waited in vain until {what}:\n{}", self.log());
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// Sends a signal to a process.
+pub(crate) fn signal(pid: u32, name: &str) {
+    let status = Command::new("kill").arg(format!("-{name}")).arg(pid.to_string()).status().unwrap();
+    assert!(status.success(), "cannot signal process {pid}");
+}
+
+/// Process ids of the shards that the server `pid` has started.
+pub fn shards_of(pid: u32) -> Vec<u32> {
+    let children = Command::new("ps").args(["-o", "pid=", "--ppid", &pid.to_string()]).output().unwrap();
+    String::from_utf8_lossy(&children.stdout).split_whitespace().filter_map(|word| word.parse().ok()).collect()
+}

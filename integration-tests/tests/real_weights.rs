@@ -1,0 +1,90 @@
+//! The main job on real, trained weights: the right text, alone and under load.
+
+use std::collections::HashMap;
+
+use millrace_integration_tests::{Server, post, stream, test_data};
+use serde_json::{Value, json};
+
+const LILY: &str = "Once upon a time, there was a little girl named Lily.";
+const LILY_80: &str = " She loved to play outside in the park. One day, she saw a big, red ball. She wanted to play \
+                       with it, but it was too high.\nLily's mom said, \"Lily, let's go to the park.\" Lily was sad and didn'";
+
+fn serve(flags: &[&str]) -> Option<Server> {
+    let model = test_data("stories260k")?;
+    let mut all = vec!["--model-id", model.to_str().unwrap()];
+    all.extend(flags);
+    Some(Server::start(&all))
+}
+
+fn request(prompt: &str, tokens: usize) -> Value {
+    json!({"inputs": prompt, "parameters": {"max_new_tokens": tokens, "details": true}})
+}
+
+fn text_alone(server: &Server, prompt: &str, tokens: usize) -> String {
+    let answer = post(&server.url("/generate"), &request(prompt, tokens));
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    answer.body["generated_text"].as_str().unwrap().to_owned()
+}
+
+#[test]
+fn greedy_text_is_that_of_the_original_program() {
+    let Some(server) = serve(&[]) else { return };
+    let answer = post(&server.url("/generate"), &request(LILY, 80));
+    assert_eq!(answer.body["generated_text"], LILY_80);
+    assert_eq!(answer.body["details"]["generated_tokens"], 80);
+    assert_eq!(answer.body["details"]["finish_reason"], "length");
+}
+
+#[test]
+fn a_stream_is_the_whole_answer_in_pieces() {
+    let Some(server) = serve(&[]) else { return };
+    let events: Vec<Value> = stream(&server.url("/generate_stream"), &request(LILY, 80)).collect();
+    assert_eq!(events.len(), 80);
+    let text: String = events.iter().map(|event| event["token"]["text"].as_str().unwrap()).collect();
+    assert_eq!(text, LILY_80);
+    assert_eq!(events[79]["generated_text"], LILY_80);
+    assert!(events[..79].iter().all(|event| event["generated_text"].is_null()));
+}
+
+/// Prompts of many lengths: cuts of one long text.
+fn prompts() -> Vec<String> {
+    let long = format!("{LILY}{LILY_80} ").repeat(4);
+    (0..32).map(|i| long.chars().take(5 + 31 * i % 700 + i).collect()).collect()
+}
+
+fn under_load(flags: &[&str]) {
+    let Some(server) = serve(flags) else { return };
+    let prompts = prompts();
+    let alone: HashMap<&str, String> =
+        prompts.iter().map(|prompt| (prompt.as_str(), text_alone(&server, prompt, 48))).collect();
+    std::thread::scope(|scope| {
+        for (client, prompt) in prompts.iter().enumerate() {
+            let (server, alone) = (&server, &alone);
+            scope.spawn(move || {
+                let leaves = client % 5 == 3;
+                let events = stream(&server.url("/generate_stream"), &request(prompt, 48));
+                let text: String = events
+                    .take(if leaves { 7 } else { usize::MAX })
+                    .map(|event| event["token"]["text"].as_str().unwrap().to_owned())
+                    .collect();
+                match leaves {
+                    true => assert!(alone[prompt.as_str()].starts_with(&text), "client {client}"),
+                    false => assert_eq!(text, alone[prompt.as_str()], "client {client}"),
+                }
+            });
+        }
+    });
+    server.wait_until("all sequences are freed", |server| {
+        server.metric("tgi_batch_current_size") == 0.0 && server.metric("tgi_queue_size") == 0.0
+    });
+}
+
+#[test]
+fn clients_at_once_get_what_each_gets_alone() {
+    under_load(&[]);
+}
+
+#[test]
+fn clients_at_once_get_what_each_gets_alone_when_blocks_and_slots_are_short() {
+    under_load(&["--max-batch-total-tokens", "1024", "--max-batch-size", "12", "--max-batch-prefill-tokens", "40"]);
+}

@@ -1,0 +1,278 @@
+//! The command line. Flags and environment variables are those of text-generation-inference where it has one.
+
+use std::path::PathBuf;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+
+/// An LLM inference server: continuous batching, paged KV cache, streamed tokens over HTTP.
+#[derive(Debug, Parser)]
+#[command(version, about, after_help = EXAMPLES, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    /// What to do.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  millrace serve                                   serve the built-in demo model on 127.0.0.1:3000
+  millrace serve --model-id ./Llama-3.2-1B         serve a model folder in Hugging Face layout
+  millrace chat                                    talk to the demo model in the terminal
+  millrace generate 'Once upon a time'             continue a text and exit
+  millrace inspect --model-id ./Llama-3.2-1B       what is in a checkpoint and the memory it needs
+
+  curl -N 127.0.0.1:3000/generate_stream -H 'content-type: application/json' \\
+       -d '{\"inputs\": \"Once upon a time\", \"parameters\": {\"max_new_tokens\": 60}}'
+
+Every flag of `serve` can also be set by the environment variable named in its help.";
+
+/// What to do.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve a model over HTTP (TGI's and OpenAI's APIs)
+    Serve(Box<ServeArgs>),
+    /// Talk to a model in the terminal, with history
+    Chat(Box<ChatArgs>),
+    /// Continue a prompt, print the text and exit
+    Generate(Box<GenerateArgs>),
+    /// Show what is in a checkpoint: family, tensors, sizes, and the memory it needs
+    Inspect(InspectArgs),
+    /// Compute one rank of a model for a router (started by the other commands)
+    #[command(hide = true)]
+    Shard(Box<ShardArgs>),
+}
+
+/// Which model, and how it is held in memory.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ModelArgs {
+    /// A folder in Hugging Face layout, a repository name that is in the local Hugging Face cache, or `demo` for the
+    /// model built into this binary
+    #[arg(long, env = "MODEL_ID", default_value = "demo", value_name = "FOLDER|NAME|demo")]
+    pub(crate) model_id: String,
+    /// Branch, tag or commit of a repository in the local Hugging Face cache
+    #[arg(long, env = "REVISION", default_value = "main")]
+    pub(crate) revision: String,
+    /// Element type of the weights in memory; the checkpoint's own when absent
+    #[arg(long, env = "DTYPE")]
+    pub(crate) dtype: Option<DTypeArg>,
+    /// Element type of the KV cache; that of the weights when absent
+    #[arg(long, env = "KV_CACHE_DTYPE")]
+    pub(crate) kv_cache_dtype: Option<DTypeArg>,
+    /// Where weights come from: `auto` reads the checkpoint, `dummy` makes random ones from config.json alone
+    #[arg(long, env = "LOAD_FORMAT", default_value = "auto")]
+    pub(crate) load_format: LoadFormat,
+}
+
+/// How much is computed and held at once.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Engine")]
+pub(crate) struct EngineArgs {
+    /// What computes the model
+    #[arg(long, env = "DEVICE", default_value = "auto")]
+    pub(crate) device: DeviceArg,
+    /// Threads that compute; all cores when absent
+    #[arg(long, env = "CPUS_PER_SHARD", value_name = "N")]
+    pub(crate) cpus_per_shard: Option<usize>,
+    /// Prompt tokens computed per step: a larger number fills prompts faster, a smaller one delays running streams less
+    #[arg(long, env = "MAX_BATCH_PREFILL_TOKENS", default_value_t = 512, value_name = "N")]
+    pub(crate) max_batch_prefill_tokens: u32,
+    /// Tokens that the KV cache can hold; computed from the free memory when absent
+    #[arg(long, env = "MAX_BATCH_TOTAL_TOKENS", value_name = "N")]
+    pub(crate) max_batch_total_tokens: Option<u32>,
+    /// Sequences computed per step
+    #[arg(long, env = "MAX_BATCH_SIZE", default_value_t = 64, value_name = "N")]
+    pub(crate) max_batch_size: u32,
+    /// Prompt and generated tokens of one sequence; the model's own limit when absent
+    #[arg(long, env = "MAX_TOTAL_TOKENS", value_name = "N")]
+    pub(crate) max_total_tokens: Option<u32>,
+}
+
+/// `millrace serve`.
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) http: HttpArgs,
+    /// One JSON object per log line
+    #[arg(long, env = "JSON_OUTPUT")]
+    pub(crate) json_output: bool,
+}
+
+/// The HTTP side.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "HTTP")]
+pub(crate) struct HttpArgs {
+    /// Address to listen on; 0.0.0.0 for all. The variable HOSTNAME counts only if it holds an IP address
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) hostname: Option<String>,
+    /// Port to listen on; 0 for any free one
+    #[arg(long, short, env = "PORT", default_value_t = 3000)]
+    pub(crate) port: u16,
+    /// Requests waiting or running before new ones get status 429
+    #[arg(long, env = "MAX_CONCURRENT_REQUESTS", default_value_t = 128, value_name = "N")]
+    pub(crate) max_concurrent_requests: usize,
+    /// Largest `best_of` and `n` of a request
+    #[arg(long, env = "MAX_BEST_OF", default_value_t = 2, value_name = "N")]
+    pub(crate) max_best_of: usize,
+    /// Stop sequences per request
+    #[arg(long, env = "MAX_STOP_SEQUENCES", default_value_t = 4, value_name = "N")]
+    pub(crate) max_stop_sequences: usize,
+    /// Alternatives reported per token
+    #[arg(long, env = "MAX_TOP_N_TOKENS", default_value_t = 5, value_name = "N")]
+    pub(crate) max_top_n_tokens: u32,
+    /// Prompt tokens of one request; one less than the total when absent
+    #[arg(long, alias = "max-input-length", env = "MAX_INPUT_TOKENS", value_name = "N")]
+    pub(crate) max_input_tokens: Option<u32>,
+    /// Prompts in one /v1/completions request
+    #[arg(long, env = "MAX_CLIENT_BATCH_SIZE", default_value_t = 4, value_name = "N")]
+    pub(crate) max_client_batch_size: usize,
+    /// Largest request body in bytes
+    #[arg(long, env = "PAYLOAD_LIMIT", default_value_t = 2_000_000, value_name = "BYTES")]
+    pub(crate) payload_limit: usize,
+    /// Texts tokenised at the same time
+    #[arg(long, env = "VALIDATION_WORKERS", default_value_t = 2, value_name = "N")]
+    pub(crate) validation_workers: usize,
+    /// Require `Authorization: Bearer KEY` on every POST
+    #[arg(long, env = "API_KEY", hide_env_values = true, value_name = "KEY")]
+    pub(crate) api_key: Option<String>,
+    /// Origins allowed to call from a browser; any when absent. May be repeated
+    #[arg(long, env = "CORS_ALLOW_ORIGIN", value_delimiter = ',', value_name = "ORIGIN")]
+    pub(crate) cors_allow_origin: Vec<String>,
+    /// Seconds that running requests have to end after SIGTERM
+    #[arg(long, short, env = "GRACEFUL_TERMINATION_TIMEOUT", default_value_t = 90, value_name = "SECONDS")]
+    pub(crate) graceful_termination_timeout: u64,
+}
+
+/// How tokens are chosen in the terminal commands.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingArgs {
+    /// Tokens to generate at most
+    #[arg(long, short = 'n', default_value_t = 256, value_name = "N")]
+    pub(crate) max_new_tokens: u32,
+    /// Randomness: 0 takes the most likely token each time
+    #[arg(long, short, default_value_t = 0.0)]
+    pub(crate) temperature: f32,
+    /// Draw from the N most likely tokens
+    #[arg(long, value_name = "N")]
+    pub(crate) top_k: Option<u32>,
+    /// Draw from the most likely tokens that together have this probability
+    #[arg(long)]
+    pub(crate) top_p: Option<f32>,
+    /// Above 1 discourages tokens that occurred before
+    #[arg(long)]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Makes a random answer repeatable
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+    /// End when this text appears. May be repeated
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+}
+
+/// `millrace chat`.
+#[derive(Debug, Args)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    /// Instructions that the conversation begins with
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+}
+
+/// `millrace generate`.
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArgs {
+    /// The text to continue; read from standard input when absent
+    pub(crate) prompt: Option<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+/// `millrace inspect`.
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// List every tensor
+    #[arg(long)]
+    pub(crate) tensors: bool,
+    /// Context lengths to compute the memory for
+    #[arg(long, value_delimiter = ',', value_name = "N,N,…")]
+    pub(crate) contexts: Vec<usize>,
+}
+
+/// `millrace shard`: the flags that the other commands pass on.
+#[derive(Debug, Args)]
+pub(crate) struct ShardArgs {
+    /// Where the router listens: unix:PATH or tcp:HOST:PORT
+    #[arg(long)]
+    pub(crate) connect: String,
+    /// This process's number in the group
+    #[arg(long, default_value_t = 0)]
+    pub(crate) rank: usize,
+    /// Processes in the group
+    #[arg(long, default_value_t = 1)]
+    pub(crate) world_size: usize,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+}
+
+/// Element types on the command line.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DTypeArg {
+    /// 32 bits.
+    #[value(name = "float32", alias = "f32")]
+    Float32,
+    /// 16 bits, IEEE.
+    #[value(name = "float16", alias = "f16")]
+    Float16,
+    /// 16 bits, with the range of 32.
+    #[value(name = "bfloat16", alias = "bf16")]
+    Bfloat16,
+}
+
+/// Where weights come from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum LoadFormat {
+    /// The checkpoint's safetensors.
+    Auto,
+    /// Random weights from config.json alone, to measure speed without a checkpoint.
+    Dummy,
+}
+
+/// What computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DeviceArg {
+    /// The best there is.
+    Auto,
+    /// The processor.
+    Cpu,
+}
+
+impl EngineArgs {
+    /// Tokens of one step: a full batch of decode rows and the prompt tokens beside them.
+    pub(crate) fn max_step_tokens(&self) -> u32 {
+        self.max_batch_prefill_tokens.saturating_add(self.max_batch_size)
+    }
+}
+
+/// The path of this executable, which shards are started from.
+pub(crate) fn own_executable() -> anyhow::Result<PathBuf> {
+    use anyhow::Context;
+    std::env::current_exe().context("cannot find the path of this program to start shards from")
+}

@@ -1,0 +1,85 @@
+//! `--model-id`: where the files of a model are.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, bail};
+
+use crate::cli::ModelArgs;
+
+/// The files of a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Location {
+    /// Built into this binary.
+    Demo,
+    /// A folder in Hugging Face layout.
+    Folder(PathBuf),
+}
+
+/// Finds the model that the command line names.
+///
+/// # Errors
+/// If it is neither `demo`, nor a folder, nor in the local Hugging Face cache; the text says where was looked.
+pub(crate) fn locate(args: &ModelArgs) -> Result<Location> {
+    if args.model_id == "demo" {
+        return Ok(Location::Demo);
+    }
+    let folder = Path::new(&args.model_id);
+    if folder.is_dir() {
+        return Ok(Location::Folder(folder.to_path_buf()));
+    }
+    if folder.exists() {
+        bail!("--model-id {}: this is a file; give the folder that holds config.json and the weights", args.model_id);
+    }
+    match hub_cache() {
+        Some(cache) => locate_cached(&cache, &args.model_id, &args.revision),
+        None => bail!("--model-id {}: there is no such folder", args.model_id),
+    }
+}
+
+/// The snapshot of `name` at `revision` in a Hugging Face cache: `models--org--name/{refs/REV, snapshots/COMMIT}`.
+fn locate_cached(cache: &Path, name: &str, revision: &str) -> Result<Location> {
+    let repository = cache.join(format!("models--{}", name.replace('/', "--")));
+    if !repository.is_dir() {
+        bail!(
+            "--model-id {name}: there is no such folder, and the Hugging Face cache {} does not have it. \
+             Millrace downloads nothing: fetch the model first (`hf download {name}`) or give a folder",
+            cache.display()
+        );
+    }
+    let commit = std::fs::read_to_string(repository.join("refs").join(revision));
+    let snapshot = repository.join("snapshots").join(commit.as_deref().unwrap_or(revision).trim());
+    if !snapshot.is_dir() {
+        bail!("--model-id {name}: the Hugging Face cache {} has no revision `{revision}` of it", cache.display());
+    }
+    Ok(Location::Folder(snapshot))
+}
+
+fn hub_cache() -> Option<PathBuf> {
+    let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
+    variable("HUGGINGFACE_HUB_CACHE")
+        .or_else(|| variable("HF_HUB_CACHE"))
+        .or_else(|| variable("HF_HOME").map(|home| home.join("hub")))
+        .or_else(|| variable("HOME").map(|home| home.join(".cache/huggingface/hub")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cached_repository_is_found_by_branch_and_by_commit() {
+        let cache = std::env::temp_dir().join(format!("millrace-cache-{}", std::process::id()));
+        let snapshot = cache.join("models--org--tiny/snapshots/abc123");
+        std::fs::create_dir_all(&snapshot).unwrap();
+        std::fs::create_dir_all(cache.join("models--org--tiny/refs")).unwrap();
+        std::fs::write(cache.join("models--org--tiny/refs/main"), "abc123\n").unwrap();
+
+        assert_eq!(locate_cached(&cache, "org/tiny", "main").unwrap(), Location::Folder(snapshot.clone()));
+        assert_eq!(locate_cached(&cache, "org/tiny", "abc123").unwrap(), Location::Folder(snapshot));
+        let unknown = locate_cached(&cache, "org/tiny", "v2").unwrap_err().to_string();
+        assert!(unknown.contains("no revision `v2`"), "{unknown}");
+        let absent = locate_cached(&cache, "org/other", "main").unwrap_err().to_string();
+        assert!(absent.contains("hf download org/other"), "{absent}");
+        std::fs::remove_dir_all(&cache).unwrap();
+    }
+}
