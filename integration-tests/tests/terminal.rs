@@ -1,0 +1,71 @@
+//! The commands that people type.
+
+use std::io::Write;
+use std::process::{Command, Output, Stdio};
+
+use millrace_integration_tests::{Server, binary, post, test_data};
+use serde_json::json;
+
+fn millrace(arguments: &[&str], input: &str) -> Output {
+    let mut process = Command::new(binary())
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    process.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    process.wait_with_output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+#[test]
+fn generate_prints_what_the_server_answers() {
+    let prompt = "Once upon a time";
+    let server = Server::start(&[]);
+    let answer = post(
+        &server.url("/generate"),
+        &json!({"inputs": prompt, "parameters": {"max_new_tokens": 40, "return_full_text": false}}),
+    );
+    let text = answer.body["generated_text"].as_str().unwrap();
+    assert!(!text.is_empty());
+    let by_argument = stdout(&millrace(&["generate", prompt, "-n", "40"], ""));
+    let by_input = stdout(&millrace(&["generate", "-n", "40"], prompt));
+    assert_eq!(by_argument.trim_end_matches('\n'), format!("{prompt}{text}").trim_end_matches('\n'));
+    assert_eq!(by_argument, by_input);
+}
+
+#[test]
+fn chat_remembers_the_conversation() {
+    let talk = "My name is Mia.\nWhat is 2 + 3?\n/exit\n";
+    let answers = stdout(&millrace(&["chat"], talk));
+    assert!(answers.contains('5'), "{answers}");
+}
+
+#[test]
+fn inspect_tells_what_is_in_a_checkpoint() {
+    let text = stdout(&millrace(&["inspect", "--tensors", "--contexts", "128,1024"], ""));
+    for expected in ["llama", "bfloat16", "model.embed_tokens.weight", "1024"] {
+        assert!(text.contains(expected), "{expected} is missing in:\n{text}");
+    }
+    let Some(stories) = test_data("stories260k") else { return };
+    let text = stdout(&millrace(&["inspect", "--model-id", stories.to_str().unwrap()], ""));
+    assert!(text.contains("float32") && text.contains("260"), "{text}");
+}
+
+#[test]
+fn help_teaches() {
+    let text = stdout(&millrace(&["--help"], ""));
+    assert!(text.contains("serve") && text.contains("curl"), "{text}");
+    let serve = stdout(&millrace(&["serve", "--help"], ""));
+    for flag in ["--model-id", "--max-batch-total-tokens", "MODEL_ID", "429"] {
+        assert!(serve.contains(flag), "{flag} is missing in:\n{serve}");
+    }
+    let unknown = millrace(&["serve", "--max-total-token", "5"], "");
+    assert!(!unknown.status.success());
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("--max-total-tokens"), "the nearest flag is named");
+}
