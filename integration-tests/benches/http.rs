@@ -1,0 +1,123 @@
+//! The whole server under load: `cargo bench --package millrace-integration-tests`.
+//!
+//! Starts the release binary, talks to it over loopback, and prints one table per model: time from process start to the
+//! first answer, tokens per second with 1, 8 and 32 clients, prefill tokens per second, and memory. The client shares
+//! the processor with the server; its own share of the time is printed.
+#![allow(clippy::unwrap_used, reason = "a benchmark that fails may panic")]
+
+use std::time::{Duration, Instant};
+
+use millrace_integration_tests::{Server, post, shards_of, stream};
+use serde_json::{Value, json};
+
+struct Model {
+    name: &'static str,
+    flags: Vec<String>,
+    /// Tokens each client asks for with 1, 8 and 32 clients.
+    tokens: [usize; 3],
+    /// Prompts of about this many characters measure the prefill.
+    prompt_chars: usize,
+}
+
+fn main() {
+    let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/llama-1.1b");
+    let models = [
+        Model { name: "demo", flags: vec![], tokens: [400, 200, 100], prompt_chars: 2000 },
+        Model {
+            name: "llama-1.1b",
+            flags: ["--model-id", shape, "--load-format", "dummy", "--max-batch-total-tokens", "32768"]
+                .map(str::to_owned)
+                .to_vec(),
+            tokens: [32, 24, 16],
+            prompt_chars: 1500,
+        },
+    ];
+    for model in models.iter().filter(|model| wanted.is_empty() || wanted.iter().any(|name| name == model.name)) {
+        measure(model);
+    }
+}
+
+fn measure(model: &Model) {
+    println!("\n## {}\n", model.name);
+    let flags: Vec<&str> = model.flags.iter().map(String::as_str).collect();
+    let since = Instant::now();
+    let server = Server::start(&flags);
+    let ready = since.elapsed();
+    post(&server.url("/generate"), &request("Once upon a time", 1));
+    let first = since.elapsed();
+    println!("| start to ready | {:.0} ms |", ms(ready));
+    println!("| start to first answer | {:.0} ms |", ms(first));
+
+    for (clients, tokens) in [1, 8, 32].into_iter().zip(model.tokens) {
+        let spent = cpu_seconds(std::process::id());
+        let since = Instant::now();
+        let counts: Vec<(usize, Duration)> = std::thread::scope(|scope| {
+            let server = &server;
+            let running: Vec<_> =
+                (0..clients).map(|client| scope.spawn(move || generate(server, client, tokens))).collect();
+            running.into_iter().map(|client| client.join().unwrap()).collect()
+        });
+        let wall = since.elapsed().as_secs_f64();
+        let total: usize = counts.iter().map(|(count, _)| count).sum();
+        let mut firsts: Vec<Duration> = counts.iter().map(|(_, first)| *first).collect();
+        firsts.sort();
+        println!(
+            "| {clients} clients × {tokens} tokens | {:.1} tokens/s | first token: median {:.0} ms | client used {:.0}% of a core |",
+            total as f64 / wall,
+            ms(firsts[firsts.len() / 2]),
+            100.0 * (cpu_seconds(std::process::id()) - spent) / wall,
+        );
+    }
+
+    let mut rates = Vec::new();
+    for round in 0..3 {
+        let prompt: String = format!("{round}: the fox and the lantern went over the hill. ").repeat(80);
+        let prompt: String = prompt.chars().take(model.prompt_chars).collect();
+        let since = Instant::now();
+        let answer = post(&server.url("/generate"), &request(&prompt, 1));
+        let wall = since.elapsed().as_secs_f64();
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let tokens: f64 = answer.header("x-prompt-tokens").unwrap().parse().unwrap();
+        rates.push((tokens / wall, tokens));
+    }
+    rates.sort_by(|a, b| a.0.total_cmp(&b.0));
+    println!("| prefill of {} tokens | {:.0} tokens/s |", rates[1].1, rates[1].0);
+
+    let shard: u64 = shards_of(server.pid()).into_iter().map(resident_bytes).sum();
+    println!("| memory, router | {} MiB |", resident_bytes(server.pid()) >> 20);
+    println!("| memory, shard | {} MiB |", shard >> 20);
+}
+
+fn request(prompt: &str, tokens: usize) -> Value {
+    json!({"inputs": prompt, "parameters": {"max_new_tokens": tokens, "return_full_text": false}})
+}
+
+/// Tokens received and the time to the first one.
+fn generate(server: &Server, client: usize, tokens: usize) -> (usize, Duration) {
+    let prompt = format!("Once upon a time there was a fox with {client} lanterns");
+    let since = Instant::now();
+    let mut events = stream(&server.url("/generate_stream"), &request(&prompt, tokens));
+    assert_eq!(events.status, 200);
+    let Some(_) = events.next() else { return (0, Duration::MAX) };
+    let first = since.elapsed();
+    (1 + events.count(), first)
+}
+
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// User and system time of a process.
+fn cpu_seconds(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    // utime and stime, in ticks of 1/100 s, are fields 14 and 15; the two before the name are gone.
+    fields.get(11..13).map_or(0.0, |times| times.iter().filter_map(|t| t.parse::<f64>().ok()).sum::<f64>() / 100.0)
+}
+
+fn resident_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or_default();
+    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
+}
