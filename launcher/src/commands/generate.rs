@@ -1,0 +1,69 @@
+//! `millrace generate`: a prompt in, its continuation out.
+
+use std::io::{Read, Write};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use millrace_router::service::{Params, Prompt, TextStream};
+use millrace_router::text::Specials;
+
+use crate::cli::{GenerateArgs, SamplingArgs};
+use crate::logging;
+use crate::stack::Stack;
+
+/// Prints the prompt and its continuation.
+pub(crate) fn run(args: Box<GenerateArgs>) -> Result<()> {
+    logging::start("error", false);
+    let GenerateArgs { prompt, model, engine, sampling } = *args;
+    let prompt = match prompt {
+        Some(prompt) => prompt,
+        None => {
+            let mut text = String::new();
+            std::io::stdin().read_to_string(&mut text).context("cannot read the prompt from standard input")?;
+            text
+        }
+    };
+    tokio::runtime::Runtime::new()?.block_on(async {
+        let stack = Stack::start(&model, &engine, Default::default(), Duration::ZERO)?;
+        stack.loaded().await?;
+        let params = sampling.params();
+        let mut answer = stack.service.generate(Prompt::Text(prompt.clone(), Specials::Add), params).await?;
+        print!("{prompt}");
+        print_stream(&mut answer).await?;
+        println!();
+        drop(answer);
+        stack.stop().await;
+        Ok(())
+    })
+}
+
+/// Prints an answer as it comes and returns it.
+pub(super) async fn print_stream(answer: &mut TextStream) -> Result<String> {
+    let mut whole = String::new();
+    let mut out = std::io::stdout();
+    while let Some(event) = answer.next().await {
+        let text = event?.text;
+        out.write_all(text.as_bytes())?;
+        out.flush()?;
+        whole += &text;
+    }
+    Ok(whole)
+}
+
+impl SamplingArgs {
+    /// The parameters that these flags ask for.
+    pub(super) fn params(&self) -> Params {
+        Params {
+            max_new_tokens: Some(self.max_new_tokens),
+            // Greedy needs no temperature at all.
+            temperature: (self.temperature > 0.0).then_some(self.temperature),
+            do_sample: self.temperature > 0.0,
+            top_k: self.top_k.map(i64::from),
+            top_p: self.top_p,
+            repetition_penalty: self.repetition_penalty,
+            seed: self.seed,
+            stop: self.stop.clone(),
+            ..Params::default()
+        }
+    }
+}

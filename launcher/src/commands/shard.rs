@@ -1,0 +1,41 @@
+//! `millrace shard`: one rank, started by a router.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, bail};
+use millrace_shard::{Address, ShardOptions};
+
+use crate::cli::ShardArgs;
+use crate::model;
+
+/// How the other commands' settings are passed on.
+pub(crate) fn run(args: Box<ShardArgs>) -> Result<()> {
+    let ShardArgs { connect, rank, world_size, model, engine } = *args;
+    let options = ShardOptions {
+        address: address(&connect)?,
+        rank,
+        world_size,
+        dtype: model.dtype.map(Into::into),
+        kv_cache_dtype: model.kv_cache_dtype.map(Into::into),
+        max_total_tokens: engine.max_total_tokens.map(|n| n as usize),
+        max_batch_total_tokens: engine.max_batch_total_tokens.map(|n| n as usize),
+        max_step_tokens: engine.max_step_tokens() as usize,
+        max_sequences: engine.max_batch_size as usize,
+        block_size: 16,
+        threads: engine.cpus_per_shard,
+        lifeline: true,
+    };
+    // The router is told of every error and reports it; saying it here too would only double it.
+    match millrace_shard::run(&options, || model::open(&model)) {
+        Ok(()) => Ok(()),
+        Err(_) => std::process::exit(1),
+    }
+}
+
+fn address(text: &str) -> Result<Address> {
+    match text.split_once(':') {
+        Some(("unix", path)) => Ok(Address::Unix(PathBuf::from(path))),
+        Some(("tcp", address)) => Ok(Address::Tcp(address.to_owned())),
+        _ => bail!("--connect {text}: give unix:PATH or tcp:HOST:PORT"),
+    }
+}

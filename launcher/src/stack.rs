@@ -1,0 +1,120 @@
+//! What serves a model: its text side in this process, and an engine with a shard process behind it.
+
+use std::ffi::OsString;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use clap::ValueEnum;
+use millrace_router::assets::Assets;
+use millrace_router::engine::{self, Engine, EngineConfig, ShardCommand, State};
+use millrace_router::service::{Limits, ModelInfo, Service};
+use tokio::task::JoinHandle;
+
+use crate::cli::{EngineArgs, LoadFormat, ModelArgs, own_executable};
+use crate::model::{Location, locate};
+use crate::{demo, progress};
+
+/// A service and the engine behind it.
+pub(crate) struct Stack {
+    /// Text in, text out.
+    pub(crate) service: Service,
+    /// The engine's task; it ends when the shards have ended.
+    pub(crate) engine_task: JoinHandle<()>,
+}
+
+impl Stack {
+    /// Starts the shard and the engine; the model loads in the background.
+    ///
+    /// # Errors
+    /// If the model's files for the text side are not there or broken.
+    pub(crate) fn start(
+        model: &ModelArgs,
+        engine: &EngineArgs,
+        limits: Limits,
+        drain_timeout: Duration,
+    ) -> Result<Stack> {
+        let location = locate(model)?;
+        let assets = assets(&location, model.load_format)?;
+        let command = ShardCommand {
+            program: own_executable()?,
+            args: shard_flags(model, engine),
+            env: Default::default(),
+        };
+        let config = EngineConfig {
+            max_concurrent_requests: limits.max_concurrent_requests,
+            drain_timeout,
+            ..EngineConfig::default()
+        };
+        let (engine, engine_task) = engine::start(config, command);
+        let info = ModelInfo { id: model.model_id.clone(), sha: location.revision(), pipeline_tag: None };
+        let service = Service::new(&assets, engine, limits, info)?;
+        Ok(Stack { service, engine_task })
+    }
+
+    /// The engine.
+    pub(crate) fn engine(&self) -> &Engine {
+        self.service.engine()
+    }
+
+    /// Shows the loading bar and waits until requests are served.
+    ///
+    /// # Errors
+    /// If the engine fails instead.
+    pub(crate) async fn loaded(&self) -> Result<()> {
+        progress::show(self.engine().state()).await;
+        match &*self.engine().state().borrow() {
+            State::Failed(why) => bail!("{why}"),
+            _ => Ok(()),
+        }
+    }
+
+    /// Ends the engine and waits for its shard.
+    pub(crate) async fn stop(self) {
+        self.engine().drain();
+        drop(self.service);
+        // The task ends in every case; if it panicked, the panic has been printed.
+        let _ = self.engine_task.await;
+    }
+}
+
+/// The text side's files. Dummy weights need only a `config.json`: without a tokenizer, the demo model's stands in.
+fn assets(location: &Location, format: LoadFormat) -> Result<Assets> {
+    match location {
+        Location::Demo => Ok(Assets::from_files(demo::FILES)?),
+        Location::Folder(folder) if format == LoadFormat::Dummy && !folder.join("tokenizer.json").exists() => {
+            tracing::warn!("no tokenizer.json beside the dummy weights: texts are tokenised as for the demo model");
+            Ok(Assets::from_files(demo::FILES)?)
+        }
+        Location::Folder(folder) => Ok(Assets::from_dir(folder)?),
+    }
+}
+
+/// The arguments of `millrace shard` that say the same as these.
+fn shard_flags(model: &ModelArgs, engine: &EngineArgs) -> Vec<OsString> {
+    let mut flags: Vec<OsString> = vec!["shard".into()];
+    let mut push = |flag: &str, value: String| flags.push(format!("{flag}={value}").into());
+    push("--model-id", model.model_id.clone());
+    push("--revision", model.revision.clone());
+    push("--load-format", name(model.load_format));
+    push("--device", name(engine.device));
+    push("--max-batch-prefill-tokens", engine.max_batch_prefill_tokens.to_string());
+    push("--max-batch-size", engine.max_batch_size.to_string());
+    let optional = [
+        ("--dtype", model.dtype.map(name)),
+        ("--kv-cache-dtype", model.kv_cache_dtype.map(name)),
+        ("--cpus-per-shard", engine.cpus_per_shard.map(|n| n.to_string())),
+        ("--max-batch-total-tokens", engine.max_batch_total_tokens.map(|n| n.to_string())),
+        ("--max-total-tokens", engine.max_total_tokens.map(|n| n.to_string())),
+    ];
+    for (flag, value) in optional {
+        if let Some(value) = value {
+            push(flag, value);
+        }
+    }
+    flags
+}
+
+/// What a value is called on the command line.
+fn name(value: impl ValueEnum) -> String {
+    value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
+}
