@@ -6,6 +6,8 @@
 pub mod backend;
 pub mod cpu;
 mod error;
+pub mod reference;
+mod sample;
 pub mod sampling;
 pub mod tensor;
 

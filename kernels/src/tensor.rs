@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use crate::{Error, Result};
+
 /// The element types that weights and KV caches come in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum DType {
@@ -19,6 +21,15 @@ impl DType {
         match self {
             DType::F32 => 4,
             DType::F16 | DType::BF16 => 2,
+        }
+    }
+
+    /// The nearest value of this type to `x`, ties to even.
+    pub fn round(self, x: f32) -> f32 {
+        match self {
+            DType::F32 => x,
+            DType::F16 => half::f16::from_f32(x).to_f32(),
+            DType::BF16 => half::bf16::from_f32(x).to_f32(),
         }
     }
 
@@ -82,4 +93,95 @@ impl<'a> Part<'a> {
             DType::BF16 => half::bf16::from_le_bytes([bytes[2 * at], bytes[2 * at + 1]]).to_f32(),
         }
     }
+}
+
+impl Part<'_> {
+    /// Writes row `row` of the part, widened, to `out`.
+    ///
+    /// # Panics
+    /// If the row is outside the tensor, or `out` is longer than the part is wide.
+    pub fn read_row(&self, row: usize, out: &mut [f32]) {
+        assert!(out.len() <= self.cols.len(), "row of {} into {}", self.cols.len(), out.len());
+        let size = self.tensor.dtype.size();
+        let at = ((self.rows.start + row) * self.tensor.cols + self.cols.start) * size;
+        let bytes = &self.tensor.bytes[at..at + out.len() * size];
+        match self.tensor.dtype {
+            DType::F32 => {
+                for (o, b) in out.iter_mut().zip(bytes.chunks_exact(4)) {
+                    *o = f32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+                }
+            }
+            DType::F16 => {
+                for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
+                    *o = half::f16::from_le_bytes([b[0], b[1]]).to_f32();
+                }
+            }
+            DType::BF16 => {
+                for (o, b) in out.iter_mut().zip(bytes.chunks_exact(2)) {
+                    *o = f32::from_bits(u32::from(u16::from_le_bytes([b[0], b[1]])) << 16);
+                }
+            }
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        let t = &self.tensor;
+        let needed = t.rows.checked_mul(t.cols).and_then(|n| n.checked_mul(t.dtype.size()));
+        if needed != Some(t.bytes.len()) {
+            return Err(Error::Shape(format!(
+                "a {} tensor of {} x {} cannot have {} bytes",
+                t.dtype.name(),
+                t.rows,
+                t.cols,
+                t.bytes.len()
+            )));
+        }
+        if self.rows.start > self.rows.end || self.cols.start > self.cols.end {
+            return Err(Error::Shape(format!("rows {:?}, columns {:?} run backwards", self.rows, self.cols)));
+        }
+        if self.rows.end > t.rows || self.cols.end > t.cols {
+            return Err(Error::Shape(format!(
+                "rows {:?}, columns {:?} are outside a tensor of {} x {}",
+                self.rows, self.cols, t.rows, t.cols
+            )));
+        }
+        Ok(())
+    }
+}
+
+/// Rows and columns of the matrix that `parts` stack up to.
+///
+/// # Errors
+/// [`Error::Shape`] if there is no part, if one reaches outside its tensor, or if their widths differ.
+pub fn stacked_shape(parts: &[Part<'_>]) -> Result<(usize, usize)> {
+    let Some(first) = parts.first() else {
+        return Err(Error::Shape("a weight of no parts".to_owned()));
+    };
+    let (mut rows, cols) = (0, first.cols.len());
+    for part in parts {
+        part.check()?;
+        if part.cols.len() != cols {
+            return Err(Error::Shape(format!("parts of {cols} and of {} columns stacked", part.cols.len())));
+        }
+        rows += part.rows.len();
+    }
+    Ok((rows, cols))
+}
+
+/// All elements of `parts`, one part after the other in row-major order.
+///
+/// # Errors
+/// [`Error::Shape`] if a part reaches outside its tensor.
+pub fn flatten(parts: &[Part<'_>]) -> Result<Vec<f32>> {
+    let mut out = Vec::new();
+    for part in parts {
+        part.check()?;
+        let cols = part.cols.len();
+        for row in 0..part.rows.len() {
+            let at = out.len();
+            out.resize(at + cols, 0.0);
+            part.read_row(row, &mut out[at..]);
+        }
+    }
+    Ok(out)
 }

@@ -1,0 +1,42 @@
+//! Head norms, rotation and the cache write.
+
+use super::{Buf, Kv, Step, rms_norm};
+use crate::backend::{Prologue, QkvLayout, RopeSpec, RopeStyle};
+
+pub(super) fn run(step: &Step, qkv: &mut Buf, prologue: &Prologue<'_, Vec<f32>>, kv: &mut Kv) {
+    let QkvLayout { heads, kv_heads, head_dim } = prologue.layout;
+    for (t, &(position, table)) in step.places.iter().enumerate() {
+        let row = qkv.row_mut(t); // [heads + 2 kv_heads, head_dim]
+        for (h, head) in row.chunks_exact_mut(head_dim).take(heads + kv_heads).enumerate() {
+            if let Some(norms) = prologue.head_norm {
+                rms_norm(head, if h < heads { &norms.q } else { &norms.k });
+            }
+            if let Some(rope) = prologue.rope {
+                rotate(head, rope, position);
+            }
+        }
+        for h in 0..kv_heads {
+            let at = kv.at(&step.tables[table], position, h);
+            for d in 0..head_dim {
+                kv.k[at + d] = kv.spec.dtype.round(row[(heads + h) * head_dim + d]);
+                kv.v[at + d] = kv.spec.dtype.round(row[(heads + kv_heads + h) * head_dim + d]);
+            }
+        }
+    }
+}
+
+/// Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding".
+fn rotate(head: &mut [f32], rope: &RopeSpec<Vec<f32>>, position: usize) {
+    let half = rope.rotary_dim / 2;
+    for i in 0..half {
+        let (a, b) = match rope.style {
+            RopeStyle::Half => (i, i + half),
+            RopeStyle::Interleaved => (2 * i, 2 * i + 1),
+        };
+        let cos = f64::from(rope.cos[position * half + i]);
+        let sin = f64::from(rope.sin[position * half + i]);
+        let (x, y) = (f64::from(head[a]), f64::from(head[b]));
+        head[a] = (x * cos - y * sin) as f32;
+        head[b] = (y * cos + x * sin) as f32;
+    }
+}

@@ -1,0 +1,42 @@
+//! Penalties on tokens that were seen, and biases.
+
+use super::Candidate;
+use crate::sampling::SampleRow;
+
+/// Applies repetition, frequency and presence penalties, then biases, and returns what the logits were where they changed.
+pub(super) fn apply(logits: &mut [f32], row: &SampleRow<'_>) -> Vec<Candidate> {
+    let p = row.params;
+    let mut overwritten = Vec::new();
+    let mut save = |logits: &[f32], id: u32| {
+        overwritten.push(Candidate { id, logit: logits[id as usize] });
+    };
+
+    let generated = &row.tokens[row.prompt_len.min(row.tokens.len())..];
+    if p.repetition_penalty != 1.0 {
+        for (id, _) in counts(row.tokens, logits.len()) {
+            save(logits, id);
+            let l = &mut logits[id as usize];
+            *l = if *l > 0.0 { *l / p.repetition_penalty } else { *l * p.repetition_penalty };
+        }
+    }
+    if p.frequency_penalty != 0.0 || p.presence_penalty != 0.0 {
+        for (id, count) in counts(generated, logits.len()) {
+            save(logits, id);
+            logits[id as usize] -= p.frequency_penalty * count as f32 + p.presence_penalty;
+        }
+    }
+    for &(id, bias) in &p.logit_bias {
+        if (id as usize) < logits.len() {
+            save(logits, id);
+            logits[id as usize] += bias;
+        }
+    }
+    overwritten
+}
+
+/// Distinct tokens below `vocab` and how often each occurs.
+fn counts(tokens: &[u32], vocab: usize) -> Vec<(u32, usize)> {
+    let mut sorted: Vec<u32> = tokens.iter().copied().filter(|&t| (t as usize) < vocab).collect();
+    sorted.sort_unstable();
+    sorted.chunk_by(|a, b| a == b).map(|run| (run[0], run.len())).collect()
+}
