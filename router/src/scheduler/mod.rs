@@ -13,6 +13,7 @@
 mod blocks;
 mod integrity;
 mod limits;
+mod request;
 mod sequence;
 mod share;
 
@@ -25,9 +26,9 @@ use millrace_proto::{Admission, Sampled, Step, StepOutput};
 
 use self::blocks::BlockPool;
 use self::sequence::{Running, Sequence};
-use crate::engine::handle::{Finish, Request};
 
 pub use self::limits::{Impossible, Limits, NoRoom};
+pub use self::request::{Finish, Request};
 pub use self::sequence::{SeqId, Slot};
 
 /// See the [module](self).

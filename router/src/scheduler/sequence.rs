@@ -6,7 +6,7 @@ use millrace_proto::{Admission, Row, Sampling};
 
 use super::blocks::BlockId;
 use super::limits;
-use crate::engine::handle::{Finish, Request};
+use super::request::{Finish, Request};
 
 /// A sequence for as long as the scheduler knows it. Ids rise in the order of arrival, so a lower id is older.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::pretend::{PretendShard, alone};
 use super::{LIMITS, request};
-use crate::engine::handle::{Finish, Request};
+use crate::scheduler::{Finish, Request};
 use crate::scheduler::{Impossible, Limits, Plan, Scheduler, SeqId};
 
 /// A scheduler with its shard; each step is answered at once.

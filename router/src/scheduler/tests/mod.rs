@@ -10,7 +10,7 @@ use std::sync::Arc;
 use millrace_proto::Sampling;
 
 use super::Limits;
-use crate::engine::handle::Request;
+use crate::scheduler::Request;
 
 const LIMITS: Limits = Limits {
     max_sequence_tokens: 1000,

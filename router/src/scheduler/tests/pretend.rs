@@ -5,8 +5,8 @@ use std::collections::HashSet;
 
 use millrace_proto::{Admission, Row, Sampled, Step, StepOutput};
 
-use crate::engine::handle::{Finish, Request};
 use crate::scheduler::Limits;
+use crate::scheduler::{Finish, Request};
 
 pub(super) struct PretendShard {
     limits: Limits,

@@ -10,7 +10,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::pretend::{PretendShard, alone};
-use crate::engine::handle::{Finish, Request};
+use crate::scheduler::{Finish, Request};
 use crate::scheduler::{Limits, Plan, Scheduler, SeqId};
 
 const STEPS: u64 = 120_000;
