@@ -18,7 +18,7 @@ mod sequence;
 mod share;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::collections::{BTreeMap, VecDeque};
 

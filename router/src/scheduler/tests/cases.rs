@@ -5,7 +5,10 @@ use std::sync::Arc;
 use super::pretend::{PretendShard, alone};
 use super::{LIMITS, request};
 use crate::scheduler::{Finish, Request};
-use crate::scheduler::{Impossible, Limits, Plan, Scheduler, SeqId};
+use crate::scheduler::{Impossible, Limits, Output, Plan, Scheduler, SeqId};
+
+/// Tokens, and why there are no more.
+type Text = (Vec<u32>, Option<Finish>);
 
 /// A scheduler with its shard; each step is answered at once.
 struct Pair {
@@ -22,22 +25,22 @@ impl Pair {
         self.scheduler.add(request.clone()).expect("it fits")
     }
 
-    fn step(&mut self) -> Option<(Plan, Vec<(SeqId, u32, Option<Finish>)>)> {
+    fn step(&mut self) -> Option<(Plan, Vec<Output>)> {
         let plan = self.scheduler.plan()?;
         let output = self.shard.run(&plan.step).expect("the step keeps the contract");
         let outputs = self.scheduler.apply(output).expect("the answer is well formed");
         self.scheduler.check_integrity().expect("integrity");
-        Some((plan, outputs.into_iter().map(|o| (o.sequence, o.sampled.token, o.finish)).collect()))
+        Some((plan, outputs))
     }
 
     /// Tokens and end of each of `ids`, and the number of steps.
-    fn run(&mut self, ids: &[SeqId]) -> (Vec<(Vec<u32>, Option<Finish>)>, usize) {
+    fn run(&mut self, ids: &[SeqId]) -> (Vec<Text>, usize) {
         let (mut got, mut steps) = (vec![(Vec::new(), None); ids.len()], 0);
         while let Some((_, outputs)) = self.step() {
             steps += 1;
-            for (id, token, finish) in outputs {
+            for Output { sequence: id, sampled, finish } in outputs {
                 let of = &mut got[ids.iter().position(|&known| known == id).expect("a known id")];
-                of.0.push(token);
+                of.0.push(sampled.token);
                 of.1 = finish;
             }
         }

@@ -2,7 +2,7 @@
 
 mod cases;
 mod malformed;
-mod pretend;
+pub(crate) mod pretend;
 mod simulation;
 
 use std::sync::Arc;

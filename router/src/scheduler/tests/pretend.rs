@@ -8,7 +8,7 @@ use millrace_proto::{Admission, Row, Sampled, Step, StepOutput};
 use crate::scheduler::Limits;
 use crate::scheduler::{Finish, Request};
 
-pub(super) struct PretendShard {
+pub(crate) struct PretendShard {
     limits: Limits,
     next_step: u64,
     slots: Vec<Option<Occupant>>,
@@ -18,10 +18,10 @@ pub(super) struct PretendShard {
     owner: Vec<Option<u32>>,
 }
 
-pub(super) struct Occupant {
-    pub(super) tokens: Vec<u32>,
-    pub(super) prompt_len: usize,
-    pub(super) computed: usize,
+pub(crate) struct Occupant {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) prompt_len: usize,
+    pub(crate) computed: usize,
     seed: u64,
     table: Vec<u32>,
 }
@@ -41,7 +41,7 @@ fn token_of(digest: u64, vocab_size: usize) -> u32 {
 }
 
 /// What a request gets when it runs alone.
-pub(super) fn alone(request: &Request, vocab_size: usize) -> (Vec<u32>, Finish) {
+pub(crate) fn alone(request: &Request, vocab_size: usize) -> (Vec<u32>, Finish) {
     let mut digest = request.prompt.iter().fold(request.sampling.seed, |digest, &token| mix(digest, token));
     let mut generated = Vec::new();
     loop {
@@ -58,7 +58,7 @@ pub(super) fn alone(request: &Request, vocab_size: usize) -> (Vec<u32>, Finish) 
 }
 
 impl PretendShard {
-    pub(super) fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: Limits) -> Self {
         PretendShard {
             limits,
             next_step: 0,
@@ -68,12 +68,12 @@ impl PretendShard {
         }
     }
 
-    pub(super) fn occupant(&self, slot: u32) -> Option<&Occupant> {
+    pub(crate) fn occupant(&self, slot: u32) -> Option<&Occupant> {
         self.slots[slot as usize].as_ref()
     }
 
     /// Runs a step; an error names the rule that it breaks.
-    pub(super) fn run(&mut self, step: &Step) -> Result<StepOutput, String> {
+    pub(crate) fn run(&mut self, step: &Step) -> Result<StepOutput, String> {
         ensure(step.id == self.next_step, || format!("step {} where {} is due", step.id, self.next_step))?;
         self.next_step += 1;
         for &slot in &step.release {
