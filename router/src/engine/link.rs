@@ -23,8 +23,8 @@ pub(super) fn open(
 ) -> Outbound {
     let (from, to) = stream.into_split();
     let (outbound, messages) = mpsc::unbounded_channel();
-    tasks.spawn(read(rank, from, news));
-    tasks.spawn(write(to, messages));
+    tasks.spawn(read(rank, from, news.clone()));
+    tasks.spawn(write(rank, to, messages, news));
     outbound
 }
 
@@ -48,17 +48,20 @@ async fn read(rank: usize, mut from: OwnedReadHalf, news: mpsc::Sender<(usize, N
     }
 }
 
-/// Ends with the first error; the reading half learns of the same death and reports it.
-async fn write(mut to: OwnedWriteHalf, mut messages: mpsc::UnboundedReceiver<Arc<ToShard>>) {
+/// Ends with the first error. The reading half learns of a death as well, after all that the shard still had to say.
+async fn write(
+    rank: usize,
+    mut to: OwnedWriteHalf,
+    mut messages: mpsc::UnboundedReceiver<Arc<ToShard>>,
+    news: mpsc::Sender<(usize, News)>,
+) {
     while let Some(message) = messages.recv().await {
-        match write_async(&mut to, &*message).await {
-            Ok(()) => {}
-            Err(FrameError::TooLarge(bytes)) => {
-                // Cannot happen: limits on sequences keep steps far below. If it did, the shard must not wait for ever.
-                tracing::error!(bytes, "a step is too large to be sent");
-                return;
+        if let Err(error) = write_async(&mut to, &*message).await {
+            // The shard knows nothing of a step that was never sent.
+            if let FrameError::TooLarge(_) = error {
+                let _ = news.send((rank, News::Closed(error))).await;
             }
-            Err(_) => return,
+            return;
         }
     }
 }

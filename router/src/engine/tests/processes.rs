@@ -25,7 +25,7 @@ fn shell(script: &str) -> ShardCommand {
 fn pretend() -> ShardCommand {
     shell(
         "test \"$1 $3 $5\" = '--connect --rank --world-size' || exit 9; \
-         PRETEND_CONNECT=$2 exec \"$0\" --exact engine::tests::processes::as_a_shard --nocapture",
+         PRETEND_CONNECT=$2 PRETEND_RANK=$4 exec \"$0\" --exact engine::tests::processes::as_a_shard --nocapture",
     )
 }
 
@@ -50,13 +50,17 @@ fn as_a_shard() {
     // So that a test can kill the process and look for the socket.
     let device = std::process::id().to_string();
     say(Message::Ready(millrace_proto::Ready { device, model_type: address, ..ready() }));
+    // All ranks compute; the first one answers.
+    let speaks = std::env::var("PRETEND_RANK").unwrap() == "0";
     let (mut shard, mut scratch) = (PretendShard::new(limits()), Vec::new());
     while let Ok(ToShard { message: Some(to_shard::Message::Step(step)) }) =
         frame::read(&mut stream, &mut scratch)
     {
         let output = shard.run(&step).unwrap();
         std::thread::sleep(Duration::from_millis(5));
-        say(Message::Output(output));
+        if speaks {
+            say(Message::Output(output));
+        }
     }
     std::process::exit(0);
 }
