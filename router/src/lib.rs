@@ -1,3 +1,5 @@
 //! Everything per request: HTTP, tokenizer, templates, scheduling, streaming, metrics, supervision of shards.
 
 pub mod engine;
+pub mod metrics;
+pub mod scheduler;

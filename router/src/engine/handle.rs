@@ -4,21 +4,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use millrace_proto::Sampling;
 use tokio::sync::{mpsc, watch};
 
-/// Tokens to continue.
-#[derive(Debug, Clone)]
-pub struct Request {
-    /// The prompt; not empty.
-    pub prompt: Vec<u32>,
-    /// Tokens to generate at most; at least 1.
-    pub max_new_tokens: u32,
-    /// Tokens that end the generation (they are still reported).
-    pub stop_tokens: Arc<[u32]>,
-    /// How tokens are chosen.
-    pub sampling: Sampling,
-}
+use crate::scheduler::Limits;
+
+pub use crate::scheduler::{Finish, Request};
 
 /// A generated token.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,15 +19,6 @@ pub struct Token {
     pub logprob: f32,
     /// The most likely tokens at its place, as many as the request asked for.
     pub top: Vec<(u32, f32)>,
-}
-
-/// Why a generation ended by itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Finish {
-    /// `max_new_tokens` have been generated. It wins if the last one is also a stop token.
-    Length,
-    /// One of the `stop_tokens` was generated.
-    StopToken,
 }
 
 /// What happens to a generation.
@@ -142,17 +123,10 @@ impl Engine {
     pub fn submit(&self, request: Request) -> Result<Generation, Refused> {
         match &*self.state.borrow() {
             State::Ready(model) => {
-                let (needed, limit) = (
-                    request.prompt.len() + request.max_new_tokens as usize,
-                    model.max_sequence_tokens as usize,
-                );
-                if needed > limit {
-                    return Err(Refused::TooLarge(format!(
-                        "{} prompt tokens and {} new tokens are more than the {limit} that a sequence can hold",
-                        request.prompt.len(),
-                        request.max_new_tokens,
-                    )));
-                }
+                let limits = Limits::new(model).map_err(|error| Refused::Unavailable(error.to_string()))?;
+                limits
+                    .check(request.prompt.len(), request.max_new_tokens as usize)
+                    .map_err(|error| Refused::TooLarge(error.to_string()))?;
             }
             State::Loading { .. } => return Err(Refused::Unavailable("Model is loading".into())),
             State::Draining => return Err(Refused::Unavailable("Server is shutting down".into())),

@@ -1,5 +1,79 @@
 //! The engine: the scheduler's loop, its link to the shards, and the handle that the rest of the router holds.
+//!
+//! | file | its job |
+//! |---|---|
+//! | [`handle`] | what the rest of the router holds: submit a request, receive its events |
+//! | `group` | starts the shard processes, watches over them, ends them |
+//! | `link` | one connection: a task that reads, a task that writes |
+//! | `loading` | from the connection until every rank is ready |
+//! | `run` | the loop: plan, send, apply |
+//! | `dispatch` | one task that passes a step's events on to their requests |
+//! | `meter` | what the loop tells `/metrics` |
 
+mod dispatch;
+mod group;
 pub mod handle;
+mod link;
+mod loading;
+mod meter;
+mod run;
 
-pub use handle::{Engine, Event, Finish, Generation, Refused, Request, State, Token};
+#[cfg(test)]
+mod tests;
+
+use std::time::Duration;
+
+use tokio::sync::{mpsc, watch};
+use tokio::task::JoinHandle;
+
+use self::group::{Group, StartError};
+
+pub use self::group::ShardCommand;
+pub use self::handle::{Engine, Event, Finish, Generation, Refused, Request, State, Token};
+
+/// How the engine behaves, apart from what the shards announce.
+#[derive(Debug, Clone)]
+pub struct EngineConfig {
+    /// Shard processes; each holds one slice of the model.
+    pub world_size: usize,
+    /// Requests that may be queued or running at the same time.
+    pub max_in_flight: usize,
+    /// How long a starting shard may be silent. Loading may take for ever as long as it reports progress.
+    pub startup_silence: Duration,
+    /// How long running requests may take to end once draining has begun.
+    pub drain_timeout: Duration,
+    /// How long a shard may take to exit when asked to, before it is killed.
+    pub shutdown_grace: Duration,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        EngineConfig {
+            world_size: 1,
+            max_in_flight: 128,
+            startup_silence: Duration::from_secs(600),
+            drain_timeout: Duration::from_secs(90),
+            shutdown_grace: Duration::from_secs(5),
+        }
+    }
+}
+
+/// Starts the shards and the engine's task, and returns at once; [`State`] tells how they fare. The task ends after a
+/// drain or a failure, when no shard process is left. Must be called within a tokio runtime.
+pub fn start(config: EngineConfig, command: ShardCommand) -> (Engine, JoinHandle<()>) {
+    let world_size = config.world_size;
+    let silence = config.startup_silence;
+    start_with(config, async move { Group::start(&command, world_size, silence).await })
+}
+
+/// As [`start`], with shards that come from anywhere.
+fn start_with(
+    config: EngineConfig,
+    connect: impl Future<Output = Result<Group, StartError>> + Send + 'static,
+) -> (Engine, JoinHandle<()>) {
+    let (commands, received) = mpsc::unbounded_channel();
+    let (state, states) =
+        watch::channel(State::Loading { phase: "Starting shards".into(), done: 0, total: 0 });
+    let engine = Engine::new(commands, states, config.max_in_flight);
+    (engine, tokio::spawn(run::run(config, received, state, connect)))
+}

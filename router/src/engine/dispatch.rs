@@ -1,0 +1,72 @@
+//! Passes what came of a step on to the requests it is for. The engine's task hands over one batch per step and does
+//! not wake a request itself.
+
+use std::collections::HashMap;
+use std::time::Duration;
+
+use millrace_proto::Sampled;
+use tokio::sync::mpsc;
+
+use super::handle::{Event, Token};
+use crate::scheduler::{Output, SeqId};
+
+/// What has happened since the last batch. The parts are passed on in the order of the fields.
+#[derive(Debug, Default)]
+pub(super) struct Batch {
+    /// Requests that are new, and where their events go.
+    pub(super) opened: Vec<(SeqId, mpsc::UnboundedSender<Event>)>,
+    /// Tokens that came back.
+    pub(super) outputs: Vec<Output>,
+    /// Requests that left the queue, after this time.
+    pub(super) started: Vec<(SeqId, Duration)>,
+    /// Requests that end with an error.
+    pub(super) failed: Vec<(SeqId, String)>,
+    /// Requests that end without a word, because nobody listens.
+    pub(super) abandoned: Vec<SeqId>,
+}
+
+impl Batch {
+    pub(super) fn is_empty(&self) -> bool {
+        let Batch { opened, outputs, started, failed, abandoned } = self;
+        opened.is_empty()
+            && outputs.is_empty()
+            && started.is_empty()
+            && failed.is_empty()
+            && abandoned.is_empty()
+    }
+}
+
+/// The task. It ends when the engine has dropped its end of `batches`.
+pub(super) async fn run(mut batches: mpsc::UnboundedReceiver<Batch>) {
+    let mut open: HashMap<SeqId, mpsc::UnboundedSender<Event>> = HashMap::new();
+    while let Some(batch) = batches.recv().await {
+        // A failing send is a request that nobody listens to any more; the engine sees that by itself.
+        let send = |open: &HashMap<_, mpsc::UnboundedSender<Event>>, id: SeqId, event: Event| {
+            if let Some(events) = open.get(&id) {
+                let _ = events.send(event);
+            }
+        };
+        open.extend(batch.opened);
+        for Output { sequence, sampled, finish } in batch.outputs {
+            send(&open, sequence, Event::Token(token(sampled), finish));
+            if finish.is_some() {
+                open.remove(&sequence);
+            }
+        }
+        for (id, queued) in batch.started {
+            send(&open, id, Event::Started(queued));
+        }
+        for (id, why) in batch.failed {
+            send(&open, id, Event::Failed(why));
+            open.remove(&id);
+        }
+        for id in batch.abandoned {
+            open.remove(&id);
+        }
+    }
+}
+
+fn token(sampled: Sampled) -> Token {
+    let top = sampled.top.into_iter().map(|top| (top.token, top.logprob)).collect();
+    Token { id: sampled.token, logprob: sampled.logprob, top }
+}

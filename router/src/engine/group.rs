@@ -1,0 +1,316 @@
+//! The shard processes: started, connected, watched over and ended together.
+//!
+//! No shard outlives the router: each holds the reading end of a pipe as its standard input, and exits when the pipe
+//! closes, however the router died. No zombie is left: a task waits for each child. No file is left: the socket of a
+//! rank is removed as soon as the rank has connected.
+
+use std::collections::HashMap;
+use std::ffi::OsString;
+use std::fs::Permissions;
+use std::io;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_proto::{FrameError, Loading, Ready, Shutdown, StepOutput, ToShard, to_shard};
+use tokio::net::{UnixListener, UnixStream};
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+use tokio::time::{Instant, timeout, timeout_at};
+use tokio_util::sync::CancellationToken;
+
+use super::link::{self, Outbound};
+
+/// How a shard is started. `--connect unix:<path> --rank <rank> --world-size <ranks>` is appended to the arguments.
+#[derive(Debug, Clone)]
+pub struct ShardCommand {
+    /// The program; found on `PATH` if it has no slash.
+    pub program: PathBuf,
+    /// Its first arguments.
+    pub args: Vec<OsString>,
+    /// Set in addition to the router's own environment.
+    pub env: HashMap<OsString, OsString>,
+}
+
+/// Why the shards could not be started. The texts are meant for the operator.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum StartError {
+    #[error("cannot make a private directory for sockets in {}: {source}; set TMPDIR to a writable place", .dir.display())]
+    Directory { dir: PathBuf, source: io::Error },
+    #[error("cannot listen on {}: {source}; if the path is too long, set TMPDIR to a shorter one", .path.display())]
+    Listen { path: PathBuf, source: io::Error },
+    #[error("cannot start {}: {source}", .program.display())]
+    Spawn { program: PathBuf, source: io::Error },
+    #[error("{0}")]
+    Lost(String),
+    #[error("shard {rank} did not connect within {} s", .after.as_secs())]
+    Silent { rank: usize, after: Duration },
+}
+
+/// What is heard of a shard.
+#[derive(Debug)]
+pub(super) enum News {
+    Loading(Loading),
+    Ready(Box<Ready>),
+    Output(StepOutput),
+    /// It cannot go on and says why.
+    Fault(String),
+    /// A message of a kind that this version does not know.
+    Unknown,
+    /// Nothing more will be heard over its connection.
+    Closed(FrameError),
+    /// The process has ended.
+    Exited(io::Result<ExitStatus>),
+}
+
+/// News waiting to be looked at, at most. A reader that is ahead of the engine waits.
+const NEWS: usize = 64;
+
+/// After a first sign of a shard's death, how long to wait for a better explanation.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// All ranks of one model.
+pub(super) struct Group {
+    outbound: Vec<Outbound>,
+    news: mpsc::Receiver<(usize, News)>,
+    /// The tasks of the links.
+    links: JoinSet<()>,
+    children: Children,
+}
+
+impl Group {
+    /// Starts `world_size` processes and waits until each has connected.
+    pub(super) async fn start(
+        command: &ShardCommand,
+        world_size: usize,
+        silence: Duration,
+    ) -> Result<Self, StartError> {
+        let room = private_directory()?;
+        let (report, mut news) = mpsc::channel(NEWS);
+        let (mut children, mut doors) = (Children::default(), Vec::new());
+        for rank in 0..world_size {
+            let path = room.path().join(format!("rank-{rank}"));
+            let listener = UnixListener::bind(&path)
+                .map_err(|source| StartError::Listen { path: path.clone(), source })?;
+            let child = spawn(command, rank, world_size, &path)
+                .map_err(|source| StartError::Spawn { program: command.program.clone(), source })?;
+            children.watch(rank, child, report.clone());
+            doors.push((listener, path));
+        }
+        let owner = room.path().metadata().map(|directory| directory.uid());
+        let owner = owner.map_err(|source| StartError::Directory { dir: room.path().into(), source })?;
+        let mut streams = Vec::new();
+        for (rank, (listener, path)) in doors.into_iter().enumerate() {
+            let stream = tokio::select! {
+                accepted = timeout(silence, accept(&listener, owner)) => accepted
+                    .map_err(|_| StartError::Silent { rank, after: silence })?
+                    .map_err(|source| StartError::Listen { path, source })?,
+                Some((rank, death)) = news.recv() => return Err(StartError::Lost(obituary(rank, &death))),
+            };
+            streams.push(stream);
+        }
+        // The ranks are connected: whoever kills the router now finds nothing left of it.
+        drop(room);
+        Ok(Group::over(streams, children, report, news))
+    }
+
+    /// A group of shards that run somewhere else, over connected streams in the order of their ranks.
+    #[cfg(test)]
+    pub(super) fn connected(streams: Vec<UnixStream>) -> Self {
+        let (report, news) = mpsc::channel(NEWS);
+        Group::over(streams, Children::default(), report, news)
+    }
+
+    fn over(
+        streams: Vec<UnixStream>,
+        children: Children,
+        report: mpsc::Sender<(usize, News)>,
+        news: mpsc::Receiver<(usize, News)>,
+    ) -> Self {
+        let mut links = JoinSet::new();
+        let streams = streams.into_iter().enumerate();
+        let outbound =
+            streams.map(|(rank, stream)| link::open(rank, stream, report.clone(), &mut links)).collect();
+        Group { outbound, news, links, children }
+    }
+
+    /// Number of ranks.
+    pub(super) fn world_size(&self) -> usize {
+        self.outbound.len()
+    }
+
+    /// Sends the same message to every rank. If one is dead, [`next`](Self::next) tells.
+    pub(super) fn send(&self, message: to_shard::Message) {
+        let message = Arc::new(ToShard { message: Some(message) });
+        for rank in &self.outbound {
+            let _ = rank.send(message.clone());
+        }
+    }
+
+    /// What is heard next, and of which rank. Cancel safe.
+    pub(super) async fn next(&mut self) -> (usize, News) {
+        match self.news.recv().await {
+            Some(news) => news,
+            // Every link has said that it is closed before it fell silent; there is nothing to come.
+            None => std::future::pending().await,
+        }
+    }
+
+    /// The best explanation of a loss that began with `first`. A dying shard is heard of more than once: its own last
+    /// words, the end of its process and the end of its connection come in any order.
+    pub(super) async fn explain(&mut self, rank: usize, first: News) -> String {
+        let deadline = Instant::now() + LAST_WORDS;
+        let mut heard = vec![first];
+        while !self.is_explained(&heard) {
+            match timeout_at(deadline, self.news.recv()).await {
+                Ok(Some((other, news))) if other == rank => heard.push(news),
+                // The other ranks only follow the first.
+                Ok(Some(_)) => {}
+                Ok(None) | Err(_) => break,
+            }
+        }
+        heard.sort_by_key(|news| match news {
+            News::Fault(_) => 0,
+            News::Closed(FrameError::Malformed(_) | FrameError::TooLarge(_)) => 1,
+            News::Exited(_) => 2,
+            News::Closed(_) => 3,
+            News::Loading(_) | News::Ready(_) | News::Output(_) | News::Unknown => 4,
+        });
+        obituary(rank, &heard[0])
+    }
+
+    fn is_explained(&self, heard: &[News]) -> bool {
+        let mut exited = self.children.is_empty();
+        let mut closed = false;
+        for news in heard {
+            match news {
+                News::Fault(_) | News::Closed(FrameError::Malformed(_) | FrameError::TooLarge(_)) => {
+                    return true;
+                }
+                News::Exited(_) => exited = true,
+                News::Closed(_) => closed = true,
+                News::Loading(_) | News::Ready(_) | News::Output(_) | News::Unknown => {}
+            }
+        }
+        exited && closed
+    }
+
+    /// Asks all ranks to exit, kills those that have not after `grace`, and waits until none is left.
+    pub(super) async fn end(mut self, grace: Duration) {
+        self.send(to_shard::Message::Shutdown(Shutdown {}));
+        self.news.close();
+        self.outbound.clear();
+        let ended = async {
+            self.children.wait().await;
+            while self.links.join_next().await.is_some() {}
+        };
+        if timeout(grace, ended).await.is_err() {
+            tracing::warn!("shards did not exit within {} s and are killed", grace.as_secs());
+            self.kill().await;
+        }
+    }
+
+    /// Kills all ranks and waits until none is left.
+    pub(super) async fn kill(mut self) {
+        self.news.close();
+        self.children.kill().await;
+    }
+}
+
+/// What to tell the operator about a shard of which this was heard.
+fn obituary(rank: usize, news: &News) -> String {
+    match news {
+        News::Fault(text) => format!("shard {rank}: {text}"),
+        News::Exited(Ok(status)) => format!("shard {rank} ended ({status}); its own messages are in the log"),
+        News::Exited(Err(error)) => format!("shard {rank} cannot be watched: {error}"),
+        News::Closed(FrameError::Closed) => format!("shard {rank} closed its connection"),
+        News::Closed(error) => format!("the connection to shard {rank} broke: {error}"),
+        News::Loading(_) | News::Ready(_) | News::Output(_) | News::Unknown => {
+            format!("shard {rank} sent something at the wrong time")
+        }
+    }
+}
+
+/// A new directory that only this user can enter; removed when dropped.
+fn private_directory() -> Result<tempfile::TempDir, StartError> {
+    let mut builder = tempfile::Builder::new();
+    builder
+        .prefix("millrace-")
+        .permissions(Permissions::from_mode(0o700))
+        .tempdir()
+        .map_err(|source| StartError::Directory { dir: std::env::temp_dir(), source })
+}
+
+fn spawn(command: &ShardCommand, rank: usize, world_size: usize, path: &Path) -> io::Result<Child> {
+    let mut address = OsString::from("unix:");
+    address.push(path);
+    Command::new(&command.program)
+        .args(&command.args)
+        .arg("--connect")
+        .arg(address)
+        .args(["--rank", &rank.to_string(), "--world-size", &world_size.to_string()])
+        .envs(&command.env)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::inherit())
+        .stderr(Stdio::inherit())
+        // A group of its own: an interrupt at the terminal is for the router, which lets running requests end first.
+        .process_group(0)
+        .kill_on_drop(true)
+        .spawn()
+}
+
+/// The next connection that comes from this user.
+async fn accept(listener: &UnixListener, owner: u32) -> io::Result<UnixStream> {
+    loop {
+        let (stream, _) = listener.accept().await?;
+        let peer = stream.peer_cred()?.uid();
+        if peer == owner {
+            return Ok(stream);
+        }
+        tracing::warn!(peer, "another user's process tried to connect as a shard");
+    }
+}
+
+/// The processes of a group, each with a task that waits for its end.
+#[derive(Default)]
+struct Children {
+    watchers: JoinSet<()>,
+    /// Writing ends of the shards' standard input. A shard exits when its own is closed.
+    lifelines: Vec<ChildStdin>,
+    killing: CancellationToken,
+}
+
+impl Children {
+    fn watch(&mut self, rank: usize, mut child: Child, report: mpsc::Sender<(usize, News)>) {
+        // Taken out, because waiting for a child closes its input.
+        self.lifelines.extend(child.stdin.take());
+        let killing = self.killing.clone();
+        self.watchers.spawn(async move {
+            let status = tokio::select! {
+                status = child.wait() => status,
+                () = killing.cancelled() => match child.kill().await {
+                    Ok(()) => child.wait().await,
+                    Err(error) => Err(error),
+                },
+            };
+            // Nobody listens any more when the group is being ended.
+            let _ = report.send((rank, News::Exited(status))).await;
+        });
+    }
+
+    fn is_empty(&self) -> bool {
+        self.lifelines.is_empty()
+    }
+
+    async fn wait(&mut self) {
+        while self.watchers.join_next().await.is_some() {}
+    }
+
+    async fn kill(&mut self) {
+        self.killing.cancel();
+        self.wait().await;
+    }
+}

@@ -1,0 +1,69 @@
+//! From the first connection until every rank is ready.
+
+use std::time::Duration;
+
+use millrace_proto::Ready;
+use tokio::sync::{mpsc, watch};
+use tokio::time::timeout;
+
+use super::group::{Group, News, StartError};
+use super::handle::{Command, State};
+use super::run::End;
+
+/// Connects the shards and waits for all of them. What they announce together is rank 0's, with the smallest pool.
+///
+/// Commands are watched meanwhile: requests are not taken yet by the handle, but draining ends the attempt.
+pub(super) async fn load(
+    silence: Duration,
+    commands: &mut mpsc::UnboundedReceiver<Command>,
+    state: &watch::Sender<State>,
+    connect: impl Future<Output = Result<Group, StartError>>,
+) -> Result<(Group, Ready), End> {
+    let mut group = tokio::select! {
+        group = connect => group.map_err(|error| End::Failed(error.to_string()))?,
+        () = drain_requested(commands) => return Err(End::Drained),
+    };
+    let result = tokio::select! {
+        ready = all_ready(&mut group, silence, state) => ready.map_err(End::Failed),
+        () = drain_requested(commands) => Err(End::Drained),
+    };
+    match result {
+        Ok(ready) => Ok((group, ready)),
+        Err(end) => {
+            group.kill().await;
+            Err(end)
+        }
+    }
+}
+
+async fn all_ready(
+    group: &mut Group,
+    silence: Duration,
+    state: &watch::Sender<State>,
+) -> Result<Ready, String> {
+    let mut ready: Vec<Option<Ready>> = vec![None; group.world_size()];
+    loop {
+        let heard = timeout(silence, group.next()).await;
+        let (rank, news) = heard
+            .map_err(|_| format!("the shards have been silent for {} s while loading", silence.as_secs()))?;
+        match news {
+            News::Loading(loading) if rank == 0 => {
+                let (done, total) = (loading.done_bytes, loading.total_bytes);
+                state.send_replace(State::Loading { phase: loading.phase, done, total });
+            }
+            News::Loading(_) => {}
+            News::Ready(announced) => ready[rank] = Some(*announced),
+            other => return Err(group.explain(rank, other).await),
+        }
+        if ready.iter().all(Option::is_some) {
+            let blocks = ready.iter().flatten().map(|ready| ready.num_blocks).min();
+            let first = ready.swap_remove(0).unwrap_or_default();
+            return Ok(Ready { num_blocks: blocks.unwrap_or_default(), ..first });
+        }
+    }
+}
+
+/// Until someone drains, or no handle is left. A request that slipped in is dropped, which ends it.
+async fn drain_requested(commands: &mut mpsc::UnboundedReceiver<Command>) {
+    while let Some(Command::Submit { .. }) = commands.recv().await {}
+}

@@ -1,0 +1,147 @@
+//! Shards that die or talk nonsense.
+
+use millrace_proto::from_shard::Message;
+use millrace_proto::{Fault, FromShard, Loading, Sampled, StepOutput};
+
+use super::fake::{FakeShard, engine_over};
+use super::{config, listen, ready, request, soon, until, until_ready};
+use crate::engine::{Refused, State};
+
+/// Starts ten requests; after three good steps the shard does `what`. All must fail with the text that is returned.
+async fn after_three_steps<F: Future<Output = FakeShard> + Send + 'static>(
+    what: impl FnOnce(FakeShard) -> F + Send + 'static,
+) -> String {
+    let (mut shard, _control, stream) = FakeShard::new(100);
+    let shard = tokio::spawn(async move {
+        shard.announce().await;
+        shard.answer(3).await;
+        what(shard).await
+    });
+    let (engine, task) = engine_over(config(), stream);
+    until_ready(&engine).await;
+    let held: Vec<_> = (0..10).map(|i| engine.submit(request(i, 30, 50)).unwrap()).collect();
+    let mut texts = Vec::new();
+    let mut tokens = 0;
+    for generation in held {
+        let told = listen(generation).await;
+        assert_eq!(told.finish, None);
+        tokens += told.tokens.len();
+        texts.push(told.failed.expect("every request is told"));
+    }
+    assert!(tokens > 0, "it happened in the middle of streams");
+    soon("the engine's end", task).await.unwrap();
+    let State::Failed(why) = engine.state().borrow().clone() else { panic!("not failed") };
+    assert!(texts.iter().all(|text| *text == format!("Engine failed: {why}")), "{texts:?}");
+    assert!(matches!(engine.submit(request(0, 5, 5)), Err(Refused::Unavailable(_))));
+    assert_eq!(engine.in_flight(), 0);
+    drop(soon("the shard's end", shard).await);
+    why
+}
+
+async fn answering(output: impl FnOnce(StepOutput) -> StepOutput + Send + 'static) -> String {
+    after_three_steps(|mut shard| async move {
+        let good = shard.step().await.unwrap();
+        shard.send(Message::Output(output(good))).await;
+        shard
+    })
+    .await
+}
+
+#[tokio::test]
+async fn death_in_the_middle_fails_every_request() {
+    let why = after_three_steps(|shard| async move {
+        drop(shard);
+        FakeShard::new(0).0
+    })
+    .await;
+    assert!(why.starts_with("shard 0 closed its connection") || why.contains("broke"), "{why}");
+}
+
+#[tokio::test]
+async fn a_fault_is_passed_on_in_its_own_words() {
+    let why = after_three_steps(|mut shard| async move {
+        shard
+            .send(Message::Fault(Fault { message: "out of memory; lower --max-batch-total-tokens".into() }))
+            .await;
+        shard
+    })
+    .await;
+    assert_eq!(why, "shard 0: out of memory; lower --max-batch-total-tokens");
+}
+
+#[tokio::test]
+async fn nonsense_fails_the_engine_and_panics_nothing() {
+    let stray = Sampled { slot: 0, token: 1, ..Default::default() };
+    let why = answering(|good| StepOutput { step: good.step + 1, ..good }).await;
+    assert!(why.contains("step 4 where step 3 is due"), "{why}");
+    let why = answering(|good| StepOutput { sampled: vec![], ..good }).await;
+    assert!(why.contains("0 tokens for step 3"), "{why}");
+    let why = answering(move |mut good| {
+        good.sampled.push(stray);
+        good
+    })
+    .await;
+    assert!(why.contains("tokens for step 3"), "{why}");
+    let why = answering(|mut good| {
+        good.sampled[0].slot = u32::MAX;
+        good
+    })
+    .await;
+    assert!(why.contains("slot 4294967295"), "{why}");
+    let why = answering(|mut good| {
+        good.sampled[0].token = 1000;
+        good
+    })
+    .await;
+    assert!(why.contains("outside the vocabulary of 1000"), "{why}");
+}
+
+#[tokio::test]
+async fn messages_out_of_place_fail_the_engine() {
+    for message in [Some(Message::Ready(ready())), Some(Message::Loading(Loading::default())), None] {
+        let why = after_three_steps(|mut shard| async move {
+            shard.send_bytes(&millrace_proto::frame::encode(&FromShard { message }).unwrap()).await;
+            shard
+        })
+        .await;
+        assert!(why.contains("no place while serving"), "{why}");
+    }
+}
+
+#[tokio::test]
+async fn garbled_bytes_fail_the_engine() {
+    for (bytes, text) in
+        [([5u8, 0, 0, 0, 255, 255, 255, 255, 255], "malformed message"), ([255; 9], "over the limit")]
+    {
+        let why = after_three_steps(move |mut shard| async move {
+            shard.send_bytes(&bytes).await;
+            shard
+        })
+        .await;
+        assert!(why.contains(text), "{why}");
+    }
+}
+
+#[tokio::test]
+async fn progress_is_shown_and_a_fault_while_loading_fails() {
+    let (mut shard, _control, stream) = FakeShard::new(0);
+    let (engine, task) = engine_over(config(), stream);
+    assert!(matches!(engine.submit(request(0, 5, 5)), Err(Refused::Unavailable(_))));
+    let progress = Loading { phase: "Reading weights".into(), done_bytes: 3, total_bytes: 7 };
+    shard.send(Message::Loading(progress)).await;
+    let shown = State::Loading { phase: "Reading weights".into(), done: 3, total: 7 };
+    until(&engine, "progress", |state| *state == shown).await;
+    shard.send(Message::Fault(Fault { message: "model.safetensors is truncated".into() })).await;
+    let failed = State::Failed("shard 0: model.safetensors is truncated".into());
+    until(&engine, "failure", |state| *state == failed).await;
+    soon("the engine's end", task).await.unwrap();
+}
+
+#[tokio::test]
+async fn an_announcement_of_nothing_fails() {
+    let (mut shard, _control, stream) = FakeShard::new(0);
+    let (engine, _task) = engine_over(config(), stream);
+    shard.send(Message::Ready(millrace_proto::Ready { num_blocks: 0, ..ready() })).await;
+    let state = until(&engine, "failure", |state| matches!(state, State::Failed(_))).await;
+    assert!(matches!(&state, State::Failed(why) if why.contains("num_blocks = 0")), "{state:?}");
+}

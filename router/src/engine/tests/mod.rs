@@ -1,0 +1,90 @@
+//! The engine against shards that are no models: in this process over a socket pair, and as real processes.
+
+mod failure;
+mod fake;
+mod processes;
+mod serving;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_proto::{Ready, Sampling};
+
+use super::{Engine, EngineConfig, Event, Finish, Generation, Request, State};
+use crate::scheduler::Limits;
+
+/// What the fake shards announce.
+fn ready() -> Ready {
+    Ready {
+        model_type: "pretend".into(),
+        vocab_size: 1000,
+        max_sequence_tokens: 400,
+        block_size: 16,
+        num_blocks: 40,
+        max_sequences: 8,
+        max_step_tokens: 64,
+        ..Default::default()
+    }
+}
+
+fn limits() -> Limits {
+    Limits::new(&ready()).unwrap()
+}
+
+fn config() -> EngineConfig {
+    EngineConfig {
+        max_in_flight: 64,
+        shutdown_grace: Duration::from_secs(20),
+        startup_silence: Duration::from_secs(20),
+        ..Default::default()
+    }
+}
+
+fn request(seed: u64, prompt: usize, max_new_tokens: u32) -> Request {
+    Request {
+        prompt: (0..prompt as u32).map(|i| (i * 31 + seed as u32) % 1000).collect(),
+        max_new_tokens,
+        stop_tokens: Arc::from((0..10).collect::<Vec<u32>>()),
+        sampling: Sampling { seed, ..Default::default() },
+    }
+}
+
+/// Nothing in these tests may hang.
+async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    let limit = Duration::from_secs(30);
+    tokio::time::timeout(limit, future).await.unwrap_or_else(|_| panic!("{what} takes for ever"))
+}
+
+async fn until(engine: &Engine, what: &str, wanted: impl FnMut(&State) -> bool) -> State {
+    soon(what, engine.state().wait_for(wanted)).await.expect("the engine is there").clone()
+}
+
+async fn until_ready(engine: &Engine) {
+    until(engine, "loading", |state| matches!(state, State::Ready(_))).await;
+}
+
+/// What a generation said.
+#[derive(Debug, Default, PartialEq)]
+struct Told {
+    started: usize,
+    tokens: Vec<u32>,
+    finish: Option<Finish>,
+    failed: Option<String>,
+}
+
+async fn listen(mut generation: Generation) -> Told {
+    let mut told = Told::default();
+    while let Some(event) = soon("an event", generation.next()).await {
+        assert!(told.finish.is_none() && told.failed.is_none(), "{event:?} after the end");
+        match event {
+            Event::Started(_) => told.started += 1,
+            Event::Token(token, finish) => {
+                assert_eq!(told.started, 1, "a token before the start");
+                told.tokens.push(token.id);
+                told.finish = finish;
+            }
+            Event::Failed(why) => told.failed = Some(why),
+        }
+    }
+    told
+}

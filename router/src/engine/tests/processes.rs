@@ -1,0 +1,145 @@
+//! Real shard processes: this test binary, started again as [`as_a_shard`].
+
+use std::ffi::OsString;
+use std::io::Read;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_proto::from_shard::Message;
+use millrace_proto::{Fault, FromShard, ToShard, frame, to_shard};
+
+use super::{EngineConfig, config, limits, listen, ready, request, soon, until, until_ready};
+use crate::engine::{Engine, Request, ShardCommand, State, start};
+use crate::scheduler::tests::pretend::{PretendShard, alone};
+
+/// A command that runs `script`; the arguments that the engine appends are `$1` to `$6`.
+fn shell(script: &str) -> ShardCommand {
+    let exe = std::env::current_exe().unwrap().into_os_string();
+    let args = [OsString::from("-c"), script.into(), exe];
+    ShardCommand { program: "sh".into(), args: args.into(), env: Default::default() }
+}
+
+/// A pretend shard that serves; `PRETEND_FAULT` makes it report that and exit.
+fn pretend() -> ShardCommand {
+    shell(
+        "test \"$1 $3 $5\" = '--connect --rank --world-size' || exit 9; \
+         PRETEND_CONNECT=$2 PRETEND_RANK=$4 exec \"$0\" --exact engine::tests::processes::as_a_shard --nocapture",
+    )
+}
+
+/// Not a test: the body of the shard process, when started as one.
+#[test]
+fn as_a_shard() {
+    let Ok(address) = std::env::var("PRETEND_CONNECT") else { return };
+    // The life-line, as a real shard holds it.
+    std::thread::spawn(|| {
+        let _ = std::io::stdin().read_to_end(&mut Vec::new());
+        std::process::exit(0);
+    });
+    let mut stream = UnixStream::connect(address.strip_prefix("unix:").unwrap()).unwrap();
+    let mut say = {
+        let mut stream = stream.try_clone().unwrap();
+        move |message| frame::write(&mut stream, &FromShard { message: Some(message) }).unwrap()
+    };
+    if let Ok(message) = std::env::var("PRETEND_FAULT") {
+        say(Message::Fault(Fault { message }));
+        std::process::exit(7);
+    }
+    // So that a test can kill the process and look for the socket.
+    let device = std::process::id().to_string();
+    say(Message::Ready(millrace_proto::Ready { device, model_type: address, ..ready() }));
+    // All ranks compute; the first one answers.
+    let speaks = std::env::var("PRETEND_RANK").unwrap() == "0";
+    let (mut shard, mut scratch) = (PretendShard::new(limits()), Vec::new());
+    while let Ok(ToShard { message: Some(to_shard::Message::Step(step)) }) =
+        frame::read(&mut stream, &mut scratch)
+    {
+        let output = shard.run(&step).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        if speaks {
+            say(Message::Output(output));
+        }
+    }
+    std::process::exit(0);
+}
+
+/// Process id and address of rank 0.
+fn identity(engine: &Engine) -> (String, String) {
+    match &*engine.state().borrow() {
+        State::Ready(ready) => (ready.device.clone(), ready.model_type.clone()),
+        state => panic!("{state:?}"),
+    }
+}
+
+async fn failure(engine: &Engine) -> String {
+    match until(engine, "failure", |state| matches!(state, State::Failed(_))).await {
+        State::Failed(why) => why,
+        state => panic!("{state:?}"),
+    }
+}
+
+/// Neither running nor a zombie.
+fn is_gone(pid: &str) -> bool {
+    !std::process::Command::new("kill").args(["-0", pid]).output().unwrap().status.success()
+}
+
+#[tokio::test]
+async fn a_process_serves_and_leaves_nothing_behind() {
+    let (engine, task) = start(config(), pretend());
+    until_ready(&engine).await;
+    let (pid, address) = identity(&engine);
+    let socket = Path::new(address.strip_prefix("unix:").unwrap());
+    assert!(!socket.parent().unwrap().exists(), "{address} is left on the disk");
+    let wanted = request(5, 40, 30);
+    let told = listen(engine.submit(wanted.clone()).unwrap()).await;
+    assert_eq!(told.tokens, alone(&wanted, limits().vocab_size).0);
+    engine.drain();
+    soon("the engine's end", task).await.unwrap();
+    assert!(is_gone(&pid));
+}
+
+#[tokio::test]
+async fn killing_a_rank_ends_all_of_them() {
+    let (engine, task) = start(EngineConfig { world_size: 2, ..config() }, pretend());
+    until_ready(&engine).await;
+    let (pid, _) = identity(&engine);
+    let endless = |i| Request { stop_tokens: Arc::default(), ..request(i, 40, 300) };
+    let held: Vec<_> = (0..8).map(|i| engine.submit(endless(i)).unwrap()).collect();
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    assert!(std::process::Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+    for generation in held {
+        let failed = listen(generation).await.failed.expect("every request is told");
+        assert!(failed.contains("shard 0 ended (signal: 9"), "{failed}");
+    }
+    soon("the engine's end, with the other rank", task).await.unwrap();
+    assert!(is_gone(&pid));
+}
+
+#[tokio::test]
+async fn a_shard_that_cannot_start_says_why() {
+    let missing = ShardCommand { program: "/nowhere/millrace".into(), ..pretend() };
+    let why = failure(&start(config(), missing).0).await;
+    assert!(why.starts_with("cannot start /nowhere/millrace: "), "{why}");
+
+    let why = failure(&start(config(), shell("exit 3")).0).await;
+    assert!(why.starts_with("shard 0 ended (exit status: 3)"), "{why}");
+
+    let mut faulty = pretend();
+    faulty.env.insert("PRETEND_FAULT".into(), "config.json: unknown model_type \"x\"".into());
+    let why = failure(&start(config(), faulty).0).await;
+    assert_eq!(why, "shard 0: config.json: unknown model_type \"x\"");
+
+    let short = EngineConfig { startup_silence: Duration::from_millis(200), ..config() };
+    let why = failure(&start(short, shell("exec sleep 1000")).0).await;
+    assert!(why.starts_with("shard 0 did not connect within"), "{why}");
+}
+
+#[tokio::test]
+async fn draining_while_loading_ends_at_once() {
+    let (engine, task) = start(config(), shell("exec sleep 1000"));
+    engine.drain();
+    soon("the engine's end", task).await.unwrap();
+    assert_eq!(*engine.state().borrow(), State::Draining);
+}

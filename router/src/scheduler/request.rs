@@ -1,0 +1,27 @@
+//! What is asked of the scheduler, and why it ends.
+
+use std::sync::Arc;
+
+use millrace_proto::Sampling;
+
+/// Tokens to continue.
+#[derive(Debug, Clone)]
+pub struct Request {
+    /// The prompt; not empty.
+    pub prompt: Vec<u32>,
+    /// Tokens to generate at most; at least 1.
+    pub max_new_tokens: u32,
+    /// Tokens that end the generation (they are still reported).
+    pub stop_tokens: Arc<[u32]>,
+    /// How tokens are chosen.
+    pub sampling: Sampling,
+}
+
+/// Why a generation ended by itself.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finish {
+    /// `max_new_tokens` have been generated. It wins if the last one is also a stop token.
+    Length,
+    /// One of the `stop_tokens` was generated.
+    StopToken,
+}

@@ -1,0 +1,168 @@
+//! Single properties, one test each.
+
+use std::sync::Arc;
+
+use super::pretend::{PretendShard, alone};
+use super::{LIMITS, request};
+use crate::scheduler::{Finish, Request};
+use crate::scheduler::{Impossible, Limits, Output, Plan, Scheduler, SeqId};
+
+/// Tokens, and why there are no more.
+type Text = (Vec<u32>, Option<Finish>);
+
+/// A scheduler with its shard; each step is answered at once.
+struct Pair {
+    scheduler: Scheduler,
+    shard: PretendShard,
+}
+
+impl Pair {
+    fn new(limits: Limits) -> Self {
+        Pair { scheduler: Scheduler::new(limits), shard: PretendShard::new(limits) }
+    }
+
+    fn add(&mut self, request: &Request) -> SeqId {
+        self.scheduler.add(request.clone()).expect("it fits")
+    }
+
+    fn step(&mut self) -> Option<(Plan, Vec<Output>)> {
+        let plan = self.scheduler.plan()?;
+        let output = self.shard.run(&plan.step).expect("the step keeps the contract");
+        let outputs = self.scheduler.apply(output).expect("the answer is well formed");
+        self.scheduler.check_integrity().expect("integrity");
+        Some((plan, outputs))
+    }
+
+    /// Tokens and end of each of `ids`, and the number of steps.
+    fn run(&mut self, ids: &[SeqId]) -> (Vec<Text>, usize) {
+        let (mut got, mut steps) = (vec![(Vec::new(), None); ids.len()], 0);
+        while let Some((_, outputs)) = self.step() {
+            steps += 1;
+            for Output { sequence: id, sampled, finish } in outputs {
+                let of = &mut got[ids.iter().position(|&known| known == id).expect("a known id")];
+                of.0.push(sampled.token);
+                of.1 = finish;
+            }
+        }
+        (got, steps)
+    }
+}
+
+fn counts(plan: &Plan) -> Vec<u32> {
+    plan.step.rows.iter().map(|row| row.count).collect()
+}
+
+#[test]
+fn decodes_go_first_and_prompts_share_the_rest() {
+    let mut pair = Pair::new(LIMITS);
+    pair.add(&request(8, 50));
+    pair.step();
+    pair.add(&request(100, 5));
+    let (plan, _) = pair.step().unwrap();
+    assert_eq!(counts(&plan), [1, 31], "a prompt alone gets all that the decode leaves");
+    pair.add(&request(9, 5));
+    let (plan, outputs) = pair.step().unwrap();
+    assert_eq!(counts(&plan), [1, 22, 9], "the short prompt is not behind the long one");
+    assert_eq!(outputs.len(), 2);
+}
+
+#[test]
+fn length_wins_over_a_stop_token() {
+    let stops_at = |position: usize, max_new_tokens: u32| {
+        let mut request = request(5, max_new_tokens);
+        let (tokens, _) = alone(&request, LIMITS.vocab_size);
+        request.stop_tokens = Arc::new([tokens[position]]);
+        let mut pair = Pair::new(LIMITS);
+        let id = pair.add(&request);
+        pair.run(&[id]).0.remove(0)
+    };
+    let (tokens, finish) = stops_at(0, 10);
+    assert_eq!((tokens.len(), finish), (1, Some(Finish::StopToken)));
+    let (tokens, finish) = stops_at(0, 1);
+    assert_eq!((tokens.len(), finish), (1, Some(Finish::Length)));
+}
+
+#[test]
+fn two_sequences_near_the_limit_both_finish() {
+    // Each alone fills the pool to the last block.
+    let limits = Limits { num_blocks: 8, ..LIMITS };
+    for (prompt, new) in [(1, 128), (64, 65), (100, 29), (127, 2)] {
+        let (mut pair, request) = (Pair::new(limits), request(prompt, new));
+        let ids = [pair.add(&request), pair.add(&request)];
+        let (got, steps) = pair.run(&ids);
+        let (tokens, finish) = alone(&request, limits.vocab_size);
+        assert_eq!(got, vec![(tokens, Some(finish)); 2]);
+        assert!(steps <= 2 * (prompt + new as usize), "{steps} steps");
+    }
+}
+
+#[test]
+fn the_youngest_is_preempted_and_returns_before_later_arrivals() {
+    let mut pair = Pair::new(Limits { num_blocks: 8, ..LIMITS });
+    let ids: Vec<_> = (0..2).map(|_| pair.add(&request(16, 100))).collect();
+    let mut later = None;
+    while pair.scheduler.stats().preemptions == 0 {
+        pair.step().unwrap();
+        later = later.or_else(|| Some(pair.add(&request(16, 50))));
+    }
+    let mut admitted = Vec::new();
+    while let Some((plan, _)) = pair.step() {
+        admitted.extend(plan.admitted);
+    }
+    assert!(!admitted.contains(&ids[0]), "the oldest is never preempted");
+    let first = |id| admitted.iter().position(|&other| other == id);
+    assert!(first(ids[1]).unwrap() < first(later.unwrap()).unwrap());
+}
+
+#[test]
+fn cancelling_frees_slot_and_blocks_for_the_next_plan() {
+    let limits = Limits { max_sequences: 1, num_blocks: 4, ..LIMITS };
+    let mut pair = Pair::new(limits);
+    let running = pair.add(&request(40, 20));
+    let queued = pair.add(&request(30, 20));
+    let next = pair.add(&request(50, 10));
+    let unanswered = pair.scheduler.plan().unwrap();
+    pair.scheduler.cancel(running);
+    pair.scheduler.cancel(queued);
+    pair.scheduler.cancel(queued);
+    // Planned while the cancelled one's step is still in flight, in its very slot and blocks.
+    let plan = pair.scheduler.plan().unwrap();
+    assert_eq!((plan.step.release.as_slice(), plan.step.admit.len()), ([0].as_slice(), 1));
+    assert_eq!(plan.admitted, [next]);
+    for plan in [unanswered, plan] {
+        let output = pair.shard.run(&plan.step).unwrap();
+        assert!(pair.scheduler.apply(output).unwrap().is_empty());
+    }
+    let (got, _) = pair.run(&[next]);
+    assert_eq!(got[0].0, alone(&request(50, 10), limits.vocab_size).0);
+    assert_eq!(pair.scheduler.stats().used_blocks, 0);
+}
+
+#[test]
+fn what_can_never_fit_is_refused_with_the_arithmetic() {
+    let mut scheduler = Scheduler::new(Limits { num_blocks: 8, ..LIMITS });
+    let text = scheduler.add(request(100, 30)).unwrap_err().to_string();
+    assert!(text.contains("need 9 cache blocks of 16") && text.contains("only 8 (128 tokens)"), "{text}");
+    assert!(scheduler.add(request(100, 29)).is_ok());
+    assert!(matches!(scheduler.add(request(990, 11)), Err(Impossible::TooLong { limit: 1000, .. })));
+    assert_eq!(scheduler.add(request(0, 1)), Err(Impossible::Nothing));
+    assert_eq!(scheduler.add(request(1, 0)), Err(Impossible::Nothing));
+    let unknown = Request { prompt: vec![100], ..request(1, 1) };
+    assert_eq!(scheduler.add(unknown), Err(Impossible::UnknownToken { token: 100, vocab_size: 100 }));
+}
+
+#[test]
+fn limits_of_zero_are_refused_and_every_sequence_can_decode_in_each_step() {
+    let mut ready = millrace_proto::Ready {
+        vocab_size: 10,
+        max_sequence_tokens: 20,
+        block_size: 16,
+        num_blocks: 5,
+        max_sequences: 64,
+        max_step_tokens: 8,
+        ..Default::default()
+    };
+    assert_eq!(Limits::new(&ready).unwrap().max_sequences, 8);
+    ready.block_size = 0;
+    assert!(Limits::new(&ready).unwrap_err().to_string().contains("block_size"));
+}

@@ -1,0 +1,71 @@
+//! Answers that a broken shard could give.
+
+use millrace_proto::{Sampled, StepOutput, TokenLogprob};
+use proptest::prelude::*;
+
+use super::{LIMITS, request};
+use crate::scheduler::{Malformed, Scheduler};
+
+fn sampled(slot: u32, token: u32) -> Sampled {
+    Sampled { slot, token, logprob: 0.0, top: Vec::new() }
+}
+
+fn output(step: u64, sampled: Vec<Sampled>) -> StepOutput {
+    StepOutput { step, sampled, ..Default::default() }
+}
+
+#[test]
+fn each_fault_has_its_name_and_changes_nothing() {
+    let mut scheduler = Scheduler::new(LIMITS);
+    assert_eq!(scheduler.apply(output(0, vec![])).unwrap_err(), Malformed::Unasked(0));
+    scheduler.add(request(3, 5)).unwrap();
+    scheduler.add(request(4, 5)).unwrap();
+    scheduler.plan().unwrap();
+    let good = vec![sampled(0, 1), sampled(1, 2)];
+    let top = vec![TokenLogprob { token: 100, logprob: 0.0 }];
+    for (bad, expected) in [
+        (output(1, good.clone()), Malformed::OutOfOrder { expected: 0, got: 1 }),
+        (output(0, vec![sampled(0, 1)]), Malformed::Count { step: 0, expected: 2, got: 1 }),
+        (output(0, vec![]), Malformed::Count { step: 0, expected: 2, got: 0 }),
+        (
+            output(0, vec![sampled(1, 1), sampled(0, 2)]),
+            Malformed::WrongSlot { step: 0, expected: 0, got: 1 },
+        ),
+        (
+            output(0, vec![sampled(0, 1), sampled(1, 100)]),
+            Malformed::UnknownToken { step: 0, token: 100, vocab_size: 100 },
+        ),
+        (
+            output(0, vec![Sampled { top, ..sampled(0, 1) }, sampled(1, 2)]),
+            Malformed::UnknownToken { step: 0, token: 100, vocab_size: 100 },
+        ),
+    ] {
+        assert_eq!(scheduler.apply(bad).unwrap_err(), expected);
+    }
+    let outputs = scheduler.apply(output(0, good.clone())).unwrap();
+    assert_eq!(outputs.iter().map(|output| output.sampled.token).collect::<Vec<_>>(), [1, 2]);
+    assert_eq!(scheduler.apply(output(0, good)).unwrap_err(), Malformed::Unasked(0));
+}
+
+proptest! {
+    #[test]
+    fn no_answer_makes_it_panic(
+        answers in prop::collection::vec(
+            (0u64..6, prop::collection::vec((0u32..5, 0u32..120), 0..4)), 1..60),
+        prompts in prop::collection::vec(1usize..60, 1..6),
+    ) {
+        let mut scheduler = Scheduler::new(LIMITS);
+        for prompt in prompts {
+            scheduler.add(request(prompt, 4)).unwrap();
+        }
+        for (step, tokens) in answers {
+            if scheduler.in_flight() < 2 {
+                scheduler.plan();
+            }
+            let sampled = tokens.into_iter().map(|(slot, token)| sampled(slot, token)).collect();
+            // Most are refused; whatever is taken must leave things in order.
+            let _ = scheduler.apply(output(step, sampled));
+            prop_assert_eq!(scheduler.check_integrity(), Ok(()));
+        }
+    }
+}

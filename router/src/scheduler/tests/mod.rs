@@ -1,0 +1,31 @@
+//! The scheduler against a pretend shard: single cases, malformed answers, and a seeded simulation of traffic.
+
+mod cases;
+mod malformed;
+pub(crate) mod pretend;
+mod simulation;
+
+use std::sync::Arc;
+
+use millrace_proto::Sampling;
+
+use super::Limits;
+use crate::scheduler::Request;
+
+const LIMITS: Limits = Limits {
+    max_sequence_tokens: 1000,
+    max_step_tokens: 32,
+    max_sequences: 4,
+    block_size: 16,
+    num_blocks: 16,
+    vocab_size: 100,
+};
+
+fn request(prompt: usize, max_new_tokens: u32) -> Request {
+    Request {
+        prompt: (0..prompt as u32).map(|i| (i * 7 + prompt as u32) % 100).collect(),
+        max_new_tokens,
+        stop_tokens: Arc::default(),
+        sampling: Sampling::default(),
+    }
+}
