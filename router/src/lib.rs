@@ -4,7 +4,9 @@
 
 pub mod assets;
 pub mod engine;
+pub mod http;
 pub mod metrics;
+pub mod serve;
 pub mod service;
 pub mod text;
 

@@ -86,6 +86,12 @@ pub(crate) fn request_failed(err: &'static str) {
     counter!(REQUEST_FAILURE, "err" => err).increment(1);
 }
 
+/// A request that was refused before the service saw it.
+pub(crate) fn request_rejected(err: &'static str) {
+    request_received();
+    request_failed(err);
+}
+
 pub(crate) fn request_validated(time: Duration, input_length: usize, max_new_tokens: u32) {
     histogram!(REQUEST_VALIDATION_DURATION).record(time);
     histogram!(REQUEST_INPUT_LENGTH).record(input_length as f64);

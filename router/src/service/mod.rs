@@ -70,6 +70,27 @@ pub struct Prepared {
     seed: Option<u64>,
     received: Instant,
     validation: Duration,
+    /// Counts as a request of its own; other answers to the same prompt do not.
+    counted: bool,
+}
+
+/// A complete answer with all its tokens.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// The key of its random draws; `None` if there were none.
+    pub seed: Option<u64>,
+    /// Its tokens.
+    pub tokens: Vec<TextEvent>,
+    /// Its text, and how it ended.
+    pub finished: Finished,
+}
+
+impl Answer {
+    /// What answers to the same prompt are compared by.
+    pub fn mean_logprob(&self) -> f32 {
+        let sum: f32 = self.tokens.iter().map(|event| event.token.logprob).sum();
+        sum / self.tokens.len().max(1) as f32
+    }
 }
 
 impl Prepared {
@@ -89,6 +110,7 @@ impl Prepared {
         let mut variant = self.clone();
         variant.seed = self.seed.map(|seed| seed.wrapping_add(index));
         variant.request.sampling.seed = variant.seed.unwrap_or_default();
+        variant.counted &= index == 0;
         variant
     }
 }
@@ -98,7 +120,12 @@ impl Service {
     ///
     /// # Errors
     /// [`SetupError`] names the file and what is wrong with it.
-    pub fn new(assets: &Assets, engine: Engine, limits: Limits, model: ModelInfo) -> Result<Self, SetupError> {
+    pub fn new(
+        assets: &Assets,
+        engine: Engine,
+        limits: Limits,
+        model: ModelInfo,
+    ) -> Result<Self, SetupError> {
         let tokenizer = Tokenizer::new(assets, limits.validation_workers)?;
         let written = |id: Option<u32>| id.and_then(|id| tokenizer.vocabulary_text(id));
         let bos = assets.bos_token.clone().or_else(|| written(assets.bos_id));
@@ -158,7 +185,7 @@ impl Service {
             Ok(template) => template.render(conversation).await,
             Err(missing) => Err(missing),
         }
-        .map_err(|error| self.count(ServiceError::Template(error.to_string())))
+        .map_err(|error| Self::reject(ServiceError::Template(error.to_string())))
     }
 
     /// Text to tokens, bounded like a prompt.
@@ -180,7 +207,9 @@ impl Service {
     pub async fn prepare(&self, prompt: Prompt, params: Params) -> Result<Prepared, ServiceError> {
         let received = Instant::now();
         metrics::request_received();
-        self.validate(prompt, params, received).await.map_err(|error| self.count(error))
+        self.validate(prompt, params, received)
+            .await
+            .inspect_err(|error| metrics::request_failed(error.kind()))
     }
 
     async fn validate(
@@ -205,7 +234,8 @@ impl Service {
             Prompt::Ids(ids) => {
                 limits.check_truncate(params.truncate)?;
                 if let Some(id) = ids.iter().find(|&&id| id >= ready.vocab_size) {
-                    let detail = format!("token id {id} is outside of the vocabulary of {}", ready.vocab_size);
+                    let detail =
+                        format!("token id {id} is outside of the vocabulary of {}", ready.vocab_size);
                     return Err(ServiceError::invalid("inputs", detail));
                 }
                 ids
@@ -224,14 +254,13 @@ impl Service {
         let (stop_tokens, stops) = self.stops(&params);
         let sampling = params.sampling(seed.unwrap_or_default());
         let request = Request { prompt: ids, max_new_tokens, stop_tokens, sampling };
-        Ok(Prepared { request, stops, params, seed, received, validation })
+        Ok(Prepared { request, stops, params, seed, received, validation, counted: true })
     }
 
     /// A stop string that is written like a special token means that token, which is not part of the text.
     fn stops(&self, params: &Params) -> (Arc<[u32]>, Vec<String>) {
-        let special = |stop: &String| {
-            self.0.tokenizer.token_id(stop).filter(|&id| self.0.tokenizer.is_special(id))
-        };
+        let special =
+            |stop: &String| self.0.tokenizer.token_id(stop).filter(|&id| self.0.tokenizer.is_special(id));
         let tokens: Vec<u32> = params.stop.iter().filter_map(special).collect();
         if tokens.is_empty() {
             return (self.0.eos.clone(), params.stop.clone());
@@ -244,8 +273,18 @@ impl Service {
     /// # Errors
     /// [`ServiceError::Overloaded`] or [`ServiceError::Unavailable`] if the engine does not take it.
     pub fn start(&self, prepared: Prepared) -> Result<TextStream, ServiceError> {
-        let generation = self.0.engine.submit(prepared.request.clone()).map_err(|r| self.count(r.into()))?;
-        Ok(TextStream::new(self.0.tokenizer.clone(), self.0.eos.clone(), prepared, generation))
+        match self.0.engine.submit(prepared.request.clone()) {
+            Ok(generation) => {
+                Ok(TextStream::new(self.0.tokenizer.clone(), self.0.eos.clone(), prepared, generation))
+            }
+            Err(refused) => {
+                let error = ServiceError::from(refused);
+                if prepared.counted {
+                    metrics::request_failed(error.kind());
+                }
+                Err(error)
+            }
+        }
     }
 
     /// Validates a request and starts it.
@@ -257,8 +296,25 @@ impl Service {
         self.start(prepared)
     }
 
-    fn count(&self, error: ServiceError) -> ServiceError {
-        metrics::request_failed(error.kind());
+    /// Starts `count` answers to one prompt, which differ in their random draws.
+    ///
+    /// # Errors
+    /// As [`Service::start`]; none is left running then.
+    pub fn start_several(&self, prepared: &Prepared, count: usize) -> Result<Vec<TextStream>, ServiceError> {
+        (0..count as u64).map(|index| self.start(prepared.variant(index))).collect()
+    }
+
+    /// Waits for all of these answers.
+    ///
+    /// # Errors
+    /// The first error of any of them; the others are cancelled then.
+    pub async fn collect(streams: Vec<TextStream>) -> Result<Vec<Answer>, ServiceError> {
+        futures::future::try_join_all(streams.into_iter().map(TextStream::collect)).await
+    }
+
+    /// Counts a request that was refused before it got to [`Service::prepare`].
+    pub(crate) fn reject(error: ServiceError) -> ServiceError {
+        metrics::request_rejected(error.kind());
         error
     }
 }

@@ -138,7 +138,10 @@ impl Params {
         }
         if self.top_n > limits.max_top_n_tokens {
             let (most, given) = (limits.max_top_n_tokens, self.top_n);
-            return fail("top_n_tokens", format!("`top_n_tokens` must be >= 0 and <= {most}. Given: {given}"));
+            return fail(
+                "top_n_tokens",
+                format!("`top_n_tokens` must be >= 0 and <= {most}. Given: {given}"),
+            );
         }
         if self.stop.iter().any(String::is_empty) {
             return fail("stop", "`stop` must not contain an empty text");
@@ -152,7 +155,8 @@ impl Params {
         }
         for &(id, bias) in &self.logit_bias {
             if id >= vocab_size {
-                let detail = format!("`logit_bias` names token {id}, but the vocabulary has {vocab_size} tokens");
+                let detail =
+                    format!("`logit_bias` names token {id}, but the vocabulary has {vocab_size} tokens");
                 return fail("logit_bias", detail);
             }
             if !(-100.0..=100.0).contains(&bias) {
@@ -190,7 +194,9 @@ fn fail(param: &'static str, detail: impl Into<String>) -> Result<(), ServiceErr
 fn positive(param: &'static str, value: Option<f32>) -> Result<(), ServiceError> {
     match value {
         Some(value) if value.is_infinite() => fail(param, format!("`{param}` is too large")),
-        Some(value) if value.is_nan() || value <= 0.0 => fail(param, format!("`{param}` must be strictly positive")),
+        Some(value) if value.is_nan() || value <= 0.0 => {
+            fail(param, format!("`{param}` must be strictly positive"))
+        }
         _ => Ok(()),
     }
 }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Prepared, ServiceError};
+use super::{Answer, Prepared, ServiceError};
 use crate::engine::{Event, Finish, Generation, Token};
 use crate::metrics;
 use crate::text::{Detokenizer, StopMatcher, StopText, Tokenizer};
@@ -84,14 +84,14 @@ pub struct TextStream {
     tokenizer: Tokenizer,
     eos: Arc<[u32]>,
     prepared: Prepared,
-    generation: Generation,
+    /// Given up with the last token, which cancels what the engine still does.
+    generation: Option<Generation>,
     detokenizer: Detokenizer,
     stops: StopMatcher,
     text: String,
     generated: u32,
     queue: Duration,
     last_token: Option<Instant>,
-    ended: bool,
 }
 
 impl TextStream {
@@ -108,12 +108,11 @@ impl TextStream {
             tokenizer,
             eos,
             prepared,
-            generation,
+            generation: Some(generation),
             text: String::new(),
             generated: 0,
             queue: Duration::ZERO,
             last_token: None,
-            ended: false,
         }
     }
 
@@ -124,8 +123,8 @@ impl TextStream {
 
     /// The next token; `None` after the last one or an error.
     pub async fn next(&mut self) -> Option<Result<TextEvent, ServiceError>> {
-        while !self.ended {
-            let error = match self.generation.next().await {
+        while let Some(generation) = &mut self.generation {
+            let error = match generation.next().await {
                 Some(Event::Started(queue)) => {
                     self.queue = queue;
                     continue;
@@ -134,25 +133,25 @@ impl TextStream {
                 Some(Event::Failed(why)) => ServiceError::Generation(why),
                 None => ServiceError::Incomplete,
             };
-            self.ended = true;
-            metrics::request_failed(error.kind());
+            self.generation = None;
+            self.failed(error.kind());
             return Some(Err(error));
         }
         None
     }
 
-    /// The rest of the answer: all tokens, and how it ended.
+    /// The whole answer.
     ///
     /// # Errors
     /// [`ServiceError`] if the engine breaks off.
-    pub async fn collect(&mut self) -> Result<(Vec<TextEvent>, Finished), ServiceError> {
-        let mut events = Vec::new();
+    pub async fn collect(mut self) -> Result<Answer, ServiceError> {
+        let mut tokens = Vec::new();
         while let Some(event) = self.next().await {
             let event = event?;
             let finished = event.finished.clone();
-            events.push(event);
+            tokens.push(event);
             if let Some(finished) = finished {
-                return Ok((events, finished));
+                return Ok(Answer { seed: self.prepared.seed, tokens, finished });
             }
         }
         Err(ServiceError::Incomplete)
@@ -207,21 +206,29 @@ impl TextStream {
     }
 
     fn finish(&mut self, reason: FinishReason) -> Finished {
-        self.ended = true;
+        self.generation = None;
         let total = self.prepared.received.elapsed();
         let (validation, queue) = (self.prepared.validation, self.queue);
         let inference = total.saturating_sub(validation + queue);
         let timings = Timings { total, validation, queue, inference };
-        metrics::request_succeeded(&timings, self.generated);
+        if self.prepared.counted {
+            metrics::request_succeeded(&timings, self.generated);
+        }
         let text = std::mem::take(&mut self.text);
         Finished { reason, text, generated_tokens: self.generated, timings }
+    }
+
+    fn failed(&self, err: &'static str) {
+        if self.prepared.counted {
+            metrics::request_failed(err);
+        }
     }
 }
 
 impl Drop for TextStream {
     fn drop(&mut self) {
-        if !self.ended {
-            metrics::request_failed("dropped");
+        if self.generation.is_some() {
+            self.failed("dropped");
         }
     }
 }
