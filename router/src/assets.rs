@@ -1,0 +1,263 @@
+//! What the router needs of a model folder: tokenizer, chat template, and the tokens that begin and end a text.
+
+use std::borrow::Cow;
+use std::io;
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The files of a model that the router reads.
+#[derive(Debug, Clone, Default)]
+pub struct Assets {
+    /// `tokenizer.json`, as it is.
+    pub tokenizer: Vec<u8>,
+    /// The chat template, if the model has one.
+    pub chat_template: Option<String>,
+    /// The text of the token that begins a sequence.
+    pub bos_token: Option<String>,
+    /// The text of the token that ends a sequence.
+    pub eos_token: Option<String>,
+    /// Whether `tokenizer_config.json` asks for the begin token in front of every prompt.
+    pub add_bos_token: Option<bool>,
+    /// Tokens that end a generation, from `generation_config.json` or else `config.json`; empty if neither says.
+    pub eos_ids: Vec<u32>,
+    /// The id of the token that begins a sequence, as the configuration says.
+    pub bos_id: Option<u32>,
+}
+
+/// Why a model folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum AssetError {
+    /// There is no tokenizer.
+    #[error(
+        "{0}: tokenizer.json is missing. Text cannot be turned into tokens without it: download it from the model's \
+         repository, or convert the model's own tokenizer with transformers' `AutoTokenizer.save_pretrained`"
+    )]
+    NoTokenizer(String),
+    /// A file cannot be read.
+    #[error("{file}: {error}")]
+    Io {
+        /// Its path.
+        file: String,
+        /// Why.
+        error: io::Error,
+    },
+    /// A file is not what it should be.
+    #[error("{file} is not valid: {error}")]
+    Invalid {
+        /// Its name.
+        file: &'static str,
+        /// What is wrong with it.
+        error: serde_json::Error,
+    },
+    /// `chat_template.jinja` is not text.
+    #[error("{0} is not UTF-8 text")]
+    NotText(&'static str),
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct TokenizerConfig {
+    chat_template: Option<Templates>,
+    bos_token: Option<TokenText>,
+    eos_token: Option<TokenText>,
+    add_bos_token: Option<bool>,
+}
+
+/// A special token is written as its text or as an object with its properties.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum TokenText {
+    Text(String),
+    Object { content: String },
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Templates {
+    One(String),
+    Named(Vec<NamedTemplate>),
+}
+
+#[derive(Debug, Deserialize)]
+struct NamedTemplate {
+    name: String,
+    template: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct TokenIds {
+    bos_token_id: Option<Ids>,
+    eos_token_id: Option<Ids>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Ids {
+    One(u32),
+    Many(Vec<u32>),
+    /// Some configurations write -1 or an empty text for "none".
+    None(#[allow(dead_code)] Value),
+}
+
+impl Assets {
+    /// Reads them from a folder.
+    ///
+    /// # Errors
+    /// [`AssetError`] names the file and what to do.
+    pub fn from_dir(folder: &Path) -> Result<Self, AssetError> {
+        Self::read(&folder.display().to_string(), |name| {
+            let path = folder.join(name);
+            match std::fs::read(&path) {
+                Ok(bytes) => Ok(Some(Cow::Owned(bytes))),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+                Err(error) => Err(AssetError::Io { file: path.display().to_string(), error }),
+            }
+        })
+    }
+
+    /// Takes them from files in memory.
+    ///
+    /// # Errors
+    /// [`AssetError`] names the file and what to do.
+    pub fn from_files(files: &[(&str, &[u8])]) -> Result<Self, AssetError> {
+        let find =
+            |name: &str| files.iter().find(|(file, _)| *file == name).map(|(_, bytes)| Cow::Borrowed(*bytes));
+        Self::read("embedded model", |name| Ok(find(name)))
+    }
+
+    fn read<'a>(
+        origin: &str,
+        file: impl Fn(&'static str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
+    ) -> Result<Self, AssetError> {
+        let tokenizer =
+            file("tokenizer.json")?.ok_or_else(|| AssetError::NoTokenizer(origin.to_owned()))?.into_owned();
+        let config: TokenizerConfig = json(&file, "tokenizer_config.json")?;
+        let generation: TokenIds = json(&file, "generation_config.json")?;
+        let model: TokenIds = json(&file, "config.json")?;
+        let ids = |first: Option<Ids>, second: Option<Ids>| {
+            [first, second]
+                .into_iter()
+                .flatten()
+                .map(Ids::list)
+                .find(|ids| !ids.is_empty())
+                .unwrap_or_default()
+        };
+        Ok(Assets {
+            tokenizer,
+            chat_template: chat_template(&file, config.chat_template)?,
+            bos_token: config.bos_token.map(TokenText::into_text),
+            eos_token: config.eos_token.map(TokenText::into_text),
+            add_bos_token: config.add_bos_token,
+            eos_ids: ids(generation.eos_token_id, model.eos_token_id),
+            bos_id: ids(generation.bos_token_id, model.bos_token_id).first().copied(),
+        })
+    }
+}
+
+impl Ids {
+    fn list(self) -> Vec<u32> {
+        match self {
+            Ids::One(id) => vec![id],
+            Ids::Many(ids) => ids,
+            Ids::None(_) => Vec::new(),
+        }
+    }
+}
+
+impl TokenText {
+    fn into_text(self) -> String {
+        match self {
+            TokenText::Text(text) | TokenText::Object { content: text } => text,
+        }
+    }
+}
+
+impl Templates {
+    fn default(self) -> Option<String> {
+        match self {
+            Templates::One(template) => Some(template),
+            Templates::Named(list) => {
+                list.into_iter().find(|entry| entry.name == "default").map(|e| e.template)
+            }
+        }
+    }
+}
+
+/// The newest form wins: a file of its own, then `chat_template.json`, then the tokenizer's configuration.
+fn chat_template<'a>(
+    file: &impl Fn(&'static str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
+    configured: Option<Templates>,
+) -> Result<Option<String>, AssetError> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct File {
+        chat_template: Option<Templates>,
+    }
+    if let Some(bytes) = file("chat_template.jinja")? {
+        let text = String::from_utf8(bytes.into_owned());
+        return text.map(Some).map_err(|_| AssetError::NotText("chat_template.jinja"));
+    }
+    let separate: File = json(file, "chat_template.json")?;
+    Ok(separate.chat_template.or(configured).and_then(Templates::default))
+}
+
+fn json<'a, T: Default + for<'de> Deserialize<'de>>(
+    file: &impl Fn(&'static str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
+    name: &'static str,
+) -> Result<T, AssetError> {
+    match file(name)? {
+        Some(bytes) => {
+            serde_json::from_slice(&bytes).map_err(|error| AssetError::Invalid { file: name, error })
+        }
+        None => Ok(T::default()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_tokenizer_is_one_clear_error() {
+        let error = Assets::from_dir(Path::new("/nowhere/at/all")).unwrap_err().to_string();
+        assert!(error.starts_with("/nowhere/at/all: tokenizer.json is missing"), "{error}");
+    }
+
+    #[test]
+    fn a_broken_file_is_named() {
+        let files: &[(&str, &[u8])] = &[("tokenizer.json", b"{}"), ("generation_config.json", b"{")];
+        let error = Assets::from_files(files).unwrap_err().to_string();
+        assert!(error.starts_with("generation_config.json is not valid"), "{error}");
+    }
+
+    #[test]
+    fn each_fact_comes_from_the_most_specific_file() {
+        let files: &[(&str, &[u8])] = &[
+            ("tokenizer.json", b"{}"),
+            ("config.json", br#"{"eos_token_id": 7, "bos_token_id": 1}"#),
+            (
+                "tokenizer_config.json",
+                br#"{"bos_token": {"content": "<s>"}, "eos_token": "</s>", "add_bos_token": true,
+                     "chat_template": [{"name": "tool", "template": "T"}, {"name": "default", "template": "D"}]}"#,
+            ),
+        ];
+        let assets = Assets::from_files(files).unwrap();
+        assert_eq!((assets.eos_ids, assets.bos_id), (vec![7], Some(1)));
+        assert_eq!(assets.bos_token.as_deref(), Some("<s>"));
+        assert_eq!(assets.chat_template.as_deref(), Some("D"));
+
+        let more: &[(&str, &[u8])] = &[
+            ("generation_config.json", br#"{"eos_token_id": [1, 2]}"#),
+            ("chat_template.json", br#"{"chat_template": "J"}"#),
+        ];
+        let assets = Assets::from_files(&[files, more].concat()).unwrap();
+        assert_eq!((assets.eos_ids, assets.chat_template.as_deref()), (vec![1, 2], Some("J")));
+
+        let jinja: &[(&str, &[u8])] = &[("chat_template.jinja", b"X")];
+        let assets = Assets::from_files(&[files, more, jinja].concat()).unwrap();
+        assert_eq!(assets.chat_template.as_deref(), Some("X"));
+    }
+}

@@ -1,0 +1,42 @@
+//! Whether the server lives, and whether it serves.
+
+use axum::extract::{RawQuery, State};
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use axum::routing::get;
+use axum::{Json, Router};
+use serde_json::json;
+
+use super::{App, tgi};
+use crate::engine::State as EngineState;
+
+pub(super) fn routes() -> Router<App> {
+    Router::new().route("/health", get(health)).route("/ping", get(live)).route("/ready", get(ready))
+}
+
+/// `/health` is liveness; `/health?ready` is readiness.
+async fn health(State(app): State<App>, RawQuery(query): RawQuery) -> Response {
+    let asks_ready =
+        query.is_some_and(|query| query.split('&').any(|part| part == "ready" || part == "ready="));
+    if asks_ready { ready(State(app)).await } else { live(State(app)).await }
+}
+
+/// 200 unless the engine has failed for good: loading is life.
+pub(super) async fn live(State(app): State<App>) -> Response {
+    match &*app.service.engine().state().borrow() {
+        EngineState::Failed(_) => tgi::unhealthy(),
+        _ => StatusCode::OK.into_response(),
+    }
+}
+
+async fn ready(State(app): State<App>) -> Response {
+    let body = match &*app.service.engine().state().borrow() {
+        EngineState::Ready(_) => return Json(json!({"status": "ready"})).into_response(),
+        EngineState::Loading { phase, done, total } => {
+            json!({"status": "loading", "phase": phase, "done_bytes": done, "total_bytes": total})
+        }
+        EngineState::Draining => json!({"status": "draining"}),
+        EngineState::Failed(why) => json!({"status": "failed", "error": why}),
+    };
+    (StatusCode::SERVICE_UNAVAILABLE, [(header::RETRY_AFTER, "1")], Json(body)).into_response()
+}

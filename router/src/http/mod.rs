@@ -1,0 +1,73 @@
+//! The HTTP surface. One folder per API; this file puts them together.
+
+mod auth;
+mod health;
+mod openai;
+mod panic;
+mod sse;
+mod tgi;
+
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+
+use axum::extract::{DefaultBodyLimit, State};
+use axum::http::{HeaderValue, Method, header};
+use axum::response::IntoResponse;
+use axum::routing::get;
+use axum::{Router, middleware};
+use metrics_exporter_prometheus::PrometheusHandle;
+use tower_http::cors::{AllowOrigin, CorsLayer};
+
+use crate::service::Service;
+
+/// How the surface is configured.
+#[derive(Debug, Clone, Default)]
+pub struct HttpConfig {
+    /// Keys of which every POST must bring one; empty lets everybody in.
+    pub api_keys: Vec<String>,
+    /// Origins that browsers may ask from; empty allows all.
+    pub allowed_origins: Vec<HeaderValue>,
+    /// Where `/metrics` reads from.
+    pub metrics: Option<PrometheusHandle>,
+}
+
+#[derive(Debug, Clone)]
+struct App {
+    service: Service,
+    config: Arc<HttpConfig>,
+}
+
+/// The routes of a service.
+pub fn router(service: Service, config: HttpConfig) -> Router {
+    let limit = service.limits().payload_limit;
+    let cors = cors(&config);
+    let app = App { service, config: Arc::new(config) };
+    Router::new()
+        .merge(tgi::routes())
+        .merge(openai::routes())
+        .merge(health::routes())
+        .route("/metrics", get(metrics))
+        .layer(middleware::from_fn_with_state(app.clone(), auth::require_key))
+        .layer(DefaultBodyLimit::max(limit))
+        .layer(cors)
+        .with_state(app)
+}
+
+fn cors(config: &HttpConfig) -> CorsLayer {
+    let origins = match config.allowed_origins.as_slice() {
+        [] => AllowOrigin::any(),
+        origins => AllowOrigin::list(origins.iter().cloned()),
+    };
+    let mut headers = vec![header::CONTENT_TYPE];
+    if !config.api_keys.is_empty() {
+        headers.push(header::AUTHORIZATION);
+    }
+    CorsLayer::new().allow_methods([Method::GET, Method::POST]).allow_headers(headers).allow_origin(origins)
+}
+
+async fn metrics(State(app): State<App>) -> impl IntoResponse {
+    let text = app.config.metrics.as_ref().map(PrometheusHandle::render).unwrap_or_default();
+    ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text)
+}

@@ -1,0 +1,262 @@
+//! `/v1/completions`.
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+use futures::future::try_join_all;
+use futures::stream::{self, SelectAll, StreamExt};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
+
+use super::error::{OpenAiError, OpenAiJson};
+use super::logprobs::CompletionLogprobs;
+use super::params::{Common, refuse_unsupported};
+use super::types::{FINGERPRINT, Header, Usage, finish_reason};
+use crate::http::{App, sse};
+use crate::service::{Answer, Prepared, Prompt, Service, TextEvent, TextStream};
+use crate::text::{Specials, Tokenizer};
+
+#[derive(Debug, Deserialize)]
+pub(super) struct CompletionRequest {
+    prompt: Prompts,
+    logprobs: Option<u32>,
+    echo: Option<bool>,
+    best_of: Option<usize>,
+    #[serde(flatten)]
+    common: Common,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Prompts {
+    Text(String),
+    Texts(Vec<String>),
+    Ids(Vec<u32>),
+    ManyIds(Vec<Vec<u32>>),
+}
+
+#[derive(Debug, Serialize)]
+struct Completion<'a> {
+    object: &'static str,
+    id: &'a str,
+    created: u64,
+    model: &'a str,
+    system_fingerprint: &'static str,
+    choices: Vec<Choice>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<Usage>,
+}
+
+#[derive(Debug, Serialize)]
+struct Choice {
+    index: usize,
+    text: String,
+    logprobs: Option<CompletionLogprobs>,
+    finish_reason: Option<&'static str>,
+}
+
+/// One of the request's prompts.
+struct Item {
+    prepared: Prepared,
+    /// What every answer to it begins with: the prompt itself if `echo` asks for it.
+    prefix: String,
+}
+
+/// Continues one or several prompts, at once or as a stream.
+pub(super) async fn completions(
+    State(app): State<App>,
+    OpenAiJson(request): OpenAiJson<CompletionRequest>,
+) -> Result<Response, OpenAiError> {
+    let CompletionRequest { prompt, logprobs, echo, best_of, common, rest } = request;
+    let header = Header::new("cmpl", common.check_model(&app)?);
+    if rest.get("suffix").is_some_and(|suffix| !suffix.is_null() && suffix != "") {
+        let message = "Suffix is not supported and can be achieved by preprocessing the prompt.";
+        return Err(OpenAiError::invalid("suffix", message));
+    }
+    refuse_unsupported(&rest)?;
+    let echo = echo.unwrap_or(false);
+    if echo && logprobs.is_some() {
+        return Err(OpenAiError::invalid("logprobs", "`logprobs` together with `echo` is not supported"));
+    }
+    let prompts = prompts(prompt, app.service.limits().max_client_batch_size)?;
+    let n = common.choices(&app, prompts.len())?;
+    let best_of = best_of.unwrap_or(n);
+    check_best_of(&app, best_of, n, prompts.len(), common.streams())?;
+    let params = common.params(logprobs.unwrap_or(0))?;
+    let items = try_join_all(prompts.into_iter().map(|prompt| async {
+        let prefix = if echo { text(app.service.tokenizer(), &prompt) } else { String::new() };
+        let prepared = app.service.prepare(prompt, params.clone()).await?;
+        Ok::<_, OpenAiError>(Item { prepared, prefix })
+    }))
+    .await?;
+    let prompt_tokens = items.iter().map(|item| item.prepared.prompt().len()).sum();
+    let tokenizer = logprobs.is_some().then(|| app.service.tokenizer().clone());
+    let writer = Writer { header, tokenizer, prompt_tokens, include_usage: common.includes_usage() };
+    let mut streams = Vec::new();
+    for item in &items {
+        let started = app.service.start_several(&item.prepared, best_of.max(n))?;
+        streams.push((item.prefix.clone(), started));
+    }
+    if common.streams() {
+        return Ok(writer.stream(streams));
+    }
+    writer.whole(streams, n).await
+}
+
+fn check_best_of(
+    app: &App,
+    best_of: usize,
+    n: usize,
+    prompts: usize,
+    streams: bool,
+) -> Result<(), OpenAiError> {
+    let most = app.service.limits().max_concurrent_requests;
+    if best_of < n || best_of.saturating_mul(prompts) > most {
+        let message =
+            format!("`best_of` must be >= `n` ({n}), and at most {most} answers can be generated at once");
+        return Err(OpenAiError::invalid("best_of", message));
+    }
+    if streams && best_of != n {
+        let message = "`best_of` != `n` is not supported when streaming tokens";
+        return Err(OpenAiError::invalid("best_of", message));
+    }
+    Ok(())
+}
+
+fn prompts(prompts: Prompts, most: usize) -> Result<Vec<Prompt>, OpenAiError> {
+    let text = |text| Prompt::Text(text, Specials::Add);
+    let prompts: Vec<_> = match prompts {
+        Prompts::Text(prompt) => vec![text(prompt)],
+        Prompts::Texts(prompts) => prompts.into_iter().map(text).collect(),
+        Prompts::Ids(ids) => vec![Prompt::Ids(ids)],
+        Prompts::ManyIds(prompts) => prompts.into_iter().map(Prompt::Ids).collect(),
+    };
+    if prompts.len() > most {
+        let message = format!("Number of prompts exceeds the maximum allowed batch size of {most}");
+        return Err(OpenAiError::invalid("prompt", message));
+    }
+    if prompts.is_empty() {
+        return Err(OpenAiError::invalid("prompt", "`prompt` cannot be empty"));
+    }
+    Ok(prompts)
+}
+
+fn text(tokenizer: &Tokenizer, prompt: &Prompt) -> String {
+    match prompt {
+        Prompt::Text(text, _) => text.clone(),
+        Prompt::Ids(ids) => {
+            let mut detokenizer = tokenizer.detokenizer(true, false);
+            ids.iter().map(|&id| detokenizer.push(id)).collect::<String>() + &detokenizer.finish()
+        }
+    }
+}
+
+struct Writer {
+    header: Header,
+    /// Set if log-probabilities were asked for.
+    tokenizer: Option<Tokenizer>,
+    prompt_tokens: usize,
+    include_usage: bool,
+}
+
+impl Writer {
+    fn body(&self, choices: Vec<Choice>, usage: Option<Usage>) -> Completion<'_> {
+        Completion {
+            object: "text_completion",
+            id: &self.header.id,
+            created: self.header.created,
+            model: &self.header.model,
+            system_fingerprint: FINGERPRINT,
+            choices,
+            usage,
+        }
+    }
+
+    /// The `n` best of the answers to each prompt, in the order of the prompts.
+    async fn whole(self, streams: Vec<(String, Vec<TextStream>)>, n: usize) -> Result<Response, OpenAiError> {
+        let answers = try_join_all(streams.into_iter().map(|(prefix, streams)| async move {
+            Ok::<_, OpenAiError>((prefix, Service::collect(streams).await?))
+        }))
+        .await?;
+        let mut usage = Usage::new(self.prompt_tokens, 0);
+        let mut choices = Vec::new();
+        for (prefix, mut answers) in answers {
+            usage.add(Usage::of(0, &answers));
+            if answers.len() > n {
+                answers.sort_by(|a, b| b.mean_logprob().total_cmp(&a.mean_logprob()));
+                answers.truncate(n);
+            }
+            for answer in answers {
+                choices.push(self.choice(choices.len(), &prefix, answer));
+            }
+        }
+        Ok(Json(self.body(choices, Some(usage))).into_response())
+    }
+
+    fn choice(&self, index: usize, prefix: &str, answer: Answer) -> Choice {
+        let tokenizer = self.tokenizer.as_ref();
+        Choice {
+            index,
+            logprobs: tokenizer.map(|tokenizer| CompletionLogprobs::new(tokenizer, &answer.tokens, 0)),
+            finish_reason: Some(finish_reason(answer.finished.reason)),
+            text: format!("{prefix}{}", answer.finished.text),
+        }
+    }
+
+    fn stream(self, streams: Vec<(String, Vec<TextStream>)>) -> Response {
+        let streams = streams
+            .into_iter()
+            .flat_map(|(prefix, streams)| streams.into_iter().map(move |stream| (prefix.clone(), stream)));
+        let mut choices = Vec::new();
+        let mut all = SelectAll::new();
+        for (index, (prefix, stream)) in streams.enumerate() {
+            choices.push(Progress { prefix, offset: 0, prompt: stream.request().prompt().len() });
+            all.push(sse::events(stream).map(move |event| (index, event)).boxed());
+        }
+        let chunks = stream::unfold(Some((self, all, choices, 0)), |state| async move {
+            let (writer, mut all, mut choices, mut generated) = state?;
+            while let Some((index, event)) = all.next().await {
+                let event = match event {
+                    Ok(event) => event,
+                    Err(error) => return Some((OpenAiError::from(error).event(), None)),
+                };
+                generated += 1;
+                if let Some(chunk) = writer.event(index, &mut choices[index], event) {
+                    return Some((chunk, Some((writer, all, choices, generated))));
+                }
+            }
+            let usage = Usage::new(writer.prompt_tokens, generated);
+            writer.include_usage.then(|| (sse::json(&writer.body(Vec::new(), Some(usage))), None))
+        });
+        sse::response(chunks.chain(stream::iter(["[DONE]".to_owned()])))
+    }
+
+    /// `None` if there is nothing to tell yet. Without `include_usage` the last chunk of an answer has its usage, as
+    /// TGI's has.
+    fn event(&self, index: usize, choice: &mut Progress, event: TextEvent) -> Option<String> {
+        let text = std::mem::take(&mut choice.prefix) + &event.text;
+        if text.is_empty() && event.finished.is_none() && self.tokenizer.is_none() {
+            return None;
+        }
+        let events = std::slice::from_ref(&event);
+        let logprobs = self.tokenizer.as_ref();
+        let logprobs = logprobs.map(|tokenizer| CompletionLogprobs::new(tokenizer, events, choice.offset));
+        choice.offset += event.text.chars().count();
+        let usage = event.finished.as_ref().filter(|_| !self.include_usage);
+        let usage = usage.map(|finished| Usage::new(choice.prompt, finished.generated_tokens as usize));
+        let finish_reason = event.finished.as_ref().map(|finished| finish_reason(finished.reason));
+        Some(sse::json(&self.body(vec![Choice { index, text, logprobs, finish_reason }], usage)))
+    }
+}
+
+/// What has been sent of an answer.
+struct Progress {
+    /// Goes before its first text.
+    prefix: String,
+    /// Characters so far.
+    offset: usize,
+    /// Tokens of its prompt.
+    prompt: usize,
+}

@@ -1,0 +1,158 @@
+//! OpenAI's errors: `{"error": {"message", "type", "param", "code"}}`.
+
+use axum::Json;
+use axum::extract::FromRequest;
+use axum::extract::rejection::JsonRejection;
+use axum::http::{HeaderValue, StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+use crate::metrics;
+use crate::service::ServiceError;
+
+/// An error with its status.
+#[derive(Debug)]
+pub(super) struct OpenAiError {
+    status: StatusCode,
+    body: Body,
+}
+
+#[derive(Debug, Serialize)]
+struct Body {
+    message: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    param: Option<String>,
+    code: Option<&'static str>,
+    /// TGI's clients look for it in the events of a stream.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    http_status_code: Option<u16>,
+}
+
+#[derive(Debug, Serialize)]
+struct Envelope {
+    error: Body,
+}
+
+const INVALID: &str = "invalid_request_error";
+
+impl OpenAiError {
+    fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
+        let body = Body { message: message.into(), kind, param: None, code: None, http_status_code: None };
+        OpenAiError { status, body }
+    }
+
+    /// A field with a wrong value, for requests that do not get as far as the service.
+    pub(super) fn invalid(param: &str, message: impl Into<String>) -> Self {
+        metrics::request_rejected("validation");
+        let mut error = Self::new(StatusCode::BAD_REQUEST, INVALID, message);
+        error.body.param = Some(param.to_owned());
+        error
+    }
+
+    /// A field that is understood but not served.
+    pub(super) fn unsupported(param: &str) -> Self {
+        let mut error = Self::invalid(param, format!("`{param}` is not supported"));
+        error.body.code = Some("unsupported_parameter");
+        error
+    }
+
+    /// A model that is not served here.
+    pub(super) fn model_not_found(model: &str) -> Self {
+        let message = format!("model not found: {model}. GET /v1/models lists what is served");
+        let mut error = Self::new(StatusCode::NOT_FOUND, INVALID, message);
+        error.body.param = Some("model".into());
+        error.body.code = Some("model_not_found");
+        error
+    }
+
+    /// As an event of a stream that has begun.
+    pub(super) fn event(mut self) -> String {
+        self.body.http_status_code = Some(self.status.as_u16());
+        super::super::sse::json(&Envelope { error: self.body })
+    }
+}
+
+/// OpenAI's name for a field that the service knows by TGI's.
+fn openai_name(param: &'static str) -> &'static str {
+    match param {
+        "inputs" => "prompt",
+        "max_new_tokens" => "max_tokens",
+        "top_n_tokens" => "top_logprobs",
+        other => other,
+    }
+}
+
+impl From<ServiceError> for OpenAiError {
+    fn from(error: ServiceError) -> Self {
+        let message = error.to_string();
+        match error {
+            ServiceError::Validation { param, .. } => {
+                let name = openai_name(param);
+                let message = message
+                    .replace("`inputs`", "`prompt`")
+                    .replace("`max_new_tokens`", "`max_tokens`")
+                    .replace("`top_n_tokens`", "`top_logprobs`");
+                let mut error = Self::new(StatusCode::BAD_REQUEST, INVALID, message);
+                error.body.param = Some(name.to_owned());
+                error
+            }
+            ServiceError::Template(_) => {
+                let mut error = Self::new(StatusCode::BAD_REQUEST, INVALID, message);
+                (error.body.param, error.body.code) = (Some("messages".into()), Some("template_error"));
+                error
+            }
+            ServiceError::Overloaded => {
+                let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+                error.body.code = Some("overloaded");
+                error
+            }
+            ServiceError::Unavailable(_) => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", message)
+            }
+            ServiceError::Generation(_) | ServiceError::Incomplete => {
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+            }
+        }
+    }
+}
+
+impl From<JsonRejection> for OpenAiError {
+    fn from(rejection: JsonRejection) -> Self {
+        let status = match rejection.status() {
+            // OpenAI does not tell a wrong shape from wrong JSON.
+            StatusCode::UNPROCESSABLE_ENTITY => StatusCode::BAD_REQUEST,
+            status => status,
+        };
+        Self::new(status, INVALID, rejection.body_text())
+    }
+}
+
+impl IntoResponse for OpenAiError {
+    fn into_response(self) -> Response {
+        let busy = matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+        let mut response = (self.status, Json(Envelope { error: self.body })).into_response();
+        if busy {
+            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+/// A JSON body, refused in OpenAI's shape.
+#[derive(Debug, FromRequest)]
+#[from_request(via(Json), rejection(OpenAiError))]
+pub(super) struct OpenAiJson<T>(pub(super) T);
+
+/// The answer to a POST without a valid key.
+pub(in crate::http) fn unauthorized() -> Response {
+    let mut error = OpenAiError::new(StatusCode::UNAUTHORIZED, INVALID, "Incorrect API key provided");
+    error.body.code = Some("invalid_api_key");
+    error.into_response()
+}
+
+/// What a request gets whose handler panicked.
+pub(super) fn internal() -> Response {
+    OpenAiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "Internal server error")
+        .into_response()
+}

@@ -1,0 +1,71 @@
+//! The messages of a conversation, as chat templates take them.
+
+use serde_json::{Map, Value};
+
+use super::error::OpenAiError;
+use crate::text::Conversation;
+
+/// A conversation for the template, and the text that the answer continues if its last message is the assistant's.
+pub(super) fn conversation(
+    messages: Vec<Value>,
+    continues: Option<bool>,
+) -> Result<(Conversation, Option<String>), OpenAiError> {
+    let messages =
+        messages.into_iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<Vec<_>, _>>()?;
+    let last = messages.last().filter(|last| last["role"] == "assistant");
+    let begun = last.and_then(|last| last["content"].as_str()).filter(|text| !text.trim().is_empty());
+    let begun = begun.filter(|_| continues.unwrap_or(true)).map(str::to_owned);
+    if continues == Some(true) && begun.is_none() {
+        let message = "`continue_final_message` needs a last message of the assistant with text";
+        return Err(OpenAiError::invalid("continue_final_message", message));
+    }
+    let add_generation_prompt = begun.is_none();
+    let messages = messages.into_iter().map(Value::Object).collect();
+    Ok((Conversation { messages, tools: None, add_generation_prompt }, begun))
+}
+
+/// Cuts what the template wrote after the assistant's unfinished text.
+pub(super) fn cut_after(mut prompt: String, begun: &str) -> Result<String, OpenAiError> {
+    let begun = begun.trim();
+    let Some(start) = prompt.rfind(begun) else {
+        let message = "the chat template changes the last message, so that it cannot be continued";
+        return Err(OpenAiError::invalid("messages", message));
+    };
+    prompt.truncate(start + begun.len());
+    Ok(prompt)
+}
+
+fn message(index: usize, message: Value) -> Result<Map<String, Value>, OpenAiError> {
+    let param = format!("messages[{index}]");
+    let wrong = |what: &str| OpenAiError::invalid(&param, format!("`{param}` {what}"));
+    let Value::Object(mut message) = message else { return Err(wrong("must be an object")) };
+    if !message.get("role").is_some_and(Value::is_string) {
+        return Err(wrong("must have a role"));
+    }
+    let content = match message.get("content") {
+        None | Some(Value::Null) => Value::Null,
+        Some(Value::String(text)) => Value::String(text.clone()),
+        Some(Value::Array(parts)) => Value::String(text_of(&param, parts)?),
+        Some(_) => return Err(wrong("must have a text or a list of parts as content")),
+    };
+    message.insert("content".into(), content);
+    Ok(message)
+}
+
+fn text_of(param: &str, parts: &[Value]) -> Result<String, OpenAiError> {
+    let mut text = String::new();
+    for part in parts {
+        match (part["type"].as_str(), part["text"].as_str()) {
+            (Some("text"), Some(part)) => text += part,
+            (Some("text") | None, _) => {
+                let message = format!("`{param}` has a part of content without a type or text");
+                return Err(OpenAiError::invalid(param, message));
+            }
+            (Some(kind), _) => {
+                let message = format!("`{param}` has content of type `{kind}`, which is not supported");
+                return Err(OpenAiError::invalid(param, message));
+            }
+        }
+    }
+    Ok(text)
+}

@@ -1,0 +1,187 @@
+//! The parameters that both of OpenAI's generating routes have.
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::error::OpenAiError;
+use crate::http::App;
+use crate::service::Params;
+use crate::text::StopText;
+
+/// Fields of `/v1/completions` and `/v1/chat/completions`; `top_k`, `min_p`, `typical_p` and `repetition_penalty` are
+/// extensions that other servers have too.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Common {
+    pub(super) model: Option<String>,
+    pub(super) stream: Option<bool>,
+    pub(super) stream_options: Option<StreamOptions>,
+    pub(super) n: Option<usize>,
+    max_tokens: Option<u32>,
+    max_completion_tokens: Option<u32>,
+    temperature: Option<f32>,
+    top_p: Option<f32>,
+    top_k: Option<i64>,
+    min_p: Option<f32>,
+    typical_p: Option<f32>,
+    frequency_penalty: Option<f32>,
+    presence_penalty: Option<f32>,
+    repetition_penalty: Option<f32>,
+    seed: Option<Seed>,
+    stop: Option<OneOrMany>,
+    logit_bias: Option<LogitBias>,
+}
+
+#[derive(Debug, Default, Clone, Copy, Deserialize)]
+#[serde(default)]
+pub(super) struct StreamOptions {
+    include_usage: Option<bool>,
+}
+
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(untagged)]
+enum Seed {
+    Unsigned(u64),
+    Signed(i64),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum LogitBias {
+    /// OpenAI: token id → bias.
+    Object(Map<String, Value>),
+    /// TGI's type for it, of which only the empty list means something.
+    List(Vec<Value>),
+}
+
+/// Fields that would change the answer and are not served, with the values that ask for nothing.
+const UNSUPPORTED: &[(&str, &[&str])] = &[
+    ("audio", &[]),
+    ("chat_template", &[]),
+    ("chat_template_kwargs", &["{}"]),
+    ("documents", &["[]"]),
+    ("function_call", &["\"none\""]),
+    ("functions", &["[]"]),
+    ("grammar", &[]),
+    ("guided_choice", &[]),
+    ("guided_grammar", &[]),
+    ("guided_json", &[]),
+    ("guided_regex", &[]),
+    ("ignore_eos", &["false"]),
+    ("length_penalty", &["1", "1.0"]),
+    ("logits_processors", &["[]"]),
+    ("min_tokens", &["0"]),
+    ("modalities", &["[\"text\"]"]),
+    ("prediction", &[]),
+    ("prompt_logprobs", &["0", "false"]),
+    ("reasoning_effort", &["\"none\""]),
+    ("response_format", &["{\"type\":\"text\"}"]),
+    ("return_token_ids", &["false"]),
+    ("stop_token_ids", &["[]"]),
+    ("structured_outputs", &[]),
+    ("suffix", &["\"\""]),
+    ("tool_choice", &["\"none\"", "\"auto\""]),
+    ("tool_prompt", &["\"\""]),
+    ("tools", &["[]"]),
+    ("truncate_prompt_tokens", &[]),
+    ("use_beam_search", &["false"]),
+    ("web_search_options", &[]),
+];
+
+/// Refuses by name what would change the answer and is not served; other fields that nobody knows are ignored.
+pub(super) fn refuse_unsupported(rest: &Map<String, Value>) -> Result<(), OpenAiError> {
+    for (name, value) in rest {
+        let Some((_, neutral)) = UNSUPPORTED.iter().find(|(field, _)| field == name) else { continue };
+        if !value.is_null() && !neutral.contains(&value.to_string().as_str()) {
+            return Err(OpenAiError::unsupported(name));
+        }
+    }
+    Ok(())
+}
+
+impl Common {
+    /// How the model is called in responses.
+    pub(super) fn check_model(&self, app: &App) -> Result<String, OpenAiError> {
+        let served = &app.service.model().id;
+        match self.model.as_deref() {
+            None | Some("" | "tgi") => Ok(served.clone()),
+            Some(model) if model == served => Ok(served.clone()),
+            Some(other) => Err(OpenAiError::model_not_found(other)),
+        }
+    }
+
+    /// Answers per prompt; all of them together are in flight at once.
+    pub(super) fn choices(&self, app: &App, prompts: usize) -> Result<usize, OpenAiError> {
+        let (n, most) = (self.n.unwrap_or(1), app.service.limits().max_concurrent_requests);
+        if n == 0 || n.saturating_mul(prompts) > most {
+            let message =
+                format!("`n` must be > 0, and at most {most} answers can be generated at once. Given: {n}");
+            return Err(OpenAiError::invalid("n", message));
+        }
+        Ok(n)
+    }
+
+    pub(super) fn streams(&self) -> bool {
+        self.stream.unwrap_or(false)
+    }
+
+    pub(super) fn includes_usage(&self) -> bool {
+        self.stream_options.and_then(|options| options.include_usage).unwrap_or(false)
+    }
+
+    /// OpenAI samples with temperature 1 unless told otherwise; 0 is greedy.
+    pub(super) fn params(&self, top_n: u32) -> Result<Params, OpenAiError> {
+        let greedy = self.temperature == Some(0.0);
+        Ok(Params {
+            max_new_tokens: self.max_completion_tokens.or(self.max_tokens),
+            do_sample: !greedy,
+            temperature: self.temperature.filter(|_| !greedy),
+            // Off is written as 0 or -1.
+            top_k: self.top_k.filter(|&k| !greedy && k != 0 && k != -1),
+            // OpenAI allows 0, which leaves the most likely token.
+            top_p: self.top_p.filter(|_| !greedy).map(|p| if p == 0.0 { f32::MIN_POSITIVE } else { p }),
+            min_p: self.min_p.filter(|_| !greedy),
+            typical_p: self.typical_p.filter(|&p| !greedy && p != 1.0),
+            repetition_penalty: self.repetition_penalty,
+            frequency_penalty: self.frequency_penalty,
+            presence_penalty: self.presence_penalty,
+            logit_bias: self.logit_bias()?,
+            seed: self.seed.map(|seed| match seed {
+                Seed::Unsigned(seed) => seed,
+                Seed::Signed(seed) => seed.cast_unsigned(),
+            }),
+            stop: match &self.stop {
+                None => Vec::new(),
+                Some(OneOrMany::One(stop)) => vec![stop.clone()],
+                Some(OneOrMany::Many(stops)) => stops.clone(),
+            },
+            stop_text: StopText::Remove,
+            top_n,
+            warped_logprobs: false,
+            ..Params::default()
+        })
+    }
+
+    fn logit_bias(&self) -> Result<Vec<(u32, f32)>, OpenAiError> {
+        let wrong = || OpenAiError::invalid("logit_bias", "`logit_bias` must map token ids to numbers");
+        match &self.logit_bias {
+            None => Ok(Vec::new()),
+            Some(LogitBias::List(list)) if list.is_empty() => Ok(Vec::new()),
+            Some(LogitBias::List(_)) => Err(wrong()),
+            Some(LogitBias::Object(biases)) => biases
+                .iter()
+                .map(|(id, bias)| {
+                    let bias = bias.as_f64().ok_or_else(wrong)?;
+                    Ok((id.parse().map_err(|_| wrong())?, bias as f32))
+                })
+                .collect(),
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! A panic in a handler costs its own request and nothing else.
+
+use std::any::Any;
+
+use axum::response::Response;
+use tower_http::catch_panic::{CatchPanicLayer, ResponseForPanic};
+
+/// Answers with `response` when a handler panics.
+pub(super) fn answered_by(response: fn() -> Response) -> CatchPanicLayer<Answer> {
+    CatchPanicLayer::custom(Answer(response))
+}
+
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Answer(fn() -> Response);
+
+impl ResponseForPanic for Answer {
+    type ResponseBody = axum::body::Body;
+
+    fn response_for_panic(&mut self, panic: Box<dyn Any + Send>) -> Response {
+        let text = panic.downcast_ref::<String>().map(String::as_str);
+        let text = text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("unknown");
+        tracing::error!(panic = text, "a request handler panicked");
+        (self.0)()
+    }
+}

@@ -1,0 +1,222 @@
+//! `/v1/chat/completions`.
+
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+use super::{Script, Server};
+
+const PATH: &str = "/v1/chat/completions";
+
+fn request(more: Value) -> Value {
+    let mut request = json!({"messages": [{"role": "user", "content": "hi"}]});
+    request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    request
+}
+
+#[tokio::test]
+async fn a_conversation_is_answered() {
+    let mut server = Server::saying("Hello ü");
+    let reply = server.post(PATH, request(json!({"temperature": 0}))).await;
+    let body = reply.json();
+    assert_eq!(body["object"], "chat.completion");
+    assert!(body["id"].as_str().unwrap().starts_with("chatcmpl-"));
+    assert_eq!((&body["model"], body["created"].as_u64().unwrap() > 0), (&json!("org/model"), true));
+    assert_eq!(
+        body["choices"],
+        json!([{"index": 0, "message": {"role": "assistant", "content": "Hello ü"}, "logprobs": null,
+                "finish_reason": "stop"}])
+    );
+    assert_eq!(body["usage"], json!({"prompt_tokens": 20, "completion_tokens": 9, "total_tokens": 29}));
+    let asked = server.engine.requests.recv().await.unwrap();
+    let text: String = asked.prompt[1..].iter().map(|&id| char::from_u32(id).unwrap()).collect();
+    assert_eq!((asked.prompt[0], text.as_str()), (crate::test_support::BOS, "user: hi\nassistant: "));
+    assert!(!asked.sampling.do_sample && !asked.sampling.warped_logprobs);
+    assert_eq!(asked.max_new_tokens, 1004);
+}
+
+#[tokio::test]
+async fn parameters_mean_what_openai_says() {
+    let mut server = Server::saying("x");
+    let more = json!({
+        "model": "tgi", "max_tokens": 5, "max_completion_tokens": 7, "top_p": 0, "presence_penalty": 0.5, "seed": -1,
+        "frequency_penalty": -1, "logit_bias": {"97": -100, "98": 1.5}, "min_p": 0.1, "stop": "z", "user": "u",
+        "stream_options": null, "tools": [], "response_format": {"type": "text"}, "top_k": -1, "n": 2,
+    });
+    let reply = server.post(PATH, request(more)).await;
+    assert_eq!(reply.status, StatusCode::OK, "{}", reply.body);
+    assert_eq!(reply.json()["choices"].as_array().unwrap().len(), 2);
+    let first = server.engine.requests.recv().await.unwrap();
+    let second = server.engine.requests.recv().await.unwrap();
+    assert_eq!((first.sampling.seed, second.sampling.seed), (u64::MAX, 0));
+    let sampling = first.sampling;
+    assert_eq!((first.max_new_tokens, sampling.top_k, sampling.top_p), (7, 0, f32::MIN_POSITIVE));
+    assert_eq!((sampling.presence_penalty, sampling.frequency_penalty, sampling.min_p), (0.5, -1.0, 0.1));
+    assert!(sampling.do_sample && sampling.repetition_penalty == 1.0);
+    let bias: Vec<_> = sampling.logit_bias.iter().map(|bias| (bias.token, bias.bias)).collect();
+    assert_eq!(bias, [(97, -100.0), (98, 1.5)]);
+}
+
+#[tokio::test]
+async fn a_stream_ends_with_done() {
+    let server = Server::saying("Hi ü");
+    let reply = server.post(PATH, request(json!({"stream": true}))).await;
+    let chunks = reply.chunks();
+    assert_eq!(chunks[0]["object"], "chat.completion.chunk");
+    assert_eq!(
+        chunks[0]["choices"],
+        json!([{"index": 0, "delta": {"role": "assistant", "content": "H"}, "logprobs": null, "finish_reason": null}])
+    );
+    assert_eq!(chunks[0]["usage"], Value::Null);
+    assert!(chunks.iter().all(|chunk| chunk["id"] == chunks[0]["id"]));
+    let text: String = chunks.iter().map(|c| c["choices"][0]["delta"]["content"].as_str().unwrap()).collect();
+    assert_eq!(text, "Hi ü");
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "stop");
+
+    let more = json!({"stream": true, "n": 2, "stream_options": {"include_usage": true}});
+    let chunks = server.post(PATH, request(more)).await.chunks();
+    let (usage, chunks) = chunks.split_last().unwrap();
+    assert_eq!(usage["choices"], json!([]));
+    assert_eq!(usage["usage"], json!({"prompt_tokens": 20, "completion_tokens": 12, "total_tokens": 32}));
+    for index in 0..2 {
+        let own = chunks.iter().filter(|chunk| chunk["choices"][0]["index"] == index);
+        let text: String = own.map(|c| c["choices"][0]["delta"]["content"].as_str().unwrap()).collect();
+        assert_eq!(text, "Hi ü");
+    }
+}
+
+#[tokio::test]
+async fn stop_strings_are_left_out_and_never_shown_in_part() {
+    let server = Server::saying("one EN END two");
+    let more = json!({"stop": ["END"]});
+    let body = server.post(PATH, request(more)).await.json();
+    assert_eq!(body["choices"][0]["message"]["content"], "one EN ");
+    assert_eq!(body["choices"][0]["finish_reason"], "stop");
+    let chunks = server.post(PATH, request(json!({"stop": ["END"], "stream": true}))).await.chunks();
+    let mut text = String::new();
+    for chunk in &chunks {
+        text += chunk["choices"][0]["delta"]["content"].as_str().unwrap();
+        assert!("one EN ".starts_with(&text), "{text}");
+    }
+    assert_eq!(text, "one EN ");
+    // What was held back is given out if the answer ends otherwise.
+    let body = server.post(PATH, request(json!({"stop": ["twofold"]}))).await.json();
+    assert_eq!(body["choices"][0]["message"]["content"], "one EN END two");
+}
+
+#[tokio::test]
+async fn logprobs_have_bytes() {
+    let server = Server::saying("ü");
+    let more = json!({"logprobs": true, "top_logprobs": 1});
+    let body = server.post(PATH, request(more.clone())).await.json();
+    let content = body["choices"][0]["logprobs"]["content"].as_array().unwrap().clone();
+    assert_eq!(content.len(), 2);
+    assert_eq!(content[0]["bytes"], json!([0xC3]));
+    assert_eq!(content[0]["token"], "\u{FFFD}");
+    assert_eq!(content[0]["top_logprobs"][0]["logprob"], -0.25);
+    let mut streamed = request(more);
+    streamed["stream"] = json!(true);
+    let chunks = server.post(PATH, streamed).await.chunks();
+    let parts =
+        chunks.iter().flat_map(|c| c["choices"][0]["logprobs"]["content"].as_array().unwrap().clone());
+    let bytes: Vec<_> = parts.flat_map(|part| part["bytes"].as_array().unwrap().clone()).collect();
+    assert_eq!(bytes, [json!(0xC3), json!(0xBC)]);
+}
+
+#[tokio::test]
+async fn an_unfinished_answer_is_continued() {
+    let mut server = Server::saying("x");
+    let messages = json!([{"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]},
+                          {"role": "assistant", "content": "I am "}]);
+    server.post(PATH, json!({"messages": messages})).await;
+    let prompt = server.engine.requests.recv().await.unwrap().prompt;
+    let text: String = prompt[1..].iter().map(|&id| char::from_u32(id).unwrap()).collect();
+    assert_eq!(text, "user: hi\nassistant: I am");
+    server.post(PATH, json!({"messages": messages, "continue_final_message": false})).await;
+    let prompt = server.engine.requests.recv().await.unwrap().prompt;
+    let text: String = prompt[1..].iter().map(|&id| char::from_u32(id).unwrap()).collect();
+    assert_eq!(text, "user: hi\nassistant: I am \nassistant: ");
+}
+
+#[tokio::test]
+async fn what_is_wrong_is_said_in_openais_shape() {
+    let server = Server::saying("x");
+    let cases = [
+        (request(json!({"model": "other"})), 404, "model", "model not found"),
+        (request(json!({"tools": [{"type": "function"}]})), 400, "tools", "`tools` is not supported"),
+        (request(json!({"tool_choice": "required"})), 400, "tool_choice", "not supported"),
+        (
+            request(json!({"response_format": {"type": "json_object"}})),
+            400,
+            "response_format",
+            "not supported",
+        ),
+        (request(json!({"guided_json": {}})), 400, "guided_json", "not supported"),
+        (request(json!({"ignore_eos": true})), 400, "ignore_eos", "not supported"),
+        (request(json!({"n": 0})), 400, "n", "`n` must be > 0"),
+        (request(json!({"n": 1000})), 400, "n", "at most 128"),
+        (request(json!({"top_logprobs": 2})), 400, "top_logprobs", "needs `logprobs`"),
+        (
+            request(json!({"logprobs": true, "top_logprobs": 9})),
+            400,
+            "top_logprobs",
+            "`top_logprobs` must be >= 0 and <= 5",
+        ),
+        (request(json!({"max_tokens": 0})), 400, "max_tokens", "`max_tokens` must be strictly positive"),
+        (
+            request(json!({"max_tokens": 9999})),
+            400,
+            "max_tokens",
+            "`prompt` tokens + `max_tokens` must be <= 1024",
+        ),
+        (request(json!({"temperature": -1})), 400, "temperature", "strictly positive"),
+        (request(json!({"presence_penalty": 3})), 400, "presence_penalty", ">= -2.0 and <= 2.0"),
+        (request(json!({"min_p": 1})), 400, "min_p", "`min_p` must be >= 0.0 and < 1.0"),
+        (request(json!({"logit_bias": {"a": 1}})), 400, "logit_bias", "token ids"),
+        (request(json!({"logit_bias": {"5000": 1}})), 400, "logit_bias", "vocabulary"),
+        (request(json!({"logit_bias": {"5": 101}})), 400, "logit_bias", "<= 100"),
+        (request(json!({"logit_bias": [1.0]})), 400, "logit_bias", "token ids"),
+        (request(json!({"stop": ["", "a"]})), 400, "stop", "empty"),
+        (json!({"messages": ["a"]}), 400, "messages[0]", "must be an object"),
+        (json!({"messages": [{"content": "a"}]}), 400, "messages[0]", "must have a role"),
+        (json!({"messages": [{"role": "user", "content": 1}]}), 400, "messages[0]", "text or a list"),
+        (
+            json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://x"}}]}]}),
+            400,
+            "messages[0]",
+            "`image_url`, which is not supported",
+        ),
+        (
+            json!({"messages": [{"role": "bad", "content": "a"}]}),
+            400,
+            "messages",
+            "Template error: Unknown role bad",
+        ),
+    ];
+    for (mut body, status, param, text) in cases {
+        for stream in [false, true] {
+            body["stream"] = json!(stream);
+            let reply = server.post(PATH, body.clone()).await;
+            let error = reply.json()["error"].clone();
+            assert_eq!((reply.status.as_u16(), &error["param"]), (status, &json!(param)), "{body}: {error}");
+            assert_eq!(error["type"], "invalid_request_error");
+            assert!(error["message"].as_str().unwrap().contains(text), "{body}: {error}");
+            assert!(error.as_object().unwrap().contains_key("code"));
+        }
+    }
+    for (body, status) in [("{", 400), ("{}", 400), (r#"{"messages": 1}"#, 400)] {
+        let reply = server.post_text(PATH, body).await;
+        assert_eq!(reply.status.as_u16(), status);
+        assert_eq!(reply.json()["error"]["type"], "invalid_request_error");
+    }
+}
+
+#[tokio::test]
+async fn an_error_in_a_stream_is_an_event_before_done() {
+    let server = Server::new(Script::Fail("ab".into()));
+    let chunks = server.post(PATH, request(json!({"stream": true}))).await.chunks();
+    assert_eq!(chunks.len(), 3);
+    assert_eq!(chunks[2]["error"]["http_status_code"], 500);
+    assert!(chunks[2]["error"]["message"].as_str().unwrap().contains("the shard has died"));
+    let reply = server.post(PATH, request(json!({}))).await;
+    assert_eq!((reply.status.as_u16(), &reply.json()["error"]["type"]), (500, &json!("server_error")));
+}

@@ -1,0 +1,102 @@
+//! The whole surface against a fake engine.
+
+mod chat;
+mod completions;
+mod server;
+mod tgi;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::{HeaderMap, Method, Request, StatusCode, header};
+use serde_json::Value;
+use tower::ServiceExt;
+
+use super::{HttpConfig, router};
+use crate::service::{Limits, ModelInfo, Service};
+use crate::test_support::{self, FakeEngine, Script};
+
+/// A server whose model says the same to everything.
+struct Server {
+    app: Router,
+    engine: FakeEngine,
+}
+
+struct Reply {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: String,
+}
+
+impl Server {
+    fn new(script: Script) -> Self {
+        Self::with(script, 128, HttpConfig::default())
+    }
+
+    fn saying(text: &str) -> Self {
+        Self::new(Script::Say(text.into()))
+    }
+
+    fn with(script: Script, concurrent: usize, config: HttpConfig) -> Self {
+        let engine = FakeEngine::new(script, concurrent);
+        let limits = Limits { max_concurrent_requests: concurrent, ..Limits::default() };
+        let model = ModelInfo { id: "org/model".into(), sha: None, pipeline_tag: None };
+        let service = Service::new(&test_support::assets(), engine.engine.clone(), limits, model).unwrap();
+        Server { app: router(service, config), engine }
+    }
+
+    async fn send(&self, request: Request<Body>) -> Reply {
+        let response = self.app.clone().oneshot(request).await.unwrap();
+        let (parts, body) = response.into_parts();
+        let body = axum::body::to_bytes(body, usize::MAX).await.unwrap();
+        let body = String::from_utf8(body.to_vec()).unwrap();
+        Reply { status: parts.status, headers: parts.headers, body }
+    }
+
+    async fn get(&self, path: &str) -> Reply {
+        self.send(Request::get(path).body(Body::empty()).unwrap()).await
+    }
+
+    async fn post(&self, path: &str, body: Value) -> Reply {
+        self.post_text(path, body.to_string()).await
+    }
+
+    async fn post_text(&self, path: &str, body: impl Into<Body>) -> Reply {
+        self.send(post(path, body)).await
+    }
+}
+
+fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
+    let builder = Request::builder().method(Method::POST).uri(path);
+    builder.header(header::CONTENT_TYPE, "application/json").body(body.into()).unwrap()
+}
+
+impl Reply {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.body).unwrap_or_else(|e| panic!("{e}: {}", self.body))
+    }
+
+    fn header(&self, name: &str) -> &str {
+        self.headers.get(name).unwrap_or_else(|| panic!("no {name}")).to_str().unwrap()
+    }
+
+    /// The data of each event; every byte of the framing is checked.
+    fn events(&self) -> Vec<String> {
+        assert_eq!(self.status, StatusCode::OK, "{}", self.body);
+        assert_eq!(self.header("content-type"), "text/event-stream");
+        assert_eq!(self.header("cache-control"), "no-cache");
+        assert_eq!(self.header("x-accel-buffering"), "no");
+        let body = self.body.strip_suffix("\n\n").expect("ends with an empty line");
+        body.split("\n\n").map(|event| event.strip_prefix("data: ").expect("data").to_owned()).collect()
+    }
+
+    fn json_events(&self) -> Vec<Value> {
+        self.events().iter().map(|event| serde_json::from_str(event).unwrap()).collect()
+    }
+
+    /// The events of an OpenAI stream, without its end.
+    fn chunks(&self) -> Vec<Value> {
+        let mut events = self.events();
+        assert_eq!(events.pop().as_deref(), Some("[DONE]"));
+        events.iter().map(|event| serde_json::from_str(event).unwrap()).collect()
+    }
+}

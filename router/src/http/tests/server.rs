@@ -1,0 +1,247 @@
+//! Health, keys, limits, and clients that leave.
+
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::http::{Request, StatusCode};
+use futures::StreamExt;
+use serde_json::json;
+use tower::ServiceExt;
+
+use super::{HttpConfig, Script, Server, post};
+use crate::engine::State;
+
+#[tokio::test]
+async fn health_is_life_and_ready_is_service() {
+    let server = Server::saying("x");
+    let status = async |path| server.get(path).await.status.as_u16();
+    let generate = || server.post("/generate", json!({"inputs": "a"}));
+    for path in ["/", "/health", "/ping", "/health?ready", "/ready"] {
+        assert_eq!(status(path).await, 200, "{path}");
+    }
+    assert_eq!(server.get("/health").await.body, "");
+
+    server.engine.state.send(State::Loading { phase: "weights".into(), done: 1, total: 2 }).unwrap();
+    assert_eq!(
+        (status("/health").await, status("/health?ready").await, status("/info").await),
+        (200, 503, 503)
+    );
+    let reply = server.get("/ready").await;
+    assert_eq!((reply.status.as_u16(), reply.header("retry-after")), (503, "1"));
+    assert_eq!(
+        reply.json(),
+        json!({"status": "loading", "phase": "weights", "done_bytes": 1, "total_bytes": 2})
+    );
+    let reply = generate().await;
+    assert_eq!((reply.status.as_u16(), reply.header("retry-after")), (503, "1"));
+    assert_eq!(reply.json(), json!({"error": "Model is loading", "error_type": "unavailable"}));
+    let body = json!({"messages": [{"role": "user", "content": "a"}], "stream": true});
+    let reply = server.post("/v1/chat/completions", body).await;
+    assert_eq!((reply.status.as_u16(), reply.header("retry-after")), (503, "1"));
+
+    server.engine.state.send(State::Draining).unwrap();
+    assert_eq!(
+        (status("/health").await, status("/ready").await, generate().await.status.as_u16()),
+        (200, 503, 503)
+    );
+
+    server.engine.state.send(State::Failed("no memory".into())).unwrap();
+    let reply = server.get("/health").await;
+    assert_eq!((reply.status.as_u16(), status("/ready").await), (503, 503));
+    assert_eq!(reply.json(), json!({"error": "unhealthy", "error_type": "healthcheck"}));
+}
+
+#[tokio::test]
+async fn a_full_server_says_when_to_come_back() {
+    let server = Server::with(Script::Forever("a".into()), 1, HttpConfig::default());
+    let running = server.app.clone().oneshot(post("/generate_stream", r#"{"inputs":"a"}"#)).await.unwrap();
+    for path in ["/generate", "/generate_stream"] {
+        let reply = server.post(path, json!({"inputs": "a"})).await;
+        assert_eq!((reply.status, reply.header("retry-after")), (StatusCode::TOO_MANY_REQUESTS, "1"));
+        assert_eq!(reply.json(), json!({"error": "Model is overloaded", "error_type": "overloaded"}));
+    }
+    let reply = server.post("/v1/completions", json!({"prompt": "a", "stream": true})).await;
+    assert_eq!((reply.status, reply.header("retry-after")), (StatusCode::TOO_MANY_REQUESTS, "1"));
+    assert_eq!(reply.json()["error"]["code"], "overloaded");
+    drop(running);
+}
+
+#[tokio::test]
+async fn a_client_that_leaves_cancels_its_request() {
+    let mut server = Server::new(Script::Forever("a".into()));
+    let chat = json!({"messages": [{"role": "user", "content": "a"}], "stream": true, "n": 2}).to_string();
+    let cases = [("/generate_stream", r#"{"inputs":"a"}"#.to_owned(), 1), ("/v1/chat/completions", chat, 2)];
+    for (path, body, sequences) in cases {
+        let response = server.app.clone().oneshot(post(path, body)).await.unwrap();
+        let mut body = response.into_body().into_data_stream();
+        assert!(body.next().await.unwrap().unwrap().starts_with(b"data: {"));
+        drop(body);
+        for _ in 0..sequences {
+            let gone = tokio::time::timeout(Duration::from_secs(5), server.engine.cancelled.recv()).await;
+            assert_eq!(gone, Ok(Some(())), "{path}");
+        }
+    }
+    // One that waits for the whole answer, too.
+    let waiting = server
+        .app
+        .clone()
+        .oneshot(post("/generate", r#"{"inputs":"a","parameters":{"max_new_tokens":1000}}"#));
+    assert!(tokio::time::timeout(Duration::from_millis(5), waiting).await.is_err());
+    let gone = tokio::time::timeout(Duration::from_secs(5), server.engine.cancelled.recv()).await;
+    assert_eq!(gone, Ok(Some(())));
+}
+
+#[tokio::test]
+async fn a_stop_string_frees_the_sequence() {
+    let mut server = Server::new(Script::Forever("abcd".into()));
+    let body = json!({"inputs": "a", "parameters": {"stop": ["dab"]}});
+    assert_eq!(server.post("/generate", body).await.json(), json!({"generated_text": "abcdab"}));
+    let gone = tokio::time::timeout(Duration::from_secs(5), server.engine.cancelled.recv()).await;
+    assert_eq!(gone, Ok(Some(())));
+}
+
+#[tokio::test]
+async fn every_post_needs_a_key_where_there_are_keys() {
+    let config = HttpConfig { api_keys: vec!["one".into(), "Two".into()], ..HttpConfig::default() };
+    let server = Server::with(Script::Say("x".into()), 8, config);
+    let ask = async |path: &str, key: Option<&str>| {
+        let body = json!({"inputs": "a", "prompt": "a", "messages": [{"role": "user", "content": "a"}]});
+        let mut request = post(path, body.to_string());
+        if let Some(key) = key {
+            request.headers_mut().insert("authorization", key.parse().unwrap());
+        }
+        server.send(request).await
+    };
+    for path in ["/", "/generate", "/generate_stream", "/tokenize", "/v1/completions", "/v1/chat/completions"]
+    {
+        for key in
+            [None, Some("one"), Some("Bearer two"), Some("Bearer on"), Some("bearer one"), Some("Bearer ")]
+        {
+            let reply = ask(path, key).await;
+            assert_eq!(reply.status, StatusCode::UNAUTHORIZED, "{path} {key:?}");
+            if path.starts_with("/v1/") {
+                assert_eq!(reply.json()["error"]["code"], "invalid_api_key");
+            } else {
+                assert_eq!(reply.body, "");
+            }
+        }
+        for key in ["Bearer one", "Bearer Two"] {
+            assert_eq!(ask(path, Some(key)).await.status, StatusCode::OK, "{path} {key}");
+        }
+    }
+    for path in ["/health", "/info", "/v1/models", "/metrics"] {
+        assert_eq!(server.get(path).await.status, StatusCode::OK, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn browsers_may_ask() {
+    let server = Server::saying("x");
+    let reply = server.get("/info").await;
+    assert_eq!(reply.header("access-control-allow-origin"), "*");
+    assert_eq!(reply.header("vary"), "origin, access-control-request-method, access-control-request-headers");
+    let preflight = Request::options("/generate")
+        .header("origin", "http://a")
+        .header("access-control-request-method", "POST")
+        .body(Body::empty())
+        .unwrap();
+    let reply = server.send(preflight).await;
+    assert_eq!(reply.header("access-control-allow-methods"), "GET,POST");
+    assert_eq!(reply.header("access-control-allow-headers"), "content-type");
+}
+
+#[tokio::test]
+async fn unknown_paths_and_methods() {
+    let server = Server::saying("x");
+    let reply = server.get("/nothing").await;
+    assert_eq!((reply.status.as_u16(), reply.body.as_str()), (404, ""));
+    let reply = server.get("/generate").await;
+    assert_eq!((reply.status.as_u16(), reply.header("allow")), (405, "POST"));
+}
+
+#[tokio::test]
+async fn a_panic_is_an_answer() {
+    async fn broken() {
+        panic!("a bug");
+    }
+    let app = axum::Router::new()
+        .route("/", axum::routing::get(broken))
+        .layer(super::super::panic::answered_by(super::super::tgi::unhealthy));
+    let reply = app.oneshot(Request::get("/").body(Body::empty()).unwrap()).await.unwrap();
+    assert_eq!(reply.status(), StatusCode::SERVICE_UNAVAILABLE);
+}
+
+#[tokio::test]
+async fn requests_are_counted_once() {
+    let metrics = crate::metrics::install(1024).unwrap();
+    let config = HttpConfig { metrics: Some(metrics), ..HttpConfig::default() };
+    let server = Server::with(Script::Say("abc".into()), 8, config);
+    let value = async |name: &str| {
+        let text = server.get("/metrics").await.body;
+        let line = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok());
+        line.unwrap_or(0.0)
+    };
+    // Other tests of this process are counted by the same recorder, so only a lower bound is certain for those.
+    server.post("/v1/completions", json!({"prompt": "a"})).await;
+    server.post("/generate", json!({"inputs": ""})).await;
+    for name in ["tgi_request_count", "tgi_request_success", "tgi_request_failure{err=\"validation\"}"] {
+        assert!(value(name).await >= 1.0, "{name}");
+    }
+    let text = server.get("/metrics").await;
+    assert_eq!(text.header("content-type"), "text/plain; charset=utf-8");
+    for series in [
+        "tgi_request_time_to_first_token_duration_bucket{le=\"0.00015000000000000001\"}",
+        "tgi_request_generated_tokens_bucket{le=\"10.24\"}",
+        "tgi_request_inter_token_duration_sum",
+        "tgi_request_queue_duration_count",
+    ] {
+        assert!(text.body.contains(series), "{series} in {}", text.body);
+    }
+}
+
+#[tokio::test]
+async fn a_real_socket_drains_on_shutdown() {
+    let FakeParts { server, service } = parts(Script::Say("slow".repeat(50)));
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let running = tokio::spawn(crate::serve::serve(
+        listener,
+        service,
+        HttpConfig::default(),
+        Duration::from_secs(5),
+        async { drop(stopped.await) },
+    ));
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let mut client = tokio::net::TcpStream::connect(address).await.unwrap();
+    let body = r#"{"inputs":"a"}"#;
+    let request = format!(
+        "POST /generate_stream HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    client.write_all(request.as_bytes()).await.unwrap();
+    let mut first = [0; 64];
+    client.read_exact(&mut first).await.unwrap();
+    stop.send(()).unwrap();
+    let mut rest = String::new();
+    client.read_to_string(&mut rest).await.unwrap();
+    assert!(rest.contains(&"slow".repeat(50)), "{rest}");
+    let ended = tokio::time::timeout(Duration::from_secs(5), running).await;
+    ended.unwrap().unwrap().unwrap();
+    drop(server);
+}
+
+struct FakeParts {
+    server: crate::test_support::FakeEngine,
+    service: crate::service::Service,
+}
+
+fn parts(script: Script) -> FakeParts {
+    let server = crate::test_support::FakeEngine::new(script, 8);
+    let model = crate::service::ModelInfo { id: "m".into(), sha: None, pipeline_tag: None };
+    let limits = crate::service::Limits::default();
+    let service =
+        crate::service::Service::new(&crate::test_support::assets(), server.engine.clone(), limits, model)
+            .unwrap();
+    FakeParts { server, service }
+}

@@ -1,0 +1,68 @@
+//! TGI's errors: `{"error", "error_type"}`.
+
+use axum::Json;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+
+use crate::service::ServiceError;
+
+/// An error as TGI's clients know it.
+#[derive(Debug, Serialize)]
+pub(super) struct ErrorBody {
+    error: String,
+    error_type: &'static str,
+}
+
+impl From<&ServiceError> for ErrorBody {
+    fn from(error: &ServiceError) -> Self {
+        let error_type = match error {
+            ServiceError::Validation { .. } => "validation",
+            ServiceError::Template(_) => "template_error",
+            ServiceError::Overloaded => "overloaded",
+            ServiceError::Unavailable(_) => "unavailable",
+            ServiceError::Generation(_) => "generation",
+            ServiceError::Incomplete => "incomplete_generation",
+        };
+        ErrorBody { error: error.to_string(), error_type }
+    }
+}
+
+/// A [`ServiceError`] as a response.
+#[derive(Debug)]
+pub(super) struct TgiError(pub(super) ServiceError);
+
+impl From<ServiceError> for TgiError {
+    fn from(error: ServiceError) -> Self {
+        TgiError(error)
+    }
+}
+
+impl IntoResponse for TgiError {
+    fn into_response(self) -> Response {
+        let status = match &self.0 {
+            ServiceError::Validation { .. } | ServiceError::Template(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            ServiceError::Overloaded => StatusCode::TOO_MANY_REQUESTS,
+            ServiceError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            ServiceError::Generation(_) => StatusCode::FAILED_DEPENDENCY,
+            ServiceError::Incomplete => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        let mut response = (status, Json(ErrorBody::from(&self.0))).into_response();
+        if matches!(self.0, ServiceError::Overloaded | ServiceError::Unavailable(_)) {
+            response.headers_mut().insert(header::RETRY_AFTER, header::HeaderValue::from_static("1"));
+        }
+        response
+    }
+}
+
+/// What `/health` answers when the engine is gone.
+pub(in crate::http) fn unhealthy() -> Response {
+    let body = ErrorBody { error: "unhealthy".into(), error_type: "healthcheck" };
+    (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
+}
+
+/// What a request gets whose handler panicked.
+pub(super) fn internal() -> Response {
+    let body = ErrorBody { error: "Internal server error".into(), error_type: "internal" };
+    (StatusCode::INTERNAL_SERVER_ERROR, Json(body)).into_response()
+}

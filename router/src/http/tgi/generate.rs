@@ -1,0 +1,102 @@
+//! `/generate`, and `/` for old clients.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::response::{IntoResponse, Response};
+
+use super::error::TgiError;
+use super::types::{
+    BestOfSequence, CompatRequest, Details, GenerateRequest, GenerateResponse, finish_reason,
+};
+use crate::http::{App, tgi::stream};
+use crate::service::{Answer, Prompt, Service};
+use crate::text::Specials;
+
+/// `/generate`: the whole answer at once.
+pub(super) async fn generate(
+    State(app): State<App>,
+    Json(request): Json<GenerateRequest>,
+) -> Result<Response, TgiError> {
+    let (headers, response) = answer(&app, request).await?;
+    Ok((headers, Json(response)).into_response())
+}
+
+/// `/`: a list of one answer, or the same stream as `/generate_stream`.
+pub(super) async fn compat(
+    State(app): State<App>,
+    Json(request): Json<CompatRequest>,
+) -> Result<Response, TgiError> {
+    let CompatRequest { inputs, mut parameters, stream } = request;
+    let tag = app.service.model().pipeline_tag.as_deref();
+    parameters.return_full_text.get_or_insert(tag.is_none_or(|tag| tag == "text-generation"));
+    let request = GenerateRequest { inputs, parameters };
+    if stream {
+        return stream::generate_stream(State(app), Json(request)).await;
+    }
+    let (headers, response) = answer(&app, request).await?;
+    Ok((headers, Json([response])).into_response())
+}
+
+async fn answer(app: &App, request: GenerateRequest) -> Result<(HeaderMap, GenerateResponse), TgiError> {
+    let GenerateRequest { inputs, parameters } = request;
+    let params = parameters.params().map_err(Service::reject)?;
+    let prepared = app.service.prepare(Prompt::Text(inputs.clone(), Specials::Add), params).await?;
+    let answers = Service::collect(app.service.start_several(&prepared, parameters.best_of())?).await?;
+    let headers = headers(app, &inputs, prepared.prompt().len(), &answers);
+    let full = parameters.return_full_text.unwrap_or(false);
+    let text = |answer: &Answer| {
+        if full { inputs.clone() + &answer.finished.text } else { answer.finished.text.clone() }
+    };
+    let best =
+        (0..answers.len()).max_by(|&a, &b| answers[a].mean_logprob().total_cmp(&answers[b].mean_logprob()));
+    // `best_of` is at least one.
+    let best = best.unwrap_or(0);
+    let details = parameters.details.then(|| {
+        let others = answers.iter().enumerate().filter(|&(index, _)| index != best);
+        let others = others.map(|(_, answer)| BestOfSequence {
+            generated_text: text(answer),
+            details: details(answer, Vec::new()),
+        });
+        details(&answers[best], others.collect())
+    });
+    Ok((headers, GenerateResponse { generated_text: text(&answers[best]), details }))
+}
+
+fn details(answer: &Answer, best_of_sequences: Vec<BestOfSequence>) -> Details {
+    let top = answer.tokens.iter().map(|event| event.top.iter().map(Into::into).collect());
+    let has_top = answer.tokens.iter().any(|event| !event.top.is_empty());
+    Details {
+        finish_reason: finish_reason(answer.finished.reason),
+        generated_tokens: answer.finished.generated_tokens,
+        seed: answer.seed,
+        prefill: Vec::new(),
+        tokens: answer.tokens.iter().map(|event| (&event.token).into()).collect(),
+        best_of_sequences,
+        top_tokens: if has_top { top.collect() } else { Vec::new() },
+    }
+}
+
+/// What TGI tells about an answer in its headers; times in milliseconds, of the slowest of several answers.
+fn headers(app: &App, inputs: &str, prompt_tokens: usize, answers: &[Answer]) -> HeaderMap {
+    let mut headers = crate::http::tgi::stream::headers(app, inputs);
+    let generated: u32 = answers.iter().map(|answer| answer.finished.generated_tokens).sum();
+    let Some(slowest) = answers.iter().map(|answer| &answer.finished).max_by_key(|f| f.timings.total) else {
+        return headers;
+    };
+    let timings = &slowest.timings;
+    let mut add = |name: &'static str, value: String| {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    };
+    add("x-compute-time", timings.total.as_secs_f64().to_string());
+    add("x-total-time", timings.total.as_millis().to_string());
+    add("x-validation-time", timings.validation.as_millis().to_string());
+    add("x-queue-time", timings.queue.as_millis().to_string());
+    add("x-inference-time", timings.inference.as_millis().to_string());
+    add("x-time-per-token", timings.per_token(slowest.generated_tokens).as_millis().to_string());
+    add("x-prompt-tokens", prompt_tokens.to_string());
+    add("x-generated-tokens", generated.to_string());
+    headers
+}

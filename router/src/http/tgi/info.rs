@@ -1,0 +1,54 @@
+//! `/info`.
+
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+
+use super::error::TgiError;
+use crate::http::App;
+
+/// What is served and what may be asked for.
+#[derive(Debug, Serialize)]
+pub(super) struct Info {
+    model_id: String,
+    model_sha: Option<String>,
+    model_dtype: String,
+    model_device_type: String,
+    model_pipeline_tag: Option<String>,
+    max_concurrent_requests: usize,
+    max_best_of: usize,
+    max_stop_sequences: usize,
+    max_input_tokens: usize,
+    max_total_tokens: usize,
+    validation_workers: usize,
+    max_client_batch_size: usize,
+    router: &'static str,
+    version: &'static str,
+    sha: Option<&'static str>,
+    docker_label: Option<&'static str>,
+}
+
+/// Clients tell a server of TGI's kind by `router`; 503 until the model's limits are known.
+pub(super) async fn info(State(app): State<App>) -> Result<Json<Info>, TgiError> {
+    let ready = app.service.ready()?;
+    let (model, limits) = (app.service.model(), app.service.limits());
+    let tokens = limits.tokens(&ready);
+    Ok(Json(Info {
+        model_id: model.id.clone(),
+        model_sha: model.sha.clone(),
+        model_dtype: ready.dtype.clone(),
+        model_device_type: ready.device.clone(),
+        model_pipeline_tag: model.pipeline_tag.clone(),
+        max_concurrent_requests: limits.max_concurrent_requests,
+        max_best_of: limits.max_best_of,
+        max_stop_sequences: limits.max_stop_sequences,
+        max_input_tokens: tokens.max_input,
+        max_total_tokens: tokens.max_total,
+        validation_workers: limits.validation_workers,
+        max_client_batch_size: limits.max_client_batch_size,
+        router: "text-generation-router",
+        version: env!("CARGO_PKG_VERSION"),
+        sha: None,
+        docker_label: None,
+    }))
+}

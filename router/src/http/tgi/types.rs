@@ -1,0 +1,182 @@
+//! Bodies of TGI's requests and responses.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::service::{FinishReason, Params, ServiceError, TextToken};
+use crate::text::StopText;
+
+/// The body of `/generate`, `/generate_stream` and `/tokenize`.
+#[derive(Debug, Deserialize)]
+pub(super) struct GenerateRequest {
+    pub(super) inputs: String,
+    #[serde(default = "absent")]
+    pub(super) parameters: GenerateParameters,
+}
+
+/// The body of `/`.
+#[derive(Debug, Deserialize)]
+pub(super) struct CompatRequest {
+    pub(super) inputs: String,
+    #[serde(default = "absent")]
+    pub(super) parameters: GenerateParameters,
+    #[serde(default)]
+    pub(super) stream: bool,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct GenerateParameters {
+    best_of: Option<usize>,
+    temperature: Option<f32>,
+    repetition_penalty: Option<f32>,
+    frequency_penalty: Option<f32>,
+    top_k: Option<i32>,
+    top_p: Option<f32>,
+    typical_p: Option<f32>,
+    do_sample: bool,
+    max_new_tokens: Option<u32>,
+    pub(super) return_full_text: Option<bool>,
+    stop: Vec<String>,
+    truncate: Option<usize>,
+    watermark: bool,
+    pub(super) details: bool,
+    decoder_input_details: bool,
+    seed: Option<u64>,
+    top_n_tokens: Option<u32>,
+    grammar: Option<Value>,
+    adapter_id: Option<String>,
+}
+
+/// Without any parameters TGI samples; with some it does so only if they ask for it.
+fn absent() -> GenerateParameters {
+    GenerateParameters { do_sample: true, ..GenerateParameters::default() }
+}
+
+impl GenerateParameters {
+    pub(super) fn best_of(&self) -> usize {
+        self.best_of.unwrap_or(1).max(1)
+    }
+
+    /// What cannot be had as a stream.
+    pub(super) fn check_stream(&self) -> Result<(), ServiceError> {
+        if self.best_of() > 1 {
+            let detail = "`best_of` != 1 is not supported when streaming tokens";
+            return Err(ServiceError::invalid("best_of", detail));
+        }
+        if self.decoder_input_details {
+            let detail = "`decoder_input_details` == true is not supported when streaming tokens";
+            return Err(ServiceError::invalid("decoder_input_details", detail));
+        }
+        Ok(())
+    }
+
+    pub(super) fn params(&self) -> Result<Params, ServiceError> {
+        if self.grammar.is_some() {
+            return Err(ServiceError::invalid("grammar", "grammar is not supported"));
+        }
+        for (param, asked) in [
+            ("watermark", self.watermark),
+            ("decoder_input_details", self.decoder_input_details),
+            ("adapter_id", self.adapter_id.is_some()),
+        ] {
+            if asked {
+                return Err(ServiceError::unsupported(param));
+            }
+        }
+        Ok(Params {
+            max_new_tokens: self.max_new_tokens,
+            truncate: self.truncate,
+            do_sample: self.do_sample,
+            temperature: self.temperature,
+            top_k: self.top_k.map(i64::from),
+            top_p: self.top_p,
+            typical_p: self.typical_p,
+            repetition_penalty: self.repetition_penalty,
+            frequency_penalty: self.frequency_penalty,
+            seed: self.seed,
+            stop: self.stop.clone(),
+            stop_text: StopText::Keep,
+            top_n: self.top_n_tokens.unwrap_or(0),
+            warped_logprobs: true,
+            best_of: self.best_of,
+            ..Params::default()
+        })
+    }
+}
+
+#[derive(Debug, Clone, Serialize)]
+pub(super) struct Token {
+    id: u32,
+    text: String,
+    logprob: f32,
+    special: bool,
+}
+
+impl From<&TextToken> for Token {
+    fn from(token: &TextToken) -> Self {
+        Token { id: token.id, text: token.text.clone(), logprob: token.logprob, special: token.special }
+    }
+}
+
+/// A token of the prompt.
+#[derive(Debug, Serialize)]
+pub(super) struct PrefillToken {
+    id: u32,
+    text: String,
+    logprob: Option<f32>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct GenerateResponse {
+    pub(super) generated_text: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) details: Option<Details>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Details {
+    pub(super) finish_reason: &'static str,
+    pub(super) generated_tokens: u32,
+    pub(super) seed: Option<u64>,
+    pub(super) prefill: Vec<PrefillToken>,
+    pub(super) tokens: Vec<Token>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) best_of_sequences: Vec<BestOfSequence>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) top_tokens: Vec<Vec<Token>>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct BestOfSequence {
+    pub(super) generated_text: String,
+    #[serde(flatten)]
+    pub(super) details: Details,
+}
+
+/// An event of `/generate_stream`.
+#[derive(Debug, Serialize)]
+pub(super) struct StreamResponse {
+    pub(super) index: u32,
+    pub(super) token: Token,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub(super) top_tokens: Vec<Token>,
+    pub(super) generated_text: Option<String>,
+    pub(super) details: Option<StreamDetails>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct StreamDetails {
+    pub(super) finish_reason: &'static str,
+    pub(super) generated_tokens: u32,
+    pub(super) seed: Option<u64>,
+    pub(super) input_length: usize,
+}
+
+pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
+    match reason {
+        FinishReason::Length => "length",
+        FinishReason::EosToken => "eos_token",
+        FinishReason::StopSequence => "stop_sequence",
+    }
+}

@@ -1,0 +1,65 @@
+//! Why a request was not answered.
+
+use crate::engine::Refused;
+
+/// Why a request was not answered; the texts are meant for clients.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ServiceError {
+    /// The request is wrong.
+    #[error("Input validation error: {detail}")]
+    Validation {
+        /// The field, by TGI's name for it.
+        param: &'static str,
+        /// What is wrong with it.
+        detail: String,
+    },
+    /// The conversation cannot be rendered.
+    #[error("Template error: {0}")]
+    Template(String),
+    /// As many requests as allowed are waiting or running.
+    #[error("Model is overloaded")]
+    Overloaded,
+    /// The engine is loading, draining or has failed.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The engine failed while it answered.
+    #[error("Request failed during generation: Server error: {0}")]
+    Generation(String),
+    /// The engine stopped without an answer.
+    #[error("Incomplete generation")]
+    Incomplete,
+}
+
+impl ServiceError {
+    /// A [`ServiceError::Validation`].
+    pub fn invalid(param: &'static str, detail: impl Into<String>) -> Self {
+        ServiceError::Validation { param, detail: detail.into() }
+    }
+
+    /// A field that is understood but not served yet.
+    pub fn unsupported(param: &'static str) -> Self {
+        Self::invalid(param, format!("`{param}` is not supported"))
+    }
+
+    /// One word for it, the label of the failure counter.
+    pub fn kind(&self) -> &'static str {
+        match self {
+            ServiceError::Validation { .. } => "validation",
+            ServiceError::Template(_) => "template",
+            ServiceError::Overloaded => "overloaded",
+            ServiceError::Unavailable(_) => "unavailable",
+            ServiceError::Generation(_) => "generation",
+            ServiceError::Incomplete => "incomplete",
+        }
+    }
+}
+
+impl From<Refused> for ServiceError {
+    fn from(refused: Refused) -> Self {
+        match refused {
+            Refused::Overloaded => ServiceError::Overloaded,
+            Refused::TooLarge(why) => ServiceError::invalid("inputs", why),
+            Refused::Unavailable(why) => ServiceError::Unavailable(why),
+        }
+    }
+}

@@ -1,0 +1,126 @@
+//! What clients may ask for.
+
+use millrace_proto::Ready;
+
+use super::ServiceError;
+
+/// What clients may ask for; names and defaults are TGI's flags.
+#[derive(Debug, Clone)]
+pub struct Limits {
+    /// Requests waiting or running at the same time; the engine enforces it.
+    pub max_concurrent_requests: usize,
+    /// Answers generated to choose the best from.
+    pub max_best_of: usize,
+    /// Stop strings per request.
+    pub max_stop_sequences: usize,
+    /// Alternatives reported per token.
+    pub max_top_n_tokens: u32,
+    /// Tokens of a prompt; by default one less than `max_total_tokens`.
+    pub max_input_tokens: Option<usize>,
+    /// Tokens of prompt and answer together; by default what a sequence of the model can hold.
+    pub max_total_tokens: Option<usize>,
+    /// Prompts in one request to `/v1/completions`.
+    pub max_client_batch_size: usize,
+    /// Bytes of a request's body.
+    pub payload_limit: usize,
+    /// Texts that are tokenised, and conversations that are rendered, at the same time.
+    pub validation_workers: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            max_concurrent_requests: 128,
+            max_best_of: 2,
+            max_stop_sequences: 4,
+            max_top_n_tokens: 5,
+            max_input_tokens: None,
+            max_total_tokens: None,
+            max_client_batch_size: 4,
+            payload_limit: 2_000_000,
+            validation_workers: 2,
+        }
+    }
+}
+
+/// How many tokens fit, now that the model is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TokenLimits {
+    /// Tokens of a prompt.
+    pub max_input: usize,
+    /// Tokens of prompt and answer together.
+    pub max_total: usize,
+}
+
+impl Limits {
+    /// The limits for a loaded model, which may hold less than what was configured.
+    pub fn tokens(&self, ready: &Ready) -> TokenLimits {
+        let holds = ready.max_sequence_tokens as usize;
+        let max_total = self.max_total_tokens.map_or(holds, |configured| configured.min(holds));
+        let most = max_total.saturating_sub(1);
+        let max_input = self.max_input_tokens.map_or(most, |configured| configured.min(most));
+        TokenLimits { max_input, max_total }
+    }
+}
+
+impl TokenLimits {
+    /// How many tokens may be generated for a prompt.
+    ///
+    /// # Errors
+    /// The validation error if prompt and answer do not fit.
+    pub(super) fn new_tokens(&self, input: usize, wanted: Option<u32>) -> Result<u32, ServiceError> {
+        let wanted = match wanted {
+            Some(wanted) => wanted as usize,
+            // A prompt that is itself too long is told so.
+            None => self.max_total.saturating_sub(input),
+        };
+        if input + wanted > self.max_total {
+            let detail = format!(
+                "`inputs` tokens + `max_new_tokens` must be <= {}. Given: {input} `inputs` tokens and {wanted} \
+                 `max_new_tokens`",
+                self.max_total
+            );
+            return Err(ServiceError::invalid("max_new_tokens", detail));
+        }
+        if input > self.max_input {
+            return Err(self.input_too_long(input));
+        }
+        // At most `max_total`, which came from a u32.
+        Ok(wanted as u32)
+    }
+
+    pub(super) fn input_too_long(&self, given: usize) -> ServiceError {
+        let detail = format!("`inputs` must have less than {} tokens. Given: {given}", self.max_input);
+        ServiceError::invalid("inputs", detail)
+    }
+
+    pub(super) fn check_truncate(&self, truncate: Option<usize>) -> Result<(), ServiceError> {
+        match truncate {
+            Some(given) if given == 0 || given > self.max_input => {
+                let detail = format!(
+                    "`truncate` must be strictly positive and less than {}. Given: {given}",
+                    self.max_input
+                );
+                Err(ServiceError::invalid("truncate", detail))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_model_bounds_what_is_configured() {
+        let ready = Ready { max_sequence_tokens: 100, ..Ready::default() };
+        let limits = |max_input_tokens, max_total_tokens| {
+            let limits = Limits { max_input_tokens, max_total_tokens, ..Limits::default() }.tokens(&ready);
+            (limits.max_input, limits.max_total)
+        };
+        assert_eq!(limits(None, None), (99, 100));
+        assert_eq!(limits(Some(10), Some(50)), (10, 50));
+        assert_eq!(limits(Some(1000), Some(1000)), (99, 100));
+    }
+}

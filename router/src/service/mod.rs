@@ -1,0 +1,320 @@
+//! The one path of a request: text, validation, template, token ids, engine, text again.
+//!
+//! Everything that serves people goes through [`Service`]: the HTTP routes and the commands at the terminal alike.
+
+mod error;
+mod limits;
+mod params;
+mod stream;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use millrace_proto::Ready;
+
+pub use error::ServiceError;
+pub use limits::{Limits, TokenLimits};
+pub use params::{Params, Prompt};
+pub use stream::{FinishReason, Finished, TextEvent, TextStream, TextToken, Timings};
+
+use crate::assets::{AssetError, Assets};
+use crate::engine::{Engine, Request, State};
+use crate::metrics;
+use crate::text::{ChatTemplate, Conversation, Encoded, Specials, TemplateError, TextError, Tokenizer};
+
+/// What is served, as clients are told.
+#[derive(Debug, Clone)]
+pub struct ModelInfo {
+    /// The name that clients ask for.
+    pub id: String,
+    /// The revision of its files, where known.
+    pub sha: Option<String>,
+    /// Its task on the hub, where known.
+    pub pipeline_tag: Option<String>,
+}
+
+/// Why a service could not be made of a model folder.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// A file is missing or broken.
+    #[error(transparent)]
+    Assets(#[from] AssetError),
+    /// The tokenizer cannot be used.
+    #[error(transparent)]
+    Tokenizer(#[from] TextError),
+    /// The chat template cannot be used.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+}
+
+/// Text in, text out. Clones are the same service.
+#[derive(Debug, Clone)]
+pub struct Service(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    tokenizer: Tokenizer,
+    template: Option<ChatTemplate>,
+    limits: Limits,
+    engine: Engine,
+    model: ModelInfo,
+    eos: Arc<[u32]>,
+}
+
+/// A request that passed validation.
+#[derive(Debug, Clone)]
+pub struct Prepared {
+    request: Request,
+    stops: Vec<String>,
+    params: Params,
+    seed: Option<u64>,
+    received: Instant,
+    validation: Duration,
+    /// Counts as a request of its own; other answers to the same prompt do not.
+    counted: bool,
+}
+
+/// A complete answer with all its tokens.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    /// The key of its random draws; `None` if there were none.
+    pub seed: Option<u64>,
+    /// Its tokens.
+    pub tokens: Vec<TextEvent>,
+    /// Its text, and how it ended.
+    pub finished: Finished,
+}
+
+impl Answer {
+    /// What answers to the same prompt are compared by.
+    pub fn mean_logprob(&self) -> f32 {
+        let sum: f32 = self.tokens.iter().map(|event| event.token.logprob).sum();
+        sum / self.tokens.len().max(1) as f32
+    }
+}
+
+impl Prepared {
+    /// The prompt's tokens.
+    pub fn prompt(&self) -> &[u32] {
+        &self.request.prompt
+    }
+
+    /// The key of the random draws; `None` if there are none.
+    pub fn seed(&self) -> Option<u64> {
+        self.seed
+    }
+
+    /// The same request with other random draws: the next of several answers to one prompt.
+    #[must_use]
+    pub fn variant(&self, index: u64) -> Self {
+        let mut variant = self.clone();
+        variant.seed = self.seed.map(|seed| seed.wrapping_add(index));
+        variant.request.sampling.seed = variant.seed.unwrap_or_default();
+        variant.counted &= index == 0;
+        variant
+    }
+}
+
+impl Service {
+    /// A service for a model whose engine may still be loading.
+    ///
+    /// # Errors
+    /// [`SetupError`] names the file and what is wrong with it.
+    pub fn new(
+        assets: &Assets,
+        engine: Engine,
+        limits: Limits,
+        model: ModelInfo,
+    ) -> Result<Self, SetupError> {
+        let tokenizer = Tokenizer::new(assets, limits.validation_workers)?;
+        let written = |id: Option<u32>| id.and_then(|id| tokenizer.vocabulary_text(id));
+        let bos = assets.bos_token.clone().or_else(|| written(assets.bos_id));
+        let eos = assets.eos_token.clone().or_else(|| written(assets.eos_ids.first().copied()));
+        let template = match &assets.chat_template {
+            Some(source) => Some(ChatTemplate::new(source, bos, eos.clone(), limits.validation_workers)?),
+            None => None,
+        };
+        let eos_ids = match assets.eos_ids.as_slice() {
+            [] => eos.and_then(|eos| tokenizer.token_id(&eos)).into_iter().collect(),
+            ids => ids.into(),
+        };
+        Ok(Service(Arc::new(Inner { tokenizer, template, limits, engine, model, eos: eos_ids })))
+    }
+
+    /// What is served.
+    pub fn model(&self) -> &ModelInfo {
+        &self.0.model
+    }
+
+    /// What clients may ask for.
+    pub fn limits(&self) -> &Limits {
+        &self.0.limits
+    }
+
+    /// The engine behind it.
+    pub fn engine(&self) -> &Engine {
+        &self.0.engine
+    }
+
+    /// The model's tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.0.tokenizer
+    }
+
+    /// The loaded model.
+    ///
+    /// # Errors
+    /// [`ServiceError::Unavailable`] while it loads and after it is gone.
+    pub fn ready(&self) -> Result<Arc<Ready>, ServiceError> {
+        let why = match &*self.0.engine.state().borrow() {
+            State::Ready(ready) => return Ok(ready.clone()),
+            State::Loading { .. } => "Model is loading".to_owned(),
+            State::Draining => "Server is shutting down".to_owned(),
+            State::Failed(why) => format!("Engine failed: {why}"),
+        };
+        Err(ServiceError::Unavailable(why))
+    }
+
+    /// The prompt for a conversation.
+    ///
+    /// # Errors
+    /// [`ServiceError::Template`] if the model has no template or the template refuses the messages.
+    pub async fn render(&self, conversation: Conversation) -> Result<String, ServiceError> {
+        let template = self.0.template.as_ref().ok_or(TemplateError::Missing);
+        match template {
+            Ok(template) => template.render(conversation).await,
+            Err(missing) => Err(missing),
+        }
+        .map_err(|error| Self::reject(ServiceError::Template(error.to_string())))
+    }
+
+    /// Text to tokens, bounded like a prompt.
+    ///
+    /// # Errors
+    /// [`ServiceError::Validation`] if the text is empty or cannot be a prompt.
+    pub async fn tokenize(&self, text: String, specials: Specials) -> Result<Encoded, ServiceError> {
+        if text.is_empty() {
+            return Err(ServiceError::invalid("inputs", "`inputs` cannot be empty"));
+        }
+        let tokenizer = &self.0.tokenizer;
+        tokenizer.encode(text, specials).await.map_err(|e| ServiceError::invalid("inputs", e.to_string()))
+    }
+
+    /// Validates a request and turns it into tokens.
+    ///
+    /// # Errors
+    /// [`ServiceError`] says what is wrong with the request or that the model is not there.
+    pub async fn prepare(&self, prompt: Prompt, params: Params) -> Result<Prepared, ServiceError> {
+        let received = Instant::now();
+        metrics::request_received();
+        self.validate(prompt, params, received)
+            .await
+            .inspect_err(|error| metrics::request_failed(error.kind()))
+    }
+
+    async fn validate(
+        &self,
+        prompt: Prompt,
+        params: Params,
+        received: Instant,
+    ) -> Result<Prepared, ServiceError> {
+        let ready = self.ready()?;
+        let limits = self.0.limits.tokens(&ready);
+        params.check(&self.0.limits, ready.vocab_size)?;
+        let mut ids = match prompt {
+            Prompt::Text(text, specials) => {
+                limits.check_truncate(params.truncate)?;
+                // A text of more bytes than so many of the longest token has more tokens: it is not even tried.
+                let fits = limits.max_input.saturating_mul(self.0.tokenizer.longest_token().max(1));
+                if params.truncate.is_none() && text.len() > fits {
+                    return Err(limits.input_too_long(text.len() / self.0.tokenizer.longest_token().max(1)));
+                }
+                self.tokenize(text, specials).await?.ids
+            }
+            Prompt::Ids(ids) => {
+                limits.check_truncate(params.truncate)?;
+                if let Some(id) = ids.iter().find(|&&id| id >= ready.vocab_size) {
+                    let detail =
+                        format!("token id {id} is outside of the vocabulary of {}", ready.vocab_size);
+                    return Err(ServiceError::invalid("inputs", detail));
+                }
+                ids
+            }
+        };
+        if ids.is_empty() {
+            return Err(ServiceError::invalid("inputs", "`inputs` cannot be empty"));
+        }
+        if let Some(keep) = params.truncate {
+            ids.drain(..ids.len().saturating_sub(keep));
+        }
+        let max_new_tokens = limits.new_tokens(ids.len(), params.max_new_tokens)?;
+        let validation = received.elapsed();
+        metrics::request_validated(validation, ids.len(), max_new_tokens);
+        let seed = params.samples().then(|| params.seed.unwrap_or_else(rand::random));
+        let (stop_tokens, stops) = self.stops(&params);
+        let sampling = params.sampling(seed.unwrap_or_default());
+        let request = Request { prompt: ids, max_new_tokens, stop_tokens, sampling };
+        Ok(Prepared { request, stops, params, seed, received, validation, counted: true })
+    }
+
+    /// A stop string that is written like a special token means that token, which is not part of the text.
+    fn stops(&self, params: &Params) -> (Arc<[u32]>, Vec<String>) {
+        let special =
+            |stop: &String| self.0.tokenizer.token_id(stop).filter(|&id| self.0.tokenizer.is_special(id));
+        let tokens: Vec<u32> = params.stop.iter().filter_map(special).collect();
+        if tokens.is_empty() {
+            return (self.0.eos.clone(), params.stop.clone());
+        }
+        (self.0.eos.iter().copied().chain(tokens).collect(), params.stop.clone())
+    }
+
+    /// Hands a request to the engine and reads its answer as text. Dropping the stream cancels the request.
+    ///
+    /// # Errors
+    /// [`ServiceError::Overloaded`] or [`ServiceError::Unavailable`] if the engine does not take it.
+    pub fn start(&self, prepared: Prepared) -> Result<TextStream, ServiceError> {
+        match self.0.engine.submit(prepared.request.clone()) {
+            Ok(generation) => {
+                Ok(TextStream::new(self.0.tokenizer.clone(), self.0.eos.clone(), prepared, generation))
+            }
+            Err(refused) => {
+                let error = ServiceError::from(refused);
+                if prepared.counted {
+                    metrics::request_failed(error.kind());
+                }
+                Err(error)
+            }
+        }
+    }
+
+    /// Validates a request and starts it.
+    ///
+    /// # Errors
+    /// As [`Service::prepare`] and [`Service::start`].
+    pub async fn generate(&self, prompt: Prompt, params: Params) -> Result<TextStream, ServiceError> {
+        let prepared = self.prepare(prompt, params).await?;
+        self.start(prepared)
+    }
+
+    /// Starts `count` answers to one prompt, which differ in their random draws.
+    ///
+    /// # Errors
+    /// As [`Service::start`]; none is left running then.
+    pub fn start_several(&self, prepared: &Prepared, count: usize) -> Result<Vec<TextStream>, ServiceError> {
+        (0..count as u64).map(|index| self.start(prepared.variant(index))).collect()
+    }
+
+    /// Waits for all of these answers.
+    ///
+    /// # Errors
+    /// The first error of any of them; the others are cancelled then.
+    pub async fn collect(streams: Vec<TextStream>) -> Result<Vec<Answer>, ServiceError> {
+        futures::future::try_join_all(streams.into_iter().map(TextStream::collect)).await
+    }
+
+    /// Counts a request that was refused before it got to [`Service::prepare`].
+    pub(crate) fn reject(error: ServiceError) -> ServiceError {
+        metrics::request_rejected(error.kind());
+        error
+    }
+}

@@ -1,0 +1,234 @@
+//! The answer to a request as it is generated.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use super::{Answer, Prepared, ServiceError};
+use crate::engine::{Event, Finish, Generation, Token};
+use crate::metrics;
+use crate::text::{Detokenizer, StopMatcher, StopText, Tokenizer};
+
+/// A token with its text.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TextToken {
+    /// Its id.
+    pub id: u32,
+    /// Its text.
+    pub text: String,
+    /// Its log-probability.
+    pub logprob: f32,
+    /// Whether it is a mark that is no part of the answer.
+    pub special: bool,
+}
+
+/// A generated token and what it adds to the answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TextEvent {
+    /// The token. Its text is what it adds, or the mark's own text if it is special.
+    pub token: TextToken,
+    /// The most likely tokens at its place, each with its text by itself.
+    pub top: Vec<TextToken>,
+    /// What can be shown now; nothing that was shown is ever taken back.
+    pub text: String,
+    /// Set with the last token.
+    pub finished: Option<Finished>,
+}
+
+/// Why an answer ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FinishReason {
+    /// As many tokens as asked for.
+    Length,
+    /// The model ended it.
+    EosToken,
+    /// A stop string was found.
+    StopSequence,
+}
+
+/// A complete answer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Finished {
+    /// Why it ended.
+    pub reason: FinishReason,
+    /// The whole text.
+    pub text: String,
+    /// How many tokens were generated, the ending one included.
+    pub generated_tokens: u32,
+    /// Where the time went.
+    pub timings: Timings,
+}
+
+/// Where the time of a request went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Timings {
+    /// From its arrival to its end.
+    pub total: Duration,
+    /// Until it was tokens.
+    pub validation: Duration,
+    /// Waiting for a place in a step.
+    pub queue: Duration,
+    /// From there to the last token.
+    pub inference: Duration,
+}
+
+impl Timings {
+    /// The mean time per token.
+    pub fn per_token(&self, tokens: u32) -> Duration {
+        self.inference / tokens.max(1)
+    }
+}
+
+/// The answer to a request as it is generated. Dropping it cancels the request within a step.
+#[derive(Debug)]
+pub struct TextStream {
+    tokenizer: Tokenizer,
+    eos: Arc<[u32]>,
+    prepared: Prepared,
+    /// Given up with the last token, which cancels what the engine still does.
+    generation: Option<Generation>,
+    detokenizer: Detokenizer,
+    stops: StopMatcher,
+    text: String,
+    generated: u32,
+    queue: Duration,
+    last_token: Option<Instant>,
+}
+
+impl TextStream {
+    pub(super) fn new(
+        tokenizer: Tokenizer,
+        eos: Arc<[u32]>,
+        mut prepared: Prepared,
+        generation: Generation,
+    ) -> Self {
+        let continues = prepared.prompt().iter().any(|&id| !tokenizer.is_special(id));
+        TextStream {
+            detokenizer: tokenizer.detokenizer(true, continues),
+            stops: StopMatcher::new(std::mem::take(&mut prepared.stops), prepared.params.stop_text),
+            tokenizer,
+            eos,
+            prepared,
+            generation: Some(generation),
+            text: String::new(),
+            generated: 0,
+            queue: Duration::ZERO,
+            last_token: None,
+        }
+    }
+
+    /// The request that is answered.
+    pub fn request(&self) -> &Prepared {
+        &self.prepared
+    }
+
+    /// The next token; `None` after the last one or an error.
+    pub async fn next(&mut self) -> Option<Result<TextEvent, ServiceError>> {
+        while let Some(generation) = &mut self.generation {
+            let error = match generation.next().await {
+                Some(Event::Started(queue)) => {
+                    self.queue = queue;
+                    continue;
+                }
+                Some(Event::Token(token, finish)) => return Some(Ok(self.token(token, finish))),
+                Some(Event::Failed(why)) => ServiceError::Generation(why),
+                None => ServiceError::Incomplete,
+            };
+            self.generation = None;
+            self.failed(error.kind());
+            return Some(Err(error));
+        }
+        None
+    }
+
+    /// The whole answer.
+    ///
+    /// # Errors
+    /// [`ServiceError`] if the engine breaks off.
+    pub async fn collect(mut self) -> Result<Answer, ServiceError> {
+        let mut tokens = Vec::new();
+        while let Some(event) = self.next().await {
+            let event = event?;
+            let finished = event.finished.clone();
+            tokens.push(event);
+            if let Some(finished) = finished {
+                return Ok(Answer { seed: self.prepared.seed, tokens, finished });
+            }
+        }
+        Err(ServiceError::Incomplete)
+    }
+
+    fn token(&mut self, token: Token, finish: Option<Finish>) -> TextEvent {
+        self.generated += 1;
+        self.time_token();
+        let special = self.tokenizer.is_special(token.id);
+        let decoded = self.detokenizer.push(token.id);
+        let mut text = self.stops.push(&decoded);
+        if finish.is_some() && !self.stops.stopped() {
+            let rest = self.detokenizer.finish();
+            text += &self.stops.push(&rest);
+            text += &self.stops.finish();
+        }
+        self.text += &text;
+        let reason = self.reason(token.id, finish);
+        let shown = if special { self.tokenizer.token_text(token.id) } else { text.clone() };
+        let top = token.top.iter().map(|&(id, logprob)| self.alternative(id, logprob)).collect();
+        TextEvent {
+            token: TextToken { id: token.id, text: shown, logprob: token.logprob, special },
+            top,
+            text,
+            finished: reason.map(|reason| self.finish(reason)),
+        }
+    }
+
+    fn reason(&self, id: u32, finish: Option<Finish>) -> Option<FinishReason> {
+        let keeps = self.prepared.params.stop_text == StopText::Keep;
+        match finish {
+            // As in TGI, whose users see the stop string; elsewhere it is gone, and that needs its reason.
+            Some(Finish::Length) if keeps || !self.stops.stopped() => Some(FinishReason::Length),
+            _ if self.stops.stopped() => Some(FinishReason::StopSequence),
+            Some(Finish::StopToken) if self.eos.contains(&id) => Some(FinishReason::EosToken),
+            Some(_) => Some(FinishReason::StopSequence),
+            None => None,
+        }
+    }
+
+    fn alternative(&self, id: u32, logprob: f32) -> TextToken {
+        let special = self.tokenizer.is_special(id);
+        TextToken { id, text: self.tokenizer.token_text(id), logprob, special }
+    }
+
+    fn time_token(&mut self) {
+        let now = Instant::now();
+        match self.last_token.replace(now) {
+            None => metrics::first_token(now - self.prepared.received),
+            Some(last) => metrics::next_token(now - last),
+        }
+    }
+
+    fn finish(&mut self, reason: FinishReason) -> Finished {
+        self.generation = None;
+        let total = self.prepared.received.elapsed();
+        let (validation, queue) = (self.prepared.validation, self.queue);
+        let inference = total.saturating_sub(validation + queue);
+        let timings = Timings { total, validation, queue, inference };
+        if self.prepared.counted {
+            metrics::request_succeeded(&timings, self.generated);
+        }
+        let text = std::mem::take(&mut self.text);
+        Finished { reason, text, generated_tokens: self.generated, timings }
+    }
+
+    fn failed(&self, err: &'static str) {
+        if self.prepared.counted {
+            metrics::request_failed(err);
+        }
+    }
+}
+
+impl Drop for TextStream {
+    fn drop(&mut self) {
+        if self.generation.is_some() {
+            self.failed("dropped");
+        }
+    }
+}

@@ -1,0 +1,107 @@
+//! An engine without a model.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use millrace_proto::Ready;
+use tokio::sync::{mpsc, watch};
+
+use super::EOS;
+use crate::engine::handle::Command;
+use crate::engine::{Engine, Event, Finish, Request, State, Token};
+
+/// Answers every request with the same script; what it was asked and what was cancelled can be looked at.
+pub(crate) struct FakeEngine {
+    pub(crate) engine: Engine,
+    pub(crate) state: watch::Sender<State>,
+    /// Requests as they were submitted.
+    pub(crate) requests: mpsc::UnboundedReceiver<Request>,
+    /// One message for each request whose reader left before its end.
+    pub(crate) cancelled: mpsc::UnboundedReceiver<()>,
+}
+
+/// What the engine answers.
+#[derive(Debug, Clone)]
+pub(crate) enum Script {
+    /// This text, byte for byte, then the end token.
+    Say(String),
+    /// This text, then a failure.
+    Fail(String),
+    /// This text again and again until nobody listens.
+    Forever(String),
+    /// Nothing, and the channel closes.
+    Vanish,
+}
+
+impl FakeEngine {
+    /// An engine that is ready, for sequences of up to 1024 tokens.
+    pub(crate) fn new(script: Script, limit: usize) -> Self {
+        let ready = Ready {
+            model_type: "fake".into(),
+            dtype: "float32".into(),
+            device: "cpu".into(),
+            vocab_size: 258,
+            max_sequence_tokens: 1024,
+            ..Ready::default()
+        };
+        let (state, states) = watch::channel(State::Ready(Arc::new(ready)));
+        let (commands, mut receiver) = mpsc::unbounded_channel();
+        let (seen, requests) = mpsc::unbounded_channel();
+        let (left, cancelled) = mpsc::unbounded_channel();
+        tokio::spawn(async move {
+            while let Some(command) = receiver.recv().await {
+                let Command::Submit { request, events, permit } = command else { continue };
+                let _ = seen.send(request.clone());
+                let (script, left) = (script.clone(), left.clone());
+                tokio::spawn(async move {
+                    if !play(script, &request, &events).await {
+                        let _ = left.send(());
+                    }
+                    drop(permit);
+                });
+            }
+        });
+        FakeEngine { engine: Engine::new(commands, states, limit), state, requests, cancelled }
+    }
+}
+
+/// False if the reader left.
+async fn play(script: Script, request: &Request, events: &mpsc::UnboundedSender<Event>) -> bool {
+    let (text, forever) = match &script {
+        Script::Say(text) | Script::Fail(text) => (text.bytes().collect(), false),
+        Script::Forever(text) => (text.bytes().collect::<Vec<_>>(), true),
+        Script::Vanish => return true,
+    };
+    if events.send(Event::Started(Duration::from_millis(2))).is_err() {
+        return false;
+    }
+    let end = matches!(script, Script::Say(_)).then_some(EOS);
+    let ids = text.iter().map(|&byte| u32::from(byte)).chain(end);
+    let ids: Box<dyn Iterator<Item = u32> + Send> =
+        if forever { Box::new(ids.collect::<Vec<_>>().into_iter().cycle()) } else { Box::new(ids) };
+    for (i, id) in ids.enumerate() {
+        let top = (0..request.sampling.top_n).map(|n| (id ^ n, -0.25 - n as f32)).collect();
+        let finish = if i + 1 == request.max_new_tokens as usize {
+            Some(Finish::Length)
+        } else {
+            request.stop_tokens.contains(&id).then_some(Finish::StopToken)
+        };
+        // The seed moves the numbers, so that the best of several sequences is known.
+        let logprob = -0.25 - (request.sampling.seed % 7) as f32;
+        if events.send(Event::Token(Token { id, logprob, top }, finish)).is_err() {
+            return false;
+        }
+        if finish.is_some() {
+            return true;
+        }
+        // Readers are served as they would be by a real engine: one token after the other.
+        tokio::task::yield_now().await;
+        if forever && i % 16 == 15 {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+    if matches!(script, Script::Fail(_)) {
+        return events.send(Event::Failed("the shard has died".into())).is_ok();
+    }
+    true
+}

@@ -1,0 +1,153 @@
+//! Stop strings, found wherever they are.
+
+/// What happens to a stop string in the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum StopText {
+    /// It is the end of the text; nothing ever has to be held back.
+    Keep,
+    /// The text ends before it; what may become a stop string is held back until it is certain that it does not.
+    Remove,
+}
+
+/// Looks for stop strings in a text that comes in parts.
+///
+/// The first stop string to be complete ends the text; of several that are complete at the same character, the
+/// longest. So the result does not depend on how the text was cut. The time is linear in the text, whatever the
+/// stop strings are (Knuth, Morris, Pratt, "Fast Pattern Matching in Strings").
+#[derive(Debug)]
+pub struct StopMatcher {
+    stops: Vec<Pattern>,
+    mode: StopText,
+    held: String,
+    stopped: bool,
+}
+
+#[derive(Debug)]
+struct Pattern {
+    text: String,
+    /// For each prefix, the length of its longest proper prefix that is also its suffix.
+    borders: Vec<usize>,
+    /// How many of its bytes the text ends with.
+    matched: usize,
+}
+
+impl StopMatcher {
+    /// A matcher for these strings; empty ones never match.
+    pub fn new(stops: impl IntoIterator<Item = String>, mode: StopText) -> Self {
+        let stops = stops.into_iter().filter(|stop| !stop.is_empty()).map(Pattern::new).collect();
+        StopMatcher { stops, mode, held: String::new(), stopped: false }
+    }
+
+    /// Takes more text and returns what is certain to belong to the result. Nothing follows after a stop.
+    pub fn push(&mut self, text: &str) -> String {
+        if self.stopped || self.stops.is_empty() {
+            return if self.stopped { String::new() } else { text.to_owned() };
+        }
+        let before = self.held.len();
+        self.held.push_str(text);
+        for (i, byte) in text.bytes().enumerate() {
+            let complete = self.stops.iter_mut().filter_map(|stop| stop.advance(byte)).max();
+            if let Some(length) = complete {
+                self.stopped = true;
+                let end = before + i + 1;
+                self.held.truncate(if self.mode == StopText::Keep { end } else { end - length });
+                return std::mem::take(&mut self.held);
+            }
+        }
+        let hold = match self.mode {
+            StopText::Keep => 0,
+            StopText::Remove => self.stops.iter().map(|stop| stop.matched).max().unwrap_or(0),
+        };
+        let rest = self.held.split_off(self.held.len() - hold);
+        std::mem::replace(&mut self.held, rest)
+    }
+
+    /// Whether a stop string was found.
+    pub fn stopped(&self) -> bool {
+        self.stopped
+    }
+
+    /// What was held back, now that no more text comes.
+    pub fn finish(&mut self) -> String {
+        std::mem::take(&mut self.held)
+    }
+}
+
+impl Pattern {
+    fn new(text: String) -> Self {
+        let bytes = text.as_bytes();
+        let mut borders = vec![0; bytes.len()];
+        let mut border = 0;
+        for i in 1..bytes.len() {
+            while border > 0 && bytes[i] != bytes[border] {
+                border = borders[border - 1];
+            }
+            border += usize::from(bytes[i] == bytes[border]);
+            borders[i] = border;
+        }
+        Pattern { text, borders, matched: 0 }
+    }
+
+    /// The length of the stop string if this byte completes it.
+    fn advance(&mut self, byte: u8) -> Option<usize> {
+        let bytes = self.text.as_bytes();
+        while self.matched > 0 && bytes[self.matched] != byte {
+            self.matched = self.borders[self.matched - 1];
+        }
+        self.matched += usize::from(bytes[self.matched] == byte);
+        (self.matched == bytes.len()).then_some(bytes.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    /// The obvious search over the whole text.
+    fn naive(text: &str, stops: &[String], mode: StopText) -> (String, bool) {
+        for end in 1..=text.len() {
+            let Some(head) = text.get(..end) else { continue };
+            let found = stops.iter().filter(|stop| !stop.is_empty() && head.ends_with(*stop));
+            if let Some(longest) = found.max_by_key(|stop| stop.len()) {
+                let keep = if mode == StopText::Keep { end } else { end - longest.len() };
+                return (text[..keep].to_owned(), true);
+            }
+        }
+        (text.to_owned(), false)
+    }
+
+    proptest! {
+        #[test]
+        fn any_cut_gives_what_a_search_of_the_whole_text_gives(
+            parts in proptest::collection::vec("[ab€]{0,4}", 0..12),
+            stops in proptest::collection::vec("[ab€]{0,5}", 0..4),
+            keep in any::<bool>(),
+        ) {
+            let mode = if keep { StopText::Keep } else { StopText::Remove };
+            let mut matcher = StopMatcher::new(stops.clone(), mode);
+            let mut text = String::new();
+            for part in &parts {
+                text += &matcher.push(part);
+                // What has been shown is never taken back.
+                let (whole, _) = naive(&parts.concat(), &stops, mode);
+                prop_assert!(whole.starts_with(&text));
+            }
+            text += &matcher.finish();
+            prop_assert_eq!((text, matcher.stopped()), naive(&parts.concat(), &stops, mode));
+        }
+    }
+
+    #[test]
+    fn text_is_held_back_no_longer_than_needed() {
+        let mut matcher = StopMatcher::new(["END".to_owned()], StopText::Remove);
+        assert_eq!(matcher.push("the E"), "the ");
+        assert_eq!(matcher.push("N"), "");
+        assert_eq!(matcher.push("C"), "ENC");
+        assert_eq!(matcher.push("xENDy"), "x");
+        assert_eq!((matcher.push("more"), matcher.finish()), (String::new(), String::new()));
+        let mut matcher = StopMatcher::new(["END".to_owned()], StopText::Keep);
+        assert_eq!(matcher.push("the E"), "the E");
+        assert_eq!(matcher.push("NDy"), "ND");
+    }
+}

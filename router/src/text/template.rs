@@ -1,0 +1,279 @@
+//! Chat templates: a conversation as the text that the model was trained on.
+//!
+//! A template comes with the model and is run on what clients send, so it runs in a sandbox: no files, no imports,
+//! and bounded in instructions, depth, output and time.
+
+use std::io::{self, Write};
+use std::sync::Arc;
+use std::time::Duration;
+
+use minijinja::value::Kwargs;
+use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value, context};
+use serde::Serialize;
+use tokio::sync::Semaphore;
+
+mod python_json;
+
+/// Instructions of the template engine; the longest published templates need some thousands per message.
+const FUEL: u64 = 20_000_000;
+/// Nested calls of macros and blocks.
+const DEPTH: usize = 100;
+/// Bytes that a template may write.
+const OUTPUT: usize = 16 << 20;
+/// Time until the client is answered; the fuel ends the work itself.
+const TIME: Duration = Duration::from_secs(5);
+
+/// Why a conversation could not be rendered.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TemplateError {
+    /// The model has no template.
+    #[error("template not found")]
+    Missing,
+    /// The template does not parse.
+    #[error("the chat template is not valid: {0}")]
+    Syntax(String),
+    /// The template refused the conversation or broke off.
+    #[error("{0}")]
+    Render(String),
+}
+
+/// What a template is given.
+#[derive(Debug, Clone, Serialize)]
+pub struct Conversation {
+    /// The messages as the client sent them, with their text as one string each.
+    pub messages: Vec<serde_json::Value>,
+    /// Tools as the client sent them.
+    pub tools: Option<Vec<serde_json::Value>>,
+    /// End with the start of the assistant's turn.
+    pub add_generation_prompt: bool,
+}
+
+/// A compiled chat template. Clones are the same one.
+#[derive(Debug, Clone)]
+pub struct ChatTemplate(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    environment: Environment<'static>,
+    bos_token: Option<String>,
+    eos_token: Option<String>,
+    workers: Semaphore,
+}
+
+impl ChatTemplate {
+    /// Compiles a template; at most `workers` conversations are rendered at the same time.
+    ///
+    /// # Errors
+    /// [`TemplateError::Syntax`] with the line.
+    pub fn new(
+        source: &str,
+        bos_token: Option<String>,
+        eos_token: Option<String>,
+        workers: usize,
+    ) -> Result<Self, TemplateError> {
+        let mut environment = Environment::new();
+        environment.set_trim_blocks(true);
+        environment.set_lstrip_blocks(true);
+        environment.set_auto_escape_callback(|_| AutoEscape::None);
+        environment.set_fuel(Some(FUEL));
+        environment.set_recursion_limit(DEPTH);
+        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        environment.add_function("raise_exception", raise_exception);
+        environment.add_function("strftime_now", strftime_now);
+        environment.add_filter("tojson", tojson);
+        environment
+            .add_template_owned("chat", without_generation_tags(source))
+            .map_err(|e| TemplateError::Syntax(e.to_string()))?;
+        let workers = Semaphore::new(workers.max(1));
+        Ok(ChatTemplate(Arc::new(Inner { environment, bos_token, eos_token, workers })))
+    }
+
+    /// Renders a conversation away from the async threads.
+    ///
+    /// # Errors
+    /// [`TemplateError::Render`] with the template's own words where it has some.
+    pub async fn render(&self, conversation: Conversation) -> Result<String, TemplateError> {
+        let stopped = || TemplateError::Render("worker has stopped".into());
+        let template = self.clone();
+        let work = async move {
+            let task = tokio::task::spawn_blocking({
+                let permit = template.0.clone();
+                // The permit is taken before and given back by the work itself, so that a template that is still
+                // busy after its client was answered counts.
+                let held = permit.workers.acquire().await.map_err(|_| stopped())?;
+                held.forget();
+                move || {
+                    let _release = Release(&permit.workers);
+                    template.render_now(&conversation)
+                }
+            });
+            task.await.unwrap_or_else(|_| Err(stopped()))
+        };
+        tokio::time::timeout(TIME, work)
+            .await
+            .unwrap_or_else(|_| Err(TemplateError::Render(format!("took longer than {} s", TIME.as_secs()))))
+    }
+
+    /// Renders a conversation on this thread.
+    ///
+    /// # Errors
+    /// [`TemplateError::Render`] with the template's own words where it has some.
+    pub fn render_now(&self, conversation: &Conversation) -> Result<String, TemplateError> {
+        let render = |error: Error| TemplateError::Render(described(&error));
+        let template = self.0.environment.get_template("chat").map_err(render)?;
+        let variables = context! {
+            messages => Value::from_serialize(&conversation.messages),
+            tools => Value::from_serialize(&conversation.tools),
+            documents => Value::from(()),
+            add_generation_prompt => conversation.add_generation_prompt,
+            bos_token => self.0.bos_token.clone().unwrap_or_default(),
+            eos_token => self.0.eos_token.clone().unwrap_or_default(),
+        };
+        let mut output = Bounded(Vec::new());
+        template.render_captured_to(variables, &mut output).map_err(render)?;
+        String::from_utf8(output.0).map_err(|e| TemplateError::Render(e.to_string()))
+    }
+}
+
+struct Release<'a>(&'a Semaphore);
+
+impl Drop for Release<'_> {
+    fn drop(&mut self) {
+        self.0.add_permits(1);
+    }
+}
+
+struct Bounded(Vec<u8>);
+
+impl Write for Bounded {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if self.0.len() + bytes.len() > OUTPUT {
+            return Err(io::Error::other("more than 16 MiB of text"));
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+fn described(error: &Error) -> String {
+    let text = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+    match error.line() {
+        // `raise_exception` is meant for the client as it is.
+        Some(line) if error.kind() != ErrorKind::InvalidOperation => format!("{text} (line {line})"),
+        _ => text,
+    }
+}
+
+/// `generation` blocks mark the assistant's words for training and write what they hold.
+fn without_generation_tags(source: &str) -> String {
+    let mut result = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some(start) = rest.find("{%") {
+        let Some(length) = rest[start..].find("%}") else { break };
+        let (inner, end) = (&rest[start + 2..start + length], start + length + 2);
+        let replaced = match inner.trim_matches(['-', '+']).trim() {
+            "generation" => inner.replace("generation", "if true"),
+            "endgeneration" => inner.replace("endgeneration", "endif"),
+            _ => inner.to_owned(),
+        };
+        result.extend([&rest[..start], "{%", &replaced, "%}"]);
+        rest = &rest[end..];
+    }
+    result + rest
+}
+
+fn raise_exception(message: String) -> Result<Value, Error> {
+    Err(Error::new(ErrorKind::InvalidOperation, message))
+}
+
+fn strftime_now(format: &str) -> Result<String, Error> {
+    use std::fmt::Write;
+    let mut text = String::new();
+    write!(text, "{}", chrono::Local::now().format(format)).map_err(|_| {
+        Error::new(ErrorKind::InvalidOperation, format!("strftime_now: bad format {format:?}"))
+    })?;
+    Ok(text)
+}
+
+fn tojson(value: Value, indent: Option<usize>, options: Kwargs) -> Result<Value, Error> {
+    let failed = |e: serde_json::Error| Error::new(ErrorKind::BadSerialization, e.to_string());
+    let indent = match indent {
+        Some(indent) => Some(indent),
+        None => options.get::<Option<usize>>("indent")?,
+    };
+    let style = python_json::Style {
+        indent,
+        ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        separators: options.get::<Option<Vec<String>>>("separators")?,
+    };
+    let sort = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    options.assert_all_used()?;
+    let mut value = serde_json::to_value(value).map_err(failed)?;
+    if sort {
+        value.sort_all_objects();
+    }
+    Ok(Value::from(style.write(&value).map_err(failed)?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn render(source: &str, messages: serde_json::Value) -> Result<String, TemplateError> {
+        let template = ChatTemplate::new(source, Some("<s>".into()), Some("</s>".into()), 1)?;
+        let serde_json::Value::Array(messages) = messages else { panic!("not a list") };
+        template.render_now(&Conversation { messages, tools: None, add_generation_prompt: true })
+    }
+
+    #[test]
+    fn what_templates_use_works() {
+        let user = json!([{"role": "user", "content": "a <b> 'ü'"}]);
+        let cases = [
+            (
+                "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m.content.strip() }}{% endfor %}{{ eos_token }}",
+                "<s>[user]a <b> 'ü'</s>",
+            ),
+            ("{{ messages[0] | tojson }}", r#"{"role": "user", "content": "a <b> 'ü'"}"#),
+            ("{{ [1, 2] | tojson(indent=2) }}", "[\n  1,\n  2\n]"),
+            ("{{ 'ü' | tojson(ensure_ascii=true) }}", r#""\u00fc""#),
+            ("{{ {'b': 1, 'a': []} | tojson(sort_keys=true, separators=(',', ':')) }}", r#"{"a":[],"b":1}"#),
+            (
+                "{% for m in messages %}\n  {% generation %}\n{{ m.role }}{% endgeneration %}{% endfor %}",
+                "user",
+            ),
+            ("{%- for i in [1, 2, 3] %}{% if i == 2 %}{% continue %}{% endif %}{{ i }}{% endfor %}", "13"),
+            ("{{ tools is none }} {{ 'a' if add_generation_prompt }}", "True a"),
+            ("{{ (messages + [1])[::-1][0] }}", "1"),
+            ("{{ strftime_now('%Y') | length }}", "4"),
+            ("{% set ns = namespace(n=0) %}{% set ns.n = 3 %}{{ ns.n }}", "3"),
+            ("{{ messages[0]['content'].split(' ')[1].startswith('<') }}", "True"),
+        ];
+        for (source, expected) in cases {
+            assert_eq!(render(source, user.clone()).as_deref(), Ok(expected), "{source}");
+        }
+    }
+
+    #[test]
+    fn errors_say_what_the_template_says() {
+        let raised = render("{{ raise_exception('Roles must alternate') }}", json!([]));
+        assert_eq!(raised, Err(TemplateError::Render("Roles must alternate".into())));
+        assert!(matches!(render("{% for %}", json!([])), Err(TemplateError::Syntax(_))));
+        assert!(matches!(render("{{ strftime_now('%Q!') }}", json!([])), Err(TemplateError::Render(_))));
+    }
+
+    #[test]
+    fn a_template_cannot_run_or_grow_without_end() {
+        let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}{% endfor %}";
+        assert!(matches!(render(endless, json!([])), Err(TemplateError::Render(_))));
+        let deep = "{% macro f(x) %}{{ f(x) }}{% endmacro %}{{ f(1) }}";
+        assert!(matches!(render(deep, json!([])), Err(TemplateError::Render(_))));
+        let long = "{% for a in range(9999) %}{{ messages[0].content }}{% endfor %}";
+        let message = json!([{"role": "user", "content": "x".repeat(10_000)}]);
+        assert!(matches!(render(long, message), Err(TemplateError::Render(_))));
+    }
+}
