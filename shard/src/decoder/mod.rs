@@ -45,6 +45,11 @@ impl<B: Backend> Decoder<B> {
         Ok(Decoder { spec, weights, kv, step, work })
     }
 
+    /// What the decoder computes.
+    pub fn spec(&self) -> &DecoderSpec {
+        &self.spec
+    }
+
     /// Runs one step: stores keys and values of its `n` tokens and leaves the logits of its `m` outputs for
     /// [`Decoder::sample`].
     ///
