@@ -96,3 +96,116 @@ impl RopeTable {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use millrace_kernels::RopeStyle;
+
+    use super::*;
+
+    fn table(rotary_dim: usize, theta: f64, scaling: RopeScaling) -> RopeTable {
+        RopeTable { style: RopeStyle::Half, rotary_dim, theta, scaling }
+    }
+
+    #[track_caller]
+    fn assert_close(found: &[f64], expected: &[f64]) {
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found / expected - 1.0).abs() < 1e-9, "{found} instead of {expected}");
+        }
+    }
+
+    #[test]
+    fn frequencies_fall_geometrically_from_one() {
+        let plain = table(8, 1e4, RopeScaling::Default);
+        assert_close(&plain.frequencies(0), &[1.0, 0.1, 0.01, 0.001]);
+        let linear = table(8, 1e4, RopeScaling::Linear { factor: 4.0 });
+        assert_close(&linear.frequencies(0), &[0.25, 0.025, 0.0025, 0.00025]);
+    }
+
+    #[test]
+    fn a_table_holds_cosines_and_sines_by_position() {
+        let values = table(4, 100.0, RopeScaling::Default).values(3);
+        let angles = [0.0, 0.0, 1.0, 0.1, 2.0, 0.2f64];
+        assert_eq!(values.cos, angles.map(|a| a.cos() as f32));
+        assert_eq!(values.sin, angles.map(|a| a.sin() as f32));
+    }
+
+    #[test]
+    fn a_dynamic_base_grows_with_the_position_past_the_original_length() {
+        let dynamic = table(6, 10.0, RopeScaling::Dynamic { factor: 3.0, original: 10 });
+        let plain = table(6, 10.0, RopeScaling::Default);
+        let tables = (dynamic.values(25), plain.values(25));
+        // Up to the original length nothing changes.
+        assert_eq!(tables.0.cos[..30], tables.1.cos[..30]);
+        assert_eq!(tables.0.sin[..30], tables.1.sin[..30]);
+        // Position 19 is the last of 20 tokens: the base grows by (3 * 2 - 2) ^ (6 / 4) = 8.
+        let grown = table(6, 80.0, RopeScaling::Default).values(20);
+        assert_eq!(tables.0.cos[57..60], grown.cos[57..60]);
+        assert_eq!(tables.0.sin[57..60], grown.sin[57..60]);
+    }
+
+    #[test]
+    fn a_single_pair_never_changes_under_dynamic_scaling() {
+        let dynamic = table(2, 1e4, RopeScaling::Dynamic { factor: 2.0, original: 2 });
+        assert_eq!(dynamic.values(9), table(2, 1e4, RopeScaling::Default).values(9));
+    }
+
+    #[test]
+    fn llama3_divides_long_wavelengths_and_blends_between() {
+        // Llama 3.1: wavelengths under 2048 are kept, those over 8192 divided by 8.
+        let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
+        let llama = table(128, 500_000.0, scaling).frequencies(0);
+        let plain = table(128, 500_000.0, RopeScaling::Default).frequencies(0);
+        for (f, plain) in llama.iter().zip(&plain) {
+            let wavelength = TAU / plain;
+            if wavelength < 2048.0 {
+                assert_close(&[*f], &[*plain]);
+            } else if wavelength > 8192.0 {
+                assert_close(&[*f], &[plain / 8.0]);
+            } else {
+                assert!(*f < *plain && *f > plain / 8.0);
+            }
+        }
+        assert!(llama.is_sorted_by(|a, b| a > b));
+        // A wavelength of 8192 / 2.5 is in the middle of the blend: (1/8 + 1) / 2.
+        let theta = (8192.0 / 2.5 / TAU).powi(2);
+        let middle =
+            table(4, theta, RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 });
+        assert_close(&middle.frequencies(0)[1..], &[theta.powf(-0.5) * 0.5625]);
+    }
+
+    fn yarn(truncate: bool) -> RopeTable {
+        let scaling = RopeScaling::Yarn {
+            factor: 4.0,
+            original: 4096.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            truncate,
+            attention_factor: 1.25,
+        };
+        table(128, 1e4, scaling)
+    }
+
+    #[test]
+    fn yarn_keeps_fast_and_divides_slow_dimensions() {
+        // 128 ln(4096 / 64 pi) / (2 ln 1e4) = 20.9 and 128 ln(4096 / 2 pi) / (2 ln 1e4) = 45.03.
+        let (found, plain) =
+            (yarn(true).frequencies(0), table(128, 1e4, RopeScaling::Default).frequencies(0));
+        assert_close(&found[..=20], &plain[..=20]);
+        assert_close(&found[46..], &plain[46..].iter().map(|f| f / 4.0).collect::<Vec<_>>());
+        // Half way between 20 and 46.
+        assert_close(&found[33..34], &[plain[33] * 0.625]);
+        // Without rounding, dimension 45 is still inside the ramp, and 21 already.
+        let exact = yarn(false).frequencies(0);
+        assert!(exact[21] < plain[21] && exact[21] > found[21]);
+        assert!(exact[45] > plain[45] / 4.0 && exact[45] < found[45]);
+    }
+
+    #[test]
+    fn the_attention_factor_scales_cosines_and_sines() {
+        let values = yarn(true).values(2);
+        assert_eq!(values.cos[0], 1.25);
+        assert_eq!(values.sin[64], (1f64.sin() * 1.25) as f32);
+    }
+}

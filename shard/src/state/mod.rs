@@ -175,3 +175,6 @@ impl SlotTable {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -315,3 +315,6 @@ impl fmt::Display for Bytes {
         write!(f, "{:.1} {name}", self.0 as f64 / f64::from(unit))
     }
 }
+
+#[cfg(test)]
+mod tests;
