@@ -1,5 +1,6 @@
 //! The loop of a shard over a real socket.
 #![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
 
 mod common;
 
