@@ -31,14 +31,6 @@ impl Buf {
     fn row_mut(&mut self, t: usize) -> &mut [f32] {
         &mut self.data[t * self.cols..(t + 1) * self.cols]
     }
-
-    /// Overwrites the first `values.len() / cols` rows, for tests.
-    ///
-    /// # Panics
-    /// If there are more values than the buffer holds.
-    pub fn write(&mut self, values: &[f32]) {
-        self.data[..values.len()].copy_from_slice(values);
-    }
 }
 
 /// A weight matrix of [`Reference`].

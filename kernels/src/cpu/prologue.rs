@@ -1,0 +1,77 @@
+//! From the projection to the cache: head norms, rotation, and the write of keys and values.
+
+use super::kv::{key_at, value_at};
+use super::memory::Shared;
+use super::rows::norm_in_place;
+use super::simd::{Element, Kernel, Simd};
+use crate::backend::{KvSpec, Prologue, QkvLayout, RopeSpec, RopeStyle};
+
+/// One token's prologue.
+pub(super) struct Token<'a, T> {
+    /// Its row of the projection.
+    pub(super) qkv: &'a mut [f32],
+    pub(super) prologue: &'a Prologue<'a, Vec<f32>>,
+    pub(super) position: usize,
+    /// The block that holds the position.
+    pub(super) block: u32,
+    pub(super) spec: &'a KvSpec,
+    pub(super) k: Shared<T>,
+    pub(super) v: Shared<T>,
+}
+
+impl<T: Element> Kernel for Token<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let QkvLayout { heads, kv_heads, head_dim } = self.prologue.layout;
+        let (qk, values) = self.qkv.split_at_mut((heads + kv_heads) * head_dim);
+        for (h, head) in qk.chunks_exact_mut(head_dim).enumerate() {
+            if let Some(norms) = self.prologue.head_norm {
+                let norm = if h < heads { &norms.q } else { &norms.k };
+                // SAFETY: passed on.
+                unsafe { norm_in_place::<S>(head, &norm.weight, norm.eps) };
+            }
+            if let Some(rope) = self.prologue.rope {
+                rotate(head, rope, self.position);
+            }
+        }
+        let slot = self.position % self.spec.block_size;
+        let keys = qk[heads * head_dim..].chunks_exact(head_dim);
+        for (h, (key, value)) in keys.zip(values.chunks_exact(head_dim)).enumerate() {
+            // SAFETY: the block is inside the cache, and the place of a token belongs to this task alone.
+            unsafe {
+                let k = self.k.as_ptr().add(key_at(self.spec, self.block, h, slot));
+                for (d, x) in key.iter().enumerate() {
+                    *k.add(d * self.spec.block_size) = T::from_f32(*x);
+                }
+                let v = self.v.as_ptr().add(value_at(self.spec, self.block, h, slot));
+                for (d, x) in value.iter().enumerate() {
+                    *v.add(d) = T::from_f32(*x);
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn rotate(head: &mut [f32], rope: &RopeSpec<Vec<f32>>, position: usize) {
+    let half = rope.rotary_dim / 2;
+    let angles = position * half..(position + 1) * half;
+    let (cos, sin) = (&rope.cos[angles.clone()], &rope.sin[angles]);
+    match rope.style {
+        RopeStyle::Half => {
+            let (first, rest) = head.split_at_mut(half);
+            let pairs = first.iter_mut().zip(&mut rest[..half]);
+            for ((x, y), (c, s)) in pairs.zip(cos.iter().zip(sin)) {
+                (*x, *y) = (*x * c - *y * s, *y * c + *x * s);
+            }
+        }
+        RopeStyle::Interleaved => {
+            for (pair, (c, s)) in head.chunks_exact_mut(2).zip(cos.iter().zip(sin)) {
+                let (x, y) = (pair[0], pair[1]);
+                (pair[0], pair[1]) = (x * c - y * s, y * c + x * s);
+            }
+        }
+    }
+}

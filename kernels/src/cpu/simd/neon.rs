@@ -1,0 +1,103 @@
+//! NEON: 32 registers of 4 numbers.
+
+use std::arch::aarch64::*;
+
+use super::{Kernel, Simd};
+
+/// Proof that nothing but `enter` selects this set.
+#[derive(Clone, Copy)]
+pub(super) struct Neon;
+
+/// Runs `kernel` with this instruction set.
+///
+/// # Safety
+/// The machine must have it, and the kernel's own promises must hold.
+#[target_feature(enable = "neon")]
+pub(super) unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: passed on.
+    unsafe { kernel.run::<Neon>() }
+}
+
+// SAFETY of the functions: the trait asks callers for the instruction set and for valid pointers.
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block only passes the trait's conditions on")]
+impl Simd for Neon {
+    type V = float32x4_t;
+    const LANES: usize = 4;
+    const ROWS: usize = 12;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> float32x4_t {
+        unsafe { vdupq_n_f32(x) }
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> float32x4_t {
+        unsafe { vld1q_f32(p) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> float32x4_t {
+        unsafe {
+            // The half-precision vector types are not stable: widen the bits, and let a product move the exponent.
+            let bits = vmovl_u16(vld1_u16(p));
+            let magnitude = vandq_u32(bits, vdupq_n_u32(0x7FFF));
+            let moved = vreinterpretq_f32_u32(vshlq_n_u32::<13>(magnitude));
+            let finite = vreinterpretq_u32_f32(vmulq_f32(moved, vdupq_n_f32(f32::from_bits(0x7780_0000))));
+            let special = vcgeq_u32(magnitude, vdupq_n_u32(0x7C00));
+            let exponent = vandq_u32(special, vdupq_n_u32(0x7F80_0000));
+            let sign = vshlq_n_u32::<16>(vandq_u32(bits, vdupq_n_u32(0x8000)));
+            vreinterpretq_f32_u32(vorrq_u32(vorrq_u32(finite, exponent), sign))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> float32x4_t {
+        unsafe { vreinterpretq_f32_u32(vshlq_n_u32::<16>(vmovl_u16(vld1_u16(p)))) }
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: float32x4_t) {
+        unsafe { vst1q_f32(p, v) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: float32x4_t, b: float32x4_t, c: float32x4_t) -> float32x4_t {
+        unsafe { vfmaq_f32(c, a, b) }
+    }
+    #[inline(always)]
+    unsafe fn add(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vaddq_f32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vsubq_f32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn mul(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vmulq_f32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn div(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vdivq_f32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn max(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vmaxq_f32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn min(a: float32x4_t, b: float32x4_t) -> float32x4_t {
+        unsafe { vminq_f32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn scale(a: float32x4_t, n: float32x4_t) -> float32x4_t {
+        unsafe {
+            let exponent = vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127));
+            vmulq_f32(a, vreinterpretq_f32_s32(vshlq_n_s32::<23>(exponent)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn keep_at_least(x: float32x4_t, bound: float32x4_t, a: float32x4_t) -> float32x4_t {
+        unsafe { vreinterpretq_f32_u32(vandq_u32(vcgeq_f32(x, bound), vreinterpretq_u32_f32(a))) }
+    }
+    #[inline(always)]
+    unsafe fn prefetch(p: *const u8) {
+        unsafe {
+            std::arch::asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags, readonly))
+        }
+    }
+}

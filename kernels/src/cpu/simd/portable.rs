@@ -1,0 +1,88 @@
+//! Arrays that a compiler vectorises as the build's target allows. Products and sums are rounded separately: a fused one
+//! would be a library call on machines without it.
+
+use half::f16;
+
+use super::Simd;
+
+/// Eight numbers in an array.
+#[derive(Clone, Copy)]
+pub(super) struct Portable;
+
+type V = [f32; 8];
+
+#[inline(always)]
+fn zip(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
+    std::array::from_fn(|i| f(a[i], b[i]))
+}
+
+impl Simd for Portable {
+    type V = V;
+    const LANES: usize = 8;
+    const ROWS: usize = 4;
+
+    #[inline(always)]
+    unsafe fn splat(x: f32) -> V {
+        [x; 8]
+    }
+    #[inline(always)]
+    unsafe fn load(p: *const f32) -> V {
+        // SAFETY: the caller vouches for eight elements.
+        unsafe { p.cast::<V>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(p: *const u16) -> V {
+        // SAFETY: the caller vouches for eight elements.
+        let bits = unsafe { p.cast::<[u16; 8]>().read_unaligned() };
+        bits.map(|b| f16::from_bits(b).to_f32())
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(p: *const u16) -> V {
+        // SAFETY: the caller vouches for eight elements.
+        let bits = unsafe { p.cast::<[u16; 8]>().read_unaligned() };
+        bits.map(|b| f32::from_bits(u32::from(b) << 16))
+    }
+    #[inline(always)]
+    unsafe fn store(p: *mut f32, v: V) {
+        // SAFETY: the caller vouches for eight elements.
+        unsafe { p.cast::<V>().write_unaligned(v) }
+    }
+    #[inline(always)]
+    unsafe fn fma(a: V, b: V, c: V) -> V {
+        std::array::from_fn(|i| a[i] * b[i] + c[i])
+    }
+    #[inline(always)]
+    unsafe fn add(a: V, b: V) -> V {
+        zip(a, b, |a, b| a + b)
+    }
+    #[inline(always)]
+    unsafe fn sub(a: V, b: V) -> V {
+        zip(a, b, |a, b| a - b)
+    }
+    #[inline(always)]
+    unsafe fn mul(a: V, b: V) -> V {
+        zip(a, b, |a, b| a * b)
+    }
+    #[inline(always)]
+    unsafe fn div(a: V, b: V) -> V {
+        zip(a, b, |a, b| a / b)
+    }
+    #[inline(always)]
+    unsafe fn max(a: V, b: V) -> V {
+        zip(a, b, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn min(a: V, b: V) -> V {
+        zip(a, b, |a, b| if a < b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn scale(a: V, n: V) -> V {
+        zip(a, n, |a, n| a * f32::from_bits(((n as i32 + 127) as u32) << 23))
+    }
+    #[inline(always)]
+    unsafe fn keep_at_least(x: V, bound: V, a: V) -> V {
+        std::array::from_fn(|i| if x[i] >= bound[i] { a[i] } else { 0.0 })
+    }
+    #[inline(always)]
+    unsafe fn prefetch(_p: *const u8) {}
+}

@@ -1,0 +1,70 @@
+//! The geometry of a step.
+
+use crate::backend::{SeqRow, StepInput};
+
+/// The current step, in memory that was reserved for the largest one.
+#[derive(Debug)]
+pub struct Step {
+    pub(super) tokens: Vec<u32>,
+    pub(super) outputs: Vec<u32>,
+    pub(super) rows: Vec<Row>,
+    /// For each token the index of its row.
+    row_of: Vec<u32>,
+    tables: Vec<u32>,
+    /// One more than the highest block of all tables.
+    pub(super) blocks_end: usize,
+}
+
+/// One sequence's share of a step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Row {
+    /// Position of the first token.
+    pub(super) start: usize,
+    pub(super) count: usize,
+    /// Index of the first token in the step.
+    pub(super) token: usize,
+    table: usize,
+    blocks: usize,
+}
+
+impl Step {
+    pub(super) fn new(max_tokens: usize, max_rows: usize, table_blocks: usize) -> Step {
+        Step {
+            tokens: Vec::with_capacity(max_tokens),
+            outputs: Vec::with_capacity(max_tokens),
+            rows: Vec::with_capacity(max_rows),
+            row_of: Vec::with_capacity(max_tokens),
+            tables: Vec::with_capacity(max_rows * table_blocks),
+            blocks_end: 0,
+        }
+    }
+
+    pub(super) fn set(&mut self, input: &StepInput<'_>) {
+        for list in [&mut self.tokens, &mut self.outputs, &mut self.row_of, &mut self.tables] {
+            list.clear();
+        }
+        self.rows.clear();
+        self.tokens.extend_from_slice(input.tokens);
+        self.outputs.extend_from_slice(input.outputs);
+        for &SeqRow { start, count, blocks } in input.rows {
+            let token = self.row_of.len();
+            self.row_of.extend(std::iter::repeat_n(self.rows.len() as u32, count));
+            self.rows.push(Row { start, count, token, table: self.tables.len(), blocks: blocks.len() });
+            self.tables.extend_from_slice(blocks);
+        }
+        assert_eq!(self.row_of.len(), self.tokens.len(), "tokens of the rows and of the step");
+        assert!(self.outputs.iter().all(|&t| (t as usize) < self.tokens.len()), "outputs among the tokens");
+        self.blocks_end = self.tables.iter().max().map_or(0, |&b| b as usize + 1);
+    }
+
+    /// The block table of a row.
+    pub(super) fn blocks(&self, row: &Row) -> &[u32] {
+        &self.tables[row.table..row.table + row.blocks]
+    }
+
+    /// Position of a token of the step, and its sequence's block table.
+    pub(super) fn place(&self, token: usize) -> (usize, &[u32]) {
+        let row = &self.rows[self.row_of[token] as usize];
+        (row.start + token - row.token, self.blocks(row))
+    }
+}
