@@ -4,6 +4,7 @@ use std::io::{Read, Write};
 use std::time::{Duration, Instant};
 
 use millrace_kernels::Backend;
+use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_proto::{
     Fault, FromShard, Loading, MemoryItem, Phase, Ready, ToShard, frame, from_shard, to_shard,
 };
@@ -33,8 +34,11 @@ pub fn run(options: &ShardOptions, open: impl FnOnce() -> Result<Model, Error>) 
         lifeline::hold().map_err(Error::Lifeline)?;
     }
     let mut router = connect(&options.address)?;
-    let backend = millrace_kernels::reference::Reference;
-    serve(&backend, &mut router, options, free_host_bytes(), open)
+    let cpu = CpuOptions { threads: options.threads, ..CpuOptions::default() };
+    match Cpu::new(cpu) {
+        Ok(cpu) => serve(&cpu, &mut router, options, free_host_bytes(), open),
+        Err(error) => report(&mut router, Err(error.into())),
+    }
 }
 
 /// Runs a shard on `backend` over a connection. `free` is the device's free memory in bytes, if known.
@@ -49,6 +53,11 @@ pub fn serve<B: Backend>(
     open: impl FnOnce() -> Result<Model, Error>,
 ) -> Result<(), Error> {
     let result = start(backend, router, options, free, open).and_then(|mut worker| work(&mut worker, router));
+    report(router, result)
+}
+
+/// Tells the router of an error, unless it is that the router has gone: then all is well.
+fn report(router: &mut impl Write, result: Result<(), Error>) -> Result<(), Error> {
     match result {
         Err(error) if is_hang_up(&error) => Ok(()),
         Err(error) => {

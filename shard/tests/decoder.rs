@@ -3,6 +3,7 @@
 mod common;
 
 use common::{Chunk, Harness, MemoryWeights, POSITIONS, Random, limits, naive, row_error, specs};
+use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{Backend, DType};
 use millrace_shard::model::{DecoderSpec, LayerSlot, Slot};
@@ -85,12 +86,28 @@ fn dtypes() -> impl Strategy<Value = DType> {
     prop_oneof![Just(DType::F32), Just(DType::F16), Just(DType::BF16)]
 }
 
+fn cpu() -> Cpu {
+    Cpu::new(CpuOptions { threads: Some(2), isa: None }).unwrap()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(192))]
 
     #[test]
     fn reference_agrees_with_naive(spec in specs(), seed: u64, len in 1..POSITIONS) {
         agrees_with_naive(&Reference, &spec, seed, len);
+    }
+
+    #[test]
+    fn cpu_agrees_with_naive(spec in specs(), seed: u64, len in 1..POSITIONS) {
+        agrees_with_naive(&cpu(), &spec, seed, len);
+    }
+
+    #[test]
+    fn cpu_gives_the_same_bits_under_any_schedule(
+        spec in specs(), dtypes in (dtypes(), dtypes()), seed: u64, count in 1usize..6,
+    ) {
+        any_schedule_gives_the_same_bits(&cpu(), &spec, dtypes, seed, count);
     }
 
     #[test]
