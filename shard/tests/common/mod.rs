@@ -45,6 +45,7 @@ impl Random {
 }
 
 /// Weights in memory, single precision.
+#[derive(Default)]
 pub struct MemoryWeights(HashMap<Slot, (usize, usize, Vec<u8>)>);
 
 impl MemoryWeights {
@@ -62,6 +63,7 @@ impl MemoryWeights {
     }
 
     pub fn set(&mut self, slot: Slot, rows: usize, cols: usize, values: &[f32]) {
+        assert_eq!(values.len(), rows * cols, "{slot:?}");
         self.0.insert(slot, (rows, cols, values.iter().flat_map(|v| v.to_le_bytes()).collect()));
     }
 
