@@ -1,14 +1,13 @@
 //! Prologue and attention over the paged cache.
 
-mod common;
-
-use common::*;
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{
     AttentionSpec, Backend, DType, HeadNorm, KvSpec, Norm, Prologue, QkvLayout, RopeSpec, RopeStyle, SeqRow,
     StepInput,
 };
-use proptest::prelude::*;
+use proptest::prelude::{ProptestConfig, prop, prop_compose, prop_oneof, proptest};
+
+use crate::common::*;
 
 /// Sequences to run through prologue and attention, position by position or in chunks.
 #[derive(Debug, Clone)]

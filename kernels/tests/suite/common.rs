@@ -1,14 +1,12 @@
 //! What the tests of all devices share: inputs, uploads through the public operations, and comparisons.
 
-#![allow(dead_code, reason = "no test needs all of it")]
-
 use std::sync::LazyLock;
 
 use millrace_kernels::cpu::{Cpu, CpuOptions, Isa};
 use millrace_kernels::{Backend, DType, HostTensor, Part, SeqRow, StepInput};
 
 /// One backend of one and one of several threads for every instruction set of this machine.
-pub static CPUS: LazyLock<Vec<Cpu>> = LazyLock::new(|| {
+pub(crate) static CPUS: LazyLock<Vec<Cpu>> = LazyLock::new(|| {
     let mut all = Vec::new();
     for isa in Isa::available() {
         for threads in [1, 3] {
@@ -19,30 +17,30 @@ pub static CPUS: LazyLock<Vec<Cpu>> = LazyLock::new(|| {
 });
 
 /// SplitMix64 (Steele, Lea and Flood), for inputs only.
-pub struct Rng(pub u64);
+pub(crate) struct Rng(pub(crate) u64);
 
 impl Rng {
-    pub fn next(&mut self) -> u64 {
+    pub(crate) fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         let z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         z ^ (z >> 31)
     }
 
-    pub fn below(&mut self, n: usize) -> usize {
+    pub(crate) fn below(&mut self, n: usize) -> usize {
         (self.next() % n as u64) as usize
     }
 
     /// Uniform in [-1, 1).
-    pub fn unit(&mut self) -> f32 {
+    pub(crate) fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
 
-    pub fn values(&mut self, n: usize) -> Vec<f32> {
+    pub(crate) fn values(&mut self, n: usize) -> Vec<f32> {
         (0..n).map(|_| self.unit()).collect()
     }
 
-    pub fn shuffled(&mut self, n: usize) -> Vec<u32> {
+    pub(crate) fn shuffled(&mut self, n: usize) -> Vec<u32> {
         let mut all: Vec<u32> = (0..n as u32).collect();
         for i in (1..n).rev() {
             all.swap(i, self.below(i + 1));
@@ -51,26 +49,26 @@ impl Rng {
     }
 }
 
-pub fn bytes(values: &[f32]) -> Vec<u8> {
+pub(crate) fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-pub fn tensor(bytes: &[u8], rows: usize, cols: usize) -> HostTensor<'_> {
+pub(crate) fn tensor(bytes: &[u8], rows: usize, cols: usize) -> HostTensor<'_> {
     HostTensor { dtype: DType::F32, rows, cols, bytes }
 }
 
 /// A matrix of `values`, `[len / cols, cols]`.
-pub fn matrix<B: Backend>(device: &B, values: &[f32], cols: usize, dtype: DType) -> B::Matrix {
+pub(crate) fn matrix<B: Backend>(device: &B, values: &[f32], cols: usize, dtype: DType) -> B::Matrix {
     let bytes = bytes(values);
     device.matrix(&[Part::whole(tensor(&bytes, values.len() / cols, cols))], dtype).unwrap()
 }
 
-pub fn vector<B: Backend>(device: &B, values: &[f32]) -> B::Vector {
+pub(crate) fn vector<B: Backend>(device: &B, values: &[f32]) -> B::Vector {
     device.vector(&[Part::whole(tensor(&bytes(values), 1, values.len()))]).unwrap()
 }
 
 /// Activations that hold `values`: the rows of an embedding.
-pub fn upload<B: Backend>(device: &B, values: &[f32], cols: usize) -> B::Buf {
+pub(crate) fn upload<B: Backend>(device: &B, values: &[f32], cols: usize) -> B::Buf {
     let n = values.len() / cols;
     let table = matrix(device, values, cols, DType::F32);
     let tokens: Vec<u32> = (0..n as u32).collect();
@@ -84,7 +82,7 @@ pub fn upload<B: Backend>(device: &B, values: &[f32], cols: usize) -> B::Buf {
 }
 
 /// The largest difference must stay below `tolerance` times the largest magnitude of `want` (at least 1e-3).
-pub fn assert_close(name: &str, got: &[f32], want: &[f32], tolerance: f32) {
+pub(crate) fn assert_close(name: &str, got: &[f32], want: &[f32], tolerance: f32) {
     assert_eq!(got.len(), want.len(), "{name}");
     let size = want.iter().fold(1e-3f32, |m, w| m.max(w.abs()));
     for (i, (g, w)) in got.iter().zip(want).enumerate() {
@@ -92,11 +90,11 @@ pub fn assert_close(name: &str, got: &[f32], want: &[f32], tolerance: f32) {
     }
 }
 
-pub fn assert_same_bits(name: &str, a: &[f32], b: &[f32]) {
+pub(crate) fn assert_same_bits(name: &str, a: &[f32], b: &[f32]) {
     assert_eq!(a.len(), b.len(), "{name}");
     for (i, (a, b)) in a.iter().zip(b).enumerate() {
         assert!(a.to_bits() == b.to_bits(), "{name}: element {i} is {a:e} and {b:e}");
     }
 }
 
-pub const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+pub(crate) const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];

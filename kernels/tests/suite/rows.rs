@@ -1,11 +1,10 @@
 //! Norms, gates and gathering.
 
-mod common;
-
-use common::*;
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{Activation, Backend, Norm, SeqRow, StepInput};
-use proptest::prelude::*;
+use proptest::prelude::{ProptestConfig, prop_assert, proptest};
+
+use crate::common::*;
 
 fn norms<B: Backend>(device: &B, x: &[f32], branch: &[f32], weight: &[f32]) -> [Vec<f32>; 3] {
     let (n, cols) = (x.len() / weight.len(), weight.len());

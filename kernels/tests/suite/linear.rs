@@ -1,11 +1,10 @@
 //! The matrix product and the embedding.
 
-mod common;
-
-use common::*;
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{Backend, DType, HostTensor, Part, SeqRow, StepInput};
-use proptest::prelude::*;
+use proptest::prelude::{ProptestConfig, prop, proptest};
+
+use crate::common::*;
 
 struct Case {
     n: usize,

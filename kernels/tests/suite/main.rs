@@ -1,0 +1,8 @@
+//! Every operation of the fast devices against the reference, and the promises on determinism, bit for bit.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+mod attention;
+mod common;
+mod linear;
+mod rows;
