@@ -101,8 +101,7 @@ fn start<'b, B: Backend>(
         free,
         fraction: HOST_MEMORY_FRACTION,
     };
-    let matrix_bytes = |out, cols, dtype| backend.matrix_bytes(out, cols, dtype);
-    let plan = plan::plan(&spec, &wish, &matrix_bytes)?;
+    let plan = plan::plan(&spec, &wish, backend)?;
     let limits = plan.limits;
     eprintln!("{plan}");
 

@@ -1,5 +1,7 @@
 //! The decoder against a plain double-precision computation, and against itself under any schedule.
 
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
+
 mod common;
 
 use common::{Chunk, Harness, MemoryWeights, POSITIONS, Random, limits, naive, row_error, specs};

@@ -2,6 +2,8 @@
 //!
 //! The files are not part of the repository; `MILLRACE_TEST_DATA` names the folder that holds `remote-code`.
 
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
+
 mod common;
 
 use std::path::PathBuf;

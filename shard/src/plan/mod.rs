@@ -2,17 +2,17 @@
 //!
 //! All arithmetic saturates, so that absurd sizes are refused as too large.
 
+mod device;
+
 use std::fmt;
 
-use millrace_kernels::DType;
+use millrace_kernels::{DType, KvSpec, QkvLayout};
 
 use crate::Limits;
 use crate::decoder::activation_elements;
 use crate::model::DecoderSpec;
 use crate::state::SlotTable;
-
-/// Bytes that a device takes for a matrix `[out, in]` of a type.
-pub type MatrixBytes<'a> = &'a dyn Fn(usize, usize, DType) -> usize;
+pub use device::{Device, Unpadded};
 
 /// What the operator asked for, and what there is.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -42,7 +42,7 @@ pub struct Wish {
 pub struct Footprint {
     /// Matrices, norms and biases.
     pub weights: usize,
-    /// Activations of one step.
+    /// Activations of one step, and what the device needs to compute them.
     pub activations: usize,
     /// Logits of one step.
     pub logits: usize,
@@ -116,38 +116,53 @@ fn left(weights: usize, workspace: usize, budget: usize) -> String {
 }
 
 /// Bytes of keys and values per token of a sequence, all layers together.
-pub fn kv_bytes_per_token(spec: &DecoderSpec, kv_dtype: DType) -> usize {
-    let of_layer = |qkv: millrace_kernels::QkvLayout| 2 * qkv.kv_heads * qkv.head_dim * kv_dtype.size();
-    spec.layers.iter().map(|layer| of_layer(layer.qkv)).sum()
+pub fn kv_bytes_per_token(spec: &DecoderSpec, kv_dtype: DType, device: &impl Device) -> usize {
+    kv_bytes(spec, kv_dtype, 1, 1, device)
+}
+
+fn kv_bytes(
+    spec: &DecoderSpec,
+    dtype: DType,
+    blocks: usize,
+    block_size: usize,
+    device: &impl Device,
+) -> usize {
+    let of_layer = |qkv: QkvLayout| {
+        let QkvLayout { kv_heads, head_dim, .. } = qkv;
+        device.kv_bytes(&KvSpec { blocks, block_size, kv_heads, head_dim, dtype })
+    };
+    spec.layers.iter().fold(0, |sum: usize, layer| sum.saturating_add(of_layer(layer.qkv)))
 }
 
 /// Bytes of matrices, norms and biases; matrices are kept as `dtype`, the rest in single precision.
-pub fn weight_bytes(spec: &DecoderSpec, dtype: DType, matrix_bytes: MatrixBytes<'_>) -> usize {
+pub fn weight_bytes(spec: &DecoderSpec, dtype: DType, device: &impl Device) -> usize {
     let bytes = |slot: crate::model::Slot| match spec.shape(slot) {
         (rows, cols) if slot.is_vector() => rows * cols * size_of::<f32>(),
-        (rows, cols) => matrix_bytes(rows, cols, dtype),
+        (rows, cols) => device.matrix_bytes(rows, cols, dtype),
     };
     spec.slots().into_iter().map(bytes).sum()
 }
 
+/// Columns of the widest matrix.
+fn widest_input(spec: &DecoderSpec) -> usize {
+    let matrices = spec.slots().into_iter().filter(|slot| !slot.is_vector());
+    matrices.map(|slot| spec.shape(slot).1).max().unwrap_or(0)
+}
+
 /// What a model takes with these limits.
-pub fn footprint(
-    spec: &DecoderSpec,
-    dtype: DType,
-    limits: &Limits,
-    matrix_bytes: MatrixBytes<'_>,
-) -> Footprint {
+pub fn footprint(spec: &DecoderSpec, dtype: DType, limits: &Limits, device: &impl Device) -> Footprint {
     let singles = |elements: usize| elements.saturating_mul(size_of::<f32>());
-    let pool_tokens = limits.num_blocks.saturating_mul(limits.block_size);
+    let Limits { max_step_tokens, max_sequences, block_size, num_blocks, .. } = *limits;
     // Cosines and sines of half the rotated features.
     let rope_elements: usize = spec.ropes.iter().map(|rope| rope.rotary_dim).sum();
     Footprint {
-        weights: weight_bytes(spec, dtype, matrix_bytes),
-        activations: singles(activation_elements(spec, limits.max_step_tokens, limits.max_sequences)),
-        logits: singles(limits.max_sequences.saturating_mul(spec.vocab)),
+        weights: weight_bytes(spec, dtype, device),
+        activations: singles(activation_elements(spec, max_step_tokens, max_sequences))
+            .saturating_add(device.scratch_bytes(max_step_tokens.max(max_sequences), widest_input(spec))),
+        logits: singles(max_sequences.saturating_mul(spec.vocab)),
         rope_tables: singles(limits.max_sequence_tokens.saturating_mul(rope_elements)),
         slot_table: SlotTable::bytes(limits),
-        kv_pool: pool_tokens.saturating_mul(kv_bytes_per_token(spec, limits.kv_dtype)),
+        kv_pool: kv_bytes(spec, limits.kv_dtype, num_blocks, block_size, device),
     }
 }
 
@@ -155,7 +170,7 @@ pub fn footprint(
 ///
 /// # Errors
 /// If not even one sequence of the wanted length (or of one block, if none was asked for) fits.
-pub fn plan(spec: &DecoderSpec, wish: &Wish, matrix_bytes: MatrixBytes<'_>) -> Result<Plan, PlanError> {
+pub fn plan(spec: &DecoderSpec, wish: &Wish, device: &impl Device) -> Result<Plan, PlanError> {
     for (flag, size) in [
         ("--max-total-tokens", wish.max_total_tokens.unwrap_or(1)),
         ("--max-batch-total-tokens", wish.max_batch_total_tokens.unwrap_or(1)),
@@ -167,13 +182,13 @@ pub fn plan(spec: &DecoderSpec, wish: &Wish, matrix_bytes: MatrixBytes<'_>) -> R
             return Err(PlanError::Zero(flag));
         }
     }
-    let planner = Planner { spec, wish, matrix_bytes };
+    let planner = Planner { spec, wish, device };
     let (limits, budget) = match (wish.max_batch_total_tokens, wish.free) {
         (Some(tokens), free) => (planner.given_pool(tokens)?, free.unwrap_or(usize::MAX)),
         (None, Some(free)) => planner.largest_pool((free as f64 * wish.fraction) as usize)?,
         (None, None) => return Err(PlanError::FreeMemoryUnknown),
     };
-    let footprint = footprint(spec, wish.dtype, &limits, matrix_bytes);
+    let footprint = footprint(spec, wish.dtype, &limits, device);
     if footprint.total() > budget {
         let tokens = limits.num_blocks * limits.block_size;
         return Err(planner.no_room(&footprint, budget, format!("{tokens} tokens")));
@@ -181,13 +196,13 @@ pub fn plan(spec: &DecoderSpec, wish: &Wish, matrix_bytes: MatrixBytes<'_>) -> R
     Ok(Plan { limits, footprint, free: wish.free })
 }
 
-struct Planner<'a> {
+struct Planner<'a, D> {
     spec: &'a DecoderSpec,
     wish: &'a Wish,
-    matrix_bytes: MatrixBytes<'a>,
+    device: &'a D,
 }
 
-impl Planner<'_> {
+impl<D: Device> Planner<'_, D> {
     /// The longest sequence that the model and the operator allow.
     fn longest(&self) -> usize {
         self.wish.max_total_tokens.unwrap_or(usize::MAX).min(self.spec.max_positions)
@@ -237,7 +252,7 @@ impl Planner<'_> {
     }
 
     fn footprint(&self, limits: &Limits) -> Footprint {
-        footprint(self.spec, self.wish.dtype, limits, self.matrix_bytes)
+        footprint(self.spec, self.wish.dtype, limits, self.device)
     }
 
     fn no_room(&self, footprint: &Footprint, budget: usize, kv_for: String) -> PlanError {

@@ -43,12 +43,8 @@ fn wish() -> Wish {
     }
 }
 
-fn packed(out: usize, cols: usize, dtype: DType) -> usize {
-    out * cols * dtype.size()
-}
-
 fn plan_of(wish: &Wish) -> Result<Plan, PlanError> {
-    plan(&spec(), wish, &packed)
+    plan(&spec(), wish, &Unpadded)
 }
 
 #[test]
@@ -61,7 +57,7 @@ fn every_byte_is_counted() {
         num_blocks: 9,
         kv_dtype: DType::F16,
     };
-    let found = footprint(&spec(), DType::F16, &limits, &packed);
+    let found = footprint(&spec(), DType::F16, &limits, &Unpadded);
     let matrices = 100 * 16 + 2 * (32 * 16 + 16 * 16 + 64 * 16 + 16 * 32);
     let vectors = 16 + 2 * (16 + 32 + 16);
     let expected = Footprint {
@@ -73,7 +69,7 @@ fn every_byte_is_counted() {
         kv_pool: 9 * 16 * 2 * 2 * 2 * 4 * 2,
     };
     assert_eq!(found, expected);
-    assert_eq!(kv_bytes_per_token(&spec(), DType::F32), 2 * 2 * 2 * 4 * 4);
+    assert_eq!(kv_bytes_per_token(&spec(), DType::F32, &Unpadded), 2 * 2 * 2 * 4 * 4);
     assert_eq!(spec().parameters(), matrices + vectors);
 }
 
