@@ -14,6 +14,9 @@ use crate::model::DecoderSpec;
 use crate::state::SlotTable;
 pub use device::{Device, Unpadded};
 
+/// Tokens in the KV pool, or more if one sequence is to have more, when neither a size is given nor the free memory known.
+const BLIND_POOL: usize = 8192;
+
 /// What the operator asked for, and what there is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Wish {
@@ -101,11 +104,6 @@ pub enum PlanError {
         /// What these bytes are for.
         kv_for: String,
     },
-    /// The system does not tell how much memory is free.
-    #[error(
-        "this system does not tell how much memory is free; give the size of the KV cache in tokens with --max-batch-total-tokens"
-    )]
-    FreeMemoryUnknown,
 }
 
 fn left(weights: usize, workspace: usize, budget: usize) -> String {
@@ -186,7 +184,10 @@ pub fn plan(spec: &DecoderSpec, wish: &Wish, device: &impl Device) -> Result<Pla
     let (limits, budget) = match (wish.max_batch_total_tokens, wish.free) {
         (Some(tokens), free) => (planner.given_pool(tokens)?, free.unwrap_or(usize::MAX)),
         (None, Some(free)) => planner.largest_pool((free as f64 * wish.fraction) as usize)?,
-        (None, None) => return Err(PlanError::FreeMemoryUnknown),
+        (None, None) => {
+            let longest = wish.max_total_tokens.unwrap_or(0).min(spec.max_positions);
+            (planner.given_pool(longest.max(BLIND_POOL))?, usize::MAX)
+        }
     };
     let footprint = footprint(spec, wish.dtype, &limits, device);
     if footprint.total() > budget {
@@ -208,13 +209,15 @@ impl<D: Device> Planner<'_, D> {
         self.wish.max_total_tokens.unwrap_or(usize::MAX).min(self.spec.max_positions)
     }
 
+    /// The limits with a pool of this many tokens, in whole blocks.
     fn given_pool(&self, tokens: usize) -> Result<Limits, PlanError> {
-        let (longest, pool) = (self.longest(), tokens / self.wish.block_size * self.wish.block_size);
-        if pool == 0 || (self.wish.max_total_tokens.is_some() && pool < longest) {
+        let blocks = tokens.div_ceil(self.wish.block_size);
+        let (longest, pool) = (self.longest(), blocks.saturating_mul(self.wish.block_size));
+        if self.wish.max_total_tokens.is_some() && pool < longest {
             return Err(PlanError::PoolTooSmall { longest, pool });
         }
         let longest = longest.min(pool);
-        Ok(self.limits(longest, (tokens / self.wish.block_size).min(self.useful_blocks(longest))))
+        Ok(self.limits(longest, blocks.min(self.useful_blocks(longest))))
     }
 
     /// The limits with as many blocks as `budget` allows, and `budget`.

@@ -109,11 +109,11 @@ fn too_little_memory_for_one_block_is_refused() {
 fn a_given_pool_must_hold_the_longest_sequence_asked_for() {
     let given = Wish { max_batch_total_tokens: Some(200), ..wish() };
     let found = plan_of(&given).unwrap().limits;
-    assert_eq!((found.max_sequence_tokens, found.num_blocks), (192, 12));
+    assert_eq!((found.max_sequence_tokens, found.num_blocks), (208, 13));
     let error = plan_of(&Wish { max_total_tokens: Some(500), ..given }).unwrap_err();
-    assert_eq!(error, PlanError::PoolTooSmall { longest: 500, pool: 192 });
-    let error = plan_of(&Wish { max_batch_total_tokens: Some(15), ..wish() }).unwrap_err();
-    assert!(matches!(error, PlanError::PoolTooSmall { pool: 0, .. }), "{error}");
+    assert_eq!(error, PlanError::PoolTooSmall { longest: 500, pool: 208 });
+    let exact = Wish { max_total_tokens: Some(201), max_batch_total_tokens: Some(201), ..wish() };
+    assert_eq!(plan_of(&exact).unwrap().limits.max_sequence_tokens, 201);
 }
 
 #[test]
@@ -122,7 +122,17 @@ fn a_given_pool_needs_no_knowledge_of_the_memory_but_uses_it() {
     assert_eq!(plan_of(&given).unwrap().limits.num_blocks, 250);
     let error = plan_of(&Wish { free: Some(100_000), ..given }).unwrap_err().to_string();
     assert!(error.contains("needs 250.0 KiB for 4000 tokens"), "{error}");
-    assert_eq!(plan_of(&Wish { free: None, ..wish() }), Err(PlanError::FreeMemoryUnknown));
+}
+
+#[test]
+fn without_any_knowledge_the_pool_is_of_a_modest_size() {
+    let long = DecoderSpec { max_positions: 100_000, ..spec() };
+    let blind = Wish { free: None, ..wish() };
+    let found = plan(&long, &blind, &Unpadded).unwrap().limits;
+    assert_eq!((found.max_sequence_tokens, found.num_blocks), (8192, 512));
+    let asked = Wish { max_total_tokens: Some(20_000), ..blind };
+    let found = plan(&long, &asked, &Unpadded).unwrap().limits;
+    assert_eq!((found.max_sequence_tokens, found.num_blocks), (20_000, 1250));
 }
 
 #[test]
