@@ -10,6 +10,12 @@ pub enum Error {
     /// A device refused.
     #[error(transparent)]
     Device(#[from] millrace_kernels::Error),
+    /// A file of the checkpoint is damaged, incomplete or of another kind.
+    #[error(transparent)]
+    Checkpoint(#[from] crate::checkpoint::Error),
+    /// `config.json` describes a model that cannot be computed.
+    #[error(transparent)]
+    Config(#[from] crate::families::ConfigError),
     /// The memory does not suffice, or limits contradict each other.
     #[error(transparent)]
     Plan(#[from] PlanError),

@@ -1,8 +1,11 @@
 //! One rank of a model: its weights, its KV pool, and the loop that computes steps.
 
+pub mod checkpoint;
 mod connection;
 pub mod decoder;
 mod error;
+pub mod families;
+pub mod inspect;
 mod lifeline;
 mod limits;
 pub mod memory;
