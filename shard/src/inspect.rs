@@ -7,7 +7,8 @@ use millrace_kernels::DType;
 use crate::Error;
 use crate::checkpoint::{self, Checkpoint, Source, TensorInfo};
 use crate::families;
-use crate::model::{DecoderSpec, RopeScaling, Slot};
+use crate::model::{DecoderSpec, RopeScaling};
+use crate::plan::{self, Unpadded};
 
 /// A checkpoint as it lies there, and the memory it would take.
 #[derive(Debug, Clone)]
@@ -61,17 +62,12 @@ impl Inspection {
 
     /// Bytes of the weights in memory: matrices in their own type, vectors in single precision.
     pub fn weight_bytes(&self) -> usize {
-        let bytes = |slot: Slot| {
-            let (rows, cols) = self.spec.shape(slot);
-            rows * cols * if slot.is_vector() { size_of::<f32>() } else { self.dtype.size() }
-        };
-        self.spec.slots().into_iter().map(bytes).sum()
+        plan::weight_bytes(&self.spec, self.dtype, &Unpadded)
     }
 
     /// Bytes of keys and values that one token leaves in the cache.
     pub fn kv_bytes_per_token(&self) -> usize {
-        let values = |layer: &crate::model::LayerSpec| 2 * layer.qkv.kv_heads * layer.qkv.head_dim;
-        self.spec.layers.iter().map(values).sum::<usize>() * self.kv_dtype.size()
+        plan::kv_bytes_per_token(&self.spec, self.kv_dtype, &Unpadded)
     }
 
     /// Bytes of weights and cache for `batch` sequences of `context` tokens each. What a step computes with comes on top.
