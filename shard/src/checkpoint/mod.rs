@@ -215,3 +215,6 @@ impl Checkpoint {
         Err(Error::NoWeights { place: self.place.clone(), advice })
     }
 }
+
+#[cfg(test)]
+mod tests;
