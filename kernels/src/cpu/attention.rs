@@ -92,9 +92,10 @@ struct Work {
 
 /// The softmax of one query so far.
 #[derive(Clone, Copy)]
-struct Softmax {
+struct Softmax<V> {
     max: f32,
-    sum: f32,
+    /// The sum of the weights, lane by lane.
+    sum: V,
 }
 
 #[inline(always)]
@@ -105,7 +106,8 @@ unsafe fn run<S: Simd, T: Element>(tile: &Tile<'_>, pages: &Pages<T>) {
     let q = tile.scratch.as_ptr();
     // SAFETY: the scratch memory has room for all three.
     let work = unsafe { Work { q, acc: q.add(QUERIES * dim), p: q.add(QUERIES * (dim + width)) } };
-    let mut softmax = [Softmax { max: f32::NEG_INFINITY, sum: 0.0 }; QUERIES];
+    // SAFETY: passed on.
+    let mut softmax = unsafe { [Softmax { max: f32::NEG_INFINITY, sum: S::splat(0.0) }; QUERIES] };
     // SAFETY: as above; the loops stay inside the operands.
     unsafe {
         pack_queries::<S>(tile, work.q);
@@ -133,7 +135,7 @@ unsafe fn run<S: Simd, T: Element>(tile: &Tile<'_>, pages: &Pages<T>) {
         for (i, u) in tile.queries.clone().enumerate() {
             let (token, head) = tile.token_and_head(u);
             let out = tile.out.slice((token * tile.spec.layout.heads + head) * dim, dim);
-            let factor = 1.0 / softmax[i].sum;
+            let factor = 1.0 / S::sum(softmax[i].sum);
             for (d, out) in out.iter_mut().enumerate() {
                 *out = *work.acc.add(i * width + d) * factor;
             }
@@ -220,7 +222,7 @@ unsafe fn score_tile<S: Simd, T: Element, const M: usize>(
 /// an earlier maximum.
 #[inline(always)]
 unsafe fn weigh<S: Simd>(
-    softmax: &mut Softmax,
+    softmax: &mut Softmax<S::V>,
     p: *mut f32,
     keys: Range<usize>,
     acc: *mut f32,
@@ -239,20 +241,18 @@ unsafe fn weigh<S: Simd>(
         }
         let max = S::greatest(max);
         if max != softmax.max {
-            let factor = S::lanes(exp::<S>(S::splat(softmax.max - max)))[0];
+            let factor = exp::<S>(S::splat(softmax.max - max));
             softmax.max = max;
-            softmax.sum *= factor;
+            softmax.sum = S::mul(softmax.sum, factor);
             for d in (0..width).step_by(S::LANES) {
-                S::store(acc.add(d), S::mul(S::load(acc.add(d)), S::splat(factor)));
+                S::store(acc.add(d), S::mul(S::load(acc.add(d)), factor));
             }
         }
-        let mut sum = S::splat(0.0);
         for j in whole.step_by(S::LANES) {
             let weight = exp::<S>(S::sub(S::load(p.add(j)), S::splat(max)));
             S::store(p.add(j), weight);
-            sum = S::add(sum, weight);
+            softmax.sum = S::add(softmax.sum, weight);
         }
-        softmax.sum += S::sum(sum);
     }
 }
 

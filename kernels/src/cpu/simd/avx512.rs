@@ -84,6 +84,10 @@ impl Simd for Avx512 {
         unsafe { _mm512_maskz_mov_ps(_mm512_cmp_ps_mask::<_CMP_GE_OQ>(x, bound), a) }
     }
     #[inline(always)]
+    unsafe fn greatest(v: __m512) -> f32 {
+        unsafe { _mm512_reduce_max_ps(v) }
+    }
+    #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
         unsafe { _mm_prefetch::<_MM_HINT_T0>(p.cast()) }
     }

@@ -174,6 +174,8 @@ pub(super) trait Simd: Copy + 'static {
     unsafe fn scale(a: Self::V, n: Self::V) -> Self::V;
     /// `a` where `x >= bound`, else 0.
     unsafe fn keep_at_least(x: Self::V, bound: Self::V, a: Self::V) -> Self::V;
+    /// The greatest lane.
+    unsafe fn greatest(v: Self::V) -> f32;
     /// Hints that the cache line at `p`, which need not be a valid address, will be read.
     unsafe fn prefetch(p: *const u8);
 
@@ -199,14 +201,6 @@ pub(super) trait Simd: Copy + 'static {
             width /= 2;
         }
         all[0]
-    }
-
-    /// The greatest lane.
-    #[inline(always)]
-    unsafe fn greatest(v: Self::V) -> f32 {
-        // SAFETY: passed on.
-        let all = unsafe { Self::lanes(v) };
-        all[..Self::LANES].iter().copied().fold(f32::NEG_INFINITY, f32::max)
     }
 
     /// The first `n < LANES` numbers at `p`, then zeros.

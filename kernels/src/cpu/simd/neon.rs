@@ -95,6 +95,10 @@ impl Simd for Neon {
         unsafe { vreinterpretq_f32_u32(vandq_u32(vcgeq_f32(x, bound), vreinterpretq_u32_f32(a))) }
     }
     #[inline(always)]
+    unsafe fn greatest(v: float32x4_t) -> f32 {
+        unsafe { vmaxvq_f32(v) }
+    }
+    #[inline(always)]
     unsafe fn prefetch(p: *const u8) {
         unsafe {
             std::arch::asm!("prfm pldl1keep, [{p}]", p = in(reg) p, options(nostack, preserves_flags, readonly))

@@ -84,5 +84,9 @@ impl Simd for Portable {
         std::array::from_fn(|i| if x[i] >= bound[i] { a[i] } else { 0.0 })
     }
     #[inline(always)]
+    unsafe fn greatest(v: V) -> f32 {
+        v.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
     unsafe fn prefetch(_p: *const u8) {}
 }

@@ -1,0 +1,214 @@
+//! The CPU backend against the limits of the machine it runs on, and, with the feature `faer`, against `faer`.
+//!
+//! `cargo bench -p millrace-kernels --bench cpu [--features faer] [-- --threads N] [--only linear|attention]`
+//!
+//! Shapes are those of a Llama of 1.1 billion parameters. Weights are cycled so that every product reads them from memory, as a
+//! decoder does. The peak (a loop of independent fused products on registers) and the bandwidth (a read-only stream over the
+//! same number of bytes) are measured between the products, because shared machines vary. With one thread, time is the processor time of that thread, so that
+//! other processes take nothing from it.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed benchmark")]
+
+#[path = "cpu/limits.rs"]
+mod limits;
+
+use std::time::Instant;
+
+use millrace_kernels::cpu::{Cpu, CpuOptions};
+use millrace_kernels::{
+    AttentionSpec, Backend, DType, HostTensor, KvSpec, Part, Prologue, QkvLayout, SeqRow, StepInput,
+};
+
+/// Inputs and outputs of the products of one layer.
+const SHAPES: [(&str, usize, usize); 4] =
+    [("qkv", 2048, 2560), ("out", 2048, 2048), ("gate/up", 2048, 11264), ("down", 5632, 2048)];
+const LAYOUT: QkvLayout = QkvLayout { heads: 32, kv_heads: 4, head_dim: 64 };
+
+fn main() {
+    let arguments: Vec<String> = std::env::args().collect();
+    let flag = |name: &str| arguments.iter().position(|a| a == name).map(|at| arguments[at + 1].clone());
+    let threads = flag("--threads").map(|n| n.parse().unwrap());
+    let only = flag("--only");
+    let cpu = Cpu::new(CpuOptions { threads, isa: None }).unwrap();
+    println!("{}", cpu.name());
+    let on = |name: &str| only.as_deref().is_none_or(|o| o == name);
+    if on("linear") {
+        for dtype in [DType::BF16, DType::F32] {
+            for shape in SHAPES {
+                linear(&cpu, shape, dtype);
+            }
+        }
+    }
+    if on("attention") {
+        decode(&cpu);
+        prefill(&cpu);
+    }
+}
+
+/// The median time of a call in seconds.
+fn time(threads: usize, mut call: impl FnMut(usize)) -> f64 {
+    call(0);
+    let mut times = Vec::new();
+    let begin = Instant::now();
+    while times.len() < 5 || (begin.elapsed().as_secs_f64() < 0.6 && times.len() < 400) {
+        let start = limits::clock(threads);
+        call(times.len() + 1);
+        times.push(limits::clock(threads) - start);
+    }
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}
+
+fn values(n: usize) -> Vec<f32> {
+    let mut state = 1u32;
+    let next = || {
+        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        (state >> 8) as f32 / (1u32 << 23) as f32 - 1.0
+    };
+    std::iter::repeat_with(next).take(n).collect()
+}
+
+fn bytes(values: &[f32]) -> Vec<u8> {
+    values.iter().flat_map(|v| v.to_le_bytes()).collect()
+}
+
+fn matrix(cpu: &Cpu, bytes: &[u8], rows: usize, cols: usize, dtype: DType) -> <Cpu as Backend>::Matrix {
+    cpu.matrix(&[Part::whole(HostTensor { dtype: DType::F32, rows, cols, bytes })], dtype).unwrap()
+}
+
+/// Activations that hold random rows.
+fn activations(cpu: &Cpu, n: usize, cols: usize) -> <Cpu as Backend>::Buf {
+    let table = matrix(cpu, &bytes(&values(16 * cols)), 16, cols, DType::F32);
+    let tokens: Vec<u32> = (0..n as u32).map(|t| t % 16).collect();
+    let blocks = vec![0; n];
+    let mut step = cpu.step(n, 1, n).unwrap();
+    let rows = [SeqRow { start: 0, count: n, blocks: &blocks }];
+    cpu.begin(&mut step, &StepInput { tokens: &tokens, rows: &rows, outputs: &[] }).unwrap();
+    let mut buf = cpu.buf(n, cols).unwrap();
+    cpu.embed(&step, &table, &mut buf).unwrap();
+    buf
+}
+
+fn linear(cpu: &Cpu, (name, cols, out): (&str, usize, usize), dtype: DType) {
+    let size = out * cols * dtype.size();
+    let copies = (400 << 20) / size + 1; // far more than any cache
+    let data = values(out * cols);
+    let raw = bytes(&data);
+    let weights: Vec<_> = (0..copies).map(|_| matrix(cpu, &raw, out, cols, dtype)).collect();
+    for n in [1, 8, 64, 512] {
+        let x = activations(cpu, n, cols);
+        let mut y = cpu.buf(n, out).unwrap();
+        let peak = limits::peak(cpu.threads(), cpu.isa());
+        let bandwidth = limits::bandwidth(cpu.threads());
+        let seconds = time(cpu.threads(), |i| cpu.linear(n, &x, &weights[i % copies], None, &mut y).unwrap());
+        let (gflops, gbs) = (2e-9 * (n * cols * out) as f64 / seconds, 1e-9 * size as f64 / seconds);
+        print!(
+            "{name:8} {:8} m={n:<4} {:7.2} ms {gflops:7.1} GFLOP/s ({:3.0}% of {peak:.0})  {gbs:5.1} GB/s ({:3.0}% of {bandwidth:.1})",
+            dtype.name(),
+            1e3 * seconds,
+            100.0 * gflops / peak,
+            100.0 * gbs / bandwidth,
+        );
+        #[cfg(feature = "faer")]
+        if dtype == DType::F32 {
+            let seconds = faer(cpu.threads(), n, cols, out, &data);
+            print!(
+                "  faer {:7.2} ms {:7.1} GFLOP/s",
+                1e3 * seconds,
+                2e-9 * (n * cols * out) as f64 / seconds
+            );
+        }
+        println!();
+    }
+}
+
+#[cfg(feature = "faer")]
+fn faer(threads: usize, n: usize, cols: usize, out: usize, w: &[f32]) -> f64 {
+    use faer::{MatMut, MatRef, Par, linalg::matmul::matmul};
+    let copies = 4;
+    let weights: Vec<Vec<f32>> = (0..copies).map(|_| w.to_vec()).collect();
+    let x = values(n * cols);
+    let mut y = vec![0f32; n * out];
+    let par = if threads > 1 { Par::rayon(threads) } else { Par::Seq };
+    time(threads, |i| {
+        let w = MatRef::from_row_major_slice(&weights[i % copies], out, cols).transpose();
+        let x = MatRef::from_row_major_slice(&x, n, cols);
+        matmul(MatMut::from_row_major_slice_mut(&mut y, n, out), faer::Accum::Replace, x, w, 1.0, par);
+    })
+}
+
+/// A cache in which every sequence has `tokens` tokens, all of them in `step`'s tables.
+fn cache(cpu: &Cpu, sequences: usize, tokens: usize, dtype: DType) -> (Vec<Vec<u32>>, <Cpu as Backend>::Kv) {
+    let per = tokens.div_ceil(16);
+    let blocks = sequences * per;
+    let spec = KvSpec { blocks, block_size: 16, kv_heads: LAYOUT.kv_heads, head_dim: LAYOUT.head_dim, dtype };
+    let mut kv = cpu.kv(spec).unwrap();
+    // Neighbouring positions are far apart in memory, as after hours of service.
+    let tables: Vec<Vec<u32>> = (0..sequences)
+        .map(|s| (0..per).map(|b| (b * sequences + (s + b) % sequences) as u32).collect())
+        .collect();
+    let mut qkv = activations(cpu, tokens, LAYOUT.cols());
+    for table in &tables {
+        let mut step = cpu.step(tokens, 1, per).unwrap();
+        let rows = [SeqRow { start: 0, count: tokens, blocks: table }];
+        cpu.begin(&mut step, &StepInput { tokens: &vec![0; tokens], rows: &rows, outputs: &[] }).unwrap();
+        let prologue = Prologue { layout: LAYOUT, head_norm: None, rope: None };
+        cpu.prologue(&step, &mut qkv, &prologue, &mut kv).unwrap();
+    }
+    (tables, kv)
+}
+
+const SPEC: AttentionSpec = AttentionSpec { layout: LAYOUT, scale: 0.125, window: None };
+
+fn decode(cpu: &Cpu) {
+    for (sequences, context) in [(1, 2048), (8, 2048), (32, 2048), (8, 16384)] {
+        for dtype in [DType::BF16, DType::F32] {
+            let layers = (200 << 20) / (sequences * context * 512 * dtype.size()) + 1;
+            let (tables, first) = cache(cpu, sequences, context, dtype);
+            let mut caches = vec![first];
+            caches.extend((1..layers).map(|_| cache(cpu, sequences, context, dtype).1));
+            let mut step = cpu.step(sequences, sequences, context).unwrap();
+            let rows: Vec<SeqRow<'_>> =
+                tables.iter().map(|t| SeqRow { start: context - 1, count: 1, blocks: t }).collect();
+            let tokens = vec![0; sequences];
+            cpu.begin(&mut step, &StepInput { tokens: &tokens, rows: &rows, outputs: &[] }).unwrap();
+            let qkv = activations(cpu, sequences, LAYOUT.cols());
+            let mut out = cpu.buf(sequences, LAYOUT.heads * LAYOUT.head_dim).unwrap();
+            let bandwidth = limits::bandwidth(cpu.threads());
+            let seconds = time(cpu.threads(), |i| {
+                cpu.attention(&step, &qkv, &caches[i % layers], &SPEC, &mut out).unwrap()
+            });
+            let size = sequences * context * 2 * LAYOUT.kv_heads * LAYOUT.head_dim * dtype.size();
+            let gbs = 1e-9 * size as f64 / seconds;
+            println!(
+                "decode   {:8} {sequences:3} x {context:5} {:7.3} ms  {gbs:5.1} GB/s ({:3.0}% of {bandwidth:.1})",
+                dtype.name(),
+                1e3 * seconds,
+                100.0 * gbs / bandwidth
+            );
+        }
+    }
+}
+
+fn prefill(cpu: &Cpu) {
+    for (start, count) in [(0, 512), (1536, 512), (7680, 512)] {
+        for dtype in [DType::BF16, DType::F32] {
+            let (tables, kv) = cache(cpu, 1, start + count, dtype);
+            let mut step = cpu.step(count, 1, start + count).unwrap();
+            let rows = [SeqRow { start, count, blocks: &tables[0] }];
+            cpu.begin(&mut step, &StepInput { tokens: &vec![0; count], rows: &rows, outputs: &[] }).unwrap();
+            let qkv = activations(cpu, count, LAYOUT.cols());
+            let mut out = cpu.buf(count, LAYOUT.heads * LAYOUT.head_dim).unwrap();
+            let peak = limits::peak(cpu.threads(), cpu.isa());
+            let seconds = time(cpu.threads(), |_| cpu.attention(&step, &qkv, &kv, &SPEC, &mut out).unwrap());
+            let pairs = count * start + count * (count + 1) / 2;
+            let gflops = 4e-9 * (pairs * LAYOUT.heads * LAYOUT.head_dim) as f64 / seconds;
+            println!(
+                "prefill  {:8} {count} at {start:5} {:7.2} ms  {gflops:6.1} GFLOP/s ({:3.0}% of {peak:.0})",
+                dtype.name(),
+                1e3 * seconds,
+                100.0 * gflops / peak
+            );
+        }
+    }
+}
