@@ -164,6 +164,11 @@ pub trait Backend {
     fn matrix(&self, parts: &[Part<'_>], dtype: DType) -> Result<Self::Matrix>;
     /// Bytes that [`Backend::matrix`] takes for `[out, in]` as `dtype`, padding included.
     fn matrix_bytes(&self, out: usize, cols: usize, dtype: DType) -> usize;
+    /// Bytes that [`Backend::kv`] takes, padding included; they grow in proportion to the blocks.
+    fn kv_bytes(&self, spec: &KvSpec) -> usize;
+    /// Bytes that the device keeps for itself so that [`Backend::linear`] can multiply up to `rows` rows of up to `cols`
+    /// columns.
+    fn scratch_bytes(&self, rows: usize, cols: usize) -> usize;
     /// A zeroed cache.
     fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
     /// Room for the geometry of steps up to these sizes. `table_blocks` is the longest block table of one row.

@@ -41,7 +41,7 @@ impl Stack {
             env: Default::default(),
         };
         let config = EngineConfig {
-            max_concurrent_requests: limits.max_concurrent_requests,
+            max_in_flight: limits.max_concurrent_requests,
             drain_timeout,
             ..EngineConfig::default()
         };

@@ -1,9 +1,66 @@
 //! What can go wrong in a shard, in words for the operator.
 
+use crate::model::Slot;
+use crate::plan::PlanError;
+use crate::state::StepError;
+
 /// Why a shard could not start or go on.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// A device refused.
     #[error(transparent)]
     Device(#[from] millrace_kernels::Error),
+    /// A file of the checkpoint is damaged, incomplete or of another kind.
+    #[error(transparent)]
+    Checkpoint(#[from] crate::checkpoint::Error),
+    /// `config.json` describes a model that cannot be computed.
+    #[error(transparent)]
+    Config(#[from] crate::families::ConfigError),
+    /// The memory does not suffice, or limits contradict each other.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// A weight does not have the shape that the model's configuration asks for.
+    #[error(
+        "the weight for {slot:?} is [{rows}, {cols}], but the configuration asks for [{want_rows}, {want_cols}]"
+    )]
+    WeightShape {
+        /// The place of the weight.
+        slot: Slot,
+        /// Rows found.
+        rows: usize,
+        /// Columns found.
+        cols: usize,
+        /// Rows asked for.
+        want_rows: usize,
+        /// Columns asked for.
+        want_cols: usize,
+    },
+    /// The router sent a step that contradicts the state of the slots.
+    #[error("step {id} cannot be run: {source}")]
+    Step {
+        /// The step's number.
+        id: u64,
+        /// What is wrong with it.
+        source: StepError,
+    },
+    /// The router sent something that is no message of the contract.
+    #[error("the router sent an empty message; router and shard must be of the same version")]
+    EmptyMessage,
+    /// The router could not be reached.
+    #[error("cannot connect to the router at {address}: {source}")]
+    Connect {
+        /// Where it should be.
+        address: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// The connection to the router failed.
+    #[error("connection to the router: {0}")]
+    Connection(#[from] millrace_proto::FrameError),
+    /// The thread that watches for the parent's end could not be started.
+    #[error("cannot start the thread that watches standard input: {0}")]
+    Lifeline(std::io::Error),
+    /// An option that this version cannot honour.
+    #[error("{0}")]
+    Unsupported(String),
 }

@@ -45,6 +45,15 @@ impl Backend for Cpu {
         Matrix::bytes(out, cols, dtype, self.target.panel_width())
     }
 
+    fn kv_bytes(&self, spec: &KvSpec) -> usize {
+        Kv::bytes(spec)
+    }
+
+    fn scratch_bytes(&self, rows: usize, cols: usize) -> usize {
+        let packed = rows.saturating_add(self.target.tile_rows()).saturating_mul(cols);
+        packed.saturating_add(self.threads() * gemm::SCRATCH).saturating_mul(size_of::<f32>())
+    }
+
     fn kv(&self, spec: KvSpec) -> Result<Kv> {
         if attention::scratch(spec.head_dim) > gemm::SCRATCH {
             return Err(Error::Unsupported(format!("heads of {} features", spec.head_dim)));

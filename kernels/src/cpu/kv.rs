@@ -51,6 +51,12 @@ impl Kv {
         };
         Ok(Kv { spec, cache })
     }
+
+    /// Bytes of a cache.
+    pub(super) fn bytes(spec: &KvSpec) -> usize {
+        let features = spec.kv_heads * (spec.head_dim + padded(spec.head_dim)) * spec.dtype.size();
+        spec.blocks.saturating_mul(spec.block_size).saturating_mul(features)
+    }
 }
 
 impl<T: Element> Pages<T> {

@@ -97,6 +97,15 @@ impl Backend for Reference {
         out * cols * size_of::<f32>()
     }
 
+    fn kv_bytes(&self, spec: &KvSpec) -> usize {
+        let features = spec.kv_heads * spec.head_dim * 2 * size_of::<f32>();
+        spec.blocks.saturating_mul(spec.block_size).saturating_mul(features)
+    }
+
+    fn scratch_bytes(&self, _rows: usize, _cols: usize) -> usize {
+        0
+    }
+
     fn kv(&self, spec: KvSpec) -> Result<Kv> {
         let len = spec.blocks * spec.block_size * spec.kv_heads * spec.head_dim;
         Ok(Kv { spec, k: vec![0.0; len], v: vec![0.0; len] })

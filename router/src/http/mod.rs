@@ -13,7 +13,8 @@ mod tests;
 use std::sync::Arc;
 
 use axum::extract::{DefaultBodyLimit, State};
-use axum::http::{HeaderValue, Method, header};
+pub use axum::http::HeaderValue;
+use axum::http::{Method, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Router, middleware};

@@ -1,0 +1,106 @@
+//! `millrace serve`: the HTTP server.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use millrace_router::engine::State;
+use millrace_router::http::{HeaderValue, HttpConfig};
+use millrace_router::serve::{serve, shutdown_signal};
+use millrace_router::service::Limits;
+use millrace_router::metrics;
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use crate::cli::ServeArgs;
+use crate::stack::Stack;
+use crate::{logging, progress};
+
+/// Serves until told to stop.
+pub(crate) fn run(args: Box<ServeArgs>) -> Result<()> {
+    let ServeArgs { model, engine, http, json_output } = *args;
+    logging::start("info", json_output);
+    let limits = Limits {
+        max_concurrent_requests: http.max_concurrent_requests,
+        max_best_of: http.max_best_of,
+        max_stop_sequences: http.max_stop_sequences,
+        max_top_n_tokens: http.max_top_n_tokens,
+        max_input_tokens: http.max_input_tokens.map(|n| n as usize),
+        max_total_tokens: engine.max_total_tokens.map(|n| n as usize),
+        max_client_batch_size: http.max_client_batch_size,
+        payload_limit: http.payload_limit,
+        validation_workers: http.validation_workers,
+    };
+    let grace = Duration::from_secs(http.graceful_termination_timeout);
+    let longest = engine.max_total_tokens.unwrap_or(LONGEST_MEASURED) as usize;
+    tokio::runtime::Runtime::new()?.block_on(async {
+        let address = address(http.hostname.as_deref())?;
+        let listener = TcpListener::bind((address, http.port))
+            .await
+            .with_context(|| format!("cannot listen on {address} port {}; try another --port", http.port))?;
+        let asked = shutdown_signal().context("cannot wait for SIGTERM")?;
+        let config = HttpConfig {
+            api_keys: http.api_key.into_iter().collect(),
+            allowed_origins: origins(&http.cors_allow_origin)?,
+            metrics: Some(metrics::install(longest)?),
+        };
+        let stack = Stack::start(&model, &engine, limits, grace)?;
+        tracing::info!("listening on http://{}", listener.local_addr()?);
+        tokio::spawn(announce(stack.engine().state()));
+
+        let mut state = stack.engine().state();
+        let shutdown = async move {
+            tokio::select! {
+                () = asked => {}
+                // Streams that the failure has cut get their error event before the server ends.
+                _ = state.wait_for(|state| matches!(state, State::Failed(_))) => {}
+            }
+        };
+        serve(listener, stack.service.clone(), config, grace, shutdown).await?;
+        if let State::Failed(why) = &*stack.engine().state().borrow() {
+            bail!("{why}");
+        }
+        stack.stop().await;
+        tracing::info!("all requests have ended");
+        Ok(())
+    })
+}
+
+/// The largest token count that histograms resolve when no `--max-total-tokens` is given.
+const LONGEST_MEASURED: u32 = 4096;
+
+/// The address to listen on. Shells and containers set HOSTNAME to the machine's name, which is no wish of the user's: it counts
+/// only if it is an IP address.
+fn address(flag: Option<&str>) -> Result<IpAddr> {
+    let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+    match flag {
+        Some("localhost") => Ok(loopback),
+        Some(text) => text.parse().with_context(|| format!("--hostname {text}: give an IP address, such as 0.0.0.0")),
+        None => Ok(std::env::var("HOSTNAME").ok().and_then(|text| text.parse().ok()).unwrap_or(loopback)),
+    }
+}
+
+fn origins(texts: &[String]) -> Result<Vec<HeaderValue>> {
+    texts
+        .iter()
+        .map(|text| text.parse().with_context(|| format!("--cors-allow-origin {text}: not a valid origin")))
+        .collect()
+}
+
+/// Shows the loading bar, and then that requests are served.
+async fn announce(state: watch::Receiver<State>) {
+    let since = Instant::now();
+    progress::show(state.clone()).await;
+    if let State::Ready(ready) = &*state.borrow() {
+        tracing::info!(
+            "ready after {:.2} s: {} with {:.1}M parameters as {} on {}; {} tokens of KV cache, {} per sequence",
+            since.elapsed().as_secs_f64(),
+            ready.model_type,
+            ready.parameters as f64 / 1e6,
+            ready.dtype,
+            ready.device,
+            u64::from(ready.num_blocks) * u64::from(ready.block_size),
+            ready.max_sequence_tokens,
+        );
+    }
+}

@@ -1,0 +1,71 @@
+//! ChatGLM2, ChatGLM3 and GLM-4 in the layout of their own code; transformers' `glm` is the same decoder.
+
+use millrace_kernels::RopeStyle;
+
+use super::Family;
+use super::config::{Config, ConfigError};
+use super::decoder::{self, Keys, Traits};
+use super::names::{Block, Names};
+use crate::model::DecoderSpec;
+
+pub(super) const FAMILY: Family = Family {
+    model_type: "chatglm",
+    architectures: &["ChatGLMModel", "ChatGLMForConditionalGeneration"],
+    spec,
+    names: Names {
+        embedding: "transformer.embedding.word_embeddings",
+        layers: "transformer.encoder.layers.",
+        attention_norm: "input_layernorm",
+        qkv: &[("self_attention.query_key_value", &[Block::Query, Block::Key, Block::Value])],
+        q_norm: "",
+        k_norm: "",
+        out: "self_attention.dense",
+        mlp_norm: "post_attention_layernorm",
+        gate_up: &[("mlp.dense_h_to_4h", &[Block::Gate, Block::Up])],
+        down: "mlp.dense_4h_to_h",
+        final_norm: "transformer.encoder.final_layernorm",
+        head: "transformer.output_layer",
+    },
+};
+
+const KEYS: Keys = Keys {
+    layers: "num_layers",
+    heads: "num_attention_heads",
+    kv_heads: "multi_query_group_num",
+    head_dim: "kv_channels",
+    width: "ffn_hidden_size",
+    vocab: "padded_vocab_size",
+    positions: "seq_length",
+    norm_eps: "layernorm_epsilon",
+};
+
+fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
+    for key in ["inner_hidden_size", "position_encoding_2d"] {
+        config.refuse(key, "ChatGLM-6B of the first version; use ChatGLM2, ChatGLM3 or GLM-4")?;
+    }
+    config.insist("rmsnorm", true, "layer norms")?;
+    config.insist("post_layer_norm", true, "a decoder without a final norm")?;
+    config.insist("apply_residual_connection_post_layernorm", false, "residuals of normalised states")?;
+    config.insist("quantization_bit", 0, "quantised checkpoints cannot be read yet; use the original one")?;
+    config.insist("pre_seq_len", 0, "the prefix of p-tuning")?;
+    if !config.flag("multi_query_attention", false)? {
+        let reason = "heads that are stored one by one; multi_query_attention must be true";
+        return Err(config.unsupported("multi_query_attention", reason));
+    }
+    let bias = config.flag("add_bias_linear", false)?;
+    let traits = Traits {
+        keys: KEYS,
+        kv_heads: Some(1),
+        head_dim: Some(128),
+        partial_rotary: 0.5,
+        rope: if config.flag("original_rope", true)? { RopeStyle::Interleaved } else { RopeStyle::Half },
+        qkv_bias: bias || config.flag("add_qkv_bias", false)?,
+        out_bias: bias,
+        mlp_bias: bias,
+        ..Traits::default()
+    };
+    let mut spec = decoder::read(config, &traits)?;
+    let ratio = config.optional_number("rope_ratio", f64::MIN_POSITIVE)?.unwrap_or(1.0);
+    spec.ropes.iter_mut().for_each(|rope| rope.theta *= ratio);
+    Ok(spec)
+}

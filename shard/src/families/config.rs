@@ -1,0 +1,191 @@
+//! `config.json` as a table of keys, each read with its type and its limits, so that every complaint names file and key.
+
+use millrace_kernels::DType;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+/// Why a `config.json` cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    /// Not JSON.
+    #[error("{file} is not valid JSON: {source}")]
+    Json {
+        /// The file.
+        file: String,
+        /// What the parser says.
+        source: serde_json::Error,
+    },
+    /// A key is missing.
+    #[error("{file}: {key} is missing")]
+    Missing {
+        /// The file.
+        file: String,
+        /// The key, after those of the objects around it.
+        key: String,
+    },
+    /// A value is of another type, or makes no sense.
+    #[error("{file}: {key} {reason}")]
+    Invalid {
+        /// The file.
+        file: String,
+        /// The key.
+        key: String,
+        /// What is wrong; reads on after the key.
+        reason: String,
+    },
+    /// A value makes sense, but would need something that does not exist here.
+    #[error("{file}: {key} = {value} is not supported: {reason}")]
+    Unsupported {
+        /// The file.
+        file: String,
+        /// The key.
+        key: String,
+        /// Its value.
+        value: String,
+        /// What it would need, or what to do.
+        reason: String,
+    },
+    /// No family answers to the model's names.
+    #[error(
+        "{file}: no model of type {model_type} with architecture {architectures}; supported are {supported}"
+    )]
+    UnknownModel {
+        /// The file.
+        file: String,
+        /// `model_type`.
+        model_type: String,
+        /// `architectures`.
+        architectures: String,
+        /// What there is.
+        supported: String,
+    },
+}
+
+/// The keys of `config.json`, or of an object in it. `null` counts as absent.
+#[derive(Debug, Clone)]
+pub(super) struct Config {
+    file: String,
+    /// Keys of the objects around this one, each with a dot behind it.
+    prefix: String,
+    keys: Map<String, Value>,
+}
+
+impl Config {
+    /// Parses the text of `file`.
+    pub(super) fn parse(file: String, text: &[u8]) -> Result<Self, ConfigError> {
+        match serde_json::from_slice(text) {
+            Ok(keys) => Ok(Config { file, prefix: String::new(), keys }),
+            Err(source) => Err(ConfigError::Json { file, source }),
+        }
+    }
+
+    pub(super) fn file(&self) -> &str {
+        &self.file
+    }
+
+    /// The key is there, be it with `null`.
+    pub(super) fn mentions(&self, key: &str) -> bool {
+        self.keys.contains_key(key)
+    }
+
+    fn value(&self, key: &str) -> Option<&Value> {
+        self.keys.get(key).filter(|value| !value.is_null())
+    }
+
+    /// The value of `key`, if there is one.
+    pub(super) fn optional<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, ConfigError> {
+        let Some(value) = self.value(key) else { return Ok(None) };
+        T::deserialize(value).map(Some).map_err(|e| self.invalid(key, format!("cannot be used: {e}")))
+    }
+
+    /// The value of the switch `key`, or `default`.
+    pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool, ConfigError> {
+        Ok(self.optional(key)?.unwrap_or(default))
+    }
+
+    /// A number of things: from 1 to `max`.
+    pub(super) fn size(&self, key: &str, max: usize) -> Result<usize, ConfigError> {
+        self.optional_size(key, max)?.ok_or_else(|| self.missing(key))
+    }
+
+    /// A number of things, if there is one: from 1 to `max`.
+    pub(super) fn optional_size(&self, key: &str, max: usize) -> Result<Option<usize>, ConfigError> {
+        match self.optional::<u64>(key)? {
+            None => Ok(None),
+            Some(0) => Err(self.invalid(key, "is 0".to_owned())),
+            Some(size) => match usize::try_from(size) {
+                Ok(size) if size <= max => Ok(Some(size)),
+                _ => Err(self.invalid(key, format!("is {size}, more than the {max} that are believed"))),
+            },
+        }
+    }
+
+    /// A real number of at least `min`, if there is one.
+    pub(super) fn optional_number(&self, key: &str, min: f64) -> Result<Option<f64>, ConfigError> {
+        match self.optional::<f64>(key)? {
+            // Written so that it would refuse NaN.
+            Some(number) if !(number >= min && number.is_finite()) => {
+                Err(self.invalid(key, format!("is {number}, but must be at least {min}")))
+            }
+            number => Ok(number),
+        }
+    }
+
+    /// A real number of at least `min`.
+    pub(super) fn number(&self, key: &str, min: f64) -> Result<f64, ConfigError> {
+        self.optional_number(key, min)?.ok_or_else(|| self.missing(key))
+    }
+
+    /// The object at `key`, unless it is absent, `null` or empty.
+    pub(super) fn object(&self, key: &str) -> Result<Option<Config>, ConfigError> {
+        let keys = self.optional::<Map<String, Value>>(key)?.filter(|keys| !keys.is_empty());
+        let prefix = format!("{}{key}.", self.prefix);
+        Ok(keys.map(|keys| Config { file: self.file.clone(), prefix, keys }))
+    }
+
+    /// The element type that the model is meant to be used in.
+    pub(super) fn dtype(&self) -> Result<Option<DType>, ConfigError> {
+        for key in ["dtype", "torch_dtype"] {
+            if let Some(name) = self.optional::<String>(key)? {
+                let known = [DType::F32, DType::F16, DType::BF16];
+                let name = name.trim_start_matches("torch.");
+                return match known.into_iter().find(|dtype| dtype.name() == name) {
+                    Some(dtype) => Ok(Some(dtype)),
+                    None => Err(self.unsupported(key, "it must be float32, float16 or bfloat16")),
+                };
+            }
+        }
+        Ok(None)
+    }
+
+    /// Refuses `key` unless it is absent or has the value `only`.
+    pub(super) fn insist(&self, key: &str, only: impl Into<Value>, reason: &str) -> Result<(), ConfigError> {
+        match self.value(key) {
+            Some(value) if *value != only.into() => Err(self.unsupported(key, reason)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses `key` unless it is absent.
+    pub(super) fn refuse(&self, key: &str, reason: &str) -> Result<(), ConfigError> {
+        if self.value(key).is_some() { Err(self.unsupported(key, reason)) } else { Ok(()) }
+    }
+
+    pub(super) fn missing(&self, key: &str) -> ConfigError {
+        ConfigError::Missing { file: self.file.clone(), key: format!("{}{key}", self.prefix) }
+    }
+
+    pub(super) fn invalid(&self, key: &str, reason: String) -> ConfigError {
+        ConfigError::Invalid { file: self.file.clone(), key: format!("{}{key}", self.prefix), reason }
+    }
+
+    pub(super) fn unsupported(&self, key: &str, reason: &str) -> ConfigError {
+        let value = match self.value(key) {
+            Some(Value::Object(_)) => "{…}".to_owned(),
+            Some(value) => value.to_string(),
+            None => "null".to_owned(),
+        };
+        let (file, key) = (self.file.clone(), format!("{}{key}", self.prefix));
+        ConfigError::Unsupported { file, key, value, reason: reason.to_owned() }
+    }
+}

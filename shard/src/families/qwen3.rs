@@ -1,0 +1,24 @@
+//! Qwen3: each query and key head is normalised; biases and sliding windows are switches.
+
+use super::config::{Config, ConfigError};
+use super::decoder::{self, Traits};
+use super::{Family, names, qwen2};
+use crate::model::DecoderSpec;
+
+pub(super) const FAMILY: Family =
+    Family { model_type: "qwen3", architectures: &["Qwen3ForCausalLM"], spec, names: names::LLAMA };
+
+fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
+    let bias = config.flag("attention_bias", false)?;
+    let traits = Traits {
+        head_norm: true,
+        qkv_bias: bias,
+        out_bias: bias,
+        kv_heads: Some(32),
+        head_dim: Some(128),
+        ..Traits::default()
+    };
+    let mut spec = decoder::read(config, &traits)?;
+    qwen2::slide(config, &mut spec)?;
+    Ok(spec)
+}

@@ -1,0 +1,227 @@
+//! What is in a checkpoint and what it would need, for `millrace inspect`.
+
+use std::fmt::{self, Display, Formatter};
+
+use millrace_kernels::DType;
+
+use crate::Error;
+use crate::checkpoint::{self, Checkpoint, Source, TensorInfo};
+use crate::families;
+use crate::model::{DecoderSpec, RopeScaling};
+use crate::plan::{self, Unpadded};
+
+/// A checkpoint as it lies there, and the memory it would take.
+#[derive(Debug, Clone)]
+pub struct Inspection {
+    /// Where it is.
+    pub place: String,
+    /// Its switches.
+    pub spec: DecoderSpec,
+    /// The element type of its weights.
+    pub dtype: DType,
+    /// The element type of the KV cache.
+    pub kv_dtype: DType,
+    /// Number of weights.
+    pub parameters: usize,
+    /// Those of them in the embedding, and in the head if it is another matrix.
+    pub embedding_parameters: usize,
+    /// Names and sizes in bytes of the files with weights; empty when there is only a `config.json`.
+    pub files: Vec<(String, usize)>,
+    /// The stored tensors, by name.
+    pub tensors: Vec<TensorInfo>,
+}
+
+impl Inspection {
+    /// Looks at `source`. Without weights, what `config.json` says is all there is. The KV cache is thought of as
+    /// `kv_dtype`, or in the type of the weights.
+    ///
+    /// # Errors
+    /// As [`families::load`].
+    pub fn new(source: &Source, kv_dtype: Option<DType>) -> Result<Self, Error> {
+        let (model, checkpoint) = match Checkpoint::open(source) {
+            Ok(checkpoint) => (families::load(source)?, Some(checkpoint)),
+            Err(checkpoint::Error::NoWeights { .. }) => (families::load_dummy(source)?, None),
+            Err(error) => return Err(error.into()),
+        };
+        let matrix = model.spec.vocab * model.spec.hidden;
+        Ok(Inspection {
+            place: source.place(),
+            parameters: model.spec.parameters(),
+            embedding_parameters: if model.spec.tied_head { matrix } else { 2 * matrix },
+            files: checkpoint
+                .iter()
+                .flat_map(Checkpoint::files)
+                .map(|(name, bytes)| (name.to_owned(), bytes))
+                .collect(),
+            tensors: checkpoint.iter().flat_map(Checkpoint::tensors).collect(),
+            kv_dtype: kv_dtype.unwrap_or(model.dtype),
+            dtype: model.dtype,
+            spec: model.spec,
+        })
+    }
+
+    /// Bytes of the weights in memory: matrices in their own type, vectors in single precision.
+    pub fn weight_bytes(&self) -> usize {
+        plan::weight_bytes(&self.spec, self.dtype, &Unpadded)
+    }
+
+    /// Bytes of keys and values that one token leaves in the cache.
+    pub fn kv_bytes_per_token(&self) -> usize {
+        plan::kv_bytes_per_token(&self.spec, self.kv_dtype, &Unpadded)
+    }
+
+    /// Bytes of weights and cache for `batch` sequences of `context` tokens each. What a step computes with comes on top.
+    pub fn memory(&self, context: usize, batch: usize) -> usize {
+        self.kv_bytes_per_token()
+            .saturating_mul(context)
+            .saturating_mul(batch)
+            .saturating_add(self.weight_bytes())
+    }
+
+    /// Contexts worth telling: the longest, and quarters of it.
+    fn contexts(&self) -> Vec<usize> {
+        let mut contexts: Vec<usize> =
+            [64, 16, 4, 1].iter().map(|part| self.spec.max_positions / part).filter(|&n| n >= 256).collect();
+        if contexts.is_empty() {
+            contexts.push(self.spec.max_positions);
+        }
+        contexts
+    }
+}
+
+/// Sequences at once that the table of memory is made for.
+const BATCHES: [usize; 4] = [1, 8, 32, 128];
+
+impl Display for Inspection {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let spec = &self.spec;
+        writeln!(f, "{}", self.place)?;
+        let mut line = |name: &str, value: String| writeln!(f, "  {name:<14}{value}");
+        line("family", spec.model_type.clone())?;
+        line("element type", self.dtype.name().to_owned())?;
+        let (all, embedding) = (Count(self.parameters), Count(self.embedding_parameters));
+        let tied = if spec.tied_head { "embedding, also the head" } else { "embedding and head" };
+        line("parameters", format!("{all} ({embedding} in {tied})"))?;
+        line("layers", format!("{} of width {}", spec.layers.len(), spec.hidden))?;
+        if let Some(layer) = spec.layers.first() {
+            let qkv = layer.qkv;
+            line("heads", format!("{} on {} KV heads of {}", qkv.heads, qkv.kv_heads, qkv.head_dim))?;
+            line("MLP width", layer.mlp.width.to_string())?;
+        }
+        line("vocabulary", spec.vocab.to_string())?;
+        line("context", format!("{} tokens", spec.max_positions))?;
+        let mut windows: Vec<usize> = spec.layers.iter().filter_map(|layer| layer.window).collect();
+        let sliding = windows.len();
+        windows.dedup();
+        if let Some(window) = windows.first() {
+            line("window", format!("{window} tokens in {sliding} of {} layers", spec.layers.len()))?;
+        }
+        for rope in &spec.ropes {
+            let scaling = Scaling(&rope.scaling);
+            line("rotary", format!("{} features, base {}, {scaling}", rope.rotary_dim, rope.theta))?;
+        }
+
+        self.write_files(f)?;
+        self.write_memory(f)?;
+        self.write_tensors(f)
+    }
+}
+
+impl Inspection {
+    fn write_files(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\nFiles")?;
+        if self.files.is_empty() {
+            writeln!(f, "  no weights here")?;
+        }
+        let width = self.files.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+        for (name, bytes) in &self.files {
+            writeln!(f, "  {name:<width$}  {:>10}", Bytes(*bytes).to_string())?;
+        }
+        Ok(())
+    }
+
+    fn write_memory(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        writeln!(f, "\nMemory for weights and KV cache (what a step computes with comes on top)")?;
+        writeln!(f, "  weights       {}", Bytes(self.weight_bytes()))?;
+        let name = self.kv_dtype.name();
+        writeln!(f, "  KV per token  {} as {name}", Bytes(self.kv_bytes_per_token()))?;
+        write!(f, "  {:>10}", "context")?;
+        for batch in BATCHES {
+            write!(f, "  {:>10}", format!("batch {batch}"))?;
+        }
+        writeln!(f)?;
+        for context in self.contexts() {
+            write!(f, "  {context:>10}")?;
+            for batch in BATCHES {
+                write!(f, "  {:>10}", Bytes(self.memory(context, batch)).to_string())?;
+            }
+            writeln!(f)?;
+        }
+        Ok(())
+    }
+
+    fn write_tensors(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        if self.tensors.is_empty() {
+            return Ok(());
+        }
+        writeln!(f, "\nTensors")?;
+        let shape = |tensor: &TensorInfo| format!("{:?}", tensor.shape);
+        let names = self.tensors.iter().map(|tensor| tensor.name.len()).max().unwrap_or(0);
+        let shapes = self.tensors.iter().map(|tensor| shape(tensor).len()).max().unwrap_or(0);
+        for tensor in &self.tensors {
+            let (name, dtype, bytes) = (&tensor.name, &tensor.dtype, Bytes(tensor.bytes).to_string());
+            let (shape, file) = (shape(tensor), &tensor.file);
+            writeln!(f, "  {name:<names$}  {dtype:<4}  {shape:<shapes$}  {bytes:>10}  {file}")?;
+        }
+        Ok(())
+    }
+}
+
+/// A number of bytes in the largest binary unit that keeps it above 1.
+struct Bytes(usize);
+
+impl Display for Bytes {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        scaled(f, self.0, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB", " PiB"])
+    }
+}
+
+/// A number of things in thousands, millions or billions.
+struct Count(usize);
+
+impl Display for Count {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        scaled(f, self.0, 1000.0, &["", " k", " M", " B"])
+    }
+}
+
+fn scaled(f: &mut Formatter<'_>, number: usize, step: f64, units: &[&str]) -> fmt::Result {
+    let mut value = number as f64;
+    let mut unit = 0;
+    while value >= step && unit + 1 < units.len() {
+        value /= step;
+        unit += 1;
+    }
+    let digits = if unit == 0 { 0 } else { 2 };
+    write!(f, "{value:.digits$}{}", units[unit])
+}
+
+struct Scaling<'a>(&'a RopeScaling);
+
+impl Display for Scaling<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            RopeScaling::Default => write!(f, "not scaled"),
+            RopeScaling::Linear { factor } => write!(f, "scaled linearly by {factor}"),
+            RopeScaling::Dynamic { factor, original } => {
+                write!(f, "dynamic by {factor} from {original} tokens on")
+            }
+            RopeScaling::Llama3 { factor, original, .. } => {
+                write!(f, "scaled by {factor} from {original} tokens (llama3)")
+            }
+            RopeScaling::Yarn { factor, original, .. } => {
+                write!(f, "scaled by {factor} from {original} tokens (yarn)")
+            }
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Rotary tables: cosines and sines by position, computed in f64 (Su et al., "RoFormer").
+
+use std::f64::consts::TAU;
+
+use super::{RopeScaling, RopeTable};
+
+/// Cosines and sines of the rotation of each pair at each position, scaled by the attention factor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RopeValues {
+    /// `[positions, rotary_dim / 2]`.
+    pub cos: Vec<f32>,
+    /// `[positions, rotary_dim / 2]`.
+    pub sin: Vec<f32>,
+}
+
+impl RopeTable {
+    /// Rotations for positions `0..positions`.
+    pub fn values(&self, positions: usize) -> RopeValues {
+        let pairs = self.rotary_dim / 2;
+        let factor = self.attention_factor();
+        let mut values = RopeValues {
+            cos: Vec::with_capacity(positions * pairs),
+            sin: Vec::with_capacity(positions * pairs),
+        };
+        let mut frequencies = self.frequencies(0);
+        for position in 0..positions {
+            if self.depends_on_position(position) {
+                frequencies = self.frequencies(position);
+            }
+            for frequency in &frequencies {
+                let (sin, cos) = (position as f64 * frequency).sin_cos();
+                values.cos.push((cos * factor) as f32);
+                values.sin.push((sin * factor) as f32);
+            }
+        }
+        values
+    }
+
+    /// Radians per position of each pair, `[rotary_dim / 2]`, for the token at `position`.
+    fn frequencies(&self, position: usize) -> Vec<f64> {
+        let d = self.rotary_dim as f64;
+        let pairs = self.rotary_dim / 2;
+        let plain = |base: f64| (0..pairs).map(move |i| base.powf(-2.0 * i as f64 / d));
+        match self.scaling {
+            RopeScaling::Default => plain(self.theta).collect(),
+            RopeScaling::Linear { factor } => plain(self.theta).map(|f| f / factor).collect(),
+            RopeScaling::Dynamic { factor, original } => {
+                let stretch = (position + 1).max(original) as f64 / original as f64;
+                let growth = (factor * stretch - (factor - 1.0)).powf(d / (d - 2.0));
+                plain(self.theta * growth).collect()
+            }
+            RopeScaling::Llama3 { factor, low, high, original } => plain(self.theta)
+                .map(|f| {
+                    let wavelength = TAU / f;
+                    if wavelength < original / high {
+                        f
+                    } else if wavelength > original / low {
+                        f / factor
+                    } else {
+                        let kept = (original / wavelength - low) / (high - low);
+                        (1.0 - kept) * f / factor + kept * f
+                    }
+                })
+                .collect(),
+            RopeScaling::Yarn { factor, original, beta_fast, beta_slow, truncate, .. } => {
+                // The dimension that turns this often within the original length (YaRN, equation 17 and after).
+                let dimension = |turns: f64| d * (original / (TAU * turns)).ln() / (2.0 * self.theta.ln());
+                let (mut low, mut high) = (dimension(beta_fast), dimension(beta_slow));
+                if truncate {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                (low, high) = (low.max(0.0), high.min(d - 1.0));
+                if low == high {
+                    high += 0.001;
+                }
+                plain(self.theta)
+                    .enumerate()
+                    .map(|(i, f)| {
+                        let divided = ((i as f64 - low) / (high - low)).clamp(0.0, 1.0);
+                        f / factor * divided + f * (1.0 - divided)
+                    })
+                    .collect()
+            }
+        }
+    }
+
+    /// The frequencies at `position` differ from those at the position before.
+    fn depends_on_position(&self, position: usize) -> bool {
+        matches!(self.scaling, RopeScaling::Dynamic { original, .. } if position >= original)
+    }
+
+    fn attention_factor(&self) -> f64 {
+        match self.scaling {
+            RopeScaling::Yarn { attention_factor, .. } => attention_factor,
+            _ => 1.0,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_kernels::RopeStyle;
+
+    use super::*;
+
+    fn table(rotary_dim: usize, theta: f64, scaling: RopeScaling) -> RopeTable {
+        RopeTable { style: RopeStyle::Half, rotary_dim, theta, scaling }
+    }
+
+    #[track_caller]
+    fn assert_close(found: &[f64], expected: &[f64]) {
+        assert_eq!(found.len(), expected.len());
+        for (found, expected) in found.iter().zip(expected) {
+            assert!((found / expected - 1.0).abs() < 1e-9, "{found} instead of {expected}");
+        }
+    }
+
+    #[test]
+    fn frequencies_fall_geometrically_from_one() {
+        let plain = table(8, 1e4, RopeScaling::Default);
+        assert_close(&plain.frequencies(0), &[1.0, 0.1, 0.01, 0.001]);
+        let linear = table(8, 1e4, RopeScaling::Linear { factor: 4.0 });
+        assert_close(&linear.frequencies(0), &[0.25, 0.025, 0.0025, 0.00025]);
+    }
+
+    #[test]
+    fn a_table_holds_cosines_and_sines_by_position() {
+        let values = table(4, 100.0, RopeScaling::Default).values(3);
+        let angles = [0.0, 0.0, 1.0, 0.1, 2.0, 0.2f64];
+        assert_eq!(values.cos, angles.map(|a| a.cos() as f32));
+        assert_eq!(values.sin, angles.map(|a| a.sin() as f32));
+    }
+
+    #[test]
+    fn a_dynamic_base_grows_with_the_position_past_the_original_length() {
+        let dynamic = table(6, 10.0, RopeScaling::Dynamic { factor: 3.0, original: 10 });
+        let plain = table(6, 10.0, RopeScaling::Default);
+        let tables = (dynamic.values(25), plain.values(25));
+        // Up to the original length nothing changes.
+        assert_eq!(tables.0.cos[..30], tables.1.cos[..30]);
+        assert_eq!(tables.0.sin[..30], tables.1.sin[..30]);
+        // Position 19 is the last of 20 tokens: the base grows by (3 * 2 - 2) ^ (6 / 4) = 8.
+        let grown = table(6, 80.0, RopeScaling::Default).values(20);
+        assert_eq!(tables.0.cos[57..60], grown.cos[57..60]);
+        assert_eq!(tables.0.sin[57..60], grown.sin[57..60]);
+    }
+
+    #[test]
+    fn a_single_pair_never_changes_under_dynamic_scaling() {
+        let dynamic = table(2, 1e4, RopeScaling::Dynamic { factor: 2.0, original: 2 });
+        assert_eq!(dynamic.values(9), table(2, 1e4, RopeScaling::Default).values(9));
+    }
+
+    #[test]
+    fn llama3_divides_long_wavelengths_and_blends_between() {
+        // Llama 3.1: wavelengths under 2048 are kept, those over 8192 divided by 8.
+        let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
+        let llama = table(128, 500_000.0, scaling).frequencies(0);
+        let plain = table(128, 500_000.0, RopeScaling::Default).frequencies(0);
+        for (f, plain) in llama.iter().zip(&plain) {
+            let wavelength = TAU / plain;
+            if wavelength < 2048.0 {
+                assert_close(&[*f], &[*plain]);
+            } else if wavelength > 8192.0 {
+                assert_close(&[*f], &[plain / 8.0]);
+            } else {
+                assert!(*f < *plain && *f > plain / 8.0);
+            }
+        }
+        assert!(llama.is_sorted_by(|a, b| a > b));
+        // A wavelength of 8192 / 2.5 is in the middle of the blend: (1/8 + 1) / 2.
+        let theta = (8192.0 / 2.5 / TAU).powi(2);
+        let middle =
+            table(4, theta, RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 });
+        assert_close(&middle.frequencies(0)[1..], &[theta.powf(-0.5) * 0.5625]);
+    }
+
+    fn yarn(truncate: bool) -> RopeTable {
+        let scaling = RopeScaling::Yarn {
+            factor: 4.0,
+            original: 4096.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            truncate,
+            attention_factor: 1.25,
+        };
+        table(128, 1e4, scaling)
+    }
+
+    #[test]
+    fn yarn_keeps_fast_and_divides_slow_dimensions() {
+        // 128 ln(4096 / 64 pi) / (2 ln 1e4) = 20.9 and 128 ln(4096 / 2 pi) / (2 ln 1e4) = 45.03.
+        let (found, plain) =
+            (yarn(true).frequencies(0), table(128, 1e4, RopeScaling::Default).frequencies(0));
+        assert_close(&found[..=20], &plain[..=20]);
+        assert_close(&found[46..], &plain[46..].iter().map(|f| f / 4.0).collect::<Vec<_>>());
+        // Half way between 20 and 46.
+        assert_close(&found[33..34], &[plain[33] * 0.625]);
+        // Without rounding, dimension 45 is still inside the ramp, and 21 already.
+        let exact = yarn(false).frequencies(0);
+        assert!(exact[21] < plain[21] && exact[21] > found[21]);
+        assert!(exact[45] > plain[45] / 4.0 && exact[45] < found[45]);
+    }
+
+    #[test]
+    fn the_attention_factor_scales_cosines_and_sines() {
+        let values = yarn(true).values(2);
+        assert_eq!(values.cos[0], 1.25);
+        assert_eq!(values.sin[64], (1f64.sin() * 1.25) as f32);
+    }
+}

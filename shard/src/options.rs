@@ -1,0 +1,53 @@
+//! What a shard process is told when it is started.
+
+use std::fmt;
+use std::path::PathBuf;
+
+use millrace_kernels::DType;
+
+/// Where the router listens for its shards.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Address {
+    /// A Unix socket.
+    Unix(PathBuf),
+    /// `host:port`.
+    Tcp(String),
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Address::Unix(path) => path.display().fmt(f),
+            Address::Tcp(address) => f.write_str(address),
+        }
+    }
+}
+
+/// What a shard process is told when it is started.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ShardOptions {
+    /// Where the router listens.
+    pub address: Address,
+    /// This shard's number, from 0.
+    pub rank: usize,
+    /// Number of shards.
+    pub world_size: usize,
+    /// Element type that weights are kept as; the checkpoint's if not given.
+    pub dtype: Option<DType>,
+    /// Element type of the KV cache; that of the weights if not given.
+    pub kv_cache_dtype: Option<DType>,
+    /// Longest sequence in tokens; as long as model and memory allow if not given.
+    pub max_total_tokens: Option<usize>,
+    /// KV cache in tokens; as many as the memory allows if not given.
+    pub max_batch_total_tokens: Option<usize>,
+    /// Tokens of one step.
+    pub max_step_tokens: usize,
+    /// Sequences at once.
+    pub max_sequences: usize,
+    /// Tokens per block of the KV cache.
+    pub block_size: usize,
+    /// Threads of the CPU backend; one per core if not given.
+    pub threads: Option<usize>,
+    /// End the process as soon as its standard input is closed, so that it never outlives its parent.
+    pub lifeline: bool,
+}

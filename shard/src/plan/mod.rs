@@ -1,0 +1,338 @@
+//! The memory plan: weights + workspace + KV pool = total, before anything is allocated.
+//!
+//! All arithmetic saturates, so that absurd sizes are refused as too large.
+
+mod device;
+
+use std::fmt;
+
+use millrace_kernels::{DType, KvSpec, QkvLayout};
+
+use crate::Limits;
+use crate::decoder::activation_elements;
+use crate::model::DecoderSpec;
+use crate::state::SlotTable;
+pub use device::{Device, Unpadded};
+
+/// Tokens in the KV pool, or more if one sequence is to have more, when neither a size is given nor the free memory known.
+const BLIND_POOL: usize = 8192;
+
+/// What the operator asked for, and what there is.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Wish {
+    /// Element type that weights are kept as.
+    pub dtype: DType,
+    /// Element type of the KV pool.
+    pub kv_dtype: DType,
+    /// Longest sequence; as long as the model and the memory allow if not given.
+    pub max_total_tokens: Option<usize>,
+    /// Tokens in the KV pool; as many as the memory allows if not given.
+    pub max_batch_total_tokens: Option<usize>,
+    /// Tokens of one step.
+    pub max_step_tokens: usize,
+    /// Sequences at once.
+    pub max_sequences: usize,
+    /// Tokens per block.
+    pub block_size: usize,
+    /// Free memory in bytes, if known.
+    pub free: Option<usize>,
+    /// The share of the free memory that a pool without a given size may fill up to.
+    pub fraction: f64,
+}
+
+/// Bytes by purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Footprint {
+    /// Matrices, norms and biases.
+    pub weights: usize,
+    /// Activations of one step, and what the device needs to compute them.
+    pub activations: usize,
+    /// Logits of one step.
+    pub logits: usize,
+    /// Cosines and sines.
+    pub rope_tables: usize,
+    /// Tokens and block tables of all sequences.
+    pub slot_table: usize,
+    /// Keys and values.
+    pub kv_pool: usize,
+}
+
+/// A plan that fits.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// What is allocated for.
+    pub limits: Limits,
+    /// What it takes.
+    pub footprint: Footprint,
+    /// Free memory in bytes, if known.
+    pub free: Option<usize>,
+}
+
+/// Why nothing fits, with the flag to change.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+pub enum PlanError {
+    /// A size of zero.
+    #[error("{0} must be at least 1")]
+    Zero(&'static str),
+    /// The pool is smaller than the longest sequence.
+    #[error(
+        "a sequence may have {longest} tokens (--max-total-tokens), but the KV cache holds only {pool} (--max-batch-total-tokens); \
+         lower the first or raise the second"
+    )]
+    PoolTooSmall {
+        /// Tokens of the longest sequence.
+        longest: usize,
+        /// Tokens in the pool.
+        pool: usize,
+    },
+    /// The memory does not suffice for weights, workspace and the KV pool.
+    #[error(
+        "not enough memory: weights {} + workspace {} {}, which needs {} for {kv_for}; lower \
+         --max-batch-total-tokens, --max-total-tokens or --max-batch-prefill-tokens, choose a smaller --dtype or --kv-cache-dtype, \
+         or free memory",
+        Bytes(*.weights), Bytes(*.workspace), left(*.weights, *.workspace, *.budget), Bytes(*.kv)
+    )]
+    NoRoom {
+        /// Bytes of weights.
+        weights: usize,
+        /// Bytes of activations and tables.
+        workspace: usize,
+        /// Bytes that may be used.
+        budget: usize,
+        /// Bytes of KV pool needed at least.
+        kv: usize,
+        /// What these bytes are for.
+        kv_for: String,
+    },
+}
+
+fn left(weights: usize, workspace: usize, budget: usize) -> String {
+    match budget.checked_sub(weights.saturating_add(workspace)) {
+        Some(left) => format!("leave {} of {} for the KV cache", Bytes(left), Bytes(budget)),
+        None => format!("are more than {} and leave nothing for the KV cache", Bytes(budget)),
+    }
+}
+
+/// Bytes of keys and values per token of a sequence, all layers together.
+pub fn kv_bytes_per_token(spec: &DecoderSpec, kv_dtype: DType, device: &impl Device) -> usize {
+    kv_bytes(spec, kv_dtype, 1, 1, device)
+}
+
+fn kv_bytes(
+    spec: &DecoderSpec,
+    dtype: DType,
+    blocks: usize,
+    block_size: usize,
+    device: &impl Device,
+) -> usize {
+    let of_layer = |qkv: QkvLayout| {
+        let QkvLayout { kv_heads, head_dim, .. } = qkv;
+        device.kv_bytes(&KvSpec { blocks, block_size, kv_heads, head_dim, dtype })
+    };
+    spec.layers.iter().fold(0, |sum: usize, layer| sum.saturating_add(of_layer(layer.qkv)))
+}
+
+/// Bytes of matrices, norms and biases; matrices are kept as `dtype`, the rest in single precision.
+pub fn weight_bytes(spec: &DecoderSpec, dtype: DType, device: &impl Device) -> usize {
+    let bytes = |slot: crate::model::Slot| match spec.shape(slot) {
+        (rows, cols) if slot.is_vector() => rows * cols * size_of::<f32>(),
+        (rows, cols) => device.matrix_bytes(rows, cols, dtype),
+    };
+    spec.slots().into_iter().map(bytes).sum()
+}
+
+/// Columns of the widest matrix.
+fn widest_input(spec: &DecoderSpec) -> usize {
+    let matrices = spec.slots().into_iter().filter(|slot| !slot.is_vector());
+    matrices.map(|slot| spec.shape(slot).1).max().unwrap_or(0)
+}
+
+/// What a model takes with these limits.
+pub fn footprint(spec: &DecoderSpec, dtype: DType, limits: &Limits, device: &impl Device) -> Footprint {
+    let singles = |elements: usize| elements.saturating_mul(size_of::<f32>());
+    let Limits { max_step_tokens, max_sequences, block_size, num_blocks, .. } = *limits;
+    // Cosines and sines of half the rotated features.
+    let rope_elements: usize = spec.ropes.iter().map(|rope| rope.rotary_dim).sum();
+    Footprint {
+        weights: weight_bytes(spec, dtype, device),
+        activations: singles(activation_elements(spec, max_step_tokens, max_sequences))
+            .saturating_add(device.scratch_bytes(max_step_tokens.max(max_sequences), widest_input(spec))),
+        logits: singles(max_sequences.saturating_mul(spec.vocab)),
+        rope_tables: singles(limits.max_sequence_tokens.saturating_mul(rope_elements)),
+        slot_table: SlotTable::bytes(limits),
+        kv_pool: kv_bytes(spec, limits.kv_dtype, num_blocks, block_size, device),
+    }
+}
+
+/// Decides how long sequences may be and how many blocks the KV pool has.
+///
+/// # Errors
+/// If not even one sequence of the wanted length (or of one block, if none was asked for) fits.
+pub fn plan(spec: &DecoderSpec, wish: &Wish, device: &impl Device) -> Result<Plan, PlanError> {
+    for (flag, size) in [
+        ("--max-total-tokens", wish.max_total_tokens.unwrap_or(1)),
+        ("--max-batch-total-tokens", wish.max_batch_total_tokens.unwrap_or(1)),
+        ("--max-batch-prefill-tokens", wish.max_step_tokens),
+        ("the number of sequences", wish.max_sequences),
+        ("the block size", wish.block_size),
+    ] {
+        if size == 0 {
+            return Err(PlanError::Zero(flag));
+        }
+    }
+    let planner = Planner { spec, wish, device };
+    let (limits, budget) = match (wish.max_batch_total_tokens, wish.free) {
+        (Some(tokens), free) => (planner.given_pool(tokens)?, free.unwrap_or(usize::MAX)),
+        (None, Some(free)) => planner.largest_pool((free as f64 * wish.fraction) as usize)?,
+        (None, None) => {
+            let longest = wish.max_total_tokens.unwrap_or(0).min(spec.max_positions);
+            (planner.given_pool(longest.max(BLIND_POOL))?, usize::MAX)
+        }
+    };
+    let footprint = footprint(spec, wish.dtype, &limits, device);
+    if footprint.total() > budget {
+        let tokens = limits.num_blocks * limits.block_size;
+        return Err(planner.no_room(&footprint, budget, format!("{tokens} tokens")));
+    }
+    Ok(Plan { limits, footprint, free: wish.free })
+}
+
+struct Planner<'a, D> {
+    spec: &'a DecoderSpec,
+    wish: &'a Wish,
+    device: &'a D,
+}
+
+impl<D: Device> Planner<'_, D> {
+    /// The longest sequence that the model and the operator allow.
+    fn longest(&self) -> usize {
+        self.wish.max_total_tokens.unwrap_or(usize::MAX).min(self.spec.max_positions)
+    }
+
+    /// The limits with a pool of this many tokens, in whole blocks.
+    fn given_pool(&self, tokens: usize) -> Result<Limits, PlanError> {
+        let blocks = tokens.div_ceil(self.wish.block_size);
+        let (longest, pool) = (self.longest(), blocks.saturating_mul(self.wish.block_size));
+        if self.wish.max_total_tokens.is_some() && pool < longest {
+            return Err(PlanError::PoolTooSmall { longest, pool });
+        }
+        let longest = longest.min(pool);
+        Ok(self.limits(longest, blocks.min(self.useful_blocks(longest))))
+    }
+
+    /// The limits with as many blocks as `budget` allows, and `budget`.
+    fn largest_pool(&self, budget: usize) -> Result<(Limits, usize), PlanError> {
+        let one_sequence = |longest: usize| self.limits(longest, longest.div_ceil(self.wish.block_size));
+        let fits = |longest: usize| self.footprint(&one_sequence(longest)).total() <= budget;
+        let mut longest = self.longest();
+        if !fits(longest) {
+            let shortest = match self.wish.max_total_tokens {
+                Some(_) => longest,
+                None => longest.min(self.wish.block_size),
+            };
+            if !fits(shortest) {
+                let footprint = self.footprint(&one_sequence(shortest));
+                let kv_for = format!("one sequence of {shortest} tokens");
+                return Err(self.no_room(&footprint, budget, kv_for));
+            }
+            longest = largest(shortest, longest, fits);
+        }
+        let without_pool = self.footprint(&self.limits(longest, 0)).total();
+        let block = self.footprint(&self.limits(longest, 1)).kv_pool.max(1);
+        let blocks = ((budget - without_pool) / block).min(self.useful_blocks(longest));
+        Ok((self.limits(longest, blocks), budget))
+    }
+
+    /// More blocks than this can never be in use; block numbers are 32 bits wide.
+    fn useful_blocks(&self, longest: usize) -> usize {
+        let per_sequence = longest.div_ceil(self.wish.block_size);
+        self.wish.max_sequences.saturating_mul(per_sequence).min(u32::MAX as usize)
+    }
+
+    fn limits(&self, max_sequence_tokens: usize, num_blocks: usize) -> Limits {
+        let Wish { max_step_tokens, max_sequences, block_size, kv_dtype, .. } = *self.wish;
+        Limits { max_step_tokens, max_sequences, max_sequence_tokens, block_size, num_blocks, kv_dtype }
+    }
+
+    fn footprint(&self, limits: &Limits) -> Footprint {
+        footprint(self.spec, self.wish.dtype, limits, self.device)
+    }
+
+    fn no_room(&self, footprint: &Footprint, budget: usize, kv_for: String) -> PlanError {
+        let (weights, workspace, kv) = (footprint.weights, footprint.workspace(), footprint.kv_pool);
+        PlanError::NoRoom { weights, workspace, budget, kv, kv_for }
+    }
+}
+
+/// The largest number in `[low, high)` for which `fits` holds; it holds for `low` and for all numbers below a bound.
+fn largest(mut low: usize, mut high: usize, fits: impl Fn(usize) -> bool) -> usize {
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if fits(middle) { low = middle } else { high = middle }
+    }
+    low
+}
+
+impl Footprint {
+    /// Names and bytes, in the order they are printed.
+    pub fn items(&self) -> [(&'static str, usize); 6] {
+        [
+            ("weights", self.weights),
+            ("activations", self.activations),
+            ("logits", self.logits),
+            ("rotary tables", self.rope_tables),
+            ("slot table", self.slot_table),
+            ("KV cache", self.kv_pool),
+        ]
+    }
+
+    /// All but weights and KV pool.
+    pub fn workspace(&self) -> usize {
+        [self.activations, self.logits, self.rope_tables, self.slot_table]
+            .into_iter()
+            .fold(0, usize::saturating_add)
+    }
+
+    /// Everything.
+    pub fn total(&self) -> usize {
+        self.items().into_iter().fold(0, |sum, (_, bytes)| sum.saturating_add(bytes))
+    }
+}
+
+impl fmt::Display for Plan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Limits { max_sequences, max_sequence_tokens, block_size, num_blocks, kv_dtype, .. } = self.limits;
+        writeln!(f, "memory plan")?;
+        for (name, bytes) in self.footprint.items() {
+            write!(f, "  {name:<14} {:>10}", Bytes(bytes).to_string())?;
+            if name == "KV cache" {
+                let tokens = num_blocks * block_size;
+                write!(f, "   {tokens} tokens in {num_blocks} blocks of {block_size}, {}", kv_dtype.name())?;
+            }
+            writeln!(f)?;
+        }
+        write!(f, "  {:<14} {:>10}", "total", Bytes(self.footprint.total()).to_string())?;
+        if let Some(free) = self.free {
+            write!(f, "   of {} free", Bytes(free))?;
+        }
+        write!(f, "\n  up to {max_sequences} sequences of up to {max_sequence_tokens} tokens")
+    }
+}
+
+/// A number of bytes for people.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Bytes(pub usize);
+
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (unit, name) = match self.0 {
+            0..1_048_576 => (1 << 10, "KiB"),
+            1_048_576..1_073_741_824 => (1 << 20, "MiB"),
+            _ => (1 << 30, "GiB"),
+        };
+        write!(f, "{:.1} {name}", self.0 as f64 / f64::from(unit))
+    }
+}
+
+#[cfg(test)]
+mod tests;

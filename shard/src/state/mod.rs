@@ -1,0 +1,180 @@
+//! The slot table: tokens, block table and sampling parameters of every admitted sequence.
+//!
+//! The router is trusted to schedule well, not to be free of bugs: every number of a step is checked before it is used.
+
+mod batch;
+mod error;
+mod sampling;
+
+use millrace_kernels::{SampleRow, Sampled, SamplingParams, SeqRow};
+use millrace_proto::{Admission, Row, Step};
+
+use crate::Limits;
+pub use batch::Batch;
+pub use error::StepError;
+
+/// Every sequence that the router has admitted, by slot.
+pub struct SlotTable {
+    limits: Limits,
+    vocab: usize,
+    slots: Vec<Slot>,
+    /// Steps applied so far; tells whether a slot has a row in this one.
+    steps: u64,
+}
+
+struct Slot {
+    taken: bool,
+    /// Prompt and generated tokens. Room for one more than can be computed: the last token is only reported.
+    tokens: Vec<u32>,
+    prompt_len: usize,
+    /// Block b holds positions `[b * block_size, (b + 1) * block_size)`.
+    blocks: Vec<u32>,
+    sampling: SamplingParams,
+    /// The last step in which the slot had a row.
+    last_row: u64,
+}
+
+impl SlotTable {
+    /// An empty table with room for everything it may ever hold, for token ids below `vocab`.
+    pub fn new(limits: Limits, vocab: usize) -> Self {
+        let slot = || Slot {
+            taken: false,
+            tokens: Vec::with_capacity(limits.max_sequence_tokens + 1),
+            prompt_len: 0,
+            blocks: Vec::with_capacity(limits.table_blocks()),
+            sampling: SamplingParams::default(),
+            last_row: 0,
+        };
+        let slots = (0..limits.max_sequences).map(|_| slot()).collect();
+        SlotTable { limits, vocab, slots, steps: 0 }
+    }
+
+    /// Bytes that a table for `limits` takes.
+    pub fn bytes(limits: &Limits) -> usize {
+        let per_slot = limits.max_sequence_tokens.saturating_add(limits.table_blocks()).saturating_add(1);
+        limits.max_sequences.saturating_mul(per_slot).saturating_mul(size_of::<u32>())
+    }
+
+    /// Applies a step's releases, admissions and rows, in this order, and puts what is to be computed into `batch`.
+    ///
+    /// # Errors
+    /// If the step contradicts the table or the limits. The table is then of no further use.
+    pub fn apply(&mut self, step: &Step, batch: &mut Batch) -> Result<(), StepError> {
+        self.steps += 1;
+        batch.clear();
+        for &slot in &step.release {
+            self.taken(slot)?.taken = false;
+        }
+        for admission in &step.admit {
+            self.admit(admission)?;
+        }
+        for row in &step.rows {
+            self.row(row, batch)?;
+        }
+        Ok(())
+    }
+
+    /// The rows of `batch` as the device reads them, with block tables just long enough.
+    pub fn seq_rows<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = SeqRow<'a>> {
+        batch.rows.iter().map(|row| {
+            let blocks = (row.start + row.count).div_ceil(self.limits.block_size);
+            SeqRow { start: row.start, count: row.count, blocks: &self.slots[row.slot].blocks[..blocks] }
+        })
+    }
+
+    /// What is to be sampled after `batch`, in the order of its outputs.
+    pub fn sample_rows<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = SampleRow<'a>> {
+        batch.sampling_slots().map(|slot| {
+            let slot = &self.slots[slot];
+            SampleRow { params: &slot.sampling, tokens: &slot.tokens, prompt_len: slot.prompt_len }
+        })
+    }
+
+    /// Appends the tokens sampled for `batch` to their sequences, where the next step will look for them.
+    pub fn append(&mut self, batch: &Batch, chosen: &[Sampled]) {
+        for (slot, sampled) in batch.sampling_slots().zip(chosen) {
+            self.slots[slot].tokens.push(sampled.token);
+        }
+    }
+
+    fn slot(&mut self, slot: u32) -> Result<&mut Slot, StepError> {
+        let slots = self.slots.len();
+        self.slots.get_mut(slot as usize).ok_or(StepError::UnknownSlot { slot, slots })
+    }
+
+    fn taken(&mut self, slot: u32) -> Result<&mut Slot, StepError> {
+        let place = self.slot(slot)?;
+        if place.taken { Ok(place) } else { Err(StepError::FreeSlot { slot }) }
+    }
+
+    fn admit(&mut self, admission: &Admission) -> Result<(), StepError> {
+        let Admission { slot, ref tokens, prompt_len, ref sampling } = *admission;
+        let (limits, vocab) = (self.limits, self.vocab);
+        let place = self.slot(slot)?;
+        if place.taken {
+            return Err(StepError::TakenSlot { slot });
+        }
+        if tokens.is_empty() || tokens.len() > limits.max_sequence_tokens {
+            let (tokens, limit) = (tokens.len(), limits.max_sequence_tokens);
+            return Err(StepError::SequenceLength { slot, tokens, limit });
+        }
+        if let Some(&token) = tokens.iter().find(|token| **token as usize >= vocab) {
+            return Err(StepError::UnknownToken { slot, token, vocab });
+        }
+        if prompt_len == 0 || prompt_len as usize > tokens.len() {
+            return Err(StepError::PromptLength { slot, prompt_len, tokens: tokens.len() });
+        }
+        let sampling = sampling.as_ref().ok_or(StepError::NoSampling { slot })?;
+        place.sampling = sampling::check(sampling, vocab).map_err(|(field, value)| StepError::Sampling {
+            slot,
+            field,
+            value,
+        })?;
+        place.taken = true;
+        place.tokens.clear();
+        place.tokens.extend_from_slice(tokens);
+        place.prompt_len = prompt_len as usize;
+        place.blocks.clear();
+        Ok(())
+    }
+
+    fn row(&mut self, row: &Row, batch: &mut Batch) -> Result<(), StepError> {
+        let Row { slot, ref new_blocks, sample, .. } = *row;
+        let (start, count) = (row.start as usize, row.count as usize);
+        let (limits, steps) = (self.limits, self.steps);
+        let place = self.taken(slot)?;
+        if place.last_row == steps {
+            return Err(StepError::SecondRow { slot });
+        }
+        place.last_row = steps;
+
+        if count == 0 {
+            return Err(StepError::EmptyRow { slot });
+        }
+        let (end, known) = (start.saturating_add(count), place.tokens.len());
+        if end > known || end > limits.max_sequence_tokens {
+            let limit = known.min(limits.max_sequence_tokens);
+            return Err(StepError::UnknownPositions { slot, start, end, limit });
+        }
+        if sample && end != known {
+            return Err(StepError::SampleInside { slot, end, known });
+        }
+        if count > limits.max_step_tokens - batch.tokens.len() {
+            return Err(StepError::TooManyTokens { limit: limits.max_step_tokens });
+        }
+
+        if let Some(&block) = new_blocks.iter().find(|block| **block as usize >= limits.num_blocks) {
+            return Err(StepError::UnknownBlock { slot, block, blocks: limits.num_blocks });
+        }
+        let (blocks, needed) = (place.blocks.len() + new_blocks.len(), end.div_ceil(limits.block_size));
+        if blocks < needed || blocks > limits.table_blocks() {
+            return Err(StepError::BlockCount { slot, blocks, needed, limit: limits.table_blocks() });
+        }
+        place.blocks.extend_from_slice(new_blocks);
+        batch.push(slot as usize, start, &place.tokens[start..end], sample);
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

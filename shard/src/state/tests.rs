@@ -1,0 +1,229 @@
+use millrace_kernels::DType;
+use millrace_proto::Sampling;
+use proptest::prelude::*;
+
+use super::*;
+
+const LIMITS: Limits = Limits {
+    max_step_tokens: 12,
+    max_sequences: 3,
+    max_sequence_tokens: 10,
+    block_size: 4,
+    num_blocks: 8,
+    kv_dtype: DType::F32,
+};
+const VOCAB: usize = 20;
+
+fn sampling() -> Sampling {
+    Sampling { repetition_penalty: 1.0, ..Sampling::default() }
+}
+
+fn admission(slot: u32, tokens: &[u32]) -> Admission {
+    let prompt_len = tokens.len() as u32;
+    Admission { slot, tokens: tokens.to_vec(), prompt_len, sampling: Some(sampling()) }
+}
+
+fn row(slot: u32, start: u32, count: u32, new_blocks: &[u32], sample: bool) -> Row {
+    Row { slot, start, count, new_blocks: new_blocks.to_vec(), sample }
+}
+
+struct Fixture {
+    table: SlotTable,
+    batch: Batch,
+}
+
+impl Fixture {
+    /// Slot 0 holds five tokens, slot 1 two; neither has blocks.
+    fn new() -> Self {
+        let mut fixture = Fixture { table: SlotTable::new(LIMITS, VOCAB), batch: Batch::new(&LIMITS) };
+        fixture.admit(vec![admission(0, &[1, 2, 3, 4, 5]), admission(1, &[6, 7])]).unwrap();
+        fixture
+    }
+
+    fn apply(&mut self, step: Step) -> Result<(), StepError> {
+        self.table.apply(&step, &mut self.batch)
+    }
+
+    fn admit(&mut self, admit: Vec<Admission>) -> Result<(), StepError> {
+        self.apply(Step { admit, ..Step::default() })
+    }
+
+    fn rows(&mut self, rows: Vec<Row>) -> Result<(), StepError> {
+        self.apply(Step { rows, ..Step::default() })
+    }
+
+    fn sample(&mut self, token: u32) {
+        let chosen = vec![Sampled { token, logprob: 0.0, top: vec![] }; self.batch.outputs.len()];
+        self.table.append(&self.batch, &chosen);
+    }
+}
+
+#[test]
+fn rows_become_the_inputs_of_the_device() {
+    let mut f = Fixture::new();
+    f.rows(vec![row(1, 0, 2, &[7], true), row(0, 0, 3, &[3, 5], false)]).unwrap();
+    assert_eq!(f.batch.tokens, [6, 7, 1, 2, 3]);
+    assert_eq!(f.batch.outputs, [1]);
+    let seen: Vec<_> = f.table.seq_rows(&f.batch).map(|r| (r.start, r.count, r.blocks.to_vec())).collect();
+    // The second block of slot 0 is not needed yet.
+    assert_eq!(seen, [(0, 2, vec![7]), (0, 3, vec![3])]);
+    let sampled: Vec<_> = f.table.sample_rows(&f.batch).map(|r| (r.tokens.to_vec(), r.prompt_len)).collect();
+    assert_eq!(sampled, [(vec![6, 7], 2)]);
+}
+
+#[test]
+fn a_sampled_token_is_the_input_of_the_next_step() {
+    let mut f = Fixture::new();
+    f.rows(vec![row(1, 0, 2, &[7], true)]).unwrap();
+    f.sample(19);
+    f.rows(vec![row(1, 2, 1, &[], true), row(0, 0, 5, &[0, 1], true)]).unwrap();
+    assert_eq!(f.batch.tokens, [19, 1, 2, 3, 4, 5]);
+    assert_eq!(f.batch.outputs, [0, 5]);
+    let sampled: Vec<_> = f.table.sample_rows(&f.batch).map(|r| (r.tokens.to_vec(), r.prompt_len)).collect();
+    assert_eq!(sampled, [(vec![6, 7, 19], 2), (vec![1, 2, 3, 4, 5], 5)]);
+}
+
+#[test]
+fn a_slot_can_be_released_and_taken_in_one_step() {
+    let mut f = Fixture::new();
+    f.rows(vec![row(0, 0, 5, &[0, 1], false)]).unwrap();
+    let step = Step {
+        release: vec![0],
+        admit: vec![admission(0, &[8, 9])],
+        rows: vec![row(0, 0, 2, &[4], true)],
+        ..Step::default()
+    };
+    f.apply(step).unwrap();
+    assert_eq!(f.batch.tokens, [8, 9]);
+    assert_eq!(f.table.seq_rows(&f.batch).next().unwrap().blocks, [4]);
+}
+
+#[test]
+fn the_longest_sequence_can_be_sampled_from_but_not_continued() {
+    let mut f = Fixture::new();
+    f.admit(vec![admission(2, &[0; 10])]).unwrap();
+    f.rows(vec![row(2, 0, 10, &[0, 1, 2], true)]).unwrap();
+    f.sample(1);
+    let error = f.rows(vec![row(2, 10, 1, &[], true)]).unwrap_err();
+    assert_eq!(error, StepError::UnknownPositions { slot: 2, start: 10, end: 11, limit: 10 });
+}
+
+#[test]
+fn each_contradiction_has_its_error() {
+    use StepError as E;
+    let release = |slot| Step { release: vec![slot], ..Step::default() };
+    let admit = |admission| Step { admit: vec![admission], ..Step::default() };
+    let rows = |rows| Step { rows, ..Step::default() };
+    let bad_sampling = Sampling { repetition_penalty: 0.0, ..sampling() };
+    let cases = [
+        (release(3), E::UnknownSlot { slot: 3, slots: 3 }),
+        (release(2), E::FreeSlot { slot: 2 }),
+        (Step { release: vec![0, 0], ..Step::default() }, E::FreeSlot { slot: 0 }),
+        (admit(admission(u32::MAX, &[1])), E::UnknownSlot { slot: u32::MAX, slots: 3 }),
+        (admit(admission(1, &[1])), E::TakenSlot { slot: 1 }),
+        (admit(admission(2, &[])), E::SequenceLength { slot: 2, tokens: 0, limit: 10 }),
+        (admit(admission(2, &[0; 11])), E::SequenceLength { slot: 2, tokens: 11, limit: 10 }),
+        (admit(admission(2, &[1, 20])), E::UnknownToken { slot: 2, token: 20, vocab: 20 }),
+        (
+            admit(Admission { prompt_len: 0, ..admission(2, &[1]) }),
+            E::PromptLength { slot: 2, prompt_len: 0, tokens: 1 },
+        ),
+        (
+            admit(Admission { prompt_len: 2, ..admission(2, &[1]) }),
+            E::PromptLength { slot: 2, prompt_len: 2, tokens: 1 },
+        ),
+        (admit(Admission { sampling: None, ..admission(2, &[1]) }), E::NoSampling { slot: 2 }),
+        (
+            admit(Admission { sampling: Some(bad_sampling), ..admission(2, &[1]) }),
+            E::Sampling { slot: 2, field: "repetition_penalty", value: 0.0 },
+        ),
+        (rows(vec![row(3, 0, 1, &[0], false)]), E::UnknownSlot { slot: 3, slots: 3 }),
+        (rows(vec![row(2, 0, 1, &[0], false)]), E::FreeSlot { slot: 2 }),
+        (rows(vec![row(0, 0, 1, &[0], false), row(0, 1, 1, &[], false)]), E::SecondRow { slot: 0 }),
+        (rows(vec![row(0, 0, 0, &[0], false)]), E::EmptyRow { slot: 0 }),
+        (
+            rows(vec![row(0, 3, 3, &[0, 1], false)]),
+            E::UnknownPositions { slot: 0, start: 3, end: 6, limit: 5 },
+        ),
+        (
+            rows(vec![row(0, u32::MAX, u32::MAX, &[0, 1], false)]),
+            E::UnknownPositions { slot: 0, start: 4294967295, end: 8589934590, limit: 5 },
+        ),
+        (rows(vec![row(0, 0, 4, &[0], true)]), E::SampleInside { slot: 0, end: 4, known: 5 }),
+        (rows(vec![row(0, 0, 4, &[8], false)]), E::UnknownBlock { slot: 0, block: 8, blocks: 8 }),
+        (rows(vec![row(0, 0, 5, &[0], false)]), E::BlockCount { slot: 0, blocks: 1, needed: 2, limit: 3 }),
+        (
+            rows(vec![row(0, 0, 5, &[0, 1, 2, 3], false)]),
+            E::BlockCount { slot: 0, blocks: 4, needed: 2, limit: 3 },
+        ),
+    ];
+    for (step, expected) in cases {
+        assert_eq!(Fixture::new().apply(step), Err(expected));
+    }
+}
+
+#[test]
+fn more_tokens_than_a_step_holds_are_refused() {
+    let mut f = Fixture::new();
+    f.admit(vec![admission(2, &[0; 6])]).unwrap();
+    let all = [row(0, 0, 5, &[0, 1], false), row(1, 0, 2, &[2], false), row(2, 0, 6, &[3, 4], false)];
+    assert_eq!(f.rows(all.to_vec()), Err(StepError::TooManyTokens { limit: 12 }));
+}
+
+fn steps() -> impl Strategy<Value = Step> {
+    let number = || prop_oneof![4 => 0u32..4, 2 => 0u32..12, 1 => any::<u32>()];
+    let list = move |most| prop::collection::vec(number(), 0..most);
+    let float = || prop_oneof![3 => Just(1.0f32), 1 => any::<f32>()];
+    let sampling = prop::option::weighted(0.9, (any::<bool>(), float(), float(), float(), number()))
+        .prop_map(|s| {
+            s.map(|(do_sample, temperature, top_p, repetition_penalty, top_n)| Sampling {
+                do_sample,
+                temperature,
+                top_p,
+                typical_p: top_p,
+                repetition_penalty,
+                top_n,
+                ..Sampling::default()
+            })
+        });
+    let admit = (number(), list(6), number(), sampling)
+        .prop_map(|(slot, tokens, prompt_len, sampling)| Admission { slot, tokens, prompt_len, sampling });
+    let row = (number(), number(), number(), list(4), any::<bool>())
+        .prop_map(|(slot, start, count, new_blocks, sample)| Row { slot, start, count, new_blocks, sample });
+    let parts = (list(2), prop::collection::vec(admit, 0..2), prop::collection::vec(row, 0..3));
+    parts.prop_map(|(release, admit, rows)| Step { id: 0, release, admit, rows })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// No step, however wrong, panics; and what is accepted is safe for a device to compute. Wrong steps are skipped here
+    /// so that long histories arise; a shard would end.
+    #[test]
+    fn whatever_is_accepted_can_be_computed(history in prop::collection::vec(steps(), 1..20)) {
+        let mut f = Fixture::new();
+        let capacities = |t: &SlotTable| t.slots.iter().map(|s| (s.tokens.capacity(), s.blocks.capacity())).collect::<Vec<_>>();
+        let at_start = capacities(&f.table);
+        for step in history {
+            if f.apply(step).is_err() {
+                continue;
+            }
+            let tokens = &f.batch.tokens;
+            prop_assert!(tokens.len() <= LIMITS.max_step_tokens);
+            prop_assert!(tokens.iter().all(|t| (*t as usize) < VOCAB));
+            let rows: Vec<_> = f.table.seq_rows(&f.batch).collect();
+            prop_assert!(rows.len() <= LIMITS.max_sequences);
+            prop_assert_eq!(rows.iter().map(|r| r.count).sum::<usize>(), tokens.len());
+            for row in &rows {
+                prop_assert!(row.count >= 1 && row.start + row.count <= LIMITS.max_sequence_tokens);
+                prop_assert_eq!(row.blocks.len(), (row.start + row.count).div_ceil(LIMITS.block_size));
+                prop_assert!(row.blocks.iter().all(|b| (*b as usize) < LIMITS.num_blocks));
+            }
+            prop_assert!(f.batch.outputs.is_sorted_by(|a, b| a < b));
+            prop_assert!(f.batch.outputs.iter().all(|o| (*o as usize) < tokens.len()));
+            prop_assert_eq!(f.table.sample_rows(&f.batch).count(), f.batch.outputs.len());
+            f.sample(3);
+        }
+        prop_assert_eq!(capacities(&f.table), at_start, "a slot has grown");
+    }
+}

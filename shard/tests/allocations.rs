@@ -1,0 +1,86 @@
+//! A step allocates nothing, once steps of its size have been run.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
+
+use common::{MemoryWeights, fixed_spec, limits};
+use millrace_kernels::cpu::{Cpu, CpuOptions};
+use millrace_kernels::{DType, Sampled, SeqRow, StepInput};
+use millrace_proto::{Admission, Row, Sampling, Step};
+use millrace_shard::decoder::{Decoder, Weights};
+use millrace_shard::state::{Batch, SlotTable};
+
+thread_local! {
+    static ALLOCATIONS: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Counts the allocations of each thread.
+struct Counting;
+
+// SAFETY: every call is passed on to the system's allocator unchanged.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: as the caller promises.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as the caller promises.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static COUNTING: Counting = Counting;
+
+/// A prompt of 16 tokens and then single tokens, of both sequences; a block is appended with the first and on the way.
+fn step(position: u32) -> Step {
+    let (start, count) = if position == 0 { (0, 16) } else { (15 + position, 1) };
+    let row = |slot: u32| {
+        let new_blocks = match start {
+            0 => vec![slot],
+            start if start % 16 == 0 => vec![slot + start / 8],
+            _ => vec![],
+        };
+        Row { slot, start, count, new_blocks, sample: true }
+    };
+    let sampling = Some(Sampling { repetition_penalty: 1.0, ..Sampling::default() });
+    let admission =
+        |slot| Admission { slot, tokens: vec![3; 16], prompt_len: 16, sampling: sampling.clone() };
+    let admit = if position == 0 { vec![admission(0), admission(1)] } else { vec![] };
+    Step { id: u64::from(position), admit, rows: vec![row(0), row(1)], ..Step::default() }
+}
+
+#[test]
+fn steps_allocate_nothing() {
+    let (spec, limits) = (fixed_spec(), limits(DType::F32));
+    let cpu = Cpu::new(CpuOptions { threads: Some(1), isa: None }).unwrap();
+    let weights = MemoryWeights::random(&spec, 3);
+    let mut ignore = |_| Ok(());
+    let weights = Weights::load(&cpu, &spec, &weights, DType::F32, 64, &mut ignore).unwrap();
+    let mut decoder = Decoder::new(&cpu, spec.clone(), weights, &limits).unwrap();
+    let mut table = SlotTable::new(limits, spec.vocab);
+    let mut batch = Batch::new(&limits);
+    let chosen = vec![Sampled { token: 1, logprob: 0.0, top: vec![] }; 2];
+
+    let steps: Vec<Step> = (0..40).map(step).collect();
+    for (position, step) in steps.iter().enumerate() {
+        let before = ALLOCATIONS.get();
+        table.apply(step, &mut batch).unwrap();
+        let mut rows = [SeqRow { start: 0, count: 0, blocks: &[] }; 2];
+        for (place, row) in rows.iter_mut().zip(table.seq_rows(&batch)) {
+            *place = row;
+        }
+        let input = StepInput { tokens: &batch.tokens, rows: &rows, outputs: &batch.outputs };
+        decoder.forward(&cpu, &input).unwrap();
+        table.append(&batch, &chosen);
+        let allocations = ALLOCATIONS.get() - before;
+        assert!(position == 0 || allocations == 0, "{allocations} allocations in step {position}");
+    }
+    assert!(ALLOCATIONS.get() > 0, "nothing is counted");
+}

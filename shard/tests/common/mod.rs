@@ -1,0 +1,255 @@
+//! Small random models, and steps run by hand.
+#![allow(dead_code, unreachable_pub, reason = "every test file uses a part of this")]
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
+
+pub mod naive;
+
+use std::collections::HashMap;
+
+use millrace_kernels::{
+    Activation, Backend, DType, HostTensor, Part, QkvLayout, RopeStyle, SeqRow, StepInput,
+};
+use millrace_shard::decoder::{Decoder, Weights};
+use millrace_shard::model::{DecoderSpec, LayerSpec, MlpSpec, RopeScaling, RopeTable, Slot, WeightSource};
+use millrace_shard::{Error, Limits};
+use proptest::prelude::*;
+
+/// SplitMix64: the tests need numbers that look random, and the same ones everywhere.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    pub fn below(&mut self, n: usize) -> usize {
+        (self.next() % n as u64) as usize
+    }
+
+    /// In [-1, 1).
+    pub fn unit(&mut self) -> f64 {
+        (self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
+    }
+
+    pub fn shuffled(&mut self, n: usize) -> Vec<u32> {
+        let mut all: Vec<u32> = (0..n as u32).collect();
+        for i in (1..n).rev() {
+            all.swap(i, self.below(i + 1));
+        }
+        all
+    }
+}
+
+/// Weights in memory, single precision.
+#[derive(Default)]
+pub struct MemoryWeights(HashMap<Slot, (usize, usize, Vec<u8>)>);
+
+impl MemoryWeights {
+    pub fn random(spec: &DecoderSpec, seed: u64) -> Self {
+        let mut random = Random(seed);
+        let mut of_slot = |slot: Slot| {
+            let (rows, cols) = spec.shape(slot);
+            let norm = matches!(slot, Slot::FinalNorm) || format!("{slot:?}").contains("Norm");
+            let scale = if slot.is_vector() { 0.5 } else { (3.0 / cols as f64).sqrt() };
+            let shift = if norm { 1.0 } else { 0.0 };
+            let values = (0..rows * cols).map(|_| (random.unit() * scale + shift) as f32);
+            (slot, (rows, cols, values.flat_map(f32::to_le_bytes).collect()))
+        };
+        MemoryWeights(spec.slots().into_iter().map(&mut of_slot).collect())
+    }
+
+    pub fn set(&mut self, slot: Slot, rows: usize, cols: usize, values: &[f32]) {
+        assert_eq!(values.len(), rows * cols, "{slot:?}");
+        self.0.insert(slot, (rows, cols, values.iter().flat_map(|v| v.to_le_bytes()).collect()));
+    }
+
+    /// All elements in row-major order.
+    pub fn values(&self, slot: Slot) -> Vec<f64> {
+        let bytes = &self.0[&slot].2;
+        bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect()
+    }
+}
+
+impl WeightSource for MemoryWeights {
+    fn parts(&self, slot: Slot) -> Result<Vec<Part<'_>>, Error> {
+        let (rows, cols, bytes) = &self.0[&slot];
+        let tensor = HostTensor { dtype: DType::F32, rows: *rows, cols: *cols, bytes };
+        Ok(vec![Part::whole(tensor)])
+    }
+}
+
+/// Positions that the random models are made for.
+pub const POSITIONS: usize = 64;
+
+pub fn scalings() -> impl Strategy<Value = RopeScaling> {
+    prop_oneof![
+        Just(RopeScaling::Default),
+        Just(RopeScaling::Linear { factor: 3.0 }),
+        Just(RopeScaling::Dynamic { factor: 2.0, original: 12 }),
+        Just(RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 16.0 }),
+        any::<bool>().prop_map(|truncate| RopeScaling::Yarn {
+            factor: 4.0,
+            original: 16.0,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            truncate,
+            attention_factor: 1.2,
+        }),
+    ]
+}
+
+/// Specifications with every switch in every position.
+pub fn specs() -> impl Strategy<Value = DecoderSpec> {
+    let head = (1usize..4, 1usize..4, 1usize..9).prop_map(|(kv_heads, group, half)| QkvLayout {
+        heads: kv_heads * group,
+        kv_heads,
+        head_dim: 2 * half,
+    });
+    let rope = || (any::<bool>(), 1usize..9, scalings());
+    let layer = (
+        any::<(bool, bool, bool, bool, bool)>(),
+        prop::option::of(0usize..2),
+        prop::option::of(1usize..9),
+        1usize..40,
+    );
+    let layers = prop::collection::vec(layer, 1..4);
+    (head, [rope(), rope()].prop_map(Vec::from), layers, 8usize..40, 8usize..40, any::<bool>()).prop_map(
+        |(qkv, ropes, layers, hidden, vocab, tied_head)| DecoderSpec {
+            model_type: "random".into(),
+            vocab,
+            hidden,
+            max_positions: POSITIONS,
+            // Large, and the vectors are not short, so that no norm blows rounding errors up.
+            norm_eps: 0.03,
+            ropes: ropes
+                .into_iter()
+                .map(|(half, pairs, scaling)| RopeTable {
+                    style: if half { RopeStyle::Half } else { RopeStyle::Interleaved },
+                    rotary_dim: (2 * pairs).min(qkv.head_dim),
+                    theta: 100.0,
+                    scaling,
+                })
+                .collect(),
+            layers: layers
+                .into_iter()
+                .map(|((qkv_bias, head_norm, out_bias, up_bias, down_bias), rope, window, width)| LayerSpec {
+                    qkv,
+                    qkv_bias,
+                    head_norm,
+                    rope,
+                    score_scale: 1.0 / (qkv.head_dim as f32).sqrt(),
+                    window,
+                    out_bias,
+                    mlp: MlpSpec { width, act: Activation::Silu, up_bias, down_bias },
+                })
+                .collect(),
+            tied_head,
+        },
+    )
+}
+
+/// One small Llama.
+pub fn fixed_spec() -> DecoderSpec {
+    let qkv = QkvLayout { heads: 2, kv_heads: 1, head_dim: 4 };
+    let layer = LayerSpec {
+        qkv,
+        qkv_bias: false,
+        head_norm: false,
+        rope: Some(0),
+        score_scale: 0.5,
+        window: None,
+        out_bias: false,
+        mlp: MlpSpec { width: 12, act: Activation::Silu, up_bias: false, down_bias: false },
+    };
+    let rope = RopeTable { style: RopeStyle::Half, rotary_dim: 4, theta: 1e4, scaling: RopeScaling::Default };
+    DecoderSpec {
+        model_type: "fixed".into(),
+        vocab: 32,
+        hidden: 8,
+        max_positions: POSITIONS,
+        norm_eps: 1e-5,
+        ropes: vec![rope],
+        layers: vec![layer.clone(), layer],
+        tied_head: false,
+    }
+}
+
+/// Room for any of the small tests.
+pub fn limits(kv_dtype: DType) -> Limits {
+    Limits {
+        max_step_tokens: 160,
+        max_sequences: 160,
+        max_sequence_tokens: POSITIONS,
+        block_size: 16,
+        num_blocks: 24,
+        kv_dtype,
+    }
+}
+
+/// One sequence's share of a step.
+pub struct Chunk<'a> {
+    pub tokens: &'a [u32],
+    pub start: usize,
+    pub blocks: &'a [u32],
+}
+
+/// A decoder with its device.
+pub struct Harness<'b, B: Backend> {
+    backend: &'b B,
+    pub decoder: Decoder<B>,
+    block_size: usize,
+    vocab: usize,
+}
+
+impl<'b, B: Backend> Harness<'b, B> {
+    pub fn new(
+        backend: &'b B,
+        spec: &DecoderSpec,
+        source: &dyn WeightSource,
+        dtype: DType,
+        limits: &Limits,
+    ) -> Self {
+        let mut ignore = |_| Ok(());
+        let positions = limits.max_sequence_tokens;
+        let weights = Weights::load(backend, spec, source, dtype, positions, &mut ignore).unwrap();
+        let decoder = Decoder::new(backend, spec.clone(), weights, limits).unwrap();
+        Harness { backend, decoder, block_size: limits.block_size, vocab: spec.vocab }
+    }
+
+    /// Runs a step and returns the logits of all its tokens.
+    pub fn step(&mut self, chunks: &[Chunk<'_>]) -> Vec<Vec<f32>> {
+        let tokens: Vec<u32> = chunks.iter().flat_map(|chunk| chunk.tokens).copied().collect();
+        let rows: Vec<SeqRow<'_>> = chunks
+            .iter()
+            .map(|chunk| {
+                let (start, count) = (chunk.start, chunk.tokens.len());
+                let blocks = &chunk.blocks[..(start + count).div_ceil(self.block_size)];
+                SeqRow { start, count, blocks }
+            })
+            .collect();
+        let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
+        self.decoder
+            .forward(self.backend, &StepInput { tokens: &tokens, rows: &rows, outputs: &outputs })
+            .unwrap();
+        let logits = self.decoder.logits(self.backend, tokens.len()).unwrap();
+        logits.chunks_exact(self.vocab).map(<[f32]>::to_vec).collect()
+    }
+
+    /// The states after the final norm of the last step's tokens.
+    pub fn states(&self, n: usize) -> Vec<f32> {
+        self.decoder.states(self.backend, n).unwrap()
+    }
+}
+
+/// The largest difference of two rows, relative to the largest element of the second.
+pub fn row_error(found: &[f32], expected: &[f64]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let largest = expected.iter().fold(0f64, |m, e| m.max(e.abs()));
+    let difference = found.iter().zip(expected).map(|(f, e)| (f64::from(*f) - e).abs());
+    // Unlike `f64::max`, this keeps a NaN.
+    difference.fold(0f64, |m, d| if d > m || d.is_nan() { d } else { m }) / largest
+}

@@ -1,0 +1,149 @@
+//! The decoder against a plain double-precision computation, and against itself under any schedule.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
+
+mod common;
+
+use common::{Chunk, Harness, MemoryWeights, POSITIONS, Random, limits, naive, row_error, specs};
+use millrace_kernels::cpu::{Cpu, CpuOptions};
+use millrace_kernels::reference::Reference;
+use millrace_kernels::{Backend, DType};
+use millrace_shard::model::{DecoderSpec, LayerSlot, Slot};
+use proptest::prelude::*;
+
+fn tokens(random: &mut Random, vocab: usize, len: usize) -> Vec<u32> {
+    (0..len).map(|_| random.below(vocab) as u32).collect()
+}
+
+/// The logits of every position of one sequence computed in a single step.
+fn alone<B: Backend>(harness: &mut Harness<'_, B>, tokens: &[u32]) -> Vec<Vec<f32>> {
+    let blocks: Vec<u32> = (0..16).collect();
+    harness.step(&[Chunk { tokens, start: 0, blocks: &blocks }])
+}
+
+fn agrees_with_naive<B: Backend>(backend: &B, spec: &DecoderSpec, seed: u64, len: usize) {
+    let weights = MemoryWeights::random(spec, seed);
+    let prompt = tokens(&mut Random(!seed), spec.vocab, len);
+    let mut harness = Harness::new(backend, spec, &weights, DType::F32, &limits(DType::F32));
+    let expected = naive::logits(spec, &weights, &prompt);
+    for (position, (found, expected)) in alone(&mut harness, &prompt).iter().zip(&expected).enumerate() {
+        let error = row_error(found, expected);
+        assert!(error < 1e-5, "relative error {error:e} at position {position}");
+    }
+}
+
+/// Computes `count` sequences in random chunks, mixed at random, with blocks in random order; every logit must have the
+/// bits it has when its sequence is computed alone and at once.
+fn any_schedule_gives_the_same_bits<B: Backend>(
+    backend: &B,
+    spec: &DecoderSpec,
+    (dtype, kv_dtype): (DType, DType),
+    seed: u64,
+    count: usize,
+) {
+    let random = &mut Random(seed);
+    let weights = MemoryWeights::random(spec, random.next());
+    let limits = limits(kv_dtype);
+    let mut harness = Harness::new(backend, spec, &weights, dtype, &limits);
+    let sequences: Vec<Vec<u32>> = (0..count)
+        .map(|_| {
+            let len = 1 + random.below(POSITIONS);
+            tokens(random, spec.vocab, len)
+        })
+        .collect();
+    let expected: Vec<Vec<Vec<f32>>> = sequences.iter().map(|s| alone(&mut harness, s)).collect();
+
+    let pool = random.shuffled(limits.num_blocks);
+    let tables: Vec<&[u32]> = pool.chunks(limits.table_blocks()).collect();
+    let mut done = vec![0; count];
+    while done.iter().zip(&sequences).any(|(done, sequence)| *done < sequence.len()) {
+        let (mut budget, mut chunks, mut covered) = (limits.max_step_tokens, vec![], vec![]);
+        for s in random.shuffled(count).into_iter().map(|s| s as usize) {
+            let left = sequences[s].len() - done[s];
+            if left == 0 || random.below(3) == 0 {
+                continue;
+            }
+            // Single tokens, as when decoding, and chunks of any length are equally frequent.
+            let len = if random.below(2) == 0 { 1 } else { 1 + random.below(left) }.min(budget);
+            if len == 0 {
+                continue;
+            }
+            budget -= len;
+            let range = done[s]..done[s] + len;
+            chunks.push(Chunk { tokens: &sequences[s][range.clone()], start: done[s], blocks: tables[s] });
+            covered.extend(range.map(|position| (s, position)));
+            done[s] += len;
+        }
+        if chunks.is_empty() {
+            continue;
+        }
+        for (found, (s, position)) in harness.step(&chunks).iter().zip(covered) {
+            let bits = |row: &[f32]| row.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(found), bits(&expected[s][position]), "sequence {s}, position {position}");
+        }
+    }
+}
+
+fn dtypes() -> impl Strategy<Value = DType> {
+    prop_oneof![Just(DType::F32), Just(DType::F16), Just(DType::BF16)]
+}
+
+fn cpu() -> Cpu {
+    Cpu::new(CpuOptions { threads: Some(2), isa: None }).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(192))]
+
+    #[test]
+    fn reference_agrees_with_naive(spec in specs(), seed: u64, len in 1..POSITIONS) {
+        agrees_with_naive(&Reference, &spec, seed, len);
+    }
+
+    #[test]
+    fn cpu_agrees_with_naive(spec in specs(), seed: u64, len in 1..POSITIONS) {
+        agrees_with_naive(&cpu(), &spec, seed, len);
+    }
+
+    #[test]
+    fn cpu_gives_the_same_bits_under_any_schedule(
+        spec in specs(), dtypes in (dtypes(), dtypes()), seed: u64, count in 1usize..6,
+    ) {
+        any_schedule_gives_the_same_bits(&cpu(), &spec, dtypes, seed, count);
+    }
+
+    #[test]
+    fn reference_gives_the_same_bits_under_any_schedule(
+        spec in specs(), dtypes in (dtypes(), dtypes()), seed: u64, count in 1usize..6,
+    ) {
+        any_schedule_gives_the_same_bits(&Reference, &spec, dtypes, seed, count);
+    }
+}
+
+#[test]
+fn a_weight_of_another_shape_is_refused() {
+    let spec = common::fixed_spec();
+    let mut weights = MemoryWeights::random(&spec, 1);
+    weights.set(Slot::Layer(0, LayerSlot::Out), 2, 3, &[0.0; 6]);
+    let mut ignore = |_| Ok(());
+    let loaded =
+        millrace_shard::decoder::Weights::load(&Reference, &spec, &weights, DType::F32, 8, &mut ignore);
+    let error = loaded.err().unwrap().to_string();
+    assert_eq!(error, "the weight for Layer(0, Out) is [2, 3], but the configuration asks for [8, 8]");
+}
+
+#[test]
+fn loading_reports_every_byte_of_the_plan() {
+    let spec = common::fixed_spec();
+    let weights = MemoryWeights::random(&spec, 1);
+    let mut reports = vec![];
+    let mut progress = |done| {
+        reports.push(done);
+        Ok(())
+    };
+    millrace_shard::decoder::Weights::load(&Reference, &spec, &weights, DType::F32, 8, &mut progress)
+        .unwrap();
+    assert!(reports.is_sorted());
+    assert_eq!(reports.len(), spec.slots().len());
+    assert_eq!(*reports.last().unwrap(), 4 * spec.parameters());
+}

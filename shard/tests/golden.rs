@@ -1,0 +1,160 @@
+//! Logits and greedy continuations of transformers, for every checkpoint in `integration-tests/golden`.
+//!
+//! What the numbers mean stands in the README there. Of the case with dynamic NTK, only those can be compared that do not
+//! rotate earlier tokens again when a sequence grows: the shard rotates the token at position p as in a sequence of
+//! `max(p + 1, original)` tokens, once and for all. That is what transformers does for tokens it generates one by one
+//! (`cached_continuation`), after a prompt of at most the original length; a longer prompt it rotates as a whole with
+//! the base for its full length.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
+
+mod common;
+
+use std::path::{Path, PathBuf};
+
+use common::{Chunk, Harness, row_error};
+use millrace_kernels::DType;
+use millrace_kernels::cpu::{Cpu, CpuOptions};
+use millrace_shard::checkpoint::Source;
+use millrace_shard::model::{Model, RopeScaling};
+use millrace_shard::{Limits, families};
+use safetensors::SafeTensors;
+
+/// Bound on the largest difference in a row of logits, relative to its largest element.
+const TOLERANCE: f64 = 1e-4;
+
+fn folder() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden")
+}
+
+/// The file of numbers that comes with a checkpoint.
+struct Golden<'a>(SafeTensors<'a>);
+
+impl Golden<'_> {
+    fn words(&self, name: &str) -> Option<Vec<[u8; 4]>> {
+        let tensor = self.0.tensor(name).ok()?;
+        Some(tensor.data().chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]).collect())
+    }
+
+    fn ids(&self, name: &str) -> Option<Vec<u32>> {
+        Some(self.words(name)?.into_iter().map(u32::from_le_bytes).collect())
+    }
+
+    /// The rows of a matrix.
+    fn rows(&self, name: &str) -> Vec<Vec<f64>> {
+        let cols = self.0.tensor(name).unwrap().shape()[1];
+        let values: Vec<f64> =
+            self.words(name).unwrap().into_iter().map(|word| f64::from(f32::from_le_bytes(word))).collect();
+        values.chunks_exact(cols).map(<[f64]>::to_vec).collect()
+    }
+}
+
+/// A greedy generation in the shard.
+struct Generation {
+    /// Logits of every position of the prompt.
+    prompt: Vec<Vec<f32>>,
+    ids: Vec<u32>,
+    /// The logits that each of `ids` was chosen from.
+    chosen_from: Vec<Vec<f32>>,
+}
+
+fn generate(harness: &mut Harness<'_, Cpu>, prompt: &[u32], count: usize) -> Generation {
+    let blocks = [5, 0, 3, 1, 4, 2];
+    let logits = harness.step(&[Chunk { tokens: prompt, start: 0, blocks: &blocks }]);
+    let mut generation =
+        Generation { chosen_from: vec![logits.last().unwrap().clone()], prompt: logits, ids: vec![] };
+    loop {
+        let last = generation.chosen_from.last().unwrap();
+        let best = (0..last.len()).reduce(|a, b| if last[b] > last[a] { b } else { a }).unwrap();
+        generation.ids.push(best as u32);
+        if generation.ids.len() == count {
+            return generation;
+        }
+        let start = prompt.len() + generation.ids.len() - 1;
+        let token = [best as u32];
+        let step = harness.step(&[Chunk { tokens: &token, start, blocks: &blocks }]);
+        generation.chosen_from.extend(step);
+    }
+}
+
+#[track_caller]
+fn assert_rows(case: &str, found: &[Vec<f32>], expected: &[Vec<f64>]) {
+    assert_eq!(found.len(), expected.len(), "{case}");
+    for (i, (found, expected)) in found.iter().zip(expected).enumerate() {
+        let error = row_error(found, expected);
+        assert!(error < TOLERANCE, "{case}, row {i}: relative error {error:e}");
+    }
+}
+
+/// Compares one checkpoint and returns how many prompts it has.
+fn check(name: &str) -> usize {
+    let folder = folder().join(name);
+    let Model { mut spec, dtype, weights } = families::load(&Source::Directory(folder.clone())).unwrap();
+    let dynamic = spec.ropes.iter().find_map(|rope| match rope.scaling {
+        RopeScaling::Dynamic { original, .. } => Some(original),
+        _ => None,
+    });
+    // The sequences of the dynamic case are meant to pass the limit.
+    spec.max_positions = 96;
+    let limits = Limits {
+        max_step_tokens: 96,
+        max_sequences: 96,
+        max_sequence_tokens: 96,
+        block_size: 16,
+        num_blocks: 6,
+        kv_dtype: DType::F32,
+    };
+    let cpu = Cpu::new(CpuOptions { threads: Some(2), isa: None }).unwrap();
+    let mut harness = Harness::new(&cpu, &spec, &*weights, dtype, &limits);
+
+    let bytes = std::fs::read(folder.join("golden.safetensors")).unwrap();
+    let golden = Golden(SafeTensors::deserialize(&bytes).unwrap());
+    let prompts = (0..).map_while(|i| Some((i, golden.ids(&format!("prompt_ids.{i}"))?)));
+    let mut compared = 0;
+    for (i, prompt) in prompts {
+        compared += 1;
+        let case = format!("{name}.{i}");
+        let of = |tensor: &str| format!("{tensor}.{i}");
+        if dynamic.is_some_and(|original| prompt.len() > original) {
+            // Only its beginnings are defined under the shard's rule.
+            let lengths = golden.ids(&of("last_lengths")).unwrap();
+            let expected = golden.rows(&of("last_logits"));
+            let beginnings = lengths.iter().zip(expected).filter(|(n, _)| **n as usize <= dynamic.unwrap());
+            let mut rows = 0;
+            for (n, expected) in beginnings {
+                let found = generate(&mut harness, &prompt[..*n as usize], 1).chosen_from;
+                assert_rows(&format!("{case}, the first {n}"), &found, &[expected]);
+                rows += 1;
+            }
+            assert!(rows >= 2, "{case}");
+            continue;
+        }
+        let rule = if dynamic.is_some() { "cached_continuation" } else { "continuation" };
+        let ids = golden.ids(&of(&format!("{rule}_ids"))).unwrap();
+        let found = generate(&mut harness, &prompt, ids.len());
+        assert_rows(&case, &found.prompt, &golden.rows(&of("logits")));
+        assert_eq!(found.ids, ids, "{case}");
+        assert_rows(
+            &format!("{case}, continued"),
+            &found.chosen_from,
+            &golden.rows(&of(&format!("{rule}_logits"))),
+        );
+    }
+    compared
+}
+
+#[test]
+fn every_checkpoint_gives_the_logits_of_transformers() {
+    let mut cases: Vec<String> = std::fs::read_dir(folder())
+        .unwrap()
+        .map(|entry| entry.unwrap())
+        .filter(|entry| entry.path().is_dir())
+        .map(|entry| entry.file_name().into_string().unwrap())
+        .collect();
+    cases.sort();
+    assert!(cases.len() >= 32, "{} cases", cases.len());
+    for case in cases {
+        let prompts = check(&case);
+        assert!(prompts >= 2, "{case} has {prompts} prompts");
+    }
+}

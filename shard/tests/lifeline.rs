@@ -1,0 +1,70 @@
+//! A shard ends with its parent.
+#![cfg(unix)]
+
+use std::os::unix::net::UnixListener;
+use std::process::{Command, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use millrace_shard::{Address, ShardOptions, run};
+
+/// Names the socket to the child.
+const SOCKET: &str = "MILLRACE_TEST_LIFELINE_SOCKET";
+
+/// Not a test of its own: the process that the other test starts. Its model never finishes loading.
+#[test]
+fn child() {
+    let Some(socket) = std::env::var_os(SOCKET) else { return };
+    let options = ShardOptions {
+        address: Address::Unix(socket.into()),
+        rank: 0,
+        world_size: 1,
+        dtype: None,
+        kv_cache_dtype: None,
+        max_total_tokens: None,
+        max_batch_total_tokens: None,
+        max_step_tokens: 8,
+        max_sequences: 1,
+        block_size: 16,
+        threads: Some(1),
+        lifeline: true,
+    };
+    let forever = || {
+        loop {
+            thread::sleep(Duration::from_secs(60));
+        }
+    };
+    run(&options, forever).unwrap();
+}
+
+#[test]
+fn a_closed_standard_input_ends_a_busy_shard() {
+    let socket = std::env::temp_dir().join(format!("millrace-lifeline-{}.sock", std::process::id()));
+    let listener = UnixListener::bind(&socket).unwrap();
+    let mut shard = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", "child", "--nocapture"])
+        .env(SOCKET, &socket)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .spawn()
+        .unwrap();
+    // Connected, so the thread runs.
+    let connection = listener.accept().unwrap();
+    std::fs::remove_file(&socket).unwrap();
+    assert_eq!(shard.try_wait().unwrap(), None);
+
+    drop(shard.stdin.take());
+    let since = Instant::now();
+    let status = loop {
+        if let Some(status) = shard.try_wait().unwrap() {
+            break status;
+        }
+        if since.elapsed() > Duration::from_secs(20) {
+            shard.kill().unwrap();
+            panic!("the shard has outlived its parent");
+        }
+        thread::sleep(Duration::from_millis(5));
+    };
+    assert_eq!(status.code(), Some(1));
+    drop(connection);
+}

@@ -1,0 +1,160 @@
+//! One-layer models with the outputs of the code that their families were published with.
+//!
+//! The files are not part of the repository; `MILLRACE_TEST_DATA` names the folder that holds `remote-code`.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
+
+mod common;
+
+use std::path::PathBuf;
+
+use common::{Chunk, Harness, limits, row_error};
+use millrace_kernels::DType;
+use millrace_kernels::cpu::{Cpu, CpuOptions};
+use millrace_shard::checkpoint::Source;
+use millrace_shard::families;
+use millrace_shard::model::Model;
+use safetensors::tensor::TensorView;
+
+const VOCAB: usize = 5;
+const HIDDEN: usize = 32;
+
+/// A file of numbers, read from front to back.
+struct Numbers(Vec<[u8; 4]>);
+
+impl Numbers {
+    /// `None` (with a note) if the data is not on this machine.
+    fn open(name: &str) -> Option<Numbers> {
+        let Some(folder) = std::env::var_os("MILLRACE_TEST_DATA") else {
+            eprintln!("skipped: MILLRACE_TEST_DATA is not set");
+            return None;
+        };
+        let bytes = std::fs::read(PathBuf::from(folder).join("remote-code").join(name)).unwrap();
+        assert_eq!(bytes.len() % 4, 0);
+        Some(Numbers(bytes.chunks_exact(4).map(|b| [b[0], b[1], b[2], b[3]]).collect()))
+    }
+
+    fn take(&mut self, n: usize) -> Vec<[u8; 4]> {
+        self.0.drain(..n).collect()
+    }
+
+    fn floats(&mut self, n: usize) -> Vec<f32> {
+        self.take(n).into_iter().map(f32::from_le_bytes).collect()
+    }
+
+    /// Tensors of these names and shapes, in this order.
+    fn tensors<const N: usize>(
+        &mut self,
+        in_file: [(&'static str, Vec<usize>); N],
+    ) -> Vec<(&'static str, Vec<usize>, Vec<f32>)> {
+        let tensor = |(name, shape): (_, Vec<usize>)| {
+            let values = self.floats(shape.iter().product());
+            (name, shape, values)
+        };
+        in_file.into_iter().map(tensor).collect()
+    }
+
+    fn tokens(&mut self, n: usize) -> Vec<u32> {
+        self.take(n).into_iter().map(u32::from_le_bytes).collect()
+    }
+}
+
+/// A checkpoint in memory, under the names that the family publishes its weights with. There is no head: the states are
+/// compared, and the missing head counts as tied.
+fn load(config: &str, tensors: Vec<(&str, Vec<usize>, Vec<f32>)>) -> Model {
+    let tensors: Vec<(&str, Vec<usize>, Vec<u8>)> = tensors
+        .into_iter()
+        .map(|(name, shape, values)| (name, shape, values.into_iter().flat_map(f32::to_le_bytes).collect()))
+        .collect();
+    let views = tensors.iter().map(|(name, shape, bytes)| {
+        (*name, TensorView::new(safetensors::Dtype::F32, shape.clone(), bytes).unwrap())
+    });
+    let weights: &'static [u8] = safetensors::serialize(views, None).unwrap().leak();
+    let config: &'static [u8] = config.as_bytes().to_vec().leak();
+    let files = Box::leak(Box::new([("config.json", config), ("model.safetensors", weights)]));
+    families::load(&Source::Memory(files)).unwrap()
+}
+
+/// A prompt of three tokens, then two single ones; the states after the final norm must be those of the file.
+fn check(model: Model, mut numbers: Numbers, tolerance: f64) {
+    let Model { spec, dtype, weights } = model;
+    let cpu = Cpu::new(CpuOptions { threads: Some(2), isa: None }).unwrap();
+    let mut harness = Harness::new(&cpu, &spec, &*weights, dtype, &limits(DType::F32));
+    let mut start = 0;
+    for count in [3, 1, 1] {
+        let tokens = numbers.tokens(count);
+        harness.step(&[Chunk { tokens: &tokens, start, blocks: &[7] }]);
+        let states = harness.states(count);
+        for (t, found) in states.chunks_exact(HIDDEN).enumerate() {
+            let expected: Vec<f64> = numbers.floats(HIDDEN).into_iter().map(f64::from).collect();
+            let error = row_error(found, &expected);
+            assert!(error < tolerance, "relative error {error:e} at position {}", start + t);
+        }
+        start += count;
+    }
+    assert!(numbers.0.is_empty(), "{} numbers are left", numbers.0.len());
+}
+
+/// ChatGLM2, ChatGLM3 and GLM-4 with their published code.
+fn chatglm(file: &str, norm_eps: &str, tolerance: f64) {
+    let Some(mut numbers) = Numbers::open(file) else { return };
+    let config = format!(
+        r#"{{
+            "model_type": "chatglm", "architectures": ["ChatGLMModel"], "torch_dtype": "float32",
+            "padded_vocab_size": {VOCAB}, "hidden_size": {HIDDEN}, "ffn_hidden_size": 48, "kv_channels": 4,
+            "multi_query_attention": true, "multi_query_group_num": 2, "num_attention_heads": 8, "num_layers": 1,
+            "seq_length": 64, "layernorm_epsilon": {norm_eps}, "rmsnorm": true, "add_bias_linear": false,
+            "add_qkv_bias": true, "post_layer_norm": true, "original_rope": true
+        }}"#
+    );
+    let in_file = [
+        ("transformer.embedding.word_embeddings.weight", vec![VOCAB, HIDDEN]),
+        ("transformer.encoder.layers.0.input_layernorm.weight", vec![HIDDEN]),
+        ("transformer.encoder.layers.0.self_attention.query_key_value.weight", vec![48, HIDDEN]),
+        ("transformer.encoder.layers.0.self_attention.query_key_value.bias", vec![48]),
+        ("transformer.encoder.layers.0.self_attention.dense.weight", vec![HIDDEN, HIDDEN]),
+        ("transformer.encoder.layers.0.post_attention_layernorm.weight", vec![HIDDEN]),
+        ("transformer.encoder.layers.0.mlp.dense_h_to_4h.weight", vec![2 * 48, HIDDEN]),
+        ("transformer.encoder.layers.0.mlp.dense_4h_to_h.weight", vec![HIDDEN, 48]),
+        ("transformer.encoder.final_layernorm.weight", vec![HIDDEN]),
+    ];
+    let model = load(&config, numbers.tensors(in_file));
+    check(model, numbers, tolerance);
+}
+
+#[test]
+fn chatglm2() {
+    chatglm("glm2_model.data", "1e-5", 1e-5);
+}
+
+#[test]
+fn glm4() {
+    // A wrong epsilon errs by only 4e-5.
+    chatglm("glm4_model.data", "1.5625e-7", 1e-6);
+}
+
+#[test]
+fn baichuan_7b() {
+    let Some(mut numbers) = Numbers::open("baichuan7b_model.data") else { return };
+    let config = format!(
+        r#"{{
+            "model_type": "baichuan", "architectures": ["BaiChuanForCausalLM"], "torch_dtype": "float32",
+            "vocab_size": {VOCAB}, "hidden_size": {HIDDEN}, "intermediate_size": 96, "num_hidden_layers": 1,
+            "num_attention_heads": 8, "max_position_embeddings": 64, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+            "tie_word_embeddings": false
+        }}"#
+    );
+    let in_file = [
+        ("model.embed_tokens.weight", vec![VOCAB, HIDDEN]),
+        ("model.layers.0.input_layernorm.weight", vec![HIDDEN]),
+        ("model.layers.0.self_attn.W_pack.weight", vec![3 * HIDDEN, HIDDEN]),
+        ("model.layers.0.self_attn.o_proj.weight", vec![HIDDEN, HIDDEN]),
+        ("model.layers.0.post_attention_layernorm.weight", vec![HIDDEN]),
+        ("model.layers.0.mlp.gate_proj.weight", vec![96, HIDDEN]),
+        ("model.layers.0.mlp.down_proj.weight", vec![HIDDEN, 96]),
+        ("model.layers.0.mlp.up_proj.weight", vec![96, HIDDEN]),
+        ("model.norm.weight", vec![HIDDEN]),
+    ];
+    let model = load(&config, numbers.tensors(in_file));
+    check(model, numbers, 1e-5);
+}

@@ -1,0 +1,276 @@
+//! The loop of a shard over a real socket.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
+
+mod common;
+
+use std::os::unix::net::UnixStream;
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use common::{Chunk, Harness, MemoryWeights, fixed_spec, limits};
+use millrace_kernels::DType;
+use millrace_kernels::reference::Reference;
+use millrace_proto::{
+    Admission, FromShard, Loading, Ready, Row, Sampling, Shutdown, Step, StepOutput, ToShard, frame,
+    from_shard, to_shard,
+};
+use millrace_shard::model::Model;
+use millrace_shard::{Address, Error, ShardOptions, serve};
+
+const SEED: u64 = 5;
+
+fn options() -> ShardOptions {
+    ShardOptions {
+        address: Address::Unix("unused".into()),
+        rank: 0,
+        world_size: 1,
+        dtype: None,
+        kv_cache_dtype: None,
+        max_total_tokens: Some(40),
+        max_batch_total_tokens: Some(80),
+        max_step_tokens: 24,
+        max_sequences: 3,
+        block_size: 4,
+        threads: None,
+        lifeline: false,
+    }
+}
+
+fn model() -> Model {
+    let spec = fixed_spec();
+    let weights = Box::new(MemoryWeights::random(&spec, SEED));
+    Model { spec, dtype: DType::F32, weights }
+}
+
+/// The router's end of the socket.
+struct Router {
+    stream: UnixStream,
+    shard: JoinHandle<Result<(), Error>>,
+}
+
+impl Router {
+    /// Starts a shard on a thread.
+    fn start(options: ShardOptions, open: impl FnOnce() -> Result<Model, Error> + Send + 'static) -> Router {
+        let (stream, mut other) = UnixStream::pair().unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let shard = thread::spawn(move || serve(&Reference, &mut other, &options, Some(1 << 30), open));
+        Router { stream, shard }
+    }
+
+    fn ready() -> (Router, Vec<Loading>, Ready) {
+        let mut router = Router::start(options(), || Ok(model()));
+        let mut loading = vec![];
+        loop {
+            match router.receive() {
+                from_shard::Message::Loading(message) => loading.push(message),
+                from_shard::Message::Ready(ready) => return (router, loading, ready),
+                other => panic!("{other:?} before ready"),
+            }
+        }
+    }
+
+    fn receive(&mut self) -> from_shard::Message {
+        frame::read::<FromShard>(&mut self.stream, &mut vec![]).unwrap().message.unwrap()
+    }
+
+    fn send(&mut self, message: to_shard::Message) {
+        frame::write(&mut self.stream, &ToShard { message: Some(message) }).unwrap();
+    }
+
+    fn send_step(&mut self, step: Step) {
+        self.send(to_shard::Message::Step(step));
+    }
+
+    fn output(&mut self) -> StepOutput {
+        match self.receive() {
+            from_shard::Message::Output(output) => output,
+            other => panic!("{other:?} instead of an answer"),
+        }
+    }
+
+    fn fault(mut self) -> (String, Error) {
+        loop {
+            match self.receive() {
+                from_shard::Message::Loading(_) => {}
+                from_shard::Message::Fault(fault) => {
+                    return (fault.message, self.shard.join().unwrap().unwrap_err());
+                }
+                other => panic!("{other:?} instead of a fault"),
+            }
+        }
+    }
+}
+
+fn greedy() -> Sampling {
+    Sampling { repetition_penalty: 1.0, ..Sampling::default() }
+}
+
+fn admission(slot: u32, tokens: &[u32]) -> Admission {
+    let prompt_len = tokens.len() as u32;
+    Admission { slot, tokens: tokens.to_vec(), prompt_len, sampling: Some(greedy()) }
+}
+
+fn row(slot: u32, start: u32, count: u32, new_blocks: &[u32], sample: bool) -> Row {
+    Row { slot, start, count, new_blocks: new_blocks.to_vec(), sample }
+}
+
+/// The greedy continuation, computed by running the whole sequence again for each token.
+fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
+    let weights = MemoryWeights::random(&fixed_spec(), SEED);
+    let mut harness = Harness::new(&Reference, &fixed_spec(), &weights, DType::F32, &limits(DType::F32));
+    let blocks: Vec<u32> = (0..16).collect();
+    let mut tokens = prompt.to_vec();
+    for _ in 0..count {
+        let logits = harness.step(&[Chunk { tokens: &tokens, start: 0, blocks: &blocks }]);
+        let last = logits.last().unwrap();
+        let best = (0..last.len()).reduce(|a, b| if last[b] > last[a] { b } else { a }).unwrap();
+        tokens.push(best as u32);
+    }
+    tokens.split_off(prompt.len())
+}
+
+#[test]
+fn loading_ends_with_what_is_ready() {
+    let (mut router, loading, ready) = Router::ready();
+    let bytes = 4 * fixed_spec().parameters() as u64;
+    let last = loading.last().unwrap();
+    assert_eq!((last.phase.as_str(), last.done_bytes, last.total_bytes), ("loading weights", bytes, bytes));
+    assert_eq!(loading[0].phase, "reading the checkpoint");
+
+    assert_eq!(ready.model_type, "fixed");
+    assert_eq!((ready.dtype.as_str(), ready.device.as_str()), ("float32", "reference"));
+    assert_eq!((ready.vocab_size, ready.parameters), (32, fixed_spec().parameters() as u64));
+    assert_eq!((ready.max_sequence_tokens, ready.block_size, ready.num_blocks), (40, 4, 20));
+    assert_eq!((ready.max_sequences, ready.max_step_tokens), (3, 24));
+    assert_eq!(ready.memory[0].bytes, bytes);
+    let kv = ready.memory.last().unwrap();
+    // Two layers, keys and values, one head of four singles.
+    assert_eq!((kv.name.as_str(), kv.bytes), ("KV cache", 80 * 2 * 2 * 4 * 4));
+    let phases: Vec<&str> = ready.phases.iter().map(|phase| phase.name.as_str()).collect();
+    assert_eq!(phases, ["read the checkpoint's headers", "load weights", "allocate", "warm up"]);
+    assert!(ready.phases[1].micros > 0 && ready.phases[3].micros > 0);
+
+    router.send(to_shard::Message::Shutdown(Shutdown {}));
+    router.shard.join().unwrap().unwrap();
+}
+
+#[test]
+fn sequences_come_and_go_and_each_gets_what_it_gets_alone() {
+    let (mut router, _, _) = Router::ready();
+    let (a, b, c) = ([3u32, 9, 27, 1, 4, 11, 30, 2, 8, 5], [7u32, 7, 7], [31u32, 0, 15, 6]);
+    let (of_a, of_b, of_c) = (expected(&a, 4), expected(&b, 3), expected(&c, 2));
+
+    // All steps are sent before the first answer is read: each finds the tokens that the one before it sampled.
+    router.send_step(Step {
+        id: 1,
+        admit: vec![admission(2, &a), admission(0, &b)],
+        // A prefill in chunks next to a whole one.
+        rows: vec![row(2, 0, 6, &[19, 4], false), row(0, 0, 3, &[11], true)],
+        ..Step::default()
+    });
+    router.send_step(Step {
+        id: 2,
+        rows: vec![row(0, 3, 1, &[], true), row(2, 6, 4, &[0], true)],
+        ..Step::default()
+    });
+    router.send_step(Step {
+        id: 3,
+        rows: vec![row(2, 10, 1, &[], true), row(0, 4, 1, &[2], true)],
+        ..Step::default()
+    });
+    // The slot and the blocks of `b` go to `c` at once.
+    router.send_step(Step {
+        id: 4,
+        release: vec![0],
+        admit: vec![admission(0, &c)],
+        rows: vec![row(0, 0, 4, &[2], true), row(2, 11, 1, &[], true)],
+    });
+    router.send_step(Step {
+        id: 5,
+        rows: vec![row(2, 12, 1, &[3], true), row(0, 4, 1, &[11], true)],
+        ..Step::default()
+    });
+    router.send_step(Step { id: 6, release: vec![0, 2], ..Step::default() });
+    router.send(to_shard::Message::Shutdown(Shutdown {}));
+
+    let answers: Vec<StepOutput> = (0..6).map(|_| router.output()).collect();
+    let sampled: Vec<Vec<(u32, u32)>> =
+        answers.iter().map(|answer| answer.sampled.iter().map(|s| (s.slot, s.token)).collect()).collect();
+    let expected = [
+        vec![(0, of_b[0])],
+        vec![(0, of_b[1]), (2, of_a[0])],
+        vec![(2, of_a[1]), (0, of_b[2])],
+        vec![(0, of_c[0]), (2, of_a[2])],
+        vec![(2, of_a[3]), (0, of_c[1])],
+        vec![],
+    ];
+    assert_eq!(sampled, expected);
+    assert!(answers.iter().enumerate().all(|(i, answer)| answer.step == i as u64 + 1));
+    assert!(answers[..5].iter().all(|answer| answer.forward_micros <= answer.step_micros));
+    assert!(answers.iter().flat_map(|answer| &answer.sampled).all(|s| s.logprob <= 0.0));
+    router.shard.join().unwrap().unwrap();
+}
+
+#[test]
+fn alternatives_are_reported_as_asked() {
+    let (mut router, _, _) = Router::ready();
+    let sampling = Sampling { top_n: 3, ..greedy() };
+    let admit = vec![Admission { sampling: Some(sampling), ..admission(0, &[1, 2]) }];
+    router.send_step(Step { id: 1, admit, rows: vec![row(0, 0, 2, &[0], true)], ..Step::default() });
+    let answer = router.output();
+    let [sampled] = answer.sampled.as_slice() else { panic!("{answer:?}") };
+    assert_eq!(sampled.top.len(), 3);
+    assert_eq!((sampled.top[0].token, sampled.top[0].logprob), (sampled.token, sampled.logprob));
+}
+
+#[test]
+fn a_malformed_step_is_a_fault() {
+    let (mut router, _, _) = Router::ready();
+    router.send_step(Step { id: 9, rows: vec![row(1, 0, 1, &[0], true)], ..Step::default() });
+    let (message, error) = router.fault();
+    assert_eq!(message, "step 9 cannot be run: slot 1 holds no sequence");
+    assert_eq!(error.to_string(), message);
+}
+
+#[test]
+fn an_empty_message_is_a_fault() {
+    let (mut router, _, _) = Router::ready();
+    frame::write(&mut router.stream, &ToShard { message: None }).unwrap();
+    assert!(router.fault().0.starts_with("the router sent an empty message"));
+}
+
+#[test]
+fn what_prevents_a_start_is_a_fault() {
+    let open = || Err(Error::Unsupported("no such model".into()));
+    assert_eq!(Router::start(options(), open).fault().0, "no such model");
+
+    let two = ShardOptions { world_size: 2, ..options() };
+    let message = Router::start(two, || Ok(model())).fault().0;
+    assert!(message.starts_with("tensor parallelism is not available yet"), "{message}");
+
+    let large = ShardOptions { max_batch_total_tokens: Some(1 << 30), max_sequences: 1 << 25, ..options() };
+    let message = Router::start(large, || Ok(model())).fault().0;
+    assert!(message.contains("lower --max-batch-total-tokens"), "{message}");
+}
+
+#[test]
+fn a_router_that_goes_away_ends_the_shard_in_peace() {
+    let (router, _, _) = Router::ready();
+    drop(router.stream);
+    router.shard.join().unwrap().unwrap();
+
+    // In the middle of a frame, too.
+    let (mut router, _, _) = Router::ready();
+    std::io::Write::write_all(&mut router.stream, &[200, 0, 0, 0, 1]).unwrap();
+    drop(router.stream);
+    router.shard.join().unwrap().unwrap();
+
+    // And while the model is loaded.
+    let router = Router::start(options(), || {
+        thread::sleep(Duration::from_millis(50));
+        Ok(model())
+    });
+    drop(router.stream);
+    router.shard.join().unwrap().unwrap();
+}
