@@ -23,8 +23,8 @@ use tower_http::cors::{AllowOrigin, CorsLayer};
 
 use crate::service::Service;
 
-/// How the surface is configured.
-#[derive(Debug, Clone, Default)]
+/// How the surface is configured. Not printable, since it holds keys.
+#[derive(Clone, Default)]
 pub struct HttpConfig {
     /// Keys of which every POST must bring one; empty lets everybody in.
     pub api_keys: Vec<String>,
@@ -34,7 +34,7 @@ pub struct HttpConfig {
     pub metrics: Option<PrometheusHandle>,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Clone)]
 struct App {
     service: Service,
     config: Arc<HttpConfig>,

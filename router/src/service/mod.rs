@@ -7,10 +7,14 @@ mod limits;
 mod params;
 mod stream;
 
+#[cfg(test)]
+mod tests;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millrace_proto::Ready;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 pub use error::ServiceError;
 pub use limits::{Limits, TokenLimits};
@@ -59,6 +63,8 @@ struct Inner {
     engine: Engine,
     model: ModelInfo,
     eos: Arc<[u32]>,
+    /// Requests on their way to the engine: no more wait for a tokenizer than may wait for the model.
+    entrance: Semaphore,
 }
 
 /// A request that passed validation.
@@ -138,7 +144,8 @@ impl Service {
             [] => eos.and_then(|eos| tokenizer.token_id(&eos)).into_iter().collect(),
             ids => ids.into(),
         };
-        Ok(Service(Arc::new(Inner { tokenizer, template, limits, engine, model, eos: eos_ids })))
+        let entrance = Semaphore::new(limits.max_concurrent_requests);
+        Ok(Service(Arc::new(Inner { tokenizer, template, limits, engine, model, eos: eos_ids, entrance })))
     }
 
     /// What is served.
@@ -180,6 +187,7 @@ impl Service {
     /// # Errors
     /// [`ServiceError::Template`] if the model has no template or the template refuses the messages.
     pub async fn render(&self, conversation: Conversation) -> Result<String, ServiceError> {
+        let _place = self.enter().map_err(Self::reject)?;
         let template = self.0.template.as_ref().ok_or(TemplateError::Missing);
         match template {
             Ok(template) => template.render(conversation).await,
@@ -219,6 +227,7 @@ impl Service {
         received: Instant,
     ) -> Result<Prepared, ServiceError> {
         let ready = self.ready()?;
+        let _place = self.enter()?;
         let limits = self.0.limits.tokens(&ready);
         params.check(&self.0.limits, ready.vocab_size)?;
         let mut ids = match prompt {
@@ -255,6 +264,14 @@ impl Service {
         let sampling = params.sampling(seed.unwrap_or_default());
         let request = Request { prompt: ids, max_new_tokens, stop_tokens, sampling };
         Ok(Prepared { request, stops, params, seed, received, validation, counted: true })
+    }
+
+    /// A full server refuses before it works for a request.
+    fn enter(&self) -> Result<SemaphorePermit<'_>, ServiceError> {
+        if self.0.engine.in_flight() >= self.0.limits.max_concurrent_requests {
+            return Err(ServiceError::Overloaded);
+        }
+        self.0.entrance.try_acquire().map_err(|_| ServiceError::Overloaded)
     }
 
     /// A stop string that is written like a special token means that token, which is not part of the text.
