@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use millrace_shard::DType;
 
 /// An LLM inference server: continuous batching, paged KV cache, streamed tokens over HTTP.
 #[derive(Debug, Parser)]
@@ -262,6 +263,16 @@ pub(crate) enum DeviceArg {
     Auto,
     /// The processor.
     Cpu,
+}
+
+impl From<DTypeArg> for DType {
+    fn from(argument: DTypeArg) -> Self {
+        match argument {
+            DTypeArg::Float32 => DType::F32,
+            DTypeArg::Float16 => DType::F16,
+            DTypeArg::Bfloat16 => DType::BF16,
+        }
+    }
 }
 
 impl EngineArgs {

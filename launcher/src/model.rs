@@ -3,8 +3,10 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use millrace_shard::checkpoint::Source;
 
 use crate::cli::ModelArgs;
+use crate::demo;
 
 /// The files of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -13,6 +15,26 @@ pub(crate) enum Location {
     Demo,
     /// A folder in Hugging Face layout.
     Folder(PathBuf),
+}
+
+impl Location {
+    /// The commit of a snapshot in a Hugging Face cache.
+    pub(crate) fn revision(&self) -> Option<String> {
+        let Location::Folder(folder) = self else { return None };
+        let is_snapshot = folder.parent()?.file_name()? == "snapshots";
+        is_snapshot.then(|| folder.file_name().map(|name| name.to_string_lossy().into_owned()))?
+    }
+}
+
+/// The checkpoint's files.
+///
+/// # Errors
+/// As [`locate`].
+pub(crate) fn source(args: &ModelArgs) -> Result<Source> {
+    Ok(match locate(args)? {
+        Location::Demo => Source::Memory(demo::FILES),
+        Location::Folder(folder) => Source::Directory(folder),
+    })
 }
 
 /// Finds the model that the command line names.

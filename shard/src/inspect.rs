@@ -27,8 +27,10 @@ pub struct Inspection {
     pub embedding_parameters: usize,
     /// Names and sizes in bytes of the files with weights; empty when there is only a `config.json`.
     pub files: Vec<(String, usize)>,
-    /// The stored tensors, by name.
+    /// The stored tensors, by name; printed if there are any.
     pub tensors: Vec<TensorInfo>,
+    /// Lengths in tokens that the table of memory is made for.
+    pub contexts: Vec<usize>,
 }
 
 impl Inspection {
@@ -56,6 +58,7 @@ impl Inspection {
             tensors: checkpoint.iter().flat_map(Checkpoint::tensors).collect(),
             kv_dtype: kv_dtype.unwrap_or(model.dtype),
             dtype: model.dtype,
+            contexts: contexts(&model.spec),
             spec: model.spec,
         })
     }
@@ -77,16 +80,16 @@ impl Inspection {
             .saturating_mul(batch)
             .saturating_add(self.weight_bytes())
     }
+}
 
-    /// Contexts worth telling: the longest, and quarters of it.
-    fn contexts(&self) -> Vec<usize> {
-        let mut contexts: Vec<usize> =
-            [64, 16, 4, 1].iter().map(|part| self.spec.max_positions / part).filter(|&n| n >= 256).collect();
-        if contexts.is_empty() {
-            contexts.push(self.spec.max_positions);
-        }
-        contexts
+/// Contexts worth telling: the longest, and quarters of it.
+fn contexts(spec: &DecoderSpec) -> Vec<usize> {
+    let mut contexts: Vec<usize> =
+        [64, 16, 4, 1].iter().map(|part| spec.max_positions / part).filter(|&n| n >= 256).collect();
+    if contexts.is_empty() {
+        contexts.push(spec.max_positions);
     }
+    contexts
 }
 
 /// Sequences at once that the table of memory is made for.
@@ -150,7 +153,7 @@ impl Inspection {
             write!(f, "  {:>10}", format!("batch {batch}"))?;
         }
         writeln!(f)?;
-        for context in self.contexts() {
+        for &context in &self.contexts {
             write!(f, "  {context:>10}")?;
             for batch in BATCHES {
                 write!(f, "  {:>10}", Bytes(self.memory(context, batch)).to_string())?;

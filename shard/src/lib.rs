@@ -18,5 +18,6 @@ mod worker;
 
 pub use error::Error;
 pub use limits::Limits;
+pub use millrace_kernels::DType;
 pub use options::{Address, ShardOptions};
 pub use serve::{run, serve};

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use millrace_shard::{Address, ShardOptions};
+use millrace_shard::{Address, ShardOptions, families};
 
-use crate::cli::ShardArgs;
+use crate::cli::{LoadFormat, ShardArgs};
 use crate::model;
 
-/// How the other commands' settings are passed on.
+/// Computes steps until the router ends.
 pub(crate) fn run(args: Box<ShardArgs>) -> Result<()> {
     let ShardArgs { connect, rank, world_size, model, engine } = *args;
     let options = ShardOptions {
@@ -25,8 +25,13 @@ pub(crate) fn run(args: Box<ShardArgs>) -> Result<()> {
         threads: engine.cpus_per_shard,
         lifeline: true,
     };
+    let source = model::source(&model)?;
+    let open = || match model.load_format {
+        LoadFormat::Auto => families::load(&source),
+        LoadFormat::Dummy => families::load_dummy(&source),
+    };
     // The router is told of every error and reports it; saying it here too would only double it.
-    match millrace_shard::run(&options, || model::open(&model)) {
+    match millrace_shard::run(&options, open) {
         Ok(()) => Ok(()),
         Err(_) => std::process::exit(1),
     }
