@@ -1,5 +1,4 @@
 //! Everything per request: HTTP, tokenizer, templates, scheduling, streaming, metrics, supervision of shards.
 
 pub mod engine;
-pub mod metrics;
 pub mod scheduler;
