@@ -59,7 +59,8 @@ impl Default for EngineConfig {
 }
 
 /// Starts the shards and the engine's task, and returns at once; [`State`] tells how they fare. The task ends after a
-/// drain or a failure, when no shard process is left. Must be called within a tokio runtime.
+/// drain or a failure, when no shard process is left. Must be called within a tokio runtime, and
+/// after the metrics recorder is installed.
 pub fn start(config: EngineConfig, command: ShardCommand) -> (Engine, JoinHandle<()>) {
     let world_size = config.world_size;
     let silence = config.startup_silence;
@@ -71,6 +72,7 @@ fn start_with(
     config: EngineConfig,
     connect: impl Future<Output = Result<Group, StartError>> + Send + 'static,
 ) -> (Engine, JoinHandle<()>) {
+    meter::describe();
     let (commands, received) = mpsc::unbounded_channel();
     let (state, states) =
         watch::channel(State::Loading { phase: "Starting shards".into(), done: 0, total: 0 });
