@@ -228,3 +228,67 @@ impl Display for Scaling<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::{Path, PathBuf};
+
+    use super::*;
+
+    fn golden(name: &str) -> PathBuf {
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden").join(name)
+    }
+
+    #[test]
+    fn numbers_are_those_of_the_files() {
+        let found = Inspection::new(&Source::Directory(golden("llama_sharded")), None).unwrap();
+        // The index says so.
+        assert_eq!(found.parameters, 18_656);
+        assert_eq!(found.tensors.iter().map(|tensor| tensor.bytes).sum::<usize>(), 74_624);
+        assert_eq!(found.weight_bytes(), 74_624);
+        assert_eq!(found.embedding_parameters, 2 * 61 * 32);
+        let files = ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"];
+        assert_eq!(found.files.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), files);
+        // Two layers, keys and values, two heads of 8 features, 4 bytes each.
+        assert_eq!(found.kv_bytes_per_token(), 2 * 2 * 2 * 8 * 4);
+        assert_eq!(found.memory(10, 3), 74_624 + 256 * 30);
+
+        let half = Inspection::new(&Source::Directory(golden("llama_tied")), Some(DType::F16)).unwrap();
+        assert_eq!((half.kv_bytes_per_token(), half.embedding_parameters), (128, 97 * 32));
+    }
+
+    #[test]
+    fn a_configuration_alone_can_be_inspected() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::copy(golden("qwen3/config.json"), folder.path().join("config.json")).unwrap();
+        let found = Inspection::new(&Source::Directory(folder.path().to_owned()), None).unwrap();
+        assert!(found.tensors.is_empty() && found.files.is_empty());
+        let text = found.to_string();
+        assert!(text.contains("no weights here") && !text.contains("Tensors"), "{text}");
+        assert!(Inspection::new(&Source::Directory(folder.path().join("none")), None).is_err());
+    }
+
+    #[test]
+    fn the_text_tells_what_people_ask_for() {
+        let text = Inspection::new(&Source::Directory(golden("mistral_sliding")), None).unwrap().to_string();
+        for expected in [
+            "  family        mistral\n",
+            "  element type  float32\n",
+            "  heads         4 on 2 KV heads of 8\n",
+            "  MLP width     44\n",
+            "  window        11 tokens in 2 of 2 layers\n",
+            "  rotary        8 features, base 10000, not scaled\n",
+            "  KV per token  256 B as float32\n",
+            "  model.layers.1.self_attn.k_proj.weight          F32   [16, 32]",
+        ] {
+            assert!(text.contains(expected), "{text}\nshould contain\n{expected}");
+        }
+    }
+
+    #[test]
+    fn amounts_are_readable() {
+        let texts = [0, 1023, 1024, 1536 << 20].map(|bytes| Bytes(bytes).to_string());
+        assert_eq!(texts, ["0 B", "1023 B", "1.00 KiB", "1.50 GiB"]);
+        assert_eq!([Count(260_032).to_string(), Count(8_030_261_248).to_string()], ["260.03 k", "8.03 B"]);
+    }
+}

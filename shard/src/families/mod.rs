@@ -92,7 +92,8 @@ fn read(source: &Source) -> Result<(Config, &'static Family, DecoderSpec), Error
 /// The family of a configuration. A missing `model_type` or `architectures` is made up for by the other.
 fn find(config: &Config) -> Result<&'static Family, ConfigError> {
     let model_type: Option<String> = config.optional("model_type")?;
-    let architectures: Option<Vec<String>> = config.optional("architectures")?;
+    let architectures: Option<Vec<String>> =
+        config.optional("architectures")?.filter(|names: &Vec<_>| !names.is_empty());
     let fits = |family: &&Family| {
         let by_type = model_type.as_ref().map(|name| name == family.model_type);
         let by_architecture = architectures

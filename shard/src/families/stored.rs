@@ -49,10 +49,7 @@ impl StoredWeights {
             {
                 continue;
             }
-            let of_layer = name
-                .strip_prefix(self.names.layers)
-                .and_then(|rest| rest.split('.').next()?.parse::<usize>().ok())
-                .is_some_and(|index| index < self.spec.layers.len());
+            let of_layer = name.starts_with(self.names.layers);
             let of_used =
                 name.strip_suffix(".bias").is_some_and(|base| used.contains(&format!("{base}.weight")));
             if (of_layer || of_used)

@@ -1,0 +1,396 @@
+//! Configurations: what they mean, and what is said about bad ones.
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::{changed, config_only, llama, spec};
+use crate::families::load_dummy;
+use crate::model::{DecoderSpec, RopeScaling};
+
+fn ok(changes: Value) -> DecoderSpec {
+    spec(&changed(llama(), &changes)).unwrap_or_else(|error| panic!("{changes}: {error}"))
+}
+
+fn mistral(changes: &Value) -> Value {
+    let mistral = json!({"model_type": "mistral", "architectures": ["MistralForCausalLM"]});
+    changed(changed(llama(), &mistral), changes)
+}
+
+fn qwen2(changes: &Value) -> Value {
+    let qwen2 = json!({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "num_hidden_layers": 3});
+    changed(changed(llama(), &qwen2), changes)
+}
+
+fn baichuan(changes: &Value) -> Value {
+    let baichuan = json!({
+        "model_type": "baichuan", "architectures": ["BaichuanForCausalLM"], "num_key_value_heads": "absent",
+        "hidden_size": 4096,
+    });
+    changed(changed(llama(), &baichuan), changes)
+}
+
+fn chatglm(changes: &Value) -> Value {
+    let config = json!({
+        "model_type": "chatglm", "architectures": ["ChatGLMModel"], "hidden_size": 32, "ffn_hidden_size": 44,
+        "num_layers": 2, "num_attention_heads": 4, "multi_query_attention": true, "multi_query_group_num": 2,
+        "kv_channels": 8, "seq_length": 64, "padded_vocab_size": 61, "layernorm_epsilon": 1e-5, "add_qkv_bias": true,
+    });
+    changed(config, changes)
+}
+
+fn windows(config: &Value) -> Vec<Option<usize>> {
+    spec(config).unwrap().layers.iter().map(|layer| layer.window).collect()
+}
+
+#[test]
+fn absent_and_null_heads_follow_the_defaults_of_the_type() {
+    let heads = |config: Value| spec(&config).map(|spec| spec.layers[0].qkv.kv_heads);
+    assert_eq!(heads(changed(llama(), &json!({"num_key_value_heads": "absent"}))).unwrap(), 4);
+    assert_eq!(heads(changed(llama(), &json!({"num_key_value_heads": null}))).unwrap(), 4);
+    assert_eq!(heads(mistral(&json!({"num_key_value_heads": null}))).unwrap(), 4);
+    assert_eq!(
+        heads(mistral(&json!({"num_key_value_heads": "absent", "num_attention_heads": 16}))).unwrap(),
+        8
+    );
+
+    let qwen3 = json!({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]});
+    let head_dim =
+        |changes: Value| spec(&changed(changed(llama(), &qwen3), &changes)).unwrap().layers[0].qkv.head_dim;
+    assert_eq!(
+        (head_dim(json!({})), head_dim(json!({"head_dim": null})), head_dim(json!({"head_dim": 6}))),
+        (128, 8, 6)
+    );
+}
+
+#[test]
+fn sliding_windows() {
+    assert_eq!(windows(&mistral(&json!({}))), [Some(4096); 2]);
+    assert_eq!(windows(&mistral(&json!({"sliding_window": null}))), [None; 2]);
+    let kinds = json!(["sliding_attention", "full_attention"]);
+    assert_eq!(windows(&mistral(&json!({"sliding_window": 7, "layer_types": kinds}))), [Some(7), None]);
+    let on = json!({"use_sliding_window": true, "sliding_window": 5, "max_window_layers": 2});
+    assert_eq!(windows(&qwen2(&on)), [None, None, Some(5)]);
+    assert_eq!(windows(&qwen2(&changed(on, &json!({"use_sliding_window": false})))), [None; 3]);
+    assert_eq!(
+        windows(&qwen2(&json!({"use_sliding_window": true, "max_window_layers": 0}))),
+        [Some(4096); 3]
+    );
+}
+
+#[test]
+fn rotations_of_both_vintages() {
+    let rope = |changes| ok(changes).ropes[0].clone();
+    assert_eq!(rope(json!({})).theta, 10_000.0);
+    assert_eq!(rope(json!({"rope_theta": 1_000_000})).theta, 1e6);
+    assert_eq!(rope(json!({"rope_parameters": {"rope_theta": 5e5, "rope_type": "default"}})).theta, 5e5);
+    assert_eq!(rope(json!({"rope_theta": 7e5, "rope_scaling": {"type": "linear", "factor": 2}})).theta, 7e5);
+    assert_eq!(rope(json!({"rope_scaling": {}})).scaling, RopeScaling::Default);
+    assert_eq!(rope(json!({"partial_rotary_factor": 0.5})).rotary_dim, 4);
+    let both =
+        json!({"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_type": "default"}});
+    assert_eq!(rope(both).scaling, RopeScaling::Linear { factor: 2.0 });
+}
+
+#[test]
+fn lengths_are_stretched_only_where_the_key_is_the_unstretched_one() {
+    let length = |rope: Value| ok(json!({"rope_scaling": rope})).max_positions;
+    assert_eq!(length(json!({"type": "linear", "factor": 2.5})), 160);
+    assert_eq!(length(json!({"type": "dynamic", "factor": 2.0})), 128);
+    let llama3 = json!({
+        "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    });
+    assert_eq!(length(llama3), 64);
+    // Qwen2.5 states the short length, DeepSeek the long one.
+    let yarn = |original: usize| json!({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": original});
+    assert_eq!((length(yarn(64)), length(yarn(16))), (256, 64));
+    assert_eq!(length(json!({"type": "yarn", "factor": 4.0})), 256);
+}
+
+#[test]
+fn yarn_without_a_factor_takes_the_ratio_of_lengths() {
+    let rope = json!({"rope_type": "yarn", "factor": null, "original_max_position_embeddings": 16, "mscale": 0, "mscale_all_dim": 1});
+    let RopeScaling::Yarn { factor, original, attention_factor, .. } =
+        ok(json!({"rope_parameters": rope})).ropes[0].scaling.clone()
+    else {
+        panic!("not yarn");
+    };
+    assert_eq!((factor, original), (4.0, 16.0));
+    assert!((attention_factor - (0.1 * 4f64.ln() + 1.0)).abs() < 1e-12, "a zero mscale counts as none");
+}
+
+#[test]
+fn chatglm_switches() {
+    let read = |changes: Value| spec(&chatglm(&changes)).unwrap();
+    let rope = |spec: &DecoderSpec| (spec.ropes[0].style, spec.ropes[0].rotary_dim, spec.ropes[0].theta);
+    use millrace_kernels::RopeStyle::{Half, Interleaved};
+    assert_eq!(rope(&read(json!({}))), (Interleaved, 4, 1e4));
+    assert_eq!(rope(&read(json!({"original_rope": false, "rope_ratio": 50}))), (Half, 4, 5e5));
+    let biased = read(json!({"add_bias_linear": true, "add_qkv_bias": false})).layers[0].clone();
+    assert!(biased.qkv_bias && biased.out_bias && biased.mlp.up_bias && biased.mlp.down_bias);
+    let harmless =
+        json!({"quantization_bit": 0, "pre_seq_len": null, "rmsnorm": true, "post_layer_norm": true});
+    assert_eq!(read(harmless), read(json!({})));
+}
+
+#[test]
+fn baichuan_7b_is_rotary_in_both_spellings() {
+    assert!(spec(&baichuan(&json!({}))).is_ok());
+    let first = json!({"architectures": ["BaiChuanForCausalLM"], "hidden_size": 32});
+    assert!(spec(&baichuan(&first)).is_ok());
+    let length = json!({"max_position_embeddings": "absent", "model_max_length": 99});
+    assert_eq!(spec(&baichuan(&length)).unwrap().max_positions, 99);
+}
+
+#[test]
+fn one_of_type_and_architecture_is_enough() {
+    assert_eq!(ok(json!({"model_type": "absent"})).model_type, "");
+    assert_eq!(ok(json!({"architectures": "absent"})).model_type, "llama");
+    assert_eq!(ok(json!({"architectures": []})).model_type, "llama");
+}
+
+/// What is said about a Llama with these keys changed.
+const BAD_LLAMAS: &[(&str, &str)] = &[
+    (r#"{"hidden_size": "absent"}"#, "hidden_size is missing"),
+    (r#"{"hidden_size": null}"#, "hidden_size is missing"),
+    (r#"{"hidden_size": 0}"#, "hidden_size is 0"),
+    (r#"{"hidden_size": -3}"#, "hidden_size cannot be used: invalid value: integer `-3`, expected u64"),
+    (r#"{"hidden_size": "32"}"#, "hidden_size cannot be used: invalid type: string"),
+    (
+        r#"{"hidden_size": 18446744073709551615}"#,
+        "hidden_size is 18446744073709551615, more than the 1048576",
+    ),
+    (r#"{"num_hidden_layers": 100000000}"#, "num_hidden_layers is 100000000, more than the 1024"),
+    (r#"{"vocab_size": 99999999999}"#, "vocab_size is 99999999999, more than"),
+    (r#"{"num_attention_heads": 6}"#, "num_attention_heads is 6, which does not divide hidden_size = 32"),
+    (
+        r#"{"num_key_value_heads": 3}"#,
+        "num_key_value_heads is 3, which does not divide num_attention_heads = 4",
+    ),
+    (
+        r#"{"num_key_value_heads": 8}"#,
+        "num_key_value_heads is 8, which does not divide num_attention_heads = 4",
+    ),
+    (
+        r#"{"num_attention_heads": 16384, "head_dim": 4096}"#,
+        "num_attention_heads is 16384, too many for 4096",
+    ),
+    (r#"{"head_dim": 7}"#, "partial_rotary_factor = 1 rotates 7 of 7 features per head"),
+    (r#"{"head_dim": 0}"#, "head_dim is 0"),
+    (r#"{"partial_rotary_factor": 2}"#, "partial_rotary_factor = 2 rotates 16 of 8 features"),
+    (
+        r#"{"intermediate_size": 1e3}"#,
+        "intermediate_size cannot be used: invalid type: floating point `1000.0`",
+    ),
+    (r#"{"rms_norm_eps": -1e-5}"#, "rms_norm_eps is -0.00001, but must be at least 0"),
+    (r#"{"rms_norm_eps": "absent"}"#, "rms_norm_eps is missing"),
+    (r#"{"max_position_embeddings": "absent"}"#, "max_position_embeddings is missing"),
+    (r#"{"hidden_act": "gelu"}"#, "hidden_act = \"gelu\" is not supported: the only activation is silu"),
+    (
+        r#"{"quantization_config": {"bits": 4}}"#,
+        "quantization_config = {…} is not supported: quantised checkpoints",
+    ),
+    (r#"{"attention_bias": "yes"}"#, "attention_bias cannot be used: invalid type: string"),
+    (
+        r#"{"torch_dtype": "float8_e4m3fn"}"#,
+        "torch_dtype = \"float8_e4m3fn\" is not supported: it must be float32",
+    ),
+    (r#"{"tie_word_embeddings": 1}"#, "tie_word_embeddings cannot be used"),
+    (r#"{"rope_theta": 0}"#, "rope_theta is 0, but must be at least 1"),
+    (r#"{"rope_theta": 1}"#, "rope_theta is 1, which"),
+    (r#"{"rope_scaling": "linear"}"#, "rope_scaling cannot be used: invalid type: string"),
+    (r#"{"rope_scaling": {"factor": 2}}"#, "rope_scaling.rope_type is missing"),
+    (
+        r#"{"rope_scaling": {"type": "longrope", "factor": 2}}"#,
+        "rope_scaling.type = \"longrope\" is not supported: known are",
+    ),
+    (r#"{"rope_parameters": {"rope_type": "su"}}"#, "rope_parameters.rope_type = \"su\" is not supported"),
+    (r#"{"rope_scaling": {"type": "linear"}}"#, "rope_scaling.factor is missing"),
+    (
+        r#"{"rope_scaling": {"type": "linear", "factor": 0}}"#,
+        "rope_scaling.factor is 0, but must be at least 1",
+    ),
+    (r#"{"rope_scaling": {"type": "linear", "factor": 1e300}}"#, "rope_scaling.factor makes"),
+    (
+        r#"{"rope_scaling": {"type": "dynamic", "factor": 2}, "head_dim": 2}"#,
+        "dynamic needs more than 2 rotated",
+    ),
+    (
+        r#"{"rope_scaling": {"type": "llama3", "factor": 8, "low_freq_factor": 4, "high_freq_factor": 4}}"#,
+        "rope_scaling.high_freq_factor is 4, but must be more than low_freq_factor, 4",
+    ),
+    (r#"{"rope_scaling": {"type": "yarn"}}"#, "rope_scaling.factor is missing"),
+    (
+        r#"{"rope_scaling": {"type": "yarn", "factor": 2, "beta_fast": 1, "beta_slow": 2}}"#,
+        "rope_scaling.beta_fast is 1, but must not be less than beta_slow, 2",
+    ),
+    (
+        r#"{"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}"#,
+        "rope_parameters.full_attention = {…} is not supported: all layers must have the same rotation",
+    ),
+    (
+        r#"{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}"#,
+        "no model of type gpt2 with architecture GPT2LMHeadModel; supported are llama (LlamaForCausalLM); mistral (",
+    ),
+    (
+        r#"{"architectures": ["LlamaForSequenceClassification"]}"#,
+        "no model of type llama with architecture LlamaForSequenceClassification; supported are",
+    ),
+    (
+        r#"{"architectures": "absent", "model_type": "absent"}"#,
+        "no model of type (not given) with architecture (not given); supported are",
+    ),
+    (r#"{"architectures": "Llama"}"#, "architectures cannot be used: invalid type: string"),
+];
+
+fn assert_refused(config: &Value, expected: &str) {
+    let text = match load_dummy(&config_only(config)) {
+        Ok(_) => panic!("loaded: {config}"),
+        Err(error) => error.to_string(),
+    };
+    assert!(text.starts_with("config.json of the built-in model: "), "{text}");
+    assert!(text.contains(expected), "{text}\nshould contain\n{expected}");
+}
+
+#[test]
+fn bad_configurations_are_refused_by_key() {
+    for (changes, expected) in BAD_LLAMAS {
+        assert_refused(&changed(llama(), &serde_json::from_str(changes).unwrap()), expected);
+    }
+}
+
+#[test]
+fn what_families_lack_is_refused_by_key() {
+    let cases = [
+        (
+            mistral(&json!({"num_key_value_heads": "absent"})),
+            "num_key_value_heads is 8, which does not divide",
+        ),
+        (mistral(&json!({"sliding_window": 0})), "sliding_window is 0"),
+        (mistral(&json!({"layer_types": ["full_attention"]})), "layer_types has 1 entries for 2 layers"),
+        (
+            mistral(&json!({"layer_types": ["full_attention", "chunked_attention"]})),
+            "layer_types has chunked_attention, which is not supported",
+        ),
+        (
+            qwen2(&json!({"layer_types": ["full_attention", "full_attention", "sliding_attention"]})),
+            "layer_types has sliding_attention, but no sliding_window is on",
+        ),
+        (qwen2(&json!({"use_mrope": true})), "use_mrope = true is not supported"),
+        (
+            baichuan(&json!({"hidden_size": 5120})),
+            "hidden_size = 5120 is not supported: Baichuan models of this size use ALiBi",
+        ),
+        (
+            baichuan(&json!({"vocab_size": 125_696})),
+            "vocab_size = 125696 is not supported: Baichuan2 normalises",
+        ),
+        (baichuan(&json!({"z_loss_weight": 0})), "z_loss_weight = 0 is not supported: Baichuan2 normalises"),
+        (
+            chatglm(&json!({"inner_hidden_size": 128})),
+            "inner_hidden_size = 128 is not supported: ChatGLM-6B of the first",
+        ),
+        (chatglm(&json!({"position_encoding_2d": true})), "position_encoding_2d = true is not supported"),
+        (
+            chatglm(&json!({"quantization_bit": 4})),
+            "quantization_bit = 4 is not supported: quantised checkpoints",
+        ),
+        (chatglm(&json!({"rmsnorm": false})), "rmsnorm = false is not supported: layer norms"),
+        (chatglm(&json!({"post_layer_norm": false})), "post_layer_norm = false is not supported"),
+        (
+            chatglm(&json!({"apply_residual_connection_post_layernorm": true})),
+            "apply_residual_connection_post_layernorm = true is not supported",
+        ),
+        (chatglm(&json!({"pre_seq_len": 128})), "pre_seq_len = 128 is not supported: the prefix of p-tuning"),
+        (chatglm(&json!({"multi_query_attention": false})), "multi_query_attention = false is not supported"),
+        (chatglm(&json!({"num_layers": "absent"})), "num_layers is missing"),
+        (chatglm(&json!({"rope_ratio": 0})), "rope_ratio is 0, but must be at least"),
+    ];
+    for (config, expected) in &cases {
+        assert_refused(config, expected);
+    }
+}
+
+#[test]
+fn text_that_is_no_json_is_refused() {
+    for text in ["", "{", "[]", "7", "{\"rope_theta\": Infinity}"] {
+        let files: &'static [(&str, &[u8])] = vec![("config.json", text.as_bytes())].leak();
+        let error = load_dummy(&crate::checkpoint::Source::Memory(files)).err().unwrap().to_string();
+        assert!(error.starts_with("config.json of the built-in model is not valid JSON: "), "{error}");
+    }
+}
+
+proptest! {
+    /// Whatever value a key has, there is a model or an error that names the file.
+    #[test]
+    fn no_value_panics(key in prop::sample::select(keys()), value in value()) {
+        for base in [llama(), mistral(&json!({})), chatglm(&json!({}))] {
+            let mut config = base;
+            match key.strip_prefix("rope.") {
+                Some(key) => {
+                    let mut rope = json!({
+                        "rope_type": "yarn", "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                    });
+                    rope[key] = value.clone();
+                    config["rope_parameters"] = rope;
+                }
+                None => config[key] = value.clone(),
+            }
+            match spec(&config) {
+                Ok(spec) => prop_assert!(spec.parameters() > 0),
+                Err(error) => prop_assert!(error.to_string().contains("config.json"), "{error}"),
+            }
+        }
+    }
+}
+
+fn keys() -> Vec<&'static str> {
+    vec![
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "vocab_size",
+        "max_position_embeddings",
+        "rms_norm_eps",
+        "rope_theta",
+        "sliding_window",
+        "layer_types",
+        "partial_rotary_factor",
+        "tie_word_embeddings",
+        "num_layers",
+        "kv_channels",
+        "multi_query_group_num",
+        "rope_ratio",
+        "seq_length",
+        "original_max_position_embeddings",
+        "rope.rope_type",
+        "rope.factor",
+        "rope.beta_fast",
+        "rope.beta_slow",
+        "rope.original_max_position_embeddings",
+        "rope.attention_factor",
+        "rope.rope_theta",
+        "rope.mscale",
+        "rope.partial_rotary_factor",
+    ]
+}
+
+fn value() -> impl Strategy<Value = Value> {
+    prop_oneof![
+        any::<i64>().prop_map(Value::from),
+        any::<u64>().prop_map(Value::from),
+        (0u64..70_000).prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        (0.0..10.0).prop_map(Value::from),
+        prop::sample::select(vec!["", "linear", "dynamic", "llama3", "yarn", "default", "7"])
+            .prop_map(Value::from),
+        any::<bool>().prop_map(Value::from),
+        Just(Value::Null),
+        Just(json!([])),
+        Just(json!({})),
+        Just(json!(["full_attention", "sliding_attention"])),
+    ]
+}

@@ -1,0 +1,334 @@
+//! Parts are the right rows of the right tensors, stored and dummy.
+
+use millrace_kernels::{DType, Part};
+use proptest::prelude::*;
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::{Value, json};
+
+use super::super::names::{Block, LLAMA, Projection};
+use super::super::*;
+use super::{changed, config_only, golden, llama};
+use crate::model::{LayerSlot, Slot};
+
+/// All elements of a weight, stacked.
+fn elements(weights: &dyn WeightSource, slot: Slot) -> Vec<f32> {
+    let parts = weights.parts(slot).unwrap();
+    let rows = |part: &Part<'_>| {
+        let (rows, cols) = (part.rows.len(), part.cols.len());
+        (0..rows)
+            .flat_map(|row| (0..cols).map(move |col| (row, col)))
+            .map(|(r, c)| part.get(r, c))
+            .collect::<Vec<_>>()
+    };
+    parts.iter().flat_map(rows).collect()
+}
+
+/// Tensors of a checkpoint: name, shape, elements.
+type Tensors = Vec<(String, Vec<usize>, Vec<f32>)>;
+
+fn source(config: &Value, tensors: &Tensors) -> Source {
+    let bytes: Vec<(String, Vec<usize>, Vec<u8>)> = tensors
+        .iter()
+        .map(|(name, shape, values)| {
+            (name.clone(), shape.clone(), values.iter().flat_map(|v| v.to_le_bytes()).collect())
+        })
+        .collect();
+    let views = bytes
+        .iter()
+        .map(|(name, shape, bytes)| (name, TensorView::new(Dtype::F32, shape.clone(), bytes).unwrap()));
+    let file: &'static [u8] = safetensors::serialize(views, None).unwrap().leak();
+    let config: &'static [u8] = config.to_string().into_bytes().leak();
+    Source::Memory(vec![("config.json", config), ("model.safetensors", file)].leak())
+}
+
+/// Values that tell every element of a checkpoint apart.
+fn tensors(list: &[(&str, &[usize])]) -> Tensors {
+    let mut next = 0.0;
+    let mut tensor = |(name, shape): &(&str, &[usize])| {
+        let count: usize = shape.iter().product();
+        let values = (0..count).map(|i| next + i as f32).collect();
+        next += count as f32;
+        ((*name).to_owned(), shape.to_vec(), values)
+    };
+    list.iter().map(&mut tensor).collect()
+}
+
+/// One layer: 4 heads on 2 of 4 features, width 16, 6 features in the MLP, vocabulary 10.
+const SEPARATE: &[(&str, &[usize])] = &[
+    ("model.embed_tokens.weight", &[10, 16]),
+    ("model.norm.weight", &[16]),
+    ("lm_head.weight", &[10, 16]),
+    ("model.layers.0.input_layernorm.weight", &[16]),
+    ("model.layers.0.post_attention_layernorm.weight", &[16]),
+    ("model.layers.0.self_attn.q_proj.weight", &[16, 16]),
+    ("model.layers.0.self_attn.k_proj.weight", &[8, 16]),
+    ("model.layers.0.self_attn.v_proj.weight", &[8, 16]),
+    ("model.layers.0.self_attn.q_proj.bias", &[16]),
+    ("model.layers.0.self_attn.k_proj.bias", &[8]),
+    ("model.layers.0.self_attn.v_proj.bias", &[8]),
+    ("model.layers.0.self_attn.o_proj.weight", &[16, 16]),
+    ("model.layers.0.mlp.gate_proj.weight", &[6, 16]),
+    ("model.layers.0.mlp.up_proj.weight", &[6, 16]),
+    ("model.layers.0.mlp.down_proj.weight", &[16, 6]),
+];
+
+fn small(model_type: &str, architecture: &str) -> Value {
+    json!({
+        "architectures": [architecture], "model_type": model_type, "head_dim": 4, "hidden_size": 16,
+        "intermediate_size": 6, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "vocab_size": 10, "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "attention_bias": true,
+    })
+}
+
+/// The tensors `parts` put below one another as one called `name`.
+fn fuse(tensors: &mut Tensors, name: &str, parts: &[&str]) {
+    let mut fused: Option<(Vec<usize>, Vec<f32>)> = None;
+    for part in parts {
+        let at = tensors.iter().position(|(other, ..)| other.ends_with(part)).unwrap();
+        let (_, shape, values) = tensors.remove(at);
+        match &mut fused {
+            None => fused = Some((shape, values)),
+            Some((rows, stacked)) => {
+                rows[0] += shape[0];
+                stacked.extend(values);
+            }
+        }
+    }
+    let (shape, values) = fused.unwrap();
+    tensors.push((name.to_owned(), shape, values));
+}
+
+#[test]
+fn fused_and_separate_tensors_give_the_same_weights() {
+    let separate = tensors(SEPARATE);
+    let qwen = load(&source(&small("qwen2", "Qwen2ForCausalLM"), &separate)).unwrap();
+    let mut half_fused = separate.clone();
+    fuse(&mut half_fused, "model.layers.0.mlp.gate_up_proj.weight", &["gate_proj.weight", "up_proj.weight"]);
+    let glm = load(&source(&small("glm", "GlmForCausalLM"), &half_fused)).unwrap();
+
+    let mut fused = half_fused.clone();
+    for kind in ["weight", "bias"] {
+        let name = format!("transformer.encoder.layers.0.self_attention.query_key_value.{kind}");
+        let parts = ["q", "k", "v"].map(|part| format!("{part}_proj.{kind}"));
+        fuse(&mut fused, &name, &parts.each_ref().map(String::as_str));
+    }
+    let renames = [
+        ("model.embed_tokens", "transformer.embedding.word_embeddings"),
+        ("model.norm", "transformer.encoder.final_layernorm"),
+        ("lm_head", "transformer.output_layer"),
+        ("model.layers", "transformer.encoder.layers"),
+        ("self_attn.o_proj", "self_attention.dense"),
+        ("gate_up_proj", "dense_h_to_4h"),
+        ("down_proj", "dense_4h_to_h"),
+    ];
+    for (name, ..) in &mut fused {
+        *name = renames.iter().fold(name.clone(), |name, (old, new)| name.replace(old, new));
+    }
+    let config = json!({
+        "model_type": "chatglm", "hidden_size": 16, "ffn_hidden_size": 6, "kv_channels": 4, "num_layers": 1,
+        "num_attention_heads": 4, "multi_query_attention": true, "multi_query_group_num": 2, "seq_length": 64,
+        "padded_vocab_size": 10, "layernorm_epsilon": 1e-5, "add_qkv_bias": true,
+    });
+    let chatglm = load(&source(&config, &fused)).unwrap();
+
+    // The stacked order of the contract, by hand.
+    let stacked = |parts: &[&str]| -> Vec<f32> {
+        let find = |part: &&str| separate.iter().find(|(name, ..)| name.ends_with(part)).unwrap().2.clone();
+        parts.iter().flat_map(find).collect()
+    };
+    let at = |slot| Slot::Layer(0, slot);
+    let expected = [
+        (Slot::Embedding, stacked(&["embed_tokens.weight"])),
+        (at(LayerSlot::Qkv), stacked(&["q_proj.weight", "k_proj.weight", "v_proj.weight"])),
+        (at(LayerSlot::QkvBias), stacked(&["q_proj.bias", "k_proj.bias", "v_proj.bias"])),
+        (at(LayerSlot::Out), stacked(&["o_proj.weight"])),
+        (at(LayerSlot::GateUp), stacked(&["gate_proj.weight", "up_proj.weight"])),
+        (at(LayerSlot::Down), stacked(&["down_proj.weight"])),
+        (at(LayerSlot::AttentionNorm), stacked(&["input_layernorm.weight"])),
+        (at(LayerSlot::MlpNorm), stacked(&["post_attention_layernorm.weight"])),
+        (Slot::FinalNorm, stacked(&["model.norm.weight"])),
+        (Slot::Head, stacked(&["lm_head.weight"])),
+    ];
+    assert_eq!(qwen.spec.slots().len(), expected.len());
+    for model in [&qwen, &glm, &chatglm] {
+        for (slot, values) in &expected {
+            assert_eq!(&elements(&*model.weights, *slot), values, "{} {slot:?}", model.spec.model_type);
+        }
+    }
+    assert_eq!(chatglm.weights.parts(at(LayerSlot::Qkv)).unwrap().len(), 1, "one tensor, one part");
+    assert_eq!(qwen.weights.parts(at(LayerSlot::Qkv)).unwrap().len(), 3);
+}
+
+#[test]
+fn blocks_may_be_stored_in_another_order() {
+    const SWAPPED: &[Projection] = &[("mlp.both", &[Block::Up, Block::Gate])];
+    let spec = super::spec(&llama()).unwrap();
+    let names = Names { gate_up: SWAPPED, ..LLAMA };
+    let pieces = names.pieces(&spec, Slot::Layer(1, LayerSlot::GateUp));
+    let found: Vec<_> = pieces
+        .iter()
+        .map(|piece| (piece.tensor.as_str(), piece.shape.as_slice(), piece.rows.clone()))
+        .collect();
+    let shape: &[usize] = &[88, 32];
+    assert_eq!(
+        found,
+        [("model.layers.1.mlp.both.weight", shape, 44..88), ("model.layers.1.mlp.both.weight", shape, 0..44)]
+    );
+}
+
+/// The error of a checkpoint of one layer after a change of its tensors.
+fn refusal(changes: &Value, change: impl FnOnce(&mut Tensors)) -> String {
+    let mut tensors = tensors(SEPARATE);
+    change(&mut tensors);
+    let config = changed(small("qwen2", "Qwen2ForCausalLM"), changes);
+    match load(&source(&config, &tensors)) {
+        Ok(_) => panic!("was loaded"),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn tensors_that_contradict_the_configuration_are_refused() {
+    let none = json!({});
+    let text = refusal(&none, |tensors| tensors.retain(|(name, ..)| !name.ends_with("k_proj.weight")));
+    assert!(
+        text.starts_with("tensor model.layers.0.self_attn.k_proj.weight (shape [8, 16]) is needed"),
+        "{text}"
+    );
+    let text = refusal(&json!({"num_key_value_heads": 4}), |_| ());
+    let expected = "tensor model.layers.0.self_attn.k_proj.weight in model.safetensors of the built-in model has shape \
+                    [8, 16], expected [16, 16] by config.json";
+    assert_eq!(text, expected);
+    let text = refusal(&json!({"vocab_size": 11}), |_| ());
+    assert!(text.contains("model.embed_tokens.weight") && text.contains("expected [11, 16]"), "{text}");
+    // A missing layer, and one too many.
+    let text = refusal(&json!({"num_hidden_layers": 2}), |_| ());
+    assert!(
+        text.starts_with("tensor model.layers.1.input_layernorm.weight (shape [16]) is needed"),
+        "{text}"
+    );
+    // What would be left out silently.
+    for extra in [
+        "model.layers.0.self_attn.q_norm.weight",
+        "model.layers.0.mlp.down_proj.bias",
+        "model.norm.bias",
+        "model.embed_tokens.bias",
+        "model.layers.1.input_layernorm.weight",
+    ] {
+        let text = refusal(&none, |tensors| tensors.push((extra.to_owned(), vec![1], vec![0.0])));
+        assert!(text.contains(&format!("tensor {extra} in model.safetensors")), "{text}");
+        assert!(text.contains("would be ignored, and results would be wrong"), "{text}");
+    }
+}
+
+#[test]
+fn constants_of_old_files_are_ignored() {
+    let mut tensors = tensors(SEPARATE);
+    tensors.push(("model.layers.0.self_attn.rotary_emb.inv_freq".to_owned(), vec![2], vec![0.0; 2]));
+    tensors.push(("visual.patch_embed".to_owned(), vec![1, 2, 3], vec![0.0; 6]));
+    load(&source(&small("qwen2", "Qwen2ForCausalLM"), &tensors)).unwrap();
+}
+
+#[test]
+fn a_missing_head_is_the_embedding() {
+    let mut tensors = tensors(SEPARATE);
+    tensors.retain(|(name, ..)| name != "lm_head.weight");
+    let config = small("qwen2", "Qwen2ForCausalLM");
+    assert!(load(&source(&config, &tensors)).unwrap().spec.tied_head);
+    let config = changed(config, &json!({"tie_word_embeddings": false}));
+    assert!(load(&source(&config, &tensors)).unwrap().spec.tied_head);
+}
+
+#[test]
+fn the_element_type_is_the_intended_one_unless_that_widens() {
+    let dtype = |changes: Value| {
+        let config = changed(small("qwen2", "Qwen2ForCausalLM"), &changes);
+        load(&source(&config, &tensors(SEPARATE))).unwrap().dtype
+    };
+    assert_eq!(dtype(json!({})), DType::F32);
+    assert_eq!(dtype(json!({"torch_dtype": "bfloat16"})), DType::BF16);
+    assert_eq!(dtype(json!({"dtype": "float16", "torch_dtype": "bfloat16"})), DType::F16);
+
+    let folder = tempfile::tempdir().unwrap();
+    let text =
+        std::fs::read_to_string(golden("llama_bf16/config.json")).unwrap().replace("bfloat16", "float32");
+    std::fs::write(folder.path().join("config.json"), text).unwrap();
+    std::fs::copy(golden("llama_bf16/model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    assert_eq!(load(&Source::Directory(folder.path().to_owned())).unwrap().dtype, DType::BF16);
+}
+
+#[test]
+fn dummy_weights_have_all_shapes_and_differ_by_row() {
+    for name in ["llama_bias", "qwen3", "chatglm2", "llama_tied"] {
+        let model = load_dummy(&Source::Directory(golden(name))).unwrap();
+        for slot in model.spec.slots() {
+            let values = elements(&*model.weights, slot);
+            let (rows, cols) = model.spec.shape(slot);
+            assert_eq!(values.len(), rows * cols, "{name} {slot:?}");
+            use LayerSlot::{AttentionNorm, KNorm, MlpNorm, QNorm};
+            if matches!(slot, Slot::FinalNorm | Slot::Layer(_, AttentionNorm | MlpNorm | QNorm | KNorm)) {
+                assert!(values.iter().all(|&value| value == 1.0));
+                continue;
+            }
+            assert!(values.iter().all(|value| value.abs() < 0.2), "{name} {slot:?}");
+            assert!(rows == 1 || values[..cols] != values[cols..2 * cols], "{name} {slot:?}: rows are equal");
+        }
+        let again = load_dummy(&Source::Directory(golden(name))).unwrap();
+        let slot = Slot::Layer(1, LayerSlot::Down);
+        assert_eq!(elements(&*model.weights, slot), elements(&*again.weights, slot));
+        assert_ne!(
+            elements(&*model.weights, slot),
+            elements(&*model.weights, Slot::Layer(0, LayerSlot::Down))
+        );
+    }
+}
+
+#[test]
+fn dummy_weights_of_large_models_are_cut_from_a_small_buffer() {
+    let sizes = json!({
+        "hidden_size": 8192, "intermediate_size": 1 << 20, "num_attention_heads": 64, "num_key_value_heads": 8,
+        "vocab_size": 128_256, "mlp_bias": true, "dtype": "bfloat16",
+    });
+    let model = load_dummy(&config_only(&changed(llama(), &sizes))).unwrap();
+    assert_eq!(model.dtype, DType::BF16);
+    for slot in model.spec.slots() {
+        let parts = model.weights.parts(slot).unwrap();
+        let (rows, cols) = model.spec.shape(slot);
+        assert_eq!(parts.iter().map(|part| part.rows.len() * part.cols.len()).sum::<usize>(), rows * cols);
+        assert!(parts.iter().all(|part| part.tensor.bytes.len() == 2 * part.tensor.rows * part.tensor.cols));
+    }
+    let parts = model.weights.parts(Slot::Embedding).unwrap();
+    let values: Vec<f32> = (0..4000).map(|col| parts[3].get(5, col)).collect();
+    let mean = values.iter().sum::<f32>() / 4000.0;
+    let deviation = (values.iter().map(|value| (value - mean).powi(2)).sum::<f32>() / 4000.0).sqrt();
+    assert!(mean.abs() < 0.002 && (0.027..0.033).contains(&deviation), "{mean} {deviation}");
+}
+
+proptest! {
+    /// A damaged file loads, with weights inside it, or its error says where it is.
+    #[test]
+    fn damaged_checkpoints_load_or_are_refused(
+        flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
+        cut in prop::option::weighted(0.2, any::<prop::sample::Index>()),
+    ) {
+        let Source::Memory(files) = source(&small("qwen2", "Qwen2ForCausalLM"), &tensors(SEPARATE)) else {
+            unreachable!("it is made of memory");
+        };
+        let mut bytes = files[1].1.to_vec();
+        // Most of the damage goes where it can be noticed.
+        let header = 8 + usize::from(bytes[0]) + 256 * usize::from(bytes[1]);
+        for (at, value) in flips {
+            bytes[at.index(header)] = value;
+        }
+        bytes.truncate(cut.map_or(bytes.len(), |cut| cut.index(bytes.len())));
+        let damaged = Source::Memory(vec![files[0], ("model.safetensors", bytes.leak())].leak());
+        match load(&damaged) {
+            Ok(model) => {
+                for slot in model.spec.slots() {
+                    elements(&*model.weights, slot);
+                }
+            }
+            Err(error) => prop_assert!(error.to_string().contains("the built-in model"), "{error}"),
+        }
+    }
+}
