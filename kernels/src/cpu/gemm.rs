@@ -155,7 +155,7 @@ unsafe fn streamed_tile<S: Simd, T: Element, const M: usize, const NV: usize>(
         let mut acc = [[S::splat(0.0); NV]; M];
         let x = job.inputs.x.add(row * job.w.cols);
         let stream = Stream::sequential(w, 2 * S::LANES);
-        accumulate::<S, T, M, NV>(&mut acc, x, 1, M, stream, job.w.cols);
+        accumulate::<S, T, M, NV, true>(&mut acc, x, 1, M, stream, job.w.cols);
         for (i, sums) in acc.iter().enumerate() {
             if row + i < job.inputs.n {
                 for v in 0..NV {
@@ -229,7 +229,7 @@ unsafe fn block_tile<S: Simd, const M: usize>(job: &Linear<'_>, block: *const f3
             let w = block.add(p * BLOCK_STEPS * 2 * S::LANES);
             let x = job.inputs.x.add(row * job.w.cols + at.start * M);
             let stream = Stream::sequential([w, w.add(S::LANES)], 2 * S::LANES);
-            accumulate::<S, f32, M, 2>(&mut acc, x, 1, M, stream, at.steps);
+            accumulate::<S, f32, M, 2, true>(&mut acc, x, 1, M, stream, at.steps);
             for i in 0..M {
                 if i < rows {
                     put::<S>(job, row + i, col, acc[i][0], last);
