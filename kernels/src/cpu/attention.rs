@@ -206,7 +206,7 @@ unsafe fn score_tile<S: Simd, T: Element, const M: usize>(
     // SAFETY: passed on.
     unsafe {
         let mut acc = [[S::splat(0.0); 2]; M];
-        accumulate::<S, T, M, 2, true>(&mut acc, work.q.add(row * dim), 1, M, stream, dim);
+        accumulate::<S, T, M, 2>(&mut acc, work.q.add(row * dim), 1, M, stream, dim);
         let scale = S::splat(tile.spec.scale);
         for (i, [a, b]) in acc.into_iter().enumerate() {
             if row + i < tile.queries.len() {
@@ -359,7 +359,7 @@ unsafe fn value_columns<S: Simd, T: Element, const M: usize, const NV: usize>(
                 stream.ahead[v] = after.wrapping_add(v * S::LANES);
             }
             let p = work.p.add(row * SEGMENT + at - start);
-            accumulate::<S, T, M, NV, true>(&mut acc, p, SEGMENT, 1, stream, next - at);
+            accumulate::<S, T, M, NV>(&mut acc, p, SEGMENT, 1, stream, next - at);
             at = next;
         }
         for i in 0..M {

@@ -27,12 +27,12 @@ impl<T: Element, const NV: usize> Stream<T, NV> {
 /// `acc[i][v] += x[i][k] * w[v][k]` for k ascending: one chain of fused products for each element, whatever M, NV and the
 /// way in which the steps are cut into calls.
 ///
-/// FAR weights are prefetched; others are in the first-level cache already. `x[i][k]` is at `x + i * x_row + k * x_step`.
+/// `x[i][k]` is at `x + i * x_row + k * x_step`.
 ///
 /// # Safety
 /// The instruction set is there, and all elements named are valid to read.
 #[inline(always)]
-pub(super) unsafe fn accumulate<S: Simd, T: Element, const M: usize, const NV: usize, const FAR: bool>(
+pub(super) unsafe fn accumulate<S: Simd, T: Element, const M: usize, const NV: usize>(
     acc: &mut [[S::V; NV]; M],
     x: *const f32,
     x_row: usize,
@@ -48,7 +48,7 @@ pub(super) unsafe fn accumulate<S: Simd, T: Element, const M: usize, const NV: u
             let w: [S::V; NV] = load::<S, T, NV>(&stream.w, at);
             for v in 0..NV {
                 // Vectors that share a cache line need one prefetch.
-                if FAR && v % (64 / (S::LANES * T::SIZE)).max(1) == 0 {
+                if v % (64 / (S::LANES * T::SIZE)).max(1) == 0 {
                     S::prefetch(stream.ahead[v].wrapping_add(at).cast());
                 }
             }
