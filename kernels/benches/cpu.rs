@@ -45,7 +45,7 @@ fn main() {
     }
 }
 
-/// The median time of a call in seconds.
+/// The median time of a call in seconds. On a machine that others use as well, it is their time too.
 fn time(threads: usize, mut call: impl FnMut(usize)) -> f64 {
     call(0);
     let mut times = Vec::new();

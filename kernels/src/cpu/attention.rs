@@ -18,7 +18,7 @@ use crate::backend::AttentionSpec;
 /// Keys between two adjustments of the softmax. A multiple of twice the longest vector.
 const SEGMENT: usize = 128;
 /// Most queries in a tile; a multiple of all tile heights that end in full tiles.
-pub(super) const QUERIES: usize = 24;
+pub(super) const QUERIES: usize = 48;
 
 /// Numbers that a thread needs for a tile.
 pub(super) const fn scratch(head_dim: usize) -> usize {

@@ -4,8 +4,9 @@
 //! divide the elements among themselves. So a row's result depends on nothing but the row.
 //!
 //! Few rows: the product is bound by reading the weights, and panels are streamed past all rows, several at once when there are
-//! so few accumulators that the latency of the multiplier would show. Many rows: a block of a few panels is widened to single precision
-//! once and stays in the second-level cache while all tiles pass by it; partial sums rest in the output meanwhile.
+//! so few accumulators that the latency of the multiplier would show. Many rows: a block of a panel is widened to single precision
+//! once and stays in the second-level cache while all tiles pass by it. It has so many steps that partial sums seldom leave the
+//! registers: the output's rows often lie a power of two apart, where caches are at their worst.
 
 use std::ops::Range;
 
@@ -15,13 +16,11 @@ use super::simd::{Element, Kernel, Simd};
 use super::tile::{Stream, accumulate, height, pack, with_height};
 
 /// Inputs in a block of weights.
-const BLOCK_STEPS: usize = 512;
-/// Panels in a block of weights.
+const BLOCK_STEPS: usize = 2048;
+/// Panels that are best computed in one task: as many as a single row takes at once.
 pub(super) const BLOCK_PANELS: usize = 4;
-/// Widest panel of any instruction set.
-const MAX_WIDTH: usize = 32;
-/// Numbers that a thread needs for widened weights.
-pub(super) const SCRATCH: usize = BLOCK_STEPS * BLOCK_PANELS * MAX_WIDTH;
+/// Numbers that a thread has for widened weights, or for a tile of attention.
+pub(super) const SCRATCH: usize = 1 << 16;
 
 /// Packed inputs: tiles of `[cols][height]`, all but the last of the greatest height.
 #[derive(Clone, Copy)]
@@ -171,22 +170,18 @@ unsafe fn streamed_tile<S: Simd, T: Element, const M: usize, const NV: usize>(
 unsafe fn blocked<S: Simd, T: Element>(job: &Linear<'_>, weights: &Panels<T>) {
     let cols = job.w.cols;
     let width = 2 * S::LANES;
-    for first in job.panels.clone().step_by(BLOCK_PANELS) {
-        let panels = BLOCK_PANELS.min(job.panels.end - first);
+    for panel in job.panels.clone() {
         let mut start = 0;
         loop {
             let steps = BLOCK_STEPS.min(cols - start);
-            // SAFETY: a block has at most BLOCK_PANELS panels of BLOCK_STEPS steps; it is inside the weights.
+            // SAFETY: the block is inside the weights, and SCRATCH holds BLOCK_STEPS steps of the widest panel.
             unsafe {
                 let block = job.scratch.as_ptr();
-                for p in 0..panels {
-                    let from = weights.panel(first + p).add(start * width);
-                    let to = block.add(p * BLOCK_STEPS * width);
-                    for at in (0..steps * width).step_by(S::LANES) {
-                        S::store(to.add(at), T::load::<S>(from.add(at)));
-                    }
+                let from = weights.panel(panel).add(start * width);
+                for at in (0..steps * width).step_by(S::LANES) {
+                    S::store(block.add(at), T::load::<S>(from.add(at)));
                 }
-                let at = Block { first, panels, start, steps };
+                let at = Block { panel, start, steps };
                 for row in (0..job.inputs.n).step_by(S::ROWS) {
                     let h = height::<S>(job.inputs.n - row);
                     with_height!(S, h, block_tile::<S>(job, block, at, row));
@@ -203,8 +198,7 @@ unsafe fn blocked<S: Simd, T: Element>(job: &Linear<'_>, weights: &Panels<T>) {
 /// A block of weights.
 #[derive(Clone, Copy)]
 struct Block {
-    first: usize,
-    panels: usize,
+    panel: usize,
     start: usize,
     steps: usize,
 }
@@ -214,27 +208,24 @@ struct Block {
 unsafe fn block_tile<S: Simd, const M: usize>(job: &Linear<'_>, block: *const f32, at: Block, row: usize) {
     let rows = M.min(job.inputs.n - row);
     let last = at.start + at.steps == job.w.cols;
-    for p in 0..at.panels {
-        // SAFETY: the caller names rows and panels inside the operands.
-        unsafe {
-            let col = (at.first + p) * 2 * S::LANES;
-            let mut acc = [[S::splat(0.0); 2]; M];
-            if at.start > 0 {
-                for i in 0..M {
-                    if i < rows {
-                        acc[i] = [get::<S>(job, row + i, col), get::<S>(job, row + i, col + S::LANES)];
-                    }
-                }
-            }
-            let w = block.add(p * BLOCK_STEPS * 2 * S::LANES);
-            let x = job.inputs.x.add(row * job.w.cols + at.start * M);
-            let stream = Stream::sequential([w, w.add(S::LANES)], 2 * S::LANES);
-            accumulate::<S, f32, M, 2>(&mut acc, x, 1, M, stream, at.steps);
+    // SAFETY: the caller names rows and panels inside the operands.
+    unsafe {
+        let col = at.panel * 2 * S::LANES;
+        let mut acc = [[S::splat(0.0); 2]; M];
+        if at.start > 0 {
             for i in 0..M {
                 if i < rows {
-                    put::<S>(job, row + i, col, acc[i][0], last);
-                    put::<S>(job, row + i, col + S::LANES, acc[i][1], last);
+                    acc[i] = [get::<S>(job, row + i, col), get::<S>(job, row + i, col + S::LANES)];
                 }
+            }
+        }
+        let x = job.inputs.x.add(row * job.w.cols + at.start * M);
+        let stream = Stream::sequential([block, block.add(S::LANES)], 2 * S::LANES);
+        accumulate::<S, f32, M, 2>(&mut acc, x, 1, M, stream, at.steps);
+        for i in 0..M {
+            if i < rows {
+                put::<S>(job, row + i, col, acc[i][0], last);
+                put::<S>(job, row + i, col + S::LANES, acc[i][1], last);
             }
         }
     }

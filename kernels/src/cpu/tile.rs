@@ -52,6 +52,10 @@ pub(super) unsafe fn accumulate<S: Simd, T: Element, const M: usize, const NV: u
                     S::prefetch(stream.ahead[v].wrapping_add(at).cast());
                 }
             }
+            // Packed inputs of high tiles are a stream of their own, often from the third-level cache.
+            if M >= 6 && x_step == M {
+                S::prefetch(x.wrapping_add(k * x_step).wrapping_byte_add(AHEAD).cast());
+            }
             for i in 0..M {
                 let x = S::splat(*x.add(i * x_row + k * x_step));
                 for v in 0..NV {

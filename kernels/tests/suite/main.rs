@@ -6,3 +6,4 @@ mod attention;
 mod common;
 mod linear;
 mod rows;
+mod sampling;
