@@ -20,7 +20,8 @@ struct Model {
 }
 
 fn main() {
-    let wanted: Vec<String> = std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
+    let wanted: Vec<String> =
+        std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/llama-1.1b");
     let models = [
         Model { name: "demo", flags: vec![], tokens: [400, 200, 100], prompt_chars: 2000 },
@@ -33,7 +34,9 @@ fn main() {
             prompt_chars: 1500,
         },
     ];
-    for model in models.iter().filter(|model| wanted.is_empty() || wanted.iter().any(|name| name == model.name)) {
+    for model in
+        models.iter().filter(|model| wanted.is_empty() || wanted.iter().any(|name| name == model.name))
+    {
         measure(model);
     }
 }
@@ -113,7 +116,9 @@ fn cpu_seconds(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
     // utime and stime, in ticks of 1/100 s, are fields 14 and 15; the two before the name are gone.
-    fields.get(11..13).map_or(0.0, |times| times.iter().filter_map(|t| t.parse::<f64>().ok()).sum::<f64>() / 100.0)
+    fields
+        .get(11..13)
+        .map_or(0.0, |times| times.iter().filter_map(|t| t.parse::<f64>().ok()).sum::<f64>() / 100.0)
 }
 
 fn resident_bytes(pid: u32) -> u64 {

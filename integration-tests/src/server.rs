@@ -149,5 +149,8 @@ pub(crate) fn signal(pid: u32, name: &str) {
 /// Process ids of the shards that the server `pid` has started.
 pub fn shards_of(pid: u32) -> Vec<u32> {
     let children = Command::new("ps").args(["-o", "pid=", "--ppid", &pid.to_string()]).output().unwrap();
-    String::from_utf8_lossy(&children.stdout).split_whitespace().filter_map(|word| word.parse().ok()).collect()
+    String::from_utf8_lossy(&children.stdout)
+        .split_whitespace()
+        .filter_map(|word| word.parse().ok())
+        .collect()
 }

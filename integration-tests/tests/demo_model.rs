@@ -26,7 +26,10 @@ fn held_out_tasks_are_answered() {
                     assert_eq!(answer.status, 200, "{}", answer.body);
                     match answer.body["choices"][0]["message"]["content"] == task["answer"] {
                         true => _ = exact.fetch_add(1, Ordering::Relaxed),
-                        false => eprintln!("{task}\n  answered {}", answer.body["choices"][0]["message"]["content"]),
+                        false => eprintln!(
+                            "{task}\n  answered {}",
+                            answer.body["choices"][0]["message"]["content"]
+                        ),
                     }
                 }
             });
@@ -59,7 +62,8 @@ fn a_seed_repeats_alone_and_in_company() {
     let server = Server::start(&[]);
     let ask = |seed: u64| {
         let parameters = json!({"max_new_tokens": 40, "do_sample": true, "temperature": 1.3, "seed": seed});
-        let answer = post(&server.url("/generate"), &json!({"inputs": "Once upon a time", "parameters": parameters}));
+        let answer =
+            post(&server.url("/generate"), &json!({"inputs": "Once upon a time", "parameters": parameters}));
         answer.body["generated_text"].as_str().unwrap().to_owned()
     };
     let alone: Vec<String> = (0..8).map(ask).collect();

@@ -16,7 +16,8 @@ fn is_alive(pid: u32) -> bool {
 #[test]
 fn sigterm_lets_running_requests_end_and_exits_zero() {
     let server = Server::start(&[]);
-    let body = json!({"inputs": "Once upon a time", "parameters": {"max_new_tokens": 400, "stop": ["\u{1}"]}});
+    let body =
+        json!({"inputs": "Once upon a time", "parameters": {"max_new_tokens": 400, "stop": ["\u{1}"]}});
     let mut events = stream(&server.url("/generate_stream"), &body);
     assert!(events.next().is_some());
     server.signal("TERM");
@@ -42,7 +43,8 @@ fn killing_the_server_leaves_no_shard_behind() {
 #[test]
 fn a_dead_shard_ends_streams_with_an_error_and_not_in_silence() {
     let server = Server::start(&[]);
-    let body = json!({"inputs": "Once upon a time", "parameters": {"max_new_tokens": 900, "stop": ["\u{1}"]}});
+    let body =
+        json!({"inputs": "Once upon a time", "parameters": {"max_new_tokens": 900, "stop": ["\u{1}"]}});
     let mut events = stream(&server.url("/generate_stream"), &body);
     assert!(events.next().is_some());
     for shard in shards_of(server.pid()) {

@@ -86,5 +86,12 @@ fn clients_at_once_get_what_each_gets_alone() {
 
 #[test]
 fn clients_at_once_get_what_each_gets_alone_when_blocks_and_slots_are_short() {
-    under_load(&["--max-batch-total-tokens", "1024", "--max-batch-size", "12", "--max-batch-prefill-tokens", "40"]);
+    under_load(&[
+        "--max-batch-total-tokens",
+        "1024",
+        "--max-batch-size",
+        "12",
+        "--max-batch-prefill-tokens",
+        "40",
+    ]);
 }

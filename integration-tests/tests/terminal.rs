@@ -67,5 +67,8 @@ fn help_teaches() {
     }
     let unknown = millrace(&["serve", "--max-total-token", "5"], "");
     assert!(!unknown.status.success());
-    assert!(String::from_utf8_lossy(&unknown.stderr).contains("--max-total-tokens"), "the nearest flag is named");
+    assert!(
+        String::from_utf8_lossy(&unknown.stderr).contains("--max-total-tokens"),
+        "the nearest flag is named"
+    );
 }

@@ -6,7 +6,8 @@ use tracing_subscriber::EnvFilter;
 pub(crate) fn start(default: &str, json: bool) {
     let directives = std::env::var("LOG_LEVEL").or_else(|_| std::env::var("RUST_LOG"));
     let filter = EnvFilter::new(directives.as_deref().unwrap_or(default));
-    let lines = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
+    let lines =
+        tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).with_target(false);
     match json {
         true => lines.json().init(),
         false => lines.init(),

@@ -14,11 +14,11 @@ use clap::Parser;
 
 fn main() -> ExitCode {
     let outcome = match cli::Cli::parse().command {
-        cli::Command::Serve(args) => commands::serve::run(args),
-        cli::Command::Chat(args) => commands::chat::run(args),
-        cli::Command::Generate(args) => commands::generate::run(args),
+        cli::Command::Serve(args) => commands::serve::run(*args),
+        cli::Command::Chat(args) => commands::chat::run(*args),
+        cli::Command::Generate(args) => commands::generate::run(*args),
         cli::Command::Inspect(args) => commands::inspect::run(&args),
-        cli::Command::Shard(args) => commands::shard::run(args),
+        cli::Command::Shard(args) => commands::shard::run(*args),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -50,7 +50,10 @@ pub(crate) fn locate(args: &ModelArgs) -> Result<Location> {
         return Ok(Location::Folder(folder.to_path_buf()));
     }
     if folder.exists() {
-        bail!("--model-id {}: this is a file; give the folder that holds config.json and the weights", args.model_id);
+        bail!(
+            "--model-id {}: this is a file; give the folder that holds config.json and the weights",
+            args.model_id
+        );
     }
     match hub_cache() {
         Some(cache) => locate_cached(&cache, &args.model_id, &args.revision),
@@ -71,7 +74,10 @@ fn locate_cached(cache: &Path, name: &str, revision: &str) -> Result<Location> {
     let commit = std::fs::read_to_string(repository.join("refs").join(revision));
     let snapshot = repository.join("snapshots").join(commit.as_deref().unwrap_or(revision).trim());
     if !snapshot.is_dir() {
-        bail!("--model-id {name}: the Hugging Face cache {} has no revision `{revision}` of it", cache.display());
+        bail!(
+            "--model-id {name}: the Hugging Face cache {} has no revision `{revision}` of it",
+            cache.display()
+        );
     }
     Ok(Location::Folder(snapshot))
 }

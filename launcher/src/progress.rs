@@ -8,7 +8,9 @@ use tokio::sync::watch;
 pub(crate) async fn show(mut state: watch::Receiver<State>) {
     let bar = ProgressBar::no_length();
     // The template is a constant that the style accepts.
-    if let Ok(style) = ProgressStyle::with_template("{msg:<20} {wide_bar} {bytes}/{total_bytes} ({bytes_per_sec})") {
+    if let Ok(style) =
+        ProgressStyle::with_template("{msg:<20} {wide_bar} {bytes}/{total_bytes} ({bytes_per_sec})")
+    {
         bar.set_style(style);
     }
     loop {

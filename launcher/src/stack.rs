@@ -81,8 +81,12 @@ impl Stack {
 fn assets(location: &Location, format: LoadFormat) -> Result<Assets> {
     match location {
         Location::Demo => Ok(Assets::from_files(demo::FILES)?),
-        Location::Folder(folder) if format == LoadFormat::Dummy && !folder.join("tokenizer.json").exists() => {
-            tracing::warn!("no tokenizer.json beside the dummy weights: texts are tokenised as for the demo model");
+        Location::Folder(folder)
+            if format == LoadFormat::Dummy && !folder.join("tokenizer.json").exists() =>
+        {
+            tracing::warn!(
+                "no tokenizer.json beside the dummy weights: texts are tokenised as for the demo model"
+            );
             Ok(Assets::from_files(demo::FILES)?)
         }
         Location::Folder(folder) => Ok(Assets::from_dir(folder)?),

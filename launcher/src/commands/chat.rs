@@ -19,9 +19,9 @@ const HELP: &str = "\
 /help    this list";
 
 /// Reads messages line by line and streams the answers.
-pub(crate) fn run(args: Box<ChatArgs>) -> Result<()> {
+pub(crate) fn run(args: ChatArgs) -> Result<()> {
     logging::start("error", false);
-    let ChatArgs { model, engine, sampling, system } = *args;
+    let ChatArgs { model, engine, sampling, system } = args;
     tokio::runtime::Runtime::new()?.block_on(async {
         let stack = Stack::start(&model, &engine, Default::default(), Duration::ZERO)?;
         stack.loaded().await?;
@@ -40,7 +40,8 @@ pub(crate) fn run(args: Box<ChatArgs>) -> Result<()> {
                 "/help" => println!("{HELP}"),
                 text => {
                     messages.push(json!({"role": "user", "content": text}));
-                    let conversation = Conversation { messages: messages.clone(), tools: None, add_generation_prompt: true };
+                    let conversation =
+                        Conversation { messages: messages.clone(), tools: None, add_generation_prompt: true };
                     let prompt = match stack.service.render(conversation).await {
                         Ok(prompt) => prompt,
                         Err(error @ ServiceError::Template(_)) if messages.len() == 1 => {

@@ -12,14 +12,16 @@ use crate::logging;
 use crate::stack::Stack;
 
 /// Prints the prompt and its continuation.
-pub(crate) fn run(args: Box<GenerateArgs>) -> Result<()> {
+pub(crate) fn run(args: GenerateArgs) -> Result<()> {
     logging::start("error", false);
-    let GenerateArgs { prompt, model, engine, sampling } = *args;
+    let GenerateArgs { prompt, model, engine, sampling } = args;
     let prompt = match prompt {
         Some(prompt) => prompt,
         None => {
             let mut text = String::new();
-            std::io::stdin().read_to_string(&mut text).context("cannot read the prompt from standard input")?;
+            std::io::stdin()
+                .read_to_string(&mut text)
+                .context("cannot read the prompt from standard input")?;
             text
         }
     };

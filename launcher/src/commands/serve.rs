@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use millrace_router::engine::State;
 use millrace_router::http::{HeaderValue, HttpConfig};
+use millrace_router::metrics;
 use millrace_router::serve::{serve, shutdown_signal};
 use millrace_router::service::Limits;
-use millrace_router::metrics;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -17,8 +17,8 @@ use crate::stack::Stack;
 use crate::{logging, progress};
 
 /// Serves until told to stop.
-pub(crate) fn run(args: Box<ServeArgs>) -> Result<()> {
-    let ServeArgs { model, engine, http, json_output } = *args;
+pub(crate) fn run(args: ServeArgs) -> Result<()> {
+    let ServeArgs { model, engine, http, json_output } = args;
     logging::start("info", json_output);
     let limits = Limits {
         max_concurrent_requests: http.max_concurrent_requests,
@@ -75,7 +75,9 @@ fn address(flag: Option<&str>) -> Result<IpAddr> {
     let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
     match flag {
         Some("localhost") => Ok(loopback),
-        Some(text) => text.parse().with_context(|| format!("--hostname {text}: give an IP address, such as 0.0.0.0")),
+        Some(text) => {
+            text.parse().with_context(|| format!("--hostname {text}: give an IP address, such as 0.0.0.0"))
+        }
         None => Ok(std::env::var("HOSTNAME").ok().and_then(|text| text.parse().ok()).unwrap_or(loopback)),
     }
 }

@@ -9,8 +9,8 @@ use crate::cli::{LoadFormat, ShardArgs};
 use crate::model;
 
 /// Computes steps until the router ends.
-pub(crate) fn run(args: Box<ShardArgs>) -> Result<()> {
-    let ShardArgs { connect, rank, world_size, model, engine } = *args;
+pub(crate) fn run(args: ShardArgs) -> Result<()> {
+    let ShardArgs { connect, rank, world_size, model, engine } = args;
     let options = ShardOptions {
         address: address(&connect)?,
         rank,
