@@ -1,4 +1,5 @@
 //! The demo model through the OpenAI API: does it do what its card says?
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 

@@ -1,4 +1,5 @@
 //! Starting, ending and dying.
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};

@@ -1,4 +1,5 @@
 //! The commands that people type.
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
