@@ -1,14 +1,16 @@
 //! Everyday tasks: `cargo xtask`.
 
+mod smoke;
+
 use std::process::{Command, ExitCode};
 
 const HELP: &str = "\
 cargo xtask TASK
 
   lint       formatting and clippy, warnings are errors
-  test       every test of the workspace, and the real binary over HTTP (what the README calls)
-  bench      kernel benchmarks on this machine's processor
-  http       load a running server: cargo xtask http [URL] [CLIENTS] [TOKENS]
+  test       every test of the workspace, the real binary over HTTP among them (what the README calls)
+  smoke      the README's first command, as it stands there: serve the demo model and stream an answer from it
+  bench      benchmarks of the kernels and of the whole server, on this machine's processor
 ";
 
 fn main() -> ExitCode {
@@ -19,10 +21,18 @@ fn main() -> ExitCode {
                 && cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
         }
         Some("test") => cargo(&["test", "--workspace"]),
-        Some("bench") => cargo(&["bench", "--package", "millrace-kernels"]),
-        _ => {
+        Some("smoke") => smoke::run(),
+        Some("bench") => {
+            cargo(&["bench", "--package", "millrace-kernels"])
+                && cargo(&["bench", "--package", "millrace-integration-tests"])
+        }
+        None | Some("help") => {
             print!("{HELP}");
-            return ExitCode::SUCCESS;
+            true
+        }
+        Some(unknown) => {
+            eprint!("unknown task `{unknown}`\n\n{HELP}");
+            false
         }
     };
     if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
@@ -31,6 +41,9 @@ fn main() -> ExitCode {
 /// Runs cargo in the workspace; says whether it succeeded.
 fn cargo(arguments: &[&str]) -> bool {
     eprintln!("$ cargo {}", arguments.join(" "));
-    let cargo = std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into());
-    Command::new(cargo).args(arguments).status().is_ok_and(|status| status.success())
+    Command::new(cargo_path()).args(arguments).status().is_ok_and(|status| status.success())
+}
+
+fn cargo_path() -> std::ffi::OsString {
+    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
