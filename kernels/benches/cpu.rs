@@ -99,7 +99,7 @@ fn linear(cpu: &Cpu, (name, cols, out): (&str, usize, usize), dtype: DType) {
         let x = activations(cpu, n, cols);
         let mut y = cpu.buf(n, out).unwrap();
         let peak = limits::peak(cpu.threads(), cpu.isa());
-        let bandwidth = limits::bandwidth(cpu.threads());
+        let bandwidth = limits::bandwidth(cpu.threads(), cpu.isa());
         let seconds = time(cpu.threads(), |i| cpu.linear(n, &x, &weights[i % copies], None, &mut y).unwrap());
         let (gflops, gbs) = (2e-9 * (n * cols * out) as f64 / seconds, 1e-9 * size as f64 / seconds);
         print!(
@@ -174,7 +174,7 @@ fn decode(cpu: &Cpu) {
             cpu.begin(&mut step, &StepInput { tokens: &tokens, rows: &rows, outputs: &[] }).unwrap();
             let qkv = activations(cpu, sequences, LAYOUT.cols());
             let mut out = cpu.buf(sequences, LAYOUT.heads * LAYOUT.head_dim).unwrap();
-            let bandwidth = limits::bandwidth(cpu.threads());
+            let bandwidth = limits::bandwidth(cpu.threads(), cpu.isa());
             let seconds = time(cpu.threads(), |i| {
                 cpu.attention(&step, &qkv, &caches[i % layers], &SPEC, &mut out).unwrap()
             });

@@ -20,7 +20,7 @@ const HELP: &str = "\
 
 /// Reads messages line by line and streams the answers.
 pub(crate) fn run(args: ChatArgs) -> Result<()> {
-    logging::start("error", false);
+    logging::start("off", false);
     let ChatArgs { model, engine, sampling, system } = args;
     tokio::runtime::Runtime::new()?.block_on(async {
         let stack = Stack::start(&model, &engine, Default::default(), Duration::ZERO)?;

@@ -13,7 +13,7 @@ use crate::stack::Stack;
 
 /// Prints the prompt and its continuation.
 pub(crate) fn run(args: GenerateArgs) -> Result<()> {
-    logging::start("error", false);
+    logging::start("off", false);
     let GenerateArgs { prompt, model, engine, sampling } = args;
     let prompt = match prompt {
         Some(prompt) => prompt,
