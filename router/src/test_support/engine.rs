@@ -42,6 +42,10 @@ impl FakeEngine {
             device: "cpu".into(),
             vocab_size: 258,
             max_sequence_tokens: 1024,
+            max_step_tokens: 64,
+            max_sequences: 8,
+            block_size: 16,
+            num_blocks: 512,
             ..Ready::default()
         };
         let (state, states) = watch::channel(State::Ready(Arc::new(ready)));
