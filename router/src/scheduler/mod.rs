@@ -205,6 +205,20 @@ impl Scheduler {
         Ok(tokens.filter_map(|((id, _), sampled)| self.receive(id, sampled)).collect())
     }
 
+    /// All shards are new.
+    pub fn recover(&mut self, limits: Limits) {
+        for running in std::mem::take(&mut self.running) {
+            self.waiting.insert(running.sequence.id, running.sequence);
+        }
+        for sequence in self.waiting.values_mut() {
+            sequence.forget_pending();
+        }
+        let old = std::mem::replace(self, Scheduler::new(limits));
+        self.next_id = old.next_id;
+        self.waiting = old.waiting;
+        self.preemptions = old.preemptions;
+    }
+
     /// Steps planned and not yet answered.
     pub fn in_flight(&self) -> usize {
         self.in_flight.len()

@@ -48,6 +48,11 @@ impl Sequence {
         self.tokens.len() + self.pending
     }
 
+    /// Tokens that have not come back never will.
+    pub(super) fn forget_pending(&mut self) {
+        self.pending = 0;
+    }
+
     /// Whether all tokens are known here, as they must be for an admission.
     pub(super) fn is_known(&self) -> bool {
         self.pending == 0

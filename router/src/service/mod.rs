@@ -168,13 +168,13 @@ impl Service {
         &self.0.tokenizer
     }
 
-    /// The loaded model.
+    /// The loaded model; the same while its shards are started again.
     ///
     /// # Errors
     /// [`ServiceError::Unavailable`] while it loads and after it is gone.
     pub fn ready(&self) -> Result<Arc<Ready>, ServiceError> {
         let why = match &*self.0.engine.state().borrow() {
-            State::Ready(ready) => return Ok(ready.clone()),
+            State::Ready(ready) | State::Recovering(ready) => return Ok(ready.clone()),
             State::Loading { .. } => "Model is loading".to_owned(),
             State::Draining => "Server is shutting down".to_owned(),
             State::Failed(why) => format!("Engine failed: {why}"),
@@ -268,10 +268,8 @@ impl Service {
 
     /// A full server refuses before it works for a request.
     fn enter(&self) -> Result<SemaphorePermit<'_>, ServiceError> {
-        if self.0.engine.in_flight() >= self.0.limits.max_concurrent_requests {
-            return Err(ServiceError::Overloaded);
-        }
-        self.0.entrance.try_acquire().map_err(|_| ServiceError::Overloaded)
+        self.0.engine.has_room()?;
+        self.0.entrance.try_acquire().map_err(|_| self.0.engine.overloaded().into())
     }
 
     /// A stop string that is written like a special token means that token, which is not part of the text.

@@ -113,6 +113,12 @@ pub(super) struct Token {
     special: bool,
 }
 
+impl From<TextToken> for Token {
+    fn from(TextToken { id, text, logprob, special }: TextToken) -> Self {
+        Token { id, text, logprob, special }
+    }
+}
+
 impl From<&TextToken> for Token {
     fn from(token: &TextToken) -> Self {
         Token { id: token.id, text: token.text.clone(), logprob: token.logprob, special: token.special }
