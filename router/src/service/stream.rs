@@ -5,6 +5,8 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
+use ::metrics::Histogram;
+
 use super::{Answer, Prepared, ServiceError};
 use crate::engine::{Event, Finish, Generation, Started, Token};
 use crate::metrics;
@@ -96,6 +98,7 @@ pub struct TextStream {
     generated: u32,
     started: Option<Started>,
     last_token: Option<Instant>,
+    inter_token: Histogram,
 }
 
 impl TextStream {
@@ -117,6 +120,7 @@ impl TextStream {
             generated: 0,
             started: None,
             last_token: None,
+            inter_token: metrics::inter_token(),
         }
     }
 
@@ -232,7 +236,7 @@ impl TextStream {
         let now = Instant::now();
         match self.last_token.replace(now) {
             None => metrics::first_token(now - self.prepared.received),
-            Some(last) => metrics::next_token(now - last),
+            Some(last) => self.inter_token.record(now - last),
         }
     }
 
