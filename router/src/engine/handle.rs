@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::scheduler::Limits;
 
-pub use crate::scheduler::{Finish, Request};
+pub use crate::scheduler::{Finish, Priority, Request};
 
 /// A generated token.
 #[derive(Debug, Clone, PartialEq)]

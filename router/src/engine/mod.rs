@@ -29,7 +29,7 @@ use tokio::task::JoinHandle;
 use self::group::{Group, StartError};
 
 pub use self::group::ShardCommand;
-pub use self::handle::{Engine, Event, Finish, Generation, Refused, Request, State, Token};
+pub use self::handle::{Engine, Event, Finish, Generation, Priority, Refused, Request, State, Token};
 
 /// How the engine behaves, apart from what the shards announce.
 #[derive(Debug, Clone)]

@@ -13,7 +13,7 @@ use super::group::{Group, News, StartError};
 use super::handle::{Command, Event, Permit, Request, State};
 use super::loading::load;
 use super::meter::{self, Measured};
-use crate::scheduler::{Limits, Malformed, Plan, Scheduler, SeqId};
+use crate::scheduler::{Limits, Malformed, Options, Plan, Scheduler, SeqId};
 
 /// Steps sent and not answered. With 2 the shards never wait for the router; the scheduler is ready for it.
 const STEPS_IN_FLIGHT: usize = 1;
@@ -79,7 +79,7 @@ async fn serve(
     let server = Server {
         config,
         limits,
-        scheduler: Scheduler::new(limits),
+        scheduler: Scheduler::new(limits, Options::default()),
         group,
         open: HashMap::new(),
         sent: VecDeque::new(),
@@ -164,7 +164,7 @@ impl Server {
             let Some(Plan { step, admitted }) = self.scheduler.plan() else { return };
             self.sent.push_back(Measured::sent(&step));
             self.group.send(to_shard::Message::Step(step));
-            for id in admitted {
+            for id in admitted.into_iter().map(|admitted| admitted.sequence) {
                 if let Some(open) = self.open.get_mut(&id).filter(|open| !open.started) {
                     open.started = true;
                     self.batch.started.push((id, open.queued.elapsed()));

@@ -22,7 +22,7 @@ pub use params::{Params, Prompt};
 pub use stream::{FinishReason, Finished, TextEvent, TextStream, TextToken, Timings};
 
 use crate::assets::{AssetError, Assets};
-use crate::engine::{Engine, Request, State};
+use crate::engine::{Engine, Priority, Request, State};
 use crate::metrics;
 use crate::text::{ChatTemplate, Conversation, Encoded, Specials, TemplateError, TextError, Tokenizer};
 
@@ -262,7 +262,14 @@ impl Service {
         let seed = params.samples().then(|| params.seed.unwrap_or_else(rand::random));
         let (stop_tokens, stops) = self.stops(&params);
         let sampling = params.sampling(seed.unwrap_or_default());
-        let request = Request { prompt: ids, max_new_tokens, stop_tokens, sampling };
+        let request = Request {
+            prompt: ids,
+            max_new_tokens,
+            stop_tokens,
+            sampling,
+            priority: Priority::default(),
+            cache_salt: None,
+        };
         Ok(Prepared { request, stops, params, seed, received, validation, counted: true })
     }
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use millrace_proto::{Ready, Sampling};
 
-use super::{Engine, EngineConfig, Event, Finish, Generation, Request, State};
+use super::{Engine, EngineConfig, Event, Finish, Generation, Priority, Request, State};
 use crate::scheduler::Limits;
 
 /// What the fake shards announce.
@@ -46,6 +46,8 @@ fn request(seed: u64, prompt: usize, max_new_tokens: u32) -> Request {
         max_new_tokens,
         stop_tokens: Arc::from((0..10).collect::<Vec<u32>>()),
         sampling: Sampling { seed, ..Default::default() },
+        priority: Priority::default(),
+        cache_salt: None,
     }
 }
 
