@@ -87,6 +87,10 @@ pub(crate) struct EngineArgs {
     /// Prompt and generated tokens of one sequence; the model's own limit when absent
     #[arg(long, env = "MAX_TOTAL_TOKENS", value_name = "N")]
     pub(crate) max_total_tokens: Option<u32>,
+    /// Keep what was computed for a prompt and share it with prompts that begin alike
+    #[arg(long, env = "PREFIX_CACHING", default_value_t = true, action = clap::ArgAction::Set, value_name = "true|false",
+          value_parser = clap::builder::BoolishValueParser::new())]
+    pub(crate) prefix_caching: bool,
     /// Seconds that one step may take before the shards count as hung and are started again
     #[arg(long, env = "STEP_TIMEOUT", default_value_t = 120.0, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) step_timeout: f64,

@@ -60,6 +60,7 @@ impl Stack {
                 queued: max_queue_requests.unwrap_or(usize::MAX),
                 queued_tokens: max_queue_tokens.unwrap_or(usize::MAX),
             },
+            prefix_cache: engine.prefix_caching,
             queue_timeout,
             drain_timeout,
             step_timeout: Duration::from_secs_f64(engine.step_timeout),

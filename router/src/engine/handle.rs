@@ -9,7 +9,7 @@ use tokio::sync::{mpsc, watch};
 use super::admission::{Bounds, Occupancy, Permit};
 use crate::scheduler::Limits;
 
-pub use crate::scheduler::{Finish, Request};
+pub use crate::scheduler::{Finish, Priority, Request};
 
 /// A generated token.
 #[derive(Debug, Clone, PartialEq)]

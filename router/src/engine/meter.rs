@@ -40,6 +40,16 @@ const RESTARTS: &str = "millrace_shard_restarts_total";
 const RECOVERY_DURATION: &str = "millrace_recovery_duration";
 /// Counter: requests that ended because they waited for too long.
 const QUEUE_TIMEOUTS: &str = "millrace_queue_timeouts_total";
+/// Counter: tokens of admitted sequences that were found in the prefix cache.
+const PREFIX_HITS: &str = "millrace_prefix_cache_hit_tokens_total";
+/// Counter: tokens of admitted sequences that had to be computed.
+const PREFIX_MISSES: &str = "millrace_prefix_cache_miss_tokens_total";
+/// Counter: blocks of the prefix cache that were given to others.
+const PREFIX_EVICTIONS: &str = "millrace_prefix_cache_evicted_blocks_total";
+/// Gauge: blocks that hold computed prefixes.
+const PREFIX_BLOCKS: &str = "millrace_prefix_cache_blocks";
+/// Gauge: tokens of waiting sequences.
+const QUEUE_TOKENS: &str = "millrace_queue_tokens";
 
 /// Describes the metrics to the installed recorder.
 pub(super) fn describe() {
@@ -126,4 +136,9 @@ pub(super) fn show(stats: &Stats, num_blocks: usize) {
     gauge!(KV_BLOCKS_USED).set(stats.used_blocks as f64);
     gauge!(KV_BLOCKS_TOTAL).set(num_blocks as f64);
     counter!(PREEMPTIONS).absolute(stats.preemptions);
+    counter!(PREFIX_HITS).absolute(stats.prefix_hit_tokens);
+    counter!(PREFIX_MISSES).absolute(stats.prefix_miss_tokens);
+    counter!(PREFIX_EVICTIONS).absolute(stats.prefix_evicted_blocks);
+    gauge!(PREFIX_BLOCKS).set(stats.cached_blocks as f64);
+    gauge!(QUEUE_TOKENS).set(stats.waiting_tokens as f64);
 }

@@ -37,7 +37,9 @@ use self::supervisor::Connect;
 
 pub use self::admission::{Bounds, Permit};
 pub use self::group::ShardCommand;
-pub use self::handle::{Engine, Event, Failure, Finish, Generation, Refused, Request, Started, State, Token};
+pub use self::handle::{
+    Engine, Event, Failure, Finish, Generation, Priority, Refused, Request, Started, State, Token,
+};
 
 /// How the engine behaves, apart from what the shards announce.
 #[derive(Debug, Clone)]
@@ -46,6 +48,8 @@ pub struct EngineConfig {
     pub world_size: usize,
     /// Requests that may be queued or running at the same time, and what of them may be queued.
     pub bounds: Bounds,
+    /// Whether computed prefixes are kept and shared.
+    pub prefix_cache: bool,
     /// How long a request may be queued, if there is a limit.
     pub queue_timeout: Option<Duration>,
     /// How long the shards may take for one step before they count as hung.
@@ -65,6 +69,7 @@ impl Default for EngineConfig {
         EngineConfig {
             world_size: 1,
             bounds: Bounds { in_flight: 128, queued: usize::MAX, queued_tokens: usize::MAX },
+            prefix_cache: true,
             queue_timeout: None,
             step_timeout: Duration::from_secs(120),
             max_failures: 3,

@@ -16,7 +16,7 @@ use super::handle::{Command, Event, Failure, Request, Started, State};
 use super::loading::load;
 use super::meter::{self, Measured};
 use super::supervisor::{Change, Connect, Lost, Supervisor};
-use crate::scheduler::{Limits, Plan, Scheduler, SeqId};
+use crate::scheduler::{Limits, Options, Plan, Scheduler, SeqId};
 
 /// Steps sent and not answered. With 2 the shards never wait for the router.
 const STEPS_IN_FLIGHT: usize = 2;
@@ -91,12 +91,13 @@ async fn serve(
     let (batches, received) = mpsc::unbounded_channel();
     let dispatching = tokio::spawn(dispatch::run(received));
     let ready = Arc::new(ready);
+    let options = Options { prefix_cache: config.prefix_cache, ..Options::default() };
     let server = Server {
         shards: Supervisor::new(connect, group, config.startup_silence, config.step_timeout),
         config,
         limits,
         ready: ready.clone(),
-        scheduler: Scheduler::new(limits),
+        scheduler: Scheduler::new(limits, options),
         pace: Pace::new(occupancy.clone()),
         occupancy,
         open: HashMap::new(),
@@ -226,8 +227,8 @@ impl Server<'_> {
             let waited_for = !std::mem::take(&mut self.had_nothing);
             self.sent.push_back(Measured::sent(&step, waited_for));
             self.shards.send(step);
-            for id in admitted {
-                self.started(id, 0);
+            for admitted in admitted {
+                self.started(admitted.sequence, admitted.cached_tokens);
             }
         }
         let stats = self.scheduler.stats();
@@ -342,7 +343,9 @@ impl Server<'_> {
                 self.limits = Limits::new(&ready).map_err(|error| error.to_string())?;
                 self.ready = Arc::new(ready);
                 meter::restarted();
-                self.scheduler.recover(self.limits);
+                for (id, impossible) in self.scheduler.recover(self.limits) {
+                    self.end(id, Failure::Broken(impossible.to_string()));
+                }
                 self.show(State::Ready(self.ready.clone()));
             }
         }

@@ -18,6 +18,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 pub use error::ServiceError;
 pub use limits::{Limits, TokenLimits};
+pub(crate) use params::priority;
 pub use params::{Params, Prompt};
 pub use stream::{FinishReason, Finished, TextEvent, TextStream, TextToken, Timings};
 
@@ -262,7 +263,14 @@ impl Service {
         let seed = params.samples().then(|| params.seed.unwrap_or_else(rand::random));
         let (stop_tokens, stops) = self.stops(&params);
         let sampling = params.sampling(seed.unwrap_or_default());
-        let request = Request { prompt: ids, max_new_tokens, stop_tokens, sampling };
+        let request = Request {
+            prompt: ids,
+            max_new_tokens,
+            stop_tokens,
+            sampling,
+            priority: params.priority,
+            cache_salt: params.cache_salt.clone(),
+        };
         Ok(Prepared { request, stops, params, seed, received, validation, counted: true })
     }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use millrace_proto::{Ready, Sampling};
 
-use super::{Bounds, Engine, EngineConfig, Event, Finish, Generation, Request, State};
+use super::{Bounds, Engine, EngineConfig, Event, Finish, Generation, Priority, Request, State};
 use crate::scheduler::Limits;
 
 /// What the fake shards announce.
@@ -49,6 +49,8 @@ fn request(seed: u64, prompt: usize, max_new_tokens: u32) -> Request {
         max_new_tokens,
         stop_tokens: Arc::from((0..10).collect::<Vec<u32>>()),
         sampling: Sampling { seed, ..Default::default() },
+        priority: Priority::default(),
+        cache_salt: None,
     }
 }
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::pretend::{PretendShard, alone};
 use super::{LIMITS, request};
-use crate::scheduler::{Finish, Request};
-use crate::scheduler::{Impossible, Limits, Output, Plan, Scheduler, SeqId};
+use crate::scheduler::{Admitted, Finish, Request};
+use crate::scheduler::{Impossible, Limits, Options, Output, Plan, Scheduler, SeqId};
 
 /// Tokens, and why there are no more.
 type Text = (Vec<u32>, Option<Finish>);
@@ -18,7 +18,7 @@ struct Pair {
 
 impl Pair {
     fn new(limits: Limits) -> Self {
-        Pair { scheduler: Scheduler::new(limits), shard: PretendShard::new(limits) }
+        Pair { scheduler: Scheduler::new(limits, Options::default()), shard: PretendShard::new(limits) }
     }
 
     fn add(&mut self, request: &Request) -> SeqId {
@@ -107,7 +107,7 @@ fn the_youngest_is_preempted_and_returns_before_later_arrivals() {
     }
     let mut admitted = Vec::new();
     while let Some((plan, _)) = pair.step() {
-        admitted.extend(plan.admitted);
+        admitted.extend(plan.admitted.into_iter().map(|admitted| admitted.sequence));
     }
     assert!(!admitted.contains(&ids[0]), "the oldest is never preempted");
     let first = |id| admitted.iter().position(|&other| other == id);
@@ -128,7 +128,7 @@ fn cancelling_frees_slot_and_blocks_for_the_next_plan() {
     // Planned while the cancelled one's step is still in flight, in its very slot and blocks.
     let plan = pair.scheduler.plan().unwrap();
     assert_eq!((plan.step.release.as_slice(), plan.step.admit.len()), ([0].as_slice(), 1));
-    assert_eq!(plan.admitted, [next]);
+    assert_eq!(plan.admitted, [Admitted { sequence: next, cached_tokens: 0 }]);
     for plan in [unanswered, plan] {
         let output = pair.shard.run(&plan.step).unwrap();
         assert!(pair.scheduler.apply(output).unwrap().is_empty());
@@ -140,7 +140,7 @@ fn cancelling_frees_slot_and_blocks_for_the_next_plan() {
 
 #[test]
 fn what_can_never_fit_is_refused_with_the_arithmetic() {
-    let mut scheduler = Scheduler::new(Limits { num_blocks: 8, ..LIMITS });
+    let mut scheduler = Scheduler::new(Limits { num_blocks: 8, ..LIMITS }, Options::default());
     let text = scheduler.add(request(100, 30)).unwrap_err().to_string();
     assert!(text.contains("need 9 cache blocks of 16") && text.contains("only 8 (128 tokens)"), "{text}");
     assert!(scheduler.add(request(100, 29)).is_ok());

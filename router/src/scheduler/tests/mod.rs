@@ -10,7 +10,7 @@ use std::sync::Arc;
 use millrace_proto::Sampling;
 
 use super::Limits;
-use crate::scheduler::Request;
+use crate::scheduler::{Priority, Request};
 
 const LIMITS: Limits = Limits {
     max_sequence_tokens: 1000,
@@ -27,5 +27,7 @@ fn request(prompt: usize, max_new_tokens: u32) -> Request {
         max_new_tokens,
         stop_tokens: Arc::default(),
         sampling: Sampling::default(),
+        priority: Priority::default(),
+        cache_salt: None,
     }
 }

@@ -10,8 +10,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::pretend::{PretendShard, alone};
-use crate::scheduler::{Finish, Request};
-use crate::scheduler::{Limits, Plan, Scheduler, SeqId};
+use crate::scheduler::{Finish, Limits, Options, Plan, Priority, Request, Scheduler, SeqId};
 
 const STEPS: u64 = 120_000;
 
@@ -126,7 +125,7 @@ impl Simulation {
             depth: random.random_range(1..4),
             random,
             limits,
-            scheduler: Scheduler::new(limits),
+            scheduler: Scheduler::new(limits, Options::default()),
             shard: PretendShard::new(limits),
             sent: VecDeque::new(),
             live: BTreeMap::new(),
@@ -145,7 +144,14 @@ impl Simulation {
         let stop_tokens = (0..stops as u32).collect::<Arc<[u32]>>();
         let max_new_tokens = random.random_range(1..=(limits.max_sequence_tokens as u32).min(80));
         let sampling = Sampling { seed: random.random(), ..Default::default() };
-        let request = Request { prompt, max_new_tokens, stop_tokens, sampling };
+        let request = Request {
+            prompt,
+            max_new_tokens,
+            stop_tokens,
+            sampling,
+            priority: Priority::Normal,
+            cache_salt: None,
+        };
         match self.scheduler.add(request.clone()) {
             Ok(id) => {
                 let live = Live { request, generated: Vec::new(), progress: None };
@@ -187,9 +193,9 @@ impl Simulation {
     /// Nobody is admitted again without having had a token since last time: preemption never wastes a whole prefill.
     fn observe(&mut self, plan: &Plan) {
         assert_eq!(plan.admitted.len(), plan.step.admit.len());
-        for (id, admission) in plan.admitted.iter().zip(&plan.step.admit) {
-            self.holder.insert(admission.slot, *id);
-            let live = self.live.get_mut(id).expect("only live sequences are admitted");
+        for (id, admission) in plan.admitted.iter().map(|new| new.sequence).zip(&plan.step.admit) {
+            self.holder.insert(admission.slot, id);
+            let live = self.live.get_mut(&id).expect("only live sequences are admitted");
             assert_ne!(live.progress, Some(0), "{id:?} was preempted before it had a token");
             live.progress = Some(0);
         }
@@ -219,10 +225,7 @@ impl Simulation {
             return; // The slots' holders are known only for the newest step planned.
         }
         for slot in 0..self.limits.max_sequences as u32 {
-            let Some(occupant) = self.shard.occupant(slot) else { continue };
-            let decodes = occupant.computed + 1 == occupant.tokens.len()
-                && occupant.computed >= occupant.prompt_len
-                && !step.release.contains(&slot);
+            let decodes = self.shard.decodes(slot) && !step.release.contains(&slot);
             assert!(
                 !decodes || step.rows.iter().any(|row| row.slot == slot),
                 "slot {slot} is stalled by {step:?}"
