@@ -83,7 +83,7 @@ fn streams_survive(name: &str, flags: &[&str]) {
         assert_eq!(got, expected, "stream {index} differs");
     }
     assert_eq!(seen.load(Ordering::Relaxed), total);
-    assert_eq!(server.metric("millrace_shard_restarts_total"), 3.0);
+    assert!(server.metric("millrace_shard_restarts_total") >= 3.0);
     let seconds =
         server.metric("millrace_recovery_duration_sum") / server.metric("millrace_recovery_duration_count");
     println!("from a loss to the first new token: {:.0} ms", seconds * 1e3);

@@ -94,7 +94,8 @@ fn random_traffic_with_random_kills() {
     println!("{seconds} s with MILLRACE_SOAK_SEED={seed}");
     let flags =
         ["--max-concurrent-requests", "22", "--max-batch-size", "12", "--max-batch-total-tokens", "2048"];
-    let model = ["--model-id", model.to_str().unwrap(), "--step-timeout", "1.5"];
+    let model =
+        ["--model-id", model.to_str().unwrap(), "--step-timeout", "1.5", "--max-shard-failures", "10"];
     let server = Server::start(&[model.as_slice(), flags.as_slice()].concat());
     let mut random = Random(seed);
     let known: Vec<Known> = (0..24).map(|_| known(&server, &mut random)).collect();

@@ -50,6 +50,11 @@ fn forgiving() -> EngineConfig {
     EngineConfig { max_failures: 3, ..config() }
 }
 
+/// A request that ends only with its last token.
+fn endless(seed: u64) -> Request {
+    Request { stop_tokens: Arc::default(), ..request(seed, 10, 300) }
+}
+
 async fn until_recovering(engine: &Engine) {
     until(engine, "the loss", |state| matches!(state, State::Recovering(_))).await;
 }
@@ -78,7 +83,7 @@ async fn streams_go_on_after_any_number_of_deaths() {
 
 #[tokio::test]
 async fn a_hang_is_a_death() {
-    let quick = EngineConfig { step_timeout: Duration::from_millis(150), ..forgiving() };
+    let quick = EngineConfig { step_timeout: Duration::from_millis(500), ..forgiving() };
     let (engine, task) = engine_over_all(quick, vec![hanging(9), hanging(4), sound()]);
     all_go_on(engine, task).await;
 }
@@ -86,7 +91,7 @@ async fn a_hang_is_a_death() {
 #[tokio::test]
 async fn a_shard_that_hangs_without_work_is_found() {
     let (mut silent, _control, stream) = FakeShard::new(0);
-    let quick = EngineConfig { step_timeout: Duration::from_millis(100), ..forgiving() };
+    let quick = EngineConfig { step_timeout: Duration::from_millis(500), ..forgiving() };
     let (engine, task) = engine_over_all(quick, vec![stream, sound()]);
     silent.announce().await;
     until_ready(&engine).await;
@@ -96,10 +101,10 @@ async fn a_shard_that_hangs_without_work_is_found() {
 
 #[tokio::test]
 async fn a_shard_that_answers_pings_is_left_alone() {
-    let quick = EngineConfig { step_timeout: Duration::from_millis(50), ..forgiving() };
+    let quick = EngineConfig { step_timeout: Duration::from_millis(250), ..forgiving() };
     let (engine, _task) = engine_over_all(quick, vec![sound()]);
     until_ready(&engine).await;
-    tokio::time::sleep(Duration::from_millis(400)).await;
+    tokio::time::sleep(Duration::from_millis(1200)).await;
     assert!(matches!(&*engine.state().borrow(), State::Ready(_)));
 }
 
@@ -108,7 +113,7 @@ async fn losses_without_a_token_between_them_end_the_engine() {
     let streams = vec![mortal(5), mortal(0), mortal(0), mortal(0), sound()];
     let (engine, task) = engine_over_all(EngineConfig { max_failures: 2, ..config() }, streams);
     until_ready(&engine).await;
-    let held: Vec<_> = (0..12).map(|i| engine.submit(request(i, 20, 300)).unwrap()).collect();
+    let held: Vec<_> = (0..12).map(|i| engine.submit(endless(i)).unwrap()).collect();
     for generation in held {
         let failed = listen(generation).await.failed.expect("every request is told");
         assert!(failed.starts_with("Engine failed: "), "{failed}");
@@ -141,7 +146,6 @@ async fn who_waits_for_too_long_is_told() {
     let (engine, _task) = engine_over_all(short, vec![hanging(20)]);
     until_ready(&engine).await;
     // Eight run, in all slots.
-    let endless = |i| Request { stop_tokens: Arc::default(), ..request(i, 10, 300) };
     let running: Vec<_> = (0..8).map(|i| engine.submit(endless(i)).unwrap()).collect();
     let waiting = engine.submit(request(9, 10, 10)).unwrap();
     let told = listen(waiting).await;
@@ -156,7 +160,7 @@ async fn a_drain_without_shards_has_a_deadline_too() {
     let (_silent, _control, stream) = FakeShard::new(0);
     let (engine, task) = engine_over_all(short, vec![mortal(3), stream]);
     until_ready(&engine).await;
-    let generation = engine.submit(request(1, 10, 200)).unwrap();
+    let generation = engine.submit(endless(1)).unwrap();
     until_recovering(&engine).await;
     engine.drain();
     assert_eq!(listen(generation).await.failed.as_deref(), Some("Server is shutting down"));
