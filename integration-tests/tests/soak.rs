@@ -54,6 +54,12 @@ impl Counts {
     }
 }
 
+/// A client that is refused does not come again at once.
+fn refused(counts: &Counts) {
+    Counts::add(&counts.refused);
+    std::thread::sleep(Duration::from_millis(100));
+}
+
 /// One request in one of the ways that clients have.
 fn ask(server: &Server, known: &Known, random: &mut Random, counts: &Counts) {
     if random.below(3) == 0 {
@@ -63,7 +69,7 @@ fn ask(server: &Server, known: &Known, random: &mut Random, counts: &Counts) {
                 assert_eq!(answer.body["generated_text"], known.text, "{}", known.body);
                 Counts::add(&counts.whole);
             }
-            429 | 503 => Counts::add(&counts.refused),
+            429 | 503 => refused(counts),
             status => panic!("status {status}: {}", answer.body),
         }
         return;
@@ -72,7 +78,7 @@ fn ask(server: &Server, known: &Known, random: &mut Random, counts: &Counts) {
     let mut events = stream(&server.url("/generate_stream"), &known.body);
     if events.status != 200 {
         assert!([429, 503].contains(&events.status), "status {}", events.status);
-        return Counts::add(&counts.refused);
+        return refused(counts);
     }
     let mut text = String::new();
     for _ in 0..leaves_after {
@@ -80,7 +86,9 @@ fn ask(server: &Server, known: &Known, random: &mut Random, counts: &Counts) {
             assert_eq!(text, known.text, "{}", known.body);
             return Counts::add(&counts.whole);
         };
-        text += event["token"]["text"].as_str().unwrap_or_else(|| panic!("{event}"));
+        let token = event["token"]["text"].as_str().unwrap_or_else(|| panic!("{event}"));
+        // A mark is shown as a token and is no part of the text.
+        text += if event["token"]["special"] == true { "" } else { token };
     }
     assert!(known.text.starts_with(&text), "{}", known.body);
     Counts::add(&counts.left);
