@@ -3,7 +3,7 @@
 use super::pair::{Pair, cached_tokens};
 use super::pretend::alone;
 use super::{LIMITS, request};
-use crate::scheduler::{Limits, Options, Request};
+use crate::scheduler::{Limits, Options, Plan, Request};
 
 fn with_prompt(prompt: Vec<u32>) -> Request {
     Request { prompt, ..request(1, 5) }
@@ -114,4 +114,36 @@ fn a_preempted_sequence_finds_its_blocks_again() {
     }
     let again = std::iter::from_fn(|| pair.step()).find_map(|(plan, _)| cached_tokens(&plan, ids[1]));
     assert!(again.unwrap() > 0, "{again:?} tokens");
+}
+
+#[test]
+fn copies_of_the_same_prefix_do_not_cost_a_preemption() {
+    // Both compute the same two blocks at once. Later the second one needs the whole pool.
+    let mut pair = Pair::new(Limits { num_blocks: 8, ..LIMITS });
+    let [first, second] = [2, 96].map(|new| pair.add(&request(33, new)));
+    let (plan, _) = pair.step().unwrap();
+    assert_eq!(plan.admitted.len(), 2);
+    let (got, _) = pair.run(&[first, second]);
+    assert_eq!(got[1].0, alone(&request(33, 96), 100).0);
+    assert_eq!(pair.scheduler.stats().preemptions, 0);
+}
+
+#[test]
+fn a_copy_takes_the_place_of_a_block_that_nobody_uses() {
+    let mut pair = Pair::new(LIMITS);
+    let first = pair.add(&request(17, 5));
+    let early = pair.scheduler.plan().unwrap();
+    let second = pair.add(&request(17, 5));
+    let late = pair.scheduler.plan().unwrap();
+    assert_eq!(cached_tokens(&late, second), Some(0));
+    let answer = |pair: &mut Pair, plan: &Plan| {
+        let output = pair.shard.run(&plan.step).unwrap();
+        pair.scheduler.apply(output).unwrap();
+        let stats = pair.scheduler.stats();
+        (stats.used_blocks, stats.cached_blocks)
+    };
+    answer(&mut pair, &early);
+    pair.scheduler.cancel(first);
+    assert_eq!(answer(&mut pair, &late), (2, 0));
+    assert_eq!(pair.scheduler.check_integrity(), Ok(()));
 }

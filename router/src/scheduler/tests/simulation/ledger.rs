@@ -93,10 +93,12 @@ impl Ledger {
     }
 
     pub(super) fn planned(&mut self, plan: &Plan) {
+        let first = self.stays.values().map(|stay| stay.id).min();
         for slot in &plan.step.release {
-            let left = self.stays.remove(slot).expect("only taken slots are released");
-            if self.known.contains_key(&left.id) {
-                self.waiting.insert(left.id, 0);
+            let left = self.stays.remove(slot).expect("only taken slots are released").id;
+            if self.known.contains_key(&left) {
+                assert_ne!(first, Some(left), "the first in line is preempted");
+                self.waiting.insert(left, 0);
             }
         }
         assert_eq!(plan.admitted.len(), plan.step.admit.len());

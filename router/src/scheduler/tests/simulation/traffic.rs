@@ -36,11 +36,11 @@ impl Traffic {
 
     pub(super) fn request(&mut self, random: &mut StdRng) -> Request {
         let limits = self.limits;
-        let mut prompt = self.beginning(random);
-        let longest = random.random_range(1..=limits.max_sequence_tokens / 2);
-        for _ in 0..random.random_range(1..=longest) {
-            prompt.push(random.random_range(0..limits.vocab_size as u32));
-        }
+        let prompt = match self.familiar.last() {
+            // The same question at the same time.
+            Some(last) if random.random_bool(self.familiarity / 4.0) => last.clone(),
+            _ => self.prompt(random),
+        };
         self.remember(random, prompt.clone());
         let stops = random.random_range(0..3usize).min(limits.vocab_size / 8);
         Request {
@@ -51,6 +51,15 @@ impl Traffic {
             priority: self.priorities[random.random_range(0..self.priorities.len())],
             cache_salt: self.salts[random.random_range(0..self.salts.len())].clone(),
         }
+    }
+
+    fn prompt(&self, random: &mut StdRng) -> Vec<u32> {
+        let mut prompt = self.beginning(random);
+        let longest = random.random_range(1..=self.limits.max_sequence_tokens / 2);
+        for _ in 0..random.random_range(1..=longest) {
+            prompt.push(random.random_range(0..self.limits.vocab_size as u32));
+        }
+        prompt
     }
 
     /// Tokens that other prompts begin with, too. Often all of one: the next turn of a conversation.
@@ -66,11 +75,9 @@ impl Traffic {
 
     /// Prompts may begin like this from now on.
     pub(super) fn remember(&mut self, random: &mut StdRng, tokens: Vec<u32>) {
-        if self.familiar.len() < FAMILIAR {
-            self.familiar.push(tokens);
-        } else if random.random_bool(0.2) {
-            let index = random.random_range(0..FAMILIAR);
-            self.familiar[index] = tokens;
+        if self.familiar.len() == FAMILIAR {
+            self.familiar.swap_remove(random.random_range(0..FAMILIAR));
         }
+        self.familiar.push(tokens);
     }
 }
