@@ -314,7 +314,8 @@ impl Scheduler {
     fn publish(&mut self, step: u64, row: &InFlightRow) {
         let Some(index) = self.position(row.sequence) else { return };
         let Running { sequence, table, first_step, .. } = &mut self.running[index];
-        // A row from before a preemption was computed in other blocks.
+        // A row from before a preemption would have been computed in other blocks. There is none as long as nobody is
+        // preempted during prefill, but a wrong block in the tree would be wrong for everybody.
         if *first_step <= step {
             self.cache.publish(table, &sequence.salt, &sequence.tokens, row.computed);
         }

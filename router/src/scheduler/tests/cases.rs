@@ -2,51 +2,10 @@
 
 use std::sync::Arc;
 
-use super::pretend::{PretendShard, alone};
+use super::pair::Pair;
+use super::pretend::alone;
 use super::{LIMITS, request};
-use crate::scheduler::{Admitted, Finish, Request};
-use crate::scheduler::{Impossible, Limits, Options, Output, Plan, Scheduler, SeqId};
-
-/// Tokens, and why there are no more.
-type Text = (Vec<u32>, Option<Finish>);
-
-/// A scheduler with its shard; each step is answered at once.
-struct Pair {
-    scheduler: Scheduler,
-    shard: PretendShard,
-}
-
-impl Pair {
-    fn new(limits: Limits) -> Self {
-        Pair { scheduler: Scheduler::new(limits, Options::default()), shard: PretendShard::new(limits) }
-    }
-
-    fn add(&mut self, request: &Request) -> SeqId {
-        self.scheduler.add(request.clone()).expect("it fits")
-    }
-
-    fn step(&mut self) -> Option<(Plan, Vec<Output>)> {
-        let plan = self.scheduler.plan()?;
-        let output = self.shard.run(&plan.step).expect("the step keeps the contract");
-        let outputs = self.scheduler.apply(output).expect("the answer is well formed");
-        self.scheduler.check_integrity().expect("integrity");
-        Some((plan, outputs))
-    }
-
-    /// Tokens and end of each of `ids`, and the number of steps.
-    fn run(&mut self, ids: &[SeqId]) -> (Vec<Text>, usize) {
-        let (mut got, mut steps) = (vec![(Vec::new(), None); ids.len()], 0);
-        while let Some((_, outputs)) = self.step() {
-            steps += 1;
-            for Output { sequence: id, sampled, finish } in outputs {
-                let of = &mut got[ids.iter().position(|&known| known == id).expect("a known id")];
-                of.0.push(sampled.token);
-                of.1 = finish;
-            }
-        }
-        (got, steps)
-    }
-}
+use crate::scheduler::{Admitted, Finish, Impossible, Limits, Options, Plan, Request, Scheduler};
 
 fn counts(plan: &Plan) -> Vec<u32> {
     plan.step.rows.iter().map(|row| row.count).collect()

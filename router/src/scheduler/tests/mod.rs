@@ -1,8 +1,12 @@
 //! The scheduler against a pretend shard: single cases, malformed answers, and a seeded simulation of traffic.
 
 mod cases;
+mod line;
 mod malformed;
+mod pair;
+mod prefix;
 pub(crate) mod pretend;
+mod recovery;
 mod simulation;
 
 use std::sync::Arc;

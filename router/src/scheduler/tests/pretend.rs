@@ -22,7 +22,6 @@ pub(crate) struct PretendShard {
 
 struct Occupant {
     tokens: Vec<u32>,
-    prompt_len: usize,
     /// Nothing before the first row: a prefix may have been computed for others.
     computed: Option<usize>,
     seed: u64,
@@ -79,14 +78,6 @@ impl PretendShard {
         }
     }
 
-    /// Whether the sequence in this slot has nothing to run but the token that was sampled last.
-    pub(crate) fn decodes(&self, slot: u32) -> bool {
-        self.slots[slot as usize].as_ref().is_some_and(|occupant| {
-            let known = occupant.tokens.len();
-            known > occupant.prompt_len && occupant.computed == Some(known - 1)
-        })
-    }
-
     /// Runs a step; an error names the rule that it breaks.
     pub(crate) fn run(&mut self, step: &Step) -> Result<StepOutput, String> {
         let due = self.next_step.unwrap_or(step.id);
@@ -118,7 +109,6 @@ impl PretendShard {
         ensure((1..=tokens.len()).contains(&(*prompt_len as usize)), || "no prompt".into())?;
         *place = Some(Occupant {
             tokens: tokens.clone(),
-            prompt_len: *prompt_len as usize,
             computed: None,
             seed: sampling.as_ref().ok_or("no sampling")?.seed,
             table: Vec::new(),
