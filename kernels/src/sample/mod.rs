@@ -19,9 +19,11 @@ pub(crate) struct Candidate {
 }
 
 impl Candidate {
-    /// Most likely first, then lower id first. Logits are never NaN here.
+    /// Most likely first, then lower id first. Logits are never NaN here, and the two zeros are one (`total_cmp` would
+    /// part them).
     fn order(&self, other: &Candidate) -> std::cmp::Ordering {
-        other.logit.total_cmp(&self.logit).then(self.id.cmp(&other.id))
+        let by_logit = other.logit.partial_cmp(&self.logit).unwrap_or(std::cmp::Ordering::Equal);
+        by_logit.then(self.id.cmp(&other.id))
     }
 }
 
