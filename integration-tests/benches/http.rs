@@ -1,20 +1,20 @@
 //! The whole server under load: `cargo bench --package millrace-integration-tests`.
 //!
 //! Starts the release binary, talks to it over loopback, and prints one table per model: time from process start to the
-//! first answer, tokens per second with 1, 8 and 32 clients, prefill tokens per second, and memory. The client shares
+//! first answer, tokens per second with 1 to 32 clients and the shard's idle time between steps, prefill tokens per second, and memory. The client shares
 //! the processor with the server; its own share of the time is printed.
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails may panic")]
 
 use std::time::{Duration, Instant};
 
-use millrace_integration_tests::{Server, post, shards_of, stream};
+use millrace_integration_tests::{Server, cpu_seconds, post, resident_bytes, shards_of, stream};
 use serde_json::{Value, json};
 
 struct Model {
     name: &'static str,
     flags: Vec<String>,
-    /// Tokens each client asks for with 1, 8 and 32 clients.
-    tokens: [usize; 3],
+    /// Tokens each client asks for with 1, 8, 16 and 32 clients.
+    tokens: [usize; 4],
     /// Prompts of about this many characters measure the prefill.
     prompt_chars: usize,
 }
@@ -24,13 +24,13 @@ fn main() {
         std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/llama-1.1b");
     let models = [
-        Model { name: "demo", flags: vec![], tokens: [400, 200, 100], prompt_chars: 2000 },
+        Model { name: "demo", flags: vec![], tokens: [400, 200, 200, 100], prompt_chars: 2000 },
         Model {
             name: "llama-1.1b",
             flags: ["--model-id", shape, "--load-format", "dummy", "--max-batch-total-tokens", "32768"]
                 .map(str::to_owned)
                 .to_vec(),
-            tokens: [32, 24, 16],
+            tokens: [32, 24, 20, 16],
             prompt_chars: 1500,
         },
     ];
@@ -52,8 +52,9 @@ fn measure(model: &Model) {
     println!("| start to ready | {:.0} ms |", ms(ready));
     println!("| start to first answer | {:.0} ms |", ms(first));
 
-    for (clients, tokens) in [1, 8, 32].into_iter().zip(model.tokens) {
+    for (clients, tokens) in [1, 8, 16, 32].into_iter().zip(model.tokens) {
         let spent = cpu_seconds(std::process::id());
+        let idle = server.metric("millrace_shard_idle_micros_total");
         let since = Instant::now();
         let counts: Vec<(usize, Duration)> = std::thread::scope(|scope| {
             let server = &server;
@@ -66,9 +67,10 @@ fn measure(model: &Model) {
         let mut firsts: Vec<Duration> = counts.iter().map(|(_, first)| *first).collect();
         firsts.sort();
         println!(
-            "| {clients} clients × {tokens} tokens | {:.1} tokens/s | first token: median {:.0} ms | client used {:.0}% of a core |",
+            "| {clients} clients × {tokens} tokens | {:.1} tokens/s | first token: median {:.0} ms | shard idle {:.2}% | client used {:.0}% of a core |",
             total as f64 / wall,
             ms(firsts[firsts.len() / 2]),
+            1e-4 * (server.metric("millrace_shard_idle_micros_total") - idle) / wall,
             100.0 * (cpu_seconds(std::process::id()) - spent) / wall,
         );
     }
@@ -109,20 +111,4 @@ fn generate(server: &Server, client: usize, tokens: usize) -> (usize, Duration) 
 
 fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1e3
-}
-
-/// User and system time of a process.
-fn cpu_seconds(pid: u32) -> f64 {
-    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    // utime and stime, in ticks of 1/100 s, are fields 14 and 15; the two before the name are gone.
-    fields
-        .get(11..13)
-        .map_or(0.0, |times| times.iter().filter_map(|t| t.parse::<f64>().ok()).sum::<f64>() / 100.0)
-}
-
-fn resident_bytes(pid: u32) -> u64 {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or_default();
-    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
 }

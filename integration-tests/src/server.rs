@@ -141,7 +141,7 @@ impl Drop for Server {
 }
 
 /// Sends a signal to a process.
-pub(crate) fn signal(pid: u32, name: &str) {
+pub fn signal(pid: u32, name: &str) {
     let status = Command::new("kill").arg(format!("-{name}")).arg(pid.to_string()).status().unwrap();
     assert!(status.success(), "cannot signal process {pid}");
 }
@@ -153,4 +153,21 @@ pub fn shards_of(pid: u32) -> Vec<u32> {
         .split_whitespace()
         .filter_map(|word| word.parse().ok())
         .collect()
+}
+
+/// User and system time of a process, in seconds.
+pub fn cpu_seconds(pid: u32) -> f64 {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
+    // utime and stime, in ticks of 1/100 s, are fields 14 and 15; the two before the name are gone.
+    fields
+        .get(11..13)
+        .map_or(0.0, |times| times.iter().filter_map(|t| t.parse::<f64>().ok()).sum::<f64>() / 100.0)
+}
+
+/// Memory that a process holds, in bytes.
+pub fn resident_bytes(pid: u32) -> u64 {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or_default();
+    line.split_whitespace().nth(1).and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use millrace_shard::DType;
+use millrace_shard::{DType, Device};
 
 /// An LLM inference server: continuous batching, paged KV cache, streamed tokens over HTTP.
 #[derive(Debug, Parser)]
@@ -87,6 +87,26 @@ pub(crate) struct EngineArgs {
     /// Prompt and generated tokens of one sequence; the model's own limit when absent
     #[arg(long, env = "MAX_TOTAL_TOKENS", value_name = "N")]
     pub(crate) max_total_tokens: Option<u32>,
+    /// Keep what was computed for a prompt and share it with prompts that begin alike
+    #[arg(long, env = "PREFIX_CACHING", default_value_t = true, action = clap::ArgAction::Set, value_name = "true|false",
+          value_parser = clap::builder::BoolishValueParser::new())]
+    pub(crate) prefix_caching: bool,
+    /// Seconds that one step may take before the shards count as hung and are started again
+    #[arg(long, env = "STEP_TIMEOUT", default_value_t = 120.0, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) step_timeout: f64,
+    /// Losses of shards in a row, without a token in between, after which the server gives up
+    #[arg(long, env = "MAX_SHARD_FAILURES", default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_shard_failures: u32,
+}
+
+/// A time that is longer than nothing and shorter than a year.
+fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if seconds > 0.0 && seconds < 3.2e7 {
+        Ok(seconds)
+    } else {
+        Err("must be above 0, and below a year".into())
+    }
 }
 
 /// `millrace serve`.
@@ -116,6 +136,16 @@ pub(crate) struct HttpArgs {
     /// Requests waiting or running before new ones get status 429
     #[arg(long, env = "MAX_CONCURRENT_REQUESTS", default_value_t = 128, value_name = "N")]
     pub(crate) max_concurrent_requests: usize,
+    /// Requests waiting for a place in the batch before new ones get status 429; up to --max-concurrent-requests when
+    /// absent
+    #[arg(long, env = "MAX_QUEUE_REQUESTS", value_name = "N")]
+    pub(crate) max_queue_requests: Option<usize>,
+    /// Prompt tokens of all waiting requests before new ones get status 429; any number when absent
+    #[arg(long, env = "MAX_QUEUE_TOKENS", value_name = "N")]
+    pub(crate) max_queue_tokens: Option<usize>,
+    /// Seconds after which a request that still waits gets status 503; never when absent
+    #[arg(long, env = "QUEUE_TIMEOUT", value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) queue_timeout: Option<f64>,
     /// Largest `best_of` and `n` of a request
     #[arg(long, env = "MAX_BEST_OF", default_value_t = 2, value_name = "N")]
     pub(crate) max_best_of: usize,
@@ -263,6 +293,8 @@ pub(crate) enum DeviceArg {
     Auto,
     /// The processor.
     Cpu,
+    /// Nothing: made-up tokens at once, to measure the server without a model.
+    Null,
 }
 
 impl From<DTypeArg> for DType {
@@ -271,6 +303,15 @@ impl From<DTypeArg> for DType {
             DTypeArg::Float32 => DType::F32,
             DTypeArg::Float16 => DType::F16,
             DTypeArg::Bfloat16 => DType::BF16,
+        }
+    }
+}
+
+impl From<DeviceArg> for Device {
+    fn from(argument: DeviceArg) -> Self {
+        match argument {
+            DeviceArg::Auto | DeviceArg::Cpu => Device::Cpu,
+            DeviceArg::Null => Device::Null,
         }
     }
 }

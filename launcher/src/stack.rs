@@ -6,13 +6,26 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use clap::ValueEnum;
 use millrace_router::assets::Assets;
-use millrace_router::engine::{self, Engine, EngineConfig, ShardCommand, State};
+use millrace_router::engine::{self, Bounds, Engine, EngineConfig, ShardCommand, State};
 use millrace_router::service::{Limits, ModelInfo, Service};
 use tokio::task::JoinHandle;
 
 use crate::cli::{EngineArgs, LoadFormat, ModelArgs, own_executable};
 use crate::model::{Location, locate};
 use crate::{demo, progress};
+
+/// How requests wait and end; the default is for a single one.
+#[derive(Debug, Default)]
+pub(crate) struct Serving {
+    /// Requests that wait at most.
+    pub(crate) max_queue_requests: Option<usize>,
+    /// Prompt tokens of requests that wait at most.
+    pub(crate) max_queue_tokens: Option<usize>,
+    /// How long a request may wait.
+    pub(crate) queue_timeout: Option<Duration>,
+    /// How long running requests may take to end once the server is asked to.
+    pub(crate) drain_timeout: Duration,
+}
 
 /// A service and the engine behind it.
 pub(crate) struct Stack {
@@ -31,7 +44,7 @@ impl Stack {
         model: &ModelArgs,
         engine: &EngineArgs,
         limits: Limits,
-        drain_timeout: Duration,
+        serving: Serving,
     ) -> Result<Stack> {
         let location = locate(model)?;
         let assets = assets(&location, model.load_format)?;
@@ -40,9 +53,18 @@ impl Stack {
             args: shard_flags(model, engine),
             env: Default::default(),
         };
+        let Serving { max_queue_requests, max_queue_tokens, queue_timeout, drain_timeout } = serving;
         let config = EngineConfig {
-            max_in_flight: limits.max_concurrent_requests,
+            bounds: Bounds {
+                in_flight: limits.max_concurrent_requests,
+                queued: max_queue_requests.unwrap_or(usize::MAX),
+                queued_tokens: max_queue_tokens.unwrap_or(usize::MAX),
+            },
+            prefix_cache: engine.prefix_caching,
+            queue_timeout,
             drain_timeout,
+            step_timeout: Duration::from_secs_f64(engine.step_timeout),
+            max_failures: engine.max_shard_failures,
             ..EngineConfig::default()
         };
         let (engine, engine_task) = engine::start(config, command);

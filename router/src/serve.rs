@@ -14,7 +14,11 @@ use crate::service::Service;
 /// How often old samples of the metrics are folded away.
 const METRICS_UPKEEP: Duration = Duration::from_secs(5);
 
-/// Serves until `shutdown` is done, then lets running requests end, for `grace` at most.
+/// How long after the last request's end, or after the time that requests have to end, connections are waited for.
+const LAST_BYTES: Duration = Duration::from_secs(2);
+
+/// Serves until `shutdown` is done, then lets running requests end; the engine ends those that take longer than `grace`.
+/// Meanwhile the port still answers: `/ready` is 503, and so is every new request.
 ///
 /// The port answers at once; while the model loads, `/health` is 200 and `/ready` 503.
 ///
@@ -42,6 +46,8 @@ pub async fn serve(
         engine.drain();
         // Nobody waits if the server has ended by itself.
         let _ = stopping.send(());
+        // It ends in time by itself; only a bug could keep it.
+        let _ = tokio::time::timeout(grace + LAST_BYTES, engine.ended()).await;
     };
     // A token is a small packet: it must not wait for the next one.
     let listener = listener.tap_io(|stream| {
@@ -52,7 +58,7 @@ pub async fn serve(
     let server = axum::serve(listener, http::router(service, config)).with_graceful_shutdown(signal);
     let too_long = async {
         match stopped.await {
-            Ok(()) => tokio::time::sleep(grace).await,
+            Ok(()) => tokio::time::sleep(grace + 2 * LAST_BYTES).await,
             Err(_) => std::future::pending().await,
         }
     };

@@ -57,6 +57,9 @@ pub enum Error {
     /// The connection to the router failed.
     #[error("connection to the router: {0}")]
     Connection(#[from] millrace_proto::FrameError),
+    /// The thread that reads the router's messages could not be started.
+    #[error("cannot start the thread that reads the router's messages: {0}")]
+    Reader(std::io::Error),
     /// The thread that watches for the parent's end could not be started.
     #[error("cannot start the thread that watches standard input: {0}")]
     Lifeline(std::io::Error),

@@ -10,14 +10,16 @@ mod lifeline;
 mod limits;
 pub mod memory;
 pub mod model;
+mod null;
 mod options;
 pub mod plan;
 mod serve;
 pub mod state;
 mod worker;
 
+pub use connection::Connection;
 pub use error::Error;
 pub use limits::Limits;
 pub use millrace_kernels::DType;
-pub use options::{Address, ShardOptions};
+pub use options::{Address, Device, ShardOptions};
 pub use serve::{run, serve};

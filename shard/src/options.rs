@@ -23,11 +23,22 @@ impl fmt::Display for Address {
     }
 }
 
+/// What computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Device {
+    /// The processor.
+    Cpu,
+    /// Nothing: steps are answered at once with made-up tokens, to measure all that is around the model.
+    Null,
+}
+
 /// What a shard process is told when it is started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardOptions {
     /// Where the router listens.
     pub address: Address,
+    /// What computes.
+    pub device: Device,
     /// This shard's number, from 0.
     pub rank: usize,
     /// Number of shards.

@@ -1,22 +1,22 @@
 //! The life of a shard process: connect, load, then a blocking loop over steps.
 
-use std::io::{Read, Write};
+use std::io::Write;
 use std::time::{Duration, Instant};
 
 use millrace_kernels::Backend;
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_proto::{
-    Fault, FromShard, Loading, MemoryItem, Phase, Ready, ToShard, frame, from_shard, to_shard,
+    Fault, FromShard, Loading, MemoryItem, Phase, Pong, Ready, Step, StepOutput, frame, from_shard, to_shard,
 };
 
-use crate::connection::{connect, is_hang_up};
+use crate::connection::{Connection, connect, is_hang_up, listen};
 use crate::decoder::{Decoder, Weights};
 use crate::memory::free_host_bytes;
 use crate::model::{DecoderSpec, Model};
-use crate::options::ShardOptions;
+use crate::options::{Device, ShardOptions};
 use crate::plan::{self, Plan, Wish};
 use crate::worker::Worker;
-use crate::{Error, lifeline};
+use crate::{Error, lifeline, null};
 
 /// The share of the free host memory that a KV pool without a given size may fill up to.
 const HOST_MEMORY_FRACTION: f64 = 0.8;
@@ -24,8 +24,8 @@ const HOST_MEMORY_FRACTION: f64 = 0.8;
 /// Time between two reports on loading.
 const REPORT_EVERY: Duration = Duration::from_millis(50);
 
-/// Runs a shard on the CPU until the router tells it to stop or goes away. `open` finds the model; it is called once the
-/// router is connected, so that the router learns of its errors.
+/// Runs a shard until the router tells it to stop or goes away. `open` finds the model; it is called once the router is
+/// connected, so that the router learns of its errors.
 ///
 /// # Errors
 /// If the model cannot be loaded, or a step cannot be run. The router has been told then.
@@ -34,10 +34,13 @@ pub fn run(options: &ShardOptions, open: impl FnOnce() -> Result<Model, Error>) 
         lifeline::hold().map_err(Error::Lifeline)?;
     }
     let mut router = connect(&options.address)?;
+    if options.device == Device::Null {
+        return report_to(&mut router, |router| null::serve(router, options, open));
+    }
     let cpu = CpuOptions { threads: options.threads, ..CpuOptions::default() };
     match Cpu::new(cpu) {
         Ok(cpu) => serve(&cpu, &mut router, options, free_host_bytes(), open),
-        Err(error) => report(&mut router, Err(error.into())),
+        Err(error) => report_to(&mut router, |_| Err(error.into())),
     }
 }
 
@@ -47,18 +50,23 @@ pub fn run(options: &ShardOptions, open: impl FnOnce() -> Result<Model, Error>) 
 /// As [`run`].
 pub fn serve<B: Backend>(
     backend: &B,
-    router: &mut (impl Read + Write),
+    router: &mut impl Connection,
     options: &ShardOptions,
     free: Option<usize>,
     open: impl FnOnce() -> Result<Model, Error>,
 ) -> Result<(), Error> {
-    let result = start(backend, router, options, free, open).and_then(|mut worker| work(&mut worker, router));
-    report(router, result)
+    report_to(router, |router| {
+        let mut worker = start(backend, router, options, free, open)?;
+        answer(router, |step| worker.step(step))
+    })
 }
 
 /// Tells the router of an error, unless it is that the router has gone: then all is well.
-fn report(router: &mut impl Write, result: Result<(), Error>) -> Result<(), Error> {
-    match result {
+fn report_to<C: Connection>(
+    router: &mut C,
+    serve: impl FnOnce(&mut C) -> Result<(), Error>,
+) -> Result<(), Error> {
+    match serve(router) {
         Err(error) if is_hang_up(&error) => Ok(()),
         Err(error) => {
             let fault = Fault { message: error.to_string() };
@@ -131,22 +139,32 @@ fn start<'b, B: Backend>(
 }
 
 /// Answers steps until the router asks to stop.
-fn work<B: Backend>(worker: &mut Worker<'_, B>, router: &mut (impl Read + Write)) -> Result<(), Error> {
-    let mut scratch = Vec::new();
-    loop {
-        let message: ToShard = frame::read(router, &mut scratch)?;
+pub(crate) fn answer(
+    router: &mut impl Connection,
+    mut compute: impl FnMut(&Step) -> Result<StepOutput, Error>,
+) -> Result<(), Error> {
+    let messages = listen(router)?;
+    let mut answered = None;
+    // The reader says why before it ends.
+    while let Ok(received) = messages.recv() {
+        let (message, received) = received?;
         match message.message {
             Some(to_shard::Message::Step(step)) => {
-                let output = worker.step(&step)?;
+                let idle = answered.map_or(Duration::ZERO, |answered| received.duration_since(answered));
+                let idle_micros = idle.as_micros() as u64;
+                let output = StepOutput { idle_micros, ..compute(&step)? };
+                answered = Some(Instant::now());
                 send(router, from_shard::Message::Output(output))?;
             }
+            Some(to_shard::Message::Ping(_)) => send(router, from_shard::Message::Pong(Pong {}))?,
             Some(to_shard::Message::Shutdown(_)) => return Ok(()),
             None => return Err(Error::EmptyMessage),
         }
     }
+    Ok(())
 }
 
-fn send(router: &mut impl Write, message: from_shard::Message) -> Result<(), Error> {
+pub(crate) fn send(router: &mut impl Write, message: from_shard::Message) -> Result<(), Error> {
     Ok(frame::write(router, &FromShard { message: Some(message) })?)
 }
 

@@ -6,7 +6,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millrace_shard::{Address, ShardOptions, run};
+use millrace_shard::{Address, Device, ShardOptions, run};
 
 /// Names the socket to the child.
 const SOCKET: &str = "MILLRACE_TEST_LIFELINE_SOCKET";
@@ -17,6 +17,7 @@ fn child() {
     let Some(socket) = std::env::var_os(SOCKET) else { return };
     let options = ShardOptions {
         address: Address::Unix(socket.into()),
+        device: Device::Cpu,
         rank: 0,
         world_size: 1,
         dtype: None,

@@ -16,13 +16,14 @@ use millrace_proto::{
     from_shard, to_shard,
 };
 use millrace_shard::model::Model;
-use millrace_shard::{Address, Error, ShardOptions, serve};
+use millrace_shard::{Address, Device, Error, ShardOptions, serve};
 
 const SEED: u64 = 5;
 
 fn options() -> ShardOptions {
     ShardOptions {
         address: Address::Unix("unused".into()),
+        device: Device::Cpu,
         rank: 0,
         world_size: 1,
         dtype: None,

@@ -12,7 +12,7 @@ use millrace_proto::{
     Admission, FromShard, Row, Sampling, Shutdown, Step, ToShard, frame, from_shard, to_shard,
 };
 use millrace_shard::checkpoint::Source;
-use millrace_shard::{Address, ShardOptions, families, run};
+use millrace_shard::{Address, Device, ShardOptions, families, run};
 
 /// "Once upon a time, there was a little girl named Lily."
 const PROMPT: [u32; 16] = [1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426];
@@ -28,6 +28,7 @@ const STORY: [u32; 80] = [
 fn options(address: Address) -> ShardOptions {
     ShardOptions {
         address,
+        device: Device::Cpu,
         rank: 0,
         world_size: 1,
         dtype: None,

@@ -1,7 +1,6 @@
 //! `millrace chat`: a conversation in the terminal.
 
 use std::io::{IsTerminal, Write};
-use std::time::Duration;
 
 use anyhow::{Result, bail};
 use millrace_router::service::{Prompt, ServiceError};
@@ -11,7 +10,7 @@ use serde_json::{Value, json};
 use super::generate::print_stream;
 use crate::cli::ChatArgs;
 use crate::logging;
-use crate::stack::Stack;
+use crate::stack::{Serving, Stack};
 
 const HELP: &str = "\
 /reset   forget the conversation
@@ -23,7 +22,7 @@ pub(crate) fn run(args: ChatArgs) -> Result<()> {
     logging::start("off", false);
     let ChatArgs { model, engine, sampling, system } = args;
     tokio::runtime::Runtime::new()?.block_on(async {
-        let stack = Stack::start(&model, &engine, Default::default(), Duration::ZERO)?;
+        let stack = Stack::start(&model, &engine, Default::default(), Serving::default())?;
         stack.loaded().await?;
         let interactive = std::io::stdin().is_terminal();
         if interactive {

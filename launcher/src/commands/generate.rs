@@ -1,7 +1,6 @@
 //! `millrace generate`: a prompt in, its continuation out.
 
 use std::io::{Read, Write};
-use std::time::Duration;
 
 use anyhow::{Context, Result};
 use millrace_router::service::{Params, Prompt, TextStream};
@@ -9,7 +8,7 @@ use millrace_router::text::Specials;
 
 use crate::cli::{GenerateArgs, SamplingArgs};
 use crate::logging;
-use crate::stack::Stack;
+use crate::stack::{Serving, Stack};
 
 /// Prints the prompt and its continuation.
 pub(crate) fn run(args: GenerateArgs) -> Result<()> {
@@ -26,7 +25,7 @@ pub(crate) fn run(args: GenerateArgs) -> Result<()> {
         }
     };
     tokio::runtime::Runtime::new()?.block_on(async {
-        let stack = Stack::start(&model, &engine, Default::default(), Duration::ZERO)?;
+        let stack = Stack::start(&model, &engine, Default::default(), Serving::default())?;
         stack.loaded().await?;
         let params = sampling.params();
         let mut answer = stack.service.generate(Prompt::Text(prompt.clone(), Specials::Add), params).await?;

@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::cli::ServeArgs;
-use crate::stack::Stack;
+use crate::stack::{Serving, Stack};
 use crate::{logging, progress};
 
 /// Serves until told to stop.
@@ -32,6 +32,12 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         validation_workers: http.validation_workers,
     };
     let grace = Duration::from_secs(http.graceful_termination_timeout);
+    let serving = Serving {
+        max_queue_requests: http.max_queue_requests,
+        max_queue_tokens: http.max_queue_tokens,
+        queue_timeout: http.queue_timeout.map(Duration::from_secs_f64),
+        drain_timeout: grace,
+    };
     let longest = engine.max_total_tokens.unwrap_or(LONGEST_MEASURED) as usize;
     tokio::runtime::Runtime::new()?.block_on(async {
         let address = address(http.hostname.as_deref())?;
@@ -44,7 +50,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
             allowed_origins: origins(&http.cors_allow_origin)?,
             metrics: Some(metrics::install(longest)?),
         };
-        let stack = Stack::start(&model, &engine, limits, grace)?;
+        let stack = Stack::start(&model, &engine, limits, serving)?;
         tracing::info!("listening on http://{}", listener.local_addr()?);
         tokio::spawn(announce(stack.engine().state()));
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use millrace_shard::{Address, ShardOptions, families};
+use millrace_shard::{Address, Device, ShardOptions, families};
 
 use crate::cli::{LoadFormat, ShardArgs};
 use crate::model;
@@ -13,6 +13,7 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
     let ShardArgs { connect, rank, world_size, model, engine } = args;
     let options = ShardOptions {
         address: address(&connect)?,
+        device: engine.device.into(),
         rank,
         world_size,
         dtype: model.dtype.map(Into::into),
@@ -26,9 +27,10 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         lifeline: true,
     };
     let source = model::source(&model)?;
-    let open = || match model.load_format {
-        LoadFormat::Auto => families::load(&source),
-        LoadFormat::Dummy => families::load_dummy(&source),
+    let open = || match (options.device, model.load_format) {
+        (Device::Cpu, LoadFormat::Auto) => families::load(&source),
+        // Without anything that computes, the configuration is enough.
+        (Device::Null, _) | (_, LoadFormat::Dummy) => families::load_dummy(&source),
     };
     // The router is told of every error and reports it; saying it here too would only double it.
     match millrace_shard::run(&options, open) {

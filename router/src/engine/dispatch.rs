@@ -2,12 +2,11 @@
 //! not wake a request itself.
 
 use std::collections::HashMap;
-use std::time::Duration;
 
 use millrace_proto::Sampled;
 use tokio::sync::mpsc;
 
-use super::handle::{Event, Token};
+use super::handle::{Event, Failure, Started, Token};
 use crate::scheduler::{Output, SeqId};
 
 /// What has happened since the last batch. The parts are passed on in the order of the fields.
@@ -17,10 +16,10 @@ pub(super) struct Batch {
     pub(super) opened: Vec<(SeqId, mpsc::UnboundedSender<Event>)>,
     /// Tokens that came back.
     pub(super) outputs: Vec<Output>,
-    /// Requests that left the queue, after this time.
-    pub(super) started: Vec<(SeqId, Duration)>,
+    /// Requests that left the queue.
+    pub(super) started: Vec<(SeqId, Started)>,
     /// Requests that end with an error.
-    pub(super) failed: Vec<(SeqId, String)>,
+    pub(super) failed: Vec<(SeqId, Failure)>,
     /// Requests that end without a word, because nobody listens.
     pub(super) abandoned: Vec<SeqId>,
 }
@@ -53,8 +52,8 @@ pub(super) async fn run(mut batches: mpsc::UnboundedReceiver<Batch>) {
                 open.remove(&sequence);
             }
         }
-        for (id, queued) in batch.started {
-            send(&open, id, Event::Started(queued));
+        for (id, started) in batch.started {
+            send(&open, id, Event::Started(started));
         }
         for (id, why) in batch.failed {
             send(&open, id, Event::Failed(why));

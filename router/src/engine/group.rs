@@ -56,6 +56,7 @@ pub(super) enum News {
     Loading(Loading),
     Ready(Box<Ready>),
     Output(StepOutput),
+    Pong,
     /// It cannot go on and says why.
     Fault(String),
     /// A message of a kind that this version does not know.
@@ -177,7 +178,7 @@ impl Group {
             News::Closed(FrameError::Malformed(_) | FrameError::TooLarge(_)) => 1,
             News::Exited(_) => 2,
             News::Closed(_) => 3,
-            News::Loading(_) | News::Ready(_) | News::Output(_) | News::Unknown => 4,
+            News::Loading(_) | News::Ready(_) | News::Output(_) | News::Pong | News::Unknown => 4,
         });
         obituary(rank, &heard[0])
     }
@@ -192,7 +193,7 @@ impl Group {
                 }
                 News::Exited(_) => exited = true,
                 News::Closed(_) => closed = true,
-                News::Loading(_) | News::Ready(_) | News::Output(_) | News::Unknown => {}
+                News::Loading(_) | News::Ready(_) | News::Output(_) | News::Pong | News::Unknown => {}
             }
         }
         exited && closed
@@ -228,7 +229,7 @@ fn obituary(rank: usize, news: &News) -> String {
         News::Exited(Err(error)) => format!("shard {rank} cannot be watched: {error}"),
         News::Closed(FrameError::Closed) => format!("shard {rank} closed its connection"),
         News::Closed(error) => format!("the connection to shard {rank} broke: {error}"),
-        News::Loading(_) | News::Ready(_) | News::Output(_) | News::Unknown => {
+        News::Loading(_) | News::Ready(_) | News::Output(_) | News::Pong | News::Unknown => {
             format!("shard {rank} sent something at the wrong time")
         }
     }

@@ -1,14 +1,15 @@
 //! The engine as the rest of the router sees it: submit token ids, receive token ids.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
+use super::admission::{Bounds, Occupancy, Permit};
 use crate::scheduler::Limits;
 
-pub use crate::scheduler::{Finish, Request};
+pub use crate::scheduler::{Finish, Priority, Request};
 
 /// A generated token.
 #[derive(Debug, Clone, PartialEq)]
@@ -24,12 +25,32 @@ pub struct Token {
 /// What happens to a generation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
-    /// It left the queue after this time.
-    Started(Duration),
+    /// It left the queue.
+    Started(Started),
     /// A token; with the last one, why it is the last.
     Token(Token, Option<Finish>),
-    /// The engine failed; the text is fit for a client.
-    Failed(String),
+    /// It will not be answered (any further).
+    Failed(Failure),
+}
+
+/// How a generation began.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Started {
+    /// Time in the queue.
+    pub queued: Duration,
+    /// Tokens of the prompt whose keys and values were still there from another sequence.
+    pub cached_tokens: usize,
+}
+
+/// Why a generation broke off. The texts are fit for a client.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Failure {
+    /// It never began; another server, or this one later, may take it.
+    #[error("{0}")]
+    NotStarted(String),
+    /// The engine failed while it ran, or ended before it did.
+    #[error("{0}")]
+    Broken(String),
 }
 
 /// Why a request was not accepted.
@@ -37,7 +58,10 @@ pub enum Event {
 pub enum Refused {
     /// As many requests as allowed are waiting or running.
     #[error("Model is overloaded")]
-    Overloaded,
+    Overloaded {
+        /// When there will be room, as far as can be told.
+        retry_after: Duration,
+    },
     /// The prompt and the tokens asked for can never fit.
     #[error("{0}")]
     TooLarge(String),
@@ -60,6 +84,8 @@ pub enum State {
     },
     /// Requests are served.
     Ready(Arc<millrace_proto::Ready>),
+    /// The shards were lost and are started again. Requests are taken and wait; the model is the same.
+    Recovering(Arc<millrace_proto::Ready>),
     /// Running requests are ended; no new ones are taken.
     Draining,
     /// The engine is gone; the text says why.
@@ -82,33 +108,27 @@ pub enum Command {
     Drain,
 }
 
-/// Counts one request in flight until dropped.
-#[derive(Debug)]
-pub struct Permit(Arc<AtomicUsize>);
-
-impl Drop for Permit {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
-    }
-}
-
 /// Speaks to the engine. Clones speak to the same one.
 #[derive(Debug, Clone)]
 pub struct Engine {
     commands: mpsc::UnboundedSender<Command>,
     state: watch::Receiver<State>,
-    in_flight: Arc<AtomicUsize>,
-    limit: usize,
+    occupancy: Arc<Occupancy>,
 }
 
 impl Engine {
-    /// A handle to whoever receives `commands`; at most `limit` requests are in flight (queued or running).
+    /// A handle to whoever receives `commands`; the bounds are kept here.
     pub fn new(
         commands: mpsc::UnboundedSender<Command>,
         state: watch::Receiver<State>,
-        limit: usize,
+        bounds: Bounds,
     ) -> Self {
-        Engine { commands, state, in_flight: Arc::default(), limit }
+        Engine { commands, state, occupancy: Occupancy::new(bounds) }
+    }
+
+    /// What the loop shares with the handles.
+    pub(super) fn occupancy(&self) -> Arc<Occupancy> {
+        self.occupancy.clone()
     }
 
     /// What the engine is doing now, and a way to wait for changes.
@@ -122,7 +142,7 @@ impl Engine {
     /// [`Refused`] says why it was not taken; nothing has been queued then.
     pub fn submit(&self, request: Request) -> Result<Generation, Refused> {
         match &*self.state.borrow() {
-            State::Ready(model) => {
+            State::Ready(model) | State::Recovering(model) => {
                 let limits = Limits::new(model).map_err(|error| Refused::Unavailable(error.to_string()))?;
                 limits
                     .check(request.prompt.len(), request.max_new_tokens as usize)
@@ -132,7 +152,7 @@ impl Engine {
             State::Draining => return Err(Refused::Unavailable("Server is shutting down".into())),
             State::Failed(why) => return Err(Refused::Unavailable(format!("Engine failed: {why}"))),
         }
-        let permit = self.permit().ok_or(Refused::Overloaded)?;
+        let permit = self.occupancy.enter(request.prompt.len()).ok_or_else(|| self.overloaded())?;
         let (events, receiver) = mpsc::unbounded_channel();
         self.commands
             .send(Command::Submit { request, events, permit })
@@ -146,16 +166,27 @@ impl Engine {
         let _ = self.commands.send(Command::Drain);
     }
 
-    /// Requests queued or running.
-    pub fn in_flight(&self) -> usize {
-        self.in_flight.load(Ordering::Acquire)
+    /// Waits until the engine has stopped: all its requests have ended, and no shard process is left.
+    pub async fn ended(&self) {
+        self.commands.closed().await;
     }
 
-    fn permit(&self) -> Option<Permit> {
-        self.in_flight
-            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| (n < self.limit).then_some(n + 1))
-            .ok()
-            .map(|_| Permit(self.in_flight.clone()))
+    /// Requests queued or running.
+    pub fn in_flight(&self) -> usize {
+        self.occupancy.in_flight()
+    }
+
+    /// Whether as many requests are in flight as may be.
+    ///
+    /// # Errors
+    /// [`Refused::Overloaded`] if so.
+    pub fn has_room(&self) -> Result<(), Refused> {
+        if self.occupancy.is_full() { Err(self.overloaded()) } else { Ok(()) }
+    }
+
+    /// The refusal of a request that is too much.
+    pub fn overloaded(&self) -> Refused {
+        Refused::Overloaded { retry_after: self.occupancy.retry_after() }
     }
 }
 
@@ -171,5 +202,10 @@ impl Generation {
     /// The next event; `None` after the last token, after a failure, or if the engine stopped.
     pub async fn next(&mut self) -> Option<Event> {
         self.events.recv().await
+    }
+
+    /// As [`next`](Self::next).
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+        self.events.poll_recv(context)
     }
 }

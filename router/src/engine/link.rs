@@ -33,6 +33,7 @@ async fn read(rank: usize, mut from: OwnedReadHalf, news: mpsc::Sender<(usize, N
     loop {
         let item = match read_async::<FromShard>(&mut from, &mut scratch).await {
             Ok(FromShard { message: Some(from_shard::Message::Output(output)) }) => News::Output(output),
+            Ok(FromShard { message: Some(from_shard::Message::Pong(_)) }) => News::Pong,
             Ok(FromShard { message: Some(from_shard::Message::Loading(loading)) }) => News::Loading(loading),
             Ok(FromShard { message: Some(from_shard::Message::Ready(ready)) }) => {
                 News::Ready(Box::new(ready))

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_proto::Ready;
+use millrace_proto::{Loading, Ready};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
@@ -23,8 +23,11 @@ pub(super) async fn load(
         group = connect => group.map_err(|error| End::Failed(error.to_string()))?,
         () = drain_requested(commands) => return Err(End::Drained),
     };
+    let show = |Loading { phase, done_bytes, total_bytes }| {
+        state.send_replace(State::Loading { phase, done: done_bytes, total: total_bytes });
+    };
     let result = tokio::select! {
-        ready = all_ready(&mut group, silence, state) => ready.map_err(End::Failed),
+        ready = all_ready(&mut group, silence, show) => ready.map_err(End::Failed),
         () = drain_requested(commands) => Err(End::Drained),
     };
     match result {
@@ -36,10 +39,11 @@ pub(super) async fn load(
     }
 }
 
-async fn all_ready(
+/// Waits for all ranks; `progress` is told what the first one says of its own.
+pub(super) async fn all_ready(
     group: &mut Group,
     silence: Duration,
-    state: &watch::Sender<State>,
+    mut progress: impl FnMut(Loading),
 ) -> Result<Ready, String> {
     let mut ready: Vec<Option<Ready>> = vec![None; group.world_size()];
     loop {
@@ -47,10 +51,7 @@ async fn all_ready(
         let (rank, news) = heard
             .map_err(|_| format!("the shards have been silent for {} s while loading", silence.as_secs()))?;
         match news {
-            News::Loading(loading) if rank == 0 => {
-                let (done, total) = (loading.done_bytes, loading.total_bytes);
-                state.send_replace(State::Loading { phase: loading.phase, done, total });
-            }
+            News::Loading(loading) if rank == 0 => progress(loading),
             News::Loading(_) => {}
             News::Ready(announced) => ready[rank] = Some(*announced),
             other => return Err(group.explain(rank, other).await),

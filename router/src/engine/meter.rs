@@ -32,6 +32,24 @@ const PREEMPTIONS: &str = "millrace_preemptions_total";
 const KV_BLOCKS_USED: &str = "millrace_kv_blocks_used";
 /// Gauge: KV cache blocks of the pool.
 const KV_BLOCKS_TOTAL: &str = "millrace_kv_blocks_total";
+/// Counter: microseconds that the shards waited for a step although there was work.
+const SHARD_IDLE: &str = "millrace_shard_idle_micros_total";
+/// Counter: groups of shards started again after a loss.
+const RESTARTS: &str = "millrace_shard_restarts_total";
+/// Histogram: seconds from the loss of the shards to the first token after it.
+const RECOVERY_DURATION: &str = "millrace_recovery_duration";
+/// Counter: requests that ended because they waited for too long.
+const QUEUE_TIMEOUTS: &str = "millrace_queue_timeouts_total";
+/// Counter: tokens of admitted sequences that were found in the prefix cache.
+const PREFIX_HITS: &str = "millrace_prefix_cache_hit_tokens_total";
+/// Counter: tokens of admitted sequences that had to be computed.
+const PREFIX_MISSES: &str = "millrace_prefix_cache_miss_tokens_total";
+/// Counter: blocks of the prefix cache that were given to others.
+const PREFIX_EVICTIONS: &str = "millrace_prefix_cache_evicted_blocks_total";
+/// Gauge: blocks that hold computed prefixes.
+const PREFIX_BLOCKS: &str = "millrace_prefix_cache_blocks";
+/// Gauge: tokens of waiting sequences.
+const QUEUE_TOKENS: &str = "millrace_queue_tokens";
 
 /// Describes the metrics to the installed recorder.
 pub(super) fn describe() {
@@ -45,6 +63,14 @@ pub(super) fn describe() {
     describe_histogram!(BATCH_FORWARD_DURATION, Unit::Seconds, "A step's forward pass");
     describe_counter!(STEP_TOKENS, Unit::Count, "Tokens run through the model");
     describe_counter!(PREEMPTIONS, Unit::Count, "Sequences sent back to the queue for want of cache blocks");
+    describe_counter!(
+        SHARD_IDLE,
+        Unit::Microseconds,
+        "Time that the shards waited for a step although there was work"
+    );
+    describe_counter!(RESTARTS, Unit::Count, "Groups of shards started again after a loss");
+    describe_histogram!(RECOVERY_DURATION, Unit::Seconds, "From the loss of the shards to the first token");
+    describe_counter!(QUEUE_TIMEOUTS, Unit::Count, "Requests that waited for too long");
     describe_gauge!(KV_BLOCKS_USED, Unit::Count, "KV cache blocks in use");
     describe_gauge!(KV_BLOCKS_TOTAL, Unit::Count, "KV cache blocks of the pool");
 }
@@ -54,32 +80,53 @@ pub(super) fn describe() {
 pub(super) struct Measured {
     sent: Instant,
     method: &'static str,
+    /// The shards waited for it, if at all, because of the router.
+    waited_for: bool,
 }
 
 impl Measured {
-    /// A step is being sent. One with a chunk of a prompt in it counts as prefill.
-    pub(super) fn sent(step: &Step) -> Self {
+    /// A step is being sent. One with a chunk of a prompt in it counts as prefill. If the shards had nothing to do before
+    /// it because there was nothing, they have not waited for it.
+    pub(super) fn sent(step: &Step, waited_for: bool) -> Self {
         let prefill = step.rows.iter().any(|row| row.count > 1);
         let method = if prefill { "prefill" } else { "decode" };
         let tokens: u64 = step.rows.iter().map(|row| u64::from(row.count)).sum();
         counter!(BATCH_INFERENCE_COUNT, "method" => method).increment(1);
         counter!(STEP_TOKENS, "method" => method).increment(tokens);
         histogram!(BATCH_NEXT_SIZE).record(step.rows.len() as f64);
-        Measured { sent: Instant::now(), method }
+        Measured { sent: Instant::now(), method, waited_for }
     }
 
     /// Its answer is there.
-    pub(super) fn answered(self, forward_micros: u64) {
+    pub(super) fn answered(self, forward_micros: u64, idle_micros: u64) {
         let method = self.method;
         counter!(BATCH_INFERENCE_SUCCESS, "method" => method).increment(1);
         histogram!(BATCH_INFERENCE_DURATION, "method" => method).record(self.sent.elapsed());
         histogram!(BATCH_FORWARD_DURATION, "method" => method).record(Duration::from_micros(forward_micros));
+        if self.waited_for {
+            counter!(SHARD_IDLE).increment(idle_micros);
+        }
     }
 
     /// It will never be answered.
     pub(super) fn lost(self) {
         counter!(BATCH_INFERENCE_FAILURE, "method" => self.method).increment(1);
     }
+}
+
+/// A new group of shards is ready.
+pub(super) fn restarted() {
+    counter!(RESTARTS).increment(1);
+}
+
+/// Tokens flow again after this time.
+pub(super) fn recovered(time: Duration) {
+    histogram!(RECOVERY_DURATION).record(time);
+}
+
+/// A request has waited for too long.
+pub(super) fn queue_timeout() {
+    counter!(QUEUE_TIMEOUTS).increment(1);
 }
 
 /// Shows how full the scheduler is.
@@ -89,4 +136,9 @@ pub(super) fn show(stats: &Stats, num_blocks: usize) {
     gauge!(KV_BLOCKS_USED).set(stats.used_blocks as f64);
     gauge!(KV_BLOCKS_TOTAL).set(num_blocks as f64);
     counter!(PREEMPTIONS).absolute(stats.preemptions);
+    counter!(PREFIX_HITS).absolute(stats.prefix_hit_tokens);
+    counter!(PREFIX_MISSES).absolute(stats.prefix_miss_tokens);
+    counter!(PREFIX_EVICTIONS).absolute(stats.prefix_evicted_blocks);
+    gauge!(PREFIX_BLOCKS).set(stats.cached_blocks as f64);
+    gauge!(QUEUE_TOKENS).set(stats.waiting_tokens as f64);
 }

@@ -3,6 +3,8 @@
 //! | file | its job |
 //! |---|---|
 //! | [`handle`] | what the rest of the router holds: submit a request, receive its events |
+//! | `admission` | how full the engine is: what is refused, and when to come again |
+//! | `supervisor` | the life of the shards: heartbeat, deadlines, restarts |
 //! | `group` | starts the shard processes, watches over them, ends them |
 //! | `link` | one connection: a task that reads, a task that writes |
 //! | `loading` | from the connection until every rank is ready |
@@ -10,6 +12,7 @@
 //! | `dispatch` | one task that passes a step's events on to their requests |
 //! | `meter` | what the loop tells `/metrics` |
 
+mod admission;
 mod dispatch;
 mod group;
 pub mod handle;
@@ -17,6 +20,7 @@ mod link;
 mod loading;
 mod meter;
 mod run;
+mod supervisor;
 
 #[cfg(test)]
 mod tests;
@@ -26,18 +30,32 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 
-use self::group::{Group, StartError};
+use futures::FutureExt;
 
+use self::group::Group;
+use self::supervisor::Connect;
+
+pub use self::admission::{Bounds, Permit};
 pub use self::group::ShardCommand;
-pub use self::handle::{Engine, Event, Finish, Generation, Refused, Request, State, Token};
+pub use self::handle::{
+    Engine, Event, Failure, Finish, Generation, Priority, Refused, Request, Started, State, Token,
+};
 
 /// How the engine behaves, apart from what the shards announce.
 #[derive(Debug, Clone)]
 pub struct EngineConfig {
     /// Shard processes; each holds one slice of the model.
     pub world_size: usize,
-    /// Requests that may be queued or running at the same time.
-    pub max_in_flight: usize,
+    /// Requests that may be queued or running at the same time, and what of them may be queued.
+    pub bounds: Bounds,
+    /// Whether computed prefixes are kept and shared.
+    pub prefix_cache: bool,
+    /// How long a request may be queued, if there is a limit.
+    pub queue_timeout: Option<Duration>,
+    /// How long the shards may take for one step before they count as hung.
+    pub step_timeout: Duration,
+    /// Losses of shards in a row, without a token in between, after which the engine gives up.
+    pub max_failures: u32,
     /// How long a starting shard may be silent. Loading may take for ever as long as it reports progress.
     pub startup_silence: Duration,
     /// How long running requests may take to end once draining has begun.
@@ -50,7 +68,11 @@ impl Default for EngineConfig {
     fn default() -> Self {
         EngineConfig {
             world_size: 1,
-            max_in_flight: 128,
+            bounds: Bounds { in_flight: 128, queued: usize::MAX, queued_tokens: usize::MAX },
+            prefix_cache: true,
+            queue_timeout: None,
+            step_timeout: Duration::from_secs(120),
+            max_failures: 3,
             startup_silence: Duration::from_secs(600),
             drain_timeout: Duration::from_secs(90),
             shutdown_grace: Duration::from_secs(5),
@@ -64,18 +86,20 @@ impl Default for EngineConfig {
 pub fn start(config: EngineConfig, command: ShardCommand) -> (Engine, JoinHandle<()>) {
     let world_size = config.world_size;
     let silence = config.startup_silence;
-    start_with(config, async move { Group::start(&command, world_size, silence).await })
+    let connect = move || {
+        let command = command.clone();
+        async move { Group::start(&command, world_size, silence).await }.boxed()
+    };
+    start_with(config, Box::new(connect))
 }
 
 /// As [`start`], with shards that come from anywhere.
-fn start_with(
-    config: EngineConfig,
-    connect: impl Future<Output = Result<Group, StartError>> + Send + 'static,
-) -> (Engine, JoinHandle<()>) {
+fn start_with(config: EngineConfig, connect: Connect) -> (Engine, JoinHandle<()>) {
     meter::describe();
     let (commands, received) = mpsc::unbounded_channel();
     let (state, states) =
         watch::channel(State::Loading { phase: "Starting shards".into(), done: 0, total: 0 });
-    let engine = Engine::new(commands, states, config.max_in_flight);
-    (engine, tokio::spawn(run::run(config, received, state, connect)))
+    let engine = Engine::new(commands, states, config.bounds);
+    let occupancy = engine.occupancy();
+    (engine, tokio::spawn(run::run(config, occupancy, received, state, connect)))
 }

@@ -2,46 +2,59 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
+use std::time::Duration;
 
-use millrace_proto::{Ready, StepOutput, to_shard};
+use millrace_proto::{Ready, StepOutput};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
 use super::EngineConfig;
+use super::admission::{Occupancy, Pace, Permit};
 use super::dispatch::{self, Batch};
-use super::group::{Group, News, StartError};
-use super::handle::{Command, Event, Permit, Request, State};
+use super::group::Group;
+use super::handle::{Command, Event, Failure, Request, Started, State};
 use super::loading::load;
 use super::meter::{self, Measured};
-use crate::scheduler::{Limits, Malformed, Plan, Scheduler, SeqId};
+use super::supervisor::{Change, Connect, Lost, Supervisor};
+use crate::scheduler::{Limits, Options, Plan, Scheduler, SeqId};
 
-/// Steps sent and not answered. With 2 the shards never wait for the router; the scheduler is ready for it.
-const STEPS_IN_FLIGHT: usize = 1;
+/// Steps sent and not answered. With 2 the shards never wait for the router.
+const STEPS_IN_FLIGHT: usize = 2;
+
+/// Pause before the second start in a row; it doubles with each further one.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+/// How often the queue is looked after while no shard answers.
+const TICK: Duration = Duration::from_millis(200);
+
+const SHUTTING_DOWN: &str = "Server is shutting down";
 
 /// How the engine's life ended.
 #[derive(Debug)]
 pub(super) enum End {
     /// It was asked to.
     Drained,
-    /// It lost its shards, or never had them.
+    /// It never had shards, or lost them for good.
     Failed(String),
 }
 
 /// The whole life of an engine. No shard process is left afterwards.
 pub(super) async fn run(
     config: EngineConfig,
+    occupancy: Arc<Occupancy>,
     mut commands: mpsc::UnboundedReceiver<Command>,
     state: watch::Sender<State>,
-    connect: impl Future<Output = Result<Group, StartError>>,
+    mut connect: Connect,
 ) {
-    let end = match load(config.startup_silence, &mut commands, &state, connect).await {
-        Ok((group, ready)) => serve(config, group, ready, &mut commands, &state).await,
+    let end = match load(config.startup_silence, &mut commands, &state, connect()).await {
+        Ok((group, ready)) => serve(config, occupancy, group, ready, connect, &mut commands, &state).await,
         Err(end) => end,
     };
     let why = match end {
         End::Drained => {
             state.send_replace(State::Draining);
-            "Server is shutting down".to_owned()
+            SHUTTING_DOWN.to_owned()
         }
         End::Failed(why) => {
             tracing::error!("the engine failed: {why}");
@@ -53,16 +66,18 @@ pub(super) async fn run(
     commands.close();
     while let Some(command) = commands.recv().await {
         if let Command::Submit { events, .. } = command {
-            let _ = events.send(Event::Failed(why.clone()));
+            let _ = events.send(Event::Failed(Failure::NotStarted(why.clone())));
         }
     }
 }
 
-/// Serves requests until drained or lost.
+/// Serves requests until drained or lost for good.
 async fn serve(
     config: EngineConfig,
+    occupancy: Arc<Occupancy>,
     group: Group,
     ready: Ready,
+    connect: Connect,
     commands: &mut mpsc::UnboundedReceiver<Command>,
     state: &watch::Sender<State>,
 ) -> End {
@@ -75,19 +90,30 @@ async fn serve(
     };
     let (batches, received) = mpsc::unbounded_channel();
     let dispatching = tokio::spawn(dispatch::run(received));
-    state.send_replace(State::Ready(Arc::new(ready)));
+    let ready = Arc::new(ready);
+    let options = Options { prefix_cache: config.prefix_cache, ..Options::default() };
     let server = Server {
+        shards: Supervisor::new(connect, group, config.startup_silence, config.step_timeout),
         config,
         limits,
-        scheduler: Scheduler::new(limits),
-        group,
+        ready: ready.clone(),
+        scheduler: Scheduler::new(limits, options),
+        pace: Pace::new(occupancy.clone()),
+        occupancy,
         open: HashMap::new(),
+        waiting: VecDeque::new(),
         sent: VecDeque::new(),
+        had_nothing: true,
         batch: Batch::default(),
         batches,
         draining: None,
+        failures: 0,
+        lost: None,
+        state,
     };
-    let end = server.run(commands, state).await;
+    server.occupancy.set_room(limits.max_sequences);
+    state.send_replace(State::Ready(ready));
+    let end = server.run(commands).await;
     // Every event is on its way to its request before the engine is said to have ended.
     if let Err(error) = dispatching.await {
         tracing::error!("the dispatching task failed: {error}");
@@ -100,76 +126,124 @@ struct Open {
     events: mpsc::UnboundedSender<Event>,
     queued: Instant,
     started: bool,
-    _permit: Permit,
+    permit: Permit,
 }
 
-struct Server {
+struct Server<'a> {
     config: EngineConfig,
     limits: Limits,
+    /// What the shards announced last.
+    ready: Arc<Ready>,
     scheduler: Scheduler,
-    group: Group,
+    shards: Supervisor,
+    occupancy: Arc<Occupancy>,
+    pace: Pace,
     open: HashMap<SeqId, Open>,
+    /// Requests in the order of their arrival, with the time of it; the first ones may have started or ended.
+    waiting: VecDeque<(SeqId, Instant)>,
     /// Steps in flight, oldest first.
     sent: VecDeque<Measured>,
+    /// There was nothing to run when all steps were answered.
+    had_nothing: bool,
     /// What is to be passed on to requests at the end of this turn.
     batch: Batch,
     batches: mpsc::UnboundedSender<Batch>,
     /// Once draining has begun, when it ends at the latest.
     draining: Option<Instant>,
+    /// Losses in a row, without a sign of life between them.
+    failures: u32,
+    /// When the shards were lost, until the first token after that.
+    lost: Option<Instant>,
+    state: &'a watch::Sender<State>,
 }
 
-impl Server {
-    async fn run(
-        mut self,
-        commands: &mut mpsc::UnboundedReceiver<Command>,
-        state: &watch::Sender<State>,
-    ) -> End {
+impl Server<'_> {
+    async fn run(mut self, commands: &mut mpsc::UnboundedReceiver<Command>) -> End {
         let mut has_handles = true;
         loop {
             // The shards first: while they compute, there is time for everything else.
             self.send_steps();
+            self.expire();
             self.publish();
             if self.draining.is_some() && self.scheduler.is_idle() {
                 break;
             }
-            let deadline = self.draining.unwrap_or_else(Instant::now);
+            let alarm = self.alarm();
             tokio::select! {
-                (rank, news) = self.group.next() => {
-                    if let Err(lost) = self.hear(rank, news) {
-                        return self.lost(lost).await;
+                change = self.shards.next() => {
+                    if let Err(why) = self.take(change) {
+                        return self.give_up(why).await;
                     }
                 }
-                command = commands.recv(), if has_handles => match command {
-                    Some(Command::Submit { request, events, permit }) => self.submit(request, events, permit),
-                    Some(Command::Drain) => self.drain(state),
-                    // Nobody can ask for anything any more.
-                    None => {
-                        has_handles = false;
-                        self.drain(state);
+                command = commands.recv(), if has_handles => {
+                    has_handles = command.is_some();
+                    // Nobody can ask for anything any more without a handle.
+                    self.obey(command.unwrap_or(Command::Drain));
+                    // Requests that came together are planned together.
+                    while let Ok(command) = commands.try_recv() {
+                        self.obey(command);
                     }
-                },
-                () = sleep_until(deadline), if self.draining.is_some() => {
-                    self.fail_all("Server is shutting down");
+                }
+                () = sleep_until(alarm) => {
+                    if self.draining.is_some_and(|end| end <= Instant::now()) {
+                        self.fail_all(SHUTTING_DOWN);
+                    }
                 }
             }
         }
-        self.group.end(self.config.shutdown_grace).await;
+        self.shards.stop(self.config.shutdown_grace).await;
         End::Drained
+    }
+
+    fn obey(&mut self, command: Command) {
+        match command {
+            Command::Submit { request, events, permit } => self.submit(request, events, permit),
+            Command::Drain => self.drain(),
+        }
+    }
+
+    /// When to look after the requests even if nothing happens.
+    fn alarm(&self) -> Instant {
+        let now = Instant::now();
+        // Without shards nobody else notices that a client has left.
+        let tick = if self.shards.is_up() { Duration::from_secs(3600) } else { TICK };
+        let expiry =
+            self.config.queue_timeout.and_then(|limit| self.waiting.front().map(|(_, at)| *at + limit));
+        [Some(now + tick), expiry, self.draining].into_iter().flatten().min().unwrap_or(now)
     }
 
     /// Plans and sends as long as steps may be in flight and there is work.
     fn send_steps(&mut self) {
+        if !self.shards.is_up() {
+            self.cancel_abandoned();
+            return;
+        }
         while self.scheduler.in_flight() < STEPS_IN_FLIGHT {
             self.cancel_abandoned();
-            let Some(Plan { step, admitted }) = self.scheduler.plan() else { return };
-            self.sent.push_back(Measured::sent(&step));
-            self.group.send(to_shard::Message::Step(step));
-            for id in admitted {
-                if let Some(open) = self.open.get_mut(&id).filter(|open| !open.started) {
-                    open.started = true;
-                    self.batch.started.push((id, open.queued.elapsed()));
-                }
+            let Some(Plan { step, admitted }) = self.scheduler.plan() else {
+                self.had_nothing |= self.scheduler.in_flight() == 0;
+                break;
+            };
+            let waited_for = !std::mem::take(&mut self.had_nothing);
+            self.sent.push_back(Measured::sent(&step, waited_for));
+            self.shards.send(step);
+            for admitted in admitted {
+                self.started(admitted.sequence, admitted.cached_tokens);
             }
+        }
+        let stats = self.scheduler.stats();
+        let room = if stats.waiting == 0 { self.limits.max_sequences - stats.running } else { 0 };
+        self.occupancy.set_room(room);
+    }
+
+    fn started(&mut self, id: SeqId, cached_tokens: usize) {
+        // A sequence that was preempted starts more than once.
+        if let Some(open) = self.open.get_mut(&id).filter(|open| !open.started) {
+            let now = Instant::now();
+            open.started = true;
+            open.permit.start();
+            self.pace.started(open.queued.into_std(), now.into_std());
+            self.batch.started.push((id, Started { queued: now - open.queued, cached_tokens }));
         }
     }
 
@@ -186,6 +260,26 @@ impl Server {
         });
     }
 
+    /// Ends requests that have waited for too long.
+    fn expire(&mut self) {
+        let Some(limit) = self.config.queue_timeout else {
+            self.waiting.clear();
+            return;
+        };
+        while let Some(&(id, queued)) = self.waiting.front() {
+            let waits = self.open.get(&id).is_some_and(|open| !open.started);
+            if waits && queued.elapsed() < limit {
+                return;
+            }
+            self.waiting.pop_front();
+            if waits {
+                meter::queue_timeout();
+                let why = format!("No place was free within {} s (--queue-timeout)", limit.as_secs_f32());
+                self.end(id, Failure::NotStarted(why));
+            }
+        }
+    }
+
     /// Hands this turn's events over, and shows the gauges.
     fn publish(&mut self) {
         if !self.batch.is_empty() {
@@ -197,84 +291,135 @@ impl Server {
 
     fn submit(&mut self, request: Request, events: mpsc::UnboundedSender<Event>, permit: Permit) {
         let refused = match self.draining {
-            Some(_) => "Server is shutting down".to_owned(),
+            Some(_) => SHUTTING_DOWN.to_owned(),
             None => match self.scheduler.add(request) {
                 Ok(id) => {
                     self.batch.opened.push((id, events.clone()));
-                    let open = Open { events, queued: Instant::now(), started: false, _permit: permit };
-                    self.open.insert(id, open);
+                    let queued = Instant::now();
+                    self.waiting.push_back((id, queued));
+                    self.open.insert(id, Open { events, queued, started: false, permit });
                     return;
                 }
                 Err(impossible) => impossible.to_string(),
             },
         };
-        let _ = events.send(Event::Failed(refused));
+        let _ = events.send(Event::Failed(Failure::NotStarted(refused)));
     }
 
     /// Takes no more work. The loop ends when what there is has ended.
-    fn drain(&mut self, state: &watch::Sender<State>) {
+    fn drain(&mut self) {
         if self.draining.is_none() {
             self.draining = Some(Instant::now() + self.config.drain_timeout);
-            state.send_replace(State::Draining);
+            self.state.send_replace(State::Draining);
         }
     }
 
-    /// Takes in what a shard says.
-    fn hear(&mut self, rank: usize, news: News) -> Result<(), Lost> {
-        match news {
-            // All ranks compute the same; the first one speaks for them.
-            News::Output(output) if rank == 0 => self.apply(output).map_err(Lost::Nonsense),
-            News::Output(_) | News::Loading(_) | News::Ready(_) | News::Unknown => {
-                Err(Lost::OutOfPlace(rank))
+    /// Takes in what has become of the shards.
+    ///
+    /// # Errors
+    /// Why the engine cannot go on.
+    fn take(&mut self, change: Change) -> Result<(), String> {
+        match change {
+            Change::Answer(output) => self.apply(output),
+            Change::Alive => self.failures = 0,
+            Change::Lost => self.lose(),
+            Change::Ended(why) => {
+                self.failures += 1;
+                if self.failures >= self.config.max_failures {
+                    return Err(why);
+                }
+                let pause = match self.failures {
+                    1 => Duration::ZERO,
+                    again => FIRST_PAUSE.saturating_mul(1 << (again - 2).min(16)).min(LONGEST_PAUSE),
+                };
+                tracing::warn!(
+                    "lost the shards: {why}; they are started again in {:.1} s, {} requests wait",
+                    pause.as_secs_f64(),
+                    self.open.len(),
+                );
+                self.shards.rest(pause);
             }
-            News::Fault(_) | News::Closed(_) | News::Exited(_) => Err(Lost::Dead(rank, news)),
+            Change::Up(ready) => {
+                self.limits = Limits::new(&ready).map_err(|error| error.to_string())?;
+                self.ready = Arc::new(ready);
+                meter::restarted();
+                for (id, impossible) in self.scheduler.recover(self.limits) {
+                    self.end(id, Failure::Broken(impossible.to_string()));
+                }
+                self.show(State::Ready(self.ready.clone()));
+            }
+        }
+        Ok(())
+    }
+
+    /// All that was sent is lost; the requests wait.
+    fn lose(&mut self) {
+        self.lost.get_or_insert_with(Instant::now);
+        self.sent.drain(..).for_each(Measured::lost);
+        self.occupancy.set_room(0);
+        self.show(State::Recovering(self.ready.clone()));
+    }
+
+    /// Tells everybody how the engine is, unless it is on its way out.
+    fn show(&self, state: State) {
+        if self.draining.is_none() {
+            self.state.send_replace(state);
         }
     }
 
-    fn apply(&mut self, output: StepOutput) -> Result<(), Malformed> {
-        let forward_micros = output.forward_micros;
-        let outputs = self.scheduler.apply(output)?;
+    fn apply(&mut self, output: StepOutput) {
+        let (forward_micros, idle_micros) = (output.forward_micros, output.idle_micros);
+        let outputs = match self.scheduler.apply(output) {
+            Ok(outputs) => outputs,
+            Err(malformed) => {
+                self.shards.end(Lost::Nonsense(malformed.to_string()));
+                return self.lose();
+            }
+        };
         if let Some(measured) = self.sent.pop_front() {
-            measured.answered(forward_micros);
+            measured.answered(forward_micros, idle_micros);
+        }
+        if !outputs.is_empty() {
+            self.failures = 0;
+            if let Some(lost) = self.lost.take() {
+                meter::recovered(lost.elapsed());
+                tracing::info!("the first token after {:.3} s without shards", lost.elapsed().as_secs_f64());
+            }
         }
         for output in outputs.iter().filter(|output| output.finish.is_some()) {
             self.open.remove(&output.sequence);
         }
         self.batch.outputs.extend(outputs);
-        Ok(())
     }
 
-    /// Decides what becomes of the engine when its shards are lost: it ends, and all requests with it. (The scheduler
-    /// keeps every sequence's tokens, so this is the place to start a new group and admit them again instead.)
-    async fn lost(mut self, lost: Lost) -> End {
-        let why = match lost {
-            Lost::Dead(rank, news) => self.group.explain(rank, news).await,
-            Lost::Nonsense(malformed) => format!("shard 0 sent {malformed}"),
-            Lost::OutOfPlace(rank) => format!("shard {rank} sent a message that has no place while serving"),
-        };
+    /// The shards cannot be brought back: the engine ends, and all requests with it.
+    async fn give_up(mut self, why: String) -> End {
+        let losses = self.failures;
         self.fail_all(&format!("Engine failed: {why}"));
-        self.sent.drain(..).for_each(Measured::lost);
         self.publish();
-        self.group.kill().await;
-        End::Failed(why)
+        self.shards.stop(Duration::ZERO).await;
+        End::Failed(match losses {
+            0 | 1 => why,
+            losses => {
+                format!("the shards were lost {losses} times in a row (--max-shard-failures); at last: {why}")
+            }
+        })
     }
 
     /// Ends all requests with an error.
     fn fail_all(&mut self, why: &str) {
-        for (id, _) in self.open.drain() {
-            self.scheduler.cancel(id);
-            self.batch.failed.push((id, why.to_owned()));
+        let ids: Vec<SeqId> = self.open.keys().copied().collect();
+        for id in ids {
+            let why = why.to_owned();
+            let started = self.open.get(&id).is_some_and(|open| open.started);
+            self.end(id, if started { Failure::Broken(why) } else { Failure::NotStarted(why) });
         }
     }
-}
 
-/// Why the shards cannot be worked with any more.
-#[derive(Debug)]
-enum Lost {
-    /// This rank is dead, or says that it will be.
-    Dead(usize, News),
-    /// An answer that no step asked for.
-    Nonsense(Malformed),
-    /// A message that is not an answer.
-    OutOfPlace(usize),
+    /// Ends a request with an error.
+    fn end(&mut self, id: SeqId, failure: Failure) {
+        self.open.remove(&id);
+        self.scheduler.cancel(id);
+        self.batch.failed.push((id, failure));
+    }
 }

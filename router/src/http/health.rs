@@ -35,6 +35,7 @@ async fn ready(State(app): State<App>) -> Response {
         EngineState::Loading { phase, done, total } => {
             json!({"status": "loading", "phase": phase, "done_bytes": done, "total_bytes": total})
         }
+        EngineState::Recovering(_) => json!({"status": "recovering"}),
         EngineState::Draining => json!({"status": "draining"}),
         EngineState::Failed(why) => json!({"status": "failed", "error": why}),
     };

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::Scheduler;
+use super::{Running, Scheduler};
 
 impl Scheduler {
     /// Checks every invariant that ties queue, slots and blocks together.
@@ -11,10 +11,15 @@ impl Scheduler {
     /// Says which one is broken.
     pub fn check_integrity(&self) -> Result<(), String> {
         let broken = |text: String| Err(text);
-        let order: Vec<_> =
-            self.running.iter().map(|r| r.sequence.id).chain(self.waiting.keys().copied()).collect();
-        if !order.is_sorted_by(|a, b| a < b) {
-            return broken(format!("a running sequence is younger than one that waits: {order:?}"));
+        let running: Vec<_> = self.running.iter().map(|running| running.sequence.id).collect();
+        if !running.is_sorted_by(|a, b| a < b) {
+            return broken(format!("the running sequences are not in line: {running:?}"));
+        }
+        if self.waiting.iter().any(|sequence| running.contains(&sequence.id)) {
+            return broken(format!("a sequence is running and waiting: {running:?}"));
+        }
+        if self.waiting.iter().map(|sequence| sequence.len()).sum::<usize>() != self.waiting.tokens() {
+            return broken(format!("not {} tokens are waiting", self.waiting.tokens()));
         }
 
         let taken = self.running.iter().map(|running| running.slot);
@@ -26,21 +31,20 @@ impl Scheduler {
             return broken(format!("a slot is released twice: {:?}", self.released));
         }
 
-        let owned = self.running.iter().flat_map(|running| &running.blocks);
-        let blocks: Vec<_> = owned.chain(self.pool.free()).copied().collect();
-        if blocks.len() != self.limits.num_blocks || has_duplicates(&blocks) {
-            return broken(format!("owned and free blocks are not all blocks once: {blocks:?}"));
-        }
         for running in &self.running {
-            let covered = running.blocks.len() * self.limits.block_size;
-            if covered < running.positions_after(0) {
-                return broken(format!("blocks cover {covered} positions of {running:?}"));
+            let blocks = running.table.blocks.len();
+            if blocks * self.limits.block_size < running.positions_after(0) {
+                return broken(format!("{blocks} blocks do not cover the positions of {running:?}"));
             }
-            if running.blocks.len() > self.limits.blocks_for(running.sequence.max_positions()) {
+            if blocks > self.limits.blocks_for(running.sequence.max_positions()) {
                 return broken(format!("more blocks than can ever be used: {running:?}"));
             }
         }
-        Ok(())
+        let users = self
+            .running
+            .iter()
+            .map(|Running { sequence, table, .. }| (table, &sequence.salt, sequence.tokens.as_slice()));
+        self.cache.check_integrity(&users.collect::<Vec<_>>())
     }
 }
 

@@ -2,17 +2,22 @@
 //!
 //! A pure state machine without clock, socket or chance: [`add`](Scheduler::add) and [`cancel`](Scheduler::cancel)
 //! change what is wanted, [`plan`](Scheduler::plan) makes the next step, [`apply`](Scheduler::apply) takes in what came
-//! of one. Steps may be planned ahead of the answers to earlier ones; answers come in the order of the steps.
+//! of one. Steps may be planned ahead of the answers to earlier ones; answers come in the order of the steps. After
+//! the shards have died, [`recover`](Scheduler::recover) begins anew with other ones and the same sequences.
 //!
 //! A step is a mixed batch under one budget of tokens. Sequences that decode go first, one token each, so a long
-//! prompt never stalls a running stream; prompts share the rest in chunks ([`share`]). Waiting sequences are admitted
-//! strictly in order, once there is room for their tokens and for what those before them need meanwhile. When blocks
-//! run out the youngest running sequence goes back to the queue with the tokens it has, to be computed again. The
-//! oldest is never preempted for another, so there is always progress.
+//! prompt never stalls a running stream; prompts share the rest in chunks ([`share`]). Sequences are in line by
+//! arrival and priority; [`admission`] says who leaves the queue. A newcomer starts with the blocks of its prefix that
+//! have been computed for others ([`cache`]). When blocks run out the last in line that runs goes back to the queue
+//! with the tokens it has, to be computed again. The first is never preempted for another, so there is always
+//! progress.
 
-mod blocks;
+mod admission;
+mod answer;
+mod cache;
 mod integrity;
 mod limits;
+mod queue;
 mod request;
 mod sequence;
 mod share;
@@ -20,42 +25,56 @@ mod share;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
 
-use millrace_proto::{Admission, Sampled, Step, StepOutput};
+use millrace_proto::{Sampled, Step, StepOutput};
 
-use self::blocks::BlockPool;
+use self::answer::{InFlight, InFlightRow};
+use self::cache::KvCache;
+use self::queue::Queue;
 use self::sequence::{Running, Sequence};
 
+pub use self::answer::{Malformed, Output};
 pub use self::limits::{Impossible, Limits, NoRoom};
-pub use self::request::{Finish, Request};
+pub use self::request::{Finish, Priority, Request};
 pub use self::sequence::{SeqId, Slot};
 
 /// See the [module](self).
 #[derive(Debug)]
 pub struct Scheduler {
     limits: Limits,
-    next_id: u64,
-    /// The queue. Its order is that of arrival, so a preempted sequence is back at its head.
-    waiting: BTreeMap<SeqId, Sequence>,
-    /// Oldest first; all of them are older than any that waits.
+    options: Options,
+    /// Sequences that arrived, ever.
+    arrived: u64,
+    waiting: Queue,
+    /// By id, so the first in line first.
     running: Vec<Running>,
     free_slots: Vec<Slot>,
     /// Free slots that the shards believe to be taken.
     released: Vec<Slot>,
-    pool: BlockPool,
+    cache: KvCache,
     next_step: u64,
     /// Steps planned and not yet answered, oldest first.
     in_flight: VecDeque<InFlight>,
     preemptions: u64,
+    hit_tokens: u64,
+    miss_tokens: u64,
 }
 
-/// What a planned step will answer.
-#[derive(Debug)]
-struct InFlight {
-    step: u64,
-    /// Whose token is sampled, in the order of the rows. The slot may have changed hands by the time of the answer.
-    samples: Vec<(SeqId, Slot)>,
+/// How to schedule, apart from what the shards can hold.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Options {
+    /// Whether computed blocks are kept and shared among sequences that begin with the same tokens.
+    pub prefix_cache: bool,
+    /// After so many steps a request is level with new ones of the next higher priority. With 0 there are no
+    /// priorities.
+    pub ageing_steps: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options { prefix_cache: true, ageing_steps: 512 }
+    }
 }
 
 /// A step to be sent to the shards.
@@ -64,39 +83,16 @@ pub struct Plan {
     /// The step; it has at least one row.
     pub step: Step,
     /// Sequences that left the queue with it; a preempted one does so again.
-    pub admitted: Vec<SeqId>,
+    pub admitted: Vec<Admitted>,
 }
 
-/// A token that came back.
-#[derive(Debug)]
-pub struct Output {
-    /// Whose.
+/// A sequence that left the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Admitted {
+    /// Which.
     pub sequence: SeqId,
-    /// The token.
-    pub sampled: Sampled,
-    /// Set on the last one; the scheduler has forgotten the sequence then.
-    pub finish: Option<Finish>,
-}
-
-/// An answer that no step has asked for. The shard that gave it cannot be trusted any more.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the texts say what the fields are")]
-pub enum Malformed {
-    /// There is no step to answer.
-    #[error("an answer to step {0}, but no step is in flight")]
-    Unasked(u64),
-    /// A step was left out, or answered twice.
-    #[error("an answer to step {got} where step {expected} is due")]
-    OutOfOrder { expected: u64, got: u64 },
-    /// Not one token for each row that samples.
-    #[error("{got} tokens for step {step}, which samples {expected}")]
-    Count { step: u64, expected: usize, got: usize },
-    /// The tokens are not in the order of the rows.
-    #[error("step {step} has a token for slot {got} where slot {expected} is due")]
-    WrongSlot { step: u64, expected: u32, got: u32 },
-    /// A token that the model does not have.
-    #[error("step {step} sampled token {token}, which is outside the vocabulary of {vocab_size}")]
-    UnknownToken { step: u64, token: u32, vocab_size: usize },
+    /// The first tokens of it (of the prompt, if it never ran before) that need not be computed.
+    pub cached_tokens: usize,
 }
 
 /// Figures for the metrics.
@@ -104,44 +100,55 @@ pub enum Malformed {
 pub struct Stats {
     /// Sequences in the queue.
     pub waiting: usize,
+    /// Tokens of the sequences in the queue.
+    pub waiting_tokens: usize,
     /// Sequences that hold a slot.
     pub running: usize,
-    /// Blocks that running sequences hold.
+    /// Blocks that running sequences hold, shared or not.
     pub used_blocks: usize,
-    /// Times that a sequence had to go back to the queue, ever.
+    /// Blocks that only the prefix cache holds. They are free for whoever needs them.
+    pub cached_blocks: usize,
+    /// Times that a sequence had to go back to the queue for want of blocks, ever.
     pub preemptions: u64,
+    /// Tokens of admitted sequences that were found in the prefix cache, ever.
+    pub prefix_hit_tokens: u64,
+    /// Tokens of admitted sequences that had to be computed, ever.
+    pub prefix_miss_tokens: u64,
+    /// Blocks that were taken from the prefix cache because they were needed, ever.
+    pub prefix_evicted_blocks: u64,
 }
 
 impl Scheduler {
     /// An empty scheduler.
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: Limits, options: Options) -> Self {
         Scheduler {
             limits,
-            next_id: 0,
-            waiting: BTreeMap::new(),
+            options,
+            arrived: 0,
+            waiting: Queue::default(),
             running: Vec::with_capacity(limits.max_sequences),
-            free_slots: (0..limits.max_sequences as u32).rev().map(Slot).collect(),
+            free_slots: all_slots(&limits),
             released: Vec::new(),
-            pool: BlockPool::new(limits.num_blocks, limits.block_size),
+            cache: KvCache::new(limits.num_blocks, limits.block_size, options.prefix_cache),
             next_step: 0,
             in_flight: VecDeque::new(),
             preemptions: 0,
+            hit_tokens: 0,
+            miss_tokens: 0,
         }
     }
 
-    /// Puts a request at the end of the queue.
+    /// Puts a request into the queue.
     ///
     /// # Errors
     /// If it could not run even alone.
     pub fn add(&mut self, request: Request) -> Result<SeqId, Impossible> {
-        self.limits.check(request.prompt.len(), request.max_new_tokens as usize)?;
-        let vocab_size = self.limits.vocab_size;
-        if let Some(&token) = request.prompt.iter().find(|&&token| token as usize >= vocab_size) {
-            return Err(Impossible::UnknownToken { token, vocab_size });
-        }
-        let id = SeqId(self.next_id);
-        self.next_id += 1;
-        self.waiting.insert(id, Sequence::new(id, request));
+        let wait = u64::from(self.options.ageing_steps) * request.priority as u64;
+        let id = SeqId { due: self.next_step + wait, serial: self.arrived };
+        let sequence = Sequence::new(id, request);
+        sequence.check(&self.limits)?;
+        self.arrived += 1;
+        self.waiting.insert(sequence);
         Ok(id)
     }
 
@@ -150,44 +157,43 @@ impl Scheduler {
     pub fn cancel(&mut self, id: SeqId) {
         match self.position(id) {
             Some(index) => {
-                let cancelled = self.running.remove(index);
-                self.vacate(cancelled);
+                self.vacate(index);
             }
             None => {
-                self.waiting.remove(&id);
+                self.waiting.remove(id);
             }
         }
     }
 
     /// The next step, or nothing if there is nothing to run (before more answers have come in).
     pub fn plan(&mut self) -> Option<Plan> {
-        // How many tokens each of `running` gets.
-        let mut counts = self.schedule_decodes();
-        let admissions = self.admit(&mut counts);
-        self.schedule_prefills(&mut counts);
+        self.schedule_decodes();
+        let admitted = self.admit();
+        self.schedule_prefills();
 
-        let (mut rows, mut admit, mut admitted) = (Vec::new(), Vec::new(), Vec::new());
-        for (running, &count) in self.running.iter_mut().zip(&counts) {
-            if count > 0 {
-                rows.push((running.sequence.id, running.run(count)));
-            }
-        }
+        let admit = admitted.iter().filter_map(|new| self.position(new.sequence));
+        let admit = admit.map(|index| self.running[index].admission()).collect();
+        let mut rows: Vec<_> = self
+            .running
+            .iter_mut()
+            .filter_map(|running| Some((running.sequence.id, running.run()?)))
+            .collect();
         if rows.is_empty() {
-            debug_assert!(admissions.is_empty(), "an admission always leaves something to run");
+            debug_assert!(admitted.is_empty(), "an admission always leaves something to run");
             return None;
-        }
-        for (id, admission) in admissions {
-            admitted.push(id);
-            admit.push(admission);
         }
         // Decodes before chunks, so that the rows of one kind lie together.
         rows.sort_by_key(|(_, row)| row.count > 1);
 
         let id = self.next_step;
         self.next_step += 1;
-        let samples =
-            rows.iter().filter(|(_, row)| row.sample).map(|(id, row)| (*id, Slot(row.slot))).collect();
-        self.in_flight.push_back(InFlight { step: id, samples });
+        let awaited = rows.iter().map(|(sequence, row)| InFlightRow {
+            sequence: *sequence,
+            slot: Slot(row.slot),
+            computed: (row.start + row.count) as usize,
+            sample: row.sample,
+        });
+        self.in_flight.push_back(InFlight { step: id, rows: awaited.collect() });
         let release = self.released.drain(..).map(|slot| slot.0).collect();
         let rows = rows.into_iter().map(|(_, row)| row).collect();
         Some(Plan { step: Step { id, release, admit, rows }, admitted })
@@ -200,9 +206,34 @@ impl Scheduler {
     pub fn apply(&mut self, output: StepOutput) -> Result<Vec<Output>, Malformed> {
         let due = self.in_flight.front().ok_or(Malformed::Unasked(output.step))?;
         due.check(&output, self.limits.vocab_size)?;
-        let samples = self.in_flight.pop_front().map(|step| step.samples).unwrap_or_default();
-        let tokens = samples.into_iter().zip(output.sampled);
-        Ok(tokens.filter_map(|((id, _), sampled)| self.receive(id, sampled)).collect())
+        let Some(answered) = self.in_flight.pop_front() else { return Ok(Vec::new()) };
+        for row in &answered.rows {
+            self.publish(answered.step, row);
+        }
+        let tokens = answered.samples().zip(output.sampled);
+        Ok(tokens.filter_map(|(row, sampled)| self.receive(row.sequence, sampled)).collect())
+    }
+
+    /// Begins anew with shards that know nothing: every sequence is in the queue, in its old place and with the tokens
+    /// that have come back; steps in flight are forgotten, and so is everything computed. Ids stay what they are.
+    /// Returns the sequences that these shards cannot run; the scheduler has forgotten them.
+    #[must_use = "somebody waits for the sequences that cannot go on"]
+    pub fn recover(&mut self, limits: Limits) -> Vec<(SeqId, Impossible)> {
+        self.limits = limits;
+        self.in_flight.clear();
+        self.released.clear();
+        self.free_slots = all_slots(&limits);
+        self.cache.renew(limits.num_blocks, limits.block_size);
+        let running = std::mem::take(&mut self.running).into_iter().map(|running| running.sequence);
+        let mut refused = Vec::new();
+        for mut sequence in self.waiting.drain().chain(running) {
+            sequence.lose_pending();
+            match sequence.check(&limits) {
+                Ok(()) => self.waiting.insert(sequence),
+                Err(impossible) => refused.push((sequence.id, impossible)),
+            }
+        }
+        refused
     }
 
     /// Steps planned and not yet answered.
@@ -219,82 +250,75 @@ impl Scheduler {
     pub fn stats(&self) -> Stats {
         Stats {
             waiting: self.waiting.len(),
+            waiting_tokens: self.waiting.tokens(),
             running: self.running.len(),
-            used_blocks: self.limits.num_blocks - self.pool.free().len(),
+            used_blocks: self.cache.used(),
+            cached_blocks: self.cache.cached(),
             preemptions: self.preemptions,
+            prefix_hit_tokens: self.hit_tokens,
+            prefix_miss_tokens: self.miss_tokens,
+            prefix_evicted_blocks: self.cache.evictions(),
         }
     }
 
-    /// One token for each sequence that decodes, the oldest first. A shortage of blocks is at the youngest's cost,
-    /// which may be the one in need itself.
-    fn schedule_decodes(&mut self) -> Vec<usize> {
-        let mut counts = Vec::with_capacity(self.limits.max_sequences);
-        while let Some(running) = self.running.get_mut(counts.len()) {
+    /// One token for each sequence that decodes, the first in line first. A shortage of blocks is at the cost of the
+    /// last, which may be the one in need itself.
+    fn schedule_decodes(&mut self) {
+        let mut index = 0;
+        while let Some(running) = self.running.get_mut(index) {
             let decodes = running.remaining() == 1;
             let positions = running.positions_after(1);
-            if decodes && !self.pool.cover(&mut running.blocks, positions) {
-                self.preempt_youngest();
-            } else {
-                counts.push(usize::from(decodes));
+            if !decodes || self.cache.cover(&mut running.table, positions) {
+                running.planned = usize::from(decodes);
+                index += 1;
+            } else if !self.drop_spares() {
+                self.preempt_last();
             }
         }
-        counts
     }
 
-    fn preempt_youngest(&mut self) {
-        if let Some(youngest) = self.running.pop() {
-            let sequence = self.vacate(youngest);
-            self.waiting.insert(sequence.id, sequence);
+    /// Frees blocks that are held twice over. Answers whether there were any.
+    fn drop_spares(&mut self) -> bool {
+        let Scheduler { running, cache, .. } = self;
+        running.iter().fold(false, |any, running| cache.drop_spares(&running.table) | any)
+    }
+
+    fn preempt_last(&mut self) {
+        if let Some(last) = self.running.len().checked_sub(1) {
+            let sequence = self.vacate(last);
+            self.waiting.insert(sequence);
             self.preemptions += 1;
         }
     }
 
-    /// Admits from the head of the queue while there is room, and something left of the budget. `counts` grows with
-    /// `running`.
-    fn admit(&mut self, counts: &mut Vec<usize>) -> Vec<(SeqId, Admission)> {
-        let budget = self.limits.max_step_tokens - counts.iter().sum::<usize>();
-        let mut prompts: Vec<usize> = self.prompts(counts).map(|(_, remaining)| remaining).collect();
-        let mut admissions = Vec::new();
-        while share::has_room(&prompts, budget) {
-            let Some(head) = self.waiting.first_entry() else { break };
-            if !head.get().is_known() {
-                break;
-            }
-            let reserve = growth_during_prefill(&self.limits, &self.running, &prompts, head.get().len());
-            let needed = self.limits.blocks_for(head.get().len());
-            if self.pool.free().len() < needed + reserve {
-                break;
-            }
-            let Some(slot) = self.free_slots.pop() else { break };
-            let sequence = head.remove();
-            let mut blocks = Vec::with_capacity(self.limits.blocks_for(sequence.max_positions()));
-            let covered = self.pool.cover(&mut blocks, sequence.len());
-            debug_assert!(covered, "the pool has been asked above");
-            let admitted = Running::new(sequence, slot, blocks);
-            prompts.push(admitted.remaining());
-            counts.push(0);
-            admissions.push((admitted.sequence.id, admitted.admission()));
-            self.running.push(admitted);
-        }
-        admissions
-    }
-
     /// Shares what the decodes have left among the prompts.
-    fn schedule_prefills(&self, counts: &mut [usize]) {
-        let budget = self.limits.max_step_tokens - counts.iter().sum::<usize>();
-        let (indices, prompts): (Vec<usize>, Vec<usize>) = self.prompts(counts).unzip();
-        for (index, tokens) in indices.into_iter().zip(share::share(&prompts, budget)) {
-            counts[index] = tokens;
+    fn schedule_prefills(&mut self) {
+        let shares = share::share(&self.prompts(), self.unplanned());
+        let prompts = self.running.iter_mut().filter(|running| is_prompt(running));
+        for (running, tokens) in prompts.zip(shares) {
+            running.planned = tokens;
         }
     }
 
-    /// Index and remaining tokens of the running sequences that have something to run and no decode row.
-    fn prompts<'a>(&'a self, counts: &'a [usize]) -> impl Iterator<Item = (usize, usize)> + 'a {
-        let running = self.running.iter().zip(counts).enumerate();
-        running
-            .filter(|(_, (_, count))| **count == 0)
-            .map(|(index, (running, _))| (index, running.remaining()))
-            .filter(|(_, remaining)| *remaining > 0)
+    /// Remaining tokens of the running sequences that have something to run and no decode row.
+    fn prompts(&self) -> Vec<usize> {
+        self.running.iter().filter(|running| is_prompt(running)).map(Running::remaining).collect()
+    }
+
+    /// What is left of the step's budget.
+    fn unplanned(&self) -> usize {
+        self.limits.max_step_tokens - self.running.iter().map(|running| running.planned).sum::<usize>()
+    }
+
+    /// What a row has computed can be reused from now on. Nothing comes of it if the sequence has left its blocks.
+    fn publish(&mut self, step: u64, row: &InFlightRow) {
+        let Some(index) = self.position(row.sequence) else { return };
+        let Running { sequence, table, first_step, .. } = &mut self.running[index];
+        // A row from before a preemption would have been computed in other blocks. There is none as long as nobody is
+        // preempted during prefill, but a wrong block in the tree would be wrong for everybody.
+        if *first_step <= step {
+            self.cache.publish(table, &sequence.salt, &sequence.tokens, row.computed);
+        }
     }
 
     /// A token has come back. Nothing comes of it if the sequence has ended or was cancelled meanwhile.
@@ -302,7 +326,7 @@ impl Scheduler {
         let sequence = match self.position(id) {
             Some(index) => &mut self.running[index].sequence,
             // Preempted meanwhile; the token is as good as ever.
-            None => self.waiting.get_mut(&id)?,
+            None => self.waiting.get_mut(id)?,
         };
         let finish = sequence.push(sampled.token);
         if finish.is_some() {
@@ -316,47 +340,21 @@ impl Scheduler {
     }
 
     /// Takes slot and blocks back.
-    fn vacate(&mut self, running: Running) -> Sequence {
-        self.pool.release(running.blocks);
-        self.free_slots.push(running.slot);
-        self.released.push(running.slot);
-        running.sequence
+    fn vacate(&mut self, index: usize) -> Sequence {
+        let Running { sequence, slot, table, .. } = self.running.remove(index);
+        self.cache.release(table);
+        self.free_slots.push(slot);
+        self.released.push(slot);
+        sequence
     }
 }
 
-/// Blocks that `running` may take until a newcomer of `len` tokens has its first new token. With so many in reserve it
-/// is not preempted before that, so no work is ever done for nothing twice.
-fn growth_during_prefill(limits: &Limits, running: &[Running], prompts: &[usize], len: usize) -> usize {
-    // However many decode meanwhile, this much of each step is left to prompts.
-    let budget = limits.max_step_tokens - (limits.max_sequences - 1);
-    let steps = share::steps_to_finish(prompts.iter().copied().chain([len]), budget);
-    let growth = |running: &Running| {
-        let positions =
-            (running.sequence.len() + steps + limits.block_size).min(running.sequence.max_positions());
-        limits.blocks_for(positions).saturating_sub(running.blocks.len())
-    };
-    running.iter().map(growth).sum()
+/// Whether it has something to run and no decode row.
+fn is_prompt(running: &Running) -> bool {
+    running.planned == 0 && running.remaining() > 0
 }
 
-impl InFlight {
-    fn check(&self, output: &StepOutput, vocab_size: usize) -> Result<(), Malformed> {
-        let step = self.step;
-        if output.step != step {
-            return Err(Malformed::OutOfOrder { expected: step, got: output.step });
-        }
-        let (expected, got) = (self.samples.len(), output.sampled.len());
-        if expected != got {
-            return Err(Malformed::Count { step, expected, got });
-        }
-        for ((_, slot), sampled) in self.samples.iter().zip(&output.sampled) {
-            if sampled.slot != slot.0 {
-                return Err(Malformed::WrongSlot { step, expected: slot.0, got: sampled.slot });
-            }
-            let tokens = sampled.top.iter().map(|top| top.token).chain([sampled.token]);
-            if let Some(token) = tokens.into_iter().find(|&token| token as usize >= vocab_size) {
-                return Err(Malformed::UnknownToken { step, token, vocab_size });
-            }
-        }
-        Ok(())
-    }
+fn all_slots(limits: &Limits) -> Vec<Slot> {
+    // Reversed, so that they are handed out from the beginning.
+    (0..limits.max_sequences as u32).rev().map(Slot).collect()
 }

@@ -15,6 +15,23 @@ pub struct Request {
     pub stop_tokens: Arc<[u32]>,
     /// How tokens are chosen.
     pub sampling: Sampling,
+    /// Who goes first.
+    pub priority: Priority,
+    /// Computed prefixes are shared only among requests with the same salt; none is a salt like any other.
+    pub cache_salt: Option<Arc<str>>,
+}
+
+/// Who goes first when not all can. A request is treated like one of the next higher priority that arrived
+/// [`ageing_steps`](super::Options::ageing_steps) later, so none waits for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub enum Priority {
+    /// Before all others.
+    High,
+    /// The usual.
+    #[default]
+    Normal,
+    /// When there is room.
+    Low,
 }
 
 /// Why a generation ended by itself.

@@ -4,13 +4,19 @@ use std::sync::Arc;
 
 use millrace_proto::{Admission, Row, Sampling};
 
-use super::blocks::BlockId;
-use super::limits;
+use super::cache::{BlockTable, Salt};
+use super::limits::{self, Impossible, Limits};
 use super::request::{Finish, Request};
 
-/// A sequence for as long as the scheduler knows it. Ids rise in the order of arrival, so a lower id is older.
+/// A sequence for as long as the scheduler knows it. A lower id goes first: ids rise in the order of arrival, put
+/// off by priority.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SeqId(pub(super) u64);
+pub struct SeqId {
+    /// The step before which it arrived, later by what its priority costs.
+    pub(super) due: u64,
+    /// Sequences that arrived before it.
+    pub(super) serial: u64,
+}
 
 /// A row of the shards' table of running sequences.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -20,26 +26,41 @@ pub struct Slot(pub(super) u32);
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub(super) id: SeqId,
+    pub(super) salt: Salt,
     /// The prompt and the generated tokens that have come back.
-    tokens: Vec<u32>,
+    pub(super) tokens: Vec<u32>,
     prompt_len: usize,
     /// Tokens that steps in flight will have sampled; only the shards know them yet.
     pending: usize,
     max_new_tokens: usize,
     stop_tokens: Arc<[u32]>,
     sampling: Sampling,
+    /// Positions of those that went past it since it is in the queue.
+    pub(super) overtaken: usize,
 }
 
 impl Sequence {
     pub(super) fn new(id: SeqId, request: Request) -> Self {
         Sequence {
             id,
+            salt: request.cache_salt,
             prompt_len: request.prompt.len(),
             tokens: request.prompt,
             pending: 0,
             max_new_tokens: request.max_new_tokens as usize,
             stop_tokens: request.stop_tokens,
             sampling: request.sampling,
+            overtaken: 0,
+        }
+    }
+
+    /// Whether shards with these limits can run it.
+    pub(super) fn check(&self, limits: &Limits) -> Result<(), Impossible> {
+        limits.check(self.prompt_len, self.max_new_tokens)?;
+        let vocab_size = limits.vocab_size;
+        match self.tokens.iter().find(|&&token| token as usize >= vocab_size) {
+            Some(&token) => Err(Impossible::UnknownToken { token, vocab_size }),
+            None => Ok(()),
         }
     }
 
@@ -75,6 +96,11 @@ impl Sequence {
             None
         }
     }
+
+    /// What is pending will never come.
+    pub(super) fn lose_pending(&mut self) {
+        self.pending = 0;
+    }
 }
 
 /// A sequence that has a slot and blocks.
@@ -82,17 +108,27 @@ impl Sequence {
 pub(super) struct Running {
     pub(super) sequence: Sequence,
     pub(super) slot: Slot,
-    /// The block table: block `i` holds positions from `i * block_size`.
-    pub(super) blocks: Vec<BlockId>,
-    /// How many of `blocks` the shards have been told.
+    pub(super) table: BlockTable,
+    /// The step that admitted it.
+    pub(super) first_step: u64,
+    /// How many of its blocks the shards have been told.
     told_blocks: usize,
-    /// Positions that planned steps have run, or will have.
+    /// Positions that are in the cache, or will be when the planned steps have run.
     computed: usize,
+    /// Tokens that it runs in the step being planned.
+    pub(super) planned: usize,
 }
 
 impl Running {
-    pub(super) fn new(sequence: Sequence, slot: Slot, blocks: Vec<BlockId>) -> Self {
-        Running { sequence, slot, blocks, told_blocks: 0, computed: 0 }
+    /// A sequence whose first `cached` positions are in its blocks already.
+    pub(super) fn new(
+        sequence: Sequence,
+        slot: Slot,
+        table: BlockTable,
+        cached: usize,
+        first_step: u64,
+    ) -> Self {
+        Running { sequence, slot, table, first_step, told_blocks: 0, computed: cached, planned: 0 }
     }
 
     pub(super) fn admission(&self) -> Admission {
@@ -115,14 +151,17 @@ impl Running {
         self.computed + count
     }
 
-    /// The row that runs the next `count` tokens; it samples if they are the last ones.
-    pub(super) fn run(&mut self, count: usize) -> Row {
-        let start = self.computed;
+    /// The row that runs what is planned, if anything is; it samples if these are the last tokens.
+    pub(super) fn run(&mut self) -> Option<Row> {
+        let (start, count) = (self.computed, std::mem::take(&mut self.planned));
+        if count == 0 {
+            return None;
+        }
         self.computed += count;
         let sample = self.computed == self.sequence.len();
         self.sequence.pending += usize::from(sample);
-        let new_blocks = self.blocks[self.told_blocks..].iter().map(|block| block.0).collect();
-        self.told_blocks = self.blocks.len();
-        Row { slot: self.slot.0, start: start as u32, count: count as u32, new_blocks, sample }
+        let new_blocks = self.table.blocks[self.told_blocks..].iter().map(|block| block.0).collect();
+        self.told_blocks = self.table.blocks.len();
+        Some(Row { slot: self.slot.0, start: start as u32, count: count as u32, new_blocks, sample })
     }
 }

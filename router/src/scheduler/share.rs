@@ -1,23 +1,24 @@
 //! How prompts share what the decode rows leave of a step's budget.
 //!
-//! The oldest prompt gets half (all, if it is alone), so it always moves on and nobody starves. The other half goes
-//! to the shortest first, so a short prompt never waits behind the long ones. What is left goes to the oldest.
+//! The prompt that is first in line gets half (all, if it is alone), so it always moves on and nobody starves. The
+//! other half goes to the shortest first, so a short prompt never waits behind the long ones. What is left goes to the
+//! first in line again.
 
-/// A prompt that is not the oldest counts for at most this part of the budget when it is decided whether another may
+/// A prompt that is not the first counts for at most this part of the budget when it is decided whether another may
 /// join; so a few long prompts do not keep short ones from being admitted.
 const CROWD: usize = 16;
 
-/// Splits `budget` tokens over prompts of which `remaining[i]` tokens are still to be run, the oldest first.
+/// Splits `budget` tokens over prompts of which `remaining[i]` tokens are still to be run, the first in line first.
 pub(super) fn share(remaining: &[usize], budget: usize) -> Vec<usize> {
     let mut shares = vec![0; remaining.len()];
-    let Some(&oldest) = remaining.first() else { return shares };
+    let Some(&first) = remaining.first() else { return shares };
     let mut left = budget;
     let mut give = |to: usize, at_most: usize| {
         let tokens = (remaining[to] - shares[to]).min(at_most).min(left);
         shares[to] += tokens;
         left -= tokens;
     };
-    give(0, oldest.min(budget.div_ceil(2)));
+    give(0, first.min(budget.div_ceil(2)));
     let mut others: Vec<usize> = (1..remaining.len()).collect();
     others.sort_by_key(|&i| remaining[i]);
     for i in others {
@@ -29,13 +30,13 @@ pub(super) fn share(remaining: &[usize], budget: usize) -> Vec<usize> {
 
 /// Whether prompts with these remaining lengths leave something of `budget` to one that joins them.
 pub(super) fn has_room(remaining: &[usize], budget: usize) -> bool {
-    let Some((&oldest, others)) = remaining.split_first() else { return budget > 0 };
+    let Some((&first, others)) = remaining.split_first() else { return budget > 0 };
     let others = others.iter().map(|&tokens| tokens.min((budget / CROWD).max(1)));
-    oldest.min(budget.div_ceil(2)) + others.sum::<usize>() < budget
+    first.min(budget.div_ceil(2)) + others.sum::<usize>() < budget
 }
 
-/// Steps after which the youngest of these prompts has been run whole, even if younger ones join all the time and
-/// the budget is never more than `budget`: each in its turn is the oldest and gets half.
+/// Steps after which the last of these prompts has been run whole, even if others join behind it all the time and
+/// the budget is never more than `budget`: each in its turn is the first and gets half.
 pub(super) fn steps_to_finish(remaining: impl Iterator<Item = usize>, budget: usize) -> usize {
     let half = budget.div_ceil(2).max(1);
     remaining.map(|tokens| tokens.div_ceil(half)).sum()

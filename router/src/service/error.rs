@@ -1,6 +1,8 @@
 //! Why a request was not answered.
 
-use crate::engine::Refused;
+use std::time::Duration;
+
+use crate::engine::{Failure, Refused};
 
 /// Why a request was not answered; the texts are meant for clients.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -18,7 +20,10 @@ pub enum ServiceError {
     Template(String),
     /// As many requests as allowed are waiting or running.
     #[error("Model is overloaded")]
-    Overloaded,
+    Overloaded {
+        /// When there will be room, as far as can be told.
+        retry_after: Duration,
+    },
     /// The engine is loading, draining or has failed.
     #[error("{0}")]
     Unavailable(String),
@@ -29,6 +34,9 @@ pub enum ServiceError {
     #[error("Incomplete generation")]
     Incomplete,
 }
+
+/// Seconds that a client is told to wait for a server that loads or is being replaced.
+const UNAVAILABLE_RETRY: u64 = 1;
 
 impl ServiceError {
     /// A [`ServiceError::Validation`].
@@ -41,12 +49,21 @@ impl ServiceError {
         Self::invalid(param, format!("`{param}` is not supported"))
     }
 
+    /// Seconds after which the same request may be answered; `None` if it never will be, or nobody knows why it was not.
+    pub fn retry_after(&self) -> Option<u64> {
+        match self {
+            ServiceError::Overloaded { retry_after } => Some(retry_after.as_millis().div_ceil(1000) as u64),
+            ServiceError::Unavailable(_) => Some(UNAVAILABLE_RETRY),
+            _ => None,
+        }
+    }
+
     /// One word for it, the label of the failure counter.
     pub fn kind(&self) -> &'static str {
         match self {
             ServiceError::Validation { .. } => "validation",
             ServiceError::Template(_) => "template",
-            ServiceError::Overloaded => "overloaded",
+            ServiceError::Overloaded { .. } => "overloaded",
             ServiceError::Unavailable(_) => "unavailable",
             ServiceError::Generation(_) => "generation",
             ServiceError::Incomplete => "incomplete",
@@ -57,9 +74,18 @@ impl ServiceError {
 impl From<Refused> for ServiceError {
     fn from(refused: Refused) -> Self {
         match refused {
-            Refused::Overloaded => ServiceError::Overloaded,
+            Refused::Overloaded { retry_after } => ServiceError::Overloaded { retry_after },
             Refused::TooLarge(why) => ServiceError::invalid("inputs", why),
             Refused::Unavailable(why) => ServiceError::Unavailable(why),
+        }
+    }
+}
+
+impl From<Failure> for ServiceError {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::NotStarted(why) => ServiceError::Unavailable(why),
+            Failure::Broken(why) => ServiceError::Generation(why),
         }
     }
 }

@@ -18,6 +18,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 pub use error::ServiceError;
 pub use limits::{Limits, TokenLimits};
+pub(crate) use params::priority;
 pub use params::{Params, Prompt};
 pub use stream::{FinishReason, Finished, TextEvent, TextStream, TextToken, Timings};
 
@@ -168,13 +169,13 @@ impl Service {
         &self.0.tokenizer
     }
 
-    /// The loaded model.
+    /// The loaded model; the same while its shards are started again.
     ///
     /// # Errors
     /// [`ServiceError::Unavailable`] while it loads and after it is gone.
     pub fn ready(&self) -> Result<Arc<Ready>, ServiceError> {
         let why = match &*self.0.engine.state().borrow() {
-            State::Ready(ready) => return Ok(ready.clone()),
+            State::Ready(ready) | State::Recovering(ready) => return Ok(ready.clone()),
             State::Loading { .. } => "Model is loading".to_owned(),
             State::Draining => "Server is shutting down".to_owned(),
             State::Failed(why) => format!("Engine failed: {why}"),
@@ -262,16 +263,21 @@ impl Service {
         let seed = params.samples().then(|| params.seed.unwrap_or_else(rand::random));
         let (stop_tokens, stops) = self.stops(&params);
         let sampling = params.sampling(seed.unwrap_or_default());
-        let request = Request { prompt: ids, max_new_tokens, stop_tokens, sampling };
+        let request = Request {
+            prompt: ids,
+            max_new_tokens,
+            stop_tokens,
+            sampling,
+            priority: params.priority,
+            cache_salt: params.cache_salt.clone(),
+        };
         Ok(Prepared { request, stops, params, seed, received, validation, counted: true })
     }
 
     /// A full server refuses before it works for a request.
     fn enter(&self) -> Result<SemaphorePermit<'_>, ServiceError> {
-        if self.0.engine.in_flight() >= self.0.limits.max_concurrent_requests {
-            return Err(ServiceError::Overloaded);
-        }
-        self.0.entrance.try_acquire().map_err(|_| ServiceError::Overloaded)
+        self.0.engine.has_room()?;
+        self.0.entrance.try_acquire().map_err(|_| self.0.engine.overloaded().into())
     }
 
     /// A stop string that is written like a special token means that token, which is not part of the text.

@@ -1,8 +1,11 @@
 //! The parameters of a generation and their validation.
 
+use std::sync::Arc;
+
 use millrace_proto::{LogitBias, Sampling};
 
 use super::{Limits, ServiceError};
+use crate::engine::Priority;
 use crate::text::{Specials, StopText};
 
 /// What is continued.
@@ -53,6 +56,10 @@ pub struct Params {
     pub warped_logprobs: bool,
     /// Answers to choose the best from, by TGI's rules for it.
     pub best_of: Option<usize>,
+    /// Who goes first when not all can.
+    pub priority: Priority,
+    /// Computed prefixes are shared only with requests of the same salt.
+    pub cache_salt: Option<Arc<str>>,
 }
 
 impl Default for Params {
@@ -76,6 +83,8 @@ impl Default for Params {
             top_n: 0,
             warped_logprobs: false,
             best_of: None,
+            priority: Priority::Normal,
+            cache_salt: None,
         }
     }
 }
@@ -84,6 +93,21 @@ impl Default for Params {
 const COLDEST: f32 = 1e-5;
 /// OpenAI's bound.
 const MAX_LOGIT_BIAS: usize = 1024;
+/// Bytes of the longest salt. They are kept with every cached block.
+const LONGEST_SALT: usize = 256;
+
+/// The priority of this name; the usual one without.
+///
+/// # Errors
+/// If there is none of this name.
+pub(crate) fn priority(name: Option<&str>) -> Result<Priority, ServiceError> {
+    match name {
+        Some("high") => Ok(Priority::High),
+        None | Some("normal") => Ok(Priority::Normal),
+        Some("low") => Ok(Priority::Low),
+        Some(_) => Err(ServiceError::invalid("priority", "`priority` must be `high`, `normal` or `low`")),
+    }
+}
 
 impl Params {
     /// Whether the answer is drawn at random.
@@ -152,6 +176,9 @@ impl Params {
         }
         if self.logit_bias.len() > MAX_LOGIT_BIAS {
             return fail("logit_bias", format!("`logit_bias` supports up to {MAX_LOGIT_BIAS} tokens"));
+        }
+        if self.cache_salt.as_ref().is_some_and(|salt| salt.len() > LONGEST_SALT) {
+            return fail("cache_salt", format!("`cache_salt` must be at most {LONGEST_SALT} bytes long"));
         }
         for &(id, bias) in &self.logit_bias {
             if id >= vocab_size {

@@ -1,10 +1,14 @@
 //! The answer to a request as it is generated.
 
+use std::future::poll_fn;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
+use ::metrics::Histogram;
+
 use super::{Answer, Prepared, ServiceError};
-use crate::engine::{Event, Finish, Generation, Token};
+use crate::engine::{Event, Finish, Generation, Started, Token};
 use crate::metrics;
 use crate::text::{Detokenizer, StopMatcher, StopText, Tokenizer};
 
@@ -54,6 +58,8 @@ pub struct Finished {
     pub text: String,
     /// How many tokens were generated, the ending one included.
     pub generated_tokens: u32,
+    /// Tokens of the prompt that did not have to be computed.
+    pub cached_tokens: usize,
     /// Where the time went.
     pub timings: Timings,
 }
@@ -90,8 +96,9 @@ pub struct TextStream {
     stops: StopMatcher,
     text: String,
     generated: u32,
-    queue: Duration,
+    started: Option<Started>,
     last_token: Option<Instant>,
+    inter_token: Histogram,
 }
 
 impl TextStream {
@@ -111,8 +118,9 @@ impl TextStream {
             generation: Some(generation),
             text: String::new(),
             generated: 0,
-            queue: Duration::ZERO,
+            started: None,
             last_token: None,
+            inter_token: metrics::inter_token(),
         }
     }
 
@@ -123,21 +131,48 @@ impl TextStream {
 
     /// The next token; `None` after the last one or an error.
     pub async fn next(&mut self) -> Option<Result<TextEvent, ServiceError>> {
+        poll_fn(|context| self.poll_next(context)).await
+    }
+
+    /// As [`next`](Self::next).
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<TextEvent, ServiceError>>> {
         while let Some(generation) = &mut self.generation {
-            let error = match generation.next().await {
-                Some(Event::Started(queue)) => {
-                    self.queue = queue;
-                    continue;
-                }
-                Some(Event::Token(token, finish)) => return Some(Ok(self.token(token, finish))),
-                Some(Event::Failed(why)) => ServiceError::Generation(why),
-                None => ServiceError::Incomplete,
-            };
-            self.generation = None;
-            self.failed(error.kind());
-            return Some(Err(error));
+            match ready!(generation.poll_next(context)) {
+                Some(Event::Started(started)) => self.started = Some(started),
+                Some(Event::Token(token, finish)) => return Poll::Ready(Some(Ok(self.token(token, finish)))),
+                Some(Event::Failed(failure)) => return Poll::Ready(Some(Err(self.end(failure.into())))),
+                None => return Poll::Ready(Some(Err(self.end(ServiceError::Incomplete)))),
+            }
         }
-        None
+        Poll::Ready(None)
+    }
+
+    /// Waits until the request has left the queue, but not longer than `patience`.
+    ///
+    /// # Errors
+    /// [`ServiceError::Unavailable`] if it will not.
+    pub async fn begin(&mut self, patience: Duration) -> Result<(), ServiceError> {
+        let Some(generation) = &mut self.generation else { return Ok(()) };
+        match tokio::time::timeout(patience, generation.next()).await {
+            Ok(Some(Event::Started(started))) => self.started = Some(started),
+            Ok(Some(Event::Failed(failure))) => return Err(self.end(failure.into())),
+            Ok(None) => return Err(self.end(ServiceError::Incomplete)),
+            // Cannot be: a token never comes before the start. It would be lost here, so say so.
+            Ok(Some(Event::Token(..))) => return Err(self.end(ServiceError::Incomplete)),
+            Err(_) => {}
+        }
+        Ok(())
+    }
+
+    /// Tokens of the prompt that did not have to be computed; `None` until the request has left the queue.
+    pub fn cached_tokens(&self) -> Option<usize> {
+        self.started.map(|started| started.cached_tokens)
+    }
+
+    fn end(&mut self, error: ServiceError) -> ServiceError {
+        self.generation = None;
+        self.failed(error.kind());
+        error
     }
 
     /// The whole answer.
@@ -201,21 +236,28 @@ impl TextStream {
         let now = Instant::now();
         match self.last_token.replace(now) {
             None => metrics::first_token(now - self.prepared.received),
-            Some(last) => metrics::next_token(now - last),
+            Some(last) => self.inter_token.record(now - last),
         }
     }
 
     fn finish(&mut self, reason: FinishReason) -> Finished {
         self.generation = None;
         let total = self.prepared.received.elapsed();
-        let (validation, queue) = (self.prepared.validation, self.queue);
+        let (validation, started) = (self.prepared.validation, self.started.unwrap_or_default());
+        let queue = started.queued;
         let inference = total.saturating_sub(validation + queue);
         let timings = Timings { total, validation, queue, inference };
         if self.prepared.counted {
             metrics::request_succeeded(&timings, self.generated);
         }
         let text = std::mem::take(&mut self.text);
-        Finished { reason, text, generated_tokens: self.generated, timings }
+        Finished {
+            reason,
+            text,
+            generated_tokens: self.generated,
+            cached_tokens: started.cached_tokens,
+            timings,
+        }
     }
 
     fn failed(&self, err: &'static str) {

@@ -75,7 +75,7 @@ async fn nothing_waits_beyond_the_limit() {
     let service = service(&engine);
     let places = service.0.entrance.try_acquire_many(128).unwrap();
     let refused = service.prepare(prompt(), Params::default()).await.unwrap_err();
-    assert_eq!(refused, ServiceError::Overloaded);
+    assert_eq!(refused, ServiceError::Overloaded { retry_after: std::time::Duration::from_secs(1) });
     drop(places);
     assert!(service.prepare(prompt(), Params::default()).await.is_ok());
 }

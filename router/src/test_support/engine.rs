@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::EOS;
 use crate::engine::handle::Command;
-use crate::engine::{Engine, Event, Finish, Request, State, Token};
+use crate::engine::{Bounds, Engine, Event, Failure, Finish, Request, Started, State, Token};
 
 /// Answers every request with the same script; what it was asked and what was cancelled can be looked at.
 pub(crate) struct FakeEngine {
@@ -50,11 +50,12 @@ impl FakeEngine {
         };
         let (state, states) = watch::channel(State::Ready(Arc::new(ready)));
         let (commands, mut receiver) = mpsc::unbounded_channel();
+        let bounds = Bounds { in_flight: limit, queued: usize::MAX, queued_tokens: usize::MAX };
         let (seen, requests) = mpsc::unbounded_channel();
         let (left, cancelled) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             while let Some(command) = receiver.recv().await {
-                let Command::Submit { request, events, permit } = command else { continue };
+                let Command::Submit { request, events, permit } = command else { break };
                 let _ = seen.send(request.clone());
                 let (script, left) = (script.clone(), left.clone());
                 tokio::spawn(async move {
@@ -65,7 +66,7 @@ impl FakeEngine {
                 });
             }
         });
-        FakeEngine { engine: Engine::new(commands, states, limit), state, requests, cancelled }
+        FakeEngine { engine: Engine::new(commands, states, bounds), state, requests, cancelled }
     }
 }
 
@@ -76,7 +77,8 @@ async fn play(script: Script, request: &Request, events: &mpsc::UnboundedSender<
         Script::Forever(text) => (text.bytes().collect::<Vec<_>>(), true),
         Script::Vanish => return true,
     };
-    if events.send(Event::Started(Duration::from_millis(2))).is_err() {
+    let started = Started { queued: Duration::from_millis(2), cached_tokens: 3 };
+    if events.send(Event::Started(started)).is_err() {
         return false;
     }
     let end = matches!(script, Script::Say(_)).then_some(EOS);
@@ -105,7 +107,7 @@ async fn play(script: Script, request: &Request, events: &mpsc::UnboundedSender<
         }
     }
     if matches!(script, Script::Fail(_)) {
-        return events.send(Event::Failed("the shard has died".into())).is_ok();
+        return events.send(Event::Failed(Failure::Broken("the shard has died".into()))).is_ok();
     }
     true
 }

@@ -1,6 +1,5 @@
 //! The tokenizer, and a bounded way to run it.
 
-use std::collections::HashSet;
 use std::sync::Arc;
 
 use tokenizers::Tokenizer as Library;
@@ -54,7 +53,8 @@ struct Inner {
     library: Library,
     pieces: Pieces,
     longest: usize,
-    special: HashSet<u32>,
+    /// For each id, whether it is a mark; looked at for every token.
+    special: Vec<bool>,
     /// Put in front of raw prompts: the configuration asks for it and the post-processor does not do it.
     bos: Option<u32>,
     workers: Arc<Semaphore>,
@@ -72,8 +72,12 @@ impl Tokenizer {
         library.with_truncation(None).map_err(|e| TextError::Tokenizer(e.to_string()))?;
         library.with_padding(None);
         let added = library.get_added_tokens_decoder();
-        let special = added.iter().filter(|(_, token)| token.special).map(|(&id, _)| id).collect();
         let highest = library.get_vocab(true).into_values().max().unwrap_or(0);
+        let mut special = vec![false; highest as usize + 1];
+        for (&id, _) in added.iter().filter(|(_, token)| token.special) {
+            special.resize(special.len().max(id as usize + 1), false);
+            special[id as usize] = true;
+        }
         let source: serde_json::Value =
             serde_json::from_slice(&assets.tokenizer).map_err(|e| TextError::Tokenizer(e.to_string()))?;
         let pieces = Pieces::new(source.get("decoder"), highest + 1, |id| library.id_to_token(id))?;
@@ -152,7 +156,7 @@ impl Tokenizer {
 
     /// Whether the token is a mark that is no part of the text, such as the end of a turn.
     pub fn is_special(&self, id: u32) -> bool {
-        self.0.special.contains(&id)
+        self.0.special.get(id as usize).copied().unwrap_or(false)
     }
 
     /// The length of the longest token in bytes.

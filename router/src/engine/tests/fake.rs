@@ -3,14 +3,15 @@
 
 use std::sync::Arc;
 
+use futures::FutureExt;
 use millrace_proto::frame::{read_async, write_async};
-use millrace_proto::{FromShard, Step, StepOutput, ToShard, from_shard, to_shard};
+use millrace_proto::{FromShard, Pong, Step, StepOutput, ToShard, from_shard, to_shard};
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
 use super::{config, limits, ready};
-use crate::engine::group::Group;
+use crate::engine::group::{Group, StartError};
 use crate::engine::{Engine, EngineConfig, start_with};
 use crate::scheduler::tests::pretend::PretendShard;
 
@@ -57,14 +58,17 @@ impl FakeShard {
 
     /// The next step and the right answer to it; nothing after a shutdown.
     pub(super) async fn step(&mut self) -> Option<StepOutput> {
-        match read_async::<ToShard>(&mut self.stream, &mut Vec::new()).await.unwrap().message.unwrap() {
-            to_shard::Message::Step(step) => {
-                let output = self.pretend.run(&step).expect("the step keeps the contract");
-                let _ = self.seen.send(step);
-                self.gate.acquire().await.unwrap().forget();
-                Some(output)
+        loop {
+            match read_async::<ToShard>(&mut self.stream, &mut Vec::new()).await.unwrap().message.unwrap() {
+                to_shard::Message::Step(step) => {
+                    let output = self.pretend.run(&step).expect("the step keeps the contract");
+                    let _ = self.seen.send(step);
+                    self.gate.acquire().await.unwrap().forget();
+                    return Some(output);
+                }
+                to_shard::Message::Ping(_) => self.send(from_shard::Message::Pong(Pong {})).await,
+                to_shard::Message::Shutdown(_) => return None,
             }
-            to_shard::Message::Shutdown(_) => None,
         }
     }
 
@@ -86,7 +90,17 @@ impl FakeShard {
 
 /// An engine over one rank.
 pub(super) fn engine_over(config: EngineConfig, stream: UnixStream) -> (Engine, JoinHandle<()>) {
-    start_with(config, async move { Ok(Group::connected(vec![stream])) })
+    engine_over_all(config, vec![stream])
+}
+
+/// An engine over one rank, which is replaced by the next of these when it is lost.
+pub(super) fn engine_over_all(config: EngineConfig, streams: Vec<UnixStream>) -> (Engine, JoinHandle<()>) {
+    let mut streams = streams.into_iter();
+    let connect = move || {
+        let group = streams.next().map(|stream| Group::connected(vec![stream]));
+        std::future::ready(group.ok_or(StartError::Lost("no shard is left".into()))).boxed()
+    };
+    start_with(config, Box::new(connect))
 }
 
 /// An engine with a shard that serves; it answers `gate` steps before it waits for permits.

@@ -3,6 +3,7 @@
 mod failure;
 mod fake;
 mod processes;
+mod recovery;
 mod serving;
 
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use std::time::Duration;
 
 use millrace_proto::{Ready, Sampling};
 
-use super::{Engine, EngineConfig, Event, Finish, Generation, Request, State};
+use super::{Bounds, Engine, EngineConfig, Event, Finish, Generation, Priority, Request, State};
 use crate::scheduler::Limits;
 
 /// What the fake shards announce.
@@ -33,7 +34,9 @@ fn limits() -> Limits {
 
 fn config() -> EngineConfig {
     EngineConfig {
-        max_in_flight: 64,
+        bounds: Bounds { in_flight: 64, queued: usize::MAX, queued_tokens: usize::MAX },
+        // What is lost is lost, where nothing else is said.
+        max_failures: 1,
         shutdown_grace: Duration::from_secs(20),
         startup_silence: Duration::from_secs(20),
         ..Default::default()
@@ -46,6 +49,8 @@ fn request(seed: u64, prompt: usize, max_new_tokens: u32) -> Request {
         max_new_tokens,
         stop_tokens: Arc::from((0..10).collect::<Vec<u32>>()),
         sampling: Sampling { seed, ..Default::default() },
+        priority: Priority::default(),
+        cache_salt: None,
     }
 }
 
@@ -83,7 +88,7 @@ async fn listen(mut generation: Generation) -> Told {
                 told.tokens.push(token.id);
                 told.finish = finish;
             }
-            Event::Failed(why) => told.failed = Some(why),
+            Event::Failed(why) => told.failed = Some(why.to_string()),
         }
     }
     told

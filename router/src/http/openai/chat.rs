@@ -3,7 +3,6 @@
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use futures::stream::{self, SelectAll, StreamExt};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -13,7 +12,7 @@ use super::messages;
 use super::params::{Common, refuse_unsupported};
 use super::types::{FINGERPRINT, Header, Usage, finish_reason};
 use crate::http::{App, sse};
-use crate::service::{Answer, Prompt, Service, TextEvent, TextStream};
+use crate::service::{Answer, Prompt, Service, ServiceError, TextEvent};
 use crate::text::{Specials, Tokenizer};
 
 #[derive(Debug, Deserialize)]
@@ -60,7 +59,7 @@ struct Chunk<'a> {
     created: u64,
     model: &'a str,
     system_fingerprint: &'static str,
-    choices: Vec<ChunkChoice>,
+    choices: &'a [ChunkChoice],
     usage: Option<Usage>,
 }
 
@@ -94,16 +93,20 @@ pub(super) async fn chat_completions(
     // The template has written what begins a prompt.
     let prepared = app.service.prepare(Prompt::Text(prompt, Specials::Omit), params).await?;
     let prompt_tokens = prepared.prompt().len();
-    let streams = app.service.start_several(&prepared, n)?;
+    let mut streams = app.service.start_several(&prepared, n)?;
     let tokenizer = app.service.tokenizer();
     if common.streams() {
+        sse::begin(&mut streams).await?;
+        let cached_tokens = streams[0].cached_tokens();
         let writer = Writer {
             header,
             tokenizer: logprobs.then(|| tokenizer.clone()),
             prompt_tokens,
+            cached_tokens: None,
+            generated: 0,
             include_usage: common.includes_usage(),
         };
-        return Ok(stream_chunks(writer, streams));
+        return Ok(sse::response(streams, cached_tokens, writer));
     }
     let answers = Service::collect(streams).await?;
     let usage = Usage::of(prompt_tokens, &answers);
@@ -123,7 +126,7 @@ pub(super) async fn chat_completions(
         choices: answers.into_iter().enumerate().map(choice).collect(),
         usage,
     };
-    Ok(Json(body).into_response())
+    Ok((usage.cached_header(), Json(body)).into_response())
 }
 
 struct Writer {
@@ -131,12 +134,16 @@ struct Writer {
     /// Set if log-probabilities were asked for.
     tokenizer: Option<Tokenizer>,
     prompt_tokens: usize,
+    /// Of the first answer that was complete.
+    cached_tokens: Option<usize>,
+    /// Tokens of all answers so far.
+    generated: usize,
     include_usage: bool,
 }
 
 impl Writer {
-    fn chunk(&self, choices: Vec<ChunkChoice>, usage: Option<Usage>) -> String {
-        sse::json(&Chunk {
+    fn chunk(&self, choices: &[ChunkChoice], usage: Option<Usage>, to: &mut sse::Events) {
+        to.json(&Chunk {
             object: "chat.completion.chunk",
             id: &self.header.id,
             created: self.header.created,
@@ -144,13 +151,18 @@ impl Writer {
             system_fingerprint: FINGERPRINT,
             choices,
             usage,
-        })
+        });
     }
+}
 
-    /// `None` if there is nothing to tell yet.
-    fn event(&self, index: usize, event: TextEvent) -> Option<String> {
+impl sse::Write for Writer {
+    fn event(&mut self, index: usize, event: TextEvent, to: &mut sse::Events) {
+        self.generated += 1;
         if event.text.is_empty() && event.finished.is_none() && self.tokenizer.is_none() {
-            return None;
+            return;
+        }
+        if let Some(finished) = &event.finished {
+            self.cached_tokens.get_or_insert(finished.cached_tokens);
         }
         let logprobs = self.tokenizer.as_ref();
         let choice = ChunkChoice {
@@ -159,30 +171,19 @@ impl Writer {
             finish_reason: event.finished.as_ref().map(|finished| finish_reason(finished.reason)),
             delta: Message { role: "assistant", content: event.text },
         };
-        Some(self.chunk(vec![choice], None))
+        self.chunk(&[choice], None, to);
     }
-}
 
-fn stream_chunks(writer: Writer, streams: Vec<TextStream>) -> Response {
-    let events: SelectAll<_> = streams
-        .into_iter()
-        .enumerate()
-        .map(|(index, stream)| sse::events(stream).map(move |event| (index, event)).boxed())
-        .collect();
-    let chunks = stream::unfold(Some((writer, events, 0)), |state| async move {
-        let (writer, mut events, mut generated) = state?;
-        while let Some((index, event)) = events.next().await {
-            let event = match event {
-                Ok(event) => event,
-                Err(error) => return Some((OpenAiError::from(error).event(), None)),
-            };
-            generated += 1;
-            if let Some(chunk) = writer.event(index, event) {
-                return Some((chunk, Some((writer, events, generated))));
-            }
+    fn error(&mut self, error: ServiceError, to: &mut sse::Events) {
+        OpenAiError::from(error).write(to);
+        to.line("[DONE]");
+    }
+
+    fn end(&mut self, to: &mut sse::Events) {
+        if self.include_usage {
+            let cached = self.cached_tokens.unwrap_or(0);
+            self.chunk(&[], Some(Usage::new(self.prompt_tokens, cached, self.generated)), to);
         }
-        let usage = Usage::new(writer.prompt_tokens, generated);
-        writer.include_usage.then(|| (writer.chunk(Vec::new(), Some(usage)), None))
-    });
-    sse::response(chunks.chain(stream::iter(["[DONE]".to_owned()])))
+        to.line("[DONE]");
+    }
 }

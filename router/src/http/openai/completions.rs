@@ -4,7 +4,6 @@ use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use futures::future::try_join_all;
-use futures::stream::{self, SelectAll, StreamExt};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -13,7 +12,7 @@ use super::logprobs::CompletionLogprobs;
 use super::params::{Common, refuse_unsupported};
 use super::types::{FINGERPRINT, Header, Usage, finish_reason};
 use crate::http::{App, sse};
-use crate::service::{Answer, Prepared, Prompt, Service, TextEvent, TextStream};
+use crate::service::{Answer, Prepared, Prompt, Service, ServiceError, TextEvent, TextStream};
 use crate::text::{Specials, Tokenizer};
 
 #[derive(Debug, Deserialize)]
@@ -93,14 +92,15 @@ pub(super) async fn completions(
     .await?;
     let prompt_tokens = items.iter().map(|item| item.prepared.prompt().len()).sum();
     let tokenizer = logprobs.is_some().then(|| app.service.tokenizer().clone());
-    let writer = Writer { header, tokenizer, prompt_tokens, include_usage: common.includes_usage() };
+    let include_usage = common.includes_usage();
+    let writer = Writer { header, tokenizer, prompt_tokens, include_usage, choices: Vec::new() };
     let mut streams = Vec::new();
     for item in &items {
         let started = app.service.start_several(&item.prepared, best_of.max(n))?;
         streams.push((item.prefix.clone(), started));
     }
     if common.streams() {
-        return Ok(writer.stream(streams));
+        return writer.stream(streams).await;
     }
     writer.whole(streams, n).await
 }
@@ -159,6 +159,8 @@ struct Writer {
     tokenizer: Option<Tokenizer>,
     prompt_tokens: usize,
     include_usage: bool,
+    /// What has been streamed of each answer.
+    choices: Vec<Progress>,
 }
 
 impl Writer {
@@ -180,7 +182,7 @@ impl Writer {
             Ok::<_, OpenAiError>((prefix, Service::collect(streams).await?))
         }))
         .await?;
-        let mut usage = Usage::new(self.prompt_tokens, 0);
+        let mut usage = Usage::new(self.prompt_tokens, 0, 0);
         let mut choices = Vec::new();
         for (prefix, mut answers) in answers {
             usage.add(Usage::of(0, &answers));
@@ -192,7 +194,7 @@ impl Writer {
                 choices.push(self.choice(choices.len(), &prefix, answer));
             }
         }
-        Ok(Json(self.body(choices, Some(usage))).into_response())
+        Ok((usage.cached_header(), Json(self.body(choices, Some(usage)))).into_response())
     }
 
     fn choice(&self, index: usize, prefix: &str, answer: Answer) -> Choice {
@@ -205,58 +207,81 @@ impl Writer {
         }
     }
 
-    fn stream(self, streams: Vec<(String, Vec<TextStream>)>) -> Response {
-        let streams = streams
-            .into_iter()
-            .flat_map(|(prefix, streams)| streams.into_iter().map(move |stream| (prefix.clone(), stream)));
-        let mut choices = Vec::new();
-        let mut all = SelectAll::new();
-        for (index, (prefix, stream)) in streams.enumerate() {
-            choices.push(Progress { prefix, offset: 0, prompt: stream.request().prompt().len() });
-            all.push(sse::events(stream).map(move |event| (index, event)).boxed());
-        }
-        let chunks = stream::unfold(Some((self, all, choices, 0)), |state| async move {
-            let (writer, mut all, mut choices, mut generated) = state?;
-            while let Some((index, event)) = all.next().await {
-                let event = match event {
-                    Ok(event) => event,
-                    Err(error) => return Some((OpenAiError::from(error).event(), None)),
-                };
-                generated += 1;
-                if let Some(chunk) = writer.event(index, &mut choices[index], event) {
-                    return Some((chunk, Some((writer, all, choices, generated))));
-                }
+    async fn stream(mut self, prompts: Vec<(String, Vec<TextStream>)>) -> Result<Response, OpenAiError> {
+        let mut streams = Vec::new();
+        for (number, (prefix, answers)) in prompts.into_iter().enumerate() {
+            for stream in answers {
+                let prompt = stream.request().prompt().len();
+                let prefix = prefix.clone();
+                self.choices.push(Progress { prefix, number, prompt, ..Progress::default() });
+                streams.push(stream);
             }
-            let usage = Usage::new(writer.prompt_tokens, generated);
-            writer.include_usage.then(|| (sse::json(&writer.body(Vec::new(), Some(usage))), None))
-        });
-        sse::response(chunks.chain(stream::iter(["[DONE]".to_owned()])))
+        }
+        sse::begin(&mut streams).await?;
+        let places = self.choices.iter().zip(&streams).collect::<Vec<_>>();
+        let firsts = places.chunk_by(|(a, _), (b, _)| a.number == b.number);
+        let cached_tokens = firsts.map(|answers| answers[0].1.cached_tokens()).sum();
+        Ok(sse::response(streams, cached_tokens, self))
     }
+}
 
-    /// `None` if there is nothing to tell yet. Without `include_usage` the last chunk of an answer has its usage, as
-    /// TGI's has.
-    fn event(&self, index: usize, choice: &mut Progress, event: TextEvent) -> Option<String> {
-        let text = std::mem::take(&mut choice.prefix) + &event.text;
-        if text.is_empty() && event.finished.is_none() && self.tokenizer.is_none() {
-            return None;
+impl sse::Write for Writer {
+    /// Without `include_usage` the last chunk of an answer has its usage, as TGI's has.
+    fn event(&mut self, index: usize, event: TextEvent, to: &mut sse::Events) {
+        let choice = &mut self.choices[index];
+        choice.generated += 1;
+        let prefix = std::mem::take(&mut choice.prefix);
+        if prefix.is_empty() && event.text.is_empty() && event.finished.is_none() && self.tokenizer.is_none()
+        {
+            return;
         }
         let events = std::slice::from_ref(&event);
         let logprobs = self.tokenizer.as_ref();
         let logprobs = logprobs.map(|tokenizer| CompletionLogprobs::new(tokenizer, events, choice.offset));
-        choice.offset += event.text.chars().count();
-        let usage = event.finished.as_ref().filter(|_| !self.include_usage);
-        let usage = usage.map(|finished| Usage::new(choice.prompt, finished.generated_tokens as usize));
+        if logprobs.is_some() {
+            choice.offset += event.text.chars().count();
+        }
+        if let Some(finished) = &event.finished {
+            choice.cached = finished.cached_tokens;
+        }
+        let last = event.finished.is_some() && !self.include_usage;
+        let usage = last.then(|| Usage::new(choice.prompt, choice.cached, choice.generated));
         let finish_reason = event.finished.as_ref().map(|finished| finish_reason(finished.reason));
-        Some(sse::json(&self.body(vec![Choice { index, text, logprobs, finish_reason }], usage)))
+        let text = if prefix.is_empty() { event.text } else { prefix + &event.text };
+        to.json(&self.body(vec![Choice { index, text, logprobs, finish_reason }], usage));
+    }
+
+    fn error(&mut self, error: ServiceError, to: &mut sse::Events) {
+        OpenAiError::from(error).write(to);
+        to.line("[DONE]");
+    }
+
+    fn end(&mut self, to: &mut sse::Events) {
+        if self.include_usage {
+            let generated = self.choices.iter().map(|choice| choice.generated).sum();
+            // A prompt counts once, as it was computed for its first answer.
+            let firsts =
+                self.choices.chunk_by(|a, b| a.number == b.number).filter_map(|answers| answers.first());
+            let cached = firsts.map(|first| first.cached).sum();
+            let usage = Usage::new(self.prompt_tokens, cached, generated);
+            to.json(&self.body(Vec::new(), Some(usage)));
+        }
+        to.line("[DONE]");
     }
 }
 
 /// What has been sent of an answer.
+#[derive(Debug, Default)]
 struct Progress {
     /// Goes before its first text.
     prefix: String,
-    /// Characters so far.
+    /// Characters so far, if log-probabilities tell their places.
     offset: usize,
-    /// Tokens of its prompt.
+    /// Which of the prompts it answers.
+    number: usize,
+    /// Tokens of that prompt, and how many of them did not have to be computed.
     prompt: usize,
+    cached: usize,
+    /// Tokens so far.
+    generated: usize,
 }

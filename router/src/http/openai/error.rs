@@ -3,10 +3,11 @@
 use axum::Json;
 use axum::extract::FromRequest;
 use axum::extract::rejection::JsonRejection;
-use axum::http::{HeaderValue, StatusCode, header};
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 
+use crate::http::sse;
 use crate::metrics;
 use crate::service::ServiceError;
 
@@ -14,6 +15,8 @@ use crate::service::ServiceError;
 #[derive(Debug)]
 pub(super) struct OpenAiError {
     status: StatusCode,
+    /// Seconds after which to try again.
+    retry_after: Option<u64>,
     body: Body,
 }
 
@@ -39,7 +42,7 @@ const INVALID: &str = "invalid_request_error";
 impl OpenAiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         let body = Body { message: message.into(), kind, param: None, code: None, http_status_code: None };
-        OpenAiError { status, body }
+        OpenAiError { status, retry_after: None, body }
     }
 
     /// A field with a wrong value, for requests that do not get as far as the service.
@@ -67,9 +70,9 @@ impl OpenAiError {
     }
 
     /// As an event of a stream that has begun.
-    pub(super) fn event(mut self) -> String {
+    pub(super) fn write(mut self, to: &mut sse::Events) {
         self.body.http_status_code = Some(self.status.as_u16());
-        super::super::sse::json(&Envelope { error: self.body })
+        to.json(&Envelope { error: self.body });
     }
 }
 
@@ -85,8 +88,8 @@ fn openai_name(param: &'static str) -> &'static str {
 
 impl From<ServiceError> for OpenAiError {
     fn from(error: ServiceError) -> Self {
-        let message = error.to_string();
-        match error {
+        let (message, retry_after) = (error.to_string(), error.retry_after());
+        let mut answer = match error {
             ServiceError::Validation { param, .. } => {
                 let name = openai_name(param);
                 let message = message
@@ -102,7 +105,7 @@ impl From<ServiceError> for OpenAiError {
                 (error.body.param, error.body.code) = (Some("messages".into()), Some("template_error"));
                 error
             }
-            ServiceError::Overloaded => {
+            ServiceError::Overloaded { .. } => {
                 let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
                 error.body.code = Some("overloaded");
                 error
@@ -113,7 +116,9 @@ impl From<ServiceError> for OpenAiError {
             ServiceError::Generation(_) | ServiceError::Incomplete => {
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
             }
-        }
+        };
+        answer.retry_after = retry_after;
+        answer
     }
 }
 
@@ -130,10 +135,9 @@ impl From<JsonRejection> for OpenAiError {
 
 impl IntoResponse for OpenAiError {
     fn into_response(self) -> Response {
-        let busy = matches!(self.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
         let mut response = (self.status, Json(Envelope { error: self.body })).into_response();
-        if busy {
-            response.headers_mut().insert(header::RETRY_AFTER, HeaderValue::from_static("1"));
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
         }
         response
     }

@@ -5,11 +5,11 @@ use serde_json::{Map, Value};
 
 use super::error::OpenAiError;
 use crate::http::App;
-use crate::service::Params;
+use crate::service::{Params, Service, priority};
 use crate::text::StopText;
 
-/// Fields of `/v1/completions` and `/v1/chat/completions`; `top_k`, `min_p`, `typical_p` and `repetition_penalty` are
-/// extensions that other servers have too.
+/// Fields of `/v1/completions` and `/v1/chat/completions`; `top_k`, `min_p`, `typical_p`,
+/// `repetition_penalty` and `cache_salt` are extensions that other servers have too, `priority` is one of ours.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Common {
@@ -30,6 +30,8 @@ pub(super) struct Common {
     seed: Option<Seed>,
     stop: Option<OneOrMany>,
     logit_bias: Option<LogitBias>,
+    priority: Option<String>,
+    cache_salt: Option<String>,
 }
 
 #[derive(Debug, Default, Clone, Copy, Deserialize)]
@@ -165,6 +167,8 @@ impl Common {
             stop_text: StopText::Remove,
             top_n,
             warped_logprobs: false,
+            priority: priority(self.priority.as_deref()).map_err(Service::reject)?,
+            cache_salt: self.cache_salt.as_deref().map(Into::into),
             ..Params::default()
         })
     }

@@ -2,8 +2,10 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use axum::http::{HeaderName, HeaderValue};
 use serde::Serialize;
 
+use crate::http::sse;
 use crate::service::{Answer, FinishReason};
 
 /// What all responses to one request have in common.
@@ -29,24 +31,43 @@ pub(super) struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
     total_tokens: usize,
+    prompt_tokens_details: PromptTokensDetails,
+}
+
+#[derive(Debug, Default, Clone, Copy, Serialize)]
+struct PromptTokensDetails {
+    cached_tokens: usize,
 }
 
 impl Usage {
-    pub(super) fn new(prompt_tokens: usize, completion_tokens: usize) -> Self {
-        Usage { prompt_tokens, completion_tokens, total_tokens: prompt_tokens + completion_tokens }
+    /// `cached_tokens` of the prompt's did not have to be computed.
+    pub(super) fn new(prompt_tokens: usize, cached_tokens: usize, completion_tokens: usize) -> Self {
+        Usage {
+            prompt_tokens,
+            completion_tokens,
+            total_tokens: prompt_tokens + completion_tokens,
+            prompt_tokens_details: PromptTokensDetails { cached_tokens },
+        }
     }
 
-    /// Of several answers: a prompt counts once, however many answers it got.
+    /// Of several answers to one prompt, which counts once, as it was computed for the first of them.
     pub(super) fn of(prompt_tokens: usize, answers: &[Answer]) -> Self {
         let completion = answers.iter().map(|answer| answer.finished.generated_tokens as usize).sum();
-        Usage::new(prompt_tokens, completion)
+        let cached = answers.first().map_or(0, |answer| answer.finished.cached_tokens);
+        Usage::new(prompt_tokens, cached, completion)
     }
 
     pub(super) fn add(&mut self, other: Usage) {
         *self = Usage::new(
             self.prompt_tokens + other.prompt_tokens,
+            self.prompt_tokens_details.cached_tokens + other.prompt_tokens_details.cached_tokens,
             self.completion_tokens + other.completion_tokens,
         );
+    }
+
+    /// The header that says the same about cached tokens.
+    pub(super) fn cached_header(&self) -> [(HeaderName, HeaderValue); 1] {
+        [(sse::CACHED_TOKENS, self.prompt_tokens_details.cached_tokens.into())]
     }
 }
 

@@ -26,7 +26,10 @@ async fn a_conversation_is_answered() {
         json!([{"index": 0, "message": {"role": "assistant", "content": "Hello ü"}, "logprobs": null,
                 "finish_reason": "stop"}])
     );
-    assert_eq!(body["usage"], json!({"prompt_tokens": 21, "completion_tokens": 9, "total_tokens": 30}));
+    assert_eq!(
+        body["usage"],
+        json!({"prompt_tokens": 21, "completion_tokens": 9, "total_tokens": 30, "prompt_tokens_details": {"cached_tokens": 3}})
+    );
     let asked = server.engine.requests.recv().await.unwrap();
     let text: String = asked.prompt[1..].iter().map(|&id| char::from_u32(id).unwrap()).collect();
     assert_eq!((asked.prompt[0], text.as_str()), (crate::test_support::BOS, "user: hi\nassistant: "));
@@ -76,7 +79,10 @@ async fn a_stream_ends_with_done() {
     let chunks = server.post(PATH, request(more)).await.chunks();
     let (usage, chunks) = chunks.split_last().unwrap();
     assert_eq!(usage["choices"], json!([]));
-    assert_eq!(usage["usage"], json!({"prompt_tokens": 21, "completion_tokens": 12, "total_tokens": 33}));
+    assert_eq!(
+        usage["usage"],
+        json!({"prompt_tokens": 21, "completion_tokens": 12, "total_tokens": 33, "prompt_tokens_details": {"cached_tokens": 3}})
+    );
     for index in 0..2 {
         let own = chunks.iter().filter(|chunk| chunk["choices"][0]["index"] == index);
         let text: String = own.map(|c| c["choices"][0]["delta"]["content"].as_str().unwrap()).collect();

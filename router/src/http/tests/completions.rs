@@ -17,7 +17,10 @@ async fn one_prompt() {
         body["choices"],
         json!([{"index": 0, "text": "o", "logprobs": null, "finish_reason": "length"}])
     );
-    assert_eq!(body["usage"], json!({"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5}));
+    assert_eq!(
+        body["usage"],
+        json!({"prompt_tokens": 4, "completion_tokens": 1, "total_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}})
+    );
     assert_eq!(server.engine.requests.recv().await.unwrap().prompt, [BOS, 97, 98, 99]);
 }
 
@@ -69,7 +72,10 @@ async fn a_stream() {
             before.iter().all(|c| c["choices"][0]["finish_reason"].is_null() && c.get("usage").is_none())
         );
         assert_eq!(last["choices"][0]["finish_reason"], "stop");
-        assert_eq!(last["usage"], json!({"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}));
+        assert_eq!(
+            last["usage"],
+            json!({"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5, "prompt_tokens_details": {"cached_tokens": 3}})
+        );
     }
     let options = json!({"include_usage": true});
     let chunks =

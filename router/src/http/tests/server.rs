@@ -9,7 +9,7 @@ use serde_json::json;
 use tower::ServiceExt;
 
 use super::{HttpConfig, Script, Server, post};
-use crate::engine::State;
+use crate::engine::{Priority, State};
 
 #[tokio::test]
 async fn health_is_life_and_ready_is_service() {
@@ -64,6 +64,49 @@ async fn a_full_server_says_when_to_come_back() {
     assert_eq!((reply.status, reply.header("retry-after")), (StatusCode::TOO_MANY_REQUESTS, "1"));
     assert_eq!(reply.json()["error"]["code"], "overloaded");
     drop(running);
+}
+
+#[tokio::test]
+async fn shards_that_are_started_again_are_no_reason_to_refuse() {
+    let server = Server::saying("x");
+    let State::Ready(ready) = server.engine.state.borrow().clone() else { panic!("not ready") };
+    server.engine.state.send(State::Recovering(ready)).unwrap();
+    let reply = server.get("/ready").await;
+    assert_eq!((reply.status.as_u16(), reply.json()), (503, json!({"status": "recovering"})));
+    assert_eq!(server.get("/health").await.status, StatusCode::OK);
+    assert_eq!(server.post("/generate", json!({"inputs": "a"})).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn cached_tokens_are_told_and_salts_and_priorities_passed_on() {
+    let mut server = Server::saying("x");
+    let chat =
+        json!({"messages": [{"role": "user", "content": "a"}], "priority": "high", "cache_salt": "me"});
+    let tgi = json!({"inputs": "a", "parameters": {"priority": "high", "cache_salt": "me"}});
+    let completions = json!({"prompt": "a", "priority": "high", "cache_salt": "me"});
+    for (path, mut body) in [
+        ("/generate", tgi.clone()),
+        ("/generate_stream", tgi),
+        ("/v1/completions", completions.clone()),
+        ("/v1/completions", completions),
+        ("/v1/chat/completions", chat.clone()),
+        ("/v1/chat/completions", chat),
+    ]
+    .into_iter()
+    .enumerate()
+    .map(|(i, (path, mut body))| {
+        body["stream"] = json!(i % 2 == 1);
+        (path, body)
+    }) {
+        let reply = server.post(path, body.clone()).await;
+        assert_eq!((reply.status, reply.header("x-cached-tokens")), (StatusCode::OK, "3"), "{path}");
+        let asked = server.engine.requests.recv().await.unwrap();
+        assert_eq!((asked.priority, asked.cache_salt.as_deref()), (Priority::High, Some("me")), "{path}");
+        let parameters = if path.starts_with("/v1") { &mut body } else { &mut body["parameters"] };
+        parameters["priority"] = json!("urgent");
+        let reply = server.post(path, body.clone()).await;
+        assert!(reply.status.is_client_error() && reply.body.contains("`high`, `normal` or `low`"), "{path}");
+    }
 }
 
 #[tokio::test]

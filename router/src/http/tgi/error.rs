@@ -19,7 +19,7 @@ impl From<&ServiceError> for ErrorBody {
         let error_type = match error {
             ServiceError::Validation { .. } => "validation",
             ServiceError::Template(_) => "template_error",
-            ServiceError::Overloaded => "overloaded",
+            ServiceError::Overloaded { .. } => "overloaded",
             ServiceError::Unavailable(_) => "unavailable",
             ServiceError::Generation(_) => "generation",
             ServiceError::Incomplete => "incomplete_generation",
@@ -42,14 +42,14 @@ impl IntoResponse for TgiError {
     fn into_response(self) -> Response {
         let status = match &self.0 {
             ServiceError::Validation { .. } | ServiceError::Template(_) => StatusCode::UNPROCESSABLE_ENTITY,
-            ServiceError::Overloaded => StatusCode::TOO_MANY_REQUESTS,
+            ServiceError::Overloaded { .. } => StatusCode::TOO_MANY_REQUESTS,
             ServiceError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
             ServiceError::Generation(_) => StatusCode::FAILED_DEPENDENCY,
             ServiceError::Incomplete => StatusCode::INTERNAL_SERVER_ERROR,
         };
         let mut response = (status, Json(ErrorBody::from(&self.0))).into_response();
-        if matches!(self.0, ServiceError::Overloaded | ServiceError::Unavailable(_)) {
-            response.headers_mut().insert(header::RETRY_AFTER, header::HeaderValue::from_static("1"));
+        if let Some(seconds) = self.0.retry_after() {
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
         }
         response
     }

@@ -98,5 +98,7 @@ fn headers(app: &App, inputs: &str, prompt_tokens: usize, answers: &[Answer]) ->
     add("x-time-per-token", timings.per_token(slowest.generated_tokens).as_millis().to_string());
     add("x-prompt-tokens", prompt_tokens.to_string());
     add("x-generated-tokens", generated.to_string());
+    // The first answer had the prompt computed for the others.
+    add("x-cached-tokens", answers[0].finished.cached_tokens.to_string());
     headers
 }

@@ -4,12 +4,11 @@ use axum::Json;
 use axum::extract::State;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::Response;
-use futures::StreamExt;
 
 use super::error::{ErrorBody, TgiError};
 use super::types::{GenerateRequest, StreamDetails, StreamResponse, finish_reason};
 use crate::http::{App, sse};
-use crate::service::{Finished, Prompt, Service, TextEvent};
+use crate::service::{Prompt, Service, ServiceError, TextEvent};
 use crate::text::Specials;
 
 /// The answer token by token. What is wrong with the request is told before the stream begins.
@@ -21,28 +20,57 @@ pub(super) async fn generate_stream(
     parameters.check_stream().map_err(Service::reject)?;
     let params = parameters.params().map_err(Service::reject)?;
     let headers = headers(&app, &inputs);
-    let stream = app.service.generate(Prompt::Text(inputs.clone(), Specials::Add), params).await?;
-    let (seed, input_length) = (stream.request().seed(), stream.request().prompt().len());
-    let prefix = if parameters.return_full_text.unwrap_or(false) { inputs } else { String::new() };
-    let describe = move |finished: &Finished| StreamDetails {
-        finish_reason: finish_reason(finished.reason),
-        generated_tokens: finished.generated_tokens,
-        seed,
-        input_length,
+    let mut streams = [app.service.generate(Prompt::Text(inputs.clone(), Specials::Add), params).await?];
+    sse::begin(&mut streams).await?;
+    let cached_tokens = streams[0].cached_tokens();
+    let request = streams[0].request();
+    let writer = Writer {
+        prefix: if parameters.return_full_text.unwrap_or(false) { inputs } else { String::new() },
+        details: parameters.details,
+        seed: request.seed(),
+        input_length: request.prompt().len(),
+        tokens: 0,
     };
-    let body = sse::events(stream).enumerate().map(move |(index, event)| match event {
-        Ok(TextEvent { token, top, finished, .. }) => sse::json(&StreamResponse {
-            index: u32::try_from(index + 1).unwrap_or(u32::MAX),
-            token: (&token).into(),
-            top_tokens: top.iter().map(Into::into).collect(),
-            details: finished.as_ref().filter(|_| parameters.details).map(&describe),
-            generated_text: finished.map(|finished| prefix.clone() + &finished.text),
-        }),
-        Err(error) => sse::json(&ErrorBody::from(&error)),
-    });
-    let mut response = sse::response(body);
+    let mut response = sse::response(streams.into(), cached_tokens, writer);
     response.headers_mut().extend(headers);
     Ok(response)
+}
+
+struct Writer {
+    /// Goes before the whole text.
+    prefix: String,
+    /// Whether the last event has them.
+    details: bool,
+    seed: Option<u64>,
+    input_length: usize,
+    /// Tokens so far.
+    tokens: u32,
+}
+
+impl sse::Write for Writer {
+    fn event(&mut self, _: usize, event: TextEvent, to: &mut sse::Events) {
+        let TextEvent { token, top, finished, .. } = event;
+        self.tokens = self.tokens.saturating_add(1);
+        let details = finished.as_ref().filter(|_| self.details).map(|finished| StreamDetails {
+            finish_reason: finish_reason(finished.reason),
+            generated_tokens: finished.generated_tokens,
+            seed: self.seed,
+            input_length: self.input_length,
+        });
+        to.json(&StreamResponse {
+            index: self.tokens,
+            token: token.into(),
+            top_tokens: top.into_iter().map(Into::into).collect(),
+            details,
+            generated_text: finished.map(|finished| std::mem::take(&mut self.prefix) + &finished.text),
+        });
+    }
+
+    fn error(&mut self, error: ServiceError, to: &mut sse::Events) {
+        to.json(&ErrorBody::from(&error));
+    }
+
+    fn end(&mut self, _: &mut sse::Events) {}
 }
 
 /// What is known before the first token.

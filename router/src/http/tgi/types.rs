@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::service::{FinishReason, Params, ServiceError, TextToken};
+use crate::service::{FinishReason, Params, ServiceError, TextToken, priority};
 use crate::text::StopText;
 
 /// The body of `/generate`, `/generate_stream` and `/tokenize`.
@@ -46,6 +46,10 @@ pub(super) struct GenerateParameters {
     top_n_tokens: Option<u32>,
     grammar: Option<Value>,
     adapter_id: Option<String>,
+    /// `high`, `normal` or `low`; an extension.
+    priority: Option<String>,
+    /// Keeps the cached prefixes of one client from others; an extension.
+    cache_salt: Option<String>,
 }
 
 /// Without any parameters TGI samples; with some it does so only if they ask for it.
@@ -100,6 +104,8 @@ impl GenerateParameters {
             top_n: self.top_n_tokens.unwrap_or(0),
             warped_logprobs: true,
             best_of: self.best_of,
+            priority: priority(self.priority.as_deref())?,
+            cache_salt: self.cache_salt.as_deref().map(Into::into),
             ..Params::default()
         })
     }
@@ -111,6 +117,12 @@ pub(super) struct Token {
     text: String,
     logprob: f32,
     special: bool,
+}
+
+impl From<TextToken> for Token {
+    fn from(TextToken { id, text, logprob, special }: TextToken) -> Self {
+        Token { id, text, logprob, special }
+    }
 }
 
 impl From<&TextToken> for Token {

@@ -2,51 +2,10 @@
 
 use std::sync::Arc;
 
-use super::pretend::{PretendShard, alone};
+use super::pair::Pair;
+use super::pretend::alone;
 use super::{LIMITS, request};
-use crate::scheduler::{Finish, Request};
-use crate::scheduler::{Impossible, Limits, Output, Plan, Scheduler, SeqId};
-
-/// Tokens, and why there are no more.
-type Text = (Vec<u32>, Option<Finish>);
-
-/// A scheduler with its shard; each step is answered at once.
-struct Pair {
-    scheduler: Scheduler,
-    shard: PretendShard,
-}
-
-impl Pair {
-    fn new(limits: Limits) -> Self {
-        Pair { scheduler: Scheduler::new(limits), shard: PretendShard::new(limits) }
-    }
-
-    fn add(&mut self, request: &Request) -> SeqId {
-        self.scheduler.add(request.clone()).expect("it fits")
-    }
-
-    fn step(&mut self) -> Option<(Plan, Vec<Output>)> {
-        let plan = self.scheduler.plan()?;
-        let output = self.shard.run(&plan.step).expect("the step keeps the contract");
-        let outputs = self.scheduler.apply(output).expect("the answer is well formed");
-        self.scheduler.check_integrity().expect("integrity");
-        Some((plan, outputs))
-    }
-
-    /// Tokens and end of each of `ids`, and the number of steps.
-    fn run(&mut self, ids: &[SeqId]) -> (Vec<Text>, usize) {
-        let (mut got, mut steps) = (vec![(Vec::new(), None); ids.len()], 0);
-        while let Some((_, outputs)) = self.step() {
-            steps += 1;
-            for Output { sequence: id, sampled, finish } in outputs {
-                let of = &mut got[ids.iter().position(|&known| known == id).expect("a known id")];
-                of.0.push(sampled.token);
-                of.1 = finish;
-            }
-        }
-        (got, steps)
-    }
-}
+use crate::scheduler::{Admitted, Finish, Impossible, Limits, Options, Plan, Request, Scheduler};
 
 fn counts(plan: &Plan) -> Vec<u32> {
     plan.step.rows.iter().map(|row| row.count).collect()
@@ -107,7 +66,7 @@ fn the_youngest_is_preempted_and_returns_before_later_arrivals() {
     }
     let mut admitted = Vec::new();
     while let Some((plan, _)) = pair.step() {
-        admitted.extend(plan.admitted);
+        admitted.extend(plan.admitted.into_iter().map(|admitted| admitted.sequence));
     }
     assert!(!admitted.contains(&ids[0]), "the oldest is never preempted");
     let first = |id| admitted.iter().position(|&other| other == id);
@@ -128,7 +87,7 @@ fn cancelling_frees_slot_and_blocks_for_the_next_plan() {
     // Planned while the cancelled one's step is still in flight, in its very slot and blocks.
     let plan = pair.scheduler.plan().unwrap();
     assert_eq!((plan.step.release.as_slice(), plan.step.admit.len()), ([0].as_slice(), 1));
-    assert_eq!(plan.admitted, [next]);
+    assert_eq!(plan.admitted, [Admitted { sequence: next, cached_tokens: 0 }]);
     for plan in [unanswered, plan] {
         let output = pair.shard.run(&plan.step).unwrap();
         assert!(pair.scheduler.apply(output).unwrap().is_empty());
@@ -140,7 +99,7 @@ fn cancelling_frees_slot_and_blocks_for_the_next_plan() {
 
 #[test]
 fn what_can_never_fit_is_refused_with_the_arithmetic() {
-    let mut scheduler = Scheduler::new(Limits { num_blocks: 8, ..LIMITS });
+    let mut scheduler = Scheduler::new(Limits { num_blocks: 8, ..LIMITS }, Options::default());
     let text = scheduler.add(request(100, 30)).unwrap_err().to_string();
     assert!(text.contains("need 9 cache blocks of 16") && text.contains("only 8 (128 tokens)"), "{text}");
     assert!(scheduler.add(request(100, 29)).is_ok());

@@ -4,7 +4,7 @@ use millrace_proto::{Sampled, StepOutput, TokenLogprob};
 use proptest::prelude::*;
 
 use super::{LIMITS, request};
-use crate::scheduler::{Malformed, Scheduler};
+use crate::scheduler::{Malformed, Options, Scheduler};
 
 fn sampled(slot: u32, token: u32) -> Sampled {
     Sampled { slot, token, logprob: 0.0, top: Vec::new() }
@@ -16,7 +16,7 @@ fn output(step: u64, sampled: Vec<Sampled>) -> StepOutput {
 
 #[test]
 fn each_fault_has_its_name_and_changes_nothing() {
-    let mut scheduler = Scheduler::new(LIMITS);
+    let mut scheduler = Scheduler::new(LIMITS, Options::default());
     assert_eq!(scheduler.apply(output(0, vec![])).unwrap_err(), Malformed::Unasked(0));
     scheduler.add(request(3, 5)).unwrap();
     scheduler.add(request(4, 5)).unwrap();
@@ -54,7 +54,7 @@ proptest! {
             (0u64..6, prop::collection::vec((0u32..5, 0u32..120), 0..4)), 1..60),
         prompts in prop::collection::vec(1usize..60, 1..6),
     ) {
-        let mut scheduler = Scheduler::new(LIMITS);
+        let mut scheduler = Scheduler::new(LIMITS, Options::default());
         for prompt in prompts {
             scheduler.add(request(prompt, 4)).unwrap();
         }

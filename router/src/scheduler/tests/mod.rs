@@ -1,8 +1,12 @@
 //! The scheduler against a pretend shard: single cases, malformed answers, and a seeded simulation of traffic.
 
 mod cases;
+mod line;
 mod malformed;
+mod pair;
+mod prefix;
 pub(crate) mod pretend;
+mod recovery;
 mod simulation;
 
 use std::sync::Arc;
@@ -10,7 +14,7 @@ use std::sync::Arc;
 use millrace_proto::Sampling;
 
 use super::Limits;
-use crate::scheduler::Request;
+use crate::scheduler::{Priority, Request};
 
 const LIMITS: Limits = Limits {
     max_sequence_tokens: 1000,
@@ -27,5 +31,7 @@ fn request(prompt: usize, max_new_tokens: u32) -> Request {
         max_new_tokens,
         stop_tokens: Arc::default(),
         sampling: Sampling::default(),
+        priority: Priority::default(),
+        cache_salt: None,
     }
 }

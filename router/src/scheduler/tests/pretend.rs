@@ -1,5 +1,6 @@
 //! A shard without a model. It holds the scheduler to every rule of the contract, keeps a real paged cache, and makes
-//! each token from the whole content of its sequence, read back through the block table.
+//! each token from the whole content of its sequence, read back through the block table. A row that reads what was
+//! not computed from its own prefix is an error, and so is one that writes where another sequence reads.
 
 use std::collections::HashSet;
 
@@ -10,18 +11,19 @@ use crate::scheduler::{Finish, Request};
 
 pub(crate) struct PretendShard {
     limits: Limits,
-    next_step: u64,
+    /// Known after the first one.
+    next_step: Option<u64>,
     slots: Vec<Option<Occupant>>,
     /// What stands at each position of each block: a digest of all tokens up to there.
     cache: Vec<u64>,
-    /// Which slot has a block in its table.
-    owner: Vec<Option<u32>>,
+    /// How many slots have a block in their tables.
+    holders: Vec<u32>,
 }
 
-pub(crate) struct Occupant {
-    pub(crate) tokens: Vec<u32>,
-    pub(crate) prompt_len: usize,
-    pub(crate) computed: usize,
+struct Occupant {
+    tokens: Vec<u32>,
+    /// Nothing before the first row: a prefix may have been computed for others.
+    computed: Option<usize>,
     seed: u64,
     table: Vec<u32>,
 }
@@ -40,12 +42,20 @@ fn token_of(digest: u64, vocab_size: usize) -> u32 {
     (digest.wrapping_mul(0x94d0_49bb_1331_11eb) >> 33) as u32 % vocab_size as u32
 }
 
+/// What stands before the first token.
+const START: u64 = 1;
+
+/// The token that a seed draws after a prefix.
+fn draw(digest: u64, seed: u64, vocab_size: usize) -> u32 {
+    token_of(digest ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), vocab_size)
+}
+
 /// What a request gets when it runs alone.
 pub(crate) fn alone(request: &Request, vocab_size: usize) -> (Vec<u32>, Finish) {
-    let mut digest = request.prompt.iter().fold(request.sampling.seed, |digest, &token| mix(digest, token));
+    let mut digest = request.prompt.iter().fold(START, |digest, &token| mix(digest, token));
     let mut generated = Vec::new();
     loop {
-        let token = token_of(digest, vocab_size);
+        let token = draw(digest, request.sampling.seed, vocab_size);
         digest = mix(digest, token);
         generated.push(token);
         if generated.len() == request.max_new_tokens as usize {
@@ -61,25 +71,22 @@ impl PretendShard {
     pub(crate) fn new(limits: Limits) -> Self {
         PretendShard {
             limits,
-            next_step: 0,
+            next_step: None,
             slots: (0..limits.max_sequences).map(|_| None).collect(),
             cache: vec![0; limits.num_blocks * limits.block_size],
-            owner: vec![None; limits.num_blocks],
+            holders: vec![0; limits.num_blocks],
         }
-    }
-
-    pub(crate) fn occupant(&self, slot: u32) -> Option<&Occupant> {
-        self.slots[slot as usize].as_ref()
     }
 
     /// Runs a step; an error names the rule that it breaks.
     pub(crate) fn run(&mut self, step: &Step) -> Result<StepOutput, String> {
-        ensure(step.id == self.next_step, || format!("step {} where {} is due", step.id, self.next_step))?;
-        self.next_step += 1;
+        let due = self.next_step.unwrap_or(step.id);
+        ensure(step.id == due, || format!("step {} where {due} is due", step.id))?;
+        self.next_step = Some(due + 1);
         for &slot in &step.release {
             let left = self.slots.get_mut(slot as usize).and_then(Option::take);
             let left = left.ok_or_else(|| format!("release of slot {slot}, which is free"))?;
-            left.table.iter().for_each(|&block| self.owner[block as usize] = None);
+            left.table.iter().for_each(|&block| self.holders[block as usize] -= 1);
         }
         step.admit.iter().try_for_each(|admission| self.admit(admission))?;
 
@@ -102,8 +109,7 @@ impl PretendShard {
         ensure((1..=tokens.len()).contains(&(*prompt_len as usize)), || "no prompt".into())?;
         *place = Some(Occupant {
             tokens: tokens.clone(),
-            prompt_len: *prompt_len as usize,
-            computed: 0,
+            computed: None,
             seed: sampling.as_ref().ok_or("no sampling")?.seed,
             table: Vec::new(),
         });
@@ -115,17 +121,16 @@ impl PretendShard {
         let occupant =
             self.slots.get_mut(row.slot as usize).and_then(Option::as_mut).ok_or("row without slot")?;
         for &block in &row.new_blocks {
-            let owner = self.owner.get_mut(block as usize).ok_or("no such block")?;
-            ensure(owner.is_none(), || {
-                format!("block {block} of slot {owner:?} is given to slot {}", row.slot)
+            ensure(!occupant.table.contains(&block), || {
+                format!("block {block} is twice in slot {}", row.slot)
             })?;
-            *owner = Some(row.slot);
+            *self.holders.get_mut(block as usize).ok_or("no such block")? += 1;
             occupant.table.push(block);
         }
         let (start, end) = (row.start as usize, (row.start + row.count) as usize);
         ensure(row.count > 0, || "an empty row".into())?;
-        ensure(start == occupant.computed, || {
-            format!("start {start}, but {} are computed", occupant.computed)
+        ensure(start == occupant.computed.unwrap_or(start), || {
+            format!("start {start}, but {:?} are computed", occupant.computed)
         })?;
         ensure(end <= occupant.tokens.len(), || "a token is run before it is known".into())?;
         ensure(end <= occupant.table.len() * block_size, || "positions without a block".into())?;
@@ -136,29 +141,26 @@ impl PretendShard {
         let place = |table: &[u32], position: usize| {
             table[position / block_size] as usize * block_size + position % block_size
         };
-        let mut digest = match start.checked_sub(1) {
-            Some(before) => self.cache[place(&occupant.table, before)],
-            None => occupant.seed,
-        };
+        let mut digest = START;
+        for position in 0..start {
+            digest = mix(digest, occupant.tokens[position]);
+            ensure(self.cache[place(&occupant.table, position)] == digest, || {
+                format!("position {position} of slot {} holds something else", row.slot)
+            })?;
+        }
         for position in start..end {
+            let block = occupant.table[position / block_size];
+            ensure(self.holders[block as usize] == 1, || format!("slot {} writes shared {block}", row.slot))?;
             digest = mix(digest, occupant.tokens[position]);
             self.cache[place(&occupant.table, position)] = digest;
         }
-        occupant.computed = end;
+        occupant.computed = Some(end);
         if !row.sample {
             return Ok(None);
         }
         ensure(end == occupant.tokens.len(), || "a token is sampled twice".into())?;
         ensure(end < max_sequence_tokens, || "the sequence is full".into())?;
-        let mut expected = occupant.seed;
-        for position in 0..end {
-            expected = mix(expected, occupant.tokens[position]);
-            let found = self.cache[place(&occupant.table, position)];
-            ensure(found == expected, || {
-                format!("position {position} of slot {} was overwritten", row.slot)
-            })?;
-        }
-        let token = token_of(digest, vocab_size);
+        let token = draw(digest, occupant.seed, vocab_size);
         occupant.tokens.push(token);
         Ok(Some(Sampled { slot: row.slot, token, logprob: -1.0, top: Vec::new() }))
     }

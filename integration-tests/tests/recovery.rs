@@ -1,0 +1,235 @@
+//! Shards that die or hang, a server that is too full, and one that is shut down: what clients see of it.
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use millrace_integration_tests::{Server, post, resident_bytes, shards_of, signal, stream, test_data};
+use serde_json::{Value, json};
+
+/// Greedy and seeded requests by turns; long ones, so that there is time to die in the middle.
+fn requests(count: usize) -> Vec<Value> {
+    let request = |i: usize| {
+        let mut parameters = json!({"max_new_tokens": 420, "stop": ["\u{1}"], "details": true});
+        if i % 2 == 1 {
+            parameters["do_sample"] = json!(true);
+            parameters["temperature"] = json!(0.9);
+            parameters["seed"] = json!(i);
+        }
+        json!({"inputs": format!("Once upon a time there were {i} foxes"), "parameters": parameters})
+    };
+    (0..count).map(request).collect()
+}
+
+/// All answers at once, as streams; `seen` counts their tokens.
+fn texts(server: &Server, requests: &[Value], seen: &AtomicUsize) -> Vec<String> {
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = requests
+            .iter()
+            .map(|request| {
+                scope.spawn(move || {
+                    let mut text = String::new();
+                    for (index, event) in stream(&server.url("/generate_stream"), request).enumerate() {
+                        assert_eq!(event["index"], index + 1, "a token is lost or doubled: {event}");
+                        // A mark is shown as a token and is no part of the text.
+                        if event["token"]["special"] == false {
+                            text += event["token"]["text"].as_str().unwrap();
+                        }
+                        seen.fetch_add(1, Ordering::Relaxed);
+                        if let Some(whole) = event["generated_text"].as_str() {
+                            assert_eq!(whole, text);
+                        }
+                    }
+                    text
+                })
+            })
+            .collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    })
+}
+
+/// Sends the shard this signal three times in the middle of 16 streams.
+fn streams_survive(name: &str, flags: &[&str]) {
+    let Some(model) = test_data("stories260k") else { return };
+    let mut all = vec!["--model-id", model.to_str().unwrap()];
+    all.extend(flags);
+    let server = Server::start(&all);
+    let requests = requests(16);
+    let seen = AtomicUsize::new(0);
+    let expected = texts(&server, &requests, &seen);
+    let total = seen.swap(0, Ordering::Relaxed);
+    assert!(total > 1600, "only {total} tokens");
+
+    let got = std::thread::scope(|scope| {
+        let (server, seen) = (&server, &seen);
+        scope.spawn(move || {
+            for part in [10, 30, 50] {
+                server.wait_until("tokens flow", |_| seen.load(Ordering::Relaxed) > total * part / 100);
+                let before = server.metric("millrace_shard_restarts_total");
+                shards_of(server.pid()).into_iter().for_each(|shard| signal(shard, name));
+                let since = Instant::now();
+                server.wait_until("the shard is back", |server| {
+                    assert_eq!(server.get("/health").0, 200);
+                    server.metric("millrace_shard_restarts_total") > before
+                });
+                println!(
+                    "{name} at {part}%: a new shard after {:.0} ms",
+                    since.elapsed().as_secs_f64() * 1e3
+                );
+            }
+        });
+        texts(server, &requests, seen)
+    });
+    for (index, (got, expected)) in got.iter().zip(&expected).enumerate() {
+        assert_eq!(got, expected, "stream {index} differs");
+    }
+    assert_eq!(seen.load(Ordering::Relaxed), total);
+    assert!(server.metric("millrace_shard_restarts_total") >= 3.0);
+    let seconds =
+        server.metric("millrace_recovery_duration_sum") / server.metric("millrace_recovery_duration_count");
+    println!("from a loss to the first new token: {:.0} ms", seconds * 1e3);
+    idle(&server);
+}
+
+/// Nothing waits and nothing runs.
+fn idle(server: &Server) {
+    server.wait_until("nothing is left", |server| {
+        server.metric("tgi_batch_current_size") == 0.0 && server.metric("tgi_queue_size") == 0.0
+    });
+}
+
+#[test]
+fn killing_the_shard_three_times_changes_no_text() {
+    streams_survive("KILL", &[]);
+}
+
+#[test]
+fn stopping_the_shard_three_times_changes_no_text() {
+    streams_survive("STOP", &["--step-timeout", "1.5"]);
+}
+
+fn copy(from: &Path, to: &Path) {
+    std::fs::create_dir_all(to).unwrap();
+    for entry in std::fs::read_dir(from).unwrap() {
+        let path = entry.unwrap().path();
+        std::fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
+    }
+}
+
+#[test]
+fn shards_that_never_come_back_end_the_server_with_a_clear_error() {
+    let Some(model) = test_data("stories260k") else { return };
+    let folder = std::env::temp_dir().join(format!("millrace-gone-{}", std::process::id()));
+    copy(&model, &folder);
+    let server = Server::start(&["--model-id", folder.to_str().unwrap(), "--max-shard-failures", "4"]);
+    let mut events = stream(&server.url("/generate_stream"), &requests(1)[0]);
+    assert!(events.next().is_some());
+    std::fs::remove_file(folder.join("model.safetensors")).unwrap();
+    shards_of(server.pid()).into_iter().for_each(|shard| signal(shard, "KILL"));
+    server.wait_until("it is not ready", |server| server.get("/ready").0 == 503);
+    assert_eq!(server.get("/health").0, 200);
+    let last = events.last().unwrap();
+    assert!(last["error"].as_str().unwrap().contains("safetensors"), "{last}");
+    let log = server.log();
+    assert!(log.contains("started again in"), "{log}");
+    assert_eq!(server.wait().code(), Some(1));
+    std::fs::remove_dir_all(&folder).unwrap();
+}
+
+#[test]
+fn an_overfull_server_refuses_and_loses_nothing() {
+    const CLIENTS: usize = 400;
+    const EACH: usize = 5;
+    let Some(model) = test_data("stories260k") else { return };
+    let flags = ["--max-concurrent-requests", "200", "--max-queue-requests", "100", "--queue-timeout", "20"];
+    let server = Server::start(&[&["--model-id", model.to_str().unwrap()], flags.as_slice()].concat());
+    let resident = || resident_bytes(server.pid()) >> 10;
+    let (done, half) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let statuses: Vec<u16> = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..CLIENTS)
+            .map(|client| {
+                let (server, done, half, resident) = (&server, &done, &half, &resident);
+                scope.spawn(move || {
+                    let ask = |round: usize| {
+                        let tokens = 1 + (client * 7 + round * 3) % 20;
+                        let body = json!({"inputs": format!("{client} foxes and {round} hens"),
+                                          "parameters": {"max_new_tokens": tokens, "stop": ["\u{1}"], "details": true}});
+                        let answer = post(&server.url("/generate"), &body);
+                        if answer.status == 200 {
+                            let details = &answer.body["details"];
+                            let ended = details["finish_reason"] != "length" || details["generated_tokens"] == tokens;
+                            assert!(ended, "{}", answer.body);
+                        } else {
+                            let seconds: u64 = answer.header("retry-after").unwrap().parse().unwrap();
+                            assert!((1..=600).contains(&seconds), "{seconds}");
+                        }
+                        if done.fetch_add(1, Ordering::Relaxed) == CLIENTS * EACH / 2 {
+                            half.store(resident() as usize, Ordering::Relaxed);
+                        }
+                        answer.status
+                    };
+                    (0..EACH).map(ask).collect::<Vec<u16>>()
+                })
+            })
+            .collect();
+        clients.into_iter().flat_map(|client| client.join().unwrap()).collect()
+    });
+    let mut counts = BTreeMap::new();
+    statuses.iter().for_each(|&status| *counts.entry(status).or_insert(0) += 1);
+    let (half, end) = (half.into_inner() as u64, resident());
+    println!("answers by status: {counts:?}; resident after half {half} KiB, in the end {end} KiB");
+    assert_eq!(statuses.len(), CLIENTS * EACH);
+    assert!(counts.keys().all(|status| [200, 429, 503].contains(status)), "{counts:?}");
+    assert!(counts[&200] >= 200 && counts.get(&429).is_some(), "{counts:?}");
+    assert_eq!(server.metric("tgi_request_success"), f64::from(counts[&200]));
+    assert!(end < half + (32 << 10), "memory grows from {half} to {end} KiB");
+    idle(&server);
+}
+
+#[test]
+fn a_draining_server_answers_that_it_is() {
+    let Some(model) = test_data("stories260k") else { return };
+    let server = Server::start(&["--model-id", model.to_str().unwrap()]);
+    let mut running: Vec<_> =
+        requests(12).iter().map(|request| stream(&server.url("/generate_stream"), request)).collect();
+    assert!(running.iter_mut().all(|events| events.next().is_some()));
+    server.signal("TERM");
+    server.wait_until("it is not ready", |server| server.get("/ready").0 == 503);
+    assert_eq!(server.get("/health").0, 200);
+    for path in ["/generate", "/generate_stream"] {
+        let refused = post(&server.url(path), &json!({"inputs": "a"}));
+        assert_eq!(
+            (refused.status, refused.header("retry-after").is_some()),
+            (503, true),
+            "{}",
+            refused.body
+        );
+    }
+    for events in running {
+        let last = events.last().unwrap();
+        assert!(last["generated_text"].is_string(), "the stream ended early: {last}");
+    }
+    assert_eq!(server.wait().code(), Some(0));
+}
+
+#[test]
+fn draining_ends_with_error_events_when_time_is_up() {
+    let Some(model) = test_data("stories260k") else { return };
+    let flags = ["--graceful-termination-timeout", "1", "--max-batch-size", "2"];
+    let server = Server::start(&[&["--model-id", model.to_str().unwrap()], flags.as_slice()].concat());
+    let mut held: Vec<_> =
+        requests(2).iter().map(|request| stream(&server.url("/generate_stream"), request)).collect();
+    assert!(held.iter_mut().all(|events| events.next().is_some()));
+    // Nothing moves any more.
+    shards_of(server.pid()).into_iter().for_each(|shard| signal(shard, "STOP"));
+    let since = Instant::now();
+    server.signal("TERM");
+    for events in held {
+        let last = events.last().unwrap();
+        assert!(last["error"].as_str().unwrap().contains("shutting down"), "{last}");
+    }
+    assert!(since.elapsed() < Duration::from_secs(20));
+    assert_eq!(server.wait().code(), Some(0));
+}

@@ -1,0 +1,168 @@
+//! Shards that are lost and come back.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::net::UnixStream;
+use tokio::task::JoinHandle;
+
+use super::fake::{FakeShard, engine_over_all};
+use super::{Told, config, limits, listen, request, soon, until, until_ready};
+use crate::engine::{Bounds, Engine, EngineConfig, Refused, Request, State};
+use crate::scheduler::tests::pretend::alone;
+
+const OPEN: usize = 1 << 20;
+
+/// A shard that dies after it has answered so many steps.
+fn mortal(steps: usize) -> UnixStream {
+    let (mut shard, _control, stream) = FakeShard::new(OPEN);
+    tokio::spawn(async move {
+        shard.announce().await;
+        shard.answer(steps).await;
+    });
+    stream
+}
+
+/// A shard that takes everything and answers only so many steps.
+fn hanging(steps: usize) -> UnixStream {
+    let (mut shard, control, stream) = FakeShard::new(steps);
+    tokio::spawn(async move {
+        shard.announce().await;
+        shard.answer(OPEN).await;
+        drop(control);
+    });
+    stream
+}
+
+/// A shard that serves.
+fn sound() -> UnixStream {
+    let (shard, _control, stream) = FakeShard::new(OPEN);
+    tokio::spawn(shard.serve());
+    stream
+}
+
+fn told_alone(request: &Request) -> Told {
+    let (tokens, finish) = alone(request, limits().vocab_size);
+    Told { started: 1, tokens, finish: Some(finish), failed: None }
+}
+
+fn forgiving() -> EngineConfig {
+    EngineConfig { max_failures: 3, ..config() }
+}
+
+/// A request that ends only with its last token.
+fn endless(seed: u64) -> Request {
+    Request { stop_tokens: Arc::default(), ..request(seed, 10, 300) }
+}
+
+async fn until_recovering(engine: &Engine) {
+    until(engine, "the loss", |state| matches!(state, State::Recovering(_))).await;
+}
+
+async fn all_go_on(engine: Engine, task: JoinHandle<()>) {
+    until_ready(&engine).await;
+    let requests: Vec<_> = (0..30).map(|i| request(i, 1 + (i as usize * 37) % 200, 90)).collect();
+    let listeners: Vec<_> = requests
+        .iter()
+        .map(|request| tokio::spawn(listen(engine.submit(request.clone()).unwrap())))
+        .collect();
+    for (request, listener) in requests.iter().zip(listeners) {
+        assert_eq!(listener.await.unwrap(), told_alone(request));
+    }
+    assert_eq!(engine.in_flight(), 0);
+    engine.drain();
+    soon("the engine's end", task).await.unwrap();
+}
+
+#[tokio::test]
+async fn streams_go_on_after_any_number_of_deaths() {
+    let streams = vec![mortal(7), mortal(20), mortal(3), mortal(40), sound()];
+    let (engine, task) = engine_over_all(forgiving(), streams);
+    all_go_on(engine, task).await;
+}
+
+#[tokio::test]
+async fn a_hang_is_a_death() {
+    let quick = EngineConfig { step_timeout: Duration::from_millis(500), ..forgiving() };
+    let (engine, task) = engine_over_all(quick, vec![hanging(9), hanging(4), sound()]);
+    all_go_on(engine, task).await;
+}
+
+#[tokio::test]
+async fn a_shard_that_hangs_without_work_is_found() {
+    let (mut silent, _control, stream) = FakeShard::new(0);
+    let quick = EngineConfig { step_timeout: Duration::from_millis(500), ..forgiving() };
+    let (engine, task) = engine_over_all(quick, vec![stream, sound()]);
+    silent.announce().await;
+    until_ready(&engine).await;
+    until_recovering(&engine).await;
+    all_go_on(engine, task).await;
+}
+
+#[tokio::test]
+async fn a_shard_that_answers_pings_is_left_alone() {
+    let quick = EngineConfig { step_timeout: Duration::from_millis(250), ..forgiving() };
+    let (engine, _task) = engine_over_all(quick, vec![sound()]);
+    until_ready(&engine).await;
+    tokio::time::sleep(Duration::from_millis(1200)).await;
+    assert!(matches!(&*engine.state().borrow(), State::Ready(_)));
+}
+
+#[tokio::test]
+async fn losses_without_a_token_between_them_end_the_engine() {
+    let streams = vec![mortal(5), mortal(0), mortal(0), mortal(0), sound()];
+    let (engine, task) = engine_over_all(EngineConfig { max_failures: 2, ..config() }, streams);
+    until_ready(&engine).await;
+    let held: Vec<_> = (0..12).map(|i| engine.submit(endless(i)).unwrap()).collect();
+    for generation in held {
+        let failed = listen(generation).await.failed.expect("every request is told");
+        assert!(failed.starts_with("Engine failed: "), "{failed}");
+    }
+    soon("the engine's end", task).await.unwrap();
+    let State::Failed(why) = engine.state().borrow().clone() else { panic!("not failed") };
+    assert!(why.starts_with("the shards were lost 2 times in a row"), "{why}");
+    assert_eq!(engine.in_flight(), 0);
+}
+
+#[tokio::test]
+async fn requests_are_taken_while_there_are_no_shards() {
+    let (late, _control, stream) = FakeShard::new(OPEN);
+    let bounds = Bounds { in_flight: 64, queued: 4, queued_tokens: 1000 };
+    let (engine, _task) = engine_over_all(EngineConfig { bounds, ..forgiving() }, vec![mortal(0), stream]);
+    until_recovering(&engine).await;
+    let requests: Vec<_> = (0..4).map(|i| request(i, 20, 20)).collect();
+    let held: Vec<_> = requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
+    let refused = engine.submit(request(9, 20, 20)).unwrap_err();
+    assert!(matches!(refused, Refused::Overloaded { .. }), "{refused}");
+    tokio::spawn(late.serve());
+    for (request, generation) in requests.iter().zip(held) {
+        assert_eq!(listen(generation).await, told_alone(request));
+    }
+}
+
+#[tokio::test]
+async fn who_waits_for_too_long_is_told() {
+    let short = EngineConfig { queue_timeout: Some(Duration::from_millis(80)), ..forgiving() };
+    let (engine, _task) = engine_over_all(short, vec![hanging(20)]);
+    until_ready(&engine).await;
+    // Eight run, in all slots.
+    let running: Vec<_> = (0..8).map(|i| engine.submit(endless(i)).unwrap()).collect();
+    let waiting = engine.submit(request(9, 10, 10)).unwrap();
+    let told = listen(waiting).await;
+    assert!(told.failed.as_deref().is_some_and(|why| why.contains("--queue-timeout")), "{told:?}");
+    assert_eq!((told.started, engine.in_flight()), (0, 8));
+    drop(running);
+}
+
+#[tokio::test]
+async fn a_drain_without_shards_has_a_deadline_too() {
+    let short = EngineConfig { drain_timeout: Duration::from_millis(100), ..forgiving() };
+    let (_silent, _control, stream) = FakeShard::new(0);
+    let (engine, task) = engine_over_all(short, vec![mortal(3), stream]);
+    until_ready(&engine).await;
+    let generation = engine.submit(endless(1)).unwrap();
+    until_recovering(&engine).await;
+    engine.drain();
+    assert_eq!(listen(generation).await.failed.as_deref(), Some("Server is shutting down"));
+    soon("the engine's end", task).await.unwrap();
+}

@@ -1,0 +1,67 @@
+//! A scheduler and a pretend shard that answers at once.
+
+use super::pretend::{PretendShard, alone};
+use crate::scheduler::{Finish, Limits, Options, Output, Plan, Request, Scheduler, SeqId};
+
+/// Tokens, and why there are no more.
+pub(super) type Text = (Vec<u32>, Option<Finish>);
+
+/// A scheduler with its shard; each step is answered at once.
+pub(super) struct Pair {
+    pub(super) scheduler: Scheduler,
+    pub(super) shard: PretendShard,
+}
+
+impl Pair {
+    pub(super) fn new(limits: Limits) -> Self {
+        Pair::with(limits, Options::default())
+    }
+
+    pub(super) fn with(limits: Limits, options: Options) -> Self {
+        Pair { scheduler: Scheduler::new(limits, options), shard: PretendShard::new(limits) }
+    }
+
+    pub(super) fn add(&mut self, request: &Request) -> SeqId {
+        self.scheduler.add(request.clone()).expect("it fits")
+    }
+
+    pub(super) fn step(&mut self) -> Option<(Plan, Vec<Output>)> {
+        let plan = self.scheduler.plan()?;
+        let output = self.shard.run(&plan.step).expect("the step keeps the contract");
+        let outputs = self.scheduler.apply(output).expect("the answer is well formed");
+        self.scheduler.check_integrity().expect("integrity");
+        Some((plan, outputs))
+    }
+
+    /// Tokens and end of each of `ids`, and the number of steps.
+    pub(super) fn run(&mut self, ids: &[SeqId]) -> (Vec<Text>, usize) {
+        let (mut got, mut steps) = (vec![(Vec::new(), None); ids.len()], 0);
+        while let Some((_, outputs)) = self.step() {
+            steps += 1;
+            for Output { sequence: id, sampled, finish } in outputs {
+                let of = &mut got[ids.iter().position(|&known| known == id).expect("a known id")];
+                of.0.push(sampled.token);
+                of.1 = finish;
+            }
+        }
+        (got, steps)
+    }
+
+    /// Runs `request` until nothing is left to run. Returns how many of its tokens were cached.
+    pub(super) fn complete(&mut self, request: &Request) -> usize {
+        let id = self.add(request);
+        let (mut cached, mut tokens) = (None, Vec::new());
+        while let Some((plan, outputs)) = self.step() {
+            cached = cached.or_else(|| cached_tokens(&plan, id));
+            let own = outputs.into_iter().filter(|output| output.sequence == id);
+            tokens.extend(own.map(|output| output.sampled.token));
+        }
+        assert_eq!(tokens, alone(request, 100).0);
+        cached.expect("it was admitted")
+    }
+}
+
+/// How many tokens are cached of a sequence that is admitted with this plan.
+pub(super) fn cached_tokens(plan: &Plan, id: SeqId) -> Option<usize> {
+    plan.admitted.iter().find(|admitted| admitted.sequence == id).map(|admitted| admitted.cached_tokens)
+}

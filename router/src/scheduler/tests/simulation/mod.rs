@@ -1,0 +1,91 @@
+//! Random traffic from a seed: arrivals with priorities, salts and common prefixes, cancellations, shortage of blocks
+//! and slots, answers that come late, shards that die.
+//!
+//! `MILLRACE_SIM_SEED=7` replays one seed; `MILLRACE_SIM_STEPS=2000000` simulates for longer than the default.
+
+mod ledger;
+mod traffic;
+mod world;
+
+use self::world::simulate;
+
+/// A few seconds in the profile of tests.
+const STEPS: u64 = 60_000;
+
+/// What has happened.
+#[derive(Debug, Default)]
+struct Totals {
+    steps: u64,
+    finished: u64,
+    cancelled: u64,
+    refused: u64,
+    preemptions: u64,
+    deaths: u64,
+    lost_steps: u64,
+    overtakes: u64,
+    hit_blocks: u64,
+    shared_blocks: u64,
+    evictions: u64,
+}
+
+impl Totals {
+    fn add(&mut self, other: &Totals) {
+        self.steps += other.steps;
+        self.finished += other.finished;
+        self.cancelled += other.cancelled;
+        self.refused += other.refused;
+        self.preemptions += other.preemptions;
+        self.deaths += other.deaths;
+        self.lost_steps += other.lost_steps;
+        self.overtakes += other.overtakes;
+        self.hit_blocks += other.hit_blocks;
+        self.shared_blocks += other.shared_blocks;
+        self.evictions += other.evictions;
+    }
+}
+
+/// Names the seed when a test dies.
+struct Replay(u64);
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            eprintln!("replay with MILLRACE_SIM_SEED={}", self.0);
+        }
+    }
+}
+
+#[test]
+fn random_traffic_keeps_every_invariant() {
+    let variable = |name| std::env::var(name).ok().map(|value| value.parse::<u64>().expect("a number"));
+    if let Some(seed) = variable("MILLRACE_SIM_SEED") {
+        eprintln!("seed {seed}: {:?}", replayable(seed));
+        return;
+    }
+    let (mut totals, wanted) = (Totals::default(), variable("MILLRACE_SIM_STEPS").unwrap_or(STEPS));
+    for seed in 0.. {
+        totals.add(&replayable(seed));
+        if totals.steps >= wanted {
+            break;
+        }
+    }
+    eprintln!("{totals:?}");
+    // The simulation must reach what it is there for.
+    let often = totals.steps / 1000;
+    let Totals { finished, cancelled, refused, preemptions, deaths, lost_steps, .. } = totals;
+    assert!(finished > 10 * often && preemptions > often && cancelled > often && refused > 0, "{totals:?}");
+    assert!(deaths > often / 2 && lost_steps > often / 2, "{totals:?}");
+    let Totals { overtakes, hit_blocks, shared_blocks, evictions, .. } = totals;
+    assert!(overtakes > often && hit_blocks > 100 * often, "{totals:?}");
+    assert!(shared_blocks > 30 * often && evictions > 50 * often, "{totals:?}");
+}
+
+#[test]
+fn a_seed_replays() {
+    assert_eq!(format!("{:?}", replayable(3)), format!("{:?}", replayable(3)));
+}
+
+fn replayable(seed: u64) -> Totals {
+    let _replay = Replay(seed);
+    simulate(seed)
+}

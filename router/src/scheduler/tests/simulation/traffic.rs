@@ -1,0 +1,83 @@
+//! What is asked for: lengths, priorities, salts, and prompts that begin like others.
+
+use std::sync::Arc;
+
+use millrace_proto::Sampling;
+use rand::Rng;
+use rand::rngs::StdRng;
+
+use crate::scheduler::{Limits, Priority, Request};
+
+/// Prompts to begin like, at most.
+const FAMILIAR: usize = 8;
+
+/// Makes requests.
+pub(super) struct Traffic {
+    limits: Limits,
+    salts: Vec<Option<Arc<str>>>,
+    /// Tokens that a prompt may begin with.
+    familiar: Vec<Vec<u32>>,
+    familiarity: f64,
+    priorities: Vec<Priority>,
+}
+
+impl Traffic {
+    pub(super) fn new(random: &mut StdRng, limits: Limits) -> Self {
+        let salts = [None, Some("a".into()), Some("b".into())];
+        let priorities = [Priority::Normal, Priority::High, Priority::Low];
+        Traffic {
+            limits,
+            salts: salts[..random.random_range(1..=3)].to_vec(),
+            familiar: Vec::new(),
+            familiarity: random.random_range(0.0..1.0),
+            priorities: priorities[..random.random_range(1..=3)].to_vec(),
+        }
+    }
+
+    pub(super) fn request(&mut self, random: &mut StdRng) -> Request {
+        let limits = self.limits;
+        let prompt = match self.familiar.last() {
+            // The same question at the same time.
+            Some(last) if random.random_bool(self.familiarity / 4.0) => last.clone(),
+            _ => self.prompt(random),
+        };
+        self.remember(random, prompt.clone());
+        let stops = random.random_range(0..3usize).min(limits.vocab_size / 8);
+        Request {
+            prompt,
+            max_new_tokens: random.random_range(1..=(limits.max_sequence_tokens as u32 / 2).min(80)),
+            stop_tokens: (0..stops as u32).collect(),
+            sampling: Sampling { seed: random.random_range(0..3), ..Default::default() },
+            priority: self.priorities[random.random_range(0..self.priorities.len())],
+            cache_salt: self.salts[random.random_range(0..self.salts.len())].clone(),
+        }
+    }
+
+    fn prompt(&self, random: &mut StdRng) -> Vec<u32> {
+        let mut prompt = self.beginning(random);
+        let longest = random.random_range(1..=self.limits.max_sequence_tokens / 2);
+        for _ in 0..random.random_range(1..=longest) {
+            prompt.push(random.random_range(0..self.limits.vocab_size as u32));
+        }
+        prompt
+    }
+
+    /// Tokens that other prompts begin with, too. Often all of one: the next turn of a conversation.
+    fn beginning(&self, random: &mut StdRng) -> Vec<u32> {
+        if self.familiar.is_empty() || !random.random_bool(self.familiarity) {
+            return Vec::new();
+        }
+        let like = &self.familiar[random.random_range(0..self.familiar.len())];
+        let common = if random.random_bool(0.5) { like.len() } else { random.random_range(0..=like.len()) };
+        // A conversation that fills the model ends.
+        like[..common.min(self.limits.max_sequence_tokens / 2)].to_vec()
+    }
+
+    /// Prompts may begin like this from now on.
+    pub(super) fn remember(&mut self, random: &mut StdRng, tokens: Vec<u32>) {
+        if self.familiar.len() == FAMILIAR {
+            self.familiar.swap_remove(random.random_range(0..FAMILIAR));
+        }
+        self.familiar.push(tokens);
+    }
+}

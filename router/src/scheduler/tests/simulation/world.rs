@@ -1,0 +1,242 @@
+//! The scheduler, its shard and its clients.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use millrace_proto::Step;
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+
+use super::Totals;
+use super::ledger::{Ledger, work};
+use super::traffic::Traffic;
+use crate::scheduler::tests::pretend::{PretendShard, alone};
+use crate::scheduler::{Finish, Limits, Options, Request, Scheduler, SeqId};
+
+struct World {
+    random: StdRng,
+    limits: Limits,
+    options: Options,
+    traffic: Traffic,
+    scheduler: Scheduler,
+    ledger: Ledger,
+    shard: PretendShard,
+    /// Steps sent and not yet run; so the shard is behind the scheduler, as a real one is.
+    sent: VecDeque<Step>,
+    planned: u64,
+    /// Steps run ahead; 1 waits for every answer.
+    depth: usize,
+    live: BTreeMap<SeqId, Live>,
+    totals: Totals,
+}
+
+/// A request that has not ended.
+struct Live {
+    request: Request,
+    /// What it gets when it runs alone.
+    expected: (Vec<u32>, Finish),
+    generated: usize,
+    /// The step from which on nobody new goes before it.
+    due: u64,
+    /// The step before which it must have ended; known when it is due.
+    deadline: Option<u64>,
+}
+
+/// How much of everything there is.
+struct Rates {
+    ticks: usize,
+    arrivals: f64,
+    most_at_once: usize,
+    cancellations: f64,
+    deaths: f64,
+}
+
+pub(super) fn simulate(seed: u64) -> Totals {
+    let mut world = World::new(seed);
+    let random = &mut world.random;
+    let rates = Rates {
+        ticks: random.random_range(50..800),
+        arrivals: random.random_range(0.02..0.6),
+        most_at_once: random.random_range(1..60),
+        cancellations: random.random_range(0.0..0.03),
+        deaths: if random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..0.01) },
+    };
+    for _ in 0..rates.ticks {
+        if world.random.random_bool(rates.arrivals) && world.live.len() < rates.most_at_once {
+            world.arrive();
+        }
+        if world.random.random_bool(rates.cancellations) {
+            world.cancel();
+        }
+        if world.random.random_bool(rates.deaths) {
+            world.die();
+        }
+        world.tick();
+    }
+    world.drain();
+    let stats = world.scheduler.stats();
+    let Ledger { overtakes, hit_blocks, shared_blocks, .. } = world.ledger;
+    let (preemptions, evictions) = (stats.preemptions, stats.prefix_evicted_blocks);
+    Totals { preemptions, evictions, overtakes, hit_blocks, shared_blocks, ..world.totals }
+}
+
+impl World {
+    fn new(seed: u64) -> Self {
+        let mut random = StdRng::seed_from_u64(seed);
+        let max_sequences = random.random_range(1..10);
+        let max_sequence_tokens = random.random_range(20..200);
+        let block_size = [1, 2, 4, 16][random.random_range(0..4)];
+        // Room for half a sequence up to a few.
+        let positions = random.random_range(max_sequence_tokens / 2..max_sequence_tokens * 4);
+        let limits = Limits {
+            max_sequence_tokens,
+            max_step_tokens: max_sequences + random.random_range(0..48),
+            max_sequences,
+            block_size,
+            num_blocks: positions.div_ceil(block_size).min(160),
+            vocab_size: random.random_range(2..50),
+        };
+        let options =
+            Options { prefix_cache: random.random_bool(0.9), ageing_steps: random.random_range(0..60) };
+        World {
+            depth: random.random_range(1..4),
+            traffic: Traffic::new(&mut random, limits),
+            random,
+            limits,
+            options,
+            scheduler: Scheduler::new(limits, options),
+            ledger: Ledger::new(limits, options),
+            shard: PretendShard::new(limits),
+            sent: VecDeque::new(),
+            planned: 0,
+            live: BTreeMap::new(),
+            totals: Totals::default(),
+        }
+    }
+
+    fn fits(&self, request: &Request) -> bool {
+        let positions = work(request);
+        positions < self.limits.max_sequence_tokens
+            && positions.div_ceil(self.limits.block_size) <= self.limits.num_blocks
+    }
+
+    fn arrive(&mut self) {
+        let request = self.traffic.request(&mut self.random);
+        match self.scheduler.add(request.clone()) {
+            Ok(id) => {
+                assert!(self.fits(&request), "taken, but it does not fit");
+                self.ledger.arrived(id, request.clone());
+                let expected = alone(&request, self.limits.vocab_size);
+                let wait = u64::from(self.options.ageing_steps) * request.priority as u64;
+                let due = self.planned + wait;
+                self.live.insert(id, Live { request, expected, generated: 0, due, deadline: None });
+            }
+            Err(_) => {
+                assert!(!self.fits(&request), "refused, but it fits");
+                self.totals.refused += 1;
+            }
+        }
+    }
+
+    fn cancel(&mut self) {
+        if !self.live.is_empty() {
+            let index = self.random.random_range(0..self.live.len());
+            let id = *self.live.keys().nth(index).expect("index is below the length");
+            self.live.remove(&id);
+            self.scheduler.cancel(id);
+            self.ledger.left(id);
+            self.totals.cancelled += 1;
+        }
+    }
+
+    /// The shards die with everything that was sent, and others take their place, perhaps with more or less room.
+    fn die(&mut self) {
+        if self.random.random_bool(0.3) {
+            self.limits.num_blocks = self.random.random_range(2..=2 * self.limits.num_blocks).min(160);
+        }
+        for (id, _) in self.scheduler.recover(self.limits) {
+            let refused = self.live.remove(&id).expect("only live sequences are refused");
+            assert!(!self.fits(&refused.request), "{id:?} is refused, but it fits");
+            self.ledger.left(id);
+            self.totals.refused += 1;
+        }
+        assert!(self.live.values().all(|live| self.fits(&live.request)), "what does not fit is refused");
+        self.totals.deaths += 1;
+        self.totals.lost_steps += self.sent.len() as u64;
+        self.sent.clear();
+        self.shard = PretendShard::new(self.limits);
+        self.ledger.died(self.limits, self.planned);
+        // The work that is lost may be done again.
+        self.live.values_mut().for_each(|live| live.deadline = None);
+        self.scheduler.check_integrity().expect("integrity after a death");
+    }
+
+    /// Plans as far ahead as `depth` allows, then perhaps lets the shard answer.
+    fn tick(&mut self) {
+        while self.scheduler.in_flight() < self.depth {
+            let Some(plan) = self.scheduler.plan() else { break };
+            self.planned += 1;
+            self.ledger.planned(&plan);
+            self.sent.push_back(plan.step);
+        }
+        assert!(self.scheduler.in_flight() > 0 || self.live.is_empty(), "nothing moves");
+        self.scheduler.check_integrity().expect("integrity after planning");
+        self.check_nobody_starves();
+        if self.depth == 1 || self.sent.len() == self.depth || self.random.random_bool(0.5) {
+            self.answer();
+            self.scheduler.check_integrity().expect("integrity after an answer");
+        }
+    }
+
+    /// Once due, a sequence ends within the work that is there by then, and what may go past.
+    fn check_nobody_starves(&mut self) {
+        let all: usize = self.live.values().map(|live| work(&live.request)).sum();
+        let patience = self.limits.num_blocks * self.limits.block_size;
+        for (id, live) in &mut self.live {
+            if self.planned >= live.due {
+                let deadline =
+                    *live.deadline.get_or_insert(self.planned + (all + patience + self.depth) as u64);
+                assert!(self.planned <= deadline, "{id:?} starves");
+            }
+        }
+    }
+
+    fn answer(&mut self) {
+        let Some(step) = self.sent.pop_front() else { return };
+        self.totals.steps += 1;
+        let output = self.shard.run(&step).expect("the step keeps the contract");
+        self.ledger.answered(step.id);
+        for output in self.scheduler.apply(output).expect("the answer is well formed") {
+            let live = self.live.get_mut(&output.sequence).expect("tokens come only for live sequences");
+            let (tokens, finish) = &live.expected;
+            assert_eq!(
+                Some(&output.sampled.token),
+                tokens.get(live.generated),
+                "it differs from a run alone"
+            );
+            live.generated += 1;
+            let last = live.generated == tokens.len();
+            assert_eq!(output.finish, last.then_some(*finish), "it ends differently from a run alone");
+            if last {
+                self.finished(output.sequence);
+            }
+        }
+    }
+
+    fn finished(&mut self, id: SeqId) {
+        let Live { request, expected, .. } = self.live.remove(&id).expect("a sequence ends once");
+        self.ledger.left(id);
+        self.totals.finished += 1;
+        self.traffic.remember(&mut self.random, [request.prompt, expected.0].concat());
+    }
+
+    /// Nothing new arrives: everything ends, and nothing is left behind.
+    fn drain(&mut self) {
+        while !self.live.is_empty() || self.scheduler.in_flight() > 0 {
+            self.tick();
+        }
+        assert!(self.scheduler.is_idle());
+        let stats = self.scheduler.stats();
+        assert_eq!((stats.waiting, stats.waiting_tokens, stats.running, stats.used_blocks), (0, 0, 0, 0));
+        assert!(self.options.prefix_cache || stats.cached_blocks == 0);
+    }
+}

@@ -1,0 +1,127 @@
+//! A shard that computes nothing: it answers each step at once with made-up tokens. What is left to measure is the
+//! router.
+
+use std::time::Instant;
+
+use millrace_proto::{Ready, Sampled, Sampling, Step, StepOutput, TokenLogprob, from_shard};
+
+use crate::Error;
+use crate::connection::Connection;
+use crate::model::Model;
+use crate::options::ShardOptions;
+use crate::serve::{answer, send};
+use crate::state::StepError;
+
+/// Announces the model of `open` without reading its weights, and answers steps. The KV cache takes no memory, so it has
+/// room for every sequence unless the options say less.
+///
+/// # Errors
+/// If the configuration cannot be read, a step names slots that there are not, or the router goes away.
+pub(crate) fn serve(
+    router: &mut impl Connection,
+    options: &ShardOptions,
+    open: impl FnOnce() -> Result<Model, Error>,
+) -> Result<(), Error> {
+    let Model { spec, dtype, .. } = open()?;
+    let ShardOptions { max_sequences, max_step_tokens, block_size, .. } = *options;
+    let longest = options.max_total_tokens.unwrap_or(usize::MAX).min(spec.max_positions);
+    let pool = options.max_batch_total_tokens.unwrap_or_else(|| longest.saturating_mul(max_sequences));
+    let longest = longest.min(pool);
+    let size = |size: usize| u32::try_from(size).unwrap_or(u32::MAX);
+    let ready = Ready {
+        model_type: spec.model_type.clone(),
+        dtype: options.dtype.unwrap_or(dtype).name().into(),
+        device: "null".into(),
+        parameters: spec.parameters() as u64,
+        vocab_size: size(spec.vocab),
+        max_sequence_tokens: size(longest),
+        block_size: size(block_size),
+        num_blocks: size(pool.div_ceil(block_size.max(1))),
+        max_sequences: size(max_sequences),
+        max_step_tokens: size(max_step_tokens),
+        ..Ready::default()
+    };
+    send(router, from_shard::Message::Ready(ready))?;
+    let mut made_up = MadeUp { vocab: size(spec.vocab), slots: vec![Sampling::default(); max_sequences] };
+    answer(router, |step| made_up.step(step).map_err(|source| Error::Step { id: step.id, source }))
+}
+
+/// Makes tokens up. Each is a function of its sequence's seed and its position, as a sampled token would be, so that a
+/// restart does not change them.
+struct MadeUp {
+    vocab: u32,
+    slots: Vec<Sampling>,
+}
+
+impl MadeUp {
+    fn step(&mut self, step: &Step) -> Result<StepOutput, StepError> {
+        let since = Instant::now();
+        let slots = self.slots.len();
+        let unknown = |slot: u32| StepError::UnknownSlot { slot, slots };
+        for admission in &step.admit {
+            let slot = self.slots.get_mut(admission.slot as usize).ok_or(unknown(admission.slot))?;
+            *slot = admission.sampling.clone().ok_or(StepError::NoSampling { slot: admission.slot })?;
+        }
+        let mut sampled = Vec::with_capacity(step.rows.len());
+        for row in step.rows.iter().filter(|row| row.sample) {
+            let sampling = self.slots.get(row.slot as usize).ok_or(unknown(row.slot))?;
+            let position = u64::from(row.start) + u64::from(row.count);
+            let token = |rank: u32| self.token(sampling.seed, position.wrapping_add(u64::from(rank) << 32));
+            let logprob = |rank: u32| -0.5 - rank as f32;
+            let top = (0..sampling.top_n).map(|n| TokenLogprob { token: token(n), logprob: logprob(n) });
+            sampled.push(Sampled {
+                slot: row.slot,
+                token: token(0),
+                logprob: logprob(0),
+                top: top.collect(),
+            });
+        }
+        let step_micros = since.elapsed().as_micros() as u64;
+        Ok(StepOutput { step: step.id, sampled, step_micros, ..StepOutput::default() })
+    }
+
+    /// From the middle half of the vocabulary: marks, such as the one that ends a text, are at either end.
+    fn token(&self, seed: u64, position: u64) -> u32 {
+        let mixed = (seed ^ position.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let half = (self.vocab / 2).max(1);
+        // The high bits are mixed best; the remainder is below `half`.
+        (self.vocab / 4 + ((mixed >> 32) % u64::from(half)) as u32).min(self.vocab.saturating_sub(1))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_proto::{Admission, Row};
+
+    use super::*;
+
+    fn tokens(seed: u64, starts: impl Iterator<Item = u32>) -> Vec<u32> {
+        let mut made_up = MadeUp { vocab: 1000, slots: vec![Sampling::default(); 2] };
+        let sampling = Some(Sampling { seed, ..Sampling::default() });
+        made_up
+            .step(&Step {
+                admit: vec![Admission { slot: 1, sampling, ..Default::default() }],
+                ..Default::default()
+            })
+            .unwrap();
+        let row = |start| Row { slot: 1, start, count: 1, sample: true, ..Default::default() };
+        let mut step = |start| made_up.step(&Step { rows: vec![row(start)], ..Default::default() }).unwrap();
+        starts.map(|start| step(start).sampled[0].token).collect()
+    }
+
+    #[test]
+    fn tokens_depend_on_seed_and_position_only() {
+        let whole = tokens(7, 0..50);
+        assert_eq!(tokens(7, 20..50), whole[20..]);
+        assert_ne!(tokens(8, 0..50), whole);
+        assert!(whole.iter().all(|token| (250..750).contains(token)), "{whole:?}");
+    }
+
+    #[test]
+    fn slots_that_there_are_not_are_refused() {
+        let mut made_up = MadeUp { vocab: 1000, slots: vec![Sampling::default(); 2] };
+        let row = Row { slot: 2, count: 1, sample: true, ..Default::default() };
+        let step = Step { rows: vec![row], ..Default::default() };
+        assert_eq!(made_up.step(&step), Err(StepError::UnknownSlot { slot: 2, slots: 2 }));
+    }
+}
