@@ -24,6 +24,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 import corpus
+from grammar.sums import sum_key
+from grammar.units import is_held_out
+from grammar.words import VALUES
 
 HERE = Path(__file__).resolve().parent
 END_OF_TEXT, IM_START, IM_END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
@@ -70,7 +73,7 @@ def build_tokenizer(seed: int) -> PreTrainedTokenizerFast:
     sample = itertools.islice(corpus.documents(seed, several=True), TOKENIZER_DOCUMENTS)
     texts = (document.text or "\n".join(f"{m['role']}\n{m['content']}" for m in document.messages)
              for document in sample)
-    words = (f' {word} "{word}"' for word in corpus.VALUES for _ in range(WORD_REPEATS))
+    words = (f' {word} "{word}"' for word in VALUES for _ in range(WORD_REPEATS))
     tokenizer.train_from_iterator(itertools.chain(texts, words), trainer)
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token=IM_END, pad_token=END_OF_TEXT, model_max_length=1024,
@@ -178,7 +181,7 @@ def checked(stream: Iterator[corpus.Document]) -> Iterator[corpus.Document]:
             assert message["role"] != "user" or message["content"] not in first_turns, message
         text = document.text or "\n".join(message["content"] for message in document.messages)
         for x, op, y in re.findall(r"(\d+) ([+-]) (\d+)", text):
-            assert not corpus.is_held_out(corpus.sum_key(int(x), op, int(y))), text
+            assert not is_held_out(sum_key(int(x), op, int(y))), text
         yield document
 
 

@@ -1,0 +1,106 @@
+"""Build a case's model with random weights, write it to its folder and load it again."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from cases import CASES, Spec
+from layouts import LAYOUTS
+from old_configs import Config
+from seeds import rng_for
+
+
+def fill(model: PreTrainedModel, key: str) -> None:
+    """Every parameter random: a norm weight or bias that is left out must show."""
+    tied = model.config.tie_word_embeddings
+    rng = rng_for(key, "weights")
+    for name, p in sorted(model.named_parameters()):
+        x = rng.standard_normal(tuple(p.shape))
+        if name.endswith("norm.weight"):
+            x = 1 + 0.2 * x
+        elif name.endswith(".bias"):
+            x = 0.2 * x
+        elif "embed_tokens" in name:
+            # Small, as in trained models, so that the first norm's epsilon is
+            # seen; a tied head needs it larger for usable logits.
+            x = (0.25 if tied else 0.02) * x
+        else:
+            x = 0.25 * x
+        p.data.copy_(torch.from_numpy(x).to(p.dtype))
+
+
+def build(spec: Spec) -> PreTrainedModel:
+    config = AutoConfig.for_model(**spec["config"])
+    config._attn_implementation = "eager"
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    fill(model, spec.get("weights", spec["name"]))
+    dtype = spec.get("dtype")
+    if dtype is not None:  # the stored weights are the rounded ones
+        for p in model.parameters():
+            p.data = p.data.to(dtype).float()
+    return model
+
+
+def save(model: PreTrainedModel, spec: Spec, folder: Path) -> None:
+    dtype = spec.get("dtype") or torch.float32
+    out = copy.deepcopy(model).to(dtype)
+    out.save_pretrained(folder, max_shard_size=spec.get("shards", "10MB"))
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    weights = sorted(p.name for p in folder.glob("*.safetensors"))
+    assert len(weights) == (2 if "shards" in spec else 1), weights
+
+
+def load(folder: Path, **over: Any) -> PreTrainedModel:
+    config = AutoConfig.from_pretrained(folder)
+    if over:
+        raw = json.loads((folder / "config.json").read_text())
+        over = copy.deepcopy(over)
+        if "rope_parameters" in over:
+            params = {**raw["rope_parameters"], **over["rope_parameters"]}
+            over["rope_parameters"] = {k: v for k, v in params.items() if v is not None}
+        raw.update(over)
+        config = type(config).from_dict(raw)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, config=config, dtype=torch.float32, attn_implementation="eager"
+    )
+    return model.eval()
+
+
+def write_layout(native: Path, spec: Spec, folder: Path, model: PreTrainedModel) -> None:
+    """Rename and fuse a native checkpoint, and read it back the other way."""
+    there, back = LAYOUTS[spec["layout"]]
+    config = json.loads((native / "config.json").read_text())
+    state, config = there(load_file(native / "model.safetensors"), config, spec)
+    state = {k: v.contiguous() for k, v in state.items()}
+    save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
+    write_json(folder / "config.json", config)
+    read = back(
+        load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    )
+    want = load_file(native / "model.safetensors")
+    assert read.keys() == want.keys(), read.keys() ^ want.keys()
+    assert all(torch.equal(read[k], want[k]) for k in want), spec["name"]
+    # The numbers that follow are checked on what was read back.
+    model.load_state_dict(read, strict=True)
+
+
+def share_weights(spec: Spec, out: Path) -> None:
+    """Cases with the same weights link to those of the first of them."""
+    if "weights" not in spec:
+        return
+    owner = next(n for n, s in CASES.items() if s.get("weights") == spec["weights"])
+    if owner == spec["name"]:
+        return
+    own, first = (out / n / "model.safetensors" for n in (spec["name"], owner))
+    assert own.read_bytes() == first.read_bytes(), f"write {owner} first"
+    own.unlink()
+    own.symlink_to(Path("..") / owner / "model.safetensors")
+
+
+def write_json(path: Path, value: Config) -> None:
+    path.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n")

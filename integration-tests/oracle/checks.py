@@ -1,0 +1,88 @@
+"""What is asserted of every case, after reading back from disk what was written."""
+
+import copy
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from cases import Spec
+from checkpoints import load
+from goldens import Golden
+from logits import STEPS, forward, greedy_cached, greedy_uncached, is_dynamic, margin, rel
+
+MARGIN_REQUIRED = 1e-3  # what the files promise
+NOISE = 1e-5  # largest accepted float32 rounding noise of the stored numbers
+SEEN = 1e-3  # a switch counts as seen when ignoring it moves the logits by this
+MAX_CASE_BYTES = 150_000
+
+
+def prompts_of(t: Golden) -> list[tuple[int, list[int]]]:
+    n = sum(k.startswith("prompt_ids.") for k in t)
+    return [(i, t[f"prompt_ids.{i}"].tolist()) for i in range(n)]
+
+
+def check_same(model: PreTrainedModel, t: Golden, what: str, tol: float = 1e-6) -> None:
+    """The model reproduces every stored number."""
+    for i, prompt in prompts_of(t):
+        assert rel(forward(model, prompt), t[f"logits.{i}"]) <= tol, (what, i)
+        ids, rows = greedy_uncached(model, prompt)
+        assert ids == t[f"continuation_ids.{i}"].tolist(), (what, i)
+        assert rel(rows, t[f"continuation_logits.{i}"]) <= tol, (what, i)
+
+
+def check_numbers(model: PreTrainedModel, t: Golden, what: str) -> float:
+    """Margins, the cache, and that float32 rounding does not matter."""
+    for i, prompt in prompts_of(t):
+        rows, ids = t[f"continuation_logits.{i}"], t[f"continuation_ids.{i}"].tolist()
+        assert margin(rows) > MARGIN_REQUIRED, what
+        assert all(x.isfinite().all() for x in t.values()), what
+        cached_ids, cached_rows = greedy_cached(model, prompt)
+        if is_dynamic(model):
+            assert cached_ids == t[f"cached_continuation_ids.{i}"].tolist()
+            assert margin(cached_rows) > MARGIN_REQUIRED, what
+            last = len(prompt) + STEPS - 1
+            inside = last <= model.config.max_position_embeddings
+            same = rel(cached_rows, rows) < 2e-5
+            assert same == inside, (what, i, "cache equals recomputation only below the limit")
+        else:
+            assert cached_ids == ids, what
+            assert rel(cached_rows, rows) < 2e-5, what
+    wide = copy.deepcopy(model).double()
+    worst = max(rel(forward(wide, p), t[f"logits.{i}"]) for i, p in prompts_of(t))
+    assert worst < NOISE, (what, "rounding noise", worst)
+    return worst
+
+
+def check_seen(
+    model: PreTrainedModel, folder: Path, spec: Spec, t: Golden
+) -> tuple[float, str | None]:
+    """Ignoring a norm weight, a bias, epsilon or a config switch must show."""
+    base = {i: t[f"logits.{i}"] for i, _ in prompts_of(t)}
+
+    def moved(m: PreTrainedModel) -> float:
+        return max(rel(forward(m, p), base[i]) for i, p in prompts_of(t))
+
+    least = (9.0, None)
+    for name, p in model.named_parameters():
+        if not (name.endswith("norm.weight") or name.endswith(".bias")):
+            continue
+        keep = p.data
+        p.data = torch.ones_like(keep) if name.endswith("norm.weight") else torch.zeros_like(keep)
+        least = min(least, (moved(model), name))
+        p.data = keep
+    for over in [dict(rms_norm_eps=spec["config"]["rms_norm_eps"] * 10), *spec.get("mutants", ())]:
+        m = load(folder, **over)
+        least = min(least, (moved(m), str(over)))
+    assert least[0] > SEEN, (spec["name"], least)
+    return least
+
+
+def size_of(folder: Path) -> int:
+    return sum(p.lstat().st_size for p in folder.iterdir())
+
+
+def check_size(folder: Path) -> int:
+    size = size_of(folder)
+    assert size < MAX_CASE_BYTES, (folder.name, size)
+    return size

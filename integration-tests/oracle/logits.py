@@ -1,0 +1,63 @@
+"""Logits as transformers computes them, in one forward or step by step, and their comparison."""
+
+import torch
+import transformers
+from torch import Tensor
+from transformers import PreTrainedModel
+
+STEPS = 16  # length of each greedy continuation
+
+
+def rel(a: Tensor, b: Tensor) -> float:
+    """max|a-b| / max|b| per row, the worst row."""
+    a, b = a.double(), b.double()
+    return ((a - b).abs().amax(-1) / b.abs().amax(-1)).max().item()
+
+
+def is_dynamic(model: PreTrainedModel) -> bool:
+    return (model.config.rope_parameters or {}).get("rope_type") == "dynamic"
+
+
+def fresh_rope(model: PreTrainedModel) -> None:
+    """Forget the frequencies that an earlier, longer forward left behind."""
+    if is_dynamic(model):
+        r = model.model.rotary_emb
+        model.model.rotary_emb = type(r)(config=model.config)
+
+
+@torch.no_grad()
+def forward(model: PreTrainedModel, ids: list[int]) -> Tensor:
+    """Logits of one forward over the whole sequence, nothing cached."""
+    fresh_rope(model)
+    out = model(input_ids=torch.tensor([ids]), use_cache=False)
+    return out.logits[0].float()
+
+
+@torch.no_grad()
+def greedy_uncached(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], Tensor]:
+    ids, rows = list(prompt), []
+    for _ in range(STEPS):
+        row = forward(model, ids)[-1]
+        rows.append(row)
+        ids.append(int(row.argmax()))
+    return ids[len(prompt) :], torch.stack(rows)
+
+
+@torch.no_grad()
+def greedy_cached(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], Tensor]:
+    """As transformers generates: prefill once, then one token at a time."""
+    fresh_rope(model)
+    cache = transformers.DynamicCache(config=model.config)
+    out = model(input_ids=torch.tensor([prompt]), past_key_values=cache, use_cache=True)
+    ids, rows = [], []
+    for _ in range(STEPS):
+        row = out.logits[0, -1].float()
+        rows.append(row)
+        ids.append(int(row.argmax()))
+        out = model(input_ids=torch.tensor([ids[-1:]]), past_key_values=cache, use_cache=True)
+    return ids, torch.stack(rows)
+
+
+def margin(rows: Tensor) -> float:
+    top = rows.topk(2, dim=-1).values
+    return (top[:, 0] - top[:, 1]).min().item()
