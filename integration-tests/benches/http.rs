@@ -1,8 +1,8 @@
 //! The whole server under load: `cargo bench --package millrace-integration-tests`.
 //!
 //! Starts the release binary, talks to it over loopback, and prints one table per model: time from process start to the
-//! first answer, tokens per second with 1 to 32 clients and the shard's idle time between steps, prefill tokens per second, and memory. The client shares
-//! the processor with the server; its own share of the time is printed.
+//! first answer, tokens per second with 1 to 32 clients and the shard's idle time between steps, prefill tokens per
+//! second, and memory. The client shares the processor with the server; its own share of the time is printed.
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails may panic")]
 
 use std::time::{Duration, Instant};
@@ -15,6 +15,8 @@ struct Model {
     flags: Vec<String>,
     /// Tokens each client asks for with 1, 8, 16 and 32 clients.
     tokens: [usize; 4],
+    /// How often each client asks.
+    rounds: usize,
     /// Prompts of about this many characters measure the prefill.
     prompt_chars: usize,
 }
@@ -24,13 +26,14 @@ fn main() {
         std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/llama-1.1b");
     let models = [
-        Model { name: "demo", flags: vec![], tokens: [400, 200, 200, 100], prompt_chars: 2000 },
+        Model { name: "demo", flags: vec![], tokens: [400, 200, 200, 100], rounds: 8, prompt_chars: 2000 },
         Model {
             name: "llama-1.1b",
             flags: ["--model-id", shape, "--load-format", "dummy", "--max-batch-total-tokens", "32768"]
                 .map(str::to_owned)
                 .to_vec(),
             tokens: [32, 24, 20, 16],
+            rounds: 1,
             prompt_chars: 1500,
         },
     ];
@@ -58,9 +61,10 @@ fn measure(model: &Model) {
         let since = Instant::now();
         let counts: Vec<(usize, Duration)> = std::thread::scope(|scope| {
             let server = &server;
-            let running: Vec<_> =
-                (0..clients).map(|client| scope.spawn(move || generate(server, client, tokens))).collect();
-            running.into_iter().map(|client| client.join().unwrap()).collect()
+            let running: Vec<_> = (0..clients)
+                .map(|client| scope.spawn(move || generate(server, client, tokens, model.rounds)))
+                .collect();
+            running.into_iter().flat_map(|client| client.join().unwrap()).collect()
         });
         let wall = since.elapsed().as_secs_f64();
         let total: usize = counts.iter().map(|(count, _)| count).sum();
@@ -98,15 +102,18 @@ fn request(prompt: &str, tokens: usize) -> Value {
     json!({"inputs": prompt, "parameters": {"max_new_tokens": tokens, "return_full_text": false}})
 }
 
-/// Tokens received and the time to the first one.
-fn generate(server: &Server, client: usize, tokens: usize) -> (usize, Duration) {
-    let prompt = format!("Once upon a time there was a fox with {client} lanterns");
-    let since = Instant::now();
-    let mut events = stream(&server.url("/generate_stream"), &request(&prompt, tokens));
-    assert_eq!(events.status, 200);
-    let Some(_) = events.next() else { return (0, Duration::MAX) };
-    let first = since.elapsed();
-    (1 + events.count(), first)
+/// Of each round: tokens received and the time to the first one.
+fn generate(server: &Server, client: usize, tokens: usize, rounds: usize) -> Vec<(usize, Duration)> {
+    let generate = |round: usize| {
+        let prompt = format!("{round} times upon a time there was a fox with {client} lanterns");
+        let since = Instant::now();
+        let mut events = stream(&server.url("/generate_stream"), &request(&prompt, tokens));
+        assert_eq!(events.status, 200);
+        let Some(_) = events.next() else { return (0, Duration::MAX) };
+        let first = since.elapsed();
+        (1 + events.count(), first)
+    };
+    (0..rounds).map(generate).collect()
 }
 
 fn ms(time: Duration) -> f64 {

@@ -1,7 +1,8 @@
 //! The router alone, over a shard that makes tokens up: `cargo bench -p millrace-integration-tests --bench router`.
 //!
-//! `-- [STREAMS] [TOKENS] [SECONDS] [PATH]`: so many clients ask for so many tokens again and again. The client is one
-//! thread that counts events without reading them; its share of the processor is printed, not hidden.
+//! `-- [STREAMS] [TOKENS] [SECONDS] [PATH] [MICROS]`: so many clients ask for so many tokens again and again, of a shard
+//! that answers a step at once or after so many microseconds. The client is one thread that counts events without
+//! reading them; its share of the processor is printed, not hidden.
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails may panic")]
 
 use std::sync::Arc;
@@ -27,10 +28,13 @@ fn main() {
     };
     let (streams, tokens, seconds) = (number(0, 256), number(1, 900), number(2, 8));
     let path = arguments.get(3).map_or("/generate_stream", String::as_str);
+    let pace = number(4, 0).to_string();
     let places = streams.to_string();
     let server = Server::start(&[
         "--device",
         "null",
+        "--null-step-micros",
+        &pace,
         "--max-batch-size",
         &places,
         "--max-concurrent-requests",
@@ -66,6 +70,7 @@ fn main() {
         let per_token = |index: usize| 1e6 * (spent_after[index] - spent[index]) / events;
         let (router, shard, client) = (per_token(0), per_token(1), per_token(2));
         println!("| streams | {streams} of {tokens} tokens to {path} |");
+        println!("| a step takes | {pace} us |");
         println!("| measured | {:.0} tokens/s |", events / wall);
         println!("| CPU per token | router {router:.2} us, shard {shard:.2} us, client {client:.2} us |");
         println!("| two cores without the client | {:.0} tokens/s |", 2e6 / (router + shard));

@@ -1,6 +1,7 @@
 //! The command line. Flags and environment variables are those of text-generation-inference where it has one.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use millrace_shard::{DType, Device};
@@ -72,6 +73,9 @@ pub(crate) struct EngineArgs {
     /// What computes the model
     #[arg(long, env = "DEVICE", default_value = "auto")]
     pub(crate) device: DeviceArg,
+    /// Microseconds that a step takes on `--device null`
+    #[arg(long, default_value_t = 0, value_name = "N", hide = true)]
+    pub(crate) null_step_micros: u32,
     /// Threads that compute; all cores when absent
     #[arg(long, env = "CPUS_PER_SHARD", value_name = "N")]
     pub(crate) cpus_per_shard: Option<usize>,
@@ -307,16 +311,15 @@ impl From<DTypeArg> for DType {
     }
 }
 
-impl From<DeviceArg> for Device {
-    fn from(argument: DeviceArg) -> Self {
-        match argument {
+impl EngineArgs {
+    /// What computes.
+    pub(crate) fn device(&self) -> Device {
+        match self.device {
             DeviceArg::Auto | DeviceArg::Cpu => Device::Cpu,
-            DeviceArg::Null => Device::Null,
+            DeviceArg::Null => Device::Null(Duration::from_micros(self.null_step_micros.into())),
         }
     }
-}
 
-impl EngineArgs {
     /// Tokens of one step: a full batch of decode rows and the prompt tokens beside them.
     pub(crate) fn max_step_tokens(&self) -> u32 {
         self.max_batch_prefill_tokens.saturating_add(self.max_batch_size)

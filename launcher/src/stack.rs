@@ -123,6 +123,7 @@ fn shard_flags(model: &ModelArgs, engine: &EngineArgs) -> Vec<OsString> {
     push("--revision", model.revision.clone());
     push("--load-format", name(model.load_format));
     push("--device", name(engine.device));
+    push("--null-step-micros", engine.null_step_micros.to_string());
     push("--max-batch-prefill-tokens", engine.max_batch_prefill_tokens.to_string());
     push("--max-batch-size", engine.max_batch_size.to_string());
     let optional = [

@@ -1,7 +1,8 @@
-//! A shard that computes nothing: it answers each step at once with made-up tokens. What is left to measure is the
-//! router.
+//! A shard that computes nothing: it answers each step with made-up tokens, at once or after a fixed time. What is left
+//! to measure is the router.
 
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use millrace_proto::{Ready, Sampled, Sampling, Step, StepOutput, TokenLogprob, from_shard};
 
@@ -12,7 +13,7 @@ use crate::options::ShardOptions;
 use crate::serve::{answer, send};
 use crate::state::StepError;
 
-/// Announces the model of `open` without reading its weights, and answers steps. The KV cache takes no memory, so it has
+/// Announces the model of `open` without reading its weights, and answers each step after `pace`. The KV cache takes no memory, so it has
 /// room for every sequence unless the options say less.
 ///
 /// # Errors
@@ -20,6 +21,7 @@ use crate::state::StepError;
 pub(crate) fn serve(
     router: &mut impl Connection,
     options: &ShardOptions,
+    pace: Duration,
     open: impl FnOnce() -> Result<Model, Error>,
 ) -> Result<(), Error> {
     let Model { spec, dtype, .. } = open()?;
@@ -42,7 +44,8 @@ pub(crate) fn serve(
         ..Ready::default()
     };
     send(router, from_shard::Message::Ready(ready))?;
-    let mut made_up = MadeUp { vocab: size(spec.vocab), slots: vec![Sampling::default(); max_sequences] };
+    let slots = vec![Sampling::default(); max_sequences];
+    let mut made_up = MadeUp { vocab: size(spec.vocab), slots, pace };
     answer(router, |step| made_up.step(step).map_err(|source| Error::Step { id: step.id, source }))
 }
 
@@ -51,6 +54,8 @@ pub(crate) fn serve(
 struct MadeUp {
     vocab: u32,
     slots: Vec<Sampling>,
+    /// Time that a step takes.
+    pace: Duration,
 }
 
 impl MadeUp {
@@ -76,6 +81,7 @@ impl MadeUp {
                 top: top.collect(),
             });
         }
+        thread::sleep(self.pace.saturating_sub(since.elapsed()));
         let step_micros = since.elapsed().as_micros() as u64;
         Ok(StepOutput { step: step.id, sampled, step_micros, ..StepOutput::default() })
     }
@@ -96,7 +102,7 @@ mod tests {
     use super::*;
 
     fn tokens(seed: u64, starts: impl Iterator<Item = u32>) -> Vec<u32> {
-        let mut made_up = MadeUp { vocab: 1000, slots: vec![Sampling::default(); 2] };
+        let mut made_up = MadeUp { vocab: 1000, slots: vec![Sampling::default(); 2], pace: Duration::ZERO };
         let sampling = Some(Sampling { seed, ..Sampling::default() });
         made_up
             .step(&Step {
@@ -119,7 +125,7 @@ mod tests {
 
     #[test]
     fn slots_that_there_are_not_are_refused() {
-        let mut made_up = MadeUp { vocab: 1000, slots: vec![Sampling::default(); 2] };
+        let mut made_up = MadeUp { vocab: 1000, slots: vec![Sampling::default(); 2], pace: Duration::ZERO };
         let row = Row { slot: 2, count: 1, sample: true, ..Default::default() };
         let step = Step { rows: vec![row], ..Default::default() };
         assert_eq!(made_up.step(&step), Err(StepError::UnknownSlot { slot: 2, slots: 2 }));

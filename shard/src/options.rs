@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use millrace_kernels::DType;
 
@@ -28,8 +29,8 @@ impl fmt::Display for Address {
 pub enum Device {
     /// The processor.
     Cpu,
-    /// Nothing: steps are answered at once with made-up tokens, to measure all that is around the model.
-    Null,
+    /// Nothing: steps are answered after this time with made-up tokens, to measure all that is around the model.
+    Null(Duration),
 }
 
 /// What a shard process is told when it is started.

@@ -34,8 +34,8 @@ pub fn run(options: &ShardOptions, open: impl FnOnce() -> Result<Model, Error>) 
         lifeline::hold().map_err(Error::Lifeline)?;
     }
     let mut router = connect(&options.address)?;
-    if options.device == Device::Null {
-        return report_to(&mut router, |router| null::serve(router, options, open));
+    if let Device::Null(pace) = options.device {
+        return report_to(&mut router, |router| null::serve(router, options, pace, open));
     }
     let cpu = CpuOptions { threads: options.threads, ..CpuOptions::default() };
     match Cpu::new(cpu) {

@@ -13,7 +13,7 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
     let ShardArgs { connect, rank, world_size, model, engine } = args;
     let options = ShardOptions {
         address: address(&connect)?,
-        device: engine.device.into(),
+        device: engine.device(),
         rank,
         world_size,
         dtype: model.dtype.map(Into::into),
@@ -30,7 +30,7 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
     let open = || match (options.device, model.load_format) {
         (Device::Cpu, LoadFormat::Auto) => families::load(&source),
         // Without anything that computes, the configuration is enough.
-        (Device::Null, _) | (_, LoadFormat::Dummy) => families::load_dummy(&source),
+        (Device::Null(_), _) | (_, LoadFormat::Dummy) => families::load_dummy(&source),
     };
     // The router is told of every error and reports it; saying it here too would only double it.
     match millrace_shard::run(&options, open) {
