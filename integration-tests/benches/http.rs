@@ -19,6 +19,8 @@ struct Model {
     rounds: usize,
     /// Prompts of about this many characters measure the prefill.
     prompt_chars: usize,
+    /// Characters of a prompt that is sent twice.
+    prefix_chars: usize,
 }
 
 fn main() {
@@ -26,7 +28,14 @@ fn main() {
         std::env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
     let shape = concat!(env!("CARGO_MANIFEST_DIR"), "/benches/llama-1.1b");
     let models = [
-        Model { name: "demo", flags: vec![], tokens: [400, 200, 200, 100], rounds: 8, prompt_chars: 2000 },
+        Model {
+            name: "demo",
+            flags: vec![],
+            tokens: [400, 200, 200, 100],
+            rounds: 8,
+            prompt_chars: 2000,
+            prefix_chars: 2700,
+        },
         Model {
             name: "llama-1.1b",
             flags: ["--model-id", shape, "--load-format", "dummy", "--max-batch-total-tokens", "32768"]
@@ -35,6 +44,7 @@ fn main() {
             tokens: [32, 24, 20, 16],
             rounds: 1,
             prompt_chars: 1500,
+            prefix_chars: 11_200,
         },
     ];
     for model in
@@ -92,6 +102,26 @@ fn measure(model: &Model) {
     }
     rates.sort_by(|a, b| a.0.total_cmp(&b.0));
     println!("| prefill of {} tokens | {:.0} tokens/s |", rates[1].1, rates[1].0);
+
+    let prompt: String = "the lantern and the fox went over the hill, ".repeat(400);
+    let again = request(&prompt[..model.prefix_chars], 2);
+    let [cold, warm] = [0, 1].map(|_| {
+        let since = Instant::now();
+        let mut events = stream(&server.url("/generate_stream"), &again);
+        assert_eq!(events.status, 200);
+        assert!(events.next().is_some());
+        since.elapsed()
+    });
+    let answer = post(&server.url("/generate"), &again);
+    let tokens = |name: &str| answer.header(name).unwrap().to_owned();
+    println!(
+        "| first token after {} tokens | {:.0} ms; again, {} of them cached: {:.1} ms ({:.2}%) |",
+        tokens("x-prompt-tokens"),
+        ms(cold),
+        tokens("x-cached-tokens"),
+        ms(warm),
+        100.0 * ms(warm) / ms(cold),
+    );
 
     let shard: u64 = shards_of(server.pid()).into_iter().map(resident_bytes).sum();
     println!("| memory, router | {} MiB |", resident_bytes(server.pid()) >> 20);

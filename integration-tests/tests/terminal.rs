@@ -20,7 +20,8 @@ fn millrace(arguments: &[&str], input: &str) -> Output {
 }
 
 fn stdout(output: &Output) -> String {
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success() && errors.is_empty(), "{errors}");
     String::from_utf8(output.stdout.clone()).unwrap()
 }
 

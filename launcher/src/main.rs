@@ -6,6 +6,7 @@ mod demo;
 mod logging;
 mod model;
 mod progress;
+mod report;
 mod stack;
 
 use std::process::ExitCode;

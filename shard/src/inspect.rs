@@ -4,11 +4,11 @@ use std::fmt::{self, Display, Formatter};
 
 use millrace_kernels::DType;
 
-use crate::Error;
 use crate::checkpoint::{self, Checkpoint, Source, TensorInfo};
 use crate::families;
 use crate::model::{DecoderSpec, RopeScaling};
 use crate::plan::{self, Unpadded};
+use crate::{Bytes, Count, Error};
 
 /// A checkpoint as it lies there, and the memory it would take.
 #[derive(Debug, Clone)]
@@ -138,7 +138,7 @@ impl Inspection {
         }
         let width = self.files.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
         for (name, bytes) in &self.files {
-            writeln!(f, "  {name:<width$}  {:>10}", Bytes(*bytes).to_string())?;
+            writeln!(f, "  {name:<width$}  {:>10}", Bytes(*bytes))?;
         }
         Ok(())
     }
@@ -156,7 +156,7 @@ impl Inspection {
         for &context in &self.contexts {
             write!(f, "  {context:>10}")?;
             for batch in BATCHES {
-                write!(f, "  {:>10}", Bytes(self.memory(context, batch)).to_string())?;
+                write!(f, "  {:>10}", Bytes(self.memory(context, batch)))?;
             }
             writeln!(f)?;
         }
@@ -172,41 +172,12 @@ impl Inspection {
         let names = self.tensors.iter().map(|tensor| tensor.name.len()).max().unwrap_or(0);
         let shapes = self.tensors.iter().map(|tensor| shape(tensor).len()).max().unwrap_or(0);
         for tensor in &self.tensors {
-            let (name, dtype, bytes) = (&tensor.name, &tensor.dtype, Bytes(tensor.bytes).to_string());
+            let (name, dtype, bytes) = (&tensor.name, &tensor.dtype, Bytes(tensor.bytes));
             let (shape, file) = (shape(tensor), &tensor.file);
             writeln!(f, "  {name:<names$}  {dtype:<4}  {shape:<shapes$}  {bytes:>10}  {file}")?;
         }
         Ok(())
     }
-}
-
-/// A number of bytes in the largest binary unit that keeps it above 1.
-struct Bytes(usize);
-
-impl Display for Bytes {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        scaled(f, self.0, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB", " PiB"])
-    }
-}
-
-/// A number of things in thousands, millions or billions.
-struct Count(usize);
-
-impl Display for Count {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        scaled(f, self.0, 1000.0, &["", " k", " M", " B"])
-    }
-}
-
-fn scaled(f: &mut Formatter<'_>, number: usize, step: f64, units: &[&str]) -> fmt::Result {
-    let mut value = number as f64;
-    let mut unit = 0;
-    while value >= step && unit + 1 < units.len() {
-        value /= step;
-        unit += 1;
-    }
-    let digits = if unit == 0 { 0 } else { 2 };
-    write!(f, "{value:.digits$}{}", units[unit])
 }
 
 struct Scaling<'a>(&'a RopeScaling);
@@ -283,12 +254,5 @@ mod tests {
         ] {
             assert!(text.contains(expected), "{text}\nshould contain\n{expected}");
         }
-    }
-
-    #[test]
-    fn amounts_are_readable() {
-        let texts = [0, 1023, 1024, 1536 << 20].map(|bytes| Bytes(bytes).to_string());
-        assert_eq!(texts, ["0 B", "1023 B", "1.00 KiB", "1.50 GiB"]);
-        assert_eq!([Count(260_032).to_string(), Count(8_030_261_248).to_string()], ["260.03 k", "8.03 B"]);
     }
 }

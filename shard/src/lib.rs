@@ -15,6 +15,7 @@ mod options;
 pub mod plan;
 mod serve;
 pub mod state;
+mod units;
 mod worker;
 
 pub use connection::Connection;
@@ -23,3 +24,4 @@ pub use limits::Limits;
 pub use millrace_kernels::DType;
 pub use options::{Address, Device, ShardOptions};
 pub use serve::{run, serve};
+pub use units::{Bytes, Count};

@@ -33,6 +33,7 @@ pub(crate) fn serve(
     let ready = Ready {
         model_type: spec.model_type.clone(),
         dtype: options.dtype.unwrap_or(dtype).name().into(),
+        kv_cache_dtype: options.kv_cache_dtype.unwrap_or(dtype).name().into(),
         device: "null".into(),
         parameters: spec.parameters() as u64,
         vocab_size: size(spec.vocab),

@@ -111,7 +111,6 @@ fn start<'b, B: Backend>(
     };
     let plan = plan::plan(&spec, &wish, backend)?;
     let limits = plan.limits;
-    eprintln!("{plan}");
 
     let mut last = Instant::now();
     let total = plan.footprint.weights;
@@ -132,7 +131,6 @@ fn start<'b, B: Backend>(
     worker.warm_up()?;
     ledger.end("warm up");
 
-    eprintln!("{ledger}");
     ready.phases = ledger.phases;
     send(router, from_shard::Message::Ready(ready))?;
     Ok(worker)
@@ -184,6 +182,8 @@ fn describe(spec: &DecoderSpec, plan: &Plan) -> Ready {
         max_sequence_tokens: limits.max_sequence_tokens as u32,
         block_size: limits.block_size as u32,
         num_blocks: limits.num_blocks as u32,
+        kv_cache_dtype: limits.kv_dtype.name().into(),
+        free_bytes: plan.free.unwrap_or_default() as u64,
         max_sequences: limits.max_sequences as u32,
         max_step_tokens: limits.max_step_tokens as u32,
         memory: memory.map(|(name, bytes)| MemoryItem { name: name.into(), bytes: bytes as u64 }).into(),
@@ -207,15 +207,5 @@ impl Ledger {
         let micros = self.since.elapsed().as_micros() as u64;
         self.phases.push(Phase { name: name.into(), micros });
         self.since = Instant::now();
-    }
-}
-
-impl std::fmt::Display for Ledger {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "start-up")?;
-        for Phase { name, micros } in &self.phases {
-            write!(f, "\n  {name:<30} {:>9.1} ms", *micros as f64 / 1e3)?;
-        }
-        Ok(())
     }
 }

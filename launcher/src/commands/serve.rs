@@ -13,6 +13,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::cli::ServeArgs;
+use crate::report::Report;
 use crate::stack::{Serving, Stack};
 use crate::{logging, progress};
 
@@ -95,20 +96,11 @@ fn origins(texts: &[String]) -> Result<Vec<HeaderValue>> {
         .collect()
 }
 
-/// Shows the loading bar, and then that requests are served.
+/// Shows the loading bar, and then that requests are served and by what.
 async fn announce(state: watch::Receiver<State>) {
     let since = Instant::now();
     progress::show(state.clone()).await;
     if let State::Ready(ready) = &*state.borrow() {
-        tracing::info!(
-            "ready after {:.2} s: {} with {:.1}M parameters as {} on {}; {} tokens of KV cache, {} per sequence",
-            since.elapsed().as_secs_f64(),
-            ready.model_type,
-            ready.parameters as f64 / 1e6,
-            ready.dtype,
-            ready.device,
-            u64::from(ready.num_blocks) * u64::from(ready.block_size),
-            ready.max_sequence_tokens,
-        );
+        tracing::info!("ready after {:.2} s: {}", since.elapsed().as_secs_f64(), Report(ready));
     }
 }

@@ -35,6 +35,8 @@ use futures::FutureExt;
 use self::group::Group;
 use self::supervisor::Connect;
 
+pub use millrace_proto::{MemoryItem, Ready};
+
 pub use self::admission::{Bounds, Permit};
 pub use self::group::ShardCommand;
 pub use self::handle::{

@@ -1,5 +1,7 @@
 //! The engine's task: plan a step, send it, apply its answer, and meanwhile listen to commands.
 
+mod requests;
+
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,11 +10,12 @@ use millrace_proto::{Ready, StepOutput};
 use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, sleep_until};
 
+use self::requests::Open;
 use super::EngineConfig;
-use super::admission::{Occupancy, Pace, Permit};
+use super::admission::{Occupancy, Pace};
 use super::dispatch::{self, Batch};
 use super::group::Group;
-use super::handle::{Command, Event, Failure, Request, Started, State};
+use super::handle::{Command, Event, Failure, State};
 use super::loading::load;
 use super::meter::{self, Measured};
 use super::supervisor::{Change, Connect, Lost, Supervisor};
@@ -119,14 +122,6 @@ async fn serve(
         tracing::error!("the dispatching task failed: {error}");
     }
     end
-}
-
-/// A request that the scheduler knows.
-struct Open {
-    events: mpsc::UnboundedSender<Event>,
-    queued: Instant,
-    started: bool,
-    permit: Permit,
 }
 
 struct Server<'a> {
@@ -236,50 +231,6 @@ impl Server<'_> {
         self.occupancy.set_room(room);
     }
 
-    fn started(&mut self, id: SeqId, cached_tokens: usize) {
-        // A sequence that was preempted starts more than once.
-        if let Some(open) = self.open.get_mut(&id).filter(|open| !open.started) {
-            let now = Instant::now();
-            open.started = true;
-            open.permit.start();
-            self.pace.started(open.queued.into_std(), now.into_std());
-            self.batch.started.push((id, Started { queued: now - open.queued, cached_tokens }));
-        }
-    }
-
-    /// A request whose receiver was dropped holds nothing in the next step, wherever it was.
-    fn cancel_abandoned(&mut self) {
-        let Server { open, scheduler, batch, .. } = self;
-        open.retain(|&id, open| {
-            let abandoned = open.events.is_closed();
-            if abandoned {
-                scheduler.cancel(id);
-                batch.abandoned.push(id);
-            }
-            !abandoned
-        });
-    }
-
-    /// Ends requests that have waited for too long.
-    fn expire(&mut self) {
-        let Some(limit) = self.config.queue_timeout else {
-            self.waiting.clear();
-            return;
-        };
-        while let Some(&(id, queued)) = self.waiting.front() {
-            let waits = self.open.get(&id).is_some_and(|open| !open.started);
-            if waits && queued.elapsed() < limit {
-                return;
-            }
-            self.waiting.pop_front();
-            if waits {
-                meter::queue_timeout();
-                let why = format!("No place was free within {} s (--queue-timeout)", limit.as_secs_f32());
-                self.end(id, Failure::NotStarted(why));
-            }
-        }
-    }
-
     /// Hands this turn's events over, and shows the gauges.
     fn publish(&mut self) {
         if !self.batch.is_empty() {
@@ -287,23 +238,6 @@ impl Server<'_> {
             let _ = self.batches.send(std::mem::take(&mut self.batch));
             meter::show(&self.scheduler.stats(), self.limits.num_blocks);
         }
-    }
-
-    fn submit(&mut self, request: Request, events: mpsc::UnboundedSender<Event>, permit: Permit) {
-        let refused = match self.draining {
-            Some(_) => SHUTTING_DOWN.to_owned(),
-            None => match self.scheduler.add(request) {
-                Ok(id) => {
-                    self.batch.opened.push((id, events.clone()));
-                    let queued = Instant::now();
-                    self.waiting.push_back((id, queued));
-                    self.open.insert(id, Open { events, queued, started: false, permit });
-                    return;
-                }
-                Err(impossible) => impossible.to_string(),
-            },
-        };
-        let _ = events.send(Event::Failed(Failure::NotStarted(refused)));
     }
 
     /// Takes no more work. The loop ends when what there is has ended.
@@ -404,22 +338,5 @@ impl Server<'_> {
                 format!("the shards were lost {losses} times in a row (--max-shard-failures); at last: {why}")
             }
         })
-    }
-
-    /// Ends all requests with an error.
-    fn fail_all(&mut self, why: &str) {
-        let ids: Vec<SeqId> = self.open.keys().copied().collect();
-        for id in ids {
-            let why = why.to_owned();
-            let started = self.open.get(&id).is_some_and(|open| open.started);
-            self.end(id, if started { Failure::Broken(why) } else { Failure::NotStarted(why) });
-        }
-    }
-
-    /// Ends a request with an error.
-    fn end(&mut self, id: SeqId, failure: Failure) {
-        self.open.remove(&id);
-        self.scheduler.cancel(id);
-        self.batch.failed.push((id, failure));
     }
 }

@@ -4,14 +4,12 @@
 
 mod device;
 
-use std::fmt;
-
 use millrace_kernels::{DType, KvSpec, QkvLayout};
 
-use crate::Limits;
 use crate::decoder::activation_elements;
 use crate::model::DecoderSpec;
 use crate::state::SlotTable;
+use crate::{Bytes, Limits};
 pub use device::{Device, Unpadded};
 
 /// Tokens in the KV pool, or more if one sequence is to have more, when neither a size is given nor the free memory known.
@@ -296,41 +294,6 @@ impl Footprint {
     /// Everything.
     pub fn total(&self) -> usize {
         self.items().into_iter().fold(0, |sum, (_, bytes)| sum.saturating_add(bytes))
-    }
-}
-
-impl fmt::Display for Plan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Limits { max_sequences, max_sequence_tokens, block_size, num_blocks, kv_dtype, .. } = self.limits;
-        writeln!(f, "memory plan")?;
-        for (name, bytes) in self.footprint.items() {
-            write!(f, "  {name:<14} {:>10}", Bytes(bytes).to_string())?;
-            if name == "KV cache" {
-                let tokens = num_blocks * block_size;
-                write!(f, "   {tokens} tokens in {num_blocks} blocks of {block_size}, {}", kv_dtype.name())?;
-            }
-            writeln!(f)?;
-        }
-        write!(f, "  {:<14} {:>10}", "total", Bytes(self.footprint.total()).to_string())?;
-        if let Some(free) = self.free {
-            write!(f, "   of {} free", Bytes(free))?;
-        }
-        write!(f, "\n  up to {max_sequences} sequences of up to {max_sequence_tokens} tokens")
-    }
-}
-
-/// A number of bytes for people.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bytes(pub usize);
-
-impl fmt::Display for Bytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (unit, name) = match self.0 {
-            0..1_048_576 => (1 << 10, "KiB"),
-            1_048_576..1_073_741_824 => (1 << 20, "MiB"),
-            _ => (1 << 30, "GiB"),
-        };
-        write!(f, "{:.1} {name}", self.0 as f64 / f64::from(unit))
     }
 }
 

@@ -1,0 +1,62 @@
+//! What a shard announced when it was ready, for the operator.
+
+use std::fmt::{self, Display, Formatter};
+
+use millrace_router::engine::Ready;
+use millrace_shard::{Bytes, Count};
+
+/// The model, where its memory goes, and what the start took. With several shards, that of each.
+pub(crate) struct Report<'a>(pub(crate) &'a Ready);
+
+impl Display for Report<'_> {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        let Ready { model_type, dtype, device, parameters, block_size, num_blocks, .. } = self.0;
+        writeln!(f, "{model_type}, {} parameters as {dtype} on {device}", Count(*parameters as usize))?;
+        let bytes = |bytes: u64| Bytes(bytes as usize);
+        for item in &self.0.memory {
+            writeln!(f, "  {:<28} {:>11}", item.name, bytes(item.bytes))?;
+        }
+        let total = self.0.memory.iter().map(|item| item.bytes).sum();
+        write!(f, "  {:<28} {:>11}", "together", bytes(total))?;
+        match self.0.free_bytes {
+            0 => writeln!(f)?,
+            free => writeln!(f, " of {} that were free", bytes(free))?,
+        }
+        writeln!(
+            f,
+            "  {} tokens of KV cache as {} in {num_blocks} blocks of {block_size}; up to {} sequences of up to {} tokens",
+            u64::from(*num_blocks) * u64::from(*block_size),
+            self.0.kv_cache_dtype,
+            self.0.max_sequences,
+            self.0.max_sequence_tokens,
+        )?;
+        write!(f, "start-up")?;
+        for phase in &self.0.phases {
+            write!(f, "\n  {:<28} {:>8.1} ms", phase.name, phase.micros as f64 / 1e3)?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sum_stands_below_its_parts() {
+        let item = |name: &str, bytes| millrace_router::engine::MemoryItem { name: name.into(), bytes };
+        let ready = Ready {
+            memory: vec![item("weights", 3 << 20), item("KV cache", 1 << 20)],
+            num_blocks: 4,
+            block_size: 16,
+            free_bytes: 5 << 30,
+            ..Ready::default()
+        };
+        let text = Report(&ready).to_string();
+        assert!(
+            text.contains("together                        4.00 MiB of 5.00 GiB that were free\n"),
+            "{text}"
+        );
+        assert!(text.contains("64 tokens of KV cache as  in 4 blocks of 16"), "{text}");
+    }
+}

@@ -1,0 +1,98 @@
+//! The requests that the engine has taken: from the queue to their end.
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+use super::{SHUTTING_DOWN, Server};
+use crate::engine::admission::Permit;
+use crate::engine::handle::{Event, Failure, Request, Started};
+use crate::engine::meter;
+use crate::scheduler::SeqId;
+
+/// A request that the scheduler knows.
+pub(super) struct Open {
+    events: mpsc::UnboundedSender<Event>,
+    queued: Instant,
+    started: bool,
+    permit: Permit,
+}
+
+impl Server<'_> {
+    pub(super) fn started(&mut self, id: SeqId, cached_tokens: usize) {
+        // A sequence that was preempted starts more than once.
+        if let Some(open) = self.open.get_mut(&id).filter(|open| !open.started) {
+            let now = Instant::now();
+            open.started = true;
+            open.permit.start();
+            self.pace.started(open.queued.into_std(), now.into_std());
+            self.batch.started.push((id, Started { queued: now - open.queued, cached_tokens }));
+        }
+    }
+
+    /// A request whose receiver was dropped holds nothing in the next step, wherever it was.
+    pub(super) fn cancel_abandoned(&mut self) {
+        let Server { open, scheduler, batch, .. } = self;
+        open.retain(|&id, open| {
+            let abandoned = open.events.is_closed();
+            if abandoned {
+                scheduler.cancel(id);
+                batch.abandoned.push(id);
+            }
+            !abandoned
+        });
+    }
+
+    /// Ends requests that have waited for too long.
+    pub(super) fn expire(&mut self) {
+        let Some(limit) = self.config.queue_timeout else {
+            self.waiting.clear();
+            return;
+        };
+        while let Some(&(id, queued)) = self.waiting.front() {
+            let waits = self.open.get(&id).is_some_and(|open| !open.started);
+            if waits && queued.elapsed() < limit {
+                return;
+            }
+            self.waiting.pop_front();
+            if waits {
+                meter::queue_timeout();
+                let why = format!("No place was free within {} s (--queue-timeout)", limit.as_secs_f32());
+                self.end(id, Failure::NotStarted(why));
+            }
+        }
+    }
+
+    pub(super) fn submit(&mut self, request: Request, events: mpsc::UnboundedSender<Event>, permit: Permit) {
+        let refused = match self.draining {
+            Some(_) => SHUTTING_DOWN.to_owned(),
+            None => match self.scheduler.add(request) {
+                Ok(id) => {
+                    self.batch.opened.push((id, events.clone()));
+                    let queued = Instant::now();
+                    self.waiting.push_back((id, queued));
+                    self.open.insert(id, Open { events, queued, started: false, permit });
+                    return;
+                }
+                Err(impossible) => impossible.to_string(),
+            },
+        };
+        let _ = events.send(Event::Failed(Failure::NotStarted(refused)));
+    }
+
+    /// Ends all requests with an error.
+    pub(super) fn fail_all(&mut self, why: &str) {
+        let ids: Vec<SeqId> = self.open.keys().copied().collect();
+        for id in ids {
+            let why = why.to_owned();
+            let started = self.open.get(&id).is_some_and(|open| open.started);
+            self.end(id, if started { Failure::Broken(why) } else { Failure::NotStarted(why) });
+        }
+    }
+
+    /// Ends a request with an error.
+    pub(super) fn end(&mut self, id: SeqId, failure: Failure) {
+        self.open.remove(&id);
+        self.scheduler.cancel(id);
+        self.batch.failed.push((id, failure));
+    }
+}
