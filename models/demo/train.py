@@ -44,7 +44,7 @@ ANSWER_WEIGHT = {"story": 0.4, "question": 2.0, "json": 1.5, "sum": 1.5, "fact":
 # find the right one; they teach it to copy. The last phases have what it is to do, and long chats.
 PHASES = [(128, 600, True, 0.0), (256, 400, True, 0.0), (256, 600, True, 0.6), (256, 220, False, 0.0), (1024, 100, False, 0.0)]
 # (step, factor on the learning rates), with straight lines between them.
-SCHEDULE = [(0, 0.0), (60, 1.0), (700, 1.0), (1000, 0.7), (1300, 0.65), (1301, 0.17), (1500, 0.14), (1501, 0.6), (1640, 0.6), (1920, 0.0)]
+SCHEDULE = [(0, 0.0), (60, 1.0), (700, 1.0), (1000, 0.7), (1640, 0.6), (1920, 0.0)]
 STEP = 4096  # tokens of one worker's share of a step
 WORKERS = 2
 # Small, so that it learns much in little time on two cores; it starts at once and answers quickly everywhere.
