@@ -44,7 +44,7 @@ fn main() {
             tokens: [32, 24, 20, 16],
             rounds: 1,
             prompt_chars: 1500,
-            prefix_chars: 11_200,
+            prefix_chars: 12_800,
         },
     ];
     for model in
