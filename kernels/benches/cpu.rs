@@ -85,7 +85,7 @@ fn activations(cpu: &Cpu, n: usize, cols: usize) -> <Cpu as Backend>::Buf {
     let rows = [SeqRow { start: 0, count: n, blocks: &blocks }];
     cpu.begin(&mut step, &StepInput { tokens: &tokens, rows: &rows, outputs: &[] }).unwrap();
     let mut buf = cpu.buf(n, cols).unwrap();
-    cpu.embed(&step, &table, &mut buf).unwrap();
+    cpu.embed(&step, &table, 0, &mut buf).unwrap();
     buf
 }
 

@@ -178,8 +178,9 @@ pub trait Backend {
 
     /// Hands the geometry of the next step to the device.
     fn begin(&self, step: &mut Self::Step, input: &StepInput<'_>) -> Result<()>;
-    /// `out[t] = table[token[t]]`, `[n, cols]`.
-    fn embed(&self, step: &Self::Step, table: &Self::Matrix, out: &mut Self::Buf) -> Result<()>;
+    /// `out[t] = table[token[t] - first]`, `[n, cols]`; zeros for a token whose row the table does not hold.
+    fn embed(&self, step: &Self::Step, table: &Self::Matrix, first: usize, out: &mut Self::Buf)
+    -> Result<()>;
     /// `out = norm(x)` over the first `n` rows.
     fn norm(&self, n: usize, x: &Self::Buf, norm: &Norm<Self::Vector>, out: &mut Self::Buf) -> Result<()>;
     /// `residual += branch; out = norm(residual)` over the first `n` rows.
@@ -229,4 +230,12 @@ pub trait Backend {
     -> Result<()>;
     /// The first `n` rows, for tests and tools.
     fn read(&self, buf: &Self::Buf, n: usize) -> Result<Vec<f32>>;
+}
+
+/// A device whose activations lie in the host's memory, where the processes of a group can exchange them.
+pub trait HostMemory: Backend {
+    /// The first `n` rows.
+    fn host<'a>(&self, buf: &'a Self::Buf, n: usize) -> &'a [f32];
+    /// The first `n` rows, to be changed.
+    fn host_mut<'a>(&self, buf: &'a mut Self::Buf, n: usize) -> &'a mut [f32];
 }

@@ -12,8 +12,8 @@ pub mod sampling;
 pub mod tensor;
 
 pub use backend::{
-    Activation, AttentionSpec, Backend, HeadNorm, KvSpec, Norm, Prologue, QkvLayout, RopeSpec, RopeStyle,
-    SeqRow, StepInput,
+    Activation, AttentionSpec, Backend, HeadNorm, HostMemory, KvSpec, Norm, Prologue, QkvLayout, RopeSpec,
+    RopeStyle, SeqRow, StepInput,
 };
 pub use error::{Error, Result};
 pub use sampling::{SampleRow, Sampled, SamplingParams};

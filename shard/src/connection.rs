@@ -3,29 +3,41 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Instant;
 
-use millrace_proto::{FrameError, ToShard, frame};
+use millrace_proto::{FrameError, FromShard, Pong, ToShard, frame, from_shard, to_shard};
 
 use crate::Error;
+use crate::collective::Aborter;
 use crate::options::Address;
 
 /// Messages that are read before the ones ahead of them are answered, at most. The router has two steps in flight.
 const READ_AHEAD: usize = 4;
 
-/// A stream in both directions, whose reading end can be given to a thread of its own.
-pub trait Connection: Write {
+/// A stream in both directions, whose ends can be given to threads of their own.
+pub trait Connection {
     /// The reading end.
     ///
     /// # Errors
     /// The system's.
     fn reader(&self) -> io::Result<Box<dyn Read + Send>>;
+
+    /// The writing end.
+    ///
+    /// # Errors
+    /// The system's.
+    fn writer(&self) -> io::Result<Box<dyn Write + Send>>;
 }
 
 #[cfg(unix)]
 impl Connection for std::os::unix::net::UnixStream {
     fn reader(&self) -> io::Result<Box<dyn Read + Send>> {
+        Ok(Box::new(self.try_clone()?))
+    }
+
+    fn writer(&self) -> io::Result<Box<dyn Write + Send>> {
         Ok(Box::new(self.try_clone()?))
     }
 }
@@ -34,41 +46,15 @@ impl Connection for TcpStream {
     fn reader(&self) -> io::Result<Box<dyn Read + Send>> {
         Ok(Box::new(self.try_clone()?))
     }
-}
 
-/// A message of the router's, and when it was there.
-pub(crate) type Received = Result<(ToShard, Instant), FrameError>;
-
-/// Starts a thread that reads the router's messages, so that the next step is there when the one before it ends. It
-/// ends with the connection, or when nobody takes its messages any more.
-pub(crate) fn listen(router: &impl Connection) -> Result<Receiver<Received>, Error> {
-    let from = router.reader().map_err(FrameError::Io)?;
-    let (sender, receiver) = mpsc::sync_channel(READ_AHEAD);
-    let reader = thread::Builder::new().name("reader".into()).spawn(move || read_all(from, &sender));
-    reader.map_err(Error::Reader)?;
-    Ok(receiver)
-}
-
-fn read_all(mut from: Box<dyn Read + Send>, to: &SyncSender<Received>) {
-    let mut scratch = Vec::new();
-    loop {
-        let message = frame::read(&mut from, &mut scratch).map(|message| (message, Instant::now()));
-        let last = message.is_err();
-        if to.send(message).is_err() || last {
-            return;
-        }
+    fn writer(&self) -> io::Result<Box<dyn Write + Send>> {
+        Ok(Box::new(self.try_clone()?))
     }
 }
 
 /// Connects to the router.
 pub(crate) fn connect(address: &Address) -> Result<Box<dyn Connection>, Error> {
     open(address).map_err(|source| Error::Connect { address: address.to_string(), source })
-}
-
-impl Connection for Box<dyn Connection> {
-    fn reader(&self) -> io::Result<Box<dyn Read + Send>> {
-        (**self).reader()
-    }
 }
 
 fn open(address: &Address) -> io::Result<Box<dyn Connection>> {
@@ -82,6 +68,85 @@ fn open(address: &Address) -> io::Result<Box<dyn Connection>> {
             // Answers are small and waited for.
             stream.set_nodelay(true)?;
             Ok(Box::new(stream))
+        }
+    }
+}
+
+/// What a shard says to the router and hears of it. A thread reads ahead, so that the next step is there when the one
+/// before it ends, and answers pings whatever is being computed.
+pub(crate) struct Router {
+    outbox: Outbox,
+    inbox: Receiver<Received>,
+    collectives: Arc<OnceLock<Aborter>>,
+}
+
+/// A message, and when it was there.
+type Received = Result<(to_shard::Message, Instant), Error>;
+
+impl Router {
+    pub(crate) fn new(connection: &(impl Connection + ?Sized)) -> Result<Self, Error> {
+        let from = connection.reader().map_err(FrameError::Io)?;
+        let outbox = Outbox(Arc::new(Mutex::new(connection.writer().map_err(FrameError::Io)?)));
+        let (sender, inbox) = mpsc::sync_channel(READ_AHEAD);
+        let collectives = Arc::new(OnceLock::<Aborter>::new());
+        let (pongs, others) = (outbox.clone(), collectives.clone());
+        let reader = thread::Builder::new().name("reader".into()).spawn(move || {
+            read_all(from, &pongs, &sender);
+            // Whoever waits for another rank would otherwise learn last that there is nothing to wait for.
+            if let Some(aborter) = others.get() {
+                aborter.abort();
+            }
+        });
+        reader.map_err(Error::Reader)?;
+        Ok(Router { outbox, inbox, collectives })
+    }
+
+    /// Sends a message.
+    pub(crate) fn send(&self, message: from_shard::Message) -> Result<(), Error> {
+        self.outbox.send(message)
+    }
+
+    /// The next message that is not a ping, and when it came.
+    pub(crate) fn receive(&self) -> Received {
+        // The reader says why before it ends.
+        self.inbox.recv().unwrap_or(Err(FrameError::Closed.into()))
+    }
+
+    /// Ends these collectives when the router goes away.
+    pub(crate) fn abort_with_it(&self, collectives: Aborter) {
+        let _ = self.collectives.set(collectives);
+    }
+}
+
+/// The writing end, shared by the threads of a shard.
+#[derive(Clone)]
+struct Outbox(Arc<Mutex<Box<dyn Write + Send>>>);
+
+impl Outbox {
+    fn send(&self, message: from_shard::Message) -> Result<(), Error> {
+        let mut router = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        Ok(frame::write(&mut *router, &FromShard { message: Some(message) })?)
+    }
+}
+
+/// Ends with the connection, or when nobody takes its messages any more.
+fn read_all(mut from: Box<dyn Read + Send>, pongs: &Outbox, to: &SyncSender<Received>) {
+    let mut scratch = Vec::new();
+    loop {
+        let received = match frame::read::<ToShard>(&mut from, &mut scratch) {
+            Ok(ToShard { message: Some(to_shard::Message::Ping(_)) }) => {
+                match pongs.send(from_shard::Message::Pong(Pong {})) {
+                    Ok(()) => continue,
+                    Err(error) => Err(error),
+                }
+            }
+            Ok(ToShard { message: Some(message) }) => Ok((message, Instant::now())),
+            Ok(ToShard { message: None }) => Err(Error::EmptyMessage),
+            Err(error) => Err(error.into()),
+        };
+        let last = received.is_err();
+        if to.send(received).is_err() || last {
+            return;
         }
     }
 }

@@ -16,6 +16,12 @@ pub enum Error {
     /// `config.json` describes a model that cannot be computed.
     #[error(transparent)]
     Config(#[from] crate::families::ConfigError),
+    /// The model cannot be cut into as many shares as there are ranks.
+    #[error(transparent)]
+    Indivisible(#[from] crate::split::Indivisible),
+    /// Another rank was lost.
+    #[error("the other ranks: {0}")]
+    Collective(#[from] crate::collective::CollectiveError),
     /// The memory does not suffice, or limits contradict each other.
     #[error(transparent)]
     Plan(#[from] PlanError),
@@ -46,6 +52,9 @@ pub enum Error {
     /// The router sent something that is no message of the contract.
     #[error("the router sent an empty message; router and shard must be of the same version")]
     EmptyMessage,
+    /// The router sent a message that has no place at this point.
+    #[error("the router sent a message at the wrong time; router and shard must be of the same version")]
+    OutOfPlace,
     /// The router could not be reached.
     #[error("cannot connect to the router at {address}: {source}")]
     Connect {

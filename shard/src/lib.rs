@@ -1,6 +1,8 @@
 //! One rank of a model: its weights, its KV pool, and the loop that computes steps.
 
+mod affinity;
 pub mod checkpoint;
+pub mod collective;
 mod connection;
 pub mod decoder;
 mod error;
@@ -14,6 +16,7 @@ mod null;
 mod options;
 pub mod plan;
 mod serve;
+pub mod split;
 pub mod state;
 mod units;
 mod worker;

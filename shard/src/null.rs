@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use millrace_proto::{Ready, Sampled, Sampling, Step, StepOutput, TokenLogprob, from_shard};
 
 use crate::Error;
-use crate::connection::Connection;
+use crate::connection::Router;
 use crate::model::Model;
 use crate::options::ShardOptions;
-use crate::serve::{answer, send};
+use crate::serve::answer;
 use crate::state::StepError;
 
 /// Announces the model of `open` without reading its weights, and answers each step after `pace`. The KV cache takes no memory, so it has
@@ -19,7 +19,7 @@ use crate::state::StepError;
 /// # Errors
 /// If the configuration cannot be read, a step names slots that there are not, or the router goes away.
 pub(crate) fn serve(
-    router: &mut impl Connection,
+    router: &Router,
     options: &ShardOptions,
     pace: Duration,
     open: impl FnOnce() -> Result<Model, Error>,
@@ -35,6 +35,7 @@ pub(crate) fn serve(
         dtype: options.dtype.unwrap_or(dtype).name().into(),
         kv_cache_dtype: options.kv_cache_dtype.unwrap_or(dtype).name().into(),
         device: "null".into(),
+        world_size: size(options.world_size),
         parameters: spec.parameters() as u64,
         vocab_size: size(spec.vocab),
         max_sequence_tokens: size(longest),
@@ -44,10 +45,12 @@ pub(crate) fn serve(
         max_step_tokens: size(max_step_tokens),
         ..Ready::default()
     };
-    send(router, from_shard::Message::Ready(ready))?;
+    router.send(from_shard::Message::Ready(ready))?;
     let slots = vec![Sampling::default(); max_sequences];
     let mut made_up = MadeUp { vocab: size(spec.vocab), slots, pace };
-    answer(router, |step| made_up.step(step).map_err(|source| Error::Step { id: step.id, source }))
+    answer(router, options.rank, |step| {
+        made_up.step(step).map_err(|source| Error::Step { id: step.id, source })
+    })
 }
 
 /// Makes tokens up. Each is a function of its sequence's seed and its position, as a sampled token would be, so that a

@@ -6,6 +6,8 @@ use std::time::Duration;
 
 use millrace_kernels::DType;
 
+use crate::collective::Wire;
+
 /// Where the router listens for its shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Address {
@@ -44,6 +46,12 @@ pub struct ShardOptions {
     pub rank: usize,
     /// Number of shards.
     pub world_size: usize,
+    /// Ranks on this host: they share its memory and its cores. Their numbers follow each other.
+    pub host_ranks: usize,
+    /// What carries values from rank to rank.
+    pub wire: Wire,
+    /// How long a rank waits for another in the middle of a step.
+    pub collective_timeout: Duration,
     /// Element type that weights are kept as; the checkpoint's if not given.
     pub dtype: Option<DType>,
     /// Element type of the KV cache; that of the weights if not given.

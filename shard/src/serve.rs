@@ -1,22 +1,26 @@
 //! The life of a shard process: connect, load, then a blocking loop over steps.
 
-use std::io::Write;
 use std::time::{Duration, Instant};
 
-use millrace_kernels::Backend;
+use millrace_kernels::HostMemory;
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_proto::{
-    Fault, FromShard, Loading, MemoryItem, Phase, Pong, Ready, Step, StepOutput, frame, from_shard, to_shard,
+    Fault, Loading, MemoryItem, Phase, Ready, Rendezvous, Step, StepOutput, from_shard, to_shard,
 };
 
-use crate::connection::{Connection, connect, is_hang_up, listen};
-use crate::decoder::{Decoder, Weights};
+use crate::collective;
+use crate::connection::{Connection, Router, connect, is_hang_up};
+use crate::decoder::{Collective, Decoder, OverHost, Weights};
 use crate::memory::free_host_bytes;
 use crate::model::{DecoderSpec, Model};
 use crate::options::{Device, ShardOptions};
 use crate::plan::{self, Plan, Wish};
+use crate::split::Split;
 use crate::worker::Worker;
-use crate::{Error, lifeline, null};
+use crate::{Error, affinity, lifeline, null};
+
+/// How long rank 0 waits for ranks that load more slowly. What happens to them meanwhile is the router's to see.
+const LONGEST_LOAD: Duration = Duration::from_secs(24 * 3600);
 
 /// The share of the free host memory that a KV pool without a given size may fill up to.
 const HOST_MEMORY_FRACTION: f64 = 0.8;
@@ -33,14 +37,18 @@ pub fn run(options: &ShardOptions, open: impl FnOnce() -> Result<Model, Error>) 
     if options.lifeline {
         lifeline::hold().map_err(Error::Lifeline)?;
     }
-    let mut router = connect(&options.address)?;
+    let connection = connect(&options.address)?;
     if let Device::Null(pace) = options.device {
-        return report_to(&mut router, |router| null::serve(router, options, pace, open));
+        return report_to(&*connection, |router| null::serve(router, options, pace, open));
     }
-    let cpu = CpuOptions { threads: options.threads, ..CpuOptions::default() };
-    match Cpu::new(cpu) {
-        Ok(cpu) => serve(&cpu, &mut router, options, free_host_bytes(), open),
-        Err(error) => report_to(&mut router, |_| Err(error.into())),
+    let host_ranks = options.host_ranks.max(1);
+    let threads = affinity::settle(options.rank % host_ranks, host_ranks, options.threads);
+    match Cpu::new(CpuOptions { threads, ..CpuOptions::default() }) {
+        Ok(cpu) => {
+            let free = free_host_bytes().map(|bytes| bytes / host_ranks);
+            serve(&cpu, &*connection, options, free, open)
+        }
+        Err(error) => report_to(&*connection, |_| Err(error.into())),
     }
 }
 
@@ -48,53 +56,51 @@ pub fn run(options: &ShardOptions, open: impl FnOnce() -> Result<Model, Error>) 
 ///
 /// # Errors
 /// As [`run`].
-pub fn serve<B: Backend>(
+pub fn serve<B: HostMemory>(
     backend: &B,
-    router: &mut impl Connection,
+    connection: &(impl Connection + ?Sized),
     options: &ShardOptions,
     free: Option<usize>,
     open: impl FnOnce() -> Result<Model, Error>,
 ) -> Result<(), Error> {
-    report_to(router, |router| {
+    report_to(connection, |router| {
         let mut worker = start(backend, router, options, free, open)?;
-        answer(router, |step| worker.step(step))
+        answer(router, options.rank, |step| worker.step(step))
     })
 }
 
 /// Tells the router of an error, unless it is that the router has gone: then all is well.
-fn report_to<C: Connection>(
-    router: &mut C,
-    serve: impl FnOnce(&mut C) -> Result<(), Error>,
+fn report_to(
+    connection: &(impl Connection + ?Sized),
+    serve: impl FnOnce(&Router) -> Result<(), Error>,
 ) -> Result<(), Error> {
-    match serve(router) {
+    let router = Router::new(connection)?;
+    match serve(&router) {
         Err(error) if is_hang_up(&error) => Ok(()),
         Err(error) => {
             let fault = Fault { message: error.to_string() };
             // If the router is gone too, the error is still returned.
-            let _ = send(router, from_shard::Message::Fault(fault));
+            let _ = router.send(from_shard::Message::Fault(fault));
             Err(error)
         }
         Ok(()) => Ok(()),
     }
 }
 
-/// Loads the model, computes one step to warm up, and reports ready.
-fn start<'b, B: Backend>(
+/// Loads the model, meets the other ranks, computes one step to warm up, and reports ready.
+fn start<'b, B: HostMemory>(
     backend: &'b B,
-    router: &mut impl Write,
+    router: &Router,
     options: &ShardOptions,
     free: Option<usize>,
     open: impl FnOnce() -> Result<Model, Error>,
 ) -> Result<Worker<'b, B>, Error> {
-    if options.world_size != 1 || options.rank != 0 {
-        return Err(Error::Unsupported(format!(
-            "tensor parallelism is not available yet: this is rank {} of {}; use --num-shard 1",
-            options.rank, options.world_size,
-        )));
-    }
     let mut ledger = Ledger::new();
-    send(router, loading("reading the checkpoint", 0, 0))?;
-    let Model { spec, dtype, weights: source } = open()?;
+    router.send(loading("reading the checkpoint", 0, 0))?;
+    let split = Split { rank: options.rank, world_size: options.world_size };
+    let model = open()?;
+    let parameters = model.spec.parameters();
+    let Model { spec, dtype, weights: source } = model.share(split)?;
     let dtype = options.dtype.unwrap_or(dtype);
     ledger.end("read the checkpoint's headers");
 
@@ -117,53 +123,84 @@ fn start<'b, B: Backend>(
     let mut progress = |done: usize| {
         if last.elapsed() >= REPORT_EVERY || done == total {
             last = Instant::now();
-            send(router, loading("loading weights", done, total))?;
+            router.send(loading("loading weights", done, total))?;
         }
         Ok(())
     };
     let weights = Weights::load(backend, &spec, &*source, dtype, limits.max_sequence_tokens, &mut progress)?;
     ledger.end("load weights");
 
-    let mut ready = Ready { dtype: dtype.name().into(), device: backend.name(), ..describe(&spec, &plan) };
-    let decoder = Decoder::new(backend, spec, weights, &limits)?;
+    let mut ready = Ready {
+        dtype: dtype.name().into(),
+        device: backend.name(),
+        bytes_read: weights.bytes_read() as u64,
+        parameters: parameters as u64,
+        world_size: options.world_size as u32,
+        ..describe(&spec, &plan)
+    };
+    let ranks = meet(router, options)?;
+    if ranks.is_some() {
+        ledger.end("wait for the other ranks");
+    }
+    let decoder = Decoder::new(backend, spec, weights, &limits, ranks)?;
     let mut worker = Worker::new(backend, decoder, limits);
     ledger.end("allocate");
     worker.warm_up()?;
     ledger.end("warm up");
 
     ready.phases = ledger.phases;
-    send(router, from_shard::Message::Ready(ready))?;
+    router.send(from_shard::Message::Ready(ready))?;
     Ok(worker)
 }
 
-/// Answers steps until the router asks to stop.
+/// Connects this rank with the others, by what rank 0 tells them through the router.
+fn meet<B: HostMemory>(
+    router: &Router,
+    options: &ShardOptions,
+) -> Result<Option<Box<dyn Collective<B>>>, Error> {
+    let ShardOptions { rank, world_size, wire, collective_timeout, .. } = *options;
+    if world_size == 1 {
+        return Ok(None);
+    }
+    let group = if rank == 0 {
+        let lead = collective::lead(wire, world_size, collective_timeout)?;
+        router.send(from_shard::Message::Rendezvous(Rendezvous { address: lead.address() }))?;
+        // The others may still be loading; the router watches them.
+        lead.wait()?
+    } else {
+        let (message, _) = router.receive()?;
+        let to_shard::Message::Rendezvous(Rendezvous { address }) = message else {
+            return Err(Error::OutOfPlace);
+        };
+        collective::join(&address, rank, world_size, collective_timeout)?
+    };
+    router.abort_with_it(group.aborter());
+    Ok(Some(Box::new(OverHost(group))))
+}
+
+/// Answers steps until the router asks to stop. All ranks compute the same; rank 0 speaks for them.
 pub(crate) fn answer(
-    router: &mut impl Connection,
+    router: &Router,
+    rank: usize,
     mut compute: impl FnMut(&Step) -> Result<StepOutput, Error>,
 ) -> Result<(), Error> {
-    let messages = listen(router)?;
     let mut answered = None;
-    // The reader says why before it ends.
-    while let Ok(received) = messages.recv() {
-        let (message, received) = received?;
-        match message.message {
-            Some(to_shard::Message::Step(step)) => {
+    loop {
+        let (message, received) = router.receive()?;
+        match message {
+            to_shard::Message::Step(step) => {
                 let idle = answered.map_or(Duration::ZERO, |answered| received.duration_since(answered));
                 let idle_micros = idle.as_micros() as u64;
                 let output = StepOutput { idle_micros, ..compute(&step)? };
                 answered = Some(Instant::now());
-                send(router, from_shard::Message::Output(output))?;
+                if rank == 0 {
+                    router.send(from_shard::Message::Output(output))?;
+                }
             }
-            Some(to_shard::Message::Ping(_)) => send(router, from_shard::Message::Pong(Pong {}))?,
-            Some(to_shard::Message::Shutdown(_)) => return Ok(()),
-            None => return Err(Error::EmptyMessage),
+            to_shard::Message::Shutdown(_) => return Ok(()),
+            to_shard::Message::Ping(_) | to_shard::Message::Rendezvous(_) => return Err(Error::OutOfPlace),
         }
     }
-    Ok(())
-}
-
-pub(crate) fn send(router: &mut impl Write, message: from_shard::Message) -> Result<(), Error> {
-    Ok(frame::write(router, &FromShard { message: Some(message) })?)
 }
 
 fn loading(phase: &str, done: usize, total: usize) -> from_shard::Message {
@@ -177,7 +214,6 @@ fn describe(spec: &DecoderSpec, plan: &Plan) -> Ready {
     let memory = plan.footprint.items();
     Ready {
         model_type: spec.model_type.clone(),
-        parameters: spec.parameters() as u64,
         vocab_size: spec.vocab as u32,
         max_sequence_tokens: limits.max_sequence_tokens as u32,
         block_size: limits.block_size as u32,

@@ -87,7 +87,15 @@ impl<'b, B: Backend> Worker<'b, B> {
 
         let sampled = self.batch.sampling_slots().zip(self.chosen.drain(..)).map(answer).collect();
         let step_micros = received.elapsed().as_micros() as u64;
-        Ok(StepOutput { step: step.id, sampled, step_micros, forward_micros, idle_micros: 0 })
+        let collective_micros = self.decoder.take_collective_time().as_micros() as u64;
+        Ok(StepOutput {
+            step: step.id,
+            sampled,
+            step_micros,
+            forward_micros,
+            collective_micros,
+            idle_micros: 0,
+        })
     }
 }
 

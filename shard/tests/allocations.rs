@@ -63,7 +63,7 @@ fn steps_allocate_nothing() {
     let weights = MemoryWeights::random(&spec, 3);
     let mut ignore = |_| Ok(());
     let weights = Weights::load(&cpu, &spec, &weights, DType::F32, 64, &mut ignore).unwrap();
-    let mut decoder = Decoder::new(&cpu, spec.clone(), weights, &limits).unwrap();
+    let mut decoder = Decoder::new(&cpu, spec.clone(), weights, &limits, None).unwrap();
     let mut table = SlotTable::new(limits, spec.vocab);
     let mut batch = Batch::new(&limits);
     let chosen = vec![Sampled { token: 1, logprob: 0.0, top: vec![] }; 2];

@@ -6,6 +6,7 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use millrace_shard::collective::Wire;
 use millrace_shard::{Address, Device, ShardOptions, run};
 
 /// Names the socket to the child.
@@ -20,6 +21,9 @@ fn child() {
         device: Device::Cpu,
         rank: 0,
         world_size: 1,
+        host_ranks: 1,
+        wire: Wire::Shm,
+        collective_timeout: Duration::from_secs(30),
         dtype: None,
         kv_cache_dtype: None,
         max_total_tokens: None,

@@ -15,6 +15,7 @@ use millrace_proto::{
     Admission, FromShard, Loading, Ready, Row, Sampling, Shutdown, Step, StepOutput, ToShard, frame,
     from_shard, to_shard,
 };
+use millrace_shard::collective::Wire;
 use millrace_shard::model::Model;
 use millrace_shard::{Address, Device, Error, ShardOptions, serve};
 
@@ -26,6 +27,9 @@ fn options() -> ShardOptions {
         device: Device::Cpu,
         rank: 0,
         world_size: 1,
+        host_ranks: 1,
+        wire: Wire::Shm,
+        collective_timeout: Duration::from_secs(30),
         dtype: None,
         kv_cache_dtype: None,
         max_total_tokens: Some(40),
@@ -53,9 +57,9 @@ struct Router {
 impl Router {
     /// Starts a shard on a thread.
     fn start(options: ShardOptions, open: impl FnOnce() -> Result<Model, Error> + Send + 'static) -> Router {
-        let (stream, mut other) = UnixStream::pair().unwrap();
+        let (stream, other) = UnixStream::pair().unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let shard = thread::spawn(move || serve(&Reference, &mut other, &options, Some(1 << 30), open));
+        let shard = thread::spawn(move || serve(&Reference, &other, &options, Some(1 << 30), open));
         Router { stream, shard }
     }
 
@@ -246,9 +250,9 @@ fn what_prevents_a_start_is_a_fault() {
     let open = || Err(Error::Unsupported("no such model".into()));
     assert_eq!(Router::start(options(), open).fault().0, "no such model");
 
-    let two = ShardOptions { world_size: 2, ..options() };
-    let message = Router::start(two, || Ok(model())).fault().0;
-    assert!(message.starts_with("tensor parallelism is not available yet"), "{message}");
+    let three = ShardOptions { world_size: 3, ..options() };
+    let message = Router::start(three, || Ok(model())).fault().0;
+    assert!(message.starts_with("--num-shard 3 does not fit this model"), "{message}");
 
     let large = ShardOptions { max_batch_total_tokens: Some(1 << 30), max_sequences: 1 << 25, ..options() };
     let message = Router::start(large, || Ok(model())).fault().0;

@@ -12,6 +12,9 @@ use millrace_proto::{
     Admission, FromShard, Row, Sampling, Shutdown, Step, ToShard, frame, from_shard, to_shard,
 };
 use millrace_shard::checkpoint::Source;
+use std::time::Duration;
+
+use millrace_shard::collective::Wire;
 use millrace_shard::{Address, Device, ShardOptions, families, run};
 
 /// "Once upon a time, there was a little girl named Lily."
@@ -31,6 +34,9 @@ fn options(address: Address) -> ShardOptions {
         device: Device::Cpu,
         rank: 0,
         world_size: 1,
+        host_ranks: 1,
+        wire: Wire::Shm,
+        collective_timeout: Duration::from_secs(30),
         dtype: None,
         kv_cache_dtype: None,
         max_total_tokens: None,

@@ -9,7 +9,7 @@ use super::rows::{AddNorm, Gate, RmsNorm};
 use super::simd::Element;
 use super::step::Row;
 use super::{Buf, Cpu, Kv, Matrix, Step, TileTask, gemm, lock};
-use crate::backend::{Activation, AttentionSpec, Backend, KvSpec, Norm, Prologue, StepInput};
+use crate::backend::{Activation, AttentionSpec, Backend, HostMemory, KvSpec, Norm, Prologue, StepInput};
 use crate::sampling::{SampleRow, Sampled};
 use crate::tensor::flatten;
 use crate::{DType, Error, Part, Result, sample};
@@ -70,7 +70,7 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn embed(&self, step: &Step, table: &Matrix, out: &mut Buf) -> Result<()> {
+    fn embed(&self, step: &Step, table: &Matrix, first: usize, out: &mut Buf) -> Result<()> {
         assert_eq!(out.cols, table.cols, "columns of the embedding");
         let n = step.tokens.len();
         let cols = out.cols;
@@ -78,7 +78,10 @@ impl Backend for Cpu {
         self.for_rows(n, 8 * cols, |t| {
             // SAFETY: row t belongs to this task alone.
             let row = unsafe { rows.slice(t * cols, cols) };
-            table.read_row(step.tokens[t] as usize, row);
+            match (step.tokens[t] as usize).checked_sub(first) {
+                Some(held) if held < table.out => table.read_row(held, row),
+                _ => row.fill(0.0),
+            }
         });
         Ok(())
     }
@@ -285,5 +288,15 @@ fn add_tiles(tasks: &mut Vec<TileTask>, index: usize, row: &Row, spec: &Attentio
         for kv_head in 0..spec.layout.kv_heads {
             tasks.push(TileTask { row: index, kv_head, first, end, cost: (end - first) * (keys + 16) });
         }
+    }
+}
+
+impl HostMemory for Cpu {
+    fn host<'a>(&self, buf: &'a Buf, n: usize) -> &'a [f32] {
+        buf.rows(n)
+    }
+
+    fn host_mut<'a>(&self, buf: &'a mut Buf, n: usize) -> &'a mut [f32] {
+        buf.rows_mut(n)
     }
 }

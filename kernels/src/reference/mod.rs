@@ -7,7 +7,7 @@
 mod attention;
 mod prologue;
 
-use crate::backend::{Activation, AttentionSpec, Backend, KvSpec, Norm, Prologue, StepInput};
+use crate::backend::{Activation, AttentionSpec, Backend, HostMemory, KvSpec, Norm, Prologue, StepInput};
 use crate::sampling::{SampleRow, Sampled};
 use crate::tensor::{flatten, stacked_shape};
 use crate::{DType, Part, Result, sample};
@@ -125,10 +125,15 @@ impl Backend for Reference {
         Ok(())
     }
 
-    fn embed(&self, step: &Step, table: &Matrix, out: &mut Buf) -> Result<()> {
+    fn embed(&self, step: &Step, table: &Matrix, first: usize, out: &mut Buf) -> Result<()> {
         for (t, &token) in step.tokens.iter().enumerate() {
-            let at = token as usize * table.cols;
-            out.row_mut(t).copy_from_slice(&table.data[at..at + table.cols]);
+            match (token as usize).checked_sub(first) {
+                Some(held) if held < table.out => {
+                    let at = held * table.cols;
+                    out.row_mut(t).copy_from_slice(&table.data[at..at + table.cols]);
+                }
+                _ => out.row_mut(t).fill(0.0),
+            }
         }
         Ok(())
     }
@@ -210,6 +215,16 @@ impl Backend for Reference {
 
     fn read(&self, buf: &Buf, n: usize) -> Result<Vec<f32>> {
         Ok(buf.data[..n * buf.cols].to_vec())
+    }
+}
+
+impl HostMemory for Reference {
+    fn host<'a>(&self, buf: &'a Buf, n: usize) -> &'a [f32] {
+        &buf.data[..n * buf.cols]
+    }
+
+    fn host_mut<'a>(&self, buf: &'a mut Buf, n: usize) -> &'a mut [f32] {
+        &mut buf.data[..n * buf.cols]
     }
 }
 

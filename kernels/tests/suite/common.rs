@@ -77,7 +77,7 @@ pub(crate) fn upload<B: Backend>(device: &B, values: &[f32], cols: usize) -> B::
     let rows = [SeqRow { start: 0, count: n, blocks: &blocks }];
     device.begin(&mut step, &StepInput { tokens: &tokens, rows: &rows, outputs: &[] }).unwrap();
     let mut buf = device.buf(n, cols).unwrap();
-    device.embed(&step, &table, &mut buf).unwrap();
+    device.embed(&step, &table, 0, &mut buf).unwrap();
     buf
 }
 

@@ -14,7 +14,7 @@ use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_proto::{FrameError, Loading, Ready, Shutdown, StepOutput, ToShard, to_shard};
+use millrace_proto::{FrameError, Loading, Ready, Rendezvous, Shutdown, StepOutput, ToShard, to_shard};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::mpsc;
@@ -57,6 +57,8 @@ pub(super) enum News {
     Ready(Box<Ready>),
     Output(StepOutput),
     Pong,
+    /// Where it waits for the other ranks.
+    Rendezvous(Rendezvous),
     /// It cannot go on and says why.
     Fault(String),
     /// A message of a kind that this version does not know.
@@ -151,6 +153,14 @@ impl Group {
         }
     }
 
+    /// Sends a message to every rank but the first.
+    pub(super) fn send_to_others(&self, message: to_shard::Message) {
+        let message = Arc::new(ToShard { message: Some(message) });
+        for rank in self.outbound.iter().skip(1) {
+            let _ = rank.send(message.clone());
+        }
+    }
+
     /// What is heard next, and of which rank. Cancel safe.
     pub(super) async fn next(&mut self) -> (usize, News) {
         match self.news.recv().await {
@@ -178,7 +188,12 @@ impl Group {
             News::Closed(FrameError::Malformed(_) | FrameError::TooLarge(_)) => 1,
             News::Exited(_) => 2,
             News::Closed(_) => 3,
-            News::Loading(_) | News::Ready(_) | News::Output(_) | News::Pong | News::Unknown => 4,
+            News::Loading(_)
+            | News::Ready(_)
+            | News::Output(_)
+            | News::Pong
+            | News::Rendezvous(_)
+            | News::Unknown => 4,
         });
         obituary(rank, &heard[0])
     }
@@ -193,7 +208,12 @@ impl Group {
                 }
                 News::Exited(_) => exited = true,
                 News::Closed(_) => closed = true,
-                News::Loading(_) | News::Ready(_) | News::Output(_) | News::Pong | News::Unknown => {}
+                News::Loading(_)
+                | News::Ready(_)
+                | News::Output(_)
+                | News::Pong
+                | News::Rendezvous(_)
+                | News::Unknown => {}
             }
         }
         exited && closed
@@ -229,7 +249,12 @@ fn obituary(rank: usize, news: &News) -> String {
         News::Exited(Err(error)) => format!("shard {rank} cannot be watched: {error}"),
         News::Closed(FrameError::Closed) => format!("shard {rank} closed its connection"),
         News::Closed(error) => format!("the connection to shard {rank} broke: {error}"),
-        News::Loading(_) | News::Ready(_) | News::Output(_) | News::Pong | News::Unknown => {
+        News::Loading(_)
+        | News::Ready(_)
+        | News::Output(_)
+        | News::Pong
+        | News::Rendezvous(_)
+        | News::Unknown => {
             format!("shard {rank} sent something at the wrong time")
         }
     }

@@ -38,6 +38,9 @@ async fn read(rank: usize, mut from: OwnedReadHalf, news: mpsc::Sender<(usize, N
             Ok(FromShard { message: Some(from_shard::Message::Ready(ready)) }) => {
                 News::Ready(Box::new(ready))
             }
+            Ok(FromShard { message: Some(from_shard::Message::Rendezvous(place)) }) => {
+                News::Rendezvous(place)
+            }
             Ok(FromShard { message: Some(from_shard::Message::Fault(fault)) }) => News::Fault(fault.message),
             Ok(FromShard { message: None }) => News::Unknown,
             Err(error) => News::Closed(error),

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use millrace_proto::{Loading, Ready};
+use millrace_proto::{Loading, Ready, to_shard};
 use tokio::sync::{mpsc, watch};
 use tokio::time::timeout;
 
@@ -54,6 +54,9 @@ pub(super) async fn all_ready(
             News::Loading(loading) if rank == 0 => progress(loading),
             News::Loading(_) => {}
             News::Ready(announced) => ready[rank] = Some(*announced),
+            News::Rendezvous(place) if rank == 0 => {
+                group.send_to_others(to_shard::Message::Rendezvous(place));
+            }
             other => return Err(group.explain(rank, other).await),
         }
         if ready.iter().all(Option::is_some) {

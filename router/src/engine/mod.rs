@@ -56,6 +56,8 @@ pub struct EngineConfig {
     pub queue_timeout: Option<Duration>,
     /// How long the shards may take for one step before they count as hung.
     pub step_timeout: Duration,
+    /// How long a shard may leave pings unanswered, in about four of them.
+    pub heartbeat_timeout: Duration,
     /// Losses of shards in a row, without a token in between, after which the engine gives up.
     pub max_failures: u32,
     /// How long a starting shard may be silent. Loading may take for ever as long as it reports progress.
@@ -74,6 +76,7 @@ impl Default for EngineConfig {
             prefix_cache: true,
             queue_timeout: None,
             step_timeout: Duration::from_secs(120),
+            heartbeat_timeout: Duration::from_secs(2),
             max_failures: 3,
             startup_silence: Duration::from_secs(600),
             drain_timeout: Duration::from_secs(90),

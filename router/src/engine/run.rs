@@ -18,7 +18,7 @@ use super::group::Group;
 use super::handle::{Command, Event, Failure, State};
 use super::loading::load;
 use super::meter::{self, Measured};
-use super::supervisor::{Change, Connect, Lost, Supervisor};
+use super::supervisor::{Change, Connect, Lost, Patience, Supervisor};
 use crate::scheduler::{Limits, Options, Plan, Scheduler, SeqId};
 
 /// Steps sent and not answered. With 2 the shards never wait for the router.
@@ -94,9 +94,14 @@ async fn serve(
     let (batches, received) = mpsc::unbounded_channel();
     let dispatching = tokio::spawn(dispatch::run(received));
     let ready = Arc::new(ready);
+    let patience = Patience {
+        startup: config.startup_silence,
+        heartbeat: config.heartbeat_timeout,
+        step: config.step_timeout,
+    };
     let options = Options { prefix_cache: config.prefix_cache, ..Options::default() };
     let server = Server {
-        shards: Supervisor::new(connect, group, config.startup_silence, config.step_timeout),
+        shards: Supervisor::new(connect, group, patience),
         config,
         limits,
         ready: ready.clone(),

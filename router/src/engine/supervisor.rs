@@ -1,8 +1,8 @@
 //! The life of the shards: watched over while they run, ended together when one of them is lost, and started again.
 //!
-//! A shard is lost when its connection or its process ends, when it says so, when it says what it must not, and when it
-//! is silent for longer than a step may take: while it has steps to answer, and while it has none, by a ping now and
-//! then. What ended it never matters: the group is killed and another one takes its place.
+//! A shard is lost when its connection or its process ends, when it says so, when it says what it must not, when it
+//! does not answer pings, which it does whatever it computes, and when a step takes too long. What ended it never
+//! matters: the group is killed and another one takes its place.
 
 use std::time::Duration;
 
@@ -14,8 +14,16 @@ use tokio::time::{Instant, sleep_until};
 use super::group::{Group, News, StartError};
 use super::loading;
 
-/// How long a shard without work is left alone.
-const PING_EVERY: Duration = Duration::from_secs(5);
+/// How long silence is borne.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Patience {
+    /// While a group starts.
+    pub(super) startup: Duration,
+    /// From a rank that is asked whether it is there.
+    pub(super) heartbeat: Duration,
+    /// While a step is computed.
+    pub(super) step: Duration,
+}
 
 /// Starts a group.
 pub(super) type Connect = Box<dyn FnMut() -> BoxFuture<'static, Result<Group, StartError>> + Send>;
@@ -25,7 +33,7 @@ pub(super) type Connect = Box<dyn FnMut() -> BoxFuture<'static, Result<Group, St
 pub(super) enum Change {
     /// A step was answered.
     Answer(StepOutput),
-    /// A shard without work has said that it is there.
+    /// The shards have been well for a while, without work.
     Alive,
     /// A shard is lost, and all that was sent with it. [`Change::Ended`] follows.
     Lost,
@@ -38,13 +46,12 @@ pub(super) enum Change {
 /// See the [module](self).
 pub(super) struct Supervisor {
     connect: Connect,
-    startup_silence: Duration,
-    step_timeout: Duration,
+    patience: Patience,
     life: Life,
 }
 
 enum Life {
-    Running(Watched),
+    Running(Box<Watched>),
     /// Being killed; in the end it is known why.
     Ending(BoxFuture<'static, String>),
     Resting(Instant),
@@ -53,14 +60,9 @@ enum Life {
 
 impl Supervisor {
     /// Takes over a group that is ready.
-    pub(super) fn new(
-        connect: Connect,
-        group: Group,
-        startup_silence: Duration,
-        step_timeout: Duration,
-    ) -> Self {
-        let life = Life::Running(Watched::new(group, step_timeout));
-        Supervisor { connect, startup_silence, step_timeout, life }
+    pub(super) fn new(connect: Connect, group: Group, patience: Patience) -> Self {
+        let life = Life::Running(Box::new(Watched::new(group, patience)));
+        Supervisor { connect, patience, life }
     }
 
     /// Whether steps can be sent.
@@ -93,12 +95,12 @@ impl Supervisor {
                 }
                 Life::Resting(until) => {
                     sleep_until(*until).await;
-                    let starting = start((self.connect)(), self.startup_silence);
+                    let starting = start((self.connect)(), self.patience.startup);
                     self.life = Life::Starting(starting.boxed());
                 }
                 Life::Starting(starting) => match starting.await {
                     Ok((group, ready)) => {
-                        self.life = Life::Running(Watched::new(group, self.step_timeout));
+                        self.life = Life::Running(Box::new(Watched::new(group, self.patience)));
                         return Change::Up(ready);
                     }
                     Err(why) => {
@@ -112,9 +114,8 @@ impl Supervisor {
 
     /// Gives the running group up.
     pub(super) fn end(&mut self, lost: Lost) {
-        if let Life::Running(Watched { mut group, .. }) =
-            std::mem::replace(&mut self.life, Life::Resting(Instant::now()))
-        {
+        if let Life::Running(watched) = std::mem::replace(&mut self.life, Life::Resting(Instant::now())) {
+            let mut group = watched.group;
             let ending = async move {
                 let why = match lost {
                     Lost::Dead(rank, news) => group.explain(rank, news).await,
@@ -122,8 +123,14 @@ impl Supervisor {
                     Lost::OutOfPlace(rank) => {
                         format!("shard {rank} sent a message that has no place while serving")
                     }
-                    Lost::Silent(after) => {
-                        format!("the shards have not answered for {:.1} s", after.as_secs_f64())
+                    Lost::Stuck(after) => {
+                        format!("a step has taken more than {} s (--step-timeout)", after.as_secs_f64())
+                    }
+                    Lost::Silent(rank, after) => {
+                        format!(
+                            "shard {rank} has not been heard of for {} s (--heartbeat-timeout)",
+                            after.as_secs_f64()
+                        )
                     }
                 };
                 group.kill().await;
@@ -141,7 +148,7 @@ impl Supervisor {
     /// Ends whatever there is; no process is left afterwards.
     pub(super) async fn stop(self, grace: Duration) {
         match self.life {
-            Life::Running(Watched { group, .. }) => group.end(grace).await,
+            Life::Running(watched) => watched.group.end(grace).await,
             Life::Ending(ending) => drop(ending.await),
             // A start that is given up kills what it has started.
             Life::Starting(_) | Life::Resting(_) => {}
@@ -172,29 +179,39 @@ pub(super) enum Lost {
     Nonsense(String),
     /// A message that is not an answer.
     OutOfPlace(usize),
-    /// No answer in this time.
-    Silent(Duration),
+    /// No answer to a step in this time.
+    Stuck(Duration),
+    /// No sign of life of this rank in this time.
+    Silent(usize, Duration),
 }
+
+/// Pings that a rank may leave unanswered. They are counted, and not the time: a machine that was asleep itself must not
+/// blame the shards.
+const UNANSWERED: u32 = 4;
+
+/// A group that has been well for so long without work is worth as much as one that has worked.
+const SETTLED: Duration = Duration::from_secs(5);
 
 /// A group that runs, and when it was last heard of.
 struct Watched {
     group: Group,
-    step_timeout: Duration,
+    patience: Patience,
+    /// Since when it runs, until it has settled.
+    settling: Option<Instant>,
     /// Steps that are not answered.
     steps: usize,
     /// Since when the oldest of them is computed.
     since: Instant,
-    /// Ranks that have a ping to answer.
-    pongs: usize,
-    pinged: Instant,
-    /// The last answer of any kind.
-    heard: Instant,
+    /// Pings that each rank has not answered.
+    unanswered: Vec<u32>,
+    next_ping: Instant,
 }
 
 impl Watched {
-    fn new(group: Group, step_timeout: Duration) -> Self {
+    fn new(group: Group, patience: Patience) -> Self {
         let now = Instant::now();
-        Watched { group, step_timeout, steps: 0, since: now, pongs: 0, pinged: now, heard: now }
+        let unanswered = vec![0; group.world_size()];
+        Watched { group, patience, settling: Some(now), steps: 0, since: now, unanswered, next_ping: now }
     }
 
     fn send(&mut self, step: Step) {
@@ -207,7 +224,8 @@ impl Watched {
 
     async fn next(&mut self) -> Result<Change, Lost> {
         loop {
-            let alarm = self.alarm();
+            let deadline = (self.steps > 0).then(|| self.since + self.patience.step);
+            let alarm = deadline.into_iter().chain([self.next_ping]).min().unwrap_or(self.next_ping);
             tokio::select! {
                 // What has been said counts, even if it is looked at late.
                 biased;
@@ -217,39 +235,44 @@ impl Watched {
                     }
                 }
                 () = sleep_until(alarm) => {
-                    if self.steps > 0 || self.pongs > 0 {
-                        return Err(Lost::Silent(self.step_timeout));
+                    if deadline.is_some_and(|deadline| deadline <= Instant::now()) {
+                        return Err(Lost::Stuck(self.patience.step));
                     }
-                    self.pongs = self.group.world_size();
-                    self.pinged = Instant::now();
-                    self.group.send(to_shard::Message::Ping(Ping {}));
+                    self.ping()?;
                 }
             }
         }
     }
 
-    /// When to give the shards up, or to ask after them.
-    fn alarm(&self) -> Instant {
-        let step = (self.steps > 0).then(|| self.since + self.step_timeout);
-        let pong = (self.pongs > 0).then(|| self.pinged + self.step_timeout);
-        let ping = self.heard + PING_EVERY.min(self.step_timeout);
-        step.into_iter().chain(pong).min().unwrap_or(ping)
+    /// Asks all ranks whether they are there, if they have said so of late.
+    fn ping(&mut self) -> Result<(), Lost> {
+        if let Some(rank) = self.unanswered.iter().position(|&unanswered| unanswered >= UNANSWERED) {
+            return Err(Lost::Silent(rank, self.patience.heartbeat));
+        }
+        self.unanswered.iter_mut().for_each(|unanswered| *unanswered += 1);
+        self.next_ping = Instant::now() + self.patience.heartbeat / UNANSWERED;
+        self.group.send(to_shard::Message::Ping(Ping {}));
+        Ok(())
     }
 
     fn hear(&mut self, rank: usize, news: News) -> Result<Option<Change>, Lost> {
-        self.heard = Instant::now();
         match news {
             // All ranks compute the same; the first one speaks for them.
             News::Output(output) if rank == 0 => {
                 self.steps = self.steps.saturating_sub(1);
-                self.since = self.heard;
+                self.since = Instant::now();
                 Ok(Some(Change::Answer(output)))
             }
-            News::Pong if self.pongs > 0 => {
-                self.pongs -= 1;
-                Ok((self.pongs == 0).then_some(Change::Alive))
+            News::Pong => {
+                self.unanswered[rank] = 0;
+                let settled = self.settling.is_some_and(|since| since.elapsed() >= SETTLED);
+                if settled && self.steps == 0 && self.unanswered.iter().all(|&unanswered| unanswered == 0) {
+                    self.settling = None;
+                    return Ok(Some(Change::Alive));
+                }
+                Ok(None)
             }
-            News::Output(_) | News::Pong | News::Loading(_) | News::Ready(_) | News::Unknown => {
+            News::Output(_) | News::Loading(_) | News::Ready(_) | News::Rendezvous(_) | News::Unknown => {
                 Err(Lost::OutOfPlace(rank))
             }
             News::Fault(_) | News::Closed(_) | News::Exited(_) => Err(Lost::Dead(rank, news)),

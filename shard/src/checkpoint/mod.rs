@@ -10,7 +10,7 @@ mod source;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use millrace_kernels::{DType, HostTensor};
+use millrace_kernels::{DType, HostTensor, Part};
 use serde::Deserialize;
 
 pub use error::{Error, HeaderFault, IndexFault, TensorFault};
@@ -18,6 +18,9 @@ pub use source::Source;
 
 use header::Pairs;
 use source::MappedFile;
+
+/// Rows of so many bytes are of several pages.
+const LONG_ROW: usize = 16 << 10;
 
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
@@ -120,10 +123,22 @@ impl Checkpoint {
         Ok(HostTensor { dtype, rows, cols, bytes: &self.files[stored.file][stored.range.clone()] })
     }
 
-    /// Asks the operating system to read the tensor `name` ahead of its use.
-    pub fn will_need(&self, name: &str) {
-        if let Some(stored) = self.tensors.get(name) {
-            self.files[stored.file].will_need(&stored.range);
+    /// Asks the operating system to read what `part` takes of its tensor ahead of its use.
+    pub fn will_need(&self, part: &Part<'_>) {
+        let row = part.tensor.cols * part.tensor.dtype.size();
+        let bytes = &part.tensor.bytes[part.rows.start * row..part.rows.end * row];
+        let Some(file) = self.files.iter().find(|file| file.as_ptr_range().contains(&bytes.as_ptr())) else {
+            return;
+        };
+        let start = bytes.as_ptr().addr() - file.as_ptr().addr();
+        let cols = part.cols.start * part.tensor.dtype.size()..part.cols.end * part.tensor.dtype.size();
+        // Where a rank's columns are a small part of the rows, what lies between them is left alone.
+        if cols.len() == row || row < LONG_ROW {
+            file.will_need(&(start..start + bytes.len()));
+        } else {
+            for at in (start..start + bytes.len()).step_by(row) {
+                file.will_need(&(at + cols.start..at + cols.end));
+            }
         }
     }
 

@@ -1,12 +1,17 @@
 //! The one decoder: what a [`DecoderSpec`] says, computed with the operations of a [`Backend`].
 
+mod group;
 mod weights;
 mod workspace;
 
-use millrace_kernels::{AttentionSpec, Backend, KvSpec, Prologue, Result, SampleRow, Sampled, StepInput};
+use std::time::Duration;
 
-use crate::Limits;
+use millrace_kernels::{AttentionSpec, Backend, KvSpec, Prologue, SampleRow, Sampled, StepInput};
+
 use crate::model::DecoderSpec;
+use crate::{Error, Limits};
+use group::Group;
+pub use group::{Collective, OverHost};
 pub use weights::Weights;
 use workspace::Workspace;
 pub(crate) use workspace::activation_elements;
@@ -19,14 +24,23 @@ pub struct Decoder<B: Backend> {
     kv: Vec<B::Kv>,
     step: B::Step,
     work: Workspace<B>,
+    /// The other ranks, if there are any.
+    group: Option<Group<B>>,
 }
 
 impl<B: Backend> Decoder<B> {
-    /// Allocates the KV pool and the buffers; a step allocates nothing.
+    /// Allocates the KV pool and the buffers; a step allocates nothing. `spec` is this rank's share; `ranks` connects it
+    /// to the others, if there are any.
     ///
     /// # Errors
     /// If the device has not enough memory.
-    pub fn new(backend: &B, spec: DecoderSpec, weights: Weights<B>, limits: &Limits) -> Result<Self> {
+    pub fn new(
+        backend: &B,
+        spec: DecoderSpec,
+        weights: Weights<B>,
+        limits: &Limits,
+        ranks: Option<Box<dyn Collective<B>>>,
+    ) -> Result<Self, Error> {
         let kv = spec
             .layers
             .iter()
@@ -39,10 +53,12 @@ impl<B: Backend> Decoder<B> {
                     dtype: limits.kv_dtype,
                 })
             })
-            .collect::<Result<Vec<_>>>()?;
+            .collect::<millrace_kernels::Result<Vec<_>>>()?;
         let step = backend.step(limits.max_step_tokens, limits.max_sequences, limits.table_blocks())?;
         let work = Workspace::new(backend, &spec, limits)?;
-        Ok(Decoder { spec, weights, kv, step, work })
+        let part = || backend.buf(limits.max_sequences, spec.vocab_rows.len());
+        let group = ranks.map(|ranks| part().map(|part| Group::new(ranks, part))).transpose()?;
+        Ok(Decoder { spec, weights, kv, step, work, group })
     }
 
     /// What the decoder computes.
@@ -56,14 +72,15 @@ impl<B: Backend> Decoder<B> {
     /// `input` holds at least one token, and keeps to the limits that the decoder was built for.
     ///
     /// # Errors
-    /// If the device fails.
-    pub fn forward(&mut self, backend: &B, input: &StepInput<'_>) -> Result<()> {
+    /// If the device fails, or another rank is lost.
+    pub fn forward(&mut self, backend: &B, input: &StepInput<'_>) -> Result<(), Error> {
         let n = input.tokens.len();
-        let Decoder { spec, weights, kv, step, work } = self;
+        let Decoder { spec, weights, kv, step, work, group } = self;
         let Workspace { hidden, normed, branch, qkv, heads, gate_up, gated, rows, logits } = work;
 
         backend.begin(step, input)?;
-        backend.embed(step, &weights.embedding, hidden)?; // [n, hidden]
+        backend.embed(step, &weights.embedding, spec.vocab_rows.start, hidden)?; // [n, hidden]
+        reduce(group, backend, n, hidden)?;
         backend.norm(n, hidden, weights.norm_before(0), normed)?; // [n, hidden]
 
         for (index, layer) in spec.layers.iter().enumerate() {
@@ -84,14 +101,14 @@ impl<B: Backend> Decoder<B> {
                 AttentionSpec { layout: layer.qkv, scale: layer.score_scale, window: layer.window };
             backend.attention(step, qkv, &kv[index], &attention, heads)?; // [n, heads * head_dim]
             backend.linear(n, heads, &w.out, w.out_bias.as_ref(), branch)?; // [n, hidden]
-            // Tensor parallel: `branch` is this rank's summand; the first all-reduce goes here.
+            reduce(group, backend, n, branch)?;
             backend.add_norm(n, hidden, branch, &w.mlp_norm, normed)?; // [n, hidden]
 
             // MLP: down(act(gate(x)) * up(x)).
             backend.linear(n, normed, &w.gate_up, w.gate_up_bias.as_ref(), gate_up)?; // [n, 2 * width]
             backend.gate(n, layer.mlp.act, gate_up, gated)?; // [n, width]
             backend.linear(n, gated, &w.down, w.down_bias.as_ref(), branch)?; // [n, hidden]
-            // Tensor parallel: the second all-reduce goes here.
+            reduce(group, backend, n, branch)?;
             backend.add_norm(n, hidden, branch, weights.norm_before(index + 1), normed)?; // [n, hidden]
         }
 
@@ -99,7 +116,13 @@ impl<B: Backend> Decoder<B> {
         let m = input.outputs.len();
         if m > 0 {
             backend.gather(step, normed, rows)?; // [m, hidden]
-            backend.linear(m, rows, weights.head(), None, logits)?; // [m, vocab]
+            match group {
+                None => backend.linear(m, rows, weights.head(), None, logits)?, // [m, vocab]
+                Some(group) => {
+                    backend.linear(m, rows, weights.head(), None, &mut group.part)?; // [m, vocab_rows]
+                    group.gather(backend, m, logits)?; // [m, vocab]
+                }
+            }
         }
         Ok(())
     }
@@ -107,24 +130,53 @@ impl<B: Backend> Decoder<B> {
     /// Chooses a token for each output of the last forward, in their order; the logits are lost. Appends to `chosen`.
     ///
     /// # Errors
-    /// If the device fails.
-    pub fn sample(&mut self, backend: &B, rows: &[SampleRow<'_>], chosen: &mut Vec<Sampled>) -> Result<()> {
-        backend.sample(&mut self.work.logits, rows, chosen)
+    /// If the device fails, or another rank is lost.
+    pub fn sample(
+        &mut self,
+        backend: &B,
+        rows: &[SampleRow<'_>],
+        chosen: &mut Vec<Sampled>,
+    ) -> Result<(), Error> {
+        if self.group.as_ref().is_none_or(Group::chooses) {
+            backend.sample(&mut self.work.logits, rows, chosen)?;
+        }
+        match &mut self.group {
+            Some(group) => group.agree(rows.len(), chosen),
+            None => Ok(()),
+        }
+    }
+
+    /// Time that went into exchanges with other ranks since the last call, waiting for them included.
+    pub fn take_collective_time(&mut self) -> Duration {
+        self.group.as_mut().map_or(Duration::ZERO, Group::take_spent)
     }
 
     /// The logits of the last forward, `[outputs, vocab]`, for tests and tools.
     ///
     /// # Errors
     /// If the device fails.
-    pub fn logits(&self, backend: &B, outputs: usize) -> Result<Vec<f32>> {
-        backend.read(&self.work.logits, outputs)
+    pub fn logits(&self, backend: &B, outputs: usize) -> Result<Vec<f32>, Error> {
+        Ok(backend.read(&self.work.logits, outputs)?)
     }
 
     /// The states after the final norm of the last forward, `[n, hidden]`, for tests and tools.
     ///
     /// # Errors
     /// If the device fails.
-    pub fn states(&self, backend: &B, n: usize) -> Result<Vec<f32>> {
-        backend.read(&self.work.normed, n)
+    pub fn states(&self, backend: &B, n: usize) -> Result<Vec<f32>, Error> {
+        Ok(backend.read(&self.work.normed, n)?)
+    }
+}
+
+/// Makes this rank's summands in the first `n` rows of `buf` the whole; a rank alone has it already.
+fn reduce<B: Backend>(
+    group: &mut Option<Group<B>>,
+    backend: &B,
+    n: usize,
+    buf: &mut B::Buf,
+) -> Result<(), Error> {
+    match group {
+        Some(group) => group.reduce(backend, n, buf),
+        None => Ok(()),
     }
 }

@@ -7,11 +7,12 @@ use crate::model::{DecoderSpec, LayerSlot, LayerSpec, RopeTable, Slot, WeightSou
 
 /// All constants of a decoder, as the device holds them.
 pub struct Weights<B: Backend> {
-    pub(super) embedding: B::Matrix, // [vocab, hidden]
+    pub(super) embedding: B::Matrix, // [vocab_rows, hidden]
     pub(super) ropes: Vec<RopeSpec<B::Vector>>,
     pub(super) layers: Vec<LayerWeights<B>>,
     final_norm: Norm<B::Vector>, // [hidden]
-    head: Option<B::Matrix>,     // [vocab, hidden]; none when tied
+    head: Option<B::Matrix>,     // [vocab_rows, hidden]; none when tied
+    bytes_read: usize,
 }
 
 /// The constants of one layer.
@@ -43,7 +44,7 @@ impl<B: Backend> Weights<B> {
         positions: usize,
         progress: &mut dyn FnMut(usize) -> Result<(), Error>,
     ) -> Result<Self, Error> {
-        let mut loader = Loader { backend, spec, source, dtype, done: 0, progress };
+        let mut loader = Loader { backend, spec, source, dtype, done: 0, read: 0, progress };
         let embedding = loader.matrix(Slot::Embedding)?;
         let layers = spec
             .layers
@@ -55,7 +56,13 @@ impl<B: Backend> Weights<B> {
         let head = if spec.tied_head { None } else { Some(loader.matrix(Slot::Head)?) };
         let ropes =
             spec.ropes.iter().map(|table| rope(backend, table, positions)).collect::<Result<Vec<_>, _>>()?;
-        Ok(Weights { embedding, ropes, layers, final_norm, head })
+        let bytes_read = loader.read;
+        Ok(Weights { embedding, ropes, layers, final_norm, head, bytes_read })
+    }
+
+    /// Bytes that were read of the source: this rank's share, padding included, and what every rank has whole.
+    pub fn bytes_read(&self) -> usize {
+        self.bytes_read
     }
 
     /// The norm between the residual stream and layer `index`, or the head after the last one.
@@ -75,6 +82,7 @@ struct Loader<'a, B: Backend> {
     source: &'a dyn WeightSource,
     dtype: DType,
     done: usize,
+    read: usize,
     progress: &'a mut dyn FnMut(usize) -> Result<(), Error>,
 }
 
@@ -125,8 +133,12 @@ impl<'a, B: Backend> Loader<'a, B> {
         if wanted { self.vector(slot).map(Some) } else { Ok(None) }
     }
 
-    fn parts(&self, slot: Slot) -> Result<Vec<Part<'a>>, Error> {
+    fn parts(&mut self, slot: Slot) -> Result<Vec<Part<'a>>, Error> {
         let parts = self.source.parts(slot)?;
+        for part in &parts {
+            self.source.will_need(part);
+            self.read += part.rows.len() * part.cols.len() * part.tensor.dtype.size();
+        }
         let (want_rows, want_cols) = self.spec.shape(slot);
         // The parts of a vector lie one after the other, those of a matrix below one another.
         let (rows, cols) = if slot.is_vector() {

@@ -109,9 +109,11 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
             down_bias: traits.mlp_bias,
         },
     };
+    let vocab = config.size(keys.vocab, MAX_VOCAB)?;
     Ok(DecoderSpec {
         model_type: config.optional("model_type")?.unwrap_or_default(),
-        vocab: config.size(keys.vocab, MAX_VOCAB)?,
+        vocab,
+        vocab_rows: 0..vocab,
         hidden,
         max_positions,
         norm_eps: config.number(keys.norm_eps, 0.0)? as f32,

@@ -70,7 +70,6 @@ impl WeightSource for StoredWeights {
     fn parts(&self, slot: Slot) -> Result<Vec<Part<'_>>, Error> {
         let pieces = self.names.pieces(&self.spec, slot);
         let part = |piece: super::names::Piece| {
-            self.checkpoint.will_need(&piece.tensor);
             let tensor = self.checkpoint.tensor(&piece.tensor, &piece.shape)?;
             // A vector is one row; its elements are the output features.
             let (rows, cols) =
@@ -78,5 +77,9 @@ impl WeightSource for StoredWeights {
             Ok(Part { tensor, rows, cols })
         };
         pieces.into_iter().map(part).collect()
+    }
+
+    fn will_need(&self, part: &Part<'_>) {
+        self.checkpoint.will_need(part);
     }
 }

@@ -50,7 +50,7 @@ impl DecoderSpec {
     /// If `slot` names a layer that the model does not have.
     pub fn shape(&self, slot: Slot) -> (usize, usize) {
         let (index, slot) = match slot {
-            Slot::Embedding | Slot::Head => return (self.vocab, self.hidden),
+            Slot::Embedding | Slot::Head => return (self.vocab_rows.len(), self.hidden),
             Slot::FinalNorm => return (1, self.hidden),
             Slot::Layer(index, slot) => (index, slot),
         };

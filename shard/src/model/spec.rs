@@ -3,6 +3,8 @@
 //! A family turns a `config.json` into a [`DecoderSpec`] and names the stored tensors that fill each [`Slot`]. Nothing
 //! below this line knows a model by name.
 
+use std::ops::Range;
+
 use millrace_kernels::{Activation, Part, QkvLayout, RopeStyle};
 
 /// Everything the decoder must know to compute a model.
@@ -10,8 +12,11 @@ use millrace_kernels::{Activation, Part, QkvLayout, RopeStyle};
 pub struct DecoderSpec {
     /// The `model_type` of the configuration, for people.
     pub model_type: String,
-    /// Rows of the embedding and of the head.
+    /// Token ids are below this.
     pub vocab: usize,
+    /// The ids whose rows of embedding and head this rank holds: all, unless the model is split. Those from `vocab` on
+    /// are padding.
+    pub vocab_rows: Range<usize>,
     /// Width of the residual stream.
     pub hidden: usize,
     /// Positions that the model was made for (after scaling).
@@ -122,11 +127,11 @@ pub enum RopeScaling {
 /// A place for one weight of the decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Slot {
-    /// `[vocab, hidden]`.
+    /// `[vocab_rows, hidden]`.
     Embedding,
     /// `[hidden]`, before the head.
     FinalNorm,
-    /// `[vocab, hidden]`; not asked for when the head is tied.
+    /// `[vocab_rows, hidden]`; not asked for when the head is tied.
     Head,
     /// A weight of the layer with this index.
     Layer(usize, LayerSlot),
@@ -165,4 +170,7 @@ pub enum LayerSlot {
 pub trait WeightSource {
     /// The parts of the weight for `slot`, to be stacked; their shapes have been checked against the specification.
     fn parts(&self, slot: Slot) -> Result<Vec<Part<'_>>, crate::Error>;
+
+    /// This part will be read at once; whoever can fetch it ahead does so.
+    fn will_need(&self, _part: &Part<'_>) {}
 }

@@ -20,6 +20,7 @@ fn spec() -> DecoderSpec {
     DecoderSpec {
         model_type: "llama".into(),
         vocab: 100,
+        vocab_rows: 0..100,
         hidden: 16,
         max_positions: 1000,
         norm_eps: 1e-5,

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use millrace_kernels::{
     Activation, Backend, DType, HostTensor, Part, QkvLayout, RopeStyle, SeqRow, StepInput,
 };
-use millrace_shard::decoder::{Decoder, Weights};
+use millrace_shard::decoder::{Collective, Decoder, Weights};
 use millrace_shard::model::{DecoderSpec, LayerSpec, MlpSpec, RopeScaling, RopeTable, Slot, WeightSource};
 use millrace_shard::{Error, Limits};
 use proptest::prelude::*;
@@ -121,6 +121,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
         |(qkv, ropes, layers, hidden, vocab, tied_head)| DecoderSpec {
             model_type: "random".into(),
             vocab,
+            vocab_rows: 0..vocab,
             hidden,
             max_positions: POSITIONS,
             // Large, and the vectors are not short, so that no norm blows rounding errors up.
@@ -169,6 +170,7 @@ pub fn fixed_spec() -> DecoderSpec {
     DecoderSpec {
         model_type: "fixed".into(),
         vocab: 32,
+        vocab_rows: 0..32,
         hidden: 8,
         max_positions: POSITIONS,
         norm_eps: 1e-5,
@@ -213,10 +215,22 @@ impl<'b, B: Backend> Harness<'b, B> {
         dtype: DType,
         limits: &Limits,
     ) -> Self {
+        Harness::among(backend, spec, source, dtype, limits, None)
+    }
+
+    /// One of several ranks; `spec` and `source` are its share.
+    pub fn among(
+        backend: &'b B,
+        spec: &DecoderSpec,
+        source: &dyn WeightSource,
+        dtype: DType,
+        limits: &Limits,
+        ranks: Option<Box<dyn Collective<B>>>,
+    ) -> Self {
         let mut ignore = |_| Ok(());
         let positions = limits.max_sequence_tokens;
         let weights = Weights::load(backend, spec, source, dtype, positions, &mut ignore).unwrap();
-        let decoder = Decoder::new(backend, spec.clone(), weights, limits).unwrap();
+        let decoder = Decoder::new(backend, spec.clone(), weights, limits, ranks).unwrap();
         Harness { backend, decoder, block_size: limits.block_size, vocab: spec.vocab }
     }
 

@@ -68,6 +68,7 @@ impl FakeShard {
                 }
                 to_shard::Message::Ping(_) => self.send(from_shard::Message::Pong(Pong {})).await,
                 to_shard::Message::Shutdown(_) => return None,
+                to_shard::Message::Rendezvous(_) => panic!("a rank alone has nobody to meet"),
             }
         }
     }

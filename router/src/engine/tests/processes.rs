@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_proto::from_shard::Message;
-use millrace_proto::{Fault, FromShard, ToShard, frame, to_shard};
+use millrace_proto::{Fault, FromShard, Pong, ToShard, frame, to_shard};
 
 use super::{EngineConfig, config, limits, listen, ready, request, soon, until, until_ready};
 use crate::engine::{Engine, Request, ShardCommand, State, start};
@@ -53,13 +53,17 @@ fn as_a_shard() {
     // All ranks compute; the first one answers.
     let speaks = std::env::var("PRETEND_RANK").unwrap() == "0";
     let (mut shard, mut scratch) = (PretendShard::new(limits()), Vec::new());
-    while let Ok(ToShard { message: Some(to_shard::Message::Step(step)) }) =
-        frame::read(&mut stream, &mut scratch)
-    {
-        let output = shard.run(&step).unwrap();
-        std::thread::sleep(Duration::from_millis(5));
-        if speaks {
-            say(Message::Output(output));
+    loop {
+        match frame::read::<ToShard>(&mut stream, &mut scratch).map(|message| message.message) {
+            Ok(Some(to_shard::Message::Step(step))) => {
+                let output = shard.run(&step).unwrap();
+                std::thread::sleep(Duration::from_millis(5));
+                if speaks {
+                    say(Message::Output(output));
+                }
+            }
+            Ok(Some(to_shard::Message::Ping(_))) => say(Message::Pong(Pong {})),
+            _ => break,
         }
     }
     std::process::exit(0);

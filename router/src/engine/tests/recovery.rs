@@ -91,7 +91,7 @@ async fn a_hang_is_a_death() {
 #[tokio::test]
 async fn a_shard_that_hangs_without_work_is_found() {
     let (mut silent, _control, stream) = FakeShard::new(0);
-    let quick = EngineConfig { step_timeout: Duration::from_millis(500), ..forgiving() };
+    let quick = EngineConfig { heartbeat_timeout: Duration::from_millis(500), ..forgiving() };
     let (engine, task) = engine_over_all(quick, vec![stream, sound()]);
     silent.announce().await;
     until_ready(&engine).await;
@@ -101,7 +101,7 @@ async fn a_shard_that_hangs_without_work_is_found() {
 
 #[tokio::test]
 async fn a_shard_that_answers_pings_is_left_alone() {
-    let quick = EngineConfig { step_timeout: Duration::from_millis(250), ..forgiving() };
+    let quick = EngineConfig { heartbeat_timeout: Duration::from_millis(400), ..forgiving() };
     let (engine, _task) = engine_over_all(quick, vec![sound()]);
     until_ready(&engine).await;
     tokio::time::sleep(Duration::from_millis(1200)).await;

@@ -32,6 +32,7 @@ fn plain(model_type: &str, sizes: Sizes) -> DecoderSpec {
     DecoderSpec {
         model_type: model_type.to_owned(),
         vocab: sizes.vocab,
+        vocab_rows: 0..sizes.vocab,
         hidden: sizes.hidden,
         max_positions: sizes.positions,
         norm_eps: 1e-5,

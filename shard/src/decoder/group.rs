@@ -1,0 +1,129 @@
+//! The ranks that compute one model together.
+
+use std::time::{Duration, Instant};
+
+use millrace_kernels::{Backend, HostMemory, Sampled};
+
+use crate::Error;
+use crate::collective::HostCollective;
+
+/// Collectives over the activations of a device. Every rank calls the same ones in the same order.
+pub trait Collective<B: Backend> {
+    /// This rank's number, from 0.
+    fn rank(&self) -> usize;
+
+    /// Replaces the first `n` rows of `buf` by their sum over all ranks, in the order of the ranks.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    fn all_reduce(&mut self, backend: &B, n: usize, buf: &mut B::Buf) -> Result<(), Error>;
+
+    /// Puts the first `n` rows of all ranks' `part`s side by side into `whole`. Columns that `whole` has no room for are
+    /// padding.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    fn all_gather(&mut self, backend: &B, n: usize, part: &B::Buf, whole: &mut B::Buf) -> Result<(), Error>;
+
+    /// Replaces `bytes` by those of rank 0.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    fn broadcast(&mut self, bytes: &mut [u8]) -> Result<(), Error>;
+}
+
+/// The collectives of a device whose activations lie in the host's memory.
+pub struct OverHost(pub Box<dyn HostCollective>);
+
+impl<B: HostMemory> Collective<B> for OverHost {
+    fn rank(&self) -> usize {
+        self.0.rank()
+    }
+
+    fn all_reduce(&mut self, backend: &B, n: usize, buf: &mut B::Buf) -> Result<(), Error> {
+        Ok(self.0.all_reduce(backend.host_mut(buf, n))?)
+    }
+
+    fn all_gather(&mut self, backend: &B, n: usize, part: &B::Buf, whole: &mut B::Buf) -> Result<(), Error> {
+        let (part, whole) = (backend.host(part, n), backend.host_mut(whole, n));
+        let (part_cols, whole_cols) = (part.len() / n, whole.len() / n);
+        let mut take = |rank: usize, offset: usize, mut chunk: &[f32]| {
+            let mut at = offset;
+            while !chunk.is_empty() {
+                let (row, col) = (at / part_cols, at % part_cols);
+                let (of_row, rest) = chunk.split_at((part_cols - col).min(chunk.len()));
+                let first = (rank * part_cols + col).min(whole_cols);
+                let held = of_row.len().min(whole_cols - first);
+                whole[row * whole_cols + first..][..held].copy_from_slice(&of_row[..held]);
+                at += of_row.len();
+                chunk = rest;
+            }
+        };
+        Ok(self.0.all_gather(part, &mut take)?)
+    }
+
+    fn broadcast(&mut self, bytes: &mut [u8]) -> Result<(), Error> {
+        Ok(self.0.broadcast(bytes)?)
+    }
+}
+
+/// What a decoder that is one of several ranks has in addition.
+pub(super) struct Group<B: Backend> {
+    wire: Box<dyn Collective<B>>,
+    /// This rank's columns of the logits, `[s, vocab_rows]`.
+    pub(super) part: B::Buf,
+    /// Token ids on their way to the other ranks.
+    ids: Vec<u8>,
+    spent: Duration,
+}
+
+impl<B: Backend> Group<B> {
+    pub(super) fn new(wire: Box<dyn Collective<B>>, part: B::Buf) -> Self {
+        Group { wire, part, ids: Vec::new(), spent: Duration::ZERO }
+    }
+
+    /// Makes the summands in the first `n` rows of `buf` the whole.
+    pub(super) fn reduce(&mut self, backend: &B, n: usize, buf: &mut B::Buf) -> Result<(), Error> {
+        let since = Instant::now();
+        self.wire.all_reduce(backend, n, buf)?;
+        self.spent += since.elapsed();
+        Ok(())
+    }
+
+    /// Makes whole rows of logits from every rank's columns.
+    pub(super) fn gather(&mut self, backend: &B, n: usize, whole: &mut B::Buf) -> Result<(), Error> {
+        let since = Instant::now();
+        self.wire.all_gather(backend, n, &self.part, whole)?;
+        self.spent += since.elapsed();
+        Ok(())
+    }
+
+    /// Whether this rank chooses the tokens. Only one does: the others might round differently on another machine.
+    pub(super) fn chooses(&self) -> bool {
+        self.wire.rank() == 0
+    }
+
+    /// Tells all ranks the `n` tokens that the first has chosen; the others have none yet in `chosen`.
+    pub(super) fn agree(&mut self, n: usize, chosen: &mut Vec<Sampled>) -> Result<(), Error> {
+        let since = Instant::now();
+        self.ids.clear();
+        self.ids.extend(chosen.iter().flat_map(|sampled| sampled.token.to_le_bytes()));
+        self.ids.resize(n * size_of::<u32>(), 0);
+        self.wire.broadcast(&mut self.ids)?;
+        if !self.chooses() {
+            let ids = self.ids.chunks_exact(size_of::<u32>());
+            chosen.extend(ids.map(|id| Sampled {
+                token: u32::from_le_bytes([id[0], id[1], id[2], id[3]]),
+                logprob: 0.0,
+                top: Vec::new(),
+            }));
+        }
+        self.spent += since.elapsed();
+        Ok(())
+    }
+
+    /// Time in collectives since the last call, waiting for other ranks included.
+    pub(super) fn take_spent(&mut self) -> Duration {
+        std::mem::take(&mut self.spent)
+    }
+}

@@ -1,0 +1,198 @@
+//! A model cut into shares computes what the whole one does, and each share reads its part of the weights alone.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
+
+mod common;
+
+use std::thread;
+use std::time::Duration;
+
+use common::{Chunk, Harness, MemoryWeights, Random, limits, row_error, specs};
+use millrace_kernels::cpu::{Cpu, CpuOptions};
+use millrace_kernels::reference::Reference;
+use millrace_kernels::{DType, HostMemory};
+use millrace_shard::collective::{self, Wire};
+use millrace_shard::decoder::{OverHost, Weights};
+use millrace_shard::model::{DecoderSpec, LayerSlot, Model, Slot};
+use millrace_shard::split::Split;
+use proptest::prelude::*;
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+fn model(spec: &DecoderSpec, seed: u64) -> Model {
+    let weights = Box::new(MemoryWeights::random(spec, seed));
+    Model { spec: spec.clone(), dtype: DType::F32, weights }
+}
+
+/// A specification of the same switches that can be cut for any of these tests.
+fn divisible(mut spec: DecoderSpec, kv_heads: usize, group: usize) -> DecoderSpec {
+    for layer in &mut spec.layers {
+        (layer.qkv.heads, layer.qkv.kv_heads) = (kv_heads * group, kv_heads);
+        layer.mlp.width *= 4;
+    }
+    spec
+}
+
+/// Logits of every position of a prompt: a chunk, and then one token after the other.
+fn logits<B: HostMemory>(harness: &mut Harness<'_, B>, prompt: &[u32]) -> Vec<Vec<f32>> {
+    let blocks: Vec<u32> = (0..8).rev().collect();
+    let (first, rest) = prompt.split_at(prompt.len() / 2 + 1);
+    let mut all = harness.step(&[Chunk { tokens: first, start: 0, blocks: &blocks }]);
+    for (index, token) in rest.iter().enumerate() {
+        let start = first.len() + index;
+        all.extend(harness.step(&[Chunk { tokens: &[*token], start, blocks: &blocks }]));
+    }
+    all
+}
+
+/// What each rank of a group makes of the prompt.
+fn by_ranks<B: HostMemory>(
+    device: impl Fn() -> B + Sync,
+    spec: &DecoderSpec,
+    seed: u64,
+    world_size: usize,
+    prompt: &[u32],
+    wire: Wire,
+) -> Vec<Vec<Vec<f32>>> {
+    let lead = collective::lead(wire, world_size, PATIENCE).unwrap();
+    let address = lead.address();
+    let mut lead = Some(lead);
+    thread::scope(|scope| {
+        let ranks: Vec<_> = (0..world_size)
+            .map(|rank| {
+                let (address, device) = (&address, &device);
+                let lead = lead.take();
+                scope.spawn(move || {
+                    let group = match lead {
+                        Some(lead) => lead.wait(),
+                        None => collective::join(address, rank, world_size, PATIENCE),
+                    };
+                    let share = model(spec, seed).share(Split { rank, world_size }).unwrap();
+                    let device = device();
+                    let ranks = Some(Box::new(OverHost(group.unwrap())) as _);
+                    let weights = &*share.weights;
+                    let mut harness =
+                        Harness::among(&device, &share.spec, weights, DType::F32, &limits(DType::F32), ranks);
+                    logits(&mut harness, prompt)
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+fn check<B: HostMemory>(
+    device: impl Fn() -> B + Sync,
+    spec: &DecoderSpec,
+    seed: u64,
+    world_size: usize,
+    wire: Wire,
+) -> Result<(), TestCaseError> {
+    let mut random = Random(!seed);
+    let prompt: Vec<u32> = (0..24).map(|_| random.below(spec.vocab) as u32).collect();
+    let whole = device();
+    let weights = MemoryWeights::random(spec, seed);
+    let mut harness = Harness::new(&whole, spec, &weights, DType::F32, &limits(DType::F32));
+    let expected = logits(&mut harness, &prompt);
+    let found = by_ranks(&device, spec, seed, world_size, &prompt, wire);
+    for rank in &found {
+        prop_assert_eq!(rank, &found[0], "every rank has the same bits");
+    }
+    for (position, (found, expected)) in found[0].iter().zip(&expected).enumerate() {
+        let expected: Vec<f64> = expected.iter().map(|logit| f64::from(*logit)).collect();
+        let error = row_error(found, &expected);
+        prop_assert!(error < 1e-5, "position {position}: {error}");
+    }
+    Ok(())
+}
+
+fn cpu() -> Cpu {
+    Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn shares_compute_what_the_whole_model_does(
+        spec in specs(), kv in prop::sample::select(vec![1usize, 2, 4, 8]), group in 1usize..3,
+        worlds in 1usize..3, seed: u64,
+    ) {
+        let world_size = 1usize << worlds;
+        // As many query heads as ranks at least.
+        let group = group * world_size.div_ceil(kv);
+        let spec = divisible(spec, kv, group);
+        check(|| Reference, &spec, seed, world_size, Wire::Shm)?;
+        check(cpu, &spec, seed, world_size, Wire::Shm)?;
+    }
+}
+
+#[test]
+fn the_wire_does_not_matter() {
+    let spec = divisible(common::fixed_spec(), 2, 2);
+    let prompt = [1, 5, 9, 31, 7, 7, 2];
+    let wires = [Wire::Shm, Wire::Tcp([127, 0, 0, 1].into())];
+    let [shm, tcp] = wires.map(|wire| by_ranks(|| Reference, &spec, 3, 4, &prompt, wire));
+    assert_eq!(shm, tcp);
+}
+
+/// Each rank reads its share, rounded up to whole rows of the vocabulary, and what every rank has whole.
+#[test]
+fn each_rank_reads_its_share_alone() {
+    for (kv_heads, vocab) in [(4, 33), (1, 64), (2, 35)] {
+        let mut spec = divisible(common::fixed_spec(), kv_heads, 8 / kv_heads);
+        (spec.vocab, spec.vocab_rows) = (vocab, 0..vocab);
+        for layer in &mut spec.layers {
+            (layer.qkv_bias, layer.out_bias, layer.mlp.down_bias) = (true, true, true);
+        }
+        let bytes = |slot| 4 * spec.shape(slot).0 * spec.shape(slot).1;
+        for world_size in [1, 2, 4] {
+            let read: Vec<usize> = (0..world_size)
+                .map(|rank| {
+                    let share = model(&spec, 1).share(Split { rank, world_size }).unwrap();
+                    let weights =
+                        Weights::load(&Reference, &share.spec, &*share.weights, DType::F32, 16, &mut |_| {
+                            Ok(())
+                        });
+                    weights.unwrap().bytes_read()
+                })
+                .collect();
+            let mut expected = vec![0; world_size];
+            for (rank, expected) in expected.iter_mut().enumerate() {
+                for slot in spec.slots() {
+                    *expected += match slot {
+                        Slot::Embedding | Slot::Head => vocab.div_ceil(world_size) * spec.hidden * 4,
+                        Slot::Layer(_, LayerSlot::OutBias | LayerSlot::DownBias) if rank > 0 => 0,
+                        Slot::Layer(_, LayerSlot::Qkv | LayerSlot::QkvBias) => {
+                            let all = 8 + 2 * kv_heads;
+                            let mine = 8 / world_size + 2 * kv_heads.div_ceil(world_size);
+                            bytes(slot) / all * mine
+                        }
+                        Slot::Layer(
+                            _,
+                            LayerSlot::Out | LayerSlot::GateUp | LayerSlot::GateUpBias | LayerSlot::Down,
+                        ) => bytes(slot) / world_size,
+                        _ => bytes(slot),
+                    };
+                }
+            }
+            println!("{kv_heads} KV heads, vocabulary of {vocab}: {read:?} bytes read by {world_size} ranks");
+            assert_eq!(read, expected);
+        }
+    }
+}
+
+#[test]
+fn what_cannot_be_shared_is_refused_with_the_sizes_that_work() {
+    let spec = divisible(common::fixed_spec(), 2, 6);
+    let refused = |world_size| match model(&spec, 1).share(Split { rank: 0, world_size }) {
+        Ok(_) => panic!("{world_size} ranks"),
+        Err(indivisible) => indivisible.to_string(),
+    };
+    assert_eq!(
+        refused(5),
+        "--num-shard 5 does not fit this model: its 12 attention heads cannot be shared evenly. \
+         Sizes that work: 1, 2, 4, 6, 12"
+    );
+    assert!(refused(3).contains("its 2 key/value heads can be neither shared nor repeated evenly"));
+}
