@@ -1,6 +1,7 @@
 //! One rank of a model: its weights, its KV pool, and the loop that computes steps.
 
 pub mod checkpoint;
+pub mod collective;
 mod connection;
 pub mod decoder;
 mod error;
