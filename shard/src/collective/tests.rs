@@ -6,8 +6,6 @@ use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use proptest::test_runner::{RngAlgorithm, TestRng};
-
 use super::address::{Address, Place, Token};
 use super::*;
 
@@ -36,28 +34,23 @@ fn group<T: Send>(
     let address = lead.address();
     let (run, address) = (&run, &address);
     thread::scope(|scope| {
-        let others = (1..world_size).map(|rank| {
-            scope.spawn(move || run(join(address, rank, world_size, deadline).unwrap()))
-        });
+        let others = (1..world_size)
+            .map(|rank| scope.spawn(move || run(join(address, rank, world_size, deadline).unwrap())));
         let others: Vec<_> = others.collect();
         let first = run(lead.wait().unwrap());
         [first].into_iter().chain(others.into_iter().map(|rank| rank.join().unwrap())).collect()
     })
 }
 
-/// A generator of numbers with a seed, printed if the test fails.
-struct Random(TestRng);
+/// SplitMix64 (Steele, Lea, Flood, 2014), from a seed that is printed if the test fails.
+struct Random(u64);
 
 impl Random {
-    fn new(seed: u64) -> Random {
-        let mut bytes = [0; 32];
-        bytes[..8].copy_from_slice(&seed.to_le_bytes());
-        Random(TestRng::from_seed(RngAlgorithm::ChaCha, &bytes))
-    }
-
     fn bits(&mut self) -> u64 {
-        use proptest::prelude::RngCore;
-        self.0.next_u64()
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ mixed >> 31
     }
 
     fn within(&mut self, range: RangeInclusive<usize>) -> usize {
@@ -129,8 +122,8 @@ fn check(rank: &mut Rank, operation: usize, call: usize, length: usize) {
 
 /// Around every size at which a wire changes its way: lines, blocks, pieces, halves and several of them.
 const SIZES: [usize; 22] = [
-    0, 1, 2, 3, 15, 17, 127, 1009, 4095, 4097, 8191, 8192, 8209, 16_384, 16_411, 65_535, 65_536, 65_537, 131_071,
-    196_613, 262_144, 300_007,
+    0, 1, 2, 3, 15, 17, 127, 1009, 4095, 4097, 8191, 8192, 8209, 16_384, 16_411, 65_535, 65_536, 65_537,
+    131_071, 196_613, 262_144, 300_007,
 ];
 
 #[test]
@@ -169,8 +162,8 @@ fn thousands_of_operations_by_ranks_that_dawdle() {
             let seed = u64::from(std::process::id()) << 8 | world_size as u64;
             println!("{wire:?}, {world_size} ranks, seed {seed}");
             group(wire, world_size, LONG, |mut rank| {
-                let mut plan = Random::new(seed);
-                let mut whim = Random::new(seed ^ (rank.rank() as u64 + 1) << 48);
+                let mut plan = Random(seed);
+                let mut whim = Random(seed ^ (rank.rank() as u64 + 1) << 48);
                 for call in 0..3000 {
                     let length = match plan.within(0..=99) {
                         0 => plan.within(60_000..=140_000),
@@ -277,7 +270,10 @@ fn an_abort_frees_all_ranks_at_once() {
                     }
                     let error = rank.all_reduce(&mut [1.0; 100]).unwrap_err();
                     let end = Instant::now();
-                    assert!(matches!(error, CollectiveError::Aborted), "{wire:?} {aborter} {absent}: {error}");
+                    assert!(
+                        matches!(error, CollectiveError::Aborted),
+                        "{wire:?} {aborter} {absent}: {error}"
+                    );
                     let again = rank.barrier().unwrap_err();
                     let known = matches!(again, CollectiveError::Aborted | CollectiveError::Closed { .. });
                     assert!(known, "{again}");
@@ -376,10 +372,8 @@ fn a_group_that_does_not_come_together_ends_at_the_deadline() {
         thread::scope(|scope| {
             let other = scope.spawn(|| join(&address, 1, 3, deadline));
             let error = lead.wait().err().unwrap();
-            let missing = matches!(
-                error,
-                CollectiveError::TimedOut { operation: Operation::Rendezvous, rank: 2, .. }
-            );
+            let missing =
+                matches!(error, CollectiveError::TimedOut { operation: Operation::Rendezvous, rank: 2, .. });
             // Rank 1 may have begun to wait, and so given up, a moment before.
             assert!(missing || matches!(error, CollectiveError::Closed { rank: 1 }), "{error}");
             assert!(other.join().unwrap().is_err());

@@ -135,7 +135,10 @@ impl Region {
     ///
     /// # Safety
     /// Nobody else reads or writes this half while the slice lives.
-    #[allow(clippy::mut_from_ref, reason = "the memory belongs to no reference; the caller promises to be alone")]
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "the memory belongs to no reference; the caller promises to be alone"
+    )]
     pub(super) unsafe fn bytes_mut(&self, rank: usize, half: usize, length: usize) -> &mut [u8] {
         assert!(length <= HALF);
         // SAFETY: the half has HALF initialised bytes; the slice is the only one, as the caller promises.
@@ -156,7 +159,10 @@ impl Region {
     ///
     /// # Safety
     /// As for `bytes_mut`.
-    #[allow(clippy::mut_from_ref, reason = "the memory belongs to no reference; the caller promises to be alone")]
+    #[allow(
+        clippy::mut_from_ref,
+        reason = "the memory belongs to no reference; the caller promises to be alone"
+    )]
     pub(super) unsafe fn values_mut(&self, rank: usize, half: usize, length: usize) -> &mut [f32] {
         assert!(length * size_of::<f32>() <= HALF);
         // SAFETY: as in `bytes_mut`; a half is aligned to a page, and all bits are values.

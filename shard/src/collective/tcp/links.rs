@@ -8,7 +8,7 @@ use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::collective::{Abort, CollectiveError, Operation};
 
@@ -26,6 +26,8 @@ pub(super) struct Links {
     data: Vec<TcpStream>,
     news: Vec<TcpStream>,
     aborted: AtomicBool,
+    /// On rank 0: from which connections for news nothing more will come.
+    heard: Vec<AtomicBool>,
     /// The rank at the other end of the first connection.
     first: usize,
     deadline: Duration,
@@ -53,7 +55,8 @@ impl Links {
             stream.set_read_timeout(None)?;
             stream.set_write_timeout(Some(NEWS))?;
         }
-        Ok(Arc::new(Links { data, news, aborted: AtomicBool::new(false), first, deadline }))
+        let heard = news.iter().map(|_| AtomicBool::new(false)).collect();
+        Ok(Arc::new(Links { data, news, aborted: AtomicBool::new(false), heard, first, deadline }))
     }
 
     /// The ranks at the other ends, in their order.
@@ -66,7 +69,12 @@ impl Links {
     }
 
     /// Sends to a rank.
-    pub(super) fn send(&self, rank: usize, bytes: &[u8], operation: Operation) -> Result<(), CollectiveError> {
+    pub(super) fn send(
+        &self,
+        rank: usize,
+        bytes: &[u8],
+        operation: Operation,
+    ) -> Result<(), CollectiveError> {
         let sent = (&self.data[rank - self.first]).write_all(bytes);
         sent.map_err(|error| self.failure(rank, operation, error))
     }
@@ -103,12 +111,18 @@ impl Links {
         }
     }
 
-    /// Whether a rank's connection ended because of an abort. Rank 0 has [`watch`] for it.
+    /// Whether a rank's connection ended because of an abort.
     fn was_told_of_an_abort(&self, rank: usize) -> bool {
+        let index = rank - self.first;
         if self.first != 0 {
+            // The thread that listens to this rank may be a moment behind.
+            let since = Instant::now();
+            while !self.heard[index].load(Ordering::Acquire) && since.elapsed() < NEWS {
+                thread::sleep(Duration::from_millis(1));
+            }
             return self.is_aborted();
         }
-        let mut news = &self.news[rank - self.first];
+        let mut news = &self.news[index];
         let mut byte = [0];
         let told = news.set_read_timeout(Some(NEWS)).is_ok() && news.read_exact(&mut byte).is_ok();
         told && byte[0] == ABORTED
@@ -145,9 +159,10 @@ pub(super) fn watch(links: &Arc<Links>) -> std::io::Result<Vec<JoinHandle<()>>> 
             if (&links.news[index]).read_exact(&mut byte).is_ok() && byte[0] == ABORTED {
                 links.abort();
             }
+            links.heard[index].store(true, Ordering::Release);
         })
     };
-    let watchers = (0..links.news.len()).map(watcher).collect();
+    let watchers: std::io::Result<Vec<_>> = (0..links.news.len()).map(watcher).collect();
     if watchers.is_err() {
         // Or those that were started would stay.
         links.close();

@@ -195,8 +195,7 @@ pub(super) fn call(
     deadline: Duration,
 ) -> Result<(TcpStream, TcpStream), CollectiveError> {
     let since = Instant::now();
-    let late =
-        || CollectiveError::TimedOut { operation: Operation::Rendezvous, rank: 0, after: deadline };
+    let late = || CollectiveError::TimedOut { operation: Operation::Rendezvous, rank: 0, after: deadline };
     let left = || match deadline.checked_sub(since.elapsed()) {
         Some(left) if !left.is_zero() => Ok(left),
         _ => Err(late()),
