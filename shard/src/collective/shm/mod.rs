@@ -7,8 +7,8 @@
 //!
 //! Why no half is overwritten while somebody reads it: a rank writes to half `k % 2` again in round k + 2, that is after it
 //! has seen all ranks publish k + 1. A rank publishes k + 1 after it has finished reading in round k. So the halves of round
-//! k are read no more, and the wait at the end of round k + 1 is the only one needed. This is why also ranks that get nothing
-//! (rank 0 in a broadcast, all in a barrier) wait for all others.
+//! k are read no more, and the wait at the end of round k + 1 is the only one needed. This is why also ranks that get
+//! nothing (rank 0 in a broadcast, all in a barrier) wait for all others.
 //!
 //! A rank whose wait has failed does not know that, and therefore never writes again: it ends its turn, and refuses all
 //! further calls.
