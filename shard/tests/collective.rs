@@ -1,0 +1,183 @@
+//! Ranks as processes: they compute together, and one that is killed leaves nobody waiting and nothing behind.
+#![cfg(unix)]
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
+
+use std::io::{BufRead, BufReader};
+use std::net::{IpAddr, Ipv4Addr};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use millrace_shard::collective::{CollectiveError, HostCollective, Wire, join, lead};
+
+/// What the children are told.
+const RANK: &str = "MILLRACE_TEST_COLLECTIVE_RANK";
+const WORLD_SIZE: &str = "MILLRACE_TEST_COLLECTIVE_WORLD_SIZE";
+const WIRE: &str = "MILLRACE_TEST_COLLECTIVE_WIRE";
+const ADDRESS: &str = "MILLRACE_TEST_COLLECTIVE_ADDRESS";
+const ROUNDS: &str = "MILLRACE_TEST_COLLECTIVE_ROUNDS";
+
+const DEADLINE: Duration = Duration::from_secs(4);
+
+/// The exit code of a child to which an error came that a killed rank explains.
+const LEFT_ALONE: i32 = 3;
+
+/// Not a test of its own: a rank, as the other tests start it.
+#[test]
+fn child() {
+    let Ok(rank) = std::env::var(RANK) else { return };
+    let number = |name| std::env::var(name).unwrap().parse::<usize>().unwrap();
+    let (rank, world_size): (usize, _) = (rank.parse().unwrap(), number(WORLD_SIZE));
+    let mut group = if rank == 0 {
+        let wire = match std::env::var(WIRE).unwrap().as_str() {
+            "shm" => Wire::Shm,
+            _ => Wire::Tcp(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+        };
+        let lead = lead(wire, world_size, DEADLINE).unwrap();
+        println!("\naddress {}", hex(&lead.address()));
+        lead.wait().unwrap()
+    } else {
+        join(&unhex(&std::env::var(ADDRESS).unwrap()), rank, world_size, DEADLINE).unwrap()
+    };
+    println!("\nformed");
+    match compute(group.as_mut(), number(ROUNDS)) {
+        Ok(()) => {}
+        Err(CollectiveError::TimedOut { .. } | CollectiveError::Closed { .. }) => {
+            std::process::exit(LEFT_ALONE)
+        }
+        Err(other) => panic!("{other}"),
+    }
+}
+
+/// Sums that every rank can check.
+fn compute(group: &mut dyn HostCollective, rounds: usize) -> Result<(), CollectiveError> {
+    let (rank, world_size) = (group.rank(), group.world_size());
+    let mut values = vec![0.0; 100_003];
+    for round in 0..rounds {
+        let length = if round % 50 == 0 { values.len() } else { 257 };
+        let values = &mut values[..length];
+        let value = |rank: usize, at: usize| (at % 97 + rank * 3 + round % 11) as f32;
+        for (at, slot) in values.iter_mut().enumerate() {
+            *slot = value(rank, at);
+        }
+        group.all_reduce(values)?;
+        for (at, &sum) in values.iter().enumerate() {
+            assert_eq!(sum, (0..world_size).map(|rank| value(rank, at)).sum::<f32>());
+        }
+    }
+    Ok(())
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn unhex(text: &str) -> Vec<u8> {
+    (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
+}
+
+/// A rank's process, killed when the test ends early.
+struct Process {
+    child: Child,
+    output: BufReader<ChildStdout>,
+}
+
+impl Process {
+    fn start(rank: usize, world_size: usize, wire: &str, address: &str, rounds: usize) -> Process {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "child", "--nocapture"])
+            .env(RANK, rank.to_string())
+            .env(WORLD_SIZE, world_size.to_string())
+            .env(WIRE, wire)
+            .env(ADDRESS, address)
+            .env(ROUNDS, rounds.to_string())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let output = BufReader::new(child.stdout.take().unwrap());
+        Process { child, output }
+    }
+
+    /// What follows a word at the start of a line.
+    fn line(&mut self, word: &str) -> String {
+        for line in (&mut self.output).lines() {
+            if let Some(rest) = line.unwrap().strip_prefix(word) {
+                return rest.trim().to_owned();
+            }
+        }
+        panic!("a rank has ended without the line {word}");
+    }
+
+    fn ended(&mut self, within: Duration) -> ExitStatus {
+        let since = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status;
+            }
+            assert!(since.elapsed() < within, "a rank still waits");
+            thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        // Fails only for one that has ended.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn start(world_size: usize, wire: &str, rounds: usize) -> Vec<Process> {
+    let mut first = Process::start(0, world_size, wire, "", rounds);
+    let address = first.line("address ");
+    let others = (1..world_size).map(|rank| Process::start(rank, world_size, wire, &address, rounds));
+    let mut ranks: Vec<_> = [first].into_iter().chain(others).collect();
+    for rank in &mut ranks {
+        rank.line("formed");
+    }
+    ranks
+}
+
+fn wires() -> &'static [&'static str] {
+    if cfg!(target_os = "linux") { &["shm", "tcp"] } else { &["tcp"] }
+}
+
+/// Names that could be ours where a system keeps named shared memory.
+fn left_behind() -> Vec<String> {
+    let Ok(entries) = std::fs::read_dir("/dev/shm") else { return Vec::new() };
+    let names = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
+    let mut names: Vec<_> = names.filter(|name| name.contains("millrace")).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn processes_sum_together() {
+    for wire in wires() {
+        for world_size in [2, 4] {
+            for mut rank in start(world_size, wire, 500) {
+                assert_eq!(rank.ended(DEADLINE * 5).code(), Some(0), "{wire}, {world_size} ranks");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_killed_rank_leaves_nobody_waiting_and_nothing_behind() {
+    let before = left_behind();
+    for wire in wires() {
+        for (world_size, victim) in [(2, 0), (2, 1), (4, 0), (4, 2)] {
+            let mut ranks = start(world_size, wire, usize::MAX);
+            thread::sleep(Duration::from_millis(100));
+            ranks[victim].child.kill().unwrap();
+            for (rank, process) in ranks.iter_mut().enumerate().filter(|(rank, _)| *rank != victim) {
+                let status = process.ended(DEADLINE + Duration::from_secs(4));
+                let what = format!("{wire}, rank {rank} of {world_size} without rank {victim}");
+                assert_eq!(status.code(), Some(LEFT_ALONE), "{what}");
+            }
+            drop(ranks);
+            assert_eq!(left_behind(), before);
+        }
+    }
+}
