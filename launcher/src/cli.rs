@@ -73,10 +73,14 @@ pub(crate) struct EngineArgs {
     /// What computes the model
     #[arg(long, env = "DEVICE", default_value = "auto")]
     pub(crate) device: DeviceArg,
+    /// Processes that the model is split over (tensor parallelism), on this host
+    #[arg(long, env = "NUM_SHARD", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) num_shard: u32,
     /// Microseconds that a step takes on `--device null`
     #[arg(long, default_value_t = 0, value_name = "N", hide = true)]
     pub(crate) null_step_micros: u32,
-    /// Threads that compute; all cores when absent
+    /// Threads that each shard computes with, on cores of its own if there are several; an equal share of all cores when
+    /// absent
     #[arg(long, env = "CPUS_PER_SHARD", value_name = "N")]
     pub(crate) cpus_per_shard: Option<usize>,
     /// Prompt tokens computed per step: a larger number fills prompts faster, a smaller one delays running streams less
@@ -98,6 +102,12 @@ pub(crate) struct EngineArgs {
     /// Seconds that one step may take before the shards count as hung and are started again
     #[arg(long, env = "STEP_TIMEOUT", default_value_t = 120.0, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) step_timeout: f64,
+    /// Seconds after which a shard that gives no sign of life counts as lost
+    #[arg(long, env = "HEARTBEAT_TIMEOUT", default_value_t = 2.0, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) heartbeat_timeout: f64,
+    /// Seconds that a shard waits for another in the middle of a step
+    #[arg(long, env = "COLLECTIVE_TIMEOUT", default_value_t = 60.0, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) collective_timeout: f64,
     /// Losses of shards in a row, without a token in between, after which the server gives up
     #[arg(long, env = "MAX_SHARD_FAILURES", default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_shard_failures: u32,

@@ -5,7 +5,7 @@ use std::fmt::{self, Display, Formatter};
 use millrace_router::engine::Ready;
 use millrace_shard::{Bytes, Count};
 
-/// The model, where its memory goes, and what the start took. With several shards, that of each.
+/// The model, where its memory goes, and what the start took; with several shards, that of the first.
 pub(crate) struct Report<'a>(pub(crate) &'a Ready);
 
 impl Display for Report<'_> {
@@ -13,6 +13,14 @@ impl Display for Report<'_> {
         let Ready { model_type, dtype, device, parameters, block_size, num_blocks, .. } = self.0;
         writeln!(f, "{model_type}, {} parameters as {dtype} on {device}", Count(*parameters as usize))?;
         let bytes = |bytes: u64| Bytes(bytes as usize);
+        if self.0.world_size > 1 {
+            let share = bytes(self.0.bytes_read);
+            writeln!(
+                f,
+                "  on each of {} shards, {share} of the checkpoint read by the first:",
+                self.0.world_size
+            )?;
+        }
         for item in &self.0.memory {
             writeln!(f, "  {:<28} {:>11}", item.name, bytes(item.bytes))?;
         }

@@ -63,7 +63,9 @@ impl Stack {
             prefix_cache: engine.prefix_caching,
             queue_timeout,
             drain_timeout,
+            world_size: engine.num_shard as usize,
             step_timeout: Duration::from_secs_f64(engine.step_timeout),
+            heartbeat_timeout: Duration::from_secs_f64(engine.heartbeat_timeout),
             max_failures: engine.max_shard_failures,
             ..EngineConfig::default()
         };
@@ -123,6 +125,7 @@ fn shard_flags(model: &ModelArgs, engine: &EngineArgs) -> Vec<OsString> {
     push("--revision", model.revision.clone());
     push("--load-format", name(model.load_format));
     push("--device", name(engine.device));
+    push("--collective-timeout", engine.collective_timeout.to_string());
     push("--null-step-micros", engine.null_step_micros.to_string());
     push("--max-batch-prefill-tokens", engine.max_batch_prefill_tokens.to_string());
     push("--max-batch-size", engine.max_batch_size.to_string());

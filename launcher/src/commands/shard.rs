@@ -1,8 +1,10 @@
 //! `millrace shard`: one rank, started by a router.
 
 use std::path::PathBuf;
+use std::time::Duration;
 
 use anyhow::{Result, bail};
+use millrace_shard::collective::Wire;
 use millrace_shard::{Address, Device, ShardOptions, families};
 
 use crate::cli::{LoadFormat, ShardArgs};
@@ -16,6 +18,9 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         device: engine.device(),
         rank,
         world_size,
+        host_ranks: world_size,
+        wire: Wire::Shm,
+        collective_timeout: Duration::from_secs_f64(engine.collective_timeout),
         dtype: model.dtype.map(Into::into),
         kv_cache_dtype: model.kv_cache_dtype.map(Into::into),
         max_total_tokens: engine.max_total_tokens.map(|n| n as usize),

@@ -4,7 +4,7 @@
 //! closes, however the router died. No zombie is left: a task waits for each child. No file is left: the socket of a
 //! rank is removed as soon as the rank has connected.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::ffi::OsString;
 use std::fs::Permissions;
 use std::io;
@@ -69,15 +69,27 @@ pub(super) enum News {
     Exited(io::Result<ExitStatus>),
 }
 
+impl News {
+    /// Nothing good can come of this rank any more.
+    fn is_death(&self) -> bool {
+        matches!(self, News::Fault(_) | News::Closed(_) | News::Exited(_))
+    }
+}
+
 /// News waiting to be looked at, at most. A reader that is ahead of the engine waits.
 const NEWS: usize = 64;
 
 /// After a first sign of a shard's death, how long to wait for a better explanation.
 const LAST_WORDS: Duration = Duration::from_secs(1);
 
+/// How long a connection is waited for whose process is known to have ended.
+const KNOCK: Duration = Duration::from_millis(200);
+
 /// All ranks of one model.
 pub(super) struct Group {
     outbound: Vec<Outbound>,
+    /// What was heard before all ranks were connected.
+    early: VecDeque<(usize, News)>,
     news: mpsc::Receiver<(usize, News)>,
     /// The tasks of the links.
     links: JoinSet<()>,
@@ -92,7 +104,9 @@ impl Group {
         silence: Duration,
     ) -> Result<Self, StartError> {
         let room = private_directory()?;
-        let (report, mut news) = mpsc::channel(NEWS);
+        let owner = room.path().metadata().map(|directory| directory.uid());
+        let owner = owner.map_err(|source| StartError::Directory { dir: room.path().into(), source })?;
+        let (report, news) = mpsc::channel(NEWS);
         let (mut children, mut doors) = (Children::default(), Vec::new());
         for rank in 0..world_size {
             let path = room.path().join(format!("rank-{rank}"));
@@ -103,41 +117,51 @@ impl Group {
             children.watch(rank, child, report.clone());
             doors.push((listener, path));
         }
-        let owner = room.path().metadata().map(|directory| directory.uid());
-        let owner = owner.map_err(|source| StartError::Directory { dir: room.path().into(), source })?;
-        let mut streams = Vec::new();
-        for (rank, (listener, path)) in doors.into_iter().enumerate() {
-            let stream = tokio::select! {
-                accepted = timeout(silence, accept(&listener, owner)) => accepted
-                    .map_err(|_| StartError::Silent { rank, after: silence })?
-                    .map_err(|source| StartError::Listen { path, source })?,
-                Some((rank, death)) = news.recv() => return Err(StartError::Lost(obituary(rank, &death))),
+        let mut group =
+            Group { outbound: Vec::new(), early: VecDeque::new(), news, links: JoinSet::new(), children };
+        // A rank may have said why it cannot go on, and be gone, before the next one has come.
+        let admit = |group: &mut Group, rank, stream| {
+            group.outbound.push(link::open(rank, stream, report.clone(), &mut group.links));
+        };
+        for (rank, (listener, path)) in doors.iter().enumerate() {
+            let arrival = timeout(silence, accept(listener, owner));
+            tokio::pin!(arrival);
+            let stream = loop {
+                tokio::select! {
+                    accepted = &mut arrival => break accepted
+                        .map_err(|_| StartError::Silent { rank, after: silence })?
+                        .map_err(|source| StartError::Listen { path: path.clone(), source })?,
+                    Some((of, news)) = group.news.recv() => {
+                        if !news.is_death() {
+                            group.early.push_back((of, news));
+                            continue;
+                        }
+                        // Its last words may be waiting at the door.
+                        if of >= rank && let Ok(Ok(stream)) = timeout(KNOCK, accept(&doors[of].0, owner)).await {
+                            admit(&mut group, of, stream);
+                        }
+                        let why = group.explain(of, news).await;
+                        group.kill().await;
+                        return Err(StartError::Lost(why));
+                    }
+                }
             };
-            streams.push(stream);
+            admit(&mut group, rank, stream);
         }
         // The ranks are connected: whoever kills the router now finds nothing left of it.
         drop(room);
-        Ok(Group::over(streams, children, report, news))
+        Ok(group)
     }
 
     /// A group of shards that run somewhere else, over connected streams in the order of their ranks.
     #[cfg(test)]
     pub(super) fn connected(streams: Vec<UnixStream>) -> Self {
         let (report, news) = mpsc::channel(NEWS);
-        Group::over(streams, Children::default(), report, news)
-    }
-
-    fn over(
-        streams: Vec<UnixStream>,
-        children: Children,
-        report: mpsc::Sender<(usize, News)>,
-        news: mpsc::Receiver<(usize, News)>,
-    ) -> Self {
         let mut links = JoinSet::new();
         let streams = streams.into_iter().enumerate();
         let outbound =
             streams.map(|(rank, stream)| link::open(rank, stream, report.clone(), &mut links)).collect();
-        Group { outbound, news, links, children }
+        Group { outbound, early: VecDeque::new(), news, links, children: Children::default() }
     }
 
     /// Number of ranks.
@@ -163,6 +187,9 @@ impl Group {
 
     /// What is heard next, and of which rank. Cancel safe.
     pub(super) async fn next(&mut self) -> (usize, News) {
+        if let Some(news) = self.early.pop_front() {
+            return news;
+        }
         match self.news.recv().await {
             Some(news) => news,
             // Every link has said that it is closed before it fell silent; there is nothing to come.

@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
-use millrace_proto::Step;
+use millrace_proto::{Step, StepOutput};
 
 use crate::scheduler::Stats;
 
@@ -34,6 +34,8 @@ const KV_BLOCKS_USED: &str = "millrace_kv_blocks_used";
 const KV_BLOCKS_TOTAL: &str = "millrace_kv_blocks_total";
 /// Counter: microseconds that the shards waited for a step although there was work.
 const SHARD_IDLE: &str = "millrace_shard_idle_micros_total";
+/// Counter: microseconds that the first shard spent in exchanges with the others, waiting for them included.
+const SHARD_COLLECTIVE: &str = "millrace_shard_collective_micros_total";
 /// Counter: groups of shards started again after a loss.
 const RESTARTS: &str = "millrace_shard_restarts_total";
 /// Histogram: seconds from the loss of the shards to the first token after it.
@@ -68,11 +70,31 @@ pub(super) fn describe() {
         Unit::Microseconds,
         "Time that the shards waited for a step although there was work"
     );
+    describe_counter!(
+        SHARD_COLLECTIVE,
+        Unit::Microseconds,
+        "Time of the first shard in exchanges with the others"
+    );
     describe_counter!(RESTARTS, Unit::Count, "Groups of shards started again after a loss");
     describe_histogram!(RECOVERY_DURATION, Unit::Seconds, "From the loss of the shards to the first token");
     describe_counter!(QUEUE_TIMEOUTS, Unit::Count, "Requests that waited for too long");
     describe_gauge!(KV_BLOCKS_USED, Unit::Count, "KV cache blocks in use");
     describe_gauge!(KV_BLOCKS_TOTAL, Unit::Count, "KV cache blocks of the pool");
+}
+
+/// What the shards say of a step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct StepTimes {
+    forward_micros: u64,
+    idle_micros: u64,
+    collective_micros: u64,
+}
+
+impl StepTimes {
+    pub(super) fn of(output: &StepOutput) -> Self {
+        let StepOutput { forward_micros, idle_micros, collective_micros, .. } = *output;
+        StepTimes { forward_micros, idle_micros, collective_micros }
+    }
 }
 
 /// A step under way.
@@ -98,11 +120,13 @@ impl Measured {
     }
 
     /// Its answer is there.
-    pub(super) fn answered(self, forward_micros: u64, idle_micros: u64) {
+    pub(super) fn answered(self, times: StepTimes) {
+        let StepTimes { forward_micros, idle_micros, collective_micros } = times;
         let method = self.method;
         counter!(BATCH_INFERENCE_SUCCESS, "method" => method).increment(1);
         histogram!(BATCH_INFERENCE_DURATION, "method" => method).record(self.sent.elapsed());
         histogram!(BATCH_FORWARD_DURATION, "method" => method).record(Duration::from_micros(forward_micros));
+        counter!(SHARD_COLLECTIVE).increment(collective_micros);
         if self.waited_for {
             counter!(SHARD_IDLE).increment(idle_micros);
         }

@@ -17,7 +17,7 @@ use super::dispatch::{self, Batch};
 use super::group::Group;
 use super::handle::{Command, Event, Failure, State};
 use super::loading::load;
-use super::meter::{self, Measured};
+use super::meter::{self, Measured, StepTimes};
 use super::supervisor::{Change, Connect, Lost, Patience, Supervisor};
 use crate::scheduler::{Limits, Options, Plan, Scheduler, SeqId};
 
@@ -307,7 +307,7 @@ impl Server<'_> {
     }
 
     fn apply(&mut self, output: StepOutput) {
-        let (forward_micros, idle_micros) = (output.forward_micros, output.idle_micros);
+        let times = StepTimes::of(&output);
         let outputs = match self.scheduler.apply(output) {
             Ok(outputs) => outputs,
             Err(malformed) => {
@@ -316,7 +316,7 @@ impl Server<'_> {
             }
         };
         if let Some(measured) = self.sent.pop_front() {
-            measured.answered(forward_micros, idle_micros);
+            measured.answered(times);
         }
         if !outputs.is_empty() {
             self.failures = 0;
