@@ -8,6 +8,7 @@ mod address;
 mod error;
 #[cfg(target_os = "linux")]
 mod shm;
+#[cfg(target_os = "linux")]
 mod sum;
 mod tcp;
 #[cfg(test)]

@@ -19,6 +19,8 @@ use crate::collective::address::Token;
 use crate::collective::{CollectiveError, MAX_WORLD_SIZE};
 
 /// Bytes of one half of a rank's slot: what a rank passes to the others at once.
+///
+/// Both halves of one rank stay in a second-level cache of 1 MiB; with halves of 1 MiB long sums took half as long again.
 pub(super) const HALF: usize = 256 << 10;
 
 /// "MRSHM" and the version of the layout.
