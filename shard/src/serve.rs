@@ -8,7 +8,7 @@ use millrace_proto::{
     Fault, Loading, MemoryItem, Phase, Ready, Rendezvous, Step, StepOutput, from_shard, to_shard,
 };
 
-use crate::collective;
+use crate::collective::{self, Deadlines};
 use crate::connection::{Connection, Router, connect, is_hang_up};
 use crate::decoder::{Collective, Decoder, OverHost, Weights};
 use crate::memory::free_host_bytes;
@@ -19,7 +19,7 @@ use crate::split::Split;
 use crate::worker::Worker;
 use crate::{Error, affinity, lifeline, null};
 
-/// How long rank 0 waits for ranks that load more slowly. What happens to them meanwhile is the router's to see.
+/// How long a rank waits for others that load more slowly. What happens to them meanwhile is the router's to see.
 const LONGEST_LOAD: Duration = Duration::from_secs(24 * 3600);
 
 /// The share of the free host memory that a KV pool without a given size may fill up to.
@@ -162,8 +162,9 @@ fn meet<B: HostMemory>(
     if world_size == 1 {
         return Ok(None);
     }
+    let deadlines = Deadlines { forming: LONGEST_LOAD, call: collective_timeout };
     let group = if rank == 0 {
-        let lead = collective::lead(wire, world_size, collective_timeout)?;
+        let lead = collective::lead(wire, world_size, deadlines)?;
         router.send(from_shard::Message::Rendezvous(Rendezvous { address: lead.address() }))?;
         // The others may still be loading; the router watches them.
         lead.wait()?
@@ -172,7 +173,7 @@ fn meet<B: HostMemory>(
         let to_shard::Message::Rendezvous(Rendezvous { address }) = message else {
             return Err(Error::OutOfPlace);
         };
-        collective::join(&address, rank, world_size, collective_timeout)?
+        collective::join(&address, rank, world_size, deadlines)?
     };
     router.abort_with_it(group.aborter());
     Ok(Some(Box::new(OverHost(group))))

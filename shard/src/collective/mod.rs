@@ -27,7 +27,7 @@ pub const MAX_WORLD_SIZE: usize = 64;
 /// Collectives over host memory among the ranks of one group. Every rank calls the same operations in the same order
 /// with the same sizes.
 ///
-/// Each wait for another rank ends after the deadline that was given when the group was formed.
+/// Each wait for another rank ends after the deadline that was given when the group was formed ([`Deadlines::call`]).
 pub trait HostCollective: Send {
     /// This process's place in the group, from 0.
     fn rank(&self) -> usize;
@@ -96,6 +96,21 @@ pub enum Wire {
     Tcp(IpAddr),
 }
 
+/// The longest that ranks wait for each other. A duration stands for both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Deadlines {
+    /// For all to join: some may still be loading.
+    pub forming: Duration,
+    /// In the middle of a call, for a rank that is not there yet.
+    pub call: Duration,
+}
+
+impl From<Duration> for Deadlines {
+    fn from(both: Duration) -> Self {
+        Deadlines { forming: both, call: both }
+    }
+}
+
 /// Rank 0 of a group that is being formed. Dropped, it turns away those who have joined.
 pub struct Lead {
     address: Vec<u8>,
@@ -110,24 +125,24 @@ enum Forming {
 
 /// Begins a group of `world_size` ranks, as its rank 0.
 ///
-/// `deadline` is the longest that [`Lead::wait`] waits for the others, and later the longest that an operation waits for
-/// another rank.
+/// `deadlines` bound [`Lead::wait`], and later each wait of a call.
 ///
 /// # Errors
 /// A world size outside 1 to [`MAX_WORLD_SIZE`], a wire that this system does not have, or the system's own.
-pub fn lead(wire: Wire, world_size: usize, deadline: Duration) -> Result<Lead, CollectiveError> {
+pub fn lead(wire: Wire, world_size: usize, deadlines: impl Into<Deadlines>) -> Result<Lead, CollectiveError> {
+    let deadlines = deadlines.into();
     check_world(world_size)?;
     let token = Token::random()?;
     let (place, forming) = match wire {
         #[cfg(target_os = "linux")]
         Wire::Shm => {
-            let (lead, place) = shm::Lead::new(token, world_size, deadline)?;
+            let (lead, place) = shm::Lead::new(token, world_size, deadlines)?;
             (place, Forming::Shm(lead))
         }
         #[cfg(not(target_os = "linux"))]
         Wire::Shm => return Err(CollectiveError::NoSharedMemory),
         Wire::Tcp(ip) => {
-            let (lead, place) = tcp::Lead::new(ip, token, world_size, deadline)?;
+            let (lead, place) = tcp::Lead::new(ip, token, world_size, deadlines)?;
             (place, Forming::Tcp(lead))
         }
     };
@@ -140,7 +155,7 @@ impl Lead {
         self.address.clone()
     }
 
-    /// Waits until all ranks have joined, at most the deadline.
+    /// Waits until all ranks have joined, at most [`Deadlines::forming`].
     ///
     /// # Errors
     /// [`CollectiveError::TimedOut`] names a rank that has not come.
@@ -155,7 +170,7 @@ impl Lead {
 
 /// Joins the group at `address`, as `rank` (from 1) of `world_size`, and waits until all ranks have joined.
 ///
-/// `deadline` is the longest it waits for that, and later the longest that an operation waits for another rank.
+/// `deadlines` bound that, and later each wait of a call.
 ///
 /// # Errors
 /// What contradicts the group (its world size, a rank that is taken), a rank 0 that cannot be reached, or the deadline.
@@ -163,8 +178,9 @@ pub fn join(
     address: &[u8],
     rank: usize,
     world_size: usize,
-    deadline: Duration,
+    deadlines: impl Into<Deadlines>,
 ) -> Result<Box<dyn HostCollective>, CollectiveError> {
+    let deadlines = deadlines.into();
     check_world(world_size)?;
     if rank == 0 || rank >= world_size {
         return Err(CollectiveError::Rank { rank, world_size });
@@ -173,11 +189,11 @@ pub fn join(
     match place {
         #[cfg(target_os = "linux")]
         Place::Shm { process, descriptor } => {
-            Ok(Box::new(shm::join(process, descriptor, token, rank, world_size, deadline)?))
+            Ok(Box::new(shm::join(process, descriptor, token, rank, world_size, deadlines)?))
         }
         #[cfg(not(target_os = "linux"))]
         Place::Shm { .. } => Err(CollectiveError::NoSharedMemory),
-        Place::Tcp(socket) => Ok(Box::new(tcp::join(socket, token, rank, world_size, deadline)?)),
+        Place::Tcp(socket) => Ok(Box::new(tcp::join(socket, token, rank, world_size, deadlines)?)),
     }
 }
 

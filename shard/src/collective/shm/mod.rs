@@ -29,7 +29,7 @@ use wait::{Round, Stop};
 
 use super::address::{Place, Token};
 use super::sum::sum_in_order;
-use super::{Abort, Aborter, Call, CollectiveError, HostCollective, Operation};
+use super::{Abort, Aborter, Call, CollectiveError, Deadlines, HostCollective, Operation};
 
 /// Values of one half.
 const VALUES: usize = HALF / size_of::<f32>();
@@ -58,21 +58,27 @@ pub(super) struct Shm {
 pub(super) struct Lead {
     rank: Shm,
     file: File,
+    /// The deadline of calls, once all are there.
+    call: Duration,
 }
 
 impl Lead {
     pub(super) fn new(
         token: Token,
         world_size: usize,
-        deadline: Duration,
+        deadlines: Deadlines,
     ) -> Result<(Lead, Place), CollectiveError> {
         let (region, file) = Region::create(token, world_size)?;
         let place = Place::Shm { process: std::process::id(), descriptor: file.as_raw_fd().cast_unsigned() };
-        Ok((Lead { rank: Shm::new(region, 0, world_size, deadline), file }, place))
+        Ok((
+            Lead { rank: Shm::new(region, 0, world_size, deadlines.forming), file, call: deadlines.call },
+            place,
+        ))
     }
 
     pub(super) fn wait(mut self) -> Result<Shm, CollectiveError> {
         self.rank.meet(Operation::Rendezvous)?;
+        self.rank.deadline = self.call;
         drop(self.file);
         Ok(self.rank)
     }
@@ -85,14 +91,15 @@ pub(super) fn join(
     token: Token,
     rank: usize,
     world_size: usize,
-    deadline: Duration,
+    deadlines: Deadlines,
 ) -> Result<Shm, CollectiveError> {
     let region = Region::open(process, descriptor, token, world_size)?;
     if !region.turn(rank).claim() {
         return Err(CollectiveError::Taken { rank });
     }
-    let mut shm = Shm::new(region, rank, world_size, deadline);
+    let mut shm = Shm::new(region, rank, world_size, deadlines.forming);
     shm.meet(Operation::Rendezvous)?;
+    shm.deadline = deadlines.call;
     Ok(shm)
 }
 

@@ -11,14 +11,13 @@ mod transfer;
 use std::net::{IpAddr, SocketAddr, TcpListener};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use links::Links;
 use message::{CALL, Disagreement, VERDICT};
 use transfer::{PIECE, Transfer};
 
 use super::address::{Place, Token};
-use super::{Aborter, Call, CollectiveError, HostCollective, Operation};
+use super::{Aborter, Call, CollectiveError, Deadlines, HostCollective, Operation};
 
 /// One rank of a group that is connected by TCP.
 pub(super) struct Tcp {
@@ -38,7 +37,7 @@ pub(super) struct Lead {
     listener: TcpListener,
     token: Token,
     world_size: usize,
-    deadline: Duration,
+    deadlines: Deadlines,
 }
 
 impl Lead {
@@ -46,7 +45,7 @@ impl Lead {
         ip: IpAddr,
         token: Token,
         world_size: usize,
-        deadline: Duration,
+        deadlines: Deadlines,
     ) -> Result<(Lead, Place), CollectiveError> {
         if ip.is_unspecified() {
             return Err(CollectiveError::Unspecified(ip));
@@ -58,14 +57,14 @@ impl Lead {
         };
         let (at, listener) =
             listen().map_err(CollectiveError::io("listening for the other ranks at the address given"))?;
-        Ok((Lead { listener, token, world_size, deadline }, Place::Tcp(at)))
+        Ok((Lead { listener, token, world_size, deadlines }, Place::Tcp(at)))
     }
 
     pub(super) fn wait(self) -> Result<Tcp, CollectiveError> {
-        let Lead { listener, token, world_size, deadline } = self;
-        let (data, news) = rendezvous::gather(&listener, token, world_size, deadline)?;
+        let Lead { listener, token, world_size, deadlines } = self;
+        let (data, news) = rendezvous::gather(&listener, token, world_size, deadlines.forming)?;
         let start = || {
-            let links = Links::new(data, news, 1, deadline)?;
+            let links = Links::new(data, news, 1, deadlines.call)?;
             Ok((links::watch(&links)?, links))
         };
         let (watchers, links) = start().map_err(CollectiveError::io("connections to the other ranks"))?;
@@ -79,10 +78,10 @@ pub(super) fn join(
     token: Token,
     rank: usize,
     world_size: usize,
-    deadline: Duration,
+    deadlines: Deadlines,
 ) -> Result<Tcp, CollectiveError> {
-    let (data, news) = rendezvous::call(to, token, rank, world_size, deadline)?;
-    let links = Links::new(vec![data], vec![news], 0, deadline)
+    let (data, news) = rendezvous::call(to, token, rank, world_size, deadlines.forming)?;
+    let links = Links::new(vec![data], vec![news], 0, deadlines.call)
         .map_err(CollectiveError::io("connection to rank 0"))?;
     Ok(Tcp::new(links, Vec::new(), rank, world_size))
 }
