@@ -111,3 +111,22 @@ fn a_model_that_cannot_be_cut_is_refused_with_the_sizes_that_work() {
         assert!(error.contains("Sizes that work: 1, 2, 4, 8"), "{error}");
     }
 }
+
+#[test]
+#[cfg(target_os = "linux")]
+fn each_shard_has_cores_of_its_own() {
+    let cores = |pid: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+        line.trim().to_owned()
+    };
+    if std::thread::available_parallelism().unwrap().get() < 2 {
+        eprintln!("skipped: there is only one core");
+        return;
+    }
+    let server = Server::start(&["--num-shard", "2", "--cpus-per-shard", "1"]);
+    let shards: Vec<String> = shards_of(server.pid()).into_iter().map(cores).collect();
+    assert!(shards[0] != shards[1] && shards.iter().all(|cores| cores.parse::<u32>().is_ok()), "{shards:?}");
+    let alone = Server::start(&[]);
+    assert_eq!(cores(shards_of(alone.pid())[0]), cores(std::process::id()), "one shard is left where it is");
+}
