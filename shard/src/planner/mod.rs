@@ -98,10 +98,7 @@ impl Share {
             num_blocks: 0,
             kv_dtype: self.kv_dtype,
         };
-        let workspace = plan::footprint(&self.spec, self.dtype, &limits, &Unpadded).workspace();
-        // The rank's own columns of the logits, before they are gathered.
-        let part = load.batch.saturating_mul(self.spec.vocab_rows.len()).saturating_mul(size_of::<f32>());
-        if self.world_size > 1 { workspace.saturating_add(part) } else { workspace }
+        plan::footprint(&self.spec, self.dtype, &limits, &Unpadded).workspace()
     }
 
     /// Tokens of KV cache that `memory` bytes have room for beside weights and workspace; none if these alone do not fit.

@@ -186,18 +186,13 @@ fn room_for_the_cache_is_what_weights_and_workspace_leave() {
     assert_eq!(whole.kv_tokens(memory(taken + 100 * 131_072), &load), Some(100));
     assert_eq!(whole.kv_tokens(memory(taken + 100), &load), None);
     assert_eq!(whole.kv_tokens(taken / 2, &load), None);
-    // Half of the columns of the logits, of each of eight rows, beside whole rows.
+
+    // Half of the heads and of the MLP, for 520 tokens; whole rows of logits and half of them, for 8 sequences.
     let half = share(LLAMA_3_8B, 2);
-    let limits = Limits {
-        max_step_tokens: 520,
-        max_sequences: 8,
-        max_sequence_tokens: 8192,
-        block_size: 16,
-        num_blocks: 0,
-        kv_dtype: DType::BF16,
-    };
-    let planned = plan::footprint(&half.spec, DType::BF16, &limits, &Unpadded).workspace();
-    assert_eq!(half.workspace(&load), planned + 8 * 64_128 * 4);
+    let activations = 520 * (3 * 4096 + (16 + 2 * 4) * 128 + 16 * 128 + 3 * 7168) + 8 * 4096;
+    let logits = 8 * (128_256 + 64_128);
+    let (rotary, tables) = (8192 * 128, 8 * (8192 + 8192 / 16 + 1));
+    assert_eq!(half.workspace(&load), 4 * (activations + logits + rotary + tables));
 }
 
 #[test]
