@@ -300,4 +300,4 @@ impl Footprint {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
