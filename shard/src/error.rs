@@ -63,6 +63,14 @@ pub enum Error {
         /// Why not.
         source: std::io::Error,
     },
+    /// The router and this rank do not belong together.
+    #[error("the router at {address}: {source}")]
+    Handshake {
+        /// Where it is.
+        address: String,
+        /// What does not fit.
+        source: millrace_proto::handshake::HandshakeError,
+    },
     /// The connection to the router failed.
     #[error("connection to the router: {0}")]
     Connection(#[from] millrace_proto::FrameError),
