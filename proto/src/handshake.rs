@@ -111,7 +111,9 @@ pub enum Refusal {
     #[error("the two sides were given different secrets")]
     Secret,
     /// Groups of different sizes.
-    #[error("the leader's group has {leader} ranks, and the rank was told {told}; --num-shard must be the same")]
+    #[error(
+        "the leader's group has {leader} ranks, and the rank was told {told}; --num-shard must be the same"
+    )]
     WorldSize {
         /// The leader's.
         leader: usize,
@@ -119,7 +121,9 @@ pub enum Refusal {
         told: usize,
     },
     /// A rank that does not belong to another machine.
-    #[error("rank {rank} is none of the other machines'; --nnodes must be the same, and each --node-rank another")]
+    #[error(
+        "rank {rank} is none of the other machines'; --nnodes must be the same, and each --node-rank another"
+    )]
     Rank {
         /// Whom it takes itself for.
         rank: usize,

@@ -34,7 +34,12 @@ pub(crate) struct Remote(TcpStream);
 ///
 /// # Errors
 /// If the router refuses this rank, or this rank the router.
-pub(crate) fn connect(leader: &str, secret: &Secret, rank: usize, world_size: usize) -> Result<Remote, Error> {
+pub(crate) fn connect(
+    leader: &str,
+    secret: &Secret,
+    rank: usize,
+    world_size: usize,
+) -> Result<Remote, Error> {
     let (mut pause, mut told) = (FIRST_PAUSE, false);
     loop {
         let why = match attempt(leader, secret, rank, world_size) {

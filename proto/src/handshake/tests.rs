@@ -32,9 +32,7 @@ fn judged(host: &Host, hello: &[u8; HELLO]) -> ([u8; VERDICT], Result<usize, Ref
 #[test]
 fn both_sides_agree_on_the_outcome() {
     let told = right();
-    for (told_world, wanted) in
-        [(WORLD, Ok(RANK)), (5, Err(Refusal::WorldSize { leader: WORLD, told: 5 }))]
-    {
+    for (told_world, wanted) in [(WORLD, Ok(RANK)), (5, Err(Refusal::WorldSize { leader: WORLD, told: 5 }))] {
         let host = Host::new().unwrap();
         let guest = guest(&host, &told, told_world);
         let (verdict, outcome) = judged(&host, &guest.hello);

@@ -107,8 +107,7 @@ impl Group {
         // A port that is taken is known before anything is started; whoever comes too early waits at the door.
         let mut gate = Gate::open(others, world_size).await?;
         let local = others.local_ranks;
-        let mut group =
-            Self::start_here(command, local, world_size, silence, report.clone(), news).await?;
+        let mut group = Self::start_here(command, local, world_size, silence, report.clone(), news).await?;
         tracing::info!("ranks {local} to {} are waited for at {}", world_size - 1, others.listen);
         match group.gather(&mut gate, silence, report).await {
             Ok(()) => Ok(group),
@@ -141,8 +140,13 @@ impl Group {
             children.watch(rank, spawn(command, rank, world_size, &address)?, report.clone());
             doors.push((listener, path));
         }
-        let mut group =
-            Group { outbound: BTreeMap::new(), early: VecDeque::new(), news, links: JoinSet::new(), children };
+        let mut group = Group {
+            outbound: BTreeMap::new(),
+            early: VecDeque::new(),
+            news,
+            links: JoinSet::new(),
+            children,
+        };
         // A rank may have said why it cannot go on, and be gone, before the next one has come.
         let admit = |group: &mut Group, rank, stream: UnixStream| {
             let outbound = link::open(rank, stream.into_split(), report.clone(), &mut group.links);
@@ -218,9 +222,7 @@ impl Group {
         let mut links = JoinSet::new();
         let streams = streams.into_iter().enumerate();
         let outbound = streams
-            .map(|(rank, stream)| {
-                (rank, link::open(rank, stream.into_split(), report.clone(), &mut links))
-            })
+            .map(|(rank, stream)| (rank, link::open(rank, stream.into_split(), report.clone(), &mut links)))
             .collect();
         Group { outbound, early: VecDeque::new(), news, links, children: Children::default() }
     }
