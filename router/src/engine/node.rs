@@ -55,7 +55,11 @@ pub async fn run(node: &Node, command: &ShardCommand, stop: impl Future<Output =
             again => FIRST_PAUSE.saturating_mul(1 << (again - 2).min(16)).min(LONGEST_PAUSE),
         };
         let ended = ended.unwrap_or_else(|error| error.to_string());
-        tracing::warn!("{ended}; this machine's ranks are started again in {:.1} s", pause.as_secs_f64());
+        let when = match pause.is_zero() {
+            true => "at once".to_owned(),
+            false => format!("in {:.1} s", pause.as_secs_f64()),
+        };
+        tracing::warn!("{ended}; this machine's ranks are started again {when}");
         tokio::select! {
             () = sleep(pause) => {}
             () = &mut stop => return,
