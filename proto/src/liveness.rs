@@ -1,4 +1,4 @@
-//! How the end of a TCP connection is noticed when the other machine vanishes without a word.
+//! How it is noticed that the other machine vanishes without a word, or a process of this one stands still.
 
 use std::io;
 use std::time::Duration;
@@ -13,6 +13,10 @@ const AGAIN: Duration = Duration::from_secs(2);
 
 /// Questions without an answer after which the connection has ended.
 const QUESTIONS: u32 = 3;
+
+/// Between two bytes that a rank of a machine which is not the leader writes to its standard output, from its start until
+/// its end. The router is elsewhere and cannot end a rank that stands still; who has started it can.
+pub const BEAT: Duration = Duration::from_secs(1);
 
 /// Has the system end this connection with an error about ten seconds after the other machine was last heard of, whether
 /// something is under way or not.

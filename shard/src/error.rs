@@ -77,8 +77,8 @@ pub enum Error {
     /// The thread that reads the router's messages could not be started.
     #[error("cannot start the thread that reads the router's messages: {0}")]
     Reader(std::io::Error),
-    /// The thread that watches for the parent's end could not be started.
-    #[error("cannot start the thread that watches standard input: {0}")]
+    /// The thread that watches for the parent's end, or that shows the parent a sign of life, could not be started.
+    #[error("cannot start a thread for the parent process: {0}")]
     Lifeline(std::io::Error),
     /// An option that this version cannot honour.
     #[error("{0}")]

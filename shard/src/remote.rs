@@ -1,7 +1,7 @@
 //! The connection to a router on another machine.
 //!
 //! That machine cannot end this process when it has no more use for it, so the process ends by itself when the
-//! connection does, whatever it is doing.
+//! connection does, whatever it is doing. Should it stand still altogether, its parent finds that out by the beat.
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -40,6 +40,7 @@ pub(crate) fn connect(
     rank: usize,
     world_size: usize,
 ) -> Result<Remote, Error> {
+    thread::Builder::new().name("beat".into()).spawn(beat).map_err(Error::Lifeline)?;
     let (mut pause, mut told) = (FIRST_PAUSE, false);
     loop {
         let why = match attempt(leader, secret, rank, world_size) {
@@ -55,6 +56,14 @@ pub(crate) fn connect(
         }
         thread::sleep(pause);
         pause = (2 * pause).min(LONGEST_PAUSE);
+    }
+}
+
+/// Shows the parent that this process runs, until nobody looks.
+fn beat() {
+    let mut parent = io::stdout();
+    while parent.write_all(b".").and_then(|()| parent.flush()).is_ok() {
+        thread::sleep(liveness::BEAT);
     }
 }
 

@@ -29,6 +29,7 @@ pub(super) fn spawn(
     rank: usize,
     world_size: usize,
     address: &OsStr,
+    stdout: Stdio,
 ) -> Result<Child, StartError> {
     Command::new(&command.program)
         .args(&command.args)
@@ -37,7 +38,7 @@ pub(super) fn spawn(
         .args(["--rank", &rank.to_string(), "--world-size", &world_size.to_string()])
         .envs(&command.env)
         .stdin(Stdio::piped())
-        .stdout(Stdio::inherit())
+        .stdout(stdout)
         .stderr(Stdio::inherit())
         // A group of its own: an interrupt at the terminal is for the router, which lets running requests end first.
         .process_group(0)

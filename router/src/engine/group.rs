@@ -11,7 +11,7 @@ use std::io;
 use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
-use std::process::ExitStatus;
+use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -137,7 +137,8 @@ impl Group {
                 .map_err(|source| StartError::Listen { path: path.clone(), source })?;
             let mut address = OsString::from("unix:");
             address.push(&path);
-            children.watch(rank, spawn(command, rank, world_size, &address)?, report.clone());
+            let child = spawn(command, rank, world_size, &address, Stdio::inherit())?;
+            children.watch(rank, child, report.clone());
             doors.push((listener, path));
         }
         let mut group = Group {

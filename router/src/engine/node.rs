@@ -5,9 +5,14 @@
 
 use std::ffi::OsString;
 use std::ops::Range;
+use std::process::Stdio;
 use std::time::Duration;
 
+use millrace_proto::liveness::BEAT;
+use tokio::io::AsyncReadExt;
+use tokio::process::ChildStdout;
 use tokio::sync::mpsc;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::children::{Children, ShardCommand, spawn};
@@ -26,6 +31,9 @@ pub struct Node {
 
 /// How long the other ranks of this machine have to notice that their group is lost, before they are killed.
 const OTHERS: Duration = Duration::from_secs(5);
+
+/// A rank without a sign of life for so long is killed: its router has given it up long ago, and cannot do it from afar.
+const STANDSTILL: Duration = BEAT.saturating_mul(10);
 
 /// Ranks that have lasted so long are started again at once.
 const SETTLED: Duration = Duration::from_secs(10);
@@ -73,9 +81,16 @@ async fn life(node: &Node, command: &ShardCommand, children: &mut Children) -> R
     address.push(&node.leader);
     // Each rank has one thing to report.
     let (report, mut ends) = mpsc::channel(node.ranks.len().max(1));
+    let mut beats = JoinSet::new();
     for rank in node.ranks.clone() {
-        match spawn(command, rank, node.world_size, &address) {
-            Ok(child) => children.watch(rank, child, report.clone()),
+        match spawn(command, rank, node.world_size, &address, Stdio::piped()) {
+            Ok(mut child) => {
+                beats.extend(child.stdout.take().map(|beat| async move {
+                    stands_still(beat).await;
+                    rank
+                }));
+                children.watch(rank, child, report.clone());
+            }
             Err(error) => {
                 children.kill().await;
                 return Err(error);
@@ -83,7 +98,13 @@ async fn life(node: &Node, command: &ShardCommand, children: &mut Children) -> R
         }
     }
     drop(report);
-    let first = ends.recv().await;
+    let first = tokio::select! {
+        first = ends.recv() => first,
+        Some(Ok(rank)) = beats.join_next() => {
+            children.kill().await;
+            return Ok(format!("rank {rank} has given no sign of life for {} s", STANDSTILL.as_secs()));
+        }
+    };
     if timeout(OTHERS, children.wait()).await.is_err() {
         children.kill().await;
     }
@@ -95,4 +116,18 @@ async fn life(node: &Node, command: &ShardCommand, children: &mut Children) -> R
         Some((rank, News::Exited(Err(error)))) => format!("rank {rank} cannot be watched: {error}"),
         _ => "there are no ranks to run".into(),
     })
+}
+
+/// Done when a rank that has been beating does no more. The end of a process is no standstill.
+async fn stands_still(mut beat: ChildStdout) {
+    let mut beats = [0; 64];
+    // However long a process takes to begin.
+    let mut heard = beat.read(&mut beats).await;
+    while let Ok(1..) = heard {
+        match timeout(STANDSTILL, beat.read(&mut beats)).await {
+            Ok(next) => heard = next,
+            Err(_) => return,
+        }
+    }
+    std::future::pending().await
 }
