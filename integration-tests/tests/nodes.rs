@@ -1,4 +1,4 @@
-//! One model on two machines: on one address with two ports' worth of pretence, and in two network namespaces.
+//! One model on two machines: two servers on one address, and two network namespaces.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::path::Path;

@@ -61,6 +61,32 @@ fn inspect_tells_what_is_in_a_checkpoint() {
 }
 
 #[test]
+fn inspect_plans_for_several_devices() {
+    let text = stdout(&millrace(&["inspect", "--num-shard", "1,2,4", "--gpu", "h100-sxm"], ""));
+    let values = |name: &str| -> Vec<&str> {
+        let plan = text.split_once("Split over shards").unwrap().1;
+        let row = plan.lines().find_map(|line| line.trim_start().strip_prefix(name));
+        row.unwrap_or_else(|| panic!("{name} is missing in:\n{text}")).split_whitespace().collect()
+    };
+    assert_eq!(values("shards"), ["1", "2", "4"]);
+    // Five layers, keys and values, four heads of 16 features, 2 bytes each.
+    assert_eq!(values("KV per token"), ["1.25", "KiB", "640", "B", "320", "B"]);
+    assert_eq!(values("collectives"), ["0", "13", "13"]);
+    assert_eq!(values("time").len(), 3);
+    assert!(text.contains("80% of 3350 GB/s"), "{text}");
+
+    // A flag goes before the data sheet, and a size that does not work names those that do.
+    let slower = stdout(&millrace(&["inspect", "--gpu", "h100-sxm", "--memory-bandwidth", "1000"], ""));
+    assert!(slower.contains("80% of 1000 GB/s"), "{slower}");
+    let unsplit = stdout(&millrace(&["inspect"], ""));
+    assert!(!unsplit.contains("Split over shards"), "{unsplit}");
+    let refused = millrace(&["inspect", "--num-shard", "3"], "");
+    let errors = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && refused.stdout.is_empty());
+    assert!(errors.contains("8 attention heads") && errors.contains("1, 2, 4, 8"), "{errors}");
+}
+
+#[test]
 fn help_teaches() {
     let text = stdout(&millrace(&["--help"], ""));
     assert!(text.contains("serve") && text.contains("curl"), "{text}");

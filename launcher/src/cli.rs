@@ -1,11 +1,15 @@
 //! The command line. Flags and environment variables are those of text-generation-inference where it has one.
 
+mod plan;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use millrace_shard::collective::Wire;
 use millrace_shard::{DType, Device};
+
+pub(crate) use plan::PlanArgs;
 
 use crate::nodes::NodesArgs;
 
@@ -25,6 +29,7 @@ Examples:
   millrace chat                                    talk to the demo model in the terminal
   millrace generate 'Once upon a time'             continue a text and exit
   millrace inspect --model-id ./Llama-3.2-1B       what is in a checkpoint and the memory it needs
+  millrace inspect --num-shard 1,2,4 --gpu h200    what more GPUs would bring
 
   curl -N 127.0.0.1:3000/generate_stream -H 'content-type: application/json' \\
        -d '{\"inputs\": \"Once upon a time\", \"parameters\": {\"max_new_tokens\": 60}}'
@@ -40,8 +45,8 @@ pub(crate) enum Command {
     Chat(Box<ChatArgs>),
     /// Continue a prompt, print the text and exit
     Generate(Box<GenerateArgs>),
-    /// Show what is in a checkpoint: family, tensors, sizes, and the memory it needs
-    Inspect(InspectArgs),
+    /// Show what is in a checkpoint, the memory it needs, and what several devices would make of it
+    Inspect(Box<InspectArgs>),
     /// Compute one rank of a model for a router (started by the other commands)
     #[command(hide = true)]
     Shard(Box<ShardArgs>),
@@ -262,6 +267,8 @@ pub(crate) struct InspectArgs {
     /// Context lengths to compute the memory for
     #[arg(long, value_delimiter = ',', value_name = "N,N,…")]
     pub(crate) contexts: Vec<usize>,
+    #[command(flatten)]
+    pub(crate) plan: Option<PlanArgs>,
 }
 
 /// `millrace shard`: the flags that the other commands pass on.

@@ -17,7 +17,9 @@ pub struct Inspection {
     pub place: String,
     /// Its switches.
     pub spec: DecoderSpec,
-    /// The element type of its weights.
+    /// The element type that its weights are stored as.
+    pub stored_dtype: DType,
+    /// The element type that its weights are kept as in memory.
     pub dtype: DType,
     /// The element type of the KV cache.
     pub kv_dtype: DType,
@@ -34,18 +36,19 @@ pub struct Inspection {
 }
 
 impl Inspection {
-    /// Looks at `source`. Without weights, what `config.json` says is all there is. The KV cache is thought of as
-    /// `kv_dtype`, or in the type of the weights.
+    /// Looks at `source`. Without weights, what `config.json` says is all there is. The weights are thought of as
+    /// `dtype`, or as they are stored; the KV cache as `kv_dtype`, or in the type of the weights.
     ///
     /// # Errors
     /// As [`families::load`].
-    pub fn new(source: &Source, kv_dtype: Option<DType>) -> Result<Self, Error> {
+    pub fn new(source: &Source, dtype: Option<DType>, kv_dtype: Option<DType>) -> Result<Self, Error> {
         let (model, checkpoint) = match Checkpoint::open(source) {
             Ok(checkpoint) => (families::load(source)?, Some(checkpoint)),
             Err(checkpoint::Error::NoWeights { .. }) => (families::load_dummy(source)?, None),
             Err(error) => return Err(error.into()),
         };
         let matrix = model.spec.vocab * model.spec.hidden;
+        let dtype = dtype.unwrap_or(model.dtype);
         Ok(Inspection {
             place: source.place(),
             parameters: model.spec.parameters(),
@@ -56,8 +59,9 @@ impl Inspection {
                 .map(|(name, bytes)| (name.to_owned(), bytes))
                 .collect(),
             tensors: checkpoint.iter().flat_map(Checkpoint::tensors).collect(),
-            kv_dtype: kv_dtype.unwrap_or(model.dtype),
-            dtype: model.dtype,
+            kv_dtype: kv_dtype.unwrap_or(dtype),
+            stored_dtype: model.dtype,
+            dtype,
             contexts: contexts(&model.spec),
             spec: model.spec,
         })
@@ -101,7 +105,9 @@ impl Display for Inspection {
         writeln!(f, "{}", self.place)?;
         let mut line = |name: &str, value: String| writeln!(f, "  {name:<14}{value}");
         line("family", spec.model_type.clone())?;
-        line("element type", self.dtype.name().to_owned())?;
+        let (stored, kept) = (self.stored_dtype.name(), self.dtype.name());
+        let kept = if stored == kept { stored.to_owned() } else { format!("{stored}, kept as {kept}") };
+        line("element type", kept)?;
         let (all, embedding) = (Count(self.parameters), Count(self.embedding_parameters));
         let tied = if spec.tied_head { "embedding, also the head" } else { "embedding and head" };
         line("parameters", format!("{all} ({embedding} in {tied})"))?;
@@ -212,7 +218,7 @@ mod tests {
 
     #[test]
     fn numbers_are_those_of_the_files() {
-        let found = Inspection::new(&Source::Directory(golden("llama_sharded")), None).unwrap();
+        let found = Inspection::new(&Source::Directory(golden("llama_sharded")), None, None).unwrap();
         // The index says so.
         assert_eq!(found.parameters, 18_656);
         assert_eq!(found.tensors.iter().map(|tensor| tensor.bytes).sum::<usize>(), 74_624);
@@ -224,24 +230,32 @@ mod tests {
         assert_eq!(found.kv_bytes_per_token(), 2 * 2 * 2 * 8 * 4);
         assert_eq!(found.memory(10, 3), 74_624 + 256 * 30);
 
-        let half = Inspection::new(&Source::Directory(golden("llama_tied")), Some(DType::F16)).unwrap();
+        let tied = Source::Directory(golden("llama_tied"));
+        let half = Inspection::new(&tied, None, Some(DType::F16)).unwrap();
         assert_eq!((half.kv_bytes_per_token(), half.embedding_parameters), (128, 97 * 32));
+        // The cache follows the weights; only matrices change their type.
+        let all_half = Inspection::new(&tied, Some(DType::F16), None).unwrap();
+        let vectors = 5 * 32;
+        assert_eq!(all_half.kv_bytes_per_token(), 128);
+        assert_eq!(all_half.weight_bytes(), (all_half.parameters - vectors) * 2 + vectors * 4);
+        assert!(all_half.to_string().contains("element type  float32, kept as float16\n"));
     }
 
     #[test]
     fn a_configuration_alone_can_be_inspected() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::copy(golden("qwen3/config.json"), folder.path().join("config.json")).unwrap();
-        let found = Inspection::new(&Source::Directory(folder.path().to_owned()), None).unwrap();
+        let found = Inspection::new(&Source::Directory(folder.path().to_owned()), None, None).unwrap();
         assert!(found.tensors.is_empty() && found.files.is_empty());
         let text = found.to_string();
         assert!(text.contains("no weights here") && !text.contains("Tensors"), "{text}");
-        assert!(Inspection::new(&Source::Directory(folder.path().join("none")), None).is_err());
+        assert!(Inspection::new(&Source::Directory(folder.path().join("none")), None, None).is_err());
     }
 
     #[test]
     fn the_text_tells_what_people_ask_for() {
-        let text = Inspection::new(&Source::Directory(golden("mistral_sliding")), None).unwrap().to_string();
+        let source = Source::Directory(golden("mistral_sliding"));
+        let text = Inspection::new(&source, None, None).unwrap().to_string();
         for expected in [
             "  family        mistral\n",
             "  element type  float32\n",

@@ -8,7 +8,7 @@ pub struct Bytes(pub usize);
 
 impl Display for Bytes {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.pad(&scaled(self.0, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB", " PiB"]))
+        f.pad(&scaled(self.0 as f64, 1024.0, &[" B", " KiB", " MiB", " GiB", " TiB", " PiB"]))
     }
 }
 
@@ -18,12 +18,21 @@ pub struct Count(pub usize);
 
 impl Display for Count {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.pad(&scaled(self.0, 1000.0, &["", " k", " M", " B"]))
+        f.pad(&scaled(self.0 as f64, 1000.0, &["", " k", " M", " B"]))
     }
 }
 
-fn scaled(number: usize, step: f64, units: &[&str]) -> String {
-    let mut value = number as f64;
+/// Floating-point operations in thousands, millions, billions and so on.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Operations(pub f64);
+
+impl Display for Operations {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        f.pad(&scaled(self.0, 1000.0, &[" FLOP", " kFLOP", " MFLOP", " GFLOP", " TFLOP", " PFLOP"]))
+    }
+}
+
+fn scaled(mut value: f64, step: f64, units: &[&str]) -> String {
     let mut unit = 0;
     while value >= step && unit + 1 < units.len() {
         value /= step;
@@ -43,5 +52,9 @@ mod tests {
         assert_eq!(texts, ["0 B", "1023 B", "1.00 KiB", "1.50 GiB"]);
         assert_eq!([Count(260_032).to_string(), Count(8_030_261_248).to_string()], ["260.03 k", "8.03 B"]);
         assert_eq!(format!("{:>8}|", Bytes(5)), "     5 B|");
+        assert_eq!(
+            [Operations(999.0).to_string(), Operations(1.5e13).to_string()],
+            ["999 FLOP", "15.00 TFLOP"]
+        );
     }
 }

@@ -36,7 +36,14 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         threads: engine.cpus_per_shard,
         lifeline: true,
     };
-    let source = model::source(&model)?;
+    let source = match model::source(&model) {
+        // In the form of this machine's log.
+        Err(error) if is_remote => {
+            tracing::error!("rank {rank}: {error:#}");
+            std::process::exit(1)
+        }
+        found => found?,
+    };
     let open = || match (options.device, model.load_format) {
         (Device::Cpu, LoadFormat::Auto) => families::load(&source),
         // Without anything that computes, the configuration is enough.

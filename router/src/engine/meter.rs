@@ -80,6 +80,11 @@ pub(super) fn describe() {
     describe_counter!(QUEUE_TIMEOUTS, Unit::Count, "Requests that waited for too long");
     describe_gauge!(KV_BLOCKS_USED, Unit::Count, "KV cache blocks in use");
     describe_gauge!(KV_BLOCKS_TOTAL, Unit::Count, "KV cache blocks of the pool");
+    describe_counter!(PREFIX_HITS, Unit::Count, "Tokens of admitted sequences that were in the prefix cache");
+    describe_counter!(PREFIX_MISSES, Unit::Count, "Tokens of admitted sequences that had to be computed");
+    describe_counter!(PREFIX_EVICTIONS, Unit::Count, "Blocks of the prefix cache that were given to others");
+    describe_gauge!(PREFIX_BLOCKS, Unit::Count, "Blocks that hold computed prefixes and nothing else");
+    describe_gauge!(QUEUE_TOKENS, Unit::Count, "Tokens of waiting sequences");
 }
 
 /// What the shards say of a step.

@@ -149,13 +149,15 @@ fn widest_input(spec: &DecoderSpec) -> usize {
 pub fn footprint(spec: &DecoderSpec, dtype: DType, limits: &Limits, device: &impl Device) -> Footprint {
     let singles = |elements: usize| elements.saturating_mul(size_of::<f32>());
     let Limits { max_step_tokens, max_sequences, block_size, num_blocks, .. } = *limits;
+    // A rank that holds a part of the vocabulary has its own columns beside the whole rows.
+    let own = if spec.vocab_rows == (0..spec.vocab) { 0 } else { spec.vocab_rows.len() };
     // Cosines and sines of half the rotated features.
     let rope_elements: usize = spec.ropes.iter().map(|rope| rope.rotary_dim).sum();
     Footprint {
         weights: weight_bytes(spec, dtype, device),
         activations: singles(activation_elements(spec, max_step_tokens, max_sequences))
             .saturating_add(device.scratch_bytes(max_step_tokens.max(max_sequences), widest_input(spec))),
-        logits: singles(max_sequences.saturating_mul(spec.vocab)),
+        logits: singles(max_sequences.saturating_mul(spec.vocab + own)),
         rope_tables: singles(limits.max_sequence_tokens.saturating_mul(rope_elements)),
         slot_table: SlotTable::bytes(limits),
         kv_pool: kv_bytes(spec, limits.kv_dtype, num_blocks, block_size, device),
@@ -298,4 +300,4 @@ impl Footprint {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

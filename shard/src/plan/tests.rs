@@ -5,7 +5,7 @@ use super::*;
 use crate::model::{LayerSpec, MlpSpec, RopeScaling, RopeTable};
 
 /// Two layers of 2 * 2 * 4 cached elements per token.
-fn spec() -> DecoderSpec {
+pub(crate) fn spec() -> DecoderSpec {
     let layer = LayerSpec {
         qkv: QkvLayout { heads: 4, kv_heads: 2, head_dim: 4 },
         qkv_bias: true,

@@ -1,0 +1,132 @@
+//! One model on several shards: the same text as on one, through losses of any of them.
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use std::path::PathBuf;
+
+use millrace_integration_tests::{Server, binary, post, shards_of, signal, stream, test_data};
+use serde_json::{Value, json};
+
+fn request(client: usize, tokens: usize) -> Value {
+    let mut parameters = json!({"max_new_tokens": tokens, "stop": ["\u{1}"], "details": true});
+    if client % 3 == 2 {
+        parameters["do_sample"] = json!(true);
+        parameters["temperature"] = json!(0.8);
+        parameters["seed"] = json!(client);
+    }
+    let prompt = "Once upon a time there was a fox with a lantern. ".repeat(1 + client % 7);
+    json!({"inputs": format!("{prompt}{client}"), "parameters": parameters})
+}
+
+fn text(server: &Server, request: &Value) -> String {
+    let answer = post(&server.url("/generate"), request);
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    answer.body["generated_text"].as_str().unwrap().to_owned()
+}
+
+/// The demo model and, where the test data is, stories260k.
+fn models() -> Vec<PathBuf> {
+    [Some("demo".into()), test_data("stories260k")].into_iter().flatten().collect()
+}
+
+#[test]
+fn two_and_four_shards_say_what_one_says_also_in_company() {
+    for model in models() {
+        let model = model.to_str().unwrap();
+        // In single precision: sums over shards round differently, which half precision would show at once.
+        let start =
+            |shards: &str| Server::start(&["--model-id", model, "--dtype", "float32", "--num-shard", shards]);
+        let requests: Vec<Value> = (0..32).map(|client| request(client, 40)).collect();
+        let one = start("1");
+        let expected: Vec<String> = requests.iter().map(|request| text(&one, request)).collect();
+        for (shards, clients) in [("2", 32), ("4", 6)] {
+            let server = start(shards);
+            let (requests, expected) = (&requests[..clients], &expected[..clients]);
+            assert_eq!(shards_of(server.pid()).len().to_string(), shards);
+            let got: Vec<String> = std::thread::scope(|scope| {
+                let running: Vec<_> =
+                    requests.iter().map(|request| scope.spawn(|| text(&server, request))).collect();
+                running.into_iter().map(|client| client.join().unwrap()).collect()
+            });
+            assert_eq!(got, expected, "{model} on {shards} shards");
+        }
+    }
+}
+
+#[test]
+fn any_rank_may_die_or_hang_in_mid_stream() {
+    let server = Server::start(&["--num-shard", "2", "--dtype", "float32"]);
+    // Without the marks that end a text, so that there is time.
+    let request = json!({
+        "model": "demo", "prompt": "Once upon a time", "max_tokens": 900, "temperature": 0, "stream": true,
+        "logit_bias": {"0": -100, "1": -100, "2": -100},
+    });
+    let text = |event: &Value| event["choices"][0]["text"].as_str().unwrap_or_default().to_owned();
+    let expected: String =
+        stream(&server.url("/v1/completions"), &request).map(|event| text(&event)).collect();
+    assert!(expected.len() > 900, "{expected}");
+    for (rank, name) in [(1, "KILL"), (0, "KILL"), (1, "STOP")] {
+        let restarts = server.metric("millrace_shard_restarts_total");
+        let shards = shards_of(server.pid());
+        let mut events = stream(&server.url("/v1/completions"), &request);
+        let first = text(&events.next().unwrap());
+        signal(shards[rank], name);
+        let got: String = [first].into_iter().chain(events.map(|event| text(&event))).collect();
+        assert_eq!(got, expected, "{name} of rank {rank}");
+        assert_eq!(server.metric("millrace_shard_restarts_total"), restarts + 1.0);
+        server.wait_until("the old shards are gone", |server| {
+            let now = shards_of(server.pid());
+            now.len() == 2 && now.iter().all(|shard| !shards.contains(shard))
+        });
+    }
+}
+
+#[test]
+fn nothing_is_left_in_shared_memory() {
+    let segments = || std::fs::read_dir("/dev/shm").map_or(0, |folder| folder.count());
+    let before = segments();
+    let server = Server::start(&["--num-shard", "2"]);
+    let shards = shards_of(server.pid());
+    assert_eq!(segments(), before, "the shared memory has no name");
+    server.signal("KILL");
+    let _ = server.wait();
+    for _ in 0..100 {
+        if shards.iter().all(|pid| !std::path::Path::new(&format!("/proc/{pid}")).exists()) {
+            return assert_eq!(segments(), before);
+        }
+        std::thread::sleep(std::time::Duration::from_millis(50));
+    }
+    panic!("shards outlive their router");
+}
+
+#[test]
+fn a_model_that_cannot_be_cut_is_refused_with_the_sizes_that_work() {
+    for shards in ["3", "5"] {
+        let refused = std::process::Command::new(binary())
+            .args(["generate", "x", "--num-shard", shards])
+            .output()
+            .unwrap();
+        let error = String::from_utf8_lossy(&refused.stderr);
+        assert!(!refused.status.success());
+        assert!(error.contains(&format!("--num-shard {shards} does not fit")), "{error}");
+        assert!(error.contains("Sizes that work: 1, 2, 4, 8"), "{error}");
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn each_shard_has_cores_of_its_own() {
+    let cores = |pid: u32| {
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:")).unwrap();
+        line.trim().to_owned()
+    };
+    if std::thread::available_parallelism().unwrap().get() < 2 {
+        eprintln!("skipped: there is only one core");
+        return;
+    }
+    let server = Server::start(&["--num-shard", "2", "--cpus-per-shard", "1"]);
+    let shards: Vec<String> = shards_of(server.pid()).into_iter().map(cores).collect();
+    assert!(shards[0] != shards[1] && shards.iter().all(|cores| cores.parse::<u32>().is_ok()), "{shards:?}");
+    let alone = Server::start(&[]);
+    assert_eq!(cores(shards_of(alone.pid())[0]), cores(std::process::id()), "one shard is left where it is");
+}
