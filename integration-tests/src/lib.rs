@@ -5,11 +5,13 @@
 
 mod client;
 mod server;
+mod worker;
 
 use std::path::PathBuf;
 
 pub use client::{Answer, Stream, post, stream};
 pub use server::{Server, binary, cpu_seconds, resident_bytes, shards_of, signal};
+pub use worker::{SecretFile, Worker, free_port};
 
 /// A folder of the test data that does not belong to the repository, if `MILLRACE_TEST_DATA` names one.
 pub fn test_data(folder: &str) -> Option<PathBuf> {

@@ -6,9 +6,12 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use millrace_shard::collective::Wire;
 use millrace_shard::{DType, Device};
 
 pub(crate) use plan::PlanArgs;
+
+use crate::nodes::NodesArgs;
 
 /// An LLM inference server: continuous batching, paged KV cache, streamed tokens over HTTP.
 #[derive(Debug, Parser)]
@@ -78,7 +81,7 @@ pub(crate) struct EngineArgs {
     /// What computes the model
     #[arg(long, env = "DEVICE", default_value = "auto")]
     pub(crate) device: DeviceArg,
-    /// Processes that the model is split over (tensor parallelism), on this host
+    /// Processes that the model is split over (tensor parallelism); with --nnodes, those of all machines together
     #[arg(long, env = "NUM_SHARD", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) num_shard: u32,
     /// Microseconds that a step takes on `--device null`
@@ -137,6 +140,8 @@ pub(crate) struct ServeArgs {
     pub(crate) engine: EngineArgs,
     #[command(flatten)]
     pub(crate) http: HttpArgs,
+    #[command(flatten)]
+    pub(crate) nodes: NodesArgs,
     /// One JSON object per log line
     #[arg(long, env = "JSON_OUTPUT")]
     pub(crate) json_output: bool,
@@ -278,10 +283,28 @@ pub(crate) struct ShardArgs {
     /// Processes in the group
     #[arg(long, default_value_t = 1)]
     pub(crate) world_size: usize,
+    /// Processes of the group on this machine; all when absent
+    #[arg(long)]
+    pub(crate) host_ranks: Option<usize>,
+    /// What carries values from rank to rank: shm or tcp:IP, rank 0's address
+    #[arg(long, default_value = "shm", value_parser = wire)]
+    pub(crate) wire: Wire,
+    /// One JSON object per log line
+    #[arg(long)]
+    pub(crate) json_output: bool,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]
     pub(crate) engine: EngineArgs,
+}
+
+/// `shm`, or `tcp:` and an address of rank 0's machine.
+fn wire(text: &str) -> Result<Wire, String> {
+    match text.split_once(':') {
+        None if text == "shm" => Ok(Wire::Shm),
+        Some(("tcp", ip)) => ip.parse().map(Wire::Tcp).map_err(|_| format!("{ip}: not an IP address")),
+        _ => Err("give shm or tcp:IP".into()),
+    }
 }
 
 /// Element types on the command line.

@@ -5,6 +5,7 @@ mod commands;
 mod demo;
 mod logging;
 mod model;
+mod nodes;
 mod progress;
 mod report;
 mod stack;

@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 
 use crate::cli::{EngineArgs, LoadFormat, ModelArgs, own_executable};
 use crate::model::{Location, locate};
+use crate::nodes::Leader;
 use crate::{demo, progress};
 
 /// How requests wait and end; the default is for a single one.
@@ -36,7 +37,7 @@ pub(crate) struct Stack {
 }
 
 impl Stack {
-    /// Starts the shard and the engine; the model loads in the background.
+    /// Starts the shards and the engine; the model loads in the background. A `leader` waits for other machines.
     ///
     /// # Errors
     /// If the model's files for the text side are not there or broken.
@@ -45,12 +46,14 @@ impl Stack {
         engine: &EngineArgs,
         limits: Limits,
         serving: Serving,
+        leader: Option<Leader>,
     ) -> Result<Stack> {
         let location = locate(model)?;
         let assets = assets(&location, model.load_format)?;
         let command = ShardCommand {
             program: own_executable()?,
-            args: shard_flags(model, engine),
+            args: [shard_flags(model, engine), leader.as_ref().map_or_else(Vec::new, Leader::shard_flags)]
+                .concat(),
             env: Default::default(),
         };
         let Serving { max_queue_requests, max_queue_tokens, queue_timeout, drain_timeout } = serving;
@@ -64,6 +67,7 @@ impl Stack {
             queue_timeout,
             drain_timeout,
             world_size: engine.num_shard as usize,
+            others: leader.map(Leader::others),
             step_timeout: Duration::from_secs_f64(engine.step_timeout),
             heartbeat_timeout: Duration::from_secs_f64(engine.heartbeat_timeout),
             max_failures: engine.max_shard_failures,
@@ -118,7 +122,7 @@ fn assets(location: &Location, format: LoadFormat) -> Result<Assets> {
 }
 
 /// The arguments of `millrace shard` that say the same as these.
-fn shard_flags(model: &ModelArgs, engine: &EngineArgs) -> Vec<OsString> {
+pub(crate) fn shard_flags(model: &ModelArgs, engine: &EngineArgs) -> Vec<OsString> {
     let mut flags: Vec<OsString> = vec!["shard".into()];
     let mut push = |flag: &str, value: String| flags.push(format!("{flag}={value}").into());
     push("--model-id", model.model_id.clone());

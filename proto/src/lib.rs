@@ -4,6 +4,8 @@
 //! [`MAX_FRAME`] are refused before anything is allocated for them.
 
 pub mod frame;
+pub mod handshake;
+pub mod liveness;
 
 /// Messages generated from `proto/shard.proto`; the comments there are the reference.
 #[allow(missing_docs, clippy::all)]

@@ -9,9 +9,9 @@ use std::time::Instant;
 
 use millrace_proto::{FrameError, FromShard, Pong, ToShard, frame, from_shard, to_shard};
 
-use crate::Error;
 use crate::collective::Aborter;
-use crate::options::Address;
+use crate::options::{Address, ShardOptions};
+use crate::{Error, remote};
 
 /// Messages that are read before the ones ahead of them are answered, at most. The router has two steps in flight.
 const READ_AHEAD: usize = 4;
@@ -53,21 +53,30 @@ impl Connection for TcpStream {
 }
 
 /// Connects to the router.
-pub(crate) fn connect(address: &Address) -> Result<Box<dyn Connection>, Error> {
-    open(address).map_err(|source| Error::Connect { address: address.to_string(), source })
-}
-
-fn open(address: &Address) -> io::Result<Box<dyn Connection>> {
-    match address {
+pub(crate) fn connect(options: &ShardOptions) -> Result<Box<dyn Connection>, Error> {
+    let ShardOptions { address, secret, rank, world_size, .. } = options;
+    let to = address.to_string();
+    match (address, secret) {
         #[cfg(unix)]
-        Address::Unix(path) => Ok(Box::new(std::os::unix::net::UnixStream::connect(path)?)),
+        (Address::Unix(path), _) => match std::os::unix::net::UnixStream::connect(path) {
+            Ok(stream) => Ok(Box::new(stream)),
+            Err(source) => Err(Error::Connect { address: to, source }),
+        },
         #[cfg(not(unix))]
-        Address::Unix(_) => Err(io::Error::new(ErrorKind::Unsupported, "this system has no Unix sockets")),
-        Address::Tcp(address) => {
-            let stream = TcpStream::connect(address)?;
+        (Address::Unix(_), _) => {
+            let source = io::Error::new(ErrorKind::Unsupported, "this system has no Unix sockets");
+            Err(Error::Connect { address: to, source })
+        }
+        (Address::Tcp(leader), Some(secret)) => {
+            Ok(Box::new(remote::connect(leader, secret, *rank, *world_size)?))
+        }
+        (Address::Tcp(address), None) => {
             // Answers are small and waited for.
-            stream.set_nodelay(true)?;
-            Ok(Box::new(stream))
+            let stream = TcpStream::connect(address).and_then(|stream| {
+                stream.set_nodelay(true)?;
+                Ok(stream)
+            });
+            Ok(Box::new(stream.map_err(|source| Error::Connect { address: to, source })?))
         }
     }
 }

@@ -63,14 +63,22 @@ pub enum Error {
         /// Why not.
         source: std::io::Error,
     },
+    /// The router and this rank do not belong together.
+    #[error("the router at {address}: {source}")]
+    Handshake {
+        /// Where it is.
+        address: String,
+        /// What does not fit.
+        source: millrace_proto::handshake::HandshakeError,
+    },
     /// The connection to the router failed.
     #[error("connection to the router: {0}")]
     Connection(#[from] millrace_proto::FrameError),
     /// The thread that reads the router's messages could not be started.
     #[error("cannot start the thread that reads the router's messages: {0}")]
     Reader(std::io::Error),
-    /// The thread that watches for the parent's end could not be started.
-    #[error("cannot start the thread that watches standard input: {0}")]
+    /// The thread that watches for the parent's end, or that shows the parent a sign of life, could not be started.
+    #[error("cannot start a thread for the parent process: {0}")]
     Lifeline(std::io::Error),
     /// An option that this version cannot honour.
     #[error("{0}")]

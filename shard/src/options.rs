@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use millrace_kernels::DType;
+use millrace_proto::handshake::Secret;
 
 use crate::collective::Wire;
 
@@ -40,6 +41,8 @@ pub enum Device {
 pub struct ShardOptions {
     /// Where the router listens.
     pub address: Address,
+    /// What proves to a router on another machine that this rank belongs to it; over TCP only.
+    pub secret: Option<Secret>,
     /// What computes.
     pub device: Device,
     /// This shard's number, from 0.

@@ -37,7 +37,7 @@ pub fn run(options: &ShardOptions, open: impl FnOnce() -> Result<Model, Error>) 
     if options.lifeline {
         lifeline::hold().map_err(Error::Lifeline)?;
     }
-    let connection = connect(&options.address)?;
+    let connection = connect(options)?;
     if let Device::Null(pace) = options.device {
         return report_to(&*connection, |router| null::serve(router, options, pace, open));
     }

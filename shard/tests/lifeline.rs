@@ -18,6 +18,7 @@ fn child() {
     let Some(socket) = std::env::var_os(SOCKET) else { return };
     let options = ShardOptions {
         address: Address::Unix(socket.into()),
+        secret: None,
         device: Device::Cpu,
         rank: 0,
         world_size: 1,

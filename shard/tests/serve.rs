@@ -24,6 +24,7 @@ const SEED: u64 = 5;
 fn options() -> ShardOptions {
     ShardOptions {
         address: Address::Unix("unused".into()),
+        secret: None,
         device: Device::Cpu,
         rank: 0,
         world_size: 1,

@@ -31,6 +31,7 @@ const STORY: [u32; 80] = [
 fn options(address: Address) -> ShardOptions {
     ShardOptions {
         address,
+        secret: None,
         device: Device::Cpu,
         rank: 0,
         world_size: 1,

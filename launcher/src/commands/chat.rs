@@ -22,7 +22,7 @@ pub(crate) fn run(args: ChatArgs) -> Result<()> {
     logging::start("off", false);
     let ChatArgs { model, engine, sampling, system } = args;
     tokio::runtime::Runtime::new()?.block_on(async {
-        let stack = Stack::start(&model, &engine, Default::default(), Serving::default())?;
+        let stack = Stack::start(&model, &engine, Default::default(), Serving::default(), None)?;
         stack.loaded().await?;
         let interactive = std::io::stdin().is_terminal();
         if interactive {

@@ -25,7 +25,7 @@ pub(crate) fn run(args: GenerateArgs) -> Result<()> {
         }
     };
     tokio::runtime::Runtime::new()?.block_on(async {
-        let stack = Stack::start(&model, &engine, Default::default(), Serving::default())?;
+        let stack = Stack::start(&model, &engine, Default::default(), Serving::default(), None)?;
         stack.loaded().await?;
         let params = sampling.params();
         let mut answer = stack.service.generate(Prompt::Text(prompt.clone(), Specials::Add), params).await?;

@@ -13,14 +13,20 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::cli::ServeArgs;
+use crate::commands::node;
+use crate::nodes::Role;
 use crate::report::Report;
 use crate::stack::{Serving, Stack};
 use crate::{logging, progress};
 
 /// Serves until told to stop.
 pub(crate) fn run(args: ServeArgs) -> Result<()> {
-    let ServeArgs { model, engine, http, json_output } = args;
+    let ServeArgs { model, engine, http, nodes, json_output } = args;
     logging::start("info", json_output);
+    let role = nodes.role(engine.num_shard as usize)?;
+    if let Role::Worker(worker) = role {
+        return node::run(&worker, &model, &engine, json_output);
+    }
     let limits = Limits {
         max_concurrent_requests: http.max_concurrent_requests,
         max_best_of: http.max_best_of,
@@ -51,7 +57,11 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
             allowed_origins: origins(&http.cors_allow_origin)?,
             metrics: Some(metrics::install(longest)?),
         };
-        let stack = Stack::start(&model, &engine, limits, serving)?;
+        let leader = match role {
+            Role::Leader(places) => Some(places.listen().await?),
+            Role::Alone | Role::Worker(_) => None,
+        };
+        let stack = Stack::start(&model, &engine, limits, serving, leader)?;
         tracing::info!("listening on http://{}", listener.local_addr()?);
         tokio::spawn(announce(stack.engine().state()));
 

@@ -4,22 +4,27 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use millrace_shard::collective::Wire;
 use millrace_shard::{Address, Device, ShardOptions, families};
 
 use crate::cli::{LoadFormat, ShardArgs};
-use crate::model;
+use crate::{logging, model, nodes};
 
 /// Computes steps until the router ends.
 pub(crate) fn run(args: ShardArgs) -> Result<()> {
-    let ShardArgs { connect, rank, world_size, model, engine } = args;
+    let ShardArgs { connect, rank, world_size, host_ranks, wire, json_output, model, engine } = args;
+    let address = address(&connect)?;
+    let is_remote = matches!(address, Address::Tcp(_));
+    if is_remote {
+        logging::start("info", json_output);
+    }
     let options = ShardOptions {
-        address: address(&connect)?,
+        address,
+        secret: is_remote.then(nodes::secret_of_environment).transpose()?.flatten(),
         device: engine.device(),
         rank,
         world_size,
-        host_ranks: world_size,
-        wire: Wire::Shm,
+        host_ranks: host_ranks.unwrap_or(world_size),
+        wire,
         collective_timeout: Duration::from_secs_f64(engine.collective_timeout),
         dtype: model.dtype.map(Into::into),
         kv_cache_dtype: model.kv_cache_dtype.map(Into::into),
@@ -31,16 +36,29 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         threads: engine.cpus_per_shard,
         lifeline: true,
     };
-    let source = model::source(&model)?;
+    let source = match model::source(&model) {
+        // In the form of this machine's log.
+        Err(error) if is_remote => {
+            tracing::error!("rank {rank}: {error:#}");
+            std::process::exit(1)
+        }
+        found => found?,
+    };
     let open = || match (options.device, model.load_format) {
         (Device::Cpu, LoadFormat::Auto) => families::load(&source),
         // Without anything that computes, the configuration is enough.
         (Device::Null(_), _) | (_, LoadFormat::Dummy) => families::load_dummy(&source),
     };
-    // The router is told of every error and reports it; saying it here too would only double it.
     match millrace_shard::run(&options, open) {
         Ok(()) => Ok(()),
-        Err(_) => std::process::exit(1),
+        Err(error) => {
+            // The router is told of every error and reports it; saying it here too would only double it, except where the
+            // router's log is on another machine, or the router does not listen.
+            if is_remote {
+                tracing::error!("rank {rank}: {error}");
+            }
+            std::process::exit(1)
+        }
     }
 }
 

@@ -1,39 +1,29 @@
 //! The shard processes: started, connected, watched over and ended together.
 //!
-//! No shard outlives the router: each holds the reading end of a pipe as its standard input, and exits when the pipe
+//! No shard of this machine outlives the router: each holds the reading end of a pipe as its standard input, and exits when the pipe
 //! closes, however the router died. No zombie is left: a task waits for each child. No file is left: the socket of a
 //! rank is removed as soon as the rank has connected.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
 use std::fs::Permissions;
 use std::io;
+use std::net::SocketAddr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
 use millrace_proto::{FrameError, Loading, Ready, Rendezvous, Shutdown, StepOutput, ToShard, to_shard};
 use tokio::net::{UnixListener, UnixStream};
-use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, timeout, timeout_at};
-use tokio_util::sync::CancellationToken;
+use tokio::time::{Instant, sleep_until, timeout, timeout_at};
 
+use super::children::{Children, ShardCommand, spawn};
+use super::gate::{Gate, OtherNodes};
 use super::link::{self, Outbound};
-
-/// How a shard is started. `--connect unix:<path> --rank <rank> --world-size <ranks>` is appended to the arguments.
-#[derive(Debug, Clone)]
-pub struct ShardCommand {
-    /// The program; found on `PATH` if it has no slash.
-    pub program: PathBuf,
-    /// Its first arguments.
-    pub args: Vec<OsString>,
-    /// Set in addition to the router's own environment.
-    pub env: HashMap<OsString, OsString>,
-}
 
 /// Why the shards could not be started. The texts are meant for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -48,6 +38,10 @@ pub(super) enum StartError {
     Lost(String),
     #[error("shard {rank} did not connect within {} s", .after.as_secs())]
     Silent { rank: usize, after: Duration },
+    #[error("cannot listen on {at} for other machines: {source}; try another --leader-port")]
+    Gate { at: SocketAddr, source: io::Error },
+    #[error("rank {rank} has not come from its machine within {} s", .after.as_secs())]
+    Absent { rank: usize, after: Duration },
 }
 
 /// What is heard of a shard.
@@ -87,7 +81,8 @@ const KNOCK: Duration = Duration::from_millis(200);
 
 /// All ranks of one model.
 pub(super) struct Group {
-    outbound: Vec<Outbound>,
+    /// By rank.
+    outbound: BTreeMap<usize, Outbound>,
     /// What was heard before all ranks were connected.
     early: VecDeque<(usize, News)>,
     news: mpsc::Receiver<(usize, News)>,
@@ -97,31 +92,66 @@ pub(super) struct Group {
 }
 
 impl Group {
-    /// Starts `world_size` processes and waits until each has connected.
+    /// Starts the processes of this machine, all `world_size` unless there are others, and waits until every rank has
+    /// connected.
     pub(super) async fn start(
         command: &ShardCommand,
         world_size: usize,
+        others: Option<&OtherNodes>,
         silence: Duration,
+    ) -> Result<Self, StartError> {
+        let (report, news) = mpsc::channel(NEWS);
+        let Some(others) = others else {
+            return Self::start_here(command, world_size, world_size, silence, report, news).await;
+        };
+        // A port that is taken is known before anything is started; whoever comes too early waits at the door.
+        let mut gate = Gate::open(others, world_size).await?;
+        let local = others.local_ranks;
+        let mut group = Self::start_here(command, local, world_size, silence, report.clone(), news).await?;
+        tracing::info!("ranks {local} to {} are waited for at {}", world_size - 1, others.listen);
+        match group.gather(&mut gate, silence, report).await {
+            Ok(()) => Ok(group),
+            Err(error) => {
+                group.kill().await;
+                Err(error)
+            }
+        }
+    }
+
+    /// Starts ranks 0 to `local` on this machine and waits until each has connected.
+    async fn start_here(
+        command: &ShardCommand,
+        local: usize,
+        world_size: usize,
+        silence: Duration,
+        report: mpsc::Sender<(usize, News)>,
+        news: mpsc::Receiver<(usize, News)>,
     ) -> Result<Self, StartError> {
         let room = private_directory()?;
         let owner = room.path().metadata().map(|directory| directory.uid());
         let owner = owner.map_err(|source| StartError::Directory { dir: room.path().into(), source })?;
-        let (report, news) = mpsc::channel(NEWS);
         let (mut children, mut doors) = (Children::default(), Vec::new());
-        for rank in 0..world_size {
+        for rank in 0..local {
             let path = room.path().join(format!("rank-{rank}"));
             let listener = UnixListener::bind(&path)
                 .map_err(|source| StartError::Listen { path: path.clone(), source })?;
-            let child = spawn(command, rank, world_size, &path)
-                .map_err(|source| StartError::Spawn { program: command.program.clone(), source })?;
+            let mut address = OsString::from("unix:");
+            address.push(&path);
+            let child = spawn(command, rank, world_size, &address, Stdio::inherit())?;
             children.watch(rank, child, report.clone());
             doors.push((listener, path));
         }
-        let mut group =
-            Group { outbound: Vec::new(), early: VecDeque::new(), news, links: JoinSet::new(), children };
+        let mut group = Group {
+            outbound: BTreeMap::new(),
+            early: VecDeque::new(),
+            news,
+            links: JoinSet::new(),
+            children,
+        };
         // A rank may have said why it cannot go on, and be gone, before the next one has come.
-        let admit = |group: &mut Group, rank, stream| {
-            group.outbound.push(link::open(rank, stream, report.clone(), &mut group.links));
+        let admit = |group: &mut Group, rank, stream: UnixStream| {
+            let outbound = link::open(rank, stream.into_split(), report.clone(), &mut group.links);
+            group.outbound.insert(rank, outbound);
         };
         for (rank, (listener, path)) in doors.iter().enumerate() {
             let arrival = timeout(silence, accept(listener, owner));
@@ -153,14 +183,48 @@ impl Group {
         Ok(group)
     }
 
+    /// Waits until all ranks of other machines have come.
+    async fn gather(
+        &mut self,
+        gate: &mut Gate,
+        silence: Duration,
+        report: mpsc::Sender<(usize, News)>,
+    ) -> Result<(), StartError> {
+        let mut deadline = Instant::now() + silence;
+        while let Some(missing) = gate.missing() {
+            tokio::select! {
+                (rank, stream) = gate.next() => {
+                    let outbound = link::open(rank, stream.into_split(), report.clone(), &mut self.links);
+                    self.outbound.insert(rank, outbound);
+                    deadline = Instant::now() + silence;
+                }
+                Some((rank, news)) = self.news.recv() => {
+                    if !news.is_death() {
+                        self.early.push_back((rank, news));
+                    } else if matches!(news, News::Closed(_)) && gate.expect_again(rank) {
+                        // Nothing is lost that was not waited for anyway.
+                        tracing::warn!("rank {rank} has gone before the group was complete; it is waited for again");
+                        self.outbound.remove(&rank);
+                        self.early.retain(|(of, _)| *of != rank);
+                    } else {
+                        return Err(StartError::Lost(self.explain(rank, news).await));
+                    }
+                }
+                () = sleep_until(deadline) => return Err(StartError::Absent { rank: missing, after: silence }),
+            }
+        }
+        Ok(())
+    }
+
     /// A group of shards that run somewhere else, over connected streams in the order of their ranks.
     #[cfg(test)]
     pub(super) fn connected(streams: Vec<UnixStream>) -> Self {
         let (report, news) = mpsc::channel(NEWS);
         let mut links = JoinSet::new();
         let streams = streams.into_iter().enumerate();
-        let outbound =
-            streams.map(|(rank, stream)| link::open(rank, stream, report.clone(), &mut links)).collect();
+        let outbound = streams
+            .map(|(rank, stream)| (rank, link::open(rank, stream.into_split(), report.clone(), &mut links)))
+            .collect();
         Group { outbound, early: VecDeque::new(), news, links, children: Children::default() }
     }
 
@@ -172,7 +236,7 @@ impl Group {
     /// Sends the same message to every rank. If one is dead, [`next`](Self::next) tells.
     pub(super) fn send(&self, message: to_shard::Message) {
         let message = Arc::new(ToShard { message: Some(message) });
-        for rank in &self.outbound {
+        for rank in self.outbound.values() {
             let _ = rank.send(message.clone());
         }
     }
@@ -180,7 +244,7 @@ impl Group {
     /// Sends a message to every rank but the first.
     pub(super) fn send_to_others(&self, message: to_shard::Message) {
         let message = Arc::new(ToShard { message: Some(message) });
-        for rank in self.outbound.iter().skip(1) {
+        for rank in self.outbound.values().skip(1) {
             let _ = rank.send(message.clone());
         }
     }
@@ -202,7 +266,7 @@ impl Group {
     pub(super) async fn explain(&mut self, rank: usize, first: News) -> String {
         let deadline = Instant::now() + LAST_WORDS;
         let mut heard = vec![first];
-        while !self.is_explained(&heard) {
+        while !self.is_explained(rank, &heard) {
             match timeout_at(deadline, self.news.recv()).await {
                 Ok(Some((other, news))) if other == rank => heard.push(news),
                 // The other ranks only follow the first.
@@ -225,8 +289,9 @@ impl Group {
         obituary(rank, &heard[0])
     }
 
-    fn is_explained(&self, heard: &[News]) -> bool {
-        let mut exited = self.children.is_empty();
+    fn is_explained(&self, rank: usize, heard: &[News]) -> bool {
+        // The end of a process elsewhere is heard of by its connection only.
+        let mut exited = rank >= self.children.len();
         let mut closed = false;
         for news in heard {
             match news {
@@ -297,24 +362,6 @@ fn private_directory() -> Result<tempfile::TempDir, StartError> {
         .map_err(|source| StartError::Directory { dir: std::env::temp_dir(), source })
 }
 
-fn spawn(command: &ShardCommand, rank: usize, world_size: usize, path: &Path) -> io::Result<Child> {
-    let mut address = OsString::from("unix:");
-    address.push(path);
-    Command::new(&command.program)
-        .args(&command.args)
-        .arg("--connect")
-        .arg(address)
-        .args(["--rank", &rank.to_string(), "--world-size", &world_size.to_string()])
-        .envs(&command.env)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::inherit())
-        .stderr(Stdio::inherit())
-        // A group of its own: an interrupt at the terminal is for the router, which lets running requests end first.
-        .process_group(0)
-        .kill_on_drop(true)
-        .spawn()
-}
-
 /// The next connection that comes from this user.
 async fn accept(listener: &UnixListener, owner: u32) -> io::Result<UnixStream> {
     loop {
@@ -324,46 +371,5 @@ async fn accept(listener: &UnixListener, owner: u32) -> io::Result<UnixStream> {
             return Ok(stream);
         }
         tracing::warn!(peer, "another user's process tried to connect as a shard");
-    }
-}
-
-/// The processes of a group, each with a task that waits for its end.
-#[derive(Default)]
-struct Children {
-    watchers: JoinSet<()>,
-    /// Writing ends of the shards' standard input. A shard exits when its own is closed.
-    lifelines: Vec<ChildStdin>,
-    killing: CancellationToken,
-}
-
-impl Children {
-    fn watch(&mut self, rank: usize, mut child: Child, report: mpsc::Sender<(usize, News)>) {
-        // Taken out, because waiting for a child closes its input.
-        self.lifelines.extend(child.stdin.take());
-        let killing = self.killing.clone();
-        self.watchers.spawn(async move {
-            let status = tokio::select! {
-                status = child.wait() => status,
-                () = killing.cancelled() => match child.kill().await {
-                    Ok(()) => child.wait().await,
-                    Err(error) => Err(error),
-                },
-            };
-            // Nobody listens any more when the group is being ended.
-            let _ = report.send((rank, News::Exited(status))).await;
-        });
-    }
-
-    fn is_empty(&self) -> bool {
-        self.lifelines.is_empty()
-    }
-
-    async fn wait(&mut self) {
-        while self.watchers.join_next().await.is_some() {}
-    }
-
-    async fn kill(&mut self) {
-        self.killing.cancel();
-        self.wait().await;
     }
 }

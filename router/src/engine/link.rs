@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use millrace_proto::frame::{read_async, write_async};
 use millrace_proto::{FrameError, FromShard, ToShard, from_shard};
-use tokio::net::UnixStream;
-use tokio::net::unix::{OwnedReadHalf, OwnedWriteHalf};
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -14,21 +13,20 @@ use super::group::News;
 /// Messages to one shard. The engine bounds what is under way by the steps it has in flight.
 pub(super) type Outbound = mpsc::UnboundedSender<Arc<ToShard>>;
 
-/// Serves `stream` with two tasks of `tasks`. What the shard says goes to `news` under its rank.
+/// Serves the halves of a stream with two tasks of `tasks`. What the shard says goes to `news` under its rank.
 pub(super) fn open(
     rank: usize,
-    stream: UnixStream,
+    (from, to): (impl AsyncRead + Send + Unpin + 'static, impl AsyncWrite + Send + Unpin + 'static),
     news: mpsc::Sender<(usize, News)>,
     tasks: &mut JoinSet<()>,
 ) -> Outbound {
-    let (from, to) = stream.into_split();
     let (outbound, messages) = mpsc::unbounded_channel();
     tasks.spawn(read(rank, from, news.clone()));
     tasks.spawn(write(rank, to, messages, news));
     outbound
 }
 
-async fn read(rank: usize, mut from: OwnedReadHalf, news: mpsc::Sender<(usize, News)>) {
+async fn read(rank: usize, mut from: impl AsyncRead + Unpin, news: mpsc::Sender<(usize, News)>) {
     let mut scratch = Vec::new();
     loop {
         let item = match read_async::<FromShard>(&mut from, &mut scratch).await {
@@ -55,7 +53,7 @@ async fn read(rank: usize, mut from: OwnedReadHalf, news: mpsc::Sender<(usize, N
 /// Ends with the first error. The reading half learns of a death as well, after all that the shard still had to say.
 async fn write(
     rank: usize,
-    mut to: OwnedWriteHalf,
+    mut to: impl AsyncWrite + Unpin,
     mut messages: mpsc::UnboundedReceiver<Arc<ToShard>>,
     news: mpsc::Sender<(usize, News)>,
 ) {

@@ -60,11 +60,28 @@ pub(super) async fn all_ready(
             other => return Err(group.explain(rank, other).await),
         }
         if ready.iter().all(Option::is_some) {
+            let settings: Vec<String> = ready.iter().flatten().map(settings).collect();
+            if let Some(rank) = settings.iter().position(|other| *other != settings[0]) {
+                return Err(format!(
+                    "the shards differ: rank 0 has {}, and rank {rank} {}; all machines need the same model and flags",
+                    settings[0], settings[rank]
+                ));
+            }
             let blocks = ready.iter().flatten().map(|ready| ready.num_blocks).min();
             let first = ready.swap_remove(0).unwrap_or_default();
             return Ok(Ready { num_blocks: blocks.unwrap_or_default(), ..first });
         }
     }
+}
+
+/// What must be the same on all ranks: other machines may have been started with other flags.
+fn settings(ready: &Ready) -> String {
+    let Ready { parameters, vocab_size, dtype, kv_cache_dtype, .. } = ready;
+    let Ready { block_size, max_sequences, max_step_tokens, .. } = ready;
+    format!(
+        "{parameters} parameters as {dtype}, a vocabulary of {vocab_size}, {kv_cache_dtype} in blocks of {block_size}, \
+         {max_sequences} sequences and {max_step_tokens} tokens per step"
+    )
 }
 
 /// Until someone drains, or no handle is left. A request that slipped in is dropped, which ends it.

@@ -5,7 +5,10 @@
 //! | [`handle`] | what the rest of the router holds: submit a request, receive its events |
 //! | `admission` | how full the engine is: what is refused, and when to come again |
 //! | `supervisor` | the life of the shards: heartbeat, deadlines, restarts |
-//! | `group` | starts the shard processes, watches over them, ends them |
+//! | `group` | all ranks of a model, connected: news of each, messages to all |
+//! | `children` | the shard processes of this machine |
+//! | `gate` | where ranks of other machines come in |
+//! | [`node`] | a machine that is not the leader |
 //! | `link` | one connection: a task that reads, a task that writes |
 //! | `loading` | from the connection until every rank is ready |
 //! | `run` | the loop: plan, send, apply |
@@ -13,12 +16,15 @@
 //! | `meter` | what the loop tells `/metrics` |
 
 mod admission;
+mod children;
 mod dispatch;
+mod gate;
 mod group;
 pub mod handle;
 mod link;
 mod loading;
 mod meter;
+pub mod node;
 mod run;
 mod supervisor;
 
@@ -35,10 +41,12 @@ use futures::FutureExt;
 use self::group::Group;
 use self::supervisor::Connect;
 
+pub use millrace_proto::handshake::{Secret, ShortSecret};
 pub use millrace_proto::{MemoryItem, Ready};
 
 pub use self::admission::{Bounds, Permit};
-pub use self::group::ShardCommand;
+pub use self::children::ShardCommand;
+pub use self::gate::OtherNodes;
 pub use self::handle::{
     Engine, Event, Failure, Finish, Generation, Priority, Refused, Request, Started, State, Token,
 };
@@ -48,6 +56,8 @@ pub use self::handle::{
 pub struct EngineConfig {
     /// Shard processes; each holds one slice of the model.
     pub world_size: usize,
+    /// Those of them that other machines run; none if not given.
+    pub others: Option<OtherNodes>,
     /// Requests that may be queued or running at the same time, and what of them may be queued.
     pub bounds: Bounds,
     /// Whether computed prefixes are kept and shared.
@@ -72,6 +82,7 @@ impl Default for EngineConfig {
     fn default() -> Self {
         EngineConfig {
             world_size: 1,
+            others: None,
             bounds: Bounds { in_flight: 128, queued: usize::MAX, queued_tokens: usize::MAX },
             prefix_cache: true,
             queue_timeout: None,
@@ -91,9 +102,10 @@ impl Default for EngineConfig {
 pub fn start(config: EngineConfig, command: ShardCommand) -> (Engine, JoinHandle<()>) {
     let world_size = config.world_size;
     let silence = config.startup_silence;
+    let others = config.others.clone();
     let connect = move || {
-        let command = command.clone();
-        async move { Group::start(&command, world_size, silence).await }.boxed()
+        let (command, others) = (command.clone(), others.clone());
+        async move { Group::start(&command, world_size, others.as_ref(), silence).await }.boxed()
     };
     start_with(config, Box::new(connect))
 }

@@ -2,6 +2,7 @@
 
 mod failure;
 mod fake;
+mod nodes;
 mod processes;
 mod recovery;
 mod serving;

@@ -1,7 +1,7 @@
 //! Real shard processes: this test binary, started again as [`as_a_shard`].
 
 use std::ffi::OsString;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ fn shell(script: &str) -> ShardCommand {
 }
 
 /// A pretend shard that serves; `PRETEND_FAULT` makes it report that and exit.
-fn pretend() -> ShardCommand {
+pub(super) fn pretend() -> ShardCommand {
     shell(
         "test \"$1 $3 $5\" = '--connect --rank --world-size' || exit 9; \
          PRETEND_CONNECT=$2 PRETEND_RANK=$4 exec \"$0\" --exact engine::tests::processes::as_a_shard --nocapture",
@@ -50,23 +50,32 @@ fn as_a_shard() {
     // So that a test can kill the process and look for the socket.
     let device = std::process::id().to_string();
     say(Message::Ready(millrace_proto::Ready { device, model_type: address, ..ready() }));
-    // All ranks compute; the first one answers.
     let speaks = std::env::var("PRETEND_RANK").unwrap() == "0";
-    let (mut shard, mut scratch) = (PretendShard::new(limits()), Vec::new());
-    loop {
-        match frame::read::<ToShard>(&mut stream, &mut scratch).map(|message| message.message) {
+    answer(&mut stream, speaks, usize::MAX);
+    std::process::exit(0);
+}
+
+/// Computes what comes, up to so many steps, until the connection ends. All ranks compute; one `speaks`.
+pub(super) fn answer(stream: &mut (impl Read + Write), speaks: bool, steps: usize) {
+    let (mut shard, mut scratch, mut left) = (PretendShard::new(limits()), Vec::new(), steps);
+    while left > 0 {
+        let message = match frame::read::<ToShard>(stream, &mut scratch).map(|message| message.message) {
             Ok(Some(to_shard::Message::Step(step))) => {
+                left -= 1;
                 let output = shard.run(&step).unwrap();
                 std::thread::sleep(Duration::from_millis(5));
-                if speaks {
-                    say(Message::Output(output));
+                if !speaks {
+                    continue;
                 }
+                Message::Output(output)
             }
-            Ok(Some(to_shard::Message::Ping(_))) => say(Message::Pong(Pong {})),
-            _ => break,
+            Ok(Some(to_shard::Message::Ping(_))) => Message::Pong(Pong {}),
+            _ => return,
+        };
+        if frame::write(stream, &FromShard { message: Some(message) }).is_err() {
+            return;
         }
     }
-    std::process::exit(0);
 }
 
 /// Process id and address of rank 0.

@@ -1,0 +1,270 @@
+//! One model on two machines: two servers on one address, and two network namespaces.
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use millrace_integration_tests::{
+    SecretFile, Server, Worker, binary, free_port, post, shards_of, signal, stream,
+};
+use serde_json::{Value, json};
+
+const SECRET: &str = "a secret that only the machines of this test know\n";
+
+/// In single precision: sums over shards round differently, which half precision would show at once.
+const MODEL: [&str; 4] = ["--model-id", "demo", "--dtype", "float32"];
+
+fn story() -> Value {
+    let parameters = json!({"max_new_tokens": 400, "stop": ["\u{1}"], "details": true});
+    json!({"inputs": "Once upon a time there was a fox with a lantern.", "parameters": parameters})
+}
+
+fn text(server: &Server) -> String {
+    let answer = post(&server.url("/generate"), &story());
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    answer.body["generated_text"].as_str().unwrap().to_owned()
+}
+
+/// The text of a stream in the midst of which `happens`.
+fn text_through(server: &Server, happens: impl FnOnce()) -> String {
+    let mut events = stream(&server.url("/generate_stream"), &story());
+    let first = events.next().unwrap();
+    assert!(first["token"].is_object(), "{first}");
+    happens();
+    let last = events.last().unwrap();
+    last["generated_text"].as_str().unwrap_or_else(|| panic!("{last}\n{}", server.log())).to_owned()
+}
+
+/// What one shard on one machine says.
+fn expected() -> String {
+    text(&Server::start(&MODEL))
+}
+
+/// Two machines on this address.
+fn pair<'a>(port: &'a str, secret: &'a SecretFile) -> Vec<&'a str> {
+    let nodes = ["--num-shard", "2", "--nnodes", "2", "--leader-address", "127.0.0.1"];
+    [&MODEL[..], &nodes, &["--leader-port", port, "--group-secret-file", secret.path()]].concat()
+}
+
+fn worker(flags: &[&str]) -> Worker {
+    Worker::start(Command::new(binary()).args(["serve", "--node-rank", "1"]).args(flags))
+}
+
+fn is_gone(pid: u32) -> bool {
+    !Path::new(&format!("/proc/{pid}")).exists()
+}
+
+fn all_end(server: Server, worker: Worker) {
+    let shards = [shards_of(server.pid()), worker.shards()].concat();
+    assert_eq!(shards.len(), 2);
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0));
+    let started_again = worker.shards();
+    assert_eq!(worker.stop().code(), Some(0));
+    let since = Instant::now();
+    while !shards.iter().chain(&started_again).all(|&pid| is_gone(pid)) {
+        assert!(since.elapsed() < Duration::from_secs(5), "a shard outlives its machine");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+#[test]
+fn two_machines_say_what_one_shard_says_through_losses_on_both() {
+    let expected = expected();
+    let (port, secret) = (free_port(), SecretFile::new("nodes-losses", SECRET));
+    let flags = pair(&port, &secret);
+    let worker = worker(&flags);
+    let server = Server::start(&flags);
+    assert_eq!((shards_of(server.pid()).len(), worker.shards().len()), (1, 1));
+    assert_eq!(text(&server), expected);
+
+    let shards = || [shards_of(server.pid())[0], worker.shards()[0]];
+    for (machine, name) in [(1, "KILL"), (0, "KILL"), (1, "STOP")] {
+        let (before, restarts) = (shards(), server.metric("millrace_shard_restarts_total"));
+        assert_eq!(text_through(&server, || signal(before[machine], name)), expected, "{name} on {machine}");
+        assert_eq!(server.metric("millrace_shard_restarts_total"), restarts + 1.0);
+        worker.wait_until("the old shards are gone", |_| before.iter().all(|&pid| is_gone(pid)));
+    }
+    all_end(server, worker);
+}
+
+#[test]
+fn a_leader_that_dies_is_waited_for() {
+    let (port, secret) = (free_port(), SecretFile::new("nodes-leader", SECRET));
+    let flags = pair(&port, &secret);
+    let worker = worker(&flags);
+    for _ in 0..2 {
+        let server = Server::start(&flags);
+        let shard = worker.shards()[0];
+        server.signal("KILL");
+        let _ = server.wait();
+        worker.wait_until("its shard has ended", |worker| {
+            worker.shards().first().is_some_and(|&now| now != shard)
+        });
+    }
+    all_end(Server::start(&flags), worker);
+}
+
+#[test]
+fn who_does_not_know_the_secret_is_refused_and_both_say_so() {
+    let port = free_port();
+    let (right, wrong) = (
+        SecretFile::new("nodes-right", SECRET),
+        SecretFile::new("nodes-wrong", "not the secret of this test"),
+    );
+    let server = Server::start_loading(&pair(&port, &right));
+    let other = worker(&pair(&port, &wrong));
+    let refusal = "the two sides were given different secrets";
+    server.wait_until("the leader says so", |server| server.log().contains(refusal));
+    other.wait_until("the other machine says so", |other| other.log().contains(refusal));
+    // It does not give up: what is wrong may be mended.
+    other.wait_until("it tries again", |other| other.log().matches(refusal).count() > 2);
+    assert_eq!(server.get("/ready").0, 503);
+    assert_eq!(other.stop().code(), Some(0));
+
+    // With four shards on two machines, ranks 2 and 3 come.
+    let mut flags = pair(&port, &right);
+    flags[5] = "4";
+    let other = worker(&flags);
+    other
+        .wait_until("the sizes differ", |other| other.log().contains("has 2 ranks, and the rank was told 4"));
+    assert!(server.log().contains("has 2 ranks, and the rank was told 4"), "{}", server.log());
+    drop(other);
+
+    let worker = worker(&pair(&port, &right));
+    server.wait_until("the right one is let in", |server| server.get("/ready").0 == 200);
+    all_end(server, worker);
+}
+
+#[test]
+fn flags_are_checked_before_anything_is_started() {
+    let short = SecretFile::new("nodes-short", "too short");
+    let several = ["--num-shard", "2", "--nnodes", "2", "--leader-address", "127.0.0.1"];
+    for (flags, wanted) in [
+        (&several[..], "--nnodes needs a secret that all machines share"),
+        (&[&several[..], &["--group-secret-file", short.path()]].concat(), "at least 16"),
+        (&["--num-shard", "3", "--nnodes", "2"], "give a multiple of --nnodes 2"),
+        (&["--num-shard", "2", "--nnodes", "2"], "--nnodes 2 needs --leader-address"),
+        (&["--node-rank", "1"], "--node-rank 1: with --nnodes 1"),
+    ] {
+        let refused = Command::new(binary())
+            .args(["serve", "--port", "0"])
+            .args(flags)
+            .env_remove("MILLRACE_GROUP_SECRET")
+            .stdin(Stdio::null())
+            .output()
+            .unwrap();
+        let error = String::from_utf8_lossy(&refused.stderr);
+        assert_eq!(refused.status.code(), Some(1), "{error}");
+        assert!(error.contains(wanted), "{error}");
+    }
+}
+
+/// Two machines, each a network namespace; their cable is a pair of virtual interfaces.
+struct Machines {
+    names: [String; 2],
+}
+
+const ADDRESSES: [&str; 2] = ["10.207.41.1", "10.207.41.2"];
+
+/// The namespace of the second machine, for the test inside the first.
+const OTHER: &str = "MILLRACE_TEST_OTHER_MACHINE";
+
+fn ip(arguments: &str) -> Result<(), String> {
+    let output = Command::new("ip").args(arguments.split(' ')).output().map_err(|error| error.to_string())?;
+    match output.status.success() {
+        true => Ok(()),
+        false => Err(format!("ip {arguments}: {}", String::from_utf8_lossy(&output.stderr).trim())),
+    }
+}
+
+impl Machines {
+    fn new() -> Result<Machines, String> {
+        let names = [0, 1].map(|n| format!("millrace-{}-{n}", std::process::id()));
+        // Removed again also if one of these fails.
+        let machines = Machines { names };
+        let [one, other] = &machines.names;
+        ip(&format!("netns add {one}"))?;
+        ip(&format!("netns add {other}"))?;
+        ip(&format!("-n {one} link add cable type veth peer name cable netns {other}"))?;
+        for (name, address) in machines.names.iter().zip(ADDRESSES) {
+            ip(&format!("-n {name} addr add {address}/24 dev cable"))?;
+            ip(&format!("-n {name} link set cable up"))?;
+            ip(&format!("-n {name} link set lo up"))?;
+        }
+        Ok(machines)
+    }
+}
+
+impl Drop for Machines {
+    fn drop(&mut self) {
+        // The cable goes with its ends.
+        self.names.iter().for_each(|name| drop(ip(&format!("netns del {name}"))));
+    }
+}
+
+#[test]
+fn two_network_namespaces_are_two_machines() {
+    let machines = match Machines::new() {
+        Ok(machines) => machines,
+        Err(why) => return eprintln!("skipped: no network namespaces here: {why}"),
+    };
+    let [one, other] = &machines.names;
+    let inside = Command::new("ip")
+        .args(["netns", "exec", one])
+        .arg(std::env::current_exe().unwrap())
+        .args(["--exact", "inside_the_leaders_machine", "--nocapture"])
+        .env(OTHER, other)
+        .stdin(Stdio::null())
+        .output()
+        .unwrap();
+    let said = [inside.stdout, inside.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(inside.status.success(), "{}", said.join("\n"));
+}
+
+/// Not a test of its own: what the test above does inside the first namespace.
+#[test]
+fn inside_the_leaders_machine() {
+    let Ok(other) = std::env::var(OTHER) else { return };
+    let expected = expected();
+    let secret = SecretFile::new("nodes-namespaces", SECRET);
+    let flags = [
+        "--num-shard",
+        "2",
+        "--nnodes",
+        "2",
+        "--leader-address",
+        ADDRESSES[0],
+        "--group-secret-file",
+        secret.path(),
+    ];
+    // The other one is told as LeaderWorkerSet tells it.
+    let worker = Worker::start(
+        Command::new("ip")
+            .args(["netns", "exec", &other])
+            .arg(binary())
+            .args([&["serve", "--num-shard", "2"], &MODEL[..]].concat())
+            .envs([("LWS_GROUP_SIZE", "2"), ("LWS_WORKER_INDEX", "1"), ("LWS_LEADER_ADDRESS", ADDRESSES[0])])
+            .env("MILLRACE_GROUP_SECRET", SECRET.trim_end()),
+    );
+    let server = Server::start(&[&MODEL[..], &flags].concat());
+    assert!(server.log().contains(&format!("rank 1 has come from {}", ADDRESSES[1])), "{}", server.log());
+    assert_eq!(text(&server), expected);
+
+    let shard = worker.shards()[0];
+    assert_eq!(text_through(&server, || signal(shard, "KILL")), expected);
+    worker.wait_until("the next shard is there", |worker| worker.shards().len() == 1);
+
+    // The cable is pulled: neither side is told anything, and each finds it out by itself.
+    let shard = worker.shards()[0];
+    let through = text_through(&server, || {
+        ip("link set cable down").unwrap();
+        let since = Instant::now();
+        worker.wait_until("the rank behind the cable has ended", |_| is_gone(shard));
+        eprintln!("the rank ended after {:.1} s without a cable", since.elapsed().as_secs_f64());
+        ip("link set cable up").unwrap();
+    });
+    assert_eq!(through, expected);
+    all_end(server, worker);
+}
