@@ -5,9 +5,10 @@
 //! second, and memory. The client shares the processor with the server; its own share of the time is printed.
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails may panic")]
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use millrace_integration_tests::{Server, cpu_seconds, post, resident_bytes, shards_of, stream};
+use millrace_integration_tests::{Server, binary, cpu_seconds, post, resident_bytes, shards_of, stream};
 use serde_json::{Value, json};
 
 struct Model {
@@ -15,6 +16,8 @@ struct Model {
     flags: Vec<String>,
     /// Tokens each client asks for with 1, 8, 16 and 32 clients.
     tokens: [usize; 4],
+    /// Tokens of each of 16 streams, between whose beginning and end nothing comes or goes.
+    steady: usize,
     /// How often each client asks.
     rounds: usize,
     /// Prompts of about this many characters measure the prefill.
@@ -33,6 +36,7 @@ fn main() {
             flags: vec![],
             tokens: [400, 200, 200, 100],
             rounds: 8,
+            steady: 900,
             prompt_chars: 2000,
             prefix_chars: 2700,
         },
@@ -43,6 +47,7 @@ fn main() {
                 .to_vec(),
             tokens: [32, 24, 20, 16],
             rounds: 1,
+            steady: 24,
             prompt_chars: 1500,
             prefix_chars: 12_800,
         },
@@ -57,6 +62,8 @@ fn main() {
 fn measure(model: &Model) {
     println!("\n## {}\n", model.name);
     let flags: Vec<&str> = model.flags.iter().map(String::as_str).collect();
+    // Built before the time is taken.
+    binary();
     let since = Instant::now();
     let server = Server::start(&flags);
     let ready = since.elapsed();
@@ -88,6 +95,8 @@ fn measure(model: &Model) {
             100.0 * (cpu_seconds(std::process::id()) - spent) / wall,
         );
     }
+
+    println!("| shard idle while 16 streams run | {:.2}% |", idle(&server, model.steady));
 
     let mut rates = Vec::new();
     for round in 0..3 {
@@ -144,6 +153,36 @@ fn generate(server: &Server, client: usize, tokens: usize, rounds: usize) -> Vec
         (1 + events.count(), first)
     };
     (0..rounds).map(generate).collect()
+}
+
+/// The shard's idle time between steps while 16 sequences run, in percent.
+fn idle(server: &Server, tokens: usize) -> f64 {
+    const STREAMS: usize = 16;
+    let body = |client: usize| {
+        // Without the marks that end a text.
+        json!({"model": "tgi", "prompt": format!("{client} foxes"), "max_tokens": tokens, "temperature": 0,
+               "stream": true, "logit_bias": {"0": -100, "1": -100, "2": -100}})
+    };
+    let seen = AtomicUsize::new(0);
+    let reach = |count: usize| {
+        while seen.load(Ordering::Relaxed) < count {
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        (server.metric("millrace_shard_idle_micros_total"), Instant::now())
+    };
+    std::thread::scope(|scope| {
+        for client in 0..STREAMS {
+            let (seen, body) = (&seen, body(client));
+            scope.spawn(move || {
+                for _ in stream(&server.url("/v1/completions"), &body) {
+                    seen.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let (before, since) = reach(STREAMS * tokens / 8);
+        let (after, until) = reach(STREAMS * tokens * 7 / 8);
+        1e-4 * (after - before) / (until - since).as_secs_f64()
+    })
 }
 
 fn ms(time: Duration) -> f64 {

@@ -10,7 +10,8 @@ use super::group::{Group, News, StartError};
 use super::handle::{Command, State};
 use super::run::End;
 
-/// Connects the shards and waits for all of them. What they announce together is rank 0's, with the smallest pool.
+/// Connects the shards and waits for all of them. What they announce together is rank 0's, with the smallest pool
+/// and the shortest sequences of all.
 ///
 /// Commands are watched meanwhile: requests are not taken yet by the handle, but draining ends the attempt.
 pub(super) async fn load(
@@ -67,9 +68,12 @@ pub(super) async fn all_ready(
                     settings[0], settings[rank]
                 ));
             }
-            let blocks = ready.iter().flatten().map(|ready| ready.num_blocks).min();
+            // Memory may be scarcer for one rank than for another.
+            let least = |size: fn(&Ready) -> u32| ready.iter().flatten().map(size).min().unwrap_or_default();
+            let num_blocks = least(|ready| ready.num_blocks);
+            let max_sequence_tokens = least(|ready| ready.max_sequence_tokens);
             let first = ready.swap_remove(0).unwrap_or_default();
-            return Ok(Ready { num_blocks: blocks.unwrap_or_default(), ..first });
+            return Ok(Ready { num_blocks, max_sequence_tokens, ..first });
         }
     }
 }
