@@ -5,12 +5,14 @@
 
 mod client;
 mod server;
+mod story;
 mod worker;
 
 use std::path::PathBuf;
 
 pub use client::{Answer, Stream, post, stream};
 pub use server::{Server, binary, cpu_seconds, resident_bytes, shards_of, signal};
+pub use story::long_story;
 pub use worker::{SecretFile, Worker, free_port};
 
 /// A folder of the test data that does not belong to the repository, if `MILLRACE_TEST_DATA` names one.

@@ -6,39 +6,17 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use millrace_integration_tests::{
-    SecretFile, Server, Worker, binary, free_port, post, shards_of, signal, stream,
+    SecretFile, Server, Worker, binary, free_port, long_story, shards_of, signal,
 };
-use serde_json::{Value, json};
 
 const SECRET: &str = "a secret that only the machines of this test know\n";
 
 /// In single precision: sums over shards round differently, which half precision would show at once.
 const MODEL: [&str; 4] = ["--model-id", "demo", "--dtype", "float32"];
 
-fn story() -> Value {
-    let parameters = json!({"max_new_tokens": 400, "stop": ["\u{1}"], "details": true});
-    json!({"inputs": "Once upon a time there was a fox with a lantern.", "parameters": parameters})
-}
-
-fn text(server: &Server) -> String {
-    let answer = post(&server.url("/generate"), &story());
-    assert_eq!(answer.status, 200, "{}", answer.body);
-    answer.body["generated_text"].as_str().unwrap().to_owned()
-}
-
-/// The text of a stream in the midst of which `happens`.
-fn text_through(server: &Server, happens: impl FnOnce()) -> String {
-    let mut events = stream(&server.url("/generate_stream"), &story());
-    let first = events.next().unwrap();
-    assert!(first["token"].is_object(), "{first}");
-    happens();
-    let last = events.last().unwrap();
-    last["generated_text"].as_str().unwrap_or_else(|| panic!("{last}\n{}", server.log())).to_owned()
-}
-
 /// What one shard on one machine says.
 fn expected() -> String {
-    text(&Server::start(&MODEL))
+    long_story(&Server::start(&MODEL), || {})
 }
 
 /// Two machines on this address.
@@ -77,12 +55,12 @@ fn two_machines_say_what_one_shard_says_through_losses_on_both() {
     let worker = worker(&flags);
     let server = Server::start(&flags);
     assert_eq!((shards_of(server.pid()).len(), worker.shards().len()), (1, 1));
-    assert_eq!(text(&server), expected);
+    assert_eq!(long_story(&server, || {}), expected);
 
     let shards = || [shards_of(server.pid())[0], worker.shards()[0]];
     for (machine, name) in [(1, "KILL"), (0, "KILL"), (1, "STOP")] {
         let (before, restarts) = (shards(), server.metric("millrace_shard_restarts_total"));
-        assert_eq!(text_through(&server, || signal(before[machine], name)), expected, "{name} on {machine}");
+        assert_eq!(long_story(&server, || signal(before[machine], name)), expected, "{name} on {machine}");
         assert_eq!(server.metric("millrace_shard_restarts_total"), restarts + 1.0);
         worker.wait_until("the old shards are gone", |_| before.iter().all(|&pid| is_gone(pid)));
     }
@@ -250,15 +228,15 @@ fn inside_the_leaders_machine() {
     );
     let server = Server::start(&[&MODEL[..], &flags].concat());
     assert!(server.log().contains(&format!("rank 1 has come from {}", ADDRESSES[1])), "{}", server.log());
-    assert_eq!(text(&server), expected);
+    assert_eq!(long_story(&server, || {}), expected);
 
     let shard = worker.shards()[0];
-    assert_eq!(text_through(&server, || signal(shard, "KILL")), expected);
+    assert_eq!(long_story(&server, || signal(shard, "KILL")), expected);
     worker.wait_until("the next shard is there", |worker| worker.shards().len() == 1);
 
     // The cable is pulled: neither side is told anything, and each finds it out by itself.
     let shard = worker.shards()[0];
-    let through = text_through(&server, || {
+    let through = long_story(&server, || {
         ip("link set cable down").unwrap();
         let since = Instant::now();
         worker.wait_until("the rank behind the cable has ended", |_| is_gone(shard));

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use millrace_integration_tests::{Server, binary, post, shards_of, signal, stream, test_data};
+use millrace_integration_tests::{Server, binary, long_story, post, shards_of, signal, test_data};
 use serde_json::{Value, json};
 
 fn request(client: usize, tokens: usize) -> Value {
@@ -55,22 +55,11 @@ fn two_and_four_shards_say_what_one_says_also_in_company() {
 #[test]
 fn any_rank_may_die_or_hang_in_mid_stream() {
     let server = Server::start(&["--num-shard", "2", "--dtype", "float32"]);
-    // Without the marks that end a text, so that there is time.
-    let request = json!({
-        "model": "demo", "prompt": "Once upon a time", "max_tokens": 900, "temperature": 0, "stream": true,
-        "logit_bias": {"0": -100, "1": -100, "2": -100},
-    });
-    let text = |event: &Value| event["choices"][0]["text"].as_str().unwrap_or_default().to_owned();
-    let expected: String =
-        stream(&server.url("/v1/completions"), &request).map(|event| text(&event)).collect();
-    assert!(expected.len() > 900, "{expected}");
+    let expected = long_story(&server, || {});
     for (rank, name) in [(1, "KILL"), (0, "KILL"), (1, "STOP")] {
         let restarts = server.metric("millrace_shard_restarts_total");
         let shards = shards_of(server.pid());
-        let mut events = stream(&server.url("/v1/completions"), &request);
-        let first = text(&events.next().unwrap());
-        signal(shards[rank], name);
-        let got: String = [first].into_iter().chain(events.map(|event| text(&event))).collect();
+        let got = long_story(&server, || signal(shards[rank], name));
         assert_eq!(got, expected, "{name} of rank {rank}");
         assert_eq!(server.metric("millrace_shard_restarts_total"), restarts + 1.0);
         server.wait_until("the old shards are gone", |server| {
