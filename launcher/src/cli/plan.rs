@@ -18,7 +18,7 @@ pub(crate) struct PlanArgs {
     /// Prompt tokens in a prefill step
     #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) prefill_tokens: u32,
-    /// Predict times on this GPU, from its data sheet: 80% of the bandwidths and 60% of the 16-bit peak are taken to be
+    /// Predict times on this GPU, from published numbers: 80% of the bandwidths and 60% of the 16-bit peak are taken to be
     /// reached. The flags below go before its numbers
     #[arg(long, value_parser = gpus())]
     pub(crate) gpu: Option<&'static Gpu>,
@@ -41,7 +41,7 @@ pub(crate) struct PlanArgs {
 }
 
 impl PlanArgs {
-    /// What the flags say of the hardware, and for the rest the data sheet. `dtype` is that of the weights.
+    /// What the flags say of the hardware, and for the rest the GPU's numbers. `dtype` is that of the weights.
     pub(crate) fn hardware(&self, dtype: DType) -> Hardware {
         let given = Hardware {
             memory: self.memory_gib.map(|gib| (gib * (1_u64 << 30) as f64) as usize),

@@ -77,12 +77,12 @@ const NVLINK_5: Link = nvlink("NVLink 5", 900.0);
 const PCIE_4: Link = pcie("PCIe 4.0 x16", 32.0);
 const PCIE_5: Link = pcie("PCIe 5.0 x16", 64.0);
 
-/// A GPU by what its vendor's data sheet says.
+/// A GPU by published numbers, none of which was measured here.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Gpu {
     /// The name on the command line.
     pub name: &'static str,
-    /// Whole GiB of memory that its driver reports, which is not the round number of the name.
+    /// Whole GiB of memory that are about what its driver reports, which is not the round number of the name.
     pub gibibytes: usize,
     /// 10⁹ bytes per second of its memory.
     pub gigabytes: f64,

@@ -14,6 +14,7 @@ use millrace_proto::{Ready, Sampling};
 
 use super::{Bounds, Engine, EngineConfig, Event, Finish, Generation, Priority, Request, State};
 use crate::scheduler::Limits;
+use crate::scheduler::tests::pretend::alone;
 
 /// What the fake shards announce.
 fn ready() -> Ready {
@@ -95,4 +96,22 @@ async fn listen(mut generation: Generation) -> Told {
         }
     }
     told
+}
+
+/// What a request is told if nothing else is going on.
+fn told_alone(request: &Request) -> Told {
+    let (tokens, finish) = alone(request, limits().vocab_size);
+    Told { started: 1, tokens, finish: Some(finish), failed: None }
+}
+
+/// Submits all requests at once, and compares.
+async fn each_gets_what_it_gets_alone(engine: &Engine, requests: &[Request]) {
+    let listeners: Vec<_> = requests
+        .iter()
+        .map(|request| tokio::spawn(listen(engine.submit(request.clone()).unwrap())))
+        .collect();
+    for (request, listener) in requests.iter().zip(listeners) {
+        assert_eq!(listener.await.unwrap(), told_alone(request));
+    }
+    assert_eq!(engine.in_flight(), 0);
 }

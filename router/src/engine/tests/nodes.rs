@@ -115,7 +115,7 @@ async fn strangers_neither_come_in_nor_stand_in_the_way() {
         assert_eq!(refusal(to, &right(), 3, 3), Refusal::Rank { rank: 3 });
         let _first = attempt(to, &right(), 1, 3).unwrap();
         // Its arrival is noted a moment after it is welcome.
-        std::thread::sleep(Duration::from_millis(100));
+        std::thread::sleep(Duration::from_millis(500));
         assert_eq!(refusal(to, &right(), 1, 3), Refusal::Taken { rank: 1 });
         // It leaves before the group is complete, and comes again.
         (silent, to)

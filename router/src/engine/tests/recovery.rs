@@ -7,9 +7,8 @@ use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
 use super::fake::{FakeShard, engine_over_all};
-use super::{Told, config, limits, listen, request, soon, until, until_ready};
+use super::{config, each_gets_what_it_gets_alone, listen, request, soon, told_alone, until, until_ready};
 use crate::engine::{Bounds, Engine, EngineConfig, Refused, Request, State};
-use crate::scheduler::tests::pretend::alone;
 
 const OPEN: usize = 1 << 20;
 
@@ -41,11 +40,6 @@ fn sound() -> UnixStream {
     stream
 }
 
-fn told_alone(request: &Request) -> Told {
-    let (tokens, finish) = alone(request, limits().vocab_size);
-    Told { started: 1, tokens, finish: Some(finish), failed: None }
-}
-
 fn forgiving() -> EngineConfig {
     EngineConfig { max_failures: 3, ..config() }
 }
@@ -62,14 +56,7 @@ async fn until_recovering(engine: &Engine) {
 async fn all_go_on(engine: Engine, task: JoinHandle<()>) {
     until_ready(&engine).await;
     let requests: Vec<_> = (0..30).map(|i| request(i, 1 + (i as usize * 37) % 200, 90)).collect();
-    let listeners: Vec<_> = requests
-        .iter()
-        .map(|request| tokio::spawn(listen(engine.submit(request.clone()).unwrap())))
-        .collect();
-    for (request, listener) in requests.iter().zip(listeners) {
-        assert_eq!(listener.await.unwrap(), told_alone(request));
-    }
-    assert_eq!(engine.in_flight(), 0);
+    each_gets_what_it_gets_alone(&engine, &requests).await;
     engine.drain();
     soon("the engine's end", task).await.unwrap();
 }

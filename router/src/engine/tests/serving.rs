@@ -3,30 +3,17 @@
 use std::time::Duration;
 
 use super::fake::{FakeShard, engine_over, serving};
-use super::{Told, config, limits, listen, request, soon, until, until_ready};
+use super::{config, each_gets_what_it_gets_alone, listen, request, soon, told_alone, until, until_ready};
 use crate::engine::{EngineConfig, Event, Refused, State};
-use crate::scheduler::tests::pretend::alone;
 
 const OPEN: usize = 1 << 20;
-
-fn told_alone(request: &crate::engine::Request) -> Told {
-    let (tokens, finish) = alone(request, limits().vocab_size);
-    Told { started: 1, tokens, finish: Some(finish), failed: None }
-}
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_at_once_get_what_each_gets_alone() {
     let (engine, ..) = serving(OPEN).await;
     let requests: Vec<_> =
         (0..64).map(|i| request(i, 1 + (i as usize * 37) % 300, 1 + (i as u32 * 13) % 90)).collect();
-    let listeners: Vec<_> = requests
-        .iter()
-        .map(|request| tokio::spawn(listen(engine.submit(request.clone()).unwrap())))
-        .collect();
-    for (request, listener) in requests.iter().zip(listeners) {
-        assert_eq!(listener.await.unwrap(), told_alone(request));
-    }
-    assert_eq!(engine.in_flight(), 0);
+    each_gets_what_it_gets_alone(&engine, &requests).await;
 }
 
 #[tokio::test]
