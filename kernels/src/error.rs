@@ -20,4 +20,7 @@ pub enum Error {
     /// Parts of a matrix or vector do not fit together.
     #[error("shapes do not fit: {0}")]
     Shape(String),
+    /// The device reported a fault; what it computed since is lost.
+    #[error("{0}")]
+    Device(String),
 }

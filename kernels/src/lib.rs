@@ -5,6 +5,8 @@
 
 pub mod backend;
 pub mod cpu;
+#[cfg(any(feature = "cuda", feature = "cpu-sim"))]
+pub mod cuda;
 mod error;
 pub mod reference;
 mod sample;

@@ -1,0 +1,72 @@
+//! Compiles the CUDA sources as far as this machine can, and writes the table of what came of it.
+//!
+//! Three things per `.cu` file: its source (always; NVRTC compiles it where nothing better is at hand), a fat binary (where
+//! nvcc is found), and a library for the simulated device (feature `cpu-sim`).
+
+#[path = "build/nvcc.rs"]
+mod nvcc;
+#[path = "build/sim.rs"]
+mod sim;
+#[path = "build/sources.rs"]
+mod sources;
+
+use std::env;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use sources::Sources;
+
+fn main() {
+    let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
+    let sources = Sources::find(Path::new("cuda"));
+    println!("cargo:rerun-if-changed=cuda");
+    println!("cargo:rerun-if-changed=build");
+
+    let mut table = String::new();
+    let fatbins =
+        if feature("CUDA") { nvcc::compile(&sources, &out, feature("EMBED_CUBIN")) } else { Vec::new() };
+    table += "/// Fat binaries by module.\npub(crate) static FATBINS: &[(&str, &[u8])] = &[\n";
+    for (module, file) in &fatbins {
+        writeln!(table, "    ({module:?}, include_bytes!({file:?})),").expect("strings take all");
+    }
+    table += "];\n/// Sources by module.\npub(crate) static SOURCES: &[(&str, &str)] = &[\n";
+    for (module, file) in sources.modules.iter().chain(&sources.sm90) {
+        let file = file.canonicalize().expect("the file was listed");
+        writeln!(table, "    ({module:?}, include_str!({file:?})),").expect("strings take all");
+    }
+    table += "];\n/// Headers that the sources include, by the name they use.\npub(crate) static HEADERS: &[(&str, &str)] = &[\n";
+    for file in &sources.headers {
+        let name = file.file_name().expect("a file").to_string_lossy();
+        let file = file.canonicalize().expect("the file was listed");
+        writeln!(table, "    ({name:?}, include_str!({file:?})),").expect("strings take all");
+    }
+    table += "];\n";
+    if feature("CPU_SIM") {
+        table += "/// Libraries of the simulated device by module.\npub(crate) static SIMULATED: &[(&str, &str)] = &[\n";
+        for (module, file) in sim::compile(&sources, &out) {
+            writeln!(table, "    ({module:?}, {file:?}),").expect("strings take all");
+        }
+        table += "];\n";
+    }
+    std::fs::write(out.join("modules.rs"), table).expect("OUT_DIR can be written");
+}
+
+fn feature(name: &str) -> bool {
+    env::var_os(format!("CARGO_FEATURE_{name}")).is_some()
+}
+
+/// Does `work` for all items on as many threads as cargo allows.
+fn in_parallel<T: Sync>(items: &[T], work: impl Fn(&T) + Sync) {
+    let threads: usize = env::var("NUM_JOBS").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
+    let next = AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        for _ in 0..threads.clamp(1, items.len().max(1)) {
+            scope.spawn(|| {
+                while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    work(item);
+                }
+            });
+        }
+    });
+}

@@ -1,0 +1,48 @@
+//! What lies in `cuda/`.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+/// The CUDA sources, modules by name.
+pub(crate) struct Sources {
+    /// Modules for every card, and for the simulated device.
+    pub(crate) modules: Vec<(String, PathBuf)>,
+    /// Modules that only Hopper runs.
+    pub(crate) sm90: Vec<(String, PathBuf)>,
+    /// What modules include.
+    pub(crate) headers: Vec<PathBuf>,
+    /// What the simulated device consists of.
+    pub(crate) simulator: Vec<PathBuf>,
+}
+
+impl Sources {
+    pub(crate) fn find(folder: &Path) -> Self {
+        Sources {
+            modules: modules(folder),
+            sm90: modules(&folder.join("sm90")),
+            headers: files(&folder.join("include"), "cuh"),
+            simulator: [files(&folder.join("sim"), "h"), files(&folder.join("sim"), "cpp")].concat(),
+        }
+    }
+}
+
+fn modules(folder: &Path) -> Vec<(String, PathBuf)> {
+    let name = |file: &PathBuf| file.file_stem().expect("a file").to_string_lossy().into_owned();
+    files(folder, "cu").into_iter().map(|file| (name(&file), file)).collect()
+}
+
+fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    let mut all: Vec<PathBuf> = entries.map(|entry| entry.expect("the folder can be read").path()).collect();
+    all.retain(|file| file.extension().is_some_and(|e| e == extension));
+    all.sort();
+    all
+}
+
+/// Whether `made` is newer than everything it is made of.
+pub(crate) fn is_fresh<'a>(made: &Path, from: impl IntoIterator<Item = &'a PathBuf>) -> bool {
+    let time = |path: &Path| -> Option<SystemTime> { fs::metadata(path).ok()?.modified().ok() };
+    let Some(made) = time(made) else { return false };
+    from.into_iter().all(|file| time(file).is_some_and(|t| t < made))
+}

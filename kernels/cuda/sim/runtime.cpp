@@ -1,0 +1,447 @@
+// Fibers, barriers and launches of the simulated device. Linked into the library of every .cu file.
+#include "machine.h"
+#undef threadIdx
+#undef blockIdx
+#undef blockDim
+#undef gridDim
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <string>
+#include <sys/mman.h>
+#include <thread>
+#include <vector>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#define WITH_ASAN 1
+#else
+#define WITH_ASAN 0
+#endif
+
+extern "C" void millrace_sim_switch(void **save, void *to);
+
+#if defined(__x86_64__)
+constexpr int kSaved = 6;
+asm(R"(
+.text
+.type millrace_sim_switch,@function
+.hidden millrace_sim_switch
+.globl millrace_sim_switch
+millrace_sim_switch:
+  pushq %rbp
+  pushq %rbx
+  pushq %r12
+  pushq %r13
+  pushq %r14
+  pushq %r15
+  movq %rsp, (%rdi)
+  movq %rsi, %rsp
+  popq %r15
+  popq %r14
+  popq %r13
+  popq %r12
+  popq %rbx
+  popq %rbp
+  ret
+.size millrace_sim_switch,.-millrace_sim_switch
+)");
+#elif defined(__aarch64__)
+constexpr int kSaved = 20;
+asm(R"(
+.text
+.type millrace_sim_switch,@function
+.hidden millrace_sim_switch
+.globl millrace_sim_switch
+millrace_sim_switch:
+  sub sp, sp, #160
+  stp x19, x20, [sp, #0]
+  stp x21, x22, [sp, #16]
+  stp x23, x24, [sp, #32]
+  stp x25, x26, [sp, #48]
+  stp x27, x28, [sp, #64]
+  stp x29, x30, [sp, #80]
+  stp d8, d9, [sp, #96]
+  stp d10, d11, [sp, #112]
+  stp d12, d13, [sp, #128]
+  stp d14, d15, [sp, #144]
+  mov x9, sp
+  str x9, [x0]
+  mov sp, x1
+  ldp x19, x20, [sp, #0]
+  ldp x21, x22, [sp, #16]
+  ldp x23, x24, [sp, #32]
+  ldp x25, x26, [sp, #48]
+  ldp x27, x28, [sp, #64]
+  ldp x29, x30, [sp, #80]
+  ldp d8, d9, [sp, #96]
+  ldp d10, d11, [sp, #112]
+  ldp d12, d13, [sp, #128]
+  ldp d14, d15, [sp, #144]
+  add sp, sp, #160
+  ret
+.size millrace_sim_switch,.-millrace_sim_switch
+)");
+#else
+#error "the simulated device knows x86-64 and AArch64"
+#endif
+
+namespace sim {
+
+thread_local Machine machine;
+
+namespace {
+
+constexpr size_t kStack = 256 << 10;
+// How long a block may wait for memory that somebody else was to write.
+constexpr auto kSpinLimit = std::chrono::seconds(30);
+
+Kernel *kernels = nullptr;
+thread_local SharedArray *shared_arrays = nullptr;
+
+// What belongs to an OS thread while it works on a launch.
+struct Worker {
+  Fiber *fibers;
+  char *stacks;
+  void *scheduler;
+  Thunk thunk;
+  void **params;
+  bool reverse, greedy;
+  std::string *fault;
+  std::chrono::steady_clock::time_point spin_started;
+  bool spin_running;
+  const void *own_stack;
+  size_t own_stack_bytes;
+};
+thread_local Worker *worker;
+
+void to_scheduler() {
+  void *abandoned;
+#if WITH_ASAN
+  __sanitizer_start_switch_fiber(nullptr, worker->own_stack, worker->own_stack_bytes);
+#endif
+  millrace_sim_switch(&abandoned, worker->scheduler);
+}
+
+void run(Fiber *next, bool leaving) {
+  Fiber *from = machine.fiber;
+  if (next == from && !leaving) return;
+  machine.fiber = next;
+#if WITH_ASAN
+  void *fake = nullptr;
+  __sanitizer_start_switch_fiber(leaving ? nullptr : &fake, worker->stacks + kStack * (next - worker->fibers), kStack);
+#endif
+  millrace_sim_switch(&from->stack_pointer, next->stack_pointer);
+#if WITH_ASAN
+  __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+#endif
+}
+
+unsigned first_lane(unsigned lanes) {
+  return worker->reverse ? 31 - __builtin_clz(lanes) : __builtin_ctz(lanes);
+}
+
+// The fiber that goes on after the current one, which may itself be waiting or gone.
+Fiber *successor() {
+  const Fiber *f = machine.fiber;
+  const unsigned n = machine.warp_count;
+  const unsigned lanes = machine.warps[f->warp].runnable;
+  const unsigned later = worker->reverse ? lanes & ((1u << f->lane) - 1) : lanes & ~((2u << f->lane) - 1);
+  if (later) return &worker->fibers[f->warp * kLanes + first_lane(later)];
+  if (worker->greedy && lanes) return &worker->fibers[f->warp * kLanes + first_lane(lanes)];
+  for (unsigned i = 1; i <= n; i++) {
+    const unsigned w = worker->reverse ? (f->warp + n - i) % n : (f->warp + i) % n;
+    if (machine.warps[w].runnable) return &worker->fibers[w * kLanes + first_lane(machine.warps[w].runnable)];
+  }
+  return nullptr;
+}
+
+// A thread that waits on memory counts as runnable. If all that can run are such, time has to pass.
+void leave_to_others() {
+  Fiber *next = successor();
+  if (!next) fail("deadlock: threads wait for others that never come (divergent barrier or lane mask)");
+  if (next->spinning) {
+    const auto now = std::chrono::steady_clock::now();
+    if (!worker->spin_running) {
+      worker->spin_running = true;
+      worker->spin_started = now;
+    } else if (now - worker->spin_started > kSpinLimit) {
+      fail("waited too long for memory that nobody has written");
+    }
+    std::this_thread::yield();
+  } else {
+    worker->spin_running = false;
+  }
+  run(next, false);
+}
+
+void release_barrier() {
+  machine.at_barrier = 0;
+  machine.barrier_generation++;
+  machine.votes[machine.barrier_generation & 1] = 0;
+  for (unsigned w = 0; w < machine.warp_count; w++) machine.warps[w].runnable = machine.warps[w].alive;
+}
+
+bool complete(const Meeting &m, const Warp &w) { return m.arrived != 0 && m.arrived == (m.mask & w.alive); }
+
+void release(Meeting &m, Warp &w) {
+  w.runnable |= m.arrived;
+  m.arrived = 0;
+  m.generation++;
+}
+
+void thread_main() {
+#if WITH_ASAN
+  const void *bottom;
+  size_t bytes;
+  __sanitizer_finish_switch_fiber(nullptr, &bottom, &bytes);
+  if (!worker->own_stack) {
+    worker->own_stack = bottom;
+    worker->own_stack_bytes = bytes;
+  }
+#endif
+  worker->thunk(worker->params);
+  Fiber *f = machine.fiber;
+  if (f->first_copy != f->last_copy) fail("a thread ends with asynchronous copies in flight");
+  Warp &w = machine.warps[f->warp];
+  w.alive &= ~(1u << f->lane);
+  w.runnable &= ~(1u << f->lane);
+  machine.alive--;
+  if (machine.alive == 0) to_scheduler();
+  // Those who waited for a thread that is gone wait no longer.
+  if (machine.at_barrier && machine.at_barrier == machine.alive) release_barrier();
+  for (unsigned i = 0; i < w.meeting_count; i++) {
+    if (complete(w.meetings[i], w)) release(w.meetings[i], w);
+  }
+  Fiber *next = successor();
+  if (!next) fail("deadlock: threads wait for others that never come (divergent barrier or lane mask)");
+  run(next, true);
+  std::abort();
+}
+
+void run_block(Warp *warps, unsigned threads) {
+  Fiber *fibers = worker->fibers;
+  const dim3 size = machine.block_size;
+  machine.warps = warps;
+  machine.warp_count = (threads + kLanes - 1) / kLanes;
+  machine.alive = threads;
+  machine.at_barrier = 0;
+  machine.barrier_generation = 0;
+  machine.votes[0] = machine.votes[1] = 0;
+  for (SharedArray *s = shared_arrays; s; s = s->next) std::memset(s->data, 0xCD, s->bytes);
+  for (unsigned w = 0; w < machine.warp_count; w++) {
+    const unsigned lanes = threads - w * kLanes;
+    warps[w].alive = lanes >= kLanes ? ~0u : (1u << lanes) - 1;
+    warps[w].runnable = warps[w].alive;
+    warps[w].meeting_count = 0;
+  }
+  for (unsigned i = 0; i < threads; i++) {
+    Fiber &f = fibers[i];
+    f.thread = {i % size.x, i / size.x % size.y, i / (size.x * size.y)};
+    f.warp = i / kLanes;
+    f.lane = i % kLanes;
+    f.first_copy = f.last_copy = f.group = 0;
+    f.spinning = false;
+    void **top = reinterpret_cast<void **>(worker->stacks + kStack * (i + 1));
+#if defined(__x86_64__)
+    *--top = nullptr;  // keeps the stack aligned as after a call
+    *--top = reinterpret_cast<void *>(&thread_main);
+    for (int k = 0; k < kSaved; k++) *--top = nullptr;
+#else
+    for (int k = 0; k < kSaved; k++) *--top = nullptr;
+    top[11] = reinterpret_cast<void *>(&thread_main);  // x30
+#endif
+    f.stack_pointer = top;
+  }
+  Fiber *first = &fibers[worker->reverse ? threads - 1 : 0];
+  machine.fiber = first;
+#if WITH_ASAN
+  void *fake;
+  worker->own_stack = nullptr;
+  __sanitizer_start_switch_fiber(&fake, worker->stacks + kStack * (first - fibers), kStack);
+#endif
+  millrace_sim_switch(&worker->scheduler, first->stack_pointer);
+#if WITH_ASAN
+  __sanitizer_finish_switch_fiber(fake, nullptr, nullptr);
+#endif
+}
+
+}  // namespace
+
+void fail(const char *message) {
+  const uint3 b = machine.block, t = machine.fiber->thread;
+  char where[160];
+  std::snprintf(where, sizeof where, " (block %u,%u,%u thread %u,%u,%u)", b.x, b.y, b.z, t.x, t.y, t.z);
+  *worker->fault = std::string(message) + where;
+  to_scheduler();
+  std::abort();
+}
+
+void wait_for_release() {
+  Fiber *f = machine.fiber;
+  machine.warps[f->warp].runnable &= ~(1u << f->lane);
+  leave_to_others();
+}
+
+void spin_pause() {
+  machine.fiber->spinning = true;
+  leave_to_others();
+  machine.fiber->spinning = false;
+}
+
+void block_barrier() {
+  if (++machine.at_barrier == machine.alive) {
+    release_barrier();
+  } else {
+    wait_for_release();
+  }
+}
+
+unsigned block_vote(bool vote) {
+  // The tally of the vote before this one is no longer read once anybody votes again.
+  unsigned &tally = machine.votes[machine.barrier_generation & 1];
+  tally += vote;
+  block_barrier();
+  return tally;
+}
+
+Slots meet(unsigned mask, int operation, const void *value, size_t bytes) {
+  Fiber *f = machine.fiber;
+  Warp &w = machine.warps[f->warp];
+  const unsigned bit = 1u << f->lane;
+  if (!(mask & bit)) fail("a lane calls a warp operation with a mask that does not name it");
+  Meeting *m = w.meetings, *end = w.meetings + w.meeting_count;
+  while (m != end && m->mask != mask) m++;
+  if (m == end) {
+    // A mask that nobody is waiting under makes room.
+    if (w.meeting_count == kMeetings) {
+      for (m = w.meetings; m != end && m->arrived; m++) {}
+      if (m == end) fail("too many groups of lanes meet at once");
+    } else {
+      w.meeting_count++;
+    }
+    m->mask = mask;
+    m->arrived = 0;
+    m->generation = 0;
+  }
+  for (Meeting *other = w.meetings; other != w.meetings + w.meeting_count; other++) {
+    if (other != m && other->arrived & mask) fail("lanes of one warp call an operation with masks that overlap but differ");
+  }
+  if (m->arrived == 0) m->operation = operation;
+  if (m->operation != operation) fail("lanes of one mask are in different warp operations");
+  Slots slots = m->slots[m->generation & 1];
+  std::memcpy(slots[f->lane], value, bytes);
+  m->arrived |= bit;
+  if (complete(*m, w)) {
+    release(*m, w);
+  } else {
+    wait_for_release();
+  }
+  return slots;
+}
+
+SharedArray::SharedArray(void *data, size_t bytes) : data(data), bytes(bytes), next(shared_arrays) {
+  shared_arrays = this;
+  std::memset(data, 0xCD, bytes);
+}
+
+Kernel::Kernel(const char *name, Thunk thunk, const unsigned *sizes, unsigned count)
+    : name(name), thunk(thunk), sizes(sizes), count(count), next(kernels) {
+  kernels = this;
+}
+
+}  // namespace sim
+
+// 1 if the library has a kernel of this name.
+extern "C" __attribute__((visibility("default"))) int millrace_sim_has(const char *name) {
+  for (sim::Kernel *k = sim::kernels; k; k = k->next) {
+    if (std::strcmp(k->name, name) == 0) return 1;
+  }
+  return 0;
+}
+
+// Runs a kernel to its end. `order`: bit 0 reverses threads and warps, bit 1 lets a warp run as far as it can before the
+// next one. 0 on success; otherwise `message` says what went wrong.
+extern "C" __attribute__((visibility("default"))) int millrace_sim_launch(const char *name, const unsigned *grid, const unsigned *block, size_t dynamic_shared,
+                                   void **params, const unsigned *sizes, unsigned count, unsigned order, unsigned os_threads,
+                                   char *message, size_t message_bytes) {
+  using namespace sim;
+  std::string fault;
+  Kernel *kernel = kernels;
+  while (kernel && std::strcmp(kernel->name, name) != 0) kernel = kernel->next;
+  const size_t threads = size_t(block[0]) * block[1] * block[2];
+  const size_t blocks = size_t(grid[0]) * grid[1] * grid[2];
+  if (!kernel) {
+    fault = std::string("no kernel of the name ") + name;
+  } else if (threads == 0 || threads > kMaxThreads) {
+    fault = "a block must have 1 to 1024 threads";
+  } else if (blocks == 0 || grid[1] > 65535 || grid[2] > 65535 || grid[0] > 2147483647u) {
+    fault = "the grid is empty or larger than a device takes";
+  } else if (dynamic_shared > 227 * 1024) {
+    fault = "more shared memory than a block can have";
+  } else if (count != kernel->count) {
+    fault = "the kernel takes " + std::to_string(kernel->count) + " parameters, not " + std::to_string(count);
+  } else {
+    for (unsigned i = 0; i < count; i++) {
+      if (sizes[i] != kernel->sizes[i]) {
+        fault = "parameter " + std::to_string(i) + " has " + std::to_string(kernel->sizes[i]) + " bytes, not " +
+                std::to_string(sizes[i]);
+        break;
+      }
+    }
+  }
+
+  std::atomic<size_t> next{0};
+  std::atomic<bool> failed{!fault.empty()};
+  std::mutex lock;
+  auto work = [&] {
+    Worker self{};
+    std::string own_fault;
+    std::vector<Fiber> fibers(threads);
+    std::vector<Warp> warps((threads + kLanes - 1) / kLanes);
+    const size_t bytes = kStack * threads;
+    self.stacks = static_cast<char *>(
+        mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
+    // Exactly as large as asked for, so that a sanitizer sees an access beyond it.
+    void *shared = nullptr;
+    if (self.stacks == MAP_FAILED || (dynamic_shared && posix_memalign(&shared, 1024, dynamic_shared) != 0)) {
+      own_fault = "no memory for the simulated device";
+    } else {
+      self.fibers = fibers.data();
+      self.thunk = kernel->thunk;
+      self.params = params;
+      self.reverse = order & 1;
+      self.greedy = order & 2;
+      self.fault = &own_fault;
+      worker = &self;
+      machine.block_size = {block[0], block[1], block[2]};
+      machine.grid_size = {grid[0], grid[1], grid[2]};
+      machine.dynamic_shared = static_cast<unsigned char *>(shared);
+      for (size_t b; !failed && own_fault.empty() && (b = next++) < blocks;) {
+        if (shared) std::memset(shared, 0xCD, dynamic_shared);
+        machine.block = {unsigned(b % grid[0]), unsigned(b / grid[0] % grid[1]), unsigned(b / (size_t(grid[0]) * grid[1]))};
+        run_block(warps.data(), unsigned(threads));
+      }
+      worker = nullptr;
+    }
+    free(shared);
+    if (self.stacks != MAP_FAILED) munmap(self.stacks, bytes);
+    if (!own_fault.empty()) {
+      std::lock_guard<std::mutex> guard(lock);
+      if (!failed.exchange(true)) fault = own_fault;
+    }
+  };
+  if (!failed) {
+    const size_t n = std::min<size_t>(blocks, os_threads ? os_threads : 1);
+    std::vector<std::thread> others;
+    for (size_t i = 1; i < n; i++) others.emplace_back(work);
+    std::thread(work).join();  // a thread of its own, so that thread-local memory of the caller is left alone
+    for (auto &t : others) t.join();
+  }
+  if (fault.empty()) return 0;
+  std::snprintf(message, message_bytes, "%s: %s", name, fault.c_str());
+  return 1;
+}

@@ -1,0 +1,74 @@
+// Asynchronous copies and the tensor core's instructions, by their definitions in the PTX manual.
+#pragma once
+#include "machine.h"
+
+namespace sim {
+
+inline void check_aligned(const void *p, size_t bytes, const char *message) {
+  if (reinterpret_cast<uintptr_t>(p) % bytes) fail(message);
+}
+
+// The copy happens when it is waited for and not before: until then the destination holds garbage.
+inline void copy_async(void *to, const void *from, unsigned size, unsigned bytes) {
+  Fiber *f = machine.fiber;
+  if (f->last_copy - f->first_copy >= kCopies) fail("more asynchronous copies in flight than the simulated device keeps");
+  check_aligned(to, size, "misaligned destination of an asynchronous copy");
+  if (bytes) check_aligned(from, size, "misaligned source of an asynchronous copy");
+  std::memset(to, 0x7f, size);
+  f->copies[f->last_copy++ % kCopies] = {to, from, bytes, size, f->group};
+}
+inline void commit_copies() { machine.fiber->group++; }
+inline void wait_copies(unsigned pending) {
+  Fiber *f = machine.fiber;
+  while (f->first_copy != f->last_copy) {
+    const Copy &c = f->copies[f->first_copy % kCopies];
+    if (c.group + pending >= f->group) break;
+    std::memset(c.to, 0, c.size);
+    if (c.bytes) std::memcpy(c.to, c.from, c.bytes);
+    f->first_copy++;
+  }
+}
+
+// ldmatrix: lanes 8i to 8i+7 name the rows of matrix i, eight 16-bit elements each.
+template <int N, bool Transposed> inline void load_matrices(uint32_t (&r)[N], const void *row) {
+  check_aligned(row, 16, "misaligned row of a matrix");
+  auto *slots = meet(~0u, kMatrix, row);
+  const unsigned lane = machine.fiber->lane;
+  for (int i = 0; i < N; i++) {
+    uint32_t halves[2];
+    for (unsigned j = 0; j < 2; j++) {
+      const unsigned at_row = Transposed ? lane % 4 * 2 + j : lane / 4;
+      const unsigned at_col = Transposed ? lane / 4 : lane % 4 * 2 + j;
+      uint16_t element;
+      std::memcpy(&element, slot<const uint16_t *>(slots, unsigned(i) * 8 + at_row) + at_col, 2);
+      halves[j] = element;
+    }
+    r[i] = halves[0] | halves[1] << 16;
+  }
+}
+
+// mma.m16n8: D += A·B with A [16, K] in rows and B [K, 8] in columns. A register holds 4 / sizeof(element) neighbours
+// along K; `decode(register, i)` gives the i-th. The sum runs along K in order, in f32 (a card rounds in ways of its own).
+template <int PerRegister, class F> inline void mma_m16n8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], F decode) {
+  struct Registers { uint32_t a[4], b[2]; };
+  const Registers own{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
+  auto *slots = meet(~0u, kMma, own);
+  const unsigned lane = machine.fiber->lane, group = lane / 4, column = lane % 4 * 2;
+  for (unsigned half = 0; half < 2; half++) {
+    for (unsigned t = 0; t < 4; t++) {
+      const auto of_a = slot<Registers>(slots, group * 4 + t);
+      const auto of_b0 = slot<Registers>(slots, column * 4 + t);
+      const auto of_b1 = slot<Registers>(slots, (column + 1) * 4 + t);
+      for (int i = 0; i < PerRegister; i++) {
+        const float upper = decode(of_a.a[2 * half], i), lower = decode(of_a.a[2 * half + 1], i);
+        const float left = decode(of_b0.b[half], i), right = decode(of_b1.b[half], i);
+        d[0] += upper * left;
+        d[1] += upper * right;
+        d[2] += lower * left;
+        d[3] += lower * right;
+      }
+    }
+  }
+}
+
+}  // namespace sim

@@ -1,0 +1,296 @@
+//! NVIDIA's cards through the driver's API, which is opened at run time.
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_void};
+use std::sync::{Mutex, PoisonError};
+
+use cudarc::driver::result::{self, DriverError, ctx, device, event, module, stream};
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
+
+use super::driver::{Arg, Driver, Function, Grid, Properties};
+use super::modules;
+use crate::{Error, Result};
+
+/// The oldest cards that the kernels are written for: Ampere.
+const OLDEST: (u32, u32) = (8, 0);
+
+/// One card, its primary context and a stream.
+#[derive(Debug)]
+pub struct Card {
+    name: String,
+    device: sys::CUdevice,
+    context: Handle<sys::CUcontext>,
+    stream: Handle<sys::CUstream>,
+    properties: Properties,
+    modules: Mutex<HashMap<&'static str, Handle<sys::CUmodule>>>,
+    functions: Mutex<HashMap<Function, Loaded>>,
+}
+
+/// A kernel on the card, and how much dynamic shared memory its launches may ask for so far.
+#[derive(Debug, Clone, Copy)]
+struct Loaded {
+    function: Handle<sys::CUfunction>,
+    shared: usize,
+}
+
+/// A pointer that the driver gave out.
+#[derive(Debug, Clone, Copy)]
+struct Handle<T>(T);
+
+// SAFETY: the driver's handles may be used from any thread, as long as the context is current there, which every call sees to.
+unsafe impl<T> Send for Handle<T> {}
+// SAFETY: as above; the driver locks what it must.
+unsafe impl<T> Sync for Handle<T> {}
+
+impl Card {
+    /// How many cards there are.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with one sentence: no driver, or one that cannot be used.
+    pub fn count() -> Result<usize> {
+        // SAFETY: the call only tries to open the library.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::Device("there is no NVIDIA driver (libcuda.so.1) on this machine".to_owned()));
+        }
+        result::init().map_err(|e| failed("cuInit", e))?;
+        Ok(device::get_count().map_err(|e| failed("cuDeviceGetCount", e))? as usize)
+    }
+
+    /// Card number `ordinal` of those that `CUDA_VISIBLE_DEVICES` shows.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with one sentence: no driver, no such card, a card that is too old, or a failing call by its name.
+    pub fn new(ordinal: usize) -> Result<Card> {
+        let count = Card::count()?;
+        if ordinal >= count {
+            return Err(Error::Device(format!("there is no card {ordinal}: the driver shows {count}")));
+        }
+        let device = device::get(ordinal as i32).map_err(|e| failed("cuDeviceGet", e))?;
+        let name = device::get_name(device).map_err(|e| failed("cuDeviceGetName", e))?;
+        let attribute = |which| {
+            // SAFETY: the device came from the driver.
+            let value = unsafe { device::get_attribute(device, which) };
+            value.map(|v| v as u32).map_err(|e| failed("cuDeviceGetAttribute", e))
+        };
+        let properties = Properties {
+            capability: (
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            multiprocessors: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?,
+            shared_per_block: attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?
+                as usize,
+            l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
+        };
+        if properties.capability < OLDEST {
+            let (major, minor) = properties.capability;
+            return Err(Error::Device(format!(
+                "{name} has compute capability {major}.{minor}; {}.{} (Ampere) is the oldest that is supported",
+                OLDEST.0, OLDEST.1
+            )));
+        }
+        // SAFETY: the device came from the driver; the context is released when the card is dropped.
+        let context =
+            unsafe { primary_context(device) }.map_err(|e| failed("cuDevicePrimaryCtxRetain", e))?;
+        let stream = stream::create(stream::StreamKind::NonBlocking);
+        let stream = stream.map_err(|e| failed("cuStreamCreate", e))?;
+        Ok(Card {
+            name,
+            device,
+            context: Handle(context),
+            stream: Handle(stream),
+            properties,
+            modules: Mutex::default(),
+            functions: Mutex::default(),
+        })
+    }
+
+    fn make_current(&self) -> Result<()> {
+        // SAFETY: the context lives as long as the card.
+        unsafe { ctx::set_current(self.context.0) }.map_err(|e| failed("cuCtxSetCurrent", e))
+    }
+
+    fn load(&self, function: Function) -> Result<Loaded> {
+        let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(loaded) = functions.get(&function) {
+            return Ok(*loaded);
+        }
+        let mut loaded_modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let module = match loaded_modules.get(function.module) {
+            Some(module) => *module,
+            None => {
+                let module = Handle(self.load_module(function.module)?);
+                loaded_modules.insert(function.module, module);
+                module
+            }
+        };
+        let name = CString::new(function.name).map_err(|e| Error::Unsupported(e.to_string()))?;
+        // SAFETY: the module is loaded and stays so until the card is dropped.
+        let found = unsafe { module::get_function(module.0, name) };
+        let found = found.map_err(|e| failed(&format!("kernel {}", function.name), e))?;
+        let loaded = Loaded { function: Handle(found), shared: 48 << 10 };
+        functions.insert(function, loaded);
+        Ok(loaded)
+    }
+
+    fn load_module(&self, name: &str) -> Result<sys::CUmodule> {
+        let image = modules::find(modules::FATBINS, name)
+            .ok_or_else(|| Error::Unsupported(format!("this build has no machine code of {name}.cu")))?;
+        // SAFETY: the image is a fat binary that nvcc wrote.
+        unsafe { module::load_data(image.as_ptr().cast()) }
+            .map_err(|e| failed(&format!("cuModuleLoadData({name})"), e))
+    }
+
+    fn allow_shared(&self, function: Function, loaded: &mut Loaded, bytes: usize) -> Result<()> {
+        use sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as LIMIT;
+        // SAFETY: the function is loaded.
+        unsafe { result::function::set_function_attribute(loaded.function.0, LIMIT, bytes as i32) }
+            .map_err(|e| failed(&format!("{} bytes of shared memory for {}", bytes, function.name), e))?;
+        loaded.shared = bytes;
+        self.functions.lock().unwrap_or_else(PoisonError::into_inner).insert(function, *loaded);
+        Ok(())
+    }
+}
+
+/// # Safety
+/// `device` came from the driver.
+unsafe fn primary_context(device: sys::CUdevice) -> std::result::Result<sys::CUcontext, DriverError> {
+    // SAFETY: the caller vouches for the device.
+    unsafe {
+        let context = result::primary_ctx::retain(device)?;
+        ctx::set_current(context)?;
+        Ok(context)
+    }
+}
+
+/// The driver's answer with the name of the call that got it.
+fn failed(call: &str, error: DriverError) -> Error {
+    let text = |found: std::result::Result<&std::ffi::CStr, DriverError>| {
+        found.map_or_else(|_| format!("{:?}", error.0), |text| text.to_string_lossy().into_owned())
+    };
+    Error::Device(format!("{call}: {} ({})", text(error.error_string()), text(error.error_name())))
+}
+
+impl Drop for Card {
+    fn drop(&mut self) {
+        // Nothing can be done about a failure here, and a card that has failed answers every call with one.
+        // SAFETY: what is given back came from the driver and is not used again.
+        unsafe {
+            let _ = ctx::set_current(self.context.0);
+            let _ = stream::synchronize(self.stream.0);
+            for module in self.modules.get_mut().unwrap_or_else(PoisonError::into_inner).values() {
+                let _ = module::unload(module.0);
+            }
+            let _ = stream::destroy(self.stream.0);
+            let _ = result::primary_ctx::release(self.device);
+        }
+    }
+}
+
+impl Driver for Card {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn properties(&self) -> Properties {
+        self.properties
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.make_current()?;
+        // SAFETY: the context is current; whoever asks gives the memory back with `free`.
+        unsafe { result::malloc_sync(bytes) }.map_err(|e| match e.0 {
+            sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY => Error::OutOfMemory { what: "device memory", bytes },
+            _ => failed("cuMemAlloc", e),
+        })
+    }
+
+    unsafe fn free(&self, at: u64) {
+        // Freeing waits for the device, so nothing that was started still uses the memory. A failure means that the
+        // context is lost, and its memory with it.
+        if self.make_current().is_ok() {
+            // SAFETY: the caller says that the memory is not used again.
+            let _ = unsafe { result::free_sync(at) };
+        }
+    }
+
+    unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
+        self.make_current()?;
+        // SAFETY: the caller vouches for the memory; the source is read before the second call returns.
+        unsafe {
+            result::memcpy_htod_async(to, from, self.stream.0).map_err(|e| failed("cuMemcpyHtoD", e))?;
+            stream::synchronize(self.stream.0).map_err(|e| failed("cuStreamSynchronize", e))
+        }
+    }
+
+    unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        self.make_current()?;
+        // SAFETY: the caller vouches for the memory; it is written before the second call returns.
+        unsafe {
+            result::memcpy_dtoh_async(to, from, self.stream.0).map_err(|e| failed("cuMemcpyDtoH", e))?;
+            stream::synchronize(self.stream.0).map_err(|e| failed("cuStreamSynchronize", e))
+        }
+    }
+
+    unsafe fn fill(&self, at: u64, value: u8, bytes: usize) -> Result<()> {
+        self.make_current()?;
+        // SAFETY: the caller vouches for the memory.
+        unsafe { result::memset_d8_async(at, value, bytes, self.stream.0) }
+            .map_err(|e| failed("cuMemsetD8", e))
+    }
+
+    unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
+        self.make_current()?;
+        // SAFETY: the caller vouches for the memory.
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream.0) }
+            .map_err(|e| failed("cuMemcpyDtoD", e))
+    }
+
+    unsafe fn launch(&self, function: Function, grid: Grid, args: &[Arg]) -> Result<()> {
+        self.make_current()?;
+        let mut loaded = self.load(function)?;
+        if grid.shared > loaded.shared {
+            self.allow_shared(function, &mut loaded, grid.shared)?;
+        }
+        let mut bits: Vec<u64> = args.iter().map(Arg::bits).collect();
+        let mut params: Vec<*mut c_void> = bits.iter_mut().map(|b| std::ptr::from_mut(b).cast()).collect();
+        let [bx, by, bz] = grid.blocks;
+        let [tx, ty, tz] = grid.threads;
+        // SAFETY: the function is loaded, and the caller vouches for the arguments, which the driver copies.
+        unsafe {
+            result::launch_kernel(
+                loaded.function.0,
+                (bx, by, bz),
+                (tx, ty, tz),
+                grid.shared as u32,
+                self.stream.0,
+                &mut params,
+            )
+        }
+        .map_err(|e| failed(&format!("launch of {}", function.name), e))
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.make_current()?;
+        // SAFETY: the stream lives as long as the card.
+        unsafe { stream::synchronize(self.stream.0) }.map_err(|e| failed("cuStreamSynchronize", e))
+    }
+
+    fn time(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
+        self.make_current()?;
+        let new =
+            || event::create(sys::CUevent_flags::CU_EVENT_DEFAULT).map_err(|e| failed("cuEventCreate", e));
+        let (start, end) = (new()?, new()?);
+        // SAFETY: events and stream are the driver's; the events are destroyed once and after they have passed.
+        unsafe {
+            event::record(start, self.stream.0).map_err(|e| failed("cuEventRecord", e))?;
+            work()?;
+            event::record(end, self.stream.0).map_err(|e| failed("cuEventRecord", e))?;
+            event::synchronize(end).map_err(|e| failed("cuEventSynchronize", e))?;
+            let milliseconds = event::elapsed(start, end).map_err(|e| failed("cuEventElapsedTime", e))?;
+            let _ = event::destroy(start);
+            let _ = event::destroy(end);
+            Ok(f64::from(milliseconds) / 1e3)
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! A device and what is done with it.
+
+use std::sync::Arc;
+
+use super::driver::{Arg, Driver, Function, Grid, Properties};
+use super::memory::{Elem, Memory, View};
+use crate::{Error, Result};
+
+/// A card or the simulation of one. Clones are the same device.
+#[derive(Debug, Clone)]
+pub struct Device {
+    driver: Arc<dyn Driver>,
+    properties: Properties,
+}
+
+impl Device {
+    /// The device behind `driver`.
+    pub fn new(driver: Arc<dyn Driver>) -> Device {
+        let properties = driver.properties();
+        Device { driver, properties }
+    }
+
+    /// A name for people.
+    pub fn name(&self) -> String {
+        self.driver.name()
+    }
+
+    /// What the device is.
+    pub fn properties(&self) -> &Properties {
+        &self.properties
+    }
+
+    /// Room for `len` elements; its contents are undefined.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if there is not as much.
+    pub fn allocate(&self, elem: Elem, len: usize) -> Result<Memory> {
+        Memory::new(self.driver.clone(), len * elem.size())
+    }
+
+    /// Memory that holds `bytes`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if there is no room, or what the copy fails with.
+    pub fn upload(&self, bytes: &[u8]) -> Result<Memory> {
+        let memory = Memory::new(self.driver.clone(), bytes.len())?;
+        // SAFETY: the memory is as long as the bytes.
+        unsafe { self.driver.upload(memory.view(Elem::U8).address(), bytes)? };
+        Ok(memory)
+    }
+
+    /// Overwrites `view` with `bytes`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if they differ in length, or what the copy fails with.
+    pub fn write(&self, view: View<'_>, bytes: &[u8]) -> Result<()> {
+        if view.bytes() != bytes.len() {
+            return Err(Error::Shape(format!("{} bytes into {}", bytes.len(), view.bytes())));
+        }
+        // SAFETY: a view lies in an allocation.
+        unsafe { self.driver.upload(view.address(), bytes) }
+    }
+
+    /// The bytes of `view`, once everything asked for before is done.
+    ///
+    /// # Errors
+    /// What the work before it or the copy fails with.
+    pub fn read(&self, view: View<'_>) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; view.bytes()];
+        // SAFETY: a view lies in an allocation.
+        unsafe { self.driver.download(view.address(), &mut bytes)? };
+        Ok(bytes)
+    }
+
+    /// Sets every byte of `view`.
+    ///
+    /// # Errors
+    /// What the driver fails with.
+    pub fn fill(&self, view: View<'_>, value: u8) -> Result<()> {
+        // SAFETY: a view lies in an allocation.
+        unsafe { self.driver.fill(view.address(), value, view.bytes()) }
+    }
+
+    /// Copies the elements of `from` to `to`.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if they differ in length or overlap, or what the driver fails with.
+    pub fn copy(&self, from: View<'_>, to: View<'_>) -> Result<()> {
+        let (bytes, a, b) = (from.bytes(), from.address(), to.address());
+        if bytes != to.bytes() || a.abs_diff(b) < bytes as u64 {
+            return Err(Error::Shape(format!("{bytes} bytes cannot be copied into {}", to.bytes())));
+        }
+        // SAFETY: views lie in allocations, and these do not overlap.
+        unsafe { self.driver.copy(a, b, bytes) }
+    }
+
+    /// Waits for everything asked for so far.
+    ///
+    /// # Errors
+    /// What of it failed.
+    pub fn synchronize(&self) -> Result<()> {
+        self.driver.synchronize()
+    }
+
+    /// Seconds that the device takes for what `work` asks of it.
+    ///
+    /// # Errors
+    /// What `work` or the device fails with.
+    pub fn time(&self, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
+        self.driver.time(&mut work)
+    }
+
+    /// Starts a kernel.
+    ///
+    /// # Safety
+    /// As for [`Driver::launch`].
+    pub(super) unsafe fn launch(
+        &self,
+        module: &'static str,
+        name: &'static str,
+        grid: Grid,
+        args: &[Arg],
+    ) -> Result<()> {
+        // SAFETY: the caller vouches for the arguments.
+        unsafe { self.driver.launch(Function { module, name }, grid, args) }
+    }
+}

@@ -1,0 +1,238 @@
+//! What the host code needs of a device: memory, copies, launches, all in order on one stream.
+
+use std::fmt::Debug;
+use std::ops::Deref;
+
+use super::memory::View;
+use crate::Result;
+
+/// A kernel by the name of its source file and its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Function {
+    /// The `.cu` file's name without the extension.
+    pub module: &'static str,
+    /// The exported name.
+    pub name: &'static str,
+}
+
+/// How many threads run a kernel, and what they share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Grid {
+    /// Blocks along x, y, z; none is 0.
+    pub blocks: [u32; 3],
+    /// Threads of a block along x, y, z.
+    pub threads: [u32; 3],
+    /// Bytes of dynamic shared memory per block.
+    pub shared: usize,
+}
+
+impl Grid {
+    /// `blocks` blocks of `threads` threads.
+    pub fn flat(blocks: usize, threads: u32) -> Grid {
+        Grid { blocks: [blocks as u32, 1, 1], threads: [threads, 1, 1], shared: 0 }
+    }
+
+    /// The same with `bytes` of dynamic shared memory.
+    pub fn with_shared(self, bytes: usize) -> Grid {
+        Grid { shared: bytes, ..self }
+    }
+}
+
+/// A parameter of a kernel.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Arg {
+    /// An address in device memory, or an unsigned number of 64 bits.
+    U64(u64),
+    /// A signed number of 64 bits.
+    I64(i64),
+    /// A signed number.
+    I32(i32),
+    /// An unsigned number.
+    U32(u32),
+    /// A float.
+    F32(f32),
+}
+
+impl Arg {
+    /// Bytes of the parameter.
+    pub(crate) fn size(&self) -> usize {
+        match self {
+            Arg::U64(_) | Arg::I64(_) => 8,
+            Arg::I32(_) | Arg::U32(_) | Arg::F32(_) => 4,
+        }
+    }
+
+    /// The parameter's bits in the low bytes.
+    pub(crate) fn bits(&self) -> u64 {
+        match *self {
+            Arg::U64(x) => x,
+            Arg::I64(x) => x as u64,
+            Arg::I32(x) => u64::from(x as u32),
+            Arg::U32(x) => u64::from(x),
+            Arg::F32(x) => u64::from(x.to_bits()),
+        }
+    }
+}
+
+impl From<u64> for Arg {
+    fn from(x: u64) -> Arg {
+        Arg::U64(x)
+    }
+}
+
+impl From<i64> for Arg {
+    fn from(x: i64) -> Arg {
+        Arg::I64(x)
+    }
+}
+
+impl From<i32> for Arg {
+    fn from(x: i32) -> Arg {
+        Arg::I32(x)
+    }
+}
+
+impl From<u32> for Arg {
+    fn from(x: u32) -> Arg {
+        Arg::U32(x)
+    }
+}
+
+impl From<f32> for Arg {
+    fn from(x: f32) -> Arg {
+        Arg::F32(x)
+    }
+}
+
+/// A count or a size, which the kernels take as `int`.
+impl From<usize> for Arg {
+    fn from(x: usize) -> Arg {
+        Arg::I32(i32::try_from(x).expect("the operations refuse sizes beyond i32"))
+    }
+}
+
+/// An address.
+impl From<View<'_>> for Arg {
+    fn from(view: View<'_>) -> Arg {
+        Arg::U64(view.address())
+    }
+}
+
+/// An address, or null.
+impl From<Option<View<'_>>> for Arg {
+    fn from(view: Option<View<'_>>) -> Arg {
+        Arg::U64(view.map_or(0, |view| view.address()))
+    }
+}
+
+/// The parameters of one launch, in order. Made without an allocation.
+#[derive(Debug, Clone, Copy)]
+pub struct Args {
+    all: [Arg; Args::MOST],
+    len: usize,
+}
+
+impl Args {
+    /// The most parameters that a kernel has.
+    const MOST: usize = 40;
+
+    /// No parameters yet.
+    pub fn new() -> Args {
+        Args { all: [Arg::U64(0); Args::MOST], len: 0 }
+    }
+
+    /// One more parameter.
+    ///
+    /// # Panics
+    /// Beyond 40.
+    #[must_use]
+    pub fn with(mut self, arg: impl Into<Arg>) -> Args {
+        self.all[self.len] = arg.into();
+        self.len += 1;
+        self
+    }
+
+    /// One more parameter, if there is one.
+    #[must_use]
+    pub fn with_some(self, arg: Option<impl Into<Arg>>) -> Args {
+        match arg {
+            Some(arg) => self.with(arg),
+            None => self,
+        }
+    }
+}
+
+impl Default for Args {
+    fn default() -> Args {
+        Args::new()
+    }
+}
+
+impl Deref for Args {
+    type Target = [Arg];
+
+    fn deref(&self) -> &[Arg] {
+        &self.all[..self.len]
+    }
+}
+
+/// What of a device the choice of a kernel depends on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Properties {
+    /// Major and minor compute capability.
+    pub capability: (u32, u32),
+    /// Streaming multiprocessors.
+    pub multiprocessors: u32,
+    /// Bytes of shared memory that one block can have.
+    pub shared_per_block: usize,
+    /// Bytes of the L2 cache.
+    pub l2_bytes: usize,
+}
+
+/// A device with one stream: everything happens in the order in which it is asked for.
+pub trait Driver: Send + Sync + Debug {
+    /// A name for people.
+    fn name(&self) -> String;
+    /// What the device is.
+    fn properties(&self) -> Properties;
+    /// Memory of `bytes` bytes, aligned to 256; its contents are undefined.
+    ///
+    /// # Errors
+    /// [`crate::Error::OutOfMemory`] if there is not as much.
+    fn allocate(&self, bytes: usize) -> Result<u64>;
+    /// Gives memory back once everything asked for before is done.
+    ///
+    /// # Safety
+    /// `at` came from [`Driver::allocate`] and is not used again.
+    unsafe fn free(&self, at: u64);
+    /// Copies to the device. `from` may be changed when the call returns.
+    ///
+    /// # Safety
+    /// `[to, to + from.len())` lies in one allocation.
+    unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()>;
+    /// Waits for everything before it and copies from the device.
+    ///
+    /// # Safety
+    /// `[from, from + to.len())` lies in one allocation.
+    unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()>;
+    /// Sets bytes.
+    ///
+    /// # Safety
+    /// `[at, at + bytes)` lies in one allocation.
+    unsafe fn fill(&self, at: u64, value: u8, bytes: usize) -> Result<()>;
+    /// Copies within the device.
+    ///
+    /// # Safety
+    /// `[from, from + bytes)` and `[to, to + bytes)` lie in one allocation each and do not overlap.
+    unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()>;
+    /// Starts a kernel.
+    ///
+    /// # Safety
+    /// The arguments have the number and types of the kernel's parameters, and all memory that it reads and writes for them
+    /// lies in allocations.
+    unsafe fn launch(&self, function: Function, grid: Grid, args: &[Arg]) -> Result<()>;
+    /// Waits for everything asked for so far, and says whether it went well.
+    fn synchronize(&self) -> Result<()>;
+    /// Seconds that the device takes for what `work` asks of it.
+    fn time(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<f64>;
+}

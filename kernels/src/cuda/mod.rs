@@ -1,0 +1,25 @@
+//! Kernels in CUDA C++ and the host code that launches them.
+//!
+//! `cuda/*.cu` hold the kernels. [`ops`] has one function per operation: it checks shapes and types, chooses the kernel and the size of its
+//! grid, and launches it on a [`Device`]. A device is a card or, with the feature `cpu-sim`, a simulation that runs the
+//! same sources on this machine's processor; tests run on either.
+
+#[cfg(feature = "cuda")]
+mod card;
+pub mod cost;
+mod device;
+mod driver;
+mod memory;
+mod modules;
+pub mod ops;
+#[cfg(feature = "cpu-sim")]
+mod sim;
+
+#[cfg(feature = "cuda")]
+pub use card::Card;
+pub use cost::Cost;
+pub use device::Device;
+pub use driver::{Arg, Args, Driver, Function, Grid, Properties};
+pub use memory::{Elem, Memory, View};
+#[cfg(feature = "cpu-sim")]
+pub use sim::{Order, Simulated};

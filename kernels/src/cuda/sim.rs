@@ -1,0 +1,282 @@
+//! A simulated device: the kernels' own sources on this machine's processor, one fiber per CUDA thread (`cuda/sim/`).
+
+use std::collections::HashMap;
+use std::ffi::{CString, c_char, c_int, c_uint, c_void};
+use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use libloading::Library;
+
+use super::driver::{Arg, Driver, Function, Grid, Properties};
+use super::modules;
+use crate::{Error, Result};
+
+/// In which order the threads of a block take turns. A kernel whose result depends on it lacks a barrier.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Order {
+    /// Threads ascending, warps in turn.
+    #[default]
+    Forward,
+    /// Threads and warps descending.
+    Reverse,
+    /// Ascending, and each warp as far as it can go before the next one.
+    Greedy,
+    /// Descending, each warp as far as it can go.
+    GreedyReverse,
+}
+
+impl Order {
+    /// All orders.
+    pub const ALL: [Order; 4] = [Order::Forward, Order::Reverse, Order::Greedy, Order::GreedyReverse];
+
+    /// The order that `MILLRACE_SIM_ORDER` names: `forward` (also when it is not set), `reverse`, `greedy` or `greedy-reverse`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if it names none.
+    pub fn from_environment() -> Result<Order> {
+        match std::env::var("MILLRACE_SIM_ORDER").as_deref() {
+            Err(_) | Ok("forward") => Ok(Order::Forward),
+            Ok("reverse") => Ok(Order::Reverse),
+            Ok("greedy") => Ok(Order::Greedy),
+            Ok("greedy-reverse") => Ok(Order::GreedyReverse),
+            Ok(other) => Err(Error::Unsupported(format!(
+                "MILLRACE_SIM_ORDER={other}: not forward, reverse, greedy or greedy-reverse"
+            ))),
+        }
+    }
+
+    fn bits(self) -> c_uint {
+        match self {
+            Order::Forward => 0,
+            Order::Reverse => 1,
+            Order::Greedy => 2,
+            Order::GreedyReverse => 3,
+        }
+    }
+}
+
+type Launch = unsafe extern "C" fn(
+    *const c_char,
+    *const c_uint,
+    *const c_uint,
+    usize,
+    *mut *mut c_void,
+    *const c_uint,
+    c_uint,
+    c_uint,
+    c_uint,
+    *mut c_char,
+    usize,
+) -> c_int;
+
+/// The simulated device.
+#[derive(Debug)]
+pub struct Simulated {
+    order: Order,
+    threads: u32,
+    libraries: HashMap<&'static str, Library>,
+    /// Allocations by their address.
+    memory: Mutex<HashMap<u64, Allocation>>,
+}
+
+/// Host memory between two guards that no kernel may write to.
+#[derive(Debug)]
+struct Allocation {
+    words: Vec<Word>,
+    bytes: usize,
+}
+
+/// The unit and the alignment of allocations.
+#[derive(Debug, Clone, Copy)]
+#[repr(align(256))]
+struct Word {
+    _bytes: [u8; 256],
+}
+
+const GUARD: u8 = 0xA5;
+/// What new memory holds: a NaN in every type of float.
+const GARBAGE: u8 = 0xFF;
+
+impl Simulated {
+    /// A device that runs threads in the order that the environment asks for, as many blocks at a time as this machine
+    /// has processors.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if a library of kernels cannot be loaded, or the environment asks for an unknown order.
+    pub fn new() -> Result<Simulated> {
+        Simulated::with_order(Order::from_environment()?)
+    }
+
+    /// A device that runs threads in this order.
+    ///
+    /// `MILLRACE_SIM_LIBRARIES` names a folder whose `MODULE.so` take the place of the libraries that were built in.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if a library of kernels cannot be loaded.
+    pub fn with_order(order: Order) -> Result<Simulated> {
+        let instead = std::env::var_os("MILLRACE_SIM_LIBRARIES");
+        let mut libraries = HashMap::new();
+        for (module, file) in modules::SIMULATED {
+            let other = instead.as_ref().map(|folder| Path::new(folder).join(format!("{module}.so")));
+            let file = other.filter(|file| file.exists()).unwrap_or_else(|| file.into());
+            // SAFETY: the library is made of this crate's sources; loading it runs constructors that fill a table.
+            let library = unsafe { Library::new(&file) }
+                .map_err(|e| Error::Unsupported(format!("simulated kernels: {}: {e}", file.display())))?;
+            libraries.insert(*module, library);
+        }
+        let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
+        Ok(Simulated { order, threads, libraries, memory: Mutex::default() })
+    }
+
+    fn memory(&self) -> MutexGuard<'_, HashMap<u64, Allocation>> {
+        self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn check_guards(&self) -> Result<()> {
+        for allocation in self.memory().values() {
+            allocation.check()?;
+        }
+        Ok(())
+    }
+}
+
+impl Allocation {
+    fn new(bytes: usize) -> Allocation {
+        let mut words = vec![Word { _bytes: [GUARD; 256] }; bytes.div_ceil(256) + 2];
+        let inside = words[1..].as_flattened_mut(bytes);
+        inside.fill(GARBAGE);
+        Allocation { words, bytes }
+    }
+
+    fn address(&self) -> u64 {
+        self.words[1..].as_ptr() as u64
+    }
+
+    fn check(&self) -> Result<()> {
+        let all = self.words.as_flattened();
+        let guards = all[..256].iter().chain(&all[256 + self.bytes..]);
+        if guards.copied().all(|byte| byte == GUARD) {
+            return Ok(());
+        }
+        Err(Error::Device(format!("a kernel wrote outside an allocation of {} bytes", self.bytes)))
+    }
+}
+
+/// Words as the bytes they are.
+trait Flattened {
+    fn as_flattened(&self) -> &[u8];
+    fn as_flattened_mut(&mut self, bytes: usize) -> &mut [u8];
+}
+
+impl Flattened for [Word] {
+    fn as_flattened(&self) -> &[u8] {
+        // SAFETY: a word is 256 bytes and has no padding.
+        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), size_of_val(self)) }
+    }
+
+    fn as_flattened_mut(&mut self, bytes: usize) -> &mut [u8] {
+        assert!(bytes <= size_of_val(self));
+        // SAFETY: a word is 256 bytes and has no padding; the slice is not longer than the words.
+        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr().cast(), bytes) }
+    }
+}
+
+impl Driver for Simulated {
+    fn name(&self) -> String {
+        format!("simulated device ({:?}, {} threads)", self.order, self.threads)
+    }
+
+    /// Those of a Hopper card with few multiprocessors, so that small tests use several rounds of blocks.
+    fn properties(&self) -> Properties {
+        Properties { capability: (8, 9), multiprocessors: 6, shared_per_block: 227 << 10, l2_bytes: 1 << 20 }
+    }
+
+    fn allocate(&self, bytes: usize) -> Result<u64> {
+        let allocation = Allocation::new(bytes);
+        let at = allocation.address();
+        self.memory().insert(at, allocation);
+        Ok(at)
+    }
+
+    unsafe fn free(&self, at: u64) {
+        let freed = self.memory().remove(&at);
+        if let Some(Err(overrun)) = freed.map(|allocation| allocation.check())
+            && !std::thread::panicking()
+        {
+            panic!("{overrun}");
+        }
+    }
+
+    unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
+        // SAFETY: the caller says that the memory is there; it is host memory.
+        unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
+        Ok(())
+    }
+
+    unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        self.check_guards()?;
+        // SAFETY: the caller says that the memory is there; it is host memory.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to.as_mut_ptr(), to.len()) };
+        Ok(())
+    }
+
+    unsafe fn fill(&self, at: u64, value: u8, bytes: usize) -> Result<()> {
+        // SAFETY: the caller says that the memory is there; it is host memory.
+        unsafe { std::ptr::write_bytes(at as *mut u8, value, bytes) };
+        Ok(())
+    }
+
+    unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
+        // SAFETY: the caller says that the memory is there and does not overlap; it is host memory.
+        unsafe { std::ptr::copy_nonoverlapping(from as *const u8, to as *mut u8, bytes) };
+        Ok(())
+    }
+
+    unsafe fn launch(&self, function: Function, grid: Grid, args: &[Arg]) -> Result<()> {
+        let library = self
+            .libraries
+            .get(function.module)
+            .ok_or_else(|| Error::Unsupported(format!("no simulated module {}", function.module)))?;
+        // SAFETY: every library of kernels exports this function with this signature.
+        let launch = unsafe { library.get::<Launch>(b"millrace_sim_launch\0") }
+            .map_err(|e| Error::Unsupported(format!("{}: {e}", function.module)))?;
+        let name = CString::new(function.name).map_err(|e| Error::Unsupported(e.to_string()))?;
+        let mut bits: Vec<u64> = args.iter().map(Arg::bits).collect();
+        let mut params: Vec<*mut c_void> = bits.iter_mut().map(|b| std::ptr::from_mut(b).cast()).collect();
+        let sizes: Vec<c_uint> = args.iter().map(|a| a.size() as c_uint).collect();
+        let mut message = [0u8; 512];
+        // SAFETY: the arrays are as long as the call says, parameters are little-endian and at least as long as their
+        // sizes, which the library compares with the kernel's own; the caller vouches for the memory behind them.
+        let code = unsafe {
+            launch(
+                name.as_ptr(),
+                grid.blocks.as_ptr(),
+                grid.threads.as_ptr(),
+                grid.shared,
+                params.as_mut_ptr(),
+                sizes.as_ptr(),
+                sizes.len() as c_uint,
+                self.order.bits(),
+                self.threads,
+                message.as_mut_ptr().cast(),
+                message.len(),
+            )
+        };
+        if code == 0 {
+            return Ok(());
+        }
+        let end = message.iter().position(|&b| b == 0).unwrap_or(message.len());
+        Err(Error::Device(String::from_utf8_lossy(&message[..end]).into_owned()))
+    }
+
+    fn synchronize(&self) -> Result<()> {
+        self.check_guards()
+    }
+
+    fn time(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
+        let start = Instant::now();
+        work()?;
+        Ok(start.elapsed().as_secs_f64())
+    }
+}

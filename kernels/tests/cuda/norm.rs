@@ -1,0 +1,118 @@
+//! RMSNorm and LayerNorm, with and without a residual.
+
+use millrace_kernels::cuda::Elem;
+use millrace_kernels::cuda::ops::norm::{Norm, Rows, norm, norm_plain};
+
+use crate::common::*;
+
+#[derive(Debug, Clone, Copy)]
+struct Case {
+    elem: Elem,
+    rows: usize,
+    cols: usize,
+    layer: bool,
+    bias: bool,
+    residual: bool,
+    in_place: bool,
+    offset: f32,
+}
+
+/// What the definition says, in f64: the new residual (rounded, as it is stored) and the normalised rows.
+fn reference(c: &Case, x: &[f32], residual: &[f32], weight: &[f32], bias: &[f32]) -> (Vec<f32>, Vec<f32>) {
+    let sums: Vec<f32> =
+        x.iter().zip(residual).map(|(x, r)| if c.residual { round(c.elem, x + r) } else { *x }).collect();
+    let mut out = Vec::new();
+    for row in sums.chunks_exact(c.cols) {
+        let n = c.cols as f64;
+        let mean = if c.layer { row.iter().map(|&v| f64::from(v)).sum::<f64>() / n } else { 0.0 };
+        let square: f64 = row.iter().map(|&v| (f64::from(v) - mean).powi(2)).sum();
+        let scale = 1.0 / (square / n + 1e-5).sqrt();
+        out.extend(row.iter().zip(weight).zip(bias).map(|((&v, &w), &b)| {
+            let bias = if c.layer && c.bias { f64::from(b) } else { 0.0 };
+            ((f64::from(v) - mean) * scale * f64::from(w) + bias) as f32
+        }));
+    }
+    (sums, out)
+}
+
+fn check(c: Case, rng: &mut Rng) {
+    let n = c.rows * c.cols;
+    let x: Vec<f32> = rng.values(c.elem, n).iter().map(|v| round(c.elem, v + c.offset)).collect();
+    let residual = rng.values(c.elem, n);
+    let weight = rng.values(Elem::F32, c.cols);
+    let bias = rng.values(Elem::F32, c.cols);
+    let (sums, want) = reference(&c, &x, &residual, &weight, &bias);
+    let (w, b) = (put(Elem::F32, &weight), put(Elem::F32, &bias));
+    let which = if c.layer {
+        Norm::Layer { weight: w.view(Elem::F32), bias: c.bias.then(|| b.view(Elem::F32)) }
+    } else {
+        Norm::Rms { weight: w.view(Elem::F32) }
+    };
+    for plain in [false, true] {
+        let (on_x, on_residual, on_out) = (put(c.elem, &x), put(c.elem, &residual), garbage(c.elem, n));
+        let rows = Rows {
+            rows: c.rows,
+            cols: c.cols,
+            eps: 1e-5,
+            x: on_x.view(c.elem),
+            residual: c.residual.then(|| on_residual.view(c.elem)),
+            out: if c.in_place { on_x.view(c.elem) } else { on_out.view(c.elem) },
+        };
+        let run = if plain { norm_plain } else { norm };
+        run(&DEVICE, which, &rows).unwrap();
+        let name = format!("{c:?} plain: {plain}");
+        // Rounding the result, the error of the f32 sums, and that of a mean far from zero.
+        let absolute = 2e-5 + c.offset * 1e-6;
+        assert_close(&name, &get(rows.out), &want, precision(c.elem) * 1.01 + 1e-5, absolute);
+        if c.residual {
+            assert_close(&name, &get(on_residual.view(c.elem)), &sums, 0.0, 0.0);
+        }
+    }
+}
+
+fn random(rng: &mut Rng) -> Case {
+    Case {
+        elem: rng.pick(&ACTIVATIONS),
+        rows: rng.pick(&[0, 1, 2, 7]),
+        cols: rng.pick(&[1, 3, 8, 64, 100, 128, 1000, 1024, 4096, 5120, 8192, 20480]),
+        layer: rng.below(2) == 1,
+        bias: rng.below(2) == 1,
+        residual: rng.below(2) == 1,
+        in_place: rng.below(2) == 1,
+        offset: 0.0,
+    }
+}
+
+#[test]
+fn random_shapes() {
+    for_seeds(40, |rng| check(random(rng), rng));
+}
+
+/// The variance of values far from zero must not drown in their squares.
+#[test]
+fn layer_norm_far_from_zero() {
+    for_seeds(4, |rng| {
+        let far = Case { layer: true, elem: Elem::F32, rows: 2, cols: 512, offset: 300.0, ..random(rng) };
+        let far = Case { residual: false, ..far };
+        check(far, rng);
+    });
+}
+
+#[test]
+fn short_views_are_refused() {
+    let (x, w) = (garbage(Elem::F32, 16), garbage(Elem::F32, 8));
+    let which = Norm::Rms { weight: w.view(Elem::F32) };
+    let rows = |rows, cols| Rows {
+        rows,
+        cols,
+        eps: 0.0,
+        x: x.view(Elem::F32),
+        residual: None,
+        out: x.view(Elem::F32),
+    };
+    assert!(norm(&DEVICE, which, &rows(2, 8)).is_ok());
+    let refused = |r: Rows<'_>| norm(&DEVICE, which, &r).unwrap_err().to_string();
+    assert!(refused(rows(3, 8)).contains("x has 16 elements, not 24"));
+    assert!(refused(rows(1, 16)).contains("weight has 8 elements, not 16"));
+    assert!(refused(rows(1, 0)).contains("no columns"));
+}
