@@ -48,6 +48,8 @@ fn main() {
             writeln!(table, "    ({module:?}, {file:?}),").expect("strings take all");
         }
         table += "];\n";
+        writeln!(table, "/// The stand-in for NCCL.\npub(crate) static NCCL: &str = {:?};", sim::nccl(&out))
+            .expect("strings take all");
     }
     std::fs::write(out.join("modules.rs"), table).expect("OUT_DIR can be written");
 }

@@ -36,3 +36,20 @@ pub(crate) fn compile(sources: &Sources, out: &Path) -> Vec<(String, PathBuf)> {
     });
     sources.modules.iter().map(|(module, _)| (module.clone(), library(module))).collect()
 }
+
+/// The stand-in for NCCL between simulated devices.
+///
+/// # Panics
+/// If it does not compile.
+pub(crate) fn nccl(out: &Path) -> PathBuf {
+    let (source, target) = (PathBuf::from("cuda/sim/nccl.cpp"), out.join("nccl.sim.so"));
+    if !is_fresh(&target, [&source]) {
+        let compiler = cc::Build::new().cpp(true).cargo_metadata(false).opt_level(2).get_compiler();
+        let mut command = compiler.to_command();
+        command.args(["-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-g1", "-pthread"]);
+        command.args(["-Wall", "-Wextra", "-Werror"]).arg(&source).arg("-o").arg(&target);
+        let done = command.output().expect("cc found a compiler");
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    }
+    target
+}

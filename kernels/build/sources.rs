@@ -33,6 +33,9 @@ fn modules(folder: &Path) -> Vec<(String, PathBuf)> {
 }
 
 fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
+    if !folder.exists() {
+        return Vec::new();
+    }
     let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
     let mut all: Vec<PathBuf> = entries.map(|entry| entry.expect("the folder can be read").path()).collect();
     all.retain(|file| file.extension().is_some_and(|e| e == extension));

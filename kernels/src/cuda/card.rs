@@ -105,11 +105,6 @@ impl Card {
         })
     }
 
-    fn make_current(&self) -> Result<()> {
-        // SAFETY: the context lives as long as the card.
-        unsafe { ctx::set_current(self.context.0) }.map_err(|e| failed("cuCtxSetCurrent", e))
-    }
-
     fn load(&self, function: Function) -> Result<Loaded> {
         let mut functions = self.functions.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(loaded) = functions.get(&function) {
@@ -268,6 +263,15 @@ impl Driver for Card {
             )
         }
         .map_err(|e| failed(&format!("launch of {}", function.name), e))
+    }
+
+    fn make_current(&self) -> Result<()> {
+        // SAFETY: the context lives as long as the card.
+        unsafe { ctx::set_current(self.context.0) }.map_err(|e| failed("cuCtxSetCurrent", e))
+    }
+
+    fn raw_stream(&self) -> u64 {
+        self.stream.0 as u64
     }
 
     fn synchronize(&self) -> Result<()> {

@@ -110,6 +110,14 @@ impl Device {
         self.driver.time(&mut work)
     }
 
+    pub(super) fn make_current(&self) -> Result<()> {
+        self.driver.make_current()
+    }
+
+    pub(super) fn raw_stream(&self) -> u64 {
+        self.driver.raw_stream()
+    }
+
     /// Starts a kernel.
     ///
     /// # Safety

@@ -231,6 +231,14 @@ pub trait Driver: Send + Sync + Debug {
     /// The arguments have the number and types of the kernel's parameters, and all memory that it reads and writes for them
     /// lies in allocations.
     unsafe fn launch(&self, function: Function, grid: Grid, args: &[Arg]) -> Result<()>;
+    /// Makes the calling thread one that may use the device's libraries directly.
+    fn make_current(&self) -> Result<()> {
+        Ok(())
+    }
+    /// The stream as those libraries know it; 0 where there are none.
+    fn raw_stream(&self) -> u64 {
+        0
+    }
     /// Waits for everything asked for so far, and says whether it went well.
     fn synchronize(&self) -> Result<()>;
     /// Seconds that the device takes for what `work` asks of it.

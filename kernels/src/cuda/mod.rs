@@ -11,6 +11,8 @@ mod device;
 mod driver;
 mod memory;
 mod modules;
+#[cfg(feature = "cuda")]
+pub mod nccl;
 pub mod ops;
 #[cfg(feature = "cpu-sim")]
 mod sim;

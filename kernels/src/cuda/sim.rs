@@ -129,6 +129,11 @@ impl Simulated {
         Ok(Simulated { order, threads, libraries, memory: Mutex::default() })
     }
 
+    /// The file of a stand-in for NCCL that carries values between simulated devices of one machine.
+    pub fn nccl_library() -> &'static Path {
+        Path::new(modules::NCCL)
+    }
+
     fn memory(&self) -> MutexGuard<'_, HashMap<u64, Allocation>> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
     }

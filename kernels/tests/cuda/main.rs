@@ -6,4 +6,5 @@
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 mod common;
+mod nccl;
 mod norm;
