@@ -2,28 +2,24 @@
 
 use std::time::{Duration, Instant};
 
-use millrace_kernels::HostMemory;
-use millrace_kernels::cpu::{Cpu, CpuOptions};
+use millrace_kernels::Backend;
 use millrace_proto::{
     Fault, Loading, MemoryItem, Phase, Ready, Rendezvous, Step, StepOutput, from_shard, to_shard,
 };
 
 use crate::collective::{self, Deadlines};
 use crate::connection::{Connection, Router, connect, is_hang_up};
-use crate::decoder::{Collective, Decoder, OverHost, Weights};
-use crate::memory::free_host_bytes;
+use crate::decoder::{Collective, Decoder, Weights};
 use crate::model::{DecoderSpec, Model};
 use crate::options::{Device, ShardOptions};
 use crate::plan::{self, Plan, Wish};
+use crate::platform::{OnHost, Opened, Platform, processor};
 use crate::split::Split;
 use crate::worker::Worker;
-use crate::{Error, affinity, lifeline, null};
+use crate::{Error, lifeline, null};
 
 /// How long a rank waits for others that load more slowly. What happens to them meanwhile is the router's to see.
 const LONGEST_LOAD: Duration = Duration::from_secs(24 * 3600);
-
-/// The share of the free host memory that a KV pool without a given size may fill up to.
-const HOST_MEMORY_FRACTION: f64 = 0.8;
 
 /// Time between two reports on loading.
 const REPORT_EVERY: Duration = Duration::from_millis(50);
@@ -38,33 +34,24 @@ pub fn run(options: &ShardOptions, open: impl FnOnce() -> Result<Model, Error>) 
         lifeline::hold().map_err(Error::Lifeline)?;
     }
     let connection = connect(options)?;
-    if let Device::Null(pace) = options.device {
-        return report_to(&*connection, |router| null::serve(router, options, pace, open));
-    }
-    let host_ranks = options.host_ranks.max(1);
-    let threads = affinity::settle(options.rank % host_ranks, host_ranks, options.threads);
-    match Cpu::new(CpuOptions { threads, ..CpuOptions::default() }) {
-        Ok(cpu) => {
-            let free = free_host_bytes().map(|bytes| bytes / host_ranks);
-            serve(&cpu, &*connection, options, free, open)
-        }
-        Err(error) => report_to(&*connection, |_| Err(error.into())),
+    match options.device {
+        Device::Null(pace) => report_to(&*connection, |router| null::serve(router, options, pace, open)),
+        Device::Cpu => serve(&OnHost(|| processor(options)), &*connection, options, open),
     }
 }
 
-/// Runs a shard on `backend` over a connection. `free` is the device's free memory in bytes, if known.
+/// Runs a shard on a device of `platform` over a connection.
 ///
 /// # Errors
 /// As [`run`].
-pub fn serve<B: HostMemory>(
-    backend: &B,
+pub fn serve<P: Platform>(
+    platform: &P,
     connection: &(impl Connection + ?Sized),
     options: &ShardOptions,
-    free: Option<usize>,
     open: impl FnOnce() -> Result<Model, Error>,
 ) -> Result<(), Error> {
     report_to(connection, |router| {
-        let mut worker = start(backend, router, options, free, open)?;
+        let mut worker = start(platform, router, options, open)?;
         answer(router, options.rank, |step| worker.step(step))
     })
 }
@@ -88,13 +75,12 @@ fn report_to(
 }
 
 /// Loads the model, meets the other ranks, computes one step to warm up, and reports ready.
-fn start<'b, B: HostMemory>(
-    backend: &'b B,
+fn start<P: Platform>(
+    platform: &P,
     router: &Router,
     options: &ShardOptions,
-    free: Option<usize>,
     open: impl FnOnce() -> Result<Model, Error>,
-) -> Result<Worker<'b, B>, Error> {
+) -> Result<Worker<P::Backend>, Error> {
     let mut ledger = Ledger::new();
     router.send(loading("reading the checkpoint", 0, 0))?;
     let split = Split { rank: options.rank, world_size: options.world_size };
@@ -103,6 +89,8 @@ fn start<'b, B: HostMemory>(
     let Model { spec, dtype, weights: source } = model.share(split)?;
     let dtype = options.dtype.unwrap_or(dtype);
     ledger.end("read the checkpoint's headers");
+    let Opened { backend, free } = platform.open(dtype)?;
+    ledger.end("open the device");
 
     let wish = Wish {
         dtype,
@@ -113,9 +101,9 @@ fn start<'b, B: HostMemory>(
         max_sequences: options.max_sequences,
         block_size: options.block_size,
         free,
-        fraction: HOST_MEMORY_FRACTION,
+        fraction: P::MEMORY_FRACTION,
     };
-    let plan = plan::plan(&spec, &wish, backend)?;
+    let plan = plan::plan(&spec, &wish, &backend)?;
     let limits = plan.limits;
 
     let mut last = Instant::now();
@@ -127,7 +115,7 @@ fn start<'b, B: HostMemory>(
         }
         Ok(())
     };
-    let weights = Weights::load(backend, &spec, &*source, dtype, limits.max_sequence_tokens, &mut progress)?;
+    let weights = Weights::load(&backend, &spec, &*source, dtype, limits.max_sequence_tokens, &mut progress)?;
     ledger.end("load weights");
 
     let mut ready = Ready {
@@ -138,11 +126,11 @@ fn start<'b, B: HostMemory>(
         world_size: options.world_size as u32,
         ..describe(&spec, &plan)
     };
-    let ranks = meet(router, options)?;
+    let ranks = meet(platform, &backend, router, options)?;
     if ranks.is_some() {
         ledger.end("wait for the other ranks");
     }
-    let decoder = Decoder::new(backend, spec, weights, &limits, ranks)?;
+    let decoder = Decoder::new(&backend, spec, weights, &limits, ranks)?;
     let mut worker = Worker::new(backend, decoder, limits);
     ledger.end("allocate");
     worker.warm_up()?;
@@ -154,10 +142,12 @@ fn start<'b, B: HostMemory>(
 }
 
 /// Connects this rank with the others, by what rank 0 tells them through the router.
-fn meet<B: HostMemory>(
+fn meet<P: Platform>(
+    platform: &P,
+    backend: &P::Backend,
     router: &Router,
     options: &ShardOptions,
-) -> Result<Option<Box<dyn Collective<B>>>, Error> {
+) -> Result<Option<Box<dyn Collective<P::Backend>>>, Error> {
     let ShardOptions { rank, world_size, wire, collective_timeout, .. } = *options;
     if world_size == 1 {
         return Ok(None);
@@ -176,7 +166,7 @@ fn meet<B: HostMemory>(
         collective::join(&address, rank, world_size, deadlines)?
     };
     router.abort_with_it(group.aborter());
-    Ok(Some(Box::new(OverHost(group))))
+    platform.connect(backend, group).map(Some)
 }
 
 /// Answers steps until the router asks to stop. All ranks compute the same; rank 0 speaks for them.

@@ -15,8 +15,8 @@ const WARM_UP_TOKENS: usize = 16;
 
 /// A decoder with the state of its sequences. In steady state a step allocates only the parts of its messages, and what a
 /// backend's sampler returns.
-pub(crate) struct Worker<'b, B: Backend> {
-    backend: &'b B,
+pub(crate) struct Worker<B: Backend> {
+    backend: B,
     decoder: Decoder<B>,
     limits: Limits,
     slots: SlotTable,
@@ -27,8 +27,8 @@ pub(crate) struct Worker<'b, B: Backend> {
     sample_rows: Vec<SampleRow<'static>>,
 }
 
-impl<'b, B: Backend> Worker<'b, B> {
-    pub(crate) fn new(backend: &'b B, decoder: Decoder<B>, limits: Limits) -> Self {
+impl<B: Backend> Worker<B> {
+    pub(crate) fn new(backend: B, decoder: Decoder<B>, limits: Limits) -> Self {
         Worker {
             backend,
             slots: SlotTable::new(limits, decoder.spec().vocab),
@@ -71,7 +71,7 @@ impl<'b, B: Backend> Worker<'b, B> {
             let mut rows = emptied(mem::take(&mut self.seq_rows));
             rows.extend(self.slots.seq_rows(&self.batch));
             let Batch { tokens, outputs, .. } = &self.batch;
-            self.decoder.forward(self.backend, &StepInput { tokens, rows: &rows, outputs })?;
+            self.decoder.forward(&self.backend, &StepInput { tokens, rows: &rows, outputs })?;
             self.seq_rows = emptied(rows);
         }
         let forward_micros = forward.elapsed().as_micros() as u64;
@@ -80,7 +80,7 @@ impl<'b, B: Backend> Worker<'b, B> {
         if !self.batch.outputs.is_empty() {
             let mut rows = emptied(mem::take(&mut self.sample_rows));
             rows.extend(self.slots.sample_rows(&self.batch));
-            self.decoder.sample(self.backend, &rows, &mut self.chosen)?;
+            self.decoder.sample(&self.backend, &rows, &mut self.chosen)?;
             self.sample_rows = emptied(rows);
         }
         self.slots.append(&self.batch, &self.chosen);

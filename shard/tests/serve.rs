@@ -17,7 +17,7 @@ use millrace_proto::{
 };
 use millrace_shard::collective::Wire;
 use millrace_shard::model::Model;
-use millrace_shard::{Address, Device, Error, ShardOptions, serve};
+use millrace_shard::{Address, Device, Error, OnHost, Opened, ShardOptions, serve};
 
 const SEED: u64 = 5;
 
@@ -60,7 +60,8 @@ impl Router {
     fn start(options: ShardOptions, open: impl FnOnce() -> Result<Model, Error> + Send + 'static) -> Router {
         let (stream, other) = UnixStream::pair().unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let shard = thread::spawn(move || serve(&Reference, &other, &options, Some(1 << 30), open));
+        let platform = OnHost(|| Ok(Opened { backend: Reference, free: Some(1 << 30) }));
+        let shard = thread::spawn(move || serve(&platform, &other, &options, open));
         Router { stream, shard }
     }
 
