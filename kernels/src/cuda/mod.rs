@@ -5,12 +5,16 @@
 //! same sources on this machine's processor; tests run on either.
 
 #[cfg(feature = "cuda")]
+mod cache;
+#[cfg(feature = "cuda")]
 mod card;
 pub mod cost;
 mod device;
 mod driver;
 mod memory;
 mod modules;
+#[cfg(feature = "cuda")]
+mod nvrtc;
 pub mod ops;
 #[cfg(feature = "cpu-sim")]
 mod sim;

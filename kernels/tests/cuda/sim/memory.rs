@@ -89,6 +89,9 @@ fn asynchronous_copies_arrive_when_they_are_waited_for() {
     });
 }
 
+/// What the guards hold.
+const GUARD: u8 = 0xA5;
+
 /// With `MILLRACE_SIM_EXACT` there are no guards: a sanitizer stands in for them, and ends the process.
 #[test]
 fn guards_find_writes_outside_an_allocation() {
@@ -103,9 +106,8 @@ fn guards_find_writes_outside_an_allocation() {
         assert!(said.contains("outside an allocation of 10 bytes"), "{at}: {said}");
         assert!(sim.device.read(memory.view(Elem::U8)).is_err());
         // Mended, because a damaged allocation may not even be freed.
-        let old = if at < 0 { 0xA5 } else { 0xA5u8 };
         // SAFETY: the byte belongs to the allocation's guards.
-        unsafe { *((memory.view(Elem::U8).address() as i64 + at) as *mut u8) = old };
+        unsafe { *((memory.view(Elem::U8).address() as i64 + at) as *mut u8) = GUARD };
         sim.device.synchronize().unwrap();
         drop(std::mem::ManuallyDrop::into_inner(memory));
     }
