@@ -1,10 +1,13 @@
 //! Everyday tasks: `cargo xtask`.
 
 mod cargo;
+mod cuda;
 mod mutate;
 mod sanitize;
+mod sass;
 mod simulated;
 mod smoke;
+mod toolkit;
 
 use std::process::ExitCode;
 
@@ -15,7 +18,9 @@ cargo xtask TASK
 
   lint       formatting and clippy, warnings are errors
   test       every test of the workspace, the real binary over HTTP among them (what the README calls)
-  sim        the CUDA kernels' tests on the simulated device in all four orders of threads: cargo xtask sim [FILTER]
+  cuda       the CUDA kernels for every card, by a pinned compiler below target/, and what their machine code promises
+  sim        the CUDA kernels' tests on the simulated device in all four orders of threads, and every
+             benchmark once: cargo xtask sim [FILTER]
   sanitize   the same in one order, compiled for AddressSanitizer and UndefinedBehaviorSanitizer: cargo xtask sanitize [FILTER]
   mutate     plants every mistake of kernels/cuda/mutations, and fails if the tests miss one: cargo xtask mutate [MODULE]
   smoke      the README's first command, as it stands there: serve the demo model and stream an answer from it
@@ -35,7 +40,11 @@ fn main() -> ExitCode {
                 && cargo(&["clippy", "--workspace", "--all-targets", SIMULATED, "--", "-D", "warnings"])
         }
         Some("test") => cargo(&["test", "--workspace", SIMULATED]),
-        Some("sim") => simulated::all_orders(arguments.next().as_deref()),
+        Some("cuda") => cuda::run(),
+        Some("sim") => match arguments.next() {
+            Some(filter) => simulated::all_orders(Some(&filter)),
+            None => simulated::all_orders(None) && simulated::bench(),
+        },
         Some("sanitize") => sanitize::run(arguments.next().as_deref()),
         Some("mutate") => mutate::run(arguments.next().as_deref()),
         Some("smoke") => smoke::run(),

@@ -62,7 +62,7 @@ fn all(only: Option<&str>) -> Result<Vec<String>, String> {
         return Err(format!("there are no mutations of {}", only.unwrap_or("anything")));
     }
     lists.sort_by(|a, b| a.0.cmp(&b.0));
-    let tests = simulated::tests("cpu-sim", &[])?;
+    let tests = simulated::tests()?;
     let folder = Path::new("target/mutations");
     let mut survivors = Vec::new();
     for (module, list) in &lists {
@@ -140,8 +140,14 @@ fn affected(tree: &Path, module: &str, file: &str) -> Result<Vec<(String, PathBu
     }
     let wanted = Path::new(file).file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let mut all = simulated::modules(tree)?;
+    // Every module is linked with it; its own tests are those that must fail.
+    if file == simulated::RUNTIME {
+        all.retain(|(name, _)| name == "sim_tests");
+        return Ok(all);
+    }
     all.retain(|(name, _)| includes(&sources, &format!("{name}.cu"), &wanted, 8));
-    if let Some(own) = all.iter().find(|(name, _)| name == module) {
+    let own_tests = format!("{module}_tests");
+    if let Some(own) = all.iter().find(|(name, _)| name == module || *name == own_tests) {
         return Ok(vec![own.clone()]);
     }
     Ok(all)

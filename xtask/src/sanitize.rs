@@ -33,7 +33,7 @@ pub(crate) fn run(filter: Option<&str>) -> bool {
 }
 
 fn all(filter: Option<&str>) -> Result<(), String> {
-    let tests = simulated::tests("cpu-sim", &[])?;
+    let tests = simulated::tests()?;
     let folder = Path::new("target/sanitized");
     std::fs::create_dir_all(folder).map_err(|e| format!("{}: {e}", folder.display()))?;
     let folder = folder.canonicalize().map_err(|e| e.to_string())?;

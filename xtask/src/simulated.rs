@@ -9,6 +9,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
+pub(crate) use sim_flags::RUNTIME;
+
 use crate::cargo;
 
 /// Orders of threads, the cheapest first.
@@ -17,14 +19,13 @@ pub(crate) const ORDERS: [&str; 4] = ["forward", "reverse", "greedy", "greedy-re
 /// Where the CUDA sources lie, from the workspace's root.
 pub(crate) const SOURCES: &str = "kernels/cuda";
 
-/// Builds the kernels' tests; the executable.
+/// Builds the kernels' tests, as `cargo xtask test` does; the executable.
 ///
 /// # Errors
 /// If the build fails.
-pub(crate) fn tests(features: &str, environment: &[(&str, &str)]) -> Result<PathBuf, String> {
-    let arguments =
-        ["test", "--package", "millrace-kernels", "--features", features, "--test", "cuda", "--no-run"];
-    let built = cargo::build(&arguments, environment, "cuda")?;
+pub(crate) fn tests() -> Result<PathBuf, String> {
+    let arguments = ["test", "--workspace", crate::SIMULATED, "--test", "cuda", "--no-run"];
+    let built = cargo::build(&arguments, &[], "cuda")?;
     built.executable.ok_or_else(|| "cargo has not said where the tests are".to_owned())
 }
 
@@ -115,9 +116,18 @@ fn follow(child: &mut Child, limit: Duration) -> Outcome {
     }
 }
 
+/// Runs every case of the benchmarks once, which shows that each launches; says whether they do.
+pub(crate) fn bench() -> bool {
+    let start = Instant::now();
+    let arguments = ["bench", "--workspace", crate::SIMULATED, "--bench", "cuda", "--profile", "dev"];
+    let passed = cargo::cargo(&[&arguments[..], &["--", "--simulate"]].concat());
+    println!("bench --simulate: {:.1} s", start.elapsed().as_secs_f64());
+    passed
+}
+
 /// Runs the tests whose names contain `filter`, or all, in every order of threads; says whether they passed.
 pub(crate) fn all_orders(filter: Option<&str>) -> bool {
-    let tests = match tests("cpu-sim", &[]) {
+    let tests = match tests() {
         Ok(tests) => tests,
         Err(e) => {
             eprintln!("{e}");
