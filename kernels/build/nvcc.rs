@@ -20,7 +20,8 @@ pub(crate) fn compile(sources: &Sources, out: &Path, required: bool) -> Vec<(Str
         assert!(!required, "feature embed-cubin: there is no nvcc (set NVCC or CUDA_HOME)");
         return Vec::new();
     };
-    let architectures = env::var("MILLRACE_CUDA_ARCHITECTURES").unwrap_or_else(|_| ARCHITECTURES.to_owned());
+    let asked = env::var("MILLRACE_CUDA_ARCHITECTURES").ok().filter(|list| !list.is_empty());
+    let architectures = asked.unwrap_or_else(|| ARCHITECTURES.to_owned());
     let all: Vec<&str> = architectures.split(',').collect();
     let hopper: Vec<&str> = all.iter().copied().filter(|a| *a == "90a").collect();
     let mut jobs: Vec<(&String, &PathBuf, &[&str], bool)> =

@@ -1,5 +1,8 @@
 //! Libraries of the simulated device: each module with a runtime of its own, by the machine's C++ compiler.
 
+#[path = "sim_flags.rs"]
+mod sim_flags;
+
 use std::path::{Path, PathBuf};
 
 use crate::in_parallel;
@@ -7,7 +10,7 @@ use crate::sources::{Sources, is_fresh};
 
 /// Compiles every module that is not bound to one kind of card.
 ///
-/// `MILLRACE_SIM_FLAGS` adds to the compiler's flags, such as `-fsanitize=address`.
+/// `MILLRACE_SIM_FLAGS` adds to the compiler's flags.
 ///
 /// # Panics
 /// If a module does not compile.
@@ -17,24 +20,24 @@ pub(crate) fn compile(sources: &Sources, out: &Path) -> Vec<(String, PathBuf)> {
     let compiler = cc::Build::new().cpp(true).cargo_metadata(false).opt_level(2).get_compiler();
     let tag: String = flags.chars().filter(|c| c.is_ascii_alphanumeric()).collect();
     let library = |module: &str| out.join(format!("{module}{tag}.sim.so"));
-    in_parallel(&sources.modules, |(module, file)| {
+    let modules: Vec<&(String, PathBuf)> = sources.modules.iter().chain(&sources.sim_tests).collect();
+    in_parallel(&modules, |(module, file)| {
         let target = library(module);
         if is_fresh(&target, sources.headers.iter().chain(&sources.simulator).chain([file])) {
             return;
         }
         let mut command = compiler.to_command();
-        command.args(["-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-fno-strict-aliasing"]);
-        command.args(["-march=native", "-g1", "-pthread", "-DMILLRACE_SIM", "-Icuda/include", "-Icuda/sim"]);
-        command.args(["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"]);
+        command.args(sim_flags::LANGUAGE).args(sim_flags::WARNINGS);
+        command.args(sim_flags::INCLUDES.map(|folder| format!("-Icuda/{folder}")));
         command.args(flags.split_whitespace());
         let partial = target.with_extension("partial");
-        command.args(["-x", "c++"]).arg(file).arg("cuda/sim/runtime.cpp").arg("-o").arg(&partial);
-        let done = command.output().expect("cc found a compiler");
+        command.args(["-x", "c++"]).arg(file).arg(Path::new("cuda").join(sim_flags::RUNTIME));
+        let done = command.arg("-o").arg(&partial).output().expect("cc found a compiler");
         let said = String::from_utf8_lossy(&done.stderr);
         assert!(done.status.success(), "the simulated device of {}:\n{said}", file.display());
         std::fs::rename(&partial, &target).expect("OUT_DIR can be written");
     });
-    sources.modules.iter().map(|(module, _)| (module.clone(), library(module))).collect()
+    modules.iter().map(|(module, _)| (module.clone(), library(module))).collect()
 }
 
 /// The stand-in for NCCL between simulated devices.

@@ -10,6 +10,8 @@ pub(crate) struct Sources {
     pub(crate) modules: Vec<(String, PathBuf)>,
     /// Modules that only Hopper runs.
     pub(crate) sm90: Vec<(String, PathBuf)>,
+    /// Modules that test the simulated device, and exist nowhere else.
+    pub(crate) sim_tests: Vec<(String, PathBuf)>,
     /// What modules include.
     pub(crate) headers: Vec<PathBuf>,
     /// What the simulated device consists of.
@@ -20,6 +22,7 @@ impl Sources {
     pub(crate) fn find(folder: &Path) -> Self {
         Sources {
             modules: modules(folder),
+            sim_tests: modules(&folder.join("sim")),
             sm90: modules(&folder.join("sm90")),
             headers: files(&folder.join("include"), "cuh"),
             simulator: [files(&folder.join("sim"), "h"), files(&folder.join("sim"), "cpp")].concat(),
@@ -32,11 +35,9 @@ fn modules(folder: &Path) -> Vec<(String, PathBuf)> {
     files(folder, "cu").into_iter().map(|file| (name(&file), file)).collect()
 }
 
+/// Those of the extension, sorted; none where there is no folder.
 fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
-    if !folder.exists() {
-        return Vec::new();
-    }
-    let entries = fs::read_dir(folder).unwrap_or_else(|e| panic!("{}: {e}", folder.display()));
+    let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut all: Vec<PathBuf> = entries.map(|entry| entry.expect("the folder can be read").path()).collect();
     all.retain(|file| file.extension().is_some_and(|e| e == extension));
     all.sort();

@@ -1,18 +1,35 @@
 //! Everyday tasks: `cargo xtask`.
 
+mod cargo;
+mod cuda;
+mod mutate;
+mod sanitize;
+mod sass;
+mod simulated;
 mod smoke;
+mod toolkit;
 
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
+
+use cargo::{cargo, cargo_with};
 
 const HELP: &str = "\
 cargo xtask TASK
 
   lint       formatting and clippy, warnings are errors
   test       every test of the workspace, the real binary over HTTP among them (what the README calls)
+  cuda       the CUDA kernels for every card, by a pinned compiler below target/, and what their machine code promises
+  sim        the CUDA kernels' tests on the simulated device in all four orders of threads, and every
+             benchmark once: cargo xtask sim [FILTER]
+  sanitize   the same in one order, compiled for AddressSanitizer and UndefinedBehaviorSanitizer: cargo xtask sanitize [FILTER]
+  mutate     plants every mistake of kernels/cuda/mutations, and fails if the tests miss one: cargo xtask mutate [MODULE]
   smoke      the README's first command, as it stands there: serve the demo model and stream an answer from it
   bench      benchmarks of the kernels and of the whole server, on this machine's processor
   soak       random traffic with random kills of the shard, ten minutes: cargo xtask soak [MINUTES]
 ";
+
+/// With the simulated device, on which the CUDA kernels' tests run.
+const SIMULATED: &str = "--features=millrace-kernels/cpu-sim";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -20,9 +37,16 @@ fn main() -> ExitCode {
     let done = match task.as_deref() {
         Some("lint") => {
             cargo(&["fmt", "--all", "--check"])
-                && cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])
+                && cargo(&["clippy", "--workspace", "--all-targets", SIMULATED, "--", "-D", "warnings"])
         }
-        Some("test") => cargo(&["test", "--workspace"]),
+        Some("test") => cargo(&["test", "--workspace", SIMULATED]),
+        Some("cuda") => cuda::run(),
+        Some("sim") => match arguments.next() {
+            Some(filter) => simulated::all_orders(Some(&filter)),
+            None => simulated::all_orders(None) && simulated::bench(),
+        },
+        Some("sanitize") => sanitize::run(arguments.next().as_deref()),
+        Some("mutate") => mutate::run(arguments.next().as_deref()),
         Some("smoke") => smoke::run(),
         Some("bench") => {
             cargo(&["bench", "--package", "millrace-kernels"])
@@ -52,20 +76,4 @@ fn soak(minutes: &str) -> bool {
         .split(' ')
         .collect::<Vec<_>>();
     cargo_with(&test, &[("MILLRACE_SOAK_SECONDS", &seconds)])
-}
-
-/// Runs cargo in the workspace; says whether it succeeded.
-fn cargo(arguments: &[&str]) -> bool {
-    cargo_with(arguments, &[])
-}
-
-fn cargo_with(arguments: &[&str], environment: &[(&str, &str)]) -> bool {
-    eprintln!("$ cargo {}", arguments.join(" "));
-    let mut cargo = Command::new(cargo_path());
-    cargo.args(arguments).envs(environment.iter().copied());
-    cargo.status().is_ok_and(|status| status.success())
-}
-
-fn cargo_path() -> std::ffi::OsString {
-    std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }

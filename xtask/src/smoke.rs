@@ -10,7 +10,7 @@ const QUESTION: &str = r#"{"messages": [{"role": "user", "content": "Tell me a s
 /// Builds and serves the demo model on a free port, and streams one answer.
 pub(crate) fn run() -> bool {
     eprintln!("$ cargo run --release -- serve --port 0");
-    let server = Command::new(super::cargo_path())
+    let server = Command::new(crate::cargo::cargo_path())
         .args(["run", "--release", "--", "serve", "--port", "0"])
         .stderr(Stdio::piped())
         .spawn();

@@ -17,6 +17,8 @@ pub(crate) struct Bench {
     filter: Option<String>,
     /// Bytes per second that a copy of memory reads and writes.
     copy: f64,
+    /// Operations per second that a large product of bf16 matrices reaches, where there is a library to measure it by.
+    peak: Option<f64>,
     /// Written before each measurement so that nothing of the last one is left in the cache.
     flush: Memory,
     rows: Vec<String>,
@@ -36,11 +38,21 @@ impl Bench {
         }
         let device = if simulated { simulated_device()? } else { Device::new(Arc::new(Card::new(0)?)) };
         let flush = device.allocate(Elem::U8, 2 * device.properties().l2_bytes)?;
-        let mut bench = Bench { device, simulated, filter, copy: 0.0, flush, rows: Vec::new() };
+        let mut bench = Bench { device, simulated, filter, copy: 0.0, peak: None, flush, rows: Vec::new() };
         println!("{}", bench.device.name());
         bench.copy = bench.measure_copy()?;
-        println!("copy {:.0} GB/s\n", bench.copy / 1e9);
-        println!("{:<56} {:>11} {:>9} {:>9} {:>9}", "kernel", "time", "GB/s", "of copy", "TFLOP/s");
+        if !simulated {
+            bench.peak = crate::peak::measure(&bench.device)?;
+        }
+        println!("copy {:.0} GB/s", bench.copy / 1e9);
+        match bench.peak {
+            Some(peak) => println!("bf16 product {:.0} TFLOP/s\n", peak / 1e12),
+            None => println!("no cuBLASLt: nothing to compare products with\n"),
+        }
+        println!(
+            "{:<56} {:>11} {:>9} {:>9} {:>9} {:>9}",
+            "kernel", "time", "GB/s", "of copy", "TFLOP/s", "of peak"
+        );
         Ok(bench)
     }
 
@@ -66,15 +78,19 @@ impl Bench {
         }
         let bandwidth = cost.bytes / seconds;
         println!(
-            "{name:<56} {:>8.2} us {:>9.0} {:>8.1}% {:>9.1}",
+            "{name:<56} {:>8.2} us {:>9.0} {:>8.1}% {:>9.1} {:>8}",
             seconds * 1e6,
             bandwidth / 1e9,
             100.0 * bandwidth / self.copy,
-            cost.flops / seconds / 1e12
+            cost.flops / seconds / 1e12,
+            self.peak.map_or_else(|| "-".to_owned(), |p| format!("{:.1}%", 100.0 * cost.flops / seconds / p))
         );
         self.rows.push(format!(
-            "{{\"kernel\":{name:?},\"seconds\":{seconds:e},\"bytes\":{:e},\"flops\":{:e},\"copy\":{:e}}}",
-            cost.bytes, cost.flops, self.copy
+            "{{\"kernel\":{name:?},\"seconds\":{seconds:e},\"bytes\":{:e},\"flops\":{:e},\"copy\":{:e},\"peak\":{}}}",
+            cost.bytes,
+            cost.flops,
+            self.copy,
+            self.peak.map_or_else(|| "null".to_owned(), |peak| format!("{peak:e}"))
         ));
         Ok(())
     }

@@ -5,6 +5,7 @@
 
 mod harness;
 mod norm;
+mod peak;
 
 use harness::{Bench, Result};
 

@@ -81,13 +81,20 @@ template <class T, class F> inline T atomic_update(T *p, F combine) {
 }
 }  // namespace sim
 
-template <class T> inline T atomicAdd(T *p, T v) { return sim::atomic_update(p, [v](T x) { return T(x + v); }); }
-template <class T> inline T atomicSub(T *p, T v) { return sim::atomic_update(p, [v](T x) { return T(x - v); }); }
-template <class T> inline T atomicMax(T *p, T v) { return sim::atomic_update(p, [v](T x) { return x < v ? v : x; }); }
-template <class T> inline T atomicMin(T *p, T v) { return sim::atomic_update(p, [v](T x) { return v < x ? v : x; }); }
-template <class T> inline T atomicOr(T *p, T v) { return sim::atomic_update(p, [v](T x) { return T(x | v); }); }
-template <class T> inline T atomicAnd(T *p, T v) { return sim::atomic_update(p, [v](T x) { return T(x & v); }); }
-template <class T> inline T atomicExch(T *p, T v) { return sim::atomic_update(p, [v](T) { return v; }); }
-template <class T> inline T atomicCAS(T *p, T expected, T v) {
+// The operand converts to the type of the memory, as with CUDA's overloads.
+namespace sim {
+template <class T> struct Same { using Type = T; };
+template <class T> using Operand = typename Same<T>::Type;
+}  // namespace sim
+
+template <class T> inline T atomicAdd(T *p, sim::Operand<T> v) { return sim::atomic_update(p, [v](T x) { return T(x + v); }); }
+template <class T> inline T atomicSub(T *p, sim::Operand<T> v) { return sim::atomic_update(p, [v](T x) { return T(x - v); }); }
+template <class T> inline T atomicMax(T *p, sim::Operand<T> v) { return sim::atomic_update(p, [v](T x) { return x < v ? v : x; }); }
+template <class T> inline T atomicMin(T *p, sim::Operand<T> v) { return sim::atomic_update(p, [v](T x) { return v < x ? v : x; }); }
+template <class T> inline T atomicOr(T *p, sim::Operand<T> v) { return sim::atomic_update(p, [v](T x) { return T(x | v); }); }
+template <class T> inline T atomicAnd(T *p, sim::Operand<T> v) { return sim::atomic_update(p, [v](T x) { return T(x & v); }); }
+template <class T> inline T atomicXor(T *p, sim::Operand<T> v) { return sim::atomic_update(p, [v](T x) { return T(x ^ v); }); }
+template <class T> inline T atomicExch(T *p, sim::Operand<T> v) { return sim::atomic_update(p, [v](T) { return v; }); }
+template <class T> inline T atomicCAS(T *p, sim::Operand<T> expected, sim::Operand<T> v) {
   return sim::atomic_update(p, [expected, v](T x) { return x == expected ? v : x; });
 }

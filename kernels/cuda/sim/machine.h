@@ -15,19 +15,27 @@ constexpr size_t kSlotBytes = 32;
 constexpr unsigned kMeetings = 16;
 constexpr unsigned kCopies = 512;
 
-// Lanes named by `mask` come together to exchange values. Slots are doubled so that a lane may enter the next
+// What the lanes of one meeting left for each other.
+struct Exchange {
+  unsigned lanes;  // who took part; lanes that have returned from the kernel need not come
+  alignas(32) unsigned char slots[kLanes][kSlotBytes];
+};
+
+// Lanes named by `mask` come together to exchange values. Exchanges are doubled so that a lane may enter the next
 // meeting while another has yet to read what the last one left.
 struct Meeting {
   unsigned mask;
   unsigned arrived;
+  unsigned unread;  // lanes that have been released and have not gone on
   unsigned generation;
   int operation;
-  alignas(32) unsigned char slots[2][kLanes][kSlotBytes];
+  Exchange exchanges[2];
 };
 
 struct Warp {
   unsigned alive;
   unsigned runnable;
+  unsigned spinning;  // of the runnable: those that wait for memory to change
   unsigned meeting_count;
   Meeting meetings[kMeetings];
 };
@@ -47,7 +55,6 @@ struct Fiber {
   unsigned lane;
   // Asynchronous copies, oldest first: [first_copy, last_copy) modulo kCopies.
   unsigned first_copy, last_copy, group;
-  bool spinning;
   Copy copies[kCopies];
 };
 
@@ -57,10 +64,12 @@ struct Machine {
   unsigned warp_count;
   unsigned alive;
   unsigned at_barrier;
+  bool barrier_votes;  // what those at the barrier have called: a plain barrier, or one that counts votes
   unsigned barrier_generation;
   // How the threads have voted in __syncthreads_or/and/count; doubled like the slots of a meeting.
   unsigned votes[2];
   unsigned char *dynamic_shared;
+  size_t dynamic_shared_bytes;
   uint3 block;
   dim3 block_size, grid_size;
 };
@@ -70,39 +79,46 @@ extern thread_local Machine machine;
 // Ends the launch; the message names block and thread.
 [[noreturn]] void fail(const char *message);
 
-// Lets other threads run until something this thread waits for has happened; `runnable` bits say who may go on.
-void wait_for_release();
-// For loops that wait on memory which another block or launch writes.
+// For loops that wait on memory which another thread, block or launch writes: everybody else goes first.
 void spin_pause();
 
 void block_barrier();
+// A barrier that counts the votes.
 unsigned block_vote(bool vote);
 
 // The operations that lanes can meet in; lanes of one meeting must agree.
-enum Operation { kSync, kShuffle, kBallot, kMatch, kReduce, kMatrix, kMma };
+enum Operation {
+  kSync, kShuffle, kShuffleXor, kShuffleUp, kShuffleDown, kBallot, kMatch, kReduceAdd, kReduceMin, kReduceMax,
+  kReduceAnd, kReduceOr, kReduceXor, kMatrix, kMma,
+};
 
-// Leaves `value` for the other lanes of `mask`, waits for all of them, and returns everyone's values.
-using Slots = unsigned char (*)[kSlotBytes];
-Slots meet(unsigned mask, int operation, const void *value, size_t bytes);
+// Leaves `value` for the other lanes of `mask`, waits for all of them, and returns what everyone left. Valid until the
+// lane's next meeting.
+const Exchange &meet(unsigned mask, Operation operation, const void *value, size_t bytes);
 
-template <class T> inline Slots meet(unsigned mask, int operation, const T &value) {
+template <class T> inline const Exchange &meet(unsigned mask, Operation operation, const T &value) {
   static_assert(sizeof(T) <= kSlotBytes, "too large to exchange");
   return meet(mask, operation, &value, sizeof value);
 }
 
-template <class T> inline T slot(Slots slots, unsigned lane) {
+template <class T> inline T slot(const Exchange &exchange, unsigned lane) {
   T value;
-  std::memcpy(&value, slots[lane], sizeof value);
+  std::memcpy(&value, exchange.slots[lane], sizeof value);
   return value;
 }
 
-// Static shared memory: filled with garbage before every block, as nothing promises zeros.
+// Static shared memory: of the size that was declared, so that a sanitizer sees an access beyond it, and filled with garbage
+// before every block, as nothing promises zeros.
 struct SharedArray {
-  SharedArray(void *data, size_t bytes);
+  explicit SharedArray(size_t bytes);
+  ~SharedArray();
   void *data;
   size_t bytes;
   SharedArray *next;
 };
+
+// Ends the launch unless the bytes lie in one piece of the block's shared memory.
+void check_shared(const void *p, size_t bytes, const char *message);
 
 using Thunk = void (*)(void **);
 struct Kernel {
@@ -137,9 +153,9 @@ template <class... A, void (*Function)(A...)> struct Call<Function> {
 #define REGISTER(name) \
   static sim::Kernel registered_##name(#name, &sim::Call<&name>::thunk, sim::Call<&name>::sizes, sim::Call<&name>::count);
 #define DYNAMIC_SHARED(type, name) type *name = reinterpret_cast<type *>(sim::machine.dynamic_shared)
-#define SHARED(type, name, count) \
-  alignas(16) static thread_local type name[count]; \
-  static thread_local sim::SharedArray shared_##name(name, sizeof name)
+#define SHARED(type, name, count)                                            \
+  static thread_local sim::SharedArray shared_##name(sizeof(type[count]));   \
+  static thread_local type(&name)[count] = *static_cast<type(*)[count]>(shared_##name.data)
 
 inline void __syncthreads() { sim::block_barrier(); }
 inline int __syncthreads_count(int vote) { return int(sim::block_vote(vote != 0)); }

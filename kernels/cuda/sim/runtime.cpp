@@ -16,10 +16,14 @@
 #include <vector>
 
 #if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #define WITH_ASAN 1
+// For functions that a fiber never returns from: what their frames poison would stay so for the next fiber on this stack.
+#define NO_ASAN __attribute__((no_sanitize_address))
 #else
 #define WITH_ASAN 0
+#define NO_ASAN
 #endif
 
 extern "C" void millrace_sim_switch(void **save, void *to);
@@ -96,6 +100,8 @@ thread_local Machine machine;
 namespace {
 
 constexpr size_t kStack = 256 << 10;
+// What a block can have of a Hopper card's shared memory.
+constexpr size_t kMostShared = 227 << 10;
 // How long a block may wait for memory that somebody else was to write.
 constexpr auto kSpinLimit = std::chrono::seconds(30);
 
@@ -111,14 +117,15 @@ struct Worker {
   void **params;
   bool reverse, greedy;
   std::string *fault;
-  std::chrono::steady_clock::time_point spin_started;
-  bool spin_running;
+  // Since when every thread that can run is waiting for memory to change.
+  std::chrono::steady_clock::time_point spins_since;
+  bool only_spins;
   const void *own_stack;
   size_t own_stack_bytes;
 };
 thread_local Worker *worker;
 
-void to_scheduler() {
+NO_ASAN void to_scheduler() {
   void *abandoned;
 #if WITH_ASAN
   __sanitizer_start_switch_fiber(nullptr, worker->own_stack, worker->own_stack_bytes);
@@ -126,7 +133,7 @@ void to_scheduler() {
   millrace_sim_switch(&abandoned, worker->scheduler);
 }
 
-void run(Fiber *next, bool leaving) {
+NO_ASAN void run(Fiber *next, bool leaving) {
   Fiber *from = machine.fiber;
   if (next == from && !leaving) return;
   machine.fiber = next;
@@ -144,38 +151,58 @@ unsigned first_lane(unsigned lanes) {
   return worker->reverse ? 31 - __builtin_clz(lanes) : __builtin_ctz(lanes);
 }
 
-// The fiber that goes on after the current one, which may itself be waiting or gone.
-Fiber *successor() {
+// The next fiber after the current one among those that `eligible` gives of each warp.
+template <class F> Fiber *next_of(bool greedy, F eligible) {
   const Fiber *f = machine.fiber;
   const unsigned n = machine.warp_count;
-  const unsigned lanes = machine.warps[f->warp].runnable;
+  const unsigned lanes = eligible(machine.warps[f->warp]);
   const unsigned later = worker->reverse ? lanes & ((1u << f->lane) - 1) : lanes & ~((2u << f->lane) - 1);
   if (later) return &worker->fibers[f->warp * kLanes + first_lane(later)];
-  if (worker->greedy && lanes) return &worker->fibers[f->warp * kLanes + first_lane(lanes)];
+  if (greedy && lanes) return &worker->fibers[f->warp * kLanes + first_lane(lanes)];
   for (unsigned i = 1; i <= n; i++) {
     const unsigned w = worker->reverse ? (f->warp + n - i) % n : (f->warp + i) % n;
-    if (machine.warps[w].runnable) return &worker->fibers[w * kLanes + first_lane(machine.warps[w].runnable)];
+    if (const unsigned found = eligible(machine.warps[w])) return &worker->fibers[w * kLanes + first_lane(found)];
   }
   return nullptr;
 }
 
-// A thread that waits on memory counts as runnable. If all that can run are such, time has to pass.
-void leave_to_others() {
-  Fiber *next = successor();
-  if (!next) fail("deadlock: threads wait for others that never come (divergent barrier or lane mask)");
-  if (next->spinning) {
-    const auto now = std::chrono::steady_clock::now();
-    if (!worker->spin_running) {
-      worker->spin_running = true;
-      worker->spin_started = now;
-    } else if (now - worker->spin_started > kSpinLimit) {
-      fail("waited too long for memory that nobody has written");
+const char *why_nobody_runs() {
+  for (unsigned w = 0; w < machine.warp_count; w++) {
+    const Warp &warp = machine.warps[w];
+    for (unsigned i = 0; i < warp.meeting_count; i++) {
+      for (unsigned k = 0; k < warp.meeting_count; k++) {
+        if (i != k && warp.meetings[k].arrived && warp.meetings[i].arrived & warp.meetings[k].mask) {
+          return "deadlock: lanes of one warp wait under masks that overlap but differ";
+        }
+      }
     }
-    std::this_thread::yield();
-  } else {
-    worker->spin_running = false;
   }
-  run(next, false);
+  return "deadlock: threads wait for others that never come (divergent barrier or lane mask)";
+}
+
+// The fiber that goes on after the current one, which may itself be waiting or gone. Those that spin come after all others, in
+// turn and in no greedy order; if there are only such, time has to pass.
+Fiber *successor(bool from_spin) {
+  if (!from_spin) worker->only_spins = false;
+  if (Fiber *next = next_of(worker->greedy, [](const Warp &w) { return w.runnable & ~w.spinning; })) return next;
+  Fiber *next = next_of(false, [](const Warp &w) { return w.runnable; });
+  if (!next) fail(why_nobody_runs());
+  const auto now = std::chrono::steady_clock::now();
+  if (!worker->only_spins) {
+    worker->only_spins = true;
+    worker->spins_since = now;
+  } else if (now - worker->spins_since > kSpinLimit) {
+    fail("waited too long for memory that nobody has written");
+  }
+  std::this_thread::yield();
+  return next;
+}
+
+// Lets other threads run until this one is runnable again.
+void wait_for_release() {
+  const Fiber *f = machine.fiber;
+  machine.warps[f->warp].runnable &= ~(1u << f->lane);
+  run(successor(false), false);
 }
 
 void release_barrier() {
@@ -188,12 +215,14 @@ void release_barrier() {
 bool complete(const Meeting &m, const Warp &w) { return m.arrived != 0 && m.arrived == (m.mask & w.alive); }
 
 void release(Meeting &m, Warp &w) {
+  m.exchanges[m.generation & 1].lanes = m.arrived;
   w.runnable |= m.arrived;
+  m.unread = m.arrived;
   m.arrived = 0;
   m.generation++;
 }
 
-void thread_main() {
+NO_ASAN void thread_main() {
 #if WITH_ASAN
   const void *bottom;
   size_t bytes;
@@ -216,9 +245,7 @@ void thread_main() {
   for (unsigned i = 0; i < w.meeting_count; i++) {
     if (complete(w.meetings[i], w)) release(w.meetings[i], w);
   }
-  Fiber *next = successor();
-  if (!next) fail("deadlock: threads wait for others that never come (divergent barrier or lane mask)");
-  run(next, true);
+  run(successor(false), true);
   std::abort();
 }
 
@@ -236,6 +263,7 @@ void run_block(Warp *warps, unsigned threads) {
     const unsigned lanes = threads - w * kLanes;
     warps[w].alive = lanes >= kLanes ? ~0u : (1u << lanes) - 1;
     warps[w].runnable = warps[w].alive;
+    warps[w].spinning = 0;
     warps[w].meeting_count = 0;
   }
   for (unsigned i = 0; i < threads; i++) {
@@ -244,7 +272,6 @@ void run_block(Warp *warps, unsigned threads) {
     f.warp = i / kLanes;
     f.lane = i % kLanes;
     f.first_copy = f.last_copy = f.group = 0;
-    f.spinning = false;
     void **top = reinterpret_cast<void **>(worker->stacks + kStack * (i + 1));
 #if defined(__x86_64__)
     *--top = nullptr;  // keeps the stack aligned as after a call
@@ -280,72 +307,89 @@ void fail(const char *message) {
   std::abort();
 }
 
-void wait_for_release() {
-  Fiber *f = machine.fiber;
-  machine.warps[f->warp].runnable &= ~(1u << f->lane);
-  leave_to_others();
-}
-
 void spin_pause() {
-  machine.fiber->spinning = true;
-  leave_to_others();
-  machine.fiber->spinning = false;
+  const Fiber *f = machine.fiber;
+  unsigned &spinning = machine.warps[f->warp].spinning;
+  spinning |= 1u << f->lane;
+  run(successor(true), false);
+  spinning &= ~(1u << f->lane);
 }
 
-void block_barrier() {
+namespace {
+void arrive_at_barrier(bool votes) {
+  if (machine.at_barrier && machine.barrier_votes != votes) fail("a barrier that votes meets one that does not");
+  machine.barrier_votes = votes;
   if (++machine.at_barrier == machine.alive) {
     release_barrier();
   } else {
     wait_for_release();
   }
 }
+}  // namespace
+
+void block_barrier() { arrive_at_barrier(false); }
 
 unsigned block_vote(bool vote) {
   // The tally of the vote before this one is no longer read once anybody votes again.
   unsigned &tally = machine.votes[machine.barrier_generation & 1];
   tally += vote;
-  block_barrier();
+  arrive_at_barrier(true);
   return tally;
 }
 
-Slots meet(unsigned mask, int operation, const void *value, size_t bytes) {
+const Exchange &meet(unsigned mask, Operation kind, const void *value, size_t bytes) {
   Fiber *f = machine.fiber;
   Warp &w = machine.warps[f->warp];
   const unsigned bit = 1u << f->lane;
+  const int operation = int(kind) << 8 | int(bytes);
   if (!(mask & bit)) fail("a lane calls a warp operation with a mask that does not name it");
   Meeting *m = w.meetings, *end = w.meetings + w.meeting_count;
   while (m != end && m->mask != mask) m++;
   if (m == end) {
-    // A mask that nobody is waiting under makes room.
+    // A mask that nobody is waiting under, or has yet to read under, makes room.
     if (w.meeting_count == kMeetings) {
-      for (m = w.meetings; m != end && m->arrived; m++) {}
+      for (m = w.meetings; m != end && (m->arrived || m->unread); m++) {}
       if (m == end) fail("too many groups of lanes meet at once");
     } else {
       w.meeting_count++;
     }
     m->mask = mask;
     m->arrived = 0;
+    m->unread = 0;
     m->generation = 0;
-  }
-  for (Meeting *other = w.meetings; other != w.meetings + w.meeting_count; other++) {
-    if (other != m && other->arrived & mask) fail("lanes of one warp call an operation with masks that overlap but differ");
   }
   if (m->arrived == 0) m->operation = operation;
   if (m->operation != operation) fail("lanes of one mask are in different warp operations");
-  Slots slots = m->slots[m->generation & 1];
-  std::memcpy(slots[f->lane], value, bytes);
+  Exchange &own = m->exchanges[m->generation & 1];
+  std::memcpy(own.slots[f->lane], value, bytes);
   m->arrived |= bit;
   if (complete(*m, w)) {
     release(*m, w);
   } else {
     wait_for_release();
   }
-  return slots;
+  m->unread &= ~bit;
+  return own;
 }
 
-SharedArray::SharedArray(void *data, size_t bytes) : data(data), bytes(bytes), next(shared_arrays) {
-  shared_arrays = this;
+SharedArray::SharedArray(size_t bytes) : data(nullptr), bytes(bytes), next(shared_arrays) {
+  if (posix_memalign(&data, 128, bytes) != 0) std::abort();
   std::memset(data, 0xCD, bytes);
+  shared_arrays = this;
+}
+
+SharedArray::~SharedArray() { std::free(data); }
+
+void check_shared(const void *p, size_t bytes, const char *message) {
+  const auto within = [&](const void *from, size_t size) {
+    const auto at = reinterpret_cast<uintptr_t>(p), start = reinterpret_cast<uintptr_t>(from);
+    return at >= start && at + bytes <= start + size;
+  };
+  if (within(machine.dynamic_shared, machine.dynamic_shared_bytes)) return;
+  for (const SharedArray *s = shared_arrays; s; s = s->next) {
+    if (within(s->data, s->bytes)) return;
+  }
+  fail(message);
 }
 
 Kernel::Kernel(const char *name, Thunk thunk, const unsigned *sizes, unsigned count)
@@ -380,7 +424,7 @@ extern "C" __attribute__((visibility("default"))) int millrace_sim_launch(const 
     fault = "a block must have 1 to 1024 threads";
   } else if (blocks == 0 || grid[1] > 65535 || grid[2] > 65535 || grid[0] > 2147483647u) {
     fault = "the grid is empty or larger than a device takes";
-  } else if (dynamic_shared > 227 * 1024) {
+  } else if (dynamic_shared > kMostShared) {
     fault = "more shared memory than a block can have";
   } else if (count != kernel->count) {
     fault = "the kernel takes " + std::to_string(kernel->count) + " parameters, not " + std::to_string(count);
@@ -420,14 +464,22 @@ extern "C" __attribute__((visibility("default"))) int millrace_sim_launch(const 
       machine.block_size = {block[0], block[1], block[2]};
       machine.grid_size = {grid[0], grid[1], grid[2]};
       machine.dynamic_shared = static_cast<unsigned char *>(shared);
+      machine.dynamic_shared_bytes = dynamic_shared;
       for (size_t b; !failed && own_fault.empty() && (b = next++) < blocks;) {
         if (shared) std::memset(shared, 0xCD, dynamic_shared);
         machine.block = {unsigned(b % grid[0]), unsigned(b / grid[0] % grid[1]), unsigned(b / (size_t(grid[0]) * grid[1]))};
         run_block(warps.data(), unsigned(threads));
+        size_t all = dynamic_shared;
+        for (const SharedArray *a = shared_arrays; a; a = a->next) all += a->bytes;
+        if (own_fault.empty() && all > kMostShared) own_fault = "more shared memory than a block can have";
       }
       worker = nullptr;
     }
     free(shared);
+#if WITH_ASAN
+    // A fault leaves threads in the middle of their functions.
+    if (self.stacks != MAP_FAILED && !own_fault.empty()) ASAN_UNPOISON_MEMORY_REGION(self.stacks, bytes);
+#endif
     if (self.stacks != MAP_FAILED) munmap(self.stacks, bytes);
     if (!own_fault.empty()) {
       std::lock_guard<std::mutex> guard(lock);

@@ -13,6 +13,7 @@ inline void copy_async(void *to, const void *from, unsigned size, unsigned bytes
   Fiber *f = machine.fiber;
   if (f->last_copy - f->first_copy >= kCopies) fail("more asynchronous copies in flight than the simulated device keeps");
   check_aligned(to, size, "misaligned destination of an asynchronous copy");
+  check_shared(to, size, "an asynchronous copy writes outside the block's shared memory");
   if (bytes) check_aligned(from, size, "misaligned source of an asynchronous copy");
   std::memset(to, 0x7f, size);
   f->copies[f->last_copy++ % kCopies] = {to, from, bytes, size, f->group};
@@ -29,19 +30,31 @@ inline void wait_copies(unsigned pending) {
   }
 }
 
-// ldmatrix: lanes 8i to 8i+7 name the rows of matrix i, eight 16-bit elements each.
+// What the tensor core's instructions demand: all lanes of a whole warp at once.
+template <class T> inline const Exchange &meet_all(Operation operation, const T &value) {
+  const Exchange &left = meet(~0u, operation, value);
+  if (left.lanes != ~0u) fail("an instruction of the tensor core needs all 32 lanes of the warp");
+  return left;
+}
+
+// ldmatrix: lanes 8i to 8i+7 name the rows of matrix i, eight 16-bit elements each. A row is read when its lane comes: what another
+// lane writes until the last one is there, or right after, is not promised to be seen or not to be seen.
 template <int N, bool Transposed> inline void load_matrices(uint32_t (&r)[N], const void *row) {
-  check_aligned(row, 16, "misaligned row of a matrix");
-  auto *slots = meet(~0u, kMatrix, row);
+  struct Row { uint16_t at[8]; };
   const unsigned lane = machine.fiber->lane;
+  Row own{};
+  if (lane < N * 8) {
+    check_aligned(row, 16, "misaligned row of a matrix");
+    check_shared(row, 16, "a row of a matrix lies outside the block's shared memory");
+    std::memcpy(&own, row, 16);
+  }
+  const Exchange &left = meet_all(kMatrix, own);
   for (int i = 0; i < N; i++) {
     uint32_t halves[2];
     for (unsigned j = 0; j < 2; j++) {
       const unsigned at_row = Transposed ? lane % 4 * 2 + j : lane / 4;
       const unsigned at_col = Transposed ? lane / 4 : lane % 4 * 2 + j;
-      uint16_t element;
-      std::memcpy(&element, slot<const uint16_t *>(slots, unsigned(i) * 8 + at_row) + at_col, 2);
-      halves[j] = element;
+      halves[j] = slot<Row>(left, unsigned(i) * 8 + at_row).at[at_col];
     }
     r[i] = halves[0] | halves[1] << 16;
   }
@@ -52,13 +65,13 @@ template <int N, bool Transposed> inline void load_matrices(uint32_t (&r)[N], co
 template <int PerRegister, class F> inline void mma_m16n8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], F decode) {
   struct Registers { uint32_t a[4], b[2]; };
   const Registers own{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
-  auto *slots = meet(~0u, kMma, own);
+  const Exchange &left_by = meet_all(kMma, own);
   const unsigned lane = machine.fiber->lane, group = lane / 4, column = lane % 4 * 2;
   for (unsigned half = 0; half < 2; half++) {
     for (unsigned t = 0; t < 4; t++) {
-      const auto of_a = slot<Registers>(slots, group * 4 + t);
-      const auto of_b0 = slot<Registers>(slots, column * 4 + t);
-      const auto of_b1 = slot<Registers>(slots, (column + 1) * 4 + t);
+      const auto of_a = slot<Registers>(left_by, group * 4 + t);
+      const auto of_b0 = slot<Registers>(left_by, column * 4 + t);
+      const auto of_b1 = slot<Registers>(left_by, (column + 1) * 4 + t);
       for (int i = 0; i < PerRegister; i++) {
         const float upper = decode(of_a.a[2 * half], i), lower = decode(of_a.a[2 * half + 1], i);
         const float left = decode(of_b0.b[half], i), right = decode(of_b1.b[half], i);

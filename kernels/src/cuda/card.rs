@@ -7,8 +7,10 @@ use std::sync::{Mutex, PoisonError};
 use cudarc::driver::result::{self, DriverError, ctx, device, event, module, stream};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
+use super::cache::Cache;
 use super::driver::{Arg, Driver, Function, Grid, Properties};
 use super::modules;
+use super::nvrtc::Nvrtc;
 use crate::{Error, Result};
 
 /// The oldest cards that the kernels are written for: Ampere.
@@ -128,12 +130,31 @@ impl Card {
         Ok(loaded)
     }
 
+    /// The build's machine code, or else what NVRTC makes of the source.
     fn load_module(&self, name: &str) -> Result<sys::CUmodule> {
-        let image = modules::find(modules::FATBINS, name)
-            .ok_or_else(|| Error::Unsupported(format!("this build has no machine code of {name}.cu")))?;
-        // SAFETY: the image is a fat binary that nvcc wrote.
+        let missing = match modules::find(modules::FATBINS, name) {
+            // SAFETY: the image is a fat binary that nvcc wrote.
+            Some(image) => match unsafe { module::load_data(image.as_ptr().cast()) } {
+                Ok(module) => return Ok(module),
+                Err(e) if is_for_other_cards(e) => {
+                    failed(&format!("cuModuleLoadData({name})"), e).to_string()
+                }
+                Err(e) => return Err(failed(&format!("cuModuleLoadData({name})"), e)),
+            },
+            None => "this build has none, as there was no nvcc".to_owned(),
+        };
+        let made = Nvrtc::open()
+            .and_then(|nvrtc| nvrtc.machine_code(name, self.properties.capability, &Cache::of_user()));
+        let image = made.map_err(|e| {
+            Error::Unsupported(format!(
+                "there is no machine code of {name}.cu for {}: {missing}; and it cannot be compiled here: {e}. Install \
+                 NVRTC, or build with nvcc",
+                self.name
+            ))
+        })?;
+        // SAFETY: the image is a cubin that NVRTC wrote, as the cache's checksum says if it lay there.
         unsafe { module::load_data(image.as_ptr().cast()) }
-            .map_err(|e| failed(&format!("cuModuleLoadData({name})"), e))
+            .map_err(|e| failed(&format!("cuModuleLoadData({name}, compiled by NVRTC)"), e))
     }
 
     fn allow_shared(&self, function: Function, loaded: &mut Loaded, bytes: usize) -> Result<()> {
@@ -145,6 +166,18 @@ impl Card {
         self.functions.lock().unwrap_or_else(PoisonError::into_inner).insert(function, *loaded);
         Ok(())
     }
+}
+
+/// Whether the driver refuses an image because nothing in it fits the card, or the PTX in it is newer than the driver.
+fn is_for_other_cards(error: DriverError) -> bool {
+    use sys::CUresult::*;
+    matches!(
+        error.0,
+        CUDA_ERROR_NO_BINARY_FOR_GPU
+            | CUDA_ERROR_INVALID_PTX
+            | CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+            | CUDA_ERROR_JIT_COMPILER_NOT_FOUND
+    )
 }
 
 /// # Safety

@@ -5,6 +5,8 @@
 //! same sources on this machine's processor; tests run on either.
 
 #[cfg(feature = "cuda")]
+mod cache;
+#[cfg(feature = "cuda")]
 mod card;
 pub mod cost;
 mod device;
@@ -13,6 +15,8 @@ mod memory;
 mod modules;
 #[cfg(feature = "cuda")]
 pub mod nccl;
+#[cfg(feature = "cuda")]
+mod nvrtc;
 pub mod ops;
 #[cfg(feature = "cpu-sim")]
 mod sim;

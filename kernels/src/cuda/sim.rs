@@ -1,8 +1,10 @@
 //! A simulated device: the kernels' own sources on this machine's processor, one fiber per CUDA thread (`cuda/sim/`).
 
+use std::alloc::Layout;
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::Path;
+use std::ptr::NonNull;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -75,25 +77,30 @@ type Launch = unsafe extern "C" fn(
 pub struct Simulated {
     order: Order,
     threads: u32,
+    /// Allocations without guards, for sanitizers.
+    exact: bool,
     libraries: HashMap<&'static str, Library>,
     /// Allocations by their address.
     memory: Mutex<HashMap<u64, Allocation>>,
 }
 
 /// Host memory between two guards that no kernel may write to.
+///
+/// With `MILLRACE_SIM_EXACT` in the environment there are no guards, and the memory ends with its last byte: so a sanitizer
+/// sees a read outside it too.
 #[derive(Debug)]
 struct Allocation {
-    words: Vec<Word>,
+    start: NonNull<u8>,
+    layout: Layout,
+    guard: usize,
     bytes: usize,
 }
 
-/// The unit and the alignment of allocations.
-#[derive(Debug, Clone, Copy)]
-#[repr(align(256))]
-struct Word {
-    _bytes: [u8; 256],
-}
+// SAFETY: the memory belongs to the allocation alone.
+unsafe impl Send for Allocation {}
 
+/// The alignment of allocations, and the least size of a guard.
+const ALIGNMENT: usize = 256;
 const GUARD: u8 = 0xA5;
 /// What new memory holds: a NaN in every type of float.
 const GARBAGE: u8 = 0xFF;
@@ -126,7 +133,8 @@ impl Simulated {
             libraries.insert(*module, library);
         }
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
-        Ok(Simulated { order, threads, libraries, memory: Mutex::default() })
+        let exact = std::env::var_os("MILLRACE_SIM_EXACT").is_some();
+        Ok(Simulated { order, threads, exact, libraries, memory: Mutex::default() })
     }
 
     /// The file of a stand-in for NCCL that carries values between simulated devices of one machine.
@@ -147,20 +155,32 @@ impl Simulated {
 }
 
 impl Allocation {
-    fn new(bytes: usize) -> Allocation {
-        let mut words = vec![Word { _bytes: [GUARD; 256] }; bytes.div_ceil(256) + 2];
-        let inside = words[1..].as_flattened_mut(bytes);
-        inside.fill(GARBAGE);
-        Allocation { words, bytes }
+    fn new(bytes: usize, exact: bool) -> Result<Allocation> {
+        let guard = if exact { 0 } else { ALIGNMENT };
+        let all = if exact { bytes } else { bytes.next_multiple_of(ALIGNMENT) + 2 * ALIGNMENT };
+        let out_of_memory = || Error::OutOfMemory { what: "the simulated device", bytes };
+        let layout = Layout::from_size_align(all.max(1), ALIGNMENT).map_err(|_| out_of_memory())?;
+        // SAFETY: the layout is not empty.
+        let start = NonNull::new(unsafe { std::alloc::alloc(layout) }).ok_or_else(out_of_memory)?;
+        // SAFETY: both ranges lie in what was just allocated.
+        unsafe {
+            start.as_ptr().write_bytes(GUARD, layout.size());
+            start.as_ptr().add(guard).write_bytes(GARBAGE, bytes);
+        }
+        Ok(Allocation { start, layout, guard, bytes })
     }
 
     fn address(&self) -> u64 {
-        self.words[1..].as_ptr() as u64
+        self.start.as_ptr() as u64 + self.guard as u64
     }
 
     fn check(&self) -> Result<()> {
-        let all = self.words.as_flattened();
-        let guards = all[..256].iter().chain(&all[256 + self.bytes..]);
+        if self.guard == 0 {
+            return Ok(());
+        }
+        // SAFETY: the memory is there until the allocation is dropped, and was written to when it was made.
+        let all = unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.layout.size()) };
+        let guards = all[..self.guard].iter().chain(&all[self.guard + self.bytes..]);
         if guards.copied().all(|byte| byte == GUARD) {
             return Ok(());
         }
@@ -168,22 +188,10 @@ impl Allocation {
     }
 }
 
-/// Words as the bytes they are.
-trait Flattened {
-    fn as_flattened(&self) -> &[u8];
-    fn as_flattened_mut(&mut self, bytes: usize) -> &mut [u8];
-}
-
-impl Flattened for [Word] {
-    fn as_flattened(&self) -> &[u8] {
-        // SAFETY: a word is 256 bytes and has no padding.
-        unsafe { std::slice::from_raw_parts(self.as_ptr().cast(), size_of_val(self)) }
-    }
-
-    fn as_flattened_mut(&mut self, bytes: usize) -> &mut [u8] {
-        assert!(bytes <= size_of_val(self));
-        // SAFETY: a word is 256 bytes and has no padding; the slice is not longer than the words.
-        unsafe { std::slice::from_raw_parts_mut(self.as_mut_ptr().cast(), bytes) }
+impl Drop for Allocation {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated with this layout.
+        unsafe { std::alloc::dealloc(self.start.as_ptr(), self.layout) }
     }
 }
 
@@ -192,13 +200,13 @@ impl Driver for Simulated {
         format!("simulated device ({:?}, {} threads)", self.order, self.threads)
     }
 
-    /// Those of a Hopper card with few multiprocessors, so that small tests use several rounds of blocks.
+    /// Those of an Ada card with the shared memory of a Hopper card and few multiprocessors, so that small tests use several rounds of blocks.
     fn properties(&self) -> Properties {
         Properties { capability: (8, 9), multiprocessors: 6, shared_per_block: 227 << 10, l2_bytes: 1 << 20 }
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
-        let allocation = Allocation::new(bytes);
+        let allocation = Allocation::new(bytes, self.exact)?;
         let at = allocation.address();
         self.memory().insert(at, allocation);
         Ok(at)

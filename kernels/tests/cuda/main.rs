@@ -8,3 +8,4 @@
 mod common;
 mod nccl;
 mod norm;
+mod sim;

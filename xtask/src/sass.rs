@@ -1,0 +1,184 @@
+//! What cuobjdump says of machine code, and what `kernels/cuda/sass.txt` says must be in it.
+
+use std::collections::BTreeSet;
+
+/// A kernel in machine code.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Kernel {
+    pub(crate) name: String,
+    /// Without `sm_`.
+    pub(crate) architecture: String,
+    /// Every kind of instruction, with its modifiers.
+    pub(crate) instructions: BTreeSet<String>,
+    /// Number of instructions.
+    pub(crate) length: usize,
+    /// Registers per thread.
+    pub(crate) registers: usize,
+    /// Bytes of static shared memory.
+    pub(crate) shared: usize,
+}
+
+/// A line of the table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Promise {
+    kernels: String,
+    pub(crate) architectures: Vec<String>,
+    required: Vec<String>,
+    forbidden: Vec<String>,
+}
+
+/// Reads the table.
+///
+/// # Errors
+/// The line that says nothing.
+pub(crate) fn parse(text: &str) -> Result<Vec<Promise>, String> {
+    let lines =
+        text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
+    lines
+        .map(|(number, line)| {
+            let mut words = line.split_whitespace();
+            let (Some(kernels), Some(architectures)) = (words.next(), words.next()) else {
+                return Err(format!("line {}: kernels, architectures, instructions", number + 1));
+            };
+            let (forbidden, required): (Vec<&str>, Vec<&str>) = words.partition(|word| word.starts_with('!'));
+            if forbidden.is_empty() && required.is_empty() {
+                return Err(format!("line {}: no instructions", number + 1));
+            }
+            Ok(Promise {
+                kernels: kernels.to_owned(),
+                architectures: architectures.split(',').map(str::to_owned).collect(),
+                required: required.into_iter().map(str::to_owned).collect(),
+                forbidden: forbidden.into_iter().map(|word| word[1..].to_owned()).collect(),
+            })
+        })
+        .collect()
+}
+
+/// What of the promises is not kept, in words.
+pub(crate) fn broken(promises: &[Promise], kernels: &[Kernel]) -> Vec<String> {
+    let mut all = Vec::new();
+    for promise in promises {
+        for architecture in &promise.architectures {
+            let of_architecture = kernels.iter().filter(|k| k.architecture == *architecture);
+            let matching: Vec<&Kernel> =
+                of_architecture.filter(|k| matches(&promise.kernels, &k.name)).collect();
+            if matching.is_empty() {
+                all.push(format!("{} for sm_{architecture}: there is no such kernel", promise.kernels));
+            }
+            for kernel in matching {
+                let has = |wanted: &String| kernel.instructions.iter().any(|i| is_kind(i, wanted));
+                let missing = promise.required.iter().filter(|wanted| !has(wanted));
+                all.extend(missing.map(|i| format!("{} for sm_{architecture} has no {i}", kernel.name)));
+                let present = promise.forbidden.iter().filter(|unwanted| has(unwanted));
+                all.extend(present.map(|i| format!("{} for sm_{architecture} has {i}", kernel.name)));
+            }
+        }
+    }
+    all
+}
+
+/// Whether `instruction` is `wanted`, which may leave modifiers out.
+fn is_kind(instruction: &str, wanted: &str) -> bool {
+    let (mut has, mut wants) = (instruction.split('.'), wanted.split('.'));
+    let same = has.next() == wants.next();
+    let modifiers: Vec<&str> = has.collect();
+    same && wants.all(|modifier| modifiers.contains(&modifier))
+}
+
+/// Whether `name` is like one of the `patterns`, which commas separate and in which `*` stands for anything.
+fn matches(patterns: &str, name: &str) -> bool {
+    patterns.split(',').any(|pattern| is_like(pattern, name))
+}
+
+fn is_like(pattern: &str, name: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == name,
+        Some((start, rest)) => name.strip_prefix(start).is_some_and(|name| {
+            (0..=name.len()).any(|at| name.is_char_boundary(at) && is_like(rest, &name[at..]))
+        }),
+    }
+}
+
+/// The kernels in what `cuobjdump -sass` prints of one architecture.
+pub(crate) fn instructions(text: &str, architecture: &str) -> Vec<Kernel> {
+    let mut all: Vec<Kernel> = Vec::new();
+    for line in text.lines().map(str::trim) {
+        if let Some(name) = line.strip_prefix("Function : ") {
+            let (name, architecture) = (name.to_owned(), architecture.to_owned());
+            all.push(Kernel { name, architecture, ..Kernel::default() });
+        } else if let (Some(kernel), Some(instruction)) = (all.last_mut(), instruction(line)) {
+            kernel.length += 1;
+            if !kernel.instructions.contains(instruction) {
+                kernel.instructions.insert(instruction.to_owned());
+            }
+        }
+    }
+    all
+}
+
+/// `LDG.E.128` of `/*0040*/  @P0 LDG.E.128 R4, [R2] ;  /* 0x… */`.
+fn instruction(line: &str) -> Option<&str> {
+    let (_, rest) = line.strip_prefix("/*")?.split_once("*/")?;
+    let mut words = rest.trim_start().split([' ', ';', '{']).filter(|word| !word.is_empty());
+    let first = words.next()?;
+    let word = if first.starts_with('@') { words.next()? } else { first };
+    word.starts_with(|c: char| c.is_ascii_uppercase()).then_some(word)
+}
+
+/// Adds what `cuobjdump -res-usage` prints of the same architecture.
+pub(crate) fn resources(text: &str, kernels: &mut [Kernel]) {
+    let mut name = "";
+    for line in text.lines().map(str::trim) {
+        if let Some(function) = line.strip_prefix("Function ") {
+            name = function.trim_end_matches(':');
+        } else if let Some(kernel) = kernels.iter_mut().find(|k| k.name == name && line.starts_with("REG:")) {
+            let number = |what: &str| -> usize {
+                let found = line.split_whitespace().find_map(|word| word.strip_prefix(what)?.parse().ok());
+                found.unwrap_or_default()
+            };
+            kernel.registers = number("REG:");
+            kernel.shared = number("SHARED:");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SASS: &str = "
+\tcode for sm_90a
+\t\tFunction : copy_bf16
+\t.headerflags\t@\"EF_CUDA_SM90\"
+        /*0000*/                   LDC R1, c[0x0][0x28] ;                  /* 0x00000a00ff017b82 */
+                                                                           /* 0x000fe20000000800 */
+        /*0010*/             @!P0 LDG.E.128.CONSTANT R4, desc[UR4][R2.64] ; /* 0x0000000402047981 */
+        /*0020*/                   EXIT ;                                  /* 0x000000000000794d */
+\t\tFunction : other_f16
+        /*0000*/                   { HFMA2.MMA R3, -RZ, RZ, 0, 0 ;          /* 0x00 */
+";
+
+    #[test]
+    fn machine_code_is_read() {
+        let mut kernels = instructions(SASS, "90a");
+        resources(" Function copy_bf16:\n  REG:29 STACK:0 SHARED:64 LOCAL:0\n", &mut kernels);
+        assert_eq!(kernels.len(), 2);
+        let copy = &kernels[0];
+        assert_eq!((copy.name.as_str(), copy.length, copy.registers, copy.shared), ("copy_bf16", 3, 29, 64));
+        assert!(copy.instructions.contains("LDG.E.128.CONSTANT") && copy.instructions.contains("EXIT"));
+        assert!(kernels[1].instructions.contains("HFMA2.MMA"));
+    }
+
+    #[test]
+    fn promises_are_held_against_it() {
+        let kernels = instructions(SASS, "90a");
+        let broken = |table: &str| broken(&parse(table).unwrap(), &kernels);
+        assert!(broken("copy_* 90a LDG.E.128 LDG !STL !LDG.64\n# nothing\n\n* 90a !LDL").is_empty());
+        assert!(broken("copy_f16,copy_bf16 90a LDG").is_empty());
+        assert_eq!(broken("copy_* 90a LDS"), ["copy_bf16 for sm_90a has no LDS"]);
+        assert_eq!(broken("*_bf* 90a !LDG.128"), ["copy_bf16 for sm_90a has LDG.128"]);
+        assert_eq!(broken("copy 90a LDG").len(), 1, "a pattern that matches nothing proves nothing");
+        assert_eq!(broken("* 80 LDG"), ["* for sm_80: there is no such kernel"]);
+        assert!(parse("copy_* 90a").is_err() && parse("copy_*").is_err());
+    }
+}

@@ -1,0 +1,145 @@
+//! The kernels' tests on the simulated device, with libraries compiled in other ways than the build did.
+
+#[path = "../../kernels/build/sim_flags.rs"]
+mod sim_flags;
+
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+pub(crate) use sim_flags::RUNTIME;
+
+use crate::cargo;
+
+/// Orders of threads, the cheapest first.
+pub(crate) const ORDERS: [&str; 4] = ["forward", "reverse", "greedy", "greedy-reverse"];
+
+/// Where the CUDA sources lie, from the workspace's root.
+pub(crate) const SOURCES: &str = "kernels/cuda";
+
+/// Builds the kernels' tests, as `cargo xtask test` does; the executable.
+///
+/// # Errors
+/// If the build fails.
+pub(crate) fn tests() -> Result<PathBuf, String> {
+    let arguments = ["test", "--workspace", crate::SIMULATED, "--test", "cuda", "--no-run"];
+    let built = cargo::build(&arguments, &[], "cuda")?;
+    built.executable.ok_or_else(|| "cargo has not said where the tests are".to_owned())
+}
+
+/// Compiles one source file with the headers of `tree` (a copy of [`SOURCES`], or itself) for the simulated device.
+///
+/// # Errors
+/// What the compiler says.
+pub(crate) fn compile(tree: &Path, file: &Path, flags: &[&str], library: &Path) -> Result<(), String> {
+    let compiler = std::env::var_os("CXX").unwrap_or_else(|| "c++".into());
+    let mut command = Command::new(&compiler);
+    command.args(sim_flags::LANGUAGE).args(sim_flags::WARNINGS);
+    command.args(sim_flags::INCLUDES.map(|folder| format!("-I{}", tree.join(folder).display())));
+    command.args(flags).args(["-x", "c++"]).arg(file).arg(tree.join(sim_flags::RUNTIME));
+    let done = command.arg("-o").arg(library).output();
+    let done = done.map_err(|e| format!("{}: {e}", compiler.display()))?;
+    match done.status.success() {
+        true => Ok(()),
+        false => Err(String::from_utf8_lossy(&done.stderr).into_owned()),
+    }
+}
+
+/// The modules below `tree`, by name.
+///
+/// # Errors
+/// If the folder cannot be read.
+pub(crate) fn modules(tree: &Path) -> Result<Vec<(String, PathBuf)>, String> {
+    let mut all = Vec::new();
+    for folder in [tree.to_owned(), tree.join("sim")] {
+        let entries = std::fs::read_dir(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
+        let files = entries.filter_map(|entry| entry.ok().map(|e| e.path()));
+        all.extend(files.filter(|file| file.extension().is_some_and(|e| e == "cu")).map(|file| {
+            (file.file_stem().map(|stem| stem.to_string_lossy().into_owned()).unwrap_or_default(), file)
+        }));
+    }
+    all.sort();
+    Ok(all)
+}
+
+/// How a run of tests ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// All of so many passed.
+    Passed(usize),
+    /// The first that did not pass, or how the process ended.
+    Failed(String),
+    /// There was no end within the time.
+    TimedOut,
+}
+
+/// Runs the tests whose names contain `filter`, until the first fails.
+///
+/// # Errors
+/// If they cannot be started.
+pub(crate) fn run(tests: &mut Command, filter: &str, limit: Duration) -> Result<Outcome, String> {
+    let child = tests.arg(filter).current_dir("kernels").stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
+    let mut child = child.map_err(|e| format!("the tests: {e}"))?;
+    let outcome = follow(&mut child, limit);
+    // It may have ended already, which is as well.
+    let _ = child.kill();
+    let _ = child.wait();
+    Ok(outcome)
+}
+
+fn follow(child: &mut Child, limit: Duration) -> Outcome {
+    let Some(output) = child.stdout.take() else { return Outcome::Failed("no output".to_owned()) };
+    let (send, lines) = mpsc::channel();
+    std::thread::spawn(move || {
+        BufReader::new(output).lines().map_while(Result::ok).try_for_each(|line| send.send(line))
+    });
+    let end = Instant::now() + limit;
+    let mut passed = 0;
+    loop {
+        match lines.recv_timeout(end.saturating_duration_since(Instant::now())) {
+            Ok(line) if line.starts_with("test ") && line.ends_with("FAILED") => {
+                return Outcome::Failed(line.split_whitespace().nth(1).unwrap_or_default().to_owned());
+            }
+            Ok(line) if line.starts_with("test ") && line.ends_with("ok") => passed += 1,
+            Ok(_) => {}
+            Err(mpsc::RecvTimeoutError::Timeout) => return Outcome::TimedOut,
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                return match child.wait() {
+                    Ok(status) if status.success() => Outcome::Passed(passed),
+                    Ok(status) => Outcome::Failed(format!("the process ended with {status}")),
+                    Err(e) => Outcome::Failed(e.to_string()),
+                };
+            }
+        }
+    }
+}
+
+/// Runs every case of the benchmarks once, which shows that each launches; says whether they do.
+pub(crate) fn bench() -> bool {
+    let start = Instant::now();
+    let arguments = ["bench", "--workspace", crate::SIMULATED, "--bench", "cuda", "--profile", "dev"];
+    let passed = cargo::cargo(&[&arguments[..], &["--", "--simulate"]].concat());
+    println!("bench --simulate: {:.1} s", start.elapsed().as_secs_f64());
+    passed
+}
+
+/// Runs the tests whose names contain `filter`, or all, in every order of threads; says whether they passed.
+pub(crate) fn all_orders(filter: Option<&str>) -> bool {
+    let tests = match tests() {
+        Ok(tests) => tests,
+        Err(e) => {
+            eprintln!("{e}");
+            return false;
+        }
+    };
+    ORDERS.iter().all(|order| {
+        let start = Instant::now();
+        let mut command = Command::new(&tests);
+        command.arg("--quiet").args(filter).current_dir("kernels").env("MILLRACE_SIM_ORDER", order);
+        let passed = command.status().is_ok_and(|status| status.success());
+        println!("{order}: {:.1} s", start.elapsed().as_secs_f64());
+        passed
+    })
+}
