@@ -5,5 +5,12 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
+mod activation;
+mod allreduce;
 mod common;
+mod embed;
+mod moe;
 mod norm;
+mod prologue;
+mod step;
+mod words;
