@@ -115,6 +115,47 @@ DEVICE void route(int *chosen_out, float *weights, const T *logits, const float 
   }
 }
 
+// The obvious version, for any number of experts and choices: a thread per token looks for the best expert after the last one found.
+template <class T>
+DEVICE void route_plain(int *chosen_out, float *weights, const T *logits, const float *bias, const int *count, int tokens, int experts, int top_k,
+                        int kind, int normalise, float factor) {
+  wait_for_previous_kernel();
+  const int token = int(blockIdx.x * blockDim.x + threadIdx.x);
+  if (token >= tokens) return;
+  const T *row = logits + int64_t(token) * experts;
+  int *chosen = chosen_out + int64_t(token) * top_k;
+  float *weight = weights + int64_t(token) * top_k;
+  const bool padding = count && token >= *count;
+  float most = -infinity();
+  for (int e = 0; e < experts; e++) most = fmaxf(most, to_float(row[e]));
+  const bool lost = !(most > -infinity() && most < infinity());
+  if (lost) most = 0.0f;
+  auto logit = [&](int e) {
+    const float value = to_float(row[e]);
+    return lost ? 0.0f : value == value ? value : -infinity();
+  };
+  auto score = [&](int e) { return kind == kSoftmax ? expf(logit(e) - most) : 1.0f / (1.0f + expf(-logit(e))); };
+  float all = 0.0f;
+  for (int e = 0; e < experts; e++) all += score(e);
+  if (kind != kSoftmax) all = 1.0f;
+  Best last = {infinity(), -1};
+  float sum = 0.0f;
+  for (int s = 0; s < top_k; s++) {
+    Best best = {-infinity(), 0x7fffffff};
+    for (int e = 0; e < experts; e++) {
+      const float key = bias ? score(e) / all + bias[e] : logit(e);
+      const Best candidate = {key == key ? key : -infinity(), e};
+      if (Better()(last, candidate) && Better()(candidate, best)) best = candidate;
+    }
+    last = best;
+    chosen[s] = padding ? -1 : best.expert;
+    weight[s] = score(best.expert);
+    sum += weight[s];
+  }
+  const float divisor = !normalise ? all : sum == 0.0f ? 1.0f : sum;
+  for (int s = 0; s < top_k; s++) weight[s] = padding ? 0.0f : weight[s] / divisor * factor;
+}
+
 // Orders the pairs by expert. Block e counts the pairs of lower experts, which is where its own begin, and puts down its own: no block
 // waits for another, and ties cannot come in another order. Pairs of no expert (-1, of padding) come nowhere; their places at the end
 // say -1.
@@ -156,6 +197,26 @@ template <int Threads> DEVICE void sort_by_expert(int *expert_offsets, int *sort
   }
 }
 
+// The obvious version: one thread goes through all pairs for each expert, and at last for none.
+DEVICE void sort_plain(int *expert_offsets, int *sorted_rows, int *places, const int *chosen, int pairs, int experts) {
+  wait_for_previous_kernel();
+  int at = 0;
+  for (int e = 0; e < experts; e++) {
+    expert_offsets[e] = at;
+    for (int i = 0; i < pairs; i++) {
+      if (chosen[i] != e) continue;
+      places[i] = at;
+      sorted_rows[at++] = i;
+    }
+  }
+  expert_offsets[experts] = at;
+  for (int i = 0; i < pairs; i++) {
+    if (chosen[i] >= 0) continue;
+    places[i] = -1;
+    sorted_rows[at++] = -1;
+  }
+}
+
 // out[t] = base[t] + Σ weights[t, s] · y[places[t, s]], over s in order, in f32; y lies in the order of pairs if there are no places.
 template <class T, int N>
 DEVICE void combine(T *out, const T *base, const T *y, const float *weights, const int *places, int cols, int top_k) {
@@ -191,6 +252,12 @@ DEVICE void combine(T *out, const T *base, const T *y, const float *weights, con
     route<T, PerLane>(chosen, weights, logits, bias, count, tokens, experts, top_k, kind, normalise, factor);                           \
   }                                                                                                                              \
   REGISTER(moe_route_##suffix)
+#define ROUTE_PLAIN(T, suffix)                                                                                                   \
+  KERNEL moe_route_plain_##suffix(int *chosen, float *weights, const T *logits, const float *bias, const int *count, int tokens, \
+                                  int experts, int top_k, int kind, int normalise, float factor) {                               \
+    route_plain<T>(chosen, weights, logits, bias, count, tokens, experts, top_k, kind, normalise, factor);                       \
+  }                                                                                                                              \
+  REGISTER(moe_route_plain_##suffix)
 #define COMBINE(T, N, suffix)                                                                                                    \
   KERNEL moe_combine_##suffix(T *out, const T *base, const T *y, const float *weights, const int *places, int cols, int top_k) { \
     combine<T, N>(out, base, y, weights, places, cols, top_k);                                                                   \
@@ -203,6 +270,9 @@ ROUTE(bf16, 4, bf16)
 ROUTE(float, kMostPerLane, many_f32)
 ROUTE(f16, kMostPerLane, many_f16)
 ROUTE(bf16, kMostPerLane, many_bf16)
+ROUTE_PLAIN(float, f32)
+ROUTE_PLAIN(f16, f16)
+ROUTE_PLAIN(bf16, bf16)
 COMBINE(float, 4, f32)
 COMBINE(f16, 8, f16)
 COMBINE(bf16, 8, bf16)
@@ -218,3 +288,7 @@ KERNEL moe_sort_1024(int *expert_offsets, int *sorted_rows, int *places, const i
   sort_by_expert<1024>(expert_offsets, sorted_rows, places, chosen, pairs, experts);
 }
 REGISTER(moe_sort_1024)
+KERNEL moe_sort_plain(int *expert_offsets, int *sorted_rows, int *places, const int *chosen, int pairs, int experts) {
+  sort_plain(expert_offsets, sorted_rows, places, chosen, pairs, experts);
+}
+REGISTER(moe_sort_plain)

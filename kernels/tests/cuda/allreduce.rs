@@ -79,7 +79,7 @@ struct Round {
 fn random(rng: &mut Rng, world: usize, most: usize) -> Round {
     let form = rng.pick(&[Some(Form::OneShot), Some(Form::TwoShot), None]);
     let elem = rng.pick(&ACTIVATIONS);
-    let cols = rng.pick(&[1, 5, 8, 64, 100, 1000, 1024, 3000]);
+    let cols = rng.pick(&[1, 5, 8, 64, 100, 1001, 1024, 4104]);
     let rows = rng.pick(&[1, 2, 7, 70]).min(most / cols).max(1);
     let late = rng.below(world);
     Round {

@@ -258,6 +258,66 @@ fn fast_shapes() {
     });
 }
 
+/// A token alone, whose heads are spread over more blocks, comes to the same bits as in company.
+#[test]
+fn company_changes_nothing() {
+    let layout = QkvLayout { heads: 40, kv_heads: 8, head_dim: 128 };
+    let rope = Some((RopeStyle::Half, 128, 1));
+    let (elem, cache) = (Elem::BF16, Elem::E4M3);
+    let tokens = 26;
+    let c = Case { elem, cache, tokens, layout, block_size: 16, blocks: 2, bias: true, norms: true, rope };
+    let x = inputs(&c, &mut Rng(1));
+    let (bias, cos, sin) = (put(Elem::F32, &x.bias), put(Elem::F32, &x.cos), put(Elem::F32, &x.sin));
+    let norms = x.norms.clone().map(|w| put(Elem::F32, &w));
+    let (positions, slots) = (put_i32(&x.positions[0]), put_i32(&x.slots));
+    // In launches of so many tokens.
+    let bits = |chunk: usize| -> Vec<Vec<u8>> {
+        let qkv = put(elem, &x.qkv);
+        let rows = c.blocks * c.block_size * layout.kv_heads;
+        let caches = [0, 1].map(|_| garbage(cache, rows * layout.head_dim));
+        let scales = [0, 1].map(|_| garbage(Elem::F32, rows));
+        for first in (0..tokens).step_by(chunk) {
+            let of_chunk = first..(first + chunk).min(tokens);
+            let p = Prologue {
+                tokens: of_chunk.len(),
+                layout,
+                qkv: qkv.view(elem).slice(of_chunk.start * layout.cols()..of_chunk.end * layout.cols()),
+                bias: Some(bias.view(Elem::F32)),
+                norms: Some(HeadNorms {
+                    query: (norms[0].view(Elem::F32), EPS[0]),
+                    key: (norms[1].view(Elem::F32), EPS[1]),
+                }),
+                rope: Some(Rope {
+                    style: RopeStyle::Half,
+                    rotary_dim: 128,
+                    cos: cos.view(Elem::F32),
+                    sin: sin.view(Elem::F32),
+                    table_positions: POSITIONS,
+                    positions: positions.view(Elem::I32).slice(of_chunk.clone()),
+                    second_positions: None,
+                }),
+                slots: slots.view(Elem::I32).slice(of_chunk),
+                kv: PagedKv {
+                    keys: caches[0].view(cache),
+                    values: caches[1].view(cache),
+                    scales: Some((scales[0].view(Elem::F32), scales[1].view(Elem::F32))),
+                    blocks: c.blocks,
+                    block_size: c.block_size,
+                    kv_heads: layout.kv_heads,
+                    head_dim: layout.head_dim,
+                },
+            };
+            prologue(&DEVICE, &p).unwrap();
+        }
+        [&qkv, &caches[0], &caches[1], &scales[0], &scales[1]]
+            .map(|memory| DEVICE.read(memory.view(Elem::U8)).unwrap())
+            .to_vec()
+    };
+    let together = bits(tokens);
+    assert!(together == bits(1), "alone");
+    assert!(together == bits(7), "by sevens");
+}
+
 #[test]
 fn shapes_that_do_not_fit_are_refused() {
     let (x, words) = (garbage(Elem::F32, 4096), put_i32(&[0; 16]));

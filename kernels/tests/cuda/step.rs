@@ -49,9 +49,11 @@ fn write(case: &Case, slots: &Slots<'_>, list: List, ranges: &[(usize, usize, Ve
     write_ranges(&DEVICE, slots, list, &ranges).unwrap();
 }
 
-/// Memory of words, all -1.
+/// Memory of words that look like nothing that a kernel writes.
 fn words(n: usize) -> Memory {
-    garbage(Elem::I32, n)
+    let memory = garbage(Elem::I32, n);
+    DEVICE.fill(memory.view(Elem::I32), 0x55).unwrap();
+    memory
 }
 
 fn check(case: &Case, steps: usize, rng: &mut Rng) {

@@ -6,11 +6,10 @@ use super::{countable, typed};
 use crate::cuda::{Args, Cost, Device, Elem, Grid, View};
 use crate::{Error, Result};
 
-/// The most experts.
-pub const MOST_EXPERTS: usize = 512;
-/// The most choices per token.
-pub const MOST_CHOICES: usize = 32;
-/// Threads of a routing block: a warp per token.
+/// What the fast routing can hold: experts, and choices per token.
+const MOST_EXPERTS: usize = 512;
+const MOST_CHOICES: usize = 32;
+/// Threads of a routing block: a warp per token, or in the plain version a thread.
 const ROUTE_THREADS: u32 = 128;
 
 /// How logits become the weights of experts.
@@ -29,9 +28,9 @@ pub struct Route<'a> {
     pub tokens: usize,
     /// i32 `[1]`: tokens from this one on are padding and get expert -1. All count if there is none.
     pub count: Option<View<'a>>,
-    /// Experts, at most [`MOST_EXPERTS`].
+    /// Experts.
     pub experts: usize,
-    /// Choices per token, at most [`MOST_CHOICES`] and `experts`.
+    /// Choices per token, at most `experts`.
     pub top_k: usize,
     /// `[tokens, experts]`, f32, f16 or bf16.
     pub logits: View<'a>,
@@ -56,17 +55,29 @@ pub struct Route<'a> {
 /// [`Error::Shape`] for views or numbers that do not fit, [`Error::Unsupported`] for a type other than f32, f16 and bf16, or what the
 /// launch fails with.
 pub fn route(device: &Device, r: &Route<'_>) -> Result<()> {
+    route_by(device, r, r.experts > MOST_EXPERTS || r.top_k > MOST_CHOICES)
+}
+
+/// The same by the obvious kernel, which takes any number of experts.
+///
+/// # Errors
+/// As for [`route`].
+pub fn route_plain(device: &Device, r: &Route<'_>) -> Result<()> {
+    route_by(device, r, true)
+}
+
+fn route_by(device: &Device, r: &Route<'_>, plain: bool) -> Result<()> {
     let pairs = r.tokens.saturating_mul(r.top_k);
     countable(&[r.tokens, r.experts, pairs])?;
-    if r.experts == 0 || r.experts > MOST_EXPERTS || r.top_k == 0 || r.top_k > MOST_CHOICES.min(r.experts) {
-        return Err(Error::Shape(format!(
-            "{} of {} experts per token; at most {MOST_CHOICES} of {MOST_EXPERTS}",
-            r.top_k, r.experts
-        )));
+    if r.top_k == 0 || r.top_k > r.experts {
+        return Err(Error::Shape(format!("{} of {} experts cannot be chosen", r.top_k, r.experts)));
     }
-    let few = r.experts <= 128;
-    let name =
-        if few { typed!(r.logits.elem(), "moe_route") } else { typed!(r.logits.elem(), "moe_route_many") }?;
+    let elem = r.logits.elem();
+    let name = match (plain, r.experts <= 128) {
+        (true, _) => typed!(elem, "moe_route_plain"),
+        (false, true) => typed!(elem, "moe_route"),
+        (false, false) => typed!(elem, "moe_route_many"),
+    }?;
     r.logits.expect("logits", r.logits.elem(), r.tokens * r.experts)?;
     r.chosen.expect("chosen", Elem::I32, pairs)?;
     r.weights.expect("weights", Elem::F32, pairs)?;
@@ -91,7 +102,8 @@ pub fn route(device: &Device, r: &Route<'_>) -> Result<()> {
         .with(r.scores as usize)
         .with(usize::from(r.normalise))
         .with(r.factor);
-    let grid = Grid::flat(r.tokens.div_ceil(ROUTE_THREADS as usize / 32), ROUTE_THREADS);
+    let per_block = if plain { ROUTE_THREADS as usize } else { ROUTE_THREADS as usize / 32 };
+    let grid = Grid::flat(r.tokens.div_ceil(per_block), ROUTE_THREADS);
     // SAFETY: the views were checked, and the arguments are those of the kernel chosen.
     unsafe { device.launch("moe", name, grid, &args) }
 }
@@ -118,6 +130,19 @@ pub struct Sort<'a> {
 /// # Errors
 /// [`Error::Shape`] for views that are too short, or what the launch fails with.
 pub fn sort(device: &Device, s: &Sort<'_>) -> Result<()> {
+    let (name, threads) = if s.pairs <= 4096 { ("moe_sort_256", 256) } else { ("moe_sort_1024", 1024) };
+    sort_by(device, s, name, Grid::flat(s.experts, threads))
+}
+
+/// The same by the obvious kernel, one thread.
+///
+/// # Errors
+/// As for [`sort`].
+pub fn sort_plain(device: &Device, s: &Sort<'_>) -> Result<()> {
+    sort_by(device, s, "moe_sort_plain", Grid::flat(1, 1))
+}
+
+fn sort_by(device: &Device, s: &Sort<'_>, name: &'static str, grid: Grid) -> Result<()> {
     countable(&[s.pairs, s.experts])?;
     s.chosen.expect("chosen", Elem::I32, s.pairs)?;
     s.expert_offsets.expect("expert_offsets", Elem::I32, s.experts + 1)?;
@@ -126,10 +151,9 @@ pub fn sort(device: &Device, s: &Sort<'_>) -> Result<()> {
     if s.experts == 0 {
         return Err(Error::Shape("there are no experts to order by".to_owned()));
     }
-    let (name, threads) = if s.pairs <= 4096 { ("moe_sort_256", 256) } else { ("moe_sort_1024", 1024) };
     let args = Args::new().with(s.expert_offsets).with(s.sorted_rows).with(s.places).with(s.chosen);
     // SAFETY: the views were checked; the kernel writes a place per pair.
-    unsafe { device.launch("moe", name, Grid::flat(s.experts, threads), &args.with(s.pairs).with(s.experts)) }
+    unsafe { device.launch("moe", name, grid, &args.with(s.pairs).with(s.experts)) }
 }
 
 /// What the experts returned.
