@@ -3,14 +3,26 @@
 //! Every figure stands beside what a plain copy of memory and a large matrix product reach in the same run. With `--simulate` (feature
 //! `cpu-sim`) each case runs once on the simulated device, which measures nothing and shows that all of them launch.
 
+mod activation;
+mod allreduce;
+mod embed;
 mod harness;
+mod moe;
 mod norm;
 mod peak;
+mod prologue;
+mod step;
 
 use harness::{Bench, Result};
 
 fn main() -> Result<()> {
     let mut bench = Bench::from_arguments()?;
     norm::run(&mut bench)?;
+    embed::run(&mut bench)?;
+    activation::run(&mut bench)?;
+    prologue::run(&mut bench)?;
+    step::run(&mut bench)?;
+    moe::run(&mut bench)?;
+    allreduce::run(&mut bench)?;
     bench.finish()
 }

@@ -27,6 +27,9 @@ DEVICE void let_next_kernel_start() {}
 DEVICE float exp2_fast(float x) { return std::exp2(x); }
 template <class T> DEVICE T load_acquire_system(const T *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 template <class T> DEVICE void store_release_system(T *p, T v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+DEVICE uint64_t nanoseconds() { return sim::nanoseconds(); }
+// In every turn of a loop that waits for memory.
+DEVICE void pause_spin() { sim::spin_pause(); }
 #else
 DEVICE uint32_t shared_address(const void *p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
@@ -104,4 +107,11 @@ DEVICE uint32_t load_acquire_system(const uint32_t *p) {
   return v;
 }
 DEVICE void store_release_system(uint32_t *p, uint32_t v) { asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+// A clock that all multiprocessors share; it advances in steps of up to a microsecond.
+DEVICE uint64_t nanoseconds() {
+  uint64_t t;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(t));
+  return t;
+}
+DEVICE void pause_spin() {}
 #endif

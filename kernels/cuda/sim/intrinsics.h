@@ -3,6 +3,7 @@
 #include "machine.h"
 
 #include <algorithm>
+#include <chrono>
 
 using std::max;
 using std::min;
@@ -63,6 +64,12 @@ inline void __threadfence() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_system() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __threadfence_block() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 inline void __nanosleep(unsigned) { sim::spin_pause(); }
+namespace sim {
+inline uint64_t nanoseconds() {
+  const auto now = std::chrono::steady_clock::now().time_since_epoch();
+  return uint64_t(std::chrono::duration_cast<std::chrono::nanoseconds>(now).count());
+}
+}  // namespace sim
 
 namespace sim {
 // `combine` applied to what lies at `p`, atomically; returns what lay there.

@@ -5,7 +5,15 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
+mod activation;
+mod allreduce;
 mod common;
 mod nccl;
 mod norm;
 mod sim;
+mod embed;
+mod moe;
+mod norm;
+mod prologue;
+mod step;
+mod words;

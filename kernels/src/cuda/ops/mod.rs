@@ -3,8 +3,15 @@
 //! Views are row-major and as long as the shapes say, or longer. Constants (norm weights, biases, tables) are f32; activations have the
 //! model's type. Nothing here waits for the device.
 
+pub mod activation;
+pub mod allreduce;
+pub mod embed;
+pub mod moe;
 pub mod norm;
 pub mod paged;
+pub mod prologue;
+mod rowwise;
+pub mod step;
 
 use super::Elem;
 use crate::{Error, Result};

@@ -1,0 +1,52 @@
+//! All-reduce in a group of one, where nothing crosses a link: what the kernels cost beside the links, in Llama 70B's messages.
+
+use std::time::Duration;
+
+use millrace_kernels::cuda::Elem;
+use millrace_kernels::cuda::ops::allreduce::{AddNorm, Form, Group, all_reduce, all_reduce_norm, cost};
+
+use crate::harness::{Bench, Result};
+
+pub(crate) fn run(bench: &mut Bench) -> Result<()> {
+    let (elem, cols) = (Elem::BF16, 8192);
+    let sizes: &[usize] = if bench.is_simulated() { &[1] } else { &[1, 64, 512] };
+    let capacity = sizes.iter().max().copied().unwrap_or(1) * cols * 2;
+    let device = bench.device.clone();
+    let region = device.upload(&vec![0; Group::region_bytes(capacity)])?;
+    let regions = device.upload(&region.view(Elem::U8).address().to_le_bytes())?;
+    let state = device.upload(&[0; Group::STATE * 4])?;
+    let group = Group {
+        rank: 0,
+        world: 1,
+        regions: regions.view(Elem::U64),
+        state: state.view(Elem::U32),
+        capacity,
+        patience: Duration::from_secs(1),
+    };
+    for &rows in sizes {
+        let len = rows * cols;
+        let (x, residual) = (device.allocate(elem, len)?, device.allocate(elem, len)?);
+        let weight = device.allocate(Elem::F32, cols)?;
+        for form in [Form::OneShot, Form::TwoShot] {
+            let cost = cost(elem, form, 1, len);
+            bench.measure(&format!("all_reduce {form:?} alone {rows} x {cols}"), cost, |device| {
+                all_reduce(device, &group, form, x.view(elem), len)
+            })?;
+        }
+        let n = AddNorm {
+            rows,
+            cols,
+            eps: 1e-5,
+            x: x.view(elem),
+            residual: residual.view(elem),
+            weight: weight.view(Elem::F32),
+            out: x.view(elem),
+        };
+        bench.measure(
+            &format!("all_reduce + add_rms_norm alone {rows} x {cols}"),
+            cost(elem, Form::OneShot, 1, 2 * len),
+            |device| all_reduce_norm(device, &group, &n),
+        )?;
+    }
+    Ok(())
+}

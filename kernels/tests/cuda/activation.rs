@@ -1,0 +1,147 @@
+//! Non-linearities, bias, scaled sums and the soft cap.
+
+use millrace_kernels::cuda::Elem;
+use millrace_kernels::cuda::ops::activation::{
+    Activation, ScaledSum, Version, activate, add_bias, gate, scaled_sum, soft_cap,
+};
+
+use crate::common::*;
+
+const KINDS: [Activation; 4] = [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::Relu];
+const VERSIONS: [Version; 2] = [Version::Fast, Version::Plain];
+
+/// The error function by a series whose terms have one sign (DLMF 7.6.2).
+fn erf(x: f64) -> f64 {
+    let (mut term, mut sum) = (x, x);
+    for n in 1..300 {
+        term *= 2.0 * x * x / f64::from(2 * n + 1);
+        sum += term;
+    }
+    if x.abs() > 6.0 { x.signum() } else { sum * (-x * x).exp() * 2.0 / std::f64::consts::PI.sqrt() }
+}
+
+fn definition(kind: Activation, x: f64) -> f64 {
+    match kind {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::GeluTanh => {
+            0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
+        }
+        Activation::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+        Activation::Relu => x.max(0.0),
+    }
+}
+
+fn shape(rng: &mut Rng) -> (Elem, usize, usize) {
+    let cols = rng.pick(&[1, 7, 8, 64, 100, 1024, 4096, 9000, 17920]);
+    (rng.pick(&ACTIVATIONS), rng.pick(&[0, 1, 2, 5]), cols)
+}
+
+/// Mostly small, some large enough to saturate.
+fn values(rng: &mut Rng, elem: Elem, n: usize) -> Vec<f32> {
+    rng.values(elem, n).iter().enumerate().map(|(i, v)| round(elem, v * [1.0, 4.0, 90.0][i % 3])).collect()
+}
+
+#[test]
+fn gated_and_not() {
+    for_seeds(40, |rng| {
+        let (elem, rows, cols) = shape(rng);
+        let (kind, gated, in_place) = (rng.pick(&KINDS), rng.below(2) == 1, rng.below(2) == 1);
+        let width = if gated { 2 * cols } else { cols };
+        let x = values(rng, elem, rows * width);
+        let want: Vec<f32> = (0..rows * cols)
+            .map(|i| {
+                let at = i / cols * width + i % cols;
+                let up = if gated { f64::from(x[at + cols]) } else { 1.0 };
+                (definition(kind, f64::from(x[at])) * up) as f32
+            })
+            .collect();
+        for version in VERSIONS {
+            let (on_x, on_out) = (put(elem, &x), garbage(elem, rows * cols));
+            let to = if in_place && !gated { on_x.view(elem) } else { on_out.view(elem) };
+            let run = if gated { gate } else { activate };
+            run(&DEVICE, version, kind, rows, cols, on_x.view(elem), to).unwrap();
+            let name = format!("{kind:?} {elem:?} {rows} x {cols}, gated: {gated}, {version:?}");
+            // Large gates multiply the error of erf near zero.
+            assert_close(&name, &get(to), &want, precision(elem) * 1.01 + 1e-5, 5e-5);
+        }
+    });
+}
+
+#[test]
+fn what_is_not_a_number_stays_so() {
+    for kind in KINDS {
+        for version in VERSIONS {
+            let x = put(Elem::BF16, &[f32::NAN; 8]);
+            activate(&DEVICE, version, kind, 1, 8, x.view(Elem::BF16), x.view(Elem::BF16)).unwrap();
+            assert!(get(x.view(Elem::BF16)).iter().all(|v| v.is_nan()), "{kind:?}");
+        }
+    }
+}
+
+#[test]
+fn bias_and_soft_cap() {
+    for_seeds(30, |rng| {
+        let (elem, rows, cols) = shape(rng);
+        let x = values(rng, elem, rows * cols);
+        let bias = rng.values(Elem::F32, cols);
+        let cap = rng.pick(&[30.0f32, 50.0]);
+        let on_bias = put(Elem::F32, &bias);
+        for version in VERSIONS {
+            let on_x = put(elem, &x);
+            add_bias(&DEVICE, version, rows, cols, on_x.view(elem), on_bias.view(Elem::F32)).unwrap();
+            let want: Vec<f32> = x.iter().enumerate().map(|(i, v)| v + bias[i % cols]).collect();
+            let name = format!("{elem:?} {rows} x {cols} {version:?}");
+            assert_close(&name, &get(on_x.view(elem)), &want, precision(elem) * 1.01, 1e-7);
+
+            let on_x = put(elem, &x);
+            soft_cap(&DEVICE, version, rows, cols, on_x.view(elem), cap).unwrap();
+            let c = f64::from(cap);
+            let want: Vec<f32> = x.iter().map(|v| (c * (f64::from(*v) / c).tanh()) as f32).collect();
+            assert_close(&name, &get(on_x.view(elem)), &want, precision(elem) * 1.01 + 1e-6, 1e-7);
+        }
+    });
+}
+
+#[test]
+fn sums() {
+    for_seeds(30, |rng| {
+        let (elem, rows, cols) = shape(rng);
+        let (x, y) = (values(rng, elem, rows * cols), values(rng, elem, rows * cols));
+        let (a, b) = (rng.pick(&[1.0, 7.5]), rng.pick(&[1.0, 0.25]));
+        let (with_y, in_place) = (rng.below(3) > 0, rng.below(2) == 1);
+        let want: Vec<f32> = x
+            .iter()
+            .zip(&y)
+            .map(|(x, y)| {
+                f64::from(*x) * f64::from(a) + if with_y { f64::from(*y) * f64::from(b) } else { 0.0 }
+            })
+            .map(|sum| sum as f32)
+            .collect();
+        for version in VERSIONS {
+            let (on_x, on_y, on_out) = (put(elem, &x), put(elem, &y), garbage(elem, rows * cols));
+            let out = if in_place { on_x.view(elem) } else { on_out.view(elem) };
+            let y = with_y.then(|| (b, on_y.view(elem)));
+            let sum = ScaledSum { rows, cols, x: (a, on_x.view(elem)), y, out };
+            scaled_sum(&DEVICE, version, &sum).unwrap();
+            let name = format!("{elem:?} {rows} x {cols} {version:?}");
+            // The products are rounded to f32.
+            assert_close(&name, &get(out), &want, precision(elem) * 1.01 + 2e-7, 2e-5);
+        }
+    });
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let x = garbage(Elem::F32, 16);
+    let view = x.view(Elem::F32);
+    let text = |result: millrace_kernels::Result<()>| result.unwrap_err().to_string();
+    let silu = Activation::Silu;
+    assert!(text(gate(&DEVICE, Version::Fast, silu, 1, 8, view, view)).contains("cannot replace"));
+    assert!(
+        text(activate(&DEVICE, Version::Fast, silu, 3, 8, view, view)).contains("x has 16 elements, not 24")
+    );
+    assert!(text(soft_cap(&DEVICE, Version::Fast, 1, 8, view, 0.0)).contains("not positive"));
+    assert!(
+        text(add_bias(&DEVICE, Version::Fast, 1, 32, view, view)).contains("bias has 16 elements, not 32")
+    );
+}

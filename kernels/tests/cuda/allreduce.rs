@@ -1,0 +1,280 @@
+//! All-reduce: every rank on a thread of its own, late by turns.
+
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use millrace_kernels::cuda::ops::allreduce::{AddNorm, Form, Group, all_reduce, all_reduce_norm};
+use millrace_kernels::cuda::{Card, Device, Elem, Memory, Simulated};
+
+use crate::common::*;
+
+/// Long enough for eight ranks on a small machine.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A device with a stream of its own per rank.
+fn device_of_a_rank() -> Device {
+    match std::env::var("MILLRACE_TEST_DEVICE").as_deref() {
+        Ok("cuda") => Device::new(Arc::new(Card::new(0).unwrap())),
+        _ => Device::new(Arc::new(Simulated::new().unwrap())),
+    }
+}
+
+/// What the ranks of a group share, and each one's state.
+struct Region {
+    capacity: usize,
+    regions: Vec<Memory>,
+    table: Memory,
+    states: Vec<Memory>,
+}
+
+impl Region {
+    /// Everything that no rank has written yet is garbage. `epoch` is that of the last call.
+    fn new(world: usize, capacity: usize, epoch: u32) -> Region {
+        let flags = Group::region_bytes(0);
+        let regions: Vec<Memory> = (0..world)
+            .map(|_| {
+                let region = garbage(Elem::U32, Group::region_bytes(capacity) / 4);
+                let epochs: Vec<u8> = (0..flags / 4).flat_map(|_| epoch.to_le_bytes()).collect();
+                DEVICE.write(region.view(Elem::U8).slice(0..flags), &epochs).unwrap();
+                region
+            })
+            .collect();
+        let addresses: Vec<u8> =
+            regions.iter().flat_map(|r| r.view(Elem::U8).address().to_le_bytes()).collect();
+        let states = (0..world).map(|_| put_u32(&[epoch, 0, 0, 0])).collect();
+        let table = DEVICE.upload(&addresses).unwrap();
+        DEVICE.synchronize().unwrap();
+        Region { capacity, regions, table, states }
+    }
+
+    fn group(&self, rank: usize, patience: Duration) -> Group<'_> {
+        Group {
+            rank,
+            world: self.regions.len(),
+            regions: self.table.view(Elem::U64),
+            state: self.states[rank].view(Elem::U32),
+            capacity: self.capacity,
+            patience,
+        }
+    }
+}
+
+/// One call that all ranks make.
+#[derive(Debug, Clone)]
+struct Round {
+    elem: Elem,
+    /// `None`: with residual and norm, over rows of `cols`.
+    form: Option<Form>,
+    rows: usize,
+    cols: usize,
+    /// How late each rank comes, in milliseconds.
+    delays: Vec<u64>,
+    /// Per rank.
+    inputs: Vec<Vec<f32>>,
+    residual: Vec<f32>,
+    weight: Vec<f32>,
+}
+
+fn random(rng: &mut Rng, world: usize, most: usize) -> Round {
+    let form = rng.pick(&[Some(Form::OneShot), Some(Form::TwoShot), None]);
+    let elem = rng.pick(&ACTIVATIONS);
+    let cols = rng.pick(&[1, 5, 8, 64, 100, 1001, 1024, 4104]);
+    let rows = rng.pick(&[1, 2, 7, 70]).min(most / cols).max(1);
+    let late = rng.below(world);
+    Round {
+        elem,
+        form,
+        rows,
+        cols,
+        delays: (0..world).map(|r| if r == late { 12 } else { rng.below(3) as u64 }).collect(),
+        inputs: (0..world).map(|_| rng.values(elem, rows * cols)).collect(),
+        residual: rng.values(elem, rows * cols),
+        weight: rng.values(Elem::F32, cols),
+    }
+}
+
+/// What a rank has afterwards: `x` or the normalised rows, and the residual.
+fn run(round: &Round, device: &Device, group: &Group<'_>) -> (Vec<f32>, Vec<f32>) {
+    let elem = round.elem;
+    let (x, residual) = (put(elem, &round.inputs[group.rank]), put(elem, &round.residual));
+    let weight = put(Elem::F32, &round.weight);
+    thread::sleep(Duration::from_millis(round.delays[group.rank]));
+    match round.form {
+        Some(form) => all_reduce(device, group, form, x.view(elem), round.rows * round.cols).unwrap(),
+        None => {
+            let n = AddNorm {
+                rows: round.rows,
+                cols: round.cols,
+                eps: 1e-5,
+                x: x.view(elem),
+                residual: residual.view(elem),
+                weight: weight.view(Elem::F32),
+                out: x.view(elem),
+            };
+            all_reduce_norm(device, group, &n).unwrap();
+        }
+    }
+    device.synchronize().unwrap();
+    (get(x.view(elem)), get(residual.view(elem)))
+}
+
+fn reference(round: &Round) -> (Vec<f32>, Vec<f32>) {
+    let n = round.rows * round.cols;
+    let sums: Vec<f64> = (0..n).map(|i| round.inputs.iter().map(|x| f64::from(x[i])).sum()).collect();
+    if round.form.is_some() {
+        return (sums.iter().map(|s| *s as f32).collect(), round.residual.clone());
+    }
+    let residual: Vec<f32> = sums
+        .iter()
+        .zip(&round.residual)
+        .map(|(s, r)| round_to(round.elem, f64::from(round_to(round.elem, *s)) + f64::from(*r)))
+        .collect();
+    let mut out = Vec::new();
+    for row in residual.chunks_exact(round.cols) {
+        let square: f64 = row.iter().map(|v| f64::from(*v).powi(2)).sum();
+        let scale = 1.0 / (square / round.cols as f64 + 1e-5).sqrt();
+        out.extend(
+            row.iter().zip(&round.weight).map(|(v, w)| (f64::from(*v) * scale * f64::from(*w)) as f32),
+        );
+    }
+    (out, residual)
+}
+
+fn round_to(elem: Elem, x: f64) -> f32 {
+    round(elem, x as f32)
+}
+
+fn check(world: usize, rounds: &[Round], epoch: u32) {
+    let capacity = rounds.iter().map(|r| (r.rows * r.cols * 4).next_multiple_of(16)).max().unwrap_or(16);
+    let region = Region::new(world, capacity, epoch);
+    let results: Vec<Vec<(Vec<f32>, Vec<f32>)>> = thread::scope(|scope| {
+        let ranks: Vec<_> = (0..world)
+            .map(|rank| {
+                let region = &region;
+                scope.spawn(move || {
+                    let (device, group) = (device_of_a_rank(), region.group(rank, PATIENCE));
+                    let results = rounds.iter().map(|round| run(round, &device, &group)).collect();
+                    assert_eq!(group.missed(&device).unwrap(), None);
+                    results
+                })
+            })
+            .collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    });
+    for (i, round) in rounds.iter().enumerate() {
+        let (want, residual) = reference(round);
+        let name = format!(
+            "{world} ranks, round {i}: {:?} {:?} {} x {}",
+            round.form, round.elem, round.rows, round.cols
+        );
+        // f32 sums may end on the other side of a rounding border, twice.
+        let slack = precision(round.elem) * 4.1 + 2e-5;
+        for (rank, of_rank) in results.iter().enumerate() {
+            assert_close(&format!("{name}, rank {rank}"), &of_rank[i].0, &want, slack, 2e-5);
+            assert_close(&format!("{name}, rank {rank}: residual"), &of_rank[i].1, &residual, slack, 1e-5);
+            let same = |a: &[f32], b: &[f32]| a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits());
+            assert!(same(&of_rank[i].0, &results[0][i].0), "{name}: rank {rank} differs from rank 0");
+        }
+    }
+}
+
+fn rounds_of(world: usize, seeds: u64, rounds: usize) {
+    for_seeds(seeds, |rng| {
+        let rounds: Vec<Round> = (0..rounds).map(|_| random(rng, world, 30_000 / world)).collect();
+        // Epochs go round, too.
+        check(world, &rounds, rng.pick(&[0, u32::MAX - 3, 0x7fff_fffe]));
+    });
+}
+
+#[test]
+fn two_ranks() {
+    rounds_of(2, 4, 8);
+}
+
+#[test]
+fn three_and_four_ranks() {
+    rounds_of(3, 1, 6);
+    rounds_of(4, 2, 6);
+}
+
+#[test]
+fn eight_ranks() {
+    rounds_of(8, 1, 5);
+}
+
+#[test]
+fn one_rank_is_its_own_sum() {
+    rounds_of(1, 1, 3);
+}
+
+/// One-shot and two-shot come to the same bits.
+#[test]
+fn forms_agree() {
+    for_seeds(2, |rng| {
+        let one = Round { form: Some(Form::OneShot), elem: Elem::BF16, ..random(rng, 4, 4000) };
+        let x: Vec<Vec<f32>> = [Form::OneShot, Form::TwoShot]
+            .map(|form| {
+                let round = Round { form: Some(form), ..one.clone() };
+                let region = Region::new(4, 1 << 17, 0);
+                thread::scope(|scope| {
+                    let ranks: Vec<_> = (0..4)
+                        .map(|rank| {
+                            let (region, round) = (&region, &round);
+                            scope.spawn(move || {
+                                run(round, &device_of_a_rank(), &region.group(rank, PATIENCE)).0
+                            })
+                        })
+                        .collect();
+                    ranks.into_iter().map(|rank| rank.join().unwrap()).last().unwrap()
+                })
+            })
+            .to_vec();
+        assert_eq!(x[0], x[1]);
+    });
+}
+
+/// A rank that never comes ends the wait, is named, and the group does nothing more.
+#[test]
+fn a_missing_rank_is_noticed() {
+    for form in [Form::OneShot, Form::TwoShot] {
+        let region = Region::new(3, 1 << 12, 0);
+        let missed = thread::scope(|scope| {
+            let ranks: Vec<_> = [0, 2]
+                .map(|rank| {
+                    let region = &region;
+                    scope.spawn(move || {
+                        let (device, group) =
+                            (device_of_a_rank(), region.group(rank, Duration::from_millis(300)));
+                        let x = put(Elem::F32, &[1.0; 64]);
+                        all_reduce(&device, &group, form, x.view(Elem::F32), 64).unwrap();
+                        let missed = group.missed(&device).unwrap();
+                        let start = Instant::now();
+                        all_reduce(&device, &group, form, x.view(Elem::F32), 64).unwrap();
+                        device.synchronize().unwrap();
+                        assert!(start.elapsed() < Duration::from_millis(250), "waits again");
+                        assert_eq!(get(x.view(Elem::F32)), [1.0; 64]);
+                        missed
+                    })
+                })
+                .into_iter()
+                .collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
+        });
+        assert_eq!(missed, [Some(1), Some(1)]);
+    }
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let region = Region::new(2, 64, 0);
+    let group = region.group(0, PATIENCE);
+    let x = garbage(Elem::F32, 64);
+    let view = x.view(Elem::F32);
+    let one = Form::OneShot;
+    let text = |result: millrace_kernels::Result<()>| result.unwrap_err().to_string();
+    assert!(text(all_reduce(&DEVICE, &group, one, view, 17)).contains("68 bytes through halves of 64"));
+    assert!(text(all_reduce(&DEVICE, &group, one, view.slice(1..64), 16)).contains("multiples of 16"));
+    let ninth = Group { rank: 8, world: 9, ..group };
+    assert!(text(all_reduce(&DEVICE, &ninth, one, view, 4)).contains("rank 8 of 9"));
+}
