@@ -7,4 +7,5 @@
 
 mod common;
 mod norm;
+mod prefill;
 mod reference;

@@ -3,8 +3,10 @@
 //! Views are row-major and as long as the shapes say, or longer. Constants (norm weights, biases, tables) are f32; activations have the
 //! model's type. Nothing here waits for the device.
 
+pub mod attention;
 pub mod norm;
 pub mod paged;
+pub mod prefill;
 
 use super::Elem;
 use crate::{Error, Result};
