@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::driver::{Arg, Driver, Function, Grid, Properties};
+use super::driver::{Arg, Driver, Function, Grid, Properties, TensorLayout, TensorMap};
 use super::memory::{Elem, Memory, View};
 use crate::{Error, Result};
 
@@ -108,6 +108,14 @@ impl Device {
     /// What `work` or the device fails with.
     pub fn time(&self, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
         self.driver.time(&mut work)
+    }
+
+    /// Describes memory to the copy engine.
+    ///
+    /// # Errors
+    /// As for [`Driver::tensor_map`].
+    pub(super) fn tensor_map(&self, layout: &TensorLayout<'_>) -> Result<TensorMap> {
+        self.driver.tensor_map(layout)
     }
 
     /// Starts a kernel.

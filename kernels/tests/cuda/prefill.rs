@@ -104,6 +104,22 @@ fn fast_shape(rng: &mut Rng, head_dim: usize) -> Shape {
     }
 }
 
+/// Hopper's kernel beside the reference and its twin. Only such a card can run it.
+#[test]
+fn on_hopper() {
+    if DEVICE.properties().capability != (9, 0) {
+        return;
+    }
+    for_seeds(40, |rng| {
+        let head_dim = rng.pick(&[64, 128, 256]);
+        let shape = fast_shape(rng, head_dim);
+        let rows = random_rows(rng, 5, 600, 900);
+        let mut features = Features::random(rng, shape.heads, head_dim);
+        (features.soft_cap, features.alibi) = (None, None);
+        check(rng, shape, &rows, features, &[Kernel::Hopper, Kernel::Mma]);
+    });
+}
+
 #[test]
 fn fast_with_all_features() {
     for_seeds(25, |rng| {
@@ -167,13 +183,18 @@ fn many_short_sequences() {
 #[test]
 fn cuts_and_company_do_not_matter() {
     for_seeds(6, |rng| {
-        let kernel = rng.pick(&[Kernel::Mma, Kernel::Mma, Kernel::Plain]);
-        let head_dim = rng.pick(&[64, 80, 128, 256]);
+        let hopper = DEVICE.properties().capability == (9, 0);
+        let kernel =
+            rng.pick(&[if hopper { Kernel::Hopper } else { Kernel::Mma }, Kernel::Mma, Kernel::Plain]);
+        let head_dim = rng.pick(&[64, 128, 256]);
         let shape = fast_shape(rng, head_dim);
         let length = 150 + rng.below(100);
         let mut features = Features::random(rng, shape.heads, head_dim);
         // Keys that come later cannot be seen earlier.
         features.prefix = false;
+        if kernel == Kernel::Hopper {
+            (features.soft_cap, features.alibi) = (None, None);
+        }
         let cache = Cache::random(rng, shape, &[40, length, 70]);
         let width = shape.heads * head_dim;
         let queries = rng.values(shape.activations, length * width);
@@ -264,7 +285,8 @@ fn the_fastest_is_chosen_and_bad_input_refused() {
     let out = garbage(Elem::F16, 3 * 128);
     let good = attention(&cache, &step, &out);
     prefill(&DEVICE, &good).unwrap();
-    assert!(get(out.view(Elem::F16)) == run(Kernel::Mma, &cache, &step));
+    let fast = if DEVICE.properties().capability == (9, 0) { Kernel::Hopper } else { Kernel::Mma };
+    assert!(get(out.view(Elem::F16)) == run(fast, &cache, &step));
 
     let refused = |a: Attention<'_>| {
         let plain = attention_plain(&DEVICE, &a).unwrap_err().to_string();
