@@ -211,8 +211,9 @@ DEVICE void prefill(T *out, const T *qkv, const T *keys, const T *values, const 
         now = fmaxf(now, __shfl_xor_sync(kAllLanes, now, 1));
         now = fmaxf(now, __shfl_xor_sync(kAllLanes, now, 2));
         // A row that has seen nothing yet stays at zero instead of becoming infinity minus infinity.
-        const float base = now == -infinity() ? 0.0f : now * factor;
-        const float old = exp2_fast(most[m][half] * factor - base);
+        const float finite = now == -infinity() ? 0.0f : now, base = finite * factor;
+        // From the difference, so that it is 1 to the last bit where the largest score stays.
+        const float old = exp2_fast((most[m][half] - finite) * factor);
         most[m][half] = now;
         float added = 0.0f;
 #pragma unroll

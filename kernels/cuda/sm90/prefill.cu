@@ -102,8 +102,8 @@ template <class T, int D> struct HopperConsumer {
       }
       now = fmaxf(now, __shfl_xor_sync(kAllLanes, now, 1));
       now = fmaxf(now, __shfl_xor_sync(kAllLanes, now, 2));
-      const float base = now == -infinity() ? 0.0f : now * to_log2;
-      old[half] = exp2_fast(most[half] * to_log2 - base);
+      const float finite = now == -infinity() ? 0.0f : now, base = finite * to_log2;
+      old[half] = exp2_fast((most[half] - finite) * to_log2);
       most[half] = now;
       float added = 0.0f;
 #pragma unroll
