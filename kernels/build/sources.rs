@@ -8,7 +8,7 @@ use std::time::SystemTime;
 pub(crate) struct Sources {
     /// Modules for every card, and for the simulated device.
     pub(crate) modules: Vec<(String, PathBuf)>,
-    /// Modules that only Hopper runs.
+    /// Modules that only Hopper runs, `sm90_` before the file's name.
     pub(crate) sm90: Vec<(String, PathBuf)>,
     /// Modules that test the simulated device, and exist nowhere else.
     pub(crate) sim_tests: Vec<(String, PathBuf)>,
@@ -21,17 +21,17 @@ pub(crate) struct Sources {
 impl Sources {
     pub(crate) fn find(folder: &Path) -> Self {
         Sources {
-            modules: modules(folder),
-            sim_tests: modules(&folder.join("sim")),
-            sm90: modules(&folder.join("sm90")),
+            modules: modules(folder, ""),
+            sim_tests: modules(&folder.join("sim"), ""),
+            sm90: modules(&folder.join("sm90"), "sm90_"),
             headers: files(&folder.join("include"), "cuh"),
             simulator: [files(&folder.join("sim"), "h"), files(&folder.join("sim"), "cpp")].concat(),
         }
     }
 }
 
-fn modules(folder: &Path) -> Vec<(String, PathBuf)> {
-    let name = |file: &PathBuf| file.file_stem().expect("a file").to_string_lossy().into_owned();
+fn modules(folder: &Path, before: &str) -> Vec<(String, PathBuf)> {
+    let name = |file: &PathBuf| format!("{before}{}", file.file_stem().expect("a file").to_string_lossy());
     files(folder, "cu").into_iter().map(|file| (name(&file), file)).collect()
 }
 

@@ -12,6 +12,7 @@ mod norm;
 mod peak;
 mod prologue;
 mod step;
+mod prefill;
 
 use harness::{Bench, Result};
 
@@ -24,5 +25,6 @@ fn main() -> Result<()> {
     step::run(&mut bench)?;
     moe::run(&mut bench)?;
     allreduce::run(&mut bench)?;
+    prefill::run(&mut bench)?;
     bench.finish()
 }

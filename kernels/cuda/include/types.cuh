@@ -26,6 +26,7 @@ DEVICE float to_float(e4m3 x) {
   const float magnitude = __uint_as_float(rest << 20) * __uint_as_float(0x7b800000);  // 2^120
   return __uint_as_float(sign | (rest == 0x7f ? 0x7fc00000u : __float_as_uint(magnitude)));
 }
+DEVICE float to_float(int8_t x) { return float(x); }
 
 // Rounds to nearest, ties to even.
 template <class T> DEVICE T from_float(float x);

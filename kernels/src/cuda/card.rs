@@ -8,7 +8,8 @@ use cudarc::driver::result::{self, DriverError, ctx, device, event, module, stre
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
 use super::cache::Cache;
-use super::driver::{Arg, Driver, Function, Grid, Properties};
+use super::driver::{Arg, Driver, Function, Grid, Properties, TensorLayout, TensorMap};
+use super::memory::Elem;
 use super::modules;
 use super::nvrtc::Nvrtc;
 use crate::{Error, Result};
@@ -281,7 +282,11 @@ impl Driver for Card {
             self.allow_shared(function, &mut loaded, grid.shared)?;
         }
         let mut bits: Vec<u64> = args.iter().map(Arg::bits).collect();
-        let mut params: Vec<*mut c_void> = bits.iter_mut().map(|b| std::ptr::from_mut(b).cast()).collect();
+        let parameter = |(bits, arg): (&mut u64, &Arg)| match arg {
+            Arg::Map(map) => map.cast_mut().cast(),
+            _ => std::ptr::from_mut(bits).cast(),
+        };
+        let mut params: Vec<*mut c_void> = bits.iter_mut().zip(args).map(parameter).collect();
         let [bx, by, bz] = grid.blocks;
         let [tx, ty, tz] = grid.threads;
         // SAFETY: the function is loaded, and the caller vouches for the arguments, which the driver copies.
@@ -305,6 +310,41 @@ impl Driver for Card {
 
     fn raw_stream(&self) -> u64 {
         self.stream.0 as u64
+    }
+
+    fn tensor_map(&self, layout: &TensorLayout<'_>) -> Result<TensorMap> {
+        use sys::CUtensorMapDataType_enum as Type;
+        let &TensorLayout { at, elem, sizes, strides, tile } = layout;
+        if sizes.len() != tile.len() || sizes.len() != strides.len() + 1 || sizes.len() > 5 {
+            return Err(Error::Shape(format!("a tensor map of {sizes:?} in boxes of {tile:?}")));
+        }
+        let data_type = match elem {
+            Elem::F16 => Type::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+            Elem::BF16 => Type::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+            other => return Err(Error::Unsupported(format!("tensor copies of {other:?}"))),
+        };
+        self.make_current()?;
+        let mut map = sys::CUtensorMap { opaque: [0; 16] };
+        let steps = [1u32; 5];
+        // SAFETY: the arrays are as long as the rank, which was checked; the call only writes `map`.
+        let code = unsafe {
+            sys::cuTensorMapEncodeTiled(
+                &mut map,
+                data_type,
+                sizes.len() as u32,
+                at as *mut c_void,
+                sizes.as_ptr(),
+                strides.as_ptr(),
+                tile.as_ptr(),
+                steps.as_ptr(),
+                sys::CUtensorMapInterleave_enum::CU_TENSOR_MAP_INTERLEAVE_NONE,
+                sys::CUtensorMapSwizzle_enum::CU_TENSOR_MAP_SWIZZLE_128B,
+                sys::CUtensorMapL2promotion_enum::CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+                sys::CUtensorMapFloatOOBfill_enum::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+            )
+        };
+        code.result().map_err(|e| failed("cuTensorMapEncodeTiled", e))?;
+        Ok(TensorMap(map.opaque))
     }
 
     fn synchronize(&self) -> Result<()> {

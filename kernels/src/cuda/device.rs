@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::driver::{Arg, Driver, Function, Grid, Properties};
+use super::driver::{Arg, Driver, Function, Grid, Properties, TensorLayout, TensorMap};
 use super::memory::{Elem, Memory, View};
 use crate::{Error, Result};
 
@@ -116,6 +116,14 @@ impl Device {
 
     pub(super) fn raw_stream(&self) -> u64 {
         self.driver.raw_stream()
+    }
+
+    /// Describes memory to the copy engine.
+    ///
+    /// # Errors
+    /// As for [`Driver::tensor_map`].
+    pub(super) fn tensor_map(&self, layout: &TensorLayout<'_>) -> Result<TensorMap> {
+        self.driver.tensor_map(layout)
     }
 
     /// Starts a kernel.

@@ -3,8 +3,8 @@
 use std::fmt::Debug;
 use std::ops::Deref;
 
-use super::memory::View;
-use crate::Result;
+use super::memory::{Elem, View};
+use crate::{Error, Result};
 
 /// A kernel by the name of its source file and its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -51,6 +51,28 @@ pub enum Arg {
     U32(u32),
     /// A float.
     F32(f32),
+    /// A tensor map, passed by value; it must be there until the launch returns.
+    Map(*const TensorMap),
+}
+
+/// What the copy engine of Hopper and later needs to know of a matrix in device memory: made by [`Driver::tensor_map`].
+#[derive(Debug, Clone, Copy)]
+#[repr(C, align(128))]
+pub struct TensorMap(pub(crate) [u64; 16]);
+
+/// A matrix of up to five dimensions of 16-bit floats, copied in boxes whose rows are 128 bytes and swizzled.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorLayout<'a> {
+    /// Address, a multiple of 16.
+    pub at: u64,
+    /// f16 or bf16.
+    pub elem: Elem,
+    /// Elements along each dimension, neighbours in memory first.
+    pub sizes: &'a [u64],
+    /// Bytes from one element to the next along each dimension but the first; multiples of 16.
+    pub strides: &'a [u64],
+    /// Elements of a box along each dimension.
+    pub tile: &'a [u32],
 }
 
 impl Arg {
@@ -59,10 +81,11 @@ impl Arg {
         match self {
             Arg::U64(_) | Arg::I64(_) => 8,
             Arg::I32(_) | Arg::U32(_) | Arg::F32(_) => 4,
+            Arg::Map(_) => size_of::<TensorMap>(),
         }
     }
 
-    /// The parameter's bits in the low bytes.
+    /// The parameter's bits in the low bytes, or the address of what is larger.
     pub(crate) fn bits(&self) -> u64 {
         match *self {
             Arg::U64(x) => x,
@@ -70,6 +93,7 @@ impl Arg {
             Arg::I32(x) => u64::from(x as u32),
             Arg::U32(x) => u64::from(x),
             Arg::F32(x) => u64::from(x.to_bits()),
+            Arg::Map(map) => map as u64,
         }
     }
 }
@@ -95,6 +119,12 @@ impl From<i32> for Arg {
 impl From<u32> for Arg {
     fn from(x: u32) -> Arg {
         Arg::U32(x)
+    }
+}
+
+impl From<&TensorMap> for Arg {
+    fn from(map: &TensorMap) -> Arg {
+        Arg::Map(map)
     }
 }
 
@@ -238,6 +268,13 @@ pub trait Driver: Send + Sync + Debug {
     /// The stream as those libraries know it; 0 where there are none.
     fn raw_stream(&self) -> u64 {
         0
+    }
+    /// Describes memory to the copy engine.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where there is none, or what the driver finds wrong with the layout.
+    fn tensor_map(&self, layout: &TensorLayout<'_>) -> Result<TensorMap> {
+        Err(Error::Unsupported(format!("no tensor copies of {:?} on {}", layout.sizes, self.name())))
     }
     /// Waits for everything asked for so far, and says whether it went well.
     fn synchronize(&self) -> Result<()>;

@@ -25,7 +25,7 @@ mod sim;
 pub use card::Card;
 pub use cost::Cost;
 pub use device::Device;
-pub use driver::{Arg, Args, Driver, Function, Grid, Properties};
+pub use driver::{Arg, Args, Driver, Function, Grid, Properties, TensorLayout, TensorMap};
 pub use memory::{Elem, Memory, View};
 #[cfg(feature = "cpu-sim")]
 pub use sim::{Order, Simulated};

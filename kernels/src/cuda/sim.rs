@@ -256,7 +256,11 @@ impl Driver for Simulated {
             .map_err(|e| Error::Unsupported(format!("{}: {e}", function.module)))?;
         let name = CString::new(function.name).map_err(|e| Error::Unsupported(e.to_string()))?;
         let mut bits: Vec<u64> = args.iter().map(Arg::bits).collect();
-        let mut params: Vec<*mut c_void> = bits.iter_mut().map(|b| std::ptr::from_mut(b).cast()).collect();
+        let parameter = |(bits, arg): (&mut u64, &Arg)| match arg {
+            Arg::Map(map) => map.cast_mut().cast(),
+            _ => std::ptr::from_mut(bits).cast(),
+        };
+        let mut params: Vec<*mut c_void> = bits.iter_mut().zip(args).map(parameter).collect();
         let sizes: Vec<c_uint> = args.iter().map(|a| a.size() as c_uint).collect();
         let mut message = [0u8; 512];
         // SAFETY: the arrays are as long as the call says, parameters are little-endian and at least as long as their

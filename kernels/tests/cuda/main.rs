@@ -17,3 +17,5 @@ mod norm;
 mod prologue;
 mod step;
 mod words;
+mod prefill;
+mod reference;

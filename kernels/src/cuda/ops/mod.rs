@@ -12,6 +12,10 @@ pub mod paged;
 pub mod prologue;
 mod rowwise;
 pub mod step;
+pub mod attention;
+pub mod norm;
+pub mod paged;
+pub mod prefill;
 
 use super::Elem;
 use crate::{Error, Result};

@@ -1,0 +1,314 @@
+//! Attention of steps with any number of queries per sequence.
+
+use millrace_kernels::cuda::ops::attention::{Attention, attention_plain};
+use millrace_kernels::cuda::ops::prefill::{Kernel, prefill, prefill_by};
+use millrace_kernels::cuda::{Elem, Memory};
+
+use crate::common::*;
+use crate::reference::attention::{Cache, Features, Row, Shape, Step};
+
+/// The types that the fast kernels know.
+const HALVES: [Elem; 2] = [Elem::F16, Elem::BF16];
+const ALL_CACHED: [Elem; 5] = [Elem::F32, Elem::F16, Elem::BF16, Elem::E4M3, Elem::I8];
+
+/// What attention of `step` takes.
+fn attention<'a>(cache: &'a Cache, step: &'a Step, out: &'a Memory) -> Attention<'a> {
+    Attention {
+        heads: cache.shape.heads,
+        qkv: step.qkv_view(),
+        stride: cache.shape.stride(),
+        kv: cache.paged(),
+        batch: step.batch(),
+        scores: step.scores(),
+        out: out.view(cache.shape.activations),
+    }
+}
+
+/// Runs a step and returns its output.
+fn run(kernel: Kernel, cache: &Cache, step: &Step) -> Vec<f32> {
+    let Shape { heads, head_dim, activations, .. } = cache.shape;
+    let out = garbage(activations, step.tokens() * heads * head_dim);
+    prefill_by(&DEVICE, kernel, &attention(cache, step, &out)).unwrap();
+    get(out.view(activations))
+}
+
+/// Sequences of random lengths with some keys of earlier steps; those without queries and those of one are among them.
+fn random_rows(rng: &mut Rng, most_rows: usize, most_queries: usize, most_past: usize) -> Vec<Row> {
+    let rows = 1 + rng.below(most_rows);
+    (0..rows)
+        .map(|sequence| {
+            let queries = match rng.below(5) {
+                0 => rng.below(2),
+                1 => most_queries,
+                _ => 1 + rng.below(most_queries),
+            };
+            let past = if rng.below(3) == 0 { 0 } else { rng.below(most_past + 1) };
+            let context = (past + queries).max(1);
+            Row { sequence, queries, context, prefix: rng.below(context + 8) }
+        })
+        .collect()
+}
+
+fn contexts(rows: &[Row]) -> Vec<usize> {
+    rows.iter().map(|r| r.context).collect()
+}
+
+/// What a result may be off: the rounding of weights and of the result to the type of activations, and the sums in f32.
+fn tolerance(shape: Shape, kernel: Kernel) -> f32 {
+    match kernel {
+        Kernel::Plain => 1e-5,
+        // A sum of rounded weights: as far off as one rounding of the largest value at most.
+        _ => 1.0 * precision(shape.activations) + 1e-5,
+    }
+}
+
+fn check(rng: &mut Rng, shape: Shape, rows: &[Row], features: Features, kernels: &[Kernel]) {
+    let cache = Cache::random(rng, shape, &contexts(rows));
+    let step = Step::random(rng, &cache, rows, features);
+    let want = step.reference(&cache);
+    for &kernel in kernels {
+        let got = run(kernel, &cache, &step);
+        let name = format!("{kernel:?} {shape:?} {rows:?} {:?}", step.features);
+        assert_close(&name, &got, &want, precision(shape.activations) * 1.01, tolerance(shape, kernel));
+    }
+}
+
+#[test]
+fn any_shape_and_type() {
+    for_seeds(40, |rng| {
+        let kv_heads = rng.pick(&[1, 2, 3]);
+        let shape = Shape {
+            heads: kv_heads * rng.pick(&[1, 2, 4]),
+            kv_heads,
+            head_dim: rng.pick(&[1, 8, 20, 64, 72, 128]),
+            block_size: rng.pick(&[1, 3, 16, 32]),
+            activations: rng.pick(&ACTIVATIONS),
+            cached: rng.pick(&ALL_CACHED),
+        };
+        let rows = random_rows(rng, 4, 20, 50);
+        let features = Features::random(rng, shape.heads, shape.head_dim);
+        check(rng, shape, &rows, features, &[Kernel::Plain]);
+    });
+}
+
+fn fast_shape(rng: &mut Rng, head_dim: usize) -> Shape {
+    let kv_heads = rng.pick(&[1, 2]);
+    let elem = rng.pick(&HALVES);
+    Shape {
+        heads: kv_heads * rng.pick(&[1, 2]),
+        kv_heads,
+        head_dim,
+        block_size: 16,
+        activations: elem,
+        cached: elem,
+    }
+}
+
+/// Hopper's kernel beside the reference and its twin. Only such a card can run it.
+#[test]
+fn on_hopper() {
+    if DEVICE.properties().capability != (9, 0) {
+        return;
+    }
+    for_seeds(40, |rng| {
+        let head_dim = rng.pick(&[64, 128, 256]);
+        let shape = fast_shape(rng, head_dim);
+        let rows = random_rows(rng, 5, 600, 900);
+        let mut features = Features::random(rng, shape.heads, head_dim);
+        (features.soft_cap, features.alibi) = (None, None);
+        check(rng, shape, &rows, features, &[Kernel::Hopper, Kernel::Mma]);
+    });
+}
+
+#[test]
+fn fast_with_all_features() {
+    for_seeds(25, |rng| {
+        let head_dim = [64, 80, 96, 128, 256][rng.below(5)];
+        let shape = fast_shape(rng, head_dim);
+        let rows = random_rows(rng, 3, 150, 150);
+        let features = Features::random(rng, shape.heads, head_dim);
+        check(rng, shape, &rows, features, &[Kernel::Mma, Kernel::Plain]);
+    });
+}
+
+/// Every pair of head size and type, both compiled variants, lengths around the edges of tiles.
+#[test]
+fn fast_at_the_edges_of_tiles() {
+    let mut which = 0;
+    for head_dim in [64, 80, 96, 128, 256] {
+        for elem in HALVES {
+            for biased in [false, true] {
+                which += 1;
+                let mut rng = Rng(which);
+                let shape = Shape {
+                    heads: 1,
+                    kv_heads: 1,
+                    head_dim,
+                    block_size: 16,
+                    activations: elem,
+                    cached: elem,
+                };
+                let queries = [63, 64, 65, 127, 128, 129][which as usize % 6];
+                let row = Row { sequence: 0, queries, context: queries + which as usize % 3, prefix: 0 };
+                let mut features = Features::plain(head_dim);
+                features.alibi = biased.then(|| vec![0.1]);
+                check(&mut rng, shape, &[row], features, &[Kernel::Mma]);
+            }
+        }
+    }
+}
+
+/// More sequences than one round of the search for a block's own looks at.
+#[test]
+fn many_short_sequences() {
+    let mut rng = Rng(7);
+    let rows: Vec<Row> = (0..75)
+        .map(|sequence| {
+            let queries = [1, 0, 3, 2, 1, 130][if sequence % 25 == 6 { 5 } else { sequence % 5 }];
+            Row { sequence, queries, context: queries.max(1) + sequence % 3, prefix: 0 }
+        })
+        .collect();
+    let shape = Shape {
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 64,
+        block_size: 16,
+        activations: Elem::BF16,
+        cached: Elem::BF16,
+    };
+    check(&mut rng, shape, &rows, Features::plain(64), &[Kernel::Mma, Kernel::Plain]);
+}
+
+/// A query's result is the same bit for bit whether its prompt comes whole, in chunks, after a cached prefix, or beside others.
+#[test]
+fn cuts_and_company_do_not_matter() {
+    for_seeds(6, |rng| {
+        let hopper = DEVICE.properties().capability == (9, 0);
+        let kernel =
+            rng.pick(&[if hopper { Kernel::Hopper } else { Kernel::Mma }, Kernel::Mma, Kernel::Plain]);
+        let head_dim = rng.pick(&[64, 128, 256]);
+        let shape = fast_shape(rng, head_dim);
+        let length = 150 + rng.below(100);
+        let mut features = Features::random(rng, shape.heads, head_dim);
+        // Keys that come later cannot be seen earlier.
+        features.prefix = false;
+        if kernel == Kernel::Hopper {
+            (features.soft_cap, features.alibi) = (None, None);
+        }
+        let cache = Cache::random(rng, shape, &[40, length, 70]);
+        let width = shape.heads * head_dim;
+        let queries = rng.values(shape.activations, length * width);
+        let row = |from: usize, to: usize| Row { sequence: 1, queries: to - from, context: to, prefix: 0 };
+        let part = |from: usize, to: usize| {
+            let step =
+                Step::new(&cache, &[row(from, to)], features.clone(), &queries[from * width..to * width]);
+            run(kernel, &cache, &step)
+        };
+        let whole = part(0, length);
+        assert!(whole.iter().all(|x| x.is_finite()));
+        let cuts = [0, 1, 17 + rng.below(20), 64 + rng.below(80), length - 1, length];
+        for cut in cuts.windows(2) {
+            let expected = &whole[cut[0] * width..cut[1] * width];
+            assert!(part(cut[0], cut[1]) == expected, "{kernel:?} {shape:?} cut {cut:?} {features:?}");
+        }
+        let others = [
+            Row { sequence: 0, queries: 7, context: 40, prefix: 0 },
+            row(0, length),
+            Row { sequence: 2, queries: 70, context: 70, prefix: 0 },
+        ];
+        let mut all = rng.values(shape.activations, 7 * width);
+        all.extend(&queries);
+        all.extend(rng.values(shape.activations, 70 * width));
+        let together = run(kernel, &cache, &Step::new(&cache, &others, features.clone(), &all));
+        assert!(together[7 * width..(7 + length) * width] == whole[..], "{kernel:?} {shape:?} in company");
+    });
+}
+
+/// One query at the end of a long context.
+#[test]
+fn long_context() {
+    let mut rng = Rng(3);
+    let shape = Shape {
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 64,
+        block_size: 16,
+        activations: Elem::BF16,
+        cached: Elem::BF16,
+    };
+    let rows = [Row { sequence: 0, queries: 3, context: 9000, prefix: 0 }];
+    check(&mut rng, shape, &rows, Features::plain(64), &[Kernel::Mma, Kernel::Plain]);
+    let windowed = Features { window: Some(100), ..Features::plain(64) };
+    check(&mut rng, shape, &rows, windowed, &[Kernel::Mma, Kernel::Plain]);
+}
+
+/// Large logits of both signs: nothing overflows, and the largest wins.
+#[test]
+fn large_scores() {
+    let mut rng = Rng(4);
+    let shape = Shape {
+        heads: 2,
+        kv_heads: 1,
+        head_dim: 64,
+        block_size: 16,
+        activations: Elem::BF16,
+        cached: Elem::BF16,
+    };
+    let rows = [Row { sequence: 0, queries: 70, context: 80, prefix: 0 }];
+    let features = Features { scale: 40.0, sinks: Some(vec![300.0, -1e4]), ..Features::default() };
+    // Weights as steep as these move with the last bits of the scores.
+    let cache = Cache::random(&mut rng, shape, &[80]);
+    let step = Step::random(&mut rng, &cache, &rows, features);
+    for kernel in [Kernel::Mma, Kernel::Plain] {
+        assert_close("large scores", &run(kernel, &cache, &step), &step.reference(&cache), 0.01, 0.01);
+    }
+}
+
+#[test]
+fn the_fastest_is_chosen_and_bad_input_refused() {
+    let mut rng = Rng(5);
+    let shape = Shape {
+        heads: 2,
+        kv_heads: 2,
+        head_dim: 64,
+        block_size: 16,
+        activations: Elem::F16,
+        cached: Elem::F16,
+    };
+    let cache = Cache::random(&mut rng, shape, &[5]);
+    let step = Step::random(
+        &mut rng,
+        &cache,
+        &[Row { sequence: 0, queries: 3, context: 5, prefix: 0 }],
+        Features::plain(64),
+    );
+    let out = garbage(Elem::F16, 3 * 128);
+    let good = attention(&cache, &step, &out);
+    prefill(&DEVICE, &good).unwrap();
+    let fast = if DEVICE.properties().capability == (9, 0) { Kernel::Hopper } else { Kernel::Mma };
+    assert!(get(out.view(Elem::F16)) == run(fast, &cache, &step));
+
+    let refused = |a: Attention<'_>| {
+        let plain = attention_plain(&DEVICE, &a).unwrap_err().to_string();
+        assert_eq!(plain, prefill(&DEVICE, &a).unwrap_err().to_string());
+        plain
+    };
+    assert!(refused(Attention { heads: 3, ..good }).contains("3 heads cannot share 2"));
+    assert!(refused(Attention { stride: 100, ..good }).contains("rows of 100"));
+    assert!(refused(Attention { out: out.view(Elem::F16).slice(0..300), ..good }).contains("out has 300"));
+    let mut long = good;
+    long.batch.most_context = 1000;
+    assert!(refused(long).contains("hold no 1000 keys"));
+    let mut zero = good;
+    zero.scores.scale = 0.0;
+    assert!(refused(zero).contains("a scale of 0"));
+    let mut narrow = good;
+    narrow.scores.window = Some(0);
+    assert!(refused(narrow).contains("a window of no keys"));
+    let mut capped = good;
+    capped.scores.soft_cap = Some(f32::NAN);
+    assert!(refused(capped).contains("a soft cap of NaN"));
+    let mut blocks = good;
+    blocks.kv.block_size = 1;
+    assert!(prefill_by(&DEVICE, Kernel::Mma, &blocks).unwrap_err().to_string().contains("blocks of 1"));
+}
