@@ -6,4 +6,6 @@
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 mod common;
+mod decode;
 mod norm;
+mod reference;

@@ -3,6 +3,7 @@
 //! Views are row-major and as long as the shapes say, or longer. Constants (norm weights, biases, tables) are f32; activations have the
 //! model's type. Nothing here waits for the device.
 
+pub mod decode;
 pub mod norm;
 pub mod paged;
 
