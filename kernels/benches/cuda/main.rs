@@ -3,6 +3,7 @@
 //! Every figure stands beside what a plain copy of memory and a large matrix product reach in the same run. With `--simulate` (feature
 //! `cpu-sim`) each case runs once on the simulated device, which measures nothing and shows that all of them launch.
 
+mod decode;
 mod harness;
 mod norm;
 
@@ -11,5 +12,6 @@ use harness::{Bench, Result};
 fn main() -> Result<()> {
     let mut bench = Bench::from_arguments()?;
     norm::run(&mut bench)?;
+    decode::run(&mut bench)?;
     bench.finish()
 }

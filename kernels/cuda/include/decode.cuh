@@ -83,16 +83,20 @@ template <class T, class C, int D, int Columns> struct Decode {
     bool whole;         // the sequence has no other split
   };
 
-  // Which chunk of a row a chunk is stored as, so that the reads of a warp hit all banks. Keys: 2 rows of 64 bytes (8 of 32, if elements are
-  // bytes) at a time.
-  static DEVICE int key_chunk(int row, int chunk) {
-    if (!kBytes) return kChunks % 8 == 0 ? chunk ^ (row & 1) << 2 : chunk;
-    if (kChunks % 8 == 0) return chunk ^ (row & 3) << 1;
-    return kChunks % 8 == 4 ? chunk ^ (row & 2) : chunk;
+  // Chunks of a row are stored in an order that depends on the row, so that the reads of a warp hit all banks: chunk c at c ^ twist(row).
+  // Keys are read 2 rows of 64 bytes (8 of 32, if elements are bytes) at a time, values 8 rows of 16 bytes.
+  template <bool keys> static constexpr DEVICE int twist(int row) {
+    if (!keys) return kChunks % 8 == 0 ? row & 7 : kChunks % 8 == 4 ? row >> 1 & 3 : row >> 2 & 1;
+    if (!kBytes) return kChunks % 8 == 0 ? (row & 1) << 2 : 0;
+    return kChunks % 8 == 0 ? (row & 3) << 1 : kChunks % 8 == 4 ? row & 2 : 0;
   }
-  // Values: 8 rows of 16 bytes at a time.
-  static DEVICE int value_chunk(int row, int chunk) {
-    return chunk ^ (kChunks % 8 == 0 ? row & 7 : kChunks % 8 == 4 ? row >> 1 & 3 : row >> 2 & 1);
+  // Where chunk `c` of a row is stored in a tile, in bytes.
+  template <bool keys> static DEVICE unsigned place(int row, int c) { return (row * kChunks + (c ^ twist<keys>(row))) * 16; }
+  // The same `bytes` further to the right in the row, which has to be a compile-time constant to cost nothing: the low bits, which
+  // twists change, are flipped and the others added. The place must have zeros where the constant's low bits are not.
+  template <bool keys> static DEVICE unsigned advance(unsigned place, unsigned bytes) {
+    constexpr unsigned twisted = !keys || twist<true>(7) != 0 ? (kChunks % 8 == 0 ? 127 : kChunks % 8 == 4 ? 63 : 31) : 0;
+    return (place ^ (bytes & twisted)) + (bytes & ~twisted);
   }
 
   static DEVICE Item resolve(const DecodeArgs<T, C> &a, int work, int count) {
@@ -122,25 +126,41 @@ template <class T, class C, int D, int Columns> struct Decode {
     return item;
   }
 
+  // A block of keys or values that a warp reads next.
+  struct Source {
+    int64_t row;                // the first among all rows of the cache
+    int token, lowest, context;
+    bool full;                  // nothing of it has to be left out
+  };
+
   // Starts the copies of a block's keys or values, zeros for tokens that nobody sees: what lies there may be anything.
-  template <bool keys> static DEVICE void copy_tile(const DecodeArgs<T, C> &a, unsigned char *to, float *scales_to, int block, int head, int token, int lowest, int context) {
-    const int lane = threadIdx.x % kWarp;
-    const int64_t row = (int64_t(block) * a.kv_heads + head) * kBlockTokens;
-    const auto *from = reinterpret_cast<const unsigned char *>((keys ? a.keys : a.values) + row * a.head_dim);
-    const int row_bytes = a.head_dim * int(sizeof(C));
-    const bool full = token >= lowest && token + kBlockTokens <= context && a.head_dim == D;
+  template <bool keys> static DEVICE void copy_tile(const DecodeArgs<T, C> &a, const Source &source, unsigned char *to, float *scales_to) {
+    constexpr int kCopies = kBlockTokens * kChunks / kWarp;
+    constexpr bool kEven = kWarp % kChunks == 0;
+    const unsigned lane = threadIdx.x % kWarp;
+    const auto *from = reinterpret_cast<const unsigned char *>((keys ? a.keys : a.values) + source.row * a.head_dim);
+    if (source.full) {
+      from += lane * 16;
+      const unsigned first = place<keys>(lane / kChunks, lane % kChunks);
 #pragma unroll
-    for (int i = 0; i < kBlockTokens * kChunks / kWarp; i++) {
-      const int at = lane + i * kWarp, r = at / kChunks, c = at % kChunks;
-      unsigned char *place = to + (r * kChunks + (keys ? key_chunk(r, c) : value_chunk(r, c))) * 16;
-      if (full) {
-        copy_async16(place, from + at * 16);
-      } else {
-        const bool valid = c * 16 < row_bytes && token + r >= lowest && token + r < context;
-        copy_async16(place, from + (valid ? r * row_bytes + c * 16 : 0), valid);
+      for (int i = 0; i < kCopies; i++) {
+        // Where rows divide a warp's copies evenly, those of the next ones differ from the first by constants.
+        const unsigned at = lane + i * kWarp;
+        const unsigned to_place = kEven ? (first ^ twist<keys>(i * (kWarp / kChunks)) * 16) + i * kWarp * 16
+                                        : place<keys>(at / kChunks, at % kChunks);
+        copy_async16(to + to_place, from + i * kWarp * 16);
+      }
+    } else {
+      const int row_bytes = a.head_dim * int(sizeof(C));
+#pragma unroll 1
+      for (int i = 0; i < kCopies; i++) {
+        const unsigned at = lane + i * kWarp;
+        const int r = at / kChunks, c = at % kChunks;
+        const bool valid = c * 16 < row_bytes && source.token + r >= source.lowest && source.token + r < source.context;
+        copy_async16(to + place<keys>(r, c), from + (valid ? r * row_bytes + c * 16 : 0), valid);
       }
     }
-    if (kBytes && lane < 4) copy_async16(scales_to + lane * 4, (keys ? a.key_scales : a.value_scales) + row + lane * 4);
+    if (kBytes && lane < 4) copy_async16(scales_to + lane * 4, (keys ? a.key_scales : a.value_scales) + source.row + lane * 4);
     copy_commit();
   }
 
@@ -153,20 +173,23 @@ template <class T, class C, int D, int Columns> struct Decode {
 #pragma unroll
       for (int e = 0; e < 4; e++) s[n][e] = other[n][e] = 0.0f;
     }
+    // Row g + 8 is twisted like row g.
+    constexpr unsigned kBelow = 8 * kChunks * 16;
+    const unsigned mine = kBytes ? place<true>(g, t / 2) + t % 2 * 8 : place<true>(g, t);
 #pragma unroll
     for (int j = 0; j < D / 32; j++) {
       uint32_t low[4], high[4];
-      auto at = [&](int row, int chunk) { return tile + (row * kChunks + key_chunk(row, chunk)) * 16; };
+      const unsigned char *at = tile + advance<true>(mine, j * 32 * unsigned(sizeof(C)));
       if constexpr (kBytes) {
-        const uint2 x = *reinterpret_cast<const uint2 *>(at(g, 2 * j + t / 2) + t % 2 * 8);
-        const uint2 y = *reinterpret_cast<const uint2 *>(at(g + 8, 2 * j + t / 2) + t % 2 * 8);
+        const uint2 x = *reinterpret_cast<const uint2 *>(at);
+        const uint2 y = *reinterpret_cast<const uint2 *>(at + kBelow);
         const Bytes2 x0 = Dequant<T, C>::widen(x.x), x1 = Dequant<T, C>::widen(x.y);
         const Bytes2 y0 = Dequant<T, C>::widen(y.x), y1 = Dequant<T, C>::widen(y.y);
         low[0] = x0.even, low[1] = y0.even, low[2] = x0.odd, low[3] = y0.odd;
         high[0] = x1.even, high[1] = y1.even, high[2] = x1.odd, high[3] = y1.odd;
       } else {
-        const uint4 x = *reinterpret_cast<const uint4 *>(at(g, 4 * j + t));
-        const uint4 y = *reinterpret_cast<const uint4 *>(at(g + 8, 4 * j + t));
+        const uint4 x = *reinterpret_cast<const uint4 *>(at);
+        const uint4 y = *reinterpret_cast<const uint4 *>(at + kBelow);
         low[0] = x.x, low[1] = y.x, low[2] = x.y, low[3] = y.y;
         high[0] = x.z, high[1] = y.z, high[2] = x.w, high[3] = y.w;
       }
@@ -189,11 +212,11 @@ template <class T, class C, int D, int Columns> struct Decode {
     const int lane = threadIdx.x % kWarp;
     if constexpr (kBytes) {
       // A pair of bytes moves as one element: its register holds two features of two tokens.
-      const int row = lane % 16, second = lane / 16;
+      const unsigned mine = place<false>(lane % 16, lane / 16);
 #pragma unroll
       for (int i = 0; i < D / 16; i += 2) {
         uint32_t r[4];
-        load_matrices_transposed(r, tile + (row * kChunks + value_chunk(row, i + second)) * 16);
+        load_matrices_transposed(r, tile + advance<false>(mine, i * 16));
 #pragma unroll
         for (int h = 0; h < 2; h++) {
           const Bytes2 x = Dequant<T, C>::widen(r[2 * h]), y = Dequant<T, C>::widen(r[2 * h + 1]);
@@ -203,11 +226,11 @@ template <class T, class C, int D, int Columns> struct Decode {
         }
       }
     } else {
-      const int row = lane % 8 + lane / 16 * 8, second = lane / 8 % 2;
+      const unsigned mine = place<false>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
 #pragma unroll
       for (int i = 0; i < D / 16; i++) {
         uint32_t v[4];
-        load_matrices_transposed(v, tile + (row * kChunks + value_chunk(row, 2 * i + second)) * 16);
+        load_matrices_transposed(v, tile + advance<false>(mine, i * 32));
 #pragma unroll
         for (int n = 0; n < Columns; n++) mma_m16n8k16<T>(o[i][n], v, p[n]);
       }
@@ -276,22 +299,27 @@ template <class T, class C, int D, int Columns> struct Decode {
     Item now = resolve(a, blockIdx.x, count), next = resolve(a, blockIdx.x + gridDim.x, count);
     // The warp's tiles are numbered from the first of `now` on, those of `next` behind; `started` of them are on their way or here.
     int started = 0, stage = 0;
-    auto start = [&](bool values, int tile, int at_stage) {
+    auto source_of = [&](int tile) {
       const bool later = tile >= now.tiles;
       const int i = later ? tile - now.tiles : tile;
       const int block = __shfl_sync(kAllLanes, later ? next.block : now.block, i);
-      const int token = ((later ? next.first : now.first) + i * kWarps) * kBlockTokens;
-      const int head = later ? next.head : now.head;
-      const int lowest = later ? next.lowest : now.lowest, context = later ? next.context : now.context;
-      if (values) copy_tile<false>(a, tile_of(at_stage, true), scales_of(at_stage, true), block, head, token, lowest, context);
-      else copy_tile<true>(a, tile_of(at_stage, false), scales_of(at_stage, false), block, head, token, lowest, context);
+      Source source;
+      source.row = (int64_t(block) * a.kv_heads + (later ? next.head : now.head)) * kBlockTokens;
+      source.token = ((later ? next.first : now.first) + i * kWarps) * kBlockTokens;
+      source.lowest = later ? next.lowest : now.lowest;
+      source.context = later ? next.context : now.context;
+      source.full = source.token >= source.lowest && source.token + kBlockTokens <= source.context && a.head_dim == D;
+      return source;
     };
+    auto start_keys = [&](const Source &source, int s) { copy_tile<true>(a, source, tile_of(s, false), scales_of(s, false)); };
+    auto start_values = [&](const Source &source, int s) { copy_tile<false>(a, source, tile_of(s, true), scales_of(s, true)); };
     auto wrapped = [](int s) { return s >= kStages ? s - kStages : s; };
 
     for (int work = blockIdx.x; work < works; work += gridDim.x) {
       while (started < kStages && started < now.tiles + next.tiles) {
-        start(false, started, wrapped(stage + started));
-        start(true, started, wrapped(stage + started));
+        const Source source = source_of(started);
+        start_keys(source, wrapped(stage + started));
+        start_values(source, wrapped(stage + started));
         started++;
       }
       if (work + int(gridDim.x) >= works) let_next_kernel_start();
@@ -343,7 +371,11 @@ template <class T, class C, int D, int Columns> struct Decode {
         float key_scale[2] = {1.0f, 1.0f};
         if (kBytes) key_scale[0] = scales_of(stage, false)[g], key_scale[1] = scales_of(stage, false)[g + 8];
         __syncwarp();
-        if (more) start(false, started, stage);
+        Source refill = {};
+        if (more) {
+          refill = source_of(started);
+          start_keys(refill, stage);
+        }
 
 #pragma unroll
         for (int n = 0; n < Columns; n++) {
@@ -427,7 +459,7 @@ template <class T, class C, int D, int Columns> struct Decode {
         multiply_values(o, p, tile_of(stage, true));
         __syncwarp();
         if (more) {
-          start(true, started, stage);
+          start_values(refill, stage);
           started++;
         }
         stage = wrapped(stage + 1);

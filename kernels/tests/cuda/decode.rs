@@ -124,7 +124,8 @@ fn every_kernel_at_edges() {
     for activations in [Elem::F16, Elem::BF16] {
         for cached in [activations, Elem::E4M3, Elem::I8] {
             for (group, head_dim) in [(4, 64), (16, 64), (2, 96), (5, 128), (12, 128), (3, 256)] {
-                let shape = Shape { heads: group, kv_heads: 1, head_dim, block_size: 16, activations, cached };
+                let shape =
+                    Shape { heads: group, kv_heads: 1, head_dim, block_size: 16, activations, cached };
                 let s = split_tokens(cached);
                 let contexts = [1, 15, 16, 17, s - 1, s, s + 1, 3 * s + 31];
                 let cache = Cache::random(&mut rng, shape, &contexts);
@@ -379,13 +380,7 @@ fn what_does_not_fit_is_refused() {
 
 #[test]
 fn what_it_supports_and_costs() {
-    let heads = Heads {
-        heads: 32,
-        kv_heads: 8,
-        head_dim: 128,
-        activations: Elem::BF16,
-        cache: Elem::BF16,
-    };
+    let heads = Heads { heads: 32, kv_heads: 8, head_dim: 128, activations: Elem::BF16, cache: Elem::BF16 };
     assert!(supports(&heads, 16));
     assert!(supports(&Heads { cache: Elem::I8, ..heads }, 16));
     assert!(!supports(&heads, 32));

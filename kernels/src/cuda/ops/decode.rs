@@ -157,7 +157,10 @@ pub fn plan(
     let parts = parts(plan, limits)?;
     within(batch, limits)?;
     if splits > limits.splits {
-        return Err(Error::Shape(format!("{splits} splits of sequences where memory is for {}", limits.splits)));
+        return Err(Error::Shape(format!(
+            "{splits} splits of sequences where memory is for {}",
+            limits.splits
+        )));
     }
     if let Some(prefix) = scores.prefix {
         prefix.expect("prefix", Elem::I32, batch.rows)?;
@@ -252,7 +255,8 @@ pub fn decode(device: &Device, d: &Decode<'_>) -> Result<()> {
     };
     let args = Args::new().with(d.out).with(partials).with(stats).with(parts.starts).with(batch.query_start);
     let args = args.with(scores.sinks).with(heads.heads).with(heads.kv_heads).with(heads.head_dim);
-    let args = args.with(tiles.count).with(tiles.kept).with(tiles.rows).with(limits.queries).with(limits.splits);
+    let args =
+        args.with(tiles.count).with(tiles.kept).with(tiles.rows).with(limits.queries).with(limits.splits);
     let grid =
         Grid { blocks: [heads.heads as u32, (batch.rows * limits.queries) as u32, 1], ..Grid::flat(1, 128) };
     // SAFETY: as above.
@@ -265,7 +269,10 @@ fn check<'a>(d: &Decode<'a>) -> Result<Parts<'a>> {
     kv.check()?;
     batch.check()?;
     if !supports(heads, kv.block_size) {
-        return Err(Error::Unsupported(format!("decode attention of {heads:?} in blocks of {}", kv.block_size)));
+        return Err(Error::Unsupported(format!(
+            "decode attention of {heads:?} in blocks of {}",
+            kv.block_size
+        )));
     }
     if kv.keys.elem() != cache || kv.kv_heads != heads.kv_heads || kv.head_dim != head_dim {
         return Err(Error::Shape(format!("a cache of another shape than {heads:?}")));
@@ -297,7 +304,9 @@ fn check<'a>(d: &Decode<'a>) -> Result<Parts<'a>> {
         && d.queries.is_vectorisable(d.query_stride)
         && d.out.is_vectorisable(width);
     if !aligned || !d.plan.address().is_multiple_of(8) {
-        return Err(Error::Shape("decode attention on views that do not start at multiples of 16 bytes".to_owned()));
+        return Err(Error::Shape(
+            "decode attention on views that do not start at multiples of 16 bytes".to_owned(),
+        ));
     }
     parts(d.plan, limits)
 }
