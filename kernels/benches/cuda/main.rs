@@ -6,6 +6,7 @@
 mod activation;
 mod allreduce;
 mod embed;
+mod decode;
 mod harness;
 mod moe;
 mod norm;
@@ -26,5 +27,6 @@ fn main() -> Result<()> {
     moe::run(&mut bench)?;
     allreduce::run(&mut bench)?;
     prefill::run(&mut bench)?;
+    decode::run(&mut bench)?;
     bench.finish()
 }

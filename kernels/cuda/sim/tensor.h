@@ -60,6 +60,14 @@ template <int N, bool Transposed> inline void load_matrices(uint32_t (&r)[N], co
   }
 }
 
+// movmatrix: every lane holds two neighbours of a row of an 8x8 matrix, and gets two neighbours of a column.
+inline uint32_t transpose_matrix(uint32_t pair) {
+  auto *slots = meet(~0u, kMatrix, pair);
+  const unsigned lane = machine.fiber->lane, column = lane / 4, row = lane % 4 * 2;
+  const auto element = [&](unsigned r) { return slot<uint32_t>(slots, r * 4 + column / 2) >> 16 * (column % 2) & 0xffff; };
+  return element(row) | element(row + 1) << 16;
+}
+
 // mma.m16n8: D += A·B with A [16, K] in rows and B [K, 8] in columns. A register holds 4 / sizeof(element) neighbours
 // along K; `decode(register, i)` gives the i-th. The sum runs along K in order, in f32 (a card rounds in ways of its own).
 template <int PerRegister, class F> inline void mma_m16n8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], F decode) {

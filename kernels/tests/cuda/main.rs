@@ -18,4 +18,6 @@ mod prologue;
 mod step;
 mod words;
 mod prefill;
+mod decode;
+mod norm;
 mod reference;

@@ -7,6 +7,7 @@ pub mod activation;
 pub mod allreduce;
 pub mod embed;
 pub mod moe;
+pub mod decode;
 pub mod norm;
 pub mod paged;
 pub mod prologue;

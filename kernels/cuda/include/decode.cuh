@@ -1,0 +1,515 @@
+// Decode attention: few queries per sequence over a paged cache, as fast as the cache can be read.
+//
+// A work item is one split of a sequence (a fixed number of tokens from a fixed position), one key/value head, and up to 8 or 16 of the rows
+// that share it: the queries' heads of its group. The items of all sequences stand in one list that a planning kernel made, and a grid
+// that fills the card walks it. Sequences of one split write their output, others a partial sum that another kernel combines in order.
+//
+// Scores are computed transposed, S^T = K Q^T and O^T += V^T P^T, so that tokens and features fill the 16 rows of the MMA and the few query rows
+// its 8 columns. Within a block each warp takes every kWarps-th block of 16 tokens through a ring of its own in shared memory, by asynchronous
+// copies that run ahead into the next item, so that only the end of an item needs the block's barrier.
+//
+// Dot products take the features in an order of their own: thread t of a quad has features 32j + 8t to 32j + 8t + 7, which it reads with one
+// access from a row of keys and from a query; the MMA does not mind as long as both agree.
+#pragma once
+#include "dequant.cuh"
+#include "splits.cuh"
+
+constexpr float kLog2e = 1.4426950408889634f;
+
+// Waits until at most `pending` groups of copies are in flight; `Most` or more count as `Most`.
+template <int Most> DEVICE void copy_wait_for(int pending) {
+  if constexpr (Most == 0) {
+    copy_wait<0>();
+  } else {
+    if (pending >= Most) copy_wait<Most>();
+    else copy_wait_for<Most - 1>(pending);
+  }
+}
+
+// exp2(a - b), where b is a maximum that includes a; 0 if a is no key at all.
+DEVICE float exp2_below(float a, float b) { return exp2_fast(a - (b == -infinity() ? 0.0f : b)); }
+
+// What all items share.
+template <class T, class C> struct DecodeArgs {
+  T *out;                    // [tokens, heads, head_dim]
+  float *partials;           // [items, kept_rows, head_dim]
+  float2 *partial_stats;     // [items, kept_rows]: the maximum in units of log2, and the sum
+  const T *queries;          // [tokens, query_stride]
+  const C *keys, *values;    // [blocks, kv_heads, 16, head_dim]
+  const float *key_scales, *value_scales;
+  const int *split_count;
+  const int2 *list;          // (row, split)
+  const int *query_start, *context, *tables;
+  const float *alibi, *sinks;
+  const int *prefix;
+  int query_stride, table_stride, heads, kv_heads, head_dim;
+  int row_tiles, kept_rows, window;
+  float scale, soft_cap;
+};
+
+// Sums of values are kept this much too large: in f16 the weights times a small scale would be subnormal.
+template <class T> constexpr float kLiftOf = 1.0f;
+template <> constexpr float kLiftOf<f16> = 256.0f;
+
+// D: features rounded up to 64, 96, 128 or 256, with zeros behind head_dim. Columns: groups of 8 query rows.
+template <class T, class C, int D, int Columns> struct Decode {
+  static constexpr bool kBytes = sizeof(C) == 1;
+  static constexpr int kWarps = D > 128 ? 2 : 4;
+  static constexpr int kThreads = kWarps * kWarp;
+  static constexpr int kRows = 8 * Columns;
+  static constexpr int kSplitTokens = kBytes ? 512 : 256;
+  static constexpr int kChunks = D * int(sizeof(C)) / 16;  // of 16 bytes in a row
+  static constexpr int kTileBytes = kBlockTokens * kChunks * 16;
+  static constexpr int kScaleBytes = kBytes ? kBlockTokens * 4 : 0;
+  static constexpr int kStageBytes = 2 * (kTileBytes + kScaleBytes);
+  static constexpr int kFitting = 65536 / (kWarps * 2 * kTileBytes);
+  static constexpr int kStages = kFitting < 4 ? kFitting : 4;
+  static constexpr int kRingBytes = kWarps * kStages * kStageBytes;
+  static constexpr int kStride = D + 4;  // of rows in the exchange; the warp's stores hit all banks
+  static constexpr int kShared = kRingBytes + kWarps * kRows * (kStride * 4 + 8);
+  // Blocks that a multiprocessor of Hopper holds by their shared memory. More than three would leave too few registers.
+  static constexpr int kResident = 3 * (kShared + 1024) <= (228 << 10) ? 3 : 2;
+  static constexpr float kLift = kBytes ? kLiftOf<T> : 1.0f;
+
+  // One work item as a warp sees it.
+  struct Item {
+    int work;           // its number, and that of its partial sums
+    int token;          // first query of the sequence
+    int queries, context, lowest, prefix;
+    int head, first_row;
+    int rows;           // of queries that are there, at most kRows
+    int first, tiles;   // the warp's blocks of the sequence: first, first + kWarps, …
+    int block;          // lane i: where block i of these lies in the pool
+    bool whole;         // the sequence has no other split
+  };
+
+  // Chunks of a row are stored in an order that depends on the row, so that the reads of a warp hit all banks: chunk c at c ^ twist(row).
+  // Keys are read 2 rows of 64 bytes (8 of 32, if elements are bytes) at a time, values 8 rows of 16 bytes.
+  template <bool keys> static constexpr DEVICE int twist(int row) {
+    if (!keys) return kChunks % 8 == 0 ? row & 7 : kChunks % 8 == 4 ? row >> 1 & 3 : row >> 2 & 1;
+    if (!kBytes) return kChunks % 8 == 0 ? (row & 1) << 2 : 0;
+    return kChunks % 8 == 0 ? (row & 3) << 1 : kChunks % 8 == 4 ? row & 2 : 0;
+  }
+  // Where chunk `c` of a row is stored in a tile, in bytes.
+  template <bool keys> static DEVICE unsigned place(int row, int c) { return (row * kChunks + (c ^ twist<keys>(row))) * 16; }
+  // The same `bytes` further to the right in the row, which has to be a compile-time constant to cost nothing: the low bits, which
+  // twists change, are flipped and the others added. The place must have zeros where the constant's low bits are not.
+  template <bool keys> static DEVICE unsigned advance(unsigned place, unsigned bytes) {
+    constexpr unsigned twisted = !keys || twist<true>(7) != 0 ? (kChunks % 8 == 0 ? 127 : kChunks % 8 == 4 ? 63 : 31) : 0;
+    return (place ^ (bytes & twisted)) + (bytes & ~twisted);
+  }
+
+  static DEVICE Item resolve(const DecodeArgs<T, C> &a, int work, int count) {
+    Item item = {};
+    item.work = work;
+    const int per_split = a.kv_heads * a.row_tiles;
+    if (work >= count * per_split) return item;
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    const int2 entry = a.list[work / per_split];
+    const int row = entry.x, within = work % per_split;
+    item.head = within / a.row_tiles;
+    item.first_row = within % a.row_tiles * kRows;
+    item.token = a.query_start[row];
+    item.queries = a.query_start[row + 1] - item.token;
+    item.context = a.context[row];
+    item.prefix = a.prefix ? a.prefix[row] : 0;
+    item.lowest = lowest_visible(item.context, item.queries, a.window, item.prefix);
+    item.whole = splits_of(item.context, item.lowest, kSplitTokens).count() == 1;
+    item.rows = min(kRows, item.queries * (a.heads / a.kv_heads) - item.first_row);
+    const int begin = entry.y * kSplitTokens, end = min(begin + kSplitTokens, item.context);
+    const int from = max(begin, item.lowest) / kBlockTokens;
+    // Warps take blocks by their place in the sequence.
+    item.first = from + ((warp - from) & (kWarps - 1));
+    const int left = ceil_div(end, kBlockTokens) - item.first;
+    item.tiles = item.rows > 0 && left > 0 ? ceil_div(left, kWarps) : 0;
+    if (lane < item.tiles) item.block = a.tables[int64_t(row) * a.table_stride + item.first + lane * kWarps];
+    return item;
+  }
+
+  // A block of keys or values that a warp reads next.
+  struct Source {
+    int64_t row;                // the first among all rows of the cache
+    int token, lowest, context;
+    bool full;                  // nothing of it has to be left out
+  };
+
+  // Starts the copies of a block's keys or values, zeros for tokens that nobody sees: what lies there may be anything.
+  template <bool keys> static DEVICE void copy_tile(const DecodeArgs<T, C> &a, const Source &source, unsigned char *to, float *scales_to) {
+    constexpr int kCopies = kBlockTokens * kChunks / kWarp;
+    constexpr bool kEven = kWarp % kChunks == 0;
+    const unsigned lane = threadIdx.x % kWarp;
+    const auto *from = reinterpret_cast<const unsigned char *>((keys ? a.keys : a.values) + source.row * a.head_dim);
+    if (source.full) {
+      from += lane * 16;
+      const unsigned first = place<keys>(lane / kChunks, lane % kChunks);
+#pragma unroll
+      for (int i = 0; i < kCopies; i++) {
+        // Where rows divide a warp's copies evenly, those of the next ones differ from the first by constants.
+        const unsigned at = lane + i * kWarp;
+        const unsigned to_place = kEven ? (first ^ twist<keys>(i * (kWarp / kChunks)) * 16) + i * kWarp * 16
+                                        : place<keys>(at / kChunks, at % kChunks);
+        copy_async16(to + to_place, from + i * kWarp * 16);
+      }
+    } else {
+      const int row_bytes = a.head_dim * int(sizeof(C));
+#pragma unroll 1
+      for (int i = 0; i < kCopies; i++) {
+        const unsigned at = lane + i * kWarp;
+        const int r = at / kChunks, c = at % kChunks;
+        const bool valid = c * 16 < row_bytes && source.token + r >= source.lowest && source.token + r < source.context;
+        copy_async16(to + place<keys>(r, c), from + (valid ? r * row_bytes + c * 16 : 0), valid);
+      }
+    }
+    if (kBytes && lane < 4) copy_async16(scales_to + lane * 4, (keys ? a.key_scales : a.value_scales) + source.row + lane * 4);
+    copy_commit();
+  }
+
+  // Scores of 16 tokens: s[column][0..1] of token g, s[column][2..3] of token g + 8, two query rows each.
+  static DEVICE void multiply_keys(float (&s)[Columns][4], const uint32_t (&q)[Columns][D / 32][4], const unsigned char *tile) {
+    const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+    float other[Columns][4];  // a second chain of sums, so that the MMAs wait half as long for each other
+#pragma unroll
+    for (int n = 0; n < Columns; n++) {
+#pragma unroll
+      for (int e = 0; e < 4; e++) s[n][e] = other[n][e] = 0.0f;
+    }
+    // Row g + 8 is twisted like row g.
+    constexpr unsigned kBelow = 8 * kChunks * 16;
+    const unsigned mine = kBytes ? place<true>(g, t / 2) + t % 2 * 8 : place<true>(g, t);
+#pragma unroll
+    for (int j = 0; j < D / 32; j++) {
+      uint32_t low[4], high[4];
+      const unsigned char *at = tile + advance<true>(mine, j * 32 * unsigned(sizeof(C)));
+      if constexpr (kBytes) {
+        const uint2 x = *reinterpret_cast<const uint2 *>(at);
+        const uint2 y = *reinterpret_cast<const uint2 *>(at + kBelow);
+        const Bytes2 x0 = Dequant<T, C>::widen(x.x), x1 = Dequant<T, C>::widen(x.y);
+        const Bytes2 y0 = Dequant<T, C>::widen(y.x), y1 = Dequant<T, C>::widen(y.y);
+        low[0] = x0.even, low[1] = y0.even, low[2] = x0.odd, low[3] = y0.odd;
+        high[0] = x1.even, high[1] = y1.even, high[2] = x1.odd, high[3] = y1.odd;
+      } else {
+        const uint4 x = *reinterpret_cast<const uint4 *>(at);
+        const uint4 y = *reinterpret_cast<const uint4 *>(at + kBelow);
+        low[0] = x.x, low[1] = y.x, low[2] = x.y, low[3] = y.y;
+        high[0] = x.z, high[1] = y.z, high[2] = x.w, high[3] = y.w;
+      }
+#pragma unroll
+      for (int n = 0; n < Columns; n++) {
+        const uint32_t first[2] = {q[n][j][0], q[n][j][1]}, second[2] = {q[n][j][2], q[n][j][3]};
+        mma_m16n8k16<T>(s[n], low, first);
+        mma_m16n8k16<T>(other[n], high, second);
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < Columns; n++) {
+#pragma unroll
+      for (int e = 0; e < 4; e++) s[n][e] += other[n][e];
+    }
+  }
+
+  // o += V^T · p.
+  static DEVICE void multiply_values(float (&o)[D / 16][Columns][4], const uint32_t (&p)[Columns][2], const unsigned char *tile) {
+    const int lane = threadIdx.x % kWarp;
+    if constexpr (kBytes) {
+      // A pair of bytes moves as one element: its register holds two features of two tokens.
+      const unsigned mine = place<false>(lane % 16, lane / 16);
+#pragma unroll
+      for (int i = 0; i < D / 16; i += 2) {
+        uint32_t r[4];
+        load_matrices_transposed(r, tile + advance<false>(mine, i * 16));
+#pragma unroll
+        for (int h = 0; h < 2; h++) {
+          const Bytes2 x = Dequant<T, C>::widen(r[2 * h]), y = Dequant<T, C>::widen(r[2 * h + 1]);
+          const uint32_t v[4] = {x.even, x.odd, y.even, y.odd};
+#pragma unroll
+          for (int n = 0; n < Columns; n++) mma_m16n8k16<T>(o[i + h][n], v, p[n]);
+        }
+      }
+    } else {
+      const unsigned mine = place<false>(lane % 8 + lane / 16 * 8, lane / 8 % 2);
+#pragma unroll
+      for (int i = 0; i < D / 16; i++) {
+        uint32_t v[4];
+        load_matrices_transposed(v, tile + advance<false>(mine, i * 32));
+#pragma unroll
+        for (int n = 0; n < Columns; n++) mma_m16n8k16<T>(o[i][n], v, p[n]);
+      }
+    }
+  }
+
+  // The feature whose sum is o[i][.][2 * half].
+  static DEVICE int feature(int i, int half) {
+    const int g = threadIdx.x % kWarp / 4;
+    return kBytes ? 16 * i + 2 * g + half : 16 * i + 8 * half + g;
+  }
+
+  // Adds the warps' sums up and writes the item's result: the output, or what the combining kernel takes.
+  static DEVICE void write_item(const DecodeArgs<T, C> &a, const Item &item, const float *exchange, const float2 *warp_stats) {
+    const int group = a.heads / a.kv_heads, units = a.head_dim / 4;
+    for (int u = threadIdx.x; u < item.rows * units; u += kThreads) {
+      const int r = u / units, d = u % units * 4;
+      float most = -infinity();
+#pragma unroll
+      for (int w = 0; w < kWarps; w++) most = fmaxf(most, warp_stats[w * kRows + r].x);
+      float sum = 0.0f;
+      float4 all = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+#pragma unroll
+      for (int w = 0; w < kWarps; w++) {
+        const float2 stats = warp_stats[w * kRows + r];
+        if (stats.x == -infinity()) continue;  // the warp had no key, and may have left no sums
+        const float factor = exp2_below(stats.x, most);
+        const float4 part = *reinterpret_cast<const float4 *>(exchange + (w * kRows + r) * kStride + d);
+        sum += stats.y * factor;
+        all.x += part.x * factor, all.y += part.y * factor, all.z += part.z * factor, all.w += part.w * factor;
+      }
+      const int query = (item.first_row + r) / group, head = item.head * group + (item.first_row + r) % group;
+      if (item.whole) {
+        if (a.sinks) sum += exp2_fast(a.sinks[head] * kLog2e - most);
+        const float factor = 1.0f / (sum * kLift);
+        uint2 packed;
+        packed.x = pack2<T>(all.x * factor, all.y * factor);
+        packed.y = pack2<T>(all.z * factor, all.w * factor);
+        *reinterpret_cast<uint2 *>(a.out + (int64_t(item.token + query) * a.heads + head) * a.head_dim + d) = packed;
+      } else {
+        const int64_t slot = int64_t(item.work) * a.kept_rows + r;
+        constexpr float lower = 1.0f / kLift;
+        *reinterpret_cast<float4 *>(a.partials + slot * a.head_dim + d) = make_float4(all.x * lower, all.y * lower, all.z * lower, all.w * lower);
+        if (d == 0) a.partial_stats[slot] = make_float2(most, sum);
+      }
+    }
+  }
+
+  static DEVICE void run(const DecodeArgs<T, C> &a) {
+    DYNAMIC_SHARED(unsigned char, shared);
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+    unsigned char *ring = shared + warp * kStages * kStageBytes;
+    float *exchange = reinterpret_cast<float *>(shared + kRingBytes);
+    float2 *warp_stats = reinterpret_cast<float2 *>(exchange + kWarps * kRows * kStride);
+    auto tile_of = [&](int stage, bool values) { return ring + stage * kStageBytes + (values ? kTileBytes : 0); };
+    auto scales_of = [&](int stage, bool values) {
+      return reinterpret_cast<float *>(ring + stage * kStageBytes + 2 * kTileBytes + (values ? kScaleBytes : 0));
+    };
+
+    wait_for_previous_kernel();
+    const int count = *a.split_count, works = count * a.kv_heads * a.row_tiles;
+    const int group = a.heads / a.kv_heads;
+    const bool capped = a.soft_cap > 0.0f;
+    const float inner = capped ? a.scale / a.soft_cap * 2.0f * kLog2e : a.scale * kLog2e, outer = a.soft_cap * kLog2e;
+
+    Item now = resolve(a, blockIdx.x, count), next = resolve(a, blockIdx.x + gridDim.x, count);
+    // The warp's tiles are numbered from the first of `now` on, those of `next` behind; `started` of them are on their way or here.
+    int started = 0, stage = 0;
+    auto source_of = [&](int tile) {
+      const bool later = tile >= now.tiles;
+      const int i = later ? tile - now.tiles : tile;
+      const int block = __shfl_sync(kAllLanes, later ? next.block : now.block, i);
+      Source source;
+      source.row = (int64_t(block) * a.kv_heads + (later ? next.head : now.head)) * kBlockTokens;
+      source.token = ((later ? next.first : now.first) + i * kWarps) * kBlockTokens;
+      source.lowest = later ? next.lowest : now.lowest;
+      source.context = later ? next.context : now.context;
+      source.full = source.token >= source.lowest && source.token + kBlockTokens <= source.context && a.head_dim == D;
+      return source;
+    };
+    auto start_keys = [&](const Source &source, int s) { copy_tile<true>(a, source, tile_of(s, false), scales_of(s, false)); };
+    auto start_values = [&](const Source &source, int s) { copy_tile<false>(a, source, tile_of(s, true), scales_of(s, true)); };
+    auto wrapped = [](int s) { return s >= kStages ? s - kStages : s; };
+
+    for (int work = blockIdx.x; work < works; work += gridDim.x) {
+      while (started < kStages && started < now.tiles + next.tiles) {
+        const Source source = source_of(started);
+        start_keys(source, wrapped(stage + started));
+        start_values(source, wrapped(stage + started));
+        started++;
+      }
+      if (work + int(gridDim.x) >= works) let_next_kernel_start();
+
+      uint32_t q[Columns][D / 32][4];
+#pragma unroll
+      for (int n = 0; n < Columns; n++) {
+        const int row = now.first_row + 8 * n + g;
+        const T *from = a.queries + int64_t(now.token + row / group) * a.query_stride + (now.head * group + row % group) * a.head_dim;
+#pragma unroll
+        for (int j = 0; j < D / 32; j++) {
+          uint4 x = {0, 0, 0, 0};
+          if (8 * n + g < now.rows && 32 * j + 8 * t < a.head_dim) x = *reinterpret_cast<const uint4 *>(from + 32 * j + 8 * t);
+          q[n][j][0] = kBytes ? __byte_perm(x.x, x.y, 0x5410) : x.x;
+          q[n][j][1] = kBytes ? __byte_perm(x.x, x.y, 0x7632) : x.y;
+          q[n][j][2] = kBytes ? __byte_perm(x.z, x.w, 0x5410) : x.z;
+          q[n][j][3] = kBytes ? __byte_perm(x.z, x.w, 0x7632) : x.w;
+        }
+      }
+      // Of the two query rows per column group whose scores this thread has.
+      float slope[Columns][2], most[Columns][2], sum[Columns][2];
+      int position[Columns][2];
+      const int first_position = now.context - now.queries;
+#pragma unroll
+      for (int n = 0; n < Columns; n++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          const int r = 8 * n + 2 * t + e, row = now.first_row + (r < now.rows ? r : 0);
+          position[n][e] = first_position + row / group;
+          slope[n][e] = a.alibi && now.tiles ? a.alibi[now.head * group + row % group] * kLog2e : 0.0f;
+          most[n][e] = -infinity();
+          sum[n][e] = 0.0f;
+        }
+      }
+      float o[D / 16][Columns][4];
+#pragma unroll
+      for (int i = 0; i < D / 16; i++) {
+#pragma unroll
+        for (int n = 0; n < Columns; n++) o[i][n][0] = o[i][n][1] = o[i][n][2] = o[i][n][3] = 0.0f;
+      }
+
+      for (int tile = 0; tile < now.tiles; tile++) {
+        const bool more = tile + kStages < now.tiles + next.tiles;
+        copy_wait_for<2 * kStages - 1>(2 * (started - tile) - 1);
+        __syncwarp();
+        float s[Columns][4];
+        multiply_keys(s, q, tile_of(stage, false));
+        const int token = (now.first + tile * kWarps) * kBlockTokens + g;
+        float key_scale[2] = {1.0f, 1.0f};
+        if (kBytes) key_scale[0] = scales_of(stage, false)[g], key_scale[1] = scales_of(stage, false)[g + 8];
+        __syncwarp();
+        Source refill = {};
+        if (more) {
+          refill = source_of(started);
+          start_keys(refill, stage);
+        }
+
+#pragma unroll
+        for (int n = 0; n < Columns; n++) {
+#pragma unroll
+          for (int e = 0; e < 4; e++) s[n][e] *= inner * key_scale[e / 2];
+        }
+        if (capped) {
+#pragma unroll
+          for (int n = 0; n < Columns; n++) {
+            // tanh(x) = 1 - 2 / (e^2x + 1)
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[n][e] = outer * (1.0f - __fdividef(2.0f, exp2_fast(fminf(s[n][e], 64.0f)) + 1.0f));
+          }
+        }
+        if (a.alibi) {
+#pragma unroll
+          for (int n = 0; n < Columns; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) s[n][e] += slope[n][e % 2] * float(token + e / 2 * 8 - position[n][e % 2]);
+          }
+        }
+        const bool masked = token - g + kBlockTokens - 1 > first_position || token - g <= now.context - 1 - a.window;
+        if (masked) {
+#pragma unroll
+          for (int n = 0; n < Columns; n++) {
+#pragma unroll
+            for (int e = 0; e < 4; e++) {
+              const int i = position[n][e % 2], j = token + e / 2 * 8;
+              const bool seen = (j <= i && j > i - a.window) || (i < now.prefix && j < now.prefix && j < now.context);
+              if (!seen) s[n][e] = -infinity();
+            }
+          }
+        }
+
+        float factor[Columns][2];
+        bool moved = false;
+#pragma unroll
+        for (int n = 0; n < Columns; n++) {
+#pragma unroll
+          for (int e = 0; e < 2; e++) {
+            float high = fmaxf(s[n][e], s[n][e + 2]);
+#pragma unroll
+            for (int lanes = 4; lanes < kWarp; lanes *= 2) high = fmaxf(high, __shfl_xor_sync(kAllLanes, high, lanes));
+            high = fmaxf(high, most[n][e]);
+            factor[n][e] = exp2_below(most[n][e], high);
+            moved |= high != most[n][e];
+            most[n][e] = high;
+            s[n][e] = exp2_below(s[n][e], high);
+            s[n][e + 2] = exp2_below(s[n][e + 2], high);
+            sum[n][e] = sum[n][e] * factor[n][e] + s[n][e] + s[n][e + 2];
+          }
+        }
+        // As a rule the maximum stands after a few tiles, and nothing has to be rescaled.
+        if (__any_sync(kAllLanes, moved)) {
+#pragma unroll
+          for (int i = 0; i < D / 16; i++) {
+#pragma unroll
+            for (int n = 0; n < Columns; n++) {
+#pragma unroll
+              for (int e = 0; e < 4; e++) o[i][n][e] *= factor[n][e % 2];
+            }
+          }
+        }
+
+        copy_wait_for<2 * kStages - 1>(2 * (started - tile - 1) + (more ? 1 : 0));
+        __syncwarp();
+        uint32_t p[Columns][2];
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+          float value_scale = kLift;
+          if (kBytes) {
+            // The scale of a token that is not there is garbage.
+            const int j = token + half * 8;
+            value_scale = j >= now.lowest && j < now.context ? kLift * scales_of(stage, true)[g + half * 8] : 0.0f;
+          }
+#pragma unroll
+          for (int n = 0; n < Columns; n++) {
+            p[n][half] = transpose_matrix(pack2<T>(s[n][2 * half] * value_scale, s[n][2 * half + 1] * value_scale));
+          }
+        }
+        multiply_values(o, p, tile_of(stage, true));
+        __syncwarp();
+        if (more) {
+          start_values(refill, stage);
+          started++;
+        }
+        stage = wrapped(stage + 1);
+      }
+
+      // Everybody is done with what the last item left in the exchange.
+      __syncthreads();
+#pragma unroll
+      for (int n = 0; n < Columns; n++) {
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          float total = sum[n][e];
+#pragma unroll
+          for (int lanes = 4; lanes < kWarp; lanes *= 2) total += __shfl_xor_sync(kAllLanes, total, lanes);
+          const int r = warp * kRows + 8 * n + 2 * t + e;
+          if (g == 0) warp_stats[r] = make_float2(most[n][e], total);
+          if (now.tiles) {
+#pragma unroll
+            for (int i = 0; i < D / 16; i++) {
+              exchange[r * kStride + feature(i, 0)] = o[i][n][e];
+              exchange[r * kStride + feature(i, 1)] = o[i][n][e + 2];
+            }
+          }
+        }
+      }
+      __syncthreads();
+      write_item(a, now, exchange, warp_stats);
+      started -= now.tiles;
+      now = next;
+      next = resolve(a, work + 2 * gridDim.x, count);
+    }
+  }
+};
+
+#define DECODE(C, cache, T, suffix, D, columns)                                                                                       \
+  KERNEL __launch_bounds__(Decode<T, C, D, columns>::kThreads, Decode<T, C, D, columns>::kResident) decode_##D##_##columns##_##cache##_##suffix(                        \
+      T *out, float *partials, float2 *partial_stats, const T *queries, const C *keys, const C *values, const float *key_scales,      \
+      const float *value_scales, const int *split_count, const int2 *list, const int *query_start, const int *context,                \
+      const int *tables, const float *alibi, const float *sinks, const int *prefix, int query_stride, int table_stride, int heads,    \
+      int kv_heads, int head_dim, int row_tiles, int kept_rows, int window, float scale, float soft_cap) {                            \
+    Decode<T, C, D, columns>::run({out, partials, partial_stats, queries, keys, values, key_scales, value_scales, split_count, list,  \
+                                   query_start, context, tables, alibi, sinks, prefix, query_stride, table_stride, heads, kv_heads,   \
+                                   head_dim, row_tiles, kept_rows, window, scale, soft_cap});                                         \
+  }                                                                                                                                   \
+  REGISTER(decode_##D##_##columns##_##cache##_##suffix)
+
+#define DECODES(C, cache, T, suffix)   \
+  DECODE(C, cache, T, suffix, 64, 1)   \
+  DECODE(C, cache, T, suffix, 64, 2)   \
+  DECODE(C, cache, T, suffix, 96, 1)   \
+  DECODE(C, cache, T, suffix, 128, 1)  \
+  DECODE(C, cache, T, suffix, 128, 2)  \
+  DECODE(C, cache, T, suffix, 256, 1)

@@ -1,0 +1,395 @@
+//! Decode attention: every feature and type over random steps, and the same bits in any company.
+
+use millrace_kernels::cuda::ops::decode::{
+    Decode, Heads, Limits, cost, decode, plan, plan_len, split_tokens, splits, supports, workspace_len,
+};
+use millrace_kernels::cuda::ops::paged::{Batch, PagedKv};
+use millrace_kernels::cuda::{Elem, Memory};
+
+use crate::common::*;
+use crate::reference::attention::{Cache, Features, Row, Shape, Step};
+
+fn heads_of(shape: &Shape) -> Heads {
+    Heads {
+        heads: shape.heads,
+        kv_heads: shape.kv_heads,
+        head_dim: shape.head_dim,
+        activations: shape.activations,
+        cache: shape.cached,
+    }
+}
+
+/// Limits that just hold the rows of up to `queries` queries.
+fn limits_of(shape: &Shape, rows: &[Row], queries: usize) -> Limits {
+    let taken = rows.iter().filter(|r| r.queries <= queries);
+    let splits = taken.map(|r| splits(shape.cached, r.context)).sum();
+    Limits { rows: rows.len(), queries, splits }
+}
+
+fn put_i32(len: usize) -> Memory {
+    garbage(Elem::I32, len)
+}
+
+/// The step's output with NaN in the rows that are not of the plan.
+fn run_on(kv: PagedKv<'_>, shape: &Shape, step: &Step, limits: Limits) -> Vec<f32> {
+    let heads = heads_of(shape);
+    let list = put_i32(plan_len(&limits));
+    let workspace = garbage(Elem::F32, workspace_len(&heads, &limits));
+    let out = garbage(shape.activations, step.tokens() * shape.heads * shape.head_dim);
+    let (batch, scores) = (step.batch(), step.scores());
+    let list = list.view(Elem::I32);
+    plan(&DEVICE, &batch, &scores, shape.cached, &limits, limits.splits, list).unwrap();
+    let layer = Decode {
+        heads,
+        limits,
+        queries: step.qkv_view(),
+        query_stride: shape.stride(),
+        kv,
+        batch,
+        scores,
+        plan: list,
+        workspace: workspace.view(Elem::F32),
+        out: out.view(shape.activations),
+    };
+    // Twice, as two layers would: the plan and the workspace serve again.
+    decode(&DEVICE, &layer).unwrap();
+    decode(&DEVICE, &layer).unwrap();
+    get(out.view(shape.activations))
+}
+
+fn run(cache: &Cache, step: &Step, queries: usize) -> Vec<f32> {
+    run_on(cache.paged(), &cache.shape, step, limits_of(&cache.shape, &step.rows, queries))
+}
+
+fn check(cache: &Cache, step: &Step, queries: usize) {
+    let shape = cache.shape;
+    let mut want = step.reference(cache);
+    let width = shape.heads * shape.head_dim;
+    let mut token = 0;
+    for row in &step.rows {
+        if row.queries > queries {
+            want[token * width..(token + row.queries) * width].fill(f32::NAN);
+        }
+        token += row.queries;
+    }
+    let name = format!("{shape:?} {:?} {:?}", step.rows, step.features);
+    // The result is rounded, and so are the weights, whose errors add up to less than that of the largest value.
+    let precision = precision(shape.activations);
+    assert_close(&name, &run(cache, step, queries), &want, precision * 1.01, precision);
+}
+
+fn random_shape(rng: &mut Rng) -> Shape {
+    let activations = rng.pick(&[Elem::F16, Elem::BF16]);
+    let kv_heads = rng.pick(&[1, 1, 2, 3]);
+    Shape {
+        heads: kv_heads * rng.pick(&[1, 2, 4, 7, 8, 9, 16]),
+        kv_heads,
+        head_dim: rng.pick(&[16, 64, 64, 80, 96, 128, 128, 256]),
+        block_size: 16,
+        activations,
+        cached: rng.pick(&[activations, Elem::E4M3, Elem::I8]),
+    }
+}
+
+#[test]
+fn random_steps() {
+    for_seeds(40, |rng| {
+        let shape = random_shape(rng);
+        let s = split_tokens(shape.cached);
+        let lengths = [1, 2, 15, 16, 17, 40, 63, 64, 65, 100, s - 1, s, s + 1, 2 * s - 1, 2 * s + 17];
+        let contexts: Vec<usize> = (0..rng.below(5)).map(|_| rng.pick(&lengths)).collect();
+        let cache = Cache::random(rng, shape, &contexts);
+        let most = rng.pick(&[1, 1, 2, 4]);
+        let rows: Vec<Row> = contexts
+            .iter()
+            .enumerate()
+            .map(|(sequence, &context)| Row {
+                sequence,
+                // Now and then none, or more than the kernel is asked to take.
+                queries: rng.below(most + 2).min(context),
+                context,
+                prefix: if rng.below(2) == 0 { 0 } else { rng.below(context + 20) },
+            })
+            .collect();
+        let features = Features::random(rng, shape.heads, shape.head_dim);
+        let step = Step::random(rng, &cache, &rows, features);
+        check(&cache, &step, most);
+    });
+}
+
+/// Every kernel there is, over lengths at the edges of blocks and splits.
+#[test]
+fn every_kernel_at_edges() {
+    let mut rng = Rng(7);
+    for activations in [Elem::F16, Elem::BF16] {
+        for cached in [activations, Elem::E4M3, Elem::I8] {
+            for (group, head_dim) in [(4, 64), (16, 64), (2, 96), (5, 128), (12, 128), (3, 256)] {
+                let shape =
+                    Shape { heads: group, kv_heads: 1, head_dim, block_size: 16, activations, cached };
+                let s = split_tokens(cached);
+                let contexts = [1, 15, 16, 17, s - 1, s, s + 1, 3 * s + 31];
+                let cache = Cache::random(&mut rng, shape, &contexts);
+                let rows: Vec<Row> = (0..contexts.len()).map(|i| row(i, 1, contexts[i])).collect();
+                let step = Step::random(&mut rng, &cache, &rows, Features::plain(head_dim));
+                check(&cache, &step, 1);
+            }
+        }
+    }
+}
+
+fn row(sequence: usize, queries: usize, context: usize) -> Row {
+    Row { sequence, queries, context, prefix: 0 }
+}
+
+/// Scores so large that only the order in which maxima are found could tell the keys apart, and sinks beyond them.
+#[test]
+fn steep_scores() {
+    for_seeds(6, |rng| {
+        let shape = Shape { head_dim: 64, ..random_shape(rng) };
+        let contexts = [300, 1100, 40];
+        let cache = Cache::random(rng, shape, &contexts);
+        let sinks = (0..shape.heads).map(|_| 200.0 * rng.unit()).collect();
+        let features = Features { scale: 20.0, sinks: Some(sinks), ..Features::plain(64) };
+        let rows: Vec<Row> = (0..3).map(|i| row(i, 1, contexts[i])).collect();
+        check(&cache, &Step::random(rng, &cache, &rows, features), 1);
+    });
+}
+
+#[test]
+fn a_context_of_128k() {
+    let mut rng = Rng(1);
+    let shape = Shape {
+        heads: 1,
+        kv_heads: 1,
+        head_dim: 64,
+        block_size: 16,
+        activations: Elem::BF16,
+        cached: Elem::BF16,
+    };
+    let context = 128 << 10;
+    let cache = Cache::random(&mut rng, shape, &[context]);
+    let features = Features { scale: 0.5, ..Features::default() };
+    let step = Step::random(&mut rng, &cache, &[row(0, 1, context)], features);
+    let want = step.reference(&cache);
+    // The mean of so many values is small: the weights' rounding is what remains, and it averages out.
+    assert_close("128k", &run(&cache, &step, 1), &want, precision(Elem::BF16) * 1.01, 1e-4);
+}
+
+/// A sequence has the same bits alone, with others before and behind it, and in other limits.
+#[test]
+fn company_makes_no_difference() {
+    for_seeds(8, |rng| {
+        let shape = random_shape(rng);
+        let s = split_tokens(shape.cached);
+        let contexts: Vec<usize> = (0..4).map(|_| 1 + rng.below(2 * s + 100)).collect();
+        let cache = Cache::random(rng, shape, &contexts);
+        let features = Features::random(rng, shape.heads, shape.head_dim);
+        let width = shape.heads * shape.head_dim;
+        let queries = rng.values(shape.activations, 4 * width);
+        let run_some = |which: &[usize]| {
+            let rows: Vec<Row> = which.iter().map(|&i| row(i, 1, contexts[i])).collect();
+            let of: Vec<f32> =
+                which.iter().flat_map(|&i| queries[i * width..(i + 1) * width].to_vec()).collect();
+            run(&cache, &Step::new(&cache, &rows, features.clone(), &of), 1)
+        };
+        let order: Vec<usize> = rng.shuffled(4).iter().map(|&i| i as usize).collect();
+        let together = run_some(&order);
+        for (at, &i) in order.iter().enumerate() {
+            let alone = run_some(&[i]);
+            assert_eq!(alone, together[at * width..(at + 1) * width], "{shape:?} {contexts:?} {features:?}");
+        }
+    });
+}
+
+/// Where in the pool blocks lie makes no difference.
+#[test]
+fn places_of_blocks_make_no_difference() {
+    for_seeds(4, |rng| {
+        let shape = random_shape(rng);
+        let context = 700;
+        let mut cache = Cache::random(rng, shape, &[context]);
+        let features = Features::plain(shape.head_dim);
+        let queries = rng.values(shape.activations, shape.heads * shape.head_dim);
+        let limits = limits_of(&shape, &[row(0, 1, context)], 1);
+        let step = Step::new(&cache, &[row(0, 1, context)], features.clone(), &queries);
+        let before = run_on(cache.paged(), &shape, &step, limits);
+
+        let to = rng.shuffled(cache.paged().blocks);
+        let moved = |view: millrace_kernels::cuda::View<'_>| {
+            let bytes = DEVICE.read(view).unwrap();
+            let size = bytes.len() / to.len();
+            let mut there = bytes.clone();
+            for (block, &place) in bytes.chunks_exact(size).zip(&to) {
+                there[place as usize * size..][..size].copy_from_slice(block);
+            }
+            DEVICE.upload(&there).unwrap()
+        };
+        let old = cache.paged();
+        let (keys, values) = (moved(old.keys), moved(old.values));
+        let scales = old.scales.map(|(k, v)| (moved(k), moved(v)));
+        let (blocks, scale_views) =
+            (old.blocks, scales.as_ref().map(|(k, v)| (k.view(Elem::F32), v.view(Elem::F32))));
+        for block in &mut cache.tables[0] {
+            *block = to[*block as usize];
+        }
+        let kv = PagedKv {
+            keys: keys.view(shape.cached),
+            values: values.view(shape.cached),
+            scales: scale_views,
+            blocks,
+            block_size: 16,
+            kv_heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+        };
+        let step = Step::new(&cache, &[row(0, 1, context)], features, &queries);
+        assert_eq!(before, run_on(kv, &shape, &step, limits), "{shape:?}");
+    });
+}
+
+/// The last of several queries has the bits that it has alone.
+#[test]
+fn queries_before_make_no_difference() {
+    for_seeds(6, |rng| {
+        let shape = random_shape(rng);
+        let context = 3 + rng.below(2 * split_tokens(shape.cached));
+        let cache = Cache::random(rng, shape, &[context]);
+        let features = Features { prefix: false, ..Features::random(rng, shape.heads, shape.head_dim) };
+        let width = shape.heads * shape.head_dim;
+        let queries = rng.values(shape.activations, 3 * width);
+        let three = run(&cache, &Step::new(&cache, &[row(0, 3, context)], features.clone(), &queries), 3);
+        let one = Step::new(&cache, &[row(0, 1, context)], features.clone(), &queries[2 * width..]);
+        assert_eq!(run(&cache, &one, 1), three[2 * width..], "{shape:?} {context} {features:?}");
+    });
+}
+
+/// What the plan lists, against the definition, for more rows than the kernel scans at once.
+#[test]
+fn plans() {
+    for_seeds(6, |rng| {
+        let n = rng.pick(&[0, 1, 33, 1500]);
+        let window = rng.pick(&[None, Some(1), Some(300), Some(5000)]);
+        let lens: Vec<(u32, u32)> =
+            (0..n).map(|_| (rng.below(4) as u32, 4 + rng.below(3000) as u32)).collect();
+        let mut query_start = vec![0u32];
+        for (queries, _) in &lens {
+            query_start.push(query_start[query_start.len() - 1] + queries);
+        }
+        let mut list = Vec::new();
+        let mut starts = Vec::new();
+        for (r, &(queries, context)) in lens.iter().enumerate() {
+            starts.push(list.len() as u32);
+            if queries == 0 || queries > 2 {
+                continue;
+            }
+            let lowest = window.map_or(0, |w: usize| (context - queries + 1).saturating_sub(w as u32));
+            list.extend((lowest / 256..context.div_ceil(256)).map(|split| (r as u32, split)));
+        }
+        starts.push(list.len() as u32);
+
+        let limits = Limits { rows: n + 2, queries: 2, splits: list.len() + 3 };
+        let memory = put_i32(plan_len(&limits));
+        let contexts: Vec<u32> = lens.iter().map(|l| l.1).collect();
+        let (starts_on, contexts_on, tables) = (put_u32(&query_start), put_u32(&contexts), put_u32(&[]));
+        let batch = Batch {
+            rows: n,
+            tokens: query_start[n] as usize,
+            query_start: starts_on.view(Elem::I32),
+            context: contexts_on.view(Elem::I32),
+            tables: tables.view(Elem::I32),
+            table_stride: 0,
+            most_queries: 3,
+            most_context: 3003,
+        };
+        let scores = millrace_kernels::cuda::ops::paged::Scores {
+            scale: 1.0,
+            soft_cap: None,
+            window,
+            alibi: None,
+            sinks: None,
+            prefix: None,
+        };
+        let view = memory.view(Elem::I32);
+        plan(&DEVICE, &batch, &scores, Elem::BF16, &limits, list.len(), view).unwrap();
+        let bytes = DEVICE.read(view).unwrap();
+        let words: Vec<u32> =
+            bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect();
+        assert_eq!(words[0], list.len() as u32);
+        let got: Vec<(u32, u32)> =
+            words[2..][..2 * list.len()].chunks_exact(2).map(|p| (p[0], p[1])).collect();
+        assert_eq!(got, list);
+        assert_eq!(words[2 + 2 * limits.splits..][..=n], starts);
+    });
+}
+
+#[test]
+fn what_does_not_fit_is_refused() {
+    let shape = Shape {
+        heads: 4,
+        kv_heads: 2,
+        head_dim: 64,
+        block_size: 16,
+        activations: Elem::BF16,
+        cached: Elem::BF16,
+    };
+    let mut rng = Rng(3);
+    let cache = Cache::random(&mut rng, shape, &[300, 20]);
+    let rows = [row(0, 1, 300), row(1, 1, 20)];
+    let step = Step::random(&mut rng, &cache, &rows, Features::plain(64));
+    let (heads, limits) = (heads_of(&shape), limits_of(&shape, &rows, 1));
+    assert_eq!(limits.splits, 3);
+    let list = put_i32(plan_len(&limits));
+    let workspace = garbage(Elem::F32, workspace_len(&heads, &limits));
+    let out = garbage(Elem::BF16, 2 * 4 * 64);
+    let planned = |limits: &Limits, splits| {
+        let (batch, scores) = (step.batch(), step.scores());
+        plan(&DEVICE, &batch, &scores, Elem::BF16, limits, splits, list.view(Elem::I32))
+            .map_err(|e| e.to_string())
+    };
+    assert_eq!(planned(&limits, 3), Ok(()));
+    assert!(planned(&limits, 4).unwrap_err().contains("4 splits"));
+    assert!(planned(&Limits { rows: 1, ..limits }, 3).unwrap_err().contains("2 sequences"));
+    assert!(planned(&Limits { splits: 9, ..limits }, 3).unwrap_err().contains("plan has"));
+
+    let layer = Decode {
+        heads,
+        limits,
+        queries: step.qkv_view(),
+        query_stride: shape.stride(),
+        kv: cache.paged(),
+        batch: step.batch(),
+        scores: step.scores(),
+        plan: list.view(Elem::I32),
+        workspace: workspace.view(Elem::F32),
+        out: out.view(Elem::BF16),
+    };
+    assert!(decode(&DEVICE, &layer).is_ok());
+    let refused = |d: Decode<'_>| decode(&DEVICE, &d).unwrap_err().to_string();
+    let short = workspace.view(Elem::F32).slice(0..100);
+    assert!(refused(Decode { workspace: short, ..layer }).contains("workspace has 100"));
+    assert!(refused(Decode { query_stride: 100, ..layer }).contains("rows of 100"));
+    assert!(refused(Decode { query_stride: 1000, ..layer }).contains("queries has"));
+    let kv = PagedKv { block_size: 8, ..layer.kv };
+    assert!(refused(Decode { kv, ..layer }).contains("blocks of 8"));
+    let other = Heads { head_dim: 32, ..heads };
+    assert!(refused(Decode { heads: other, ..layer }).contains("another shape"));
+    let workspace = workspace.view(Elem::F32).slice(1..workspace_len(&heads, &limits));
+    assert!(
+        refused(Decode { workspace, limits: Limits { splits: 2, ..limits }, ..layer }).contains("multiples")
+    );
+}
+
+#[test]
+fn what_it_supports_and_costs() {
+    let heads = Heads { heads: 32, kv_heads: 8, head_dim: 128, activations: Elem::BF16, cache: Elem::BF16 };
+    assert!(supports(&heads, 16));
+    assert!(supports(&Heads { cache: Elem::I8, ..heads }, 16));
+    assert!(!supports(&heads, 32));
+    assert!(!supports(&Heads { cache: Elem::F16, ..heads }, 16));
+    assert!(!supports(&Heads { activations: Elem::F32, cache: Elem::F32, ..heads }, 16));
+    assert!(!supports(&Heads { head_dim: 72, ..heads }, 16));
+    assert!(!supports(&Heads { head_dim: 272, ..heads }, 16));
+    assert!(!supports(&Heads { kv_heads: 5, ..heads }, 16));
+    let cost = cost(&heads, 1, &[1000, 24]);
+    assert_eq!(cost.bytes, (1024 * 8 * 2 * 256 + 2 * 2 * 4096 * 2) as f64);
+    assert_eq!(cost.flops, (1024 * 32 * 128 * 4) as f64);
+}
