@@ -3,13 +3,20 @@
 //! Every figure stands beside what a plain copy of memory and a large matrix product reach in the same run. With `--simulate` (feature
 //! `cpu-sim`) each case runs once on the simulated device, which measures nothing and shows that all of them launch.
 
+mod gemv;
+mod grouped_gemm;
 mod harness;
 mod norm;
+mod products;
+mod quant_gemm;
 
 use harness::{Bench, Result};
 
 fn main() -> Result<()> {
     let mut bench = Bench::from_arguments()?;
     norm::run(&mut bench)?;
+    gemv::run(&mut bench)?;
+    quant_gemm::run(&mut bench)?;
+    grouped_gemm::run(&mut bench)?;
     bench.finish()
 }

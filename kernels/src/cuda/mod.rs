@@ -12,6 +12,7 @@ mod driver;
 mod memory;
 mod modules;
 pub mod ops;
+pub mod pack;
 #[cfg(feature = "cpu-sim")]
 mod sim;
 

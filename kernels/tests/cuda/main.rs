@@ -6,4 +6,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 mod common;
+mod gemv;
+mod grouped_gemm;
 mod norm;
+mod quant_gemm;

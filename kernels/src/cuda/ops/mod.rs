@@ -3,8 +3,12 @@
 //! Views are row-major and as long as the shapes say, or longer. Constants (norm weights, biases, tables) are f32; activations have the
 //! model's type. Nothing here waits for the device.
 
+pub mod gemv;
+pub mod grouped;
 pub mod norm;
 pub mod paged;
+pub mod product;
+pub mod quant;
 
 use super::Elem;
 use crate::{Error, Result};
