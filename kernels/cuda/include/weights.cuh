@@ -10,7 +10,12 @@
 // Groups of k have a power of two of members, at least 32; one group of all if that is not less than k. One word per group and output, [outputs / 16][groups][16], has the scale. int4 has the zero point (0 … 16) in the scale's low 5 bits, which
 // leaves 18 bits of mantissa: scales that were f16 or bf16 are exact.
 #pragma once
-#include "pairs.cuh"
+#include "ptx.cuh"
+
+// 1 in both halves.
+template <class T> constexpr uint32_t kOne = 0;
+template <> constexpr uint32_t kOne<bf16> = 0x3f803f80u;
+template <> constexpr uint32_t kOne<f16> = 0x3c003c00u;
 
 constexpr int kTileOutputs = 16;
 // k that a group counts in at least; one step of all kernels.
@@ -31,7 +36,7 @@ template <class T> struct Int4 {
   static constexpr int kDepth = 64;
   static constexpr bool kScaled = true;
   // 2^7 as bf16 and 2^10 as f16: the low bits of their mantissas count in ones.
-  static constexpr uint32_t kMagic = sizeof(T) == 2 && kOne<T> == 0x3f803f80u ? 0x43004300u : 0x64006400u;
+  static constexpr uint32_t kMagic = kOne<T> == kOne<bf16> ? 0x43004300u : 0x64006400u;
 
   DEVICE static Group group(uint32_t word) {
     return {__uint_as_float(word & ~31u), (kMagic | 0x80008000u) + (word & 31u) * 0x00010001u};
@@ -94,7 +99,7 @@ template <class T> struct Fp8 : Bytes<T> {
   // Two numbers in the high byte of each half: exponent and mantissa move to where T has them, and a factor makes up for the biases' difference.
   // Exact for all but NaN, which is refused when weights are packed.
   DEVICE static uint32_t widen(uint32_t pair) {
-    constexpr bool wide = kOne<T> == 0x3f803f80u;
+    constexpr bool wide = kOne<T> == kOne<bf16>;
     const uint32_t magnitude = (pair & 0x7f007f00u) >> (wide ? 4 : 1);
     return fma2<T>(magnitude | (pair & 0x80008000u), wide ? 0x7b807b80u : 0x5c005c00u, 0x80008000u);
   }

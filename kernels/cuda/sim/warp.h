@@ -5,8 +5,9 @@
 namespace sim {
 template <class T> inline T shuffle(unsigned mask, T value, unsigned from, int width) {
   if (width < 1 || width > 32 || (width & (width - 1))) fail("the width of a shuffle must be a power of two up to 32");
-  auto *slots = meet(mask, kShuffle, value);
+  // Looked up before the lanes meet: after it, one of them may have ended already.
   const unsigned alive = machine.warps[machine.fiber->warp].alive;
+  auto *slots = meet(mask, kShuffle, value);
   if (!(mask & alive & (1u << from))) fail("a shuffle reads from a lane that does not take part");
   return slot<T>(slots, from);
 }

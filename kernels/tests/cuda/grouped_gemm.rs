@@ -26,7 +26,7 @@ struct Case {
 
 impl Case {
     fn random(rng: &mut Rng, elem: Elem, rows: usize) -> Case {
-        let (top_k, experts) = (rng.pick(&[1, 2, 4]), rng.pick(&[1, 3, 8, 40]));
+        let (top_k, experts): (usize, usize) = (rng.pick(&[1, 2, 4]), rng.pick(&[1, 3, 8, 40]));
         let (inputs, outputs) = (rng.pick(&[8, 72, 100, 256]), rng.pick(&[8, 20, 128, 140]));
         // Half the experts share most rows, so that some have many and some none.
         let favoured = rng.pick(&[1, experts.div_ceil(2), experts]);
