@@ -221,6 +221,24 @@ fn rows_do_not_depend_on_their_number() {
     }
 }
 
+/// So many outputs that slices of k are long: more fragments than are in flight, and slices that begin in the middle of a group.
+#[test]
+fn long_slices() {
+    let (inputs, outputs) = (1160, 16392);
+    for_seeds(2, |rng| {
+        let weight = match rng.0 % 2 {
+            0 => gptq(rng, inputs, outputs, 128, Groups::Natural),
+            _ => bytes(rng, inputs, outputs, true),
+        };
+        let elem = rng.pick(&[Elem::F16, Elem::BF16]);
+        let case = Case::random(rng, elem, 1, inputs, outputs);
+        let want = case.reference(|o, i| weight.dense[o * inputs + i]);
+        let got = run(&case, &weight.packed, Path::Few);
+        let absolute = size(&case, &weight.dense) * 1e-7 + 1e-6;
+        assert_close(&case.name("long slices"), &got, &want, precision(case.elem) * 1.01 + 1e-6, absolute);
+    });
+}
+
 /// Every byte of the formats of eight bits, exactly: x picks one column after the other.
 #[test]
 fn every_byte_is_exact() {
