@@ -16,7 +16,8 @@ const LAYERS: [(&str, usize, usize, usize, usize, Order); 4] = [
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     let rows: &[usize] = if bench.is_simulated() { &[4] } else { &[1, 32, 256, 4096] };
     for (name, experts, top_k, inputs, outputs, x_order) in LAYERS {
-        let (inputs, outputs) = if bench.is_simulated() { (inputs / 32, outputs / 32) } else { (inputs, outputs) };
+        let (inputs, outputs) =
+            if bench.is_simulated() { (inputs / 32, outputs / 32) } else { (inputs, outputs) };
         let elem = Elem::BF16;
         let weights = bench.device.allocate(elem, experts * outputs * inputs)?;
         bench.device.fill(weights.view(Elem::U8), 0)?;

@@ -109,7 +109,10 @@ impl Room {
     }
 
     pub(crate) fn assert_counters_are_zero(&self) {
-        assert!(DEVICE.read(self.1.view(Elem::U8)).unwrap().iter().all(|&b| b == 0), "counters are left at 0");
+        assert!(
+            DEVICE.read(self.1.view(Elem::U8)).unwrap().iter().all(|&b| b == 0),
+            "counters are left at 0"
+        );
     }
 }
 
@@ -162,7 +165,12 @@ fn rows_do_not_depend_on_their_number() {
         };
         let whole = run(&all);
         for rows in [1, 3, 8, 11, 16] {
-            assert_eq!(run(&all.first(rows)), whole[..rows * outputs], "{}", all.name(&format!("first {rows}")));
+            assert_eq!(
+                run(&all.first(rows)),
+                whole[..rows * outputs],
+                "{}",
+                all.name(&format!("first {rows}"))
+            );
         }
     });
 }

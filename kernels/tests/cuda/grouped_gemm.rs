@@ -42,7 +42,20 @@ impl Case {
         let out_order = rng.pick(&[Order::Sorted, Order::Pairs]);
         let rows_of_x = if x_order == Order::Sorted { rows * top_k } else { rows };
         let x = rng.values(elem, rows_of_x * inputs);
-        Case { elem, rows, top_k, experts, inputs, outputs, x_order, out_order, expert_of, sorted, offsets, x }
+        Case {
+            elem,
+            rows,
+            top_k,
+            experts,
+            inputs,
+            outputs,
+            x_order,
+            out_order,
+            expert_of,
+            sorted,
+            offsets,
+            x,
+        }
     }
 
     fn name(&self, what: &str) -> String {
@@ -157,7 +170,8 @@ fn rows_do_not_depend_on_their_number() {
     (case.x_order, case.out_order) = (Order::Pairs, Order::Pairs);
     case.x = rng.values(elem, 80 * 136);
     let weights = put(elem, &rng.values(elem, 2 * 40 * 136));
-    let run = |case: &Case| case.run(|g| grouped_gemm(&DEVICE, Experts::Stored(weights.view(elem)), g).unwrap());
+    let run =
+        |case: &Case| case.run(|g| grouped_gemm(&DEVICE, Experts::Stored(weights.view(elem)), g).unwrap());
     case.sorted = (0..80).collect();
     case.offsets = vec![0, 30, 80];
     let all = run(&case);

@@ -73,7 +73,9 @@ pub fn grouped_gemm(device: &Device, experts: Experts<'_>, g: &Grouped<'_>) -> R
     let half = g.x.elem().size() == 2 && g.x.is_vectorisable(g.inputs) && g.out.address().is_multiple_of(16);
     let weights_fit = match experts {
         Experts::Stored(weights) => weights.is_vectorisable(g.inputs),
-        Experts::Packed(weights) => [weights.data, weights.scales].iter().all(|v| v.address().is_multiple_of(16)),
+        Experts::Packed(weights) => {
+            [weights.data, weights.scales].iter().all(|v| v.address().is_multiple_of(16))
+        }
     };
     let pairs = g.rows * g.top_k;
     match experts {
@@ -158,7 +160,10 @@ fn arguments(experts: Experts<'_>, g: &Grouped<'_>) -> Args {
 fn check(experts: Experts<'_>, g: &Grouped<'_>) -> Result<()> {
     let elem = g.x.elem();
     if g.inputs == 0 || g.outputs == 0 || g.top_k == 0 {
-        return Err(Error::Shape(format!("experts of {} by {} for {} choices", g.outputs, g.inputs, g.top_k)));
+        return Err(Error::Shape(format!(
+            "experts of {} by {} for {} choices",
+            g.outputs, g.inputs, g.top_k
+        )));
     }
     let pairs = g.rows * g.top_k;
     countable(&[g.rows, pairs, g.experts, g.inputs, g.outputs])?;

@@ -60,7 +60,9 @@ impl Weight<'_> {
             return Err(Error::Shape(format!("{depth} columns are not a multiple of 64")));
         }
         if !group.is_power_of_two() || group < GROUP || group > 1 << 30 {
-            return Err(Error::Shape(format!("groups of {group} columns: not a power of two from 32 to 2^30")));
+            return Err(Error::Shape(format!(
+                "groups of {group} columns: not a power of two from 32 to 2^30"
+            )));
         }
         countable(&[depth, outputs.next_multiple_of(OUTPUTS) * depth.div_ceil(group), experts])?;
         let outputs = outputs.next_multiple_of(OUTPUTS) * experts;
@@ -109,7 +111,9 @@ pub fn quant_gemm(
         (Path::Many, None) => many(device, weight, p),
         (Path::Many, Some(columns)) => {
             let Some(ordered) = ordered else {
-                return Err(Error::Shape("a weight with ordered columns needs room for ordered rows".to_owned()));
+                return Err(Error::Shape(
+                    "a weight with ordered columns needs room for ordered rows".to_owned(),
+                ));
             };
             ordered.expect("ordered", p.x.elem(), p.rows * weight.depth)?;
             if !ordered.is_vectorisable(weight.depth) {

@@ -138,7 +138,9 @@ fn pack(
                 let (of_pair, lower, later) = (i % 2, i / 2 % 2, i / 4);
                 let output = first_output + lane / 4 + lower * 8;
                 let shift = 4 * (later * 2 + lower) + 16 * of_pair;
-                if let (true, Some(input)) = (output < outputs, arranged.columns[column + later * 2 + of_pair]) {
+                if let (true, Some(input)) =
+                    (output < outputs, arranged.columns[column + later * 2 + of_pair])
+                {
                     bits |= number(input, output) << shift;
                 }
             }

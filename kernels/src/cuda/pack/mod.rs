@@ -91,7 +91,8 @@ impl Packed {
     /// [`Error::Shape`] if they differ in anything but their outputs, or this one's are not a multiple of 16.
     pub fn append(&mut self, next: &Packed) -> Result<()> {
         let same = |a: &Packed, b: &Packed| {
-            (a.format, a.inputs, a.depth, a.group) == (b.format, b.inputs, b.depth, b.group) && a.columns == b.columns
+            (a.format, a.inputs, a.depth, a.group) == (b.format, b.inputs, b.depth, b.group)
+                && a.columns == b.columns
         };
         if !same(self, next) {
             return Err(Error::Shape("packed weights of different layouts cannot be stacked".to_owned()));
