@@ -7,6 +7,8 @@ mod activation;
 mod allreduce;
 mod embed;
 mod decode;
+mod gemv;
+mod grouped_gemm;
 mod harness;
 mod moe;
 mod norm;
@@ -14,6 +16,8 @@ mod peak;
 mod prologue;
 mod step;
 mod prefill;
+mod products;
+mod quant_gemm;
 
 use harness::{Bench, Result};
 
@@ -28,5 +32,8 @@ fn main() -> Result<()> {
     allreduce::run(&mut bench)?;
     prefill::run(&mut bench)?;
     decode::run(&mut bench)?;
+    gemv::run(&mut bench)?;
+    quant_gemm::run(&mut bench)?;
+    grouped_gemm::run(&mut bench)?;
     bench.finish()
 }

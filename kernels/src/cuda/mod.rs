@@ -18,6 +18,7 @@ pub mod nccl;
 #[cfg(feature = "cuda")]
 mod nvrtc;
 pub mod ops;
+pub mod pack;
 #[cfg(feature = "cpu-sim")]
 mod sim;
 

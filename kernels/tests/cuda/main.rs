@@ -21,3 +21,7 @@ mod prefill;
 mod decode;
 mod norm;
 mod reference;
+mod gemv;
+mod grouped_gemm;
+mod norm;
+mod quant_gemm;

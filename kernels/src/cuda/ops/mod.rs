@@ -17,6 +17,12 @@ pub mod attention;
 pub mod norm;
 pub mod paged;
 pub mod prefill;
+pub mod gemv;
+pub mod grouped;
+pub mod norm;
+pub mod paged;
+pub mod product;
+pub mod quant;
 
 use super::Elem;
 use crate::{Error, Result};

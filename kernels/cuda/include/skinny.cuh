@@ -1,0 +1,222 @@
+// out = x · wᵀ for few rows, at the speed of memory: each weight goes from device memory to the registers of the one lane that multiplies it.
+//
+// A block has 128 outputs, a warp 16 of them, and one slice of k; x's share of the slice lies in shared memory. A warp keeps a ring of loads in flight
+// and meets no other warp until its slice is done. Slices are a function of the weight's shape alone. The block that finishes an output tile last adds
+// the slices' sums in order, so a row's result depends neither on the rows beside it nor on which block came last.
+#pragma once
+#include "weights.cuh"
+
+constexpr int kSkinnyThreads = 256;
+constexpr int kSkinnyOutputs = 128;
+
+// How k is cut. `partials` has f32 [blocks of rows][output tiles][slices][rows of a block][128]; `counters` [blocks of rows][output tiles] are 0
+// before and after.
+struct Slices {
+  float *partials;
+  uint32_t *counters;
+  int length;  // a multiple of 64
+  int depth;   // k of the weights as they lie, padding included
+};
+
+// Weights [outputs, inputs] of 16 bits as they are stored.
+template <class T> struct StoredRows {
+  static constexpr bool kScaled = false;
+  static constexpr int kDepth = kChunk, kRing = 4, kMinBlocks = 2;
+  struct Fragment {
+    uint4 upper, lower;
+  };
+  const T *upper, *lower;
+  int left;  // k from this lane's first to the end of the row
+
+  DEVICE StoredRows(const T *weights, int first_output, int k, int outputs, int inputs) {
+    const int lane = threadIdx.x % kWarp, row = first_output + lane / 4, at = k + lane % 4 * 8;
+    // Outputs beyond the last are computed from the last and not stored.
+    upper = weights + int64_t(min(row, outputs - 1)) * inputs + at;
+    lower = weights + int64_t(min(row + 8, outputs - 1)) * inputs + at;
+    left = inputs - at;
+  }
+  DEVICE Fragment load(int i) const {
+    if (i * kDepth >= left) return {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
+    return {load_once16(upper + i * kDepth), load_once16(lower + i * kDepth)};
+  }
+  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t (&a)[4]) {
+    const bool first = instruction == 0;
+    a[0] = first ? f.upper.x : f.upper.z;
+    a[1] = first ? f.lower.x : f.lower.z;
+    a[2] = first ? f.upper.y : f.upper.w;
+    a[3] = first ? f.lower.y : f.lower.w;
+  }
+  DEVICE static Group group(uint32_t) { return {1.0f, 0}; }
+};
+
+// Packed weights; see weights.cuh.
+template <class Format> struct PackedTiles {
+  static constexpr bool kScaled = true;
+  static constexpr int kDepth = Format::kDepth, kRing = 8, kMinBlocks = 2;
+  using Fragment = uint4;
+  const uint8_t *at;
+
+  DEVICE PackedTiles(const uint8_t *weights, int first_output, int k, int outputs, int depth) {
+    const int tile = min(first_output, outputs - 1) / kTileOutputs;
+    at = weights + (int64_t(tile) * (depth / kDepth) + k / kDepth) * kTileBytes + threadIdx.x % kWarp * kLaneBytes;
+  }
+  DEVICE Fragment load(int i) const { return load_once16(at + int64_t(i) * kTileBytes); }
+  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower, uint32_t (&a)[4]) {
+    Format::unpack(f, instruction, upper, lower, a);
+  }
+  DEVICE static Group group(uint32_t word) { return Format::group(word); }
+};
+
+// Copies x's rows [first, first + Rows) of columns [k, k + length) to shared rows `stride` elements apart; zeros where there is nothing. Column j of the
+// weights is column `columns[j]` of x, or none if that is negative.
+template <class T, int Rows>
+DEVICE void load_slice(T *shared, int stride, const Operands<T> &p, const int *columns, int first, int k, int length) {
+  const int units = length / 8;
+  for (int i = threadIdx.x; i < Rows * units; i += kSkinnyThreads) {
+    const int row = i / units, unit = i % units, column = k + unit * 8;
+    T *to = shared + row * stride + swizzled(row, unit) * 8;
+    const T *from = p.x + int64_t(min(first + row, p.rows - 1)) * p.inputs;
+    if (columns) {
+      Vec<T, 8> v;
+#pragma unroll
+      for (int j = 0; j < 8; j++) {
+        const int c = first + row < p.rows ? columns[column + j] : -1;
+        v.at[j] = c < 0 ? from_float<T>(0.0f) : from[c];
+      }
+      store_vec(to, v);
+    } else {
+      const bool valid = first + row < p.rows && column < p.inputs;
+      copy_async16(to, from + (valid ? column : 0), valid);
+    }
+  }
+}
+
+// The grid is [blocks of rows, output tiles, slices]; `Tiles` of eight rows make a block of rows. `scales` [outputs / 16][groups][16].
+template <class T, class W, int Tiles, class Stored>
+DEVICE void skinny(const Operands<T> &p, const Stored *weights, const uint32_t *scales, int group_bits, const int *columns, const Slices &s) {
+  constexpr int kRows = 8 * Tiles, kOutputTiles = kSkinnyOutputs / kTileOutputs;
+  DYNAMIC_SHARED(T, xs);
+  SHARED(int, is_last, 1);
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+  const int row0 = blockIdx.x * kRows, output0 = blockIdx.y * kSkinnyOutputs, k0 = blockIdx.z * s.length;
+  const int own_output = output0 + warp * kTileOutputs;
+  const int length = min(s.length, s.depth - k0), fragments = length / W::kDepth;
+
+  // Weights are constants: they may be on their way while the kernel before this one still runs.
+  const W source(weights, own_output, k0, p.outputs, W::kScaled ? s.depth : p.inputs);
+  typename W::Fragment ring[W::kRing];
+#pragma unroll
+  for (int i = 0; i < W::kRing; i++) {
+    if (i < fragments) ring[i] = source.load(i);
+  }
+  uint32_t *words = reinterpret_cast<uint32_t *>(xs + kRows * s.length);
+  const int first_group = k0 >> group_bits, groups = ((k0 + length - 1) >> group_bits) - first_group + 1;
+  if (W::kScaled) {
+    const int all_groups = ((s.depth - 1) >> group_bits) + 1, last_tile = (p.outputs - 1) / kTileOutputs;
+    for (int i = threadIdx.x; i < kOutputTiles * groups * 4; i += kSkinnyThreads) {
+      const int tile = i / (groups * 4), at = i % (groups * 4);
+      const int64_t from = int64_t(min(output0 / kTileOutputs + tile, last_tile)) * all_groups + first_group;
+      copy_async16(words + i * 4, scales + from * kTileOutputs + at * 4);
+    }
+  }
+  wait_for_previous_kernel();
+  load_slice<T, kRows>(xs, s.length, p, columns, row0, k0, length);
+  copy_commit();
+  copy_wait<0>();
+  __syncthreads();
+  let_next_kernel_start();
+
+  // `part` counts one group in the stored numbers' own unit, `sum` all of them.
+  float sum[Tiles][4] = {}, part[Tiles][4] = {};
+  Group upper, lower;
+  int at_group = 0, left_in_group = (1 << group_bits) - (k0 & ((1 << group_bits) - 1));
+  auto read_group = [&] {
+    const uint32_t *word = words + (warp * groups + at_group) * kTileOutputs;
+    upper = W::group(W::kScaled ? word[g] : 0);
+    lower = W::group(W::kScaled ? word[g + 8] : 0);
+  };
+  auto end_group = [&] {
+#pragma unroll
+    for (int n = 0; n < Tiles; n++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        sum[n][i] = W::kScaled ? __fmaf_rn(i < 2 ? upper.scale : lower.scale, part[n][i], sum[n][i]) : part[n][i];
+        if (W::kScaled) part[n][i] = 0.0f;
+      }
+    }
+  };
+  read_group();
+  auto multiply = [&](const typename W::Fragment &f, int k) {
+#pragma unroll
+    for (int c = 0; c < W::kDepth / kChunk; c++) {
+      uint32_t b[Tiles][2][2];
+#pragma unroll
+      for (int n = 0; n < Tiles; n++) load_operand(b[n], xs + (n * 8 + g) * s.length + swizzled(g, (k + c * kChunk) / 8 + t) * 8);
+#pragma unroll
+      for (int half = 0; half < 2; half++) {
+        uint32_t a[4];
+        W::unpack(f, c * 2 + half, upper.minus_zero, lower.minus_zero, a);
+#pragma unroll
+        for (int n = 0; n < Tiles; n++) mma_m16n8k16<T>(part[n], a, b[n][half]);
+      }
+      if (W::kScaled && (left_in_group -= kChunk) == 0) {
+        end_group();
+        left_in_group = 1 << group_bits;
+        if (++at_group < groups) read_group();
+      }
+    }
+  };
+  for (int base = 0; base < fragments; base += W::kRing) {
+#pragma unroll
+    for (int i = 0; i < W::kRing; i++) {
+      const int at = base + i;
+      if (at < fragments) {
+        const typename W::Fragment now = ring[i];
+        if (at + W::kRing < fragments) ring[i] = source.load(at + W::kRing);
+        multiply(now, at * W::kDepth);
+      }
+    }
+  }
+  end_group();
+
+  auto finish = [&](int row, int output, float value) {
+    if (row >= p.rows || output >= p.outputs) return;
+    const int64_t at = int64_t(row) * p.outputs + output;
+    if (p.bias) value += p.bias[output];
+    if (p.residual) value += to_float(p.residual[at]);
+    p.out[at] = from_float<T>(value);
+  };
+  const int slices = gridDim.z;
+  if (slices == 1) {
+#pragma unroll
+    for (int n = 0; n < Tiles; n++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) finish(row0 + n * 8 + t * 2 + i % 2, own_output + g + i / 2 * 8, sum[n][i]);
+    }
+    return;
+  }
+  const int64_t tile = int64_t(blockIdx.x) * gridDim.y + blockIdx.y;
+  constexpr int kSums = kRows * kSkinnyOutputs;
+  float *own = s.partials + (tile * slices + blockIdx.z) * kSums;
+#pragma unroll
+  for (int n = 0; n < Tiles; n++) {
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+      const int row = n * 8 + t * 2 + i % 2;
+      if (row0 + row < p.rows) __stcg(own + row * kSkinnyOutputs + warp * kTileOutputs + g + i / 2 * 8, sum[n][i]);
+    }
+  }
+  __threadfence();
+  __syncthreads();
+  if (threadIdx.x == 0) *is_last = atomicAdd(s.counters + tile, 1u) == uint32_t(slices - 1);
+  __syncthreads();
+  if (!*is_last) return;
+  __threadfence();
+  for (int i = threadIdx.x; i < min(kRows, p.rows - row0) * kSkinnyOutputs; i += kSkinnyThreads) {
+    float value = 0.0f;
+#pragma unroll 4
+    for (int slice = 0; slice < slices; slice++) value += __ldcg(s.partials + (tile * slices + slice) * kSums + i);
+    finish(row0 + i / kSkinnyOutputs, output0 + i % kSkinnyOutputs, value);
+  }
+  if (threadIdx.x == 0) s.counters[tile] = 0;
+}

@@ -1,0 +1,236 @@
+// One tile of out = x · wᵀ on the tensor cores, for many rows: 128 outputs by `Rows` rows.
+//
+// Weights and activations come to shared memory by asynchronous copies, several steps of 64 k ahead; the weights as they lie in memory, so that narrow
+// ones stay narrow until they are in registers. A sum runs along k in order, whatever the tile: a row's result does not depend on its neighbours.
+#pragma once
+#include "weights.cuh"
+
+constexpr int kTileOut = 128;
+constexpr int kStep = 64;
+
+// Weights of 16 bits as they are stored, [outputs, inputs].
+template <class T> struct StoredStage {
+  static constexpr bool kScaled = false;
+  static constexpr int kDepth = kChunk, kBytes = kTileOut * kStep * 2;
+  struct Fragment {
+    uint4 upper, lower;
+  };
+  const T *weights;
+  int outputs, inputs;
+
+  template <int Threads> DEVICE void copy(unsigned char *to, int output0, int k) const {
+    constexpr int kRowsAtOnce = Threads / 8;
+    const int first = threadIdx.x / 8, unit = threadIdx.x % 8, at = k + unit * 8;
+    unsigned char *to_unit = to + (first * 8 + swizzled(first, unit)) * 16;
+    const T *from = weights + int64_t(output0 + first) * inputs + at;
+#pragma unroll
+    for (int row = 0; row < kTileOut; row += kRowsAtOnce) {
+      const bool valid = output0 + first + row < outputs && at < inputs;
+      copy_async16(to_unit + row * 128, valid ? from : weights, valid);
+      from += kRowsAtOnce * inputs;
+    }
+  }
+  DEVICE static Fragment read(const unsigned char *from, int tile, int chunk) {
+    const int lane = threadIdx.x % kWarp, row = tile * kTileOutputs + lane / 4, unit = swizzled(row, chunk * 4 + lane % 4);
+    const uint4 *units = reinterpret_cast<const uint4 *>(from) + unit;
+    return {units[row * 8], units[(row + 8) * 8]};
+  }
+  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t (&a)[4]) {
+    const bool first = instruction == 0;
+    a[0] = first ? f.upper.x : f.upper.z;
+    a[1] = first ? f.lower.x : f.lower.z;
+    a[2] = first ? f.upper.y : f.upper.w;
+    a[3] = first ? f.lower.y : f.lower.w;
+  }
+  DEVICE static Group group_of(uint32_t) { return {1.0f, 0}; }
+  template <int Threads> DEVICE void copy_groups(uint32_t *, int, int) const {}
+  DEVICE bool ends_group(int) const { return false; }
+};
+
+// Packed weights; see weights.cuh.
+template <class Format> struct PackedStage {
+  static constexpr bool kScaled = true;
+  static constexpr int kDepth = Format::kDepth, kSteps = kStep / kDepth;
+  static constexpr int kTiles = kTileOut / kTileOutputs, kBytes = kTiles * kSteps * kTileBytes;
+  using Fragment = uint4;
+  const uint8_t *weights;
+  const uint32_t *scales;  // [outputs / 16][groups][16]
+  int outputs, depth, group_bits;
+
+  template <int Threads> DEVICE void copy(unsigned char *to, int output0, int k) const {
+#pragma unroll
+    for (unsigned i = threadIdx.x; i < kBytes / 16; i += Threads) {
+      const int tile = i / (kSteps * kWarp), in_tile = i % (kSteps * kWarp), output = output0 + tile * kTileOutputs;
+      const bool valid = output < outputs;
+      const int64_t from = (int64_t(output / kTileOutputs) * (depth / kDepth) + k / kDepth) * kWarp + in_tile;
+      copy_async16(to + i * 16, weights + (valid ? from * 16 : 0), valid);
+    }
+  }
+  // The words of the groups that the step's two chunks belong to: [tiles][2][16].
+  template <int Threads> DEVICE void copy_groups(uint32_t *to, int output0, int k) const {
+    const int groups = ((depth - 1) >> group_bits) + 1;
+#pragma unroll
+    for (unsigned i = threadIdx.x; i < kTiles * 2 * 4; i += Threads) {
+      const int output = output0 + i / 8 * kTileOutputs, at = (k + i / 4 % 2 * kChunk) >> group_bits;
+      const bool valid = output < outputs;
+      const int64_t from = (int64_t(output / kTileOutputs) * groups + at) * kTileOutputs + i % 4 * 4;
+      copy_async16(to + i * 4, scales + (valid ? from : 0), valid);
+    }
+  }
+  DEVICE static Fragment read(const unsigned char *from, int tile, int chunk) {
+    const int step = chunk * kChunk / kDepth;
+    return reinterpret_cast<const uint4 *>(from)[(tile * kSteps + step) * kWarp + threadIdx.x % kWarp];
+  }
+  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower, uint32_t (&a)[4]) {
+    Format::unpack(f, instruction, upper, lower, a);
+  }
+  DEVICE static Group group_of(uint32_t word) { return Format::group(word); }
+  // Whether the chunk at k is the last of its group.
+  DEVICE bool ends_group(int k) const { return ((k + kChunk) & ((1 << group_bits) - 1)) == 0 || k + kChunk >= depth; }
+};
+
+// How a tile is shared out: a warp has 128 / WarpsM outputs and Rows / WarpsN rows.
+template <int RowsOfTile, int WarpsM_, int WarpsN_> struct Shape {
+  static constexpr int kRows = RowsOfTile, kWarpsM = WarpsM_, kWarpsN = WarpsN_, kThreads = WarpsM_ * WarpsN_ * kWarp;
+  static constexpr int kTilesM = kTileOut / WarpsM_ / kTileOutputs, kTilesN = RowsOfTile / WarpsN_ / 8;
+};
+
+template <class W> constexpr int kGroupBytes = W::kScaled ? kTileOut * 2 * 4 : 0;
+template <class W, class S> constexpr int kStageBytes = W::kBytes + kGroupBytes<W> + S::kRows * kStep * 2;
+// Elements of f32 from one row of the finished tile to the next: a remainder of 4 spreads a warp's stores over all banks.
+constexpr int kDoneStride = kTileOut + 4;
+
+// `x_row(i)` is the row of x that the tile's row i has, negative if none; `out_row(i)` the row of the result. `p.rows` is not looked at.
+template <class T, class W, class S, int Stages, class XRow, class OutRow>
+DEVICE void multiply_tile(const Operands<T> &p, const W &weights, int depth, int output0, XRow x_row, OutRow out_row) {
+  constexpr int kThreads = S::kThreads, kCopies = (S::kRows * 8 + kThreads - 1) / kThreads;
+  static_assert(S::kRows * kDoneStride * 4 <= Stages * kStageBytes<W, S>, "the finished tile takes the stages' place");
+  DYNAMIC_SHARED(unsigned char, shared);
+  const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
+  const int first_m = warp / S::kWarpsN * S::kTilesM, first_n = warp % S::kWarpsN * S::kTilesN;
+
+  // The rows of x that this thread copies units of.
+  constexpr int kRowsAtOnce = kThreads / 8;
+  const int first_row = threadIdx.x / 8, unit = threadIdx.x % 8;
+  int rows[kCopies];
+#pragma unroll
+  for (int i = 0; i < kCopies; i++) {
+    const int row = first_row + i * kRowsAtOnce;
+    rows[i] = row < S::kRows ? x_row(row) : -1;
+  }
+  auto copy_step = [&](int step) {
+    unsigned char *stage = shared + step % Stages * kStageBytes<W, S>;
+    const int k = step * kStep;
+    weights.template copy<kThreads>(stage, output0, k);
+    weights.template copy_groups<kThreads>(reinterpret_cast<uint32_t *>(stage + W::kBytes), output0, k);
+    const int column = k + unit * 8;
+    unsigned char *to = stage + W::kBytes + kGroupBytes<W> + (first_row * 8 + swizzled(first_row, unit)) * 16;
+#pragma unroll
+    for (int i = 0; i < kCopies; i++) {
+      const bool valid = rows[i] >= 0 && column < p.inputs;
+      const T *from = valid ? p.x + int64_t(rows[i]) * p.inputs + column : p.x;
+      if (first_row + i * kRowsAtOnce < S::kRows) copy_async16(to + i * kRowsAtOnce * 128, from, valid);
+    }
+  };
+
+  float sum[S::kTilesM][S::kTilesN][4] = {}, part[S::kTilesM][S::kTilesN][4] = {};
+  auto multiply_step = [&](int step) {
+    const unsigned char *stage = shared + step % Stages * kStageBytes<W, S>;
+    const uint32_t *words = reinterpret_cast<const uint32_t *>(stage + W::kBytes);
+    const T *xs = reinterpret_cast<const T *>(stage + W::kBytes + kGroupBytes<W>);
+    auto word = [&](int m, int c, int more) { return words[((first_m + m) * 2 + c) * kTileOutputs + g + more]; };
+    typename W::Fragment f[S::kTilesM];
+#pragma unroll
+    for (int c = 0; c < kStep / kChunk; c++) {
+      uint32_t a[S::kTilesM][2][4];
+#pragma unroll
+      for (int m = 0; m < S::kTilesM; m++) {
+        if (c % (W::kDepth / kChunk) == 0) f[m] = W::read(stage, first_m + m, c);
+        const uint32_t upper = W::kScaled ? W::group_of(word(m, c, 0)).minus_zero : 0;
+        const uint32_t lower = W::kScaled ? W::group_of(word(m, c, 8)).minus_zero : 0;
+#pragma unroll
+        for (int half = 0; half < 2; half++) W::unpack(f[m], c % (W::kDepth / kChunk) * 2 + half, upper, lower, a[m][half]);
+      }
+#pragma unroll
+      for (int n = 0; n < S::kTilesN; n++) {
+        uint32_t b[2][2];
+        load_operand(b, xs + (((first_n + n) * 8 + g) * 8 + swizzled(g, c * 4 + t)) * 8);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+#pragma unroll
+          for (int m = 0; m < S::kTilesM; m++) mma_m16n8k16<T>(W::kScaled ? part[m][n] : sum[m][n], a[m][half], b[half]);
+        }
+      }
+      if (W::kScaled && weights.ends_group(step * kStep + c * kChunk)) {
+#pragma unroll
+        for (int m = 0; m < S::kTilesM; m++) {
+          const float upper_scale = W::group_of(word(m, c, 0)).scale, lower_scale = W::group_of(word(m, c, 8)).scale;
+#pragma unroll
+          for (int n = 0; n < S::kTilesN; n++) {
+#pragma unroll
+            for (int i = 0; i < 4; i++) {
+              sum[m][n][i] = __fmaf_rn(i < 2 ? upper_scale : lower_scale, part[m][n][i], sum[m][n][i]);
+              part[m][n][i] = 0.0f;
+            }
+          }
+        }
+      }
+    }
+  };
+
+  const int steps = ceil_div(depth, kStep);
+#pragma unroll
+  for (int step = 0; step < Stages - 1; step++) {
+    if (step < steps) copy_step(step);
+    copy_commit();
+  }
+#pragma unroll 1
+  for (int step = 0; step < steps; step++) {
+    copy_wait<Stages - 2>();
+    // Everyone's copies of this step are there, and everyone is done with the stage that the next copies go to.
+    __syncthreads();
+    if (step + Stages - 1 < steps) copy_step(step + Stages - 1);
+    copy_commit();
+    multiply_step(step);
+  }
+  let_next_kernel_start();
+  copy_wait<0>();
+  __syncthreads();
+
+  // Through shared memory, so that rows leave in pieces of 16 bytes.
+  float *done = reinterpret_cast<float *>(shared);
+#pragma unroll
+  for (int m = 0; m < S::kTilesM; m++) {
+#pragma unroll
+    for (int n = 0; n < S::kTilesN; n++) {
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int row = (first_n + n) * 8 + t * 2 + i % 2, output = (first_m + m) * kTileOutputs + g + i / 2 * 8;
+        done[row * kDoneStride + output] = sum[m][n][i];
+      }
+    }
+  }
+  __syncthreads();
+  const bool whole = p.outputs % 8 == 0;
+#pragma unroll 1
+  for (int i = threadIdx.x; i < S::kRows * (kTileOut / 8); i += kThreads) {
+    const int row = i / (kTileOut / 8), column = i % (kTileOut / 8) * 8, output = output0 + column;
+    if (output >= p.outputs || x_row(row) < 0) continue;
+    const int64_t at = int64_t(out_row(row)) * p.outputs + output;
+    const int valid = min(8, p.outputs - output);
+    Vec<T, 8> old, v;
+    if (p.residual) {
+      if (whole) old = load_vec<T, 8>(p.residual + at);
+      else for (int j = 0; j < valid; j++) old.at[j] = p.residual[at + j];
+    }
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+      float value = done[row * kDoneStride + column + j];
+      if (p.bias && j < valid) value += p.bias[output + j];
+      if (p.residual && j < valid) value += to_float(old.at[j]);
+      v.at[j] = from_float<T>(value);
+    }
+    if (whole) store_vec(p.out + at, v);
+    else for (int j = 0; j < valid; j++) p.out[at + j] = v.at[j];
+  }
+}

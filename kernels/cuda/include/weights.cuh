@@ -1,0 +1,138 @@
+// How weights lie in memory, and how they become operands of the tensor cores.
+//
+// In all products here the weights are operand A of mma.m16n8k16 (16 outputs) and the activations operand B (8 rows). The order in which k runs
+// through the products is free as long as A and B agree. So lane 4g + t takes eight neighbours k = 8t … 8t + 7 of a chunk of 32, which are 16 bytes of a
+// row as it is stored, and they feed two instructions: the first four, then the last four.
+//
+// Packed weights are tiles of 16 outputs, [outputs / 16][k / depth] tiles of 512 bytes, 16 bytes for each lane, so that a load of 16 bytes
+// per lane is what the lane multiplies with, and a warp reads memory from end to end. Outputs and k are padded with zeros to multiples of 16 and 64.
+//
+// Groups of k have a power of two of members, at least 32; one group of all if that is not less than k. One word per group and output, [outputs / 16][groups][16], has the scale. int4 has the zero point (0 … 16) in the scale's low 5 bits, which
+// leaves 18 bits of mantissa: scales that were f16 or bf16 are exact.
+#pragma once
+#include "ptx.cuh"
+
+// 1 in both halves.
+template <class T> constexpr uint32_t kOne = 0;
+template <> constexpr uint32_t kOne<bf16> = 0x3f803f80u;
+template <> constexpr uint32_t kOne<f16> = 0x3c003c00u;
+
+constexpr int kTileOutputs = 16;
+// k that a group counts in at least; one step of all kernels.
+constexpr int kChunk = 32;
+constexpr int kPaddedTo = 64;
+constexpr int kLaneBytes = 16;
+constexpr int kTileBytes = kWarp * kLaneBytes;
+
+// What scaled weights say about one group of one output.
+struct Group {
+  float scale;
+  // What makes a number of the tensor cores out of the stored one, in both halves; int4 alone needs it.
+  uint32_t minus_zero;
+};
+
+// Four bits, unsigned, minus a zero point. A lane has four words, one per instruction; bits 4p and 16 + 4p hold the pair of register a[p].
+template <class T> struct Int4 {
+  static constexpr int kDepth = 64;
+  static constexpr bool kScaled = true;
+  // 2^7 as bf16 and 2^10 as f16: the low bits of their mantissas count in ones.
+  static constexpr uint32_t kMagic = kOne<T> == kOne<bf16> ? 0x43004300u : 0x64006400u;
+
+  DEVICE static Group group(uint32_t word) {
+    return {__uint_as_float(word & ~31u), (kMagic | 0x80008000u) + (word & 31u) * 0x00010001u};
+  }
+  DEVICE static void unpack(const uint4 &v, int instruction, uint32_t minus_zero_upper, uint32_t minus_zero_lower, uint32_t (&a)[4]) {
+    const uint32_t word = instruction == 0 ? v.x : instruction == 1 ? v.y : instruction == 2 ? v.z : v.w;
+#pragma unroll
+    for (int p = 0; p < 4; p++) {
+      a[p] = fma2<T>((word >> 4 * p & 0x000f000fu) | kMagic, kOne<T>, p % 2 == 0 ? minus_zero_upper : minus_zero_lower);
+    }
+  }
+  // Where k of an output lies: index of the word, and how far to shift it.
+  DEVICE static float element(const uint8_t *data, int output, int k, int depth, float minus_zero) {
+    const int row = output % kTileOutputs, chunk = k % kDepth / kChunk, t = k % kChunk / 8, i = k % 8;
+    const int64_t tile = int64_t(output / kTileOutputs) * (depth / kDepth) + k / kDepth;
+    const uint32_t *words = reinterpret_cast<const uint32_t *>(data + tile * kTileBytes + (row % 8 * 4 + t) * kLaneBytes);
+    const int p = i % 4 / 2 * 2 + row / 8;
+    return float(words[chunk * 2 + i / 4] >> (4 * p + 16 * (i % 2)) & 15u) + minus_zero;
+  }
+  DEVICE static float minus_zero_of(uint32_t word) { return -float(word & 31u); }
+};
+
+// What the formats of eight bits share: a lane has eight k of output g, then eight of output g + 8.
+template <class T> struct Bytes {
+  static constexpr int kDepth = 32;
+  static constexpr bool kScaled = true;
+  DEVICE static Group group(uint32_t word) { return {__uint_as_float(word), 0}; }
+  DEVICE static int64_t at(int output, int k, int depth) {
+    const int row = output % kTileOutputs;
+    const int64_t tile = int64_t(output / kTileOutputs) * (depth / kDepth) + k / kDepth;
+    return tile * kTileBytes + (row % 8 * 4 + k % kChunk / 8) * kLaneBytes + row / 8 * 8 + k % 8;
+  }
+  DEVICE static float minus_zero_of(uint32_t) { return 0.0f; }
+};
+
+template <class T> struct Int8 : Bytes<T> {
+  // Two signed bytes, in the low byte of each half.
+  DEVICE static uint32_t widen(uint32_t pair);
+  DEVICE static void unpack(const uint4 &v, int instruction, uint32_t, uint32_t, uint32_t (&a)[4]) {
+    const uint32_t upper = instruction == 0 ? v.x : v.y, lower = instruction == 0 ? v.z : v.w;
+    a[0] = widen(__byte_perm(upper, 0, 0x4140));
+    a[1] = widen(__byte_perm(lower, 0, 0x4140));
+    a[2] = widen(__byte_perm(upper, 0, 0x4342));
+    a[3] = widen(__byte_perm(lower, 0, 0x4342));
+  }
+  DEVICE static float element(const uint8_t *data, int output, int k, int depth, float) {
+    return float(int8_t(data[Bytes<T>::at(output, k, depth)]));
+  }
+};
+// 2^7 plus the low seven bits, minus 2^7, or 2^8 for a negative number: exact, though bf16 has but eight bits.
+template <> DEVICE uint32_t Int8<bf16>::widen(uint32_t pair) {
+  return fma2<bf16>((pair & 0x007f007fu) | 0x43004300u, kOne<bf16>, (pair & 0x00800080u) | 0xc300c300u);
+}
+// With the top bit turned over the byte is the number plus 128.
+template <> DEVICE uint32_t Int8<f16>::widen(uint32_t pair) {
+  return fma2<f16>((pair ^ 0x00800080u) | 0x64006400u, kOne<f16>, 0xe480e480u);
+}
+
+template <class T> struct Fp8 : Bytes<T> {
+  // Two numbers in the high byte of each half: exponent and mantissa move to where T has them, and a factor makes up for the biases' difference.
+  // Exact for all but NaN, which is refused when weights are packed.
+  DEVICE static uint32_t widen(uint32_t pair) {
+    constexpr bool wide = kOne<T> == kOne<bf16>;
+    const uint32_t magnitude = (pair & 0x7f007f00u) >> (wide ? 4 : 1);
+    return fma2<T>(magnitude | (pair & 0x80008000u), wide ? 0x7b807b80u : 0x5c005c00u, 0x80008000u);
+  }
+  DEVICE static void unpack(const uint4 &v, int instruction, uint32_t, uint32_t, uint32_t (&a)[4]) {
+    const uint32_t upper = instruction == 0 ? v.x : v.y, lower = instruction == 0 ? v.z : v.w;
+    a[0] = widen(__byte_perm(upper, 0, 0x1404));
+    a[1] = widen(__byte_perm(lower, 0, 0x1404));
+    a[2] = widen(__byte_perm(upper, 0, 0x3424));
+    a[3] = widen(__byte_perm(lower, 0, 0x3424));
+  }
+  DEVICE static float element(const uint8_t *data, int output, int k, int depth, float) {
+    return to_float(e4m3{data[Bytes<T>::at(output, k, depth)]});
+  }
+};
+
+// 16-byte units of the shared rows that lanes take operands from. Rows are a multiple of 128 bytes long; that odd rows have their halves exchanged makes
+// the eight lanes that are served at once (two rows, four units) hit all banks.
+DEVICE int swizzled(int row, int unit) { return unit ^ (row & 1) << 2; }
+
+// Eight neighbours along k, as operand B of two instructions.
+template <class T> DEVICE void load_operand(uint32_t (&b)[2][2], const T *shared) {
+  const uint4 v = *reinterpret_cast<const uint4 *>(shared);
+  b[0][0] = v.x;
+  b[0][1] = v.y;
+  b[1][0] = v.z;
+  b[1][1] = v.w;
+}
+
+// A product's operands besides the weights. `x` [rows, inputs], `out` and `residual` [rows, outputs].
+template <class T> struct Operands {
+  T *out;
+  const T *x;
+  const float *bias;   // null or [outputs]
+  const T *residual;   // null, or added to the result before it is rounded
+  int rows, outputs, inputs;
+};

@@ -1,0 +1,95 @@
+//! Eight bits per number: integers with a scale per output, and FP8.
+
+use super::{DEPTH, Format, GROUP, OUTPUTS, Packed, TILE_BYTES, expect_finite, expect_len};
+use crate::{Error, Result};
+
+/// What numbers are multiplied by.
+#[derive(Debug, Clone, Copy)]
+pub enum Scales<'a> {
+    /// One factor for all.
+    Tensor(f32),
+    /// One for each output: `[outputs]`.
+    Outputs(&'a [f32]),
+    /// One for each block: `[outputs / rows, inputs / columns]`, both rounded up.
+    Blocks {
+        /// Outputs of a block.
+        rows: usize,
+        /// Inputs of a block: a power of two, at least 32.
+        columns: usize,
+        /// The factors.
+        values: &'a [f32],
+    },
+}
+
+/// Packs signed bytes `[outputs, inputs]`.
+///
+/// # Errors
+/// [`Error::Shape`] for parts that do not fit together, [`Error::Unsupported`] for scales that are not finite or blocks that the kernels cannot read.
+pub fn int8(outputs: usize, inputs: usize, values: &[i8], scales: Scales<'_>) -> Result<Packed> {
+    pack(Format::Int8, outputs, inputs, values.len(), scales, |i| values[i] as u8)
+}
+
+/// Packs FP8 with four bits of exponent and no infinities, `[outputs, inputs]`.
+///
+/// # Errors
+/// As for [`int8`], and [`Error::Unsupported`] for a weight that holds a NaN.
+pub fn e4m3(outputs: usize, inputs: usize, values: &[u8], scales: Scales<'_>) -> Result<Packed> {
+    if values.iter().any(|v| v & 0x7f == 0x7f) {
+        return Err(Error::Unsupported("a weight that holds a NaN".to_owned()));
+    }
+    pack(Format::E4M3, outputs, inputs, values.len(), scales, |i| values[i])
+}
+
+fn pack(
+    format: Format,
+    outputs: usize,
+    inputs: usize,
+    len: usize,
+    scales: Scales<'_>,
+    value: impl Fn(usize) -> u8,
+) -> Result<Packed> {
+    if outputs == 0 || inputs == 0 {
+        return Err(Error::Shape(format!("a weight of {outputs} by {inputs}")));
+    }
+    expect_len("the weight", len, outputs * inputs)?;
+    let depth = inputs.next_multiple_of(DEPTH);
+    let tensor;
+    let (rows, columns, values) = match scales {
+        Scales::Tensor(scale) => {
+            tensor = [scale];
+            (outputs, depth, &tensor[..])
+        }
+        Scales::Outputs(values) => (1, depth, values),
+        Scales::Blocks { rows, columns, values } => {
+            if rows == 0 || !columns.is_power_of_two() || columns < GROUP {
+                return Err(Error::Unsupported(format!("scales for blocks of {rows} by {columns}")));
+            }
+            (rows, columns, values)
+        }
+    };
+    let across = inputs.div_ceil(columns);
+    expect_len("scales", values.len(), outputs.div_ceil(rows) * across)?;
+    expect_finite(values)?;
+    let mut packed = Packed::zeros(format, outputs, inputs, depth, columns);
+    for group in 0..across {
+        for output in 0..outputs {
+            let index = packed.word(group, output);
+            packed.scales[index] = values[output / rows * across + group].to_bits();
+        }
+    }
+    let tile_columns = format.tile_columns();
+    let tiles = depth / tile_columns;
+    for output in 0..outputs {
+        // A lane has eight neighbours of output g, then eight of output g + 8.
+        let row = output % OUTPUTS;
+        for first in (0..inputs).step_by(8) {
+            let tile = output / OUTPUTS * tiles + first / tile_columns;
+            let lane = row % 8 * 4 + first % tile_columns / 8;
+            let at = tile * TILE_BYTES + lane * 16 + row / 8 * 8;
+            for column in first..(first + 8).min(inputs) {
+                packed.data[at + column - first] = value(output * inputs + column);
+            }
+        }
+    }
+    Ok(packed)
+}
