@@ -5,6 +5,7 @@
 
 pub mod norm;
 pub mod paged;
+pub mod sample;
 
 use super::Elem;
 use crate::{Error, Result};
