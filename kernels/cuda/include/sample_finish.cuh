@@ -8,101 +8,110 @@ struct Kept {
   int n;
 };
 
-// What top-k, top-p, min-p and typical-p leave of a row. `order` comes with the row's distribution and without limits.
+// Calls f(id, logit) for all kept tokens.
+template <class F> DEVICE void each_kept(const Source &s, const Scratch &scratch, const Order &order, const Kept &kept, F f) {
+  if (!kept.listed) {
+    each_token(s, [&](int id, float logit) {
+      if (order.key(id, logit) != kNone) f(id, logit);
+    });
+    return;
+  }
+  __syncthreads();
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kept.n; i += kFinishThreads) {
+    const int id = int(scratch.list[i] & kIdMask);
+    f(id, s.logits[id]);
+  }
+}
+
+// For typical sampling: the mass, and the entropy of what is left, into `order`.
+DEVICE void measure_entropy(const Source &s, const Scratch &scratch, Order &order, const Kept &kept) {
+  u64 mass = 0;
+  double moment = 0.0;
+  auto add = [&](float logit) {
+    const float x = heat(sanitize(logit), order.max, order.temperature);
+    mass += weight(x);
+    // Below it there is no weight in double precision either; and 0 times infinity is nothing.
+    if (x > -745.0f) moment += exp(double(x)) * double(x);
+  };
+  each_kept(s, scratch, order, kept, [&](int, float logit) { add(logit); });
+  exclusive_sum(mass, scratch.totals, &mass);
+  __syncthreads();
+  moment = block_reduce<kFinishThreads>(moment, reinterpret_cast<double *>(scratch.totals), Add());
+  const double sum = double(mass) / 8796093022208.0;
+  order.log_total = log(sum);
+  order.entropy = order.log_total - moment / sum;
+}
+
+// Sorts the list by distance from the entropy, or back by likelihood.
+DEVICE void sort_again(const Source &s, const Scratch &scratch, const Order &order, int n, Kind kind) {
+  Order by = order;
+  by.kind = kind;
+  by.limit = by.distance_limit = kNone;
+  __syncthreads();
+#pragma unroll 1
+  for (int i = threadIdx.x; i < n; i += kFinishThreads) {
+    const int id = int(scratch.list[i] & kIdMask);
+    scratch.list[i] = by.key(id, s.logits[id]);
+  }
+  sort_list(scratch.list, n);
+}
+
+// What top-k, top-p, min-p and typical-p leave of a row. `order` comes with the row's distribution and without limits; `total` is the mass of
+// all tokens, needed if there is a top-p but no top-k.
 DEVICE Kept filter(const Source &s, const Scratch &scratch, Order &order, const Table &t, u64 total) {
   const int top_k = int(t.word(kTopK));
   const float top_p = t.number(kTopP), floor = t.number(kFloor), typical_p = t.number(kTypicalP);
   // Enough candidates for most nuclei without more than the list holds.
   const int least = top_k > 0 ? top_k : max(1, s.segments * 3 / 4);
-  int n = 0;
+  Kept kept{false, 0};
+  // Whether the list is all there is, so far.
   bool complete = false;
-  bool listed = (top_k > 0 || top_p < 1.0f || s.vocab <= kList) && gather(s, order, scratch, least, &n, &complete);
-  if (top_k > 0) {
-    if (listed && (complete || n >= top_k)) {
-      n = min(n, top_k);
-      complete = true;
-    } else {
-      listed = false;
-      order.limit = search(s, order, scratch, false, double(top_k));
-    }
-  }
-  if (top_p < 1.0f) {
-    if (listed) {
-      auto mass = [&](int i) { return i < n ? weight_of(s, order, scratch.list[i]) : u64(0); };
-      if (complete) {
-        const int first = int(threadIdx.x) * 4;
-        exclusive_sum(mass(first) + mass(first + 1) + mass(first + 2) + mass(first + 3), scratch.totals, &total);
+  if (top_k > 0 || top_p < 1.0f || s.vocab <= kList) kept.listed = gather(s, order, scratch, least, &kept.n, &complete);
+#pragma unroll 1
+  for (int filter = 0; filter < 3; filter++) {
+    const bool by_mass = filter > 0, typical = filter == 2;
+    if (typical) {
+      kept.listed &= complete;
+      if (floor > -infinity()) {
+        const u64 lowest = u64(__float_as_uint(-floor) & 0x7fffffffu) << kIdBits | kIdMask;
+        order.limit = order.limit < lowest ? order.limit : lowest;
+        if (kept.listed) {
+          // The list is in order, and its first token is the most likely one.
+          u64 above = 0;
+          __syncthreads();
+          for (int i = threadIdx.x; i < kept.n; i += kFinishThreads) above += scratch.list[i] <= lowest;
+          exclusive_sum(above, scratch.totals, &above);
+          kept.n = int(above);
+        }
       }
+    }
+    const double share = filter == 0 ? double(top_k) : double(typical ? typical_p : top_p);
+    if (filter == 0 ? top_k == 0 : share >= 1.0) continue;
+    if (typical) {
+      measure_entropy(s, scratch, order, kept);
+      if (kept.listed) sort_again(s, scratch, order, kept.n, kByDistance);
+    }
+    if (kept.listed) {
+      weigh_list(s, order, scratch, kept.n, by_mass);
+      const u64 mass = by_mass && complete ? sum_of_amounts(scratch) : total;
       u64 below;
-      const int last = first_to_reach(scratch, 0, double(top_p) * double(total), &below, mass);
+      const int last = first_to_reach(scratch, 0, by_mass ? share * double(mass) : share, &below);
       if (last >= 0) {
-        n = last + 1;
+        kept.n = last + 1;
         complete = true;
       }
-      listed = complete;
+      kept.listed = complete;
     }
-    if (!listed) order.limit = search(s, order, scratch, true, double(top_p));
-  }
-  listed = listed && complete;
-  if (floor > -infinity()) {
-    const u64 lowest = u64(__float_as_uint(-floor) & 0x7fffffffu) << kIdBits | kIdMask;
-    order.limit = order.limit < lowest ? order.limit : lowest;
-    if (listed) {
-      // The list is in order, and its first token is the most likely one.
-      int above = 0;
-      for (int i = threadIdx.x; i < kList; i += kFinishThreads) above += i < n && scratch.list[i] <= lowest;
-      u64 all;
-      exclusive_sum(u64(above), scratch.totals, &all);
-      n = int(all);
-    }
-  }
-  if (typical_p < 1.0f) {
-    u64 mass = 0;
-    double moment = 0.0;
-    auto add = [&](float x) {
-      mass += weight(x);
-      // Below it there is no weight in double precision either; and 0 times infinity is nothing.
-      if (x > -745.0f) moment += exp(double(x)) * double(x);
-    };
-    if (listed) {
-      for (int i = threadIdx.x; i < n; i += kFinishThreads) add(heat(sanitize(s.logits[scratch.list[i] & kIdMask]), order.max, order.temperature));
-    } else {
-      each_token(s, [&](int id, float logit) {
-        if (order.key(id, logit) != kNone) add(heat(sanitize(logit), order.max, order.temperature));
-      });
-    }
-    exclusive_sum(mass, scratch.totals, &mass);
-    __syncthreads();
-    moment = block_reduce<kFinishThreads>(moment, reinterpret_cast<double *>(scratch.totals), Add());
-    __syncthreads();
-    const double sum = double(mass) / 8796093022208.0;
-    order.log_total = log(sum);
-    order.entropy = order.log_total - moment / sum;
-    if (listed) {
-      for (int i = threadIdx.x; i < n; i += kFinishThreads) {
-        const int id = int(scratch.list[i] & kIdMask);
-        scratch.list[i] = order.by_distance(id, heat(sanitize(s.logits[id]), order.max, order.temperature));
-      }
-      sort_list(scratch.list, n);
-      u64 below;
-      const int last = first_to_reach(scratch, 0, double(typical_p) * double(mass), &below,
-                                      [&](int i) { return i < n ? weight_of(s, order, scratch.list[i]) : u64(0); });
-      n = last < 0 ? n : last + 1;
-      // Back to likelihood.
-      Order plain = order;
-      plain.limit = plain.distance_limit = kNone;
-      for (int i = threadIdx.x; i < n; i += kFinishThreads) {
-        const int id = int(scratch.list[i] & kIdMask);
-        scratch.list[i] = plain.key(id, s.logits[id]);
-      }
-      sort_list(scratch.list, n);
-    } else {
-      order.kind = kByDistance;
-      order.distance_limit = search(s, order, scratch, true, double(typical_p));
+    if (!kept.listed) {
+      order.kind = typical ? kByDistance : kByLikelihood;
+      const u64 limit = search(s, order, scratch, by_mass, share);
       order.kind = kByLikelihood;
+      if (typical) order.distance_limit = limit; else order.limit = limit;
     }
   }
-  return Kept{listed, n};
+  if (kept.listed && typical_p < 1.0f) sort_again(s, scratch, order, kept.n, kByLikelihood);
+  return kept;
 }
 
 // grid [rows]. `logits` are the model's own; the rest is what `scan` and `draw` left.
@@ -110,15 +119,15 @@ DEVICE void finish(const float *logits, const float *adjusted, const float *seg_
                    int stride, const Adjust &a, const Outcome &out, int vocab) {
   constexpr int kWarps = kFinishThreads / kWarp;
   SHARED(u64, list, kList);
-  SHARED(u64, bin_mass, kBins);
-  SHARED(uint32_t, bin_count, kBins);
+  SHARED(u64, amounts, kBins);
+  SHARED(uint32_t, counts, kBins);
   SHARED(u64, totals, kWarps + 1);
   SHARED(int, found, 2);
   SHARED(Drawn, bests, kWarps);
   SHARED(float, maxima, kWarps);
   SHARED(double, sums, kWarps);
   wait_for_previous_kernel();
-  const Scratch scratch{list, bin_mass, bin_count, totals, found};
+  const Scratch scratch{list, amounts, counts, totals, found};
   const Table t{table, stride, int(blockIdx.x)};
   const Plan plan(vocab);
   const Measured m = measured(seen + int64_t(t.row) * plan.chunks, plan.chunks);
@@ -155,30 +164,18 @@ DEVICE void finish(const float *logits, const float *adjusted, const float *seg_
     Drawn best = nothing_drawn();
     float own_max = -infinity();
     double sum = 0.0;
-    auto take = [&](int id, float x) {
+    each_kept(source, scratch, order, kept, [&](int id, float logit) {
+      const float x = heat(sanitize(logit), order.max, order.temperature);
       own_max = fmaxf(own_max, x);
       const uint4 words = philox(uint32_t(id / 4), position, key_low, key_high);
       const uint32_t word = id % 4 == 0 ? words.x : id % 4 == 1 ? words.y : id % 4 == 2 ? words.z : words.w;
       // Most cannot win, and need no logarithm; see `draw`.
       if (x + float(__clz(int(word)) + 1) * 0.693148f + 1e-4f >= float(best.score)) best = BetterDraw()(best, Drawn{double(x) + gumbel(word), id});
-    };
-    auto each_kept = [&](auto f) {
-      if (kept.listed) {
-        for (int i = threadIdx.x; i < kept.n; i += kFinishThreads) {
-          const int id = int(list[i] & kIdMask);
-          f(id, heat(sanitize(source.logits[id]), order.max, order.temperature));
-        }
-      } else {
-        each_token(source, [&](int id, float logit) {
-          if (order.key(id, logit) != kNone) f(id, heat(sanitize(logit), order.max, order.temperature));
-        });
-      }
-    };
-    each_kept(take);
+    });
     token = block_best<kFinishThreads>(best, bests).id;
     if (warped) {
       max = block_reduce<kFinishThreads>(own_max, maxima, Max());
-      each_kept([&](int, float x) { sum += double(expf(x - max)); });
+      each_kept(source, scratch, order, kept, [&](int, float logit) { sum += double(expf(heat(sanitize(logit), order.max, order.temperature) - max)); });
       log_sum = log(block_reduce<kFinishThreads>(sum, sums, Add()));
     }
   }

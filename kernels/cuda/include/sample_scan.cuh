@@ -83,6 +83,7 @@ DEVICE Measured measured(const Seen *seen, int chunks) {
     const int other_id = __shfl_xor_sync(kAllLanes, best_id, lanes);
     if (other > best || (other == best && other_id < best_id)) best = other, best_id = other_id;
   }
+  __syncwarp();
   return Measured{max, log(sum), best, best_id, finite != 3};
 }
 

@@ -10,15 +10,15 @@ constexpr int kFinishThreads = 512;
 constexpr int kList = 2048;
 constexpr int kDigit = 11;
 constexpr int kBins = 1 << kDigit;
-static_assert(kBins == 4 * kFinishThreads && kList == 4 * kFinishThreads, "a thread has four bins and four places of the list");
+static_assert(kBins == 4 * kFinishThreads && kList == kBins, "a thread has four bins, and an amount is of a bin or of a place");
 
 // Shared memory of a block that finishes a row.
 struct Scratch {
-  u64 *list;         // [kList]
-  u64 *bin_mass;     // [kBins]
-  uint32_t *bin_count;  // [kBins]
-  u64 *totals;       // [2, warps]
-  int *found;        // [2]
+  u64 *list;          // [kList]
+  u64 *amounts;       // [kBins]: tokens or masses, by bin or by place in the list
+  uint32_t *counts;   // [kBins]
+  u64 *totals;        // [warps + 1]
+  int *found;         // [2]
 };
 
 // The row that a block finishes.
@@ -81,15 +81,15 @@ DEVICE void sort_list(u64 *list, int n) {
 // Whether a sum is as much as was asked for. Masses are compared as the host compares them, in double precision.
 DEVICE bool reached(u64 sum, double goal) { return double(sum) >= goal; }
 
-// The first of four places per thread at which the sum over the places reaches the goal, `value(place)` summed from `before` on; -1 if it
-// does not. `sum_before` gets the sum before that place.
-template <class F> DEVICE int first_to_reach(const Scratch &s, u64 before, double goal, u64 *sum_before, F value) {
+// The first place of `amounts` [kBins] at which their sum, from `before` on, reaches the goal; -1 if it does not. `sum_before` gets the sum
+// before that place. Begins and ends with a barrier.
+DEVICE int first_to_reach(const Scratch &s, u64 before, double goal, u64 *sum_before) {
   u64 part[4], total;
-#pragma unroll
-  for (int i = 0; i < 4; i++) part[i] = value(int(threadIdx.x) * 4 + i);
-  u64 sum = before + exclusive_sum(part[0] + part[1] + part[2] + part[3], s.totals, &total);
-  if (threadIdx.x == 0) s.found[0] = -1;
   __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 4; i++) part[i] = s.amounts[int(threadIdx.x) * 4 + i];
+  if (threadIdx.x == 0) s.found[0] = -1;
+  u64 sum = before + exclusive_sum(part[0] + part[1] + part[2] + part[3], s.totals, &total);
 #pragma unroll
   for (int i = 0; i < 4; i++) {
     if (!reached(sum, goal) && reached(sum + part[i], goal)) {
@@ -105,9 +105,24 @@ template <class F> DEVICE int first_to_reach(const Scratch &s, u64 before, doubl
   return at;
 }
 
-// The weight of a token in the distribution that is drawn from.
-DEVICE u64 weight_of(const Source &s, const Order &o, u64 key) {
-  return weight(heat(sanitize(s.logits[key & kIdMask]), o.max, o.temperature));
+// The sum of all amounts.
+DEVICE u64 sum_of_amounts(const Scratch &s) {
+  u64 sum = 0, total;
+  __syncthreads();
+  for (int i = threadIdx.x; i < kBins; i += kFinishThreads) sum += s.amounts[i];
+  exclusive_sum(sum, s.totals, &total);
+  return total;
+}
+
+// Makes `amounts` those of the first `n` tokens of the list: 1, or what they weigh in the distribution that is drawn from.
+DEVICE void weigh_list(const Source &s, const Order &o, const Scratch &scratch, int n, bool by_mass) {
+  __syncthreads();
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kList; i += kFinishThreads) {
+    u64 amount = i < n;
+    if (by_mass && i < n) amount = weight(heat(sanitize(s.logits[scratch.list[i] & kIdMask]), o.max, o.temperature));
+    scratch.amounts[i] = amount;
+  }
 }
 
 // All tokens with keys up to `limit` into the list, unsorted; segments that have none are not read. How many there are: more than fit are
@@ -168,32 +183,24 @@ DEVICE u64 search(const Source &s, const Order &o, const Scratch &scratch, bool 
   for (int rest = o.bits(); rest > 0;) {
     const int shift = rest > kDigit ? rest - kDigit : 0;
     __syncthreads();
-    for (int i = threadIdx.x; i < kBins; i += kFinishThreads) scratch.bin_count[i] = 0, scratch.bin_mass[i] = 0;
+    for (int i = threadIdx.x; i < kBins; i += kFinishThreads) scratch.counts[i] = 0, scratch.amounts[i] = 0;
     __syncthreads();
     each_token(s, [&](int id, float logit) {
       const u64 key = o.key(id, logit);
       if (key == kNone || key >> rest != prefix) return;
-      const int bin = int(key >> shift) & (kBins - 1) & int((1u << (rest - shift)) - 1);
-      atomicAdd(&scratch.bin_count[bin], 1u);
-      if (by_mass) atomicAdd(&scratch.bin_mass[bin], weight(heat(sanitize(logit), o.max, o.temperature)));
+      const int bin = int(key >> shift) & int((1u << (rest - shift)) - 1);
+      atomicAdd(&scratch.counts[bin], 1u);
+      atomicAdd(&scratch.amounts[bin], by_mass ? weight(heat(sanitize(logit), o.max, o.temperature)) : u64(1));
     });
-    __syncthreads();
-    auto amount = [&](int bin) { return by_mass ? scratch.bin_mass[bin] : u64(scratch.bin_count[bin]); };
-    if (rest == o.bits() && by_mass) {
-      u64 total;
-      const int first = int(threadIdx.x) * 4;
-      exclusive_sum(amount(first) + amount(first + 1) + amount(first + 2) + amount(first + 3), scratch.totals, &total);
-      goal = target * double(total);
-    }
+    if (rest == o.bits() && by_mass) goal = target * double(sum_of_amounts(scratch));
     u64 below;
-    const int bin = first_to_reach(scratch, before, goal, &below, amount);
+    const int bin = first_to_reach(scratch, before, goal, &below);
     if (bin < 0) return kNone - 1;
     before = below;
     prefix = prefix << (rest - shift) | u64(bin);
     rest = shift;
-    if (rest > 0 && scratch.bin_count[bin] <= uint32_t(kList)) {
+    if (rest > 0 && scratch.counts[bin] <= uint32_t(kList)) {
       // What the last digits decide fits the list.
-      __syncthreads();
       if (threadIdx.x == 0) scratch.found[1] = 0;
       __syncthreads();
       each_token(s, [&](int id, float logit) {
@@ -203,10 +210,8 @@ DEVICE u64 search(const Source &s, const Order &o, const Scratch &scratch, bool 
       __syncthreads();
       const int n = scratch.found[1];
       sort_list(scratch.list, n);
-      const int last = first_to_reach(scratch, before, goal, &below, [&](int i) {
-        if (i >= n) return u64(0);
-        return by_mass ? weight_of(s, o, scratch.list[i]) : u64(1);
-      });
+      weigh_list(s, o, scratch, n, by_mass);
+      const int last = first_to_reach(scratch, before, goal, &below);
       return scratch.list[last < 0 ? n - 1 : last];
     }
   }

@@ -37,7 +37,8 @@ fn reference(vocab: usize, rows: &[Row]) -> Vec<Sampled> {
         // Of a row without a finite logit comes the first token that is allowed.
         let last = chosen.last_mut().unwrap();
         if let (true, Some(mask)) = (last.logprob.is_nan(), &row.mask) {
-            last.token = (0..vocab as u32).find(|id| mask[*id as usize / 32] >> (id % 32) & 1 == 1).unwrap_or(0);
+            last.token =
+                (0..vocab as u32).find(|id| mask[*id as usize / 32] >> (id % 32) & 1 == 1).unwrap_or(0);
         }
     }
     chosen
@@ -132,7 +133,8 @@ fn on_device(
 
 /// Ids are equal, log-probabilities nearly.
 fn assert_same(what: &str, got: &Sampled, want: &Sampled) {
-    let close = |g: f32, w: f32| g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= 1e-5 + 3e-7 * w.abs();
+    let close =
+        |g: f32, w: f32| g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= 1e-5 + 3e-7 * w.abs();
     let tops = got.top.len() == want.top.len()
         && got.top.iter().zip(&want.top).all(|(g, w)| g.0 == w.0 && close(g.1, w.1));
     assert!(
@@ -146,7 +148,11 @@ fn check(vocab: usize, rows: &[Row], rng: &mut Rng) {
     for (name, run) in [("fast", sample as fn(&Device, &Rows<'_>) -> Result<()>), ("plain", sample_plain)] {
         for ((got, want), row) in on_device(run, vocab, rows, rng).iter().zip(&want).zip(rows) {
             let masked = row.mask.is_some();
-            let what = format!("{name}, {vocab} tokens, masked {masked}, {} seen, {:?}", row.tokens.len(), row.params);
+            let what = format!(
+                "{name}, {vocab} tokens, masked {masked}, {} seen, {:?}",
+                row.tokens.len(),
+                row.params
+            );
             assert_same(&what, got, want);
         }
     }
@@ -198,7 +204,8 @@ fn random_row(vocab: usize, rng: &mut Rng) -> Row {
         ..SamplingParams::default()
     };
     let tokens = (0..rng.below(60)).map(|_| rng.below(vocab.min(50) + 1) as u32);
-    let mut tokens: Vec<u32> = tokens.map(|t| if t % 3 == 0 { t } else { (t * 977) % (vocab as u32 + 1) }).collect();
+    let mut tokens: Vec<u32> =
+        tokens.map(|t| if t % 3 == 0 { t } else { (t * 977) % (vocab as u32 + 1) }).collect();
     if rng.below(3) == 0 {
         params.repetition_penalty = rng.pick(&[0.5, 1.3, 1.0]);
         params.frequency_penalty = rng.pick(&[0.0, 0.3, -0.7]);
@@ -218,7 +225,13 @@ fn random_row(vocab: usize, rng: &mut Rng) -> Row {
         let mut mask: Vec<u32> = (0..vocab.div_ceil(32))
             .map(|_| match kind {
                 0 => rng.next() as u32,
-                1 => if rng.below(20) == 0 { rng.next() as u32 & rng.next() as u32 } else { 0 },
+                1 => {
+                    if rng.below(20) == 0 {
+                        rng.next() as u32 & rng.next() as u32
+                    } else {
+                        0
+                    }
+                }
                 2 => u32::MAX,
                 _ => 0,
             })
@@ -275,7 +288,14 @@ fn wide_filters() {
     let cases = [
         SamplingParams { top_p: 0.95, warped_logprobs: true, ..base.clone() },
         SamplingParams { top_k: 4000, warped_logprobs: true, ..base.clone() },
-        SamplingParams { top_k: 3000, top_p: 0.9, min_p: 0.01, typical_p: 0.9, warped_logprobs: true, ..base.clone() },
+        SamplingParams {
+            top_k: 3000,
+            top_p: 0.9,
+            min_p: 0.01,
+            typical_p: 0.9,
+            warped_logprobs: true,
+            ..base.clone()
+        },
         SamplingParams { typical_p: 0.5, ..base.clone() },
         SamplingParams { typical_p: 0.7, warped_logprobs: true, min_p: 0.001, ..base.clone() },
         SamplingParams { do_sample: false, ..base.clone() },
@@ -285,7 +305,8 @@ fn wide_filters() {
             let vocab = 8200;
             let one = |params: &SamplingParams, rng: &mut Rng| {
                 let all = (0..vocab).map(|_| normal(rng));
-                let logits: Vec<f32> = if ties { all.map(|x| (x * 0.7).round()).collect() } else { all.collect() };
+                let logits: Vec<f32> =
+                    if ties { all.map(|x| (x * 0.7).round()).collect() } else { all.collect() };
                 let params = SamplingParams { seed: rng.next(), ..params.clone() };
                 Row { params, tokens: vec![3; 5], prompt_len: 5, mask: None, logits }
             };
@@ -323,7 +344,13 @@ fn draws_follow_the_distribution() {
     for seed in 0..seeds {
         let params = SamplingParams { do_sample: true, seed: seed << 33, ..SamplingParams::default() };
         let all: Vec<Row> = (0..rows)
-            .map(|n| Row { params: params.clone(), tokens: vec![0; n], prompt_len: 0, mask: None, logits: logits.clone() })
+            .map(|n| Row {
+                params: params.clone(),
+                tokens: vec![0; n],
+                prompt_len: 0,
+                mask: None,
+                logits: logits.clone(),
+            })
             .collect();
         on_device(sample, logits.len(), &all, &mut rng).iter().for_each(|s| counts[s.token as usize] += 1);
     }

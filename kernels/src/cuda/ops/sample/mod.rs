@@ -81,8 +81,10 @@ pub fn sample(device: &Device, rows: &Rows<'_>) -> Result<()> {
     let places = Places::of(rows.workspace, rows.rows, rows.vocab);
     let (history, history_stride) = rows.history.map_or((None, 0), |(view, stride)| (Some(view), stride));
     let (masks, mask_stride) = rows.masks.map_or((None, 0), |(view, stride)| (Some(view), stride));
-    let by_chunk =
-        Grid { blocks: [rows.vocab.div_ceil(CHUNK) as u32, rows.rows as u32, 1], ..Grid::flat(1, SCAN_THREADS) };
+    let by_chunk = Grid {
+        blocks: [rows.vocab.div_ceil(CHUNK) as u32, rows.rows as u32, 1],
+        ..Grid::flat(1, SCAN_THREADS)
+    };
     let logits = Args::new().with(rows.logits);
 
     let scan = logits.with(places.adjusted).with(places.seg_max).with(places.seen);
@@ -117,7 +119,8 @@ pub fn sample_plain(device: &Device, rows: &Rows<'_>) -> Result<()> {
     let (masks, mask_stride) = rows.masks.map_or((None, 0), |(view, stride)| (Some(view), stride));
     let args = Args::new().with(rows.logits).with(places.adjusted).with(rows.table).with(rows.table_stride);
     let args = args.with(history).with(history_stride);
-    let args = args.with(rows.biases.map(|b| b.0)).with(rows.biases.map(|b| b.1)).with(masks).with(mask_stride);
+    let args =
+        args.with(rows.biases.map(|b| b.0)).with(rows.biases.map(|b| b.1)).with(masks).with(mask_stride);
     let args = with_chosen(args, &rows.chosen).with(rows.vocab);
     // SAFETY: as in `sample`.
     unsafe { device.launch("sample", "sample_plain_rows", Grid::flat(rows.rows, PLAIN_THREADS), &args) }
@@ -134,9 +137,8 @@ pub fn workspace(rows: usize, vocab: usize) -> usize {
 /// What one row costs at least: its logits, once more if it draws from all tokens or changes them.
 pub fn cost(params: &SamplingParams, vocab: usize, tokens: usize, mask: bool) -> Cost {
     let logits = vocab * Elem::F32.size();
-    let penalised = params.repetition_penalty != 1.0
-        || params.frequency_penalty != 0.0
-        || params.presence_penalty != 0.0;
+    let penalised =
+        params.repetition_penalty != 1.0 || params.frequency_penalty != 0.0 || params.presence_penalty != 0.0;
     let adjusted = penalised || mask || !params.logit_bias.is_empty();
     let again = params.do_sample && params.top_k == 0;
     let mut bytes = logits * (1 + usize::from(adjusted) + usize::from(again));
@@ -179,10 +181,22 @@ fn with_chosen(args: Args, chosen: &Chosen<'_>) -> Args {
 
 /// Whether there is anything to do.
 fn check(rows: &Rows<'_>) -> Result<bool> {
-    let &Rows { rows: n, vocab, logits, table, table_stride, history, biases, masks, workspace: space, chosen } =
-        rows;
+    let &Rows {
+        rows: n,
+        vocab,
+        logits,
+        table,
+        table_stride,
+        history,
+        biases,
+        masks,
+        workspace: space,
+        chosen,
+    } = rows;
     if vocab == 0 || vocab > MOST_TOKENS {
-        return Err(Error::Shape(format!("a vocabulary of {vocab} tokens: 1 to {MOST_TOKENS} can be sampled from")));
+        return Err(Error::Shape(format!(
+            "a vocabulary of {vocab} tokens: 1 to {MOST_TOKENS} can be sampled from"
+        )));
     }
     // The rows are the second dimension of a grid.
     if n > 65535 || table_stride < n {
