@@ -5,11 +5,13 @@
 
 mod harness;
 mod norm;
+mod sample;
 
 use harness::{Bench, Result};
 
 fn main() -> Result<()> {
     let mut bench = Bench::from_arguments()?;
     norm::run(&mut bench)?;
+    sample::run(&mut bench)?;
     bench.finish()
 }

@@ -40,17 +40,14 @@ DEVICE float4 load_four(const float *row, int id, int vocab, bool whole) {
                      id + 3 < vocab ? row[id + 3] : none);
 }
 
-// Calls f(id, four logits) for a segment; a warp together. The next vector is on its way while one is worked on.
+// Calls f(id, four logits) for a segment; a warp together. All loads are on their way before the first is used.
 template <class F> DEVICE void each_four(const float *row, int segment, int vocab, bool whole, F f) {
+  static_assert(kSteps == 4, "four vectors by name");
   const int first = segment * kSegment + int(threadIdx.x % kWarp) * 4;
-  float4 next = load_four(row, first, vocab, whole);
+  const float4 a = load_four(row, first, vocab, whole), b = load_four(row, first + 4 * kWarp, vocab, whole);
+  const float4 c = load_four(row, first + 8 * kWarp, vocab, whole), d = load_four(row, first + 12 * kWarp, vocab, whole);
 #pragma unroll 1
-  for (int s = 0; s < kSteps; s++) {
-    const int id = first + s * 4 * kWarp;
-    const float4 now = next;
-    if (s + 1 < kSteps) next = load_four(row, id + 4 * kWarp, vocab, whole);
-    f(id, now);
-  }
+  for (int s = 0; s < kSteps; s++) f(first + s * 4 * kWarp, s == 0 ? a : s == 1 ? b : s == 2 ? c : d);
 }
 
 // What a row's records say together. Every warp reads all of them; lanes combine in an order that the number of chunks fixes.
@@ -254,7 +251,10 @@ DEVICE void draw(const float *logits, const float *adjusted, const Seen *seen, C
   auto x_of = [&](float logit) { return heat(sanitize(logit), m.best, temperature); };
 
   if (segment < plan.segments && weighs) {
-    each_four(row, segment, vocab, vocab % 4 == 0, [&](int, float4 v) { mass += (weight(x_of(v.x)) + weight(x_of(v.y))) + (weight(x_of(v.z)) + weight(x_of(v.w))); });
+    each_four(row, segment, vocab, vocab % 4 == 0, [&](int, float4 v) {
+#pragma unroll 1
+      for (int i = 0; i < 4; i++) mass += weight(x_of(i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w));
+    });
   }
   if (segment < plan.segments && draws) {
     each_four(row, segment, vocab, vocab % 4 == 0, [&](int id, float4 v) {
