@@ -13,7 +13,7 @@ KERNEL __launch_bounds__(kScanThreads) sample_scan(const float *logits, float *a
 }
 REGISTER(sample_scan)
 
-KERNEL __launch_bounds__(kScanThreads) sample_draw(const float *logits, const float *adjusted, const void *seen, void *chunk, const uint32_t *table,
+KERNEL __launch_bounds__(kScanThreads, 3) sample_draw(const float *logits, const float *adjusted, const void *seen, void *chunk, const uint32_t *table,
                                                    int stride, int vocab) {
   draw(logits, adjusted, static_cast<const Seen *>(seen), static_cast<Chunk *>(chunk), table, stride, vocab);
 }

@@ -225,13 +225,7 @@ fn random_row(vocab: usize, rng: &mut Rng) -> Row {
         let mut mask: Vec<u32> = (0..vocab.div_ceil(32))
             .map(|_| match kind {
                 0 => rng.next() as u32,
-                1 => {
-                    if rng.below(20) == 0 {
-                        rng.next() as u32 & rng.next() as u32
-                    } else {
-                        0
-                    }
-                }
+                1 if rng.below(20) == 0 => rng.next() as u32 & rng.next() as u32,
                 2 => u32::MAX,
                 _ => 0,
             })
@@ -240,7 +234,7 @@ fn random_row(vocab: usize, rng: &mut Rng) -> Row {
             let id = rng.below(vocab);
             mask[id / 32] |= u32::from(rng.below(3) > 0) << (id % 32);
         }
-        if vocab % 32 > 0 {
+        if !vocab.is_multiple_of(32) {
             mask[vocab / 32] &= (1 << (vocab % 32)) - 1;
         }
         mask
@@ -376,8 +370,8 @@ fn bad_input_is_refused() {
         let mut table = vec![0; COLUMNS];
         encode([choice].into_iter(), bounds, 1, &mut table).unwrap_err().to_string()
     };
-    assert!(encode([good].into_iter(), &bounds, 1, &mut vec![0; COLUMNS]).is_ok());
-    assert!(encode([good].into_iter(), &bounds, 1, &mut vec![0; COLUMNS - 1]).is_err());
+    assert!(encode([good].into_iter(), &bounds, 1, &mut [0; COLUMNS]).is_ok());
+    assert!(encode([good].into_iter(), &bounds, 1, &mut [0; COLUMNS - 1]).is_err());
     assert!(refused(Choice { slot: 2, ..good }, &bounds).contains("history"));
     assert!(refused(Choice { tokens: 6, ..good }, &bounds).contains("history"));
     assert!(refused(Choice { mask: Some(1), ..good }, &bounds).contains("mask"));
