@@ -203,6 +203,9 @@ fn random_row(vocab: usize, rng: &mut Rng) -> Row {
         warped_logprobs: rng.below(2) == 1,
         ..SamplingParams::default()
     };
+    if rng.below(3) == 0 {
+        params = SamplingParams { top_k: 0, top_p: 1.0, typical_p: 1.0, ..params };
+    }
     let tokens = (0..rng.below(60)).map(|_| rng.below(vocab.min(50) + 1) as u32);
     let mut tokens: Vec<u32> =
         tokens.map(|t| if t % 3 == 0 { t } else { (t * 977) % (vocab as u32 + 1) }).collect();
