@@ -18,6 +18,7 @@ mod step;
 mod prefill;
 mod products;
 mod quant_gemm;
+mod sample;
 
 use harness::{Bench, Result};
 
@@ -35,5 +36,6 @@ fn main() -> Result<()> {
     gemv::run(&mut bench)?;
     quant_gemm::run(&mut bench)?;
     grouped_gemm::run(&mut bench)?;
+    sample::run(&mut bench)?;
     bench.finish()
 }

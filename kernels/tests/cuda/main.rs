@@ -25,3 +25,4 @@ mod gemv;
 mod grouped_gemm;
 mod norm;
 mod quant_gemm;
+mod sample;

@@ -23,6 +23,7 @@ pub mod norm;
 pub mod paged;
 pub mod product;
 pub mod quant;
+pub mod sample;
 
 use super::Elem;
 use crate::{Error, Result};

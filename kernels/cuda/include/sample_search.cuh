@@ -1,0 +1,219 @@
+// Finding the first tokens of an order without sorting the vocabulary: as many as a count or a share of the mass asks for.
+//
+// Most often they are among few hundred candidates, which the segments' greatest logits lead to: the m-th greatest of these is a bound
+// that at least m tokens reach, and segments below it need not be read. Where that is not enough, digits of the keys are counted from the
+// top until what is left fits the list.
+#pragma once
+#include "sample_scan.cuh"
+
+constexpr int kFinishThreads = 512;
+constexpr int kList = 2048;
+constexpr int kDigit = 11;
+constexpr int kBins = 1 << kDigit;
+static_assert(kBins == 4 * kFinishThreads && kList == kBins, "a thread has four bins, and an amount is of a bin or of a place");
+
+// Shared memory of a block that finishes a row.
+struct Scratch {
+  u64 *list;          // [kList]
+  u64 *amounts;       // [kBins]: tokens or masses, by bin or by place in the list
+  uint32_t *counts;   // [kBins]
+  u64 *totals;        // [warps + 1]
+  int *found;         // [2]
+};
+
+// The row that a block finishes.
+struct Source {
+  const float *logits;
+  const float *seg_max;
+  int vocab, segments;
+};
+
+// Calls f(id, logit) for all tokens of a segment; a warp together.
+template <class F> DEVICE void each_of_segment(const Source &s, int segment, F f) {
+  each_four(s.logits, segment, s.vocab, s.vocab % 4 == 0, [&](int id, float4 v) {
+#pragma unroll 1
+    for (int i = 0; i < 4; i++) f(id + i, i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w);
+  });
+}
+template <class F> DEVICE void each_token(const Source &s, F f) {
+  for (int segment = threadIdx.x / kWarp; segment < s.segments; segment += kFinishThreads / kWarp) each_of_segment(s, segment, f);
+}
+
+// The sum over all threads before this one; `total` gets that of all. `totals` has a place per warp.
+DEVICE u64 exclusive_sum(u64 value, u64 *totals, u64 *total) {
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  u64 sum = value;
+#pragma unroll
+  for (int lanes = 1; lanes < kWarp; lanes *= 2) {
+    const u64 other = __shfl_up_sync(kAllLanes, sum, lanes);
+    if (lane >= lanes) sum += other;
+  }
+  __syncthreads();
+  if (lane == kWarp - 1) totals[warp] = sum;
+  __syncthreads();
+  u64 before = 0, all = 0;
+  for (int w = 0; w < kFinishThreads / kWarp; w++) {
+    if (w == warp) before = all;
+    all += totals[w];
+  }
+  *total = all;
+  return before + sum - value;
+}
+
+// Ascending; places from `n` on are lost. Begins and ends with a barrier.
+DEVICE void sort_list(u64 *list, int n) {
+  int size = 1;
+  while (size < n) size *= 2;
+  for (int i = n + int(threadIdx.x); i < size; i += kFinishThreads) list[i] = kNone;
+  __syncthreads();
+  for (int run = 2; run <= size; run *= 2) {
+    for (int step = run / 2; step > 0; step /= 2) {
+      for (int i = threadIdx.x; i < size / 2; i += kFinishThreads) {
+        const int low = (i / step) * step * 2 + i % step, high = low + step;
+        const u64 a = list[low], b = list[high];
+        if ((a > b) == ((low & run) == 0)) list[low] = b, list[high] = a;
+      }
+      __syncthreads();
+    }
+  }
+}
+
+// Whether a sum is as much as was asked for. Masses are compared as the host compares them, in double precision.
+DEVICE bool reached(u64 sum, double goal) { return double(sum) >= goal; }
+
+// The first place of `amounts` [kBins] at which their sum, from `before` on, reaches the goal; -1 if it does not. `sum_before` gets the sum
+// before that place. Begins and ends with a barrier.
+DEVICE int first_to_reach(const Scratch &s, u64 before, double goal, u64 *sum_before) {
+  u64 part[4], total;
+  __syncthreads();
+#pragma unroll
+  for (int i = 0; i < 4; i++) part[i] = s.amounts[int(threadIdx.x) * 4 + i];
+  if (threadIdx.x == 0) s.found[0] = -1;
+  u64 sum = before + exclusive_sum(part[0] + part[1] + part[2] + part[3], s.totals, &total);
+#pragma unroll
+  for (int i = 0; i < 4; i++) {
+    if (!reached(sum, goal) && reached(sum + part[i], goal)) {
+      s.found[0] = int(threadIdx.x) * 4 + i;
+      s.totals[kFinishThreads / kWarp] = sum;
+    }
+    sum += part[i];
+  }
+  __syncthreads();
+  const int at = s.found[0];
+  *sum_before = at < 0 ? 0 : s.totals[kFinishThreads / kWarp];
+  __syncthreads();
+  return at;
+}
+
+// The sum of all amounts.
+DEVICE u64 sum_of_amounts(const Scratch &s) {
+  u64 sum = 0, total;
+  __syncthreads();
+  for (int i = threadIdx.x; i < kBins; i += kFinishThreads) sum += s.amounts[i];
+  exclusive_sum(sum, s.totals, &total);
+  return total;
+}
+
+// Makes `amounts` those of the first `n` tokens of the list: 1, or what they weigh in the distribution that is drawn from.
+DEVICE void weigh_list(const Source &s, const Order &o, const Scratch &scratch, int n, bool by_mass) {
+  __syncthreads();
+#pragma unroll 1
+  for (int i = threadIdx.x; i < kList; i += kFinishThreads) {
+    u64 amount = i < n;
+    if (by_mass && i < n) amount = weight(heat(sanitize(s.logits[scratch.list[i] & kIdMask]), o.max, o.temperature));
+    scratch.amounts[i] = amount;
+  }
+}
+
+// All tokens with keys up to `limit` into the list, unsorted; segments that have none are not read. How many there are: more than fit are
+// not kept.
+DEVICE int collect(const Source &s, const Order &o, const Scratch &scratch, u64 limit, bool by_segment) {
+  __syncthreads();
+  if (threadIdx.x == 0) scratch.found[1] = 0;
+  __syncthreads();
+  for (int segment = threadIdx.x / kWarp; segment < s.segments; segment += kFinishThreads / kWarp) {
+    if (by_segment) {
+      const u64 least = o.key(0, s.seg_max[segment]);
+      if (least == kNone || least > limit) continue;
+    }
+    each_of_segment(s, segment, [&](int id, float logit) {
+      const u64 key = o.key(id, logit);
+      if (key == kNone || key > limit) return;
+      const int at = atomicAdd(&scratch.found[1], 1);
+      if (at < kList) scratch.list[at] = key;
+    });
+  }
+  __syncthreads();
+  return scratch.found[1];
+}
+
+// The first tokens of the order, at least `least` of them unless there are fewer: `n` into the list, sorted. `complete`: these are all there
+// are. False if they do not fit.
+DEVICE bool gather(const Source &s, const Order &o, const Scratch &scratch, int least, int *n, bool *complete) {
+  u64 limit = kNone - 1;
+  *complete = s.vocab <= kList || least > s.segments;
+  if (!*complete) {
+    // The segment of rank `least`, ties by index.
+    __syncthreads();
+    for (int i = threadIdx.x; i < s.segments; i += kFinishThreads) {
+      const float mine = s.seg_max[i];
+      int rank = 0;
+      for (int j = 0; j < s.segments; j++) {
+        const float other = s.seg_max[j];
+        rank += other > mine || (other == mine && j < i);
+      }
+      if (rank == least - 1) scratch.found[0] = i;
+    }
+    __syncthreads();
+    const u64 key = o.key(0, s.seg_max[scratch.found[0]]);
+    *complete = key == kNone;
+    if (key != kNone) limit = key | kIdMask;
+  }
+  *n = collect(s, o, scratch, limit, true);
+  if (*n > kList) return false;
+  sort_list(scratch.list, *n);
+  return true;
+}
+
+// The key of the last token of the smallest set of first tokens that has `target` tokens, or that share of the mass; the greatest possible
+// key if all have not. Takes the list and everything else in shared memory.
+DEVICE u64 search(const Source &s, const Order &o, const Scratch &scratch, bool by_mass, double target) {
+  u64 prefix = 0, before = 0;
+  double goal = target;
+  for (int rest = o.bits(); rest > 0;) {
+    const int shift = rest > kDigit ? rest - kDigit : 0;
+    __syncthreads();
+    for (int i = threadIdx.x; i < kBins; i += kFinishThreads) scratch.counts[i] = 0, scratch.amounts[i] = 0;
+    __syncthreads();
+    each_token(s, [&](int id, float logit) {
+      const u64 key = o.key(id, logit);
+      if (key == kNone || key >> rest != prefix) return;
+      const int bin = int(key >> shift) & int((1u << (rest - shift)) - 1);
+      atomicAdd(&scratch.counts[bin], 1u);
+      atomicAdd(&scratch.amounts[bin], by_mass ? weight(heat(sanitize(logit), o.max, o.temperature)) : u64(1));
+    });
+    if (rest == o.bits() && by_mass) goal = target * double(sum_of_amounts(scratch));
+    u64 below;
+    const int bin = first_to_reach(scratch, before, goal, &below);
+    if (bin < 0) return kNone - 1;
+    before = below;
+    prefix = prefix << (rest - shift) | u64(bin);
+    rest = shift;
+    if (rest > 0 && scratch.counts[bin] <= uint32_t(kList)) {
+      // What the last digits decide fits the list.
+      if (threadIdx.x == 0) scratch.found[1] = 0;
+      __syncthreads();
+      each_token(s, [&](int id, float logit) {
+        const u64 key = o.key(id, logit);
+        if (key != kNone && key >> rest == prefix) scratch.list[atomicAdd(&scratch.found[1], 1)] = key;
+      });
+      __syncthreads();
+      const int n = scratch.found[1];
+      sort_list(scratch.list, n);
+      weigh_list(s, o, scratch, n, by_mass);
+      const int last = first_to_reach(scratch, before, goal, &below);
+      return scratch.list[last < 0 ? n - 1 : last];
+    }
+  }
+  return prefix;
+}
