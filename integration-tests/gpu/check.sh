@@ -42,10 +42,15 @@ step tests 180 "$pack/kernel-tests" --test-threads=1 --skip sim::
 step bench 150 "$pack/kernel-bench"
 step pytorch 120 python3 integration-tests/gpu/torch_bench.py "$out/bench.json" "$out/torch.json"
 if command -v compute-sanitizer >/dev/null; then
-    for tool in memcheck racecheck; do
-        step "$tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 \
-            env MILLRACE_TEST_SEED=1 "$pack/kernel-tests" --test-threads=1 --skip sim:: random
-    done
+    # Some virtual machines hide what it needs.
+    if compute-sanitizer "$pack/kernel-tests" --exact norm::short_views_are_refused 2>&1 | grep -q "not supported"; then
+        summary+=("compute-sanitizer cannot work on this machine")
+    else
+        for tool in memcheck racecheck; do
+            step "$tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 \
+                env MILLRACE_TEST_SEED=1 "$pack/kernel-tests" --test-threads=1 --skip sim:: random
+        done
+    fi
 fi
 
 python3 integration-tests/gpu/table.py "$out/bench.json" "$out/torch.json" | tee "$out/table.md"
