@@ -2,6 +2,7 @@
 
 mod cargo;
 mod cuda;
+mod gpu_pack;
 mod mutate;
 mod sanitize;
 mod sass;
@@ -19,6 +20,7 @@ cargo xtask TASK
   lint       formatting and clippy, warnings are errors
   test       every test of the workspace, the real binary over HTTP among them (what the README calls)
   cuda       the CUDA kernels for every card, by a pinned compiler below target/, and what their machine code promises
+  gpu-pack   the kernels' tests and benchmarks as programs for a machine with a card, in target/gpu
   sim        the CUDA kernels' tests on the simulated device in all four orders of threads, and every
              benchmark once: cargo xtask sim [FILTER]
   sanitize   the same in one order, compiled for AddressSanitizer and UndefinedBehaviorSanitizer: cargo xtask sanitize [FILTER]
@@ -41,6 +43,7 @@ fn main() -> ExitCode {
         }
         Some("test") => cargo(&["test", "--workspace", SIMULATED]),
         Some("cuda") => cuda::run(),
+        Some("gpu-pack") => gpu_pack::run(),
         Some("sim") => match arguments.next() {
             Some(filter) => simulated::all_orders(Some(&filter)),
             None => simulated::all_orders(None) && simulated::bench(),

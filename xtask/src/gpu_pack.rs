@@ -1,0 +1,56 @@
+//! The kernels' tests and benchmarks as two programs for a machine that has a card, and neither Rust nor a network.
+
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use crate::{cargo, toolkit};
+
+/// Where the programs go, for `integration-tests/gpu/check.sh`.
+const FOLDER: &str = "target/gpu";
+
+/// What both may weigh together, in bytes: the machine takes 64 MiB, the repository among them.
+const MOST: u64 = 48 << 20;
+
+/// Says whether both programs are there, small enough to carry.
+pub(crate) fn run() -> bool {
+    match pack() {
+        Ok(bytes) => {
+            println!(
+                "{FOLDER}: {:.1} MiB; integration-tests/gpu/check.sh runs them",
+                bytes as f64 / 1048576.0
+            );
+            true
+        }
+        Err(e) => {
+            eprintln!("{e}");
+            false
+        }
+    }
+}
+
+fn pack() -> Result<u64, String> {
+    let home = toolkit::install()?;
+    let nvcc = home.join("bin/nvcc");
+    // Machine code of the Hopper cards alone, unless the environment asks for more.
+    let architectures = std::env::var("MILLRACE_CUDA_ARCHITECTURES").unwrap_or_else(|_| "90a".to_owned());
+    let environment = [
+        ("CUDA_HOME", &*home.to_string_lossy()),
+        ("NVCC", &*nvcc.to_string_lossy()),
+        ("MILLRACE_CUDA_ARCHITECTURES", &*architectures),
+    ];
+    let features = ["--package", "millrace-kernels", "--features", "embed-cubin,cpu-sim"];
+    fs::create_dir_all(FOLDER).map_err(|e| format!("{FOLDER}: {e}"))?;
+    let mut bytes = 0;
+    for (name, kind) in [("kernel-tests", "--test"), ("kernel-bench", "--bench")] {
+        let arguments = [&["test", kind, "cuda", "--no-run"][..], &features].concat();
+        let built = cargo::build(&arguments, &environment, "cuda")?;
+        let program = built.executable.ok_or("cargo has not said where the program is")?;
+        let target = Path::new(FOLDER).join(name);
+        fs::copy(&program, &target).map_err(|e| format!("{}: {e}", target.display()))?;
+        // Larger without it, and as good.
+        let _ = Command::new("strip").arg("--strip-debug").arg(&target).status();
+        bytes += fs::metadata(&target).map_err(|e| e.to_string())?.len();
+    }
+    if bytes > MOST { Err(format!("{FOLDER} has {bytes} bytes, more than {MOST}")) } else { Ok(bytes) }
+}
