@@ -16,7 +16,7 @@ use std::time::Instant;
 
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::{
-    AttentionSpec, Backend, DType, HostTensor, KvSpec, Part, Prologue, QkvLayout, SeqRow, StepInput,
+    AttentionSpec, Backend, DType, HostTensor, KvSpec, Part, Prologue, QkvLayout, SeqRow, StepInput, StepSize,
 };
 
 /// Inputs and outputs of the products of one layer.
@@ -81,7 +81,7 @@ fn activations(cpu: &Cpu, n: usize, cols: usize) -> <Cpu as Backend>::Buf {
     let table = matrix(cpu, &bytes(&values(16 * cols)), 16, cols, DType::F32);
     let tokens: Vec<u32> = (0..n as u32).map(|t| t % 16).collect();
     let blocks = vec![0; n];
-    let mut step = cpu.step(n, 1, n).unwrap();
+    let mut step = cpu.step(StepSize { tokens: n, rows: 1, table_blocks: n, block_size: 16 }).unwrap();
     let rows = [SeqRow { start: 0, count: n, blocks: &blocks }];
     cpu.begin(&mut step, &StepInput { tokens: &tokens, rows: &rows, outputs: &[] }).unwrap();
     let mut buf = cpu.buf(n, cols).unwrap();
@@ -149,7 +149,7 @@ fn cache(cpu: &Cpu, sequences: usize, tokens: usize, dtype: DType) -> (Vec<Vec<u
         .collect();
     let mut qkv = activations(cpu, tokens, LAYOUT.cols());
     for table in &tables {
-        let mut step = cpu.step(tokens, 1, per).unwrap();
+        let mut step = cpu.step(StepSize { tokens, rows: 1, table_blocks: per, block_size: 16 }).unwrap();
         let rows = [SeqRow { start: 0, count: tokens, blocks: table }];
         cpu.begin(&mut step, &StepInput { tokens: &vec![0; tokens], rows: &rows, outputs: &[] }).unwrap();
         let prologue = Prologue { layout: LAYOUT, head_norm: None, rope: None };
@@ -167,7 +167,9 @@ fn decode(cpu: &Cpu) {
             let (tables, first) = cache(cpu, sequences, context, dtype);
             let mut caches = vec![first];
             caches.extend((1..layers).map(|_| cache(cpu, sequences, context, dtype).1));
-            let mut step = cpu.step(sequences, sequences, context).unwrap();
+            let mut step = cpu
+                .step(StepSize { tokens: sequences, rows: sequences, table_blocks: context, block_size: 16 })
+                .unwrap();
             let rows: Vec<SeqRow<'_>> =
                 tables.iter().map(|t| SeqRow { start: context - 1, count: 1, blocks: t }).collect();
             let tokens = vec![0; sequences];
@@ -194,7 +196,9 @@ fn prefill(cpu: &Cpu) {
     for (start, count) in [(0, 512), (1536, 512), (7680, 512)] {
         for dtype in [DType::BF16, DType::F32] {
             let (tables, kv) = cache(cpu, 1, start + count, dtype);
-            let mut step = cpu.step(count, 1, start + count).unwrap();
+            let mut step = cpu
+                .step(StepSize { tokens: count, rows: 1, table_blocks: start + count, block_size: 16 })
+                .unwrap();
             let rows = [SeqRow { start, count, blocks: &tables[0] }];
             cpu.begin(&mut step, &StepInput { tokens: &vec![0; count], rows: &rows, outputs: &[] }).unwrap();
             let qkv = activations(cpu, count, LAYOUT.cols());

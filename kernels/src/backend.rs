@@ -135,6 +135,19 @@ pub struct StepInput<'a> {
     pub outputs: &'a [u32],
 }
 
+/// The largest steps that room is made for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StepSize {
+    /// Tokens of all sequences together.
+    pub tokens: usize,
+    /// Sequences.
+    pub rows: usize,
+    /// Blocks of the longest block table.
+    pub table_blocks: usize,
+    /// Tokens per block of the caches that the steps use.
+    pub block_size: usize,
+}
+
 /// A device: memory, weights in its own layout, and the operations of a decoder.
 ///
 /// Callers keep to the shapes given at allocation and to validated token, block and slot numbers; a violation is a bug
@@ -158,6 +171,10 @@ pub trait Backend {
 
     /// Zeroed activations for up to `rows` rows.
     fn buf(&self, rows: usize, cols: usize) -> Result<Self::Buf>;
+    /// Zeroed logits for up to `rows` rows: what [`Backend::linear`] writes for [`Backend::sample`] to choose from.
+    fn logits(&self, rows: usize, cols: usize) -> Result<Self::Buf> {
+        self.buf(rows, cols)
+    }
     /// A vector of all parts' elements, one part after the other in row-major order.
     fn vector(&self, parts: &[Part<'_>]) -> Result<Self::Vector>;
     /// A matrix of the parts' rows stacked; all parts have the same number of columns. Kept as `dtype`.
@@ -171,8 +188,8 @@ pub trait Backend {
     fn scratch_bytes(&self, rows: usize, cols: usize) -> usize;
     /// A zeroed cache.
     fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
-    /// Room for the geometry of steps up to these sizes. `table_blocks` is the longest block table of one row.
-    fn step(&self, max_tokens: usize, max_rows: usize, table_blocks: usize) -> Result<Self::Step>;
+    /// Room for the geometry of steps up to this size.
+    fn step(&self, size: StepSize) -> Result<Self::Step>;
 
     // ---- one step
 

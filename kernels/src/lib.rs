@@ -15,7 +15,7 @@ pub mod tensor;
 
 pub use backend::{
     Activation, AttentionSpec, Backend, HeadNorm, HostMemory, KvSpec, Norm, Prologue, QkvLayout, RopeSpec,
-    RopeStyle, SeqRow, StepInput,
+    RopeStyle, SeqRow, StepInput, StepSize,
 };
 pub use error::{Error, Result};
 pub use sampling::{SampleRow, Sampled, SamplingParams};

@@ -337,6 +337,11 @@ pub(crate) enum DeviceArg {
     Auto,
     /// The processor.
     Cpu,
+    /// NVIDIA's cards.
+    Cuda,
+    /// A simulated card, which runs the CUDA kernels on the processor: for tests.
+    #[cfg(feature = "cpu-sim")]
+    CudaSim,
     /// Nothing: made-up tokens at once, to measure the server without a model.
     Null,
 }
@@ -356,6 +361,9 @@ impl EngineArgs {
     pub(crate) fn device(&self) -> Device {
         match self.device {
             DeviceArg::Auto | DeviceArg::Cpu => Device::Cpu,
+            DeviceArg::Cuda => Device::Cuda,
+            #[cfg(feature = "cpu-sim")]
+            DeviceArg::CudaSim => Device::CudaSim,
             DeviceArg::Null => Device::Null(Duration::from_micros(self.null_step_micros.into())),
         }
     }

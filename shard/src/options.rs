@@ -32,6 +32,11 @@ impl fmt::Display for Address {
 pub enum Device {
     /// The processor.
     Cpu,
+    /// NVIDIA's cards: rank r of a host has number r of those that `CUDA_VISIBLE_DEVICES` shows.
+    Cuda,
+    /// A simulated card for each rank.
+    #[cfg(feature = "cpu-sim")]
+    CudaSim,
     /// Nothing: steps are answered after this time with made-up tokens, to measure all that is around the model.
     Null(Duration),
 }

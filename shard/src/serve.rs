@@ -13,6 +13,9 @@ use crate::decoder::{Collective, Decoder, Weights};
 use crate::model::{DecoderSpec, Model};
 use crate::options::{Device, ShardOptions};
 use crate::plan::{self, Plan, Wish};
+#[cfg(feature = "cpu-sim")]
+use crate::platform::cuda;
+use crate::platform::cuda::cards;
 use crate::platform::{OnHost, Opened, Platform, processor};
 use crate::split::Split;
 use crate::worker::Worker;
@@ -34,9 +37,15 @@ pub fn run(options: &ShardOptions, open: impl FnOnce() -> Result<Model, Error>) 
         lifeline::hold().map_err(Error::Lifeline)?;
     }
     let connection = connect(options)?;
+    let card = options.rank % options.host_ranks.max(1);
     match options.device {
         Device::Null(pace) => report_to(&*connection, |router| null::serve(router, options, pace, open)),
         Device::Cpu => serve(&OnHost(|| processor(options)), &*connection, options, open),
+        Device::Cuda => serve(&cards(card, options.collective_timeout), &*connection, options, open),
+        #[cfg(feature = "cpu-sim")]
+        Device::CudaSim => {
+            serve(&cuda::simulated(card, options.collective_timeout), &*connection, options, open)
+        }
     }
 }
 

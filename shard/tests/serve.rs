@@ -155,8 +155,11 @@ fn loading_ends_with_what_is_ready() {
     // Two layers, keys and values, one head of four singles.
     assert_eq!((kv.name.as_str(), kv.bytes), ("KV cache", 80 * 2 * 2 * 4 * 4));
     let phases: Vec<&str> = ready.phases.iter().map(|phase| phase.name.as_str()).collect();
-    assert_eq!(phases, ["read the checkpoint's headers", "load weights", "allocate", "warm up"]);
-    assert!(ready.phases[1].micros > 0 && ready.phases[3].micros > 0);
+    assert_eq!(
+        phases,
+        ["read the checkpoint's headers", "open the device", "load weights", "allocate", "warm up"]
+    );
+    assert!(ready.phases[2].micros > 0 && ready.phases[4].micros > 0);
 
     router.send(to_shard::Message::Shutdown(Shutdown {}));
     router.shard.join().unwrap().unwrap();

@@ -5,20 +5,20 @@
 
 mod activation;
 mod allreduce;
-mod embed;
 mod decode;
+mod embed;
 mod gemv;
 mod grouped_gemm;
 mod harness;
 mod moe;
 mod norm;
 mod peak;
-mod prologue;
-mod step;
 mod prefill;
 mod products;
+mod prologue;
 mod quant_gemm;
 mod sample;
+mod step;
 
 use harness::{Bench, Result};
 

@@ -62,9 +62,9 @@ template <int N, bool Transposed> inline void load_matrices(uint32_t (&r)[N], co
 
 // movmatrix: every lane holds two neighbours of a row of an 8x8 matrix, and gets two neighbours of a column.
 inline uint32_t transpose_matrix(uint32_t pair) {
-  auto *slots = meet(~0u, kMatrix, pair);
+  const Exchange &left = meet_all(kMatrix, pair);
   const unsigned lane = machine.fiber->lane, column = lane / 4, row = lane % 4 * 2;
-  const auto element = [&](unsigned r) { return slot<uint32_t>(slots, r * 4 + column / 2) >> 16 * (column % 2) & 0xffff; };
+  const auto element = [&](unsigned r) { return slot<uint32_t>(left, r * 4 + column / 2) >> 16 * (column % 2) & 0xffff; };
   return element(row) | element(row + 1) << 16;
 }
 

@@ -9,7 +9,9 @@ use super::rows::{AddNorm, Gate, RmsNorm};
 use super::simd::Element;
 use super::step::Row;
 use super::{Buf, Cpu, Kv, Matrix, Step, TileTask, gemm, lock};
-use crate::backend::{Activation, AttentionSpec, Backend, HostMemory, KvSpec, Norm, Prologue, StepInput};
+use crate::backend::{
+    Activation, AttentionSpec, Backend, HostMemory, KvSpec, Norm, Prologue, StepInput, StepSize,
+};
 use crate::sampling::{SampleRow, Sampled};
 use crate::tensor::flatten;
 use crate::{DType, Error, Part, Result, sample};
@@ -61,8 +63,8 @@ impl Backend for Cpu {
         Kv::new(spec)
     }
 
-    fn step(&self, max_tokens: usize, max_rows: usize, table_blocks: usize) -> Result<Step> {
-        Ok(Step::new(max_tokens, max_rows, table_blocks))
+    fn step(&self, size: StepSize) -> Result<Step> {
+        Ok(Step::new(size))
     }
 
     fn begin(&self, step: &mut Step, input: &StepInput<'_>) -> Result<()> {

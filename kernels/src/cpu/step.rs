@@ -1,6 +1,6 @@
 //! The geometry of a step.
 
-use crate::backend::{SeqRow, StepInput};
+use crate::backend::{SeqRow, StepInput, StepSize};
 
 /// The current step, in memory that was reserved for the largest one.
 #[derive(Debug)]
@@ -28,13 +28,13 @@ pub(super) struct Row {
 }
 
 impl Step {
-    pub(super) fn new(max_tokens: usize, max_rows: usize, table_blocks: usize) -> Step {
+    pub(super) fn new(size: StepSize) -> Step {
         Step {
-            tokens: Vec::with_capacity(max_tokens),
-            outputs: Vec::with_capacity(max_tokens),
-            rows: Vec::with_capacity(max_rows),
-            row_of: Vec::with_capacity(max_tokens),
-            tables: Vec::with_capacity(max_rows * table_blocks),
+            tokens: Vec::with_capacity(size.tokens),
+            outputs: Vec::with_capacity(size.tokens),
+            rows: Vec::with_capacity(size.rows),
+            row_of: Vec::with_capacity(size.tokens),
+            tables: Vec::with_capacity(size.rows * size.table_blocks),
             blocks_end: 0,
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::driver::{Arg, Driver, Function, Grid, Properties, TensorLayout, TensorMap};
+use super::driver::{Arg, Driver, Function, Gemm, Grid, Properties, TensorLayout, TensorMap};
 use super::memory::{Elem, Memory, View};
 use crate::{Error, Result};
 
@@ -108,6 +108,25 @@ impl Device {
     /// What `work` or the device fails with.
     pub fn time(&self, mut work: impl FnMut() -> Result<()>) -> Result<f64> {
         self.driver.time(&mut work)
+    }
+
+    /// Free and total bytes of the device's memory, if it says.
+    pub fn memory_bytes(&self) -> Option<(usize, usize)> {
+        self.driver.memory_bytes()
+    }
+
+    /// Bytes that products take of the device's memory beside their operands.
+    pub fn gemm_bytes(&self) -> usize {
+        self.driver.gemm_bytes()
+    }
+
+    /// Multiplies by the device's library.
+    ///
+    /// # Safety
+    /// As for [`Driver::gemm`].
+    pub(super) unsafe fn gemm(&self, product: &Gemm) -> Result<()> {
+        // SAFETY: the caller vouches for the operands.
+        unsafe { self.driver.gemm(product) }
     }
 
     pub(super) fn make_current(&self) -> Result<()> {

@@ -206,6 +206,27 @@ impl Deref for Args {
     }
 }
 
+/// `out [rows, outputs] = x [rows, inputs] · (w [outputs, inputs])ᵀ`, sums in f32.
+#[derive(Debug, Clone, Copy)]
+pub struct Gemm {
+    /// Rows of `x`; at least 1.
+    pub rows: usize,
+    /// Columns of `x` and `w`; at least 1.
+    pub inputs: usize,
+    /// Rows of `w`; at least 1.
+    pub outputs: usize,
+    /// Type of `x` and `w`: f32, f16 or bf16.
+    pub elem: Elem,
+    /// Type of `out`: that of `x`, or f32.
+    pub out_elem: Elem,
+    /// Address of `x`.
+    pub x: u64,
+    /// Address of `w`.
+    pub w: u64,
+    /// Address of `out`.
+    pub out: u64,
+}
+
 /// What of a device the choice of a kernel depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Properties {
@@ -261,6 +282,15 @@ pub trait Driver: Send + Sync + Debug {
     /// The arguments have the number and types of the kernel's parameters, and all memory that it reads and writes for them
     /// lies in allocations.
     unsafe fn launch(&self, function: Function, grid: Grid, args: &[Arg]) -> Result<()>;
+    /// Multiplies by the device's library.
+    ///
+    /// # Safety
+    /// The operands lie in allocations and are as long as the shape says.
+    unsafe fn gemm(&self, product: &Gemm) -> Result<()>;
+    /// Bytes that products take of the device's memory beside their operands.
+    fn gemm_bytes(&self) -> usize;
+    /// Free and total bytes of the device's memory, if it says.
+    fn memory_bytes(&self) -> Option<(usize, usize)>;
     /// Makes the calling thread one that may use the device's libraries directly.
     fn make_current(&self) -> Result<()> {
         Ok(())

@@ -4,6 +4,7 @@
 //! grid, and launches it on a [`Device`]. A device is a card or, with the feature `cpu-sim`, a simulation that runs the
 //! same sources on this machine's processor; tests run on either.
 
+mod backend;
 #[cfg(feature = "cuda")]
 mod cache;
 #[cfg(feature = "cuda")]
@@ -22,11 +23,12 @@ pub mod pack;
 #[cfg(feature = "cpu-sim")]
 mod sim;
 
+pub use backend::Cuda;
 #[cfg(feature = "cuda")]
 pub use card::Card;
 pub use cost::Cost;
 pub use device::Device;
-pub use driver::{Arg, Args, Driver, Function, Grid, Properties, TensorLayout, TensorMap};
+pub use driver::{Arg, Args, Driver, Function, Gemm, Grid, Properties, TensorLayout, TensorMap};
 pub use memory::{Elem, Memory, View};
 #[cfg(feature = "cpu-sim")]
 pub use sim::{Order, Simulated};

@@ -7,7 +7,9 @@
 mod attention;
 mod prologue;
 
-use crate::backend::{Activation, AttentionSpec, Backend, HostMemory, KvSpec, Norm, Prologue, StepInput};
+use crate::backend::{
+    Activation, AttentionSpec, Backend, HostMemory, KvSpec, Norm, Prologue, StepInput, StepSize,
+};
 use crate::sampling::{SampleRow, Sampled};
 use crate::tensor::{flatten, stacked_shape};
 use crate::{DType, Part, Result, sample};
@@ -111,7 +113,7 @@ impl Backend for Reference {
         Ok(Kv { spec, k: vec![0.0; len], v: vec![0.0; len] })
     }
 
-    fn step(&self, _max_tokens: usize, _max_rows: usize, _table_blocks: usize) -> Result<Step> {
+    fn step(&self, _size: StepSize) -> Result<Step> {
         Ok(Step::default())
     }
 

@@ -3,7 +3,7 @@
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{
     AttentionSpec, Backend, DType, HeadNorm, KvSpec, Norm, Prologue, QkvLayout, RopeSpec, RopeStyle, SeqRow,
-    StepInput,
+    StepInput, StepSize,
 };
 use proptest::prelude::{ProptestConfig, prop, prop_compose, prop_oneof, proptest};
 
@@ -11,9 +11,9 @@ use crate::common::*;
 
 /// Sequences to run through prologue and attention, position by position or in chunks.
 #[derive(Debug, Clone)]
-struct Case {
+pub(crate) struct Case {
     layout: QkvLayout,
-    dtype: DType,
+    pub(crate) dtype: DType,
     block_size: usize,
     window: Option<usize>,
     head_norm: bool,
@@ -26,11 +26,11 @@ struct Case {
 }
 
 /// The rows of one step: sequence, start, count.
-type Plan = Vec<Vec<(usize, usize, usize)>>;
+pub(crate) type Plan = Vec<Vec<(usize, usize, usize)>>;
 
 impl Case {
     /// Attention outputs of all sequences, `[sum of lengths, heads * head_dim]`.
-    fn run<B: Backend>(&self, device: &B, plan: &Plan) -> Vec<f32> {
+    pub(crate) fn run<B: Backend>(&self, device: &B, plan: &Plan) -> Vec<f32> {
         let QkvLayout { heads, kv_heads, head_dim } = self.layout;
         let mut rng = Rng(self.seed);
         let cols = self.layout.cols();
@@ -68,7 +68,9 @@ impl Case {
             let all: Vec<u32> = (0..blocks as u32).collect();
             let n = blocks * self.block_size;
             let plain = Prologue { layout: self.layout, head_norm: None, rope: None };
-            let mut step = device.step(n, 1, blocks).unwrap();
+            let mut step = device
+                .step(StepSize { tokens: n, rows: 1, table_blocks: blocks, block_size: self.block_size })
+                .unwrap();
             let tokens = vec![0; n];
             let rows = [SeqRow { start: 0, count: n, blocks: &all }];
             device.begin(&mut step, &StepInput { tokens: &tokens, rows: &rows, outputs: &[] }).unwrap();
@@ -81,7 +83,14 @@ impl Case {
             head_norm: self.head_norm.then_some(&head_norm),
             rope: rope.as_ref(),
         };
-        let mut step = device.step(total, self.lengths.len(), longest).unwrap();
+        let mut step = device
+            .step(StepSize {
+                tokens: total,
+                rows: self.lengths.len(),
+                table_blocks: longest,
+                block_size: self.block_size,
+            })
+            .unwrap();
         let mut result = vec![f32::NAN; total * heads * head_dim];
         let offset = |s: usize| self.lengths[..s].iter().sum::<usize>();
         for rows in plan {
@@ -117,12 +126,12 @@ impl Case {
     }
 
     /// Everything in one step.
-    fn whole(&self) -> Plan {
+    pub(crate) fn whole(&self) -> Plan {
         vec![self.lengths.iter().enumerate().map(|(s, &n)| (s, 0, n)).collect()]
     }
 
     /// Random chunks, random company.
-    fn chunked(&self, rng: &mut Rng) -> Plan {
+    pub(crate) fn chunked(&self, rng: &mut Rng) -> Plan {
         let mut done = vec![0; self.lengths.len()];
         let mut plan = Vec::new();
         while done != self.lengths {
@@ -162,7 +171,7 @@ prop_compose! {
 }
 
 prop_compose! {
-    fn case_with_prologue()(
+    pub(crate) fn case_with_prologue()(
         mut case in case(), head_norm: bool, interleaved: bool, share in 0usize..3,
     ) -> Case {
         let style = if interleaved { RopeStyle::Interleaved } else { RopeStyle::Half };

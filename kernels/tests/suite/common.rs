@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use millrace_kernels::cpu::{Cpu, CpuOptions, Isa};
-use millrace_kernels::{Backend, DType, HostTensor, Part, SeqRow, StepInput};
+use millrace_kernels::{Backend, DType, HostTensor, Part, SeqRow, StepInput, StepSize};
 
 /// One backend of one and one of several threads for every instruction set of this machine.
 pub(crate) static CPUS: LazyLock<Vec<Cpu>> = LazyLock::new(|| {
@@ -73,7 +73,7 @@ pub(crate) fn upload<B: Backend>(device: &B, values: &[f32], cols: usize) -> B::
     let table = matrix(device, values, cols, DType::F32);
     let tokens: Vec<u32> = (0..n as u32).collect();
     let blocks = vec![0; n];
-    let mut step = device.step(n, 1, n).unwrap();
+    let mut step = device.step(StepSize { tokens: n, rows: 1, table_blocks: n, block_size: 16 }).unwrap();
     let rows = [SeqRow { start: 0, count: n, blocks: &blocks }];
     device.begin(&mut step, &StepInput { tokens: &tokens, rows: &rows, outputs: &[] }).unwrap();
     let mut buf = device.buf(n, cols).unwrap();

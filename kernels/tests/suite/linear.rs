@@ -1,12 +1,12 @@
 //! The matrix product and the embedding.
 
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, DType, HostTensor, Part, SeqRow, StepInput};
+use millrace_kernels::{Backend, DType, HostTensor, Part, SeqRow, StepInput, StepSize};
 use proptest::prelude::{ProptestConfig, prop, proptest};
 
 use crate::common::*;
 
-struct Case {
+pub(crate) struct Case {
     n: usize,
     cols: usize,
     x: Vec<f32>,
@@ -16,14 +16,14 @@ struct Case {
 }
 
 impl Case {
-    fn new(n: usize, cols: usize, out: usize, bias: bool, dtype: DType, seed: u64) -> Case {
+    pub(crate) fn new(n: usize, cols: usize, out: usize, bias: bool, dtype: DType, seed: u64) -> Case {
         let mut rng = Rng(seed);
         let (x, w) = (rng.values(n * cols), rng.values(out * cols));
         let bias = bias.then(|| rng.values(out));
         Case { n, cols, x, w, bias, dtype }
     }
 
-    fn run<B: Backend>(&self, device: &B) -> Vec<f32> {
+    pub(crate) fn run<B: Backend>(&self, device: &B) -> Vec<f32> {
         let x = upload(device, &self.x, self.cols);
         let w = matrix(device, &self.w, self.cols, self.dtype);
         let bias = self.bias.as_ref().map(|b| vector(device, b));
@@ -32,7 +32,7 @@ impl Case {
         device.read(&out, self.n).unwrap()
     }
 
-    fn row(&self, t: usize) -> Case {
+    pub(crate) fn row(&self, t: usize) -> Case {
         let x = self.x[t * self.cols..(t + 1) * self.cols].to_vec();
         Case { n: 1, x, w: self.w.clone(), bias: self.bias.clone(), ..*self }
     }
@@ -88,7 +88,7 @@ proptest! {
     }
 }
 
-fn embed<B: Backend>(
+pub(crate) fn embed<B: Backend>(
     device: &B,
     (table, first): (&[f32], usize),
     cols: usize,
@@ -97,7 +97,7 @@ fn embed<B: Backend>(
 ) -> Vec<f32> {
     let table = matrix(device, table, cols, dtype);
     let n = tokens.len();
-    let mut step = device.step(n, 1, 8).unwrap();
+    let mut step = device.step(StepSize { tokens: n, rows: 1, table_blocks: 8, block_size: 16 }).unwrap();
     let rows = [SeqRow { start: 0, count: n, blocks: &[0; 8] }];
     device.begin(&mut step, &StepInput { tokens, rows: &rows, outputs: &[] }).unwrap();
     let mut out = device.buf(n, cols).unwrap();

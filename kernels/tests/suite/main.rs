@@ -4,6 +4,8 @@
 
 mod attention;
 mod common;
+#[cfg(feature = "cpu-sim")]
+mod cuda;
 mod linear;
 mod rows;
 mod sampling;

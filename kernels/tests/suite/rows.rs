@@ -1,12 +1,12 @@
 //! Norms, gates and gathering.
 
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Activation, Backend, Norm, SeqRow, StepInput};
+use millrace_kernels::{Activation, Backend, Norm, SeqRow, StepInput, StepSize};
 use proptest::prelude::{ProptestConfig, prop_assert, proptest};
 
 use crate::common::*;
 
-fn norms<B: Backend>(device: &B, x: &[f32], branch: &[f32], weight: &[f32]) -> [Vec<f32>; 3] {
+pub(crate) fn norms<B: Backend>(device: &B, x: &[f32], branch: &[f32], weight: &[f32]) -> [Vec<f32>; 3] {
     let (n, cols) = (x.len() / weight.len(), weight.len());
     let norm = Norm { weight: vector(device, weight), eps: 1e-5 };
     let (mut residual, branch) = (upload(device, x, cols), upload(device, branch, cols));
@@ -17,7 +17,7 @@ fn norms<B: Backend>(device: &B, x: &[f32], branch: &[f32], weight: &[f32]) -> [
     [plain, device.read(&residual, n).unwrap(), device.read(&out, n).unwrap()]
 }
 
-fn gate<B: Backend>(device: &B, x: &[f32], cols: usize) -> Vec<f32> {
+pub(crate) fn gate<B: Backend>(device: &B, x: &[f32], cols: usize) -> Vec<f32> {
     let n = x.len() / (2 * cols);
     let x = upload(device, x, 2 * cols);
     let mut out = device.buf(n, cols).unwrap();
@@ -25,10 +25,10 @@ fn gate<B: Backend>(device: &B, x: &[f32], cols: usize) -> Vec<f32> {
     device.read(&out, n).unwrap()
 }
 
-fn gather<B: Backend>(device: &B, x: &[f32], cols: usize, outputs: &[u32]) -> Vec<f32> {
+pub(crate) fn gather<B: Backend>(device: &B, x: &[f32], cols: usize, outputs: &[u32]) -> Vec<f32> {
     let n = x.len() / cols;
     let tokens = vec![0; n];
-    let mut step = device.step(n, 1, 8).unwrap();
+    let mut step = device.step(StepSize { tokens: n, rows: 1, table_blocks: 8, block_size: 16 }).unwrap();
     let rows = [SeqRow { start: 3, count: n, blocks: &[0; 8] }];
     device.begin(&mut step, &StepInput { tokens: &tokens, rows: &rows, outputs }).unwrap();
     let x = upload(device, x, cols);

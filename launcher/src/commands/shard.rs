@@ -45,9 +45,9 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         found => found?,
     };
     let open = || match (options.device, model.load_format) {
-        (Device::Cpu, LoadFormat::Auto) => families::load(&source),
         // Without anything that computes, the configuration is enough.
         (Device::Null(_), _) | (_, LoadFormat::Dummy) => families::load_dummy(&source),
+        (_, LoadFormat::Auto) => families::load(&source),
     };
     match millrace_shard::run(&options, open) {
         Ok(()) => Ok(()),

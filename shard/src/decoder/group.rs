@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use millrace_kernels::cuda::Cuda;
+use millrace_kernels::cuda::nccl::Communicator;
 use millrace_kernels::{Backend, HostMemory, Sampled};
 
 use crate::Error;
@@ -17,6 +19,14 @@ pub trait Collective<B: Backend> {
     /// # Errors
     /// If a rank is lost.
     fn all_reduce(&mut self, backend: &B, n: usize, buf: &mut B::Buf) -> Result<(), Error>;
+
+    /// Makes room for [`Collective::all_gather`] of up to `rows` rows of `cols` columns from each rank.
+    ///
+    /// # Errors
+    /// If the device has not enough memory.
+    fn reserve(&mut self, _backend: &B, _rows: usize, _cols: usize) -> Result<(), Error> {
+        Ok(())
+    }
 
     /// Puts the first `n` rows of all ranks' `part`s side by side into `whole`. Columns that `whole` has no room for are
     /// padding.
@@ -67,6 +77,56 @@ impl<B: HostMemory> Collective<B> for OverHost {
     }
 }
 
+/// The collectives of cards: activations go from card to card, and what the hosts agree on goes from host to host.
+pub struct OverCards {
+    cards: Communicator,
+    host: Box<dyn HostCollective>,
+    /// What all ranks gave, one after the other.
+    gathered: Option<<Cuda as Backend>::Buf>,
+}
+
+impl OverCards {
+    /// `cards` carries activations, `host` everything else; both have the same ranks.
+    pub fn new(cards: Communicator, host: Box<dyn HostCollective>) -> Self {
+        OverCards { cards, host, gathered: None }
+    }
+}
+
+impl Collective<Cuda> for OverCards {
+    fn rank(&self) -> usize {
+        self.cards.rank()
+    }
+
+    fn all_reduce(
+        &mut self,
+        backend: &Cuda,
+        n: usize,
+        buf: &mut <Cuda as Backend>::Buf,
+    ) -> Result<(), Error> {
+        Ok(backend.all_reduce(&self.cards, n, buf)?)
+    }
+
+    fn all_gather(
+        &mut self,
+        backend: &Cuda,
+        n: usize,
+        part: &<Cuda as Backend>::Buf,
+        whole: &mut <Cuda as Backend>::Buf,
+    ) -> Result<(), Error> {
+        let gathered = self.gathered.as_mut().expect("room was made when the decoder was put together");
+        Ok(backend.all_gather(&self.cards, n, part, gathered, whole)?)
+    }
+
+    fn reserve(&mut self, backend: &Cuda, rows: usize, cols: usize) -> Result<(), Error> {
+        self.gathered = Some(backend.logits(rows * self.cards.world_size(), cols)?);
+        Ok(())
+    }
+
+    fn broadcast(&mut self, bytes: &mut [u8]) -> Result<(), Error> {
+        Ok(self.host.broadcast(bytes)?)
+    }
+}
+
 /// What a decoder that is one of several ranks has in addition.
 pub(super) struct Group<B: Backend> {
     wire: Box<dyn Collective<B>>,
@@ -78,8 +138,15 @@ pub(super) struct Group<B: Backend> {
 }
 
 impl<B: Backend> Group<B> {
-    pub(super) fn new(wire: Box<dyn Collective<B>>, part: B::Buf) -> Self {
-        Group { wire, part, ids: Vec::new(), spent: Duration::ZERO }
+    /// For up to `rows` rows of logits, of which this rank has `cols` columns.
+    pub(super) fn new(
+        mut wire: Box<dyn Collective<B>>,
+        backend: &B,
+        rows: usize,
+        cols: usize,
+    ) -> Result<Self, Error> {
+        wire.reserve(backend, rows, cols)?;
+        Ok(Group { wire, part: backend.logits(rows, cols)?, ids: Vec::new(), spent: Duration::ZERO })
     }
 
     /// Makes the summands in the first `n` rows of `buf` the whole.

@@ -6,12 +6,12 @@ mod workspace;
 
 use std::time::Duration;
 
-use millrace_kernels::{AttentionSpec, Backend, KvSpec, Prologue, SampleRow, Sampled, StepInput};
+use millrace_kernels::{AttentionSpec, Backend, KvSpec, Prologue, SampleRow, Sampled, StepInput, StepSize};
 
 use crate::model::DecoderSpec;
 use crate::{Error, Limits};
 use group::Group;
-pub use group::{Collective, OverHost};
+pub use group::{Collective, OverCards, OverHost};
 pub use weights::Weights;
 use workspace::Workspace;
 pub(crate) use workspace::activation_elements;
@@ -54,10 +54,15 @@ impl<B: Backend> Decoder<B> {
                 })
             })
             .collect::<millrace_kernels::Result<Vec<_>>>()?;
-        let step = backend.step(limits.max_step_tokens, limits.max_sequences, limits.table_blocks())?;
+        let step = backend.step(StepSize {
+            tokens: limits.max_step_tokens,
+            rows: limits.max_sequences,
+            table_blocks: limits.table_blocks(),
+            block_size: limits.block_size,
+        })?;
         let work = Workspace::new(backend, &spec, limits)?;
-        let part = || backend.buf(limits.max_sequences, spec.vocab_rows.len());
-        let group = ranks.map(|ranks| part().map(|part| Group::new(ranks, part))).transpose()?;
+        let (rows, cols) = (limits.max_sequences, spec.vocab_rows.len());
+        let group = ranks.map(|ranks| Group::new(ranks, backend, rows, cols)).transpose()?;
         Ok(Decoder { spec, weights, kv, step, work, group })
     }
 

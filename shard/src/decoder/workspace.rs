@@ -42,7 +42,7 @@ impl<B: Backend> Workspace<B> {
             gate_up: by_width(GATE_UP)?,
             gated: by_width(GATED)?,
             rows: backend.buf(outputs, spec.hidden)?,
-            logits: backend.buf(outputs, spec.vocab)?,
+            logits: backend.logits(outputs, spec.vocab)?,
         })
     }
 }

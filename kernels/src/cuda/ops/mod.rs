@@ -5,25 +5,23 @@
 
 pub mod activation;
 pub mod allreduce;
-pub mod embed;
-pub mod moe;
-pub mod decode;
-pub mod norm;
-pub mod paged;
-pub mod prologue;
-mod rowwise;
-pub mod step;
 pub mod attention;
+pub mod columns;
+pub mod decode;
+pub mod embed;
+pub mod gemv;
+pub mod grouped;
+pub mod matmul;
+pub mod moe;
 pub mod norm;
 pub mod paged;
 pub mod prefill;
-pub mod gemv;
-pub mod grouped;
-pub mod norm;
-pub mod paged;
 pub mod product;
+pub mod prologue;
 pub mod quant;
+mod rowwise;
 pub mod sample;
+pub mod step;
 
 use super::Elem;
 use crate::{Error, Result};

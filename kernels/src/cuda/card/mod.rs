@@ -1,5 +1,7 @@
 //! NVIDIA's cards through the driver's API, which is opened at run time.
 
+mod blas;
+
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::sync::{Mutex, PoisonError};
@@ -8,11 +10,12 @@ use cudarc::driver::result::{self, DriverError, ctx, device, event, module, stre
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
 use super::cache::Cache;
-use super::driver::{Arg, Driver, Function, Grid, Properties, TensorLayout, TensorMap};
+use super::driver::{Arg, Driver, Function, Gemm, Grid, Properties, TensorLayout, TensorMap};
 use super::memory::Elem;
 use super::modules;
 use super::nvrtc::Nvrtc;
 use crate::{Error, Result};
+use blas::Blas;
 
 /// The oldest cards that the kernels are written for: Ampere.
 const OLDEST: (u32, u32) = (8, 0);
@@ -27,6 +30,15 @@ pub struct Card {
     properties: Properties,
     modules: Mutex<HashMap<&'static str, Handle<sys::CUmodule>>>,
     functions: Mutex<HashMap<Function, Loaded>>,
+    /// Opened with the first product.
+    blas: Mutex<Option<Products>>,
+}
+
+/// The library for products, and the memory it works in.
+#[derive(Debug)]
+struct Products {
+    blas: Blas,
+    workspace: u64,
 }
 
 /// A kernel on the card, and how much dynamic shared memory its launches may ask for so far.
@@ -105,6 +117,7 @@ impl Card {
             properties,
             modules: Mutex::default(),
             functions: Mutex::default(),
+            blas: Mutex::default(),
         })
     }
 
@@ -207,6 +220,9 @@ impl Drop for Card {
         unsafe {
             let _ = ctx::set_current(self.context.0);
             let _ = stream::synchronize(self.stream.0);
+            if let Some(products) = self.blas.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+                let _ = result::free_sync(products.workspace);
+            }
             for module in self.modules.get_mut().unwrap_or_else(PoisonError::into_inner).values() {
                 let _ = module::unload(module.0);
             }
@@ -306,6 +322,27 @@ impl Driver for Card {
     fn make_current(&self) -> Result<()> {
         // SAFETY: the context lives as long as the card.
         unsafe { ctx::set_current(self.context.0) }.map_err(|e| failed("cuCtxSetCurrent", e))
+    }
+
+    unsafe fn gemm(&self, product: &Gemm) -> Result<()> {
+        self.make_current()?;
+        let mut opened = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
+        if opened.is_none() {
+            *opened = Some(Products { blas: Blas::open()?, workspace: self.allocate(blas::WORKSPACE)? });
+        }
+        let Products { blas, workspace } = opened.as_mut().expect("it was just opened");
+        // SAFETY: the context is current, the workspace is used by products of this stream alone, and the caller vouches for
+        // the operands.
+        unsafe { blas.multiply(product, *workspace, self.stream.0.cast()) }
+    }
+
+    fn gemm_bytes(&self) -> usize {
+        blas::WORKSPACE
+    }
+
+    fn memory_bytes(&self) -> Option<(usize, usize)> {
+        self.make_current().ok()?;
+        result::mem_get_info().ok()
     }
 
     fn raw_stream(&self) -> u64 {
