@@ -54,7 +54,7 @@ REGISTER(misused_masks)
 // What lanes leave behind counts, even if they return from the kernel before another lane has read it.
 KERNEL leave_after_meeting(unsigned *out) {
   const unsigned lane = threadIdx.x;
-  const unsigned votes = __ballot_sync(kAllLanes, lane % 3 == 0);
+  const unsigned votes = __ballot_sync(kAllLanes, lane % 3 == 1);
   if (lane == 0) out[0] = votes;
   if (lane >= 16) return;
   // Now only half of the warp is there, and the mask may name them all.

@@ -87,7 +87,7 @@ fn what_a_lane_leaves_outlives_it() {
     in_all_orders(|sim| {
         let out = sim.words(3);
         sim.run("leave_after_meeting", block(32), &args().with(all(&out))).unwrap();
-        assert_eq!(sim.get(&out), [0x4924_9249, 120, 30], "{:?}", sim.order);
+        assert_eq!(sim.get(&out), [0x9249_2492, 120, 30], "{:?}", sim.order);
     });
 }
 
