@@ -109,7 +109,7 @@ DEVICE void one_shot_norm(Peers peers, T *out, T *residual, const T *x, const fl
 }
 
 #define PEERS const uint64_t *regions, PeerState *state, int rank, int world, int64_t capacity, uint64_t patience
-#define GATHERED Peers{regions, state, rank, world, capacity, patience, 0}
+#define GATHERED Peers{regions, state, rank, world, capacity, patience, 0, {}}
 
 #define ALL_REDUCE(T, N, suffix)                                                                                              \
   KERNEL all_reduce_one_##suffix(PEERS, T *x, int units) { one_shot<T, N>(GATHERED, x, units); }                              \

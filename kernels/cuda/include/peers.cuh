@@ -26,7 +26,9 @@ struct Peers {
   int rank, world;
   int64_t capacity;  // bytes of a half, a multiple of 16
   uint64_t patience;  // nanoseconds
+  // Of this call: known once the meeting has begun.
   uint32_t epoch;
+  const unsigned char *parts[kMostRanks];  // all ranks' contributions, in registers
 
   DEVICE unsigned char *region(int r) const { return reinterpret_cast<unsigned char *>(uintptr_t(regions[r])); }
   DEVICE uint32_t *flag(int of, int stage, int from) const {
@@ -40,9 +42,13 @@ struct Peers {
   }
 };
 
-// Whether the group is whole so far; then `peers.epoch` is this call's.
+// Whether the group is whole so far.
 DEVICE bool begin_meeting(Peers &peers) {
   peers.epoch = peers.state->epoch + 1;
+#pragma unroll
+  for (int r = 0; r < kMostRanks; r++) {
+    if (r < peers.world) peers.parts[r] = peers.staging<unsigned char>(r);
+  }
   return peers.state->missed == 0;
 }
 
@@ -82,7 +88,7 @@ template <class T, int N> DEVICE Vec<T, N> sum_of_ranks(const Peers &peers, int6
   Vec<T, N> parts[kMostRanks];
 #pragma unroll
   for (int r = 0; r < kMostRanks; r++) {
-    if (r < peers.world) parts[r] = load_vec<T, N>(peers.staging<T>(r) + at);
+    if (r < peers.world) parts[r] = load_vec<T, N>(reinterpret_cast<const T *>(peers.parts[r]) + at);
   }
   float sum[N] = {};
 #pragma unroll
