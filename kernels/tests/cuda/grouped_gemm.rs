@@ -143,7 +143,7 @@ fn packed_experts() {
         let elem = rng.pick(&[Elem::F16, Elem::BF16]);
         let rows = rng.pick(&[3, 50, 100]);
         let mut case = Case::random(rng, elem, rows);
-        while case.experts > 8 || case.inputs % 8 != 0 {
+        while case.experts > 8 || !case.inputs.is_multiple_of(8) {
             case = Case::random(rng, elem, rows);
         }
         // A part ends at a multiple of 16 outputs.

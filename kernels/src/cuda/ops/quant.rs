@@ -59,7 +59,7 @@ impl Weight<'_> {
         if !depth.is_multiple_of(super::product::DEPTH) || depth == 0 {
             return Err(Error::Shape(format!("{depth} columns are not a multiple of 64")));
         }
-        if !group.is_power_of_two() || group < GROUP || group > 1 << 30 {
+        if !group.is_power_of_two() || !(GROUP..=1 << 30).contains(&group) {
             return Err(Error::Shape(format!(
                 "groups of {group} columns: not a power of two from 32 to 2^30"
             )));
