@@ -6,7 +6,7 @@
 #include "sample_finish.cuh"
 #include "sample_plain.cuh"
 
-KERNEL __launch_bounds__(kScanThreads) sample_scan(const float *logits, float *adjusted, float *seg_max, void *seen, const uint32_t *table, int stride,
+KERNEL __launch_bounds__(kScanThreads, 4) sample_scan(const float *logits, float *adjusted, float *seg_max, void *seen, const uint32_t *table, int stride,
                                                    const uint32_t *history, int history_stride, const uint32_t *bias_ids, const float *biases,
                                                    const uint32_t *masks, int mask_stride, int vocab) {
   scan(logits, adjusted, seg_max, static_cast<Seen *>(seen), table, stride, Adjust{history, bias_ids, biases, masks, history_stride, mask_stride}, vocab);
@@ -19,7 +19,7 @@ KERNEL __launch_bounds__(kScanThreads, 3) sample_draw(const float *logits, const
 }
 REGISTER(sample_draw)
 
-KERNEL __launch_bounds__(kFinishThreads) sample_finish(const float *logits, const float *adjusted, const float *seg_max, const void *seen,
+KERNEL __launch_bounds__(kFinishThreads, 1) sample_finish(const float *logits, const float *adjusted, const float *seg_max, const void *seen,
                                                        const void *chunk, const uint32_t *table, int stride, const uint32_t *masks, int mask_stride,
                                                        uint32_t *tokens, float *logprobs, uint32_t *top_ids, float *top_logprobs,
                                                        uint32_t *top_counts, int top_stride, int vocab) {
@@ -28,7 +28,7 @@ KERNEL __launch_bounds__(kFinishThreads) sample_finish(const float *logits, cons
 }
 REGISTER(sample_finish)
 
-KERNEL __launch_bounds__(kPlainThreads) sample_plain_rows(const float *logits, float *work, const uint32_t *table, int stride, const uint32_t *history,
+KERNEL __launch_bounds__(kPlainThreads, 2) sample_plain_rows(const float *logits, float *work, const uint32_t *table, int stride, const uint32_t *history,
                                                          int history_stride, const uint32_t *bias_ids, const float *biases, const uint32_t *masks,
                                                          int mask_stride, uint32_t *tokens, float *logprobs, uint32_t *top_ids, float *top_logprobs,
                                                          uint32_t *top_counts, int top_stride, int vocab) {
