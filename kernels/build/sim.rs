@@ -3,10 +3,11 @@
 #[path = "sim_flags.rs"]
 mod sim_flags;
 
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::path::{Path, PathBuf};
 
 use crate::in_parallel;
-use crate::sources::{Sources, is_fresh};
+use crate::sources::Sources;
 
 /// Compiles every module that is not bound to one kind of card.
 ///
@@ -16,28 +17,20 @@ use crate::sources::{Sources, is_fresh};
 /// If a module does not compile.
 pub(crate) fn compile(sources: &Sources, out: &Path) -> Vec<(String, PathBuf)> {
     println!("cargo:rerun-if-env-changed=MILLRACE_SIM_FLAGS");
-    let flags = std::env::var("MILLRACE_SIM_FLAGS").unwrap_or_default();
-    let compiler = cc::Build::new().cpp(true).cargo_metadata(false).opt_level(2).get_compiler();
-    let tag: String = flags.chars().filter(|c| c.is_ascii_alphanumeric()).collect();
-    let library = |module: &str| out.join(format!("{module}{tag}.sim.so"));
+    let extra = std::env::var("MILLRACE_SIM_FLAGS").unwrap_or_default();
+    let includes = sim_flags::INCLUDES.map(|folder| format!("-Icuda/{folder}"));
+    let flags: Vec<&str> = sim_flags::LANGUAGE
+        .into_iter()
+        .chain(sim_flags::WARNINGS)
+        .chain(includes.iter().map(String::as_str))
+        .chain(extra.split_whitespace())
+        .collect();
+    let shared: Vec<&PathBuf> = sources.headers.iter().chain(&sources.simulator).collect();
+    let library = |file: &PathBuf| shelf(out, &flags, shared.iter().copied().chain([file]));
     let modules: Vec<&(String, PathBuf)> = sources.modules.iter().chain(&sources.sim_tests).collect();
-    in_parallel(&modules, |(module, file)| {
-        let target = library(module);
-        if is_fresh(&target, sources.headers.iter().chain(&sources.simulator).chain([file])) {
-            return;
-        }
-        let mut command = compiler.to_command();
-        command.args(sim_flags::LANGUAGE).args(sim_flags::WARNINGS);
-        command.args(sim_flags::INCLUDES.map(|folder| format!("-Icuda/{folder}")));
-        command.args(flags.split_whitespace());
-        let partial = target.with_extension("partial");
-        command.args(["-x", "c++"]).arg(file).arg(Path::new("cuda").join(sim_flags::RUNTIME));
-        let done = command.arg("-o").arg(&partial).output().expect("cc found a compiler");
-        let said = String::from_utf8_lossy(&done.stderr);
-        assert!(done.status.success(), "the simulated device of {}:\n{said}", file.display());
-        std::fs::rename(&partial, &target).expect("OUT_DIR can be written");
-    });
-    modules.iter().map(|(module, _)| (module.clone(), library(module))).collect()
+    let runtime = Path::new("cuda").join(sim_flags::RUNTIME);
+    in_parallel(&modules, |(_, file)| build(&flags, &[file, &runtime], &library(file)));
+    modules.iter().map(|(module, file)| (module.clone(), library(file))).collect()
 }
 
 /// The stand-in for NCCL between simulated devices.
@@ -45,14 +38,42 @@ pub(crate) fn compile(sources: &Sources, out: &Path) -> Vec<(String, PathBuf)> {
 /// # Panics
 /// If it does not compile.
 pub(crate) fn nccl(out: &Path) -> PathBuf {
-    let (source, target) = (PathBuf::from("cuda/sim/nccl.cpp"), out.join("nccl.sim.so"));
-    if !is_fresh(&target, [&source]) {
-        let compiler = cc::Build::new().cpp(true).cargo_metadata(false).opt_level(2).get_compiler();
-        let mut command = compiler.to_command();
-        command.args(["-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden", "-g1", "-pthread"]);
-        command.args(["-Wall", "-Wextra", "-Werror"]).arg(&source).arg("-o").arg(&target);
-        let done = command.output().expect("cc found a compiler");
-        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let source = PathBuf::from("cuda/sim/nccl.cpp");
+    let flags: Vec<&str> = sim_flags::LANGUAGE.into_iter().chain(sim_flags::WARNINGS).collect();
+    let library = shelf(out, &flags, [&source]);
+    build(&flags, &[&source], &library);
+    library
+}
+
+/// Where the library made of `files` with `flags` lies: in the target folder, one for all profiles and sets of features, named
+/// after what it is made of.
+fn shelf<'a>(out: &Path, flags: &[&str], files: impl IntoIterator<Item = &'a PathBuf>) -> PathBuf {
+    let mut hasher = DefaultHasher::new();
+    flags.hash(&mut hasher);
+    let mut last = None;
+    for file in files {
+        std::fs::read(file).expect("the file was listed").hash(&mut hasher);
+        last = file.file_stem();
     }
-    target
+    // OUT_DIR is TARGET/PROFILE/build/PACKAGE/out.
+    let target = out.ancestors().nth(4).expect("cargo's layout");
+    let name = last.expect("at least one file").to_string_lossy();
+    target.join("cuda-sim").join(format!("{name}-{:016x}.so", hasher.finish()))
+}
+
+/// Compiles `files` into `library`, unless that was done before.
+fn build(flags: &[&str], files: &[&PathBuf], library: &Path) {
+    if library.exists() {
+        return;
+    }
+    std::fs::create_dir_all(library.parent().expect("a folder")).expect("the target folder can be written");
+    let compiler = cc::Build::new().cpp(true).cargo_metadata(false).opt_level(2).get_compiler();
+    // Of this process alone: several builds may be under way.
+    let partial = library.with_extension(format!("{}.partial", std::process::id()));
+    let mut command = compiler.to_command();
+    command.args(flags).args(["-x", "c++"]).args(files).arg("-o").arg(&partial);
+    let done = command.output().expect("cc found a compiler");
+    let said = String::from_utf8_lossy(&done.stderr);
+    assert!(done.status.success(), "the simulated device of {}:\n{said}", files[0].display());
+    std::fs::rename(&partial, library).expect("the target folder can be written");
 }
