@@ -8,8 +8,9 @@
 // - 32 queries per warp halve what a warp reads from shared memory for each product (ldmatrix delivers 128 bytes a cycle; with 16 queries, keys and
 //   values alone would ask for all of it at Ampere's rate). The sums of 128 features then take 128 registers; 256 features leave room for 16 queries.
 // - Keys and values have one tile of shared memory each, filled alternately: while the scores of a tile are computed its values arrive, and
-//   while weights and sums are computed the keys of the next one do. Two barriers per tile, two blocks per multiprocessor at about 70 KiB
+//   while weights and sums are computed the keys of the next one do. Two barriers per tile, two blocks per multiprocessor at up to 70 KiB
 //   each, so that one block's exponentials overlap the other's products.
+// - Tiles are 32 keys (64 for 64 features): with more the registers do not suffice on every card. What is seldom needed waits in shared memory.
 // - Rows of shared memory are padded by 16 bytes: eight rows of a matrix then lie in different banks for every head size, and all
 //   addresses are a base and a constant.
 //
