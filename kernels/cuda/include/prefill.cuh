@@ -105,7 +105,8 @@ DEVICE void prefill(T *out, const T *qkv, const T *keys, const T *values, const 
     from += (int64_t(entry) * kv_heads + kv_head) * (kBlockTokens * D) + copied % kBlockTokens * D + lane * 8;
     const int key = tile + copied - begin;
 #pragma unroll
-    for (int i = 0; i < kCopied * kChunks / kWarp; i++) {
+    for (int i = 0; i < ceil_div(kCopied * kChunks, kWarp); i++) {
+      if (kCopied * kChunks % kWarp != 0 && lane + i * kWarp >= kCopied * kChunks) break;
       // Written so that rows advance by a constant where a warp copies whole ones.
       const bool whole = kWarp % kChunks == 0;
       const int row = whole ? lane / kChunks + i * (kWarp / kChunks) : (lane + i * kWarp) / kChunks;
