@@ -8,8 +8,9 @@
 // - 32 queries per warp halve what a warp reads from shared memory for each product (ldmatrix delivers 128 bytes a cycle; with 16 queries, keys and
 //   values alone would ask for all of it at Ampere's rate). The sums of 128 features then take 128 registers; 256 features leave room for 16 queries.
 // - Keys and values have one tile of shared memory each, filled alternately: while the scores of a tile are computed its values arrive, and
-//   while weights and sums are computed the keys of the next one do. Two barriers per tile, two blocks per multiprocessor at about 70 KiB
+//   while weights and sums are computed the keys of the next one do. Two barriers per tile, two blocks per multiprocessor at up to 70 KiB
 //   each, so that one block's exponentials overlap the other's products.
+// - Tiles are 32 keys (64 for 64 features): with more the registers do not suffice on every card. What is seldom needed waits in shared memory.
 // - Rows of shared memory are padded by 16 bytes: eight rows of a matrix then lie in different banks for every head size, and all
 //   addresses are a base and a constant.
 //
@@ -23,7 +24,7 @@ constexpr int kPrefillWarps = 4, kPrefillThreads = kPrefillWarps * kWarp;
 
 template <int D> struct PrefillTile {
   static constexpr int warp_queries = D > 128 ? 16 : 32, queries = warp_queries * kPrefillWarps;
-  static constexpr int keys = D > 80 ? 32 : 64;
+  static constexpr int keys = D > 64 ? 32 : 64;
   static constexpr int pitch = D + 8;  // elements from one row of shared memory to the next
 };
 
@@ -54,7 +55,7 @@ struct PrefillScores {
 
 struct PrefillPlace {
   const int *table;
-  int token, queries;
+  int token, position, queries, begin, end;
 };
 
 // `biased`: soft cap and ALiBi; the other features cost nothing inside the loop.
@@ -76,7 +77,7 @@ DEVICE void prefill(T *out, const T *qkv, const T *keys, const T *values, const 
   const int begin = s.begin(s.first + first), end = s.end(s.first + last);
   SHARED(int2, seen, Tile::queries);
   SHARED(PrefillPlace, place, 1);
-  if (threadIdx.x == 0) *place = {s.table, s.start + first, last - first + 1};
+  if (threadIdx.x == 0) *place = {s.table, s.start + first, s.first + first, last - first + 1, begin, end};
   if (threadIdx.x < Tile::queries) {
     const int at = s.first + min(first + int(threadIdx.x), last);
     seen[threadIdx.x] = make_int2(s.begin(at), s.end(at));
@@ -104,7 +105,8 @@ DEVICE void prefill(T *out, const T *qkv, const T *keys, const T *values, const 
     from += (int64_t(entry) * kv_heads + kv_head) * (kBlockTokens * D) + copied % kBlockTokens * D + lane * 8;
     const int key = tile + copied - begin;
 #pragma unroll
-    for (int i = 0; i < kCopied * kChunks / kWarp; i++) {
+    for (int i = 0; i < ceil_div(kCopied * kChunks, kWarp); i++) {
+      if (kCopied * kChunks % kWarp != 0 && lane + i * kWarp >= kCopied * kChunks) break;
       // Written so that rows advance by a constant where a warp copies whole ones.
       const bool whole = kWarp % kChunks == 0;
       const int row = whole ? lane / kChunks + i * (kWarp / kChunks) : (lane + i * kWarp) / kChunks;
@@ -126,19 +128,19 @@ DEVICE void prefill(T *out, const T *qkv, const T *keys, const T *values, const 
   const float to_log2 = scores.scale * kLog2E;
   const float slope = biased && scores.alibi ? scores.alibi[head] * kLog2E : 0.0f;
   const float cap = biased ? scores.soft_cap * kLog2E : 0.0f, from_cap = biased && scores.soft_cap > 0.0f ? 2.0f * to_log2 / scores.soft_cap : 0.0f;
-  // This lane's first query and its column in a tile.
-  const int position = s.first + first + warp * Tile::warp_queries + lane / 4, column = lane % 4 * 2;
+  // This lane's first column in a tile.
+  const int column = lane % 4 * 2;
   const T *q_rows = shared_q + (warp * Tile::warp_queries + lane % 16) * P + lane / 16 * 8;
   const T *k_rows = shared_k + (lane % 8 + lane / 16 * 8) * P + lane / 8 % 2 * 8;
   const T *v_rows = shared_v + lane % 16 * P + lane / 16 * 8;
 
   int tile = begin / N * N, entry = find(s.table, tile, begin, end);
   copy(shared_k, keys, tile, entry, begin, end);
-  for (; tile < end; tile += N) {
+  do {
     copy_wait<0>();
     __syncthreads();  // the keys are there, and nobody reads the last tile's values any more
-    copy(shared_v, values, tile, entry, seen[0].x, end);
-    entry = find(place->table, tile + N, seen[0].x, end);
+    copy(shared_v, values, tile, entry, place->begin, place->end);
+    entry = find(place->table, tile + N, place->begin, place->end);
 
     float score[M][N / 8][4];
 #pragma unroll
@@ -164,9 +166,11 @@ DEVICE void prefill(T *out, const T *qkv, const T *keys, const T *values, const 
     }
     copy_wait<0>();
     __syncthreads();  // the values are there, and nobody reads the keys any more
-    if (tile + N < end) copy(shared_k, keys, tile + N, entry, seen[0].x, end);
+    if (tile + N < place->end) copy(shared_k, keys, tile + N, entry, place->begin, place->end);
 
     if constexpr (biased) {
+      // This lane's first query.
+      const int position = place->position + warp * Tile::warp_queries + lane / 4;
 #pragma unroll
       for (int m = 0; m < M; m++) {
 #pragma unroll
@@ -252,7 +256,8 @@ DEVICE void prefill(T *out, const T *qkv, const T *keys, const T *values, const 
         }
       }
     }
-  }
+    tile += N;
+  } while (tile < place->end);
   let_next_kernel_start();
 
   // Through the warp's own part of shared memory, so that whole rows are written at once.

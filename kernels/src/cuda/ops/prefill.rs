@@ -112,7 +112,7 @@ fn by_mma(device: &Device, attention: &Attention<'_>) -> Result<()> {
     }
     // As `PrefillTile` in prefill.cuh has them; rows of shared memory are padded by 16 bytes.
     let queries = if kv.head_dim > 128 { 64 } else { 128 };
-    let keys = if kv.head_dim > 80 { 32 } else { 64 };
+    let keys = if kv.head_dim > 64 { 32 } else { 64 };
     let shared = (queries + 2 * keys) * (kv.head_dim + 8) * 2;
     let grid = grid(attention, queries, MMA_THREADS)?.with_shared(shared);
     let args = Args::new().with(*out).with(*qkv).with(kv.keys).with(kv.values).with(scores.alibi);
