@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use self::requests::Open;
 use super::EngineConfig;
 use super::admission::{Occupancy, Pace};
+use super::constraint::MaskPool;
 use super::dispatch::{self, Batch};
 use super::group::Group;
 use super::handle::{Command, Event, Failure, State};
@@ -109,6 +110,7 @@ async fn serve(
         pace: Pace::new(occupancy.clone()),
         occupancy,
         open: HashMap::new(),
+        masks: MaskPool::new(),
         waiting: VecDeque::new(),
         sent: VecDeque::new(),
         had_nothing: true,
@@ -139,6 +141,7 @@ struct Server<'a> {
     occupancy: Arc<Occupancy>,
     pace: Pace,
     open: HashMap<SeqId, Open>,
+    masks: MaskPool,
     /// Requests in the order of their arrival, with the time of it; the first ones may have started or ended.
     waiting: VecDeque<(SeqId, Instant)>,
     /// Steps in flight, oldest first.
@@ -184,6 +187,7 @@ impl Server<'_> {
                         self.obey(command);
                     }
                 }
+                advanced = self.masks.next() => self.release(advanced),
                 () = sleep_until(alarm) => {
                     if self.draining.is_some_and(|end| end <= Instant::now()) {
                         self.fail_all(SHUTTING_DOWN);
@@ -197,7 +201,9 @@ impl Server<'_> {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Submit { request, events, permit } => self.submit(request, events, permit),
+            Command::Submit { request, constraint, events, permit } => {
+                self.submit(request, constraint, events, permit);
+            }
             Command::Drain => self.drain(),
         }
     }
@@ -325,8 +331,11 @@ impl Server<'_> {
                 tracing::info!("the first token after {:.3} s without shards", lost.elapsed().as_secs_f64());
             }
         }
-        for output in outputs.iter().filter(|output| output.finish.is_some()) {
-            self.open.remove(&output.sequence);
+        for output in &outputs {
+            match output.finish {
+                Some(_) => drop(self.open.remove(&output.sequence)),
+                None => self.constrain(output.sequence, output.sampled.token),
+            }
         }
         self.batch.outputs.extend(outputs);
     }

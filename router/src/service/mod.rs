@@ -270,6 +270,7 @@ impl Service {
             sampling,
             priority: params.priority,
             cache_salt: params.cache_salt.clone(),
+            mask: None,
         };
         Ok(Prepared { request, stops, params, seed, received, validation, counted: true })
     }

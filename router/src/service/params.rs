@@ -209,6 +209,7 @@ impl Params {
             seed,
             top_n: self.top_n,
             warped_logprobs: self.warped_logprobs,
+            ..Sampling::default()
         }
     }
 }

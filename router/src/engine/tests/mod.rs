@@ -55,6 +55,7 @@ fn request(seed: u64, prompt: usize, max_new_tokens: u32) -> Request {
         sampling: Sampling { seed, ..Default::default() },
         priority: Priority::default(),
         cache_salt: None,
+        mask: None,
     }
 }
 
