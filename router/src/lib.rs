@@ -4,6 +4,7 @@
 
 pub mod assets;
 pub mod engine;
+pub mod grammar;
 pub mod http;
 pub mod metrics;
 pub mod scheduler;

@@ -24,6 +24,7 @@ pub use stream::{FinishReason, Finished, TextEvent, TextStream, TextToken, Timin
 
 use crate::assets::{AssetError, Assets};
 use crate::engine::{Engine, Request, State};
+use crate::grammar::{Compiled, Compiler, GrammarError, Walk, Wanted};
 use crate::metrics;
 use crate::text::{ChatTemplate, Conversation, Encoded, Specials, TemplateError, TextError, Tokenizer};
 
@@ -64,6 +65,7 @@ struct Inner {
     engine: Engine,
     model: ModelInfo,
     eos: Arc<[u32]>,
+    grammars: Compiler,
     /// Requests on their way to the engine: no more wait for a tokenizer than may wait for the model.
     entrance: Semaphore,
 }
@@ -72,6 +74,8 @@ struct Inner {
 #[derive(Debug, Clone)]
 pub struct Prepared {
     request: Request,
+    /// What the answer must be.
+    grammar: Option<Arc<Compiled>>,
     stops: Vec<String>,
     params: Params,
     seed: Option<u64>,
@@ -141,12 +145,14 @@ impl Service {
             Some(source) => Some(ChatTemplate::new(source, bos, eos.clone(), limits.validation_workers)?),
             None => None,
         };
-        let eos_ids = match assets.eos_ids.as_slice() {
+        let eos_ids: Arc<[u32]> = match assets.eos_ids.as_slice() {
             [] => eos.and_then(|eos| tokenizer.token_id(&eos)).into_iter().collect(),
             ids => ids.into(),
         };
         let entrance = Semaphore::new(limits.max_concurrent_requests);
-        Ok(Service(Arc::new(Inner { tokenizer, template, limits, engine, model, eos: eos_ids, entrance })))
+        let grammars = Compiler::new(tokenizer.clone(), eos_ids.clone());
+        let eos = eos_ids;
+        Ok(Service(Arc::new(Inner { tokenizer, template, limits, engine, model, eos, grammars, entrance })))
     }
 
     /// What is served.
@@ -258,11 +264,15 @@ impl Service {
             ids.drain(..ids.len().saturating_sub(keep));
         }
         let max_new_tokens = limits.new_tokens(ids.len(), params.max_new_tokens)?;
+        let grammar = match &params.grammar {
+            Some(wanted) => Some(self.compile(wanted, ready.vocab_size).await?),
+            None => None,
+        };
         let validation = received.elapsed();
         metrics::request_validated(validation, ids.len(), max_new_tokens);
         let seed = params.samples().then(|| params.seed.unwrap_or_else(rand::random));
         let (stop_tokens, stops) = self.stops(&params);
-        let sampling = params.sampling(seed.unwrap_or_default());
+        let sampling = params.sampling(seed.unwrap_or_default(), &stop_tokens);
         let request = Request {
             prompt: ids,
             max_new_tokens,
@@ -270,9 +280,20 @@ impl Service {
             sampling,
             priority: params.priority,
             cache_salt: params.cache_salt.clone(),
-            mask: None,
+            mask: grammar.as_ref().map(|grammar| grammar.first()),
         };
-        Ok(Prepared { request, stops, params, seed, received, validation, counted: true })
+        Ok(Prepared { request, grammar, stops, params, seed, received, validation, counted: true })
+    }
+
+    async fn compile(&self, wanted: &Wanted, vocab_size: u32) -> Result<Arc<Compiled>, ServiceError> {
+        let compiled = match self.0.limits.grammar_support {
+            true => self.0.grammars.compile(&wanted.grammar, vocab_size).await,
+            false => Err(GrammarError::Unsupported("")),
+        };
+        compiled.map_err(|error| match error {
+            GrammarError::Busy => self.0.engine.overloaded().into(),
+            error => ServiceError::invalid(wanted.field, error.to_string()),
+        })
     }
 
     /// A full server refuses before it works for a request.
@@ -286,10 +307,11 @@ impl Service {
         let special =
             |stop: &String| self.0.tokenizer.token_id(stop).filter(|&id| self.0.tokenizer.is_special(id));
         let tokens: Vec<u32> = params.stop.iter().filter_map(special).collect();
+        let eos = if params.ignore_eos { Arc::default() } else { self.0.eos.clone() };
         if tokens.is_empty() {
-            return (self.0.eos.clone(), params.stop.clone());
+            return (eos, params.stop.clone());
         }
-        (self.0.eos.iter().copied().chain(tokens).collect(), params.stop.clone())
+        (eos.iter().copied().chain(tokens).collect(), params.stop.clone())
     }
 
     /// Hands a request to the engine and reads its answer as text. Dropping the stream cancels the request.
@@ -297,7 +319,12 @@ impl Service {
     /// # Errors
     /// [`ServiceError::Overloaded`] or [`ServiceError::Unavailable`] if the engine does not take it.
     pub fn start(&self, prepared: Prepared) -> Result<TextStream, ServiceError> {
-        match self.0.engine.submit(prepared.request.clone()) {
+        let request = prepared.request.clone();
+        let submitted = match &prepared.grammar {
+            Some(grammar) => self.0.engine.submit_constrained(request, Box::new(Walk::new(grammar.clone()))),
+            None => self.0.engine.submit(request),
+        };
+        match submitted {
             Ok(generation) => {
                 Ok(TextStream::new(self.0.tokenizer.clone(), self.0.eos.clone(), prepared, generation))
             }

@@ -1,5 +1,6 @@
 //! The engine against shards that are no models: in this process over a socket pair, and as real processes.
 
+mod constrained;
 mod failure;
 mod fake;
 mod nodes;
