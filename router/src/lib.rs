@@ -11,6 +11,7 @@ pub mod scheduler;
 pub mod serve;
 pub mod service;
 pub mod text;
+pub mod tools;
 
 #[cfg(test)]
 mod test_support;

@@ -1,7 +1,7 @@
-//! How many expressions must hold for the same text. What it costs to see whether any text is left doubles with each, and
-//! nothing in llguidance bounds it; one or two is what schemas need.
+//! How much must hold for the same text. What it costs to see whether any text is left doubles with each expression, and
+//! references double it again; nothing in llguidance bounds that, and one or two is what schemas need.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 
 use serde_json::{Map, Value};
 
@@ -10,6 +10,11 @@ use super::bounds::too_complex;
 
 /// Expressions for the same text.
 pub(super) const MOST: usize = 8;
+
+/// Parts of a schema for the same text, each as often as references lead to it.
+const MOST_PARTS: usize = 1000;
+/// References to references.
+const LONGEST_CHAIN: usize = 64;
 
 /// Values looked at in all, however often references lead to them.
 const MOST_VISITS: usize = 200_000;
@@ -33,23 +38,28 @@ pub(super) fn too_many() -> GrammarError {
 /// Refuses a schema in which too many expressions may be for the same text: where parts of it hold together, all
 /// expressions in them are counted.
 pub(super) fn within(schema: &Value) -> Result<(), GrammarError> {
-    let mut walk = Walk { root: schema, visits: 0 };
-    if walk.expressions(schema)?.len() <= MOST {
-        return Ok(());
-    }
+    let mut walk = Walk { root: schema, visits: 0, parts: HashMap::new(), few: false };
+    walk.few = walk.expressions(schema)?.len() <= MOST;
     walk.everywhere(schema)
 }
 
 struct Walk<'a> {
     root: &'a Value,
     visits: usize,
+    /// The parts behind each reference.
+    parts: HashMap<&'a str, usize>,
+    /// Whether there are too few expressions for any place to have too many.
+    few: bool,
 }
 
 impl<'a> Walk<'a> {
     fn everywhere(&mut self, schema: &'a Value) -> Result<(), GrammarError> {
         match schema {
             Value::Object(fields) => {
-                if holds_together(fields) && self.expressions(schema)?.len() > MOST {
+                if self.parts(schema, LONGEST_CHAIN)? > MOST_PARTS {
+                    return Err(too_complex(format!("more than {MOST_PARTS} schemas for the same value")));
+                }
+                if !self.few && holds_together(fields) && self.expressions(schema)?.len() > MOST {
                     return Err(too_many());
                 }
                 fields.values().try_for_each(|value| self.everywhere(value))
@@ -57,6 +67,36 @@ impl<'a> Walk<'a> {
             Value::Array(items) => items.iter().try_for_each(|item| self.everywhere(item)),
             _ => Ok(()),
         }
+    }
+
+    /// How many schemas there are for one value.
+    fn parts(&mut self, schema: &'a Value, chain: usize) -> Result<usize, GrammarError> {
+        self.visits += 1;
+        let Some(chain) = chain.checked_sub(1).filter(|_| self.visits <= MOST_VISITS) else {
+            return Err(too_complex("its references lead too far"));
+        };
+        let mut parts = 1usize;
+        for name in ["allOf", "anyOf", "oneOf"] {
+            for schema in schema.get(name).and_then(Value::as_array).into_iter().flatten() {
+                parts = parts.saturating_add(self.parts(schema, chain)?);
+            }
+        }
+        if let Some(Value::String(to)) = schema.get("$ref") {
+            let known = self.parts.get(to.as_str()).copied();
+            let behind = match (known, to.strip_prefix('#').and_then(|to| self.root.pointer(to))) {
+                (Some(known), _) => known,
+                (None, None) => 0,
+                (None, Some(target)) => {
+                    // A reference that leads back to itself is refused elsewhere.
+                    self.parts.insert(to, 1);
+                    let behind = self.parts(target, chain)?;
+                    self.parts.insert(to, behind);
+                    behind
+                }
+            };
+            parts = parts.saturating_add(behind);
+        }
+        Ok(parts)
     }
 
     /// The different expressions in a part of the schema and in what it refers to; a few too many are enough.

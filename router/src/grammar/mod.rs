@@ -44,6 +44,8 @@ pub struct Wanted {
     pub grammar: Grammar,
     /// The field of the request that asks for it.
     pub field: &'static str,
+    /// Whether an answer without it is an answer, if the server has no grammars.
+    pub optional: bool,
 }
 
 /// Why a grammar cannot be followed. The texts are fit for a client.

@@ -330,7 +330,7 @@ async fn a_hostile_grammar_costs_an_error_at_most() {
             }
         }
     }
-    assert!(refused > 25 && followed > 20, "{refused} refused, {followed} followed");
+    assert!(refused > 25 && followed > 15, "{refused} refused, {followed} followed");
     // The pool is as good as new.
     assert!(compiler.compile(&regex("fine"), VOCAB).await.is_ok());
 }

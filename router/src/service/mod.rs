@@ -27,6 +27,7 @@ use crate::engine::{Engine, Request, State};
 use crate::grammar::{Compiled, Compiler, GrammarError, Walk, Wanted};
 use crate::metrics;
 use crate::text::{ChatTemplate, Conversation, Encoded, Specials, TemplateError, TextError, Tokenizer};
+use crate::tools::Format;
 
 /// What is served, as clients are told.
 #[derive(Debug, Clone)]
@@ -61,6 +62,7 @@ pub struct Service(Arc<Inner>);
 struct Inner {
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
+    tool_format: Format,
     limits: Limits,
     engine: Engine,
     model: ModelInfo,
@@ -142,9 +144,14 @@ impl Service {
         let bos = assets.bos_token.clone().or_else(|| written(assets.bos_id));
         let eos = assets.eos_token.clone().or_else(|| written(assets.eos_ids.first().copied()));
         let template = match &assets.chat_template {
-            Some(source) => Some(ChatTemplate::new(source, bos, eos.clone(), limits.validation_workers)?),
+            Some(source) => {
+                let tools = assets.tool_template.as_deref();
+                Some(ChatTemplate::new(source, tools, bos, eos.clone(), limits.validation_workers)?)
+            }
             None => None,
         };
+        let shown = assets.tool_template.as_deref().or(assets.chat_template.as_deref());
+        let tool_format = limits.tool_format.unwrap_or_else(|| Format::of(shown, &tokenizer));
         let eos_ids: Arc<[u32]> = match assets.eos_ids.as_slice() {
             [] => eos.and_then(|eos| tokenizer.token_id(&eos)).into_iter().collect(),
             ids => ids.into(),
@@ -152,7 +159,17 @@ impl Service {
         let entrance = Semaphore::new(limits.max_concurrent_requests);
         let grammars = Compiler::new(tokenizer.clone(), eos_ids.clone());
         let eos = eos_ids;
-        Ok(Service(Arc::new(Inner { tokenizer, template, limits, engine, model, eos, grammars, entrance })))
+        Ok(Service(Arc::new(Inner {
+            tokenizer,
+            template,
+            tool_format,
+            limits,
+            engine,
+            model,
+            eos,
+            grammars,
+            entrance,
+        })))
     }
 
     /// What is served.
@@ -173,6 +190,16 @@ impl Service {
     /// The model's tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.0.tokenizer
+    }
+
+    /// How the model writes calls of tools.
+    pub fn tool_format(&self) -> Format {
+        self.0.tool_format
+    }
+
+    /// Whether the model's chat template looks at this variable.
+    pub fn template_mentions(&self, variable: &str) -> bool {
+        self.0.template.as_ref().is_some_and(|template| template.mentions(variable))
     }
 
     /// The loaded model; the same while its shards are started again.
@@ -265,7 +292,7 @@ impl Service {
         }
         let max_new_tokens = limits.new_tokens(ids.len(), params.max_new_tokens)?;
         let grammar = match &params.grammar {
-            Some(wanted) => Some(self.compile(wanted, ready.vocab_size).await?),
+            Some(wanted) => self.compile(wanted, ready.vocab_size).await?,
             None => None,
         };
         let validation = received.elapsed();
@@ -285,15 +312,17 @@ impl Service {
         Ok(Prepared { request, grammar, stops, params, seed, received, validation, counted: true })
     }
 
-    async fn compile(&self, wanted: &Wanted, vocab_size: u32) -> Result<Arc<Compiled>, ServiceError> {
+    async fn compile(&self, wanted: &Wanted, vocab_size: u32) -> Result<Option<Arc<Compiled>>, ServiceError> {
         let compiled = match self.0.limits.grammar_support {
             true => self.0.grammars.compile(&wanted.grammar, vocab_size).await,
             false => Err(GrammarError::Unsupported("")),
         };
-        compiled.map_err(|error| match error {
-            GrammarError::Busy => self.0.engine.overloaded().into(),
-            error => ServiceError::invalid(wanted.field, error.to_string()),
-        })
+        match compiled {
+            Ok(compiled) => Ok(Some(compiled)),
+            Err(GrammarError::Unsupported(_)) if wanted.optional => Ok(None),
+            Err(GrammarError::Busy) => Err(self.0.engine.overloaded().into()),
+            Err(error) => Err(ServiceError::invalid(wanted.field, error.to_string())),
+        }
     }
 
     /// A full server refuses before it works for a request.

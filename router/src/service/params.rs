@@ -67,6 +67,8 @@ pub struct Params {
     pub ignore_eos: bool,
     /// Tokens before which neither the model nor a stop string can end the answer.
     pub min_new_tokens: u32,
+    /// Special tokens that are part of the answer's text.
+    pub marks: Arc<[u32]>,
 }
 
 impl Default for Params {
@@ -95,6 +97,7 @@ impl Default for Params {
             grammar: None,
             ignore_eos: false,
             min_new_tokens: 0,
+            marks: Arc::default(),
         }
     }
 }

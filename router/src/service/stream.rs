@@ -110,7 +110,7 @@ impl TextStream {
     ) -> Self {
         let continues = prepared.prompt().iter().any(|&id| !tokenizer.is_special(id));
         TextStream {
-            detokenizer: tokenizer.detokenizer(true, continues),
+            detokenizer: tokenizer.detokenizer(true, continues).showing(prepared.params.marks.clone()),
             stops: StopMatcher::new(std::mem::take(&mut prepared.stops), prepared.params.stop_text),
             tokenizer,
             eos,

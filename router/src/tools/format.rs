@@ -85,18 +85,10 @@ impl Format {
     }
 
     pub(super) fn shape(self) -> Shape {
-        let json = Shape {
-            open: None,
-            bare: true,
-            close: "",
-            list: false,
-            between: None,
-            arguments: "arguments",
-        };
+        let json =
+            Shape { open: None, bare: true, close: "", list: false, between: None, arguments: "arguments" };
         match self {
-            Format::Hermes => {
-                Shape { open: Some("<tool_call>"), bare: false, close: "</tool_call>", ..json }
-            }
+            Format::Hermes => Shape { open: Some("<tool_call>"), bare: false, close: "</tool_call>", ..json },
             Format::Llama3Json => {
                 let open = Some("<|python_tag|>");
                 Shape { open, between: Some(";"), arguments: "parameters", ..json }

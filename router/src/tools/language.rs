@@ -79,8 +79,7 @@ impl Language<'_> {
             // No text has a special token in it.
             return format!("start: TEXT? (<[{id}]> {rule})?\nTEXT: /(?s:.+)/");
         }
-        let escaped: String = open.chars().flat_map(|c| ['\\', c]).filter(|c| *c != '_').collect();
-        let escaped = if open.contains('_') { escape(open) } else { escaped };
+        let escaped = escape(open);
         format!(
             "start: TEXT? | before {rule}\nbefore[lazy]: /(?s:.*){escaped}/\nTEXT: /(?s:.+)/ & ~/(?s:.*){escaped}(?s:.*)/"
         )
@@ -132,3 +131,6 @@ fn relocate(schema: &mut Value, place: &str) {
         _ => {}
     }
 }
+
+#[cfg(test)]
+mod tests;

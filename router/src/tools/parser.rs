@@ -69,10 +69,22 @@ enum State {
     Start,
     Text,
     /// A call is expected. The text since its mark is kept in case that it is none.
-    Before { raw: String, list: bool },
-    Call { raw: String, list: bool, scan: Scan, started: bool, arguments: String },
+    Before {
+        raw: String,
+        list: bool,
+    },
+    Call {
+        raw: String,
+        list: bool,
+        scan: Scan,
+        started: bool,
+        arguments: String,
+    },
     /// A call has ended; what may follow it is skipped.
-    After { list: bool, seen: String },
+    After {
+        list: bool,
+        seen: String,
+    },
     /// There are as many calls as there may be.
     Done,
 }
@@ -170,7 +182,8 @@ impl Parser {
         // The longest end of it that begins the mark, and the white space before that.
         let bound = self.held.len().saturating_sub(open.len());
         let ends = (bound..=self.held.len()).filter(|&at| self.held.is_char_boundary(at));
-        let partial = ends.into_iter().find(|&at| open.starts_with(&self.held[at..])).unwrap_or(self.held.len());
+        let partial =
+            ends.into_iter().find(|&at| open.starts_with(&self.held[at..])).unwrap_or(self.held.len());
         let certain = self.held[..partial].trim_end().len();
         delta.content.extend(self.held.drain(..certain));
     }
@@ -188,7 +201,11 @@ impl Parser {
             Found::Name => match scan.name().filter(|name| self.names.contains(name)) {
                 Some(name) => {
                     *started = true;
-                    delta.calls.push(CallDelta { index, name: Some(name), arguments: std::mem::take(arguments) });
+                    delta.calls.push(CallDelta {
+                        index,
+                        name: Some(name),
+                        arguments: std::mem::take(arguments),
+                    });
                 }
                 None => self.give_up(delta),
             },
@@ -212,7 +229,9 @@ impl Parser {
 
     /// It is no call: it is text, and what follows is.
     fn give_up(&mut self, delta: &mut Delta) {
-        if let State::Before { raw, .. } | State::Call { raw, .. } = std::mem::replace(&mut self.state, State::Text) {
+        if let State::Before { raw, .. } | State::Call { raw, .. } =
+            std::mem::replace(&mut self.state, State::Text)
+        {
             delta.content += &raw;
         }
     }

@@ -69,7 +69,7 @@ enum LogitBias {
     List(Vec<Value>),
 }
 
-/// Fields that would change the answer and are not served, with the values that ask for nothing.
+/// Fields that would change the answer and are not served where they are not taken, with the values that ask for nothing.
 const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("audio", &[]),
     ("chat_template", &[]),
@@ -183,7 +183,7 @@ impl Common {
         const FIELD: &str = "response_format";
         let Some(format) = &self.response_format else { return Ok(None) };
         let grammar = grammar::response_format(format).map_err(|why| OpenAiError::invalid(FIELD, why))?;
-        Ok(grammar.map(|grammar| Wanted { grammar, field: FIELD }))
+        Ok(grammar.map(|grammar| Wanted { grammar, field: FIELD, optional: false }))
     }
 
     fn logit_bias(&self) -> Result<Vec<(u32, f32)>, OpenAiError> {

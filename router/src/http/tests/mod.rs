@@ -4,6 +4,7 @@ mod chat;
 mod completions;
 mod server;
 mod tgi;
+mod tools;
 
 use axum::Router;
 use axum::body::Body;

@@ -82,7 +82,7 @@ impl GenerateParameters {
             return Ok(None);
         };
         let grammar = grammar::tgi(grammar).map_err(|why| ServiceError::invalid("grammar", why))?;
-        Ok(Some(Wanted { grammar, field: "grammar" }))
+        Ok(Some(Wanted { grammar, field: "grammar", optional: false }))
     }
 
     pub(super) fn params(&self) -> Result<Params, ServiceError> {
