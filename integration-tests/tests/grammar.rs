@@ -137,9 +137,8 @@ fn tools_are_called_when_they_must_be() {
 #[test]
 fn a_grammar_goes_on_where_its_shard_was_killed() {
     let server = Server::start(&[]);
-    let list = json!({"type": "array", "minItems": 40, "maxItems": 40, "items": {"type": "integer", "minimum": 100, "maximum": 999}});
-    let format = json!({"type": "json_schema", "schema": list});
-    let body = json!({"prompt": "Once", "max_tokens": 400, "temperature": 0, "response_format": format, "stream": true});
+    let format = json!({"type": "regex", "value": "([1-9][0-9]{2} ){80}end"});
+    let body = json!({"prompt": "Once", "max_tokens": 600, "temperature": 0, "response_format": format, "stream": true});
     let ask = |happens: &dyn Fn()| {
         let mut events = stream(&server.url("/v1/completions"), &body);
         let mut text = String::new();
@@ -153,7 +152,7 @@ fn a_grammar_goes_on_where_its_shard_was_killed() {
         text
     };
     let undisturbed = ask(&|| {});
-    assert_eq!(serde_json::from_str::<Vec<u32>>(&undisturbed).unwrap().len(), 40);
+    assert!(undisturbed.len() == 80 * 4 + 3 && undisturbed.ends_with("end"), "{undisturbed}");
     let shards = shards_of(server.pid());
     assert_eq!(ask(&|| signal(shards[0], "KILL")), undisturbed);
     assert_eq!(server.metric("millrace_shard_restarts_total"), 1.0);
@@ -173,7 +172,7 @@ fn a_hostile_grammar_costs_its_sender_an_error_and_nobody_else_anything() {
     let search = |i: usize| format!(".*a.{{{}}}", i + 1);
     let grammars = [
         json!({"type": "regex", "value": "("}),
-        json!({"type": "regex", "value": "((a{30}){30}){30}"}),
+        json!({"type": "regex", "value": "(((a{99}){99}){99})"}),
         json!({"type": "regex", "value": "(".repeat(100_000)}),
         json!({"type": "json", "value": {"allOf": (0..30).map(|i| json!({"type": "string", "pattern": search(i)})).collect::<Vec<_>>()}}),
         json!({"type": "json", "value": {"type": "array", "minItems": 1e300}}),

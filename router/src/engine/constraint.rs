@@ -50,12 +50,14 @@ pub(super) struct MaskPool {
     results: mpsc::UnboundedReceiver<Advanced>,
     /// Kept for the threads, and so that the channel never closes.
     done: mpsc::UnboundedSender<Advanced>,
+    /// Jobs without a result.
+    pending: usize,
 }
 
 impl MaskPool {
     pub(super) fn new() -> Self {
         let (done, results) = mpsc::unbounded_channel();
-        MaskPool { jobs: None, results, done }
+        MaskPool { jobs: None, results, done, pending: 0 }
     }
 
     /// Works out what may follow `token`, the sequence's token number `generated`. There is never more than one job for
@@ -67,6 +69,7 @@ impl MaskPool {
         token: u32,
         constraint: Box<dyn Constraint>,
     ) {
+        self.pending += 1;
         let jobs = self.jobs.get_or_insert_with(|| start(&self.done));
         if let Err(blocking::SendError(job)) = jobs.send(Job { id, generated, token, constraint }) {
             // No thread could be started.
@@ -78,10 +81,26 @@ impl MaskPool {
     /// The next result. Cancel safe.
     pub(super) async fn next(&mut self) -> Advanced {
         match self.results.recv().await {
-            Some(advanced) => advanced,
+            Some(advanced) => self.received(advanced),
             // Cannot be: this holds a sender itself.
             None => std::future::pending().await,
         }
+    }
+
+    /// A result that is there.
+    pub(super) fn try_next(&mut self) -> Option<Advanced> {
+        let advanced = self.results.try_recv().ok()?;
+        Some(self.received(advanced))
+    }
+
+    /// Whether more results will come.
+    pub(super) fn is_busy(&self) -> bool {
+        self.pending > 0
+    }
+
+    fn received(&mut self, advanced: Advanced) -> Advanced {
+        self.pending -= 1;
+        advanced
     }
 }
 

@@ -32,6 +32,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// How often the queue is looked after while no shard answers.
 const TICK: Duration = Duration::from_millis(200);
 
+/// How long constrained sequences that can go on wait for others that soon can: a step for each would be a waste.
+const GATHER: Duration = Duration::from_millis(2);
+
 const SHUTTING_DOWN: &str = "Server is shutting down";
 
 /// How the engine's life ended.
@@ -111,6 +114,7 @@ async fn serve(
         occupancy,
         open: HashMap::new(),
         masks: MaskPool::new(),
+        gathering: None,
         waiting: VecDeque::new(),
         sent: VecDeque::new(),
         had_nothing: true,
@@ -142,6 +146,9 @@ struct Server<'a> {
     pace: Pace,
     open: HashMap<SeqId, Open>,
     masks: MaskPool,
+    /// Set while nothing has happened but that some constrained sequences can go on and others soon can: until when they
+    /// are waited for.
+    gathering: Option<Instant>,
     /// Requests in the order of their arrival, with the time of it; the first ones may have started or ended.
     waiting: VecDeque<(SeqId, Instant)>,
     /// Steps in flight, oldest first.
@@ -165,7 +172,10 @@ impl Server<'_> {
         let mut has_handles = true;
         loop {
             // The shards first: while they compute, there is time for everything else.
-            self.send_steps();
+            if self.gathering.is_none_or(|until| until <= Instant::now()) {
+                self.gathering = None;
+                self.send_steps();
+            }
             self.expire();
             self.publish();
             if self.draining.is_some() && self.scheduler.is_idle() {
@@ -174,6 +184,7 @@ impl Server<'_> {
             let alarm = self.alarm();
             tokio::select! {
                 change = self.shards.next() => {
+                    self.gathering = None;
                     if let Err(why) = self.take(change) {
                         return self.give_up(why).await;
                     }
@@ -187,7 +198,13 @@ impl Server<'_> {
                         self.obey(command);
                     }
                 }
-                advanced = self.masks.next() => self.release(advanced),
+                advanced = self.masks.next() => {
+                    self.release(advanced);
+                    while let Some(advanced) = self.masks.try_next() {
+                        self.release(advanced);
+                    }
+                    self.gather();
+                }
                 () = sleep_until(alarm) => {
                     if self.draining.is_some_and(|end| end <= Instant::now()) {
                         self.fail_all(SHUTTING_DOWN);
@@ -215,7 +232,7 @@ impl Server<'_> {
         let tick = if self.shards.is_up() { Duration::from_secs(3600) } else { TICK };
         let expiry =
             self.config.queue_timeout.and_then(|limit| self.waiting.front().map(|(_, at)| *at + limit));
-        [Some(now + tick), expiry, self.draining].into_iter().flatten().min().unwrap_or(now)
+        [Some(now + tick), expiry, self.draining, self.gathering].into_iter().flatten().min().unwrap_or(now)
     }
 
     /// Plans and sends as long as steps may be in flight and there is work.
@@ -227,7 +244,7 @@ impl Server<'_> {
         while self.scheduler.in_flight() < STEPS_IN_FLIGHT {
             self.cancel_abandoned();
             let Some(Plan { step, admitted }) = self.scheduler.plan() else {
-                self.had_nothing |= self.scheduler.in_flight() == 0;
+                self.had_nothing |= self.scheduler.in_flight() == 0 && self.scheduler.is_idle();
                 break;
             };
             let waited_for = !std::mem::take(&mut self.had_nothing);

@@ -16,6 +16,9 @@ const MOST_BRACKETS: usize = 64;
 /// The largest count of a repetition: characters of a string, items of a list, `{n}` in an expression.
 const MOST_REPEATED: u64 = 10_000;
 
+/// Characters of an expression whose repetitions are written out.
+const LONGEST_EXPANDED: u64 = 100_000;
+
 /// Keywords of JSON schema that count something.
 const COUNTS: [&str; 6] =
     ["minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"];
@@ -24,10 +27,13 @@ const COUNTS: [&str; 6] =
 pub(super) fn check(grammar: &Grammar) -> Result<String, GrammarError> {
     let text = match grammar {
         Grammar::Json(schema) => {
-            let mut values = 0;
-            schema_within(schema, DEEPEST, &mut values)?;
-            intersections::within(schema)?;
+            whole_schema_within(schema)?;
             schema.to_string()
+        }
+        // The rules are the server's own.
+        Grammar::Calls { rules, call } => {
+            whole_schema_within(call)?;
+            format!("{rules}{call}")
         }
         Grammar::Regex(text) => {
             expression_within(text)?;
@@ -45,6 +51,11 @@ pub(super) fn check(grammar: &Grammar) -> Result<String, GrammarError> {
         return Err(too_complex(format!("{} bytes; at most {MOST_BYTES} are compiled", text.len())));
     }
     Ok(text)
+}
+
+fn whole_schema_within(schema: &Value) -> Result<(), GrammarError> {
+    schema_within(schema, DEEPEST, &mut 0)?;
+    intersections::within(schema)
 }
 
 pub(super) fn too_complex(why: impl Into<String>) -> GrammarError {
@@ -79,36 +90,102 @@ fn schema_within(schema: &Value, depth: usize, values: &mut usize) -> Result<(),
     }
 }
 
-/// Bounds nesting and counted repetitions, the latter also when they multiply. It need not understand the expression:
-/// what looks like a bracket and is none only makes it stricter.
+/// Bounds nesting and counted repetitions, the latter also when they multiply. It need not understand the expression: a
+/// grammar's texts are taken for expressions as well, and lines stand for themselves.
 fn expression_within(text: &str) -> Result<(), GrammarError> {
-    let mut depth = 0usize;
-    // What the repetitions that follow one another without a space may multiply to.
-    let mut product = 1u64;
+    // How long each open group is when its repetitions are written out, and the last part of it.
+    let (mut groups, mut last, mut classes) = (vec![0u64], 0u64, 0usize);
     let mut rest = text.char_indices();
     while let Some((at, character)) = rest.next() {
         match character {
-            '\\' => drop(rest.next()),
-            '(' | '[' => depth += 1,
-            ')' | ']' => depth = depth.saturating_sub(1),
+            '\\' => {
+                rest.next();
+                last = 0;
+            }
+            '[' => classes += 1,
+            ']' if classes > 0 => {
+                classes -= 1;
+                last = 0;
+            }
+            '\n' => {
+                groups.truncate(1);
+                classes = 0;
+            }
+            _ if classes > 0 => {}
+            '(' => groups.push(0),
+            ')' if groups.len() > 1 => {
+                last = groups.pop().unwrap_or_default();
+                add(&mut groups, last);
+            }
             '{' => {
                 let inner = text[at + 1..].split('}').next().unwrap_or_default();
                 let most = inner.split([',', '.']).filter_map(|n| n.trim().parse::<u64>().ok()).max();
                 if let Some(most) = most {
-                    product = product.saturating_mul(most.max(1));
-                    if product > MOST_REPEATED {
-                        return Err(too_complex(format!(
-                            "an expression repeats something more than {MOST_REPEATED} times"
-                        )));
+                    if most > MOST_REPEATED {
+                        return Err(too_complex(format!("a count of more than {MOST_REPEATED}")));
                     }
+                    let before = last;
+                    last = before.max(1).saturating_mul(most);
+                    add(&mut groups, last.saturating_sub(before));
+                    // What is counted is not a part itself.
+                    rest.nth(inner.chars().count());
                 }
             }
-            '\n' | '|' => product = 1,
-            _ => {}
+            _ => last = 0,
         }
-        if depth > MOST_BRACKETS {
+        if groups.len() + classes > MOST_BRACKETS {
             return Err(too_complex(format!("more than {MOST_BRACKETS} brackets within brackets")));
+        }
+        if groups.iter().any(|&length| length > LONGEST_EXPANDED) {
+            return Err(too_complex(format!("repetitions of more than {LONGEST_EXPANDED} characters")));
         }
     }
     Ok(())
+}
+
+fn add(groups: &mut [u64], length: u64) {
+    if let Some(group) = groups.last_mut() {
+        *group = group.saturating_add(length);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_people_write_is_within_the_bounds() {
+        let date = r"^[0-9]{4}-(0[1-9]|1[0-2])-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,9})?(Z|[+-][0-9]{2}:[0-9]{2})$";
+        for expression in [
+            r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}",
+            date,
+            r"[a-z]{1,64}@[a-z]{1,100}\.[a-z]{2,50}",
+            "(\\w{1,30} ){1,200}",
+            "[^]]{3}[[a-z]&&[^b]]",
+            r"\{\(\[",
+        ] {
+            assert_eq!(expression_within(expression), Ok(()), "{expression}");
+        }
+        let words = (0..5000).map(|i| format!("word{i}")).collect::<Vec<_>>().join("|");
+        assert_eq!(expression_within(&words), Ok(()));
+    }
+
+    #[test]
+    fn what_multiplies_is_not() {
+        for expression in [
+            "a{10001}",
+            "((a{30}){30}){30}{30}",
+            "(((a{99}){99}){99})",
+            "(?:(?:ab){500}){500}",
+            "x{9999}{9999}",
+        ] {
+            assert!(
+                matches!(expression_within(expression), Err(GrammarError::TooComplex(_))),
+                "{expression}"
+            );
+        }
+        assert!(expression_within(&"(".repeat(65)).is_err());
+        assert!(expression_within(&"[".repeat(65)).is_err());
+        assert_eq!(expression_within(&"(\n".repeat(65)), Ok(()));
+    }
 }

@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use llguidance::api::{ParserLimits, TopLevelGrammar};
 use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
+use serde_json::Value;
 use tokio::sync::{Semaphore, oneshot};
 use toktrie::InferenceCapabilities;
 
@@ -29,7 +30,7 @@ const KEPT_BYTES: usize = 1 << 20;
 const STACK: usize = 64 << 20;
 
 /// Between two parts of JSON there may be so much white space: enough for pretty printing, too little to fill an answer with.
-const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,40}";
+const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,20}";
 
 /// Bounds on work and memory of a grammar and of each request that follows it.
 fn limits() -> ParserLimits {
@@ -210,25 +211,32 @@ impl Kept {
 
 fn source(grammar: &Grammar) -> Result<TopLevelGrammar, GrammarError> {
     Ok(match grammar {
-        Grammar::Json(schema) => {
-            let mut schema = match schema {
-                // True allows everything; and only an object can carry options.
-                serde_json::Value::Bool(true) => serde_json::json!({}),
-                serde_json::Value::Object(_) => schema.clone(),
-                _ => return Err(GrammarError::Invalid("a JSON schema is an object".into())),
-            };
-            let options = JsonCompileOptions {
-                whitespace_pattern: Some(WHITE_SPACE.into()),
-                // Exactly one is not to be had from a grammar; one at least is.
-                coerce_one_of: true,
-                ..Default::default()
-            };
-            options.apply_to(&mut schema);
-            TopLevelGrammar::from_json_schema(schema)
-        }
+        Grammar::Json(schema) => TopLevelGrammar::from_json_schema(with_options(schema, false)?),
         Grammar::Regex(expression) => TopLevelGrammar::from_regex(unanchored(expression)),
         Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
+        Grammar::Calls { rules, call } => {
+            TopLevelGrammar::from_lark(format!("{rules}call: %json {}\n", with_options(call, true)?))
+        }
     })
+}
+
+/// A schema that says how it is to be taken. What a client has said of that is overwritten.
+fn with_options(schema: &Value, lenient: bool) -> Result<Value, GrammarError> {
+    let mut schema = match schema {
+        // True allows everything; and only an object can carry options.
+        Value::Bool(true) => serde_json::json!({}),
+        Value::Object(_) => schema.clone(),
+        _ => return Err(GrammarError::Invalid("a JSON schema is an object".into())),
+    };
+    let options = JsonCompileOptions {
+        whitespace_pattern: Some(WHITE_SPACE.into()),
+        // Exactly one is not to be had from a grammar; one at least is.
+        coerce_one_of: true,
+        lenient,
+        ..Default::default()
+    };
+    options.apply_to(&mut schema);
+    Ok(schema)
 }
 
 /// An expression is matched as a whole anyway; that it says so itself is no fault.

@@ -46,8 +46,8 @@ pub fn grammar(tools: &Tools, format: Format, tokenizer: &Tokenizer) -> Option<G
             format!("calls: call{again}\n{separator}")
         }
     };
-    let calls = schema(tools, shape.arguments);
-    Some(Grammar::Lark(format!("{start}\n{rules}call: %json {calls}\n")))
+    let call = schema(tools, shape.arguments);
+    Some(Grammar::Calls { rules: format!("{start}\n{rules}"), call })
 }
 
 struct Language<'a> {

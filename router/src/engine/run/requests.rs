@@ -3,7 +3,7 @@
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::{SHUTTING_DOWN, Server};
+use super::{GATHER, SHUTTING_DOWN, Server};
 use crate::engine::admission::Permit;
 use crate::engine::constraint::{Advanced, Constraint};
 use crate::engine::handle::{Event, Failure, Request, Started};
@@ -111,6 +111,14 @@ impl Server<'_> {
                 self.scheduler.release(id, generated, mask);
             }
             Err(why) => self.end(id, Failure::Constraint(why)),
+        }
+    }
+
+    /// Some constrained sequences can go on. Free ones are in steps already, so nobody else waits.
+    pub(super) fn gather(&mut self) {
+        match self.masks.is_busy() {
+            true => _ = self.gathering.get_or_insert_with(|| Instant::now() + GATHER),
+            false => self.gathering = None,
         }
     }
 

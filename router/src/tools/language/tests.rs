@@ -98,6 +98,28 @@ async fn what_must_be_a_call_is_one_from_the_first_token() {
 }
 
 #[tokio::test]
+async fn what_people_write_into_schemas_is_no_fault() {
+    let parameters = json!({
+        "$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "title": "R&D & more & more & so on & on & on & on & on & on",
+        "properties": {
+            "url": {"type": "string", "format": "uri-of-some-kind", "description": ":( ".repeat(100)},
+            "tags": {"type": "array", "uniqueItems": true, "items": {"type": "string", "pattern": "^[a-z]{1,64}(-[0-9]{1,64}){0,9}$"}},
+            "what": {"oneOf": [{"const": 1}, {"type": "string"}], "default": 1, "examples": [1]},
+        },
+        "if": {"required": ["url"]}, "then": {"required": ["tags"]},
+    });
+    let tool = |i: usize| Tool { name: format!("tool{i}"), parameters: parameters.clone() };
+    let tools = Tools { tools: (0..30).map(tool).collect(), choice: Choice::Required, parallel: true };
+    for tokenizer in tokenizers() {
+        for format in FORMATS {
+            let grammar = grammar(&tools, format, &tokenizer).unwrap();
+            let (text, _) = random(&tokenizer, &grammar, 1, "").await.unwrap();
+            assert!(text.contains("tool"), "{text}");
+        }
+    }
+}
+
+#[tokio::test]
 async fn what_may_be_a_call_is_bound_from_its_mark_on() {
     for tokenizer in tokenizers() {
         for (format, mark) in
