@@ -97,6 +97,7 @@ pub enum State {
 }
 
 /// A request on its way to the engine.
+#[expect(clippy::large_enum_variant, reason = "nearly all of them are requests")]
 pub enum Command {
     /// Generate.
     Submit {

@@ -65,15 +65,14 @@ fn message(index: usize, message: Value) -> Result<Map<String, Value>, OpenAiErr
         Some(_) => return Err(wrong("must have a text or a list of parts as content")),
     };
     message.insert("content".into(), content);
-    match message.get_mut("tool_calls") {
-        None => {}
-        Some(Value::Null) => drop(message.remove("tool_calls")),
-        Some(Value::Array(calls)) => {
-            if !calls.iter_mut().all(call) {
-                return Err(wrong("has a tool call without a function's name"));
-            }
-        }
+    let understood = match message.get_mut("tool_calls") {
+        None => true,
+        Some(Value::Null) => message.remove("tool_calls").is_some(),
+        Some(Value::Array(calls)) => calls.iter_mut().all(call),
         Some(_) => return Err(wrong("must have a list of tool calls")),
+    };
+    if !understood {
+        return Err(wrong("has a tool call without a function's name"));
     }
     Ok(message)
 }

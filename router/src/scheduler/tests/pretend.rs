@@ -63,8 +63,8 @@ pub(crate) fn pretend_mask(generated: &[u32], vocab_size: usize) -> Mask {
     let mut words = vec![0; vocab_size.div_ceil(32)];
     let mut allow = |token: usize| words[token / 32] |= 1 << (token % 32);
     allow(digest as usize % vocab_size);
-    if digest % 7 != 0 {
-        (0..vocab_size).filter(|&token| mix(digest, token as u32) % 3 == 0).for_each(&mut allow);
+    if !digest.is_multiple_of(7) {
+        (0..vocab_size).filter(|&token| mix(digest, token as u32).is_multiple_of(3)).for_each(&mut allow);
     }
     words.into()
 }
