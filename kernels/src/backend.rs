@@ -242,7 +242,7 @@ pub trait Backend {
     /// Copies the rows named by [`StepInput::outputs`] to the front of `out`.
     fn gather(&self, step: &Self::Step, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
     /// Chooses one token for each of the first `rows.len()` rows of `logits`, whose contents are lost. Appends to
-    /// `chosen`. A row without any finite logit yields token 0 with a NaN log-probability.
+    /// `chosen`. A row without any finite logit yields the first token that it allows, with a NaN log-probability.
     fn sample(&self, logits: &mut Self::Buf, rows: &[SampleRow<'_>], chosen: &mut Vec<Sampled>)
     -> Result<()>;
     /// The first `n` rows, for tests and tools.

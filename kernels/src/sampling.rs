@@ -2,8 +2,9 @@
 
 /// How the next token of one sequence is chosen.
 ///
-/// Applied in this order: repetition, frequency and presence penalties, logit bias, temperature, top-k, top-p, min-p,
-/// typical-p. A greedy row stops after the bias and takes the largest logit, the lowest id on a tie.
+/// Applied in this order: repetition, frequency and presence penalties, logit bias, end tokens that come too early, the
+/// row's allowed tokens, temperature, top-k, top-p, min-p, typical-p. A greedy row stops before the temperature and takes
+/// the largest logit, the lowest id on a tie.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
     /// Draw at random instead of taking the most likely token.
@@ -26,6 +27,10 @@ pub struct SamplingParams {
     pub presence_penalty: f32,
     /// Added to the logits of single tokens.
     pub logit_bias: Vec<(u32, f32)>,
+    /// Until so many tokens have been generated, `end_tokens` are impossible.
+    pub min_new_tokens: u32,
+    /// See `min_new_tokens`.
+    pub end_tokens: Vec<u32>,
     /// Key of the counter-based generator; together with the position it determines the draw.
     pub seed: u64,
     /// How many of the most likely tokens to report.
@@ -48,6 +53,8 @@ impl Default for SamplingParams {
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
             logit_bias: Vec::new(),
+            min_new_tokens: 0,
+            end_tokens: Vec::new(),
             seed: 0,
             top_n: 0,
             warped_logprobs: false,
@@ -64,6 +71,9 @@ pub struct SampleRow<'a> {
     pub tokens: &'a [u32],
     /// How many of them are the prompt.
     pub prompt_len: usize,
+    /// The tokens that may be chosen: bit `t % 32` of word `t / 32` stands for token t; words that are not there are 0.
+    /// It changes no log-probability of the model's own.
+    pub allowed: Option<&'a [u32]>,
 }
 
 /// A chosen token.

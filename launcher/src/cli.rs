@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use millrace_router::tools::Format;
 use millrace_shard::collective::Wire;
 use millrace_shard::{DType, Device};
 
@@ -191,6 +192,12 @@ pub(crate) struct HttpArgs {
     /// Texts tokenised at the same time
     #[arg(long, env = "VALIDATION_WORKERS", default_value_t = 2, value_name = "N")]
     pub(crate) validation_workers: usize,
+    /// Refuse requests for structured output
+    #[arg(long, env = "DISABLE_GRAMMAR_SUPPORT")]
+    pub(crate) disable_grammar_support: bool,
+    /// How the model writes calls of tools: hermes, llama3_json, mistral or json; found in its chat template when absent
+    #[arg(long, env = "TOOL_CALL_PARSER", value_name = "FORMAT")]
+    pub(crate) tool_call_parser: Option<Format>,
     /// Require `Authorization: Bearer KEY` on every POST
     #[arg(long, env = "API_KEY", hide_env_values = true, value_name = "KEY")]
     pub(crate) api_key: Option<String>,

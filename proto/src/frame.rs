@@ -113,6 +113,7 @@ mod tests {
                 count,
                 sample,
                 new_blocks: vec![slot; count as usize % 5],
+                allowed: vec![start; slot as usize % 3],
             })
             .collect();
         ToShard { message: Some(to_shard::Message::Step(Step { id, rows, ..Default::default() })) }

@@ -14,6 +14,8 @@ pub struct Assets {
     pub tokenizer: Vec<u8>,
     /// The chat template, if the model has one.
     pub chat_template: Option<String>,
+    /// The template for conversations with tools, if that is another one.
+    pub tool_template: Option<String>,
     /// The text of the token that begins a sequence.
     pub bos_token: Option<String>,
     /// The text of the token that ends a sequence.
@@ -145,9 +147,11 @@ impl Assets {
                 .find(|ids| !ids.is_empty())
                 .unwrap_or_default()
         };
+        let (chat_template, tool_template) = chat_templates(&file, config.chat_template)?;
         Ok(Assets {
             tokenizer,
-            chat_template: chat_template(&file, config.chat_template)?,
+            chat_template,
+            tool_template,
             bos_token: config.bos_token.map(TokenText::into_text),
             eos_token: config.eos_token.map(TokenText::into_text),
             add_bos_token: config.add_bos_token,
@@ -176,21 +180,27 @@ impl TokenText {
 }
 
 impl Templates {
-    fn default(self) -> Option<String> {
+    /// The usual template, and the one for tools; either may stand for both.
+    fn split(self) -> (Option<String>, Option<String>) {
         match self {
-            Templates::One(template) => Some(template),
-            Templates::Named(list) => {
-                list.into_iter().find(|entry| entry.name == "default").map(|e| e.template)
+            Templates::One(template) => (Some(template), None),
+            Templates::Named(mut list) => {
+                let mut take = |name: &str| {
+                    let index = list.iter().position(|entry| entry.name == name)?;
+                    Some(list.swap_remove(index).template)
+                };
+                let (default, tools) = (take("default"), take("tool_use"));
+                (default.or_else(|| tools.clone()), tools)
             }
         }
     }
 }
 
 /// The newest form wins: a file of its own, then `chat_template.json`, then the tokenizer's configuration.
-fn chat_template<'a>(
+fn chat_templates<'a>(
     file: &impl Fn(&'static str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
     configured: Option<Templates>,
-) -> Result<Option<String>, AssetError> {
+) -> Result<(Option<String>, Option<String>), AssetError> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct File {
@@ -198,10 +208,10 @@ fn chat_template<'a>(
     }
     if let Some(bytes) = file("chat_template.jinja")? {
         let text = String::from_utf8(bytes.into_owned());
-        return text.map(Some).map_err(|_| AssetError::NotText("chat_template.jinja"));
+        return text.map(|text| (Some(text), None)).map_err(|_| AssetError::NotText("chat_template.jinja"));
     }
     let separate: File = json(file, "chat_template.json")?;
-    Ok(separate.chat_template.or(configured).and_then(Templates::default))
+    Ok(separate.chat_template.or(configured).map_or((None, None), Templates::split))
 }
 
 fn json<'a, T: Default + for<'de> Deserialize<'de>>(
@@ -241,13 +251,14 @@ mod tests {
             (
                 "tokenizer_config.json",
                 br#"{"bos_token": {"content": "<s>"}, "eos_token": "</s>", "add_bos_token": true,
-                     "chat_template": [{"name": "tool", "template": "T"}, {"name": "default", "template": "D"}]}"#,
+                     "chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]}"#,
             ),
         ];
         let assets = Assets::from_files(files).unwrap();
         assert_eq!((assets.eos_ids, assets.bos_id), (vec![7], Some(1)));
         assert_eq!(assets.bos_token.as_deref(), Some("<s>"));
         assert_eq!(assets.chat_template.as_deref(), Some("D"));
+        assert_eq!(assets.tool_template.as_deref(), Some("T"));
 
         let more: &[(&str, &[u8])] = &[
             ("generation_config.json", br#"{"eos_token_id": [1, 2]}"#),

@@ -4,12 +4,14 @@
 
 pub mod assets;
 pub mod engine;
+pub mod grammar;
 pub mod http;
 pub mod metrics;
 pub mod scheduler;
 pub mod serve;
 pub mod service;
 pub mod text;
+pub mod tools;
 
 #[cfg(test)]
 mod test_support;

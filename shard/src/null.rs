@@ -75,7 +75,10 @@ impl MadeUp {
         for row in step.rows.iter().filter(|row| row.sample) {
             let sampling = self.slots.get(row.slot as usize).ok_or(unknown(row.slot))?;
             let position = u64::from(row.start) + u64::from(row.count);
-            let token = |rank: u32| self.token(sampling.seed, position.wrapping_add(u64::from(rank) << 32));
+            let token = |rank: u32| {
+                let made_up = self.token(sampling.seed, position.wrapping_add(u64::from(rank) << 32));
+                nearest(made_up, &row.allowed)
+            };
             let logprob = |rank: u32| -0.5 - rank as f32;
             let top = (0..sampling.top_n).map(|n| TokenLogprob { token: token(n), logprob: logprob(n) });
             sampled.push(Sampled {
@@ -97,6 +100,20 @@ impl MadeUp {
         // The high bits are mixed best; the remainder is below `half`.
         (self.vocab / 4 + ((mixed >> 32) % u64::from(half)) as u32).min(self.vocab.saturating_sub(1))
     }
+}
+
+/// The first token from this one on that is allowed, around the end if need be; itself if all are.
+fn nearest(token: u32, allowed: &[u32]) -> u32 {
+    let words = allowed.len() as u32;
+    // The token's own word comes twice: from its bit on, and in the end up to it.
+    let candidates = (0..=words).map(|n| {
+        let at = (token / 32 + n) % words.max(1);
+        let from = if n == 0 && token / 32 < words { u32::MAX << (token % 32) } else { u32::MAX };
+        (at, allowed.get(at as usize).copied().unwrap_or(0) & from)
+    });
+    let found =
+        candidates.filter(|(_, word)| *word != 0).map(|(at, word)| 32 * at + word.trailing_zeros()).next();
+    found.unwrap_or(token)
 }
 
 #[cfg(test)]
@@ -125,6 +142,17 @@ mod tests {
         assert_eq!(tokens(7, 20..50), whole[20..]);
         assert_ne!(tokens(8, 0..50), whole);
         assert!(whole.iter().all(|token| (250..750).contains(token)), "{whole:?}");
+    }
+
+    #[test]
+    fn only_what_is_allowed_is_made_up() {
+        assert_eq!(nearest(7, &[]), 7);
+        assert_eq!(nearest(7, &[1 << 7]), 7);
+        assert_eq!(nearest(7, &[1 << 9 | 1 << 3]), 9);
+        assert_eq!(nearest(10, &[1 << 9 | 1 << 3]), 3);
+        assert_eq!(nearest(40, &[1, 1]), 0);
+        assert_eq!(nearest(40, &[2, 1 << 31]), 63);
+        assert_eq!(nearest(900, &[0, 1 << 5]), 37);
     }
 
     #[test]

@@ -51,7 +51,7 @@ impl<B: Backend> Worker<B> {
         let new_blocks = (0..count.div_ceil(block_size) as u32).collect();
         let count = count as u32;
         let admit = vec![Admission { slot, tokens, prompt_len: count, sampling: Some(sampling) }];
-        let rows = vec![Row { slot, start, count, new_blocks, sample }];
+        let rows = vec![Row { slot, start, count, new_blocks, sample, ..Row::default() }];
         self.step(&Step { admit, rows, ..Step::default() })?;
         self.step(&Step { release: vec![slot], ..Step::default() })?;
         Ok(())

@@ -47,7 +47,7 @@ fn step(position: u32) -> Step {
             start if start % 16 == 0 => vec![slot + start / 8],
             _ => vec![],
         };
-        Row { slot, start, count, new_blocks, sample: true }
+        Row { slot, start, count, new_blocks, sample: true, ..Row::default() }
     };
     let sampling = Some(Sampling { repetition_penalty: 1.0, ..Sampling::default() });
     let admission =

@@ -119,7 +119,7 @@ fn admission(slot: u32, tokens: &[u32]) -> Admission {
 }
 
 fn row(slot: u32, start: u32, count: u32, new_blocks: &[u32], sample: bool) -> Row {
-    Row { slot, start, count, new_blocks: new_blocks.to_vec(), sample }
+    Row { slot, start, count, new_blocks: new_blocks.to_vec(), sample, ..Row::default() }
 }
 
 /// The greedy continuation, computed by running the whole sequence again for each token.

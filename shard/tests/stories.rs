@@ -90,7 +90,7 @@ fn a_story_is_told() {
             .map(|position| ready.num_blocks - 1 - position / 16)
             .collect();
         let admit = if i == 0 { vec![admission.clone()] } else { vec![] };
-        let rows = vec![Row { slot: 3, start, count, new_blocks, sample: i > 0 }];
+        let rows = vec![Row { slot: 3, start, count, new_blocks, sample: i > 0, ..Row::default() }];
         let step = Step { id: i as u64, admit, rows, ..Step::default() };
         frame::write(&mut stream, &ToShard { message: Some(to_shard::Message::Step(step)) }).unwrap();
     }

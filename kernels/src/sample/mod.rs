@@ -56,9 +56,9 @@ pub(crate) fn choose(logits: &mut [f32], row: &SampleRow<'_>) -> Sampled {
     }
     penalty::apply(logits, row);
     sanitize(logits);
-    let Some(kept) = filter::warp(logits, params) else { return nothing() };
+    let Some(kept) = filter::warp(logits, params) else { return nothing(row) };
     // The filters leave at least one token with a finite logit.
-    let Some(mass) = Mass::of(kept.iter().map(|c| c.logit)) else { return nothing() };
+    let Some(mass) = Mass::of(kept.iter().map(|c| c.logit)) else { return nothing(row) };
     let token = draw::gumbel_max(kept.iter().copied(), params.seed, position(row));
     let logit = kept.iter().find(|c| c.id == token).map_or(f32::NEG_INFINITY, |c| c.logit);
     let top = top(kept.iter().copied(), params.top_n as usize, &mass);
@@ -71,12 +71,12 @@ fn choose_unwarped(logits: &mut [f32], row: &SampleRow<'_>) -> Sampled {
     if params.warped_logprobs {
         penalty::apply(logits, row);
         sanitize(logits);
-        let Some(mass) = Mass::of(logits.iter().copied()) else { return nothing() };
+        let Some(mass) = Mass::of(logits.iter().copied()) else { return nothing(row) };
         let token = argmax(logits);
         let top = top(candidates(logits), params.top_n as usize, &mass);
         return Sampled { token, logprob: mass.logprob(logits[token as usize]), top };
     }
-    let Some(mass) = Mass::of(logits.iter().copied()) else { return nothing() };
+    let Some(mass) = Mass::of(logits.iter().copied()) else { return nothing(row) };
     let top = top(candidates(logits), params.top_n as usize, &mass);
     let overwritten = penalty::apply(logits, row);
     sanitize(logits);
@@ -87,20 +87,23 @@ fn choose_unwarped(logits: &mut [f32], row: &SampleRow<'_>) -> Sampled {
         } else {
             warped(logits, params).map(|all| draw::gumbel_max(all, params.seed, position(row)))
         };
-        let Some(token) = drawn else { return nothing() };
+        let Some(token) = drawn else { return nothing(row) };
         token
     } else if logits.iter().any(|l| l.is_finite()) {
         argmax(logits)
     } else {
-        return nothing();
+        return nothing(row);
     };
     let raw = overwritten.iter().find(|c| c.id == token).map_or(logits[token as usize], |c| c.logit);
     Sampled { token, logprob: mass.logprob(raw), top }
 }
 
-/// The answer for a row that has no finite logit.
-fn nothing() -> Sampled {
-    Sampled { token: 0, logprob: f32::NAN, top: Vec::new() }
+/// The answer for a row that has no finite logit: the first token that it allows.
+fn nothing(row: &SampleRow<'_>) -> Sampled {
+    let words = row.allowed.unwrap_or_default().iter().zip(0..);
+    let first =
+        words.filter(|(word, _)| **word != 0).map(|(word, at)| 32 * at + word.trailing_zeros()).next();
+    Sampled { token: first.unwrap_or(0), logprob: f32::NAN, top: Vec::new() }
 }
 
 fn position(row: &SampleRow<'_>) -> u32 {

@@ -1,9 +1,10 @@
-//! Penalties on tokens that were seen, and biases.
+//! Penalties on tokens that were seen, biases, and tokens that are impossible.
 
 use super::Candidate;
 use crate::sampling::SampleRow;
 
-/// Applies repetition, frequency and presence penalties, then biases, and returns what the logits were where they changed.
+/// Applies repetition, frequency and presence penalties, then biases, then what is impossible. Returns what the logits of
+/// tokens that are still possible were where they changed.
 pub(super) fn apply(logits: &mut [f32], row: &SampleRow<'_>) -> Vec<Candidate> {
     let p = row.params;
     let mut overwritten = Vec::new();
@@ -31,7 +32,35 @@ pub(super) fn apply(logits: &mut [f32], row: &SampleRow<'_>) -> Vec<Candidate> {
             logits[id as usize] += bias;
         }
     }
+    if generated.len() < p.min_new_tokens as usize {
+        for &id in &p.end_tokens {
+            if let Some(logit) = logits.get_mut(id as usize) {
+                *logit = f32::NEG_INFINITY;
+            }
+        }
+    }
+    if let Some(allowed) = row.allowed {
+        forbid(logits, allowed);
+    }
     overwritten
+}
+
+/// Makes every token impossible that has no bit.
+fn forbid(logits: &mut [f32], allowed: &[u32]) {
+    let words = allowed.iter().copied().chain(std::iter::repeat(0));
+    for (logits, word) in logits.chunks_mut(32).zip(words) {
+        match word {
+            u32::MAX => {}
+            0 => logits.fill(f32::NEG_INFINITY),
+            _ => {
+                for (bit, logit) in logits.iter_mut().enumerate() {
+                    if word >> bit & 1 == 0 {
+                        *logit = f32::NEG_INFINITY;
+                    }
+                }
+            }
+        }
+    }
 }
 
 /// Distinct tokens below `vocab` and how often each occurs.

@@ -16,7 +16,7 @@ fn sample<B: Backend>(device: &B, logits: &[f32], vocab: usize, rows: &[SampleRo
 }
 
 fn one(logits: &[f32], params: &SamplingParams, tokens: &[u32], prompt_len: usize) -> Sampled {
-    let row = SampleRow { params, tokens, prompt_len };
+    let row = SampleRow { params, tokens, prompt_len, allowed: None };
     sample(&Reference, logits, logits.len(), &[row]).remove(0)
 }
 
@@ -33,6 +33,20 @@ fn penalised(logits: &[f32], p: &SamplingParams, tokens: &[u32], prompt_len: usi
         *l -= f64::from(p.frequency_penalty) * count as f64;
         *l -= if count > 0 { f64::from(p.presence_penalty) } else { 0.0 };
         *l += p.logit_bias.iter().filter(|(t, _)| *t == id).map(|(_, b)| f64::from(*b)).sum::<f64>();
+    }
+    all
+}
+
+/// The logits after penalties and biases, without what may not be chosen.
+fn possible(logits: &[f32], row: &SampleRow<'_>) -> Vec<f64> {
+    let mut all = penalised(logits, row.params, row.tokens, row.prompt_len);
+    let early = row.tokens.len() - row.prompt_len < row.params.min_new_tokens as usize;
+    for (id, l) in all.iter_mut().enumerate() {
+        let forbidden =
+            row.allowed.is_some_and(|words| words.get(id / 32).is_none_or(|word| word >> (id % 32) & 1 == 0));
+        if forbidden || early && row.params.end_tokens.contains(&(id as u32)) {
+            *l = f64::NEG_INFINITY;
+        }
     }
     all
 }
@@ -153,6 +167,37 @@ proptest! {
         }
     }
 
+    /// What is impossible has no part in the distribution; the model's own log-probabilities know nothing of it.
+    #[test]
+    fn what_may_not_be_chosen_is_not(
+        params in penalties(), vocab in 1usize..120, seed: u64, words in prop::collection::vec(proptest::num::u32::ANY, 1..4),
+        end_tokens in prop::collection::vec(0u32..120, 0..4), min_new_tokens in 0u32..4, new in 0usize..4,
+    ) {
+        let logits: Vec<f32> = Rng(seed).values(vocab).iter().map(|l| l * 3.0).collect();
+        let params = SamplingParams { end_tokens, min_new_tokens, ..params };
+        let tokens = vec![3; 10 + new];
+        let row = SampleRow { params: &params, tokens: &tokens, prompt_len: 10, allowed: Some(&words) };
+        let after = possible(&logits, &row);
+        if !after.iter().any(|l| l.is_finite()) {
+            return Ok(());
+        }
+        let want = distribution(&after, &params);
+        let got = sample(&Reference, &logits, vocab, &[row]).remove(0);
+        let mut ids: Vec<usize> = got.top.iter().map(|t| t.0 as usize).collect();
+        ids.sort_unstable();
+        prop_assert_eq!(ids, (0..vocab).filter(|&id| want[id] > 0.0).collect::<Vec<_>>());
+        for do_sample in [false, true] {
+            let params = SamplingParams { do_sample, warped_logprobs: false, top_n: 3, ..params.clone() };
+            let got = sample(&Reference, &logits, vocab, &[SampleRow { params: &params, ..row }]).remove(0);
+            prop_assert!(after[got.token as usize].is_finite());
+            let raw: Vec<f64> = logits.iter().map(|l| f64::from(*l)).collect();
+            let probs = softmax(&raw);
+            prop_assert!((f64::from(got.logprob) - probs[got.token as usize].ln()).abs() < 1e-4);
+            let free = SamplingParams { do_sample: false, top_n: 3, ..SamplingParams::default() };
+            prop_assert_eq!(got.top, one(&logits, &free, &[], 0).top);
+        }
+    }
+
     #[test]
     fn greedy_takes_the_largest(
         params in penalties(), vocab in 1usize..120, warped: bool, top_n in 0u32..8,
@@ -190,7 +235,7 @@ proptest! {
         let logits: Vec<f32> = rng.values(n * vocab).iter().map(|l| l * 9.0).collect();
         let tokens: Vec<u32> = (0..40).map(|_| rng.below(vocab) as u32).collect();
         let params = SamplingParams { top_n: 5, ..params };
-        let row = SampleRow { params: &params, tokens: &tokens, prompt_len: 7 };
+        let row = SampleRow { params: &params, tokens: &tokens, prompt_len: 7, allowed: None };
         let rows = vec![row; n];
         let want = sample(&Reference, &logits, vocab, &rows);
         let last = sample(&Reference, &logits[(n - 1) * vocab..], vocab, &rows[..1]);
@@ -220,7 +265,7 @@ fn draws_follow_the_distribution() {
         for seed in 0..SEEDS {
             let params = SamplingParams { seed: seed << 30, ..case.clone() };
             let rows: Vec<SampleRow<'_>> = (0..tokens.len())
-                .map(|n| SampleRow { params: &params, tokens: &tokens[..n], prompt_len: n })
+                .map(|n| SampleRow { params: &params, tokens: &tokens[..n], prompt_len: n, allowed: None })
                 .collect();
             for chosen in sample(&Reference, &logits.repeat(tokens.len()), logits.len(), &rows) {
                 counts[chosen.token as usize] += 1;
@@ -275,6 +320,16 @@ fn numbers_that_are_none() {
             let cold = SamplingParams { temperature: 1e-38, top_p: 0.5, ..params };
             assert_eq!(one(&[3.0, 8.0, 8.5], &cold, &[], 0).token, 2);
         }
+    }
+}
+
+/// Even of a hopeless row comes a token that is allowed.
+#[test]
+fn the_only_way_out_is_taken() {
+    let params = SamplingParams::default();
+    for logits in [[f32::NAN; 40], [f32::NEG_INFINITY; 40], [1.0; 40]] {
+        let row = SampleRow { params: &params, tokens: &[], prompt_len: 0, allowed: Some(&[0, 0b10]) };
+        assert_eq!(sample(&Reference, &logits, 40, &[row])[0].token, 33);
     }
 }
 

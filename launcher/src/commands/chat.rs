@@ -39,8 +39,11 @@ pub(crate) fn run(args: ChatArgs) -> Result<()> {
                 "/help" => println!("{HELP}"),
                 text => {
                     messages.push(json!({"role": "user", "content": text}));
-                    let conversation =
-                        Conversation { messages: messages.clone(), tools: None, add_generation_prompt: true };
+                    let conversation = Conversation {
+                        messages: messages.clone(),
+                        add_generation_prompt: true,
+                        ..Conversation::default()
+                    };
                     let prompt = match stack.service.render(conversation).await {
                         Ok(prompt) => prompt,
                         Err(error @ ServiceError::Template(_)) if messages.len() == 1 => {

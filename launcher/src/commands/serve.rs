@@ -37,6 +37,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         max_client_batch_size: http.max_client_batch_size,
         payload_limit: http.payload_limit,
         validation_workers: http.validation_workers,
+        grammar_support: !http.disable_grammar_support,
+        tool_format: http.tool_call_parser,
     };
     let grace = Duration::from_secs(http.graceful_termination_timeout);
     let serving = Serving {

@@ -7,9 +7,10 @@ use std::time::Duration;
 use tokio::sync::{mpsc, watch};
 
 use super::admission::{Bounds, Occupancy, Permit};
+use super::constraint::Constraint;
 use crate::scheduler::Limits;
 
-pub use crate::scheduler::{Finish, Priority, Request};
+pub use crate::scheduler::{Finish, Mask, Priority, Request};
 
 /// A generated token.
 #[derive(Debug, Clone, PartialEq)]
@@ -51,6 +52,9 @@ pub enum Failure {
     /// The engine failed while it ran, or ended before it did.
     #[error("{0}")]
     Broken(String),
+    /// What it may generate cannot be worked out (any further).
+    #[error("{0}")]
+    Constraint(String),
 }
 
 /// Why a request was not accepted.
@@ -93,12 +97,14 @@ pub enum State {
 }
 
 /// A request on its way to the engine.
-#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "nearly all of them are requests")]
 pub enum Command {
     /// Generate.
     Submit {
         /// What to generate.
         request: Request,
+        /// What may be generated, if the request has a mask.
+        constraint: Option<Box<dyn Constraint>>,
         /// Where its events go.
         events: mpsc::UnboundedSender<Event>,
         /// Held until the request has ended, so that it counts as in flight.
@@ -141,6 +147,27 @@ impl Engine {
     /// # Errors
     /// [`Refused`] says why it was not taken; nothing has been queued then.
     pub fn submit(&self, request: Request) -> Result<Generation, Refused> {
+        self.submit_under(request, None)
+    }
+
+    /// Hands a request to the engine that may generate only what `constraint` allows; its mask says what may come first.
+    ///
+    /// # Errors
+    /// As [`submit`](Self::submit).
+    pub fn submit_constrained(
+        &self,
+        request: Request,
+        constraint: Box<dyn Constraint>,
+    ) -> Result<Generation, Refused> {
+        debug_assert!(request.mask.is_some(), "a constraint begins with a mask");
+        self.submit_under(request, Some(constraint))
+    }
+
+    fn submit_under(
+        &self,
+        request: Request,
+        constraint: Option<Box<dyn Constraint>>,
+    ) -> Result<Generation, Refused> {
         match &*self.state.borrow() {
             State::Ready(model) | State::Recovering(model) => {
                 let limits = Limits::new(model).map_err(|error| Refused::Unavailable(error.to_string()))?;
@@ -155,7 +182,7 @@ impl Engine {
         let permit = self.occupancy.enter(request.prompt.len()).ok_or_else(|| self.overloaded())?;
         let (events, receiver) = mpsc::unbounded_channel();
         self.commands
-            .send(Command::Submit { request, events, permit })
+            .send(Command::Submit { request, constraint, events, permit })
             .map_err(|_| Refused::Unavailable("Engine has stopped".into()))?;
         Ok(Generation { events: receiver })
     }

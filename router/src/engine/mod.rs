@@ -12,11 +12,13 @@
 //! | `link` | one connection: a task that reads, a task that writes |
 //! | `loading` | from the connection until every rank is ready |
 //! | `run` | the loop: plan, send, apply |
+//! | `constraint` | what may be generated, worked out on threads of its own |
 //! | `dispatch` | one task that passes a step's events on to their requests |
 //! | `meter` | what the loop tells `/metrics` |
 
 mod admission;
 mod children;
+pub(crate) mod constraint;
 mod dispatch;
 mod gate;
 mod group;
@@ -46,9 +48,10 @@ pub use millrace_proto::{MemoryItem, Ready};
 
 pub use self::admission::{Bounds, Permit};
 pub use self::children::ShardCommand;
+pub use self::constraint::Constraint;
 pub use self::gate::OtherNodes;
 pub use self::handle::{
-    Engine, Event, Failure, Finish, Generation, Priority, Refused, Request, Started, State, Token,
+    Engine, Event, Failure, Finish, Generation, Mask, Priority, Refused, Request, Started, State, Token,
 };
 
 /// How the engine behaves, apart from what the shards announce.

@@ -13,6 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use self::requests::Open;
 use super::EngineConfig;
 use super::admission::{Occupancy, Pace};
+use super::constraint::MaskPool;
 use super::dispatch::{self, Batch};
 use super::group::Group;
 use super::handle::{Command, Event, Failure, State};
@@ -30,6 +31,9 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// How often the queue is looked after while no shard answers.
 const TICK: Duration = Duration::from_millis(200);
+
+/// How long constrained sequences that can go on wait for others that soon can: a step for each would be a waste.
+const GATHER: Duration = Duration::from_millis(2);
 
 const SHUTTING_DOWN: &str = "Server is shutting down";
 
@@ -109,6 +113,8 @@ async fn serve(
         pace: Pace::new(occupancy.clone()),
         occupancy,
         open: HashMap::new(),
+        masks: MaskPool::new(),
+        gathering: None,
         waiting: VecDeque::new(),
         sent: VecDeque::new(),
         had_nothing: true,
@@ -139,6 +145,10 @@ struct Server<'a> {
     occupancy: Arc<Occupancy>,
     pace: Pace,
     open: HashMap<SeqId, Open>,
+    masks: MaskPool,
+    /// Set while nothing has happened but that some constrained sequences can go on and others soon can: until when they
+    /// are waited for.
+    gathering: Option<Instant>,
     /// Requests in the order of their arrival, with the time of it; the first ones may have started or ended.
     waiting: VecDeque<(SeqId, Instant)>,
     /// Steps in flight, oldest first.
@@ -162,7 +172,10 @@ impl Server<'_> {
         let mut has_handles = true;
         loop {
             // The shards first: while they compute, there is time for everything else.
-            self.send_steps();
+            if self.gathering.is_none_or(|until| until <= Instant::now()) {
+                self.gathering = None;
+                self.send_steps();
+            }
             self.expire();
             self.publish();
             if self.draining.is_some() && self.scheduler.is_idle() {
@@ -171,6 +184,7 @@ impl Server<'_> {
             let alarm = self.alarm();
             tokio::select! {
                 change = self.shards.next() => {
+                    self.gathering = None;
                     if let Err(why) = self.take(change) {
                         return self.give_up(why).await;
                     }
@@ -183,6 +197,13 @@ impl Server<'_> {
                     while let Ok(command) = commands.try_recv() {
                         self.obey(command);
                     }
+                }
+                advanced = self.masks.next() => {
+                    self.release(advanced);
+                    while let Some(advanced) = self.masks.try_next() {
+                        self.release(advanced);
+                    }
+                    self.gather();
                 }
                 () = sleep_until(alarm) => {
                     if self.draining.is_some_and(|end| end <= Instant::now()) {
@@ -197,7 +218,9 @@ impl Server<'_> {
 
     fn obey(&mut self, command: Command) {
         match command {
-            Command::Submit { request, events, permit } => self.submit(request, events, permit),
+            Command::Submit { request, constraint, events, permit } => {
+                self.submit(request, constraint, events, permit);
+            }
             Command::Drain => self.drain(),
         }
     }
@@ -209,7 +232,7 @@ impl Server<'_> {
         let tick = if self.shards.is_up() { Duration::from_secs(3600) } else { TICK };
         let expiry =
             self.config.queue_timeout.and_then(|limit| self.waiting.front().map(|(_, at)| *at + limit));
-        [Some(now + tick), expiry, self.draining].into_iter().flatten().min().unwrap_or(now)
+        [Some(now + tick), expiry, self.draining, self.gathering].into_iter().flatten().min().unwrap_or(now)
     }
 
     /// Plans and sends as long as steps may be in flight and there is work.
@@ -221,7 +244,7 @@ impl Server<'_> {
         while self.scheduler.in_flight() < STEPS_IN_FLIGHT {
             self.cancel_abandoned();
             let Some(Plan { step, admitted }) = self.scheduler.plan() else {
-                self.had_nothing |= self.scheduler.in_flight() == 0;
+                self.had_nothing |= self.scheduler.in_flight() == 0 && self.scheduler.is_idle();
                 break;
             };
             let waited_for = !std::mem::take(&mut self.had_nothing);
@@ -325,8 +348,11 @@ impl Server<'_> {
                 tracing::info!("the first token after {:.3} s without shards", lost.elapsed().as_secs_f64());
             }
         }
-        for output in outputs.iter().filter(|output| output.finish.is_some()) {
-            self.open.remove(&output.sequence);
+        for output in &outputs {
+            match output.finish {
+                Some(_) => drop(self.open.remove(&output.sequence)),
+                None => self.constrain(output.sequence, output.sampled.token),
+            }
         }
         self.batch.outputs.extend(outputs);
     }

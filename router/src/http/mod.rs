@@ -1,6 +1,7 @@
 //! The HTTP surface. One folder per API; this file puts them together.
 
 mod auth;
+mod grammar;
 mod health;
 mod openai;
 mod panic;

@@ -44,7 +44,9 @@ impl Scheduler {
             if !sequence.is_known() {
                 return None;
             }
-            if sequence.max_positions() <= patience
+            // One that is held goes when it can, and is passed as if there were no room for it.
+            if !sequence.is_held()
+                && sequence.max_positions() <= patience
                 && let Some(prefix) = self.fits(sequence, &prompts)
             {
                 return Some((sequence.id, sequence.len(), prefix));

@@ -22,6 +22,11 @@ impl Scheduler {
             return broken(format!("not {} tokens are waiting", self.waiting.tokens()));
         }
 
+        let sequences = self.waiting.iter().chain(self.running.iter().map(|running| &running.sequence));
+        if let Some(ahead) = sequences.into_iter().find(|sequence| !sequence.is_sound()) {
+            return broken(format!("a constrained sequence is ahead of itself: {ahead:?}"));
+        }
+
         let taken = self.running.iter().map(|running| running.slot);
         let slots: Vec<_> = taken.chain(self.free_slots.iter().copied()).collect();
         if slots.len() != self.limits.max_sequences || has_duplicates(&slots) {

@@ -5,6 +5,10 @@
 //! of one. Steps may be planned ahead of the answers to earlier ones; answers come in the order of the steps. After
 //! the shards have died, [`recover`](Scheduler::recover) begins anew with other ones and the same sequences.
 //!
+//! A constrained sequence is held after each token until [`release`](Scheduler::release) says what may come next; so it has
+//! at most one token in flight. It keeps its slot and its blocks meanwhile, and nobody waits for it. How its constraint is
+//! worked out is nothing that is known here.
+//!
 //! A step is a mixed batch under one budget of tokens. Sequences that decode go first, one token each, so a long
 //! prompt never stalls a running stream; prompts share the rest in chunks ([`share`]). Sequences are in line by
 //! arrival and priority; [`admission`] says who leaves the queue. A newcomer starts with the blocks of its prefix that
@@ -36,7 +40,7 @@ use self::sequence::{Running, Sequence};
 
 pub use self::answer::{Malformed, Output};
 pub use self::limits::{Impossible, Limits, NoRoom};
-pub use self::request::{Finish, Priority, Request};
+pub use self::request::{Finish, Mask, Priority, Request};
 pub use self::sequence::{SeqId, Slot};
 
 /// See the [module](self).
@@ -162,6 +166,14 @@ impl Scheduler {
             None => {
                 self.waiting.remove(id);
             }
+        }
+    }
+
+    /// Says which tokens may come next in a constrained sequence of which `generated` tokens have come back. Nothing
+    /// comes of it if the sequence has ended meanwhile, or has another number of tokens.
+    pub fn release(&mut self, id: SeqId, generated: usize, mask: Mask) {
+        if let Some(sequence) = self.find(id) {
+            sequence.release(generated, mask);
         }
     }
 
@@ -323,16 +335,20 @@ impl Scheduler {
 
     /// A token has come back. Nothing comes of it if the sequence has ended or was cancelled meanwhile.
     fn receive(&mut self, id: SeqId, sampled: Sampled) -> Option<Output> {
-        let sequence = match self.position(id) {
-            Some(index) => &mut self.running[index].sequence,
-            // Preempted meanwhile; the token is as good as ever.
-            None => self.waiting.get_mut(id)?,
-        };
-        let finish = sequence.push(sampled.token);
+        // If it was preempted meanwhile, the token is as good as ever.
+        let finish = self.find(id)?.push(sampled.token);
         if finish.is_some() {
             self.cancel(id);
         }
         Some(Output { sequence: id, sampled, finish })
+    }
+
+    /// A sequence, running or waiting.
+    fn find(&mut self, id: SeqId) -> Option<&mut Sequence> {
+        match self.position(id) {
+            Some(index) => Some(&mut self.running[index].sequence),
+            None => self.waiting.get_mut(id),
+        }
     }
 
     fn position(&self, id: SeqId) -> Option<usize> {

@@ -19,7 +19,14 @@ pub struct Request {
     pub priority: Priority,
     /// Computed prefixes are shared only among requests with the same salt; none is a salt like any other.
     pub cache_salt: Option<Arc<str>>,
+    /// Given if what may be generated is constrained: the tokens that may come first. What may come after each token is
+    /// told by [`release`](super::Scheduler::release).
+    pub mask: Option<Mask>,
 }
+
+/// The tokens that may come next: bit `t % 32` of word `t / 32` stands for token t; words that are not there are 0. At
+/// least one token of the vocabulary has its bit.
+pub type Mask = Arc<[u32]>;
 
 /// Who goes first when not all can. A request is treated like one of the next higher priority that arrived
 /// [`ageing_steps`](super::Options::ageing_steps) later, so none waits for ever.

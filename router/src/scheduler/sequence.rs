@@ -6,7 +6,7 @@ use millrace_proto::{Admission, Row, Sampling};
 
 use super::cache::{BlockTable, Salt};
 use super::limits::{self, Impossible, Limits};
-use super::request::{Finish, Request};
+use super::request::{Finish, Mask, Request};
 
 /// A sequence for as long as the scheduler knows it. A lower id goes first: ids rise in the order of arrival, put
 /// off by priority.
@@ -35,8 +35,20 @@ pub(super) struct Sequence {
     max_new_tokens: usize,
     stop_tokens: Arc<[u32]>,
     sampling: Sampling,
+    choice: Choice,
     /// Positions of those that went past it since it is in the queue.
     pub(super) overtaken: usize,
+}
+
+/// What may come after the tokens that are known here.
+#[derive(Debug)]
+enum Choice {
+    /// Anything, always.
+    Free,
+    /// It is not known yet: the sequence waits.
+    Held,
+    /// One of these.
+    Among(Mask),
 }
 
 impl Sequence {
@@ -50,6 +62,7 @@ impl Sequence {
             max_new_tokens: request.max_new_tokens as usize,
             stop_tokens: request.stop_tokens,
             sampling: request.sampling,
+            choice: request.mask.map_or(Choice::Free, Choice::Among),
             overtaken: 0,
         }
     }
@@ -74,6 +87,36 @@ impl Sequence {
         self.pending == 0
     }
 
+    /// Whether it must not run before it is [released](Self::release).
+    pub(super) fn is_held(&self) -> bool {
+        matches!(self.choice, Choice::Held)
+    }
+
+    /// Whether its next token can be sampled: a constrained one must know the token before it, and what may follow.
+    fn can_go_on(&self) -> bool {
+        match self.choice {
+            Choice::Free => true,
+            Choice::Held => false,
+            Choice::Among(_) => self.is_known(),
+        }
+    }
+
+    /// What may come next, if so many tokens have been generated. What is said of another state is stale or early.
+    pub(super) fn release(&mut self, generated: usize, mask: Mask) {
+        if self.is_held() && self.tokens.len() - self.prompt_len == generated {
+            self.choice = Choice::Among(mask);
+        }
+    }
+
+    /// Whether no more is in flight than may be.
+    pub(super) fn is_sound(&self) -> bool {
+        match self.choice {
+            Choice::Free => true,
+            Choice::Held => self.is_known(),
+            Choice::Among(_) => self.pending <= 1,
+        }
+    }
+
     /// Whether the last token it may have is known or pending.
     fn is_exhausted(&self) -> bool {
         self.len() >= self.prompt_len + self.max_new_tokens
@@ -88,6 +131,9 @@ impl Sequence {
     pub(super) fn push(&mut self, token: u32) -> Option<Finish> {
         self.pending -= 1;
         self.tokens.push(token);
+        if !matches!(self.choice, Choice::Free) {
+            self.choice = Choice::Held;
+        }
         if self.tokens.len() >= self.prompt_len + self.max_new_tokens {
             Some(Finish::Length)
         } else if self.stop_tokens.contains(&token) {
@@ -141,9 +187,10 @@ impl Running {
     }
 
     /// Tokens that could be run next: 1 for a sequence that decodes, more during prefill, 0 if it only waits for its
-    /// last tokens to come back.
+    /// last tokens to come back, or to hear what may come next.
     pub(super) fn remaining(&self) -> usize {
-        if self.sequence.is_exhausted() { 0 } else { self.sequence.len() - self.computed }
+        let waits = self.sequence.is_exhausted() || !self.sequence.can_go_on();
+        if waits { 0 } else { self.sequence.len() - self.computed }
     }
 
     /// Positions that the block table must cover before `count` more tokens can be run.
@@ -162,6 +209,10 @@ impl Running {
         self.sequence.pending += usize::from(sample);
         let new_blocks = self.table.blocks[self.told_blocks..].iter().map(|block| block.0).collect();
         self.told_blocks = self.table.blocks.len();
-        Some(Row { slot: self.slot.0, start: start as u32, count: count as u32, new_blocks, sample })
+        let allowed = match &self.sequence.choice {
+            Choice::Among(mask) if sample => mask.to_vec(),
+            _ => Vec::new(),
+        };
+        Some(Row { slot: self.slot.0, start: start as u32, count: count as u32, new_blocks, sample, allowed })
     }
 }

@@ -86,6 +86,7 @@ impl From<Failure> for ServiceError {
         match failure {
             Failure::NotStarted(why) => ServiceError::Unavailable(why),
             Failure::Broken(why) => ServiceError::Generation(why),
+            Failure::Constraint(why) => ServiceError::invalid("grammar", why),
         }
     }
 }

@@ -3,6 +3,7 @@
 use millrace_proto::Ready;
 
 use super::ServiceError;
+use crate::tools::Format;
 
 /// What clients may ask for; names and defaults are TGI's flags.
 #[derive(Debug, Clone)]
@@ -25,6 +26,10 @@ pub struct Limits {
     pub payload_limit: usize,
     /// Texts that are tokenised, and conversations that are rendered, at the same time.
     pub validation_workers: usize,
+    /// Whether answers may be constrained by grammars.
+    pub grammar_support: bool,
+    /// How the model writes calls of tools; found in its chat template if not given.
+    pub tool_format: Option<Format>,
 }
 
 impl Default for Limits {
@@ -39,6 +44,8 @@ impl Default for Limits {
             max_client_batch_size: 4,
             payload_limit: 2_000_000,
             validation_workers: 2,
+            grammar_support: true,
+            tool_format: None,
         }
     }
 }

@@ -24,8 +24,10 @@ pub use stream::{FinishReason, Finished, TextEvent, TextStream, TextToken, Timin
 
 use crate::assets::{AssetError, Assets};
 use crate::engine::{Engine, Request, State};
+use crate::grammar::{Compiled, Compiler, GrammarError, Walk, Wanted};
 use crate::metrics;
 use crate::text::{ChatTemplate, Conversation, Encoded, Specials, TemplateError, TextError, Tokenizer};
+use crate::tools::Format;
 
 /// What is served, as clients are told.
 #[derive(Debug, Clone)]
@@ -60,10 +62,12 @@ pub struct Service(Arc<Inner>);
 struct Inner {
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
+    tool_format: Format,
     limits: Limits,
     engine: Engine,
     model: ModelInfo,
     eos: Arc<[u32]>,
+    grammars: Compiler,
     /// Requests on their way to the engine: no more wait for a tokenizer than may wait for the model.
     entrance: Semaphore,
 }
@@ -72,6 +76,8 @@ struct Inner {
 #[derive(Debug, Clone)]
 pub struct Prepared {
     request: Request,
+    /// What the answer must be.
+    grammar: Option<Arc<Compiled>>,
     stops: Vec<String>,
     params: Params,
     seed: Option<u64>,
@@ -138,15 +144,32 @@ impl Service {
         let bos = assets.bos_token.clone().or_else(|| written(assets.bos_id));
         let eos = assets.eos_token.clone().or_else(|| written(assets.eos_ids.first().copied()));
         let template = match &assets.chat_template {
-            Some(source) => Some(ChatTemplate::new(source, bos, eos.clone(), limits.validation_workers)?),
+            Some(source) => {
+                let tools = assets.tool_template.as_deref();
+                Some(ChatTemplate::new(source, tools, bos, eos.clone(), limits.validation_workers)?)
+            }
             None => None,
         };
-        let eos_ids = match assets.eos_ids.as_slice() {
+        let shown = assets.tool_template.as_deref().or(assets.chat_template.as_deref());
+        let tool_format = limits.tool_format.unwrap_or_else(|| Format::of(shown, &tokenizer));
+        let eos_ids: Arc<[u32]> = match assets.eos_ids.as_slice() {
             [] => eos.and_then(|eos| tokenizer.token_id(&eos)).into_iter().collect(),
             ids => ids.into(),
         };
         let entrance = Semaphore::new(limits.max_concurrent_requests);
-        Ok(Service(Arc::new(Inner { tokenizer, template, limits, engine, model, eos: eos_ids, entrance })))
+        let grammars = Compiler::new(tokenizer.clone(), eos_ids.clone());
+        let eos = eos_ids;
+        Ok(Service(Arc::new(Inner {
+            tokenizer,
+            template,
+            tool_format,
+            limits,
+            engine,
+            model,
+            eos,
+            grammars,
+            entrance,
+        })))
     }
 
     /// What is served.
@@ -167,6 +190,16 @@ impl Service {
     /// The model's tokenizer.
     pub fn tokenizer(&self) -> &Tokenizer {
         &self.0.tokenizer
+    }
+
+    /// How the model writes calls of tools.
+    pub fn tool_format(&self) -> Format {
+        self.0.tool_format
+    }
+
+    /// Whether the model's chat template looks at this variable.
+    pub fn template_mentions(&self, variable: &str) -> bool {
+        self.0.template.as_ref().is_some_and(|template| template.mentions(variable))
     }
 
     /// The loaded model; the same while its shards are started again.
@@ -258,11 +291,15 @@ impl Service {
             ids.drain(..ids.len().saturating_sub(keep));
         }
         let max_new_tokens = limits.new_tokens(ids.len(), params.max_new_tokens)?;
+        let grammar = match &params.grammar {
+            Some(wanted) => self.compile(wanted, ready.vocab_size).await?,
+            None => None,
+        };
         let validation = received.elapsed();
         metrics::request_validated(validation, ids.len(), max_new_tokens);
         let seed = params.samples().then(|| params.seed.unwrap_or_else(rand::random));
         let (stop_tokens, stops) = self.stops(&params);
-        let sampling = params.sampling(seed.unwrap_or_default());
+        let sampling = params.sampling(seed.unwrap_or_default(), &stop_tokens);
         let request = Request {
             prompt: ids,
             max_new_tokens,
@@ -270,8 +307,22 @@ impl Service {
             sampling,
             priority: params.priority,
             cache_salt: params.cache_salt.clone(),
+            mask: grammar.as_ref().map(|grammar| grammar.first()),
         };
-        Ok(Prepared { request, stops, params, seed, received, validation, counted: true })
+        Ok(Prepared { request, grammar, stops, params, seed, received, validation, counted: true })
+    }
+
+    async fn compile(&self, wanted: &Wanted, vocab_size: u32) -> Result<Option<Arc<Compiled>>, ServiceError> {
+        let compiled = match self.0.limits.grammar_support {
+            true => self.0.grammars.compile(&wanted.grammar, vocab_size).await,
+            false => Err(GrammarError::Unsupported("")),
+        };
+        match compiled {
+            Ok(compiled) => Ok(Some(compiled)),
+            Err(GrammarError::Unsupported(_)) if wanted.optional => Ok(None),
+            Err(GrammarError::Busy) => Err(self.0.engine.overloaded().into()),
+            Err(error) => Err(ServiceError::invalid(wanted.field, error.to_string())),
+        }
     }
 
     /// A full server refuses before it works for a request.
@@ -285,10 +336,11 @@ impl Service {
         let special =
             |stop: &String| self.0.tokenizer.token_id(stop).filter(|&id| self.0.tokenizer.is_special(id));
         let tokens: Vec<u32> = params.stop.iter().filter_map(special).collect();
+        let eos = if params.ignore_eos { Arc::default() } else { self.0.eos.clone() };
         if tokens.is_empty() {
-            return (self.0.eos.clone(), params.stop.clone());
+            return (eos, params.stop.clone());
         }
-        (self.0.eos.iter().copied().chain(tokens).collect(), params.stop.clone())
+        (eos.iter().copied().chain(tokens).collect(), params.stop.clone())
     }
 
     /// Hands a request to the engine and reads its answer as text. Dropping the stream cancels the request.
@@ -296,7 +348,12 @@ impl Service {
     /// # Errors
     /// [`ServiceError::Overloaded`] or [`ServiceError::Unavailable`] if the engine does not take it.
     pub fn start(&self, prepared: Prepared) -> Result<TextStream, ServiceError> {
-        match self.0.engine.submit(prepared.request.clone()) {
+        let request = prepared.request.clone();
+        let submitted = match &prepared.grammar {
+            Some(grammar) => self.0.engine.submit_constrained(request, Box::new(Walk::new(grammar.clone()))),
+            None => self.0.engine.submit(request),
+        };
+        match submitted {
             Ok(generation) => {
                 Ok(TextStream::new(self.0.tokenizer.clone(), self.0.eos.clone(), prepared, generation))
             }

@@ -6,6 +6,7 @@ use millrace_proto::{LogitBias, Sampling};
 
 use super::{Limits, ServiceError};
 use crate::engine::Priority;
+use crate::grammar::Wanted;
 use crate::text::{Specials, StopText};
 
 /// What is continued.
@@ -60,6 +61,14 @@ pub struct Params {
     pub priority: Priority,
     /// Computed prefixes are shared only with requests of the same salt.
     pub cache_salt: Option<Arc<str>>,
+    /// What the answer must be.
+    pub grammar: Option<Wanted>,
+    /// Go on after the model has ended the answer.
+    pub ignore_eos: bool,
+    /// Tokens before which neither the model nor a stop string can end the answer.
+    pub min_new_tokens: u32,
+    /// Special tokens that are part of the answer's text.
+    pub marks: Arc<[u32]>,
 }
 
 impl Default for Params {
@@ -85,6 +94,10 @@ impl Default for Params {
             best_of: None,
             priority: Priority::Normal,
             cache_salt: None,
+            grammar: None,
+            ignore_eos: false,
+            min_new_tokens: 0,
+            marks: Arc::default(),
         }
     }
 }
@@ -180,6 +193,13 @@ impl Params {
         if self.cache_salt.as_ref().is_some_and(|salt| salt.len() > LONGEST_SALT) {
             return fail("cache_salt", format!("`cache_salt` must be at most {LONGEST_SALT} bytes long"));
         }
+        if self.max_new_tokens.is_some_and(|most| self.min_new_tokens > most) {
+            return fail("min_tokens", "`min_tokens` must be <= `max_new_tokens`");
+        }
+        if self.grammar.is_some() && (self.ignore_eos || self.min_new_tokens > 0) {
+            let param = if self.ignore_eos { "ignore_eos" } else { "min_tokens" };
+            return fail(param, format!("`{param}` has no meaning for an answer that a grammar ends"));
+        }
         for &(id, bias) in &self.logit_bias {
             if id >= vocab_size {
                 let detail =
@@ -193,7 +213,8 @@ impl Params {
         Ok(())
     }
 
-    pub(super) fn sampling(&self, seed: u64) -> Sampling {
+    /// `end_tokens` are those that end the answer.
+    pub(super) fn sampling(&self, seed: u64, end_tokens: &[u32]) -> Sampling {
         let bias = |&(token, bias): &(u32, f32)| LogitBias { token, bias };
         Sampling {
             do_sample: self.samples(),
@@ -209,6 +230,8 @@ impl Params {
             seed,
             top_n: self.top_n,
             warped_logprobs: self.warped_logprobs,
+            min_new_tokens: self.min_new_tokens,
+            end_tokens: if self.min_new_tokens > 0 { end_tokens.to_vec() } else { Vec::new() },
         }
     }
 }

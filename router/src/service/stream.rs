@@ -110,7 +110,7 @@ impl TextStream {
     ) -> Self {
         let continues = prepared.prompt().iter().any(|&id| !tokenizer.is_special(id));
         TextStream {
-            detokenizer: tokenizer.detokenizer(true, continues),
+            detokenizer: tokenizer.detokenizer(true, continues).showing(prepared.params.marks.clone()),
             stops: StopMatcher::new(std::mem::take(&mut prepared.stops), prepared.params.stop_text),
             tokenizer,
             eos,
@@ -197,7 +197,9 @@ impl TextStream {
         self.time_token();
         let special = self.tokenizer.is_special(token.id);
         let decoded = self.detokenizer.push(token.id);
-        let mut text = self.stops.push(&decoded);
+        // What comes before the answer may end cannot be the beginning of its end.
+        let early = self.generated <= self.prepared.params.min_new_tokens;
+        let mut text = if early { decoded } else { self.stops.push(&decoded) };
         if finish.is_some() && !self.stops.stopped() {
             let rest = self.detokenizer.finish();
             text += &self.stops.push(&rest);

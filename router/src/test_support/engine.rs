@@ -55,7 +55,7 @@ impl FakeEngine {
         let (left, cancelled) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             while let Some(command) = receiver.recv().await {
-                let Command::Submit { request, events, permit } = command else { break };
+                let Command::Submit { request, events, permit, .. } = command else { break };
                 let _ = seen.send(request.clone());
                 let (script, left) = (script.clone(), left.clone());
                 tokio::spawn(async move {

@@ -24,6 +24,11 @@ pub(crate) const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}{% if m
 
 /// One token per byte (its id is the byte), `<s>` in front of a prompt and `</s>` as its end.
 pub(crate) fn assets() -> Assets {
+    assets_with(&[])
+}
+
+/// The same with more special tokens, numbered from 258.
+pub(crate) fn assets_with(marks: &[&str]) -> Assets {
     // GPT-2's alphabet: printable bytes are themselves, the others follow from U+0100.
     let printable = |b: u32| matches!(b, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
     let mut vocab = serde_json::Map::new();
@@ -43,9 +48,11 @@ pub(crate) fn assets() -> Assets {
     };
     let byte_level =
         json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+    let added = ["<s>", "</s>"].iter().chain(marks).zip(BOS..).map(|(text, id)| special(id, text));
+    let added: Vec<_> = added.collect();
     let tokenizer = json!({
         "version": "1.0",
-        "added_tokens": [special(BOS, "<s>"), special(EOS, "</s>")],
+        "added_tokens": added,
         "pre_tokenizer": byte_level,
         "decoder": byte_level,
         "post_processor": {

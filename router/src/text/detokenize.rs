@@ -1,5 +1,7 @@
 //! Token ids to text, one at a time.
 
+use std::sync::Arc;
+
 use super::pieces::Start;
 use super::tokenizer::Tokenizer;
 
@@ -11,6 +13,8 @@ use super::tokenizer::Tokenizer;
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     skip_special: bool,
+    /// Special tokens that are text all the same.
+    shown: Arc<[u32]>,
     /// An unfinished character: at most three bytes.
     pending: Vec<u8>,
     /// What is still to be taken off; [`Start::Keep`] from the first character on.
@@ -21,12 +25,26 @@ pub struct Detokenizer {
 impl Detokenizer {
     pub(super) fn new(tokenizer: Tokenizer, skip_special: bool, continues: bool) -> Self {
         let start = if continues { Start::Keep } else { tokenizer.start() };
-        Detokenizer { tokenizer, skip_special, pending: Vec::new(), start, first: !continues }
+        Detokenizer {
+            tokenizer,
+            skip_special,
+            shown: Arc::default(),
+            pending: Vec::new(),
+            start,
+            first: !continues,
+        }
+    }
+
+    /// Shows these special tokens as text.
+    #[must_use]
+    pub fn showing(mut self, marks: Arc<[u32]>) -> Self {
+        self.shown = marks;
+        self
     }
 
     /// The text that the token completes; empty while a character is unfinished.
     pub fn push(&mut self, id: u32) -> String {
-        if self.skip_special && self.tokenizer.is_special(id) {
+        if self.skip_special && self.tokenizer.is_special(id) && !self.shown.contains(&id) {
             return String::new();
         }
         if !std::mem::take(&mut self.first) {

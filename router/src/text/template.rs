@@ -3,6 +3,7 @@
 //! A template comes with the model and is run on what clients send, so it runs in a sandbox: no files, no imports,
 //! and bounded in instructions, depth, output and time.
 
+use std::collections::HashSet;
 use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
@@ -23,6 +24,10 @@ const OUTPUT: usize = 16 << 20;
 /// Time until the client is answered; the fuel ends the work itself.
 const TIME: Duration = Duration::from_secs(5);
 
+/// The names of a model's templates.
+const CHAT: &str = "chat";
+const CHAT_WITH_TOOLS: &str = "chat with tools";
+
 /// Why a conversation could not be rendered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TemplateError {
@@ -38,12 +43,16 @@ pub enum TemplateError {
 }
 
 /// What a template is given.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct Conversation {
     /// The messages as the client sent them, with their text as one string each.
     pub messages: Vec<serde_json::Value>,
     /// Tools as the client sent them.
     pub tools: Option<Vec<serde_json::Value>>,
+    /// Documents as the client sent them.
+    pub documents: Option<Vec<serde_json::Value>>,
+    /// Further variables of the template, such as `enable_thinking`. They never hide the usual ones.
+    pub more: serde_json::Map<String, serde_json::Value>,
     /// End with the start of the assistant's turn.
     pub add_generation_prompt: bool,
 }
@@ -55,18 +64,22 @@ pub struct ChatTemplate(Arc<Inner>);
 #[derive(Debug)]
 struct Inner {
     environment: Environment<'static>,
+    /// Variables that it looks at, wherever it comes from: those of its variant for tools are among them.
+    variables: HashSet<String>,
     bos_token: Option<String>,
     eos_token: Option<String>,
     workers: Semaphore,
 }
 
 impl ChatTemplate {
-    /// Compiles a template; at most `workers` conversations are rendered at the same time.
+    /// Compiles a template, and perhaps another one for conversations with tools; at most `workers` conversations are
+    /// rendered at the same time.
     ///
     /// # Errors
     /// [`TemplateError::Syntax`] with the line.
     pub fn new(
         source: &str,
+        with_tools: Option<&str>,
         bos_token: Option<String>,
         eos_token: Option<String>,
         workers: usize,
@@ -81,11 +94,23 @@ impl ChatTemplate {
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
         environment.add_filter("tojson", tojson);
-        environment
-            .add_template_owned("chat", without_generation_tags(source))
-            .map_err(|e| TemplateError::Syntax(e.to_string()))?;
+        let mut variables = HashSet::new();
+        for (name, source) in [(CHAT, Some(source)), (CHAT_WITH_TOOLS, with_tools)] {
+            let Some(source) = source else { continue };
+            environment
+                .add_template_owned(name, without_generation_tags(source))
+                .map_err(|e| TemplateError::Syntax(e.to_string()))?;
+            if let Ok(template) = environment.get_template(name) {
+                variables.extend(template.undeclared_variables(false));
+            }
+        }
         let workers = Semaphore::new(workers.max(1));
-        Ok(ChatTemplate(Arc::new(Inner { environment, bos_token, eos_token, workers })))
+        Ok(ChatTemplate(Arc::new(Inner { environment, variables, bos_token, eos_token, workers })))
+    }
+
+    /// Whether the template looks at this variable.
+    pub fn mentions(&self, variable: &str) -> bool {
+        self.0.variables.contains(variable)
     }
 
     /// Renders a conversation away from the async threads.
@@ -120,14 +145,20 @@ impl ChatTemplate {
     /// [`TemplateError::Render`] with the template's own words where it has some.
     pub fn render_now(&self, conversation: &Conversation) -> Result<String, TemplateError> {
         let render = |error: Error| TemplateError::Render(described(&error));
-        let template = self.0.environment.get_template("chat").map_err(render)?;
+        let with_tools =
+            conversation.tools.as_ref().and_then(|_| self.0.environment.get_template(CHAT_WITH_TOOLS).ok());
+        let template = match with_tools {
+            Some(template) => template,
+            None => self.0.environment.get_template(CHAT).map_err(render)?,
+        };
         let variables = context! {
             messages => Value::from_serialize(&conversation.messages),
             tools => Value::from_serialize(&conversation.tools),
-            documents => Value::from(()),
+            documents => Value::from_serialize(&conversation.documents),
             add_generation_prompt => conversation.add_generation_prompt,
             bos_token => self.0.bos_token.clone().unwrap_or_default(),
             eos_token => self.0.eos_token.clone().unwrap_or_default(),
+            ..Value::from_serialize(&conversation.more)
         };
         let mut output = Bounded(Vec::new());
         template.render_captured_to(variables, &mut output).map_err(render)?;
@@ -225,9 +256,13 @@ mod tests {
     use serde_json::json;
 
     fn render(source: &str, messages: serde_json::Value) -> Result<String, TemplateError> {
-        let template = ChatTemplate::new(source, Some("<s>".into()), Some("</s>".into()), 1)?;
+        let template = ChatTemplate::new(source, None, Some("<s>".into()), Some("</s>".into()), 1)?;
         let serde_json::Value::Array(messages) = messages else { panic!("not a list") };
-        template.render_now(&Conversation { messages, tools: None, add_generation_prompt: true })
+        template.render_now(&Conversation {
+            messages,
+            add_generation_prompt: true,
+            ..Conversation::default()
+        })
     }
 
     #[test]
@@ -256,6 +291,27 @@ mod tests {
         for (source, expected) in cases {
             assert_eq!(render(source, user.clone()).as_deref(), Ok(expected), "{source}");
         }
+    }
+
+    #[test]
+    fn tools_and_other_variables_are_given_to_whom_looks_at_them() {
+        let plain = "{{ enable_thinking is defined }}{{ documents is none }}{{ bos_token }}";
+        let with_tools = "{{ tools[0].name }}{{ documents[0].text }}{{ enable_thinking }}";
+        let template = ChatTemplate::new(plain, Some(with_tools), Some("<s>".into()), None, 1).unwrap();
+        assert!(
+            template.mentions("tools") && template.mentions("enable_thinking") && !template.mentions("top")
+        );
+        assert_eq!(template.render_now(&Conversation::default()).as_deref(), Ok("FalseTrue<s>"));
+        let more = json!({"enable_thinking": false, "bos_token": "hidden"}).as_object().unwrap().clone();
+        let conversation = Conversation {
+            tools: Some(vec![json!({"name": "f"})]),
+            documents: Some(vec![json!({"text": "d"})]),
+            more,
+            ..Conversation::default()
+        };
+        assert_eq!(template.render_now(&conversation).as_deref(), Ok("fdFalse"));
+        let conversation = Conversation { tools: None, ..conversation };
+        assert_eq!(template.render_now(&conversation).as_deref(), Ok("TrueFalse<s>"));
     }
 
     #[test]

@@ -159,6 +159,17 @@ impl Tokenizer {
         self.0.special.get(id as usize).copied().unwrap_or(false)
     }
 
+    /// Token ids are below this.
+    pub fn size(&self) -> u32 {
+        // It has as many entries as the highest id needs, which is a u32.
+        self.0.special.len() as u32
+    }
+
+    /// Whether a text is what its tokens say one after the other, with nothing between them.
+    pub fn is_plain(&self) -> bool {
+        self.separator().is_empty()
+    }
+
     /// The length of the longest token in bytes.
     pub fn longest_token(&self) -> usize {
         self.0.longest

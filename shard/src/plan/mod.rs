@@ -159,7 +159,7 @@ pub fn footprint(spec: &DecoderSpec, dtype: DType, limits: &Limits, device: &imp
             .saturating_add(device.scratch_bytes(max_step_tokens.max(max_sequences), widest_input(spec))),
         logits: singles(max_sequences.saturating_mul(spec.vocab + own)),
         rope_tables: singles(limits.max_sequence_tokens.saturating_mul(rope_elements)),
-        slot_table: SlotTable::bytes(limits),
+        slot_table: SlotTable::bytes(limits, spec.vocab),
         kv_pool: kv_bytes(spec, limits.kv_dtype, num_blocks, block_size, device),
     }
 }

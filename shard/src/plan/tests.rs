@@ -66,7 +66,7 @@ fn every_byte_is_counted() {
         activations: 4 * (8 * (3 * 16 + 32 + 16 + 64 + 32) + 4 * 16),
         logits: 4 * 4 * 100,
         rope_tables: 4 * 100 * 2 * 2,
-        slot_table: 4 * 4 * (100 + 1 + 7),
+        slot_table: 4 * 4 * (100 + 1 + 7 + 4),
         kv_pool: 9 * 16 * 2 * 2 * 2 * 4 * 2,
     };
     assert_eq!(found, expected);
@@ -93,7 +93,7 @@ fn sequences_are_shortened_to_what_fits_unless_their_length_was_asked_for() {
     let error = plan_of(&asked).unwrap_err().to_string();
     assert_eq!(
         error,
-        "not enough memory: weights 12.69 KiB + workspace 40.06 KiB leave 5.84 KiB of 58.59 KiB for the KV cache, which needs 63.00 KiB \
+        "not enough memory: weights 12.69 KiB + workspace 40.12 KiB leave 5.78 KiB of 58.59 KiB for the KV cache, which needs 63.00 KiB \
          for one sequence of 1000 tokens; lower --max-batch-total-tokens, --max-total-tokens or --max-batch-prefill-tokens, \
          choose a smaller --dtype or --kv-cache-dtype, or free memory"
     );

@@ -103,6 +103,18 @@ pub enum StepError {
         /// Tokens known.
         known: usize,
     },
+    /// A set of allowed tokens for a row that does not sample, without any token, or with one outside the vocabulary.
+    #[error(
+        "the {words} words of tokens allowed for slot {slot} are no choice from the vocabulary of {vocab}"
+    )]
+    Mask {
+        /// The slot.
+        slot: u32,
+        /// Words given.
+        words: usize,
+        /// Size of the vocabulary.
+        vocab: usize,
+    },
     /// More tokens in all rows than a step can hold.
     #[error("the rows have more than {limit} tokens together")]
     TooManyTokens {

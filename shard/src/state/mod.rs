@@ -30,6 +30,8 @@ struct Slot {
     /// Block b holds positions `[b * block_size, (b + 1) * block_size)`.
     blocks: Vec<u32>,
     sampling: SamplingParams,
+    /// The tokens that the row of this step may sample, as in [`SampleRow::allowed`]; empty for all.
+    allowed: Vec<u32>,
     /// The last step in which the slot had a row.
     last_row: u64,
 }
@@ -43,15 +45,17 @@ impl SlotTable {
             prompt_len: 0,
             blocks: Vec::with_capacity(limits.table_blocks()),
             sampling: SamplingParams::default(),
+            allowed: Vec::with_capacity(mask_words(vocab)),
             last_row: 0,
         };
         let slots = (0..limits.max_sequences).map(|_| slot()).collect();
         SlotTable { limits, vocab, slots, steps: 0 }
     }
 
-    /// Bytes that a table for `limits` takes.
-    pub fn bytes(limits: &Limits) -> usize {
-        let per_slot = limits.max_sequence_tokens.saturating_add(limits.table_blocks()).saturating_add(1);
+    /// Bytes that a table for `limits` and token ids below `vocab` takes.
+    pub fn bytes(limits: &Limits, vocab: usize) -> usize {
+        let table = limits.table_blocks().saturating_add(mask_words(vocab));
+        let per_slot = limits.max_sequence_tokens.saturating_add(table).saturating_add(1);
         limits.max_sequences.saturating_mul(per_slot).saturating_mul(size_of::<u32>())
     }
 
@@ -86,7 +90,12 @@ impl SlotTable {
     pub fn sample_rows<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = SampleRow<'a>> {
         batch.sampling_slots().map(|slot| {
             let slot = &self.slots[slot];
-            SampleRow { params: &slot.sampling, tokens: &slot.tokens, prompt_len: slot.prompt_len }
+            SampleRow {
+                params: &slot.sampling,
+                tokens: &slot.tokens,
+                prompt_len: slot.prompt_len,
+                allowed: (!slot.allowed.is_empty()).then_some(&slot.allowed),
+            }
         })
     }
 
@@ -139,9 +148,9 @@ impl SlotTable {
     }
 
     fn row(&mut self, row: &Row, batch: &mut Batch) -> Result<(), StepError> {
-        let Row { slot, ref new_blocks, sample, .. } = *row;
+        let Row { slot, ref new_blocks, sample, ref allowed, .. } = *row;
         let (start, count) = (row.start as usize, row.count as usize);
-        let (limits, steps) = (self.limits, self.steps);
+        let (limits, steps, vocab) = (self.limits, self.steps, self.vocab);
         let place = self.taken(slot)?;
         if place.last_row == steps {
             return Err(StepError::SecondRow { slot });
@@ -170,10 +179,30 @@ impl SlotTable {
         if blocks < needed || blocks > limits.table_blocks() {
             return Err(StepError::BlockCount { slot, blocks, needed, limit: limits.table_blocks() });
         }
+        if !allowed.is_empty() {
+            check_mask(slot, allowed, sample, vocab)?;
+        }
+        place.allowed.clear();
+        place.allowed.extend_from_slice(allowed);
         place.blocks.extend_from_slice(new_blocks);
         batch.push(slot as usize, start, &place.tokens[start..end], sample);
         Ok(())
     }
+}
+
+/// Words of a bit set with one bit per token.
+fn mask_words(vocab: usize) -> usize {
+    vocab.div_ceil(32)
+}
+
+/// A mask belongs to a row that samples, and allows some token of the vocabulary and none outside of it.
+fn check_mask(slot: u32, allowed: &[u32], sample: bool, vocab: usize) -> Result<(), StepError> {
+    let inside = allowed.len() <= mask_words(vocab);
+    let last = allowed.get(vocab / 32).map_or(0, |word| word >> (vocab % 32));
+    if sample && inside && last == 0 && allowed.iter().any(|word| *word != 0) {
+        return Ok(());
+    }
+    Err(StepError::Mask { slot, words: allowed.len(), vocab })
 }
 
 #[cfg(test)]

@@ -25,6 +25,9 @@ pub(super) fn check(sampling: &Sampling, vocab: usize) -> Result<SamplingParams,
         }
         logit_bias.push((bias.token, finite("logit_bias.bias", bias.bias)?));
     }
+    if let Some(&token) = s.end_tokens.iter().find(|&&token| token as usize >= vocab) {
+        return Err(("end_tokens", f64::from(token)));
+    }
     if s.top_n as usize > vocab {
         return Err(("top_n", f64::from(s.top_n)));
     }
@@ -33,6 +36,8 @@ pub(super) fn check(sampling: &Sampling, vocab: usize) -> Result<SamplingParams,
         frequency_penalty,
         presence_penalty,
         logit_bias,
+        min_new_tokens: s.min_new_tokens,
+        end_tokens: s.end_tokens.clone(),
         seed: s.seed,
         top_n: s.top_n,
         warped_logprobs: s.warped_logprobs,
@@ -77,6 +82,8 @@ mod tests {
             frequency_penalty: -0.5,
             presence_penalty: 0.25,
             logit_bias: vec![LogitBias { token: 9, bias: -100.0 }],
+            min_new_tokens: 4,
+            end_tokens: vec![1, 2],
             seed: 77,
             top_n: 3,
             warped_logprobs: true,
@@ -93,6 +100,8 @@ mod tests {
             frequency_penalty: -0.5,
             presence_penalty: 0.25,
             logit_bias: vec![(9, -100.0)],
+            min_new_tokens: 4,
+            end_tokens: vec![1, 2],
             seed: 77,
             top_n: 3,
             warped_logprobs: true,
@@ -117,7 +126,7 @@ mod tests {
     #[test]
     fn each_parameter_has_its_range() {
         type Change = fn(&mut Sampling);
-        let cases: [(&str, Change); 19] = [
+        let cases: [(&str, Change); 20] = [
             ("temperature", |s| s.temperature = 0.0),
             ("temperature", |s| s.temperature = -1.0),
             ("temperature", |s| s.temperature = f32::INFINITY),
@@ -136,6 +145,7 @@ mod tests {
             ("presence_penalty", |s| s.presence_penalty = f32::NAN),
             ("logit_bias.token", |s| s.logit_bias = vec![LogitBias { token: 10, bias: 1.0 }]),
             ("logit_bias.bias", |s| s.logit_bias = vec![LogitBias { token: 9, bias: f32::NAN }]),
+            ("end_tokens", |s| s.end_tokens = vec![3, 10]),
             ("top_n", |s| s.top_n = 11),
         ];
         for (field, change) in cases {

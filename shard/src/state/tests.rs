@@ -24,7 +24,7 @@ fn admission(slot: u32, tokens: &[u32]) -> Admission {
 }
 
 fn row(slot: u32, start: u32, count: u32, new_blocks: &[u32], sample: bool) -> Row {
-    Row { slot, start, count, new_blocks: new_blocks.to_vec(), sample }
+    Row { slot, start, count, new_blocks: new_blocks.to_vec(), sample, ..Row::default() }
 }
 
 struct Fixture {
@@ -170,6 +170,25 @@ fn more_tokens_than_a_step_holds_are_refused() {
     assert_eq!(f.rows(all.to_vec()), Err(StepError::TooManyTokens { limit: 12 }));
 }
 
+#[test]
+fn a_mask_is_for_the_row_that_it_comes_with() {
+    let masked = |allowed: &[u32]| Row { allowed: allowed.to_vec(), ..row(0, 0, 5, &[0, 1], true) };
+    let mut f = Fixture::new();
+    f.rows(vec![masked(&[0b110])]).unwrap();
+    assert_eq!(f.table.sample_rows(&f.batch).next().unwrap().allowed, Some(&[0b110][..]));
+    f.sample(2);
+    f.rows(vec![row(0, 5, 1, &[], true)]).unwrap();
+    assert_eq!(f.table.sample_rows(&f.batch).next().unwrap().allowed, None);
+
+    let wrong = |row: Row, words: usize| {
+        assert_eq!(Fixture::new().rows(vec![row]), Err(StepError::Mask { slot: 0, words, vocab: VOCAB }));
+    };
+    wrong(masked(&[0]), 1);
+    wrong(masked(&[1, 0]), 2);
+    wrong(masked(&[1 | 1 << VOCAB]), 1);
+    wrong(Row { sample: false, ..masked(&[1]) }, 1);
+}
+
 fn steps() -> impl Strategy<Value = Step> {
     let number = || prop_oneof![4 => 0u32..4, 2 => 0u32..12, 1 => any::<u32>()];
     let list = move |most| prop::collection::vec(number(), 0..most);
@@ -188,8 +207,17 @@ fn steps() -> impl Strategy<Value = Step> {
         });
     let admit = (number(), list(6), number(), sampling)
         .prop_map(|(slot, tokens, prompt_len, sampling)| Admission { slot, tokens, prompt_len, sampling });
-    let row = (number(), number(), number(), list(4), any::<bool>())
-        .prop_map(|(slot, start, count, new_blocks, sample)| Row { slot, start, count, new_blocks, sample });
+    let mask = prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(any::<u32>(), 0..3), 1 => (1u32..1 << 20).prop_map(|word| vec![word])];
+    let row = (number(), number(), number(), list(4), any::<bool>(), mask).prop_map(
+        |(slot, start, count, new_blocks, sample, allowed)| Row {
+            slot,
+            start,
+            count,
+            new_blocks,
+            sample,
+            allowed,
+        },
+    );
     let parts = (list(2), prop::collection::vec(admit, 0..2), prop::collection::vec(row, 0..3));
     parts.prop_map(|(release, admit, rows)| Step { id: 0, release, admit, rows })
 }
@@ -202,7 +230,7 @@ proptest! {
     #[test]
     fn whatever_is_accepted_can_be_computed(history in prop::collection::vec(steps(), 1..20)) {
         let mut f = Fixture::new();
-        let capacities = |t: &SlotTable| t.slots.iter().map(|s| (s.tokens.capacity(), s.blocks.capacity())).collect::<Vec<_>>();
+        let capacities = |t: &SlotTable| t.slots.iter().map(|s| (s.tokens.capacity(), s.blocks.capacity(), s.allowed.capacity())).collect::<Vec<_>>();
         let at_start = capacities(&f.table);
         for step in history {
             if f.apply(step).is_err() {
@@ -222,6 +250,10 @@ proptest! {
             prop_assert!(f.batch.outputs.is_sorted_by(|a, b| a < b));
             prop_assert!(f.batch.outputs.iter().all(|o| (*o as usize) < tokens.len()));
             prop_assert_eq!(f.table.sample_rows(&f.batch).count(), f.batch.outputs.len());
+            for row in f.table.sample_rows(&f.batch) {
+                let allowed = |token: usize| row.allowed.unwrap_or(&[1]).get(token / 32).is_some_and(|w| w >> (token % 32) & 1 == 1);
+                prop_assert!((0..VOCAB).any(allowed) && !(VOCAB..100).any(allowed));
+            }
             f.sample(3);
         }
         prop_assert_eq!(capacities(&f.table), at_start, "a slot has grown");

@@ -3,8 +3,9 @@
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::{SHUTTING_DOWN, Server};
+use super::{GATHER, SHUTTING_DOWN, Server};
 use crate::engine::admission::Permit;
+use crate::engine::constraint::{Advanced, Constraint};
 use crate::engine::handle::{Event, Failure, Request, Started};
 use crate::engine::meter;
 use crate::scheduler::SeqId;
@@ -15,6 +16,10 @@ pub(super) struct Open {
     queued: Instant,
     started: bool,
     permit: Permit,
+    /// What it may generate; nothing while that is worked out.
+    constraint: Option<Box<dyn Constraint>>,
+    /// Tokens that have come back, if it is constrained.
+    generated: usize,
 }
 
 impl Server<'_> {
@@ -62,7 +67,13 @@ impl Server<'_> {
         }
     }
 
-    pub(super) fn submit(&mut self, request: Request, events: mpsc::UnboundedSender<Event>, permit: Permit) {
+    pub(super) fn submit(
+        &mut self,
+        request: Request,
+        constraint: Option<Box<dyn Constraint>>,
+        events: mpsc::UnboundedSender<Event>,
+        permit: Permit,
+    ) {
         let refused = match self.draining {
             Some(_) => SHUTTING_DOWN.to_owned(),
             None => match self.scheduler.add(request) {
@@ -70,13 +81,45 @@ impl Server<'_> {
                     self.batch.opened.push((id, events.clone()));
                     let queued = Instant::now();
                     self.waiting.push_back((id, queued));
-                    self.open.insert(id, Open { events, queued, started: false, permit });
+                    let open = Open { events, queued, started: false, permit, constraint, generated: 0 };
+                    self.open.insert(id, open);
                     return;
                 }
                 Err(impossible) => impossible.to_string(),
             },
         };
         let _ = events.send(Event::Failed(Failure::NotStarted(refused)));
+    }
+
+    /// A token of a sequence has come back: if it is constrained, what may follow is worked out.
+    pub(super) fn constrain(&mut self, id: SeqId, token: u32) {
+        let Some(open) = self.open.get_mut(&id) else { return };
+        if let Some(constraint) = open.constraint.take() {
+            open.generated += 1;
+            self.masks.advance(id, open.generated, token, constraint);
+        }
+    }
+
+    /// It is known what may follow a token.
+    pub(super) fn release(&mut self, advanced: Advanced) {
+        let Advanced { id, generated, result } = advanced;
+        // It may have been cancelled meanwhile.
+        let Some(open) = self.open.get_mut(&id) else { return };
+        match result {
+            Ok((constraint, mask)) => {
+                open.constraint = Some(constraint);
+                self.scheduler.release(id, generated, mask);
+            }
+            Err(why) => self.end(id, Failure::Constraint(why)),
+        }
+    }
+
+    /// Some constrained sequences can go on. Free ones are in steps already, so nobody else waits.
+    pub(super) fn gather(&mut self) {
+        match self.masks.is_busy() {
+            true => _ = self.gathering.get_or_insert_with(|| Instant::now() + GATHER),
+            false => self.gathering = None,
+        }
     }
 
     /// Ends all requests with an error.

@@ -1,5 +1,6 @@
 //! The engine against shards that are no models: in this process over a socket pair, and as real processes.
 
+mod constrained;
 mod failure;
 mod fake;
 mod nodes;
@@ -55,6 +56,7 @@ fn request(seed: u64, prompt: usize, max_new_tokens: u32) -> Request {
         sampling: Sampling { seed, ..Default::default() },
         priority: Priority::default(),
         cache_salt: None,
+        mask: None,
     }
 }
 

@@ -13,7 +13,7 @@ use crate::engine::{Bounds, Engine, EngineConfig, Refused, Request, State};
 const OPEN: usize = 1 << 20;
 
 /// A shard that dies after it has answered so many steps.
-fn mortal(steps: usize) -> UnixStream {
+pub(super) fn mortal(steps: usize) -> UnixStream {
     let (mut shard, _control, stream) = FakeShard::new(OPEN);
     tokio::spawn(async move {
         shard.announce().await;
@@ -34,13 +34,13 @@ fn hanging(steps: usize) -> UnixStream {
 }
 
 /// A shard that serves.
-fn sound() -> UnixStream {
+pub(super) fn sound() -> UnixStream {
     let (shard, _control, stream) = FakeShard::new(OPEN);
     tokio::spawn(shard.serve());
     stream
 }
 
-fn forgiving() -> EngineConfig {
+pub(super) fn forgiving() -> EngineConfig {
     EngineConfig { max_failures: 3, ..config() }
 }
 

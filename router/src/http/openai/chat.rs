@@ -8,8 +8,9 @@ use serde_json::{Map, Value};
 
 use super::error::{OpenAiError, OpenAiJson};
 use super::logprobs::ChatLogprobs;
-use super::messages;
+use super::messages::{self, Turn};
 use super::params::{Common, refuse_unsupported};
+use super::tools::{Asked, Calling, Reader, ToolCall};
 use super::types::{FINGERPRINT, Header, Usage, finish_reason};
 use crate::http::{App, sse};
 use crate::service::{Answer, Prompt, Service, ServiceError, TextEvent};
@@ -21,6 +22,12 @@ pub(super) struct ChatRequest {
     logprobs: Option<bool>,
     top_logprobs: Option<u32>,
     continue_final_message: Option<bool>,
+    add_generation_prompt: Option<bool>,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
+    documents: Option<Vec<Value>>,
+    chat_template_kwargs: Option<Map<String, Value>>,
     #[serde(flatten)]
     common: Common,
     #[serde(flatten)]
@@ -36,6 +43,8 @@ struct ChatCompletion {
     system_fingerprint: &'static str,
     choices: Vec<Choice>,
     usage: Usage,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Vec<u32>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -44,12 +53,24 @@ struct Choice {
     message: Message,
     logprobs: Option<ChatLogprobs>,
     finish_reason: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
 }
 
 #[derive(Debug, Serialize)]
 struct Message {
     role: &'static str,
-    content: String,
+    /// Null if there are only calls.
+    content: Option<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tool_calls: Vec<ToolCall>,
+}
+
+impl Message {
+    fn new(content: String, tool_calls: Vec<ToolCall>) -> Self {
+        let content = Some(content).filter(|content| tool_calls.is_empty() || !content.is_empty());
+        Message { role: "assistant", content, tool_calls }
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -61,6 +82,8 @@ struct Chunk<'a> {
     system_fingerprint: &'static str,
     choices: &'a [ChunkChoice],
     usage: Option<Usage>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Vec<u32>>,
 }
 
 #[derive(Debug, Serialize)]
@@ -69,6 +92,8 @@ struct ChunkChoice {
     delta: Message,
     logprobs: Option<ChatLogprobs>,
     finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<[u32; 1]>,
 }
 
 /// Answers a conversation, at once or as a stream.
@@ -76,23 +101,38 @@ pub(super) async fn chat_completions(
     State(app): State<App>,
     OpenAiJson(request): OpenAiJson<ChatRequest>,
 ) -> Result<Response, OpenAiError> {
-    let ChatRequest { messages, logprobs, top_logprobs, continue_final_message, common, rest } = request;
-    let header = Header::new("chatcmpl", common.check_model(&app)?);
-    refuse_unsupported(&rest)?;
-    let logprobs = logprobs.unwrap_or(false);
-    if top_logprobs.is_some_and(|top| top > 0) && !logprobs {
+    let header = Header::new("chatcmpl", request.common.check_model(&app)?);
+    refuse_unsupported(&request.rest)?;
+    let logprobs = request.logprobs.unwrap_or(false);
+    if request.top_logprobs.is_some_and(|top| top > 0) && !logprobs {
         return Err(OpenAiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
     }
-    let n = common.choices(&app, 1)?;
-    let params = common.params(top_logprobs.unwrap_or(0))?;
-    let (conversation, begun) = messages::conversation(messages, continue_final_message)?;
+    let n = request.common.choices(&app, 1)?;
+    let mut params = request.common.params(request.top_logprobs.unwrap_or(0))?;
+    let asked =
+        Asked { tools: request.tools, choice: request.tool_choice, parallel: request.parallel_tool_calls };
+    let calling = match asked.check()? {
+        Some(tools) => Some(Calling::new(&app, tools, &mut params)?),
+        None => None,
+    };
+    let turn = Turn {
+        continue_final_message: request.continue_final_message,
+        add_generation_prompt: request.add_generation_prompt,
+    };
+    let (mut conversation, begun) = messages::conversation(request.messages, turn)?;
+    conversation.tools = asked.tools.filter(|tools| !tools.is_empty());
+    conversation.documents = request.documents.filter(|documents| !documents.is_empty());
+    conversation.more = variables(&app, request.chat_template_kwargs)?;
     let mut prompt = app.service.render(conversation).await?;
     if let Some(begun) = begun {
         prompt = messages::cut_after(prompt, &begun)?;
     }
+    let common = request.common;
     // The template has written what begins a prompt.
     let prepared = app.service.prepare(Prompt::Text(prompt, Specials::Omit), params).await?;
     let prompt_tokens = prepared.prompt().len();
+    let wants_ids = common.return_token_ids.unwrap_or(false);
+    let prompt_token_ids = wants_ids.then(|| prepared.prompt().to_vec());
     let mut streams = app.service.start_several(&prepared, n)?;
     let tokenizer = app.service.tokenizer();
     if common.streams() {
@@ -105,16 +145,31 @@ pub(super) async fn chat_completions(
             cached_tokens: None,
             generated: 0,
             include_usage: common.includes_usage(),
+            readers: calling.map(|calling| (0..n).map(|_| calling.reader()).collect()),
+            wants_ids,
+            prompt_token_ids,
         };
         return Ok(sse::response(streams, cached_tokens, writer));
     }
     let answers = Service::collect(streams).await?;
     let usage = Usage::of(prompt_tokens, &answers);
-    let choice = |(index, answer): (usize, Answer)| Choice {
-        index,
-        logprobs: logprobs.then(|| ChatLogprobs::new(tokenizer, &answer.tokens)),
-        finish_reason: finish_reason(answer.finished.reason),
-        message: Message { role: "assistant", content: answer.finished.text },
+    let choice = |(index, answer): (usize, Answer)| {
+        let (text, reason) = (answer.finished.text, answer.finished.reason);
+        let (message, called) = match &calling {
+            None => (Message::new(text, Vec::new()), None),
+            Some(calling) => {
+                let mut reader = calling.reader();
+                let (content, calls) = reader.whole(&text);
+                (Message::new(content, calls), reader.finish_reason(reason))
+            }
+        };
+        Choice {
+            index,
+            message,
+            logprobs: logprobs.then(|| ChatLogprobs::new(tokenizer, &answer.tokens)),
+            finish_reason: called.unwrap_or(finish_reason(reason)),
+            token_ids: wants_ids.then(|| answer.tokens.iter().map(|event| event.token.id).collect()),
+        }
     };
     let Header { id, created, model } = header;
     let body = ChatCompletion {
@@ -125,8 +180,35 @@ pub(super) async fn chat_completions(
         system_fingerprint: FINGERPRINT,
         choices: answers.into_iter().enumerate().map(choice).collect(),
         usage,
+        prompt_token_ids,
     };
     Ok((usage.cached_header(), Json(body)).into_response())
+}
+
+/// Variables that templates are given anyway.
+const RESERVED: [&str; 6] =
+    ["messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"];
+
+/// Further variables for the template. Those that it does not look at change nothing.
+fn variables(app: &App, kwargs: Option<Map<String, Value>>) -> Result<Map<String, Value>, OpenAiError> {
+    let mentioned = kwargs.into_iter().flatten().filter(|(name, _)| app.service.template_mentions(name));
+    mentioned
+        .map(|(name, value)| match value {
+            _ if RESERVED.contains(&name.as_str()) => {
+                let param = format!("chat_template_kwargs.{name}");
+                Err(OpenAiError::invalid(
+                    &param,
+                    format!("`{param}` has a field of its own in a request, or none"),
+                ))
+            }
+            Value::Bool(_) | Value::Number(_) | Value::String(_) => Ok((name, value)),
+            _ => {
+                let param = format!("chat_template_kwargs.{name}");
+                let message = format!("`{param}` must be true, false, a number or a text");
+                Err(OpenAiError::invalid(&param, message))
+            }
+        })
+        .collect()
 }
 
 struct Writer {
@@ -139,10 +221,15 @@ struct Writer {
     /// Tokens of all answers so far.
     generated: usize,
     include_usage: bool,
+    /// One for each answer, if tools may be called.
+    readers: Option<Vec<Reader>>,
+    wants_ids: bool,
+    /// Goes with the first chunk, if asked for.
+    prompt_token_ids: Option<Vec<u32>>,
 }
 
 impl Writer {
-    fn chunk(&self, choices: &[ChunkChoice], usage: Option<Usage>, to: &mut sse::Events) {
+    fn chunk(&mut self, choices: &[ChunkChoice], usage: Option<Usage>, to: &mut sse::Events) {
         to.json(&Chunk {
             object: "chat.completion.chunk",
             id: &self.header.id,
@@ -151,6 +238,7 @@ impl Writer {
             system_fingerprint: FINGERPRINT,
             choices,
             usage,
+            prompt_token_ids: self.prompt_token_ids.take(),
         });
     }
 }
@@ -158,18 +246,27 @@ impl Writer {
 impl sse::Write for Writer {
     fn event(&mut self, index: usize, event: TextEvent, to: &mut sse::Events) {
         self.generated += 1;
-        if event.text.is_empty() && event.finished.is_none() && self.tokenizer.is_none() {
+        let mut reader = self.readers.as_mut().and_then(|readers| readers.get_mut(index));
+        let (content, calls) = match &mut reader {
+            Some(reader) => reader.part(&event),
+            None => (event.text.clone(), Vec::new()),
+        };
+        let says_nothing = content.is_empty() && calls.is_empty() && event.finished.is_none();
+        if says_nothing && self.tokenizer.is_none() && !self.wants_ids {
             return;
         }
         if let Some(finished) = &event.finished {
             self.cached_tokens.get_or_insert(finished.cached_tokens);
         }
+        let reason = event.finished.as_ref().map(|finished| finished.reason);
+        let called = reason.and_then(|reason| reader.and_then(|reader| reader.finish_reason(reason)));
         let logprobs = self.tokenizer.as_ref();
         let choice = ChunkChoice {
             index,
             logprobs: logprobs.map(|tokenizer| ChatLogprobs::new(tokenizer, std::slice::from_ref(&event))),
-            finish_reason: event.finished.as_ref().map(|finished| finish_reason(finished.reason)),
-            delta: Message { role: "assistant", content: event.text },
+            finish_reason: called.or(reason.map(finish_reason)),
+            delta: Message::new(content, calls),
+            token_ids: self.wants_ids.then_some([event.token.id]),
         };
         self.chunk(&[choice], None, to);
     }

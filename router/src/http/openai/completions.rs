@@ -54,6 +54,10 @@ struct Choice {
     text: String,
     logprobs: Option<CompletionLogprobs>,
     finish_reason: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
 }
 
 /// One of the request's prompts.
@@ -93,7 +97,8 @@ pub(super) async fn completions(
     let prompt_tokens = items.iter().map(|item| item.prepared.prompt().len()).sum();
     let tokenizer = logprobs.is_some().then(|| app.service.tokenizer().clone());
     let include_usage = common.includes_usage();
-    let writer = Writer { header, tokenizer, prompt_tokens, include_usage, choices: Vec::new() };
+    let wants_ids = common.return_token_ids.unwrap_or(false);
+    let writer = Writer { header, tokenizer, prompt_tokens, include_usage, wants_ids, choices: Vec::new() };
     let mut streams = Vec::new();
     for item in &items {
         let started = app.service.start_several(&item.prepared, best_of.max(n))?;
@@ -159,6 +164,7 @@ struct Writer {
     tokenizer: Option<Tokenizer>,
     prompt_tokens: usize,
     include_usage: bool,
+    wants_ids: bool,
     /// What has been streamed of each answer.
     choices: Vec<Progress>,
 }
@@ -178,31 +184,36 @@ impl Writer {
 
     /// The `n` best of the answers to each prompt, in the order of the prompts.
     async fn whole(self, streams: Vec<(String, Vec<TextStream>)>, n: usize) -> Result<Response, OpenAiError> {
+        let wants_ids = self.wants_ids;
         let answers = try_join_all(streams.into_iter().map(|(prefix, streams)| async move {
-            Ok::<_, OpenAiError>((prefix, Service::collect(streams).await?))
+            let prompt =
+                streams.first().filter(|_| wants_ids).map(|stream| stream.request().prompt().to_vec());
+            Ok::<_, OpenAiError>((prefix, prompt, Service::collect(streams).await?))
         }))
         .await?;
         let mut usage = Usage::new(self.prompt_tokens, 0, 0);
         let mut choices = Vec::new();
-        for (prefix, mut answers) in answers {
+        for (prefix, prompt, mut answers) in answers {
             usage.add(Usage::of(0, &answers));
             if answers.len() > n {
                 answers.sort_by(|a, b| b.mean_logprob().total_cmp(&a.mean_logprob()));
                 answers.truncate(n);
             }
             for answer in answers {
-                choices.push(self.choice(choices.len(), &prefix, answer));
+                choices.push(self.choice(choices.len(), &prefix, prompt.clone(), answer));
             }
         }
         Ok((usage.cached_header(), Json(self.body(choices, Some(usage)))).into_response())
     }
 
-    fn choice(&self, index: usize, prefix: &str, answer: Answer) -> Choice {
+    fn choice(&self, index: usize, prefix: &str, prompt: Option<Vec<u32>>, answer: Answer) -> Choice {
         let tokenizer = self.tokenizer.as_ref();
         Choice {
             index,
             logprobs: tokenizer.map(|tokenizer| CompletionLogprobs::new(tokenizer, &answer.tokens, 0)),
             finish_reason: Some(finish_reason(answer.finished.reason)),
+            prompt_token_ids: prompt,
+            token_ids: self.wants_ids.then(|| answer.tokens.iter().map(|event| event.token.id).collect()),
             text: format!("{prefix}{}", answer.finished.text),
         }
     }
@@ -211,9 +222,14 @@ impl Writer {
         let mut streams = Vec::new();
         for (number, (prefix, answers)) in prompts.into_iter().enumerate() {
             for stream in answers {
-                let prompt = stream.request().prompt().len();
-                let prefix = prefix.clone();
-                self.choices.push(Progress { prefix, number, prompt, ..Progress::default() });
+                let ids = stream.request().prompt();
+                self.choices.push(Progress {
+                    prefix: prefix.clone(),
+                    number,
+                    prompt: ids.len(),
+                    prompt_ids: self.wants_ids.then(|| ids.to_vec()),
+                    ..Progress::default()
+                });
                 streams.push(stream);
             }
         }
@@ -231,10 +247,12 @@ impl sse::Write for Writer {
         let choice = &mut self.choices[index];
         choice.generated += 1;
         let prefix = std::mem::take(&mut choice.prefix);
-        if prefix.is_empty() && event.text.is_empty() && event.finished.is_none() && self.tokenizer.is_none()
-        {
+        let says_nothing = prefix.is_empty() && event.text.is_empty() && event.finished.is_none();
+        if says_nothing && self.tokenizer.is_none() && !self.wants_ids {
             return;
         }
+        let prompt_token_ids = choice.prompt_ids.take();
+        let token_ids = self.wants_ids.then(|| vec![event.token.id]);
         let events = std::slice::from_ref(&event);
         let logprobs = self.tokenizer.as_ref();
         let logprobs = logprobs.map(|tokenizer| CompletionLogprobs::new(tokenizer, events, choice.offset));
@@ -248,7 +266,8 @@ impl sse::Write for Writer {
         let usage = last.then(|| Usage::new(choice.prompt, choice.cached, choice.generated));
         let finish_reason = event.finished.as_ref().map(|finished| finish_reason(finished.reason));
         let text = if prefix.is_empty() { event.text } else { prefix + &event.text };
-        to.json(&self.body(vec![Choice { index, text, logprobs, finish_reason }], usage));
+        let choice = Choice { index, text, logprobs, finish_reason, prompt_token_ids, token_ids };
+        to.json(&self.body(vec![choice], usage));
     }
 
     fn error(&mut self, error: ServiceError, to: &mut sse::Events) {
@@ -282,6 +301,8 @@ struct Progress {
     /// Tokens of that prompt, and how many of them did not have to be computed.
     prompt: usize,
     cached: usize,
+    /// The tokens of that prompt, if they are to be told with its first text.
+    prompt_ids: Option<Vec<u32>>,
     /// Tokens so far.
     generated: usize,
 }

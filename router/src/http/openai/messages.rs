@@ -5,11 +5,27 @@ use serde_json::{Map, Value};
 use super::error::OpenAiError;
 use crate::text::Conversation;
 
+/// How a conversation is continued, as a request says.
+#[derive(Debug, Default, Clone, Copy)]
+pub(super) struct Turn {
+    pub(super) continue_final_message: Option<bool>,
+    pub(super) add_generation_prompt: Option<bool>,
+}
+
 /// A conversation for the template, and the text that the answer continues if its last message is the assistant's.
 pub(super) fn conversation(
     messages: Vec<Value>,
-    continues: Option<bool>,
+    turn: Turn,
 ) -> Result<(Conversation, Option<String>), OpenAiError> {
+    let continues = match (turn.continue_final_message, turn.add_generation_prompt) {
+        (Some(true), Some(true)) => {
+            let message = "`continue_final_message` and `add_generation_prompt` cannot both be true";
+            return Err(OpenAiError::invalid("continue_final_message", message));
+        }
+        // Who asks for a new turn does not continue the last one.
+        (None, Some(true)) => Some(false),
+        (continues, _) => continues,
+    };
     let messages =
         messages.into_iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<Vec<_>, _>>()?;
     let last = messages.last().filter(|last| last["role"] == "assistant");
@@ -19,9 +35,9 @@ pub(super) fn conversation(
         let message = "`continue_final_message` needs a last message of the assistant with text";
         return Err(OpenAiError::invalid("continue_final_message", message));
     }
-    let add_generation_prompt = begun.is_none();
+    let add_generation_prompt = begun.is_none() && turn.add_generation_prompt.unwrap_or(true);
     let messages = messages.into_iter().map(Value::Object).collect();
-    Ok((Conversation { messages, tools: None, add_generation_prompt }, begun))
+    Ok((Conversation { messages, add_generation_prompt, ..Conversation::default() }, begun))
 }
 
 /// Cuts what the template wrote after the assistant's unfinished text.
@@ -49,7 +65,28 @@ fn message(index: usize, message: Value) -> Result<Map<String, Value>, OpenAiErr
         Some(_) => return Err(wrong("must have a text or a list of parts as content")),
     };
     message.insert("content".into(), content);
+    let understood = match message.get_mut("tool_calls") {
+        None => true,
+        Some(Value::Null) => message.remove("tool_calls").is_some(),
+        Some(Value::Array(calls)) => calls.iter_mut().all(call),
+        Some(_) => return Err(wrong("must have a list of tool calls")),
+    };
+    if !understood {
+        return Err(wrong("has a tool call without a function's name"));
+    }
     Ok(message)
+}
+
+/// Templates write the arguments of a call as JSON, so they are given the object that the client's text stands for.
+fn call(call: &mut Value) -> bool {
+    let Some(function) = call.get_mut("function").filter(|function| function["name"].is_string()) else {
+        return false;
+    };
+    let parsed = function["arguments"].as_str().and_then(|text| serde_json::from_str::<Value>(text).ok());
+    if let Some(arguments @ Value::Object(_)) = parsed {
+        function["arguments"] = arguments;
+    }
+    true
 }
 
 fn text_of(param: &str, parts: &[Value]) -> Result<String, OpenAiError> {

@@ -7,6 +7,7 @@ mod logprobs;
 mod messages;
 mod models;
 mod params;
+mod tools;
 mod types;
 
 use axum::Router;

@@ -4,12 +4,14 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use super::error::OpenAiError;
-use crate::http::App;
+use crate::grammar::Wanted;
+use crate::http::{App, grammar};
 use crate::service::{Params, Service, priority};
 use crate::text::StopText;
 
 /// Fields of `/v1/completions` and `/v1/chat/completions`; `top_k`, `min_p`, `typical_p`,
-/// `repetition_penalty` and `cache_salt` are extensions that other servers have too, `priority` is one of ours.
+/// `repetition_penalty`, `ignore_eos`, `min_tokens`, `return_token_ids` and `cache_salt` are extensions that other servers
+/// have too, `priority` is one of ours.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Common {
@@ -32,6 +34,10 @@ pub(super) struct Common {
     logit_bias: Option<LogitBias>,
     priority: Option<String>,
     cache_salt: Option<String>,
+    response_format: Option<Value>,
+    ignore_eos: Option<bool>,
+    min_tokens: Option<u32>,
+    pub(super) return_token_ids: Option<bool>,
 }
 
 #[derive(Debug, Default, Clone, Copy, Deserialize)]
@@ -63,7 +69,7 @@ enum LogitBias {
     List(Vec<Value>),
 }
 
-/// Fields that would change the answer and are not served, with the values that ask for nothing.
+/// Fields that would change the answer and are not served where they are not taken, with the values that ask for nothing.
 const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("audio", &[]),
     ("chat_template", &[]),
@@ -76,16 +82,12 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("guided_grammar", &[]),
     ("guided_json", &[]),
     ("guided_regex", &[]),
-    ("ignore_eos", &["false"]),
     ("length_penalty", &["1", "1.0"]),
     ("logits_processors", &["[]"]),
-    ("min_tokens", &["0"]),
     ("modalities", &["[\"text\"]"]),
     ("prediction", &[]),
     ("prompt_logprobs", &["0", "false"]),
     ("reasoning_effort", &["\"none\""]),
-    ("response_format", &["{\"type\":\"text\"}"]),
-    ("return_token_ids", &["false"]),
     ("stop_token_ids", &["[]"]),
     ("structured_outputs", &[]),
     ("suffix", &["\"\""]),
@@ -169,8 +171,19 @@ impl Common {
             warped_logprobs: false,
             priority: priority(self.priority.as_deref()).map_err(Service::reject)?,
             cache_salt: self.cache_salt.as_deref().map(Into::into),
+            grammar: self.response_format()?,
+            ignore_eos: self.ignore_eos.unwrap_or(false),
+            min_new_tokens: self.min_tokens.unwrap_or(0),
             ..Params::default()
         })
+    }
+
+    /// What the answer must be.
+    pub(super) fn response_format(&self) -> Result<Option<Wanted>, OpenAiError> {
+        const FIELD: &str = "response_format";
+        let Some(format) = &self.response_format else { return Ok(None) };
+        let grammar = grammar::response_format(format).map_err(|why| OpenAiError::invalid(FIELD, why))?;
+        Ok(grammar.map(|grammar| Wanted { grammar, field: FIELD, optional: false }))
     }
 
     fn logit_bias(&self) -> Result<Vec<(u32, f32)>, OpenAiError> {

@@ -13,6 +13,16 @@ fn request(more: Value) -> Value {
     request
 }
 
+fn with(mut request: Value, more: Value) -> Value {
+    request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    request
+}
+
+fn tools(name: &str) -> Value {
+    let parameters = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
+    json!({"tools": [{"type": "function", "function": {"name": name, "parameters": parameters}}]})
+}
+
 #[tokio::test]
 async fn a_conversation_is_answered() {
     let mut server = Server::saying("Hello ü");
@@ -148,16 +158,77 @@ async fn what_is_wrong_is_said_in_openais_shape() {
     let server = Server::saying("x");
     let cases = [
         (request(json!({"model": "other"})), 404, "model", "model not found"),
-        (request(json!({"tools": [{"type": "function"}]})), 400, "tools", "`tools` is not supported"),
-        (request(json!({"tool_choice": "required"})), 400, "tool_choice", "not supported"),
+        (request(json!({"tools": [{"type": "function"}]})), 400, "tools[0]", "must have a `function`"),
+        (request(json!({"tools": [{"type": "web"}]})), 400, "tools[0]", "must be a function"),
+        (request(tools("a b")), 400, "tools[0]", "must have a name"),
+        (request(tools("get")), 400, "tools", "the model's chat template knows no tools"),
+        (request(json!({"tool_choice": "required"})), 400, "tool_choice", "needs `tools`"),
         (
-            request(json!({"response_format": {"type": "json_object"}})),
+            request(with(tools("get"), json!({"tool_choice": "set"}))),
+            400,
+            "tool_choice",
+            "Tool with name set not found",
+        ),
+        (
+            request(with(tools("get"), json!({"tool_choice": 5}))),
+            400,
+            "tool_choice",
+            "must be auto, none, required",
+        ),
+        (
+            request(with(
+                tools("get"),
+                json!({"tool_choice": "get", "response_format": {"type": "json_object"}}),
+            )),
+            400,
+            "tools",
+            "mutually exclusive",
+        ),
+        (
+            json!({"messages": [{"role": "assistant", "tool_calls": [{}]}]}),
+            400,
+            "messages[0]",
+            "a tool call without",
+        ),
+        (
+            json!({"messages": [{"role": "assistant", "tool_calls": 1}]}),
+            400,
+            "messages[0]",
+            "a list of tool calls",
+        ),
+        (
+            request(json!({"continue_final_message": true, "add_generation_prompt": true})),
+            400,
+            "continue_final_message",
+            "both",
+        ),
+        (
+            request(
+                json!({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "nonsense"}}}}),
+            ),
             400,
             "response_format",
-            "not supported",
+            "grammar is not valid: Invalid type: nonsense",
+        ),
+        (
+            request(json!({"response_format": {"type": "yaml"}})),
+            400,
+            "response_format",
+            "must be text, json_object or",
         ),
         (request(json!({"guided_json": {}})), 400, "guided_json", "not supported"),
-        (request(json!({"ignore_eos": true})), 400, "ignore_eos", "not supported"),
+        (
+            request(json!({"min_tokens": 9, "max_tokens": 8})),
+            400,
+            "min_tokens",
+            "`min_tokens` must be <= `max_tokens`",
+        ),
+        (
+            request(json!({"ignore_eos": true, "response_format": {"type": "json_object"}})),
+            400,
+            "ignore_eos",
+            "has no meaning",
+        ),
         (request(json!({"n": 0})), 400, "n", "`n` must be > 0"),
         (request(json!({"n": 1000})), 400, "n", "at most 128"),
         (request(json!({"top_logprobs": 2})), 400, "top_logprobs", "needs `logprobs`"),

@@ -109,7 +109,17 @@ async fn what_is_wrong() {
         ),
         (json!({"prompt": "a", "n": 2, "best_of": 1}), "best_of", "`best_of` must be >= `n` (2)"),
         (json!({"prompt": "a", "best_of": 2, "stream": true}), "best_of", "not supported when streaming"),
-        (json!({"prompt": "a", "min_tokens": 3}), "min_tokens", "`min_tokens` is not supported"),
+        (
+            json!({"prompt": "a", "stop_token_ids": [3]}),
+            "stop_token_ids",
+            "`stop_token_ids` is not supported",
+        ),
+        (json!({"prompt": "a", "tools": [{}]}), "tools", "`tools` is not supported"),
+        (
+            json!({"prompt": "a", "response_format": {"type": "json_schema", "schema": {"type": 5}}}),
+            "response_format",
+            "grammar is not valid",
+        ),
     ];
     for (body, param, text) in cases {
         let reply = server.post(PATH, body.clone()).await;

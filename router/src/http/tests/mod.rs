@@ -4,6 +4,7 @@ mod chat;
 mod completions;
 mod server;
 mod tgi;
+mod tools;
 
 use axum::Router;
 use axum::body::Body;
@@ -12,6 +13,7 @@ use serde_json::Value;
 use tower::ServiceExt;
 
 use super::{HttpConfig, router};
+use crate::assets::Assets;
 use crate::service::{Limits, ModelInfo, Service};
 use crate::test_support::{self, FakeEngine, Script};
 
@@ -37,10 +39,14 @@ impl Server {
     }
 
     fn with(script: Script, concurrent: usize, config: HttpConfig) -> Self {
-        let engine = FakeEngine::new(script, concurrent);
         let limits = Limits { max_concurrent_requests: concurrent, ..Limits::default() };
+        Self::serving(&test_support::assets(), script, limits, config)
+    }
+
+    fn serving(assets: &Assets, script: Script, limits: Limits, config: HttpConfig) -> Self {
+        let engine = FakeEngine::new(script, limits.max_concurrent_requests);
         let model = ModelInfo { id: "org/model".into(), sha: None, pipeline_tag: None };
-        let service = Service::new(&test_support::assets(), engine.engine.clone(), limits, model).unwrap();
+        let service = Service::new(assets, engine.engine.clone(), limits, model).unwrap();
         Server { app: router(service, config), engine }
     }
 

@@ -183,7 +183,17 @@ async fn what_is_wrong_is_said_in_tgis_words() {
             json!({"max_new_tokens": 1}),
             "`inputs` tokens + `max_new_tokens` must be <= 1024. Given: 1101 `inputs` tokens and 1 `max_new_tokens`",
         ),
-        ("a", json!({"grammar": {"type": "regex", "value": "a"}}), "grammar is not supported"),
+        ("a", json!({"grammar": {"type": "json", "value": 5}}), "grammar is not supported"),
+        (
+            "a",
+            json!({"grammar": {"type": "json", "value": "["}}),
+            "grammar is not valid: EOF while parsing a list at line 1 column 1",
+        ),
+        (
+            "a",
+            json!({"grammar": {"type": "json", "value": {"type": "nonsense"}}}),
+            "grammar is not valid: Invalid type: nonsense",
+        ),
         ("a", json!({"watermark": true}), "`watermark` is not supported"),
         ("a", json!({"adapter_id": "x"}), "`adapter_id` is not supported"),
         ("a", json!({"decoder_input_details": true}), "`decoder_input_details` is not supported"),
@@ -221,6 +231,9 @@ async fn what_is_wrong_is_said_in_tgis_words() {
         json!({"best_of": 0}),
         json!({"truncate": 1023, "max_new_tokens": 1}),
         json!({"grammar": null}),
+        json!({"grammar": {"type": "regex", "value": "[xy]+"}}),
+        json!({"grammar": {"type": "json", "value": {"type": "array"}}}),
+        json!({"grammar": {"type": "json_schema", "value": {"name": "n", "schema": {"type": "object"}}}}),
     ] {
         let reply = server.post("/generate", json!({"inputs": "a", "parameters": parameters})).await;
         assert_eq!(reply.status, StatusCode::OK, "{parameters}: {}", reply.body);

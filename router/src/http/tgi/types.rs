@@ -3,6 +3,8 @@
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use crate::grammar::Wanted;
+use crate::http::grammar;
 use crate::service::{FinishReason, Params, ServiceError, TextToken, priority};
 use crate::text::StopText;
 
@@ -75,10 +77,15 @@ impl GenerateParameters {
         Ok(())
     }
 
+    fn grammar(&self) -> Result<Option<Wanted>, ServiceError> {
+        let Some(grammar) = self.grammar.as_ref().filter(|grammar| !grammar.is_null()) else {
+            return Ok(None);
+        };
+        let grammar = grammar::tgi(grammar).map_err(|why| ServiceError::invalid("grammar", why))?;
+        Ok(Some(Wanted { grammar, field: "grammar", optional: false }))
+    }
+
     pub(super) fn params(&self) -> Result<Params, ServiceError> {
-        if self.grammar.is_some() {
-            return Err(ServiceError::invalid("grammar", "grammar is not supported"));
-        }
         for (param, asked) in [
             ("watermark", self.watermark),
             ("decoder_input_details", self.decoder_input_details),
@@ -106,6 +113,7 @@ impl GenerateParameters {
             best_of: self.best_of,
             priority: priority(self.priority.as_deref())?,
             cache_salt: self.cache_salt.as_deref().map(Into::into),
+            grammar: self.grammar()?,
             ..Params::default()
         })
     }

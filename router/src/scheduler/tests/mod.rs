@@ -1,6 +1,7 @@
 //! The scheduler against a pretend shard: single cases, malformed answers, and a seeded simulation of traffic.
 
 mod cases;
+mod constrained;
 mod line;
 mod malformed;
 mod pair;
@@ -33,5 +34,6 @@ fn request(prompt: usize, max_new_tokens: u32) -> Request {
         sampling: Sampling::default(),
         priority: Priority::default(),
         cache_salt: None,
+        mask: None,
     }
 }

@@ -7,7 +7,7 @@ use std::collections::HashSet;
 use millrace_proto::{Admission, Row, Sampled, Step, StepOutput};
 
 use crate::scheduler::Limits;
-use crate::scheduler::{Finish, Request};
+use crate::scheduler::{Finish, Mask, Request};
 
 pub(crate) struct PretendShard {
     limits: Limits,
@@ -50,12 +50,34 @@ fn draw(digest: u64, seed: u64, vocab_size: usize) -> u32 {
     token_of(digest ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), vocab_size)
 }
 
+/// The first token from this one on that is allowed, around the end if need be.
+fn nearest(token: u32, allowed: &[u32], vocab_size: usize) -> Option<u32> {
+    let vocab_size = vocab_size as u32;
+    let is_allowed = |token: &u32| allowed[*token as usize / 32] >> (token % 32) & 1 == 1;
+    (0..vocab_size).map(|n| (token + n) % vocab_size).find(is_allowed)
+}
+
+/// A grammar of no language: what may follow these tokens. Now and then there is no choice.
+pub(crate) fn pretend_mask(generated: &[u32], vocab_size: usize) -> Mask {
+    let digest = generated.iter().fold(START + 1, |digest, &token| mix(digest, token));
+    let mut words = vec![0; vocab_size.div_ceil(32)];
+    let mut allow = |token: usize| words[token / 32] |= 1 << (token % 32);
+    allow(digest as usize % vocab_size);
+    if !digest.is_multiple_of(7) {
+        (0..vocab_size).filter(|&token| mix(digest, token as u32).is_multiple_of(3)).for_each(&mut allow);
+    }
+    words.into()
+}
+
 /// What a request gets when it runs alone.
 pub(crate) fn alone(request: &Request, vocab_size: usize) -> (Vec<u32>, Finish) {
     let mut digest = request.prompt.iter().fold(START, |digest, &token| mix(digest, token));
     let mut generated = Vec::new();
     loop {
-        let token = draw(digest, request.sampling.seed, vocab_size);
+        let mut token = draw(digest, request.sampling.seed, vocab_size);
+        if request.mask.is_some() {
+            token = nearest(token, &pretend_mask(&generated, vocab_size), vocab_size).unwrap();
+        }
         digest = mix(digest, token);
         generated.push(token);
         if generated.len() == request.max_new_tokens as usize {
@@ -156,11 +178,16 @@ impl PretendShard {
         }
         occupant.computed = Some(end);
         if !row.sample {
+            ensure(row.allowed.is_empty(), || "a mask for nothing".into())?;
             return Ok(None);
         }
         ensure(end == occupant.tokens.len(), || "a token is sampled twice".into())?;
         ensure(end < max_sequence_tokens, || "the sequence is full".into())?;
-        let token = draw(digest, occupant.seed, vocab_size);
+        let mut token = draw(digest, occupant.seed, vocab_size);
+        if !row.allowed.is_empty() {
+            ensure(row.allowed.len() == vocab_size.div_ceil(32), || "a mask for another vocabulary".into())?;
+            token = nearest(token, &row.allowed, vocab_size).ok_or("nothing is allowed")?;
+        }
         occupant.tokens.push(token);
         Ok(Some(Sampled { slot: row.slot, token, logprob: -1.0, top: Vec::new() }))
     }

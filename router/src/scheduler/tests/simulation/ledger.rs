@@ -1,6 +1,6 @@
 //! What can be known of a scheduler from its plans alone, and the promises that can be checked with it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use crate::scheduler::{Limits, Options, Plan, Request, SeqId};
 
@@ -13,6 +13,8 @@ pub(super) struct Ledger {
     /// Positions that went past each sequence since it is in the queue.
     waiting: BTreeMap<SeqId, usize>,
     known: HashMap<SeqId, Known>,
+    /// Constrained sequences that cannot go on: their newest token is in flight, or what may follow it is not known.
+    held: HashSet<SeqId>,
     /// Steps below this have been answered.
     answered: u64,
     pub(super) overtakes: u64,
@@ -59,6 +61,7 @@ impl Ledger {
             blocks: vec![Block::default(); limits.num_blocks],
             waiting: BTreeMap::new(),
             known: HashMap::new(),
+            held: HashSet::new(),
             answered: 0,
             overtakes: 0,
             hit_blocks: 0,
@@ -75,10 +78,17 @@ impl Ledger {
     pub(super) fn left(&mut self, id: SeqId) {
         self.waiting.remove(&id);
         self.known.remove(&id);
+        self.held.remove(&id);
     }
 
-    /// The shards have died.
-    pub(super) fn died(&mut self, limits: Limits, next_step: u64) {
+    /// A constrained sequence can go on.
+    pub(super) fn released(&mut self, id: SeqId) {
+        self.held.remove(&id);
+    }
+
+    /// The shards have died. Only of these constrained sequences it is not known what may come next.
+    pub(super) fn died(&mut self, limits: Limits, next_step: u64, held: impl Iterator<Item = SeqId>) {
+        self.held = held.collect();
         self.limits = limits;
         self.stays.clear();
         self.blocks = vec![Block::default(); limits.num_blocks];
@@ -104,6 +114,7 @@ impl Ledger {
         assert_eq!(plan.admitted.len(), plan.step.admit.len());
         for (admitted, admission) in plan.admitted.iter().zip(&plan.step.admit) {
             self.check_patience(admitted.sequence);
+            assert!(!self.held.contains(&admitted.sequence), "{admitted:?} is held");
             let known = self.known.get_mut(&admitted.sequence).expect("only live sequences are admitted");
             // Preemption never wastes a whole prefill.
             assert_ne!(known.progress, Some(0), "{admitted:?} was preempted before it had a token");
@@ -139,7 +150,8 @@ impl Ledger {
         for (slot, stay) in &self.stays {
             let Some(Known { request, progress }) = self.known.get(&stay.id) else { continue };
             let exhausted = stay.len == request.prompt.len() + request.max_new_tokens as usize;
-            let decodes = *progress > Some(0) && !exhausted && stay.computed == Some(stay.len - 1);
+            let waits = exhausted || self.held.contains(&stay.id);
+            let decodes = *progress > Some(0) && !waits && stay.computed == Some(stay.len - 1);
             let runs = plan.step.rows.iter().any(|row| row.slot == *slot);
             assert!(!decodes || runs, "slot {slot} is stalled by {plan:?}");
         }
@@ -180,7 +192,13 @@ impl Ledger {
                 self.blocks[block as usize] = Block { salt, written_by: plan.step.id };
             }
             stay.computed = Some(end);
+            let constrained = known.request.mask.is_some();
+            assert_eq!(!row.allowed.is_empty(), row.sample && constrained, "{row:?}");
+            assert!(!self.held.contains(&stay.id), "a row for one that is held");
             if row.sample {
+                if constrained {
+                    self.held.insert(stay.id);
+                }
                 stay.len += 1;
                 *known.progress.as_mut().expect("a running sequence was admitted") += 1;
             }

@@ -6,6 +6,7 @@ use millrace_proto::Sampling;
 use rand::Rng;
 use rand::rngs::StdRng;
 
+use crate::scheduler::tests::pretend::pretend_mask;
 use crate::scheduler::{Limits, Priority, Request};
 
 /// Prompts to begin like, at most.
@@ -19,6 +20,8 @@ pub(super) struct Traffic {
     familiar: Vec<Vec<u32>>,
     familiarity: f64,
     priorities: Vec<Priority>,
+    /// The share of constrained requests.
+    constrained: f64,
 }
 
 impl Traffic {
@@ -31,6 +34,7 @@ impl Traffic {
             familiar: Vec::new(),
             familiarity: random.random_range(0.0..1.0),
             priorities: priorities[..random.random_range(1..=3)].to_vec(),
+            constrained: if random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..1.0) },
         }
     }
 
@@ -49,6 +53,7 @@ impl Traffic {
             stop_tokens: (0..stops as u32).collect(),
             sampling: Sampling { seed: random.random_range(0..3), ..Default::default() },
             priority: self.priorities[random.random_range(0..self.priorities.len())],
+            mask: random.random_bool(self.constrained).then(|| pretend_mask(&[], limits.vocab_size)),
             cache_salt: self.salts[random.random_range(0..self.salts.len())].clone(),
         }
     }

@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng};
 use super::Totals;
 use super::ledger::{Ledger, work};
 use super::traffic::Traffic;
-use crate::scheduler::tests::pretend::{PretendShard, alone};
+use crate::scheduler::tests::pretend::{PretendShard, alone, pretend_mask};
 use crate::scheduler::{Finish, Limits, Options, Request, Scheduler, SeqId};
 
 struct World {
@@ -26,6 +26,11 @@ struct World {
     /// Steps run ahead; 1 waits for every answer.
     depth: usize,
     live: BTreeMap<SeqId, Live>,
+    /// Constrained sequences whose newest token is known, and when it will be known what may follow.
+    held: BTreeMap<SeqId, u64>,
+    /// Ticks that it takes at most to work that out.
+    slowness: u64,
+    ticks: u64,
     totals: Totals,
 }
 
@@ -97,6 +102,7 @@ impl World {
         };
         let options =
             Options { prefix_cache: random.random_bool(0.9), ageing_steps: random.random_range(0..60) };
+        let slowness = random.random_range(0..6);
         World {
             depth: random.random_range(1..4),
             traffic: Traffic::new(&mut random, limits),
@@ -109,6 +115,9 @@ impl World {
             sent: VecDeque::new(),
             planned: 0,
             live: BTreeMap::new(),
+            held: BTreeMap::new(),
+            slowness,
+            ticks: 0,
             totals: Totals::default(),
         }
     }
@@ -142,6 +151,7 @@ impl World {
             let index = self.random.random_range(0..self.live.len());
             let id = *self.live.keys().nth(index).expect("index is below the length");
             self.live.remove(&id);
+            self.held.remove(&id);
             self.scheduler.cancel(id);
             self.ledger.left(id);
             self.totals.cancelled += 1;
@@ -156,6 +166,7 @@ impl World {
         for (id, _) in self.scheduler.recover(self.limits) {
             let refused = self.live.remove(&id).expect("only live sequences are refused");
             assert!(!self.fits(&refused.request), "{id:?} is refused, but it fits");
+            self.held.remove(&id);
             self.ledger.left(id);
             self.totals.refused += 1;
         }
@@ -164,7 +175,7 @@ impl World {
         self.totals.lost_steps += self.sent.len() as u64;
         self.sent.clear();
         self.shard = PretendShard::new(self.limits);
-        self.ledger.died(self.limits, self.planned);
+        self.ledger.died(self.limits, self.planned, self.held.keys().copied());
         // The work that is lost may be done again.
         self.live.values_mut().for_each(|live| live.deadline = None);
         self.scheduler.check_integrity().expect("integrity after a death");
@@ -172,13 +183,16 @@ impl World {
 
     /// Plans as far ahead as `depth` allows, then perhaps lets the shard answer.
     fn tick(&mut self) {
+        self.ticks += 1;
+        self.release();
         while self.scheduler.in_flight() < self.depth {
             let Some(plan) = self.scheduler.plan() else { break };
             self.planned += 1;
             self.ledger.planned(&plan);
             self.sent.push_back(plan.step);
         }
-        assert!(self.scheduler.in_flight() > 0 || self.live.is_empty(), "nothing moves");
+        let moves = self.scheduler.in_flight() > 0 || !self.held.is_empty();
+        assert!(moves || self.live.is_empty(), "nothing moves");
         self.scheduler.check_integrity().expect("integrity after planning");
         self.check_nobody_starves();
         if self.depth == 1 || self.sent.len() == self.depth || self.random.random_bool(0.5) {
@@ -187,14 +201,33 @@ impl World {
         }
     }
 
+    /// Some constrained sequences can go on.
+    fn release(&mut self) {
+        let due: Vec<SeqId> =
+            self.held.iter().filter(|(_, at)| **at <= self.ticks).map(|(id, _)| *id).collect();
+        for id in due {
+            self.held.remove(&id);
+            let Live { expected: (tokens, _), generated, .. } = &self.live[&id];
+            let mask = pretend_mask(&tokens[..*generated], self.limits.vocab_size);
+            // What is said of another number of tokens changes nothing.
+            self.scheduler.release(id, generated + 1, pretend_mask(&[7], self.limits.vocab_size));
+            self.scheduler.release(id, *generated, mask.clone());
+            self.scheduler.release(id, *generated, pretend_mask(&[7], self.limits.vocab_size));
+            self.ledger.released(id);
+            self.totals.releases += 1;
+        }
+    }
+
     /// Once due, a sequence ends within the work that is there by then, and what may go past.
     fn check_nobody_starves(&mut self) {
         let all: usize = self.live.values().map(|live| work(&live.request)).sum();
         let patience = self.limits.num_blocks * self.limits.block_size;
+        // A constrained sequence that waits for a tick may see so many steps of others go by.
+        let slowness = (1 + self.slowness) * self.depth as u64 + 1;
         for (id, live) in &mut self.live {
             if self.planned >= live.due {
-                let deadline =
-                    *live.deadline.get_or_insert(self.planned + (all + patience + self.depth) as u64);
+                let steps = (all + patience + self.depth) as u64 * slowness;
+                let deadline = *live.deadline.get_or_insert(self.planned + steps);
                 assert!(self.planned <= deadline, "{id:?} starves");
             }
         }
@@ -216,6 +249,10 @@ impl World {
             live.generated += 1;
             let last = live.generated == tokens.len();
             assert_eq!(output.finish, last.then_some(*finish), "it ends differently from a run alone");
+            if live.request.mask.is_some() && !last {
+                let slowness = self.random.random_range(0..=self.slowness);
+                self.held.insert(output.sequence, self.ticks + slowness);
+            }
             if last {
                 self.finished(output.sequence);
             }

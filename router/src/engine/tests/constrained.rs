@@ -1,0 +1,110 @@
+//! Requests under a constraint, and what becomes of the others.
+
+use std::time::{Duration, Instant};
+
+use super::fake::{engine_over_all, serving};
+use super::recovery::{forgiving, mortal, sound};
+use super::{limits, listen, request, soon, told_alone, until_ready};
+use crate::engine::{Constraint, Engine, Generation, Mask, Request};
+use crate::scheduler::tests::pretend::pretend_mask;
+
+/// The scheduler's pretend grammar.
+#[derive(Default)]
+struct Pretend {
+    generated: Vec<u32>,
+    takes: Duration,
+    fails_after: Option<usize>,
+    panics_after: Option<usize>,
+}
+
+impl Constraint for Pretend {
+    fn advance(&mut self, token: u32) -> Result<Mask, String> {
+        self.generated.push(token);
+        std::thread::sleep(self.takes);
+        let so_far = Some(self.generated.len());
+        assert_ne!(so_far, self.panics_after, "as the test wants it");
+        if so_far == self.fails_after {
+            return Err("too complex".into());
+        }
+        Ok(pretend_mask(&self.generated, limits().vocab_size))
+    }
+}
+
+fn constrained(seed: u64) -> Request {
+    let mask = Some(pretend_mask(&[], limits().vocab_size));
+    Request { mask, ..request(seed, 1 + (seed as usize * 37) % 200, 60) }
+}
+
+fn submit(engine: &Engine, request: &Request, pretend: Pretend) -> Generation {
+    engine.submit_constrained(request.clone(), Box::new(pretend)).unwrap()
+}
+
+async fn all_get_what_they_get_alone(engine: &Engine) {
+    let requests: Vec<_> =
+        (0..30).map(|i| if i % 3 == 0 { request(i, 40, 50) } else { constrained(i) }).collect();
+    let listeners: Vec<_> = requests
+        .iter()
+        .map(|request| match request.mask {
+            None => tokio::spawn(listen(engine.submit(request.clone()).unwrap())),
+            Some(_) => tokio::spawn(listen(submit(engine, request, Pretend::default()))),
+        })
+        .collect();
+    for (request, listener) in requests.iter().zip(listeners) {
+        assert_eq!(listener.await.unwrap(), told_alone(request));
+    }
+}
+
+#[tokio::test]
+async fn constrained_and_free_requests_run_together() {
+    let (engine, _task, _control, _shard) = serving(1 << 20).await;
+    all_get_what_they_get_alone(&engine).await;
+}
+
+#[tokio::test]
+async fn a_constraint_goes_on_with_other_shards() {
+    let streams = vec![mortal(7), mortal(20), mortal(3), mortal(40), sound()];
+    let (engine, _task) = engine_over_all(forgiving(), streams);
+    until_ready(&engine).await;
+    all_get_what_they_get_alone(&engine).await;
+}
+
+#[tokio::test]
+async fn a_slow_constraint_holds_up_nobody() {
+    let (engine, _task, _control, _shard) = serving(1 << 20).await;
+    let slow = Pretend { takes: Duration::from_millis(400), ..Pretend::default() };
+    let waiting = constrained(3);
+    let mut generation = submit(&engine, &waiting, slow);
+    generation.next().await.unwrap();
+    generation.next().await.unwrap();
+    let since = Instant::now();
+    let free = request(5, 20, 300);
+    assert_eq!(listen(engine.submit(free.clone()).unwrap()).await, told_alone(&free));
+    assert!(since.elapsed() < Duration::from_millis(400), "{:?}", since.elapsed());
+}
+
+#[tokio::test]
+async fn a_fault_of_a_constraint_ends_its_request_only() {
+    let (engine, _task, _control, _shard) = serving(1 << 20).await;
+    let fails = Pretend { fails_after: Some(3), ..Pretend::default() };
+    let panics = Pretend { panics_after: Some(3), ..Pretend::default() };
+    let held = [submit(&engine, &constrained(7), fails), submit(&engine, &constrained(7), panics)];
+    let whys = ["too complex", "the grammar could not be followed"];
+    for (generation, why) in held.into_iter().zip(whys) {
+        let told = listen(generation).await;
+        assert_eq!((told.tokens.len(), told.failed.as_deref()), (3, Some(why)));
+    }
+    all_get_what_they_get_alone(&engine).await;
+    assert_eq!(engine.in_flight(), 0);
+}
+
+#[tokio::test]
+async fn who_leaves_while_held_leaves_nothing() {
+    let (engine, _task, _control, _shard) = serving(1 << 20).await;
+    let slow = || Pretend { takes: Duration::from_millis(50), ..Pretend::default() };
+    let held: Vec<_> = (0..8).map(|i| submit(&engine, &constrained(i), slow())).collect();
+    tokio::time::sleep(Duration::from_millis(60)).await;
+    drop(held);
+    all_get_what_they_get_alone(&engine).await;
+    engine.drain();
+    soon("the engine's end", engine.ended()).await;
+}

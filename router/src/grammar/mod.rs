@@ -1,0 +1,73 @@
+//! Structured output: what may be generated, as a grammar of text.
+//!
+//! A client's JSON schema, regular expression or Lark grammar is compiled by llguidance into a parser over the model's
+//! vocabulary. The parser is followed token by token beside the engine ([`Constraint`](crate::engine::Constraint)); the
+//! shards see sets of token ids and no text.
+//!
+//! | file | its job |
+//! |---|---|
+//! | `bounds` | what is too large before it is even tried |
+//! | `intersections` | a bound of its own: expressions for the same text |
+//! | `vocabulary` | the model's tokens as llguidance takes them |
+//! | `compiler` | from a grammar to a parser: bounded in number, time and memory, and cached |
+//! | `walk` | one request's way through a grammar |
+
+mod bounds;
+mod compiler;
+mod intersections;
+mod vocabulary;
+mod walk;
+
+#[cfg(test)]
+mod tests;
+
+use serde_json::Value;
+
+pub use compiler::{Compiled, Compiler};
+pub use walk::Walk;
+
+/// What a text must be.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Grammar {
+    /// JSON that this schema describes.
+    Json(Value),
+    /// A text that this regular expression matches as a whole, in the syntax of Rust's `regex`.
+    Regex(String),
+    /// A text of this language, in llguidance's variant of Lark.
+    Lark(String),
+    /// Calls of tools: rules in Lark, of which one that is added, `call`, is the JSON that this schema describes.
+    Calls {
+        /// The server's own rules.
+        rules: String,
+        /// A client's schemas. Keywords that are not known are not heeded: the model has been shown them, and will.
+        call: Value,
+    },
+}
+
+/// What an answer must be.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Wanted {
+    /// The language of the answer.
+    pub grammar: Grammar,
+    /// The field of the request that asks for it.
+    pub field: &'static str,
+    /// Whether an answer without it is an answer, if the server has no grammars.
+    pub optional: bool,
+}
+
+/// Why a grammar cannot be followed. The texts are fit for a client.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum GrammarError {
+    /// The server does not serve grammars, or not for this model.
+    #[error("grammar is not supported{0}")]
+    Unsupported(&'static str),
+    /// It is none.
+    #[error("grammar is not valid: {0}")]
+    Invalid(String),
+    /// It is more than the server will work for.
+    #[error("grammar is too complex: {0}")]
+    TooComplex(String),
+    /// Others are being compiled, and it was not its turn in time.
+    #[error("too many grammars are being compiled")]
+    Busy,
+}

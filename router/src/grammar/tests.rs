@@ -1,0 +1,349 @@
+//! Grammars over a vocabulary of single bytes, and one of pieces.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde_json::{Map, Value, json};
+
+use super::*;
+use crate::engine::{Constraint, Mask};
+use crate::test_support::{self, EOS};
+use crate::text::Tokenizer;
+
+/// More than the tokenizer knows, as models have it.
+const VOCAB: u32 = 300;
+
+fn compiler() -> Compiler {
+    Compiler::new(test_support::tokenizer(), Arc::new([EOS]))
+}
+
+async fn compile(grammar: &Grammar) -> Result<Arc<Compiled>, GrammarError> {
+    compiler().compile(grammar, VOCAB).await
+}
+
+fn regex(expression: &str) -> Grammar {
+    Grammar::Regex(expression.into())
+}
+
+fn ids(mask: &Mask) -> Vec<u32> {
+    (0..VOCAB.max(32 * mask.len() as u32))
+        .filter(|id| mask.get(*id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1))
+        .collect()
+}
+
+/// Follows a grammar at random to its end, or for so many tokens. The end is taken as soon as there is one in `hurry`.
+fn random_walk(compiled: &Arc<Compiled>, eos: u32, seed: u64, most: usize, hurry: bool) -> (Vec<u32>, bool) {
+    let mut random = StdRng::seed_from_u64(seed);
+    let (mut walk, mut mask, mut tokens) = (Walk::new(compiled.clone()), compiled.first(), Vec::new());
+    while tokens.len() < most {
+        let allowed = ids(&mask);
+        let token = allowed[random.random_range(0..allowed.len())];
+        if token == eos || hurry && allowed.contains(&eos) {
+            return (tokens, true);
+        }
+        tokens.push(token);
+        mask = walk.advance(token).unwrap();
+    }
+    (tokens, false)
+}
+
+fn text(tokenizer: &Tokenizer, tokens: &[u32]) -> String {
+    let bytes: Vec<u8> = tokens.iter().flat_map(|&id| tokenizer.token_bytes(id).to_vec()).collect();
+    String::from_utf8(bytes).expect("no half a character at the end")
+}
+
+#[tokio::test]
+async fn the_end_is_allowed_where_the_text_is_complete_and_nothing_else_after_it() {
+    let compiled = compile(&regex("ab?")).await.unwrap();
+    let mut walk = Walk::new(compiled.clone());
+    assert_eq!(ids(&compiled.first()), [u32::from(b'a')]);
+    assert_eq!(ids(&walk.advance(u32::from(b'a')).unwrap()), [u32::from(b'b'), EOS]);
+    assert_eq!(ids(&walk.advance(u32::from(b'b')).unwrap()), [EOS]);
+    // Another one is not where this one is.
+    let mut other = Walk::new(compiled);
+    assert_eq!(ids(&other.advance(u32::from(b'a')).unwrap()), [u32::from(b'b'), EOS]);
+    assert!(other.advance(u32::from(b'x')).is_err());
+}
+
+#[tokio::test]
+async fn anchors_of_a_whole_text_are_no_fault() {
+    for expression in ["^ab$", "^ab", "ab$", "ab"] {
+        let compiled = compile(&regex(expression)).await.unwrap();
+        let (tokens, ended) = random_walk(&compiled, EOS, 1, 9, false);
+        assert_eq!((text(&test_support::tokenizer(), &tokens).as_str(), ended), ("ab", true));
+    }
+    let compiled = compile(&regex(r"a\$")).await.unwrap();
+    assert_eq!(text(&test_support::tokenizer(), &random_walk(&compiled, EOS, 1, 9, false).0), "a$");
+}
+
+#[tokio::test]
+async fn whatever_is_chosen_is_of_the_language() {
+    type Check = fn(&Value) -> bool;
+    let user = json!({
+        "type": "object", "additionalProperties": false, "required": ["name", "age"],
+        "properties": {
+            "name": {"type": "string", "maxLength": 8},
+            "age": {"type": "integer", "minimum": 3, "maximum": 77},
+            "tags": {"type": "array", "items": {"enum": ["x", "y"]}, "maxItems": 3},
+        },
+    });
+    let cases: [(Value, Check); 5] = [
+        (user, |v| {
+            let age = v["age"].as_i64().unwrap();
+            let tags = v["tags"].as_array().cloned().unwrap_or_default();
+            v["name"].as_str().unwrap().chars().count() <= 8
+                && (3..=77).contains(&age)
+                && tags.len() <= 3
+                && tags.iter().all(|tag| tag == "x" || tag == "y")
+        }),
+        (json!({"type": "object", "additionalProperties": {"type": "boolean"}}), |v| {
+            v.as_object().unwrap().values().all(Value::is_boolean)
+        }),
+        (json!({"oneOf": [{"const": 1}, {"const": "b"}]}), |v| *v == 1 || v == "b"),
+        (
+            json!({"$ref": "#/$defs/list", "$defs": {"list": {"type": "object", "required": ["next"], "properties": {
+            "next": {"anyOf": [{"type": "null"}, {"$ref": "#/$defs/list"}]}}, "additionalProperties": false}}}),
+            |v| v["next"].is_null() || v["next"].is_object(),
+        ),
+        (json!({"type": "string", "pattern": "^[a-c]{2,4}$"}), |v| {
+            let text = v.as_str().unwrap();
+            (2..=4).contains(&text.len()) && text.bytes().all(|byte| (b'a'..=b'c').contains(&byte))
+        }),
+    ];
+    let compiler = compiler();
+    let mut ends = 0;
+    for (schema, check) in cases {
+        let compiled = compiler.compile(&Grammar::Json(schema.clone()), VOCAB).await.unwrap();
+        for seed in 0..20 {
+            let (tokens, ended) = random_walk(&compiled, EOS, seed, 400, false);
+            if ended {
+                ends += 1;
+                let text = text(&test_support::tokenizer(), &tokens);
+                let value = serde_json::from_str(&text).unwrap_or_else(|error| panic!("{text}: {error}"));
+                assert!(check(&value), "{text} is not {schema}");
+            }
+        }
+    }
+    assert!(ends > 60, "only {ends} ends");
+}
+
+#[tokio::test]
+async fn white_space_cannot_fill_an_answer() {
+    let compiled =
+        compile(&Grammar::Json(json!({"type": "array", "items": {"type": "integer"}}))).await.unwrap();
+    let mut walk = Walk::new(compiled.clone());
+    let mut mask = walk.advance(u32::from(b'[')).unwrap();
+    let space = u32::from(b' ');
+    let spaces = (0..100).take_while(|_| {
+        let more = ids(&mask).contains(&space);
+        if more {
+            mask = walk.advance(space).unwrap();
+        }
+        more
+    });
+    assert_eq!(spaces.count(), 20);
+}
+
+#[tokio::test]
+async fn pieces_of_words_make_the_same_texts() {
+    let Some(tokenizer) = test_support::stories() else { return };
+    let eos = tokenizer.token_id("</s>").unwrap();
+    let compiler = Compiler::new(tokenizer.clone(), Arc::new([eos]));
+    let schema = json!({"type": "object", "properties": {"word": {"type": "string", "maxLength": 20}}, "required": ["word"], "additionalProperties": false});
+    for vocab_size in [tokenizer.size(), 32 * 20 + 7] {
+        let compiled = compiler.compile(&Grammar::Json(schema.clone()), vocab_size).await.unwrap();
+        for seed in 0..30 {
+            let (tokens, ended) = random_walk(&compiled, eos, seed, 120, true);
+            assert!(ended, "{tokens:?}");
+            assert!(tokens.iter().all(|&id| id < vocab_size && !tokenizer.is_special(id)), "{tokens:?}");
+            let mut detokenizer = tokenizer.detokenizer(true, true);
+            let shown: String = tokens.iter().map(|&id| detokenizer.push(id)).collect();
+            let value: Value =
+                serde_json::from_str(&shown).unwrap_or_else(|error| panic!("{shown}: {error}"));
+            assert!(value["word"].is_string());
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_was_compiled_is_kept_and_the_oldest_forgotten() {
+    let compiler = compiler();
+    let first = compiler.compile(&regex("a"), VOCAB).await.unwrap();
+    let same = compiler.compile(&regex("a"), VOCAB).await.unwrap();
+    assert!(Arc::ptr_eq(&first, &same));
+    let lark = compiler.compile(&Grammar::Lark("start: /a/".into()), VOCAB).await.unwrap();
+    assert!(!Arc::ptr_eq(&first, &lark));
+    for i in 0..70 {
+        compiler.compile(&regex(&format!("b{i}")), VOCAB).await.unwrap();
+    }
+    let again = compiler.compile(&regex("a"), VOCAB).await.unwrap();
+    assert!(!Arc::ptr_eq(&first, &again));
+}
+
+#[tokio::test]
+async fn a_model_that_cannot_end_a_text_serves_none() {
+    let compiler = Compiler::new(test_support::tokenizer(), Arc::default());
+    let error = compiler.compile(&regex("a"), VOCAB).await.unwrap_err();
+    assert!(error.to_string().starts_with("grammar is not supported"), "{error}");
+}
+
+fn object(fields: impl Iterator<Item = (String, Value)>) -> Value {
+    Value::Object(fields.collect::<Map<_, _>>())
+}
+
+/// What a stranger may send to keep a server busy. Each is either refused or followed, in little time.
+fn hostile() -> Vec<Grammar> {
+    let nested = |levels: usize| {
+        (0..levels).fold(
+            json!({"type": "string"}),
+            |inner, _| json!({"properties": {"a": inner}, "required": ["a"]}),
+        )
+    };
+    let doubling = |together: &str| {
+        let level = |i: usize| {
+            let next = json!({"$ref": format!("#/$defs/d{}", i + 1)});
+            let twice =
+                if together == "properties" { json!({"x": next, "y": next}) } else { json!([next, next]) };
+            (format!("d{i}"), json!({together: twice}))
+        };
+        let last = ("d40".to_owned(), json!({"type": "string", "pattern": "a+"}));
+        json!({"$ref": "#/$defs/d0", "$defs": object((0..40).map(level).chain([last]))})
+    };
+    let search = |i: usize| format!(".*a.{{{}}}", i + 1);
+    let patterns = (0..30).map(|i| json!({"type": "string", "pattern": search(i)})).collect::<Vec<_>>();
+    let nested_any_of =
+        (0..20).fold(json!({"type": "string"}), |inner, i| json!({"pattern": search(i), "anyOf": [inner]}));
+    let behind_references = json!({
+        "allOf": (0..30).map(|i| json!({"$ref": format!("#/$defs/d{i}")})).collect::<Vec<_>>(),
+        "$defs": object((0..30).map(|i| (format!("d{i}"), json!({"type": "string", "pattern": search(i)})))),
+    });
+    let choices = |i: usize| json!({"anyOf": (0..3).map(|j| json!({"properties": {format!("p{i}{j}"): {}}})).collect::<Vec<_>>()});
+    let schemas = vec![
+        nested(31),
+        nested(60),
+        doubling("allOf"),
+        doubling("anyOf"),
+        doubling("properties"),
+        json!({"allOf": patterns}),
+        nested_any_of,
+        behind_references,
+        json!({"allOf": (0..40).map(choices).collect::<Vec<_>>()}),
+        json!({"type": "object", "properties": object((0..500).map(|i| (format!("k{i}"), json!({}))))}),
+        json!({"type": "array", "minItems": 1e300}),
+        json!({"type": "array", "minItems": 9999, "items": {"type": "array", "minItems": 9999}}),
+        json!({"type": "string", "minLength": 9000, "maxLength": 10000, "pattern": "(a|b)*a(a|b){300}"}),
+        json!({"type": "string", "pattern": "^.*a.{30}$", "maxLength": 30}),
+        json!({"type": "number", "multipleOf": 0.000001, "minimum": 1e-300, "maximum": 1e300}),
+        json!({"type": "integer", "multipleOf": 7919, "minimum": 1, "maximum": 1_000_000_000_000_000u64}),
+        json!({"allOf": (2..60).map(|i| json!({"multipleOf": i * i + 1})).collect::<Vec<_>>(), "type": "integer"}),
+        json!({"$ref": "#/$defs/a", "$defs": {"a": {"$ref": "#/$defs/a"}}}),
+        json!({"$ref": "http://127.0.0.1:9/x"}),
+        json!({"$ref": "file:///etc/passwd"}),
+        json!({"type": "nonsense"}),
+        json!({"type": 5}),
+        json!({"enum": []}),
+        json!({"not": {}}),
+        json!([]),
+        json!(null),
+        json!({"type": "string", "format": "nonsense"}),
+        json!({"type": "string", "pattern": "("}),
+        json!({"x-guidance": {"nonsense": 1}, "type": "string", "pattern": "a(?=b)"}),
+    ];
+    let expressions = [
+        "(a|b)*a(a|b){500}",
+        "(.*)*(.*)*x",
+        r"\w{5000}",
+        "(x+x+)+y",
+        r"(\p{L}|\p{N}){0,3000}",
+        "(",
+        "[",
+        "a(?=b)",
+        "",
+        "((a{30}){30}){30}",
+        "(?:a{100}){100}",
+        "a{99999999999999999999}",
+        "[^\\x00-\\x{10FFFF}]",
+        "\u{0}",
+        "(?P<n>a)\\1",
+    ];
+    let long = [
+        "a?".repeat(3000) + &"a".repeat(3000),
+        "(".repeat(5000) + &")".repeat(5000),
+        "a|".repeat(200_000),
+        (0..30).map(search).collect::<Vec<_>>().join("|"),
+        "(a*".repeat(50) + &")*".repeat(50),
+    ];
+    let terminals = |n: usize, between: &str| {
+        (0..n).map(|i| format!("/{}/", search(i))).collect::<Vec<_>>().join(between)
+    };
+    let rules = |name: &str| {
+        (0..30).map(|i| format!("{name}{i}: {name}{} {name}{}\n", i + 1, i + 1)).collect::<String>()
+    };
+    let larks = vec![
+        "start: a\na: a a | \"x\"".to_owned(),
+        "start: start".into(),
+        "start: x{5000}\nx: y{1,9000}\ny: \"a\"".into(),
+        "nonsense".into(),
+        String::new(),
+        "start: <nothing>".into(),
+        "start: <[7-99999999]>".into(),
+        format!("start: {}\"a\"{}", "(".repeat(5000), ")".repeat(5000)),
+        format!("start: A\nA: {}", terminals(30, " & ")),
+        format!("start: A\nA: {}", terminals(30, " | ")),
+        format!("start: a0\n{}a30: \"x\"\n", rules("a")),
+        format!("start: A0\n{}A30: \"x\"\n", rules("A")),
+    ];
+    let schemas = schemas.into_iter().map(Grammar::Json);
+    let expressions = expressions.into_iter().map(str::to_owned).chain(long).map(Grammar::Regex);
+    schemas.chain(expressions).chain(larks.into_iter().map(Grammar::Lark)).collect()
+}
+
+#[tokio::test]
+async fn a_hostile_grammar_costs_an_error_at_most() {
+    let compiler = compiler();
+    let (mut refused, mut followed) = (0, 0);
+    for grammar in hostile() {
+        let name: String = format!("{grammar:?}").chars().take(100).collect();
+        let since = Instant::now();
+        let compiled = compiler.compile(&grammar, VOCAB).await;
+        assert!(since.elapsed() < Duration::from_secs(5), "{name}: compiled for {:?}", since.elapsed());
+        let Ok(compiled) = compiled.inspect_err(|error| assert!(error.to_string().len() < 400, "{error}"))
+        else {
+            refused += 1;
+            continue;
+        };
+        followed += 1;
+        let (mut walk, mut mask) = (Walk::new(compiled.clone()), compiled.first());
+        for step in 0..100 {
+            let allowed = ids(&mask);
+            let token = allowed[step * 7 % allowed.len()];
+            if token == EOS {
+                break;
+            }
+            let since = Instant::now();
+            let advanced = walk.advance(token);
+            assert!(since.elapsed() < Duration::from_secs(1), "{name}: {:?} for a token", since.elapsed());
+            match advanced {
+                Ok(next) => mask = next,
+                Err(_) => break,
+            }
+        }
+    }
+    assert!(refused > 25 && followed > 15, "{refused} refused, {followed} followed");
+    // The pool is as good as new.
+    assert!(compiler.compile(&regex("fine"), VOCAB).await.is_ok());
+}
+
+#[tokio::test]
+async fn many_patterns_are_fine_where_each_is_for_a_text_of_its_own() {
+    let property = |i: usize| {
+        (
+            format!("p{i}"),
+            json!({"anyOf": [{"type": "string", "pattern": format!("^a{{{i}}}$")}, {"type": "null"}], "title": "T"}),
+        )
+    };
+    let schema = json!({"type": "object", "properties": object((1..40).map(property)), "required": ["p1"]});
+    assert!(compile(&Grammar::Json(schema)).await.is_ok());
+}

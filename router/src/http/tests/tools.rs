@@ -1,0 +1,207 @@
+//! Tools in `/v1/chat/completions`.
+
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+use super::{HttpConfig, Limits, Script, Server};
+use crate::assets::Assets;
+use crate::test_support::{self, EOS};
+
+const PATH: &str = "/v1/chat/completions";
+
+/// A template in the manner of Hermes.
+const TEMPLATE: &str = "{% if tools %}Tools: {{ tools | tojson }}; {% endif %}{% for m in messages %}{{ m.role }}: \
+{{ m.content or '' }}{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}; \
+{% endfor %}{% if thinking is defined %}thinking {{ thinking }}; {% endif %}{% if documents %}{{ documents[0].text }}; {% endif %}\
+{% if add_generation_prompt %}assistant: {% endif %}";
+
+fn server(says: &str, limits: Limits) -> Server {
+    let assets = Assets { chat_template: Some(TEMPLATE.into()), ..test_support::assets() };
+    Server::serving(&assets, Script::Say(says.into()), limits, HttpConfig::default())
+}
+
+fn request(more: Value) -> Value {
+    let tool = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": {"type": "object"}}});
+    let mut request =
+        json!({"messages": [{"role": "user", "content": "hi"}], "tools": [tool("get"), tool("set")]});
+    request.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    request
+}
+
+async fn prompt(server: &mut Server) -> String {
+    let request = server.engine.requests.recv().await.unwrap();
+    request.prompt.iter().map(|&id| char::from_u32(id).unwrap()).collect()
+}
+
+const ANSWER: &str = "Wait. <tool_call>\n{\"name\": \"get\", \"arguments\": {\"n\": 1}}\n</tool_call>\n\
+<tool_call>{\"name\": \"set\", \"arguments\": {}}</tool_call>";
+
+#[tokio::test]
+async fn calls_are_told_from_text() {
+    let server = server(ANSWER, Limits::default());
+    let body = server.post(PATH, request(json!({}))).await.json();
+    let choice = &body["choices"][0];
+    assert_eq!(choice["finish_reason"], "tool_calls");
+    assert_eq!(choice["message"]["content"], "Wait.");
+    let calls = choice["message"]["tool_calls"].as_array().unwrap();
+    assert_eq!(calls.len(), 2);
+    assert_eq!((&calls[0]["type"], calls[0].get("index")), (&json!("function"), None));
+    assert_eq!(calls[0]["function"], json!({"name": "get", "arguments": "{\"n\": 1}"}));
+    assert_eq!(calls[1]["function"], json!({"name": "set", "arguments": "{}"}));
+    assert_ne!(calls[0]["id"], calls[1]["id"]);
+    assert!(calls[0]["id"].as_str().unwrap().starts_with("call_"));
+}
+
+#[tokio::test]
+async fn a_stream_has_the_same_calls_in_parts() {
+    let server = server(ANSWER, Limits::default());
+    let chunks = server.post(PATH, request(json!({"stream": true}))).await.chunks();
+    let (mut content, mut calls) = (String::new(), Vec::<Value>::new());
+    for chunk in &chunks {
+        let delta = &chunk["choices"][0]["delta"];
+        content += delta["content"].as_str().unwrap_or_default();
+        for part in delta["tool_calls"].as_array().into_iter().flatten() {
+            let index = part["index"].as_u64().unwrap() as usize;
+            if index == calls.len() {
+                assert!(
+                    part["id"].is_string()
+                        && part["type"] == "function"
+                        && part["function"]["name"].is_string()
+                );
+                calls.push(part["function"].clone());
+            } else {
+                assert!(part.get("id").is_none() && part["function"].get("name").is_none(), "{part}");
+                let so_far = calls[index]["arguments"].as_str().unwrap().to_owned();
+                calls[index]["arguments"] = (so_far + part["function"]["arguments"].as_str().unwrap()).into();
+            }
+        }
+    }
+    assert_eq!(content, "Wait.");
+    let expected =
+        [json!({"name": "get", "arguments": "{\"n\": 1}"}), json!({"name": "set", "arguments": "{}"})];
+    assert_eq!(calls, expected);
+    assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "tool_calls");
+}
+
+#[tokio::test]
+async fn the_template_is_given_tools_calls_and_results() {
+    let mut server = server("ok", Limits::default());
+    let call =
+        json!({"id": "c1", "type": "function", "function": {"name": "get", "arguments": "{\"n\": 1}"}});
+    let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": null, "tool_calls": [call]},
+                          {"role": "tool", "tool_call_id": "c1", "content": [{"type": "text", "text": "42"}]}]);
+    let more = json!({
+        "messages": messages, "documents": [{"text": "a document"}],
+        "chat_template_kwargs": {"thinking": false, "nobody_reads": [1], "messages": "no"},
+    });
+    let reply = server.post(PATH, request(more.clone())).await;
+    assert_eq!(reply.status, StatusCode::BAD_REQUEST, "{}", reply.body);
+    let mut more = more;
+    more["chat_template_kwargs"].as_object_mut().unwrap().remove("messages");
+    let reply = server.post(PATH, request(more)).await;
+    assert_eq!(
+        (reply.status, &reply.json()["choices"][0]["finish_reason"]),
+        (StatusCode::OK, &json!("stop"))
+    );
+    let text = prompt(&mut server).await;
+    assert!(text.starts_with("Tools: [{\"type\": \"function\", \"function\": {\"name\": \"get\""), "{text}");
+    let call = "assistant: <tool_call>{\"name\": \"get\", \"arguments\": {\"n\": 1}}</tool_call>; tool: 42; ";
+    assert!(text.ends_with(&format!("{call}thinking False; a document; assistant: ")), "{text}");
+
+    let more = json!({"chat_template_kwargs": {"thinking": [1]}});
+    let error = server.post(PATH, request(more)).await.json()["error"].clone();
+    assert_eq!(error["param"], "chat_template_kwargs.thinking");
+    server.post(PATH, request(json!({"add_generation_prompt": false}))).await;
+    assert!(prompt(&mut server).await.ends_with("user: hi; "));
+}
+
+#[tokio::test]
+async fn a_choice_is_kept() {
+    let mut server = server(ANSWER, Limits::default());
+    let body = server.post(PATH, request(json!({"tool_choice": "none"}))).await.json();
+    assert_eq!(body["choices"][0]["message"]["content"], ANSWER);
+    assert_eq!(body["choices"][0]["finish_reason"], "stop");
+    let mask = server.engine.requests.recv().await.unwrap().mask;
+    assert!(mask.is_none());
+
+    let only = |request: crate::engine::Request| {
+        let mask = request.mask.expect("it is constrained");
+        (0..=EOS)
+            .filter(|id| mask.get(*id as usize / 32).is_some_and(|w| w >> (id % 32) & 1 == 1))
+            .collect::<Vec<_>>()
+    };
+    for choice in [json!("required"), json!("set"), json!({"type": "function", "function": {"name": "set"}})]
+    {
+        let body = server
+            .post(PATH, request(json!({"tool_choice": choice, "parallel_tool_calls": false})))
+            .await
+            .json();
+        let calls = body["choices"][0]["message"]["tool_calls"].as_array().map_or(0, Vec::len);
+        assert_eq!(calls, 1, "{body}");
+        let first = only(server.engine.requests.recv().await.unwrap());
+        assert_eq!(first, [u32::from(b'<')], "{choice}");
+    }
+    server.post(PATH, request(json!({}))).await;
+    let first = only(server.engine.requests.recv().await.unwrap());
+    assert!(first.len() > 90 && first.contains(&EOS), "any text: {first:?}");
+}
+
+#[tokio::test]
+async fn without_grammars_calls_are_still_read_but_cannot_be_required() {
+    let mut server = server(ANSWER, Limits { grammar_support: false, ..Limits::default() });
+    let body = server.post(PATH, request(json!({}))).await.json();
+    assert_eq!(body["choices"][0]["finish_reason"], "tool_calls");
+    assert!(server.engine.requests.recv().await.unwrap().mask.is_none());
+    let error = server.post(PATH, request(json!({"tool_choice": "required"}))).await.json()["error"].clone();
+    assert_eq!(
+        (&error["param"], &error["message"]),
+        (&json!("tools"), &json!("Input validation error: grammar is not supported"))
+    );
+    let body = json!({"inputs": "a", "parameters": {"grammar": {"type": "regex", "value": "a"}}});
+    let reply = server.post("/generate", body).await;
+    assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert_eq!(reply.json()["error"], "Input validation error: grammar is not supported");
+}
+
+#[tokio::test]
+async fn token_ids_are_told() {
+    let server = server("hi", Limits::default());
+    let asked = json!({"return_token_ids": true, "tools": []});
+    let body = server.post(PATH, request(asked.clone())).await.json();
+    assert_eq!(body["choices"][0]["token_ids"], json!([104, 105, EOS]));
+    assert_eq!(
+        body["prompt_token_ids"].as_array().unwrap().len(),
+        body["usage"]["prompt_tokens"].as_u64().unwrap() as usize
+    );
+    let mut streamed = request(asked);
+    streamed["stream"] = json!(true);
+    let chunks = server.post(PATH, streamed).await.chunks();
+    let ids: Vec<_> =
+        chunks.iter().flat_map(|c| c["choices"][0]["token_ids"].as_array().unwrap().clone()).collect();
+    assert_eq!(ids, [json!(104), json!(105), json!(EOS)]);
+    assert!(chunks[0]["prompt_token_ids"].is_array() && chunks[1].get("prompt_token_ids").is_none());
+
+    let mut asked = json!({"prompt": "ab", "return_token_ids": true, "n": 2});
+    let body = server.post("/v1/completions", asked.clone()).await.json();
+    for choice in body["choices"].as_array().unwrap() {
+        assert_eq!(choice["prompt_token_ids"], json!([256, 97, 98]));
+        assert_eq!(choice["token_ids"], json!([104, 105, EOS]));
+    }
+    asked["stream"] = json!(true);
+    let chunks = server.post("/v1/completions", asked).await.chunks();
+    let first = chunks.iter().filter(|chunk| chunk["choices"][0].get("prompt_token_ids").is_some()).count();
+    assert_eq!(first, 2);
+    assert!(chunks.iter().all(|chunk| chunk["choices"][0]["token_ids"].as_array().unwrap().len() == 1));
+}
+
+#[tokio::test]
+async fn the_end_may_be_ignored_or_put_off() {
+    let mut server = server("a b a b", Limits::default());
+    server.post(PATH, request(json!({"tools": [], "ignore_eos": true, "max_tokens": 3}))).await;
+    assert!(server.engine.requests.recv().await.unwrap().stop_tokens.is_empty());
+    let more = json!({"tools": [], "min_tokens": 3, "stop": "b"});
+    let body = server.post(PATH, request(more)).await.json();
+    assert_eq!(body["choices"][0]["message"]["content"], "a b a ");
+    let asked = server.engine.requests.recv().await.unwrap();
+    assert_eq!((asked.sampling.min_new_tokens, asked.sampling.end_tokens), (3, vec![EOS]));
+}

@@ -1,0 +1,146 @@
+//! Answers that the grammars allow, read back.
+
+use std::sync::Arc;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde_json::Value;
+
+use super::*;
+use crate::engine::Constraint;
+use crate::grammar::{Compiler, Walk};
+use crate::test_support::{self, EOS};
+use crate::tools::{Parser, Tool};
+
+const FORMATS: [Format; 4] = [Format::Hermes, Format::Llama3Json, Format::Mistral, Format::Json];
+
+fn tools(choice: Choice, parallel: bool) -> Tools {
+    let get = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false});
+    let set = json!({"type": "object", "properties": {"to": {"$ref": "#/$defs/place"}}, "required": ["to"],
+                     "additionalProperties": false, "$defs": {"place": {"enum": ["here", "there"]}}});
+    let tool = |name: &str, parameters| Tool { name: name.into(), parameters };
+    Tools { tools: vec![tool("get", get), tool("set", set)], choice, parallel }
+}
+
+/// The marks as special tokens, or as texts like any other.
+fn tokenizers() -> [Tokenizer; 2] {
+    let marks = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>"];
+    let marked = Tokenizer::new(&test_support::assets_with(&marks), 1).unwrap();
+    [test_support::tokenizer(), marked]
+}
+
+/// A text that the grammar allows. What `leads` to is preferred, so that a random text is of some use.
+async fn random(tokenizer: &Tokenizer, grammar: &Grammar, seed: u64, leads: &str) -> Option<(String, bool)> {
+    let vocab_size = tokenizer.size();
+    let compiled =
+        Compiler::new(tokenizer.clone(), Arc::new([EOS])).compile(grammar, vocab_size).await.unwrap();
+    let mut random = StdRng::seed_from_u64(seed);
+    let (mut walk, mut mask) = (Walk::new(compiled.clone()), compiled.first());
+    let (mut text, mut leads) =
+        (String::new(), tokenizer.encode_now(leads, crate::text::Specials::Omit).unwrap().ids.into_iter());
+    for _ in 0..400 {
+        let allowed: Vec<u32> = (0..vocab_size)
+            .filter(|id| mask.get(*id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1))
+            .collect();
+        let led = leads.next();
+        if let Some(led) = led {
+            if !allowed.contains(&led) {
+                return None;
+            }
+        } else if allowed.contains(&EOS) {
+            return Some((text, true));
+        }
+        let ascii: Vec<u32> = allowed.iter().copied().filter(|id| (32..127).contains(id)).collect();
+        let choose = if ascii.is_empty() { &allowed } else { &ascii };
+        let token = led.unwrap_or_else(|| choose[random.random_range(0..choose.len())]);
+        text += &tokenizer.token_text(token);
+        mask = walk.advance(token).unwrap();
+    }
+    Some((text, false))
+}
+
+fn check(text: &str, format: Format, tools: &Tools, ended: bool) -> usize {
+    let mut parser = Parser::new(format, tools);
+    let mut delta = parser.push(text);
+    delta.extend(parser.finish());
+    for (index, call) in delta.calls.iter().enumerate() {
+        if index + 1 < delta.calls.len() || ended {
+            let arguments: Value =
+                serde_json::from_str(&call.arguments).unwrap_or_else(|e| panic!("{text}: {e}"));
+            match call.name.as_deref() {
+                Some("get") => assert!(arguments["n"].is_number(), "{text}"),
+                Some("set") => assert!(arguments["to"] == "here" || arguments["to"] == "there", "{text}"),
+                other => panic!("{other:?} in {text}"),
+            }
+        }
+    }
+    delta.calls.len()
+}
+
+#[tokio::test]
+async fn what_must_be_a_call_is_one_from_the_first_token() {
+    for tokenizer in tokenizers() {
+        for format in FORMATS {
+            for choice in [Choice::Required, Choice::Named("set".into())] {
+                for parallel in [false, true] {
+                    let tools = tools(choice.clone(), parallel);
+                    let grammar = grammar(&tools, format, &tokenizer).unwrap();
+                    for seed in 0..4 {
+                        let (text, ended) = random(&tokenizer, &grammar, seed, "").await.unwrap();
+                        let calls = check(&text, format, &tools, ended);
+                        assert!(calls >= 1 && (parallel || calls == 1), "{format}: {text}");
+                        assert!(matches!(choice, Choice::Required) || !text.contains("\"get\""), "{text}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_people_write_into_schemas_is_no_fault() {
+    let parameters = json!({
+        "$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "title": "R&D & more & more & so on & on & on & on & on & on",
+        "properties": {
+            "url": {"type": "string", "format": "uri-of-some-kind", "description": ":( ".repeat(100)},
+            "tags": {"type": "array", "uniqueItems": true, "items": {"type": "string", "pattern": "^[a-z]{1,64}(-[0-9]{1,64}){0,9}$"}},
+            "what": {"oneOf": [{"const": 1}, {"type": "string"}], "default": 1, "examples": [1]},
+        },
+        "if": {"required": ["url"]}, "then": {"required": ["tags"]},
+    });
+    let tool = |i: usize| Tool { name: format!("tool{i}"), parameters: parameters.clone() };
+    let tools = Tools { tools: (0..30).map(tool).collect(), choice: Choice::Required, parallel: true };
+    for tokenizer in tokenizers() {
+        for format in FORMATS {
+            let grammar = grammar(&tools, format, &tokenizer).unwrap();
+            let (text, _) = random(&tokenizer, &grammar, 1, "").await.unwrap();
+            assert!(text.contains("tool"), "{text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_may_be_a_call_is_bound_from_its_mark_on() {
+    for tokenizer in tokenizers() {
+        for (format, mark) in
+            [(Format::Hermes, "<tool_call>\n"), (Format::Mistral, "[TOOL_CALLS]"), (Format::Llama3Json, "{")]
+        {
+            let tools = tools(Choice::Auto, true);
+            let grammar = grammar(&tools, format, &tokenizer).unwrap();
+            let text = "Any text, { < [ with whatever.\n";
+            let led = random(&tokenizer, &grammar, 1, text).await.unwrap();
+            assert_eq!(check(&led.0, format, &tools, led.1), 0, "{format}: {}", led.0);
+            let before = if format == Format::Llama3Json { "" } else { text };
+            for seed in 0..4 {
+                let (text, ended) =
+                    random(&tokenizer, &grammar, seed, &format!("{before}{mark}")).await.unwrap();
+                assert!(check(&text, format, &tools, ended) >= 1, "{format}: {text}");
+            }
+            assert!(
+                random(&tokenizer, &grammar, 1, &format!("{before}{mark}no call")).await.is_none(),
+                "{format}"
+            );
+        }
+        assert_eq!(grammar(&tools(Choice::Auto, true), Format::Json, &tokenizer), None);
+    }
+}

@@ -1,0 +1,60 @@
+//! Tools: what a model may call, how it writes a call, and how what it wrote is read.
+//!
+//! | file | its job |
+//! |---|---|
+//! | `format` | how models write calls, and which of these a model does |
+//! | `language` | the grammar of answers that call tools |
+//! | `parser` | from the text of an answer to its calls, as it comes |
+//! | `scan` | the JSON of one call, as it comes |
+
+mod format;
+mod language;
+mod parser;
+mod scan;
+
+use serde_json::Value;
+
+pub use format::{Format, UnknownFormat};
+pub use language::grammar;
+pub use parser::{CallDelta, Delta, Parser};
+
+/// A function that the model may call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tool {
+    /// What it is called by.
+    pub name: String,
+    /// The JSON schema of its arguments.
+    pub parameters: Value,
+}
+
+/// Whether the model calls tools.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Choice {
+    /// If it wants to.
+    Auto,
+    /// At least one.
+    Required,
+    /// This one.
+    Named(String),
+}
+
+/// What a request allows.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tools {
+    /// Not empty; their names differ.
+    pub tools: Vec<Tool>,
+    /// Whether they are called.
+    pub choice: Choice,
+    /// Whether there may be several calls in an answer.
+    pub parallel: bool,
+}
+
+impl Tools {
+    /// The tools that this choice leaves.
+    pub(crate) fn callable(&self) -> impl Iterator<Item = &Tool> {
+        self.tools.iter().filter(|tool| match &self.choice {
+            Choice::Named(name) => tool.name == *name,
+            Choice::Auto | Choice::Required => true,
+        })
+    }
+}

@@ -1,0 +1,262 @@
+//! From the text of an answer to its calls, as it comes.
+//!
+//! A stream is read piece by piece, a whole answer as one piece; both give the same. What may be the beginning of a call is
+//! held back until it is certain, and so is white space that may be the last before one. A text that turns out to be no
+//! call of a known tool is content.
+
+use super::format::Shape;
+use super::scan::{Found, Scan};
+use super::{Format, Tools};
+
+/// What a piece of text has brought.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Delta {
+    /// Text for people.
+    pub content: String,
+    /// Parts of calls, in the order of the calls; one part of each at most.
+    pub calls: Vec<CallDelta>,
+}
+
+/// A part of a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallDelta {
+    /// Which call of the answer.
+    pub index: usize,
+    /// Its tool; in its first part only.
+    pub name: Option<String>,
+    /// The next characters of its arguments.
+    pub arguments: String,
+}
+
+impl Delta {
+    /// Whether nothing has come.
+    pub fn is_empty(&self) -> bool {
+        self.content.is_empty() && self.calls.is_empty()
+    }
+
+    /// Adds what came later.
+    pub fn extend(&mut self, later: Delta) {
+        self.content += &later.content;
+        for call in later.calls {
+            self.call(call.index, call.name, &call.arguments);
+        }
+    }
+
+    fn call(&mut self, index: usize, name: Option<String>, arguments: &str) {
+        match self.calls.last_mut() {
+            Some(last) if last.index == index => last.arguments += arguments,
+            _ => self.calls.push(CallDelta { index, name, arguments: arguments.to_owned() }),
+        }
+    }
+}
+
+/// Reads one answer.
+#[derive(Debug)]
+pub struct Parser {
+    shape: Shape,
+    names: Vec<String>,
+    /// Calls at most.
+    most: usize,
+    calls: usize,
+    state: State,
+    /// Text that may be part of a mark, or white space before one.
+    held: String,
+}
+
+#[derive(Debug)]
+enum State {
+    /// Nothing but white space so far; it may become a call without a mark.
+    Start,
+    Text,
+    /// A call is expected. The text since its mark is kept in case that it is none.
+    Before {
+        raw: String,
+        list: bool,
+    },
+    Call {
+        raw: String,
+        list: bool,
+        scan: Scan,
+        started: bool,
+        arguments: String,
+    },
+    /// A call has ended; what may follow it is skipped.
+    After {
+        list: bool,
+        seen: String,
+    },
+    /// There are as many calls as there may be.
+    Done,
+}
+
+impl Parser {
+    /// A parser for answers in this format.
+    pub fn new(format: Format, tools: &Tools) -> Self {
+        let shape = format.shape();
+        Parser {
+            shape,
+            names: tools.callable().map(|tool| tool.name.clone()).collect(),
+            most: if tools.parallel { usize::MAX } else { 1 },
+            calls: 0,
+            state: if shape.bare { State::Start } else { State::Text },
+            held: String::new(),
+        }
+    }
+
+    /// Calls so far.
+    pub fn calls(&self) -> usize {
+        self.calls
+    }
+
+    /// Takes in more text.
+    pub fn push(&mut self, text: &str) -> Delta {
+        let mut delta = Delta::default();
+        for c in text.chars() {
+            self.character(c, &mut delta);
+        }
+        delta
+    }
+
+    /// No more text comes.
+    pub fn finish(&mut self) -> Delta {
+        let mut delta = Delta::default();
+        match std::mem::replace(&mut self.state, State::Done) {
+            State::Before { raw, .. } | State::Call { raw, started: false, .. } => delta.content += &raw,
+            State::Start | State::Text if self.calls == 0 || !self.held.trim().is_empty() => {
+                delta.content += &self.held;
+            }
+            _ => {}
+        }
+        delta
+    }
+
+    fn character(&mut self, c: char, delta: &mut Delta) {
+        match &mut self.state {
+            State::Done => {}
+            State::Start if c.is_whitespace() => self.held.push(c),
+            State::Start if c == '{' || c == '[' && self.shape.open.is_none() => {
+                let raw = std::mem::take(&mut self.held);
+                self.state = State::Before { raw, list: false };
+                self.character(c, delta);
+            }
+            State::Start => {
+                self.state = State::Text;
+                self.character(c, delta);
+            }
+            State::Text => self.text(c, delta),
+            State::Before { raw, list } => {
+                raw.push(c);
+                let list = *list;
+                match c {
+                    '[' if !list && (self.shape.list || self.shape.open.is_none()) => {
+                        self.state = State::Before { raw: std::mem::take(raw), list: true };
+                    }
+                    '{' if list || !self.shape.list => {
+                        let mut scan = Scan::new(self.shape.arguments);
+                        scan.push(c);
+                        let (raw, arguments) = (std::mem::take(raw), String::new());
+                        self.state = State::Call { raw, list, scan, started: false, arguments };
+                    }
+                    c if c.is_whitespace() => {}
+                    _ => self.give_up(delta),
+                }
+            }
+            State::Call { .. } => self.call(c, delta),
+            State::After { .. } => self.after(c, delta),
+        }
+    }
+
+    /// Text is passed on as soon as it can be no part of a mark.
+    fn text(&mut self, c: char, delta: &mut Delta) {
+        self.held.push(c);
+        let Some(open) = self.shape.open else {
+            delta.content += &std::mem::take(&mut self.held);
+            return;
+        };
+        if let Some(before) = self.held.strip_suffix(open) {
+            delta.content += before.trim_end();
+            self.held.clear();
+            self.state = State::Before { raw: open.to_owned(), list: false };
+            return;
+        }
+        // The longest end of it that begins the mark, and the white space before that.
+        let bound = self.held.len().saturating_sub(open.len());
+        let ends = (bound..=self.held.len()).filter(|&at| self.held.is_char_boundary(at));
+        let partial =
+            ends.into_iter().find(|&at| open.starts_with(&self.held[at..])).unwrap_or(self.held.len());
+        let certain = self.held[..partial].trim_end().len();
+        delta.content.extend(self.held.drain(..certain));
+    }
+
+    fn call(&mut self, c: char, delta: &mut Delta) {
+        let State::Call { raw, list, scan, started, arguments } = &mut self.state else { return };
+        if !*started {
+            raw.push(c);
+        }
+        let index = self.calls;
+        match scan.push(c) {
+            Found::Nothing => {}
+            Found::Argument(c) if *started => delta.call(index, None, c.encode_utf8(&mut [0; 4])),
+            Found::Argument(c) => arguments.push(c),
+            Found::Name => match scan.name().filter(|name| self.names.contains(name)) {
+                Some(name) => {
+                    *started = true;
+                    delta.calls.push(CallDelta {
+                        index,
+                        name: Some(name),
+                        arguments: std::mem::take(arguments),
+                    });
+                }
+                None => self.give_up(delta),
+            },
+            Found::End if *started => {
+                let list = *list;
+                self.calls += 1;
+                self.state = match self.calls < self.most {
+                    true => State::After { list, seen: String::new() },
+                    false => State::Done,
+                };
+            }
+            Found::End => self.give_up(delta),
+            // What has been passed on cannot be taken back.
+            Found::Broken if *started => {
+                self.calls += 1;
+                self.state = State::Done;
+            }
+            Found::Broken => self.give_up(delta),
+        }
+    }
+
+    /// It is no call: it is text, and what follows is.
+    fn give_up(&mut self, delta: &mut Delta) {
+        if let State::Before { raw, .. } | State::Call { raw, .. } =
+            std::mem::replace(&mut self.state, State::Text)
+        {
+            delta.content += &raw;
+        }
+    }
+
+    /// Skips the mark that ends a call, or goes on with the next.
+    fn after(&mut self, c: char, delta: &mut Delta) {
+        let State::After { list, seen } = &mut self.state else { return };
+        let list = *list;
+        if c.is_whitespace() && seen.is_empty() {
+            return;
+        }
+        seen.push(c);
+        let again = if list { Some(",") } else { self.shape.between };
+        let end = if list { "]" } else { self.shape.close };
+        if Some(seen.as_str()) == again {
+            self.state = State::Before { raw: String::new(), list };
+        } else if !end.is_empty() && seen == end {
+            self.state = State::Text;
+        } else if !end.starts_with(seen.as_str()) || end.is_empty() {
+            let rest = std::mem::take(seen);
+            self.state = State::Text;
+            rest.chars().for_each(|c| self.character(c, delta));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

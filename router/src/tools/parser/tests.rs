@@ -1,0 +1,186 @@
+//! Canned answers of each format, in one piece and in all others.
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::tools::{Choice, Tool};
+
+fn tools(parallel: bool) -> Tools {
+    let tool = |name: &str| Tool { name: name.into(), parameters: json!({}) };
+    Tools { tools: vec![tool("get"), tool("set")], choice: Choice::Auto, parallel }
+}
+
+/// Content and calls of an answer that comes in these pieces.
+fn read(format: Format, parallel: bool, pieces: &[&str]) -> (String, Vec<(String, String)>) {
+    let mut parser = Parser::new(format, &tools(parallel));
+    let (mut content, mut calls) = (String::new(), Vec::<(String, String)>::new());
+    let deltas: Vec<Delta> = pieces.iter().map(|piece| parser.push(piece)).collect();
+    for delta in deltas.into_iter().chain([parser.finish()]) {
+        content += &delta.content;
+        let indices: Vec<usize> = delta.calls.iter().map(|call| call.index).collect();
+        assert!(indices.is_sorted_by(|a, b| a < b), "one part of each call: {indices:?}");
+        for CallDelta { index, name, arguments } in delta.calls {
+            match name {
+                Some(name) => {
+                    assert_eq!(index, calls.len(), "a name comes once and first");
+                    calls.push((name, arguments));
+                }
+                None => {
+                    assert_eq!(index + 1, calls.len());
+                    calls[index].1 += &arguments;
+                }
+            }
+        }
+    }
+    (content, calls)
+}
+
+/// A format, whether calls may be several, an answer, and what it is.
+type Case = (Format, bool, &'static str, &'static str, &'static [(&'static str, &'static str)]);
+
+const CASES: &[Case] = &[
+    (
+        Format::Hermes,
+        true,
+        "<tool_call>\n{\"name\": \"get\", \"arguments\": {\"a\": \"}{\\\"]\", \"b\": [1, {}]}}\n</tool_call>",
+        "",
+        &[("get", "{\"a\": \"}{\\\"]\", \"b\": [1, {}]}")],
+    ),
+    (
+        Format::Hermes,
+        true,
+        "I look.\n\n<tool_call>{\"name\":\"get\",\"arguments\":{}}</tool_call>\n<tool_call>\n{\"arguments\": {\"é\": \"ü😀\"}, \
+         \"name\": \"set\"}\n</tool_call>\n",
+        "I look.",
+        &[("get", "{}"), ("set", "{\"é\": \"ü😀\"}")],
+    ),
+    (
+        Format::Hermes,
+        false,
+        "<tool_call>{\"name\":\"get\",\"arguments\":{}}</tool_call><tool_call>{\"name\":\"set\",\"arguments\":{}}</tool_call>",
+        "",
+        &[("get", "{}")],
+    ),
+    (Format::Hermes, true, "a < b <tool_cal> \n", "a < b <tool_cal> \n", &[]),
+    (
+        Format::Hermes,
+        true,
+        "  {\"name\": \"get\", \"arguments\": {}}",
+        "  {\"name\": \"get\", \"arguments\": {}}",
+        &[],
+    ),
+    (
+        Format::Hermes,
+        true,
+        "x <tool_call>{\"name\": \"other\", \"arguments\": {}}</tool_call>",
+        "x<tool_call>{\"name\": \"other\", \"arguments\": {}}</tool_call>",
+        &[],
+    ),
+    (Format::Hermes, true, "<tool_call>nonsense", "<tool_call>nonsense", &[]),
+    (Format::Hermes, true, "<tool_call>{\"name\": \"g", "<tool_call>{\"name\": \"g", &[]),
+    // Cut off by the limit of tokens.
+    (
+        Format::Hermes,
+        true,
+        "<tool_call>{\"name\": \"get\", \"arguments\": {\"a\": [1, \"x",
+        "",
+        &[("get", "{\"a\": [1, \"x")],
+    ),
+    (Format::Hermes, true, "", "", &[]),
+    (Format::Hermes, true, " \n", " \n", &[]),
+    (
+        Format::Mistral,
+        true,
+        "Sure. [TOOL_CALLS] [{\"name\": \"get\", \"arguments\": {\"a\": [\"]\"]}}, {\"name\": \"set\", \"arguments\": {}}]",
+        "Sure.",
+        &[("get", "{\"a\": [\"]\"]}"), ("set", "{}")],
+    ),
+    (Format::Mistral, true, "[TOOL_CALLS] none", "[TOOL_CALLS] none", &[]),
+    (Format::Mistral, true, "[1, 2]", "[1, 2]", &[]),
+    (
+        Format::Llama3Json,
+        true,
+        "{\"name\": \"get\", \"parameters\": {\"a\": 1}}",
+        "",
+        &[("get", "{\"a\": 1}")],
+    ),
+    (
+        Format::Llama3Json,
+        true,
+        "<|python_tag|>{\"name\": \"get\", \"parameters\": {}}; {\"name\": \"set\", \"parameters\": {\"b\": null}}",
+        "",
+        &[("get", "{}"), ("set", "{\"b\": null}")],
+    ),
+    (Format::Llama3Json, true, "{\"answer\": 42}", "{\"answer\": 42}", &[]),
+    (Format::Llama3Json, true, "It is {\"name\": \"get\"}", "It is {\"name\": \"get\"}", &[]),
+    (
+        Format::Json,
+        true,
+        "\n{\"name\": \"set\", \"arguments\": {\"x\": 1.5e3}}",
+        "",
+        &[("set", "{\"x\": 1.5e3}")],
+    ),
+    (
+        Format::Json,
+        true,
+        "[{\"name\": \"set\", \"arguments\": {}}, {\"name\": \"get\", \"arguments\": {}}]",
+        "",
+        &[("set", "{}"), ("get", "{}")],
+    ),
+    (Format::Json, true, "[1, 2, 3]", "[1, 2, 3]", &[]),
+    (Format::Json, true, "Just text.", "Just text.", &[]),
+    // Another order, other fields, and a name with an escape.
+    (
+        Format::Json,
+        true,
+        "{\"id\": 7, \"arguments\": {\"k\": true}, \"x\": [\"name\"], \"name\": \"g\\u0065t\"}",
+        "",
+        &[("get", "{\"k\": true}")],
+    ),
+    (Format::Json, true, "{\"name\": \"get\"}", "", &[("get", "")]),
+];
+
+#[test]
+fn each_answer_is_what_it_is() {
+    for &(format, parallel, answer, content, calls) in CASES {
+        let calls: Vec<_> = calls.iter().map(|(name, args)| (name.to_string(), args.to_string())).collect();
+        assert_eq!(read(format, parallel, &[answer]), (content.to_owned(), calls), "{answer}");
+    }
+}
+
+#[test]
+fn every_cut_in_two_and_every_character_alone_are_the_same() {
+    for &(format, parallel, answer, ..) in CASES {
+        let whole = read(format, parallel, &[answer]);
+        for at in (0..=answer.len()).filter(|&at| answer.is_char_boundary(at)) {
+            assert_eq!(read(format, parallel, &[&answer[..at], &answer[at..]]), whole, "{answer} at {at}");
+        }
+        let characters: Vec<String> = answer.chars().map(String::from).collect();
+        let characters: Vec<&str> = characters.iter().map(String::as_str).collect();
+        assert_eq!(read(format, parallel, &characters), whole);
+    }
+}
+
+proptest! {
+    /// Whatever comes, in whatever pieces: it is read, and the pieces do not matter.
+    #[test]
+    fn the_pieces_do_not_matter(
+        parts in prop::collection::vec(prop_oneof![
+            Just("<tool_call>"), Just("</tool_call>"), Just("[TOOL_CALLS]"), Just("<|python_tag|>"), Just("{"), Just("}"),
+            Just("\"name\""), Just(": "), Just("\"get\""), Just("\"arguments\""), Just("\"parameters\""), Just(", "), Just("["),
+            Just("]"), Just("\\\""), Just(";"), Just("\n"), Just(" "), Just("ü"), Just("<tool"), Just("{\"name\": \"get\", \"arguments\": {"),
+        ], 0..20),
+        cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
+        parallel: bool,
+    ) {
+        let answer = parts.concat();
+        let mut at: Vec<usize> = cuts.iter().map(|cut| cut.index(answer.len() + 1)).filter(|&at| answer.is_char_boundary(at)).collect();
+        at.extend([0, answer.len()]);
+        at.sort_unstable();
+        let pieces: Vec<&str> = at.windows(2).map(|cut| &answer[cut[0]..cut[1]]).collect();
+        for format in [Format::Hermes, Format::Mistral, Format::Llama3Json, Format::Json] {
+            prop_assert_eq!(read(format, parallel, &pieces), read(format, parallel, &[&answer]));
+        }
+    }
+}
