@@ -1,5 +1,6 @@
 //! The command line. Flags and environment variables are those of text-generation-inference where it has one.
 
+mod http;
 mod plan;
 
 use std::path::PathBuf;
@@ -9,6 +10,7 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use millrace_shard::collective::Wire;
 use millrace_shard::{DType, Device};
 
+pub(crate) use http::HttpArgs;
 pub(crate) use plan::PlanArgs;
 
 use crate::nodes::NodesArgs;
@@ -122,7 +124,7 @@ pub(crate) struct EngineArgs {
 }
 
 /// A time that is longer than nothing and shorter than a year.
-fn seconds(text: &str) -> Result<f64, String> {
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     if seconds > 0.0 && seconds < 3.2e7 {
         Ok(seconds)
@@ -145,61 +147,6 @@ pub(crate) struct ServeArgs {
     /// One JSON object per log line
     #[arg(long, env = "JSON_OUTPUT")]
     pub(crate) json_output: bool,
-}
-
-/// The HTTP side.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "HTTP")]
-pub(crate) struct HttpArgs {
-    /// Address to listen on; 0.0.0.0 for all. The variable HOSTNAME counts only if it holds an IP address
-    #[arg(long, value_name = "ADDRESS")]
-    pub(crate) hostname: Option<String>,
-    /// Port to listen on; 0 for any free one
-    #[arg(long, short, env = "PORT", default_value_t = 3000)]
-    pub(crate) port: u16,
-    /// Requests waiting or running before new ones get status 429
-    #[arg(long, env = "MAX_CONCURRENT_REQUESTS", default_value_t = 128, value_name = "N")]
-    pub(crate) max_concurrent_requests: usize,
-    /// Requests waiting for a place in the batch before new ones get status 429; up to --max-concurrent-requests when
-    /// absent
-    #[arg(long, env = "MAX_QUEUE_REQUESTS", value_name = "N")]
-    pub(crate) max_queue_requests: Option<usize>,
-    /// Prompt tokens of all waiting requests before new ones get status 429; any number when absent
-    #[arg(long, env = "MAX_QUEUE_TOKENS", value_name = "N")]
-    pub(crate) max_queue_tokens: Option<usize>,
-    /// Seconds after which a request that still waits gets status 503; never when absent
-    #[arg(long, env = "QUEUE_TIMEOUT", value_name = "SECONDS", value_parser = seconds)]
-    pub(crate) queue_timeout: Option<f64>,
-    /// Largest `best_of` and `n` of a request
-    #[arg(long, env = "MAX_BEST_OF", default_value_t = 2, value_name = "N")]
-    pub(crate) max_best_of: usize,
-    /// Stop sequences per request
-    #[arg(long, env = "MAX_STOP_SEQUENCES", default_value_t = 4, value_name = "N")]
-    pub(crate) max_stop_sequences: usize,
-    /// Alternatives reported per token
-    #[arg(long, env = "MAX_TOP_N_TOKENS", default_value_t = 5, value_name = "N")]
-    pub(crate) max_top_n_tokens: u32,
-    /// Prompt tokens of one request; one less than the total when absent
-    #[arg(long, alias = "max-input-length", env = "MAX_INPUT_TOKENS", value_name = "N")]
-    pub(crate) max_input_tokens: Option<u32>,
-    /// Prompts in one /v1/completions request
-    #[arg(long, env = "MAX_CLIENT_BATCH_SIZE", default_value_t = 4, value_name = "N")]
-    pub(crate) max_client_batch_size: usize,
-    /// Largest request body in bytes
-    #[arg(long, env = "PAYLOAD_LIMIT", default_value_t = 2_000_000, value_name = "BYTES")]
-    pub(crate) payload_limit: usize,
-    /// Texts tokenised at the same time
-    #[arg(long, env = "VALIDATION_WORKERS", default_value_t = 2, value_name = "N")]
-    pub(crate) validation_workers: usize,
-    /// Require `Authorization: Bearer KEY` on every POST
-    #[arg(long, env = "API_KEY", hide_env_values = true, value_name = "KEY")]
-    pub(crate) api_key: Option<String>,
-    /// Origins allowed to call from a browser; any when absent. May be repeated
-    #[arg(long, env = "CORS_ALLOW_ORIGIN", value_delimiter = ',', value_name = "ORIGIN")]
-    pub(crate) cors_allow_origin: Vec<String>,
-    /// Seconds that running requests have to end after SIGTERM
-    #[arg(long, short, env = "GRACEFUL_TERMINATION_TIMEOUT", default_value_t = 90, value_name = "SECONDS")]
-    pub(crate) graceful_termination_timeout: u64,
 }
 
 /// How tokens are chosen in the terminal commands.

@@ -1,13 +1,12 @@
 //! `millrace serve`: the HTTP server.
 
-use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use millrace_router::engine::State;
-use millrace_router::http::{HeaderValue, HttpConfig};
+use millrace_router::http::HttpConfig;
 use millrace_router::metrics;
-use millrace_router::serve::{serve, shutdown_signal};
+use millrace_router::serve::{ServeOptions, serve, shutdown_signal};
 use millrace_router::service::Limits;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -37,6 +36,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         max_client_batch_size: http.max_client_batch_size,
         payload_limit: http.payload_limit,
         validation_workers: http.validation_workers,
+        log_requests: http.log_requests,
     };
     let grace = Duration::from_secs(http.graceful_termination_timeout);
     let serving = Serving {
@@ -46,15 +46,18 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         drain_timeout: grace,
     };
     let longest = engine.max_total_tokens.unwrap_or(LONGEST_MEASURED) as usize;
+    let (keys, tls) = (http.keys()?, http.tls()?);
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let options = ServeOptions { connections: http.connections(), tls, grace };
     tokio::runtime::Runtime::new()?.block_on(async {
-        let address = address(http.hostname.as_deref())?;
+        let address = http.address()?;
         let listener = TcpListener::bind((address, http.port))
             .await
             .with_context(|| format!("cannot listen on {address} port {}; try another --port", http.port))?;
         let asked = shutdown_signal().context("cannot wait for SIGTERM")?;
         let config = HttpConfig {
-            api_keys: http.api_key.into_iter().collect(),
-            allowed_origins: origins(&http.cors_allow_origin)?,
+            api_keys: keys,
+            allowed_origins: http.origins()?,
             metrics: Some(metrics::install(longest)?),
         };
         let leader = match role {
@@ -62,7 +65,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
             Role::Alone | Role::Worker(_) => None,
         };
         let stack = Stack::start(&model, &engine, limits, serving, leader)?;
-        tracing::info!("listening on http://{}", listener.local_addr()?);
+        tracing::info!("listening on {scheme}://{}", listener.local_addr()?);
         tokio::spawn(announce(stack.engine().state()));
 
         let mut state = stack.engine().state();
@@ -73,7 +76,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
                 _ = state.wait_for(|state| matches!(state, State::Failed(_))) => {}
             }
         };
-        serve(listener, stack.service.clone(), config, grace, shutdown).await?;
+        serve(listener, stack.service.clone(), config, options, shutdown).await?;
         if let State::Failed(why) = &*stack.engine().state().borrow() {
             bail!("{why}");
         }
@@ -85,26 +88,6 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
 
 /// The largest token count that histograms resolve when no `--max-total-tokens` is given.
 const LONGEST_MEASURED: u32 = 4096;
-
-/// The address to listen on. Shells and containers set HOSTNAME to the machine's name, which is no wish of the user's: it counts
-/// only if it is an IP address.
-fn address(flag: Option<&str>) -> Result<IpAddr> {
-    let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    match flag {
-        Some("localhost") => Ok(loopback),
-        Some(text) => {
-            text.parse().with_context(|| format!("--hostname {text}: give an IP address, such as 0.0.0.0"))
-        }
-        None => Ok(std::env::var("HOSTNAME").ok().and_then(|text| text.parse().ok()).unwrap_or(loopback)),
-    }
-}
-
-fn origins(texts: &[String]) -> Result<Vec<HeaderValue>> {
-    texts
-        .iter()
-        .map(|text| text.parse().with_context(|| format!("--cors-allow-origin {text}: not a valid origin")))
-        .collect()
-}
 
 /// Shows the loading bar, and then that requests are served and by what.
 async fn announce(state: watch::Receiver<State>) {

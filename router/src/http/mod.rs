@@ -4,6 +4,7 @@ mod auth;
 mod health;
 mod openai;
 mod panic;
+mod request;
 mod sse;
 mod tgi;
 
@@ -19,7 +20,7 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Router, middleware};
 use metrics_exporter_prometheus::PrometheusHandle;
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
 use crate::service::Service;
 
@@ -53,6 +54,7 @@ pub fn router(service: Service, config: HttpConfig) -> Router {
         .layer(middleware::from_fn_with_state(app.clone(), auth::require_key))
         .layer(DefaultBodyLimit::max(limit))
         .layer(cors)
+        .layer(middleware::from_fn(request::follow))
         .with_state(app)
 }
 
@@ -61,11 +63,12 @@ fn cors(config: &HttpConfig) -> CorsLayer {
         [] => AllowOrigin::any(),
         origins => AllowOrigin::list(origins.iter().cloned()),
     };
-    let mut headers = vec![header::CONTENT_TYPE];
-    if !config.api_keys.is_empty() {
-        headers.push(header::AUTHORIZATION);
-    }
-    CorsLayer::new().allow_methods([Method::GET, Method::POST]).allow_headers(headers).allow_origin(origins)
+    // Keys come in headers that a page must set itself, never in cookies, so any header may be sent from where any request may.
+    CorsLayer::new()
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers(Any)
+        .allow_origin(origins)
 }
 
 async fn metrics(State(app): State<App>) -> impl IntoResponse {

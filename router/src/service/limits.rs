@@ -25,6 +25,8 @@ pub struct Limits {
     pub payload_limit: usize,
     /// Texts that are tokenised, and conversations that are rendered, at the same time.
     pub validation_workers: usize,
+    /// Write prompts and answers to the log.
+    pub log_requests: bool,
 }
 
 impl Default for Limits {
@@ -39,6 +41,7 @@ impl Default for Limits {
             max_client_batch_size: 4,
             payload_limit: 2_000_000,
             validation_workers: 2,
+            log_requests: false,
         }
     }
 }

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use ::metrics::Histogram;
 
+use super::context::{RequestContext, Sizes};
 use super::{Answer, Prepared, ServiceError};
 use crate::engine::{Event, Finish, Generation, Started, Token};
 use crate::metrics;
@@ -98,6 +99,9 @@ pub struct TextStream {
     generated: u32,
     started: Option<Started>,
     last_token: Option<Instant>,
+    /// From the request's arrival.
+    first_token: Duration,
+    logs_text: bool,
     inter_token: Histogram,
 }
 
@@ -120,8 +124,15 @@ impl TextStream {
             generated: 0,
             started: None,
             last_token: None,
+            first_token: Duration::ZERO,
+            logs_text: false,
             inter_token: metrics::inter_token(),
         }
+    }
+
+    /// Whether the answer is written to the log when it is complete.
+    pub(super) fn logs_text(&mut self, logs_text: bool) {
+        self.logs_text = logs_text;
     }
 
     /// The request that is answered.
@@ -235,7 +246,10 @@ impl TextStream {
     fn time_token(&mut self) {
         let now = Instant::now();
         match self.last_token.replace(now) {
-            None => metrics::first_token(now - self.prepared.received),
+            None => {
+                self.first_token = now - self.prepared.received;
+                metrics::first_token(self.first_token);
+            }
             Some(last) => self.inter_token.record(now - last),
         }
     }
@@ -251,6 +265,18 @@ impl TextStream {
             metrics::request_succeeded(&timings, self.generated);
         }
         let text = std::mem::take(&mut self.text);
+        if let Some(context) = &self.prepared.context {
+            let sizes = Sizes {
+                prompt: self.prepared.prompt().len(),
+                cached: started.cached_tokens,
+                generated: self.generated,
+            };
+            context.phases(&timings, self.first_token, sizes);
+        }
+        if self.logs_text {
+            let request_id = self.prepared.context.as_deref().map(RequestContext::id);
+            tracing::info!(request_id, text, "answer");
+        }
         Finished {
             reason,
             text,
@@ -261,6 +287,9 @@ impl TextStream {
     }
 
     fn failed(&self, err: &'static str) {
+        if let Some(context) = &self.prepared.context {
+            context.failed(err);
+        }
         if self.prepared.counted {
             metrics::request_failed(err);
         }
