@@ -6,7 +6,7 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use subtle::{Choice, ConstantTimeEq};
 
-use super::{App, openai};
+use super::{App, anthropic, openai};
 
 /// The header that Anthropic's clients send their key in.
 const API_KEY: &str = "x-api-key";
@@ -16,6 +16,8 @@ pub(super) async fn require_key(State(app): State<App>, request: Request, next: 
     let guarded = request.method() == Method::POST && !app.config.api_keys.is_empty();
     if !guarded || knows(&app.config.api_keys, request.headers()) {
         next.run(request).await
+    } else if request.uri().path().starts_with("/v1/messages") {
+        anthropic::unauthorized()
     } else if request.uri().path().starts_with("/v1/") {
         openai::unauthorized()
     } else {

@@ -29,7 +29,7 @@ pub(super) async fn live(State(app): State<App>) -> Response {
     }
 }
 
-async fn ready(State(app): State<App>) -> Response {
+pub(super) async fn ready(State(app): State<App>) -> Response {
     let body = match &*app.service.engine().state().borrow() {
         EngineState::Ready(_) => return Json(json!({"status": "ready"})).into_response(),
         EngineState::Loading { phase, done, total } => {

@@ -1,9 +1,13 @@
 //! The HTTP surface. One folder per API; this file puts them together.
 
+mod anthropic;
 mod auth;
+mod headers;
 mod health;
+mod kserve;
 mod openai;
 mod panic;
+mod platform;
 mod request;
 mod sse;
 mod tgi;
@@ -22,6 +26,7 @@ use axum::{Router, middleware};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
+pub use self::platform::{PlatformRoutes, RouteTaken};
 use crate::service::Service;
 
 /// How the surface is configured. Not printable, since it holds keys.
@@ -31,6 +36,8 @@ pub struct HttpConfig {
     pub api_keys: Vec<String>,
     /// Origins that browsers may ask from; empty allows all.
     pub allowed_origins: Vec<HeaderValue>,
+    /// Routes that a platform asks for.
+    pub platform: PlatformRoutes,
     /// Where `/metrics` reads from.
     pub metrics: Option<PrometheusHandle>,
 }
@@ -45,11 +52,15 @@ struct App {
 pub fn router(service: Service, config: HttpConfig) -> Router {
     let limit = service.limits().payload_limit;
     let cors = cors(&config);
-    let app = App { service, config: Arc::new(config) };
+    let config = Arc::new(config);
+    let app = App { service, config: config.clone() };
     Router::new()
         .merge(tgi::routes())
         .merge(openai::routes())
+        .merge(anthropic::routes())
         .merge(health::routes())
+        .merge(kserve::routes())
+        .merge(platform::routes(&config.platform))
         .route("/metrics", get(metrics))
         .layer(middleware::from_fn_with_state(app.clone(), auth::require_key))
         .layer(DefaultBodyLimit::max(limit))

@@ -68,7 +68,7 @@ impl Pulse {
         let now = self.now();
         let over = |since: &AtomicU64, limit: Duration| {
             let since = since.load(Ordering::Acquire);
-            since != 0 && u128::from(now.saturating_sub(since)) >= limit.as_millis()
+            since != 0 && u128::from(now.saturating_sub(since)) > limit.as_millis()
         };
         if over(&self.stalled_since, limits.write_timeout) {
             return Some(TooSlow::Reader);

@@ -55,6 +55,8 @@ pub enum FinishReason {
 pub struct Finished {
     /// Why it ended.
     pub reason: FinishReason,
+    /// The stop string that ended it.
+    pub stop: Option<String>,
     /// The whole text.
     pub text: String,
     /// How many tokens were generated, the ending one included.
@@ -222,7 +224,7 @@ impl TextStream {
             token: TextToken { id: token.id, text: shown, logprob: token.logprob, special },
             top,
             text,
-            finished: reason.map(|reason| self.finish(reason)),
+            finished: reason.map(|reason| self.finish(reason, token.id)),
         }
     }
 
@@ -254,7 +256,7 @@ impl TextStream {
         }
     }
 
-    fn finish(&mut self, reason: FinishReason) -> Finished {
+    fn finish(&mut self, reason: FinishReason, last: u32) -> Finished {
         self.generation = None;
         let total = self.prepared.received.elapsed();
         let (validation, started) = (self.prepared.validation, self.started.unwrap_or_default());
@@ -277,8 +279,15 @@ impl TextStream {
             let request_id = self.prepared.context.as_deref().map(RequestContext::id);
             tracing::info!(request_id, text, "answer");
         }
+        // A stop string that is a special token is no text.
+        let token = || self.tokenizer.vocabulary_text(last);
+        let stop = match reason {
+            FinishReason::StopSequence => self.stops.found().map(str::to_owned).or_else(token),
+            FinishReason::Length | FinishReason::EosToken => None,
+        };
         Finished {
             reason,
+            stop,
             text,
             generated_tokens: self.generated,
             cached_tokens: started.cached_tokens,

@@ -11,7 +11,7 @@ use super::logprobs::ChatLogprobs;
 use super::messages;
 use super::params::{Common, refuse_unsupported};
 use super::types::{FINGERPRINT, Header, Usage, finish_reason};
-use crate::http::{App, sse};
+use crate::http::{App, headers, sse};
 use crate::service::{Answer, Prompt, Service, ServiceError, TextEvent};
 use crate::text::{Specials, Tokenizer};
 
@@ -90,6 +90,7 @@ pub(super) async fn chat_completions(
     if let Some(begun) = begun {
         prompt = messages::cut_after(prompt, &begun)?;
     }
+    let characters = prompt.chars().count();
     // The template has written what begins a prompt.
     let prepared = app.service.prepare(Prompt::Text(prompt, Specials::Omit), params).await?;
     let prompt_tokens = prepared.prompt().len();
@@ -106,10 +107,12 @@ pub(super) async fn chat_completions(
             generated: 0,
             include_usage: common.includes_usage(),
         };
-        return Ok(sse::response(streams, cached_tokens, writer));
+        let headers = headers::before(&app, characters);
+        return Ok((headers, sse::response(streams, cached_tokens, writer)).into_response());
     }
     let answers = Service::collect(streams).await?;
     let usage = Usage::of(prompt_tokens, &answers);
+    let headers = headers::after(&app, characters, prompt_tokens, &answers);
     let choice = |(index, answer): (usize, Answer)| Choice {
         index,
         logprobs: logprobs.then(|| ChatLogprobs::new(tokenizer, &answer.tokens)),
@@ -126,7 +129,7 @@ pub(super) async fn chat_completions(
         choices: answers.into_iter().enumerate().map(choice).collect(),
         usage,
     };
-    Ok((usage.cached_header(), Json(body)).into_response())
+    Ok((headers, Json(body)).into_response())
 }
 
 struct Writer {

@@ -11,7 +11,7 @@ use super::error::{OpenAiError, OpenAiJson};
 use super::logprobs::CompletionLogprobs;
 use super::params::{Common, refuse_unsupported};
 use super::types::{FINGERPRINT, Header, Usage, finish_reason};
-use crate::http::{App, sse};
+use crate::http::{App, headers, sse};
 use crate::service::{Answer, Prepared, Prompt, Service, ServiceError, TextEvent, TextStream};
 use crate::text::{Specials, Tokenizer};
 
@@ -61,6 +61,8 @@ struct Item {
     prepared: Prepared,
     /// What every answer to it begins with: the prompt itself if `echo` asks for it.
     prefix: String,
+    /// Of the prompt, if it was a text.
+    characters: usize,
 }
 
 /// Continues one or several prompts, at once or as a stream.
@@ -85,9 +87,10 @@ pub(super) async fn completions(
     check_best_of(&app, best_of, n, prompts.len(), common.streams())?;
     let params = common.params(logprobs.unwrap_or(0))?;
     let items = try_join_all(prompts.into_iter().map(|prompt| async {
+        let characters = if let Prompt::Text(text, _) = &prompt { text.chars().count() } else { 0 };
         let prefix = if echo { text(app.service.tokenizer(), &prompt) } else { String::new() };
         let prepared = app.service.prepare(prompt, params.clone()).await?;
-        Ok::<_, OpenAiError>(Item { prepared, prefix })
+        Ok::<_, OpenAiError>(Item { prepared, prefix, characters })
     }))
     .await?;
     let prompt_tokens = items.iter().map(|item| item.prepared.prompt().len()).sum();
@@ -99,10 +102,11 @@ pub(super) async fn completions(
         let started = app.service.start_several(&item.prepared, best_of.max(n))?;
         streams.push((item.prefix.clone(), started));
     }
+    let characters = items.iter().map(|item| item.characters).sum();
     if common.streams() {
-        return writer.stream(streams).await;
+        return Ok((headers::before(&app, characters), writer.stream(streams).await?).into_response());
     }
-    writer.whole(streams, n).await
+    writer.whole(&app, characters, streams, n).await
 }
 
 fn check_best_of(
@@ -177,11 +181,19 @@ impl Writer {
     }
 
     /// The `n` best of the answers to each prompt, in the order of the prompts.
-    async fn whole(self, streams: Vec<(String, Vec<TextStream>)>, n: usize) -> Result<Response, OpenAiError> {
+    async fn whole(
+        self,
+        app: &App,
+        characters: usize,
+        streams: Vec<(String, Vec<TextStream>)>,
+        n: usize,
+    ) -> Result<Response, OpenAiError> {
         let answers = try_join_all(streams.into_iter().map(|(prefix, streams)| async move {
             Ok::<_, OpenAiError>((prefix, Service::collect(streams).await?))
         }))
         .await?;
+        let all = answers.iter().flat_map(|(_, answers)| answers);
+        let mut headers = headers::after(app, characters, self.prompt_tokens, all);
         let mut usage = Usage::new(self.prompt_tokens, 0, 0);
         let mut choices = Vec::new();
         for (prefix, mut answers) in answers {
@@ -194,7 +206,8 @@ impl Writer {
                 choices.push(self.choice(choices.len(), &prefix, answer));
             }
         }
-        Ok((usage.cached_header(), Json(self.body(choices, Some(usage)))).into_response())
+        headers.insert(sse::CACHED_TOKENS, usage.cached_tokens().into());
+        Ok((headers, Json(self.body(choices, Some(usage)))).into_response())
     }
 
     fn choice(&self, index: usize, prefix: &str, answer: Answer) -> Choice {

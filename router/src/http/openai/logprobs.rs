@@ -9,11 +9,11 @@ use crate::text::Tokenizer;
 /// Chat's form.
 #[derive(Debug, Serialize)]
 pub(super) struct ChatLogprobs {
-    content: Vec<ChatToken>,
+    pub(super) content: Vec<ChatToken>,
 }
 
 #[derive(Debug, Serialize)]
-struct ChatToken {
+pub(super) struct ChatToken {
     #[serde(flatten)]
     token: TokenLogprob,
     top_logprobs: Vec<TokenLogprob>,

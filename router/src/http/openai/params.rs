@@ -109,6 +109,11 @@ pub(super) fn refuse_unsupported(rest: &Map<String, Value>) -> Result<(), OpenAi
 }
 
 impl Common {
+    /// A request that names a model, and nothing else.
+    pub(super) fn of_model(model: Option<String>) -> Self {
+        Common { model, ..Common::default() }
+    }
+
     /// How the model is called in responses.
     pub(super) fn check_model(&self, app: &App) -> Result<String, OpenAiError> {
         let served = &app.service.model().id;

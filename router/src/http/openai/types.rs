@@ -2,10 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum::http::{HeaderName, HeaderValue};
 use serde::Serialize;
 
-use crate::http::sse;
 use crate::service::{Answer, FinishReason};
 
 /// What all responses to one request have in common.
@@ -65,9 +63,9 @@ impl Usage {
         );
     }
 
-    /// The header that says the same about cached tokens.
-    pub(super) fn cached_header(&self) -> [(HeaderName, HeaderValue); 1] {
-        [(sse::CACHED_TOKENS, self.prompt_tokens_details.cached_tokens.into())]
+    /// Cached tokens of all prompts.
+    pub(super) fn cached_tokens(&self) -> usize {
+        self.prompt_tokens_details.cached_tokens
     }
 }
 

@@ -1,16 +1,21 @@
 //! The routes of text-generation-inference.
 
+mod chat_tokenize;
 mod error;
 mod generate;
 mod info;
+mod invocations;
 mod stream;
 mod tokenize;
 mod types;
+mod vertex;
 
 use axum::Router;
 use axum::routing::{get, post};
 
-pub(super) use error::unhealthy;
+pub(super) use error::{TgiError, internal, unhealthy};
+pub(super) use types::{GenerateParameters, absent};
+pub(super) use vertex::predict;
 
 use super::{App, health, panic};
 
@@ -20,6 +25,9 @@ pub(super) fn routes() -> Router<App> {
         .route("/generate", post(generate::generate))
         .route("/generate_stream", post(stream::generate_stream))
         .route("/tokenize", post(tokenize::tokenize))
+        .route("/chat_tokenize", post(chat_tokenize::chat_tokenize))
+        .route("/invocations", post(invocations::invocations))
+        .route("/vertex", post(vertex::predict))
         .route("/info", get(info::info))
         .layer(panic::answered_by(error::internal))
 }

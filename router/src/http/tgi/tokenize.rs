@@ -22,11 +22,20 @@ pub(super) async fn tokenize(
     State(app): State<App>,
     Json(request): Json<GenerateRequest>,
 ) -> Result<Json<Vec<SimpleToken>>, TgiError> {
-    let encoded = app.service.tokenize(request.inputs.clone(), Specials::Add).await?;
+    Ok(Json(tokens(&app, &request.inputs, Specials::Add).await?))
+}
+
+/// The tokens of a text.
+pub(super) async fn tokens(
+    app: &App,
+    inputs: &str,
+    specials: Specials,
+) -> Result<Vec<SimpleToken>, TgiError> {
+    let encoded = app.service.tokenize(inputs.to_owned(), specials).await?;
     let token = |(&id, &(start, stop)): (&u32, &(usize, usize))| {
         // A token of half a character covers no text of its own.
-        let text = request.inputs.get(start..stop).unwrap_or_default().to_owned();
+        let text = inputs.get(start..stop).unwrap_or_default().to_owned();
         SimpleToken { id, text, start, stop }
     };
-    Ok(Json(encoded.ids.iter().zip(&encoded.offsets).map(token).collect()))
+    Ok(encoded.ids.iter().zip(&encoded.offsets).map(token).collect())
 }

@@ -26,7 +26,7 @@ pub(super) struct CompatRequest {
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-pub(super) struct GenerateParameters {
+pub(in crate::http) struct GenerateParameters {
     best_of: Option<usize>,
     temperature: Option<f32>,
     repetition_penalty: Option<f32>,
@@ -53,12 +53,12 @@ pub(super) struct GenerateParameters {
 }
 
 /// Without any parameters TGI samples; with some it does so only if they ask for it.
-fn absent() -> GenerateParameters {
+pub(in crate::http) fn absent() -> GenerateParameters {
     GenerateParameters { do_sample: true, ..GenerateParameters::default() }
 }
 
 impl GenerateParameters {
-    pub(super) fn best_of(&self) -> usize {
+    pub(in crate::http) fn best_of(&self) -> usize {
         self.best_of.unwrap_or(1).max(1)
     }
 
@@ -75,7 +75,7 @@ impl GenerateParameters {
         Ok(())
     }
 
-    pub(super) fn params(&self) -> Result<Params, ServiceError> {
+    pub(in crate::http) fn params(&self) -> Result<Params, ServiceError> {
         if self.grammar.is_some() {
             return Err(ServiceError::invalid("grammar", "grammar is not supported"));
         }
