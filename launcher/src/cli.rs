@@ -1,7 +1,9 @@
 //! The command line. Flags and environment variables are those of text-generation-inference where it has one.
 
+mod bench;
 mod http;
 mod plan;
+mod tgi;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -10,10 +12,13 @@ use clap::{Args, Parser, Subcommand, ValueEnum};
 use millrace_shard::collective::Wire;
 use millrace_shard::{DType, Device};
 
+pub(crate) use bench::{BenchHttpArgs, BenchRoute};
 pub(crate) use http::HttpArgs;
 pub(crate) use plan::PlanArgs;
+pub(crate) use tgi::TgiArgs;
 
 use crate::nodes::NodesArgs;
+use crate::telemetry::TelemetryArgs;
 
 /// An LLM inference server: continuous batching, paged KV cache, streamed tokens over HTTP.
 #[derive(Debug, Parser)]
@@ -32,6 +37,8 @@ Examples:
   millrace generate 'Once upon a time'             continue a text and exit
   millrace inspect --model-id ./Llama-3.2-1B       what is in a checkpoint and the memory it needs
   millrace inspect --num-shard 1,2,4 --gpu h200    what more GPUs would bring
+  millrace serve --config millrace.toml            flags from a file: port = 8080, api-key = [\"…\"]
+  millrace bench-http --concurrency 1,8,32         load test of any server that speaks OpenAI's API
 
   curl -N 127.0.0.1:3000/generate_stream -H 'content-type: application/json' \\
        -d '{\"inputs\": \"Once upon a time\", \"parameters\": {\"max_new_tokens\": 60}}'
@@ -49,6 +56,10 @@ pub(crate) enum Command {
     Generate(Box<GenerateArgs>),
     /// Show what is in a checkpoint, the memory it needs, and what several devices would make of it
     Inspect(Box<InspectArgs>),
+    /// Load test of a server that speaks OpenAI's API: latencies and throughput
+    BenchHttp(Box<BenchHttpArgs>),
+    /// Print version, machine and settings for a bug report
+    Env,
     /// Compute one rank of a model for a router (started by the other commands)
     #[command(hide = true)]
     Shard(Box<ShardArgs>),
@@ -65,6 +76,9 @@ pub(crate) struct ModelArgs {
     /// Branch, tag or commit of a repository in the local Hugging Face cache
     #[arg(long, env = "REVISION", default_value = "main")]
     pub(crate) revision: String,
+    /// Folder of the local Hugging Face cache; else HUGGINGFACE_HUB_CACHE, HF_HUB_CACHE or HF_HOME say where it is
+    #[arg(long, alias = "weights-cache-override", value_name = "FOLDER")]
+    pub(crate) huggingface_hub_cache: Option<PathBuf>,
     /// Element type of the weights in memory; the checkpoint's own when absent
     #[arg(long, env = "DTYPE")]
     pub(crate) dtype: Option<DTypeArg>,
@@ -144,9 +158,19 @@ pub(crate) struct ServeArgs {
     pub(crate) http: HttpArgs,
     #[command(flatten)]
     pub(crate) nodes: NodesArgs,
+    #[command(flatten)]
+    pub(crate) telemetry: TelemetryArgs,
+    #[command(flatten)]
+    pub(crate) tgi: TgiArgs,
+    /// TOML file with flags of this command by their names, such as `port = 8080`. Flags and environment variables win
+    #[arg(long, env = "MILLRACE_CONFIG", value_name = "PATH")]
+    pub(crate) config: Option<PathBuf>,
     /// One JSON object per log line
-    #[arg(long, env = "JSON_OUTPUT")]
+    #[arg(long, env = "JSON_OUTPUT", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) json_output: bool,
+    /// Log what `millrace env` prints before anything else
+    #[arg(long, short)]
+    pub(crate) env: bool,
 }
 
 /// How tokens are chosen in the terminal commands.

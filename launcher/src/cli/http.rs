@@ -6,10 +6,13 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use millrace_router::http::HeaderValue;
+use millrace_router::http::{HeaderValue, PlatformRoutes};
 use millrace_router::serve::{Connections, Tls};
 
 use super::seconds;
+
+/// TGI's.
+const PORT: u16 = 3000;
 
 /// The HTTP side.
 #[derive(Debug, Args)]
@@ -18,9 +21,9 @@ pub(crate) struct HttpArgs {
     /// Address to listen on; 0.0.0.0 for all. The variable HOSTNAME counts only if it holds an IP address
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) hostname: Option<String>,
-    /// Port to listen on; 0 for any free one
-    #[arg(long, short, env = "PORT", default_value_t = 3000)]
-    pub(crate) port: u16,
+    /// Port to listen on; 0 for any free one. When absent, what Vertex AI says in AIP_HTTP_PORT, else 3000
+    #[arg(long, short, env = "PORT")]
+    pub(crate) port: Option<u16>,
     /// Requests waiting or running before new ones get status 429
     #[arg(long, env = "MAX_CONCURRENT_REQUESTS", default_value_t = 128, value_name = "N")]
     pub(crate) max_concurrent_requests: usize,
@@ -92,7 +95,7 @@ pub(crate) struct HttpArgs {
     #[arg(long, env = "WRITE_TIMEOUT", default_value_t = 30.0, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) write_timeout: f64,
     /// Write prompts and answers to the log, for debugging: they are the users' own words
-    #[arg(long, env = "LOG_REQUESTS")]
+    #[arg(long, env = "LOG_REQUESTS", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) log_requests: bool,
     /// Seconds that running requests have to end after SIGTERM
     #[arg(long, short, env = "GRACEFUL_TERMINATION_TIMEOUT", default_value_t = 90, value_name = "SECONDS")]
@@ -114,6 +117,28 @@ impl HttpArgs {
                 .with_context(|| format!("--hostname {text}: give an IP address, such as 0.0.0.0")),
             None => Ok(std::env::var("HOSTNAME").ok().and_then(|text| text.parse().ok()).unwrap_or(loopback)),
         }
+    }
+
+    /// The port to listen on: what the user says, what Vertex AI says, or TGI's.
+    ///
+    /// # Errors
+    /// If the variable of Vertex AI is no port.
+    pub(crate) fn port(&self) -> Result<u16> {
+        match (self.port, std::env::var("AIP_HTTP_PORT")) {
+            (Some(port), _) => Ok(port),
+            (None, Ok(text)) => text.parse().with_context(|| format!("AIP_HTTP_PORT={text}: not a port")),
+            (None, Err(_)) => Ok(PORT),
+        }
+    }
+
+    /// Paths that Vertex AI chooses.
+    ///
+    /// # Errors
+    /// If one of them is taken.
+    pub(crate) fn platform(&self) -> Result<PlatformRoutes> {
+        let variable = |name: &str| std::env::var(name).ok().filter(|path| !path.is_empty());
+        PlatformRoutes::new(variable("AIP_PREDICT_ROUTE"), variable("AIP_HEALTH_ROUTE"))
+            .context("AIP_PREDICT_ROUTE, AIP_HEALTH_ROUTE")
     }
 
     /// What a connection may cost.

@@ -12,6 +12,7 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::cli::ServeArgs;
+use crate::commands::env::Environment;
 use crate::commands::node;
 use crate::nodes::Role;
 use crate::report::Report;
@@ -20,8 +21,14 @@ use crate::{logging, progress};
 
 /// Serves until told to stop.
 pub(crate) fn run(args: ServeArgs) -> Result<()> {
-    let ServeArgs { model, engine, http, nodes, json_output } = args;
+    let ServeArgs { model, engine, http, nodes, telemetry, tgi, json_output, env, config: _ } = args;
     logging::start("info", json_output);
+    if env {
+        tracing::info!("environment:\n{}", Environment::new());
+    }
+    for idle in tgi.check(engine.num_shard)? {
+        tracing::warn!("{idle}");
+    }
     let role = nodes.role(engine.num_shard as usize)?;
     if let Role::Worker(worker) = role {
         return node::run(&worker, &model, &engine, json_output);
@@ -51,13 +58,16 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let options = ServeOptions { connections: http.connections(), tls, grace };
     tokio::runtime::Runtime::new()?.block_on(async {
         let address = http.address()?;
-        let listener = TcpListener::bind((address, http.port))
+        let port = http.port()?;
+        let listener = TcpListener::bind((address, port))
             .await
-            .with_context(|| format!("cannot listen on {address} port {}; try another --port", http.port))?;
+            .with_context(|| format!("cannot listen on {address} port {port}; try another --port"))?;
+        let telemetry = telemetry.start()?;
         let asked = shutdown_signal().context("cannot wait for SIGTERM")?;
         let config = HttpConfig {
             api_keys: keys,
             allowed_origins: http.origins()?,
+            platform: http.platform()?,
             metrics: Some(metrics::install(longest)?),
         };
         let leader = match role {
@@ -77,6 +87,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
             }
         };
         serve(listener, stack.service.clone(), config, options, shutdown).await?;
+        telemetry.stop().await;
         if let State::Failed(why) = &*stack.engine().state().borrow() {
             bail!("{why}");
         }

@@ -11,12 +11,18 @@ use axum::{Json, Router};
 use futures::future::try_join_all;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use utoipa::{OpenApi, ToSchema};
 
 use super::tgi::{self, GenerateParameters, TgiError};
 use super::{App, panic};
 use crate::engine::State as EngineState;
 use crate::service::{Prompt, Service, ServiceError};
 use crate::text::Specials;
+
+/// What these routes take and give.
+#[derive(OpenApi)]
+#[openapi(paths(server, live, ready, model, model_ready, infer))]
+pub(super) struct Docs;
 
 pub(super) fn routes() -> Router<App> {
     Router::new()
@@ -32,7 +38,7 @@ pub(super) fn routes() -> Router<App> {
         .layer(panic::answered_by(tgi::internal))
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 struct InferenceRequest {
     id: Option<String>,
     parameters: Option<GenerateParameters>,
@@ -42,33 +48,37 @@ struct InferenceRequest {
     outputs: Vec<OutputName>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = InferenceInput)]
 struct Input {
     name: String,
     datatype: Option<String>,
     data: Data,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = InferenceOutputName)]
 struct OutputName {
     name: String,
 }
 
-#[derive(Debug, Clone, Deserialize, Serialize)]
+#[derive(Debug, Clone, Deserialize, Serialize, ToSchema)]
 #[serde(untagged)]
+#[schema(as = InferenceData)]
 enum Data {
     Bytes(Vec<u8>),
     Texts(Vec<String>),
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct InferenceResponse {
     model_name: String,
     id: String,
     outputs: Vec<Output>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = InferenceOutput)]
 struct Output {
     name: String,
     shape: [usize; 2],
@@ -76,10 +86,12 @@ struct Output {
     data: Data,
 }
 
+#[utoipa::path(get, path = "/v2", tag = "KServe", responses((status = 200, description = "The server", body = Object)))]
 async fn server() -> Json<Value> {
     Json(json!({"name": "millrace", "version": env!("CARGO_PKG_VERSION"), "extensions": []}))
 }
 
+#[utoipa::path(get, path = "/v2/health/live", tag = "KServe", responses((status = 200, description = "It lives", body = Object)))]
 async fn live(State(app): State<App>) -> Response {
     match &*app.service.engine().state().borrow() {
         EngineState::Failed(_) => tgi::unhealthy(),
@@ -87,6 +99,7 @@ async fn live(State(app): State<App>) -> Response {
     }
 }
 
+#[utoipa::path(get, path = "/v2/health/ready", tag = "KServe", responses((status = 200, description = "It serves", body = Object)))]
 async fn ready(State(app): State<App>) -> Response {
     let ready = matches!(&*app.service.engine().state().borrow(), EngineState::Ready(_));
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -110,6 +123,7 @@ impl ModelPath {
     }
 }
 
+#[utoipa::path(get, path = "/v2/models/{model}", tag = "KServe", params(("model" = String, Path, description = "Its name")), responses((status = 200, description = "The model", body = Object)))]
 async fn model(State(app): State<App>, Path(path): Path<ModelPath>) -> Result<Json<Value>, Response> {
     let name = path.check(&app)?;
     let tensor = |name| json!({"name": name, "datatype": "BYTES", "shape": [1]});
@@ -119,6 +133,7 @@ async fn model(State(app): State<App>, Path(path): Path<ModelPath>) -> Result<Js
     })))
 }
 
+#[utoipa::path(get, path = "/v2/models/{model}/ready", tag = "KServe", params(("model" = String, Path, description = "Its name")), responses((status = 200, description = "It is served", body = Object)))]
 async fn model_ready(State(app): State<App>, Path(path): Path<ModelPath>) -> Response {
     match path.check(&app) {
         Ok(_) => ready(State(app)).await,
@@ -126,6 +141,7 @@ async fn model_ready(State(app): State<App>, Path(path): Path<ModelPath>) -> Res
     }
 }
 
+#[utoipa::path(post, path = "/v2/models/{model}/infer", tag = "KServe", request_body = InferenceRequest, params(("model" = String, Path, description = "Its name")), responses((status = 200, description = "One text per input", body = InferenceResponse)))]
 async fn infer(
     State(app): State<App>,
     Path(path): Path<ModelPath>,

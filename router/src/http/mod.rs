@@ -2,6 +2,7 @@
 
 mod anthropic;
 mod auth;
+mod docs;
 mod headers;
 mod health;
 mod kserve;
@@ -60,6 +61,7 @@ pub fn router(service: Service, config: HttpConfig) -> Router {
         .merge(anthropic::routes())
         .merge(health::routes())
         .merge(kserve::routes())
+        .merge(docs::routes(&config))
         .merge(platform::routes(&config.platform))
         .route("/metrics", get(metrics))
         .layer(middleware::from_fn_with_state(app.clone(), auth::require_key))
@@ -82,6 +84,7 @@ fn cors(config: &HttpConfig) -> CorsLayer {
         .allow_origin(origins)
 }
 
+#[utoipa::path(get, path = "/metrics", tag = "Server", responses((status = 200, description = "Metrics for Prometheus", body = String, content_type = "text/plain")))]
 async fn metrics(State(app): State<App>) -> impl IntoResponse {
     let text = app.config.metrics.as_ref().map(PrometheusHandle::render).unwrap_or_default();
     ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text)

@@ -264,7 +264,7 @@ impl TextStream {
         let inference = total.saturating_sub(validation + queue);
         let timings = Timings { total, validation, queue, inference };
         if self.prepared.counted {
-            metrics::request_succeeded(&timings, self.generated);
+            metrics::request_succeeded(&timings, self.generated, started.cached_tokens);
         }
         let text = std::mem::take(&mut self.text);
         if let Some(context) = &self.prepared.context {

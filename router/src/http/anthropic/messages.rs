@@ -5,6 +5,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Value, json};
+use utoipa::ToSchema;
 
 use super::error::{MessagesError, MessagesJson};
 use super::request::{CountRequest, MessagesRequest};
@@ -14,7 +15,8 @@ use crate::service::{FinishReason, Finished};
 use crate::text::Specials;
 
 /// An answer; while it is streamed, without what is not known yet.
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
+#[schema(as = AnthropicMessage)]
 pub(super) struct Message {
     pub(super) id: String,
     #[serde(rename = "type")]
@@ -28,7 +30,8 @@ pub(super) struct Message {
 }
 
 /// Tokens from the cache do not count among those of the input.
-#[derive(Debug, Clone, Copy, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+#[schema(as = AnthropicUsage)]
 pub(super) struct Usage {
     input_tokens: usize,
     cache_creation_input_tokens: usize,
@@ -58,6 +61,7 @@ pub(super) fn stop_reason(finished: &Finished) -> (&'static str, Option<String>)
 
 /// Answers a conversation, at once or as a stream of Anthropic's events. If the last message is the assistant's, the answer
 /// continues it.
+#[utoipa::path(post, path = "/v1/messages", tag = "Anthropic", request_body = MessagesRequest, responses((status = 200, description = "The answer, or Anthropic's events if `stream` is true", body = Message)))]
 pub(super) async fn messages(
     State(app): State<App>,
     MessagesJson(request): MessagesJson<MessagesRequest>,
@@ -99,6 +103,7 @@ pub(super) async fn messages(
 }
 
 /// How many tokens a conversation has as the model gets it.
+#[utoipa::path(post, path = "/v1/messages/count_tokens", tag = "Anthropic", request_body = CountRequest, responses((status = 200, description = "How many tokens", body = Object)))]
 pub(super) async fn count_tokens(
     State(app): State<App>,
     MessagesJson(request): MessagesJson<CountRequest>,

@@ -7,10 +7,16 @@ mod stream;
 
 use axum::Router;
 use axum::routing::post;
+use utoipa::OpenApi;
 
 pub(super) use error::unauthorized;
 
 use super::{App, panic};
+
+/// What these routes take and give.
+#[derive(OpenApi)]
+#[openapi(paths(messages::messages, messages::count_tokens))]
+pub(super) struct Docs;
 
 pub(super) fn routes() -> Router<App> {
     Router::new()

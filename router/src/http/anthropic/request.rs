@@ -2,12 +2,13 @@
 
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 use crate::http::openai::{self, OpenAiError};
 use crate::service::Params;
 
 /// The body of `/v1/messages/count_tokens`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct CountRequest {
     pub(super) model: Option<String>,
     messages: Vec<Value>,
@@ -16,7 +17,7 @@ pub(super) struct CountRequest {
     rest: Map<String, Value>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct MessagesRequest {
     pub(super) model: Option<String>,
     messages: Vec<Value>,

@@ -5,6 +5,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 use super::error::{OpenAiError, OpenAiJson};
 use super::logprobs::ChatLogprobs;
@@ -15,7 +16,7 @@ use crate::http::{App, headers, sse};
 use crate::service::{Answer, Prompt, Service, ServiceError, TextEvent};
 use crate::text::{Specials, Tokenizer};
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct ChatRequest {
     messages: Vec<Value>,
     logprobs: Option<bool>,
@@ -27,7 +28,7 @@ pub(super) struct ChatRequest {
     rest: Map<String, Value>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct ChatCompletion {
     object: &'static str,
     id: String,
@@ -38,7 +39,8 @@ struct ChatCompletion {
     usage: Usage,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ChatChoice)]
 struct Choice {
     index: usize,
     message: Message,
@@ -46,7 +48,8 @@ struct Choice {
     finish_reason: &'static str,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ChatMessage)]
 struct Message {
     role: &'static str,
     content: String,
@@ -72,6 +75,7 @@ struct ChunkChoice {
 }
 
 /// Answers a conversation, at once or as a stream.
+#[utoipa::path(post, path = "/v1/chat/completions", tag = "OpenAI", request_body = ChatRequest, responses((status = 200, description = "The answer, or chunks of it as a stream if `stream` is true", body = ChatCompletion)))]
 pub(super) async fn chat_completions(
     State(app): State<App>,
     OpenAiJson(request): OpenAiJson<ChatRequest>,

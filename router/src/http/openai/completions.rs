@@ -6,6 +6,7 @@ use axum::response::{IntoResponse, Response};
 use futures::future::try_join_all;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 use super::error::{OpenAiError, OpenAiJson};
 use super::logprobs::CompletionLogprobs;
@@ -15,7 +16,7 @@ use crate::http::{App, headers, sse};
 use crate::service::{Answer, Prepared, Prompt, Service, ServiceError, TextEvent, TextStream};
 use crate::text::{Specials, Tokenizer};
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct CompletionRequest {
     prompt: Prompts,
     logprobs: Option<u32>,
@@ -27,7 +28,7 @@ pub(super) struct CompletionRequest {
     rest: Map<String, Value>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
 enum Prompts {
     Text(String),
@@ -36,7 +37,7 @@ enum Prompts {
     ManyIds(Vec<Vec<u32>>),
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct Completion<'a> {
     object: &'static str,
     id: &'a str,
@@ -48,7 +49,8 @@ struct Completion<'a> {
     usage: Option<Usage>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = CompletionChoice)]
 struct Choice {
     index: usize,
     text: String,
@@ -66,6 +68,7 @@ struct Item {
 }
 
 /// Continues one or several prompts, at once or as a stream.
+#[utoipa::path(post, path = "/v1/completions", tag = "OpenAI", request_body = CompletionRequest, responses((status = 200, description = "The answers, or chunks of them as a stream if `stream` is true", body = Completion<'_>)))]
 pub(super) async fn completions(
     State(app): State<App>,
     OpenAiJson(request): OpenAiJson<CompletionRequest>,

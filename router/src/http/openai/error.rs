@@ -8,6 +8,7 @@ use axum::extract::rejection::JsonRejection;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::http::sse;
 use crate::metrics;
@@ -22,8 +23,9 @@ pub(in crate::http) struct OpenAiError {
     body: Body,
 }
 
-#[derive(Debug, Serialize)]
-struct Body {
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OpenAiErrorBody)]
+pub(super) struct Body {
     message: String,
     #[serde(rename = "type")]
     kind: &'static str,
@@ -34,8 +36,9 @@ struct Body {
     http_status_code: Option<u16>,
 }
 
-#[derive(Debug, Serialize)]
-struct Envelope {
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OpenAiError)]
+pub(super) struct Envelope {
     error: Body,
 }
 

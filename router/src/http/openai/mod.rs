@@ -13,11 +13,20 @@ mod types;
 
 use axum::Router;
 use axum::routing::{get, post};
+use utoipa::OpenApi;
 
 pub(super) use error::{OpenAiError, unauthorized};
 pub(super) use plain::{answer, chat, check_model, complete, prepare, render, sampling};
 
 use super::{App, panic};
+
+/// What these routes take and give.
+#[derive(OpenApi)]
+#[openapi(
+    paths(chat::chat_completions, completions::completions, responses::responses, models::list, models::get),
+    components(schemas(error::Envelope))
+)]
+pub(super) struct Docs;
 
 pub(super) fn routes() -> Router<App> {
     Router::new()

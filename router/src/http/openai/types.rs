@@ -3,6 +3,7 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::service::{Answer, FinishReason};
 
@@ -24,7 +25,7 @@ impl Header {
     }
 }
 
-#[derive(Debug, Default, Clone, Copy, Serialize)]
+#[derive(Debug, Default, Clone, Copy, Serialize, ToSchema)]
 pub(super) struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
@@ -32,7 +33,7 @@ pub(super) struct Usage {
     prompt_tokens_details: PromptTokensDetails,
 }
 
-#[derive(Debug, Default, Clone, Copy, Serialize)]
+#[derive(Debug, Default, Clone, Copy, Serialize, ToSchema)]
 struct PromptTokensDetails {
     cached_tokens: usize,
 }

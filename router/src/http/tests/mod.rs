@@ -3,6 +3,7 @@
 mod anthropic;
 mod chat;
 mod completions;
+mod docs;
 mod platforms;
 mod responses;
 mod rows;

@@ -11,7 +11,7 @@ use tower::ServiceExt;
 use super::{HttpConfig, Script, Server, post};
 
 /// A request that is answered with 200, for each POST.
-fn posts() -> Vec<(&'static str, Value)> {
+pub(super) fn posts() -> Vec<(&'static str, Value)> {
     let chat = json!({"messages": [{"role": "user", "content": "a"}]});
     let mut message = chat.clone();
     message["max_tokens"] = json!(9);
@@ -33,7 +33,8 @@ fn posts() -> Vec<(&'static str, Value)> {
     ]
 }
 
-const GETS: &[&str] = &[
+/// Paths that a GET is answered with 200 at.
+pub(super) const GETS: &[&str] = &[
     "/",
     "/health",
     "/ping",

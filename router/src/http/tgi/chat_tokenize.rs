@@ -4,25 +4,27 @@ use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use utoipa::ToSchema;
 
 use super::error::TgiError;
 use super::tokenize::{SimpleToken, tokens};
 use crate::http::{App, openai};
 use crate::text::Specials;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct ChatTokenizeRequest {
     messages: Vec<Value>,
     continue_final_message: Option<bool>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ChatTokenizeResponse {
     tokenize_response: Vec<SimpleToken>,
     templated_text: String,
 }
 
 /// The rest of a chat's fields does not change its prompt.
+#[utoipa::path(post, path = "/chat_tokenize", tag = "TGI", request_body = ChatTokenizeRequest, responses((status = 200, description = "Text and tokens", body = ChatTokenizeResponse)))]
 pub(super) async fn chat_tokenize(
     State(app): State<App>,
     Json(request): Json<ChatTokenizeRequest>,

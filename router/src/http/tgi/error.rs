@@ -4,11 +4,13 @@ use axum::Json;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::service::ServiceError;
 
 /// An error as TGI's clients know it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = TgiError)]
 pub(super) struct ErrorBody {
     pub(super) error: String,
     pub(super) error_type: &'static str,

@@ -14,6 +14,7 @@ use crate::service::{Answer, Prompt, Service};
 use crate::text::Specials;
 
 /// `/generate`: the whole answer at once.
+#[utoipa::path(post, path = "/generate", tag = "TGI", request_body = GenerateRequest, responses((status = 200, description = "The answer", body = GenerateResponse)))]
 pub(super) async fn generate(
     State(app): State<App>,
     Json(request): Json<GenerateRequest>,
@@ -23,6 +24,7 @@ pub(super) async fn generate(
 }
 
 /// `/`: a list of one answer, or the same stream as `/generate_stream`.
+#[utoipa::path(post, path = "/", tag = "TGI", request_body = CompatRequest, responses((status = 200, description = "A list of one answer, or a stream if `stream` is true", body = Vec<GenerateResponse>)))]
 pub(super) async fn compat(
     State(app): State<App>,
     Json(request): Json<CompatRequest>,

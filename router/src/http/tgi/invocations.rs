@@ -11,6 +11,7 @@ use super::generate;
 use crate::http::{App, openai};
 
 /// Answers as `/`, `/v1/chat/completions` or `/v1/completions` do, errors included.
+#[utoipa::path(post, path = "/invocations", tag = "Platforms", request_body = Object, responses((status = 200, description = "As the route whose request this is", body = Object)))]
 pub(super) async fn invocations(state: State<App>, Json(body): Json<Map<String, Value>>) -> Response {
     let has = |field: &str| body.contains_key(field);
     if has("inputs") {

@@ -12,12 +12,30 @@ mod vertex;
 
 use axum::Router;
 use axum::routing::{get, post};
+use utoipa::OpenApi;
 
 pub(super) use error::{TgiError, internal, unhealthy};
 pub(super) use types::{GenerateParameters, absent};
 pub(super) use vertex::predict;
 
 use super::{App, health, panic};
+
+/// What these routes take and give.
+#[derive(OpenApi)]
+#[openapi(
+    paths(
+        generate::generate,
+        generate::compat,
+        stream::generate_stream,
+        tokenize::tokenize,
+        chat_tokenize::chat_tokenize,
+        info::info,
+        invocations::invocations,
+        vertex::predict
+    ),
+    components(schemas(error::ErrorBody, types::BestOfSequence))
+)]
+pub(super) struct Docs;
 
 pub(super) fn routes() -> Router<App> {
     Router::new()

@@ -3,6 +3,7 @@
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::error::TgiError;
 use super::types::GenerateRequest;
@@ -10,7 +11,7 @@ use crate::http::App;
 use crate::text::Specials;
 
 /// A token and the bytes of the text that it covers.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct SimpleToken {
     id: u32,
     text: String,
@@ -18,6 +19,7 @@ pub(super) struct SimpleToken {
     stop: usize,
 }
 
+#[utoipa::path(post, path = "/tokenize", tag = "TGI", request_body = GenerateRequest, responses((status = 200, description = "The tokens", body = Vec<SimpleToken>)))]
 pub(super) async fn tokenize(
     State(app): State<App>,
     Json(request): Json<GenerateRequest>,

@@ -2,12 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use utoipa::ToSchema;
 
 use crate::service::{FinishReason, Params, ServiceError, TextToken, priority};
 use crate::text::StopText;
 
 /// The body of `/generate`, `/generate_stream` and `/tokenize`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct GenerateRequest {
     pub(super) inputs: String,
     #[serde(default = "absent")]
@@ -15,7 +16,7 @@ pub(super) struct GenerateRequest {
 }
 
 /// The body of `/`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct CompatRequest {
     pub(super) inputs: String,
     #[serde(default = "absent")]
@@ -24,7 +25,7 @@ pub(super) struct CompatRequest {
     pub(super) stream: bool,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default)]
 pub(in crate::http) struct GenerateParameters {
     best_of: Option<usize>,
@@ -111,7 +112,7 @@ impl GenerateParameters {
     }
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 pub(super) struct Token {
     id: u32,
     text: String,
@@ -132,21 +133,21 @@ impl From<&TextToken> for Token {
 }
 
 /// A token of the prompt.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct PrefillToken {
     id: u32,
     text: String,
     logprob: Option<f32>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct GenerateResponse {
     pub(super) generated_text: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) details: Option<Details>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Details {
     pub(super) finish_reason: &'static str,
     pub(super) generated_tokens: u32,
@@ -154,12 +155,13 @@ pub(super) struct Details {
     pub(super) prefill: Vec<PrefillToken>,
     pub(super) tokens: Vec<Token>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(no_recursion)]
     pub(super) best_of_sequences: Vec<BestOfSequence>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) top_tokens: Vec<Vec<Token>>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct BestOfSequence {
     pub(super) generated_text: String,
     #[serde(flatten)]
@@ -167,7 +169,7 @@ pub(super) struct BestOfSequence {
 }
 
 /// An event of `/generate_stream`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct StreamResponse {
     pub(super) index: u32,
     pub(super) token: Token,
@@ -177,7 +179,7 @@ pub(super) struct StreamResponse {
     pub(super) details: Option<StreamDetails>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct StreamDetails {
     pub(super) finish_reason: &'static str,
     pub(super) generated_tokens: u32,

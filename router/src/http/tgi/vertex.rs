@@ -7,6 +7,7 @@ use axum::response::{IntoResponse, Response};
 use futures::future::try_join_all;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use utoipa::ToSchema;
 
 use super::error::{ErrorBody, TgiError};
 use super::types::GenerateRequest;
@@ -14,18 +15,19 @@ use crate::http::{App, openai};
 use crate::service::{Prompt, Service, ServiceError};
 use crate::text::Specials;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub(in crate::http) struct VertexRequest {
     instances: Vec<Value>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct VertexResponse {
     predictions: Vec<String>,
 }
 
 /// The text for each instance, in their order. One that cannot be answered fails all, as a client could not tell which
 /// one is missing.
+#[utoipa::path(post, path = "/vertex", tag = "Platforms", request_body = VertexRequest, responses((status = 200, description = "One text per instance", body = VertexResponse)))]
 pub(in crate::http) async fn predict(State(app): State<App>, Json(request): Json<VertexRequest>) -> Response {
     let (given, most) = (request.instances.len(), app.service.limits().max_concurrent_requests);
     if given == 0 {

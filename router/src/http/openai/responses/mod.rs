@@ -18,6 +18,7 @@ use super::types::Header;
 use crate::http::{App, headers, sse};
 
 /// Answers once, at once or as a stream of OpenAI's events.
+#[utoipa::path(post, path = "/v1/responses", tag = "OpenAI", request_body = ResponsesRequest, responses((status = 200, description = "The answer, or OpenAI's events if `stream` is true", body = Body)))]
 pub(super) async fn responses(
     State(app): State<App>,
     OpenAiJson(request): OpenAiJson<ResponsesRequest>,

@@ -2,12 +2,13 @@
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 use super::super::error::OpenAiError;
 use super::super::plain;
 use crate::service::Params;
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub(in super::super) struct ResponsesRequest {
     pub(super) model: Option<String>,
     pub(super) input: Value,

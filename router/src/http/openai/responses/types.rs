@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
 
 use super::super::logprobs::ChatLogprobs;
 use super::super::types::Header;
@@ -9,8 +10,9 @@ use super::request::ResponsesRequest;
 use crate::service::{FinishReason, Finished};
 
 /// How far an answer is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
+#[schema(as = ResponseStatus)]
 pub(super) enum Status {
     InProgress,
     Completed,
@@ -29,7 +31,8 @@ impl Status {
 }
 
 /// The response, without what is not known yet. What was asked is repeated in it, as OpenAI does.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Response)]
 pub(super) struct Body {
     pub(super) id: String,
     object: &'static str,
@@ -50,7 +53,7 @@ pub(super) struct Body {
     temperature: f32,
     text: Value,
     tool_choice: &'static str,
-    tools: [(); 0],
+    tools: Vec<Value>,
     top_logprobs: u32,
     top_p: f32,
     truncation: &'static str,
@@ -61,7 +64,8 @@ pub(super) struct Body {
     pub(super) item: String,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ResponseUsage)]
 struct Usage {
     input_tokens: usize,
     input_tokens_details: Value,
@@ -94,7 +98,7 @@ impl Body {
             temperature: request.temperature.unwrap_or(1.0),
             text: json!({"format": {"type": "text"}}),
             tool_choice: "auto",
-            tools: [],
+            tools: Vec::new(),
             top_logprobs: request.top_logprobs.unwrap_or(0),
             top_p: request.top_p.unwrap_or(1.0),
             truncation: "disabled",
