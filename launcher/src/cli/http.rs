@@ -58,7 +58,8 @@ pub(crate) struct HttpArgs {
     /// Texts tokenised at the same time
     #[arg(long, env = "VALIDATION_WORKERS", default_value_t = 2, value_name = "N")]
     pub(crate) validation_workers: usize,
-    /// Require `Authorization: Bearer KEY` (or `x-api-key: KEY`) on every POST; any of them if there are several. May be repeated
+    /// Require `Authorization: Bearer KEY` (or `x-api-key: KEY`) on every POST; any of them if there are several. May be repeated; commas
+    /// part keys
     #[arg(long, env = "API_KEY", hide_env_values = true, value_delimiter = ',', value_name = "KEY")]
     pub(crate) api_key: Vec<String>,
     /// File with more such keys, one per line; lines that begin with # do not count

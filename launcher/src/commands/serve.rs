@@ -53,6 +53,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         drain_timeout: grace,
     };
     let longest = engine.max_total_tokens.unwrap_or(LONGEST_MEASURED) as usize;
+    allow_files(http.max_connections);
     let (keys, tls) = (http.keys()?, http.tls()?);
     let scheme = if tls.is_some() { "https" } else { "http" };
     let options = ServeOptions { connections: http.connections(), tls, grace };
@@ -96,6 +97,31 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         Ok(())
     })
 }
+
+/// Open files that are no connections: the model, sockets of shards, logs.
+const OTHER_FILES: usize = 256;
+
+/// Asks the system for as many open files as there may be connections. Many systems give a process 1024 unless it asks.
+#[cfg(unix)]
+fn allow_files(connections: usize) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let wanted = connections.saturating_add(OTHER_FILES) as u64;
+    if current.is_none_or(|current| current >= wanted) {
+        return;
+    }
+    let raised = maximum.map_or(wanted, |maximum| maximum.min(wanted));
+    let result = setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum });
+    if result.is_err() || raised < wanted {
+        tracing::warn!(
+            "--max-connections {connections}: the system allows only {} open files",
+            if result.is_ok() { Some(raised) } else { current }.unwrap_or(raised)
+        );
+    }
+}
+
+#[cfg(not(unix))]
+fn allow_files(_: usize) {}
 
 /// The largest token count that histograms resolve when no `--max-total-tokens` is given.
 const LONGEST_MEASURED: u32 = 4096;

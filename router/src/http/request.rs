@@ -25,21 +25,28 @@ const LONGEST_ID: usize = 128;
 pub(super) async fn follow(request: Request, next: Next) -> Response {
     let id = given_id(request.headers()).unwrap_or_else(new_id);
     let path = request.extensions().get::<MatchedPath>().map_or("(no route)", MatchedPath::as_str);
-    let context = RequestContext::begin(&id, request.method().as_str(), path, request.headers());
+    // Probes come all the time: they have no span, and their lines are for debugging.
+    let is_probe = request.method() != Method::POST;
+    let context =
+        (!is_probe).then(|| RequestContext::begin(&id, request.method().as_str(), path, request.headers()));
     let mut line = Line {
         id: id.clone(),
-        // Probes come all the time, and nobody wants to read of them.
-        is_probe: request.method() != Method::POST,
+        is_probe,
         path: path.to_owned(),
         method: request.method().clone(),
         since: Instant::now(),
         status: None,
         complete: false,
-        context: context.clone(),
+        _context: context.clone(),
     };
-    let mut response = context.scope(next.run(request)).await;
+    let mut response = match &context {
+        Some(context) => context.scope(next.run(request)).await,
+        None => next.run(request).await,
+    };
     line.status = Some(response.status());
-    line.context.answered(response.status().as_u16());
+    if let Some(context) = &context {
+        context.answered(response.status().as_u16());
+    }
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
@@ -68,7 +75,7 @@ struct Line {
     status: Option<StatusCode>,
     complete: bool,
     /// Ends with the line.
-    context: Arc<RequestContext>,
+    _context: Option<Arc<RequestContext>>,
 }
 
 impl Drop for Line {

@@ -11,6 +11,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 use tower_service::Service;
 
@@ -78,6 +79,7 @@ impl Keeper {
         let connection = self.http.serve_connection(stream, service);
         tokio::pin!(connection);
         let mut looks = tokio::time::interval(self.look);
+        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut stopping = false;
         loop {
             tokio::select! {
