@@ -83,13 +83,13 @@ pub(crate) struct HttpArgs {
     /// Headers of a request
     #[arg(long, env = "MAX_HEADERS", default_value_t = 100, value_name = "N")]
     pub(crate) max_headers: usize,
-    /// Seconds from the first byte of a request to the end of its headers
+    /// Seconds from the first byte of a request, or from the beginning of a connection, to the end of the headers
     #[arg(long, env = "HEADER_TIMEOUT", default_value_t = 10.0, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) header_timeout: f64,
     /// Seconds from the end of a request's headers to the end of its body
     #[arg(long, env = "BODY_TIMEOUT", default_value_t = 30.0, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) body_timeout: f64,
-    /// Seconds that a connection may stay open without a request
+    /// Seconds that a connection may stay open between two requests
     #[arg(long, env = "IDLE_TIMEOUT", default_value_t = 75.0, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) idle_timeout: f64,
     /// Seconds after which a client that reads nothing of its answer is dropped

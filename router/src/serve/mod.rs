@@ -44,11 +44,12 @@ pub struct Connections {
     pub header_bytes: usize,
     /// Headers of a request; more is status 431.
     pub headers: usize,
-    /// From the first byte of a request to the end of its headers; also for a TLS handshake.
+    /// From the first byte of a request to the end of its headers; for the first one from the connection's beginning. Also
+    /// for a TLS handshake.
     pub header_timeout: Duration,
     /// From the end of the headers to the end of the body.
     pub body_timeout: Duration,
-    /// Without a request.
+    /// Between two requests.
     pub idle_timeout: Duration,
     /// Without taking a single byte of what is written to it.
     pub write_timeout: Duration,

@@ -44,7 +44,8 @@ impl Pulse {
         Arc::new(Pulse {
             began: Instant::now(),
             in_flight: AtomicUsize::new(0),
-            head_since: AtomicU64::new(0),
+            // The first request is waited for as if it had begun: silence must not be cheaper than slowness.
+            head_since: AtomicU64::new(1),
             idle_since: AtomicU64::new(1),
             stalled_since: AtomicU64::new(0),
             is_http2: AtomicBool::new(false),

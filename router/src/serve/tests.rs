@@ -101,6 +101,8 @@ async fn answer(stream: &mut (impl AsyncRead + Unpin)) -> String {
 async fn headers_that_do_not_end_end_the_connection() {
     let server =
         start(Script::Say("x".into()), Connections { header_timeout: QUICK, ..patient() }, None).await;
+    let mut silent = server.connect().await;
+    assert_eq!(rest(&mut silent).await, "", "silence is no better");
     let mut slow = server.connect().await;
     // A connection that has asked before is treated alike.
     write(&mut slow, HEALTH).await;
@@ -123,9 +125,11 @@ async fn headers_that_do_not_end_end_the_connection() {
 
 #[tokio::test]
 async fn idle_connections_are_closed_and_busy_ones_are_not() {
-    let limits = Connections { idle_timeout: QUICK, header_timeout: QUICK, ..patient() };
+    let limits = Connections { idle_timeout: QUICK, ..patient() };
     let server = start(Script::Forever("abcdefgh".into()), limits, None).await;
     let mut idle = server.connect().await;
+    write(&mut idle, HEALTH).await;
+    assert!(answer(&mut idle).await.starts_with("HTTP/1.1 200"));
     assert_eq!(rest(&mut idle).await, "");
     let mut busy = server.connect().await;
     let body = r#"{"inputs":"a"}"#;
