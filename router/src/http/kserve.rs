@@ -113,18 +113,27 @@ struct ModelPath {
 }
 
 impl ModelPath {
-    fn check(&self, app: &App) -> Result<String, Response> {
+    fn check(&self, app: &App) -> Result<String, NotFound> {
         let served = &app.service.model().id;
         if self.model == *served || self.model == "tgi" {
             return Ok(served.clone());
         }
-        let text = format!("model not found: {}. GET /v1/models lists what is served", self.model);
-        Err((StatusCode::NOT_FOUND, Json(json!({"error": text}))).into_response())
+        Err(NotFound(self.model.clone()))
+    }
+}
+
+/// A model that is not served here.
+struct NotFound(String);
+
+impl IntoResponse for NotFound {
+    fn into_response(self) -> Response {
+        let text = format!("model not found: {}. GET /v1/models lists what is served", self.0);
+        (StatusCode::NOT_FOUND, Json(json!({"error": text}))).into_response()
     }
 }
 
 #[utoipa::path(get, path = "/v2/models/{model}", tag = "KServe", params(("model" = String, Path, description = "Its name")), responses((status = 200, description = "The model", body = Object)))]
-async fn model(State(app): State<App>, Path(path): Path<ModelPath>) -> Result<Json<Value>, Response> {
+async fn model(State(app): State<App>, Path(path): Path<ModelPath>) -> Result<Json<Value>, NotFound> {
     let name = path.check(&app)?;
     let tensor = |name| json!({"name": name, "datatype": "BYTES", "shape": [1]});
     Ok(Json(json!({
@@ -137,7 +146,7 @@ async fn model(State(app): State<App>, Path(path): Path<ModelPath>) -> Result<Js
 async fn model_ready(State(app): State<App>, Path(path): Path<ModelPath>) -> Response {
     match path.check(&app) {
         Ok(_) => ready(State(app)).await,
-        Err(response) => response,
+        Err(absent) => absent.into_response(),
     }
 }
 
@@ -147,7 +156,7 @@ async fn infer(
     Path(path): Path<ModelPath>,
     Json(request): Json<InferenceRequest>,
 ) -> Result<Response, Response> {
-    let model_name = path.check(&app)?;
+    let model_name = path.check(&app).map_err(IntoResponse::into_response)?;
     let outputs = outputs(&app, &request).await.map_err(|error| match error {
         ServiceError::Generation(_) => TgiError(ServiceError::Incomplete).into_response(),
         error => TgiError(error).into_response(),

@@ -50,7 +50,11 @@ pub(super) async fn follow(request: Request, next: Next) -> Response {
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
-    response.map(|body| Body::new(Followed { body, line }))
+    response.map(|body| {
+        // Nobody asks an empty body for its end.
+        line.complete = body.is_end_stream();
+        Body::new(Followed { body, line })
+    })
 }
 
 /// Visible ASCII alone, so that it can neither end a line of the log nor hide in it.

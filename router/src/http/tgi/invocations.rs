@@ -17,7 +17,7 @@ pub(super) async fn invocations(state: State<App>, Json(body): Json<Map<String, 
     if has("inputs") {
         match typed(body) {
             Ok(request) => generate::compat(state, Json(request)).await.into_response(),
-            Err(response) => response,
+            Err(text) => (StatusCode::UNPROCESSABLE_ENTITY, text).into_response(),
         }
     } else if has("messages") {
         openai::chat(state, Value::Object(body)).await
@@ -31,9 +31,7 @@ pub(super) async fn invocations(state: State<App>, Json(body): Json<Map<String, 
 }
 
 /// The error of a body of the wrong shape, as TGI words it.
-fn typed<T: DeserializeOwned>(body: Map<String, Value>) -> Result<T, Response> {
-    serde_json::from_value(Value::Object(body)).map_err(|error| {
-        let text = format!("Failed to deserialize the JSON body into the target type: {error}");
-        (StatusCode::UNPROCESSABLE_ENTITY, text).into_response()
-    })
+fn typed<T: DeserializeOwned>(body: Map<String, Value>) -> Result<T, String> {
+    serde_json::from_value(Value::Object(body))
+        .map_err(|error| format!("Failed to deserialize the JSON body into the target type: {error}"))
 }
