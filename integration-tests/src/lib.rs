@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "everything here runs inside tests")]
 
 mod client;
+mod raw;
 mod server;
 mod story;
 mod worker;
@@ -11,6 +12,7 @@ mod worker;
 use std::path::PathBuf;
 
 pub use client::{Answer, Stream, post, stream};
+pub use raw::{Attack, Outcome, attack, raw_post};
 pub use server::{Server, binary, cpu_seconds, resident_bytes, shards_of, signal};
 pub use story::long_story;
 pub use worker::{SecretFile, Worker, free_port};

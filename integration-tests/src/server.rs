@@ -59,6 +59,8 @@ impl Server {
         std::thread::spawn(move || {
             for line in lines.lines().map_while(Result::ok) {
                 if let Some((_, address)) = line.split_once("listening on http://") {
+                    // In a log of JSON more follows.
+                    let address = address.split('"').next().unwrap_or_default();
                     let _ = found.send(address.trim().to_owned());
                 }
                 let mut log = sink.lock().unwrap();

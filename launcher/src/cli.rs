@@ -1,18 +1,24 @@
 //! The command line. Flags and environment variables are those of text-generation-inference where it has one.
 
+mod bench;
+mod http;
 mod plan;
+mod tgi;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use millrace_router::tools::Format;
 use millrace_shard::collective::Wire;
 use millrace_shard::{DType, Device};
 
+pub(crate) use bench::{BenchHttpArgs, BenchRoute};
+pub(crate) use http::HttpArgs;
 pub(crate) use plan::PlanArgs;
+pub(crate) use tgi::TgiArgs;
 
 use crate::nodes::NodesArgs;
+use crate::telemetry::TelemetryArgs;
 
 /// An LLM inference server: continuous batching, paged KV cache, streamed tokens over HTTP.
 #[derive(Debug, Parser)]
@@ -31,6 +37,8 @@ Examples:
   millrace generate 'Once upon a time'             continue a text and exit
   millrace inspect --model-id ./Llama-3.2-1B       what is in a checkpoint and the memory it needs
   millrace inspect --num-shard 1,2,4 --gpu h200    what more GPUs would bring
+  millrace serve --config millrace.toml            flags from a file: port = 8080, api-key = [\"…\"]
+  millrace bench-http --concurrency 1,8,32         load test of any server that speaks OpenAI's API
 
   curl -N 127.0.0.1:3000/generate_stream -H 'content-type: application/json' \\
        -d '{\"inputs\": \"Once upon a time\", \"parameters\": {\"max_new_tokens\": 60}}'
@@ -48,6 +56,10 @@ pub(crate) enum Command {
     Generate(Box<GenerateArgs>),
     /// Show what is in a checkpoint, the memory it needs, and what several devices would make of it
     Inspect(Box<InspectArgs>),
+    /// Load test of a server that speaks OpenAI's API: latencies and throughput
+    BenchHttp(Box<BenchHttpArgs>),
+    /// Print version, machine and settings for a bug report
+    Env,
     /// Compute one rank of a model for a router (started by the other commands)
     #[command(hide = true)]
     Shard(Box<ShardArgs>),
@@ -64,6 +76,9 @@ pub(crate) struct ModelArgs {
     /// Branch, tag or commit of a repository in the local Hugging Face cache
     #[arg(long, env = "REVISION", default_value = "main")]
     pub(crate) revision: String,
+    /// Folder of the local Hugging Face cache; else HUGGINGFACE_HUB_CACHE, HF_HUB_CACHE or HF_HOME say where it is
+    #[arg(long, alias = "weights-cache-override", value_name = "FOLDER")]
+    pub(crate) huggingface_hub_cache: Option<PathBuf>,
     /// Element type of the weights in memory; the checkpoint's own when absent
     #[arg(long, env = "DTYPE")]
     pub(crate) dtype: Option<DTypeArg>,
@@ -123,7 +138,7 @@ pub(crate) struct EngineArgs {
 }
 
 /// A time that is longer than nothing and shorter than a year.
-fn seconds(text: &str) -> Result<f64, String> {
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     if seconds > 0.0 && seconds < 3.2e7 {
         Ok(seconds)
@@ -143,70 +158,19 @@ pub(crate) struct ServeArgs {
     pub(crate) http: HttpArgs,
     #[command(flatten)]
     pub(crate) nodes: NodesArgs,
+    #[command(flatten)]
+    pub(crate) telemetry: TelemetryArgs,
+    #[command(flatten)]
+    pub(crate) tgi: TgiArgs,
+    /// TOML file with flags of this command by their names, such as `port = 8080`. Flags and environment variables win
+    #[arg(long, env = "MILLRACE_CONFIG", value_name = "PATH")]
+    pub(crate) config: Option<PathBuf>,
     /// One JSON object per log line
-    #[arg(long, env = "JSON_OUTPUT")]
+    #[arg(long, env = "JSON_OUTPUT", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) json_output: bool,
-}
-
-/// The HTTP side.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "HTTP")]
-pub(crate) struct HttpArgs {
-    /// Address to listen on; 0.0.0.0 for all. The variable HOSTNAME counts only if it holds an IP address
-    #[arg(long, value_name = "ADDRESS")]
-    pub(crate) hostname: Option<String>,
-    /// Port to listen on; 0 for any free one
-    #[arg(long, short, env = "PORT", default_value_t = 3000)]
-    pub(crate) port: u16,
-    /// Requests waiting or running before new ones get status 429
-    #[arg(long, env = "MAX_CONCURRENT_REQUESTS", default_value_t = 128, value_name = "N")]
-    pub(crate) max_concurrent_requests: usize,
-    /// Requests waiting for a place in the batch before new ones get status 429; up to --max-concurrent-requests when
-    /// absent
-    #[arg(long, env = "MAX_QUEUE_REQUESTS", value_name = "N")]
-    pub(crate) max_queue_requests: Option<usize>,
-    /// Prompt tokens of all waiting requests before new ones get status 429; any number when absent
-    #[arg(long, env = "MAX_QUEUE_TOKENS", value_name = "N")]
-    pub(crate) max_queue_tokens: Option<usize>,
-    /// Seconds after which a request that still waits gets status 503; never when absent
-    #[arg(long, env = "QUEUE_TIMEOUT", value_name = "SECONDS", value_parser = seconds)]
-    pub(crate) queue_timeout: Option<f64>,
-    /// Largest `best_of` and `n` of a request
-    #[arg(long, env = "MAX_BEST_OF", default_value_t = 2, value_name = "N")]
-    pub(crate) max_best_of: usize,
-    /// Stop sequences per request
-    #[arg(long, env = "MAX_STOP_SEQUENCES", default_value_t = 4, value_name = "N")]
-    pub(crate) max_stop_sequences: usize,
-    /// Alternatives reported per token
-    #[arg(long, env = "MAX_TOP_N_TOKENS", default_value_t = 5, value_name = "N")]
-    pub(crate) max_top_n_tokens: u32,
-    /// Prompt tokens of one request; one less than the total when absent
-    #[arg(long, alias = "max-input-length", env = "MAX_INPUT_TOKENS", value_name = "N")]
-    pub(crate) max_input_tokens: Option<u32>,
-    /// Prompts in one /v1/completions request
-    #[arg(long, env = "MAX_CLIENT_BATCH_SIZE", default_value_t = 4, value_name = "N")]
-    pub(crate) max_client_batch_size: usize,
-    /// Largest request body in bytes
-    #[arg(long, env = "PAYLOAD_LIMIT", default_value_t = 2_000_000, value_name = "BYTES")]
-    pub(crate) payload_limit: usize,
-    /// Texts tokenised at the same time
-    #[arg(long, env = "VALIDATION_WORKERS", default_value_t = 2, value_name = "N")]
-    pub(crate) validation_workers: usize,
-    /// Refuse requests for structured output
-    #[arg(long, env = "DISABLE_GRAMMAR_SUPPORT")]
-    pub(crate) disable_grammar_support: bool,
-    /// How the model writes calls of tools: hermes, llama3_json, mistral or json; found in its chat template when absent
-    #[arg(long, env = "TOOL_CALL_PARSER", value_name = "FORMAT")]
-    pub(crate) tool_call_parser: Option<Format>,
-    /// Require `Authorization: Bearer KEY` on every POST
-    #[arg(long, env = "API_KEY", hide_env_values = true, value_name = "KEY")]
-    pub(crate) api_key: Option<String>,
-    /// Origins allowed to call from a browser; any when absent. May be repeated
-    #[arg(long, env = "CORS_ALLOW_ORIGIN", value_delimiter = ',', value_name = "ORIGIN")]
-    pub(crate) cors_allow_origin: Vec<String>,
-    /// Seconds that running requests have to end after SIGTERM
-    #[arg(long, short, env = "GRACEFUL_TERMINATION_TIMEOUT", default_value_t = 90, value_name = "SECONDS")]
-    pub(crate) graceful_termination_timeout: u64,
+    /// Log what `millrace env` prints before anything else
+    #[arg(long, short)]
+    pub(crate) env: bool,
 }
 
 /// How tokens are chosen in the terminal commands.

@@ -2,6 +2,7 @@
 
 mod cli;
 mod commands;
+mod config;
 mod demo;
 mod logging;
 mod model;
@@ -9,24 +10,35 @@ mod nodes;
 mod progress;
 mod report;
 mod stack;
+mod telemetry;
 
 use std::process::ExitCode;
 
-use clap::Parser;
+use clap::{CommandFactory, FromArgMatches};
 
 fn main() -> ExitCode {
-    let outcome = match cli::Cli::parse().command {
-        cli::Command::Serve(args) => commands::serve::run(*args),
-        cli::Command::Chat(args) => commands::chat::run(*args),
-        cli::Command::Generate(args) => commands::generate::run(*args),
-        cli::Command::Inspect(args) => commands::inspect::run(&args),
-        cli::Command::Shard(args) => commands::shard::run(*args),
-    };
+    let arguments: Vec<_> = std::env::args_os().collect();
+    let outcome = config::parse(cli::Cli::command(), &arguments).and_then(|matches| {
+        let cli = cli::Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
+        run(cli.command)
+    });
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
             ExitCode::FAILURE
         }
+    }
+}
+
+fn run(command: cli::Command) -> anyhow::Result<()> {
+    match command {
+        cli::Command::Serve(args) => commands::serve::run(*args),
+        cli::Command::Chat(args) => commands::chat::run(*args),
+        cli::Command::Generate(args) => commands::generate::run(*args),
+        cli::Command::Inspect(args) => commands::inspect::run(&args),
+        cli::Command::BenchHttp(args) => commands::bench_http::run(*args),
+        cli::Command::Env => commands::env::run(),
+        cli::Command::Shard(args) => commands::shard::run(*args),
     }
 }

@@ -134,6 +134,10 @@ pub(crate) fn shard_flags(model: &ModelArgs, engine: &EngineArgs) -> Vec<OsStrin
     push("--max-batch-prefill-tokens", engine.max_batch_prefill_tokens.to_string());
     push("--max-batch-size", engine.max_batch_size.to_string());
     let optional = [
+        (
+            "--huggingface-hub-cache",
+            model.huggingface_hub_cache.as_ref().map(|path| path.display().to_string()),
+        ),
         ("--dtype", model.dtype.map(name)),
         ("--kv-cache-dtype", model.kv_cache_dtype.map(name)),
         ("--cpus-per-shard", engine.cpus_per_shard.map(|n| n.to_string())),

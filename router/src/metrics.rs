@@ -35,8 +35,26 @@ pub const REQUEST_MAX_NEW_TOKENS: &str = "tgi_request_max_new_tokens";
 /// Tokens of a prompt.
 pub const REQUEST_INPUT_LENGTH: &str = "tgi_request_input_length";
 
+/// Tokens of a prompt that did not have to be computed.
+pub const REQUEST_SKIPPED_TOKENS: &str = "tgi_request_skipped_tokens";
+
+/// Values of the label `err`.
+const FAILURES: &[&str] =
+    &["validation", "template", "overloaded", "unavailable", "generation", "incomplete", "dropped"];
+
 /// Says what each metric means.
 pub fn describe() {
+    // Series are there before their first event, so that a rate over them is 0 and not unknown.
+    counter!(REQUEST_COUNT).increment(0);
+    counter!(REQUEST_SUCCESS).increment(0);
+    for err in FAILURES {
+        counter!(REQUEST_FAILURE, "err" => *err).increment(0);
+    }
+    describe_histogram!(
+        REQUEST_SKIPPED_TOKENS,
+        Unit::Count,
+        "Tokens of a prompt that did not have to be computed"
+    );
     describe_counter!(REQUEST_COUNT, Unit::Count, "Requests received");
     describe_counter!(REQUEST_SUCCESS, Unit::Count, "Requests answered to the end");
     describe_counter!(REQUEST_FAILURE, Unit::Count, "Requests that failed, by reason");
@@ -102,7 +120,8 @@ pub(crate) fn inter_token() -> Histogram {
     histogram!(REQUEST_INTER_TOKEN)
 }
 
-pub(crate) fn request_succeeded(timings: &Timings, generated_tokens: u32) {
+pub(crate) fn request_succeeded(timings: &Timings, generated_tokens: u32, cached_tokens: usize) {
+    histogram!(REQUEST_SKIPPED_TOKENS).record(cached_tokens as f64);
     counter!(REQUEST_SUCCESS).increment(1);
     histogram!(REQUEST_DURATION).record(timings.total);
     histogram!(REQUEST_QUEUE_DURATION).record(timings.queue);

@@ -77,6 +77,7 @@ pub struct TensorLayout<'a> {
 
 impl Arg {
     /// Bytes of the parameter.
+    #[cfg(feature = "cpu-sim")]
     pub(crate) fn size(&self) -> usize {
         match self {
             Arg::U64(_) | Arg::I64(_) => 8,

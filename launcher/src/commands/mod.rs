@@ -1,6 +1,8 @@
 //! One file per subcommand.
 
+pub(crate) mod bench_http;
 pub(crate) mod chat;
+pub(crate) mod env;
 pub(crate) mod generate;
 pub(crate) mod inspect;
 pub(crate) mod node;

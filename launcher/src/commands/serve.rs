@@ -1,18 +1,18 @@
 //! `millrace serve`: the HTTP server.
 
-use std::net::{IpAddr, Ipv4Addr};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use millrace_router::engine::State;
-use millrace_router::http::{HeaderValue, HttpConfig};
+use millrace_router::http::HttpConfig;
 use millrace_router::metrics;
-use millrace_router::serve::{serve, shutdown_signal};
+use millrace_router::serve::{ServeOptions, serve, shutdown_signal};
 use millrace_router::service::Limits;
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use crate::cli::ServeArgs;
+use crate::commands::env::Environment;
 use crate::commands::node;
 use crate::nodes::Role;
 use crate::report::Report;
@@ -21,8 +21,14 @@ use crate::{logging, progress};
 
 /// Serves until told to stop.
 pub(crate) fn run(args: ServeArgs) -> Result<()> {
-    let ServeArgs { model, engine, http, nodes, json_output } = args;
+    let ServeArgs { model, engine, http, nodes, telemetry, tgi, json_output, env, config: _ } = args;
     logging::start("info", json_output);
+    if env {
+        tracing::info!("environment:\n{}", Environment::new());
+    }
+    for idle in tgi.check(engine.num_shard)? {
+        tracing::warn!("{idle}");
+    }
     let role = nodes.role(engine.num_shard as usize)?;
     if let Role::Worker(worker) = role {
         return node::run(&worker, &model, &engine, json_output);
@@ -39,6 +45,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         validation_workers: http.validation_workers,
         grammar_support: !http.disable_grammar_support,
         tool_format: http.tool_call_parser,
+        log_requests: http.log_requests,
     };
     let grace = Duration::from_secs(http.graceful_termination_timeout);
     let serving = Serving {
@@ -48,15 +55,22 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         drain_timeout: grace,
     };
     let longest = engine.max_total_tokens.unwrap_or(LONGEST_MEASURED) as usize;
+    allow_files(http.max_connections);
+    let (keys, tls) = (http.keys()?, http.tls()?);
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let options = ServeOptions { connections: http.connections(), tls, grace };
     tokio::runtime::Runtime::new()?.block_on(async {
-        let address = address(http.hostname.as_deref())?;
-        let listener = TcpListener::bind((address, http.port))
+        let address = http.address()?;
+        let port = http.port()?;
+        let listener = TcpListener::bind((address, port))
             .await
-            .with_context(|| format!("cannot listen on {address} port {}; try another --port", http.port))?;
+            .with_context(|| format!("cannot listen on {address} port {port}; try another --port"))?;
+        let telemetry = telemetry.start()?;
         let asked = shutdown_signal().context("cannot wait for SIGTERM")?;
         let config = HttpConfig {
-            api_keys: http.api_key.into_iter().collect(),
-            allowed_origins: origins(&http.cors_allow_origin)?,
+            api_keys: keys,
+            allowed_origins: http.origins()?,
+            platform: http.platform()?,
             metrics: Some(metrics::install(longest)?),
         };
         let leader = match role {
@@ -64,7 +78,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
             Role::Alone | Role::Worker(_) => None,
         };
         let stack = Stack::start(&model, &engine, limits, serving, leader)?;
-        tracing::info!("listening on http://{}", listener.local_addr()?);
+        tracing::info!("listening on {scheme}://{}", listener.local_addr()?);
         tokio::spawn(announce(stack.engine().state()));
 
         let mut state = stack.engine().state();
@@ -75,7 +89,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
                 _ = state.wait_for(|state| matches!(state, State::Failed(_))) => {}
             }
         };
-        serve(listener, stack.service.clone(), config, grace, shutdown).await?;
+        serve(listener, stack.service.clone(), config, options, shutdown).await?;
+        telemetry.stop().await;
         if let State::Failed(why) = &*stack.engine().state().borrow() {
             bail!("{why}");
         }
@@ -85,28 +100,33 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     })
 }
 
-/// The largest token count that histograms resolve when no `--max-total-tokens` is given.
-const LONGEST_MEASURED: u32 = 4096;
+/// Open files that are no connections: the model, sockets of shards, logs.
+const OTHER_FILES: usize = 256;
 
-/// The address to listen on. Shells and containers set HOSTNAME to the machine's name, which is no wish of the user's: it counts
-/// only if it is an IP address.
-fn address(flag: Option<&str>) -> Result<IpAddr> {
-    let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    match flag {
-        Some("localhost") => Ok(loopback),
-        Some(text) => {
-            text.parse().with_context(|| format!("--hostname {text}: give an IP address, such as 0.0.0.0"))
-        }
-        None => Ok(std::env::var("HOSTNAME").ok().and_then(|text| text.parse().ok()).unwrap_or(loopback)),
+/// Asks the system for as many open files as there may be connections. Many systems give a process 1024 unless it asks.
+#[cfg(unix)]
+fn allow_files(connections: usize) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
+    let wanted = connections.saturating_add(OTHER_FILES) as u64;
+    if current.is_none_or(|current| current >= wanted) {
+        return;
+    }
+    let raised = maximum.map_or(wanted, |maximum| maximum.min(wanted));
+    let result = setrlimit(Resource::Nofile, Rlimit { current: Some(raised), maximum });
+    if result.is_err() || raised < wanted {
+        tracing::warn!(
+            "--max-connections {connections}: the system allows only {} open files",
+            if result.is_ok() { Some(raised) } else { current }.unwrap_or(raised)
+        );
     }
 }
 
-fn origins(texts: &[String]) -> Result<Vec<HeaderValue>> {
-    texts
-        .iter()
-        .map(|text| text.parse().with_context(|| format!("--cors-allow-origin {text}: not a valid origin")))
-        .collect()
-}
+#[cfg(not(unix))]
+fn allow_files(_: usize) {}
+
+/// The largest token count that histograms resolve when no `--max-total-tokens` is given.
+const LONGEST_MEASURED: u32 = 4096;
 
 /// Shows the loading bar, and then that requests are served and by what.
 async fn announce(state: watch::Receiver<State>) {

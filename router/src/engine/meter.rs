@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use millrace_proto::{Step, StepOutput};
 
-use crate::scheduler::Stats;
+use crate::scheduler::{Limits, Stats};
 
 /// Gauge: requests waiting for their first step.
 const QUEUE_SIZE: &str = "tgi_queue_size";
@@ -53,8 +53,29 @@ const PREFIX_BLOCKS: &str = "millrace_prefix_cache_blocks";
 /// Gauge: tokens of waiting sequences.
 const QUEUE_TOKENS: &str = "millrace_queue_tokens";
 
+/// Gauge: tokens that the blocks in use can hold.
+const BATCH_CURRENT_MAX_TOKENS: &str = "tgi_batch_current_max_tokens";
+/// Gauge: tokens that the pool can hold.
+const BATCH_MAX_TOTAL_TOKENS: &str = "tgi_batch_max_total_tokens";
+// Names that the Gateway API's inference extension and llm-d choose endpoints by.
+/// Gauge: requests waiting for their first step.
+const VLLM_WAITING: &str = "vllm:num_requests_waiting";
+/// Gauge: sequences that run.
+const VLLM_RUNNING: &str = "vllm:num_requests_running";
+/// Gauge: the share of the KV cache in use, 0 to 1.
+const VLLM_KV_USAGE: &str = "vllm:kv_cache_usage_perc";
+/// Gauge by `block_size` and `num_gpu_blocks`, always 1.
+const VLLM_CACHE_CONFIG: &str = "vllm:cache_config_info";
+
 /// Describes the metrics to the installed recorder.
 pub(super) fn describe() {
+    begin_at_zero();
+    describe_gauge!(VLLM_WAITING, Unit::Count, "Requests waiting for their first step");
+    describe_gauge!(VLLM_RUNNING, Unit::Count, "Sequences that run");
+    describe_gauge!(VLLM_KV_USAGE, "Share of the KV cache in use, 0 to 1");
+    describe_gauge!(VLLM_CACHE_CONFIG, "The KV cache, in its labels");
+    describe_gauge!(BATCH_CURRENT_MAX_TOKENS, Unit::Count, "Tokens that the blocks in use can hold");
+    describe_gauge!(BATCH_MAX_TOTAL_TOKENS, Unit::Count, "Tokens that the KV cache can hold");
     describe_gauge!(QUEUE_SIZE, Unit::Count, "Requests waiting for their first step");
     describe_gauge!(BATCH_CURRENT_SIZE, Unit::Count, "Sequences that run");
     describe_histogram!(BATCH_NEXT_SIZE, Unit::Count, "Rows of a step");
@@ -85,6 +106,18 @@ pub(super) fn describe() {
     describe_counter!(PREFIX_EVICTIONS, Unit::Count, "Blocks of the prefix cache that were given to others");
     describe_gauge!(PREFIX_BLOCKS, Unit::Count, "Blocks that hold computed prefixes and nothing else");
     describe_gauge!(QUEUE_TOKENS, Unit::Count, "Tokens of waiting sequences");
+}
+
+/// Series are there before their first event, so that a rate over them is 0 and not unknown.
+fn begin_at_zero() {
+    for name in [SHARD_IDLE, SHARD_COLLECTIVE, RESTARTS, QUEUE_TIMEOUTS] {
+        counter!(name).increment(0);
+    }
+    for method in ["prefill", "decode"] {
+        for name in [BATCH_INFERENCE_COUNT, BATCH_INFERENCE_SUCCESS, BATCH_INFERENCE_FAILURE, STEP_TOKENS] {
+            counter!(name, "method" => method).increment(0);
+        }
+    }
 }
 
 /// What the shards say of a step.
@@ -159,7 +192,14 @@ pub(super) fn queue_timeout() {
 }
 
 /// Shows how full the scheduler is.
-pub(super) fn show(stats: &Stats, num_blocks: usize) {
+pub(super) fn show(stats: &Stats, limits: &Limits) {
+    let Limits { block_size, num_blocks, .. } = *limits;
+    gauge!(VLLM_WAITING).set(stats.waiting as f64);
+    gauge!(VLLM_RUNNING).set(stats.running as f64);
+    gauge!(VLLM_KV_USAGE).set(stats.used_blocks as f64 / num_blocks as f64);
+    gauge!(VLLM_CACHE_CONFIG, "block_size" => block_size.to_string(), "num_gpu_blocks" => num_blocks.to_string()).set(1.0);
+    gauge!(BATCH_CURRENT_MAX_TOKENS).set((stats.used_blocks * block_size) as f64);
+    gauge!(BATCH_MAX_TOTAL_TOKENS).set((num_blocks * block_size) as f64);
     gauge!(QUEUE_SIZE).set(stats.waiting as f64);
     gauge!(BATCH_CURRENT_SIZE).set(stats.running as f64);
     gauge!(KV_BLOCKS_USED).set(stats.used_blocks as f64);

@@ -20,7 +20,7 @@ use super::handle::{Command, Event, Failure, State};
 use super::loading::load;
 use super::meter::{self, Measured, StepTimes};
 use super::supervisor::{Change, Connect, Lost, Patience, Supervisor};
-use crate::scheduler::{Limits, Options, Plan, Scheduler, SeqId};
+use crate::scheduler::{Limits, Options, Plan, Scheduler, SeqId, Stats};
 
 /// Steps sent and not answered. With 2 the shards never wait for the router.
 const STEPS_IN_FLIGHT: usize = 2;
@@ -123,6 +123,7 @@ async fn serve(
         draining: None,
         failures: 0,
         lost: None,
+        shown: None,
         state,
     };
     server.occupancy.set_room(limits.max_sequences);
@@ -164,6 +165,8 @@ struct Server<'a> {
     failures: u32,
     /// When the shards were lost, until the first token after that.
     lost: Option<Instant>,
+    /// What the gauges say.
+    shown: Option<(Stats, Limits)>,
     state: &'a watch::Sender<State>,
 }
 
@@ -264,7 +267,12 @@ impl Server<'_> {
         if !self.batch.is_empty() {
             // The dispatching task ends only after this sender is dropped.
             let _ = self.batches.send(std::mem::take(&mut self.batch));
-            meter::show(&self.scheduler.stats(), self.limits.num_blocks);
+        }
+        // A client that leaves changes them without an event.
+        let stats = self.scheduler.stats();
+        if self.shown != Some((stats, self.limits)) {
+            meter::show(&stats, &self.limits);
+            self.shown = Some((stats, self.limits));
         }
     }
 

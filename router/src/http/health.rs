@@ -6,15 +6,22 @@ use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::json;
+use utoipa::OpenApi;
 
 use super::{App, tgi};
 use crate::engine::State as EngineState;
+
+/// What these routes take and give.
+#[derive(OpenApi)]
+#[openapi(paths(health, live, ready))]
+pub(super) struct Docs;
 
 pub(super) fn routes() -> Router<App> {
     Router::new().route("/health", get(health)).route("/ping", get(live)).route("/ready", get(ready))
 }
 
 /// `/health` is liveness; `/health?ready` is readiness.
+#[utoipa::path(get, path = "/health", tag = "Server", responses((status = 200, description = "It lives")))]
 async fn health(State(app): State<App>, RawQuery(query): RawQuery) -> Response {
     let asks_ready =
         query.is_some_and(|query| query.split('&').any(|part| part == "ready" || part == "ready="));
@@ -22,6 +29,7 @@ async fn health(State(app): State<App>, RawQuery(query): RawQuery) -> Response {
 }
 
 /// 200 unless the engine has failed for good: loading is life.
+#[utoipa::path(get, path = "/ping", tag = "Server", responses((status = 200, description = "It lives")))]
 pub(super) async fn live(State(app): State<App>) -> Response {
     match &*app.service.engine().state().borrow() {
         EngineState::Failed(_) => tgi::unhealthy(),
@@ -29,7 +37,8 @@ pub(super) async fn live(State(app): State<App>) -> Response {
     }
 }
 
-async fn ready(State(app): State<App>) -> Response {
+#[utoipa::path(get, path = "/ready", tag = "Server", responses((status = 200, description = "It serves", body = Object)))]
+pub(super) async fn ready(State(app): State<App>) -> Response {
     let body = match &*app.service.engine().state().borrow() {
         EngineState::Ready(_) => return Json(json!({"status": "ready"})).into_response(),
         EngineState::Loading { phase, done, total } => {

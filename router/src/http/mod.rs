@@ -1,10 +1,16 @@
 //! The HTTP surface. One folder per API; this file puts them together.
 
+mod anthropic;
 mod auth;
+mod docs;
 mod grammar;
+mod headers;
 mod health;
+mod kserve;
 mod openai;
 mod panic;
+mod platform;
+mod request;
 mod sse;
 mod tgi;
 
@@ -20,8 +26,9 @@ use axum::response::IntoResponse;
 use axum::routing::get;
 use axum::{Router, middleware};
 use metrics_exporter_prometheus::PrometheusHandle;
-use tower_http::cors::{AllowOrigin, CorsLayer};
+use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
+pub use self::platform::{PlatformRoutes, RouteTaken};
 use crate::service::Service;
 
 /// How the surface is configured. Not printable, since it holds keys.
@@ -31,6 +38,8 @@ pub struct HttpConfig {
     pub api_keys: Vec<String>,
     /// Origins that browsers may ask from; empty allows all.
     pub allowed_origins: Vec<HeaderValue>,
+    /// Routes that a platform asks for.
+    pub platform: PlatformRoutes,
     /// Where `/metrics` reads from.
     pub metrics: Option<PrometheusHandle>,
 }
@@ -45,15 +54,21 @@ struct App {
 pub fn router(service: Service, config: HttpConfig) -> Router {
     let limit = service.limits().payload_limit;
     let cors = cors(&config);
-    let app = App { service, config: Arc::new(config) };
+    let config = Arc::new(config);
+    let app = App { service, config: config.clone() };
     Router::new()
         .merge(tgi::routes())
         .merge(openai::routes())
+        .merge(anthropic::routes())
         .merge(health::routes())
+        .merge(kserve::routes())
+        .merge(docs::routes(&config))
+        .merge(platform::routes(&config.platform))
         .route("/metrics", get(metrics))
         .layer(middleware::from_fn_with_state(app.clone(), auth::require_key))
         .layer(DefaultBodyLimit::max(limit))
         .layer(cors)
+        .layer(middleware::from_fn(request::follow))
         .with_state(app)
 }
 
@@ -62,13 +77,15 @@ fn cors(config: &HttpConfig) -> CorsLayer {
         [] => AllowOrigin::any(),
         origins => AllowOrigin::list(origins.iter().cloned()),
     };
-    let mut headers = vec![header::CONTENT_TYPE];
-    if !config.api_keys.is_empty() {
-        headers.push(header::AUTHORIZATION);
-    }
-    CorsLayer::new().allow_methods([Method::GET, Method::POST]).allow_headers(headers).allow_origin(origins)
+    // Keys come in headers that a page must set itself, never in cookies, so any header may be sent from where any request may.
+    CorsLayer::new()
+        .allow_methods([Method::GET, Method::POST])
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers(Any)
+        .allow_origin(origins)
 }
 
+#[utoipa::path(get, path = "/metrics", tag = "Server", responses((status = 200, description = "Metrics for Prometheus", body = String, content_type = "text/plain")))]
 async fn metrics(State(app): State<App>) -> impl IntoResponse {
     let text = app.config.metrics.as_ref().map(PrometheusHandle::render).unwrap_or_default();
     ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text)

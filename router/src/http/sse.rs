@@ -30,6 +30,9 @@ const HEADERS_WITHIN: Duration = Duration::from_secs(5);
 
 /// How an API writes the events of its streams.
 pub(super) trait Write: Send + Unpin + 'static {
+    /// Before everything else.
+    fn begin(&mut self, _: &mut Events) {}
+
     /// A token of the answer with this index.
     fn event(&mut self, index: usize, event: TextEvent, to: &mut Events);
 
@@ -60,6 +63,14 @@ impl Events {
         self.0.put_slice(b"\n\n");
     }
 
+    /// An event with a name and one line of JSON.
+    pub(super) fn named(&mut self, name: &str, value: &impl Serialize) {
+        self.0.put_slice(b"event: ");
+        self.0.put_slice(name.as_bytes());
+        self.0.put_slice(b"\n");
+        self.json(value);
+    }
+
     /// An event with this line.
     pub(super) fn line(&mut self, line: &str) {
         self.0.put_slice(b"data: ");
@@ -85,17 +96,12 @@ pub(super) async fn begin(streams: &mut [TextStream]) -> Result<(), ServiceError
 pub(super) fn response(
     streams: Vec<TextStream>,
     cached_tokens: Option<usize>,
-    write: impl Write,
+    mut write: impl Write,
 ) -> Response {
+    let mut events = Events::default();
+    write.begin(&mut events);
     let streams = streams.into_iter().map(Some).collect();
-    let body = Streaming {
-        streams,
-        write,
-        events: Events::default(),
-        silence: None,
-        spoke: Instant::now(),
-        ended: false,
-    };
+    let body = Streaming { streams, write, events, silence: None, spoke: Instant::now(), ended: false };
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),

@@ -30,6 +30,8 @@ pub struct Limits {
     pub grammar_support: bool,
     /// How the model writes calls of tools; found in its chat template if not given.
     pub tool_format: Option<Format>,
+    /// Write prompts and answers to the log.
+    pub log_requests: bool,
 }
 
 impl Default for Limits {
@@ -46,6 +48,7 @@ impl Default for Limits {
             validation_workers: 2,
             grammar_support: true,
             tool_format: None,
+            log_requests: false,
         }
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! Everything that serves people goes through [`Service`]: the HTTP routes and the commands at the terminal alike.
 
+mod context;
 mod error;
 mod limits;
 mod params;
@@ -16,6 +17,7 @@ use std::time::{Duration, Instant};
 use millrace_proto::Ready;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+pub(crate) use context::RequestContext;
 pub use error::ServiceError;
 pub use limits::{Limits, TokenLimits};
 pub(crate) use params::priority;
@@ -85,6 +87,8 @@ pub struct Prepared {
     validation: Duration,
     /// Counts as a request of its own; other answers to the same prompt do not.
     counted: bool,
+    /// The request that this is for.
+    context: Option<Arc<RequestContext>>,
 }
 
 /// A complete answer with all its tokens.
@@ -254,6 +258,16 @@ impl Service {
             .inspect_err(|error| metrics::request_failed(error.kind()))
     }
 
+    /// The prompt, in the log, if the operator has asked for that.
+    fn log_prompt(&self, context: Option<&RequestContext>, prompt: &[u32]) {
+        if self.0.limits.log_requests {
+            let request_id = context.map(RequestContext::id);
+            let mut detokenizer = self.0.tokenizer.detokenizer(false, false);
+            let text: String = prompt.iter().map(|&id| detokenizer.push(id)).collect();
+            tracing::info!(request_id, prompt = text + &detokenizer.finish(), "prompt");
+        }
+    }
+
     async fn validate(
         &self,
         prompt: Prompt,
@@ -309,7 +323,9 @@ impl Service {
             cache_salt: params.cache_salt.clone(),
             mask: grammar.as_ref().map(|grammar| grammar.first()),
         };
-        Ok(Prepared { request, grammar, stops, params, seed, received, validation, counted: true })
+        let context = RequestContext::current();
+        self.log_prompt(context.as_deref(), &request.prompt);
+        Ok(Prepared { request, grammar, stops, params, seed, received, validation, counted: true, context })
     }
 
     async fn compile(&self, wanted: &Wanted, vocab_size: u32) -> Result<Option<Arc<Compiled>>, ServiceError> {
@@ -355,7 +371,10 @@ impl Service {
         };
         match submitted {
             Ok(generation) => {
-                Ok(TextStream::new(self.0.tokenizer.clone(), self.0.eos.clone(), prepared, generation))
+                let mut stream =
+                    TextStream::new(self.0.tokenizer.clone(), self.0.eos.clone(), prepared, generation);
+                stream.logs_text(self.0.limits.log_requests);
+                Ok(stream)
             }
             Err(refused) => {
                 let error = ServiceError::from(refused);

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use ::metrics::Histogram;
 
+use super::context::{RequestContext, Sizes};
 use super::{Answer, Prepared, ServiceError};
 use crate::engine::{Event, Finish, Generation, Started, Token};
 use crate::metrics;
@@ -54,6 +55,8 @@ pub enum FinishReason {
 pub struct Finished {
     /// Why it ended.
     pub reason: FinishReason,
+    /// The stop string that ended it.
+    pub stop: Option<String>,
     /// The whole text.
     pub text: String,
     /// How many tokens were generated, the ending one included.
@@ -98,6 +101,9 @@ pub struct TextStream {
     generated: u32,
     started: Option<Started>,
     last_token: Option<Instant>,
+    /// From the request's arrival.
+    first_token: Duration,
+    logs_text: bool,
     inter_token: Histogram,
 }
 
@@ -120,8 +126,15 @@ impl TextStream {
             generated: 0,
             started: None,
             last_token: None,
+            first_token: Duration::ZERO,
+            logs_text: false,
             inter_token: metrics::inter_token(),
         }
+    }
+
+    /// Whether the answer is written to the log when it is complete.
+    pub(super) fn logs_text(&mut self, logs_text: bool) {
+        self.logs_text = logs_text;
     }
 
     /// The request that is answered.
@@ -213,7 +226,7 @@ impl TextStream {
             token: TextToken { id: token.id, text: shown, logprob: token.logprob, special },
             top,
             text,
-            finished: reason.map(|reason| self.finish(reason)),
+            finished: reason.map(|reason| self.finish(reason, token.id)),
         }
     }
 
@@ -237,12 +250,15 @@ impl TextStream {
     fn time_token(&mut self) {
         let now = Instant::now();
         match self.last_token.replace(now) {
-            None => metrics::first_token(now - self.prepared.received),
+            None => {
+                self.first_token = now - self.prepared.received;
+                metrics::first_token(self.first_token);
+            }
             Some(last) => self.inter_token.record(now - last),
         }
     }
 
-    fn finish(&mut self, reason: FinishReason) -> Finished {
+    fn finish(&mut self, reason: FinishReason, last: u32) -> Finished {
         self.generation = None;
         let total = self.prepared.received.elapsed();
         let (validation, started) = (self.prepared.validation, self.started.unwrap_or_default());
@@ -250,11 +266,30 @@ impl TextStream {
         let inference = total.saturating_sub(validation + queue);
         let timings = Timings { total, validation, queue, inference };
         if self.prepared.counted {
-            metrics::request_succeeded(&timings, self.generated);
+            metrics::request_succeeded(&timings, self.generated, started.cached_tokens);
         }
         let text = std::mem::take(&mut self.text);
+        if let Some(context) = &self.prepared.context {
+            let sizes = Sizes {
+                prompt: self.prepared.prompt().len(),
+                cached: started.cached_tokens,
+                generated: self.generated,
+            };
+            context.phases(&timings, self.first_token, sizes);
+        }
+        if self.logs_text {
+            let request_id = self.prepared.context.as_deref().map(RequestContext::id);
+            tracing::info!(request_id, text, "answer");
+        }
+        // A stop string that is a special token is no text.
+        let token = || self.tokenizer.vocabulary_text(last);
+        let stop = match reason {
+            FinishReason::StopSequence => self.stops.found().map(str::to_owned).or_else(token),
+            FinishReason::Length | FinishReason::EosToken => None,
+        };
         Finished {
             reason,
+            stop,
             text,
             generated_tokens: self.generated,
             cached_tokens: started.cached_tokens,
@@ -263,6 +298,9 @@ impl TextStream {
     }
 
     fn failed(&self, err: &'static str) {
+        if let Some(context) = &self.prepared.context {
+            context.failed(err);
+        }
         if self.prepared.counted {
             metrics::request_failed(err);
         }

@@ -29,6 +29,8 @@ pub(crate) enum Script {
     Fail(String),
     /// This text again and again until nobody listens.
     Forever(String),
+    /// This text, and then nothing more.
+    Silence(String),
     /// Nothing, and the channel closes.
     Vanish,
 }
@@ -73,7 +75,7 @@ impl FakeEngine {
 /// False if the reader left.
 async fn play(script: Script, request: &Request, events: &mpsc::UnboundedSender<Event>) -> bool {
     let (text, forever) = match &script {
-        Script::Say(text) | Script::Fail(text) => (text.bytes().collect(), false),
+        Script::Say(text) | Script::Fail(text) | Script::Silence(text) => (text.bytes().collect(), false),
         Script::Forever(text) => (text.bytes().collect::<Vec<_>>(), true),
         Script::Vanish => return true,
     };
@@ -105,6 +107,10 @@ async fn play(script: Script, request: &Request, events: &mpsc::UnboundedSender<
         if forever && i % 16 == 15 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
+    }
+    if matches!(script, Script::Silence(_)) {
+        events.closed().await;
+        return false;
     }
     if matches!(script, Script::Fail(_)) {
         return events.send(Event::Failed(Failure::Broken("the shard has died".into()))).is_ok();

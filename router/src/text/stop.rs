@@ -19,7 +19,8 @@ pub struct StopMatcher {
     stops: Vec<Pattern>,
     mode: StopText,
     held: String,
-    stopped: bool,
+    /// The stop string that ended the text.
+    found: Option<String>,
 }
 
 #[derive(Debug)]
@@ -35,21 +36,26 @@ impl StopMatcher {
     /// A matcher for these strings; empty ones never match.
     pub fn new(stops: impl IntoIterator<Item = String>, mode: StopText) -> Self {
         let stops = stops.into_iter().filter(|stop| !stop.is_empty()).map(Pattern::new).collect();
-        StopMatcher { stops, mode, held: String::new(), stopped: false }
+        StopMatcher { stops, mode, held: String::new(), found: None }
     }
 
     /// Takes more text and returns what is certain to belong to the result. Nothing follows after a stop.
     pub fn push(&mut self, text: &str) -> String {
-        if self.stopped || self.stops.is_empty() {
-            return if self.stopped { String::new() } else { text.to_owned() };
+        if self.found.is_some() {
+            return String::new();
+        }
+        if self.stops.is_empty() {
+            return text.to_owned();
         }
         let before = self.held.len();
         self.held.push_str(text);
         for (i, byte) in text.bytes().enumerate() {
             let complete = self.stops.iter_mut().filter_map(|stop| stop.advance(byte)).max();
             if let Some(length) = complete {
-                self.stopped = true;
                 let end = before + i + 1;
+                // A stop string that is complete lies within what was held back, or it was shown (and is to be kept).
+                let stop = self.stops.iter().find(|stop| stop.matched == length && stop.text.len() == length);
+                self.found = Some(stop.map_or_else(String::new, |stop| stop.text.clone()));
                 self.held.truncate(if self.mode == StopText::Keep { end } else { end - length });
                 return std::mem::take(&mut self.held);
             }
@@ -64,7 +70,12 @@ impl StopMatcher {
 
     /// Whether a stop string was found.
     pub fn stopped(&self) -> bool {
-        self.stopped
+        self.found.is_some()
+    }
+
+    /// The stop string that ended the text.
+    pub fn found(&self) -> Option<&str> {
+        self.found.as_deref()
     }
 
     /// What was held back, now that no more text comes.

@@ -5,6 +5,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 use super::error::{OpenAiError, OpenAiJson};
 use super::logprobs::ChatLogprobs;
@@ -12,11 +13,11 @@ use super::messages::{self, Turn};
 use super::params::{Common, refuse_unsupported};
 use super::tools::{Asked, Calling, Reader, ToolCall};
 use super::types::{FINGERPRINT, Header, Usage, finish_reason};
-use crate::http::{App, sse};
+use crate::http::{App, headers, sse};
 use crate::service::{Answer, Prompt, Service, ServiceError, TextEvent};
 use crate::text::{Specials, Tokenizer};
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct ChatRequest {
     messages: Vec<Value>,
     logprobs: Option<bool>,
@@ -34,7 +35,7 @@ pub(super) struct ChatRequest {
     rest: Map<String, Value>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct ChatCompletion {
     object: &'static str,
     id: String,
@@ -47,7 +48,8 @@ struct ChatCompletion {
     prompt_token_ids: Option<Vec<u32>>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ChatChoice)]
 struct Choice {
     index: usize,
     message: Message,
@@ -57,7 +59,8 @@ struct Choice {
     token_ids: Option<Vec<u32>>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ChatMessage)]
 struct Message {
     role: &'static str,
     /// Null if there are only calls.
@@ -97,6 +100,7 @@ struct ChunkChoice {
 }
 
 /// Answers a conversation, at once or as a stream.
+#[utoipa::path(post, path = "/v1/chat/completions", tag = "OpenAI", request_body = ChatRequest, responses((status = 200, description = "The answer, or chunks of it as a stream if `stream` is true", body = ChatCompletion)))]
 pub(super) async fn chat_completions(
     State(app): State<App>,
     OpenAiJson(request): OpenAiJson<ChatRequest>,
@@ -128,6 +132,7 @@ pub(super) async fn chat_completions(
         prompt = messages::cut_after(prompt, &begun)?;
     }
     let common = request.common;
+    let characters = prompt.chars().count();
     // The template has written what begins a prompt.
     let prepared = app.service.prepare(Prompt::Text(prompt, Specials::Omit), params).await?;
     let prompt_tokens = prepared.prompt().len();
@@ -149,10 +154,12 @@ pub(super) async fn chat_completions(
             wants_ids,
             prompt_token_ids,
         };
-        return Ok(sse::response(streams, cached_tokens, writer));
+        let headers = headers::before(&app, characters);
+        return Ok((headers, sse::response(streams, cached_tokens, writer)).into_response());
     }
     let answers = Service::collect(streams).await?;
     let usage = Usage::of(prompt_tokens, &answers);
+    let headers = headers::after(&app, characters, prompt_tokens, &answers);
     let choice = |(index, answer): (usize, Answer)| {
         let (text, reason) = (answer.finished.text, answer.finished.reason);
         let (message, called) = match &calling {
@@ -182,7 +189,7 @@ pub(super) async fn chat_completions(
         usage,
         prompt_token_ids,
     };
-    Ok((usage.cached_header(), Json(body)).into_response())
+    Ok((headers, Json(body)).into_response())
 }
 
 /// Variables that templates are given anyway.

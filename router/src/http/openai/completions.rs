@@ -6,16 +6,17 @@ use axum::response::{IntoResponse, Response};
 use futures::future::try_join_all;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 use super::error::{OpenAiError, OpenAiJson};
 use super::logprobs::CompletionLogprobs;
 use super::params::{Common, refuse_unsupported};
 use super::types::{FINGERPRINT, Header, Usage, finish_reason};
-use crate::http::{App, sse};
+use crate::http::{App, headers, sse};
 use crate::service::{Answer, Prepared, Prompt, Service, ServiceError, TextEvent, TextStream};
 use crate::text::{Specials, Tokenizer};
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct CompletionRequest {
     prompt: Prompts,
     logprobs: Option<u32>,
@@ -27,7 +28,7 @@ pub(super) struct CompletionRequest {
     rest: Map<String, Value>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
 enum Prompts {
     Text(String),
@@ -36,7 +37,7 @@ enum Prompts {
     ManyIds(Vec<Vec<u32>>),
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct Completion<'a> {
     object: &'static str,
     id: &'a str,
@@ -48,7 +49,8 @@ struct Completion<'a> {
     usage: Option<Usage>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = CompletionChoice)]
 struct Choice {
     index: usize,
     text: String,
@@ -65,9 +67,12 @@ struct Item {
     prepared: Prepared,
     /// What every answer to it begins with: the prompt itself if `echo` asks for it.
     prefix: String,
+    /// Of the prompt, if it was a text.
+    characters: usize,
 }
 
 /// Continues one or several prompts, at once or as a stream.
+#[utoipa::path(post, path = "/v1/completions", tag = "OpenAI", request_body = CompletionRequest, responses((status = 200, description = "The answers, or chunks of them as a stream if `stream` is true", body = Completion<'_>)))]
 pub(super) async fn completions(
     State(app): State<App>,
     OpenAiJson(request): OpenAiJson<CompletionRequest>,
@@ -89,9 +94,10 @@ pub(super) async fn completions(
     check_best_of(&app, best_of, n, prompts.len(), common.streams())?;
     let params = common.params(logprobs.unwrap_or(0))?;
     let items = try_join_all(prompts.into_iter().map(|prompt| async {
+        let characters = if let Prompt::Text(text, _) = &prompt { text.chars().count() } else { 0 };
         let prefix = if echo { text(app.service.tokenizer(), &prompt) } else { String::new() };
         let prepared = app.service.prepare(prompt, params.clone()).await?;
-        Ok::<_, OpenAiError>(Item { prepared, prefix })
+        Ok::<_, OpenAiError>(Item { prepared, prefix, characters })
     }))
     .await?;
     let prompt_tokens = items.iter().map(|item| item.prepared.prompt().len()).sum();
@@ -104,10 +110,11 @@ pub(super) async fn completions(
         let started = app.service.start_several(&item.prepared, best_of.max(n))?;
         streams.push((item.prefix.clone(), started));
     }
+    let characters = items.iter().map(|item| item.characters).sum();
     if common.streams() {
-        return writer.stream(streams).await;
+        return Ok((headers::before(&app, characters), writer.stream(streams).await?).into_response());
     }
-    writer.whole(streams, n).await
+    writer.whole(&app, characters, streams, n).await
 }
 
 fn check_best_of(
@@ -183,7 +190,13 @@ impl Writer {
     }
 
     /// The `n` best of the answers to each prompt, in the order of the prompts.
-    async fn whole(self, streams: Vec<(String, Vec<TextStream>)>, n: usize) -> Result<Response, OpenAiError> {
+    async fn whole(
+        self,
+        app: &App,
+        characters: usize,
+        streams: Vec<(String, Vec<TextStream>)>,
+        n: usize,
+    ) -> Result<Response, OpenAiError> {
         let wants_ids = self.wants_ids;
         let answers = try_join_all(streams.into_iter().map(|(prefix, streams)| async move {
             let prompt =
@@ -191,6 +204,8 @@ impl Writer {
             Ok::<_, OpenAiError>((prefix, prompt, Service::collect(streams).await?))
         }))
         .await?;
+        let all = answers.iter().flat_map(|(_, _, answers)| answers);
+        let mut headers = headers::after(app, characters, self.prompt_tokens, all);
         let mut usage = Usage::new(self.prompt_tokens, 0, 0);
         let mut choices = Vec::new();
         for (prefix, prompt, mut answers) in answers {
@@ -203,7 +218,8 @@ impl Writer {
                 choices.push(self.choice(choices.len(), &prefix, prompt.clone(), answer));
             }
         }
-        Ok((usage.cached_header(), Json(self.body(choices, Some(usage)))).into_response())
+        headers.insert(sse::CACHED_TOKENS, usage.cached_tokens().into());
+        Ok((headers, Json(self.body(choices, Some(usage)))).into_response())
     }
 
     fn choice(&self, index: usize, prefix: &str, prompt: Option<Vec<u32>>, answer: Answer) -> Choice {

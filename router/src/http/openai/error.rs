@@ -1,11 +1,14 @@
 //! OpenAI's errors: `{"error": {"message", "type", "param", "code"}}`.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::FromRequest;
 use axum::extract::rejection::JsonRejection;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::http::sse;
 use crate::metrics;
@@ -13,15 +16,16 @@ use crate::service::ServiceError;
 
 /// An error with its status.
 #[derive(Debug)]
-pub(super) struct OpenAiError {
-    status: StatusCode,
+pub(in crate::http) struct OpenAiError {
+    pub(in crate::http) status: StatusCode,
     /// Seconds after which to try again.
     retry_after: Option<u64>,
     body: Body,
 }
 
-#[derive(Debug, Serialize)]
-struct Body {
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OpenAiErrorBody)]
+pub(super) struct Body {
     message: String,
     #[serde(rename = "type")]
     kind: &'static str,
@@ -32,8 +36,9 @@ struct Body {
     http_status_code: Option<u16>,
 }
 
-#[derive(Debug, Serialize)]
-struct Envelope {
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = OpenAiError)]
+pub(super) struct Envelope {
     error: Body,
 }
 
@@ -46,15 +51,47 @@ impl OpenAiError {
     }
 
     /// A field with a wrong value, for requests that do not get as far as the service.
-    pub(super) fn invalid(param: &str, message: impl Into<String>) -> Self {
+    pub(in crate::http) fn invalid(param: &str, message: impl Into<String>) -> Self {
         metrics::request_rejected("validation");
         let mut error = Self::new(StatusCode::BAD_REQUEST, INVALID, message);
         error.body.param = Some(param.to_owned());
         error
     }
 
+    /// An error of the request as a whole.
+    pub(super) fn plain(status: StatusCode, message: impl Into<String>) -> Self {
+        Self::new(status, INVALID, message)
+    }
+
+    /// What is wrong, in words.
+    pub(in crate::http) fn message(&self) -> &str {
+        &self.body.message
+    }
+
+    /// Seconds after which to try again.
+    pub(in crate::http) fn retry_after(&self) -> Option<u64> {
+        self.retry_after
+    }
+
+    /// The same for routes that tell errors in TGI's way.
+    pub(in crate::http) fn into_service_error(self) -> ServiceError {
+        let OpenAiError { status, retry_after, body } = self;
+        let message = body.message;
+        match status {
+            StatusCode::TOO_MANY_REQUESTS => {
+                ServiceError::Overloaded { retry_after: Duration::from_secs(retry_after.unwrap_or(1)) }
+            }
+            StatusCode::SERVICE_UNAVAILABLE => ServiceError::Unavailable(message),
+            status if status.is_server_error() => ServiceError::Incomplete,
+            _ if body.code == Some("template_error") => {
+                ServiceError::Template(strip(message, "Template error: "))
+            }
+            _ => ServiceError::invalid("messages", strip(message, "Input validation error: ")),
+        }
+    }
+
     /// A field that is understood but not served.
-    pub(super) fn unsupported(param: &str) -> Self {
+    pub(in crate::http) fn unsupported(param: &str) -> Self {
         let mut error = Self::invalid(param, format!("`{param}` is not supported"));
         error.body.code = Some("unsupported_parameter");
         error
@@ -69,11 +106,21 @@ impl OpenAiError {
         error
     }
 
+    /// The word for it: a code, or the type if there is none.
+    pub(super) fn code(&self) -> &'static str {
+        self.body.code.unwrap_or(self.body.kind)
+    }
+
     /// As an event of a stream that has begun.
     pub(super) fn write(mut self, to: &mut sse::Events) {
         self.body.http_status_code = Some(self.status.as_u16());
         to.json(&Envelope { error: self.body });
     }
+}
+
+/// A text without what its type says already.
+fn strip(text: String, prefix: &str) -> String {
+    text.strip_prefix(prefix).map_or_else(|| text.clone(), str::to_owned)
 }
 
 /// OpenAI's name for a field that the service knows by TGI's.

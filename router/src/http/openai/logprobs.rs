@@ -2,24 +2,25 @@
 
 use serde::Serialize;
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 use crate::service::{FinishReason, TextEvent};
 use crate::text::Tokenizer;
 
 /// Chat's form.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ChatLogprobs {
-    content: Vec<ChatToken>,
+    pub(super) content: Vec<ChatToken>,
 }
 
-#[derive(Debug, Serialize)]
-struct ChatToken {
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ChatToken {
     #[serde(flatten)]
     token: TokenLogprob,
     top_logprobs: Vec<TokenLogprob>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 struct TokenLogprob {
     token: String,
     logprob: f32,
@@ -28,7 +29,7 @@ struct TokenLogprob {
 }
 
 /// Completions' form: lists of the same length.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, ToSchema)]
 pub(super) struct CompletionLogprobs {
     tokens: Vec<String>,
     token_logprobs: Vec<f32>,

@@ -7,20 +7,33 @@ mod logprobs;
 mod messages;
 mod models;
 mod params;
+mod plain;
+mod responses;
 mod tools;
 mod types;
 
 use axum::Router;
 use axum::routing::{get, post};
+use utoipa::OpenApi;
 
-pub(super) use error::unauthorized;
+pub(super) use error::{OpenAiError, unauthorized};
+pub(super) use plain::{answer, chat, check_model, complete, prepare, render, sampling};
 
 use super::{App, panic};
+
+/// What these routes take and give.
+#[derive(OpenApi)]
+#[openapi(
+    paths(chat::chat_completions, completions::completions, responses::responses, models::list, models::get),
+    components(schemas(error::Envelope))
+)]
+pub(super) struct Docs;
 
 pub(super) fn routes() -> Router<App> {
     Router::new()
         .route("/v1/completions", post(completions::completions))
         .route("/v1/chat/completions", post(chat::chat_completions))
+        .route("/v1/responses", post(responses::responses))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))
         .layer(panic::answered_by(error::internal))

@@ -3,11 +3,12 @@
 use axum::Json;
 use axum::extract::{Path, State};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use super::error::OpenAiError;
 use crate::http::App;
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Model {
     id: String,
     object: &'static str,
@@ -15,7 +16,7 @@ pub(super) struct Model {
     owned_by: String,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ModelList {
     object: &'static str,
     data: Vec<Model>,
@@ -26,11 +27,13 @@ fn model(app: &App) -> Model {
     Model { owned_by: id.clone(), id, object: "model", created: 0 }
 }
 
+#[utoipa::path(get, path = "/v1/models", tag = "OpenAI", responses((status = 200, description = "What is served", body = ModelList)))]
 pub(super) async fn list(State(app): State<App>) -> Json<ModelList> {
     Json(ModelList { object: "list", data: vec![model(&app)] })
 }
 
 /// The id may contain slashes, as those of the hub do; that of a folder begins with one.
+#[utoipa::path(get, path = "/v1/models/{id}", tag = "OpenAI", params(("id" = String, Path, description = "Its name")), responses((status = 200, description = "The model", body = Model)))]
 pub(super) async fn get(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Model>, OpenAiError> {
     let served = model(&app);
     if served.id == id || served.id.strip_prefix('/') == Some(id.as_str()) {

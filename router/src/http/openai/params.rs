@@ -2,6 +2,7 @@
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
+use utoipa::ToSchema;
 
 use super::error::OpenAiError;
 use crate::grammar::Wanted;
@@ -12,8 +13,7 @@ use crate::text::StopText;
 /// Fields of `/v1/completions` and `/v1/chat/completions`; `top_k`, `min_p`, `typical_p`,
 /// `repetition_penalty`, `ignore_eos`, `min_tokens`, `return_token_ids` and `cache_salt` are extensions that other servers
 /// have too, `priority` is one of ours.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 pub(super) struct Common {
     pub(super) model: Option<String>,
     pub(super) stream: Option<bool>,
@@ -40,27 +40,27 @@ pub(super) struct Common {
     pub(super) return_token_ids: Option<bool>,
 }
 
-#[derive(Debug, Default, Clone, Copy, Deserialize)]
+#[derive(Debug, Default, Clone, Copy, Deserialize, ToSchema)]
 #[serde(default)]
 pub(super) struct StreamOptions {
     include_usage: Option<bool>,
 }
 
-#[derive(Debug, Clone, Copy, Deserialize)]
+#[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
 #[serde(untagged)]
 enum Seed {
     Unsigned(u64),
     Signed(i64),
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
 enum OneOrMany {
     One(String),
     Many(Vec<String>),
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
 enum LogitBias {
     /// OpenAI: token id → bias.
@@ -111,6 +111,11 @@ pub(super) fn refuse_unsupported(rest: &Map<String, Value>) -> Result<(), OpenAi
 }
 
 impl Common {
+    /// A request that names a model, and nothing else.
+    pub(super) fn of_model(model: Option<String>) -> Self {
+        Common { model, ..Common::default() }
+    }
+
     /// How the model is called in responses.
     pub(super) fn check_model(&self, app: &App) -> Result<String, OpenAiError> {
         let served = &app.service.model().id;

@@ -2,6 +2,7 @@
 
 use serde::Serialize;
 use serde_json::Value;
+use utoipa::ToSchema;
 
 use super::error::OpenAiError;
 use crate::grammar::Wanted;
@@ -95,7 +96,7 @@ pub(super) struct Reader {
 }
 
 /// A call, or the next part of it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ToolCall {
     #[serde(skip_serializing_if = "Option::is_none")]
     index: Option<usize>,
@@ -106,7 +107,8 @@ pub(super) struct ToolCall {
     function: Function,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = FunctionCall)]
 struct Function {
     #[serde(skip_serializing_if = "Option::is_none")]
     name: Option<String>,

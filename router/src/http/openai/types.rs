@@ -2,10 +2,9 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use axum::http::{HeaderName, HeaderValue};
 use serde::Serialize;
+use utoipa::ToSchema;
 
-use crate::http::sse;
 use crate::service::{Answer, FinishReason};
 
 /// What all responses to one request have in common.
@@ -26,7 +25,7 @@ impl Header {
     }
 }
 
-#[derive(Debug, Default, Clone, Copy, Serialize)]
+#[derive(Debug, Default, Clone, Copy, Serialize, ToSchema)]
 pub(super) struct Usage {
     prompt_tokens: usize,
     completion_tokens: usize,
@@ -34,7 +33,7 @@ pub(super) struct Usage {
     prompt_tokens_details: PromptTokensDetails,
 }
 
-#[derive(Debug, Default, Clone, Copy, Serialize)]
+#[derive(Debug, Default, Clone, Copy, Serialize, ToSchema)]
 struct PromptTokensDetails {
     cached_tokens: usize,
 }
@@ -65,9 +64,9 @@ impl Usage {
         );
     }
 
-    /// The header that says the same about cached tokens.
-    pub(super) fn cached_header(&self) -> [(HeaderName, HeaderValue); 1] {
-        [(sse::CACHED_TOKENS, self.prompt_tokens_details.cached_tokens.into())]
+    /// Cached tokens of all prompts.
+    pub(super) fn cached_tokens(&self) -> usize {
+        self.prompt_tokens_details.cached_tokens
     }
 }
 

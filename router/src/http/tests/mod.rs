@@ -1,7 +1,12 @@
 //! The whole surface against a fake engine.
 
+mod anthropic;
 mod chat;
 mod completions;
+mod docs;
+mod platforms;
+mod responses;
+mod rows;
 mod server;
 mod tgi;
 mod tools;
@@ -97,6 +102,21 @@ impl Reply {
 
     fn json_events(&self) -> Vec<Value> {
         self.events().iter().map(|event| serde_json::from_str(event).unwrap()).collect()
+    }
+
+    /// The events of a stream whose events have names; every byte of the framing is checked.
+    fn named_events(&self) -> Vec<(String, Value)> {
+        assert_eq!(self.status, StatusCode::OK, "{}", self.body);
+        assert_eq!(self.header("content-type"), "text/event-stream");
+        let body = self.body.strip_suffix("\n\n").expect("ends with an empty line");
+        let event = |event: &str| {
+            let (name, data) = event.split_once('\n').expect("two lines");
+            let name = name.strip_prefix("event: ").expect("a name").to_owned();
+            let data: Value = serde_json::from_str(data.strip_prefix("data: ").expect("data")).unwrap();
+            assert_eq!(data["type"], name);
+            (name, data)
+        };
+        body.split("\n\n").map(event).collect()
     }
 
     /// The events of an OpenAI stream, without its end.

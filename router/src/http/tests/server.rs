@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::body::Body;
-use axum::http::{Request, StatusCode};
+use axum::http::{HeaderValue, Request, StatusCode};
 use futures::StreamExt;
 use serde_json::json;
 use tower::ServiceExt;
@@ -171,6 +171,12 @@ async fn every_post_needs_a_key_where_there_are_keys() {
         for key in ["Bearer one", "Bearer Two"] {
             assert_eq!(ask(path, Some(key)).await.status, StatusCode::OK, "{path} {key}");
         }
+        for (key, status) in [("Two", 200), ("two", 401), ("", 401)] {
+            let body = json!({"inputs": "a", "prompt": "a", "messages": [{"role": "user", "content": "a"}]});
+            let mut request = post(path, body.to_string());
+            request.headers_mut().insert("x-api-key", key.parse().unwrap());
+            assert_eq!(server.send(request).await.status.as_u16(), status, "{path} {key}");
+        }
     }
     for path in ["/health", "/info", "/v1/models", "/metrics"] {
         assert_eq!(server.get(path).await.status, StatusCode::OK, "{path}");
@@ -186,11 +192,12 @@ async fn browsers_may_ask() {
     let preflight = Request::options("/generate")
         .header("origin", "http://a")
         .header("access-control-request-method", "POST")
+        .header("access-control-request-headers", "authorization, content-type, x-stainless-os")
         .body(Body::empty())
         .unwrap();
     let reply = server.send(preflight).await;
     assert_eq!(reply.header("access-control-allow-methods"), "GET,POST");
-    assert_eq!(reply.header("access-control-allow-headers"), "content-type");
+    assert_eq!(reply.header("access-control-allow-headers"), "authorization, content-type, x-stainless-os");
 }
 
 #[tokio::test]
@@ -252,7 +259,7 @@ async fn a_real_socket_drains_on_shutdown() {
         listener,
         service,
         HttpConfig::default(),
-        Duration::from_secs(5),
+        crate::serve::ServeOptions { grace: Duration::from_secs(5), ..Default::default() },
         async { drop(stopped.await) },
     ));
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -272,6 +279,31 @@ async fn a_real_socket_drains_on_shutdown() {
     let ended = tokio::time::timeout(Duration::from_secs(5), running).await;
     ended.unwrap().unwrap().unwrap();
     drop(server);
+}
+
+#[tokio::test]
+async fn every_response_names_its_request() {
+    let server = Server::saying("x");
+    let ask = async |path: &str, id: Option<&[u8]>| {
+        let mut request = post(path, r#"{"inputs":"a","prompt":"a"}"#);
+        if let Some(id) = id {
+            request.headers_mut().insert("x-request-id", HeaderValue::from_bytes(id).unwrap());
+        }
+        server.send(request).await.header("x-request-id").to_owned()
+    };
+    let long = "a".repeat(128);
+    for path in ["/generate", "/generate_stream", "/v1/completions", "/nothing", "/info"] {
+        assert_eq!(ask(path, Some(b"mine-7")).await, "mine-7", "{path}");
+        assert_eq!(ask(path, Some(long.as_bytes())).await, long, "{path}");
+        for unfit in [&b""[..], b"two words", b"\xff", "a".repeat(129).as_bytes()] {
+            let id = ask(path, Some(unfit)).await;
+            assert!(
+                id.len() == 32 && id.bytes().all(|byte| byte.is_ascii_hexdigit()),
+                "{path} {unfit:?}: {id}"
+            );
+        }
+        assert_ne!(ask(path, None).await, ask(path, None).await, "{path}");
+    }
 }
 
 struct FakeParts {

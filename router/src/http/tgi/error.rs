@@ -4,14 +4,16 @@ use axum::Json;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::service::ServiceError;
 
 /// An error as TGI's clients know it.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = TgiError)]
 pub(super) struct ErrorBody {
-    error: String,
-    error_type: &'static str,
+    pub(super) error: String,
+    pub(super) error_type: &'static str,
 }
 
 impl From<&ServiceError> for ErrorBody {
@@ -30,7 +32,7 @@ impl From<&ServiceError> for ErrorBody {
 
 /// A [`ServiceError`] as a response.
 #[derive(Debug)]
-pub(super) struct TgiError(pub(super) ServiceError);
+pub(in crate::http) struct TgiError(pub(in crate::http) ServiceError);
 
 impl From<ServiceError> for TgiError {
     fn from(error: ServiceError) -> Self {
@@ -62,7 +64,7 @@ pub(in crate::http) fn unhealthy() -> Response {
 }
 
 /// What a request gets whose handler panicked.
-pub(super) fn internal() -> Response {
+pub(in crate::http) fn internal() -> Response {
     let body = ErrorBody { error: "Internal server error".into(), error_type: "internal" };
     (StatusCode::INTERNAL_SERVER_ERROR, Json(body)).into_response()
 }

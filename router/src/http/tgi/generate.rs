@@ -2,18 +2,19 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 
 use super::error::TgiError;
 use super::types::{
     BestOfSequence, CompatRequest, Details, GenerateRequest, GenerateResponse, finish_reason,
 };
-use crate::http::{App, tgi::stream};
+use crate::http::{App, headers, tgi::stream};
 use crate::service::{Answer, Prompt, Service};
 use crate::text::Specials;
 
 /// `/generate`: the whole answer at once.
+#[utoipa::path(post, path = "/generate", tag = "TGI", request_body = GenerateRequest, responses((status = 200, description = "The answer", body = GenerateResponse)))]
 pub(super) async fn generate(
     State(app): State<App>,
     Json(request): Json<GenerateRequest>,
@@ -23,6 +24,7 @@ pub(super) async fn generate(
 }
 
 /// `/`: a list of one answer, or the same stream as `/generate_stream`.
+#[utoipa::path(post, path = "/", tag = "TGI", request_body = CompatRequest, responses((status = 200, description = "A list of one answer, or a stream if `stream` is true", body = Vec<GenerateResponse>)))]
 pub(super) async fn compat(
     State(app): State<App>,
     Json(request): Json<CompatRequest>,
@@ -43,7 +45,7 @@ async fn answer(app: &App, request: GenerateRequest) -> Result<(HeaderMap, Gener
     let params = parameters.params().map_err(Service::reject)?;
     let prepared = app.service.prepare(Prompt::Text(inputs.clone(), Specials::Add), params).await?;
     let answers = Service::collect(app.service.start_several(&prepared, parameters.best_of())?).await?;
-    let headers = headers(app, &inputs, prepared.prompt().len(), &answers);
+    let headers = headers::after(app, inputs.chars().count(), prepared.prompt().len(), &answers);
     let full = parameters.return_full_text.unwrap_or(false);
     let text = |answer: &Answer| {
         if full { inputs.clone() + &answer.finished.text } else { answer.finished.text.clone() }
@@ -75,30 +77,4 @@ fn details(answer: &Answer, best_of_sequences: Vec<BestOfSequence>) -> Details {
         best_of_sequences,
         top_tokens: if has_top { top.collect() } else { Vec::new() },
     }
-}
-
-/// What TGI tells about an answer in its headers; times in milliseconds, of the slowest of several answers.
-fn headers(app: &App, inputs: &str, prompt_tokens: usize, answers: &[Answer]) -> HeaderMap {
-    let mut headers = crate::http::tgi::stream::headers(app, inputs);
-    let generated: u32 = answers.iter().map(|answer| answer.finished.generated_tokens).sum();
-    let Some(slowest) = answers.iter().map(|answer| &answer.finished).max_by_key(|f| f.timings.total) else {
-        return headers;
-    };
-    let timings = &slowest.timings;
-    let mut add = |name: &'static str, value: String| {
-        if let Ok(value) = HeaderValue::from_str(&value) {
-            headers.insert(HeaderName::from_static(name), value);
-        }
-    };
-    add("x-compute-time", timings.total.as_secs_f64().to_string());
-    add("x-total-time", timings.total.as_millis().to_string());
-    add("x-validation-time", timings.validation.as_millis().to_string());
-    add("x-queue-time", timings.queue.as_millis().to_string());
-    add("x-inference-time", timings.inference.as_millis().to_string());
-    add("x-time-per-token", timings.per_token(slowest.generated_tokens).as_millis().to_string());
-    add("x-prompt-tokens", prompt_tokens.to_string());
-    add("x-generated-tokens", generated.to_string());
-    // The first answer had the prompt computed for the others.
-    add("x-cached-tokens", answers[0].finished.cached_tokens.to_string());
-    headers
 }

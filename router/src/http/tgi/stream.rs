@@ -2,16 +2,16 @@
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use axum::response::Response;
 
 use super::error::{ErrorBody, TgiError};
 use super::types::{GenerateRequest, StreamDetails, StreamResponse, finish_reason};
-use crate::http::{App, sse};
+use crate::http::{App, headers, sse};
 use crate::service::{Prompt, Service, ServiceError, TextEvent};
 use crate::text::Specials;
 
 /// The answer token by token. What is wrong with the request is told before the stream begins.
+#[utoipa::path(post, path = "/generate_stream", tag = "TGI", request_body = GenerateRequest, responses((status = 200, description = "One event per token", body = StreamResponse, content_type = "text/event-stream")))]
 pub(super) async fn generate_stream(
     State(app): State<App>,
     Json(request): Json<GenerateRequest>,
@@ -19,7 +19,7 @@ pub(super) async fn generate_stream(
     let GenerateRequest { inputs, parameters } = request;
     parameters.check_stream().map_err(Service::reject)?;
     let params = parameters.params().map_err(Service::reject)?;
-    let headers = headers(&app, &inputs);
+    let headers = headers::before(&app, inputs.chars().count());
     let mut streams = [app.service.generate(Prompt::Text(inputs.clone(), Specials::Add), params).await?];
     sse::begin(&mut streams).await?;
     let cached_tokens = streams[0].cached_tokens();
@@ -71,14 +71,4 @@ impl sse::Write for Writer {
     }
 
     fn end(&mut self, _: &mut sse::Events) {}
-}
-
-/// What is known before the first token.
-pub(in crate::http) fn headers(app: &App, inputs: &str) -> HeaderMap {
-    let mut headers = HeaderMap::new();
-    let device = app.service.ready().ok().and_then(|ready| HeaderValue::from_str(&ready.device).ok());
-    let device = device.unwrap_or(HeaderValue::from_static("unknown"));
-    headers.insert(HeaderName::from_static("x-compute-type"), device);
-    headers.insert(HeaderName::from_static("x-compute-characters"), inputs.chars().count().into());
-    headers
 }

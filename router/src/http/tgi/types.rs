@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use utoipa::ToSchema;
 
 use crate::grammar::Wanted;
 use crate::http::grammar;
@@ -9,7 +10,7 @@ use crate::service::{FinishReason, Params, ServiceError, TextToken, priority};
 use crate::text::StopText;
 
 /// The body of `/generate`, `/generate_stream` and `/tokenize`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct GenerateRequest {
     pub(super) inputs: String,
     #[serde(default = "absent")]
@@ -17,7 +18,7 @@ pub(super) struct GenerateRequest {
 }
 
 /// The body of `/`.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct CompatRequest {
     pub(super) inputs: String,
     #[serde(default = "absent")]
@@ -26,9 +27,9 @@ pub(super) struct CompatRequest {
     pub(super) stream: bool,
 }
 
-#[derive(Debug, Default, Deserialize)]
+#[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default)]
-pub(super) struct GenerateParameters {
+pub(in crate::http) struct GenerateParameters {
     best_of: Option<usize>,
     temperature: Option<f32>,
     repetition_penalty: Option<f32>,
@@ -55,12 +56,12 @@ pub(super) struct GenerateParameters {
 }
 
 /// Without any parameters TGI samples; with some it does so only if they ask for it.
-fn absent() -> GenerateParameters {
+pub(in crate::http) fn absent() -> GenerateParameters {
     GenerateParameters { do_sample: true, ..GenerateParameters::default() }
 }
 
 impl GenerateParameters {
-    pub(super) fn best_of(&self) -> usize {
+    pub(in crate::http) fn best_of(&self) -> usize {
         self.best_of.unwrap_or(1).max(1)
     }
 
@@ -85,7 +86,7 @@ impl GenerateParameters {
         Ok(Some(Wanted { grammar, field: "grammar", optional: false }))
     }
 
-    pub(super) fn params(&self) -> Result<Params, ServiceError> {
+    pub(in crate::http) fn params(&self) -> Result<Params, ServiceError> {
         for (param, asked) in [
             ("watermark", self.watermark),
             ("decoder_input_details", self.decoder_input_details),
@@ -119,7 +120,7 @@ impl GenerateParameters {
     }
 }
 
-#[derive(Debug, Clone, Serialize)]
+#[derive(Debug, Clone, Serialize, ToSchema)]
 pub(super) struct Token {
     id: u32,
     text: String,
@@ -140,21 +141,21 @@ impl From<&TextToken> for Token {
 }
 
 /// A token of the prompt.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct PrefillToken {
     id: u32,
     text: String,
     logprob: Option<f32>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct GenerateResponse {
     pub(super) generated_text: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) details: Option<Details>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Details {
     pub(super) finish_reason: &'static str,
     pub(super) generated_tokens: u32,
@@ -162,12 +163,13 @@ pub(super) struct Details {
     pub(super) prefill: Vec<PrefillToken>,
     pub(super) tokens: Vec<Token>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(no_recursion)]
     pub(super) best_of_sequences: Vec<BestOfSequence>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub(super) top_tokens: Vec<Vec<Token>>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct BestOfSequence {
     pub(super) generated_text: String,
     #[serde(flatten)]
@@ -175,7 +177,7 @@ pub(super) struct BestOfSequence {
 }
 
 /// An event of `/generate_stream`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct StreamResponse {
     pub(super) index: u32,
     pub(super) token: Token,
@@ -185,7 +187,7 @@ pub(super) struct StreamResponse {
     pub(super) details: Option<StreamDetails>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, ToSchema)]
 pub(super) struct StreamDetails {
     pub(super) finish_reason: &'static str,
     pub(super) generated_tokens: u32,

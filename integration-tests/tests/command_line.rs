@@ -1,0 +1,224 @@
+//! Flags, files and variables; the commands that do not serve.
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+use millrace_integration_tests::{SecretFile, Server, binary, post};
+use serde_json::{Value, json};
+
+fn millrace(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
+    Command::new(binary())
+        .args(arguments)
+        .envs(variables.iter().copied())
+        .env_remove("MODEL_ID")
+        .output()
+        .unwrap()
+}
+
+/// What a command says that fails.
+fn complaint(arguments: &[&str], variables: &[(&str, &str)]) -> String {
+    let output = millrace(arguments, variables);
+    assert!(!output.status.success(), "{arguments:?} {variables:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn tgis_flags_are_understood_or_refused_with_the_reason() {
+    for (flags, variables, text) in [
+        (&["serve", "--quantize", "awq"][..], &[][..], "--quantize is not supported: "),
+        (&["serve"], &[("QUANTIZE", "gptq")], "--quantize is not supported: "),
+        (&["serve", "--speculate", "3"], &[], "--speculate is not supported: speculative decoding"),
+        (&["serve", "--lora-adapters", "a"], &[], "merge the adapter into the weights"),
+        (&["serve", "--rope-scaling", "linear"], &[], "config.json"),
+        (&["serve", "--watermark-gamma", "0.5"], &[], "watermarks are not supported"),
+        (&["serve", "--sharded", "true"], &[], "--num-shard"),
+        (&["serve", "--sharded", "false", "--num-shard", "2"], &[], "contradict each other"),
+        (&["serve", "--cuda-memory-fraction", "0.5"], &[], "--max-batch-total-tokens"),
+        (&["serve", "--max-concurent-requests", "3"], &[], "--max-concurrent-requests"),
+        (&["serve", "--api-key", ""], &[], "a key must not be empty"),
+        (&["serve", "--api-key", "two words"], &[], "visible ASCII"),
+        (&["serve", "--api-key-file", "/nowhere/keys"], &[], "--api-key-file /nowhere/keys"),
+        (&["serve", "--tls-cert", "/nowhere/cert.pem"], &[], "--tls-key"),
+        (&["serve", "--tls-cert", "/nowhere/c.pem", "--tls-key", "/nowhere/k.pem"], &[], "/nowhere/c.pem"),
+        (
+            &["serve", "--port", "0"],
+            &[("AIP_PREDICT_ROUTE", "/generate")],
+            "the path /generate cannot be a route",
+        ),
+        (&["serve"], &[("AIP_HTTP_PORT", "many")], "AIP_HTTP_PORT=many"),
+        (&["serve", "--config", "/nowhere/millrace.toml"], &[], "--config /nowhere/millrace.toml"),
+    ] {
+        let said = complaint(flags, variables);
+        assert!(said.contains(text), "{flags:?} {variables:?}: {said}");
+    }
+    let idle = [
+        "--waiting-served-ratio",
+        "0.3",
+        "--max-waiting-tokens",
+        "20",
+        "--cuda-graphs",
+        "0",
+        "--prometheus-port",
+        "9000",
+        "--trust-remote-code",
+        "--sharded=false",
+        "--speculate",
+        "0",
+        "--env",
+    ];
+    let server = Server::start(&idle);
+    for flag in ["--waiting-served-ratio", "--max-waiting-tokens", "--cuda-graphs", "--prometheus-port"] {
+        assert!(server.log().contains(&format!("{flag} has no effect: ")), "{flag}: {}", server.log());
+    }
+    assert!(server.log().contains("processor"), "--env: {}", server.log());
+}
+
+#[test]
+fn keys_come_from_flags_and_files_and_lines_of_the_log_name_requests() {
+    let file = SecretFile::new("keys", "# for the web site\nfrom-file\n\nanother\n");
+    let server =
+        Server::start(&["--api-key", "one,two", "--api-key", "three", "--api-key-file", file.path()]);
+    let body = json!({"inputs": "A secret prompt", "parameters": {"max_new_tokens": 4}});
+    assert_eq!(post(&server.url("/generate"), &body).status, 401);
+    let send = |key: &str| {
+        let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
+        let request = agent.post(server.url("/generate")).header("authorization", format!("Bearer {key}"));
+        request.header("x-request-id", format!("id-of-{key}")).send_json(&body).unwrap()
+    };
+    for key in ["one", "two", "three", "from-file", "another"] {
+        let response = send(key);
+        assert_eq!(
+            (response.status().as_u16(), response.headers()["x-request-id"].to_str().unwrap()),
+            (200, &*format!("id-of-{key}"))
+        );
+        server.wait_until("the request is logged", |server| server.log().contains(&format!("id-of-{key}")));
+    }
+    for key in ["# for the web site", "four", ""] {
+        assert_eq!(send(key).status().as_u16(), 401, "{key}");
+    }
+    assert!(!server.log().contains("secret prompt"), "{}", server.log());
+    assert!(!server.log().contains("from-file\"") || !server.log().contains("Bearer"), "keys are not logged");
+
+    let server = Server::start(&["--log-requests", "--json-output"]);
+    assert_eq!(post(&server.url("/generate"), &body).status, 200);
+    server.wait_until("prompt and answer are logged", |server| {
+        let log = server.log();
+        let lines: Vec<Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+        let has = |message: &str| lines.iter().find(|line| line["fields"]["message"] == message);
+        let named = |line: &Value| line["fields"]["request_id"].as_str().is_some_and(|id| id.len() == 32);
+        has("prompt").is_some_and(|line| {
+            line["fields"]["prompt"].as_str().unwrap().contains("A secret prompt") && named(line)
+        }) && has("answer").is_some_and(named)
+            && has("request").is_some_and(|line| line["fields"]["path"] == "/generate" && named(line))
+    });
+}
+
+#[test]
+fn a_file_gives_flags_and_the_environment_wins_over_it() {
+    let path = std::env::temp_dir().join(format!("millrace-{}.toml", std::process::id()));
+    std::fs::write(&path, "max-best-of = 3\nmax_stop_sequences = 7\nmax-client-batch-size = 9\n").unwrap();
+    let path = path.to_str().unwrap();
+    let server = Server::start(&["--config", path, "--max-client-batch-size", "2"]);
+    let info: Value = serde_json::from_str(&server.get("/info").1).unwrap();
+    assert_eq!((&info["max_best_of"], &info["max_stop_sequences"]), (&json!(3), &json!(7)));
+    assert_eq!(info["max_client_batch_size"], 2);
+    std::fs::write(path, "max-best-off = 3\n").unwrap();
+    let said = complaint(&["serve", "--config", path], &[]);
+    assert!(said.contains("there is no flag `max-best-off`; did you mean `max-best-of`?"), "{said}");
+    std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn vertex_ai_chooses_port_and_paths() {
+    let port = millrace_integration_tests::free_port();
+    let mut process = Command::new(binary())
+        .arg("serve")
+        .env("AIP_HTTP_PORT", &port)
+        .env("AIP_PREDICT_ROUTE", "/v1/endpoints/7:predict")
+        .env("AIP_HEALTH_ROUTE", "/alive")
+        .env_remove("PORT")
+        .stderr(std::process::Stdio::null())
+        .spawn()
+        .unwrap();
+    let url = format!("http://127.0.0.1:{port}");
+    let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
+    let alive = || agent.get(format!("{url}/alive")).call().is_ok_and(|response| response.status() == 200);
+    let begin = std::time::Instant::now();
+    while !alive() && begin.elapsed().as_secs() < 30 {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    let body = json!({"instances": [{"inputs": "Once", "parameters": {"max_new_tokens": 3}}]});
+    let answer = post(&format!("{url}/v1/endpoints/7:predict"), &body);
+    process.kill().unwrap();
+    process.wait().unwrap();
+    assert_eq!((answer.status, answer.body["predictions"].as_array().map(Vec::len)), (200, Some(1)));
+}
+
+#[test]
+fn env_says_what_a_bug_report_needs_and_no_secret() {
+    let output = millrace(&["env"], &[("API_KEY", "hidden"), ("MAX_BEST_OF", "7")]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    for part in ["millrace ", "processor", "memory", "open files", "$MAX_BEST_OF", "$API_KEY"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    assert!(output.status.success() && !text.contains("hidden"), "{text}");
+}
+
+#[test]
+fn a_load_test_counts_what_was_answered() {
+    let server = Server::start(&["--api-key", "key"]);
+    let file = std::env::temp_dir().join(format!("millrace-bench-{}.json", std::process::id()));
+    let bench = |more: &[&str]| {
+        let url = server.url("/v1");
+        let common =
+            ["bench-http", "--url", &url, "--api-key", "key", "--max-tokens", "12", "--prompt-words", "20"];
+        millrace(&[&common, more].concat(), &[])
+    };
+    for route in ["completions", "chat"] {
+        let output =
+            bench(&["--route", route, "--concurrency", "1,4", "-n", "6", "--json", file.to_str().unwrap()]);
+        let table = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        for part in
+            ["demo at http", "1 at a time: 6 of 6 requests", "4 at a time: 6 of 6", "first token", "p99"]
+        {
+            assert!(table.contains(part), "{part}: {table}");
+        }
+        let report: Value = serde_json::from_str(&std::fs::read_to_string(&file).unwrap()).unwrap();
+        let runs = report["runs"].as_array().unwrap();
+        assert_eq!((runs.len(), &runs[1]["load"]["concurrency"]), (2, &json!(4)));
+        for run in runs {
+            assert_eq!(
+                (&run["requests"], &run["succeeded"], &run["errors"]),
+                (&json!(6), &json!(6), &json!({}))
+            );
+            let tokens = run["output_tokens"].as_u64().unwrap();
+            assert!((6..=72).contains(&tokens) && run["prompt_tokens"].as_u64().unwrap() > 6 * 20, "{run}");
+            let ms = |name: &str, what: &str| run[name][what].as_f64().unwrap();
+            assert!(ms("ttft_ms", "p50") > 0.0 && ms("ttft_ms", "p50") <= ms("ttft_ms", "p99"));
+            assert!(ms("e2e_ms", "max") >= ms("ttft_ms", "max") && ms("itl_ms", "mean") > 0.0);
+        }
+    }
+    std::fs::remove_file(&file).unwrap();
+    let output = bench(&["--rate", "40", "-n", "8", "--json", "-"]);
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["runs"][0]["succeeded"], 8);
+    let prompts = PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/command_line.rs"));
+    let output = millrace(
+        &[
+            "bench-http",
+            "--url",
+            &server.url(""),
+            "--api-key",
+            "wrong",
+            "--model",
+            "demo",
+            "--prompts",
+            prompts.to_str().unwrap(),
+        ],
+        &[],
+    );
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && said.contains("status 401"), "{said}");
+}

@@ -1,0 +1,93 @@
+//! `/metrics`, and the dashboard that shows it.
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use std::collections::BTreeSet;
+
+use millrace_integration_tests::{Server, post, stream};
+use serde_json::{Value, json};
+
+/// Names in an expression.
+fn names(expression: &str) -> impl Iterator<Item = &str> {
+    let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == ':'));
+    words.filter(|word| ["tgi_", "vllm:", "millrace_"].iter().any(|prefix| word.starts_with(prefix)))
+}
+
+fn strings<'a>(value: &'a Value, key: &str, to: &mut Vec<&'a str>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                match value {
+                    Value::String(text) if name == key => to.push(text),
+                    value => strings(value, key, to),
+                }
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| strings(item, key, to)),
+        _ => {}
+    }
+}
+
+#[test]
+fn what_the_dashboard_shows_is_measured() {
+    let dashboard = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/grafana.json");
+    let dashboard: Value = serde_json::from_str(&std::fs::read_to_string(dashboard).unwrap()).unwrap();
+    let mut expressions = Vec::new();
+    strings(&dashboard, "expr", &mut expressions);
+    strings(&dashboard, "query", &mut expressions);
+    let asked: BTreeSet<&str> = expressions.iter().flat_map(|expression| names(expression)).collect();
+    assert!(asked.len() > 20, "{asked:?}");
+
+    let server = Server::start(&[]);
+    let body = json!({"inputs": "Once upon a time", "parameters": {"max_new_tokens": 8}});
+    assert_eq!(post(&server.url("/generate"), &body).status, 200);
+    let text = server.get("/metrics").1;
+    let measured: BTreeSet<&str> = text
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(|line| line.split(['{', ' ']).next())
+        .collect();
+    let missing: Vec<_> = asked.difference(&measured).collect();
+    assert!(missing.is_empty(), "{missing:?}\n{text}");
+}
+
+#[test]
+fn endpoint_pickers_see_the_load() {
+    let server = Server::start(&["--max-batch-size", "1"]);
+    let text = server.get("/metrics").1;
+    let config = text
+        .lines()
+        .find(|line| line.starts_with("vllm:cache_config_info{"))
+        .expect("is there from the start");
+    assert!(config.contains("block_size=\"16\"") && config.ends_with(" 1"), "{config}");
+    let blocks: f64 = server.metric("millrace_kv_blocks_total");
+    assert!(config.contains(&format!("num_gpu_blocks=\"{blocks}\"")), "{config}");
+    assert_eq!(server.metric("tgi_batch_max_total_tokens"), blocks * 16.0);
+    for name in ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"] {
+        assert_eq!(server.metric(name), 0.0);
+        assert!(text.contains(&format!("\n{name} 0")), "{name} is there before the first request");
+    }
+
+    let body = json!({"prompt": "Once upon a time", "max_tokens": 900, "temperature": 0, "stream": true,
+                      "logit_bias": {"0": -100, "1": -100, "2": -100}});
+    let mut running = stream(&server.url("/v1/completions"), &body);
+    assert!(running.next().is_some());
+    std::thread::scope(|scope| {
+        let waits = scope.spawn(|| {
+            let mut waiting = stream(&server.url("/v1/completions"), &body);
+            waiting.next()
+        });
+        server.wait_until("one runs and one waits", |server| {
+            server.metric("vllm:num_requests_running") == 1.0
+                && server.metric("vllm:num_requests_waiting") == 1.0
+                && server.metric("vllm:kv_cache_usage_perc") > 0.0
+        });
+        drop(running);
+        assert!(waits.join().unwrap().is_some());
+    });
+    // Both clients have left; the gauges say so without another request.
+    server.wait_until("nothing runs", |server| {
+        ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"]
+            .iter()
+            .all(|name| server.metric(name) == 0.0)
+    });
+}

@@ -1,0 +1,167 @@
+//! Spans, as collectors get them.
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+
+use millrace_integration_tests::{Attack, Outcome, Server, attack};
+
+const TRACE: [u8; 16] =
+    [0x0a, 0xf7, 0x65, 0x19, 0x16, 0xcd, 0x43, 0xdd, 0x84, 0x48, 0xeb, 0x21, 0x1c, 0x80, 0x31, 0x9c];
+const PARENT: [u8; 8] = [0xb7, 0xad, 0x6b, 0x71, 0x69, 0x20, 0x33, 0x31];
+
+/// A request that belongs to a trace, byte for byte.
+fn ask(server: &Server) {
+    let body = r#"{"inputs":"Once upon a time","parameters":{"max_new_tokens":8}}"#;
+    let request = format!(
+        "POST /generate HTTP/1.1\r\nhost: x\r\nconnection: close\r\ncontent-type: application/json\r\n\
+         x-request-id: my-request\r\ntraceparent: 00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01\r\n\
+         content-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    assert_eq!(attack(server.address(), &Attack::Write(request.into_bytes())), Outcome::Status(200));
+}
+
+/// How often some bytes are among others.
+fn count(bytes: &[u8], part: &[u8]) -> usize {
+    bytes.windows(part.len()).filter(|window| *window == part).count()
+}
+
+/// What a collector got, of one request with its phases.
+fn check(spans: &[u8]) {
+    for name in [
+        "POST /generate",
+        "validation",
+        "queue",
+        "prefill",
+        "decode",
+        "my-service",
+        "my-request",
+        "http.response.status_code",
+        "gen_ai.usage.output_tokens",
+    ] {
+        assert!(count(spans, name.as_bytes()) > 0, "{name} is missing");
+    }
+    assert_eq!(count(spans, &TRACE), 5, "the request and its four phases belong to the client's trace");
+    assert_eq!(
+        count(spans, &PARENT),
+        1,
+        "the request belongs to the client's span, the phases to the request"
+    );
+    assert_eq!(count(spans, b"Once upon"), 0, "no text leaves the server");
+}
+
+#[test]
+fn spans_go_out_as_protobuf_over_http() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let (found, posts) = mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = stream.unwrap();
+            let mut bytes = Vec::new();
+            let (head, length) = loop {
+                let mut buffer = [0; 4096];
+                let read = stream.read(&mut buffer).unwrap_or(0);
+                if read == 0 {
+                    break (String::new(), 0);
+                }
+                bytes.extend(&buffer[..read]);
+                let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") else { continue };
+                let head = String::from_utf8_lossy(&bytes[..end]).to_lowercase();
+                let length =
+                    head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse().ok());
+                bytes.drain(..end + 4);
+                break (head, length.unwrap_or(0));
+            };
+            while bytes.len() < length {
+                let mut buffer = [0; 4096];
+                match stream.read(&mut buffer).unwrap_or(0) {
+                    0 => break,
+                    read => bytes.extend(&buffer[..read]),
+                }
+            }
+            let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
+            let _ = found.send((head, bytes));
+        }
+    });
+    let flags = [
+        "--otlp-endpoint",
+        &endpoint,
+        "--otlp-protocol",
+        "http/protobuf",
+        "--otlp-service-name",
+        "my-service",
+    ];
+    let server = Server::start(&flags);
+    ask(&server);
+    server.signal("TERM");
+    assert!(server.wait().success());
+    let mut spans = Vec::new();
+    while let Ok((head, bytes)) = posts.recv_timeout(Duration::from_secs(1)) {
+        assert!(head.starts_with("post /v1/traces ") && head.contains("application/x-protobuf"), "{head}");
+        spans.extend(bytes);
+    }
+    // Probes of the test are requests, too, and have traces of their own.
+    check(&spans);
+}
+
+#[test]
+fn spans_go_out_as_grpc() {
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let listener = runtime.block_on(tokio::net::TcpListener::bind("127.0.0.1:0")).unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let (found, exports) = mpsc::channel();
+    runtime.spawn(async move {
+        loop {
+            let (stream, _) = listener.accept().await.unwrap();
+            let found = found.clone();
+            tokio::spawn(async move {
+                let mut connection = h2::server::handshake(stream).await.unwrap();
+                while let Some(Ok((request, mut respond))) = connection.accept().await {
+                    let (path, mut body) = (request.uri().path().to_owned(), request.into_body());
+                    let found = found.clone();
+                    tokio::spawn(async move {
+                        let mut bytes = Vec::new();
+                        while let Some(Ok(data)) = body.data().await {
+                            body.flow_control().release_capacity(data.len()).unwrap();
+                            bytes.extend(data);
+                        }
+                        let response = http::Response::builder().header("content-type", "application/grpc");
+                        let mut send = respond.send_response(response.body(()).unwrap(), false).unwrap();
+                        // A message of no bytes, and then the status.
+                        send.send_data(vec![0; 5].into(), false).unwrap();
+                        let status = [(
+                            http::HeaderName::from_static("grpc-status"),
+                            http::HeaderValue::from_static("0"),
+                        )];
+                        send.send_trailers(status.into_iter().collect()).unwrap();
+                        let _ = found.send((path, bytes));
+                    });
+                }
+            });
+        }
+    });
+    let server = Server::start(&["--otlp-endpoint", &endpoint, "--otlp-service-name", "my-service"]);
+    ask(&server);
+    server.signal("TERM");
+    assert!(server.wait().success());
+    let mut spans = Vec::new();
+    while let Ok((path, bytes)) = exports.recv_timeout(Duration::from_secs(1)) {
+        assert_eq!(path, "/opentelemetry.proto.collector.trace.v1.TraceService/Export");
+        spans.extend(bytes);
+    }
+    check(&spans);
+}
+
+#[test]
+fn a_collector_that_is_not_there_holds_nobody_up() {
+    let server = Server::start(&["--otlp-endpoint", "http://127.0.0.1:9"]);
+    let since = Instant::now();
+    ask(&server);
+    assert!(since.elapsed() < Duration::from_secs(5));
+    server.signal("TERM");
+    assert!(server.wait().success());
+}

@@ -1,0 +1,219 @@
+//! Flags of the HTTP side.
+
+use std::net::{IpAddr, Ipv4Addr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+use millrace_router::http::{HeaderValue, PlatformRoutes};
+use millrace_router::serve::{Connections, Tls};
+
+use super::seconds;
+use millrace_router::tools::Format;
+
+/// TGI's.
+const PORT: u16 = 3000;
+
+/// The HTTP side.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "HTTP")]
+pub(crate) struct HttpArgs {
+    /// Address to listen on; 0.0.0.0 for all. The variable HOSTNAME counts only if it holds an IP address
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) hostname: Option<String>,
+    /// Port to listen on; 0 for any free one. When absent, what Vertex AI says in AIP_HTTP_PORT, else 3000
+    #[arg(long, short, env = "PORT")]
+    pub(crate) port: Option<u16>,
+    /// Requests waiting or running before new ones get status 429
+    #[arg(long, env = "MAX_CONCURRENT_REQUESTS", default_value_t = 128, value_name = "N")]
+    pub(crate) max_concurrent_requests: usize,
+    /// Requests waiting for a place in the batch before new ones get status 429; up to --max-concurrent-requests when
+    /// absent
+    #[arg(long, env = "MAX_QUEUE_REQUESTS", value_name = "N")]
+    pub(crate) max_queue_requests: Option<usize>,
+    /// Prompt tokens of all waiting requests before new ones get status 429; any number when absent
+    #[arg(long, env = "MAX_QUEUE_TOKENS", value_name = "N")]
+    pub(crate) max_queue_tokens: Option<usize>,
+    /// Seconds after which a request that still waits gets status 503; never when absent
+    #[arg(long, env = "QUEUE_TIMEOUT", value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) queue_timeout: Option<f64>,
+    /// Largest `best_of` and `n` of a request
+    #[arg(long, env = "MAX_BEST_OF", default_value_t = 2, value_name = "N")]
+    pub(crate) max_best_of: usize,
+    /// Stop sequences per request
+    #[arg(long, env = "MAX_STOP_SEQUENCES", default_value_t = 4, value_name = "N")]
+    pub(crate) max_stop_sequences: usize,
+    /// Alternatives reported per token
+    #[arg(long, env = "MAX_TOP_N_TOKENS", default_value_t = 5, value_name = "N")]
+    pub(crate) max_top_n_tokens: u32,
+    /// Prompt tokens of one request; one less than the total when absent
+    #[arg(long, alias = "max-input-length", env = "MAX_INPUT_TOKENS", value_name = "N")]
+    pub(crate) max_input_tokens: Option<u32>,
+    /// Prompts in one /v1/completions request
+    #[arg(long, env = "MAX_CLIENT_BATCH_SIZE", default_value_t = 4, value_name = "N")]
+    pub(crate) max_client_batch_size: usize,
+    /// Largest request body in bytes
+    #[arg(long, env = "PAYLOAD_LIMIT", default_value_t = 2_000_000, value_name = "BYTES")]
+    pub(crate) payload_limit: usize,
+    /// Texts tokenised at the same time
+    #[arg(long, env = "VALIDATION_WORKERS", default_value_t = 2, value_name = "N")]
+    pub(crate) validation_workers: usize,
+    /// Refuse requests for structured output
+    #[arg(long, env = "DISABLE_GRAMMAR_SUPPORT", value_parser = clap::builder::BoolishValueParser::new())]
+    pub(crate) disable_grammar_support: bool,
+    /// How the model writes calls of tools: hermes, llama3_json, mistral or json; found in its chat template when absent
+    #[arg(long, env = "TOOL_CALL_PARSER", value_name = "FORMAT")]
+    pub(crate) tool_call_parser: Option<Format>,
+    /// Require `Authorization: Bearer KEY` (or `x-api-key: KEY`) on every POST; any of them if there are several. May be repeated; commas
+    /// part keys
+    #[arg(long, env = "API_KEY", hide_env_values = true, value_delimiter = ',', value_name = "KEY")]
+    pub(crate) api_key: Vec<String>,
+    /// File with more such keys, one per line; lines that begin with # do not count
+    #[arg(long, env = "API_KEY_FILE", value_name = "PATH")]
+    pub(crate) api_key_file: Option<PathBuf>,
+    /// Certificates for TLS, the server's first (PEM)
+    #[arg(long, env = "TLS_CERT", value_name = "PATH", requires = "tls_key")]
+    pub(crate) tls_cert: Option<PathBuf>,
+    /// The key of the server's certificate (PEM)
+    #[arg(long, env = "TLS_KEY", value_name = "PATH", requires = "tls_cert")]
+    pub(crate) tls_key: Option<PathBuf>,
+    /// Origins allowed to call from a browser; any when absent. May be repeated
+    #[arg(long, env = "CORS_ALLOW_ORIGIN", value_delimiter = ',', value_name = "ORIGIN")]
+    pub(crate) cors_allow_origin: Vec<String>,
+    /// Connections open at the same time; one more gets status 503 and is closed
+    #[arg(long, env = "MAX_CONNECTIONS", default_value_t = 4096, value_name = "N")]
+    pub(crate) max_connections: usize,
+    /// Bytes of a request's line and headers; at least 8192
+    #[arg(long, env = "MAX_HEADER_BYTES", default_value_t = 32 << 10, value_name = "BYTES")]
+    pub(crate) max_header_bytes: usize,
+    /// Headers of a request
+    #[arg(long, env = "MAX_HEADERS", default_value_t = 100, value_name = "N")]
+    pub(crate) max_headers: usize,
+    /// Seconds from the first byte of a request, or from the beginning of a connection, to the end of the headers
+    #[arg(long, env = "HEADER_TIMEOUT", default_value_t = 10.0, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) header_timeout: f64,
+    /// Seconds from the end of a request's headers to the end of its body
+    #[arg(long, env = "BODY_TIMEOUT", default_value_t = 30.0, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) body_timeout: f64,
+    /// Seconds that a connection may stay open between two requests
+    #[arg(long, env = "IDLE_TIMEOUT", default_value_t = 75.0, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) idle_timeout: f64,
+    /// Seconds after which a client that reads nothing of its answer is dropped
+    #[arg(long, env = "WRITE_TIMEOUT", default_value_t = 30.0, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) write_timeout: f64,
+    /// Write prompts and answers to the log, for debugging: they are the users' own words
+    #[arg(long, env = "LOG_REQUESTS", value_parser = clap::builder::BoolishValueParser::new())]
+    pub(crate) log_requests: bool,
+    /// Seconds that running requests have to end after SIGTERM
+    #[arg(long, short, env = "GRACEFUL_TERMINATION_TIMEOUT", default_value_t = 90, value_name = "SECONDS")]
+    pub(crate) graceful_termination_timeout: u64,
+}
+
+impl HttpArgs {
+    /// The address to listen on. Shells and containers set HOSTNAME to the machine's name, which is no wish of the user's: it
+    /// counts only if it is an IP address.
+    ///
+    /// # Errors
+    /// If the flag holds a name.
+    pub(crate) fn address(&self) -> Result<IpAddr> {
+        let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
+        match self.hostname.as_deref() {
+            Some("localhost") => Ok(loopback),
+            Some(text) => text
+                .parse()
+                .with_context(|| format!("--hostname {text}: give an IP address, such as 0.0.0.0")),
+            None => Ok(std::env::var("HOSTNAME").ok().and_then(|text| text.parse().ok()).unwrap_or(loopback)),
+        }
+    }
+
+    /// The port to listen on: what the user says, what Vertex AI says, or TGI's.
+    ///
+    /// # Errors
+    /// If the variable of Vertex AI is no port.
+    pub(crate) fn port(&self) -> Result<u16> {
+        match (self.port, std::env::var("AIP_HTTP_PORT")) {
+            (Some(port), _) => Ok(port),
+            (None, Ok(text)) => text.parse().with_context(|| format!("AIP_HTTP_PORT={text}: not a port")),
+            (None, Err(_)) => Ok(PORT),
+        }
+    }
+
+    /// Paths that Vertex AI chooses.
+    ///
+    /// # Errors
+    /// If one of them is taken.
+    pub(crate) fn platform(&self) -> Result<PlatformRoutes> {
+        let variable = |name: &str| std::env::var(name).ok().filter(|path| !path.is_empty());
+        PlatformRoutes::new(variable("AIP_PREDICT_ROUTE"), variable("AIP_HEALTH_ROUTE"))
+            .context("AIP_PREDICT_ROUTE, AIP_HEALTH_ROUTE")
+    }
+
+    /// What a connection may cost.
+    pub(crate) fn connections(&self) -> Connections {
+        Connections {
+            most: self.max_connections,
+            header_bytes: self.max_header_bytes,
+            headers: self.max_headers,
+            header_timeout: Duration::from_secs_f64(self.header_timeout),
+            body_timeout: Duration::from_secs_f64(self.body_timeout),
+            idle_timeout: Duration::from_secs_f64(self.idle_timeout),
+            write_timeout: Duration::from_secs_f64(self.write_timeout),
+        }
+    }
+
+    /// The keys that let a client in, from flag and file.
+    ///
+    /// # Errors
+    /// If one could never be sent in a header, or the file has none: whoever gives it wants to keep others out.
+    pub(crate) fn keys(&self) -> Result<Vec<String>> {
+        let mut keys = self.api_key.clone();
+        if let Some(path) = &self.api_key_file {
+            keys.extend(keys_of(path)?);
+        }
+        for key in &keys {
+            ensure!(!key.is_empty(), "--api-key: a key must not be empty");
+            ensure!(
+                key.bytes().all(|byte| byte.is_ascii_graphic()),
+                "--api-key: a key must be visible ASCII characters without spaces"
+            );
+        }
+        Ok(keys)
+    }
+
+    /// Origins that browsers may ask from; none if all may.
+    ///
+    /// # Errors
+    /// Names what is no origin.
+    pub(crate) fn origins(&self) -> Result<Vec<HeaderValue>> {
+        if self.cors_allow_origin.iter().any(|origin| origin == "*") {
+            return Ok(Vec::new());
+        }
+        let parse = |text: &String| {
+            text.parse().with_context(|| format!("--cors-allow-origin {text}: not a valid origin"))
+        };
+        self.cors_allow_origin.iter().map(parse).collect()
+    }
+
+    /// Certificate and key, if there are any.
+    ///
+    /// # Errors
+    /// If they cannot be used.
+    pub(crate) fn tls(&self) -> Result<Option<Tls>> {
+        match (&self.tls_cert, &self.tls_key) {
+            (Some(certificate), Some(key)) => Ok(Some(Tls::from_files(certificate, key)?)),
+            _ => Ok(None),
+        }
+    }
+}
+
+fn keys_of(path: &Path) -> Result<Vec<String>> {
+    let about = || format!("--api-key-file {}", path.display());
+    let text = std::fs::read_to_string(path).with_context(about)?;
+    let keys = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let keys: Vec<_> = keys.map(str::to_owned).collect();
+    if keys.is_empty() {
+        bail!("{}: no key in it", about());
+    }
+    Ok(keys)
+}

@@ -1,0 +1,117 @@
+//! Flags of text-generation-inference that mean nothing here, so that its deployment files work: each is either
+//! said to have no effect, or refused with the reason.
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+/// They are hidden in the help, where they would only be in the way.
+#[derive(Debug, Args)]
+pub(crate) struct TgiArgs {
+    #[arg(long, env = "SHARDED", hide = true, value_parser = clap::builder::BoolishValueParser::new(), num_args = 0..=1,
+          default_missing_value = "true", action = clap::ArgAction::Set)]
+    sharded: Option<bool>,
+    #[arg(long, env = "QUANTIZE", hide = true)]
+    quantize: Option<String>,
+    #[arg(long, env = "SPECULATE", hide = true)]
+    speculate: Option<usize>,
+    #[arg(long, env = "LORA_ADAPTERS", hide = true)]
+    lora_adapters: Option<String>,
+    #[arg(long, env = "ROPE_SCALING", hide = true)]
+    rope_scaling: Option<String>,
+    #[arg(long, env = "ROPE_FACTOR", hide = true)]
+    rope_factor: Option<f32>,
+    #[arg(long, env = "TOKENIZER_CONFIG_PATH", hide = true)]
+    tokenizer_config_path: Option<String>,
+    #[arg(long, env = "WATERMARK_GAMMA", hide = true)]
+    watermark_gamma: Option<f32>,
+    #[arg(long, env = "WATERMARK_DELTA", hide = true)]
+    watermark_delta: Option<f32>,
+    #[arg(long, env = "CUDA_MEMORY_FRACTION", hide = true)]
+    cuda_memory_fraction: Option<f32>,
+    #[arg(long, env = "WAITING_SERVED_RATIO", hide = true)]
+    waiting_served_ratio: Option<f32>,
+    #[arg(long, env = "MAX_WAITING_TOKENS", hide = true)]
+    max_waiting_tokens: Option<usize>,
+    #[arg(long, env = "CUDA_GRAPHS", hide = true)]
+    cuda_graphs: Option<String>,
+    #[arg(long, env = "PROMETHEUS_PORT", hide = true)]
+    prometheus_port: Option<u16>,
+    #[arg(long, env = "SHARD_UDS_PATH", hide = true)]
+    shard_uds_path: Option<String>,
+    #[arg(long, env = "MASTER_ADDR", hide = true)]
+    master_addr: Option<String>,
+    #[arg(long, env = "MASTER_PORT", hide = true)]
+    master_port: Option<u16>,
+    #[arg(long, env = "DISABLE_CUSTOM_KERNELS", hide = true)]
+    disable_custom_kernels: bool,
+    #[arg(long, env = "ENABLE_PREFILL_LOGPROBS", hide = true)]
+    enable_prefill_logprobs: bool,
+    #[arg(long, env = "TRUST_REMOTE_CODE", hide = true)]
+    trust_remote_code: bool,
+    #[arg(long, env = "MAX_IMAGE_FETCH_SIZE", hide = true)]
+    max_image_fetch_size: Option<usize>,
+    #[arg(long, env = "USAGE_STATS", hide = true)]
+    usage_stats: Option<String>,
+}
+
+impl TgiArgs {
+    /// Refuses what would change the answers or the memory; returns what has no effect, each with the reason.
+    ///
+    /// # Errors
+    /// Names the flag, and what to do instead.
+    pub(crate) fn check(&self, num_shard: u32) -> Result<Vec<String>> {
+        match self.sharded {
+            Some(true) if num_shard < 2 => {
+                bail!("--sharded true: say over how many processes the model is split with --num-shard")
+            }
+            Some(false) if num_shard > 1 => {
+                bail!("--sharded false and --num-shard {num_shard} contradict each other")
+            }
+            _ => {}
+        }
+        let refused = [
+            ("--quantize", self.quantize.is_some(), "checkpoints are served as they are; leave the flag out"),
+            ("--speculate", self.speculate.is_some_and(|n| n > 0), "speculative decoding is not supported"),
+            ("--lora-adapters", self.lora_adapters.is_some(), "merge the adapter into the weights"),
+            ("--rope-scaling", self.rope_scaling.is_some(), "set rope_scaling in the model's config.json"),
+            ("--rope-factor", self.rope_factor.is_some(), "set rope_scaling in the model's config.json"),
+            (
+                "--tokenizer-config-path",
+                self.tokenizer_config_path.is_some(),
+                "put tokenizer_config.json into the model's folder",
+            ),
+            ("--watermark-gamma", self.watermark_gamma.is_some(), "watermarks are not supported"),
+            ("--watermark-delta", self.watermark_delta.is_some(), "watermarks are not supported"),
+            (
+                "--cuda-memory-fraction",
+                self.cuda_memory_fraction.is_some_and(|fraction| fraction < 1.0),
+                "bound the KV cache with --max-batch-total-tokens",
+            ),
+        ];
+        if let Some((flag, _, instead)) = refused.iter().find(|(_, given, _)| *given) {
+            bail!("{flag} is not supported: {instead}");
+        }
+        let chunks = "prompts are computed in chunks beside running requests";
+        let idle = [
+            ("--waiting-served-ratio", self.waiting_served_ratio.is_some(), chunks),
+            ("--max-waiting-tokens", self.max_waiting_tokens.is_some(), chunks),
+            ("--cuda-graphs", self.cuda_graphs.is_some(), "there is nothing to choose"),
+            (
+                "--cuda-memory-fraction",
+                self.cuda_memory_fraction.is_some(),
+                "all of the memory is used anyway",
+            ),
+            ("--prometheus-port", self.prometheus_port.is_some(), "/metrics is on the port of the API"),
+            ("--shard-uds-path", self.shard_uds_path.is_some(), "sockets live in a private folder"),
+            ("--master-addr", self.master_addr.is_some(), "several machines are named by --leader-address"),
+            ("--master-port", self.master_port.is_some(), "several machines are named by --leader-address"),
+            ("--disable-custom-kernels", self.disable_custom_kernels, "there are no others"),
+            ("--enable-prefill-logprobs", self.enable_prefill_logprobs, "requests get what they ask for"),
+            ("--trust-remote-code", self.trust_remote_code, "no code of a model is ever run"),
+            ("--max-image-fetch-size", self.max_image_fetch_size.is_some(), "nothing is ever fetched"),
+            ("--usage-stats", self.usage_stats.is_some(), "nothing is ever sent home"),
+        ];
+        let said = idle.iter().filter(|(_, given, _)| *given);
+        Ok(said.map(|(flag, _, why)| format!("{flag} has no effect: {why}")).collect())
+    }
+}

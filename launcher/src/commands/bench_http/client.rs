@@ -1,0 +1,203 @@
+//! One request as a user sees it.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result};
+use serde_json::{Map, Value, json};
+
+use crate::cli::{BenchHttpArgs, BenchRoute};
+
+/// Bytes of an error's text that are kept.
+const LONGEST_ERROR: usize = 300;
+
+/// Bytes of one event at most.
+const LONGEST_EVENT: usize = 16 << 20;
+
+/// What happened to a request.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Sample {
+    /// To the first token.
+    pub(super) first: Option<Duration>,
+    /// Between one token, or several that came together, and the next.
+    pub(super) gaps: Vec<Duration>,
+    /// To the end.
+    pub(super) total: Duration,
+    /// Of the prompt, as the server counts.
+    pub(super) prompt_tokens: u64,
+    /// Of the answer, as the server counts; events with text if it does not say.
+    pub(super) tokens: u64,
+    /// Why it was not answered.
+    pub(super) error: Option<String>,
+}
+
+/// Asks one server, always in the same way.
+pub(super) struct Client {
+    http: reqwest::Client,
+    url: String,
+    route: BenchRoute,
+    model: String,
+    fields: Map<String, Value>,
+}
+
+impl Client {
+    /// Finds out what the model is called, if that was not said.
+    ///
+    /// # Errors
+    /// If the server does not list its models.
+    pub(super) async fn new(args: &BenchHttpArgs) -> Result<Self> {
+        let mut headers = reqwest::header::HeaderMap::new();
+        if let Some(key) = &args.api_key {
+            let value = format!("Bearer {key}").parse().context("--api-key: not fit for a header")?;
+            headers.insert(reqwest::header::AUTHORIZATION, value);
+        }
+        let http = reqwest::Client::builder()
+            .default_headers(headers)
+            .timeout(Duration::from_secs_f64(args.timeout))
+            .pool_max_idle_per_host(usize::MAX)
+            .tcp_nodelay(true)
+            .build()?;
+        let base = args.url.trim_end_matches('/').trim_end_matches("/v1").to_owned();
+        let model = match &args.model {
+            Some(model) => model.clone(),
+            None => {
+                let about =
+                    || format!("cannot ask {base}/v1/models for the model's name; give --url or --model");
+                let answer = http.get(format!("{base}/v1/models")).send().await.with_context(about)?;
+                let list: Value =
+                    answer.error_for_status().with_context(about)?.json().await.with_context(about)?;
+                list["data"][0]["id"].as_str().with_context(about)?.to_owned()
+            }
+        };
+        let mut fields = Map::new();
+        fields.insert("model".into(), model.as_str().into());
+        fields.insert("max_tokens".into(), args.max_tokens.into());
+        fields.insert("temperature".into(), json!(args.temperature));
+        fields.insert("stream".into(), true.into());
+        fields.insert("stream_options".into(), json!({"include_usage": true}));
+        fields.extend(args.extra.clone().unwrap_or_default());
+        let path = match args.route {
+            BenchRoute::Completions => "/v1/completions",
+            BenchRoute::Chat => "/v1/chat/completions",
+        };
+        Ok(Client { http, url: format!("{base}{path}"), route: args.route, model, fields })
+    }
+
+    pub(super) fn model(&self) -> &str {
+        &self.model
+    }
+
+    /// Asks and waits for the end. An error is a result, too.
+    pub(super) async fn ask(&self, prompt: String) -> Sample {
+        let mut sample = Sample::default();
+        let since = Instant::now();
+        if let Err(error) = self.stream(prompt, since, &mut sample).await {
+            sample.error = Some(format!("{error:#}").chars().take(LONGEST_ERROR).collect());
+        }
+        sample.total = since.elapsed();
+        sample
+    }
+
+    async fn stream(&self, prompt: String, since: Instant, sample: &mut Sample) -> Result<()> {
+        let mut body = self.fields.clone();
+        match self.route {
+            BenchRoute::Completions => body.insert("prompt".into(), prompt.into()),
+            BenchRoute::Chat => body.insert("messages".into(), json!([{"role": "user", "content": prompt}])),
+        };
+        let mut response = self.http.post(&self.url).json(&body).send().await?;
+        let status = response.status();
+        if !status.is_success() {
+            let text = response.text().await.unwrap_or_default();
+            anyhow::bail!("status {}: {}", status.as_u16(), text.trim());
+        }
+        let (mut buffer, mut last, mut said) = (Vec::new(), since, None);
+        let mut done = false;
+        while let Some(bytes) = response.chunk().await? {
+            buffer.extend_from_slice(&bytes);
+            anyhow::ensure!(buffer.len() <= LONGEST_EVENT, "an event is longer than {LONGEST_EVENT} bytes");
+            let now = Instant::now();
+            let mut has_text = false;
+            while let Some(end) = buffer.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = buffer.drain(..=end).collect();
+                match read(&line)? {
+                    Line::Text => {
+                        has_text = true;
+                        sample.tokens += 1;
+                    }
+                    Line::Usage { prompt, generated } => said = Some((prompt, generated)),
+                    Line::Done => done = true,
+                    Line::Nothing => {}
+                }
+            }
+            if has_text {
+                match sample.first {
+                    None => sample.first = Some(now - since),
+                    Some(_) => sample.gaps.push(now - last),
+                }
+                last = now;
+            }
+        }
+        if let Some((prompt, generated)) = said {
+            (sample.prompt_tokens, sample.tokens) = (prompt, generated);
+        }
+        anyhow::ensure!(done, "the stream broke off");
+        anyhow::ensure!(sample.first.is_some(), "the answer has no text");
+        Ok(())
+    }
+}
+
+/// What a line of a stream says.
+#[derive(Debug, PartialEq, Eq)]
+enum Line {
+    Text,
+    Usage { prompt: u64, generated: u64 },
+    Done,
+    Nothing,
+}
+
+/// # Errors
+/// If it is an error, or no JSON.
+fn read(line: &[u8]) -> Result<Line> {
+    let Some(data) = line.trim_ascii().strip_prefix(b"data:") else { return Ok(Line::Nothing) };
+    let data = data.trim_ascii();
+    if data == b"[DONE]" {
+        return Ok(Line::Done);
+    }
+    let event: Value = serde_json::from_slice(data).context("an event is no JSON")?;
+    if let Some(error) = event.get("error").filter(|error| !error.is_null()) {
+        anyhow::bail!("an error in the stream: {error}");
+    }
+    let choice = &event["choices"][0];
+    let texts = [&choice["text"], &choice["delta"]["content"], &choice["delta"]["reasoning_content"]];
+    if texts.into_iter().any(|text| text.as_str().is_some_and(|text| !text.is_empty())) {
+        return Ok(Line::Text);
+    }
+    match (event["usage"]["prompt_tokens"].as_u64(), event["usage"]["completion_tokens"].as_u64()) {
+        (Some(prompt), Some(generated)) => Ok(Line::Usage { prompt, generated }),
+        _ => Ok(Line::Nothing),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_of_a_stream() {
+        let usage = Line::Usage { prompt: 3, generated: 4 };
+        for (line, expected) in [
+            ("", Line::Nothing),
+            (": comment", Line::Nothing),
+            ("event: x", Line::Nothing),
+            ("data: [DONE]\r", Line::Done),
+            (r#"data: {"choices":[{"text":"a"}]}"#, Line::Text),
+            (r#"data:{"choices":[{"delta":{"content":"a"}}],"usage":null}"#, Line::Text),
+            (r#"data: {"choices":[{"delta":{"role":"assistant","content":""}}]}"#, Line::Nothing),
+            (r#"data: {"choices":[],"usage":{"prompt_tokens":3,"completion_tokens":4}}"#, usage),
+        ] {
+            assert_eq!(read(line.as_bytes()).unwrap(), expected, "{line}");
+        }
+        for wrong in ["data: {", r#"data: {"error":{"message":"no"}}"#] {
+            assert!(read(wrong.as_bytes()).is_err(), "{wrong}");
+        }
+    }
+}

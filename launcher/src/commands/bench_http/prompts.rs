@@ -1,0 +1,50 @@
+//! What is asked.
+
+use anyhow::{Context, Result, ensure};
+use rand::rngs::StdRng;
+use rand::seq::IndexedRandom;
+use rand::{Rng, SeedableRng};
+
+use crate::cli::BenchHttpArgs;
+
+/// Common words, each one token of most vocabularies.
+const WORDS: &[&str] = &[
+    "the", "river", "of", "a", "house", "and", "then", "old", "light", "was", "water", "under", "long",
+    "many", "stone", "to", "found", "green", "day", "with", "two", "road", "in", "small", "wind", "had",
+    "tree", "from", "white", "night",
+];
+
+/// Prompts without end.
+pub(super) enum Prompts {
+    /// Those of a file in turn.
+    Lines(std::iter::Cycle<std::vec::IntoIter<String>>),
+    /// Words at random after a number, so that no cache of prefixes helps.
+    Random(Box<StdRng>, u32),
+}
+
+impl Prompts {
+    pub(super) fn new(args: &BenchHttpArgs) -> Result<Self> {
+        let Some(path) = &args.prompts else {
+            return Ok(Prompts::Random(Box::new(StdRng::seed_from_u64(args.seed)), args.prompt_words));
+        };
+        let about = || format!("--prompts {}", path.display());
+        let text = std::fs::read_to_string(path).with_context(about)?;
+        let lines: Vec<_> = text.lines().filter(|line| !line.trim().is_empty()).map(str::to_owned).collect();
+        ensure!(!lines.is_empty(), "{}: no prompt in it", about());
+        Ok(Prompts::Lines(lines.into_iter().cycle()))
+    }
+
+    pub(super) fn next(&mut self) -> String {
+        match self {
+            Prompts::Lines(lines) => lines.next().unwrap_or_default(),
+            Prompts::Random(random, words) => {
+                let mut prompt = random.random::<u32>().to_string();
+                for _ in 1..*words {
+                    prompt.push(' ');
+                    prompt.push_str(WORDS.choose(random).copied().unwrap_or_default());
+                }
+                prompt
+            }
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! `--config FILE`: flags in a TOML file.
+//!
+//! What is in the file takes the place of the defaults, so that a flag or an environment variable still wins.
+
+use std::ffi::OsString;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::{ArgAction, ArgMatches, Command};
+use toml::{Table, Value};
+
+/// How far a name may be from one that exists to be meant.
+const NEAR: f64 = 0.7;
+
+/// Parses a command line whose subcommand may name a file with more flags.
+///
+/// # Errors
+/// If the file cannot be read, or has something that is no flag.
+pub(crate) fn parse(command: Command, arguments: &[OsString]) -> Result<ArgMatches> {
+    let matches = command.clone().try_get_matches_from(arguments).unwrap_or_else(|error| error.exit());
+    let Some((name, sub)) = matches.subcommand() else { return Ok(matches) };
+    let Ok(Some(path)) = sub.try_get_one::<std::path::PathBuf>("config") else { return Ok(matches) };
+    let table = read(path)?;
+    let about = || format!("--config {}", path.display());
+    let mut changed = command;
+    for (key, value) in table {
+        let flag = key.replace('_', "-");
+        let Some(known) = changed.find_subcommand(name) else { break };
+        let argument = known.get_arguments().find(|arg| {
+            arg.get_long() == Some(flag.as_str())
+                || arg.get_all_aliases().is_some_and(|aliases| aliases.contains(&flag.as_str()))
+        });
+        let Some(argument) = argument.filter(|arg| arg.get_long() != Some("config")) else {
+            bail!("{}: there is no flag `{key}`{}", about(), nearest(known, &flag));
+        };
+        let id = argument.get_id().clone();
+        let many = matches!(argument.get_action(), ArgAction::Append);
+        let values = texts(&value).with_context(|| format!("{}: `{key}`", about()))?;
+        ensure!(many || values.len() == 1, "{}: `{key}` takes one value", about());
+        changed =
+            changed.mut_subcommand(name, |sub| sub.mut_arg(id, |argument| argument.default_values(values)));
+    }
+    Ok(changed.try_get_matches_from(arguments).unwrap_or_else(|error| error.exit()))
+}
+
+fn read(path: &Path) -> Result<Table> {
+    let about = || format!("--config {}", path.display());
+    let text = std::fs::read_to_string(path).with_context(about)?;
+    text.parse().with_context(about)
+}
+
+/// A value as it would be written on the command line.
+fn texts(value: &Value) -> Result<Vec<String>> {
+    Ok(match value {
+        Value::String(text) => vec![text.clone()],
+        Value::Integer(number) => vec![number.to_string()],
+        Value::Float(number) => vec![number.to_string()],
+        Value::Boolean(truth) => vec![truth.to_string()],
+        Value::Array(values) => {
+            let each = values.iter().map(|value| match value {
+                Value::Array(_) | Value::Table(_) | Value::Datetime(_) => {
+                    bail!("a list holds only plain values")
+                }
+                value => Ok(texts(value)?.concat()),
+            });
+            each.collect::<Result<_>>()?
+        }
+        Value::Table(_) | Value::Datetime(_) => {
+            bail!("give a text, a number, true or false, or a list of these")
+        }
+    })
+}
+
+/// A hint at the flag that may have been meant.
+fn nearest(command: &Command, flag: &str) -> String {
+    let names = command.get_arguments().filter_map(|argument| argument.get_long());
+    let near = names.map(|name| (strsim::jaro_winkler(name, flag), name)).max_by(|a, b| a.0.total_cmp(&b.0));
+    match near {
+        Some((likeness, name)) if likeness >= NEAR => format!("; did you mean `{name}`?"),
+        _ => String::new(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::{Cli, Command as Sub};
+    use clap::{CommandFactory, FromArgMatches};
+
+    fn serve(toml: &str, flags: &[&str]) -> Result<crate::cli::ServeArgs> {
+        let folder =
+            std::env::temp_dir().join(format!("millrace-config-{}-{:x}", std::process::id(), toml.len()));
+        std::fs::create_dir_all(&folder)?;
+        let path = folder.join("millrace.toml");
+        std::fs::write(&path, toml)?;
+        let mut arguments: Vec<OsString> =
+            vec!["millrace".into(), "serve".into(), "--config".into(), path.into()];
+        arguments.extend(flags.iter().map(Into::into));
+        let matches = parse(Cli::command(), &arguments);
+        std::fs::remove_dir_all(&folder)?;
+        match Cli::from_arg_matches(&matches?)?.command {
+            Sub::Serve(args) => Ok(*args),
+            _ => bail!("not serve"),
+        }
+    }
+
+    #[test]
+    fn the_file_gives_defaults_and_flags_win() {
+        let toml = "port = 8080\nmax_batch_size = 7\nmodel-id = \"demo\"\napi-key = [\"a\", \"b\"]\n\
+                    queue-timeout = 1.5\nprefix-caching = false\njson-output = true\nmax-input-length = 9\n";
+        let args = serve(toml, &["--max-batch-size", "9"]).unwrap();
+        assert_eq!((args.http.port, args.engine.max_batch_size), (Some(8080), 9));
+        assert_eq!((args.http.api_key, args.http.queue_timeout), (vec!["a".into(), "b".into()], Some(1.5)));
+        assert!(!args.engine.prefix_caching && args.json_output);
+        assert_eq!(args.http.max_input_tokens, Some(9));
+    }
+
+    #[test]
+    fn what_is_no_flag_is_named() {
+        for (toml, part) in [
+            ("max-batch-sise = 7", "there is no flag `max-batch-sise`; did you mean `max-batch-size`?"),
+            ("zzz = 7", "there is no flag `zzz`"),
+            ("config = \"x\"", "there is no flag `config`"),
+            ("port = [1, 2]", "`port` takes one value"),
+            ("[port]\na = 1", "`port`"),
+            ("port = ", "TOML parse error"),
+        ] {
+            let error = format!("{:#}", serve(toml, &[]).unwrap_err());
+            assert!(error.contains(part), "{toml}: {error}");
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! Anthropic's errors: `{"type": "error", "error": {"type", "message"}}`.
+
+use axum::Json;
+use axum::extract::FromRequest;
+use axum::extract::rejection::JsonRejection;
+use axum::http::{StatusCode, header};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+
+use crate::http::openai::OpenAiError;
+use crate::service::ServiceError;
+
+/// An error with its status.
+#[derive(Debug)]
+pub(super) struct MessagesError {
+    status: StatusCode,
+    message: String,
+    /// Seconds after which to try again.
+    retry_after: Option<u64>,
+}
+
+impl MessagesError {
+    fn new(status: StatusCode, message: impl Into<String>) -> Self {
+        MessagesError { status, message: message.into(), retry_after: None }
+    }
+
+    /// As an event of a stream, too.
+    pub(super) fn body(&self) -> Value {
+        let kind = match self.status {
+            StatusCode::UNAUTHORIZED => "authentication_error",
+            StatusCode::NOT_FOUND => "not_found_error",
+            StatusCode::PAYLOAD_TOO_LARGE => "request_too_large",
+            StatusCode::TOO_MANY_REQUESTS => "rate_limit_error",
+            StatusCode::SERVICE_UNAVAILABLE => "overloaded_error",
+            status if status.is_server_error() => "api_error",
+            _ => "invalid_request_error",
+        };
+        json!({"type": "error", "error": {"type": kind, "message": self.message}})
+    }
+}
+
+impl From<OpenAiError> for MessagesError {
+    fn from(error: OpenAiError) -> Self {
+        let (retry_after, message) = (error.retry_after(), error.message().replace("`prompt`", "`messages`"));
+        MessagesError { status: error.status, message, retry_after }
+    }
+}
+
+impl From<ServiceError> for MessagesError {
+    fn from(error: ServiceError) -> Self {
+        OpenAiError::from(error).into()
+    }
+}
+
+impl From<JsonRejection> for MessagesError {
+    fn from(rejection: JsonRejection) -> Self {
+        let status = match rejection.status() {
+            StatusCode::UNPROCESSABLE_ENTITY => StatusCode::BAD_REQUEST,
+            status => status,
+        };
+        Self::new(status, rejection.body_text())
+    }
+}
+
+impl IntoResponse for MessagesError {
+    fn into_response(self) -> Response {
+        let mut response = (self.status, Json(self.body())).into_response();
+        if let Some(seconds) = self.retry_after {
+            response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
+        }
+        response
+    }
+}
+
+/// A JSON body, refused in Anthropic's shape.
+#[derive(Debug, FromRequest)]
+#[from_request(via(Json), rejection(MessagesError))]
+pub(super) struct MessagesJson<T>(pub(super) T);
+
+/// The answer to a POST without a valid key.
+pub(in crate::http) fn unauthorized() -> Response {
+    MessagesError::new(StatusCode::UNAUTHORIZED, "invalid x-api-key").into_response()
+}
+
+/// What a request gets whose handler panicked.
+pub(super) fn internal() -> Response {
+    MessagesError::new(StatusCode::INTERNAL_SERVER_ERROR, "Internal server error").into_response()
+}

@@ -1,0 +1,26 @@
+//! Anthropic's Messages API.
+
+mod error;
+mod messages;
+mod request;
+mod stream;
+
+use axum::Router;
+use axum::routing::post;
+use utoipa::OpenApi;
+
+pub(super) use error::unauthorized;
+
+use super::{App, panic};
+
+/// What these routes take and give.
+#[derive(OpenApi)]
+#[openapi(paths(messages::messages, messages::count_tokens))]
+pub(super) struct Docs;
+
+pub(super) fn routes() -> Router<App> {
+    Router::new()
+        .route("/v1/messages", post(messages::messages))
+        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+        .layer(panic::answered_by(error::internal))
+}

@@ -1,0 +1,47 @@
+//! What TGI tells about an answer in its headers; OpenAI's routes tell the same.
+
+use axum::http::{HeaderMap, HeaderName, HeaderValue};
+
+use super::{App, sse};
+use crate::service::Answer;
+
+/// What is known before the first token: the device, and how many characters the prompt has.
+pub(super) fn before(app: &App, characters: usize) -> HeaderMap {
+    let mut headers = HeaderMap::new();
+    let device = app.service.ready().ok().and_then(|ready| HeaderValue::from_str(&ready.device).ok());
+    let device = device.unwrap_or(HeaderValue::from_static("unknown"));
+    headers.insert(HeaderName::from_static("x-compute-type"), device);
+    headers.insert(HeaderName::from_static("x-compute-characters"), characters.into());
+    headers
+}
+
+/// What is known of complete answers to one prompt or several of together so many tokens; times in milliseconds, of the
+/// slowest answer.
+pub(super) fn after<'a>(
+    app: &App,
+    characters: usize,
+    prompt_tokens: usize,
+    answers: impl IntoIterator<Item = &'a Answer>,
+) -> HeaderMap {
+    let mut headers = before(app, characters);
+    let answers: Vec<_> = answers.into_iter().map(|answer| &answer.finished).collect();
+    let generated: u32 = answers.iter().map(|answer| answer.generated_tokens).sum();
+    let Some(slowest) = answers.iter().max_by_key(|answer| answer.timings.total) else { return headers };
+    let timings = &slowest.timings;
+    let mut add = |name: &'static str, value: String| {
+        if let Ok(value) = HeaderValue::from_str(&value) {
+            headers.insert(HeaderName::from_static(name), value);
+        }
+    };
+    add("x-compute-time", timings.total.as_secs_f64().to_string());
+    add("x-total-time", timings.total.as_millis().to_string());
+    add("x-validation-time", timings.validation.as_millis().to_string());
+    add("x-queue-time", timings.queue.as_millis().to_string());
+    add("x-inference-time", timings.inference.as_millis().to_string());
+    add("x-time-per-token", timings.per_token(slowest.generated_tokens).as_millis().to_string());
+    add("x-prompt-tokens", prompt_tokens.to_string());
+    add("x-generated-tokens", generated.to_string());
+    // The first answer had the prompt computed for the others.
+    headers.insert(sse::CACHED_TOKENS, answers[0].cached_tokens.into());
+    headers
+}

@@ -1,0 +1,52 @@
+//! `/v1/responses`, without memory: a response is answered and forgotten.
+
+mod input;
+mod request;
+mod stream;
+mod types;
+
+use axum::Json;
+use axum::extract::State;
+use axum::response::{IntoResponse, Response};
+
+use self::request::ResponsesRequest;
+use self::types::{Body, Status};
+use super::error::{OpenAiError, OpenAiJson};
+use super::logprobs::ChatLogprobs;
+use super::plain;
+use super::types::Header;
+use crate::http::{App, headers, sse};
+
+/// Answers once, at once or as a stream of OpenAI's events.
+#[utoipa::path(post, path = "/v1/responses", tag = "OpenAI", request_body = ResponsesRequest, responses((status = 200, description = "The answer, or OpenAI's events if `stream` is true", body = Body)))]
+pub(super) async fn responses(
+    State(app): State<App>,
+    OpenAiJson(request): OpenAiJson<ResponsesRequest>,
+) -> Result<Response, OpenAiError> {
+    let mut header = Header::new("resp", plain::check_model(&app, request.model.clone())?);
+    header.id = header.id.replacen('-', "_", 1);
+    request.refuse_unsupported()?;
+    let params = request.params();
+    let messages = input::messages(request.instructions.as_deref(), request.input.clone())?;
+    let characters = input::characters(&messages);
+    let prepared = plain::prepare(&app, messages, Some(false), params).await?;
+    let prompt_tokens = prepared.prompt().len();
+    let body = Body::new(header, &request);
+    let tokenizer = request.wants_logprobs().then(|| app.service.tokenizer().clone());
+    let mut streams = vec![app.service.start(prepared)?];
+    if request.stream.unwrap_or(false) {
+        sse::begin(&mut streams).await?;
+        let cached_tokens = streams[0].cached_tokens();
+        let writer = stream::Writer::new(body, prompt_tokens, tokenizer);
+        let headers = headers::before(&app, characters);
+        return Ok((headers, sse::response(streams, cached_tokens, writer)).into_response());
+    }
+    let answers = crate::service::Service::collect(streams).await?;
+    let headers = headers::after(&app, characters, prompt_tokens, &answers);
+    let Some(answer) = answers.into_iter().next() else {
+        return Err(crate::service::ServiceError::Incomplete.into());
+    };
+    let logprobs = tokenizer.map(|tokenizer| ChatLogprobs::new(&tokenizer, &answer.tokens));
+    let status = Status::of(answer.finished.reason);
+    Ok((headers, Json(body.complete(status, prompt_tokens, &answer.finished, logprobs))).into_response())
+}

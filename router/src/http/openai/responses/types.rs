@@ -1,0 +1,143 @@
+//! The object that `/v1/responses` answers with.
+
+use serde::Serialize;
+use serde_json::{Map, Value, json};
+use utoipa::ToSchema;
+
+use super::super::logprobs::ChatLogprobs;
+use super::super::types::Header;
+use super::request::ResponsesRequest;
+use crate::service::{FinishReason, Finished};
+
+/// How far an answer is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[schema(as = ResponseStatus)]
+pub(super) enum Status {
+    InProgress,
+    Completed,
+    /// As many tokens as asked for.
+    Incomplete,
+    Failed,
+}
+
+impl Status {
+    pub(super) fn of(reason: FinishReason) -> Self {
+        match reason {
+            FinishReason::Length => Status::Incomplete,
+            FinishReason::EosToken | FinishReason::StopSequence => Status::Completed,
+        }
+    }
+}
+
+/// The response, without what is not known yet. What was asked is repeated in it, as OpenAI does.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Response)]
+pub(super) struct Body {
+    pub(super) id: String,
+    object: &'static str,
+    created_at: u64,
+    pub(super) status: Status,
+    background: bool,
+    pub(super) error: Option<Value>,
+    incomplete_details: Option<Value>,
+    instructions: Option<String>,
+    max_output_tokens: Option<u32>,
+    metadata: Map<String, Value>,
+    model: String,
+    pub(super) output: Vec<Value>,
+    parallel_tool_calls: bool,
+    previous_response_id: Option<String>,
+    reasoning: Value,
+    store: bool,
+    temperature: f32,
+    text: Value,
+    tool_choice: &'static str,
+    tools: Vec<Value>,
+    top_logprobs: u32,
+    top_p: f32,
+    truncation: &'static str,
+    usage: Option<Usage>,
+    user: Option<String>,
+    /// Of the one message.
+    #[serde(skip)]
+    pub(super) item: String,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ResponseUsage)]
+struct Usage {
+    input_tokens: usize,
+    input_tokens_details: Value,
+    output_tokens: u32,
+    output_tokens_details: Value,
+    total_tokens: usize,
+}
+
+impl Body {
+    pub(super) fn new(header: Header, request: &ResponsesRequest) -> Self {
+        let Header { id, created, model } = header;
+        Body {
+            item: id.replacen("resp", "msg", 1),
+            id,
+            object: "response",
+            created_at: created,
+            status: Status::InProgress,
+            background: false,
+            error: None,
+            incomplete_details: None,
+            instructions: request.instructions.clone(),
+            max_output_tokens: request.max_output_tokens,
+            metadata: request.metadata.clone().unwrap_or_default(),
+            model,
+            output: Vec::new(),
+            parallel_tool_calls: true,
+            previous_response_id: None,
+            reasoning: json!({"effort": null, "summary": null}),
+            store: false,
+            temperature: request.temperature.unwrap_or(1.0),
+            text: json!({"format": {"type": "text"}}),
+            tool_choice: "auto",
+            tools: Vec::new(),
+            top_logprobs: request.top_logprobs.unwrap_or(0),
+            top_p: request.top_p.unwrap_or(1.0),
+            truncation: "disabled",
+            usage: None,
+            user: request.user.clone(),
+        }
+    }
+
+    /// The one message of the output.
+    pub(super) fn message(&self, status: Status, content: &[Value]) -> Value {
+        json!({"type": "message", "id": self.item, "status": status, "role": "assistant", "content": content})
+    }
+
+    /// With the whole answer in it.
+    pub(super) fn complete(
+        mut self,
+        status: Status,
+        input_tokens: usize,
+        answer: &Finished,
+        logprobs: Option<ChatLogprobs>,
+    ) -> Self {
+        self.status = status;
+        let part = part(&answer.text, logprobs.as_ref());
+        self.output = vec![self.message(status, &[part])];
+        self.incomplete_details =
+            (status == Status::Incomplete).then(|| json!({"reason": "max_output_tokens"}));
+        self.usage = Some(Usage {
+            input_tokens,
+            input_tokens_details: json!({"cached_tokens": answer.cached_tokens}),
+            output_tokens: answer.generated_tokens,
+            output_tokens_details: json!({"reasoning_tokens": 0}),
+            total_tokens: input_tokens + answer.generated_tokens as usize,
+        });
+        self
+    }
+}
+
+/// A text in the content of a message.
+pub(super) fn part(text: &str, logprobs: Option<&ChatLogprobs>) -> Value {
+    let logprobs = logprobs.map_or_else(|| json!([]), |logprobs| json!(logprobs.content));
+    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
+}

@@ -1,0 +1,157 @@
+//! `/v1/responses`.
+
+use axum::http::StatusCode;
+use serde_json::{Value, json};
+
+use super::{Script, Server};
+use crate::test_support::BOS;
+
+fn prompt(ids: &[u32]) -> String {
+    assert_eq!(ids[0], BOS);
+    ids[1..].iter().map(|&id| char::from(id as u8)).collect()
+}
+
+#[tokio::test]
+async fn an_answer() {
+    let mut server = Server::saying("Hi!");
+    let input = json!([
+        {"role": "developer", "content": "be kind"},
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
+        {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "c", "annotations": []}]},
+        {"role": "user", "content": "d"},
+    ]);
+    let body = json!({
+        "model": "org/model", "instructions": "be brief", "input": input, "max_output_tokens": 20, "temperature": 0,
+        "metadata": {"k": "v"}, "store": true, "tools": [], "text": {"format": {"type": "text"}}, "truncation": "disabled",
+    });
+    let reply = server.post("/v1/responses", body).await.json();
+    assert_eq!((&reply["object"], &reply["status"]), (&json!("response"), &json!("completed")));
+    assert!(reply["id"].as_str().unwrap().starts_with("resp_"));
+    assert_eq!((&reply["store"], &reply["metadata"]), (&json!(false), &json!({"k": "v"})));
+    assert_eq!((&reply["instructions"], &reply["max_output_tokens"]), (&json!("be brief"), &json!(20)));
+    let message = &reply["output"][0];
+    assert_eq!((&message["type"], &message["role"]), (&json!("message"), &json!("assistant")));
+    assert!(message["id"].as_str().unwrap().starts_with("msg_"));
+    assert_eq!(
+        message["content"],
+        json!([{"type": "output_text", "text": "Hi!", "annotations": [], "logprobs": []}])
+    );
+    let asked = server.engine.requests.recv().await.unwrap();
+    let expected = "system: be brief\nsystem: be kind\nuser: ab\nassistant: c\nuser: d\nassistant: ";
+    assert_eq!(prompt(&asked.prompt), expected);
+    assert_eq!((asked.max_new_tokens, asked.sampling.do_sample), (20, false));
+    let tokens = asked.prompt.len();
+    assert_eq!(
+        reply["usage"],
+        json!({"input_tokens": tokens, "input_tokens_details": {"cached_tokens": 3}, "output_tokens": 4,
+               "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": tokens + 4})
+    );
+
+    let reply = server.post("/v1/responses", json!({"input": "a", "max_output_tokens": 2})).await.json();
+    assert_eq!(
+        (&reply["status"], &reply["output"][0]["status"]),
+        (&json!("incomplete"), &json!("incomplete"))
+    );
+    assert_eq!(reply["incomplete_details"], json!({"reason": "max_output_tokens"}));
+    assert_eq!(reply["output"][0]["content"][0]["text"], "Hi");
+    let asked = server.engine.requests.recv().await.unwrap();
+    assert!(asked.sampling.do_sample, "temperature 1 unless told otherwise");
+}
+
+#[tokio::test]
+async fn events_come_in_openais_order_and_add_up() {
+    let server = Server::saying("Hi ü!");
+    for logprobs in [false, true] {
+        let include = if logprobs { json!(["message.output_text.logprobs"]) } else { json!([]) };
+        let body = json!({"input": "a", "stream": true, "include": include});
+        let events = server.post("/v1/responses", body).await.named_events();
+        for (number, (_, event)) in events.iter().enumerate() {
+            assert_eq!(event["sequence_number"], number);
+        }
+        let names: Vec<_> = events.iter().map(|(name, _)| name.trim_start_matches("response.")).collect();
+        let (begin, rest) = names.split_at(4);
+        assert_eq!(begin, ["created", "in_progress", "output_item.added", "content_part.added"]);
+        let (deltas, end) = rest.split_at(rest.len() - 4);
+        assert!(deltas.iter().all(|name| *name == "output_text.delta"));
+        assert_eq!(end, ["output_text.done", "content_part.done", "output_item.done", "completed"]);
+        assert_eq!(events[0].1["response"]["status"], "in_progress");
+        let text: String = events.iter().filter_map(|(_, event)| event["delta"].as_str()).collect();
+        assert_eq!(text, "Hi ü!");
+        let done = &events[events.len() - 4].1;
+        assert_eq!(done["text"], "Hi ü!");
+        let response = &events.last().unwrap().1["response"];
+        assert_eq!(
+            (&response["status"], &response["usage"]["output_tokens"]),
+            (&json!("completed"), &json!(7))
+        );
+        assert_eq!(response["output"][0], events[events.len() - 2].1["item"]);
+        assert_eq!(response["output"][0]["content"][0]["text"], "Hi ü!");
+        let all: Vec<Value> = events
+            .iter()
+            .filter(|(name, _)| name.ends_with("delta"))
+            .flat_map(|(_, event)| event["logprobs"].as_array().unwrap().clone())
+            .collect();
+        assert_eq!(all.len(), if logprobs { 6 } else { 0 }, "one per token that is text");
+        assert_eq!(done["logprobs"], json!(all));
+    }
+    let body = json!({"input": "a", "stream": true, "max_output_tokens": 1});
+    let events = server.post("/v1/responses", body).await.named_events();
+    assert_eq!(events.last().unwrap().0, "response.incomplete");
+
+    let server = Server::new(Script::Fail("ab".into()));
+    let events = server.post("/v1/responses", json!({"input": "a", "stream": true})).await.named_events();
+    let [.., (error, what), (failed, response)] = events.as_slice() else { panic!("{events:?}") };
+    assert_eq!((error.as_str(), failed.as_str()), ("error", "response.failed"));
+    assert!(what["message"].as_str().unwrap().contains("the shard has died"));
+    assert_eq!(response["response"]["status"], "failed");
+    let reply = server.post("/v1/responses", json!({"input": "a"})).await;
+    assert_eq!(reply.status, StatusCode::INTERNAL_SERVER_ERROR);
+}
+
+#[tokio::test]
+async fn what_is_not_served_is_refused_by_name() {
+    let server = Server::saying("x");
+    for (field, value) in [
+        ("background", json!(true)),
+        ("conversation", json!("conv_1")),
+        ("previous_response_id", json!("resp_1")),
+        ("prompt", json!({"id": "p"})),
+        ("reasoning", json!({"effort": "high"})),
+        ("text", json!({"format": {"type": "json_object"}})),
+        ("tool_choice", json!("required")),
+        ("tools", json!([{"type": "web_search"}])),
+        ("truncation", json!("auto")),
+        ("include", json!(["file_search_call.results"])),
+        ("top_logprobs", json!(6)),
+        ("temperature", json!(-1)),
+        ("max_output_tokens", json!(0)),
+        ("model", json!("other")),
+        ("input", json!([])),
+        ("input", json!(7)),
+        ("input", json!([{"type": "function_call_output", "call_id": "c", "output": "o"}])),
+        ("input", json!([{"role": "user", "content": [{"type": "input_image", "image_url": "http://x/"}]}])),
+        ("input", json!([{"role": "tool", "content": "a"}])),
+        ("input", json!([{"role": "user"}])),
+    ] {
+        let mut body = json!({"input": "a"});
+        body[field] = value.clone();
+        let reply = server.post("/v1/responses", body).await;
+        let status = if field == "model" { StatusCode::NOT_FOUND } else { StatusCode::BAD_REQUEST };
+        assert_eq!(reply.status, status, "{field}: {value}: {}", reply.body);
+        let error = reply.json()["error"].clone();
+        assert_eq!(error["type"], "invalid_request_error");
+        let param = error["param"].as_str().unwrap();
+        // The service knows one limit by another route's name.
+        assert!(param.starts_with(field) || param == "max_tokens", "{field}: {error}");
+    }
+    for (field, value) in [
+        ("background", json!(false)),
+        ("reasoning", Value::Null),
+        ("tools", json!([])),
+        ("tool_choice", json!("auto")),
+        ("unknown", json!(1)),
+    ] {
+        let reply = server.post("/v1/responses", json!({"input": "a", field: value})).await;
+        assert_eq!(reply.status, StatusCode::OK, "{field}: {}", reply.body);
+    }
+}

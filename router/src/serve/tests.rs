@@ -1,0 +1,290 @@
+//! Real sockets: what slow, rude and numerous clients get.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
+use tokio::sync::oneshot;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
+use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto::ring};
+
+use super::{Connections, ServeOptions, Tls, serve};
+use crate::http::HttpConfig;
+use crate::service::{Limits, ModelInfo, Service};
+use crate::test_support::{self, FakeEngine, Script};
+
+const QUICK: Duration = Duration::from_millis(200);
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Limits that no test meets unless it sets one itself.
+fn patient() -> Connections {
+    Connections {
+        header_timeout: PATIENCE * 2,
+        body_timeout: PATIENCE * 2,
+        idle_timeout: PATIENCE * 2,
+        write_timeout: PATIENCE * 2,
+        ..Connections::default()
+    }
+}
+
+struct Running {
+    address: SocketAddr,
+    _engine: FakeEngine,
+    _stop: oneshot::Sender<()>,
+}
+
+async fn start(script: Script, connections: Connections, tls: Option<Tls>) -> Running {
+    let engine = FakeEngine::new(script, 64);
+    let model = ModelInfo { id: "m".into(), sha: None, pipeline_tag: None };
+    let limits = Limits::default();
+    let service = Service::new(&test_support::assets(), engine.engine.clone(), limits, model).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let (stop, stopped) = oneshot::channel::<()>();
+    let options = ServeOptions { connections, tls, grace: Duration::from_secs(1) };
+    tokio::spawn(serve(listener, service, HttpConfig::default(), options, async { drop(stopped.await) }));
+    Running { address, _engine: engine, _stop: stop }
+}
+
+impl Running {
+    async fn connect(&self) -> TcpStream {
+        TcpStream::connect(self.address).await.unwrap()
+    }
+
+    /// Waits until there is a place for another connection.
+    async fn serves_one_more(&self) {
+        let serves = async {
+            loop {
+                let mut client = self.connect().await;
+                let _ = client.write_all(HEALTH.as_bytes()).await;
+                let mut status = [0; 12];
+                if client.read_exact(&mut status).await.is_ok() && &status == b"HTTP/1.1 200" {
+                    break;
+                }
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(PATIENCE, serves).await.expect("a place becomes free");
+    }
+}
+
+/// Everything until the server closes; a reset counts as closing.
+async fn rest(stream: &mut (impl AsyncRead + Unpin)) -> String {
+    let mut bytes = Vec::new();
+    let _ = timeout(PATIENCE, stream.read_to_end(&mut bytes)).await.expect("the server closes");
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+async fn write(stream: &mut (impl AsyncWrite + Unpin), text: &str) {
+    stream.write_all(text.as_bytes()).await.unwrap();
+}
+
+const HEALTH: &str = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n";
+
+async fn answer(stream: &mut (impl AsyncRead + Unpin)) -> String {
+    let mut text = String::new();
+    while !text.ends_with("\r\n\r\n") {
+        let mut byte = [0];
+        let read = timeout(PATIENCE, stream.read_exact(&mut byte)).await.expect("in time");
+        read.unwrap();
+        text.push(byte[0].into());
+    }
+    text
+}
+
+#[tokio::test]
+async fn headers_that_do_not_end_end_the_connection() {
+    let server =
+        start(Script::Say("x".into()), Connections { header_timeout: QUICK, ..patient() }, None).await;
+    let mut silent = server.connect().await;
+    assert_eq!(rest(&mut silent).await, "", "silence is no better");
+    let mut slow = server.connect().await;
+    // A connection that has asked before is treated alike.
+    write(&mut slow, HEALTH).await;
+    assert!(answer(&mut slow).await.starts_with("HTTP/1.1 200"));
+    sleep(QUICK * 2).await;
+    let since = Instant::now();
+    let (mut reader, mut writer) = slow.into_split();
+    let dribble = tokio::spawn(async move {
+        for byte in "GET /health HTTP/1.1\r\nx: ".bytes().chain(std::iter::repeat(b'a')) {
+            if writer.write_all(&[byte]).await.is_err() {
+                break;
+            }
+            sleep(QUICK / 10).await;
+        }
+    });
+    assert_eq!(rest(&mut reader).await, "");
+    assert!(since.elapsed() >= QUICK, "not before its time");
+    dribble.await.unwrap();
+}
+
+#[tokio::test]
+async fn idle_connections_are_closed_and_busy_ones_are_not() {
+    let limits = Connections { idle_timeout: QUICK, ..patient() };
+    let server = start(Script::Forever("abcdefgh".into()), limits, None).await;
+    let mut idle = server.connect().await;
+    write(&mut idle, HEALTH).await;
+    assert!(answer(&mut idle).await.starts_with("HTTP/1.1 200"));
+    assert_eq!(rest(&mut idle).await, "");
+    let mut busy = server.connect().await;
+    let body = r#"{"inputs":"a"}"#;
+    write(
+        &mut busy,
+        &format!(
+            "POST /generate_stream HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+            body.len()
+        ),
+    )
+    .await;
+    answer(&mut busy).await;
+    let text = rest(&mut busy).await;
+    assert!(text.contains("\"index\":1022"), "all of it");
+}
+
+#[tokio::test]
+async fn a_body_that_does_not_end_is_an_error() {
+    let server = start(Script::Say("x".into()), Connections { body_timeout: QUICK, ..patient() }, None).await;
+    let mut slow = server.connect().await;
+    write(
+        &mut slow,
+        "POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 100\r\n\r\n{",
+    )
+    .await;
+    let text = rest(&mut slow).await;
+    assert!(text.starts_with("HTTP/1.1 400") && text.contains("took too long"), "{text}");
+}
+
+#[tokio::test]
+async fn headers_are_bounded_in_size_and_number() {
+    let limits = Connections { header_bytes: 8 << 10, headers: 10, ..patient() };
+    let server = start(Script::Say("x".into()), limits, None).await;
+    for headers in [format!("x: {}\r\n", "a".repeat(10_000)), "x: y\r\n".repeat(11)] {
+        let mut client = server.connect().await;
+        write(&mut client, &format!("GET /health HTTP/1.1\r\nhost: x\r\n{headers}\r\n")).await;
+        let text = rest(&mut client).await;
+        assert!(text.starts_with("HTTP/1.1 431"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn one_connection_too_many_is_told_so() {
+    let server = start(Script::Say("x".into()), Connections { most: 2, ..patient() }, None).await;
+    let (mut first, mut second) = (server.connect().await, server.connect().await);
+    for client in [&mut first, &mut second] {
+        write(client, HEALTH).await;
+        assert!(answer(client).await.starts_with("HTTP/1.1 200"));
+    }
+    let text = rest(&mut server.connect().await).await;
+    assert!(text.starts_with("HTTP/1.1 503") && text.contains("retry-after: 1"), "{text}");
+    drop(first);
+    // The place is free as soon as the server has seen that the client has gone.
+    server.serves_one_more().await;
+}
+
+#[tokio::test]
+async fn a_reader_that_stops_is_dropped_and_slows_nobody() {
+    let limits = Connections { write_timeout: QUICK, most: 2, ..patient() };
+    let server = start(Script::Forever("abcdefgh".into()), limits, None).await;
+    let socket = TcpSocket::new_v4().unwrap();
+    socket.set_recv_buffer_size(4096).unwrap();
+    let mut stopped = socket.connect(server.address).await.unwrap();
+    // More than the buffers between here and there hold: each answer is some 100 kB.
+    let body = r#"{"inputs":"a"}"#;
+    let request = format!(
+        "POST /generate_stream HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n{body}",
+        body.len()
+    );
+    write(&mut stopped, &request.repeat(64)).await;
+    let other = async {
+        let mut client = server.connect().await;
+        write(&mut client, &request.replace("host: x", "host: x\r\nconnection: close")).await;
+        let text = rest(&mut client).await;
+        assert!(text.contains("\"index\":1022"), "the other stream is whole");
+    };
+    other.await;
+    // One of the two places is taken by another; only the end of the one that stopped frees the other.
+    let mut held = server.connect().await;
+    write(&mut held, HEALTH).await;
+    answer(&mut held).await;
+    server.serves_one_more().await;
+    drop(stopped);
+}
+
+/// A certificate for `localhost` that signs itself, as files.
+fn certificate() -> (tempfile::TempDir, PathBuf, PathBuf) {
+    let made = rcgen::generate_simple_self_signed(["localhost".to_owned()]).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let (cert, key) = (folder.path().join("cert.pem"), folder.path().join("key.pem"));
+    std::fs::write(&cert, made.cert.pem()).unwrap();
+    std::fs::write(&key, made.signing_key.serialize_pem()).unwrap();
+    (folder, cert, key)
+}
+
+#[tokio::test]
+async fn tls_speaks_both_versions_and_drops_who_does_not_shake_hands() {
+    let (_folder, cert, key) = certificate();
+    let tls = Tls::from_files(&cert, &key).unwrap();
+    let limits = Connections { header_timeout: QUICK, ..patient() };
+    let server = start(Script::Say("x".into()), limits, Some(tls)).await;
+    let mut roots = RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(&cert).unwrap()).unwrap();
+    let config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    let connect = async |protocol: &[u8]| {
+        let mut config = config.clone();
+        config.alpn_protocols = vec![protocol.to_vec()];
+        let name = ServerName::try_from("localhost").unwrap();
+        let stream =
+            TlsConnector::from(Arc::new(config)).connect(name, server.connect().await).await.unwrap();
+        assert_eq!(stream.get_ref().1.alpn_protocol(), Some(protocol));
+        stream
+    };
+    let mut old = connect(b"http/1.1").await;
+    write(&mut old, HEALTH).await;
+    assert!(answer(&mut old).await.starts_with("HTTP/1.1 200"));
+
+    let io = hyper_util::rt::TokioIo::new(connect(b"h2").await);
+    let executor = hyper_util::rt::TokioExecutor::new();
+    let (mut sender, connection) = hyper::client::conn::http2::handshake(executor, io).await.unwrap();
+    tokio::spawn(connection);
+    let request = axum::http::Request::post("https://localhost/generate")
+        .header("content-type", "application/json")
+        .body(axum::body::Body::from(r#"{"inputs":"a"}"#))
+        .unwrap();
+    let response = sender.send_request(request).await.unwrap();
+    assert_eq!(response.status(), 200);
+    let body = axum::body::to_bytes(axum::body::Body::new(response.into_body()), 1000).await.unwrap();
+    assert_eq!(body, r#"{"generated_text":"x"}"#);
+
+    let mut silent = server.connect().await;
+    assert_eq!(rest(&mut silent).await, "");
+    let mut plain = server.connect().await;
+    write(&mut plain, HEALTH).await;
+    assert!(!rest(&mut plain).await.contains("200"));
+}
+
+#[test]
+fn tls_files_that_cannot_be_used_are_named() {
+    let (folder, cert, key) = certificate();
+    let nothing = folder.path().join("nothing.pem");
+    let empty = folder.path().join("empty.pem");
+    std::fs::write(&empty, "").unwrap();
+    let (_other, _, other_key) = certificate();
+    for (cert, key, part) in [
+        (&nothing, &key, "nothing.pem"),
+        (&empty, &key, "no certificate"),
+        (&cert, &empty, "empty.pem"),
+        (&cert, &other_key, "cannot be used"),
+    ] {
+        let error = Tls::from_files(cert, key).unwrap_err().to_string();
+        assert!(error.contains(part), "{error}");
+    }
+}

@@ -1,0 +1,72 @@
+//! Certificates and keys.
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tokio::net::TcpStream;
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::pem::{self, PemObject};
+use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use tokio_rustls::rustls::{self, ServerConfig};
+use tokio_rustls::server::TlsStream;
+
+/// Why TLS cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    /// A file cannot be read, or is not PEM.
+    #[error("{path}: {error}", path = path.display())]
+    File {
+        /// Which one.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: pem::Error,
+    },
+    /// There is no certificate in the file.
+    #[error("{}: no certificate in it (BEGIN CERTIFICATE)", .0.display())]
+    NoCertificate(PathBuf),
+    /// Certificate and key cannot be used, or do not belong together.
+    #[error("the TLS certificate and key cannot be used: {0}")]
+    Pair(#[from] rustls::Error),
+}
+
+/// A certificate and its key. Offers HTTP/2 and HTTP/1.1.
+#[derive(Clone)]
+pub struct Tls(TlsAcceptor);
+
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Tls")
+    }
+}
+
+impl Tls {
+    /// Reads a chain of certificates, the server's first, and the key of that one; both PEM.
+    ///
+    /// # Errors
+    /// [`TlsError`] names the file.
+    pub fn from_files(certificates: &Path, key: &Path) -> Result<Self, TlsError> {
+        let about = |path: &Path| {
+            let path = path.to_owned();
+            |error| TlsError::File { path, error }
+        };
+        let chain = CertificateDer::pem_file_iter(certificates)
+            .and_then(Iterator::collect::<Result<Vec<_>, _>>)
+            .map_err(about(certificates))?;
+        if chain.is_empty() {
+            return Err(TlsError::NoCertificate(certificates.to_owned()));
+        }
+        let key = PrivateKeyDer::from_pem_file(key).map_err(about(key))?;
+        let mut config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()?
+            .with_no_client_auth()
+            .with_single_cert(chain, key)?;
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        Ok(Tls(TlsAcceptor::from(Arc::new(config))))
+    }
+
+    pub(super) async fn accept(&self, stream: TcpStream) -> io::Result<TlsStream<TcpStream>> {
+        self.0.accept(stream).await
+    }
+}
