@@ -31,7 +31,7 @@ cargo xtask TASK
 ";
 
 /// With the simulated device, on which the CUDA kernels' tests run.
-const SIMULATED: &str = "--features=millrace-kernels/cpu-sim";
+const SIMULATED: &str = "--features=millrace/cpu-sim";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
@@ -41,7 +41,8 @@ fn main() -> ExitCode {
             cargo(&["fmt", "--all", "--check"])
                 && cargo(&["clippy", "--workspace", "--all-targets", SIMULATED, "--", "-D", "warnings"])
         }
-        Some("test") => cargo(&["test", "--workspace", SIMULATED]),
+        // The binary is built with everything else, before the first test: no test has to build it again.
+        Some("test") => cargo_with(&["test", "--workspace", SIMULATED], &[("MILLRACE_BINARY_IS_BUILT", "1")]),
         Some("cuda") => cuda::run(),
         Some("gpu-pack") => gpu_pack::run(),
         Some("sim") => match arguments.next() {

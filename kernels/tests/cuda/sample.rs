@@ -32,7 +32,8 @@ fn reference(vocab: usize, rows: &[Row]) -> Vec<Sampled> {
         }
         let mut buf = Reference.buf(1, vocab).unwrap();
         Reference.host_mut(&mut buf, 1).copy_from_slice(&row.logits);
-        let input = SampleRow { params: &params, tokens: &row.tokens, prompt_len: row.prompt_len };
+        let input =
+            SampleRow { params: &params, tokens: &row.tokens, prompt_len: row.prompt_len, allowed: None };
         Reference.sample(&mut buf, &[input], &mut chosen).unwrap();
         // Of a row without a finite logit comes the first token that is allowed.
         let last = chosen.last_mut().unwrap();

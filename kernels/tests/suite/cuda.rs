@@ -15,7 +15,7 @@ static CUDA: LazyLock<Cuda> =
     LazyLock::new(|| Cuda::new(Device::new(Arc::new(Simulated::new().unwrap())), DType::F32));
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(12))]
+    #![proptest_config(ProptestConfig::with_cases(6))]
 
     #[test]
     fn rows_match(n in 1usize..6, cols in 1usize..300, seed: u64) {
@@ -77,8 +77,10 @@ fn chooses_what_the_reference_chooses() {
             ..SamplingParams::default()
         })
         .collect();
-    let rows: Vec<SampleRow<'_>> =
-        params.iter().map(|params| SampleRow { params, tokens: &[1, 2, 3], prompt_len: 2 }).collect();
+    let rows: Vec<SampleRow<'_>> = params
+        .iter()
+        .map(|params| SampleRow { params, tokens: &[1, 2, 3], prompt_len: 2, allowed: None })
+        .collect();
     let (mut got, mut want) = (Vec::new(), Vec::new());
     CUDA.sample(&mut upload(&*CUDA, &logits, vocab), &rows, &mut got).unwrap();
     Reference.sample(&mut upload(&Reference, &logits, vocab), &rows, &mut want).unwrap();
