@@ -96,3 +96,14 @@ fn cards_that_are_not_there_are_said_to_be_missing() {
     let said = String::from_utf8_lossy(&done.stderr);
     assert!(said.contains("there is no NVIDIA driver"), "{said}");
 }
+
+/// Whether there are cards or not, the doctor answers and says what is missing.
+#[test]
+fn the_doctor_answers() {
+    let done = Command::new(binary()).arg("doctor").output().unwrap();
+    assert!(done.status.success());
+    let said = String::from_utf8_lossy(&done.stdout);
+    for what in ["driver:", "cuBLASLt:", "NCCL:", "NVRTC:", "--device cuda can"] {
+        assert!(said.contains(what), "{said}");
+    }
+}

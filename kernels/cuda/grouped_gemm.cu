@@ -17,8 +17,7 @@ DEVICE void grouped(const Operands<T> &p, const int *offsets, int experts, const
   auto x_row = [&](int i) { return work.first + i < work.end ? routing.x_row(work.first + i) : -1; };
   auto out_row = [&](int i) { return routing.out_row(work.first + i); };
   const auto stage = make_stage(work.expert);
-  using Stage = std::remove_cv_t<decltype(stage)>;
-  multiply_tile<T, Stage, S, kStages>(p, stage, depth, blockIdx.y * kTileOut, x_row, out_row);
+  multiply_tile<T, decltype(make_stage(0)), S, kStages>(p, stage, depth, blockIdx.y * kTileOut, x_row, out_row);
 }
 
 // The obvious version: one warp per element of the result; the grid is [output warps, sorted rows].

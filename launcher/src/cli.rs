@@ -60,6 +60,8 @@ pub(crate) enum Command {
     BenchHttp(Box<BenchHttpArgs>),
     /// Print version, machine and settings for a bug report
     Env,
+    /// Say which NVIDIA driver, cards and libraries are found, what is missing and how to get it
+    Doctor,
     /// Compute one rank of a model for a router (started by the other commands)
     #[command(hide = true)]
     Shard(Box<ShardArgs>),

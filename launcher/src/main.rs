@@ -38,6 +38,7 @@ fn run(command: cli::Command) -> anyhow::Result<()> {
         cli::Command::Generate(args) => commands::generate::run(*args),
         cli::Command::Inspect(args) => commands::inspect::run(&args),
         cli::Command::BenchHttp(args) => commands::bench_http::run(*args),
+        cli::Command::Doctor => commands::doctor::run(),
         cli::Command::Env => commands::env::run(),
         cli::Command::Shard(args) => commands::shard::run(*args),
     }

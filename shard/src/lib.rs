@@ -28,6 +28,7 @@ pub use connection::Connection;
 pub use error::Error;
 pub use limits::Limits;
 pub use millrace_kernels::DType;
+pub use millrace_kernels::cuda::doctor;
 pub use millrace_proto::handshake::Secret;
 pub use options::{Address, Device, ShardOptions};
 pub use platform::{OnHost, Opened, Platform};

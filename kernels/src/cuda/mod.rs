@@ -11,6 +11,8 @@ mod cache;
 mod card;
 pub mod cost;
 mod device;
+#[cfg(feature = "cuda")]
+pub mod doctor;
 mod driver;
 mod memory;
 mod modules;

@@ -2,6 +2,7 @@
 
 pub(crate) mod bench_http;
 pub(crate) mod chat;
+pub(crate) mod doctor;
 pub(crate) mod env;
 pub(crate) mod generate;
 pub(crate) mod inspect;

@@ -22,6 +22,29 @@ pub(super) struct Blas {
 // SAFETY: the handle and the descriptors may be used from any thread, one at a time, which `&mut self` sees to.
 unsafe impl Send for Blas {}
 
+/// The library's version, such as `13.0.2`.
+///
+/// # Errors
+/// [`Error::Device`] if it is not installed.
+pub(in crate::cuda) fn version() -> Result<String> {
+    check_present()?;
+    // SAFETY: the library is there; the call takes nothing.
+    let version = unsafe { sys::cublasLtGetVersion() };
+    Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
+}
+
+fn check_present() -> Result<()> {
+    // SAFETY: the call only tries to open the library.
+    if unsafe { sys::is_culib_present() } {
+        return Ok(());
+    }
+    Err(Error::Device(
+        "cuBLASLt was not found: install the CUDA toolkit's libcublasLt (or the nvidia-cublas wheel) and put its folder on \
+         LD_LIBRARY_PATH"
+            .to_owned(),
+    ))
+}
+
 /// What the choice of an algorithm depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Shape {
@@ -49,12 +72,7 @@ impl Blas {
     /// # Errors
     /// [`Error::Device`] if it is not installed, or does not work.
     pub(super) fn open() -> Result<Blas> {
-        // SAFETY: the call only tries to open the library.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::Device(
-                "cuBLASLt was not found: install the CUDA toolkit's libcublasLt, or put it on LD_LIBRARY_PATH".to_owned(),
-            ));
-        }
+        check_present()?;
         let handle = result::create_handle().map_err(|e| failed("cublasLtCreate", e))?;
         Ok(Blas { handle, plans: HashMap::new() })
     }

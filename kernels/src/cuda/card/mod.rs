@@ -16,6 +16,7 @@ use super::modules;
 use super::nvrtc::Nvrtc;
 use crate::{Error, Result};
 use blas::Blas;
+pub(super) use blas::version as blas_version;
 
 /// The oldest cards that the kernels are written for: Ampere.
 const OLDEST: (u32, u32) = (8, 0);
