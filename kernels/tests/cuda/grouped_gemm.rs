@@ -26,7 +26,7 @@ struct Case {
 
 impl Case {
     fn random(rng: &mut Rng, elem: Elem, rows: usize) -> Case {
-        let (top_k, experts): (usize, usize) = (rng.pick(&[1, 2, 4]), rng.pick(&[1, 3, 8, 40]));
+        let (top_k, experts): (usize, usize) = (rng.pick(&[1, 2, 4]), rng.pick(&[1, 3, 8, 70]));
         let (inputs, outputs) = (rng.pick(&[8, 72, 100, 256]), rng.pick(&[8, 20, 128, 140]));
         // Half the experts share most rows, so that some have many and some none.
         let favoured = rng.pick(&[1, experts.div_ceil(2), experts]);
@@ -109,7 +109,11 @@ impl Case {
 fn check(rng: &mut Rng, rows: usize) {
     let elem = rng.pick(&ACTIVATIONS);
     let case = Case::random(rng, elem, rows);
-    let &Case { experts, inputs, outputs, .. } = &case;
+    check_case(rng, &case);
+}
+
+fn check_case(rng: &mut Rng, case: &Case) {
+    let &Case { elem, experts, inputs, outputs, .. } = case;
     let weights = rng.values(elem, experts * outputs * inputs);
     let on_device: Memory = put(elem, &weights);
     let stored = Experts::Stored(on_device.view(elem));
@@ -126,6 +130,21 @@ fn few_rows() {
     for_seeds(16, |rng| {
         let rows = rng.pick(&[0, 1, 5, 30]);
         check(rng, rows);
+    });
+}
+
+/// Work is found 32 experts at a time: here the third time has some, too.
+#[test]
+fn the_last_of_many_experts() {
+    for_seeds(2, |rng| {
+        let has_late_rows = |case: &Case| case.expert_of.iter().flatten().any(|&expert| expert >= 64);
+        let case = loop {
+            let case = Case::random(rng, Elem::BF16, 60);
+            if has_late_rows(&case) && case.inputs.is_multiple_of(8) {
+                break case;
+            }
+        };
+        check_case(rng, &case);
     });
 }
 
