@@ -14,6 +14,8 @@ mod device;
 #[cfg(feature = "cuda")]
 pub mod doctor;
 mod driver;
+mod event;
+mod graph;
 mod memory;
 mod modules;
 #[cfg(feature = "cuda")]
@@ -22,8 +24,11 @@ pub mod nccl;
 mod nvrtc;
 pub mod ops;
 pub mod pack;
+mod pinned;
+mod recorder;
 #[cfg(feature = "cpu-sim")]
 mod sim;
+mod streams;
 
 pub use backend::Cuda;
 #[cfg(feature = "cuda")]
@@ -31,6 +36,10 @@ pub use card::Card;
 pub use cost::Cost;
 pub use device::Device;
 pub use driver::{Arg, Args, Driver, Function, Gemm, Grid, Properties, TensorLayout, TensorMap};
+pub use event::{Copies, Event};
+pub use graph::Graph;
 pub use memory::{Elem, Memory, View};
+pub use pinned::Pinned;
 #[cfg(feature = "cpu-sim")]
 pub use sim::{Order, Simulated};
+pub use streams::{Stream, StreamCall, Streams};
