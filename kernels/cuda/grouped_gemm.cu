@@ -20,9 +20,9 @@ DEVICE void grouped(const Operands<T> &p, const int *offsets, int experts, const
   multiply_tile<T, decltype(make_stage(0)), S, kStages>(p, stage, depth, blockIdx.y * kTileOut, x_row, out_row);
 }
 
-// The obvious version: one warp per element of the result; the grid is [output warps, sorted rows].
-template <class T>
-DEVICE void grouped_plain(const Operands<T> &p, const T *weights, const int *offsets, int experts, const Routing &routing) {
+// The obvious version: one warp per element of the result; the grid is [output warps, sorted rows]. weight(expert, output, k) is an element.
+template <class T, class Weight>
+DEVICE void grouped_plain(const Operands<T> &p, const int *offsets, int experts, const Routing &routing, Weight weight) {
   wait_for_previous_kernel();
   const int lane = threadIdx.x % kWarp, output = blockIdx.x * (blockDim.x / kWarp) + threadIdx.x / kWarp, i = blockIdx.y;
   let_next_kernel_start();
@@ -30,9 +30,8 @@ DEVICE void grouped_plain(const Operands<T> &p, const T *weights, const int *off
   int expert = 0;
   while (offsets[expert + 1] <= i) expert++;
   const T *x = p.x + int64_t(routing.x_row(i)) * p.inputs;
-  const T *w = weights + (int64_t(expert) * p.outputs + output) * p.inputs;
   float sum = 0.0f;
-  for (int k = lane; k < p.inputs; k += kWarp) sum += to_float(x[k]) * to_float(w[k]);
+  for (int k = lane; k < p.inputs; k += kWarp) sum += to_float(x[k]) * weight(expert, output, k);
   sum = warp_reduce(sum, Add());
   if (lane == 0) p.out[int64_t(routing.out_row(i)) * p.outputs + output] = from_float<T>(sum);
 }
@@ -64,10 +63,27 @@ DEVICE void grouped_plain(const Operands<T> &p, const T *weights, const int *off
 #define GROUPED_PLAIN(T, suffix)                                                                                                 \
   KERNEL grouped_plain_##suffix(T *out, const T *x, const T *weights, const int *offsets, const int *sorted_rows, int experts,   \
                                 int top_k, int x_sorted, int out_sorted, int outputs, int inputs) {                              \
-    grouped_plain<T>({out, x, nullptr, nullptr, 0, outputs, inputs}, weights, offsets, experts,                                  \
-                     {sorted_rows, top_k, x_sorted, out_sorted});                                                                \
+    const Operands<T> p{out, x, nullptr, nullptr, 0, outputs, inputs};                                                           \
+    grouped_plain<T>(p, offsets, experts, {sorted_rows, top_k, x_sorted, out_sorted}, [&](int expert, int output, int k) {       \
+      return to_float(weights[(int64_t(expert) * outputs + output) * inputs + k]);                                               \
+    });                                                                                                                          \
   }                                                                                                                              \
   REGISTER(grouped_plain_##suffix)
+
+#define GROUPED_INT4_PLAIN(T, suffix)                                                                                            \
+  KERNEL grouped_int4_plain_##suffix(T *out, const T *x, const uint8_t *weights, const uint32_t *scales, const int *offsets,     \
+                                     const int *sorted_rows, int experts, int top_k, int x_sorted, int out_sorted, int outputs,  \
+                                     int inputs, int depth, int group_bits) {                                                    \
+    const Operands<T> p{out, x, nullptr, nullptr, 0, outputs, inputs};                                                           \
+    const int64_t groups = ((depth - 1) >> group_bits) + 1, padded = ceil_div(outputs, kTileOutputs) * kTileOutputs;             \
+    grouped_plain<T>(p, offsets, experts, {sorted_rows, top_k, x_sorted, out_sorted}, [&](int expert, int output, int k) {       \
+      const int64_t tile = (expert * padded + output) / kTileOutputs * groups + (k >> group_bits);                               \
+      const uint32_t word = scales[tile * kTileOutputs + output % kTileOutputs];                                                 \
+      const uint8_t *of_expert = weights + expert * padded * (depth / 2);                                                        \
+      return Int4<T>::element(of_expert, output, k, depth, Int4<T>::minus_zero_of(word)) * Int4<T>::group(word).scale;           \
+    });                                                                                                                          \
+  }                                                                                                                              \
+  REGISTER(grouped_int4_plain_##suffix)
 
 GROUPED(bf16, Narrow, 2, grouped_narrow_bf16)
 GROUPED(f16, Narrow, 2, grouped_narrow_f16)
@@ -80,3 +96,6 @@ GROUPED_INT4(f16, Wide, 1, grouped_int4_wide_f16)
 GROUPED_PLAIN(float, f32)
 GROUPED_PLAIN(bf16, bf16)
 GROUPED_PLAIN(f16, f16)
+GROUPED_INT4_PLAIN(float, f32)
+GROUPED_INT4_PLAIN(bf16, bf16)
+GROUPED_INT4_PLAIN(f16, f16)

@@ -126,6 +126,39 @@ DEVICE void prepare_step(const StepOut &out, const StepRow *rows, const int *row
   out.slots[t] = slot;
 }
 
+// The obvious version: one thread does it all, row after row.
+DEVICE void prepare_step_plain(const StepOut &out, const StepRow *rows, int n, const int *history, int history_stride,
+                               const int *slot_tables, int table_stride, int most_rows, int most_tokens, int block_size) {
+  int token = 0, output = 0;
+  for (int r = 0; r < n; r++) {
+    const StepRow row = rows[r];
+    const int end = row.start + row.count;
+    const int *table = slot_tables + int64_t(row.slot) * table_stride;
+    for (int b = 0; b < ceil_div(end, block_size); b++) out.tables[int64_t(r) * table_stride + b] = table[b];
+    out.query_start[r] = token;
+    out.context[r] = end;
+    for (int position = row.start; position < end; position++, token++) {
+      out.tokens[token] = history[int64_t(row.slot) * history_stride + position];
+      out.positions[token] = position;
+      out.slots[token] = table[position / block_size] * block_size + position % block_size;
+    }
+    if (!row.sample) continue;
+    out.outputs[output] = token - 1;
+    out.output_slots[output] = row.slot;
+    out.output_at[output] = end;
+    output++;
+  }
+  out.counts[0] = token;
+  out.counts[1] = output;
+  for (int r = n; r <= most_rows; r++) out.query_start[r] = token;
+  for (int r = n; r < most_rows; r++) out.context[r] = 0;
+  for (; output < most_rows; output++) out.outputs[output] = -1;
+  for (; token < most_tokens; token++) {
+    out.tokens[token] = out.slots[token] = -1;
+    out.positions[token] = 0;
+  }
+}
+
 // history[output_slots[i], output_at[i]] = sampled[i]; what has no room is only reported.
 DEVICE void append_sampled(int *history, const int *sampled, const int *output_slots, const int *output_at, const int *counts, int history_stride) {
   wait_for_previous_kernel();
@@ -147,6 +180,15 @@ KERNEL prepare_step_i32(int *query_start, int *context, int *tables, int *tokens
   prepare_step(out, rows, row_count, history, history_stride, slot_tables, table_stride, most_rows, most_tokens, block_size);
 }
 REGISTER(prepare_step_i32)
+KERNEL prepare_step_plain_i32(int *query_start, int *context, int *tables, int *tokens, int *positions, int *slots, int *outputs,
+                              int *output_slots, int *output_at, int *counts, const StepRow *rows, const int *row_count,
+                              const int *history, int history_stride, const int *slot_tables, int table_stride, int most_rows,
+                              int most_tokens, int block_size) {
+  const StepOut out = {query_start, context, tables, tokens, positions, slots, outputs, output_slots, output_at, counts};
+  wait_for_previous_kernel();
+  prepare_step_plain(out, rows, *row_count, history, history_stride, slot_tables, table_stride, most_rows, most_tokens, block_size);
+}
+REGISTER(prepare_step_plain_i32)
 KERNEL append_sampled_i32(int *history, const int *sampled, const int *output_slots, const int *output_at, const int *counts,
                           int history_stride) {
   append_sampled(history, sampled, output_slots, output_at, counts, history_stride);

@@ -315,6 +315,33 @@ fn wide_filters() {
     });
 }
 
+/// A nucleus that ends within a long tail: each token of it is next to nothing, all of them are a third of the whole.
+#[test]
+fn long_tail() {
+    for_seeds(2, |rng| {
+        let vocab = 8200;
+        let mut logits: Vec<f32> = (0..vocab).map(|_| rng.unit() * 0.2 - 9.6).collect();
+        logits[rng.below(vocab)] = 0.0;
+        let params = |top_p, rng: &mut Rng| SamplingParams {
+            do_sample: true,
+            top_p,
+            warped_logprobs: true,
+            top_n: 1,
+            seed: rng.next(),
+            ..SamplingParams::default()
+        };
+        let row = |top_p, rng: &mut Rng| Row {
+            params: params(top_p, rng),
+            tokens: vec![3; 5],
+            prompt_len: 5,
+            mask: None,
+            logits: logits.clone(),
+        };
+        let rows: Vec<Row> = [0.7, 0.8, 0.95].into_iter().map(|top_p| row(top_p, rng)).collect();
+        check(vocab, &rows, rng);
+    });
+}
+
 /// Nothing about a row's result depends on its company.
 #[test]
 fn rows_are_on_their_own() {

@@ -67,7 +67,7 @@ pub struct Grouped<'a> {
 ///
 /// # Errors
 /// [`Error::Shape`] for views that are too short or of another type, [`Error::Unsupported`] for a type other than f32, f16 and bf16, or for packed weights that
-/// are not int4 or meet other activations than 16 bits, or what the launch fails with.
+/// are not int4, or what the launch fails with.
 pub fn grouped_gemm(device: &Device, experts: Experts<'_>, g: &Grouped<'_>) -> Result<()> {
     check(experts, g)?;
     let half = g.x.elem().size() == 2 && g.x.is_vectorisable(g.inputs) && g.out.address().is_multiple_of(16);
@@ -78,13 +78,11 @@ pub fn grouped_gemm(device: &Device, experts: Experts<'_>, g: &Grouped<'_>) -> R
         }
     };
     let pairs = g.rows * g.top_k;
-    match experts {
-        _ if pairs == 0 || g.experts == 0 => return Ok(()),
-        Experts::Stored(_) if !(half && weights_fit) => return grouped_gemm_plain(device, experts, g),
-        Experts::Packed(_) if !(half && weights_fit) => {
-            return Err(Error::Unsupported("packed experts need aligned rows of 16 bits".to_owned()));
-        }
-        _ => {}
+    if pairs == 0 || g.experts == 0 {
+        return Ok(());
+    }
+    if !(half && weights_fit) {
+        return grouped_gemm_plain(device, experts, g);
     }
     let wide = pairs / g.experts >= MANY_ROWS;
     let (elem, tile_rows) = (g.x.elem(), if wide { ROWS.1 } else { ROWS.0 });
@@ -105,32 +103,27 @@ pub fn grouped_gemm(device: &Device, experts: Experts<'_>, g: &Grouped<'_>) -> R
         threads: [THREADS, 1, 1],
         shared: shared_of_tiles(bits, tile_rows, STAGES),
     };
-    let args = arguments(experts, g);
-    let args = match experts {
-        Experts::Stored(_) => args,
-        Experts::Packed(weight) => args.with(weight.depth).with(weight.group_bits()),
-    };
     // SAFETY: the views were checked against the shapes, and the arguments are those of the kernel chosen.
-    unsafe { device.launch("grouped_gemm", name, grid, &args) }
+    unsafe { device.launch("grouped_gemm", name, grid, &arguments(experts, g)) }
 }
 
-/// The same by the obvious kernel, for any type and shape of stored weights: what the fast ones are compared with.
+/// The same by the obvious kernel, for any type and shape: what the fast ones are compared with.
 ///
 /// # Errors
 /// As for [`grouped_gemm`].
 pub fn grouped_gemm_plain(device: &Device, experts: Experts<'_>, g: &Grouped<'_>) -> Result<()> {
     check(experts, g)?;
     let pairs = g.rows * g.top_k;
-    if let Experts::Packed(_) = experts {
-        return Err(Error::Unsupported("packed experts have no plain kernel".to_owned()));
-    }
     if pairs > 65535 {
         return Err(Error::Unsupported(format!("{pairs} pairs are too many for the plain kernel")));
     }
     if pairs == 0 || g.experts == 0 {
         return Ok(());
     }
-    let name = typed!(g.x.elem(), "grouped_plain")?;
+    let name = match experts {
+        Experts::Stored(_) => typed!(g.x.elem(), "grouped_plain"),
+        Experts::Packed(_) => typed!(g.x.elem(), "grouped_int4_plain"),
+    }?;
     let blocks = [g.outputs.div_ceil(super::gemv::PLAIN_PER_BLOCK) as u32, pairs as u32, 1];
     let grid = Grid { blocks, threads: [THREADS, 1, 1], shared: 0 };
     // SAFETY: as above.
@@ -154,7 +147,11 @@ fn arguments(experts: Experts<'_>, g: &Grouped<'_>) -> Args {
     };
     let args = args.with(g.expert_offsets).with(g.sorted_rows).with(g.experts).with(g.top_k);
     let sorted = |order: Order| i32::from(order == Order::Sorted);
-    args.with(sorted(g.x_order)).with(sorted(g.out_order)).with(g.outputs).with(g.inputs)
+    let args = args.with(sorted(g.x_order)).with(sorted(g.out_order)).with(g.outputs).with(g.inputs);
+    match experts {
+        Experts::Stored(_) => args,
+        Experts::Packed(weight) => args.with(weight.depth).with(weight.group_bits()),
+    }
 }
 
 fn check(experts: Experts<'_>, g: &Grouped<'_>) -> Result<()> {

@@ -164,21 +164,49 @@ pub fn prepare(
     block_size: usize,
     out: &Prepared<'_>,
 ) -> Result<()> {
+    check(slots, rows, block_size, out)?;
+    let shared = (rows.most + 1) * size_of::<i32>();
+    if shared > SHARED - 1024 {
+        return Err(Error::Shape(format!("a step of {} rows", rows.most)));
+    }
+    let blocks = out.most_tokens.div_ceil(THREADS as usize) + rows.most;
+    let grid = Grid::flat(blocks, THREADS).with_shared(shared);
+    // SAFETY: the views were checked; numbers on the device were validated when the step was taken in.
+    unsafe { device.launch("step", "prepare_step_i32", grid, &arguments(slots, rows, block_size, out)) }
+}
+
+/// The same by one thread that goes from row to row: what [`prepare`] is compared with.
+///
+/// # Errors
+/// As for [`prepare`].
+pub fn prepare_plain(
+    device: &Device,
+    slots: &Slots<'_>,
+    rows: &Rows<'_>,
+    block_size: usize,
+    out: &Prepared<'_>,
+) -> Result<()> {
+    check(slots, rows, block_size, out)?;
+    let args = arguments(slots, rows, block_size, out);
+    // SAFETY: as above.
+    unsafe { device.launch("step", "prepare_step_plain_i32", Grid::flat(1, 1), &args) }
+}
+
+fn check(slots: &Slots<'_>, rows: &Rows<'_>, block_size: usize, out: &Prepared<'_>) -> Result<()> {
     slots.check()?;
     out.check(rows.most, slots.table_stride)?;
     countable(&[block_size])?;
     rows.count.expect("count of rows", Elem::I32, 1)?;
     rows.rows.expect("rows", Elem::I32, rows.most * WORDS)?;
     aligned("rows", rows.rows)?;
-    let shared = (rows.most + 1) * size_of::<i32>();
-    if block_size == 0 || out.most_tokens == 0 || shared > SHARED - 1024 {
-        return Err(Error::Shape(format!(
-            "a step of {} rows and {} tokens in blocks of {block_size}",
-            rows.most, out.most_tokens
-        )));
+    if block_size == 0 || out.most_tokens == 0 {
+        return Err(Error::Shape(format!("a step of {} tokens in blocks of {block_size}", out.most_tokens)));
     }
-    let blocks = out.most_tokens.div_ceil(THREADS as usize) + rows.most;
-    let args = Args::new()
+    Ok(())
+}
+
+fn arguments(slots: &Slots<'_>, rows: &Rows<'_>, block_size: usize, out: &Prepared<'_>) -> Args {
+    Args::new()
         .with(out.query_start)
         .with(out.context)
         .with(out.tables)
@@ -197,11 +225,7 @@ pub fn prepare(
         .with(slots.table_stride)
         .with(rows.most)
         .with(out.most_tokens)
-        .with(block_size);
-    // SAFETY: the views were checked; numbers on the device were validated when the step was taken in.
-    unsafe {
-        device.launch("step", "prepare_step_i32", Grid::flat(blocks, THREADS).with_shared(shared), &args)
-    }
+        .with(block_size)
 }
 
 /// Appends what was sampled, i32 `[most_rows]` in the order of the outputs, to the tokens of the slots.
