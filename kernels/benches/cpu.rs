@@ -76,14 +76,32 @@ fn matrix(cpu: &Cpu, bytes: &[u8], rows: usize, cols: usize, dtype: DType) -> <C
     cpu.matrix(&[Part::whole(HostTensor { dtype: DType::F32, rows, cols, bytes })], dtype).unwrap()
 }
 
+/// A step of these tokens in rows of (start, count, blocks).
+fn begun(cpu: &Cpu, tokens: &[u32], rows: &[(usize, usize, &[u32])]) -> <Cpu as Backend>::Step {
+    let size = StepSize {
+        tokens: tokens.len(),
+        rows: rows.len(),
+        sequence_tokens: rows.iter().map(|(start, count, _)| start + count).max().unwrap_or(1),
+        blocks: 0,
+        block_size: 16,
+        kv_dtype: DType::F32,
+        vocab: 1,
+        attention: &[],
+    };
+    let mut step = cpu.step(&size).unwrap();
+    let rows: Vec<SeqRow<'_>> = (0..)
+        .zip(rows)
+        .map(|(slot, &(start, count, blocks))| SeqRow { slot, start, count, decodes: false, blocks })
+        .collect();
+    cpu.begin(&mut step, &StepInput { tokens, rows: &rows, outputs: &[], samples: &[] }).unwrap();
+    step
+}
+
 /// Activations that hold random rows.
 fn activations(cpu: &Cpu, n: usize, cols: usize) -> <Cpu as Backend>::Buf {
     let table = matrix(cpu, &bytes(&values(16 * cols)), 16, cols, DType::F32);
     let tokens: Vec<u32> = (0..n as u32).map(|t| t % 16).collect();
-    let blocks = vec![0; n];
-    let mut step = cpu.step(StepSize { tokens: n, rows: 1, table_blocks: n, block_size: 16 }).unwrap();
-    let rows = [SeqRow { start: 0, count: n, blocks: &blocks }];
-    cpu.begin(&mut step, &StepInput { tokens: &tokens, rows: &rows, outputs: &[] }).unwrap();
+    let step = begun(cpu, &tokens, &[(0, n, &vec![0; n])]);
     let mut buf = cpu.buf(n, cols).unwrap();
     cpu.embed(&step, &table, 0, &mut buf).unwrap();
     buf
@@ -149,9 +167,7 @@ fn cache(cpu: &Cpu, sequences: usize, tokens: usize, dtype: DType) -> (Vec<Vec<u
         .collect();
     let mut qkv = activations(cpu, tokens, LAYOUT.cols());
     for table in &tables {
-        let mut step = cpu.step(StepSize { tokens, rows: 1, table_blocks: per, block_size: 16 }).unwrap();
-        let rows = [SeqRow { start: 0, count: tokens, blocks: table }];
-        cpu.begin(&mut step, &StepInput { tokens: &vec![0; tokens], rows: &rows, outputs: &[] }).unwrap();
+        let step = begun(cpu, &vec![0; tokens], &[(0, tokens, table)]);
         let prologue = Prologue { layout: LAYOUT, head_norm: None, rope: None };
         cpu.prologue(&step, &mut qkv, &prologue, &mut kv).unwrap();
     }
@@ -167,13 +183,9 @@ fn decode(cpu: &Cpu) {
             let (tables, first) = cache(cpu, sequences, context, dtype);
             let mut caches = vec![first];
             caches.extend((1..layers).map(|_| cache(cpu, sequences, context, dtype).1));
-            let mut step = cpu
-                .step(StepSize { tokens: sequences, rows: sequences, table_blocks: context, block_size: 16 })
-                .unwrap();
-            let rows: Vec<SeqRow<'_>> =
-                tables.iter().map(|t| SeqRow { start: context - 1, count: 1, blocks: t }).collect();
-            let tokens = vec![0; sequences];
-            cpu.begin(&mut step, &StepInput { tokens: &tokens, rows: &rows, outputs: &[] }).unwrap();
+            let rows: Vec<(usize, usize, &[u32])> =
+                tables.iter().map(|t| (context - 1, 1, t.as_slice())).collect();
+            let step = begun(cpu, &vec![0; sequences], &rows);
             let qkv = activations(cpu, sequences, LAYOUT.cols());
             let mut out = cpu.buf(sequences, LAYOUT.heads * LAYOUT.head_dim).unwrap();
             let bandwidth = limits::bandwidth(cpu.threads(), cpu.isa());
@@ -196,11 +208,7 @@ fn prefill(cpu: &Cpu) {
     for (start, count) in [(0, 512), (1536, 512), (7680, 512)] {
         for dtype in [DType::BF16, DType::F32] {
             let (tables, kv) = cache(cpu, 1, start + count, dtype);
-            let mut step = cpu
-                .step(StepSize { tokens: count, rows: 1, table_blocks: start + count, block_size: 16 })
-                .unwrap();
-            let rows = [SeqRow { start, count, blocks: &tables[0] }];
-            cpu.begin(&mut step, &StepInput { tokens: &vec![0; count], rows: &rows, outputs: &[] }).unwrap();
+            let step = begun(cpu, &vec![0; count], &[(start, count, &tables[0])]);
             let qkv = activations(cpu, count, LAYOUT.cols());
             let mut out = cpu.buf(count, LAYOUT.heads * LAYOUT.head_dim).unwrap();
             let peak = limits::peak(cpu.threads(), cpu.isa());

@@ -17,14 +17,13 @@ struct __align__(16) Range {
 
 constexpr int kStepThreads = 256;
 
-// New tokens of slots, or new blocks of their tables. `lengths`, if there is one, says how far a slot is filled afterwards.
-DEVICE void write_ranges(int *to, int *lengths, const int *words, const Range *ranges, const int *count, int stride) {
+// New tokens of slots, new blocks of their tables, or their biases.
+DEVICE void write_ranges(int *to, const int *words, const Range *ranges, const int *count, int stride) {
   wait_for_previous_kernel();
   if (int(blockIdx.x) >= *count) return;
   const Range range = ranges[blockIdx.x];
   int *at = to + int64_t(range.slot) * stride + range.at;
   for (int i = threadIdx.x; i < range.length; i += kStepThreads) at[i] = words[range.from + i];
-  if (lengths && threadIdx.x == 0) lengths[range.slot] = range.at + range.length;
 }
 
 // Sums of all threads before this one.
@@ -161,19 +160,17 @@ DEVICE void prepare_step_plain(const StepOut &out, const StepRow *rows, int n, c
 }
 
 // history[output_slots[i], output_at[i]] = sampled[i]; what has no room is only reported.
-DEVICE void append_sampled(int *history, int *lengths, const int *sampled, const int *output_slots, const int *output_at, const int *counts,
-                           int history_stride) {
+DEVICE void append_sampled(int *history, const int *sampled, const int *output_slots, const int *output_at, const int *counts, int history_stride) {
   wait_for_previous_kernel();
   const int i = int(blockIdx.x) * kStepThreads + int(threadIdx.x);
   if (i >= counts[1]) return;
   const int slot = output_slots[i], at = output_at[i];
   if (at >= history_stride) return;
   history[int64_t(slot) * history_stride + at] = sampled[i];
-  if (lengths) lengths[slot] = at + 1;
 }
 
-KERNEL write_ranges_i32(int *to, int *lengths, const int *words, const Range *ranges, const int *count, int stride) {
-  write_ranges(to, lengths, words, ranges, count, stride);
+KERNEL write_ranges_i32(int *to, const int *words, const Range *ranges, const int *count, int stride) {
+  write_ranges(to, words, ranges, count, stride);
 }
 REGISTER(write_ranges_i32)
 KERNEL prepare_step_i32(int *query_start, int *context, int *tables, int *tokens, int *positions, int *slots, int *outputs,
@@ -192,8 +189,8 @@ KERNEL prepare_step_plain_i32(int *query_start, int *context, int *tables, int *
   prepare_step_plain(out, rows, *row_count, history, history_stride, slot_tables, table_stride, most_rows, most_tokens, block_size);
 }
 REGISTER(prepare_step_plain_i32)
-KERNEL append_sampled_i32(int *history, int *lengths, const int *sampled, const int *output_slots, const int *output_at, const int *counts,
+KERNEL append_sampled_i32(int *history, const int *sampled, const int *output_slots, const int *output_at, const int *counts,
                           int history_stride) {
-  append_sampled(history, lengths, sampled, output_slots, output_at, counts, history_stride);
+  append_sampled(history, sampled, output_slots, output_at, counts, history_stride);
 }
 REGISTER(append_sampled_i32)

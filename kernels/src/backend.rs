@@ -1,14 +1,17 @@
 //! The operations that a device offers to a decoder.
 //!
 //! Shapes: `n` tokens of a step come first; activations are row-major `[n, cols]`. Everything a step needs is allocated
-//! before the first one. Operations may run asynchronously on the device; [`Backend::sample`] and [`Backend::read`]
+//! before the first one. Operations may run asynchronously on the device; [`Backend::collect`] and [`Backend::read`]
 //! wait for what they return.
 //!
 //! **Determinism.** The value of an output row depends only on that row's inputs: not on the other rows of the step, not on
 //! how many there are, not on how a prompt was cut into chunks, and not on the number of threads.
+//!
+//! **Running ahead.** A device may keep the tokens of all sequences itself ([`Backend::admit`]), append what it samples, and so be asked for a
+//! step whose inputs the host does not know yet: [`Backend::steps_ahead`] says how many steps may be under way at once.
 
-use crate::sampling::{SampleRow, Sampled};
-use crate::{DType, Part, Result};
+use crate::sampling::{SampleRow, Sampled, SamplingParams};
+use crate::{DType, Error, Part, Result};
 
 /// How a vector is normalised. Statistics and products are in f32.
 #[derive(Debug)]
@@ -115,10 +118,15 @@ pub enum Activation {
 /// One sequence's share of a step: positions `[start, start + count)`, in consecutive tokens of the step.
 #[derive(Debug, Clone, Copy)]
 pub struct SeqRow<'a> {
+    /// The sequence's slot.
+    pub slot: usize,
     /// Position of the first token.
     pub start: usize,
     /// Number of tokens; at least 1.
     pub count: usize,
+    /// Whether the row is one token that was sampled, and the next is sampled after it. Such rows come first in a step, and a device may have
+    /// an attention of their own for them.
+    pub decodes: bool,
     /// Blocks that hold positions `[0, start + count)`, in order. Block b of a table holds positions
     /// `[b * block_size, (b + 1) * block_size)`.
     pub blocks: &'a [u32],
@@ -127,25 +135,42 @@ pub struct SeqRow<'a> {
 /// The geometry of a step.
 #[derive(Debug, Clone, Copy)]
 pub struct StepInput<'a> {
-    /// Token ids, `[n]`, row after row.
+    /// Token ids, `[n]`, row after row. A device that keeps tokens itself does not look at them: they may be unknown yet.
     pub tokens: &'a [u32],
     /// The sequences, in the order of their tokens.
     pub rows: &'a [SeqRow<'a>],
     /// Indices into `tokens` whose logits are wanted, ascending.
     pub outputs: &'a [u32],
+    /// How a token is chosen after each of `outputs`, which are then the last tokens of rows; or empty if none is.
+    pub samples: &'a [SampleRow<'a>],
 }
 
 /// The largest steps that room is made for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct StepSize {
+#[derive(Debug, Clone, Copy)]
+pub struct StepSize<'a> {
     /// Tokens of all sequences together.
     pub tokens: usize,
-    /// Sequences.
+    /// Sequences, in a step and at all.
     pub rows: usize,
-    /// Blocks of the longest block table.
-    pub table_blocks: usize,
-    /// Tokens per block of the caches that the steps use.
+    /// Tokens of the longest sequence.
+    pub sequence_tokens: usize,
+    /// Blocks of the caches that the steps use.
+    pub blocks: usize,
+    /// Tokens per block.
     pub block_size: usize,
+    /// Element type of the caches.
+    pub kv_dtype: DType,
+    /// Logits of a row that is sampled from.
+    pub vocab: usize,
+    /// The kinds of attention that are asked for.
+    pub attention: &'a [AttentionSpec],
+}
+
+impl StepSize<'_> {
+    /// Blocks of the longest block table.
+    pub fn table_blocks(&self) -> usize {
+        self.sequence_tokens.div_ceil(self.block_size)
+    }
 }
 
 /// A device: memory, weights in its own layout, and the operations of a decoder.
@@ -161,8 +186,10 @@ pub trait Backend {
     type Matrix;
     /// The paged KV cache of one layer.
     type Kv;
-    /// The geometry of the current step where the kernels can read it.
+    /// What the kernels read of the current step, and what came of those that are under way.
     type Step;
+    /// Work that was written down to be done again at once.
+    type Graph;
 
     /// A name for people, such as `cpu (avx512, 2 threads)`.
     fn name(&self) -> String;
@@ -186,15 +213,37 @@ pub trait Backend {
     /// Bytes that the device keeps for itself so that [`Backend::linear`] can multiply up to `rows` rows of up to `cols`
     /// columns.
     fn scratch_bytes(&self, rows: usize, cols: usize) -> usize;
+    /// Bytes of the device's memory that [`Backend::step`] takes.
+    fn step_bytes(&self, _size: &StepSize<'_>) -> usize {
+        0
+    }
     /// A zeroed cache.
     fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
-    /// Room for the geometry of steps up to this size.
-    fn step(&self, size: StepSize) -> Result<Self::Step>;
+    /// Room for steps up to this size.
+    fn step(&self, size: &StepSize<'_>) -> Result<Self::Step>;
 
     // ---- one step
 
+    /// How many steps may be asked for before the first of them is collected.
+    fn steps_ahead(&self) -> usize {
+        1
+    }
+    /// A sequence takes `slot` from the next step on: its tokens so far, and how its next ones are chosen.
+    fn admit(
+        &self,
+        _step: &mut Self::Step,
+        _slot: usize,
+        _tokens: &[u32],
+        _params: &SamplingParams,
+    ) -> Result<()> {
+        Ok(())
+    }
     /// Hands the geometry of the next step to the device.
     fn begin(&self, step: &mut Self::Step, input: &StepInput<'_>) -> Result<()>;
+    /// Makes what the other operations read of the step: the first thing that is asked of the device itself.
+    fn prepare(&self, _step: &mut Self::Step) -> Result<()> {
+        Ok(())
+    }
     /// `out[t] = table[token[t] - first]`, `[n, cols]`; zeros for a token whose row the table does not hold.
     fn embed(&self, step: &Self::Step, table: &Self::Matrix, first: usize, out: &mut Self::Buf)
     -> Result<()>;
@@ -241,10 +290,36 @@ pub trait Backend {
     fn gate(&self, n: usize, act: Activation, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
     /// Copies the rows named by [`StepInput::outputs`] to the front of `out`.
     fn gather(&self, step: &Self::Step, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
-    /// Chooses one token for each of the first `rows.len()` rows of `logits`, whose contents are lost. Appends to
-    /// `chosen`. A row without any finite logit yields the first token that it allows, with a NaN log-probability.
-    fn sample(&self, logits: &mut Self::Buf, rows: &[SampleRow<'_>], chosen: &mut Vec<Sampled>)
-    -> Result<()>;
+    /// Chooses one token for each of the first `rows.len()` rows of `logits`, whose contents are lost; `rows` are the [`StepInput::samples`] that
+    /// the step began with. A row without any finite logit yields the first token that it allows, with a NaN log-probability.
+    fn sample(&self, step: &mut Self::Step, logits: &mut Self::Buf, rows: &[SampleRow<'_>]) -> Result<()>;
+    /// The tokens that were chosen are those of their sequences from now on.
+    fn append(&self, _step: &mut Self::Step) -> Result<()> {
+        Ok(())
+    }
+    /// All of the step has been asked for: what it has chosen can be collected.
+    fn finish(&self, _step: &mut Self::Step) -> Result<()> {
+        Ok(())
+    }
+    /// Whether the oldest step that was finished and not collected has been computed.
+    fn is_done(&self, _step: &Self::Step) -> Result<bool> {
+        Ok(true)
+    }
+    /// Waits for that step and appends what it chose to `chosen`.
+    fn collect(&self, step: &mut Self::Step, chosen: &mut Vec<Sampled>) -> Result<()>;
+    /// Makes the operations of a step that began work on `rows` rows, each of one token that is sampled after, to no effect for those that the step
+    /// does not have. Answers whether it can: only if all rows of the step decode, and not where there are no graphs.
+    fn pad(&self, _step: &mut Self::Step, _rows: usize) -> bool {
+        false
+    }
+    /// Writes down what `work` asks of the device, from [`Backend::prepare`] to [`Backend::append`], instead of doing it. It has been done
+    /// before, in the same sizes. `None` where there are no graphs.
+    fn record<E: From<Error>>(
+        &self,
+        work: impl FnOnce() -> std::result::Result<(), E>,
+    ) -> std::result::Result<Option<Self::Graph>, E>;
+    /// Asks for what was written down.
+    fn replay(&self, graph: &Self::Graph) -> Result<()>;
     /// The first `n` rows, for tests and tools.
     fn read(&self, buf: &Self::Buf, n: usize) -> Result<Vec<f32>>;
 }
@@ -255,4 +330,6 @@ pub trait HostMemory: Backend {
     fn host<'a>(&self, buf: &'a Self::Buf, n: usize) -> &'a [f32];
     /// The first `n` rows, to be changed.
     fn host_mut<'a>(&self, buf: &'a mut Self::Buf, n: usize) -> &'a mut [f32];
+    /// What the step has chosen so far.
+    fn chosen<'a>(&self, step: &'a mut Self::Step) -> &'a mut Vec<Sampled>;
 }

@@ -1,5 +1,11 @@
 //! How a token is chosen from logits: the parameters, one row's inputs, and the result.
 
+/// The most top tokens that can be reported of a row.
+pub const MOST_TOP: usize = 128;
+
+/// The most biases that a sequence can have, end tokens that may come too early among them.
+pub const MOST_BIASES: usize = 2048;
+
 /// How the next token of one sequence is chosen.
 ///
 /// Applied in this order: repetition, frequency and presence penalties, logit bias, end tokens that come too early, the
@@ -25,7 +31,7 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Subtracted once from tokens that occur among the generated tokens (OpenAI).
     pub presence_penalty: f32,
-    /// Added to the logits of single tokens.
+    /// Added to the logits of single tokens; with `end_tokens` at most [`MOST_BIASES`].
     pub logit_bias: Vec<(u32, f32)>,
     /// Until so many tokens have been generated, `end_tokens` are impossible.
     pub min_new_tokens: u32,
@@ -33,7 +39,7 @@ pub struct SamplingParams {
     pub end_tokens: Vec<u32>,
     /// Key of the counter-based generator; together with the position it determines the draw.
     pub seed: u64,
-    /// How many of the most likely tokens to report.
+    /// How many of the most likely tokens to report; at most [`MOST_TOP`].
     pub top_n: u32,
     /// Report log-probabilities of the distribution drawn from instead of the model's own.
     pub warped_logprobs: bool,

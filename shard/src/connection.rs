@@ -2,10 +2,10 @@
 
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
-use std::sync::mpsc::{self, Receiver, SyncSender};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, SyncSender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use millrace_proto::{FrameError, FromShard, Pong, ToShard, frame, from_shard, to_shard};
 
@@ -117,6 +117,18 @@ impl Router {
     pub(crate) fn receive(&self) -> Received {
         // The reader says why before it ends.
         self.inbox.recv().unwrap_or(Err(FrameError::Closed.into()))
+    }
+
+    /// The same, if it comes within `patience`.
+    pub(crate) fn receive_within(
+        &self,
+        patience: Duration,
+    ) -> Result<Option<(to_shard::Message, Instant)>, Error> {
+        match self.inbox.recv_timeout(patience) {
+            Ok(received) => received.map(Some),
+            Err(RecvTimeoutError::Timeout) => Ok(None),
+            Err(RecvTimeoutError::Disconnected) => Err(FrameError::Closed.into()),
+        }
     }
 
     /// Ends these collectives when the router goes away.

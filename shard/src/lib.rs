@@ -1,6 +1,7 @@
 //! One rank of a model: its weights, its KV pool, and the loop that computes steps.
 
 mod affinity;
+mod answer;
 pub mod checkpoint;
 pub mod collective;
 mod connection;

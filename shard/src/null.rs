@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use millrace_proto::{Ready, Sampled, Sampling, Step, StepOutput, TokenLogprob, from_shard};
 
 use crate::Error;
+use crate::answer::{Engine, answer};
 use crate::connection::Router;
 use crate::model::Model;
 use crate::options::ShardOptions;
-use crate::serve::answer;
 use crate::state::StepError;
 
 /// Announces the model of `open` without reading its weights, and answers each step after `pace`. The KV cache takes no memory, so it has
@@ -47,10 +47,8 @@ pub(crate) fn serve(
     };
     router.send(from_shard::Message::Ready(ready))?;
     let slots = vec![Sampling::default(); max_sequences];
-    let mut made_up = MadeUp { vocab: size(spec.vocab), slots, pace };
-    answer(router, options.rank, |step| {
-        made_up.step(step).map_err(|source| Error::Step { id: step.id, source })
-    })
+    let mut made_up = MadeUp { vocab: size(spec.vocab), slots, pace, output: None };
+    answer(router, options.rank, &mut made_up)
 }
 
 /// Makes tokens up. Each is a function of its sequence's seed and its position, as a sampled token would be, so that a
@@ -60,6 +58,28 @@ struct MadeUp {
     slots: Vec<Sampling>,
     /// Time that a step takes.
     pace: Duration,
+    /// Of the step that was submitted last.
+    output: Option<StepOutput>,
+}
+
+impl Engine for MadeUp {
+    fn steps_ahead(&self) -> usize {
+        1
+    }
+
+    fn submit(&mut self, step: &Step) -> Result<(), Error> {
+        let output = self.step(step).map_err(|source| Error::Step { id: step.id, source })?;
+        self.output = Some(output);
+        Ok(())
+    }
+
+    fn is_done(&mut self) -> Result<bool, Error> {
+        Ok(true)
+    }
+
+    fn collect(&mut self) -> Result<StepOutput, Error> {
+        self.output.take().ok_or(Error::OutOfPlace)
+    }
 }
 
 impl MadeUp {
@@ -123,7 +143,8 @@ mod tests {
     use super::*;
 
     fn tokens(seed: u64, starts: impl Iterator<Item = u32>) -> Vec<u32> {
-        let mut made_up = MadeUp { vocab: 1000, slots: vec![Sampling::default(); 2], pace: Duration::ZERO };
+        let mut made_up =
+            MadeUp { vocab: 1000, slots: vec![Sampling::default(); 2], pace: Duration::ZERO, output: None };
         let sampling = Some(Sampling { seed, ..Sampling::default() });
         made_up
             .step(&Step {
@@ -157,7 +178,8 @@ mod tests {
 
     #[test]
     fn slots_that_there_are_not_are_refused() {
-        let mut made_up = MadeUp { vocab: 1000, slots: vec![Sampling::default(); 2], pace: Duration::ZERO };
+        let mut made_up =
+            MadeUp { vocab: 1000, slots: vec![Sampling::default(); 2], pace: Duration::ZERO, output: None };
         let row = Row { slot: 2, count: 1, sample: true, ..Default::default() };
         let step = Step { rows: vec![row], ..Default::default() };
         assert_eq!(made_up.step(&step), Err(StepError::UnknownSlot { slot: 2, slots: 2 }));

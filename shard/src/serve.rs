@@ -3,10 +3,9 @@
 use std::time::{Duration, Instant};
 
 use millrace_kernels::Backend;
-use millrace_proto::{
-    Fault, Loading, MemoryItem, Phase, Ready, Rendezvous, Step, StepOutput, from_shard, to_shard,
-};
+use millrace_proto::{Fault, Loading, MemoryItem, Phase, Ready, Rendezvous, from_shard, to_shard};
 
+use crate::answer::answer;
 use crate::collective::{self, Deadlines};
 use crate::connection::{Connection, Router, connect, is_hang_up};
 use crate::decoder::{Collective, Decoder, Weights};
@@ -58,7 +57,7 @@ pub fn serve<P: Platform>(
 ) -> Result<(), Error> {
     report_to(connection, |router| {
         let mut worker = start(platform, router, options, open)?;
-        answer(router, options.rank, |step| worker.step(step))
+        answer(router, options.rank, &mut worker)
     })
 }
 
@@ -176,31 +175,6 @@ fn meet<P: Platform>(
     let ranks = platform.connect(backend, group)?;
     router.abort_with_it(ranks.aborter());
     Ok(Some(ranks))
-}
-
-/// Answers steps until the router asks to stop. All ranks compute the same; rank 0 speaks for them.
-pub(crate) fn answer(
-    router: &Router,
-    rank: usize,
-    mut compute: impl FnMut(&Step) -> Result<StepOutput, Error>,
-) -> Result<(), Error> {
-    let mut answered = None;
-    loop {
-        let (message, received) = router.receive()?;
-        match message {
-            to_shard::Message::Step(step) => {
-                let idle = answered.map_or(Duration::ZERO, |answered| received.duration_since(answered));
-                let idle_micros = idle.as_micros() as u64;
-                let output = StepOutput { idle_micros, ..compute(&step)? };
-                answered = Some(Instant::now());
-                if rank == 0 {
-                    router.send(from_shard::Message::Output(output))?;
-                }
-            }
-            to_shard::Message::Shutdown(_) => return Ok(()),
-            to_shard::Message::Ping(_) | to_shard::Message::Rendezvous(_) => return Err(Error::OutOfPlace),
-        }
-    }
 }
 
 fn loading(phase: &str, done: usize, total: usize) -> from_shard::Message {

@@ -1,11 +1,13 @@
-//! One step after the other: check, compute, sample.
+//! Steps on a backend: check, ask for, take what was sampled.
 
+use std::collections::VecDeque;
 use std::mem;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use millrace_kernels::{Backend, SampleRow, Sampled, SeqRow, StepInput};
 use millrace_proto::{self as proto, Admission, Row, Sampling, Step, StepOutput, TokenLogprob};
 
+use crate::answer::Engine;
 use crate::decoder::Decoder;
 use crate::state::{Batch, SlotTable, StepError};
 use crate::{Error, Limits};
@@ -20,22 +22,39 @@ pub(crate) struct Worker<B: Backend> {
     decoder: Decoder<B>,
     limits: Limits,
     slots: SlotTable,
-    batch: Batch,
+    /// Oldest first.
+    under_way: VecDeque<UnderWay>,
+    /// Batches of steps that are no longer under way.
+    spare: Vec<Batch>,
     chosen: Vec<Sampled>,
+    /// When the last step was answered.
+    answered: Instant,
     /// Empty between steps, but for their allocations.
     seq_rows: Vec<SeqRow<'static>>,
     sample_rows: Vec<SampleRow<'static>>,
 }
 
+/// A step that was submitted.
+struct UnderWay {
+    id: u64,
+    batch: Batch,
+    submitted: Instant,
+    /// The host's time in the forward pass.
+    forward: Duration,
+}
+
 impl<B: Backend> Worker<B> {
     pub(crate) fn new(backend: B, decoder: Decoder<B>, limits: Limits) -> Self {
+        let depth = backend.steps_ahead();
         Worker {
             backend,
             slots: SlotTable::new(limits, decoder.spec().vocab),
             decoder,
             limits,
-            batch: Batch::new(&limits),
+            under_way: VecDeque::with_capacity(depth),
+            spare: (0..depth).map(|_| Batch::new(&limits)).collect(),
             chosen: Vec::with_capacity(limits.max_sequences),
+            answered: Instant::now(),
             seq_rows: Vec::with_capacity(limits.max_sequences),
             sample_rows: Vec::with_capacity(limits.max_sequences),
         }
@@ -52,48 +71,77 @@ impl<B: Backend> Worker<B> {
         let count = count as u32;
         let admit = vec![Admission { slot, tokens, prompt_len: count, sampling: Some(sampling) }];
         let rows = vec![Row { slot, start, count, new_blocks, sample, ..Row::default() }];
-        self.step(&Step { admit, rows, ..Step::default() })?;
-        self.step(&Step { release: vec![slot], ..Step::default() })?;
+        for step in [Step { admit, rows, ..Step::default() }, Step { release: vec![slot], ..Step::default() }]
+        {
+            self.submit(&step)?;
+            self.collect()?;
+        }
+        Ok(())
+    }
+}
+
+impl<B: Backend> Engine for Worker<B> {
+    fn steps_ahead(&self) -> usize {
+        self.backend.steps_ahead()
+    }
+
+    fn submit(&mut self, step: &Step) -> Result<(), Error> {
+        let submitted = Instant::now();
+        let Worker { backend, decoder, slots, .. } = self;
+        let mut batch = self.spare.pop().unwrap_or_else(|| Batch::new(&self.limits));
+        let wrong = |source: StepError| Error::Step { id: step.id, source };
+        slots.apply(step, &mut batch).map_err(wrong)?;
+        for admission in &step.admit {
+            let slot = admission.slot as usize;
+            let (tokens, params) = slots.sequence(slot);
+            decoder.admit(backend, slot, tokens, params)?;
+        }
+        let mut forward = Duration::ZERO;
+        if !batch.tokens.is_empty() {
+            let mut rows = emptied(mem::take(&mut self.seq_rows));
+            rows.extend(slots.seq_rows(&batch));
+            let mut samples = emptied(mem::take(&mut self.sample_rows));
+            samples.extend(slots.sample_rows(&batch));
+            let Batch { tokens, outputs, .. } = &batch;
+            let input = StepInput { tokens, rows: &rows, outputs, samples: &samples };
+            forward = decoder.submit(backend, &input)?;
+            (self.seq_rows, self.sample_rows) = (emptied(rows), emptied(samples));
+        }
+        slots.expect(&mut batch);
+        self.under_way.push_back(UnderWay { id: step.id, batch, submitted, forward });
         Ok(())
     }
 
-    /// Runs one step and answers it.
-    ///
-    /// # Errors
-    /// If the step is malformed or the device fails; the worker is then of no further use.
-    pub(crate) fn step(&mut self, step: &Step) -> Result<StepOutput, Error> {
-        let received = Instant::now();
-        let wrong = |source: StepError| Error::Step { id: step.id, source };
-        self.slots.apply(step, &mut self.batch).map_err(wrong)?;
-
-        let forward = Instant::now();
-        if !self.batch.tokens.is_empty() {
-            let mut rows = emptied(mem::take(&mut self.seq_rows));
-            rows.extend(self.slots.seq_rows(&self.batch));
-            let Batch { tokens, outputs, .. } = &self.batch;
-            self.decoder.forward(&self.backend, &StepInput { tokens, rows: &rows, outputs })?;
-            self.seq_rows = emptied(rows);
+    fn is_done(&mut self) -> Result<bool, Error> {
+        match self.under_way.front() {
+            Some(step) if !step.batch.tokens.is_empty() => self.decoder.is_done(&self.backend),
+            _ => Ok(true),
         }
-        let forward_micros = forward.elapsed().as_micros() as u64;
+    }
 
+    fn collect(&mut self) -> Result<StepOutput, Error> {
+        let Some(UnderWay { id, batch, submitted, forward }) = self.under_way.pop_front() else {
+            return Err(Error::OutOfPlace);
+        };
         self.chosen.clear();
-        if !self.batch.outputs.is_empty() {
-            let mut rows = emptied(mem::take(&mut self.sample_rows));
-            rows.extend(self.slots.sample_rows(&self.batch));
-            self.decoder.sample(&self.backend, &rows, &mut self.chosen)?;
-            self.sample_rows = emptied(rows);
+        if !batch.tokens.is_empty() {
+            self.decoder.collect(&self.backend, &mut self.chosen)?;
         }
-        self.slots.append(&self.batch, &self.chosen);
-
-        let sampled = self.batch.sampling_slots().zip(self.chosen.drain(..)).map(answer).collect();
-        let step_micros = received.elapsed().as_micros() as u64;
-        let collective_micros = self.decoder.take_collective_time().as_micros() as u64;
+        self.slots.fill(&batch, &self.chosen);
+        let sampled = batch.sampling_slots().zip(self.chosen.drain(..)).map(answer).collect();
+        self.spare.push(batch);
+        // A step that was submitted early begins when the one before it ends.
+        let begun = submitted.max(self.answered);
+        self.answered = Instant::now();
+        let whole = self.answered - begun;
+        // A device that runs ahead chooses tokens in the same breath, while the host does something else.
+        let forward = if self.backend.steps_ahead() > 1 { whole } else { forward };
         Ok(StepOutput {
-            step: step.id,
+            step: id,
             sampled,
-            step_micros,
-            forward_micros,
-            collective_micros,
+            step_micros: whole.as_micros() as u64,
+            forward_micros: forward.as_micros() as u64,
+            collective_micros: self.decoder.take_collective_time().as_micros() as u64,
             idle_micros: 0,
         })
     }

@@ -72,13 +72,14 @@ fn steps_allocate_nothing() {
     for (position, step) in steps.iter().enumerate() {
         let before = ALLOCATIONS.get();
         table.apply(step, &mut batch).unwrap();
-        let mut rows = [SeqRow { start: 0, count: 0, blocks: &[] }; 2];
+        let mut rows = [SeqRow { slot: 0, start: 0, count: 0, decodes: false, blocks: &[] }; 2];
         for (place, row) in rows.iter_mut().zip(table.seq_rows(&batch)) {
             *place = row;
         }
-        let input = StepInput { tokens: &batch.tokens, rows: &rows, outputs: &batch.outputs };
+        let input = StepInput { tokens: &batch.tokens, rows: &rows, outputs: &batch.outputs, samples: &[] };
         decoder.forward(&cpu, &input).unwrap();
-        table.append(&batch, &chosen);
+        table.expect(&mut batch);
+        table.fill(&batch, &chosen);
         let allocations = ALLOCATIONS.get() - before;
         assert!(position == 0 || allocations == 0, "{allocations} allocations in step {position}");
     }

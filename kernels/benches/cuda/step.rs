@@ -14,12 +14,11 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         let device = bench.device.clone();
         let stride = CONTEXT / BLOCK;
         let words = |len: usize| -> millrace_kernels::Result<_> { device.upload(&vec![0; len * 4]) };
-        let (history, lengths, tables) = (words(n * CONTEXT)?, words(n)?, words(n * stride)?);
+        let (history, tables) = (words(n * CONTEXT)?, words(n * stride)?);
         let slots = Slots {
             slots: n,
             history: history.view(Elem::I32),
             history_stride: CONTEXT,
-            lengths: lengths.view(Elem::I32),
             tables: tables.view(Elem::I32),
             table_stride: stride,
         };

@@ -29,22 +29,23 @@ template <int D> struct PrefillTile {
 };
 
 // Which queries a block works on. The grid has a slot for every tile of queries that there may be: the sequence at `row` owns the slots from
-// query_start[row] / queries + row on, which are at least as many as its tiles; the others leave at once. The last tile comes first, because it
+// (query_start[row] - query_start[0]) / queries + row on, which are at least as many as its tiles; the others leave at once. The last tile comes first, because it
 // sees the most keys.
 struct PrefillBlock {
   int row, tile;
   DEVICE PrefillBlock(const Sequences &all, int slot, int queries) {
     // 33-ary search: all lanes look at once.
     int low = 0, high = all.rows;
+    auto first_slot = [&, from = all.query_start[0]](int at) { return (all.query_start[at] - from) / queries + at; };
     while (high - low > 1) {
       const int step = ceil_div(high - low, kWarp), at = low + step * int(threadIdx.x % kWarp);
-      const bool before = at < high && all.query_start[at] / queries + at <= slot;
+      const bool before = at < high && first_slot(at) <= slot;
       const int last = 31 - __clz(int(__ballot_sync(kAllLanes, before)));
       high = min(high, low + step * (last + 1));
       low += step * last;
     }
     row = low;
-    tile = ceil_div(all.query_start[row + 1] - all.query_start[row], queries) - 1 - (slot - all.query_start[row] / queries - row);
+    tile = ceil_div(all.query_start[row + 1] - all.query_start[row], queries) - 1 - (slot - first_slot(row));
   }
 };
 

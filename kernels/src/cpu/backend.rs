@@ -1,5 +1,7 @@
 //! The operations of [`Backend`]: shapes checked, work divided, kernels called.
 
+use std::convert::Infallible;
+
 use super::attention::{self, QUERIES, Tile};
 use super::gemm::{BLOCK_PANELS, Inputs, Linear, PackTile};
 use super::kv::Cache;
@@ -22,6 +24,7 @@ impl Backend for Cpu {
     type Matrix = Matrix;
     type Kv = Kv;
     type Step = Step;
+    type Graph = Infallible;
 
     fn name(&self) -> String {
         let threads = self.threads();
@@ -63,7 +66,7 @@ impl Backend for Cpu {
         Kv::new(spec)
     }
 
-    fn step(&self, size: StepSize) -> Result<Step> {
+    fn step(&self, size: &StepSize<'_>) -> Result<Step> {
         Ok(Step::new(size))
     }
 
@@ -231,18 +234,34 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn sample(&self, logits: &mut Buf, rows: &[SampleRow<'_>], chosen: &mut Vec<Sampled>) -> Result<()> {
+    fn sample(&self, step: &mut Step, logits: &mut Buf, rows: &[SampleRow<'_>]) -> Result<()> {
         let cols = logits.cols;
         let logits = Shared::new(logits.rows_mut(rows.len()));
-        let first = chosen.len();
-        chosen.resize(first + rows.len(), Sampled { token: 0, logprob: f32::NAN, top: Vec::new() });
-        let results = Shared::new(&mut chosen[first..]);
+        step.chosen.clear();
+        step.chosen.resize(rows.len(), Sampled { token: 0, logprob: f32::NAN, top: Vec::new() });
+        let results = Shared::new(&mut step.chosen);
         self.parallel(rows.len(), 8 * cols * rows.len(), |t, _| {
             // SAFETY: row t and its result belong to this task alone.
             let (logits, result) = unsafe { (logits.slice(t * cols, cols), results.slice(t, 1)) };
             result[0] = sample::choose(logits, &rows[t]);
         });
         Ok(())
+    }
+
+    fn collect(&self, step: &mut Step, chosen: &mut Vec<Sampled>) -> Result<()> {
+        chosen.append(&mut step.chosen);
+        Ok(())
+    }
+
+    fn record<E: From<Error>>(
+        &self,
+        _work: impl FnOnce() -> std::result::Result<(), E>,
+    ) -> std::result::Result<Option<Infallible>, E> {
+        Ok(None)
+    }
+
+    fn replay(&self, graph: &Infallible) -> Result<()> {
+        match *graph {}
     }
 
     fn read(&self, buf: &Buf, n: usize) -> Result<Vec<f32>> {
@@ -300,5 +319,9 @@ impl HostMemory for Cpu {
 
     fn host_mut<'a>(&self, buf: &'a mut Buf, n: usize) -> &'a mut [f32] {
         buf.rows_mut(n)
+    }
+
+    fn chosen<'a>(&self, step: &'a mut Step) -> &'a mut Vec<Sampled> {
+        &mut step.chosen
     }
 }

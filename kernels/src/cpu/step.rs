@@ -1,6 +1,7 @@
 //! The geometry of a step.
 
 use crate::backend::{SeqRow, StepInput, StepSize};
+use crate::sampling::Sampled;
 
 /// The current step, in memory that was reserved for the largest one.
 #[derive(Debug)]
@@ -13,6 +14,7 @@ pub struct Step {
     tables: Vec<u32>,
     /// One more than the highest block of all tables.
     pub(super) blocks_end: usize,
+    pub(super) chosen: Vec<Sampled>,
 }
 
 /// One sequence's share of a step.
@@ -28,14 +30,15 @@ pub(super) struct Row {
 }
 
 impl Step {
-    pub(super) fn new(size: StepSize) -> Step {
+    pub(super) fn new(size: &StepSize<'_>) -> Step {
         Step {
             tokens: Vec::with_capacity(size.tokens),
             outputs: Vec::with_capacity(size.tokens),
             rows: Vec::with_capacity(size.rows),
             row_of: Vec::with_capacity(size.tokens),
-            tables: Vec::with_capacity(size.rows * size.table_blocks),
+            tables: Vec::with_capacity(size.rows * size.table_blocks()),
             blocks_end: 0,
+            chosen: Vec::with_capacity(size.rows),
         }
     }
 
@@ -46,7 +49,7 @@ impl Step {
         self.rows.clear();
         self.tokens.extend_from_slice(input.tokens);
         self.outputs.extend_from_slice(input.outputs);
-        for &SeqRow { start, count, blocks } in input.rows {
+        for &SeqRow { start, count, blocks, .. } in input.rows {
             let token = self.row_of.len();
             self.row_of.extend(std::iter::repeat_n(self.rows.len() as u32, count));
             self.rows.push(Row { start, count, token, table: self.tables.len(), blocks: blocks.len() });

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::driver::{Arg, Driver, Function, Gemm, Grid, Properties, TensorLayout, TensorMap};
 use super::memory::{Elem, Memory, View};
+use super::streams::StreamCall;
 use crate::{Error, Result};
 
 /// A card or the simulation of one. Clones are the same device.
@@ -129,16 +130,17 @@ impl Device {
         unsafe { self.driver.gemm(product) }
     }
 
-    pub(super) fn driver(&self) -> &Arc<dyn Driver> {
-        &self.driver
-    }
-
     pub(super) fn make_current(&self) -> Result<()> {
         self.driver.make_current()
     }
 
-    pub(super) fn raw_stream(&self) -> u64 {
-        self.driver.raw_stream()
+    /// Has a library do its part on the device's stream: see [`StreamCall`].
+    pub(super) fn call(&self, work: StreamCall) -> Result<()> {
+        self.driver.call(work)
+    }
+
+    pub(super) fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
     }
 
     /// Describes memory to the copy engine.

@@ -1,10 +1,10 @@
 //! What the host code needs of a device: memory, copies, launches, all in order on one stream.
 
-use std::fmt::Debug;
 use std::ops::Deref;
 use std::sync::atomic::AtomicU32;
 
 use super::memory::{Elem, View};
+use super::streams::Streams;
 use crate::{Error, Result};
 
 /// A kernel by the name of its source file and its own.
@@ -245,8 +245,8 @@ pub struct Properties {
     pub l2_bytes: usize,
 }
 
-/// A device with one stream: everything happens in the order in which it is asked for.
-pub trait Driver: Send + Sync + Debug {
+/// A device: everything happens in the order in which it is asked for, on the main stream.
+pub trait Driver: Streams {
     /// A name for people.
     fn name(&self) -> String;
     /// What the device is.
@@ -299,10 +299,6 @@ pub trait Driver: Send + Sync + Debug {
     /// Makes the calling thread one that may use the device's libraries directly.
     fn make_current(&self) -> Result<()> {
         Ok(())
-    }
-    /// The stream as those libraries know it; 0 where there are none.
-    fn raw_stream(&self) -> u64 {
-        0
     }
     /// Describes memory to the copy engine.
     ///

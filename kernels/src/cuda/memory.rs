@@ -135,6 +135,15 @@ impl<'a> View<'a> {
         View { at: self.at + (range.start * self.elem.size()) as u64, len: range.len(), ..*self }
     }
 
+    /// The same memory, as elements of another type of the same size.
+    ///
+    /// # Panics
+    /// If the sizes differ.
+    pub fn recast(&self, elem: Elem) -> View<'a> {
+        assert_eq!(elem.size(), self.elem.size(), "{:?} as {elem:?}", self.elem);
+        View { elem, ..*self }
+    }
+
     /// Checks that the view has at least `len` elements of the type `elem`. `what` names it in the error.
     ///
     /// # Errors

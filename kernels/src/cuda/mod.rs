@@ -14,6 +14,8 @@ mod device;
 #[cfg(feature = "cuda")]
 pub mod doctor;
 mod driver;
+mod event;
+mod graph;
 mod memory;
 mod modules;
 #[cfg(feature = "cuda")]
@@ -23,10 +25,13 @@ mod nvrtc;
 pub mod ops;
 pub mod pack;
 mod peers;
+mod pinned;
 #[cfg(feature = "cuda")]
 pub mod ranks;
+mod recorder;
 #[cfg(feature = "cpu-sim")]
 mod sim;
+mod streams;
 
 pub use backend::Cuda;
 #[cfg(feature = "cuda")]
@@ -34,7 +39,11 @@ pub use card::Card;
 pub use cost::Cost;
 pub use device::Device;
 pub use driver::{Arg, Args, Driver, Function, Gemm, Grid, Properties, SharedName, TensorLayout, TensorMap};
+pub use event::{Copies, Event};
+pub use graph::Graph;
 pub use memory::{Elem, Memory, View};
 pub use peers::{Offer, Peers};
+pub use pinned::Pinned;
 #[cfg(feature = "cpu-sim")]
 pub use sim::{Order, Simulated};
+pub use streams::{Stream, StreamCall, Streams};

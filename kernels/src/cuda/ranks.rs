@@ -94,6 +94,22 @@ impl Ranks {
         }
     }
 
+    /// Replaces `words`, of 32 bits each, by those of rank 0.
+    ///
+    /// # Errors
+    /// As for [`Ranks::all_reduce`].
+    pub fn broadcast(&self, words: View<'_>) -> Result<()> {
+        match self.wires_for(words.bytes()) {
+            Wire::Nccl(nccl) => nccl.broadcast(words),
+            // All columns but those of rank 0 are padding, and each thread reads its place before it writes there.
+            Wire::Peers(peers) => {
+                let (words, cols) = (words.recast(Elem::F32), words.len());
+                let (part, whole) = (words, words);
+                peers.all_gather(&GatherColumns { rows: 1, part_cols: cols, whole_cols: cols, part, whole })
+            }
+        }
+    }
+
     /// Whether all ranks have taken part so far, as far as is known without waiting for the device.
     ///
     /// # Errors

@@ -7,12 +7,14 @@
 mod attention;
 mod prologue;
 
+use std::convert::Infallible;
+
 use crate::backend::{
     Activation, AttentionSpec, Backend, HostMemory, KvSpec, Norm, Prologue, StepInput, StepSize,
 };
 use crate::sampling::{SampleRow, Sampled};
 use crate::tensor::{flatten, stacked_shape};
-use crate::{DType, Part, Result, sample};
+use crate::{DType, Error, Part, Result, sample};
 
 /// The slow, obvious implementation of [`Backend`].
 #[derive(Debug, Default, Clone, Copy)]
@@ -68,6 +70,7 @@ pub struct Step {
     /// For each token of the step its position and its sequence's index in `tables`.
     places: Vec<(usize, usize)>,
     tables: Vec<Vec<u32>>,
+    chosen: Vec<Sampled>,
 }
 
 impl Backend for Reference {
@@ -76,6 +79,7 @@ impl Backend for Reference {
     type Matrix = Matrix;
     type Kv = Kv;
     type Step = Step;
+    type Graph = Infallible;
 
     fn name(&self) -> String {
         "reference".to_owned()
@@ -113,7 +117,7 @@ impl Backend for Reference {
         Ok(Kv { spec, k: vec![0.0; len], v: vec![0.0; len] })
     }
 
-    fn step(&self, _size: StepSize) -> Result<Step> {
+    fn step(&self, _size: &StepSize<'_>) -> Result<Step> {
         Ok(Step::default())
     }
 
@@ -208,11 +212,26 @@ impl Backend for Reference {
         Ok(())
     }
 
-    fn sample(&self, logits: &mut Buf, rows: &[SampleRow<'_>], chosen: &mut Vec<Sampled>) -> Result<()> {
-        for (t, row) in rows.iter().enumerate() {
-            chosen.push(sample::choose(logits.row_mut(t), row));
-        }
+    fn sample(&self, step: &mut Step, logits: &mut Buf, rows: &[SampleRow<'_>]) -> Result<()> {
+        let choose = |(t, row)| sample::choose(logits.row_mut(t), row);
+        step.chosen = rows.iter().enumerate().map(choose).collect();
         Ok(())
+    }
+
+    fn collect(&self, step: &mut Step, chosen: &mut Vec<Sampled>) -> Result<()> {
+        chosen.append(&mut step.chosen);
+        Ok(())
+    }
+
+    fn record<E: From<Error>>(
+        &self,
+        _work: impl FnOnce() -> std::result::Result<(), E>,
+    ) -> std::result::Result<Option<Infallible>, E> {
+        Ok(None)
+    }
+
+    fn replay(&self, graph: &Infallible) -> Result<()> {
+        match *graph {}
     }
 
     fn read(&self, buf: &Buf, n: usize) -> Result<Vec<f32>> {
@@ -227,6 +246,10 @@ impl HostMemory for Reference {
 
     fn host_mut<'a>(&self, buf: &'a mut Buf, n: usize) -> &'a mut [f32] {
         &mut buf.data[..n * buf.cols]
+    }
+
+    fn chosen<'a>(&self, step: &'a mut Step) -> &'a mut Vec<Sampled> {
+        &mut step.chosen
     }
 }
 

@@ -5,12 +5,16 @@ use std::sync::{Arc, LazyLock};
 use millrace_kernels::cuda::{Card, Device, Elem, Memory, Simulated, View};
 
 /// The device under test.
-pub(crate) static DEVICE: LazyLock<Device> =
-    LazyLock::new(|| match std::env::var("MILLRACE_TEST_DEVICE").as_deref() {
+pub(crate) static DEVICE: LazyLock<Device> = LazyLock::new(own_device);
+
+/// A device of the kind under test that no other test uses.
+pub(crate) fn own_device() -> Device {
+    match std::env::var("MILLRACE_TEST_DEVICE").as_deref() {
         Ok("cuda") => Device::new(Arc::new(Card::new(0).unwrap())),
         Ok(other) => panic!("MILLRACE_TEST_DEVICE={other}: not `cuda`"),
         Err(_) => Device::new(Arc::new(Simulated::new().unwrap())),
-    });
+    }
+}
 
 /// The types that activations come in.
 pub(crate) const ACTIVATIONS: [Elem; 3] = [Elem::F32, Elem::F16, Elem::BF16];

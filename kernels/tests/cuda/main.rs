@@ -24,4 +24,5 @@ mod reference;
 mod sample;
 mod sim;
 mod step;
+mod streams;
 mod words;

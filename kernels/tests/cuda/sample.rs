@@ -22,7 +22,7 @@ struct Row {
 
 /// What the host's sampler makes of the rows. It has no masks of its own: what is forbidden gets a bias of minus infinity.
 fn reference(vocab: usize, rows: &[Row]) -> Vec<Sampled> {
-    let mut chosen = Vec::new();
+    let (mut chosen, mut step) = (Vec::new(), millrace_kernels::reference::Step::default());
     for row in rows {
         let mut params = row.params.clone();
         for id in 0..vocab {
@@ -34,7 +34,8 @@ fn reference(vocab: usize, rows: &[Row]) -> Vec<Sampled> {
         Reference.host_mut(&mut buf, 1).copy_from_slice(&row.logits);
         let input =
             SampleRow { params: &params, tokens: &row.tokens, prompt_len: row.prompt_len, allowed: None };
-        Reference.sample(&mut buf, &[input], &mut chosen).unwrap();
+        Reference.sample(&mut step, &mut buf, &[input]).unwrap();
+        Reference.collect(&mut step, &mut chosen).unwrap();
         // Of a row without a finite logit comes the first token that is allowed.
         let last = chosen.last_mut().unwrap();
         if let (true, Some(mask)) = (last.logprob.is_nan(), &row.mask) {

@@ -33,7 +33,7 @@ impl Case {
 }
 
 /// Ranges as the device takes them: (slot, at, words).
-fn write(case: &Case, slots: &Slots<'_>, list: List, ranges: &[(usize, usize, Vec<i32>)]) {
+fn write(case: &Case, list: &List<'_>, ranges: &[(usize, usize, Vec<i32>)]) {
     let (mut all, mut words) = (Vec::new(), Vec::new());
     for (slot, at, of_range) in ranges {
         all.extend([*slot as i32, *at as i32, words.len() as i32, of_range.len() as i32]);
@@ -48,7 +48,7 @@ fn write(case: &Case, slots: &Slots<'_>, list: List, ranges: &[(usize, usize, Ve
         ranges: all.view(Elem::I32),
         words: words.view(Elem::I32),
     };
-    write_ranges(&DEVICE, slots, list, &ranges).unwrap();
+    write_ranges(&DEVICE, list, &ranges).unwrap();
 }
 
 /// Memory of words that look like nothing that a kernel writes.
@@ -60,13 +60,11 @@ fn words(n: usize) -> Memory {
 
 fn check(case: &Case, steps: usize, rng: &mut Rng) {
     let stride = case.table_stride();
-    let (history, lengths, tables) =
-        (words(case.slots * HISTORY), words(case.slots), words(case.slots * stride));
+    let (history, tables) = (words(case.slots * HISTORY), words(case.slots * stride));
     let on_device = Slots {
         slots: case.slots,
         history: history.view(Elem::I32),
         history_stride: HISTORY,
-        lengths: lengths.view(Elem::I32),
         tables: tables.view(Elem::I32),
         table_stride: stride,
     };
@@ -82,7 +80,7 @@ fn check(case: &Case, steps: usize, rng: &mut Rng) {
                 new.push((s, 0, prompt));
             }
         }
-        write(case, &on_device, List::History, &new);
+        write(case, &on_device.histories(), &new);
 
         let (mut rows, mut blocks, mut room) = (Vec::new(), Vec::new(), case.most_tokens);
         for s in rng.shuffled(case.slots) {
@@ -104,7 +102,7 @@ fn check(case: &Case, steps: usize, rng: &mut Rng) {
             slot.computed = end;
             room -= count;
         }
-        write(case, &on_device, List::Table, &blocks);
+        write(case, &on_device.block_tables(), &blocks);
 
         let made = [
             case.most_rows + 1,
@@ -207,10 +205,9 @@ fn check(case: &Case, steps: usize, rng: &mut Rng) {
         for (s, token) in wanted_slots.iter().zip(&sampled[..samples]) {
             slots[*s as usize].tokens.push(*token);
         }
-        let (got, known) = (get_i32(on_device.history), get_i32(on_device.lengths));
+        let got = get_i32(on_device.history);
         for (s, slot) in slots.iter().enumerate() {
             assert_eq!(got[s * HISTORY..][..slot.tokens.len()], slot.tokens, "history of slot {s}");
-            assert_eq!(known[s], slot.tokens.len() as i32, "length of slot {s}");
         }
     }
 }
@@ -239,12 +236,11 @@ fn many_rows() {
 /// The token after the longest sequence is reported and not kept.
 #[test]
 fn a_full_slot_keeps_nothing_more() {
-    let (history, lengths, tables) = (put_i32(&[5, 6, 7, 8]), put_i32(&[2, 2]), put_i32(&[0, 0]));
+    let (history, tables) = (put_i32(&[5, 6, 7, 8]), put_i32(&[0, 0]));
     let slots = Slots {
         slots: 2,
         history: history.view(Elem::I32),
         history_stride: 2,
-        lengths: lengths.view(Elem::I32),
         tables: tables.view(Elem::I32),
         table_stride: 1,
     };
@@ -267,5 +263,4 @@ fn a_full_slot_keeps_nothing_more() {
     let sampled = put_i32(&[99]);
     append(&DEVICE, &slots, &prepared, 1, sampled.view(Elem::I32)).unwrap();
     assert_eq!(get_i32(slots.history), [5, 6, 7, 8]);
-    assert_eq!(get_i32(slots.lengths), [2, 2]);
 }

@@ -2,8 +2,8 @@
 
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{
-    AttentionSpec, Backend, DType, HeadNorm, KvSpec, Norm, Prologue, QkvLayout, RopeSpec, RopeStyle, SeqRow,
-    StepInput, StepSize,
+    AttentionSpec, Backend, DType, HeadNorm, KvSpec, Norm, Prologue, QkvLayout, RopeSpec, RopeStyle,
+    SamplingParams, SeqRow, StepInput, StepSize,
 };
 use proptest::prelude::{ProptestConfig, prop, prop_compose, prop_oneof, proptest};
 
@@ -22,6 +22,8 @@ pub(crate) struct Case {
     lengths: Vec<usize>,
     /// What unwritten places of the cache hold is irrelevant: it is filled with this first.
     garbage: f32,
+    /// Whether rows of one token decode.
+    decodes: bool,
     seed: u64,
 }
 
@@ -68,12 +70,14 @@ impl Case {
             let all: Vec<u32> = (0..blocks as u32).collect();
             let n = blocks * self.block_size;
             let plain = Prologue { layout: self.layout, head_norm: None, rope: None };
-            let mut step = device
-                .step(StepSize { tokens: n, rows: 1, table_blocks: blocks, block_size: self.block_size })
-                .unwrap();
+            let size = StepSize { block_size: self.block_size, ..step_size(n, 1, n) };
+            let mut step = device.step(&size).unwrap();
             let tokens = vec![0; n];
-            let rows = [SeqRow { start: 0, count: n, blocks: &all }];
-            device.begin(&mut step, &StepInput { tokens: &tokens, rows: &rows, outputs: &[] }).unwrap();
+            device.admit(&mut step, 0, &tokens, &SamplingParams::default()).unwrap();
+            let rows = [SeqRow { slot: 0, start: 0, count: n, decodes: false, blocks: &all }];
+            let input = StepInput { tokens: &tokens, rows: &rows, outputs: &[], samples: &[] };
+            device.begin(&mut step, &input).unwrap();
+            device.prepare(&mut step).unwrap();
             let mut dirt = upload(device, &vec![self.garbage; n * cols], cols);
             device.prologue(&step, &mut dirt, &plain, &mut kv).unwrap();
         }
@@ -83,14 +87,17 @@ impl Case {
             head_norm: self.head_norm.then_some(&head_norm),
             rope: rope.as_ref(),
         };
-        let mut step = device
-            .step(StepSize {
-                tokens: total,
-                rows: self.lengths.len(),
-                table_blocks: longest,
-                block_size: self.block_size,
-            })
-            .unwrap();
+        let size = StepSize {
+            block_size: self.block_size,
+            blocks,
+            kv_dtype: self.dtype,
+            attention: &[spec],
+            ..step_size(total, self.lengths.len(), longest * self.block_size)
+        };
+        let mut step = device.step(&size).unwrap();
+        for (slot, &length) in self.lengths.iter().enumerate() {
+            device.admit(&mut step, slot, &vec![0; length], &SamplingParams::default()).unwrap();
+        }
         let mut result = vec![f32::NAN; total * heads * head_dim];
         let offset = |s: usize| self.lengths[..s].iter().sum::<usize>();
         for rows in plan {
@@ -104,12 +111,16 @@ impl Case {
             let rows_of: Vec<SeqRow<'_>> = rows
                 .iter()
                 .map(|&(s, start, count)| SeqRow {
+                    slot: s,
                     start,
                     count,
+                    decodes: self.decodes && count == 1,
                     blocks: &tables[s][..(start + count).div_ceil(self.block_size)],
                 })
                 .collect();
-            device.begin(&mut step, &StepInput { tokens: &tokens, rows: &rows_of, outputs: &[] }).unwrap();
+            let of_step = StepInput { tokens: &tokens, rows: &rows_of, outputs: &[], samples: &[] };
+            device.begin(&mut step, &of_step).unwrap();
+            device.prepare(&mut step).unwrap();
             let mut qkv = upload(device, &input, cols);
             device.prologue(&step, &mut qkv, &prologue, &mut kv).unwrap();
             let mut out = device.buf(n, heads * head_dim).unwrap();
@@ -123,6 +134,48 @@ impl Case {
             }
         }
         result
+    }
+
+    /// Sequences of heads that cards decode by a kernel of their own, some of which have several splits.
+    pub(crate) fn decoding(seed: u64) -> Case {
+        let mut rng = Rng(seed);
+        let (kv_heads, group, head_dim) =
+            (1 + rng.below(2), [1, 4, 12][seed as usize % 3], [64, 96, 128][rng.below(3)]);
+        Case {
+            layout: QkvLayout { heads: kv_heads * group, kv_heads, head_dim },
+            dtype: DType::BF16,
+            block_size: 16,
+            window: [None, Some(40)][rng.below(2)],
+            head_norm: false,
+            rope: None,
+            lengths: [6, 40 + rng.below(200), 300 + rng.below(300)].into(),
+            garbage: 0.0,
+            decodes: true,
+            seed,
+        }
+    }
+
+    /// All but the last five tokens of each sequence as prompts, then these one by one: with all sequences in a step, and with each alone.
+    pub(crate) fn prompts_then_decoding(&self) -> (Plan, Plan) {
+        let of = |s: usize| {
+            let prompt = self.lengths[s] - 5;
+            let first = std::iter::once((s, 0, prompt));
+            first.chain((prompt..self.lengths[s]).map(move |at| (s, at, 1))).collect::<Vec<_>>()
+        };
+        let all: Vec<_> = (0..self.lengths.len()).map(of).collect();
+        // The last sequence begins when the others decode.
+        let last = self.lengths.len() - 1;
+        let mut together: Plan = vec![(0..last).map(|s| all[s][0]).collect()];
+        together.extend((0..=5).map(|i| {
+            let decoding = (0..last).filter_map(|s| all[s].get(i + 1)).copied();
+            let late = all[last][i];
+            if i == 0 {
+                decoding.chain([late]).collect()
+            } else {
+                [late].into_iter().chain(decoding).collect()
+            }
+        }));
+        (together, all.concat().into_iter().map(|row| vec![row]).collect())
     }
 
     /// Everything in one step.
@@ -165,7 +218,7 @@ prop_compose! {
     ) -> Case {
         Case {
             layout: QkvLayout { heads: kv_heads * group, kv_heads, head_dim },
-            dtype: DTYPES[dtype], block_size, window, head_norm: false, rope: None, lengths, garbage: 0.0, seed,
+            dtype: DTYPES[dtype], block_size, window, head_norm: false, rope: None, lengths, garbage: 0.0, decodes: false, seed,
         }
     }
 }
@@ -230,6 +283,7 @@ fn long_contexts() {
             rope: None,
             lengths: vec![1500, 40],
             garbage: f32::NAN,
+            decodes: false,
             seed: 11,
         };
         let want = case.run(&Reference, &case.whole());

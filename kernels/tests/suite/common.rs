@@ -3,7 +3,7 @@
 use std::sync::LazyLock;
 
 use millrace_kernels::cpu::{Cpu, CpuOptions, Isa};
-use millrace_kernels::{Backend, DType, HostTensor, Part, SeqRow, StepInput, StepSize};
+use millrace_kernels::{Backend, DType, HostTensor, Part, SamplingParams, SeqRow, StepInput, StepSize};
 
 /// One backend of one and one of several threads for every instruction set of this machine.
 pub(crate) static CPUS: LazyLock<Vec<Cpu>> = LazyLock::new(|| {
@@ -67,15 +67,37 @@ pub(crate) fn vector<B: Backend>(device: &B, values: &[f32]) -> B::Vector {
     device.vector(&[Part::whole(tensor(&bytes(values), 1, values.len()))]).unwrap()
 }
 
+/// The sizes of steps of this many tokens and rows in single precision, with tables for `positions` positions.
+pub(crate) fn step_size(tokens: usize, rows: usize, positions: usize) -> StepSize<'static> {
+    StepSize {
+        tokens,
+        rows,
+        sequence_tokens: positions,
+        blocks: positions.div_ceil(16),
+        block_size: 16,
+        kv_dtype: DType::F32,
+        vocab: 1,
+        attention: &[],
+    }
+}
+
+/// A step of one sequence of these tokens, whose blocks are all the first one.
+pub(crate) fn begun<B: Backend>(device: &B, tokens: &[u32], outputs: &[u32]) -> B::Step {
+    let (n, blocks) = (tokens.len(), vec![0; tokens.len().div_ceil(16)]);
+    let mut step = device.step(&step_size(n, 1, n)).unwrap();
+    device.admit(&mut step, 0, tokens, &SamplingParams::default()).unwrap();
+    let rows = [SeqRow { slot: 0, start: 0, count: n, decodes: false, blocks: &blocks }];
+    device.begin(&mut step, &StepInput { tokens, rows: &rows, outputs, samples: &[] }).unwrap();
+    device.prepare(&mut step).unwrap();
+    step
+}
+
 /// Activations that hold `values`: the rows of an embedding.
 pub(crate) fn upload<B: Backend>(device: &B, values: &[f32], cols: usize) -> B::Buf {
     let n = values.len() / cols;
     let table = matrix(device, values, cols, DType::F32);
     let tokens: Vec<u32> = (0..n as u32).collect();
-    let blocks = vec![0; n];
-    let mut step = device.step(StepSize { tokens: n, rows: 1, table_blocks: n, block_size: 16 }).unwrap();
-    let rows = [SeqRow { start: 0, count: n, blocks: &blocks }];
-    device.begin(&mut step, &StepInput { tokens: &tokens, rows: &rows, outputs: &[] }).unwrap();
+    let step = begun(device, &tokens, &[]);
     let mut buf = device.buf(n, cols).unwrap();
     device.embed(&step, &table, 0, &mut buf).unwrap();
     buf

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use millrace_kernels::cuda::{Cuda, Device, Simulated};
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, DType, SampleRow, SamplingParams};
+use millrace_kernels::{Backend, DType, SampleRow, Sampled, SamplingParams, SeqRow, StepInput, StepSize};
 use proptest::prelude::{ProptestConfig, proptest};
 
 use crate::common::*;
@@ -62,28 +62,77 @@ fn embeds_rows_of_a_slice() {
     assert_same_bits("embed", &linear::embed(&*CUDA, slice, 48, DType::F32, &tokens), &want);
 }
 
+/// Two steps of sequences that decode, the second one asked for before the first one's tokens are taken: what they choose, and what the second
+/// one's inputs are as the rows of an embedding.
+fn two_steps<B: Backend>(
+    device: &B,
+    logits: [&[f32]; 2],
+    params: &[SamplingParams],
+) -> (Vec<Sampled>, Vec<f32>) {
+    let (n, vocab) = (params.len(), logits[0].len() / params.len());
+    let (prompt, blocks) = ([1, 2, 3], [0]);
+    let mut step = device.step(&StepSize { vocab, ..step_size(n, n, 16) }).unwrap();
+    let identity: Vec<f32> = (0..vocab).map(|id| id as f32).collect();
+    let (table, mut out) = (matrix(device, &identity, 1, DType::F32), device.buf(n, 1).unwrap());
+    for (slot, params) in params.iter().enumerate() {
+        device.admit(&mut step, slot, &prompt, params).unwrap();
+    }
+    let mut chosen = Vec::new();
+    for (i, logits) in logits.into_iter().enumerate() {
+        // Whoever runs ahead does not know the first step's tokens yet.
+        let sampled = |slot: usize| chosen.get(slot).map_or(0, |sampled: &Sampled| sampled.token);
+        let known: Vec<Vec<u32>> =
+            (0..n).map(|slot| prompt.into_iter().chain((0..i).map(|_| sampled(slot))).collect()).collect();
+        let rows: Vec<SeqRow<'_>> = (0..n)
+            .map(|slot| SeqRow { slot, start: 2 + i, count: 1, decodes: true, blocks: &blocks })
+            .collect();
+        let samples: Vec<SampleRow<'_>> = params
+            .iter()
+            .zip(&known)
+            .map(|(params, tokens)| SampleRow { params, tokens, prompt_len: 2, allowed: None })
+            .collect();
+        let tokens: Vec<u32> = known.iter().map(|tokens| tokens[2 + i]).collect();
+        let outputs: Vec<u32> = (0..n as u32).collect();
+        let input = StepInput { tokens: &tokens, rows: &rows, outputs: &outputs, samples: &samples };
+        device.begin(&mut step, &input).unwrap();
+        device.prepare(&mut step).unwrap();
+        device.embed(&step, &table, 0, &mut out).unwrap();
+        device.sample(&mut step, &mut upload(device, logits, vocab), &samples).unwrap();
+        device.append(&mut step).unwrap();
+        device.finish(&mut step).unwrap();
+        if device.steps_ahead() == 1 {
+            device.collect(&mut step, &mut chosen).unwrap();
+        }
+    }
+    while chosen.len() < 2 * n {
+        device.collect(&mut step, &mut chosen).unwrap();
+    }
+    (chosen, device.read(&out, n).unwrap())
+}
+
 #[test]
-fn chooses_what_the_reference_chooses() {
-    let vocab = 500;
-    let logits = Rng(9).values(4 * vocab);
-    let params: Vec<SamplingParams> = (0..4)
+fn chooses_what_the_reference_chooses_a_step_ahead() {
+    let (vocab, n) = (500, 8);
+    let logits = [Rng(9).values(n * vocab), Rng(10).values(n * vocab)];
+    let params: Vec<SamplingParams> = (0..n as u64)
         .map(|i| SamplingParams {
             do_sample: i > 0,
             temperature: 0.7,
             top_k: if i == 2 { 10 } else { 0 },
             top_p: if i == 3 { 0.8 } else { 1.0 },
+            repetition_penalty: if i == 4 { 0.2 } else { 1.0 },
+            presence_penalty: if i == 5 { -50.0 } else { 0.0 },
+            logit_bias: if i == 6 { vec![(7, 80.0), (9, 99.0)] } else { Vec::new() },
+            min_new_tokens: if i == 6 { 2 } else { 0 },
+            end_tokens: if i == 6 { vec![9] } else { Vec::new() },
             seed: i,
             top_n: 3,
+            warped_logprobs: i == 7,
             ..SamplingParams::default()
         })
         .collect();
-    let rows: Vec<SampleRow<'_>> = params
-        .iter()
-        .map(|params| SampleRow { params, tokens: &[1, 2, 3], prompt_len: 2, allowed: None })
-        .collect();
-    let (mut got, mut want) = (Vec::new(), Vec::new());
-    CUDA.sample(&mut upload(&*CUDA, &logits, vocab), &rows, &mut got).unwrap();
-    Reference.sample(&mut upload(&Reference, &logits, vocab), &rows, &mut want).unwrap();
+    let (got, got_inputs) = two_steps(&*CUDA, [&logits[0], &logits[1]], &params);
+    let (want, want_inputs) = two_steps(&Reference, [&logits[0], &logits[1]], &params);
     for (got, want) in got.iter().zip(&want) {
         assert_eq!(got.token, want.token);
         assert!((got.logprob - want.logprob).abs() < 1e-5);
@@ -91,5 +140,21 @@ fn chooses_what_the_reference_chooses() {
             got.top.iter().map(|t| t.0).collect::<Vec<_>>(),
             want.top.iter().map(|t| t.0).collect::<Vec<_>>()
         );
+    }
+    assert_eq!(got_inputs, want_inputs);
+    // What was generated before counts; an end token comes when it may.
+    assert_eq!((want[n + 5].token, want[6].token, want[n + 6].token), (want[5].token, 7, 9));
+}
+
+/// Rows that decode have a kernel of their own, whose results depend on nothing else in the step.
+#[test]
+fn decoding_is_the_same_in_any_company() {
+    let bf16 = Cuda::new(CUDA.device().clone(), DType::BF16);
+    for seed in 0..3 {
+        let case = attention::Case::decoding(seed);
+        let (together, alone) = case.prompts_then_decoding();
+        let got = case.run(&bf16, &together);
+        assert_close("decoding", &got, &case.run(&Reference, &together), 2e-2);
+        assert_same_bits("alone", &case.run(&bf16, &alone), &got);
     }
 }

@@ -1,7 +1,7 @@
 //! The matrix product and the embedding.
 
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, DType, HostTensor, Part, SeqRow, StepInput, StepSize};
+use millrace_kernels::{Backend, DType, HostTensor, Part};
 use proptest::prelude::{ProptestConfig, prop, proptest};
 
 use crate::common::*;
@@ -97,9 +97,7 @@ pub(crate) fn embed<B: Backend>(
 ) -> Vec<f32> {
     let table = matrix(device, table, cols, dtype);
     let n = tokens.len();
-    let mut step = device.step(StepSize { tokens: n, rows: 1, table_blocks: 8, block_size: 16 }).unwrap();
-    let rows = [SeqRow { start: 0, count: n, blocks: &[0; 8] }];
-    device.begin(&mut step, &StepInput { tokens, rows: &rows, outputs: &[] }).unwrap();
+    let step = begun(device, tokens, &[]);
     let mut out = device.buf(n, cols).unwrap();
     device.embed(&step, &table, first, &mut out).unwrap();
     device.read(&out, n).unwrap()

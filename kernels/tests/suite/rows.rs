@@ -1,7 +1,7 @@
 //! Norms, gates and gathering.
 
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Activation, Backend, Norm, SeqRow, StepInput, StepSize};
+use millrace_kernels::{Activation, Backend, Norm};
 use proptest::prelude::{ProptestConfig, prop_assert, proptest};
 
 use crate::common::*;
@@ -28,9 +28,7 @@ pub(crate) fn gate<B: Backend>(device: &B, x: &[f32], cols: usize) -> Vec<f32> {
 pub(crate) fn gather<B: Backend>(device: &B, x: &[f32], cols: usize, outputs: &[u32]) -> Vec<f32> {
     let n = x.len() / cols;
     let tokens = vec![0; n];
-    let mut step = device.step(StepSize { tokens: n, rows: 1, table_blocks: 8, block_size: 16 }).unwrap();
-    let rows = [SeqRow { start: 3, count: n, blocks: &[0; 8] }];
-    device.begin(&mut step, &StepInput { tokens: &tokens, rows: &rows, outputs }).unwrap();
+    let step = begun(device, &tokens, outputs);
     let x = upload(device, x, cols);
     let mut out = device.buf(n, cols).unwrap();
     device.gather(&step, &x, &mut out).unwrap();

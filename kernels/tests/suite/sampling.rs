@@ -9,9 +9,10 @@ use proptest::prelude::{
 use crate::common::*;
 
 fn sample<B: Backend>(device: &B, logits: &[f32], vocab: usize, rows: &[SampleRow<'_>]) -> Vec<Sampled> {
-    let mut buf = upload(device, logits, vocab);
+    let (mut buf, mut step) = (upload(device, logits, vocab), device.step(&step_size(1, 1, 1)).unwrap());
     let mut chosen = Vec::new();
-    device.sample(&mut buf, rows, &mut chosen).unwrap();
+    device.sample(&mut step, &mut buf, rows).unwrap();
+    device.collect(&mut step, &mut chosen).unwrap();
     chosen
 }
 

@@ -188,18 +188,21 @@ impl Scheduler {
         let mut rows: Vec<_> = self
             .running
             .iter_mut()
-            .filter_map(|running| Some((running.sequence.id, running.run()?)))
+            .filter_map(|running| {
+                let row = running.run()?;
+                Some((running.sequence.id, running.sequence.decodes(&row), row))
+            })
             .collect();
         if rows.is_empty() {
             debug_assert!(admitted.is_empty(), "an admission always leaves something to run");
             return None;
         }
-        // Decodes before chunks, so that the rows of one kind lie together.
-        rows.sort_by_key(|(_, row)| row.count > 1);
+        // Decodes before chunks of prompts: see the protocol.
+        rows.sort_by_key(|(_, decodes, _)| !decodes);
 
         let id = self.next_step;
         self.next_step += 1;
-        let awaited = rows.iter().map(|(sequence, row)| InFlightRow {
+        let awaited = rows.iter().map(|(sequence, _, row)| InFlightRow {
             sequence: *sequence,
             slot: Slot(row.slot),
             computed: (row.start + row.count) as usize,
@@ -207,7 +210,7 @@ impl Scheduler {
         });
         self.in_flight.push_back(InFlight { step: id, rows: awaited.collect() });
         let release = self.released.drain(..).map(|slot| slot.0).collect();
-        let rows = rows.into_iter().map(|(_, row)| row).collect();
+        let rows = rows.into_iter().map(|(_, _, row)| row).collect();
         Some(Plan { step: Step { id, release, admit, rows }, admitted })
     }
 

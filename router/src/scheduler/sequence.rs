@@ -117,6 +117,11 @@ impl Sequence {
         }
     }
 
+    /// Whether the row runs one generated token and samples the next.
+    pub(super) fn decodes(&self, row: &Row) -> bool {
+        row.sample && row.count == 1 && row.start as usize >= self.prompt_len
+    }
+
     /// Whether the last token it may have is known or pending.
     fn is_exhausted(&self) -> bool {
         self.len() >= self.prompt_len + self.max_new_tokens

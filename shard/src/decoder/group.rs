@@ -52,11 +52,11 @@ pub trait Collective<B: Backend> {
     /// If a rank is lost.
     fn all_gather(&mut self, backend: &B, n: usize, part: &B::Buf, whole: &mut B::Buf) -> Result<(), Error>;
 
-    /// Replaces `bytes` by those of rank 0.
+    /// Makes the `n` tokens that rank 0 has chosen in this step those of every rank. `ids` is scratch memory.
     ///
     /// # Errors
     /// If a rank is lost.
-    fn broadcast(&mut self, bytes: &mut [u8]) -> Result<(), Error>;
+    fn agree(&mut self, backend: &B, n: usize, step: &mut B::Step, ids: &mut Vec<u8>) -> Result<(), Error>;
 
     /// Whether all ranks have taken part so far. Waits neither for them nor for the device, so it can be asked at every step: a device that has
     /// waited in vain goes on with wrong values, until somebody asks.
@@ -106,8 +106,21 @@ impl<B: HostMemory> Collective<B> for OverHost {
         Ok(self.0.all_gather(part, &mut take)?)
     }
 
-    fn broadcast(&mut self, bytes: &mut [u8]) -> Result<(), Error> {
-        Ok(self.0.broadcast(bytes)?)
+    fn agree(&mut self, backend: &B, n: usize, step: &mut B::Step, ids: &mut Vec<u8>) -> Result<(), Error> {
+        let chosen = backend.chosen(step);
+        ids.clear();
+        ids.extend(chosen.iter().flat_map(|sampled| sampled.token.to_le_bytes()));
+        ids.resize(n * size_of::<u32>(), 0);
+        self.0.broadcast(ids)?;
+        if self.0.rank() != 0 {
+            chosen.clear();
+            chosen.extend(ids.chunks_exact(size_of::<u32>()).map(|id| Sampled {
+                token: u32::from_le_bytes([id[0], id[1], id[2], id[3]]),
+                logprob: 0.0,
+                top: Vec::new(),
+            }));
+        }
+        Ok(())
     }
 
     fn aborter(&self) -> Aborter {
@@ -115,7 +128,7 @@ impl<B: HostMemory> Collective<B> for OverHost {
     }
 }
 
-/// The collectives of cards: activations go from card to card, and what the hosts agree on goes from host to host.
+/// The collectives of cards: all that a step exchanges goes from card to card. The hosts' wire is kept for the end of a lost group.
 pub struct OverCards {
     cards: Ranks,
     host: Box<dyn HostCollective>,
@@ -126,7 +139,7 @@ pub struct OverCards {
 }
 
 impl OverCards {
-    /// `cards` carries activations (`said` tells the operator how), `host` everything else; both have the same ranks.
+    /// `cards` carries what steps exchange (`said` tells the operator how); `host` has the same ranks.
     pub fn new(cards: Ranks, host: Box<dyn HostCollective>, said: String) -> Self {
         OverCards { cards, host, said, gathered: None }
     }
@@ -174,8 +187,14 @@ impl Collective<Cuda> for OverCards {
         Ok(())
     }
 
-    fn broadcast(&mut self, bytes: &mut [u8]) -> Result<(), Error> {
-        Ok(self.host.broadcast(bytes)?)
+    fn agree(
+        &mut self,
+        backend: &Cuda,
+        _n: usize,
+        step: &mut <Cuda as Backend>::Step,
+        _ids: &mut Vec<u8>,
+    ) -> Result<(), Error> {
+        Ok(backend.share_chosen(&self.cards, step)?)
     }
 
     fn check(&self) -> Result<(), Error> {
@@ -256,25 +275,17 @@ impl<B: Backend> Group<B> {
         self.wire.rank() == 0
     }
 
-    /// Tells all ranks the `n` tokens that the first has chosen; the others have none yet in `chosen`.
-    pub(super) fn agree(&mut self, n: usize, chosen: &mut Vec<Sampled>) -> Result<(), Error> {
+    /// Tells all ranks the `n` tokens that the first has chosen in this step.
+    pub(super) fn agree(&mut self, backend: &B, n: usize, step: &mut B::Step) -> Result<(), Error> {
         let since = Instant::now();
-        // The first rank has read its logits, so its device has done all that was asked of it.
-        self.wire.check()?;
-        self.ids.clear();
-        self.ids.extend(chosen.iter().flat_map(|sampled| sampled.token.to_le_bytes()));
-        self.ids.resize(n * size_of::<u32>(), 0);
-        self.wire.broadcast(&mut self.ids)?;
-        if !self.chooses() {
-            let ids = self.ids.chunks_exact(size_of::<u32>());
-            chosen.extend(ids.map(|id| Sampled {
-                token: u32::from_le_bytes([id[0], id[1], id[2], id[3]]),
-                logprob: 0.0,
-                top: Vec::new(),
-            }));
-        }
+        self.wire.agree(backend, n, step, &mut self.ids)?;
         self.spent += since.elapsed();
         Ok(())
+    }
+
+    /// Whether all ranks have taken part so far, see [`Collective::check`].
+    pub(super) fn check(&self) -> Result<(), Error> {
+        self.wire.check()
     }
 
     /// Time in collectives since the last call, waiting for other ranks included.

@@ -4,13 +4,13 @@ mod group;
 mod weights;
 mod workspace;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use millrace_kernels::{
-    AttentionSpec, Backend, KvSpec, Norm, Prologue, SampleRow, Sampled, StepInput, StepSize,
+    AttentionSpec, Backend, KvSpec, Norm, Prologue, SampleRow, Sampled, SamplingParams, StepInput, StepSize,
 };
 
-use crate::model::DecoderSpec;
+use crate::model::{DecoderSpec, LayerSpec};
 use crate::{Error, Limits};
 use group::Group;
 pub use group::{Collective, OverCards, OverHost};
@@ -28,6 +28,36 @@ pub struct Decoder<B: Backend> {
     work: Workspace<B>,
     /// The other ranks, if there are any.
     group: Option<Group<B>>,
+    /// Steps in which all rows decode, written down for so many rows, ascending.
+    graphs: Vec<(usize, B::Graph)>,
+}
+
+/// The kinds of attention of a model's layers.
+pub(crate) fn attention(spec: &DecoderSpec) -> Vec<AttentionSpec> {
+    let of_layer = |layer: &LayerSpec| AttentionSpec {
+        layout: layer.qkv,
+        scale: layer.score_scale,
+        window: layer.window,
+    };
+    spec.layers.iter().map(of_layer).collect()
+}
+
+/// The largest steps under these limits.
+pub(crate) fn step_size<'a>(
+    spec: &DecoderSpec,
+    limits: &Limits,
+    attention: &'a [AttentionSpec],
+) -> StepSize<'a> {
+    StepSize {
+        tokens: limits.max_step_tokens,
+        rows: limits.max_sequences,
+        sequence_tokens: limits.max_sequence_tokens,
+        blocks: limits.num_blocks,
+        block_size: limits.block_size,
+        kv_dtype: limits.kv_dtype,
+        vocab: spec.vocab,
+        attention,
+    }
 }
 
 impl<B: Backend> Decoder<B> {
@@ -56,16 +86,11 @@ impl<B: Backend> Decoder<B> {
                 })
             })
             .collect::<millrace_kernels::Result<Vec<_>>>()?;
-        let step = backend.step(StepSize {
-            tokens: limits.max_step_tokens,
-            rows: limits.max_sequences,
-            table_blocks: limits.table_blocks(),
-            block_size: limits.block_size,
-        })?;
+        let step = backend.step(&step_size(&spec, limits, &attention(&spec)))?;
         let work = Workspace::new(backend, &spec, limits)?;
         let (rows, cols) = (limits.max_sequences, spec.vocab_rows.len());
         let group = ranks.map(|ranks| Group::new(ranks, backend, rows, cols)).transpose()?;
-        Ok(Decoder { spec, weights, kv, step, work, group })
+        Ok(Decoder { spec, weights, kv, step, work, group, graphs: Vec::new() })
     }
 
     /// What the decoder computes.
@@ -73,19 +98,105 @@ impl<B: Backend> Decoder<B> {
         &self.spec
     }
 
-    /// Runs one step: stores keys and values of its `n` tokens and leaves the logits of its `m` outputs for
-    /// [`Decoder::sample`].
+    /// A sequence takes `slot` from the next step on: its tokens so far, and how its next ones are chosen.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn admit(
+        &mut self,
+        backend: &B,
+        slot: usize,
+        tokens: &[u32],
+        params: &SamplingParams,
+    ) -> Result<(), Error> {
+        Ok(backend.admit(&mut self.step, slot, tokens, params)?)
+    }
+
+    /// Asks for one step, with a token chosen for each of its samples. No more may be under way than the backend says. Returns the host's time
+    /// in the forward pass.
     ///
     /// `input` holds at least one token, and keeps to the limits that the decoder was built for.
     ///
     /// # Errors
     /// If the device fails, or another rank is lost.
+    pub fn submit(&mut self, backend: &B, input: &StepInput<'_>) -> Result<Duration, Error> {
+        let since = Instant::now();
+        backend.begin(&mut self.step, input)?;
+        let rows = input.rows.len();
+        let decodes = input.rows.iter().all(|row| row.decodes);
+        let mut forward = Duration::ZERO;
+        match self.graphs.iter().find(|(most, _)| decodes && *most >= rows) {
+            Some((most, graph)) if backend.pad(&mut self.step, *most) => backend.replay(graph)?,
+            _ => {
+                self.compute(backend, input.tokens.len(), input.outputs.len())?;
+                forward = since.elapsed();
+                if !input.samples.is_empty() {
+                    self.choose(backend, input.outputs.len(), input.samples)?;
+                }
+            }
+        }
+        backend.finish(&mut self.step)?;
+        Ok(forward)
+    }
+
+    /// Whether the oldest step under way is done.
+    ///
+    /// # Errors
+    /// If the device has failed.
+    pub fn is_done(&self, backend: &B) -> Result<bool, Error> {
+        Ok(backend.is_done(&self.step)?)
+    }
+
+    /// Waits for the oldest step under way and appends what it has chosen to `chosen`.
+    ///
+    /// # Errors
+    /// If the device has failed, or another rank was lost.
+    pub fn collect(&mut self, backend: &B, chosen: &mut Vec<Sampled>) -> Result<(), Error> {
+        backend.collect(&mut self.step, chosen)?;
+        // What is done has told of ranks that were missed in it.
+        self.group.as_ref().map_or(Ok(()), Group::check)
+    }
+
+    /// Writes a step down in which up to `rows` rows decode, so that it can be asked for at once. All ranks do so in the same order.
+    /// Answers whether the device has a means for it.
+    ///
+    /// # Errors
+    /// If the device fails, or another rank is lost.
+    pub fn capture(&mut self, backend: &B, rows: usize) -> Result<bool, Error> {
+        let nothing = StepInput { tokens: &[], rows: &[], outputs: &[], samples: &[] };
+        backend.begin(&mut self.step, &nothing)?;
+        if !backend.pad(&mut self.step, rows) {
+            return Ok(false);
+        }
+        // Once for real, so that whatever is loaded or chosen on first use is there.
+        let mut step = || {
+            self.compute(backend, rows, rows)?;
+            self.choose(backend, rows, &[])
+        };
+        step()?;
+        let graph = backend.record(step)?;
+        backend.finish(&mut self.step)?;
+        backend.collect(&mut self.step, &mut Vec::new())?;
+        let found = graph.is_some();
+        self.graphs.extend(graph.map(|graph| (rows, graph)));
+        Ok(found)
+    }
+
+    /// Runs one step without choosing tokens, for tests and tools: [`Decoder::logits`] and [`Decoder::states`] have what came of it.
+    ///
+    /// # Errors
+    /// If the device fails, or another rank is lost.
     pub fn forward(&mut self, backend: &B, input: &StepInput<'_>) -> Result<(), Error> {
-        let n = input.tokens.len();
-        let Decoder { spec, weights, kv, step, work, group } = self;
+        backend.begin(&mut self.step, input)?;
+        self.compute(backend, input.tokens.len(), input.outputs.len())
+    }
+
+    /// Stores keys and values of the step's `n` tokens and leaves the logits of its `m` outputs.
+    fn compute(&mut self, backend: &B, n: usize, m: usize) -> Result<(), Error> {
+        let Decoder { spec, weights, kv, step, work, group, .. } = self;
         let Workspace { hidden, normed, branch, qkv, heads, gate_up, gated, rows, logits } = work;
 
-        backend.begin(step, input)?;
+        backend.prepare(step)?;
         backend.embed(step, &weights.embedding, spec.vocab_rows.start, hidden)?; // [n, hidden]
         reduce(group, backend, n, hidden)?;
         backend.norm(n, hidden, weights.norm_before(0), normed)?; // [n, hidden]
@@ -118,7 +229,6 @@ impl<B: Backend> Decoder<B> {
         }
 
         // `normed` has been through the final norm.
-        let m = input.outputs.len();
         if m > 0 {
             backend.gather(step, normed, rows)?; // [m, hidden]
             match group {
@@ -132,23 +242,15 @@ impl<B: Backend> Decoder<B> {
         Ok(())
     }
 
-    /// Chooses a token for each output of the last forward, in their order; the logits are lost. Appends to `chosen`.
-    ///
-    /// # Errors
-    /// If the device fails, or another rank is lost.
-    pub fn sample(
-        &mut self,
-        backend: &B,
-        rows: &[SampleRow<'_>],
-        chosen: &mut Vec<Sampled>,
-    ) -> Result<(), Error> {
+    /// Chooses a token for each of the `m` outputs; the logits are lost.
+    fn choose(&mut self, backend: &B, m: usize, samples: &[SampleRow<'_>]) -> Result<(), Error> {
         if self.group.as_ref().is_none_or(Group::chooses) {
-            backend.sample(&mut self.work.logits, rows, chosen)?;
+            backend.sample(&mut self.step, &mut self.work.logits, samples)?;
         }
-        match &mut self.group {
-            Some(group) => group.agree(rows.len(), chosen),
-            None => Ok(()),
+        if let Some(group) = &mut self.group {
+            group.agree(backend, m, &mut self.step)?;
         }
+        Ok(backend.append(&mut self.step)?)
     }
 
     /// Time that went into exchanges with other ranks since the last call, waiting for them included.

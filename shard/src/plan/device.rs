@@ -1,6 +1,6 @@
 //! How many bytes things take on a device.
 
-use millrace_kernels::{Backend, DType, KvSpec};
+use millrace_kernels::{Backend, DType, KvSpec, StepSize};
 
 /// How many bytes a device takes for what.
 pub trait Device {
@@ -10,6 +10,8 @@ pub trait Device {
     fn kv_bytes(&self, spec: &KvSpec) -> usize;
     /// For the device's own use in products of this many rows and columns at most.
     fn scratch_bytes(&self, rows: usize, cols: usize) -> usize;
+    /// For what it keeps of steps and sequences.
+    fn step_bytes(&self, size: &StepSize<'_>) -> usize;
 }
 
 impl<B: Backend> Device for B {
@@ -23,6 +25,10 @@ impl<B: Backend> Device for B {
 
     fn scratch_bytes(&self, rows: usize, cols: usize) -> usize {
         Backend::scratch_bytes(self, rows, cols)
+    }
+
+    fn step_bytes(&self, size: &StepSize<'_>) -> usize {
+        Backend::step_bytes(self, size)
     }
 }
 
@@ -41,6 +47,10 @@ impl Device for Unpadded {
     }
 
     fn scratch_bytes(&self, _rows: usize, _cols: usize) -> usize {
+        0
+    }
+
+    fn step_bytes(&self, _size: &StepSize<'_>) -> usize {
         0
     }
 }

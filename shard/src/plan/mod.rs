@@ -6,7 +6,7 @@ mod device;
 
 use millrace_kernels::{DType, KvSpec, QkvLayout};
 
-use crate::decoder::activation_elements;
+use crate::decoder::{activation_elements, attention, step_size};
 use crate::model::DecoderSpec;
 use crate::state::SlotTable;
 use crate::{Bytes, Limits};
@@ -49,7 +49,7 @@ pub struct Footprint {
     pub logits: usize,
     /// Cosines and sines.
     pub rope_tables: usize,
-    /// Tokens and block tables of all sequences.
+    /// Tokens and block tables of all sequences, and what the device needs to make steps of them.
     pub slot_table: usize,
     /// Keys and values.
     pub kv_pool: usize,
@@ -159,7 +159,11 @@ pub fn footprint(spec: &DecoderSpec, dtype: DType, limits: &Limits, device: &imp
             .saturating_add(device.scratch_bytes(max_step_tokens.max(max_sequences), widest_input(spec))),
         logits: singles(max_sequences.saturating_mul(spec.vocab + own)),
         rope_tables: singles(limits.max_sequence_tokens.saturating_mul(rope_elements)),
-        slot_table: SlotTable::bytes(limits, spec.vocab),
+        slot_table: SlotTable::bytes(limits, spec.vocab).saturating_add(device.step_bytes(&step_size(
+            spec,
+            limits,
+            &attention(spec),
+        ))),
         kv_pool: kv_bytes(spec, limits.kv_dtype, num_blocks, block_size, device),
     }
 }

@@ -10,6 +10,8 @@ pub struct Batch {
     /// Indices into `tokens` whose logits are wanted, ascending.
     pub outputs: Vec<u32>,
     pub(super) rows: Vec<BatchRow>,
+    /// Where the tokens go that the step samples, in the order of the outputs.
+    pub(super) expected: Vec<Expected>,
 }
 
 /// One sequence's share of the step.
@@ -19,6 +21,16 @@ pub(super) struct BatchRow {
     pub(super) start: usize,
     pub(super) count: usize,
     pub(super) sample: bool,
+    pub(super) decodes: bool,
+}
+
+/// The place of a token that a step under way samples.
+#[derive(Debug)]
+pub(super) struct Expected {
+    pub(super) slot: usize,
+    /// The slot's sequence: it may have another one by the time that the token is known.
+    pub(super) sequence: u64,
+    pub(super) position: usize,
 }
 
 impl Batch {
@@ -28,6 +40,7 @@ impl Batch {
             tokens: Vec::with_capacity(limits.max_step_tokens),
             outputs: Vec::with_capacity(limits.max_sequences),
             rows: Vec::with_capacity(limits.max_sequences),
+            expected: Vec::with_capacity(limits.max_sequences),
         }
     }
 
@@ -40,11 +53,21 @@ impl Batch {
         self.tokens.clear();
         self.outputs.clear();
         self.rows.clear();
+        self.expected.clear();
     }
 
-    pub(super) fn push(&mut self, slot: usize, start: usize, tokens: &[u32], sample: bool) {
+    /// `prompt_len` tokens of the sequence are no generated ones.
+    pub(super) fn push(
+        &mut self,
+        slot: usize,
+        start: usize,
+        tokens: &[u32],
+        sample: bool,
+        prompt_len: usize,
+    ) {
         self.tokens.extend_from_slice(tokens);
-        self.rows.push(BatchRow { slot, start, count: tokens.len(), sample });
+        let (count, decodes) = (tokens.len(), sample && tokens.len() == 1 && start >= prompt_len);
+        self.rows.push(BatchRow { slot, start, count, sample, decodes });
         if sample {
             self.outputs.push((self.tokens.len() - 1) as u32);
         }

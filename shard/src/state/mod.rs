@@ -1,6 +1,9 @@
 //! The slot table: tokens, block table and sampling parameters of every admitted sequence.
 //!
 //! The router is trusted to schedule well, not to be free of bugs: every number of a step is checked before it is used.
+//!
+//! A device that runs ahead is asked for a step before the host knows what the one before it has sampled. Such a token has its place here
+//! ([`SlotTable::expect`]) until its value comes ([`SlotTable::fill`]); steps are checked by how many tokens there are, and need not know them.
 
 mod batch;
 mod error;
@@ -11,6 +14,7 @@ use millrace_proto::{Admission, Row, Step};
 
 use crate::Limits;
 pub use batch::Batch;
+use batch::{BatchRow, Expected};
 pub use error::StepError;
 
 /// Every sequence that the router has admitted, by slot.
@@ -22,8 +26,13 @@ pub struct SlotTable {
     steps: u64,
 }
 
+/// Stands for a token that only the device knows yet.
+const UNKNOWN: u32 = u32::MAX;
+
 struct Slot {
     taken: bool,
+    /// How many sequences the slot has had.
+    sequences: u64,
     /// Prompt and generated tokens. Room for one more than can be computed: the last token is only reported.
     tokens: Vec<u32>,
     prompt_len: usize,
@@ -41,6 +50,7 @@ impl SlotTable {
     pub fn new(limits: Limits, vocab: usize) -> Self {
         let slot = || Slot {
             taken: false,
+            sequences: 0,
             tokens: Vec::with_capacity(limits.max_sequence_tokens + 1),
             prompt_len: 0,
             blocks: Vec::with_capacity(limits.table_blocks()),
@@ -82,7 +92,8 @@ impl SlotTable {
     pub fn seq_rows<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = SeqRow<'a>> {
         batch.rows.iter().map(|row| {
             let blocks = (row.start + row.count).div_ceil(self.limits.block_size);
-            SeqRow { start: row.start, count: row.count, blocks: &self.slots[row.slot].blocks[..blocks] }
+            let &BatchRow { slot, start, count, decodes, .. } = row;
+            SeqRow { slot, start, count, decodes, blocks: &self.slots[slot].blocks[..blocks] }
         })
     }
 
@@ -99,10 +110,28 @@ impl SlotTable {
         })
     }
 
-    /// Appends the tokens sampled for `batch` to their sequences, where the next step will look for them.
-    pub fn append(&mut self, batch: &Batch, chosen: &[Sampled]) {
-        for (slot, sampled) in batch.sampling_slots().zip(chosen) {
-            self.slots[slot].tokens.push(sampled.token);
+    /// A sequence as it was admitted: its tokens, and how the next ones are chosen.
+    pub fn sequence(&self, slot: usize) -> (&[u32], &SamplingParams) {
+        (&self.slots[slot].tokens, &self.slots[slot].sampling)
+    }
+
+    /// Makes places for the tokens that `batch` samples.
+    pub fn expect(&mut self, batch: &mut Batch) {
+        for row in batch.rows.iter().filter(|row| row.sample) {
+            let slot = &mut self.slots[row.slot];
+            let (sequence, position) = (slot.sequences, slot.tokens.len());
+            batch.expected.push(Expected { slot: row.slot, sequence, position });
+            slot.tokens.push(UNKNOWN);
+        }
+    }
+
+    /// Fills these places with what was sampled, where the sequence is still there.
+    pub fn fill(&mut self, batch: &Batch, chosen: &[Sampled]) {
+        for (place, sampled) in batch.expected.iter().zip(chosen) {
+            let slot = &mut self.slots[place.slot];
+            if slot.sequences == place.sequence {
+                slot.tokens[place.position] = sampled.token;
+            }
         }
     }
 
@@ -140,6 +169,7 @@ impl SlotTable {
             value,
         })?;
         place.taken = true;
+        place.sequences += 1;
         place.tokens.clear();
         place.tokens.extend_from_slice(tokens);
         place.prompt_len = prompt_len as usize;
@@ -185,7 +215,7 @@ impl SlotTable {
         place.allowed.clear();
         place.allowed.extend_from_slice(allowed);
         place.blocks.extend_from_slice(new_blocks);
-        batch.push(slot as usize, start, &place.tokens[start..end], sample);
+        batch.push(slot as usize, start, &place.tokens[start..end], sample, place.prompt_len);
         Ok(())
     }
 }

@@ -1,6 +1,7 @@
 //! Sampling parameters, checked.
 
 use millrace_kernels::SamplingParams;
+use millrace_kernels::sampling::{MOST_BIASES, MOST_TOP};
 use millrace_proto::Sampling;
 
 /// The parameters as the device takes them, or the first one out of range with its value.
@@ -28,7 +29,10 @@ pub(super) fn check(sampling: &Sampling, vocab: usize) -> Result<SamplingParams,
     if let Some(&token) = s.end_tokens.iter().find(|&&token| token as usize >= vocab) {
         return Err(("end_tokens", f64::from(token)));
     }
-    if s.top_n as usize > vocab {
+    if s.logit_bias.len() + s.end_tokens.len() > MOST_BIASES {
+        return Err(("logit_bias", (s.logit_bias.len() + s.end_tokens.len()) as f64));
+    }
+    if s.top_n as usize > vocab.min(MOST_TOP) {
         return Err(("top_n", f64::from(s.top_n)));
     }
     let common = SamplingParams {

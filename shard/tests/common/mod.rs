@@ -239,16 +239,16 @@ impl<'b, B: Backend> Harness<'b, B> {
         let tokens: Vec<u32> = chunks.iter().flat_map(|chunk| chunk.tokens).copied().collect();
         let rows: Vec<SeqRow<'_>> = chunks
             .iter()
-            .map(|chunk| {
+            .enumerate()
+            .map(|(slot, chunk)| {
                 let (start, count) = (chunk.start, chunk.tokens.len());
                 let blocks = &chunk.blocks[..(start + count).div_ceil(self.block_size)];
-                SeqRow { start, count, blocks }
+                SeqRow { slot, start, count, decodes: false, blocks }
             })
             .collect();
         let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
-        self.decoder
-            .forward(self.backend, &StepInput { tokens: &tokens, rows: &rows, outputs: &outputs })
-            .unwrap();
+        let input = StepInput { tokens: &tokens, rows: &rows, outputs: &outputs, samples: &[] };
+        self.decoder.forward(self.backend, &input).unwrap();
         let logits = self.decoder.logits(self.backend, tokens.len()).unwrap();
         logits.chunks_exact(self.vocab).map(<[f32]>::to_vec).collect()
     }

@@ -1,10 +1,14 @@
 //! The decoder's operations on a card, or on a simulated one.
 //!
 //! Activations and weights have one type, that of the model; constants and logits are f32. Everything is asked for in the order of one
-//! stream, and only [`Backend::read`] and [`Backend::sample`] wait for it.
+//! stream, and only [`Backend::read`] and [`Backend::collect`] wait for it.
 
 mod buffers;
+mod decoding;
+mod sampler;
+mod slots;
 mod step;
+mod words;
 
 use super::ops::activation::{self, Version};
 use super::ops::allreduce::{AddNorm, GatherColumns};
@@ -12,16 +16,16 @@ use super::ops::attention::Attention;
 use super::ops::embed::{self, Embed, Gather};
 use super::ops::matmul::{Matmul, matmul};
 use super::ops::norm::{self, Rows};
-use super::ops::paged::Scores;
 use super::ops::prefill::prefill;
 use super::ops::prologue::{self, HeadNorms, Rope};
 use super::ranks::Ranks;
-use super::{Device, Elem, Memory, View};
+use super::{Device, Elem, Graph, Memory, View};
 use crate::backend::{Activation, AttentionSpec, Backend, KvSpec, Norm, Prologue, StepInput, StepSize};
-use crate::sampling::{SampleRow, Sampled};
-use crate::{DType, Part, Result, sample};
+use crate::sampling::{SampleRow, Sampled, SamplingParams};
+use crate::{DType, Error, Part, Result};
 use buffers::{Buf, Kv, Matrix, Vector};
-use step::Step;
+use decoding::{of_rows, scores};
+use step::{STEPS_AHEAD, Step};
 
 /// One device that computes a model whose activations and weights are of one type.
 #[derive(Debug, Clone)]
@@ -97,6 +101,14 @@ impl Cuda {
         ranks.all_gather(&columns, gathered.rows(ranks.world_size() * n))
     }
 
+    /// Replaces the tokens that the step has chosen by those of rank 0.
+    ///
+    /// # Errors
+    /// What the communicator fails with.
+    pub fn share_chosen(&self, ranks: &Ranks, step: &mut Step) -> Result<()> {
+        ranks.broadcast(step.chosen())
+    }
+
     fn add_bias(&self, n: usize, out: &Buf, bias: Option<&Vector>) -> Result<()> {
         match bias {
             Some(bias) => {
@@ -132,6 +144,7 @@ impl Backend for Cuda {
     type Matrix = Matrix;
     type Kv = Kv;
     type Step = Step;
+    type Graph = Graph;
 
     fn name(&self) -> String {
         self.device.name()
@@ -169,12 +182,28 @@ impl Backend for Cuda {
         Kv::new(&self.device, spec)
     }
 
-    fn step(&self, size: StepSize) -> Result<Step> {
-        Step::new(&self.device, size)
+    fn step_bytes(&self, size: &StepSize<'_>) -> usize {
+        Step::bytes(size, self.dtype.into())
+    }
+
+    fn step(&self, size: &StepSize<'_>) -> Result<Step> {
+        Step::new(&self.device, size, self.dtype.into())
+    }
+
+    fn steps_ahead(&self) -> usize {
+        STEPS_AHEAD
+    }
+
+    fn admit(&self, step: &mut Step, slot: usize, tokens: &[u32], params: &SamplingParams) -> Result<()> {
+        step.admit(&self.device, slot, tokens, params)
     }
 
     fn begin(&self, step: &mut Step, input: &StepInput<'_>) -> Result<()> {
         step.set(&self.device, input)
+    }
+
+    fn prepare(&self, step: &mut Step) -> Result<()> {
+        step.prepare(&self.device)
     }
 
     fn embed(&self, step: &Step, table: &Matrix, first: usize, out: &mut Buf) -> Result<()> {
@@ -244,7 +273,7 @@ impl Backend for Cuda {
                     positions: step.positions(),
                     second_positions: None,
                 }),
-                slots: step.slots(),
+                slots: step.places(),
                 kv: kv.paged(),
             },
         )
@@ -252,25 +281,17 @@ impl Backend for Cuda {
 
     fn attention(&self, step: &Step, qkv: &Buf, kv: &Kv, spec: &AttentionSpec, out: &mut Buf) -> Result<()> {
         let tokens = step.tokens();
-        prefill(
-            &self.device,
-            &Attention {
-                heads: spec.layout.heads,
-                qkv: qkv.rows(tokens),
-                stride: spec.layout.cols(),
-                kv: kv.paged(),
-                batch: step.batch(),
-                scores: Scores {
-                    scale: spec.scale,
-                    soft_cap: None,
-                    window: spec.window,
-                    alibi: None,
-                    sinks: None,
-                    prefix: None,
-                },
-                out: out.rows(tokens),
-            },
-        )
+        let all = Attention {
+            heads: spec.layout.heads,
+            qkv: qkv.rows(tokens),
+            stride: spec.layout.cols(),
+            kv: kv.paged(),
+            batch: step.batch(),
+            scores: scores(spec.scale, spec.window),
+            out: out.rows(tokens),
+        };
+        let done = step.decoding.attention(&self.device, &all, spec)?;
+        prefill(&self.device, &Attention { batch: of_rows(&all.batch, &(done..all.batch.rows)), ..all })
     }
 
     fn gate(&self, n: usize, act: Activation, x: &Buf, out: &mut Buf) -> Result<()> {
@@ -295,12 +316,49 @@ impl Backend for Cuda {
         )
     }
 
-    fn sample(&self, logits: &mut Buf, rows: &[SampleRow<'_>], chosen: &mut Vec<Sampled>) -> Result<()> {
-        let mut all = self.read(logits, rows.len())?;
-        for (logits, row) in all.chunks_exact_mut(logits.cols).zip(rows) {
-            chosen.push(sample::choose(logits, row));
+    fn sample(&self, step: &mut Step, logits: &mut Buf, _rows: &[SampleRow<'_>]) -> Result<()> {
+        step.sample(&self.device, logits.rows(step.outputs()))
+    }
+
+    fn append(&self, step: &mut Step) -> Result<()> {
+        step.append(&self.device)
+    }
+
+    fn finish(&self, step: &mut Step) -> Result<()> {
+        step.finish(&self.device)
+    }
+
+    fn is_done(&self, step: &Step) -> Result<bool> {
+        step.is_done()
+    }
+
+    fn collect(&self, step: &mut Step, chosen: &mut Vec<Sampled>) -> Result<()> {
+        step.collect(chosen)
+    }
+
+    fn pad(&self, step: &mut Step, rows: usize) -> bool {
+        step.pad(rows)
+    }
+
+    fn record<E: From<Error>>(
+        &self,
+        work: impl FnOnce() -> std::result::Result<(), E>,
+    ) -> std::result::Result<Option<Graph>, E> {
+        let mut failed = None;
+        let graph = self.device.record(|| {
+            work().map_err(|error| {
+                failed = Some(error);
+                Error::Device("the work to be recorded failed".to_owned())
+            })
+        });
+        match failed {
+            Some(error) => Err(error),
+            None => Ok(Some(graph?)),
         }
-        Ok(())
+    }
+
+    fn replay(&self, graph: &Graph) -> Result<()> {
+        graph.replay()
     }
 
     fn read(&self, buf: &Buf, n: usize) -> Result<Vec<f32>> {

@@ -55,6 +55,13 @@ struct Shape {
     out_elem: Elem,
 }
 
+impl Shape {
+    fn of(product: &Gemm) -> Shape {
+        let &Gemm { rows, inputs, outputs, elem, out_elem, .. } = product;
+        Shape { rows, inputs, outputs, elem, out_elem }
+    }
+}
+
 /// A product of one shape. The library thinks in columns: it sees `outᵀ [outputs, rows] = w · xᵀ`, both operands with `inputs` as
 /// their leading axis.
 #[derive(Debug)]
@@ -77,6 +84,11 @@ impl Blas {
         Ok(Blas { handle, plans: HashMap::new() })
     }
 
+    /// Whether products of this shape have been planned.
+    pub(super) fn knows(&self, product: &Gemm) -> bool {
+        self.plans.contains_key(&Shape::of(product))
+    }
+
     /// Starts a product on `stream`.
     ///
     /// # Safety
@@ -88,8 +100,7 @@ impl Blas {
         workspace: u64,
         stream: sys::cudaStream_t,
     ) -> Result<()> {
-        let &Gemm { rows, inputs, outputs, elem, out_elem, .. } = product;
-        let shape = Shape { rows, inputs, outputs, elem, out_elem };
+        let shape = Shape::of(product);
         if !self.plans.contains_key(&shape) {
             let plan = self.plan(shape)?;
             self.plans.insert(shape, plan);

@@ -2,6 +2,7 @@
 
 mod blas;
 mod share;
+mod streams;
 mod usable;
 
 use std::collections::HashMap;
@@ -18,6 +19,7 @@ use super::driver::{Arg, Driver, Function, Gemm, Grid, Properties, SharedName, T
 use super::memory::Elem;
 use super::modules;
 use super::nvrtc::Nvrtc;
+use super::recorder::{Freed, Recorder};
 use crate::{Error, Result};
 use blas::Blas;
 pub(super) use blas::version as blas_version;
@@ -25,13 +27,17 @@ pub(super) use blas::version as blas_version;
 /// The oldest cards that the kernels are written for: Ampere.
 const OLDEST: (u32, u32) = (8, 0);
 
-/// One card, its primary context and a stream.
+/// One card, its primary context and two streams.
 #[derive(Debug)]
 pub struct Card {
     name: String,
     device: sys::CUdevice,
     context: Handle<sys::CUcontext>,
+    /// The main stream.
     stream: Handle<sys::CUstream>,
+    /// The stream of copies.
+    copies: Handle<sys::CUstream>,
+    recorder: Recorder,
     properties: Properties,
     modules: Mutex<HashMap<&'static str, Handle<sys::CUmodule>>>,
     functions: Mutex<HashMap<Function, Loaded>>,
@@ -111,13 +117,18 @@ impl Card {
         // SAFETY: the device came from the driver; the context is released when the card is dropped.
         let context =
             unsafe { primary_context(device) }.map_err(|e| failed("cuDevicePrimaryCtxRetain", e))?;
-        let stream = stream::create(stream::StreamKind::NonBlocking);
-        let stream = stream.map_err(|e| failed("cuStreamCreate", e))?;
+        let stream = || {
+            stream::create(stream::StreamKind::NonBlocking)
+                .map_err(|e| failed("cuStreamCreate", e))
+                .map(Handle)
+        };
         Ok(Card {
             name,
             device,
             context: Handle(context),
-            stream: Handle(stream),
+            stream: stream()?,
+            copies: stream()?,
+            recorder: Recorder::default(),
             properties,
             modules: Mutex::default(),
             functions: Mutex::default(),
@@ -131,6 +142,7 @@ impl Card {
         if let Some(loaded) = functions.get(&function) {
             return Ok(*loaded);
         }
+        self.recorder.forbid(&format!("a first launch of {}", function.name))?;
         let mut loaded_modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
         let module = match loaded_modules.get(function.module) {
             Some(module) => *module,
@@ -174,6 +186,25 @@ impl Card {
         // SAFETY: the image is a cubin that NVRTC wrote, as the cache's checksum says if it lay there.
         unsafe { module::load_data(image.as_ptr().cast()) }
             .map_err(|e| failed(&format!("cuModuleLoadData({name}, compiled by NVRTC)"), e))
+    }
+
+    /// Frees memory that nothing uses any more. A failure means that the context is lost, and its memory with it.
+    fn give_back(&self, freed: Freed) {
+        if self.make_current().is_err() {
+            return;
+        }
+        // SAFETY: whoever gave it back does not use it again. Freeing the device's memory waits for the device; copies from and to the host's
+        // are waited for here.
+        let _ = unsafe {
+            match freed {
+                Freed::Device(at) => result::free_sync(at),
+                Freed::Pinned(at) => {
+                    let _ = stream::synchronize(self.stream.0);
+                    let _ = stream::synchronize(self.copies.0);
+                    result::free_host(at as *mut c_void)
+                }
+            }
+        };
     }
 
     fn allow_shared(&self, function: Function, loaded: &mut Loaded, bytes: usize) -> Result<()> {
@@ -225,6 +256,7 @@ impl Drop for Card {
         unsafe {
             let _ = ctx::set_current(self.context.0);
             let _ = stream::synchronize(self.stream.0);
+            let _ = stream::synchronize(self.copies.0);
             if let Some(products) = self.blas.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
                 let _ = result::free_sync(products.workspace);
             }
@@ -235,6 +267,7 @@ impl Drop for Card {
                 let _ = module::unload(module.0);
             }
             let _ = stream::destroy(self.stream.0);
+            let _ = stream::destroy(self.copies.0);
             let _ = result::primary_ctx::release(self.device);
         }
     }
@@ -250,6 +283,7 @@ impl Driver for Card {
     }
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
+        self.recorder.forbid("an allocation")?;
         self.make_current()?;
         // SAFETY: the context is current; whoever asks gives the memory back with `free`.
         unsafe { result::malloc_sync(bytes) }.map_err(|e| match e.0 {
@@ -259,15 +293,13 @@ impl Driver for Card {
     }
 
     unsafe fn free(&self, at: u64) {
-        // Freeing waits for the device, so nothing that was started still uses the memory. A failure means that the
-        // context is lost, and its memory with it.
-        if self.make_current().is_ok() {
-            // SAFETY: the caller says that the memory is not used again.
-            let _ = unsafe { result::free_sync(at) };
+        if self.recorder.may_free(Freed::Device(at)) {
+            self.give_back(Freed::Device(at));
         }
     }
 
     unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
+        self.recorder.forbid("a copy of memory that is not pinned")?;
         self.make_current()?;
         // SAFETY: the caller vouches for the memory; the source is read before the second call returns.
         unsafe {
@@ -277,6 +309,7 @@ impl Driver for Card {
     }
 
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
+        self.recorder.forbid("a copy that waits")?;
         self.make_current()?;
         // SAFETY: the caller vouches for the memory; it is written before the second call returns.
         unsafe {
@@ -336,9 +369,13 @@ impl Driver for Card {
         self.make_current()?;
         let mut opened = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
         if opened.is_none() {
+            self.recorder.forbid("a first product")?;
             *opened = Some(Products { blas: Blas::open()?, workspace: self.allocate(blas::WORKSPACE)? });
         }
         let Products { blas, workspace } = opened.as_mut().expect("it was just opened");
+        if !blas.knows(product) {
+            self.recorder.forbid("a product of a new shape")?;
+        }
         // SAFETY: the context is current, the workspace is used by products of this stream alone, and the caller vouches for
         // the operands.
         unsafe { blas.multiply(product, *workspace, self.stream.0.cast()) }
@@ -378,10 +415,6 @@ impl Driver for Card {
         Ok(unsafe { word.0.as_ref() })
     }
 
-    fn raw_stream(&self) -> u64 {
-        self.stream.0 as u64
-    }
-
     fn tensor_map(&self, layout: &TensorLayout<'_>) -> Result<TensorMap> {
         use sys::CUtensorMapDataType_enum as Type;
         let &TensorLayout { at, elem, sizes, strides, tile } = layout;
@@ -418,6 +451,7 @@ impl Driver for Card {
     }
 
     fn synchronize(&self) -> Result<()> {
+        self.recorder.forbid("a wait")?;
         self.make_current()?;
         // SAFETY: the stream lives as long as the card.
         unsafe { stream::synchronize(self.stream.0) }.map_err(|e| failed("cuStreamSynchronize", e))

@@ -25,7 +25,6 @@ pub struct Communicator {
     device: Device,
     rank: usize,
     world_size: usize,
-    deadline: Duration,
 }
 
 /// What the communicator and its aborters have in common.
@@ -34,6 +33,8 @@ struct Shared {
     /// Null once it is aborted.
     comm: Mutex<Handle>,
     aborted: AtomicBool,
+    /// How long the host waits for other ranks.
+    deadline: Duration,
 }
 
 struct Handle(Comm);
@@ -62,6 +63,46 @@ impl Shared {
             unsafe { (self.nccl.comm_abort)(comm.0) };
             comm.0 = std::ptr::null_mut();
         }
+    }
+
+    fn call(&self, name: &str, start: impl Fn(&Nccl, Comm, *mut c_void) -> Code, stream: u64) -> Result<()> {
+        let code = {
+            let comm = self.comm.lock().unwrap_or_else(PoisonError::into_inner);
+            if comm.0.is_null() {
+                return Err(aborted());
+            }
+            start(&self.nccl, comm.0, stream as *mut c_void)
+        };
+        self.nccl.check(name, code)?;
+        if code == Code::IN_PROGRESS { self.settle(name) } else { Ok(()) }
+    }
+
+    /// Waits until the library has finished what was begun on the host.
+    fn settle(&self, what: &str) -> Result<()> {
+        let since = Instant::now();
+        while self.state(what)? == Code::IN_PROGRESS {
+            if since.elapsed() > self.deadline {
+                self.end();
+                return Err(Error::Device(format!(
+                    "{what}: not all ranks took part within {} s",
+                    self.deadline.as_secs_f32()
+                )));
+            }
+            std::thread::sleep(POLL);
+        }
+        Ok(())
+    }
+
+    fn state(&self, what: &str) -> Result<Code> {
+        let comm = self.comm.lock().unwrap_or_else(PoisonError::into_inner);
+        if comm.0.is_null() || self.aborted.load(Ordering::Acquire) {
+            return Err(aborted());
+        }
+        let (nccl, mut state) = (&self.nccl, Code::SUCCESS);
+        // SAFETY: the communicator is not freed under the lock.
+        nccl.check("ncclCommGetAsyncError", unsafe { (nccl.comm_async_error)(comm.0, &mut state) })?;
+        nccl.check(what, state)?;
+        Ok(state)
     }
 }
 
@@ -93,10 +134,10 @@ impl Communicator {
         let code =
             unsafe { (nccl.comm_init)(&mut comm, world_size as i32, UniqueId(id), rank as i32, &mut config) };
         nccl.check("ncclCommInitRankConfig", code)?;
-        let shared = Shared { nccl, comm: Mutex::new(Handle(comm)), aborted: AtomicBool::new(false) };
-        let formed =
-            Communicator { shared: Arc::new(shared), device: device.clone(), rank, world_size, deadline };
-        formed.settle("forming the group")?;
+        let shared =
+            Shared { nccl, comm: Mutex::new(Handle(comm)), aborted: AtomicBool::new(false), deadline };
+        let formed = Communicator { shared: Arc::new(shared), device: device.clone(), rank, world_size };
+        formed.shared.settle("forming the group")?;
         Ok(formed)
     }
 
@@ -122,10 +163,10 @@ impl Communicator {
     pub fn all_reduce(&self, values: View<'_>) -> Result<()> {
         /// `ncclSum`.
         const SUM: i32 = 0;
-        let (at, kind) = (pointer(values), wire_type(values.elem())?);
-        self.call("ncclAllReduce", |nccl, comm, stream| {
+        let (at, len, kind) = (values.address(), values.len(), wire_type(values.elem())?);
+        self.call("ncclAllReduce", move |nccl, comm, stream| {
             // SAFETY: the view lies in an allocation of this device; the communicator is not freed under the lock.
-            unsafe { (nccl.all_reduce)(at, at, values.len(), kind, SUM, comm, stream) }
+            unsafe { (nccl.all_reduce)(pointer(at), pointer(at), len, kind, SUM, comm, stream) }
         })
     }
 
@@ -136,9 +177,10 @@ impl Communicator {
     pub fn all_gather(&self, part: View<'_>, whole: View<'_>) -> Result<()> {
         whole.expect("whole", part.elem(), part.len() * self.world_size)?;
         let kind = wire_type(part.elem())?;
-        self.call("ncclAllGather", |nccl, comm, stream| {
+        let (from, len, to) = (part.address(), part.len(), whole.address());
+        self.call("ncclAllGather", move |nccl, comm, stream| {
             // SAFETY: the views lie in allocations and are as long as checked.
-            unsafe { (nccl.all_gather)(pointer(part), pointer(whole), part.len(), kind, comm, stream) }
+            unsafe { (nccl.all_gather)(pointer(from), pointer(to), len, kind, comm, stream) }
         })
     }
 
@@ -147,10 +189,10 @@ impl Communicator {
     /// # Errors
     /// As for [`Communicator::all_reduce`].
     pub fn broadcast(&self, values: View<'_>) -> Result<()> {
-        let (at, kind) = (pointer(values), wire_type(values.elem())?);
-        self.call("ncclBroadcast", |nccl, comm, stream| {
+        let (at, len, kind) = (values.address(), values.len(), wire_type(values.elem())?);
+        self.call("ncclBroadcast", move |nccl, comm, stream| {
             // SAFETY: the view lies in an allocation of this device.
-            unsafe { (nccl.broadcast)(at, at, values.len(), kind, 0, comm, stream) }
+            unsafe { (nccl.broadcast)(pointer(at), pointer(at), len, kind, 0, comm, stream) }
         })
     }
 
@@ -159,48 +201,17 @@ impl Communicator {
     /// # Errors
     /// [`Error::Device`] with what it was.
     pub fn check(&self) -> Result<()> {
-        self.state("a collective").map(|_| ())
+        self.shared.state("a collective").map(|_| ())
     }
 
-    fn call(&self, name: &str, start: impl FnOnce(&Nccl, Comm, *mut c_void) -> Code) -> Result<()> {
-        self.device.make_current()?;
-        let code = {
-            let comm = self.shared.comm.lock().unwrap_or_else(PoisonError::into_inner);
-            if comm.0.is_null() {
-                return Err(aborted());
-            }
-            start(&self.shared.nccl, comm.0, self.device.raw_stream() as *mut c_void)
-        };
-        self.shared.nccl.check(name, code)?;
-        if code == Code::IN_PROGRESS { self.settle(name) } else { Ok(()) }
-    }
-
-    /// Waits until the library has finished what was begun on the host.
-    fn settle(&self, what: &str) -> Result<()> {
-        let since = Instant::now();
-        while self.state(what)? == Code::IN_PROGRESS {
-            if since.elapsed() > self.deadline {
-                self.shared.end();
-                return Err(Error::Device(format!(
-                    "{what}: not all ranks took part within {} s",
-                    self.deadline.as_secs_f32()
-                )));
-            }
-            std::thread::sleep(POLL);
-        }
-        Ok(())
-    }
-
-    fn state(&self, what: &str) -> Result<Code> {
-        let comm = self.shared.comm.lock().unwrap_or_else(PoisonError::into_inner);
-        if comm.0.is_null() || self.shared.aborted.load(Ordering::Acquire) {
-            return Err(aborted());
-        }
-        let (nccl, mut state) = (&self.shared.nccl, Code::SUCCESS);
-        // SAFETY: the communicator is not freed under the lock.
-        nccl.check("ncclCommGetAsyncError", unsafe { (nccl.comm_async_error)(comm.0, &mut state) })?;
-        nccl.check(what, state)?;
-        Ok(state)
+    /// Has every rank's device do what `start` asks of the library; a graph does it again.
+    fn call(
+        &self,
+        name: &'static str,
+        start: impl Fn(&Nccl, Comm, *mut c_void) -> Code + Send + Sync + 'static,
+    ) -> Result<()> {
+        let shared = self.shared.clone();
+        self.device.call(Arc::new(move |stream| shared.call(name, &start, stream)))
     }
 }
 
@@ -214,8 +225,8 @@ fn aborted() -> Error {
     Error::Device("the group of ranks was aborted".to_owned())
 }
 
-fn pointer(view: View<'_>) -> *mut c_void {
-    view.address() as *mut c_void
+fn pointer(address: u64) -> *mut c_void {
+    address as *mut c_void
 }
 
 /// `ncclDataType_t` of what travels.

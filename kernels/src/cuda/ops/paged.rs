@@ -57,9 +57,10 @@ impl PagedKv<'_> {
 pub struct Batch<'a> {
     /// Sequences.
     pub rows: usize,
-    /// Tokens of all sequences together.
+    /// Tokens of the step.
     pub tokens: usize,
-    /// i32 `[rows + 1]`, from 0 to `tokens`, ascending; a sequence may have no token.
+    /// i32 `[rows + 1]`, ascending to at most `tokens`; a sequence may have no token. It begins with 0, or further on if the step's first
+    /// sequences are left out.
     pub query_start: View<'a>,
     /// i32 `[rows]`: keys that the sequence has, those of this step among them.
     pub context: View<'a>,

@@ -1,7 +1,7 @@
 //! What a step needs to know, made on the device.
 //!
 //! Each slot keeps its tokens and its block table in device memory ([`Slots`]). Per step, in stream order:
-//! 1. [`write_ranges`]: tokens of new sequences into the history, new blocks into the tables;
+//! 1. [`write_ranges`]: tokens of new sequences into the history, their biases, new blocks into the tables;
 //! 2. [`prepare`]: token ids, positions and places of the step's tokens, the [`super::paged::Batch`], and which tokens are sampled from;
 //! 3. the model and the sampler;
 //! 4. [`append`]: what was sampled goes to the end of the slots' tokens, where step 2 of the next step finds it.
@@ -28,19 +28,26 @@ pub struct Slots<'a> {
     pub history: View<'a>,
     /// The most tokens of a slot. What is sampled beyond is only reported.
     pub history_stride: usize,
-    /// i32 `[slots]`: tokens known of each slot, for the sampler's penalties.
-    pub lengths: View<'a>,
     /// i32 `[slots, table_stride]`: the block that holds positions `[b * block_size, (b + 1) * block_size)`.
     pub tables: View<'a>,
     /// The most blocks of a slot.
     pub table_stride: usize,
 }
 
-impl Slots<'_> {
+impl<'a> Slots<'a> {
+    /// The tokens as a list to write to.
+    pub fn histories(&self) -> List<'a> {
+        List { slots: self.slots, words: self.history, stride: self.history_stride }
+    }
+
+    /// The block tables likewise.
+    pub fn block_tables(&self) -> List<'a> {
+        List { slots: self.slots, words: self.tables, stride: self.table_stride }
+    }
+
     fn check(&self) -> Result<()> {
         countable(&[self.slots, self.history_stride, self.table_stride])?;
         self.history.expect("history", Elem::I32, self.slots * self.history_stride)?;
-        self.lengths.expect("lengths", Elem::I32, self.slots)?;
         self.tables.expect("tables of slots", Elem::I32, self.slots * self.table_stride)
     }
 }
@@ -58,35 +65,33 @@ pub struct Ranges<'a> {
     pub words: View<'a>,
 }
 
-/// Which of a slot's lists a range belongs to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum List {
-    /// Its tokens; its length becomes the end of the range.
-    History,
-    /// Its block table.
-    Table,
+/// A list that each slot has, i32 `[slots, stride]`.
+#[derive(Debug, Clone, Copy)]
+pub struct List<'a> {
+    /// Number of slots.
+    pub slots: usize,
+    /// All lists.
+    pub words: View<'a>,
+    /// The most words of a slot.
+    pub stride: usize,
 }
 
-/// Writes words of the host into the slots.
+/// Writes words of the host into the slots' lists.
 ///
 /// # Errors
 /// [`Error::Shape`] for views that are too short, or what the launch fails with.
-pub fn write_ranges(device: &Device, slots: &Slots<'_>, list: List, ranges: &Ranges<'_>) -> Result<()> {
-    slots.check()?;
-    countable(&[ranges.most])?;
+pub fn write_ranges(device: &Device, to: &List<'_>, ranges: &Ranges<'_>) -> Result<()> {
+    countable(&[to.slots, to.stride, ranges.most])?;
+    to.words.expect("lists of slots", Elem::I32, to.slots * to.stride)?;
     ranges.count.expect("count of ranges", Elem::I32, 1)?;
     ranges.ranges.expect("ranges", Elem::I32, ranges.most * WORDS)?;
     ranges.words.expect("words", Elem::I32, 0)?;
     aligned("ranges", ranges.ranges)?;
-    let (to, lengths, stride) = match list {
-        List::History => (slots.history, Some(slots.lengths), slots.history_stride),
-        List::Table => (slots.tables, None, slots.table_stride),
-    };
     if ranges.most == 0 {
         return Ok(());
     }
-    let args = Args::new().with(to).with(lengths).with(ranges.words).with(ranges.ranges);
-    let args = args.with(ranges.count).with(stride);
+    let args = Args::new().with(to.words).with(ranges.words).with(ranges.ranges);
+    let args = args.with(ranges.count).with(to.stride);
     // SAFETY: the views were checked; numbers on the device were validated when the step was taken in.
     unsafe { device.launch("step", "write_ranges_i32", Grid::flat(ranges.most, THREADS), &args) }
 }
@@ -240,7 +245,7 @@ pub fn append(
     if most_rows == 0 {
         return Ok(());
     }
-    let args = Args::new().with(slots.history).with(slots.lengths).with(sampled).with(prepared.output_slots);
+    let args = Args::new().with(slots.history).with(sampled).with(prepared.output_slots);
     let args = args.with(prepared.output_at).with(prepared.counts).with(slots.history_stride);
     let grid = Grid::flat(most_rows.div_ceil(THREADS as usize), THREADS);
     // SAFETY: as above.

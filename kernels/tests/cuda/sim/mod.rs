@@ -2,6 +2,7 @@
 
 mod memory;
 mod schedule;
+mod streams;
 mod tensor;
 mod warp;
 

@@ -8,7 +8,7 @@
 
 mod params;
 
-pub use params::{Bounds, COLUMNS, Choice, ELEM, MOST_TOKENS, encode};
+pub use params::{Bounds, COLUMNS, Choice, ELEM, MOST_TOKENS, encode, greedy};
 
 use super::countable;
 use crate::cuda::{Args, Cost, Device, Elem, Grid, View};

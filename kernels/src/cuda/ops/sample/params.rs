@@ -67,6 +67,12 @@ pub fn encode<'a>(
     Ok(())
 }
 
+/// The words of a row that takes the most likely token and wants nothing else.
+pub fn greedy() -> [u32; COLUMNS] {
+    let params = SamplingParams::default();
+    words(&Choice { params: &params, tokens: 0, prompt_len: 0, slot: 0, mask: None, biases: (0, 0) })
+}
+
 /// The type of the table's words.
 pub const ELEM: Elem = Elem::U32;
 
