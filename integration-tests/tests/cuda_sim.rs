@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use millrace_integration_tests::{Server, binary, post, shards_of, signal, test_data};
+use millrace_integration_tests::{Server, binary, post, shards_of, signal, stream, test_data};
 use serde_json::{Value, json};
 
 /// Whether the binary was built with the feature `cpu-sim`, as `cargo xtask test` does.
@@ -17,23 +17,15 @@ fn is_there() -> bool {
     there
 }
 
-fn start(model: &str, device: &str, shards: &str) -> Server {
-    Server::start(&[
-        "--model-id",
-        model,
-        "--device",
-        device,
-        "--dtype",
-        "float32",
-        "--num-shard",
-        shards,
-        "--max-batch-total-tokens",
-        "2048",
-        // A simulated step takes seconds.
-        "--heartbeat-timeout",
-        "20",
-    ])
+fn start(model: &str, device: &str, flags: &[&str]) -> Server {
+    let mut all = vec!["--model-id", model, "--device", device, "--max-batch-total-tokens", "2048"];
+    // A simulated step takes seconds, and every recorded size takes one.
+    all.extend(["--heartbeat-timeout", "20", "--max-batch-size", "8", "--cuda-graphs", "4"]);
+    all.extend(flags);
+    Server::start(&all)
 }
+
+const EXACT: [&str; 2] = ["--dtype", "float32"];
 
 fn text(server: &Server, prompt: &str, tokens: usize, seed: Option<u64>) -> String {
     let mut parameters = json!({"max_new_tokens": tokens});
@@ -45,6 +37,84 @@ fn text(server: &Server, prompt: &str, tokens: usize, seed: Option<u64>) -> Stri
     let answer = post(&server.url("/generate"), &body);
     assert_eq!(answer.status, 200, "{}", answer.body);
     answer.body["generated_text"].as_str().unwrap().to_owned()
+}
+
+/// One request for each way of choosing tokens: path and body.
+fn all_kinds() -> Vec<(&'static str, Value)> {
+    let generate = |prompt: &str, parameters: Value| {
+        let mut body = json!({"inputs": prompt, "parameters": {"max_new_tokens": 6, "details": true}});
+        body["parameters"].as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
+        ("/generate", body)
+    };
+    let complete = |prompt: &str, parameters: Value| {
+        let mut body = json!({"model": "demo", "prompt": prompt, "max_tokens": 6, "logprobs": 2});
+        body.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
+        ("/v1/completions", body)
+    };
+    vec![
+        generate("Once upon", json!({"top_n_tokens": 3})),
+        generate(
+            "The fox",
+            json!({"do_sample": true, "seed": 7, "temperature": 0.9, "top_k": 20, "top_p": 0.9}),
+        ),
+        generate(
+            "A lantern",
+            json!({"do_sample": true, "seed": 8, "typical_p": 0.7, "repetition_penalty": 1.5, "top_n_tokens": 2}),
+        ),
+        generate("Count:", json!({"grammar": {"type": "regex", "value": "[0-9]{5}"}})),
+        complete(
+            "The bear",
+            json!({"seed": 9, "presence_penalty": 1.5, "frequency_penalty": 0.7, "logit_bias": {"300": 6}}),
+        ),
+        // The end token is what it would say, had it not to wait.
+        complete("It was", json!({"temperature": 0, "min_tokens": 3, "logit_bias": {"2": 100}})),
+        complete("And", json!({"seed": 10, "temperature": 1.5, "min_p": 0.1})),
+    ]
+}
+
+/// What of an answer does not depend on when and by whom it was given.
+fn said(server: &Server, (path, body): &(&str, Value)) -> Value {
+    let answer = post(&server.url(path), body);
+    assert_eq!(answer.status, 200, "{body}: {}", answer.body);
+    match *path {
+        "/generate" => {
+            let details = &answer.body["details"];
+            json!([
+                answer.body["generated_text"],
+                details["tokens"],
+                details["top_tokens"],
+                details["finish_reason"]
+            ])
+        }
+        _ => answer.body["choices"].clone(),
+    }
+}
+
+/// The answers to requests that come at the same time.
+fn said_together(server: &Server, requests: &[(&str, Value)]) -> Vec<Value> {
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = requests.iter().map(|request| scope.spawn(|| said(server, request))).collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    })
+}
+
+/// Equal but for the last digits of log-probabilities.
+fn assert_alike(got: &Value, want: &Value, what: &str) {
+    match (got, want) {
+        (Value::Number(a), Value::Number(b)) if a.is_f64() || b.is_f64() => {
+            let (a, b) = (a.as_f64().unwrap(), b.as_f64().unwrap());
+            assert!((a - b).abs() < 1e-3 * b.abs().max(1.0), "{what}: {a} instead of {b}");
+        }
+        (Value::Array(a), Value::Array(b)) => {
+            assert_eq!(a.len(), b.len(), "{what}: {got} instead of {want}");
+            a.iter().zip(b).for_each(|(a, b)| assert_alike(a, b, what));
+        }
+        (Value::Object(a), Value::Object(b)) => {
+            assert!(a.keys().eq(b.keys()), "{what}: {got} instead of {want}");
+            a.iter().for_each(|(key, a)| assert_alike(a, &b[key], &format!("{what}.{key}")));
+        }
+        _ => assert_eq!(got, want, "{what}"),
+    }
 }
 
 /// The demo model and, where the test data is, stories260k.
@@ -60,9 +130,9 @@ fn one_card_and_two_say_what_the_processor_says() {
     let prompts = ["Once upon a time", "The fox had a lantern and said that it was"];
     for model in models() {
         let model = model.to_str().unwrap();
-        let processor = start(model, "cpu", "1");
+        let processor = start(model, "cpu", &EXACT);
         for shards in ["1", "2"] {
-            let cards = start(model, "cuda-sim", shards);
+            let cards = start(model, "cuda-sim", &["--dtype", "float32", "--num-shard", shards]);
             assert_eq!(shards_of(cards.pid()).len().to_string(), shards);
             for (prompt, seed) in prompts.into_iter().zip([None, Some(7)]) {
                 let want = text(&processor, prompt, 10, seed);
@@ -72,15 +142,59 @@ fn one_card_and_two_say_what_the_processor_says() {
     }
 }
 
+/// Whatever is asked for at the same time, with a stream that is left in the middle: everybody gets what the processor gives them alone.
 #[test]
-fn a_lost_rank_is_replaced() {
+fn every_way_of_choosing_tokens_is_that_of_the_processor() {
     if !is_there() {
         return;
     }
-    let server = start("demo", "cuda-sim", "2");
-    let before = text(&server, "Once upon a time", 4, None);
+    let processor = start("demo", "cpu", &EXACT);
+    let requests = all_kinds();
+    let want: Vec<Value> = requests.iter().map(|request| said(&processor, request)).collect();
+    let card = start("demo", "cuda-sim", &EXACT);
+    let mut left = stream(
+        &card.url("/generate_stream"),
+        &json!({"inputs": "So", "parameters": {"max_new_tokens": 200}}),
+    );
+    assert!(left.next().is_some());
+    let got = std::thread::scope(|scope| {
+        let got = scope.spawn(|| said_together(&card, &requests));
+        drop(left);
+        got.join().unwrap()
+    });
+    for ((got, want), (path, body)) in got.iter().zip(&want).zip(&requests) {
+        assert_alike(got, want, &format!("{path} {body}"));
+    }
+}
+
+/// In a type that has an attention of its own for decoding: the same alone and in company, by recorded steps and without any.
+#[test]
+fn company_and_recorded_steps_change_nothing() {
+    if !is_there() {
+        return;
+    }
+    let requests: Vec<_> = all_kinds().into_iter().take(3).collect();
+    let want: Vec<Value> = {
+        let plain = start("demo", "cuda-sim", &["--dtype", "bfloat16", "--cuda-graphs", "0"]);
+        requests.iter().map(|request| said(&plain, request)).collect()
+    };
+    let recorded = start("demo", "cuda-sim", &["--dtype", "bfloat16", "--cuda-graphs", "1,4"]);
+    assert_eq!(said_together(&recorded, &requests), want);
+    assert_eq!(said(&recorded, &requests[1]), want[1]);
+}
+
+#[test]
+fn a_rank_that_is_lost_in_the_middle_of_a_stream_is_replaced() {
+    if !is_there() {
+        return;
+    }
+    let server = start("demo", "cuda-sim", &["--dtype", "float32", "--num-shard", "2"]);
+    let want = text(&server, "Once upon a time", 6, None);
+    let request = json!({"inputs": "Once upon a time", "parameters": {"max_new_tokens": 6}});
+    let mut events = stream(&server.url("/generate_stream"), &request);
+    assert!(events.next().is_some());
     signal(shards_of(server.pid())[1], "KILL");
-    assert_eq!(text(&server, "Once upon a time", 4, None), before);
+    assert_eq!(events.last().unwrap()["generated_text"], want);
     assert!(server.metric("millrace_shard_restarts_total") >= 1.0);
 }
 
