@@ -3,6 +3,7 @@
 //! A helper that cannot do its work panics: a test that uses it has failed then.
 #![allow(clippy::unwrap_used, reason = "everything here runs inside tests")]
 
+mod cards;
 mod client;
 mod raw;
 mod server;
@@ -11,6 +12,7 @@ mod worker;
 
 use std::path::PathBuf;
 
+pub use cards::{SMALL, has_simulated_cards, start_small};
 pub use client::{Answer, Stream, post, stream};
 pub use raw::{Attack, Outcome, attack, raw_post};
 pub use server::{Server, binary, cpu_seconds, resident_bytes, shards_of, signal};

@@ -57,8 +57,6 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
         "0.3",
         "--max-waiting-tokens",
         "20",
-        "--cuda-graphs",
-        "0",
         "--prometheus-port",
         "9000",
         "--trust-remote-code",
@@ -68,7 +66,7 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
         "--env",
     ];
     let server = Server::start(&idle);
-    for flag in ["--waiting-served-ratio", "--max-waiting-tokens", "--cuda-graphs", "--prometheus-port"] {
+    for flag in ["--waiting-served-ratio", "--max-waiting-tokens", "--prometheus-port"] {
         assert!(server.log().contains(&format!("{flag} has no effect: ")), "{flag}: {}", server.log());
     }
     assert!(server.log().contains("processor"), "--env: {}", server.log());

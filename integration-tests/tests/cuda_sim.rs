@@ -3,40 +3,13 @@
 
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::{Duration, Instant};
 
-use millrace_integration_tests::{Server, binary, post, shards_of, signal, stream, test_data};
+use millrace_integration_tests::{
+    Server, binary, has_simulated_cards, post, shards_of, start_small, stream, test_data,
+};
 use serde_json::{Value, json};
 
-/// Whether the binary was built with the feature `cpu-sim`, as `cargo xtask test` does.
-fn is_there() -> bool {
-    let help = Command::new(binary()).args(["serve", "--help"]).output().unwrap();
-    let there = String::from_utf8_lossy(&help.stdout).contains("cuda-sim");
-    if !there {
-        eprintln!("skipped: the binary has no simulated card (feature cpu-sim)");
-    }
-    there
-}
-
-/// What every server here is started with.
-const COMMON: [&str; 6] = [
-    "--dtype",
-    "float32",
-    "--max-batch-total-tokens",
-    "2048",
-    // A simulated step takes seconds.
-    "--heartbeat-timeout",
-    "20",
-];
-
-fn start(model: &str, device: &str, shards: &str) -> Server {
-    start_with(model, device, shards, "auto")
-}
-
-fn start_with(model: &str, device: &str, shards: &str, all_reduce: &str) -> Server {
-    let flags = ["--model-id", model, "--device", device, "--num-shard", shards, "--all-reduce", all_reduce];
-    Server::start(&[&flags, &COMMON[..]].concat())
-}
+const EXACT: [&str; 2] = ["--dtype", "float32"];
 
 fn text(server: &Server, prompt: &str, tokens: usize, seed: Option<u64>) -> String {
     let mut parameters = json!({"max_new_tokens": tokens});
@@ -50,6 +23,84 @@ fn text(server: &Server, prompt: &str, tokens: usize, seed: Option<u64>) -> Stri
     answer.body["generated_text"].as_str().unwrap().to_owned()
 }
 
+/// One request for each way of choosing tokens: path and body.
+fn all_kinds() -> Vec<(&'static str, Value)> {
+    let generate = |prompt: &str, parameters: Value| {
+        let mut body = json!({"inputs": prompt, "parameters": {"max_new_tokens": 6, "details": true}});
+        body["parameters"].as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
+        ("/generate", body)
+    };
+    let complete = |prompt: &str, parameters: Value| {
+        let mut body = json!({"model": "demo", "prompt": prompt, "max_tokens": 6, "logprobs": 2});
+        body.as_object_mut().unwrap().extend(parameters.as_object().unwrap().clone());
+        ("/v1/completions", body)
+    };
+    vec![
+        generate("Once upon", json!({"top_n_tokens": 3})),
+        generate(
+            "The fox",
+            json!({"do_sample": true, "seed": 7, "temperature": 0.9, "top_k": 20, "top_p": 0.9}),
+        ),
+        generate(
+            "A lantern",
+            json!({"do_sample": true, "seed": 8, "typical_p": 0.7, "repetition_penalty": 1.5, "top_n_tokens": 2}),
+        ),
+        generate("Count:", json!({"grammar": {"type": "regex", "value": "[0-9]{5}"}})),
+        complete(
+            "The bear",
+            json!({"seed": 9, "presence_penalty": 1.5, "frequency_penalty": 0.7, "logit_bias": {"300": 6}}),
+        ),
+        // The end token is what it would say, had it not to wait.
+        complete("It was", json!({"temperature": 0, "min_tokens": 3, "logit_bias": {"2": 100}})),
+        complete("And", json!({"seed": 10, "temperature": 1.5, "min_p": 0.1})),
+    ]
+}
+
+/// What of an answer does not depend on when and by whom it was given.
+fn said(server: &Server, (path, body): &(&str, Value)) -> Value {
+    let answer = post(&server.url(path), body);
+    assert_eq!(answer.status, 200, "{body}: {}", answer.body);
+    match *path {
+        "/generate" => {
+            let details = &answer.body["details"];
+            json!([
+                answer.body["generated_text"],
+                details["tokens"],
+                details["top_tokens"],
+                details["finish_reason"]
+            ])
+        }
+        _ => answer.body["choices"].clone(),
+    }
+}
+
+/// The answers to requests that come at the same time.
+fn said_together(server: &Server, requests: &[(&str, Value)]) -> Vec<Value> {
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = requests.iter().map(|request| scope.spawn(|| said(server, request))).collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    })
+}
+
+/// Equal but for the last digits of log-probabilities.
+fn assert_alike(got: &Value, want: &Value, what: &str) {
+    match (got, want) {
+        (Value::Number(a), Value::Number(b)) if a.is_f64() || b.is_f64() => {
+            let (a, b) = (a.as_f64().unwrap(), b.as_f64().unwrap());
+            assert!((a - b).abs() < 1e-3 * b.abs().max(1.0), "{what}: {a} instead of {b}");
+        }
+        (Value::Array(a), Value::Array(b)) => {
+            assert_eq!(a.len(), b.len(), "{what}: {got} instead of {want}");
+            a.iter().zip(b).for_each(|(a, b)| assert_alike(a, b, what));
+        }
+        (Value::Object(a), Value::Object(b)) => {
+            assert!(a.keys().eq(b.keys()), "{what}: {got} instead of {want}");
+            a.iter().for_each(|(key, a)| assert_alike(a, &b[key], &format!("{what}.{key}")));
+        }
+        _ => assert_eq!(got, want, "{what}"),
+    }
+}
+
 /// The demo model and, where the test data is, stories260k.
 fn models() -> Vec<PathBuf> {
     [Some("demo".into()), test_data("stories260k")].into_iter().flatten().collect()
@@ -57,15 +108,16 @@ fn models() -> Vec<PathBuf> {
 
 #[test]
 fn one_card_and_two_say_what_the_processor_says() {
-    if !is_there() {
+    if !has_simulated_cards() {
         return;
     }
     let prompts = ["Once upon a time", "The fox had a lantern and said that it was"];
     for model in models() {
         let model = model.to_str().unwrap();
-        let processor = start(model, "cpu", "1");
+        let processor = start_small(model, "cpu", &EXACT);
         for (shards, all_reduce) in [("1", "auto"), ("2", "nccl"), ("2", "peer")] {
-            let cards = start_with(model, "cuda-sim", shards, all_reduce);
+            let flags = ["--dtype", "float32", "--num-shard", shards, "--all-reduce", all_reduce];
+            let cards = start_small(model, "cuda-sim", &flags);
             assert_eq!(shards_of(cards.pid()).len().to_string(), shards);
             for (prompt, seed) in prompts.into_iter().zip([None, Some(7)]) {
                 let want = text(&processor, prompt, 10, seed);
@@ -75,91 +127,45 @@ fn one_card_and_two_say_what_the_processor_says() {
     }
 }
 
-/// A rank that dies leaves the other one's kernels waiting for it. The stream goes on all the same, and nothing is left behind.
+/// Whatever is asked for at the same time, with a stream that is left in the middle: everybody gets what the processor gives them alone.
 #[test]
-fn a_lost_rank_is_replaced_in_mid_stream() {
-    if !is_there() {
+fn every_way_of_choosing_tokens_is_that_of_the_processor() {
+    if !has_simulated_cards() {
         return;
     }
-    let segments = || std::fs::read_dir("/dev/shm").map_or(0, |folder| folder.count());
-    let (before, server) = (segments(), start_with("demo", "cuda-sim", "2", "peer"));
-    let story = |happens: &dyn Fn()| {
-        let request = json!({
-            "model": "tgi", "prompt": "Once upon a time", "max_tokens": 12, "temperature": 0, "stream": true,
-        });
-        let mut events = stream(&server.url("/v1/completions"), &request);
-        let piece = |event: Value| event["choices"][0]["text"].as_str().unwrap().to_owned();
-        let mut text = piece(events.next().unwrap());
-        happens();
-        events.for_each(|event| text += &piece(event));
-        text
-    };
-    let want = story(&|| {});
-    for rank in [1, 0] {
-        let shards = shards_of(server.pid());
-        let since = Instant::now();
-        assert_eq!(story(&|| signal(shards[rank], "KILL")), want, "after the loss of rank {rank}");
-        // Far less than a kernel's patience, which is that of --collective-timeout.
-        assert!(since.elapsed() < Duration::from_secs(45), "{:?}", since.elapsed());
-        assert!(shards_of(server.pid()).iter().all(|shard| !shards.contains(shard)));
-    }
-    assert_eq!(server.metric("millrace_shard_restarts_total"), 2.0);
-    assert_eq!(segments(), before, "the cards' memory has no name");
-}
-
-/// Without NCCL the cards' memory does; with neither, the demand is refused in one sentence.
-#[test]
-fn nccl_can_be_done_without() {
-    if !is_there() {
-        return;
-    }
-    let absent = [("MILLRACE_NCCL_LIBRARY", "/nowhere/libnccl.so.2")];
-    let flags = [&["--device", "cuda-sim", "--num-shard", "2"], &COMMON[..]].concat();
-    let server = Server::start_in(&absent, &flags);
-    let log = server.log();
-    assert!(log.contains("the cards' memory alone (rank 0: NCCL was not found"), "{log}");
-    let mut refused = Command::new(binary());
-    refused.args(["generate", "Hello", "--all-reduce", "nccl"]).args(flags).envs(absent);
-    let said = refused.output().unwrap();
-    let error = String::from_utf8_lossy(&said.stderr);
-    assert!(!said.status.success() && error.contains("the cards cannot exchange activations"), "{error}");
-}
-
-/// What `auto` and a number of shards that is not given come to, for each number of cards.
-#[test]
-fn the_cards_that_there_are_are_used() {
-    if !is_there() {
-        return;
-    }
-    let flags = |more: &[&'static str]| [&COMMON[..], more].concat();
-    for (cards, shards, said) in [
-        ("0", 1, "computing on the processor: there is no simulated card"),
-        ("1", 1, "computing on 1 of 1 card\n"),
-        ("3", 2, "computing on 2 of 3 cards: the model cannot be split evenly over all of them"),
-    ] {
-        let server = Server::start_in(&[("MILLRACE_SIM_CARDS", cards)], &flags(&[]));
-        assert!(server.log().contains(said), "{cards} cards: {}", server.log());
-        assert_eq!(shards_of(server.pid()).len(), shards, "{cards} cards");
-        let device = if cards == "0" { "on cpu" } else { "on simulated device" };
-        server.wait_until("the device is said", |server| server.log().contains(device));
-    }
-    let refused = |variables: &[(&str, &str)], more: &[&'static str]| {
-        let mut command = Command::new(binary());
-        command.args(["generate", "Hello"]).args(flags(more)).envs(variables.iter().copied());
-        let done = command.output().unwrap();
-        assert!(!done.status.success(), "{more:?}");
-        String::from_utf8_lossy(&done.stderr).into_owned()
-    };
-    let two = [("MILLRACE_SIM_CARDS", "2")];
-    let error = refused(&two, &["--num-shard", "4"]);
-    assert!(
-        error.contains("--num-shard 4: each shard needs a card, 4 on this machine, and there are 2"),
-        "{error}"
+    let processor = start_small("demo", "cpu", &EXACT);
+    let requests = all_kinds();
+    let want: Vec<Value> = requests.iter().map(|request| said(&processor, request)).collect();
+    let card = start_small("demo", "cuda-sim", &EXACT);
+    let mut left = stream(
+        &card.url("/generate_stream"),
+        &json!({"inputs": "So", "parameters": {"max_new_tokens": 200}}),
     );
-    // Two ranks on each are enough for four.
-    let shared = Server::start_in(&two, &flags(&["--ranks-per-card", "2", "--all-reduce", "peer"]));
-    assert_eq!(shards_of(shared.pid()).len(), 4);
-    assert!(!text(&shared, "Once", 1, None).is_empty());
+    assert!(left.next().is_some());
+    let got = std::thread::scope(|scope| {
+        let got = scope.spawn(|| said_together(&card, &requests));
+        drop(left);
+        got.join().unwrap()
+    });
+    for ((got, want), (path, body)) in got.iter().zip(&want).zip(&requests) {
+        assert_alike(got, want, &format!("{path} {body}"));
+    }
+}
+
+/// In a type that has an attention of its own for decoding: the same alone and in company, by recorded steps and without any.
+#[test]
+fn company_and_recorded_steps_change_nothing() {
+    if !has_simulated_cards() {
+        return;
+    }
+    let requests: Vec<_> = all_kinds().into_iter().take(3).collect();
+    let want: Vec<Value> = {
+        let plain = start_small("demo", "cuda-sim", &["--dtype", "bfloat16", "--cuda-graphs", "0"]);
+        requests.iter().map(|request| said(&plain, request)).collect()
+    };
+    let recorded = start_small("demo", "cuda-sim", &["--dtype", "bfloat16", "--cuda-graphs", "1,4"]);
+    assert_eq!(said_together(&recorded, &requests), want);
+    assert_eq!(said(&recorded, &requests[1]), want[1]);
 }
 
 /// Without a driver, the demand for cards is refused in one sentence.

@@ -222,6 +222,11 @@ pub trait Backend {
     /// Room for steps up to this size.
     fn step(&self, size: &StepSize<'_>) -> Result<Self::Step>;
 
+    /// Free bytes of the device's memory, if it says.
+    fn free_bytes(&self) -> Option<usize> {
+        None
+    }
+
     // ---- one step
 
     /// How many steps may be asked for before the first of them is collected.

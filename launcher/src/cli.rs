@@ -132,6 +132,9 @@ pub(crate) struct EngineArgs {
     /// Sequences computed per step
     #[arg(long, env = "MAX_BATCH_SIZE", default_value_t = 64, value_name = "N")]
     pub(crate) max_batch_size: u32,
+    /// Batch sizes whose decode steps are recorded as CUDA graphs, such as 1,8,32; 0 for none; sizes up to --max-batch-size when absent
+    #[arg(long, env = "CUDA_GRAPHS", value_name = "SIZES", value_delimiter = ',')]
+    pub(crate) cuda_graphs: Option<Vec<usize>>,
     /// Prompt and generated tokens of one sequence; the model's own limit when absent
     #[arg(long, env = "MAX_TOTAL_TOKENS", value_name = "N")]
     pub(crate) max_total_tokens: Option<u32>,

@@ -149,6 +149,7 @@ pub(crate) fn shard_flags(model: &ModelArgs, engine: &EngineArgs) -> Vec<OsStrin
         ("--cpus-per-shard", engine.cpus_per_shard.map(|n| n.to_string())),
         ("--max-batch-total-tokens", engine.max_batch_total_tokens.map(|n| n.to_string())),
         ("--max-total-tokens", engine.max_total_tokens.map(|n| n.to_string())),
+        ("--cuda-graphs", engine.cuda_graphs.as_deref().map(list)),
     ];
     for (flag, value) in optional {
         if let Some(value) = value {
@@ -165,6 +166,11 @@ pub(crate) fn shard_environment(engine: &EngineArgs) -> HashMap<OsString, OsStri
     let wanted = shared.into_iter().filter(|_| engine.ranks_per_card > 1);
     let missing = wanted.filter(|(name, _)| std::env::var_os(name).is_none());
     missing.map(|(name, value)| (name.into(), value.into())).collect()
+}
+
+/// Numbers as they are given on the command line.
+fn list(numbers: &[usize]) -> String {
+    numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(",")
 }
 
 /// What a value is called on the command line.

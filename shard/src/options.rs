@@ -89,6 +89,8 @@ pub struct ShardOptions {
     pub max_sequences: usize,
     /// Tokens per block of the KV cache.
     pub block_size: usize,
+    /// Rows of the decode steps that a card records; sizes up to `max_sequences` if not given.
+    pub graph_sizes: Option<Vec<usize>>,
     /// Threads of the CPU backend; one per core if not given.
     pub threads: Option<usize>,
     /// End the process as soon as its standard input is closed, so that it never outlives its parent.

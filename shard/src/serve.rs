@@ -141,6 +141,9 @@ fn start<P: Platform>(
     ledger.end("allocate");
     worker.warm_up()?;
     ledger.end("warm up");
+    if worker.record(options.graph_sizes.as_deref())? {
+        ledger.end("record decode steps");
+    }
 
     ready.phases = ledger.phases;
     router.send(from_shard::Message::Ready(ready))?;

@@ -10,7 +10,7 @@ use millrace_proto::{self as proto, Admission, Row, Sampling, Step, StepOutput, 
 use crate::answer::Engine;
 use crate::decoder::Decoder;
 use crate::state::{Batch, SlotTable, StepError};
-use crate::{Error, Limits};
+use crate::{Bytes, Error, Limits};
 
 /// Tokens of the warm-up: enough to touch every weight as a prefill does, few enough not to be noticed.
 const WARM_UP_TOKENS: usize = 16;
@@ -78,6 +78,34 @@ impl<B: Backend> Worker<B> {
         }
         Ok(())
     }
+
+    /// Records decode steps of so many rows, where the device has a means for it: every size up to the largest step takes the next one that is
+    /// recorded. 0 is no size. Answers whether anything was recorded.
+    pub(crate) fn record(&mut self, sizes: Option<&[usize]>) -> Result<bool, Error> {
+        let most = self.limits.max_sequences.min(self.limits.max_step_tokens);
+        let mut sizes = sizes.map_or_else(|| usual_sizes(most), <[usize]>::to_vec);
+        sizes.retain(|size| (1..=most).contains(size));
+        sizes.sort_unstable();
+        sizes.dedup();
+        let (since, free) = (Instant::now(), self.backend.free_bytes());
+        for &rows in &sizes {
+            if !self.decoder.record(&self.backend, rows)? {
+                return Ok(false);
+            }
+        }
+        let taken = free.zip(self.backend.free_bytes()).map(|(before, after)| before.saturating_sub(after));
+        let taken = taken.map_or_else(|| "memory unknown".to_owned(), |bytes| Bytes(bytes).to_string());
+        tracing::debug!(
+            "recorded decode steps of {sizes:?} rows: {} ms, {taken}",
+            since.elapsed().as_millis()
+        );
+        Ok(!sizes.is_empty())
+    }
+}
+
+/// Few sizes, each not much larger than the one before: rows that a step does not have cost little.
+fn usual_sizes(most: usize) -> Vec<usize> {
+    [1, 2, 4].into_iter().chain((8..most).step_by(8)).chain([most]).collect()
 }
 
 impl<B: Backend> Engine for Worker<B> {

@@ -34,6 +34,7 @@ fn child() {
         max_step_tokens: 8,
         max_sequences: 1,
         block_size: 16,
+        graph_sizes: None,
         threads: Some(1),
         lifeline: true,
     };

@@ -40,6 +40,7 @@ fn options() -> ShardOptions {
         max_step_tokens: 24,
         max_sequences: 3,
         block_size: 4,
+        graph_sizes: None,
         threads: None,
         lifeline: false,
     }

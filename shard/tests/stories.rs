@@ -39,6 +39,7 @@ fn options(address: Address) -> ShardOptions {
         wire: Wire::Shm,
         all_reduce: AllReduce::Auto,
         ranks_per_card: 1,
+        graph_sizes: None,
         collective_timeout: Duration::from_secs(30),
         dtype: None,
         kv_cache_dtype: None,

@@ -44,8 +44,9 @@ pub(crate) struct HttpArgs {
     /// Stop sequences per request
     #[arg(long, env = "MAX_STOP_SEQUENCES", default_value_t = 4, value_name = "N")]
     pub(crate) max_stop_sequences: usize,
-    /// Alternatives reported per token
-    #[arg(long, env = "MAX_TOP_N_TOKENS", default_value_t = 5, value_name = "N")]
+    /// Alternatives reported per token, at most 128
+    #[arg(long, env = "MAX_TOP_N_TOKENS", default_value_t = 5, value_name = "N",
+          value_parser = clap::value_parser!(u32).range(..=128))]
     pub(crate) max_top_n_tokens: u32,
     /// Prompt tokens of one request; one less than the total when absent
     #[arg(long, alias = "max-input-length", env = "MAX_INPUT_TOKENS", value_name = "N")]

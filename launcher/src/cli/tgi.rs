@@ -32,8 +32,6 @@ pub(crate) struct TgiArgs {
     waiting_served_ratio: Option<f32>,
     #[arg(long, env = "MAX_WAITING_TOKENS", hide = true)]
     max_waiting_tokens: Option<usize>,
-    #[arg(long, env = "CUDA_GRAPHS", hide = true)]
-    cuda_graphs: Option<String>,
     #[arg(long, env = "PROMETHEUS_PORT", hide = true)]
     prometheus_port: Option<u16>,
     #[arg(long, env = "SHARD_UDS_PATH", hide = true)]
@@ -100,7 +98,6 @@ impl TgiArgs {
         let idle = [
             ("--waiting-served-ratio", self.waiting_served_ratio.is_some(), chunks),
             ("--max-waiting-tokens", self.max_waiting_tokens.is_some(), chunks),
-            ("--cuda-graphs", self.cuda_graphs.is_some(), "there is nothing to choose"),
             (
                 "--cuda-memory-fraction",
                 self.cuda_memory_fraction.is_some(),

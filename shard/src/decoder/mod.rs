@@ -28,7 +28,7 @@ pub struct Decoder<B: Backend> {
     work: Workspace<B>,
     /// The other ranks, if there are any.
     group: Option<Group<B>>,
-    /// Steps in which all rows decode, written down for so many rows, ascending.
+    /// Recorded steps in which all rows decode, by how many rows, ascending.
     graphs: Vec<(usize, B::Graph)>,
 }
 
@@ -157,12 +157,12 @@ impl<B: Backend> Decoder<B> {
         self.group.as_ref().map_or(Ok(()), Group::check)
     }
 
-    /// Writes a step down in which up to `rows` rows decode, so that it can be asked for at once. All ranks do so in the same order.
-    /// Answers whether the device has a means for it.
+    /// Records a step in which up to `rows` rows decode, so that it can be asked for at once. Sizes ascend; all ranks record the same ones. Answers
+    /// whether the device has a means for it.
     ///
     /// # Errors
     /// If the device fails, or another rank is lost.
-    pub fn capture(&mut self, backend: &B, rows: usize) -> Result<bool, Error> {
+    pub fn record(&mut self, backend: &B, rows: usize) -> Result<bool, Error> {
         let nothing = StepInput { tokens: &[], rows: &[], outputs: &[], samples: &[] };
         backend.begin(&mut self.step, &nothing)?;
         if !backend.pad(&mut self.step, rows) {

@@ -260,3 +260,88 @@ proptest! {
         prop_assert_eq!(capacities(&f.table), at_start, "a slot has grown");
     }
 }
+
+/// Two tables are told the same steps: one of what each has sampled before the next, one when up to two later ones were applied, as on a device that
+/// runs ahead.
+fn the_later_table_says_the_same(history: Vec<Step>, lags: Vec<usize>) {
+    let (mut at_once, mut later) = (Fixture::new(), Fixture::new());
+    let mut under_way = std::collections::VecDeque::new();
+    for (i, step) in history.into_iter().enumerate() {
+        let done = at_once.apply(step.clone());
+        assert_eq!(later.apply(step), done);
+        if done.is_err() {
+            // A shard would end; a table that has applied half a step is of no use to either.
+            return;
+        }
+        let rows = |f: &Fixture| -> Vec<_> {
+            f.table
+                .seq_rows(&f.batch)
+                .map(|r| (r.slot, r.start, r.count, r.decodes, r.blocks.to_vec()))
+                .collect()
+        };
+        assert_eq!(rows(&at_once), rows(&later));
+        assert_eq!(at_once.batch.outputs, later.batch.outputs);
+        let known = |f: &Fixture| -> Vec<_> {
+            f.table.sample_rows(&f.batch).map(|r| (r.tokens.len(), r.prompt_len)).collect()
+        };
+        assert_eq!(known(&at_once), known(&later));
+
+        let token = (i % VOCAB) as u32;
+        at_once.sample(token);
+        later.table.expect(&mut later.batch);
+        let batch = std::mem::replace(&mut later.batch, Batch::new(&LIMITS));
+        under_way.push_back((batch, token));
+        while under_way.len() > lags[i % lags.len()] {
+            let (batch, token) = under_way.pop_front().unwrap();
+            later
+                .table
+                .fill(&batch, &vec![Sampled { token, logprob: 0.0, top: vec![] }; batch.outputs.len()]);
+        }
+    }
+    for (batch, token) in under_way {
+        later.table.fill(&batch, &vec![Sampled { token, logprob: 0.0, top: vec![] }; batch.outputs.len()]);
+    }
+    for (a, b) in at_once.table.slots.iter().zip(&later.table.slots) {
+        assert_eq!((a.taken, &a.tokens), (b.taken, &b.tokens));
+    }
+}
+
+/// Steps as a scheduler makes them, for slots that come and go: most are right.
+fn scheduled() -> impl Strategy<Value = Vec<Step>> {
+    prop::collection::vec((0usize..3, 0usize..8, 1u32..5), 1..30).prop_map(|choices| {
+        // Tokens, positions computed, and blocks of each slot, if it is taken.
+        let mut slots: [Option<(u32, u32, u32)>; 3] = [Some((5, 0, 0)), Some((2, 0, 0)), None];
+        let of_choice = |(slot, what, count): (usize, usize, u32)| {
+            let (mut step, number) = (Step::default(), slot as u32);
+            if what == 0 && slots[slot].is_some() {
+                step.release.push(number);
+                slots[slot] = None;
+            }
+            if what <= 1 && slots[slot].is_none() {
+                step.admit.push(admission(number, &vec![9; count as usize]));
+                slots[slot] = Some((count, 0, 0));
+            }
+            for (slot, state) in slots.iter_mut().enumerate() {
+                let Some((tokens, computed, blocks)) = state else { continue };
+                let end = (*computed + count).min(*tokens).min(LIMITS.max_sequence_tokens as u32);
+                if end == *computed {
+                    continue;
+                }
+                let needed = end.div_ceil(LIMITS.block_size as u32);
+                let sample = end == *tokens;
+                let new: Vec<u32> = (*blocks..needed).collect();
+                step.rows.push(row(slot as u32, *computed, end - *computed, &new, sample));
+                (*tokens, *computed, *blocks) = (*tokens + u32::from(sample), end, needed);
+            }
+            step
+        };
+        choices.into_iter().map(of_choice).collect()
+    })
+}
+
+proptest! {
+    #[test]
+    fn tokens_that_come_late_change_no_step(history in scheduled(), lags in prop::collection::vec(0usize..3, 1..9)) {
+        the_later_table_says_the_same(history, lags);
+    }
+}

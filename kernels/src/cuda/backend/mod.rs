@@ -190,6 +190,10 @@ impl Backend for Cuda {
         Step::new(&self.device, size, self.dtype.into())
     }
 
+    fn free_bytes(&self) -> Option<usize> {
+        self.device.memory_bytes().map(|(free, _)| free)
+    }
+
     fn steps_ahead(&self) -> usize {
         STEPS_AHEAD
     }
