@@ -64,6 +64,8 @@ fn one_card_and_two_say_what_the_processor_says() {
         for shards in ["1", "2"] {
             let cards = start(model, "cuda-sim", shards);
             assert_eq!(shards_of(cards.pid()).len().to_string(), shards);
+            // From then on an allocation would be refused.
+            assert!(!cards.log().contains("beyond the memory plan"), "{}", cards.log());
             for (prompt, seed) in prompts.into_iter().zip([None, Some(7)]) {
                 let want = text(&processor, prompt, 10, seed);
                 assert_eq!(text(&cards, prompt, 10, seed), want, "{model} on {shards} cards");

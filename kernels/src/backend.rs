@@ -148,6 +148,17 @@ pub struct StepSize {
     pub block_size: usize,
 }
 
+/// Bytes of a device's memory that its driver and libraries take for themselves once it is in use.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Overheads {
+    /// What products need beside their operands.
+    pub products: usize,
+    /// What the exchange between ranks needs.
+    pub collectives: usize,
+    /// Kernels and recorded work.
+    pub runtime: usize,
+}
+
 /// A device: memory, weights in its own layout, and the operations of a decoder.
 ///
 /// Callers keep to the shapes given at allocation and to validated token, block and slot numbers; a violation is a bug
@@ -169,6 +180,31 @@ pub trait Backend {
 
     // ---- before the first step
 
+    /// Takes `bytes` bytes of the device's memory at once, for everything that is made from now on in up to `pieces` pieces. Devices that gain
+    /// nothing by it do nothing.
+    fn reserve(&self, _bytes: usize, _pieces: usize) -> Result<()> {
+        Ok(())
+    }
+    /// Says that everything has been made: steps allocate nothing on the device. Returns how many bytes did not fit what was reserved.
+    fn seal(&self) -> usize {
+        0
+    }
+    /// What the device's own software takes of its memory in a group of `ranks`.
+    fn overheads(&self, _ranks: usize) -> Overheads {
+        Overheads::default()
+    }
+    /// Bytes that [`Backend::buf`] takes for `elements` elements.
+    fn activation_bytes(&self, elements: usize) -> usize {
+        elements.saturating_mul(size_of::<f32>())
+    }
+    /// Bytes of what `ranks` ranks gather their logits in, `elements` of each, if the device needs room for that.
+    fn gather_bytes(&self, _ranks: usize, _elements: usize) -> usize {
+        0
+    }
+    /// Bytes that [`Backend::step`] takes of the device's memory.
+    fn step_bytes(&self, _size: &StepSize) -> usize {
+        0
+    }
     /// Zeroed activations for up to `rows` rows.
     fn buf(&self, rows: usize, cols: usize) -> Result<Self::Buf>;
     /// Zeroed logits for up to `rows` rows: what [`Backend::linear`] writes for [`Backend::sample`] to choose from.

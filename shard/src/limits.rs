@@ -1,6 +1,6 @@
 //! The sizes that everything is allocated for.
 
-use millrace_kernels::DType;
+use millrace_kernels::{DType, StepSize};
 
 /// The largest step, the longest sequence and the KV pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -20,6 +20,16 @@ pub struct Limits {
 }
 
 impl Limits {
+    /// The largest step.
+    pub fn step_size(&self) -> StepSize {
+        StepSize {
+            tokens: self.max_step_tokens,
+            rows: self.max_sequences,
+            table_blocks: self.table_blocks(),
+            block_size: self.block_size,
+        }
+    }
+
     /// Blocks of the longest block table.
     pub fn table_blocks(&self) -> usize {
         self.max_sequence_tokens.div_ceil(self.block_size)

@@ -4,6 +4,7 @@ use std::ops::Deref;
 
 use super::memory::{Elem, View};
 use super::streams::Streams;
+use crate::backend::Overheads;
 use crate::{Error, Result};
 
 /// A kernel by the name of its source file and its own.
@@ -288,8 +289,13 @@ pub trait Driver: Streams {
     /// # Safety
     /// The operands lie in allocations and are as long as the shape says.
     unsafe fn gemm(&self, product: &Gemm) -> Result<()>;
-    /// Bytes that products take of the device's memory beside their operands.
-    fn gemm_bytes(&self) -> usize;
+    /// Bytes that the driver and its libraries take of the device's memory for themselves in a group of `ranks`, beside what they took
+    /// when the device was opened.
+    fn overheads(&self, _ranks: usize) -> Overheads {
+        Overheads::default()
+    }
+    /// Says that nothing is to be allocated from now on.
+    fn seal(&self) {}
     /// Free and total bytes of the device's memory, if it says.
     fn memory_bytes(&self) -> Option<(usize, usize)>;
     /// Makes the calling thread one that may use the device's libraries directly.

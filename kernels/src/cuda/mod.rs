@@ -4,6 +4,7 @@
 //! grid, and launches it on a [`Device`]. A device is a card or, with the feature `cpu-sim`, a simulation that runs the
 //! same sources on this machine's processor; tests run on either.
 
+mod arena;
 mod backend;
 #[cfg(feature = "cuda")]
 mod cache;
@@ -30,6 +31,7 @@ mod recorder;
 mod sim;
 mod streams;
 
+pub use arena::Reserved;
 pub use backend::Cuda;
 #[cfg(feature = "cuda")]
 pub use card::Card;

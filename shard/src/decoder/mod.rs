@@ -6,7 +6,7 @@ mod workspace;
 
 use std::time::Duration;
 
-use millrace_kernels::{AttentionSpec, Backend, KvSpec, Prologue, SampleRow, Sampled, StepInput, StepSize};
+use millrace_kernels::{AttentionSpec, Backend, KvSpec, Prologue, SampleRow, Sampled, StepInput};
 
 use crate::model::DecoderSpec;
 use crate::{Error, Limits};
@@ -54,12 +54,7 @@ impl<B: Backend> Decoder<B> {
                 })
             })
             .collect::<millrace_kernels::Result<Vec<_>>>()?;
-        let step = backend.step(StepSize {
-            tokens: limits.max_step_tokens,
-            rows: limits.max_sequences,
-            table_blocks: limits.table_blocks(),
-            block_size: limits.block_size,
-        })?;
+        let step = backend.step(limits.step_size())?;
         let work = Workspace::new(backend, &spec, limits)?;
         let (rows, cols) = (limits.max_sequences, spec.vocab_rows.len());
         let group = ranks.map(|ranks| Group::new(ranks, backend, rows, cols)).transpose()?;

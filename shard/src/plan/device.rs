@@ -1,6 +1,6 @@
 //! How many bytes things take on a device.
 
-use millrace_kernels::{Backend, DType, KvSpec};
+use millrace_kernels::{Backend, DType, KvSpec, Overheads, StepSize};
 
 /// How many bytes a device takes for what.
 pub trait Device {
@@ -10,6 +10,22 @@ pub trait Device {
     fn kv_bytes(&self, spec: &KvSpec) -> usize;
     /// For the device's own use in products of this many rows and columns at most.
     fn scratch_bytes(&self, rows: usize, cols: usize) -> usize;
+    /// For so many elements of activations.
+    fn activation_bytes(&self, elements: usize) -> usize {
+        elements.saturating_mul(size_of::<f32>())
+    }
+    /// For gathering this many logits of each of `ranks` ranks.
+    fn gather_bytes(&self, _ranks: usize, _elements: usize) -> usize {
+        0
+    }
+    /// For the geometry of steps.
+    fn step_bytes(&self, _size: &StepSize) -> usize {
+        0
+    }
+    /// For its driver and libraries.
+    fn overheads(&self, _ranks: usize) -> Overheads {
+        Overheads::default()
+    }
 }
 
 impl<B: Backend> Device for B {
@@ -23,6 +39,22 @@ impl<B: Backend> Device for B {
 
     fn scratch_bytes(&self, rows: usize, cols: usize) -> usize {
         Backend::scratch_bytes(self, rows, cols)
+    }
+
+    fn activation_bytes(&self, elements: usize) -> usize {
+        Backend::activation_bytes(self, elements)
+    }
+
+    fn gather_bytes(&self, ranks: usize, elements: usize) -> usize {
+        Backend::gather_bytes(self, ranks, elements)
+    }
+
+    fn step_bytes(&self, size: &StepSize) -> usize {
+        Backend::step_bytes(self, size)
+    }
+
+    fn overheads(&self, ranks: usize) -> Overheads {
+        Backend::overheads(self, ranks)
     }
 }
 

@@ -4,8 +4,12 @@
 //! stream, and only [`Backend::read`] and [`Backend::sample`] wait for it.
 
 mod buffers;
+mod loading;
 mod step;
 
+use std::sync::{Arc, Mutex, PoisonError};
+
+use super::arena::ALIGNMENT;
 use super::nccl::Communicator;
 use super::ops::activation::{self, Version};
 use super::ops::attention::Attention;
@@ -17,10 +21,13 @@ use super::ops::paged::Scores;
 use super::ops::prefill::prefill;
 use super::ops::prologue::{self, HeadNorms, Rope};
 use super::{Device, Elem, Memory, View};
-use crate::backend::{Activation, AttentionSpec, Backend, KvSpec, Norm, Prologue, StepInput, StepSize};
+use crate::backend::{
+    Activation, AttentionSpec, Backend, KvSpec, Norm, Overheads, Prologue, StepInput, StepSize,
+};
 use crate::sampling::{SampleRow, Sampled};
 use crate::{DType, Part, Result, sample};
 use buffers::{Buf, Kv, Matrix, Vector};
+use loading::Loading;
 use step::Step;
 
 /// One device that computes a model whose activations and weights are of one type.
@@ -28,12 +35,14 @@ use step::Step;
 pub struct Cuda {
     device: Device,
     dtype: DType,
+    /// The way by which matrices come, from the first one until the device is sealed.
+    loading: Arc<Mutex<Option<Loading>>>,
 }
 
 impl Cuda {
     /// The operations of `device` on activations of type `dtype`.
     pub fn new(device: Device, dtype: DType) -> Cuda {
-        Cuda { device, dtype }
+        Cuda { device, dtype, loading: Arc::default() }
     }
 
     /// What computes.
@@ -122,7 +131,38 @@ impl Backend for Cuda {
     }
 
     fn matrix(&self, parts: &[Part<'_>], dtype: DType) -> Result<Matrix> {
-        Matrix::new(&self.device, parts, dtype)
+        let mut loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        let loading = match &mut *loading {
+            Some(loading) => loading,
+            none => none.insert(Loading::new(&self.device)?),
+        };
+        Matrix::new(&self.device, loading, parts, dtype)
+    }
+
+    fn reserve(&self, bytes: usize, pieces: usize) -> Result<()> {
+        self.device.reserve(bytes.saturating_add(pieces.saturating_mul(ALIGNMENT)))
+    }
+
+    fn seal(&self) -> usize {
+        *self.loading.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.device.seal();
+        self.device.reserved().beyond
+    }
+
+    fn overheads(&self, ranks: usize) -> Overheads {
+        self.device.overheads(ranks)
+    }
+
+    fn activation_bytes(&self, elements: usize) -> usize {
+        elements.saturating_mul(self.dtype.size())
+    }
+
+    fn gather_bytes(&self, ranks: usize, elements: usize) -> usize {
+        ranks.saturating_mul(elements).saturating_mul(Elem::F32.size())
+    }
+
+    fn step_bytes(&self, size: &StepSize) -> usize {
+        Step::bytes(size)
     }
 
     fn matrix_bytes(&self, out: usize, cols: usize, dtype: DType) -> usize {
@@ -134,7 +174,7 @@ impl Backend for Cuda {
     }
 
     fn scratch_bytes(&self, _rows: usize, _cols: usize) -> usize {
-        self.device.gemm_bytes()
+        0
     }
 
     fn kv(&self, spec: KvSpec) -> Result<Kv> {

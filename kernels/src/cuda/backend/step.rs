@@ -32,13 +32,15 @@ struct Lists {
     tables: usize,
 }
 
-impl Step {
-    pub(super) fn new(device: &Device, size: StepSize) -> Result<Step> {
-        let StepSize { tokens, rows, table_blocks, .. } = size;
-        let mut end = 0;
+impl Lists {
+    /// The lists for steps of this size, one after the other, and their length together.
+    fn of(size: &StepSize) -> (Lists, usize) {
+        let &StepSize { tokens, rows, table_blocks, .. } = size;
+        let mut end: usize = 0;
         let mut list = |len: usize| {
-            end += len;
-            end - len
+            let at = end;
+            end = end.saturating_add(len);
+            at
         };
         let at = Lists {
             ids: list(tokens),
@@ -47,8 +49,20 @@ impl Step {
             query_start: list(rows + 1),
             context: list(rows),
             outputs: list(tokens),
-            tables: list(rows * table_blocks),
+            tables: list(rows.saturating_mul(table_blocks)),
         };
+        (at, end)
+    }
+}
+
+impl Step {
+    /// Bytes of all lists on the device.
+    pub(super) fn bytes(size: &StepSize) -> usize {
+        Lists::of(size).1.saturating_mul(Elem::I32.size())
+    }
+
+    pub(super) fn new(device: &Device, size: StepSize) -> Result<Step> {
+        let (at, end) = Lists::of(&size);
         let memory = device.allocate(Elem::I32, end)?;
         let words = vec![0; end * 4];
         Ok(Step { memory, words, size, at, tokens: 0, rows: 0, outputs: 0, most_queries: 0, most_context: 0 })

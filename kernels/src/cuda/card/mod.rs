@@ -16,6 +16,7 @@ use super::memory::Elem;
 use super::modules;
 use super::nvrtc::Nvrtc;
 use super::recorder::{Freed, Recorder};
+use crate::backend::Overheads;
 use crate::{Error, Result};
 use blas::Blas;
 pub(super) use blas::version as blas_version;
@@ -374,8 +375,14 @@ impl Driver for Card {
         unsafe { blas.multiply(product, *workspace, self.stream.0.cast()) }
     }
 
-    fn gemm_bytes(&self) -> usize {
-        blas::WORKSPACE
+    /// Not measured yet. The context itself is not counted, as it is there before the free memory is asked for.
+    fn overheads(&self, ranks: usize) -> Overheads {
+        /// What a group's channels and their buffers take.
+        const NCCL: usize = 512 << 20;
+        /// Machine code of kernels and libraries, which is loaded when it is first used, and recorded graphs.
+        const RUNTIME: usize = 512 << 20;
+        let collectives = if ranks > 1 { NCCL } else { 0 };
+        Overheads { products: blas::WORKSPACE, collectives, runtime: RUNTIME }
     }
 
     fn memory_bytes(&self) -> Option<(usize, usize)> {

@@ -11,6 +11,7 @@ mod streams;
 
 use std::collections::HashMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -18,7 +19,7 @@ use super::driver::{Arg, Driver, Function, Gemm, Grid, Properties};
 use super::modules;
 use super::recorder::{Freed, Recorder};
 use super::streams::Stream;
-use crate::Result;
+use crate::{Error, Result};
 use allocation::Allocation;
 use kernels::{Kernels, Launch};
 pub use order::Order;
@@ -36,6 +37,9 @@ pub struct Simulated {
     pinned: Mutex<HashMap<u64, Allocation>>,
     queue: Queue,
     recorder: Recorder,
+    /// How often memory was asked for.
+    allocations: AtomicUsize,
+    sealed: AtomicBool,
 }
 
 impl Simulated {
@@ -62,12 +66,28 @@ impl Simulated {
             pinned: Mutex::default(),
             queue: Queue::default(),
             recorder: Recorder::default(),
+            allocations: AtomicUsize::new(0),
+            sealed: AtomicBool::new(false),
         })
     }
 
     /// The file of a stand-in for NCCL that carries values between simulated devices of one machine.
     pub fn nccl_library() -> &'static Path {
         Path::new(modules::NCCL)
+    }
+
+    /// How often the device's memory has been asked for.
+    pub fn allocations(&self) -> usize {
+        self.allocations.load(Ordering::Relaxed)
+    }
+
+    fn refuse_if_sealed(&self, bytes: usize) -> Result<()> {
+        if self.sealed.load(Ordering::Acquire) {
+            return Err(Error::Device(format!(
+                "{bytes} bytes are asked for when nothing is to be allocated any more"
+            )));
+        }
+        Ok(())
     }
 
     fn check_guards(&self) -> Result<()> {
@@ -103,6 +123,8 @@ impl Driver for Simulated {
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
         self.recorder.forbid("an allocation")?;
+        self.refuse_if_sealed(bytes)?;
+        self.allocations.fetch_add(1, Ordering::Relaxed);
         let allocation = Allocation::new(bytes, self.exact)?;
         let at = allocation.address();
         locked(&self.memory).insert(at, allocation);
@@ -150,8 +172,8 @@ impl Driver for Simulated {
         self.submit(Stream::Main, Op::Product(*product))
     }
 
-    fn gemm_bytes(&self) -> usize {
-        0
+    fn seal(&self) {
+        self.sealed.store(true, Ordering::Release);
     }
 
     fn memory_bytes(&self) -> Option<(usize, usize)> {

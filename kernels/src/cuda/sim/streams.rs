@@ -162,6 +162,7 @@ impl Simulated {
 impl Streams for Simulated {
     fn pin(&self, bytes: usize) -> Result<u64> {
         self.recorder.forbid("pinning memory")?;
+        self.refuse_if_sealed(bytes)?;
         let allocation = Allocation::new(bytes, self.exact)?;
         let at = allocation.address();
         // SAFETY: the memory has just been allocated.
