@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-use millrace_integration_tests::{Server, binary, post, shards_of, signal, test_data};
+use millrace_integration_tests::{Server, binary, post, shards_of, signal, stream, test_data};
 use serde_json::{Value, json};
 
 /// Whether the binary was built with the feature `cpu-sim`, as `cargo xtask test` does.
@@ -18,7 +18,11 @@ fn is_there() -> bool {
 }
 
 fn start(model: &str, device: &str, shards: &str) -> Server {
-    Server::start(&[
+    start_in(&[], model, device, shards)
+}
+
+fn start_in(environment: &[(&str, &str)], model: &str, device: &str, shards: &str) -> Server {
+    let flags = [
         "--model-id",
         model,
         "--device",
@@ -32,7 +36,8 @@ fn start(model: &str, device: &str, shards: &str) -> Server {
         // A simulated step takes seconds.
         "--heartbeat-timeout",
         "20",
-    ])
+    ];
+    Server::start_in(environment, &flags)
 }
 
 fn text(server: &Server, prompt: &str, tokens: usize, seed: Option<u64>) -> String {
@@ -84,6 +89,27 @@ fn a_lost_rank_is_replaced() {
     signal(shards_of(server.pid())[1], "KILL");
     assert_eq!(text(&server, "Once upon a time", 4, None), before);
     assert!(server.metric("millrace_shard_restarts_total") >= 1.0);
+}
+
+/// A fault that only a new context mends: the stream goes on where it was, on a new shard.
+#[test]
+fn a_fault_of_a_card_is_recovered_from() {
+    if !is_there() {
+        return;
+    }
+    let fault = std::env::temp_dir().join(format!("millrace-fault-{}", std::process::id()));
+    let environment = [("MILLRACE_SIM_FAULT", fault.to_str().unwrap())];
+    let server = start_in(&environment, "demo", "cuda-sim", "1");
+    let before = text(&server, "Once upon a time", 12, None);
+    let body = json!({"inputs": "Once upon a time", "parameters": {"max_new_tokens": 12}});
+    let mut events = stream(&server.url("/generate_stream"), &body);
+    events.next().unwrap();
+    std::fs::write(&fault, "").unwrap();
+    let last = events.last().unwrap();
+    assert_eq!(last["generated_text"], before.as_str(), "{last}");
+    assert!(!fault.exists(), "the card has met its fault");
+    assert!(server.metric("millrace_shard_restarts_total") >= 1.0);
+    assert!(server.log().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{}", server.log());
 }
 
 /// Without a driver, the demand for cards is refused in one sentence.

@@ -148,6 +148,19 @@ pub struct StepSize {
     pub block_size: usize,
 }
 
+/// A product that steps will ask for: a weight's shape, and what is made with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ProductShape {
+    /// Columns of the weight.
+    pub inputs: usize,
+    /// Rows of the weight.
+    pub outputs: usize,
+    /// Whether the results are logits.
+    pub logits: bool,
+    /// The most rows that are multiplied at once.
+    pub rows: usize,
+}
+
 /// Bytes of a device's memory that its driver and libraries take for themselves once it is in use.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Overheads {
@@ -180,6 +193,10 @@ pub trait Backend {
 
     // ---- before the first step
 
+    /// Finds out how these products are fastest, where there is a choice. Returns what a person should know of it.
+    fn tune(&self, _products: &[ProductShape]) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
     /// Takes `bytes` bytes of the device's memory at once, for everything that is made from now on in up to `pieces` pieces. Devices that gain
     /// nothing by it do nothing.
     fn reserve(&self, _bytes: usize, _pieces: usize) -> Result<()> {

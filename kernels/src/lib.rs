@@ -16,8 +16,8 @@ pub mod staging;
 pub mod tensor;
 
 pub use backend::{
-    Activation, AttentionSpec, Backend, HeadNorm, HostMemory, KvSpec, Norm, Overheads, Prologue, QkvLayout,
-    RopeSpec, RopeStyle, SeqRow, StepInput, StepSize,
+    Activation, AttentionSpec, Backend, HeadNorm, HostMemory, KvSpec, Norm, Overheads, ProductShape,
+    Prologue, QkvLayout, RopeSpec, RopeStyle, SeqRow, StepInput, StepSize,
 };
 pub use error::{Error, Result};
 pub use sampling::{SampleRow, Sampled, SamplingParams};

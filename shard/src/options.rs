@@ -74,6 +74,9 @@ pub struct ShardOptions {
     pub max_sequences: usize,
     /// Tokens per block of the KV cache.
     pub block_size: usize,
+    /// On cards: results of a sequence do not depend on what else is computed with it, bit by bit, at some cost in speed. On the processor it is
+    /// always so.
+    pub batch_invariant: bool,
     /// Threads of the CPU backend; one per core if not given.
     pub threads: Option<usize>,
     /// End the process as soon as its standard input is closed, so that it never outlives its parent.

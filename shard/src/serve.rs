@@ -9,14 +9,11 @@ use millrace_proto::{
 
 use crate::collective::{self, Deadlines};
 use crate::connection::{Connection, Router, connect, is_hang_up};
-use crate::decoder::{Collective, Decoder, Weights};
+use crate::decoder::{Collective, Decoder, Weights, products};
 use crate::model::{DecoderSpec, Model};
 use crate::options::{Device, ShardOptions};
 use crate::plan::{self, Plan, Wish};
-#[cfg(feature = "cpu-sim")]
-use crate::platform::cuda;
-use crate::platform::cuda::cards;
-use crate::platform::{OnHost, Opened, Platform, processor};
+use crate::platform::{OnHost, Opened, Platform, cuda, processor};
 use crate::split::Split;
 use crate::worker::Worker;
 use crate::{Bytes, Error, lifeline, null};
@@ -41,11 +38,9 @@ pub fn run(options: &ShardOptions, open: impl FnOnce() -> Result<Model, Error>) 
     match options.device {
         Device::Null(pace) => report_to(&*connection, |router| null::serve(router, options, pace, open)),
         Device::Cpu => serve(&OnHost(|| processor(options)), &*connection, options, open),
-        Device::Cuda => serve(&cards(card, options.collective_timeout), &*connection, options, open),
+        Device::Cuda => serve(&cuda::cards(card, options), &*connection, options, open),
         #[cfg(feature = "cpu-sim")]
-        Device::CudaSim => {
-            serve(&cuda::simulated(card, options.collective_timeout), &*connection, options, open)
-        }
+        Device::CudaSim => serve(&cuda::simulated(card, options), &*connection, options, open),
     }
 }
 
@@ -115,6 +110,10 @@ fn start<P: Platform>(
     };
     let plan = plan::plan(&spec, &wish, &backend)?;
     let limits = plan.limits;
+    for warning in backend.tune(&products(&spec, &limits))? {
+        tracing::warn!("{warning}");
+    }
+    ledger.end("choose algorithms");
     backend.reserve(plan.footprint.on_device(), plan::allocations(&spec))?;
 
     let mut last = Instant::now();

@@ -32,6 +32,7 @@ fn child() {
         max_step_tokens: 8,
         max_sequences: 1,
         block_size: 16,
+        batch_invariant: false,
         threads: Some(1),
         lifeline: true,
     };

@@ -38,6 +38,7 @@ fn options() -> ShardOptions {
         max_step_tokens: 24,
         max_sequences: 3,
         block_size: 4,
+        batch_invariant: false,
         threads: None,
         lifeline: false,
     }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::arena::{Arena, Reserved};
+use super::choice::Algorithm;
 use super::driver::{Arg, Driver, Function, Gemm, Grid, Properties, TensorLayout, TensorMap};
 use super::memory::{Elem, Memory, View};
 use super::streams::StreamCall;
@@ -151,6 +152,18 @@ impl Device {
     pub(super) unsafe fn gemm(&self, product: &Gemm) -> Result<()> {
         // SAFETY: the caller vouches for the operands.
         unsafe { self.driver.gemm(product) }
+    }
+
+    pub(super) fn product_library(&self) -> Option<String> {
+        self.driver.product_library()
+    }
+
+    pub(super) fn algorithms(&self, product: &Gemm, most: usize) -> Result<Vec<Algorithm>> {
+        self.driver.algorithms(product, most)
+    }
+
+    pub(super) fn fits(&self, product: &Gemm) -> Result<bool> {
+        self.driver.fits(product)
     }
 
     pub(super) fn make_current(&self) -> Result<()> {

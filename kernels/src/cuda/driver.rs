@@ -2,6 +2,7 @@
 
 use std::ops::Deref;
 
+use super::choice::Algorithm;
 use super::memory::{Elem, View};
 use super::streams::Streams;
 use crate::backend::Overheads;
@@ -227,6 +228,8 @@ pub struct Gemm {
     pub w: u64,
     /// Address of `out`.
     pub out: u64,
+    /// How; the library's own first choice if not given, or if the given one does not fit.
+    pub algorithm: Option<Algorithm>,
 }
 
 /// What of a device the choice of a kernel depends on.
@@ -289,6 +292,18 @@ pub trait Driver: Streams {
     /// # Safety
     /// The operands lie in allocations and are as long as the shape says.
     unsafe fn gemm(&self, product: &Gemm) -> Result<()>;
+    /// The library for products by name and version; none if it has nothing to choose from.
+    fn product_library(&self) -> Option<String> {
+        None
+    }
+    /// Up to `most` algorithms for a product, the most promising first. Only its shape counts.
+    fn algorithms(&self, _product: &Gemm, _most: usize) -> Result<Vec<Algorithm>> {
+        Ok(Vec::new())
+    }
+    /// Whether the library can use the algorithm that the product asks for.
+    fn fits(&self, _product: &Gemm) -> Result<bool> {
+        Ok(true)
+    }
     /// Bytes that the driver and its libraries take of the device's memory for themselves in a group of `ranks`, beside what they took
     /// when the device was opened.
     fn overheads(&self, _ranks: usize) -> Overheads {

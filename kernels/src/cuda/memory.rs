@@ -8,7 +8,7 @@ use super::driver::Driver;
 use crate::{DType, Error, Result};
 
 /// The type of an element in device memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Elem {
     /// IEEE single precision.
     F32,

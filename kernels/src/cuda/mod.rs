@@ -10,12 +10,14 @@ mod backend;
 mod cache;
 #[cfg(feature = "cuda")]
 mod card;
+mod choice;
 pub mod cost;
 mod device;
 #[cfg(feature = "cuda")]
 pub mod doctor;
 mod driver;
 mod event;
+mod folder;
 mod graph;
 mod memory;
 mod modules;
@@ -35,6 +37,7 @@ pub use arena::Reserved;
 pub use backend::Cuda;
 #[cfg(feature = "cuda")]
 pub use card::Card;
+pub use choice::Algorithm;
 pub use cost::Cost;
 pub use device::Device;
 pub use driver::{Arg, Args, Driver, Function, Gemm, Grid, Properties, TensorLayout, TensorMap};

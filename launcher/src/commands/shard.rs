@@ -33,6 +33,7 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         max_step_tokens: engine.max_step_tokens() as usize,
         max_sequences: engine.max_batch_size as usize,
         block_size: 16,
+        batch_invariant: engine.batch_invariant,
         threads: engine.cpus_per_shard,
         lifeline: true,
     };

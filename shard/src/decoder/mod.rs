@@ -1,6 +1,7 @@
 //! The one decoder: what a [`DecoderSpec`] says, computed with the operations of a [`Backend`].
 
 mod group;
+mod products;
 mod weights;
 mod workspace;
 
@@ -12,6 +13,7 @@ use crate::model::DecoderSpec;
 use crate::{Error, Limits};
 use group::Group;
 pub use group::{Collective, OverCards, OverHost};
+pub(crate) use products::products;
 pub use weights::Weights;
 use workspace::Workspace;
 pub(crate) use workspace::activation_elements;

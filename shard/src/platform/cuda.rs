@@ -11,6 +11,7 @@ use super::{Opened, Platform};
 use crate::Error;
 use crate::collective::HostCollective;
 use crate::decoder::{Collective, OverCards};
+use crate::options::ShardOptions;
 
 /// Bytes of the name of an NCCL group.
 const GROUP_NAME: usize = 128;
@@ -25,27 +26,47 @@ pub(crate) struct OnCards {
     pub(crate) ordinal: usize,
     /// How long a rank waits for another.
     pub(crate) deadline: Duration,
+    /// Whether a row's results are the same however many rows there are.
+    pub(crate) batch_invariant: bool,
 }
 
 /// NVIDIA's cards, in the order in which `CUDA_VISIBLE_DEVICES` shows them.
-pub(crate) fn cards(ordinal: usize, deadline: Duration) -> OnCards {
+pub(crate) fn cards(ordinal: usize, options: &ShardOptions) -> OnCards {
     OnCards {
-        open: |ordinal| Ok(Device::new(Arc::new(Card::new(ordinal)?))),
+        open: |ordinal| Ok(Device::new(Arc::new(Card::new(card_of(ordinal)?)?))),
         nccl: Nccl::open,
         ordinal,
-        deadline,
+        deadline: options.collective_timeout,
+        batch_invariant: options.batch_invariant,
     }
+}
+
+/// The card of this rank among those of its host: its own number, or what `MILLRACE_CARDS` lists, such as `0,0` for two ranks on one card.
+fn card_of(rank: usize) -> millrace_kernels::Result<usize> {
+    match std::env::var("MILLRACE_CARDS") {
+        Ok(list) => listed(&list, rank).ok_or_else(|| {
+            millrace_kernels::Error::Device(format!(
+                "MILLRACE_CARDS={list} names no card for rank {rank} of this host"
+            ))
+        }),
+        Err(_) => Ok(rank),
+    }
+}
+
+fn listed(list: &str, rank: usize) -> Option<usize> {
+    list.split(',').nth(rank)?.trim().parse().ok()
 }
 
 /// The simulated device; every rank has one.
 #[cfg(feature = "cpu-sim")]
-pub(crate) fn simulated(ordinal: usize, deadline: Duration) -> OnCards {
+pub(crate) fn simulated(ordinal: usize, options: &ShardOptions) -> OnCards {
     use millrace_kernels::cuda::Simulated;
     OnCards {
         open: |_| Ok(Device::new(Arc::new(Simulated::new()?))),
         nccl: || Nccl::open_file(Simulated::nccl_library()),
         ordinal,
-        deadline,
+        deadline: options.collective_timeout,
+        batch_invariant: options.batch_invariant,
     }
 }
 
@@ -58,7 +79,7 @@ impl Platform for OnCards {
     fn open(&self, dtype: DType) -> Result<Opened<Cuda>, Error> {
         let device = (self.open)(self.ordinal)?;
         let free = device.memory_bytes().map(|(free, _)| free);
-        Ok(Opened { backend: Cuda::new(device, dtype), free })
+        Ok(Opened { backend: Cuda::new(device, dtype).batch_invariant(self.batch_invariant), free })
     }
 
     /// The ranks tell each other the name of their NCCL group over the host's wire, which stays for what the hosts exchange.
@@ -74,5 +95,17 @@ impl Platform for OnCards {
         let cards = Communicator::form(nccl, backend.device(), &name, rank, world, self.deadline)?;
         tracing::debug!("{} takes part as rank {rank} of {world}", backend.name());
         Ok(Box::new(OverCards::new(cards, host)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::listed;
+
+    #[test]
+    fn ranks_find_their_cards_in_a_list() {
+        assert_eq!([0, 1, 2].map(|rank| listed("3, 0", rank)), [Some(3), Some(0), None]);
+        assert_eq!(listed("", 0), None);
+        assert_eq!(listed("0,-1", 1), None);
     }
 }

@@ -11,6 +11,7 @@ use cudarc::driver::result::{self, DriverError, ctx, device, event, module, stre
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
 use super::cache::Cache;
+use super::choice::Algorithm;
 use super::driver::{Arg, Driver, Function, Gemm, Grid, Properties, TensorLayout, TensorMap};
 use super::memory::Elem;
 use super::modules;
@@ -132,6 +133,19 @@ impl Card {
             functions: Mutex::default(),
             blas: Mutex::default(),
         })
+    }
+
+    /// Lends the library for products, which is opened with the first of them; the context must be current.
+    fn with_blas<T>(&self, work: impl FnOnce(&mut Products) -> Result<T>) -> Result<T> {
+        let mut opened = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *opened {
+            Some(products) => work(products),
+            none => {
+                self.recorder.forbid("a first product")?;
+                let products = Products { blas: Blas::open()?, workspace: self.allocate(blas::WORKSPACE)? };
+                work(none.insert(products))
+            }
+        }
     }
 
     fn load(&self, function: Function) -> Result<Loaded> {
@@ -361,18 +375,28 @@ impl Driver for Card {
 
     unsafe fn gemm(&self, product: &Gemm) -> Result<()> {
         self.make_current()?;
-        let mut opened = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
-        if opened.is_none() {
-            self.recorder.forbid("a first product")?;
-            *opened = Some(Products { blas: Blas::open()?, workspace: self.allocate(blas::WORKSPACE)? });
-        }
-        let Products { blas, workspace } = opened.as_mut().expect("it was just opened");
-        if !blas.knows(product) {
-            self.recorder.forbid("a product of a new shape")?;
-        }
-        // SAFETY: the context is current, the workspace is used by products of this stream alone, and the caller vouches for
-        // the operands.
-        unsafe { blas.multiply(product, *workspace, self.stream.0.cast()) }
+        self.with_blas(|Products { blas, workspace }| {
+            if !blas.knows(product) {
+                self.recorder.forbid("a product of a new shape")?;
+            }
+            // SAFETY: the context is current, the workspace is used by products of this stream alone, and the caller vouches for
+            // the operands.
+            unsafe { blas.multiply(product, *workspace, self.stream.0.cast()) }
+        })
+    }
+
+    fn product_library(&self) -> Option<String> {
+        blas::version().ok().map(|version| format!("cuBLASLt {version}"))
+    }
+
+    fn algorithms(&self, product: &Gemm, most: usize) -> Result<Vec<Algorithm>> {
+        self.make_current()?;
+        self.with_blas(|products| products.blas.algorithms(product, most))
+    }
+
+    fn fits(&self, product: &Gemm) -> Result<bool> {
+        self.make_current()?;
+        self.with_blas(|products| products.blas.fits(product))
     }
 
     /// Not measured yet. The context itself is not counted, as it is there before the free memory is asked for.

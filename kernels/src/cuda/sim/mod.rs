@@ -3,6 +3,7 @@
 //! What is asked of it happens at once, in order, unless something before it must wait: see [`queue`].
 
 mod allocation;
+mod fault;
 mod kernels;
 mod order;
 mod product;
@@ -21,6 +22,7 @@ use super::recorder::{Freed, Recorder};
 use super::streams::Stream;
 use crate::{Error, Result};
 use allocation::Allocation;
+use fault::Fault;
 use kernels::{Kernels, Launch};
 pub use order::Order;
 use queue::{Op, Queue};
@@ -40,6 +42,7 @@ pub struct Simulated {
     /// How often memory was asked for.
     allocations: AtomicUsize,
     sealed: AtomicBool,
+    fault: Fault,
 }
 
 impl Simulated {
@@ -68,6 +71,7 @@ impl Simulated {
             recorder: Recorder::default(),
             allocations: AtomicUsize::new(0),
             sealed: AtomicBool::new(false),
+            fault: Fault::from_environment(),
         })
     }
 
@@ -124,6 +128,7 @@ impl Driver for Simulated {
     fn allocate(&self, bytes: usize) -> Result<u64> {
         self.recorder.forbid("an allocation")?;
         self.refuse_if_sealed(bytes)?;
+        self.alive()?;
         self.allocations.fetch_add(1, Ordering::Relaxed);
         let allocation = Allocation::new(bytes, self.exact)?;
         let at = allocation.address();
@@ -141,6 +146,7 @@ impl Driver for Simulated {
 
     unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
         self.recorder.forbid("a copy of memory that is not pinned")?;
+        self.alive()?;
         self.drain(Stream::Main)?;
         // SAFETY: the caller says that the memory is there; it is host memory.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
@@ -149,6 +155,7 @@ impl Driver for Simulated {
 
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
         self.recorder.forbid("a copy that waits")?;
+        self.alive()?;
         self.drain(Stream::Main)?;
         self.check_guards()?;
         // SAFETY: the caller says that the memory is there; it is host memory.
@@ -182,6 +189,7 @@ impl Driver for Simulated {
 
     fn synchronize(&self) -> Result<()> {
         self.recorder.forbid("a wait")?;
+        self.alive()?;
         self.drain(Stream::Main)?;
         self.check_guards()
     }
