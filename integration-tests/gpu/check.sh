@@ -1,17 +1,18 @@
 #!/usr/bin/env bash
-# Everything that needs a card, in one call of under ten minutes: the kernels against their references, their speed beside the card's limits
-# and beside PyTorch's, and NVIDIA's memory checker on some of them. Needs neither Rust nor a network, only what `cargo xtask gpu-pack` has put
+# Everything that needs a card, in one call of under ten minutes: the kernels against their references, the server's texts against the processor's,
+# two ranks on one card, the speed of kernels and server beside the card's limits and beside PyTorch's, and NVIDIA's checkers on some of it. Needs neither Rust nor a network, only what `cargo xtask gpu-pack` has put
 # into target/gpu. Logs and figures go to $OUT, else to ./out.
 set -uo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/../.." || exit 2
 
 pack=$PWD/target/gpu
 out=${OUT:-$PWD/out}
 mkdir -p "$out"
-if [ ! -x "$pack/kernel-tests" ] || [ ! -x "$pack/kernel-bench" ]; then
-    echo "target/gpu is empty: run \`cargo xtask gpu-pack\` and bring it here" >&2
+for program in kernel-tests kernel-bench millrace; do
+    [ -x "$pack/$program" ] && continue
+    echo "there is no target/gpu/$program: run \`cargo xtask gpu-pack\` and bring it here" >&2
     exit 2
-fi
+done
 
 failed=()
 summary=()
@@ -38,22 +39,29 @@ export MILLRACE_TEST_DEVICE=cuda MILLRACE_BENCH_JSON=$out/bench.json
 
 nvidia-smi >"$out/card.log" 2>&1 || { echo "there is no NVIDIA card here" >&2; exit 2; }
 # The tests of the simulated device have nothing to say about a card. One at a time, so that a fault has a name.
-step tests 180 "$pack/kernel-tests" --test-threads=1 --skip sim::
-step bench 150 "$pack/kernel-bench"
-step pytorch 120 python3 integration-tests/gpu/torch_bench.py "$out/bench.json" "$out/torch.json"
+step tests 110 "$pack/kernel-tests" --test-threads=1 --skip sim::
+step texts 60 python3 integration-tests/gpu/serve.py texts "$pack/millrace" "$out"
+step ranks 50 python3 integration-tests/gpu/serve.py ranks "$pack/millrace" "$out"
+step bench 90 "$pack/kernel-bench"
+step serve 140 python3 integration-tests/gpu/serve.py speed "$pack/millrace" "$out"
+step pytorch 60 python3 integration-tests/gpu/torch_bench.py "$out/bench.json" "$out/torch.json"
 if command -v compute-sanitizer >/dev/null; then
     # Some virtual machines hide what it needs.
     if compute-sanitizer "$pack/kernel-tests" --exact norm::short_views_are_refused 2>&1 | grep -q "not supported"; then
         summary+=("compute-sanitizer cannot work on this machine")
     else
         for tool in memcheck racecheck; do
-            step "$tool" 60 compute-sanitizer --tool "$tool" --error-exitcode 9 \
+            step "$tool" 30 compute-sanitizer --tool "$tool" --error-exitcode 9 \
                 env MILLRACE_TEST_SEED=1 "$pack/kernel-tests" --test-threads=1 --skip sim:: random
         done
     fi
 fi
 
 python3 integration-tests/gpu/table.py "$out/bench.json" "$out/torch.json" | tee "$out/table.md"
+{
+    echo
+    cat "$out/serve.log"
+} | tee -a "$out/table.md"
 echo
 grep -h "^test result\|FAILED\|panicked" "$out/tests.log"
 printf '%s\n' "${summary[@]}"

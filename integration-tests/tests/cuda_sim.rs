@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use millrace_integration_tests::{
-    Server, binary, has_simulated_cards, post, shards_of, start_small, stream, test_data,
+    SMALL, Server, binary, has_simulated_cards, post, shards_of, start_small, stream, test_data,
 };
 use serde_json::{Value, json};
 
@@ -119,6 +119,8 @@ fn one_card_and_two_say_what_the_processor_says() {
             let flags = ["--dtype", "float32", "--num-shard", shards, "--all-reduce", all_reduce];
             let cards = start_small(model, "cuda-sim", &flags);
             assert_eq!(shards_of(cards.pid()).len().to_string(), shards);
+            // From then on an allocation would be refused.
+            assert!(!cards.log().contains("beyond the memory plan"), "{}", cards.log());
             for (prompt, seed) in prompts.into_iter().zip([None, Some(7)]) {
                 let want = text(&processor, prompt, 10, seed);
                 assert_eq!(text(&cards, prompt, 10, seed), want, "{model} on {shards} cards by {all_reduce}");
@@ -166,6 +168,28 @@ fn company_and_recorded_steps_change_nothing() {
     let recorded = start_small("demo", "cuda-sim", &["--dtype", "bfloat16", "--cuda-graphs", "1,4"]);
     assert_eq!(said_together(&recorded, &requests), want);
     assert_eq!(said(&recorded, &requests[1]), want[1]);
+}
+
+/// A fault that only a new context mends: the stream goes on where it was, on a new shard.
+#[test]
+fn a_fault_of_a_card_is_recovered_from() {
+    if !has_simulated_cards() {
+        return;
+    }
+    let fault = std::env::temp_dir().join(format!("millrace-fault-{}", std::process::id()));
+    let environment = [("MILLRACE_SIM_FAULT", fault.to_str().unwrap())];
+    let flags = [&["--device", "cuda-sim", "--dtype", "float32"][..], &SMALL].concat();
+    let server = Server::start_in(&environment, &flags);
+    let before = text(&server, "Once upon a time", 12, None);
+    let body = json!({"inputs": "Once upon a time", "parameters": {"max_new_tokens": 12}});
+    let mut events = stream(&server.url("/generate_stream"), &body);
+    events.next().unwrap();
+    std::fs::write(&fault, "").unwrap();
+    let last = events.last().unwrap();
+    assert_eq!(last["generated_text"], before.as_str(), "{last}");
+    assert!(!fault.exists(), "the card has met its fault");
+    assert!(server.metric("millrace_shard_restarts_total") >= 1.0);
+    assert!(server.log().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{}", server.log());
 }
 
 /// Without a driver, the demand for cards is refused in one sentence.

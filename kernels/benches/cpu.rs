@@ -1,6 +1,6 @@
 //! The CPU backend against the limits of the machine it runs on, and, with the feature `faer`, against `faer`.
 //!
-//! `cargo bench -p millrace-kernels --bench cpu [--features faer] [-- --threads N] [--only linear|attention]`
+//! `cargo bench -p millrace-kernels --bench cpu [--features faer] [-- --threads N] [--only linear|attention|staging]`
 //!
 //! Shapes are those of a Llama of 1.1 billion parameters. Weights are cycled so that every product reads them from memory, as a
 //! decoder does. The peak (a loop of independent fused products on registers) and the bandwidth (a read-only stream over the
@@ -11,6 +11,8 @@
 
 #[path = "cpu/limits.rs"]
 mod limits;
+#[path = "cpu/staging.rs"]
+mod staging;
 
 use std::time::Instant;
 
@@ -42,6 +44,9 @@ fn main() {
     if on("attention") {
         decode(&cpu);
         prefill(&cpu);
+    }
+    if on("staging") {
+        staging::staging(cpu.threads());
     }
 }
 

@@ -173,6 +173,30 @@ impl StepSize<'_> {
     }
 }
 
+/// A product that steps will ask for: a weight's shape, and what is made with it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct ProductShape {
+    /// Columns of the weight.
+    pub inputs: usize,
+    /// Rows of the weight.
+    pub outputs: usize,
+    /// Whether the results are logits.
+    pub logits: bool,
+    /// The most rows that are multiplied at once.
+    pub rows: usize,
+}
+
+/// Bytes of a device's memory that its driver and libraries take for themselves once it is in use.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Overheads {
+    /// What products need beside their operands.
+    pub products: usize,
+    /// What the exchange between ranks needs.
+    pub collectives: usize,
+    /// Kernels and recorded work.
+    pub runtime: usize,
+}
+
 /// A device: memory, weights in its own layout, and the operations of a decoder.
 ///
 /// Callers keep to the shapes given at allocation and to validated token, block and slot numbers; a violation is a bug
@@ -196,6 +220,31 @@ pub trait Backend {
 
     // ---- before the first step
 
+    /// Finds out how these products are fastest, where there is a choice. Returns what a person should know of it.
+    fn tune(&self, _products: &[ProductShape]) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+    /// Takes `bytes` bytes of the device's memory at once, for everything that is made from now on in up to `pieces` pieces. Devices that gain
+    /// nothing by it do nothing.
+    fn reserve(&self, _bytes: usize, _pieces: usize) -> Result<()> {
+        Ok(())
+    }
+    /// Says that everything has been made: steps allocate nothing on the device. Returns how many bytes did not fit what was reserved.
+    fn seal(&self) -> usize {
+        0
+    }
+    /// What the device's own software takes of its memory in a group of `ranks`.
+    fn overheads(&self, _ranks: usize) -> Overheads {
+        Overheads::default()
+    }
+    /// Bytes that [`Backend::buf`] takes for `elements` elements.
+    fn activation_bytes(&self, elements: usize) -> usize {
+        elements.saturating_mul(size_of::<f32>())
+    }
+    /// Bytes of what `ranks` ranks gather their logits in, `elements` of each, if the device needs room for that.
+    fn gather_bytes(&self, _ranks: usize, _elements: usize) -> usize {
+        0
+    }
     /// Zeroed activations for up to `rows` rows.
     fn buf(&self, rows: usize, cols: usize) -> Result<Self::Buf>;
     /// Zeroed logits for up to `rows` rows: what [`Backend::linear`] writes for [`Backend::sample`] to choose from.

@@ -8,14 +8,16 @@ pub mod cpu;
 #[cfg(any(feature = "cuda", feature = "cpu-sim"))]
 pub mod cuda;
 mod error;
+mod pool;
 pub mod reference;
 mod sample;
 pub mod sampling;
+pub mod staging;
 pub mod tensor;
 
 pub use backend::{
-    Activation, AttentionSpec, Backend, HeadNorm, HostMemory, KvSpec, Norm, Prologue, QkvLayout, RopeSpec,
-    RopeStyle, SeqRow, StepInput, StepSize,
+    Activation, AttentionSpec, Backend, HeadNorm, HostMemory, KvSpec, Norm, Overheads, ProductShape,
+    Prologue, QkvLayout, RopeSpec, RopeStyle, SeqRow, StepInput, StepSize,
 };
 pub use error::{Error, Result};
 pub use sampling::{SampleRow, Sampled, SamplingParams};

@@ -142,6 +142,10 @@ pub(crate) struct EngineArgs {
     #[arg(long, env = "PREFIX_CACHING", default_value_t = true, action = clap::ArgAction::Set, value_name = "true|false",
           value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) prefix_caching: bool,
+    /// On cards: compute a sequence's tokens by the same algorithm whatever else is in the batch, at some cost in speed; on the processor it is
+    /// always so
+    #[arg(long, env = "BATCH_INVARIANT", value_parser = clap::builder::BoolishValueParser::new())]
+    pub(crate) batch_invariant: bool,
     /// Seconds that one step may take before the shards count as hung and are started again
     #[arg(long, env = "STEP_TIMEOUT", default_value_t = 120.0, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) step_timeout: f64,

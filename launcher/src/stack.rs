@@ -156,6 +156,9 @@ pub(crate) fn shard_flags(model: &ModelArgs, engine: &EngineArgs) -> Vec<OsStrin
             push(flag, value);
         }
     }
+    if engine.batch_invariant {
+        flags.push("--batch-invariant".into());
+    }
     flags
 }
 

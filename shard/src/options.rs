@@ -91,6 +91,9 @@ pub struct ShardOptions {
     pub block_size: usize,
     /// Rows of the decode steps that a card records; sizes up to `max_sequences` if not given.
     pub graph_sizes: Option<Vec<usize>>,
+    /// On cards: results of a sequence do not depend on what else is computed with it, bit by bit, at some cost in speed. On the processor it is
+    /// always so.
+    pub batch_invariant: bool,
     /// Threads of the CPU backend; one per core if not given.
     pub threads: Option<usize>,
     /// End the process as soon as its standard input is closed, so that it never outlives its parent.

@@ -8,17 +8,14 @@ use millrace_proto::{Fault, Loading, MemoryItem, Phase, Ready, Rendezvous, from_
 use crate::answer::answer;
 use crate::collective::{self, Deadlines};
 use crate::connection::{Connection, Router, connect, is_hang_up};
-use crate::decoder::{Collective, Decoder, Weights};
+use crate::decoder::{Collective, Decoder, Weights, products};
 use crate::model::{DecoderSpec, Model};
 use crate::options::{Device, ShardOptions};
 use crate::plan::{self, Plan, Wish};
-#[cfg(feature = "cpu-sim")]
-use crate::platform::cuda;
-use crate::platform::cuda::cards;
-use crate::platform::{OnHost, Opened, Platform, processor};
+use crate::platform::{OnHost, Opened, Platform, cuda, processor};
 use crate::split::Split;
 use crate::worker::Worker;
-use crate::{Error, lifeline, null};
+use crate::{Bytes, Error, lifeline, null};
 
 /// How long a rank waits for others that load more slowly. What happens to them meanwhile is the router's to see.
 const LONGEST_LOAD: Duration = Duration::from_secs(24 * 3600);
@@ -39,7 +36,7 @@ pub fn run(options: &ShardOptions, open: impl FnOnce() -> Result<Model, Error>) 
     match options.device {
         Device::Null(pace) => report_to(&*connection, |router| null::serve(router, options, pace, open)),
         Device::Cpu => serve(&OnHost(|| processor(options)), &*connection, options, open),
-        Device::Cuda => serve(&cards(options), &*connection, options, open),
+        Device::Cuda => serve(&cuda::cards(options), &*connection, options, open),
         #[cfg(feature = "cpu-sim")]
         Device::CudaSim => serve(&cuda::simulated(options), &*connection, options, open),
     }
@@ -104,12 +101,18 @@ fn start<P: Platform>(
         max_batch_total_tokens: options.max_batch_total_tokens,
         max_step_tokens: options.max_step_tokens,
         max_sequences: options.max_sequences,
+        ranks: options.world_size,
         block_size: options.block_size,
         free,
         fraction: P::MEMORY_FRACTION,
     };
     let plan = plan::plan(&spec, &wish, &backend)?;
     let limits = plan.limits;
+    for warning in backend.tune(&products(&spec, &limits))? {
+        tracing::warn!("{warning}");
+    }
+    ledger.end("choose algorithms");
+    backend.reserve(plan.footprint.on_device(), plan::allocations(&spec))?;
 
     let mut last = Instant::now();
     let total = plan.footprint.weights;
@@ -140,6 +143,10 @@ fn start<P: Platform>(
     let mut worker = Worker::new(backend, decoder, limits);
     ledger.end("allocate");
     worker.warm_up()?;
+    let beyond = worker.backend().seal();
+    if beyond > 0 {
+        tracing::warn!("{} of the device's memory are in use beyond the memory plan", Bytes(beyond));
+    }
     ledger.end("warm up");
     if worker.record(options.graph_sizes.as_deref())? {
         ledger.end("record decode steps");
@@ -188,7 +195,8 @@ fn loading(phase: &str, done: usize, total: usize) -> from_shard::Message {
 /// What is known of the model and its limits before it is loaded.
 fn describe(spec: &DecoderSpec, plan: &Plan) -> Ready {
     let limits = &plan.limits;
-    let memory = plan.footprint.items();
+    let item = |(name, bytes): (&str, usize)| MemoryItem { name: name.into(), bytes: bytes as u64 };
+    let memory = plan.footprint.items().into_iter().map(item);
     Ready {
         model_type: spec.model_type.clone(),
         vocab_size: spec.vocab as u32,
@@ -199,7 +207,7 @@ fn describe(spec: &DecoderSpec, plan: &Plan) -> Ready {
         free_bytes: plan.free.unwrap_or_default() as u64,
         max_sequences: limits.max_sequences as u32,
         max_step_tokens: limits.max_step_tokens as u32,
-        memory: memory.map(|(name, bytes)| MemoryItem { name: name.into(), bytes: bytes as u64 }).into(),
+        memory: memory.collect(),
         ..Ready::default()
     }
 }

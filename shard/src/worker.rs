@@ -60,6 +60,11 @@ impl<B: Backend> Worker<B> {
         }
     }
 
+    /// What computes.
+    pub(crate) fn backend(&self) -> &B {
+        &self.backend
+    }
+
     /// Computes a short sequence, so that the first request does not pay for cold caches and lazy allocations.
     pub(crate) fn warm_up(&mut self) -> Result<(), Error> {
         let Limits { max_step_tokens, max_sequence_tokens, block_size, .. } = self.limits;

@@ -35,6 +35,7 @@ fn child() {
         max_sequences: 1,
         block_size: 16,
         graph_sizes: None,
+        batch_invariant: false,
         threads: Some(1),
         lifeline: true,
     };

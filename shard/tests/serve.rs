@@ -41,6 +41,7 @@ fn options() -> ShardOptions {
         max_sequences: 3,
         block_size: 4,
         graph_sizes: None,
+        batch_invariant: false,
         threads: None,
         lifeline: false,
     }

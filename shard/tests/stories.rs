@@ -40,6 +40,7 @@ fn options(address: Address) -> ShardOptions {
         all_reduce: AllReduce::Auto,
         ranks_per_card: 1,
         graph_sizes: None,
+        batch_invariant: false,
         collective_timeout: Duration::from_secs(30),
         dtype: None,
         kv_cache_dtype: None,

@@ -1,4 +1,4 @@
-//! The kernels' tests and benchmarks as two programs for a machine that has a card, and neither Rust nor a network.
+//! The server, and the kernels' tests and benchmarks, as programs for a machine that has a card, and neither Rust nor a network.
 
 use std::fs;
 use std::path::Path;
@@ -9,10 +9,10 @@ use crate::{cargo, toolkit};
 /// Where the programs go, for `integration-tests/gpu/check.sh`.
 const FOLDER: &str = "target/gpu";
 
-/// What both may weigh together, in bytes: the machine takes 64 MiB, the repository among them.
+/// What all may weigh together, in bytes: the machine takes 64 MiB, the repository among them.
 const MOST: u64 = 48 << 20;
 
-/// Says whether both programs are there, small enough to carry.
+/// Says whether the programs are there, small enough to carry.
 pub(crate) fn run() -> bool {
     match pack() {
         Ok(bytes) => {
@@ -39,12 +39,18 @@ fn pack() -> Result<u64, String> {
         ("NVCC", &*nvcc.to_string_lossy()),
         ("MILLRACE_CUDA_ARCHITECTURES", &*architectures),
     ];
-    let features = ["--package", "millrace-kernels", "--features", "embed-cubin,cpu-sim"];
+    let kernels = ["--package", "millrace-kernels", "--features", "embed-cubin,cpu-sim"];
+    let tests = |kind| [&["test", kind, "cuda", "--no-run"][..], &kernels].concat();
+    let server = ["build", "--release", "--package", "millrace", "--features", "embed-cubin"];
+    let programs = [
+        ("kernel-tests", tests("--test"), "cuda"),
+        ("kernel-bench", tests("--bench"), "cuda"),
+        ("millrace", server.to_vec(), "millrace"),
+    ];
     fs::create_dir_all(FOLDER).map_err(|e| format!("{FOLDER}: {e}"))?;
     let mut bytes = 0;
-    for (name, kind) in [("kernel-tests", "--test"), ("kernel-bench", "--bench")] {
-        let arguments = [&["test", kind, "cuda", "--no-run"][..], &features].concat();
-        let built = cargo::build(&arguments, &environment, "cuda")?;
+    for (name, arguments, target_name) in programs {
+        let built = cargo::build(&arguments, &environment, target_name)?;
         let program = built.executable.ok_or("cargo has not said where the program is")?;
         let target = Path::new(FOLDER).join(name);
         fs::copy(&program, &target).map_err(|e| format!("{}: {e}", target.display()))?;

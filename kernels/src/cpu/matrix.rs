@@ -4,8 +4,8 @@
 use half::{bf16, f16};
 
 use super::memory::{Memory, Shared};
-use super::pool::Pool;
 use super::simd::Element;
+use crate::pool::Pool;
 use crate::tensor::stacked_shape;
 use crate::{DType, Part, Result};
 

@@ -12,7 +12,6 @@ mod gemm;
 mod kv;
 mod matrix;
 mod memory;
-mod pool;
 mod prologue;
 mod rows;
 mod simd;
@@ -26,9 +25,9 @@ pub use matrix::Matrix;
 pub use simd::Isa;
 pub use step::Step;
 
+use crate::pool::Pool;
 use crate::{Error, Result};
 use memory::{Memory, Shared};
-use pool::Pool;
 use simd::Target;
 
 /// How a [`Cpu`] is set up.

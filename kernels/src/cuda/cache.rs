@@ -6,6 +6,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use sha2::{Digest, Sha256};
 
+use super::folder::user_folder;
+
 /// Bytes of the checksum that an entry starts with.
 const CHECKSUM: usize = 32;
 
@@ -18,10 +20,7 @@ pub(crate) struct Cache {
 impl Cache {
     /// The user's: `$XDG_CACHE_HOME/millrace/kernels`, else `~/.cache/millrace/kernels`, else none.
     pub(crate) fn of_user() -> Cache {
-        let absolute =
-            |variable: &str| std::env::var_os(variable).map(PathBuf::from).filter(|p| p.is_absolute());
-        let base = absolute("XDG_CACHE_HOME").or_else(|| Some(absolute("HOME")?.join(".cache")));
-        Cache { folder: base.map(|base| base.join("millrace").join("kernels")) }
+        Cache { folder: user_folder("kernels") }
     }
 
     /// A cache in this folder, which is made when it is first written to.

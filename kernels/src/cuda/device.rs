@@ -2,15 +2,19 @@
 
 use std::sync::Arc;
 
+use super::arena::{Arena, Reserved};
+use super::choice::Algorithm;
 use super::driver::{Arg, Driver, Function, Gemm, Grid, Properties, TensorLayout, TensorMap};
 use super::memory::{Elem, Memory, View};
 use super::streams::StreamCall;
+use crate::backend::Overheads;
 use crate::{Error, Result};
 
 /// A card or the simulation of one. Clones are the same device.
 #[derive(Debug, Clone)]
 pub struct Device {
     driver: Arc<dyn Driver>,
+    arena: Arc<Arena>,
     properties: Properties,
 }
 
@@ -18,7 +22,7 @@ impl Device {
     /// The device behind `driver`.
     pub fn new(driver: Arc<dyn Driver>) -> Device {
         let properties = driver.properties();
-        Device { driver, properties }
+        Device { driver, arena: Arc::default(), properties }
     }
 
     /// A name for people.
@@ -36,7 +40,27 @@ impl Device {
     /// # Errors
     /// [`Error::OutOfMemory`] if there is not as much.
     pub fn allocate(&self, elem: Elem, len: usize) -> Result<Memory> {
-        Memory::new(self.driver.clone(), len * elem.size())
+        let bytes = len.checked_mul(elem.size());
+        let bytes = bytes.ok_or(Error::OutOfMemory { what: "device memory", bytes: usize::MAX })?;
+        self.arena.take(&self.driver, bytes)
+    }
+
+    /// Allocates `bytes` bytes at once, from which everything that is asked for from now on is cut; what is given back of it is not used again.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if there is not as much.
+    pub fn reserve(&self, bytes: usize) -> Result<()> {
+        self.arena.reserve(&self.driver, bytes)
+    }
+
+    /// How much of what was reserved is in use.
+    pub fn reserved(&self) -> Reserved {
+        self.arena.reserved()
+    }
+
+    /// From now on nothing is to be allocated: a simulated device refuses it.
+    pub fn seal(&self) {
+        self.driver.seal();
     }
 
     /// Memory that holds `bytes`.
@@ -44,7 +68,7 @@ impl Device {
     /// # Errors
     /// [`Error::OutOfMemory`] if there is no room, or what the copy fails with.
     pub fn upload(&self, bytes: &[u8]) -> Result<Memory> {
-        let memory = Memory::new(self.driver.clone(), bytes.len())?;
+        let memory = self.allocate(Elem::U8, bytes.len())?;
         // SAFETY: the memory is as long as the bytes.
         unsafe { self.driver.upload(memory.view(Elem::U8).address(), bytes)? };
         Ok(memory)
@@ -116,9 +140,9 @@ impl Device {
         self.driver.memory_bytes()
     }
 
-    /// Bytes that products take of the device's memory beside their operands.
-    pub fn gemm_bytes(&self) -> usize {
-        self.driver.gemm_bytes()
+    /// Bytes that the driver and its libraries take for themselves in a group of `ranks`.
+    pub fn overheads(&self, ranks: usize) -> Overheads {
+        self.driver.overheads(ranks)
     }
 
     /// Multiplies by the device's library.
@@ -128,6 +152,18 @@ impl Device {
     pub(super) unsafe fn gemm(&self, product: &Gemm) -> Result<()> {
         // SAFETY: the caller vouches for the operands.
         unsafe { self.driver.gemm(product) }
+    }
+
+    pub(super) fn product_library(&self) -> Option<String> {
+        self.driver.product_library()
+    }
+
+    pub(super) fn algorithms(&self, product: &Gemm, most: usize) -> Result<Vec<Algorithm>> {
+        self.driver.algorithms(product, most)
+    }
+
+    pub(super) fn fits(&self, product: &Gemm) -> Result<bool> {
+        self.driver.fits(product)
     }
 
     pub(super) fn make_current(&self) -> Result<()> {

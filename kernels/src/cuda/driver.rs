@@ -3,8 +3,10 @@
 use std::ops::Deref;
 use std::sync::atomic::AtomicU32;
 
+use super::choice::Algorithm;
 use super::memory::{Elem, View};
 use super::streams::Streams;
+use crate::backend::Overheads;
 use crate::{Error, Result};
 
 /// A kernel by the name of its source file and its own.
@@ -227,6 +229,8 @@ pub struct Gemm {
     pub w: u64,
     /// Address of `out`.
     pub out: u64,
+    /// How; the library's own first choice if not given, or if the given one does not fit.
+    pub algorithm: Option<Algorithm>,
 }
 
 /// What other processes of this host open memory by that [`Driver::share`] has made; the rest are zeros.
@@ -292,8 +296,25 @@ pub trait Driver: Streams {
     /// # Safety
     /// The operands lie in allocations and are as long as the shape says.
     unsafe fn gemm(&self, product: &Gemm) -> Result<()>;
-    /// Bytes that products take of the device's memory beside their operands.
-    fn gemm_bytes(&self) -> usize;
+    /// The library for products by name and version; none if it has nothing to choose from.
+    fn product_library(&self) -> Option<String> {
+        None
+    }
+    /// Up to `most` algorithms for a product, the most promising first. Only its shape counts.
+    fn algorithms(&self, _product: &Gemm, _most: usize) -> Result<Vec<Algorithm>> {
+        Ok(Vec::new())
+    }
+    /// Whether the library can use the algorithm that the product asks for.
+    fn fits(&self, _product: &Gemm) -> Result<bool> {
+        Ok(true)
+    }
+    /// Bytes that the driver and its libraries take of the device's memory for themselves in a group of `ranks`, beside what they took
+    /// when the device was opened.
+    fn overheads(&self, _ranks: usize) -> Overheads {
+        Overheads::default()
+    }
+    /// Says that nothing is to be allocated from now on.
+    fn seal(&self) {}
     /// Free and total bytes of the device's memory, if it says.
     fn memory_bytes(&self) -> Option<(usize, usize)>;
     /// Makes the calling thread one that may use the device's libraries directly.

@@ -8,7 +8,7 @@ use super::driver::Driver;
 use crate::{DType, Error, Result};
 
 /// The type of an element in device memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Elem {
     /// IEEE single precision.
     F32,
@@ -57,21 +57,48 @@ impl From<DType> for Elem {
     }
 }
 
-/// An allocation on a device; freed when dropped.
+/// An allocation of a driver; freed when dropped.
+#[derive(Debug)]
+pub(super) struct Slab {
+    driver: Arc<dyn Driver>,
+    at: u64,
+}
+
+impl Slab {
+    pub(super) fn new(driver: Arc<dyn Driver>, bytes: usize) -> Result<Slab> {
+        let at = driver.allocate(bytes.max(1))?;
+        Ok(Slab { driver, at })
+    }
+}
+
+impl Drop for Slab {
+    fn drop(&mut self) {
+        // SAFETY: the address came from this driver, and all memory in the slab holds on to it.
+        unsafe { self.driver.free(self.at) }
+    }
+}
+
+/// Memory on a device: an allocation of its own, or a piece of a larger one.
 #[derive(Debug)]
 pub struct Memory {
-    driver: Arc<dyn Driver>,
+    /// What the memory lies in.
+    _slab: Arc<Slab>,
     at: u64,
     bytes: usize,
 }
 
 impl Memory {
-    pub(super) fn new(driver: Arc<dyn Driver>, bytes: usize) -> Result<Memory> {
-        let at = driver.allocate(bytes.max(1))?;
-        Ok(Memory { driver, at, bytes })
+    pub(super) fn alone(driver: Arc<dyn Driver>, bytes: usize) -> Result<Memory> {
+        Ok(Memory::piece(Arc::new(Slab::new(driver, bytes)?), 0, bytes))
     }
 
-    /// Bytes of the allocation.
+    /// `bytes` bytes of the slab from `offset` on, which must lie in it.
+    pub(super) fn piece(slab: Arc<Slab>, offset: usize, bytes: usize) -> Memory {
+        let at = slab.at + offset as u64;
+        Memory { _slab: slab, at, bytes }
+    }
+
+    /// Bytes of the memory.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -79,13 +106,6 @@ impl Memory {
     /// As many elements as fit.
     pub fn view(&self, elem: Elem) -> View<'_> {
         View { at: self.at, len: self.bytes / elem.size(), elem, memory: PhantomData }
-    }
-}
-
-impl Drop for Memory {
-    fn drop(&mut self) {
-        // SAFETY: the address came from this driver, and views cannot outlive the memory.
-        unsafe { self.driver.free(self.at) }
     }
 }
 

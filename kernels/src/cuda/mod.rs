@@ -4,17 +4,20 @@
 //! grid, and launches it on a [`Device`]. A device is a card or, with the feature `cpu-sim`, a simulation that runs the
 //! same sources on this machine's processor; tests run on either.
 
+mod arena;
 mod backend;
 #[cfg(feature = "cuda")]
 mod cache;
 #[cfg(feature = "cuda")]
 mod card;
+mod choice;
 pub mod cost;
 mod device;
 #[cfg(feature = "cuda")]
 pub mod doctor;
 mod driver;
 mod event;
+mod folder;
 mod graph;
 mod memory;
 mod modules;
@@ -33,9 +36,11 @@ mod recorder;
 mod sim;
 mod streams;
 
+pub use arena::Reserved;
 pub use backend::Cuda;
 #[cfg(feature = "cuda")]
 pub use card::Card;
+pub use choice::Algorithm;
 pub use cost::Cost;
 pub use device::Device;
 pub use driver::{Arg, Args, Driver, Function, Gemm, Grid, Properties, SharedName, TensorLayout, TensorMap};

@@ -7,6 +7,7 @@
 
 mod activation;
 mod allreduce;
+mod arena;
 mod columns;
 mod common;
 mod decode;

@@ -36,6 +36,7 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         max_sequences: engine.max_batch_size as usize,
         block_size: 16,
         graph_sizes: engine.cuda_graphs,
+        batch_invariant: engine.batch_invariant,
         threads: engine.cpus_per_shard,
         lifeline: true,
     };

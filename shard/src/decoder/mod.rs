@@ -1,6 +1,7 @@
 //! The one decoder: what a [`DecoderSpec`] says, computed with the operations of a [`Backend`].
 
 mod group;
+mod products;
 mod weights;
 mod workspace;
 
@@ -14,6 +15,7 @@ use crate::model::{DecoderSpec, LayerSpec};
 use crate::{Error, Limits};
 use group::Group;
 pub use group::{Collective, OverCards, OverHost};
+pub(crate) use products::products;
 pub use weights::Weights;
 use workspace::Workspace;
 pub(crate) use workspace::activation_elements;

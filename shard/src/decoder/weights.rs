@@ -1,9 +1,14 @@
 //! The weights of a model in the device's memory.
 
+use std::vec::IntoIter;
+
 use millrace_kernels::{Backend, DType, HeadNorm, HostTensor, Norm, Part, RopeSpec};
 
 use crate::Error;
 use crate::model::{DecoderSpec, LayerSlot, LayerSpec, RopeTable, Slot, WeightSource};
+
+/// How far the disk is asked to be ahead, in bytes: more than it reads while a matrix is copied, little beside any machine's memory.
+const READ_AHEAD: usize = 512 << 20;
 
 /// All constants of a decoder, as the device holds them.
 pub struct Weights<B: Backend> {
@@ -44,7 +49,9 @@ impl<B: Backend> Weights<B> {
         positions: usize,
         progress: &mut dyn FnMut(usize) -> Result<(), Error>,
     ) -> Result<Self, Error> {
-        let mut loader = Loader { backend, spec, source, dtype, done: 0, read: 0, progress };
+        let ahead = spec.slots().into_iter();
+        let mut loader =
+            Loader { backend, spec, source, dtype, ahead, awaited: 0, done: 0, read: 0, progress };
         let embedding = loader.matrix(Slot::Embedding)?;
         let layers = spec
             .layers
@@ -81,6 +88,10 @@ struct Loader<'a, B: Backend> {
     spec: &'a DecoderSpec,
     source: &'a dyn WeightSource,
     dtype: DType,
+    /// The weights that have not been asked for ahead of their use.
+    ahead: IntoIter<Slot>,
+    /// Bytes that have been asked for ahead and not been read.
+    awaited: usize,
     done: usize,
     read: usize,
     progress: &'a mut dyn FnMut(usize) -> Result<(), Error>,
@@ -135,10 +146,10 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     fn parts(&mut self, slot: Slot) -> Result<Vec<Part<'a>>, Error> {
         let parts = self.source.parts(slot)?;
-        for part in &parts {
-            self.source.will_need(part);
-            self.read += part.rows.len() * part.cols.len() * part.tensor.dtype.size();
-        }
+        self.read_ahead()?;
+        let bytes = stored_bytes(&parts);
+        self.awaited = self.awaited.saturating_sub(bytes);
+        self.read += bytes;
         let (want_rows, want_cols) = self.spec.shape(slot);
         // The parts of a vector lie one after the other, those of a matrix below one another.
         let (rows, cols) = if slot.is_vector() {
@@ -152,10 +163,27 @@ impl<'a, B: Backend> Loader<'a, B> {
         Ok(parts)
     }
 
+    /// Lets the disk work on this weight and the next ones while they are on their way to the device.
+    fn read_ahead(&mut self) -> Result<(), Error> {
+        while self.awaited < READ_AHEAD
+            && let Some(slot) = self.ahead.next()
+        {
+            let parts = self.source.parts(slot)?;
+            parts.iter().for_each(|part| self.source.will_need(part));
+            self.awaited += stored_bytes(&parts);
+        }
+        Ok(())
+    }
+
     fn advance(&mut self, bytes: usize) -> Result<(), Error> {
         self.done += bytes;
         (self.progress)(self.done)
     }
+}
+
+/// Bytes that the parts take where they are stored.
+fn stored_bytes(parts: &[Part<'_>]) -> usize {
+    parts.iter().map(|part| part.rows.len() * part.cols.len() * part.tensor.dtype.size()).sum()
 }
 
 fn rope<B: Backend>(

@@ -1,6 +1,6 @@
 //! How many bytes things take on a device.
 
-use millrace_kernels::{Backend, DType, KvSpec, StepSize};
+use millrace_kernels::{Backend, DType, KvSpec, Overheads, StepSize};
 
 /// How many bytes a device takes for what.
 pub trait Device {
@@ -10,8 +10,20 @@ pub trait Device {
     fn kv_bytes(&self, spec: &KvSpec) -> usize;
     /// For the device's own use in products of this many rows and columns at most.
     fn scratch_bytes(&self, rows: usize, cols: usize) -> usize;
+    /// For so many elements of activations.
+    fn activation_bytes(&self, elements: usize) -> usize {
+        elements.saturating_mul(size_of::<f32>())
+    }
+    /// For gathering this many logits of each of `ranks` ranks.
+    fn gather_bytes(&self, _ranks: usize, _elements: usize) -> usize {
+        0
+    }
     /// For what it keeps of steps and sequences.
     fn step_bytes(&self, size: &StepSize<'_>) -> usize;
+    /// For its driver and libraries.
+    fn overheads(&self, _ranks: usize) -> Overheads {
+        Overheads::default()
+    }
 }
 
 impl<B: Backend> Device for B {
@@ -27,8 +39,20 @@ impl<B: Backend> Device for B {
         Backend::scratch_bytes(self, rows, cols)
     }
 
+    fn activation_bytes(&self, elements: usize) -> usize {
+        Backend::activation_bytes(self, elements)
+    }
+
+    fn gather_bytes(&self, ranks: usize, elements: usize) -> usize {
+        Backend::gather_bytes(self, ranks, elements)
+    }
+
     fn step_bytes(&self, size: &StepSize<'_>) -> usize {
         Backend::step_bytes(self, size)
+    }
+
+    fn overheads(&self, ranks: usize) -> Overheads {
+        Backend::overheads(self, ranks)
     }
 }
 

@@ -4,7 +4,7 @@
 
 mod device;
 
-use millrace_kernels::{DType, KvSpec, QkvLayout};
+use millrace_kernels::{DType, KvSpec, Overheads, QkvLayout};
 
 use crate::decoder::{activation_elements, attention, step_size};
 use crate::model::DecoderSpec;
@@ -30,6 +30,8 @@ pub struct Wish {
     pub max_step_tokens: usize,
     /// Sequences at once.
     pub max_sequences: usize,
+    /// Ranks that the model is split over.
+    pub ranks: usize,
     /// Tokens per block.
     pub block_size: usize,
     /// Free memory in bytes, if known.
@@ -45,14 +47,18 @@ pub struct Footprint {
     pub weights: usize,
     /// Activations of one step, and what the device needs to compute them.
     pub activations: usize,
-    /// Logits of one step.
+    /// Logits of one step, and what they are gathered in.
     pub logits: usize,
+    /// What the device keeps of steps and sequences.
+    pub step: usize,
     /// Cosines and sines.
     pub rope_tables: usize,
-    /// Tokens and block tables of all sequences, and what the device needs to make steps of them.
+    /// Tokens and block tables of all sequences.
     pub slot_table: usize,
     /// Keys and values.
     pub kv_pool: usize,
+    /// What the device's driver and libraries take.
+    pub overheads: Overheads,
 }
 
 /// A plan that fits.
@@ -145,8 +151,14 @@ fn widest_input(spec: &DecoderSpec) -> usize {
     matrices.map(|slot| spec.shape(slot).1).max().unwrap_or(0)
 }
 
-/// What a model takes with these limits.
-pub fn footprint(spec: &DecoderSpec, dtype: DType, limits: &Limits, device: &impl Device) -> Footprint {
+/// What one of `ranks` ranks takes with these limits; `spec` is its share.
+pub fn footprint(
+    spec: &DecoderSpec,
+    dtype: DType,
+    limits: &Limits,
+    ranks: usize,
+    device: &impl Device,
+) -> Footprint {
     let singles = |elements: usize| elements.saturating_mul(size_of::<f32>());
     let Limits { max_step_tokens, max_sequences, block_size, num_blocks, .. } = *limits;
     // A rank that holds a part of the vocabulary has its own columns beside the whole rows.
@@ -155,17 +167,23 @@ pub fn footprint(spec: &DecoderSpec, dtype: DType, limits: &Limits, device: &imp
     let rope_elements: usize = spec.ropes.iter().map(|rope| rope.rotary_dim).sum();
     Footprint {
         weights: weight_bytes(spec, dtype, device),
-        activations: singles(activation_elements(spec, max_step_tokens, max_sequences))
+        activations: device
+            .activation_bytes(activation_elements(spec, max_step_tokens, max_sequences))
             .saturating_add(device.scratch_bytes(max_step_tokens.max(max_sequences), widest_input(spec))),
-        logits: singles(max_sequences.saturating_mul(spec.vocab + own)),
+        logits: singles(max_sequences.saturating_mul(spec.vocab + own))
+            .saturating_add(device.gather_bytes(ranks, max_sequences.saturating_mul(own))),
+        step: device.step_bytes(&step_size(spec, limits, &attention(spec))),
         rope_tables: singles(limits.max_sequence_tokens.saturating_mul(rope_elements)),
-        slot_table: SlotTable::bytes(limits, spec.vocab).saturating_add(device.step_bytes(&step_size(
-            spec,
-            limits,
-            &attention(spec),
-        ))),
+        slot_table: SlotTable::bytes(limits, spec.vocab),
         kv_pool: kv_bytes(spec, limits.kv_dtype, num_blocks, block_size, device),
+        overheads: device.overheads(ranks),
     }
+}
+
+/// More allocations than a decoder makes on its device.
+pub fn allocations(spec: &DecoderSpec) -> usize {
+    const BUFFERS: usize = 64;
+    spec.slots().len() + 2 * spec.layers.len() + 2 * spec.ropes.len() + BUFFERS
 }
 
 /// Decides how long sequences may be and how many blocks the KV pool has.
@@ -193,7 +211,7 @@ pub fn plan(spec: &DecoderSpec, wish: &Wish, device: &impl Device) -> Result<Pla
             (planner.given_pool(longest.max(BLIND_POOL))?, usize::MAX)
         }
     };
-    let footprint = footprint(spec, wish.dtype, &limits, device);
+    let footprint = footprint(spec, wish.dtype, &limits, wish.ranks, device);
     if footprint.total() > budget {
         let tokens = limits.num_blocks * limits.block_size;
         return Err(planner.no_room(&footprint, budget, format!("{tokens} tokens")));
@@ -259,7 +277,7 @@ impl<D: Device> Planner<'_, D> {
     }
 
     fn footprint(&self, limits: &Limits) -> Footprint {
-        footprint(self.spec, self.wish.dtype, limits, self.device)
+        footprint(self.spec, self.wish.dtype, limits, self.wish.ranks, self.device)
     }
 
     fn no_room(&self, footprint: &Footprint, budget: usize, kv_for: String) -> PlanError {
@@ -278,28 +296,44 @@ fn largest(mut low: usize, mut high: usize, fits: impl Fn(usize) -> bool) -> usi
 }
 
 impl Footprint {
-    /// Names and bytes, in the order they are printed.
-    pub fn items(&self) -> [(&'static str, usize); 6] {
+    /// Names and bytes of what takes any, in the order they are printed.
+    pub fn items(&self) -> Vec<(&'static str, usize)> {
+        let mut items = vec![("weights", self.weights)];
+        items.extend(self.beside());
+        items.push(("KV cache", self.kv_pool));
+        items.retain(|(_, bytes)| *bytes > 0);
+        items
+    }
+
+    /// All but weights and KV pool, by name.
+    fn beside(&self) -> [(&'static str, usize); 8] {
         [
-            ("weights", self.weights),
             ("activations", self.activations),
             ("logits", self.logits),
+            ("step tables", self.step),
             ("rotary tables", self.rope_tables),
             ("slot table", self.slot_table),
-            ("KV cache", self.kv_pool),
+            ("product workspace", self.overheads.products),
+            ("collective buffers", self.overheads.collectives),
+            ("kernels and graphs", self.overheads.runtime),
         ]
     }
 
     /// All but weights and KV pool.
     pub fn workspace(&self) -> usize {
-        [self.activations, self.logits, self.rope_tables, self.slot_table]
-            .into_iter()
-            .fold(0, usize::saturating_add)
+        self.beside().into_iter().fold(0, |sum, (_, bytes)| sum.saturating_add(bytes))
     }
 
     /// Everything.
     pub fn total(&self) -> usize {
-        self.items().into_iter().fold(0, |sum, (_, bytes)| sum.saturating_add(bytes))
+        self.weights.saturating_add(self.workspace()).saturating_add(self.kv_pool)
+    }
+
+    /// What the decoder allocates on its device.
+    pub fn on_device(&self) -> usize {
+        [self.weights, self.activations, self.logits, self.step, self.rope_tables, self.kv_pool]
+            .into_iter()
+            .fold(0, usize::saturating_add)
     }
 }
 

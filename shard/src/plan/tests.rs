@@ -38,6 +38,7 @@ fn wish() -> Wish {
         max_batch_total_tokens: None,
         max_step_tokens: 8,
         max_sequences: 4,
+        ranks: 1,
         block_size: 16,
         free: Some(1 << 20),
         fraction: 0.5,
@@ -58,16 +59,18 @@ fn every_byte_is_counted() {
         num_blocks: 9,
         kv_dtype: DType::F16,
     };
-    let found = footprint(&spec(), DType::F16, &limits, &Unpadded);
+    let found = footprint(&spec(), DType::F16, &limits, 1, &Unpadded);
     let matrices = 100 * 16 + 2 * (32 * 16 + 16 * 16 + 64 * 16 + 16 * 32);
     let vectors = 16 + 2 * (16 + 32 + 16);
     let expected = Footprint {
         weights: 2 * matrices + 4 * vectors,
         activations: 4 * (8 * (3 * 16 + 32 + 16 + 64 + 32) + 4 * 16),
         logits: 4 * 4 * 100,
+        step: 0,
         rope_tables: 4 * 100 * 2 * 2,
         slot_table: 4 * 4 * (100 + 1 + 7 + 4),
         kv_pool: 9 * 16 * 2 * 2 * 2 * 4 * 2,
+        overheads: Overheads::default(),
     };
     assert_eq!(found, expected);
     assert_eq!(kv_bytes_per_token(&spec(), DType::F32, &Unpadded), 2 * 2 * 2 * 4 * 4);

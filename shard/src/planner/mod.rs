@@ -98,7 +98,7 @@ impl Share {
             num_blocks: 0,
             kv_dtype: self.kv_dtype,
         };
-        plan::footprint(&self.spec, self.dtype, &limits, &Unpadded).workspace()
+        plan::footprint(&self.spec, self.dtype, &limits, self.world_size, &Unpadded).workspace()
     }
 
     /// Tokens of KV cache that `memory` bytes have room for beside weights and workspace; none if these alone do not fit.

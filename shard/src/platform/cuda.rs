@@ -29,6 +29,8 @@ pub(crate) struct OnCards {
     pub(crate) all_reduce: AllReduce,
     /// Whether all ranks are on this host.
     pub(crate) one_host: bool,
+    /// Whether a row's results are the same however many rows there are.
+    pub(crate) batch_invariant: bool,
 }
 
 /// NVIDIA's cards, in the order in which `CUDA_VISIBLE_DEVICES` shows them.
@@ -62,6 +64,7 @@ fn devices(
         deadline: options.collective_timeout,
         all_reduce: options.all_reduce,
         one_host: host_ranks == options.world_size,
+        batch_invariant: options.batch_invariant,
     }
 }
 
@@ -74,7 +77,7 @@ impl Platform for OnCards {
     fn open(&self, dtype: DType) -> Result<Opened<Cuda>, Error> {
         let device = (self.open)(self.ordinal)?;
         let free = device.memory_bytes().map(|(free, _)| free / self.sharers);
-        Ok(Opened { backend: Cuda::new(device, dtype), free })
+        Ok(Opened { backend: Cuda::new(device, dtype).batch_invariant(self.batch_invariant), free })
     }
 
     /// The ranks tell each other over the host's wire how they can be reached; it stays for what the hosts exchange.

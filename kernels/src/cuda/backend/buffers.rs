@@ -1,5 +1,6 @@
 //! What lies in the device's memory for longer than a step.
 
+use super::loading::Loading;
 use super::{Device, Elem, Memory, View};
 use crate::backend::KvSpec;
 use crate::cuda::ops::paged::PagedKv;
@@ -72,46 +73,21 @@ pub struct Matrix {
 }
 
 impl Matrix {
-    pub(super) fn new(device: &Device, parts: &[Part<'_>], dtype: DType) -> Result<Matrix> {
+    pub(super) fn new(
+        device: &Device,
+        loading: &mut Loading,
+        parts: &[Part<'_>],
+        dtype: DType,
+    ) -> Result<Matrix> {
         let (out, cols) = stacked_shape(parts)?;
         let elem = Elem::from(dtype);
         let memory = device.allocate(elem, out * cols)?;
-        let mut staged = Vec::new();
-        let mut done = 0;
-        for part in parts {
-            stage(part, dtype, &mut staged);
-            let len = staged.len() / elem.size();
-            device.write(memory.view(elem).slice(done..done + len), &staged)?;
-            done += len;
-        }
+        loading.load(device, parts, dtype, memory.view(elem))?;
         Ok(Matrix { memory, elem, out, cols })
     }
 
     pub(super) fn view(&self) -> View<'_> {
         self.memory.view(self.elem)
-    }
-}
-
-/// The part's elements as `dtype`, row after row.
-fn stage(part: &Part<'_>, dtype: DType, bytes: &mut Vec<u8>) {
-    bytes.clear();
-    let (tensor, cols) = (&part.tensor, part.cols.len());
-    if tensor.dtype == dtype {
-        let size = dtype.size();
-        for row in part.rows.clone() {
-            let at = (row * tensor.cols + part.cols.start) * size;
-            bytes.extend_from_slice(&tensor.bytes[at..at + cols * size]);
-        }
-        return;
-    }
-    let mut values = vec![0.0; cols];
-    for row in 0..part.rows.len() {
-        part.read_row(row, &mut values);
-        match dtype {
-            DType::F32 => bytes.extend(values.iter().flat_map(|x| x.to_le_bytes())),
-            DType::F16 => bytes.extend(values.iter().flat_map(|x| half::f16::from_f32(*x).to_le_bytes())),
-            DType::BF16 => bytes.extend(values.iter().flat_map(|x| half::bf16::from_f32(*x).to_le_bytes())),
-        }
     }
 }
 

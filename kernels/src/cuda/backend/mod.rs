@@ -5,39 +5,63 @@
 
 mod buffers;
 mod decoding;
+mod loading;
 mod sampler;
 mod slots;
 mod step;
+mod tuning;
 mod words;
 
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use super::arena::ALIGNMENT;
+use super::choice::Way;
 use super::ops::activation::{self, Version};
 use super::ops::allreduce::{AddNorm, GatherColumns};
 use super::ops::attention::Attention;
 use super::ops::embed::{self, Embed, Gather};
-use super::ops::matmul::{Matmul, matmul};
+use super::ops::gemv::gemv;
+use super::ops::matmul::{Matmul, matmul_by};
 use super::ops::norm::{self, Rows};
 use super::ops::prefill::prefill;
+use super::ops::product::Product;
 use super::ops::prologue::{self, HeadNorms, Rope};
 use super::ranks::Ranks;
 use super::{Device, Elem, Graph, Memory, View};
-use crate::backend::{Activation, AttentionSpec, Backend, KvSpec, Norm, Prologue, StepInput, StepSize};
+use crate::backend::{
+    Activation, AttentionSpec, Backend, KvSpec, Norm, Overheads, ProductShape, Prologue, StepInput, StepSize,
+};
 use crate::sampling::{SampleRow, Sampled, SamplingParams};
 use crate::{DType, Error, Part, Result};
 use buffers::{Buf, Kv, Matrix, Vector};
 use decoding::{of_rows, scores};
+use loading::Loading;
 use step::{STEPS_AHEAD, Step};
+use tuning::{Tuned, shape_of};
 
 /// One device that computes a model whose activations and weights are of one type.
 #[derive(Debug, Clone)]
 pub struct Cuda {
     device: Device,
     dtype: DType,
+    /// The way by which matrices come, from the first one until the device is sealed.
+    loading: Arc<Mutex<Option<Loading>>>,
+    /// One algorithm for all numbers of rows.
+    batch_invariant: bool,
+    /// How products are fastest, once that is known.
+    tuned: Arc<OnceLock<Tuned>>,
 }
 
 impl Cuda {
     /// The operations of `device` on activations of type `dtype`.
     pub fn new(device: Device, dtype: DType) -> Cuda {
-        Cuda { device, dtype }
+        Cuda { device, dtype, loading: Arc::default(), batch_invariant: false, tuned: Arc::default() }
+    }
+
+    /// Lets a row's results be the same however many rows there are, at some cost in speed.
+    #[must_use]
+    pub fn batch_invariant(self, batch_invariant: bool) -> Cuda {
+        Cuda { batch_invariant, ..self }
     }
 
     /// What computes.
@@ -163,7 +187,43 @@ impl Backend for Cuda {
     }
 
     fn matrix(&self, parts: &[Part<'_>], dtype: DType) -> Result<Matrix> {
-        Matrix::new(&self.device, parts, dtype)
+        let mut loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
+        let loading = match &mut *loading {
+            Some(loading) => loading,
+            none => none.insert(Loading::new(&self.device)?),
+        };
+        Matrix::new(&self.device, loading, parts, dtype)
+    }
+
+    fn tune(&self, products: &[ProductShape]) -> Result<Vec<String>> {
+        let (tuned, warnings) = Tuned::new(&self.device, self.dtype.into(), products, self.batch_invariant)?;
+        if let Some(tuned) = tuned {
+            // A second call changes nothing.
+            let _ = self.tuned.set(tuned);
+        }
+        Ok(warnings)
+    }
+
+    fn reserve(&self, bytes: usize, pieces: usize) -> Result<()> {
+        self.device.reserve(bytes.saturating_add(pieces.saturating_mul(ALIGNMENT)))
+    }
+
+    fn seal(&self) -> usize {
+        *self.loading.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        self.device.seal();
+        self.device.reserved().beyond
+    }
+
+    fn overheads(&self, ranks: usize) -> Overheads {
+        self.device.overheads(ranks)
+    }
+
+    fn activation_bytes(&self, elements: usize) -> usize {
+        elements.saturating_mul(self.dtype.size())
+    }
+
+    fn gather_bytes(&self, ranks: usize, elements: usize) -> usize {
+        ranks.saturating_mul(elements).saturating_mul(Elem::F32.size())
     }
 
     fn matrix_bytes(&self, out: usize, cols: usize, dtype: DType) -> usize {
@@ -175,7 +235,7 @@ impl Backend for Cuda {
     }
 
     fn scratch_bytes(&self, _rows: usize, _cols: usize) -> usize {
-        self.device.gemm_bytes()
+        0
     }
 
     fn kv(&self, spec: KvSpec) -> Result<Kv> {
@@ -243,9 +303,21 @@ impl Backend for Cuda {
     }
 
     fn linear(&self, n: usize, x: &Buf, w: &Matrix, bias: Option<&Vector>, out: &mut Buf) -> Result<()> {
-        let product =
-            Matmul { rows: n, inputs: w.cols, outputs: w.out, x: x.rows(n), w: w.view(), out: out.rows(n) };
-        matmul(&self.device, &product)?;
+        let (rows, inputs, outputs) = (n, w.cols, w.out);
+        let (x, results) = (x.rows(n), out.rows(n));
+        let tuned = self.tuned.get();
+        let way = tuned.and_then(|tuned| tuned.way(shape_of(inputs, outputs, x, results), n));
+        let algorithm = match (way, tuned) {
+            (Some(Way::Kernel), Some(tuned)) => {
+                let bias = bias.map(Vector::view);
+                let product = Product { rows, inputs, outputs, x, bias, residual: None, out: results };
+                return gemv(&self.device, w.view(), &product, &tuned.workspace());
+            }
+            (Some(Way::Library(algorithm)), _) => Some(algorithm),
+            _ => None,
+        };
+        let product = Matmul { rows, inputs, outputs, x, w: w.view(), out: results };
+        matmul_by(&self.device, &product, algorithm)?;
         self.add_bias(n, out, bias)
     }
 

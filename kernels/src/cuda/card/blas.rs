@@ -1,10 +1,12 @@
 //! Matrix products by cuBLASLt, which is opened at run time.
 
 use std::collections::HashMap;
+use std::mem::MaybeUninit;
 
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
 
+use crate::cuda::choice::Algorithm;
 use crate::cuda::driver::Gemm;
 use crate::cuda::memory::Elem;
 use crate::{Error, Result};
@@ -16,7 +18,8 @@ pub(super) const WORKSPACE: usize = 32 << 20;
 #[derive(Debug)]
 pub(super) struct Blas {
     handle: sys::cublasLtHandle_t,
-    plans: HashMap<Shape, Plan>,
+    /// By shape and the algorithm that was asked for.
+    plans: HashMap<(Shape, Option<Algorithm>), Plan>,
 }
 
 // SAFETY: the handle and the descriptors may be used from any thread, one at a time, which `&mut self` sees to.
@@ -62,15 +65,21 @@ impl Shape {
     }
 }
 
-/// A product of one shape. The library thinks in columns: it sees `outᵀ [outputs, rows] = w · xᵀ`, both operands with `inputs` as
-/// their leading axis.
+/// A product of one shape and how it is computed.
 #[derive(Debug)]
 struct Plan {
+    operands: Operands,
+    algorithm: sys::cublasLtMatmulAlgo_t,
+}
+
+/// The library's words for a shape. It thinks in columns: it sees `outᵀ [outputs, rows] = w · xᵀ`, both operands with `inputs` as
+/// their leading axis.
+#[derive(Debug)]
+struct Operands {
     description: sys::cublasLtMatmulDesc_t,
     w: sys::cublasLtMatrixLayout_t,
     x: sys::cublasLtMatrixLayout_t,
     out: sys::cublasLtMatrixLayout_t,
-    algorithm: sys::cublasLtMatmulAlgo_t,
 }
 
 impl Blas {
@@ -86,7 +95,20 @@ impl Blas {
 
     /// Whether products of this shape have been planned.
     pub(super) fn knows(&self, product: &Gemm) -> bool {
-        self.plans.contains_key(&Shape::of(product))
+        self.plans.contains_key(&(Shape::of(product), product.algorithm))
+    }
+
+    /// Up to `most` algorithms for products of this shape, by the library's estimate of their speed.
+    pub(super) fn algorithms(&self, product: &Gemm, most: usize) -> Result<Vec<Algorithm>> {
+        let operands = Operands::of(Shape::of(product))?;
+        let found = self.heuristic(&operands, most)?;
+        Ok(found.into_iter().map(|algorithm| Algorithm(algorithm.data)).collect())
+    }
+
+    /// Whether the algorithm that the product asks for works for its shape, in the workspace that there is.
+    pub(super) fn fits(&self, product: &Gemm) -> Result<bool> {
+        let operands = Operands::of(Shape::of(product))?;
+        Ok(product.algorithm.is_none_or(|algorithm| self.works(&operands, algorithm)))
     }
 
     /// Starts a product on `stream`.
@@ -100,30 +122,30 @@ impl Blas {
         workspace: u64,
         stream: sys::cudaStream_t,
     ) -> Result<()> {
-        let shape = Shape::of(product);
-        if !self.plans.contains_key(&shape) {
-            let plan = self.plan(shape)?;
-            self.plans.insert(shape, plan);
+        let key = (Shape::of(product), product.algorithm);
+        if !self.plans.contains_key(&key) {
+            let plan = self.plan(key.0, key.1)?;
+            self.plans.insert(key, plan);
         }
-        let plan = &self.plans[&shape];
+        let Plan { operands, algorithm } = &self.plans[&key];
         let (one, zero) = (1f32, 0f32);
         // SAFETY: the layouts describe the operands, which the caller vouches for; the factors are f32 on the host, as the
         // description says.
         unsafe {
             result::matmul(
                 self.handle,
-                plan.description,
+                operands.description,
                 (&raw const one).cast(),
                 (&raw const zero).cast(),
                 product.w as *const _,
-                plan.w,
+                operands.w,
                 product.x as *const _,
-                plan.x,
+                operands.x,
                 product.out as *const _,
-                plan.out,
+                operands.out,
                 product.out as *mut _,
-                plan.out,
-                &raw const plan.algorithm,
+                operands.out,
+                algorithm,
                 workspace as *mut _,
                 WORKSPACE,
                 stream,
@@ -132,9 +154,92 @@ impl Blas {
         .map_err(|e| failed("cublasLtMatmul", e))
     }
 
-    fn plan(&self, shape: Shape) -> Result<Plan> {
-        use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
+    fn plan(&self, shape: Shape, wanted: Option<Algorithm>) -> Result<Plan> {
+        let operands = Operands::of(shape)?;
+        let algorithm = match wanted {
+            Some(wanted) if self.works(&operands, wanted) => sys::cublasLtMatmulAlgo_t { data: wanted.0 },
+            _ => {
+                let found = self.heuristic(&operands, 1)?;
+                *found
+                    .first()
+                    .ok_or_else(|| Error::Device(format!("cuBLASLt has no algorithm for {shape:?}")))?
+            }
+        };
+        Ok(Plan { operands, algorithm })
+    }
+
+    fn works(&self, operands: &Operands, algorithm: Algorithm) -> bool {
+        let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm.0 };
+        let mut found = MaybeUninit::<sys::cublasLtMatmulHeuristicResult_t>::zeroed();
+        let &Operands { description, w, x, out } = operands;
+        // SAFETY: the descriptors are the library's own, the algorithm came from it or is found out to be wrong, and the last argument is where
+        // the answer goes.
+        let checked = unsafe {
+            sys::cublasLtMatmulAlgoCheck(
+                self.handle,
+                description,
+                w,
+                x,
+                out,
+                out,
+                &algorithm,
+                found.as_mut_ptr(),
+            )
+        };
+        // SAFETY: zeros are a result, too.
+        checked.result().is_ok() && unsafe { found.assume_init() }.workspaceSize <= WORKSPACE
+    }
+
+    fn heuristic(&self, operands: &Operands, most: usize) -> Result<Vec<sys::cublasLtMatmulAlgo_t>> {
         use sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
+        let preference =
+            result::create_matmul_pref().map_err(|e| failed("cublasLtMatmulPreferenceCreate", e))?;
+        let &Operands { description, w, x, out } = operands;
+        let empty = sys::cublasLtMatmulHeuristicResult_t {
+            algo: sys::cublasLtMatmulAlgo_t { data: [0; 8] },
+            workspaceSize: 0,
+            state: sys::cublasStatus_t::CUBLAS_STATUS_NOT_SUPPORTED,
+            wavesCount: 0.0,
+            reserved: [0; 4],
+        };
+        let (mut found, mut count) = (vec![empty; most], 0);
+        // SAFETY: the attribute is a u64, and is copied; the descriptors are the library's own; there is room for as many answers as asked for.
+        let asked = unsafe {
+            let bytes = WORKSPACE as u64;
+            let set = result::set_matmul_pref_attribute(
+                preference,
+                CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                (&raw const bytes).cast(),
+                size_of::<u64>(),
+            );
+            let asked = set.and_then(|()| {
+                sys::cublasLtMatmulAlgoGetHeuristic(
+                    self.handle,
+                    description,
+                    w,
+                    x,
+                    out,
+                    out,
+                    preference,
+                    most as i32,
+                    found.as_mut_ptr(),
+                    &mut count,
+                )
+                .result()
+            });
+            let _ = result::destroy_matmul_pref(preference);
+            asked
+        };
+        asked.map_err(|e| failed("cublasLtMatmulAlgoGetHeuristic", e))?;
+        found.truncate(count.max(0) as usize);
+        found.retain(|found| found.state == sys::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
+        Ok(found.into_iter().map(|found| found.algo).collect())
+    }
+}
+
+impl Operands {
+    fn of(shape: Shape) -> Result<Operands> {
+        use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
         let Shape { rows, inputs, outputs, elem, out_elem } = shape;
         let layout = |kind, rows: usize, cols: usize| {
             result::create_matrix_layout(kind, rows as u64, cols as u64, rows as i64)
@@ -159,41 +264,28 @@ impl Blas {
         let w = layout(data_type(elem)?, inputs, outputs)?;
         let x = layout(data_type(elem)?, inputs, rows)?;
         let out = layout(data_type(out_elem)?, outputs, rows)?;
-        let preference =
-            result::create_matmul_pref().map_err(|e| failed("cublasLtMatmulPreferenceCreate", e))?;
-        // SAFETY: the attribute is a u64, and is copied; the descriptors above are the library's own.
-        let found = unsafe {
-            let bytes = WORKSPACE as u64;
-            let set = result::set_matmul_pref_attribute(
-                preference,
-                CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                (&raw const bytes).cast(),
-                size_of::<u64>(),
-            );
-            let found = set.and_then(|()| {
-                result::get_matmul_algo_heuristic(self.handle, description, w, x, out, out, preference)
-            });
-            let _ = result::destroy_matmul_pref(preference);
-            found
-        };
-        let found = found.map_err(|e| failed("cublasLtMatmulAlgoGetHeuristic", e))?;
-        Ok(Plan { description, w, x, out, algorithm: found.algo })
+        Ok(Operands { description, w, x, out })
+    }
+}
+
+impl Drop for Operands {
+    fn drop(&mut self) {
+        // Nothing can be done about a failure here.
+        // SAFETY: what is given back is the library's and is not used again.
+        unsafe {
+            let _ = result::destroy_matmul_desc(self.description);
+            for layout in [self.w, self.x, self.out] {
+                let _ = result::destroy_matrix_layout(layout);
+            }
+        }
     }
 }
 
 impl Drop for Blas {
     fn drop(&mut self) {
-        // Nothing can be done about a failure here.
-        // SAFETY: what is given back is the library's and is not used again.
-        unsafe {
-            for plan in self.plans.values() {
-                let _ = result::destroy_matmul_desc(plan.description);
-                for layout in [plan.w, plan.x, plan.out] {
-                    let _ = result::destroy_matrix_layout(layout);
-                }
-            }
-            let _ = result::destroy_handle(self.handle);
-        }
+        self.plans.clear();
+        // SAFETY: as above.
+        let _ = unsafe { result::destroy_handle(self.handle) };
     }
 }
 

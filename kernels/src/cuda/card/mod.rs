@@ -15,11 +15,13 @@ use cudarc::driver::result::{self, DriverError, ctx, device, event, module, stre
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
 use super::cache::Cache;
+use super::choice::Algorithm;
 use super::driver::{Arg, Driver, Function, Gemm, Grid, Properties, SharedName, TensorLayout, TensorMap};
 use super::memory::Elem;
 use super::modules;
 use super::nvrtc::Nvrtc;
 use super::recorder::{Freed, Recorder};
+use crate::backend::Overheads;
 use crate::{Error, Result};
 use blas::Blas;
 pub(super) use blas::version as blas_version;
@@ -135,6 +137,19 @@ impl Card {
             blas: Mutex::default(),
             host_word: OnceLock::new(),
         })
+    }
+
+    /// Lends the library for products, which is opened with the first of them; the context must be current.
+    fn with_blas<T>(&self, work: impl FnOnce(&mut Products) -> Result<T>) -> Result<T> {
+        let mut opened = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *opened {
+            Some(products) => work(products),
+            none => {
+                self.recorder.forbid("a first product")?;
+                let products = Products { blas: Blas::open()?, workspace: self.allocate(blas::WORKSPACE)? };
+                work(none.insert(products))
+            }
+        }
     }
 
     fn load(&self, function: Function) -> Result<Loaded> {
@@ -367,22 +382,38 @@ impl Driver for Card {
 
     unsafe fn gemm(&self, product: &Gemm) -> Result<()> {
         self.make_current()?;
-        let mut opened = self.blas.lock().unwrap_or_else(PoisonError::into_inner);
-        if opened.is_none() {
-            self.recorder.forbid("a first product")?;
-            *opened = Some(Products { blas: Blas::open()?, workspace: self.allocate(blas::WORKSPACE)? });
-        }
-        let Products { blas, workspace } = opened.as_mut().expect("it was just opened");
-        if !blas.knows(product) {
-            self.recorder.forbid("a product of a new shape")?;
-        }
-        // SAFETY: the context is current, the workspace is used by products of this stream alone, and the caller vouches for
-        // the operands.
-        unsafe { blas.multiply(product, *workspace, self.stream.0.cast()) }
+        self.with_blas(|Products { blas, workspace }| {
+            if !blas.knows(product) {
+                self.recorder.forbid("a product of a new shape")?;
+            }
+            // SAFETY: the context is current, the workspace is used by products of this stream alone, and the caller vouches for
+            // the operands.
+            unsafe { blas.multiply(product, *workspace, self.stream.0.cast()) }
+        })
     }
 
-    fn gemm_bytes(&self) -> usize {
-        blas::WORKSPACE
+    fn product_library(&self) -> Option<String> {
+        blas::version().ok().map(|version| format!("cuBLASLt {version}"))
+    }
+
+    fn algorithms(&self, product: &Gemm, most: usize) -> Result<Vec<Algorithm>> {
+        self.make_current()?;
+        self.with_blas(|products| products.blas.algorithms(product, most))
+    }
+
+    fn fits(&self, product: &Gemm) -> Result<bool> {
+        self.make_current()?;
+        self.with_blas(|products| products.blas.fits(product))
+    }
+
+    /// Not measured yet. The context itself is not counted, as it is there before the free memory is asked for.
+    fn overheads(&self, ranks: usize) -> Overheads {
+        /// What a group's channels and their buffers take.
+        const NCCL: usize = 512 << 20;
+        /// Machine code of kernels and libraries, which is loaded when it is first used, and recorded graphs.
+        const RUNTIME: usize = 512 << 20;
+        let collectives = if ranks > 1 { NCCL } else { 0 };
+        Overheads { products: blas::WORKSPACE, collectives, runtime: RUNTIME }
     }
 
     fn memory_bytes(&self) -> Option<(usize, usize)> {

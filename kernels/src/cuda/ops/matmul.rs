@@ -2,7 +2,7 @@
 
 use super::countable;
 use crate::cuda::driver::Gemm;
-use crate::cuda::{Cost, Device, Elem, View};
+use crate::cuda::{Algorithm, Cost, Device, Elem, View};
 use crate::{Error, Result};
 
 /// `out = x · wᵀ`, sums in f32.
@@ -22,11 +22,19 @@ pub struct Matmul<'a> {
     pub out: View<'a>,
 }
 
-/// Multiplies.
+/// Multiplies, as the library thinks best.
 ///
 /// # Errors
 /// [`Error::Shape`] for views that are too short or of another type, or what the device's library fails with.
 pub fn matmul(device: &Device, m: &Matmul<'_>) -> Result<()> {
+    matmul_by(device, m, None)
+}
+
+/// Multiplies by an algorithm that was found to be fast.
+///
+/// # Errors
+/// As for [`matmul`].
+pub fn matmul_by(device: &Device, m: &Matmul<'_>, algorithm: Option<Algorithm>) -> Result<()> {
     let &Matmul { rows, inputs, outputs, x, w, out } = m;
     countable(&[rows, inputs, outputs])?;
     let elem = x.elem();
@@ -48,6 +56,7 @@ pub fn matmul(device: &Device, m: &Matmul<'_>) -> Result<()> {
         x: x.address(),
         w: w.address(),
         out: out.address(),
+        algorithm,
     };
     // SAFETY: the views were checked to be as long as the shape says.
     unsafe { device.gemm(&product) }

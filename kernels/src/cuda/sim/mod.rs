@@ -3,6 +3,7 @@
 //! What is asked of it happens at once, in order, unless something before it must wait: see [`queue`].
 
 mod allocation;
+mod fault;
 mod kernels;
 mod order;
 mod product;
@@ -13,7 +14,7 @@ mod streams;
 
 use std::collections::HashMap;
 use std::path::Path;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -23,10 +24,9 @@ use super::driver::{Arg, Driver, Function, Gemm, Grid, Properties};
 use super::modules;
 use super::recorder::{Freed, Recorder};
 use super::streams::Stream;
-#[cfg(target_os = "linux")]
-use crate::Error;
-use crate::Result;
+use crate::{Error, Result};
 use allocation::Allocation;
+use fault::Fault;
 use kernels::{Kernels, Launch};
 pub use order::Order;
 use queue::{Op, Queue};
@@ -47,6 +47,10 @@ pub struct Simulated {
     host_word: AtomicU32,
     queue: Queue,
     recorder: Recorder,
+    /// How often memory was asked for.
+    allocations: AtomicUsize,
+    sealed: AtomicBool,
+    fault: Fault,
 }
 
 impl Simulated {
@@ -76,6 +80,9 @@ impl Simulated {
             host_word: AtomicU32::new(0),
             queue: Queue::default(),
             recorder: Recorder::default(),
+            allocations: AtomicUsize::new(0),
+            sealed: AtomicBool::new(false),
+            fault: Fault::from_environment(),
         })
     }
 
@@ -90,6 +97,20 @@ impl Simulated {
         let at = shared.address();
         locked(&self.shared).insert(at, shared);
         at
+    }
+
+    /// How often the device's memory has been asked for.
+    pub fn allocations(&self) -> usize {
+        self.allocations.load(Ordering::Relaxed)
+    }
+
+    fn refuse_if_sealed(&self, bytes: usize) -> Result<()> {
+        if self.sealed.load(Ordering::Acquire) {
+            return Err(Error::Device(format!(
+                "{bytes} bytes are asked for when nothing is to be allocated any more"
+            )));
+        }
+        Ok(())
     }
 
     fn check_guards(&self) -> Result<()> {
@@ -125,6 +146,9 @@ impl Driver for Simulated {
 
     fn allocate(&self, bytes: usize) -> Result<u64> {
         self.recorder.forbid("an allocation")?;
+        self.refuse_if_sealed(bytes)?;
+        self.alive()?;
+        self.allocations.fetch_add(1, Ordering::Relaxed);
         let allocation = Allocation::new(bytes, self.exact)?;
         let at = allocation.address();
         locked(&self.memory).insert(at, allocation);
@@ -141,6 +165,7 @@ impl Driver for Simulated {
 
     unsafe fn upload(&self, to: u64, from: &[u8]) -> Result<()> {
         self.recorder.forbid("a copy of memory that is not pinned")?;
+        self.alive()?;
         self.drain(Stream::Main)?;
         // SAFETY: the caller says that the memory is there; it is host memory.
         unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), to as *mut u8, from.len()) };
@@ -149,6 +174,7 @@ impl Driver for Simulated {
 
     unsafe fn download(&self, from: u64, to: &mut [u8]) -> Result<()> {
         self.recorder.forbid("a copy that waits")?;
+        self.alive()?;
         self.drain(Stream::Main)?;
         self.check_guards()?;
         // SAFETY: the caller says that the memory is there; it is host memory.
@@ -172,8 +198,8 @@ impl Driver for Simulated {
         self.submit(Stream::Main, Op::Product(*product))
     }
 
-    fn gemm_bytes(&self) -> usize {
-        0
+    fn seal(&self) {
+        self.sealed.store(true, Ordering::Release);
     }
 
     #[cfg(target_os = "linux")]
@@ -204,6 +230,7 @@ impl Driver for Simulated {
 
     fn synchronize(&self) -> Result<()> {
         self.recorder.forbid("a wait")?;
+        self.alive()?;
         self.drain(Stream::Main)?;
         self.check_guards()
     }

@@ -11,7 +11,7 @@ use crate::{Error, Result};
 /// # Safety
 /// The operands are as long as the shape says.
 pub(super) unsafe fn multiply(product: &Gemm) -> Result<()> {
-    let &Gemm { rows, inputs, outputs, elem, out_elem, x, w, out } = product;
+    let &Gemm { rows, inputs, outputs, elem, out_elem, x, w, out, .. } = product;
     // SAFETY: the caller says that the operands are as long; they lie in host memory.
     let (x, w) = unsafe { (widened(elem, x, rows * inputs)?, widened(elem, w, outputs * inputs)?) };
     let dot = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();

@@ -111,6 +111,13 @@ impl State {
         }
     }
 
+    /// From now on nothing works, and what was queued never happens.
+    pub(super) fn lose(&mut self, why: String) {
+        self.lost = Some(why);
+        self.main.clear();
+        self.copies.clear();
+    }
+
     /// A number that nothing else has.
     pub(super) fn number(&mut self) -> u64 {
         self.numbers += 1;

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use super::allocation::{Allocation, GARBAGE};
 use super::queue::{MOST, Marks, Op, State};
-use super::{Simulated, locked, product};
+use super::{Simulated, fault, locked, product};
 use crate::cuda::recorder::Freed;
 use crate::cuda::streams::{Stream, StreamCall, Streams};
 use crate::{Error, Result};
@@ -15,12 +15,19 @@ impl Simulated {
         locked(&self.queue.state)
     }
 
+    /// Whether the device still works: a fault is for good, as on a card whose context is lost.
+    pub(super) fn alive(&self) -> Result<()> {
+        let mut state = self.state();
+        if state.lost.is_none() && self.fault.strikes() {
+            state.lose(fault::WORDS.to_owned());
+        }
+        state.lost.as_ref().map_or(Ok(()), |lost| Err(Error::Device(lost.clone())))
+    }
+
     /// Records `op`, does it, or lets it wait for what is before it.
     pub(super) fn submit(&self, stream: Stream, op: Op) -> Result<()> {
+        self.alive()?;
         let mut state = self.state();
-        if let Some(lost) = &state.lost {
-            return Err(Error::Device(lost.clone()));
-        }
         if stream == Stream::Main && state.recording.is_some() {
             return self.write_down(&mut state, op);
         }
@@ -90,9 +97,7 @@ impl Simulated {
             // Only now, so that what is asked for meanwhile waits for it.
             Ok(()) => drop(state.of(stream).pop_front()),
             Err(ref error) => {
-                state.lost = Some(error.to_string());
-                state.of(Stream::Main).clear();
-                state.of(Stream::Copies).clear();
+                state.lose(error.to_string());
             }
         }
         done.map(|()| true)
@@ -162,6 +167,7 @@ impl Simulated {
 impl Streams for Simulated {
     fn pin(&self, bytes: usize) -> Result<u64> {
         self.recorder.forbid("pinning memory")?;
+        self.refuse_if_sealed(bytes)?;
         let allocation = Allocation::new(bytes, self.exact)?;
         let at = allocation.address();
         // SAFETY: the memory has just been allocated.
@@ -208,6 +214,7 @@ impl Streams for Simulated {
 
     unsafe fn await_event(&self, event: u64) -> Result<()> {
         self.recorder.forbid("a wait for an event")?;
+        self.alive()?;
         self.reach(event, self.last_record(event), &locked(&self.queue.turn))?;
         self.check_guards()
     }
@@ -215,6 +222,7 @@ impl Streams for Simulated {
     /// Each question lets the device do one thing more.
     unsafe fn has_reached(&self, event: u64) -> Result<bool> {
         self.recorder.forbid("a question after an event")?;
+        self.alive()?;
         let (record, stream) =
             (self.last_record(event), self.state().events.get(&event).and_then(|e| e.stream));
         if let Some(stream) = stream

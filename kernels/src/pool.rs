@@ -20,7 +20,7 @@ const INSIDE: u64 = OPEN - 1;
 const LOOP: u64 = OPEN << 1;
 
 /// Threads that share the iterations of a loop with the caller.
-pub(super) struct Pool {
+pub(crate) struct Pool {
     shared: Arc<Shared>,
     workers: Vec<Worker>,
     /// Held by the caller whose loop is running.
@@ -71,7 +71,7 @@ impl Pool {
     ///
     /// # Errors
     /// If the system refuses a thread.
-    pub(super) fn new(threads: usize) -> std::io::Result<Pool> {
+    pub(crate) fn new(threads: usize) -> std::io::Result<Pool> {
         let shared = Arc::new(Shared {
             gate: AtomicU64::new(0),
             job: AtomicPtr::new(std::ptr::null_mut()),
@@ -91,7 +91,7 @@ impl Pool {
     }
 
     /// Threads that loops run on.
-    pub(super) fn threads(&self) -> usize {
+    pub(crate) fn threads(&self) -> usize {
         self.workers.len() + 1
     }
 
@@ -99,7 +99,7 @@ impl Pool {
     /// `thread` is below [`Pool::threads`] and never in use twice at a time. A panic of a task is passed on.
     ///
     /// `body` must not call `run` of the same pool.
-    pub(super) fn run(&self, tasks: usize, body: impl Fn(usize, usize) + Sync) {
+    pub(crate) fn run(&self, tasks: usize, body: impl Fn(usize, usize) + Sync) {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         if tasks <= 1 || self.workers.is_empty() {
             (0..tasks).for_each(|task| body(task, 0));

@@ -1,0 +1,227 @@
+"""The server on cards, over HTTP: serve.py texts|ranks|speed BINARY OUT_FOLDER.
+
+texts  the greedy text on a card is that on the processor, in single precision (the demo model, and stories260k from MILLRACE_TEST_DATA)
+ranks  two ranks on one card say what one says (NCCL from 2.30 on; else it says so and passes)
+speed  decode, prefill and 64 streams of a Llama 8B shape with dummy weights: a table, and serve.json
+
+Needs nothing beside Python. Servers listen on loopback and end with the check.
+"""
+
+import json
+import os
+import pathlib
+import re
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+LLAMA_8B = {
+    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0, "max_position_embeddings": 32768, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
+    "bos_token_id": 128000, "eos_token_id": 128001, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
+}
+# Bytes of weights that a decode step reads: all but the embedding.
+WEIGHTS = 2 * (32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336) + 128256 * 4096)
+PROMPTS = ["Once upon a time", "The fox had a lantern and said that it was", "One day, Lily went to the"]
+WORD = " the fox went over the hill with a lantern"
+PATIENCE = 240
+
+
+class Server:
+    def __init__(self, binary, log, flags, environment=None):
+        self.log = open(log, "w")
+        self.since = time.monotonic()
+        command = [binary, "serve", "--hostname", "127.0.0.1", "--port", "0", *flags]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=self.log, env={**os.environ, **(environment or {})}
+        )
+        self.address = None
+        while self.address is None or not self.ready():
+            text = pathlib.Path(log).read_text(errors="replace")
+            found = re.search(r"listening on (http://[0-9.:]+)", text)
+            self.address = found and found[1]
+            if self.process.poll() is not None or time.monotonic() - self.since > PATIENCE:
+                self.stop()
+                raise RuntimeError(f"{' '.join(command)}: {text[-2000:]}")
+            time.sleep(0.05)
+        self.start_seconds = time.monotonic() - self.since
+
+    def ready(self):
+        try:
+            with urllib.request.urlopen(f"{self.address}/ready", timeout=5) as answer:
+                return answer.status == 200
+        except OSError:
+            return False
+
+    def post(self, path, body):
+        request = urllib.request.Request(f"{self.address}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        return urllib.request.urlopen(request, timeout=PATIENCE)
+
+    def text(self, prompt, tokens):
+        with self.post("/generate", {"inputs": prompt, "parameters": {"max_new_tokens": tokens}}) as answer:
+            return json.load(answer)["generated_text"]
+
+    def metric(self, name):
+        with urllib.request.urlopen(f"{self.address}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{name}[ {{]", line))
+
+    def stream(self, prompt, tokens, times):
+        """Appends the time of each event with text; one carries a token, or several if the client is slow. Returns the usage."""
+        body = {"model": "tgi", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
+                "stream_options": {"include_usage": True}}
+        usage = {}
+        with self.post("/v1/completions", body) as answer:
+            for line in answer:
+                if line.startswith(b"data: ") and not line.startswith(b"data: [DONE]"):
+                    event = json.loads(line[6:])
+                    if event.get("choices"):
+                        times.append(time.monotonic())
+                    usage = event.get("usage") or usage
+        return usage
+
+    def stop(self):
+        self.process.terminate()
+        try:
+            self.process.wait(20)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        self.log.close()
+
+
+def models(out):
+    stories = pathlib.Path(os.environ.get("MILLRACE_TEST_DATA", "/nowhere")) / "stories260k"
+    return ["demo", *([str(stories)] if stories.is_dir() else [])]
+
+
+def texts_of(binary, out, name, flags, environment=None):
+    server = Server(binary, f"{out}/{name}.log", ["--dtype", "float32", "--max-batch-total-tokens", "4096", *flags], environment)
+    try:
+        return [server.text(prompt, 40) for prompt in PROMPTS]
+    finally:
+        server.stop()
+
+
+def texts(binary, out):
+    for number, model in enumerate(models(out)):
+        want = texts_of(binary, out, f"texts-{number}-cpu", ["--model-id", model, "--device", "cpu"])
+        got = texts_of(binary, out, f"texts-{number}-cuda", ["--model-id", model, "--device", "cuda"])
+        for prompt, a, b in zip(PROMPTS, want, got):
+            assert a == b, f"{model}: {prompt!r}\nprocessor: {a!r}\ncard: {b!r}"
+        print(f"{model}: {len(want)} texts are equal")
+
+
+def ranks(binary, out):
+    doctor = subprocess.run([binary, "doctor"], capture_output=True, text=True).stdout
+    print(doctor)
+    ways = ["peer"]
+    found = re.search(r"NCCL: (\d+)\.(\d+)", doctor)
+    if found and (int(found[1]), int(found[2])) >= (2, 30):
+        ways.append("nccl")
+    else:
+        print("skipped: NCCL between two ranks on one card takes version 2.30 or later (MILLRACE_NCCL_LIBRARY)")
+    for number, model in enumerate(models(out)):
+        flags = ["--model-id", model, "--device", "cuda"]
+        one = texts_of(binary, out, f"ranks-{number}-one", flags)
+        for way in ways:
+            shared = ["--num-shard", "2", "--ranks-per-card", "2", "--all-reduce", way]
+            two = texts_of(binary, out, f"ranks-{number}-{way}", [*flags, *shared])
+            assert one == two, f"{model} by {way}: {one} {two}"
+            print(f"{model}: two ranks by {way} say what one says")
+
+
+def together(work, count):
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def decode(server, sequences, prompt, tokens):
+    """Seconds per step while all sequences run, the shard's idle share meanwhile, and tokens of a prompt."""
+    times, usages, seen = [[] for _ in range(sequences)], [None] * sequences, {}
+
+    def run(number):
+        # Begins differently, so that no two share a prefix.
+        usages[number] = server.stream(f"{number} {prompt}", tokens, times[number])
+
+    def watch():
+        # From when all have their first token to when the first ends.
+        while not all(times):
+            time.sleep(0.005)
+        seen["from"] = (time.monotonic(), server.metric("millrace_shard_idle_micros_total"))
+        while max(map(len, times)) < tokens * 7 // 8:
+            time.sleep(0.005)
+        seen["to"] = (time.monotonic(), server.metric("millrace_shard_idle_micros_total"))
+
+    watcher = threading.Thread(target=watch, daemon=True)
+    watcher.start()
+    together(run, sequences)
+    watcher.join(10)
+    begin, end = max(t[0] for t in times), min(t[-1] for t in times)
+    share = [sum(begin <= t <= end for t in of) for of in times]
+    step = (end - begin) / max(1, statistics.median(share) - 1)
+    idle = float("nan")
+    if "to" in seen:
+        idle = (seen["to"][1] - seen["from"][1]) * 1e-6 / (seen["to"][0] - seen["from"][0])
+    return step, idle, usages[0]["prompt_tokens"]
+
+
+def speed(binary, out):
+    model = pathlib.Path(out) / "llama-8b"
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text(json.dumps(LLAMA_8B))
+    flags = ["--model-id", str(model), "--load-format", "dummy", "--device", "cuda", "--dtype", "bfloat16", "--max-batch-size", "256",
+             "--max-batch-prefill-tokens", "8192", "--max-total-tokens", "20000"]
+    # The first start may time algorithms and compile; the second finds both on the disk.
+    Server(binary, f"{out}/speed-first.log", flags).stop()
+    server = Server(binary, f"{out}/speed.log", flags)
+    copy = json.loads(pathlib.Path(f"{out}/bench.json").read_text())[0]["copy"] if pathlib.Path(f"{out}/bench.json").exists() else None
+    table, figures = [], {"start_seconds": server.start_seconds}
+    try:
+        since = time.monotonic()
+        server.text("Once", 1)
+        figures["first_token_seconds"] = server.start_seconds + time.monotonic() - since
+        context = WORD * 100
+        for sequences in [1, 8, 32, 128, 256]:
+            step, idle, length = decode(server, sequences, context, 128)
+            keys = sequences * length * 2 * 32 * 8 * 128 * 2
+            share = (WEIGHTS + keys) / copy / step if copy else None
+            figures[f"decode {sequences}"] = {"step_seconds": step, "idle": idle, "context": length, "of_copy": share}
+            table.append([f"decode, {sequences} × {length} tokens", f"{step * 1e3:.2f} ms a step", f"{sequences / step:.0f} tokens/s",
+                          f"idle {idle:.1%}" + (f", {share:.0%} of copy" if share else "")])
+        for words in [200, 1600]:
+            times = []
+            for attempt in range(3):
+                since = time.monotonic()
+                # Begins differently each time: what is cached would not be computed.
+                events = []
+                usage = server.stream(f"{attempt} {words}" + WORD * words, 1, events)
+                times.append(events[0] - since)
+            tokens, seconds = usage["prompt_tokens"], statistics.median(times)
+            flops = tokens * (WEIGHTS - 2 * 128256 * 4096) + 32 * 2 * 4096 * tokens**2
+            figures[f"prefill {tokens}"] = {"seconds": seconds, "flops": flops / seconds}
+            table.append([f"prefill, {tokens} tokens", f"{seconds * 1e3:.1f} ms", f"{tokens / seconds:.0f} tokens/s",
+                          f"{flops / seconds / 1e12:.0f} TFLOP/s"])
+        since, events = time.monotonic(), [[] for _ in range(64)]
+        together(lambda n: server.stream(f"{n} foxes" + WORD * 10, 256, events[n]), 64)
+        seconds = time.monotonic() - since
+        firsts = sorted(of[0] - since for of in events)
+        figures["64 streams"] = {"seconds": seconds, "first_token_median": firsts[32]}
+        table.append(["64 streams of 256 tokens", f"{seconds:.2f} s", f"{64 * 256 / seconds:.0f} tokens/s",
+                      f"first token {firsts[32] * 1e3:.0f} ms (median)"])
+    finally:
+        server.stop()
+        pathlib.Path(f"{out}/serve.json").write_text(json.dumps(figures, indent=1))
+    print(f"start to first token {figures['first_token_seconds']:.2f} s (weights are dummies)\n\n| | | | |\n|---|--:|--:|--:|")
+    for row in table:
+        print("| " + " | ".join(row) + " |")
+
+
+if __name__ == "__main__":
+    {"texts": texts, "ranks": ranks, "speed": speed}[sys.argv[1]](sys.argv[2], sys.argv[3])

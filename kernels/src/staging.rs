@@ -1,0 +1,193 @@
+//! Weights on their way to a device that has a memory of its own: the elements of a part, packed and of another type, by several threads.
+
+use std::ops::Range;
+use std::sync::{Mutex, PoisonError};
+
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+use crate::pool::Pool;
+use crate::{DType, Error, Part, Result};
+
+/// What a thread packs at a time: enough to be worth handing out, little enough that all threads are done at about the same time.
+const PIECE: usize = 1 << 20;
+/// Elements that are converted at a time, by way of single precision.
+const RUN: usize = 1024;
+
+/// Threads that pack elements. They read mapped files where they lie, so that several wait for the disk at once.
+pub struct Packer(Pool);
+
+impl Packer {
+    /// A packer of `threads` threads, the caller's own among them.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the system refuses a thread.
+    pub fn new(threads: usize) -> Result<Packer> {
+        Pool::new(threads.max(1)).map(Packer).map_err(|e| Error::Device(format!("threads for loading: {e}")))
+    }
+
+    /// Writes elements of `part`, in row-major order from number `first` on, as `dtype`, until `to` is full.
+    ///
+    /// # Panics
+    /// If `to` does not end with an element, or the part with its tensor or before `to` is full.
+    pub fn pack(&self, part: &Part<'_>, first: usize, dtype: DType, to: &mut [u8]) {
+        assert!(to.len().is_multiple_of(dtype.size()), "{} bytes of {}", to.len(), dtype.name());
+        let pieces = to.len().div_ceil(PIECE);
+        let next = Mutex::new(to.chunks_mut(PIECE).enumerate());
+        self.0.run(pieces, |_, _| {
+            let piece = next.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let (index, to) = piece.expect("there are as many pieces as tasks");
+            pack(part, first + index * (PIECE / dtype.size()), dtype, to);
+        });
+    }
+}
+
+impl std::fmt::Debug for Packer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Packer({} threads)", self.0.threads())
+    }
+}
+
+fn pack(part: &Part<'_>, first: usize, dtype: DType, to: &mut [u8]) {
+    let (tensor, cols) = (&part.tensor, part.cols.len());
+    let mut at = first;
+    let mut rest = to;
+    while !rest.is_empty() {
+        let (row, col) = (at / cols, at % cols);
+        let wanted = rest.len() / dtype.size();
+        // Whole rows lie one after the other.
+        let run = if cols == tensor.cols { wanted } else { wanted.min(cols - col) };
+        let start = ((part.rows.start + row) * tensor.cols + part.cols.start + col) * tensor.dtype.size();
+        let from = &tensor.bytes[start..start + run * tensor.dtype.size()];
+        let (now, later) = rest.split_at_mut(run * dtype.size());
+        convert(from, tensor.dtype, now, dtype);
+        (rest, at) = (later, at + run);
+    }
+}
+
+/// As many elements from one type to another; neither side need be aligned.
+fn convert(from: &[u8], is: DType, to: &mut [u8], becomes: DType) {
+    if is == becomes {
+        return to.copy_from_slice(from);
+    }
+    let mut values = [0f32; RUN];
+    for (from, to) in from.chunks(RUN * is.size()).zip(to.chunks_mut(RUN * becomes.size())) {
+        let values = &mut values[..from.len() / is.size()];
+        widen(from, is, values);
+        narrow(values, to, becomes);
+    }
+}
+
+fn widen(from: &[u8], dtype: DType, values: &mut [f32]) {
+    match dtype {
+        DType::F32 => {
+            for (value, bytes) in values.iter_mut().zip(from.chunks_exact(4)) {
+                *value = f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
+            }
+        }
+        DType::F16 => {
+            let mut halves = [f16::ZERO; RUN];
+            let halves = &mut halves[..values.len()];
+            for (half, bytes) in halves.iter_mut().zip(from.chunks_exact(2)) {
+                *half = f16::from_le_bytes([bytes[0], bytes[1]]);
+            }
+            halves.convert_to_f32_slice(values);
+        }
+        DType::BF16 => {
+            for (value, bytes) in values.iter_mut().zip(from.chunks_exact(2)) {
+                *value = bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32();
+            }
+        }
+    }
+}
+
+fn narrow(values: &[f32], to: &mut [u8], dtype: DType) {
+    match dtype {
+        DType::F32 => {
+            for (bytes, value) in to.chunks_exact_mut(4).zip(values) {
+                bytes.copy_from_slice(&value.to_le_bytes());
+            }
+        }
+        DType::F16 => {
+            let mut halves = [f16::ZERO; RUN];
+            let halves = &mut halves[..values.len()];
+            halves.convert_from_f32_slice(values);
+            for (bytes, half) in to.chunks_exact_mut(2).zip(halves) {
+                bytes.copy_from_slice(&half.to_le_bytes());
+            }
+        }
+        DType::BF16 => {
+            for (bytes, value) in to.chunks_exact_mut(2).zip(values) {
+                bytes.copy_from_slice(&bf16::from_f32(*value).to_le_bytes());
+            }
+        }
+    }
+}
+
+/// The elements of a part that go into a buffer of `bytes` bytes each time, as ranges of numbers.
+pub fn loads(part: &Part<'_>, dtype: DType, bytes: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+    let (all, most) = (part.rows.len() * part.cols.len(), (bytes / dtype.size()).max(1));
+    (0..all).step_by(most).map(move |first| first..all.min(first + most))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::HostTensor;
+
+    const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
+
+    fn encode(values: &[f32], dtype: DType) -> Vec<u8> {
+        let bytes = |value: &f32| match dtype {
+            DType::F32 => value.to_le_bytes().to_vec(),
+            DType::F16 => f16::from_f32(*value).to_le_bytes().to_vec(),
+            DType::BF16 => bf16::from_f32(*value).to_le_bytes().to_vec(),
+        };
+        values.iter().flat_map(bytes).collect()
+    }
+
+    proptest! {
+        /// Against one element at a time, for any cut, types, buffer and start in memory.
+        #[test]
+        fn parts_are_packed_element_by_element(
+            (rows, cols) in (1usize..9, 1usize..3000),
+            cut in any::<[prop::sample::Index; 4]>(),
+            (is, becomes) in (0usize..3, 0usize..3),
+            buffer in 4usize..20_000,
+            skew in 0usize..4,
+        ) {
+            let (is, becomes) = (DTYPES[is], DTYPES[becomes]);
+            let values: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919) % 8191) as f32 / 64.0 - 60.0).collect();
+            let stored = [vec![0; skew], encode(&values, is)].concat();
+            let tensor = HostTensor { dtype: is, rows, cols, bytes: &stored[skew..] };
+            let range = |a: prop::sample::Index, b: prop::sample::Index, n: usize| {
+                let (a, b) = (a.index(n), b.index(n));
+                a.min(b)..a.max(b) + 1
+            };
+            let part = Part { tensor, rows: range(cut[0], cut[1], rows), cols: range(cut[2], cut[3], cols) };
+            let packer = Packer::new(2).unwrap();
+            let mut packed = Vec::new();
+            for load in loads(&part, becomes, buffer) {
+                let mut piece = vec![0; load.len() * becomes.size()];
+                prop_assert!(piece.len() <= buffer);
+                packer.pack(&part, load.start, becomes, &mut piece);
+                packed.extend(piece);
+            }
+            let (rows, cols) = (part.rows.len(), part.cols.len());
+            let want: Vec<f32> = (0..rows * cols).map(|i| part.get(i / cols, i % cols)).collect();
+            prop_assert_eq!(packed, encode(&want, becomes));
+        }
+    }
+
+    #[test]
+    fn a_buffer_of_many_pieces_is_filled_by_all_threads() {
+        let values: Vec<f32> = (0..3 * PIECE / 2).map(|i| (i % 1000) as f32).collect();
+        let stored = encode(&values, DType::F32);
+        let part = Part::whole(HostTensor { dtype: DType::F32, rows: 3, cols: PIECE / 2, bytes: &stored });
+        let mut packed = vec![0; values.len() * 2];
+        Packer::new(3).unwrap().pack(&part, 0, DType::BF16, &mut packed);
+        assert!(packed == encode(&values, DType::BF16));
+    }
+}
