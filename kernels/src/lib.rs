@@ -18,5 +18,5 @@ pub use backend::{
     RopeStyle, SeqRow, StepInput, StepSize,
 };
 pub use error::{Error, Result};
-pub use sampling::{SampleRow, Sampled, SamplingParams};
+pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored};
 pub use tensor::{DType, HostTensor, Part};

@@ -76,6 +76,26 @@ pub struct SampleRow<'a> {
     pub allowed: Option<&'a [u32]>,
 }
 
+/// A token that is there already, to be judged by one row of logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScoreRow {
+    /// The token's id.
+    pub token: u32,
+    /// How many of the most likely tokens to report.
+    pub top_n: u32,
+}
+
+/// What a row of logits makes of a token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scored {
+    /// The model's own log-probability of the token; NaN if no logit is finite.
+    pub logprob: f32,
+    /// One more than the number of tokens that are more likely.
+    pub rank: u32,
+    /// The `top_n` most likely tokens, most likely first, the lower id first on a tie.
+    pub top: Vec<(u32, f32)>,
+}
+
 /// A chosen token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampled {

@@ -235,6 +235,38 @@ fn alternatives_are_reported_as_asked() {
 }
 
 #[test]
+fn the_tokens_of_a_prompt_are_scored_chunk_by_chunk() {
+    let (mut router, _, _) = Router::ready();
+    let (prompt, other) = ([3u32, 9, 27, 1, 4, 11, 30, 2, 8, 5], [7u32, 7, 7]);
+    let score = |row, top_n| Row { score: Some(top_n), ..row };
+    router.send_step(Step {
+        id: 1,
+        admit: vec![admission(0, &other), admission(2, &prompt)],
+        rows: vec![row(0, 0, 3, &[11], true), score(row(2, 0, 6, &[19, 4], false), 2)],
+        ..Step::default()
+    });
+    router.send_step(Step {
+        id: 2,
+        rows: vec![row(0, 3, 1, &[], true), score(row(2, 6, 4, &[0], true), 2)],
+        ..Step::default()
+    });
+    let answers = [router.output(), router.output()];
+    let tokens: Vec<u32> = answers.iter().flat_map(|answer| &answer.sampled).map(|of| of.token).collect();
+    assert_eq!(tokens, [expected(&other, 2), expected(&prompt, 1)].concat());
+    assert!(answers.iter().all(|answer| answer.scored.len() == 1 && answer.scored[0].slot == 2));
+    let scored: Vec<_> = answers.iter().flat_map(|answer| &answer.scored[0].tokens).collect();
+    assert_eq!(scored.len(), 9);
+    for (count, scored) in (1..).zip(scored) {
+        // The most likely token is what would have been generated.
+        let next = expected(&prompt[..count], 1)[0];
+        assert_eq!(scored.top[0].token, next);
+        let is_next = prompt[count] == next;
+        assert_eq!((scored.rank == 1, scored.logprob == scored.top[0].logprob), (is_next, is_next));
+        assert_eq!(scored.top.len(), 2);
+    }
+}
+
+#[test]
 fn a_malformed_step_is_a_fault() {
     let (mut router, _, _) = Router::ready();
     router.send_step(Step { id: 9, rows: vec![row(1, 0, 1, &[0], true)], ..Step::default() });

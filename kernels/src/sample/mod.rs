@@ -9,7 +9,7 @@ mod filter;
 mod penalty;
 mod philox;
 
-use crate::sampling::{SampleRow, Sampled, SamplingParams};
+use crate::sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored};
 
 /// A token and its logit, or the logit's warped successor.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -63,6 +63,20 @@ pub(crate) fn choose(logits: &mut [f32], row: &SampleRow<'_>) -> Sampled {
     let logit = kept.iter().find(|c| c.id == token).map_or(f32::NEG_INFINITY, |c| c.logit);
     let top = top(kept.iter().copied(), params.top_n as usize, &mass);
     Sampled { token, logprob: mass.logprob(logit), top }
+}
+
+/// What `logits`, `[vocab]`, make of a token; they are overwritten.
+pub(crate) fn score(logits: &mut [f32], row: &ScoreRow) -> Scored {
+    sanitize(logits);
+    let logit = logits[row.token as usize];
+    let rank = 1 + logits.iter().filter(|other| **other > logit).count() as u32;
+    match Mass::of(logits.iter().copied()) {
+        Some(mass) => {
+            let top = top(candidates(logits), row.top_n as usize, &mass);
+            Scored { logprob: mass.logprob(logit), rank, top }
+        }
+        None => Scored { logprob: f32::NAN, rank, top: Vec::new() },
+    }
 }
 
 /// Greedy rows of either kind of log-probability, and drawn rows that report the model's own.

@@ -23,11 +23,25 @@ pub struct Token {
     pub top: Vec<(u32, f32)>,
 }
 
+/// What the model makes of a token of the prompt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PromptToken {
+    /// Its log-probability.
+    pub logprob: f32,
+    /// Its place among all tokens by probability, from 1.
+    pub rank: u32,
+    /// The most likely tokens at its place, as many as the request asked for.
+    pub top: Vec<(u32, f32)>,
+}
+
 /// What happens to a generation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// It left the queue.
     Started(Started),
+    /// The next tokens of the prompt, from the second one on, if the request asked for them; without new tokens it may be the
+    /// end.
+    Prompt(Vec<PromptToken>, Option<Finish>),
     /// A token; with the last one, why it is the last.
     Token(Token, Option<Finish>),
     /// It will not be answered (any further).
@@ -219,7 +233,8 @@ impl Engine {
 
 /// The events of one request. Dropping it cancels the request within a step.
 ///
-/// The channel holds at most `max_new_tokens + 2` events, so a slow reader costs bounded memory.
+/// The channel holds at most `max_new_tokens + 2` events, and one for each step that scores the prompt, so a slow reader
+/// costs bounded memory.
 #[derive(Debug)]
 pub struct Generation {
     events: mpsc::UnboundedReceiver<Event>,

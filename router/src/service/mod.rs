@@ -22,6 +22,7 @@ pub use error::ServiceError;
 pub use limits::{Limits, TokenLimits};
 pub(crate) use params::priority;
 pub use params::{Params, Prompt};
+pub use crate::engine::PromptToken;
 pub use stream::{FinishReason, Finished, TextEvent, TextStream, TextToken, Timings};
 
 use crate::assets::{AssetError, Assets};
@@ -96,6 +97,8 @@ pub struct Prepared {
 pub struct Answer {
     /// The key of its random draws; `None` if there were none.
     pub seed: Option<u64>,
+    /// What the model makes of the prompt's tokens from the second one on, if that was asked for.
+    pub prompt: Vec<PromptToken>,
     /// Its tokens.
     pub tokens: Vec<TextEvent>,
     /// Its text, and how it ended.
@@ -277,7 +280,7 @@ impl Service {
         let ready = self.ready()?;
         let _place = self.enter()?;
         let limits = self.0.limits.tokens(&ready);
-        params.check(&self.0.limits, ready.vocab_size)?;
+        params.check(&self.0.limits, &ready)?;
         let mut ids = match prompt {
             Prompt::Text(text, specials) => {
                 limits.check_truncate(params.truncate)?;
@@ -322,6 +325,7 @@ impl Service {
             priority: params.priority,
             cache_salt: params.cache_salt.clone(),
             mask: grammar.as_ref().map(|grammar| grammar.first()),
+            prompt_logprobs: params.prompt_logprobs,
         };
         let context = RequestContext::current();
         self.log_prompt(context.as_deref(), &request.prompt);

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_proto::{LogitBias, Sampling};
+use millrace_proto::{LogitBias, MAX_FRAME, Ready, Sampling};
 
 use super::{Limits, ServiceError};
 use crate::engine::Priority;
@@ -69,6 +69,10 @@ pub struct Params {
     pub min_new_tokens: u32,
     /// Special tokens that are part of the answer's text.
     pub marks: Arc<[u32]>,
+    /// Alternatives to report at each token of the prompt, if what the model makes of it shall be reported.
+    pub prompt_logprobs: Option<u32>,
+    /// The prompt is part of the answer, so that there may be no new tokens.
+    pub echoes: bool,
 }
 
 impl Default for Params {
@@ -98,6 +102,8 @@ impl Default for Params {
             ignore_eos: false,
             min_new_tokens: 0,
             marks: Arc::default(),
+            prompt_logprobs: None,
+            echoes: false,
         }
     }
 }
@@ -137,7 +143,7 @@ impl Params {
     }
 
     /// TGI's checks, in its order and words; what TGI does not have comes last.
-    pub(super) fn check(&self, limits: &Limits, vocab_size: u32) -> Result<(), ServiceError> {
+    pub(super) fn check(&self, limits: &Limits, ready: &Ready) -> Result<(), ServiceError> {
         let best_of = self.best_of.unwrap_or(1);
         if best_of > 1 {
             if limits.max_best_of == 1 {
@@ -163,7 +169,7 @@ impl Params {
         if self.top_k.is_some_and(|k| k <= 0) {
             return fail("top_k", "`top_k` must be strictly positive");
         }
-        if self.max_new_tokens == Some(0) {
+        if self.max_new_tokens == Some(0) && !self.echoes {
             return fail("max_new_tokens", "`max_new_tokens` must be strictly positive");
         }
         if self.stop.len() > limits.max_stop_sequences {
@@ -193,6 +199,13 @@ impl Params {
         if self.cache_salt.as_ref().is_some_and(|salt| salt.len() > LONGEST_SALT) {
             return fail("cache_salt", format!("`cache_salt` must be at most {LONGEST_SALT} bytes long"));
         }
+        if let Some(given) = self.prompt_logprobs {
+            let most = limits.max_top_n_tokens.min(scores_of_a_frame(ready));
+            if given > most {
+                let detail = format!("`prompt_logprobs` must be >= 0 and <= {most}. Given: {given}");
+                return fail("prompt_logprobs", detail);
+            }
+        }
         if self.max_new_tokens.is_some_and(|most| self.min_new_tokens > most) {
             return fail("min_tokens", "`min_tokens` must be <= `max_new_tokens`");
         }
@@ -200,6 +213,7 @@ impl Params {
             let param = if self.ignore_eos { "ignore_eos" } else { "min_tokens" };
             return fail(param, format!("`{param}` has no meaning for an answer that a grammar ends"));
         }
+        let vocab_size = ready.vocab_size;
         for &(id, bias) in &self.logit_bias {
             if id >= vocab_size {
                 let detail =
@@ -234,6 +248,14 @@ impl Params {
             end_tokens: if self.min_new_tokens > 0 { end_tokens.to_vec() } else { Vec::new() },
         }
     }
+}
+
+/// Alternatives that can be reported at every token of a step so that its answer is far from too large for a frame.
+fn scores_of_a_frame(ready: &Ready) -> u32 {
+    /// Bytes of a token with its log-probability, as a message.
+    const ENCODED: usize = 16;
+    let tokens = MAX_FRAME / 4 / ENCODED / (ready.max_step_tokens as usize).max(1);
+    u32::try_from(tokens).unwrap_or(u32::MAX).saturating_sub(1)
 }
 
 fn fail(param: &'static str, detail: impl Into<String>) -> Result<(), ServiceError> {

@@ -115,6 +115,18 @@ pub enum StepError {
         /// Size of the vocabulary.
         vocab: usize,
     },
+    /// Scores of tokens that the prompt does not have, or with more alternatives than there are tokens.
+    #[error("slot {slot} has no prompt after position {start} to be scored with {top_n} of {vocab} tokens")]
+    Score {
+        /// The slot.
+        slot: u32,
+        /// First position.
+        start: usize,
+        /// Alternatives asked for.
+        top_n: u32,
+        /// Size of the vocabulary.
+        vocab: usize,
+    },
     /// More tokens in all rows than a step can hold.
     #[error("the rows have more than {limit} tokens together")]
     TooManyTokens {

@@ -6,10 +6,13 @@ mod batch;
 mod error;
 mod sampling;
 
+use std::ops::Range;
+
 use millrace_kernels::{SampleRow, Sampled, SamplingParams, SeqRow};
 use millrace_proto::{Admission, Row, Step};
 
 use crate::Limits;
+use batch::BatchRow;
 pub use batch::Batch;
 pub use error::StepError;
 
@@ -34,6 +37,19 @@ struct Slot {
     allowed: Vec<u32>,
     /// The last step in which the slot had a row.
     last_row: u64,
+}
+
+/// Tokens of a prompt that are to be scored after a step.
+#[derive(Debug, Clone)]
+pub struct Scoring<'a> {
+    /// Whose.
+    pub slot: usize,
+    /// The places among the step's tokens of those before them.
+    pub states: Range<usize>,
+    /// The tokens.
+    pub tokens: &'a [u32],
+    /// Alternatives to report at each of them.
+    pub top_n: u32,
 }
 
 impl SlotTable {
@@ -99,6 +115,15 @@ impl SlotTable {
         })
     }
 
+    /// What is to be scored after `batch`, in the order of its rows.
+    pub fn scorings<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = Scoring<'a>> {
+        batch.rows().filter(|(_, row)| row.scored > 0).map(|(at, row)| {
+            let BatchRow { slot, start, scored, top_n, .. } = *row;
+            let tokens = &self.slots[slot].tokens[start + 1..][..scored];
+            Scoring { slot, states: at..at + scored, tokens, top_n }
+        })
+    }
+
     /// Appends the tokens sampled for `batch` to their sequences, where the next step will look for them.
     pub fn append(&mut self, batch: &Batch, chosen: &[Sampled]) {
         for (slot, sampled) in batch.sampling_slots().zip(chosen) {
@@ -148,7 +173,7 @@ impl SlotTable {
     }
 
     fn row(&mut self, row: &Row, batch: &mut Batch) -> Result<(), StepError> {
-        let Row { slot, ref new_blocks, sample, ref allowed, .. } = *row;
+        let Row { slot, ref new_blocks, sample, ref allowed, score, .. } = *row;
         let (start, count) = (row.start as usize, row.count as usize);
         let (limits, steps, vocab) = (self.limits, self.steps, self.vocab);
         let place = self.taken(slot)?;
@@ -182,10 +207,19 @@ impl SlotTable {
         if !allowed.is_empty() {
             check_mask(slot, allowed, sample, vocab)?;
         }
+        let scored = match score {
+            Some(_) => place.prompt_len.min(end + 1).saturating_sub(start + 1),
+            None => 0,
+        };
+        let top_n = score.unwrap_or_default();
+        if score.is_some() && (scored == 0 || top_n as usize > vocab) {
+            return Err(StepError::Score { slot, start, top_n, vocab });
+        }
         place.allowed.clear();
         place.allowed.extend_from_slice(allowed);
         place.blocks.extend_from_slice(new_blocks);
-        batch.push(slot as usize, start, &place.tokens[start..end], sample);
+        let row = BatchRow { slot: slot as usize, start, count, sample, scored, top_n };
+        batch.push(row, &place.tokens[start..end]);
         Ok(())
     }
 }

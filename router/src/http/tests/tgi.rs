@@ -65,6 +65,21 @@ async fn details() {
 }
 
 #[tokio::test]
+async fn the_prompts_details() {
+    let mut server = Server::saying("ok");
+    let parameters = json!({"decoder_input_details": true, "best_of": 2, "do_sample": true, "top_n_tokens": 2});
+    let body = json!({"inputs": "aé", "parameters": parameters});
+    let details = server.post("/generate", body).await.json()["details"].clone();
+    let expected = json!([
+        {"id": BOS, "text": "<s>", "logprob": null}, {"id": 97, "text": "a", "logprob": -2.0},
+        {"id": 0xC3, "text": "�", "logprob": -3.0}, {"id": 0xA9, "text": "�", "logprob": -4.0},
+    ]);
+    assert_eq!((&details["prefill"], &details["tokens"][0]["text"]), (&expected, &json!("o")));
+    assert_eq!(details["best_of_sequences"][0]["prefill"], expected);
+    assert_eq!(server.engine.requests.recv().await.unwrap().prompt_logprobs, Some(0));
+}
+
+#[tokio::test]
 async fn best_of_returns_the_most_likely_first() {
     let server = Server::saying("ok");
     let parameters = json!({"best_of": 2, "do_sample": true, "details": true});
@@ -196,15 +211,12 @@ async fn what_is_wrong_is_said_in_tgis_words() {
         ),
         ("a", json!({"watermark": true}), "`watermark` is not supported"),
         ("a", json!({"adapter_id": "x"}), "`adapter_id` is not supported"),
-        ("a", json!({"decoder_input_details": true}), "`decoder_input_details` is not supported"),
     ];
     for (inputs, parameters, detail) in cases {
         let body = json!({"inputs": inputs, "parameters": parameters});
         for path in ["/generate", "/generate_stream", "/"] {
             let reply = server.post(path, body.clone()).await;
-            if path == "/generate_stream"
-                && (body["parameters"].get("best_of").is_some() || detail.contains("decoder_input"))
-            {
+            if path == "/generate_stream" && body["parameters"].get("best_of").is_some() {
                 continue;
             }
             assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY, "{body} at {path}: {}", reply.body);
