@@ -5,7 +5,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use millrace_proto::{
-    PromptToken, Ready, Row, Sampled, Sampling, Scored, Step, StepOutput, TokenLogprob, from_shard,
+    Pooled, Pooling, PromptToken, Ready, Row, Sampled, Sampling, Scored, Step, StepOutput, TokenLogprob, from_shard,
 };
 
 use crate::Error;
@@ -40,6 +40,7 @@ pub(crate) fn serve(
         world_size: size(options.world_size),
         parameters: spec.parameters() as u64,
         vocab_size: size(spec.vocab),
+        hidden_size: size(spec.hidden),
         max_sequence_tokens: size(longest),
         block_size: size(block_size),
         num_blocks: size(pool.div_ceil(block_size.max(1))),
@@ -49,7 +50,7 @@ pub(crate) fn serve(
     };
     router.send(from_shard::Message::Ready(ready))?;
     let slots = vec![Slot::default(); max_sequences];
-    let mut made_up = MadeUp { vocab: size(spec.vocab), slots, pace };
+    let mut made_up = MadeUp { vocab: size(spec.vocab), hidden: spec.hidden, slots, pace };
     answer(router, options.rank, |step| {
         made_up.step(step).map_err(|source| Error::Step { id: step.id, source })
     })
@@ -59,6 +60,7 @@ pub(crate) fn serve(
 /// restart does not change them.
 struct MadeUp {
     vocab: u32,
+    hidden: usize,
     slots: Vec<Slot>,
     /// Time that a step takes.
     pace: Duration,
@@ -68,6 +70,7 @@ struct MadeUp {
 struct Slot {
     sampling: Sampling,
     prompt_len: u32,
+    pooled: bool,
 }
 
 impl MadeUp {
@@ -79,12 +82,16 @@ impl MadeUp {
             let slot = self.slots.get_mut(admission.slot as usize).ok_or(unknown(admission.slot))?;
             slot.sampling = admission.sampling.clone().ok_or(StepError::NoSampling { slot: admission.slot })?;
             slot.prompt_len = admission.prompt_len;
+            slot.pooled = admission.pooling() != Pooling::None;
         }
         let mut sampled = Vec::with_capacity(step.rows.len());
-        let mut scored = Vec::new();
+        let (mut scored, mut pooled) = (Vec::new(), Vec::new());
         for row in &step.rows {
-            let Slot { sampling, prompt_len } = self.slots.get(row.slot as usize).ok_or(unknown(row.slot))?;
+            let Slot { sampling, prompt_len, pooled: is_pooled } = self.slots.get(row.slot as usize).ok_or(unknown(row.slot))?;
             scored.extend(row.score.map(|top_n| self.score(row, *prompt_len, top_n)));
+            if *is_pooled && row.start + row.count == *prompt_len {
+                pooled.push(Pooled { slot: row.slot, values: vec![1.0; self.hidden] });
+            }
             if !row.sample {
                 continue;
             }
@@ -104,7 +111,7 @@ impl MadeUp {
         }
         thread::sleep(self.pace.saturating_sub(since.elapsed()));
         let step_micros = since.elapsed().as_micros() as u64;
-        Ok(StepOutput { step: step.id, sampled, scored, step_micros, ..StepOutput::default() })
+        Ok(StepOutput { step: step.id, sampled, scored, pooled, step_micros, ..StepOutput::default() })
     }
 
     /// Every token of a prompt is as likely as the next.
@@ -145,7 +152,7 @@ mod tests {
     use super::*;
 
     fn tokens(seed: u64, starts: impl Iterator<Item = u32>) -> Vec<u32> {
-        let mut made_up = MadeUp { vocab: 1000, slots: vec![Slot::default(); 2], pace: Duration::ZERO };
+        let mut made_up = MadeUp { vocab: 1000, hidden: 8, slots: vec![Slot::default(); 2], pace: Duration::ZERO };
         let sampling = Some(Sampling { seed, ..Sampling::default() });
         made_up
             .step(&Step {
@@ -179,7 +186,7 @@ mod tests {
 
     #[test]
     fn slots_that_there_are_not_are_refused() {
-        let mut made_up = MadeUp { vocab: 1000, slots: vec![Slot::default(); 2], pace: Duration::ZERO };
+        let mut made_up = MadeUp { vocab: 1000, hidden: 8, slots: vec![Slot::default(); 2], pace: Duration::ZERO };
         let row = Row { slot: 2, count: 1, sample: true, ..Default::default() };
         let step = Step { rows: vec![row], ..Default::default() };
         assert_eq!(made_up.step(&step), Err(StepError::UnknownSlot { slot: 2, slots: 2 }));

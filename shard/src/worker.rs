@@ -7,6 +7,7 @@ use millrace_kernels::{Backend, SampleRow, Sampled, ScoreRow, SeqRow, StepInput}
 use millrace_proto::{self as proto, Admission, PromptToken, Row, Sampling, Step, StepOutput, TokenLogprob};
 
 use crate::decoder::Decoder;
+use crate::pool::Sums;
 use crate::state::{Batch, Scoring, SlotTable, StepError};
 use crate::{Error, Limits};
 
@@ -21,6 +22,7 @@ pub(crate) struct Worker<B: Backend> {
     limits: Limits,
     slots: SlotTable,
     batch: Batch,
+    sums: Sums,
     chosen: Vec<Sampled>,
     /// Empty between steps, but for their allocations.
     seq_rows: Vec<SeqRow<'static>>,
@@ -32,6 +34,7 @@ impl<B: Backend> Worker<B> {
         Worker {
             backend,
             slots: SlotTable::new(limits, decoder.spec().vocab),
+            sums: Sums::new(decoder.spec().hidden, limits.max_sequences),
             decoder,
             limits,
             batch: Batch::new(&limits),
@@ -50,7 +53,7 @@ impl<B: Backend> Worker<B> {
         let tokens = vec![0; count];
         let new_blocks = (0..count.div_ceil(block_size) as u32).collect();
         let count = count as u32;
-        let admit = vec![Admission { slot, tokens, prompt_len: count, sampling: Some(sampling) }];
+        let admit = vec![Admission { slot, tokens, prompt_len: count, sampling: Some(sampling), pooling: 0 }];
         let rows = vec![Row { slot, start, count, new_blocks, sample, ..Row::default() }];
         self.step(&Step { admit, rows, ..Step::default() })?;
         self.step(&Step { release: vec![slot], ..Step::default() })?;
@@ -86,6 +89,7 @@ impl<B: Backend> Worker<B> {
         self.slots.append(&self.batch, &self.chosen);
 
         let scored = self.score()?;
+        let pooled = self.pool()?;
         let sampled = self.batch.sampling_slots().zip(self.chosen.drain(..)).map(answer).collect();
         let step_micros = received.elapsed().as_micros() as u64;
         let collective_micros = self.decoder.take_collective_time().as_micros() as u64;
@@ -93,6 +97,7 @@ impl<B: Backend> Worker<B> {
             step: step.id,
             sampled,
             scored,
+            pooled,
             step_micros,
             forward_micros,
             collective_micros,
@@ -118,6 +123,26 @@ impl<B: Backend> Worker<B> {
             tokens: scored.by_ref().take(of.tokens.len()).collect(),
         };
         Ok(scorings().map(of_row).collect())
+    }
+
+    /// The vectors of the prompts that the step has completed; nothing on a rank that does not answer.
+    fn pool(&mut self) -> Result<Vec<proto::Pooled>, Error> {
+        if !self.decoder.speaks() {
+            return Ok(Vec::new());
+        }
+        let Worker { backend, decoder, slots, batch, sums, .. } = self;
+        let rows = || slots.pooled(batch);
+        rows().filter(|row| row.begins).for_each(|row| sums.begin(row.slot));
+        let mut owners = rows().flat_map(|row| std::iter::repeat_n(row.slot, row.states.len()));
+        decoder.for_states(backend, rows().map(|row| row.states), |state| {
+            if let Some(slot) = owners.next() {
+                sums.add(slot, state);
+            }
+        })?;
+        let complete = rows().filter_map(|row| Some((row.slot, row.complete?)));
+        let pooled =
+            complete.map(|(slot, count)| proto::Pooled { slot: slot as u32, values: sums.mean(slot, count) });
+        Ok(pooled.collect())
     }
 }
 

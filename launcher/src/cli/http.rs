@@ -10,6 +10,7 @@ use millrace_router::http::{HeaderValue, PlatformRoutes};
 use millrace_router::serve::{Connections, Tls};
 
 use super::seconds;
+use millrace_router::service::Pooling;
 use millrace_router::tools::Format;
 
 /// TGI's.
@@ -65,6 +66,10 @@ pub(crate) struct HttpArgs {
     /// How the model writes calls of tools: hermes, llama3_json, mistral or json; found in its chat template when absent
     #[arg(long, env = "TOOL_CALL_PARSER", value_name = "FORMAT")]
     pub(crate) tool_call_parser: Option<Format>,
+    /// How /v1/embeddings makes a vector of a text: the last state, or the mean of all; when absent, what the model's 1_Pooling/config.json
+    /// says, else last
+    #[arg(long, env = "POOLING", value_name = "KIND")]
+    pub(crate) pooling: Option<Pooling>,
     /// Require `Authorization: Bearer KEY` (or `x-api-key: KEY`) on every POST; any of them if there are several. May be repeated; commas
     /// part keys
     #[arg(long, env = "API_KEY", hide_env_values = true, value_delimiter = ',', value_name = "KEY")]

@@ -45,6 +45,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         validation_workers: http.validation_workers,
         grammar_support: !http.disable_grammar_support,
         tool_format: http.tool_call_parser,
+        pooling: http.pooling,
         log_requests: http.log_requests,
     };
     let grace = Duration::from_secs(http.graceful_termination_timeout);

@@ -74,6 +74,7 @@ fn event(news: News, finish: Option<Finish>) -> Event {
         News::Token(proto::Sampled { token: id, logprob, top, .. }) => {
             Event::Token(Token { id, logprob, top: pairs(top) }, finish)
         }
+        News::Vector(values) => Event::Vector(values),
     }
 }
 

@@ -10,7 +10,7 @@ use super::admission::{Bounds, Occupancy, Permit};
 use super::constraint::Constraint;
 use crate::scheduler::Limits;
 
-pub use crate::scheduler::{Finish, Mask, Priority, Request};
+pub use crate::scheduler::{Finish, Mask, Pooling, Priority, Request};
 
 /// A generated token.
 #[derive(Debug, Clone, PartialEq)]
@@ -44,6 +44,8 @@ pub enum Event {
     Prompt(Vec<PromptToken>, Option<Finish>),
     /// A token; with the last one, why it is the last.
     Token(Token, Option<Finish>),
+    /// The prompt's vector, `[hidden]`, if the request asked for it; it is the end.
+    Vector(Vec<f32>),
     /// It will not be answered (any further).
     Failed(Failure),
 }

@@ -26,8 +26,17 @@ pub(super) struct InFlightRow {
     pub(super) sample: bool,
     /// Positions of the prompt's tokens that are scored; none for most rows.
     pub(super) scores: Range<usize>,
-    /// Nothing more is wanted of its sequence.
-    pub(super) last: bool,
+    /// Set if nothing more is wanted of its sequence: what ends it.
+    pub(super) end: Option<End>,
+}
+
+/// What ends a sequence without a new token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// Its prompt has been computed.
+    Prompt,
+    /// Its prompt's vector comes back.
+    Vector,
 }
 
 /// Something that came back.
@@ -49,6 +58,8 @@ pub enum News {
     Prompt(Vec<PromptToken>),
     /// A new token.
     Token(Sampled),
+    /// The prompt's vector, which is all there is.
+    Vector(Vec<f32>),
 }
 
 /// An answer that no step has asked for. The shard that gave it cannot be trusted any more.
@@ -67,6 +78,9 @@ pub enum Malformed {
     /// Not one score for each token of a prompt that was to be scored.
     #[error("step {step} has not the scores that its rows ask for")]
     Scores { step: u64 },
+    /// Not one vector for each prompt that was to become one.
+    #[error("step {step} has not the vectors that its rows ask for")]
+    Vectors { step: u64 },
     /// The tokens are not in the order of the rows.
     #[error("step {step} has a token for slot {got} where slot {expected} is due")]
     WrongSlot { step: u64, expected: u32, got: u32 },
@@ -94,6 +108,10 @@ impl InFlight {
         let scored = self.rows.iter().filter(|row| !row.scores.is_empty());
         if !scored.map(|row| (row.slot.0, row.scores.len())).eq(output.scored.iter().map(|of| (of.slot, of.tokens.len()))) {
             return Err(Malformed::Scores { step });
+        }
+        let pooled = self.rows.iter().filter(|row| row.end == Some(End::Vector));
+        if !pooled.map(|row| row.slot.0).eq(output.pooled.iter().map(|of| of.slot)) {
+            return Err(Malformed::Vectors { step });
         }
         let of_prompts = output.scored.iter().flat_map(|of| &of.tokens).flat_map(|token| &token.top);
         let of_new = output.sampled.iter().flat_map(|sampled| &sampled.top);

@@ -33,14 +33,14 @@ use std::collections::VecDeque;
 
 use millrace_proto::{PromptToken, Sampled, Step, StepOutput};
 
-use self::answer::{InFlight, InFlightRow};
+use self::answer::{End, InFlight, InFlightRow};
 use self::cache::KvCache;
 use self::queue::Queue;
 use self::sequence::{Running, Sequence};
 
 pub use self::answer::{Malformed, News, Output};
 pub use self::limits::{Impossible, Limits, NoRoom};
-pub use self::request::{Finish, Mask, Priority, Request};
+pub use self::request::{Finish, Mask, Pooling, Priority, Request};
 pub use self::sequence::{SeqId, Slot};
 
 /// See the [module](self).
@@ -212,13 +212,17 @@ impl Scheduler {
         for row in &answered.rows {
             self.publish(answered.step, row);
         }
-        let (mut scored, mut sampled) = (output.scored.into_iter(), output.sampled.into_iter());
+        let StepOutput { sampled, scored, pooled, .. } = output;
         let mut outputs = Vec::with_capacity(sampled.len());
+        let (mut sampled, mut scored, mut pooled) = (sampled.into_iter(), scored.into_iter(), pooled.into_iter());
         for row in &answered.rows {
             let scored = if row.scores.is_empty() { None } else { scored.next() };
-            if scored.is_some() || row.last {
+            if scored.is_some() || row.end == Some(End::Prompt) {
                 let tokens = scored.map_or_else(Vec::new, |scored| scored.tokens);
                 outputs.extend(self.receive_prompt(row, tokens));
+            }
+            if row.end == Some(End::Vector) {
+                outputs.extend(pooled.next().and_then(|pooled| self.receive_vector(row.sequence, pooled.values)));
             }
             if row.sample {
                 outputs.extend(sampled.next().and_then(|sampled| self.receive(row.sequence, sampled)));
@@ -339,12 +343,19 @@ impl Scheduler {
     fn receive_prompt(&mut self, row: &InFlightRow, mut tokens: Vec<PromptToken>) -> Option<Output> {
         let known = self.find(row.sequence)?.take_scores(&row.scores);
         tokens.drain(..known.min(tokens.len()));
-        let finish = row.last.then_some(Finish::Length);
+        let finish = (row.end == Some(End::Prompt)).then_some(Finish::Length);
         if finish.is_some() {
             self.cancel(row.sequence);
         }
         let is_news = finish.is_some() || !tokens.is_empty();
         is_news.then_some(Output { sequence: row.sequence, news: News::Prompt(tokens), finish })
+    }
+
+    /// The vector of a prompt has come back, which is all that was wanted.
+    fn receive_vector(&mut self, id: SeqId, values: Vec<f32>) -> Option<Output> {
+        self.find(id)?;
+        self.cancel(id);
+        Some(Output { sequence: id, news: News::Vector(values), finish: Some(Finish::Length) })
     }
 
     /// A token has come back. Nothing comes of it if the sequence has ended or was cancelled meanwhile.

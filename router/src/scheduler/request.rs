@@ -25,6 +25,17 @@ pub struct Request {
     /// Given if it shall be told what the model makes of the prompt's tokens: how many alternatives at each of them. The
     /// whole prompt is computed for that, whatever is cached.
     pub prompt_logprobs: Option<u32>,
+    /// Given if the prompt shall become a vector; there are no new tokens then.
+    pub pooling: Option<Pooling>,
+}
+
+/// Which states after the final norm make the vector of a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pooling {
+    /// The last one, which has seen all the others.
+    Last,
+    /// The mean of all. The whole prompt is computed for it, whatever is cached.
+    Mean,
 }
 
 /// The tokens that may come next: bit `t % 32` of word `t / 32` stands for token t; words that are not there are 0. At

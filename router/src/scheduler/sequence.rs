@@ -3,12 +3,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use millrace_proto::{Admission, Row, Sampling};
+use millrace_proto::{self as proto, Admission, Row, Sampling};
 
-use super::answer::InFlightRow;
+use super::answer::{End, InFlightRow};
 use super::cache::{BlockTable, Salt};
 use super::limits::{self, Impossible, Limits};
-use super::request::{Finish, Mask, Request};
+use super::request::{Finish, Mask, Pooling, Request};
 
 /// A sequence for as long as the scheduler knows it. A lower id goes first: ids rise in the order of arrival, put
 /// off by priority.
@@ -42,6 +42,7 @@ pub(super) struct Sequence {
     prompt_logprobs: Option<u32>,
     /// Tokens of the prompt of which it is known what the model makes of them. The first one follows nothing.
     scored: usize,
+    pooling: Option<Pooling>,
     /// Positions of those that went past it since it is in the queue.
     pub(super) overtaken: usize,
 }
@@ -65,12 +66,13 @@ impl Sequence {
             prompt_len: request.prompt.len(),
             tokens: request.prompt,
             pending: 0,
-            max_new_tokens: request.max_new_tokens as usize,
+            max_new_tokens: if request.pooling.is_some() { 0 } else { request.max_new_tokens as usize },
             stop_tokens: request.stop_tokens,
             sampling: request.sampling,
             choice: request.mask.map_or(Choice::Free, Choice::Among),
             prompt_logprobs: request.prompt_logprobs,
             scored: 1,
+            pooling: request.pooling,
             overtaken: 0,
         }
     }
@@ -127,7 +129,8 @@ impl Sequence {
 
     /// Whether the model must see all of its tokens, whatever is cached.
     pub(super) fn is_computed_whole(&self) -> bool {
-        self.prompt_logprobs.is_some() && self.scored < self.prompt_len
+        let is_scored = self.prompt_logprobs.is_none() || self.scored >= self.prompt_len;
+        !is_scored || self.pooling == Some(Pooling::Mean)
     }
 
     /// The tokens of the prompt that are to be scored by the states of these positions.
@@ -205,6 +208,12 @@ impl Running {
             tokens: self.sequence.tokens.clone(),
             prompt_len: self.sequence.prompt_len as u32,
             sampling: Some(self.sequence.sampling.clone()),
+            pooling: match self.sequence.pooling {
+                None => proto::Pooling::None,
+                Some(Pooling::Last) => proto::Pooling::Last,
+                Some(Pooling::Mean) => proto::Pooling::Mean,
+            }
+            .into(),
         }
     }
 
@@ -229,8 +238,9 @@ impl Running {
         self.computed += count;
         let scores = self.sequence.scores(&(start..self.computed));
         let complete = self.computed == self.sequence.len();
-        let last = complete && self.sequence.max_new_tokens == 0;
-        let sample = complete && !last;
+        let ends = complete && self.sequence.max_new_tokens == 0;
+        let end = ends.then(|| self.sequence.pooling.map_or(End::Prompt, |_| End::Vector));
+        let sample = complete && !ends;
         self.sequence.pending += usize::from(sample);
         let new_blocks = self.table.blocks[self.told_blocks..].iter().map(|block| block.0).collect();
         self.told_blocks = self.table.blocks.len();
@@ -241,6 +251,6 @@ impl Running {
         let score = self.sequence.prompt_logprobs.filter(|_| !scores.is_empty());
         let (sequence, slot, computed) = (self.sequence.id, self.slot, self.computed);
         let row = Row { slot: slot.0, start: start as u32, count: count as u32, new_blocks, sample, allowed, score };
-        Some((row, InFlightRow { sequence, slot, computed, sample, scores, last }))
+        Some((row, InFlightRow { sequence, slot, computed, sample, scores, end }))
     }
 }

@@ -3,6 +3,7 @@
 use millrace_proto::Ready;
 
 use super::ServiceError;
+use crate::engine::Pooling;
 use crate::tools::Format;
 
 /// What clients may ask for; names and defaults are TGI's flags.
@@ -30,6 +31,8 @@ pub struct Limits {
     pub grammar_support: bool,
     /// How the model writes calls of tools; found in its chat template if not given.
     pub tool_format: Option<Format>,
+    /// How a prompt becomes a vector; the model's folder says it if this does not.
+    pub pooling: Option<Pooling>,
     /// Write prompts and answers to the log.
     pub log_requests: bool,
 }
@@ -48,6 +51,7 @@ impl Default for Limits {
             validation_workers: 2,
             grammar_support: true,
             tool_format: None,
+            pooling: None,
             log_requests: false,
         }
     }

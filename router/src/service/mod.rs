@@ -22,11 +22,12 @@ pub use error::ServiceError;
 pub use limits::{Limits, TokenLimits};
 pub(crate) use params::priority;
 pub use params::{Params, Prompt};
-pub use crate::engine::PromptToken;
+pub use crate::engine::{Pooling, PromptToken};
 pub use stream::{FinishReason, Finished, TextEvent, TextStream, TextToken, Timings};
 
 use crate::assets::{AssetError, Assets};
 use crate::engine::{Engine, Request, State};
+use crate::pooling::{self, UnknownPooling};
 use crate::grammar::{Compiled, Compiler, GrammarError, Walk, Wanted};
 use crate::metrics;
 use crate::text::{ChatTemplate, Conversation, Encoded, Specials, TemplateError, TextError, Tokenizer};
@@ -66,6 +67,7 @@ struct Inner {
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
     tool_format: Format,
+    pooling: Result<Pooling, UnknownPooling>,
     limits: Limits,
     engine: Engine,
     model: ModelInfo,
@@ -101,6 +103,8 @@ pub struct Answer {
     pub prompt: Vec<PromptToken>,
     /// Its tokens.
     pub tokens: Vec<TextEvent>,
+    /// The prompt's vector, `[hidden]`, if that was asked for.
+    pub vector: Vec<f32>,
     /// Its text, and how it ended.
     pub finished: Finished,
 }
@@ -159,6 +163,7 @@ impl Service {
         };
         let shown = assets.tool_template.as_deref().or(assets.chat_template.as_deref());
         let tool_format = limits.tool_format.unwrap_or_else(|| Format::of(shown, &tokenizer));
+        let pooling = limits.pooling.map_or_else(|| pooling::configured(&assets.pooling), Ok);
         let eos_ids: Arc<[u32]> = match assets.eos_ids.as_slice() {
             [] => eos.and_then(|eos| tokenizer.token_id(&eos)).into_iter().collect(),
             ids => ids.into(),
@@ -170,6 +175,7 @@ impl Service {
             tokenizer,
             template,
             tool_format,
+            pooling,
             limits,
             engine,
             model,
@@ -202,6 +208,14 @@ impl Service {
     /// How the model writes calls of tools.
     pub fn tool_format(&self) -> Format {
         self.0.tool_format
+    }
+
+    /// How a prompt becomes a vector.
+    ///
+    /// # Errors
+    /// If the model asks for something else than we can do.
+    pub fn pooling(&self) -> Result<Pooling, UnknownPooling> {
+        self.0.pooling.clone()
     }
 
     /// Whether the model's chat template looks at this variable.
@@ -326,6 +340,7 @@ impl Service {
             cache_salt: params.cache_salt.clone(),
             mask: grammar.as_ref().map(|grammar| grammar.first()),
             prompt_logprobs: params.prompt_logprobs,
+            pooling: params.pooling,
         };
         let context = RequestContext::current();
         self.log_prompt(context.as_deref(), &request.prompt);

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use millrace_proto::{LogitBias, MAX_FRAME, Ready, Sampling};
 
 use super::{Limits, ServiceError};
-use crate::engine::Priority;
+use crate::engine::{Pooling, Priority};
 use crate::grammar::Wanted;
 use crate::text::{Specials, StopText};
 
@@ -73,6 +73,8 @@ pub struct Params {
     pub prompt_logprobs: Option<u32>,
     /// The prompt is part of the answer, so that there may be no new tokens.
     pub echoes: bool,
+    /// The prompt becomes a vector, and nothing is generated.
+    pub pooling: Option<Pooling>,
 }
 
 impl Default for Params {
@@ -104,6 +106,7 @@ impl Default for Params {
             marks: Arc::default(),
             prompt_logprobs: None,
             echoes: false,
+            pooling: None,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The answer to a request as it is generated.
 
 use std::future::poll_fn;
+use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
@@ -102,6 +103,8 @@ pub struct TextStream {
     text: String,
     /// What has come of the prompt and was not passed on.
     prompt: Vec<PromptToken>,
+    /// What the prompt has become.
+    vector: Vec<f32>,
     /// Set when it has ended without a token.
     finished: Option<Finished>,
     generated: u32,
@@ -123,13 +126,14 @@ impl TextStream {
         let continues = prepared.prompt().iter().any(|&id| !tokenizer.is_special(id));
         TextStream {
             detokenizer: tokenizer.detokenizer(true, continues).showing(prepared.params.marks.clone()),
-            stops: StopMatcher::new(std::mem::take(&mut prepared.stops), prepared.params.stop_text),
+            stops: StopMatcher::new(mem::take(&mut prepared.stops), prepared.params.stop_text),
             tokenizer,
             eos,
             prepared,
             generation: Some(generation),
             text: String::new(),
             prompt: Vec::new(),
+            vector: Vec::new(),
             finished: None,
             generated: 0,
             started: None,
@@ -163,10 +167,12 @@ impl TextStream {
                 Some(Event::Prompt(tokens, finish)) => {
                     self.prompt.extend(tokens);
                     if finish.is_some() {
-                        self.first_token = self.prepared.received.elapsed();
-                        self.finished = Some(self.finish(FinishReason::Length, None));
-                        return Poll::Ready(None);
+                        return self.end_of_prompt();
                     }
+                }
+                Some(Event::Vector(values)) => {
+                    self.vector = values;
+                    return self.end_of_prompt();
                 }
                 Some(Event::Token(token, finish)) => return Poll::Ready(Some(Ok(self.token(token, finish)))),
                 Some(Event::Failed(failure)) => return Poll::Ready(Some(Err(self.end(failure.into())))),
@@ -187,7 +193,7 @@ impl TextStream {
             Ok(Some(Event::Failed(failure))) => return Err(self.end(failure.into())),
             Ok(None) => return Err(self.end(ServiceError::Incomplete)),
             // Cannot be: nothing comes before the start. It would be lost here, so say so.
-            Ok(Some(Event::Prompt(..) | Event::Token(..))) => return Err(self.end(ServiceError::Incomplete)),
+            Ok(Some(Event::Prompt(..) | Event::Vector(_) | Event::Token(..))) => return Err(self.end(ServiceError::Incomplete)),
             Err(_) => {}
         }
         Ok(())
@@ -196,6 +202,13 @@ impl TextStream {
     /// Tokens of the prompt that did not have to be computed; `None` until the request has left the queue.
     pub fn cached_tokens(&self) -> Option<usize> {
         self.started.map(|started| started.cached_tokens)
+    }
+
+    /// The prompt has been computed, and that is all.
+    fn end_of_prompt(&mut self) -> Poll<Option<Result<TextEvent, ServiceError>>> {
+        self.first_token = self.prepared.received.elapsed();
+        self.finished = Some(self.finish(FinishReason::Length, None));
+        Poll::Ready(None)
     }
 
     fn end(&mut self, error: ServiceError) -> ServiceError {
@@ -216,11 +229,13 @@ impl TextStream {
             let finished = event.finished.clone();
             tokens.push(event);
             if let Some(finished) = finished {
-                return Ok(Answer { seed: self.prepared.seed, prompt, tokens, finished });
+                let vector = Vec::new();
+                return Ok(Answer { seed: self.prepared.seed, prompt, tokens, vector, finished });
             }
         }
         let finished = self.finished.take().ok_or(ServiceError::Incomplete)?;
-        Ok(Answer { seed: self.prepared.seed, prompt: std::mem::take(&mut self.prompt), tokens, finished })
+        let (prompt, vector) = (mem::take(&mut self.prompt), mem::take(&mut self.vector));
+        Ok(Answer { seed: self.prepared.seed, prompt, tokens, vector, finished })
     }
 
     fn token(&mut self, token: Token, finish: Option<Finish>) -> TextEvent {
@@ -241,7 +256,7 @@ impl TextStream {
         let shown = if special { self.tokenizer.token_text(token.id) } else { text.clone() };
         let top = token.top.iter().map(|&(id, logprob)| self.alternative(id, logprob)).collect();
         TextEvent {
-            prompt: std::mem::take(&mut self.prompt),
+            prompt: mem::take(&mut self.prompt),
             token: TextToken { id: token.id, text: shown, logprob: token.logprob, special },
             top,
             text,
@@ -287,7 +302,7 @@ impl TextStream {
         if self.prepared.counted {
             metrics::request_succeeded(&timings, self.generated, started.cached_tokens);
         }
-        let text = std::mem::take(&mut self.text);
+        let text = mem::take(&mut self.text);
         if let Some(context) = &self.prepared.context {
             let sizes = Sizes {
                 prompt: self.prepared.prompt().len(),

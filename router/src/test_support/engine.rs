@@ -45,6 +45,7 @@ impl FakeEngine {
             dtype: "float32".into(),
             device: "cpu".into(),
             vocab_size: 258,
+            hidden_size: 4,
             max_sequence_tokens: 1024,
             max_step_tokens: 64,
             max_sequences: 8,
@@ -84,6 +85,11 @@ async fn play(script: Script, request: &Request, events: &mpsc::UnboundedSender<
     let started = Started { queued: Duration::from_millis(2), cached_tokens: 3 };
     if events.send(Event::Started(started)).is_err() {
         return false;
+    }
+    if request.pooling.is_some() {
+        // Of length 5 times the prompt's.
+        let n = request.prompt.len() as f32;
+        return events.send(Event::Vector(vec![3.0 * n, 0.0, -4.0 * n, 0.0])).is_ok();
     }
     if let Some(top_n) = request.prompt_logprobs {
         // In two parts, as of two steps.

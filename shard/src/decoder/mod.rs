@@ -187,6 +187,23 @@ impl<B: Backend> Decoder<B> {
         })
     }
 
+    /// Calls `each` with the states `[hidden]` after the final norm of these tokens of the last forward, in their order.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn for_states(
+        &mut self,
+        backend: &B,
+        states: impl Iterator<Item = Range<usize>>,
+        mut each: impl FnMut(&[f32]),
+    ) -> Result<(), Error> {
+        self.in_pieces(backend, states, |decoder, m| {
+            let rows = backend.read(&decoder.work.rows, m)?;
+            rows.chunks_exact(decoder.spec.hidden).for_each(&mut each);
+            Ok(())
+        })
+    }
+
     /// Puts the states of these tokens of the last forward into `work.rows`, as many at a time as there is room for, and
     /// calls `each` with their number.
     fn in_pieces(
@@ -211,7 +228,7 @@ impl<B: Backend> Decoder<B> {
     }
 
     /// Whether this rank is alone, or the one that answers.
-    fn speaks(&self) -> bool {
+    pub fn speaks(&self) -> bool {
         self.group.as_ref().is_none_or(Group::chooses)
     }
 

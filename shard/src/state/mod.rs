@@ -9,7 +9,7 @@ mod sampling;
 use std::ops::Range;
 
 use millrace_kernels::{SampleRow, Sampled, SamplingParams, SeqRow};
-use millrace_proto::{Admission, Row, Step};
+use millrace_proto::{Admission, Pooling, Row, Step};
 
 use crate::Limits;
 use batch::BatchRow;
@@ -33,6 +33,7 @@ struct Slot {
     /// Block b holds positions `[b * block_size, (b + 1) * block_size)`.
     blocks: Vec<u32>,
     sampling: SamplingParams,
+    pooling: Pooling,
     /// The tokens that the row of this step may sample, as in [`SampleRow::allowed`]; empty for all.
     allowed: Vec<u32>,
     /// The last step in which the slot had a row.
@@ -52,6 +53,19 @@ pub struct Scoring<'a> {
     pub top_n: u32,
 }
 
+/// A row of a sequence that is pooled.
+#[derive(Debug, Clone)]
+pub struct Pooled {
+    /// Whose.
+    pub slot: usize,
+    /// Whether it is the first row of the sequence.
+    pub begins: bool,
+    /// The places among the step's tokens of the states that are added to its sum.
+    pub states: Range<usize>,
+    /// How many states the sum has now, if it is complete.
+    pub complete: Option<usize>,
+}
+
 impl SlotTable {
     /// An empty table with room for everything it may ever hold, for token ids below `vocab`.
     pub fn new(limits: Limits, vocab: usize) -> Self {
@@ -61,6 +75,7 @@ impl SlotTable {
             prompt_len: 0,
             blocks: Vec::with_capacity(limits.table_blocks()),
             sampling: SamplingParams::default(),
+            pooling: Pooling::None,
             allowed: Vec::with_capacity(mask_words(vocab)),
             last_row: 0,
         };
@@ -124,6 +139,24 @@ impl SlotTable {
         })
     }
 
+    /// What of `batch` belongs to sequences that are pooled, in the order of its rows.
+    pub fn pooled<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = Pooled> + 'a {
+        batch.rows().filter_map(|(at, row)| {
+            let slot = &self.slots[row.slot];
+            let (end, is_last) = (at + row.count, row.start + row.count == slot.prompt_len);
+            let (states, count) = match slot.pooling {
+                Pooling::None => return None,
+                Pooling::Last if is_last => (end - 1..end, 1),
+                Pooling::Last => (end..end, 0),
+                Pooling::Mean => (at..end, slot.prompt_len),
+            };
+            let complete = is_last.then_some(count);
+            // Of a sequence whose last state is wanted nothing is kept between rows.
+            let begins = row.start == 0 || slot.pooling == Pooling::Last;
+            Some(Pooled { slot: row.slot, begins, states, complete })
+        })
+    }
+
     /// Appends the tokens sampled for `batch` to their sequences, where the next step will look for them.
     pub fn append(&mut self, batch: &Batch, chosen: &[Sampled]) {
         for (slot, sampled) in batch.sampling_slots().zip(chosen) {
@@ -142,7 +175,7 @@ impl SlotTable {
     }
 
     fn admit(&mut self, admission: &Admission) -> Result<(), StepError> {
-        let Admission { slot, ref tokens, prompt_len, ref sampling } = *admission;
+        let Admission { slot, ref tokens, prompt_len, ref sampling, pooling } = *admission;
         let (limits, vocab) = (self.limits, self.vocab);
         let place = self.slot(slot)?;
         if place.taken {
@@ -158,6 +191,11 @@ impl SlotTable {
         if prompt_len == 0 || prompt_len as usize > tokens.len() {
             return Err(StepError::PromptLength { slot, prompt_len, tokens: tokens.len() });
         }
+        let is_prompt = prompt_len as usize == tokens.len();
+        let pooling = match Pooling::try_from(pooling) {
+            Ok(kind) if kind == Pooling::None || is_prompt => kind,
+            _ => return Err(StepError::Pooling { slot, pooling, tokens: tokens.len(), prompt_len }),
+        };
         let sampling = sampling.as_ref().ok_or(StepError::NoSampling { slot })?;
         place.sampling = sampling::check(sampling, vocab).map_err(|(field, value)| StepError::Sampling {
             slot,
@@ -168,6 +206,7 @@ impl SlotTable {
         place.tokens.clear();
         place.tokens.extend_from_slice(tokens);
         place.prompt_len = prompt_len as usize;
+        place.pooling = pooling;
         place.blocks.clear();
         Ok(())
     }
@@ -192,6 +231,9 @@ impl SlotTable {
         }
         if sample && end != known {
             return Err(StepError::SampleInside { slot, end, known });
+        }
+        if sample && place.pooling != Pooling::None {
+            return Err(StepError::SamplePooled { slot });
         }
         if count > limits.max_step_tokens - batch.tokens.len() {
             return Err(StepError::TooManyTokens { limit: limits.max_step_tokens });

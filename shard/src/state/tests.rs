@@ -20,7 +20,7 @@ fn sampling() -> Sampling {
 
 fn admission(slot: u32, tokens: &[u32]) -> Admission {
     let prompt_len = tokens.len() as u32;
-    Admission { slot, tokens: tokens.to_vec(), prompt_len, sampling: Some(sampling()) }
+    Admission { slot, tokens: tokens.to_vec(), prompt_len, sampling: Some(sampling()), pooling: 0 }
 }
 
 fn row(slot: u32, start: u32, count: u32, new_blocks: &[u32], sample: bool) -> Row {
@@ -132,6 +132,22 @@ fn each_contradiction_has_its_error() {
             admit(Admission { prompt_len: 2, ..admission(2, &[1]) }),
             E::PromptLength { slot: 2, prompt_len: 2, tokens: 1 },
         ),
+        (
+            admit(Admission { prompt_len: 1, pooling: 1, ..admission(2, &[1, 2]) }),
+            E::Pooling { slot: 2, pooling: 1, tokens: 2, prompt_len: 1 },
+        ),
+        (
+            admit(Admission { pooling: 3, ..admission(2, &[1]) }),
+            E::Pooling { slot: 2, pooling: 3, tokens: 1, prompt_len: 1 },
+        ),
+        (
+            Step {
+                admit: vec![Admission { pooling: 2, ..admission(2, &[1]) }],
+                rows: vec![row(2, 0, 1, &[0], true)],
+                ..Step::default()
+            },
+            E::SamplePooled { slot: 2 },
+        ),
         (admit(Admission { sampling: None, ..admission(2, &[1]) }), E::NoSampling { slot: 2 }),
         (
             admit(Admission { sampling: Some(bad_sampling), ..admission(2, &[1]) }),
@@ -226,8 +242,9 @@ fn steps() -> impl Strategy<Value = Step> {
                 ..Sampling::default()
             })
         });
-    let admit = (number(), list(6), number(), sampling)
-        .prop_map(|(slot, tokens, prompt_len, sampling)| Admission { slot, tokens, prompt_len, sampling });
+    let admit = (number(), list(6), number(), sampling, prop_oneof![3 => Just(0), 1 => 0..4]).prop_map(
+        |(slot, tokens, prompt_len, sampling, pooling)| Admission { slot, tokens, prompt_len, sampling, pooling },
+    );
     let mask = prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(any::<u32>(), 0..3), 1 => (1u32..1 << 20).prop_map(|word| vec![word])];
     let score = prop::option::weighted(0.3, number());
     let row = (number(), number(), number(), list(4), any::<bool>(), mask, score).prop_map(
@@ -280,6 +297,10 @@ proptest! {
             for of in f.table.scorings(&f.batch) {
                 prop_assert!(of.states.len() == of.tokens.len() && of.states.end <= tokens.len());
                 prop_assert!(!of.tokens.is_empty() && of.top_n as usize <= VOCAB);
+            }
+            for of in f.table.pooled(&f.batch) {
+                prop_assert!(of.states.start <= of.states.end && of.states.end <= tokens.len());
+                prop_assert!(of.complete.is_none_or(|count| count > 0));
             }
             f.sample(3);
         }

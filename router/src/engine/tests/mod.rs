@@ -17,7 +17,7 @@ use super::{
     Bounds, Engine, EngineConfig, Event, Finish, Generation, Priority, PromptToken, Request, State,
 };
 use crate::scheduler::Limits;
-use crate::scheduler::tests::pretend::{alone, scored_alone};
+use crate::scheduler::tests::pretend::{alone, scored_alone, vector_alone};
 
 /// What the fake shards announce.
 fn ready() -> Ready {
@@ -60,6 +60,7 @@ fn request(seed: u64, prompt: usize, max_new_tokens: u32) -> Request {
         cache_salt: None,
         mask: None,
         prompt_logprobs: None,
+        pooling: None,
     }
 }
 
@@ -82,6 +83,7 @@ async fn until_ready(engine: &Engine) {
 struct Told {
     started: usize,
     prompt: Vec<PromptToken>,
+    vector: Vec<f32>,
     tokens: Vec<u32>,
     finish: Option<Finish>,
     failed: Option<String>,
@@ -97,6 +99,10 @@ async fn listen(mut generation: Generation) -> Told {
                 assert!(told.started == 1 && told.tokens.is_empty(), "the prompt comes before its answer");
                 told.prompt.extend(tokens);
                 told.finish = finish;
+            }
+            Event::Vector(values) => {
+                told.vector = values;
+                told.finish = Some(Finish::Length);
             }
             Event::Token(token, finish) => {
                 assert_eq!(told.started, 1, "a token before the start");
@@ -117,7 +123,7 @@ fn told_alone(request: &Request) -> Told {
         rank: token.rank,
         top: token.top.iter().map(|top| (top.token, top.logprob)).collect(),
     });
-    Told { started: 1, prompt: prompt.collect(), tokens, finish: Some(finish), failed: None }
+    Told { started: 1, prompt: prompt.collect(), vector: vector_alone(request), tokens, finish: Some(finish), failed: None }
 }
 
 /// Submits all requests at once, and compares.

@@ -34,11 +34,24 @@ pub(super) struct CompletionRequest {
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
-enum Prompts {
+pub(super) enum Prompts {
     Text(String),
     Texts(Vec<String>),
     Ids(Vec<u32>),
     ManyIds(Vec<Vec<u32>>),
+}
+
+impl Prompts {
+    /// Each by itself.
+    pub(super) fn list(self) -> Vec<Prompt> {
+        let text = |text| Prompt::Text(text, Specials::Add);
+        match self {
+            Prompts::Text(prompt) => vec![text(prompt)],
+            Prompts::Texts(prompts) => prompts.into_iter().map(text).collect(),
+            Prompts::Ids(ids) => vec![Prompt::Ids(ids)],
+            Prompts::ManyIds(prompts) => prompts.into_iter().map(Prompt::Ids).collect(),
+        }
+    }
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -170,13 +183,7 @@ fn check_best_of(
 }
 
 fn prompts(prompts: Prompts, most: usize) -> Result<Vec<Prompt>, OpenAiError> {
-    let text = |text| Prompt::Text(text, Specials::Add);
-    let prompts: Vec<_> = match prompts {
-        Prompts::Text(prompt) => vec![text(prompt)],
-        Prompts::Texts(prompts) => prompts.into_iter().map(text).collect(),
-        Prompts::Ids(ids) => vec![Prompt::Ids(ids)],
-        Prompts::ManyIds(prompts) => prompts.into_iter().map(Prompt::Ids).collect(),
-    };
+    let prompts = prompts.list();
     if prompts.len() > most {
         let message = format!("Number of prompts exceeds the maximum allowed batch size of {most}");
         return Err(OpenAiError::invalid("prompt", message));

@@ -1,10 +1,10 @@
 //! Answers that a broken shard could give.
 
-use millrace_proto::{PromptToken, Sampled, Scored, StepOutput, TokenLogprob};
+use millrace_proto::{Pooled, PromptToken, Sampled, Scored, StepOutput, TokenLogprob};
 use proptest::prelude::*;
 
 use super::{LIMITS, request, token};
-use crate::scheduler::{Malformed, News, Options, Request, Scheduler};
+use crate::scheduler::{Finish, Malformed, News, Options, Pooling, Request, Scheduler};
 
 fn sampled(slot: u32, token: u32) -> Sampled {
     Sampled { slot, token, logprob: 0.0, top: Vec::new() }
@@ -59,6 +59,24 @@ fn each_fault_has_its_name_and_changes_nothing() {
     assert!(matches!(&outputs[0].news, News::Prompt(tokens) if tokens.len() == 2));
     assert_eq!(outputs[1..].iter().map(token).collect::<Vec<_>>(), [1, 2]);
     assert_eq!(scheduler.apply(output(0, good)).unwrap_err(), Malformed::Unasked(0));
+}
+
+#[test]
+fn vectors_that_nobody_asked_for_or_that_are_not_there() {
+    let mut scheduler = Scheduler::new(LIMITS, Options::default());
+    scheduler.add(Request { pooling: Some(Pooling::Mean), ..request(3, 5) }).unwrap();
+    scheduler.add(request(4, 5)).unwrap();
+    scheduler.plan().unwrap();
+    let answer = |slots: &[u32]| StepOutput {
+        pooled: slots.iter().map(|&slot| Pooled { slot, values: vec![0.5] }).collect(),
+        ..output(0, vec![sampled(1, 2)])
+    };
+    for wrong in [&[][..], &[1], &[0, 0]] {
+        assert_eq!(scheduler.apply(answer(wrong)).unwrap_err(), Malformed::Vectors { step: 0 });
+    }
+    let outputs = scheduler.apply(answer(&[0])).unwrap();
+    assert_eq!((&outputs[0].news, outputs[0].finish), (&News::Vector(vec![0.5]), Some(Finish::Length)));
+    assert_eq!(scheduler.stats().running, 1);
 }
 
 proptest! {

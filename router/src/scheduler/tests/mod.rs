@@ -30,7 +30,7 @@ const LIMITS: Limits = Limits {
 fn token(output: &Output) -> u32 {
     match &output.news {
         News::Token(sampled) => sampled.token,
-        News::Prompt(_) => panic!("a part of the prompt: {output:?}"),
+        _ => panic!("no token: {output:?}"),
     }
 }
 
@@ -44,5 +44,6 @@ fn request(prompt: usize, max_new_tokens: u32) -> Request {
         cache_salt: None,
         mask: None,
         prompt_logprobs: None,
+        pooling: None,
     }
 }

@@ -9,7 +9,7 @@ use rand::{Rng, SeedableRng};
 use super::Totals;
 use super::ledger::{Ledger, work};
 use super::traffic::Traffic;
-use crate::scheduler::tests::pretend::{PretendShard, alone, pretend_mask, scored_alone};
+use crate::scheduler::tests::pretend::{PretendShard, alone, pretend_mask, scored_alone, vector_alone};
 use crate::scheduler::{Finish, Limits, News, Options, Request, Scheduler, SeqId};
 
 struct World {
@@ -252,7 +252,12 @@ impl World {
                     if output.finish.is_none() {
                         continue;
                     }
-                    tokens.is_empty()
+                    tokens.is_empty() && live.request.pooling.is_none()
+                }
+                News::Vector(values) => {
+                    assert_eq!(values, vector_alone(&live.request), "its vector differs from that of a run alone");
+                    self.totals.vectors += 1;
+                    true
                 }
                 News::Token(sampled) => {
                     let expected = tokens.get(live.generated);
