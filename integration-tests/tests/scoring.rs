@@ -9,8 +9,7 @@ use serde_json::{Value, json};
 const PATH: &str = "/v1/completions";
 
 /// Several steps for a prompt, and several pieces for what a step scores.
-const SMALL: [&str; 6] =
-    ["--dtype", "float32", "--max-batch-prefill-tokens", "24", "--max-batch-size", "4"];
+const SMALL: [&str; 6] = ["--dtype", "float32", "--max-batch-prefill-tokens", "24", "--max-batch-size", "4"];
 
 /// The one choice of an answer.
 fn choice(server: &Server, body: &Value) -> Value {

@@ -2,7 +2,7 @@
 
 /// How the next token of one sequence is chosen.
 ///
-/// Applied in this order: repetition, frequency and presence penalties, logit bias, end tokens that come too early, the
+/// Applied in this order: watermark, repetition, frequency and presence penalties, logit bias, end tokens that come too early, the
 /// row's allowed tokens, temperature, top-k, top-p, min-p, typical-p. A greedy row stops before the temperature and takes
 /// the largest logit, the lowest id on a tie.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,6 +37,18 @@ pub struct SamplingParams {
     pub top_n: u32,
     /// Report log-probabilities of the distribution drawn from instead of the model's own.
     pub warped_logprobs: bool,
+    /// Marks the text for whoever knows how.
+    pub watermark: Option<Watermark>,
+}
+
+/// After each token a part of the vocabulary is green, chosen by that token, and made more likely; see
+/// [`watermark`](crate::watermark).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Watermark {
+    /// The part of the vocabulary, in (0, 1).
+    pub gamma: f32,
+    /// Added to the logits of green tokens.
+    pub delta: f32,
 }
 
 impl Default for SamplingParams {
@@ -58,6 +70,7 @@ impl Default for SamplingParams {
             seed: 0,
             top_n: 0,
             warped_logprobs: false,
+            watermark: None,
         }
     }
 }

@@ -5,7 +5,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use millrace_proto::{
-    Pooled, Pooling, PromptToken, Ready, Row, Sampled, Sampling, Scored, Step, StepOutput, TokenLogprob, from_shard,
+    Pooled, Pooling, PromptToken, Ready, Row, Sampled, Sampling, Scored, Step, StepOutput, TokenLogprob,
+    from_shard,
 };
 
 use crate::Error;
@@ -80,14 +81,16 @@ impl MadeUp {
         let unknown = |slot: u32| StepError::UnknownSlot { slot, slots };
         for admission in &step.admit {
             let slot = self.slots.get_mut(admission.slot as usize).ok_or(unknown(admission.slot))?;
-            slot.sampling = admission.sampling.clone().ok_or(StepError::NoSampling { slot: admission.slot })?;
+            slot.sampling =
+                admission.sampling.clone().ok_or(StepError::NoSampling { slot: admission.slot })?;
             slot.prompt_len = admission.prompt_len;
             slot.pooled = admission.pooling() != Pooling::None;
         }
         let mut sampled = Vec::with_capacity(step.rows.len());
         let (mut scored, mut pooled) = (Vec::new(), Vec::new());
         for row in &step.rows {
-            let Slot { sampling, prompt_len, pooled: is_pooled } = self.slots.get(row.slot as usize).ok_or(unknown(row.slot))?;
+            let Slot { sampling, prompt_len, pooled: is_pooled } =
+                self.slots.get(row.slot as usize).ok_or(unknown(row.slot))?;
             scored.extend(row.score.map(|top_n| self.score(row, *prompt_len, top_n)));
             if *is_pooled && row.start + row.count == *prompt_len {
                 pooled.push(Pooled { slot: row.slot, values: vec![1.0; self.hidden] });
@@ -117,7 +120,8 @@ impl MadeUp {
     /// Every token of a prompt is as likely as the next.
     fn score(&self, row: &Row, prompt_len: u32, top_n: u32) -> Scored {
         let tokens = prompt_len.min(row.start + row.count + 1).saturating_sub(row.start + 1);
-        let top = (0..top_n).map(|n| TokenLogprob { token: self.token(0, n.into()), logprob: -1.0 - n as f32 });
+        let top =
+            (0..top_n).map(|n| TokenLogprob { token: self.token(0, n.into()), logprob: -1.0 - n as f32 });
         let token = PromptToken { logprob: -0.5, rank: 1, top: top.collect() };
         Scored { slot: row.slot, tokens: vec![token; tokens as usize] }
     }
@@ -152,7 +156,8 @@ mod tests {
     use super::*;
 
     fn tokens(seed: u64, starts: impl Iterator<Item = u32>) -> Vec<u32> {
-        let mut made_up = MadeUp { vocab: 1000, hidden: 8, slots: vec![Slot::default(); 2], pace: Duration::ZERO };
+        let mut made_up =
+            MadeUp { vocab: 1000, hidden: 8, slots: vec![Slot::default(); 2], pace: Duration::ZERO };
         let sampling = Some(Sampling { seed, ..Sampling::default() });
         made_up
             .step(&Step {
@@ -186,7 +191,8 @@ mod tests {
 
     #[test]
     fn slots_that_there_are_not_are_refused() {
-        let mut made_up = MadeUp { vocab: 1000, hidden: 8, slots: vec![Slot::default(); 2], pace: Duration::ZERO };
+        let mut made_up =
+            MadeUp { vocab: 1000, hidden: 8, slots: vec![Slot::default(); 2], pace: Duration::ZERO };
         let row = Row { slot: 2, count: 1, sample: true, ..Default::default() };
         let step = Step { rows: vec![row], ..Default::default() };
         assert_eq!(made_up.step(&step), Err(StepError::UnknownSlot { slot: 2, slots: 2 }));

@@ -130,8 +130,7 @@ fn prompts_are_scored_in_pieces() {
     let mut harness = Harness::new(&Reference, &spec, &weights, DType::F32, &limits);
     let prompts = [10, 7].map(|len| tokens(&mut Random(len), spec.vocab, len as usize));
     let blocks = [[0, 1], [2, 3]];
-    let chunk =
-        |of: usize, to: usize| Chunk { tokens: &prompts[of][..to], start: 0, blocks: &blocks[of] };
+    let chunk = |of: usize, to: usize| Chunk { tokens: &prompts[of][..to], start: 0, blocks: &blocks[of] };
     // All but the first token of the first prompt, five of the second.
     harness.forward(&[chunk(0, 10), chunk(1, 5)], &[9]);
     let followers = prompts[0][1..].iter().chain(&prompts[1][1..6]);

@@ -279,7 +279,10 @@ fn a_prompt_becomes_a_vector_however_it_is_cut() {
             let mut start = 0;
             for (id, &count) in cuts.iter().enumerate() {
                 let admit = match id {
-                    0 => vec![Admission { pooling: pooling.into(), ..admission(1, &prompt) }, admission(0, &[7])],
+                    0 => vec![
+                        Admission { pooling: pooling.into(), ..admission(1, &prompt) },
+                        admission(0, &[7]),
+                    ],
                     _ => Vec::new(),
                 };
                 let blocks: &[u32] = if id == 0 { &[4, 5, 6] } else { &[] };

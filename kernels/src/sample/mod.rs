@@ -8,6 +8,7 @@ mod exp;
 mod filter;
 mod penalty;
 mod philox;
+pub mod watermark;
 
 use crate::sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored};
 
@@ -92,6 +93,8 @@ fn choose_unwarped(logits: &mut [f32], row: &SampleRow<'_>) -> Sampled {
     }
     let Some(mass) = Mass::of(logits.iter().copied()) else { return nothing(row) };
     let top = top(candidates(logits), params.top_n as usize, &mass);
+    // A watermark changes so many that it is simpler to keep all.
+    let unmarked = params.watermark.map(|_| logits.to_vec());
     let overwritten = penalty::apply(logits, row);
     sanitize(logits);
     let token = if params.do_sample {
@@ -108,7 +111,10 @@ fn choose_unwarped(logits: &mut [f32], row: &SampleRow<'_>) -> Sampled {
     } else {
         return nothing(row);
     };
-    let raw = overwritten.iter().find(|c| c.id == token).map_or(logits[token as usize], |c| c.logit);
+    let raw = match unmarked {
+        Some(all) => all[token as usize],
+        None => overwritten.iter().find(|c| c.id == token).map_or(logits[token as usize], |c| c.logit),
+    };
     Sampled { token, logprob: mass.logprob(raw), top }
 }
 

@@ -37,7 +37,14 @@ pub(crate) fn gather<B: Backend>(device: &B, x: &[f32], cols: usize, outputs: &[
     device.read(&out, outputs.len()).unwrap()
 }
 
-pub(crate) fn copy<B: Backend>(device: &B, x: &[f32], cols: usize, from: usize, n: usize, to: usize) -> Vec<f32> {
+pub(crate) fn copy<B: Backend>(
+    device: &B,
+    x: &[f32],
+    cols: usize,
+    from: usize,
+    n: usize,
+    to: usize,
+) -> Vec<f32> {
     let mut out = upload(device, &vec![7.0; (to + n + 1) * cols], cols);
     device.copy_rows(&upload(device, x, cols), from, n, &mut out, to).unwrap();
     device.read(&out, to + n + 1).unwrap()

@@ -1,7 +1,7 @@
 //! Sampling against independent, naive computations in double precision.
 
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, SampleRow, Sampled, SamplingParams, ScoreRow, Scored};
+use millrace_kernels::{Backend, SampleRow, Sampled, SamplingParams, ScoreRow, Scored, Watermark, watermark};
 use proptest::prelude::{
     Just, ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, prop_compose, proptest,
 };
@@ -365,6 +365,61 @@ fn scores_of_numbers_that_are_none() {
     assert_eq!(got, Scored { logprob: -INF, rank: 2, top: vec![(1, 0.0)] });
     let got = score(&Reference, &[f32::NAN; 3], 3, &row(2)).remove(0);
     assert!(got.logprob.is_nan() && got.rank == 1 && got.top.is_empty());
+}
+
+/// A text drawn with the watermark: each token from logits of its own.
+fn marked(watermark: Option<Watermark>, seed: u64) -> Vec<u32> {
+    let params = SamplingParams {
+        do_sample: true,
+        temperature: 0.8,
+        top_p: 0.95,
+        seed,
+        watermark,
+        ..SamplingParams::default()
+    };
+    let mut tokens = vec![5];
+    for step in 0..200 {
+        let logits: Vec<f32> = Rng(step).values(500).iter().map(|l| l * 3.0).collect();
+        tokens.push(one(&logits, &params, &tokens, 1).token);
+    }
+    tokens
+}
+
+#[test]
+fn a_watermark_is_seen_by_who_knows_it_and_only_then() {
+    let mark = Watermark { gamma: 0.25, delta: 2.0 };
+    let score = |watermark, seed, gamma| watermark::z_score(&marked(watermark, seed), gamma);
+    for seed in 0..4 {
+        assert!(score(Some(mark), seed, mark.gamma) > 6.0);
+        assert!(score(None, seed, mark.gamma).abs() < 4.0);
+        assert!(score(Some(Watermark { delta: -2.0, ..mark }), seed, mark.gamma) < -4.0);
+    }
+    assert_eq!(marked(Some(mark), 1), marked(Some(mark), 1));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// The logits of green tokens are raised before everything else; the model's own log-probabilities know nothing of it.
+    #[test]
+    fn a_watermark_raises_green_logits(
+        params in penalties(), vocab in 2usize..200, gamma in 0.1f32..0.9, delta in -3f32..3.0, previous in 0u32..200, seed: u64,
+    ) {
+        let logits: Vec<f32> = Rng(seed).values(vocab).iter().map(|l| l * 3.0).collect();
+        let green = |id: usize| watermark::is_green(previous, id as u32, gamma);
+        let raised: Vec<f32> =
+            logits.iter().enumerate().map(|(id, l)| if green(id) { l + delta } else { *l }).collect();
+        let tokens = [3, previous];
+        let with = SamplingParams { watermark: Some(Watermark { gamma, delta }), ..params.clone() };
+        for do_sample in [false, true] {
+            let [with, without] = [&with, &params].map(|params| SamplingParams { do_sample, ..params.clone() });
+            prop_assert_eq!(one(&logits, &with, &tokens, 1), one(&raised, &without, &tokens, 1));
+            let own = SamplingParams { warped_logprobs: false, top_n: 2, ..with };
+            let got = one(&logits, &own, &tokens, 1);
+            let probs = softmax(&logits.iter().map(|l| f64::from(*l)).collect::<Vec<_>>());
+            prop_assert!((f64::from(got.logprob) - probs[got.token as usize].ln()).abs() < 1e-4);
+        }
+    }
 }
 
 /// Even of a hopeless row comes a token that is allowed.

@@ -68,7 +68,8 @@ pub(super) async fn run(mut batches: mpsc::UnboundedReceiver<Batch>) {
 fn event(news: News, finish: Option<Finish>) -> Event {
     match news {
         News::Prompt(tokens) => {
-            let token = |proto::PromptToken { logprob, rank, top }| PromptToken { logprob, rank, top: pairs(top) };
+            let token =
+                |proto::PromptToken { logprob, rank, top }| PromptToken { logprob, rank, top: pairs(top) };
             Event::Prompt(tokens.into_iter().map(token).collect(), finish)
         }
         News::Token(proto::Sampled { token: id, logprob, top, .. }) => {

@@ -106,7 +106,10 @@ impl InFlight {
             }
         }
         let scored = self.rows.iter().filter(|row| !row.scores.is_empty());
-        if !scored.map(|row| (row.slot.0, row.scores.len())).eq(output.scored.iter().map(|of| (of.slot, of.tokens.len()))) {
+        if !scored
+            .map(|row| (row.slot.0, row.scores.len()))
+            .eq(output.scored.iter().map(|of| (of.slot, of.tokens.len())))
+        {
             return Err(Malformed::Scores { step });
         }
         let pooled = self.rows.iter().filter(|row| row.end == Some(End::Vector));

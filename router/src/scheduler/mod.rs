@@ -214,7 +214,8 @@ impl Scheduler {
         }
         let StepOutput { sampled, scored, pooled, .. } = output;
         let mut outputs = Vec::with_capacity(sampled.len());
-        let (mut sampled, mut scored, mut pooled) = (sampled.into_iter(), scored.into_iter(), pooled.into_iter());
+        let (mut sampled, mut scored, mut pooled) =
+            (sampled.into_iter(), scored.into_iter(), pooled.into_iter());
         for row in &answered.rows {
             let scored = if row.scores.is_empty() { None } else { scored.next() };
             if scored.is_some() || row.end == Some(End::Prompt) {
@@ -222,7 +223,9 @@ impl Scheduler {
                 outputs.extend(self.receive_prompt(row, tokens));
             }
             if row.end == Some(End::Vector) {
-                outputs.extend(pooled.next().and_then(|pooled| self.receive_vector(row.sequence, pooled.values)));
+                outputs.extend(
+                    pooled.next().and_then(|pooled| self.receive_vector(row.sequence, pooled.values)),
+                );
             }
             if row.sample {
                 outputs.extend(sampled.next().and_then(|sampled| self.receive(row.sequence, sampled)));

@@ -250,7 +250,15 @@ impl Running {
         };
         let score = self.sequence.prompt_logprobs.filter(|_| !scores.is_empty());
         let (sequence, slot, computed) = (self.sequence.id, self.slot, self.computed);
-        let row = Row { slot: slot.0, start: start as u32, count: count as u32, new_blocks, sample, allowed, score };
+        let row = Row {
+            slot: slot.0,
+            start: start as u32,
+            count: count as u32,
+            new_blocks,
+            sample,
+            allowed,
+            score,
+        };
         Some((row, InFlightRow { sequence, slot, computed, sample, scores, end }))
     }
 }

@@ -1,6 +1,6 @@
 //! What clients may ask for.
 
-use millrace_proto::Ready;
+use millrace_proto::{Ready, Watermark};
 
 use super::ServiceError;
 use crate::engine::Pooling;
@@ -33,6 +33,8 @@ pub struct Limits {
     pub tool_format: Option<Format>,
     /// How a prompt becomes a vector; the model's folder says it if this does not.
     pub pooling: Option<Pooling>,
+    /// How answers are marked that ask for it.
+    pub watermark: Watermark,
     /// Write prompts and answers to the log.
     pub log_requests: bool,
 }
@@ -52,6 +54,7 @@ impl Default for Limits {
             grammar_support: true,
             tool_format: None,
             pooling: None,
+            watermark: Watermark { gamma: 0.5, delta: 2.0 },
             log_requests: false,
         }
     }

@@ -17,19 +17,20 @@ use std::time::{Duration, Instant};
 use millrace_proto::Ready;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+pub use crate::engine::{Pooling, PromptToken};
 pub(crate) use context::RequestContext;
 pub use error::ServiceError;
 pub use limits::{Limits, TokenLimits};
+pub use millrace_proto::Watermark;
 pub(crate) use params::priority;
 pub use params::{Params, Prompt};
-pub use crate::engine::{Pooling, PromptToken};
 pub use stream::{FinishReason, Finished, TextEvent, TextStream, TextToken, Timings};
 
 use crate::assets::{AssetError, Assets};
 use crate::engine::{Engine, Request, State};
-use crate::pooling::{self, UnknownPooling};
 use crate::grammar::{Compiled, Compiler, GrammarError, Walk, Wanted};
 use crate::metrics;
+use crate::pooling::{self, UnknownPooling};
 use crate::text::{ChatTemplate, Conversation, Encoded, Specials, TemplateError, TextError, Tokenizer};
 use crate::tools::Format;
 
@@ -330,7 +331,7 @@ impl Service {
         metrics::request_validated(validation, ids.len(), max_new_tokens);
         let seed = params.samples().then(|| params.seed.unwrap_or_else(rand::random));
         let (stop_tokens, stops) = self.stops(&params);
-        let sampling = params.sampling(seed.unwrap_or_default(), &stop_tokens);
+        let sampling = params.sampling(seed.unwrap_or_default(), &stop_tokens, self.0.limits.watermark);
         let request = Request {
             prompt: ids,
             max_new_tokens,

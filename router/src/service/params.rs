@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_proto::{LogitBias, MAX_FRAME, Ready, Sampling};
+use millrace_proto::{LogitBias, MAX_FRAME, Ready, Sampling, Watermark};
 
 use super::{Limits, ServiceError};
 use crate::engine::{Pooling, Priority};
@@ -75,6 +75,8 @@ pub struct Params {
     pub echoes: bool,
     /// The prompt becomes a vector, and nothing is generated.
     pub pooling: Option<Pooling>,
+    /// Mark the answer as the server is set up to.
+    pub watermark: bool,
 }
 
 impl Default for Params {
@@ -107,6 +109,7 @@ impl Default for Params {
             prompt_logprobs: None,
             echoes: false,
             pooling: None,
+            watermark: false,
         }
     }
 }
@@ -209,6 +212,13 @@ impl Params {
                 return fail("prompt_logprobs", detail);
             }
         }
+        if self.pooling.is_some() && !vectors_fit_a_frame(ready) {
+            let detail = format!(
+                "vectors of {} features for {} sequences at a time are too much; lower --max-batch-size",
+                ready.hidden_size, ready.max_sequences
+            );
+            return fail("inputs", detail);
+        }
         if self.max_new_tokens.is_some_and(|most| self.min_new_tokens > most) {
             return fail("min_tokens", "`min_tokens` must be <= `max_new_tokens`");
         }
@@ -230,8 +240,8 @@ impl Params {
         Ok(())
     }
 
-    /// `end_tokens` are those that end the answer.
-    pub(super) fn sampling(&self, seed: u64, end_tokens: &[u32]) -> Sampling {
+    /// `end_tokens` are those that end the answer, and `watermark` is what marks it if it is to be marked.
+    pub(super) fn sampling(&self, seed: u64, end_tokens: &[u32], watermark: Watermark) -> Sampling {
         let bias = |&(token, bias): &(u32, f32)| LogitBias { token, bias };
         Sampling {
             do_sample: self.samples(),
@@ -248,6 +258,7 @@ impl Params {
             top_n: self.top_n,
             warped_logprobs: self.warped_logprobs,
             min_new_tokens: self.min_new_tokens,
+            watermark: self.watermark.then_some(watermark),
             end_tokens: if self.min_new_tokens > 0 { end_tokens.to_vec() } else { Vec::new() },
         }
     }
@@ -259,6 +270,12 @@ fn scores_of_a_frame(ready: &Ready) -> u32 {
     const ENCODED: usize = 16;
     let tokens = MAX_FRAME / 4 / ENCODED / (ready.max_step_tokens as usize).max(1);
     u32::try_from(tokens).unwrap_or(u32::MAX).saturating_sub(1)
+}
+
+/// Whether the answer to a step is far from too large for a frame even if all its sequences become vectors.
+fn vectors_fit_a_frame(ready: &Ready) -> bool {
+    let bytes = (ready.hidden_size as usize).saturating_mul(size_of::<f32>());
+    bytes.saturating_mul(ready.max_sequences as usize) <= MAX_FRAME / 2
 }
 
 fn fail(param: &'static str, detail: impl Into<String>) -> Result<(), ServiceError> {

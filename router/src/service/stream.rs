@@ -193,7 +193,9 @@ impl TextStream {
             Ok(Some(Event::Failed(failure))) => return Err(self.end(failure.into())),
             Ok(None) => return Err(self.end(ServiceError::Incomplete)),
             // Cannot be: nothing comes before the start. It would be lost here, so say so.
-            Ok(Some(Event::Prompt(..) | Event::Vector(_) | Event::Token(..))) => return Err(self.end(ServiceError::Incomplete)),
+            Ok(Some(Event::Prompt(..) | Event::Vector(_) | Event::Token(..))) => {
+                return Err(self.end(ServiceError::Incomplete));
+            }
             Err(_) => {}
         }
         Ok(())

@@ -8,9 +8,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::EOS;
 use crate::engine::handle::Command;
-use crate::engine::{
-    Bounds, Engine, Event, Failure, Finish, PromptToken, Request, Started, State, Token,
-};
+use crate::engine::{Bounds, Engine, Event, Failure, Finish, PromptToken, Request, Started, State, Token};
 
 /// Answers every request with the same script; what it was asked and what was cancelled can be looked at.
 pub(crate) struct FakeEngine {

@@ -128,7 +128,9 @@ pub enum StepError {
         vocab: usize,
     },
     /// A sequence to be pooled that has more than a prompt, or in a way that there is not.
-    #[error("the sequence for slot {slot} cannot be pooled: pooling {pooling}, {tokens} tokens, a prompt of {prompt_len}")]
+    #[error(
+        "the sequence for slot {slot} cannot be pooled: pooling {pooling}, {tokens} tokens, a prompt of {prompt_len}"
+    )]
     Pooling {
         /// The slot.
         slot: u32,

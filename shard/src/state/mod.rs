@@ -12,8 +12,8 @@ use millrace_kernels::{SampleRow, Sampled, SamplingParams, SeqRow};
 use millrace_proto::{Admission, Pooling, Row, Step};
 
 use crate::Limits;
-use batch::BatchRow;
 pub use batch::Batch;
+use batch::BatchRow;
 pub use error::StepError;
 
 /// Every sequence that the router has admitted, by slot.

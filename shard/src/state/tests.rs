@@ -220,7 +220,10 @@ fn the_tokens_after_each_state_are_scored_as_far_as_the_prompt_goes() {
     assert_eq!(scorings(&f), [(0, 0..1, vec![5], 0)]);
     f.sample(18);
     let wrong = |row: Row, start, top_n| {
-        assert_eq!(Fixture::new().rows(vec![row]), Err(StepError::Score { slot: 0, start, top_n, vocab: VOCAB }));
+        assert_eq!(
+            Fixture::new().rows(vec![row]),
+            Err(StepError::Score { slot: 0, start, top_n, vocab: VOCAB })
+        );
     };
     wrong(score(row(0, 4, 1, &[3, 4], true), 1), 4, 1);
     wrong(score(row(0, 0, 5, &[3, 4], true), 21), 0, 21);
@@ -243,7 +246,13 @@ fn steps() -> impl Strategy<Value = Step> {
             })
         });
     let admit = (number(), list(6), number(), sampling, prop_oneof![3 => Just(0), 1 => 0..4]).prop_map(
-        |(slot, tokens, prompt_len, sampling, pooling)| Admission { slot, tokens, prompt_len, sampling, pooling },
+        |(slot, tokens, prompt_len, sampling, pooling)| Admission {
+            slot,
+            tokens,
+            prompt_len,
+            sampling,
+            pooling,
+        },
     );
     let mask = prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(any::<u32>(), 0..3), 1 => (1u32..1 << 20).prop_map(|word| vec![word])];
     let score = prop::option::weighted(0.3, number());

@@ -13,9 +13,7 @@ use std::time::Duration;
 
 use millrace_proto::{Ready, Sampling};
 
-use super::{
-    Bounds, Engine, EngineConfig, Event, Finish, Generation, Priority, PromptToken, Request, State,
-};
+use super::{Bounds, Engine, EngineConfig, Event, Finish, Generation, Priority, PromptToken, Request, State};
 use crate::scheduler::Limits;
 use crate::scheduler::tests::pretend::{alone, scored_alone, vector_alone};
 
@@ -123,7 +121,14 @@ fn told_alone(request: &Request) -> Told {
         rank: token.rank,
         top: token.top.iter().map(|top| (top.token, top.logprob)).collect(),
     });
-    Told { started: 1, prompt: prompt.collect(), vector: vector_alone(request), tokens, finish: Some(finish), failed: None }
+    Told {
+        started: 1,
+        prompt: prompt.collect(),
+        vector: vector_alone(request),
+        tokens,
+        finish: Some(finish),
+        failed: None,
+    }
 }
 
 /// Submits all requests at once, and compares.

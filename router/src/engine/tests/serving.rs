@@ -20,7 +20,7 @@ async fn many_at_once_get_what_each_gets_alone() {
 async fn prompts_are_scored_once_and_may_be_all_that_is_wanted() {
     let (engine, ..) = serving(OPEN).await;
     let scored = |i: u64| Request {
-        prompt_logprobs: (i % 3 > 0).then_some(i as u32 % 4),
+        prompt_logprobs: (!i.is_multiple_of(3)).then_some(i as u32 % 4),
         pooling: [None, None, Some(Pooling::Last), Some(Pooling::Mean)][(i / 4 % 4) as usize],
         ..request(i % 5, 1 + (i as usize * 37) % 300, i as u32 % 4)
     };

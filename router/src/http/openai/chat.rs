@@ -170,9 +170,10 @@ pub(super) async fn chat_completions(
     let answers = Service::collect(streams).await?;
     let usage = Usage::of(prompt_tokens, &answers);
     let headers = headers::after(&app, characters, prompt_tokens, &answers);
-    let prompt_logprobs = answers.first().zip(request.prompt_logprobs).map(|(answer, top_n)| {
-        prompt_logprobs(tokenizer, prepared.prompt(), &answer.prompt, top_n)
-    });
+    let prompt_logprobs = answers
+        .first()
+        .zip(request.prompt_logprobs)
+        .map(|(answer, top_n)| prompt_logprobs(tokenizer, prepared.prompt(), &answer.prompt, top_n));
     let choice = |(index, answer): (usize, Answer)| {
         let (text, reason) = (answer.finished.text, answer.finished.reason);
         let (message, called) = match &calling {

@@ -57,7 +57,12 @@ impl ChatLogprobs {
 
 impl CompletionLogprobs {
     /// Of a prompt that begins the text; `tokens` are those after its first one.
-    pub(super) fn of_prompt(tokenizer: &Tokenizer, prompt: &[u32], tokens: &[PromptToken], top_n: u32) -> Self {
+    pub(super) fn of_prompt(
+        tokenizer: &Tokenizer,
+        prompt: &[u32],
+        tokens: &[PromptToken],
+        top_n: u32,
+    ) -> Self {
         let mut logprobs = CompletionLogprobs::default();
         let mut detokenizer = tokenizer.detokenizer(true, false);
         let mut offset = 0;
@@ -109,7 +114,8 @@ pub(super) fn prompt_logprobs(
     tokens: &[PromptToken],
     top_n: u32,
 ) -> PromptLogprobs {
-    let entry = |id, logprob, rank| (id, RankedLogprob { logprob, rank, decoded_token: tokenizer.token_text(id) });
+    let entry =
+        |id, logprob, rank| (id, RankedLogprob { logprob, rank, decoded_token: tokenizer.token_text(id) });
     let of_token = |(&id, token): (&u32, &PromptToken)| {
         let top = token.top.iter().take(top_n as usize).zip(1..);
         let top = top.map(|(&(id, logprob), rank)| entry(id, logprob, rank));

@@ -120,7 +120,8 @@ async fn prompt_logprobs_are_vllms() {
     let empty = json!({"tokens": [], "token_logprobs": [], "top_logprobs": null, "text_offset": []});
     assert_eq!(reply["choices"][0]["logprobs"], empty);
     assert_eq!(server.engine.requests.recv().await.unwrap().prompt_logprobs, Some(2));
-    let body = json!({"prompt": [98, 97], "prompt_logprobs": 0, "echo": true, "logprobs": 3, "max_tokens": 1});
+    let body =
+        json!({"prompt": [98, 97], "prompt_logprobs": 0, "echo": true, "logprobs": 3, "max_tokens": 1});
     let choice = server.post(PATH, body).await.json()["choices"][0].clone();
     let alone = json!({"97": {"logprob": -2.0, "rank": 7, "decoded_token": "a"}});
     assert_eq!(choice["prompt_logprobs"], json!([null, alone]));

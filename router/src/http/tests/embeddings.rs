@@ -43,7 +43,8 @@ async fn more_inputs_than_the_server_has_places() {
     let server = Server::with(Script::Say("x".into()), 4, HttpConfig::default());
     let inputs: Vec<String> = (0..200).map(|index| "a".repeat(1 + index % 9)).collect();
     let body = server.post(PATH, json!({"input": inputs})).await.json();
-    let indices: Vec<_> = body["data"].as_array().unwrap().iter().map(|of| of["index"].as_u64().unwrap()).collect();
+    let indices: Vec<_> =
+        body["data"].as_array().unwrap().iter().map(|of| of["index"].as_u64().unwrap()).collect();
     assert!(indices.into_iter().eq(0..200));
     assert_eq!(server.engine.engine.in_flight(), 0);
 }
@@ -79,7 +80,11 @@ async fn the_model_or_the_operator_says_how() {
     let server = serving(json!({"pooling_mode_max_tokens": true}), Limits::default());
     let reply = server.post(PATH, json!({"input": "a"})).await;
     assert_eq!((reply.status.as_u16(), &reply.json()["error"]["param"]), (400, &json!("model")));
-    assert!(reply.body.contains("the pooling `max_tokens` are not supported; --pooling last"), "{}", reply.body);
+    assert!(
+        reply.body.contains("the pooling `max_tokens` are not supported; --pooling last"),
+        "{}",
+        reply.body
+    );
 }
 
 #[tokio::test]
@@ -95,11 +100,31 @@ async fn what_is_wrong() {
         (json!({"input": [[]]}), 400, "input", "`input` cannot be empty"),
         (json!({"input": [70000]}), 400, "input", "token id 70000 is outside of the vocabulary of 258"),
         (json!({"input": "a".repeat(1100)}), 400, "input", "`input` tokens + `max_tokens` must be <= 1024"),
-        (json!({"input": "a".repeat(1023)}), 400, "input", "`input` must have less than 1023 tokens. Given: 1024"),
-        (json!({"input": "a", "dimensions": 0}), 400, "dimensions", "`dimensions` must be > 0 and <= 4. Given: 0"),
+        (
+            json!({"input": "a".repeat(1023)}),
+            400,
+            "input",
+            "`input` must have less than 1023 tokens. Given: 1024",
+        ),
+        (
+            json!({"input": "a", "dimensions": 0}),
+            400,
+            "dimensions",
+            "`dimensions` must be > 0 and <= 4. Given: 0",
+        ),
         (json!({"input": "a", "dimensions": 5}), 400, "dimensions", "Given: 5"),
-        (json!({"input": "a", "encoding_format": "int8"}), 400, "encoding_format", "must be `float` or `base64`"),
-        (json!({"input": "a", "truncate_prompt_tokens": 5}), 400, "truncate_prompt_tokens", "is not supported"),
+        (
+            json!({"input": "a", "encoding_format": "int8"}),
+            400,
+            "encoding_format",
+            "must be `float` or `base64`",
+        ),
+        (
+            json!({"input": "a", "truncate_prompt_tokens": 5}),
+            400,
+            "truncate_prompt_tokens",
+            "is not supported",
+        ),
     ];
     for (body, status, param, text) in cases {
         let reply = server.post(PATH, body.clone()).await;

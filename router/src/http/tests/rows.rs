@@ -152,7 +152,8 @@ async fn whole_answers_tell_their_costs() {
     let several = server.post("/v1/completions", json!({"prompt": ["ab", "cde"]})).await;
     assert_eq!((several.header("x-compute-characters"), several.header("x-prompt-tokens")), ("5", "7"));
     assert_eq!(several.header("x-generated-tokens"), "8");
-    for (path, mut body) in posts().into_iter().filter(|(path, _)| path.starts_with("/v1/") && streams(path)) {
+    for (path, mut body) in posts().into_iter().filter(|(path, _)| path.starts_with("/v1/") && streams(path))
+    {
         body["stream"] = json!(true);
         let reply = server.post(path, body).await;
         assert_eq!(

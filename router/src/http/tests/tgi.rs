@@ -4,8 +4,11 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use serde_json::{Value, json};
 
-use super::{Script, Server};
-use crate::test_support::{BOS, EOS};
+use millrace_proto::Watermark;
+
+use super::{HttpConfig, Script, Server};
+use crate::service::Limits;
+use crate::test_support::{BOS, EOS, assets};
 
 fn error(reply: &super::Reply, error_type: &str) -> String {
     let body = reply.json();
@@ -67,7 +70,8 @@ async fn details() {
 #[tokio::test]
 async fn the_prompts_details() {
     let mut server = Server::saying("ok");
-    let parameters = json!({"decoder_input_details": true, "best_of": 2, "do_sample": true, "top_n_tokens": 2});
+    let parameters =
+        json!({"decoder_input_details": true, "best_of": 2, "do_sample": true, "top_n_tokens": 2});
     let body = json!({"inputs": "aé", "parameters": parameters});
     let details = server.post("/generate", body).await.json()["details"].clone();
     let expected = json!([
@@ -77,6 +81,23 @@ async fn the_prompts_details() {
     assert_eq!((&details["prefill"], &details["tokens"][0]["text"]), (&expected, &json!("o")));
     assert_eq!(details["best_of_sequences"][0]["prefill"], expected);
     assert_eq!(server.engine.requests.recv().await.unwrap().prompt_logprobs, Some(0));
+}
+
+#[tokio::test]
+async fn a_watermark_is_the_servers() {
+    let watermark = Watermark { gamma: 0.25, delta: 3.0 };
+    let limits = Limits { watermark, ..Limits::default() };
+    let mut server = Server::serving(&assets(), Script::Say("x".into()), limits, HttpConfig::default());
+    for (parameters, expected) in [
+        (json!({"watermark": true}), Some(watermark)),
+        (json!({"watermark": false}), None),
+        (json!({}), None),
+    ] {
+        for path in ["/generate", "/generate_stream"] {
+            server.post(path, json!({"inputs": "a", "parameters": parameters})).await;
+            assert_eq!(server.engine.requests.recv().await.unwrap().sampling.watermark, expected);
+        }
+    }
 }
 
 #[tokio::test]
@@ -209,7 +230,6 @@ async fn what_is_wrong_is_said_in_tgis_words() {
             json!({"grammar": {"type": "json", "value": {"type": "nonsense"}}}),
             "grammar is not valid: Invalid type: nonsense",
         ),
-        ("a", json!({"watermark": true}), "`watermark` is not supported"),
         ("a", json!({"adapter_id": "x"}), "`adapter_id` is not supported"),
     ];
     for (inputs, parameters, detail) in cases {

@@ -88,10 +88,8 @@ impl GenerateParameters {
     }
 
     pub(in crate::http) fn params(&self) -> Result<Params, ServiceError> {
-        for (param, asked) in [("watermark", self.watermark), ("adapter_id", self.adapter_id.is_some())] {
-            if asked {
-                return Err(ServiceError::unsupported(param));
-            }
+        if self.adapter_id.is_some() {
+            return Err(ServiceError::unsupported("adapter_id"));
         }
         Ok(Params {
             max_new_tokens: self.max_new_tokens,
@@ -112,6 +110,7 @@ impl GenerateParameters {
             priority: priority(self.priority.as_deref())?,
             cache_salt: self.cache_salt.as_deref().map(Into::into),
             grammar: self.grammar()?,
+            watermark: self.watermark,
             ..Params::default()
         })
     }

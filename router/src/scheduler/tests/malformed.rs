@@ -48,10 +48,7 @@ fn each_fault_has_its_name_and_changes_nothing() {
         (scored(vec![]), Malformed::Scores { step: 0 }),
         (scored(scores(0, 3, 7)), Malformed::Scores { step: 0 }),
         (scored(scores(1, 2, 7)), Malformed::Scores { step: 0 }),
-        (
-            scored(scores(0, 2, 100)),
-            Malformed::UnknownToken { step: 0, token: 100, vocab_size: 100 },
-        ),
+        (scored(scores(0, 2, 100)), Malformed::UnknownToken { step: 0, token: 100, vocab_size: 100 }),
     ] {
         assert_eq!(scheduler.apply(bad).unwrap_err(), expected);
     }

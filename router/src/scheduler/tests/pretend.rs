@@ -4,7 +4,9 @@
 
 use std::collections::HashSet;
 
-use millrace_proto::{Admission, Pooled, Pooling, PromptToken, Row, Sampled, Scored, Step, StepOutput, TokenLogprob};
+use millrace_proto::{
+    Admission, Pooled, Pooling, PromptToken, Row, Sampled, Scored, Step, StepOutput, TokenLogprob,
+};
 
 use crate::scheduler::Limits;
 use crate::scheduler::{Finish, Mask, Request};
@@ -182,7 +184,9 @@ impl PretendShard {
         if occupant.pooling == Pooling::None {
             return Ok(None);
         }
-        ensure(!row.sample && occupant.tokens.len() == occupant.prompt_len, || "a pooled row samples".into())?;
+        ensure(!row.sample && occupant.tokens.len() == occupant.prompt_len, || {
+            "a pooled row samples".into()
+        })?;
         let whole = occupant.pooling == Pooling::Last || row.start == 0 || occupant.begun_at == 0;
         ensure(whole, || "the mean of a part of a prompt".into())?;
         let is_last = (row.start + row.count) as usize == occupant.prompt_len;

@@ -58,7 +58,8 @@ impl Traffic {
         let stops = random.random_range(0..3usize).min(limits.vocab_size / 8);
         Request {
             prompt,
-            max_new_tokens: random.random_range(u32::from(!scored)..=(limits.max_sequence_tokens as u32 / 2).min(80)),
+            max_new_tokens: random
+                .random_range(u32::from(!scored)..=(limits.max_sequence_tokens as u32 / 2).min(80)),
             stop_tokens: (0..stops as u32).collect(),
             sampling: Sampling { seed: random.random_range(0..3), ..Default::default() },
             priority: self.priorities[random.random_range(0..self.priorities.len())],

@@ -255,7 +255,11 @@ impl World {
                     tokens.is_empty() && live.request.pooling.is_none()
                 }
                 News::Vector(values) => {
-                    assert_eq!(values, vector_alone(&live.request), "its vector differs from that of a run alone");
+                    assert_eq!(
+                        values,
+                        vector_alone(&live.request),
+                        "its vector differs from that of a run alone"
+                    );
                     self.totals.vectors += 1;
                     true
                 }
