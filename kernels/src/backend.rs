@@ -1,8 +1,8 @@
 //! The operations that a device offers to a decoder.
 //!
 //! Shapes: `n` tokens of a step come first; activations are row-major `[n, cols]`. Everything a step needs is allocated
-//! before the first one. Operations may run asynchronously on the device; [`Backend::collect`] and [`Backend::read`]
-//! wait for what they return.
+//! before the first one. Operations may run asynchronously on the device; [`Backend::collect`], [`Backend::score`] and
+//! [`Backend::read`] wait for what they return.
 //!
 //! **Determinism.** The value of an output row depends only on that row's inputs: not on the other rows of the step, not on
 //! how many there are, not on how a prompt was cut into chunks, and not on the number of threads.
@@ -10,7 +10,7 @@
 //! **Running ahead.** A device may keep the tokens of all sequences itself ([`Backend::admit`]), append what it samples, and so be asked for a
 //! step whose inputs the host does not know yet: [`Backend::steps_ahead`] says how many steps may be under way at once.
 
-use crate::sampling::{SampleRow, Sampled, SamplingParams};
+use crate::sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored};
 use crate::{DType, Error, Part, Result};
 
 /// How a vector is normalised. Statistics and products are in f32.
@@ -344,6 +344,8 @@ pub trait Backend {
     fn gate(&self, n: usize, act: Activation, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
     /// Copies the rows named by [`StepInput::outputs`] to the front of `out`.
     fn gather(&self, step: &Self::Step, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
+    /// Copies rows `[from, from + n)` of `x` to rows `[to, to + n)` of `out`.
+    fn copy_rows(&self, x: &Self::Buf, from: usize, n: usize, out: &mut Self::Buf, to: usize) -> Result<()>;
     /// Chooses one token for each of the first `rows.len()` rows of `logits`, whose contents are lost; `rows` are the [`StepInput::samples`] that
     /// the step began with. A row without any finite logit yields the first token that it allows, with a NaN log-probability.
     fn sample(&self, step: &mut Self::Step, logits: &mut Self::Buf, rows: &[SampleRow<'_>]) -> Result<()>;
@@ -374,7 +376,9 @@ pub trait Backend {
     ) -> std::result::Result<Option<Self::Graph>, E>;
     /// Asks for what was written down.
     fn replay(&self, graph: &Self::Graph) -> Result<()>;
-    /// The first `n` rows, for tests and tools.
+    /// Judges one token by each of the first `rows.len()` rows of `logits`, whose contents are lost. Appends to `scored`.
+    fn score(&self, logits: &mut Self::Buf, rows: &[ScoreRow], scored: &mut Vec<Scored>) -> Result<()>;
+    /// The first `n` rows.
     fn read(&self, buf: &Self::Buf, n: usize) -> Result<Vec<f32>>;
 }
 

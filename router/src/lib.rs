@@ -7,6 +7,7 @@ pub mod engine;
 pub mod grammar;
 pub mod http;
 pub mod metrics;
+pub mod pooling;
 pub mod scheduler;
 pub mod serve;
 pub mod service;

@@ -4,12 +4,13 @@ use std::collections::VecDeque;
 use std::mem;
 use std::time::{Duration, Instant};
 
-use millrace_kernels::{Backend, SampleRow, Sampled, SeqRow, StepInput};
-use millrace_proto::{self as proto, Admission, Row, Sampling, Step, StepOutput, TokenLogprob};
+use millrace_kernels::{Backend, SampleRow, Sampled, ScoreRow, SeqRow, StepInput};
+use millrace_proto::{self as proto, Admission, PromptToken, Row, Sampling, Step, StepOutput, TokenLogprob};
 
 use crate::answer::Engine;
 use crate::decoder::Decoder;
-use crate::state::{Batch, SlotTable, StepError};
+use crate::pool::Sums;
+use crate::state::{Batch, Scoring, SlotTable, StepError};
 use crate::{Bytes, Error, Limits};
 
 /// Tokens of the warm-up: enough to touch every weight as a prefill does, few enough not to be noticed.
@@ -22,6 +23,7 @@ pub(crate) struct Worker<B: Backend> {
     decoder: Decoder<B>,
     limits: Limits,
     slots: SlotTable,
+    sums: Sums,
     /// Oldest first.
     under_way: VecDeque<UnderWay>,
     /// Batches of steps that are no longer under way.
@@ -41,6 +43,8 @@ struct UnderWay {
     submitted: Instant,
     /// The host's time in the forward pass.
     forward: Duration,
+    scored: Vec<proto::Scored>,
+    pooled: Vec<proto::Pooled>,
 }
 
 impl<B: Backend> Worker<B> {
@@ -49,6 +53,7 @@ impl<B: Backend> Worker<B> {
         Worker {
             backend,
             slots: SlotTable::new(limits, decoder.spec().vocab),
+            sums: Sums::new(decoder.spec().hidden, limits.max_sequences),
             decoder,
             limits,
             under_way: VecDeque::with_capacity(depth),
@@ -74,7 +79,7 @@ impl<B: Backend> Worker<B> {
         let tokens = vec![0; count];
         let new_blocks = (0..count.div_ceil(block_size) as u32).collect();
         let count = count as u32;
-        let admit = vec![Admission { slot, tokens, prompt_len: count, sampling: Some(sampling) }];
+        let admit = vec![Admission { slot, tokens, prompt_len: count, sampling: Some(sampling), pooling: 0 }];
         let rows = vec![Row { slot, start, count, new_blocks, sample, ..Row::default() }];
         for step in [Step { admit, rows, ..Step::default() }, Step { release: vec![slot], ..Step::default() }]
         {
@@ -106,6 +111,46 @@ impl<B: Backend> Worker<B> {
         );
         Ok(!sizes.is_empty())
     }
+
+    /// What the model makes of the tokens of prompts that the step asks for; nothing on a rank that does not answer.
+    fn score(&mut self, batch: &Batch) -> Result<Vec<proto::Scored>, Error> {
+        let scorings = || self.slots.scorings(batch);
+        let rows: Vec<ScoreRow> = scorings()
+            .flat_map(|of| of.tokens.iter().map(move |&token| ScoreRow { token, top_n: of.top_n }))
+            .collect();
+        let mut scored = Vec::with_capacity(rows.len());
+        self.decoder.score(&self.backend, scorings().map(|of| of.states), &rows, &mut scored)?;
+        let mut scored = scored.into_iter().map(|of| PromptToken {
+            logprob: of.logprob,
+            rank: of.rank,
+            top: alternatives(of.top),
+        });
+        let of_row = |of: Scoring<'_>| proto::Scored {
+            slot: of.slot as u32,
+            tokens: scored.by_ref().take(of.tokens.len()).collect(),
+        };
+        Ok(scorings().map(of_row).collect())
+    }
+
+    /// The vectors of the prompts that the step has completed; nothing on a rank that does not answer.
+    fn pool(&mut self, batch: &Batch) -> Result<Vec<proto::Pooled>, Error> {
+        if !self.decoder.speaks() {
+            return Ok(Vec::new());
+        }
+        let Worker { backend, decoder, slots, sums, .. } = self;
+        let rows = || slots.pooled(batch);
+        rows().filter(|row| row.begins).for_each(|row| sums.begin(row.slot));
+        let mut owners = rows().flat_map(|row| std::iter::repeat_n(row.slot, row.states.len()));
+        decoder.for_states(backend, rows().map(|row| row.states), |state| {
+            if let Some(slot) = owners.next() {
+                sums.add(slot, state);
+            }
+        })?;
+        let complete = rows().filter_map(|row| Some((row.slot, row.complete?)));
+        let pooled =
+            complete.map(|(slot, count)| proto::Pooled { slot: slot as u32, values: sums.mean(slot, count) });
+        Ok(pooled.collect())
+    }
 }
 
 /// Few sizes, each not much larger than the one before: rows that a step does not have cost little.
@@ -130,6 +175,7 @@ impl<B: Backend> Engine for Worker<B> {
             decoder.admit(backend, slot, tokens, params)?;
         }
         let mut forward = Duration::ZERO;
+        let (mut scored, mut pooled) = Default::default();
         if !batch.tokens.is_empty() {
             let mut rows = emptied(mem::take(&mut self.seq_rows));
             rows.extend(slots.seq_rows(&batch));
@@ -139,9 +185,11 @@ impl<B: Backend> Engine for Worker<B> {
             let input = StepInput { tokens, rows: &rows, outputs, samples: &samples };
             forward = decoder.submit(backend, &input)?;
             (self.seq_rows, self.sample_rows) = (emptied(rows), emptied(samples));
+            // Before another step takes the place of the states.
+            (scored, pooled) = (self.score(&batch)?, self.pool(&batch)?);
         }
-        slots.expect(&mut batch);
-        self.under_way.push_back(UnderWay { id: step.id, batch, submitted, forward });
+        self.slots.expect(&mut batch);
+        self.under_way.push_back(UnderWay { id: step.id, batch, submitted, forward, scored, pooled });
         Ok(())
     }
 
@@ -153,7 +201,8 @@ impl<B: Backend> Engine for Worker<B> {
     }
 
     fn collect(&mut self) -> Result<StepOutput, Error> {
-        let Some(UnderWay { id, batch, submitted, forward }) = self.under_way.pop_front() else {
+        let Some(UnderWay { id, batch, submitted, forward, scored, pooled }) = self.under_way.pop_front()
+        else {
             return Err(Error::OutOfPlace);
         };
         self.chosen.clear();
@@ -172,6 +221,8 @@ impl<B: Backend> Engine for Worker<B> {
         Ok(StepOutput {
             step: id,
             sampled,
+            scored,
+            pooled,
             step_micros: whole.as_micros() as u64,
             forward_micros: forward.as_micros() as u64,
             collective_micros: self.decoder.take_collective_time().as_micros() as u64,
@@ -181,8 +232,11 @@ impl<B: Backend> Engine for Worker<B> {
 }
 
 fn answer((slot, Sampled { token, logprob, top }): (usize, Sampled)) -> proto::Sampled {
-    let top = top.into_iter().map(|(token, logprob)| TokenLogprob { token, logprob }).collect();
-    proto::Sampled { slot: slot as u32, token, logprob, top }
+    proto::Sampled { slot: slot as u32, token, logprob, top: alternatives(top) }
+}
+
+fn alternatives(top: Vec<(u32, f32)>) -> Vec<TokenLogprob> {
+    top.into_iter().map(|(token, logprob)| TokenLogprob { token, logprob }).collect()
 }
 
 /// The allocation of `used`, for elements that differ only in what they borrow. (Collecting a vector's own iterator

@@ -12,7 +12,7 @@ use std::convert::Infallible;
 use crate::backend::{
     Activation, AttentionSpec, Backend, HostMemory, KvSpec, Norm, Prologue, StepInput, StepSize,
 };
-use crate::sampling::{SampleRow, Sampled};
+use crate::sampling::{SampleRow, Sampled, ScoreRow, Scored};
 use crate::tensor::{flatten, stacked_shape};
 use crate::{DType, Error, Part, Result, sample};
 
@@ -212,6 +212,13 @@ impl Backend for Reference {
         Ok(())
     }
 
+    fn copy_rows(&self, x: &Buf, from: usize, n: usize, out: &mut Buf, to: usize) -> Result<()> {
+        for i in 0..n {
+            out.row_mut(to + i).copy_from_slice(x.row(from + i));
+        }
+        Ok(())
+    }
+
     fn sample(&self, step: &mut Step, logits: &mut Buf, rows: &[SampleRow<'_>]) -> Result<()> {
         let choose = |(t, row)| sample::choose(logits.row_mut(t), row);
         step.chosen = rows.iter().enumerate().map(choose).collect();
@@ -232,6 +239,13 @@ impl Backend for Reference {
 
     fn replay(&self, graph: &Infallible) -> Result<()> {
         match *graph {}
+    }
+
+    fn score(&self, logits: &mut Buf, rows: &[ScoreRow], scored: &mut Vec<Scored>) -> Result<()> {
+        for (t, row) in rows.iter().enumerate() {
+            scored.push(sample::score(logits.row_mut(t), row));
+        }
+        Ok(())
     }
 
     fn read(&self, buf: &Buf, n: usize) -> Result<Vec<f32>> {

@@ -22,10 +22,6 @@ pub(crate) struct TgiArgs {
     rope_factor: Option<f32>,
     #[arg(long, env = "TOKENIZER_CONFIG_PATH", hide = true)]
     tokenizer_config_path: Option<String>,
-    #[arg(long, env = "WATERMARK_GAMMA", hide = true)]
-    watermark_gamma: Option<f32>,
-    #[arg(long, env = "WATERMARK_DELTA", hide = true)]
-    watermark_delta: Option<f32>,
     #[arg(long, env = "CUDA_MEMORY_FRACTION", hide = true)]
     cuda_memory_fraction: Option<f32>,
     #[arg(long, env = "WAITING_SERVED_RATIO", hide = true)]
@@ -83,8 +79,6 @@ impl TgiArgs {
                 self.tokenizer_config_path.is_some(),
                 "put tokenizer_config.json into the model's folder",
             ),
-            ("--watermark-gamma", self.watermark_gamma.is_some(), "watermarks are not supported"),
-            ("--watermark-delta", self.watermark_delta.is_some(), "watermarks are not supported"),
             (
                 "--cuda-memory-fraction",
                 self.cuda_memory_fraction.is_some_and(|fraction| fraction < 1.0),

@@ -31,16 +31,16 @@ pub(crate) mod tests;
 
 use std::collections::VecDeque;
 
-use millrace_proto::{Sampled, Step, StepOutput};
+use millrace_proto::{PromptToken, Sampled, Step, StepOutput};
 
-use self::answer::{InFlight, InFlightRow};
+use self::answer::{End, InFlight, InFlightRow};
 use self::cache::KvCache;
 use self::queue::Queue;
 use self::sequence::{Running, Sequence};
 
-pub use self::answer::{Malformed, Output};
+pub use self::answer::{Malformed, News, Output};
 pub use self::limits::{Impossible, Limits, NoRoom};
-pub use self::request::{Finish, Mask, Priority, Request};
+pub use self::request::{Finish, Mask, Pooling, Priority, Request};
 pub use self::sequence::{SeqId, Slot};
 
 /// See the [module](self).
@@ -189,8 +189,8 @@ impl Scheduler {
             .running
             .iter_mut()
             .filter_map(|running| {
-                let row = running.run()?;
-                Some((running.sequence.id, running.sequence.decodes(&row), row))
+                let (row, awaited) = running.run()?;
+                Some((running.sequence.decodes(&row), row, awaited))
             })
             .collect();
         if rows.is_empty() {
@@ -198,19 +198,13 @@ impl Scheduler {
             return None;
         }
         // Decodes before chunks of prompts: see the protocol.
-        rows.sort_by_key(|(_, decodes, _)| !decodes);
+        rows.sort_by_key(|(decodes, ..)| !decodes);
 
         let id = self.next_step;
         self.next_step += 1;
-        let awaited = rows.iter().map(|(sequence, _, row)| InFlightRow {
-            sequence: *sequence,
-            slot: Slot(row.slot),
-            computed: (row.start + row.count) as usize,
-            sample: row.sample,
-        });
-        self.in_flight.push_back(InFlight { step: id, rows: awaited.collect() });
+        let (rows, awaited) = rows.into_iter().map(|(_, row, awaited)| (row, awaited)).unzip();
+        self.in_flight.push_back(InFlight { step: id, rows: awaited });
         let release = self.released.drain(..).map(|slot| slot.0).collect();
-        let rows = rows.into_iter().map(|(_, _, row)| row).collect();
         Some(Plan { step: Step { id, release, admit, rows }, admitted })
     }
 
@@ -225,8 +219,26 @@ impl Scheduler {
         for row in &answered.rows {
             self.publish(answered.step, row);
         }
-        let tokens = answered.samples().zip(output.sampled);
-        Ok(tokens.filter_map(|(row, sampled)| self.receive(row.sequence, sampled)).collect())
+        let StepOutput { sampled, scored, pooled, .. } = output;
+        let mut outputs = Vec::with_capacity(sampled.len());
+        let (mut sampled, mut scored, mut pooled) =
+            (sampled.into_iter(), scored.into_iter(), pooled.into_iter());
+        for row in &answered.rows {
+            let scored = if row.scores.is_empty() { None } else { scored.next() };
+            if scored.is_some() || row.end == Some(End::Prompt) {
+                let tokens = scored.map_or_else(Vec::new, |scored| scored.tokens);
+                outputs.extend(self.receive_prompt(row, tokens));
+            }
+            if row.end == Some(End::Vector) {
+                outputs.extend(
+                    pooled.next().and_then(|pooled| self.receive_vector(row.sequence, pooled.values)),
+                );
+            }
+            if row.sample {
+                outputs.extend(sampled.next().and_then(|sampled| self.receive(row.sequence, sampled)));
+            }
+        }
+        Ok(outputs)
     }
 
     /// Begins anew with shards that know nothing: every sequence is in the queue, in its old place and with the tokens
@@ -336,6 +348,26 @@ impl Scheduler {
         }
     }
 
+    /// What the model makes of a part of the prompt has come back, or the prompt has been computed and that is all. Nothing
+    /// comes of what is known already, or of a sequence that has been cancelled meanwhile.
+    fn receive_prompt(&mut self, row: &InFlightRow, mut tokens: Vec<PromptToken>) -> Option<Output> {
+        let known = self.find(row.sequence)?.take_scores(&row.scores);
+        tokens.drain(..known.min(tokens.len()));
+        let finish = (row.end == Some(End::Prompt)).then_some(Finish::Length);
+        if finish.is_some() {
+            self.cancel(row.sequence);
+        }
+        let is_news = finish.is_some() || !tokens.is_empty();
+        is_news.then_some(Output { sequence: row.sequence, news: News::Prompt(tokens), finish })
+    }
+
+    /// The vector of a prompt has come back, which is all that was wanted.
+    fn receive_vector(&mut self, id: SeqId, values: Vec<f32>) -> Option<Output> {
+        self.find(id)?;
+        self.cancel(id);
+        Some(Output { sequence: id, news: News::Vector(values), finish: Some(Finish::Length) })
+    }
+
     /// A token has come back. Nothing comes of it if the sequence has ended or was cancelled meanwhile.
     fn receive(&mut self, id: SeqId, sampled: Sampled) -> Option<Output> {
         // If it was preempted meanwhile, the token is as good as ever.
@@ -343,7 +375,7 @@ impl Scheduler {
         if finish.is_some() {
             self.cancel(id);
         }
-        Some(Output { sequence: id, sampled, finish })
+        Some(Output { sequence: id, news: News::Token(sampled), finish })
     }
 
     /// A sequence, running or waiting.

@@ -5,10 +5,12 @@ mod products;
 mod weights;
 mod workspace;
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use millrace_kernels::{
-    AttentionSpec, Backend, KvSpec, Norm, Prologue, SampleRow, Sampled, SamplingParams, StepInput, StepSize,
+    AttentionSpec, Backend, KvSpec, Norm, Prologue, SampleRow, Sampled, SamplingParams, ScoreRow, Scored,
+    StepInput, StepSize,
 };
 
 use crate::model::{DecoderSpec, LayerSpec};
@@ -28,6 +30,8 @@ pub struct Decoder<B: Backend> {
     kv: Vec<B::Kv>,
     step: B::Step,
     work: Workspace<B>,
+    /// Rows of logits that there is room for.
+    max_outputs: usize,
     /// The other ranks, if there are any.
     group: Option<Group<B>>,
     /// Recorded steps in which all rows decode, by how many rows, ascending.
@@ -92,7 +96,8 @@ impl<B: Backend> Decoder<B> {
         let work = Workspace::new(backend, &spec, limits)?;
         let (rows, cols) = (limits.max_sequences, spec.vocab_rows.len());
         let group = ranks.map(|ranks| Group::new(ranks, backend, rows, cols)).transpose()?;
-        Ok(Decoder { spec, weights, kv, step, work, group, graphs: Vec::new() })
+        let max_outputs = limits.max_sequences;
+        Ok(Decoder { spec, weights, kv, step, work, max_outputs, group, graphs: Vec::new() })
     }
 
     /// What the decoder computes.
@@ -196,7 +201,7 @@ impl<B: Backend> Decoder<B> {
     /// Stores keys and values of the step's `n` tokens and leaves the logits of its `m` outputs.
     fn compute(&mut self, backend: &B, n: usize, m: usize) -> Result<(), Error> {
         let Decoder { spec, weights, kv, step, work, group, .. } = self;
-        let Workspace { hidden, normed, branch, qkv, heads, gate_up, gated, rows, logits } = work;
+        let Workspace { hidden, normed, branch, qkv, heads, gate_up, gated, rows, .. } = work;
 
         backend.prepare(step)?;
         backend.embed(step, &weights.embedding, spec.vocab_rows.start, hidden)?; // [n, hidden]
@@ -233,12 +238,19 @@ impl<B: Backend> Decoder<B> {
         // `normed` has been through the final norm.
         if m > 0 {
             backend.gather(step, normed, rows)?; // [m, hidden]
-            match group {
-                None => backend.linear(m, rows, weights.head(), None, logits)?, // [m, vocab]
-                Some(group) => {
-                    backend.linear(m, rows, weights.head(), None, &mut group.part)?; // [m, vocab_rows]
-                    group.gather(backend, m, logits)?; // [m, vocab]
-                }
+            self.head(backend, m)?;
+        }
+        Ok(())
+    }
+
+    /// Makes logits of the first `m` rows of `work.rows`.
+    fn head(&mut self, backend: &B, m: usize) -> Result<(), Error> {
+        let Decoder { weights, work: Workspace { rows, logits, .. }, group, .. } = self;
+        match group {
+            None => backend.linear(m, rows, weights.head(), None, logits)?, // [m, vocab]
+            Some(group) => {
+                backend.linear(m, rows, weights.head(), None, &mut group.part)?; // [m, vocab_rows]
+                group.gather(backend, m, logits)?; // [m, vocab]
             }
         }
         Ok(())
@@ -246,13 +258,82 @@ impl<B: Backend> Decoder<B> {
 
     /// Chooses a token for each of the `m` outputs; the logits are lost.
     fn choose(&mut self, backend: &B, m: usize, samples: &[SampleRow<'_>]) -> Result<(), Error> {
-        if self.group.as_ref().is_none_or(Group::chooses) {
+        if self.speaks() {
             backend.sample(&mut self.step, &mut self.work.logits, samples)?;
         }
         if let Some(group) = &mut self.group {
             group.agree(backend, m, &mut self.step)?;
         }
         Ok(backend.append(&mut self.step)?)
+    }
+
+    /// Judges tokens by the states of the last forward's tokens in `states`, one for each of `rows`, in their order. The
+    /// logits of its outputs are lost. Appends to `scored`, on the rank that chooses tokens alone.
+    ///
+    /// # Errors
+    /// If the device fails, or another rank is lost.
+    pub fn score(
+        &mut self,
+        backend: &B,
+        states: impl Iterator<Item = Range<usize>>,
+        rows: &[ScoreRow],
+        scored: &mut Vec<Scored>,
+    ) -> Result<(), Error> {
+        let mut left = rows;
+        self.in_pieces(backend, states, |decoder, m| {
+            decoder.head(backend, m)?;
+            let (rows, rest) = left.split_at(m);
+            left = rest;
+            if decoder.speaks() {
+                backend.score(&mut decoder.work.logits, rows, scored)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Calls `each` with the states `[hidden]` after the final norm of these tokens of the last forward, in their order.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn for_states(
+        &mut self,
+        backend: &B,
+        states: impl Iterator<Item = Range<usize>>,
+        mut each: impl FnMut(&[f32]),
+    ) -> Result<(), Error> {
+        self.in_pieces(backend, states, |decoder, m| {
+            let rows = backend.read(&decoder.work.rows, m)?;
+            rows.chunks_exact(decoder.spec.hidden).for_each(&mut each);
+            Ok(())
+        })
+    }
+
+    /// Puts the states of these tokens of the last forward into `work.rows`, as many at a time as there is room for, and
+    /// calls `each` with their number.
+    fn in_pieces(
+        &mut self,
+        backend: &B,
+        states: impl Iterator<Item = Range<usize>>,
+        mut each: impl FnMut(&mut Self, usize) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut held = 0;
+        for Range { mut start, end } in states {
+            while start < end {
+                let n = (end - start).min(self.max_outputs - held);
+                backend.copy_rows(&self.work.normed, start, n, &mut self.work.rows, held)?;
+                (start, held) = (start + n, held + n);
+                if held == self.max_outputs {
+                    each(self, held)?;
+                    held = 0;
+                }
+            }
+        }
+        if held > 0 { each(self, held) } else { Ok(()) }
+    }
+
+    /// Whether this rank is alone, or the one that answers.
+    pub fn speaks(&self) -> bool {
+        self.group.as_ref().is_none_or(Group::chooses)
     }
 
     /// Time that went into exchanges with other ranks since the last call, waiting for them included.

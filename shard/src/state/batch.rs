@@ -21,7 +21,12 @@ pub(super) struct BatchRow {
     pub(super) start: usize,
     pub(super) count: usize,
     pub(super) sample: bool,
+    /// Whether it is a generated token that is sampled after.
     pub(super) decodes: bool,
+    /// States, from the first on, by which the tokens that follow them are scored.
+    pub(super) scored: usize,
+    /// Alternatives to report at each of them.
+    pub(super) top_n: u32,
 }
 
 /// The place of a token that a step under way samples.
@@ -56,18 +61,19 @@ impl Batch {
         self.expected.clear();
     }
 
-    /// `prompt_len` tokens of the sequence are no generated ones.
-    pub(super) fn push(
-        &mut self,
-        slot: usize,
-        start: usize,
-        tokens: &[u32],
-        sample: bool,
-        prompt_len: usize,
-    ) {
+    /// The rows, each with the place of its first token among those of the step.
+    pub(super) fn rows(&self) -> impl Iterator<Item = (usize, &BatchRow)> {
+        let mut end = 0;
+        self.rows.iter().map(move |row| {
+            end += row.count;
+            (end - row.count, row)
+        })
+    }
+
+    pub(super) fn push(&mut self, row: BatchRow, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);
-        let (count, decodes) = (tokens.len(), sample && tokens.len() == 1 && start >= prompt_len);
-        self.rows.push(BatchRow { slot, start, count, sample, decodes });
+        let sample = row.sample;
+        self.rows.push(row);
         if sample {
             self.outputs.push((self.tokens.len() - 1) as u32);
         }

@@ -31,8 +31,8 @@ use super::{Device, Elem, Graph, Memory, View};
 use crate::backend::{
     Activation, AttentionSpec, Backend, KvSpec, Norm, Overheads, ProductShape, Prologue, StepInput, StepSize,
 };
-use crate::sampling::{SampleRow, Sampled, SamplingParams};
-use crate::{DType, Error, Part, Result};
+use crate::sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored};
+use crate::{DType, Error, Part, Result, sample};
 use buffers::{Buf, Kv, Matrix, Vector};
 use decoding::{of_rows, scores};
 use loading::Loading;
@@ -392,6 +392,11 @@ impl Backend for Cuda {
         )
     }
 
+    fn copy_rows(&self, x: &Buf, from: usize, n: usize, out: &mut Buf, to: usize) -> Result<()> {
+        let of = |start: usize| start * x.cols..(start + n) * x.cols;
+        self.device.copy(x.rows(from + n).slice(of(from)), out.rows(to + n).slice(of(to)))
+    }
+
     fn sample(&self, step: &mut Step, logits: &mut Buf, _rows: &[SampleRow<'_>]) -> Result<()> {
         step.sample(&self.device, logits.rows(step.outputs()))
     }
@@ -435,6 +440,14 @@ impl Backend for Cuda {
 
     fn replay(&self, graph: &Graph) -> Result<()> {
         graph.replay()
+    }
+
+    fn score(&self, logits: &mut Buf, rows: &[ScoreRow], scored: &mut Vec<Scored>) -> Result<()> {
+        let mut all = self.read(logits, rows.len())?;
+        for (logits, row) in all.chunks_exact_mut(logits.cols).zip(rows) {
+            scored.push(sample::score(logits, row));
+        }
+        Ok(())
     }
 
     fn read(&self, buf: &Buf, n: usize) -> Result<Vec<f32>> {

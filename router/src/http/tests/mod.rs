@@ -4,6 +4,7 @@ mod anthropic;
 mod chat;
 mod completions;
 mod docs;
+mod embeddings;
 mod platforms;
 mod responses;
 mod rows;
