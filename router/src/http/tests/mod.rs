@@ -1,11 +1,13 @@
 //! The whole surface against a fake engine.
 
 mod anthropic;
+mod anthropic_tools;
 mod chat;
 mod completions;
 mod docs;
 mod platforms;
 mod responses;
+mod responses_tools;
 mod rows;
 mod server;
 mod tgi;
