@@ -47,7 +47,14 @@ pub(super) fn is_text(schema: &Value) -> bool {
 
 /// What a value that is not always a text stands for: itself if it is JSON that the schema allows, else a text.
 fn json(schema: &Value, text: &str) -> String {
-    let parsed = serde_json::from_str::<Value>(text.trim()).ok();
+    // Templates that write the values of earlier calls as Python does teach models to do the same.
+    let value = match text.trim() {
+        "True" => "true",
+        "False" => "false",
+        "None" => "null",
+        value => value,
+    };
+    let parsed = serde_json::from_str::<Value>(value).ok();
     let allowed = |value: &Value| match schema["type"].as_array() {
         Some(types) if types.iter().any(|kind| kind == "string") => types.iter().any(|kind| {
             matches!(
@@ -62,7 +69,7 @@ fn json(schema: &Value, text: &str) -> String {
         _ => true,
     };
     match parsed.filter(allowed) {
-        Some(_) => text.trim().to_owned(),
+        Some(_) => value.to_owned(),
         None => Value::from(text).to_string(),
     }
 }

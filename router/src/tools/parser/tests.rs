@@ -167,9 +167,9 @@ const CASES: &[Case] = &[
         Format::Qwen3Coder,
         true,
         "<tool_call><function=get><parameter=s>1</parameter><parameter=e>1</parameter><parameter=m>1</parameter>\
-         <parameter=n>x</parameter><parameter=ü>[1, {}]</parameter></function></tool_call>",
+         <parameter=n>x</parameter><parameter=ü>[1, {}]</parameter><parameter=y>True</parameter></function></tool_call>",
         "",
-        &[("get", "{\"s\": \"1\", \"e\": \"1\", \"m\": \"1\", \"n\": \"x\", \"ü\": [1, {}]}")],
+        &[("get", "{\"s\": \"1\", \"e\": \"1\", \"m\": \"1\", \"n\": \"x\", \"ü\": [1, {}], \"y\": true}")],
     ),
     (
         Format::Qwen3Coder,
