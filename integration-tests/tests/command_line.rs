@@ -35,7 +35,14 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
         (&["serve", "--pooling", "max"], &[], "--pooling last and --pooling mean are"),
         (&["serve", "--sharded", "true"], &[], "--num-shard"),
         (&["serve", "--sharded", "false", "--num-shard", "2"], &[], "contradict each other"),
-        (&["serve", "--cuda-memory-fraction", "0.5"], &[], "--max-batch-total-tokens"),
+        (&["serve", "--cuda-memory-fraction", "1.5"], &[], "must be above 0 and at most 1"),
+        (&["serve", "--port", "0", "--cuda-memory-fraction", "0.000000001"], &[], "not enough memory"),
+        (&["serve", "--validation-workers", "0"], &[], "--validation-workers"),
+        (
+            &["serve", "--max-input-tokens", "9", "--max-total-tokens", "9"],
+            &[],
+            "must be less than --max-total-tokens",
+        ),
         (&["serve", "--max-concurent-requests", "3"], &[], "--max-concurrent-requests"),
         (&["serve", "--api-key", ""], &[], "a key must not be empty"),
         (&["serve", "--api-key", "two words"], &[], "visible ASCII"),
@@ -47,6 +54,12 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
             &[("AIP_PREDICT_ROUTE", "/generate")],
             "the path /generate cannot be a route",
         ),
+        (
+            &["serve", "--tokenizer-config-path", "/nowhere/t.json"],
+            &[],
+            "--tokenizer-config-path: /nowhere/t.json",
+        ),
+        (&["serve", "--tool-call-parser", "xml"], &[], "known are hermes, qwen3_coder, llama3_json"),
         (&["serve"], &[("AIP_HTTP_PORT", "many")], "AIP_HTTP_PORT=many"),
         (&["serve", "--config", "/nowhere/millrace.toml"], &[], "--config /nowhere/millrace.toml"),
     ] {
@@ -126,6 +139,20 @@ fn a_file_gives_flags_and_the_environment_wins_over_it() {
     let said = complaint(&["serve", "--config", path], &[]);
     assert!(said.contains("there is no flag `max-best-off`; did you mean `max-best-of`?"), "{said}");
     std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn another_chat_template_is_used_and_the_api_is_described() {
+    let file = SecretFile::new(
+        "tokenizer-config",
+        r#"{"chat_template": "{% for m in messages %}<{{ m.content }}>{% endfor %}"}"#,
+    );
+    let server = Server::start(&["--tokenizer-config-path", file.path()]);
+    let body = json!({"messages": [{"role": "user", "content": "a"}]});
+    assert_eq!(post(&server.url("/chat_tokenize"), &body).body["templated_text"], "<a>");
+    let schema = millrace(&["print-schema"], &[]).stdout;
+    let (schema, served) = (String::from_utf8(schema).unwrap(), server.get("/api-doc/openapi.json").1);
+    assert_eq!(schema.trim_end(), served);
 }
 
 #[test]

@@ -60,6 +60,8 @@ pub(crate) enum Command {
     BenchHttp(Box<BenchHttpArgs>),
     /// Print version, machine and settings for a bug report
     Env,
+    /// Print the description of the HTTP API (OpenAPI, JSON)
+    PrintSchema,
     /// Say which NVIDIA driver, cards and libraries are found, what is missing and how to get it
     Doctor,
     /// Print how many cards can be used, or why none (started by the other commands)
@@ -84,6 +86,9 @@ pub(crate) struct ModelArgs {
     /// Folder of the local Hugging Face cache; else HUGGINGFACE_HUB_CACHE, HF_HUB_CACHE or HF_HOME say where it is
     #[arg(long, alias = "weights-cache-override", value_name = "FOLDER")]
     pub(crate) huggingface_hub_cache: Option<PathBuf>,
+    /// File in the form of tokenizer_config.json whose chat template and begin and end tokens are used instead of the model's
+    #[arg(long, env = "TOKENIZER_CONFIG_PATH", value_name = "PATH")]
+    pub(crate) tokenizer_config_path: Option<PathBuf>,
     /// Element type of the weights in memory; the checkpoint's own when absent
     #[arg(long, env = "DTYPE")]
     pub(crate) dtype: Option<DTypeArg>,
@@ -129,6 +134,9 @@ pub(crate) struct EngineArgs {
     /// Tokens that the KV cache can hold; computed from the free memory when absent
     #[arg(long, env = "MAX_BATCH_TOTAL_TOKENS", value_name = "N")]
     pub(crate) max_batch_total_tokens: Option<u32>,
+    /// Share of the device's free memory that may be used; the KV cache is what this leaves when its size is not given
+    #[arg(long, env = "CUDA_MEMORY_FRACTION", default_value_t = 1.0, value_name = "SHARE", value_parser = share)]
+    pub(crate) cuda_memory_fraction: f64,
     /// Sequences computed per step
     #[arg(long, env = "MAX_BATCH_SIZE", default_value_t = 64, value_name = "N")]
     pub(crate) max_batch_size: u32,
@@ -168,6 +176,12 @@ pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     } else {
         Err("must be above 0, and below a year".into())
     }
+}
+
+/// More than nothing and no more than all.
+fn share(text: &str) -> Result<f64, String> {
+    let share: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if share > 0.0 && share <= 1.0 { Ok(share) } else { Err("must be above 0 and at most 1".into()) }
 }
 
 /// `millrace serve`.

@@ -42,6 +42,10 @@ fn run(command: cli::Command) -> anyhow::Result<()> {
         cli::Command::Cards => commands::cards::run(),
         cli::Command::Doctor => commands::doctor::run(),
         cli::Command::Env => commands::env::run(),
+        cli::Command::PrintSchema => {
+            println!("{}", millrace_router::http::openapi());
+            Ok(())
+        }
         cli::Command::Shard(args) => commands::shard::run(*args),
     }
 }

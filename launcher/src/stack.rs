@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use millrace_router::assets::Assets;
 use millrace_router::engine::{self, Bounds, Engine, EngineConfig, ShardCommand, State};
@@ -50,7 +50,10 @@ impl Stack {
         leader: Option<Leader>,
     ) -> Result<Stack> {
         let location = locate(model)?;
-        let assets = assets(&location, model.load_format)?;
+        let mut assets = assets(&location, model.load_format)?;
+        if let Some(path) = &model.tokenizer_config_path {
+            assets = assets.with_tokenizer_config(path).context("--tokenizer-config-path")?;
+        }
         let command = ShardCommand {
             program: own_executable()?,
             args: [shard_flags(model, engine), leader.as_ref().map_or_else(Vec::new, Leader::shard_flags)]
@@ -139,6 +142,7 @@ pub(crate) fn shard_flags(model: &ModelArgs, engine: &EngineArgs) -> Vec<OsStrin
     push("--null-step-micros", engine.null_step_micros.to_string());
     push("--max-batch-prefill-tokens", engine.max_batch_prefill_tokens.to_string());
     push("--max-batch-size", engine.max_batch_size.to_string());
+    push("--cuda-memory-fraction", engine.cuda_memory_fraction.to_string());
     let optional = [
         (
             "--huggingface-hub-cache",
