@@ -64,7 +64,7 @@ def visit(browser):
     watched = []
 
     def visit(server: Server, width=1280, height=800, **options) -> "Visit":
-        context = browser.new_context(viewport={"width": width, "height": height}, **options)
+        context = browser.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce", **options)
         watched.append(Visit(context, server))
         return watched[-1]
 

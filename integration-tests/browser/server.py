@@ -62,10 +62,13 @@ class Server:
         body = {"prompt": "Once upon a time", "max_tokens": 950, "ignore_eos": True, "n": answers, "best_of": answers}
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
         connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-        wait_until(lambda: self.metric("tgi_batch_current_size") > 0, "it is busy")
+        wait_until(lambda: self.metric("tgi_batch_current_size") + self.metric("tgi_queue_size") > 0, "it is busy")
         yield
         # Nobody wants the answers any more.
         connection.close()
+
+    def kill_shards(self):
+        [os.kill(shard, signal.SIGKILL) for shard in shards_below(self.process.pid)]
 
     @contextmanager
     def frozen(self):

@@ -55,6 +55,20 @@ def test_the_page_outlives_the_server(start, visit):
     assert visited.page.locator(".error").count() == 0 and visited.answer() != ""
 
 
+def test_an_answer_goes_on_when_the_shards_are_lost(start, visit):
+    server = start()
+    visited = visit(server)
+    visited.expected = ["503"]
+    visited.tab("Server")
+    with server.busy():
+        visited.ask("Tell me a story about a fox and a lantern.")
+        visited.until("document.querySelector('.assistant .content')?.textContent.length > 30")
+        server.kill_shards()
+        visited.wait_for_end()
+    assert "tokens" in visited.facts() and visited.page.locator(".error").count() == 0
+    wait_until(lambda: live(visited, "restarts") == 1, "the loss is shown")
+
+
 def test_loading_is_shown(server, visit):
     visited = visit(server)
     visited.expected = ["503"]
@@ -79,6 +93,7 @@ def test_a_key_is_asked_for_and_kept_for_this_tab_only(start, visit):
     visited.wait_for_end()
     assert visited.page.locator(".error").count() == 0 and visited.answer() != ""
     assert "s3cret" not in visited.page.evaluate("JSON.stringify(localStorage)")
+    visited.tab("Request")
     assert "s3cret" not in visited.page.text_content("#view-request")
     assert "$MILLRACE_API_KEY" in visited.page.text_content("#snippet-curl")
     visited.page.reload()
@@ -90,7 +105,7 @@ def test_a_full_server_and_one_that_ends(start, visit):
     server = start("--max-concurrent-requests", "1", *patient)
     visited = visit(server)
     visited.expected = ["429"]
-    with server.busy(answers=1), server.frozen():
+    with server.frozen(), server.busy(answers=1):
         visited.ask("What is 23 + 48?")
         visited.page.wait_for_selector(".error")
         assert re.search(r"takes no more requests\. Try again in \d+ seconds?\.", visited.page.inner_text(".error"))
@@ -101,7 +116,7 @@ def test_a_full_server_and_one_that_ends(start, visit):
     server = start(*patient)
     visited = visit(server)
     visited.expected = ["503", "net::ERR"]
-    with server.busy(answers=1), server.frozen():
+    with server.frozen(), server.busy(answers=1):
         server.process.send_signal(signal.SIGTERM)
         visited.until("document.getElementById('status').textContent === 'Shutting down'")
         visited.ask("What is 23 + 48?")

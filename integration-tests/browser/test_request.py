@@ -5,15 +5,11 @@ import os
 import subprocess
 import sys
 
-import pytest
-
 QUESTION = "It's \"quoted\" & $HOME `x` \\ <b> 漢字 🦊.\nWhat is 23 + 48?"
 SCHEMA = '{"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"], "additionalProperties": false}'
 
 
-@pytest.fixture
-def asked(server, visit):
-    """A page that has had an answer, with most of the parameters set."""
+def test_the_programs_do_what_the_page_has_done(server, visit):
     visited = visit(server)
     numbers = {"temperature": 0, "top_p": 0.9, "top_k": 7, "min_p": 0.01, "max_tokens": 24, "seed": 5, "repetition_penalty": 1.1,
                "frequency_penalty": -0.5, "presence_penalty": 0.25}
@@ -23,38 +19,31 @@ def asked(server, visit):
     visited.page.fill("#schema", SCHEMA)
     visited.ask(QUESTION)
     visited.wait_for_end()
-    path, body = visited.sent[-1]
+    [(path, body)], answer = visited.sent, visited.answer()
     assert {name: body[name] for name in numbers} == numbers
     assert body["stop"] == ["\n\n", "It's over"]
     assert body["response_format"]["json_schema"]["schema"] == json.loads(SCHEMA)
     assert body["messages"] == [{"role": "user", "content": QUESTION}]
-    assert isinstance(json.loads(visited.answer())["sum"], int)
+    assert isinstance(json.loads(answer)["sum"], int)
     visited.tab("Request")
     assert visited.page.inner_text("#route") == f"POST {path}"
-    return visited
 
-
-def test_curl(asked):
-    command = asked.page.text_content("#snippet-curl")
-    shown = subprocess.check_output(["bash", "-c", 'curl() { printf "%s\\0" "$@"; }\n' + command]).decode().split("\0")
-    assert shown[:2] == ["-N", asked.server.url + asked.sent[-1][0]]
-    assert json.loads(shown[shown.index("-d") + 1]) == asked.sent[-1][1]
-    lines = subprocess.check_output(["bash", "-c", command], stderr=subprocess.DEVNULL).decode().splitlines()
+    curl = visited.page.text_content("#snippet-curl")
+    words = subprocess.check_output(["bash", "-c", 'curl() { printf "%s\\0" "$@"; }\n' + curl]).decode().split("\0")
+    assert words[:2] == ["-N", server.url + path]
+    assert json.loads(words[words.index("-d") + 1]) == body
+    lines = subprocess.check_output(["bash", "-c", curl], stderr=subprocess.DEVNULL).decode().splitlines()
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
-    assert "".join(choice["delta"]["content"] for chunk in chunks for choice in chunk["choices"]) == asked.answer()
+    assert "".join(choice["delta"]["content"] for chunk in chunks for choice in chunk["choices"]) == answer
 
+    python = visited.page.text_content("#snippet-python")
+    printed = subprocess.check_output([sys.executable, "-c", python], env={"PATH": os.environ["PATH"]})
+    assert printed.decode() == answer + "\n"
 
-def test_python(asked):
-    program = asked.page.text_content("#snippet-python")
-    printed = subprocess.check_output([sys.executable, "-c", program], env={"PATH": os.environ["PATH"]})
-    assert printed.decode() == asked.answer() + "\n"
-
-
-def test_javascript(asked):
-    program = asked.page.text_content("#snippet-javascript")
-    printed = asked.page.evaluate("async () => { let out; const console = { log: (text) => (out = text) };\n" + program + "\nreturn out; }")
-    assert printed == asked.answer()
-    assert asked.sent[-1] == asked.sent[-2]
+    javascript = visited.page.text_content("#snippet-javascript")
+    whole = f"async () => {{ let out; const console = {{ log: (text) => (out = text) }};\n{javascript}\nreturn out; }}"
+    assert visited.page.evaluate(whole) == answer
+    assert visited.sent == [(path, body)] * 2
 
 
 def test_what_is_written_is_shown_before_it_is_sent(server, visit):

@@ -19,10 +19,13 @@ export function conversation(prepare, hooks) {
   const save = () => memory.set(turns.map(({ tokens, ...turn }) => turn));
 
   function draw() {
+    const hadFocus = log.contains(document.activeElement);
     views = turns.map((turn) => messageView(turn, actions));
     log.replaceChildren(...views.map((view) => view.element));
     byId("empty").hidden = turns.length > 0;
     redraw();
+    // What had it is no more; from here Tab leads on.
+    if (hadFocus) log.focus();
     hooks.changed();
   }
 

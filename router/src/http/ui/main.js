@@ -65,6 +65,7 @@ const SNIPPETS = { curl, python, javascript };
 
 /** The request that Send would make now or, with nothing written, the one for the last answer. */
 function showRequest() {
+  if (!byId("view-request").checkVisibility()) return;
   const turns = [...chat.turns];
   const text = draft.value;
   if (text.trim() !== "" || turns.length === 0) turns.push({ role: "user", content: text || "Hello!" });
@@ -128,12 +129,12 @@ const TROUBLE = {
   failed: (state) => `The server has failed: ${state.error}`,
 };
 
-openPanel();
+openPanel(showRequest);
 openSettings(() => {
   check(server);
-  chat.redraw();
   update();
 });
+byId("probabilities-wanted").addEventListener("change", chat.redraw);
 chat.draw();
 watch({ back: () => learn().catch(() => {}), status: showStatus });
 

@@ -24,7 +24,8 @@ export function messageView(turn, actions) {
     if (turn.error) content.append(el("p", { class: "error", role: "alert" }, turn.error));
     const buttons = isRunning ? [] : actions(turn).map(([label, onclick]) => el("button", { type: "button", class: "quiet", onclick }, label));
     if (!isRunning && turn.content) buttons.unshift(copyButton(() => turn.content));
-    foot.replaceChildren(...buttons, el("span", { class: "facts" }, isRunning ? "" : facts(turn)));
+    const told = isRunning || turn.role === "user" ? [] : [el("span", { class: "facts" }, facts(turn))];
+    foot.replaceChildren(...buttons, ...told);
   }
 
   /** A field in place of the text; `done` gets the new text, or null. */
@@ -65,7 +66,8 @@ function facts({ finish, usage, firstAfter, seconds, generated }) {
   const tokens = usage?.completion_tokens ?? generated;
   if (tokens) parts.push(count(tokens, "token"));
   const speed = (tokens - 1) / (seconds - firstAfter);
-  if (tokens > 1 && Number.isFinite(speed)) parts.push(`${speed.toFixed(speed < 100 ? 1 : 0)} per second`);
+  // What comes in one piece has no speed.
+  if (seconds - firstAfter > 0.05) parts.push(`${speed.toFixed(speed < 100 ? 1 : 0)} per second`);
   if (firstAfter != null) parts.push(`first after ${Math.round(firstAfter * 1000)} ms`);
   if (ENDS[finish]) parts.push(ENDS[finish]);
   return parts.join(" \u00b7 ");

@@ -7,8 +7,11 @@ const button = byId("open-panel");
 const tabs = [...panel.querySelectorAll("[role=tab]")];
 const narrow = matchMedia("(max-width: 60rem)");
 
-/** Wires buttons and tabs. */
-export function openPanel() {
+let shown = () => {};
+
+/** Wires buttons and tabs; `changed` is called when something else is shown. */
+export function openPanel(changed) {
+  shown = changed;
   button.addEventListener("click", () => toggle(panel.hidden));
   byId("close-panel").addEventListener("click", () => toggle(false));
   for (const tab of tabs) {
@@ -35,6 +38,7 @@ function fit() {
 function toggle(isOpen) {
   panel.hidden = !isOpen;
   button.setAttribute("aria-expanded", isOpen);
+  shown();
   if (isOpen) tabs.find((tab) => tab.tabIndex === 0).focus();
   else button.focus();
 }
@@ -59,4 +63,5 @@ function select(chosen) {
     tab.tabIndex = isChosen ? 0 : -1;
     byId(tab.getAttribute("aria-controls")).hidden = !isChosen;
   }
+  shown();
 }
