@@ -71,6 +71,10 @@ def test_wrong_parameters_are_not_sent(server, visit):
         visited.page.fill(field, "")
     visited.page.press("#draft", "Enter")
     visited.wait_for_end()
+    answer = visited.answer()
+    visited.page.fill("#set-top_k", "-1")
+    visited.click("Regenerate")
+    assert visited.answer() == answer and len(visited.sent) == 1, "an answer is given up only for another"
     visited.page.fill("#set-top_k", "9")
     visited.page.reload()
     assert visited.page.input_value("#set-top_k") == "9", "parameters outlive a reload"

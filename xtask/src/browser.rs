@@ -17,7 +17,16 @@ pub(crate) fn run(arguments: impl Iterator<Item = String>) -> bool {
     match prepare() {
         Ok(binary) => {
             let mut tests = Command::new(python());
-            tests.args(["-m", "pytest", "--quiet", "-p", "no:cacheprovider", "--durations=5", TESTS, "--binary"]);
+            tests.args([
+                "-m",
+                "pytest",
+                "--quiet",
+                "-p",
+                "no:cacheprovider",
+                "--durations=5",
+                TESTS,
+                "--binary",
+            ]);
             run_it(tests.arg(binary).args(arguments))
         }
         Err(why) => {
@@ -58,7 +67,9 @@ fn packages() -> Result<(), String> {
     let made = run_it(Command::new("python3").args(["-m", "venv", "--clear", FOLDER]))
         && run_it(Command::new(python()).args(pip));
     if !made {
-        return Err(format!("the packages of {list} cannot be installed: they need python3 with venv, and a package index"));
+        return Err(format!(
+            "the packages of {list} cannot be installed: they need python3 with venv, and a package index"
+        ));
     }
     fs::write(&stamp, wanted).map_err(|e| format!("{}: {e}", stamp.display()))
 }

@@ -94,7 +94,8 @@ fn cors(config: &HttpConfig) -> CorsLayer {
 #[utoipa::path(get, path = "/metrics", tag = "Server", params(("name[]" = Option<Vec<String>>, Query, description = "Series to show instead of all")), responses((status = 200, description = "Metrics for Prometheus", body = String, content_type = "text/plain")))]
 async fn metrics(State(app): State<App>, Query(query): Query<Vec<(String, String)>>) -> impl IntoResponse {
     let mut text = app.config.metrics.as_ref().map(PrometheusHandle::render).unwrap_or_default();
-    let wanted: HashSet<_> = query.into_iter().filter(|(key, _)| key == "name[]").map(|(_, name)| name).collect();
+    let wanted: HashSet<_> =
+        query.into_iter().filter(|(key, _)| key == "name[]").map(|(_, name)| name).collect();
     if !wanted.is_empty() {
         let is_wanted = |line: &&str| line.split(['{', ' ']).next().is_some_and(|name| wanted.contains(name));
         text = text.lines().filter(is_wanted).map(|line| format!("{line}\n")).collect();

@@ -35,7 +35,9 @@ async fn the_page_is_complete_and_loads_nothing_from_elsewhere() {
         if seen.contains(&path) || !path.starts_with("/ui/") {
             continue;
         }
-        assert!(reply.header("content-security-policy").starts_with("default-src 'none'; script-src 'self';"));
+        assert!(
+            reply.header("content-security-policy").starts_with("default-src 'none'; script-src 'self';")
+        );
         assert_eq!(reply.header("x-content-type-options"), "nosniff");
         for never in ["innerHTML", "eval(", "//cdn", "@import", "style=\""] {
             assert!(!reply.body.contains(never), "{path}: {never}");

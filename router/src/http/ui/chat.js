@@ -55,8 +55,10 @@ export function conversation(prepare, hooks) {
   }
 
   function regenerate() {
-    turns.pop();
-    answer();
+    const before = turns.pop();
+    if (answer()) return;
+    turns.push(before);
+    draw();
   }
 
   /** Adds a message and asks for the answer; false if it cannot be asked for. */
