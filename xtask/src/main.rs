@@ -1,5 +1,6 @@
 //! Everyday tasks: `cargo xtask`.
 
+mod browser;
 mod cargo;
 mod cuda;
 mod gpu_pack;
@@ -26,6 +27,7 @@ cargo xtask TASK
   sanitize   the same in one order, compiled for AddressSanitizer and UndefinedBehaviorSanitizer: cargo xtask sanitize [FILTER]
   mutate     plants every mistake of kernels/cuda/mutations, and fails if the tests miss one: cargo xtask mutate [MODULE]
   smoke      the README's first command, as it stands there: serve the demo model and stream an answer from it
+  ui         the page /ui in a headless Chromium, which it installs if it is missing: cargo xtask ui [ARGUMENTS OF PYTEST]
   bench      benchmarks of the kernels and of the whole server, on this machine's processor
   soak       random traffic with random kills of the shard, ten minutes: cargo xtask soak [MINUTES]
 ";
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
         Some("sanitize") => sanitize::run(arguments.next().as_deref()),
         Some("mutate") => mutate::run(arguments.next().as_deref()),
         Some("smoke") => smoke::run(),
+        Some("ui") => browser::run(arguments),
         Some("bench") => {
             cargo(&["bench", "--package", "millrace-kernels"])
                 && cargo(&["bench", "--package", "millrace-integration-tests"])

@@ -94,6 +94,9 @@ pub(crate) struct HttpArgs {
     /// Origins allowed to call from a browser; any when absent. May be repeated
     #[arg(long, env = "CORS_ALLOW_ORIGIN", value_delimiter = ',', value_name = "ORIGIN")]
     pub(crate) cors_allow_origin: Vec<String>,
+    /// Serve no page at /ui
+    #[arg(long, env = "DISABLE_UI", value_parser = clap::builder::BoolishValueParser::new())]
+    pub(crate) disable_ui: bool,
     /// Connections open at the same time; one more gets status 503 and is closed
     #[arg(long, env = "MAX_CONNECTIONS", default_value_t = 4096, value_name = "N")]
     pub(crate) max_connections: usize,

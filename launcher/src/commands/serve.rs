@@ -83,6 +83,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
             allowed_origins: http.origins()?,
             platform: http.platform()?,
             metrics: Some(metrics::install(longest)?),
+            disable_ui: http.disable_ui,
         };
         let leader = match role {
             Role::Leader(places) => Some(places.listen().await?),

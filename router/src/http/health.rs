@@ -1,14 +1,14 @@
 //! Whether the server lives, and whether it serves.
 
 use axum::extract::{RawQuery, State};
-use axum::http::{StatusCode, header};
+use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::routing::get;
 use axum::{Json, Router};
 use serde_json::json;
 use utoipa::OpenApi;
 
-use super::{App, tgi};
+use super::{App, tgi, ui};
 use crate::engine::State as EngineState;
 
 /// What these routes take and give.
@@ -26,6 +26,11 @@ async fn health(State(app): State<App>, RawQuery(query): RawQuery) -> Response {
     let asks_ready =
         query.is_some_and(|query| query.split('&').any(|part| part == "ready" || part == "ready="));
     if asks_ready { ready(State(app)).await } else { live(State(app)).await }
+}
+
+/// TGI's `/` is liveness; people are shown the page.
+pub(super) async fn root(State(app): State<App>, headers: HeaderMap) -> Response {
+    if ui::is_for_people(&app.config, &headers) { ui::to_page().await } else { live(State(app)).await }
 }
 
 /// 200 unless the engine has failed for good: loading is life.

@@ -14,13 +14,15 @@ mod platform;
 mod request;
 mod sse;
 mod tgi;
+mod ui;
 
 #[cfg(test)]
 mod tests;
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
-use axum::extract::{DefaultBodyLimit, State};
+use axum::extract::{DefaultBodyLimit, Query, State};
 pub use axum::http::HeaderValue;
 use axum::http::{Method, header};
 use axum::response::IntoResponse;
@@ -44,6 +46,8 @@ pub struct HttpConfig {
     pub platform: PlatformRoutes,
     /// Where `/metrics` reads from.
     pub metrics: Option<PrometheusHandle>,
+    /// Serve no page.
+    pub disable_ui: bool,
 }
 
 #[derive(Clone)]
@@ -66,6 +70,7 @@ pub fn router(service: Service, config: HttpConfig) -> Router {
         .merge(kserve::routes())
         .merge(docs::routes(&config))
         .merge(platform::routes(&config.platform))
+        .merge(ui::routes(&config))
         .route("/metrics", get(metrics))
         .layer(middleware::from_fn_with_state(app.clone(), auth::require_key))
         .layer(DefaultBodyLimit::max(limit))
@@ -87,8 +92,15 @@ fn cors(config: &HttpConfig) -> CorsLayer {
         .allow_origin(origins)
 }
 
-#[utoipa::path(get, path = "/metrics", tag = "Server", responses((status = 200, description = "Metrics for Prometheus", body = String, content_type = "text/plain")))]
-async fn metrics(State(app): State<App>) -> impl IntoResponse {
-    let text = app.config.metrics.as_ref().map(PrometheusHandle::render).unwrap_or_default();
+/// All metrics, or with `?name[]=…` those series alone, as other exporters have it.
+#[utoipa::path(get, path = "/metrics", tag = "Server", params(("name[]" = Option<Vec<String>>, Query, description = "Series to show instead of all")), responses((status = 200, description = "Metrics for Prometheus", body = String, content_type = "text/plain")))]
+async fn metrics(State(app): State<App>, Query(query): Query<Vec<(String, String)>>) -> impl IntoResponse {
+    let mut text = app.config.metrics.as_ref().map(PrometheusHandle::render).unwrap_or_default();
+    let wanted: HashSet<_> =
+        query.into_iter().filter(|(key, _)| key == "name[]").map(|(_, name)| name).collect();
+    if !wanted.is_empty() {
+        let is_wanted = |line: &&str| line.split(['{', ' ']).next().is_some_and(|name| wanted.contains(name));
+        text = text.lines().filter(is_wanted).map(|line| format!("{line}\n")).collect();
+    }
     ([(header::CONTENT_TYPE, "text/plain; charset=utf-8")], text)
 }

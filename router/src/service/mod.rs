@@ -219,6 +219,11 @@ impl Service {
         self.0.pooling.clone()
     }
 
+    /// Whether the model can be talked to, and not only be given texts to continue.
+    pub fn has_template(&self) -> bool {
+        self.0.template.is_some()
+    }
+
     /// Whether the model's chat template looks at this variable.
     pub fn template_mentions(&self, variable: &str) -> bool {
         self.0.template.as_ref().is_some_and(|template| template.mentions(variable))

@@ -13,6 +13,7 @@ mod rows;
 mod server;
 mod tgi;
 mod tools;
+mod ui;
 
 use axum::Router;
 use axum::body::Body;

@@ -39,7 +39,7 @@ pub(super) struct Docs;
 
 pub(super) fn routes() -> Router<App> {
     Router::new()
-        .route("/", get(health::live).post(generate::compat))
+        .route("/", get(health::root).post(generate::compat))
         .route("/generate", post(generate::generate))
         .route("/generate_stream", post(stream::generate_stream))
         .route("/tokenize", post(tokenize::tokenize))

@@ -1,0 +1,150 @@
+"""A browser, a server with the demo model, and pages that watch what they are doing."""
+
+import json
+import os
+import tempfile
+from urllib.parse import urlsplit
+
+import pytest
+from playwright.sync_api import Page, sync_playwright
+from server import PATIENCE, Server, wait_until
+
+CHROMIUM = "/usr/bin/chromium"
+
+# Nothing of the browser's own may use the network, and it draws without a card.
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
+]
+
+
+def pytest_addoption(parser):
+    parser.addoption("--binary", required=True, help="the millrace binary to serve with")
+    parser.addoption("--screenshots", help="a folder for pictures of the page")
+
+
+@pytest.fixture(scope="session")
+def binary(request):
+    return os.path.abspath(request.config.getoption("--binary"))
+
+
+@pytest.fixture(scope="session")
+def browser():
+    with sync_playwright() as playwright, tempfile.TemporaryDirectory() as home:
+        environment = {**os.environ, "HOME": home, "XDG_CONFIG_HOME": home, "XDG_CACHE_HOME": home}
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS, env=environment)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="session")
+def server(binary):
+    server = Server(binary)
+    yield server
+    server.end()
+
+
+@pytest.fixture
+def start(binary):
+    """Starts a server with flags of its own for one test."""
+    started = []
+
+    def start(*flags: str) -> Server:
+        started.append(Server(binary, *flags))
+        return started[-1]
+
+    yield start
+    for server in started:
+        server.end()
+
+
+@pytest.fixture
+def visit(browser):
+    """Opens the page of a server; when the test has ended, the page must have kept to the rules."""
+    watched = []
+
+    def visit(server: Server, width=1280, height=800, **options) -> "Visit":
+        context = browser.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce", **options)
+        watched.append(Visit(context, server))
+        return watched[-1]
+
+    yield visit
+    for visited in watched:
+        visited.check()
+        visited.page.context.close()
+
+
+class Visit:
+    """A page with the words that tests are written in."""
+
+    def __init__(self, context, server: Server):
+        self.server, self.problems, self.asked, self.sent = server, [], [], []
+        # Status codes that the test provokes: the browser writes them to the console by itself.
+        self.expected = []
+        context.add_init_script(
+            "addEventListener('securitypolicyviolation', (event) => console.error('policy: ' + event.violatedDirective))"
+        )
+        self.page: Page = context.new_page()
+        self.page.set_default_timeout(PATIENCE * 1000)
+        self.page.on("console", lambda message: message.type in ("error", "warning") and self.problems.append(message.text))
+        self.page.on("pageerror", lambda error: self.problems.append(str(error)))
+        self.page.on("request", self._request)
+        self.page.goto(f"{server.url}/ui")
+        self.until("document.getElementById('status').textContent === 'Ready'")
+        self.until("document.getElementById('model').textContent !== ''")
+
+    def _request(self, request):
+        self.asked.append(request.url)
+        if request.method == "POST":
+            self.sent.append((urlsplit(request.url).path, json.loads(request.post_data)))
+
+    def check(self):
+        problems = [text for text in self.problems if not any(word in text for word in self.expected)]
+        assert problems == []
+        strangers = [url for url in self.asked if not url.startswith(self.server.url)]
+        assert strangers == []
+
+    def until(self, condition: str):
+        """Playwright's own way of waiting needs `eval`, which the page's policy forbids."""
+        wait_until(lambda: self.page.evaluate(condition), condition)
+
+    def ask(self, text: str):
+        self.page.fill("#draft", text)
+        self.page.press("#draft", "Enter")
+
+    def wait_for_end(self):
+        self.page.wait_for_selector(".message.assistant:last-child:not(.running)")
+
+    def answer(self) -> str:
+        return self.page.inner_text(".message.assistant:last-child .content")
+
+    def facts(self) -> str:
+        return self.page.inner_text(".message.assistant:last-child .facts")
+
+    def click(self, name: str):
+        self.page.get_by_role("button", name=name, exact=True).last.click()
+
+    def tab(self, name: str):
+        if not self.page.is_visible("#panel"):
+            self.click("Panel")
+        self.page.get_by_role("tab", name=name).click()
+
+    def set(self, name: str, value):
+        self.tab("Settings")
+        self.page.fill(f"#set-{name}", str(value))
+
+    def never_ending(self):
+        """From here on the model does not stop before its context is full."""
+
+        def longer(route):
+            body = json.loads(route.request.post_data) | {"ignore_eos": True}
+            route.continue_(post_data=json.dumps(body))
+
+        self.page.route("**/v1/**", longer)
+
+    def says(self, *parts: str):
+        """From here on every answer consists of these parts, whatever the model thinks."""
+        chunk = lambda delta, reason: {"choices": [{"index": 0, "delta": {"content": delta}, "finish_reason": reason}]}
+        chunks = [chunk(part, None) for part in parts] + [chunk("", "stop")]
+        body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+        self.page.route("**/v1/**", lambda route: route.fulfill(body=body, content_type="text/event-stream"))

@@ -1,0 +1,94 @@
+"""The real server on loopback, and a client that needs no package."""
+
+import http.client
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+import urllib.request
+from contextlib import contextmanager
+
+PATIENCE = 30
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+class Server:
+    """`millrace serve` with these flags; the port stays the same if it is started again."""
+
+    def __init__(self, binary: str, *flags: str):
+        self.binary, self.flags, self.port = binary, flags, free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self.start()
+
+    def start(self):
+        command = [self.binary, "serve", "--port", str(self.port), *self.flags]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        wait_until(self.is_ready, "the server is ready")
+
+    def is_ready(self) -> bool:
+        assert self.process.poll() is None, "the server has ended"
+        try:
+            return urllib.request.urlopen(f"{self.url}/ready", timeout=5).status == 200
+        except OSError:
+            return False
+
+    def end(self, how=signal.SIGKILL):
+        self.process.send_signal(how)
+        self.process.wait(PATIENCE)
+
+    def get(self, path: str) -> str:
+        return urllib.request.urlopen(self.url + path, timeout=PATIENCE).read().decode()
+
+    def metric(self, name: str) -> float:
+        return float(re.search(rf"^{name} (\S+)$", self.get(f"/metrics?name[]={name}"), re.M)[1])
+
+    def post(self, path: str, body: dict):
+        """The open response."""
+        headers = {"content-type": "application/json"}
+        request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
+        return urllib.request.urlopen(request, timeout=PATIENCE)
+
+    @contextmanager
+    def busy(self, answers=24):
+        """Makes the model write so many long answers, which keeps it busy for seconds and what is asked beside them slow."""
+        body = {"prompt": "Once upon a time", "max_tokens": 950, "ignore_eos": True, "n": answers, "best_of": answers}
+        connection = http.client.HTTPConnection("127.0.0.1", self.port)
+        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
+        wait_until(lambda: self.metric("tgi_batch_current_size") + self.metric("tgi_queue_size") > 0, "it is busy")
+        yield
+        # Nobody wants the answers any more.
+        connection.close()
+
+    def kill_shards(self):
+        [os.kill(shard, signal.SIGKILL) for shard in shards_below(self.process.pid)]
+
+    @contextmanager
+    def frozen(self):
+        """Stops the shards: what has been asked for is neither answered nor refused."""
+        shards = shards_below(self.process.pid)
+        assert shards
+        [os.kill(shard, signal.SIGSTOP) for shard in shards]
+        yield
+        [os.kill(shard, signal.SIGCONT) for shard in shards]
+
+
+def shards_below(pid: int) -> list[int]:
+    listed = subprocess.run(["ps", "-o", "pid=,args=", "--ppid", str(pid)], capture_output=True, text=True).stdout
+    children = [line.split(maxsplit=1) for line in listed.splitlines()]
+    shards = [int(child) for child, command in children if " shard" in command]
+    return shards + [shard for child, _ in children for shard in shards_below(int(child))]
+
+
+def wait_until(holds, what: str):
+    since = time.monotonic()
+    while not holds():
+        assert time.monotonic() - since < PATIENCE, f"waited in vain until {what}"
+        time.sleep(0.02)

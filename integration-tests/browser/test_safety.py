@@ -1,0 +1,89 @@
+"""Text of models and users stays text."""
+
+import urllib.error
+import urllib.request
+
+EVIL = """<img src=x onerror="window.hacked = 1"><script>window.hacked = 1</script><svg onload="window.hacked = 1">
+[click](javascript:window.hacked=1) [data](data:text/html,<script>window.hacked=1</script>) ![picture](https://example.org/x.png)
+**<b onclick="window.hacked = 1">bold</b>** `<i>` <https://example.org/>
+
+| <u>cell</u> | </td> |
+|---|---|
+| <script>window.hacked = 1</script> | x |
+
+```html"><img src=x onerror=window.hacked=1>
+</code></pre><img src=x onerror="window.hacked = 1">
+```"""
+
+
+def test_nothing_becomes_html(server, visit):
+    visited = visit(server)
+    visited.says(*EVIL)
+    for probabilities in [False, True]:
+        visited.page.set_checked("#probabilities-wanted", probabilities)
+        visited.ask(EVIL)
+        visited.wait_for_end()
+        visited.tab("Request")
+    visited.page.wait_for_timeout(100)
+    assert visited.page.evaluate("window.hacked") is None
+    tags = visited.page.evaluate("[...new Set([...document.querySelectorAll('#log *')].map((element) => element.localName))]")
+    assert not {"img", "script", "svg", "i", "u", "b"} & set(tags), tags
+    links = visited.page.evaluate("[...document.querySelectorAll('#log a')].map((a) => [a.protocol, a.rel, a.target])")
+    assert links and all(link == ["https:", "noopener noreferrer", "_blank"] for link in links)
+    assert visited.page.text_content(".user .content") == EVIL
+    assert '<img src=x onerror="window.hacked = 1">' in visited.page.text_content(".assistant .content")
+    # Not even the page's own scripts could.
+    refused = visited.page.evaluate(
+        "async () => { const { el } = await import('./dom.js'); try { el('p').innerHTML = '<b>x</b>'; } catch (error) { return error.name; } }"
+    )
+    assert refused == "TypeError"
+    visited.expected = ["policy: require-trusted-types-for", "TrustedHTML"]
+
+
+MARKDOWN = [
+    ("plain", "<p>plain</p>"),
+    ("a\nb\n\nc", "<p>a\nb</p><p>c</p>"),
+    ("# One\n### Three ##", "<h3>One</h3><h5>Three</h5>"),
+    ("*a* **b** ***c*** ~~d~~ snake_case_name 2 * 3 * 4", None),
+    ("`` a`b `` and \\*stars\\*", "<p><code>a`b</code> and *stars*</p>"),
+    ("- a\n- b\n  - c\n\n- d", "<ul><li>a</li><li>b<ul><li>c</li></ul></li><li>d</li></ul>"),
+    ("3. a\n4. b\n\nc", '<ol start="3"><li>a</li><li>b</li></ol><p>c</p>'),
+    ("> a\n> > b", "<blockquote><p>a</p><blockquote><p>b</p></blockquote></blockquote>"),
+    ("a\n\n---\nb", "<p>a</p><hr><p>b</p>"),
+    ("|a|b|\n|-|-|\n|1|2|", '<div class="wide" tabindex="0"><table><thead><tr><th>a</th><th>b</th></tr></thead>'
+     "<tbody><tr><td>1</td><td>2</td></tr></tbody></table></div>"),
+    ("see https://a.example/x_y.", '<p>see <a href="https://a.example/x_y" target="_blank" rel="noopener noreferrer">'
+     "https://a.example/x_y</a>.</p>"),
+    ("**open `and [open](", "<p>**open `and [open](</p>"),
+    ("<b>&amp;</b>", "<p>&lt;b&gt;&amp;amp;&lt;/b&gt;</p>"),
+]
+
+
+def test_markdown(server, visit):
+    visited = visit(server)
+    html = lambda text: visited.page.evaluate(
+        "async (text) => { const { markdown } = await import('./markdown.js'); const { el } = await import('./dom.js'); "
+        "return el('div', {}, markdown(text)).innerHTML; }", text)
+    for text, expected in MARKDOWN:
+        if expected is not None:
+            assert html(text) == expected
+    emphasis = html(MARKDOWN[3][0])
+    assert "<em>a</em> <strong>b</strong>" in emphasis and "<del>d</del> snake_case_name 2 * 3 * 4" in emphasis
+    # A fence that is still open is code already; the rest of a stream may close it.
+    assert "<code>x = 1\n# y</code>" in html("```py\nx = 1\n# y")
+    assert "<p>after</p>" in html("```\na\n```\nafter")
+    # Whatever comes, nothing is lost and nothing takes long.
+    for hostile in ["*" * 20000, "[" * 20000, "> " * 5000 + "x", "- " * 5000 + "x", "`" * 20001, "|" * 20000 + "\n" + "|-" * 9999, "a_" * 20000, "~~~\n" * 5000, "(" * 9000 + "https://" * 1000]:
+        took = visited.page.evaluate(
+            "async (text) => { const { markdown } = await import('./markdown.js'); const since = performance.now(); markdown(text); "
+            "return performance.now() - since; }", hostile)
+        assert took < 500, (hostile[:10], took)
+
+
+def test_the_page_can_be_left_out(start):
+    server = start("--disable-ui")
+    for path in ["/ui", "/ui/", "/ui/main.js"]:
+        try:
+            raise AssertionError(urllib.request.urlopen(server.url + path).status)
+        except urllib.error.HTTPError as error:
+            assert error.code == 404

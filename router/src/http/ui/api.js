@@ -1,0 +1,126 @@
+// The server's routes as the page uses them: a streamed answer, and what went wrong in words.
+
+/** The address of a path of the server, which may lie below some path of a proxy. */
+export const address = (path) => new URL(`../${path}`, location.href).href;
+
+/** Why there is no answer. `status` is 0 if nothing was heard from the server. */
+export class ApiError extends Error {
+  constructor(status, message, retryAfter = null) {
+    super(message);
+    this.status = status;
+    this.retryAfter = retryAfter;
+  }
+}
+
+/** A small JSON document; throws an ApiError unless one comes within five seconds. */
+export async function fetchJson(path) {
+  const response = await get(path);
+  return response.json();
+}
+
+/** The same for text. */
+export async function fetchText(path) {
+  const response = await get(path);
+  if (!response.ok) throw new ApiError(response.status, `The server answered with status ${response.status}.`);
+  return response.text();
+}
+
+async function get(path) {
+  try {
+    return await fetch(address(path), { cache: "no-store", signal: AbortSignal.timeout(5000) });
+  } catch {
+    throw new ApiError(0, UNREACHABLE);
+  }
+}
+
+/**
+ * Sends a request and yields `{ text, token, finish, usage }` as they come. `token` is `{ text, logprob, top: [{ text,
+ * logprob }] }` if log-probabilities were asked for.
+ */
+export async function* generate({ path, body }, key, signal) {
+  const headers = { "content-type": "application/json" };
+  if (key) headers.authorization = `Bearer ${key}`;
+  let response;
+  try {
+    response = await fetch(address(path), { method: "POST", headers, body: JSON.stringify(body), signal });
+  } catch (error) {
+    throw signal.aborted ? error : new ApiError(0, UNREACHABLE);
+  }
+  if (!response.ok) throw await refusal(response);
+  let complete = false;
+  for await (const data of events(response, signal)) {
+    if (data === "[DONE]") {
+      complete = true;
+      break;
+    }
+    const event = JSON.parse(data);
+    if (event.error) throw new ApiError(event.error.http_status_code ?? 500, event.error.message);
+    yield part(event);
+  }
+  if (!complete) throw new ApiError(0, CUT_OFF);
+}
+
+/** The data of server-sent events. */
+async function* events(response, signal) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  try {
+    for (;;) {
+      const { value, done } = await reader.read();
+      if (done) return;
+      const lines = (rest + value).split("\n");
+      rest = lines.pop();
+      for (const line of lines) {
+        if (line.startsWith("data:")) yield line.slice(5).trim();
+      }
+    }
+  } catch (error) {
+    throw signal.aborted ? error : new ApiError(0, CUT_OFF);
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+/** What a chunk of chat and one of completions have in common. */
+function part(event) {
+  const choice = event.choices[0];
+  if (!choice) return { text: "", token: null, finish: null, usage: event.usage };
+  const text = choice.delta ? (choice.delta.content ?? "") : choice.text;
+  return { text, token: token(choice.logprobs), finish: choice.finish_reason, usage: event.usage };
+}
+
+function token(logprobs) {
+  const chat = logprobs?.content?.[0];
+  if (chat) {
+    const top = chat.top_logprobs.map(({ token, logprob }) => ({ text: token, logprob }));
+    return { text: chat.token, logprob: chat.logprob, top };
+  }
+  if (!logprobs?.tokens?.length) return null;
+  const top = Object.entries(logprobs.top_logprobs?.[0] ?? {}).map(([text, logprob]) => ({ text, logprob }));
+  return { text: logprobs.tokens[0], logprob: logprobs.token_logprobs[0], top };
+}
+
+const UNREACHABLE = "The server cannot be reached. It may be restarting, or the network may be down.";
+const CUT_OFF = "The connection was lost before the answer was complete.";
+
+async function refusal(response) {
+  let told = "";
+  try {
+    told = (await response.json()).error?.message ?? "";
+  } catch { /* Not everything on the way answers in JSON. */ }
+  const seconds = Number.parseInt(response.headers.get("retry-after"), 10);
+  const retryAfter = Number.isFinite(seconds) ? seconds : null;
+  const again = retryAfter === null ? "Try again in a moment." : `Try again in ${count(retryAfter, "second")}.`;
+  const words = {
+    401: "The server wants an API key that it knows. Enter yours under Settings.",
+    404: told || "The server does not have this route or model. Reload the page.",
+    413: "This is too long for the server. Start a new chat, or shorten the message.",
+    429: `The server is busy and takes no more requests. ${again}`,
+    503: `The server cannot answer now${told ? `: ${told}` : ""}. ${again}`,
+  };
+  const message = words[response.status] ?? (told || `The server answered with status ${response.status}.`);
+  return new ApiError(response.status, message, retryAfter);
+}
+
+/** `3 seconds`, `1 second`. */
+export const count = (number, noun) => `${number} ${noun}${number === 1 ? "" : "s"}`;
