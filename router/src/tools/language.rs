@@ -34,11 +34,11 @@ pub fn grammar(tools: &Tools, format: Format, tokenizer: &Tokenizer) -> Option<G
         Format::Hermes => {
             let (open, close) = (language.open(), language.mark(shape.close));
             let again = if several { format!(" (SPACE? {open} one)*") } else { String::new() };
-            format!("rest: one{again} SPACE?\none: SPACE? call SPACE? {close}\nSPACE: /[ \\n]+/\n")
+            format!("rest: one{again} SPACE?\none: SPACE? call SPACE? {close}\nSPACE: /[ \\n]{{1,20}}/\n")
         }
         Format::Mistral => {
             let again = if several { " (\",\" SPACE? call)*" } else { "" };
-            format!("list: SPACE? \"[\" call{again} \"]\"\nSPACE: /[ \\n]+/\n")
+            format!("list: SPACE? \"[\" call{again} \"]\"\nSPACE: /[ \\n]{{1,20}}/\n")
         }
         Format::Llama3Json => {
             let again = if several { " (SEPARATOR call)*" } else { "" };

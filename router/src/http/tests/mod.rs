@@ -2,6 +2,7 @@
 
 mod anthropic;
 mod chat;
+mod compatibility;
 mod completions;
 mod docs;
 mod platforms;
@@ -10,6 +11,7 @@ mod rows;
 mod server;
 mod tgi;
 mod tools;
+mod wire;
 
 use axum::Router;
 use axum::body::Body;

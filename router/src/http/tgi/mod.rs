@@ -33,13 +33,13 @@ use super::{App, health, panic};
         invocations::invocations,
         vertex::predict
     ),
-    components(schemas(error::ErrorBody, types::BestOfSequence))
+    components(schemas(error::ErrorBody, types::BestOfSequence, types::StreamResponse))
 )]
 pub(super) struct Docs;
 
 pub(super) fn routes() -> Router<App> {
     Router::new()
-        .route("/", get(health::live).post(generate::compat))
+        .route("/", get(health::root).post(generate::compat))
         .route("/generate", post(generate::generate))
         .route("/generate_stream", post(stream::generate_stream))
         .route("/tokenize", post(tokenize::tokenize))
