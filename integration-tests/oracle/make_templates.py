@@ -31,6 +31,7 @@ TOOL = {
 }
 OTHER = {"type": "function", "function": {"name": "now", "parameters": {"type": "object", "properties": {}}}}
 CALL = {"id": "abcdef123", "type": "function", "function": {"name": "get_weather", "arguments": {"place": "Köln", "days": 2, "deep": [1.5, None, True]}}}
+SECOND = {"id": "fedcba321", "type": "function", "function": {"name": "now", "arguments": {}}}
 DOCUMENTS = [{"title": "One", "text": "First text."}, {"title": "Two", "text": "Second\ntext."}]
 
 # What a template may be given; each is rendered with and without a generation prompt.
@@ -47,6 +48,18 @@ CONVERSATIONS = {
             message("tool", "17 degrees", tool_call_id="abcdef123", name="get_weather"),
         ],
         "tools": [TOOL],
+    },
+    # As the routes put it together from items and blocks: text and calls in one message, results that name their tool.
+    "answered": {
+        "messages": [
+            SYSTEM,
+            USER,
+            message("assistant", "I look.", tool_calls=[CALL, SECOND]),
+            message("tool", "17 degrees", tool_call_id="abcdef123", name="get_weather"),
+            message("tool", "", tool_call_id="fedcba321", name="now"),
+            message("user", "So?"),
+        ],
+        "tools": [TOOL, OTHER],
     },
     "documents": {"messages": [USER], "documents": DOCUMENTS},
     "thought": {"messages": [USER, message("assistant", "<think>\nHm.\n</think>\n\nYes."), message("user", "Sure?")]},

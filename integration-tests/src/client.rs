@@ -73,7 +73,10 @@ impl Iterator for Stream {
             match line.strip_prefix("data: ") {
                 Some("[DONE]") => return None,
                 Some(json) => return Some(serde_json::from_str(json).unwrap()),
-                None => assert!(line.is_empty() || line.starts_with(':'), "not an event: {line}"),
+                None => {
+                    let known = line.is_empty() || line.starts_with(':') || line.starts_with("event: ");
+                    assert!(known, "not an event: {line}");
+                }
             }
         }
     }

@@ -46,6 +46,8 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
             &[("AIP_PREDICT_ROUTE", "/generate")],
             "the path /generate cannot be a route",
         ),
+        (&["serve", "--tokenizer-config-path", "/nowhere/t.json"], &[], "--tokenizer-config-path: /nowhere/t.json"),
+        (&["serve", "--tool-call-parser", "xml"], &[], "known are hermes, qwen3_coder, llama3_json"),
         (&["serve"], &[("AIP_HTTP_PORT", "many")], "AIP_HTTP_PORT=many"),
         (&["serve", "--config", "/nowhere/millrace.toml"], &[], "--config /nowhere/millrace.toml"),
     ] {
@@ -127,6 +129,17 @@ fn a_file_gives_flags_and_the_environment_wins_over_it() {
     let said = complaint(&["serve", "--config", path], &[]);
     assert!(said.contains("there is no flag `max-best-off`; did you mean `max-best-of`?"), "{said}");
     std::fs::remove_file(path).unwrap();
+}
+
+#[test]
+fn another_chat_template_is_used_and_the_api_is_described() {
+    let file = SecretFile::new("tokenizer-config", r#"{"chat_template": "{% for m in messages %}<{{ m.content }}>{% endfor %}"}"#);
+    let server = Server::start(&["--tokenizer-config-path", file.path()]);
+    let body = json!({"messages": [{"role": "user", "content": "a"}]});
+    assert_eq!(post(&server.url("/chat_tokenize"), &body).body["templated_text"], "<a>");
+    let schema = millrace(&["print-schema"], &[]).stdout;
+    let (schema, served) = (String::from_utf8(schema).unwrap(), server.get("/api-doc/openapi.json").1);
+    assert_eq!(schema.trim_end(), served);
 }
 
 #[test]

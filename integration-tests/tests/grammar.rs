@@ -128,10 +128,71 @@ fn tools_are_called_when_they_must_be() {
             (&function["name"], arguments, json!("tool_calls"))
         );
     }
-    // Its template shows the model no tools, so it cannot choose among them.
-    let refused = post(&server.url(CHAT), &tools(json!({})));
-    assert_eq!((refused.status, &refused.body["error"]["param"]), (400, &json!("tools")));
     assert_eq!(post(&server.url(CHAT), &tools(json!({"tool_choice": "none"}))).status, 200);
+    // Its template has no place for tools, so they stand in the message, and a choice is free.
+    let free = post(&server.url(CHAT), &tools(json!({})));
+    assert_eq!(free.status, 200, "{}", free.body);
+    let written = post(&server.url("/chat_tokenize"), &tools(json!({}))).body["templated_text"].clone();
+    assert!(written.as_str().unwrap().contains("\"name\":\"greet\""), "{written}");
+}
+
+/// The items of a response, or the blocks of a message, without the ids that are made up anew for each answer.
+fn without_ids(list: &Value) -> Vec<Value> {
+    let mut list = list.as_array().unwrap().clone();
+    for item in &mut list {
+        ["id", "call_id"].map(|id| item.as_object_mut().unwrap().remove(id));
+    }
+    list
+}
+
+#[test]
+fn responses_and_messages_call_tools_too_and_take_what_came_of_it() {
+    let server = Server::start(&[]);
+    let input = json!([{"role": "user", "content": "Where to?"}]);
+    let place = json!({"type": "object", "properties": {"place": {"enum": ["Rome", "Oslo"]}}, "required": ["place"],
+                       "additionalProperties": false});
+    let mut response = json!({
+        "input": input, "temperature": 0, "max_output_tokens": 100, "tool_choice": "required",
+        "tools": [{"type": "function", "name": "go", "parameters": place}],
+    });
+    let mut message = json!({
+        "messages": input, "temperature": 0, "max_tokens": 100, "tool_choice": {"type": "tool", "name": "go"},
+        "tools": [{"name": "go", "input_schema": place}],
+    });
+
+    let answer = post(&server.url("/v1/responses"), &response);
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let call = &answer.body["output"][0];
+    assert_eq!((&call["type"], &call["name"], &call["status"]), (&json!("function_call"), &json!("go"), &json!("completed")));
+    let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
+    assert!(["Rome", "Oslo"].contains(&arguments["place"].as_str().unwrap()), "{call}");
+    response["stream"] = json!(true);
+    let events: Vec<Value> = stream(&server.url("/v1/responses"), &response).collect();
+    assert_eq!(without_ids(&events.last().unwrap()["response"]["output"]), without_ids(&answer.body["output"]));
+    let streamed: String = events.iter().filter_map(|event| event["delta"].as_str()).collect();
+    assert_eq!(call["arguments"], streamed.as_str());
+    response["input"] = json!([input[0], call, {"type": "function_call_output", "call_id": call["call_id"], "output": "There."}]);
+    (response["stream"], response["tool_choice"]) = (json!(false), json!("none"));
+    let answer = post(&server.url("/v1/responses"), &response);
+    assert_eq!((answer.status, &answer.body["output"][0]["type"]), (200, &json!("message")), "{}", answer.body);
+
+    let answer = post(&server.url("/v1/messages"), &message);
+    let used = &answer.body["content"][0];
+    assert_eq!((&answer.body["stop_reason"], &used["type"], &used["input"]), (&json!("tool_use"), &json!("tool_use"), &arguments));
+    message["stream"] = json!(true);
+    let events: Vec<Value> = stream(&server.url("/v1/messages"), &message).collect();
+    let streamed: String = events.iter().filter_map(|event| event["delta"]["partial_json"].as_str()).collect();
+    assert_eq!(serde_json::from_str::<Value>(&streamed).unwrap(), arguments);
+    let result = json!({"type": "tool_result", "tool_use_id": used["id"], "content": "There."});
+    message["messages"] = json!([input[0], {"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]);
+    (message["stream"], message["tool_choice"]) = (json!(false), json!({"type": "none"}));
+    let answer = post(&server.url("/v1/messages"), &message);
+    assert_eq!((answer.status, &answer.body["content"][0]["type"]), (200, &json!("text")), "{}", answer.body);
+
+    let format = json!({"format": {"type": "json_schema", "name": "person", "schema": person()}});
+    let body = json!({"input": "Who is there?", "text": format, "temperature": 0, "max_output_tokens": 200});
+    let answer = post(&server.url("/v1/responses"), &body).body;
+    is_person(answer["output"][0]["content"][0]["text"].as_str().unwrap_or_else(|| panic!("{answer}")));
 }
 
 #[test]

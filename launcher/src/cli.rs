@@ -60,6 +60,8 @@ pub(crate) enum Command {
     BenchHttp(Box<BenchHttpArgs>),
     /// Print version, machine and settings for a bug report
     Env,
+    /// Print the description of the HTTP API (OpenAPI, JSON)
+    PrintSchema,
     /// Say which NVIDIA driver, cards and libraries are found, what is missing and how to get it
     Doctor,
     /// Compute one rank of a model for a router (started by the other commands)
@@ -81,6 +83,9 @@ pub(crate) struct ModelArgs {
     /// Folder of the local Hugging Face cache; else HUGGINGFACE_HUB_CACHE, HF_HUB_CACHE or HF_HOME say where it is
     #[arg(long, alias = "weights-cache-override", value_name = "FOLDER")]
     pub(crate) huggingface_hub_cache: Option<PathBuf>,
+    /// File in the form of tokenizer_config.json whose chat template and begin and end tokens are used instead of the model's
+    #[arg(long, env = "TOKENIZER_CONFIG_PATH", value_name = "PATH")]
+    pub(crate) tokenizer_config_path: Option<PathBuf>,
     /// Element type of the weights in memory; the checkpoint's own when absent
     #[arg(long, env = "DTYPE")]
     pub(crate) dtype: Option<DTypeArg>,

@@ -40,6 +40,10 @@ fn run(command: cli::Command) -> anyhow::Result<()> {
         cli::Command::BenchHttp(args) => commands::bench_http::run(*args),
         cli::Command::Doctor => commands::doctor::run(),
         cli::Command::Env => commands::env::run(),
+        cli::Command::PrintSchema => {
+            println!("{}", millrace_router::http::openapi());
+            Ok(())
+        }
         cli::Command::Shard(args) => commands::shard::run(*args),
     }
 }

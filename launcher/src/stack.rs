@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use millrace_router::assets::Assets;
 use millrace_router::engine::{self, Bounds, Engine, EngineConfig, ShardCommand, State};
@@ -49,7 +49,10 @@ impl Stack {
         leader: Option<Leader>,
     ) -> Result<Stack> {
         let location = locate(model)?;
-        let assets = assets(&location, model.load_format)?;
+        let mut assets = assets(&location, model.load_format)?;
+        if let Some(path) = &model.tokenizer_config_path {
+            assets = assets.with_tokenizer_config(path).context("--tokenizer-config-path")?;
+        }
         let command = ShardCommand {
             program: own_executable()?,
             args: [shard_flags(model, engine), leader.as_ref().map_or_else(Vec::new, Leader::shard_flags)]

@@ -49,7 +49,7 @@ pub enum AssetError {
     #[error("{file} is not valid: {error}")]
     Invalid {
         /// Its name.
-        file: &'static str,
+        file: String,
         /// What is wrong with it.
         error: serde_json::Error,
     },
@@ -128,6 +128,28 @@ impl Assets {
         let find =
             |name: &str| files.iter().find(|(file, _)| *file == name).map(|(_, bytes)| Cow::Borrowed(*bytes));
         Self::read("embedded model", |name| Ok(find(name)))
+    }
+
+    /// The same with what another file of the form of `tokenizer_config.json` says: the chat template, also where the model
+    /// has it in a file of its own, and the tokens around texts.
+    ///
+    /// # Errors
+    /// [`AssetError`] names the file.
+    pub fn with_tokenizer_config(mut self, path: &Path) -> Result<Self, AssetError> {
+        let file = path.display().to_string();
+        let bytes = match std::fs::read(path) {
+            Ok(bytes) => bytes,
+            Err(error) => return Err(AssetError::Io { file, error }),
+        };
+        let config: TokenizerConfig =
+            serde_json::from_slice(&bytes).map_err(|error| AssetError::Invalid { file, error })?;
+        if let Some(templates) = config.chat_template {
+            (self.chat_template, self.tool_template) = templates.split();
+        }
+        self.bos_token = config.bos_token.map(TokenText::into_text).or(self.bos_token);
+        self.eos_token = config.eos_token.map(TokenText::into_text).or(self.eos_token);
+        self.add_bos_token = config.add_bos_token.or(self.add_bos_token);
+        Ok(self)
     }
 
     fn read<'a>(
@@ -220,7 +242,7 @@ fn json<'a, T: Default + for<'de> Deserialize<'de>>(
 ) -> Result<T, AssetError> {
     match file(name)? {
         Some(bytes) => {
-            serde_json::from_slice(&bytes).map_err(|error| AssetError::Invalid { file: name, error })
+            serde_json::from_slice(&bytes).map_err(|error| AssetError::Invalid { file: name.to_owned(), error })
         }
         None => Ok(T::default()),
     }
@@ -270,5 +292,26 @@ mod tests {
         let jinja: &[(&str, &[u8])] = &[("chat_template.jinja", b"X")];
         let assets = Assets::from_files(&[files, more, jinja].concat()).unwrap();
         assert_eq!(assets.chat_template.as_deref(), Some("X"));
+    }
+    #[test]
+    fn another_tokenizer_config_wins_where_it_says_something() {
+        let files: &[(&str, &[u8])] = &[
+            ("tokenizer.json", b"{}"),
+            ("chat_template.jinja", b"X"),
+            ("tokenizer_config.json", br#"{"bos_token": "<s>", "eos_token": "</s>"}"#),
+        ];
+        let path = std::env::temp_dir().join(format!("millrace-tokenizer-config-{}", std::process::id()));
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            Assets::from_files(files).unwrap().with_tokenizer_config(&path)
+        };
+        let assets = read(r#"{"chat_template": [{"name": "default", "template": "D"}], "eos_token": "<end>"}"#).unwrap();
+        assert_eq!((assets.chat_template.as_deref(), assets.eos_token.as_deref()), (Some("D"), Some("<end>")));
+        assert_eq!(assets.bos_token.as_deref(), Some("<s>"));
+        assert_eq!(read("{}").unwrap().chat_template.as_deref(), Some("X"));
+        let error = read("{").unwrap_err().to_string();
+        assert!(error.starts_with(&path.display().to_string()), "{error}");
+        std::fs::remove_file(&path).unwrap();
+        assert!(matches!(Assets::from_files(files).unwrap().with_tokenizer_config(&path), Err(AssetError::Io { .. })));
     }
 }

@@ -20,8 +20,6 @@ pub(crate) struct TgiArgs {
     rope_scaling: Option<String>,
     #[arg(long, env = "ROPE_FACTOR", hide = true)]
     rope_factor: Option<f32>,
-    #[arg(long, env = "TOKENIZER_CONFIG_PATH", hide = true)]
-    tokenizer_config_path: Option<String>,
     #[arg(long, env = "WATERMARK_GAMMA", hide = true)]
     watermark_gamma: Option<f32>,
     #[arg(long, env = "WATERMARK_DELTA", hide = true)]
@@ -75,11 +73,6 @@ impl TgiArgs {
             ("--lora-adapters", self.lora_adapters.is_some(), "merge the adapter into the weights"),
             ("--rope-scaling", self.rope_scaling.is_some(), "set rope_scaling in the model's config.json"),
             ("--rope-factor", self.rope_factor.is_some(), "set rope_scaling in the model's config.json"),
-            (
-                "--tokenizer-config-path",
-                self.tokenizer_config_path.is_some(),
-                "put tokenizer_config.json into the model's folder",
-            ),
             ("--watermark-gamma", self.watermark_gamma.is_some(), "watermarks are not supported"),
             ("--watermark-delta", self.watermark_delta.is_some(), "watermarks are not supported"),
             (

@@ -31,9 +31,13 @@ pub(super) fn check(grammar: &Grammar) -> Result<String, GrammarError> {
             schema.to_string()
         }
         // The rules are the server's own.
-        Grammar::Calls { rules, call } => {
-            whole_schema_within(call)?;
-            format!("{rules}{call}")
+        Grammar::Calls { rules, schemas } => {
+            let mut text = rules.clone();
+            for (name, schema) in schemas {
+                whole_schema_within(schema)?;
+                text += &format!("{name}: {schema}\n");
+            }
+            text
         }
         Grammar::Regex(text) => {
             expression_within(text)?;

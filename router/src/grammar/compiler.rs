@@ -214,8 +214,12 @@ fn source(grammar: &Grammar) -> Result<TopLevelGrammar, GrammarError> {
         Grammar::Json(schema) => TopLevelGrammar::from_json_schema(with_options(schema, false)?),
         Grammar::Regex(expression) => TopLevelGrammar::from_regex(unanchored(expression)),
         Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
-        Grammar::Calls { rules, call } => {
-            TopLevelGrammar::from_lark(format!("{rules}call: %json {}\n", with_options(call, true)?))
+        Grammar::Calls { rules, schemas } => {
+            let mut text = rules.clone();
+            for (name, schema) in schemas {
+                text += &format!("{name}: %json {}\n", with_options(schema, true)?);
+            }
+            TopLevelGrammar::from_lark(text)
         }
     })
 }

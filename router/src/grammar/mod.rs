@@ -35,12 +35,13 @@ pub enum Grammar {
     Regex(String),
     /// A text of this language, in llguidance's variant of Lark.
     Lark(String),
-    /// Calls of tools: rules in Lark, of which one that is added, `call`, is the JSON that this schema describes.
+    /// Calls of tools: rules in Lark, and rules that are added to them, each the JSON that a schema describes.
     Calls {
         /// The server's own rules.
         rules: String,
-        /// A client's schemas. Keywords that are not known are not heeded: the model has been shown them, and will.
-        call: Value,
+        /// Names of rules, and a client's schemas. Keywords that are not known are not heeded: the model has been shown them,
+        /// and will.
+        schemas: Vec<(String, Value)>,
     },
 }
 

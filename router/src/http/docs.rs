@@ -52,12 +52,7 @@ const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
 pub(super) fn routes(config: &HttpConfig) -> Router<App> {
     let docs = docs(!config.api_keys.is_empty());
     let html: Arc<str> = page::of(&docs).into();
-    let json = serde_json::to_string(&docs).unwrap_or_else(|error| {
-        // Our own types; nothing can fail but a bug.
-        tracing::error!(%error, "the API's description could not be written");
-        "{}".into()
-    });
-    let json: Arc<str> = json.into();
+    let json: Arc<str> = written(&docs).into();
     let openapi = move || async move { ([(header::CONTENT_TYPE, "application/json")], json.to_string()) };
     let page = move || async move {
         let headers =
@@ -68,6 +63,19 @@ pub(super) fn routes(config: &HttpConfig) -> Router<App> {
         .route("/api-doc/openapi.json", get(openapi))
         .route("/docs", get(async || Redirect::to("/docs/")))
         .route("/docs/", get(page))
+}
+
+/// The description of the API, as JSON.
+pub fn openapi() -> String {
+    written(&docs(false))
+}
+
+fn written(docs: &utoipa::openapi::OpenApi) -> String {
+    serde_json::to_string(docs).unwrap_or_else(|error| {
+        // Our own types; nothing can fail but a bug.
+        tracing::error!(%error, "the API's description could not be written");
+        "{}".into()
+    })
 }
 
 /// Everything that is served, with the errors that all routes have in common.

@@ -2,6 +2,7 @@
 
 mod anthropic;
 mod auth;
+mod blocks;
 mod docs;
 mod grammar;
 mod headers;
@@ -28,6 +29,7 @@ use axum::{Router, middleware};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
+pub use self::docs::openapi;
 pub use self::platform::{PlatformRoutes, RouteTaken};
 use crate::service::Service;
 

@@ -206,6 +206,11 @@ impl Service {
         self.0.template.as_ref().is_some_and(|template| template.mentions(variable))
     }
 
+    /// Whether the model's chat template writes the calls of earlier messages.
+    pub fn template_writes_calls(&self) -> bool {
+        self.0.template.as_ref().is_some_and(ChatTemplate::writes_calls)
+    }
+
     /// The loaded model; the same while its shards are started again.
     ///
     /// # Errors

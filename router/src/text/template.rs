@@ -66,6 +66,7 @@ struct Inner {
     environment: Environment<'static>,
     /// Variables that it looks at, wherever it comes from: those of its variant for tools are among them.
     variables: HashSet<String>,
+    writes_calls: bool,
     bos_token: Option<String>,
     eos_token: Option<String>,
     workers: Semaphore,
@@ -95,6 +96,7 @@ impl ChatTemplate {
         environment.add_function("strftime_now", strftime_now);
         environment.add_filter("tojson", tojson);
         let mut variables = HashSet::new();
+        let writes_calls = [Some(source), with_tools].iter().flatten().any(|text| text.contains("tool_calls"));
         for (name, source) in [(CHAT, Some(source)), (CHAT_WITH_TOOLS, with_tools)] {
             let Some(source) = source else { continue };
             environment
@@ -105,12 +107,17 @@ impl ChatTemplate {
             }
         }
         let workers = Semaphore::new(workers.max(1));
-        Ok(ChatTemplate(Arc::new(Inner { environment, variables, bos_token, eos_token, workers })))
+        Ok(ChatTemplate(Arc::new(Inner { environment, variables, writes_calls, bos_token, eos_token, workers })))
     }
 
     /// Whether the template looks at this variable.
     pub fn mentions(&self, variable: &str) -> bool {
         self.0.variables.contains(variable)
+    }
+
+    /// Whether the template writes the calls of earlier messages. It is known by their field's name in its text.
+    pub fn writes_calls(&self) -> bool {
+        self.0.writes_calls
     }
 
     /// Renders a conversation away from the async threads.

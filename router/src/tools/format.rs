@@ -3,6 +3,8 @@
 use std::fmt;
 use std::str::FromStr;
 
+use serde_json::{Map, Value};
+
 use crate::text::Tokenizer;
 
 /// A way to write calls.
@@ -10,13 +12,31 @@ use crate::text::Tokenizer;
 pub enum Format {
     /// `<tool_call>{"name", "arguments"}</tool_call>`, as Hermes and Qwen write it.
     Hermes,
+    /// `<tool_call><function=NAME><parameter=KEY>VALUE</parameter></function></tool_call>`, as Qwen3-Coder writes it.
+    Qwen3Coder,
     /// `{"name", "parameters"}` as the whole answer, as Llama 3 writes it; a mark may come before it.
     Llama3Json,
     /// `[TOOL_CALLS][{"name", "arguments"}]`, as Mistral writes it.
     Mistral,
+    /// `[TOOL_CALLS]NAME[ARGS]{…}`, once for each call, as Mistral writes it from version 11 of its tokenizers on.
+    MistralV11,
     /// `{"name", "arguments"}` as the whole answer: for models that were never shown another way.
     Json,
 }
+
+/// All of them.
+pub(super) const FORMATS: [Format; 6] = [
+    Format::Hermes,
+    Format::Qwen3Coder,
+    Format::Llama3Json,
+    Format::Mistral,
+    Format::MistralV11,
+    Format::Json,
+];
+
+/// Marks of version 11 of Mistral's tokenizers: before the arguments of a call, and before the id that a call may have.
+pub(super) const ARGS: &str = "[ARGS]";
+pub(super) const CALL_ID: &str = "[CALL_ID]";
 
 /// What a format consists of.
 #[derive(Debug, Clone, Copy)]
@@ -32,24 +52,36 @@ pub(super) struct Shape {
     pub(super) list: bool,
     /// Stands between calls without a list.
     pub(super) between: Option<&'static str>,
-    /// What the arguments are called.
-    pub(super) arguments: &'static str,
+    /// How a call is written.
+    pub(super) call: Call,
+}
+
+/// How a single call is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Call {
+    /// An object with the name and, under this key, the arguments.
+    Object(&'static str),
+    /// The name, a mark, and the arguments as an object.
+    Named,
+    /// Tags around the name and around each argument.
+    Tags,
 }
 
 /// The name of a format that there is not.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("there is no format of tool calls named {0}; known are hermes, llama3_json, mistral and json")]
-pub struct UnknownFormat(String);
+#[error("there is no format of tool calls named {name}; known are {}", FORMATS.map(|format| format.to_string()).join(", "))]
+pub struct UnknownFormat {
+    name: String,
+}
 
 impl FromStr for Format {
     type Err = UnknownFormat;
 
     fn from_str(name: &str) -> Result<Self, UnknownFormat> {
-        let formats = [Format::Hermes, Format::Llama3Json, Format::Mistral, Format::Json];
-        formats
+        FORMATS
             .into_iter()
             .find(|format| format.to_string() == name)
-            .ok_or_else(|| UnknownFormat(name.to_owned()))
+            .ok_or_else(|| UnknownFormat { name: name.to_owned() })
     }
 }
 
@@ -57,8 +89,10 @@ impl fmt::Display for Format {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Format::Hermes => "hermes",
+            Format::Qwen3Coder => "qwen3_coder",
             Format::Llama3Json => "llama3_json",
             Format::Mistral => "mistral",
+            Format::MistralV11 => "mistral_v11",
             Format::Json => "json",
         })
     }
@@ -70,7 +104,9 @@ impl Format {
     pub fn of(template: Option<&str>, tokenizer: &Tokenizer) -> Format {
         let written = |mark: &str| template.is_some_and(|template| template.contains(mark));
         let marked = [
+            (Format::Qwen3Coder, "<function="),
             (Format::Hermes, "<tool_call>"),
+            (Format::MistralV11, ARGS),
             (Format::Mistral, "[TOOL_CALLS]"),
             (Format::Llama3Json, "<|python_tag|>"),
         ];
@@ -85,30 +121,63 @@ impl Format {
     }
 
     pub(super) fn shape(self) -> Shape {
-        let json =
-            Shape { open: None, bare: true, close: "", list: false, between: None, arguments: "arguments" };
+        let json = Shape {
+            open: None,
+            bare: true,
+            close: "",
+            list: false,
+            between: None,
+            call: Call::Object("arguments"),
+        };
+        let marked = |open, close| Shape { open: Some(open), bare: false, close, ..json };
         match self {
-            Format::Hermes => Shape { open: Some("<tool_call>"), bare: false, close: "</tool_call>", ..json },
+            Format::Hermes => marked("<tool_call>", "</tool_call>"),
+            Format::Qwen3Coder => Shape { call: Call::Tags, ..marked("<tool_call>", "</tool_call>") },
             Format::Llama3Json => {
                 let open = Some("<|python_tag|>");
-                Shape { open, between: Some(";"), arguments: "parameters", ..json }
+                Shape { open, between: Some(";"), call: Call::Object("parameters"), ..json }
             }
-            Format::Mistral => Shape { open: Some("[TOOL_CALLS]"), bare: false, list: true, ..json },
+            Format::Mistral => Shape { list: true, ..marked("[TOOL_CALLS]", "") },
+            Format::MistralV11 => Shape { call: Call::Named, ..marked("[TOOL_CALLS]", "") },
             Format::Json => json,
         }
     }
 
+    /// A call as a model writes it. `arguments` are an object.
+    pub(super) fn write(self, name: &str, arguments: &Value) -> String {
+        let Shape { open, bare, close, list, call, .. } = self.shape();
+        let open = open.filter(|_| !bare).unwrap_or_default();
+        let call = match call {
+            Call::Object(key) => {
+                let object = format!("{{\"name\": {}, \"{key}\": {arguments}}}", Value::from(name));
+                if list { format!("[{object}]") } else { object }
+            }
+            Call::Named => format!("{name}{ARGS}{arguments}"),
+            Call::Tags => {
+                let none = Map::new();
+                let tag = |(key, value): (&String, &Value)| {
+                    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+                    format!("<parameter={key}>\n{text}\n</parameter>\n")
+                };
+                let tags: String = arguments.as_object().unwrap_or(&none).iter().map(tag).collect();
+                format!("\n<function={name}>\n{tags}</function>\n")
+            }
+        };
+        format!("{open}{call}{close}")
+    }
+
     /// Special tokens that belong to the text of an answer that may call tools.
     pub fn marks(self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let Shape { open, close, .. } = self.shape();
-        let marks = open.into_iter().chain([close]).filter_map(|mark| tokenizer.token_id(mark));
+        let Shape { open, close, call, .. } = self.shape();
+        let inner = if call == Call::Named { &[ARGS, CALL_ID][..] } else { &[] };
+        let marks = open.iter().chain([&close]).chain(inner).filter_map(|mark| tokenizer.token_id(mark));
         marks.filter(|&id| tokenizer.is_special(id)).collect()
     }
 
     /// An id for a call. Mistral's templates take nothing but nine letters and digits.
     pub fn call_id(self) -> String {
         match self {
-            Format::Mistral => format!("{:09x}", rand::random::<u64>() >> 28),
+            Format::Mistral | Format::MistralV11 => format!("{:09x}", rand::random::<u64>() >> 28),
             _ => format!("call_{:024x}", rand::random::<u128>() >> 32),
         }
     }
@@ -124,7 +193,9 @@ mod tests {
         let tokenizer = test_support::tokenizer();
         let of = |template| Format::of(template, &tokenizer);
         assert_eq!(of(Some("{{ '<tool_call>\\n' }}{{ tool_call | tojson }}")), Format::Hermes);
+        assert_eq!(of(Some("{{ '<tool_call>\\n<function=' ~ name }}")), Format::Qwen3Coder);
         assert_eq!(of(Some("{{ '[TOOL_CALLS]' ~ calls }}")), Format::Mistral);
+        assert_eq!(of(Some("{{ '[TOOL_CALLS]' ~ name ~ '[ARGS]' ~ arguments }}")), Format::MistralV11);
         assert_eq!(of(Some("{{ '<|python_tag|>' }}")), Format::Llama3Json);
         let words = r#"respond with {"name": function, "parameters": dictionary}"#;
         assert_eq!(of(Some("{{ '\"name\": \"' ~ n ~ '\", \"parameters\": ' }}")), Format::Llama3Json);
@@ -135,10 +206,11 @@ mod tests {
 
     #[test]
     fn names_are_read_back() {
-        for format in [Format::Hermes, Format::Llama3Json, Format::Mistral, Format::Json] {
+        for format in FORMATS {
             assert_eq!(format.to_string().parse(), Ok(format));
         }
-        assert!("pythonic".parse::<Format>().is_err());
+        let unknown = "pythonic".parse::<Format>().unwrap_err().to_string();
+        assert!(unknown.ends_with("known are hermes, qwen3_coder, llama3_json, mistral, mistral_v11, json"), "{unknown}");
     }
 
     #[test]

@@ -5,8 +5,8 @@
 
 use serde_json::{Map, Value, json};
 
-use super::format::Shape;
-use super::{Choice, Format, Tools};
+use super::format::{ARGS, CALL_ID, Call, Shape};
+use super::{Choice, Format, Tool, Tools, tags};
 use crate::grammar::Grammar;
 use crate::text::Tokenizer;
 
@@ -16,29 +16,31 @@ pub fn grammar(tools: &Tools, format: Format, tokenizer: &Tokenizer) -> Option<G
     let language = Language { shape, tokenizer };
     let must = tools.choice != Choice::Auto;
     let several = tools.parallel;
+    let open = language.open();
     let start = match (format, must) {
         (Format::Json, false) => return None,
         (Format::Json, true) => "start: call".to_owned(),
-        (Format::Hermes, true) => format!("start: {open} rest", open = language.open()),
-        (Format::Mistral, true) => format!("start: {open} list", open = language.open()),
-        (Format::Llama3Json, true) => format!("start: {open}? calls", open = language.open()),
-        (Format::Hermes, false) => language.after_text("rest"),
-        (Format::Mistral, false) => language.after_text("list"),
+        (Format::Llama3Json, true) => format!("start: {open}? calls"),
         (Format::Llama3Json, false) => {
-            let open = language.open();
             format!("start: TEXT? | {open}? calls\nTEXT: /[ \\n]*[^ \\n{{](?s:.*)/")
         }
+        (_, true) => format!("start: {open} calls"),
+        (_, false) => language.after_text("calls"),
     };
-    let rules = match format {
+    let calls = match format {
         Format::Json => String::new(),
-        Format::Hermes => {
-            let (open, close) = (language.open(), language.mark(shape.close));
+        Format::Hermes | Format::Qwen3Coder => {
+            let close = language.mark(shape.close);
             let again = if several { format!(" (SPACE? {open} one)*") } else { String::new() };
-            format!("rest: one{again} SPACE?\none: SPACE? call SPACE? {close}\nSPACE: /[ \\n]{{1,20}}/\n")
+            format!("calls: one{again} SPACE?\none: SPACE? call SPACE? {close}\nSPACE: /[ \\n]{{1,20}}/\n")
         }
         Format::Mistral => {
             let again = if several { " (\",\" SPACE? call)*" } else { "" };
-            format!("list: SPACE? \"[\" call{again} \"]\"\nSPACE: /[ \\n]{{1,20}}/\n")
+            format!("calls: SPACE? \"[\" call{again} \"]\"\nSPACE: /[ \\n]{{1,20}}/\n")
+        }
+        Format::MistralV11 => {
+            let again = if several { format!(" ({open} call)*") } else { String::new() };
+            format!("calls: call{again}\n")
         }
         Format::Llama3Json => {
             let again = if several { " (SEPARATOR call)*" } else { "" };
@@ -46,8 +48,12 @@ pub fn grammar(tools: &Tools, format: Format, tokenizer: &Tokenizer) -> Option<G
             format!("calls: call{again}\n{separator}")
         }
     };
-    let call = schema(tools, shape.arguments);
-    Some(Grammar::Calls { rules: format!("{start}\n{rules}"), call })
+    let (call, schemas) = match shape.call {
+        Call::Object(arguments) => (String::new(), vec![("call".to_owned(), schema(tools, arguments))]),
+        Call::Named => language.named(tools),
+        Call::Tags => tagged(tools),
+    };
+    Some(Grammar::Calls { rules: format!("{start}\n{calls}{call}"), schemas })
 }
 
 struct Language<'a> {
@@ -66,6 +72,17 @@ impl Language<'_> {
             Some(id) => format!("<[{id}]>"),
             None => Value::from(mark).to_string(),
         }
+    }
+
+    /// Calls that begin with the tool's name; the arguments are rules of their own.
+    fn named(&self, tools: &Tools) -> (String, Vec<(String, Value)>) {
+        let (args, id) = (self.mark(ARGS), self.mark(CALL_ID));
+        let (mut calls, mut schemas) = (Vec::new(), Vec::new());
+        for (index, tool) in tools.callable().enumerate() {
+            calls.push(format!("{} ({id} ID)? {args} json_{index}", Value::from(tool.name.as_str())));
+            schemas.push((format!("json_{index}"), tool.parameters.clone()));
+        }
+        (format!("call: {}\nID: /[a-zA-Z0-9]{{9}}/\n", calls.join(" | ")), schemas)
     }
 
     fn special(&self, mark: &str) -> Option<u32> {
@@ -98,22 +115,72 @@ fn escape(text: &str) -> String {
     escaped
 }
 
+/// Calls in tags: the arguments in the order of their schema, a text as it is up to its end, all else as JSON.
+fn tagged(tools: &Tools) -> (String, Vec<(String, Value)>) {
+    let (mut calls, mut schemas) = (Vec::new(), Vec::new());
+    for (index, tool) in tools.callable().enumerate() {
+        let required = |name: &str| tool.parameters["required"].as_array().is_some_and(|r| r.iter().any(|r| r == name));
+        let mut arguments = String::new();
+        for (name, schema) in tool.parameters["properties"].as_object().into_iter().flatten() {
+            let value = match schema["enum"].as_array().filter(|_| tags::is_text(schema)) {
+                Some(values) => {
+                    let text = |value: &Value| Value::from(format!("{}\n</parameter>\n", value.as_str().unwrap_or_default()));
+                    let values: Vec<_> = values.iter().map(|value| text(value).to_string()).collect();
+                    format!("({})", values.join(" | "))
+                }
+                None if tags::is_text(schema) => "text".to_owned(),
+                None => {
+                    let rule = format!("json_{index}_{}", schemas.len());
+                    let place = format!("#/$defs/{index}");
+                    let mut schema = schema.clone();
+                    relocate(&mut schema, &place);
+                    if let (Value::Object(schema), true) = (&mut schema, tool.parameters.get("$defs").is_some()) {
+                        schema.insert("$defs".into(), definitions(std::iter::once((index, tool))).into());
+                    }
+                    schemas.push((rule.clone(), schema));
+                    format!("{rule} \"\\n</parameter>\\n\"")
+                }
+            };
+            let tag = Value::from(format!("<parameter={name}>\n"));
+            arguments += &format!(" ({tag} {value}){}", if required(name) { "" } else { "?" });
+        }
+        if arguments.is_empty() && tool.parameters["additionalProperties"] != false {
+            arguments = " (ANY text)*".to_owned();
+        }
+        calls.push(format!("{}{arguments} \"</function>\"", Value::from(format!("<function={}>\n", tool.name))));
+    }
+    let rules = format!(
+        "call: {}\ntext[lazy]: /(?s:.*)\\n<\\/parameter>\\n/\nANY: /<parameter=[A-Za-z0-9_.-]+>\\n/\n",
+        calls.join(" | ")
+    );
+    (rules, schemas)
+}
+
 /// The JSON of one call to any of the tools.
 fn schema(tools: &Tools, arguments: &str) -> Value {
-    let (mut definitions, mut calls) = (Map::new(), Vec::new());
-    for (index, tool) in tools.callable().enumerate() {
-        let place = format!("#/$defs/{index}");
+    let calls: Vec<Value> = tools
+        .callable()
+        .enumerate()
+        .map(|(index, tool)| {
+            json!({
+                "type": "object",
+                "properties": {"name": {"const": tool.name}, arguments: {"$ref": format!("#/$defs/{index}")}},
+                "required": ["name", arguments],
+                "additionalProperties": false,
+            })
+        })
+        .collect();
+    json!({"anyOf": calls, "$defs": definitions(tools.callable().enumerate())})
+}
+
+/// The schemas of these tools' arguments, by the tools' places.
+fn definitions<'a>(tools: impl Iterator<Item = (usize, &'a Tool)>) -> Map<String, Value> {
+    let moved = |(index, tool): (usize, &Tool)| {
         let mut parameters = tool.parameters.clone();
-        relocate(&mut parameters, &place);
-        definitions.insert(index.to_string(), parameters);
-        calls.push(json!({
-            "type": "object",
-            "properties": {"name": {"const": tool.name}, arguments: {"$ref": place}},
-            "required": ["name", arguments],
-            "additionalProperties": false,
-        }));
-    }
-    json!({"anyOf": calls, "$defs": definitions})
+        relocate(&mut parameters, &format!("#/$defs/{index}"));
+        (index.to_string(), parameters)
+    };
+    tools.map(moved).collect()
 }
 
 /// A schema's references to itself lead to its new place.

@@ -6,17 +6,22 @@
 //! | `language` | the grammar of answers that call tools |
 //! | `parser` | from the text of an answer to its calls, as it comes |
 //! | `scan` | the JSON of one call, as it comes |
+//! | `tags` | the same for a call in tags, which becomes JSON |
+//! | `shown` | tools and calls as text, where a template has no place for them |
 
 mod format;
 mod language;
 mod parser;
 mod scan;
+mod shown;
+mod tags;
 
 use serde_json::Value;
 
 pub use format::{Format, UnknownFormat};
 pub use language::grammar;
 pub use parser::{CallDelta, Delta, Parser};
+pub use shown::{show_calls, show_tools};
 
 /// A function that the model may call.
 #[derive(Debug, Clone, PartialEq)]

@@ -4,9 +4,13 @@
 //! held back until it is certain, and so is white space that may be the last before one. A text that turns out to be no
 //! call of a known tool is content.
 
-use super::format::Shape;
+use super::format::{ARGS, CALL_ID, Call, Shape};
 use super::scan::{Found, Scan};
-use super::{Format, Tools};
+use super::tags::Tags;
+use super::{Format, Tool, Tools};
+
+/// Bytes before the arguments of a call that begins with its name: the name, perhaps an id, and marks.
+const LONGEST_HEAD: usize = 256;
 
 /// What a piece of text has brought.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -54,7 +58,7 @@ impl Delta {
 #[derive(Debug)]
 pub struct Parser {
     shape: Shape,
-    names: Vec<String>,
+    tools: Vec<Tool>,
     /// Calls at most.
     most: usize,
     calls: usize,
@@ -76,7 +80,7 @@ enum State {
     Call {
         raw: String,
         list: bool,
-        scan: Scan,
+        reader: Reader,
         started: bool,
         arguments: String,
     },
@@ -89,13 +93,20 @@ enum State {
     Done,
 }
 
+/// Reads one call.
+#[derive(Debug)]
+enum Reader {
+    Json(Scan),
+    Tags(Tags),
+}
+
 impl Parser {
     /// A parser for answers in this format.
     pub fn new(format: Format, tools: &Tools) -> Self {
         let shape = format.shape();
         Parser {
             shape,
-            names: tools.callable().map(|tool| tool.name.clone()).collect(),
+            tools: tools.callable().cloned().collect(),
             most: if tools.parallel { usize::MAX } else { 1 },
             calls: 0,
             state: if shape.bare { State::Start } else { State::Text },
@@ -144,23 +155,7 @@ impl Parser {
                 self.character(c, delta);
             }
             State::Text => self.text(c, delta),
-            State::Before { raw, list } => {
-                raw.push(c);
-                let list = *list;
-                match c {
-                    '[' if !list && (self.shape.list || self.shape.open.is_none()) => {
-                        self.state = State::Before { raw: std::mem::take(raw), list: true };
-                    }
-                    '{' if list || !self.shape.list => {
-                        let mut scan = Scan::new(self.shape.arguments);
-                        scan.push(c);
-                        let (raw, arguments) = (std::mem::take(raw), String::new());
-                        self.state = State::Call { raw, list, scan, started: false, arguments };
-                    }
-                    c if c.is_whitespace() => {}
-                    _ => self.give_up(delta),
-                }
-            }
+            State::Before { .. } => self.before(c, delta),
             State::Call { .. } => self.call(c, delta),
             State::After { .. } => self.after(c, delta),
         }
@@ -188,27 +183,79 @@ impl Parser {
         delta.content.extend(self.held.drain(..certain));
     }
 
+    /// Waits for the beginning of a call.
+    fn before(&mut self, c: char, delta: &mut Delta) {
+        let Shape { open, list: is_list, call, .. } = self.shape;
+        let State::Before { raw, list } = &mut self.state else { return };
+        let list = *list;
+        let reader = match (call, c) {
+            (Call::Object(_), '[') if !list && (is_list || open.is_none()) => {
+                raw.push(c);
+                self.state = State::Before { raw: std::mem::take(raw), list: true };
+                return;
+            }
+            (Call::Object(arguments), '{') if list || !is_list => Reader::Json(Scan::call(arguments)),
+            (Call::Tags, '<') => Reader::Tags(Tags::new()),
+            (Call::Named, '{') => return self.named(delta),
+            (Call::Named, _) if raw.len() < LONGEST_HEAD => return raw.push(c),
+            (_, c) if c.is_whitespace() => return raw.push(c),
+            _ => {
+                raw.push(c);
+                return self.give_up(delta);
+            }
+        };
+        let (raw, arguments) = (std::mem::take(raw), String::new());
+        self.state = State::Call { raw, list, reader, started: false, arguments };
+        self.call(c, delta);
+    }
+
+    /// The arguments of a call begin whose name has come before them.
+    fn named(&mut self, delta: &mut Delta) {
+        let State::Before { raw, .. } = &mut self.state else { return };
+        let head = raw.strip_prefix(self.shape.open.unwrap_or_default()).unwrap_or(raw);
+        let head = head.trim_end().strip_suffix(ARGS).unwrap_or(head);
+        let name = head.split(CALL_ID).next().unwrap_or_default().trim();
+        if !self.tools.iter().any(|tool| tool.name == name) {
+            raw.push('{');
+            return self.give_up(delta);
+        }
+        delta.calls.push(CallDelta { index: self.calls, name: Some(name.to_owned()), arguments: String::new() });
+        let (raw, arguments) = (String::new(), String::new());
+        let reader = Reader::Json(Scan::arguments());
+        self.state = State::Call { raw, list: false, reader, started: true, arguments };
+        self.call('{', delta);
+    }
+
     fn call(&mut self, c: char, delta: &mut Delta) {
-        let State::Call { raw, list, scan, started, arguments } = &mut self.state else { return };
+        let State::Call { raw, list, reader, started, arguments } = &mut self.state else { return };
         if !*started {
             raw.push(c);
         }
         let index = self.calls;
-        match scan.push(c) {
+        let found = match reader {
+            Reader::Json(scan) => scan.push(c, arguments),
+            Reader::Tags(tags) => tags.push(c, arguments),
+        };
+        if *started && !arguments.is_empty() {
+            delta.call(index, None, arguments);
+            arguments.clear();
+        }
+        match found {
             Found::Nothing => {}
-            Found::Argument(c) if *started => delta.call(index, None, c.encode_utf8(&mut [0; 4])),
-            Found::Argument(c) => arguments.push(c),
-            Found::Name => match scan.name().filter(|name| self.names.contains(name)) {
-                Some(name) => {
-                    *started = true;
-                    delta.calls.push(CallDelta {
-                        index,
-                        name: Some(name),
-                        arguments: std::mem::take(arguments),
-                    });
+            Found::Name => {
+                let name = match &*reader {
+                    Reader::Json(scan) => scan.name(),
+                    Reader::Tags(tags) => Some(tags.name().to_owned()),
+                };
+                let Some(tool) = self.tools.iter().find(|tool| Some(&tool.name) == name.as_ref()) else {
+                    return self.give_up(delta);
+                };
+                if let Reader::Tags(tags) = reader {
+                    tags.is(tool);
                 }
-                None => self.give_up(delta),
-            },
+                *started = true;
+                delta.calls.push(CallDelta { index, name, arguments: std::mem::take(arguments) });
+            }
             Found::End if *started => {
                 let list = *list;
                 self.calls += 1;
@@ -217,13 +264,12 @@ impl Parser {
                     false => State::Done,
                 };
             }
-            Found::End => self.give_up(delta),
             // What has been passed on cannot be taken back.
             Found::Broken if *started => {
                 self.calls += 1;
                 self.state = State::Done;
             }
-            Found::Broken => self.give_up(delta),
+            Found::End | Found::Broken => self.give_up(delta),
         }
     }
 

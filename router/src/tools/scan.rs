@@ -1,16 +1,14 @@
 //! The JSON of one call, character by character: its name, and its arguments as they are written. Nothing is parsed and
 //! written again, so what has been passed on is never different from the whole.
 
-/// What a character brought.
+/// What a character brought, beside a part of the arguments.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Found {
     /// Nothing yet.
     Nothing,
-    /// This is part of the arguments.
-    Argument(char),
     /// The name is complete.
     Name,
-    /// The object is complete; the character belongs to it.
+    /// The call is complete; the character belongs to it.
     End,
     /// It is not a call.
     Broken,
@@ -19,8 +17,8 @@ pub(super) enum Found {
 /// Reads one object.
 #[derive(Debug)]
 pub(super) struct Scan {
-    /// What the arguments are called.
-    arguments: &'static str,
+    /// What the arguments are called. Without a name the object is the arguments.
+    arguments: Option<&'static str>,
     state: State,
     key: String,
     /// The name as it is written, its quotes left out.
@@ -47,9 +45,14 @@ enum State {
 }
 
 impl Scan {
-    /// At the beginning.
-    pub(super) fn new(arguments: &'static str) -> Self {
-        Scan { arguments, state: State::Begin, key: String::new(), name: String::new() }
+    /// At the beginning of an object with a name and, under this key, arguments.
+    pub(super) fn call(arguments: &'static str) -> Self {
+        Scan { arguments: Some(arguments), state: State::Begin, key: String::new(), name: String::new() }
+    }
+
+    /// At the beginning of the arguments themselves.
+    pub(super) fn arguments() -> Self {
+        Scan { arguments: None, state: State::Value, key: String::new(), name: String::new() }
     }
 
     /// The name, when it is complete. Nothing if it is no text.
@@ -57,8 +60,8 @@ impl Scan {
         serde_json::from_str(&self.name).ok()
     }
 
-    /// Takes in the next character.
-    pub(super) fn push(&mut self, c: char) -> Found {
+    /// Takes in the next character; what it adds to the arguments is put there.
+    pub(super) fn push(&mut self, c: char, arguments: &mut String) -> Found {
         let space = c.is_ascii_whitespace();
         match self.state {
             State::Begin if c == '{' => self.go(State::Key),
@@ -75,8 +78,8 @@ impl Scan {
                 self.key.push(c);
                 self.go(State::InKey { escaped: !escaped && c == '\\' })
             }
-            State::Value => self.value(c, 0, false, false),
-            State::InValue { depth, quoted, escaped } => self.value(c, depth, quoted, escaped),
+            State::Value => self.value(c, 0, false, false, arguments),
+            State::InValue { depth, quoted, escaped } => self.value(c, depth, quoted, escaped, arguments),
             State::Begin | State::Key | State::Colon | State::Comma => Found::Broken,
         }
     }
@@ -86,7 +89,7 @@ impl Scan {
         Found::Nothing
     }
 
-    fn value(&mut self, c: char, depth: usize, quoted: bool, escaped: bool) -> Found {
+    fn value(&mut self, c: char, depth: usize, quoted: bool, escaped: bool, arguments: &mut String) -> Found {
         let first = self.state == State::Value;
         if !quoted && depth == 0 && !first {
             // A number or a word ends where something else begins.
@@ -114,10 +117,13 @@ impl Scan {
         let escaped = quoted && !escaped && c == '\\';
         let complete = !quote && depth == 0 && matches!(c, '"' | '}' | ']');
         self.state = if complete { State::Comma } else { State::InValue { depth, quoted: quote, escaped } };
-        if self.key == self.arguments {
-            return Found::Argument(c);
-        }
-        if self.key == "name" {
+        let Some(key) = self.arguments else {
+            arguments.push(c);
+            return if complete { Found::End } else { Found::Nothing };
+        };
+        if self.key == key {
+            arguments.push(c);
+        } else if self.key == "name" {
             self.name.push(c);
             if complete {
                 return Found::Name;

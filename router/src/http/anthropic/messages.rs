@@ -10,8 +10,10 @@ use utoipa::ToSchema;
 use super::error::{MessagesError, MessagesJson};
 use super::request::{CountRequest, MessagesRequest};
 use super::stream::Writer;
+use crate::http::blocks::{Block, Blocks};
+use crate::http::openai::Ready;
 use crate::http::{App, headers, openai, sse};
-use crate::service::{FinishReason, Finished};
+use crate::service::{FinishReason, Finished, Service};
 use crate::text::Specials;
 
 /// An answer; while it is streamed, without what is not known yet.
@@ -50,9 +52,21 @@ impl Usage {
     }
 }
 
+/// A block as content. Arguments that were cut off are none.
+pub(super) fn content(block: &Block) -> Value {
+    match block {
+        Block::Text(text) => json!({"type": "text", "text": text}),
+        Block::Call { id, name, arguments } => {
+            let input = serde_json::from_str(arguments).ok().filter(Value::is_object);
+            json!({"type": "tool_use", "id": id, "name": name, "input": input.unwrap_or_else(|| json!({}))})
+        }
+    }
+}
+
 /// Why an answer ended, and the text that ended it.
-pub(super) fn stop_reason(finished: &Finished) -> (&'static str, Option<String>) {
+pub(super) fn stop_reason(finished: &Finished, blocks: &Blocks) -> (&'static str, Option<String>) {
     match finished.reason {
+        reason if blocks.called(reason) => ("tool_use", None),
         FinishReason::Length => ("max_tokens", None),
         FinishReason::EosToken => ("end_turn", None),
         FinishReason::StopSequence => ("stop_sequence", finished.stop.clone()),
@@ -67,10 +81,7 @@ pub(super) async fn messages(
     MessagesJson(request): MessagesJson<MessagesRequest>,
 ) -> Result<Response, MessagesError> {
     let model = openai::check_model(&app, request.model.clone())?;
-    let conversation = request.conversation()?;
-    let characters =
-        conversation.iter().filter_map(|m| m["content"].as_str()).map(|t| t.chars().count()).sum();
-    let prepared = openai::prepare(&app, conversation, None, request.params()).await?;
+    let Ready { prepared, calling, characters } = request.chat()?.prepare(&app, request.params()).await?;
     let prompt_tokens = prepared.prompt().len();
     let mut message = Message {
         id: format!("msg_{:032x}", rand::random::<u128>()),
@@ -82,22 +93,23 @@ pub(super) async fn messages(
         stop_sequence: None,
         usage: Usage::new(prompt_tokens, 0, 0),
     };
+    let mut blocks = Blocks::new(calling.as_ref());
     let mut streams = vec![app.service.start(prepared)?];
     if request.stream.unwrap_or(false) {
         sse::begin(&mut streams).await?;
         let cached = streams[0].cached_tokens();
         message.usage = Usage::new(prompt_tokens, cached.unwrap_or(0), 0);
         let headers = headers::before(&app, characters);
-        return Ok((headers, sse::response(streams, cached, Writer::new(message))).into_response());
+        return Ok((headers, sse::response(streams, cached, Writer::new(message, blocks))).into_response());
     }
-    let answers = crate::service::Service::collect(streams).await?;
+    let answers = Service::collect(streams).await?;
     let headers = headers::after(&app, characters, prompt_tokens, &answers);
     if let Some(answer) = answers.into_iter().next() {
+        message.content = blocks.whole(&answer).iter().map(content).collect();
         let finished = answer.finished;
-        let (reason, sequence) = stop_reason(&finished);
+        let (reason, sequence) = stop_reason(&finished, &blocks);
         (message.stop_reason, message.stop_sequence) = (Some(reason), sequence);
         message.usage = Usage::new(prompt_tokens, finished.cached_tokens, finished.generated_tokens);
-        message.content = vec![json!({"type": "text", "text": finished.text})];
     }
     Ok((headers, Json(message)).into_response())
 }
@@ -109,7 +121,7 @@ pub(super) async fn count_tokens(
     MessagesJson(request): MessagesJson<CountRequest>,
 ) -> Result<Json<Value>, MessagesError> {
     openai::check_model(&app, request.model.clone())?;
-    let prompt = openai::render(&app, request.conversation()?, None).await?;
+    let prompt = request.chat()?.render(&app).await?;
     let encoded = app.service.tokenize(prompt, Specials::Omit).await?;
     Ok(Json(json!({"input_tokens": encoded.ids.len()})))
 }

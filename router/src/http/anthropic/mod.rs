@@ -1,9 +1,11 @@
 //! Anthropic's Messages API.
 
 mod error;
+mod input;
 mod messages;
 mod request;
 mod stream;
+mod tools;
 
 use axum::Router;
 use axum::routing::post;

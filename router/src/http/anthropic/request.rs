@@ -1,10 +1,11 @@
 //! What `/v1/messages` is asked.
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::http::openai::{self, OpenAiError};
+use super::{input, tools};
+use crate::http::openai::{self, Chat, OpenAiError};
 use crate::service::Params;
 
 /// The body of `/v1/messages/count_tokens`.
@@ -13,6 +14,8 @@ pub(super) struct CountRequest {
     pub(super) model: Option<String>,
     messages: Vec<Value>,
     system: Option<Value>,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
@@ -29,6 +32,8 @@ pub(super) struct MessagesRequest {
     #[serde(default)]
     stop_sequences: Option<Vec<String>>,
     pub(super) stream: Option<bool>,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
@@ -41,21 +46,23 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("output_config", &["{}"]),
     ("output_format", &[]),
     ("thinking", &[r#"{"type":"disabled"}"#]),
-    ("tool_choice", &[r#"{"type":"auto"}"#, r#"{"type":"none"}"#]),
-    ("tools", &["[]"]),
 ];
 
 impl CountRequest {
-    pub(super) fn conversation(&self) -> Result<Vec<Value>, OpenAiError> {
+    pub(super) fn chat(&self) -> Result<Chat, OpenAiError> {
         refuse_unsupported(&self.rest)?;
-        conversation(self.system.as_ref(), &self.messages)
+        let asked = tools::asked(self.tools.as_deref(), self.tool_choice.as_ref())?;
+        let messages = input::messages(self.system.as_ref(), &self.messages)?;
+        Ok(Chat { messages, asked, ..Chat::default() })
     }
 }
 
 impl MessagesRequest {
-    pub(super) fn conversation(&self) -> Result<Vec<Value>, OpenAiError> {
+    pub(super) fn chat(&self) -> Result<Chat, OpenAiError> {
         refuse_unsupported(&self.rest)?;
-        conversation(self.system.as_ref(), &self.messages)
+        let asked = tools::asked(self.tools.as_deref(), self.tool_choice.as_ref())?;
+        let messages = input::messages(self.system.as_ref(), &self.messages)?;
+        Ok(Chat { messages, asked, ..Chat::default() })
     }
 
     pub(super) fn params(&self) -> Params {
@@ -75,46 +82,4 @@ fn refuse_unsupported(rest: &Map<String, Value>) -> Result<(), OpenAiError> {
         }
     }
     Ok(())
-}
-
-/// The messages that the template gets: the system's first.
-fn conversation(system: Option<&Value>, messages: &[Value]) -> Result<Vec<Value>, OpenAiError> {
-    if messages.is_empty() {
-        return Err(OpenAiError::invalid("messages", "`messages` cannot be empty"));
-    }
-    let system = match system {
-        None | Some(Value::Null) => None,
-        Some(system) => Some(json!({"role": "system", "content": text("system", system)?})),
-    };
-    let messages = messages.iter().enumerate().map(|(index, message)| {
-        let param = format!("messages[{index}]");
-        let role = message["role"].as_str().filter(|role| matches!(*role, "user" | "assistant"));
-        let Some(role) = role else {
-            let text = format!("`{param}` must have one of the roles user and assistant");
-            return Err(OpenAiError::invalid(&param, text));
-        };
-        Ok(json!({"role": role, "content": text(&param, &message["content"])?}))
-    });
-    system.into_iter().map(Ok).chain(messages).collect()
-}
-
-/// A text, or the texts of a list of blocks.
-fn text(param: &str, content: &Value) -> Result<String, OpenAiError> {
-    let wrong = |what: &str| OpenAiError::invalid(param, format!("`{param}` {what}"));
-    let blocks = match content {
-        Value::String(text) => return Ok(text.clone()),
-        Value::Array(blocks) => blocks,
-        _ => return Err(wrong("must be a text or have a list of blocks as content")),
-    };
-    let mut whole = String::new();
-    for block in blocks {
-        whole += match (block["type"].as_str(), block["text"].as_str()) {
-            (Some("text"), Some(text)) => text,
-            (Some("text") | None, _) => return Err(wrong("has a block of content without a type or text")),
-            (Some(kind), _) => {
-                return Err(wrong(&format!("has content of type `{kind}`, which is not supported")));
-            }
-        };
-    }
-    Ok(whole)
 }

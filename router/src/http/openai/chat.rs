@@ -9,13 +9,13 @@ use utoipa::ToSchema;
 
 use super::error::{OpenAiError, OpenAiJson};
 use super::logprobs::ChatLogprobs;
-use super::messages::{self, Turn};
 use super::params::{Common, refuse_unsupported};
-use super::tools::{Asked, Calling, Reader, ToolCall};
+use super::prompt::{Chat, Ready};
+use super::tools::{Asked, Reader, ToolCall};
 use super::types::{FINGERPRINT, Header, Usage, finish_reason};
 use crate::http::{App, headers, sse};
-use crate::service::{Answer, Prompt, Service, ServiceError, TextEvent};
-use crate::text::{Specials, Tokenizer};
+use crate::service::{Answer, Service, ServiceError, TextEvent};
+use crate::text::Tokenizer;
 
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct ChatRequest {
@@ -27,6 +27,7 @@ pub(super) struct ChatRequest {
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
     parallel_tool_calls: Option<bool>,
+    tool_prompt: Option<String>,
     documents: Option<Vec<Value>>,
     chat_template_kwargs: Option<Map<String, Value>>,
     #[serde(flatten)]
@@ -99,6 +100,9 @@ struct ChunkChoice {
     token_ids: Option<[u32; 1]>,
 }
 
+/// Why an answer ended that calls tools.
+const TOOL_CALLS: &str = "tool_calls";
+
 /// Answers a conversation, at once or as a stream.
 #[utoipa::path(post, path = "/v1/chat/completions", tag = "OpenAI", request_body = ChatRequest, responses((status = 200, description = "The answer, or chunks of it as a stream if `stream` is true", body = ChatCompletion)))]
 pub(super) async fn chat_completions(
@@ -112,29 +116,20 @@ pub(super) async fn chat_completions(
         return Err(OpenAiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
     }
     let n = request.common.choices(&app, 1)?;
-    let mut params = request.common.params(request.top_logprobs.unwrap_or(0))?;
+    let params = request.common.params(request.top_logprobs.unwrap_or(0))?;
     let asked =
         Asked { tools: request.tools, choice: request.tool_choice, parallel: request.parallel_tool_calls };
-    let calling = match asked.check()? {
-        Some(tools) => Some(Calling::new(&app, tools, &mut params)?),
-        None => None,
-    };
-    let turn = Turn {
+    let chat = Chat {
+        messages: request.messages,
+        asked,
+        tool_prompt: request.tool_prompt,
+        documents: request.documents,
+        variables: request.chat_template_kwargs,
         continue_final_message: request.continue_final_message,
         add_generation_prompt: request.add_generation_prompt,
     };
-    let (mut conversation, begun) = messages::conversation(request.messages, turn)?;
-    conversation.tools = asked.tools.filter(|tools| !tools.is_empty());
-    conversation.documents = request.documents.filter(|documents| !documents.is_empty());
-    conversation.more = variables(&app, request.chat_template_kwargs)?;
-    let mut prompt = app.service.render(conversation).await?;
-    if let Some(begun) = begun {
-        prompt = messages::cut_after(prompt, &begun)?;
-    }
+    let Ready { prepared, calling, characters } = chat.prepare(&app, params).await?;
     let common = request.common;
-    let characters = prompt.chars().count();
-    // The template has written what begins a prompt.
-    let prepared = app.service.prepare(Prompt::Text(prompt, Specials::Omit), params).await?;
     let prompt_tokens = prepared.prompt().len();
     let wants_ids = common.return_token_ids.unwrap_or(false);
     let prompt_token_ids = wants_ids.then(|| prepared.prompt().to_vec());
@@ -167,7 +162,7 @@ pub(super) async fn chat_completions(
             Some(calling) => {
                 let mut reader = calling.reader();
                 let (content, calls) = reader.whole(&text);
-                (Message::new(content, calls), reader.finish_reason(reason))
+                (Message::new(content, calls), reader.called(reason).then_some(TOOL_CALLS))
             }
         };
         Choice {
@@ -190,32 +185,6 @@ pub(super) async fn chat_completions(
         prompt_token_ids,
     };
     Ok((headers, Json(body)).into_response())
-}
-
-/// Variables that templates are given anyway.
-const RESERVED: [&str; 6] =
-    ["messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"];
-
-/// Further variables for the template. Those that it does not look at change nothing.
-fn variables(app: &App, kwargs: Option<Map<String, Value>>) -> Result<Map<String, Value>, OpenAiError> {
-    let mentioned = kwargs.into_iter().flatten().filter(|(name, _)| app.service.template_mentions(name));
-    mentioned
-        .map(|(name, value)| match value {
-            _ if RESERVED.contains(&name.as_str()) => {
-                let param = format!("chat_template_kwargs.{name}");
-                Err(OpenAiError::invalid(
-                    &param,
-                    format!("`{param}` has a field of its own in a request, or none"),
-                ))
-            }
-            Value::Bool(_) | Value::Number(_) | Value::String(_) => Ok((name, value)),
-            _ => {
-                let param = format!("chat_template_kwargs.{name}");
-                let message = format!("`{param}` must be true, false, a number or a text");
-                Err(OpenAiError::invalid(&param, message))
-            }
-        })
-        .collect()
 }
 
 struct Writer {
@@ -266,7 +235,7 @@ impl sse::Write for Writer {
             self.cached_tokens.get_or_insert(finished.cached_tokens);
         }
         let reason = event.finished.as_ref().map(|finished| finished.reason);
-        let called = reason.and_then(|reason| reader.and_then(|reader| reader.finish_reason(reason)));
+        let called = reason.filter(|&reason| reader.is_some_and(|reader| reader.called(reason))).map(|_| TOOL_CALLS);
         let logprobs = self.tokenizer.as_ref();
         let choice = ChunkChoice {
             index,

@@ -28,7 +28,11 @@ pub(super) fn conversation(
     };
     let messages =
         messages.into_iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<Vec<_>, _>>()?;
-    let last = messages.last().filter(|last| last["role"] == "assistant");
+    // After its calls the assistant has nothing more to say.
+    let calls = |message: &Map<String, Value>| {
+        message.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty())
+    };
+    let last = messages.last().filter(|last| last["role"] == "assistant" && !calls(last));
     let begun = last.and_then(|last| last["content"].as_str()).filter(|text| !text.trim().is_empty());
     let begun = begun.filter(|_| continues.unwrap_or(true)).map(str::to_owned);
     if continues == Some(true) && begun.is_none() {
@@ -39,7 +43,6 @@ pub(super) fn conversation(
     let messages = messages.into_iter().map(Value::Object).collect();
     Ok((Conversation { messages, add_generation_prompt, ..Conversation::default() }, begun))
 }
-
 /// Cuts what the template wrote after the assistant's unfinished text.
 pub(super) fn cut_after(mut prompt: String, begun: &str) -> Result<String, OpenAiError> {
     let begun = begun.trim();

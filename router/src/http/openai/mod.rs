@@ -8,8 +8,10 @@ mod messages;
 mod models;
 mod params;
 mod plain;
+mod prompt;
 mod responses;
 mod tools;
+mod transcript;
 mod types;
 
 use axum::Router;
@@ -17,7 +19,10 @@ use axum::routing::{get, post};
 use utoipa::OpenApi;
 
 pub(super) use error::{OpenAiError, unauthorized};
-pub(super) use plain::{answer, chat, check_model, complete, prepare, render, sampling};
+pub(super) use plain::{answer, chat, check_model, complete, sampling};
+pub(super) use prompt::{Chat, Ready};
+pub(super) use tools::{Asked, Calling, Reader};
+pub(super) use transcript::Transcript;
 
 use super::{App, panic};
 

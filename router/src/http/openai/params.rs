@@ -109,7 +109,6 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("structured_outputs", &[]),
     ("suffix", &["\"\""]),
     ("tool_choice", &["\"none\"", "\"auto\""]),
-    ("tool_prompt", &["\"\""]),
     ("tools", &["[]"]),
     ("truncate_prompt_tokens", &[]),
     ("use_beam_search", &["false"]),

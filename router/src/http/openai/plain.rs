@@ -1,4 +1,4 @@
-//! Conversations for routes that are not OpenAI's but take its messages.
+//! What routes that are not OpenAI's have of them.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -10,26 +10,11 @@ use serde_json::{Map, Value};
 use super::chat::chat_completions;
 use super::completions::completions;
 use super::error::{OpenAiError, OpenAiJson};
-use super::messages::{self, Turn};
 use super::params::{Common, refuse_unsupported};
+use super::prompt::Chat;
 use crate::http::App;
-use crate::service::{Params, Prepared, Prompt};
-use crate::text::{Specials, StopText};
-
-/// A conversation as the model's template writes it.
-pub(in crate::http) async fn render(
-    app: &App,
-    messages: Vec<Value>,
-    continues: Option<bool>,
-) -> Result<String, OpenAiError> {
-    let turn = Turn { continue_final_message: continues, ..Turn::default() };
-    let (conversation, begun) = messages::conversation(messages, turn)?;
-    let prompt = app.service.render(conversation).await?;
-    match begun {
-        Some(begun) => messages::cut_after(prompt, &begun),
-        None => Ok(prompt),
-    }
-}
+use crate::service::Params;
+use crate::text::StopText;
 
 /// How the model is called in responses.
 pub(in crate::http) fn check_model(app: &App, model: Option<String>) -> Result<String, OpenAiError> {
@@ -50,18 +35,6 @@ pub(in crate::http) fn sampling(temperature: Option<f32>, top_p: Option<f32>, to
     }
 }
 
-/// A conversation that is ready to be answered.
-pub(in crate::http) async fn prepare(
-    app: &App,
-    messages: Vec<Value>,
-    continues: Option<bool>,
-    params: Params,
-) -> Result<Prepared, OpenAiError> {
-    let prompt = render(app, messages, continues).await?;
-    // The template has written what begins a prompt.
-    Ok(app.service.prepare(Prompt::Text(prompt, Specials::Omit), params).await?)
-}
-
 #[derive(Debug, Deserialize)]
 struct PlainChat {
     messages: Vec<Value>,
@@ -76,7 +49,8 @@ pub(in crate::http) async fn answer(app: &App, body: Value) -> Result<String, Op
     let PlainChat { messages, common, rest } = typed(body)?;
     common.check_model(app)?;
     refuse_unsupported(&rest)?;
-    let prepared = prepare(app, messages, None, common.params(0)?).await?;
+    let chat = Chat { messages, ..Chat::default() };
+    let prepared = chat.prepare(app, common.params(0)?).await?.prepared;
     Ok(app.service.start(prepared)?.collect().await?.finished.text)
 }
 

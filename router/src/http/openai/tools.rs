@@ -8,24 +8,24 @@ use super::error::OpenAiError;
 use crate::grammar::Wanted;
 use crate::http::App;
 use crate::service::{FinishReason, Params, TextEvent};
-use crate::tools::{Choice, Delta, Format, Parser, Tool, Tools, grammar};
+use crate::tools::{CallDelta, Choice, Delta, Format, Parser, Tool, Tools, grammar};
 
 /// Tools of one request at most.
 const MOST: usize = 128;
 /// Characters of a name at most.
 const LONGEST_NAME: usize = 64;
 
-/// What a request says of tools.
+/// What a request says of tools, in the form that `/v1/chat/completions` has for it.
 #[derive(Debug, Default)]
-pub(super) struct Asked {
-    pub(super) tools: Option<Vec<Value>>,
-    pub(super) choice: Option<Value>,
-    pub(super) parallel: Option<bool>,
+pub(in crate::http) struct Asked {
+    pub(in crate::http) tools: Option<Vec<Value>>,
+    pub(in crate::http) choice: Option<Value>,
+    pub(in crate::http) parallel: Option<bool>,
 }
 
 /// How calls are told from text in the answers to a request.
 #[derive(Debug, Clone)]
-pub(super) struct Calling {
+pub(in crate::http) struct Calling {
     tools: Tools,
     format: Format,
 }
@@ -34,17 +34,17 @@ impl Asked {
     /// The tools that may be called. Nothing if none may.
     pub(super) fn check(&self) -> Result<Option<Tools>, OpenAiError> {
         let tools = self.tools.as_deref().unwrap_or_default();
-        let choice = choice(self.choice.as_ref())?;
+        let chosen = chosen(self.choice.as_ref())?;
         if tools.is_empty() {
-            return match choice {
-                None | Some(Choice::Auto) => Ok(None),
+            return match chosen {
+                None | Some(Chosen { choice: Choice::Auto, only: None }) => Ok(None),
                 Some(_) => Err(OpenAiError::invalid("tool_choice", "`tool_choice` needs `tools`")),
             };
         }
         if tools.len() > MOST {
             return Err(OpenAiError::invalid("tools", format!("`tools` has more than {MOST} entries")));
         }
-        let tools =
+        let mut tools =
             tools.iter().enumerate().map(|(i, asked)| tool(i, asked)).collect::<Result<Vec<_>, _>>()?;
         for (i, tool) in tools.iter().enumerate() {
             if tools[..i].iter().any(|other| other.name == tool.name) {
@@ -52,11 +52,15 @@ impl Asked {
                 return Err(OpenAiError::invalid("tools", message));
             }
         }
-        let Some(choice) = choice else { return Ok(None) };
-        if let Choice::Named(name) = &choice
-            && !tools.iter().any(|tool| tool.name == *name)
-        {
+        let Some(Chosen { choice, only }) = chosen else { return Ok(None) };
+        let named = if let Choice::Named(name) = &choice { Some(name) } else { None };
+        let unknown =
+            named.into_iter().chain(only.iter().flatten()).find(|name| !tools.iter().any(|t| t.name == **name));
+        if let Some(name) = unknown {
             return Err(OpenAiError::invalid("tool_choice", format!("Tool with name {name} not found")));
+        }
+        if let Some(only) = only {
+            tools.retain(|tool| only.contains(&tool.name));
         }
         Ok(Some(Tools { tools, choice, parallel: self.parallel.unwrap_or(true) }))
     }
@@ -70,11 +74,6 @@ impl Calling {
             return Err(OpenAiError::invalid("tools", message));
         }
         let optional = tools.choice == Choice::Auto;
-        if optional && !app.service.template_mentions("tools") {
-            let message = "the model's chat template knows no tools, so the model would not see them; \
-                           `tool_choice` can be `none`, `required` or one of them";
-            return Err(OpenAiError::invalid("tools", message));
-        }
         let (format, tokenizer) = (app.service.tool_format(), app.service.tokenizer());
         let grammar = grammar(&tools, format, tokenizer);
         params.grammar = grammar.map(|grammar| Wanted { grammar, field: "tools", optional });
@@ -83,14 +82,14 @@ impl Calling {
     }
 
     /// A reader of one answer.
-    pub(super) fn reader(&self) -> Reader {
+    pub(in crate::http) fn reader(&self) -> Reader {
         Reader { parser: Parser::new(self.format, &self.tools), format: self.format }
     }
 }
 
 /// Reads one answer.
 #[derive(Debug)]
-pub(super) struct Reader {
+pub(in crate::http) struct Reader {
     parser: Parser,
     format: Format,
 }
@@ -127,22 +126,33 @@ impl Reader {
 
     /// What a token brings.
     pub(super) fn part(&mut self, event: &TextEvent) -> (String, Vec<ToolCall>) {
+        let delta = self.delta(event);
+        self.written(delta)
+    }
+
+    /// What a token brings, in no API's form.
+    pub(in crate::http) fn delta(&mut self, event: &TextEvent) -> Delta {
         let mut delta = self.parser.push(&event.text);
         if event.finished.is_some() {
             delta.extend(self.parser.finish());
         }
-        self.written(delta)
+        delta
     }
 
-    /// Why the answer ended, if it was because of its calls.
-    pub(super) fn finish_reason(&self, reason: FinishReason) -> Option<&'static str> {
-        (self.parser.calls() > 0 && reason != FinishReason::Length).then_some("tool_calls")
+    /// An id for a call.
+    pub(in crate::http) fn call_id(&self) -> String {
+        self.format.call_id()
+    }
+
+    /// Whether the answer ended with its calls, and was not cut off.
+    pub(in crate::http) fn called(&self, reason: FinishReason) -> bool {
+        self.parser.calls() > 0 && reason != FinishReason::Length
     }
 
     fn written(&self, delta: Delta) -> (String, Vec<ToolCall>) {
-        let call = |call: crate::tools::CallDelta| ToolCall {
+        let call = |call: CallDelta| ToolCall {
             index: Some(call.index),
-            id: call.name.is_some().then(|| self.format.call_id()),
+            id: call.name.is_some().then(|| self.call_id()),
             kind: call.name.is_some().then_some("function"),
             function: Function { name: call.name, arguments: call.arguments },
         };
@@ -150,24 +160,44 @@ impl Reader {
     }
 }
 
-/// OpenAI's choices, and TGI's bare name. Nothing if no tool may be called.
-fn choice(choice: Option<&Value>) -> Result<Option<Choice>, OpenAiError> {
-    let named = |name: &str| Some(Choice::Named(name.to_owned()));
-    match choice {
-        None | Some(Value::Null) => Ok(Some(Choice::Auto)),
-        Some(Value::String(choice)) => Ok(match choice.as_str() {
-            "auto" => Some(Choice::Auto),
-            "none" => None,
-            "required" => Some(Choice::Required),
-            name => named(name),
-        }),
-        Some(choice) => match choice["function"]["name"].as_str() {
-            Some(name) => Ok(named(name)),
-            None => {
-                let message = "`tool_choice` must be auto, none, required or a function's name";
-                Err(OpenAiError::invalid("tool_choice", message))
-            }
-        },
+/// A choice, and the tools that it is among if not all.
+struct Chosen {
+    choice: Choice,
+    only: Option<Vec<String>>,
+}
+
+/// OpenAI's choices in the forms of chat and of responses, and TGI's bare name. Nothing if no tool may be called.
+fn chosen(choice: Option<&Value>) -> Result<Option<Chosen>, OpenAiError> {
+    let of = |choice| Ok(Some(Chosen { choice, only: None }));
+    let wrong = || {
+        let message =
+            "`tool_choice` must be auto, none, required, a function's name, or allowed_tools with a mode and functions";
+        OpenAiError::invalid("tool_choice", message)
+    };
+    let Some(choice) = choice.filter(|choice| !choice.is_null()) else { return of(Choice::Auto) };
+    if let Value::String(choice) = choice {
+        return match choice.as_str() {
+            "auto" => of(Choice::Auto),
+            "none" => Ok(None),
+            "required" => of(Choice::Required),
+            name => of(Choice::Named(name.to_owned())),
+        };
+    }
+    let name = |of: &Value| of["function"]["name"].as_str().or(of["name"].as_str()).map(str::to_owned);
+    match choice.get("type").map(Value::as_str) {
+        None | Some(Some("function")) => of(Choice::Named(name(choice).ok_or_else(wrong)?)),
+        Some(Some("allowed_tools")) => {
+            let allowed = choice.get("allowed_tools").unwrap_or(choice);
+            let functions = allowed["tools"].as_array().filter(|tools| !tools.is_empty()).ok_or_else(wrong)?;
+            let only = functions.iter().map(name).collect::<Option<_>>().ok_or_else(wrong)?;
+            let choice = match allowed["mode"].as_str() {
+                Some("auto") => Choice::Auto,
+                Some("required") => Choice::Required,
+                _ => return Err(wrong()),
+            };
+            Ok(Some(Chosen { choice, only: Some(only) }))
+        }
+        Some(_) => Err(wrong()),
     }
 }
 

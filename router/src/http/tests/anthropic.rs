@@ -89,7 +89,6 @@ async fn what_is_wrong_is_said_in_anthropics_shape() {
     let good = json!({"max_tokens": 9, "messages": [{"role": "user", "content": "a"}]});
     for (field, value, status, kind, text) in [
         ("model", json!("claude"), 404, "not_found_error", "model not found: claude"),
-        ("tools", json!([{"name": "t"}]), 400, "invalid_request_error", "`tools` is not supported"),
         ("thinking", json!({"type": "enabled"}), 400, "invalid_request_error", "`thinking` is not supported"),
         ("mcp_servers", json!([1]), 400, "invalid_request_error", "`mcp_servers` is not supported"),
         ("messages", json!([]), 400, "invalid_request_error", "`messages` cannot be empty"),

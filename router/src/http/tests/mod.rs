@@ -1,12 +1,14 @@
 //! The whole surface against a fake engine.
 
 mod anthropic;
+mod anthropic_tools;
 mod chat;
 mod compatibility;
 mod completions;
 mod docs;
 mod platforms;
 mod responses;
+mod responses_tools;
 mod rows;
 mod server;
 mod tgi;

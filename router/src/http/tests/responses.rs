@@ -117,7 +117,6 @@ async fn what_is_not_served_is_refused_by_name() {
         ("previous_response_id", json!("resp_1")),
         ("prompt", json!({"id": "p"})),
         ("reasoning", json!({"effort": "high"})),
-        ("text", json!({"format": {"type": "json_object"}})),
         ("tool_choice", json!("required")),
         ("tools", json!([{"type": "web_search"}])),
         ("truncation", json!("auto")),
@@ -149,6 +148,7 @@ async fn what_is_not_served_is_refused_by_name() {
         ("reasoning", Value::Null),
         ("tools", json!([])),
         ("tool_choice", json!("auto")),
+        ("include", json!(["reasoning.encrypted_content"])),
         ("unknown", json!(1)),
     ] {
         let reply = server.post("/v1/responses", json!({"input": "a", field: value})).await;

@@ -10,12 +10,12 @@ use crate::test_support::{self, EOS};
 const PATH: &str = "/v1/chat/completions";
 
 /// A template in the manner of Hermes.
-const TEMPLATE: &str = "{% if tools %}Tools: {{ tools | tojson }}; {% endif %}{% for m in messages %}{{ m.role }}: \
+const TEMPLATE: &str = "{% if tools %}Tools: {{ tools | tojson }}; {% endif %}{% for m in messages %}{{ m.role }}{% if m.name %}({{ m.name }}){% endif %}: \
 {{ m.content or '' }}{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}; \
 {% endfor %}{% if thinking is defined %}thinking {{ thinking }}; {% endif %}{% if documents %}{{ documents[0].text }}; {% endif %}\
 {% if add_generation_prompt %}assistant: {% endif %}";
 
-fn server(says: &str, limits: Limits) -> Server {
+pub(super) fn server(says: &str, limits: Limits) -> Server {
     let assets = Assets { chat_template: Some(TEMPLATE.into()), ..test_support::assets() };
     Server::serving(&assets, Script::Say(says.into()), limits, HttpConfig::default())
 }
@@ -28,12 +28,12 @@ fn request(more: Value) -> Value {
     request
 }
 
-async fn prompt(server: &mut Server) -> String {
+pub(super) async fn prompt(server: &mut Server) -> String {
     let request = server.engine.requests.recv().await.unwrap();
     request.prompt.iter().map(|&id| char::from_u32(id).unwrap()).collect()
 }
 
-const ANSWER: &str = "Wait. <tool_call>\n{\"name\": \"get\", \"arguments\": {\"n\": 1}}\n</tool_call>\n\
+pub(super) const ANSWER: &str = "Wait. <tool_call>\n{\"name\": \"get\", \"arguments\": {\"n\": 1}}\n</tool_call>\n\
 <tool_call>{\"name\": \"set\", \"arguments\": {}}</tool_call>";
 
 #[tokio::test]
@@ -130,8 +130,9 @@ async fn a_choice_is_kept() {
             .filter(|id| mask.get(*id as usize / 32).is_some_and(|w| w >> (id % 32) & 1 == 1))
             .collect::<Vec<_>>()
     };
-    for choice in [json!("required"), json!("set"), json!({"type": "function", "function": {"name": "set"}})]
-    {
+    let set = json!({"type": "function", "function": {"name": "set"}});
+    let allowed = json!({"type": "allowed_tools", "allowed_tools": {"mode": "required", "tools": [set]}});
+    for choice in [json!("required"), json!("set"), set, allowed] {
         let body = server
             .post(PATH, request(json!({"tool_choice": choice, "parallel_tool_calls": false})))
             .await
@@ -204,4 +205,42 @@ async fn the_end_may_be_ignored_or_put_off() {
     assert_eq!(body["choices"][0]["message"]["content"], "a b a ");
     let asked = server.engine.requests.recv().await.unwrap();
     assert_eq!((asked.sampling.min_new_tokens, asked.sampling.end_tokens), (3, vec![EOS]));
+}
+
+#[tokio::test]
+async fn a_model_whose_template_knows_no_tools_is_told_of_them_in_its_messages() {
+    let mut server = Server::saying("{\"name\": \"get\", \"arguments\": {\"n\": 1}}");
+    let body = server.post(PATH, request(json!({}))).await.json();
+    assert_eq!(body["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "get", "{body}");
+    let text = prompt(&mut server).await;
+    let shown = "user: hi\n---\n[{\"type\":\"function\",\"function\":{\"name\":\"get\",";
+    assert!(text[1..].starts_with(shown), "{text}");
+    assert!(text.ends_with("like this: {\"name\": \"NAME\", \"arguments\": {\"KEY\":\"VALUE\"}}\nassistant: "), "{text}");
+
+    server.post(PATH, request(json!({"tool_prompt": "Call one!"}))).await;
+    let text = prompt(&mut server).await;
+    assert!(text.ends_with("}]\nCall one!\nassistant: "), "{text}");
+    server.post(PATH, request(json!({"tool_choice": "none"}))).await;
+    assert_eq!(&prompt(&mut server).await[1..], "user: hi\nassistant: ");
+
+    // What was called is written as it would have been.
+    let call = json!({"id": "c1", "type": "function", "function": {"name": "get", "arguments": "{\"n\": 1}"}});
+    let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well.", "tool_calls": [call]},
+                          {"role": "tool", "tool_call_id": "c1", "content": "42"}]);
+    server.post(PATH, json!({"messages": messages})).await;
+    let text = prompt(&mut server).await;
+    let expected = "user: hi\nassistant: Well.\n{\"name\": \"get\", \"arguments\": {\"n\":1}}\ntool: 42\nassistant: ";
+    assert_eq!(&text[1..], expected);
+    let written = server.post("/chat_tokenize", request(json!({}))).await.json()["templated_text"].clone();
+    assert!(written.as_str().unwrap().contains("---"), "{written}");
+}
+
+#[tokio::test]
+async fn after_its_calls_the_assistants_message_is_not_continued() {
+    let mut server = server("ok", Limits::default());
+    let call = json!({"id": "c1", "type": "function", "function": {"name": "get", "arguments": "{}"}});
+    let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well.", "tool_calls": [call]}]);
+    server.post(PATH, request(json!({"messages": messages}))).await;
+    let text = prompt(&mut server).await;
+    assert!(text.ends_with("</tool_call>; assistant: "), "{text}");
 }

@@ -3,18 +3,25 @@
 use axum::Json;
 use axum::extract::State;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::error::TgiError;
 use super::tokenize::{SimpleToken, tokens};
-use crate::http::{App, openai};
+use crate::http::App;
+use crate::http::openai::{Asked, Chat};
 use crate::text::Specials;
 
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct ChatTokenizeRequest {
     messages: Vec<Value>,
+    tools: Option<Vec<Value>>,
+    tool_choice: Option<Value>,
+    tool_prompt: Option<String>,
+    documents: Option<Vec<Value>>,
+    chat_template_kwargs: Option<Map<String, Value>>,
     continue_final_message: Option<bool>,
+    add_generation_prompt: Option<bool>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -29,8 +36,17 @@ pub(super) async fn chat_tokenize(
     State(app): State<App>,
     Json(request): Json<ChatTokenizeRequest>,
 ) -> Result<Json<ChatTokenizeResponse>, TgiError> {
-    let ChatTokenizeRequest { messages, continue_final_message } = request;
-    let templated_text = openai::render(&app, messages, continue_final_message)
+    let chat = Chat {
+        messages: request.messages,
+        asked: Asked { tools: request.tools, choice: request.tool_choice, parallel: None },
+        tool_prompt: request.tool_prompt,
+        documents: request.documents,
+        variables: request.chat_template_kwargs,
+        continue_final_message: request.continue_final_message,
+        add_generation_prompt: request.add_generation_prompt,
+    };
+    let templated_text = chat
+        .render(&app)
         .await
         .map_err(|error| TgiError(error.into_service_error()))?;
     // The template has written what begins a prompt.

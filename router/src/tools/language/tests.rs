@@ -10,9 +10,8 @@ use super::*;
 use crate::engine::Constraint;
 use crate::grammar::{Compiler, Walk};
 use crate::test_support::{self, EOS};
+use crate::tools::format::FORMATS;
 use crate::tools::{Parser, Tool};
-
-const FORMATS: [Format; 4] = [Format::Hermes, Format::Llama3Json, Format::Mistral, Format::Json];
 
 fn tools(choice: Choice, parallel: bool) -> Tools {
     let get = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false});
@@ -24,7 +23,7 @@ fn tools(choice: Choice, parallel: bool) -> Tools {
 
 /// The marks as special tokens, or as texts like any other.
 fn tokenizers() -> [Tokenizer; 2] {
-    let marks = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "<|python_tag|>"];
+    let marks = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>"];
     let marked = Tokenizer::new(&test_support::assets_with(&marks), 1).unwrap();
     [test_support::tokenizer(), marked]
 }
@@ -89,7 +88,7 @@ async fn what_must_be_a_call_is_one_from_the_first_token() {
                         let (text, ended) = random(&tokenizer, &grammar, seed, "").await.unwrap();
                         let calls = check(&text, format, &tools, ended);
                         assert!(calls >= 1 && (parallel || calls == 1), "{format}: {text}");
-                        assert!(matches!(choice, Choice::Required) || !text.contains("\"get\""), "{text}");
+                        assert!(matches!(choice, Choice::Required) || !text.contains("get"), "{text}");
                     }
                 }
             }
@@ -122,9 +121,13 @@ async fn what_people_write_into_schemas_is_no_fault() {
 #[tokio::test]
 async fn what_may_be_a_call_is_bound_from_its_mark_on() {
     for tokenizer in tokenizers() {
-        for (format, mark) in
-            [(Format::Hermes, "<tool_call>\n"), (Format::Mistral, "[TOOL_CALLS]"), (Format::Llama3Json, "{")]
-        {
+        for (format, mark) in [
+            (Format::Hermes, "<tool_call>\n"),
+            (Format::Qwen3Coder, "<tool_call>\n<function="),
+            (Format::Mistral, "[TOOL_CALLS]"),
+            (Format::MistralV11, "[TOOL_CALLS]"),
+            (Format::Llama3Json, "{"),
+        ] {
             let tools = tools(Choice::Auto, true);
             let grammar = grammar(&tools, format, &tokenizer).unwrap();
             let text = "Any text, { < [ with whatever.\n";
@@ -142,5 +145,39 @@ async fn what_may_be_a_call_is_bound_from_its_mark_on() {
             );
         }
         assert_eq!(grammar(&tools(Choice::Auto, true), Format::Json, &tokenizer), None);
+    }
+}
+
+/// A call with one argument of each kind: a text as it is, one of a few, JSON, and a reference.
+#[tokio::test]
+async fn arguments_in_tags_keep_to_their_schemas() {
+    let parameters = json!({
+        "type": "object", "required": ["s", "e", "n"], "$defs": {"place": {"enum": ["here", 7]}},
+        "properties": {"s": {"type": "string"}, "e": {"type": "string", "enum": ["a b", "c"]}, "n": {"type": "integer"}, "r": {"$ref": "#/$defs/place"}},
+    });
+    let tool = |name: &str, parameters: &Value| Tool { name: name.into(), parameters: parameters.clone() };
+    let (known, any) = (tool("known", &parameters), tool("any", &json!({"type": "object"})));
+    let tools = Tools { tools: vec![known, any], choice: Choice::Required, parallel: true };
+    for tokenizer in tokenizers() {
+        let grammar = grammar(&tools, Format::Qwen3Coder, &tokenizer).unwrap();
+        let text = "<tool_call>\n<function=known>\n<parameter=s>\nany \"text\" <at> all\n</parameter>\n<parameter=e>\n";
+        for (ends, follows) in [
+            ("c\n</parameter>\n<parameter=n>\n12\n</parameter>\n</function>\n</tool_call>", true),
+            ("a b\n</parameter>\n<parameter=n>\n-1\n</parameter>\n<parameter=r>\n7\n</parameter>\n</function>\n</tool_call>", true),
+            ("d", false),
+            ("c\n</parameter>\n</function>", false),
+            ("c\n</parameter>\n<parameter=n>\nx", false),
+            ("c\n</parameter>\n<parameter=n>\n1\n</parameter>\n<parameter=r>\n8", false),
+        ] {
+            let (whole, led) = (format!("{text}{ends}"), random(&tokenizer, &grammar, 1, &format!("{text}{ends}")).await);
+            assert_eq!(led.is_some(), follows, "{ends}");
+            if follows {
+                let mut parser = Parser::new(Format::Qwen3Coder, &tools);
+                let arguments: Value = serde_json::from_str(&parser.push(&whole).calls[0].arguments).unwrap();
+                assert_eq!((&arguments["s"], arguments["n"].is_i64()), (&json!("any \"text\" <at> all"), true));
+            }
+        }
+        let text = "<tool_call><function=any>\n<parameter=x-1>\nwhatever\n</parameter>\n<parameter=y>\n1\n</parameter>\n</function></tool_call>";
+        assert!(random(&tokenizer, &grammar, 1, text).await.is_some());
     }
 }

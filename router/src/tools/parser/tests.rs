@@ -4,10 +4,12 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
+use crate::tools::format::FORMATS;
 use crate::tools::{Choice, Tool};
 
 fn tools(parallel: bool) -> Tools {
-    let tool = |name: &str| Tool { name: name.into(), parameters: json!({}) };
+    let properties = json!({"s": {"type": "string"}, "e": {"enum": ["a", "1"]}, "n": {"type": "integer"}, "m": {"type": ["string", "null"]}});
+    let tool = |name: &str| Tool { name: name.into(), parameters: json!({"properties": properties}) };
     Tools { tools: vec![tool("get"), tool("set")], choice: Choice::Auto, parallel }
 }
 
@@ -139,6 +141,46 @@ const CASES: &[Case] = &[
         &[("get", "{\"k\": true}")],
     ),
     (Format::Json, true, "{\"name\": \"get\"}", "", &[("get", "")]),
+    (
+        Format::MistralV11,
+        true,
+        "Sure. [TOOL_CALLS]get[ARGS]{\"a\": [\"}\", {}]}[TOOL_CALLS]set[CALL_ID]abcdef123[ARGS]{}",
+        "Sure.",
+        &[("get", "{\"a\": [\"}\", {}]}"), ("set", "{}")],
+    ),
+    (Format::MistralV11, false, "[TOOL_CALLS]get[ARGS]{}[TOOL_CALLS]set[ARGS]{}", "", &[("get", "{}")]),
+    // As it is where the mark before the arguments has been lost, and as cut off.
+    (Format::MistralV11, true, "[TOOL_CALLS] get {\"a\": 1", "", &[("get", "{\"a\": 1")]),
+    (Format::MistralV11, true, "[TOOL_CALLS]other[ARGS]{} b", "[TOOL_CALLS]other[ARGS]{} b", &[]),
+    (Format::MistralV11, true, "[TOOL_CALLS]get", "[TOOL_CALLS]get", &[]),
+    (Format::MistralV11, true, "[TOOL_CALLS]get[ARGS]{} Done.", "Done.", &[("get", "{}")]),
+    (
+        Format::Qwen3Coder,
+        true,
+        "Well.\n<tool_call>\n<function=get>\n<parameter=s>\na \"q\"\n</parameter</para\n\n</parameter>\n<parameter=n>\n 7 \n</parameter>\n\
+         </function>\n</tool_call>\n<tool_call><function=set></function></tool_call>",
+        "Well.",
+        &[("get", "{\"s\": \"a \\\"q\\\"\\n</parameter</para\\n\", \"n\": 7}"), ("set", "{}")],
+    ),
+    // Texts that look like something else, values that are not what they should be, arguments that are not in the schema.
+    (
+        Format::Qwen3Coder,
+        true,
+        "<tool_call><function=get><parameter=s>1</parameter><parameter=e>1</parameter><parameter=m>1</parameter>\
+         <parameter=n>x</parameter><parameter=ü>[1, {}]</parameter><parameter=y>True</parameter></function></tool_call>",
+        "",
+        &[("get", "{\"s\": \"1\", \"e\": \"1\", \"m\": \"1\", \"n\": \"x\", \"ü\": [1, {}], \"y\": true}")],
+    ),
+    (
+        Format::Qwen3Coder,
+        true,
+        "<tool_call><function=get><parameter=m>null</parameter><parameter=s>\nab\n</par",
+        "",
+        &[("get", "{\"m\": null, \"s\": \"ab")],
+    ),
+    (Format::Qwen3Coder, true, "<tool_call><function=other>", "<tool_call><function=other>", &[]),
+    (Format::Qwen3Coder, true, "<tool_call>{\"name\": \"get\"}", "<tool_call>{\"name\": \"get\"}", &[]),
+    (Format::Qwen3Coder, true, "<tool_call><function=get><b>", "", &[("get", "")]),
 ];
 
 #[test]
@@ -168,7 +210,8 @@ proptest! {
     fn the_pieces_do_not_matter(
         parts in prop::collection::vec(prop_oneof![
             Just("<tool_call>"), Just("</tool_call>"), Just("[TOOL_CALLS]"), Just("<|python_tag|>"), Just("{"), Just("}"),
-            Just("\"name\""), Just(": "), Just("\"get\""), Just("\"arguments\""), Just("\"parameters\""), Just(", "), Just("["),
+            Just("\"name\""), Just(": "), Just("\"get\""), Just("\"arguments\""), Just("[ARGS]"), Just("get"), Just("[CALL_ID]"), Just("<function=get>"),
+            Just("<parameter=s>"), Just("<parameter=n>"), Just("</parameter>"), Just("\n</param"), Just("</function>"), Just("<"), Just("\"parameters\""), Just(", "), Just("["),
             Just("]"), Just("\\\""), Just(";"), Just("\n"), Just(" "), Just("ü"), Just("<tool"), Just("{\"name\": \"get\", \"arguments\": {"),
         ], 0..20),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
@@ -179,7 +222,7 @@ proptest! {
         at.extend([0, answer.len()]);
         at.sort_unstable();
         let pieces: Vec<&str> = at.windows(2).map(|cut| &answer[cut[0]..cut[1]]).collect();
-        for format in [Format::Hermes, Format::Mistral, Format::Llama3Json, Format::Json] {
+        for format in FORMATS {
             prop_assert_eq!(read(format, parallel, &pieces), read(format, parallel, &[&answer]));
         }
     }

@@ -1,21 +1,25 @@
 //! `/v1/responses`, without memory: a response is answered and forgotten.
 
 mod input;
+mod output;
 mod request;
 mod stream;
+mod tools;
 mod types;
 
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 
+use self::output::Output;
 use self::request::ResponsesRequest;
-use self::types::{Body, Status};
+use self::types::Body;
 use super::error::{OpenAiError, OpenAiJson};
-use super::logprobs::ChatLogprobs;
 use super::plain;
+use super::prompt::Ready;
 use super::types::Header;
 use crate::http::{App, headers, sse};
+use crate::service::{Service, ServiceError};
 
 /// Answers once, at once or as a stream of OpenAI's events.
 #[utoipa::path(post, path = "/v1/responses", tag = "OpenAI", request_body = ResponsesRequest, responses((status = 200, description = "The answer, or OpenAI's events if `stream` is true", body = Body)))]
@@ -26,27 +30,24 @@ pub(super) async fn responses(
     let mut header = Header::new("resp", plain::check_model(&app, request.model.clone())?);
     header.id = header.id.replacen('-', "_", 1);
     request.refuse_unsupported()?;
-    let params = request.params();
-    let messages = input::messages(request.instructions.as_deref(), request.input.clone())?;
-    let characters = input::characters(&messages);
-    let prepared = plain::prepare(&app, messages, Some(false), params).await?;
+    let Ready { prepared, calling, characters } = request.chat()?.prepare(&app, request.params()?).await?;
     let prompt_tokens = prepared.prompt().len();
     let body = Body::new(header, &request);
     let tokenizer = request.wants_logprobs().then(|| app.service.tokenizer().clone());
+    let mut output = Output::new(calling.as_ref(), tokenizer);
     let mut streams = vec![app.service.start(prepared)?];
     if request.stream.unwrap_or(false) {
         sse::begin(&mut streams).await?;
         let cached_tokens = streams[0].cached_tokens();
-        let writer = stream::Writer::new(body, prompt_tokens, tokenizer);
+        let writer = stream::Writer::new(body, prompt_tokens, output);
         let headers = headers::before(&app, characters);
         return Ok((headers, sse::response(streams, cached_tokens, writer)).into_response());
     }
-    let answers = crate::service::Service::collect(streams).await?;
+    let answers = Service::collect(streams).await?;
     let headers = headers::after(&app, characters, prompt_tokens, &answers);
-    let Some(answer) = answers.into_iter().next() else {
-        return Err(crate::service::ServiceError::Incomplete.into());
-    };
-    let logprobs = tokenizer.map(|tokenizer| ChatLogprobs::new(&tokenizer, &answer.tokens));
-    let status = Status::of(answer.finished.reason);
-    Ok((headers, Json(body.complete(status, prompt_tokens, &answer.finished, logprobs))).into_response())
+    let Some(answer) = answers.into_iter().next() else { return Err(ServiceError::Incomplete.into()) };
+    for event in &answer.tokens {
+        output.push(event, &mut ());
+    }
+    Ok((headers, Json(body.complete(output.items(), prompt_tokens, &answer.finished))).into_response())
 }

@@ -6,6 +6,11 @@ use utoipa::ToSchema;
 
 use super::super::error::OpenAiError;
 use super::super::plain;
+use super::super::prompt::Chat;
+use super::super::tools::Asked;
+use super::{input, tools};
+use crate::grammar::Wanted;
+use crate::http::grammar;
 use crate::service::Params;
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -18,6 +23,10 @@ pub(in super::super) struct ResponsesRequest {
     pub(super) top_p: Option<f32>,
     pub(super) top_logprobs: Option<u32>,
     pub(super) stream: Option<bool>,
+    pub(super) tools: Option<Vec<Value>>,
+    pub(super) tool_choice: Option<Value>,
+    pub(super) parallel_tool_calls: Option<bool>,
+    pub(super) text: Option<Text>,
     #[serde(default)]
     pub(super) include: Option<Vec<String>>,
     pub(super) metadata: Option<Map<String, Value>>,
@@ -26,8 +35,18 @@ pub(in super::super) struct ResponsesRequest {
     rest: Map<String, Value>,
 }
 
-/// The one thing that can be included.
+/// What the text of an answer is like.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = ResponseText)]
+pub(in super::super) struct Text {
+    pub(super) format: Option<Value>,
+    verbosity: Option<String>,
+}
+
+/// What can be included.
 const LOGPROBS: &str = "message.output_text.logprobs";
+/// Reasoning that answers do not have, so that all of it is included.
+const REASONING: &str = "reasoning.encrypted_content";
 
 /// Fields that would change the answer and are not served, with the values that ask for nothing.
 const UNSUPPORTED: &[(&str, &[&str])] = &[
@@ -39,9 +58,6 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("previous_response_id", &[]),
     ("prompt", &[]),
     ("reasoning", &["{}", r#"{"effort":null,"summary":null}"#, r#"{"effort":"none"}"#]),
-    ("text", &["{}", r#"{"format":{"type":"text"}}"#, r#"{"format":null}"#]),
-    ("tool_choice", &["\"auto\"", "\"none\""]),
-    ("tools", &["[]"]),
     ("truncation", &["\"disabled\""]),
 ];
 
@@ -55,7 +71,10 @@ impl ResponsesRequest {
                 return Err(OpenAiError::unsupported(name));
             }
         }
-        let others = self.include.iter().flatten().find(|include| *include != LOGPROBS);
+        if self.text.as_ref().and_then(|text| text.verbosity.as_deref()).is_some_and(|v| v != "medium") {
+            return Err(OpenAiError::unsupported("text.verbosity"));
+        }
+        let others = self.include.iter().flatten().find(|include| ![LOGPROBS, REASONING].contains(&include.as_str()));
         if let Some(other) = others {
             let message = format!("`include` with `{other}` is not supported");
             return Err(OpenAiError::invalid("include", message));
@@ -63,16 +82,38 @@ impl ResponsesRequest {
         Ok(())
     }
 
+    /// The conversation. A response never continues a message of the input.
+    pub(super) fn chat(&self) -> Result<Chat, OpenAiError> {
+        let asked = Asked {
+            tools: self.tools.as_deref().map(tools::functions).transpose()?,
+            choice: self.tool_choice.clone(),
+            parallel: self.parallel_tool_calls,
+        };
+        let messages = input::messages(self.instructions.as_deref(), &self.input)?;
+        Ok(Chat { messages, asked, continue_final_message: Some(false), ..Chat::default() })
+    }
+
     /// Whether tokens come with their probabilities.
     pub(super) fn wants_logprobs(&self) -> bool {
         self.top_logprobs.is_some_and(|top| top > 0) || self.include.iter().flatten().any(|i| i == LOGPROBS)
     }
 
-    pub(super) fn params(&self) -> Params {
-        Params {
+    pub(super) fn params(&self) -> Result<Params, OpenAiError> {
+        Ok(Params {
             max_new_tokens: self.max_output_tokens,
             top_n: self.top_logprobs.unwrap_or(0),
+            grammar: self.format()?,
             ..plain::sampling(self.temperature, self.top_p, None)
-        }
+        })
+    }
+
+    /// What the text must be.
+    fn format(&self) -> Result<Option<Wanted>, OpenAiError> {
+        const FIELD: &str = "text.format";
+        let format = self.text.as_ref().and_then(|text| text.format.as_ref());
+        let Some(format) = format.filter(|format| !format.is_null()) else { return Ok(None) };
+        let grammar = grammar::response_format(format)
+            .map_err(|why| OpenAiError::invalid(FIELD, why.replace("response_format", FIELD)))?;
+        Ok(grammar.map(|grammar| Wanted { grammar, field: FIELD, optional: false }))
     }
 }

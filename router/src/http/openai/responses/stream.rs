@@ -3,86 +3,59 @@
 use serde_json::{Value, json};
 
 use super::super::error::OpenAiError;
-use super::super::logprobs::ChatLogprobs;
-use super::types::{Body, Status, part};
+use super::output::{Listen, Output};
+use super::types::{Body, Status};
 use crate::http::sse::{self, Events};
 use crate::service::{ServiceError, TextEvent};
-use crate::text::Tokenizer;
 
 pub(super) struct Writer {
     /// Taken by the last event.
     body: Option<Body>,
-    item: String,
     prompt_tokens: usize,
-    /// Set if log-probabilities were asked for.
-    tokenizer: Option<Tokenizer>,
-    /// All of them so far.
-    logprobs: ChatLogprobs,
+    output: Output,
     /// Number of the next event.
     sequence: u64,
 }
 
+/// Writes each event with its number.
+struct Numbered<'a> {
+    sequence: &'a mut u64,
+    to: &'a mut Events,
+}
+
+impl Listen for Numbered<'_> {
+    fn hear(&mut self, kind: &'static str, fields: impl FnOnce() -> Value) {
+        let mut event = fields();
+        event["type"] = kind.into();
+        event["sequence_number"] = (*self.sequence).into();
+        *self.sequence += 1;
+        self.to.named(kind, &event);
+    }
+}
+
 impl Writer {
-    pub(super) fn new(body: Body, prompt_tokens: usize, tokenizer: Option<Tokenizer>) -> Self {
-        let item = body.item.clone();
-        let logprobs = ChatLogprobs { content: Vec::new() };
-        Writer { body: Some(body), item, prompt_tokens, tokenizer, logprobs, sequence: 0 }
+    pub(super) fn new(body: Body, prompt_tokens: usize, output: Output) -> Self {
+        Writer { body: Some(body), prompt_tokens, output, sequence: 0 }
     }
 
-    /// An event of this kind with these fields beside its number.
-    fn event(&mut self, kind: &str, mut fields: Value, to: &mut Events) {
-        fields["type"] = kind.into();
-        fields["sequence_number"] = self.sequence.into();
-        self.sequence += 1;
-        to.named(kind, &fields);
-    }
-
-    /// An event about the one text of the one message.
-    fn text_event(&mut self, kind: &str, mut fields: Value, to: &mut Events) {
-        fields["item_id"] = self.item.as_str().into();
-        fields["output_index"] = 0.into();
-        fields["content_index"] = 0.into();
-        self.event(kind, fields, to);
+    fn event(&mut self, kind: &'static str, fields: Value, to: &mut Events) {
+        Numbered { sequence: &mut self.sequence, to }.hear(kind, || fields);
     }
 }
 
 impl sse::Write for Writer {
     fn begin(&mut self, to: &mut Events) {
-        let Some(body) = &self.body else { return };
-        let (response, message) = (json!(body), body.message(Status::InProgress, &[]));
-        self.event("response.created", json!({"response": response}), to);
-        self.event("response.in_progress", json!({"response": response}), to);
-        self.event("response.output_item.added", json!({"output_index": 0, "item": message}), to);
-        self.text_event("response.content_part.added", json!({"part": part("", None)}), to);
+        let response = json!({"response": self.body});
+        self.event("response.created", response.clone(), to);
+        self.event("response.in_progress", response, to);
     }
 
     fn event(&mut self, _: usize, event: TextEvent, to: &mut Events) {
-        let new = self
-            .tokenizer
-            .as_ref()
-            .map(|tokenizer| ChatLogprobs::new(tokenizer, std::slice::from_ref(&event)).content)
-            .unwrap_or_default();
-        if !event.text.is_empty() || !new.is_empty() {
-            let delta = json!({"delta": event.text, "logprobs": new});
-            self.text_event("response.output_text.delta", delta, to);
-            self.logprobs.content.extend(new);
-        }
+        self.output.push(&event, &mut Numbered { sequence: &mut self.sequence, to });
         let Some(finished) = &event.finished else { return };
         let Some(body) = self.body.take() else { return };
-        let status = Status::of(finished.reason);
-        let logprobs = std::mem::take(&mut self.logprobs.content);
-        let logprobs = self.tokenizer.is_some().then_some(ChatLogprobs { content: logprobs });
-        let done = json!({
-            "text": finished.text,
-            "logprobs": logprobs.as_ref().map_or_else(|| json!([]), |logprobs| json!(logprobs.content)),
-        });
-        self.text_event("response.output_text.done", done, to);
-        let body = body.complete(status, self.prompt_tokens, finished, logprobs);
-        let part = body.output[0]["content"][0].clone();
-        self.text_event("response.content_part.done", json!({"part": part}), to);
-        let item = body.output[0].clone();
-        self.event("response.output_item.done", json!({"output_index": 0, "item": item}), to);
-        let kind = match status {
+        let body = body.complete(self.output.items(), self.prompt_tokens, finished);
+        let kind = match body.status {
             Status::Incomplete => "response.incomplete",
             _ => "response.completed",
         };

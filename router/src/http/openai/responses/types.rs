@@ -4,7 +4,6 @@ use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::super::logprobs::ChatLogprobs;
 use super::super::types::Header;
 use super::request::ResponsesRequest;
 use crate::service::{FinishReason, Finished};
@@ -22,7 +21,7 @@ pub(super) enum Status {
 }
 
 impl Status {
-    pub(super) fn of(reason: FinishReason) -> Self {
+    fn of(reason: FinishReason) -> Self {
         match reason {
             FinishReason::Length => Status::Incomplete,
             FinishReason::EosToken | FinishReason::StopSequence => Status::Completed,
@@ -52,16 +51,13 @@ pub(super) struct Body {
     store: bool,
     temperature: f32,
     text: Value,
-    tool_choice: &'static str,
+    tool_choice: Value,
     tools: Vec<Value>,
     top_logprobs: u32,
     top_p: f32,
     truncation: &'static str,
     usage: Option<Usage>,
     user: Option<String>,
-    /// Of the one message.
-    #[serde(skip)]
-    pub(super) item: String,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -77,8 +73,8 @@ struct Usage {
 impl Body {
     pub(super) fn new(header: Header, request: &ResponsesRequest) -> Self {
         let Header { id, created, model } = header;
+        let format = request.text.as_ref().and_then(|text| text.format.clone()).filter(|f| !f.is_null());
         Body {
-            item: id.replacen("resp", "msg", 1),
             id,
             object: "response",
             created_at: created,
@@ -91,14 +87,14 @@ impl Body {
             metadata: request.metadata.clone().unwrap_or_default(),
             model,
             output: Vec::new(),
-            parallel_tool_calls: true,
+            parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
             previous_response_id: None,
             reasoning: json!({"effort": null, "summary": null}),
             store: false,
             temperature: request.temperature.unwrap_or(1.0),
-            text: json!({"format": {"type": "text"}}),
-            tool_choice: "auto",
-            tools: Vec::new(),
+            text: json!({"format": format.unwrap_or_else(|| json!({"type": "text"}))}),
+            tool_choice: request.tool_choice.clone().filter(|c| !c.is_null()).unwrap_or_else(|| "auto".into()),
+            tools: request.tools.clone().unwrap_or_default(),
             top_logprobs: request.top_logprobs.unwrap_or(0),
             top_p: request.top_p.unwrap_or(1.0),
             truncation: "disabled",
@@ -107,24 +103,12 @@ impl Body {
         }
     }
 
-    /// The one message of the output.
-    pub(super) fn message(&self, status: Status, content: &[Value]) -> Value {
-        json!({"type": "message", "id": self.item, "status": status, "role": "assistant", "content": content})
-    }
-
     /// With the whole answer in it.
-    pub(super) fn complete(
-        mut self,
-        status: Status,
-        input_tokens: usize,
-        answer: &Finished,
-        logprobs: Option<ChatLogprobs>,
-    ) -> Self {
-        self.status = status;
-        let part = part(&answer.text, logprobs.as_ref());
-        self.output = vec![self.message(status, &[part])];
+    pub(super) fn complete(mut self, output: Vec<Value>, input_tokens: usize, answer: &Finished) -> Self {
+        self.status = Status::of(answer.reason);
+        self.output = output;
         self.incomplete_details =
-            (status == Status::Incomplete).then(|| json!({"reason": "max_output_tokens"}));
+            (self.status == Status::Incomplete).then(|| json!({"reason": "max_output_tokens"}));
         self.usage = Some(Usage {
             input_tokens,
             input_tokens_details: json!({"cached_tokens": answer.cached_tokens}),
@@ -134,10 +118,4 @@ impl Body {
         });
         self
     }
-}
-
-/// A text in the content of a message.
-pub(super) fn part(text: &str, logprobs: Option<&ChatLogprobs>) -> Value {
-    let logprobs = logprobs.map_or_else(|| json!([]), |logprobs| json!(logprobs.content));
-    json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
 }
