@@ -49,6 +49,27 @@ def test_stop_sequences(client):
     assert message.content[0].text == text.split(word)[0]
 
 
+def test_tools(client, weather):
+    tools = [{"name": "weather", "description": "d", "input_schema": weather}]
+    choice = {"type": "any", "disable_parallel_tool_use": True}
+    asked = {**ASKED, "max_tokens": 200, "tools": tools, "tool_choice": choice}
+    message = client.messages.create(**asked)
+    [block] = message.content
+    assert message.stop_reason == "tool_use" and block.type == "tool_use" and block.name == "weather"
+    assert block.input["city"] in ("Rome", "Oslo") and 1 <= block.input["days"] <= 9
+    with client.messages.stream(**asked) as stream:
+        final = stream.get_final_message()
+    assert final.stop_reason == "tool_use" and final.content[0].input == block.input
+
+    result = {"type": "tool_result", "tool_use_id": block.id, "content": "rain"}
+    turns = [{"role": "assistant", "content": [block.model_dump()]}, {"role": "user", "content": [result]}]
+    messages = ASKED["messages"] + turns
+    answer = client.messages.create(**{**asked, "messages": messages, "tool_choice": {"type": "none"}})
+    assert answer.content[0].type == "text"
+    plain = client.messages.count_tokens(model="tgi", messages=ASKED["messages"]).input_tokens
+    assert client.messages.count_tokens(model="tgi", messages=ASKED["messages"], tools=tools).input_tokens > plain
+
+
 def test_count_tokens(client):
     counted = client.messages.count_tokens(model="tgi", messages=ASKED["messages"]).input_tokens
     usage = client.messages.create(**ASKED).usage

@@ -229,6 +229,33 @@ def test_responses(client):
     assert error.value.param == "previous_response_id"
 
 
+def test_functions_of_responses(client, weather):
+    tool = {"type": "function", "name": "weather", "description": "d", "parameters": weather, "strict": True}
+    asked = {"model": MODEL, "input": "How is it in Rome?", "temperature": 0, "max_output_tokens": 200, "tools": [tool],
+             "tool_choice": "required", "parallel_tool_calls": False}
+    answer = client.responses.create(**asked)
+    [call] = answer.output
+    arguments = json.loads(call.arguments)
+    assert (call.type, call.name) == ("function_call", "weather") and arguments["city"] in ("Rome", "Oslo")
+
+    events = list(client.responses.create(**asked, stream=True))
+    streamed = "".join(event.delta for event in events if event.type == "response.function_call_arguments.delta")
+    assert json.loads(streamed) == arguments
+    with client.responses.stream(**asked) as stream:
+        assert json.loads(stream.get_final_response().output[0].arguments) == arguments
+
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "rain"}
+    items = [{"role": "user", "content": "How is it in Rome?"}, call.model_dump(exclude_none=True), result]
+    assert client.responses.create(**{**asked, "input": items, "tool_choice": "none"}).output_text
+
+
+def test_structured_responses(client):
+    answer = client.responses.parse(
+        model=MODEL, input="A fox, please.", temperature=0, max_output_tokens=100, text_format=Fox
+    )
+    assert isinstance(answer.output_parsed, Fox)
+
+
 def test_a_stream_that_is_left_frees_its_slot(client, url):
     # Without the marks that end a text, it would go on for as long as the model can.
     stream = client.completions.create(

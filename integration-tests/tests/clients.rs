@@ -44,7 +44,11 @@ fn run(program: &Path, arguments: &[&str], server: &Server, environment: &[(&str
     let mut command = Command::new(program);
     // What they write beside themselves goes elsewhere.
     command.args(arguments).envs(environment.iter().copied()).current_dir(env!("CARGO_TARGET_TMPDIR"));
-    command.envs([("MILLRACE_URL", server.url("").as_str()), ("MILLRACE_KEY", KEY), ("PYTHONDONTWRITEBYTECODE", "1")]);
+    command.envs([
+        ("MILLRACE_URL", server.url("").as_str()),
+        ("MILLRACE_KEY", KEY),
+        ("PYTHONDONTWRITEBYTECODE", "1"),
+    ]);
     let status = command.status().unwrap_or_else(|error| panic!("{}: {error}", program.display()));
     assert!(status.success(), "{} {}: {status}\n{}", program.display(), arguments.join(" "), server.log());
     assert_eq!(server.get("/health").0, 200);

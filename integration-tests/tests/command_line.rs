@@ -46,7 +46,11 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
             &[("AIP_PREDICT_ROUTE", "/generate")],
             "the path /generate cannot be a route",
         ),
-        (&["serve", "--tokenizer-config-path", "/nowhere/t.json"], &[], "--tokenizer-config-path: /nowhere/t.json"),
+        (
+            &["serve", "--tokenizer-config-path", "/nowhere/t.json"],
+            &[],
+            "--tokenizer-config-path: /nowhere/t.json",
+        ),
         (&["serve", "--tool-call-parser", "xml"], &[], "known are hermes, qwen3_coder, llama3_json"),
         (&["serve"], &[("AIP_HTTP_PORT", "many")], "AIP_HTTP_PORT=many"),
         (&["serve", "--config", "/nowhere/millrace.toml"], &[], "--config /nowhere/millrace.toml"),
@@ -133,7 +137,10 @@ fn a_file_gives_flags_and_the_environment_wins_over_it() {
 
 #[test]
 fn another_chat_template_is_used_and_the_api_is_described() {
-    let file = SecretFile::new("tokenizer-config", r#"{"chat_template": "{% for m in messages %}<{{ m.content }}>{% endfor %}"}"#);
+    let file = SecretFile::new(
+        "tokenizer-config",
+        r#"{"chat_template": "{% for m in messages %}<{{ m.content }}>{% endfor %}"}"#,
+    );
     let server = Server::start(&["--tokenizer-config-path", file.path()]);
     let body = json!({"messages": [{"role": "user", "content": "a"}]});
     assert_eq!(post(&server.url("/chat_tokenize"), &body).body["templated_text"], "<a>");

@@ -163,28 +163,44 @@ fn responses_and_messages_call_tools_too_and_take_what_came_of_it() {
     let answer = post(&server.url("/v1/responses"), &response);
     assert_eq!(answer.status, 200, "{}", answer.body);
     let call = &answer.body["output"][0];
-    assert_eq!((&call["type"], &call["name"], &call["status"]), (&json!("function_call"), &json!("go"), &json!("completed")));
+    assert_eq!(
+        (&call["type"], &call["name"], &call["status"]),
+        (&json!("function_call"), &json!("go"), &json!("completed"))
+    );
     let arguments: Value = serde_json::from_str(call["arguments"].as_str().unwrap()).unwrap();
     assert!(["Rome", "Oslo"].contains(&arguments["place"].as_str().unwrap()), "{call}");
     response["stream"] = json!(true);
     let events: Vec<Value> = stream(&server.url("/v1/responses"), &response).collect();
-    assert_eq!(without_ids(&events.last().unwrap()["response"]["output"]), without_ids(&answer.body["output"]));
+    assert_eq!(
+        without_ids(&events.last().unwrap()["response"]["output"]),
+        without_ids(&answer.body["output"])
+    );
     let streamed: String = events.iter().filter_map(|event| event["delta"].as_str()).collect();
     assert_eq!(call["arguments"], streamed.as_str());
     response["input"] = json!([input[0], call, {"type": "function_call_output", "call_id": call["call_id"], "output": "There."}]);
     (response["stream"], response["tool_choice"]) = (json!(false), json!("none"));
     let answer = post(&server.url("/v1/responses"), &response);
-    assert_eq!((answer.status, &answer.body["output"][0]["type"]), (200, &json!("message")), "{}", answer.body);
+    assert_eq!(
+        (answer.status, &answer.body["output"][0]["type"]),
+        (200, &json!("message")),
+        "{}",
+        answer.body
+    );
 
     let answer = post(&server.url("/v1/messages"), &message);
     let used = &answer.body["content"][0];
-    assert_eq!((&answer.body["stop_reason"], &used["type"], &used["input"]), (&json!("tool_use"), &json!("tool_use"), &arguments));
+    assert_eq!(
+        (&answer.body["stop_reason"], &used["type"], &used["input"]),
+        (&json!("tool_use"), &json!("tool_use"), &arguments)
+    );
     message["stream"] = json!(true);
     let events: Vec<Value> = stream(&server.url("/v1/messages"), &message).collect();
-    let streamed: String = events.iter().filter_map(|event| event["delta"]["partial_json"].as_str()).collect();
+    let streamed: String =
+        events.iter().filter_map(|event| event["delta"]["partial_json"].as_str()).collect();
     assert_eq!(serde_json::from_str::<Value>(&streamed).unwrap(), arguments);
     let result = json!({"type": "tool_result", "tool_use_id": used["id"], "content": "There."});
-    message["messages"] = json!([input[0], {"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]);
+    message["messages"] =
+        json!([input[0], {"role": "assistant", "content": [used]}, {"role": "user", "content": [result]}]);
     (message["stream"], message["tool_choice"]) = (json!(false), json!({"type": "none"}));
     let answer = post(&server.url("/v1/messages"), &message);
     assert_eq!((answer.status, &answer.body["content"][0]["type"]), (200, &json!("text")), "{}", answer.body);

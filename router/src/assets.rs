@@ -241,9 +241,8 @@ fn json<'a, T: Default + for<'de> Deserialize<'de>>(
     name: &'static str,
 ) -> Result<T, AssetError> {
     match file(name)? {
-        Some(bytes) => {
-            serde_json::from_slice(&bytes).map_err(|error| AssetError::Invalid { file: name.to_owned(), error })
-        }
+        Some(bytes) => serde_json::from_slice(&bytes)
+            .map_err(|error| AssetError::Invalid { file: name.to_owned(), error }),
         None => Ok(T::default()),
     }
 }
@@ -305,13 +304,21 @@ mod tests {
             std::fs::write(&path, text).unwrap();
             Assets::from_files(files).unwrap().with_tokenizer_config(&path)
         };
-        let assets = read(r#"{"chat_template": [{"name": "default", "template": "D"}], "eos_token": "<end>"}"#).unwrap();
-        assert_eq!((assets.chat_template.as_deref(), assets.eos_token.as_deref()), (Some("D"), Some("<end>")));
+        let assets =
+            read(r#"{"chat_template": [{"name": "default", "template": "D"}], "eos_token": "<end>"}"#)
+                .unwrap();
+        assert_eq!(
+            (assets.chat_template.as_deref(), assets.eos_token.as_deref()),
+            (Some("D"), Some("<end>"))
+        );
         assert_eq!(assets.bos_token.as_deref(), Some("<s>"));
         assert_eq!(read("{}").unwrap().chat_template.as_deref(), Some("X"));
         let error = read("{").unwrap_err().to_string();
         assert!(error.starts_with(&path.display().to_string()), "{error}");
         std::fs::remove_file(&path).unwrap();
-        assert!(matches!(Assets::from_files(files).unwrap().with_tokenizer_config(&path), Err(AssetError::Io { .. })));
+        assert!(matches!(
+            Assets::from_files(files).unwrap().with_tokenizer_config(&path),
+            Err(AssetError::Io { .. })
+        ));
     }
 }

@@ -77,8 +77,7 @@ pub fn grammars(data: &[u8]) {
         1 => Grammar::Regex(text.into()),
         _ => Grammar::Lark(text.into()),
     };
-    let compiler =
-        COMPILER.get_or_init(|| Compiler::new(test_support::tokenizer(), Arc::new([EOS])));
+    let compiler = COMPILER.get_or_init(|| Compiler::new(test_support::tokenizer(), Arc::new([EOS])));
     match runtime().block_on(compiler.compile(&grammar, EOS + 1)) {
         Ok(compiled) => assert!(compiled.first().iter().any(|&word| word != 0), "{grammar:?}"),
         Err(GrammarError::Busy) => panic!("nobody else compiles: {grammar:?}"),
@@ -90,8 +89,11 @@ pub fn grammars(data: &[u8]) {
 pub fn templates(data: &[u8]) {
     let text = String::from_utf8_lossy(data);
     let (source, said) = text.split_once('\0').unwrap_or((&text, "hello"));
-    let Ok(template) = ChatTemplate::new(source, None, Some("<s>".into()), Some("</s>".into()), 1) else { return };
-    let call = json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": [1, null]}}});
+    let Ok(template) = ChatTemplate::new(source, None, Some("<s>".into()), Some("</s>".into()), 1) else {
+        return;
+    };
+    let call =
+        json!({"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": [1, null]}}});
     let messages = vec![
         json!({"role": "system", "content": said}),
         json!({"role": "user", "content": said}),
@@ -100,7 +102,12 @@ pub fn templates(data: &[u8]) {
     ];
     let tools = Some(vec![json!({"type": "function", "function": {"name": said, "parameters": {}}})]);
     // It may refuse.
-    let _ = template.render_now(&Conversation { messages, tools, add_generation_prompt: true, ..Conversation::default() });
+    let _ = template.render_now(&Conversation {
+        messages,
+        tools,
+        add_generation_prompt: true,
+        ..Conversation::default()
+    });
 }
 
 /// A text, to tokens and back.

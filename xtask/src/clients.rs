@@ -19,7 +19,17 @@ pub(crate) fn run() -> bool {
         [("MILLRACE_CLIENTS", installed.to_str().unwrap_or_default()), ("MILLRACE_BINARY_IS_BUILT", "1")];
     // The packages that `cargo xtask test` builds, so that nothing is built twice; `version` is the binary's own test, and
     // has the binary built.
-    let tests = ["test", "--workspace", crate::SIMULATED, "--test", "version", "--test", "clients", "--", "--nocapture"];
+    let tests = [
+        "test",
+        "--workspace",
+        crate::SIMULATED,
+        "--test",
+        "version",
+        "--test",
+        "clients",
+        "--",
+        "--nocapture",
+    ];
     cargo_with(&tests, &environment)
 }
 
@@ -29,7 +39,16 @@ fn python(folder: &Path) -> bool {
         // Whatever is there may be of another version.
         let _ = std::fs::remove_dir_all(folder);
         // The list is complete: pip need not work out what else is needed.
-        let pip = ["-m", "pip", "install", "--quiet", "--no-deps", "--disable-pip-version-check", "--no-compile", "--requirement"];
+        let pip = [
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--disable-pip-version-check",
+            "--no-compile",
+            "--requirement",
+        ];
         command("python3", Command::new("python3").args(["-m", "venv"]).arg(folder))
             && command("pip", Command::new(folder.join("bin/python")).args(pip).arg(&pinned))
     })
@@ -64,7 +83,9 @@ fn command(name: &str, command: &mut Command) -> bool {
     match command.status() {
         Ok(status) => status.success(),
         Err(error) => {
-            eprintln!("{name}: {error}; the clients' tests need Python 3.11 with venv, and Node.js 20 with npm");
+            eprintln!(
+                "{name}: {error}; the clients' tests need Python 3.11 with venv, and Node.js 20 with npm"
+            );
             false
         }
     }

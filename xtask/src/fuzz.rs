@@ -26,7 +26,16 @@ pub(crate) fn run(target: Option<&str>, seconds: &str) -> bool {
     }
     let Some(host) = host() else { return false };
     // With a target named, build scripts and macros are not instrumented.
-    let build = ["build", "--release", "--manifest-path", "fuzz/Cargo.toml", "--target-dir", "target/fuzz", "--target", &host];
+    let build = [
+        "build",
+        "--release",
+        "--manifest-path",
+        "fuzz/Cargo.toml",
+        "--target-dir",
+        "target/fuzz",
+        "--target",
+        &host,
+    ];
     if !cargo_with(&build, &[("RUSTFLAGS", INSTRUMENTED)]) {
         return false;
     }
@@ -37,7 +46,10 @@ pub(crate) fn run(target: Option<&str>, seconds: &str) -> bool {
             return false;
         }
         let mut fuzzer = Command::new(binaries.join(name));
-        fuzzer.args(BOUNDS).arg(format!("-max_total_time={seconds}")).arg("-artifact_prefix=target/fuzz/found/");
+        fuzzer
+            .args(BOUNDS)
+            .arg(format!("-max_total_time={seconds}"))
+            .arg("-artifact_prefix=target/fuzz/found/");
         fuzzer.arg("-print_final_stats=1").arg(grown).arg(format!("fuzz/seeds/{name}"));
         eprintln!("$ {fuzzer:?}");
         fuzzer.status().is_ok_and(|status| status.success())
@@ -45,7 +57,7 @@ pub(crate) fn run(target: Option<&str>, seconds: &str) -> bool {
 }
 
 fn host() -> Option<String> {
-    let rustc = std::env::var_os("RUSTC").unwrap_or_else(|| cargo_path().to_string_lossy().replace("cargo", "rustc").into());
+    let rustc = Path::new(&cargo_path()).with_file_name("rustc");
     let told = Command::new(rustc).args(["--print", "host-tuple"]).output().ok()?;
     Some(String::from_utf8(told.stdout).ok()?.trim().to_owned())
 }

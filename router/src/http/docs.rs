@@ -10,8 +10,8 @@ use axum::response::Redirect;
 use axum::routing::get;
 use utoipa::OpenApi;
 use utoipa::openapi::path::{Operation, PathItem};
-use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::schema::{ObjectBuilder, Type};
+use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{
     Components, Content, ContentBuilder, Ref, RefOr, Response, ResponseBuilder, SecurityRequirement,
 };
@@ -43,8 +43,15 @@ const ERRORS: &[(u16, &str)] = &[
 ];
 
 /// Where an answer may come as a stream.
-const STREAMS: &[&str] =
-    &["/", "/generate_stream", "/invocations", "/v1/chat/completions", "/v1/completions", "/v1/messages", "/v1/responses"];
+const STREAMS: &[&str] = &[
+    "/",
+    "/generate_stream",
+    "/invocations",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/responses",
+];
 
 /// Pages load nothing from anywhere.
 const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'";
@@ -113,7 +120,9 @@ fn docs(needs_key: bool) -> utoipa::openapi::OpenApi {
 
 /// The answer as server-sent events. Each has JSON as its data; those of `/v1/messages` and `/v1/responses` have names too.
 fn add_stream(operation: &mut Operation) {
-    let Some(RefOr::T(Response { content, .. })) = operation.responses.responses.get_mut("200") else { return };
+    let Some(RefOr::T(Response { content, .. })) = operation.responses.responses.get_mut("200") else {
+        return;
+    };
     let text = |about: &str| ObjectBuilder::new().schema_type(Type::String).description(Some(about));
     let event = ObjectBuilder::new()
         .property("event", text("Its name, if it has one"))
@@ -131,9 +140,12 @@ fn add_errors(path: &str, operation: &mut Operation) {
         }
         let mut response = ResponseBuilder::new().description(description);
         let json = |schema| ContentBuilder::new().schema(Some(Ref::from_schema_name(schema))).build();
-        let text = || ContentBuilder::new().schema(Some(ObjectBuilder::new().schema_type(Type::String))).build();
+        let text =
+            || ContentBuilder::new().schema(Some(ObjectBuilder::new().schema_type(Type::String))).build();
         response = match status {
-            _ if path.starts_with("/v1/messages") => response.content("application/json", json("AnthropicError")),
+            _ if path.starts_with("/v1/messages") => {
+                response.content("application/json", json("AnthropicError"))
+            }
             _ if is_openai => response.content("application/json", json("OpenAiError")),
             401 => response,
             400 | 413 | 415 => response.content("text/plain", text()),

@@ -96,7 +96,8 @@ impl ChatTemplate {
         environment.add_function("strftime_now", strftime_now);
         environment.add_filter("tojson", tojson);
         let mut variables = HashSet::new();
-        let writes_calls = [Some(source), with_tools].iter().flatten().any(|text| text.contains("tool_calls"));
+        let writes_calls =
+            [Some(source), with_tools].iter().flatten().any(|text| text.contains("tool_calls"));
         for (name, source) in [(CHAT, Some(source)), (CHAT_WITH_TOOLS, with_tools)] {
             let Some(source) = source else { continue };
             environment
@@ -107,7 +108,14 @@ impl ChatTemplate {
             }
         }
         let workers = Semaphore::new(workers.max(1));
-        Ok(ChatTemplate(Arc::new(Inner { environment, variables, writes_calls, bos_token, eos_token, workers })))
+        Ok(ChatTemplate(Arc::new(Inner {
+            environment,
+            variables,
+            writes_calls,
+            bos_token,
+            eos_token,
+            workers,
+        })))
     }
 
     /// Whether the template looks at this variable.

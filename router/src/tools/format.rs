@@ -210,7 +210,10 @@ mod tests {
             assert_eq!(format.to_string().parse(), Ok(format));
         }
         let unknown = "pythonic".parse::<Format>().unwrap_err().to_string();
-        assert!(unknown.ends_with("known are hermes, qwen3_coder, llama3_json, mistral, mistral_v11, json"), "{unknown}");
+        assert!(
+            unknown.ends_with("known are hermes, qwen3_coder, llama3_json, mistral, mistral_v11, json"),
+            "{unknown}"
+        );
     }
 
     #[test]

@@ -119,12 +119,15 @@ fn escape(text: &str) -> String {
 fn tagged(tools: &Tools) -> (String, Vec<(String, Value)>) {
     let (mut calls, mut schemas) = (Vec::new(), Vec::new());
     for (index, tool) in tools.callable().enumerate() {
-        let required = |name: &str| tool.parameters["required"].as_array().is_some_and(|r| r.iter().any(|r| r == name));
+        let required =
+            |name: &str| tool.parameters["required"].as_array().is_some_and(|r| r.iter().any(|r| r == name));
         let mut arguments = String::new();
         for (name, schema) in tool.parameters["properties"].as_object().into_iter().flatten() {
             let value = match schema["enum"].as_array().filter(|_| tags::is_text(schema)) {
                 Some(values) => {
-                    let text = |value: &Value| Value::from(format!("{}\n</parameter>\n", value.as_str().unwrap_or_default()));
+                    let text = |value: &Value| {
+                        Value::from(format!("{}\n</parameter>\n", value.as_str().unwrap_or_default()))
+                    };
                     let values: Vec<_> = values.iter().map(|value| text(value).to_string()).collect();
                     format!("({})", values.join(" | "))
                 }
@@ -134,7 +137,9 @@ fn tagged(tools: &Tools) -> (String, Vec<(String, Value)>) {
                     let place = format!("#/$defs/{index}");
                     let mut schema = schema.clone();
                     relocate(&mut schema, &place);
-                    if let (Value::Object(schema), true) = (&mut schema, tool.parameters.get("$defs").is_some()) {
+                    if let (Value::Object(schema), true) =
+                        (&mut schema, tool.parameters.get("$defs").is_some())
+                    {
                         schema.insert("$defs".into(), definitions(std::iter::once((index, tool))).into());
                     }
                     schemas.push((rule.clone(), schema));
@@ -147,7 +152,10 @@ fn tagged(tools: &Tools) -> (String, Vec<(String, Value)>) {
         if arguments.is_empty() && tool.parameters["additionalProperties"] != false {
             arguments = " (ANY text)*".to_owned();
         }
-        calls.push(format!("{}{arguments} \"</function>\"", Value::from(format!("<function={}>\n", tool.name))));
+        calls.push(format!(
+            "{}{arguments} \"</function>\"",
+            Value::from(format!("<function={}>\n", tool.name))
+        ));
     }
     let rules = format!(
         "call: {}\ntext[lazy]: /(?s:.*)\\n<\\/parameter>\\n/\nANY: /<parameter=[A-Za-z0-9_.-]+>\\n/\n",

@@ -219,7 +219,11 @@ impl Parser {
             raw.push('{');
             return self.give_up(delta);
         }
-        delta.calls.push(CallDelta { index: self.calls, name: Some(name.to_owned()), arguments: String::new() });
+        delta.calls.push(CallDelta {
+            index: self.calls,
+            name: Some(name.to_owned()),
+            arguments: String::new(),
+        });
         let (raw, arguments) = (String::new(), String::new());
         let reader = Reader::Json(Scan::arguments());
         self.state = State::Call { raw, list: false, reader, started: true, arguments };

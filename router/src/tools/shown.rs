@@ -9,7 +9,9 @@ use super::Format;
 pub fn show_tools(messages: &mut Vec<Value>, unseen: Option<&[Value]>, prompt: Option<&str>, format: Format) {
     let usual = || {
         let call = format.write("NAME", &json!({"KEY": "VALUE"}));
-        format!("These are functions. To call one, answer with nothing but its name and arguments, like this: {call}")
+        format!(
+            "These are functions. To call one, answer with nothing but its name and arguments, like this: {call}"
+        )
     };
     let text = match (unseen, prompt.filter(|prompt| !prompt.is_empty())) {
         (None, None) => return,

@@ -164,9 +164,7 @@ impl Tags {
             self.held.clear();
             self.state = State::Tag;
         } else if self.is_text() {
-            let ends = |tail: &str| {
-                END_OF_VALUE.starts_with(tail.strip_prefix('\n').unwrap_or(tail))
-            };
+            let ends = |tail: &str| END_OF_VALUE.starts_with(tail.strip_prefix('\n').unwrap_or(tail));
             let bound = self.held.len().saturating_sub(END_OF_VALUE.len() + 1);
             let mut places = (bound..=self.held.len()).filter(|&at| self.held.is_char_boundary(at));
             let certain = places.find(|&at| ends(&self.held[at..])).unwrap_or(self.held.len());

@@ -235,7 +235,8 @@ impl sse::Write for Writer {
             self.cached_tokens.get_or_insert(finished.cached_tokens);
         }
         let reason = event.finished.as_ref().map(|finished| finished.reason);
-        let called = reason.filter(|&reason| reader.is_some_and(|reader| reader.called(reason))).map(|_| TOOL_CALLS);
+        let called =
+            reason.filter(|&reason| reader.is_some_and(|reader| reader.called(reason))).map(|_| TOOL_CALLS);
         let logprobs = self.tokenizer.as_ref();
         let choice = ChunkChoice {
             index,

@@ -54,8 +54,10 @@ impl Asked {
         }
         let Some(Chosen { choice, only }) = chosen else { return Ok(None) };
         let named = if let Choice::Named(name) = &choice { Some(name) } else { None };
-        let unknown =
-            named.into_iter().chain(only.iter().flatten()).find(|name| !tools.iter().any(|t| t.name == **name));
+        let unknown = named
+            .into_iter()
+            .chain(only.iter().flatten())
+            .find(|name| !tools.iter().any(|t| t.name == **name));
         if let Some(name) = unknown {
             return Err(OpenAiError::invalid("tool_choice", format!("Tool with name {name} not found")));
         }
@@ -170,8 +172,7 @@ struct Chosen {
 fn chosen(choice: Option<&Value>) -> Result<Option<Chosen>, OpenAiError> {
     let of = |choice| Ok(Some(Chosen { choice, only: None }));
     let wrong = || {
-        let message =
-            "`tool_choice` must be auto, none, required, a function's name, or allowed_tools with a mode and functions";
+        let message = "`tool_choice` must be auto, none, required, a function's name, or allowed_tools with a mode and functions";
         OpenAiError::invalid("tool_choice", message)
     };
     let Some(choice) = choice.filter(|choice| !choice.is_null()) else { return of(Choice::Auto) };
@@ -188,7 +189,8 @@ fn chosen(choice: Option<&Value>) -> Result<Option<Chosen>, OpenAiError> {
         None | Some(Some("function")) => of(Choice::Named(name(choice).ok_or_else(wrong)?)),
         Some(Some("allowed_tools")) => {
             let allowed = choice.get("allowed_tools").unwrap_or(choice);
-            let functions = allowed["tools"].as_array().filter(|tools| !tools.is_empty()).ok_or_else(wrong)?;
+            let functions =
+                allowed["tools"].as_array().filter(|tools| !tools.is_empty()).ok_or_else(wrong)?;
             let only = functions.iter().map(name).collect::<Option<_>>().ok_or_else(wrong)?;
             let choice = match allowed["mode"].as_str() {
                 Some("auto") => Choice::Auto,

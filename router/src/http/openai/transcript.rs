@@ -24,8 +24,7 @@ impl Transcript {
         if self.messages.last().is_none_or(|last| last["role"] != "assistant") {
             self.say("assistant", String::new());
         }
-        let call =
-            json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+        let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
         if let Some(message) = self.messages.last_mut() {
             match &mut message["tool_calls"] {
                 Value::Array(calls) => calls.push(call),

@@ -87,7 +87,8 @@ async fn a_stream_has_the_same_blocks_in_parts() {
 async fn uses_and_results_are_messages_for_the_template() {
     let mut server = server("ok", Limits::default());
     let call = |id: &str, name: &str, input: Value| json!({"type": "tool_use", "id": id, "name": name, "input": input});
-    let result = |id: &str, content: Value| json!({"type": "tool_result", "tool_use_id": id, "content": content});
+    let result =
+        |id: &str, content: Value| json!({"type": "tool_result", "tool_use_id": id, "content": content});
     let text = |text: &str| json!({"type": "text", "text": text});
     let messages = json!([
         {"role": "user", "content": "hi"},
@@ -133,17 +134,29 @@ async fn what_is_wrong_is_said() {
     let server = server("x", Limits::default());
     let message = |role: &str, block: Value| json!({"messages": [{"role": role, "content": [block]}]});
     for (more, text) in [
-        (json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}), "`web_search_20250305`, which is not supported"),
+        (
+            json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
+            "`web_search_20250305`, which is not supported",
+        ),
         (json!({"tools": [{"name": "get"}]}), "`tools[0]` must have a JSON schema as its `input_schema`"),
         (json!({"tools": [{"name": "a b", "input_schema": {}}]}), "`tools[0]` must have a name"),
         (json!({"tool_choice": "auto"}), "`tool_choice` must have one of the types"),
         (json!({"tool_choice": {"type": "tool"}}), "`tool_choice` must have one of the types"),
         (json!({"tool_choice": {"type": "tool", "name": "other"}}), "Tool with name other not found"),
         (json!({"tools": [], "tool_choice": {"type": "any"}}), "`tool_choice` needs `tools`"),
-        (message("user", json!({"type": "tool_result", "tool_use_id": "c", "content": "o"})), "the result of c, but no tool"),
+        (
+            message("user", json!({"type": "tool_result", "tool_use_id": "c", "content": "o"})),
+            "the result of c, but no tool",
+        ),
         (message("user", json!({"type": "tool_result", "content": "o"})), "without `tool_use_id`"),
-        (message("user", json!({"type": "tool_use", "id": "c", "name": "get", "input": {}})), "`tool_use`, which is not supported here"),
-        (message("assistant", json!({"type": "tool_use", "id": "c", "name": "get"})), "whose `input` is no object"),
+        (
+            message("user", json!({"type": "tool_use", "id": "c", "name": "get", "input": {}})),
+            "`tool_use`, which is not supported here",
+        ),
+        (
+            message("assistant", json!({"type": "tool_use", "id": "c", "name": "get"})),
+            "whose `input` is no object",
+        ),
         (message("assistant", json!({"type": "tool_use", "name": "get", "input": {}})), "without `id`"),
     ] {
         for path in [PATH, "/v1/messages/count_tokens"] {

@@ -70,7 +70,10 @@ async fn a_stream_has_the_same_items_in_parts() {
         let (mut joined, mut logprobs) = (String::new(), Vec::new());
         for (number, (name, event)) in events.iter().enumerate() {
             assert_eq!(event["sequence_number"], number);
-            if !name.starts_with("response.output_") && !name.contains("_part.") && !name.contains("_arguments.") {
+            if !name.starts_with("response.output_")
+                && !name.contains("_part.")
+                && !name.contains("_arguments.")
+            {
                 continue;
             }
             let open = if name == "response.output_item.added" { items.len() } else { items.len() - 1 };
@@ -92,10 +95,16 @@ async fn a_stream_has_the_same_items_in_parts() {
                 }
                 "function_call_arguments.delta" => joined += event["delta"].as_str().unwrap(),
                 "output_text.done" => {
-                    assert_eq!((event["text"].as_str(), &event["logprobs"]), (Some(&*joined), &json!(logprobs)));
+                    assert_eq!(
+                        (event["text"].as_str(), &event["logprobs"]),
+                        (Some(&*joined), &json!(logprobs))
+                    );
                 }
                 "function_call_arguments.done" => {
-                    assert_eq!((event["arguments"].as_str(), &event["name"]), (Some(&*joined), &items[open]["name"]));
+                    assert_eq!(
+                        (event["arguments"].as_str(), &event["name"]),
+                        (Some(&*joined), &items[open]["name"])
+                    );
                 }
                 "output_item.done" => {
                     for same in ["id", "call_id", "type", "name"] {
@@ -115,7 +124,10 @@ async fn a_stream_has_the_same_items_in_parts() {
         items[0]["content"][0]["logprobs"] = json!([]);
         assert_eq!(without_ids(&json!(items)), expected());
         let whole = server.post(PATH, request(json!({"include": include}))).await.json();
-        assert_eq!(whole["output"][0]["content"][0]["logprobs"].as_array().unwrap().len(), logprobs.as_array().unwrap().len());
+        assert_eq!(
+            whole["output"][0]["content"][0]["logprobs"].as_array().unwrap().len(),
+            logprobs.as_array().unwrap().len()
+        );
     }
 }
 
@@ -170,12 +182,16 @@ async fn a_format_binds_the_text() {
         (json!({"type": "json_object"}), Some(b'{')),
         (json!({"type": "json_schema", "name": "n", "strict": true, "schema": schema}), Some(b'{')),
     ] {
-        let body = server.post(PATH, json!({"input": "a", "text": {"format": format, "verbosity": "medium"}})).await.json();
+        let body = server
+            .post(PATH, json!({"input": "a", "text": {"format": format, "verbosity": "medium"}}))
+            .await
+            .json();
         assert_eq!(body["text"]["format"], format, "{body}");
         let mask = server.engine.requests.recv().await.unwrap().mask;
         let only = |byte: u8| {
             mask.as_ref().is_some_and(|mask| {
-                mask.iter().map(|w| w.count_ones()).sum::<u32>() == 1 && mask[byte as usize / 32] >> (byte % 32) & 1 == 1
+                mask.iter().map(|w| w.count_ones()).sum::<u32>() == 1
+                    && mask[byte as usize / 32] >> (byte % 32) & 1 == 1
             })
         };
         assert!(begins.map_or(mask.is_none(), only), "{format}");
@@ -195,12 +211,24 @@ async fn what_is_wrong_is_said() {
         (json!({"tools": [{"type": "function", "name": "a", "parameters": 7}]}), "tools[0]", "JSON schema"),
         (json!({"tool_choice": {"type": "web_search_preview"}}), "tool_choice", "must be auto"),
         (json!({"tool_choice": {"type": "function", "name": "other"}}), "tool_choice", "other not found"),
-        (json!({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}), "tool_choice", "must be auto"),
-        (json!({"tool_choice": {"type": "allowed_tools", "mode": "any", "tools": [{"name": "get"}]}}), "tool_choice", "must be auto"),
+        (
+            json!({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}),
+            "tool_choice",
+            "must be auto",
+        ),
+        (
+            json!({"tool_choice": {"type": "allowed_tools", "mode": "any", "tools": [{"name": "get"}]}}),
+            "tool_choice",
+            "must be auto",
+        ),
         (json!({"tools": [], "tool_choice": "required"}), "tool_choice", "needs `tools`"),
         (json!({"input": [output("c")]}), "input[0]", "no function was called by this `call_id`"),
         (json!({"input": [call, output("d")]}), "input[1]", "the output of d"),
-        (json!({"input": [{"type": "function_call", "call_id": "c", "name": "get"}]}), "input[0]", "`arguments`"),
+        (
+            json!({"input": [{"type": "function_call", "call_id": "c", "name": "get"}]}),
+            "input[0]",
+            "`arguments`",
+        ),
         (json!({"input": [{"type": "reasoning", "summary": []}]}), "input[0]", "`reasoning`"),
         (json!({"text": {"format": {"type": "json_object"}}}), "tools", "mutually exclusive"),
         (json!({"text": {"format": {"type": "yaml"}}}), "text.format", "`text.format.type` must be"),

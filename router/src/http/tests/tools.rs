@@ -215,7 +215,10 @@ async fn a_model_whose_template_knows_no_tools_is_told_of_them_in_its_messages()
     let text = prompt(&mut server).await;
     let shown = "user: hi\n---\n[{\"type\":\"function\",\"function\":{\"name\":\"get\",";
     assert!(text[1..].starts_with(shown), "{text}");
-    assert!(text.ends_with("like this: {\"name\": \"NAME\", \"arguments\": {\"KEY\":\"VALUE\"}}\nassistant: "), "{text}");
+    assert!(
+        text.ends_with("like this: {\"name\": \"NAME\", \"arguments\": {\"KEY\":\"VALUE\"}}\nassistant: "),
+        "{text}"
+    );
 
     server.post(PATH, request(json!({"tool_prompt": "Call one!"}))).await;
     let text = prompt(&mut server).await;
@@ -224,12 +227,14 @@ async fn a_model_whose_template_knows_no_tools_is_told_of_them_in_its_messages()
     assert_eq!(&prompt(&mut server).await[1..], "user: hi\nassistant: ");
 
     // What was called is written as it would have been.
-    let call = json!({"id": "c1", "type": "function", "function": {"name": "get", "arguments": "{\"n\": 1}"}});
+    let call =
+        json!({"id": "c1", "type": "function", "function": {"name": "get", "arguments": "{\"n\": 1}"}});
     let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well.", "tool_calls": [call]},
                           {"role": "tool", "tool_call_id": "c1", "content": "42"}]);
     server.post(PATH, json!({"messages": messages})).await;
     let text = prompt(&mut server).await;
-    let expected = "user: hi\nassistant: Well.\n{\"name\": \"get\", \"arguments\": {\"n\":1}}\ntool: 42\nassistant: ";
+    let expected =
+        "user: hi\nassistant: Well.\n{\"name\": \"get\", \"arguments\": {\"n\":1}}\ntool: 42\nassistant: ";
     assert_eq!(&text[1..], expected);
     let written = server.post("/chat_tokenize", request(json!({}))).await.json()["templated_text"].clone();
     assert!(written.as_str().unwrap().contains("---"), "{written}");

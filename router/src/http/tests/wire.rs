@@ -65,20 +65,23 @@ async fn a_prompt_may_be_too_long_by_itself() {
 #[tokio::test]
 async fn a_model_without_a_template_has_no_chat() {
     let assets = Assets { chat_template: None, ..test_support::assets() };
-    let server =
-        Server::serving(&assets, Script::Say("x".into()), Limits::default(), HttpConfig::default());
+    let server = Server::serving(&assets, Script::Say("x".into()), Limits::default(), HttpConfig::default());
     let chat = json!({"messages": [{"role": "user", "content": "a"}]});
     let reply = server.post("/chat_tokenize", chat.clone()).await;
     assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY);
     let expected = json!({"error": "Template error: template not found", "error_type": "template_error"});
     assert_eq!(reply.json(), expected);
     let reply = server.post("/v1/chat/completions", chat).await;
-    assert_eq!((reply.status, &reply.json()["error"]["code"]), (StatusCode::BAD_REQUEST, &json!("template_error")));
+    assert_eq!(
+        (reply.status, &reply.json()["error"]["code"]),
+        (StatusCode::BAD_REQUEST, &json!("template_error"))
+    );
 }
 
 #[tokio::test]
 async fn the_prompt_is_repeated_unless_the_model_is_known_for_another_task() {
-    for (tag, text) in [(None, "abx"), (Some("text-generation"), "abx"), (Some("text2text-generation"), "x")] {
+    for (tag, text) in [(None, "abx"), (Some("text-generation"), "abx"), (Some("text2text-generation"), "x")]
+    {
         let engine = FakeEngine::new(Script::Say("x".into()), 8);
         let model = ModelInfo { id: "m".into(), sha: None, pipeline_tag: tag.map(str::to_owned) };
         let assets = test_support::assets();
@@ -92,7 +95,8 @@ async fn the_prompt_is_repeated_unless_the_model_is_known_for_another_task() {
 #[tokio::test]
 async fn what_was_not_asked_for_is_left_out() {
     let server = Server::saying("ok");
-    let events = server.post("/generate_stream", json!({"inputs": "a", "parameters": {}})).await.json_events();
+    let events =
+        server.post("/generate_stream", json!({"inputs": "a", "parameters": {}})).await.json_events();
     assert!(events.iter().all(|event| event["details"].is_null() && event.get("top_tokens").is_none()));
     // A seed that was made up is told, so that the answer can be had again.
     let body = json!({"inputs": "a", "parameters": {"do_sample": true, "details": true}});

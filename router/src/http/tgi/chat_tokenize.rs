@@ -45,10 +45,7 @@ pub(super) async fn chat_tokenize(
         continue_final_message: request.continue_final_message,
         add_generation_prompt: request.add_generation_prompt,
     };
-    let templated_text = chat
-        .render(&app)
-        .await
-        .map_err(|error| TgiError(error.into_service_error()))?;
+    let templated_text = chat.render(&app).await.map_err(|error| TgiError(error.into_service_error()))?;
     // The template has written what begins a prompt.
     let tokenize_response = tokens(&app, &templated_text, Specials::Omit).await?;
     Ok(Json(ChatTokenizeResponse { tokenize_response, templated_text }))

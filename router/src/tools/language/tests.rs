@@ -163,18 +163,25 @@ async fn arguments_in_tags_keep_to_their_schemas() {
         let text = "<tool_call>\n<function=known>\n<parameter=s>\nany \"text\" <at> all\n</parameter>\n<parameter=e>\n";
         for (ends, follows) in [
             ("c\n</parameter>\n<parameter=n>\n12\n</parameter>\n</function>\n</tool_call>", true),
-            ("a b\n</parameter>\n<parameter=n>\n-1\n</parameter>\n<parameter=r>\n7\n</parameter>\n</function>\n</tool_call>", true),
+            (
+                "a b\n</parameter>\n<parameter=n>\n-1\n</parameter>\n<parameter=r>\n7\n</parameter>\n</function>\n</tool_call>",
+                true,
+            ),
             ("d", false),
             ("c\n</parameter>\n</function>", false),
             ("c\n</parameter>\n<parameter=n>\nx", false),
             ("c\n</parameter>\n<parameter=n>\n1\n</parameter>\n<parameter=r>\n8", false),
         ] {
-            let (whole, led) = (format!("{text}{ends}"), random(&tokenizer, &grammar, 1, &format!("{text}{ends}")).await);
+            let (whole, led) =
+                (format!("{text}{ends}"), random(&tokenizer, &grammar, 1, &format!("{text}{ends}")).await);
             assert_eq!(led.is_some(), follows, "{ends}");
             if follows {
                 let mut parser = Parser::new(Format::Qwen3Coder, &tools);
                 let arguments: Value = serde_json::from_str(&parser.push(&whole).calls[0].arguments).unwrap();
-                assert_eq!((&arguments["s"], arguments["n"].is_i64()), (&json!("any \"text\" <at> all"), true));
+                assert_eq!(
+                    (&arguments["s"], arguments["n"].is_i64()),
+                    (&json!("any \"text\" <at> all"), true)
+                );
             }
         }
         let text = "<tool_call><function=any>\n<parameter=x-1>\nwhatever\n</parameter>\n<parameter=y>\n1\n</parameter>\n</function></tool_call>";

@@ -27,14 +27,19 @@ pub(super) fn messages(instructions: Option<&str>, input: &Value) -> Result<Vec<
 fn add(index: usize, item: &Value, to: &mut Transcript) -> Result<(), OpenAiError> {
     let param = format!("input[{index}]");
     let wrong = |what: String| OpenAiError::invalid(&param, format!("`{param}` {what}"));
-    let field = |name: &str| item[name].as_str().ok_or_else(|| wrong(format!("must have a text as its `{name}`")));
+    let field =
+        |name: &str| item[name].as_str().ok_or_else(|| wrong(format!("must have a text as its `{name}`")));
     match item.get("type").and_then(Value::as_str) {
         None | Some("message") => {
             let role = match item["role"].as_str() {
                 Some(role @ ("user" | "assistant" | "system")) => role,
                 // The newer name of the same thing, which templates do not know.
                 Some("developer") => "system",
-                _ => return Err(wrong("must have one of the roles user, assistant, system and developer".into())),
+                _ => {
+                    return Err(wrong(
+                        "must have one of the roles user, assistant, system and developer".into(),
+                    ));
+                }
             };
             to.say(role, text(&item["content"], "content").map_err(wrong)?);
         }
@@ -44,7 +49,9 @@ fn add(index: usize, item: &Value, to: &mut Transcript) -> Result<(), OpenAiErro
         Some("function_call_output") => {
             let (id, output) = (field("call_id")?, text(&item["output"], "output").map_err(wrong)?);
             if !to.result(id, output) {
-                return Err(wrong(format!("is the output of {id}, but no function was called by this `call_id`")));
+                return Err(wrong(format!(
+                    "is the output of {id}, but no function was called by this `call_id`"
+                )));
             }
         }
         Some(kind) => return Err(wrong(format!("is of type `{kind}`, which is not supported"))),

@@ -85,7 +85,9 @@ impl Output {
         if self.is_call {
             self.pending.clear();
         } else {
-            to.hear("response.content_part.added", || self.about(json!({"content_index": 0, "part": part("", &[])})));
+            to.hear("response.content_part.added", || {
+                self.about(json!({"content_index": 0, "part": part("", &[])}))
+            });
         }
     }
 

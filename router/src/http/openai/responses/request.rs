@@ -74,7 +74,8 @@ impl ResponsesRequest {
         if self.text.as_ref().and_then(|text| text.verbosity.as_deref()).is_some_and(|v| v != "medium") {
             return Err(OpenAiError::unsupported("text.verbosity"));
         }
-        let others = self.include.iter().flatten().find(|include| ![LOGPROBS, REASONING].contains(&include.as_str()));
+        let others =
+            self.include.iter().flatten().find(|include| ![LOGPROBS, REASONING].contains(&include.as_str()));
         if let Some(other) = others {
             let message = format!("`include` with `{other}` is not supported");
             return Err(OpenAiError::invalid("include", message));

@@ -93,7 +93,11 @@ impl Body {
             store: false,
             temperature: request.temperature.unwrap_or(1.0),
             text: json!({"format": format.unwrap_or_else(|| json!({"type": "text"}))}),
-            tool_choice: request.tool_choice.clone().filter(|c| !c.is_null()).unwrap_or_else(|| "auto".into()),
+            tool_choice: request
+                .tool_choice
+                .clone()
+                .filter(|c| !c.is_null())
+                .unwrap_or_else(|| "auto".into()),
             tools: request.tools.clone().unwrap_or_default(),
             top_logprobs: request.top_logprobs.unwrap_or(0),
             top_p: request.top_p.unwrap_or(1.0),

@@ -35,7 +35,8 @@ const SAME: &[&str] = &["/generate_stream", "/tokenize", "/invocations"];
 const ANSWER: &str = "one END two <tool_call>{\"name\": \"get\", \"arguments\": {}}</tool_call>\
 <tool_call>{\"name\": \"get\", \"arguments\": {}}</tool_call>";
 
-const TEMPLATE: &str = "{% if tools %}{{ tools | tojson }}{% endif %}{% if documents %}{{ documents | tojson }}{% endif %}\
+/// Knows no tools, so that a request says how the model is told of them.
+const TEMPLATE: &str = "{% if documents %}{{ documents | tojson }}{% endif %}\
 {% if thinking %}think{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}\
 {% if add_generation_prompt %}<|assistant|>{% endif %}";
 
@@ -62,7 +63,10 @@ async fn the_page_says_what_becomes_of_each_field() {
         for (field, about) in asked {
             let fate = fate(&mut server, api, field, about).await;
             let note = about["note"].as_str().unwrap_or_default();
-            assert!(fate != "ignored" || !note.is_empty(), "{path}: {field} is ignored; fields.json must say why");
+            assert!(
+                fate != "ignored" || !note.is_empty(),
+                "{path}: {field} is ignored; fields.json must say why"
+            );
             writeln!(page, "| `{field}` | {fate} | {note} |").unwrap();
         }
     }
@@ -74,7 +78,10 @@ async fn the_page_says_what_becomes_of_each_field() {
         std::fs::write(PAGE, &page).unwrap();
     }
     let written = std::fs::read_to_string(PAGE).unwrap_or_default();
-    assert_eq!(written, page, "docs/compatibility.md is not up to date; `cargo xtask compatibility` writes it");
+    assert_eq!(
+        written, page,
+        "docs/compatibility.md is not up to date; `cargo xtask compatibility` writes it"
+    );
 }
 
 /// Fields that our own description has for a request, or for the object that it has `within`.
