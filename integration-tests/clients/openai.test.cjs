@@ -75,6 +75,12 @@ test("completions", async () => {
   assert.deepEqual(texts, whole.choices.map((choice) => choice.text));
 });
 
+test("embeddings", async () => {
+  const { data } = await client.embeddings.create({ model: "tgi", input: ["Once upon a time", "The fox"] });
+  assert.equal(data.length, 2);
+  assert.ok(data.every(({ embedding }) => Math.abs(embedding.reduce((sum, x) => sum + x * x, 0) - 1) < 1e-3));
+});
+
 test("responses, whole and streamed", async () => {
   const body = { model: "tgi", input: "Tell me a story about a fox.", temperature: 0, max_output_tokens: 12 };
   const whole = await client.responses.create(body);

@@ -198,6 +198,9 @@ def test_completions(client):
     assert client.completions.create(**asked, echo=True).choices[0].text == asked["prompt"] + choice.text
     streamed = "".join(chunk.choices[0].text for chunk in client.completions.create(**asked, stream=True))
     assert streamed == choice.text
+    scored = client.completions.create(**{**asked, "max_tokens": 0}, echo=True, logprobs=1).choices[0]
+    assert scored.text == asked["prompt"] == "".join(scored.logprobs.tokens)
+    assert all(logprob < 0 for logprob in scored.logprobs.token_logprobs[1:])
 
     several = {**asked, "prompt": ["Once upon a time", "The fox"], "n": 2}
     answer = client.completions.create(**several)
@@ -205,6 +208,20 @@ def test_completions(client):
     assert answer.choices[0].text == choice.text == answer.choices[1].text
     ids = client.completions.create(**{**asked, "prompt": [[5, 6, 7]]}, extra_body={"return_token_ids": True})
     assert ids.choices[0].prompt_token_ids == [5, 6, 7]
+
+
+def test_embeddings(client):
+    texts = ["Once upon a time", "The fox"]
+    # The client asks for base64 unless told otherwise.
+    answer = client.embeddings.create(model=MODEL, input=texts)
+    assert [embedding.index for embedding in answer.data] == [0, 1] and answer.usage.prompt_tokens > 0
+    vectors = [embedding.embedding for embedding in answer.data]
+    assert all(abs(sum(x * x for x in vector) - 1) < 1e-3 for vector in vectors) and vectors[0] != vectors[1]
+    plain = client.embeddings.create(model=MODEL, input=texts[1], encoding_format="float", dimensions=8).data[0].embedding
+    assert len(plain) == 8 and all((a > 0) == (b > 0) for a, b in zip(plain, vectors[1]))
+    with pytest.raises(openai.BadRequestError) as error:
+        client.embeddings.create(model=MODEL, input=[])
+    assert error.value.param == "input"
 
 
 def test_responses(client):

@@ -47,6 +47,13 @@ def test_sampling(client):
     assert len(best.details.best_of_sequences) == 1
 
 
+def test_the_prompt_in_detail_and_watermarks(client):
+    details = client.generate(PROMPT, max_new_tokens=4, decoder_input_details=True).details
+    assert "".join(token.text for token in details.prefill) == PROMPT
+    assert details.prefill[0].logprob is None and all(token.logprob < 0 for token in details.prefill[1:])
+    assert client.generate(PROMPT, max_new_tokens=4, do_sample=True, seed=1, watermark=True).details.generated_tokens > 0
+
+
 def test_stop(client):
     text = client.generate(PROMPT, max_new_tokens=20).generated_text
     word = text.split()[2]

@@ -1,13 +1,13 @@
 //! The operations that a device offers to a decoder.
 //!
 //! Shapes: `n` tokens of a step come first; activations are row-major `[n, cols]`. Everything a step needs is allocated
-//! before the first one. Operations may run asynchronously on the device; [`Backend::sample`] and [`Backend::read`]
-//! wait for what they return.
+//! before the first one. Operations may run asynchronously on the device; [`Backend::sample`], [`Backend::score`] and
+//! [`Backend::read`] wait for what they return.
 //!
 //! **Determinism.** The value of an output row depends only on that row's inputs: not on the other rows of the step, not on
 //! how many there are, not on how a prompt was cut into chunks, and not on the number of threads.
 
-use crate::sampling::{SampleRow, Sampled};
+use crate::sampling::{SampleRow, Sampled, ScoreRow, Scored};
 use crate::{DType, Part, Result};
 
 /// How a vector is normalised. Statistics and products are in f32.
@@ -241,11 +241,15 @@ pub trait Backend {
     fn gate(&self, n: usize, act: Activation, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
     /// Copies the rows named by [`StepInput::outputs`] to the front of `out`.
     fn gather(&self, step: &Self::Step, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
+    /// Copies rows `[from, from + n)` of `x` to rows `[to, to + n)` of `out`.
+    fn copy_rows(&self, x: &Self::Buf, from: usize, n: usize, out: &mut Self::Buf, to: usize) -> Result<()>;
     /// Chooses one token for each of the first `rows.len()` rows of `logits`, whose contents are lost. Appends to
     /// `chosen`. A row without any finite logit yields the first token that it allows, with a NaN log-probability.
     fn sample(&self, logits: &mut Self::Buf, rows: &[SampleRow<'_>], chosen: &mut Vec<Sampled>)
     -> Result<()>;
-    /// The first `n` rows, for tests and tools.
+    /// Judges one token by each of the first `rows.len()` rows of `logits`, whose contents are lost. Appends to `scored`.
+    fn score(&self, logits: &mut Self::Buf, rows: &[ScoreRow], scored: &mut Vec<Scored>) -> Result<()>;
+    /// The first `n` rows.
     fn read(&self, buf: &Self::Buf, n: usize) -> Result<Vec<f32>>;
 }
 

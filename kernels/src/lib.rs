@@ -18,5 +18,6 @@ pub use backend::{
     RopeStyle, SeqRow, StepInput, StepSize,
 };
 pub use error::{Error, Result};
-pub use sampling::{SampleRow, Sampled, SamplingParams};
+pub use sample::watermark;
+pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored, Watermark};
 pub use tensor::{DType, HostTensor, Part};

@@ -2,7 +2,7 @@
 
 /// How the next token of one sequence is chosen.
 ///
-/// Applied in this order: repetition, frequency and presence penalties, logit bias, end tokens that come too early, the
+/// Applied in this order: watermark, repetition, frequency and presence penalties, logit bias, end tokens that come too early, the
 /// row's allowed tokens, temperature, top-k, top-p, min-p, typical-p. A greedy row stops before the temperature and takes
 /// the largest logit, the lowest id on a tie.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,6 +37,18 @@ pub struct SamplingParams {
     pub top_n: u32,
     /// Report log-probabilities of the distribution drawn from instead of the model's own.
     pub warped_logprobs: bool,
+    /// Marks the text for whoever knows how.
+    pub watermark: Option<Watermark>,
+}
+
+/// After each token a part of the vocabulary is green, chosen by that token, and made more likely; see
+/// [`watermark`](crate::watermark).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Watermark {
+    /// The part of the vocabulary, in (0, 1).
+    pub gamma: f32,
+    /// Added to the logits of green tokens.
+    pub delta: f32,
 }
 
 impl Default for SamplingParams {
@@ -58,6 +70,7 @@ impl Default for SamplingParams {
             seed: 0,
             top_n: 0,
             warped_logprobs: false,
+            watermark: None,
         }
     }
 }
@@ -74,6 +87,26 @@ pub struct SampleRow<'a> {
     /// The tokens that may be chosen: bit `t % 32` of word `t / 32` stands for token t; words that are not there are 0.
     /// It changes no log-probability of the model's own.
     pub allowed: Option<&'a [u32]>,
+}
+
+/// A token that is there already, to be judged by one row of logits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScoreRow {
+    /// The token's id.
+    pub token: u32,
+    /// How many of the most likely tokens to report.
+    pub top_n: u32,
+}
+
+/// What a row of logits makes of a token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scored {
+    /// The model's own log-probability of the token; NaN if no logit is finite.
+    pub logprob: f32,
+    /// One more than the number of tokens that are more likely.
+    pub rank: u32,
+    /// The `top_n` most likely tokens, most likely first, the lower id first on a tie.
+    pub top: Vec<(u32, f32)>,
 }
 
 /// A chosen token.

@@ -114,6 +114,7 @@ mod tests {
                 sample,
                 new_blocks: vec![slot; count as usize % 5],
                 allowed: vec![start; slot as usize % 3],
+                score: sample.then_some(count),
             })
             .collect();
         ToShard { message: Some(to_shard::Message::Step(Step { id, rows, ..Default::default() })) }

@@ -5,7 +5,7 @@ use std::io;
 use std::path::Path;
 
 use serde::Deserialize;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 /// The files of a model that the router reads.
 #[derive(Debug, Clone, Default)]
@@ -26,6 +26,8 @@ pub struct Assets {
     pub eos_ids: Vec<u32>,
     /// The id of the token that begins a sequence, as the configuration says.
     pub bos_id: Option<u32>,
+    /// Sentence-transformers' `1_Pooling/config.json`, as it is; empty if there is none.
+    pub pooling: Map<String, Value>,
 }
 
 /// Why a model folder cannot be used.
@@ -179,6 +181,7 @@ impl Assets {
             add_bos_token: config.add_bos_token,
             eos_ids: ids(generation.eos_token_id, model.eos_token_id),
             bos_id: ids(generation.bos_token_id, model.bos_token_id).first().copied(),
+            pooling: json(&file, "1_Pooling/config.json")?,
         })
     }
 }

@@ -9,6 +9,7 @@ pub mod fuzz;
 pub mod grammar;
 pub mod http;
 pub mod metrics;
+pub mod pooling;
 pub mod scheduler;
 pub mod serve;
 pub mod service;

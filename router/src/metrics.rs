@@ -126,6 +126,8 @@ pub(crate) fn request_succeeded(timings: &Timings, generated_tokens: u32, cached
     histogram!(REQUEST_DURATION).record(timings.total);
     histogram!(REQUEST_QUEUE_DURATION).record(timings.queue);
     histogram!(REQUEST_INFERENCE_DURATION).record(timings.inference);
-    histogram!(REQUEST_MEAN_TIME_PER_TOKEN).record(timings.per_token(generated_tokens));
+    if generated_tokens > 0 {
+        histogram!(REQUEST_MEAN_TIME_PER_TOKEN).record(timings.per_token(generated_tokens));
+    }
     histogram!(REQUEST_GENERATED_TOKENS).record(f64::from(generated_tokens));
 }

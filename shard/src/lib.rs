@@ -17,6 +17,7 @@ mod options;
 pub mod plan;
 pub mod planner;
 mod platform;
+mod pool;
 mod remote;
 mod serve;
 pub mod split;

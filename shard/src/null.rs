@@ -4,7 +4,10 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millrace_proto::{Ready, Sampled, Sampling, Step, StepOutput, TokenLogprob, from_shard};
+use millrace_proto::{
+    Pooled, Pooling, PromptToken, Ready, Row, Sampled, Sampling, Scored, Step, StepOutput, TokenLogprob,
+    from_shard,
+};
 
 use crate::Error;
 use crate::connection::Router;
@@ -38,6 +41,7 @@ pub(crate) fn serve(
         world_size: size(options.world_size),
         parameters: spec.parameters() as u64,
         vocab_size: size(spec.vocab),
+        hidden_size: size(spec.hidden),
         max_sequence_tokens: size(longest),
         block_size: size(block_size),
         num_blocks: size(pool.div_ceil(block_size.max(1))),
@@ -46,8 +50,8 @@ pub(crate) fn serve(
         ..Ready::default()
     };
     router.send(from_shard::Message::Ready(ready))?;
-    let slots = vec![Sampling::default(); max_sequences];
-    let mut made_up = MadeUp { vocab: size(spec.vocab), slots, pace };
+    let slots = vec![Slot::default(); max_sequences];
+    let mut made_up = MadeUp { vocab: size(spec.vocab), hidden: spec.hidden, slots, pace };
     answer(router, options.rank, |step| {
         made_up.step(step).map_err(|source| Error::Step { id: step.id, source })
     })
@@ -57,9 +61,17 @@ pub(crate) fn serve(
 /// restart does not change them.
 struct MadeUp {
     vocab: u32,
-    slots: Vec<Sampling>,
+    hidden: usize,
+    slots: Vec<Slot>,
     /// Time that a step takes.
     pace: Duration,
+}
+
+#[derive(Debug, Clone, Default)]
+struct Slot {
+    sampling: Sampling,
+    prompt_len: u32,
+    pooled: bool,
 }
 
 impl MadeUp {
@@ -69,11 +81,23 @@ impl MadeUp {
         let unknown = |slot: u32| StepError::UnknownSlot { slot, slots };
         for admission in &step.admit {
             let slot = self.slots.get_mut(admission.slot as usize).ok_or(unknown(admission.slot))?;
-            *slot = admission.sampling.clone().ok_or(StepError::NoSampling { slot: admission.slot })?;
+            slot.sampling =
+                admission.sampling.clone().ok_or(StepError::NoSampling { slot: admission.slot })?;
+            slot.prompt_len = admission.prompt_len;
+            slot.pooled = admission.pooling() != Pooling::None;
         }
         let mut sampled = Vec::with_capacity(step.rows.len());
-        for row in step.rows.iter().filter(|row| row.sample) {
-            let sampling = self.slots.get(row.slot as usize).ok_or(unknown(row.slot))?;
+        let (mut scored, mut pooled) = (Vec::new(), Vec::new());
+        for row in &step.rows {
+            let Slot { sampling, prompt_len, pooled: is_pooled } =
+                self.slots.get(row.slot as usize).ok_or(unknown(row.slot))?;
+            scored.extend(row.score.map(|top_n| self.score(row, *prompt_len, top_n)));
+            if *is_pooled && row.start + row.count == *prompt_len {
+                pooled.push(Pooled { slot: row.slot, values: vec![1.0; self.hidden] });
+            }
+            if !row.sample {
+                continue;
+            }
             let position = u64::from(row.start) + u64::from(row.count);
             let token = |rank: u32| {
                 let made_up = self.token(sampling.seed, position.wrapping_add(u64::from(rank) << 32));
@@ -90,7 +114,16 @@ impl MadeUp {
         }
         thread::sleep(self.pace.saturating_sub(since.elapsed()));
         let step_micros = since.elapsed().as_micros() as u64;
-        Ok(StepOutput { step: step.id, sampled, step_micros, ..StepOutput::default() })
+        Ok(StepOutput { step: step.id, sampled, scored, pooled, step_micros, ..StepOutput::default() })
+    }
+
+    /// Every token of a prompt is as likely as the next.
+    fn score(&self, row: &Row, prompt_len: u32, top_n: u32) -> Scored {
+        let tokens = prompt_len.min(row.start + row.count + 1).saturating_sub(row.start + 1);
+        let top =
+            (0..top_n).map(|n| TokenLogprob { token: self.token(0, n.into()), logprob: -1.0 - n as f32 });
+        let token = PromptToken { logprob: -0.5, rank: 1, top: top.collect() };
+        Scored { slot: row.slot, tokens: vec![token; tokens as usize] }
     }
 
     /// From the middle half of the vocabulary: marks, such as the one that ends a text, are at either end.
@@ -123,7 +156,8 @@ mod tests {
     use super::*;
 
     fn tokens(seed: u64, starts: impl Iterator<Item = u32>) -> Vec<u32> {
-        let mut made_up = MadeUp { vocab: 1000, slots: vec![Sampling::default(); 2], pace: Duration::ZERO };
+        let mut made_up =
+            MadeUp { vocab: 1000, hidden: 8, slots: vec![Slot::default(); 2], pace: Duration::ZERO };
         let sampling = Some(Sampling { seed, ..Sampling::default() });
         made_up
             .step(&Step {
@@ -157,7 +191,8 @@ mod tests {
 
     #[test]
     fn slots_that_there_are_not_are_refused() {
-        let mut made_up = MadeUp { vocab: 1000, slots: vec![Sampling::default(); 2], pace: Duration::ZERO };
+        let mut made_up =
+            MadeUp { vocab: 1000, hidden: 8, slots: vec![Slot::default(); 2], pace: Duration::ZERO };
         let row = Row { slot: 2, count: 1, sample: true, ..Default::default() };
         let step = Step { rows: vec![row], ..Default::default() };
         assert_eq!(made_up.step(&step), Err(StepError::UnknownSlot { slot: 2, slots: 2 }));

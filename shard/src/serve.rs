@@ -215,6 +215,7 @@ fn describe(spec: &DecoderSpec, plan: &Plan) -> Ready {
     Ready {
         model_type: spec.model_type.clone(),
         vocab_size: spec.vocab as u32,
+        hidden_size: spec.hidden as u32,
         max_sequence_tokens: limits.max_sequence_tokens as u32,
         block_size: limits.block_size as u32,
         num_blocks: limits.num_blocks as u32,

@@ -50,8 +50,13 @@ fn step(position: u32) -> Step {
         Row { slot, start, count, new_blocks, sample: true, ..Row::default() }
     };
     let sampling = Some(Sampling { repetition_penalty: 1.0, ..Sampling::default() });
-    let admission =
-        |slot| Admission { slot, tokens: vec![3; 16], prompt_len: 16, sampling: sampling.clone() };
+    let admission = |slot| Admission {
+        slot,
+        tokens: vec![3; 16],
+        prompt_len: 16,
+        sampling: sampling.clone(),
+        pooling: 0,
+    };
     let admit = if position == 0 { vec![admission(0), admission(1)] } else { vec![] };
     Step { id: u64::from(position), admit, rows: vec![row(0), row(1)], ..Step::default() }
 }

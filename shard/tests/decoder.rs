@@ -7,7 +7,8 @@ mod common;
 use common::{Chunk, Harness, MemoryWeights, POSITIONS, Random, limits, naive, row_error, specs};
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, DType};
+use millrace_kernels::{Backend, DType, ScoreRow};
+use millrace_shard::Limits;
 use millrace_shard::model::{DecoderSpec, LayerSlot, Slot};
 use proptest::prelude::*;
 
@@ -117,6 +118,34 @@ proptest! {
         spec in specs(), dtypes in (dtypes(), dtypes()), seed: u64, count in 1usize..6,
     ) {
         any_schedule_gives_the_same_bits(&Reference, &spec, dtypes, seed, count);
+    }
+}
+
+/// More states than there is room for rows of logits, of several sequences.
+#[test]
+fn prompts_are_scored_in_pieces() {
+    let spec = common::fixed_spec();
+    let weights = MemoryWeights::random(&spec, 4);
+    let limits = Limits { max_sequences: 3, ..limits(DType::F32) };
+    let mut harness = Harness::new(&Reference, &spec, &weights, DType::F32, &limits);
+    let prompts = [10, 7].map(|len| tokens(&mut Random(len), spec.vocab, len as usize));
+    let blocks = [[0, 1], [2, 3]];
+    let chunk = |of: usize, to: usize| Chunk { tokens: &prompts[of][..to], start: 0, blocks: &blocks[of] };
+    // All but the first token of the first prompt, five of the second.
+    harness.forward(&[chunk(0, 10), chunk(1, 5)], &[9]);
+    let followers = prompts[0][1..].iter().chain(&prompts[1][1..6]);
+    let rows: Vec<ScoreRow> = followers.map(|&token| ScoreRow { token, top_n: 1 }).collect();
+    let scored = harness.score(&[0..9, 10..15], &rows);
+
+    let logits = prompts.map(|prompt| naive::logits(&spec, &weights, &prompt));
+    let logits = logits[0][..9].iter().chain(&logits[1][..5]);
+    assert_eq!(scored.len(), rows.len());
+    for ((logits, row), scored) in logits.zip(&rows).zip(&scored) {
+        let mass = logits.iter().map(|logit| logit.exp()).sum::<f64>().ln();
+        let expected = logits[row.token as usize] - mass;
+        assert!((f64::from(scored.logprob) - expected).abs() < 1e-4, "{scored:?} is not {expected}");
+        let best = logits.iter().fold(f64::NEG_INFINITY, |best, logit| best.max(*logit));
+        assert!((f64::from(scored.top[0].1) - (best - mass)).abs() < 1e-4);
     }
 }
 

@@ -8,11 +8,11 @@ use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use common::{Chunk, Harness, MemoryWeights, fixed_spec, limits};
+use common::{Chunk, Harness, MemoryWeights, fixed_spec, limits, naive, row_error};
 use millrace_kernels::DType;
 use millrace_kernels::reference::Reference;
 use millrace_proto::{
-    Admission, FromShard, Loading, Ready, Row, Sampling, Shutdown, Step, StepOutput, ToShard, frame,
+    Admission, FromShard, Loading, Pooling, Ready, Row, Sampling, Shutdown, Step, StepOutput, ToShard, frame,
     from_shard, to_shard,
 };
 use millrace_shard::collective::Wire;
@@ -115,7 +115,7 @@ fn greedy() -> Sampling {
 
 fn admission(slot: u32, tokens: &[u32]) -> Admission {
     let prompt_len = tokens.len() as u32;
-    Admission { slot, tokens: tokens.to_vec(), prompt_len, sampling: Some(greedy()) }
+    Admission { slot, tokens: tokens.to_vec(), prompt_len, sampling: Some(greedy()), pooling: 0 }
 }
 
 fn row(slot: u32, start: u32, count: u32, new_blocks: &[u32], sample: bool) -> Row {
@@ -232,6 +232,73 @@ fn alternatives_are_reported_as_asked() {
     let [sampled] = answer.sampled.as_slice() else { panic!("{answer:?}") };
     assert_eq!(sampled.top.len(), 3);
     assert_eq!((sampled.top[0].token, sampled.top[0].logprob), (sampled.token, sampled.logprob));
+}
+
+#[test]
+fn the_tokens_of_a_prompt_are_scored_chunk_by_chunk() {
+    let (mut router, _, _) = Router::ready();
+    let (prompt, other) = ([3u32, 9, 27, 1, 4, 11, 30, 2, 8, 5], [7u32, 7, 7]);
+    let score = |row, top_n| Row { score: Some(top_n), ..row };
+    router.send_step(Step {
+        id: 1,
+        admit: vec![admission(0, &other), admission(2, &prompt)],
+        rows: vec![row(0, 0, 3, &[11], true), score(row(2, 0, 6, &[19, 4], false), 2)],
+        ..Step::default()
+    });
+    router.send_step(Step {
+        id: 2,
+        rows: vec![row(0, 3, 1, &[], true), score(row(2, 6, 4, &[0], true), 2)],
+        ..Step::default()
+    });
+    let answers = [router.output(), router.output()];
+    let tokens: Vec<u32> = answers.iter().flat_map(|answer| &answer.sampled).map(|of| of.token).collect();
+    assert_eq!(tokens, [expected(&other, 2), expected(&prompt, 1)].concat());
+    assert!(answers.iter().all(|answer| answer.scored.len() == 1 && answer.scored[0].slot == 2));
+    let scored: Vec<_> = answers.iter().flat_map(|answer| &answer.scored[0].tokens).collect();
+    assert_eq!(scored.len(), 9);
+    for (count, scored) in (1..).zip(scored) {
+        // The most likely token is what would have been generated.
+        let next = expected(&prompt[..count], 1)[0];
+        assert_eq!(scored.top[0].token, next);
+        let is_next = prompt[count] == next;
+        assert_eq!((scored.rank == 1, scored.logprob == scored.top[0].logprob), (is_next, is_next));
+        assert_eq!(scored.top.len(), 2);
+    }
+}
+
+#[test]
+fn a_prompt_becomes_a_vector_however_it_is_cut() {
+    let prompt = [3u32, 9, 27, 1, 4, 11, 30, 2, 8, 5];
+    let weights = MemoryWeights::random(&fixed_spec(), SEED);
+    let states: Vec<Vec<f64>> = naive::states(&fixed_spec(), &weights, &prompt);
+    let mean: Vec<f64> = (0..8).map(|i| states.iter().map(|state| state[i]).sum::<f64>() / 10.0).collect();
+    for (pooling, expected) in [(Pooling::Mean, &mean), (Pooling::Last, &states[9])] {
+        let mut found = Vec::new();
+        for cuts in [&[10u32][..], &[6, 4], &[1, 3, 5, 1]] {
+            let (mut router, _, _) = Router::ready();
+            let mut start = 0;
+            for (id, &count) in cuts.iter().enumerate() {
+                let admit = match id {
+                    0 => vec![
+                        Admission { pooling: pooling.into(), ..admission(1, &prompt) },
+                        admission(0, &[7]),
+                    ],
+                    _ => Vec::new(),
+                };
+                let blocks: &[u32] = if id == 0 { &[4, 5, 6] } else { &[] };
+                // Another sequence goes before it.
+                let other = row(0, id as u32, 1, if id == 0 { &[11] } else { &[] }, true);
+                let rows = vec![other, row(1, start, count, blocks, false)];
+                router.send_step(Step { id: id as u64, admit, rows, ..Step::default() });
+                start += count;
+                let answer = router.output();
+                assert_eq!(answer.pooled.len(), usize::from(start == 10));
+                found.extend(answer.pooled.into_iter().map(|pooled| (pooled.slot, pooled.values)));
+            }
+        }
+        assert!(found.iter().all(|of| *of == found[0]), "the same bits: {found:?}");
+        assert!(found[0].0 == 1 && row_error(&found[0].1, expected) < 1e-5, "{found:?} is not {expected:?}");
+    }
 }
 
 #[test]

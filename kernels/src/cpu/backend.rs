@@ -12,7 +12,7 @@ use super::{Buf, Cpu, Kv, Matrix, Step, TileTask, gemm, lock};
 use crate::backend::{
     Activation, AttentionSpec, Backend, HostMemory, KvSpec, Norm, Prologue, StepInput, StepSize,
 };
-use crate::sampling::{SampleRow, Sampled};
+use crate::sampling::{SampleRow, Sampled, ScoreRow, Scored};
 use crate::tensor::flatten;
 use crate::{DType, Error, Part, Result, sample};
 
@@ -231,17 +231,22 @@ impl Backend for Cpu {
         Ok(())
     }
 
+    fn copy_rows(&self, x: &Buf, from: usize, n: usize, out: &mut Buf, to: usize) -> Result<()> {
+        assert_eq!(x.cols, out.cols, "columns of the copied rows");
+        let cols = x.cols;
+        out.rows_mut(to + n)[to * cols..].copy_from_slice(&x.rows(from + n)[from * cols..]);
+        Ok(())
+    }
+
     fn sample(&self, logits: &mut Buf, rows: &[SampleRow<'_>], chosen: &mut Vec<Sampled>) -> Result<()> {
-        let cols = logits.cols;
-        let logits = Shared::new(logits.rows_mut(rows.len()));
-        let first = chosen.len();
-        chosen.resize(first + rows.len(), Sampled { token: 0, logprob: f32::NAN, top: Vec::new() });
-        let results = Shared::new(&mut chosen[first..]);
-        self.parallel(rows.len(), 8 * cols * rows.len(), |t, _| {
-            // SAFETY: row t and its result belong to this task alone.
-            let (logits, result) = unsafe { (logits.slice(t * cols, cols), results.slice(t, 1)) };
-            result[0] = sample::choose(logits, &rows[t]);
-        });
+        let nothing = Sampled { token: 0, logprob: f32::NAN, top: Vec::new() };
+        self.for_logits(logits, rows, chosen, nothing, sample::choose);
+        Ok(())
+    }
+
+    fn score(&self, logits: &mut Buf, rows: &[ScoreRow], scored: &mut Vec<Scored>) -> Result<()> {
+        let nothing = Scored { logprob: f32::NAN, rank: 0, top: Vec::new() };
+        self.for_logits(logits, rows, scored, nothing, sample::score);
         Ok(())
     }
 
@@ -251,6 +256,27 @@ impl Backend for Cpu {
 }
 
 impl Cpu {
+    /// Appends what `make` makes of each row of logits; `empty` holds a result's place.
+    fn for_logits<Row: Sync, T: Clone + Send>(
+        &self,
+        logits: &mut Buf,
+        rows: &[Row],
+        results: &mut Vec<T>,
+        empty: T,
+        make: impl Fn(&mut [f32], &Row) -> T + Sync,
+    ) {
+        let cols = logits.cols;
+        let logits = Shared::new(logits.rows_mut(rows.len()));
+        let first = results.len();
+        results.resize(first + rows.len(), empty);
+        let results = Shared::new(&mut results[first..]);
+        self.parallel(rows.len(), 8 * cols * rows.len(), |t, _| {
+            // SAFETY: row t and its result belong to this task alone.
+            let (logits, result) = unsafe { (logits.slice(t * cols, cols), results.slice(t, 1)) };
+            result[0] = make(logits, &rows[t]);
+        });
+    }
+
     fn write<T: Element>(
         &self,
         step: &Step,

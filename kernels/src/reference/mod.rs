@@ -10,7 +10,7 @@ mod prologue;
 use crate::backend::{
     Activation, AttentionSpec, Backend, HostMemory, KvSpec, Norm, Prologue, StepInput, StepSize,
 };
-use crate::sampling::{SampleRow, Sampled};
+use crate::sampling::{SampleRow, Sampled, ScoreRow, Scored};
 use crate::tensor::{flatten, stacked_shape};
 use crate::{DType, Part, Result, sample};
 
@@ -208,9 +208,23 @@ impl Backend for Reference {
         Ok(())
     }
 
+    fn copy_rows(&self, x: &Buf, from: usize, n: usize, out: &mut Buf, to: usize) -> Result<()> {
+        for i in 0..n {
+            out.row_mut(to + i).copy_from_slice(x.row(from + i));
+        }
+        Ok(())
+    }
+
     fn sample(&self, logits: &mut Buf, rows: &[SampleRow<'_>], chosen: &mut Vec<Sampled>) -> Result<()> {
         for (t, row) in rows.iter().enumerate() {
             chosen.push(sample::choose(logits.row_mut(t), row));
+        }
+        Ok(())
+    }
+
+    fn score(&self, logits: &mut Buf, rows: &[ScoreRow], scored: &mut Vec<Scored>) -> Result<()> {
+        for (t, row) in rows.iter().enumerate() {
+            scored.push(sample::score(logits.row_mut(t), row));
         }
         Ok(())
     }

@@ -8,8 +8,9 @@ mod exp;
 mod filter;
 mod penalty;
 mod philox;
+pub mod watermark;
 
-use crate::sampling::{SampleRow, Sampled, SamplingParams};
+use crate::sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored};
 
 /// A token and its logit, or the logit's warped successor.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -65,6 +66,20 @@ pub(crate) fn choose(logits: &mut [f32], row: &SampleRow<'_>) -> Sampled {
     Sampled { token, logprob: mass.logprob(logit), top }
 }
 
+/// What `logits`, `[vocab]`, make of a token; they are overwritten.
+pub(crate) fn score(logits: &mut [f32], row: &ScoreRow) -> Scored {
+    sanitize(logits);
+    let logit = logits[row.token as usize];
+    let rank = 1 + logits.iter().filter(|other| **other > logit).count() as u32;
+    match Mass::of(logits.iter().copied()) {
+        Some(mass) => {
+            let top = top(candidates(logits), row.top_n as usize, &mass);
+            Scored { logprob: mass.logprob(logit), rank, top }
+        }
+        None => Scored { logprob: f32::NAN, rank, top: Vec::new() },
+    }
+}
+
 /// Greedy rows of either kind of log-probability, and drawn rows that report the model's own.
 fn choose_unwarped(logits: &mut [f32], row: &SampleRow<'_>) -> Sampled {
     let params = row.params;
@@ -78,6 +93,8 @@ fn choose_unwarped(logits: &mut [f32], row: &SampleRow<'_>) -> Sampled {
     }
     let Some(mass) = Mass::of(logits.iter().copied()) else { return nothing(row) };
     let top = top(candidates(logits), params.top_n as usize, &mass);
+    // A watermark changes so many that it is simpler to keep all.
+    let unmarked = params.watermark.map(|_| logits.to_vec());
     let overwritten = penalty::apply(logits, row);
     sanitize(logits);
     let token = if params.do_sample {
@@ -94,7 +111,10 @@ fn choose_unwarped(logits: &mut [f32], row: &SampleRow<'_>) -> Sampled {
     } else {
         return nothing(row);
     };
-    let raw = overwritten.iter().find(|c| c.id == token).map_or(logits[token as usize], |c| c.logit);
+    let raw = match unmarked {
+        Some(all) => all[token as usize],
+        None => overwritten.iter().find(|c| c.id == token).map_or(logits[token as usize], |c| c.logit),
+    };
     Sampled { token, logprob: mass.logprob(raw), top }
 }
 

@@ -1,12 +1,15 @@
 //! Penalties on tokens that were seen, biases, and tokens that are impossible.
 
-use super::Candidate;
+use super::{Candidate, watermark};
 use crate::sampling::SampleRow;
 
-/// Applies repetition, frequency and presence penalties, then biases, then what is impossible. Returns what the logits of
-/// tokens that are still possible were where they changed.
+/// Applies the watermark, repetition, frequency and presence penalties, then biases, then what is impossible. Returns what the
+/// logits of tokens that are still possible were after the watermark, where they changed.
 pub(super) fn apply(logits: &mut [f32], row: &SampleRow<'_>) -> Vec<Candidate> {
     let p = row.params;
+    if let (Some(watermark), Some(&previous)) = (&p.watermark, row.tokens.last()) {
+        watermark::bias(logits, previous, watermark);
+    }
     let mut overwritten = Vec::new();
     let mut save = |logits: &[f32], id: u32| {
         overwritten.push(Candidate { id, logit: logits[id as usize] });

@@ -5,7 +5,7 @@ use std::sync::{Arc, LazyLock};
 
 use millrace_kernels::cuda::{Cuda, Device, Simulated};
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, DType, SampleRow, SamplingParams};
+use millrace_kernels::{Backend, DType, SampleRow, SamplingParams, ScoreRow};
 use proptest::prelude::{ProptestConfig, proptest};
 
 use crate::common::*;
@@ -60,6 +60,26 @@ fn embeds_rows_of_a_slice() {
     let slice = (&table[..], 40);
     let want = linear::embed(&Reference, slice, 48, DType::F32, &tokens);
     assert_same_bits("embed", &linear::embed(&*CUDA, slice, 48, DType::F32, &tokens), &want);
+}
+
+#[test]
+fn copies_rows() {
+    let x = Rng(3).values(9 * 33);
+    assert_same_bits("copy", &rows::copy(&*CUDA, &x, 33, 2, 5, 3), &rows::copied(&x, 33, 2, 5, 3));
+}
+
+#[test]
+fn scores_as_the_reference_does() {
+    let logits = Rng(10).values(3 * 400);
+    let rows = [0, 7, 399].map(|token| ScoreRow { token, top_n: token % 5 });
+    let (mut got, mut want) = (Vec::new(), Vec::new());
+    CUDA.score(&mut upload(&*CUDA, &logits, 400), &rows, &mut got).unwrap();
+    Reference.score(&mut upload(&Reference, &logits, 400), &rows, &mut want).unwrap();
+    for (got, want) in got.iter().zip(&want) {
+        assert!(got.rank == want.rank && (got.logprob - want.logprob).abs() < 1e-5);
+        assert!(got.top.iter().map(|top| top.0).eq(want.top.iter().map(|top| top.0)));
+    }
+    assert_eq!(got.len(), 3);
 }
 
 #[test]

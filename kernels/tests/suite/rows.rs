@@ -37,6 +37,25 @@ pub(crate) fn gather<B: Backend>(device: &B, x: &[f32], cols: usize, outputs: &[
     device.read(&out, outputs.len()).unwrap()
 }
 
+pub(crate) fn copy<B: Backend>(
+    device: &B,
+    x: &[f32],
+    cols: usize,
+    from: usize,
+    n: usize,
+    to: usize,
+) -> Vec<f32> {
+    let mut out = upload(device, &vec![7.0; (to + n + 1) * cols], cols);
+    device.copy_rows(&upload(device, x, cols), from, n, &mut out, to).unwrap();
+    device.read(&out, to + n + 1).unwrap()
+}
+
+/// What [`copy`] must find: nothing else is touched.
+pub(crate) fn copied(x: &[f32], cols: usize, from: usize, n: usize, to: usize) -> Vec<f32> {
+    let kept = |rows: usize| vec![7.0; rows * cols];
+    [kept(to), x[from * cols..][..n * cols].to_vec(), kept(1)].concat()
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
@@ -82,6 +101,16 @@ proptest! {
         for cpu in CPUS.iter() {
             assert_same_bits(&cpu.name(), &gather(cpu, &x, cols, &outputs), &want);
         }
+    }
+}
+
+#[test]
+fn rows_are_copied() {
+    let x = Rng(3).values(9 * 33);
+    let want = copied(&x, 33, 2, 5, 3);
+    assert_same_bits("reference", &copy(&Reference, &x, 33, 2, 5, 3), &want);
+    for cpu in CPUS.iter() {
+        assert_same_bits(&cpu.name(), &copy(cpu, &x, 33, 2, 5, 3), &want);
     }
 }
 

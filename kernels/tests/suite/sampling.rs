@@ -1,7 +1,7 @@
 //! Sampling against independent, naive computations in double precision.
 
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, SampleRow, Sampled, SamplingParams};
+use millrace_kernels::{Backend, SampleRow, Sampled, SamplingParams, ScoreRow, Scored, Watermark, watermark};
 use proptest::prelude::{
     Just, ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, prop_compose, proptest,
 };
@@ -13,6 +13,12 @@ fn sample<B: Backend>(device: &B, logits: &[f32], vocab: usize, rows: &[SampleRo
     let mut chosen = Vec::new();
     device.sample(&mut buf, rows, &mut chosen).unwrap();
     chosen
+}
+
+fn score<B: Backend>(device: &B, logits: &[f32], vocab: usize, rows: &[ScoreRow]) -> Vec<Scored> {
+    let mut scored = Vec::new();
+    device.score(&mut upload(device, logits, vocab), rows, &mut scored).unwrap();
+    scored
 }
 
 fn one(logits: &[f32], params: &SamplingParams, tokens: &[u32], prompt_len: usize) -> Sampled {
@@ -230,6 +236,32 @@ proptest! {
     }
 
     #[test]
+    fn scores_are_those_of_the_definition(vocab in 1usize..2000, n in 1usize..6, top_n in 0u32..8, seed: u64) {
+        let mut rng = Rng(seed);
+        // Few distinct values, so that there are ties.
+        let logits: Vec<f32> = rng.values(n * vocab).iter().map(|l| (l * 40.0).round() / 4.0).collect();
+        let rows: Vec<ScoreRow> =
+            (0..n).map(|_| ScoreRow { token: rng.below(vocab) as u32, top_n }).collect();
+        let got = score(&Reference, &logits, vocab, &rows);
+        for ((row, logits), got) in rows.iter().zip(logits.chunks(vocab)).zip(&got) {
+            let probs = softmax(&logits.iter().map(|l| f64::from(*l)).collect::<Vec<_>>());
+            let own = logits[row.token as usize];
+            prop_assert!((f64::from(got.logprob) - probs[row.token as usize].ln()).abs() < 1e-4);
+            prop_assert_eq!(got.rank as usize, 1 + logits.iter().filter(|l| **l > own).count());
+            let mut order: Vec<u32> = (0..vocab as u32).collect();
+            order.sort_by(|&a, &b| logits[b as usize].total_cmp(&logits[a as usize]).then(a.cmp(&b)));
+            order.truncate(top_n as usize);
+            prop_assert_eq!(got.top.iter().map(|top| top.0).collect::<Vec<_>>(), order);
+            for &(id, logprob) in &got.top {
+                prop_assert!((f64::from(logprob) - probs[id as usize].ln()).abs() < 1e-4);
+            }
+        }
+        for cpu in &CPUS[..2] {
+            prop_assert_eq!(&score(cpu, &logits, vocab, &rows), &got);
+        }
+    }
+
+    #[test]
     fn devices_agree(params in penalties(), vocab in 1usize..3000, n in 1usize..6, seed: u64) {
         let mut rng = Rng(seed);
         let logits: Vec<f32> = rng.values(n * vocab).iter().map(|l| l * 9.0).collect();
@@ -319,6 +351,73 @@ fn numbers_that_are_none() {
             assert_eq!(one(&[0.0, INF, 1.0], &params, &[], 0).token, 1);
             let cold = SamplingParams { temperature: 1e-38, top_p: 0.5, ..params };
             assert_eq!(one(&[3.0, 8.0, 8.5], &cold, &[], 0).token, 2);
+        }
+    }
+}
+
+#[test]
+fn scores_of_numbers_that_are_none() {
+    const INF: f32 = f32::INFINITY;
+    let row = |token| [ScoreRow { token, top_n: 2 }];
+    let got = score(&Reference, &[f32::NAN, 1.0, -INF], 3, &row(1)).remove(0);
+    assert_eq!(got, Scored { logprob: 0.0, rank: 1, top: vec![(1, 0.0)] });
+    let got = score(&Reference, &[f32::NAN, 1.0, -INF], 3, &row(0)).remove(0);
+    assert_eq!(got, Scored { logprob: -INF, rank: 2, top: vec![(1, 0.0)] });
+    let got = score(&Reference, &[f32::NAN; 3], 3, &row(2)).remove(0);
+    assert!(got.logprob.is_nan() && got.rank == 1 && got.top.is_empty());
+}
+
+/// A text drawn with the watermark: each token from logits of its own.
+fn marked(watermark: Option<Watermark>, seed: u64) -> Vec<u32> {
+    let params = SamplingParams {
+        do_sample: true,
+        temperature: 0.8,
+        top_p: 0.95,
+        seed,
+        watermark,
+        ..SamplingParams::default()
+    };
+    let mut tokens = vec![5];
+    for step in 0..200 {
+        let logits: Vec<f32> = Rng(step).values(500).iter().map(|l| l * 3.0).collect();
+        tokens.push(one(&logits, &params, &tokens, 1).token);
+    }
+    tokens
+}
+
+#[test]
+fn a_watermark_is_seen_by_who_knows_it_and_only_then() {
+    let mark = Watermark { gamma: 0.25, delta: 2.0 };
+    let score = |watermark, seed, gamma| watermark::z_score(&marked(watermark, seed), gamma);
+    for seed in 0..4 {
+        assert!(score(Some(mark), seed, mark.gamma) > 6.0);
+        assert!(score(None, seed, mark.gamma).abs() < 4.0);
+        assert!(score(Some(Watermark { delta: -2.0, ..mark }), seed, mark.gamma) < -4.0);
+    }
+    assert_eq!(marked(Some(mark), 1), marked(Some(mark), 1));
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// The logits of green tokens are raised before everything else; the model's own log-probabilities know nothing of it.
+    #[test]
+    fn a_watermark_raises_green_logits(
+        params in penalties(), vocab in 2usize..200, gamma in 0.1f32..0.9, delta in -3f32..3.0, previous in 0u32..200, seed: u64,
+    ) {
+        let logits: Vec<f32> = Rng(seed).values(vocab).iter().map(|l| l * 3.0).collect();
+        let green = |id: usize| watermark::is_green(previous, id as u32, gamma);
+        let raised: Vec<f32> =
+            logits.iter().enumerate().map(|(id, l)| if green(id) { l + delta } else { *l }).collect();
+        let tokens = [3, previous];
+        let with = SamplingParams { watermark: Some(Watermark { gamma, delta }), ..params.clone() };
+        for do_sample in [false, true] {
+            let [with, without] = [&with, &params].map(|params| SamplingParams { do_sample, ..params.clone() });
+            prop_assert_eq!(one(&logits, &with, &tokens, 1), one(&raised, &without, &tokens, 1));
+            let own = SamplingParams { warped_logprobs: false, top_n: 2, ..with };
+            let got = one(&logits, &own, &tokens, 1);
+            let probs = softmax(&logits.iter().map(|l| f64::from(*l)).collect::<Vec<_>>());
+            prop_assert!((f64::from(got.logprob) - probs[got.token as usize].ln()).abs() < 1e-4);
         }
     }
 }

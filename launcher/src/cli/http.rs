@@ -10,6 +10,7 @@ use millrace_router::http::{HeaderValue, PlatformRoutes};
 use millrace_router::serve::{Connections, Tls};
 
 use super::seconds;
+use millrace_router::service::Pooling;
 use millrace_router::tools::Format;
 
 /// TGI's.
@@ -65,6 +66,16 @@ pub(crate) struct HttpArgs {
     /// How the model writes calls of tools: hermes, llama3_json, mistral or json; found in its chat template when absent
     #[arg(long, env = "TOOL_CALL_PARSER", value_name = "FORMAT")]
     pub(crate) tool_call_parser: Option<Format>,
+    /// How /v1/embeddings makes a vector of a text: the last state, or the mean of all; when absent, what the model's 1_Pooling/config.json
+    /// says, else last
+    #[arg(long, env = "POOLING", value_name = "KIND")]
+    pub(crate) pooling: Option<Pooling>,
+    /// The part of the vocabulary that a watermark makes more likely after each token, more than 0 and less than 1
+    #[arg(long, env = "WATERMARK_GAMMA", default_value_t = 0.5, value_name = "SHARE", value_parser = gamma)]
+    pub(crate) watermark_gamma: f32,
+    /// How much a watermark adds to the logits of that part
+    #[arg(long, env = "WATERMARK_DELTA", default_value_t = 2.0, value_name = "LOGIT", value_parser = delta, allow_negative_numbers = true)]
+    pub(crate) watermark_delta: f32,
     /// Require `Authorization: Bearer KEY` (or `x-api-key: KEY`) on every POST; any of them if there are several. May be repeated; commas
     /// part keys
     #[arg(long, env = "API_KEY", hide_env_values = true, value_delimiter = ',', value_name = "KEY")]
@@ -205,6 +216,17 @@ impl HttpArgs {
             _ => Ok(None),
         }
     }
+}
+
+fn gamma(text: &str) -> Result<f32, String> {
+    match text.parse() {
+        Ok(share) if share > 0.0 && share < 1.0 => Ok(share),
+        _ => Err("must be a number more than 0 and less than 1".into()),
+    }
+}
+
+fn delta(text: &str) -> Result<f32, String> {
+    text.parse().ok().filter(|delta: &f32| delta.is_finite()).ok_or_else(|| "must be a number".into())
 }
 
 fn keys_of(path: &Path) -> Result<Vec<String>> {

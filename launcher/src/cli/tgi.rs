@@ -20,10 +20,6 @@ pub(crate) struct TgiArgs {
     rope_scaling: Option<String>,
     #[arg(long, env = "ROPE_FACTOR", hide = true)]
     rope_factor: Option<f32>,
-    #[arg(long, env = "WATERMARK_GAMMA", hide = true)]
-    watermark_gamma: Option<f32>,
-    #[arg(long, env = "WATERMARK_DELTA", hide = true)]
-    watermark_delta: Option<f32>,
     #[arg(long, env = "CUDA_MEMORY_FRACTION", hide = true)]
     cuda_memory_fraction: Option<f32>,
     #[arg(long, env = "WAITING_SERVED_RATIO", hide = true)]
@@ -73,8 +69,6 @@ impl TgiArgs {
             ("--lora-adapters", self.lora_adapters.is_some(), "merge the adapter into the weights"),
             ("--rope-scaling", self.rope_scaling.is_some(), "set rope_scaling in the model's config.json"),
             ("--rope-factor", self.rope_factor.is_some(), "set rope_scaling in the model's config.json"),
-            ("--watermark-gamma", self.watermark_gamma.is_some(), "watermarks are not supported"),
-            ("--watermark-delta", self.watermark_delta.is_some(), "watermarks are not supported"),
             (
                 "--cuda-memory-fraction",
                 self.cuda_memory_fraction.is_some_and(|fraction| fraction < 1.0),

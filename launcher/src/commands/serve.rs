@@ -7,7 +7,7 @@ use millrace_router::engine::State;
 use millrace_router::http::HttpConfig;
 use millrace_router::metrics;
 use millrace_router::serve::{ServeOptions, serve, shutdown_signal};
-use millrace_router::service::Limits;
+use millrace_router::service::{Limits, Watermark};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
@@ -45,6 +45,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         validation_workers: http.validation_workers,
         grammar_support: !http.disable_grammar_support,
         tool_format: http.tool_call_parser,
+        pooling: http.pooling,
+        watermark: Watermark { gamma: http.watermark_gamma, delta: http.watermark_delta },
         log_requests: http.log_requests,
     };
     let grace = Duration::from_secs(http.graceful_termination_timeout);

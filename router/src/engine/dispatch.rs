@@ -3,18 +3,18 @@
 
 use std::collections::HashMap;
 
-use millrace_proto::Sampled;
+use millrace_proto::{self as proto, TokenLogprob};
 use tokio::sync::mpsc;
 
-use super::handle::{Event, Failure, Started, Token};
-use crate::scheduler::{Output, SeqId};
+use super::handle::{Event, Failure, Finish, PromptToken, Started, Token};
+use crate::scheduler::{News, Output, SeqId};
 
 /// What has happened since the last batch. The parts are passed on in the order of the fields.
 #[derive(Debug, Default)]
 pub(super) struct Batch {
     /// Requests that are new, and where their events go.
     pub(super) opened: Vec<(SeqId, mpsc::UnboundedSender<Event>)>,
-    /// Tokens that came back.
+    /// What came back of steps.
     pub(super) outputs: Vec<Output>,
     /// Requests that left the queue.
     pub(super) started: Vec<(SeqId, Started)>,
@@ -46,8 +46,8 @@ pub(super) async fn run(mut batches: mpsc::UnboundedReceiver<Batch>) {
             }
         };
         open.extend(batch.opened);
-        for Output { sequence, sampled, finish } in batch.outputs {
-            send(&open, sequence, Event::Token(token(sampled), finish));
+        for Output { sequence, news, finish } in batch.outputs {
+            send(&open, sequence, event(news, finish));
             if finish.is_some() {
                 open.remove(&sequence);
             }
@@ -65,7 +65,20 @@ pub(super) async fn run(mut batches: mpsc::UnboundedReceiver<Batch>) {
     }
 }
 
-fn token(sampled: Sampled) -> Token {
-    let top = sampled.top.into_iter().map(|top| (top.token, top.logprob)).collect();
-    Token { id: sampled.token, logprob: sampled.logprob, top }
+fn event(news: News, finish: Option<Finish>) -> Event {
+    match news {
+        News::Prompt(tokens) => {
+            let token =
+                |proto::PromptToken { logprob, rank, top }| PromptToken { logprob, rank, top: pairs(top) };
+            Event::Prompt(tokens.into_iter().map(token).collect(), finish)
+        }
+        News::Token(proto::Sampled { token: id, logprob, top, .. }) => {
+            Event::Token(Token { id, logprob, top: pairs(top) }, finish)
+        }
+        News::Vector(values) => Event::Vector(values),
+    }
+}
+
+fn pairs(top: Vec<TokenLogprob>) -> Vec<(u32, f32)> {
+    top.into_iter().map(|top| (top.token, top.logprob)).collect()
 }

@@ -10,7 +10,7 @@ use super::admission::{Bounds, Occupancy, Permit};
 use super::constraint::Constraint;
 use crate::scheduler::Limits;
 
-pub use crate::scheduler::{Finish, Mask, Priority, Request};
+pub use crate::scheduler::{Finish, Mask, Pooling, Priority, Request};
 
 /// A generated token.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,13 +23,29 @@ pub struct Token {
     pub top: Vec<(u32, f32)>,
 }
 
+/// What the model makes of a token of the prompt.
+#[derive(Debug, Clone, PartialEq)]
+pub struct PromptToken {
+    /// Its log-probability.
+    pub logprob: f32,
+    /// Its place among all tokens by probability, from 1.
+    pub rank: u32,
+    /// The most likely tokens at its place, as many as the request asked for.
+    pub top: Vec<(u32, f32)>,
+}
+
 /// What happens to a generation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Event {
     /// It left the queue.
     Started(Started),
+    /// The next tokens of the prompt, from the second one on, if the request asked for them; without new tokens it may be the
+    /// end.
+    Prompt(Vec<PromptToken>, Option<Finish>),
     /// A token; with the last one, why it is the last.
     Token(Token, Option<Finish>),
+    /// The prompt's vector, `[hidden]`, if the request asked for it; it is the end.
+    Vector(Vec<f32>),
     /// It will not be answered (any further).
     Failed(Failure),
 }
@@ -219,7 +235,8 @@ impl Engine {
 
 /// The events of one request. Dropping it cancels the request within a step.
 ///
-/// The channel holds at most `max_new_tokens + 2` events, so a slow reader costs bounded memory.
+/// The channel holds at most `max_new_tokens + 2` events, and one for each step that scores the prompt, so a slow reader
+/// costs bounded memory.
 #[derive(Debug)]
 pub struct Generation {
     events: mpsc::UnboundedReceiver<Event>,

@@ -51,7 +51,8 @@ pub use self::children::ShardCommand;
 pub use self::constraint::Constraint;
 pub use self::gate::OtherNodes;
 pub use self::handle::{
-    Engine, Event, Failure, Finish, Generation, Mask, Priority, Refused, Request, Started, State, Token,
+    Engine, Event, Failure, Finish, Generation, Mask, Pooling, Priority, PromptToken, Refused, Request,
+    Started, State, Token,
 };
 
 /// How the engine behaves, apart from what the shards announce.

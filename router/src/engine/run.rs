@@ -20,7 +20,7 @@ use super::handle::{Command, Event, Failure, State};
 use super::loading::load;
 use super::meter::{self, Measured, StepTimes};
 use super::supervisor::{Change, Connect, Lost, Patience, Supervisor};
-use crate::scheduler::{Limits, Options, Plan, Scheduler, SeqId, Stats};
+use crate::scheduler::{Limits, News, Options, Plan, Scheduler, SeqId, Stats};
 
 /// Steps sent and not answered. With 2 the shards never wait for the router.
 const STEPS_IN_FLIGHT: usize = 2;
@@ -359,7 +359,11 @@ impl Server<'_> {
         for output in &outputs {
             match output.finish {
                 Some(_) => drop(self.open.remove(&output.sequence)),
-                None => self.constrain(output.sequence, output.sampled.token),
+                None => {
+                    if let News::Token(sampled) = &output.news {
+                        self.constrain(output.sequence, sampled.token);
+                    }
+                }
             }
         }
         self.batch.outputs.extend(outputs);

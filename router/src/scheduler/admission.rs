@@ -62,7 +62,10 @@ impl Scheduler {
 
     /// Whether there is room for a sequence, given the remaining lengths of the running prompts; and what is cached.
     fn fits(&self, sequence: &Sequence, prompts: &[usize]) -> Option<Prefix> {
-        let prefix = self.cache.find(&sequence.salt, &sequence.tokens);
+        let prefix = match sequence.is_computed_whole() {
+            true => Prefix::default(),
+            false => self.cache.find(&sequence.salt, &sequence.tokens),
+        };
         let remaining = sequence.len() - self.cache.positions(&prefix);
         let reserve = growth_during_prefill(&self.limits, &self.running, prompts, remaining);
         let needed = self.cache.price(&prefix, sequence.len()) + reserve;

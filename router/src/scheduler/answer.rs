@@ -1,6 +1,8 @@
 //! What a step in flight will answer, and what is wrong with an answer.
 
-use millrace_proto::{Sampled, StepOutput};
+use std::ops::Range;
+
+use millrace_proto::{PromptToken, Sampled, StepOutput, TokenLogprob};
 
 use super::request::Finish;
 use super::sequence::{SeqId, Slot};
@@ -22,17 +24,42 @@ pub(super) struct InFlightRow {
     /// Positions that are computed when the step has been answered.
     pub(super) computed: usize,
     pub(super) sample: bool,
+    /// Positions of the prompt's tokens that are scored; none for most rows.
+    pub(super) scores: Range<usize>,
+    /// Set if nothing more is wanted of its sequence: what ends it.
+    pub(super) end: Option<End>,
 }
 
-/// A token that came back.
+/// What ends a sequence without a new token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum End {
+    /// Its prompt has been computed.
+    Prompt,
+    /// Its prompt's vector comes back.
+    Vector,
+}
+
+/// Something that came back.
 #[derive(Debug)]
 pub struct Output {
     /// Whose.
     pub sequence: SeqId,
-    /// The token.
-    pub sampled: Sampled,
+    /// What.
+    pub news: News,
     /// Set on the last one; the scheduler has forgotten the sequence then.
     pub finish: Option<Finish>,
+}
+
+/// What a row of a step has brought.
+#[derive(Debug, Clone, PartialEq)]
+pub enum News {
+    /// What the model makes of the next tokens of the prompt. The first token of a prompt is left out; it follows nothing. Empty
+    /// only if it is the end.
+    Prompt(Vec<PromptToken>),
+    /// A new token.
+    Token(Sampled),
+    /// The prompt's vector, which is all there is.
+    Vector(Vec<f32>),
 }
 
 /// An answer that no step has asked for. The shard that gave it cannot be trusted any more.
@@ -48,6 +75,12 @@ pub enum Malformed {
     /// Not one token for each row that samples.
     #[error("{got} tokens for step {step}, which samples {expected}")]
     Count { step: u64, expected: usize, got: usize },
+    /// Not one score for each token of a prompt that was to be scored.
+    #[error("step {step} has not the scores that its rows ask for")]
+    Scores { step: u64 },
+    /// Not one vector for each prompt that was to become one.
+    #[error("step {step} has not the vectors that its rows ask for")]
+    Vectors { step: u64 },
     /// The tokens are not in the order of the rows.
     #[error("step {step} has a token for slot {got} where slot {expected} is due")]
     WrongSlot { step: u64, expected: u32, got: u32 },
@@ -71,12 +104,26 @@ impl InFlight {
             if sampled.slot != row.slot.0 {
                 return Err(Malformed::WrongSlot { step, expected: row.slot.0, got: sampled.slot });
             }
-            let tokens = sampled.top.iter().map(|top| top.token).chain([sampled.token]);
-            if let Some(token) = tokens.into_iter().find(|&token| token as usize >= vocab_size) {
-                return Err(Malformed::UnknownToken { step, token, vocab_size });
-            }
         }
-        Ok(())
+        let scored = self.rows.iter().filter(|row| !row.scores.is_empty());
+        if !scored
+            .map(|row| (row.slot.0, row.scores.len()))
+            .eq(output.scored.iter().map(|of| (of.slot, of.tokens.len())))
+        {
+            return Err(Malformed::Scores { step });
+        }
+        let pooled = self.rows.iter().filter(|row| row.end == Some(End::Vector));
+        if !pooled.map(|row| row.slot.0).eq(output.pooled.iter().map(|of| of.slot)) {
+            return Err(Malformed::Vectors { step });
+        }
+        let of_prompts = output.scored.iter().flat_map(|of| &of.tokens).flat_map(|token| &token.top);
+        let of_new = output.sampled.iter().flat_map(|sampled| &sampled.top);
+        let alternatives = of_new.chain(of_prompts).map(|top: &TokenLogprob| top.token);
+        let mut tokens = output.sampled.iter().map(|sampled| sampled.token).chain(alternatives);
+        match tokens.find(|&token| token as usize >= vocab_size) {
+            Some(token) => Err(Malformed::UnknownToken { step, token, vocab_size }),
+            None => Ok(()),
+        }
     }
 
     /// The rows that a token comes back for.

@@ -52,7 +52,7 @@ impl Limits {
     /// # Errors
     /// [`Impossible`] with the arithmetic.
     pub fn check(&self, prompt: usize, new: usize) -> Result<(), Impossible> {
-        if prompt == 0 || new == 0 {
+        if prompt == 0 {
             return Err(Impossible::Nothing);
         }
         if prompt.saturating_add(new) > self.max_sequence_tokens {
@@ -67,17 +67,17 @@ impl Limits {
     }
 }
 
-/// Positions whose keys and values a sequence needs at most: the last token is never run through the model.
+/// Positions whose keys and values a sequence needs at most: the last new token is never run through the model.
 pub(super) fn positions(prompt: usize, new: usize) -> usize {
-    prompt + new - 1
+    prompt + new.max(1) - 1
 }
 
 /// Why a sequence can never run. The texts are fit for a client.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum Impossible {
-    /// No prompt, or nothing to generate.
-    #[error("A request needs at least one prompt token and one new token")]
+    /// No prompt.
+    #[error("A request needs at least one prompt token")]
     Nothing,
     /// Longer than the model's positions or the configured limit.
     #[error(

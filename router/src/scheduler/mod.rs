@@ -31,16 +31,16 @@ pub(crate) mod tests;
 
 use std::collections::VecDeque;
 
-use millrace_proto::{Sampled, Step, StepOutput};
+use millrace_proto::{PromptToken, Sampled, Step, StepOutput};
 
-use self::answer::{InFlight, InFlightRow};
+use self::answer::{End, InFlight, InFlightRow};
 use self::cache::KvCache;
 use self::queue::Queue;
 use self::sequence::{Running, Sequence};
 
-pub use self::answer::{Malformed, Output};
+pub use self::answer::{Malformed, News, Output};
 pub use self::limits::{Impossible, Limits, NoRoom};
-pub use self::request::{Finish, Mask, Priority, Request};
+pub use self::request::{Finish, Mask, Pooling, Priority, Request};
 pub use self::sequence::{SeqId, Slot};
 
 /// See the [module](self).
@@ -185,29 +185,19 @@ impl Scheduler {
 
         let admit = admitted.iter().filter_map(|new| self.position(new.sequence));
         let admit = admit.map(|index| self.running[index].admission()).collect();
-        let mut rows: Vec<_> = self
-            .running
-            .iter_mut()
-            .filter_map(|running| Some((running.sequence.id, running.run()?)))
-            .collect();
+        let mut rows: Vec<_> = self.running.iter_mut().filter_map(Running::run).collect();
         if rows.is_empty() {
             debug_assert!(admitted.is_empty(), "an admission always leaves something to run");
             return None;
         }
         // Decodes before chunks, so that the rows of one kind lie together.
-        rows.sort_by_key(|(_, row)| row.count > 1);
+        rows.sort_by_key(|(row, _)| row.count > 1);
 
         let id = self.next_step;
         self.next_step += 1;
-        let awaited = rows.iter().map(|(sequence, row)| InFlightRow {
-            sequence: *sequence,
-            slot: Slot(row.slot),
-            computed: (row.start + row.count) as usize,
-            sample: row.sample,
-        });
-        self.in_flight.push_back(InFlight { step: id, rows: awaited.collect() });
+        let (rows, awaited) = rows.into_iter().unzip();
+        self.in_flight.push_back(InFlight { step: id, rows: awaited });
         let release = self.released.drain(..).map(|slot| slot.0).collect();
-        let rows = rows.into_iter().map(|(_, row)| row).collect();
         Some(Plan { step: Step { id, release, admit, rows }, admitted })
     }
 
@@ -222,8 +212,26 @@ impl Scheduler {
         for row in &answered.rows {
             self.publish(answered.step, row);
         }
-        let tokens = answered.samples().zip(output.sampled);
-        Ok(tokens.filter_map(|(row, sampled)| self.receive(row.sequence, sampled)).collect())
+        let StepOutput { sampled, scored, pooled, .. } = output;
+        let mut outputs = Vec::with_capacity(sampled.len());
+        let (mut sampled, mut scored, mut pooled) =
+            (sampled.into_iter(), scored.into_iter(), pooled.into_iter());
+        for row in &answered.rows {
+            let scored = if row.scores.is_empty() { None } else { scored.next() };
+            if scored.is_some() || row.end == Some(End::Prompt) {
+                let tokens = scored.map_or_else(Vec::new, |scored| scored.tokens);
+                outputs.extend(self.receive_prompt(row, tokens));
+            }
+            if row.end == Some(End::Vector) {
+                outputs.extend(
+                    pooled.next().and_then(|pooled| self.receive_vector(row.sequence, pooled.values)),
+                );
+            }
+            if row.sample {
+                outputs.extend(sampled.next().and_then(|sampled| self.receive(row.sequence, sampled)));
+            }
+        }
+        Ok(outputs)
     }
 
     /// Begins anew with shards that know nothing: every sequence is in the queue, in its old place and with the tokens
@@ -333,6 +341,26 @@ impl Scheduler {
         }
     }
 
+    /// What the model makes of a part of the prompt has come back, or the prompt has been computed and that is all. Nothing
+    /// comes of what is known already, or of a sequence that has been cancelled meanwhile.
+    fn receive_prompt(&mut self, row: &InFlightRow, mut tokens: Vec<PromptToken>) -> Option<Output> {
+        let known = self.find(row.sequence)?.take_scores(&row.scores);
+        tokens.drain(..known.min(tokens.len()));
+        let finish = (row.end == Some(End::Prompt)).then_some(Finish::Length);
+        if finish.is_some() {
+            self.cancel(row.sequence);
+        }
+        let is_news = finish.is_some() || !tokens.is_empty();
+        is_news.then_some(Output { sequence: row.sequence, news: News::Prompt(tokens), finish })
+    }
+
+    /// The vector of a prompt has come back, which is all that was wanted.
+    fn receive_vector(&mut self, id: SeqId, values: Vec<f32>) -> Option<Output> {
+        self.find(id)?;
+        self.cancel(id);
+        Some(Output { sequence: id, news: News::Vector(values), finish: Some(Finish::Length) })
+    }
+
     /// A token has come back. Nothing comes of it if the sequence has ended or was cancelled meanwhile.
     fn receive(&mut self, id: SeqId, sampled: Sampled) -> Option<Output> {
         // If it was preempted meanwhile, the token is as good as ever.
@@ -340,7 +368,7 @@ impl Scheduler {
         if finish.is_some() {
             self.cancel(id);
         }
-        Some(Output { sequence: id, sampled, finish })
+        Some(Output { sequence: id, news: News::Token(sampled), finish })
     }
 
     /// A sequence, running or waiting.

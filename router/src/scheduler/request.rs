@@ -9,7 +9,7 @@ use millrace_proto::Sampling;
 pub struct Request {
     /// The prompt; not empty.
     pub prompt: Vec<u32>,
-    /// Tokens to generate at most; at least 1.
+    /// Tokens to generate at most; with 0 it ends when its prompt has been computed.
     pub max_new_tokens: u32,
     /// Tokens that end the generation (they are still reported).
     pub stop_tokens: Arc<[u32]>,
@@ -22,6 +22,20 @@ pub struct Request {
     /// Given if what may be generated is constrained: the tokens that may come first. What may come after each token is
     /// told by [`release`](super::Scheduler::release).
     pub mask: Option<Mask>,
+    /// Given if it shall be told what the model makes of the prompt's tokens: how many alternatives at each of them. The
+    /// whole prompt is computed for that, whatever is cached.
+    pub prompt_logprobs: Option<u32>,
+    /// Given if the prompt shall become a vector; there are no new tokens then.
+    pub pooling: Option<Pooling>,
+}
+
+/// Which states after the final norm make the vector of a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Pooling {
+    /// The last one, which has seen all the others.
+    Last,
+    /// The mean of all. The whole prompt is computed for it, whatever is cached.
+    Mean,
 }
 
 /// The tokens that may come next: bit `t % 32` of word `t / 32` stands for token t; words that are not there are 0. At
@@ -44,7 +58,7 @@ pub enum Priority {
 /// Why a generation ended by itself.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
-    /// `max_new_tokens` have been generated. It wins if the last one is also a stop token.
+    /// `max_new_tokens` have been generated, which may be none. It wins if the last one is also a stop token.
     Length,
     /// One of the `stop_tokens` was generated.
     StopToken,

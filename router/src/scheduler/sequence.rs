@@ -1,12 +1,14 @@
 //! A sequence: what it is, and what it holds while it runs.
 
+use std::ops::Range;
 use std::sync::Arc;
 
-use millrace_proto::{Admission, Row, Sampling};
+use millrace_proto::{self as proto, Admission, Row, Sampling};
 
+use super::answer::{End, InFlightRow};
 use super::cache::{BlockTable, Salt};
 use super::limits::{self, Impossible, Limits};
-use super::request::{Finish, Mask, Request};
+use super::request::{Finish, Mask, Pooling, Request};
 
 /// A sequence for as long as the scheduler knows it. A lower id goes first: ids rise in the order of arrival, put
 /// off by priority.
@@ -36,6 +38,11 @@ pub(super) struct Sequence {
     stop_tokens: Arc<[u32]>,
     sampling: Sampling,
     choice: Choice,
+    /// Alternatives to report at each token of the prompt, if anything is.
+    prompt_logprobs: Option<u32>,
+    /// Tokens of the prompt of which it is known what the model makes of them. The first one follows nothing.
+    scored: usize,
+    pooling: Option<Pooling>,
     /// Positions of those that went past it since it is in the queue.
     pub(super) overtaken: usize,
 }
@@ -59,10 +66,13 @@ impl Sequence {
             prompt_len: request.prompt.len(),
             tokens: request.prompt,
             pending: 0,
-            max_new_tokens: request.max_new_tokens as usize,
+            max_new_tokens: if request.pooling.is_some() { 0 } else { request.max_new_tokens as usize },
             stop_tokens: request.stop_tokens,
             sampling: request.sampling,
             choice: request.mask.map_or(Choice::Free, Choice::Among),
+            prompt_logprobs: request.prompt_logprobs,
+            scored: 1,
+            pooling: request.pooling,
             overtaken: 0,
         }
     }
@@ -117,9 +127,24 @@ impl Sequence {
         }
     }
 
-    /// Whether the last token it may have is known or pending.
-    fn is_exhausted(&self) -> bool {
-        self.len() >= self.prompt_len + self.max_new_tokens
+    /// Whether the model must see all of its tokens, whatever is cached.
+    pub(super) fn is_computed_whole(&self) -> bool {
+        let is_scored = self.prompt_logprobs.is_none() || self.scored >= self.prompt_len;
+        !is_scored || self.pooling == Some(Pooling::Mean)
+    }
+
+    /// The tokens of the prompt that are to be scored by the states of these positions.
+    fn scores(&self, positions: &Range<usize>) -> Range<usize> {
+        let end = (positions.end + 1).min(self.prompt_len);
+        let wanted = self.prompt_logprobs.is_some() && end > self.scored;
+        if wanted { positions.start + 1..end } else { 0..0 }
+    }
+
+    /// These tokens of the prompt have been scored; answers how many of them had been before.
+    pub(super) fn take_scores(&mut self, scores: &Range<usize>) -> usize {
+        let known = self.scored.saturating_sub(scores.start);
+        self.scored = self.scored.max(scores.end);
+        known
     }
 
     /// Positions that it will hold in the cache at most.
@@ -183,14 +208,20 @@ impl Running {
             tokens: self.sequence.tokens.clone(),
             prompt_len: self.sequence.prompt_len as u32,
             sampling: Some(self.sequence.sampling.clone()),
+            pooling: match self.sequence.pooling {
+                None => proto::Pooling::None,
+                Some(Pooling::Last) => proto::Pooling::Last,
+                Some(Pooling::Mean) => proto::Pooling::Mean,
+            }
+            .into(),
         }
     }
 
     /// Tokens that could be run next: 1 for a sequence that decodes, more during prefill, 0 if it only waits for its
     /// last tokens to come back, or to hear what may come next.
     pub(super) fn remaining(&self) -> usize {
-        let waits = self.sequence.is_exhausted() || !self.sequence.can_go_on();
-        if waits { 0 } else { self.sequence.len() - self.computed }
+        let wanted = self.sequence.len().min(self.sequence.max_positions());
+        if self.sequence.can_go_on() { wanted - self.computed } else { 0 }
     }
 
     /// Positions that the block table must cover before `count` more tokens can be run.
@@ -198,14 +229,18 @@ impl Running {
         self.computed + count
     }
 
-    /// The row that runs what is planned, if anything is; it samples if these are the last tokens.
-    pub(super) fn run(&mut self) -> Option<Row> {
+    /// The row that runs what is planned, if anything is, and what is to come of it; it samples if these are the last tokens.
+    pub(super) fn run(&mut self) -> Option<(Row, InFlightRow)> {
         let (start, count) = (self.computed, std::mem::take(&mut self.planned));
         if count == 0 {
             return None;
         }
         self.computed += count;
-        let sample = self.computed == self.sequence.len();
+        let scores = self.sequence.scores(&(start..self.computed));
+        let complete = self.computed == self.sequence.len();
+        let ends = complete && self.sequence.max_new_tokens == 0;
+        let end = ends.then(|| self.sequence.pooling.map_or(End::Prompt, |_| End::Vector));
+        let sample = complete && !ends;
         self.sequence.pending += usize::from(sample);
         let new_blocks = self.table.blocks[self.told_blocks..].iter().map(|block| block.0).collect();
         self.told_blocks = self.table.blocks.len();
@@ -213,6 +248,17 @@ impl Running {
             Choice::Among(mask) if sample => mask.to_vec(),
             _ => Vec::new(),
         };
-        Some(Row { slot: self.slot.0, start: start as u32, count: count as u32, new_blocks, sample, allowed })
+        let score = self.sequence.prompt_logprobs.filter(|_| !scores.is_empty());
+        let (sequence, slot, computed) = (self.sequence.id, self.slot, self.computed);
+        let row = Row {
+            slot: slot.0,
+            start: start as u32,
+            count: count as u32,
+            new_blocks,
+            sample,
+            allowed,
+            score,
+        };
+        Some((row, InFlightRow { sequence, slot, computed, sample, scores, end }))
     }
 }

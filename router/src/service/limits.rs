@@ -1,8 +1,9 @@
 //! What clients may ask for.
 
-use millrace_proto::Ready;
+use millrace_proto::{Ready, Watermark};
 
 use super::ServiceError;
+use crate::engine::Pooling;
 use crate::tools::Format;
 
 /// What clients may ask for; names and defaults are TGI's flags.
@@ -30,6 +31,10 @@ pub struct Limits {
     pub grammar_support: bool,
     /// How the model writes calls of tools; found in its chat template if not given.
     pub tool_format: Option<Format>,
+    /// How a prompt becomes a vector; the model's folder says it if this does not.
+    pub pooling: Option<Pooling>,
+    /// How answers are marked that ask for it.
+    pub watermark: Watermark,
     /// Write prompts and answers to the log.
     pub log_requests: bool,
 }
@@ -48,6 +53,8 @@ impl Default for Limits {
             validation_workers: 2,
             grammar_support: true,
             tool_format: None,
+            pooling: None,
+            watermark: Watermark { gamma: 0.5, delta: 2.0 },
             log_requests: false,
         }
     }

@@ -17,9 +17,11 @@ use std::time::{Duration, Instant};
 use millrace_proto::Ready;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
+pub use crate::engine::{Pooling, PromptToken};
 pub(crate) use context::RequestContext;
 pub use error::ServiceError;
 pub use limits::{Limits, TokenLimits};
+pub use millrace_proto::Watermark;
 pub(crate) use params::priority;
 pub use params::{Params, Prompt};
 pub use stream::{FinishReason, Finished, TextEvent, TextStream, TextToken, Timings};
@@ -28,6 +30,7 @@ use crate::assets::{AssetError, Assets};
 use crate::engine::{Engine, Request, State};
 use crate::grammar::{Compiled, Compiler, GrammarError, Walk, Wanted};
 use crate::metrics;
+use crate::pooling::{self, UnknownPooling};
 use crate::text::{ChatTemplate, Conversation, Encoded, Specials, TemplateError, TextError, Tokenizer};
 use crate::tools::Format;
 
@@ -65,6 +68,7 @@ struct Inner {
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
     tool_format: Format,
+    pooling: Result<Pooling, UnknownPooling>,
     limits: Limits,
     engine: Engine,
     model: ModelInfo,
@@ -96,8 +100,12 @@ pub struct Prepared {
 pub struct Answer {
     /// The key of its random draws; `None` if there were none.
     pub seed: Option<u64>,
+    /// What the model makes of the prompt's tokens from the second one on, if that was asked for.
+    pub prompt: Vec<PromptToken>,
     /// Its tokens.
     pub tokens: Vec<TextEvent>,
+    /// The prompt's vector, `[hidden]`, if that was asked for.
+    pub vector: Vec<f32>,
     /// Its text, and how it ended.
     pub finished: Finished,
 }
@@ -156,6 +164,7 @@ impl Service {
         };
         let shown = assets.tool_template.as_deref().or(assets.chat_template.as_deref());
         let tool_format = limits.tool_format.unwrap_or_else(|| Format::of(shown, &tokenizer));
+        let pooling = limits.pooling.map_or_else(|| pooling::configured(&assets.pooling), Ok);
         let eos_ids: Arc<[u32]> = match assets.eos_ids.as_slice() {
             [] => eos.and_then(|eos| tokenizer.token_id(&eos)).into_iter().collect(),
             ids => ids.into(),
@@ -167,6 +176,7 @@ impl Service {
             tokenizer,
             template,
             tool_format,
+            pooling,
             limits,
             engine,
             model,
@@ -199,6 +209,14 @@ impl Service {
     /// How the model writes calls of tools.
     pub fn tool_format(&self) -> Format {
         self.0.tool_format
+    }
+
+    /// How a prompt becomes a vector.
+    ///
+    /// # Errors
+    /// If the model asks for something else than we can do.
+    pub fn pooling(&self) -> Result<Pooling, UnknownPooling> {
+        self.0.pooling.clone()
     }
 
     /// Whether the model's chat template looks at this variable.
@@ -282,7 +300,7 @@ impl Service {
         let ready = self.ready()?;
         let _place = self.enter()?;
         let limits = self.0.limits.tokens(&ready);
-        params.check(&self.0.limits, ready.vocab_size)?;
+        params.check(&self.0.limits, &ready)?;
         let mut ids = match prompt {
             Prompt::Text(text, specials) => {
                 limits.check_truncate(params.truncate)?;
@@ -318,7 +336,7 @@ impl Service {
         metrics::request_validated(validation, ids.len(), max_new_tokens);
         let seed = params.samples().then(|| params.seed.unwrap_or_else(rand::random));
         let (stop_tokens, stops) = self.stops(&params);
-        let sampling = params.sampling(seed.unwrap_or_default(), &stop_tokens);
+        let sampling = params.sampling(seed.unwrap_or_default(), &stop_tokens, self.0.limits.watermark);
         let request = Request {
             prompt: ids,
             max_new_tokens,
@@ -327,6 +345,8 @@ impl Service {
             priority: params.priority,
             cache_salt: params.cache_salt.clone(),
             mask: grammar.as_ref().map(|grammar| grammar.first()),
+            prompt_logprobs: params.prompt_logprobs,
+            pooling: params.pooling,
         };
         let context = RequestContext::current();
         self.log_prompt(context.as_deref(), &request.prompt);

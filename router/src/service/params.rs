@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use millrace_proto::{LogitBias, Sampling};
+use millrace_proto::{LogitBias, MAX_FRAME, Ready, Sampling, Watermark};
 
 use super::{Limits, ServiceError};
-use crate::engine::Priority;
+use crate::engine::{Pooling, Priority};
 use crate::grammar::Wanted;
 use crate::text::{Specials, StopText};
 
@@ -69,6 +69,14 @@ pub struct Params {
     pub min_new_tokens: u32,
     /// Special tokens that are part of the answer's text.
     pub marks: Arc<[u32]>,
+    /// Alternatives to report at each token of the prompt, if what the model makes of it shall be reported.
+    pub prompt_logprobs: Option<u32>,
+    /// The prompt is part of the answer, so that there may be no new tokens.
+    pub echoes: bool,
+    /// The prompt becomes a vector, and nothing is generated.
+    pub pooling: Option<Pooling>,
+    /// Mark the answer as the server is set up to.
+    pub watermark: bool,
 }
 
 impl Default for Params {
@@ -98,6 +106,10 @@ impl Default for Params {
             ignore_eos: false,
             min_new_tokens: 0,
             marks: Arc::default(),
+            prompt_logprobs: None,
+            echoes: false,
+            pooling: None,
+            watermark: false,
         }
     }
 }
@@ -137,7 +149,7 @@ impl Params {
     }
 
     /// TGI's checks, in its order and words; what TGI does not have comes last.
-    pub(super) fn check(&self, limits: &Limits, vocab_size: u32) -> Result<(), ServiceError> {
+    pub(super) fn check(&self, limits: &Limits, ready: &Ready) -> Result<(), ServiceError> {
         let best_of = self.best_of.unwrap_or(1);
         if best_of > 1 {
             if limits.max_best_of == 1 {
@@ -163,7 +175,7 @@ impl Params {
         if self.top_k.is_some_and(|k| k <= 0) {
             return fail("top_k", "`top_k` must be strictly positive");
         }
-        if self.max_new_tokens == Some(0) {
+        if self.max_new_tokens == Some(0) && !self.echoes {
             return fail("max_new_tokens", "`max_new_tokens` must be strictly positive");
         }
         if self.stop.len() > limits.max_stop_sequences {
@@ -193,6 +205,20 @@ impl Params {
         if self.cache_salt.as_ref().is_some_and(|salt| salt.len() > LONGEST_SALT) {
             return fail("cache_salt", format!("`cache_salt` must be at most {LONGEST_SALT} bytes long"));
         }
+        if let Some(given) = self.prompt_logprobs {
+            let most = limits.max_top_n_tokens.min(scores_of_a_frame(ready));
+            if given > most {
+                let detail = format!("`prompt_logprobs` must be >= 0 and <= {most}. Given: {given}");
+                return fail("prompt_logprobs", detail);
+            }
+        }
+        if self.pooling.is_some() && !vectors_fit_a_frame(ready) {
+            let detail = format!(
+                "vectors of {} features for {} sequences at a time are too much; lower --max-batch-size",
+                ready.hidden_size, ready.max_sequences
+            );
+            return fail("inputs", detail);
+        }
         if self.max_new_tokens.is_some_and(|most| self.min_new_tokens > most) {
             return fail("min_tokens", "`min_tokens` must be <= `max_new_tokens`");
         }
@@ -200,6 +226,7 @@ impl Params {
             let param = if self.ignore_eos { "ignore_eos" } else { "min_tokens" };
             return fail(param, format!("`{param}` has no meaning for an answer that a grammar ends"));
         }
+        let vocab_size = ready.vocab_size;
         for &(id, bias) in &self.logit_bias {
             if id >= vocab_size {
                 let detail =
@@ -213,8 +240,8 @@ impl Params {
         Ok(())
     }
 
-    /// `end_tokens` are those that end the answer.
-    pub(super) fn sampling(&self, seed: u64, end_tokens: &[u32]) -> Sampling {
+    /// `end_tokens` are those that end the answer, and `watermark` is what marks it if it is to be marked.
+    pub(super) fn sampling(&self, seed: u64, end_tokens: &[u32], watermark: Watermark) -> Sampling {
         let bias = |&(token, bias): &(u32, f32)| LogitBias { token, bias };
         Sampling {
             do_sample: self.samples(),
@@ -231,9 +258,24 @@ impl Params {
             top_n: self.top_n,
             warped_logprobs: self.warped_logprobs,
             min_new_tokens: self.min_new_tokens,
+            watermark: self.watermark.then_some(watermark),
             end_tokens: if self.min_new_tokens > 0 { end_tokens.to_vec() } else { Vec::new() },
         }
     }
+}
+
+/// Alternatives that can be reported at every token of a step so that its answer is far from too large for a frame.
+fn scores_of_a_frame(ready: &Ready) -> u32 {
+    /// Bytes of a token with its log-probability, as a message.
+    const ENCODED: usize = 16;
+    let tokens = MAX_FRAME / 4 / ENCODED / (ready.max_step_tokens as usize).max(1);
+    u32::try_from(tokens).unwrap_or(u32::MAX).saturating_sub(1)
+}
+
+/// Whether the answer to a step is far from too large for a frame even if all its sequences become vectors.
+fn vectors_fit_a_frame(ready: &Ready) -> bool {
+    let bytes = (ready.hidden_size as usize).saturating_mul(size_of::<f32>());
+    bytes.saturating_mul(ready.max_sequences as usize) <= MAX_FRAME / 2
 }
 
 fn fail(param: &'static str, detail: impl Into<String>) -> Result<(), ServiceError> {

@@ -1,6 +1,7 @@
 //! The answer to a request as it is generated.
 
 use std::future::poll_fn;
+use std::mem;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
@@ -9,7 +10,7 @@ use ::metrics::Histogram;
 
 use super::context::{RequestContext, Sizes};
 use super::{Answer, Prepared, ServiceError};
-use crate::engine::{Event, Finish, Generation, Started, Token};
+use crate::engine::{Event, Finish, Generation, PromptToken, Started, Token};
 use crate::metrics;
 use crate::text::{Detokenizer, StopMatcher, StopText, Tokenizer};
 
@@ -29,6 +30,8 @@ pub struct TextToken {
 /// A generated token and what it adds to the answer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TextEvent {
+    /// With the first token what the model makes of the prompt's, from the second one on, if that was asked for.
+    pub prompt: Vec<PromptToken>,
     /// The token. Its text is what it adds, or the mark's own text if it is special.
     pub token: TextToken,
     /// The most likely tokens at its place, each with its text by itself.
@@ -98,6 +101,12 @@ pub struct TextStream {
     detokenizer: Detokenizer,
     stops: StopMatcher,
     text: String,
+    /// What has come of the prompt and was not passed on.
+    prompt: Vec<PromptToken>,
+    /// What the prompt has become.
+    vector: Vec<f32>,
+    /// Set when it has ended without a token.
+    finished: Option<Finished>,
     generated: u32,
     started: Option<Started>,
     last_token: Option<Instant>,
@@ -117,12 +126,15 @@ impl TextStream {
         let continues = prepared.prompt().iter().any(|&id| !tokenizer.is_special(id));
         TextStream {
             detokenizer: tokenizer.detokenizer(true, continues).showing(prepared.params.marks.clone()),
-            stops: StopMatcher::new(std::mem::take(&mut prepared.stops), prepared.params.stop_text),
+            stops: StopMatcher::new(mem::take(&mut prepared.stops), prepared.params.stop_text),
             tokenizer,
             eos,
             prepared,
             generation: Some(generation),
             text: String::new(),
+            prompt: Vec::new(),
+            vector: Vec::new(),
+            finished: None,
             generated: 0,
             started: None,
             last_token: None,
@@ -152,6 +164,16 @@ impl TextStream {
         while let Some(generation) = &mut self.generation {
             match ready!(generation.poll_next(context)) {
                 Some(Event::Started(started)) => self.started = Some(started),
+                Some(Event::Prompt(tokens, finish)) => {
+                    self.prompt.extend(tokens);
+                    if finish.is_some() {
+                        return self.end_of_prompt();
+                    }
+                }
+                Some(Event::Vector(values)) => {
+                    self.vector = values;
+                    return self.end_of_prompt();
+                }
                 Some(Event::Token(token, finish)) => return Poll::Ready(Some(Ok(self.token(token, finish)))),
                 Some(Event::Failed(failure)) => return Poll::Ready(Some(Err(self.end(failure.into())))),
                 None => return Poll::Ready(Some(Err(self.end(ServiceError::Incomplete)))),
@@ -170,8 +192,10 @@ impl TextStream {
             Ok(Some(Event::Started(started))) => self.started = Some(started),
             Ok(Some(Event::Failed(failure))) => return Err(self.end(failure.into())),
             Ok(None) => return Err(self.end(ServiceError::Incomplete)),
-            // Cannot be: a token never comes before the start. It would be lost here, so say so.
-            Ok(Some(Event::Token(..))) => return Err(self.end(ServiceError::Incomplete)),
+            // Cannot be: nothing comes before the start. It would be lost here, so say so.
+            Ok(Some(Event::Prompt(..) | Event::Vector(_) | Event::Token(..))) => {
+                return Err(self.end(ServiceError::Incomplete));
+            }
             Err(_) => {}
         }
         Ok(())
@@ -180,6 +204,13 @@ impl TextStream {
     /// Tokens of the prompt that did not have to be computed; `None` until the request has left the queue.
     pub fn cached_tokens(&self) -> Option<usize> {
         self.started.map(|started| started.cached_tokens)
+    }
+
+    /// The prompt has been computed, and that is all.
+    fn end_of_prompt(&mut self) -> Poll<Option<Result<TextEvent, ServiceError>>> {
+        self.first_token = self.prepared.received.elapsed();
+        self.finished = Some(self.finish(FinishReason::Length, None));
+        Poll::Ready(None)
     }
 
     fn end(&mut self, error: ServiceError) -> ServiceError {
@@ -193,16 +224,20 @@ impl TextStream {
     /// # Errors
     /// [`ServiceError`] if the engine breaks off.
     pub async fn collect(mut self) -> Result<Answer, ServiceError> {
-        let mut tokens = Vec::new();
+        let (mut prompt, mut tokens) = (Vec::new(), Vec::new());
         while let Some(event) = self.next().await {
-            let event = event?;
+            let mut event = event?;
+            prompt.append(&mut event.prompt);
             let finished = event.finished.clone();
             tokens.push(event);
             if let Some(finished) = finished {
-                return Ok(Answer { seed: self.prepared.seed, tokens, finished });
+                let vector = Vec::new();
+                return Ok(Answer { seed: self.prepared.seed, prompt, tokens, vector, finished });
             }
         }
-        Err(ServiceError::Incomplete)
+        let finished = self.finished.take().ok_or(ServiceError::Incomplete)?;
+        let (prompt, vector) = (mem::take(&mut self.prompt), mem::take(&mut self.vector));
+        Ok(Answer { seed: self.prepared.seed, prompt, tokens, vector, finished })
     }
 
     fn token(&mut self, token: Token, finish: Option<Finish>) -> TextEvent {
@@ -223,10 +258,11 @@ impl TextStream {
         let shown = if special { self.tokenizer.token_text(token.id) } else { text.clone() };
         let top = token.top.iter().map(|&(id, logprob)| self.alternative(id, logprob)).collect();
         TextEvent {
+            prompt: mem::take(&mut self.prompt),
             token: TextToken { id: token.id, text: shown, logprob: token.logprob, special },
             top,
             text,
-            finished: reason.map(|reason| self.finish(reason, token.id)),
+            finished: reason.map(|reason| self.finish(reason, Some(token.id))),
         }
     }
 
@@ -258,7 +294,7 @@ impl TextStream {
         }
     }
 
-    fn finish(&mut self, reason: FinishReason, last: u32) -> Finished {
+    fn finish(&mut self, reason: FinishReason, last: Option<u32>) -> Finished {
         self.generation = None;
         let total = self.prepared.received.elapsed();
         let (validation, started) = (self.prepared.validation, self.started.unwrap_or_default());
@@ -268,7 +304,7 @@ impl TextStream {
         if self.prepared.counted {
             metrics::request_succeeded(&timings, self.generated, started.cached_tokens);
         }
-        let text = std::mem::take(&mut self.text);
+        let text = mem::take(&mut self.text);
         if let Some(context) = &self.prepared.context {
             let sizes = Sizes {
                 prompt: self.prepared.prompt().len(),
@@ -282,7 +318,7 @@ impl TextStream {
             tracing::info!(request_id, text, "answer");
         }
         // A stop string that is a special token is no text.
-        let token = || self.tokenizer.vocabulary_text(last);
+        let token = || last.and_then(|last| self.tokenizer.vocabulary_text(last));
         let stop = match reason {
             FinishReason::StopSequence => self.stops.found().map(str::to_owned).or_else(token),
             FinishReason::Length | FinishReason::EosToken => None,

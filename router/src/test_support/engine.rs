@@ -8,7 +8,7 @@ use tokio::sync::{mpsc, watch};
 
 use super::EOS;
 use crate::engine::handle::Command;
-use crate::engine::{Bounds, Engine, Event, Failure, Finish, Request, Started, State, Token};
+use crate::engine::{Bounds, Engine, Event, Failure, Finish, PromptToken, Request, Started, State, Token};
 
 /// Answers every request with the same script; what it was asked and what was cancelled can be looked at.
 pub(crate) struct FakeEngine {
@@ -43,6 +43,7 @@ impl FakeEngine {
             dtype: "float32".into(),
             device: "cpu".into(),
             vocab_size: 258,
+            hidden_size: 4,
             max_sequence_tokens: 1024,
             max_step_tokens: 64,
             max_sequences: 8,
@@ -82,6 +83,30 @@ async fn play(script: Script, request: &Request, events: &mpsc::UnboundedSender<
     let started = Started { queued: Duration::from_millis(2), cached_tokens: 3 };
     if events.send(Event::Started(started)).is_err() {
         return false;
+    }
+    if request.pooling.is_some() {
+        // Of length 5 times the prompt's.
+        let n = request.prompt.len() as f32;
+        return events.send(Event::Vector(vec![3.0 * n, 0.0, -4.0 * n, 0.0])).is_ok();
+    }
+    if let Some(top_n) = request.prompt_logprobs {
+        // In two parts, as of two steps.
+        let (half, all) = (request.prompt.len() / 2, request.prompt.len());
+        for part in [1..half.max(1), half.max(1)..all] {
+            let token = |at: usize| PromptToken {
+                logprob: -1.0 - at as f32,
+                rank: 7,
+                top: (0..top_n).map(|n| (request.prompt[at] ^ n, -0.5 - n as f32)).collect(),
+            };
+            let finish = (request.max_new_tokens == 0 && part.end == all).then_some(Finish::Length);
+            if events.send(Event::Prompt(part.map(token).collect(), finish)).is_err() {
+                return false;
+            }
+        }
+    }
+    if request.max_new_tokens == 0 {
+        let end = Event::Prompt(Vec::new(), Some(Finish::Length));
+        return request.prompt_logprobs.is_some() || events.send(end).is_ok();
     }
     let end = matches!(script, Script::Say(_)).then_some(EOS);
     let ids = text.iter().map(|&byte| u32::from(byte)).chain(end);

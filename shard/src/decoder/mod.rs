@@ -4,9 +4,12 @@ mod group;
 mod weights;
 mod workspace;
 
+use std::ops::Range;
 use std::time::Duration;
 
-use millrace_kernels::{AttentionSpec, Backend, KvSpec, Prologue, SampleRow, Sampled, StepInput, StepSize};
+use millrace_kernels::{
+    AttentionSpec, Backend, KvSpec, Prologue, SampleRow, Sampled, ScoreRow, Scored, StepInput, StepSize,
+};
 
 use crate::model::DecoderSpec;
 use crate::{Error, Limits};
@@ -24,6 +27,8 @@ pub struct Decoder<B: Backend> {
     kv: Vec<B::Kv>,
     step: B::Step,
     work: Workspace<B>,
+    /// Rows of logits that there is room for.
+    max_outputs: usize,
     /// The other ranks, if there are any.
     group: Option<Group<B>>,
 }
@@ -63,7 +68,7 @@ impl<B: Backend> Decoder<B> {
         let work = Workspace::new(backend, &spec, limits)?;
         let (rows, cols) = (limits.max_sequences, spec.vocab_rows.len());
         let group = ranks.map(|ranks| Group::new(ranks, backend, rows, cols)).transpose()?;
-        Ok(Decoder { spec, weights, kv, step, work, group })
+        Ok(Decoder { spec, weights, kv, step, work, max_outputs: limits.max_sequences, group })
     }
 
     /// What the decoder computes.
@@ -80,8 +85,8 @@ impl<B: Backend> Decoder<B> {
     /// If the device fails, or another rank is lost.
     pub fn forward(&mut self, backend: &B, input: &StepInput<'_>) -> Result<(), Error> {
         let n = input.tokens.len();
-        let Decoder { spec, weights, kv, step, work, group } = self;
-        let Workspace { hidden, normed, branch, qkv, heads, gate_up, gated, rows, logits } = work;
+        let Decoder { spec, weights, kv, step, work, group, .. } = self;
+        let Workspace { hidden, normed, branch, qkv, heads, gate_up, gated, rows, .. } = work;
 
         backend.begin(step, input)?;
         backend.embed(step, &weights.embedding, spec.vocab_rows.start, hidden)?; // [n, hidden]
@@ -121,12 +126,19 @@ impl<B: Backend> Decoder<B> {
         let m = input.outputs.len();
         if m > 0 {
             backend.gather(step, normed, rows)?; // [m, hidden]
-            match group {
-                None => backend.linear(m, rows, weights.head(), None, logits)?, // [m, vocab]
-                Some(group) => {
-                    backend.linear(m, rows, weights.head(), None, &mut group.part)?; // [m, vocab_rows]
-                    group.gather(backend, m, logits)?; // [m, vocab]
-                }
+            self.head(backend, m)?;
+        }
+        Ok(())
+    }
+
+    /// Makes logits of the first `m` rows of `work.rows`.
+    fn head(&mut self, backend: &B, m: usize) -> Result<(), Error> {
+        let Decoder { weights, work: Workspace { rows, logits, .. }, group, .. } = self;
+        match group {
+            None => backend.linear(m, rows, weights.head(), None, logits)?, // [m, vocab]
+            Some(group) => {
+                backend.linear(m, rows, weights.head(), None, &mut group.part)?; // [m, vocab_rows]
+                group.gather(backend, m, logits)?; // [m, vocab]
             }
         }
         Ok(())
@@ -142,13 +154,82 @@ impl<B: Backend> Decoder<B> {
         rows: &[SampleRow<'_>],
         chosen: &mut Vec<Sampled>,
     ) -> Result<(), Error> {
-        if self.group.as_ref().is_none_or(Group::chooses) {
+        if self.speaks() {
             backend.sample(&mut self.work.logits, rows, chosen)?;
         }
         match &mut self.group {
             Some(group) => group.agree(rows.len(), chosen),
             None => Ok(()),
         }
+    }
+
+    /// Judges tokens by the states of the last forward's tokens in `states`, one for each of `rows`, in their order. The
+    /// logits of its outputs are lost. Appends to `scored`, on the rank that chooses tokens alone.
+    ///
+    /// # Errors
+    /// If the device fails, or another rank is lost.
+    pub fn score(
+        &mut self,
+        backend: &B,
+        states: impl Iterator<Item = Range<usize>>,
+        rows: &[ScoreRow],
+        scored: &mut Vec<Scored>,
+    ) -> Result<(), Error> {
+        let mut left = rows;
+        self.in_pieces(backend, states, |decoder, m| {
+            decoder.head(backend, m)?;
+            let (rows, rest) = left.split_at(m);
+            left = rest;
+            if decoder.speaks() {
+                backend.score(&mut decoder.work.logits, rows, scored)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Calls `each` with the states `[hidden]` after the final norm of these tokens of the last forward, in their order.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn for_states(
+        &mut self,
+        backend: &B,
+        states: impl Iterator<Item = Range<usize>>,
+        mut each: impl FnMut(&[f32]),
+    ) -> Result<(), Error> {
+        self.in_pieces(backend, states, |decoder, m| {
+            let rows = backend.read(&decoder.work.rows, m)?;
+            rows.chunks_exact(decoder.spec.hidden).for_each(&mut each);
+            Ok(())
+        })
+    }
+
+    /// Puts the states of these tokens of the last forward into `work.rows`, as many at a time as there is room for, and
+    /// calls `each` with their number.
+    fn in_pieces(
+        &mut self,
+        backend: &B,
+        states: impl Iterator<Item = Range<usize>>,
+        mut each: impl FnMut(&mut Self, usize) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let mut held = 0;
+        for Range { mut start, end } in states {
+            while start < end {
+                let n = (end - start).min(self.max_outputs - held);
+                backend.copy_rows(&self.work.normed, start, n, &mut self.work.rows, held)?;
+                (start, held) = (start + n, held + n);
+                if held == self.max_outputs {
+                    each(self, held)?;
+                    held = 0;
+                }
+            }
+        }
+        if held > 0 { each(self, held) } else { Ok(()) }
+    }
+
+    /// Whether this rank is alone, or the one that answers.
+    pub fn speaks(&self) -> bool {
+        self.group.as_ref().is_none_or(Group::chooses)
     }
 
     /// Time that went into exchanges with other ranks since the last call, waiting for them included.

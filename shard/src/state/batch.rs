@@ -19,6 +19,10 @@ pub(super) struct BatchRow {
     pub(super) start: usize,
     pub(super) count: usize,
     pub(super) sample: bool,
+    /// States, from the first on, by which the tokens that follow them are scored.
+    pub(super) scored: usize,
+    /// Alternatives to report at each of them.
+    pub(super) top_n: u32,
 }
 
 impl Batch {
@@ -42,9 +46,19 @@ impl Batch {
         self.rows.clear();
     }
 
-    pub(super) fn push(&mut self, slot: usize, start: usize, tokens: &[u32], sample: bool) {
+    /// The rows, each with the place of its first token among those of the step.
+    pub(super) fn rows(&self) -> impl Iterator<Item = (usize, &BatchRow)> {
+        let mut end = 0;
+        self.rows.iter().map(move |row| {
+            end += row.count;
+            (end - row.count, row)
+        })
+    }
+
+    pub(super) fn push(&mut self, row: BatchRow, tokens: &[u32]) {
         self.tokens.extend_from_slice(tokens);
-        self.rows.push(BatchRow { slot, start, count: tokens.len(), sample });
+        let sample = row.sample;
+        self.rows.push(row);
         if sample {
             self.outputs.push((self.tokens.len() - 1) as u32);
         }

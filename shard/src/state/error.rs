@@ -115,6 +115,38 @@ pub enum StepError {
         /// Size of the vocabulary.
         vocab: usize,
     },
+    /// Scores of tokens that the prompt does not have, or with more alternatives than there are tokens.
+    #[error("slot {slot} has no prompt after position {start} to be scored with {top_n} of {vocab} tokens")]
+    Score {
+        /// The slot.
+        slot: u32,
+        /// First position.
+        start: usize,
+        /// Alternatives asked for.
+        top_n: u32,
+        /// Size of the vocabulary.
+        vocab: usize,
+    },
+    /// A sequence to be pooled that has more than a prompt, or in a way that there is not.
+    #[error(
+        "the sequence for slot {slot} cannot be pooled: pooling {pooling}, {tokens} tokens, a prompt of {prompt_len}"
+    )]
+    Pooling {
+        /// The slot.
+        slot: u32,
+        /// The number of the kind of pooling.
+        pooling: i32,
+        /// Tokens given.
+        tokens: usize,
+        /// Length of the prompt.
+        prompt_len: u32,
+    },
+    /// Sampling for a sequence that is pooled.
+    #[error("slot {slot} is pooled, and its row samples")]
+    SamplePooled {
+        /// The slot.
+        slot: u32,
+    },
     /// More tokens in all rows than a step can hold.
     #[error("the rows have more than {limit} tokens together")]
     TooManyTokens {

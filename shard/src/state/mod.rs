@@ -6,11 +6,14 @@ mod batch;
 mod error;
 mod sampling;
 
+use std::ops::Range;
+
 use millrace_kernels::{SampleRow, Sampled, SamplingParams, SeqRow};
-use millrace_proto::{Admission, Row, Step};
+use millrace_proto::{Admission, Pooling, Row, Step};
 
 use crate::Limits;
 pub use batch::Batch;
+use batch::BatchRow;
 pub use error::StepError;
 
 /// Every sequence that the router has admitted, by slot.
@@ -30,10 +33,37 @@ struct Slot {
     /// Block b holds positions `[b * block_size, (b + 1) * block_size)`.
     blocks: Vec<u32>,
     sampling: SamplingParams,
+    pooling: Pooling,
     /// The tokens that the row of this step may sample, as in [`SampleRow::allowed`]; empty for all.
     allowed: Vec<u32>,
     /// The last step in which the slot had a row.
     last_row: u64,
+}
+
+/// Tokens of a prompt that are to be scored after a step.
+#[derive(Debug, Clone)]
+pub struct Scoring<'a> {
+    /// Whose.
+    pub slot: usize,
+    /// The places among the step's tokens of those before them.
+    pub states: Range<usize>,
+    /// The tokens.
+    pub tokens: &'a [u32],
+    /// Alternatives to report at each of them.
+    pub top_n: u32,
+}
+
+/// A row of a sequence that is pooled.
+#[derive(Debug, Clone)]
+pub struct Pooled {
+    /// Whose.
+    pub slot: usize,
+    /// Whether it is the first row of the sequence.
+    pub begins: bool,
+    /// The places among the step's tokens of the states that are added to its sum.
+    pub states: Range<usize>,
+    /// How many states the sum has now, if it is complete.
+    pub complete: Option<usize>,
 }
 
 impl SlotTable {
@@ -45,6 +75,7 @@ impl SlotTable {
             prompt_len: 0,
             blocks: Vec::with_capacity(limits.table_blocks()),
             sampling: SamplingParams::default(),
+            pooling: Pooling::None,
             allowed: Vec::with_capacity(mask_words(vocab)),
             last_row: 0,
         };
@@ -99,6 +130,33 @@ impl SlotTable {
         })
     }
 
+    /// What is to be scored after `batch`, in the order of its rows.
+    pub fn scorings<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = Scoring<'a>> {
+        batch.rows().filter(|(_, row)| row.scored > 0).map(|(at, row)| {
+            let BatchRow { slot, start, scored, top_n, .. } = *row;
+            let tokens = &self.slots[slot].tokens[start + 1..][..scored];
+            Scoring { slot, states: at..at + scored, tokens, top_n }
+        })
+    }
+
+    /// What of `batch` belongs to sequences that are pooled, in the order of its rows.
+    pub fn pooled<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = Pooled> + 'a {
+        batch.rows().filter_map(|(at, row)| {
+            let slot = &self.slots[row.slot];
+            let (end, is_last) = (at + row.count, row.start + row.count == slot.prompt_len);
+            let (states, count) = match slot.pooling {
+                Pooling::None => return None,
+                Pooling::Last if is_last => (end - 1..end, 1),
+                Pooling::Last => (end..end, 0),
+                Pooling::Mean => (at..end, slot.prompt_len),
+            };
+            let complete = is_last.then_some(count);
+            // Of a sequence whose last state is wanted nothing is kept between rows.
+            let begins = row.start == 0 || slot.pooling == Pooling::Last;
+            Some(Pooled { slot: row.slot, begins, states, complete })
+        })
+    }
+
     /// Appends the tokens sampled for `batch` to their sequences, where the next step will look for them.
     pub fn append(&mut self, batch: &Batch, chosen: &[Sampled]) {
         for (slot, sampled) in batch.sampling_slots().zip(chosen) {
@@ -117,7 +175,7 @@ impl SlotTable {
     }
 
     fn admit(&mut self, admission: &Admission) -> Result<(), StepError> {
-        let Admission { slot, ref tokens, prompt_len, ref sampling } = *admission;
+        let Admission { slot, ref tokens, prompt_len, ref sampling, pooling } = *admission;
         let (limits, vocab) = (self.limits, self.vocab);
         let place = self.slot(slot)?;
         if place.taken {
@@ -133,6 +191,11 @@ impl SlotTable {
         if prompt_len == 0 || prompt_len as usize > tokens.len() {
             return Err(StepError::PromptLength { slot, prompt_len, tokens: tokens.len() });
         }
+        let is_prompt = prompt_len as usize == tokens.len();
+        let pooling = match Pooling::try_from(pooling) {
+            Ok(kind) if kind == Pooling::None || is_prompt => kind,
+            _ => return Err(StepError::Pooling { slot, pooling, tokens: tokens.len(), prompt_len }),
+        };
         let sampling = sampling.as_ref().ok_or(StepError::NoSampling { slot })?;
         place.sampling = sampling::check(sampling, vocab).map_err(|(field, value)| StepError::Sampling {
             slot,
@@ -143,12 +206,13 @@ impl SlotTable {
         place.tokens.clear();
         place.tokens.extend_from_slice(tokens);
         place.prompt_len = prompt_len as usize;
+        place.pooling = pooling;
         place.blocks.clear();
         Ok(())
     }
 
     fn row(&mut self, row: &Row, batch: &mut Batch) -> Result<(), StepError> {
-        let Row { slot, ref new_blocks, sample, ref allowed, .. } = *row;
+        let Row { slot, ref new_blocks, sample, ref allowed, score, .. } = *row;
         let (start, count) = (row.start as usize, row.count as usize);
         let (limits, steps, vocab) = (self.limits, self.steps, self.vocab);
         let place = self.taken(slot)?;
@@ -168,6 +232,9 @@ impl SlotTable {
         if sample && end != known {
             return Err(StepError::SampleInside { slot, end, known });
         }
+        if sample && place.pooling != Pooling::None {
+            return Err(StepError::SamplePooled { slot });
+        }
         if count > limits.max_step_tokens - batch.tokens.len() {
             return Err(StepError::TooManyTokens { limit: limits.max_step_tokens });
         }
@@ -182,10 +249,19 @@ impl SlotTable {
         if !allowed.is_empty() {
             check_mask(slot, allowed, sample, vocab)?;
         }
+        let scored = match score {
+            Some(_) => place.prompt_len.min(end + 1).saturating_sub(start + 1),
+            None => 0,
+        };
+        let top_n = score.unwrap_or_default();
+        if score.is_some() && (scored == 0 || top_n as usize > vocab) {
+            return Err(StepError::Score { slot, start, top_n, vocab });
+        }
         place.allowed.clear();
         place.allowed.extend_from_slice(allowed);
         place.blocks.extend_from_slice(new_blocks);
-        batch.push(slot as usize, start, &place.tokens[start..end], sample);
+        let row = BatchRow { slot: slot as usize, start, count, sample, scored, top_n };
+        batch.push(row, &place.tokens[start..end]);
         Ok(())
     }
 }

@@ -1,6 +1,6 @@
 //! Sampling parameters, checked.
 
-use millrace_kernels::SamplingParams;
+use millrace_kernels::{SamplingParams, Watermark};
 use millrace_proto::Sampling;
 
 /// The parameters as the device takes them, or the first one out of range with its value.
@@ -31,6 +31,13 @@ pub(super) fn check(sampling: &Sampling, vocab: usize) -> Result<SamplingParams,
     if s.top_n as usize > vocab {
         return Err(("top_n", f64::from(s.top_n)));
     }
+    let watermark = match &s.watermark {
+        Some(of) => Some(Watermark {
+            gamma: require(of.gamma > 0.0 && of.gamma < 1.0, "watermark.gamma", of.gamma)?,
+            delta: finite("watermark.delta", of.delta)?,
+        }),
+        None => None,
+    };
     let common = SamplingParams {
         repetition_penalty,
         frequency_penalty,
@@ -41,6 +48,7 @@ pub(super) fn check(sampling: &Sampling, vocab: usize) -> Result<SamplingParams,
         seed: s.seed,
         top_n: s.top_n,
         warped_logprobs: s.warped_logprobs,
+        watermark,
         ..SamplingParams::default()
     };
     if !s.do_sample {
@@ -59,7 +67,7 @@ pub(super) fn check(sampling: &Sampling, vocab: usize) -> Result<SamplingParams,
 
 #[cfg(test)]
 mod tests {
-    use millrace_proto::LogitBias;
+    use millrace_proto::{self as proto, LogitBias};
 
     use super::*;
 
@@ -87,6 +95,7 @@ mod tests {
             seed: 77,
             top_n: 3,
             warped_logprobs: true,
+            watermark: Some(proto::Watermark { gamma: 0.25, delta: -1.5 }),
             ..valid()
         };
         let expected = SamplingParams {
@@ -105,6 +114,7 @@ mod tests {
             seed: 77,
             top_n: 3,
             warped_logprobs: true,
+            watermark: Some(Watermark { gamma: 0.25, delta: -1.5 }),
         };
         assert_eq!(check(&sampling, 10), Ok(expected));
     }
@@ -126,7 +136,7 @@ mod tests {
     #[test]
     fn each_parameter_has_its_range() {
         type Change = fn(&mut Sampling);
-        let cases: [(&str, Change); 20] = [
+        let cases: [(&str, Change); 24] = [
             ("temperature", |s| s.temperature = 0.0),
             ("temperature", |s| s.temperature = -1.0),
             ("temperature", |s| s.temperature = f32::INFINITY),
@@ -147,6 +157,12 @@ mod tests {
             ("logit_bias.bias", |s| s.logit_bias = vec![LogitBias { token: 9, bias: f32::NAN }]),
             ("end_tokens", |s| s.end_tokens = vec![3, 10]),
             ("top_n", |s| s.top_n = 11),
+            ("watermark.gamma", |s| s.watermark = Some(proto::Watermark { gamma: 0.0, delta: 1.0 })),
+            ("watermark.gamma", |s| s.watermark = Some(proto::Watermark { gamma: 1.0, delta: 1.0 })),
+            ("watermark.gamma", |s| s.watermark = Some(proto::Watermark { gamma: f32::NAN, delta: 1.0 })),
+            ("watermark.delta", |s| {
+                s.watermark = Some(proto::Watermark { gamma: 0.5, delta: f32::INFINITY })
+            }),
         ];
         for (field, change) in cases {
             let mut sampling = valid();

@@ -20,7 +20,7 @@ fn sampling() -> Sampling {
 
 fn admission(slot: u32, tokens: &[u32]) -> Admission {
     let prompt_len = tokens.len() as u32;
-    Admission { slot, tokens: tokens.to_vec(), prompt_len, sampling: Some(sampling()) }
+    Admission { slot, tokens: tokens.to_vec(), prompt_len, sampling: Some(sampling()), pooling: 0 }
 }
 
 fn row(slot: u32, start: u32, count: u32, new_blocks: &[u32], sample: bool) -> Row {
@@ -132,6 +132,22 @@ fn each_contradiction_has_its_error() {
             admit(Admission { prompt_len: 2, ..admission(2, &[1]) }),
             E::PromptLength { slot: 2, prompt_len: 2, tokens: 1 },
         ),
+        (
+            admit(Admission { prompt_len: 1, pooling: 1, ..admission(2, &[1, 2]) }),
+            E::Pooling { slot: 2, pooling: 1, tokens: 2, prompt_len: 1 },
+        ),
+        (
+            admit(Admission { pooling: 3, ..admission(2, &[1]) }),
+            E::Pooling { slot: 2, pooling: 3, tokens: 1, prompt_len: 1 },
+        ),
+        (
+            Step {
+                admit: vec![Admission { pooling: 2, ..admission(2, &[1]) }],
+                rows: vec![row(2, 0, 1, &[0], true)],
+                ..Step::default()
+            },
+            E::SamplePooled { slot: 2 },
+        ),
         (admit(Admission { sampling: None, ..admission(2, &[1]) }), E::NoSampling { slot: 2 }),
         (
             admit(Admission { sampling: Some(bad_sampling), ..admission(2, &[1]) }),
@@ -189,6 +205,30 @@ fn a_mask_is_for_the_row_that_it_comes_with() {
     wrong(Row { sample: false, ..masked(&[1]) }, 1);
 }
 
+#[test]
+fn the_tokens_after_each_state_are_scored_as_far_as_the_prompt_goes() {
+    let score = |row: Row, top_n| Row { score: Some(top_n), ..row };
+    let mut f = Fixture::new();
+    f.rows(vec![row(1, 0, 2, &[7], true), score(row(0, 0, 3, &[3], false), 2)]).unwrap();
+    let scorings = |f: &Fixture| {
+        let all = f.table.scorings(&f.batch);
+        all.map(|of| (of.slot, of.states, of.tokens.to_vec(), of.top_n)).collect::<Vec<_>>()
+    };
+    assert_eq!(scorings(&f), [(0, 2..5, vec![2, 3, 4], 2)]);
+    f.sample(19);
+    f.rows(vec![score(row(0, 3, 2, &[4], true), 0)]).unwrap();
+    assert_eq!(scorings(&f), [(0, 0..1, vec![5], 0)]);
+    f.sample(18);
+    let wrong = |row: Row, start, top_n| {
+        assert_eq!(
+            Fixture::new().rows(vec![row]),
+            Err(StepError::Score { slot: 0, start, top_n, vocab: VOCAB })
+        );
+    };
+    wrong(score(row(0, 4, 1, &[3, 4], true), 1), 4, 1);
+    wrong(score(row(0, 0, 5, &[3, 4], true), 21), 0, 21);
+}
+
 fn steps() -> impl Strategy<Value = Step> {
     let number = || prop_oneof![4 => 0u32..4, 2 => 0u32..12, 1 => any::<u32>()];
     let list = move |most| prop::collection::vec(number(), 0..most);
@@ -205,17 +245,26 @@ fn steps() -> impl Strategy<Value = Step> {
                 ..Sampling::default()
             })
         });
-    let admit = (number(), list(6), number(), sampling)
-        .prop_map(|(slot, tokens, prompt_len, sampling)| Admission { slot, tokens, prompt_len, sampling });
+    let admit = (number(), list(6), number(), sampling, prop_oneof![3 => Just(0), 1 => 0..4]).prop_map(
+        |(slot, tokens, prompt_len, sampling, pooling)| Admission {
+            slot,
+            tokens,
+            prompt_len,
+            sampling,
+            pooling,
+        },
+    );
     let mask = prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(any::<u32>(), 0..3), 1 => (1u32..1 << 20).prop_map(|word| vec![word])];
-    let row = (number(), number(), number(), list(4), any::<bool>(), mask).prop_map(
-        |(slot, start, count, new_blocks, sample, allowed)| Row {
+    let score = prop::option::weighted(0.3, number());
+    let row = (number(), number(), number(), list(4), any::<bool>(), mask, score).prop_map(
+        |(slot, start, count, new_blocks, sample, allowed, score)| Row {
             slot,
             start,
             count,
             new_blocks,
             sample,
             allowed,
+            score,
         },
     );
     let parts = (list(2), prop::collection::vec(admit, 0..2), prop::collection::vec(row, 0..3));
@@ -253,6 +302,14 @@ proptest! {
             for row in f.table.sample_rows(&f.batch) {
                 let allowed = |token: usize| row.allowed.unwrap_or(&[1]).get(token / 32).is_some_and(|w| w >> (token % 32) & 1 == 1);
                 prop_assert!((0..VOCAB).any(allowed) && !(VOCAB..100).any(allowed));
+            }
+            for of in f.table.scorings(&f.batch) {
+                prop_assert!(of.states.len() == of.tokens.len() && of.states.end <= tokens.len());
+                prop_assert!(!of.tokens.is_empty() && of.top_n as usize <= VOCAB);
+            }
+            for of in f.table.pooled(&f.batch) {
+                prop_assert!(of.states.start <= of.states.end && of.states.end <= tokens.len());
+                prop_assert!(of.complete.is_none_or(|count| count > 0));
             }
             f.sample(3);
         }

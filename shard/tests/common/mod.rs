@@ -5,9 +5,10 @@
 pub mod naive;
 
 use std::collections::HashMap;
+use std::ops::Range;
 
 use millrace_kernels::{
-    Activation, Backend, DType, HostTensor, Part, QkvLayout, RopeStyle, SeqRow, StepInput,
+    Activation, Backend, DType, HostTensor, Part, QkvLayout, RopeStyle, ScoreRow, Scored, SeqRow, StepInput,
 };
 use millrace_shard::decoder::{Collective, Decoder, Weights};
 use millrace_shard::model::{DecoderSpec, LayerSpec, MlpSpec, RopeScaling, RopeTable, Slot, WeightSource};
@@ -236,6 +237,14 @@ impl<'b, B: Backend> Harness<'b, B> {
 
     /// Runs a step and returns the logits of all its tokens.
     pub fn step(&mut self, chunks: &[Chunk<'_>]) -> Vec<Vec<f32>> {
+        let n = chunks.iter().map(|chunk| chunk.tokens.len()).sum::<usize>();
+        self.forward(chunks, &(0..n as u32).collect::<Vec<_>>());
+        let logits = self.decoder.logits(self.backend, n).unwrap();
+        logits.chunks_exact(self.vocab).map(<[f32]>::to_vec).collect()
+    }
+
+    /// Runs a step.
+    pub fn forward(&mut self, chunks: &[Chunk<'_>], outputs: &[u32]) {
         let tokens: Vec<u32> = chunks.iter().flat_map(|chunk| chunk.tokens).copied().collect();
         let rows: Vec<SeqRow<'_>> = chunks
             .iter()
@@ -245,12 +254,14 @@ impl<'b, B: Backend> Harness<'b, B> {
                 SeqRow { start, count, blocks }
             })
             .collect();
-        let outputs: Vec<u32> = (0..tokens.len() as u32).collect();
-        self.decoder
-            .forward(self.backend, &StepInput { tokens: &tokens, rows: &rows, outputs: &outputs })
-            .unwrap();
-        let logits = self.decoder.logits(self.backend, tokens.len()).unwrap();
-        logits.chunks_exact(self.vocab).map(<[f32]>::to_vec).collect()
+        self.decoder.forward(self.backend, &StepInput { tokens: &tokens, rows: &rows, outputs }).unwrap();
+    }
+
+    /// What the last step's states at these places make of these tokens.
+    pub fn score(&mut self, states: &[Range<usize>], rows: &[ScoreRow]) -> Vec<Scored> {
+        let mut scored = Vec::new();
+        self.decoder.score(self.backend, states.iter().cloned(), rows, &mut scored).unwrap();
+        scored
     }
 
     /// The states after the final norm of the last step's tokens.

@@ -9,6 +9,12 @@ use super::MemoryWeights;
 
 /// Logits of every position, `[tokens, vocab]`.
 pub fn logits(spec: &DecoderSpec, weights: &MemoryWeights, tokens: &[u32]) -> Vec<Vec<f64>> {
+    let head = weights.values(if spec.tied_head { Slot::Embedding } else { Slot::Head });
+    states(spec, weights, tokens).iter().map(|state| matrix(&head, state)).collect()
+}
+
+/// States after the final norm of every position, `[tokens, hidden]`.
+pub fn states(spec: &DecoderSpec, weights: &MemoryWeights, tokens: &[u32]) -> Vec<Vec<f64>> {
     let embedding = weights.values(Slot::Embedding);
     let mut xs: Vec<Vec<f64>> = tokens
         .iter()
@@ -18,9 +24,8 @@ pub fn logits(spec: &DecoderSpec, weights: &MemoryWeights, tokens: &[u32]) -> Ve
         attention(spec, weights, layer, &mut xs);
         mlp(spec, weights, layer, &mut xs);
     }
-    let head = weights.values(if spec.tied_head { Slot::Embedding } else { Slot::Head });
     let norm = weights.values(Slot::FinalNorm);
-    xs.iter().map(|x| matrix(&head, &rms(x, &norm, spec.norm_eps))).collect()
+    xs.iter().map(|x| rms(x, &norm, spec.norm_eps)).collect()
 }
 
 fn attention(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &mut [Vec<f64>]) {

@@ -18,7 +18,7 @@ use super::ops::prefill::prefill;
 use super::ops::prologue::{self, HeadNorms, Rope};
 use super::{Device, Elem, Memory, View};
 use crate::backend::{Activation, AttentionSpec, Backend, KvSpec, Norm, Prologue, StepInput, StepSize};
-use crate::sampling::{SampleRow, Sampled};
+use crate::sampling::{SampleRow, Sampled, ScoreRow, Scored};
 use crate::{DType, Part, Result, sample};
 use buffers::{Buf, Kv, Matrix, Vector};
 use step::Step;
@@ -267,10 +267,23 @@ impl Backend for Cuda {
         )
     }
 
+    fn copy_rows(&self, x: &Buf, from: usize, n: usize, out: &mut Buf, to: usize) -> Result<()> {
+        let of = |start: usize| start * x.cols..(start + n) * x.cols;
+        self.device.copy(x.rows(from + n).slice(of(from)), out.rows(to + n).slice(of(to)))
+    }
+
     fn sample(&self, logits: &mut Buf, rows: &[SampleRow<'_>], chosen: &mut Vec<Sampled>) -> Result<()> {
         let mut all = self.read(logits, rows.len())?;
         for (logits, row) in all.chunks_exact_mut(logits.cols).zip(rows) {
             chosen.push(sample::choose(logits, row));
+        }
+        Ok(())
+    }
+
+    fn score(&self, logits: &mut Buf, rows: &[ScoreRow], scored: &mut Vec<Scored>) -> Result<()> {
+        let mut all = self.read(logits, rows.len())?;
+        for (logits, row) in all.chunks_exact_mut(logits.cols).zip(rows) {
+            scored.push(sample::score(logits, row));
         }
         Ok(())
     }

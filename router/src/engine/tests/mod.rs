@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use millrace_proto::{Ready, Sampling};
 
-use super::{Bounds, Engine, EngineConfig, Event, Finish, Generation, Priority, Request, State};
+use super::{Bounds, Engine, EngineConfig, Event, Finish, Generation, Priority, PromptToken, Request, State};
 use crate::scheduler::Limits;
-use crate::scheduler::tests::pretend::alone;
+use crate::scheduler::tests::pretend::{alone, scored_alone, vector_alone};
 
 /// What the fake shards announce.
 fn ready() -> Ready {
@@ -57,6 +57,8 @@ fn request(seed: u64, prompt: usize, max_new_tokens: u32) -> Request {
         priority: Priority::default(),
         cache_salt: None,
         mask: None,
+        prompt_logprobs: None,
+        pooling: None,
     }
 }
 
@@ -78,6 +80,8 @@ async fn until_ready(engine: &Engine) {
 #[derive(Debug, Default, PartialEq)]
 struct Told {
     started: usize,
+    prompt: Vec<PromptToken>,
+    vector: Vec<f32>,
     tokens: Vec<u32>,
     finish: Option<Finish>,
     failed: Option<String>,
@@ -89,6 +93,15 @@ async fn listen(mut generation: Generation) -> Told {
         assert!(told.finish.is_none() && told.failed.is_none(), "{event:?} after the end");
         match event {
             Event::Started(_) => told.started += 1,
+            Event::Prompt(tokens, finish) => {
+                assert!(told.started == 1 && told.tokens.is_empty(), "the prompt comes before its answer");
+                told.prompt.extend(tokens);
+                told.finish = finish;
+            }
+            Event::Vector(values) => {
+                told.vector = values;
+                told.finish = Some(Finish::Length);
+            }
             Event::Token(token, finish) => {
                 assert_eq!(told.started, 1, "a token before the start");
                 told.tokens.push(token.id);
@@ -103,7 +116,19 @@ async fn listen(mut generation: Generation) -> Told {
 /// What a request is told if nothing else is going on.
 fn told_alone(request: &Request) -> Told {
     let (tokens, finish) = alone(request, limits().vocab_size);
-    Told { started: 1, tokens, finish: Some(finish), failed: None }
+    let prompt = scored_alone(request, limits().vocab_size).into_iter().map(|token| PromptToken {
+        logprob: token.logprob,
+        rank: token.rank,
+        top: token.top.iter().map(|top| (top.token, top.logprob)).collect(),
+    });
+    Told {
+        started: 1,
+        prompt: prompt.collect(),
+        vector: vector_alone(request),
+        tokens,
+        finish: Some(finish),
+        failed: None,
+    }
 }
 
 /// Submits all requests at once, and compares.

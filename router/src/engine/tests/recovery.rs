@@ -55,7 +55,12 @@ async fn until_recovering(engine: &Engine) {
 
 async fn all_go_on(engine: Engine, task: JoinHandle<()>) {
     until_ready(&engine).await;
-    let requests: Vec<_> = (0..30).map(|i| request(i, 1 + (i as usize * 37) % 200, 90)).collect();
+    let requests: Vec<_> = (0..30)
+        .map(|i| Request {
+            prompt_logprobs: (i % 3 == 0).then_some(1),
+            ..request(i, 1 + (i as usize * 37) % 200, 90)
+        })
+        .collect();
     each_gets_what_it_gets_alone(&engine, &requests).await;
     engine.drain();
     soon("the engine's end", task).await.unwrap();

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use super::fake::{FakeShard, engine_over, serving};
 use super::{config, each_gets_what_it_gets_alone, listen, request, soon, told_alone, until, until_ready};
-use crate::engine::{EngineConfig, Event, Refused, State};
+use crate::engine::{EngineConfig, Event, Pooling, Refused, Request, State};
 
 const OPEN: usize = 1 << 20;
 
@@ -13,6 +13,18 @@ async fn many_at_once_get_what_each_gets_alone() {
     let (engine, ..) = serving(OPEN).await;
     let requests: Vec<_> =
         (0..64).map(|i| request(i, 1 + (i as usize * 37) % 300, 1 + (i as u32 * 13) % 90)).collect();
+    each_gets_what_it_gets_alone(&engine, &requests).await;
+}
+
+#[tokio::test]
+async fn prompts_are_scored_once_and_may_be_all_that_is_wanted() {
+    let (engine, ..) = serving(OPEN).await;
+    let scored = |i: u64| Request {
+        prompt_logprobs: (!i.is_multiple_of(3)).then_some(i as u32 % 4),
+        pooling: [None, None, Some(Pooling::Last), Some(Pooling::Mean)][(i / 4 % 4) as usize],
+        ..request(i % 5, 1 + (i as usize * 37) % 300, i as u32 % 4)
+    };
+    let requests: Vec<_> = (0..64).map(scored).collect();
     each_gets_what_it_gets_alone(&engine, &requests).await;
 }
 

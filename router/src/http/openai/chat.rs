@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::error::{OpenAiError, OpenAiJson};
-use super::logprobs::ChatLogprobs;
+use super::logprobs::{ChatLogprobs, PromptLogprobs, prompt_logprobs};
 use super::params::{Common, refuse_unsupported};
 use super::prompt::{Chat, Ready};
 use super::tools::{Asked, Reader, ToolCall};
@@ -30,6 +30,8 @@ pub(super) struct ChatRequest {
     tool_prompt: Option<String>,
     documents: Option<Vec<Value>>,
     chat_template_kwargs: Option<Map<String, Value>>,
+    /// As vLLM has it: what the model makes of the prompt's tokens, with so many alternatives.
+    prompt_logprobs: Option<u32>,
     #[serde(flatten)]
     common: Common,
     #[serde(flatten)]
@@ -47,6 +49,9 @@ struct ChatCompletion {
     usage: Usage,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<Object>>)]
+    prompt_logprobs: Option<PromptLogprobs>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -116,7 +121,12 @@ pub(super) async fn chat_completions(
         return Err(OpenAiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
     }
     let n = request.common.choices(&app, 1)?;
-    let params = request.common.params(request.top_logprobs.unwrap_or(0))?;
+    let mut params = request.common.params(request.top_logprobs.unwrap_or(0))?;
+    params.prompt_logprobs = request.prompt_logprobs;
+    if params.prompt_logprobs.is_some() && request.common.streams() {
+        let message = "`prompt_logprobs` is not supported when streaming tokens";
+        return Err(OpenAiError::invalid("prompt_logprobs", message));
+    }
     let asked =
         Asked { tools: request.tools, choice: request.tool_choice, parallel: request.parallel_tool_calls };
     let chat = Chat {
@@ -155,6 +165,10 @@ pub(super) async fn chat_completions(
     let answers = Service::collect(streams).await?;
     let usage = Usage::of(prompt_tokens, &answers);
     let headers = headers::after(&app, characters, prompt_tokens, &answers);
+    let prompt_logprobs = answers
+        .first()
+        .zip(request.prompt_logprobs)
+        .map(|(answer, top_n)| prompt_logprobs(tokenizer, prepared.prompt(), &answer.prompt, top_n));
     let choice = |(index, answer): (usize, Answer)| {
         let (text, reason) = (answer.finished.text, answer.finished.reason);
         let (message, called) = match &calling {
@@ -183,6 +197,7 @@ pub(super) async fn chat_completions(
         choices: answers.into_iter().enumerate().map(choice).collect(),
         usage,
         prompt_token_ids,
+        prompt_logprobs,
     };
     Ok((headers, Json(body)).into_response())
 }

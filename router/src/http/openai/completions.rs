@@ -9,11 +9,13 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::error::{OpenAiError, OpenAiJson};
-use super::logprobs::CompletionLogprobs;
+use super::logprobs::{CompletionLogprobs, PromptLogprobs, prompt_logprobs};
 use super::params::{Common, refuse_unsupported};
 use super::types::{FINGERPRINT, Header, Usage, finish_reason};
 use crate::http::{App, headers, sse};
-use crate::service::{Answer, Prepared, Prompt, Service, ServiceError, TextEvent, TextStream};
+use crate::service::{
+    Answer, Params, Prepared, Prompt, PromptToken, Service, ServiceError, TextEvent, TextStream,
+};
 use crate::text::{Specials, Tokenizer};
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -22,6 +24,8 @@ pub(super) struct CompletionRequest {
     logprobs: Option<u32>,
     echo: Option<bool>,
     best_of: Option<usize>,
+    /// As vLLM has it: what the model makes of the prompt's tokens, with so many alternatives.
+    prompt_logprobs: Option<u32>,
     #[serde(flatten)]
     common: Common,
     #[serde(flatten)]
@@ -30,11 +34,24 @@ pub(super) struct CompletionRequest {
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged)]
-enum Prompts {
+pub(super) enum Prompts {
     Text(String),
     Texts(Vec<String>),
     Ids(Vec<u32>),
     ManyIds(Vec<Vec<u32>>),
+}
+
+impl Prompts {
+    /// Each by itself.
+    pub(super) fn list(self) -> Vec<Prompt> {
+        let text = |text| Prompt::Text(text, Specials::Add);
+        match self {
+            Prompts::Text(prompt) => vec![text(prompt)],
+            Prompts::Texts(prompts) => prompts.into_iter().map(text).collect(),
+            Prompts::Ids(ids) => vec![Prompt::Ids(ids)],
+            Prompts::ManyIds(prompts) => prompts.into_iter().map(Prompt::Ids).collect(),
+        }
+    }
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -60,6 +77,9 @@ struct Choice {
     prompt_token_ids: Option<Vec<u32>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<Vec<u32>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<Object>>)]
+    prompt_logprobs: Option<PromptLogprobs>,
 }
 
 /// One of the request's prompts.
@@ -77,7 +97,7 @@ pub(super) async fn completions(
     State(app): State<App>,
     OpenAiJson(request): OpenAiJson<CompletionRequest>,
 ) -> Result<Response, OpenAiError> {
-    let CompletionRequest { prompt, logprobs, echo, best_of, common, rest } = request;
+    let CompletionRequest { prompt, logprobs, echo, best_of, prompt_logprobs, common, rest } = request;
     let header = Header::new("cmpl", common.check_model(&app)?);
     if rest.get("suffix").is_some_and(|suffix| !suffix.is_null() && suffix != "") {
         let message = "Suffix is not supported and can be achieved by preprocessing the prompt.";
@@ -85,14 +105,15 @@ pub(super) async fn completions(
     }
     refuse_unsupported(&rest)?;
     let echo = echo.unwrap_or(false);
-    if echo && logprobs.is_some() {
-        return Err(OpenAiError::invalid("logprobs", "`logprobs` together with `echo` is not supported"));
-    }
     let prompts = prompts(prompt, app.service.limits().max_client_batch_size)?;
     let n = common.choices(&app, prompts.len())?;
     let best_of = best_of.unwrap_or(n);
     check_best_of(&app, best_of, n, prompts.len(), common.streams())?;
-    let params = common.params(logprobs.unwrap_or(0))?;
+    let echoed_logprobs = logprobs.filter(|_| echo);
+    let mut params = common.params(logprobs.unwrap_or(0))?;
+    params.prompt_logprobs = prompt_logprobs.max(echoed_logprobs);
+    params.echoes = echo || prompt_logprobs.is_some();
+    check_stream(&common, &params, prompt_logprobs)?;
     let items = try_join_all(prompts.into_iter().map(|prompt| async {
         let characters = if let Prompt::Text(text, _) = &prompt { text.chars().count() } else { 0 };
         let prefix = if echo { text(app.service.tokenizer(), &prompt) } else { String::new() };
@@ -104,7 +125,15 @@ pub(super) async fn completions(
     let tokenizer = logprobs.is_some().then(|| app.service.tokenizer().clone());
     let include_usage = common.includes_usage();
     let wants_ids = common.return_token_ids.unwrap_or(false);
-    let writer = Writer { header, tokenizer, prompt_tokens, include_usage, wants_ids, choices: Vec::new() };
+    let writer = Writer {
+        header,
+        tokenizer,
+        echoed_logprobs,
+        prompt_tokens,
+        include_usage,
+        wants_ids,
+        choices: Vec::new(),
+    };
     let mut streams = Vec::new();
     for item in &items {
         let started = app.service.start_several(&item.prepared, best_of.max(n))?;
@@ -114,7 +143,23 @@ pub(super) async fn completions(
     if common.streams() {
         return Ok((headers::before(&app, characters), writer.stream(streams).await?).into_response());
     }
-    writer.whole(&app, characters, streams, n).await
+    writer.whole(&app, characters, streams, n, prompt_logprobs).await
+}
+
+/// What cannot be had as a stream.
+fn check_stream(common: &Common, params: &Params, prompt_logprobs: Option<u32>) -> Result<(), OpenAiError> {
+    if !common.streams() {
+        return Ok(());
+    }
+    if prompt_logprobs.is_some() {
+        let message = "`prompt_logprobs` is not supported when streaming tokens";
+        return Err(OpenAiError::invalid("prompt_logprobs", message));
+    }
+    if params.max_new_tokens == Some(0) {
+        let message = "`max_tokens` must be > 0 when streaming tokens";
+        return Err(OpenAiError::invalid("max_tokens", message));
+    }
+    Ok(())
 }
 
 fn check_best_of(
@@ -138,13 +183,7 @@ fn check_best_of(
 }
 
 fn prompts(prompts: Prompts, most: usize) -> Result<Vec<Prompt>, OpenAiError> {
-    let text = |text| Prompt::Text(text, Specials::Add);
-    let prompts: Vec<_> = match prompts {
-        Prompts::Text(prompt) => vec![text(prompt)],
-        Prompts::Texts(prompts) => prompts.into_iter().map(text).collect(),
-        Prompts::Ids(ids) => vec![Prompt::Ids(ids)],
-        Prompts::ManyIds(prompts) => prompts.into_iter().map(Prompt::Ids).collect(),
-    };
+    let prompts = prompts.list();
     if prompts.len() > most {
         let message = format!("Number of prompts exceeds the maximum allowed batch size of {most}");
         return Err(OpenAiError::invalid("prompt", message));
@@ -169,6 +208,8 @@ struct Writer {
     header: Header,
     /// Set if log-probabilities were asked for.
     tokenizer: Option<Tokenizer>,
+    /// Set if they begin with those of the prompt: how many alternatives.
+    echoed_logprobs: Option<u32>,
     prompt_tokens: usize,
     include_usage: bool,
     wants_ids: bool,
@@ -196,11 +237,10 @@ impl Writer {
         characters: usize,
         streams: Vec<(String, Vec<TextStream>)>,
         n: usize,
+        prompt_top_n: Option<u32>,
     ) -> Result<Response, OpenAiError> {
-        let wants_ids = self.wants_ids;
         let answers = try_join_all(streams.into_iter().map(|(prefix, streams)| async move {
-            let prompt =
-                streams.first().filter(|_| wants_ids).map(|stream| stream.request().prompt().to_vec());
+            let prompt = streams.first().map(|stream| stream.request().prompt().to_vec()).unwrap_or_default();
             Ok::<_, OpenAiError>((prefix, prompt, Service::collect(streams).await?))
         }))
         .await?;
@@ -215,23 +255,45 @@ impl Writer {
                 answers.truncate(n);
             }
             for answer in answers {
-                choices.push(self.choice(choices.len(), &prefix, prompt.clone(), answer));
+                let prompt_logprobs = prompt_top_n
+                    .map(|top_n| prompt_logprobs(app.service.tokenizer(), &prompt, &answer.prompt, top_n));
+                let choice = self.choice(choices.len(), &prefix, &prompt, answer);
+                choices.push(Choice { prompt_logprobs, ..choice });
             }
         }
         headers.insert(sse::CACHED_TOKENS, usage.cached_tokens().into());
         Ok((headers, Json(self.body(choices, Some(usage)))).into_response())
     }
 
-    fn choice(&self, index: usize, prefix: &str, prompt: Option<Vec<u32>>, answer: Answer) -> Choice {
-        let tokenizer = self.tokenizer.as_ref();
+    fn choice(&self, index: usize, prefix: &str, prompt: &[u32], answer: Answer) -> Choice {
+        let offset = prefix.chars().count();
         Choice {
             index,
-            logprobs: tokenizer.map(|tokenizer| CompletionLogprobs::new(tokenizer, &answer.tokens, 0)),
+            logprobs: self.logprobs(Some((prompt, &answer.prompt)), &answer.tokens, offset),
             finish_reason: Some(finish_reason(answer.finished.reason)),
-            prompt_token_ids: prompt,
+            prompt_token_ids: self.wants_ids.then(|| prompt.to_vec()),
             token_ids: self.wants_ids.then(|| answer.tokens.iter().map(|event| event.token.id).collect()),
+            prompt_logprobs: None,
             text: format!("{prefix}{}", answer.finished.text),
         }
+    }
+
+    /// Of these tokens, if they were asked for; with them those of the prompt if it goes before them.
+    fn logprobs(
+        &self,
+        prompt: Option<(&[u32], &[PromptToken])>,
+        events: &[TextEvent],
+        offset: usize,
+    ) -> Option<CompletionLogprobs> {
+        let tokenizer = self.tokenizer.as_ref()?;
+        let mut logprobs = match (prompt, self.echoed_logprobs) {
+            (Some((ids, tokens)), Some(top_n)) => {
+                CompletionLogprobs::of_prompt(tokenizer, ids, tokens, top_n)
+            }
+            _ => CompletionLogprobs::default(),
+        };
+        logprobs.add(tokenizer, events, offset);
+        Some(logprobs)
     }
 
     async fn stream(mut self, prompts: Vec<(String, Vec<TextStream>)>) -> Result<Response, OpenAiError> {
@@ -241,9 +303,10 @@ impl Writer {
                 let ids = stream.request().prompt();
                 self.choices.push(Progress {
                     prefix: prefix.clone(),
+                    offset: prefix.chars().count(),
                     number,
                     prompt: ids.len(),
-                    prompt_ids: self.wants_ids.then(|| ids.to_vec()),
+                    prompt_ids: (self.wants_ids || self.echoed_logprobs.is_some()).then(|| ids.to_vec()),
                     ..Progress::default()
                 });
                 streams.push(stream);
@@ -267,14 +330,14 @@ impl sse::Write for Writer {
         if says_nothing && self.tokenizer.is_none() && !self.wants_ids {
             return;
         }
-        let prompt_token_ids = choice.prompt_ids.take();
+        let prompt_ids = choice.prompt_ids.take();
+        let offset = choice.offset;
+        choice.offset += event.text.chars().count();
+        let prompt = prompt_ids.as_deref().map(|ids| (ids, event.prompt.as_slice()));
+        let logprobs = self.logprobs(prompt, std::slice::from_ref(&event), offset);
+        let choice = &mut self.choices[index];
         let token_ids = self.wants_ids.then(|| vec![event.token.id]);
-        let events = std::slice::from_ref(&event);
-        let logprobs = self.tokenizer.as_ref();
-        let logprobs = logprobs.map(|tokenizer| CompletionLogprobs::new(tokenizer, events, choice.offset));
-        if logprobs.is_some() {
-            choice.offset += event.text.chars().count();
-        }
+        let prompt_token_ids = prompt_ids.filter(|_| self.wants_ids);
         if let Some(finished) = &event.finished {
             choice.cached = finished.cached_tokens;
         }
@@ -282,7 +345,9 @@ impl sse::Write for Writer {
         let usage = last.then(|| Usage::new(choice.prompt, choice.cached, choice.generated));
         let finish_reason = event.finished.as_ref().map(|finished| finish_reason(finished.reason));
         let text = if prefix.is_empty() { event.text } else { prefix + &event.text };
-        let choice = Choice { index, text, logprobs, finish_reason, prompt_token_ids, token_ids };
+        let prompt_logprobs = None;
+        let choice =
+            Choice { index, text, logprobs, finish_reason, prompt_token_ids, token_ids, prompt_logprobs };
         to.json(&self.body(vec![choice], usage));
     }
 
@@ -310,14 +375,14 @@ impl sse::Write for Writer {
 struct Progress {
     /// Goes before its first text.
     prefix: String,
-    /// Characters so far, if log-probabilities tell their places.
+    /// Characters so far.
     offset: usize,
     /// Which of the prompts it answers.
     number: usize,
     /// Tokens of that prompt, and how many of them did not have to be computed.
     prompt: usize,
     cached: usize,
-    /// The tokens of that prompt, if they are to be told with its first text.
+    /// The tokens of that prompt, if they or their log-probabilities are to be told with its first text.
     prompt_ids: Option<Vec<u32>>,
     /// Tokens so far.
     generated: usize,

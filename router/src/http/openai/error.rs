@@ -58,6 +58,13 @@ impl OpenAiError {
         error
     }
 
+    /// The same where a field has another name.
+    pub(super) fn renamed(mut self, from: &str, to: &str) -> Self {
+        self.body.message = self.body.message.replace(&format!("`{from}`"), &format!("`{to}`"));
+        self.body.param = self.body.param.map(|param| if param == from { to.to_owned() } else { param });
+        self
+    }
+
     /// An error of the request as a whole.
     pub(super) fn plain(status: StatusCode, message: impl Into<String>) -> Self {
         Self::new(status, INVALID, message)

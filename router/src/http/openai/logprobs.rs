@@ -1,10 +1,12 @@
 //! Log-probabilities, in the form of chat and in that of completions.
 
+use std::collections::BTreeMap;
+
 use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::service::{FinishReason, TextEvent};
+use crate::service::{FinishReason, PromptToken, TextEvent};
 use crate::text::Tokenizer;
 
 /// Chat's form.
@@ -28,12 +30,12 @@ struct TokenLogprob {
     bytes: Vec<u8>,
 }
 
-/// Completions' form: lists of the same length.
+/// Completions' form: lists of the same length. The first token of a prompt follows nothing and has no log-probabilities.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub(super) struct CompletionLogprobs {
     tokens: Vec<String>,
-    token_logprobs: Vec<f32>,
-    top_logprobs: Option<Vec<Map<String, Value>>>,
+    token_logprobs: Vec<Option<f32>>,
+    top_logprobs: Option<Vec<Option<Map<String, Value>>>>,
     /// Characters of the text before each token.
     text_offset: Vec<usize>,
 }
@@ -54,21 +56,78 @@ impl ChatLogprobs {
 }
 
 impl CompletionLogprobs {
-    /// `offset`: characters of the text before the first of these tokens.
-    pub(super) fn new(tokenizer: &Tokenizer, events: &[TextEvent], mut offset: usize) -> Self {
+    /// Of a prompt that begins the text; `tokens` are those after its first one.
+    pub(super) fn of_prompt(
+        tokenizer: &Tokenizer,
+        prompt: &[u32],
+        tokens: &[PromptToken],
+        top_n: u32,
+    ) -> Self {
         let mut logprobs = CompletionLogprobs::default();
-        for event in events.iter().filter(|event| is_text(event)) {
-            logprobs.tokens.push(tokenizer.token_text(event.token.id));
-            logprobs.token_logprobs.push(event.token.logprob);
+        let mut detokenizer = tokenizer.detokenizer(true, false);
+        let mut offset = 0;
+        for (&id, token) in prompt.iter().zip(after_the_first(tokens)) {
+            logprobs.tokens.push(tokenizer.token_text(id));
+            logprobs.token_logprobs.push(token.map(|token| token.logprob));
             logprobs.text_offset.push(offset);
-            if !event.top.is_empty() {
-                let top = event.top.iter().map(|top| (top.text.clone(), top.logprob.into())).collect();
+            if top_n > 0 {
+                let text = |&(id, logprob): &(u32, f32)| (tokenizer.token_text(id), logprob.into());
+                let top = token.map(|token| token.top.iter().take(top_n as usize).map(text).collect());
                 logprobs.top_logprobs.get_or_insert_default().push(top);
             }
-            offset += event.text.chars().count();
+            offset += detokenizer.push(id).chars().count();
         }
         logprobs
     }
+
+    /// Adds generated tokens. `offset`: characters of the text before the first of them.
+    pub(super) fn add(&mut self, tokenizer: &Tokenizer, events: &[TextEvent], mut offset: usize) {
+        for event in events.iter().filter(|event| is_text(event)) {
+            self.tokens.push(tokenizer.token_text(event.token.id));
+            self.token_logprobs.push(Some(event.token.logprob));
+            self.text_offset.push(offset);
+            if !event.top.is_empty() {
+                let top = event.top.iter().map(|top| (top.text.clone(), top.logprob.into())).collect();
+                self.top_logprobs.get_or_insert_default().push(Some(top));
+            }
+            offset += event.text.chars().count();
+        }
+    }
+}
+
+/// What vLLM tells of a prompt: for each of its tokens the token itself and the most likely ones, by their ids; nothing for
+/// the first one.
+pub(super) type PromptLogprobs = Vec<Option<BTreeMap<u32, RankedLogprob>>>;
+
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct RankedLogprob {
+    logprob: f32,
+    /// From 1, the most likely token.
+    rank: u32,
+    decoded_token: String,
+}
+
+/// `tokens` are those of `prompt` after its first one.
+pub(super) fn prompt_logprobs(
+    tokenizer: &Tokenizer,
+    prompt: &[u32],
+    tokens: &[PromptToken],
+    top_n: u32,
+) -> PromptLogprobs {
+    let entry =
+        |id, logprob, rank| (id, RankedLogprob { logprob, rank, decoded_token: tokenizer.token_text(id) });
+    let of_token = |(&id, token): (&u32, &PromptToken)| {
+        let top = token.top.iter().take(top_n as usize).zip(1..);
+        let top = top.map(|(&(id, logprob), rank)| entry(id, logprob, rank));
+        // The token itself comes last: equally likely ones share its rank.
+        top.chain([entry(id, token.logprob, token.rank)]).collect()
+    };
+    prompt.iter().zip(after_the_first(tokens)).map(|(id, token)| Some(of_token((id, token?)))).collect()
+}
+
+/// What is known of each token of a prompt: nothing of the first, which follows nothing.
+fn after_the_first(tokens: &[PromptToken]) -> impl Iterator<Item = Option<&PromptToken>> {
+    [None].into_iter().chain(tokens.iter().map(Some))
 }
 
 /// The token that ends an answer is not part of it.

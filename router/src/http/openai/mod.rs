@@ -2,6 +2,7 @@
 
 mod chat;
 mod completions;
+mod embeddings;
 mod error;
 mod logprobs;
 mod messages;
@@ -29,7 +30,14 @@ use super::{App, panic};
 /// What these routes take and give.
 #[derive(OpenApi)]
 #[openapi(
-    paths(chat::chat_completions, completions::completions, responses::responses, models::list, models::get),
+    paths(
+        chat::chat_completions,
+        completions::completions,
+        embeddings::embeddings,
+        responses::responses,
+        models::list,
+        models::get
+    ),
     components(schemas(error::Envelope))
 )]
 pub(super) struct Docs;
@@ -38,6 +46,7 @@ pub(super) fn routes() -> Router<App> {
     Router::new()
         .route("/v1/completions", post(completions::completions))
         .route("/v1/chat/completions", post(chat::chat_completions))
+        .route("/v1/embeddings", post(embeddings::embeddings))
         .route("/v1/responses", post(responses::responses))
         .route("/v1/models", get(models::list))
         .route("/v1/models/{*id}", get(models::get))

@@ -163,6 +163,18 @@ async fn an_unfinished_answer_is_continued() {
 }
 
 #[tokio::test]
+async fn prompt_logprobs_are_vllms() {
+    let server = Server::saying("ok");
+    let body = server.post(PATH, request(json!({"prompt_logprobs": 1, "n": 2}))).await.json();
+    let tokens = body["prompt_logprobs"].as_array().unwrap();
+    assert_eq!(tokens.len() as u64, body["usage"]["prompt_tokens"].as_u64().unwrap());
+    assert_eq!(tokens[0], Value::Null);
+    let first = json!({"117": {"logprob": -2.0, "rank": 7, "decoded_token": "u"}});
+    assert_eq!(tokens[1], first);
+    assert_eq!(server.post(PATH, request(json!({}))).await.json().get("prompt_logprobs"), None);
+}
+
+#[tokio::test]
 async fn what_is_wrong_is_said_in_openais_shape() {
     let server = Server::saying("x");
     let cases = [
@@ -226,6 +238,14 @@ async fn what_is_wrong_is_said_in_openais_shape() {
             "must be text, json_object or",
         ),
         (request(json!({"guided_json": {}})), 400, "guided_json", "not supported"),
+        (
+            request(json!({"prompt_logprobs": 1, "stream": true})),
+            400,
+            "prompt_logprobs",
+            "not supported when streaming",
+        ),
+        (request(json!({"prompt_logprobs": 9})), 400, "prompt_logprobs", "must be >= 0 and <= 5. Given: 9"),
+        (request(json!({"max_tokens": 0, "prompt_logprobs": 1})), 400, "max_tokens", "strictly positive"),
         (
             request(json!({"min_tokens": 9, "max_tokens": 8})),
             400,

@@ -58,6 +58,76 @@ async fn the_best_of_several_answers() {
     assert_eq!(body["usage"]["completion_tokens"], 9);
 }
 
+/// What evaluation harnesses ask for: the log-probabilities of a given text.
+#[tokio::test]
+async fn an_echo_has_log_probabilities() {
+    let mut server = Server::saying("ok");
+    let body = json!({"prompt": "abü", "echo": true, "logprobs": 2, "max_tokens": 1});
+    let reply = server.post(PATH, body.clone()).await.json();
+    let request = server.engine.requests.recv().await.unwrap();
+    assert_eq!((request.prompt.len(), request.prompt_logprobs), (5, Some(2)));
+    let choice = &reply["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!("abüo"), &json!("length")));
+    let expected = json!({
+        "tokens": ["<s>", "a", "b", "�", "�", "o"],
+        "token_logprobs": [null, -2.0, -3.0, -4.0, -5.0, -0.25],
+        "top_logprobs": [null, {"a": -0.5, "`": -1.5}, {"b": -0.5, "c": -1.5}, {"�": -1.5}, {"�": -1.5},
+                         {"o": -0.25, "n": -1.25}],
+        "text_offset": [0, 0, 1, 2, 2, 3],
+    });
+    assert_eq!(choice["logprobs"], expected);
+    assert_eq!(choice.get("prompt_logprobs"), None);
+
+    // The prompt alone, and without alternatives.
+    let mut alone = body.clone();
+    (alone["max_tokens"], alone["logprobs"]) = (json!(0), json!(0));
+    let reply = server.post(PATH, alone).await.json();
+    assert_eq!(server.engine.requests.recv().await.unwrap().max_new_tokens, 0);
+    let choice = &reply["choices"][0];
+    assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!("abü"), &json!("length")));
+    assert_eq!(choice["logprobs"]["token_logprobs"], json!([null, -2.0, -3.0, -4.0, -5.0]));
+    assert_eq!(choice["logprobs"]["top_logprobs"], Value::Null);
+    assert_eq!(reply["usage"]["completion_tokens"], 0);
+    let bare = server.post(PATH, json!({"prompt": "ab", "echo": true, "max_tokens": 0})).await.json();
+    assert_eq!((&bare["choices"][0]["text"], &bare["choices"][0]["logprobs"]), (&json!("ab"), &Value::Null));
+    assert_eq!(server.engine.requests.recv().await.unwrap().prompt_logprobs, None);
+
+    // As a stream the first chunk has the prompt's, and all together are the same.
+    let mut streamed = body;
+    streamed["stream"] = json!(true);
+    streamed["n"] = json!(2);
+    for choice in 0..2 {
+        let chunks = server.post(PATH, streamed.clone()).await.chunks();
+        let own = chunks.iter().map(|chunk| &chunk["choices"][0]).filter(|of| of["index"] == choice);
+        for (name, expected) in expected.as_object().unwrap() {
+            let parts = own.clone().flat_map(|of| of["logprobs"][name].as_array().unwrap().clone());
+            assert_eq!(&parts.collect::<Value>(), expected, "{name} of {choice}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn prompt_logprobs_are_vllms() {
+    let mut server = Server::saying("ok");
+    let expected = json!([
+        null,
+        {"97": {"logprob": -2.0, "rank": 7, "decoded_token": "a"}, "96": {"logprob": -1.5, "rank": 2, "decoded_token": "`"}},
+        {"98": {"logprob": -3.0, "rank": 7, "decoded_token": "b"}, "99": {"logprob": -1.5, "rank": 2, "decoded_token": "c"}},
+    ]);
+    let body = json!({"prompt": "ab", "prompt_logprobs": 2, "max_tokens": 0, "logprobs": 1});
+    let reply = server.post(PATH, body).await.json();
+    assert_eq!(reply["choices"][0]["prompt_logprobs"], expected);
+    let empty = json!({"tokens": [], "token_logprobs": [], "top_logprobs": null, "text_offset": []});
+    assert_eq!(reply["choices"][0]["logprobs"], empty);
+    assert_eq!(server.engine.requests.recv().await.unwrap().prompt_logprobs, Some(2));
+    let body =
+        json!({"prompt": [98, 97], "prompt_logprobs": 0, "echo": true, "logprobs": 3, "max_tokens": 1});
+    let choice = server.post(PATH, body).await.json()["choices"][0].clone();
+    let alone = json!({"97": {"logprob": -2.0, "rank": 7, "decoded_token": "a"}});
+    assert_eq!(choice["prompt_logprobs"], json!([null, alone]));
+    assert_eq!(choice["logprobs"]["top_logprobs"][1].as_object().unwrap().len(), 3);
+}
+
 #[tokio::test]
 async fn a_stream() {
     let server = Server::saying("ok");
@@ -102,10 +172,21 @@ async fn what_is_wrong() {
         (json!({"prompt": []}), "prompt", "`prompt` cannot be empty"),
         (json!({"prompt": ""}), "prompt", "`prompt` cannot be empty"),
         (json!({"prompt": [70000]}), "prompt", "token id 70000 is outside of the vocabulary of 258"),
+        (json!({"prompt": "a", "max_tokens": 0}), "max_tokens", "`max_tokens` must be strictly positive"),
         (
-            json!({"prompt": "a", "echo": true, "logprobs": 1}),
-            "logprobs",
-            "`logprobs` together with `echo` is not supported",
+            json!({"prompt": "a", "max_tokens": 0, "echo": true, "stream": true}),
+            "max_tokens",
+            "`max_tokens` must be > 0 when streaming tokens",
+        ),
+        (
+            json!({"prompt": "a", "prompt_logprobs": 1, "stream": true}),
+            "prompt_logprobs",
+            "`prompt_logprobs` is not supported when streaming tokens",
+        ),
+        (
+            json!({"prompt": "a", "prompt_logprobs": 6}),
+            "prompt_logprobs",
+            "`prompt_logprobs` must be >= 0 and <= 5. Given: 6",
         ),
         (json!({"prompt": "a", "n": 2, "best_of": 1}), "best_of", "`best_of` must be >= `n` (2)"),
         (json!({"prompt": "a", "best_of": 2, "stream": true}), "best_of", "not supported when streaming"),

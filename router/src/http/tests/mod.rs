@@ -6,6 +6,7 @@ mod chat;
 mod compatibility;
 mod completions;
 mod docs;
+mod embeddings;
 mod platforms;
 mod responses;
 mod responses_tools;

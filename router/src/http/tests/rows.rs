@@ -26,6 +26,7 @@ pub(super) fn posts() -> Vec<(&'static str, Value)> {
         ("/vertex", json!({"instances": [{"inputs": "a"}]})),
         ("/v1/completions", json!({"prompt": "a"})),
         ("/v1/chat/completions", chat.clone()),
+        ("/v1/embeddings", json!({"input": "a"})),
         ("/v1/responses", json!({"input": "a"})),
         ("/v1/messages", message),
         ("/v1/messages/count_tokens", chat),
@@ -50,6 +51,11 @@ pub(super) const GETS: &[&str] = &[
     "/v2/models/tgi/ready",
     "/v2/models/tgi/versions/1",
 ];
+
+/// Whether a route of `/v1/` generates.
+fn streams(path: &str) -> bool {
+    !path.ends_with("tokens") && path != "/v1/embeddings"
+}
 
 #[tokio::test]
 async fn every_post_needs_the_key_and_no_get_does() {
@@ -146,8 +152,7 @@ async fn whole_answers_tell_their_costs() {
     let several = server.post("/v1/completions", json!({"prompt": ["ab", "cde"]})).await;
     assert_eq!((several.header("x-compute-characters"), several.header("x-prompt-tokens")), ("5", "7"));
     assert_eq!(several.header("x-generated-tokens"), "8");
-    for (path, mut body) in
-        posts().into_iter().filter(|(path, _)| path.starts_with("/v1/") && !path.ends_with("tokens"))
+    for (path, mut body) in posts().into_iter().filter(|(path, _)| path.starts_with("/v1/") && streams(path))
     {
         body["stream"] = json!(true);
         let reply = server.post(path, body).await;
@@ -165,7 +170,7 @@ async fn whole_answers_tell_their_costs() {
 #[tokio::test(start_paused = true)]
 async fn silence_is_broken_by_a_comment_every_15_seconds() {
     for (path, mut body) in posts() {
-        if !path.starts_with("/v1/") && path != "/generate_stream" || path.ends_with("tokens") {
+        if !path.starts_with("/v1/") && path != "/generate_stream" || !streams(path) {
             continue;
         }
         let server = Server::new(Script::Silence("a".into()));

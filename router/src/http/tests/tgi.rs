@@ -4,8 +4,11 @@ use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use serde_json::{Value, json};
 
-use super::{Script, Server};
-use crate::test_support::{BOS, EOS};
+use millrace_proto::Watermark;
+
+use super::{HttpConfig, Script, Server};
+use crate::service::Limits;
+use crate::test_support::{BOS, EOS, assets};
 
 fn error(reply: &super::Reply, error_type: &str) -> String {
     let body = reply.json();
@@ -62,6 +65,39 @@ async fn details() {
         server.post("/generate", json!({"inputs": "a", "parameters": {"details": true}})).await.json();
     assert_eq!(greedy["details"]["seed"], Value::Null);
     assert!(greedy["details"].get("top_tokens").is_none());
+}
+
+#[tokio::test]
+async fn the_prompts_details() {
+    let mut server = Server::saying("ok");
+    let parameters =
+        json!({"decoder_input_details": true, "best_of": 2, "do_sample": true, "top_n_tokens": 2});
+    let body = json!({"inputs": "aé", "parameters": parameters});
+    let details = server.post("/generate", body).await.json()["details"].clone();
+    let expected = json!([
+        {"id": BOS, "text": "<s>", "logprob": null}, {"id": 97, "text": "a", "logprob": -2.0},
+        {"id": 0xC3, "text": "�", "logprob": -3.0}, {"id": 0xA9, "text": "�", "logprob": -4.0},
+    ]);
+    assert_eq!((&details["prefill"], &details["tokens"][0]["text"]), (&expected, &json!("o")));
+    assert_eq!(details["best_of_sequences"][0]["prefill"], expected);
+    assert_eq!(server.engine.requests.recv().await.unwrap().prompt_logprobs, Some(0));
+}
+
+#[tokio::test]
+async fn a_watermark_is_the_servers() {
+    let watermark = Watermark { gamma: 0.25, delta: 3.0 };
+    let limits = Limits { watermark, ..Limits::default() };
+    let mut server = Server::serving(&assets(), Script::Say("x".into()), limits, HttpConfig::default());
+    for (parameters, expected) in [
+        (json!({"watermark": true}), Some(watermark)),
+        (json!({"watermark": false}), None),
+        (json!({}), None),
+    ] {
+        for path in ["/generate", "/generate_stream"] {
+            server.post(path, json!({"inputs": "a", "parameters": parameters})).await;
+            assert_eq!(server.engine.requests.recv().await.unwrap().sampling.watermark, expected);
+        }
+    }
 }
 
 #[tokio::test]
@@ -194,17 +230,13 @@ async fn what_is_wrong_is_said_in_tgis_words() {
             json!({"grammar": {"type": "json", "value": {"type": "nonsense"}}}),
             "grammar is not valid: Invalid type: nonsense",
         ),
-        ("a", json!({"watermark": true}), "`watermark` is not supported"),
         ("a", json!({"adapter_id": "x"}), "`adapter_id` is not supported"),
-        ("a", json!({"decoder_input_details": true}), "`decoder_input_details` is not supported"),
     ];
     for (inputs, parameters, detail) in cases {
         let body = json!({"inputs": inputs, "parameters": parameters});
         for path in ["/generate", "/generate_stream", "/"] {
             let reply = server.post(path, body.clone()).await;
-            if path == "/generate_stream"
-                && (body["parameters"].get("best_of").is_some() || detail.contains("decoder_input"))
-            {
+            if path == "/generate_stream" && body["parameters"].get("best_of").is_some() {
                 continue;
             }
             assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY, "{body} at {path}: {}", reply.body);

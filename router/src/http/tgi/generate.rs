@@ -7,7 +7,7 @@ use axum::response::{IntoResponse, Response};
 
 use super::error::TgiError;
 use super::types::{
-    BestOfSequence, CompatRequest, Details, GenerateRequest, GenerateResponse, finish_reason,
+    BestOfSequence, CompatRequest, Details, GenerateRequest, GenerateResponse, PrefillToken, finish_reason,
 };
 use crate::http::{App, headers, tgi::stream};
 use crate::service::{Answer, Prompt, Service};
@@ -42,7 +42,9 @@ pub(super) async fn compat(
 
 async fn answer(app: &App, request: GenerateRequest) -> Result<(HeaderMap, GenerateResponse), TgiError> {
     let GenerateRequest { inputs, parameters } = request;
-    let params = parameters.params().map_err(Service::reject)?;
+    let wants_prefill = parameters.decoder_input_details;
+    let mut params = parameters.params().map_err(Service::reject)?;
+    params.prompt_logprobs = wants_prefill.then_some(0);
     let prepared = app.service.prepare(Prompt::Text(inputs.clone(), Specials::Add), params).await?;
     let answers = Service::collect(app.service.start_several(&prepared, parameters.best_of())?).await?;
     let headers = headers::after(app, inputs.chars().count(), prepared.prompt().len(), &answers);
@@ -54,7 +56,11 @@ async fn answer(app: &App, request: GenerateRequest) -> Result<(HeaderMap, Gener
         (0..answers.len()).max_by(|&a, &b| answers[a].mean_logprob().total_cmp(&answers[b].mean_logprob()));
     // `best_of` is at least one.
     let best = best.unwrap_or(0);
-    let details = parameters.details.then(|| {
+    let details = |answer: &Answer, best_of_sequences| {
+        let prefill = if wants_prefill { prefill(app, prepared.prompt(), answer) } else { Vec::new() };
+        Details { prefill, ..details(answer, best_of_sequences) }
+    };
+    let details = (parameters.details || wants_prefill).then(|| {
         let others = answers.iter().enumerate().filter(|&(index, _)| index != best);
         let others = others.map(|(_, answer)| BestOfSequence {
             generated_text: text(answer),
@@ -63,6 +69,12 @@ async fn answer(app: &App, request: GenerateRequest) -> Result<(HeaderMap, Gener
         details(&answers[best], others.collect())
     });
     Ok((headers, GenerateResponse { generated_text: text(&answers[best]), details }))
+}
+
+fn prefill(app: &App, prompt: &[u32], answer: &Answer) -> Vec<PrefillToken> {
+    let logprobs = [None].into_iter().chain(answer.prompt.iter().map(|token| Some(token.logprob)));
+    let token = |(&id, logprob)| PrefillToken { id, text: app.service.tokenizer().token_text(id), logprob };
+    prompt.iter().zip(logprobs).map(token).collect()
 }
 
 fn details(answer: &Answer, best_of_sequences: Vec<BestOfSequence>) -> Details {

@@ -44,7 +44,8 @@ pub(in crate::http) struct GenerateParameters {
     truncate: Option<usize>,
     watermark: bool,
     pub(super) details: bool,
-    decoder_input_details: bool,
+    /// Implies `details`.
+    pub(super) decoder_input_details: bool,
     seed: Option<u64>,
     top_n_tokens: Option<u32>,
     grammar: Option<Value>,
@@ -87,14 +88,8 @@ impl GenerateParameters {
     }
 
     pub(in crate::http) fn params(&self) -> Result<Params, ServiceError> {
-        for (param, asked) in [
-            ("watermark", self.watermark),
-            ("decoder_input_details", self.decoder_input_details),
-            ("adapter_id", self.adapter_id.is_some()),
-        ] {
-            if asked {
-                return Err(ServiceError::unsupported(param));
-            }
+        if self.adapter_id.is_some() {
+            return Err(ServiceError::unsupported("adapter_id"));
         }
         Ok(Params {
             max_new_tokens: self.max_new_tokens,
@@ -115,6 +110,7 @@ impl GenerateParameters {
             priority: priority(self.priority.as_deref())?,
             cache_salt: self.cache_salt.as_deref().map(Into::into),
             grammar: self.grammar()?,
+            watermark: self.watermark,
             ..Params::default()
         })
     }
@@ -140,12 +136,12 @@ impl From<&TextToken> for Token {
     }
 }
 
-/// A token of the prompt.
+/// A token of the prompt. The first one follows nothing and has no log-probability.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct PrefillToken {
-    id: u32,
-    text: String,
-    logprob: Option<f32>,
+    pub(super) id: u32,
+    pub(super) text: String,
+    pub(super) logprob: Option<f32>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]

@@ -2,7 +2,7 @@
 
 use super::pair::Pair;
 use super::pretend::{PretendShard, alone, pretend_mask};
-use super::{LIMITS, request};
+use super::{LIMITS, request, token};
 use crate::scheduler::{Finish, Limits, Request, SeqId};
 
 fn constrained(prompt: usize, max_new_tokens: u32) -> Request {
@@ -25,7 +25,7 @@ impl Walk {
     fn step(&mut self, pair: &mut Pair) -> Option<usize> {
         let (plan, outputs) = pair.step()?;
         for output in outputs.into_iter().filter(|output| output.sequence == self.id) {
-            self.got.push(output.sampled.token);
+            self.got.push(token(&output));
             self.finish = output.finish;
         }
         Some(plan.step.rows.len())

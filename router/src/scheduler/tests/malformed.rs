@@ -1,10 +1,10 @@
 //! Answers that a broken shard could give.
 
-use millrace_proto::{Sampled, StepOutput, TokenLogprob};
+use millrace_proto::{Pooled, PromptToken, Sampled, Scored, StepOutput, TokenLogprob};
 use proptest::prelude::*;
 
-use super::{LIMITS, request};
-use crate::scheduler::{Malformed, Options, Scheduler};
+use super::{LIMITS, request, token};
+use crate::scheduler::{Finish, Malformed, News, Options, Pooling, Request, Scheduler};
 
 fn sampled(slot: u32, token: u32) -> Sampled {
     Sampled { slot, token, logprob: 0.0, top: Vec::new() }
@@ -18,9 +18,15 @@ fn output(step: u64, sampled: Vec<Sampled>) -> StepOutput {
 fn each_fault_has_its_name_and_changes_nothing() {
     let mut scheduler = Scheduler::new(LIMITS, Options::default());
     assert_eq!(scheduler.apply(output(0, vec![])).unwrap_err(), Malformed::Unasked(0));
-    scheduler.add(request(3, 5)).unwrap();
+    scheduler.add(Request { prompt_logprobs: Some(1), ..request(3, 5) }).unwrap();
     scheduler.add(request(4, 5)).unwrap();
     scheduler.plan().unwrap();
+    let scores = |slot, tokens, token| {
+        let top = vec![TokenLogprob { token, logprob: -1.0 }];
+        vec![Scored { slot, tokens: vec![PromptToken { logprob: -1.0, rank: 1, top }; tokens] }]
+    };
+    let output = |step, sampled| StepOutput { scored: scores(0, 2, 7), ..output(step, sampled) };
+    let scored = |scored| StepOutput { scored, ..output(0, vec![sampled(0, 1), sampled(1, 2)]) };
     let good = vec![sampled(0, 1), sampled(1, 2)];
     let top = vec![TokenLogprob { token: 100, logprob: 0.0 }];
     for (bad, expected) in [
@@ -39,12 +45,35 @@ fn each_fault_has_its_name_and_changes_nothing() {
             output(0, vec![Sampled { top, ..sampled(0, 1) }, sampled(1, 2)]),
             Malformed::UnknownToken { step: 0, token: 100, vocab_size: 100 },
         ),
+        (scored(vec![]), Malformed::Scores { step: 0 }),
+        (scored(scores(0, 3, 7)), Malformed::Scores { step: 0 }),
+        (scored(scores(1, 2, 7)), Malformed::Scores { step: 0 }),
+        (scored(scores(0, 2, 100)), Malformed::UnknownToken { step: 0, token: 100, vocab_size: 100 }),
     ] {
         assert_eq!(scheduler.apply(bad).unwrap_err(), expected);
     }
     let outputs = scheduler.apply(output(0, good.clone())).unwrap();
-    assert_eq!(outputs.iter().map(|output| output.sampled.token).collect::<Vec<_>>(), [1, 2]);
+    assert!(matches!(&outputs[0].news, News::Prompt(tokens) if tokens.len() == 2));
+    assert_eq!(outputs[1..].iter().map(token).collect::<Vec<_>>(), [1, 2]);
     assert_eq!(scheduler.apply(output(0, good)).unwrap_err(), Malformed::Unasked(0));
+}
+
+#[test]
+fn vectors_that_nobody_asked_for_or_that_are_not_there() {
+    let mut scheduler = Scheduler::new(LIMITS, Options::default());
+    scheduler.add(Request { pooling: Some(Pooling::Mean), ..request(3, 5) }).unwrap();
+    scheduler.add(request(4, 5)).unwrap();
+    scheduler.plan().unwrap();
+    let answer = |slots: &[u32]| StepOutput {
+        pooled: slots.iter().map(|&slot| Pooled { slot, values: vec![0.5] }).collect(),
+        ..output(0, vec![sampled(1, 2)])
+    };
+    for wrong in [&[][..], &[1], &[0, 0]] {
+        assert_eq!(scheduler.apply(answer(wrong)).unwrap_err(), Malformed::Vectors { step: 0 });
+    }
+    let outputs = scheduler.apply(answer(&[0])).unwrap();
+    assert_eq!((&outputs[0].news, outputs[0].finish), (&News::Vector(vec![0.5]), Some(Finish::Length)));
+    assert_eq!(scheduler.stats().running, 1);
 }
 
 proptest! {

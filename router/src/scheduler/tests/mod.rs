@@ -15,7 +15,7 @@ use std::sync::Arc;
 use millrace_proto::Sampling;
 
 use super::Limits;
-use crate::scheduler::{Priority, Request};
+use crate::scheduler::{News, Output, Priority, Request};
 
 const LIMITS: Limits = Limits {
     max_sequence_tokens: 1000,
@@ -26,6 +26,14 @@ const LIMITS: Limits = Limits {
     vocab_size: 100,
 };
 
+/// The new token that has come back.
+fn token(output: &Output) -> u32 {
+    match &output.news {
+        News::Token(sampled) => sampled.token,
+        _ => panic!("no token: {output:?}"),
+    }
+}
+
 fn request(prompt: usize, max_new_tokens: u32) -> Request {
     Request {
         prompt: (0..prompt as u32).map(|i| (i * 7 + prompt as u32) % 100).collect(),
@@ -35,5 +43,7 @@ fn request(prompt: usize, max_new_tokens: u32) -> Request {
         priority: Priority::default(),
         cache_salt: None,
         mask: None,
+        prompt_logprobs: None,
+        pooling: None,
     }
 }

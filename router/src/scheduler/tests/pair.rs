@@ -1,6 +1,7 @@
 //! A scheduler and a pretend shard that answers at once.
 
 use super::pretend::{PretendShard, alone};
+use super::token;
 use crate::scheduler::{Finish, Limits, Options, Output, Plan, Request, Scheduler, SeqId};
 
 /// Tokens, and why there are no more.
@@ -38,10 +39,10 @@ impl Pair {
         let (mut got, mut steps) = (vec![(Vec::new(), None); ids.len()], 0);
         while let Some((_, outputs)) = self.step() {
             steps += 1;
-            for Output { sequence: id, sampled, finish } in outputs {
-                let of = &mut got[ids.iter().position(|&known| known == id).expect("a known id")];
-                of.0.push(sampled.token);
-                of.1 = finish;
+            for output in outputs {
+                let of = ids.iter().position(|&known| known == output.sequence).expect("a known id");
+                got[of].0.push(token(&output));
+                got[of].1 = output.finish;
             }
         }
         (got, steps)
@@ -54,7 +55,7 @@ impl Pair {
         while let Some((plan, outputs)) = self.step() {
             cached = cached.or_else(|| cached_tokens(&plan, id));
             let own = outputs.into_iter().filter(|output| output.sequence == id);
-            tokens.extend(own.map(|output| output.sampled.token));
+            tokens.extend(own.map(|output| token(&output)));
         }
         assert_eq!(tokens, alone(request, 100).0);
         cached.expect("it was admitted")

@@ -4,7 +4,9 @@
 
 use std::collections::HashSet;
 
-use millrace_proto::{Admission, Row, Sampled, Step, StepOutput};
+use millrace_proto::{
+    Admission, Pooled, Pooling, PromptToken, Row, Sampled, Scored, Step, StepOutput, TokenLogprob,
+};
 
 use crate::scheduler::Limits;
 use crate::scheduler::{Finish, Mask, Request};
@@ -22,8 +24,12 @@ pub(crate) struct PretendShard {
 
 struct Occupant {
     tokens: Vec<u32>,
+    prompt_len: usize,
+    pooling: Pooling,
     /// Nothing before the first row: a prefix may have been computed for others.
     computed: Option<usize>,
+    /// Where the first row begins.
+    begun_at: usize,
     seed: u64,
     table: Vec<u32>,
 }
@@ -69,10 +75,38 @@ pub(crate) fn pretend_mask(generated: &[u32], vocab_size: usize) -> Mask {
     words.into()
 }
 
+/// What is made of a token after a prefix.
+fn score(digest: u64, token: u32, top_n: u32, vocab_size: usize) -> PromptToken {
+    let digest = mix(digest, token);
+    let top = |n| TokenLogprob { token: token_of(digest ^ u64::from(n), vocab_size), logprob: -1.0 };
+    PromptToken { logprob: (digest >> 40) as f32, rank: digest as u32, top: (0..top_n).map(top).collect() }
+}
+
+/// What is made of a request's prompt when it runs alone.
+pub(crate) fn scored_alone(request: &Request, vocab_size: usize) -> Vec<PromptToken> {
+    let Some(top_n) = request.prompt_logprobs else { return Vec::new() };
+    let mut digest = mix(START, request.prompt[0]);
+    let score = |&token: &u32| {
+        let scored = score(digest, token, top_n, vocab_size);
+        digest = mix(digest, token);
+        scored
+    };
+    request.prompt[1..].iter().map(score).collect()
+}
+
+/// What a request's prompt becomes, if it becomes a vector.
+pub(crate) fn vector_alone(request: &Request) -> Vec<f32> {
+    let digest = request.prompt.iter().fold(START, |digest, &token| mix(digest, token));
+    request.pooling.map_or_else(Vec::new, |_| vec![digest as f32, request.prompt.len() as f32])
+}
+
 /// What a request gets when it runs alone.
 pub(crate) fn alone(request: &Request, vocab_size: usize) -> (Vec<u32>, Finish) {
     let mut digest = request.prompt.iter().fold(START, |digest, &token| mix(digest, token));
     let mut generated = Vec::new();
+    if request.max_new_tokens == 0 || request.pooling.is_some() {
+        return (generated, Finish::Length);
+    }
     loop {
         let mut token = draw(digest, request.sampling.seed, vocab_size);
         if request.mask.is_some() {
@@ -117,28 +151,51 @@ impl PretendShard {
         ensure(!step.rows.is_empty(), || "a step without rows".into())?;
         let tokens: usize = step.rows.iter().map(|row| row.count as usize).sum();
         ensure(tokens <= self.limits.max_step_tokens, || format!("{tokens} tokens in one step"))?;
-        let mut sampled = Vec::new();
+        let (mut sampled, mut scored, mut pooled) = (Vec::new(), Vec::new(), Vec::new());
         for row in &step.rows {
-            sampled.extend(self.row(row)?);
+            let (token, scores) = self.row(row)?;
+            sampled.extend(token);
+            scored.extend(scores);
+            pooled.extend(self.pool(row)?);
         }
-        Ok(StepOutput { step: step.id, sampled, ..Default::default() })
+        Ok(StepOutput { step: step.id, sampled, scored, pooled, ..Default::default() })
     }
 
     fn admit(&mut self, admission: &Admission) -> Result<(), String> {
-        let Admission { slot, tokens, prompt_len, sampling } = admission;
+        let Admission { slot, tokens, prompt_len, sampling, .. } = admission;
         let place = self.slots.get_mut(*slot as usize).ok_or("no such slot")?;
         ensure(place.is_none(), || format!("slot {slot} is taken"))?;
         ensure((1..=tokens.len()).contains(&(*prompt_len as usize)), || "no prompt".into())?;
         *place = Some(Occupant {
             tokens: tokens.clone(),
+            prompt_len: *prompt_len as usize,
+            pooling: admission.pooling(),
             computed: None,
+            begun_at: usize::MAX,
             seed: sampling.as_ref().ok_or("no sampling")?.seed,
             table: Vec::new(),
         });
         Ok(())
     }
 
-    fn row(&mut self, row: &Row) -> Result<Option<Sampled>, String> {
+    /// The vector of a prompt that this row has completed.
+    fn pool(&self, row: &Row) -> Result<Option<Pooled>, String> {
+        let occupant = self.slots[row.slot as usize].as_ref().ok_or("row without slot")?;
+        if occupant.pooling == Pooling::None {
+            return Ok(None);
+        }
+        ensure(!row.sample && occupant.tokens.len() == occupant.prompt_len, || {
+            "a pooled row samples".into()
+        })?;
+        let whole = occupant.pooling == Pooling::Last || row.start == 0 || occupant.begun_at == 0;
+        ensure(whole, || "the mean of a part of a prompt".into())?;
+        let is_last = (row.start + row.count) as usize == occupant.prompt_len;
+        let digest = occupant.tokens.iter().fold(START, |digest, &token| mix(digest, token));
+        let values = vec![digest as f32, occupant.prompt_len as f32];
+        Ok(is_last.then_some(Pooled { slot: row.slot, values }))
+    }
+
+    fn row(&mut self, row: &Row) -> Result<(Option<Sampled>, Option<Scored>), String> {
         let Limits { block_size, max_sequence_tokens, vocab_size, .. } = self.limits;
         let occupant =
             self.slots.get_mut(row.slot as usize).and_then(Option::as_mut).ok_or("row without slot")?;
@@ -170,16 +227,25 @@ impl PretendShard {
                 format!("position {position} of slot {} holds something else", row.slot)
             })?;
         }
+        let mut scores = Vec::new();
         for position in start..end {
             let block = occupant.table[position / block_size];
             ensure(self.holders[block as usize] == 1, || format!("slot {} writes shared {block}", row.slot))?;
             digest = mix(digest, occupant.tokens[position]);
             self.cache[place(&occupant.table, position)] = digest;
+            if let Some(top_n) = row.score
+                && position + 1 < occupant.prompt_len
+            {
+                scores.push(score(digest, occupant.tokens[position + 1], top_n, vocab_size));
+            }
         }
+        ensure(row.score.is_none() || !scores.is_empty(), || "nothing to score".into())?;
+        let scored = row.score.map(|_| Scored { slot: row.slot, tokens: scores });
+        occupant.begun_at = occupant.begun_at.min(start);
         occupant.computed = Some(end);
         if !row.sample {
             ensure(row.allowed.is_empty(), || "a mask for nothing".into())?;
-            return Ok(None);
+            return Ok((None, scored));
         }
         ensure(end == occupant.tokens.len(), || "a token is sampled twice".into())?;
         ensure(end < max_sequence_tokens, || "the sequence is full".into())?;
@@ -189,6 +255,6 @@ impl PretendShard {
             token = nearest(token, &row.allowed, vocab_size).ok_or("nothing is allowed")?;
         }
         occupant.tokens.push(token);
-        Ok(Some(Sampled { slot: row.slot, token, logprob: -1.0, top: Vec::new() }))
+        Ok((Some(Sampled { slot: row.slot, token, logprob: -1.0, top: Vec::new() }), scored))
     }
 }

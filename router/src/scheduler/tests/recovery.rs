@@ -2,8 +2,8 @@
 
 use super::pair::{Pair, cached_tokens};
 use super::pretend::{PretendShard, alone};
-use super::{LIMITS, request};
-use crate::scheduler::{Impossible, Limits, Output};
+use super::{LIMITS, request, token};
+use crate::scheduler::{Impossible, Limits};
 
 #[test]
 fn streams_go_on_with_the_same_text() {
@@ -25,9 +25,9 @@ fn streams_go_on_with_the_same_text() {
             assert_eq!(pair.scheduler.in_flight(), 0);
         }
         let Some((_, outputs)) = pair.step() else { break };
-        for Output { sequence, sampled, finish } in outputs {
-            got[ids.iter().position(|&id| id == sequence).unwrap()].push(sampled.token);
-            finished += usize::from(finish.is_some());
+        for output in outputs {
+            got[ids.iter().position(|&id| id == output.sequence).unwrap()].push(token(&output));
+            finished += usize::from(output.finish.is_some());
         }
     }
     assert_eq!(finished, ids.len());

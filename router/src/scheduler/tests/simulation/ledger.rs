@@ -47,9 +47,14 @@ struct Known {
     progress: Option<usize>,
 }
 
+/// Tokens that a request may get.
+fn new_tokens(request: &Request) -> usize {
+    if request.pooling.is_some() { 0 } else { request.max_new_tokens as usize }
+}
+
 /// Positions that a request holds at most.
 pub(super) fn work(request: &Request) -> usize {
-    request.prompt.len() + request.max_new_tokens as usize - 1
+    request.prompt.len() + new_tokens(request).max(1) - 1
 }
 
 impl Ledger {
@@ -149,7 +154,7 @@ impl Ledger {
     fn check_no_stream_is_stalled(&self, plan: &Plan) {
         for (slot, stay) in &self.stays {
             let Some(Known { request, progress }) = self.known.get(&stay.id) else { continue };
-            let exhausted = stay.len == request.prompt.len() + request.max_new_tokens as usize;
+            let exhausted = stay.len >= request.prompt.len() + new_tokens(request);
             let waits = exhausted || self.held.contains(&stay.id);
             let decodes = *progress > Some(0) && !waits && stay.computed == Some(stay.len - 1);
             let runs = plan.step.rows.iter().any(|row| row.slot == *slot);
@@ -195,6 +200,9 @@ impl Ledger {
             let constrained = known.request.mask.is_some();
             assert_eq!(!row.allowed.is_empty(), row.sample && constrained, "{row:?}");
             assert!(!self.held.contains(&stay.id), "a row for one that is held");
+            if end == stay.len && new_tokens(&known.request) == 0 {
+                known.progress = Some(1);
+            }
             if row.sample {
                 if constrained {
                     self.held.insert(stay.id);

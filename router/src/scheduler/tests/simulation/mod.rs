@@ -27,6 +27,8 @@ struct Totals {
     shared_blocks: u64,
     evictions: u64,
     releases: u64,
+    scored: u64,
+    vectors: u64,
 }
 
 impl Totals {
@@ -43,6 +45,8 @@ impl Totals {
         self.shared_blocks += other.shared_blocks;
         self.evictions += other.evictions;
         self.releases += other.releases;
+        self.scored += other.scored;
+        self.vectors += other.vectors;
     }
 }
 
@@ -77,9 +81,9 @@ fn random_traffic_keeps_every_invariant() {
     let Totals { finished, cancelled, refused, preemptions, deaths, lost_steps, .. } = totals;
     assert!(finished > 10 * often && preemptions > often && cancelled > often && refused > 0, "{totals:?}");
     assert!(deaths > often / 2 && lost_steps > often / 2, "{totals:?}");
-    let Totals { overtakes, hit_blocks, shared_blocks, evictions, releases, .. } = totals;
+    let Totals { overtakes, hit_blocks, shared_blocks, evictions, releases, scored, vectors, .. } = totals;
     assert!(overtakes > often && hit_blocks > 100 * often, "{totals:?}");
-    assert!(releases > 100 * often, "{totals:?}");
+    assert!(releases > 100 * often && scored > 100 * often && vectors > often, "{totals:?}");
     assert!(shared_blocks > 30 * often && evictions > 50 * often, "{totals:?}");
 }
 

@@ -7,7 +7,7 @@ use rand::Rng;
 use rand::rngs::StdRng;
 
 use crate::scheduler::tests::pretend::pretend_mask;
-use crate::scheduler::{Limits, Priority, Request};
+use crate::scheduler::{Limits, Pooling, Priority, Request};
 
 /// Prompts to begin like, at most.
 const FAMILIAR: usize = 8;
@@ -22,6 +22,10 @@ pub(super) struct Traffic {
     priorities: Vec<Priority>,
     /// The share of constrained requests.
     constrained: f64,
+    /// The share of requests that want their prompts scored.
+    scored: f64,
+    /// The share of requests that want a vector of their prompts.
+    pooled: f64,
 }
 
 impl Traffic {
@@ -35,6 +39,8 @@ impl Traffic {
             familiarity: random.random_range(0.0..1.0),
             priorities: priorities[..random.random_range(1..=3)].to_vec(),
             constrained: if random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..1.0) },
+            pooled: if random.random_bool(0.7) { 0.0 } else { random.random_range(0.0..0.6) },
+            scored: if random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..0.6) },
         }
     }
 
@@ -46,14 +52,20 @@ impl Traffic {
             _ => self.prompt(random),
         };
         self.remember(random, prompt.clone());
+        let scored = random.random_bool(self.scored);
+        let pooling = [Pooling::Last, Pooling::Mean][random.random_range(0..2)];
+        let pooling = random.random_bool(self.pooled).then_some(pooling);
         let stops = random.random_range(0..3usize).min(limits.vocab_size / 8);
         Request {
             prompt,
-            max_new_tokens: random.random_range(1..=(limits.max_sequence_tokens as u32 / 2).min(80)),
+            max_new_tokens: random
+                .random_range(u32::from(!scored)..=(limits.max_sequence_tokens as u32 / 2).min(80)),
             stop_tokens: (0..stops as u32).collect(),
             sampling: Sampling { seed: random.random_range(0..3), ..Default::default() },
             priority: self.priorities[random.random_range(0..self.priorities.len())],
             mask: random.random_bool(self.constrained).then(|| pretend_mask(&[], limits.vocab_size)),
+            pooling,
+            prompt_logprobs: scored.then(|| random.random_range(0..3)),
             cache_salt: self.salts[random.random_range(0..self.salts.len())].clone(),
         }
     }

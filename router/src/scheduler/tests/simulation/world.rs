@@ -2,15 +2,15 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use millrace_proto::Step;
+use millrace_proto::{PromptToken, Step};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::Totals;
 use super::ledger::{Ledger, work};
 use super::traffic::Traffic;
-use crate::scheduler::tests::pretend::{PretendShard, alone, pretend_mask};
-use crate::scheduler::{Finish, Limits, Options, Request, Scheduler, SeqId};
+use crate::scheduler::tests::pretend::{PretendShard, alone, pretend_mask, scored_alone, vector_alone};
+use crate::scheduler::{Finish, Limits, News, Options, Request, Scheduler, SeqId};
 
 struct World {
     random: StdRng,
@@ -40,6 +40,8 @@ struct Live {
     /// What it gets when it runs alone.
     expected: (Vec<u32>, Finish),
     generated: usize,
+    /// What is made of its prompt when it runs alone, as far as that has not come back.
+    unscored: VecDeque<PromptToken>,
     /// The step from which on nobody new goes before it.
     due: u64,
     /// The step before which it must have ended; known when it is due.
@@ -137,7 +139,8 @@ impl World {
                 let expected = alone(&request, self.limits.vocab_size);
                 let wait = u64::from(self.options.ageing_steps) * request.priority as u64;
                 let due = self.planned + wait;
-                self.live.insert(id, Live { request, expected, generated: 0, due, deadline: None });
+                let unscored = scored_alone(&request, self.limits.vocab_size).into();
+                self.live.insert(id, Live { request, expected, generated: 0, unscored, due, deadline: None });
             }
             Err(_) => {
                 assert!(!self.fits(&request), "refused, but it fits");
@@ -241,14 +244,34 @@ impl World {
         for output in self.scheduler.apply(output).expect("the answer is well formed") {
             let live = self.live.get_mut(&output.sequence).expect("tokens come only for live sequences");
             let (tokens, finish) = &live.expected;
-            assert_eq!(
-                Some(&output.sampled.token),
-                tokens.get(live.generated),
-                "it differs from a run alone"
-            );
-            live.generated += 1;
-            let last = live.generated == tokens.len();
+            let last = match output.news {
+                News::Prompt(scored) => {
+                    self.totals.scored += scored.len() as u64;
+                    let expected = live.unscored.drain(..scored.len());
+                    assert!(expected.eq(scored), "its prompt is not scored as alone, once and in order");
+                    if output.finish.is_none() {
+                        continue;
+                    }
+                    tokens.is_empty() && live.request.pooling.is_none()
+                }
+                News::Vector(values) => {
+                    assert_eq!(
+                        values,
+                        vector_alone(&live.request),
+                        "its vector differs from that of a run alone"
+                    );
+                    self.totals.vectors += 1;
+                    true
+                }
+                News::Token(sampled) => {
+                    let expected = tokens.get(live.generated);
+                    assert_eq!(Some(&sampled.token), expected, "it differs from a run alone");
+                    live.generated += 1;
+                    live.generated == tokens.len()
+                }
+            };
             assert_eq!(output.finish, last.then_some(*finish), "it ends differently from a run alone");
+            assert!(live.unscored.is_empty(), "a part of its prompt was not scored");
             if live.request.mask.is_some() && !last {
                 let slowness = self.random.random_range(0..=self.slowness);
                 self.held.insert(output.sequence, self.ticks + slowness);

@@ -1,0 +1,101 @@
+//! What the model makes of a given text, through the real binary: the same as when it writes that text itself.
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use std::time::Duration;
+
+use millrace_integration_tests::{Server, post, shards_of, signal};
+use serde_json::{Value, json};
+
+const PATH: &str = "/v1/completions";
+
+/// Several steps for a prompt, and several pieces for what a step scores.
+const SMALL: [&str; 6] = ["--dtype", "float32", "--max-batch-prefill-tokens", "24", "--max-batch-size", "4"];
+
+/// The one choice of an answer.
+fn choice(server: &Server, body: &Value) -> Value {
+    let answer = post(&server.url(PATH), body);
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    answer.body["choices"][0].clone()
+}
+
+/// Tokens from the prompt on, and the request that scores them all.
+fn written(server: &Server, prompt: &str, tokens: usize) -> (Value, Value) {
+    let body = json!({
+        "prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 2, "return_token_ids": true,
+        "logit_bias": {"0": -100, "1": -100, "2": -100},
+    });
+    let written = choice(server, &body);
+    let ids = |name: &str| written[name].as_array().unwrap().clone();
+    let all = [ids("prompt_token_ids"), ids("token_ids")].concat();
+    (written, json!({"prompt": all, "max_tokens": 0, "echo": true, "logprobs": 2, "prompt_logprobs": 1}))
+}
+
+fn list<'a>(choice: &'a Value, name: &str) -> &'a [Value] {
+    choice["logprobs"][name].as_array().unwrap()
+}
+
+#[test]
+fn a_text_is_scored_as_it_was_written() {
+    for shards in ["1", "2"] {
+        let server = Server::start(&[&SMALL[..], &["--num-shard", shards]].concat());
+        let (written, request) = written(&server, "Once upon a time there was a fox", 80);
+        for _ in 0..2 {
+            // The second time its prefix is cached, and yet all of it is scored.
+            let scored = choice(&server, &request);
+            let (all, new) = (list(&scored, "tokens").len(), list(&written, "tokens").len());
+            assert_eq!((new, scored["finish_reason"].as_str()), (80, Some("length")));
+            assert!(scored["text"].as_str().unwrap().ends_with(written["text"].as_str().unwrap()));
+            for name in ["tokens", "token_logprobs", "top_logprobs"] {
+                assert_eq!(list(&scored, name)[all - new..], *list(&written, name), "{name} on {shards}");
+            }
+            let places = list(&scored, "text_offset").windows(2);
+            assert!(places.into_iter().all(|pair| pair[0].as_u64() <= pair[1].as_u64()));
+            assert_eq!(list(&scored, "token_logprobs")[0], Value::Null);
+
+            let ranked = scored["prompt_logprobs"].as_array().unwrap();
+            assert_eq!((ranked.len(), &ranked[0]), (all, &Value::Null));
+            for (index, of) in ranked.iter().enumerate().skip(1) {
+                let own = &of[request["prompt"][index].to_string()];
+                assert_eq!(own["logprob"], list(&scored, "token_logprobs")[index]);
+                assert_eq!(own["decoded_token"], list(&scored, "tokens")[index]);
+                // What was written was the most likely each time.
+                assert!(index < all - new || own["rank"] == 1, "{of}");
+            }
+        }
+
+        let parameters = json!({"decoder_input_details": true, "max_new_tokens": 1});
+        let body = json!({"inputs": "Once upon a time", "parameters": parameters});
+        let details = post(&server.url("/generate"), &body).body["details"].clone();
+        let echo = json!({"prompt": "Once upon a time", "echo": true, "logprobs": 0, "max_tokens": 1});
+        let echoed = choice(&server, &echo);
+        let prefill = details["prefill"].as_array().unwrap();
+        assert_eq!(prefill.len() + 1, list(&echoed, "tokens").len());
+        for (token, logprob) in prefill.iter().zip(list(&echoed, "token_logprobs")) {
+            assert_eq!(&token["logprob"], logprob);
+        }
+    }
+}
+
+/// Some are preempted for want of blocks, all lose their shard: nothing is lost or told twice.
+#[test]
+fn scores_survive_a_shard() {
+    let flags = ["--max-batch-total-tokens", "1600", "--max-total-tokens", "1000"];
+    let server = Server::start(&[&SMALL[..], &flags].concat());
+    let (_, mut request) = written(&server, "Once upon a time", 600);
+    let expected = choice(&server, &request);
+    request["max_tokens"] = json!(200);
+    request["temperature"] = json!(0);
+    let before = choice(&server, &request);
+    let scored = |choice: &Value| choice["prompt_logprobs"].clone();
+    assert_eq!(scored(&before), scored(&expected));
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..6).map(|_| scope.spawn(|| choice(&server, &request))).collect();
+        server.wait_until("it computes", |server| server.metric("tgi_batch_current_size") > 0.0);
+        std::thread::sleep(Duration::from_millis(60));
+        signal(shards_of(server.pid())[0], "KILL");
+        for client in clients {
+            assert_eq!(client.join().unwrap(), before);
+        }
+    });
+    assert_eq!(server.metric("millrace_shard_restarts_total"), 1.0);
+}

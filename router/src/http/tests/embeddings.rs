@@ -1,0 +1,137 @@
+//! `/v1/embeddings`.
+
+use serde_json::{Map, Value, json};
+
+use super::{HttpConfig, Script, Server};
+use crate::scheduler::Pooling;
+use crate::service::Limits;
+use crate::test_support::{self, BOS};
+
+const PATH: &str = "/v1/embeddings";
+
+fn close(got: &Value, expected: &[f64]) -> bool {
+    let got: Vec<f64> = got.as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect();
+    got.len() == expected.len() && got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6)
+}
+
+#[tokio::test]
+async fn inputs_of_any_kind_become_unit_vectors_in_their_order() {
+    let mut server = Server::saying("x");
+    for (input, ids, tokens) in [
+        (json!("ab"), vec![vec![BOS, 97, 98]], 3),
+        (json!(["a", "bc"]), vec![vec![BOS, 97], vec![BOS, 98, 99]], 5),
+        (json!([5, 6]), vec![vec![5, 6]], 2),
+        (json!([[7], [8, 9]]), vec![vec![7], vec![8, 9]], 3),
+    ] {
+        let body = server.post(PATH, json!({"input": input, "model": "org/model"})).await.json();
+        assert_eq!((&body["object"], &body["model"]), (&json!("list"), &json!("org/model")));
+        assert_eq!(body["usage"], json!({"prompt_tokens": tokens, "total_tokens": tokens}));
+        let data = body["data"].as_array().unwrap();
+        assert_eq!(data.len(), ids.len());
+        for (index, (of, ids)) in data.iter().zip(&ids).enumerate() {
+            assert_eq!((&of["object"], &of["index"]), (&json!("embedding"), &json!(index)));
+            assert!(close(&of["embedding"], &[0.6, 0.0, -0.8, 0.0]), "{of}");
+            let request = server.engine.requests.recv().await.unwrap();
+            assert_eq!((&request.prompt, request.max_new_tokens), (ids, 0));
+            assert_eq!(request.pooling, Some(Pooling::Last));
+        }
+    }
+}
+
+#[tokio::test]
+async fn more_inputs_than_the_server_has_places() {
+    let server = Server::with(Script::Say("x".into()), 4, HttpConfig::default());
+    let inputs: Vec<String> = (0..200).map(|index| "a".repeat(1 + index % 9)).collect();
+    let body = server.post(PATH, json!({"input": inputs})).await.json();
+    let indices: Vec<_> =
+        body["data"].as_array().unwrap().iter().map(|of| of["index"].as_u64().unwrap()).collect();
+    assert!(indices.into_iter().eq(0..200));
+    assert_eq!(server.engine.engine.in_flight(), 0);
+}
+
+#[tokio::test]
+async fn fewer_dimensions_and_base64() {
+    let server = Server::saying("x");
+    let body = server.post(PATH, json!({"input": "a", "dimensions": 1})).await.json();
+    assert!(close(&body["data"][0]["embedding"], &[1.0]));
+    let format = json!({"input": "a", "dimensions": 3, "encoding_format": "base64", "user": "u"});
+    let body = server.post(PATH, format).await.json();
+    // 0.6, 0 and -0.8.
+    assert_eq!(body["data"][0]["embedding"], "mpkZPwAAAADNzEy/");
+}
+
+#[tokio::test]
+async fn the_model_or_the_operator_says_how() {
+    let serving = |pooling: Value, limits| {
+        let pooling: Map<String, Value> = pooling.as_object().unwrap().clone();
+        let assets = crate::assets::Assets { pooling, ..test_support::assets() };
+        Server::serving(&assets, Script::Vanish, limits, HttpConfig::default())
+    };
+    let mean = json!({"pooling_mode_mean_tokens": true});
+    for (config, asked, expected) in [
+        (mean.clone(), None, Pooling::Mean),
+        (mean, Some(Pooling::Last), Pooling::Last),
+        (json!({"pooling_mode_max_tokens": true}), Some(Pooling::Mean), Pooling::Mean),
+    ] {
+        let mut server = serving(config, Limits { pooling: asked, ..Limits::default() });
+        server.post(PATH, json!({"input": "a"})).await;
+        assert_eq!(server.engine.requests.recv().await.unwrap().pooling, Some(expected));
+    }
+    let server = serving(json!({"pooling_mode_max_tokens": true}), Limits::default());
+    let reply = server.post(PATH, json!({"input": "a"})).await;
+    assert_eq!((reply.status.as_u16(), &reply.json()["error"]["param"]), (400, &json!("model")));
+    assert!(
+        reply.body.contains("the pooling `max_tokens` are not supported; --pooling last"),
+        "{}",
+        reply.body
+    );
+}
+
+#[tokio::test]
+async fn what_is_wrong() {
+    let server = Server::saying("x");
+    let many = vec!["a"; 2049];
+    let cases = [
+        (json!({"input": "a", "model": "other"}), 404, "model", "model not found"),
+        (json!({"input": []}), 400, "input", "`input` must have 1 to 2048 texts. Given: 0"),
+        (json!({"input": many}), 400, "input", "Given: 2049"),
+        (json!({"input": ""}), 400, "input", "`input` cannot be empty"),
+        (json!({"input": ["a", ""]}), 400, "input", "`input` cannot be empty"),
+        (json!({"input": [[]]}), 400, "input", "`input` cannot be empty"),
+        (json!({"input": [70000]}), 400, "input", "token id 70000 is outside of the vocabulary of 258"),
+        (json!({"input": "a".repeat(1100)}), 400, "input", "`input` tokens + `max_tokens` must be <= 1024"),
+        (
+            json!({"input": "a".repeat(1023)}),
+            400,
+            "input",
+            "`input` must have less than 1023 tokens. Given: 1024",
+        ),
+        (
+            json!({"input": "a", "dimensions": 0}),
+            400,
+            "dimensions",
+            "`dimensions` must be > 0 and <= 4. Given: 0",
+        ),
+        (json!({"input": "a", "dimensions": 5}), 400, "dimensions", "Given: 5"),
+        (
+            json!({"input": "a", "encoding_format": "int8"}),
+            400,
+            "encoding_format",
+            "must be `float` or `base64`",
+        ),
+        (
+            json!({"input": "a", "truncate_prompt_tokens": 5}),
+            400,
+            "truncate_prompt_tokens",
+            "is not supported",
+        ),
+    ];
+    for (body, status, param, text) in cases {
+        let reply = server.post(PATH, body.clone()).await;
+        let error = reply.json()["error"].clone();
+        assert_eq!((reply.status.as_u16(), &error["param"]), (status, &json!(param)), "{body}: {error}");
+        assert!(error["message"].as_str().unwrap().contains(text), "{body}: {error}");
+    }
+    let reply = Server::new(Script::Vanish).post(PATH, json!({"input": {}})).await;
+    assert_eq!(reply.status.as_u16(), 400);
+}
