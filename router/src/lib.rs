@@ -4,6 +4,8 @@
 
 pub mod assets;
 pub mod engine;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 pub mod grammar;
 pub mod http;
 pub mod metrics;
@@ -14,5 +16,6 @@ pub mod service;
 pub mod text;
 pub mod tools;
 
-#[cfg(test)]
+#[cfg(any(test, feature = "fuzz"))]
+#[cfg_attr(not(test), allow(dead_code, clippy::unwrap_used))]
 mod test_support;

@@ -2,7 +2,9 @@
 
 mod browser;
 mod cargo;
+mod clients;
 mod cuda;
+mod fuzz;
 mod gpu_pack;
 mod mutate;
 mod sanitize;
@@ -26,6 +28,11 @@ cargo xtask TASK
              benchmark once: cargo xtask sim [FILTER]
   sanitize   the same in one order, compiled for AddressSanitizer and UndefinedBehaviorSanitizer: cargo xtask sanitize [FILTER]
   mutate     plants every mistake of kernels/cuda/mutations, and fails if the tests miss one: cargo xtask mutate [MODULE]
+  clients    other people's clients (OpenAI's, TGI's, Hugging Face's, Anthropic's) and schemathesis against the real server;
+             installs them below target/
+  compatibility
+             writes docs/compatibility.md, as the server answers
+  fuzz       what strangers send, made up by libFuzzer: cargo xtask fuzz [TARGET] [SECONDS]; a minute each
   smoke      the README's first command, as it stands there: serve the demo model and stream an answer from it
   ui         the page /ui in a headless Chromium, which it installs if it is missing: cargo xtask ui [ARGUMENTS OF PYTEST]
   bench      benchmarks of the kernels and of the whole server, on this machine's processor
@@ -53,6 +60,15 @@ fn main() -> ExitCode {
         },
         Some("sanitize") => sanitize::run(arguments.next().as_deref()),
         Some("mutate") => mutate::run(arguments.next().as_deref()),
+        Some("clients") => clients::run(),
+        Some("fuzz") => {
+            let target = arguments.next().filter(|target| target != "all");
+            fuzz::run(target.as_deref(), arguments.next().as_deref().unwrap_or("60"))
+        }
+        Some("compatibility") => {
+            let test = ["test", "--package", "millrace-router", "--lib", "http::tests::compatibility"];
+            cargo_with(&test, &[("MILLRACE_WRITE_COMPATIBILITY", "1")])
+        }
         Some("smoke") => smoke::run(),
         Some("ui") => browser::run(arguments),
         Some("bench") => {

@@ -10,8 +10,11 @@ use axum::response::Redirect;
 use axum::routing::get;
 use utoipa::OpenApi;
 use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::security::{ApiKey, ApiKeyValue, HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::openapi::{Components, ContentBuilder, Ref, ResponseBuilder, SecurityRequirement};
+use utoipa::openapi::{
+    Components, Content, ContentBuilder, Ref, RefOr, Response, ResponseBuilder, SecurityRequirement,
+};
 
 use super::{App, HttpConfig, anthropic, health, kserve, openai, tgi};
 
@@ -37,6 +40,17 @@ const ERRORS: &[(u16, &str)] = &[
     (429, "Too many requests; Retry-After says when to come again"),
     (500, "The engine failed"),
     (503, "The model is loading, or the server is shutting down"),
+];
+
+/// Where an answer may come as a stream.
+const STREAMS: &[&str] = &[
+    "/",
+    "/generate_stream",
+    "/invocations",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/messages",
+    "/v1/responses",
 ];
 
 /// Pages load nothing from anywhere.
@@ -85,6 +99,9 @@ fn docs(needs_key: bool) -> utoipa::openapi::OpenApi {
     }
     for (path, item) in &mut docs.paths.paths {
         let PathItem { post: Some(post), .. } = item else { continue };
+        if STREAMS.contains(&path.as_str()) {
+            add_stream(post);
+        }
         add_errors(path, post);
         if needs_key {
             let requirement = |name| SecurityRequirement::new(name, Vec::<String>::new());
@@ -101,6 +118,19 @@ fn docs(needs_key: bool) -> utoipa::openapi::OpenApi {
     docs
 }
 
+/// The answer as server-sent events. Each has JSON as its data; those of `/v1/messages` and `/v1/responses` have names too.
+fn add_stream(operation: &mut Operation) {
+    let Some(RefOr::T(Response { content, .. })) = operation.responses.responses.get_mut("200") else {
+        return;
+    };
+    let text = |about: &str| ObjectBuilder::new().schema_type(Type::String).description(Some(about));
+    let event = ObjectBuilder::new()
+        .property("event", text("Its name, if it has one"))
+        .property("data", text("JSON; `[DONE]` ends OpenAI's streams"))
+        .required("data");
+    content.insert("text/event-stream".into(), Content::new(Some(event)));
+}
+
 fn add_errors(path: &str, operation: &mut Operation) {
     let is_openai = path.starts_with("/v1/");
     for &(status, description) in ERRORS {
@@ -109,12 +139,20 @@ fn add_errors(path: &str, operation: &mut Operation) {
             continue;
         }
         let mut response = ResponseBuilder::new().description(description);
-        let has_body = is_openai || !matches!(status, 400 | 401 | 413 | 415);
-        if has_body && !path.starts_with("/v1/messages") {
-            let schema = Ref::from_schema_name(if is_openai { "OpenAiError" } else { "TgiError" });
-            response =
-                response.content("application/json", ContentBuilder::new().schema(Some(schema)).build());
-        }
+        let json = |schema| ContentBuilder::new().schema(Some(Ref::from_schema_name(schema))).build();
+        let text =
+            || ContentBuilder::new().schema(Some(ObjectBuilder::new().schema_type(Type::String))).build();
+        response = match status {
+            _ if path.starts_with("/v1/messages") => {
+                response.content("application/json", json("AnthropicError"))
+            }
+            _ if is_openai => response.content("application/json", json("OpenAiError")),
+            401 => response,
+            400 | 413 | 415 => response.content("text/plain", text()),
+            // A wrong shape is told in a text, a wrong value in JSON.
+            422 => response.content("application/json", json("TgiError")).content("text/plain", text()),
+            _ => response.content("application/json", json("TgiError")),
+        };
         operation.responses.responses.entry(status.to_string()).or_insert_with(|| response.build().into());
     }
 }

@@ -13,7 +13,7 @@ use crate::engine::State as EngineState;
 
 /// What these routes take and give.
 #[derive(OpenApi)]
-#[openapi(paths(health, live, ready))]
+#[openapi(paths(root, health, live, ready))]
 pub(super) struct Docs;
 
 pub(super) fn routes() -> Router<App> {
@@ -21,7 +21,7 @@ pub(super) fn routes() -> Router<App> {
 }
 
 /// `/health` is liveness; `/health?ready` is readiness.
-#[utoipa::path(get, path = "/health", tag = "Server", responses((status = 200, description = "It lives")))]
+#[utoipa::path(get, path = "/health", tag = "Server", responses((status = 200, description = "It lives"), (status = 503, description = "The engine has failed", body = Object)))]
 async fn health(State(app): State<App>, RawQuery(query): RawQuery) -> Response {
     let asks_ready =
         query.is_some_and(|query| query.split('&').any(|part| part == "ready" || part == "ready="));
@@ -29,20 +29,21 @@ async fn health(State(app): State<App>, RawQuery(query): RawQuery) -> Response {
 }
 
 /// TGI's `/` is liveness; people are shown the page.
+#[utoipa::path(get, path = "/", tag = "Server", responses((status = 200, description = "It lives"), (status = 303, description = "The page, for browsers"), (status = 503, description = "The engine has failed", body = Object)))]
 pub(super) async fn root(State(app): State<App>, headers: HeaderMap) -> Response {
     if ui::is_for_people(&app.config, &headers) { ui::to_page().await } else { live(State(app)).await }
 }
 
 /// 200 unless the engine has failed for good: loading is life.
-#[utoipa::path(get, path = "/ping", tag = "Server", responses((status = 200, description = "It lives")))]
-pub(super) async fn live(State(app): State<App>) -> Response {
+#[utoipa::path(get, path = "/ping", tag = "Server", responses((status = 200, description = "It lives"), (status = 503, description = "The engine has failed", body = Object)))]
+async fn live(State(app): State<App>) -> Response {
     match &*app.service.engine().state().borrow() {
         EngineState::Failed(_) => tgi::unhealthy(),
         _ => StatusCode::OK.into_response(),
     }
 }
 
-#[utoipa::path(get, path = "/ready", tag = "Server", responses((status = 200, description = "It serves", body = Object)))]
+#[utoipa::path(get, path = "/ready", tag = "Server", responses((status = 200, description = "It serves", body = Object), (status = 503, description = "Not yet, or not any more", body = Object)))]
 pub(super) async fn ready(State(app): State<App>) -> Response {
     let body = match &*app.service.engine().state().borrow() {
         EngineState::Ready(_) => return Json(json!({"status": "ready"})).into_response(),

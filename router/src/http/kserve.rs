@@ -91,7 +91,7 @@ async fn server() -> Json<Value> {
     Json(json!({"name": "millrace", "version": env!("CARGO_PKG_VERSION"), "extensions": []}))
 }
 
-#[utoipa::path(get, path = "/v2/health/live", tag = "KServe", responses((status = 200, description = "It lives", body = Object)))]
+#[utoipa::path(get, path = "/v2/health/live", tag = "KServe", responses((status = 200, description = "It lives", body = Object), (status = 503, description = "The engine has failed", body = Object)))]
 async fn live(State(app): State<App>) -> Response {
     match &*app.service.engine().state().borrow() {
         EngineState::Failed(_) => tgi::unhealthy(),
@@ -99,7 +99,7 @@ async fn live(State(app): State<App>) -> Response {
     }
 }
 
-#[utoipa::path(get, path = "/v2/health/ready", tag = "KServe", responses((status = 200, description = "It serves", body = Object)))]
+#[utoipa::path(get, path = "/v2/health/ready", tag = "KServe", responses((status = 200, description = "It serves", body = Object), (status = 503, description = "Not yet, or not any more", body = Object)))]
 async fn ready(State(app): State<App>) -> Response {
     let ready = matches!(&*app.service.engine().state().borrow(), EngineState::Ready(_));
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
@@ -132,7 +132,7 @@ impl IntoResponse for NotFound {
     }
 }
 
-#[utoipa::path(get, path = "/v2/models/{model}", tag = "KServe", params(("model" = String, Path, description = "Its name")), responses((status = 200, description = "The model", body = Object)))]
+#[utoipa::path(get, path = "/v2/models/{model}", tag = "KServe", params(("model" = String, Path, description = "Its name")), responses((status = 200, description = "The model", body = Object), (status = 404, description = "It is not served here", body = Object)))]
 async fn model(State(app): State<App>, Path(path): Path<ModelPath>) -> Result<Json<Value>, NotFound> {
     let name = path.check(&app)?;
     let tensor = |name| json!({"name": name, "datatype": "BYTES", "shape": [1]});
@@ -142,7 +142,7 @@ async fn model(State(app): State<App>, Path(path): Path<ModelPath>) -> Result<Js
     })))
 }
 
-#[utoipa::path(get, path = "/v2/models/{model}/ready", tag = "KServe", params(("model" = String, Path, description = "Its name")), responses((status = 200, description = "It is served", body = Object)))]
+#[utoipa::path(get, path = "/v2/models/{model}/ready", tag = "KServe", params(("model" = String, Path, description = "Its name")), responses((status = 200, description = "It is served", body = Object), (status = 404, description = "It is not served here", body = Object), (status = 503, description = "Not yet", body = Object)))]
 async fn model_ready(State(app): State<App>, Path(path): Path<ModelPath>) -> Response {
     match path.check(&app) {
         Ok(_) => ready(State(app)).await,

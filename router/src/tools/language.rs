@@ -32,11 +32,11 @@ pub fn grammar(tools: &Tools, format: Format, tokenizer: &Tokenizer) -> Option<G
         Format::Hermes | Format::Qwen3Coder => {
             let close = language.mark(shape.close);
             let again = if several { format!(" (SPACE? {open} one)*") } else { String::new() };
-            format!("calls: one{again} SPACE?\none: SPACE? call SPACE? {close}\nSPACE: /[ \\n]+/\n")
+            format!("calls: one{again} SPACE?\none: SPACE? call SPACE? {close}\nSPACE: /[ \\n]{{1,20}}/\n")
         }
         Format::Mistral => {
             let again = if several { " (\",\" SPACE? call)*" } else { "" };
-            format!("calls: SPACE? \"[\" call{again} \"]\"\nSPACE: /[ \\n]+/\n")
+            format!("calls: SPACE? \"[\" call{again} \"]\"\nSPACE: /[ \\n]{{1,20}}/\n")
         }
         Format::MistralV11 => {
             let again = if several { format!(" ({open} call)*") } else { String::new() };

@@ -5,7 +5,8 @@ use axum::extract::FromRequest;
 use axum::extract::rejection::JsonRejection;
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Value, json};
+use serde::Serialize;
+use utoipa::ToSchema;
 
 use crate::http::openai::OpenAiError;
 use crate::service::ServiceError;
@@ -19,13 +20,30 @@ pub(super) struct MessagesError {
     retry_after: Option<u64>,
 }
 
+/// How it is written.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = AnthropicError)]
+pub(super) struct Envelope {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    error: Body,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = AnthropicErrorBody)]
+struct Body {
+    #[serde(rename = "type")]
+    kind: &'static str,
+    message: String,
+}
+
 impl MessagesError {
     fn new(status: StatusCode, message: impl Into<String>) -> Self {
         MessagesError { status, message: message.into(), retry_after: None }
     }
 
     /// As an event of a stream, too.
-    pub(super) fn body(&self) -> Value {
+    pub(super) fn body(self) -> Envelope {
         let kind = match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
             StatusCode::NOT_FOUND => "not_found_error",
@@ -35,7 +53,7 @@ impl MessagesError {
             status if status.is_server_error() => "api_error",
             _ => "invalid_request_error",
         };
-        json!({"type": "error", "error": {"type": kind, "message": self.message}})
+        Envelope { kind: "error", error: Body { kind, message: self.message } }
     }
 }
 
@@ -64,8 +82,9 @@ impl From<JsonRejection> for MessagesError {
 
 impl IntoResponse for MessagesError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(self.body())).into_response();
-        if let Some(seconds) = self.retry_after {
+        let (status, retry_after) = (self.status, self.retry_after);
+        let mut response = (status, Json(self.body())).into_response();
+        if let Some(seconds) = retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
         }
         response

@@ -17,7 +17,7 @@ use super::{App, panic};
 
 /// What these routes take and give.
 #[derive(OpenApi)]
-#[openapi(paths(messages::messages, messages::count_tokens))]
+#[openapi(paths(messages::messages, messages::count_tokens), components(schemas(error::Envelope)))]
 pub(super) struct Docs;
 
 pub(super) fn routes() -> Router<App> {

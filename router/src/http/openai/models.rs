@@ -5,7 +5,7 @@ use axum::extract::{Path, State};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::error::OpenAiError;
+use super::error::{Envelope, OpenAiError};
 use crate::http::App;
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -33,7 +33,7 @@ pub(super) async fn list(State(app): State<App>) -> Json<ModelList> {
 }
 
 /// The id may contain slashes, as those of the hub do; that of a folder begins with one.
-#[utoipa::path(get, path = "/v1/models/{id}", tag = "OpenAI", params(("id" = String, Path, description = "Its name")), responses((status = 200, description = "The model", body = Model)))]
+#[utoipa::path(get, path = "/v1/models/{id}", tag = "OpenAI", params(("id" = String, Path, description = "Its name")), responses((status = 200, description = "The model", body = Model), (status = 404, description = "It is not served here", body = Envelope)))]
 pub(super) async fn get(State(app): State<App>, Path(id): Path<String>) -> Result<Json<Model>, OpenAiError> {
     let served = model(&app);
     if served.id == id || served.id.strip_prefix('/') == Some(id.as_str()) {

@@ -71,10 +71,17 @@ enum LogitBias {
 
 /// Fields that would change the answer and are not served where they are not taken, with the values that ask for nothing.
 const UNSUPPORTED: &[(&str, &[&str])] = &[
+    ("add_special_tokens", &[]),
+    ("allowed_token_ids", &[]),
     ("audio", &[]),
+    ("bad_words", &["[]"]),
+    ("best_of", &["1"]),
     ("chat_template", &[]),
     ("chat_template_kwargs", &["{}"]),
     ("documents", &["[]"]),
+    ("dry_multiplier", &["0", "0.0"]),
+    ("dynatemp_range", &["0", "0.0"]),
+    ("echo", &["false"]),
     ("function_call", &["\"none\""]),
     ("functions", &["[]"]),
     ("grammar", &[]),
@@ -82,12 +89,22 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("guided_grammar", &[]),
     ("guided_json", &[]),
     ("guided_regex", &[]),
+    ("include_stop_str_in_output", &["false"]),
+    ("json_schema", &[]),
     ("length_penalty", &["1", "1.0"]),
     ("logits_processors", &["[]"]),
+    ("mirostat", &["0"]),
+    ("mm_processor_kwargs", &["{}"]),
     ("modalities", &["[\"text\"]"]),
+    ("moderation", &[]),
+    ("n_predict", &[]),
     ("prediction", &[]),
+    ("prompt_embeds", &[]),
     ("prompt_logprobs", &["0", "false"]),
     ("reasoning_effort", &["\"none\""]),
+    ("repeat_penalty", &["1", "1.0"]),
+    ("samplers", &[]),
+    ("skip_special_tokens", &["true"]),
     ("stop_token_ids", &["[]"]),
     ("structured_outputs", &[]),
     ("suffix", &["\"\""]),
@@ -95,7 +112,9 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("tools", &["[]"]),
     ("truncate_prompt_tokens", &[]),
     ("use_beam_search", &["false"]),
+    ("verbosity", &["\"medium\""]),
     ("web_search_options", &[]),
+    ("xtc_probability", &["0", "0.0"]),
 ];
 
 /// Refuses by name what would change the answer and is not served; other fields that nobody knows are ignored.
@@ -119,7 +138,8 @@ impl Common {
     pub(super) fn check_model(&self, app: &App) -> Result<String, OpenAiError> {
         let served = &app.service.model().id;
         match self.model.as_deref() {
-            None | Some("" | "tgi") => Ok(served.clone()),
+            // The last is what huggingface_hub's client calls whatever is at the address it was given.
+            None | Some("" | "tgi" | "dummy") => Ok(served.clone()),
             Some(model) if model == served => Ok(served.clone()),
             Some(other) => Err(OpenAiError::model_not_found(other)),
         }

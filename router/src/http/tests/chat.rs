@@ -70,6 +70,15 @@ async fn parameters_mean_what_openai_says() {
 }
 
 #[tokio::test]
+async fn names_that_clients_give_to_any_model() {
+    let server = Server::saying("x");
+    for model in [json!(null), json!(""), json!("tgi"), json!("dummy"), json!("org/model")] {
+        let reply = server.post(PATH, request(json!({"model": model}))).await;
+        assert_eq!(reply.json()["model"], "org/model", "{model}");
+    }
+}
+
+#[tokio::test]
 async fn a_stream_ends_with_done() {
     let server = Server::saying("Hi ü");
     let reply = server.post(PATH, request(json!({"stream": true}))).await;

@@ -3,6 +3,7 @@
 mod anthropic;
 mod anthropic_tools;
 mod chat;
+mod compatibility;
 mod completions;
 mod docs;
 mod embeddings;
@@ -14,6 +15,7 @@ mod server;
 mod tgi;
 mod tools;
 mod ui;
+mod wire;
 
 use axum::Router;
 use axum::body::Body;

@@ -250,7 +250,10 @@ async fn requests_are_counted_once() {
     let some =
         server.get("/metrics?name[]=tgi_request_failure&name[]=tgi_request_duration_count&name[]=none").await;
     let names: Vec<_> = some.body.lines().filter_map(|line| line.split(['{', ' ']).next()).collect();
-    assert!(names.contains(&"tgi_request_duration_count") && names.contains(&"tgi_request_failure"), "{names:?}");
+    assert!(
+        names.contains(&"tgi_request_duration_count") && names.contains(&"tgi_request_failure"),
+        "{names:?}"
+    );
     assert!(names.iter().all(|name| name.ends_with("_failure") || name.ends_with("_count")), "{names:?}");
 }
 

@@ -5,7 +5,7 @@ use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::error::TgiError;
+use super::error::{ErrorBody, TgiError};
 use crate::http::App;
 
 /// What is served and what may be asked for.
@@ -30,7 +30,7 @@ pub(super) struct Info {
 }
 
 /// Clients tell a server of TGI's kind by `router`; 503 until the model's limits are known.
-#[utoipa::path(get, path = "/info", tag = "TGI", responses((status = 200, description = "The model and its limits", body = Info)))]
+#[utoipa::path(get, path = "/info", tag = "TGI", responses((status = 200, description = "The model and its limits", body = Info), (status = 503, description = "The model is loading", body = ErrorBody)))]
 pub(super) async fn info(State(app): State<App>) -> Result<Json<Info>, TgiError> {
     let ready = app.service.ready()?;
     let (model, limits) = (app.service.model(), app.service.limits());

@@ -33,7 +33,7 @@ use super::{App, health, panic};
         invocations::invocations,
         vertex::predict
     ),
-    components(schemas(error::ErrorBody, types::BestOfSequence))
+    components(schemas(error::ErrorBody, types::BestOfSequence, types::StreamResponse))
 )]
 pub(super) struct Docs;
 

@@ -11,7 +11,7 @@ use crate::service::{Prompt, Service, ServiceError, TextEvent};
 use crate::text::Specials;
 
 /// The answer token by token. What is wrong with the request is told before the stream begins.
-#[utoipa::path(post, path = "/generate_stream", tag = "TGI", request_body = GenerateRequest, responses((status = 200, description = "One event per token", body = StreamResponse, content_type = "text/event-stream")))]
+#[utoipa::path(post, path = "/generate_stream", tag = "TGI", request_body = GenerateRequest, responses((status = 200, description = "One event per token, whose data is a StreamResponse")))]
 pub(super) async fn generate_stream(
     State(app): State<App>,
     Json(request): Json<GenerateRequest>,

@@ -54,6 +54,7 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("context_management", &["[]"]),
     ("conversation", &[]),
     ("max_tool_calls", &[]),
+    ("moderation", &[]),
     ("previous_response_id", &[]),
     ("prompt", &[]),
     ("reasoning", &["{}", r#"{"effort":null,"summary":null}"#, r#"{"effort":"none"}"#]),

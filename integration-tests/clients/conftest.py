@@ -1,0 +1,26 @@
+"""Where the server is, and with which key: the Rust test `clients` starts it and says so in the environment."""
+
+import os
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def url():
+    return os.environ["MILLRACE_URL"]
+
+
+@pytest.fixture(scope="session")
+def key():
+    return os.environ["MILLRACE_KEY"]
+
+
+@pytest.fixture(scope="session")
+def weather():
+    """What the function `weather` is called with, as a JSON schema."""
+    return {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+        "required": ["city", "days"],
+        "additionalProperties": False,
+    }

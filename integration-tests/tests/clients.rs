@@ -1,0 +1,86 @@
+//! Other people's clients, unchanged, against the real server. `cargo xtask clients` installs them.
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use millrace_integration_tests::Server;
+use serde_json::{Value, json};
+
+/// As the demo model's own, but with a place for tools.
+const TEMPLATE: &str = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}\
+{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}\
+{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}\
+{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
+
+const KEY: &str = "a-key-for-tests";
+
+/// Where the clients are installed.
+fn installed() -> Option<PathBuf> {
+    let folder = std::env::var_os("MILLRACE_CLIENTS").map(PathBuf::from);
+    if folder.is_none() {
+        eprintln!("skipped: `cargo xtask clients` installs the clients");
+    }
+    folder
+}
+
+/// The demo model with a template that knows tools.
+fn model() -> PathBuf {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
+    let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("demo-with-tools");
+    std::fs::create_dir_all(&to).unwrap();
+    for file in ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json"] {
+        std::fs::copy(from.join(file), to.join(file)).unwrap();
+    }
+    let config = std::fs::read_to_string(from.join("tokenizer_config.json")).unwrap();
+    let mut config: Value = serde_json::from_str(&config).unwrap();
+    config["chat_template"] = json!(TEMPLATE);
+    std::fs::write(to.join("tokenizer_config.json"), config.to_string()).unwrap();
+    to
+}
+
+/// Runs a program, which finds the server in its environment.
+fn run(program: &Path, arguments: &[&str], server: &Server, environment: &[(&str, &str)]) {
+    let mut command = Command::new(program);
+    // What they write beside themselves goes elsewhere.
+    command.args(arguments).envs(environment.iter().copied()).current_dir(env!("CARGO_TARGET_TMPDIR"));
+    command.envs([
+        ("MILLRACE_URL", server.url("").as_str()),
+        ("MILLRACE_KEY", KEY),
+        ("PYTHONDONTWRITEBYTECODE", "1"),
+    ]);
+    let status = command.status().unwrap_or_else(|error| panic!("{}: {error}", program.display()));
+    assert!(status.success(), "{} {}: {status}\n{}", program.display(), arguments.join(" "), server.log());
+    assert_eq!(server.get("/health").0, 200);
+}
+
+/// Requests made up from our own description of the API: no error of the server's, and nothing but what is described.
+/// That a request fits the description does not make it acceptable: limits depend on the model, and some fields on others.
+#[test]
+fn the_api_is_as_it_is_described() {
+    let Some(installed) = installed() else { return };
+    let server = Server::start(&["--device", "null", "--api-key", KEY]);
+    let seed = std::env::var("MILLRACE_CONTRACT_SEED").unwrap_or("1".into());
+    let (docs, key) = (server.url("/api-doc/openapi.json"), format!("Authorization: Bearer {KEY}"));
+    eprintln!("MILLRACE_CONTRACT_SEED={seed}");
+    let arguments = [
+        ["run", &docs, "--header", &key, "--seed", &seed, "--max-examples", "15"].as_slice(),
+        &["--checks", "all", "--exclude-checks", "positive_data_acceptance", "--phases", "coverage,fuzzing"],
+        &["--continue-on-failure", "--no-shrink", "--request-timeout", "30", "--warnings", "off"],
+        &["--suppress-health-check", "all"],
+    ];
+    run(&installed.join("python/bin/schemathesis"), &arguments.concat(), &server, &[]);
+}
+
+#[test]
+fn unchanged_clients_are_served() {
+    let Some(installed) = installed() else { return };
+    let tests = concat!(env!("CARGO_MANIFEST_DIR"), "/clients");
+    let model = model();
+    let server = Server::start(&["--model-id", model.to_str().unwrap(), "--api-key", KEY]);
+    let pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", tests];
+    run(&installed.join("python/bin/python"), &pytest, &server, &[]);
+    let modules = installed.join("node/node_modules");
+    let modules = [("NODE_PATH", modules.to_str().unwrap())];
+    run(Path::new("node"), &["--test", &format!("{tests}/openai.test.cjs")], &server, &modules);
+}

@@ -1,0 +1,155 @@
+//! What each field of each API does here, found out by sending it: the tables of `docs/compatibility.md`.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use serde_json::{Map, Value};
+
+use super::docs::{fields, openapi, resolve};
+use super::rows::posts;
+use super::{HttpConfig, Limits, Script, Server};
+use crate::assets::Assets;
+use crate::test_support;
+
+/// The fields of the original APIs and our own, each with a value that shows whether it does something, fields that it needs
+/// `with` it, and a note. From the documentation of TGI 3.3, vLLM 0.11 and llama.cpp's server, and the types of the clients that
+/// `integration-tests/clients` pins.
+const FIELDS: &str = include_str!("fields.json");
+
+const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/compatibility.md");
+
+const INTRODUCTION: &str = "# Compatibility
+
+What becomes of each field of a request. **Supported**: it changes the answer as its API says. **Refused**: an error 4xx names it,
+because the answer would not be what was asked for. **Ignored**: nothing comes of it, for the reason given. Fields that nobody
+knows are ignored too; a field with the value null counts as absent.
+
+This page is written by a test that sends every field to the server and compares what comes back:
+`cargo xtask compatibility`.
+";
+
+/// Routes that take the requests of another.
+const SAME: &[&str] = &["/generate_stream", "/tokenize", "/invocations"];
+
+/// Says something to every purpose: text, a stop string, and two calls.
+const ANSWER: &str = "one END two <tool_call>{\"name\": \"get\", \"arguments\": {}}</tool_call>\
+<tool_call>{\"name\": \"get\", \"arguments\": {}}</tool_call>";
+
+/// Knows no tools, so that a request says how the model is told of them.
+const TEMPLATE: &str = "{% if documents %}{{ documents | tojson }}{% endif %}\
+{% if thinking %}think{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}\
+{% if add_generation_prompt %}<|assistant|>{% endif %}";
+
+#[tokio::test]
+async fn the_page_says_what_becomes_of_each_field() {
+    let assets = Assets { chat_template: Some(TEMPLATE.into()), ..test_support::assets() };
+    let mut server =
+        Server::serving(&assets, Script::Say(ANSWER.into()), Limits::default(), HttpConfig::default());
+    let docs = openapi(&server).await;
+    let apis: Vec<Value> = serde_json::from_str(FIELDS).unwrap();
+    let mut page = INTRODUCTION.to_owned();
+    for api in &apis {
+        let path = api["path"].as_str().unwrap();
+        write!(page, "\n## {}\n\n", api["api"].as_str().unwrap()).unwrap();
+        if server.post(path, api["request"].clone()).await.status == 404 {
+            page += "Not served.\n";
+            continue;
+        }
+        let described = described(&docs, path, api["within"].as_str());
+        let asked = api["fields"].as_object().unwrap();
+        let missing: Vec<_> = described.iter().filter(|field| !asked.contains_key(**field)).collect();
+        assert!(missing.is_empty(), "{path} takes fields that fields.json does not have: {missing:?}");
+        page += "| Field | | |\n|---|---|---|\n";
+        for (field, about) in asked {
+            let fate = fate(&mut server, api, field, about).await;
+            let note = about["note"].as_str().unwrap_or_default();
+            assert!(
+                fate != "ignored" || !note.is_empty(),
+                "{path}: {field} is ignored; fields.json must say why"
+            );
+            writeln!(page, "| `{field}` | {fate} | {note} |").unwrap();
+        }
+    }
+    for (path, _) in posts() {
+        let listed = apis.iter().any(|api| api["path"] == path);
+        assert!(listed || SAME.contains(&path), "{path} is not in fields.json");
+    }
+    if std::env::var_os("MILLRACE_WRITE_COMPATIBILITY").is_some() {
+        std::fs::write(PAGE, &page).unwrap();
+    }
+    let written = std::fs::read_to_string(PAGE).unwrap_or_default();
+    assert_eq!(
+        written, page,
+        "docs/compatibility.md is not up to date; `cargo xtask compatibility` writes it"
+    );
+}
+
+/// Fields that our own description has for a request, or for the object that it has `within`.
+fn described<'a>(docs: &'a Value, path: &str, within: Option<&str>) -> BTreeSet<&'a str> {
+    let operation = &docs["paths"][path.replace("/tgi", "/{model}")]["post"];
+    let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
+    let mut known = Vec::new();
+    fields(docs, resolve(docs, schema), &mut known);
+    let Some(within) = within else { return known.into_iter().map(|(name, _)| name).collect() };
+    let inner = known.into_iter().find(|(name, _)| *name == within).unwrap().1;
+    let mut known = Vec::new();
+    fields(docs, inner, &mut known);
+    known.into_iter().map(|(name, _)| name).collect()
+}
+
+/// What comes of a field that is sent.
+async fn fate(server: &mut Server, api: &Value, field: &str, about: &Value) -> &'static str {
+    let path = api["path"].as_str().unwrap();
+    let mut without = api["request"].clone();
+    let place = inner(&mut without, api);
+    place.extend(about["with"].as_object().cloned().unwrap_or_default());
+    let mut with = without.clone();
+    inner(&mut with, api).insert(field.to_owned(), about["value"].clone());
+    let without = observe(server, path, &without, field).await;
+    assert_eq!(without.status, 200, "{path}: without {field}: {}", without.body);
+    let with = observe(server, path, &with, field).await;
+    match with.status {
+        200 if with == without => "ignored",
+        // A model that is not there: the field was read.
+        200 | 404 => "supported",
+        400 | 422 if with.body.contains(field) => "refused",
+        status => panic!("{path}: {field}: {status}: {}", with.body),
+    }
+}
+
+/// The object that the fields are put into.
+fn inner<'a>(body: &'a mut Value, api: &Value) -> &'a mut Map<String, Value> {
+    let object = match api["within"].as_str() {
+        Some(within) => &mut body[within],
+        None => body,
+    };
+    object.as_object_mut().unwrap()
+}
+
+/// What can be seen of a request.
+#[derive(Debug, PartialEq, Eq)]
+struct Seen {
+    status: u16,
+    /// The answer, but for what is different each time.
+    body: String,
+    /// What the engine was asked.
+    asked: Vec<String>,
+}
+
+async fn observe(server: &mut Server, path: &str, body: &Value, field: &str) -> Seen {
+    let reply = server.post(path, body.clone()).await;
+    let mut asked = Vec::new();
+    while let Ok(mut request) = server.engine.requests.try_recv() {
+        if field != "seed" {
+            request.sampling.seed = 0;
+        }
+        asked.push(format!("{request:?}"));
+    }
+    Seen { status: reply.status.as_u16(), body: steady(&reply.body), asked }
+}
+
+/// A text without its ids and times: long hexadecimal numbers.
+fn steady(text: &str) -> String {
+    let parts = text.split_inclusive(|c: char| !c.is_ascii_hexdigit());
+    parts.map(|part| if part.len() > 9 { &part[part.len() - 1..] } else { part }).collect()
+}
