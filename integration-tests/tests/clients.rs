@@ -63,8 +63,9 @@ fn the_api_is_as_it_is_described() {
     let seed = std::env::var("MILLRACE_CONTRACT_SEED").unwrap_or("1".into());
     let (docs, key) = (server.url("/api-doc/openapi.json"), format!("Authorization: Bearer {KEY}"));
     eprintln!("MILLRACE_CONTRACT_SEED={seed}");
+    let run_with = ["run", &docs, "--header", &key, "--seed", &seed, "--max-examples", "15"];
     let arguments = [
-        ["run", &docs, "--header", &key, "--seed", &seed, "--max-examples", "15"].as_slice(),
+        &run_with[..],
         &["--checks", "all", "--exclude-checks", "positive_data_acceptance", "--phases", "coverage,fuzzing"],
         &["--continue-on-failure", "--no-shrink", "--request-timeout", "30", "--warnings", "off"],
         &["--suppress-health-check", "all"],
