@@ -30,7 +30,13 @@ fn main() {
     for (module, file) in &fatbins {
         writeln!(table, "    ({module:?}, include_bytes!({file:?})),").expect("strings take all");
     }
-    table += "];\n/// Sources by module.\npub(crate) static SOURCES: &[(&str, &str)] = &[\n";
+    writeln!(
+        table,
+        "];\n/// The major version of CUDA that made them.\npub(crate) const TOOLKIT: i32 = {};",
+        nvcc::toolkit()
+    )
+    .expect("strings take all");
+    table += "/// Sources by module.\npub(crate) static SOURCES: &[(&str, &str)] = &[\n";
     for (module, file) in sources.modules.iter().chain(&sources.sm90) {
         let file = file.canonicalize().expect("the file was listed");
         writeln!(table, "    ({module:?}, include_str!({file:?})),").expect("strings take all");

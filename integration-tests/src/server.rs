@@ -39,17 +39,27 @@ pub struct Server {
 impl Server {
     /// Starts the server with these flags on a free port and waits until it is ready.
     pub fn start(flags: &[&str]) -> Server {
-        let server = Server::start_loading(flags);
+        Server::start_in(&[], flags)
+    }
+
+    /// The same with these variables in its environment.
+    pub fn start_in(variables: &[(&str, &str)], flags: &[&str]) -> Server {
+        let server = Server::spawn(variables, flags);
         server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
         server
     }
 
     /// Starts the server and returns as soon as its port is open; the model may still be loading.
     pub fn start_loading(flags: &[&str]) -> Server {
+        Server::spawn(&[], flags)
+    }
+
+    fn spawn(variables: &[(&str, &str)], flags: &[&str]) -> Server {
         let mut process = Command::new(binary())
             .args(["serve", "--port", "0"])
             .args(flags)
             .env_remove("MODEL_ID")
+            .envs(variables.iter().copied())
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::piped())

@@ -57,6 +57,14 @@ fn run(nvcc: &Path, file: &Path, target: &Path, architectures: &[&str], ptx: boo
     std::fs::rename(&partial, target).expect("OUT_DIR can be written");
 }
 
+/// The major version of the toolkit that compiles, which drivers must at least be of; 0 if there is none.
+pub(crate) fn toolkit() -> u32 {
+    let said = find().and_then(|nvcc| Command::new(nvcc).arg("--version").output().ok());
+    let text = said.map(|said| String::from_utf8_lossy(&said.stdout).into_owned()).unwrap_or_default();
+    let version = text.split_once("release ").and_then(|(_, rest)| rest.split_once('.'));
+    version.and_then(|(major, _)| major.parse().ok()).unwrap_or(0)
+}
+
 fn find() -> Option<PathBuf> {
     let mut candidates = Vec::new();
     println!("cargo:rerun-if-env-changed=NVCC");

@@ -3,6 +3,8 @@
 // One-shot: every rank reads all ranks' contributions and sums them itself; one meeting, for messages whose latency counts. Two-shot: each
 // rank sums its share and the others fetch it; two meetings and 2 (world - 1) / world of the message per link instead of world - 1. The same
 // bits on every rank either way. The one-shot form also takes in what follows in a decoder: residual addition and RMSNorm.
+//
+// The all-gather of columns is one meeting, after which every rank fetches the others' parts.
 #include "floats.cuh"
 #include "peers.cuh"
 #include "reduce.cuh"
@@ -108,6 +110,28 @@ DEVICE void one_shot_norm(Peers peers, T *out, T *residual, const T *x, const fl
   end_meeting(peers);
 }
 
+// whole[row, r · part_cols + c] = rank r's part[row, c]; columns beyond `whole_cols` are padding.
+template <int N> DEVICE void gather(Peers peers, float *whole, const float *part, int rows, int part_cols, int whole_cols) {
+  wait_for_previous_kernel();
+  if (!begin_meeting(peers)) return;
+  const int step = int(gridDim.x) * kThreads, first = int(blockIdx.x) * kThreads + int(threadIdx.x);
+  const int units = rows * part_cols / N;
+  float *own = peers.staging<float>(peers.rank);
+  for (int u = first; u < units; u += step) store_vec(own + int64_t(u) * N, load_vec<float, N>(part + int64_t(u) * N));
+  if (!meet_peers(peers, 0)) return;
+  let_next_kernel_start();
+  for (int u = first; u < units; u += step) {
+    const int row = u * N / part_cols, col = u * N % part_cols;
+#pragma unroll
+    for (int r = 0; r < kMostRanks; r++) {
+      if (r >= peers.world || r * part_cols + col >= whole_cols) break;
+      const auto theirs = load_vec<float, N>(reinterpret_cast<const float *>(peers.parts[r]) + int64_t(u) * N);
+      store_vec(whole + int64_t(row) * whole_cols + r * part_cols + col, theirs);
+    }
+  }
+  end_meeting(peers);
+}
+
 #define PEERS const uint64_t *regions, PeerState *state, int rank, int world, int64_t capacity, uint64_t patience
 #define GATHERED Peers{regions, state, rank, world, capacity, patience, 0, {}}
 
@@ -127,3 +151,12 @@ ALL_REDUCE(bf16, 8, bf16)
 ALL_REDUCE(float, 1, plain_f32)
 ALL_REDUCE(f16, 1, plain_f16)
 ALL_REDUCE(bf16, 1, plain_bf16)
+
+KERNEL all_gather(PEERS, float *whole, const float *part, int rows, int part_cols, int whole_cols) {
+  gather<4>(GATHERED, whole, part, rows, part_cols, whole_cols);
+}
+REGISTER(all_gather)
+KERNEL all_gather_plain(PEERS, float *whole, const float *part, int rows, int part_cols, int whole_cols) {
+  gather<1>(GATHERED, whole, part, rows, part_cols, whole_cols);
+}
+REGISTER(all_gather_plain)

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use millrace_shard::collective::Wire;
-use millrace_shard::{DType, Device};
+use millrace_shard::{AllReduce, DType, Device};
 
 pub(crate) use bench::{BenchHttpArgs, BenchRoute};
 pub(crate) use http::HttpArgs;
@@ -62,6 +62,9 @@ pub(crate) enum Command {
     Env,
     /// Say which NVIDIA driver, cards and libraries are found, what is missing and how to get it
     Doctor,
+    /// Print how many cards can be used, or why none (started by the other commands)
+    #[command(hide = true)]
+    Cards,
     /// Compute one rank of a model for a router (started by the other commands)
     #[command(hide = true)]
     Shard(Box<ShardArgs>),
@@ -96,12 +99,23 @@ pub(crate) struct ModelArgs {
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Engine")]
 pub(crate) struct EngineArgs {
-    /// What computes the model
+    /// What computes the model; `auto` is the cards that CUDA_VISIBLE_DEVICES shows, or the processor if none can be used
     #[arg(long, env = "DEVICE", default_value = "auto")]
     pub(crate) device: DeviceArg,
-    /// Processes that the model is split over (tensor parallelism); with --nnodes, those of all machines together
-    #[arg(long, env = "NUM_SHARD", default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
-    pub(crate) num_shard: u32,
+    /// Processes that the model is split over (tensor parallelism); with --nnodes, those of all machines together. When absent, 1 on
+    /// the processor, and on cards as many as there are and the model can be split over
+    #[arg(long, env = "NUM_SHARD", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) num_shard: Option<u32>,
+    /// What carries activations between cards: NCCL, the memory of peers, which each card then reads and writes, or for each
+    /// message what a measurement at the start found faster
+    #[arg(long, env = "ALL_REDUCE", default_value = "auto")]
+    pub(crate) all_reduce: AllReduceArg,
+    /// vLLM's name for `--all-reduce nccl`
+    #[arg(long, hide = true, conflicts_with = "all_reduce")]
+    pub(crate) disable_custom_all_reduce: bool,
+    /// Shards that share each card, for tests on machines with one
+    #[arg(long, default_value_t = 1, value_name = "N", hide = true, value_parser = clap::value_parser!(u32).range(1..=8))]
+    pub(crate) ranks_per_card: u32,
     /// Microseconds that a step takes on `--device null`
     #[arg(long, default_value_t = 0, value_name = "N", hide = true)]
     pub(crate) null_step_micros: u32,
@@ -319,6 +333,17 @@ pub(crate) enum DeviceArg {
     Null,
 }
 
+/// What carries activations between cards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AllReduceArg {
+    /// What is faster, by size.
+    Auto,
+    /// NCCL alone.
+    Nccl,
+    /// The cards' own memory alone.
+    Peer,
+}
+
 impl From<DTypeArg> for DType {
     fn from(argument: DTypeArg) -> Self {
         match argument {
@@ -330,6 +355,21 @@ impl From<DTypeArg> for DType {
 }
 
 impl EngineArgs {
+    /// What carries activations between cards.
+    pub(crate) fn all_reduce(&self) -> AllReduce {
+        match self.all_reduce {
+            _ if self.disable_custom_all_reduce => AllReduce::Nccl,
+            AllReduceArg::Auto => AllReduce::Auto,
+            AllReduceArg::Nccl => AllReduce::Nccl,
+            AllReduceArg::Peer => AllReduce::Peer,
+        }
+    }
+
+    /// Number of shards on all machines together.
+    pub(crate) fn num_shard(&self) -> usize {
+        self.num_shard.unwrap_or(1) as usize
+    }
+
     /// What computes.
     pub(crate) fn device(&self) -> Device {
         match self.device {

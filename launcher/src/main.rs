@@ -4,6 +4,7 @@ mod cli;
 mod commands;
 mod config;
 mod demo;
+mod devices;
 mod logging;
 mod model;
 mod nodes;
@@ -38,6 +39,7 @@ fn run(command: cli::Command) -> anyhow::Result<()> {
         cli::Command::Generate(args) => commands::generate::run(*args),
         cli::Command::Inspect(args) => commands::inspect::run(&args),
         cli::Command::BenchHttp(args) => commands::bench_http::run(*args),
+        cli::Command::Cards => commands::cards::run(),
         cli::Command::Doctor => commands::doctor::run(),
         cli::Command::Env => commands::env::run(),
         cli::Command::Shard(args) => commands::shard::run(*args),

@@ -79,6 +79,11 @@ impl std::fmt::Debug for Worker {
 pub(crate) struct Leader(OtherNodes);
 
 impl NodesArgs {
+    /// How many machines there are.
+    pub(crate) fn count(&self) -> usize {
+        self.nnodes.unwrap_or(1) as usize
+    }
+
     /// What this machine is, of a model on `num_shard` ranks.
     ///
     /// # Errors

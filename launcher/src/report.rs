@@ -21,6 +21,9 @@ impl Display for Report<'_> {
                 self.0.world_size
             )?;
         }
+        if !self.0.exchange.is_empty() {
+            writeln!(f, "  which exchange activations over {}", self.0.exchange)?;
+        }
         for item in &self.0.memory {
             writeln!(f, "  {:<28} {:>11}", item.name, bytes(item.bytes))?;
         }

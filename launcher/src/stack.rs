@@ -1,5 +1,6 @@
 //! What serves a model: its text side in this process, and an engine with a shard process behind it.
 
+use std::collections::HashMap;
 use std::ffi::OsString;
 use std::time::Duration;
 
@@ -54,7 +55,7 @@ impl Stack {
             program: own_executable()?,
             args: [shard_flags(model, engine), leader.as_ref().map_or_else(Vec::new, Leader::shard_flags)]
                 .concat(),
-            env: Default::default(),
+            env: shard_environment(engine),
         };
         let Serving { max_queue_requests, max_queue_tokens, queue_timeout, drain_timeout } = serving;
         let config = EngineConfig {
@@ -66,7 +67,7 @@ impl Stack {
             prefix_cache: engine.prefix_caching,
             queue_timeout,
             drain_timeout,
-            world_size: engine.num_shard as usize,
+            world_size: engine.num_shard(),
             others: leader.map(Leader::others),
             step_timeout: Duration::from_secs_f64(engine.step_timeout),
             heartbeat_timeout: Duration::from_secs_f64(engine.heartbeat_timeout),
@@ -129,6 +130,11 @@ pub(crate) fn shard_flags(model: &ModelArgs, engine: &EngineArgs) -> Vec<OsStrin
     push("--revision", model.revision.clone());
     push("--load-format", name(model.load_format));
     push("--device", name(engine.device));
+    push(
+        "--all-reduce",
+        if engine.disable_custom_all_reduce { "nccl".into() } else { name(engine.all_reduce) },
+    );
+    push("--ranks-per-card", engine.ranks_per_card.to_string());
     push("--collective-timeout", engine.collective_timeout.to_string());
     push("--null-step-micros", engine.null_step_micros.to_string());
     push("--max-batch-prefill-tokens", engine.max_batch_prefill_tokens.to_string());
@@ -150,6 +156,15 @@ pub(crate) fn shard_flags(model: &ModelArgs, engine: &EngineArgs) -> Vec<OsStrin
         }
     }
     flags
+}
+
+/// Variables that the shards get beside this process's own.
+pub(crate) fn shard_environment(engine: &EngineArgs) -> HashMap<OsString, OsString> {
+    // Several ranks on a card are an error to NCCL unless it is told that they are meant; 2.30 is the first version that can be.
+    let shared = [("NCCL_MULTI_RANK_GPU_ENABLE", "1"), ("NCCL_MAX_CTAS", "1"), ("NCCL_NVLS_ENABLE", "0")];
+    let wanted = shared.into_iter().filter(|_| engine.ranks_per_card > 1);
+    let missing = wanted.filter(|(name, _)| std::env::var_os(name).is_none());
+    missing.map(|(name, value)| (name.into(), value.into())).collect()
 }
 
 /// What a value is called on the command line.

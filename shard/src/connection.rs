@@ -3,7 +3,7 @@
 use std::io::{self, ErrorKind, Read, Write};
 use std::net::TcpStream;
 use std::sync::mpsc::{self, Receiver, SyncSender};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Instant;
 
@@ -86,7 +86,7 @@ pub(crate) fn connect(options: &ShardOptions) -> Result<Box<dyn Connection>, Err
 pub(crate) struct Router {
     outbox: Outbox,
     inbox: Receiver<Received>,
-    collectives: Arc<OnceLock<Aborter>>,
+    collectives: Arc<Mutex<Vec<Aborter>>>,
 }
 
 /// A message, and when it was there.
@@ -97,14 +97,12 @@ impl Router {
         let from = connection.reader().map_err(FrameError::Io)?;
         let outbox = Outbox(Arc::new(Mutex::new(connection.writer().map_err(FrameError::Io)?)));
         let (sender, inbox) = mpsc::sync_channel(READ_AHEAD);
-        let collectives = Arc::new(OnceLock::<Aborter>::new());
+        let collectives = Arc::new(Mutex::new(Vec::<Aborter>::new()));
         let (pongs, others) = (outbox.clone(), collectives.clone());
         let reader = thread::Builder::new().name("reader".into()).spawn(move || {
             read_all(from, &pongs, &sender);
             // Whoever waits for another rank would otherwise learn last that there is nothing to wait for.
-            if let Some(aborter) = others.get() {
-                aborter.abort();
-            }
+            others.lock().unwrap_or_else(PoisonError::into_inner).iter().for_each(Aborter::abort);
         });
         reader.map_err(Error::Reader)?;
         Ok(Router { outbox, inbox, collectives })
@@ -123,7 +121,7 @@ impl Router {
 
     /// Ends these collectives when the router goes away.
     pub(crate) fn abort_with_it(&self, collectives: Aborter) {
-        let _ = self.collectives.set(collectives);
+        self.collectives.lock().unwrap_or_else(PoisonError::into_inner).push(collectives);
     }
 }
 

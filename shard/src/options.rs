@@ -41,6 +41,17 @@ pub enum Device {
     Null(Duration),
 }
 
+/// What carries activations between cards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum AllReduce {
+    /// What is faster for a message's size, of what there is.
+    Auto,
+    /// NCCL alone.
+    Nccl,
+    /// The cards' own memory alone, which each reads and writes.
+    Peer,
+}
+
 /// What a shard process is told when it is started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShardOptions {
@@ -58,6 +69,10 @@ pub struct ShardOptions {
     pub host_ranks: usize,
     /// What carries values from rank to rank.
     pub wire: Wire,
+    /// What carries activations between cards.
+    pub all_reduce: AllReduce,
+    /// Ranks that share a card; more than 1 is for tests.
+    pub ranks_per_card: usize,
     /// How long a rank waits for another in the middle of a step.
     pub collective_timeout: Duration,
     /// Element type that weights are kept as; the checkpoint's if not given.

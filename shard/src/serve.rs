@@ -37,15 +37,12 @@ pub fn run(options: &ShardOptions, open: impl FnOnce() -> Result<Model, Error>) 
         lifeline::hold().map_err(Error::Lifeline)?;
     }
     let connection = connect(options)?;
-    let card = options.rank % options.host_ranks.max(1);
     match options.device {
         Device::Null(pace) => report_to(&*connection, |router| null::serve(router, options, pace, open)),
         Device::Cpu => serve(&OnHost(|| processor(options)), &*connection, options, open),
-        Device::Cuda => serve(&cards(card, options.collective_timeout), &*connection, options, open),
+        Device::Cuda => serve(&cards(options), &*connection, options, open),
         #[cfg(feature = "cpu-sim")]
-        Device::CudaSim => {
-            serve(&cuda::simulated(card, options.collective_timeout), &*connection, options, open)
-        }
+        Device::CudaSim => serve(&cuda::simulated(options), &*connection, options, open),
     }
 }
 
@@ -136,7 +133,8 @@ fn start<P: Platform>(
         ..describe(&spec, &plan)
     };
     let ranks = meet(platform, &backend, router, options)?;
-    if ranks.is_some() {
+    if let Some(ranks) = &ranks {
+        ready.exchange = ranks.describe();
         ledger.end("wait for the other ranks");
     }
     let decoder = Decoder::new(&backend, spec, weights, &limits, ranks)?;
@@ -175,7 +173,9 @@ fn meet<P: Platform>(
         collective::join(&address, rank, world_size, deadlines)?
     };
     router.abort_with_it(group.aborter());
-    platform.connect(backend, group).map(Some)
+    let ranks = platform.connect(backend, group)?;
+    router.abort_with_it(ranks.aborter());
+    Ok(Some(ranks))
 }
 
 /// Answers steps until the router asks to stop. All ranks compute the same; rank 0 speaks for them.

@@ -17,7 +17,7 @@ use millrace_proto::{
 };
 use millrace_shard::collective::Wire;
 use millrace_shard::model::Model;
-use millrace_shard::{Address, Device, Error, OnHost, Opened, ShardOptions, serve};
+use millrace_shard::{Address, AllReduce, Device, Error, OnHost, Opened, ShardOptions, serve};
 
 const SEED: u64 = 5;
 
@@ -30,6 +30,8 @@ fn options() -> ShardOptions {
         world_size: 1,
         host_ranks: 1,
         wire: Wire::Shm,
+        all_reduce: AllReduce::Auto,
+        ranks_per_card: 1,
         collective_timeout: Duration::from_secs(30),
         dtype: None,
         kv_cache_dtype: None,

@@ -18,6 +18,8 @@ struct PeerState {
   uint32_t epoch;   // of the last call
   uint32_t ended;   // blocks that have ended in this call
   uint32_t missed;  // 1 + a rank that did not come in time; nothing is done any more
+  uint32_t unused;
+  uint32_t *told;   // null, or a word of the host's memory that gets what `missed` gets
 };
 
 struct Peers {
@@ -64,6 +66,7 @@ DEVICE bool meet_peers(const Peers &peers, int stage) {
       if (turn % 64 == 0 && nanoseconds() - start > peers.patience) {
         late = true;
         peers.state->missed = 1 + threadIdx.x;
+        if (peers.state->told) store_release_system(peers.state->told, 1 + threadIdx.x);
         break;
       }
       pause_spin();

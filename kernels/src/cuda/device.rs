@@ -129,6 +129,10 @@ impl Device {
         unsafe { self.driver.gemm(product) }
     }
 
+    pub(super) fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
     pub(super) fn make_current(&self) -> Result<()> {
         self.driver.make_current()
     }

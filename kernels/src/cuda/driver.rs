@@ -2,6 +2,7 @@
 
 use std::fmt::Debug;
 use std::ops::Deref;
+use std::sync::atomic::AtomicU32;
 
 use super::memory::{Elem, View};
 use crate::{Error, Result};
@@ -228,6 +229,9 @@ pub struct Gemm {
     pub out: u64,
 }
 
+/// What other processes of this host open memory by that [`Driver::share`] has made; the rest are zeros.
+pub type SharedName = [u8; 96];
+
 /// What of a device the choice of a kernel depends on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Properties {
@@ -306,6 +310,33 @@ pub trait Driver: Send + Sync + Debug {
     /// [`Error::Unsupported`] where there is none, or what the driver finds wrong with the layout.
     fn tensor_map(&self, layout: &TensorLayout<'_>) -> Result<TensorMap> {
         Err(Error::Unsupported(format!("no tensor copies of {:?} on {}", layout.sizes, self.name())))
+    }
+    /// Memory of zeros that the devices of other processes on this host can open by the name that comes with it. It stays until the device is
+    /// dropped.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where there is none such, or what the driver fails with.
+    fn share(&self, _bytes: usize) -> Result<(u64, SharedName)> {
+        Err(Error::Unsupported(format!("memory of {} cannot be shared", self.name())))
+    }
+    /// The memory of at least `bytes` bytes that a device of another process shares under this name.
+    ///
+    /// # Errors
+    /// [`Error::Device`] in one sentence, if this device cannot reach that one's memory.
+    fn open_shared(&self, _name: &SharedName, _bytes: usize) -> Result<u64> {
+        Err(Error::Unsupported(format!("{} cannot open another device's memory", self.name())))
+    }
+    /// Closes what another process shares.
+    ///
+    /// # Safety
+    /// `at` came from [`Driver::open_shared`] and is not used again.
+    unsafe fn close_shared(&self, _at: u64) {}
+    /// A word of the host's memory, 0 at first, that kernels can write to at its address; there until the device is dropped.
+    ///
+    /// # Errors
+    /// What the driver fails with.
+    fn host_word(&self) -> Result<&AtomicU32> {
+        Err(Error::Unsupported(format!("kernels of {} cannot write to the host's memory", self.name())))
     }
     /// Waits for everything asked for so far, and says whether it went well.
     fn synchronize(&self) -> Result<()>;

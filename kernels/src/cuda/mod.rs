@@ -22,6 +22,9 @@ pub mod nccl;
 mod nvrtc;
 pub mod ops;
 pub mod pack;
+mod peers;
+#[cfg(feature = "cuda")]
+pub mod ranks;
 #[cfg(feature = "cpu-sim")]
 mod sim;
 
@@ -30,7 +33,8 @@ pub use backend::Cuda;
 pub use card::Card;
 pub use cost::Cost;
 pub use device::Device;
-pub use driver::{Arg, Args, Driver, Function, Gemm, Grid, Properties, TensorLayout, TensorMap};
+pub use driver::{Arg, Args, Driver, Function, Gemm, Grid, Properties, SharedName, TensorLayout, TensorMap};
 pub use memory::{Elem, Memory, View};
+pub use peers::{Offer, Peers};
 #[cfg(feature = "cpu-sim")]
 pub use sim::{Order, Simulated};

@@ -1,16 +1,22 @@
 //! A simulated device: the kernels' own sources on this machine's processor, one fiber per CUDA thread (`cuda/sim/`).
 
+#[cfg(target_os = "linux")]
+mod shared;
+
 use std::alloc::Layout;
 use std::collections::HashMap;
 use std::ffi::{CString, c_char, c_int, c_uint, c_void};
 use std::path::Path;
 use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use half::{bf16, f16};
 use libloading::Library;
 
+#[cfg(target_os = "linux")]
+use super::driver::SharedName;
 use super::driver::{Arg, Driver, Function, Gemm, Grid, Properties};
 use super::memory::Elem;
 use super::modules;
@@ -84,6 +90,10 @@ pub struct Simulated {
     libraries: HashMap<&'static str, Library>,
     /// Allocations by their address.
     memory: Mutex<HashMap<u64, Allocation>>,
+    /// Memory that other processes see, by its address.
+    #[cfg(target_os = "linux")]
+    shared: Mutex<HashMap<u64, shared::Shared>>,
+    host_word: AtomicU32,
 }
 
 /// Host memory between two guards that no kernel may write to.
@@ -136,7 +146,16 @@ impl Simulated {
         }
         let threads = std::thread::available_parallelism().map_or(1, |n| n.get() as u32);
         let exact = std::env::var_os("MILLRACE_SIM_EXACT").is_some();
-        Ok(Simulated { order, threads, exact, libraries, memory: Mutex::default() })
+        Ok(Simulated {
+            order,
+            threads,
+            exact,
+            libraries,
+            memory: Mutex::default(),
+            #[cfg(target_os = "linux")]
+            shared: Mutex::default(),
+            host_word: AtomicU32::new(0),
+        })
     }
 
     /// The file of a stand-in for NCCL that carries values between simulated devices of one machine.
@@ -146,6 +165,14 @@ impl Simulated {
 
     fn memory(&self) -> MutexGuard<'_, HashMap<u64, Allocation>> {
         self.memory.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes in memory that other processes see.
+    #[cfg(target_os = "linux")]
+    fn keep(&self, shared: shared::Shared) -> u64 {
+        let at = shared.address();
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).insert(at, shared);
+        at
     }
 
     fn check_guards(&self) -> Result<()> {
@@ -305,6 +332,28 @@ impl Driver for Simulated {
 
     fn gemm_bytes(&self) -> usize {
         0
+    }
+
+    #[cfg(target_os = "linux")]
+    fn share(&self, bytes: usize) -> Result<(u64, SharedName)> {
+        let made = shared::Shared::create(bytes);
+        let (memory, name) = made.map_err(|e| Error::Device(format!("memory to share: {e}")))?;
+        Ok((self.keep(memory), name))
+    }
+
+    #[cfg(target_os = "linux")]
+    fn open_shared(&self, name: &SharedName, bytes: usize) -> Result<u64> {
+        let opened = shared::Shared::open(name, bytes);
+        Ok(self.keep(opened.map_err(|e| Error::Device(format!("it cannot be opened: {e}")))?))
+    }
+
+    #[cfg(target_os = "linux")]
+    unsafe fn close_shared(&self, at: u64) {
+        self.shared.lock().unwrap_or_else(PoisonError::into_inner).remove(&at);
+    }
+
+    fn host_word(&self) -> Result<&AtomicU32> {
+        Ok(&self.host_word)
     }
 
     fn memory_bytes(&self) -> Option<(usize, usize)> {

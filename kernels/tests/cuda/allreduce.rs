@@ -4,7 +4,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millrace_kernels::cuda::ops::allreduce::{AddNorm, Form, Group, all_reduce, all_reduce_norm};
+use millrace_kernels::cuda::ops::allreduce::{
+    AddNorm, Form, GatherColumns, Group, all_gather, all_reduce, all_reduce_norm,
+};
+use millrace_kernels::cuda::ops::norm::{Norm, Rows, norm};
 use millrace_kernels::cuda::{Card, Device, Elem, Memory, Simulated};
 
 use crate::common::*;
@@ -42,7 +45,7 @@ impl Region {
             .collect();
         let addresses: Vec<u8> =
             regions.iter().flat_map(|r| r.view(Elem::U8).address().to_le_bytes()).collect();
-        let states = (0..world).map(|_| put_u32(&[epoch, 0, 0, 0])).collect();
+        let states = (0..world).map(|_| put_u32(&[epoch, 0, 0, 0, 0, 0])).collect();
         let table = DEVICE.upload(&addresses).unwrap();
         DEVICE.synchronize().unwrap();
         Region { capacity, regions, table, states }
@@ -234,6 +237,81 @@ fn forms_agree() {
     });
 }
 
+/// Runs `work` as each rank of a group. Returns what they return, in their order.
+fn as_ranks<T: Send>(region: &Region, work: impl Fn(&Device, &Group<'_>) -> T + Sync) -> Vec<T> {
+    thread::scope(|scope| {
+        let rank = |rank| {
+            let work = &work;
+            scope.spawn(move || work(&device_of_a_rank(), &region.group(rank, PATIENCE)))
+        };
+        let ranks: Vec<_> = (0..region.regions.len()).map(rank).collect();
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+    })
+}
+
+/// The fused kernel and the two that it stands for come to the same bits, so that it does not matter which a message's size asks for.
+#[test]
+fn fused_and_separate_agree() {
+    for_seeds(3, |rng| {
+        let round = random(rng, 2, 9000);
+        let n = round.rows * round.cols;
+        let of_form = |form| {
+            let round = Round { form, ..round.clone() };
+            let region = Region::new(2, n.next_multiple_of(4) * 4, 0);
+            as_ranks(&region, |device, group| run(&round, device, group)).remove(1)
+        };
+        let (sums, _) = of_form(Some(Form::OneShot));
+        let (x, residual) = (put(round.elem, &sums), put(round.elem, &round.residual));
+        let (weight, out) = (put(Elem::F32, &round.weight), garbage(round.elem, n));
+        let rows = Rows {
+            rows: round.rows,
+            cols: round.cols,
+            eps: 1e-5,
+            x: x.view(round.elem),
+            residual: Some(residual.view(round.elem)),
+            out: out.view(round.elem),
+        };
+        norm(&DEVICE, Norm::Rms { weight: weight.view(Elem::F32) }, &rows).unwrap();
+        let separate = (get(out.view(round.elem)), get(residual.view(round.elem)));
+        assert_eq!(of_form(None), separate, "{:?} {} x {}", round.elem, round.rows, round.cols);
+    });
+}
+
+/// Columns of all ranks, with and without padding, in the fast kernel and in the plain one.
+#[test]
+fn columns_are_gathered() {
+    for_seeds(3, |rng| {
+        let world = rng.pick(&[1, 2, 3, 8]);
+        let shapes = [(1, 40, 0), (3, 7, 2), (70, 64, 8), (2, 1001, 5), (4, 1000, 4)];
+        let region = Region::new(world, 1 << 16, rng.pick(&[0, u32::MAX - 2]));
+        let value = |rank: usize, i: usize| (rank * 100_000 + i) as f32;
+        let all = as_ranks(&region, |device, group| {
+            let gathered = shapes.map(|(rows, part_cols, padding)| {
+                let own: Vec<f32> = (0..rows * part_cols).map(|i| value(group.rank, i)).collect();
+                let whole_cols = world * part_cols - padding;
+                let (part, whole) = (put(Elem::F32, &own), garbage(Elem::F32, rows * whole_cols));
+                let (of_rank, of_all) = (part.view(Elem::F32), whole.view(Elem::F32));
+                let columns = GatherColumns { rows, part_cols, whole_cols, part: of_rank, whole: of_all };
+                all_gather(device, group, &columns).unwrap();
+                device.synchronize().unwrap();
+                get(of_all)
+            });
+            assert_eq!(group.missed(device).unwrap(), None);
+            gathered
+        });
+        for (at, (rows, part_cols, padding)) in shapes.into_iter().enumerate() {
+            let whole_cols = world * part_cols - padding;
+            let want: Vec<f32> = (0..rows * whole_cols)
+                .map(|i| (i / whole_cols, i % whole_cols))
+                .map(|(row, col)| value(col / part_cols, row * part_cols + col % part_cols))
+                .collect();
+            for of_rank in &all {
+                assert_eq!(of_rank[at], want, "{world} ranks, {rows} x {part_cols} less {padding}");
+            }
+        }
+    });
+}
+
 /// A rank that never comes ends the wait, is named, and the group does nothing more.
 #[test]
 fn a_missing_rank_is_noticed() {
@@ -275,6 +353,8 @@ fn what_does_not_fit_is_refused() {
     let text = |result: millrace_kernels::Result<()>| result.unwrap_err().to_string();
     assert!(text(all_reduce(&DEVICE, &group, one, view, 17)).contains("68 bytes through halves of 64"));
     assert!(text(all_reduce(&DEVICE, &group, one, view.slice(1..64), 16)).contains("multiples of 16"));
+    let columns = |whole_cols| GatherColumns { rows: 1, part_cols: 4, whole_cols, part: view, whole: view };
+    assert!(text(all_gather(&DEVICE, &group, &columns(9))).contains("2 parts of 4 columns are not 9"));
     let ninth = Group { rank: 8, world: 9, ..group };
     assert!(text(all_reduce(&DEVICE, &ninth, one, view, 4)).contains("rank 8 of 9"));
 }

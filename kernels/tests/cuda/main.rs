@@ -16,6 +16,7 @@ mod grouped_gemm;
 mod moe;
 mod nccl;
 mod norm;
+mod peers;
 mod prefill;
 mod prologue;
 mod quant_gemm;

@@ -55,11 +55,16 @@ pub(crate) struct TgiArgs {
 }
 
 impl TgiArgs {
+    /// The number of shards that follows from another flag.
+    pub(crate) fn num_shard(&self) -> Option<u32> {
+        (self.sharded == Some(false)).then_some(1)
+    }
+
     /// Refuses what would change the answers or the memory; returns what has no effect, each with the reason.
     ///
     /// # Errors
     /// Names the flag, and what to do instead.
-    pub(crate) fn check(&self, num_shard: u32) -> Result<Vec<String>> {
+    pub(crate) fn check(&self, num_shard: usize) -> Result<Vec<String>> {
         match self.sharded {
             Some(true) if num_shard < 2 => {
                 bail!("--sharded true: say over how many processes the model is split with --num-shard")

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 
 use super::generate::print_stream;
 use crate::cli::ChatArgs;
-use crate::logging;
 use crate::stack::{Serving, Stack};
+use crate::{devices, logging};
 
 const HELP: &str = "\
 /reset   forget the conversation
@@ -20,7 +20,8 @@ const HELP: &str = "\
 /// Reads messages line by line and streams the answers.
 pub(crate) fn run(args: ChatArgs) -> Result<()> {
     logging::start("off", false);
-    let ChatArgs { model, engine, sampling, system } = args;
+    let ChatArgs { model, mut engine, sampling, system } = args;
+    devices::settle(&mut engine, &model, 1)?;
     tokio::runtime::Runtime::new()?.block_on(async {
         let stack = Stack::start(&model, &engine, Default::default(), Serving::default(), None)?;
         stack.loaded().await?;

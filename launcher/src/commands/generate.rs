@@ -7,13 +7,13 @@ use millrace_router::service::{Params, Prompt, TextStream};
 use millrace_router::text::Specials;
 
 use crate::cli::{GenerateArgs, SamplingArgs};
-use crate::logging;
 use crate::stack::{Serving, Stack};
+use crate::{devices, logging};
 
 /// Prints the prompt and its continuation.
 pub(crate) fn run(args: GenerateArgs) -> Result<()> {
     logging::start("off", false);
-    let GenerateArgs { prompt, model, engine, sampling } = args;
+    let GenerateArgs { prompt, model, mut engine, sampling } = args;
     let prompt = match prompt {
         Some(prompt) => prompt,
         None => {
@@ -24,6 +24,7 @@ pub(crate) fn run(args: GenerateArgs) -> Result<()> {
             text
         }
     };
+    devices::settle(&mut engine, &model, 1)?;
     tokio::runtime::Runtime::new()?.block_on(async {
         let stack = Stack::start(&model, &engine, Default::default(), Serving::default(), None)?;
         stack.loaded().await?;

@@ -1,6 +1,7 @@
 //! One file per subcommand.
 
 pub(crate) mod bench_http;
+pub(crate) mod cards;
 pub(crate) mod chat;
 pub(crate) mod doctor;
 pub(crate) mod env;

@@ -6,7 +6,7 @@ use millrace_router::serve::shutdown_signal;
 
 use crate::cli::{EngineArgs, ModelArgs, own_executable};
 use crate::nodes::{GROUP_SECRET, Worker};
-use crate::stack::shard_flags;
+use crate::stack::{shard_environment, shard_flags};
 
 /// Runs this machine's ranks until told to stop.
 pub(crate) fn run(worker: &Worker, model: &ModelArgs, engine: &EngineArgs, json_output: bool) -> Result<()> {
@@ -17,7 +17,8 @@ pub(crate) fn run(worker: &Worker, model: &ModelArgs, engine: &EngineArgs, json_
         args.push("--json-output".into());
     }
     // Not an argument: those can be read by every user of the machine.
-    let env = [(GROUP_SECRET.into(), secret.into())].into();
+    let mut env = shard_environment(engine);
+    env.insert(GROUP_SECRET.into(), secret.into());
     let command = ShardCommand { program: own_executable()?, args, env };
     tokio::runtime::Runtime::new()?.block_on(async {
         let asked = shutdown_signal().context("cannot wait for SIGTERM")?;

@@ -17,19 +17,23 @@ use crate::commands::node;
 use crate::nodes::Role;
 use crate::report::Report;
 use crate::stack::{Serving, Stack};
-use crate::{logging, progress};
+use crate::{devices, logging, progress};
 
 /// Serves until told to stop.
 pub(crate) fn run(args: ServeArgs) -> Result<()> {
-    let ServeArgs { model, engine, http, nodes, telemetry, tgi, json_output, env, config: _ } = args;
+    let ServeArgs { model, mut engine, http, nodes, telemetry, tgi, json_output, env, config: _ } = args;
     logging::start("info", json_output);
     if env {
         tracing::info!("environment:\n{}", Environment::new());
     }
-    for idle in tgi.check(engine.num_shard)? {
+    engine.num_shard = engine.num_shard.or(tgi.num_shard());
+    if let Some(decided) = devices::settle(&mut engine, &model, nodes.count())? {
+        tracing::info!("{decided}");
+    }
+    for idle in tgi.check(engine.num_shard())? {
         tracing::warn!("{idle}");
     }
-    let role = nodes.role(engine.num_shard as usize)?;
+    let role = nodes.role(engine.num_shard())?;
     if let Role::Worker(worker) = role {
         return node::run(&worker, &model, &engine, json_output);
     }

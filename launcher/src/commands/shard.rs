@@ -25,6 +25,8 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         world_size,
         host_ranks: host_ranks.unwrap_or(world_size),
         wire,
+        all_reduce: engine.all_reduce(),
+        ranks_per_card: engine.ranks_per_card as usize,
         collective_timeout: Duration::from_secs_f64(engine.collective_timeout),
         dtype: model.dtype.map(Into::into),
         kv_cache_dtype: model.kv_cache_dtype.map(Into::into),

@@ -70,11 +70,29 @@ pub trait HostCollective: Send {
     fn aborter(&self) -> Aborter;
 }
 
+/// Every rank's `part`, in the order of the ranks; all are equally long.
+///
+/// # Errors
+/// See [`CollectiveError`].
+pub fn gather_bytes(group: &mut dyn HostCollective, part: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
+    // Each byte as a number, which no wire changes.
+    let numbers: Vec<f32> = part.iter().copied().map(f32::from).collect();
+    let mut all = vec![Vec::with_capacity(part.len()); group.world_size()];
+    let mut take = |rank: usize, _, chunk: &[f32]| all[rank].extend(chunk.iter().map(|number| *number as u8));
+    group.all_gather(&numbers, &mut take)?;
+    Ok(all)
+}
+
 /// Ends a group from any thread; see [`HostCollective::aborter`].
 #[derive(Clone)]
 pub struct Aborter(Arc<dyn Abort>);
 
 impl Aborter {
+    /// Ends by `abort` what is no host's collective alone.
+    pub(crate) fn of(abort: impl Fn() + Send + Sync + 'static) -> Aborter {
+        Aborter(Arc::new(abort))
+    }
+
     /// Ends the waits of all ranks with [`CollectiveError::Aborted`], now and from now on. A second call does nothing.
     pub fn abort(&self) {
         self.0.abort();
@@ -84,6 +102,12 @@ impl Aborter {
 /// What a wire does to be aborted.
 trait Abort: Send + Sync {
     fn abort(&self);
+}
+
+impl<F: Fn() + Send + Sync> Abort for F {
+    fn abort(&self) {
+        self();
+    }
 }
 
 /// What carries the values from rank to rank.

@@ -121,6 +121,18 @@ fn check(rank: &mut Rank, operation: usize, call: usize, length: usize) {
     }
 }
 
+#[test]
+fn bytes_are_gathered_as_they_are() {
+    for wire in wires() {
+        group(wire, 3, LONG, |mut rank| {
+            let part =
+                |rank: usize| (0..=255).map(|byte: u8| byte.rotate_left(rank as u32)).collect::<Vec<u8>>();
+            let all = gather_bytes(&mut *rank, &part(rank.rank())).unwrap();
+            assert_eq!(all, [0, 1, 2].map(part));
+        });
+    }
+}
+
 /// Around every size at which a wire changes its way: lines, blocks, pieces, halves and several of them.
 const SIZES: [usize; 22] = [
     0, 1, 2, 3, 15, 17, 127, 1009, 4095, 4097, 8191, 8192, 8209, 16_384, 16_411, 65_535, 65_536, 65_537,

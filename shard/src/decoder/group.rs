@@ -3,11 +3,11 @@
 use std::time::{Duration, Instant};
 
 use millrace_kernels::cuda::Cuda;
-use millrace_kernels::cuda::nccl::Communicator;
-use millrace_kernels::{Backend, HostMemory, Sampled};
+use millrace_kernels::cuda::ranks::Ranks;
+use millrace_kernels::{Backend, HostMemory, Norm, Sampled};
 
 use crate::Error;
-use crate::collective::HostCollective;
+use crate::collective::{Aborter, HostCollective};
 
 /// Collectives over the activations of a device. Every rank calls the same ones in the same order.
 pub trait Collective<B: Backend> {
@@ -19,6 +19,23 @@ pub trait Collective<B: Backend> {
     /// # Errors
     /// If a rank is lost.
     fn all_reduce(&mut self, backend: &B, n: usize, buf: &mut B::Buf) -> Result<(), Error>;
+
+    /// `residual += sum of branch over all ranks; out = norm(residual)` over the first `n` rows. `branch` is lost.
+    ///
+    /// # Errors
+    /// If a rank is lost.
+    fn all_reduce_norm(
+        &mut self,
+        backend: &B,
+        n: usize,
+        residual: &mut B::Buf,
+        branch: &mut B::Buf,
+        norm: &Norm<B::Vector>,
+        out: &mut B::Buf,
+    ) -> Result<(), Error> {
+        self.all_reduce(backend, n, branch)?;
+        Ok(backend.add_norm(n, residual, branch, norm, out)?)
+    }
 
     /// Makes room for [`Collective::all_gather`] of up to `rows` rows of `cols` columns from each rank.
     ///
@@ -40,6 +57,23 @@ pub trait Collective<B: Backend> {
     /// # Errors
     /// If a rank is lost.
     fn broadcast(&mut self, bytes: &mut [u8]) -> Result<(), Error>;
+
+    /// Whether all ranks have taken part so far. Waits neither for them nor for the device, so it can be asked at every step: a device that has
+    /// waited in vain goes on with wrong values, until somebody asks.
+    ///
+    /// # Errors
+    /// If a rank is known to be lost.
+    fn check(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
+    /// What ends the waits of this rank, and of the others as far as they can be reached, from any thread.
+    fn aborter(&self) -> Aborter;
+
+    /// What carries the activations, for the operator; nothing where it goes without saying.
+    fn describe(&self) -> String {
+        String::new()
+    }
 }
 
 /// The collectives of a device whose activations lie in the host's memory.
@@ -75,26 +109,32 @@ impl<B: HostMemory> Collective<B> for OverHost {
     fn broadcast(&mut self, bytes: &mut [u8]) -> Result<(), Error> {
         Ok(self.0.broadcast(bytes)?)
     }
+
+    fn aborter(&self) -> Aborter {
+        self.0.aborter()
+    }
 }
 
 /// The collectives of cards: activations go from card to card, and what the hosts agree on goes from host to host.
 pub struct OverCards {
-    cards: Communicator,
+    cards: Ranks,
     host: Box<dyn HostCollective>,
+    /// How the activations go.
+    said: String,
     /// What all ranks gave, one after the other.
     gathered: Option<<Cuda as Backend>::Buf>,
 }
 
 impl OverCards {
-    /// `cards` carries activations, `host` everything else; both have the same ranks.
-    pub fn new(cards: Communicator, host: Box<dyn HostCollective>) -> Self {
-        OverCards { cards, host, gathered: None }
+    /// `cards` carries activations (`said` tells the operator how), `host` everything else; both have the same ranks.
+    pub fn new(cards: Ranks, host: Box<dyn HostCollective>, said: String) -> Self {
+        OverCards { cards, host, said, gathered: None }
     }
 }
 
 impl Collective<Cuda> for OverCards {
     fn rank(&self) -> usize {
-        self.cards.rank()
+        self.host.rank()
     }
 
     fn all_reduce(
@@ -104,6 +144,18 @@ impl Collective<Cuda> for OverCards {
         buf: &mut <Cuda as Backend>::Buf,
     ) -> Result<(), Error> {
         Ok(backend.all_reduce(&self.cards, n, buf)?)
+    }
+
+    fn all_reduce_norm(
+        &mut self,
+        backend: &Cuda,
+        n: usize,
+        residual: &mut <Cuda as Backend>::Buf,
+        branch: &mut <Cuda as Backend>::Buf,
+        norm: &Norm<<Cuda as Backend>::Vector>,
+        out: &mut <Cuda as Backend>::Buf,
+    ) -> Result<(), Error> {
+        Ok(backend.all_reduce_norm(&self.cards, n, residual, branch, norm, out)?)
     }
 
     fn all_gather(
@@ -124,6 +176,24 @@ impl Collective<Cuda> for OverCards {
 
     fn broadcast(&mut self, bytes: &mut [u8]) -> Result<(), Error> {
         Ok(self.host.broadcast(bytes)?)
+    }
+
+    fn check(&self) -> Result<(), Error> {
+        Ok(self.cards.check()?)
+    }
+
+    fn aborter(&self) -> Aborter {
+        let (host, cards) = (self.host.aborter(), self.cards.aborter());
+        Aborter::of(move || {
+            host.abort();
+            if let Some(cards) = &cards {
+                cards.abort();
+            }
+        })
+    }
+
+    fn describe(&self) -> String {
+        self.said.clone()
     }
 }
 
@@ -157,6 +227,22 @@ impl<B: Backend> Group<B> {
         Ok(())
     }
 
+    /// Adds the sum of all ranks' summands in `branch` to `residual`, and normalises that.
+    pub(super) fn reduce_norm(
+        &mut self,
+        backend: &B,
+        n: usize,
+        residual: &mut B::Buf,
+        branch: &mut B::Buf,
+        norm: &Norm<B::Vector>,
+        out: &mut B::Buf,
+    ) -> Result<(), Error> {
+        let since = Instant::now();
+        self.wire.all_reduce_norm(backend, n, residual, branch, norm, out)?;
+        self.spent += since.elapsed();
+        Ok(())
+    }
+
     /// Makes whole rows of logits from every rank's columns.
     pub(super) fn gather(&mut self, backend: &B, n: usize, whole: &mut B::Buf) -> Result<(), Error> {
         let since = Instant::now();
@@ -173,6 +259,8 @@ impl<B: Backend> Group<B> {
     /// Tells all ranks the `n` tokens that the first has chosen; the others have none yet in `chosen`.
     pub(super) fn agree(&mut self, n: usize, chosen: &mut Vec<Sampled>) -> Result<(), Error> {
         let since = Instant::now();
+        // The first rank has read its logits, so its device has done all that was asked of it.
+        self.wire.check()?;
         self.ids.clear();
         self.ids.extend(chosen.iter().flat_map(|sampled| sampled.token.to_le_bytes()));
         self.ids.resize(n * size_of::<u32>(), 0);

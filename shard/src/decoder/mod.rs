@@ -6,7 +6,9 @@ mod workspace;
 
 use std::time::Duration;
 
-use millrace_kernels::{AttentionSpec, Backend, KvSpec, Prologue, SampleRow, Sampled, StepInput, StepSize};
+use millrace_kernels::{
+    AttentionSpec, Backend, KvSpec, Norm, Prologue, SampleRow, Sampled, StepInput, StepSize,
+};
 
 use crate::model::DecoderSpec;
 use crate::{Error, Limits};
@@ -106,15 +108,13 @@ impl<B: Backend> Decoder<B> {
                 AttentionSpec { layout: layer.qkv, scale: layer.score_scale, window: layer.window };
             backend.attention(step, qkv, &kv[index], &attention, heads)?; // [n, heads * head_dim]
             backend.linear(n, heads, &w.out, w.out_bias.as_ref(), branch)?; // [n, hidden]
-            reduce(group, backend, n, branch)?;
-            backend.add_norm(n, hidden, branch, &w.mlp_norm, normed)?; // [n, hidden]
+            reduce_norm(group, backend, n, hidden, branch, &w.mlp_norm, normed)?; // [n, hidden]
 
             // MLP: down(act(gate(x)) * up(x)).
             backend.linear(n, normed, &w.gate_up, w.gate_up_bias.as_ref(), gate_up)?; // [n, 2 * width]
             backend.gate(n, layer.mlp.act, gate_up, gated)?; // [n, width]
             backend.linear(n, gated, &w.down, w.down_bias.as_ref(), branch)?; // [n, hidden]
-            reduce(group, backend, n, branch)?;
-            backend.add_norm(n, hidden, branch, weights.norm_before(index + 1), normed)?; // [n, hidden]
+            reduce_norm(group, backend, n, hidden, branch, weights.norm_before(index + 1), normed)?; // [n, hidden]
         }
 
         // `normed` has been through the final norm.
@@ -183,5 +183,21 @@ fn reduce<B: Backend>(
     match group {
         Some(group) => group.reduce(backend, n, buf),
         None => Ok(()),
+    }
+}
+
+/// `residual += branch; out = norm(residual)`, where `branch` is made whole first if it is one rank's summands; it is lost.
+fn reduce_norm<B: Backend>(
+    group: &mut Option<Group<B>>,
+    backend: &B,
+    n: usize,
+    residual: &mut B::Buf,
+    branch: &mut B::Buf,
+    norm: &Norm<B::Vector>,
+    out: &mut B::Buf,
+) -> Result<(), Error> {
+    match group {
+        Some(group) => group.reduce_norm(backend, n, residual, branch, norm, out),
+        None => Ok(backend.add_norm(n, residual, branch, norm, out)?),
     }
 }

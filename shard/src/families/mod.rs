@@ -82,6 +82,14 @@ pub fn load_dummy(source: &Source) -> Result<Model, Error> {
     Ok(Model { weights: Box::new(DummyWeights::new(spec.clone(), dtype)), spec, dtype })
 }
 
+/// What a checkpoint's `config.json` says of the decoder.
+///
+/// # Errors
+/// If the model is not supported.
+pub fn spec(source: &Source) -> Result<DecoderSpec, Error> {
+    Ok(read(source)?.2)
+}
+
 fn read(source: &Source) -> Result<(Config, &'static Family, DecoderSpec), Error> {
     let config = Config::parse(source.path("config.json"), &source.config()?)?;
     let family = find(&config)?;

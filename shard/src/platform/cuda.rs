@@ -3,17 +3,15 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_kernels::cuda::nccl::{Communicator, Nccl};
+use millrace_kernels::DType;
+use millrace_kernels::cuda::nccl::Nccl;
 use millrace_kernels::cuda::{Card, Cuda, Device};
-use millrace_kernels::{Backend, DType};
 
-use super::{Opened, Platform};
+use super::{Opened, Platform, ranks};
 use crate::Error;
 use crate::collective::HostCollective;
 use crate::decoder::{Collective, OverCards};
-
-/// Bytes of the name of an NCCL group.
-const GROUP_NAME: usize = 128;
+use crate::options::{AllReduce, ShardOptions};
 
 /// One kind of device behind the CUDA backend.
 pub(crate) struct OnCards {
@@ -23,29 +21,47 @@ pub(crate) struct OnCards {
     pub(crate) nccl: fn() -> millrace_kernels::Result<Nccl>,
     /// The device's number among those of this host.
     pub(crate) ordinal: usize,
+    /// Ranks that have this device.
+    pub(crate) sharers: usize,
     /// How long a rank waits for another.
     pub(crate) deadline: Duration,
+    /// What carries activations.
+    pub(crate) all_reduce: AllReduce,
+    /// Whether all ranks are on this host.
+    pub(crate) one_host: bool,
 }
 
 /// NVIDIA's cards, in the order in which `CUDA_VISIBLE_DEVICES` shows them.
-pub(crate) fn cards(ordinal: usize, deadline: Duration) -> OnCards {
-    OnCards {
-        open: |ordinal| Ok(Device::new(Arc::new(Card::new(ordinal)?))),
-        nccl: Nccl::open,
-        ordinal,
-        deadline,
-    }
+pub(crate) fn cards(options: &ShardOptions) -> OnCards {
+    devices(options, |ordinal| Ok(Device::new(Arc::new(Card::new(ordinal)?))), Nccl::open)
 }
 
 /// The simulated device; every rank has one.
 #[cfg(feature = "cpu-sim")]
-pub(crate) fn simulated(ordinal: usize, deadline: Duration) -> OnCards {
+pub(crate) fn simulated(options: &ShardOptions) -> OnCards {
     use millrace_kernels::cuda::Simulated;
+    let nccl = || match std::env::var_os("MILLRACE_NCCL_LIBRARY") {
+        Some(_) => Nccl::open(),
+        None => Nccl::open_file(Simulated::nccl_library()),
+    };
+    devices(options, |_| Ok(Device::new(Arc::new(Simulated::new()?))), nccl)
+}
+
+fn devices(
+    options: &ShardOptions,
+    open: fn(usize) -> millrace_kernels::Result<Device>,
+    nccl: fn() -> millrace_kernels::Result<Nccl>,
+) -> OnCards {
+    let host_ranks = options.host_ranks.max(1);
+    let sharers = options.ranks_per_card.max(1);
     OnCards {
-        open: |_| Ok(Device::new(Arc::new(Simulated::new()?))),
-        nccl: || Nccl::open_file(Simulated::nccl_library()),
-        ordinal,
-        deadline,
+        open,
+        nccl,
+        ordinal: options.rank % host_ranks / sharers,
+        sharers,
+        deadline: options.collective_timeout,
+        all_reduce: options.all_reduce,
+        one_host: host_ranks == options.world_size,
     }
 }
 
@@ -57,22 +73,17 @@ impl Platform for OnCards {
 
     fn open(&self, dtype: DType) -> Result<Opened<Cuda>, Error> {
         let device = (self.open)(self.ordinal)?;
-        let free = device.memory_bytes().map(|(free, _)| free);
+        let free = device.memory_bytes().map(|(free, _)| free / self.sharers);
         Ok(Opened { backend: Cuda::new(device, dtype), free })
     }
 
-    /// The ranks tell each other the name of their NCCL group over the host's wire, which stays for what the hosts exchange.
+    /// The ranks tell each other over the host's wire how they can be reached; it stays for what the hosts exchange.
     fn connect(
         &self,
         backend: &Cuda,
         mut host: Box<dyn HostCollective>,
     ) -> Result<Box<dyn Collective<Cuda>>, Error> {
-        let nccl = Arc::new((self.nccl)()?);
-        let mut name = if host.rank() == 0 { nccl.unique_id()? } else { vec![0; GROUP_NAME] };
-        host.broadcast(&mut name)?;
-        let (rank, world) = (host.rank(), host.world_size());
-        let cards = Communicator::form(nccl, backend.device(), &name, rank, world, self.deadline)?;
-        tracing::debug!("{} takes part as rank {rank} of {world}", backend.name());
-        Ok(Box::new(OverCards::new(cards, host)))
+        let (ranks, said) = ranks::connect(self, backend.device(), backend.elem(), &mut *host)?;
+        Ok(Box::new(OverCards::new(ranks, host, said)))
     }
 }

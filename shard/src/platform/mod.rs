@@ -1,6 +1,7 @@
 //! The kinds of device that a rank can compute on.
 
 pub(crate) mod cuda;
+mod ranks;
 
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::{Backend, DType, HostMemory};

@@ -60,9 +60,7 @@ impl Split {
     pub fn spec(self, whole: &DecoderSpec) -> Result<DecoderSpec, Indivisible> {
         let Split { rank, world_size } = self;
         if let Some(what) = hindrance(whole, world_size) {
-            let most = whole.layers.iter().map(|layer| layer.qkv.heads).max().unwrap_or(1);
-            let works = (1..=most).filter(|&size| hindrance(whole, size).is_none()).collect();
-            return Err(Indivisible { world_size, what, works });
+            return Err(Indivisible { world_size, what, works: sizes(whole) });
         }
         let mut spec = whole.clone();
         spec.vocab_rows = self.vocab_rows(whole);
@@ -149,6 +147,12 @@ impl Split {
             | LayerSlot::DownBias => by_output(vec![all()]),
         }
     }
+}
+
+/// The group sizes that a model can be cut for, ascending.
+pub fn sizes(whole: &DecoderSpec) -> Vec<usize> {
+    let most = whole.layers.iter().map(|layer| layer.qkv.heads).max().unwrap_or(1);
+    (1..=most).filter(|&size| hindrance(whole, size).is_none()).collect()
 }
 
 /// What stands against sharing the model among so many.

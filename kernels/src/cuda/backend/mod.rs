@@ -6,16 +6,16 @@
 mod buffers;
 mod step;
 
-use super::nccl::Communicator;
 use super::ops::activation::{self, Version};
+use super::ops::allreduce::{AddNorm, GatherColumns};
 use super::ops::attention::Attention;
-use super::ops::columns::{Columns, place_columns};
 use super::ops::embed::{self, Embed, Gather};
 use super::ops::matmul::{Matmul, matmul};
 use super::ops::norm::{self, Rows};
 use super::ops::paged::Scores;
 use super::ops::prefill::prefill;
 use super::ops::prologue::{self, HeadNorms, Rope};
+use super::ranks::Ranks;
 use super::{Device, Elem, Memory, View};
 use crate::backend::{Activation, AttentionSpec, Backend, KvSpec, Norm, Prologue, StepInput, StepSize};
 use crate::sampling::{SampleRow, Sampled};
@@ -41,32 +41,60 @@ impl Cuda {
         &self.device
     }
 
+    /// The type of activations.
+    pub fn elem(&self) -> Elem {
+        self.dtype.into()
+    }
+
     /// Replaces the first `n` rows by their sum over all ranks.
     ///
     /// # Errors
-    /// What the communicator fails with.
-    pub fn all_reduce(&self, ranks: &Communicator, n: usize, buf: &mut Buf) -> Result<()> {
+    /// What the ranks' exchange fails with.
+    pub fn all_reduce(&self, ranks: &Ranks, n: usize, buf: &mut Buf) -> Result<()> {
         ranks.all_reduce(buf.rows(n))
+    }
+
+    /// `residual += sum of branch over the ranks; out = norm(residual)` over the first `n` rows.
+    ///
+    /// # Errors
+    /// What the ranks' exchange or the device fails with.
+    pub fn all_reduce_norm(
+        &self,
+        ranks: &Ranks,
+        n: usize,
+        residual: &mut Buf,
+        branch: &mut Buf,
+        norm: &Norm<Vector>,
+        out: &mut Buf,
+    ) -> Result<()> {
+        ranks.all_reduce_norm(&AddNorm {
+            rows: n,
+            cols: branch.cols,
+            eps: norm.eps,
+            x: branch.rows(n),
+            residual: residual.rows(n),
+            weight: norm.weight.view(),
+            out: out.rows(n),
+        })
     }
 
     /// Puts the first `n` rows of all ranks' `part`s side by side into `whole`; columns that `whole` has no room for are
     /// padding. `gathered` has room for the rows of all ranks.
     ///
     /// # Errors
-    /// What the communicator or the device fails with.
+    /// What the ranks' exchange or the device fails with.
     pub fn all_gather(
         &self,
-        ranks: &Communicator,
+        ranks: &Ranks,
         n: usize,
         part: &Buf,
         gathered: &mut Buf,
         whole: &mut Buf,
     ) -> Result<()> {
-        let parts = gathered.rows(ranks.world_size() * n);
-        ranks.all_gather(part.rows(n), parts)?;
         let (part_cols, whole_cols) = (part.cols, whole.cols);
-        let columns = Columns { rows: n, part_cols, whole_cols, parts, whole: whole.rows(n) };
-        place_columns(&self.device, &columns)
+        let columns =
+            GatherColumns { rows: n, part_cols, whole_cols, part: part.rows(n), whole: whole.rows(n) };
+        ranks.all_gather(&columns, gathered.rows(ranks.world_size() * n))
     }
 
     fn add_bias(&self, n: usize, out: &Buf, bias: Option<&Vector>) -> Result<()> {

@@ -1,16 +1,20 @@
 //! NVIDIA's cards through the driver's API, which is opened at run time.
 
 mod blas;
+mod share;
+mod usable;
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
-use std::sync::{Mutex, PoisonError};
+use std::ptr::NonNull;
+use std::sync::atomic::AtomicU32;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::result::{self, DriverError, ctx, device, event, module, stream};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute};
 
 use super::cache::Cache;
-use super::driver::{Arg, Driver, Function, Gemm, Grid, Properties, TensorLayout, TensorMap};
+use super::driver::{Arg, Driver, Function, Gemm, Grid, Properties, SharedName, TensorLayout, TensorMap};
 use super::memory::Elem;
 use super::modules;
 use super::nvrtc::Nvrtc;
@@ -33,6 +37,8 @@ pub struct Card {
     functions: Mutex<HashMap<Function, Loaded>>,
     /// Opened with the first product.
     blas: Mutex<Option<Products>>,
+    /// Allocated when it is asked for.
+    host_word: OnceLock<Handle<NonNull<AtomicU32>>>,
 }
 
 /// The library for products, and the memory it works in.
@@ -59,17 +65,20 @@ unsafe impl<T> Send for Handle<T> {}
 unsafe impl<T> Sync for Handle<T> {}
 
 impl Card {
-    /// How many cards there are.
+    /// How many cards `CUDA_VISIBLE_DEVICES` shows.
     ///
     /// # Errors
-    /// [`Error::Device`] with one sentence: no driver, or one that cannot be used.
+    /// [`Error::Device`] with one sentence: no driver, one that cannot be used, or no card.
     pub fn count() -> Result<usize> {
-        // SAFETY: the call only tries to open the library.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::Device("there is no NVIDIA driver (libcuda.so.1) on this machine".to_owned()));
-        }
-        result::init().map_err(|e| failed("cuInit", e))?;
-        Ok(device::get_count().map_err(|e| failed("cuDeviceGetCount", e))? as usize)
+        usable::count()
+    }
+
+    /// How many cards there are, up to the first that cannot be computed on. Makes no context.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with one sentence if that is none, such as a card or a driver that is too old.
+    pub fn usable() -> Result<usize> {
+        usable::usable()
     }
 
     /// Card number `ordinal` of those that `CUDA_VISIBLE_DEVICES` shows.
@@ -98,13 +107,7 @@ impl Card {
                 as usize,
             l2_bytes: attribute(Attribute::CU_DEVICE_ATTRIBUTE_L2_CACHE_SIZE)? as usize,
         };
-        if properties.capability < OLDEST {
-            let (major, minor) = properties.capability;
-            return Err(Error::Device(format!(
-                "{name} has compute capability {major}.{minor}; {}.{} (Ampere) is the oldest that is supported",
-                OLDEST.0, OLDEST.1
-            )));
-        }
+        usable::check_capability(&name, properties.capability)?;
         // SAFETY: the device came from the driver; the context is released when the card is dropped.
         let context =
             unsafe { primary_context(device) }.map_err(|e| failed("cuDevicePrimaryCtxRetain", e))?;
@@ -119,6 +122,7 @@ impl Card {
             modules: Mutex::default(),
             functions: Mutex::default(),
             blas: Mutex::default(),
+            host_word: OnceLock::new(),
         })
     }
 
@@ -223,6 +227,9 @@ impl Drop for Card {
             let _ = stream::synchronize(self.stream.0);
             if let Some(products) = self.blas.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
                 let _ = result::free_sync(products.workspace);
+            }
+            if let Some(word) = self.host_word.take() {
+                let _ = result::free_host(word.0.as_ptr().cast());
             }
             for module in self.modules.get_mut().unwrap_or_else(PoisonError::into_inner).values() {
                 let _ = module::unload(module.0);
@@ -344,6 +351,31 @@ impl Driver for Card {
     fn memory_bytes(&self) -> Option<(usize, usize)> {
         self.make_current().ok()?;
         result::mem_get_info().ok()
+    }
+
+    fn share(&self, bytes: usize) -> Result<(u64, SharedName)> {
+        share::share(self, bytes)
+    }
+
+    fn open_shared(&self, name: &SharedName, _bytes: usize) -> Result<u64> {
+        share::open(self, name)
+    }
+
+    unsafe fn close_shared(&self, at: u64) {
+        // SAFETY: as the caller says.
+        unsafe { share::close(self, at) }
+    }
+
+    fn host_word(&self) -> Result<&AtomicU32> {
+        let word = match self.host_word.get() {
+            Some(word) => word,
+            None => {
+                let word = share::host_word(self)?;
+                self.host_word.get_or_init(|| word)
+            }
+        };
+        // SAFETY: it stays allocated until the card is dropped.
+        Ok(unsafe { word.0.as_ref() })
     }
 
     fn raw_stream(&self) -> u64 {

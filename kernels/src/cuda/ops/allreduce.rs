@@ -1,4 +1,4 @@
-//! All-reduce over memory that all ranks of a group can read and write.
+//! All-reduce and all-gather over memory that all ranks of a group can read and write.
 //!
 //! Every rank allocates a [`Group::region_bytes`] region of zeros that the others can reach, and a table of all regions' addresses as it
 //! sees them. All ranks make the same calls in the same order. The sum is taken in the order of the ranks, in f32, and rounded once: the
@@ -27,7 +27,8 @@ pub struct Group<'a> {
     pub world: usize,
     /// u64 `[world]`: addresses of the ranks' regions, as this device reaches them.
     pub regions: View<'a>,
-    /// u32 `[Group::STATE]`, zeros at first; this rank's own.
+    /// u32 `[Group::STATE]`, zeros at first; this rank's own. The last two words may hold the address of a word of the host's memory: it
+    /// gets 1 + a rank that did not come in time.
     pub state: View<'a>,
     /// Bytes of the largest message, a multiple of 16; the same on all ranks.
     pub capacity: usize,
@@ -58,7 +59,7 @@ impl Form {
 
 impl Group<'_> {
     /// Words of [`Group::state`].
-    pub const STATE: usize = 4;
+    pub const STATE: usize = 6;
 
     /// Bytes of a region for messages of up to `capacity` bytes.
     pub fn region_bytes(capacity: usize) -> usize {
@@ -122,9 +123,13 @@ pub fn all_reduce(device: &Device, group: &Group<'_>, form: Form, x: View<'_>, l
     }?;
     let units = if plain { len } else { len / elem.per_vector() };
     let each = if form == Form::TwoShot { units.div_ceil(group.world) } else { units };
-    let grid = Grid::flat(each.div_ceil(THREADS as usize).min(MOST_BLOCKS), THREADS);
     // SAFETY: the views were checked, the regions hold flags and four halves by contract, and the arguments are those of the kernel.
-    unsafe { device.launch("allreduce", name, grid, &group.args().with(x).with(units)) }
+    unsafe { device.launch("allreduce", name, grid_for(each), &group.args().with(x).with(units)) }
+}
+
+/// A thread for each of `units`, as far as all blocks can run at once.
+fn grid_for(units: usize) -> Grid {
+    Grid::flat(units.div_ceil(THREADS as usize).min(MOST_BLOCKS), THREADS)
 }
 
 /// What follows an all-reduce in a decoder.
@@ -168,6 +173,48 @@ pub fn all_reduce_norm(device: &Device, group: &Group<'_>, n: &AddNorm<'_>) -> R
     let grid = Grid::flat(n.rows.min(MOST_BLOCKS), THREADS);
     // SAFETY: as above.
     unsafe { device.launch("allreduce", name, grid, &args.with(n.eps)) }
+}
+
+/// Columns of a matrix, of which every rank has as many.
+#[derive(Debug, Clone, Copy)]
+pub struct GatherColumns<'a> {
+    /// Rows; 0 is allowed and does nothing, on all ranks.
+    pub rows: usize,
+    /// Columns of each rank.
+    pub part_cols: usize,
+    /// Columns of the whole, at most those of all ranks: what the last ones have beyond is padding.
+    pub whole_cols: usize,
+    /// f32 `[rows, part_cols]`, this rank's.
+    pub part: View<'a>,
+    /// f32 `[rows, whole_cols]`.
+    pub whole: View<'a>,
+}
+
+/// `whole[row, r * part_cols + c] = part of rank r [row, c]`.
+///
+/// # Errors
+/// As for [`all_reduce`].
+pub fn all_gather(device: &Device, group: &Group<'_>, g: &GatherColumns<'_>) -> Result<()> {
+    let &GatherColumns { rows, part_cols, whole_cols, part, whole } = g;
+    let len = rows * part_cols;
+    countable(&[len, group.world * part_cols])?;
+    group.check(len * Elem::F32.size())?;
+    if whole_cols > group.world * part_cols {
+        return Err(Error::Shape(format!(
+            "{} parts of {part_cols} columns are not {whole_cols}",
+            group.world
+        )));
+    }
+    part.expect("part", Elem::F32, len)?;
+    whole.expect("whole", Elem::F32, rows * whole_cols)?;
+    if len == 0 {
+        return Ok(());
+    }
+    let plain = is_plain(part_cols, &[part])? || is_plain(whole_cols, &[whole])?;
+    let (name, units) = if plain { ("all_gather_plain", len) } else { ("all_gather", len / 4) };
+    let args = group.args().with(whole).with(part).with(rows).with(part_cols).with(whole_cols);
+    // SAFETY: as above.
+    unsafe { device.launch("allreduce", name, grid_for(units), &args) }
 }
 
 /// What a rank moves at least, its own memory and its links together: `len` elements in, out, and those of the other ranks.
