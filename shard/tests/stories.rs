@@ -15,7 +15,7 @@ use millrace_shard::checkpoint::Source;
 use std::time::Duration;
 
 use millrace_shard::collective::Wire;
-use millrace_shard::{Address, Device, ShardOptions, families, run};
+use millrace_shard::{Address, AllReduce, Device, ShardOptions, families, run};
 
 /// "Once upon a time, there was a little girl named Lily."
 const PROMPT: [u32; 16] = [1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426];
@@ -37,6 +37,8 @@ fn options(address: Address) -> ShardOptions {
         world_size: 1,
         host_ranks: 1,
         wire: Wire::Shm,
+        all_reduce: AllReduce::Auto,
+        ranks_per_card: 1,
         collective_timeout: Duration::from_secs(30),
         dtype: None,
         kv_cache_dtype: None,
