@@ -7,7 +7,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use millrace_shard::collective::Wire;
-use millrace_shard::{Address, Device, ShardOptions, run};
+use millrace_shard::{Address, AllReduce, Device, ShardOptions, run};
 
 /// Names the socket to the child.
 const SOCKET: &str = "MILLRACE_TEST_LIFELINE_SOCKET";
@@ -24,6 +24,8 @@ fn child() {
         world_size: 1,
         host_ranks: 1,
         wire: Wire::Shm,
+        all_reduce: AllReduce::Auto,
+        ranks_per_card: 1,
         collective_timeout: Duration::from_secs(30),
         dtype: None,
         kv_cache_dtype: None,
