@@ -21,9 +21,6 @@ impl Display for Report<'_> {
                 self.0.world_size
             )?;
         }
-        if !self.0.exchange.is_empty() {
-            writeln!(f, "  which exchange activations over {}", self.0.exchange)?;
-        }
         for item in &self.0.memory {
             writeln!(f, "  {:<28} {:>11}", item.name, bytes(item.bytes))?;
         }
@@ -41,6 +38,9 @@ impl Display for Report<'_> {
             self.0.max_sequences,
             self.0.max_sequence_tokens,
         )?;
+        if !self.0.exchange.is_empty() {
+            writeln!(f, "  activations go between the shards over {}", self.0.exchange)?;
+        }
         write!(f, "start-up")?;
         for phase in &self.0.phases {
             write!(f, "\n  {:<28} {:>8.1} ms", phase.name, phase.micros as f64 / 1e3)?;

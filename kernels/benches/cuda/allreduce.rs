@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use millrace_kernels::cuda::Elem;
-use millrace_kernels::cuda::ops::allreduce::{AddNorm, Form, Group, all_reduce, all_reduce_norm, cost};
+use millrace_kernels::cuda::ops::allreduce::{
+    AddNorm, Form, GatherColumns, Group, all_gather, all_reduce, all_reduce_norm, cost,
+};
 
 use crate::harness::{Bench, Result};
 
@@ -27,6 +29,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         let len = rows * cols;
         let (x, residual) = (device.allocate(elem, len)?, device.allocate(elem, len)?);
         let weight = device.allocate(Elem::F32, cols)?;
+        let (part, whole) = (device.allocate(Elem::F32, len / 2)?, device.allocate(Elem::F32, len / 2)?);
         for form in [Form::OneShot, Form::TwoShot] {
             let cost = cost(elem, form, 1, len);
             bench.measure(&format!("all_reduce {form:?} alone {rows} x {cols}"), cost, |device| {
@@ -42,6 +45,19 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
             weight: weight.view(Elem::F32),
             out: x.view(elem),
         };
+        // Half as many numbers of twice the size: as many bytes as above.
+        let columns = GatherColumns {
+            rows,
+            part_cols: cols / 2,
+            whole_cols: cols / 2,
+            part: part.view(Elem::F32),
+            whole: whole.view(Elem::F32),
+        };
+        bench.measure(
+            &format!("all_gather alone {rows} x {}", cols / 2),
+            cost(Elem::F32, Form::OneShot, 1, len / 2),
+            |device| all_gather(device, &group, &columns),
+        )?;
         bench.measure(
             &format!("all_reduce + add_rms_norm alone {rows} x {cols}"),
             cost(elem, Form::OneShot, 1, 2 * len),

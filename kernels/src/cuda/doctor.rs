@@ -31,7 +31,8 @@ pub fn examine() -> Vec<Finding> {
     let count = count.unwrap_or(0);
     all.extend((0..count).map(|ordinal| finding(&format!("card {ordinal}"), card(ordinal), false)));
     all.push(finding("cuBLASLt", blas_version(), true));
-    all.push(finding("NCCL", nccl(), count > 1));
+    // Cards of one machine can do without.
+    all.push(finding("NCCL", nccl(), false));
     let nvrtc = Nvrtc::open().map(|_| "found".to_owned());
     all.push(finding("NVRTC", nvrtc, super::modules::FATBINS.is_empty()));
     let kernels = super::modules::FATBINS.len();

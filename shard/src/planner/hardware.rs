@@ -96,7 +96,8 @@ const fn gpu(name: &'static str, gibibytes: usize, gigabytes: f64, teraflops: f6
     Gpu { name, gibibytes, gigabytes, teraflops, link }
 }
 
-/// The GPUs that are known by name.
+/// The GPUs that are known by name. Bandwidths and peaks are those of NVIDIA's data sheets, halved where these count sparsity; cards with NVLink only
+/// by a bridge of pairs (H100 PCIe) are taken to be connected by PCIe.
 pub static GPUS: [Gpu; 11] = [
     gpu("b200", 178, 8000.0, 2250.0, NVLINK_5),
     gpu("h200", 140, 4800.0, 989.0, NVLINK_4),

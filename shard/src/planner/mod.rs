@@ -166,20 +166,21 @@ impl Share {
 
     /// The collectives of a step of `n` tokens and `m` outputs, in a ring of N ranks:
     ///
-    /// - after the embedding, and twice per layer, an all-reduce of `[n, hidden]` single-precision numbers: each rank sends
-    ///   2 (N - 1) / N of their bytes;
-    /// - an all-gather of the logits, `[m, vocab_rows]` of each rank: (N - 1) times the bytes of one such part;
+    /// - after the embedding, and twice per layer, an all-reduce of `[n, hidden]` numbers of the weights' type, as cards exchange them
+    ///   (processors do so in single precision): each rank sends 2 (N - 1) / N of their bytes;
+    /// - an all-gather of the logits in single precision, `[m, vocab_rows]` of each rank: (N - 1) times the bytes of one such part;
     /// - a broadcast of `m` token ids, which a rank passes on once.
     fn collectives(&self, n: usize, m: usize) -> Step {
         let none = Step { read: 0, operations: 0.0, collectives: 0, sent: 0 };
         if self.world_size == 1 {
             return none;
         }
-        let singles = |rows: usize, cols: usize| rows.saturating_mul(cols).saturating_mul(size_of::<f32>());
+        let bytes = |rows: usize, cols: usize, size: usize| rows.saturating_mul(cols).saturating_mul(size);
         let others = self.world_size - 1;
         let reduces = 1 + 2 * self.spec.layers.len();
-        let reduce = singles(n, self.spec.hidden).saturating_mul(2 * others).div_ceil(self.world_size);
-        let gather = singles(m, self.spec.vocab_rows.len()).saturating_mul(others);
+        let reduce = bytes(n, self.spec.hidden, self.dtype.size());
+        let reduce = reduce.saturating_mul(2 * others).div_ceil(self.world_size);
+        let gather = bytes(m, self.spec.vocab_rows.len(), size_of::<f32>()).saturating_mul(others);
         let broadcast = m.saturating_mul(size_of::<u32>());
         Step {
             collectives: reduces + 2,

@@ -121,8 +121,8 @@ fn llama_3_70b_is_shared_by_eight() {
 
     let step = eighth.decode(1, 1);
     assert_eq!(step.collectives, 163);
-    // 161 all-reduces of 32 KiB, seven parts of the logits, a token id.
-    assert_eq!(step.sent, 161 * 57_344 + 7 * 16_032 * 4 + 4);
+    // 161 all-reduces of 16 KiB, seven parts of the logits, a token id.
+    assert_eq!(step.sent, 161 * 28_672 + 7 * 16_032 * 4 + 4);
 }
 
 #[test]
@@ -229,8 +229,8 @@ fn the_table_compares_sizes() {
     assert_eq!(row(&text, "shards"), ["1", "2", "8"]);
     assert_eq!(row(&text, "weights"), ["131.42 GiB", "65.71 GiB", "16.43 GiB"]);
     assert_eq!(row(&text, "collectives"), ["0", "163", "163"]);
-    // Two: 69.67 GB at 2.68 TB/s, 163 collectives, and 5.53 MB at 360 GB/s.
-    assert_eq!(row(&text, "time")[..2], ["does not fit", "27.64ms"]);
+    // Two: 69.67 GB at 2.68 TB/s, 163 collectives, and 2.89 MB at 360 GB/s.
+    assert_eq!(row(&text, "time")[..2], ["does not fit", "27.63ms"]);
     assert_eq!(row(&text, "tokens per second")[..2], ["does not fit", "36"]);
     assert!(text.contains("80% of 3350 GB/s from memory") && text.contains("60% of 989 TFLOP/s"), "{text}");
     assert!(text.contains("80% of 450 GB/s to other shards, and 10 µs per collective"), "{text}");
