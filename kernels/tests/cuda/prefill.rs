@@ -1,6 +1,7 @@
 //! Attention of steps with any number of queries per sequence.
 
 use millrace_kernels::cuda::ops::attention::{Attention, attention_plain};
+use millrace_kernels::cuda::ops::paged::Batch;
 use millrace_kernels::cuda::ops::prefill::{Kernel, prefill, prefill_by};
 use millrace_kernels::cuda::{Elem, Memory};
 
@@ -102,6 +103,46 @@ fn fast_shape(rng: &mut Rng, head_dim: usize) -> Shape {
         activations: elem,
         cached: elem,
     }
+}
+
+/// A step's first sequences may be left out, as those are that decode: nothing changes for the others.
+#[test]
+fn the_first_sequences_may_be_left_out() {
+    for_seeds(8, |rng| {
+        let head_dim = rng.pick(&[64, 128]);
+        let shape = fast_shape(rng, head_dim);
+        let mut rows = random_rows(rng, 4, 70, 40);
+        // More single tokens than a block has queries.
+        let singles = rng.pick(&[1, 3, 130, 300]);
+        let last = rows.len();
+        rows.iter_mut().enumerate().for_each(|(i, row)| row.sequence = singles.min(1) + i);
+        rows.splice(0..0, (0..singles).map(|_| Row { sequence: 0, queries: 1, context: 1, prefix: 0 }));
+        assert_eq!(rows.len(), singles + last);
+        let contexts: Vec<usize> =
+            [1].into_iter().chain(rows[singles..].iter().map(|row| row.context)).collect();
+        let cache = Cache::random(rng, shape, &contexts);
+        let step = Step::random(rng, &cache, &rows, Features::plain(head_dim));
+        let width = shape.heads * shape.head_dim;
+        for kernel in [Kernel::Plain, Kernel::Mma] {
+            let want = run(kernel, &cache, &step);
+            let out = garbage(shape.activations, step.tokens() * width);
+            let all = attention(&cache, &step, &out);
+            let batch = Batch {
+                rows: last,
+                query_start: all.batch.query_start.slice(singles..rows.len() + 1),
+                context: all.batch.context.slice(singles..rows.len()),
+                tables: all
+                    .batch
+                    .tables
+                    .slice(singles * all.batch.table_stride..rows.len() * all.batch.table_stride),
+                ..all.batch
+            };
+            prefill_by(&DEVICE, kernel, &Attention { batch, ..all }).unwrap();
+            let got: Vec<f32> = get(out.view(shape.activations));
+            assert_eq!(got[singles * width..], want[singles * width..], "{kernel:?}");
+            assert!(got[..singles * width].iter().all(|x| x.is_nan()), "{kernel:?}: others were touched");
+        }
+    });
 }
 
 /// Hopper's kernel beside the reference and its twin. Only such a card can run it.

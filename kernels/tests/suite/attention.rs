@@ -89,7 +89,8 @@ impl Case {
         };
         let size = StepSize {
             block_size: self.block_size,
-            blocks,
+            // As if all shared their keys: a card has memory for fewer splits than there are, and does them in several passes.
+            blocks: if self.decodes { 1 } else { blocks },
             kv_dtype: self.dtype,
             attention: &[spec],
             ..step_size(total, self.lengths.len(), longest * self.block_size)

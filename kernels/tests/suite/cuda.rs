@@ -180,3 +180,54 @@ fn decoding_is_the_same_in_any_company() {
         assert_same_bits("alone", &case.run(&bf16, &alone), &got);
     }
 }
+
+/// Tokens and biases of new sequences that there is no room for beside a step go before it.
+#[test]
+fn more_new_tokens_and_biases_than_a_step_has_room_for() {
+    let (vocab, longest) = (3000, 3000);
+    let mut step = CUDA.step(&StepSize { vocab, ..step_size(4, 3, longest) }).unwrap();
+    let identity: Vec<f32> = (0..vocab).map(|id| id as f32).collect();
+    let (table, mut out) = (matrix(&*CUDA, &identity, 1, DType::F32), CUDA.buf(4, 1).unwrap());
+    let prompts: Vec<Vec<u32>> =
+        (0..3).map(|slot| (0..longest as u32 - slot).map(|i| (i * 7 + slot) % 3000).collect()).collect();
+    // The last bias of each is the one that counts.
+    let params: Vec<SamplingParams> = (0..3u32)
+        .map(|slot| {
+            let logit_bias = (0..2000).map(|i| ((i + 500 * slot) % 3000, i as f32)).collect();
+            SamplingParams { logit_bias, ..SamplingParams::default() }
+        })
+        .collect();
+    for (slot, (tokens, params)) in prompts.iter().zip(&params).enumerate() {
+        CUDA.admit(&mut step, slot, tokens, params).unwrap();
+    }
+    let blocks: Vec<u32> = (0..longest.div_ceil(16) as u32).collect();
+    let rows: Vec<SeqRow<'_>> = prompts
+        .iter()
+        .enumerate()
+        .map(|(slot, prompt)| {
+            let count = if slot == 0 { 2 } else { 1 };
+            let start = prompt.len() - count;
+            SeqRow { slot, start, count, decodes: false, blocks: &blocks[..prompt.len().div_ceil(16)] }
+        })
+        .collect();
+    let samples: Vec<SampleRow<'_>> = prompts
+        .iter()
+        .zip(&params)
+        .map(|(tokens, params)| SampleRow { params, tokens, prompt_len: tokens.len(), allowed: None })
+        .collect();
+    CUDA.begin(
+        &mut step,
+        &StepInput { tokens: &[0; 4], rows: &rows, outputs: &[1, 2, 3], samples: &samples },
+    )
+    .unwrap();
+    CUDA.prepare(&mut step).unwrap();
+    CUDA.embed(&step, &table, 0, &mut out).unwrap();
+    CUDA.sample(&mut step, &mut upload(&*CUDA, &vec![0.0; 3 * vocab], vocab), &samples).unwrap();
+    CUDA.append(&mut step).unwrap();
+    CUDA.finish(&mut step).unwrap();
+    let mut chosen = Vec::new();
+    CUDA.collect(&mut step, &mut chosen).unwrap();
+    let last = |slot: usize, back: usize| prompts[slot][prompts[slot].len() - back] as f32;
+    assert_eq!(CUDA.read(&out, 4).unwrap(), [last(0, 2), last(0, 1), last(1, 1), last(2, 1)]);
+    assert_eq!(chosen.iter().map(|sampled| sampled.token).collect::<Vec<_>>(), [1999, 2499, 2999]);
+}

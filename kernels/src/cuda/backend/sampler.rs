@@ -127,14 +127,16 @@ impl Sampler {
         self.results.view(Elem::U32).slice(0..len * self.rows)
     }
 
-    /// The first `n` rows of the results as they have come back.
-    pub(super) fn read(&self, results: &[u8], n: usize) -> impl Iterator<Item = Sampled> {
+    /// The first `n` rows of the results as they have come back. Where another rank has chosen there are tokens alone.
+    pub(super) fn read(&self, results: &[u8], n: usize, tokens_alone: bool) -> impl Iterator<Item = Sampled> {
         let rows = self.rows;
-        let word = |at: usize| -> u32 {
-            results[at * 4..].iter().take(4).rev().fold(0, |w, b| w << 8 | u32::from(*b))
-        };
+        let word =
+            |at: usize| -> u32 { results[at * 4..][..4].iter().rev().fold(0, |w, b| w << 8 | u32::from(*b)) };
         let float = move |at: usize| f32::from_bits(word(at));
         (0..n).map(move |r| {
+            if tokens_alone {
+                return Sampled { token: word(r), logprob: 0.0, top: Vec::new() };
+            }
             let top = PER_ROW * rows + r * MOST_TOP;
             let count = word(2 * rows + r) as usize;
             let top = (top..top + count).map(|at| (word(at), float(at + rows * MOST_TOP)));

@@ -42,6 +42,8 @@ pub struct Step {
     /// Outputs that are not what the rows sample.
     asked_for: Option<Vec<u8>>,
     chosen: Chosen,
+    /// Whether this rank chooses tokens, and not another for it.
+    chooses: bool,
     /// Where the results of the steps under way come back, and which is next.
     back: Vec<Back>,
     turn: usize,
@@ -104,8 +106,6 @@ struct Bounds {
 struct Chosen {
     rows: usize,
     with_top: bool,
-    /// Whether this rank has chosen, and not another.
-    here: bool,
 }
 
 /// A step that was asked for.
@@ -151,6 +151,7 @@ impl Step {
             sampling: Vec::with_capacity(size.rows),
             asked_for: None,
             chosen: Chosen::default(),
+            chooses: false,
             back: (0..STEPS_AHEAD).map(|_| back()).collect::<Result<_>>()?,
             turn: 0,
             sampler,
@@ -251,7 +252,7 @@ impl Step {
         );
         let choices = self.sampling.iter().copied().zip(samples);
         let (masks, top) = self.sampler.choose(&mut self.words, choices)?;
-        self.chosen = Chosen { rows: samples.len(), with_top: top > 0, here: false };
+        self.chosen = Chosen { rows: samples.len(), with_top: top > 0 };
         self.words.send(device, masks)?;
         self.write(device, List::Histories)?;
         self.write(device, List::Biases)
@@ -286,7 +287,7 @@ impl Step {
 
     /// Chooses a token for each output.
     pub(super) fn sample(&mut self, device: &Device, logits: View<'_>) -> Result<()> {
-        self.chosen.here = true;
+        self.chooses = true;
         self.sampler.sample(device, (&self.words, &self.slots), self.bounds.outputs, logits)
     }
 
@@ -304,9 +305,9 @@ impl Step {
     /// The step has been asked for: what it chooses will come back.
     pub(super) fn finish(&mut self, device: &Device) -> Result<()> {
         let Back { results, done } = &mut self.back[self.turn];
-        let Chosen { rows, with_top, here } = self.chosen;
+        let Chosen { rows, with_top } = self.chosen;
         if rows > 0 {
-            let from = self.sampler.results(with_top && here);
+            let from = self.sampler.results(with_top && self.chooses);
             device.read_into(from, results, 0..from.bytes())?;
         }
         done.record()?;
@@ -325,12 +326,7 @@ impl Step {
         let UnderWay { turn, chosen: of_step } = self.under_way.pop_front().expect("a step is under way");
         let Back { results, done } = &self.back[turn];
         done.wait()?;
-        let all = self.sampler.read(results, of_step.rows);
-        match of_step.here {
-            true => chosen.extend(all),
-            // The rank that has chosen has the rest.
-            false => chosen.extend(all.map(|sampled| Sampled { logprob: 0.0, top: Vec::new(), ..sampled })),
-        }
+        chosen.extend(self.sampler.read(results, of_step.rows, !self.chooses));
         Ok(())
     }
 
