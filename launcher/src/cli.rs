@@ -120,6 +120,9 @@ pub(crate) struct EngineArgs {
     /// Tokens that the KV cache can hold; computed from the free memory when absent
     #[arg(long, env = "MAX_BATCH_TOTAL_TOKENS", value_name = "N")]
     pub(crate) max_batch_total_tokens: Option<u32>,
+    /// Share of the device's free memory that may be used; the KV cache is what this leaves when its size is not given
+    #[arg(long, env = "CUDA_MEMORY_FRACTION", default_value_t = 1.0, value_name = "SHARE", value_parser = share)]
+    pub(crate) cuda_memory_fraction: f64,
     /// Sequences computed per step
     #[arg(long, env = "MAX_BATCH_SIZE", default_value_t = 64, value_name = "N")]
     pub(crate) max_batch_size: u32,
@@ -152,6 +155,12 @@ pub(crate) fn seconds(text: &str) -> Result<f64, String> {
     } else {
         Err("must be above 0, and below a year".into())
     }
+}
+
+/// More than nothing and no more than all.
+fn share(text: &str) -> Result<f64, String> {
+    let share: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if share > 0.0 && share <= 1.0 { Ok(share) } else { Err("must be above 0 and at most 1".into()) }
 }
 
 /// `millrace serve`.

@@ -136,6 +136,7 @@ pub(crate) fn shard_flags(model: &ModelArgs, engine: &EngineArgs) -> Vec<OsStrin
     push("--null-step-micros", engine.null_step_micros.to_string());
     push("--max-batch-prefill-tokens", engine.max_batch_prefill_tokens.to_string());
     push("--max-batch-size", engine.max_batch_size.to_string());
+    push("--cuda-memory-fraction", engine.cuda_memory_fraction.to_string());
     let optional = [
         (
             "--huggingface-hub-cache",

@@ -42,7 +42,7 @@ pub enum Device {
 }
 
 /// What a shard process is told when it is started.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct ShardOptions {
     /// Where the router listens.
     pub address: Address,
@@ -68,6 +68,8 @@ pub struct ShardOptions {
     pub max_total_tokens: Option<usize>,
     /// KV cache in tokens; as many as the memory allows if not given.
     pub max_batch_total_tokens: Option<usize>,
+    /// The share of the device's free memory that counts as free, above 0 and up to 1.
+    pub memory_fraction: f64,
     /// Tokens of one step.
     pub max_step_tokens: usize,
     /// Sequences at once.

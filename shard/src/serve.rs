@@ -99,6 +99,7 @@ fn start<P: Platform>(
     let dtype = options.dtype.unwrap_or(dtype);
     ledger.end("read the checkpoint's headers");
     let Opened { backend, free } = platform.open(dtype)?;
+    let free = free.map(|bytes| (bytes as f64 * options.memory_fraction) as usize);
     ledger.end("open the device");
 
     let wish = Wish {

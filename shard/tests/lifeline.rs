@@ -29,6 +29,7 @@ fn child() {
         kv_cache_dtype: None,
         max_total_tokens: None,
         max_batch_total_tokens: None,
+        memory_fraction: 1.0,
         max_step_tokens: 8,
         max_sequences: 1,
         block_size: 16,

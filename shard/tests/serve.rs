@@ -35,6 +35,7 @@ fn options() -> ShardOptions {
         kv_cache_dtype: None,
         max_total_tokens: Some(40),
         max_batch_total_tokens: Some(80),
+        memory_fraction: 1.0,
         max_step_tokens: 24,
         max_sequences: 3,
         block_size: 4,

@@ -42,6 +42,7 @@ fn options(address: Address) -> ShardOptions {
         kv_cache_dtype: None,
         max_total_tokens: None,
         max_batch_total_tokens: None,
+        memory_fraction: 1.0,
         max_step_tokens: 64,
         max_sequences: 4,
         block_size: 16,

@@ -58,7 +58,8 @@ pub(crate) struct HttpArgs {
     #[arg(long, env = "PAYLOAD_LIMIT", default_value_t = 2_000_000, value_name = "BYTES")]
     pub(crate) payload_limit: usize,
     /// Texts tokenised at the same time
-    #[arg(long, env = "VALIDATION_WORKERS", default_value_t = 2, value_name = "N")]
+    #[arg(long, env = "VALIDATION_WORKERS", default_value_t = 2, value_name = "N",
+          value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
     pub(crate) validation_workers: usize,
     /// Refuse requests for structured output
     #[arg(long, env = "DISABLE_GRAMMAR_SUPPORT", value_parser = clap::builder::BoolishValueParser::new())]

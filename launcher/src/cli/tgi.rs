@@ -20,8 +20,6 @@ pub(crate) struct TgiArgs {
     rope_scaling: Option<String>,
     #[arg(long, env = "ROPE_FACTOR", hide = true)]
     rope_factor: Option<f32>,
-    #[arg(long, env = "CUDA_MEMORY_FRACTION", hide = true)]
-    cuda_memory_fraction: Option<f32>,
     #[arg(long, env = "WAITING_SERVED_RATIO", hide = true)]
     waiting_served_ratio: Option<f32>,
     #[arg(long, env = "MAX_WAITING_TOKENS", hide = true)]
@@ -69,11 +67,6 @@ impl TgiArgs {
             ("--lora-adapters", self.lora_adapters.is_some(), "merge the adapter into the weights"),
             ("--rope-scaling", self.rope_scaling.is_some(), "set rope_scaling in the model's config.json"),
             ("--rope-factor", self.rope_factor.is_some(), "set rope_scaling in the model's config.json"),
-            (
-                "--cuda-memory-fraction",
-                self.cuda_memory_fraction.is_some_and(|fraction| fraction < 1.0),
-                "bound the KV cache with --max-batch-total-tokens",
-            ),
         ];
         if let Some((flag, _, instead)) = refused.iter().find(|(_, given, _)| *given) {
             bail!("{flag} is not supported: {instead}");
@@ -83,11 +76,6 @@ impl TgiArgs {
             ("--waiting-served-ratio", self.waiting_served_ratio.is_some(), chunks),
             ("--max-waiting-tokens", self.max_waiting_tokens.is_some(), chunks),
             ("--cuda-graphs", self.cuda_graphs.is_some(), "there is nothing to choose"),
-            (
-                "--cuda-memory-fraction",
-                self.cuda_memory_fraction.is_some(),
-                "all of the memory is used anyway",
-            ),
             ("--prometheus-port", self.prometheus_port.is_some(), "/metrics is on the port of the API"),
             ("--shard-uds-path", self.shard_uds_path.is_some(), "sockets live in a private folder"),
             ("--master-addr", self.master_addr.is_some(), "several machines are named by --leader-address"),

@@ -33,6 +33,11 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     if let Role::Worker(worker) = role {
         return node::run(&worker, &model, &engine, json_output);
     }
+    if let (Some(input), Some(total)) = (http.max_input_tokens, engine.max_total_tokens)
+        && input >= total
+    {
+        bail!("--max-input-tokens {input} must be less than --max-total-tokens {total}");
+    }
     let limits = Limits {
         max_concurrent_requests: http.max_concurrent_requests,
         max_best_of: http.max_best_of,

@@ -30,6 +30,7 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         kv_cache_dtype: model.kv_cache_dtype.map(Into::into),
         max_total_tokens: engine.max_total_tokens.map(|n| n as usize),
         max_batch_total_tokens: engine.max_batch_total_tokens.map(|n| n as usize),
+        memory_fraction: engine.cuda_memory_fraction,
         max_step_tokens: engine.max_step_tokens() as usize,
         max_sequences: engine.max_batch_size as usize,
         block_size: 16,

@@ -57,7 +57,7 @@ async fn calls_are_items_of_the_output() {
     let output = body["output"].as_array().unwrap();
     assert_eq!((&body["status"], output.len()), (&json!("incomplete"), 2));
     assert_eq!((&output[0]["status"], &output[1]["status"]), (&json!("completed"), &json!("incomplete")));
-    assert_eq!(output[1]["arguments"], "{\"n\"");
+    assert_eq!(output[1]["arguments"], "{\"n\":");
 }
 
 #[tokio::test]

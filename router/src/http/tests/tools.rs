@@ -214,7 +214,7 @@ async fn a_model_whose_template_knows_no_tools_is_told_of_them_in_its_messages()
     assert_eq!(body["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "get", "{body}");
     let text = prompt(&mut server).await;
     let shown = "user: hi\n---\n[{\"type\":\"function\",\"function\":{\"name\":\"get\",";
-    assert!(text[1..].starts_with(shown), "{text}");
+    assert!(text.trim_start_matches('Ā').starts_with(shown), "{text}");
     assert!(
         text.ends_with("like this: {\"name\": \"NAME\", \"arguments\": {\"KEY\":\"VALUE\"}}\nassistant: "),
         "{text}"
@@ -224,7 +224,7 @@ async fn a_model_whose_template_knows_no_tools_is_told_of_them_in_its_messages()
     let text = prompt(&mut server).await;
     assert!(text.ends_with("}]\nCall one!\nassistant: "), "{text}");
     server.post(PATH, request(json!({"tool_choice": "none"}))).await;
-    assert_eq!(&prompt(&mut server).await[1..], "user: hi\nassistant: ");
+    assert_eq!(prompt(&mut server).await, "Āuser: hi\nassistant: ");
 
     // What was called is written as it would have been.
     let call =
@@ -234,8 +234,8 @@ async fn a_model_whose_template_knows_no_tools_is_told_of_them_in_its_messages()
     server.post(PATH, json!({"messages": messages})).await;
     let text = prompt(&mut server).await;
     let expected =
-        "user: hi\nassistant: Well.\n{\"name\": \"get\", \"arguments\": {\"n\":1}}\ntool: 42\nassistant: ";
-    assert_eq!(&text[1..], expected);
+        "Āuser: hi\nassistant: Well.\n{\"name\": \"get\", \"arguments\": {\"n\":1}}\ntool: 42\nassistant: ";
+    assert_eq!(text, expected);
     let written = server.post("/chat_tokenize", request(json!({}))).await.json()["templated_text"].clone();
     assert!(written.as_str().unwrap().contains("---"), "{written}");
 }
