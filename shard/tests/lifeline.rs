@@ -26,8 +26,6 @@ fn child() {
         all_reduce: AllReduce::Auto,
         ranks_per_card: 1,
         wire: Wire::Shm,
-        all_reduce: AllReduce::Auto,
-        ranks_per_card: 1,
         collective_timeout: Duration::from_secs(30),
         dtype: None,
         kv_cache_dtype: None,

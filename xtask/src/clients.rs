@@ -62,8 +62,20 @@ fn node(folder: &Path) -> bool {
             std::fs::copy(pinned.with_file_name("package.json"), folder.join("package.json"))
         });
         let npm = ["ci", "--no-audit", "--no-fund", "--ignore-scripts"];
-        copied.is_ok() && command("npm", Command::new("npm").args(npm).current_dir(folder))
+        copied.is_ok() && has_npm() && command("npm", Command::new("npm").args(npm).current_dir(folder))
     })
+}
+
+/// Whether there is a Node.js, Debian's if need be.
+fn has_npm() -> bool {
+    let found = Command::new("npm").arg("--version").output().is_ok_and(|done| done.status.success());
+    let apt = |arguments: &[&str]| {
+        let mut apt = Command::new("apt-get");
+        command("apt-get", apt.args(arguments).env("DEBIAN_FRONTEND", "noninteractive"))
+    };
+    found
+        || (apt(&["update", "--quiet=2"])
+            && apt(&["install", "--yes", "--quiet=2", "--no-install-recommends", "nodejs", "npm"]))
 }
 
 /// Installs what the file `pinned` lists, and then keeps a copy of it, which says what is there.

@@ -38,6 +38,11 @@ DEVICE void sample_plain(const float *logits, float *work, const uint32_t *table
     for (int i = 0; t.penalised() && i < int(t.word(kPosition)); i++) {
       if (history[i] == uint32_t(id)) count = (count + (i >= int(t.word(kPromptLen)))) | kSeen;
     }
+    if (t.marked()) {
+      float four[4] = {v, v, v, v};
+      mark(four, id, last_token(a, t), t);
+      v = four[id % 4];
+    }
     v = penalise(v, count, t);
     for (uint32_t b = t.word(kBiasStart); b < t.word(kBiasStart) + t.word(kBiasCount); b++) {
       if (a.bias_ids[b] == uint32_t(id)) v = __fadd_rn(v, a.biases[b]);

@@ -21,7 +21,7 @@ constexpr u64 kNone = ~0ull;
 // The columns of the table of parameters, u32 or f32 [column, stride] with a row's value at [row].
 enum Column {
   kFlags, kTemperature, kTopK, kTopP, kFloor, kTypicalP, kRepetition, kFrequency, kPresence, kSeedLow, kSeedHigh, kPosition, kPromptLen,
-  kSlot, kTopN, kMaskRow, kBiasStart, kBiasCount,
+  kSlot, kTopN, kMaskRow, kBiasStart, kBiasCount, kGreenBelow, kGreenBias,
 };
 constexpr uint32_t kDoSample = 1, kWarped = 2;
 
@@ -35,7 +35,8 @@ struct Table {
   DEVICE bool warped() const { return word(kFlags) & kWarped; }
   DEVICE bool penalised() const { return number(kRepetition) != 1.0f || number(kFrequency) != 0.0f || number(kPresence) != 0.0f; }
   // Whether a token is chosen from other logits than the model's.
-  DEVICE bool adjusted() const { return penalised() || word(kBiasCount) != 0 || int(word(kMaskRow)) >= 0; }
+  DEVICE bool adjusted() const { return penalised() || marked() || word(kBiasCount) != 0 || int(word(kMaskRow)) >= 0; }
+  DEVICE bool marked() const { return word(kGreenBelow) != 0; }
   // Whether the log-probabilities are those of the adjusted logits and known before a token is drawn.
   DEVICE bool reports_adjusted() const { return warped() && !samples(); }
 };
@@ -136,6 +137,21 @@ DEVICE uint4 philox(uint32_t c0, uint32_t c1, uint32_t k0, uint32_t k1) {
     k1 += 0xBB67AE85u;
   }
   return make_uint4(c0, c1, c2, c3);
+}
+
+DEVICE uint32_t last_token(const Adjust &a, const Table &t) {
+  return a.history[int64_t(t.word(kSlot)) * a.history_stride + int(t.word(kPosition)) - 1];
+}
+
+// Adds the watermark's bias to those of four neighbours, the first at `id`, that are green after `previous`; see `src/sample/watermark.rs`.
+DEVICE void mark(float *four, int id, uint32_t previous, const Table &t) {
+  const uint4 words = philox(uint32_t(id) / 4, 0, 15485863u, previous);
+  const uint32_t below = t.word(kGreenBelow);
+  const float bias = t.number(kGreenBias);
+  if (words.x < below) four[0] = __fadd_rn(four[0], bias);
+  if (words.y < below) four[1] = __fadd_rn(four[1], bias);
+  if (words.z < below) four[2] = __fadd_rn(four[2], bias);
+  if (words.w < below) four[3] = __fadd_rn(four[3], bias);
 }
 
 DEVICE double gumbel(uint32_t word) { return -log(-log1p(-(double(word) + 0.5) * 2.3283064365386963e-10)); }

@@ -134,10 +134,13 @@ DEVICE void scan(const float *logits, float *adjusted, float *seg_max, Seen *see
       }
     }
     __syncthreads();
+    const uint32_t previous = t.marked() ? last_token(a, t) : 0;
 #pragma unroll
     for (int s = 0; s < kSteps; s++) {
+      float four[4] = {raw[4 * s], raw[4 * s + 1], raw[4 * s + 2], raw[4 * s + 3]};
+      if (t.marked()) mark(four, start + place(s, 0), previous, t);
 #pragma unroll
-      for (int i = 0; i < 4; i++) counts[place(s, i)] = __float_as_uint(penalise(raw[4 * s + i], counts[place(s, i)], t));
+      for (int i = 0; i < 4; i++) counts[place(s, i)] = __float_as_uint(penalise(four[i], counts[place(s, i)], t));
     }
     __syncthreads();
     const int first = int(t.word(kBiasStart)), biases = int(t.word(kBiasCount));

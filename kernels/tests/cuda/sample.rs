@@ -5,7 +5,7 @@ use millrace_kernels::cuda::ops::sample::{
 };
 use millrace_kernels::cuda::{Device, Elem, Memory};
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, HostMemory, Result, SampleRow, Sampled, SamplingParams};
+use millrace_kernels::{Backend, HostMemory, Result, SampleRow, Sampled, SamplingParams, Watermark};
 
 use crate::common::*;
 
@@ -253,6 +253,10 @@ fn random_row(vocab: usize, rng: &mut Rng) -> Row {
     } else {
         logits(vocab, rng)
     };
+    if rng.below(4) == 0 {
+        params.watermark =
+            Some(Watermark { gamma: rng.pick(&[0.1, 0.5, 0.9]), delta: rng.pick(&[2.0, -3.0, 8.0]) });
+    }
     Row { params, tokens, prompt_len, mask, logits }
 }
 

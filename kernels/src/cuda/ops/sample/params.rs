@@ -5,7 +5,7 @@ use crate::sampling::SamplingParams;
 use crate::{Error, Result};
 
 /// Columns of the table: see `Column` in `sample_row.cuh`, which has the same order.
-pub const COLUMNS: usize = 18;
+pub const COLUMNS: usize = 20;
 
 /// The largest vocabulary: ids are the low 20 bits of the kernels' keys.
 pub const MOST_TOKENS: usize = 1 << 20;
@@ -19,7 +19,7 @@ pub struct Choice<'a> {
     pub tokens: usize,
     /// How many of them are the prompt.
     pub prompt_len: usize,
-    /// The sequence's row of [`super::Rows::history`], which is read if a penalty is on.
+    /// The sequence's row of [`super::Rows::history`], which is read if a penalty or a watermark is on.
     pub slot: usize,
     /// The sequence's row of [`super::Rows::masks`], if only some tokens are allowed.
     pub mask: Option<usize>,
@@ -79,8 +79,9 @@ pub const ELEM: Elem = Elem::U32;
 fn check(row: usize, c: &Choice<'_>, bounds: &Bounds) -> Result<()> {
     let p = c.params;
     let penalised = p.repetition_penalty != 1.0 || p.frequency_penalty != 0.0 || p.presence_penalty != 0.0;
+    let looks_back = penalised || p.watermark.is_some();
     let (slots, longest) = bounds.history;
-    let what = if penalised && (c.slot >= slots || c.tokens > longest) {
+    let what = if looks_back && (c.slot >= slots || c.tokens > longest) {
         "its history"
     } else if c.mask.is_some_and(|mask| mask >= bounds.masks) {
         "its mask"
@@ -100,6 +101,8 @@ fn words(c: &Choice<'_>) -> [u32; COLUMNS] {
     let p = c.params;
     let floor = if p.min_p > 0.0 { p.min_p.min(1.0).ln() } else { f32::NEG_INFINITY };
     let (top_k, top_p) = (p.top_k.min(MOST_TOKENS as u32), p.top_p);
+    // It follows from the token before.
+    let watermark = p.watermark.filter(|_| c.tokens > 0);
     [
         u32::from(p.do_sample) | u32::from(p.warped_logprobs) << 1,
         p.temperature.to_bits(),
@@ -120,5 +123,8 @@ fn words(c: &Choice<'_>) -> [u32; COLUMNS] {
         c.mask.map_or(u32::MAX, |mask| mask as u32),
         c.biases.0 as u32,
         c.biases.1 as u32,
+        // As the host compares a word with gamma * 2^32.
+        watermark.map_or(0, |of| (f64::from(of.gamma) * 2f64.powi(32)).ceil() as u32),
+        watermark.map_or(0, |of| of.delta.to_bits()),
     ]
 }
