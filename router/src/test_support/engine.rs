@@ -23,7 +23,7 @@ pub(crate) struct FakeEngine {
 /// What the engine answers.
 #[derive(Debug, Clone)]
 pub(crate) enum Script {
-    /// This text, byte for byte, then the end token.
+    /// This text, byte for byte, then the end token until the answer has ended.
     Say(String),
     /// This text, then a failure.
     Fail(String),
@@ -108,10 +108,13 @@ async fn play(script: Script, request: &Request, events: &mpsc::UnboundedSender<
         let end = Event::Prompt(Vec::new(), Some(Finish::Length));
         return request.prompt_logprobs.is_some() || events.send(end).is_ok();
     }
-    let end = matches!(script, Script::Say(_)).then_some(EOS);
-    let ids = text.iter().map(|&byte| u32::from(byte)).chain(end);
-    let ids: Box<dyn Iterator<Item = u32> + Send> =
-        if forever { Box::new(ids.collect::<Vec<_>>().into_iter().cycle()) } else { Box::new(ids) };
+    let script_ids = text.into_iter().map(u32::from);
+    let ids: Box<dyn Iterator<Item = u32> + Send> = match &script {
+        Script::Forever(_) => Box::new(script_ids.collect::<Vec<_>>().into_iter().cycle()),
+        // Again and again where that does not end an answer.
+        Script::Say(_) => Box::new(script_ids.chain(std::iter::repeat(EOS))),
+        _ => Box::new(script_ids),
+    };
     for (i, id) in ids.enumerate() {
         let top = (0..request.sampling.top_n).map(|n| (id ^ n, -0.25 - n as f32)).collect();
         let finish = if i + 1 == request.max_new_tokens as usize {
