@@ -162,7 +162,14 @@ fn loading_ends_with_what_is_ready() {
     let phases: Vec<&str> = ready.phases.iter().map(|phase| phase.name.as_str()).collect();
     assert_eq!(
         phases,
-        ["read the checkpoint's headers", "open the device", "load weights", "allocate", "warm up"]
+        [
+            "read the checkpoint's headers",
+            "open the device",
+            "choose algorithms",
+            "load weights",
+            "allocate",
+            "warm up"
+        ]
     );
     assert!(ready.phases[2].micros > 0 && ready.phases[4].micros > 0);
 

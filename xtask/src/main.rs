@@ -66,7 +66,7 @@ fn main() -> ExitCode {
             fuzz::run(target.as_deref(), arguments.next().as_deref().unwrap_or("60"))
         }
         Some("compatibility") => {
-            let test = ["test", "--package", "millrace-router", "--lib", "http::tests::compatibility"];
+            let test = ["test", "--workspace", SIMULATED, "--lib", "http::tests::compatibility"];
             cargo_with(&test, &[("MILLRACE_WRITE_COMPATIBILITY", "1")])
         }
         Some("smoke") => smoke::run(),

@@ -91,7 +91,7 @@ impl TokenLimits {
             // A prompt that is itself too long is told so.
             None => self.max_total.saturating_sub(input),
         };
-        if input + wanted > self.max_total {
+        if wanted > 0 && input + wanted > self.max_total {
             let detail = format!(
                 "`inputs` tokens + `max_new_tokens` must be <= {}. Given: {input} `inputs` tokens and {wanted} \
                  `max_new_tokens`",

@@ -230,7 +230,7 @@ fn the_table_compares_sizes() {
     assert_eq!(row(&text, "weights"), ["131.42 GiB", "65.71 GiB", "16.43 GiB"]);
     assert_eq!(row(&text, "collectives"), ["0", "163", "163"]);
     // Two: 69.67 GB at 2.68 TB/s, 163 collectives, and 2.89 MB at 360 GB/s.
-    assert_eq!(row(&text, "time")[..2], ["does not fit", "27.63ms"]);
+    assert_eq!(row(&text, "time")[..2], ["does not fit", "27.64ms"]);
     assert_eq!(row(&text, "tokens per second")[..2], ["does not fit", "36"]);
     assert!(text.contains("80% of 3350 GB/s from memory") && text.contains("60% of 989 TFLOP/s"), "{text}");
     assert!(text.contains("80% of 450 GB/s to other shards, and 10 µs per collective"), "{text}");

@@ -172,6 +172,16 @@ async fn prompt_logprobs_are_vllms() {
     let first = json!({"117": {"logprob": -2.0, "rank": 7, "decoded_token": "u"}});
     assert_eq!(tokens[1], first);
     assert_eq!(server.post(PATH, request(json!({}))).await.json().get("prompt_logprobs"), None);
+    for (fields, param, text) in [
+        (json!({"prompt_logprobs": 1, "stream": true}), "prompt_logprobs", "not supported when streaming"),
+        (json!({"prompt_logprobs": 9}), "prompt_logprobs", "must be >= 0 and <= 5. Given: 9"),
+        (json!({"max_tokens": 0, "prompt_logprobs": 1}), "max_tokens", "strictly positive"),
+    ] {
+        let reply = server.post(PATH, request(fields)).await;
+        let error = reply.json()["error"].clone();
+        assert_eq!((reply.status.as_u16(), &error["param"]), (400, &json!(param)), "{error}");
+        assert!(error["message"].as_str().unwrap().contains(text), "{error}");
+    }
 }
 
 #[tokio::test]
@@ -237,14 +247,6 @@ async fn what_is_wrong_is_said_in_openais_shape() {
             "must be text, json_object or",
         ),
         (request(json!({"guided_json": {}})), 400, "guided_json", "not supported"),
-        (
-            request(json!({"prompt_logprobs": 1, "stream": true})),
-            400,
-            "prompt_logprobs",
-            "not supported when streaming",
-        ),
-        (request(json!({"prompt_logprobs": 9})), 400, "prompt_logprobs", "must be >= 0 and <= 5. Given: 9"),
-        (request(json!({"max_tokens": 0, "prompt_logprobs": 1})), 400, "max_tokens", "strictly positive"),
         (
             request(json!({"min_tokens": 9, "max_tokens": 8})),
             400,

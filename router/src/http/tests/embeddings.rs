@@ -99,7 +99,12 @@ async fn what_is_wrong() {
         (json!({"input": ["a", ""]}), 400, "input", "`input` cannot be empty"),
         (json!({"input": [[]]}), 400, "input", "`input` cannot be empty"),
         (json!({"input": [70000]}), 400, "input", "token id 70000 is outside of the vocabulary of 258"),
-        (json!({"input": "a".repeat(1100)}), 400, "input", "`input` tokens + `max_tokens` must be <= 1024"),
+        (
+            json!({"input": "a".repeat(1100)}),
+            400,
+            "input",
+            "`input` must have less than 1023 tokens. Given: 1101",
+        ),
         (
             json!({"input": "a".repeat(1023)}),
             400,
