@@ -259,9 +259,9 @@ impl<D: Device> Planner<'_, D> {
             }
             longest = largest(shortest, longest, fits);
         }
-        let without_pool = self.footprint(&self.limits(longest, 0)).total();
-        let block = self.footprint(&self.limits(longest, 1)).kv_pool.max(1);
-        let blocks = ((budget - without_pool) / block).min(self.useful_blocks(longest));
+        // What the device keeps of steps may grow with the pool too.
+        let holds = |blocks: usize| self.footprint(&self.limits(longest, blocks)).total() <= budget;
+        let blocks = largest(longest.div_ceil(self.wish.block_size), self.useful_blocks(longest) + 1, holds);
         Ok((self.limits(longest, blocks), budget))
     }
 

@@ -49,6 +49,37 @@ fn plan_of(wish: &Wish) -> Result<Plan, PlanError> {
     plan(&spec(), wish, &Unpadded)
 }
 
+/// A device that keeps something of each block for its steps.
+struct Growing;
+
+impl Device for Growing {
+    fn matrix_bytes(&self, out: usize, cols: usize, dtype: DType) -> usize {
+        Unpadded.matrix_bytes(out, cols, dtype)
+    }
+
+    fn kv_bytes(&self, spec: &KvSpec) -> usize {
+        Unpadded.kv_bytes(spec)
+    }
+
+    fn scratch_bytes(&self, _rows: usize, _cols: usize) -> usize {
+        0
+    }
+
+    fn step_bytes(&self, size: &millrace_kernels::StepSize<'_>) -> usize {
+        300 * size.blocks
+    }
+}
+
+#[test]
+fn what_grows_with_the_pool_leaves_it_less() {
+    let wish = Wish { free: Some(200_000), ..wish() };
+    let found = plan(&spec(), &wish, &Growing).unwrap();
+    let blocks = found.limits.num_blocks;
+    assert!(found.footprint.total() <= 100_000 && blocks < plan_of(&wish).unwrap().limits.num_blocks);
+    let more = Limits { num_blocks: blocks + 1, ..found.limits };
+    assert!(footprint(&spec(), DType::F16, &more, &Growing).total() > 100_000);
+}
+
 #[test]
 fn every_byte_is_counted() {
     let limits = Limits {
