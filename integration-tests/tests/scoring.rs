@@ -99,3 +99,20 @@ fn scores_survive_a_shard() {
     });
     assert_eq!(server.metric("millrace_shard_restarts_total"), 1.0);
 }
+
+#[test]
+fn a_watermark_is_drawn_again_with_its_seed() {
+    let text = |flags: &[&str], watermark: bool| {
+        let parameters = json!({"watermark": watermark, "max_new_tokens": 60, "seed": 3, "temperature": 0.9});
+        let body = json!({"inputs": "Once upon a time", "parameters": parameters});
+        let answer = post(&Server::start(&[&["--dtype", "float32"], flags].concat()).url("/generate"), &body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.body["generated_text"].clone()
+    };
+    let (marked, plain) = (text(&[], true), text(&[], false));
+    assert_ne!(marked, plain);
+    assert_eq!(text(&["--num-shard", "2"], true), marked);
+    // A mark of no weight is none, and one of another part of the vocabulary is another.
+    assert_eq!(text(&["--watermark-delta", "0"], true), plain);
+    assert_ne!(text(&["--watermark-gamma", "0.25"], true), marked);
+}
