@@ -37,6 +37,11 @@ impl Chat {
     /// The conversation as the model's template writes it.
     pub(in crate::http) async fn render(self, app: &App) -> Result<String, OpenAiError> {
         let callable = self.asked.check()?.is_some();
+        self.write(app, callable).await
+    }
+
+    /// `callable`: the answer may call tools.
+    async fn write(self, app: &App, callable: bool) -> Result<String, OpenAiError> {
         let turn = Turn {
             continue_final_message: self.continue_final_message,
             add_generation_prompt: self.add_generation_prompt,
@@ -67,7 +72,7 @@ impl Chat {
             Some(tools) => Some(Calling::new(app, tools, &mut params)?),
             None => None,
         };
-        let prompt = self.render(app).await?;
+        let prompt = self.write(app, calling.is_some()).await?;
         let characters = prompt.chars().count();
         // The template has written what begins a prompt.
         let prepared = app.service.prepare(Prompt::Text(prompt, Specials::Omit), params).await?;
