@@ -1,4 +1,5 @@
 //! What tests share: a tokenizer of single bytes and an engine that says what it is told to.
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 mod engine;
 

@@ -77,7 +77,7 @@ fn what_grows_with_the_pool_leaves_it_less() {
     let blocks = found.limits.num_blocks;
     assert!(found.footprint.total() <= 100_000 && blocks < plan_of(&wish).unwrap().limits.num_blocks);
     let more = Limits { num_blocks: blocks + 1, ..found.limits };
-    assert!(footprint(&spec(), DType::F16, &more, &Growing).total() > 100_000);
+    assert!(footprint(&spec(), DType::F16, &more, 1, &Growing).total() > 100_000);
 }
 
 #[test]

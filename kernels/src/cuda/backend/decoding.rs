@@ -33,10 +33,7 @@ fn heads(attention: &AttentionSpec, activations: Elem, cache: Elem) -> Heads {
 }
 
 /// The step's limits, and the layers that the kernel takes.
-fn planned<'a>(
-    size: &'a StepSize<'_>,
-    activations: Elem,
-) -> (Limits, impl Iterator<Item = (Heads, Option<usize>)>) {
+fn planned(size: &StepSize<'_>, activations: Elem) -> (Limits, impl Iterator<Item = (Heads, Option<usize>)>) {
     let cache = Elem::from(size.kv_dtype);
     let of_one = decode::splits(cache, size.sequence_tokens);
     // Each sequence may begin a split more than its share of the pool has.

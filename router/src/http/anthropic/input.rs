@@ -61,7 +61,7 @@ fn add(message: &Value, to: &mut Transcript) -> Result<(), String> {
                 }
                 done = true;
             }
-            _ => said += &of_block(block)?,
+            _ => said += of_block(block)?,
         }
     }
     if !said.is_empty() || !done {
