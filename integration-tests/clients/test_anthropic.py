@@ -54,6 +54,7 @@ def test_tools(client, weather):
     choice = {"type": "any", "disable_parallel_tool_use": True}
     asked = {**ASKED, "max_tokens": 200, "tools": tools, "tool_choice": choice}
     message = client.messages.create(**asked)
+    type(message).model_validate(message.model_dump(mode="json", by_alias=True, exclude_unset=True))
     [block] = message.content
     assert message.stop_reason == "tool_use" and block.type == "tool_use" and block.name == "weather"
     assert block.input["city"] in ("Rome", "Oslo") and 1 <= block.input["days"] <= 9

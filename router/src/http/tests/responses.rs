@@ -43,7 +43,7 @@ async fn an_answer() {
     let tokens = asked.prompt.len();
     assert_eq!(
         reply["usage"],
-        json!({"input_tokens": tokens, "input_tokens_details": {"cached_tokens": 3}, "output_tokens": 4,
+        json!({"input_tokens": tokens, "input_tokens_details": {"cached_tokens": 3, "cache_write_tokens": 0}, "output_tokens": 4,
                "output_tokens_details": {"reasoning_tokens": 0}, "total_tokens": tokens + 4})
     );
 

@@ -115,7 +115,7 @@ impl Body {
             (self.status == Status::Incomplete).then(|| json!({"reason": "max_output_tokens"}));
         self.usage = Some(Usage {
             input_tokens,
-            input_tokens_details: json!({"cached_tokens": answer.cached_tokens}),
+            input_tokens_details: json!({"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0}),
             output_tokens: answer.generated_tokens,
             output_tokens_details: json!({"reasoning_tokens": 0}),
             total_tokens: input_tokens + answer.generated_tokens as usize,
