@@ -48,7 +48,7 @@ struct Known {
 }
 
 /// Tokens that a request may get.
-fn new_tokens(request: &Request) -> usize {
+pub(super) fn new_tokens(request: &Request) -> usize {
     if request.pooling.is_some() { 0 } else { request.max_new_tokens as usize }
 }
 

@@ -7,7 +7,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::Totals;
-use super::ledger::{Ledger, work};
+use super::ledger::{Ledger, new_tokens, work};
 use super::traffic::Traffic;
 use crate::scheduler::tests::pretend::{PretendShard, alone, pretend_mask, scored_alone, vector_alone};
 use crate::scheduler::{Finish, Limits, News, Options, Request, Scheduler, SeqId};
@@ -125,9 +125,8 @@ impl World {
     }
 
     fn fits(&self, request: &Request) -> bool {
-        let positions = work(request);
-        positions < self.limits.max_sequence_tokens
-            && positions.div_ceil(self.limits.block_size) <= self.limits.num_blocks
+        request.prompt.len() + new_tokens(request) <= self.limits.max_sequence_tokens
+            && work(request).div_ceil(self.limits.block_size) <= self.limits.num_blocks
     }
 
     fn arrive(&mut self) {
