@@ -45,6 +45,7 @@ fn all_kinds() -> Vec<(&'static str, Value)> {
             "A lantern",
             json!({"do_sample": true, "seed": 8, "typical_p": 0.7, "repetition_penalty": 1.5, "top_n_tokens": 2}),
         ),
+        generate("Rain", json!({"watermark": true, "do_sample": true, "seed": 11})),
         generate("Count:", json!({"grammar": {"type": "regex", "value": "[0-9]{5}"}})),
         complete(
             "The bear",
@@ -106,6 +107,15 @@ fn models() -> Vec<PathBuf> {
     [Some("demo".into()), test_data("stories260k")].into_iter().flatten().collect()
 }
 
+/// What a server makes of given texts: scores, and vectors.
+fn made_of_texts(server: &Server) -> Value {
+    let scored = json!({"prompt": "Once upon a time", "echo": true, "logprobs": 2, "max_tokens": 0});
+    let scored = post(&server.url("/v1/completions"), &scored);
+    let vectors = post(&server.url("/v1/embeddings"), &json!({"input": ["Once upon a time", "A fox"]}));
+    assert_eq!((scored.status, vectors.status), (200, 200), "{} {}", scored.body, vectors.body);
+    json!([scored.body["choices"], vectors.body["data"]])
+}
+
 #[test]
 fn one_card_and_two_say_what_the_processor_says() {
     if !has_simulated_cards() {
@@ -115,6 +125,7 @@ fn one_card_and_two_say_what_the_processor_says() {
     for model in models() {
         let model = model.to_str().unwrap();
         let processor = start_small(model, "cpu", &EXACT);
+        let made = made_of_texts(&processor);
         for (shards, all_reduce) in [("1", "auto"), ("2", "nccl"), ("2", "peer")] {
             let flags = ["--dtype", "float32", "--num-shard", shards, "--all-reduce", all_reduce];
             let cards = start_small(model, "cuda-sim", &flags);
@@ -125,6 +136,7 @@ fn one_card_and_two_say_what_the_processor_says() {
                 let want = text(&processor, prompt, 10, seed);
                 assert_eq!(text(&cards, prompt, 10, seed), want, "{model} on {shards} cards by {all_reduce}");
             }
+            assert_alike(&made_of_texts(&cards), &made, &format!("{model} on {shards} cards by {all_reduce}"));
         }
     }
 }

@@ -187,6 +187,7 @@ impl<B: Backend> Engine for Worker<B> {
             (self.seq_rows, self.sample_rows) = (emptied(rows), emptied(samples));
             // Before another step takes the place of the states.
             (scored, pooled) = (self.score(&batch)?, self.pool(&batch)?);
+            self.decoder.finish(&self.backend)?;
         }
         self.slots.expect(&mut batch);
         self.under_way.push_back(UnderWay { id: step.id, batch, submitted, forward, scored, pooled });

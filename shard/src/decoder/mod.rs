@@ -142,8 +142,16 @@ impl<B: Backend> Decoder<B> {
                 }
             }
         }
-        backend.finish(&mut self.step)?;
         Ok(forward)
+    }
+
+    /// All that is wanted of the step that was submitted last has been asked for, scores included: it is done when all of that is. Otherwise a
+    /// rank that only has to wait for its tokens would leave out what others wait for.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn finish(&mut self, backend: &B) -> Result<(), Error> {
+        Ok(backend.finish(&mut self.step)?)
     }
 
     /// Whether the oldest step under way is done.
