@@ -136,7 +136,11 @@ fn one_card_and_two_say_what_the_processor_says() {
                 let want = text(&processor, prompt, 10, seed);
                 assert_eq!(text(&cards, prompt, 10, seed), want, "{model} on {shards} cards by {all_reduce}");
             }
-            assert_alike(&made_of_texts(&cards), &made, &format!("{model} on {shards} cards by {all_reduce}"));
+            assert_alike(
+                &made_of_texts(&cards),
+                &made,
+                &format!("{model} on {shards} cards by {all_reduce}"),
+            );
         }
     }
 }

@@ -23,7 +23,7 @@ enum Column {
   kFlags, kTemperature, kTopK, kTopP, kFloor, kTypicalP, kRepetition, kFrequency, kPresence, kSeedLow, kSeedHigh, kPosition, kPromptLen,
   kSlot, kTopN, kMaskRow, kBiasStart, kBiasCount, kGreenBelow, kGreenBias,
 };
-constexpr uint32_t kDoSample = 1, kWarped = 2;
+constexpr uint32_t kDoSample = 1, kWarped = 2, kAdjusted = 4;
 
 struct Table {
   const uint32_t *at;
@@ -35,7 +35,7 @@ struct Table {
   DEVICE bool warped() const { return word(kFlags) & kWarped; }
   DEVICE bool penalised() const { return number(kRepetition) != 1.0f || number(kFrequency) != 0.0f || number(kPresence) != 0.0f; }
   // Whether a token is chosen from other logits than the model's.
-  DEVICE bool adjusted() const { return penalised() || marked() || word(kBiasCount) != 0 || int(word(kMaskRow)) >= 0; }
+  DEVICE bool adjusted() const { return word(kFlags) & kAdjusted; }
   DEVICE bool marked() const { return word(kGreenBelow) != 0; }
   // Whether the log-probabilities are those of the adjusted logits and known before a token is drawn.
   DEVICE bool reports_adjusted() const { return warped() && !samples(); }

@@ -244,7 +244,6 @@ DEVICE void draw(const float *logits, const float *adjusted, const Seen *seen, C
   const float *row = (t.adjusted() ? adjusted : logits) + int64_t(t.row) * vocab;
   const int segment = int(blockIdx.x) * (kChunk / kSegment) + int(threadIdx.x / kWarp);
   const float temperature = t.number(kTemperature), floor = t.number(kFloor);
-  const uint32_t key_low = t.word(kSeedLow), key_high = t.word(kSeedHigh), position = t.word(kPosition);
   const bool needs_sum = t.warped();
   Drawn best = nothing_drawn();
   // No token that wins has a lower score: the most likely one's is not lower.
@@ -268,7 +267,7 @@ DEVICE void draw(const float *logits, const float *adjusted, const Seen *seen, C
       uint32_t able = 0;
       uint4 words = make_uint4(0, 0, 0, 0);
       if (fmaxf(fmaxf(x.x, x.y), fmaxf(x.z, x.w)) + kMostGumbel >= least) {
-        words = philox(uint32_t(id / 4), position, key_low, key_high);
+        words = philox(uint32_t(id / 4), t.word(kPosition), t.word(kSeedLow), t.word(kSeedHigh));
         // E > u and u > 2^-(z + 1), z being the leading zeros of the word, hence g < (z + 1) ln 2.
         auto bound = [](float x, uint32_t word) { return x + float(__clz(int(word)) + 1) * 0.693148f; };
         able = uint32_t(bound(x.x, words.x) >= least) | uint32_t(bound(x.y, words.y) >= least) << 1 |

@@ -78,8 +78,7 @@ pub const ELEM: Elem = Elem::U32;
 
 fn check(row: usize, c: &Choice<'_>, bounds: &Bounds) -> Result<()> {
     let p = c.params;
-    let penalised = p.repetition_penalty != 1.0 || p.frequency_penalty != 0.0 || p.presence_penalty != 0.0;
-    let looks_back = penalised || p.watermark.is_some();
+    let looks_back = is_penalised(p) || p.watermark.is_some();
     let (slots, longest) = bounds.history;
     let what = if looks_back && (c.slot >= slots || c.tokens > longest) {
         "its history"
@@ -97,14 +96,19 @@ fn check(row: usize, c: &Choice<'_>, bounds: &Bounds) -> Result<()> {
     Err(Error::Shape(format!("row {row} to sample: {what} are not within the memory for them")))
 }
 
+fn is_penalised(p: &SamplingParams) -> bool {
+    p.repetition_penalty != 1.0 || p.frequency_penalty != 0.0 || p.presence_penalty != 0.0
+}
+
 fn words(c: &Choice<'_>) -> [u32; COLUMNS] {
     let p = c.params;
     let floor = if p.min_p > 0.0 { p.min_p.min(1.0).ln() } else { f32::NEG_INFINITY };
     let (top_k, top_p) = (p.top_k.min(MOST_TOKENS as u32), p.top_p);
     // It follows from the token before.
     let watermark = p.watermark.filter(|_| c.tokens > 0);
+    let adjusted = is_penalised(p) || watermark.is_some() || c.biases.1 > 0 || c.mask.is_some();
     [
-        u32::from(p.do_sample) | u32::from(p.warped_logprobs) << 1,
+        u32::from(p.do_sample) | u32::from(p.warped_logprobs) << 1 | u32::from(adjusted) << 2,
         p.temperature.to_bits(),
         top_k,
         top_p.to_bits(),
