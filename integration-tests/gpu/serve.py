@@ -1,35 +1,33 @@
-"""The server on cards, over HTTP: serve.py texts|ranks|speed BINARY OUT_FOLDER.
+"""The server on cards, over HTTP: serve.py texts|ranks|logits|speed BINARY OUT_FOLDER [MODEL].
 
 texts  the greedy text on a card is that on the processor, in single precision (the demo model, and stories260k from MILLRACE_TEST_DATA)
 ranks  two ranks on one card say what one says (NCCL from 2.30 on; else it says so and passes)
-speed  decode, prefill and 64 streams of a Llama 8B shape with dummy weights: a table, and serve.json
+logits log-probabilities of prompts and answers of the MODEL of llama.py: answers.json, for llama.py to compare
+speed  decode, prefill and 64 streams of that MODEL: a table beside PyTorch's times (llama.json, if it is there), and serve.json
 
-Needs nothing beside Python. Servers listen on loopback and end with the check.
+Needs nothing beside Python. Servers listen on loopback and end with the check. MILLRACE_CHECK_DEVICE=cpu tries the last two out without a card.
 """
 
 import json
 import os
 import pathlib
+import random
 import re
 import statistics
 import subprocess
 import sys
 import threading
 import time
+import urllib.error
 import urllib.request
 
-LLAMA_8B = {
-    "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 4096, "intermediate_size": 14336,
-    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0, "max_position_embeddings": 32768, "torch_dtype": "bfloat16", "tie_word_embeddings": False,
-    "bos_token_id": 128000, "eos_token_id": 128001, "hidden_act": "silu", "attention_bias": False, "mlp_bias": False,
-}
-# Bytes of weights that a decode step reads: all but the embedding.
-WEIGHTS = 2 * (32 * (4096 * 6144 + 4096 * 4096 + 3 * 4096 * 14336) + 128256 * 4096)
 PROMPTS = ["Once upon a time", "The fox had a lantern and said that it was", "One day, Lily went to the"]
 # 13 tokens of the demo model's tokenizer, which stands in where there is none.
 WORDS = " the fox went over the hill with a lantern"
 PATIENCE = 240
+DEVICE = os.environ.get("MILLRACE_CHECK_DEVICE", "cuda")
+# Few and short, so that no two texts share a block.
+LOGIT_PROMPTS, LOGIT_TOKENS, LOGIT_TOP = [5, 70, 130], 24, 5
 
 
 class Server:
@@ -60,7 +58,10 @@ class Server:
 
     def post(self, path, body):
         request = urllib.request.Request(f"{self.address}{path}", json.dumps(body).encode(), {"Content-Type": "application/json"})
-        return urllib.request.urlopen(request, timeout=PATIENCE)
+        try:
+            return urllib.request.urlopen(request, timeout=PATIENCE)
+        except urllib.error.HTTPError as refused:
+            raise RuntimeError(f"{path}: {refused}: {refused.read().decode()}") from refused
 
     def text(self, prompt, tokens):
         with self.post("/generate", {"inputs": prompt, "parameters": {"max_new_tokens": tokens}}) as answer:
@@ -172,16 +173,53 @@ def decode(server, sequences, prompt, tokens):
     return step, idle, usages[0]["prompt_tokens"]
 
 
-def speed(binary, out):
-    model = pathlib.Path(out) / "llama-8b"
-    model.mkdir(exist_ok=True)
-    (model / "config.json").write_text(json.dumps(LLAMA_8B))
-    flags = ["--model-id", str(model), "--load-format", "dummy", "--device", "cuda", "--dtype", "bfloat16", "--max-batch-size", "256",
-             "--max-batch-prefill-tokens", "8192", "--max-total-tokens", "20000"]
+def logits(binary, out, model):
+    vocab = json.loads((pathlib.Path(model) / "config.json").read_text())["vocab_size"]
+    server = Server(binary, f"{out}/logits.log.server", flags_of(model))
+    answers = []
+    try:
+        for length in LOGIT_PROMPTS:
+            ids = random.Random(length).sample(range(3, vocab), length)
+            body = {"model": "tgi", "prompt": ids, "max_tokens": LOGIT_TOKENS, "temperature": 0, "ignore_eos": True, "return_token_ids": True,
+                    "prompt_logprobs": LOGIT_TOP, "logprobs": 1}
+            with server.post("/v1/completions", body) as answer:
+                choice = json.load(answer)["choices"][0]
+            there = enumerate(choice["prompt_logprobs"])
+            logprobs = {place: {id: of["logprob"] for id, of in given.items()} for place, given in there if given}
+            # What was prefilled, and then what was decoded.
+            generated = zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True)
+            logprobs.update({length + place: {id: logprob} for place, (id, logprob) in enumerate(generated)})
+            answers.append({"ids": ids + choice["token_ids"], "logprobs": logprobs})
+    finally:
+        server.stop()
+    pathlib.Path(f"{out}/answers.json").write_text(json.dumps(answers))
+
+
+def flags_of(model):
+    return ["--model-id", model, "--device", DEVICE, "--dtype", "bfloat16", "--max-batch-size", "256", "--max-batch-prefill-tokens", "8192",
+            "--max-total-tokens", "20000"]
+
+
+def read(path):
+    return json.loads(pathlib.Path(path).read_text()) if pathlib.Path(path).exists() else None
+
+
+def beside(torch, name, seconds):
+    return f"{torch[name] * 1e3:.2f} ms ({torch[name] / seconds:.2f}x)" if name in torch else ""
+
+
+def speed(binary, out, model):
+    config = read(f"{model}/config.json")
+    hidden, layers, wide = config["hidden_size"], config["num_hidden_layers"], config["intermediate_size"]
+    kv = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
+    blocks = layers * hidden * (2 * hidden + 2 * kv + 3 * wide)
+    # Bytes of weights that a decode step reads: all but the embedding.
+    weights = 2 * (blocks + config["vocab_size"] * hidden)
     # The first start may time algorithms and compile; the second finds both on the disk.
-    Server(binary, f"{out}/speed-first.log", flags).stop()
-    server = Server(binary, f"{out}/speed.log", flags)
-    copy = json.loads(pathlib.Path(f"{out}/bench.json").read_text())[0]["copy"] if pathlib.Path(f"{out}/bench.json").exists() else None
+    Server(binary, f"{out}/speed-first.log", flags_of(model)).stop()
+    server = Server(binary, f"{out}/speed.log", flags_of(model))
+    bench, torch = read(f"{out}/bench.json"), read(f"{out}/llama.json") or {}
+    copy, peak = (bench[0]["copy"], bench[0]["peak"]) if bench else (None, None)
     table, figures = [], {"start_seconds": server.start_seconds}
     try:
         since = time.monotonic()
@@ -190,12 +228,13 @@ def speed(binary, out):
         context = WORDS * 78
         for sequences in [1, 8, 32, 128, 256]:
             step, idle, length = decode(server, sequences, context, 128)
-            keys = sequences * length * 2 * 32 * 8 * 128 * 2
-            share = (WEIGHTS + keys) / copy / step if copy else None
+            keys = sequences * length * 4 * layers * kv
+            share = (weights + keys) / copy / step if copy else None
             figures[f"decode {sequences}"] = {"step_seconds": step, "idle": idle, "context": length, "of_copy": share}
             table.append([f"decode, {sequences} × {length} tokens", f"{step * 1e3:.2f} ms a step", f"{sequences / step:.0f} tokens/s",
-                          f"idle {idle:.1%}" + (f", {share:.0%} of copy" if share else "")])
-        for repeats in [157, 1250]:
+                          f"idle {idle:.1%}" + (f", {share:.0%} of copy" if share else ""), beside(torch, f"decode {sequences}", step)])
+        for length in [2048, 16384]:
+            repeats = length // 13
             times = []
             for attempt in range(3):
                 since = time.monotonic()
@@ -204,24 +243,24 @@ def speed(binary, out):
                 usage = server.stream(f"{attempt} {repeats}" + WORDS * repeats, 1, events)
                 times.append(events[0] - since)
             tokens, seconds = usage["prompt_tokens"], statistics.median(times)
-            flops = tokens * (WEIGHTS - 2 * 128256 * 4096) + 32 * 2 * 4096 * tokens**2
+            flops = 2 * tokens * blocks + 2 * layers * hidden * tokens**2
             figures[f"prefill {tokens}"] = {"seconds": seconds, "flops": flops / seconds}
             table.append([f"prefill, {tokens} tokens", f"{seconds * 1e3:.1f} ms", f"{tokens / seconds:.0f} tokens/s",
-                          f"{flops / seconds / 1e12:.0f} TFLOP/s"])
+                          f"{flops / seconds / 1e12:.0f} TFLOP/s" + (f", {flops / seconds / peak:.0%} of peak" if peak else ""), beside(torch, f"prefill {length}", seconds)])
         since, events = time.monotonic(), [[] for _ in range(64)]
         together(lambda n: server.stream(f"{n} foxes" + WORDS * 10, 256, events[n]), 64)
         seconds = time.monotonic() - since
         firsts = sorted(of[0] - since for of in events)
         figures["64 streams"] = {"seconds": seconds, "first_token_median": firsts[32]}
         table.append(["64 streams of 256 tokens", f"{seconds:.2f} s", f"{64 * 256 / seconds:.0f} tokens/s",
-                      f"first token {firsts[32] * 1e3:.0f} ms (median)"])
+                      f"first token {firsts[32] * 1e3:.0f} ms (median)", ""])
     finally:
         server.stop()
         pathlib.Path(f"{out}/serve.json").write_text(json.dumps(figures, indent=1))
-    print(f"start to first token {figures['first_token_seconds']:.2f} s (weights are dummies)\n\n| | | | |\n|---|--:|--:|--:|")
+    print(f"start to first token {figures['first_token_seconds']:.2f} s\n\n| | | | | PyTorch |\n|---|--:|--:|--:|--:|")
     for row in table:
         print("| " + " | ".join(row) + " |")
 
 
 if __name__ == "__main__":
-    {"texts": texts, "ranks": ranks, "speed": speed}[sys.argv[1]](sys.argv[2], sys.argv[3])
+    {"texts": texts, "ranks": ranks, "logits": logits, "speed": speed}[sys.argv[1]](*sys.argv[2:])
