@@ -218,16 +218,15 @@ fn described(error: &Error) -> String {
 fn without_generation_tags(source: &str) -> String {
     let mut result = String::with_capacity(source.len());
     let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        let Some(length) = rest[start..].find("%}") else { break };
-        let (inner, end) = (&rest[start + 2..start + length], start + length + 2);
+    while let Some((before, tag)) = rest.split_once("{%") {
+        let Some((inner, after)) = tag.split_once("%}") else { break };
         let replaced = match inner.trim_matches(['-', '+']).trim() {
             "generation" => inner.replace("generation", "if true"),
             "endgeneration" => inner.replace("endgeneration", "endif"),
             _ => inner.to_owned(),
         };
-        result.extend([&rest[..start], "{%", &replaced, "%}"]);
-        rest = &rest[end..];
+        result.extend([before, "{%", &replaced, "%}"]);
+        rest = after;
     }
     result + rest
 }
