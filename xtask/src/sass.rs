@@ -87,10 +87,11 @@ pub(crate) fn broken(promises: &[Promise], kernels: &[Kernel]) -> Vec<String> {
                 all.extend(missing.map(|i| format!("{} for sm_{architecture} has no {i}", kernel.name)));
                 let present = promise.forbidden.iter().filter(|unwanted| has(unwanted));
                 all.extend(present.map(|i| format!("{} for sm_{architecture} has {i}", kernel.name)));
-                let late = promise.ordered.iter().filter(|(before, after)| match (first(before), first(after)) {
-                    (Some(before), after) => after.is_some_and(|after| after < before),
-                    (None, _) => true,
-                });
+                let late =
+                    promise.ordered.iter().filter(|(before, after)| match (first(before), first(after)) {
+                        (Some(before), after) => after.is_some_and(|after| after < before),
+                        (None, _) => true,
+                    });
                 all.extend(late.map(|(before, after)| {
                     format!("{} for sm_{architecture} has no {before} before {after}", kernel.name)
                 }));
@@ -201,7 +202,10 @@ mod tests {
         assert!(broken("copy_f16,copy_bf16 90a LDG").is_empty());
         assert_eq!(broken("copy_* 90a LDS"), ["copy_bf16 for sm_90a has no LDS"]);
         assert_eq!(broken("*_bf* 90a !LDG.128"), ["copy_bf16 for sm_90a has LDG.128"]);
-        assert!(broken("copy_* 90a LDG<EXIT LDC<STG").is_empty(), "of what is not there nothing is too early");
+        assert!(
+            broken("copy_* 90a LDG<EXIT LDC<STG").is_empty(),
+            "of what is not there nothing is too early"
+        );
         assert_eq!(broken("copy_* 90a LDG<LDC"), ["copy_bf16 for sm_90a has no LDG before LDC"]);
         assert_eq!(broken("*,!*_bf16 90a EXIT<LDC"), ["other_f16 for sm_90a has no EXIT before LDC"]);
         assert_eq!(broken("copy 90a LDG").len(), 1, "a pattern that matches nothing proves nothing");

@@ -35,7 +35,8 @@ pub(super) struct MainStream {
 impl MainStream {
     /// A stream of the current context. `MILLRACE_PLAIN_LAUNCHES` in the environment keeps its launches apart.
     pub(super) fn new(capability: (u32, u32)) -> Result<MainStream> {
-        let made = stream::create(stream::StreamKind::NonBlocking).map_err(|e| failed("cuStreamCreate", e))?;
+        let made =
+            stream::create(stream::StreamKind::NonBlocking).map_err(|e| failed("cuStreamCreate", e))?;
         let is_wanted = std::env::var_os("MILLRACE_PLAIN_LAUNCHES").is_none();
         let may_depend = is_wanted && can_depend(capability, usable::driver_version()?);
         Ok(MainStream { stream: Handle(made), may_depend, behind_kernel: AtomicBool::new(false) })
@@ -101,11 +102,9 @@ pub(super) unsafe fn launch(card: &Card, function: Function, grid: Grid, args: &
         numAttrs: u32::from(may_depend && loaded.waits),
     };
     // SAFETY: the function is loaded, and the caller vouches for the arguments, which the driver copies with the attribute.
-    unsafe {
-        sys::cuLaunchKernelEx(&config, loaded.function.0, params.as_mut_ptr(), std::ptr::null_mut())
-    }
-    .result()
-    .map_err(|e| failed(&format!("launch of {}", function.name), e))
+    unsafe { sys::cuLaunchKernelEx(&config, loaded.function.0, params.as_mut_ptr(), std::ptr::null_mut()) }
+        .result()
+        .map_err(|e| failed(&format!("launch of {}", function.name), e))
 }
 
 #[cfg(test)]

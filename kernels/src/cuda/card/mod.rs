@@ -319,7 +319,8 @@ impl Driver for Card {
         self.make_current()?;
         // SAFETY: the caller vouches for the memory; the source is read before the second call returns.
         unsafe {
-            result::memcpy_htod_async(to, from, self.stream.plain()).map_err(|e| failed("cuMemcpyHtoD", e))?;
+            result::memcpy_htod_async(to, from, self.stream.plain())
+                .map_err(|e| failed("cuMemcpyHtoD", e))?;
             stream::synchronize(self.stream.plain()).map_err(|e| failed("cuStreamSynchronize", e))
         }
     }
@@ -329,7 +330,8 @@ impl Driver for Card {
         self.make_current()?;
         // SAFETY: the caller vouches for the memory; it is written before the second call returns.
         unsafe {
-            result::memcpy_dtoh_async(to, from, self.stream.plain()).map_err(|e| failed("cuMemcpyDtoH", e))?;
+            result::memcpy_dtoh_async(to, from, self.stream.plain())
+                .map_err(|e| failed("cuMemcpyDtoH", e))?;
             stream::synchronize(self.stream.plain()).map_err(|e| failed("cuStreamSynchronize", e))
         }
     }
