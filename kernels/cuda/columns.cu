@@ -9,6 +9,8 @@ KERNEL place_columns(float *whole, const float *parts, int rows, int part_cols, 
   const int row = blockIdx.y, col = int(blockIdx.x) * kThreads + int(threadIdx.x);
   if (col >= whole_cols) return;
   const int rank = col / part_cols;
-  whole[int64_t(row) * whole_cols + col] = parts[(int64_t(rank) * rows + row) * part_cols + col % part_cols];
+  const float value = parts[(int64_t(rank) * rows + row) * part_cols + col % part_cols];
+  let_next_kernel_start();
+  whole[int64_t(row) * whole_cols + col] = value;
 }
 REGISTER(place_columns)

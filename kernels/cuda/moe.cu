@@ -168,6 +168,7 @@ template <int Threads> DEVICE void sort_by_expert(int *expert_offsets, int *sort
   int lower = 0;
   for (int i = threadIdx.x; i < pairs; i += Threads) lower += chosen[i] >= 0 && chosen[i] < expert;
   int at = block_reduce<Threads>(lower, lower_counts, Add());
+  let_next_kernel_start();
   if (threadIdx.x == 0) expert_offsets[expert] = at;
   int *counts = warp_counts;
   for (int start = 0; start < pairs; start += Threads) {

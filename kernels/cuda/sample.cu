@@ -3,8 +3,11 @@
 // Three launches. `sample_scan` reads all logits; greedy rows and rows with top-k need nothing else of most of them. `sample_draw` reads
 // those rows again that draw from all tokens, or take a share of the mass of all. `sample_finish` reads what is left to read of a row, by
 // one block. No step sorts a vocabulary, and no sum depends on how the work is divided.
+//
+// A token that is there already is judged by `sample_score` behind `sample_scan`; `sample_finish` finds the most likely ones beside it.
 #include "sample_finish.cuh"
 #include "sample_plain.cuh"
+#include "sample_score.cuh"
 
 KERNEL __launch_bounds__(kScanThreads, 4) sample_scan(const float *logits, float *adjusted, float *seg_max, void *seen, const uint32_t *table, int stride,
                                                    const uint32_t *history, int history_stride, const uint32_t *bias_ids, const float *biases,
@@ -27,6 +30,12 @@ KERNEL __launch_bounds__(kFinishThreads, 1) sample_finish(const float *logits, c
          Adjust{nullptr, nullptr, nullptr, masks, 0, mask_stride}, Outcome{tokens, logprobs, top_ids, top_logprobs, top_counts, top_stride}, vocab);
 }
 REGISTER(sample_finish)
+
+KERNEL __launch_bounds__(kScoreThreads, 4) sample_score(const float *logits, const float *seg_max, const void *seen, const uint32_t *given, uint32_t *ranks,
+                                                    float *logprobs, int vocab) {
+  score(logits, seg_max, static_cast<const Seen *>(seen), given, ranks, logprobs, vocab);
+}
+REGISTER(sample_score)
 
 KERNEL __launch_bounds__(kPlainThreads, 2) sample_plain_rows(const float *logits, float *work, const uint32_t *table, int stride, const uint32_t *history,
                                                          int history_stride, const uint32_t *bias_ids, const float *biases, const uint32_t *masks,

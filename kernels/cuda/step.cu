@@ -22,6 +22,7 @@ DEVICE void write_ranges(int *to, const int *words, const Range *ranges, const i
   wait_for_previous_kernel();
   if (int(blockIdx.x) >= *count) return;
   const Range range = ranges[blockIdx.x];
+  let_next_kernel_start();
   int *at = to + int64_t(range.slot) * stride + range.at;
   for (int i = threadIdx.x; i < range.length; i += kStepThreads) at[i] = words[range.from + i];
 }
@@ -61,6 +62,7 @@ DEVICE void prepare_step(const StepOut &out, const StepRow *rows, const int *row
   SHARED(int, output_count, 1);
   wait_for_previous_kernel();
   const int n = *row_count, token_blocks = ceil_div(most_tokens, kStepThreads);
+  let_next_kernel_start();
   if (int(blockIdx.x) >= token_blocks) {
     const int r = int(blockIdx.x) - token_blocks;
     if (r >= n) return;

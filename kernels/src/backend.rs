@@ -376,8 +376,14 @@ pub trait Backend {
     ) -> std::result::Result<Option<Self::Graph>, E>;
     /// Asks for what was written down.
     fn replay(&self, graph: &Self::Graph) -> Result<()>;
-    /// Judges one token by each of the first `rows.len()` rows of `logits`, whose contents are lost. Appends to `scored`.
-    fn score(&self, logits: &mut Self::Buf, rows: &[ScoreRow], scored: &mut Vec<Scored>) -> Result<()>;
+    /// Judges one token by each of the first `rows.len()` rows of `logits`, whose contents are lost, with the memory of `step`. Appends to `scored`.
+    fn score(
+        &self,
+        step: &mut Self::Step,
+        logits: &mut Self::Buf,
+        rows: &[ScoreRow],
+        scored: &mut Vec<Scored>,
+    ) -> Result<()>;
     /// The first `n` rows.
     fn read(&self, buf: &Self::Buf, n: usize) -> Result<Vec<f32>>;
 }

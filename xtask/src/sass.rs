@@ -1,6 +1,6 @@
 //! What cuobjdump says of machine code, and what `kernels/cuda/sass.txt` says must be in it.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 
 /// A kernel in machine code.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -8,8 +8,8 @@ pub(crate) struct Kernel {
     pub(crate) name: String,
     /// Without `sm_`.
     pub(crate) architecture: String,
-    /// Every kind of instruction, with its modifiers.
-    pub(crate) instructions: BTreeSet<String>,
+    /// Every kind of instruction, with its modifiers, and where it first stands.
+    pub(crate) instructions: BTreeMap<String, usize>,
     /// Number of instructions.
     pub(crate) length: usize,
     /// Registers per thread.
@@ -25,6 +25,8 @@ pub(crate) struct Promise {
     pub(crate) architectures: Vec<String>,
     required: Vec<String>,
     forbidden: Vec<String>,
+    /// What stands before all of the other kind.
+    ordered: Vec<(String, String)>,
 }
 
 /// Reads the table.
@@ -40,16 +42,27 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Promise>, String> {
             let (Some(kernels), Some(architectures)) = (words.next(), words.next()) else {
                 return Err(format!("line {}: kernels, architectures, instructions", number + 1));
             };
-            let (forbidden, required): (Vec<&str>, Vec<&str>) = words.partition(|word| word.starts_with('!'));
-            if forbidden.is_empty() && required.is_empty() {
-                return Err(format!("line {}: no instructions", number + 1));
-            }
-            Ok(Promise {
+            let mut promise = Promise {
                 kernels: kernels.to_owned(),
                 architectures: architectures.split(',').map(str::to_owned).collect(),
-                required: required.into_iter().map(str::to_owned).collect(),
-                forbidden: forbidden.into_iter().map(|word| word[1..].to_owned()).collect(),
-            })
+                required: Vec::new(),
+                forbidden: Vec::new(),
+                ordered: Vec::new(),
+            };
+            let mut words = words.peekable();
+            if words.peek().is_none() {
+                return Err(format!("line {}: no instructions", number + 1));
+            }
+            for word in words {
+                match (word.strip_prefix('!'), word.split_once('<')) {
+                    (Some(unwanted), _) => promise.forbidden.push(unwanted.to_owned()),
+                    (None, Some((first, later))) => {
+                        promise.ordered.push((first.to_owned(), later.to_owned()));
+                    }
+                    (None, None) => promise.required.push(word.to_owned()),
+                }
+            }
+            Ok(promise)
         })
         .collect()
 }
@@ -66,11 +79,22 @@ pub(crate) fn broken(promises: &[Promise], kernels: &[Kernel]) -> Vec<String> {
                 all.push(format!("{} for sm_{architecture}: there is no such kernel", promise.kernels));
             }
             for kernel in matching {
-                let has = |wanted: &String| kernel.instructions.iter().any(|i| is_kind(i, wanted));
+                let first = |wanted: &String| {
+                    kernel.instructions.iter().filter(|(i, _)| is_kind(i, wanted)).map(|(_, &at)| at).min()
+                };
+                let has = |wanted: &String| first(wanted).is_some();
                 let missing = promise.required.iter().filter(|wanted| !has(wanted));
                 all.extend(missing.map(|i| format!("{} for sm_{architecture} has no {i}", kernel.name)));
                 let present = promise.forbidden.iter().filter(|unwanted| has(unwanted));
                 all.extend(present.map(|i| format!("{} for sm_{architecture} has {i}", kernel.name)));
+                let late =
+                    promise.ordered.iter().filter(|(before, after)| match (first(before), first(after)) {
+                        (Some(before), after) => after.is_some_and(|after| after < before),
+                        (None, _) => true,
+                    });
+                all.extend(late.map(|(before, after)| {
+                    format!("{} for sm_{architecture} has no {before} before {after}", kernel.name)
+                }));
             }
         }
     }
@@ -85,9 +109,10 @@ fn is_kind(instruction: &str, wanted: &str) -> bool {
     same && wants.all(|modifier| modifiers.contains(&modifier))
 }
 
-/// Whether `name` is like one of the `patterns`, which commas separate and in which `*` stands for anything.
+/// Whether `name` is like one of the `patterns`, which commas separate and in which `*` stands for anything, and like none with a `!`.
 fn matches(patterns: &str, name: &str) -> bool {
-    patterns.split(',').any(|pattern| is_like(pattern, name))
+    let (not, of): (Vec<&str>, Vec<&str>) = patterns.split(',').partition(|pattern| pattern.starts_with('!'));
+    of.iter().any(|pattern| is_like(pattern, name)) && !not.iter().any(|pattern| is_like(&pattern[1..], name))
 }
 
 fn is_like(pattern: &str, name: &str) -> bool {
@@ -107,10 +132,10 @@ pub(crate) fn instructions(text: &str, architecture: &str) -> Vec<Kernel> {
             let (name, architecture) = (name.to_owned(), architecture.to_owned());
             all.push(Kernel { name, architecture, ..Kernel::default() });
         } else if let (Some(kernel), Some(instruction)) = (all.last_mut(), instruction(line)) {
-            kernel.length += 1;
-            if !kernel.instructions.contains(instruction) {
-                kernel.instructions.insert(instruction.to_owned());
+            if !kernel.instructions.contains_key(instruction) {
+                kernel.instructions.insert(instruction.to_owned(), kernel.length);
             }
+            kernel.length += 1;
         }
     }
     all
@@ -165,8 +190,8 @@ mod tests {
         assert_eq!(kernels.len(), 2);
         let copy = &kernels[0];
         assert_eq!((copy.name.as_str(), copy.length, copy.registers, copy.shared), ("copy_bf16", 3, 29, 64));
-        assert!(copy.instructions.contains("LDG.E.128.CONSTANT") && copy.instructions.contains("EXIT"));
-        assert!(kernels[1].instructions.contains("HFMA2.MMA"));
+        assert!(copy.instructions["LDG.E.128.CONSTANT"] == 1 && copy.instructions["EXIT"] == 2);
+        assert!(kernels[1].instructions.contains_key("HFMA2.MMA"));
     }
 
     #[test]
@@ -177,6 +202,12 @@ mod tests {
         assert!(broken("copy_f16,copy_bf16 90a LDG").is_empty());
         assert_eq!(broken("copy_* 90a LDS"), ["copy_bf16 for sm_90a has no LDS"]);
         assert_eq!(broken("*_bf* 90a !LDG.128"), ["copy_bf16 for sm_90a has LDG.128"]);
+        assert!(
+            broken("copy_* 90a LDG<EXIT LDC<STG").is_empty(),
+            "of what is not there nothing is too early"
+        );
+        assert_eq!(broken("copy_* 90a LDG<LDC"), ["copy_bf16 for sm_90a has no LDG before LDC"]);
+        assert_eq!(broken("*,!*_bf16 90a EXIT<LDC"), ["other_f16 for sm_90a has no EXIT before LDC"]);
         assert_eq!(broken("copy 90a LDG").len(), 1, "a pattern that matches nothing proves nothing");
         assert_eq!(broken("* 80 LDG"), ["* for sm_80: there is no such kernel"]);
         assert!(parse("copy_* 90a").is_err() && parse("copy_*").is_err());

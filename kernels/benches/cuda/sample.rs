@@ -1,10 +1,10 @@
 //! Sampling with the vocabularies of ChatGLM, Llama 3 and Qwen.
 
-use millrace_kernels::SamplingParams;
 use millrace_kernels::cuda::ops::sample::{
-    Bounds, COLUMNS, Choice, Chosen, Rows, cost, encode, sample, workspace,
+    Bounds, COLUMNS, Choice, Chosen, Rows, cost, encode, encode_given, sample, score, score_cost, workspace,
 };
 use millrace_kernels::cuda::{Cost, Elem};
+use millrace_kernels::{SamplingParams, ScoreRow};
 
 use crate::harness::{Bench, Result};
 
@@ -73,8 +73,21 @@ fn one(bench: &mut Bench, name: &str, rows: usize, vocab: usize, params: &Sampli
             top_stride: 20,
         },
     };
-    let total = (0..rows).fold(Cost::default(), |sum, _| sum + cost(params, vocab, TOKENS, false));
-    bench.measure(name, total, |device| sample(device, &all))
+    let total = |one: Cost| (0..rows).fold(Cost::default(), |sum, _| sum + one);
+    bench.measure(name, total(cost(params, vocab, TOKENS, false)), |device| sample(device, &all))?;
+    if params.do_sample || params.repetition_penalty != 1.0 {
+        return Ok(());
+    }
+    let mut given = vec![0; (COLUMNS + 1) * rows];
+    let row = |i| ScoreRow { token: (i * 9973 % vocab) as u32, top_n: params.top_n };
+    encode_given(&(0..rows).map(row).collect::<Vec<_>>(), vocab, 20, &mut given)?;
+    let given = device.upload(&words(&given))?;
+    let (table, tokens) =
+        (given.view(Elem::U32).slice(0..COLUMNS * rows), COLUMNS * rows..(COLUMNS + 1) * rows);
+    let (all, tokens) = (Rows { table, ..all }, given.view(Elem::U32).slice(tokens));
+    bench.measure(&name.replace("sample greedy", "score"), total(score_cost(vocab)), |device| {
+        score(device, &all, tokens)
+    })
 }
 
 /// Logits of a language model's kind: a normal bulk, and a few tokens per row that stand out.

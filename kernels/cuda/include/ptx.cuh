@@ -7,6 +7,8 @@
 DEVICE void copy_async16(void *to, const void *from, bool valid = true) { sim::copy_async(to, from, 16, valid ? 16 : 0); }
 DEVICE void copy_async8(void *to, const void *from, bool valid = true) { sim::copy_async(to, from, 8, valid ? 8 : 0); }
 DEVICE void copy_async4(void *to, const void *from, bool valid = true) { sim::copy_async(to, from, 4, valid ? 4 : 0); }
+// The same of weights, which no kernel of a step writes: it may begin before `wait_for_previous_kernel`.
+DEVICE void copy_weights16(void *to, const void *from) { sim::copy_async(to, from, 16, 16, true); }
 // Ends a group of copies.
 DEVICE void copy_commit() { sim::commit_copies(); }
 // Waits until at most `Pending` groups of this thread are in flight. Other threads see the data after a barrier.
@@ -21,9 +23,11 @@ template <class T> DEVICE uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
   const float2 x = unpack2<T>(a), y = unpack2<T>(b), z = unpack2<T>(c);
   return pack2<T>(std::fma(x.x, y.x, z.x), std::fma(x.y, y.y, z.y));
 }
-// 16 bytes that are read once: they push nothing else out of the L1 cache.
-DEVICE uint4 load_once16(const void *p) {
+// 16 bytes of weights, which no kernel of a step writes: they may be read before `wait_for_previous_kernel`. They are read once and push nothing
+// else out of the L1 cache.
+DEVICE uint4 load_weights16(const void *p) {
   sim::check_aligned(p, 16, "misaligned load");
+  if (sim::is_ahead()) return {};
   return *static_cast<const uint4 *>(p);
 }
 // d += a · b on the tensor cores, a [16, 16] in rows, b [16, 8] in columns.
@@ -34,7 +38,7 @@ template <class T> DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4
 DEVICE void mma_m16n8k32_e4m3(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
   sim::mma_m16n8<4>(d, a, b, [](uint32_t r, int i) { return to_float(e4m3{uint8_t(r >> 8 * i)}); });
 }
-DEVICE void wait_for_previous_kernel() {}
+DEVICE void wait_for_previous_kernel() { sim::wait_for_previous_kernel(); }
 DEVICE void let_next_kernel_start() {}
 DEVICE float exp2_fast(float x) { return std::exp2(x); }
 template <class T> DEVICE T load_acquire_system(const T *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
@@ -54,6 +58,7 @@ DEVICE void copy_async8(void *to, const void *from, bool valid = true) {
 DEVICE void copy_async4(void *to, const void *from, bool valid = true) {
   asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 4 : 0) : "memory");
 }
+DEVICE void copy_weights16(void *to, const void *from) { copy_async16(to, from); }
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int Pending> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory"); }
 
@@ -92,7 +97,7 @@ template <> DEVICE uint32_t fma2<f16>(uint32_t a, uint32_t b, uint32_t c) {
   asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(r) : "r"(a), "r"(b), "r"(c));
   return r;
 }
-DEVICE uint4 load_once16(const void *p) {
+DEVICE uint4 load_weights16(const void *p) {
   uint4 v;
   asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
   return v;
@@ -116,8 +121,8 @@ DEVICE void mma_m16n8k32_e4m3(float (&d)[4], const uint32_t (&a)[4], const uint3
 #endif
 }
 
-// Programmatic dependent launch: waits until what the kernel before this one wrote can be read. Every kernel calls it before it
-// touches memory that another kernel wrote or reads.
+// Programmatic dependent launch: waits until the kernel before this one has ended and what it wrote can be read. Every thread of every kernel
+// calls it, before it touches memory that another kernel writes. As no kernel ends before that, all kernels before the last one have ended too.
 DEVICE void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

@@ -37,7 +37,7 @@ template <class T> struct StoredRows {
   }
   DEVICE Fragment load(int i) const {
     if (i * kDepth >= left) return {make_uint4(0, 0, 0, 0), make_uint4(0, 0, 0, 0)};
-    return {load_once16(upper + i * kDepth), load_once16(lower + i * kDepth)};
+    return {load_weights16(upper + i * kDepth), load_weights16(lower + i * kDepth)};
   }
   DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t (&a)[4]) {
     const bool first = instruction == 0;
@@ -60,7 +60,7 @@ template <class Format> struct PackedTiles {
     const int tile = min(first_output, outputs - 1) / kTileOutputs;
     at = weights + (int64_t(tile) * (depth / kDepth) + k / kDepth) * kTileBytes + threadIdx.x % kWarp * kLaneBytes;
   }
-  DEVICE Fragment load(int i) const { return load_once16(at + int64_t(i) * kTileBytes); }
+  DEVICE Fragment load(int i) const { return load_weights16(at + int64_t(i) * kTileBytes); }
   DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower, uint32_t (&a)[4]) {
     Format::unpack(f, instruction, upper, lower, a);
   }
@@ -116,7 +116,7 @@ DEVICE void skinny(const Operands<T> &p, const Stored *weights, const uint32_t *
     for (int i = threadIdx.x; i < kOutputTiles * groups * 4; i += kSkinnyThreads) {
       const int tile = i / (groups * 4), at = i % (groups * 4);
       const int64_t from = int64_t(min(output0 / kTileOutputs + tile, last_tile)) * all_groups + first_group;
-      copy_async16(words + i * 4, scales + from * kTileOutputs + at * 4);
+      copy_weights16(words + i * 4, scales + from * kTileOutputs + at * 4);
     }
   }
   wait_for_previous_kernel();

@@ -82,6 +82,11 @@ extern thread_local Machine machine;
 // For loops that wait on memory which another thread, block or launch writes: everybody else goes first.
 void spin_pause();
 
+// Whether the block runs ahead of the kernel before it, which it does up to its wait. What it touches of memory by then ends the launch.
+bool is_ahead();
+// Where a block that runs ahead stops.
+void wait_for_previous_kernel();
+
 void block_barrier();
 // A barrier that counts the votes.
 unsigned block_vote(bool vote);
@@ -122,10 +127,11 @@ void check_shared(const void *p, size_t bytes, const char *message);
 
 using Thunk = void (*)(void **);
 struct Kernel {
-  Kernel(const char *name, Thunk thunk, const unsigned *sizes, unsigned count);
+  Kernel(const char *name, Thunk thunk, const unsigned *sizes, const bool *addresses, unsigned count);
   const char *name;
   Thunk thunk;
   const unsigned *sizes;  // bytes of each parameter
+  const bool *addresses;  // which of them point to memory
   unsigned count;
   Kernel *next;
 };
@@ -134,6 +140,7 @@ struct Kernel {
 template <auto Function> struct Call;
 template <class... A, void (*Function)(A...)> struct Call<Function> {
   static constexpr unsigned sizes[sizeof...(A) + 1] = {sizeof(A)..., 0};
+  static constexpr bool addresses[sizeof...(A) + 1] = {std::is_pointer_v<A>..., false};
   static constexpr unsigned count = sizeof...(A);
   template <size_t... I> static void spread(void **p, std::index_sequence<I...>) {
     Function(*static_cast<std::remove_cv_t<A> *>(p[I])...);
@@ -151,7 +158,8 @@ template <class... A, void (*Function)(A...)> struct Call<Function> {
 
 #define KERNEL extern "C" void
 #define REGISTER(name) \
-  static sim::Kernel registered_##name(#name, &sim::Call<&name>::thunk, sim::Call<&name>::sizes, sim::Call<&name>::count);
+  static sim::Kernel registered_##name(#name, &sim::Call<&name>::thunk, sim::Call<&name>::sizes, sim::Call<&name>::addresses, \
+                                       sim::Call<&name>::count);
 #define DYNAMIC_SHARED(type, name) type *name = reinterpret_cast<type *>(sim::machine.dynamic_shared)
 #define SHARED(type, name, count)                                            \
   static thread_local sim::SharedArray shared_##name(sizeof(type[count]));   \

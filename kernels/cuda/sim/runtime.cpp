@@ -7,6 +7,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
@@ -116,6 +117,8 @@ struct Worker {
   Thunk thunk;
   void **params;
   bool reverse, greedy;
+  bool ahead;    // the block runs no further than to its wait for the kernel before
+  bool waiting;  // a thread of it has come there
   std::string *fault;
   // Since when every thread that can run is waiting for memory to change.
   std::chrono::steady_clock::time_point spins_since;
@@ -186,6 +189,7 @@ Fiber *successor(bool from_spin) {
   if (!from_spin) worker->only_spins = false;
   if (Fiber *next = next_of(worker->greedy, [](const Warp &w) { return w.runnable & ~w.spinning; })) return next;
   Fiber *next = next_of(false, [](const Warp &w) { return w.runnable; });
+  if (!next && worker->waiting) to_scheduler();
   if (!next) fail(why_nobody_runs());
   const auto now = std::chrono::steady_clock::now();
   if (!worker->only_spins) {
@@ -234,6 +238,7 @@ NO_ASAN void thread_main() {
 #endif
   worker->thunk(worker->params);
   Fiber *f = machine.fiber;
+  if (worker->ahead) fail("a thread ends without waiting for the kernel before");
   if (f->first_copy != f->last_copy) fail("a thread ends with asynchronous copies in flight");
   Warp &w = machine.warps[f->warp];
   w.alive &= ~(1u << f->lane);
@@ -249,8 +254,10 @@ NO_ASAN void thread_main() {
   std::abort();
 }
 
-void run_block(Warp *warps, unsigned threads) {
+void run_block(Warp *warps, unsigned threads, bool ahead) {
   Fiber *fibers = worker->fibers;
+  worker->ahead = ahead;
+  worker->waiting = false;
   const dim3 size = machine.block_size;
   machine.warps = warps;
   machine.warp_count = (threads + kLanes - 1) / kLanes;
@@ -315,6 +322,14 @@ void spin_pause() {
   spinning &= ~(1u << f->lane);
 }
 
+bool is_ahead() { return worker->ahead; }
+
+void wait_for_previous_kernel() {
+  if (!worker->ahead) return;
+  worker->waiting = true;
+  wait_for_release();
+}
+
 namespace {
 void arrive_at_barrier(bool votes) {
   if (machine.at_barrier && machine.barrier_votes != votes) fail("a barrier that votes meets one that does not");
@@ -372,6 +387,44 @@ const Exchange &meet(unsigned mask, Operation kind, const void *value, size_t by
   return own;
 }
 
+// What the address of parameter i is while a block runs ahead: memory that cannot be touched.
+namespace {
+constexpr unsigned kMostParameters = 64;
+constexpr size_t kApart = size_t(1) << 30;
+
+struct Forbidden {
+  char *start;
+  struct sigaction before;
+  Forbidden() {
+    void *at = mmap(nullptr, kApart * kMostParameters, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    start = at == MAP_FAILED ? nullptr : static_cast<char *>(at);
+    struct sigaction action {};
+    action.sa_sigaction = &touched;
+    // The handler is left by a switch to another stack, and the signal must come through the next time too.
+    action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
+    sigaction(SIGSEGV, &action, &before);
+  }
+  // In the middle, so that offsets may be negative.
+  void *address_of(unsigned parameter) const { return start + kApart * parameter + kApart / 2; }
+  static void touched(int signal, siginfo_t *info, void *context);
+};
+Forbidden &forbidden() {
+  static Forbidden all;
+  return all;
+}
+
+void Forbidden::touched(int signal, siginfo_t *info, void *context) {
+  const Forbidden &all = forbidden();
+  const size_t offset = size_t(static_cast<char *>(info->si_addr) - all.start);
+  if (worker && worker->ahead && offset < kApart * kMostParameters) {
+    fail(("memory of parameter " + std::to_string(offset / kApart) + " is touched before the wait for the kernel before").c_str());
+  }
+  // Somebody else's, who sees it when the instruction is tried again.
+  sigaction(signal, &all.before, nullptr);
+  (void)context;
+}
+}  // namespace
+
 SharedArray::SharedArray(size_t bytes) : data(nullptr), bytes(bytes), next(shared_arrays) {
   if (posix_memalign(&data, 128, bytes) != 0) std::abort();
   std::memset(data, 0xCD, bytes);
@@ -392,8 +445,8 @@ void check_shared(const void *p, size_t bytes, const char *message) {
   fail(message);
 }
 
-Kernel::Kernel(const char *name, Thunk thunk, const unsigned *sizes, unsigned count)
-    : name(name), thunk(thunk), sizes(sizes), count(count), next(kernels) {
+Kernel::Kernel(const char *name, Thunk thunk, const unsigned *sizes, const bool *addresses, unsigned count)
+    : name(name), thunk(thunk), sizes(sizes), addresses(addresses), count(count), next(kernels) {
   kernels = this;
 }
 
@@ -426,6 +479,8 @@ extern "C" __attribute__((visibility("default"))) int millrace_sim_launch(const 
     fault = "the grid is empty or larger than a device takes";
   } else if (dynamic_shared > kMostShared) {
     fault = "more shared memory than a block can have";
+  } else if (kernel->count > kMostParameters || !forbidden().start) {
+    fault = "too many parameters, or no memory for the simulated device";
   } else if (count != kernel->count) {
     fault = "the kernel takes " + std::to_string(kernel->count) + " parameters, not " + std::to_string(count);
   } else {
@@ -436,6 +491,15 @@ extern "C" __attribute__((visibility("default"))) int millrace_sim_launch(const 
         break;
       }
     }
+  }
+
+  // Before anything else some blocks run ahead, as on a card they may while the kernel before them still runs: up to their wait, without memory.
+  const size_t ahead = std::min<size_t>(blocks, 3);
+  std::vector<void *> nowhere(count), params_ahead(params, params + count);
+  for (unsigned i = 0; fault.empty() && i < count; i++) {
+    if (!kernel->addresses[i] || *static_cast<void **>(params[i]) == nullptr) continue;
+    nowhere[i] = forbidden().address_of(i);
+    params_ahead[i] = &nowhere[i];
   }
 
   std::atomic<size_t> next{0};
@@ -456,7 +520,6 @@ extern "C" __attribute__((visibility("default"))) int millrace_sim_launch(const 
     } else {
       self.fibers = fibers.data();
       self.thunk = kernel->thunk;
-      self.params = params;
       self.reverse = order & 1;
       self.greedy = order & 2;
       self.fault = &own_fault;
@@ -465,10 +528,17 @@ extern "C" __attribute__((visibility("default"))) int millrace_sim_launch(const 
       machine.grid_size = {grid[0], grid[1], grid[2]};
       machine.dynamic_shared = static_cast<unsigned char *>(shared);
       machine.dynamic_shared_bytes = dynamic_shared;
-      for (size_t b; !failed && own_fault.empty() && (b = next++) < blocks;) {
+      for (size_t i; !failed && own_fault.empty() && (i = next++) < ahead + blocks;) {
+        const bool is_ahead = i < ahead;
+        const size_t b = is_ahead ? i * (blocks - 1) / std::max<size_t>(ahead - 1, 1) : i - ahead;
+        self.params = is_ahead ? params_ahead.data() : params;
         if (shared) std::memset(shared, 0xCD, dynamic_shared);
         machine.block = {unsigned(b % grid[0]), unsigned(b / grid[0] % grid[1]), unsigned(b / (size_t(grid[0]) * grid[1]))};
-        run_block(warps.data(), unsigned(threads));
+        run_block(warps.data(), unsigned(threads), is_ahead);
+#if WITH_ASAN
+        // Its threads were left in the middle of their functions.
+        if (is_ahead) ASAN_UNPOISON_MEMORY_REGION(self.stacks, bytes);
+#endif
         size_t all = dynamic_shared;
         for (const SharedArray *a = shared_arrays; a; a = a->next) all += a->bytes;
         if (own_fault.empty() && all > kMostShared) own_fault = "more shared memory than a block can have";

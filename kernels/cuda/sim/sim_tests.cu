@@ -3,6 +3,7 @@
 
 // Every thread reads what its neighbour wrote.
 KERNEL neighbours(int *out, int with_barrier) {
+  wait_for_previous_kernel();
   SHARED(int, left, 1024);
   left[threadIdx.x] = int(threadIdx.x) + 1000 * int(blockIdx.x);
   if (with_barrier) __syncthreads();
@@ -12,6 +13,7 @@ REGISTER(neighbours)
 
 enum ShuffleKind { kIndex, kXor, kUp, kDown };
 KERNEL shuffles(int *out, int kind, int amount, int width, unsigned mask) {
+  wait_for_previous_kernel();
   const int lane = int(threadIdx.x);
   if (!(mask >> lane & 1)) return;
   const int value = 100 + lane;
@@ -24,6 +26,7 @@ REGISTER(shuffles)
 
 // The halves of a warp go different ways, and the odd and the even lanes after them; then all meet.
 KERNEL disjoint_masks(int *out) {
+  wait_for_previous_kernel();
   const int lane = int(threadIdx.x);
   int value = lane;
   if (lane < 16) {
@@ -39,6 +42,7 @@ REGISTER(disjoint_masks)
 
 enum Misuse { kOverlap, kTwoOperations, kTwoTypes, kUnnamed, kOutside, kWidth };
 KERNEL misused_masks(int *out, int which) {
+  wait_for_previous_kernel();
   const int lane = int(threadIdx.x);
   int value = lane;
   if (which == kOverlap) value = __shfl_sync(lane < 16 ? 0x0001ffffu : 0xffff8000u, value, 15);
@@ -53,6 +57,7 @@ REGISTER(misused_masks)
 
 // What lanes leave behind counts, even if they return from the kernel before another lane has read it.
 KERNEL leave_after_meeting(unsigned *out) {
+  wait_for_previous_kernel();
   const unsigned lane = threadIdx.x;
   const unsigned votes = __ballot_sync(kAllLanes, lane % 3 == 1);
   if (lane == 0) out[0] = votes;
@@ -66,6 +71,7 @@ KERNEL leave_after_meeting(unsigned *out) {
 REGISTER(leave_after_meeting)
 
 KERNEL votes(unsigned *out, int threshold) {
+  wait_for_previous_kernel();
   const int t = int(threadIdx.x);
   const bool yes = t < threshold;
   unsigned *mine = out + t * 7;
@@ -80,12 +86,14 @@ KERNEL votes(unsigned *out, int threshold) {
 REGISTER(votes)
 
 KERNEL mixed_barriers(int *out) {
+  wait_for_previous_kernel();
   if (threadIdx.x < 32) __syncthreads();
   else out[0] = __syncthreads_count(1);
 }
 REGISTER(mixed_barriers)
 
 KERNEL atomics(int *numbers, float *sum, unsigned long long *wide) {
+  wait_for_previous_kernel();
   const int i = int(blockIdx.x * blockDim.x + threadIdx.x);
   atomicAdd(&numbers[0], 1);
   atomicMax(&numbers[1], i);
@@ -102,6 +110,7 @@ REGISTER(atomics)
 enum CopyCase { kGood, kStale, kGroups, kInFlight, kMisaligned, kPastTheEnd, kUncommitted };
 // 64 threads; every thread copies 16 bytes of two groups, the second one with zeros for odd threads.
 KERNEL copies(uint32_t *out, const uint32_t *in, int which) {
+  wait_for_previous_kernel();
   DYNAMIC_SHARED(uint32_t, tile);  // [2, 64, 4]
   const int t = int(threadIdx.x);
   uint32_t *first = tile + t * 4, *second = first + 256;
@@ -127,6 +136,7 @@ KERNEL copies(uint32_t *out, const uint32_t *in, int which) {
 REGISTER(copies)
 
 KERNEL matrices(uint32_t *out, const uint16_t *in, int transposed, int stray) {
+  wait_for_previous_kernel();
   DYNAMIC_SHARED(uint16_t, tile);  // [4, 8, 8]
   const int lane = int(threadIdx.x);
   for (int i = lane; i < 256; i += 32) tile[i] = in[i];
@@ -149,6 +159,7 @@ REGISTER(matrices)
 
 // out [16, 8] = a [16, 16] · b, with b [8, 16] by columns, or [16, 8] by rows.
 template <class T> DEVICE void product(float *out, const T *a, const T *b, int by_rows) {
+  wait_for_previous_kernel();
   SHARED(T, left, 256);
   SHARED(T, right, 128);
   const int lane = int(threadIdx.x);
@@ -173,6 +184,7 @@ REGISTER(product_f16)
 
 // out [16, 8] = a [16, 32] · b [8, 32] by columns. Four neighbours along the sum lie in one register.
 KERNEL product_e4m3(float *out, const uint32_t *a, const uint32_t *b) {
+  wait_for_previous_kernel();
   const int lane = int(threadIdx.x), group = lane / 4, t = lane % 4;
   const uint32_t ra[4] = {a[group * 8 + t], a[(group + 8) * 8 + t], a[group * 8 + 4 + t], a[(group + 8) * 8 + 4 + t]};
   const uint32_t rb[2] = {b[group * 8 + t], b[group * 8 + 4 + t]};
@@ -184,6 +196,7 @@ REGISTER(product_e4m3)
 
 enum Divergence { kBarrierAndShuffle, kMissingLane };
 KERNEL divergence(int *out, int which) {
+  wait_for_previous_kernel();
   const int t = int(threadIdx.x);
   if (which == kBarrierAndShuffle) {
     if (t < 16) __syncthreads();
@@ -198,6 +211,7 @@ REGISTER(divergence)
 
 // What shared memory holds before anybody has written to it.
 KERNEL untouched(uint32_t *out) {
+  wait_for_previous_kernel();
   DYNAMIC_SHARED(uint32_t, given);
   SHARED(uint32_t, own, 4);
   uint32_t *mine = out + blockIdx.x * 8;
@@ -209,11 +223,15 @@ KERNEL untouched(uint32_t *out) {
 }
 REGISTER(untouched)
 
-KERNEL write_at(uint8_t *out, int64_t at) { out[at] = 1; }
+KERNEL write_at(uint8_t *out, int64_t at) {
+  wait_for_previous_kernel();
+  out[at] = 1;
+}
 REGISTER(write_at)
 
 // In which order the threads come by, before and after their warps meet.
 KERNEL tickets(int *out, int *counter) {
+  wait_for_previous_kernel();
   out[threadIdx.x] = atomicAdd(counter, 1);
   __syncwarp();
   out[blockDim.x + threadIdx.x] = atomicAdd(counter, 1);
@@ -222,6 +240,7 @@ REGISTER(tickets)
 
 // The first warp waits for the last one, which goes on after a while.
 KERNEL wait_for_last_warp(uint32_t *out) {
+  wait_for_previous_kernel();
   SHARED(uint32_t, flag, 1);
   if (threadIdx.x == 0) flag[0] = 0;
   __syncthreads();
@@ -236,6 +255,7 @@ REGISTER(wait_for_last_warp)
 
 // Two launches: each says where it is and waits for the other one, `rounds` times.
 KERNEL ping_pong(uint32_t *mine, const uint32_t *theirs, uint32_t *out, int rounds) {
+  wait_for_previous_kernel();
   if (threadIdx.x != 0) return;
   for (uint32_t r = 1; r <= uint32_t(rounds); r++) {
     store_release_system(mine, r);
@@ -246,6 +266,7 @@ KERNEL ping_pong(uint32_t *mine, const uint32_t *theirs, uint32_t *out, int roun
 REGISTER(ping_pong)
 
 KERNEL takes_all(int *out, float f, int64_t wide, unsigned u, const char *text) {
+  wait_for_previous_kernel();
   out[0] = int(f) + int(wide >> 32) + int(u) + (text == nullptr);
 }
 REGISTER(takes_all)
@@ -253,14 +274,41 @@ REGISTER(takes_all)
 // Planted for the sanitizers: the last thread writes one element too far.
 DEVICE void fill(float *to, int count) { to[threadIdx.x] = float(count); }
 KERNEL overflow_dynamic(float *out) {
+  wait_for_previous_kernel();
   DYNAMIC_SHARED(float, tile);  // [31]
   fill(tile, 31);
   out[0] = tile[0];
 }
 REGISTER(overflow_dynamic)
 KERNEL overflow_static(float *out) {
+  wait_for_previous_kernel();
   SHARED(float, tile, 31);
   fill(tile, 31);
   out[0] = tile[0];
 }
 REGISTER(overflow_static)
+
+// What may stand before the wait for the kernel before this one, and what may not.
+enum Ahead { kNothing, kWeights, kRead, kWrite, kAtomic, kCopy, kLeave, kBarrier };
+KERNEL ahead(uint32_t *out, const uint32_t *in, uint32_t *unused, int which) {
+  SHARED(uint32_t, own, 8);
+  uint32_t word = unused != nullptr;
+  if (which == kWeights) {
+    copy_weights16(own, in);
+    word += load_weights16(in).x;
+  }
+  if (which == kRead) word += in[threadIdx.x];
+  if (which == kWrite) out[-int(blockIdx.x)] = word;
+  if (which == kAtomic) atomicAdd(out, 1u);
+  if (which == kCopy) copy_async16(own + 4, in);
+  if (which == kLeave && blockIdx.x == 4 && threadIdx.x == 7) return;
+  if (which == kBarrier) {
+    if (threadIdx.x < 32) wait_for_previous_kernel();
+    __syncthreads();
+  }
+  if (which != kBarrier || threadIdx.x >= 32) wait_for_previous_kernel();
+  copy_commit();
+  copy_wait<0>();
+  out[blockIdx.x * blockDim.x + threadIdx.x] = word + (which == kWeights ? own[3] : 0);
+}
+REGISTER(ahead)

@@ -9,8 +9,9 @@ inline void check_aligned(const void *p, size_t bytes, const char *message) {
 }
 
 // The copy happens when it is waited for and not before: until then the destination holds garbage.
-inline void copy_async(void *to, const void *from, unsigned size, unsigned bytes) {
+inline void copy_async(void *to, const void *from, unsigned size, unsigned bytes, bool constant = false) {
   Fiber *f = machine.fiber;
+  if (is_ahead() && !constant) fail("a copy of memory begins before the wait for the kernel before");
   if (f->last_copy - f->first_copy >= kCopies) fail("more asynchronous copies in flight than the simulated device keeps");
   check_aligned(to, size, "misaligned destination of an asynchronous copy");
   check_shared(to, size, "an asynchronous copy writes outside the block's shared memory");

@@ -248,7 +248,13 @@ impl Backend for Cpu {
         Ok(())
     }
 
-    fn score(&self, logits: &mut Buf, rows: &[ScoreRow], scored: &mut Vec<Scored>) -> Result<()> {
+    fn score(
+        &self,
+        _step: &mut Step,
+        logits: &mut Buf,
+        rows: &[ScoreRow],
+        scored: &mut Vec<Scored>,
+    ) -> Result<()> {
         let nothing = Scored { logprob: f32::NAN, rank: 0, top: Vec::new() };
         self.for_logits(logits, rows, scored, nothing, sample::score);
         Ok(())

@@ -241,7 +241,13 @@ impl Backend for Reference {
         match *graph {}
     }
 
-    fn score(&self, logits: &mut Buf, rows: &[ScoreRow], scored: &mut Vec<Scored>) -> Result<()> {
+    fn score(
+        &self,
+        _step: &mut Step,
+        logits: &mut Buf,
+        rows: &[ScoreRow],
+        scored: &mut Vec<Scored>,
+    ) -> Result<()> {
         for (t, row) in rows.iter().enumerate() {
             scored.push(sample::score(logits.row_mut(t), row));
         }

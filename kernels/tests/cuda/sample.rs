@@ -1,11 +1,13 @@
 //! Sampling against the host's own sampler: the same tokens for the same seeds.
 
 use millrace_kernels::cuda::ops::sample::{
-    Bounds, COLUMNS, Choice, Chosen, Rows, encode, sample, sample_plain, workspace,
+    Bounds, COLUMNS, Choice, Chosen, Rows, encode, encode_given, sample, sample_plain, score, workspace,
 };
 use millrace_kernels::cuda::{Device, Elem, Memory};
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, HostMemory, Result, SampleRow, Sampled, SamplingParams, Watermark};
+use millrace_kernels::{
+    Backend, HostMemory, Result, SampleRow, Sampled, SamplingParams, ScoreRow, Scored, Watermark,
+};
 
 use crate::common::*;
 
@@ -397,8 +399,81 @@ fn draws_follow_the_distribution() {
     assert!(chi < 37.4, "chi-square {chi:.1} of {counts:?}");
 }
 
+/// What the device makes of tokens that are there, each by a row of logits.
+fn scored_on_device(vocab: usize, rows: &[ScoreRow], logits: &[f32]) -> Vec<Scored> {
+    let n = rows.len();
+    let top_stride = rows.iter().map(|row| row.top_n as usize).max().unwrap_or(0);
+    let mut table = vec![0; (COLUMNS + 1) * n];
+    encode_given(rows, vocab, top_stride, &mut table).unwrap();
+    let (logits, table, space) = (put_f32(logits), put_u32(&table), garbage(Elem::U8, workspace(n, vocab)));
+    let (ranks, logprobs, counts) = (garbage(Elem::U32, n), garbage(Elem::F32, n), garbage(Elem::U32, n));
+    let (top_ids, top_logprobs) = (garbage(Elem::U32, n * top_stride), garbage(Elem::F32, n * top_stride));
+    let all = Rows {
+        rows: n,
+        vocab,
+        logits: logits.view(Elem::F32),
+        table: table.view(Elem::U32).slice(0..COLUMNS * n),
+        table_stride: n,
+        history: None,
+        biases: None,
+        masks: None,
+        workspace: space.view(Elem::U8),
+        chosen: Chosen {
+            tokens: ranks.view(Elem::U32),
+            logprobs: logprobs.view(Elem::F32),
+            top_ids: top_ids.view(Elem::U32),
+            top_logprobs: top_logprobs.view(Elem::F32),
+            top_counts: counts.view(Elem::U32),
+            top_stride,
+        },
+    };
+    score(&DEVICE, &all, table.view(Elem::U32).slice(COLUMNS * n..(COLUMNS + 1) * n)).unwrap();
+    let (ranks, logprobs) = (words(&ranks), get(logprobs.view(Elem::F32)));
+    let (counts, ids, tops) = (words(&counts), words(&top_ids), get(top_logprobs.view(Elem::F32)));
+    let top = |r: usize| {
+        let count = if top_stride > 0 { counts[r] as usize } else { 0 };
+        (0..count).map(|i| (ids[r * top_stride + i], tops[r * top_stride + i])).collect()
+    };
+    (0..n).map(|r| Scored { rank: ranks[r], logprob: logprobs[r], top: top(r) }).collect()
+}
+
+#[test]
+fn scores() {
+    for_seeds(60, |rng| {
+        let vocab = rng.pick(&VOCABULARIES);
+        let n = 1 + rng.below(if vocab > 4096 { 4 } else { 12 });
+        let most = rng.pick(&[0, 1, 5, 128]).min(vocab);
+        let (mut given, mut all) = (Vec::new(), Vec::new());
+        for _ in 0..n {
+            let mut row = logits(vocab, rng);
+            if rng.below(25) == 0 {
+                row.fill(rng.pick(&[f32::NAN, f32::NEG_INFINITY, f32::INFINITY]));
+            }
+            // Half of the tokens are likely ones.
+            let mut token = rng.below(vocab);
+            for _ in 0..if rng.below(2) == 0 { vocab } else { 0 } {
+                let other = rng.below(vocab);
+                token = if row[other] > row[token] { other } else { token };
+            }
+            given.push(ScoreRow { token: token as u32, top_n: rng.below(most + 1) as u32 });
+            all.extend(row);
+        }
+        let (mut buf, mut want) = (Reference.buf(n, vocab).unwrap(), Vec::new());
+        Reference.host_mut(&mut buf, n).copy_from_slice(&all);
+        let mut step = millrace_kernels::reference::Step::default();
+        Reference.score(&mut step, &mut buf, &given, &mut want).unwrap();
+        for ((got, want), row) in scored_on_device(vocab, &given, &all).into_iter().zip(want).zip(&given) {
+            let alike = |of: Scored| Sampled { token: of.rank, logprob: of.logprob, top: of.top };
+            assert_same(&format!("{row:?} of {vocab} tokens"), &alike(got), &alike(want));
+        }
+    });
+}
+
 #[test]
 fn bad_input_is_refused() {
+    let judge = |token, top_n| encode_given(&[ScoreRow { token, top_n }], 9, 3, &mut [0; COLUMNS + 1]);
+    assert!(judge(8, 3).is_ok() && judge(9, 3).is_err() && judge(8, 4).is_err());
+    assert!(encode_given(&[], 9, 3, &mut [0]).is_err());
     let params = SamplingParams { repetition_penalty: 1.2, top_n: 3, ..SamplingParams::default() };
     let good = Choice { params: &params, tokens: 5, prompt_len: 2, slot: 1, mask: Some(0), biases: (2, 3) };
     let bounds = Bounds { history: (2, 5), masks: 1, biases: 5, top_n: 3 };

@@ -118,18 +118,34 @@ fn copies_rows() {
     assert_same_bits("copy", &rows::copy(&*CUDA, &x, 33, 2, 5, 3), &rows::copied(&x, 33, 2, 5, 3));
 }
 
+/// Ties, numbers that are none, and a row of nothing else; as many rows as there is room for, and none.
 #[test]
 fn scores_as_the_reference_does() {
-    let logits = Rng(10).values(3 * 400);
-    let rows = [0, 7, 399].map(|token| ScoreRow { token, top_n: token % 5 });
-    let (mut got, mut want) = (Vec::new(), Vec::new());
-    CUDA.score(&mut upload(&*CUDA, &logits, 400), &rows, &mut got).unwrap();
-    Reference.score(&mut upload(&Reference, &logits, 400), &rows, &mut want).unwrap();
-    for (got, want) in got.iter().zip(&want) {
-        assert!(got.rank == want.rank && (got.logprob - want.logprob).abs() < 1e-5);
-        assert!(got.top.iter().map(|top| top.0).eq(want.top.iter().map(|top| top.0)));
+    for (vocab, n) in [(1, 2), (400, 5), (4099, 3), (9000, 7)] {
+        let mut logits: Vec<f32> =
+            Rng(vocab as u64).values(n * vocab).iter().map(|x| (x * 40.0).round() / 4.0).collect();
+        logits[vocab - 1] = f32::NAN;
+        logits[(n - 1) * vocab..].fill(f32::INFINITY);
+        let token = |i: usize| (i * 977 % vocab) as u32;
+        let rows: Vec<ScoreRow> =
+            (0..n).map(|i| ScoreRow { token: token(i), top_n: i.min(vocab) as u32 % 5 }).collect();
+        let size = StepSize { vocab, ..step_size(n, n, 1) };
+        let (mut got, mut want) = (Vec::new(), Vec::new());
+        let mut step = CUDA.step(&size).unwrap();
+        for rows in [&rows[..], &[]] {
+            CUDA.score(&mut step, &mut upload(&*CUDA, &logits, vocab), rows, &mut got).unwrap();
+        }
+        let mut step = Reference.step(&size).unwrap();
+        Reference.score(&mut step, &mut upload(&Reference, &logits, vocab), &rows, &mut want).unwrap();
+        assert_eq!(got.len(), n);
+        let close = |g: f32, w: f32| g == w || g.is_nan() && w.is_nan() || (g - w).abs() < 1e-5;
+        for (got, want) in got.iter().zip(&want) {
+            let tops = got.top.len() == want.top.len()
+                && got.top.iter().zip(&want.top).all(|(g, w)| g.0 == w.0 && close(g.1, w.1));
+            let same = got.rank == want.rank && close(got.logprob, want.logprob) && tops;
+            assert!(same, "{vocab} tokens: {got:?}, not {want:?}");
+        }
     }
-    assert_eq!(got.len(), 3);
 }
 
 #[test]

@@ -17,8 +17,8 @@ fn sample<B: Backend>(device: &B, logits: &[f32], vocab: usize, rows: &[SampleRo
 }
 
 fn score<B: Backend>(device: &B, logits: &[f32], vocab: usize, rows: &[ScoreRow]) -> Vec<Scored> {
-    let mut scored = Vec::new();
-    device.score(&mut upload(device, logits, vocab), rows, &mut scored).unwrap();
+    let (mut step, mut scored) = (device.step(&step_size(1, 1, 1)).unwrap(), Vec::new());
+    device.score(&mut step, &mut upload(device, logits, vocab), rows, &mut scored).unwrap();
     scored
 }
 

@@ -293,7 +293,8 @@ impl<B: Backend> Decoder<B> {
             let (rows, rest) = left.split_at(m);
             left = rest;
             if decoder.speaks() {
-                backend.score(&mut decoder.work.logits, rows, scored)?;
+                let Decoder { step, work, .. } = decoder;
+                backend.score(step, &mut work.logits, rows, scored)?;
             }
             Ok(())
         })

@@ -115,7 +115,7 @@ pub enum StepError {
         /// Size of the vocabulary.
         vocab: usize,
     },
-    /// Scores of tokens that the prompt does not have, or with more alternatives than there are tokens.
+    /// Scores of tokens that the prompt does not have, or with more alternatives than there are tokens or can be reported.
     #[error("slot {slot} has no prompt after position {start} to be scored with {top_n} of {vocab} tokens")]
     Score {
         /// The slot.

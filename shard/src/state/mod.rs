@@ -11,6 +11,7 @@ mod sampling;
 
 use std::ops::Range;
 
+use millrace_kernels::sampling::MOST_TOP;
 use millrace_kernels::{SampleRow, Sampled, SamplingParams, SeqRow};
 use millrace_proto::{Admission, Pooling, Row, Step};
 
@@ -283,7 +284,7 @@ impl SlotTable {
             None => 0,
         };
         let top_n = score.unwrap_or_default();
-        if score.is_some() && (scored == 0 || top_n as usize > vocab) {
+        if score.is_some() && (scored == 0 || top_n as usize > vocab.min(MOST_TOP)) {
             return Err(StepError::Score { slot, start, top_n, vocab });
         }
         place.allowed.clear();

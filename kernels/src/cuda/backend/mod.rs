@@ -1,12 +1,13 @@
 //! The decoder's operations on a card, or on a simulated one.
 //!
 //! Activations and weights have one type, that of the model; constants and logits are f32. Everything is asked for in the order of one
-//! stream, and only [`Backend::read`] and [`Backend::collect`] wait for it.
+//! stream, and only [`Backend::read`], [`Backend::score`] and [`Backend::collect`] wait for it.
 
 mod buffers;
 mod decoding;
 mod loading;
 mod sampler;
+mod scorer;
 mod slots;
 mod step;
 mod tuning;
@@ -32,7 +33,7 @@ use crate::backend::{
     Activation, AttentionSpec, Backend, KvSpec, Norm, Overheads, ProductShape, Prologue, StepInput, StepSize,
 };
 use crate::sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored};
-use crate::{DType, Error, Part, Result, sample};
+use crate::{DType, Error, Part, Result};
 use buffers::{Buf, Kv, Matrix, Vector};
 use decoding::{of_rows, scores};
 use loading::Loading;
@@ -442,12 +443,14 @@ impl Backend for Cuda {
         graph.replay()
     }
 
-    fn score(&self, logits: &mut Buf, rows: &[ScoreRow], scored: &mut Vec<Scored>) -> Result<()> {
-        let mut all = self.read(logits, rows.len())?;
-        for (logits, row) in all.chunks_exact_mut(logits.cols).zip(rows) {
-            scored.push(sample::score(logits, row));
-        }
-        Ok(())
+    fn score(
+        &self,
+        step: &mut Step,
+        logits: &mut Buf,
+        rows: &[ScoreRow],
+        scored: &mut Vec<Scored>,
+    ) -> Result<()> {
+        step.score(&self.device, logits.rows(rows.len()), rows, scored)
     }
 
     fn read(&self, buf: &Buf, n: usize) -> Result<Vec<f32>> {

@@ -103,7 +103,7 @@ impl Sampler {
                 history: Some(slots.history()),
                 biases: Some(slots.biases()),
                 masks: Some((words.masks(), self.vocab.div_ceil(32))),
-                workspace: self.workspace.view(Elem::U8),
+                workspace: self.workspace(),
                 chosen: Chosen {
                     tokens: self.tokens(Elem::U32),
                     logprobs: part(Elem::F32, self.rows, self.rows),
@@ -114,6 +114,11 @@ impl Sampler {
                 },
             },
         )
+    }
+
+    /// Memory that sampling needs while it is under way.
+    pub(super) fn workspace(&self) -> View<'_> {
+        self.workspace.view(Elem::U8)
     }
 
     /// The chosen tokens, `[rows]`, as U32 or I32.

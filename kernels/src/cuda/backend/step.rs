@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use super::decoding::Decoding;
 use super::sampler::Sampler;
+use super::scorer::Scorer;
 use super::slots::Slots;
 use super::words::{List, Room, Words};
 use super::{Device, Elem, Memory, View};
@@ -15,7 +16,7 @@ use crate::backend::{SeqRow, StepInput, StepSize};
 use crate::cuda::ops::paged::Batch;
 use crate::cuda::ops::step::{Prepared, Rows, append, prepare, write_ranges};
 use crate::cuda::{Event, Pinned};
-use crate::sampling::{MOST_BIASES, Sampled, SamplingParams};
+use crate::sampling::{MOST_BIASES, Sampled, SamplingParams, ScoreRow, Scored};
 
 /// Steps that may be under way at once: one that the device computes, and one that waits for it.
 pub(super) const STEPS_AHEAD: usize = 2;
@@ -31,6 +32,7 @@ pub struct Step {
     words: Words,
     slots: Slots,
     sampler: Sampler,
+    scorer: Scorer,
     pub(super) decoding: Decoding,
     /// What the kernels read, and where in it.
     memory: Memory,
@@ -144,6 +146,7 @@ impl Step {
             table_stride: size.table_blocks(),
             words: Words::new(device, &room(size))?,
             slots: Slots::new(device, size)?,
+            scorer: Scorer::new(device, size)?,
             decoding: Decoding::new(device, size, activations)?,
             memory: device.allocate(Elem::I32, at.end)?,
             at,
@@ -164,6 +167,7 @@ impl Step {
             Words::bytes(&room(size)),
             Slots::bytes(size),
             Sampler::bytes(size),
+            Scorer::bytes(size),
             Decoding::bytes(size, activations),
             Lists::of(size).end.saturating_mul(Elem::I32.size()),
         ];
@@ -289,6 +293,17 @@ impl Step {
     pub(super) fn sample(&mut self, device: &Device, logits: View<'_>) -> Result<()> {
         self.chooses = true;
         self.sampler.sample(device, (&self.words, &self.slots), self.bounds.outputs, logits)
+    }
+
+    /// Judges tokens by rows of logits.
+    pub(super) fn score(
+        &mut self,
+        device: &Device,
+        logits: View<'_>,
+        rows: &[ScoreRow],
+        scored: &mut Vec<Scored>,
+    ) -> Result<()> {
+        self.scorer.score(device, self.sampler.workspace(), logits, rows, scored)
     }
 
     /// The tokens that were chosen, or will be on another rank: u32 `[outputs]`.

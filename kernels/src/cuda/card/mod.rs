@@ -1,6 +1,7 @@
 //! NVIDIA's cards through the driver's API, which is opened at run time.
 
 mod blas;
+mod launch;
 mod share;
 mod streams;
 mod usable;
@@ -25,6 +26,7 @@ use crate::backend::Overheads;
 use crate::{Error, Result};
 use blas::Blas;
 pub(super) use blas::version as blas_version;
+use launch::MainStream;
 
 /// The oldest cards that the kernels are written for: Ampere.
 const OLDEST: (u32, u32) = (8, 0);
@@ -36,7 +38,7 @@ pub struct Card {
     device: sys::CUdevice,
     context: Handle<sys::CUcontext>,
     /// The main stream.
-    stream: Handle<sys::CUstream>,
+    stream: MainStream,
     /// The stream of copies.
     copies: Handle<sys::CUstream>,
     recorder: Recorder,
@@ -61,6 +63,8 @@ struct Products {
 struct Loaded {
     function: Handle<sys::CUfunction>,
     shared: usize,
+    /// Whether it waits for the kernel before it by itself.
+    waits: bool,
 }
 
 /// A pointer that the driver gave out.
@@ -119,17 +123,14 @@ impl Card {
         // SAFETY: the device came from the driver; the context is released when the card is dropped.
         let context =
             unsafe { primary_context(device) }.map_err(|e| failed("cuDevicePrimaryCtxRetain", e))?;
-        let stream = || {
-            stream::create(stream::StreamKind::NonBlocking)
-                .map_err(|e| failed("cuStreamCreate", e))
-                .map(Handle)
-        };
+        let copies =
+            stream::create(stream::StreamKind::NonBlocking).map_err(|e| failed("cuStreamCreate", e))?;
         Ok(Card {
             name,
             device,
             context: Handle(context),
-            stream: stream()?,
-            copies: stream()?,
+            stream: MainStream::new(properties.capability)?,
+            copies: Handle(copies),
             recorder: Recorder::default(),
             properties,
             modules: Mutex::default(),
@@ -171,7 +172,7 @@ impl Card {
         // SAFETY: the module is loaded and stays so until the card is dropped.
         let found = unsafe { module::get_function(module.0, name) };
         let found = found.map_err(|e| failed(&format!("kernel {}", function.name), e))?;
-        let loaded = Loaded { function: Handle(found), shared: 48 << 10 };
+        let loaded = Loaded { function: Handle(found), shared: 48 << 10, waits: launch::waits(found)? };
         functions.insert(function, loaded);
         Ok(loaded)
     }
@@ -214,7 +215,7 @@ impl Card {
             match freed {
                 Freed::Device(at) => result::free_sync(at),
                 Freed::Pinned(at) => {
-                    let _ = stream::synchronize(self.stream.0);
+                    let _ = stream::synchronize(self.stream.plain());
                     let _ = stream::synchronize(self.copies.0);
                     result::free_host(at as *mut c_void)
                 }
@@ -270,7 +271,7 @@ impl Drop for Card {
         // SAFETY: what is given back came from the driver and is not used again.
         unsafe {
             let _ = ctx::set_current(self.context.0);
-            let _ = stream::synchronize(self.stream.0);
+            let _ = stream::synchronize(self.stream.plain());
             let _ = stream::synchronize(self.copies.0);
             if let Some(products) = self.blas.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
                 let _ = result::free_sync(products.workspace);
@@ -281,7 +282,7 @@ impl Drop for Card {
             for module in self.modules.get_mut().unwrap_or_else(PoisonError::into_inner).values() {
                 let _ = module::unload(module.0);
             }
-            let _ = stream::destroy(self.stream.0);
+            let _ = stream::destroy(self.stream.plain());
             let _ = stream::destroy(self.copies.0);
             let _ = result::primary_ctx::release(self.device);
         }
@@ -318,8 +319,9 @@ impl Driver for Card {
         self.make_current()?;
         // SAFETY: the caller vouches for the memory; the source is read before the second call returns.
         unsafe {
-            result::memcpy_htod_async(to, from, self.stream.0).map_err(|e| failed("cuMemcpyHtoD", e))?;
-            stream::synchronize(self.stream.0).map_err(|e| failed("cuStreamSynchronize", e))
+            result::memcpy_htod_async(to, from, self.stream.plain())
+                .map_err(|e| failed("cuMemcpyHtoD", e))?;
+            stream::synchronize(self.stream.plain()).map_err(|e| failed("cuStreamSynchronize", e))
         }
     }
 
@@ -328,51 +330,29 @@ impl Driver for Card {
         self.make_current()?;
         // SAFETY: the caller vouches for the memory; it is written before the second call returns.
         unsafe {
-            result::memcpy_dtoh_async(to, from, self.stream.0).map_err(|e| failed("cuMemcpyDtoH", e))?;
-            stream::synchronize(self.stream.0).map_err(|e| failed("cuStreamSynchronize", e))
+            result::memcpy_dtoh_async(to, from, self.stream.plain())
+                .map_err(|e| failed("cuMemcpyDtoH", e))?;
+            stream::synchronize(self.stream.plain()).map_err(|e| failed("cuStreamSynchronize", e))
         }
     }
 
     unsafe fn fill(&self, at: u64, value: u8, bytes: usize) -> Result<()> {
         self.make_current()?;
         // SAFETY: the caller vouches for the memory.
-        unsafe { result::memset_d8_async(at, value, bytes, self.stream.0) }
+        unsafe { result::memset_d8_async(at, value, bytes, self.stream.plain()) }
             .map_err(|e| failed("cuMemsetD8", e))
     }
 
     unsafe fn copy(&self, from: u64, to: u64, bytes: usize) -> Result<()> {
         self.make_current()?;
         // SAFETY: the caller vouches for the memory.
-        unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream.0) }
+        unsafe { result::memcpy_dtod_async(to, from, bytes, self.stream.plain()) }
             .map_err(|e| failed("cuMemcpyDtoD", e))
     }
 
     unsafe fn launch(&self, function: Function, grid: Grid, args: &[Arg]) -> Result<()> {
-        self.make_current()?;
-        let mut loaded = self.load(function)?;
-        if grid.shared > loaded.shared {
-            self.allow_shared(function, &mut loaded, grid.shared)?;
-        }
-        let mut bits: Vec<u64> = args.iter().map(Arg::bits).collect();
-        let parameter = |(bits, arg): (&mut u64, &Arg)| match arg {
-            Arg::Map(map) => map.cast_mut().cast(),
-            _ => std::ptr::from_mut(bits).cast(),
-        };
-        let mut params: Vec<*mut c_void> = bits.iter_mut().zip(args).map(parameter).collect();
-        let [bx, by, bz] = grid.blocks;
-        let [tx, ty, tz] = grid.threads;
-        // SAFETY: the function is loaded, and the caller vouches for the arguments, which the driver copies.
-        unsafe {
-            result::launch_kernel(
-                loaded.function.0,
-                (bx, by, bz),
-                (tx, ty, tz),
-                grid.shared as u32,
-                self.stream.0,
-                &mut params,
-            )
-        }
-        .map_err(|e| failed(&format!("launch of {}", function.name), e))
+        // SAFETY: as the caller says.
+        unsafe { launch::launch(self, function, grid, args) }
     }
 
     fn make_current(&self) -> Result<()> {
@@ -388,7 +368,7 @@ impl Driver for Card {
             }
             // SAFETY: the context is current, the workspace is used by products of this stream alone, and the caller vouches for
             // the operands.
-            unsafe { blas.multiply(product, *workspace, self.stream.0.cast()) }
+            unsafe { blas.multiply(product, *workspace, self.stream.for_kernel().0.cast()) }
         })
     }
 
@@ -485,7 +465,7 @@ impl Driver for Card {
         self.recorder.forbid("a wait")?;
         self.make_current()?;
         // SAFETY: the stream lives as long as the card.
-        unsafe { stream::synchronize(self.stream.0) }.map_err(|e| failed("cuStreamSynchronize", e))
+        unsafe { stream::synchronize(self.stream.plain()) }.map_err(|e| failed("cuStreamSynchronize", e))
     }
 
     fn time(&self, work: &mut dyn FnMut() -> Result<()>) -> Result<f64> {
@@ -495,9 +475,9 @@ impl Driver for Card {
         let (start, end) = (new()?, new()?);
         // SAFETY: events and stream are the driver's; the events are destroyed once and after they have passed.
         unsafe {
-            event::record(start, self.stream.0).map_err(|e| failed("cuEventRecord", e))?;
+            event::record(start, self.stream.plain()).map_err(|e| failed("cuEventRecord", e))?;
             work()?;
-            event::record(end, self.stream.0).map_err(|e| failed("cuEventRecord", e))?;
+            event::record(end, self.stream.plain()).map_err(|e| failed("cuEventRecord", e))?;
             event::synchronize(end).map_err(|e| failed("cuEventSynchronize", e))?;
             let milliseconds = event::elapsed(start, end).map_err(|e| failed("cuEventElapsedTime", e))?;
             let _ = event::destroy(start);

@@ -95,7 +95,7 @@ pub(super) unsafe fn close(card: &Card, at: u64) {
         // What used the memory must have ended. A failure means that the context is lost, and the mapping with it.
         // SAFETY: the caller says that it was opened and is not used again.
         unsafe {
-            let _ = result::stream::synchronize(card.stream.0);
+            let _ = result::stream::synchronize(card.stream.plain());
             let _ = sys::cuIpcCloseMemHandle(at);
         }
     }

@@ -14,7 +14,7 @@ use crate::{Error, Result};
 impl Card {
     fn of(&self, stream: Stream) -> sys::CUstream {
         match stream {
-            Stream::Main => self.stream.0,
+            Stream::Main => self.stream.plain(),
             Stream::Copies => self.copies.0,
         }
     }
@@ -27,7 +27,7 @@ impl Card {
     fn end_capture(&self) -> Result<sys::CUgraphExec> {
         // The capture ends whatever was refused on the way.
         // SAFETY: the stream lives as long as the card.
-        let ended = unsafe { stream::end_capture(self.stream.0) };
+        let ended = unsafe { stream::end_capture(self.stream.plain()) };
         let refused = self.recorder.end();
         let captured = ended.map_err(|e| failed("cuStreamEndCapture", e));
         let made = refused.and_then(|()| match &captured {
@@ -45,7 +45,7 @@ impl Card {
         let made = made?;
         // So that the first replay is as fast as the others. Where that fails, the replay says why.
         // SAFETY: graph and stream are the driver's.
-        let _ = unsafe { graph::upload(made, self.stream.0) };
+        let _ = unsafe { graph::upload(made, self.stream.plain()) };
         Ok(made)
     }
 }
@@ -157,7 +157,7 @@ impl Streams for Card {
         self.recorder.begin()?;
         let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
         // SAFETY: the stream lives as long as the card.
-        unsafe { stream::begin_capture(self.stream.0, mode) }.map_err(|e| {
+        unsafe { stream::begin_capture(self.stream.plain(), mode) }.map_err(|e| {
             let _ = self.recorder.end();
             self.give_all_back(self.recorder.forget_graph());
             failed("cuStreamBeginCapture", e)
@@ -173,7 +173,7 @@ impl Streams for Card {
         self.recorder.forbid("a graph")?;
         self.make_current()?;
         // SAFETY: the caller vouches for the graph.
-        unsafe { graph::launch(graph as sys::CUgraphExec, self.stream.0) }
+        unsafe { graph::launch(graph as sys::CUgraphExec, self.stream.plain()) }
             .map_err(|e| failed("cuGraphLaunch", e))
     }
 
@@ -183,7 +183,7 @@ impl Streams for Card {
             // spoil the recording of another.
             unsafe {
                 if !self.recorder.is_recording() {
-                    let _ = stream::synchronize(self.stream.0);
+                    let _ = stream::synchronize(self.stream.plain());
                 }
                 let _ = graph::exec_destroy(graph as sys::CUgraphExec);
             }
@@ -193,6 +193,6 @@ impl Streams for Card {
 
     fn call(&self, work: StreamCall) -> Result<()> {
         self.make_current()?;
-        work(self.stream.0 as u64)
+        work(self.stream.plain() as u64)
     }
 }

@@ -90,7 +90,8 @@ pub(super) fn check_capability(name: &str, capability: (u32, u32)) -> Result<()>
     )))
 }
 
-fn driver_version() -> Result<c_int> {
+/// The version of CUDA that the driver is for.
+pub(super) fn driver_version() -> Result<c_int> {
     let mut version = 0;
     // SAFETY: the driver is there, and the argument is where the answer goes.
     unsafe { sys::cuDriverGetVersion(&mut version) }.result().map_err(|e| failed("cuDriverGetVersion", e))?;

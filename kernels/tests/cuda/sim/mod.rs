@@ -1,5 +1,6 @@
 //! The simulated device itself, by small kernels (`cuda/sim/sim_tests.cu`) whose results the manual of CUDA tells.
 
+mod ahead;
 mod memory;
 mod schedule;
 mod streams;

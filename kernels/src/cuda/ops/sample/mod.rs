@@ -7,8 +7,10 @@
 //! right whenever a sequence comes, goes, or is computed again.
 
 mod params;
+mod score;
 
 pub use params::{Bounds, COLUMNS, Choice, ELEM, MOST_TOKENS, encode, greedy};
+pub use score::{encode_given, score, score_cost};
 
 use super::countable;
 use crate::cuda::{Args, Cost, Device, Elem, Grid, View};
@@ -79,29 +81,35 @@ pub fn sample(device: &Device, rows: &Rows<'_>) -> Result<()> {
         return Ok(());
     }
     let places = Places::of(rows.workspace, rows.rows, rows.vocab);
+    scan_rows(device, rows, &places)?;
+    let draw = Args::new().with(rows.logits).with(places.adjusted).with(places.seen).with(places.chunks);
+    let draw = draw.with(rows.table).with(rows.table_stride).with(rows.vocab);
+    // SAFETY: as in `scan_rows`.
+    unsafe { device.launch("sample", "sample_draw", by_chunk(rows), &draw)? };
+    finish_rows(device, rows, &places)
+}
+
+fn by_chunk(rows: &Rows<'_>) -> Grid {
+    let blocks = [rows.vocab.div_ceil(CHUNK) as u32, rows.rows as u32, 1];
+    Grid { blocks, ..Grid::flat(1, SCAN_THREADS) }
+}
+
+fn scan_rows(device: &Device, rows: &Rows<'_>, places: &Places<'_>) -> Result<()> {
     let (history, history_stride) = rows.history.map_or((None, 0), |(view, stride)| (Some(view), stride));
     let (masks, mask_stride) = rows.masks.map_or((None, 0), |(view, stride)| (Some(view), stride));
-    let by_chunk = Grid {
-        blocks: [rows.vocab.div_ceil(CHUNK) as u32, rows.rows as u32, 1],
-        ..Grid::flat(1, SCAN_THREADS)
-    };
-    let logits = Args::new().with(rows.logits);
-
-    let scan = logits.with(places.adjusted).with(places.seg_max).with(places.seen);
+    let scan = Args::new().with(rows.logits).with(places.adjusted).with(places.seg_max).with(places.seen);
     let scan = scan.with(rows.table).with(rows.table_stride).with(history).with(history_stride);
     let scan = scan.with(rows.biases.map(|b| b.0)).with(rows.biases.map(|b| b.1));
     let scan = scan.with(masks).with(mask_stride).with(rows.vocab);
     // SAFETY: the views were checked to be as long as the kernel's arrays, which the table's rows stay within; the arguments are its own.
-    unsafe { device.launch("sample", "sample_scan", by_chunk, &scan)? };
+    unsafe { device.launch("sample", "sample_scan", by_chunk(rows), &scan) }
+}
 
-    let draw = logits.with(places.adjusted).with(places.seen).with(places.chunks);
-    let draw = draw.with(rows.table).with(rows.table_stride).with(rows.vocab);
-    // SAFETY: as above.
-    unsafe { device.launch("sample", "sample_draw", by_chunk, &draw)? };
-
-    let finish = logits.with(places.adjusted).with(places.seg_max).with(places.seen).with(places.chunks);
-    let finish = finish.with(rows.table).with(rows.table_stride).with(masks).with(mask_stride);
-    let finish = with_chosen(finish, &rows.chosen).with(rows.vocab);
+fn finish_rows(device: &Device, rows: &Rows<'_>, places: &Places<'_>) -> Result<()> {
+    let (masks, mask_stride) = rows.masks.map_or((None, 0), |(view, stride)| (Some(view), stride));
+    let finish = Args::new().with(rows.logits).with(places.adjusted).with(places.seg_max);
+    let finish = finish.with(places.seen).with(places.chunks).with(rows.table).with(rows.table_stride);
+    let finish = with_chosen(finish.with(masks).with(mask_stride), &rows.chosen).with(rows.vocab);
     // SAFETY: as above.
     unsafe { device.launch("sample", "sample_finish", Grid::flat(rows.rows, FINISH_THREADS), &finish) }
 }

@@ -7,6 +7,9 @@ use crate::{Error, Result};
 /// Columns of the table: see `Column` in `sample_row.cuh`, which has the same order.
 pub const COLUMNS: usize = 20;
 
+/// The column of how many top tokens a row wants.
+pub(super) const TOP_N: usize = 14;
+
 /// The largest vocabulary: ids are the low 20 bits of the kernels' keys.
 pub const MOST_TOKENS: usize = 1 << 20;
 
