@@ -43,7 +43,7 @@ step tests 110 "$pack/kernel-tests" --test-threads=1 --skip sim::
 step texts 60 python3 integration-tests/gpu/serve.py texts "$pack/millrace" "$out"
 step ranks 50 python3 integration-tests/gpu/serve.py ranks "$pack/millrace" "$out"
 step bench 90 "$pack/kernel-bench"
-step serve 140 python3 integration-tests/gpu/serve.py speed "$pack/millrace" "$out"
+step serve 170 python3 integration-tests/gpu/serve.py speed "$pack/millrace" "$out"
 step pytorch 60 python3 integration-tests/gpu/torch_bench.py "$out/bench.json" "$out/torch.json"
 if command -v compute-sanitizer >/dev/null; then
     # Some virtual machines hide what it needs.

@@ -19,7 +19,7 @@ pub(crate) const OUTPUTS: usize = 16;
 /// Columns of the smallest group of 4 bits.
 const GROUP: usize = 32;
 /// The number of columns is padded to a multiple of this.
-const DEPTH: usize = 64;
+pub(crate) const DEPTH: usize = 64;
 /// Bytes of a tile of 4 bits.
 const TILE_BYTES: usize = 512;
 
@@ -139,6 +139,11 @@ pub struct Loaded {
 }
 
 impl Loaded {
+    /// FP8 in rows of `depth` columns with a factor each.
+    pub(crate) fn fp8(depth: usize, data: Memory, scales: Memory) -> Loaded {
+        Loaded { format: Format::E4M3, depth, group: depth.next_power_of_two(), data, scales, columns: None }
+    }
+
     /// What the operations take.
     pub fn weight(&self) -> Weight<'_> {
         Weight {
