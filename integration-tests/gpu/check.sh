@@ -68,7 +68,7 @@ if [ "$half" != kernels ]; then
     step answers 60 python3 $here/serve.py logits "$pack/millrace" "$out" "$model"
     step logits 40 python3 $here/llama.py logits "$model" "$out/answers.json"
     step pytorch 120 python3 $here/llama.py speed "$model" "$out/llama.json"
-    step serve 140 python3 $here/serve.py speed "$pack/millrace" "$out" "$model"
+    step serve 160 python3 $here/serve.py speed "$pack/millrace" "$out" "$model"
     rm -rf "$model"
 fi
 if [ "$half" != server ]; then

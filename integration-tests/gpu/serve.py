@@ -254,6 +254,16 @@ def speed(binary, out, model):
         figures["64 streams"] = {"seconds": seconds, "first_token_median": firsts[32]}
         table.append(["64 streams of 256 tokens", f"{seconds:.2f} s", f"{64 * 256 / seconds:.0f} tokens/s",
                       f"first token {firsts[32] * 1e3:.0f} ms (median)", ""])
+        if DEVICE == "cuda":
+            server.stop()
+            in_fp8 = [*flags_of(model), "--quantize", "fp8"]
+            Server(binary, f"{out}/speed-fp8-first.log", in_fp8).stop()
+            server = Server(binary, f"{out}/speed-fp8.log", in_fp8)
+            for sequences in [1, 32]:
+                step, idle, length = decode(server, sequences, context, 128)
+                figures[f"fp8 decode {sequences}"] = {"step_seconds": step, "idle": idle, "context": length}
+                table.append([f"decode as fp8, {sequences} × {length} tokens", f"{step * 1e3:.2f} ms a step", f"{sequences / step:.0f} tokens/s",
+                              f"{figures[f'decode {sequences}']['step_seconds'] / step:.2f} × bfloat16", ""])
     finally:
         server.stop()
         pathlib.Path(f"{out}/serve.json").write_text(json.dumps(figures, indent=1))

@@ -26,8 +26,9 @@ fn complaint(arguments: &[&str], variables: &[(&str, &str)]) -> String {
 #[test]
 fn tgis_flags_are_understood_or_refused_with_the_reason() {
     for (flags, variables, text) in [
-        (&["serve", "--quantize", "awq"][..], &[][..], "--quantize is not supported: "),
-        (&["serve"], &[("QUANTIZE", "gptq")], "--quantize is not supported: "),
+        (&["serve", "--quantize", "awq"][..], &[][..], "'awq' for '--quantize <fp8>': not supported: fp8 is"),
+        (&["serve"], &[("QUANTIZE", "gptq")], "'gptq' for '--quantize <fp8>'"),
+        (&["serve", "--device", "cpu", "--quantize", "fp8"], &[], "--quantize fp8 needs a card"),
         (&["serve", "--speculate", "3"], &[], "--speculate is not supported: speculative decoding"),
         (&["serve", "--lora-adapters", "a"], &[], "merge the adapter into the weights"),
         (&["serve", "--rope-scaling", "linear"], &[], "config.json"),

@@ -170,6 +170,45 @@ fn every_way_of_choosing_tokens_is_that_of_the_processor() {
     }
 }
 
+/// What the tokens of a text are worth, one by one.
+fn scores(server: &Server, text: &str) -> Vec<f64> {
+    let body = json!({"prompt": text, "echo": true, "logprobs": 1, "max_tokens": 0});
+    let answer = post(&server.url("/v1/completions"), &body);
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    let logprobs = answer.body["choices"][0]["logprobs"]["token_logprobs"].as_array().unwrap();
+    logprobs.iter().filter_map(Value::as_f64).collect()
+}
+
+/// Matrices as FP8 cost little of what the model knows, whichever kernels multiply by them: those for up to 16 rows, the library with activations as FP8,
+/// and the one for many rows; and split over two cards, where each rank finds factors for its share.
+#[test]
+fn matrices_as_fp8_say_nearly_what_the_processor_says() {
+    if !has_simulated_cards() {
+        return;
+    }
+    let short = "Once upon a time there was a fox.";
+    let long = "Once upon a time there was a fox who had a lantern. The bear said that it was late, so they went home in the rain, and \
+                nobody was afraid of the dark any more.";
+    let processor = start_small("demo", "cpu", &EXACT);
+    for flags in [&[][..], &["--num-shard", "2"], &["--batch-invariant"]] {
+        let flags = [&["--dtype", "bfloat16", "--quantize", "fp8"], flags].concat();
+        let cards = start_small("demo", "cuda-sim", &flags);
+        assert!(cards.log().contains("as bfloat16, matrices of layers as fp8 on"), "{}", cards.log());
+        assert!(!cards.log().contains("beyond the memory plan"), "{}", cards.log());
+        for text in [short, long] {
+            let (got, want) = (scores(&cards, text), scores(&processor, text));
+            let apart: Vec<f64> = got.iter().zip(&want).map(|(got, want)| (got - want).abs()).collect();
+            let mean = apart.iter().sum::<f64>() / apart.len() as f64;
+            let most = apart.iter().fold(0.0, |most: f64, apart| most.max(*apart));
+            println!("{flags:?}, {} tokens: {mean:.4} apart on average, {most:.4} at most", apart.len());
+            assert!(got.len() == want.len() && mean < 0.06 && most < 0.6, "{flags:?}: {mean} {most} {got:?}");
+        }
+        // Steps that decode, recorded and padded.
+        let both = said_together(&cards, &all_kinds()[..2]);
+        assert!(both.iter().all(|said| said[0].as_str().is_some_and(|text| !text.is_empty())), "{both:?}");
+    }
+}
+
 /// In a type that has an attention of its own for decoding: the same alone and in company, by recorded steps and without any.
 #[test]
 fn company_and_recorded_steps_change_nothing() {

@@ -78,7 +78,7 @@ fn bytes(values: &[f32]) -> Vec<u8> {
 }
 
 fn matrix(cpu: &Cpu, bytes: &[u8], rows: usize, cols: usize, dtype: DType) -> <Cpu as Backend>::Matrix {
-    cpu.matrix(&[Part::whole(HostTensor { dtype: DType::F32, rows, cols, bytes })], dtype).unwrap()
+    cpu.matrix(&[Part::whole(HostTensor { dtype: DType::F32, rows, cols, bytes })], dtype.into()).unwrap()
 }
 
 /// A step of these tokens in rows of (start, count, blocks).

@@ -173,6 +173,42 @@ impl StepSize<'_> {
     }
 }
 
+/// How a device keeps the numbers of a weight matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum MatrixFormat {
+    /// As numbers of this type.
+    Dense(DType),
+    /// As FP8 (e4m3), with a factor for each row (output): see [`crate::fp8`].
+    Fp8,
+}
+
+impl MatrixFormat {
+    /// The type of numbers that are kept as they are.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a format that only other devices multiply by.
+    pub fn dense(self) -> Result<DType> {
+        match self {
+            MatrixFormat::Dense(dtype) => Ok(dtype),
+            MatrixFormat::Fp8 => Err(Error::Unsupported("weights as FP8 need a card".to_owned())),
+        }
+    }
+
+    /// Bytes of a matrix `[out, cols]` where nothing is padded.
+    pub const fn bytes(self, out: usize, cols: usize) -> usize {
+        match self {
+            MatrixFormat::Dense(dtype) => out * cols * dtype.size(),
+            MatrixFormat::Fp8 => out * (cols + size_of::<f32>()),
+        }
+    }
+}
+
+impl From<DType> for MatrixFormat {
+    fn from(dtype: DType) -> Self {
+        MatrixFormat::Dense(dtype)
+    }
+}
+
 /// A product that steps will ask for: a weight's shape, and what is made with it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ProductShape {
@@ -180,6 +216,8 @@ pub struct ProductShape {
     pub inputs: usize,
     /// Rows of the weight.
     pub outputs: usize,
+    /// How the weight is kept.
+    pub format: MatrixFormat,
     /// Whether the results are logits.
     pub logits: bool,
     /// The most rows that are multiplied at once.
@@ -253,15 +291,16 @@ pub trait Backend {
     }
     /// A vector of all parts' elements, one part after the other in row-major order.
     fn vector(&self, parts: &[Part<'_>]) -> Result<Self::Vector>;
-    /// A matrix of the parts' rows stacked; all parts have the same number of columns. Kept as `dtype`.
-    fn matrix(&self, parts: &[Part<'_>], dtype: DType) -> Result<Self::Matrix>;
-    /// Bytes that [`Backend::matrix`] takes for `[out, in]` as `dtype`, padding included.
-    fn matrix_bytes(&self, out: usize, cols: usize, dtype: DType) -> usize;
+    /// A matrix of the parts' rows stacked; all parts have the same number of columns. What is not dense can be multiplied by and nothing
+    /// else, in products that [`Backend::tune`] has heard of. [`Error::Unsupported`] for a format that the device has no products for, or
+    /// numbers that it cannot hold.
+    fn matrix(&self, parts: &[Part<'_>], format: MatrixFormat) -> Result<Self::Matrix>;
+    /// Bytes that [`Backend::matrix`] takes for `[out, in]`, padding included.
+    fn matrix_bytes(&self, out: usize, cols: usize, format: MatrixFormat) -> usize;
     /// Bytes that [`Backend::kv`] takes, padding included; they grow in proportion to the blocks.
     fn kv_bytes(&self, spec: &KvSpec) -> usize;
-    /// Bytes that the device keeps for itself so that [`Backend::linear`] can multiply up to `rows` rows of up to `cols`
-    /// columns.
-    fn scratch_bytes(&self, rows: usize, cols: usize) -> usize;
+    /// Bytes that the device keeps for itself so that [`Backend::linear`] can compute these products.
+    fn scratch_bytes(&self, products: &[ProductShape]) -> usize;
     /// Bytes of the device's memory that [`Backend::step`] takes.
     fn step_bytes(&self, _size: &StepSize<'_>) -> usize {
         0

@@ -8,6 +8,7 @@ pub mod cpu;
 #[cfg(any(feature = "cuda", feature = "cpu-sim"))]
 pub mod cuda;
 mod error;
+pub mod fp8;
 mod pool;
 pub mod reference;
 mod sample;
@@ -16,8 +17,8 @@ pub mod staging;
 pub mod tensor;
 
 pub use backend::{
-    Activation, AttentionSpec, Backend, HeadNorm, HostMemory, KvSpec, Norm, Overheads, ProductShape,
-    Prologue, QkvLayout, RopeSpec, RopeStyle, SeqRow, StepInput, StepSize,
+    Activation, AttentionSpec, Backend, HeadNorm, HostMemory, KvSpec, MatrixFormat, Norm, Overheads,
+    ProductShape, Prologue, QkvLayout, RopeSpec, RopeStyle, SeqRow, StepInput, StepSize,
 };
 pub use error::{Error, Result};
 pub use sample::watermark;

@@ -7,7 +7,7 @@ use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 use crate::pool::Pool;
-use crate::{DType, Error, Part, Result};
+use crate::{DType, Error, Part, Result, fp8};
 
 /// What a thread packs at a time: enough to be worth handing out, little enough that all threads are done at about the same time.
 const PIECE: usize = 1 << 20;
@@ -42,6 +42,39 @@ impl Packer {
     }
 }
 
+impl Packer {
+    /// Writes rows of `part` as FP8, from row `first` on, to rows of `depth` bytes until `to` is full, and the factor of each to `scales`. Bytes
+    /// beyond the part's columns are zeros.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a NaN or an infinity.
+    ///
+    /// # Panics
+    /// If there are fewer rows, or `to` and `scales` are not for as many.
+    pub fn quantize(
+        &self,
+        part: &Part<'_>,
+        first: usize,
+        depth: usize,
+        to: &mut [u8],
+        scales: &mut [f32],
+    ) -> Result<()> {
+        assert_eq!(to.len(), scales.len() * depth, "{} rows of {depth}", scales.len());
+        let rows = (PIECE / depth).max(1);
+        let pieces = scales.len().div_ceil(rows);
+        let next = Mutex::new(to.chunks_mut(rows * depth).zip(scales.chunks_mut(rows)).enumerate());
+        let failed = Mutex::new(Ok(()));
+        self.0.run(pieces, |_, _| {
+            let piece = next.lock().unwrap_or_else(PoisonError::into_inner).next();
+            let (index, (to, scales)) = piece.expect("there are as many pieces as tasks");
+            if let Err(error) = quantize(part, first + index * rows, depth, to, scales) {
+                *failed.lock().unwrap_or_else(PoisonError::into_inner) = Err(error);
+            }
+        });
+        failed.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
 impl std::fmt::Debug for Packer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Packer({} threads)", self.0.threads())
@@ -63,6 +96,23 @@ fn pack(part: &Part<'_>, first: usize, dtype: DType, to: &mut [u8]) {
         convert(from, tensor.dtype, now, dtype);
         (rest, at) = (later, at + run);
     }
+}
+
+fn quantize(part: &Part<'_>, first: usize, depth: usize, to: &mut [u8], scales: &mut [f32]) -> Result<()> {
+    let (tensor, cols) = (&part.tensor, part.cols.len());
+    let size = tensor.dtype.size();
+    let mut values = vec![0.0; cols];
+    for (index, (to, scale)) in to.chunks_exact_mut(depth).zip(scales).enumerate() {
+        let start = ((part.rows.start + first + index) * tensor.cols + part.cols.start) * size;
+        let from = &tensor.bytes[start..start + cols * size];
+        for (values, from) in values.chunks_mut(RUN).zip(from.chunks(RUN * size)) {
+            widen(from, tensor.dtype, values);
+        }
+        let (row, padding) = to.split_at_mut(cols);
+        *scale = fp8::quantize(&values, row)?;
+        padding.fill(0);
+    }
+    Ok(())
 }
 
 /// As many elements from one type to another; neither side need be aligned.
@@ -179,6 +229,29 @@ mod tests {
             let want: Vec<f32> = (0..rows * cols).map(|i| part.get(i / cols, i % cols)).collect();
             prop_assert_eq!(packed, encode(&want, becomes));
         }
+    }
+
+    #[test]
+    fn rows_are_quantised_by_all_threads() {
+        let (rows, cols, depth) = (5, PIECE / 2 - 10, PIECE / 2);
+        let values: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919) % 8191) as f32 - 4000.0).collect();
+        for dtype in DTYPES {
+            let stored = encode(&values, dtype);
+            let tensor = HostTensor { dtype, rows, cols, bytes: &stored };
+            let part = Part { tensor, rows: 1..5, cols: 3..cols };
+            let (mut packed, mut scales) = (vec![1; 3 * depth], vec![0.0; 3]);
+            Packer::new(3).unwrap().quantize(&part, 1, depth, &mut packed, &mut scales).unwrap();
+            for (row, (packed, scale)) in packed.chunks(depth).zip(scales).enumerate() {
+                let wide: Vec<f32> = (0..cols - 3).map(|col| part.get(row + 1, col)).collect();
+                let mut want = vec![0; depth];
+                assert_eq!(fp8::quantize(&wide, &mut want[..cols - 3]).unwrap(), scale);
+                assert!(packed == want, "{dtype:?}, row {row}");
+            }
+        }
+        let bad = encode(&[1.0, f32::NAN], DType::F32);
+        let part = Part::whole(HostTensor { dtype: DType::F32, rows: 2, cols: 1, bytes: &bad });
+        let failed = Packer::new(2).unwrap().quantize(&part, 0, 64, &mut [0; 128], &mut [0.0; 2]);
+        assert!(failed.unwrap_err().to_string().contains("NaN"));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::ops::Range;
 use crate::{Error, Result};
 
 /// The element types that weights and KV caches come in.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DType {
     /// IEEE single precision.
     F32,

@@ -22,6 +22,16 @@ const POLL: Duration = Duration::from_millis(2);
 /// # Errors
 /// If there are not the cards that were asked for.
 pub(crate) fn settle(engine: &mut EngineArgs, model: &ModelArgs, nnodes: usize) -> Result<Option<String>> {
+    let decided = choose(engine, model, nnodes)?;
+    ensure!(
+        model.quantize.is_none() || !matches!(engine.device, DeviceArg::Cpu | DeviceArg::Null),
+        "--quantize fp8 needs a card, and there is none to compute on{}",
+        decided.map_or_else(String::new, |why| format!(" ({why})")),
+    );
+    Ok(decided)
+}
+
+fn choose(engine: &mut EngineArgs, model: &ModelArgs, nnodes: usize) -> Result<Option<String>> {
     let is_auto = engine.device == DeviceArg::Auto;
     if matches!(engine.device, DeviceArg::Cpu | DeviceArg::Null) {
         engine.num_shard.get_or_insert(1);

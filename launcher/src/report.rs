@@ -11,7 +11,11 @@ pub(crate) struct Report<'a>(pub(crate) &'a Ready);
 impl Display for Report<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Ready { model_type, dtype, device, parameters, block_size, num_blocks, .. } = self.0;
-        writeln!(f, "{model_type}, {} parameters as {dtype} on {device}", Count(*parameters as usize))?;
+        write!(f, "{model_type}, {} parameters as {dtype}", Count(*parameters as usize))?;
+        if !self.0.quantize.is_empty() {
+            write!(f, ", matrices of layers as {}", self.0.quantize)?;
+        }
+        writeln!(f, " on {device}")?;
         let bytes = |bytes: u64| Bytes(bytes as usize);
         if self.0.world_size > 1 {
             let share = bytes(self.0.bytes_read);

@@ -6,7 +6,7 @@ use millrace_kernels::DType;
 
 use crate::checkpoint::{self, Checkpoint, Source, TensorInfo};
 use crate::families;
-use crate::model::{DecoderSpec, RopeScaling};
+use crate::model::{DecoderSpec, Quantize, RopeScaling, Storage};
 use crate::plan::{self, Unpadded};
 use crate::{Bytes, Count, Error};
 
@@ -19,8 +19,8 @@ pub struct Inspection {
     pub spec: DecoderSpec,
     /// The element type that its weights are stored as.
     pub stored_dtype: DType,
-    /// The element type that its weights are kept as in memory.
-    pub dtype: DType,
+    /// How its weights are kept in memory.
+    pub storage: Storage,
     /// The element type of the KV cache.
     pub kv_dtype: DType,
     /// Number of weights.
@@ -37,11 +37,16 @@ pub struct Inspection {
 
 impl Inspection {
     /// Looks at `source`. Without weights, what `config.json` says is all there is. The weights are thought of as
-    /// `dtype`, or as they are stored; the KV cache as `kv_dtype`, or in the type of the weights.
+    /// `dtype`, or as they are stored, and those of the layers as `quantize` says; the KV cache as `kv_dtype`, or in the type of the weights.
     ///
     /// # Errors
     /// As [`families::load`].
-    pub fn new(source: &Source, dtype: Option<DType>, kv_dtype: Option<DType>) -> Result<Self, Error> {
+    pub fn new(
+        source: &Source,
+        dtype: Option<DType>,
+        quantize: Option<Quantize>,
+        kv_dtype: Option<DType>,
+    ) -> Result<Self, Error> {
         let (model, checkpoint) = match Checkpoint::open(source) {
             Ok(checkpoint) => (families::load(source)?, Some(checkpoint)),
             Err(checkpoint::Error::NoWeights { .. }) => (families::load_dummy(source)?, None),
@@ -61,7 +66,7 @@ impl Inspection {
             tensors: checkpoint.iter().flat_map(Checkpoint::tensors).collect(),
             kv_dtype: kv_dtype.unwrap_or(dtype),
             stored_dtype: model.dtype,
-            dtype,
+            storage: Storage { dtype, quantize },
             contexts: contexts(&model.spec),
             spec: model.spec,
         })
@@ -69,7 +74,7 @@ impl Inspection {
 
     /// Bytes of the weights in memory: matrices in their own type, vectors in single precision.
     pub fn weight_bytes(&self) -> usize {
-        plan::weight_bytes(&self.spec, self.dtype, &Unpadded)
+        plan::weight_bytes(&self.spec, self.storage, &Unpadded)
     }
 
     /// Bytes of keys and values that one token leaves in the cache.
@@ -105,8 +110,11 @@ impl Display for Inspection {
         writeln!(f, "{}", self.place)?;
         let mut line = |name: &str, value: String| writeln!(f, "  {name:<14}{value}");
         line("family", spec.model_type.clone())?;
-        let (stored, kept) = (self.stored_dtype.name(), self.dtype.name());
-        let kept = if stored == kept { stored.to_owned() } else { format!("{stored}, kept as {kept}") };
+        let (stored, kept) = (self.stored_dtype.name(), self.storage.dtype.name());
+        let mut kept = if stored == kept { stored.to_owned() } else { format!("{stored}, kept as {kept}") };
+        if let Some(quantize) = self.storage.quantize {
+            kept += &format!(", matrices of layers as {}", quantize.name());
+        }
         line("element type", kept)?;
         let (all, embedding) = (Count(self.parameters), Count(self.embedding_parameters));
         let tied = if spec.tied_head { "embedding, also the head" } else { "embedding and head" };
@@ -218,7 +226,7 @@ mod tests {
 
     #[test]
     fn numbers_are_those_of_the_files() {
-        let found = Inspection::new(&Source::Directory(golden("llama_sharded")), None, None).unwrap();
+        let found = Inspection::new(&Source::Directory(golden("llama_sharded")), None, None, None).unwrap();
         // The index says so.
         assert_eq!(found.parameters, 18_656);
         assert_eq!(found.tensors.iter().map(|tensor| tensor.bytes).sum::<usize>(), 74_624);
@@ -231,31 +239,35 @@ mod tests {
         assert_eq!(found.memory(10, 3), 74_624 + 256 * 30);
 
         let tied = Source::Directory(golden("llama_tied"));
-        let half = Inspection::new(&tied, None, Some(DType::F16)).unwrap();
+        let half = Inspection::new(&tied, None, None, Some(DType::F16)).unwrap();
         assert_eq!((half.kv_bytes_per_token(), half.embedding_parameters), (128, 97 * 32));
         // The cache follows the weights; only matrices change their type.
-        let all_half = Inspection::new(&tied, Some(DType::F16), None).unwrap();
+        let all_half = Inspection::new(&tied, Some(DType::F16), None, None).unwrap();
         let vectors = 5 * 32;
         assert_eq!(all_half.kv_bytes_per_token(), 128);
         assert_eq!(all_half.weight_bytes(), (all_half.parameters - vectors) * 2 + vectors * 4);
         assert!(all_half.to_string().contains("element type  float32, kept as float16\n"));
+
+        let small = Inspection::new(&tied, Some(DType::BF16), Some(Quantize::Fp8), None).unwrap();
+        assert!(small.weight_bytes() < all_half.weight_bytes());
+        assert!(small.to_string().contains("kept as bfloat16, matrices of layers as fp8\n"));
     }
 
     #[test]
     fn a_configuration_alone_can_be_inspected() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::copy(golden("qwen3/config.json"), folder.path().join("config.json")).unwrap();
-        let found = Inspection::new(&Source::Directory(folder.path().to_owned()), None, None).unwrap();
+        let found = Inspection::new(&Source::Directory(folder.path().to_owned()), None, None, None).unwrap();
         assert!(found.tensors.is_empty() && found.files.is_empty());
         let text = found.to_string();
         assert!(text.contains("no weights here") && !text.contains("Tensors"), "{text}");
-        assert!(Inspection::new(&Source::Directory(folder.path().join("none")), None, None).is_err());
+        assert!(Inspection::new(&Source::Directory(folder.path().join("none")), None, None, None).is_err());
     }
 
     #[test]
     fn the_text_tells_what_people_ask_for() {
         let source = Source::Directory(golden("mistral_sliding"));
-        let text = Inspection::new(&source, None, None).unwrap().to_string();
+        let text = Inspection::new(&source, None, None, None).unwrap().to_string();
         for expected in [
             "  family        mistral\n",
             "  element type  float32\n",

@@ -32,6 +32,7 @@ pub use limits::Limits;
 pub use millrace_kernels::DType;
 pub use millrace_kernels::cuda::{Card, doctor};
 pub use millrace_proto::handshake::Secret;
+pub use model::Quantize;
 pub use options::{Address, AllReduce, Device, ShardOptions};
 pub use platform::{OnHost, Opened, Platform};
 pub use serve::{run, serve};

@@ -8,6 +8,7 @@ use millrace_kernels::DType;
 use millrace_proto::handshake::Secret;
 
 use crate::collective::Wire;
+use crate::model::Quantize;
 
 /// Where the router listens for its shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,6 +78,8 @@ pub struct ShardOptions {
     pub collective_timeout: Duration,
     /// Element type that weights are kept as; the checkpoint's if not given.
     pub dtype: Option<DType>,
+    /// What becomes of the matrices of the layers while they are loaded; on cards alone.
+    pub quantize: Option<Quantize>,
     /// Element type of the KV cache; that of the weights if not given.
     pub kv_cache_dtype: Option<DType>,
     /// Longest sequence in tokens; as long as model and memory allow if not given.

@@ -9,7 +9,7 @@ use crate::answer::answer;
 use crate::collective::{self, Deadlines};
 use crate::connection::{Connection, Router, connect, is_hang_up};
 use crate::decoder::{Collective, Decoder, Weights, products};
-use crate::model::{DecoderSpec, Model};
+use crate::model::{DecoderSpec, Model, Storage};
 use crate::options::{Device, ShardOptions};
 use crate::plan::{self, Plan, Wish};
 use crate::platform::{OnHost, Opened, Platform, cuda, processor};
@@ -95,8 +95,9 @@ fn start<P: Platform>(
     let free = free.map(|bytes| (bytes as f64 * options.memory_fraction) as usize);
     ledger.end("open the device");
 
+    let storage = Storage { dtype, quantize: options.quantize };
     let wish = Wish {
-        dtype,
+        weights: storage,
         kv_dtype: options.kv_cache_dtype.unwrap_or(dtype),
         max_total_tokens: options.max_total_tokens,
         max_batch_total_tokens: options.max_batch_total_tokens,
@@ -109,7 +110,7 @@ fn start<P: Platform>(
     };
     let plan = plan::plan(&spec, &wish, &backend)?;
     let limits = plan.limits;
-    for warning in backend.tune(&products(&spec, &limits))? {
+    for warning in backend.tune(&products(&spec, storage, &limits))? {
         tracing::warn!("{warning}");
     }
     ledger.end("choose algorithms");
@@ -124,11 +125,13 @@ fn start<P: Platform>(
         }
         Ok(())
     };
-    let weights = Weights::load(&backend, &spec, &*source, dtype, limits.max_sequence_tokens, &mut progress)?;
+    let weights =
+        Weights::load(&backend, &spec, &*source, storage, limits.max_sequence_tokens, &mut progress)?;
     ledger.end("load weights");
 
     let mut ready = Ready {
         dtype: dtype.name().into(),
+        quantize: options.quantize.map_or_else(String::new, |quantize| quantize.name().into()),
         device: backend.name(),
         bytes_read: weights.bytes_read() as u64,
         parameters: parameters as u64,

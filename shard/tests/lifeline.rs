@@ -29,6 +29,7 @@ fn child() {
         collective_timeout: Duration::from_secs(30),
         dtype: None,
         kv_cache_dtype: None,
+        quantize: None,
         max_total_tokens: None,
         max_batch_total_tokens: None,
         memory_fraction: 1.0,

@@ -35,6 +35,7 @@ fn options() -> ShardOptions {
         collective_timeout: Duration::from_secs(30),
         dtype: None,
         kv_cache_dtype: None,
+        quantize: None,
         max_total_tokens: Some(40),
         max_batch_total_tokens: Some(80),
         memory_fraction: 1.0,

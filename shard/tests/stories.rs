@@ -44,6 +44,7 @@ fn options(address: Address) -> ShardOptions {
         collective_timeout: Duration::from_secs(30),
         dtype: None,
         kv_cache_dtype: None,
+        quantize: None,
         max_total_tokens: None,
         max_batch_total_tokens: None,
         memory_fraction: 1.0,

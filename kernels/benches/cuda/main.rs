@@ -7,6 +7,7 @@ mod activation;
 mod allreduce;
 mod decode;
 mod embed;
+mod fp8;
 mod gemv;
 mod grouped_gemm;
 mod harness;
@@ -35,6 +36,7 @@ fn main() -> Result<()> {
     decode::run(&mut bench)?;
     gemv::run(&mut bench)?;
     quant_gemm::run(&mut bench)?;
+    fp8::run(&mut bench)?;
     grouped_gemm::run(&mut bench)?;
     sample::run(&mut bench)?;
     bench.finish()

@@ -10,7 +10,7 @@ use crate::products::{Room, WEIGHTS, few_rows, sized};
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     for (name, inputs, outputs) in WEIGHTS {
         let (inputs, outputs) = sized(bench.is_simulated(), inputs, outputs);
-        for (format, group) in [(Format::Int4, 128), (Format::Int8, 1 << 20), (Format::E4M3, 128)] {
+        for (format, group) in [(Format::Int4, 128), (Format::Int8, 1 << 20), (Format::E4M3, 1 << 20)] {
             let (depth, padded) = (inputs.next_multiple_of(64), outputs.next_multiple_of(16));
             let data = bench.device.allocate(Elem::U8, padded * depth * format.bits() / 8)?;
             let scales = bench.device.allocate(Elem::U32, padded * depth.div_ceil(group))?;

@@ -20,6 +20,7 @@ struct Slices {
 
 // Weights [outputs, inputs] of 16 bits as they are stored.
 template <class T> struct StoredRows {
+  using Order = ByChunk;
   static constexpr bool kScaled = false;
   static constexpr int kDepth = kChunk, kRing = 4, kMinBlocks = 2;
   struct Fragment {
@@ -51,16 +52,18 @@ template <class T> struct StoredRows {
 
 // Packed weights; see weights.cuh.
 template <class Format> struct PackedTiles {
+  using Order = typename Format::Order;
   static constexpr bool kScaled = true;
-  static constexpr int kDepth = Format::kDepth, kRing = 8, kMinBlocks = 2;
-  using Fragment = uint4;
+  static constexpr int kDepth = kPaddedTo, kRing = 8 / Format::kLoads, kMinBlocks = 2;
+  using Fragment = typename Format::Fragment;
   const uint8_t *at;
+  int depth;
 
-  DEVICE PackedTiles(const uint8_t *weights, int first_output, int k, int outputs, int depth) {
-    const int tile = min(first_output, outputs - 1) / kTileOutputs;
-    at = weights + (int64_t(tile) * (depth / kDepth) + k / kDepth) * kTileBytes + threadIdx.x % kWarp * kLaneBytes;
+  DEVICE PackedTiles(const uint8_t *weights, int first_output, int k, int outputs, int depth) : depth(depth) {
+    const int output = min(first_output, outputs - 1) / kTileOutputs * kTileOutputs;
+    at = weights + Format::place(output, k, threadIdx.x % kWarp, depth);
   }
-  DEVICE Fragment load(int i) const { return load_weights16(at + int64_t(i) * kTileBytes); }
+  DEVICE Fragment load(int i) const { return Format::load(at + int64_t(i) * Format::kStride, depth); }
   DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower, uint32_t (&a)[4]) {
     Format::unpack(f, instruction, upper, lower, a);
   }
@@ -69,12 +72,12 @@ template <class Format> struct PackedTiles {
 
 // Copies x's rows [first, first + Rows) of columns [k, k + length) to shared rows `stride` elements apart; zeros where there is nothing. Column j of the
 // weights is column `columns[j]` of x, or none if that is negative.
-template <class T, int Rows>
+template <class Order, int Rows, class T>
 DEVICE void load_slice(T *shared, int stride, const Operands<T> &p, const int *columns, int first, int k, int length) {
   const int units = length / 8;
   for (int i = threadIdx.x; i < Rows * units; i += kSkinnyThreads) {
     const int row = i / units, unit = i % units, column = k + unit * 8;
-    T *to = shared + row * stride + swizzled(row, unit) * 8;
+    T *to = shared + row * stride + Order::place(row, unit) * 8;
     const T *from = p.x + int64_t(min(first + row, p.rows - 1)) * p.inputs;
     if (columns) {
       Vec<T, 8> v;
@@ -120,7 +123,7 @@ DEVICE void skinny(const Operands<T> &p, const Stored *weights, const uint32_t *
     }
   }
   wait_for_previous_kernel();
-  load_slice<T, kRows>(xs, s.length, p, columns, row0, k0, length);
+  load_slice<typename W::Order, kRows>(xs, s.length, p, columns, row0, k0, length);
   copy_commit();
   copy_wait<0>();
   __syncthreads();
@@ -151,7 +154,7 @@ DEVICE void skinny(const Operands<T> &p, const Stored *weights, const uint32_t *
     for (int c = 0; c < W::kDepth / kChunk; c++) {
       uint32_t b[Tiles][2][2];
 #pragma unroll
-      for (int n = 0; n < Tiles; n++) load_operand(b[n], xs + (n * 8 + g) * s.length + swizzled(g, (k + c * kChunk) / 8 + t) * 8);
+      for (int n = 0; n < Tiles; n++) load_operand(b[n], xs + (n * 8 + g) * s.length + W::Order::place(g, k / 8 + W::Order::unit(c, t)) * 8);
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         uint32_t a[4];

@@ -10,6 +10,7 @@ constexpr int kStep = 64;
 
 // Weights of 16 bits as they are stored, [outputs, inputs].
 template <class T> struct StoredStage {
+  using Order = ByChunk;
   static constexpr bool kScaled = false;
   static constexpr int kDepth = kChunk, kBytes = kTileOut * kStep * 2;
   struct Fragment {
@@ -21,7 +22,7 @@ template <class T> struct StoredStage {
   template <int Threads> DEVICE void copy(unsigned char *to, int output0, int k) const {
     constexpr int kRowsAtOnce = Threads / 8;
     const int first = threadIdx.x / 8, unit = threadIdx.x % 8, at = k + unit * 8;
-    unsigned char *to_unit = to + (first * 8 + swizzled(first, unit)) * 16;
+    unsigned char *to_unit = to + (first * 8 + Order::place(first, unit)) * 16;
     const T *from = weights + int64_t(output0 + first) * inputs + at;
 #pragma unroll
     for (int row = 0; row < kTileOut; row += kRowsAtOnce) {
@@ -31,7 +32,7 @@ template <class T> struct StoredStage {
     }
   }
   DEVICE static Fragment read(const unsigned char *from, int tile, int chunk) {
-    const int lane = threadIdx.x % kWarp, row = tile * kTileOutputs + lane / 4, unit = swizzled(row, chunk * 4 + lane % 4);
+    const int lane = threadIdx.x % kWarp, row = tile * kTileOutputs + lane / 4, unit = Order::place(row, Order::unit(chunk, lane % 4));
     const uint4 *units = reinterpret_cast<const uint4 *>(from) + unit;
     return {units[row * 8], units[(row + 8) * 8]};
   }
@@ -49,10 +50,11 @@ template <class T> struct StoredStage {
 
 // Packed weights; see weights.cuh.
 template <class Format> struct PackedStage {
+  using Order = typename Format::Order;
   static constexpr bool kScaled = true;
-  static constexpr int kDepth = Format::kDepth, kSteps = kStep / kDepth;
-  static constexpr int kTiles = kTileOut / kTileOutputs, kBytes = kTiles * kSteps * kTileBytes;
-  using Fragment = uint4;
+  static constexpr int kDepth = kPaddedTo, kTiles = kTileOut / kTileOutputs, kBytes = kTiles * Format::kLoads * kTileBytes;
+  static_assert(kDepth == kStep, "a step has one fragment of each tile");
+  using Fragment = typename Format::Fragment;
   const uint8_t *weights;
   const uint32_t *scales;  // [outputs / 16][groups][16]
   int outputs, depth, group_bits;
@@ -60,10 +62,9 @@ template <class Format> struct PackedStage {
   template <int Threads> DEVICE void copy(unsigned char *to, int output0, int k) const {
 #pragma unroll
     for (unsigned i = threadIdx.x; i < kBytes / 16; i += Threads) {
-      const int tile = i / (kSteps * kWarp), in_tile = i % (kSteps * kWarp), output = output0 + tile * kTileOutputs;
+      const int output = output0 + i / kWarp * Format::kOutputs;
       const bool valid = output < outputs;
-      const int64_t from = (int64_t(output / kTileOutputs) * (depth / kDepth) + k / kDepth) * kWarp + in_tile;
-      copy_async16(to + i * 16, weights + (valid ? from * 16 : 0), valid);
+      copy_async16(to + i * 16, weights + (valid ? Format::place(output, k, i % kWarp, depth) : 0), valid);
     }
   }
   // The words of the groups that the step's two chunks belong to: [tiles][2][16].
@@ -77,9 +78,8 @@ template <class Format> struct PackedStage {
       copy_async16(to + i * 4, scales + (valid ? from : 0), valid);
     }
   }
-  DEVICE static Fragment read(const unsigned char *from, int tile, int chunk) {
-    const int step = chunk * kChunk / kDepth;
-    return reinterpret_cast<const uint4 *>(from)[(tile * kSteps + step) * kWarp + threadIdx.x % kWarp];
+  DEVICE static Fragment read(const unsigned char *from, int tile, int) {
+    return Format::read(reinterpret_cast<const uint4 *>(from) + tile * Format::kLoads * kWarp + threadIdx.x % kWarp);
   }
   DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower, uint32_t (&a)[4]) {
     Format::unpack(f, instruction, upper, lower, a);
@@ -124,7 +124,7 @@ DEVICE void multiply_tile(const Operands<T> &p, const W &weights, int depth, int
     weights.template copy<kThreads>(stage, output0, k);
     weights.template copy_groups<kThreads>(reinterpret_cast<uint32_t *>(stage + W::kBytes), output0, k);
     const int column = k + unit * 8;
-    unsigned char *to = stage + W::kBytes + kGroupBytes<W> + (first_row * 8 + swizzled(first_row, unit)) * 16;
+    unsigned char *to = stage + W::kBytes + kGroupBytes<W> + (first_row * 8 + W::Order::place(first_row, unit)) * 16;
 #pragma unroll
     for (int i = 0; i < kCopies; i++) {
       const bool valid = rows[i] >= 0 && column < p.inputs;
@@ -154,7 +154,7 @@ DEVICE void multiply_tile(const Operands<T> &p, const W &weights, int depth, int
 #pragma unroll
       for (int n = 0; n < S::kTilesN; n++) {
         uint32_t b[2][2];
-        load_operand(b, xs + (((first_n + n) * 8 + g) * 8 + swizzled(g, c * 4 + t)) * 8);
+        load_operand(b, xs + (((first_n + n) * 8 + g) * 8 + W::Order::place(g, W::Order::unit(c, t))) * 8);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
 #pragma unroll

@@ -4,10 +4,12 @@
 // through the products is free as long as A and B agree. So lane 4g + t takes eight neighbours k = 8t … 8t + 7 of a chunk of 32, which are 16 bytes of a
 // row as it is stored, and they feed two instructions: the first four, then the last four.
 //
-// Packed weights are tiles of 16 outputs, [outputs / 16][k / depth] tiles of 512 bytes, 16 bytes for each lane, so that a load of 16 bytes
-// per lane is what the lane multiplies with, and a warp reads memory from end to end. Outputs and k are padded with zeros to multiples of 16 and 64.
+// Weights of 4 bits are tiles of 16 outputs, [outputs / 16][k / 64] tiles of 512 bytes, 16 bytes for each lane, so that a load of 16 bytes
+// per lane is what the lane multiplies with, and a warp reads memory from end to end. Those of 8 bits are rows, [outputs][k], which cuBLASLt takes too: there
+// lane 4g + t takes sixteen neighbours k = 16t … 16t + 15 of 64, and they feed four instructions. Outputs and k are padded with zeros to multiples of 16 and 64.
 //
-// Groups of k have a power of two of members, at least 32; one group of all if that is not less than k. One word per group and output, [outputs / 16][groups][16], has the scale. int4 has the zero point (0 … 16) in the scale's low 5 bits, which
+// Groups of k have a power of two of members, at least 32 (8 bits: 64, as a lane's share of an instruction must be of one group); one group of all if that is not
+// less than k. One word per group and output, [outputs / 16][groups][16], has the scale. int4 has the zero point (0 … 16) in the scale's low 5 bits, which
 // leaves 18 bits of mantissa: scales that were f16 or bf16 are exact.
 #pragma once
 #include "ptx.cuh"
@@ -24,6 +26,20 @@ constexpr int kPaddedTo = 64;
 constexpr int kLaneBytes = 16;
 constexpr int kTileBytes = kWarp * kLaneBytes;
 
+// In which order lanes take the units of eight k of a row of x that lies in shared memory, and where a unit lies there. Rows are a multiple of 128 bytes
+// long; that odd rows have units exchanged makes the eight lanes that are served at once (two rows, four units) hit all banks.
+//
+// Chunk after chunk: lanes take neighbours, and odd rows have their halves exchanged.
+struct ByChunk {
+  DEVICE static int unit(int chunk, int t) { return chunk * 4 + t; }
+  DEVICE static int place(int row, int unit) { return unit ^ (row & 1) << 2; }
+};
+// Lane after lane: each takes two neighbours, one for either chunk, and odd rows have neighbours exchanged.
+struct ByLane {
+  DEVICE static int unit(int chunk, int t) { return t * 2 + chunk; }
+  DEVICE static int place(int row, int unit) { return unit ^ (row & 1); }
+};
+
 // What scaled weights say about one group of one output.
 struct Group {
   float scale;
@@ -33,14 +49,22 @@ struct Group {
 
 // Four bits, unsigned, minus a zero point. A lane has four words, one per instruction; bits 4p and 16 + 4p hold the pair of register a[p].
 template <class T> struct Int4 {
-  static constexpr int kDepth = 64;
-  static constexpr bool kScaled = true;
+  using Order = ByChunk;
+  using Fragment = uint4;
+  // Loads of 16 bytes for 16 outputs of 64 k, the outputs of one, and the bytes from one to that of the next 64 k.
+  static constexpr int kLoads = 1, kOutputs = kTileOutputs / kLoads, kStride = kTileBytes;
   // 2^7 as bf16 and 2^10 as f16: the low bits of their mantissas count in ones.
   static constexpr uint32_t kMagic = kOne<T> == kOne<bf16> ? 0x43004300u : 0x64006400u;
 
   DEVICE static Group group(uint32_t word) {
     return {__uint_as_float(word & ~31u), (kMagic | 0x80008000u) + (word & 31u) * 0x00010001u};
   }
+  // Where a lane's 16 bytes of the load for these outputs lie.
+  DEVICE static int64_t place(int output, int k, int lane, int depth) {
+    return (int64_t(output / kTileOutputs) * (depth / kPaddedTo) + k / kPaddedTo) * kTileBytes + lane * kLaneBytes;
+  }
+  DEVICE static Fragment load(const uint8_t *at, int) { return load_weights16(at); }
+  DEVICE static Fragment read(const uint4 *shared) { return *shared; }
   DEVICE static void unpack(const uint4 &v, int instruction, uint32_t minus_zero_upper, uint32_t minus_zero_lower, uint32_t (&a)[4]) {
     const uint32_t word = instruction == 0 ? v.x : instruction == 1 ? v.y : instruction == 2 ? v.z : v.w;
 #pragma unroll
@@ -50,40 +74,46 @@ template <class T> struct Int4 {
   }
   // Where k of an output lies: index of the word, and how far to shift it.
   DEVICE static float element(const uint8_t *data, int output, int k, int depth, float minus_zero) {
-    const int row = output % kTileOutputs, chunk = k % kDepth / kChunk, t = k % kChunk / 8, i = k % 8;
-    const int64_t tile = int64_t(output / kTileOutputs) * (depth / kDepth) + k / kDepth;
-    const uint32_t *words = reinterpret_cast<const uint32_t *>(data + tile * kTileBytes + (row % 8 * 4 + t) * kLaneBytes);
+    const int row = output % kTileOutputs, chunk = k % kPaddedTo / kChunk, t = k % kChunk / 8, i = k % 8;
+    const uint32_t *words = reinterpret_cast<const uint32_t *>(data + place(output, k, row % 8 * 4 + t, depth));
     const int p = i % 4 / 2 * 2 + row / 8;
     return float(words[chunk * 2 + i / 4] >> (4 * p + 16 * (i % 2)) & 15u) + minus_zero;
   }
   DEVICE static float minus_zero_of(uint32_t word) { return -float(word & 31u); }
 };
 
-// What the formats of eight bits share: a lane has eight k of output g, then eight of output g + 8.
-template <class T> struct Bytes {
-  static constexpr int kDepth = 32;
-  static constexpr bool kScaled = true;
+// What the formats of eight bits share: rows, of which a lane has sixteen k of output g, and sixteen of output g + 8.
+struct Bytes {
+  using Order = ByLane;
+  struct Fragment {
+    uint4 upper, lower;
+  };
+  static constexpr int kLoads = 2, kOutputs = kTileOutputs / kLoads, kStride = kPaddedTo;
+
   DEVICE static Group group(uint32_t word) { return {__uint_as_float(word), 0}; }
-  DEVICE static int64_t at(int output, int k, int depth) {
-    const int row = output % kTileOutputs;
-    const int64_t tile = int64_t(output / kTileOutputs) * (depth / kDepth) + k / kDepth;
-    return tile * kTileBytes + (row % 8 * 4 + k % kChunk / 8) * kLaneBytes + row / 8 * 8 + k % 8;
+  DEVICE static int64_t place(int output, int k, int lane, int depth) {
+    return int64_t(output + lane / 4) * depth + k + lane % 4 * kLaneBytes;
+  }
+  DEVICE static Fragment load(const uint8_t *at, int depth) { return {load_weights16(at), load_weights16(at + int64_t(kOutputs) * depth)}; }
+  DEVICE static Fragment read(const uint4 *shared) { return {shared[0], shared[kWarp]}; }
+  DEVICE static uint32_t word(const uint4 &v, int instruction) {
+    return instruction == 0 ? v.x : instruction == 1 ? v.y : instruction == 2 ? v.z : v.w;
   }
   DEVICE static float minus_zero_of(uint32_t) { return 0.0f; }
 };
 
-template <class T> struct Int8 : Bytes<T> {
+template <class T> struct Int8 : Bytes {
   // Two signed bytes, in the low byte of each half.
   DEVICE static uint32_t widen(uint32_t pair);
-  DEVICE static void unpack(const uint4 &v, int instruction, uint32_t, uint32_t, uint32_t (&a)[4]) {
-    const uint32_t upper = instruction == 0 ? v.x : v.y, lower = instruction == 0 ? v.z : v.w;
+  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t (&a)[4]) {
+    const uint32_t upper = word(f.upper, instruction), lower = word(f.lower, instruction);
     a[0] = widen(__byte_perm(upper, 0, 0x4140));
     a[1] = widen(__byte_perm(lower, 0, 0x4140));
     a[2] = widen(__byte_perm(upper, 0, 0x4342));
     a[3] = widen(__byte_perm(lower, 0, 0x4342));
   }
   DEVICE static float element(const uint8_t *data, int output, int k, int depth, float) {
-    return float(int8_t(data[Bytes<T>::at(output, k, depth)]));
+    return float(int8_t(data[int64_t(output) * depth + k]));
   }
 };
 // 2^7 plus the low seven bits, minus 2^7, or 2^8 for a negative number: exact, though bf16 has but eight bits.
@@ -95,7 +125,7 @@ template <> DEVICE uint32_t Int8<f16>::widen(uint32_t pair) {
   return fma2<f16>((pair ^ 0x00800080u) | 0x64006400u, kOne<f16>, 0xe480e480u);
 }
 
-template <class T> struct Fp8 : Bytes<T> {
+template <class T> struct Fp8 : Bytes {
   // Two numbers in the high byte of each half: exponent and mantissa move to where T has them, and a factor makes up for the biases' difference.
   // Exact for all but NaN, which is refused when weights are packed.
   DEVICE static uint32_t widen(uint32_t pair) {
@@ -103,21 +133,17 @@ template <class T> struct Fp8 : Bytes<T> {
     const uint32_t magnitude = (pair & 0x7f007f00u) >> (wide ? 4 : 1);
     return fma2<T>(magnitude | (pair & 0x80008000u), wide ? 0x7b807b80u : 0x5c005c00u, 0x80008000u);
   }
-  DEVICE static void unpack(const uint4 &v, int instruction, uint32_t, uint32_t, uint32_t (&a)[4]) {
-    const uint32_t upper = instruction == 0 ? v.x : v.y, lower = instruction == 0 ? v.z : v.w;
+  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t, uint32_t, uint32_t (&a)[4]) {
+    const uint32_t upper = word(f.upper, instruction), lower = word(f.lower, instruction);
     a[0] = widen(__byte_perm(upper, 0, 0x1404));
     a[1] = widen(__byte_perm(lower, 0, 0x1404));
     a[2] = widen(__byte_perm(upper, 0, 0x3424));
     a[3] = widen(__byte_perm(lower, 0, 0x3424));
   }
   DEVICE static float element(const uint8_t *data, int output, int k, int depth, float) {
-    return to_float(e4m3{data[Bytes<T>::at(output, k, depth)]});
+    return to_float(e4m3{data[int64_t(output) * depth + k]});
   }
 };
-
-// 16-byte units of the shared rows that lanes take operands from. Rows are a multiple of 128 bytes long; that odd rows have their halves exchanged makes
-// the eight lanes that are served at once (two rows, four units) hit all banks.
-DEVICE int swizzled(int row, int unit) { return unit ^ (row & 1) << 2; }
 
 // Eight neighbours along k, as operand B of two instructions.
 template <class T> DEVICE void load_operand(uint32_t (&b)[2][2], const T *shared) {

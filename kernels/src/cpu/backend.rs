@@ -12,11 +12,12 @@ use super::simd::Element;
 use super::step::Row;
 use super::{Buf, Cpu, Kv, Matrix, Step, TileTask, gemm, lock};
 use crate::backend::{
-    Activation, AttentionSpec, Backend, HostMemory, KvSpec, Norm, Prologue, StepInput, StepSize,
+    Activation, AttentionSpec, Backend, HostMemory, KvSpec, MatrixFormat, Norm, ProductShape, Prologue,
+    StepInput, StepSize,
 };
 use crate::sampling::{SampleRow, Sampled, ScoreRow, Scored};
 use crate::tensor::flatten;
-use crate::{DType, Error, Part, Result, sample};
+use crate::{Error, Part, Result, sample};
 
 impl Backend for Cpu {
     type Buf = Buf;
@@ -40,21 +41,26 @@ impl Backend for Cpu {
         flatten(parts)
     }
 
-    fn matrix(&self, parts: &[Part<'_>], dtype: DType) -> Result<Matrix> {
-        let matrix = Matrix::pack(parts, dtype, self.target.panel_width(), &self.pool)?;
+    fn matrix(&self, parts: &[Part<'_>], format: MatrixFormat) -> Result<Matrix> {
+        let matrix = Matrix::pack(parts, format.dense()?, self.target.panel_width(), &self.pool)?;
         self.reserve(0, matrix.cols)?;
         Ok(matrix)
     }
 
-    fn matrix_bytes(&self, out: usize, cols: usize, dtype: DType) -> usize {
-        Matrix::bytes(out, cols, dtype, self.target.panel_width())
+    fn matrix_bytes(&self, out: usize, cols: usize, format: MatrixFormat) -> usize {
+        match format {
+            MatrixFormat::Dense(dtype) => Matrix::bytes(out, cols, dtype, self.target.panel_width()),
+            MatrixFormat::Fp8 => format.bytes(out, cols),
+        }
     }
 
     fn kv_bytes(&self, spec: &KvSpec) -> usize {
         Kv::bytes(spec)
     }
 
-    fn scratch_bytes(&self, rows: usize, cols: usize) -> usize {
+    fn scratch_bytes(&self, products: &[ProductShape]) -> usize {
+        let rows = products.iter().map(|product| product.rows).max().unwrap_or(0);
+        let cols = products.iter().map(|product| product.inputs).max().unwrap_or(0);
         let packed = rows.saturating_add(self.target.tile_rows()).saturating_mul(cols);
         packed.saturating_add(self.threads() * gemm::SCRATCH).saturating_mul(size_of::<f32>())
     }

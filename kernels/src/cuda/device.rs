@@ -162,6 +162,12 @@ impl Device {
         self.driver.algorithms(product, most)
     }
 
+    /// Whether the device's library multiplies matrices of FP8 with factors for their rows.
+    pub fn multiplies_fp8(&self) -> bool {
+        let product = super::ops::fp8::shape(256, 256, 256, Elem::BF16, None);
+        self.algorithms(&product, 1).is_ok_and(|found| !found.is_empty())
+    }
+
     pub(super) fn fits(&self, product: &Gemm) -> Result<bool> {
         self.driver.fits(product)
     }

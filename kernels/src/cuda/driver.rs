@@ -210,6 +210,15 @@ impl Deref for Args {
     }
 }
 
+/// Where the factors of the rows of two matrices lie: f32, at multiples of 16 bytes.
+#[derive(Debug, Clone, Copy)]
+pub struct Scales {
+    /// Of `x`, `[rows]`.
+    pub x: u64,
+    /// Of `w`, `[outputs]`.
+    pub w: u64,
+}
+
 /// `out [rows, outputs] = x [rows, inputs] · (w [outputs, inputs])ᵀ`, sums in f32.
 #[derive(Debug, Clone, Copy)]
 pub struct Gemm {
@@ -219,9 +228,9 @@ pub struct Gemm {
     pub inputs: usize,
     /// Rows of `w`; at least 1.
     pub outputs: usize,
-    /// Type of `x` and `w`: f32, f16 or bf16.
+    /// Type of `x` and `w`: f32, f16 or bf16, or e4m3 with factors.
     pub elem: Elem,
-    /// Type of `out`: that of `x`, or f32.
+    /// Type of `out`: that of `x`, or f32; any of the three for e4m3.
     pub out_elem: Elem,
     /// Address of `x`.
     pub x: u64,
@@ -229,6 +238,8 @@ pub struct Gemm {
     pub w: u64,
     /// Address of `out`.
     pub out: u64,
+    /// What the rows of `x` and `w` are multiplied by: given for e4m3, and for nothing else.
+    pub scales: Option<Scales>,
     /// How; the library's own first choice if not given, or if the given one does not fit.
     pub algorithm: Option<Algorithm>,
 }
@@ -300,7 +311,8 @@ pub trait Driver: Streams {
     fn product_library(&self) -> Option<String> {
         None
     }
-    /// Up to `most` algorithms for a product, the most promising first. Only its shape counts.
+    /// Up to `most` algorithms for a product, the most promising first. Only its shape counts. None for e4m3 where card or library have no such
+    /// products.
     fn algorithms(&self, _product: &Gemm, _most: usize) -> Result<Vec<Algorithm>> {
         Ok(Vec::new())
     }

@@ -10,11 +10,12 @@ mod prologue;
 use std::convert::Infallible;
 
 use crate::backend::{
-    Activation, AttentionSpec, Backend, HostMemory, KvSpec, Norm, Prologue, StepInput, StepSize,
+    Activation, AttentionSpec, Backend, HostMemory, KvSpec, MatrixFormat, Norm, ProductShape, Prologue,
+    StepInput, StepSize,
 };
 use crate::sampling::{SampleRow, Sampled, ScoreRow, Scored};
 use crate::tensor::{flatten, stacked_shape};
-use crate::{DType, Error, Part, Result, sample};
+use crate::{Error, Part, Result, fp8, sample};
 
 /// The slow, obvious implementation of [`Backend`].
 #[derive(Debug, Default, Clone, Copy)]
@@ -93,13 +94,23 @@ impl Backend for Reference {
         flatten(parts)
     }
 
-    fn matrix(&self, parts: &[Part<'_>], dtype: DType) -> Result<Matrix> {
+    fn matrix(&self, parts: &[Part<'_>], format: MatrixFormat) -> Result<Matrix> {
         let (out, cols) = stacked_shape(parts)?;
-        let data = flatten(parts)?.into_iter().map(|w| dtype.round(w)).collect();
+        let mut data = flatten(parts)?;
+        match format {
+            MatrixFormat::Dense(dtype) => data.iter_mut().for_each(|w| *w = dtype.round(*w)),
+            MatrixFormat::Fp8 => {
+                let mut bytes = vec![0; cols];
+                for row in data.chunks_exact_mut(cols.max(1)) {
+                    let factor = fp8::quantize(row, &mut bytes)?;
+                    row.iter_mut().zip(&bytes).for_each(|(w, byte)| *w = fp8::widen(*byte) * factor);
+                }
+            }
+        }
         Ok(Matrix { out, cols, data })
     }
 
-    fn matrix_bytes(&self, out: usize, cols: usize, _dtype: DType) -> usize {
+    fn matrix_bytes(&self, out: usize, cols: usize, _format: MatrixFormat) -> usize {
         out * cols * size_of::<f32>()
     }
 
@@ -108,7 +119,7 @@ impl Backend for Reference {
         spec.blocks.saturating_mul(spec.block_size).saturating_mul(features)
     }
 
-    fn scratch_bytes(&self, _rows: usize, _cols: usize) -> usize {
+    fn scratch_bytes(&self, _products: &[ProductShape]) -> usize {
         0
     }
 

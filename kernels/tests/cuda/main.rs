@@ -12,6 +12,7 @@ mod columns;
 mod common;
 mod decode;
 mod embed;
+mod fp8;
 mod gemv;
 mod grouped_gemm;
 mod moe;

@@ -118,7 +118,7 @@ fn bytes(rng: &mut Rng, inputs: usize, outputs: usize, fp8: bool) -> Weight {
         })
         .collect();
     let size = if fp8 { 0.02 } else { 0.1 };
-    let (rows, columns) = (rng.pick(&[1, 32, 128]), rng.pick(&[32, 64, 128]));
+    let (rows, columns) = (rng.pick(&[1, 32, 128]), rng.pick(&[64, 128]));
     let factors = |rng: &mut Rng, n: usize| (0..n).map(|_| size * scale(rng)).collect::<Vec<f32>>();
     let across = inputs.div_ceil(columns);
     let (per_output, per_block) = (factors(rng, outputs), factors(rng, outputs.div_ceil(rows) * across));

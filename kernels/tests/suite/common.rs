@@ -3,7 +3,9 @@
 use std::sync::LazyLock;
 
 use millrace_kernels::cpu::{Cpu, CpuOptions, Isa};
-use millrace_kernels::{Backend, DType, HostTensor, Part, SamplingParams, SeqRow, StepInput, StepSize};
+use millrace_kernels::{
+    Backend, DType, HostTensor, MatrixFormat, Part, SamplingParams, SeqRow, StepInput, StepSize,
+};
 
 /// One backend of one and one of several threads for every instruction set of this machine.
 pub(crate) static CPUS: LazyLock<Vec<Cpu>> = LazyLock::new(|| {
@@ -58,9 +60,14 @@ pub(crate) fn tensor(bytes: &[u8], rows: usize, cols: usize) -> HostTensor<'_> {
 }
 
 /// A matrix of `values`, `[len / cols, cols]`.
-pub(crate) fn matrix<B: Backend>(device: &B, values: &[f32], cols: usize, dtype: DType) -> B::Matrix {
+pub(crate) fn matrix<B: Backend>(
+    device: &B,
+    values: &[f32],
+    cols: usize,
+    format: impl Into<MatrixFormat>,
+) -> B::Matrix {
     let bytes = bytes(values);
-    device.matrix(&[Part::whole(tensor(&bytes, values.len() / cols, cols))], dtype).unwrap()
+    device.matrix(&[Part::whole(tensor(&bytes, values.len() / cols, cols))], format.into()).unwrap()
 }
 
 pub(crate) fn vector<B: Backend>(device: &B, values: &[f32]) -> B::Vector {

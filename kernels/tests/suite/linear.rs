@@ -1,7 +1,7 @@
 //! The matrix product and the embedding.
 
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, DType, HostTensor, Part};
+use millrace_kernels::{Backend, DType, HostTensor, MatrixFormat, Part};
 use proptest::prelude::{ProptestConfig, prop, proptest};
 
 use crate::common::*;
@@ -125,7 +125,7 @@ fn parts_make_one_matrix() {
     );
     let identity: Vec<f32> = (0..25).map(|i| if i % 6 == 0 { 1.0 } else { 0.0 }).collect();
     fn columns<B: Backend>(device: &B, parts: &[Part<'_>], identity: &[f32]) -> Vec<f32> {
-        let w = device.matrix(parts, DType::F32).unwrap();
+        let w = device.matrix(parts, DType::F32.into()).unwrap();
         let x = upload(device, identity, 5);
         let mut out = device.buf(5, 5).unwrap();
         device.linear(5, &x, &w, None, &mut out).unwrap();
@@ -148,7 +148,9 @@ fn wrong_shapes_are_refused() {
     let huge = Part::whole(tensor(&data, usize::MAX, 4));
     let cpu = &CPUS[0];
     for parts in [vec![], vec![whole.clone(), narrow], vec![outside], vec![truncated], vec![huge]] {
-        assert!(cpu.matrix(&parts, DType::F32).is_err() && Reference.matrix(&parts, DType::F32).is_err());
+        let format = DType::F32.into();
+        assert!(cpu.matrix(&parts, format).is_err() && Reference.matrix(&parts, format).is_err());
     }
-    assert!(cpu.matrix(&[whole.clone(), whole], DType::BF16).is_ok());
+    assert!(cpu.matrix(&[whole.clone(), whole.clone()], DType::BF16.into()).is_ok());
+    assert!(cpu.matrix(&[whole], MatrixFormat::Fp8).unwrap_err().to_string().contains("need a card"));
 }

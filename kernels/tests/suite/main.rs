@@ -6,6 +6,8 @@ mod attention;
 mod common;
 #[cfg(feature = "cpu-sim")]
 mod cuda;
+#[cfg(feature = "cpu-sim")]
+mod fp8;
 mod linear;
 mod rows;
 mod sampling;

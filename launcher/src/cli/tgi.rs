@@ -10,8 +10,6 @@ pub(crate) struct TgiArgs {
     #[arg(long, env = "SHARDED", hide = true, value_parser = clap::builder::BoolishValueParser::new(), num_args = 0..=1,
           default_missing_value = "true", action = clap::ArgAction::Set)]
     sharded: Option<bool>,
-    #[arg(long, env = "QUANTIZE", hide = true)]
-    quantize: Option<String>,
     #[arg(long, env = "SPECULATE", hide = true)]
     speculate: Option<usize>,
     #[arg(long, env = "LORA_ADAPTERS", hide = true)]
@@ -65,7 +63,6 @@ impl TgiArgs {
             _ => {}
         }
         let refused = [
-            ("--quantize", self.quantize.is_some(), "checkpoints are served as they are; leave the flag out"),
             ("--speculate", self.speculate.is_some_and(|n| n > 0), "speculative decoding is not supported"),
             ("--lora-adapters", self.lora_adapters.is_some(), "merge the adapter into the weights"),
             ("--rope-scaling", self.rope_scaling.is_some(), "set rope_scaling in the model's config.json"),

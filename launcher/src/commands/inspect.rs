@@ -11,7 +11,8 @@ use crate::model;
 pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     let dtype = args.model.dtype.map(Into::into);
     let kv_dtype = args.model.kv_cache_dtype.map(Into::into);
-    let mut report = Inspection::new(&model::source(&args.model)?, dtype, kv_dtype)?;
+    let quantize = args.model.quantize.map(Into::into);
+    let mut report = Inspection::new(&model::source(&args.model)?, dtype, quantize, kv_dtype)?;
     if !args.tensors {
         report.tensors.clear();
     }
@@ -29,10 +30,10 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
 
 /// Compares the group sizes that were asked for.
 fn plan(found: &Inspection, args: &PlanArgs) -> Result<Report> {
-    let share = |&size: &u32| Share::new(&found.spec, size as usize, found.dtype, found.kv_dtype);
+    let share = |&size: &u32| Share::new(&found.spec, size as usize, found.storage, found.kv_dtype);
     Ok(Report {
         shares: args.num_shard.iter().map(share).collect::<Result<_, _>>()?,
-        hardware: args.hardware(found.dtype),
+        hardware: args.hardware(found.storage.dtype),
         load: Load {
             batch: args.batch as usize,
             prefill_tokens: args.prefill_tokens as usize,

@@ -30,6 +30,7 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         collective_timeout: Duration::from_secs_f64(engine.collective_timeout),
         dtype: model.dtype.map(Into::into),
         kv_cache_dtype: model.kv_cache_dtype.map(Into::into),
+        quantize: model.quantize.map(Into::into),
         max_total_tokens: engine.max_total_tokens.map(|n| n as usize),
         max_batch_total_tokens: engine.max_batch_total_tokens.map(|n| n as usize),
         memory_fraction: engine.cuda_memory_fraction,

@@ -3,10 +3,10 @@
 use millrace_kernels::ProductShape;
 
 use crate::Limits;
-use crate::model::{DecoderSpec, Slot};
+use crate::model::{DecoderSpec, Slot, Storage};
 
 /// Every product of a step of `spec` with these limits once, in ascending order.
-pub(crate) fn products(spec: &DecoderSpec, limits: &Limits) -> Vec<ProductShape> {
+pub(crate) fn products(spec: &DecoderSpec, storage: Storage, limits: &Limits) -> Vec<ProductShape> {
     let head = if spec.tied_head { Slot::Embedding } else { Slot::Head };
     let mut all: Vec<ProductShape> = spec
         .slots()
@@ -15,7 +15,7 @@ pub(crate) fn products(spec: &DecoderSpec, limits: &Limits) -> Vec<ProductShape>
         .map(|slot| {
             let ((outputs, inputs), logits) = (spec.shape(slot), slot == head);
             let rows = if logits { limits.max_sequences } else { limits.max_step_tokens };
-            ProductShape { inputs, outputs, logits, rows }
+            ProductShape { inputs, outputs, format: storage.matrix(slot), logits, rows }
         })
         .collect();
     all.sort_unstable();
@@ -41,7 +41,7 @@ mod tests {
             kv_dtype: DType::F16,
         };
         let found = |tied_head| {
-            let products = products(&DecoderSpec { tied_head, ..spec() }, &limits);
+            let products = products(&DecoderSpec { tied_head, ..spec() }, DType::F16.into(), &limits);
             products.iter().map(|p| (p.inputs, p.outputs, p.logits, p.rows)).collect::<Vec<_>>()
         };
         let layers = [(16, 16, false, 8), (16, 32, false, 8), (16, 64, false, 8)];

@@ -5,7 +5,7 @@ use std::vec::IntoIter;
 use millrace_kernels::{Backend, DType, HeadNorm, HostTensor, Norm, Part, RopeSpec};
 
 use crate::Error;
-use crate::model::{DecoderSpec, LayerSlot, LayerSpec, RopeTable, Slot, WeightSource};
+use crate::model::{DecoderSpec, LayerSlot, LayerSpec, RopeTable, Slot, Storage, WeightSource};
 
 /// How far the disk is asked to be ahead, in bytes: more than it reads while a matrix is copied, little beside any machine's memory.
 const READ_AHEAD: usize = 512 << 20;
@@ -36,7 +36,7 @@ pub(super) struct LayerWeights<B: Backend> {
 }
 
 impl<B: Backend> Weights<B> {
-    /// Reads every weight of `spec` from `source`, matrices as `dtype`, and computes the rotary tables for `positions`
+    /// Reads every weight of `spec` from `source`, to be kept as `storage` says, and computes the rotary tables for `positions`
     /// positions. `progress` is told the bytes on the device after each weight.
     ///
     /// # Errors
@@ -45,13 +45,13 @@ impl<B: Backend> Weights<B> {
         backend: &B,
         spec: &DecoderSpec,
         source: &dyn WeightSource,
-        dtype: DType,
+        storage: impl Into<Storage>,
         positions: usize,
         progress: &mut dyn FnMut(usize) -> Result<(), Error>,
     ) -> Result<Self, Error> {
-        let ahead = spec.slots().into_iter();
+        let (ahead, storage) = (spec.slots().into_iter(), storage.into());
         let mut loader =
-            Loader { backend, spec, source, dtype, ahead, awaited: 0, done: 0, read: 0, progress };
+            Loader { backend, spec, source, storage, ahead, awaited: 0, done: 0, read: 0, progress };
         let embedding = loader.matrix(Slot::Embedding)?;
         let layers = spec
             .layers
@@ -87,7 +87,7 @@ struct Loader<'a, B: Backend> {
     backend: &'a B,
     spec: &'a DecoderSpec,
     source: &'a dyn WeightSource,
-    dtype: DType,
+    storage: Storage,
     /// The weights that have not been asked for ahead of their use.
     ahead: IntoIter<Slot>,
     /// Bytes that have been asked for ahead and not been read.
@@ -122,9 +122,10 @@ impl<'a, B: Backend> Loader<'a, B> {
 
     fn matrix(&mut self, slot: Slot) -> Result<B::Matrix, Error> {
         let parts = self.parts(slot)?;
-        let matrix = self.backend.matrix(&parts, self.dtype)?;
+        let format = self.storage.matrix(slot);
+        let matrix = self.backend.matrix(&parts, format)?;
         let (rows, cols) = self.spec.shape(slot);
-        self.advance(self.backend.matrix_bytes(rows, cols, self.dtype))?;
+        self.advance(self.backend.matrix_bytes(rows, cols, format))?;
         Ok(matrix)
     }
 

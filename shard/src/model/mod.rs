@@ -3,10 +3,12 @@
 pub mod rope;
 mod shape;
 mod spec;
+mod storage;
 
 use millrace_kernels::DType;
 
 pub use spec::{DecoderSpec, LayerSlot, LayerSpec, MlpSpec, RopeScaling, RopeTable, Slot, WeightSource};
+pub use storage::{Quantize, Storage};
 
 use crate::split::{Indivisible, Split, SplitWeights};
 

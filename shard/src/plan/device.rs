@@ -1,15 +1,15 @@
 //! How many bytes things take on a device.
 
-use millrace_kernels::{Backend, DType, KvSpec, Overheads, StepSize};
+use millrace_kernels::{Backend, KvSpec, MatrixFormat, Overheads, ProductShape, StepSize};
 
 /// How many bytes a device takes for what.
 pub trait Device {
-    /// For a matrix `[out, cols]` of a type.
-    fn matrix_bytes(&self, out: usize, cols: usize, dtype: DType) -> usize;
+    /// For a matrix `[out, cols]`.
+    fn matrix_bytes(&self, out: usize, cols: usize, format: MatrixFormat) -> usize;
     /// For the KV cache of one layer.
     fn kv_bytes(&self, spec: &KvSpec) -> usize;
-    /// For the device's own use in products of this many rows and columns at most.
-    fn scratch_bytes(&self, rows: usize, cols: usize) -> usize;
+    /// For the device's own use in these products.
+    fn scratch_bytes(&self, products: &[ProductShape]) -> usize;
     /// For so many elements of activations.
     fn activation_bytes(&self, elements: usize) -> usize {
         elements.saturating_mul(size_of::<f32>())
@@ -27,16 +27,16 @@ pub trait Device {
 }
 
 impl<B: Backend> Device for B {
-    fn matrix_bytes(&self, out: usize, cols: usize, dtype: DType) -> usize {
-        Backend::matrix_bytes(self, out, cols, dtype)
+    fn matrix_bytes(&self, out: usize, cols: usize, format: MatrixFormat) -> usize {
+        Backend::matrix_bytes(self, out, cols, format)
     }
 
     fn kv_bytes(&self, spec: &KvSpec) -> usize {
         Backend::kv_bytes(self, spec)
     }
 
-    fn scratch_bytes(&self, rows: usize, cols: usize) -> usize {
-        Backend::scratch_bytes(self, rows, cols)
+    fn scratch_bytes(&self, products: &[ProductShape]) -> usize {
+        Backend::scratch_bytes(self, products)
     }
 
     fn activation_bytes(&self, elements: usize) -> usize {
@@ -61,8 +61,8 @@ impl<B: Backend> Device for B {
 pub struct Unpadded;
 
 impl Device for Unpadded {
-    fn matrix_bytes(&self, out: usize, cols: usize, dtype: DType) -> usize {
-        out * cols * dtype.size()
+    fn matrix_bytes(&self, out: usize, cols: usize, format: MatrixFormat) -> usize {
+        format.bytes(out, cols)
     }
 
     fn kv_bytes(&self, spec: &KvSpec) -> usize {
@@ -70,7 +70,7 @@ impl Device for Unpadded {
         spec.blocks.saturating_mul(spec.block_size).saturating_mul(features)
     }
 
-    fn scratch_bytes(&self, _rows: usize, _cols: usize) -> usize {
+    fn scratch_bytes(&self, _products: &[ProductShape]) -> usize {
         0
     }
 

@@ -6,8 +6,8 @@ mod device;
 
 use millrace_kernels::{DType, KvSpec, Overheads, QkvLayout};
 
-use crate::decoder::{activation_elements, attention, step_size};
-use crate::model::DecoderSpec;
+use crate::decoder::{activation_elements, attention, products, step_size};
+use crate::model::{DecoderSpec, Storage};
 use crate::state::SlotTable;
 use crate::{Bytes, Limits};
 pub use device::{Device, Unpadded};
@@ -18,8 +18,8 @@ const BLIND_POOL: usize = 8192;
 /// What the operator asked for, and what there is.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Wish {
-    /// Element type that weights are kept as.
-    pub dtype: DType,
+    /// How weights are kept.
+    pub weights: Storage,
     /// Element type of the KV pool.
     pub kv_dtype: DType,
     /// Longest sequence; as long as the model and the memory allow if not given.
@@ -92,8 +92,8 @@ pub enum PlanError {
     /// The memory does not suffice for weights, workspace and the KV pool.
     #[error(
         "not enough memory: weights {} + workspace {} {}, which needs {} for {kv_for}; lower \
-         --max-batch-total-tokens, --max-total-tokens or --max-batch-prefill-tokens, choose a smaller --dtype or --kv-cache-dtype, \
-         or free memory",
+         --max-batch-total-tokens, --max-total-tokens or --max-batch-prefill-tokens, choose a smaller --dtype or --kv-cache-dtype or \
+         --quantize fp8, or free memory",
         Bytes(*.weights), Bytes(*.workspace), left(*.weights, *.workspace, *.budget), Bytes(*.kv)
     )]
     NoRoom {
@@ -136,29 +136,25 @@ fn kv_bytes(
     spec.layers.iter().fold(0, |sum: usize, layer| sum.saturating_add(of_layer(layer.qkv)))
 }
 
-/// Bytes of matrices, norms and biases; matrices are kept as `dtype`, the rest in single precision.
-pub fn weight_bytes(spec: &DecoderSpec, dtype: DType, device: &impl Device) -> usize {
+/// Bytes of matrices, norms and biases.
+pub fn weight_bytes(spec: &DecoderSpec, storage: impl Into<Storage>, device: &impl Device) -> usize {
+    let storage = storage.into();
     let bytes = |slot: crate::model::Slot| match spec.shape(slot) {
         (rows, cols) if slot.is_vector() => rows * cols * size_of::<f32>(),
-        (rows, cols) => device.matrix_bytes(rows, cols, dtype),
+        (rows, cols) => device.matrix_bytes(rows, cols, storage.matrix(slot)),
     };
     spec.slots().into_iter().map(bytes).sum()
-}
-
-/// Columns of the widest matrix.
-fn widest_input(spec: &DecoderSpec) -> usize {
-    let matrices = spec.slots().into_iter().filter(|slot| !slot.is_vector());
-    matrices.map(|slot| spec.shape(slot).1).max().unwrap_or(0)
 }
 
 /// What one of `ranks` ranks takes with these limits; `spec` is its share.
 pub fn footprint(
     spec: &DecoderSpec,
-    dtype: DType,
+    storage: impl Into<Storage>,
     limits: &Limits,
     ranks: usize,
     device: &impl Device,
 ) -> Footprint {
+    let storage = storage.into();
     let singles = |elements: usize| elements.saturating_mul(size_of::<f32>());
     let Limits { max_step_tokens, max_sequences, block_size, num_blocks, .. } = *limits;
     // A rank that holds a part of the vocabulary has its own columns beside the whole rows.
@@ -166,10 +162,10 @@ pub fn footprint(
     // Cosines and sines of half the rotated features.
     let rope_elements: usize = spec.ropes.iter().map(|rope| rope.rotary_dim).sum();
     Footprint {
-        weights: weight_bytes(spec, dtype, device),
+        weights: weight_bytes(spec, storage, device),
         activations: device
             .activation_bytes(activation_elements(spec, max_step_tokens, max_sequences))
-            .saturating_add(device.scratch_bytes(max_step_tokens.max(max_sequences), widest_input(spec))),
+            .saturating_add(device.scratch_bytes(&products(spec, storage, limits))),
         logits: singles(max_sequences.saturating_mul(spec.vocab + own))
             .saturating_add(device.gather_bytes(ranks, max_sequences.saturating_mul(own))),
         step: device.step_bytes(&step_size(spec, limits, &attention(spec))),
@@ -183,7 +179,8 @@ pub fn footprint(
 /// More allocations than a decoder makes on its device.
 pub fn allocations(spec: &DecoderSpec) -> usize {
     const BUFFERS: usize = 64;
-    spec.slots().len() + 2 * spec.layers.len() + 2 * spec.ropes.len() + BUFFERS
+    // A matrix of few bits has factors beside it.
+    2 * spec.slots().len() + 2 * spec.layers.len() + 2 * spec.ropes.len() + BUFFERS
 }
 
 /// Decides how long sequences may be and how many blocks the KV pool has.
@@ -211,7 +208,7 @@ pub fn plan(spec: &DecoderSpec, wish: &Wish, device: &impl Device) -> Result<Pla
             (planner.given_pool(longest.max(BLIND_POOL))?, usize::MAX)
         }
     };
-    let footprint = footprint(spec, wish.dtype, &limits, wish.ranks, device);
+    let footprint = footprint(spec, wish.weights, &limits, wish.ranks, device);
     if footprint.total() > budget {
         let tokens = limits.num_blocks * limits.block_size;
         return Err(planner.no_room(&footprint, budget, format!("{tokens} tokens")));
@@ -277,7 +274,7 @@ impl<D: Device> Planner<'_, D> {
     }
 
     fn footprint(&self, limits: &Limits) -> Footprint {
-        footprint(self.spec, self.wish.dtype, limits, self.wish.ranks, self.device)
+        footprint(self.spec, self.wish.weights, limits, self.wish.ranks, self.device)
     }
 
     fn no_room(&self, footprint: &Footprint, budget: usize, kv_for: String) -> PlanError {

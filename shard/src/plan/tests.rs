@@ -1,8 +1,8 @@
-use millrace_kernels::{Activation, QkvLayout, RopeStyle};
+use millrace_kernels::{Activation, MatrixFormat, ProductShape, QkvLayout, RopeStyle};
 use proptest::prelude::*;
 
 use super::*;
-use crate::model::{LayerSpec, MlpSpec, RopeScaling, RopeTable};
+use crate::model::{LayerSpec, MlpSpec, Quantize, RopeScaling, RopeTable, Slot};
 
 /// Two layers of 2 * 2 * 4 cached elements per token.
 pub(crate) fn spec() -> DecoderSpec {
@@ -32,7 +32,7 @@ pub(crate) fn spec() -> DecoderSpec {
 
 fn wish() -> Wish {
     Wish {
-        dtype: DType::F16,
+        weights: DType::F16.into(),
         kv_dtype: DType::F16,
         max_total_tokens: None,
         max_batch_total_tokens: None,
@@ -53,15 +53,15 @@ fn plan_of(wish: &Wish) -> Result<Plan, PlanError> {
 struct Growing;
 
 impl Device for Growing {
-    fn matrix_bytes(&self, out: usize, cols: usize, dtype: DType) -> usize {
-        Unpadded.matrix_bytes(out, cols, dtype)
+    fn matrix_bytes(&self, out: usize, cols: usize, format: MatrixFormat) -> usize {
+        Unpadded.matrix_bytes(out, cols, format)
     }
 
     fn kv_bytes(&self, spec: &KvSpec) -> usize {
         Unpadded.kv_bytes(spec)
     }
 
-    fn scratch_bytes(&self, _rows: usize, _cols: usize) -> usize {
+    fn scratch_bytes(&self, _products: &[ProductShape]) -> usize {
         0
     }
 
@@ -106,6 +106,16 @@ fn every_byte_is_counted() {
     assert_eq!(found, expected);
     assert_eq!(kv_bytes_per_token(&spec(), DType::F32, &Unpadded), 2 * 2 * 2 * 4 * 4);
     assert_eq!(spec().parameters(), matrices + vectors);
+}
+
+/// One byte for each number of the layers' products, and a factor for each of their rows; embedding and vectors are as before.
+#[test]
+fn layers_are_kept_in_fewer_bits() {
+    let storage = Storage { dtype: DType::F16, quantize: Some(Quantize::Fp8) };
+    let (numbers, rows) = (2 * (32 * 16 + 16 * 16 + 64 * 16 + 16 * 32), 2 * (32 + 16 + 64 + 16));
+    let dense = weight_bytes(&spec(), DType::F16, &Unpadded);
+    assert_eq!(weight_bytes(&spec(), storage, &Unpadded), dense - numbers + 4 * rows);
+    assert_eq!(storage.matrix(Slot::Head), MatrixFormat::Dense(DType::F16));
 }
 
 #[test]

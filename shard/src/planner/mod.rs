@@ -10,7 +10,7 @@ mod report;
 use millrace_kernels::{DType, KvSpec};
 
 use crate::Limits;
-use crate::model::{DecoderSpec, Slot};
+use crate::model::{DecoderSpec, Slot, Storage};
 use crate::plan::{self, Device, Unpadded};
 use crate::split::{Indivisible, Split};
 
@@ -46,7 +46,7 @@ pub struct Share {
     /// Bytes of keys and values that one token leaves in this rank's cache.
     pub kv_per_token: usize,
     spec: DecoderSpec,
-    dtype: DType,
+    storage: Storage,
     kv_dtype: DType,
 }
 
@@ -64,7 +64,7 @@ pub struct Step {
 }
 
 impl Share {
-    /// Cuts `whole` for `world_size` ranks, with matrices as `dtype` and keys and values as `kv_dtype`.
+    /// Cuts `whole` for `world_size` ranks, with weights as `storage` says and keys and values as `kv_dtype`.
     ///
     /// Norms, which every rank holds, key/value heads that several ranks hold, and the padding of a vocabulary that does
     /// not divide are all counted.
@@ -74,18 +74,19 @@ impl Share {
     pub fn new(
         whole: &DecoderSpec,
         world_size: usize,
-        dtype: DType,
+        storage: impl Into<Storage>,
         kv_dtype: DType,
     ) -> Result<Self, Indivisible> {
+        let storage = storage.into();
         let of_rank = |rank: usize| Split { rank, world_size }.spec(whole);
         let spec = of_rank(0)?;
-        let weights = plan::weight_bytes(&spec, dtype, &Unpadded);
+        let weights = plan::weight_bytes(&spec, storage, &Unpadded);
         let mut all_weights = weights;
         for rank in 1..world_size {
-            all_weights += plan::weight_bytes(&of_rank(rank)?, dtype, &Unpadded);
+            all_weights += plan::weight_bytes(&of_rank(rank)?, storage, &Unpadded);
         }
         let kv_per_token = plan::kv_bytes_per_token(&spec, kv_dtype, &Unpadded);
-        Ok(Share { world_size, weights, all_weights, kv_per_token, spec, dtype, kv_dtype })
+        Ok(Share { world_size, weights, all_weights, kv_per_token, spec, storage, kv_dtype })
     }
 
     /// Bytes that a step computes with, for steps of all prompt tokens and the whole batch of `load`.
@@ -98,7 +99,7 @@ impl Share {
             num_blocks: 0,
             kv_dtype: self.kv_dtype,
         };
-        plan::footprint(&self.spec, self.dtype, &limits, self.world_size, &Unpadded).workspace()
+        plan::footprint(&self.spec, self.storage, &limits, self.world_size, &Unpadded).workspace()
     }
 
     /// Tokens of KV cache that `memory` bytes have room for beside weights and workspace; none if these alone do not fit.
@@ -149,7 +150,8 @@ impl Share {
     /// Bytes of the weights that a step reads. An embedding that is not also the head is only looked up.
     fn weights_read(&self) -> usize {
         let (rows, cols) = self.spec.shape(Slot::Embedding);
-        let looked_up = if self.spec.tied_head { 0 } else { Unpadded.matrix_bytes(rows, cols, self.dtype) };
+        let format = self.storage.matrix(Slot::Embedding);
+        let looked_up = if self.spec.tied_head { 0 } else { Unpadded.matrix_bytes(rows, cols, format) };
         self.weights - looked_up
     }
 
@@ -178,7 +180,7 @@ impl Share {
         let bytes = |rows: usize, cols: usize, size: usize| rows.saturating_mul(cols).saturating_mul(size);
         let others = self.world_size - 1;
         let reduces = 1 + 2 * self.spec.layers.len();
-        let reduce = bytes(n, self.spec.hidden, self.dtype.size());
+        let reduce = bytes(n, self.spec.hidden, self.storage.dtype.size());
         let reduce = reduce.saturating_mul(2 * others).div_ceil(self.world_size);
         let gather = bytes(m, self.spec.vocab_rows.len(), size_of::<f32>()).saturating_mul(others);
         let broadcast = m.saturating_mul(size_of::<u32>());

@@ -1,6 +1,7 @@
 use super::*;
 use crate::checkpoint::Source;
 use crate::families;
+use crate::model::Quantize;
 
 const LLAMA_3_8B: Source = Source::Memory(&[(
     "config.json",
@@ -193,6 +194,18 @@ fn room_for_the_cache_is_what_weights_and_workspace_leave() {
     let logits = 8 * (128_256 + 64_128);
     let (rotary, tables) = (8192 * 128, 8 * (8192 + 8192 / 16 + 1 + 128_256 / 32));
     assert_eq!(half.workspace(&load), 4 * (activations + logits + rotary + tables));
+}
+
+/// A decode step reads what is kept: half of the layers' matrices, and a factor for each of their rows.
+#[test]
+fn matrices_as_fp8_are_read_in_half_the_time() {
+    let fp8 = Storage { dtype: DType::BF16, quantize: Some(Quantize::Fp8) };
+    let (dense, small) = (share(LLAMA_3_8B, 1), Share::new(&spec(LLAMA_3_8B), 1, fp8, DType::BF16).unwrap());
+    let (numbers, rows) = (4096 * (6144 + 4096 + 28_672) + 14_336 * 4096, 6144 + 4096 + 28_672 + 4096);
+    let saved = 32 * (numbers - 4 * rows);
+    assert_eq!(small.weights, dense.weights - saved);
+    assert_eq!(small.decode(1, 1024).read, dense.decode(1, 1024).read - saved);
+    assert_eq!(small.decode(1, 1024).operations, dense.decode(1, 1024).operations);
 }
 
 #[test]

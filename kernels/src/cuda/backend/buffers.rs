@@ -2,10 +2,11 @@
 
 use super::loading::Loading;
 use super::{Device, Elem, Memory, View};
-use crate::backend::KvSpec;
+use crate::backend::{KvSpec, MatrixFormat};
 use crate::cuda::ops::paged::PagedKv;
+use crate::cuda::pack::{DEPTH, Loaded, OUTPUTS};
 use crate::tensor::{flatten, stacked_shape};
-use crate::{DType, Error, Part, Result};
+use crate::{Error, Part, Result};
 
 /// Activations, `[rows, cols]`.
 #[derive(Debug)]
@@ -63,13 +64,21 @@ impl Vector {
     }
 }
 
-/// A weight matrix `[out, cols]` as it is stored, row after row.
+/// A weight matrix `[out, cols]`.
 #[derive(Debug)]
 pub struct Matrix {
-    memory: Memory,
-    elem: Elem,
+    pub(super) kept: Kept,
     pub(super) out: usize,
     pub(super) cols: usize,
+}
+
+/// How a matrix lies in memory.
+#[derive(Debug)]
+pub(super) enum Kept {
+    /// As it is stored, row after row.
+    Dense(Memory, Elem),
+    /// Packed, for the kernels that multiply by weights of few bits.
+    Packed(Loaded),
 }
 
 impl Matrix {
@@ -77,18 +86,55 @@ impl Matrix {
         device: &Device,
         loading: &mut Loading,
         parts: &[Part<'_>],
-        dtype: DType,
+        format: MatrixFormat,
     ) -> Result<Matrix> {
         let (out, cols) = stacked_shape(parts)?;
-        let elem = Elem::from(dtype);
-        let memory = device.allocate(elem, out * cols)?;
-        loading.load(device, parts, dtype, memory.view(elem))?;
-        Ok(Matrix { memory, elem, out, cols })
+        let kept = match format {
+            MatrixFormat::Dense(dtype) => {
+                let elem = Elem::from(dtype);
+                let memory = device.allocate(elem, out * cols)?;
+                loading.load(device, parts, dtype, memory.view(elem))?;
+                Kept::Dense(memory, elem)
+            }
+            MatrixFormat::Fp8 => {
+                let (padded, depth) = padded(out, cols);
+                let data = device.allocate(Elem::U8, padded * depth)?;
+                if out < padded {
+                    // What the copies do not touch.
+                    device.fill(data.view(Elem::U8).slice(out * depth..padded * depth), 0)?;
+                }
+                let mut scales = loading.load_fp8(device, parts, depth, data.view(Elem::U8))?;
+                scales.resize(padded, 0.0);
+                let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+                Kept::Packed(Loaded::fp8(depth, data, device.upload(&bytes)?))
+            }
+        };
+        Ok(Matrix { kept, out, cols })
     }
 
-    pub(super) fn view(&self) -> View<'_> {
-        self.memory.view(self.elem)
+    /// Bytes of a matrix.
+    pub(super) fn bytes(out: usize, cols: usize, format: MatrixFormat) -> usize {
+        match format {
+            MatrixFormat::Dense(_) => format.bytes(out, cols),
+            MatrixFormat::Fp8 => {
+                let (padded, depth) = padded(out, cols);
+                format.bytes(padded, depth)
+            }
+        }
     }
+
+    /// The numbers as they are.
+    pub(super) fn dense(&self) -> Result<View<'_>> {
+        match &self.kept {
+            Kept::Dense(memory, elem) => Ok(memory.view(*elem)),
+            Kept::Packed(_) => Err(Error::Unsupported("rows of a packed matrix".to_owned())),
+        }
+    }
+}
+
+/// Rows and columns of a packed matrix of eight bits.
+fn padded(out: usize, cols: usize) -> (usize, usize) {
+    (out.next_multiple_of(OUTPUTS), cols.next_multiple_of(DEPTH))
 }
 
 /// One layer's paged cache.

@@ -6,6 +6,7 @@
 mod buffers;
 mod decoding;
 mod loading;
+mod products;
 mod sampler;
 mod scorer;
 mod slots;
@@ -16,29 +17,27 @@ mod words;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::arena::ALIGNMENT;
-use super::choice::Way;
 use super::ops::activation::{self, Version};
 use super::ops::allreduce::{AddNorm, GatherColumns};
 use super::ops::attention::Attention;
 use super::ops::embed::{self, Embed, Gather};
-use super::ops::gemv::gemv;
-use super::ops::matmul::{Matmul, matmul_by};
 use super::ops::norm::{self, Rows};
 use super::ops::prefill::prefill;
-use super::ops::product::Product;
 use super::ops::prologue::{self, HeadNorms, Rope};
 use super::ranks::Ranks;
 use super::{Device, Elem, Graph, Memory, View};
 use crate::backend::{
-    Activation, AttentionSpec, Backend, KvSpec, Norm, Overheads, ProductShape, Prologue, StepInput, StepSize,
+    Activation, AttentionSpec, Backend, KvSpec, MatrixFormat, Norm, Overheads, ProductShape, Prologue,
+    StepInput, StepSize,
 };
 use crate::sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored};
 use crate::{DType, Error, Part, Result};
 use buffers::{Buf, Kv, Matrix, Vector};
 use decoding::{of_rows, scores};
 use loading::Loading;
+use products::Quantized;
 use step::{STEPS_AHEAD, Step};
-use tuning::{Tuned, shape_of};
+use tuning::Tuned;
 
 /// One device that computes a model whose activations and weights are of one type.
 #[derive(Debug, Clone)]
@@ -51,12 +50,24 @@ pub struct Cuda {
     batch_invariant: bool,
     /// How products are fastest, once that is known.
     tuned: Arc<OnceLock<Tuned>>,
+    /// Whether the device's library multiplies FP8, once it was asked.
+    multiplies_fp8: Arc<OnceLock<bool>>,
+    /// Where activations are quantised, once a weight needs it.
+    quantized: Arc<OnceLock<Quantized>>,
 }
 
 impl Cuda {
     /// The operations of `device` on activations of type `dtype`.
     pub fn new(device: Device, dtype: DType) -> Cuda {
-        Cuda { device, dtype, loading: Arc::default(), batch_invariant: false, tuned: Arc::default() }
+        Cuda {
+            device,
+            dtype,
+            loading: Arc::default(),
+            batch_invariant: false,
+            tuned: Arc::default(),
+            multiplies_fp8: Arc::default(),
+            quantized: Arc::default(),
+        }
     }
 
     /// Lets a row's results be the same however many rows there are, at some cost in speed.
@@ -134,15 +145,6 @@ impl Cuda {
         ranks.broadcast(step.chosen())
     }
 
-    fn add_bias(&self, n: usize, out: &Buf, bias: Option<&Vector>) -> Result<()> {
-        match bias {
-            Some(bias) => {
-                activation::add_bias(&self.device, Version::Fast, n, out.cols, out.rows(n), bias.view())
-            }
-            None => Ok(()),
-        }
-    }
-
     fn normalise(
         &self,
         n: usize,
@@ -187,21 +189,28 @@ impl Backend for Cuda {
         Vector::new(&self.device, parts)
     }
 
-    fn matrix(&self, parts: &[Part<'_>], dtype: DType) -> Result<Matrix> {
+    fn matrix(&self, parts: &[Part<'_>], format: MatrixFormat) -> Result<Matrix> {
+        if format == MatrixFormat::Fp8 {
+            self.make_room_for_rows()?;
+        }
         let mut loading = self.loading.lock().unwrap_or_else(PoisonError::into_inner);
         let loading = match &mut *loading {
             Some(loading) => loading,
             none => none.insert(Loading::new(&self.device)?),
         };
-        Matrix::new(&self.device, loading, parts, dtype)
+        Matrix::new(&self.device, loading, parts, format)
     }
 
     fn tune(&self, products: &[ProductShape]) -> Result<Vec<String>> {
-        let (tuned, warnings) = Tuned::new(&self.device, self.dtype.into(), products, self.batch_invariant)?;
-        if let Some(tuned) = tuned {
-            // A second call changes nothing.
-            let _ = self.tuned.set(tuned);
-        }
+        let (tuned, warnings) = Tuned::new(
+            &self.device,
+            self.dtype.into(),
+            products,
+            self.batch_invariant,
+            self.quantizes_rows(),
+        )?;
+        // A second call changes nothing.
+        let _ = self.tuned.set(tuned);
         Ok(warnings)
     }
 
@@ -227,16 +236,16 @@ impl Backend for Cuda {
         ranks.saturating_mul(elements).saturating_mul(Elem::F32.size())
     }
 
-    fn matrix_bytes(&self, out: usize, cols: usize, dtype: DType) -> usize {
-        out * cols * dtype.size()
+    fn matrix_bytes(&self, out: usize, cols: usize, format: MatrixFormat) -> usize {
+        Matrix::bytes(out, cols, format)
     }
 
     fn kv_bytes(&self, spec: &KvSpec) -> usize {
         Kv::bytes(spec)
     }
 
-    fn scratch_bytes(&self, _rows: usize, _cols: usize) -> usize {
-        0
+    fn scratch_bytes(&self, products: &[ProductShape]) -> usize {
+        if self.quantizes_rows() { Quantized::bytes(products) } else { 0 }
     }
 
     fn kv(&self, spec: KvSpec) -> Result<Kv> {
@@ -279,7 +288,7 @@ impl Backend for Cuda {
                 tokens,
                 cols: table.cols,
                 ids: step.ids(),
-                table: table.view(),
+                table: table.dense()?,
                 first,
                 rows: table.out,
                 factor: 1.0,
@@ -304,22 +313,7 @@ impl Backend for Cuda {
     }
 
     fn linear(&self, n: usize, x: &Buf, w: &Matrix, bias: Option<&Vector>, out: &mut Buf) -> Result<()> {
-        let (rows, inputs, outputs) = (n, w.cols, w.out);
-        let (x, results) = (x.rows(n), out.rows(n));
-        let tuned = self.tuned.get();
-        let way = tuned.and_then(|tuned| tuned.way(shape_of(inputs, outputs, x, results), n));
-        let algorithm = match (way, tuned) {
-            (Some(Way::Kernel), Some(tuned)) => {
-                let bias = bias.map(Vector::view);
-                let product = Product { rows, inputs, outputs, x, bias, residual: None, out: results };
-                return gemv(&self.device, w.view(), &product, &tuned.workspace());
-            }
-            (Some(Way::Library(algorithm)), _) => Some(algorithm),
-            _ => None,
-        };
-        let product = Matmul { rows, inputs, outputs, x, w: w.view(), out: results };
-        matmul_by(&self.device, &product, algorithm)?;
-        self.add_bias(n, out, bias)
+        self.multiply(n, x, w, bias, out)
     }
 
     fn prologue(

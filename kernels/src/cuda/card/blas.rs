@@ -5,6 +5,10 @@ use std::mem::MaybeUninit;
 
 use cudarc::cublaslt::result::{self, CublasError};
 use cudarc::cublaslt::sys;
+use cudarc::cublaslt::sys::cublasLtMatmulDescAttributes_t::{
+    self, CUBLASLT_MATMUL_DESC_A_SCALE_MODE, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER,
+    CUBLASLT_MATMUL_DESC_B_SCALE_MODE, CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, CUBLASLT_MATMUL_DESC_TRANSA,
+};
 
 use crate::cuda::choice::Algorithm;
 use crate::cuda::driver::Gemm;
@@ -100,8 +104,12 @@ impl Blas {
 
     /// Up to `most` algorithms for products of this shape, by the library's estimate of their speed.
     pub(super) fn algorithms(&self, product: &Gemm, most: usize) -> Result<Vec<Algorithm>> {
-        let operands = Operands::of(Shape::of(product))?;
-        let found = self.heuristic(&operands, most)?;
+        let found = Operands::of(Shape::of(product)).and_then(|operands| self.heuristic(&operands, most));
+        let found = match found {
+            // Libraries before 12.9 do not know the mode of the factors, and cards other than Hopper have no product for it.
+            Err(_) if product.elem == Elem::E4M3 => Vec::new(),
+            found => found?,
+        };
         Ok(found.into_iter().map(|algorithm| Algorithm(algorithm.data)).collect())
     }
 
@@ -128,6 +136,11 @@ impl Blas {
             self.plans.insert(key, plan);
         }
         let Plan { operands, algorithm } = &self.plans[&key];
+        if let Some(scales) = product.scales {
+            // The library sees `w` as its A, and reads the addresses when the product is started.
+            operands.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, scales.w)?;
+            operands.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, scales.x)?;
+        }
         let (one, zero) = (1f32, 0f32);
         // SAFETY: the layouts describe the operands, which the caller vouches for; the factors are f32 on the host, as the
         // description says.
@@ -239,7 +252,7 @@ impl Blas {
 
 impl Operands {
     fn of(shape: Shape) -> Result<Operands> {
-        use sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA;
+        use sys::cublasLtMatmulMatrixScale_t::CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F;
         let Shape { rows, inputs, outputs, elem, out_elem } = shape;
         let layout = |kind, rows: usize, cols: usize| {
             result::create_matrix_layout(kind, rows as u64, cols as u64, rows as i64)
@@ -249,22 +262,37 @@ impl Operands {
         let compute = sys::cublasComputeType_t::CUBLAS_COMPUTE_32F;
         let description = result::create_matmul_desc(compute, sys::cudaDataType_t::CUDA_R_32F)
             .map_err(|e| failed("cublasLtMatmulDescCreate", e))?;
-        /// `CUBLAS_OP_T`.
-        static TRANSPOSED: i32 = 1;
-        // SAFETY: the attribute is an i32, and is copied.
-        unsafe {
-            result::set_matmul_desc_attribute(
-                description,
-                CUBLASLT_MATMUL_DESC_TRANSA,
-                (&raw const TRANSPOSED).cast(),
-                size_of::<i32>(),
-            )
-        }
-        .map_err(|e| failed("cublasLtMatmulDescSetAttribute", e))?;
         let w = layout(data_type(elem)?, inputs, outputs)?;
         let x = layout(data_type(elem)?, inputs, rows)?;
         let out = layout(data_type(out_elem)?, outputs, rows)?;
-        Ok(Operands { description, w, x, out })
+        let operands = Operands { description, w, x, out };
+        /// `CUBLAS_OP_T`.
+        const TRANSPOSED: i32 = 1;
+        operands.set(CUBLASLT_MATMUL_DESC_TRANSA, TRANSPOSED)?;
+        if elem == Elem::E4M3 {
+            /// An address that is not null: the heuristic asks whether there is one.
+            const SOMEWHERE: u64 = 16;
+            let mode = CUBLASLT_MATMUL_MATRIX_SCALE_OUTER_VEC_32F as i32;
+            operands.set(CUBLASLT_MATMUL_DESC_A_SCALE_MODE, mode)?;
+            operands.set(CUBLASLT_MATMUL_DESC_B_SCALE_MODE, mode)?;
+            operands.set(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, SOMEWHERE)?;
+            operands.set(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER, SOMEWHERE)?;
+        }
+        Ok(operands)
+    }
+
+    /// Sets an attribute of the product: an i32, or an address.
+    fn set<V: Copy>(&self, attribute: cublasLtMatmulDescAttributes_t, value: V) -> Result<()> {
+        // SAFETY: the value is copied; the library checks its size against the attribute's.
+        unsafe {
+            result::set_matmul_desc_attribute(
+                self.description,
+                attribute,
+                (&raw const value).cast(),
+                size_of::<V>(),
+            )
+        }
+        .map_err(|e| failed("cublasLtMatmulDescSetAttribute", e))
     }
 }
 
@@ -294,6 +322,7 @@ fn data_type(elem: Elem) -> Result<sys::cudaDataType_t> {
         Elem::F32 => Ok(sys::cudaDataType_t::CUDA_R_32F),
         Elem::F16 => Ok(sys::cudaDataType_t::CUDA_R_16F),
         Elem::BF16 => Ok(sys::cudaDataType_t::CUDA_R_16BF),
+        Elem::E4M3 => Ok(sys::cudaDataType_t::CUDA_R_8F_E4M3),
         other => Err(Error::Unsupported(format!("a product of {other:?}"))),
     }
 }

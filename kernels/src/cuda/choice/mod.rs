@@ -17,6 +17,8 @@ pub struct Algorithm(pub(crate) [u64; 8]);
 pub(crate) enum Way {
     /// The project's kernel for few rows.
     Kernel,
+    /// The project's kernel for many rows, which takes any number.
+    Tiles,
     /// The library.
     Library(Algorithm),
 }

@@ -60,6 +60,7 @@ impl Table {
             let Shape { inputs, outputs, elem, out_elem } = shape;
             let way = match way {
                 Way::Kernel => "kernel".to_owned(),
+                Way::Tiles => "tiles".to_owned(),
                 Way::Library(Algorithm(words)) => words.map(|word| format!("{word:016x}")).concat(),
             };
             text += &format!("{inputs} {outputs} {elem:?} {out_elem:?} {rows} {way}\n");
@@ -94,12 +95,16 @@ fn entry(line: &str) -> Option<(Shape, usize, Way)> {
         elem: float(elem)?,
         out_elem: float(out_elem)?,
     };
-    let way = if way == "kernel" { Way::Kernel } else { Way::Library(algorithm(way)?) };
+    let way = match way {
+        "kernel" => Way::Kernel,
+        "tiles" => Way::Tiles,
+        hex => Way::Library(algorithm(hex)?),
+    };
     Some((shape, rows.parse().ok()?, way))
 }
 
 fn float(name: &str) -> Option<Elem> {
-    [Elem::F32, Elem::F16, Elem::BF16].into_iter().find(|elem| format!("{elem:?}") == name)
+    [Elem::F32, Elem::F16, Elem::BF16, Elem::E4M3].into_iter().find(|elem| format!("{elem:?}") == name)
 }
 
 fn algorithm(hex: &str) -> Option<Algorithm> {
@@ -128,6 +133,7 @@ mod tests {
         choices.insert(SHAPE, 1, Way::Kernel);
         choices.insert(SHAPE, 24, library(7));
         choices.insert(Shape { out_elem: Elem::F32, ..SHAPE }, 1, library(u64::MAX));
+        choices.insert(Shape { elem: Elem::E4M3, ..SHAPE }, 24, Way::Tiles);
         choices
     }
 
@@ -156,7 +162,7 @@ mod tests {
             good[..good.len() - 5].to_owned(),
             good[..good.len() / 2].to_owned(),
             String::new(),
-            good.replacen("BF16", "E4M3", 1),
+            good.replacen("BF16", "I8", 1),
             good.replacen("kernel", "colonel", 1),
             good.replacen("64 ", "-64 ", 1),
             good.replacen("key", "another key", 1),

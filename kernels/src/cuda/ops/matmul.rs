@@ -56,6 +56,7 @@ pub fn matmul_by(device: &Device, m: &Matmul<'_>, algorithm: Option<Algorithm>) 
         x: x.address(),
         w: w.address(),
         out: out.address(),
+        scales: None,
         algorithm,
     };
     // SAFETY: the views were checked to be as long as the shape says.

@@ -9,6 +9,7 @@ pub mod attention;
 pub mod columns;
 pub mod decode;
 pub mod embed;
+pub mod fp8;
 pub mod gemv;
 pub mod grouped;
 pub mod matmul;

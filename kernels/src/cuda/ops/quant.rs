@@ -6,7 +6,7 @@
 use super::gemv::plain_grid;
 use super::product::{Product, Slices, Workspace, halved, rows_of_block};
 use super::{countable, typed};
-use crate::cuda::pack::{Format, GROUP, OUTPUTS};
+use crate::cuda::pack::{Format, OUTPUTS};
 use crate::cuda::{Args, Cost, Device, Elem, Grid, View};
 use crate::{Error, Result};
 
@@ -42,9 +42,9 @@ pub struct Weight<'a> {
     pub format: Format,
     /// Columns of the weight, padding included: a multiple of 64.
     pub depth: usize,
-    /// Columns that share a scale: a power of two, at least 32.
+    /// Columns that share a scale: a power of two, at least 32 (4 bits) or 64 (8 bits).
     pub group: usize,
-    /// u8, `[outputs / 16][depth / depth of a tile]` tiles of 512 bytes.
+    /// u8: `[outputs / 16][depth / 64]` tiles of 512 bytes for 4 bits, `[outputs rounded up to 16][depth]` for 8.
     pub data: View<'a>,
     /// u32, `[outputs / 16][groups][16]`.
     pub scales: View<'a>,
@@ -59,9 +59,10 @@ impl Weight<'_> {
         if !depth.is_multiple_of(super::product::DEPTH) || depth == 0 {
             return Err(Error::Shape(format!("{depth} columns are not a multiple of 64")));
         }
-        if !group.is_power_of_two() || !(GROUP..=1 << 30).contains(&group) {
+        let least = format.least_group();
+        if !group.is_power_of_two() || !(least..=1 << 30).contains(&group) {
             return Err(Error::Shape(format!(
-                "groups of {group} columns: not a power of two from 32 to 2^30"
+                "groups of {group} columns: not a power of two from {least} to 2^30"
             )));
         }
         countable(&[depth, outputs.next_multiple_of(OUTPUTS) * depth.div_ceil(group), experts])?;

@@ -1,6 +1,6 @@
 //! Eight bits per number: integers with a scale per output, and FP8.
 
-use super::{DEPTH, Format, GROUP, OUTPUTS, Packed, TILE_BYTES, expect_finite, expect_len};
+use super::{DEPTH, Format, Packed, expect_finite, expect_len};
 use crate::{Error, Result};
 
 /// What numbers are multiplied by.
@@ -14,7 +14,7 @@ pub enum Scales<'a> {
     Blocks {
         /// Outputs of a block.
         rows: usize,
-        /// Inputs of a block: a power of two, at least 32.
+        /// Inputs of a block: a power of two, at least 64.
         columns: usize,
         /// The factors.
         values: &'a [f32],
@@ -61,7 +61,7 @@ fn pack(
         }
         Scales::Outputs(values) => (1, depth, values),
         Scales::Blocks { rows, columns, values } => {
-            if rows == 0 || !columns.is_power_of_two() || columns < GROUP {
+            if rows == 0 || !columns.is_power_of_two() || columns < format.least_group() {
                 return Err(Error::Unsupported(format!("scales for blocks of {rows} by {columns}")));
             }
             (rows, columns, values)
@@ -77,18 +77,9 @@ fn pack(
             packed.scales[index] = values[output / rows * across + group].to_bits();
         }
     }
-    let tile_columns = format.tile_columns();
-    let tiles = depth / tile_columns;
-    for output in 0..outputs {
-        // A lane has eight neighbours of output g, then eight of output g + 8.
-        let row = output % OUTPUTS;
-        for first in (0..inputs).step_by(8) {
-            let tile = output / OUTPUTS * tiles + first / tile_columns;
-            let lane = row % 8 * 4 + first % tile_columns / 8;
-            let at = tile * TILE_BYTES + lane * 16 + row / 8 * 8;
-            for column in first..(first + 8).min(inputs) {
-                packed.data[at + column - first] = value(output * inputs + column);
-            }
+    for (output, row) in packed.data.chunks_exact_mut(depth).take(outputs).enumerate() {
+        for (column, to) in row[..inputs].iter_mut().enumerate() {
+            *to = value(output * inputs + column);
         }
     }
     Ok(packed)

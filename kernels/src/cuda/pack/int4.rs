@@ -1,7 +1,7 @@
 //! Four bits per number: GPTQ (Frantar et al.) and AWQ (Lin et al.).
 
 use super::arrange::arrange;
-use super::{Format, OUTPUTS, Packed, TILE_BYTES, expect_finite, expect_len};
+use super::{DEPTH, Format, OUTPUTS, Packed, TILE_BYTES, expect_finite, expect_len};
 use crate::{Error, Result};
 
 /// Numbers in a word.
@@ -124,10 +124,9 @@ fn pack(
             packed.scales[index] = word(scales[g * outputs + output], zero(g, output));
         }
     }
-    let tile_columns = Format::Int4.tile_columns();
-    let tiles = packed.depth / tile_columns;
+    let tiles = packed.depth / DEPTH;
     for tile in 0..packed.data.len() / TILE_BYTES {
-        let (first_output, first_column) = (tile / tiles * OUTPUTS, tile % tiles * tile_columns);
+        let (first_output, first_column) = (tile / tiles * OUTPUTS, tile % tiles * DEPTH);
         let bytes = &mut packed.data[tile * TILE_BYTES..(tile + 1) * TILE_BYTES];
         for (place, to) in bytes.chunks_exact_mut(4).enumerate() {
             // A lane's four words: two for each chunk of 32 columns, of which lane 4g + t has eight.

@@ -1,7 +1,7 @@
 //! Weights of 4 and 8 bits, from the layouts of checkpoints to the one that the kernels read.
 //!
-//! The layout is described in `cuda/include/weights.cuh`: tiles of 16 outputs in which 16 bytes are what one lane multiplies with, and a word per group of columns
-//! and output. Everything that differs between checkpoints (order of nibbles, zero points, order of columns) ends here.
+//! The layout is described in `cuda/include/weights.cuh`: for 4 bits tiles of 16 outputs in which 16 bytes are what one lane multiplies with, for 8 bits rows as the device's library
+//! takes them too, and a word per group of columns and output. Everything that differs between checkpoints (order of nibbles, zero points, order of columns) ends here.
 
 mod arrange;
 mod bytes;
@@ -16,11 +16,11 @@ use crate::{Error, Result};
 
 /// Outputs of a tile.
 pub(crate) const OUTPUTS: usize = 16;
-/// Columns of the smallest group.
-pub(crate) const GROUP: usize = 32;
+/// Columns of the smallest group of 4 bits.
+const GROUP: usize = 32;
 /// The number of columns is padded to a multiple of this.
-const DEPTH: usize = 64;
-/// Bytes of a tile.
+pub(crate) const DEPTH: usize = 64;
+/// Bytes of a tile of 4 bits.
 const TILE_BYTES: usize = 512;
 
 /// How a number is stored.
@@ -43,9 +43,12 @@ impl Format {
         }
     }
 
-    /// Columns of a tile.
-    const fn tile_columns(self) -> usize {
-        TILE_BYTES * 8 / OUTPUTS / self.bits()
+    /// Columns of the smallest group.
+    pub(crate) const fn least_group(self) -> usize {
+        match self {
+            Format::Int4 => GROUP,
+            Format::Int8 | Format::E4M3 => 64,
+        }
     }
 }
 
@@ -62,7 +65,7 @@ pub struct Packed {
     pub depth: usize,
     /// Columns that share a scale: a power of two.
     pub group: usize,
-    /// `[outputs / 16][depth / columns of a tile]` tiles of 512 bytes.
+    /// `[outputs / 16][depth / 64]` tiles of 512 bytes for 4 bits, `[outputs rounded up to 16][depth]` for 8.
     pub data: Vec<u8>,
     /// `[outputs / 16][groups][16]`: a scale's bits, for int4 with the zero point in the low five.
     pub scales: Vec<u32>,
@@ -136,6 +139,11 @@ pub struct Loaded {
 }
 
 impl Loaded {
+    /// FP8 in rows of `depth` columns with a factor each.
+    pub(crate) fn fp8(depth: usize, data: Memory, scales: Memory) -> Loaded {
+        Loaded { format: Format::E4M3, depth, group: depth.next_power_of_two(), data, scales, columns: None }
+    }
+
     /// What the operations take.
     pub fn weight(&self) -> Weight<'_> {
         Weight {

@@ -18,9 +18,11 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use super::choice::Algorithm;
 #[cfg(target_os = "linux")]
 use super::driver::SharedName;
 use super::driver::{Arg, Driver, Function, Gemm, Grid, Properties};
+use super::memory::Elem;
 use super::modules;
 use super::recorder::{Freed, Recorder};
 use super::streams::Stream;
@@ -196,6 +198,11 @@ impl Driver for Simulated {
 
     unsafe fn gemm(&self, product: &Gemm) -> Result<()> {
         self.submit(Stream::Main, Op::Product(*product))
+    }
+
+    /// There is a choice for FP8 alone: other devices have no such products at all.
+    fn algorithms(&self, product: &Gemm, _most: usize) -> Result<Vec<Algorithm>> {
+        Ok(if product.elem == Elem::E4M3 { vec![Algorithm([0; 8])] } else { Vec::new() })
     }
 
     fn seal(&self) {

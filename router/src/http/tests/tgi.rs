@@ -339,7 +339,8 @@ async fn tokenize() {
 async fn info() {
     let info = Server::saying("x").get("/info").await.json();
     let expected = json!({
-        "model_id": "org/model", "model_sha": null, "model_dtype": "float32", "model_device_type": "cpu",
+        "model_id": "org/model", "model_sha": null, "model_dtype": "float32", "quantize": null,
+        "model_device_type": "cpu",
         "model_pipeline_tag": null, "max_concurrent_requests": 128, "max_best_of": 2, "max_stop_sequences": 4,
         "max_input_tokens": 1023, "max_total_tokens": 1024, "validation_workers": 2, "max_client_batch_size": 4,
         "router": "text-generation-router", "version": env!("CARGO_PKG_VERSION"), "sha": null, "docker_label": null,
