@@ -31,7 +31,12 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
         (&["serve", "--device", "cpu", "--quantize", "fp8"], &[], "--quantize fp8 needs a card"),
         (&["serve", "--speculate", "3"], &[], "--speculate is not supported: speculative decoding"),
         (&["serve", "--lora-adapters", "a"], &[], "merge the adapter into the weights"),
-        (&["serve", "--rope-scaling", "linear"], &[], "config.json"),
+        (&["serve", "--rope-scaling", "linear"], &[], "--rope-factor <FACTOR>"),
+        (
+            &["serve"],
+            &[("ROPE_SCALING", "dynamic"), ("ROPE_FACTOR", "0.5")],
+            "must be a number of at least 1",
+        ),
         (&["serve", "--watermark-gamma", "1"], &[], "must be a number more than 0 and less than 1"),
         (&["serve", "--pooling", "max"], &[], "--pooling last and --pooling mean are"),
         (&["serve", "--sharded", "true"], &[], "--num-shard"),

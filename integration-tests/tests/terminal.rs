@@ -55,6 +55,8 @@ fn inspect_tells_what_is_in_a_checkpoint() {
     for expected in ["llama", "bfloat16", "model.embed_tokens.weight", "1024"] {
         assert!(text.contains(expected), "{expected} is missing in:\n{text}");
     }
+    let text = stdout(&millrace(&["inspect", "--rope-scaling", "linear", "--rope-factor", "2"], ""));
+    assert!(text.contains("context       2048 tokens") && text.contains("linear"), "{text}");
     let Some(stories) = test_data("stories260k") else { return };
     let text = stdout(&millrace(&["inspect", "--model-id", stories.to_str().unwrap()], ""));
     assert!(text.contains("float32") && text.contains("260"), "{text}");

@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use millrace_shard::collective::Wire;
+use millrace_shard::families::{Overrides, RopeKind};
 use millrace_shard::{AllReduce, DType, Device, Quantize};
 
 pub(crate) use bench::{BenchHttpArgs, BenchRoute};
@@ -98,6 +99,12 @@ pub(crate) struct ModelArgs {
     /// Keep the matrices of the layers (QKV, output, gate, up, down) in 8 bits, quantised while they are loaded; on cards
     #[arg(long, env = "QUANTIZE", value_name = "fp8", value_parser = quantize)]
     pub(crate) quantize: Option<QuantizeArg>,
+    /// Stretch rotary positions beyond those of config.json, by --rope-factor
+    #[arg(long, env = "ROPE_SCALING", requires = "rope_factor")]
+    pub(crate) rope_scaling: Option<RopeScalingArg>,
+    /// How far --rope-scaling stretches positions
+    #[arg(long, env = "ROPE_FACTOR", requires = "rope_scaling", value_name = "FACTOR", value_parser = rope_factor)]
+    pub(crate) rope_factor: Option<f64>,
     /// Where weights come from: `auto` reads the checkpoint, `dummy` makes random ones from config.json alone
     #[arg(long, env = "LOAD_FORMAT", default_value = "auto")]
     pub(crate) load_format: LoadFormat,
@@ -347,6 +354,20 @@ fn quantize(name: &str) -> Result<QuantizeArg, String> {
     })
 }
 
+/// How rotary positions are stretched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum RopeScalingArg {
+    /// Positions are divided by the factor.
+    Linear,
+    /// The base grows with the length of the sequence (NTK).
+    Dynamic,
+}
+
+fn rope_factor(text: &str) -> Result<f64, String> {
+    let factor = text.parse().ok().filter(|factor: &f64| *factor >= 1.0 && factor.is_finite());
+    factor.ok_or_else(|| "must be a number of at least 1".to_owned())
+}
+
 /// Where weights come from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum LoadFormat {
@@ -398,6 +419,17 @@ impl From<QuantizeArg> for Quantize {
         match argument {
             QuantizeArg::Fp8 => Quantize::Fp8,
         }
+    }
+}
+
+impl ModelArgs {
+    /// What goes before the model's own configuration.
+    pub(crate) fn overrides(&self) -> Overrides {
+        let kind = self.rope_scaling.map(|kind| match kind {
+            RopeScalingArg::Linear => RopeKind::Linear,
+            RopeScalingArg::Dynamic => RopeKind::Dynamic,
+        });
+        Overrides { rope_scaling: kind.zip(self.rope_factor) }
     }
 }
 

@@ -151,6 +151,8 @@ pub(crate) fn shard_flags(model: &ModelArgs, engine: &EngineArgs) -> Vec<OsStrin
         ("--dtype", model.dtype.map(name)),
         ("--kv-cache-dtype", model.kv_cache_dtype.map(name)),
         ("--quantize", model.quantize.map(name)),
+        ("--rope-scaling", model.rope_scaling.map(name)),
+        ("--rope-factor", model.rope_factor.map(|factor| factor.to_string())),
         ("--cpus-per-shard", engine.cpus_per_shard.map(|n| n.to_string())),
         ("--max-batch-total-tokens", engine.max_batch_total_tokens.map(|n| n.to_string())),
         ("--max-total-tokens", engine.max_total_tokens.map(|n| n.to_string())),

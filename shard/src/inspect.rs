@@ -5,8 +5,8 @@ use std::fmt::{self, Display, Formatter};
 use millrace_kernels::DType;
 
 use crate::checkpoint::{self, Checkpoint, Source, TensorInfo};
-use crate::families;
-use crate::model::{DecoderSpec, Quantize, RopeScaling, Storage};
+use crate::families::{self, Overrides};
+use crate::model::{DecoderSpec, Quantize, Storage};
 use crate::plan::{self, Unpadded};
 use crate::{Bytes, Count, Error};
 
@@ -46,10 +46,11 @@ impl Inspection {
         dtype: Option<DType>,
         quantize: Option<Quantize>,
         kv_dtype: Option<DType>,
+        overrides: &Overrides,
     ) -> Result<Self, Error> {
         let (model, checkpoint) = match Checkpoint::open(source) {
-            Ok(checkpoint) => (families::load(source)?, Some(checkpoint)),
-            Err(checkpoint::Error::NoWeights { .. }) => (families::load_dummy(source)?, None),
+            Ok(checkpoint) => (families::load(source, overrides)?, Some(checkpoint)),
+            Err(checkpoint::Error::NoWeights { .. }) => (families::load_dummy(source, overrides)?, None),
             Err(error) => return Err(error.into()),
         };
         let matrix = model.spec.vocab * model.spec.hidden;
@@ -134,8 +135,7 @@ impl Display for Inspection {
             line("window", format!("{window} tokens in {sliding} of {} layers", spec.layers.len()))?;
         }
         for rope in &spec.ropes {
-            let scaling = Scaling(&rope.scaling);
-            line("rotary", format!("{} features, base {}, {scaling}", rope.rotary_dim, rope.theta))?;
+            line("rotary", rope.to_string())?;
         }
 
         self.write_files(f)?;
@@ -194,26 +194,6 @@ impl Inspection {
     }
 }
 
-struct Scaling<'a>(&'a RopeScaling);
-
-impl Display for Scaling<'_> {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        match self.0 {
-            RopeScaling::Default => write!(f, "not scaled"),
-            RopeScaling::Linear { factor } => write!(f, "scaled linearly by {factor}"),
-            RopeScaling::Dynamic { factor, original } => {
-                write!(f, "dynamic by {factor} from {original} tokens on")
-            }
-            RopeScaling::Llama3 { factor, original, .. } => {
-                write!(f, "scaled by {factor} from {original} tokens (llama3)")
-            }
-            RopeScaling::Yarn { factor, original, .. } => {
-                write!(f, "scaled by {factor} from {original} tokens (yarn)")
-            }
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::path::{Path, PathBuf};
@@ -224,9 +204,18 @@ mod tests {
         Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden").join(name)
     }
 
+    fn inspect(
+        source: &Source,
+        dtype: Option<DType>,
+        quantize: Option<Quantize>,
+        kv_dtype: Option<DType>,
+    ) -> Inspection {
+        Inspection::new(source, dtype, quantize, kv_dtype, &Overrides::default()).unwrap()
+    }
+
     #[test]
     fn numbers_are_those_of_the_files() {
-        let found = Inspection::new(&Source::Directory(golden("llama_sharded")), None, None, None).unwrap();
+        let found = inspect(&Source::Directory(golden("llama_sharded")), None, None, None);
         // The index says so.
         assert_eq!(found.parameters, 18_656);
         assert_eq!(found.tensors.iter().map(|tensor| tensor.bytes).sum::<usize>(), 74_624);
@@ -239,16 +228,16 @@ mod tests {
         assert_eq!(found.memory(10, 3), 74_624 + 256 * 30);
 
         let tied = Source::Directory(golden("llama_tied"));
-        let half = Inspection::new(&tied, None, None, Some(DType::F16)).unwrap();
+        let half = inspect(&tied, None, None, Some(DType::F16));
         assert_eq!((half.kv_bytes_per_token(), half.embedding_parameters), (128, 97 * 32));
         // The cache follows the weights; only matrices change their type.
-        let all_half = Inspection::new(&tied, Some(DType::F16), None, None).unwrap();
+        let all_half = inspect(&tied, Some(DType::F16), None, None);
         let vectors = 5 * 32;
         assert_eq!(all_half.kv_bytes_per_token(), 128);
         assert_eq!(all_half.weight_bytes(), (all_half.parameters - vectors) * 2 + vectors * 4);
         assert!(all_half.to_string().contains("element type  float32, kept as float16\n"));
 
-        let small = Inspection::new(&tied, Some(DType::BF16), Some(Quantize::Fp8), None).unwrap();
+        let small = inspect(&tied, Some(DType::BF16), Some(Quantize::Fp8), None);
         assert!(small.weight_bytes() < all_half.weight_bytes());
         assert!(small.to_string().contains("kept as bfloat16, matrices of layers as fp8\n"));
     }
@@ -257,17 +246,26 @@ mod tests {
     fn a_configuration_alone_can_be_inspected() {
         let folder = tempfile::tempdir().unwrap();
         std::fs::copy(golden("qwen3/config.json"), folder.path().join("config.json")).unwrap();
-        let found = Inspection::new(&Source::Directory(folder.path().to_owned()), None, None, None).unwrap();
+        let found = inspect(&Source::Directory(folder.path().to_owned()), None, None, None);
         assert!(found.tensors.is_empty() && found.files.is_empty());
         let text = found.to_string();
         assert!(text.contains("no weights here") && !text.contains("Tensors"), "{text}");
-        assert!(Inspection::new(&Source::Directory(folder.path().join("none")), None, None, None).is_err());
+        assert!(
+            Inspection::new(
+                &Source::Directory(folder.path().join("none")),
+                None,
+                None,
+                None,
+                &Overrides::default()
+            )
+            .is_err()
+        );
     }
 
     #[test]
     fn the_text_tells_what_people_ask_for() {
         let source = Source::Directory(golden("mistral_sliding"));
-        let text = Inspection::new(&source, None, None, None).unwrap().to_string();
+        let text = inspect(&source, None, None, None).to_string();
         for expected in [
             "  family        mistral\n",
             "  element type  float32\n",

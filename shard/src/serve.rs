@@ -205,6 +205,7 @@ fn describe(spec: &DecoderSpec, plan: &Plan) -> Ready {
         model_type: spec.model_type.clone(),
         vocab_size: spec.vocab as u32,
         hidden_size: spec.hidden as u32,
+        rotation: spec.ropes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
         max_sequence_tokens: limits.max_sequence_tokens as u32,
         block_size: limits.block_size as u32,
         num_blocks: limits.num_blocks as u32,

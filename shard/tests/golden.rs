@@ -15,9 +15,10 @@ use std::path::{Path, PathBuf};
 use common::{Chunk, Harness, row_error};
 use millrace_kernels::DType;
 use millrace_kernels::cpu::{Cpu, CpuOptions};
+use millrace_shard::Limits;
 use millrace_shard::checkpoint::Source;
+use millrace_shard::families::{self, Overrides};
 use millrace_shard::model::{Model, RopeScaling};
-use millrace_shard::{Limits, families};
 use safetensors::SafeTensors;
 
 /// Bound on the largest difference in a row of logits, relative to its largest element.
@@ -89,7 +90,8 @@ fn assert_rows(case: &str, found: &[Vec<f32>], expected: &[Vec<f64>]) {
 /// Compares one checkpoint and returns how many prompts it has.
 fn check(name: &str) -> usize {
     let folder = folder().join(name);
-    let Model { mut spec, dtype, weights } = families::load(&Source::Directory(folder.clone())).unwrap();
+    let Model { mut spec, dtype, weights } =
+        families::load(&Source::Directory(folder.clone()), &Overrides::default()).unwrap();
     let dynamic = spec.ropes.iter().find_map(|rope| match rope.scaling {
         RopeScaling::Dynamic { original, .. } => Some(original),
         _ => None,

@@ -12,7 +12,7 @@ use common::{Chunk, Harness, limits, row_error};
 use millrace_kernels::DType;
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_shard::checkpoint::Source;
-use millrace_shard::families;
+use millrace_shard::families::{self, Overrides};
 use millrace_shard::model::Model;
 use safetensors::tensor::TensorView;
 
@@ -72,7 +72,7 @@ fn load(config: &str, tensors: Vec<(&str, Vec<usize>, Vec<f32>)>) -> Model {
     let weights: &'static [u8] = safetensors::serialize(views, None).unwrap().leak();
     let config: &'static [u8] = config.as_bytes().to_vec().leak();
     let files = Box::leak(Box::new([("config.json", config), ("model.safetensors", weights)]));
-    families::load(&Source::Memory(files)).unwrap()
+    families::load(&Source::Memory(files), &Overrides::default()).unwrap()
 }
 
 /// A prompt of three tokens, then two single ones; the states after the final norm must be those of the file.

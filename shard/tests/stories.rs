@@ -15,7 +15,8 @@ use millrace_shard::checkpoint::Source;
 use std::time::Duration;
 
 use millrace_shard::collective::Wire;
-use millrace_shard::{Address, AllReduce, Device, ShardOptions, families, run};
+use millrace_shard::families::{self, Overrides};
+use millrace_shard::{Address, AllReduce, Device, ShardOptions, run};
 
 /// "Once upon a time, there was a little girl named Lily."
 const PROMPT: [u32; 16] = [1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426];
@@ -66,7 +67,9 @@ fn a_story_is_told() {
     let socket = std::env::temp_dir().join(format!("millrace-stories-{}.sock", std::process::id()));
     let listener = UnixListener::bind(&socket).unwrap();
     let address = Address::Unix(socket.clone());
-    let shard = thread::spawn(move || run(&options(address), || families::load(&Source::Directory(folder))));
+    let shard = thread::spawn(move || {
+        run(&options(address), || families::load(&Source::Directory(folder), &Overrides::default()))
+    });
     let (mut stream, _) = listener.accept().unwrap();
     std::fs::remove_file(&socket).unwrap();
     let mut scratch = vec![];

@@ -14,10 +14,6 @@ pub(crate) struct TgiArgs {
     speculate: Option<usize>,
     #[arg(long, env = "LORA_ADAPTERS", hide = true)]
     lora_adapters: Option<String>,
-    #[arg(long, env = "ROPE_SCALING", hide = true)]
-    rope_scaling: Option<String>,
-    #[arg(long, env = "ROPE_FACTOR", hide = true)]
-    rope_factor: Option<f32>,
     #[arg(long, env = "WAITING_SERVED_RATIO", hide = true)]
     waiting_served_ratio: Option<f32>,
     #[arg(long, env = "MAX_WAITING_TOKENS", hide = true)]
@@ -65,8 +61,6 @@ impl TgiArgs {
         let refused = [
             ("--speculate", self.speculate.is_some_and(|n| n > 0), "speculative decoding is not supported"),
             ("--lora-adapters", self.lora_adapters.is_some(), "merge the adapter into the weights"),
-            ("--rope-scaling", self.rope_scaling.is_some(), "set rope_scaling in the model's config.json"),
-            ("--rope-factor", self.rope_factor.is_some(), "set rope_scaling in the model's config.json"),
         ];
         if let Some((flag, _, instead)) = refused.iter().find(|(_, given, _)| *given) {
             bail!("{flag} is not supported: {instead}");

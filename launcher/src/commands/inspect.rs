@@ -12,7 +12,8 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     let dtype = args.model.dtype.map(Into::into);
     let kv_dtype = args.model.kv_cache_dtype.map(Into::into);
     let quantize = args.model.quantize.map(Into::into);
-    let mut report = Inspection::new(&model::source(&args.model)?, dtype, quantize, kv_dtype)?;
+    let mut report =
+        Inspection::new(&model::source(&args.model)?, dtype, quantize, kv_dtype, &args.model.overrides())?;
     if !args.tensors {
         report.tensors.clear();
     }

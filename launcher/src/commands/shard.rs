@@ -50,10 +50,11 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         }
         found => found?,
     };
+    let overrides = model.overrides();
     let open = || match (options.device, model.load_format) {
         // Without anything that computes, the configuration is enough.
-        (Device::Null(_), _) | (_, LoadFormat::Dummy) => families::load_dummy(&source),
-        (_, LoadFormat::Auto) => families::load(&source),
+        (Device::Null(_), _) | (_, LoadFormat::Dummy) => families::load_dummy(&source, &overrides),
+        (_, LoadFormat::Auto) => families::load(&source, &overrides),
     };
     match millrace_shard::run(&options, open) {
         Ok(()) => Ok(()),

@@ -81,10 +81,10 @@ pub(super) async fn all_ready(
 /// What must be the same on all ranks: other machines may have been started with other flags.
 fn settings(ready: &Ready) -> String {
     let Ready { parameters, vocab_size, dtype, quantize, kv_cache_dtype, .. } = ready;
-    let Ready { block_size, max_sequences, max_step_tokens, .. } = ready;
+    let Ready { rotation, block_size, max_sequences, max_step_tokens, .. } = ready;
     format!(
-        "{parameters} parameters as {dtype} (quantised: {quantize:?}), a vocabulary of {vocab_size}, {kv_cache_dtype} in blocks of {block_size}, \
-         {max_sequences} sequences and {max_step_tokens} tokens per step"
+        "{parameters} parameters as {dtype} (quantised: {quantize:?}), a vocabulary of {vocab_size}, positions that rotate {rotation:?}, \
+         {kv_cache_dtype} in blocks of {block_size}, {max_sequences} sequences and {max_step_tokens} tokens per step"
     )
 }
 

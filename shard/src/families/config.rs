@@ -79,6 +79,22 @@ impl Config {
         }
     }
 
+    /// Writes another scaling of the rotation over what is there; its base and the share of rotated features stay.
+    pub(super) fn stretch_rope(&mut self, kind: &str, factor: f64) {
+        let mut table = Map::new();
+        for place in ["rope_parameters", "rope_scaling"] {
+            if let Some(Value::Object(old)) = self.keys.remove(place) {
+                table.extend(old);
+            }
+        }
+        // Tables of several kinds of layers are kept too, to be refused.
+        let stays = ["rope_theta", "partial_rotary_factor", "full_attention", "sliding_attention"];
+        table.retain(|key, _| stays.contains(&key.as_str()));
+        table.insert("rope_type".to_owned(), kind.into());
+        table.insert("factor".to_owned(), factor.into());
+        self.keys.insert("rope_scaling".to_owned(), table.into());
+    }
+
     pub(super) fn file(&self) -> &str {
         &self.file
     }

@@ -12,6 +12,7 @@ mod glm;
 mod llama;
 mod mistral;
 mod names;
+mod overrides;
 mod qwen2;
 mod qwen3;
 mod rope;
@@ -30,6 +31,7 @@ use names::Names;
 use stored::StoredWeights;
 
 pub use config::ConfigError;
+pub use overrides::{Overrides, RopeKind};
 
 /// All families.
 const FAMILIES: &[Family] = &[
@@ -59,8 +61,8 @@ struct Family {
 ///
 /// # Errors
 /// If the model is not supported, or its files are incomplete, damaged or contradict each other.
-pub fn load(source: &Source) -> Result<Model, Error> {
-    let (config, family, mut spec) = read(source)?;
+pub fn load(source: &Source, overrides: &Overrides) -> Result<Model, Error> {
+    let (config, family, mut spec) = read(source, overrides)?;
     let checkpoint = Checkpoint::open(source)?;
     // Versions of transformers leave the key out that says so, with defaults that differ.
     spec.tied_head |= !checkpoint.contains(&family.names.head_weight());
@@ -76,8 +78,8 @@ pub fn load(source: &Source) -> Result<Model, Error> {
 ///
 /// # Errors
 /// If the model is not supported.
-pub fn load_dummy(source: &Source) -> Result<Model, Error> {
-    let (config, _, spec) = read(source)?;
+pub fn load_dummy(source: &Source, overrides: &Overrides) -> Result<Model, Error> {
+    let (config, _, spec) = read(source, overrides)?;
     let dtype = config.dtype()?.unwrap_or(DType::F32);
     Ok(Model { weights: Box::new(DummyWeights::new(spec.clone(), dtype)), spec, dtype })
 }
@@ -87,11 +89,12 @@ pub fn load_dummy(source: &Source) -> Result<Model, Error> {
 /// # Errors
 /// If the model is not supported.
 pub fn spec(source: &Source) -> Result<DecoderSpec, Error> {
-    Ok(read(source)?.2)
+    Ok(read(source, &Overrides::default())?.2)
 }
 
-fn read(source: &Source) -> Result<(Config, &'static Family, DecoderSpec), Error> {
-    let config = Config::parse(source.path("config.json"), &source.config()?)?;
+fn read(source: &Source, overrides: &Overrides) -> Result<(Config, &'static Family, DecoderSpec), Error> {
+    let mut config = Config::parse(source.path("config.json"), &source.config()?)?;
+    overrides.write(&mut config);
     let family = find(&config)?;
     let spec = (family.spec)(&config)?;
     Ok((config, family, spec))

@@ -1,6 +1,7 @@
 //! Rotary tables: cosines and sines by position, computed in f64 (Su et al., "RoFormer").
 
 use std::f64::consts::TAU;
+use std::fmt::{self, Display, Formatter};
 
 use super::{RopeScaling, RopeTable};
 
@@ -93,6 +94,25 @@ impl RopeTable {
         match self.scaling {
             RopeScaling::Yarn { attention_factor, .. } => attention_factor,
             _ => 1.0,
+        }
+    }
+}
+
+impl Display for RopeTable {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "{} features, base {}, ", self.rotary_dim, self.theta)?;
+        match &self.scaling {
+            RopeScaling::Default => write!(f, "not scaled"),
+            RopeScaling::Linear { factor } => write!(f, "scaled linearly by {factor}"),
+            RopeScaling::Dynamic { factor, original } => {
+                write!(f, "dynamic by {factor} from {original} tokens on")
+            }
+            RopeScaling::Llama3 { factor, original, .. } => {
+                write!(f, "scaled by {factor} from {original} tokens (llama3)")
+            }
+            RopeScaling::Yarn { factor, original, .. } => {
+                write!(f, "scaled by {factor} from {original} tokens (yarn)")
+            }
         }
     }
 }

@@ -1,6 +1,6 @@
 use super::*;
 use crate::checkpoint::Source;
-use crate::families;
+use crate::families::{self, Overrides};
 use crate::model::Quantize;
 
 const LLAMA_3_8B: Source = Source::Memory(&[(
@@ -33,7 +33,7 @@ fn small() -> DecoderSpec {
 }
 
 fn spec(source: Source) -> DecoderSpec {
-    families::load_dummy(&source).unwrap().spec
+    families::load_dummy(&source, &Overrides::default()).unwrap().spec
 }
 
 fn share(source: Source, world_size: usize) -> Share {

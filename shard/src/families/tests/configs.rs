@@ -3,8 +3,8 @@
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{changed, config_only, llama, spec};
-use crate::families::load_dummy;
+use super::{changed, config_only, llama, load_dummy, spec};
+use crate::families::{self, Overrides, RopeKind};
 use crate::model::{DecoderSpec, RopeScaling};
 
 fn ok(changes: Value) -> DecoderSpec {
@@ -242,6 +242,24 @@ const BAD_LLAMAS: &[(&str, &str)] = &[
     ),
     (r#"{"architectures": "Llama"}"#, "architectures cannot be used: invalid type: string"),
 ];
+
+#[test]
+fn an_operator_stretches_the_rotation() {
+    let stretched = |config: &Value, kind| {
+        let overrides = Overrides { rope_scaling: Some((kind, 4.0)) };
+        families::load_dummy(&config_only(config), &overrides).unwrap().spec
+    };
+    for (kind, name) in [(RopeKind::Linear, "linear"), (RopeKind::Dynamic, "dynamic")] {
+        let scaling = json!({"rope_type": name, "factor": 4.0});
+        let base = json!({"rope_theta": 5e5});
+        let wanted = ok(changed(base.clone(), &json!({"rope_scaling": scaling})));
+        let own = json!({"rope_type": "yarn", "factor": 2.0});
+        let nested = json!({"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}});
+        for config in [base.clone(), changed(base, &json!({"rope_scaling": own})), nested] {
+            assert_eq!(stretched(&changed(llama(), &config), kind), wanted, "{name} {config}");
+        }
+    }
+}
 
 fn assert_refused(config: &Value, expected: &str) {
     let text = match load_dummy(&config_only(config)) {

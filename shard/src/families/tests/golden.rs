@@ -3,7 +3,7 @@
 use millrace_kernels::{Activation, DType, QkvLayout, RopeStyle};
 
 use super::super::*;
-use super::golden;
+use super::{golden, load};
 use crate::model::{LayerSpec, MlpSpec, RopeScaling, RopeTable};
 
 /// Sizes as the table of checkpoints has them.

@@ -10,6 +10,15 @@ use serde_json::{Value, json};
 
 use super::*;
 
+/// What is loaded when an operator says nothing.
+fn load(source: &Source) -> Result<Model, Error> {
+    super::load(source, &Overrides::default())
+}
+
+fn load_dummy(source: &Source) -> Result<Model, Error> {
+    super::load_dummy(source, &Overrides::default())
+}
+
 /// The folder of a golden checkpoint.
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden").join(name)
@@ -44,5 +53,5 @@ fn config_only(config: &Value) -> Source {
 }
 
 fn spec(config: &Value) -> Result<DecoderSpec, Error> {
-    read(&config_only(config)).map(|(_, _, spec)| spec)
+    read(&config_only(config), &Overrides::default()).map(|(_, _, spec)| spec)
 }

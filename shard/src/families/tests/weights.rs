@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::super::names::{Block, LLAMA, Projection};
 use super::super::*;
-use super::{changed, config_only, golden, llama};
+use super::{changed, config_only, golden, llama, load, load_dummy};
 use crate::model::{LayerSlot, Slot};
 
 /// All elements of a weight, stacked.
