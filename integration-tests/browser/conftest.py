@@ -18,6 +18,38 @@ FLAGS = [
 ]
 
 
+# Hands the first events of the next answer on one by one: the next when the last has changed the conversation.
+ONE_BY_ONE = """(events) => {
+  const log = document.getElementById("log");
+  window.lengths = [];
+  let drawn = () => {};
+  new MutationObserver(() => {
+    lengths.push(log.lastElementChild?.querySelector(".content").textContent.length);
+    drawn();
+  }).observe(log, { childList: true, subtree: true });
+  const real = window.fetch;
+  window.fetch = async (...asked) => {
+    const response = await real(...asked);
+    if (!response.headers.get("content-type")?.startsWith("text/event-stream")) return response;
+    window.fetch = real;
+    let rest = "";
+    const slowly = new TransformStream({
+      async transform(text, to) {
+        const whole = (rest + text).split("\\n\\n");
+        rest = whole.pop();
+        for (const event of whole) {
+          const change = new Promise((done) => (drawn = done));
+          to.enqueue(event + "\\n\\n");
+          if (event.startsWith("data: {") && events-- > 0) await change;
+        }
+      },
+    });
+    const body = response.body.pipeThrough(new TextDecoderStream()).pipeThrough(slowly).pipeThrough(new TextEncoderStream());
+    return new Response(body, { headers: response.headers });
+  };
+}"""
+
+
 def pytest_addoption(parser):
     parser.addoption("--binary", required=True, help="the millrace binary to serve with")
     parser.addoption("--screenshots", help="a folder for pictures of the page")
@@ -133,14 +165,35 @@ class Visit:
         self.tab("Settings")
         self.page.fill(f"#set-{name}", str(value))
 
-    def never_ending(self):
-        """From here on the model does not stop before its context is full."""
+    def one_by_one(self, events: int):
+        """So many events of the next answer reach the page one by one, the next when the last has been drawn: however fast
+        they come, the page has to draw each. How long the answer was each time is in `window.lengths`."""
+        self.page.evaluate(ONE_BY_ONE, events)
 
-        def longer(route):
-            body = json.loads(route.request.post_data) | {"ignore_eos": True}
-            route.continue_(post_data=json.dumps(body))
+    def begun(self, question: str):
+        """An answer that has been cut at its longest length, and could be continued."""
+        self.set("temperature", 0)
+        self.set("max_tokens", 20)
+        self.ask(question)
+        self.wait_for_end()
+        self.set("max_tokens", "")
+        assert len(self.answer()) > 30
 
-        self.page.route("**/v1/**", longer)
+    def waits_for_more(self):
+        """Asks for more of an answer that is there; the shards are frozen, so nothing comes."""
+        with self.page.expect_response("**/v1/**"):
+            self.click("Continue")
+        assert self.page.inner_text("#go") == "Stop"
+
+    def watch_for(self, text: str):
+        """From here on it is noticed if the page shows this text, however shortly; `has_shown` waits for it."""
+        self.page.evaluate(
+            """(text) => { window.shown = false;
+               new MutationObserver(() => (shown ||= document.body.textContent.includes(text)))
+                 .observe(document.body, { childList: true, subtree: true, characterData: true }); }""", text)
+
+    def has_shown(self):
+        self.until("shown")
 
     def says(self, *parts: str):
         """From here on every answer consists of these parts, whatever the model thinks."""

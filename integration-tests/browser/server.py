@@ -7,11 +7,16 @@ import re
 import signal
 import socket
 import subprocess
+import threading
 import time
 import urllib.request
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
-PATIENCE = 30
+# Waited for at most; nothing takes this long unless it is broken.
+PATIENCE = 120
+
+# A shard that a test has stopped is not lost.
+UNHURRIED = ["--heartbeat-timeout", "600", "--step-timeout", "600"]
 
 
 def free_port() -> int:
@@ -29,7 +34,7 @@ class Server:
         self.start()
 
     def start(self):
-        command = [self.binary, "serve", "--port", str(self.port), *self.flags]
+        command = [self.binary, "serve", "--port", str(self.port), *UNHURRIED, *self.flags]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         wait_until(self.is_ready, "the server is ready")
 
@@ -57,15 +62,39 @@ class Server:
         return urllib.request.urlopen(request, timeout=PATIENCE)
 
     @contextmanager
-    def busy(self, answers=24):
-        """Makes the model write so many long answers, which keeps it busy for seconds and what is asked beside them slow."""
-        body = {"prompt": "Once upon a time", "max_tokens": 950, "ignore_eos": True, "n": answers, "best_of": answers}
-        connection = http.client.HTTPConnection("127.0.0.1", self.port)
-        connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-        wait_until(lambda: self.metric("tgi_batch_current_size") + self.metric("tgi_queue_size") > 0, "it is busy")
-        yield
-        # Nobody wants the answers any more.
-        connection.close()
+    def busy(self):
+        """The model writes long answers, again and again, until the block ends."""
+        body = {"prompt": "Once upon a time", "max_tokens": 950, "ignore_eos": True, "n": 4}
+        ended = threading.Event()
+
+        def ask():
+            while not ended.is_set():
+                self.post("/v1/completions", body).read()
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            asking.join()
+
+    @contextmanager
+    def occupied(self):
+        """One request that is not answered within the block: the shards are frozen, so it is neither answered nor refused."""
+        with self.frozen():
+            connection = http.client.HTTPConnection("127.0.0.1", self.port)
+            body = json.dumps({"prompt": "Once upon a time"})
+            connection.request("POST", "/v1/completions", body, {"content-type": "application/json"})
+            wait_until(lambda: self.load() > 0, "it is taken in")
+            try:
+                yield
+            finally:
+                connection.close()
+
+    def load(self) -> float:
+        """Requests that run or wait."""
+        return self.metric("tgi_batch_current_size") + self.metric("tgi_queue_size")
 
     def kill_shards(self):
         [os.kill(shard, signal.SIGKILL) for shard in shards_below(self.process.pid)]
@@ -76,8 +105,12 @@ class Server:
         shards = shards_below(self.process.pid)
         assert shards
         [os.kill(shard, signal.SIGSTOP) for shard in shards]
-        yield
-        [os.kill(shard, signal.SIGCONT) for shard in shards]
+        try:
+            yield
+        finally:
+            for shard in shards:
+                with suppress(ProcessLookupError):
+                    os.kill(shard, signal.SIGCONT)
 
 
 def shards_below(pid: int) -> list[int]:

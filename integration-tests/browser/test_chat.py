@@ -18,17 +18,12 @@ def greedy(server, messages) -> str:
 def test_an_answer_streams(server, visit):
     visited = visit(server)
     visited.set("temperature", 0)
-    # How long the answer was each time it was drawn.
-    visited.page.evaluate(
-        """() => { window.lengths = new Set();
-           new MutationObserver(() => lengths.add(document.querySelector(".assistant .content")?.textContent.length))
-             .observe(document.getElementById("log"), { childList: true, subtree: true }); }"""
-    )
-    with server.busy():
-        visited.ask(STORY)
-        visited.wait_for_end()
+    visited.one_by_one(8)
+    visited.ask(STORY)
+    visited.wait_for_end()
     assert visited.answer() == greedy(server, [{"role": "user", "content": STORY}])
-    assert visited.page.evaluate("lengths.size") > 5, "it came in pieces"
+    lengths = visited.page.evaluate("lengths")
+    assert len(set(lengths)) > 5 and lengths == sorted(lengths), "it came in pieces"
     assert "tokens" in visited.facts() and "per second" in visited.facts() and "first after" in visited.facts()
     assert visited.page.inner_text("#announcer") == "The answer is complete"
     # The next question is asked with what was said before, and a system prompt.
@@ -42,21 +37,20 @@ def test_an_answer_streams(server, visit):
 @pytest.mark.parametrize("how", ["Stop", "Escape"])
 def test_an_answer_can_be_stopped(server, visit, how):
     visited = visit(server)
-    visited.never_ending()
-    with server.busy():
-        visited.ask(STORY)
-        visited.until("document.querySelector('.assistant .content')?.textContent.length > 30")
+    visited.begun(STORY)
+    kept = visited.answer()
+    with server.frozen():
+        visited.waits_for_more()
+        wait_until(lambda: server.load() == 1, "the server has taken it in")
         if how == "Stop":
             visited.click("Stop")
         else:
             visited.page.keyboard.press("Escape")
         visited.wait_for_end()
-    assert "stopped by you" in visited.facts()
-    kept = visited.answer()
-    assert len(kept) > 30
-    wait_until(lambda: server.metric("tgi_batch_current_size") == 0, "the server has stopped too")
+        assert "stopped by you" in visited.facts()
+    assert visited.answer() == kept
+    wait_until(lambda: server.load() == 0, "the server has stopped too")
     # And it can be taken up again where it was left.
-    visited.page.unroute_all()
     visited.set("max_tokens", 3)
     visited.click("Continue")
     visited.wait_for_end()

@@ -55,8 +55,9 @@ def test_what_is_written_is_shown_before_it_is_sent(server, visit):
     assert visited.page.inner_text("#route") == "POST /v1/completions"
     for name in ["curl", "python", "javascript"]:
         assert "Once upon" in visited.page.text_content(f"#snippet-{name}")
+    visited.watch_for("Copied")
     visited.page.locator("#view-request").get_by_role("button", name="Copy").first.click()
-    visited.page.get_by_role("button", name="Copied").wait_for()
+    visited.has_shown()
     assert visited.page.evaluate("navigator.clipboard.readText()") == visited.page.text_content("#snippet-curl")
     assert "MILLRACE_API_KEY" not in visited.page.text_content("#view-request")
 

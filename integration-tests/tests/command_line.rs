@@ -92,6 +92,25 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
     assert!(server.log().contains("processor"), "--env: {}", server.log());
 }
 
+/// With what is their default there, or a value that they take.
+const TGI: &str = "--revision main --validation-workers 2 --sharded false --num-shard 1 --speculate 0 --dtype bfloat16 \
+    --kv-cache-dtype bfloat16 --max-concurrent-requests 128 --max-best-of 2 --max-stop-sequences 4 --max-top-n-tokens 5 \
+    --max-input-length 1023 --max-total-tokens 1024 --waiting-served-ratio 0.3 --max-batch-prefill-tokens 4096 \
+    --max-batch-total-tokens 16384 --max-waiting-tokens 20 --max-batch-size 4 --cuda-graphs 1,2,4,8,16,32 --hostname 0.0.0.0 \
+    -p 3000 --prometheus-port 9000 --shard-uds-path /tmp/tgi --master-addr localhost --master-port 29500 \
+    --weights-cache-override /data --cuda-memory-fraction 1.0 --json-output \
+    --otlp-endpoint http://127.0.0.1:4317 --otlp-service-name text-generation-inference.router --cors-allow-origin https://a.example \
+    --cors-allow-origin https://b.example --api-key key --watermark-gamma 0.5 --watermark-delta 2.0 --disable-grammar-support \
+    --max-client-batch-size 4 --payload-limit 2000000 --enable-prefill-logprobs -g 90 --max-image-fetch-size 1073741824 \
+    --trust-remote-code --disable-custom-kernels --usage-stats off -e";
+
+#[test]
+fn every_flag_of_tgi_is_known() {
+    let flags: Vec<&str> = TGI.split_whitespace().collect();
+    let said = complaint(&[&["serve", "--model-id", "/nowhere/model"], flags.as_slice()].concat(), &[]);
+    assert!(said.contains("/nowhere/model") && !said.contains("unexpected argument"), "{said}");
+}
+
 #[test]
 fn keys_come_from_flags_and_files_and_lines_of_the_log_name_requests() {
     let file = SecretFile::new("keys", "# for the web site\nfrom-file\n\nanother\n");
@@ -177,7 +196,7 @@ fn vertex_ai_chooses_port_and_paths() {
     let agent: ureq::Agent = ureq::Agent::config_builder().http_status_as_error(false).build().into();
     let alive = || agent.get(format!("{url}/alive")).call().is_ok_and(|response| response.status() == 200);
     let begin = std::time::Instant::now();
-    while !alive() && begin.elapsed().as_secs() < 30 {
+    while !alive() && begin.elapsed().as_secs() < 60 {
         std::thread::sleep(std::time::Duration::from_millis(20));
     }
     let body = json!({"instances": [{"inputs": "Once", "parameters": {"max_new_tokens": 3}}]});

@@ -137,6 +137,35 @@ fn tools_are_called_when_they_must_be() {
 }
 
 /// The items of a response, or the blocks of a message, without the ids that are made up anew for each answer.
+#[test]
+fn an_answer_has_its_form_or_calls() {
+    let server = Server::start(&[]);
+    let format = json!({"type": "json_schema", "json_schema": {"name": "person", "schema": person()}});
+    for choice in ["auto", "none", "required"] {
+        let body = tools(json!({"response_format": format, "tool_choice": choice}));
+        let answer = post(&server.url(CHAT), &body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let call = &answer.body["choices"][0]["message"]["tool_calls"][0]["function"];
+        match (choice, call["name"].as_str()) {
+            ("auto" | "required", Some("greet")) => is_person(call["arguments"].as_str().unwrap()),
+            ("auto" | "required", Some(name)) => assert_eq!(name, "go"),
+            ("auto" | "none", None) => is_person(text(&answer.body)),
+            _ => panic!("{choice}: {}", answer.body),
+        }
+    }
+    let mut message = ask(json!({"output_config": {"format": {"type": "json_schema", "schema": person()}}}));
+    let answer = post(&server.url("/v1/messages"), &message);
+    is_person(answer.body["content"][0]["text"].as_str().unwrap_or_else(|| panic!("{}", answer.body)));
+    for wrong in [
+        json!({"format": {"type": "text"}}),
+        json!({"effort": "low"}),
+        json!({"format": {"type": "json_schema"}}),
+    ] {
+        message["output_config"] = wrong;
+        assert_eq!(post(&server.url("/v1/messages"), &message).status, 400, "{message}");
+    }
+}
+
 fn without_ids(list: &Value) -> Vec<Value> {
     let mut list = list.as_array().unwrap().clone();
     for item in &mut list {

@@ -36,7 +36,7 @@ fn killing_the_server_leaves_no_shard_behind() {
     drop(server);
     let since = Instant::now();
     while shards.iter().any(|&shard| is_alive(shard)) {
-        assert!(since.elapsed() < Duration::from_secs(5), "a shard outlives its server");
+        assert!(since.elapsed() < Duration::from_secs(60), "a shard outlives its server");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

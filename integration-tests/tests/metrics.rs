@@ -87,6 +87,48 @@ fn what_the_dashboard_shows_is_measured() {
 }
 
 #[test]
+fn each_request_is_counted_once() {
+    let server = Server::start(&[]);
+    let chat = json!({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 2});
+    let bad = json!({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 0});
+    let plain = json!({"prompt": "Once", "max_tokens": 2});
+    let inputs = json!({"inputs": "Once", "parameters": {"max_new_tokens": 2}});
+    for (path, body, status) in [
+        ("/generate", &inputs, 200),
+        ("/v1/completions", &plain, 200),
+        ("/v1/chat/completions", &chat, 200),
+        ("/v1/messages", &chat, 200),
+        ("/v1/chat/completions", &bad, 400),
+    ] {
+        assert_eq!(post(&server.url(path), body).status, status, "{path}");
+    }
+    assert!(stream(&server.url("/generate_stream"), &inputs).last().is_some());
+    assert_eq!(server.metric("tgi_request_count"), 6.0);
+    assert_eq!(server.metric("tgi_request_success"), 5.0);
+    assert_eq!(server.metric("tgi_request_failure{err=\"validation\"}"), 1.0);
+    assert_eq!(server.metric("tgi_request_duration_count"), 5.0);
+    assert_eq!(server.metric("tgi_request_time_to_first_token_duration_count"), 5.0);
+
+    // TGI's buckets: 35 of a duration, each half as long again as the one before; 100 of a length.
+    let text = server.get("/metrics").1;
+    let bounds = |name: &str| -> Vec<f64> {
+        let begin = format!("{name}_bucket{{le=\"");
+        let bound = |line: &str| line.strip_prefix(&begin)?.split('"').next()?.parse().ok();
+        text.lines().filter_map(bound).filter(|bound: &f64| bound.is_finite()).collect()
+    };
+    let durations = bounds("tgi_request_duration");
+    assert_eq!(durations.len(), 35);
+    assert!(durations.windows(2).all(|pair| (pair[1] / pair[0] - 1.5).abs() < 1e-6), "{durations:?}");
+    assert!((durations[0] - 0.00015).abs() < 1e-9);
+    for name in ["tgi_request_input_length", "tgi_request_generated_tokens", "tgi_request_max_new_tokens"] {
+        let lengths = bounds(name);
+        assert_eq!(lengths.len(), 100, "{name}");
+        assert!(lengths.windows(2).all(|pair| (pair[1] - pair[0] - lengths[0]).abs() < 1e-6), "{name}");
+    }
+    assert_eq!(bounds("tgi_batch_next_size").last(), Some(&1024.0));
+}
+
+#[test]
 fn endpoint_pickers_see_the_load() {
     let server = Server::start(&["--max-batch-size", "1"]);
     let text = server.get("/metrics").1;

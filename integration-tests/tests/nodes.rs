@@ -42,7 +42,7 @@ fn all_end(server: Server, worker: Worker) {
     assert_eq!(worker.stop().code(), Some(0));
     let since = Instant::now();
     while !shards.iter().chain(&started_again).all(|&pid| is_gone(pid)) {
-        assert!(since.elapsed() < Duration::from_secs(5), "a shard outlives its machine");
+        assert!(since.elapsed() < Duration::from_secs(60), "a shard outlives its machine");
         std::thread::sleep(Duration::from_millis(20));
     }
 }

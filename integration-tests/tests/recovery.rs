@@ -230,6 +230,6 @@ fn draining_ends_with_error_events_when_time_is_up() {
         let last = events.last().unwrap();
         assert!(last["error"].as_str().unwrap().contains("shutting down"), "{last}");
     }
-    assert!(since.elapsed() < Duration::from_secs(20));
+    assert!(since.elapsed() < Duration::from_secs(60));
     assert_eq!(server.wait().code(), Some(0));
 }

@@ -78,7 +78,7 @@ fn nothing_is_left_in_shared_memory() {
     assert_eq!(segments(), before, "the shared memory has no name");
     server.signal("KILL");
     let _ = server.wait();
-    for _ in 0..100 {
+    for _ in 0..1200 {
         if shards.iter().all(|pid| !std::path::Path::new(&format!("/proc/{pid}")).exists()) {
             return assert_eq!(segments(), before);
         }

@@ -31,9 +31,10 @@ pub(super) fn check(grammar: &Grammar) -> Result<String, GrammarError> {
             schema.to_string()
         }
         // The rules are the server's own.
-        Grammar::Calls { rules, schemas } => {
+        Grammar::Calls { rules, schemas, answer } => {
             let mut text = rules.clone();
-            for (name, schema) in schemas {
+            let schemas = schemas.iter().map(|(name, schema)| (name.as_str(), schema));
+            for (name, schema) in schemas.chain(answer.iter().map(|schema| ("answer", schema))) {
                 whole_schema_within(schema)?;
                 text += &format!("{name}: {schema}\n");
             }

@@ -27,7 +27,7 @@ const TIME: Duration = Duration::from_secs(5);
 const KEPT: usize = 64;
 const KEPT_BYTES: usize = 1 << 20;
 /// Grammars are compiled recursively.
-const STACK: usize = 64 << 20;
+pub(super) const STACK: usize = 64 << 20;
 
 /// Between two parts of JSON there may be so much white space: enough for pretty printing, too little to fill an answer with.
 const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,20}";
@@ -159,8 +159,8 @@ impl Compiler {
         }
     }
 
-    /// Compiles a grammar on this thread. llguidance catches its own panics.
-    fn compile_now(&self, grammar: &Grammar, vocab_size: u32) -> Result<Compiled, GrammarError> {
+    /// Compiles a grammar on this thread, which needs a deep stack. llguidance catches its own panics.
+    pub(super) fn compile_now(&self, grammar: &Grammar, vocab_size: u32) -> Result<Compiled, GrammarError> {
         let factory =
             self.0.factory.get_or_init(|| self.factory(vocab_size)).as_ref().map_err(Clone::clone)?;
         let parser = factory.create_parser(source(grammar)?);
@@ -214,10 +214,13 @@ fn source(grammar: &Grammar) -> Result<TopLevelGrammar, GrammarError> {
         Grammar::Json(schema) => TopLevelGrammar::from_json_schema(with_options(schema, false)?),
         Grammar::Regex(expression) => TopLevelGrammar::from_regex(unanchored(expression)),
         Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
-        Grammar::Calls { rules, schemas } => {
+        Grammar::Calls { rules, schemas, answer } => {
             let mut text = rules.clone();
             for (name, schema) in schemas {
                 text += &format!("{name}: %json {}\n", with_options(schema, true)?);
+            }
+            if let Some(schema) = answer {
+                text += &format!("answer: %json {}\n", with_options(schema, false)?);
             }
             TopLevelGrammar::from_lark(text)
         }

@@ -42,6 +42,8 @@ pub enum Grammar {
         /// Names of rules, and a client's schemas. Keywords that are not known are not heeded: the model has been shown them,
         /// and will.
         schemas: Vec<(String, Value)>,
+        /// The rule `answer`, if the rules name it: JSON that a client's schema describes.
+        answer: Option<Value>,
     },
 }
 

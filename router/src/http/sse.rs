@@ -200,3 +200,18 @@ impl<W: Write> HttpBody for Streaming<W> {
         Poll::Ready(Some(Ok(Frame::data(self.events.0.split().freeze()))))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_cannot_be_written_is_an_event_all_the_same() {
+        let mut events = Events::default();
+        events.json(&std::collections::BTreeMap::from([([1, 2], "a list is no key of an object")]));
+        let text = std::str::from_utf8(&events.0).unwrap();
+        let data = text.strip_prefix("data: ").and_then(|text| text.strip_suffix("\n\n")).unwrap();
+        let error: serde_json::Value = serde_json::from_str(data).unwrap();
+        assert_eq!(error["error_type"], "stream_serialization_error");
+    }
+}

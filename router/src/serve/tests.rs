@@ -19,7 +19,7 @@ use crate::service::{Limits, ModelInfo, Service};
 use crate::test_support::{self, FakeEngine, Script};
 
 const QUICK: Duration = Duration::from_millis(200);
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Limits that no test meets unless it sets one itself.
 fn patient() -> Connections {

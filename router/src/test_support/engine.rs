@@ -31,8 +31,8 @@ pub(crate) enum Script {
     Forever(String),
     /// This text, and then nothing more.
     Silence(String),
-    /// Nothing, and the channel closes.
-    Vanish,
+    /// This text, and the channel closes.
+    Vanish(String),
 }
 
 impl FakeEngine {
@@ -76,9 +76,11 @@ impl FakeEngine {
 /// False if the reader left.
 async fn play(script: Script, request: &Request, events: &mpsc::UnboundedSender<Event>) -> bool {
     let (text, forever) = match &script {
-        Script::Say(text) | Script::Fail(text) | Script::Silence(text) => (text.bytes().collect(), false),
+        Script::Vanish(text) if text.is_empty() => return true,
+        Script::Say(text) | Script::Fail(text) | Script::Silence(text) | Script::Vanish(text) => {
+            (text.bytes().collect(), false)
+        }
         Script::Forever(text) => (text.bytes().collect::<Vec<_>>(), true),
-        Script::Vanish => return true,
     };
     let started = Started { queued: Duration::from_millis(2), cached_tokens: 3 };
     if events.send(Event::Started(started)).is_err() {

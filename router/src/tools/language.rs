@@ -1,7 +1,8 @@
 //! The grammar of answers that call tools, in Lark.
 //!
 //! A call that must come is bound from the first token. One that may come is bound from its opening mark on: until then
-//! the answer is any text that does not have the mark.
+//! the answer is any text that does not have the mark. If the answer must be of a form where it calls nothing, it is either
+//! that or calls, from the first token on.
 
 use serde_json::{Map, Value, json};
 
@@ -10,22 +11,33 @@ use super::{Choice, Format, Tool, Tools, tags};
 use crate::grammar::Grammar;
 use crate::text::Tokenizer;
 
-/// What an answer may be. Nothing if it cannot be told a call from a text before it is complete.
-pub fn grammar(tools: &Tools, format: Format, tokenizer: &Tokenizer) -> Option<Grammar> {
+/// What an answer may be: calls or, unless a tool must be called, JSON that the schema `answer` describes, any text without
+/// one. Nothing if a call cannot be told from a text before it is complete.
+pub fn grammar(
+    tools: &Tools,
+    format: Format,
+    tokenizer: &Tokenizer,
+    answer: Option<&Value>,
+) -> Option<Grammar> {
     let shape = format.shape();
     let language = Language { shape, tokenizer };
     let must = tools.choice != Choice::Auto;
     let several = tools.parallel;
     let open = language.open();
-    let start = match (format, must) {
-        (Format::Json, false) => return None,
-        (Format::Json, true) => "start: call".to_owned(),
-        (Format::Llama3Json, true) => format!("start: {open}? calls"),
-        (Format::Llama3Json, false) => {
-            format!("start: TEXT? | {open}? calls\nTEXT: /[ \\n]*[^ \\n{{](?s:.*)/")
+    let answer = answer.filter(|_| !must);
+    let calling = match format {
+        Format::Json => "call".to_owned(),
+        Format::Llama3Json => format!("{open}? calls"),
+        _ => format!("{open} calls"),
+    };
+    let start = match (format, answer) {
+        _ if must => format!("start: {calling}"),
+        (_, Some(_)) => format!("start: answer | {calling}"),
+        (Format::Json, None) => return None,
+        (Format::Llama3Json, None) => {
+            format!("start: TEXT? | {calling}\nTEXT: /[ \\n]*[^ \\n{{](?s:.*)/")
         }
-        (_, true) => format!("start: {open} calls"),
-        (_, false) => language.after_text("calls"),
+        (_, None) => language.after_text("calls"),
     };
     let calls = match format {
         Format::Json => String::new(),
@@ -53,7 +65,7 @@ pub fn grammar(tools: &Tools, format: Format, tokenizer: &Tokenizer) -> Option<G
         Call::Named => language.named(tools),
         Call::Tags => tagged(tools),
     };
-    Some(Grammar::Calls { rules: format!("{start}\n{calls}{call}"), schemas })
+    Some(Grammar::Calls { rules: format!("{start}\n{calls}{call}"), schemas, answer: answer.cloned() })
 }
 
 struct Language<'a> {

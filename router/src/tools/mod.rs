@@ -4,11 +4,13 @@
 //! |---|---|
 //! | `format` | how models write calls, and which of these a model does |
 //! | `language` | the grammar of answers that call tools |
+//! | `delta` | what reading more of an answer brings |
 //! | `parser` | from the text of an answer to its calls, as it comes |
 //! | `scan` | the JSON of one call, as it comes |
 //! | `tags` | the same for a call in tags, which becomes JSON |
 //! | `shown` | tools and calls as text, where a template has no place for them |
 
+mod delta;
 mod format;
 mod language;
 mod parser;
@@ -18,9 +20,10 @@ mod tags;
 
 use serde_json::Value;
 
+pub use delta::{CallDelta, Delta};
 pub use format::{Format, UnknownFormat};
 pub use language::grammar;
-pub use parser::{CallDelta, Delta, Parser};
+pub use parser::Parser;
 pub use shown::{show_calls, show_tools};
 
 /// A function that the model may call.

@@ -114,9 +114,9 @@ async fn strangers_neither_come_in_nor_stand_in_the_way() {
         assert_eq!(refusal(to, &right(), 0, 3), Refusal::Rank { rank: 0 });
         assert_eq!(refusal(to, &right(), 3, 3), Refusal::Rank { rank: 3 });
         let _first = attempt(to, &right(), 1, 3).unwrap();
-        // Its arrival is noted a moment after it is welcome.
-        std::thread::sleep(Duration::from_millis(500));
-        assert_eq!(refusal(to, &right(), 1, 3), Refusal::Taken { rank: 1 });
+        // Its arrival is noted a moment after it is welcome; until then another one is, and is dropped.
+        let again = std::iter::repeat_with(|| attempt(to, &right(), 1, 3)).find_map(Result::err);
+        assert!(matches!(again, Some(HandshakeError::Refused(Refusal::Taken { rank: 1 }))), "{again:?}");
         // It leaves before the group is complete, and comes again.
         (silent, to)
     })
@@ -148,7 +148,7 @@ async fn who_says_nothing_is_sent_away() {
     });
     let heard = soon("the end of the silent connection", silent).await.unwrap();
     assert_eq!(heard[..8], *b"millrace");
-    assert!((4..12).contains(&since.elapsed().as_secs()), "{:?}", since.elapsed());
+    assert!(since.elapsed().as_secs() >= 4, "not before its time: {:?}", since.elapsed());
     assert_eq!(soon("the rank", waiting).await.unwrap(), 1);
 }
 

@@ -81,7 +81,7 @@ pub(super) async fn messages(
     MessagesJson(request): MessagesJson<MessagesRequest>,
 ) -> Result<Response, MessagesError> {
     let model = openai::check_model(&app, request.model.clone())?;
-    let Ready { prepared, calling, characters } = request.chat()?.prepare(&app, request.params()).await?;
+    let Ready { prepared, calling, characters } = request.chat()?.prepare(&app, request.params()?).await?;
     let prompt_tokens = prepared.prompt().len();
     let mut message = Message {
         id: format!("msg_{:032x}", rand::random::<u128>()),

@@ -5,6 +5,7 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::{input, tools};
+use crate::grammar::{Grammar, Wanted};
 use crate::http::openai::{self, Chat, OpenAiError};
 use crate::service::Params;
 
@@ -34,6 +35,17 @@ pub(super) struct MessagesRequest {
     pub(super) stream: Option<bool>,
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
+    output_config: Option<OutputConfig>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+/// What the answer must be like.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = AnthropicOutputConfig)]
+pub(super) struct OutputConfig {
+    /// `{"type": "json_schema", "schema"}`.
+    format: Option<Value>,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
@@ -43,7 +55,6 @@ const UNSUPPORTED: &[(&str, &[&str])] = &[
     ("container", &[]),
     ("context_management", &[]),
     ("mcp_servers", &["[]"]),
-    ("output_config", &["{}"]),
     ("output_format", &[]),
     ("thinking", &[r#"{"type":"disabled"}"#]),
 ];
@@ -65,11 +76,32 @@ impl MessagesRequest {
         Ok(Chat { messages, asked, ..Chat::default() })
     }
 
-    pub(super) fn params(&self) -> Params {
-        Params {
+    pub(super) fn params(&self) -> Result<Params, OpenAiError> {
+        Ok(Params {
             max_new_tokens: Some(self.max_tokens),
             stop: self.stop_sequences.clone().unwrap_or_default(),
+            grammar: self.output_config.as_ref().map_or(Ok(None), OutputConfig::grammar)?,
             ..openai::sampling(self.temperature, self.top_p, self.top_k)
+        })
+    }
+}
+
+impl OutputConfig {
+    fn grammar(&self) -> Result<Option<Wanted>, OpenAiError> {
+        const FIELD: &str = "output_config.format";
+        if let Some((name, _)) = self.rest.iter().find(|(_, value)| !value.is_null()) {
+            return Err(OpenAiError::unsupported(&format!("output_config.{name}")));
+        }
+        let Some(format) = self.format.as_ref().filter(|format| !format.is_null()) else { return Ok(None) };
+        match (format["type"].as_str(), &format["schema"]) {
+            (Some("json_schema"), schema @ Value::Object(_)) => {
+                Ok(Some(Wanted { grammar: Grammar::Json(schema.clone()), field: FIELD, optional: false }))
+            }
+            _ => {
+                let message =
+                    format!("`{FIELD}` must have the type json_schema and a `schema`, which is an object");
+                Err(OpenAiError::invalid(FIELD, message))
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use super::error::OpenAiError;
-use crate::grammar::Wanted;
+use crate::grammar::{Grammar, Wanted};
 use crate::http::App;
 use crate::service::{FinishReason, Params, TextEvent};
 use crate::tools::{CallDelta, Choice, Delta, Format, Parser, Tool, Tools, grammar};
@@ -69,16 +69,22 @@ impl Asked {
 }
 
 impl Calling {
-    /// Binds the answer to calls of these tools.
+    /// Binds the answer to calls of these tools or, if none has to be called, to what `params` say of it.
     pub(super) fn new(app: &App, tools: Tools, params: &mut Params) -> Result<Self, OpenAiError> {
-        if params.grammar.is_some() {
-            let message = "Grammar and tools are mutually exclusive";
-            return Err(OpenAiError::invalid("tools", message));
-        }
-        let optional = tools.choice == Choice::Auto;
+        let (answer, field) = match params.grammar.take() {
+            None => (None, "tools"),
+            // Calls have a form of their own.
+            Some(Wanted { grammar: Grammar::Json(_), .. }) if tools.choice != Choice::Auto => (None, "tools"),
+            Some(Wanted { grammar: Grammar::Json(schema), field, .. }) => (Some(schema), field),
+            Some(Wanted { field, .. }) => {
+                let message = format!("`{field}` must be JSON where tools may be called");
+                return Err(OpenAiError::invalid(field, message));
+            }
+        };
+        let optional = tools.choice == Choice::Auto && answer.is_none();
         let (format, tokenizer) = (app.service.tool_format(), app.service.tokenizer());
-        let grammar = grammar(&tools, format, tokenizer);
-        params.grammar = grammar.map(|grammar| Wanted { grammar, field: "tools", optional });
+        let grammar = grammar(&tools, format, tokenizer, answer.as_ref());
+        params.grammar = grammar.map(|grammar| Wanted { grammar, field, optional });
         params.marks = format.marks(tokenizer).into();
         Ok(Calling { tools, format })
     }

@@ -31,6 +31,7 @@ async fn a_conversation_is_answered() {
     assert_eq!(body["object"], "chat.completion");
     assert!(body["id"].as_str().unwrap().starts_with("chatcmpl-"));
     assert_eq!((&body["model"], body["created"].as_u64().unwrap() > 0), (&json!("org/model"), true));
+    assert_eq!(body["system_fingerprint"], concat!(env!("CARGO_PKG_VERSION"), "-native"));
     assert_eq!(
         body["choices"],
         json!([{"index": 0, "message": {"role": "assistant", "content": "Hello ü"}, "logprobs": null,
@@ -90,6 +91,9 @@ async fn a_stream_ends_with_done() {
     );
     assert_eq!(chunks[0]["usage"], Value::Null);
     assert!(chunks.iter().all(|chunk| chunk["id"] == chunks[0]["id"]));
+    assert!(chunks.iter().all(|chunk| chunk["choices"][0]["delta"]["role"] == "assistant"));
+    let fingerprint = concat!(env!("CARGO_PKG_VERSION"), "-native");
+    assert!(chunks.iter().all(|chunk| chunk["system_fingerprint"] == fingerprint));
     let text: String = chunks.iter().map(|c| c["choices"][0]["delta"]["content"].as_str().unwrap()).collect();
     assert_eq!(text, "Hi ü");
     assert_eq!(chunks.last().unwrap()["choices"][0]["finish_reason"], "stop");
@@ -206,13 +210,19 @@ async fn what_is_wrong_is_said_in_openais_shape() {
             "must be auto, none, required",
         ),
         (
+            request(with(tools("get"), json!({"response_format": {"type": "regex", "value": "a"}}))),
+            400,
+            "response_format",
+            "must be JSON where tools may be called",
+        ),
+        (
             request(with(
                 tools("get"),
-                json!({"tool_choice": "get", "response_format": {"type": "json_object"}}),
+                json!({"response_format": {"type": "json_object", "schema": {"type": "nonsense"}}}),
             )),
             400,
-            "tools",
-            "mutually exclusive",
+            "response_format",
+            "Invalid type: nonsense",
         ),
         (
             json!({"messages": [{"role": "assistant", "tool_calls": [{}]}]}),

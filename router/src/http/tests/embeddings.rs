@@ -65,7 +65,7 @@ async fn the_model_or_the_operator_says_how() {
     let serving = |pooling: Value, limits| {
         let pooling: Map<String, Value> = pooling.as_object().unwrap().clone();
         let assets = crate::assets::Assets { pooling, ..test_support::assets() };
-        Server::serving(&assets, Script::Vanish, limits, HttpConfig::default())
+        Server::serving(&assets, Script::Vanish(String::new()), limits, HttpConfig::default())
     };
     let mean = json!({"pooling_mode_mean_tokens": true});
     for (config, asked, expected) in [
@@ -137,6 +137,6 @@ async fn what_is_wrong() {
         assert_eq!((reply.status.as_u16(), &error["param"]), (status, &json!(param)), "{body}: {error}");
         assert!(error["message"].as_str().unwrap().contains(text), "{body}: {error}");
     }
-    let reply = Server::new(Script::Vanish).post(PATH, json!({"input": {}})).await;
+    let reply = Server::new(Script::Vanish(String::new())).post(PATH, json!({"input": {}})).await;
     assert_eq!(reply.status.as_u16(), 400);
 }

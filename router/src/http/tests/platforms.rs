@@ -43,7 +43,9 @@ async fn vertex_answers_each_instance_in_order() {
     let mut asked =
         [server.engine.requests.recv().await.unwrap(), server.engine.requests.recv().await.unwrap()];
     asked.sort_by_key(|request| request.max_new_tokens);
+    // TGI takes nothing but these two of the parameters; here they mean what they mean elsewhere.
     assert_eq!((asked[0].max_new_tokens, asked[0].sampling.seed), (1, 3));
+    assert!(asked[0].sampling.do_sample);
     assert_eq!((asked[1].max_new_tokens, asked[1].sampling.do_sample), (5, false));
 
     let reply = server.post("/vertex", json!({"instances": []})).await;

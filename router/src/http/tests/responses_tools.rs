@@ -230,7 +230,7 @@ async fn what_is_wrong_is_said() {
             "`arguments`",
         ),
         (json!({"input": [{"type": "reasoning", "summary": []}]}), "input[0]", "`reasoning`"),
-        (json!({"text": {"format": {"type": "json_object"}}}), "tools", "mutually exclusive"),
+        (json!({"text": {"format": {"type": "regex", "value": "a"}}}), "text.format", "must be JSON"),
         (json!({"text": {"format": {"type": "yaml"}}}), "text.format", "`text.format.type` must be"),
         (json!({"text": {"verbosity": "low"}}), "text.verbosity", "not supported"),
     ] {

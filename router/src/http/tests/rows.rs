@@ -97,6 +97,9 @@ async fn wrong_methods_and_bodies_have_their_statuses() {
         }
         let without_type = Request::post(path).body(Body::from("{}")).unwrap();
         assert_eq!(server.send(without_type).await.status, StatusCode::UNSUPPORTED_MEDIA_TYPE, "{path}");
+        let other_type = Request::post(path).header("content-type", "text/plain").body(Body::from("{}"));
+        let reply = server.send(other_type.unwrap()).await;
+        assert_eq!(reply.status, StatusCode::UNSUPPORTED_MEDIA_TYPE, "{path}");
         assert_eq!(server.post_text(path, "{").await.status, StatusCode::BAD_REQUEST, "{path}");
         let reply = server.post_text(path, "[7]").await;
         let wrong = if path.starts_with("/v1") { 400 } else { 422 };

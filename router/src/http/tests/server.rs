@@ -11,6 +11,9 @@ use tower::ServiceExt;
 use super::{HttpConfig, Script, Server, post};
 use crate::engine::{Priority, State};
 
+/// Waited for at most.
+const SOON: Duration = Duration::from_secs(30);
+
 #[tokio::test]
 async fn health_is_life_and_ready_is_service() {
     let server = Server::saying("x");
@@ -46,9 +49,12 @@ async fn health_is_life_and_ready_is_service() {
     );
 
     server.engine.state.send(State::Failed("no memory".into())).unwrap();
-    let reply = server.get("/health").await;
-    assert_eq!((reply.status.as_u16(), status("/ready").await), (503, 503));
-    assert_eq!(reply.json(), json!({"error": "unhealthy", "error_type": "healthcheck"}));
+    assert_eq!(status("/ready").await, 503);
+    for path in ["/", "/health", "/ping"] {
+        let reply = server.get(path).await;
+        let expected = json!({"error": "unhealthy", "error_type": "healthcheck"});
+        assert_eq!((reply.status.as_u16(), reply.json()), (503, expected), "{path}");
+    }
 }
 
 #[tokio::test]
@@ -63,6 +69,9 @@ async fn a_full_server_says_when_to_come_back() {
     let reply = server.post("/v1/completions", json!({"prompt": "a", "stream": true})).await;
     assert_eq!((reply.status, reply.header("retry-after")), (StatusCode::TOO_MANY_REQUESTS, "1"));
     assert_eq!(reply.json()["error"]["code"], "overloaded");
+    // As with TGI there must be room before a request is even looked at.
+    let wrong = server.post("/generate", json!({"inputs": ""})).await;
+    assert_eq!(wrong.status, StatusCode::TOO_MANY_REQUESTS);
     drop(running);
 }
 
@@ -120,17 +129,21 @@ async fn a_client_that_leaves_cancels_its_request() {
         assert!(body.next().await.unwrap().unwrap().starts_with(b"data: {"));
         drop(body);
         for _ in 0..sequences {
-            let gone = tokio::time::timeout(Duration::from_secs(5), server.engine.cancelled.recv()).await;
+            let gone = tokio::time::timeout(SOON, server.engine.cancelled.recv()).await;
             assert_eq!(gone, Ok(Some(())), "{path}");
         }
     }
     // One that waits for the whole answer, too.
+    while server.engine.requests.try_recv().is_ok() {}
     let waiting = server
         .app
         .clone()
         .oneshot(post("/generate", r#"{"inputs":"a","parameters":{"max_new_tokens":1000}}"#));
-    assert!(tokio::time::timeout(Duration::from_millis(5), waiting).await.is_err());
-    let gone = tokio::time::timeout(Duration::from_secs(5), server.engine.cancelled.recv()).await;
+    tokio::select! {
+        reply = waiting => panic!("{reply:?}"),
+        asked = server.engine.requests.recv() => assert!(asked.is_some()),
+    }
+    let gone = tokio::time::timeout(SOON, server.engine.cancelled.recv()).await;
     assert_eq!(gone, Ok(Some(())));
 }
 
@@ -139,7 +152,7 @@ async fn a_stop_string_frees_the_sequence() {
     let mut server = Server::new(Script::Forever("abcd".into()));
     let body = json!({"inputs": "a", "parameters": {"stop": ["dab"]}});
     assert_eq!(server.post("/generate", body).await.json(), json!({"generated_text": "abcdab"}));
-    let gone = tokio::time::timeout(Duration::from_secs(5), server.engine.cancelled.recv()).await;
+    let gone = tokio::time::timeout(SOON, server.engine.cancelled.recv()).await;
     assert_eq!(gone, Ok(Some(())));
 }
 
@@ -188,7 +201,13 @@ async fn browsers_may_ask() {
     let server = Server::saying("x");
     let reply = server.get("/info").await;
     assert_eq!(reply.header("access-control-allow-origin"), "*");
-    assert_eq!(reply.header("vary"), "origin, access-control-request-method, access-control-request-headers");
+    let vary = "origin, access-control-request-method, access-control-request-headers";
+    assert_eq!(reply.header("vary"), vary);
+    for (path, body) in [("/generate", "{\"inputs\":\"a\"}"), ("/generate", "{"), ("/nothing", "{}")] {
+        let reply = server.post_text(path, body).await;
+        let told = (reply.header("access-control-allow-origin"), reply.header("vary"));
+        assert_eq!(told, ("*", vary), "{path} {body}");
+    }
     let preflight = Request::options("/generate")
         .header("origin", "http://a")
         .header("access-control-request-method", "POST")
@@ -267,7 +286,7 @@ async fn a_real_socket_drains_on_shutdown() {
         listener,
         service,
         HttpConfig::default(),
-        crate::serve::ServeOptions { grace: Duration::from_secs(5), ..Default::default() },
+        crate::serve::ServeOptions { grace: SOON, ..Default::default() },
         async { drop(stopped.await) },
     ));
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -284,7 +303,7 @@ async fn a_real_socket_drains_on_shutdown() {
     let mut rest = String::new();
     client.read_to_string(&mut rest).await.unwrap();
     assert!(rest.contains(&"slow".repeat(50)), "{rest}");
-    let ended = tokio::time::timeout(Duration::from_secs(5), running).await;
+    let ended = tokio::time::timeout(SOON, running).await;
     ended.unwrap().unwrap().unwrap();
     drop(server);
 }

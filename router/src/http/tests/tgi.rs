@@ -46,6 +46,19 @@ async fn without_parameters_tgi_samples() {
     assert_eq!(request.max_new_tokens, 1020);
     server.post("/generate", json!({"inputs": "abc", "parameters": {}})).await;
     assert!(!server.engine.requests.recv().await.unwrap().sampling.do_sample);
+    for (parameters, samples) in [
+        (json!({"temperature": 0.5}), true),
+        (json!({"temperature": 1.0}), false),
+        (json!({"top_k": 5}), true),
+        (json!({"top_p": 0.9}), true),
+        (json!({"top_p": 1.0}), false),
+        (json!({"typical_p": 0.9}), true),
+        (json!({"repetition_penalty": 1.5, "frequency_penalty": 2, "seed": 3}), false),
+    ] {
+        server.post("/generate", json!({"inputs": "abc", "parameters": parameters})).await;
+        let asked = server.engine.requests.recv().await.unwrap().sampling;
+        assert_eq!(asked.do_sample, samples, "{parameters}");
+    }
 }
 
 #[tokio::test]
@@ -132,6 +145,15 @@ async fn a_stream_is_the_answer_in_parts() {
         last["details"],
         json!({"finish_reason": "eos_token", "generated_tokens": 7, "seed": null, "input_length": 4})
     );
+    let parameters = json!({"return_full_text": true, "top_n_tokens": 2});
+    let body = json!({"inputs": "abc", "parameters": parameters});
+    let events = server.post("/generate_stream", body.clone()).await.json_events();
+    assert_eq!(
+        (&events[0]["top_tokens"][0]["id"], &events[0]["top_tokens"][1]["id"]),
+        (&json!(72), &json!(73))
+    );
+    assert_eq!(events.last().unwrap()["generated_text"], "abcHi ü!");
+    assert_eq!(server.post("/generate", body).await.json()["generated_text"], "abcHi ü!");
 }
 
 #[tokio::test]
@@ -215,6 +237,11 @@ async fn what_is_wrong_is_said_in_tgis_words() {
             "`inputs` tokens + `max_new_tokens` must be <= 1024. Given: 2 `inputs` tokens and 1023 `max_new_tokens`",
         ),
         (
+            "a",
+            json!({"max_new_tokens": 5000}),
+            "`inputs` tokens + `max_new_tokens` must be <= 1024. Given: 2 `inputs` tokens and 5000 `max_new_tokens`",
+        ),
+        (
             long.as_str(),
             json!({"max_new_tokens": 1}),
             "`inputs` tokens + `max_new_tokens` must be <= 1024. Given: 1101 `inputs` tokens and 1 `max_new_tokens`",
@@ -263,6 +290,9 @@ async fn what_is_wrong_is_said_in_tgis_words() {
         json!({"best_of": 0}),
         json!({"truncate": 1023, "max_new_tokens": 1}),
         json!({"grammar": null}),
+        json!({"frequency_penalty": -2.0, "stop": ["a", "b", "c", "d"], "top_n_tokens": 5, "top_k": 1}),
+        json!({"frequency_penalty": 2.0, "best_of": 2, "do_sample": true, "max_new_tokens": 1022}),
+        json!({"grammar": {"type": "json", "value": "{\"type\": \"object\"}"}}),
         json!({"grammar": {"type": "regex", "value": "[xy]+"}}),
         json!({"grammar": {"type": "json", "value": {"type": "array"}}}),
         json!({"grammar": {"type": "json_schema", "value": {"name": "n", "schema": {"type": "object"}}}}),
@@ -317,10 +347,17 @@ async fn a_failing_engine() {
     assert_eq!(events.len(), 3);
     assert_eq!(events[2], json!({"error": text, "error_type": "generation"}));
 
-    let server = Server::new(Script::Vanish);
-    let reply = server.post("/generate", json!({"inputs": "a"})).await;
-    assert_eq!(reply.status, StatusCode::INTERNAL_SERVER_ERROR);
-    assert_eq!(error(&reply, "incomplete_generation"), "Incomplete generation");
+    let server = Server::new(Script::Vanish(String::new()));
+    for path in ["/generate", "/generate_stream"] {
+        let reply = server.post(path, json!({"inputs": "a"})).await;
+        assert_eq!(reply.status, StatusCode::INTERNAL_SERVER_ERROR);
+        assert_eq!(error(&reply, "incomplete_generation"), "Incomplete generation");
+    }
+    let server = Server::new(Script::Vanish("ab".into()));
+    let events = server.post("/generate_stream", json!({"inputs": "a"})).await.json_events();
+    let expected =
+        json!({"error": "Incomplete generation stream", "error_type": "incomplete_generation_stream"});
+    assert_eq!((events.len(), &events[2]), (3, &expected));
 }
 
 #[tokio::test]
@@ -330,7 +367,9 @@ async fn tokenize() {
     let tokens = reply.json();
     assert_eq!(tokens[0], json!({"id": BOS, "text": "", "start": 0, "stop": 0}));
     assert_eq!(tokens[1], json!({"id": 97, "text": "a", "start": 0, "stop": 1}));
-    assert_eq!(tokens[2]["id"], 0xC3);
+    // A character of two tokens: both stand for it.
+    let place = |token: &Value| [&token["id"], &token["start"], &token["stop"]].map(|n| n.as_u64().unwrap());
+    assert_eq!([place(&tokens[2]), place(&tokens[3])], [[0xC3, 1, 3], [0xA9, 1, 3]]);
     let reply = server.post("/tokenize", json!({"inputs": ""})).await;
     assert_eq!(error(&reply, "validation"), "Input validation error: `inputs` cannot be empty");
 }

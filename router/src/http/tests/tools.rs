@@ -84,6 +84,18 @@ async fn a_stream_has_the_same_calls_in_parts() {
 }
 
 #[tokio::test]
+async fn a_call_that_is_cut_off_is_told_as_far_as_it_goes() {
+    let mut server = server(ANSWER, Limits::default());
+    let body = server.post(PATH, request(json!({"max_tokens": 52}))).await.json();
+    let choice = &body["choices"][0];
+    assert_eq!(choice["finish_reason"], "length");
+    let arguments = choice["message"]["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
+    assert!("{\"n\": 1}".starts_with(arguments) && arguments.len() < 8, "{body}");
+    // Once: where TGI asks again if no tool is wanted.
+    assert!(server.engine.requests.recv().await.is_some() && server.engine.requests.try_recv().is_err());
+}
+
+#[tokio::test]
 async fn the_template_is_given_tools_calls_and_results() {
     let mut server = server("ok", Limits::default());
     let call =
@@ -145,6 +157,45 @@ async fn a_choice_is_kept() {
     server.post(PATH, request(json!({}))).await;
     let first = only(server.engine.requests.recv().await.unwrap());
     assert!(first.len() > 90 && first.contains(&EOS), "any text: {first:?}");
+}
+
+/// TGI refuses it; OpenAI's answers have the form unless they are calls.
+#[tokio::test]
+async fn tools_and_a_form_of_the_answer() {
+    let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
+    let chat = |choice: &str| {
+        let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
+        request(json!({"response_format": format, "tool_choice": choice}))
+    };
+    let tool = json!({"type": "function", "name": "get", "parameters": {"type": "object"}});
+    let format = json!({"type": "json_schema", "name": "n", "schema": schema});
+    let responses = json!({"input": "hi", "tools": [tool], "text": {"format": format}});
+    let tool = json!({"name": "get", "input_schema": {"type": "object"}});
+    let config = json!({"format": {"type": "json_schema", "schema": schema}});
+    let messages = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 90, "tools": [tool],
+                          "output_config": config});
+    let mut server = server("{\"n\": 1}", Limits::default());
+    for (path, body, may_begin) in [
+        (PATH, chat("auto"), [true, true]),
+        (PATH, chat("required"), [false, true]),
+        (PATH, chat("none"), [true, false]),
+        ("/v1/responses", responses, [true, true]),
+        ("/v1/messages", messages, [true, true]),
+    ] {
+        let reply = server.post(path, body.clone()).await;
+        assert_eq!(reply.status, StatusCode::OK, "{}", reply.body);
+        let answer = reply.json();
+        let texts = [
+            &answer["choices"][0]["message"]["content"],
+            &answer["output"][0]["content"][0]["text"],
+            &answer["content"][0]["text"],
+        ];
+        assert!(texts.contains(&&json!("{\"n\": 1}")), "{answer}");
+        let mask = server.engine.requests.recv().await.unwrap().mask.expect("it is constrained");
+        let allowed = |byte: u8| mask[usize::from(byte) / 32] >> (byte % 32) & 1 == 1;
+        assert_eq!([allowed(b'{'), allowed(b'<')], may_begin, "{path} {body}");
+        assert!(!allowed(b'a'), "{path}");
+    }
 }
 
 #[tokio::test]

@@ -129,3 +129,54 @@ async fn logprobs_are_lists_of_the_same_length() {
         assert_eq!(logprobs[list].as_array().map(Vec::len), Some(3), "{list}: {logprobs}");
     }
 }
+
+#[tokio::test]
+async fn what_is_off_is_accepted_by_every_api() {
+    let mut server = Server::saying("x");
+    for (path, mut body) in super::rows::posts() {
+        let plain = ["/generate", "/generate_stream", "/", "/invocations"].contains(&path);
+        if !plain
+            && !["/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages"].contains(&path)
+        {
+            continue;
+        }
+        let fields = if plain { &mut body["parameters"] } else { &mut body };
+        fields["top_p"] = json!(1.0);
+        let reply = server.post(path, body).await;
+        assert_eq!(reply.status, StatusCode::OK, "{path}: {}", reply.body);
+        assert_eq!(server.engine.requests.recv().await.unwrap().sampling.top_p, 1.0, "{path}");
+    }
+}
+
+#[tokio::test]
+async fn every_answer_has_an_id_of_its_own() {
+    let server = Server::saying("x");
+    for (path, body) in super::rows::posts() {
+        let id = async || server.post(path, body.clone()).await.json()["id"].clone();
+        match path {
+            "/v1/completions" | "/v1/chat/completions" | "/v1/responses" | "/v1/messages" => {
+                let (first, second) = (id().await, id().await);
+                assert!(first.is_string() && first != second, "{path}: {first}");
+            }
+            _ => {}
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_conversation_may_be_empty() {
+    let reply = Server::saying("x").post("/v1/chat/completions", json!({"messages": []})).await;
+    assert_eq!(reply.json()["choices"][0]["message"]["content"], "x", "{}", reply.body);
+}
+
+#[tokio::test]
+async fn the_longest_body_is_the_servers_choice() {
+    let limits = Limits { payload_limit: 100, ..Limits::default() };
+    let assets = test_support::assets();
+    let server = Server::serving(&assets, Script::Say("x".into()), limits, HttpConfig::default());
+    for (length, status) in [(100, 200), (101, 413)] {
+        let body = format!("{{\"inputs\":\"{}\"}}", "a".repeat(length - 13));
+        assert_eq!(body.len(), length);
+        assert_eq!(server.post_text("/generate", body).await.status.as_u16(), status, "{length}");
+    }
+}

@@ -67,7 +67,14 @@ impl sse::Write for Writer {
     }
 
     fn error(&mut self, error: ServiceError, to: &mut sse::Events) {
-        to.json(&ErrorBody::from(&error));
+        to.json(&match error {
+            // TGI has a name of its own for it.
+            ServiceError::Incomplete => ErrorBody {
+                error: "Incomplete generation stream".into(),
+                error_type: "incomplete_generation_stream",
+            },
+            error => ErrorBody::from(&error),
+        });
     }
 
     fn end(&mut self, _: &mut sse::Events) {}

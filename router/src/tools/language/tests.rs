@@ -83,7 +83,7 @@ async fn what_must_be_a_call_is_one_from_the_first_token() {
             for choice in [Choice::Required, Choice::Named("set".into())] {
                 for parallel in [false, true] {
                     let tools = tools(choice.clone(), parallel);
-                    let grammar = grammar(&tools, format, &tokenizer).unwrap();
+                    let grammar = grammar(&tools, format, &tokenizer, None).unwrap();
                     for seed in 0..4 {
                         let (text, ended) = random(&tokenizer, &grammar, seed, "").await.unwrap();
                         let calls = check(&text, format, &tools, ended);
@@ -111,7 +111,7 @@ async fn what_people_write_into_schemas_is_no_fault() {
     let tools = Tools { tools: (0..30).map(tool).collect(), choice: Choice::Required, parallel: true };
     for tokenizer in tokenizers() {
         for format in FORMATS {
-            let grammar = grammar(&tools, format, &tokenizer).unwrap();
+            let grammar = grammar(&tools, format, &tokenizer, None).unwrap();
             let (text, _) = random(&tokenizer, &grammar, 1, "").await.unwrap();
             assert!(text.contains("tool"), "{text}");
         }
@@ -129,7 +129,7 @@ async fn what_may_be_a_call_is_bound_from_its_mark_on() {
             (Format::Llama3Json, "{"),
         ] {
             let tools = tools(Choice::Auto, true);
-            let grammar = grammar(&tools, format, &tokenizer).unwrap();
+            let grammar = grammar(&tools, format, &tokenizer, None).unwrap();
             let text = "Any text, { < [ with whatever.\n";
             let led = random(&tokenizer, &grammar, 1, text).await.unwrap();
             assert_eq!(check(&led.0, format, &tools, led.1), 0, "{format}: {}", led.0);
@@ -144,7 +144,35 @@ async fn what_may_be_a_call_is_bound_from_its_mark_on() {
                 "{format}"
             );
         }
-        assert_eq!(grammar(&tools(Choice::Auto, true), Format::Json, &tokenizer), None);
+        assert_eq!(grammar(&tools(Choice::Auto, true), Format::Json, &tokenizer, None), None);
+    }
+}
+
+#[tokio::test]
+async fn what_calls_nothing_has_the_form_that_is_asked_for() {
+    let answer = json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"],
+                        "additionalProperties": false});
+    for tokenizer in tokenizers() {
+        for format in FORMATS {
+            let tools = tools(Choice::Auto, true);
+            let grammar = |tools: &Tools| grammar(tools, format, &tokenizer, Some(&answer)).unwrap();
+            let either = grammar(&tools);
+            let (text, ended) = random(&tokenizer, &either, 1, "{\"sum\": 7").await.unwrap();
+            let mut parser = Parser::new(format, &tools);
+            let mut delta = parser.push(&text);
+            delta.extend(parser.finish());
+            assert!(ended && delta.calls.is_empty(), "{format}: {text}");
+            let read: Value = serde_json::from_str(&delta.content).unwrap();
+            assert!(read["sum"].is_i64(), "{format}: {text}");
+            let call = format.write("get", &json!({"n": 1}));
+            let (text, ended) = random(&tokenizer, &either, 1, &call).await.unwrap();
+            assert!(check(&text, format, &tools, ended) >= 1, "{format}: {text}");
+            for neither in ["Well", "{\"m", "[7]"] {
+                assert!(random(&tokenizer, &either, 1, neither).await.is_none(), "{format}: {neither}");
+            }
+            let must = Tools { choice: Choice::Required, ..tools };
+            assert!(random(&tokenizer, &grammar(&must), 1, "{\"sum").await.is_none(), "{format}");
+        }
     }
 }
 
@@ -159,7 +187,7 @@ async fn arguments_in_tags_keep_to_their_schemas() {
     let (known, any) = (tool("known", &parameters), tool("any", &json!({"type": "object"})));
     let tools = Tools { tools: vec![known, any], choice: Choice::Required, parallel: true };
     for tokenizer in tokenizers() {
-        let grammar = grammar(&tools, Format::Qwen3Coder, &tokenizer).unwrap();
+        let grammar = grammar(&tools, Format::Qwen3Coder, &tokenizer, None).unwrap();
         let text = "<tool_call>\n<function=known>\n<parameter=s>\nany \"text\" <at> all\n</parameter>\n<parameter=e>\n";
         for (ends, follows) in [
             ("c\n</parameter>\n<parameter=n>\n12\n</parameter>\n</function>\n</tool_call>", true),
