@@ -4,12 +4,13 @@ mod blas;
 mod launch;
 mod share;
 mod streams;
+mod teardown;
 mod usable;
 
 use std::collections::HashMap;
 use std::ffi::{CString, c_void};
 use std::ptr::NonNull;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicBool, AtomicU32};
 use std::sync::{Mutex, OnceLock, PoisonError};
 
 use cudarc::driver::result::{self, DriverError, ctx, device, event, module, stream};
@@ -49,6 +50,8 @@ pub struct Card {
     blas: Mutex<Option<Products>>,
     /// Allocated when it is asked for.
     host_word: OnceLock<Handle<NonNull<AtomicU32>>>,
+    /// Whether the card did not come to an end of its work when something was to be given back.
+    stuck: AtomicBool,
 }
 
 /// The library for products, and the memory it works in.
@@ -137,6 +140,7 @@ impl Card {
             functions: Mutex::default(),
             blas: Mutex::default(),
             host_word: OnceLock::new(),
+            stuck: AtomicBool::new(false),
         })
     }
 
@@ -204,25 +208,6 @@ impl Card {
             .map_err(|e| failed(&format!("cuModuleLoadData({name}, compiled by NVRTC)"), e))
     }
 
-    /// Frees memory that nothing uses any more. A failure means that the context is lost, and its memory with it.
-    fn give_back(&self, freed: Freed) {
-        if self.make_current().is_err() {
-            return;
-        }
-        // SAFETY: whoever gave it back does not use it again. Freeing the device's memory waits for the device; copies from and to the host's
-        // are waited for here.
-        let _ = unsafe {
-            match freed {
-                Freed::Device(at) => result::free_sync(at),
-                Freed::Pinned(at) => {
-                    let _ = stream::synchronize(self.stream.plain());
-                    let _ = stream::synchronize(self.copies.0);
-                    result::free_host(at as *mut c_void)
-                }
-            }
-        };
-    }
-
     fn allow_shared(&self, function: Function, loaded: &mut Loaded, bytes: usize) -> Result<()> {
         use sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as LIMIT;
         // SAFETY: the function is loaded.
@@ -263,30 +248,6 @@ fn failed(call: &str, error: DriverError) -> Error {
         found.map_or_else(|_| format!("{:?}", error.0), |text| text.to_string_lossy().into_owned())
     };
     Error::Device(format!("{call}: {} ({})", text(error.error_string()), text(error.error_name())))
-}
-
-impl Drop for Card {
-    fn drop(&mut self) {
-        // Nothing can be done about a failure here, and a card that has failed answers every call with one.
-        // SAFETY: what is given back came from the driver and is not used again.
-        unsafe {
-            let _ = ctx::set_current(self.context.0);
-            let _ = stream::synchronize(self.stream.plain());
-            let _ = stream::synchronize(self.copies.0);
-            if let Some(products) = self.blas.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
-                let _ = result::free_sync(products.workspace);
-            }
-            if let Some(word) = self.host_word.take() {
-                let _ = result::free_host(word.0.as_ptr().cast());
-            }
-            for module in self.modules.get_mut().unwrap_or_else(PoisonError::into_inner).values() {
-                let _ = module::unload(module.0);
-            }
-            let _ = stream::destroy(self.stream.plain());
-            let _ = stream::destroy(self.copies.0);
-            let _ = result::primary_ctx::release(self.device);
-        }
-    }
 }
 
 impl Driver for Card {

@@ -91,13 +91,11 @@ fn check_access(card: &Card, theirs: &[c_char]) -> Result<()> {
 }
 
 pub(super) unsafe fn close(card: &Card, at: u64) {
-    if card.make_current().is_ok() {
-        // What used the memory must have ended. A failure means that the context is lost, and the mapping with it.
+    // What used the memory must have ended.
+    if card.comes_to_rest() {
+        // A failure means that the context is lost, and the mapping with it.
         // SAFETY: the caller says that it was opened and is not used again.
-        unsafe {
-            let _ = result::stream::synchronize(card.stream.plain());
-            let _ = sys::cuIpcCloseMemHandle(at);
-        }
+        let _ = unsafe { sys::cuIpcCloseMemHandle(at) };
     }
 }
 

@@ -178,15 +178,12 @@ impl Streams for Card {
     }
 
     unsafe fn drop_graph(&self, graph: u64) {
-        if self.make_current().is_ok() {
-            // SAFETY: the caller says that the graph is this driver's and not used again; it is not under way after the wait, which would
-            // spoil the recording of another.
-            unsafe {
-                if !self.recorder.is_recording() {
-                    let _ = stream::synchronize(self.stream.plain());
-                }
-                let _ = graph::exec_destroy(graph as sys::CUgraphExec);
-            }
+        // A wait would spoil the recording of another.
+        let may_go =
+            if self.recorder.is_recording() { self.make_current().is_ok() } else { self.comes_to_rest() };
+        if may_go {
+            // SAFETY: the caller says that the graph is this driver's and not used again.
+            let _ = unsafe { graph::exec_destroy(graph as sys::CUgraphExec) };
         }
         self.give_all_back(self.recorder.forget_graph());
     }

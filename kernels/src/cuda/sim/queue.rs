@@ -16,6 +16,9 @@ use crate::cuda::streams::{Stream, StreamCall};
 /// The most that a stream holds before the oldest of it is done, as on a card.
 pub(super) const MOST: usize = 1024;
 
+/// Things that a stream does when somebody asks how far it is.
+pub(super) const PER_QUESTION: usize = 30;
+
 /// Something to do. Addresses and numbers are those of the moment it was asked for.
 pub(super) enum Op {
     Launch(Launch),

@@ -4,7 +4,7 @@ use std::sync::{Arc, MutexGuard};
 use std::time::Instant;
 
 use super::allocation::{Allocation, GARBAGE};
-use super::queue::{MOST, Marks, Op, State};
+use super::queue::{MOST, Marks, Op, PER_QUESTION, State};
 use super::{Simulated, fault, locked, product};
 use crate::cuda::recorder::Freed;
 use crate::cuda::streams::{Stream, StreamCall, Streams};
@@ -219,15 +219,17 @@ impl Streams for Simulated {
         self.check_guards()
     }
 
-    /// Each question lets the device do one thing more.
+    /// Each question lets the device do some things more: a card would be through with them while the host goes around its loop.
     unsafe fn has_reached(&self, event: u64) -> Result<bool> {
         self.recorder.forbid("a question after an event")?;
         self.alive()?;
         let (record, stream) =
             (self.last_record(event), self.state().events.get(&event).and_then(|e| e.stream));
-        if let Some(stream) = stream
-            && !self.state().has_reached(event, record)
-        {
+        let Some(stream) = stream else { return Ok(self.state().has_reached(event, record)) };
+        for _ in 0..PER_QUESTION {
+            if self.state().has_reached(event, record) {
+                return Ok(true);
+            }
             self.advance(stream, &locked(&self.queue.turn))?;
         }
         Ok(self.state().has_reached(event, record))

@@ -85,11 +85,15 @@ fn questions_let_time_pass() {
     let memory = sim.put(&[1]);
     let mut pinned = sim.device.pinned(4).unwrap();
     let event = sim.device.event().unwrap();
-    sim.device.read_into(all(&memory), &mut pinned, 0..4).unwrap();
-    event.record().unwrap();
-    let questions = (1..10).find(|_| event.reached().unwrap());
-    assert_eq!(questions, Some(2), "once for the copy, once for the event");
-    assert_eq!(pinned[..], 1u32.to_le_bytes());
+    for (copies, wanted) in [(1, 1), (29, 1), (30, 2), (100, 4)] {
+        for _ in 0..copies {
+            sim.device.read_into(all(&memory), &mut pinned, 0..4).unwrap();
+        }
+        event.record().unwrap();
+        let questions = (1..10).find(|_| event.reached().unwrap());
+        assert_eq!(questions, Some(wanted), "30 at a time of {copies} copies and the event");
+        assert_eq!(pinned[..], 1u32.to_le_bytes());
+    }
 }
 
 /// What fails late fails for whoever waits, and for everybody after.
