@@ -83,7 +83,7 @@ fn settings(ready: &Ready) -> String {
     let Ready { parameters, vocab_size, dtype, quantize, kv_cache_dtype, .. } = ready;
     let Ready { rotation, block_size, max_sequences, max_step_tokens, .. } = ready;
     format!(
-        "{parameters} parameters as {dtype} (quantised: {quantize:?}), a vocabulary of {vocab_size}, positions that rotate {rotation:?}, \
+        "{parameters} parameters as {dtype} {quantize}, a vocabulary of {vocab_size}, rotation {rotation:?}, \
          {kv_cache_dtype} in blocks of {block_size}, {max_sequences} sequences and {max_step_tokens} tokens per step"
     )
 }

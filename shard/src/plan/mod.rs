@@ -92,8 +92,8 @@ pub enum PlanError {
     /// The memory does not suffice for weights, workspace and the KV pool.
     #[error(
         "not enough memory: weights {} + workspace {} {}, which needs {} for {kv_for}; lower \
-         --max-batch-total-tokens, --max-total-tokens or --max-batch-prefill-tokens, choose a smaller --dtype or --kv-cache-dtype or \
-         --quantize fp8, or free memory",
+         --max-batch-total-tokens, --max-total-tokens or --max-batch-prefill-tokens, choose a smaller --dtype or --kv-cache-dtype, \
+         or free memory",
         Bytes(*.weights), Bytes(*.workspace), left(*.weights, *.workspace, *.budget), Bytes(*.kv)
     )]
     NoRoom {
