@@ -98,7 +98,7 @@ const TGI: &str = "--revision main --validation-workers 2 --sharded false --num-
     --max-input-length 1023 --max-total-tokens 1024 --waiting-served-ratio 0.3 --max-batch-prefill-tokens 4096 \
     --max-batch-total-tokens 16384 --max-waiting-tokens 20 --max-batch-size 4 --cuda-graphs 1,2,4,8,16,32 --hostname 0.0.0.0 \
     -p 3000 --prometheus-port 9000 --shard-uds-path /tmp/tgi --master-addr localhost --master-port 29500 \
-    --weights-cache-override /data --cuda-memory-fraction 1.0 --json-output \
+    --huggingface-hub-cache /data --weights-cache-override /data --rope-scaling dynamic --rope-factor 1.0 --cuda-memory-fraction 1.0 --json-output \
     --otlp-endpoint http://127.0.0.1:4317 --otlp-service-name text-generation-inference.router --cors-allow-origin https://a.example \
     --cors-allow-origin https://b.example --api-key key --watermark-gamma 0.5 --watermark-delta 2.0 --disable-grammar-support \
     --max-client-batch-size 4 --payload-limit 2000000 --enable-prefill-logprobs -g 90 --max-image-fetch-size 1073741824 \

@@ -85,8 +85,11 @@ pub(crate) struct ModelArgs {
     #[arg(long, env = "REVISION", default_value = "main")]
     pub(crate) revision: String,
     /// Folder of the local Hugging Face cache; else HUGGINGFACE_HUB_CACHE, HF_HUB_CACHE or HF_HOME say where it is
-    #[arg(long, alias = "weights-cache-override", value_name = "FOLDER")]
+    #[arg(long, value_name = "FOLDER")]
     pub(crate) huggingface_hub_cache: Option<PathBuf>,
+    /// TGI's: goes before --huggingface-hub-cache
+    #[arg(long, env = "WEIGHTS_CACHE_OVERRIDE", hide = true)]
+    pub(crate) weights_cache_override: Option<PathBuf>,
     /// File in the form of tokenizer_config.json whose chat template and begin and end tokens are used instead of the model's
     #[arg(long, env = "TOKENIZER_CONFIG_PATH", value_name = "PATH")]
     pub(crate) tokenizer_config_path: Option<PathBuf>,
@@ -423,6 +426,11 @@ impl From<QuantizeArg> for Quantize {
 }
 
 impl ModelArgs {
+    /// The folder of the Hugging Face cache, if it was given.
+    pub(crate) fn hub_cache(&self) -> Option<&PathBuf> {
+        self.weights_cache_override.as_ref().or(self.huggingface_hub_cache.as_ref())
+    }
+
     /// What goes before the model's own configuration.
     pub(crate) fn overrides(&self) -> Overrides {
         let kind = self.rope_scaling.map(|kind| match kind {

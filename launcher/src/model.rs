@@ -55,7 +55,7 @@ pub(crate) fn locate(args: &ModelArgs) -> Result<Location> {
             args.model_id
         );
     }
-    match args.huggingface_hub_cache.clone().or_else(hub_cache) {
+    match args.hub_cache().cloned().or_else(hub_cache) {
         Some(cache) => locate_cached(&cache, &args.model_id, &args.revision),
         None => bail!("--model-id {}: there is no such folder", args.model_id),
     }

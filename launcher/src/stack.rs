@@ -144,10 +144,7 @@ pub(crate) fn shard_flags(model: &ModelArgs, engine: &EngineArgs) -> Vec<OsStrin
     push("--max-batch-size", engine.max_batch_size.to_string());
     push("--cuda-memory-fraction", engine.cuda_memory_fraction.to_string());
     let optional = [
-        (
-            "--huggingface-hub-cache",
-            model.huggingface_hub_cache.as_ref().map(|path| path.display().to_string()),
-        ),
+        ("--huggingface-hub-cache", model.hub_cache().map(|path| path.display().to_string())),
         ("--dtype", model.dtype.map(name)),
         ("--kv-cache-dtype", model.kv_cache_dtype.map(name)),
         ("--quantize", model.quantize.map(name)),
