@@ -164,6 +164,8 @@ fn failed(call: &str, error: NvrtcError) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
     use super::*;
 
     /// NVRTC, or a word that the test was skipped; with `MILLRACE_TEST_NVRTC` in the environment it must be there.
@@ -184,10 +186,19 @@ mod tests {
     #[test]
     fn every_module_compiles() {
         let Some(nvrtc) = nvrtc() else { return };
-        for (module, _) in modules::SOURCES {
-            let code = nvrtc.machine_code(module, (9, 0), &Cache::none()).unwrap();
-            assert!(is_machine_code(&code), "{module}");
-        }
+        let left = Mutex::new(modules::SOURCES.iter());
+        let next = || left.lock().unwrap().next();
+        let compile = || {
+            while let Some((module, _)) = next() {
+                let code = nvrtc.machine_code(module, (9, 0), &Cache::none()).unwrap();
+                assert!(is_machine_code(&code), "{module}");
+            }
+        };
+        std::thread::scope(|scope| {
+            for _ in 0..std::thread::available_parallelism().unwrap().get() {
+                scope.spawn(compile);
+            }
+        });
     }
 
     #[test]
