@@ -14,7 +14,7 @@ mod worker;
 use std::path::PathBuf;
 
 pub use cards::{SMALL, has_simulated_cards, start_small};
-pub use client::{Answer, Stream, post, stream};
+pub use client::{Answer, Stream, post, post_with, stream};
 pub use raw::{Attack, Outcome, attack, raw_post};
 pub use server::{Server, binary, cpu_seconds, resident_bytes, shards_of, signal};
 pub use story::long_story;
