@@ -1,10 +1,16 @@
-//! Nothing that a request can trigger costs more than in proportion to its size: the targets of `millrace_router::fuzz::cost`
-//! on inputs that double, measured in CPU time and in allocated memory.
+//! Checks that the cost of untrusted input is proportional to its size. The targets of
+//! `millrace_router::fuzz::cost` run on inputs that double, and the test measures the CPU time of
+//! the process and the memory that it allocates.
 //!
-//! Without variables the same inputs are tried each time, for some seconds. `MILLRACE_COST_SECONDS` goes on with others for so
-//! long, `MILLRACE_COST_TARGET` chooses targets by a part of their names, and with `MILLRACE_COST_SEED` besides a single input is
-//! tried: so a failure is replayed. CPU time is that of this process, so that work on other threads counts and other
-//! processes do not matter; therefore the tests of this file run one after the other.
+//! | variable | effect |
+//! |---|---|
+//! | none | the test tries the same inputs each time, for some seconds |
+//! | `MILLRACE_COST_SECONDS` | the test tries longer inputs, and random ones until the time is over |
+//! | `MILLRACE_COST_SEED` | with seconds, the number from which random inputs are taken; else the one input to try |
+//! | `MILLRACE_COST_TARGET` | only targets are tried whose names contain this text |
+//!
+//! The CPU time of the whole process is measured, so that work on other threads counts and the load
+//! of the machine does not. Therefore the tests of this file run one after the other.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -56,9 +62,11 @@ fn alone() -> MutexGuard<'static, ()> {
 const TINY: usize = 64;
 /// The first input whose growth counts; each further one is twice as long.
 const FIRST: usize = 1024;
-/// By how much the cost may grow when the input doubles: 2, and some slack for logarithms and caches.
+/// By how much the cost may grow when the input doubles: 2, and some slack for logarithms and
+/// caches.
 const GROWTH: f64 = 2.6;
-/// Growth is not looked at below this CPU time, in which a few interruptions would show, and below so many bytes.
+/// Growth is not looked at below this CPU time, in which a few interruptions would show, and below
+/// so many bytes.
 const FLOOR_NANOSECONDS: u64 = 1_000_000;
 const FLOOR_BYTES: u64 = 4 << 20;
 /// Bytes that may be allocated for each byte of input, and for the work as such.
@@ -135,7 +143,8 @@ fn above(tiny: &Cost, each: &Cost, cost: fn(&Cost) -> u64) -> f64 {
 struct Costs(Vec<Cost>);
 
 impl Costs {
-    /// By how much the two last doublings have multiplied the cost, without what the work costs in any case.
+    /// By how much the two last doublings have multiplied the cost, without what the work costs in
+    /// any case.
     fn growth(&self, cost: fn(&Cost) -> u64) -> Option<[f64; 2]> {
         let [tiny, .., first, second, third] = &self.0[..] else { return None };
         let [first, second, third] = [first, second, third].map(|each| above(tiny, each, cost));
@@ -155,7 +164,8 @@ impl Costs {
         }
         let grows = |what: &str, cost: fn(&Cost) -> u64, floor: u64| {
             let [once, twice] = self.growth(cost)?;
-            // What the work costs in any case is not known exactly, so that the growth must be far more than that.
+            // What the work costs in any case is not known exactly, so that the growth must be far
+            // more than that.
             let in_any_case = cost(&self.0[0]);
             let is_much = cost(last).saturating_sub(in_any_case) > floor.max(3 * in_any_case);
             (is_much && once > GROWTH && twice > GROWTH)
@@ -192,8 +202,9 @@ impl Costs {
     }
 }
 
-/// Doubles inputs as far as `reach` says or something is wrong with the costs of `prepare`'s work. Returns the costs, and what
-/// is wrong with them, which has been measured several times then. A panic is wrong too.
+/// Doubles inputs as far as `reach` says or something is wrong with the costs of `prepare`'s work.
+/// Returns the costs, and what is wrong with them, which has been measured several times then. A
+/// panic is wrong too.
 fn try_sizes(reach: Reach, budget: u64, prepare: &dyn Fn(usize) -> Work) -> (Costs, Option<String>) {
     let mut costs = Costs::default();
     let double = || {
@@ -223,8 +234,8 @@ fn try_sizes(reach: Reach, budget: u64, prepare: &dyn Fn(usize) -> Work) -> (Cos
 struct Summary {
     patterns: u64,
     /// Nanoseconds for each byte, of inputs above the floor.
-    dearest: u64,
-    dearest_seed: u64,
+    highest: u64,
+    highest_seed: u64,
     time: Duration,
     /// One failure is enough to know; further ones would be of the same kind mostly.
     failed: bool,
@@ -247,8 +258,8 @@ impl Fuzzer {
         summary.time += begin.elapsed();
         for cost in costs.0.iter().skip(1).filter(|cost| cost.nanoseconds > FLOOR_NANOSECONDS) {
             let each = cost.nanoseconds / cost.bytes as u64;
-            if each > summary.dearest {
-                (summary.dearest, summary.dearest_seed) = (each, seed);
+            if each > summary.highest {
+                (summary.highest, summary.highest_seed) = (each, seed);
             }
         }
         let Some(why) = wrong else { return };
@@ -265,11 +276,11 @@ impl Fuzzer {
     }
 
     fn report(&self) {
-        for (target, Summary { patterns, dearest, dearest_seed, time, .. }) in &self.targets {
+        for (target, Summary { patterns, highest, highest_seed, time, .. }) in &self.targets {
             let (name, seconds) = (&target.name, time.as_secs_f64());
             eprintln!(
-                "{name:<30} {patterns:>6} patterns in {seconds:>6.1} s, at most {dearest:>7} ns for each byte (seed \
-                 {dearest_seed})"
+                "{name:<30} {patterns:>6} patterns in {seconds:>6.1} s, at most {highest:>7} ns for each byte (seed \
+                 {highest_seed})"
             );
         }
     }
@@ -300,9 +311,14 @@ fn costs_grow_no_faster_than_inputs() {
         let mut tried = false;
         for index in 0..count {
             let (target, summary) = &fuzzer.targets[index];
-            let last = if seed.is_some() { 1 } else { target.plain_patterns().saturating_add(reach.random) };
+            let plain = target.plain_patterns();
+            let (pattern, last) = match seed {
+                Some(seed) if seconds.is_none() => (seed, 1),
+                Some(seed) if round >= plain => (round.saturating_add(seed), u64::MAX),
+                _ => (round, plain.saturating_add(reach.random)),
+            };
             if round < last && !summary.failed && !is_over() {
-                fuzzer.try_pattern(index, seed.unwrap_or(round));
+                fuzzer.try_pattern(index, pattern);
                 tried = true;
             }
         }

@@ -34,7 +34,7 @@ cargo xtask TASK
   compatibility
              writes docs/compatibility.md, as the server answers
   fuzz       what strangers send, made up by libFuzzer: cargo xtask fuzz [TARGET] [SECONDS]; a minute each
-  cost       what inputs of twice the size cost, for every place that works on strangers' bytes, in a release build:
+  cost       the cost fuzzer: whether the cost of untrusted input grows faster than its size, in a release build:
              cargo xtask cost [SECONDS]; a minute
   nightly    the long checks one after the other: cost, fuzz, other seeds, soak, sanitize, mutate and more, some hours together;
              goes on after a failure and fails at the end: cargo xtask nightly [FILTER]
@@ -70,7 +70,7 @@ fn main() -> ExitCode {
             let test = ["test", "--workspace", FEATURES, "--lib", "http::tests::compatibility"];
             cargo_with(&test, &[("MILLRACE_WRITE_COMPATIBILITY", "1")])
         }
-        Some("cost") => cost(arguments.next().as_deref().unwrap_or("60")),
+        Some("cost") => cost(arguments.next().as_deref().unwrap_or("60"), None),
         Some("nightly") => nightly::run(arguments.next().as_deref()),
         Some("smoke") => smoke::run(),
         Some("ui") => browser::run(arguments),
@@ -104,7 +104,7 @@ fn bench() -> bool {
 }
 
 /// So many seconds of inputs that double, against a release build.
-fn cost(seconds: &str) -> bool {
+fn cost(seconds: &str, seed: Option<u64>) -> bool {
     if seconds.parse::<f64>().is_err() {
         eprintln!("{seconds}: not a number of seconds");
         return false;
@@ -112,7 +112,10 @@ fn cost(seconds: &str) -> bool {
     let test = "test --release --package millrace-router --features fuzz --test cost -- --nocapture"
         .split(' ')
         .collect::<Vec<_>>();
-    cargo_with(&test, &[("MILLRACE_COST_SECONDS", seconds)])
+    let seed = seed.map(|seed| seed.to_string());
+    let mut environment = vec![("MILLRACE_COST_SECONDS", seconds)];
+    environment.extend(seed.as_deref().map(|seed| ("MILLRACE_COST_SEED", seed)));
+    cargo_with(&test, &environment)
 }
 
 /// Minutes of random traffic and random kills, against the release build.

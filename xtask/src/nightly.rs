@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::cargo::{cargo, cargo_with};
+use crate::cargo::cargo_with;
 use crate::{cost, fuzz, mutate, sanitize, simulated, soak};
 
 /// A check by its name.
@@ -10,9 +10,9 @@ type Stage = (&'static str, fn() -> bool);
 
 /// What every submission is checked for comes first: if that fails, the rest has less to say.
 const STAGES: &[Stage] = &[
-    ("lint", || crate::lint()),
-    ("test", || crate::test()),
-    ("cost, an hour", || cost("3600")),
+    ("lint", crate::lint),
+    ("test", crate::test),
+    ("cost, an hour", costs),
     ("fuzz, ten minutes for each target", || fuzz::run(None, "600")),
     ("property tests with other seeds", properties),
     ("scheduler simulation, 20 million steps", simulation),
@@ -20,10 +20,11 @@ const STAGES: &[Stage] = &[
     ("sim, in all orders", || simulated::all_orders(None)),
     ("sanitize", || sanitize::run(None)),
     ("mutate", || mutate::run(None)),
-    ("bench", || crate::bench()),
+    ("bench", crate::bench),
 ];
 
-/// Runs all stages, or those whose names contain `filter`. A stage that fails does not keep the next one from running.
+/// Runs all stages, or those whose names contain `filter`. A stage that fails does not keep the
+/// next one from running.
 pub(crate) fn run(filter: Option<&str>) -> bool {
     let chosen: Vec<&Stage> =
         STAGES.iter().filter(|(name, _)| filter.is_none_or(|filter| name.contains(filter))).collect();
@@ -60,10 +61,21 @@ fn time(time: Duration) -> String {
     format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
-/// Other cases of every property test. The day chooses them, so that a failure of the night can be had again in the morning.
+/// Days since 1970. They choose the random cases, so that each night tries others and a failure can
+/// be replayed in the morning.
+fn day() -> u64 {
+    std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs() / 86_400)
+}
+
+/// The cost fuzzer for an hour, from another random input each night. It tries far fewer than a
+/// million.
+fn costs() -> bool {
+    cost("3600", Some(day() * 1_000_000))
+}
+
+/// Other cases of every property test.
 fn properties() -> bool {
-    let day = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs() / 86_400);
-    let seed = day.to_string();
+    let seed = day().to_string();
     eprintln!("PROPTEST_RNG_SEED={seed}");
     let test = ["test", "--workspace", crate::FEATURES];
     cargo_with(&test, &[("MILLRACE_BINARY_IS_BUILT", "1"), ("PROPTEST_RNG_SEED", &seed)])
@@ -71,7 +83,6 @@ fn properties() -> bool {
 
 /// The scheduler under random traffic, shortages and dying shards.
 fn simulation() -> bool {
-    let build = ["test", "--release", "--package", "millrace-router", "--lib", "--no-run"];
     let test = ["test", "--release", "--package", "millrace-router", "--lib", "simulation"];
-    cargo(&build) && cargo_with(&test, &[("MILLRACE_SIM_STEPS", "20000000")])
+    cargo_with(&test, &[("MILLRACE_SIM_STEPS", "20000000")])
 }

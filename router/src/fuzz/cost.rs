@@ -1,7 +1,9 @@
-//! Work whose cost may grow no faster than its input: everything that a request, or a model's answer to it, can trigger.
+//! Work whose cost may grow no faster than its input: everything that a request, or a model's
+//! answer to it, can trigger.
 //!
-//! `tests/cost.rs` runs each [`Target`] on inputs of n, 2n and 4n bytes and measures CPU time and allocated memory. This module
-//! says what is run (`targets`) and what the inputs look like (`pattern`); it measures nothing.
+//! `tests/cost.rs` runs each [`Target`] on inputs of n, 2n and 4n bytes and measures CPU time and
+//! allocated memory. This module says what is run (`targets`) and what the inputs look like
+//! (`pattern`); it measures nothing.
 
 mod alphabets;
 mod pattern;
@@ -15,12 +17,12 @@ use alphabets::Alphabet;
 /// What is measured: a piece of work that has got its input already.
 pub type Work = Box<dyn FnOnce()>;
 
-/// A place that works on strangers' bytes.
+/// Code that processes untrusted input.
 pub struct Target {
     /// Names the target in reports and in `MILLRACE_COST_TARGET`.
     pub name: String,
-    /// CPU time that a byte of input may cost in a release build, in nanoseconds. It is many times what was measured, because
-    /// it shall find what is wrong and not what is slow.
+    /// CPU time that a byte of input may cost in a release build, in nanoseconds. It is many times
+    /// what was measured, because it shall find what is wrong and not what is slow.
     pub budget: u64,
     frames: Vec<Frame>,
     prepare: Box<dyn Fn(&str) -> Work>,
@@ -37,8 +39,8 @@ pub(super) struct Frame {
 }
 
 impl Target {
-    /// The pattern with this number. The first ones repeat each piece of each alphabet by itself, so that they are the same
-    /// for everybody; the rest is random.
+    /// The pattern with this number. The first ones repeat each piece of each alphabet by itself,
+    /// so that they are the same for everybody; the rest is random.
     pub fn pattern(&self, seed: u64) -> Pattern {
         Pattern::new(&self.frames, seed)
     }

@@ -1,5 +1,5 @@
-//! What inputs are made of, one alphabet for each language that something reads. A `§` in a piece becomes a number that is
-//! another each time.
+//! What inputs are made of, one alphabet for each language that something reads. A `§` in a piece
+//! becomes a number that is another each time.
 
 /// Pieces of a language.
 #[derive(Debug)]

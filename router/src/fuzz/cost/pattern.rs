@@ -22,7 +22,8 @@ pub struct Pattern {
 enum Shape {
     /// The same again and again.
     Repeat(String),
-    /// One text for the first half, another one for the second: brackets that open and close, among others.
+    /// One text for the first half, another one for the second: brackets that open and close, among
+    /// others.
     Halves(String, String),
     /// One text at the beginning, and the same again and again after it.
     Led(String, String),

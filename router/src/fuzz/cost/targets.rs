@@ -1,4 +1,4 @@
-//! The places that work on strangers' bytes, and what a unit of work is at each of them.
+//! The code that processes untrusted input, and what a unit of work is for each part of it.
 
 use std::sync::Arc;
 
@@ -194,7 +194,8 @@ fn service(assets: &Assets, engine: crate::engine::Engine, limits: Limits) -> Se
     Service::new(assets, engine, limits, model).unwrap()
 }
 
-/// The tokenizers at hand: single bytes, the demo model's, and SentencePiece's manner where the test data is.
+/// The tokenizers at hand: single bytes, the demo model's, and SentencePiece's manner where the
+/// test data is.
 fn tokenizers() -> Vec<Target> {
     let demo = include_bytes!("../../../../models/demo/tokenizer.json").to_vec();
     let demo = Tokenizer::new(&Assets { tokenizer: demo, ..Assets::default() }, 1).unwrap();
@@ -343,7 +344,8 @@ fn answer(path: &'static str, request: &Value, said: &str) -> Work {
     Box::new(move || fuzz::answered(&app, request))
 }
 
-/// Grammars as far as the tokens that may come first, each with a compiler of its own that has kept none.
+/// Grammars as far as the tokens that may come first, each with a compiler of its own that has kept
+/// none.
 fn grammars() -> Vec<Target> {
     const SCHEMAS: &[Frame] = &[
         frame(r#"{"type":"object","properties":{"#, ",", "}}", &alphabets::SCHEMA),
