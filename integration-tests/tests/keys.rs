@@ -1,4 +1,5 @@
-//! API keys at the real server: prefix caches that keys do not share, priorities that they may have, and bounds on `n`.
+//! API keys at the real server: prefix caches that keys do not share, priorities that they may
+//! have, and bounds on `n`.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use millrace_integration_tests::{Answer, SecretFile, Server, post, post_with};

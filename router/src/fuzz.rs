@@ -2,6 +2,8 @@
 //! server's. `cargo xtask fuzz` gives them to libFuzzer; the inputs that are kept in `fuzz/seeds` are tests like any other.
 #![allow(clippy::unwrap_used, missing_docs, reason = "a panic is what is looked for")]
 
+pub mod cost;
+
 use std::sync::{Arc, OnceLock};
 
 use axum::Router;
@@ -43,25 +45,39 @@ fn runtime() -> &'static Runtime {
     RUNTIME.get_or_init(|| tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap())
 }
 
-/// A request's body, to the end of the response.
-pub fn bodies(data: &[u8]) {
+/// All routes before a stand-in for an engine.
+fn app() -> &'static Router {
     static APP: OnceLock<Router> = OnceLock::new();
-    let Some((&route, body)) = data.split_first() else { return };
-    let path = PATHS[usize::from(route) % PATHS.len()];
+    APP.get_or_init(|| {
+        let _runtime = runtime().enter();
+        let engine = FakeEngine::new(Script::Say("{\"a\": 1}".into()), 8).engine;
+        let model = ModelInfo { id: "org/model".into(), sha: None, pipeline_tag: None };
+        let assets = Assets { chat_template: Some(TEMPLATE.into()), ..test_support::assets() };
+        router(Service::new(&assets, engine, Limits::default(), model).unwrap(), HttpConfig::default())
+    })
+}
+
+fn post(path: &str, body: impl Into<Body>) -> Request<Body> {
+    let request = Request::post(path).header(header::CONTENT_TYPE, "application/json");
+    request.body(body.into()).unwrap()
+}
+
+/// Sends a request and reads its response to the end, which must be no error of the server's.
+fn answered(app: &Router, request: Request<Body>) {
+    let path = request.uri().path().to_owned();
     runtime().block_on(async {
-        let app = APP.get_or_init(|| {
-            let engine = FakeEngine::new(Script::Say("{\"a\": 1}".into()), 8).engine;
-            let model = ModelInfo { id: "org/model".into(), sha: None, pipeline_tag: None };
-            let assets = Assets { chat_template: Some(TEMPLATE.into()), ..test_support::assets() };
-            router(Service::new(&assets, engine, Limits::default(), model).unwrap(), HttpConfig::default())
-        });
-        let request = Request::post(path).header(header::CONTENT_TYPE, "application/json");
-        let request = request.body(Body::from(body.to_vec())).unwrap();
         let response = app.clone().call(request).await.unwrap();
         let status = response.status();
         let body = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
         assert!(!status.is_server_error(), "{path}: {status}: {}", String::from_utf8_lossy(&body));
     });
+}
+
+/// A request's body, to the end of the response.
+pub fn bodies(data: &[u8]) {
+    let Some((&route, body)) = data.split_first() else { return };
+    let path = PATHS[usize::from(route) % PATHS.len()];
+    answered(app(), post(path, body.to_vec()));
 }
 
 /// A grammar of a kind that the first byte chooses, as far as the tokens that may come first.

@@ -22,7 +22,7 @@ pub(crate) fn run() -> bool {
     let tests = [
         "test",
         "--workspace",
-        crate::SIMULATED,
+        crate::FEATURES,
         "--test",
         "version",
         "--test",

@@ -7,6 +7,7 @@ mod cuda;
 mod fuzz;
 mod gpu_pack;
 mod mutate;
+mod nightly;
 mod sanitize;
 mod sass;
 mod simulated;
@@ -33,25 +34,25 @@ cargo xtask TASK
   compatibility
              writes docs/compatibility.md, as the server answers
   fuzz       what strangers send, made up by libFuzzer: cargo xtask fuzz [TARGET] [SECONDS]; a minute each
+  cost       the cost fuzzer: whether the cost of untrusted input grows faster than its size, in a release build:
+             cargo xtask cost [SECONDS]; a minute
+  nightly    the long checks one after the other: cost, fuzz, other seeds, soak, sanitize, mutate and more, some hours together;
+             goes on after a failure and fails at the end: cargo xtask nightly [FILTER]
   smoke      the README's first command, as it stands there: serve the demo model and stream an answer from it
   ui         the page /ui in a headless Chromium, which it installs if it is missing: cargo xtask ui [ARGUMENTS OF PYTEST]
   bench      benchmarks of the kernels and of the whole server, on this machine's processor
   soak       random traffic with random kills of the shard, ten minutes: cargo xtask soak [MINUTES]
 ";
 
-/// With the simulated device, on which the CUDA kernels' tests run.
-const SIMULATED: &str = "--features=millrace/cpu-sim";
+/// With the simulated device, on which the CUDA kernels' tests run, and with the functions that the cost fuzzer runs.
+const FEATURES: &str = "--features=millrace/cpu-sim,millrace-router/fuzz";
 
 fn main() -> ExitCode {
     let mut arguments = std::env::args().skip(1);
     let task = arguments.next();
     let done = match task.as_deref() {
-        Some("lint") => {
-            cargo(&["fmt", "--all", "--check"])
-                && cargo(&["clippy", "--workspace", "--all-targets", SIMULATED, "--", "-D", "warnings"])
-        }
-        // The binary is built with everything else, before the first test: no test has to build it again.
-        Some("test") => cargo_with(&["test", "--workspace", SIMULATED], &[("MILLRACE_BINARY_IS_BUILT", "1")]),
+        Some("lint") => lint(),
+        Some("test") => test(),
         Some("cuda") => cuda::run(),
         Some("gpu-pack") => gpu_pack::run(),
         Some("sim") => match arguments.next() {
@@ -66,15 +67,14 @@ fn main() -> ExitCode {
             fuzz::run(target.as_deref(), arguments.next().as_deref().unwrap_or("60"))
         }
         Some("compatibility") => {
-            let test = ["test", "--workspace", SIMULATED, "--lib", "http::tests::compatibility"];
+            let test = ["test", "--workspace", FEATURES, "--lib", "http::tests::compatibility"];
             cargo_with(&test, &[("MILLRACE_WRITE_COMPATIBILITY", "1")])
         }
+        Some("cost") => cost(arguments.next().as_deref().unwrap_or("60"), None),
+        Some("nightly") => nightly::run(arguments.next().as_deref()),
         Some("smoke") => smoke::run(),
         Some("ui") => browser::run(arguments),
-        Some("bench") => {
-            cargo(&["bench", "--package", "millrace-kernels"])
-                && cargo(&["bench", "--package", "millrace-integration-tests"])
-        }
+        Some("bench") => bench(),
         Some("soak") => soak(arguments.next().as_deref().unwrap_or("10")),
         None | Some("help") => {
             print!("{HELP}");
@@ -86,6 +86,36 @@ fn main() -> ExitCode {
         }
     };
     if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+fn lint() -> bool {
+    cargo(&["fmt", "--all", "--check"])
+        && cargo(&["clippy", "--workspace", "--all-targets", FEATURES, "--", "-D", "warnings"])
+}
+
+/// The binary is built with everything else, before the first test: no test has to build it again.
+fn test() -> bool {
+    cargo_with(&["test", "--workspace", FEATURES], &[("MILLRACE_BINARY_IS_BUILT", "1")])
+}
+
+fn bench() -> bool {
+    cargo(&["bench", "--package", "millrace-kernels"])
+        && cargo(&["bench", "--package", "millrace-integration-tests"])
+}
+
+/// So many seconds of inputs that double, against a release build.
+fn cost(seconds: &str, seed: Option<u64>) -> bool {
+    if seconds.parse::<f64>().is_err() {
+        eprintln!("{seconds}: not a number of seconds");
+        return false;
+    }
+    let test = "test --release --package millrace-router --features fuzz --test cost -- --nocapture"
+        .split(' ')
+        .collect::<Vec<_>>();
+    let seed = seed.map(|seed| seed.to_string());
+    let mut environment = vec![("MILLRACE_COST_SECONDS", seconds)];
+    environment.extend(seed.as_deref().map(|seed| ("MILLRACE_COST_SEED", seed)));
+    cargo_with(&test, &environment)
 }
 
 /// Minutes of random traffic and random kills, against the release build.

@@ -24,7 +24,7 @@ pub(crate) const SOURCES: &str = "kernels/cuda";
 /// # Errors
 /// If the build fails.
 pub(crate) fn tests() -> Result<PathBuf, String> {
-    let arguments = ["test", "--workspace", crate::SIMULATED, "--test", "cuda", "--no-run"];
+    let arguments = ["test", "--workspace", crate::FEATURES, "--test", "cuda", "--no-run"];
     let built = cargo::build(&arguments, &[], "cuda")?;
     built.executable.ok_or_else(|| "cargo has not said where the tests are".to_owned())
 }
@@ -119,7 +119,7 @@ fn follow(child: &mut Child, limit: Duration) -> Outcome {
 /// Runs every case of the benchmarks once, which shows that each launches; says whether they do.
 pub(crate) fn bench() -> bool {
     let start = Instant::now();
-    let arguments = ["bench", "--workspace", crate::SIMULATED, "--bench", "cuda", "--profile", "dev"];
+    let arguments = ["bench", "--workspace", crate::FEATURES, "--bench", "cuda", "--profile", "dev"];
     let passed = cargo::cargo(&[&arguments[..], &["--", "--simulate"]].concat());
     println!("bench --simulate: {:.1} s", start.elapsed().as_secs_f64());
     passed

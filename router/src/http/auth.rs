@@ -87,8 +87,9 @@ pub(super) struct Keyring {
 }
 
 impl Keyring {
-    /// `separate_caches` gives each key a prefix cache of its own; `None` does so if there is more than one key. If no key is
-    /// marked for high priority, all of them may ask for it. A key that is listed twice has the rights of both entries.
+    /// `separate_caches` gives each key a prefix cache of its own; `None` does so if there is more
+    /// than one key. If no key is marked for high priority, all of them may ask for it. A key that
+    /// is listed twice has the rights of both entries.
     pub(super) fn new(listed: &[ApiKey], separate_caches: Option<bool>) -> Self {
         let mut keys: Vec<ApiKey> = Vec::new();
         for key in listed {
@@ -100,8 +101,8 @@ impl Keyring {
         let separate = separate_caches.unwrap_or(keys.len() > 1);
         let is_bound = keys.iter().any(|key| key.high_priority);
         let caller = |(index, key): (usize, &ApiKey)| {
-            // The number of a key identifies it for as long as the server runs, which is as long as the cache lives. Nothing
-            // about the key itself can be learned from it.
+            // The number of a key identifies it for as long as the server runs, which is as long as
+            // the cache lives. Nothing about the key itself can be learned from it.
             let partition = separate.then(|| Arc::from(format!("key {index}")));
             Caller::new(partition, key.high_priority || !is_bound)
         };
@@ -113,15 +114,16 @@ impl Keyring {
         self.keys.is_empty()
     }
 
-    /// The caller whose key a request brings. A client may send two keys, one in each header: one that is valid suffices, and
-    /// if both are, the one in `Authorization` counts.
+    /// The caller whose key a request brings. A client may send two keys, one in each header: one
+    /// that is valid suffices, and if both are, the one in `Authorization` counts.
     fn caller(&self, headers: &HeaderMap) -> Option<&Caller> {
         let bearer = headers.get(header::AUTHORIZATION).and_then(|value| bearer(value.as_bytes()));
         let other = headers.get(API_KEY).map(|value| value.as_bytes());
         [bearer, other].into_iter().flatten().find_map(|given| self.find(given))
     }
 
-    /// Compares with every key, in a time that does not depend on where they differ or on which of them matches.
+    /// Compares with every key, in a time that does not depend on where they differ or on which of
+    /// them matches.
     fn find(&self, given: &[u8]) -> Option<&Caller> {
         let mut found = Choice::from(0);
         let mut index = 0u64;
@@ -134,7 +136,8 @@ impl Keyring {
     }
 }
 
-/// The token of an `Authorization` header with the scheme `Bearer`, in any case and before any number of spaces.
+/// The token of an `Authorization` header with the scheme `Bearer`, in any case and before any
+/// number of spaces.
 fn bearer(value: &[u8]) -> Option<&[u8]> {
     let (scheme, rest) = value.split_at_checked(SCHEME.len())?;
     let token = rest.trim_ascii_start();

@@ -8,7 +8,8 @@ use crate::engine::Priority;
 /// The bearer of an API key: which cached prefixes its requests share, and what they may ask for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Caller {
-    /// Names a prefix cache that only this caller's requests use; `None` for the cache that is shared. It holds no NUL.
+    /// Names a prefix cache that only this caller's requests use; `None` for the cache that is
+    /// shared. It holds no NUL.
     partition: Option<Arc<str>>,
     may_ask_high: bool,
 }
@@ -36,8 +37,9 @@ impl Caller {
         Ok(())
     }
 
-    /// The salt of a request in the scheduler: the caller's partition, and the client's own salt within it. The partition
-    /// ends with a NUL, so no salt that a client chooses can name another caller's partition.
+    /// The salt of a request in the scheduler: the caller's partition, and the client's own salt
+    /// within it. The partition ends with a NUL, so no salt that a client chooses can name another
+    /// caller's partition.
     pub(crate) fn salt(&self, own: Option<&Arc<str>>) -> Option<Arc<str>> {
         match (&self.partition, own) {
             (None, own) => own.cloned(),

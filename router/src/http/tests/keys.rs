@@ -1,5 +1,5 @@
-//! What an API key means for its requests: whether they are let in, which cached prefixes they share, and which priority
-//! they may have; and how many answers one request may ask for.
+//! What an API key means for its requests: whether they are let in, which cached prefixes they
+//! share, and which priority they may have; and how many answers one request may ask for.
 
 use std::sync::Arc;
 
@@ -163,7 +163,8 @@ async fn the_number_of_answers_is_bounded_before_any_work() {
     };
     let completion = |n: usize, prompts: usize| json!({"prompt": vec!["a"; prompts], "n": n});
     let chat = |n: usize| json!({"messages": [{"role": "user", "content": "a"}], "n": n});
-    // Given explicitly the flag bounds `n` as it bounds `best_of`; else OpenAI's routes allow more than TGI's.
+    // Given explicitly the flag bounds `n` as it bounds `best_of`; else OpenAI's routes allow more
+    // than TGI's.
     for (max_best_of, most) in [(Some(1), 1), (Some(3), 3), (None, 16)] {
         let server = serving(Limits { max_best_of, ..Limits::default() });
         for (n, status) in [(0, 400), (most, 200), (most + 1, 400), (usize::MAX, 400)] {

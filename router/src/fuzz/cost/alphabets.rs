@@ -1,0 +1,346 @@
+//! What inputs are made of, one alphabet for each language that something reads. A `§` in a piece
+//! becomes a number that is another each time.
+
+/// Pieces of a language.
+#[derive(Debug)]
+pub(super) struct Alphabet {
+    pub(super) pieces: &'static [&'static str],
+    /// What opens something, and what closes it.
+    pub(super) pairs: &'static [(&'static str, &'static str)],
+}
+
+impl Alphabet {
+    /// How many patterns repeat a single piece or nest a single pair.
+    pub(super) fn plain_patterns(&self) -> u64 {
+        (self.pieces.len() + self.pairs.len()) as u64
+    }
+}
+
+/// JSON, right and wrong.
+pub(super) const JSON: Alphabet = Alphabet {
+    pieces: &[
+        "[",
+        "]",
+        "{",
+        "}",
+        "\"",
+        ":",
+        ",",
+        "\\",
+        "\\u0041",
+        "\\ud800",
+        "0",
+        "-",
+        "1e9",
+        ".",
+        "null",
+        " ",
+        "\n",
+        "é",
+        "\"a\":",
+        "\"k§\":1,",
+        "{\"a\":",
+        "\"\",",
+        "{},",
+        "[1],",
+        "\"aaaa",
+    ],
+    pairs: &[("[", "]"), ("{\"a\":", "}"), ("[{\"a\":", "}]")],
+};
+
+/// The inside of a text in JSON.
+pub(super) const STRING: Alphabet = Alphabet {
+    pieces: &[
+        "a",
+        " ",
+        "\\n",
+        "\\u00e9",
+        "\\ud83d\\ude00",
+        "😀",
+        "0",
+        "<",
+        "{{",
+        "{%",
+        "</s>",
+        "<s>",
+        "\\\"",
+        "\\\\",
+        "\u{301}",
+        "word ",
+        "<tool_call>",
+    ],
+    pairs: &[],
+};
+
+/// Plain text for a tokenizer.
+pub(super) const TEXT: Alphabet = Alphabet {
+    pieces: &[
+        "a",
+        " ",
+        "\n",
+        "\r\n",
+        "\t",
+        "é",
+        "😀",
+        "0",
+        "<s>",
+        "</s>",
+        "<",
+        "'s",
+        "word ",
+        "A",
+        "\u{301}",
+        "\u{200d}",
+        "、",
+        "\0",
+        "ab",
+        "  a",
+        "...",
+        "\u{fffd}",
+        "_",
+        "aA1",
+        "▁",
+        "<|im_start|>",
+        "\u{a0}",
+    ],
+    pairs: &[],
+};
+
+/// A regular expression.
+pub(super) const REGEX: Alphabet = Alphabet {
+    pieces: &[
+        "a", "(", ")", "[", "]", "{", "}", "{1}", "{2,3}", "a{2}", "{,", "|", "*", "+", "?", "a?", "a*", ".",
+        ".*", "\\", "\\d", "\\w", "\\p{L}", "\\x{", "^", "$", "[^a]", "[a-z]", "(?:", "(?i)", "&&", "\n",
+        "é", "word§|", "(a|b)", "-", ",",
+    ],
+    pairs: &[("(", ")"), ("(?:a", ")?"), ("(", ")*"), ("[", "]"), ("{", "}")],
+};
+
+/// A Lark grammar.
+pub(super) const LARK: Alphabet = Alphabet {
+    pieces: &[
+        "a§: \"x§\"\n",
+        "A§: /x§/\n",
+        "a",
+        "A",
+        "\"x\"",
+        "/x/",
+        " ",
+        "|",
+        "&",
+        "~",
+        "(",
+        ")",
+        "[",
+        "]",
+        "{",
+        "}",
+        "{1}",
+        "*",
+        "+",
+        "?",
+        "\n",
+        ":",
+        "//",
+        "\"",
+        "/",
+        "\\",
+        "%json {}",
+        "%ignore /x/\n",
+        "@",
+        "\"x\" | ",
+        "\"x\" ",
+        "r§: start\n",
+        "/a/ & ",
+    ],
+    pairs: &[("(", ")"), ("[", "]"), ("(\"x\" ", ")?")],
+};
+
+/// Keywords in a JSON schema of an object.
+pub(super) const SCHEMA: Alphabet = Alphabet {
+    pieces: &[
+        "\"k§\":{}",
+        "\"k§\":{\"type\":\"string\"}",
+        "\"k§\":{\"enum\":[\"a\",\"b\"]}",
+        "\"k§\":{\"pattern\":\"a{1,9}\"}",
+        "\"k§\":{\"pattern\":\"{{{{{{{{\"}",
+        "\"k§\":{\"$ref\":\"#\"}",
+        "\"k§\":{\"anyOf\":[{},{}]}",
+        "\"k§\":{\"allOf\":[{\"type\":\"string\"},{\"minLength\":1}]}",
+        "\"k§\":{\"minimum\":1}",
+        "\"same\":{}",
+    ],
+    pairs: &[],
+};
+
+/// Members of an enumeration in a JSON schema.
+pub(super) const MEMBERS: Alphabet =
+    Alphabet { pieces: &["\"v§\"", "\"a\"", "1", "§", "null", "[§]", "\"{\"", "\"\\u0000\""], pairs: &[] };
+
+/// Schemas in a list.
+pub(super) const SCHEMAS: Alphabet = Alphabet {
+    pieces: &[
+        "{\"const\":\"v§\"}",
+        "{\"const\":§}",
+        "{\"type\":\"object\"}",
+        "{\"required\":[\"k§\"]}",
+        "{\"pattern\":\"a§\"}",
+        "{}",
+        "{\"maxLength\":§}",
+        "true",
+        "{\"$ref\":\"#/$defs/a\"}",
+    ],
+    pairs: &[],
+};
+
+/// A chat template.
+pub(super) const TEMPLATE: Alphabet = Alphabet {
+    pieces: &[
+        "a",
+        "{{",
+        "}}",
+        "{%",
+        "%}",
+        "{#",
+        "#}",
+        "{{ m }}",
+        "{{ a ~ ",
+        "{% if a %}",
+        "{% for m in messages %}",
+        "\n",
+        " ",
+        "{%- set x = 1 %}",
+        "{{ 'a' }}",
+        "'",
+        "\"",
+        "|trim",
+        "a.b",
+        "[0]",
+        "{% raw %}",
+        "{% generation %}",
+        "é",
+        "{{ messages|tojson }}",
+    ],
+    pairs: &[
+        ("{% if a %}", "{% endif %}"),
+        ("{% for m in messages %}", "{% endfor %}"),
+        ("{{ (", ") }}"),
+        ("(", ")"),
+        ("{% generation %}", "{% endgeneration %}"),
+    ],
+};
+
+/// Answers that call tools, in all formats.
+pub(super) const CALLS: Alphabet = Alphabet {
+    pieces: &[
+        " ",
+        "\n",
+        "a",
+        "é",
+        "{",
+        "}",
+        "[",
+        "]",
+        "\"",
+        "\\",
+        ",",
+        ":",
+        ";",
+        "<",
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_call",
+        "</tool_call",
+        "<function=",
+        "<function=get>",
+        "<parameter=",
+        "<parameter=s>",
+        "</parameter>",
+        "</parameter",
+        "</function>",
+        "[TOOL_CALLS]",
+        "[TOOL_CALLS",
+        "[ARGS]",
+        "[CALL_ID]",
+        "get",
+        "<|python_tag|>",
+        "{\"name\":",
+        "{\"name\": \"get\", \"arguments\": {\"s\": \"",
+        "\"arguments\": ",
+        "\"parameters\": ",
+        "<tool_call>{\"name\": \"get\", \"arguments\": {}}</tool_call>",
+        "<tool_call>\n<function=get>\n<parameter=s>\na\n</parameter>\n</function>\n</tool_call>",
+        "[TOOL_CALLS]get[ARGS]{}",
+        "{\"name\": \"get\", \"parameters\": {}};",
+        "\t\u{a0}",
+    ],
+    pairs: &[
+        ("[", "]"),
+        ("{\"a\":", "}"),
+        ("<tool_call>", "</tool_call>"),
+        ("<function=get>", "</function>"),
+    ],
+};
+
+/// The same in fewer pieces, for what is slower to run.
+pub(super) const ANSWER: Alphabet = Alphabet {
+    pieces: &[
+        "a",
+        " ",
+        "\n",
+        "é",
+        "<",
+        "\"",
+        "\\",
+        "<tool_call>",
+        "<tool_call",
+        "{\"name\": \"get\", \"arguments\": {\"s\": \"",
+        "<tool_call>{\"name\": \"get\", \"arguments\": {}}</tool_call>",
+    ],
+    pairs: &[("<tool_call>{\"name\": \"get\", \"arguments\": [", "]"), ("{\"a\":", "}")],
+};
+
+/// Values of headers.
+pub(super) const HEADER: Alphabet = Alphabet {
+    pieces: &["a", "Bearer ", "bearer", " ", "\t", ",", ";", "=", "-", "00", "\"", "~"],
+    pairs: &[],
+};
+
+macro_rules! items {
+    ($($(#[$about:meta])* $name:ident = $($piece:literal),+;)*) => {
+        $($(#[$about])* pub(super) const $name: Alphabet = Alphabet { pieces: &[$($piece),+], pairs: &[] };)*
+    };
+}
+
+items! {
+    /// Messages of a conversation.
+    MESSAGES = r##"{"role":"user","content":"a"}"##, r##"{"role":"assistant","content":"a b"}"##,
+        r##"{"role":"assistant","content":null,"tool_calls":[{"id":"c§","type":"function","function":{"name":"f","arguments":"{}"}}]}"##,
+        r##"{"role":"tool","content":"a","tool_call_id":"c§"}"##, r##"{"role":"user","content":[{"type":"text","text":"a"}]}"##,
+        "1", "{}";
+    /// Messages of Anthropic's API.
+    TURNS = r##"{"role":"user","content":"a"}"##, r##"{"role":"assistant","content":"b"}"##,
+        r##"{"role":"assistant","content":[{"type":"tool_use","id":"c§","name":"f","input":{}}]}"##,
+        r##"{"role":"user","content":[{"type":"tool_result","tool_use_id":"c§","content":"a"}]}"##, "{}";
+    /// Items of the input of `/v1/responses`.
+    ITEMS = r##"{"role":"user","content":"a"}"##, r##"{"type":"function_call","call_id":"c§","name":"f","arguments":"{}"}"##,
+        r##"{"type":"function_call_output","call_id":"c§","output":"a"}"##,
+        r##"{"role":"user","content":[{"type":"input_text","text":"a"}]}"##, "{}";
+    /// Parts of a message.
+    PARTS = r##"{"type":"text","text":"a"}"##, r##"{"type":"text","text":""}"##, "{}";
+    /// Tools of OpenAI's API.
+    TOOLS = r##"{"type":"function","function":{"name":"f§","parameters":{"type":"object","properties":{"a":{"type":"string"}}}}}"##,
+        r##"{"type":"function","function":{"name":"f§"}}"##, "{}";
+    /// Tools of Anthropic's API and of `/v1/responses`.
+    BARE_TOOLS = r##"{"name":"f§","input_schema":{"type":"object"}}"##, r##"{"type":"function","name":"f§","parameters":{"type":"object"}}"##, "{}";
+    /// Texts in a list.
+    TEXTS = "\"s§\"", "\"a\"", "\"\"", "\"<s>\"";
+    /// Numbers and texts in a list.
+    VALUES = "1", "97", "\"a\"", "[1]", "70000", "1.5";
+    /// Fields of an object.
+    FIELDS = "\"x§\":1", "\"§\":1", "\"x\":1", "\"priority\":\"high\"", "\"x§\":[[[[]]]]";
+    /// Tensors of KServe's protocol.
+    TENSORS = r##"{"name":"i§","datatype":"BYTES","data":["a"]}"##, r##"{"name":"i","data":[97]}"##, "{}";
+    /// Instances of Vertex AI.
+    INSTANCES = r##"{"inputs":"a"}"##, r##"{"messages":[{"role":"user","content":"a"}]}"##, "{}";
+}

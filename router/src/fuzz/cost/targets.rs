@@ -1,0 +1,387 @@
+//! The code that processes untrusted input, and what a unit of work is for each part of it.
+
+use std::sync::Arc;
+
+use axum::Router;
+use axum::http::{HeaderName, HeaderValue};
+use serde_json::{Value, json};
+
+use super::alphabets::{self, Alphabet};
+use super::{Frame, Target, Work};
+use crate::assets::Assets;
+use crate::engine::State;
+use crate::fuzz;
+use crate::grammar::{Compiler, Grammar};
+use crate::http::{HttpConfig, router};
+use crate::service::{Limits, ModelInfo, Service};
+use crate::test_support::{self, EOS, FakeEngine, Script};
+use crate::text::{ChatTemplate, Conversation, Specials, StopMatcher, StopText, Tokenizer};
+use crate::tools::{Choice, Format, Parser, Tool, Tools};
+
+const fn frame(
+    before: &'static str,
+    between: &'static str,
+    after: &'static str,
+    alphabet: &'static Alphabet,
+) -> Frame {
+    Frame { before, between, after, alphabet }
+}
+
+/// The input is nothing but pieces.
+const fn bare(alphabet: &'static Alphabet) -> Frame {
+    frame("", "", "", alphabet)
+}
+
+const CHAT: &str = r#"{"messages":[{"role":"user","content":"a"}],"#;
+
+/// Bodies of requests, route by route: what grows in them.
+const BODIES: &[(&str, &[Frame])] = &[
+    (
+        "/generate",
+        &[
+            bare(&alphabets::JSON),
+            frame(r#"{"inputs":"#, "", "}", &alphabets::JSON),
+            frame(r#"{"inputs":""#, "", r#""}"#, &alphabets::STRING),
+            frame(r#"{"inputs":"a","#, ",", "}", &alphabets::FIELDS),
+            frame(r#"{"inputs":"a","parameters":{"#, ",", "}}", &alphabets::FIELDS),
+            frame(r#"{"inputs":"a","parameters":{"stop":["#, ",", "]}}", &alphabets::TEXTS),
+        ],
+    ),
+    (
+        "/v1/completions",
+        &[
+            bare(&alphabets::JSON),
+            frame(r#"{"prompt":["#, ",", "]}", &alphabets::VALUES),
+            frame(r#"{"prompt":["#, ",", "]}", &alphabets::TEXTS),
+            frame(r#"{"prompt":"a","#, ",", "}", &alphabets::FIELDS),
+            frame(r#"{"prompt":"a","stop":["#, ",", "]}", &alphabets::TEXTS),
+            frame(r#"{"prompt":"a","logit_bias":{"#, ",", "}}", &alphabets::FIELDS),
+            frame(r#"{"prompt":"a","x":"#, "", "}", &alphabets::JSON),
+        ],
+    ),
+    (
+        "/v1/chat/completions",
+        &[
+            bare(&alphabets::JSON),
+            frame(r#"{"messages":["#, ",", "]}", &alphabets::MESSAGES),
+            frame(r#"{"messages":[{"role":"user","content":["#, ",", "]}]}", &alphabets::PARTS),
+            frame(r#"{"messages":[{"role":"user","content":""#, "", r#""}]}"#, &alphabets::STRING),
+            frame(r#"{"messages":[{"role":"assistant","content":""#, "", r#""}]}"#, &alphabets::STRING),
+            frame(r#"{"messages":[{"role":"user","content":"a"}],"tools":["#, ",", "]}", &alphabets::TOOLS),
+            frame(r#"{"messages":[{"role":"user","content":"a"}],"x":"#, "", "}", &alphabets::JSON),
+            frame(r#"{"messages":[{"role":"user","content":"a","x":"#, "", "}]}", &alphabets::JSON),
+            frame(r#"{"messages":[{"role":"user","content":"a"}],"documents":["#, "", "]}", &alphabets::JSON),
+            frame(
+                r#"{"messages":[{"role":"user","content":"a"}],"chat_template_kwargs":{"#,
+                ",",
+                "}}",
+                &alphabets::FIELDS,
+            ),
+            frame(
+                r#"{"messages":[{"role":"user","content":"a"}],"response_format":{"type":"json_object","schema":"#,
+                "",
+                "}}",
+                &alphabets::JSON,
+            ),
+        ],
+    ),
+    (
+        "/v1/responses",
+        &[
+            frame(r#"{"input":["#, ",", "]}", &alphabets::ITEMS),
+            frame(r#"{"input":"a","tools":["#, ",", "]}", &alphabets::BARE_TOOLS),
+            frame(r#"{"input":"a","include":["#, ",", "]}", &alphabets::TEXTS),
+        ],
+    ),
+    ("/v1/embeddings", &[frame(r#"{"input":["#, ",", "]}", &alphabets::VALUES)]),
+    (
+        "/v1/messages",
+        &[
+            frame(r#"{"max_tokens":9,"messages":["#, ",", "]}", &alphabets::TURNS),
+            frame(
+                r#"{"max_tokens":9,"messages":[{"role":"user","content":"a"}],"system":["#,
+                ",",
+                "]}",
+                &alphabets::PARTS,
+            ),
+            frame(
+                r#"{"max_tokens":9,"messages":[{"role":"user","content":"a"}],"tools":["#,
+                ",",
+                "]}",
+                &alphabets::BARE_TOOLS,
+            ),
+        ],
+    ),
+    ("/v1/messages/count_tokens", &[frame(r#"{"messages":["#, ",", "]}", &alphabets::TURNS)]),
+    ("/tokenize", &[frame(r#"{"inputs":""#, "", r#""}"#, &alphabets::STRING)]),
+    ("/chat_tokenize", &[frame(r#"{"messages":["#, ",", "]}", &alphabets::MESSAGES)]),
+    ("/invocations", &[frame(r#"{"inputs":"a","#, ",", "}", &alphabets::FIELDS), bare(&alphabets::JSON)]),
+    ("/vertex", &[frame(r#"{"instances":["#, ",", "]}", &alphabets::INSTANCES)]),
+    (
+        "/v2/models/tgi/infer",
+        &[
+            frame(r#"{"inputs":["#, ",", "]}", &alphabets::TENSORS),
+            frame(r#"{"inputs":[{"name":"i","data":["#, ",", "]}]}", &alphabets::VALUES),
+        ],
+    ),
+];
+
+/// Templates as models have them: plain, with tools, and with several loops over the messages.
+const TEMPLATES: &[(&str, &str)] = &[
+    ("chatml", include_str!("../../../../integration-tests/oracle/templates/chatml.jinja")),
+    ("llama31_tools", include_str!("../../../../integration-tests/oracle/templates/llama31_tools.jinja")),
+    ("mistral_tools", include_str!("../../../../integration-tests/oracle/templates/mistral_tools.jinja")),
+    ("qwen3_coder", include_str!("../../../../integration-tests/oracle/templates/qwen3_coder.jinja")),
+    ("qwen_thinking", include_str!("../../../../integration-tests/oracle/templates/qwen_thinking.jinja")),
+];
+
+/// Names of the formats of tool calls, as the command line has them.
+const FORMATS: &[&str] = &["hermes", "qwen3_coder", "llama3_json", "mistral", "mistral_v11", "json"];
+
+/// Everything that is measured.
+pub fn targets() -> Vec<Target> {
+    let mut all = Vec::new();
+    for &(path, frames) in BODIES {
+        all.push(target(format!("body of {path}"), 3_000, frames, move |input| body(path, input)));
+    }
+    all.push(target("headers".into(), 5_000, &[bare(&alphabets::HEADER)], headers));
+    all.extend(tokenizers());
+    all.extend(templates());
+    for &format in FORMATS {
+        let read = move |input: &str| calls(format, input);
+        all.push(target(format!("tool calls, {format}"), 2_000, &[bare(&alphabets::CALLS)], read));
+    }
+    all.push(target("stop strings".into(), 1_000, &[bare(&alphabets::TEXT), bare(&alphabets::CALLS)], stops));
+    all.push(target("detokenizer".into(), 1_000, &[bare(&alphabets::TEXT)], detokenizer));
+    for (path, request) in answers_to() {
+        let name = format!("answer of {path}");
+        all.push(target(name, 50_000, &[bare(&alphabets::ANSWER)], move |said| answer(path, &request, said)));
+    }
+    all.extend(grammars());
+    all
+}
+
+fn target(name: String, budget: u64, frames: &[Frame], prepare: impl Fn(&str) -> Work + 'static) -> Target {
+    Target { name, budget, frames: frames.to_vec(), prepare: Box::new(prepare) }
+}
+
+/// A request with this body, to the end of its response.
+fn body(path: &'static str, input: &str) -> Work {
+    let request = fuzz::post(path, input.to_owned());
+    Box::new(move || fuzz::answered(fuzz::app(), request))
+}
+
+/// A request whose headers are this long, at a server with keys.
+fn headers(input: &str) -> Work {
+    let keys = ["one", "two priority=high"].map(|key| key.parse().unwrap());
+    let config = HttpConfig { api_keys: keys.to_vec(), ..HttpConfig::default() };
+    let app = fuzz::runtime().block_on(async {
+        let engine = FakeEngine::new(Script::Say("x".into()), 8).engine;
+        router(service(&test_support::assets(), engine, Limits::default()), config)
+    });
+    let mut request = fuzz::post("/generate", r#"{"inputs":"a"}"#.to_owned());
+    for name in
+        ["authorization", "x-api-key", "x-request-id", "traceparent", "tracestate", "origin", "content-type"]
+    {
+        let value = HeaderValue::from_str(input).unwrap();
+        request.headers_mut().append(HeaderName::from_static(name), value);
+    }
+    Box::new(move || fuzz::answered(&app, request))
+}
+
+fn service(assets: &Assets, engine: crate::engine::Engine, limits: Limits) -> Service {
+    let model = ModelInfo { id: "org/model".into(), sha: None, pipeline_tag: None };
+    Service::new(assets, engine, limits, model).unwrap()
+}
+
+/// The tokenizers at hand: single bytes, the demo model's, and SentencePiece's manner where the
+/// test data is.
+fn tokenizers() -> Vec<Target> {
+    let demo = include_bytes!("../../../../models/demo/tokenizer.json").to_vec();
+    let demo = Tokenizer::new(&Assets { tokenizer: demo, ..Assets::default() }, 1).unwrap();
+    let mut known = vec![("bytes", test_support::tokenizer()), ("demo", demo)];
+    known.extend(test_support::stories().map(|stories| ("stories260k", stories)));
+    let targets = known.into_iter().map(|(name, tokenizer)| {
+        target(format!("tokenizer, {name}"), 20_000, &[bare(&alphabets::TEXT)], move |input| {
+            let (tokenizer, input) = (tokenizer.clone(), input.to_owned());
+            Box::new(move || drop(tokenizer.encode_now(&input, Specials::Add).unwrap()))
+        })
+    });
+    targets.collect()
+}
+
+/// The parser of templates, and conversations in templates of several families.
+fn templates() -> Vec<Target> {
+    let parser = |input: &str| -> Work {
+        let source = input.to_owned();
+        // It may refuse.
+        Box::new(move || drop(ChatTemplate::new(&source, None, None, None, 1)))
+    };
+    let mut all = vec![target("template parser".into(), 20_000, &[bare(&alphabets::TEMPLATE)], parser)];
+    const CONVERSATIONS: &[Frame] = &[
+        frame(r#"{"messages":["#, ",", "]}", &alphabets::MESSAGES),
+        frame(r#"{"messages":[{"role":"user","content":""#, "", r#""}]}"#, &alphabets::STRING),
+        frame(r#"{"messages":[{"role":"user","content":"a"}],"tools":["#, ",", "]}", &alphabets::TOOLS),
+    ];
+    for &(name, source) in TEMPLATES {
+        let template = ChatTemplate::new(source, None, Some("<s>".into()), Some("</s>".into()), 1).unwrap();
+        let render = move |input: &str| -> Work {
+            let template = template.clone();
+            let asked: Value = serde_json::from_str(input).unwrap_or_default();
+            let list = |field: &str| asked[field].as_array().cloned();
+            let conversation = Conversation {
+                messages: list("messages").unwrap_or_default(),
+                tools: list("tools"),
+                add_generation_prompt: true,
+                ..Conversation::default()
+            };
+            Box::new(move || drop(template.render_now(&conversation)))
+        };
+        all.push(target(format!("template, {name}"), 20_000, CONVERSATIONS, render));
+    }
+    all
+}
+
+fn tools() -> Tools {
+    let parameters =
+        json!({"type": "object", "properties": {"s": {"type": "string"}, "n": {"type": "integer"}}});
+    let tools = vec![Tool { name: "get".into(), parameters }];
+    Tools { tools, choice: Choice::Auto, parallel: true }
+}
+
+/// An answer as one piece, and character by character.
+fn calls(format: &str, input: &str) -> Work {
+    let (format, tools): (Format, _) = (format.parse().unwrap(), tools());
+    let input = input.to_owned();
+    Box::new(move || {
+        let mut whole = Parser::new(format, &tools);
+        whole.push(&input);
+        whole.finish();
+        let mut parts = Parser::new(format, &tools);
+        let mut buffer = [0; 4];
+        for c in input.chars() {
+            parts.push(c.encode_utf8(&mut buffer));
+        }
+        parts.finish();
+    })
+}
+
+/// A text that nearly has each of some stop strings again and again, character by character.
+fn stops(input: &str) -> Work {
+    let part = |share: usize| {
+        let end = (0..=input.len() / share).rev().find(|&end| input.is_char_boundary(end)).unwrap_or(0);
+        format!("{}\u{1}", &input[..end])
+    };
+    let strings = [part(2), part(4), part(64), "END".to_owned()];
+    let input = input.to_owned();
+    Box::new(move || {
+        for mode in [StopText::Keep, StopText::Remove] {
+            let mut matcher = StopMatcher::new(strings.clone(), mode);
+            let mut buffer = [0; 4];
+            for c in input.chars() {
+                matcher.push(c.encode_utf8(&mut buffer));
+            }
+            matcher.finish();
+        }
+    })
+}
+
+/// Tokens of single bytes, as a model may generate them: halves of characters as well.
+fn detokenizer(input: &str) -> Work {
+    let ids: Vec<u32> = input.bytes().rev().map(u32::from).collect();
+    let mut detokenizer = test_support::tokenizer().detokenizer(true, false);
+    Box::new(move || {
+        for id in ids {
+            detokenizer.push(id);
+        }
+        detokenizer.finish();
+    })
+}
+
+/// Requests whose answers are streamed or whole, with tools and without.
+fn answers_to() -> Vec<(&'static str, Value)> {
+    let tool = json!({"name": "get", "parameters": {"type": "object"}, "input_schema": {"type": "object"}});
+    let function = json!({"type": "function", "function": tool.clone(), "name": "get", "parameters": {"type": "object"}});
+    let mut chat: Value = serde_json::from_str(&format!("{CHAT}\"stream\":true}}")).unwrap();
+    chat["tools"] = json!([function]);
+    let mut whole = chat.clone();
+    whole["stream"] = json!(false);
+    let mut messages = chat.clone();
+    messages["tools"] = json!([tool]);
+    messages["max_tokens"] = json!(LONGEST_ANSWER);
+    vec![
+        ("/generate_stream", json!({"inputs": "a", "parameters": {"stop": ["\u{1}", "</tool_call>\u{1}"]}})),
+        ("/v1/completions", json!({"prompt": "a", "stream": true, "stop": ["<tool_call>\u{1}"]})),
+        ("/v1/chat/completions", chat),
+        ("/v1/chat/completions", whole),
+        ("/v1/responses", json!({"input": "a", "stream": true, "tools": [function]})),
+        ("/v1/messages", messages),
+    ]
+}
+
+/// Tokens of the longest answer, with room for its prompt.
+const LONGEST_ANSWER: u32 = 1 << 20;
+
+/// A request whose answer is this text, a byte for each token.
+fn answer(path: &'static str, request: &Value, said: &str) -> Work {
+    let app: Router = fuzz::runtime().block_on(async {
+        let fake = FakeEngine::new(Script::Say(said.to_owned()), 8);
+        let ready = match &*fake.state.borrow() {
+            State::Ready(ready) => millrace_proto::Ready {
+                max_sequence_tokens: 2 * LONGEST_ANSWER,
+                num_blocks: LONGEST_ANSWER,
+                ..(**ready).clone()
+            },
+            other => panic!("the stand-in is ready, not {other:?}"),
+        };
+        fake.state.send_replace(State::Ready(Arc::new(ready)));
+        // Without grammars there is nothing to compile, which would hide what is measured.
+        let limits =
+            Limits { grammar_support: false, tool_format: Some(Format::Hermes), ..Limits::default() };
+        router(service(&test_support::assets(), fake.engine, limits), HttpConfig::default())
+    });
+    let request = fuzz::post(path, request.to_string());
+    Box::new(move || fuzz::answered(&app, request))
+}
+
+/// Grammars as far as the tokens that may come first, each with a compiler of its own that has kept
+/// none.
+fn grammars() -> Vec<Target> {
+    const SCHEMAS: &[Frame] = &[
+        frame(r#"{"type":"object","properties":{"#, ",", "}}", &alphabets::SCHEMA),
+        frame(r#"{"type":"object","required":["#, ",", "]}", &alphabets::TEXTS),
+        frame(r#"{"enum":["#, ",", "]}", &alphabets::MEMBERS),
+        frame(r#"{"anyOf":["#, ",", "]}", &alphabets::SCHEMAS),
+        frame(r#"{"oneOf":["#, ",", "]}", &alphabets::SCHEMAS),
+        frame(r#"{"allOf":["#, ",", "]}", &alphabets::SCHEMAS),
+        frame(r#"{"prefixItems":["#, ",", "]}", &alphabets::SCHEMAS),
+        frame(r#"{"$defs":{"#, ",", "}}", &alphabets::SCHEMA),
+        frame(r#"{"patternProperties":{"#, ",", "}}", &alphabets::SCHEMA),
+    ];
+    let schema = |input: &str| match serde_json::from_str(input) {
+        Ok(schema) => Grammar::Json(schema),
+        Err(_) => Grammar::Json(Value::Bool(true)),
+    };
+    const LARK: &[Frame] = &[
+        frame("start: ", "", "\na: \"a\"\nA: /a/\n", &alphabets::LARK),
+        frame("start: \"a\"\n", "", "", &alphabets::LARK),
+        frame("start: A\nA: /", "", "/\n", &alphabets::REGEX),
+    ];
+    let budget = 500_000;
+    vec![
+        target("grammar, JSON schema".into(), budget, SCHEMAS, move |input| compile(schema(input))),
+        target("grammar, regex".into(), budget, &[bare(&alphabets::REGEX)], |input| {
+            compile(Grammar::Regex(input.to_owned()))
+        }),
+        target("grammar, Lark".into(), budget, LARK, |input| compile(Grammar::Lark(input.to_owned()))),
+    ]
+}
+
+fn compile(grammar: Grammar) -> Work {
+    let compiler = Compiler::new(test_support::tokenizer(), Arc::new([EOS]));
+    // What is done once for each model is done before.
+    let first = Grammar::Regex("a".into());
+    fuzz::runtime().block_on(compiler.compile(&first, EOS + 1)).unwrap();
+    // It may refuse.
+    Box::new(move || drop(fuzz::runtime().block_on(compiler.compile(&grammar, EOS + 1))))
+}

@@ -1,0 +1,364 @@
+//! Checks that the cost of untrusted input is proportional to its size. The targets of
+//! `millrace_router::fuzz::cost` run on inputs that double, and the test measures the CPU time of
+//! the process and the memory that it allocates.
+//!
+//! | variable | effect |
+//! |---|---|
+//! | none | the test tries the same inputs each time, for some seconds |
+//! | `MILLRACE_COST_SECONDS` | the test tries longer inputs, and random ones until the time is over |
+//! | `MILLRACE_COST_SEED` | with seconds, the number from which random inputs are taken; else the one input to try |
+//! | `MILLRACE_COST_TARGET` | only targets are tried whose names contain this text |
+//!
+//! The CPU time of the whole process is measured, so that work on other threads counts and the load
+//! of the machine does not. Therefore the tests of this file run one after the other.
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use millrace_router::fuzz::cost::{Target, Work, targets};
+
+/// Counts the bytes that are asked of the system's allocator.
+struct Counting;
+
+static ALLOCATED: AtomicU64 = AtomicU64::new(0);
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: everything is passed on to the system's allocator, with the same arguments.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATED.fetch_add(layout.size() as u64, Ordering::Relaxed);
+        // SAFETY: the caller's promises are those that `System` asks for.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promises are those that `System` asks for.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // What was there may be copied.
+        ALLOCATED.fetch_add(size as u64, Ordering::Relaxed);
+        // SAFETY: the caller's promises are those that `System` asks for.
+        unsafe { System.realloc(pointer, layout, size) }
+    }
+}
+
+/// Held by each test while it measures.
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The shortest input, whose cost is what the work costs in any case.
+const TINY: usize = 64;
+/// The first input whose growth counts; each further one is twice as long.
+const FIRST: usize = 1024;
+/// By how much the cost may grow when the input doubles: 2, and some slack for logarithms and
+/// caches.
+const GROWTH: f64 = 2.6;
+/// Growth is not looked at below this CPU time, in which a few interruptions would show, and below
+/// so many bytes.
+const FLOOR_NANOSECONDS: u64 = 1_000_000;
+const FLOOR_BYTES: u64 = 4 << 20;
+/// Bytes that may be allocated for each byte of input, and for the work as such.
+const MOST_BYTES_PER_BYTE: u64 = 20_000;
+const MOST_BYTES: u64 = 256 << 20;
+/// What is suspected is measured so many times more, and the least counts.
+const CONFIRMATIONS: usize = 5;
+/// The budgets are for release builds.
+const SLOWER: u64 = if cfg!(debug_assertions) { 12 } else { 1 };
+
+/// How far inputs are doubled.
+#[derive(Clone, Copy)]
+struct Reach {
+    /// Bytes of the longest input.
+    longest: usize,
+    /// An input that costs more is not doubled any more, unless its cost seems to grow too fast.
+    enough: Duration,
+    /// Random patterns for each target.
+    random: u64,
+}
+
+/// In each test run.
+const SHORT: Reach = Reach { longest: 16 << 10, enough: Duration::from_millis(6), random: 6 };
+/// What seems to grow too fast may cost so many times more.
+const SUSPICION: u32 = 8;
+/// With `MILLRACE_COST_SECONDS`, and in replays.
+const LONG: Reach = Reach { longest: 256 << 10, enough: Duration::from_millis(60), random: u64::MAX };
+
+/// What a piece of work has cost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Cost {
+    /// Of the input.
+    bytes: usize,
+    nanoseconds: u64,
+    allocated: u64,
+}
+
+impl Cost {
+    fn least(self, other: Cost) -> Cost {
+        Cost {
+            bytes: self.bytes,
+            nanoseconds: self.nanoseconds.min(other.nanoseconds),
+            allocated: self.allocated.min(other.allocated),
+        }
+    }
+}
+
+impl fmt::Display for Cost {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ms = self.nanoseconds as f64 / 1e6;
+        write!(f, "{} bytes: {ms:.3} ms, {} bytes allocated", self.bytes, self.allocated)
+    }
+}
+
+fn cpu_nanoseconds() -> u64 {
+    let time = rustix::time::clock_gettime(rustix::time::ClockId::ProcessCPUTime);
+    time.tv_sec as u64 * 1_000_000_000 + time.tv_nsec as u64
+}
+
+fn measure(bytes: usize, work: Work) -> Cost {
+    let (allocated, begin) = (ALLOCATED.load(Ordering::Relaxed), cpu_nanoseconds());
+    work();
+    let nanoseconds = cpu_nanoseconds() - begin;
+    Cost { bytes, nanoseconds, allocated: ALLOCATED.load(Ordering::Relaxed) - allocated }
+}
+
+/// What the work costs more than on a tiny input.
+fn above(tiny: &Cost, each: &Cost, cost: fn(&Cost) -> u64) -> f64 {
+    (cost(each) as f64 - cost(tiny) as f64).max(1.0)
+}
+
+/// What work has cost: first on a tiny input, then on inputs that double.
+#[derive(Default)]
+struct Costs(Vec<Cost>);
+
+impl Costs {
+    /// By how much the two last doublings have multiplied the cost, without what the work costs in
+    /// any case.
+    fn growth(&self, cost: fn(&Cost) -> u64) -> Option<[f64; 2]> {
+        let [tiny, .., first, second, third] = &self.0[..] else { return None };
+        let [first, second, third] = [first, second, third].map(|each| above(tiny, each, cost));
+        Some([second / first, third / second])
+    }
+
+    /// Why it is too much; `None` if it is not. The last costs are looked at.
+    fn complaint(&self, budget: u64) -> Option<String> {
+        let last = self.0.last()?;
+        let bytes = last.bytes as u64;
+        if last.nanoseconds > FLOOR_NANOSECONDS.max(bytes * budget * SLOWER) {
+            let each = last.nanoseconds / bytes;
+            return Some(format!("{each} ns for each byte; {} are allowed in this build", budget * SLOWER));
+        }
+        if last.allocated > MOST_BYTES.max(bytes * MOST_BYTES_PER_BYTE) {
+            return Some(format!("{} bytes allocated for each byte", last.allocated / bytes));
+        }
+        let grows = |what: &str, cost: fn(&Cost) -> u64, floor: u64| {
+            let [once, twice] = self.growth(cost)?;
+            // What the work costs in any case is not known exactly, so that the growth must be far
+            // more than that.
+            let in_any_case = cost(&self.0[0]);
+            let is_much = cost(last).saturating_sub(in_any_case) > floor.max(3 * in_any_case);
+            (is_much && once > GROWTH && twice > GROWTH)
+                .then(|| format!("{what} grows {once:.1} and {twice:.1} times when the input doubles"))
+        };
+        grows("CPU time", |cost| cost.nanoseconds, FLOOR_NANOSECONDS)
+            .or_else(|| grows("allocated memory", |cost| cost.allocated, FLOOR_BYTES))
+    }
+
+    /// Whether a further doubling may tell more.
+    fn goes_on(&self, reach: Reach) -> bool {
+        let Some(last) = self.0.last() else { return true };
+        let time = |cost: &Cost| cost.nanoseconds;
+        let grows = match &self.0[..] {
+            [tiny, .., before, last] => above(tiny, last, time) > GROWTH * above(tiny, before, time),
+            _ => false,
+        };
+        let enough = if grows { reach.enough * SUSPICION } else { reach.enough };
+        last.bytes < reach.longest && Duration::from_nanos(last.nanoseconds) <= enough
+    }
+
+    /// Measures what the last complaint is about again and again, and keeps the least.
+    fn confirm(&mut self, budget: u64, prepare: &dyn Fn(usize) -> Work) {
+        let suspects = self.0.len().saturating_sub(3);
+        for _ in 0..CONFIRMATIONS {
+            for index in (0..self.0.len()).filter(|&index| index == 0 || index >= suspects) {
+                let bytes = self.0[index].bytes;
+                self.0[index] = self.0[index].least(measure(bytes, prepare(bytes)));
+            }
+            if self.complaint(budget).is_none() {
+                break;
+            }
+        }
+    }
+}
+
+/// Doubles inputs as far as `reach` says or something is wrong with the costs of `prepare`'s work.
+/// Returns the costs, and what is wrong with them, which has been measured several times then. A
+/// panic is wrong too.
+fn try_sizes(reach: Reach, budget: u64, prepare: &dyn Fn(usize) -> Work) -> (Costs, Option<String>) {
+    let mut costs = Costs::default();
+    let double = || {
+        // What is made on first use.
+        prepare(TINY)();
+        let sizes = [TINY].into_iter().chain(std::iter::successors(Some(FIRST), |bytes| Some(2 * bytes)));
+        for bytes in sizes {
+            if !costs.goes_on(reach) {
+                break;
+            }
+            costs.0.push(measure(bytes, prepare(bytes)));
+            if costs.complaint(budget).is_some() {
+                costs.confirm(budget, prepare);
+            }
+            if let Some(why) = costs.complaint(budget) {
+                return Some(why);
+            }
+        }
+        None
+    };
+    let wrong = catch_unwind(AssertUnwindSafe(double));
+    (costs, wrong.unwrap_or_else(|_| Some("it panics; the message is above".into())))
+}
+
+/// Of all inputs of a target.
+#[derive(Default)]
+struct Summary {
+    patterns: u64,
+    /// Nanoseconds for each byte, of inputs above the floor.
+    highest: u64,
+    highest_seed: u64,
+    time: Duration,
+    /// One failure is enough to know; further ones would be of the same kind mostly.
+    failed: bool,
+}
+
+struct Fuzzer {
+    reach: Reach,
+    targets: Vec<(Target, Summary)>,
+    failures: Vec<String>,
+}
+
+impl Fuzzer {
+    fn try_pattern(&mut self, index: usize, seed: u64) {
+        let (target, summary) = &mut self.targets[index];
+        let pattern = target.pattern(seed);
+        let prepare = |bytes: usize| target.prepare(&pattern.text(bytes));
+        let begin = Instant::now();
+        let (costs, wrong) = try_sizes(self.reach, target.budget, &prepare);
+        summary.patterns += 1;
+        summary.time += begin.elapsed();
+        for cost in costs.0.iter().skip(1).filter(|cost| cost.nanoseconds > FLOOR_NANOSECONDS) {
+            let each = cost.nanoseconds / cost.bytes as u64;
+            if each > summary.highest {
+                (summary.highest, summary.highest_seed) = (each, seed);
+            }
+        }
+        let Some(why) = wrong else { return };
+        let costs: String = costs.0.iter().map(|cost| format!("    {cost}\n")).collect();
+        let start: String = pattern.text(FIRST).chars().take(160).collect();
+        let name = &target.name;
+        let failure = format!(
+            "{name}, seed {seed}: {why}\n{costs}    the input begins with {start:?}\n    replay: MILLRACE_COST_TARGET='{name}' \
+             MILLRACE_COST_SEED={seed} cargo test -p millrace-router --features fuzz --test cost -- --nocapture\n"
+        );
+        eprintln!("{failure}");
+        summary.failed = true;
+        self.failures.push(failure);
+    }
+
+    fn report(&self) {
+        for (target, Summary { patterns, highest, highest_seed, time, .. }) in &self.targets {
+            let (name, seconds) = (&target.name, time.as_secs_f64());
+            eprintln!(
+                "{name:<30} {patterns:>6} patterns in {seconds:>6.1} s, at most {highest:>7} ns for each byte (seed \
+                 {highest_seed})"
+            );
+        }
+    }
+}
+
+fn variable<T: std::str::FromStr>(name: &str) -> Option<T> {
+    let text = std::env::var(name).ok()?;
+    Some(text.parse().unwrap_or_else(|_| panic!("{name}={text}: not a number")))
+}
+
+#[test]
+fn costs_grow_no_faster_than_inputs() {
+    let _alone = alone();
+    let seconds: Option<f64> = variable("MILLRACE_COST_SECONDS");
+    let seed: Option<u64> = variable("MILLRACE_COST_SEED");
+    let chosen = std::env::var("MILLRACE_COST_TARGET").unwrap_or_default();
+    let until = seconds.map(|seconds| Instant::now() + Duration::from_secs_f64(seconds));
+    let is_over = || until.is_some_and(|until| Instant::now() >= until);
+    let targets = targets().into_iter().filter(|target| target.name.contains(&chosen));
+    let targets: Vec<_> = targets.map(|target| (target, Summary::default())).collect();
+    assert!(!targets.is_empty(), "MILLRACE_COST_TARGET={chosen}: there is no such target");
+    let reach = if seconds.is_some() || seed.is_some() { LONG } else { SHORT };
+    let mut fuzzer = Fuzzer { reach, targets, failures: Vec::new() };
+    let count = fuzzer.targets.len();
+    // All targets in turn, so that each gets its share of the time.
+    let mut round = 0;
+    loop {
+        let mut tried = false;
+        for index in 0..count {
+            let (target, summary) = &fuzzer.targets[index];
+            let plain = target.plain_patterns();
+            let (pattern, last) = match seed {
+                Some(seed) if seconds.is_none() => (seed, 1),
+                Some(seed) if round >= plain => (round.saturating_add(seed), u64::MAX),
+                _ => (round, plain.saturating_add(reach.random)),
+            };
+            if round < last && !summary.failed && !is_over() {
+                fuzzer.try_pattern(index, pattern);
+                tried = true;
+            }
+        }
+        round += 1;
+        if !tried {
+            break;
+        }
+    }
+    fuzzer.report();
+    let failures = &fuzzer.failures;
+    assert!(failures.is_empty(), "{} inputs cost too much:\n{}", failures.len(), failures.join("\n"));
+}
+
+/// A chain of sums which the compiler cannot shorten.
+fn spin(rounds: usize) {
+    let mut sum = 0usize;
+    for i in 0..rounds {
+        sum = std::hint::black_box(sum.wrapping_mul(31).wrapping_add(i));
+    }
+}
+
+#[test]
+fn growth_is_told_from_size() {
+    let _alone = alone();
+    let tried = |prepare: &dyn Fn(usize) -> Work| try_sizes(LONG, 1_000, prepare).1;
+    let linear = |n: usize| -> Work { Box::new(move || spin(50 * n)) };
+    assert_eq!(tried(&linear), None);
+    let sorting = |n: usize| -> Work { Box::new(move || spin(4 * n * n.ilog2() as usize)) };
+    assert_eq!(tried(&sorting), None);
+    let quadratic = |n: usize| -> Work { Box::new(move || spin(n * n / 64)) };
+    let why = tried(&quadratic).unwrap();
+    assert!(why.contains("CPU time grows"), "{why}");
+    let copying = |n: usize| -> Work {
+        Box::new(move || (0..n / 16).for_each(|_| drop(std::hint::black_box(Vec::<u8>::with_capacity(n)))))
+    };
+    let why = tried(&copying).unwrap();
+    assert!(why.contains("allocated"), "{why}");
+    let dear = |n: usize| -> Work { Box::new(move || spin(30_000 * n)) };
+    let why = tried(&dear).unwrap();
+    assert!(why.contains("ns for each byte"), "{why}");
+    let panicking = |_| -> Work { Box::new(|| panic!("on purpose")) };
+    assert!(tried(&panicking).unwrap().contains("panics"));
+}

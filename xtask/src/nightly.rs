@@ -1,0 +1,88 @@
+//! The long checks, one after the other: `cargo xtask nightly`. CI has minutes; these have a night.
+
+use std::time::{Duration, Instant};
+
+use crate::cargo::cargo_with;
+use crate::{cost, fuzz, mutate, sanitize, simulated, soak};
+
+/// A check by its name.
+type Stage = (&'static str, fn() -> bool);
+
+/// What every submission is checked for comes first: if that fails, the rest has less to say.
+const STAGES: &[Stage] = &[
+    ("lint", crate::lint),
+    ("test", crate::test),
+    ("cost, an hour", costs),
+    ("fuzz, ten minutes for each target", || fuzz::run(None, "600")),
+    ("property tests with other seeds", properties),
+    ("scheduler simulation, 20 million steps", simulation),
+    ("soak, an hour", || soak("60")),
+    ("sim, in all orders", || simulated::all_orders(None)),
+    ("sanitize", || sanitize::run(None)),
+    ("mutate", || mutate::run(None)),
+    ("bench", crate::bench),
+];
+
+/// Runs all stages, or those whose names contain `filter`. A stage that fails does not keep the
+/// next one from running.
+pub(crate) fn run(filter: Option<&str>) -> bool {
+    let chosen: Vec<&Stage> =
+        STAGES.iter().filter(|(name, _)| filter.is_none_or(|filter| name.contains(filter))).collect();
+    if chosen.is_empty() {
+        let names: Vec<_> = STAGES.iter().map(|(name, _)| *name).collect();
+        eprintln!(
+            "cargo xtask nightly [FILTER], with a part of one of these names:\n  {}",
+            names.join("\n  ")
+        );
+        return false;
+    }
+    let mut results = Vec::new();
+    for (name, stage) in chosen {
+        eprintln!("=== {name}");
+        let begin = Instant::now();
+        let passed = stage();
+        let result = (*name, passed, begin.elapsed());
+        eprintln!("=== {}", line(result));
+        results.push(result);
+    }
+    let total: Duration = results.iter().map(|(_, _, time)| *time).sum();
+    eprintln!("\n{}", results.iter().copied().map(line).collect::<Vec<_>>().join("\n"));
+    let failed = results.iter().filter(|(_, passed, _)| !passed).count();
+    eprintln!("{failed} of {} stages failed, in {}", results.len(), time(total));
+    failed == 0
+}
+
+fn line((name, passed, took): (&str, bool, Duration)) -> String {
+    format!("{} {:>9}  {name}", if passed { "passed" } else { "FAILED" }, time(took))
+}
+
+fn time(time: Duration) -> String {
+    let seconds = time.as_secs();
+    format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
+}
+
+/// Days since 1970. They choose the random cases, so that each night tries others and a failure can
+/// be replayed in the morning.
+fn day() -> u64 {
+    std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs() / 86_400)
+}
+
+/// The cost fuzzer for an hour, from another random input each night. It tries far fewer than a
+/// million.
+fn costs() -> bool {
+    cost("3600", Some(day() * 1_000_000))
+}
+
+/// Other cases of every property test.
+fn properties() -> bool {
+    let seed = day().to_string();
+    eprintln!("PROPTEST_RNG_SEED={seed}");
+    let test = ["test", "--workspace", crate::FEATURES];
+    cargo_with(&test, &[("MILLRACE_BINARY_IS_BUILT", "1"), ("PROPTEST_RNG_SEED", &seed)])
+}
+
+/// The scheduler under random traffic, shortages and dying shards.
+fn simulation() -> bool {
+    let test = ["test", "--release", "--package", "millrace-router", "--lib", "simulation"];
+    cargo_with(&test, &[("MILLRACE_SIM_STEPS", "20000000")])
+}
