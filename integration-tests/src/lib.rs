@@ -5,6 +5,7 @@
 
 mod cards;
 mod client;
+mod model;
 mod raw;
 mod server;
 mod story;
@@ -15,6 +16,7 @@ use std::path::PathBuf;
 
 pub use cards::{SMALL, has_simulated_cards, start_small};
 pub use client::{Answer, Stream, post, post_with, stream};
+pub use model::{ModelCopy, TILDE};
 pub use raw::{Attack, Outcome, attack, raw_post};
 pub use server::{Server, binary, cpu_seconds, resident_bytes, shards_of, signal};
 pub use story::long_story;

@@ -107,7 +107,7 @@ pub struct ScoreRow {
 /// What a row of logits makes of a token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scored {
-    /// The model's own log-probability of the token; NaN if no logit is finite.
+    /// The model's own log-probability of the token; NaN if a logit is NaN or plus infinity, or none is finite.
     pub logprob: f32,
     /// One more than the number of tokens that are more likely.
     pub rank: u32,
@@ -120,7 +120,8 @@ pub struct Scored {
 pub struct Sampled {
     /// The token's id.
     pub token: u32,
-    /// Its log-probability.
+    /// Its log-probability; NaN if one of the model's logits is NaN or plus infinity, or no token is possible. The token is then the first
+    /// one that the row allows.
     pub logprob: f32,
     /// The `top_n` most likely tokens, most likely first, the lower id first on a tie.
     pub top: Vec<(u32, f32)>,

@@ -4,7 +4,7 @@ use std::io::{self, Read, Write};
 
 use prost::Message;
 
-/// Largest frame either side accepts, in bytes. A step that admits a full batch of long prompts stays far below.
+/// Largest frame either side accepts, in bytes. The scheduler plans every step so that the step and its answer fit.
 pub const MAX_FRAME: usize = 64 << 20;
 
 /// Why a frame could not be read or written.
@@ -22,6 +22,11 @@ pub enum FrameError {
     /// The bytes are not the message they should be.
     #[error("malformed message: {0}")]
     Malformed(#[from] prost::DecodeError),
+}
+
+/// Bytes of a message without the frame's length.
+pub fn encoded_len(message: &impl Message) -> usize {
+    message.encoded_len()
 }
 
 /// One message with its length before it, ready to be written.

@@ -6,6 +6,7 @@
 pub mod frame;
 pub mod handshake;
 pub mod liveness;
+pub mod rules;
 
 /// Messages generated from `proto/shard.proto`; the comments there are the reference.
 #[allow(missing_docs, clippy::all)]

@@ -8,6 +8,7 @@ use millrace_proto::{Step, StepOutput, from_shard, to_shard};
 
 use crate::Error;
 use crate::connection::Router;
+use crate::fault::TestFault;
 
 /// How long the loop waits for a message before it looks whether a step is done.
 const POLL: Duration = Duration::from_micros(20);
@@ -44,6 +45,7 @@ pub(crate) fn answer(router: &Router, rank: usize, engine: &mut impl Engine) -> 
     let mut under_way = VecDeque::with_capacity(engine.steps_ahead());
     let mut answered = None;
     let mut next = None;
+    let fault = TestFault::from_env();
     loop {
         if !under_way.is_empty() && engine.is_done()? {
             let output = engine.collect()?;
@@ -68,6 +70,7 @@ pub(crate) fn answer(router: &Router, rank: usize, engine: &mut impl Engine) -> 
             Some((to_shard::Message::Step(step), received)) => {
                 let idle = answered.filter(|_| under_way.is_empty());
                 under_way.push_back(idle.map_or(Duration::ZERO, |since| received.duration_since(since)));
+                fault.strike(&step);
                 engine.submit(&step)?;
             }
             Some((to_shard::Message::Shutdown(_), _)) => return Ok(()),

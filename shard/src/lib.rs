@@ -8,6 +8,7 @@ mod connection;
 pub mod decoder;
 mod error;
 pub mod families;
+mod fault;
 pub mod inspect;
 mod lifeline;
 mod limits;

@@ -1,11 +1,15 @@
 //! Steps on a backend: check, ask for, take what was sampled.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::mem;
 use std::time::{Duration, Instant};
 
 use millrace_kernels::{Backend, SampleRow, Sampled, ScoreRow, SeqRow, StepInput};
-use millrace_proto::{self as proto, Admission, PromptToken, Row, Sampling, Step, StepOutput, TokenLogprob};
+use millrace_proto::rules::MAX_ROW_ERROR;
+use millrace_proto::{
+    self as proto, Admission, PromptToken, Row, RowError, RowErrorKind, Sampling, Step, StepOutput,
+    TokenLogprob,
+};
 
 use crate::answer::Engine;
 use crate::decoder::Decoder;
@@ -171,6 +175,9 @@ impl<B: Backend> Engine for Worker<B> {
         slots.apply(step, &mut batch).map_err(wrong)?;
         for admission in &step.admit {
             let slot = admission.slot as usize;
+            if slots.is_refused(slot) {
+                continue;
+            }
             let (tokens, params) = slots.sequence(slot);
             decoder.admit(backend, slot, tokens, params)?;
         }
@@ -212,6 +219,7 @@ impl<B: Backend> Engine for Worker<B> {
         }
         self.slots.fill(&batch, &self.chosen);
         let sampled = batch.sampling_slots().zip(self.chosen.drain(..)).map(answer).collect();
+        let refused = batch.refused().map(refusal).collect();
         self.spare.push(batch);
         // A step that was submitted early begins when the one before it ends.
         let begun = submitted.max(self.answered);
@@ -219,18 +227,54 @@ impl<B: Backend> Engine for Worker<B> {
         let whole = self.answered - begun;
         // A device that runs ahead chooses tokens in the same breath, while the host does something else.
         let forward = if self.backend.steps_ahead() > 1 { whole } else { forward };
-        Ok(StepOutput {
+        Ok(without_broken_rows(StepOutput {
             step: id,
             sampled,
             scored,
             pooled,
+            errors: refused,
             step_micros: whole.as_micros() as u64,
             forward_micros: forward.as_micros() as u64,
             collective_micros: self.decoder.take_collective_time().as_micros() as u64,
             idle_micros: 0,
-        })
+        }))
     }
 }
+
+/// The error of a row that was not computed because its sequence is refused.
+fn refusal((slot, error): (usize, &StepError)) -> RowError {
+    row_error(slot as u32, RowErrorKind::Refused, error.to_string())
+}
+
+fn row_error(slot: u32, kind: RowErrorKind, mut message: String) -> RowError {
+    let end = (0..=MAX_ROW_ERROR.min(message.len())).rev().find(|&end| message.is_char_boundary(end));
+    message.truncate(end.unwrap_or(0));
+    RowError { slot, kind: kind.into(), message }
+}
+
+/// Replaces the results of rows with a value that is not finite by errors. A NaN or an infinity among the logits makes the log-probability of
+/// the token that is chosen or scored a NaN, whatever the device. Only the rank that answers knows the values; all ranks go on with the
+/// same tokens until the router releases the slot.
+fn without_broken_rows(mut output: StepOutput) -> StepOutput {
+    let sampled = output.sampled.iter().filter(|of| !of.logprob.is_finite()).map(|of| (of.slot, LOGITS));
+    let is_broken = |of: &&proto::Scored| of.tokens.iter().any(|token| !token.logprob.is_finite());
+    let scored = output.scored.iter().filter(is_broken).map(|of| (of.slot, LOGITS));
+    let is_broken = |of: &&proto::Pooled| of.values.iter().any(|value| !value.is_finite());
+    let pooled = output.pooled.iter().filter(is_broken).map(|of| (of.slot, STATES));
+    let broken: BTreeMap<u32, &str> = sampled.chain(scored).chain(pooled).collect();
+    if broken.is_empty() {
+        return output;
+    }
+    output.sampled.retain(|of| !broken.contains_key(&of.slot));
+    output.scored.retain(|of| !broken.contains_key(&of.slot));
+    output.pooled.retain(|of| !broken.contains_key(&of.slot));
+    let errors = broken.into_iter().map(|(slot, what)| row_error(slot, RowErrorKind::NotFinite, what.into()));
+    output.errors.extend(errors);
+    output
+}
+
+const LOGITS: &str = "the model produced logits that are not finite";
+const STATES: &str = "the model produced states that are not finite";
 
 fn answer((slot, Sampled { token, logprob, top }): (usize, Sampled)) -> proto::Sampled {
     proto::Sampled { slot: slot as u32, token, logprob, top: alternatives(top) }

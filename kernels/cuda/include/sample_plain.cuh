@@ -29,9 +29,10 @@ DEVICE void sample_plain(const float *logits, float *work, const uint32_t *table
   };
 
   // Penalties, biases, masks.
-  u64 finite = 0, still_finite = 0;
+  u64 finite = 0, still_finite = 0, broken = 0;
   const uint32_t *history = a.history + (t.penalised() ? int64_t(t.word(kSlot)) * a.history_stride : 0);
   each([&](int id) {
+    broken += is_broken(row[id]);
     finite += is_finite(row[id]);
     float v = sanitize(row[id]);
     uint32_t count = 0;
@@ -53,7 +54,7 @@ DEVICE void sample_plain(const float *logits, float *work, const uint32_t *table
   });
   finite = all_count(finite);
   still_finite = all_count(still_finite);
-  if (finite == 0 || still_finite == 0) {
+  if (all_count(broken) > 0 || finite == 0 || still_finite == 0) {
     if (threadIdx.x == 0) report_nothing(out, a, t, vocab);
     return;
   }

@@ -50,7 +50,10 @@ struct Adjust {
   int history_stride, mask_stride;
 };
 
-// NaN is impossible, and an infinity the greatest number. A row of nothing finite is found by its flags.
+// Whether a model's logit spoils its row: NaN or plus infinity. Minus infinity is a token that the model rules out.
+DEVICE bool is_broken(float x) { return !(x < infinity()); }
+// What penalties and biases have made of finite logits: NaN is impossible, and an infinity the greatest number. A row of nothing finite, and one that
+// a model's logit spoils, are found by their flags.
 DEVICE float sanitize(float x) {
   if (x != x) return -infinity();
   return x == infinity() ? 3.402823466e38f : x;
@@ -192,7 +195,7 @@ struct Outcome {
   int top_stride;
 };
 
-// The answer for a row without a finite logit: its first allowed token. By one thread.
+// The answer for a row that a logit spoils, or without a finite logit: its first allowed token, with NaN for its log-probability. By one thread.
 DEVICE void report_nothing(const Outcome &out, const Adjust &a, const Table &t, int vocab) {
   const int mask_row = int(t.word(kMaskRow));
   uint32_t token = 0;

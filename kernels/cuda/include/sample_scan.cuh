@@ -15,7 +15,7 @@ struct __align__(8) Seen {
   float max, sum;  // of the logits whose log-probabilities are reported: the greatest one, and the sum of e^(x - max)
   float best;      // greatest adjusted logit and its id
   int best_id;
-  uint32_t finite;  // bit 0: some logit is; bit 1: some adjusted logit is
+  uint32_t finite;  // bit 0: some logit is; bit 1: some adjusted logit is; bit 2: some logit is broken
   uint32_t unused;
 };
 // A chunk as `draw` saw it.
@@ -56,7 +56,7 @@ struct Measured {
   double log_sum;  // ln sum e^(x - max)
   float best;
   int best_id;
-  bool hopeless;  // nothing finite to choose from
+  bool hopeless;  // a broken logit, or nothing finite to choose from
 };
 DEVICE Measured measured(const Seen *seen, int chunks) {
   float max = -infinity(), best = -infinity();
@@ -102,9 +102,11 @@ DEVICE void scan(const float *logits, float *adjusted, float *seg_max, Seen *see
   const bool whole = vocab % 4 == 0, adjusts = t.adjusted();
 
   float raw[4 * kSteps], x[4 * kSteps];
+  bool broken = false;
 #pragma unroll
   for (int s = 0; s < kSteps; s++) {
     const float4 v = load_four(row, start + warp * kSegment + (s * kWarp + lane) * 4, vocab, whole);
+    broken |= is_broken(v.x) | is_broken(v.y) | is_broken(v.z) | is_broken(v.w);
     raw[4 * s] = sanitize(v.x), raw[4 * s + 1] = sanitize(v.y), raw[4 * s + 2] = sanitize(v.z), raw[4 * s + 3] = sanitize(v.w);
   }
   uint32_t finite = 0;
@@ -114,8 +116,7 @@ DEVICE void scan(const float *logits, float *adjusted, float *seg_max, Seen *see
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       x[4 * s + i] = raw[4 * s + i];
-      // An infinity is finite now; whether anything else is, only its own value told.
-      if (id + i < vocab && is_finite(raw[4 * s + i]) && (raw[4 * s + i] < 3.402823466e38f || is_finite(row[id + i]))) finite = 1;
+      if (id + i < vocab && is_finite(raw[4 * s + i])) finite = 1;
     }
   }
   auto place = [&](int s, int i) { return warp * kSegment + (s * kWarp + lane) * 4 + i; };
@@ -175,6 +176,8 @@ DEVICE void scan(const float *logits, float *adjusted, float *seg_max, Seen *see
   } else {
     finite |= finite << 1;
   }
+  // With this bit the flags are never 3, so the row is hopeless.
+  if (broken) finite |= 4;
 
   float seg_raw = -infinity(), seg_x = -infinity();
 #pragma unroll

@@ -4,7 +4,7 @@
 
 constexpr int kScoreThreads = 256;
 
-// grid [rows]. The token's log-probability, NaN without a finite logit, and one more than the number of tokens that are more likely. `scan` has
+// grid [rows]. The token's log-probability, NaN if a logit is broken or none is finite, and one more than the number of tokens that are more likely. `scan` has
 // measured the rows, of which nothing was adjusted: segments of nothing more likely are not read again.
 DEVICE void score(const float *logits, const float *seg_max, const Seen *seen, const uint32_t *given, uint32_t *ranks, float *logprobs, int vocab) {
   constexpr int kWarps = kScoreThreads / kWarp;

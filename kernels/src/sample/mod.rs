@@ -49,9 +49,13 @@ impl Mass {
 }
 
 /// Chooses a token as `row` asks. `logits`, `[vocab]`, are overwritten.
+///
+/// The log-probability is NaN if the model's logits hold a NaN or plus infinity, or if no token is possible.
 pub(crate) fn choose(logits: &mut [f32], row: &SampleRow<'_>) -> Sampled {
     let params = row.params;
-    sanitize(logits);
+    if is_broken(logits) {
+        return nothing(row);
+    }
     if !params.do_sample || !params.warped_logprobs {
         return choose_unwarped(logits, row);
     }
@@ -66,9 +70,11 @@ pub(crate) fn choose(logits: &mut [f32], row: &SampleRow<'_>) -> Sampled {
     Sampled { token, logprob: mass.logprob(logit), top }
 }
 
-/// What `logits`, `[vocab]`, make of a token; they are overwritten.
+/// What `logits`, `[vocab]`, make of a token. The log-probability is NaN if they hold a NaN or plus infinity, or nothing finite.
 pub(crate) fn score(logits: &mut [f32], row: &ScoreRow) -> Scored {
-    sanitize(logits);
+    if is_broken(logits) {
+        return Scored { logprob: f32::NAN, rank: 1, top: Vec::new() };
+    }
     let logit = logits[row.token as usize];
     let rank = 1 + logits.iter().filter(|other| **other > logit).count() as u32;
     match Mass::of(logits.iter().copied()) {
@@ -118,7 +124,13 @@ fn choose_unwarped(logits: &mut [f32], row: &SampleRow<'_>) -> Sampled {
     Sampled { token, logprob: mass.logprob(raw), top }
 }
 
-/// The answer for a row that has no finite logit: the first token that it allows.
+/// Whether a model's logits hold a NaN or plus infinity. Minus infinity is a token that the model rules out.
+fn is_broken(logits: &[f32]) -> bool {
+    // Without a branch per logit, so that compilers vectorise it. NaN is not less than anything.
+    logits.iter().fold(false, |broken, &l| broken | !(l < f32::INFINITY))
+}
+
+/// The answer for a row whose logits are broken or leave no token possible: the first token that it allows.
 fn nothing(row: &SampleRow<'_>) -> Sampled {
     let words = row.allowed.unwrap_or_default().iter().zip(0..);
     let first =
@@ -130,7 +142,8 @@ fn position(row: &SampleRow<'_>) -> u32 {
     row.tokens.len() as u32
 }
 
-/// NaN becomes impossible; infinities become the largest number as long as there is something finite to compare with.
+/// Makes numbers of what penalties and biases have made of finite logits: NaN becomes impossible; infinities become the largest number
+/// as long as there is something finite to compare with.
 fn sanitize(logits: &mut [f32]) {
     let mut finite = false;
     for l in logits.iter_mut() {

@@ -343,13 +343,22 @@ fn numbers_that_are_none() {
     for do_sample in [false, true] {
         for warped_logprobs in [false, true] {
             let params = SamplingParams { do_sample, warped_logprobs, top_n: 3, ..SamplingParams::default() };
-            let got = one(&[f32::NAN, 1.0, -INF], &params, &[], 0);
+            let got = one(&[-INF, 1.0, -INF], &params, &[], 0);
             assert_eq!((got.token, got.logprob, got.top), (1, 0.0, vec![(1, 0.0)]));
-            for hopeless in [[f32::NAN; 3], [-INF; 3], [INF; 3]] {
+            // One number that is none is enough: the row is not to be trusted.
+            let broken =
+                [[f32::NAN, 1.0, -INF], [0.0, 1.0, f32::NAN], [0.0, INF, 1.0], [INF, -INF, f32::NAN]];
+            for hopeless in broken.into_iter().chain([[f32::NAN; 3], [-INF; 3], [INF; 3]]) {
                 let got = one(&hopeless, &params, &[], 0);
-                assert!(got.token == 0 && got.logprob.is_nan() && got.top.is_empty());
+                assert!(
+                    got.token == 0 && got.logprob.is_nan() && got.top.is_empty(),
+                    "{hopeless:?}: {got:?}"
+                );
             }
-            assert_eq!(one(&[0.0, INF, 1.0], &params, &[], 0).token, 1);
+            // What penalties make of finite logits is a number again.
+            let harsh = SamplingParams { repetition_penalty: 1e-38, ..params.clone() };
+            let got = one(&[-5.0, 5.0, 1.0], &harsh, &[1], 1);
+            assert!(got.token == 1 && got.logprob.is_finite(), "{got:?}");
             let cold = SamplingParams { temperature: 1e-38, top_p: 0.5, ..params };
             assert_eq!(one(&[3.0, 8.0, 8.5], &cold, &[], 0).token, 2);
         }
@@ -360,12 +369,14 @@ fn numbers_that_are_none() {
 fn scores_of_numbers_that_are_none() {
     const INF: f32 = f32::INFINITY;
     let row = |token| [ScoreRow { token, top_n: 2 }];
-    let got = score(&Reference, &[f32::NAN, 1.0, -INF], 3, &row(1)).remove(0);
+    let got = score(&Reference, &[-INF, 1.0, -INF], 3, &row(1)).remove(0);
     assert_eq!(got, Scored { logprob: 0.0, rank: 1, top: vec![(1, 0.0)] });
-    let got = score(&Reference, &[f32::NAN, 1.0, -INF], 3, &row(0)).remove(0);
+    let got = score(&Reference, &[-INF, 1.0, -INF], 3, &row(0)).remove(0);
     assert_eq!(got, Scored { logprob: -INF, rank: 2, top: vec![(1, 0.0)] });
-    let got = score(&Reference, &[f32::NAN; 3], 3, &row(2)).remove(0);
-    assert!(got.logprob.is_nan() && got.rank == 1 && got.top.is_empty());
+    for broken in [[f32::NAN; 3], [0.0, 1.0, f32::NAN], [INF, 1.0, 0.0], [-INF; 3]] {
+        let got = score(&Reference, &broken, 3, &row(2)).remove(0);
+        assert!(got.logprob.is_nan() && got.rank == 1 && got.top.is_empty(), "{broken:?}: {got:?}");
+    }
 }
 
 /// A text drawn with the watermark: each token from logits of its own.

@@ -47,7 +47,9 @@ pub(super) async fn run(mut batches: mpsc::UnboundedReceiver<Batch>) {
         };
         open.extend(batch.opened);
         for Output { sequence, news, finish } in batch.outputs {
-            send(&open, sequence, event(news, finish));
+            if let Some(event) = event(news, finish) {
+                send(&open, sequence, event);
+            }
             if finish.is_some() {
                 open.remove(&sequence);
             }
@@ -65,8 +67,9 @@ pub(super) async fn run(mut batches: mpsc::UnboundedReceiver<Batch>) {
     }
 }
 
-fn event(news: News, finish: Option<Finish>) -> Event {
-    match news {
+/// What a request is told; failures are passed on as such.
+fn event(news: News, finish: Option<Finish>) -> Option<Event> {
+    Some(match news {
         News::Prompt(tokens) => {
             let token =
                 |proto::PromptToken { logprob, rank, top }| PromptToken { logprob, rank, top: pairs(top) };
@@ -76,7 +79,8 @@ fn event(news: News, finish: Option<Finish>) -> Event {
             Event::Token(Token { id, logprob, top: pairs(top) }, finish)
         }
         News::Vector(values) => Event::Vector(values),
-    }
+        News::Failed(_) => return None,
+    })
 }
 
 fn pairs(top: Vec<TokenLogprob>) -> Vec<(u32, f32)> {

@@ -71,6 +71,9 @@ pub enum Failure {
     /// What it may generate cannot be worked out (any further).
     #[error("{0}")]
     Constraint(String),
+    /// The model cannot run it, whatever else is going on.
+    #[error("{0}")]
+    Refused(String),
 }
 
 /// Why a request was not accepted.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use metrics::{Unit, counter, describe_counter, describe_gauge, describe_histogram, gauge, histogram};
 use millrace_proto::{Step, StepOutput};
 
-use crate::scheduler::{Limits, Stats};
+use crate::scheduler::{Limits, RowFailure, Stats};
 
 /// Gauge: requests waiting for their first step.
 const QUEUE_SIZE: &str = "tgi_queue_size";
@@ -42,6 +42,10 @@ const RESTARTS: &str = "millrace_shard_restarts_total";
 const RECOVERY_DURATION: &str = "millrace_recovery_duration";
 /// Counter: requests that ended because they waited for too long.
 const QUEUE_TIMEOUTS: &str = "millrace_queue_timeouts_total";
+/// Counter by `kind`, `refused` or `not_finite`: requests that failed alone because the shards had no result for them.
+const ROW_ERRORS: &str = "millrace_row_errors_total";
+/// Counter: requests that failed because the shards were lost while they ran alone.
+const BLAMED: &str = "millrace_blamed_requests_total";
 /// Counter: tokens of admitted sequences that were found in the prefix cache.
 const PREFIX_HITS: &str = "millrace_prefix_cache_hit_tokens_total";
 /// Counter: tokens of admitted sequences that had to be computed.
@@ -99,6 +103,8 @@ pub(super) fn describe() {
     describe_counter!(RESTARTS, Unit::Count, "Groups of shards started again after a loss");
     describe_histogram!(RECOVERY_DURATION, Unit::Seconds, "From the loss of the shards to the first token");
     describe_counter!(QUEUE_TIMEOUTS, Unit::Count, "Requests that waited for too long");
+    describe_counter!(ROW_ERRORS, Unit::Count, "Requests that failed alone, by the shards' answer");
+    describe_counter!(BLAMED, Unit::Count, "Requests that failed because they ended the shards");
     describe_gauge!(KV_BLOCKS_USED, Unit::Count, "KV cache blocks in use");
     describe_gauge!(KV_BLOCKS_TOTAL, Unit::Count, "KV cache blocks of the pool");
     describe_counter!(PREFIX_HITS, Unit::Count, "Tokens of admitted sequences that were in the prefix cache");
@@ -110,8 +116,11 @@ pub(super) fn describe() {
 
 /// Series are there before their first event, so that a rate over them is 0 and not unknown.
 fn begin_at_zero() {
-    for name in [SHARD_IDLE, SHARD_COLLECTIVE, RESTARTS, QUEUE_TIMEOUTS] {
+    for name in [SHARD_IDLE, SHARD_COLLECTIVE, RESTARTS, QUEUE_TIMEOUTS, BLAMED] {
         counter!(name).increment(0);
+    }
+    for kind in ["refused", "not_finite"] {
+        counter!(ROW_ERRORS, "kind" => kind).increment(0);
     }
     for method in ["prefill", "decode"] {
         for name in [BATCH_INFERENCE_COUNT, BATCH_INFERENCE_SUCCESS, BATCH_INFERENCE_FAILURE, STEP_TOKENS] {
@@ -189,6 +198,20 @@ pub(super) fn recovered(time: Duration) {
 /// A request has waited for too long.
 pub(super) fn queue_timeout() {
     counter!(QUEUE_TIMEOUTS).increment(1);
+}
+
+/// The shards had no result for a request.
+pub(super) fn row_failed(failure: &RowFailure) {
+    let kind = match failure {
+        RowFailure::Refused(_) => "refused",
+        RowFailure::NotFinite(_) => "not_finite",
+    };
+    counter!(ROW_ERRORS, "kind" => kind).increment(1);
+}
+
+/// A request has ended the shards while it ran alone.
+pub(super) fn blamed() {
+    counter!(BLAMED).increment(1);
 }
 
 /// Shows how full the scheduler is.

@@ -122,6 +122,7 @@ async fn serve(
         batches,
         draining: None,
         failures: 0,
+        blamed: false,
         lost: None,
         shown: None,
         state,
@@ -163,6 +164,8 @@ struct Server<'a> {
     draining: Option<Instant>,
     /// Losses in a row, without a sign of life between them.
     failures: u32,
+    /// The shards are being replaced because of a request that was found to be to blame.
+    blamed: bool,
     /// When the shards were lost, until the first token after that.
     lost: Option<Instant>,
     /// What the gauges say.
@@ -294,12 +297,14 @@ impl Server<'_> {
             Change::Alive => self.failures = 0,
             Change::Lost => self.lose(),
             Change::Ended(why) => {
-                self.failures += 1;
-                if self.failures >= self.config.max_failures {
+                // A request that is to blame has failed alone. It was in the two losses before as well.
+                let blamed = std::mem::take(&mut self.blamed);
+                self.failures = if blamed { self.failures.saturating_sub(2) } else { self.failures + 1 };
+                if !blamed && self.failures >= self.config.max_failures {
                     return Err(why);
                 }
                 let pause = match self.failures {
-                    1 => Duration::ZERO,
+                    0 | 1 => Duration::ZERO,
                     again => FIRST_PAUSE.saturating_mul(1 << (again - 2).min(16)).min(LONGEST_PAUSE),
                 };
                 tracing::warn!(
@@ -324,6 +329,10 @@ impl Server<'_> {
 
     /// All that was sent is lost; the requests wait.
     fn lose(&mut self) {
+        if let Some(id) = self.scheduler.lose() {
+            self.blame(id);
+            self.blamed = true;
+        }
         self.lost.get_or_insert_with(Instant::now);
         self.sent.drain(..).for_each(Measured::lost);
         self.occupancy.set_room(0);
@@ -356,17 +365,19 @@ impl Server<'_> {
                 tracing::info!("the first token after {:.3} s without shards", lost.elapsed().as_secs_f64());
             }
         }
-        for output in &outputs {
-            match output.finish {
-                Some(_) => drop(self.open.remove(&output.sequence)),
-                None => {
-                    if let News::Token(sampled) = &output.news {
-                        self.constrain(output.sequence, sampled.token);
-                    }
+        for output in outputs {
+            let id = output.sequence;
+            match (&output.news, output.finish) {
+                (News::Failed(failure), _) => {
+                    self.row_failed(id, failure.clone());
+                    continue;
                 }
+                (_, Some(_)) => drop(self.open.remove(&id)),
+                (News::Token(sampled), None) => self.constrain(id, sampled.token),
+                (News::Prompt(_) | News::Vector(_), None) => {}
             }
+            self.batch.outputs.push(output);
         }
-        self.batch.outputs.extend(outputs);
     }
 
     /// The shards cannot be brought back: the engine ends, and all requests with it.

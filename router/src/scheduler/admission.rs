@@ -5,6 +5,7 @@
 //! for; then it is kept room for. So a huge prompt does not hold up small ones, nor the small ones it for ever.
 
 use super::cache::Prefix;
+use super::frame::FrameBudget;
 use super::limits::Limits;
 use super::sequence::{Running, SeqId, Sequence};
 use super::{Admitted, Scheduler, share};
@@ -13,12 +14,17 @@ use super::{Admitted, Scheduler, share};
 const LOOK_AHEAD: usize = 16;
 
 impl Scheduler {
-    /// Admits while there is room, and something left of the step's budget.
-    pub(super) fn admit(&mut self) -> Vec<Admitted> {
+    /// Admits while there is room, and something left of the step's budgets of tokens and bytes.
+    pub(super) fn admit(&mut self, bytes: &mut FrameBudget) -> Vec<Admitted> {
         let budget = self.unplanned();
         let mut admitted = Vec::new();
         while !self.free_slots.is_empty() && share::has_room(&self.prompts(), budget) {
             let Some((id, len, prefix)) = self.first_that_fits() else { break };
+            // It is the first again in the next step, which has room for it.
+            let sampling = self.waiting.get(id).map_or(0, |sequence| sequence.sampling_bytes);
+            if !bytes.take_admission(len, sampling) {
+                break;
+            }
             let cached = self.cache.positions(&prefix);
             let table = self.cache.allocate(prefix, len);
             debug_assert!(table.is_some(), "it fits");

@@ -1,8 +1,9 @@
 //! What a step in flight will answer, and what is wrong with an answer.
 
+use std::collections::{HashMap, HashSet};
 use std::ops::Range;
 
-use millrace_proto::{PromptToken, Sampled, StepOutput, TokenLogprob};
+use millrace_proto::{PromptToken, RowError, RowErrorKind, Sampled, StepOutput, TokenLogprob};
 
 use super::request::Finish;
 use super::sequence::{SeqId, Slot};
@@ -46,8 +47,28 @@ pub struct Output {
     pub sequence: SeqId,
     /// What.
     pub news: News,
-    /// Set on the last one; the scheduler has forgotten the sequence then.
+    /// Set on the last one, but for [`News::Failed`], which is always the last; the scheduler has forgotten the sequence then.
     pub finish: Option<Finish>,
+}
+
+/// Why a sequence cannot be run any further although the shards can.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum RowFailure {
+    /// The shards refuse the sequence; the text says what is wrong with it.
+    #[error("{0}")]
+    Refused(String),
+    /// The model's logits or states are not finite; the text says which.
+    #[error("{0}")]
+    NotFinite(String),
+}
+
+impl RowFailure {
+    pub(super) fn new(error: RowError) -> Self {
+        match error.kind() {
+            RowErrorKind::NotFinite => RowFailure::NotFinite(error.message),
+            RowErrorKind::Refused | RowErrorKind::Unspecified => RowFailure::Refused(error.message),
+        }
+    }
 }
 
 /// What a row of a step has brought.
@@ -60,6 +81,8 @@ pub enum News {
     Token(Sampled),
     /// The prompt's vector, which is all there is.
     Vector(Vec<f32>),
+    /// The sequence has failed, and it alone.
+    Failed(RowFailure),
 }
 
 /// An answer that no step has asked for. The shard that gave it cannot be trusted any more.
@@ -81,6 +104,9 @@ pub enum Malformed {
     /// Not one vector for each prompt that was to become one.
     #[error("step {step} has not the vectors that its rows ask for")]
     Vectors { step: u64 },
+    /// An error for a slot that has no row in the step, or two for one.
+    #[error("step {step} has an error for slot {slot}, which has no row without one")]
+    StrayError { step: u64, slot: u32 },
     /// The tokens are not in the order of the rows.
     #[error("step {step} has a token for slot {got} where slot {expected} is due")]
     WrongSlot { step: u64, expected: u32, got: u32 },
@@ -96,23 +122,26 @@ impl InFlight {
         if output.step != step {
             return Err(Malformed::OutOfOrder { expected: step, got: output.step });
         }
-        let (expected, got) = (self.samples().count(), output.sampled.len());
+        let failed = self.failed(output)?;
+        let rows = || self.rows.iter().filter(|row| !failed.contains_key(&row.slot.0));
+        let samples = || rows().filter(|row| row.sample);
+        let (expected, got) = (samples().count(), output.sampled.len());
         if expected != got {
             return Err(Malformed::Count { step, expected, got });
         }
-        for (row, sampled) in self.samples().zip(&output.sampled) {
+        for (row, sampled) in samples().zip(&output.sampled) {
             if sampled.slot != row.slot.0 {
                 return Err(Malformed::WrongSlot { step, expected: row.slot.0, got: sampled.slot });
             }
         }
-        let scored = self.rows.iter().filter(|row| !row.scores.is_empty());
+        let scored = rows().filter(|row| !row.scores.is_empty());
         if !scored
             .map(|row| (row.slot.0, row.scores.len()))
             .eq(output.scored.iter().map(|of| (of.slot, of.tokens.len())))
         {
             return Err(Malformed::Scores { step });
         }
-        let pooled = self.rows.iter().filter(|row| row.end == Some(End::Vector));
+        let pooled = rows().filter(|row| row.end == Some(End::Vector));
         if !pooled.map(|row| row.slot.0).eq(output.pooled.iter().map(|of| of.slot)) {
             return Err(Malformed::Vectors { step });
         }
@@ -126,8 +155,19 @@ impl InFlight {
         }
     }
 
-    /// The rows that a token comes back for.
-    pub(super) fn samples(&self) -> impl Iterator<Item = &InFlightRow> {
-        self.rows.iter().filter(|row| row.sample)
+    /// The errors of an answer by slot: at most one for each row.
+    fn failed<'a>(&self, output: &'a StepOutput) -> Result<HashMap<u32, &'a RowError>, Malformed> {
+        let mut failed = HashMap::new();
+        if output.errors.is_empty() {
+            return Ok(failed);
+        }
+        let rows: HashSet<u32> = self.rows.iter().map(|row| row.slot.0).collect();
+        for error in &output.errors {
+            let slot = error.slot;
+            if !rows.contains(&slot) || failed.insert(slot, error).is_some() {
+                return Err(Malformed::StrayError { step: self.step, slot });
+            }
+        }
+        Ok(failed)
     }
 }

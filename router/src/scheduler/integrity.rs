@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use super::{Running, Scheduler};
+use super::{Running, Scheduler, SeqId};
 
 impl Scheduler {
     /// Checks every invariant that ties queue, slots and blocks together.
@@ -34,6 +34,17 @@ impl Scheduler {
         }
         if has_duplicates(&self.released) {
             return broken(format!("a slot is released twice: {:?}", self.released));
+        }
+
+        let alone = self.quarantine.is_empty()
+            || self.running.iter().all(|running| self.quarantine.contains(&running.sequence.id))
+                && self.running.len() <= 1;
+        if !alone {
+            return broken(format!("{running:?} run beside the quarantine {:?}", self.quarantine));
+        }
+        let known = |id: &&SeqId| self.position(**id).is_none() && self.waiting.get(**id).is_none();
+        if let Some(id) = self.quarantine.iter().find(known) {
+            return broken(format!("{id:?} is in quarantine and not known"));
         }
 
         for running in &self.running {

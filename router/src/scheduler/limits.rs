@@ -1,6 +1,9 @@
 //! What the shards can hold, and what can therefore never be asked of them.
 
-use millrace_proto::Ready;
+use millrace_proto::rules::OutOfRange;
+use millrace_proto::{MAX_FRAME, Ready};
+
+use super::frame;
 
 /// The bounds that a shard group announced; every plan keeps them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -17,6 +20,10 @@ pub struct Limits {
     pub num_blocks: usize,
     /// Token ids are below this.
     pub vocab_size: usize,
+    /// Features of a state, and so of a vector.
+    pub hidden_size: usize,
+    /// Bytes of the largest message: [`MAX_FRAME`] but in tests.
+    pub max_frame_bytes: usize,
 }
 
 /// A shard announced that it can hold nothing at all.
@@ -35,10 +42,14 @@ impl Limits {
         Ok(Limits {
             max_sequence_tokens: positive("max_sequence_tokens", ready.max_sequence_tokens)?,
             max_step_tokens,
-            max_sequences: positive("max_sequences", ready.max_sequences)?.min(max_step_tokens),
+            max_sequences: positive("max_sequences", ready.max_sequences)?
+                .min(max_step_tokens)
+                .min(frame::most_rows(MAX_FRAME)),
             block_size: positive("block_size", ready.block_size)?,
             num_blocks: positive("num_blocks", ready.num_blocks)?,
             vocab_size: positive("vocab_size", ready.vocab_size)?,
+            hidden_size: ready.hidden_size as usize,
+            max_frame_bytes: MAX_FRAME,
         })
     }
 
@@ -73,7 +84,7 @@ pub(super) fn positions(prompt: usize, new: usize) -> usize {
 }
 
 /// Why a sequence can never run. The texts are fit for a client.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[expect(missing_docs, reason = "the texts say what the fields are")]
 pub enum Impossible {
     /// No prompt.
@@ -95,4 +106,21 @@ pub enum Impossible {
     /// A prompt token that the model does not have.
     #[error("token {token} is outside the vocabulary of {vocab_size}")]
     UnknownToken { token: u32, vocab_size: usize },
+    /// More than one message to the shards holds.
+    #[error(
+        "{tokens} prompt and new tokens and their parameters need {needed} bytes in one message to the shards, which holds {room}; \
+         shorten the prompt or ask for fewer new tokens"
+    )]
+    OverFrame { tokens: usize, needed: usize, room: usize },
+    /// A sampling parameter that the shards would refuse.
+    #[error("{0}")]
+    Sampling(#[from] OutOfRange),
+    /// More alternatives at each token of the prompt than can be reported.
+    #[error(
+        "{given} alternatives at each token of the prompt are more than the {limit} that can be reported"
+    )]
+    Scores { given: u32, limit: usize },
+    /// A mask that allows nothing, or a token that the model does not have.
+    #[error("the grammar allows no token of the model's vocabulary")]
+    Mask,
 }

@@ -9,6 +9,9 @@
 //! at most one token in flight. It keeps its slot and its blocks meanwhile, and nobody waits for it. How its constraint is
 //! worked out is nothing that is known here.
 //!
+//! A sequence that the shards refuse, or for which the model gives no finite numbers, fails alone. A sequence that was in two losses of the
+//! shards runs alone, and fails alone if they are lost again ([`quarantine`]). A step and its answer never exceed a frame ([`frame`]).
+//!
 //! A step is a mixed batch under one budget of tokens. Sequences that decode go first, one token each, so a long
 //! prompt never stalls a running stream; prompts share the rest in chunks ([`share`]). Sequences are in line by
 //! arrival and priority; [`admission`] says who leaves the queue. A newcomer starts with the blocks of its prefix that
@@ -19,8 +22,10 @@
 mod admission;
 mod answer;
 mod cache;
+mod frame;
 mod integrity;
 mod limits;
+mod quarantine;
 mod queue;
 mod request;
 mod sequence;
@@ -29,16 +34,17 @@ mod share;
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, HashMap, VecDeque};
 
-use millrace_proto::{PromptToken, Sampled, Step, StepOutput};
+use millrace_proto::{PromptToken, RowError, Sampled, Step, StepOutput};
 
 use self::answer::{End, InFlight, InFlightRow};
 use self::cache::KvCache;
+use self::frame::FrameBudget;
 use self::queue::Queue;
 use self::sequence::{Running, Sequence};
 
-pub use self::answer::{Malformed, News, Output};
+pub use self::answer::{Malformed, News, Output, RowFailure};
 pub use self::limits::{Impossible, Limits, NoRoom};
 pub use self::request::{Finish, Mask, Pooling, Priority, Request};
 pub use self::sequence::{SeqId, Slot};
@@ -60,6 +66,8 @@ pub struct Scheduler {
     next_step: u64,
     /// Steps planned and not yet answered, oldest first.
     in_flight: VecDeque<InFlight>,
+    /// Sequences that were in so many losses of the shards that they run alone. While there are any, nothing else runs.
+    quarantine: BTreeSet<SeqId>,
     preemptions: u64,
     hit_tokens: u64,
     miss_tokens: u64,
@@ -136,6 +144,7 @@ impl Scheduler {
             cache: KvCache::new(limits.num_blocks, limits.block_size, options.prefix_cache),
             next_step: 0,
             in_flight: VecDeque::new(),
+            quarantine: BTreeSet::new(),
             preemptions: 0,
             hit_tokens: 0,
             miss_tokens: 0,
@@ -159,6 +168,7 @@ impl Scheduler {
     /// Forgets a sequence, waiting or running; what it held is free for the next plan. Tokens of it that are still in
     /// flight are dropped when they arrive. An id that is not known (any more) is no error.
     pub fn cancel(&mut self, id: SeqId) {
+        self.quarantine.remove(&id);
         match self.position(id) {
             Some(index) => {
                 self.vacate(index);
@@ -179,9 +189,14 @@ impl Scheduler {
 
     /// The next step, or nothing if there is nothing to run (before more answers have come in).
     pub fn plan(&mut self) -> Option<Plan> {
-        self.schedule_decodes();
-        let admitted = self.admit();
-        self.schedule_prefills();
+        let mut bytes = FrameBudget::for_decodes(&self.limits);
+        self.schedule_decodes(&mut bytes);
+        bytes.add_prompts_half();
+        let admitted = match self.quarantine.is_empty() {
+            true => self.admit(&mut bytes),
+            false => self.admit_from_quarantine(),
+        };
+        self.schedule_prefills(&mut bytes);
 
         let admit = admitted.iter().filter_map(|new| self.position(new.sequence));
         let admit = admit.map(|index| self.running[index].admission()).collect();
@@ -216,14 +231,20 @@ impl Scheduler {
         let due = self.in_flight.front().ok_or(Malformed::Unasked(output.step))?;
         due.check(&output, self.limits.vocab_size)?;
         let Some(answered) = self.in_flight.pop_front() else { return Ok(Vec::new()) };
-        for row in &answered.rows {
+        let StepOutput { sampled, scored, pooled, errors, .. } = output;
+        let mut errors: HashMap<u32, RowError> =
+            errors.into_iter().map(|error| (error.slot, error)).collect();
+        for row in answered.rows.iter().filter(|row| !errors.contains_key(&row.slot.0)) {
             self.publish(answered.step, row);
         }
-        let StepOutput { sampled, scored, pooled, .. } = output;
         let mut outputs = Vec::with_capacity(sampled.len());
         let (mut sampled, mut scored, mut pooled) =
             (sampled.into_iter(), scored.into_iter(), pooled.into_iter());
         for row in &answered.rows {
+            if let Some(error) = errors.remove(&row.slot.0) {
+                outputs.extend(self.fail(row.sequence, error));
+                continue;
+            }
             let scored = if row.scores.is_empty() { None } else { scored.next() };
             if scored.is_some() || row.end == Some(End::Prompt) {
                 let tokens = scored.map_or_else(Vec::new, |scored| scored.tokens);
@@ -237,6 +258,7 @@ impl Scheduler {
             if row.sample {
                 outputs.extend(sampled.next().and_then(|sampled| self.receive(row.sequence, sampled)));
             }
+            self.acquit(row);
         }
         Ok(outputs)
     }
@@ -257,7 +279,10 @@ impl Scheduler {
             sequence.lose_pending();
             match sequence.check(&limits) {
                 Ok(()) => self.waiting.insert(sequence),
-                Err(impossible) => refused.push((sequence.id, impossible)),
+                Err(impossible) => {
+                    self.quarantine.remove(&sequence.id);
+                    refused.push((sequence.id, impossible));
+                }
             }
         }
         refused
@@ -289,14 +314,14 @@ impl Scheduler {
     }
 
     /// One token for each sequence that decodes, the first in line first. A shortage of blocks is at the cost of the
-    /// last, which may be the one in need itself.
-    fn schedule_decodes(&mut self) {
+    /// last, which may be the one in need itself. Who does not fit the message any more has its turn behind the prompts, or in the next step.
+    fn schedule_decodes(&mut self, bytes: &mut FrameBudget) {
         let mut index = 0;
         while let Some(running) = self.running.get_mut(index) {
             let decodes = running.remaining() == 1;
             let positions = running.positions_after(1);
             if !decodes || self.cache.cover(&mut running.table, positions) {
-                running.planned = usize::from(decodes);
+                running.plan(usize::from(decodes), &self.limits, bytes);
                 index += 1;
             } else if !self.drop_spares() {
                 self.preempt_last();
@@ -319,11 +344,11 @@ impl Scheduler {
     }
 
     /// Shares what the decodes have left among the prompts.
-    fn schedule_prefills(&mut self) {
+    fn schedule_prefills(&mut self, bytes: &mut FrameBudget) {
         let shares = share::share(&self.prompts(), self.unplanned());
         let prompts = self.running.iter_mut().filter(|running| is_prompt(running));
         for (running, tokens) in prompts.zip(shares) {
-            running.planned = tokens;
+            running.plan(tokens, &self.limits, bytes);
         }
     }
 
@@ -359,6 +384,21 @@ impl Scheduler {
         }
         let is_news = finish.is_some() || !tokens.is_empty();
         is_news.then_some(Output { sequence: row.sequence, news: News::Prompt(tokens), finish })
+    }
+
+    /// The shards have no result for a row: its sequence fails. Nothing comes of it if the sequence has ended meanwhile.
+    fn fail(&mut self, id: SeqId, error: RowError) -> Option<Output> {
+        let failure = RowFailure::new(error);
+        let sequence = match self.position(id) {
+            Some(index) => &self.running[index].sequence,
+            None => self.waiting.get(id)?,
+        };
+        if let RowFailure::NotFinite(_) = failure {
+            // What was computed for it before may be broken as well, and some of that may have come from the cache.
+            self.cache.forget(&sequence.salt, &sequence.tokens);
+        }
+        self.cancel(id);
+        Some(Output { sequence: id, news: News::Failed(failure), finish: None })
     }
 
     /// The vector of a prompt has come back, which is all that was wanted.

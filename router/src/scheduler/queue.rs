@@ -23,6 +23,10 @@ impl Queue {
         Some(sequence)
     }
 
+    pub(super) fn get(&self, id: SeqId) -> Option<&Sequence> {
+        self.sequences.get(&id)
+    }
+
     pub(super) fn get_mut(&mut self, id: SeqId) -> Option<&mut Sequence> {
         self.sequences.get_mut(&id)
     }

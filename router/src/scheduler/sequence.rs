@@ -3,11 +3,14 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use millrace_proto::rules::{MAX_TOP_N, check_sampling, is_mask};
 use millrace_proto::{self as proto, Admission, Row, Sampling};
 
 use super::answer::{End, InFlightRow};
 use super::cache::{BlockTable, Salt};
+use super::frame::{self, FrameBudget, RowContent};
 use super::limits::{self, Impossible, Limits};
+use super::quarantine::Suspicion;
 use super::request::{Finish, Mask, Pooling, Request};
 
 /// A sequence for as long as the scheduler knows it. A lower id goes first: ids rise in the order of arrival, put
@@ -37,6 +40,8 @@ pub(super) struct Sequence {
     max_new_tokens: usize,
     stop_tokens: Arc<[u32]>,
     sampling: Sampling,
+    /// Bytes of `sampling` in an admission.
+    pub(super) sampling_bytes: usize,
     choice: Choice,
     /// Alternatives to report at each token of the prompt, if anything is.
     prompt_logprobs: Option<u32>,
@@ -45,6 +50,8 @@ pub(super) struct Sequence {
     pooling: Option<Pooling>,
     /// Positions of those that went past it since it is in the queue.
     pub(super) overtaken: usize,
+    /// Its part in losses of the shards.
+    pub(super) suspicion: Suspicion,
 }
 
 /// What may come after the tokens that are known here.
@@ -68,12 +75,14 @@ impl Sequence {
             pending: 0,
             max_new_tokens: if request.pooling.is_some() { 0 } else { request.max_new_tokens as usize },
             stop_tokens: request.stop_tokens,
+            sampling_bytes: frame::sampling(&request.sampling),
             sampling: request.sampling,
             choice: request.mask.map_or(Choice::Free, Choice::Among),
             prompt_logprobs: request.prompt_logprobs,
             scored: 1,
             pooling: request.pooling,
             overtaken: 0,
+            suspicion: Suspicion::default(),
         }
     }
 
@@ -81,9 +90,20 @@ impl Sequence {
     pub(super) fn check(&self, limits: &Limits) -> Result<(), Impossible> {
         limits.check(self.prompt_len, self.max_new_tokens)?;
         let vocab_size = limits.vocab_size;
-        match self.tokens.iter().find(|&&token| token as usize >= vocab_size) {
-            Some(&token) => Err(Impossible::UnknownToken { token, vocab_size }),
-            None => Ok(()),
+        if let Some(&token) = self.tokens.iter().find(|&&token| token as usize >= vocab_size) {
+            return Err(Impossible::UnknownToken { token, vocab_size });
+        }
+        check_sampling(&self.sampling, vocab_size)?;
+        let tokens = self.prompt_len + self.max_new_tokens;
+        frame::check_admission(limits, tokens, self.sampling_bytes)
+            .map_err(|(needed, room)| Impossible::OverFrame { tokens, needed, room })?;
+        let limit = vocab_size.min(MAX_TOP_N);
+        if let Some(given) = self.prompt_logprobs.filter(|&given| given as usize > limit) {
+            return Err(Impossible::Scores { given, limit });
+        }
+        match &self.choice {
+            Choice::Among(mask) if !is_mask(mask, vocab_size) => Err(Impossible::Mask),
+            _ => Ok(()),
         }
     }
 
@@ -232,6 +252,39 @@ impl Running {
     /// Positions that the block table must cover before `count` more tokens can be run.
     pub(super) fn positions_after(&self, count: usize) -> usize {
         self.computed + count
+    }
+
+    /// What a row of so many tokens would ask for, as far as its size depends on it.
+    fn content(&self, count: usize, hidden_size: usize) -> RowContent {
+        let sequence = &self.sequence;
+        let complete = self.computed + count == sequence.len();
+        let samples = complete && sequence.max_new_tokens > 0;
+        let mask_words = match &sequence.choice {
+            Choice::Among(mask) if samples => mask.len(),
+            _ => 0,
+        };
+        RowContent {
+            mask_words,
+            top_n: if samples { sequence.sampling.top_n as usize } else { 0 },
+            scores: sequence.scores(&(self.computed..self.computed + count)).len(),
+            score_top_n: sequence.prompt_logprobs.unwrap_or(0) as usize,
+            features: if complete && sequence.pooling.is_some() { hidden_size } else { 0 },
+        }
+    }
+
+    /// Plans up to `count` tokens, as many as the messages of the step have room for, and takes their part of the budget. What a row that
+    /// completes its sequence asks for may be too much where a shorter one still fits.
+    pub(super) fn plan(&mut self, count: usize, limits: &Limits, budget: &mut FrameBudget) {
+        self.planned = 0;
+        let content = self.content(count, limits.hidden_size);
+        let scorable = budget.answer_left() / frame::scored_token(content.score_top_n);
+        let shorter = count.saturating_sub(1).min(if content.scores > 0 { scorable } else { count });
+        for count in [count, shorter] {
+            if count > 0 && budget.take(self.content(count, limits.hidden_size).cost()) {
+                self.planned = count;
+                return;
+            }
+        }
     }
 
     /// The row that runs what is planned, if anything is, and what is to come of it; it samples if these are the last tokens.

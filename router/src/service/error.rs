@@ -96,6 +96,7 @@ impl From<Failure> for ServiceError {
             Failure::NotStarted(why) => ServiceError::Unavailable(why),
             Failure::Broken(why) => ServiceError::Generation(why),
             Failure::Constraint(why) => ServiceError::invalid("grammar", why),
+            Failure::Refused(why) => ServiceError::invalid("inputs", why),
         }
     }
 }

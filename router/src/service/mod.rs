@@ -16,6 +16,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use millrace_proto::Ready;
+use millrace_proto::rules::check_sampling;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 pub use crate::engine::{Pooling, PromptToken};
@@ -328,14 +329,14 @@ impl Service {
             }
             Prompt::Ids(ids) => {
                 limits.check_truncate(params.truncate)?;
-                if let Some(id) = ids.iter().find(|&&id| id >= ready.vocab_size) {
-                    let detail =
-                        format!("token id {id} is outside of the vocabulary of {}", ready.vocab_size);
-                    return Err(ServiceError::invalid("inputs", detail));
-                }
                 ids
             }
         };
+        // A tokenizer may know more tokens than the model: there is no embedding for those.
+        if let Some(id) = ids.iter().find(|&&id| id >= ready.vocab_size) {
+            let detail = format!("token id {id} is outside of the vocabulary of {}", ready.vocab_size);
+            return Err(ServiceError::invalid("inputs", detail));
+        }
         if ids.is_empty() {
             return Err(ServiceError::invalid("inputs", "`inputs` cannot be empty"));
         }
@@ -351,7 +352,10 @@ impl Service {
         metrics::request_validated(validation, ids.len(), max_new_tokens);
         let seed = params.samples().then(|| params.seed.unwrap_or_else(rand::random));
         let (stop_tokens, stops) = self.stops(&params);
-        let sampling = params.sampling(seed.unwrap_or_default(), &stop_tokens, self.0.limits.watermark);
+        let (seed_or_any, watermark) = (seed.unwrap_or_default(), self.0.limits.watermark);
+        let sampling = params.sampling(seed_or_any, &stop_tokens, watermark, ready.vocab_size);
+        check_sampling(&sampling, ready.vocab_size as usize)
+            .map_err(|wrong| ServiceError::invalid("parameters", wrong.to_string()))?;
         let request = Request {
             prompt: ids,
             max_new_tokens,

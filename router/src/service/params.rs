@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use millrace_proto::{LogitBias, MAX_FRAME, Ready, Sampling, Watermark};
+use millrace_proto::rules::MAX_TOP_N;
+use millrace_proto::{LogitBias, Ready, Sampling, Watermark};
 
 use super::{Limits, ServiceError};
 use crate::engine::{Pooling, Priority};
@@ -185,8 +186,9 @@ impl Params {
         if best_of > 1 && self.seed.is_some() {
             return fail("seed", "`seed` must not be set when `best_of` > 1");
         }
-        if self.top_n > limits.max_top_n_tokens {
-            let (most, given) = (limits.max_top_n_tokens, self.top_n);
+        let most_top = limits.max_top_n_tokens.min(MAX_TOP_N as u32).min(ready.vocab_size);
+        if self.top_n > most_top {
+            let (most, given) = (most_top, self.top_n);
             return fail(
                 "top_n_tokens",
                 format!("`top_n_tokens` must be >= 0 and <= {most}. Given: {given}"),
@@ -206,18 +208,10 @@ impl Params {
             return fail("cache_salt", format!("`cache_salt` must be at most {LONGEST_SALT} bytes long"));
         }
         if let Some(given) = self.prompt_logprobs {
-            let most = limits.max_top_n_tokens.min(scores_of_a_frame(ready));
-            if given > most {
-                let detail = format!("`prompt_logprobs` must be >= 0 and <= {most}. Given: {given}");
+            if given > most_top {
+                let detail = format!("`prompt_logprobs` must be >= 0 and <= {most_top}. Given: {given}");
                 return fail("prompt_logprobs", detail);
             }
-        }
-        if self.pooling.is_some() && !vectors_fit_a_frame(ready) {
-            let detail = format!(
-                "vectors of {} features for {} sequences at a time are too much; lower --max-batch-size",
-                ready.hidden_size, ready.max_sequences
-            );
-            return fail("inputs", detail);
         }
         if self.max_new_tokens.is_some_and(|most| self.min_new_tokens > most) {
             return fail("min_tokens", "`min_tokens` must be <= `max_new_tokens`");
@@ -240,8 +234,16 @@ impl Params {
         Ok(())
     }
 
-    /// `end_tokens` are those that end the answer, and `watermark` is what marks it if it is to be marked.
-    pub(super) fn sampling(&self, seed: u64, end_tokens: &[u32], watermark: Watermark) -> Sampling {
+    /// `end_tokens` are those that end the answer, and `watermark` is what marks it if it is to be marked. The model has token ids below
+    /// `vocab_size`: it can never generate an end token beyond them, so there is nothing to keep it from.
+    pub(super) fn sampling(
+        &self,
+        seed: u64,
+        end_tokens: &[u32],
+        watermark: Watermark,
+        vocab_size: u32,
+    ) -> Sampling {
+        let end_tokens = end_tokens.iter().copied().filter(|&token| token < vocab_size);
         let bias = |&(token, bias): &(u32, f32)| LogitBias { token, bias };
         Sampling {
             do_sample: self.samples(),
@@ -259,23 +261,9 @@ impl Params {
             warped_logprobs: self.warped_logprobs,
             min_new_tokens: self.min_new_tokens,
             watermark: self.watermark.then_some(watermark),
-            end_tokens: if self.min_new_tokens > 0 { end_tokens.to_vec() } else { Vec::new() },
+            end_tokens: if self.min_new_tokens > 0 { end_tokens.collect() } else { Vec::new() },
         }
     }
-}
-
-/// Alternatives that can be reported at every token of a step so that its answer is far from too large for a frame.
-fn scores_of_a_frame(ready: &Ready) -> u32 {
-    /// Bytes of a token with its log-probability, as a message.
-    const ENCODED: usize = 16;
-    let tokens = MAX_FRAME / 4 / ENCODED / (ready.max_step_tokens as usize).max(1);
-    u32::try_from(tokens).unwrap_or(u32::MAX).saturating_sub(1)
-}
-
-/// Whether the answer to a step is far from too large for a frame even if all its sequences become vectors.
-fn vectors_fit_a_frame(ready: &Ready) -> bool {
-    let bytes = (ready.hidden_size as usize).saturating_mul(size_of::<f32>());
-    bytes.saturating_mul(ready.max_sequences as usize) <= MAX_FRAME / 2
 }
 
 fn fail(param: &'static str, detail: impl Into<String>) -> Result<(), ServiceError> {

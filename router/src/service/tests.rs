@@ -79,3 +79,124 @@ async fn nothing_waits_beyond_the_limit() {
     drop(places);
     assert!(service.prepare(prompt(), Params::default()).await.is_ok());
 }
+
+/// Parameters of all kinds, in range and out of it.
+fn any_params() -> impl Strategy<Value = Params> {
+    let odd = || {
+        prop_oneof![
+            Just(0.0f32),
+            Just(1.0),
+            Just(f32::NAN),
+            Just(f32::INFINITY),
+            Just(-1.0),
+            Just(1e-45),
+            any::<f32>()
+        ]
+    };
+    let number = move || prop::option::of(prop_oneof![2 => 0.01f32..0.99, 1 => 1.0f32..2.0, 1 => odd()]);
+    let count = || prop_oneof![3 => 0u32..6, 1 => 0u32..400, 1 => any::<u32>()];
+    let filters =
+        (number(), prop::option::of(prop_oneof![0i64..50, any::<i64>()]), number(), number(), number());
+    let penalties = (number(), number(), number());
+    let bias = (
+        prop_oneof![4 => 0u32..300, 1 => any::<u32>()],
+        prop_oneof![4 => -100.0f32..100.0, 1 => any::<f32>()],
+    );
+    let lists = (prop::collection::vec(bias, 0..4), prop::collection::vec("(</s>|<s>|<x>|[a-c])", 0..5));
+    let counts =
+        (count(), prop::option::weighted(0.3, count()), count(), prop::option::weighted(0.7, count()));
+    let flags = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), 0u8..4, any::<u64>());
+    (filters, penalties, lists, counts, flags).prop_map(|(filters, penalties, lists, counts, flags)| {
+        let (temperature, top_k, top_p, typical_p, min_p) = filters;
+        let (repetition_penalty, frequency_penalty, presence_penalty) = penalties;
+        let (logit_bias, stop) = lists;
+        let (top_n, prompt_logprobs, min_new_tokens, max_new_tokens) = counts;
+        let (do_sample, warped_logprobs, ignore_eos, watermark, pooled, seed) = flags;
+        let pooling = [None, None, None, Some(Pooling::Mean)][pooled as usize];
+        Params {
+            max_new_tokens: if pooling.is_some() { Some(0) } else { max_new_tokens },
+            echoes: pooling.is_some(),
+            do_sample,
+            temperature,
+            top_k,
+            top_p,
+            typical_p,
+            min_p,
+            repetition_penalty,
+            frequency_penalty,
+            presence_penalty,
+            logit_bias,
+            seed: Some(seed),
+            stop,
+            top_n,
+            warped_logprobs,
+            ignore_eos,
+            min_new_tokens,
+            prompt_logprobs,
+            pooling,
+            watermark,
+            ..Params::default()
+        }
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(400))]
+
+    /// Whatever the service accepts, the rules that shards check accept, too, and so does the scheduler. The model may know fewer tokens than
+    /// the tokenizer, end tokens among them, and the operator may allow more alternatives than there can be.
+    #[test]
+    fn what_is_accepted_here_is_accepted_by_the_shards(
+        params in any_params(),
+        prompt in prop_oneof![
+            "[a-c\u{e9}]{0,5}(<x>)?".prop_map(|text| Prompt::Text(text, Specials::Add)),
+            prop::collection::vec(0u32..300, 0..5).prop_map(Prompt::Ids),
+        ],
+        vocab_size in prop_oneof![1u32..300, Just(257), Just(258), Just(259)],
+        max_top_n_tokens in prop_oneof![Just(5u32), Just(1000)],
+    ) {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+        let checked = runtime.block_on(async {
+            let engine = FakeEngine::new(Script::Say("a".into()), 8);
+            let ready = Ready { vocab_size, ..(*engine.ready()).clone() };
+            engine.state.send_replace(State::Ready(Arc::new(ready.clone())));
+            let model = ModelInfo { id: "m".into(), sha: None, pipeline_tag: None };
+            let limits = Limits { max_top_n_tokens, ..Limits::default() };
+            let assets = test_support::assets_with(&["<x>"]);
+            let service = Service::new(&assets, engine.engine.clone(), limits, model).unwrap();
+            let good = params.check(service.limits(), &ready).is_ok();
+            match service.prepare(prompt, params).await {
+                Ok(prepared) => Some((prepared.request, ready, good)),
+                Err(ServiceError::Validation { param, .. }) => {
+                    // The last check, which speaks the shards' language, is only there for what the others forget.
+                    assert_ne!(param, "parameters");
+                    None
+                }
+                Err(other) => panic!("{other}"),
+            }
+        });
+        if let Some((request, ready, good)) = checked {
+            prop_assert!(good);
+            prop_assert_eq!(check_sampling(&request.sampling, vocab_size as usize), Ok(()));
+            prop_assert!(request.prompt.iter().all(|&token| token < vocab_size));
+            let limits = crate::scheduler::Limits::new(&ready).unwrap();
+            let mut scheduler = crate::scheduler::Scheduler::new(limits, crate::scheduler::Options::default());
+            prop_assert!(scheduler.add(request.clone()).is_ok(), "{:?}", request);
+            prop_assert!(scheduler.plan().is_some());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_the_model_does_not_know_is_no_prompt() {
+    let engine = FakeEngine::new(Script::Say("a".into()), 8);
+    let ready = Ready { vocab_size: 200, ..(*engine.ready()).clone() };
+    engine.state.send_replace(State::Ready(Arc::new(ready)));
+    let service = service(&engine);
+    for pooling in [None, Some(Pooling::Last)] {
+        let text = Prompt::Text("a\u{f8ff}".into(), Specials::Omit);
+        let error = service.prepare(text, Params { pooling, ..Params::default() }).await.unwrap_err();
+        let ServiceError::Validation { param: "inputs", detail } = error else { panic!("{error:?}") };
+        assert!(detail.contains("outside of the vocabulary of 200"), "{detail}");
+    }
+}

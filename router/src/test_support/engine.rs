@@ -71,6 +71,14 @@ impl FakeEngine {
         });
         FakeEngine { engine: Engine::new(commands, states, bounds), state, requests, cancelled }
     }
+
+    /// What it announces.
+    pub(crate) fn ready(&self) -> Arc<Ready> {
+        match &*self.state.borrow() {
+            State::Ready(ready) => ready.clone(),
+            other => panic!("{other:?}"),
+        }
+    }
 }
 
 /// False if the reader left.

@@ -1,5 +1,6 @@
 //! What one step computes, gathered from the slots.
 
+use super::StepError;
 use crate::Limits;
 
 /// The inputs of one step, without the block tables. Its vectors are allocated once.
@@ -12,6 +13,8 @@ pub struct Batch {
     pub(super) rows: Vec<BatchRow>,
     /// Where the tokens go that the step samples, in the order of the outputs.
     pub(super) expected: Vec<Expected>,
+    /// The slots whose rows are not computed because their sequences are refused, each with the reason.
+    pub(super) refused: Vec<(usize, StepError)>,
 }
 
 /// One sequence's share of the step.
@@ -46,6 +49,7 @@ impl Batch {
             outputs: Vec::with_capacity(limits.max_sequences),
             rows: Vec::with_capacity(limits.max_sequences),
             expected: Vec::with_capacity(limits.max_sequences),
+            refused: Vec::new(),
         }
     }
 
@@ -54,11 +58,17 @@ impl Batch {
         self.rows.iter().filter(|row| row.sample).map(|row| row.slot)
     }
 
+    /// The slots whose rows are not computed because their sequences are refused, each with the reason.
+    pub fn refused(&self) -> impl Iterator<Item = (usize, &StepError)> {
+        self.refused.iter().map(|(slot, error)| (*slot, error))
+    }
+
     pub(super) fn clear(&mut self) {
         self.tokens.clear();
         self.outputs.clear();
         self.rows.clear();
         self.expected.clear();
+        self.refused.clear();
     }
 
     /// The rows, each with the place of its first token among those of the step.

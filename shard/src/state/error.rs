@@ -1,6 +1,9 @@
 //! How a step can contradict the slot table.
 
-/// What is wrong with a step. It means that router and shard disagree, which only a bug can cause.
+/// What is wrong with a step.
+///
+/// Either router and shard disagree about slots, positions or blocks, which only a bug can cause and which ends the shard, or one sequence is
+/// not one that a model can run, which is that sequence's end alone: see [`StepError::is_refusal`].
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum StepError {
     /// A slot beyond the table.
@@ -175,4 +178,32 @@ pub enum StepError {
         /// Blocks of the longest table.
         limit: usize,
     },
+}
+
+impl StepError {
+    /// Whether the content of one sequence is wrong, so that this sequence is refused and all others go on. The router checks the same
+    /// before; this is what keeps a gap in its checks from ending the shards.
+    pub fn is_refusal(&self) -> bool {
+        match self {
+            StepError::SequenceLength { .. }
+            | StepError::UnknownToken { .. }
+            | StepError::PromptLength { .. }
+            | StepError::NoSampling { .. }
+            | StepError::Sampling { .. }
+            | StepError::Mask { .. }
+            | StepError::Score { .. }
+            | StepError::Pooling { .. }
+            | StepError::SamplePooled { .. } => true,
+            StepError::UnknownSlot { .. }
+            | StepError::FreeSlot { .. }
+            | StepError::TakenSlot { .. }
+            | StepError::SecondRow { .. }
+            | StepError::EmptyRow { .. }
+            | StepError::UnknownPositions { .. }
+            | StepError::SampleInside { .. }
+            | StepError::TooManyTokens { .. }
+            | StepError::UnknownBlock { .. }
+            | StepError::BlockCount { .. } => false,
+        }
+    }
 }

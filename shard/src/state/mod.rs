@@ -4,6 +4,9 @@
 //!
 //! A device that runs ahead is asked for a step before the host knows what the one before it has sampled. Such a token has its place here
 //! ([`SlotTable::expect`]) until its value comes ([`SlotTable::fill`]); steps are checked by how many tokens there are, and need not know them.
+//!
+//! A sequence whose content is wrong is refused: it keeps its slot until it is released, and none of its rows is computed. Steps that were
+//! sent before the router knew may still name the slot. All ranks decide this from the steps alone, so their tables stay equal.
 
 mod batch;
 mod error;
@@ -11,8 +14,8 @@ mod sampling;
 
 use std::ops::Range;
 
-use millrace_kernels::sampling::MOST_TOP;
 use millrace_kernels::{SampleRow, Sampled, SamplingParams, SeqRow};
+use millrace_proto::rules::{MAX_TOP_N, is_mask, mask_words};
 use millrace_proto::{Admission, Pooling, Row, Step};
 
 use crate::Limits;
@@ -47,6 +50,8 @@ struct Slot {
     allowed: Vec<u32>,
     /// The last step in which the slot had a row.
     last_row: u64,
+    /// Set if the sequence is refused: no row of it is computed any more.
+    refused: Option<StepError>,
 }
 
 /// Tokens of a prompt that are to be scored after a step.
@@ -88,6 +93,7 @@ impl SlotTable {
             pooling: Pooling::None,
             allowed: Vec::with_capacity(mask_words(vocab)),
             last_row: 0,
+            refused: None,
         };
         let slots = (0..limits.max_sequences).map(|_| slot()).collect();
         SlotTable { limits, vocab, slots, steps: 0 }
@@ -100,10 +106,11 @@ impl SlotTable {
         limits.max_sequences.saturating_mul(per_slot).saturating_mul(size_of::<u32>())
     }
 
-    /// Applies a step's releases, admissions and rows, in this order, and puts what is to be computed into `batch`.
+    /// Applies a step's releases, admissions and rows, in this order, and puts what is to be computed into `batch`, and which rows are not
+    /// because their sequences are refused.
     ///
     /// # Errors
-    /// If the step contradicts the table or the limits. The table is then of no further use.
+    /// If the step contradicts the table or the limits in a way that no sequence alone is to blame for. The table is then of no further use.
     pub fn apply(&mut self, step: &Step, batch: &mut Batch) -> Result<(), StepError> {
         self.steps += 1;
         batch.clear();
@@ -111,12 +118,34 @@ impl SlotTable {
             self.taken(slot)?.taken = false;
         }
         for admission in &step.admit {
-            self.admit(admission)?;
+            let admitted = self.admit(admission);
+            self.unless_refused(admission.slot, admitted)?;
         }
         for row in &step.rows {
-            self.row(row, batch)?;
+            let accepted = self.row(row, batch);
+            self.unless_refused(row.slot, accepted)?;
+            let slot = row.slot as usize;
+            if let Some(error) = &self.slots[slot].refused {
+                batch.refused.push((slot, error.clone()));
+            }
         }
         Ok(())
+    }
+
+    /// Turns an error that is one sequence's own into the refusal of the sequence in `slot`.
+    fn unless_refused(&mut self, slot: u32, result: Result<(), StepError>) -> Result<(), StepError> {
+        match result {
+            Err(error) if error.is_refusal() => {
+                self.slot(slot)?.refused = Some(error);
+                Ok(())
+            }
+            other => other,
+        }
+    }
+
+    /// Whether the sequence in this slot is refused.
+    pub fn is_refused(&self, slot: usize) -> bool {
+        self.slots[slot].refused.is_some()
     }
 
     /// The rows of `batch` as the device reads them, with block tables just long enough.
@@ -210,6 +239,12 @@ impl SlotTable {
         if place.taken {
             return Err(StepError::TakenSlot { slot });
         }
+        // The sequence has the slot even if it is refused below, with nothing in it.
+        place.taken = true;
+        place.sequences += 1;
+        place.tokens.clear();
+        place.blocks.clear();
+        place.refused = None;
         if tokens.is_empty() || tokens.len() > limits.max_sequence_tokens {
             let (tokens, limit) = (tokens.len(), limits.max_sequence_tokens);
             return Err(StepError::SequenceLength { slot, tokens, limit });
@@ -226,18 +261,13 @@ impl SlotTable {
             _ => return Err(StepError::Pooling { slot, pooling, tokens: tokens.len(), prompt_len }),
         };
         let sampling = sampling.as_ref().ok_or(StepError::NoSampling { slot })?;
-        place.sampling = sampling::check(sampling, vocab).map_err(|(field, value)| StepError::Sampling {
-            slot,
-            field,
-            value,
+        place.sampling = sampling::check(sampling, vocab).map_err(|of| {
+            let (field, value) = (of.field, of.value);
+            StepError::Sampling { slot, field, value }
         })?;
-        place.taken = true;
-        place.sequences += 1;
-        place.tokens.clear();
         place.tokens.extend_from_slice(tokens);
         place.prompt_len = prompt_len as usize;
         place.pooling = pooling;
-        place.blocks.clear();
         Ok(())
     }
 
@@ -250,6 +280,9 @@ impl SlotTable {
             return Err(StepError::SecondRow { slot });
         }
         place.last_row = steps;
+        if place.refused.is_some() {
+            return Ok(());
+        }
 
         if count == 0 {
             return Err(StepError::EmptyRow { slot });
@@ -276,15 +309,15 @@ impl SlotTable {
         if blocks < needed || blocks > limits.table_blocks() {
             return Err(StepError::BlockCount { slot, blocks, needed, limit: limits.table_blocks() });
         }
-        if !allowed.is_empty() {
-            check_mask(slot, allowed, sample, vocab)?;
+        if !allowed.is_empty() && !(sample && is_mask(allowed, vocab)) {
+            return Err(StepError::Mask { slot, words: allowed.len(), vocab });
         }
         let scored = match score {
             Some(_) => place.prompt_len.min(end + 1).saturating_sub(start + 1),
             None => 0,
         };
         let top_n = score.unwrap_or_default();
-        if score.is_some() && (scored == 0 || top_n as usize > vocab.min(MOST_TOP)) {
+        if score.is_some() && (scored == 0 || top_n as usize > vocab.min(MAX_TOP_N)) {
             return Err(StepError::Score { slot, start, top_n, vocab });
         }
         place.allowed.clear();
@@ -295,21 +328,6 @@ impl SlotTable {
         batch.push(row, &place.tokens[start..end]);
         Ok(())
     }
-}
-
-/// Words of a bit set with one bit per token.
-fn mask_words(vocab: usize) -> usize {
-    vocab.div_ceil(32)
-}
-
-/// A mask belongs to a row that samples, and allows some token of the vocabulary and none outside of it.
-fn check_mask(slot: u32, allowed: &[u32], sample: bool, vocab: usize) -> Result<(), StepError> {
-    let inside = allowed.len() <= mask_words(vocab);
-    let last = allowed.get(vocab / 32).map_or(0, |word| word >> (vocab % 32));
-    if sample && inside && last == 0 && allowed.iter().any(|word| *word != 0) {
-        return Ok(());
-    }
-    Err(StepError::Mask { slot, words: allowed.len(), vocab })
 }
 
 #[cfg(test)]

@@ -1,58 +1,33 @@
-//! Sampling parameters, checked.
+//! Sampling parameters as the device takes them.
 
 use millrace_kernels::sampling::{MOST_BIASES, MOST_TOP};
 use millrace_kernels::{SamplingParams, Watermark};
 use millrace_proto::Sampling;
+use millrace_proto::rules::{self, OutOfRange};
 
-/// The parameters as the device takes them, or the first one out of range with its value.
+// The device has room for what the contract allows.
+const _: () = assert!(rules::MAX_TOP_N == MOST_TOP && rules::MAX_BIASES == MOST_BIASES);
+
+/// Checks the parameters of a sequence and converts them.
 ///
 /// What a greedy sequence ignores is not checked, and comes out neutral.
-pub(super) fn check(sampling: &Sampling, vocab: usize) -> Result<SamplingParams, (&'static str, f64)> {
+///
+/// # Errors
+/// The first parameter that is out of range.
+pub(super) fn check(sampling: &Sampling, vocab: usize) -> Result<SamplingParams, OutOfRange> {
     let s = sampling;
-    let require =
-        |valid: bool, field, value: f32| if valid { Ok(value) } else { Err((field, f64::from(value))) };
-    let positive = |field, value: f32| require(value.is_finite() && value > 0.0, field, value);
-    let finite = |field, value: f32| require(value.is_finite(), field, value);
-    // NaN is in no range.
-    let share = |field, value: f32| require(value > 0.0 && value <= 1.0, field, value);
-
-    let repetition_penalty = positive("repetition_penalty", s.repetition_penalty)?;
-    let frequency_penalty = finite("frequency_penalty", s.frequency_penalty)?;
-    let presence_penalty = finite("presence_penalty", s.presence_penalty)?;
-    let mut logit_bias = Vec::with_capacity(s.logit_bias.len());
-    for bias in &s.logit_bias {
-        if bias.token as usize >= vocab {
-            return Err(("logit_bias.token", f64::from(bias.token)));
-        }
-        logit_bias.push((bias.token, finite("logit_bias.bias", bias.bias)?));
-    }
-    if let Some(&token) = s.end_tokens.iter().find(|&&token| token as usize >= vocab) {
-        return Err(("end_tokens", f64::from(token)));
-    }
-    if s.logit_bias.len() + s.end_tokens.len() > MOST_BIASES {
-        return Err(("logit_bias", (s.logit_bias.len() + s.end_tokens.len()) as f64));
-    }
-    if s.top_n as usize > vocab.min(MOST_TOP) {
-        return Err(("top_n", f64::from(s.top_n)));
-    }
-    let watermark = match &s.watermark {
-        Some(of) => Some(Watermark {
-            gamma: require(of.gamma > 0.0 && of.gamma < 1.0, "watermark.gamma", of.gamma)?,
-            delta: finite("watermark.delta", of.delta)?,
-        }),
-        None => None,
-    };
+    rules::check_sampling(s, vocab)?;
     let common = SamplingParams {
-        repetition_penalty,
-        frequency_penalty,
-        presence_penalty,
-        logit_bias,
+        repetition_penalty: s.repetition_penalty,
+        frequency_penalty: s.frequency_penalty,
+        presence_penalty: s.presence_penalty,
+        logit_bias: s.logit_bias.iter().map(|of| (of.token, of.bias)).collect(),
         min_new_tokens: s.min_new_tokens,
         end_tokens: s.end_tokens.clone(),
         seed: s.seed,
         top_n: s.top_n,
         warped_logprobs: s.warped_logprobs,
-        watermark,
+        watermark: s.watermark.as_ref().map(|of| Watermark { gamma: of.gamma, delta: of.delta }),
         ..SamplingParams::default()
     };
     if !s.do_sample {
@@ -60,11 +35,11 @@ pub(super) fn check(sampling: &Sampling, vocab: usize) -> Result<SamplingParams,
     }
     Ok(SamplingParams {
         do_sample: true,
-        temperature: positive("temperature", s.temperature)?,
+        temperature: s.temperature,
         top_k: s.top_k,
-        top_p: share("top_p", s.top_p)?,
-        min_p: require(s.min_p >= 0.0 && s.min_p < 1.0, "min_p", s.min_p)?,
-        typical_p: share("typical_p", s.typical_p)?,
+        top_p: s.top_p,
+        min_p: s.min_p,
+        typical_p: s.typical_p,
         ..common
     })
 }
@@ -135,43 +110,5 @@ mod tests {
         };
         let expected = SamplingParams { repetition_penalty: 1.1, ..Default::default() };
         assert_eq!(check(&greedy, 10), Ok(expected));
-    }
-
-    #[test]
-    fn each_parameter_has_its_range() {
-        type Change = fn(&mut Sampling);
-        let cases: [(&str, Change); 24] = [
-            ("temperature", |s| s.temperature = 0.0),
-            ("temperature", |s| s.temperature = -1.0),
-            ("temperature", |s| s.temperature = f32::INFINITY),
-            ("temperature", |s| s.temperature = f32::NAN),
-            ("top_p", |s| s.top_p = 0.0),
-            ("top_p", |s| s.top_p = 1.01),
-            ("top_p", |s| s.top_p = f32::NAN),
-            ("min_p", |s| s.min_p = 1.0),
-            ("min_p", |s| s.min_p = -0.1),
-            ("min_p", |s| s.min_p = f32::NAN),
-            ("typical_p", |s| s.typical_p = 0.0),
-            ("typical_p", |s| s.typical_p = 2.0),
-            ("repetition_penalty", |s| s.repetition_penalty = 0.0),
-            ("repetition_penalty", |s| s.repetition_penalty = f32::NAN),
-            ("frequency_penalty", |s| s.frequency_penalty = f32::NEG_INFINITY),
-            ("presence_penalty", |s| s.presence_penalty = f32::NAN),
-            ("logit_bias.token", |s| s.logit_bias = vec![LogitBias { token: 10, bias: 1.0 }]),
-            ("logit_bias.bias", |s| s.logit_bias = vec![LogitBias { token: 9, bias: f32::NAN }]),
-            ("end_tokens", |s| s.end_tokens = vec![3, 10]),
-            ("top_n", |s| s.top_n = 11),
-            ("watermark.gamma", |s| s.watermark = Some(proto::Watermark { gamma: 0.0, delta: 1.0 })),
-            ("watermark.gamma", |s| s.watermark = Some(proto::Watermark { gamma: 1.0, delta: 1.0 })),
-            ("watermark.gamma", |s| s.watermark = Some(proto::Watermark { gamma: f32::NAN, delta: 1.0 })),
-            ("watermark.delta", |s| {
-                s.watermark = Some(proto::Watermark { gamma: 0.5, delta: f32::INFINITY })
-            }),
-        ];
-        for (field, change) in cases {
-            let mut sampling = valid();
-            change(&mut sampling);
-            assert_eq!(check(&sampling, 10).map_err(|(field, _)| field), Err(field));
-        }
     }
 }

@@ -175,8 +175,70 @@ fn each_contradiction_has_its_error() {
         ),
     ];
     for (step, expected) in cases {
-        assert_eq!(Fixture::new().apply(step), Err(expected));
+        let mut f = Fixture::new();
+        match f.apply(step.clone()) {
+            Err(error) => assert!(!expected.is_refusal() && error == expected, "{error:?}, not {expected:?}"),
+            // What is wrong with one sequence is the end of that sequence alone.
+            Ok(()) => {
+                assert!(expected.is_refusal(), "{step:?} is accepted, and should be {expected:?}");
+                let refused: Vec<_> = f.table.slots.iter().filter_map(|slot| slot.refused.clone()).collect();
+                assert_eq!(refused, [expected]);
+                assert!(f.batch.tokens.is_empty() && f.batch.outputs.is_empty());
+            }
+        }
     }
+}
+
+#[test]
+fn a_refused_sequence_keeps_its_slot_until_it_is_released_and_is_never_computed() {
+    let mut f = Fixture::new();
+    let unknown = || admission(2, &[1, 99]);
+    let step = Step {
+        admit: vec![unknown()],
+        rows: vec![row(1, 0, 2, &[7], true), row(2, 0, 2, &[4], true)],
+        ..Step::default()
+    };
+    f.apply(step).unwrap();
+    assert_eq!(f.batch.tokens, [6, 7], "the other row is computed");
+    let refused =
+        |f: &Fixture| f.batch.refused().map(|(slot, error)| (slot, error.clone())).collect::<Vec<_>>();
+    let why = StepError::UnknownToken { slot: 2, token: 99, vocab: VOCAB };
+    assert_eq!(refused(&f), [(2, why.clone())]);
+    f.sample(8);
+    // A step that was sent before the router knew.
+    f.rows(vec![row(1, 2, 1, &[], true), row(2, 2, 1, &[], true)]).unwrap();
+    assert_eq!(f.batch.tokens, [8]);
+    assert_eq!(refused(&f), [(2, why)]);
+    f.sample(9);
+    assert_eq!(f.admit(vec![unknown()]), Err(StepError::TakenSlot { slot: 2 }));
+    let step = Step {
+        release: vec![2],
+        admit: vec![admission(2, &[1, 2])],
+        rows: vec![row(2, 0, 2, &[4], true)],
+        ..Step::default()
+    };
+    f.apply(step).unwrap();
+    assert_eq!((f.batch.tokens.clone(), refused(&f)), (vec![1, 2], vec![]));
+}
+
+#[test]
+fn a_row_that_is_refused_ends_a_sequence_that_has_run() {
+    let mut f = Fixture::new();
+    f.rows(vec![row(0, 0, 5, &[0, 1], true)]).unwrap();
+    f.sample(3);
+    let masked = Row { allowed: vec![0], ..row(0, 5, 1, &[], true) };
+    f.rows(vec![masked, row(1, 0, 2, &[7], true)]).unwrap();
+    assert_eq!(f.batch.tokens, [6, 7]);
+    let refused: Vec<_> = f.batch.refused().map(|(slot, _)| slot).collect();
+    assert_eq!(refused, [0]);
+    f.sample(4);
+    // Even a row that would be right is not computed any more.
+    f.rows(vec![row(0, 5, 1, &[], true)]).unwrap();
+    assert!(f.batch.tokens.is_empty() && f.table.is_refused(0));
+    assert_eq!(
+        f.rows(vec![row(0, 5, 1, &[], true), row(0, 5, 1, &[], true)]),
+        Err(StepError::SecondRow { slot: 0 })
+    );
 }
 
 #[test]
@@ -198,7 +260,10 @@ fn a_mask_is_for_the_row_that_it_comes_with() {
     assert_eq!(f.table.sample_rows(&f.batch).next().unwrap().allowed, None);
 
     let wrong = |row: Row, words: usize| {
-        assert_eq!(Fixture::new().rows(vec![row]), Err(StepError::Mask { slot: 0, words, vocab: VOCAB }));
+        let mut f = Fixture::new();
+        f.rows(vec![row]).unwrap();
+        let refused: Vec<_> = f.batch.refused().map(|(_, error)| error.clone()).collect();
+        assert_eq!(refused, [StepError::Mask { slot: 0, words, vocab: VOCAB }]);
     };
     wrong(masked(&[0]), 1);
     wrong(masked(&[1, 0]), 2);
@@ -221,10 +286,10 @@ fn the_tokens_after_each_state_are_scored_as_far_as_the_prompt_goes() {
     assert_eq!(scorings(&f), [(0, 0..1, vec![5], 0)]);
     f.sample(18);
     let wrong = |row: Row, start, top_n| {
-        assert_eq!(
-            Fixture::new().rows(vec![row]),
-            Err(StepError::Score { slot: 0, start, top_n, vocab: VOCAB })
-        );
+        let mut f = Fixture::new();
+        f.rows(vec![row]).unwrap();
+        let refused: Vec<_> = f.batch.refused().map(|(_, error)| error.clone()).collect();
+        assert_eq!(refused, [StepError::Score { slot: 0, start, top_n, vocab: VOCAB }]);
     };
     wrong(score(row(0, 4, 1, &[3, 4], true), 1), 4, 1);
     wrong(score(row(0, 0, 5, &[3, 4], true), 21), 0, 21);

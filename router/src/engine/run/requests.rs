@@ -1,5 +1,6 @@
 //! The requests that the engine has taken: from the queue to their end.
 
+use millrace_proto::rules::is_mask;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -8,7 +9,7 @@ use crate::engine::admission::Permit;
 use crate::engine::constraint::{Advanced, Constraint};
 use crate::engine::handle::{Event, Failure, Request, Started};
 use crate::engine::meter;
-use crate::scheduler::SeqId;
+use crate::scheduler::{Impossible, RowFailure, SeqId};
 
 /// A request that the scheduler knows.
 pub(super) struct Open {
@@ -74,8 +75,8 @@ impl Server<'_> {
         events: mpsc::UnboundedSender<Event>,
         permit: Permit,
     ) {
-        let refused = match self.draining {
-            Some(_) => SHUTTING_DOWN.to_owned(),
+        let failure = match self.draining {
+            Some(_) => Failure::NotStarted(SHUTTING_DOWN.to_owned()),
             None => match self.scheduler.add(request) {
                 Ok(id) => {
                     self.batch.opened.push((id, events.clone()));
@@ -85,10 +86,10 @@ impl Server<'_> {
                     self.open.insert(id, open);
                     return;
                 }
-                Err(impossible) => impossible.to_string(),
+                Err(impossible) => Failure::Refused(impossible.to_string()),
             },
         };
-        let _ = events.send(Event::Failed(Failure::NotStarted(refused)));
+        let _ = events.send(Event::Failed(failure));
     }
 
     /// A token of a sequence has come back: if it is constrained, what may follow is worked out.
@@ -106,6 +107,9 @@ impl Server<'_> {
         // It may have been cancelled meanwhile.
         let Some(open) = self.open.get_mut(&id) else { return };
         match result {
+            Ok((_, mask)) if !is_mask(&mask, self.limits.vocab_size) => {
+                self.end(id, Failure::Constraint(Impossible::Mask.to_string()));
+            }
             Ok((constraint, mask)) => {
                 open.constraint = Some(constraint);
                 self.scheduler.release(id, generated, mask);
@@ -130,6 +134,33 @@ impl Server<'_> {
             let started = self.open.get(&id).is_some_and(|open| open.started);
             self.end(id, if started { Failure::Broken(why) } else { Failure::NotStarted(why) });
         }
+    }
+
+    /// The shards go on, but not with this request.
+    pub(super) fn row_failed(&mut self, id: SeqId, failure: RowFailure) {
+        meter::row_failed(&failure);
+        let failure = match failure {
+            RowFailure::Refused(why) => {
+                tracing::warn!("the shards refuse a request: {why}");
+                Failure::Refused(why)
+            }
+            RowFailure::NotFinite(why) => {
+                tracing::error!(
+                    "{why}; the request fails. If it happens often, check the checkpoint, or try another --dtype or --quantize"
+                );
+                Failure::Broken(why)
+            }
+        };
+        self.end(id, failure);
+    }
+
+    /// The shards were lost while this request ran alone, for the third time that it was in flight. It fails; the server goes on.
+    pub(super) fn blame(&mut self, id: SeqId) {
+        meter::blamed();
+        tracing::error!(
+            "a request has ended the shards three times, at last while it ran alone: it fails, and the server goes on"
+        );
+        self.end(id, Failure::Broken("this request ended the shards three times".to_owned()));
     }
 
     /// Ends a request with an error.

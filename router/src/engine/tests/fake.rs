@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 use super::{config, limits, ready};
 use crate::engine::group::{Group, StartError};
 use crate::engine::{Engine, EngineConfig, start_with};
-use crate::scheduler::tests::pretend::PretendShard;
+use crate::scheduler::tests::pretend::{DEATH, PretendShard};
 
 /// A fake shard under a test's control.
 pub(super) struct FakeShard {
@@ -56,12 +56,15 @@ impl FakeShard {
         self.send(from_shard::Message::Ready(ready())).await;
     }
 
-    /// The next step and the right answer to it; nothing after a shutdown.
+    /// The next step and the right answer to it; nothing after a shutdown, or if it dies of the step.
     pub(super) async fn step(&mut self) -> Option<StepOutput> {
         loop {
             match read_async::<ToShard>(&mut self.stream, &mut Vec::new()).await.unwrap().message.unwrap() {
                 to_shard::Message::Step(step) => {
-                    let output = self.pretend.run(&step).expect("the step keeps the contract");
+                    let output = match self.pretend.run(&step) {
+                        Err(why) if why == DEATH => return None,
+                        output => output.expect("the step keeps the contract"),
+                    };
                     let _ = self.seen.send(step);
                     self.gate.acquire().await.unwrap().forget();
                     return Some(output);

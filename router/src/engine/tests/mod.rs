@@ -11,11 +11,12 @@ mod serving;
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_proto::{Ready, Sampling};
+use millrace_proto::Ready;
 
 use super::{Bounds, Engine, EngineConfig, Event, Finish, Generation, Priority, PromptToken, Request, State};
 use crate::scheduler::Limits;
 use crate::scheduler::tests::pretend::{alone, scored_alone, vector_alone};
+use crate::scheduler::tests::sampling;
 
 /// What the fake shards announce.
 fn ready() -> Ready {
@@ -53,7 +54,7 @@ fn request(seed: u64, prompt: usize, max_new_tokens: u32) -> Request {
         prompt: (0..prompt as u32).map(|i| (i * 31 + seed as u32) % 1000).collect(),
         max_new_tokens,
         stop_tokens: Arc::from((0..10).collect::<Vec<u32>>()),
-        sampling: Sampling { seed, ..Default::default() },
+        sampling: sampling(seed),
         priority: Priority::default(),
         cache_salt: None,
         mask: None,

@@ -8,7 +8,9 @@ use tokio::task::JoinHandle;
 
 use super::fake::{FakeShard, engine_over_all};
 use super::{config, each_gets_what_it_gets_alone, listen, request, soon, told_alone, until, until_ready};
-use crate::engine::{Bounds, Engine, EngineConfig, Refused, Request, State};
+use crate::engine::{Bounds, Engine, EngineConfig, Event, Failure, Refused, Request, State};
+use crate::scheduler::tests::pretend::Trouble;
+use crate::scheduler::tests::sampling;
 
 const OPEN: usize = 1 << 20;
 
@@ -68,7 +70,8 @@ async fn all_go_on(engine: Engine, task: JoinHandle<()>) {
 
 #[tokio::test]
 async fn streams_go_on_after_any_number_of_deaths() {
-    let streams = vec![mortal(7), mortal(20), mortal(3), mortal(40), sound()];
+    // Whoever was in two deaths runs alone for a moment; whoever is alone in a third is to blame for it. So a shard lives longer than that.
+    let streams = vec![mortal(7), mortal(20), mortal(150), mortal(150), sound()];
     let (engine, task) = engine_over_all(forgiving(), streams);
     all_go_on(engine, task).await;
 }
@@ -157,4 +160,64 @@ async fn a_drain_without_shards_has_a_deadline_too() {
     engine.drain();
     assert_eq!(listen(generation).await.failed.as_deref(), Some("Server is shutting down"));
     soon("the engine's end", task).await.unwrap();
+}
+
+fn troubled(trouble: Trouble) -> Request {
+    Request { sampling: sampling(trouble.seed()), ..request(3, 10, 40) }
+}
+
+#[tokio::test]
+async fn a_request_that_ends_the_shards_fails_alone() {
+    // Three losses are what the engine bears; each of these requests costs three.
+    let (engine, _task) = engine_over_all(forgiving(), (0..10).map(|_| sound()).collect());
+    until_ready(&engine).await;
+    for round in 0..3 {
+        // In the last round there are no signs of life between the losses.
+        let others: Vec<_> = (0..if round < 2 { 9 } else { 0 }).map(|i| request(i, 20, 60)).collect();
+        let held: Vec<_> = others.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
+        let held: Vec<_> = held.into_iter().map(|generation| tokio::spawn(listen(generation))).collect();
+        let deadly = engine.submit(troubled(Trouble::Deadly(10 + 5 * round))).unwrap();
+        let told = listen(deadly).await;
+        assert_eq!(told.failed.as_deref(), Some("this request ended the shards three times"), "{told:?}");
+        for (request, listener) in others.iter().zip(held) {
+            assert_eq!(listener.await.unwrap(), told_alone(request), "round {round}");
+        }
+    }
+    let after = request(8, 20, 20);
+    each_gets_what_it_gets_alone(&engine, &[after]).await;
+}
+
+#[tokio::test]
+async fn a_row_without_a_result_is_the_end_of_its_request_alone() {
+    let (engine, _task) = engine_over_all(config(), vec![sound()]);
+    until_ready(&engine).await;
+    let beside = engine.submit(endless(1)).unwrap();
+    let beside = tokio::spawn(listen(beside));
+    for (trouble, tokens) in [(Trouble::Refused, 0), (Trouble::Broken(5), 0), (Trouble::Broken(12), 3)] {
+        let mut generation = engine.submit(troubled(trouble)).unwrap();
+        let mut events = Vec::new();
+        while let Some(event) = soon("an event", generation.next()).await {
+            events.push(event);
+        }
+        assert!(matches!(events[0], Event::Started(_)));
+        assert_eq!(events.len(), tokens + 2, "{events:?}");
+        match (trouble, events.last().unwrap()) {
+            (Trouble::Refused, Event::Failed(Failure::Refused(_))) => {}
+            (Trouble::Broken(_), Event::Failed(Failure::Broken(_))) => {}
+            (_, other) => panic!("{trouble:?}: {other:?}"),
+        }
+    }
+    assert_eq!(beside.await.unwrap(), told_alone(&endless(1)));
+    assert_eq!(engine.in_flight(), 0);
+}
+
+#[tokio::test]
+async fn a_request_that_cannot_be_run_is_refused_and_not_put_off() {
+    let (engine, _task) = engine_over_all(config(), vec![sound()]);
+    until_ready(&engine).await;
+    // The prompt has a token that the model does not have.
+    let unknown = Request { prompt: vec![1, 1000], ..request(1, 2, 5) };
+    let mut generation = engine.submit(unknown).unwrap();
+    let event = soon("an event", generation.next()).await;
+    assert!(matches!(event, Some(Event::Failed(Failure::Refused(_)))), "{event:?}");
 }

@@ -23,7 +23,10 @@ impl KvCache {
             let mut parent = Parent::Root((*salt).clone());
             for (index, &node) in table.path.iter().enumerate() {
                 let block_tokens = tokens.get(index * self.block_size..(index + 1) * self.block_size);
-                if block_tokens.and_then(|tokens| self.tree.child(&parent, tokens)) != Some(node) {
+                let is_reachable = self.tree.is_reachable(node);
+                if is_reachable
+                    && block_tokens.and_then(|tokens| self.tree.child(&parent, tokens)) != Some(node)
+                {
                     return Err(format!("node {index} of {table:?} is not what its tokens lead to"));
                 }
                 *counts.entry(node).or_default() += 1;

@@ -165,6 +165,15 @@ impl KvCache {
         }
     }
 
+    /// Makes the blocks that were computed for `tokens`, and all that were computed after the first of them, impossible to find: they may
+    /// hold wrong values. Who uses them keeps them; nobody new gets them.
+    pub(super) fn forget(&mut self, salt: &Salt, tokens: &[u32]) {
+        let Some(first) = tokens.get(..self.block_size) else { return };
+        if let Some(node) = self.tree.child(&Parent::Root(salt.clone()), first) {
+            self.tree.detach(node);
+        }
+    }
+
     /// Frees the tree's copies of blocks that only this sequence uses and has an own copy of. Answers whether there
     /// were any.
     pub(super) fn drop_spares(&mut self, table: &BlockTable) -> bool {

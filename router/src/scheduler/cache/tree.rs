@@ -48,6 +48,8 @@ struct Node {
     children: Children,
     /// Running sequences whose path leads through here.
     users: usize,
+    /// It can no longer be found, nor what hangs from it; it is evicted like any other.
+    detached: bool,
 }
 
 /// What a node hangs from.
@@ -103,6 +105,7 @@ impl PrefixTree {
             parent: parent.clone(),
             children: Children::new(),
             users: 1,
+            detached: false,
         };
         let id = match self.vacant.pop() {
             Some(id) => {
@@ -145,15 +148,32 @@ impl PrefixTree {
         std::mem::replace(&mut self.nodes[node.index()].block, block)
     }
 
+    /// Makes a node impossible to find, and all that hang from it. Another one may take its place.
+    pub(super) fn detach(&mut self, node: NodeId) {
+        if !std::mem::replace(&mut self.nodes[node.index()].detached, true) {
+            self.unlink(node);
+        }
+    }
+
     /// Removes the node that has been without users for longest, and returns its block.
     pub(super) fn evict(&mut self) -> Option<BlockId> {
         let id = self.unused.oldest()?;
         self.unused.remove(id);
         self.vacant.push(id);
+        debug_assert!(self.nodes[id.index()].children.is_empty(), "the oldest unused node is a leaf");
+        if !std::mem::take(&mut self.nodes[id.index()].detached) {
+            self.unlink(id);
+        }
         let node = &mut self.nodes[id.index()];
-        debug_assert!(node.children.is_empty(), "the oldest unused node is a leaf");
-        let (block, tokens) = (node.block, std::mem::take(&mut node.tokens));
-        match std::mem::replace(&mut node.parent, Parent::Root(None)) {
+        (node.tokens, node.parent) = (Box::default(), Parent::Root(None));
+        Some(node.block)
+    }
+
+    /// Takes a node out of its parent's children.
+    fn unlink(&mut self, id: NodeId) {
+        let Node { parent, tokens, .. } = &self.nodes[id.index()];
+        let (parent, tokens) = (parent.clone(), tokens.clone());
+        match parent {
             Parent::Node(parent) => {
                 self.nodes[parent.index()].children.remove(&tokens);
             }
@@ -166,20 +186,28 @@ impl PrefixTree {
                 }
             }
         }
-        Some(block)
     }
 }
 
 /// The invariants, checked whole.
 impl PrefixTree {
+    /// Whether a node can be found from its root.
+    pub(super) fn is_reachable(&self, node: NodeId) -> bool {
+        let Node { parent, detached, .. } = &self.nodes[node.index()];
+        !detached && if let Parent::Node(above) = parent { self.is_reachable(*above) } else { true }
+    }
+
     /// All nodes, if links, users and the list of the unused fit together.
     pub(super) fn check_integrity(&self) -> Result<Vec<NodeId>, String> {
-        let mut reached = Vec::new();
+        let all = (0..self.nodes.len() as u32).map(NodeId);
+        let mut reached: Vec<NodeId> = all.filter(|node| self.nodes[node.index()].detached).collect();
+        let detached = reached.iter().map(|&id| (Parent::Node(id), &self.nodes[id.index()].children));
         let mut open: Vec<(Parent, &Children)> =
             self.roots.iter().map(|(salt, children)| (Parent::Root(salt.clone()), children)).collect();
         if open.iter().any(|(_, children)| children.is_empty()) {
             return Err("a root without children".into());
         }
+        open.extend(detached.collect::<Vec<_>>());
         let unused: Vec<NodeId> = self.unused.iter().collect();
         let age: HashMap<NodeId, usize> = unused.iter().enumerate().map(|(age, &node)| (node, age)).collect();
         while let Some((parent, children)) = open.pop() {

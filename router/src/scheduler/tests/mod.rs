@@ -2,12 +2,15 @@
 
 mod cases;
 mod constrained;
+mod frames;
 mod line;
 mod malformed;
 mod pair;
 mod prefix;
 pub(crate) mod pretend;
+mod quarantine;
 mod recovery;
+mod rows;
 mod simulation;
 
 use std::sync::Arc;
@@ -24,6 +27,8 @@ const LIMITS: Limits = Limits {
     block_size: 16,
     num_blocks: 16,
     vocab_size: 100,
+    hidden_size: 8,
+    max_frame_bytes: millrace_proto::MAX_FRAME,
 };
 
 /// The new token that has come back.
@@ -34,12 +39,17 @@ fn token(output: &Output) -> u32 {
     }
 }
 
+/// Greedy sampling parameters that a shard accepts.
+pub(crate) fn sampling(seed: u64) -> Sampling {
+    Sampling { seed, repetition_penalty: 1.0, ..Default::default() }
+}
+
 fn request(prompt: usize, max_new_tokens: u32) -> Request {
     Request {
         prompt: (0..prompt as u32).map(|i| (i * 7 + prompt as u32) % 100).collect(),
         max_new_tokens,
         stop_tokens: Arc::default(),
-        sampling: Sampling::default(),
+        sampling: sampling(0),
         priority: Priority::default(),
         cache_salt: None,
         mask: None,

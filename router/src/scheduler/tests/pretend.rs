@@ -5,7 +5,8 @@
 use std::collections::HashSet;
 
 use millrace_proto::{
-    Admission, Pooled, Pooling, PromptToken, Row, Sampled, Scored, Step, StepOutput, TokenLogprob,
+    Admission, Pooled, Pooling, PromptToken, Row, RowError, RowErrorKind, Sampled, Scored, Step, StepOutput,
+    TokenLogprob,
 };
 
 use crate::scheduler::Limits;
@@ -31,8 +32,46 @@ struct Occupant {
     /// Where the first row begins.
     begun_at: usize,
     seed: u64,
+    top_n: u32,
     table: Vec<u32>,
 }
+
+/// What goes wrong with a sequence, which its seed says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Trouble {
+    None,
+    /// The shards die of every row that goes past this position.
+    Deadly(usize),
+    /// The model's logits are not finite in every row that goes past this position.
+    Broken(usize),
+    /// Its admission is refused.
+    Refused,
+}
+
+impl Trouble {
+    pub(crate) fn of(seed: u64) -> Self {
+        let position = (seed & 0xffff_ffff) as usize;
+        match seed >> 32 {
+            1 => Trouble::Deadly(position),
+            2 => Trouble::Broken(position),
+            3 => Trouble::Refused,
+            _ => Trouble::None,
+        }
+    }
+
+    /// A seed that means this.
+    pub(crate) fn seed(self) -> u64 {
+        match self {
+            Trouble::None => 0,
+            Trouble::Deadly(position) => 1 << 32 | position as u64,
+            Trouble::Broken(position) => 2 << 32 | position as u64,
+            Trouble::Refused => 3 << 32,
+        }
+    }
+}
+
+/// What [`PretendShard::run`] says if the shard dies of the step, as a deadly sequence has it.
+pub(crate) const DEATH: &str = "the shard has died";
 
 fn ensure(rule: bool, text: impl FnOnce() -> String) -> Result<(), String> {
     if rule { Ok(()) } else { Err(text()) }
@@ -152,13 +191,33 @@ impl PretendShard {
         let tokens: usize = step.rows.iter().map(|row| row.count as usize).sum();
         ensure(tokens <= self.limits.max_step_tokens, || format!("{tokens} tokens in one step"))?;
         let (mut sampled, mut scored, mut pooled) = (Vec::new(), Vec::new(), Vec::new());
+        let mut errors = Vec::new();
         for row in &step.rows {
+            let trouble =
+                self.slots.get(row.slot as usize).and_then(Option::as_ref).map(|of| Trouble::of(of.seed));
+            let end = (row.start + row.count) as usize;
+            let error =
+                |kind: RowErrorKind| RowError { slot: row.slot, kind: kind.into(), message: "!".repeat(128) };
+            match trouble {
+                Some(Trouble::Deadly(position)) if end > position => return Err(DEATH.to_owned()),
+                Some(Trouble::Refused) => {
+                    errors.push(error(RowErrorKind::Refused));
+                    continue;
+                }
+                Some(Trouble::Broken(position)) if end > position => {
+                    // It goes on with what it has; nobody wants that.
+                    self.row(row)?;
+                    errors.push(error(RowErrorKind::NotFinite));
+                    continue;
+                }
+                _ => {}
+            }
             let (token, scores) = self.row(row)?;
             sampled.extend(token);
             scored.extend(scores);
             pooled.extend(self.pool(row)?);
         }
-        Ok(StepOutput { step: step.id, sampled, scored, pooled, ..Default::default() })
+        Ok(StepOutput { step: step.id, sampled, scored, pooled, errors, ..Default::default() })
     }
 
     fn admit(&mut self, admission: &Admission) -> Result<(), String> {
@@ -173,6 +232,7 @@ impl PretendShard {
             computed: None,
             begun_at: usize::MAX,
             seed: sampling.as_ref().ok_or("no sampling")?.seed,
+            top_n: sampling.as_ref().map_or(0, |sampling| sampling.top_n),
             table: Vec::new(),
         });
         Ok(())
@@ -255,6 +315,7 @@ impl PretendShard {
             token = nearest(token, &row.allowed, vocab_size).ok_or("nothing is allowed")?;
         }
         occupant.tokens.push(token);
-        Ok((Some(Sampled { slot: row.slot, token, logprob: -1.0, top: Vec::new() }), scored))
+        let top = vec![TokenLogprob { token, logprob: -1.0 }; occupant.top_n as usize];
+        Ok((Some(Sampled { slot: row.slot, token, logprob: -1.0, top }), scored))
     }
 }

@@ -56,9 +56,9 @@ pub struct Rows<'a> {
 /// Where the results go.
 #[derive(Debug, Clone, Copy)]
 pub struct Chosen<'a> {
-    /// u32 `[rows]`: the tokens. A row without a finite logit gets the first token that it allows.
+    /// u32 `[rows]`: the tokens. A row with a logit that is NaN or plus infinity, or without a finite one, gets the first token that it allows.
     pub tokens: View<'a>,
-    /// f32 `[rows]`: their log-probabilities, NaN without a finite logit.
+    /// f32 `[rows]`: their log-probabilities, NaN for such rows.
     pub logprobs: View<'a>,
     /// u32 `[rows, top_stride]`: the most likely tokens, the most likely first.
     pub top_ids: View<'a>,

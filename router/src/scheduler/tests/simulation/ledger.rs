@@ -1,6 +1,8 @@
 //! What can be known of a scheduler from its plans alone, and the promises that can be checked with it.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+
+use millrace_proto::MAX_FRAME;
 
 use crate::scheduler::{Limits, Options, Plan, Request, SeqId};
 
@@ -15,6 +17,8 @@ pub(super) struct Ledger {
     known: HashMap<SeqId, Known>,
     /// Constrained sequences that cannot go on: their newest token is in flight, or what may follow it is not known.
     held: HashSet<SeqId>,
+    /// Sequences that have been in quarantine: they leave their slots when they are found innocent.
+    tried: HashSet<SeqId>,
     /// Steps below this have been answered.
     answered: u64,
     pub(super) overtakes: u64,
@@ -67,6 +71,7 @@ impl Ledger {
             waiting: BTreeMap::new(),
             known: HashMap::new(),
             held: HashSet::new(),
+            tried: HashSet::new(),
             answered: 0,
             overtakes: 0,
             hit_blocks: 0,
@@ -107,22 +112,31 @@ impl Ledger {
         self.answered = step + 1;
     }
 
-    pub(super) fn planned(&mut self, plan: &Plan) {
+    pub(super) fn planned(&mut self, plan: &Plan, quarantine: &BTreeSet<SeqId>) {
+        self.tried.extend(quarantine);
+        self.check_quarantine(plan, quarantine);
         let first = self.stays.values().map(|stay| stay.id).min();
         for slot in &plan.step.release {
             let left = self.stays.remove(slot).expect("only taken slots are released").id;
             if self.known.contains_key(&left) {
-                assert_ne!(first, Some(left), "the first in line is preempted");
+                assert!(first != Some(left) || self.tried.contains(&left), "the first in line is preempted");
                 self.waiting.insert(left, 0);
             }
         }
         assert_eq!(plan.admitted.len(), plan.step.admit.len());
         for (admitted, admission) in plan.admitted.iter().zip(&plan.step.admit) {
-            self.check_patience(admitted.sequence);
+            if quarantine.contains(&admitted.sequence) {
+                self.waiting.remove(&admitted.sequence).expect("only waiting sequences are admitted");
+            } else {
+                self.check_patience(admitted.sequence);
+            }
             assert!(!self.held.contains(&admitted.sequence), "{admitted:?} is held");
             let known = self.known.get_mut(&admitted.sequence).expect("only live sequences are admitted");
             // Preemption never wastes a whole prefill.
-            assert_ne!(known.progress, Some(0), "{admitted:?} was preempted before it had a token");
+            assert!(
+                known.progress != Some(0) || self.tried.contains(&admitted.sequence),
+                "{admitted:?} was preempted before it had a token"
+            );
             known.progress = Some(0);
             let stay = Stay {
                 id: admitted.sequence,
@@ -136,6 +150,20 @@ impl Ledger {
         self.check_no_stream_is_stalled(plan);
         self.read(plan);
         self.write(plan);
+    }
+
+    /// As long as there is a quarantine, one of its sequences runs and nothing else.
+    fn check_quarantine(&self, plan: &Plan, quarantine: &BTreeSet<SeqId>) {
+        if !quarantine.is_empty() {
+            let admitted = plan.admitted.iter().map(|admitted| admitted.sequence);
+            let stay = |slot: &u32| self.stays.get(slot).map(|stay| stay.id);
+            let admitted_slots: Vec<u32> = plan.step.admit.iter().map(|admission| admission.slot).collect();
+            let others =
+                plan.step.rows.iter().map(|row| row.slot).filter(|slot| !admitted_slots.contains(slot));
+            let running = others.map(|slot| stay(&slot).expect("only taken slots run"));
+            let all: HashSet<SeqId> = admitted.chain(running).collect();
+            assert!(all.len() == 1 && all.is_subset(&quarantine.iter().copied().collect()), "{plan:?}");
+        }
     }
 
     /// Whoever is passed in the queue loses patience some time.
@@ -152,6 +180,10 @@ impl Ledger {
 
     /// Whoever decodes has a row in each step, unless it leaves its slot.
     fn check_no_stream_is_stalled(&self, plan: &Plan) {
+        // Where messages are small a row may not fit.
+        if self.limits.max_frame_bytes < MAX_FRAME {
+            return;
+        }
         for (slot, stay) in &self.stays {
             let Some(Known { request, progress }) = self.known.get(&stay.id) else { continue };
             let exhausted = stay.len >= request.prompt.len() + new_tokens(request);

@@ -1,5 +1,5 @@
 //! Random traffic from a seed: arrivals with priorities, salts and common prefixes, cancellations, shortage of blocks
-//! and slots, answers that come late, shards that die.
+//! and slots, answers that come late, shards that die, sequences that kill them, sequences that fail, and messages that must be small.
 //!
 //! `MILLRACE_SIM_SEED=7` replays one seed; `MILLRACE_SIM_STEPS=2000000` simulates for longer than the default.
 
@@ -29,6 +29,14 @@ struct Totals {
     releases: u64,
     scored: u64,
     vectors: u64,
+    /// Deadly requests that have come, deaths of the shards of them, and sequences that were to blame.
+    deadly: u64,
+    killed: u64,
+    blamed: u64,
+    /// Sequences that failed alone.
+    failed: u64,
+    /// Steps and answers that fill more than a quarter of a frame, and so may have left something out.
+    full_frames: u64,
 }
 
 impl Totals {
@@ -47,6 +55,11 @@ impl Totals {
         self.releases += other.releases;
         self.scored += other.scored;
         self.vectors += other.vectors;
+        self.deadly += other.deadly;
+        self.killed += other.killed;
+        self.blamed += other.blamed;
+        self.failed += other.failed;
+        self.full_frames += other.full_frames;
     }
 }
 
@@ -84,6 +97,9 @@ fn random_traffic_keeps_every_invariant() {
     let Totals { overtakes, hit_blocks, shared_blocks, evictions, releases, scored, vectors, .. } = totals;
     assert!(overtakes > often && hit_blocks > 100 * often, "{totals:?}");
     assert!(releases > 100 * often && scored > 100 * often && vectors > often, "{totals:?}");
+    let Totals { deadly, killed, blamed, failed, full_frames, .. } = totals;
+    assert!(killed > 0 && killed <= 3 * deadly, "a deadly request costs three losses: {totals:?}");
+    assert!(blamed > often / 10 && failed > often / 2 && full_frames > often / 10, "{totals:?}");
     assert!(shared_blocks > 30 * often && evictions > 50 * often, "{totals:?}");
 }
 

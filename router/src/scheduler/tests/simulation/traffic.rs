@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
-use millrace_proto::Sampling;
+use millrace_proto::{LogitBias, Sampling};
 use rand::Rng;
 use rand::rngs::StdRng;
 
-use crate::scheduler::tests::pretend::pretend_mask;
+use crate::scheduler::tests::pretend::{Trouble, pretend_mask};
+use crate::scheduler::tests::sampling;
 use crate::scheduler::{Limits, Pooling, Priority, Request};
 
 /// Prompts to begin like, at most.
@@ -26,6 +27,8 @@ pub(super) struct Traffic {
     scored: f64,
     /// The share of requests that want a vector of their prompts.
     pooled: f64,
+    /// The share of requests with which something goes wrong.
+    troubled: f64,
 }
 
 impl Traffic {
@@ -40,6 +43,7 @@ impl Traffic {
             priorities: priorities[..random.random_range(1..=3)].to_vec(),
             constrained: if random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..1.0) },
             pooled: if random.random_bool(0.7) { 0.0 } else { random.random_range(0.0..0.6) },
+            troubled: if random.random_bool(0.6) { 0.0 } else { random.random_range(0.0..0.1) },
             scored: if random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..0.6) },
         }
     }
@@ -61,12 +65,27 @@ impl Traffic {
             max_new_tokens: random
                 .random_range(u32::from(!scored)..=(limits.max_sequence_tokens as u32 / 2).min(80)),
             stop_tokens: (0..stops as u32).collect(),
-            sampling: Sampling { seed: random.random_range(0..3), ..Default::default() },
+            sampling: self.sampling(random),
             priority: self.priorities[random.random_range(0..self.priorities.len())],
             mask: random.random_bool(self.constrained).then(|| pretend_mask(&[], limits.vocab_size)),
             pooling,
-            prompt_logprobs: scored.then(|| random.random_range(0..3)),
+            prompt_logprobs: scored.then(|| random.random_range(0..=limits.vocab_size.min(12) as u32)),
             cache_salt: self.salts[random.random_range(0..self.salts.len())].clone(),
+        }
+    }
+
+    /// Parameters that make messages long, and seeds that mean trouble.
+    fn sampling(&self, random: &mut StdRng) -> Sampling {
+        let (vocab, position) =
+            (self.limits.vocab_size, random.random_range(0..self.limits.max_sequence_tokens));
+        let trouble = [Trouble::Deadly(position), Trouble::Broken(position), Trouble::Refused];
+        let troubled = random.random_bool(self.troubled);
+        let trouble = trouble[random.random_range(0..trouble.len())];
+        let biases = if random.random_bool(0.6) { 0 } else { random.random_range(0..120) };
+        Sampling {
+            logit_bias: vec![LogitBias { token: vocab as u32 - 1, bias: 1.0 }; biases],
+            top_n: if random.random_bool(0.7) { 0 } else { random.random_range(0..=vocab.min(12) as u32) },
+            ..sampling(if troubled { trouble.seed() } else { random.random_range(0..3) })
         }
     }
 

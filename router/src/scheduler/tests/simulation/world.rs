@@ -2,15 +2,18 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use millrace_proto::{PromptToken, Step};
+use millrace_proto::frame::encoded_len;
+use millrace_proto::{FromShard, MAX_FRAME, PromptToken, Step, ToShard, from_shard, to_shard};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::Totals;
 use super::ledger::{Ledger, new_tokens, work};
 use super::traffic::Traffic;
-use crate::scheduler::tests::pretend::{PretendShard, alone, pretend_mask, scored_alone, vector_alone};
-use crate::scheduler::{Finish, Limits, News, Options, Request, Scheduler, SeqId};
+use crate::scheduler::tests::pretend::{
+    DEATH, PretendShard, Trouble, alone, pretend_mask, scored_alone, vector_alone,
+};
+use crate::scheduler::{Finish, Limits, News, Options, Request, RowFailure, Scheduler, SeqId};
 
 struct World {
     random: StdRng,
@@ -75,7 +78,7 @@ pub(super) fn simulate(seed: u64) -> Totals {
             world.cancel();
         }
         if world.random.random_bool(rates.deaths) {
-            world.die();
+            world.die(None);
         }
         world.tick();
     }
@@ -101,6 +104,12 @@ impl World {
             block_size,
             num_blocks: positions.div_ceil(block_size).min(160),
             vocab_size: random.random_range(2..50),
+            hidden_size: 2,
+            max_frame_bytes: if random.random_bool(0.6) {
+                MAX_FRAME
+            } else {
+                random.random_range(7500..10000)
+            },
         };
         let options =
             Options { prefix_cache: random.random_bool(0.9), ageing_steps: random.random_range(0..60) };
@@ -135,6 +144,8 @@ impl World {
             Ok(id) => {
                 assert!(self.fits(&request), "taken, but it does not fit");
                 self.ledger.arrived(id, request.clone());
+                let trouble = Trouble::of(request.sampling.seed);
+                self.totals.deadly += u64::from(matches!(trouble, Trouble::Deadly(_)));
                 let expected = alone(&request, self.limits.vocab_size);
                 let wait = u64::from(self.options.ageing_steps) * request.priority as u64;
                 let due = self.planned + wait;
@@ -160,8 +171,21 @@ impl World {
         }
     }
 
-    /// The shards die with everything that was sent, and others take their place, perhaps with more or less room.
-    fn die(&mut self) {
+    /// The shards die with everything that was sent, and others take their place, perhaps with more or less room. They die of a `step` or for
+    /// no reason.
+    fn die(&mut self, step: Option<Step>) {
+        let has_reason = step.is_some();
+        self.totals.killed += u64::from(has_reason);
+        step.into_iter().for_each(|step| self.sent.push_front(step));
+        let blamed = self.scheduler.lose();
+        if let Some(id) = blamed {
+            let request = self.live.remove(&id).expect("only live sequences are blamed").request;
+            let deadly = matches!(Trouble::of(request.sampling.seed), Trouble::Deadly(_));
+            assert!(deadly || !has_reason, "{id:?} is blamed for what another has done");
+            self.held.remove(&id);
+            self.ledger.left(id);
+            self.totals.blamed += 1;
+        }
         if self.random.random_bool(0.3) {
             self.limits.num_blocks = self.random.random_range(2..=2 * self.limits.num_blocks).min(160);
         }
@@ -190,7 +214,9 @@ impl World {
         while self.scheduler.in_flight() < self.depth {
             let Some(plan) = self.scheduler.plan() else { break };
             self.planned += 1;
-            self.ledger.planned(&plan);
+            self.ledger.planned(&plan, &self.scheduler.quarantine);
+            let message = to_shard::Message::Step(plan.step.clone());
+            self.check_frame(encoded_len(&ToShard { message: Some(message) }));
             self.sent.push_back(plan.step);
         }
         let moves = self.scheduler.in_flight() > 0 || !self.held.is_empty();
@@ -201,6 +227,12 @@ impl World {
             self.answer();
             self.scheduler.check_integrity().expect("integrity after an answer");
         }
+    }
+
+    fn check_frame(&mut self, bytes: usize) {
+        let most = self.limits.max_frame_bytes;
+        assert!(bytes <= most, "a message of {bytes} bytes, of {most}");
+        self.totals.full_frames += u64::from(bytes > most / 4);
     }
 
     /// Some constrained sequences can go on.
@@ -228,7 +260,8 @@ impl World {
         let slowness = (1 + self.slowness) * self.depth as u64 + 1;
         for (id, live) in &mut self.live {
             if self.planned >= live.due {
-                let steps = (all + patience + self.depth) as u64 * slowness;
+                // Whoever was in quarantine has done a part of its work alone, and with small messages a step may be a token.
+                let steps = 4 * (all + patience + self.depth) as u64 * slowness;
                 let deadline = *live.deadline.get_or_insert(self.planned + steps);
                 assert!(self.planned <= deadline, "{id:?} starves");
             }
@@ -238,12 +271,31 @@ impl World {
     fn answer(&mut self) {
         let Some(step) = self.sent.pop_front() else { return };
         self.totals.steps += 1;
-        let output = self.shard.run(&step).expect("the step keeps the contract");
+        let output = match self.shard.run(&step) {
+            Err(why) if why == DEATH => return self.die(Some(step)),
+            output => output.expect("the step keeps the contract"),
+        };
+        let message = from_shard::Message::Output(output.clone());
+        self.check_frame(encoded_len(&FromShard { message: Some(message) }));
         self.ledger.answered(step.id);
         for output in self.scheduler.apply(output).expect("the answer is well formed") {
             let live = self.live.get_mut(&output.sequence).expect("tokens come only for live sequences");
             let (tokens, finish) = &live.expected;
             let last = match output.news {
+                News::Failed(failure) => {
+                    let trouble = Trouble::of(live.request.sampling.seed);
+                    let expected = matches!(
+                        (failure, trouble),
+                        (RowFailure::Refused(_), Trouble::Refused)
+                            | (RowFailure::NotFinite(_), Trouble::Broken(_))
+                    );
+                    assert!(expected, "it fails with {trouble:?}");
+                    self.live.remove(&output.sequence);
+                    self.held.remove(&output.sequence);
+                    self.ledger.left(output.sequence);
+                    self.totals.failed += 1;
+                    continue;
+                }
                 News::Prompt(scored) => {
                     self.totals.scored += scored.len() as u64;
                     let expected = live.unscored.drain(..scored.len());

@@ -1,0 +1,184 @@
+//! Requests that end shards, that the shards cannot run, or for which the model gives no numbers: each fails alone, with a clear error, and all
+//! others get what they always get.
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use millrace_integration_tests::{Answer, ModelCopy, Server, TILDE, long_story, post, stream};
+use serde_json::{Value, json};
+
+/// A metric's line with labels; 0 if there is none.
+fn labelled(server: &Server, name: &str) -> f64 {
+    let (_, text) = server.get("/metrics");
+    let value = |line: &str| line.strip_prefix(name)?.trim().parse().ok();
+    text.lines().find_map(value).unwrap_or(0.0)
+}
+
+fn complete(server: &Server, prompt: &Value) -> Answer {
+    post(
+        &server.url("/v1/completions"),
+        &json!({"model": "m", "prompt": prompt, "max_tokens": 8, "temperature": 0}),
+    )
+}
+
+fn assert_healthy(server: &Server) {
+    assert_eq!(server.get("/ready").0, 200, "{}", server.log());
+    assert!(!server.log().contains("panicked"), "{}", server.log());
+}
+
+#[test]
+fn end_tokens_and_prompts_beyond_the_model_s_vocabulary_end_no_shard() {
+    let model = ModelCopy::new("over-vocabulary");
+    // The tokenizer knows a token that the model does not, and the model's folder lets it end an answer.
+    model.edit("tokenizer.json", |tokenizer| {
+        let mut over = tokenizer["added_tokens"][0].clone();
+        (over["id"], over["content"]) = (json!(1024), json!("<|over|>"));
+        tokenizer["added_tokens"].as_array_mut().unwrap().push(over);
+    });
+    model.edit("generation_config.json", |config| config["eos_token_id"] = json!([2, 0, 1024]));
+    let server = Server::start(&["--model-id", model.path()]);
+    for body in [
+        json!({"prompt": "Once", "min_tokens": 4, "max_tokens": 8}),
+        json!({"prompt": "Once", "min_tokens": 4, "max_tokens": 8, "stop": ["<|over|>"]}),
+    ] {
+        let answer = post(&server.url("/v1/completions"), &body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        assert!(answer.body["usage"]["completion_tokens"].as_u64().unwrap() >= 4, "{}", answer.body);
+    }
+    // There is no embedding for it: the request is wrong, and the server is not.
+    for (path, body, status) in [
+        ("/generate", json!({"inputs": "a <|over|>"}), 422),
+        ("/generate_stream", json!({"inputs": "a <|over|>"}), 422),
+        ("/v1/completions", json!({"prompt": "a <|over|>"}), 400),
+        ("/v1/completions", json!({"prompt": [5, 1024]}), 400),
+        ("/v1/embeddings", json!({"input": "a <|over|>"}), 400),
+        (
+            "/v1/messages",
+            json!({"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "<|over|>"}]}),
+            400,
+        ),
+    ] {
+        let answer = post(&server.url(path), &body);
+        assert_eq!(answer.status, status, "{path}: {}", answer.body);
+        assert!(answer.body.to_string().contains("outside of the vocabulary"), "{path}: {}", answer.body);
+    }
+    assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0);
+    assert_healthy(&server);
+}
+
+#[test]
+fn a_request_that_ends_the_shards_fails_alone() {
+    let deadly = TILDE.to_string();
+    let server = Server::start_in(&[("MILLRACE_TEST_DEADLY_TOKEN", deadly.as_str())], &[]);
+    let story = long_story(&server, || {});
+    assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0);
+    for killed in 1..=2 {
+        let beside = long_story(&server, || {
+            let answer = post(&server.url("/generate"), &json!({"inputs": "a ~ b"}));
+            assert_eq!(answer.status, 424, "{}", answer.body);
+            let text = answer.body.to_string();
+            assert!(text.contains("ended the shards three times"), "{text}");
+        });
+        assert_eq!(beside, story, "the stream beside it loses nothing");
+        assert_eq!(server.metric("millrace_blamed_requests_total"), f64::from(killed));
+        assert_eq!(server.metric("millrace_shard_restarts_total"), f64::from(3 * killed));
+    }
+    // Several at once, without anybody else whose tokens are signs of life.
+    let statuses: Vec<u16> = std::thread::scope(|scope| {
+        let ask = || post(&server.url("/v1/completions"), &json!({"prompt": "~", "max_tokens": 3})).status;
+        let clients: Vec<_> = (0..3).map(|_| scope.spawn(ask)).collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    });
+    assert_eq!(statuses, [500; 3]);
+    assert_eq!(server.metric("millrace_blamed_requests_total"), 5.0);
+    assert_eq!(long_story(&server, || {}), story);
+    assert_healthy(&server);
+}
+
+#[test]
+fn logits_that_are_no_numbers_are_an_error_of_their_request() {
+    for value in [f32::NAN, f32::INFINITY] {
+        let model = ModelCopy::new("not-finite");
+        model.spoil_embedding(TILDE, value);
+        let server = Server::start(&["--model-id", model.path()]);
+        let story = long_story(&server, || {});
+        let beginning =
+            "Rosa bought more lemons on Monday and gave some of them to a friend of hers who had none. ";
+        let asked = json!(beginning.repeat(3));
+        let before = complete(&server, &asked).body["choices"][0]["text"].clone();
+        let beside =
+            long_story(&server, || fail_in_each_api(&server, &format!("{} ~", asked.as_str().unwrap())));
+        assert_eq!(beside, story);
+        // What it has left in the prefix cache is nobody's.
+        assert_eq!(complete(&server, &asked).body["choices"][0]["text"], before);
+        let longer = json!(format!("{} ~ and then", asked.as_str().unwrap()));
+        assert_eq!(complete(&server, &longer).status, 500);
+        assert!(labelled(&server, "millrace_row_errors_total{kind=\"not_finite\"}") >= 8.0);
+        assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0);
+        assert_healthy(&server);
+    }
+}
+
+/// Asks in the words of every API, whole and as a stream.
+fn fail_in_each_api(server: &Server, text: &str) {
+    let user = json!([{"role": "user", "content": text}]);
+    for (path, body, status) in [
+        ("/generate", json!({"inputs": text}), 424),
+        (
+            "/generate",
+            json!({"inputs": text, "parameters": {"do_sample": true, "seed": 1, "top_p": 0.5}}),
+            424,
+        ),
+        ("/v1/completions", json!({"prompt": text, "temperature": 0}), 500),
+        ("/v1/completions", json!({"prompt": text, "prompt_logprobs": 1, "max_tokens": 1}), 500),
+        ("/v1/chat/completions", json!({"messages": user}), 500),
+        ("/v1/responses", json!({"input": text}), 500),
+        ("/v1/messages", json!({"model": "m", "max_tokens": 9, "messages": user}), 500),
+        ("/v1/embeddings", json!({"input": text}), 500),
+    ] {
+        let answer = post(&server.url(path), &body);
+        assert_eq!(answer.status, status, "{path}: {}", answer.body);
+        assert!(answer.body.to_string().contains("not finite"), "{path}: {}", answer.body);
+    }
+    for (path, body) in [
+        ("/generate_stream", json!({"inputs": text})),
+        ("/v1/completions", json!({"prompt": text, "stream": true})),
+        ("/v1/chat/completions", json!({"messages": user, "stream": true})),
+        ("/v1/responses", json!({"input": text, "stream": true})),
+        ("/v1/messages", json!({"model": "m", "max_tokens": 9, "messages": user, "stream": true})),
+    ] {
+        let last = stream(&server.url(path), &body).last().unwrap();
+        assert!(last.to_string().contains("not finite"), "{path}: {last}");
+    }
+}
+
+#[test]
+fn many_answers_to_a_long_cached_prompt_fit_the_messages() {
+    const PROMPT: u32 = 200_000;
+    let model = ModelCopy::new("long-prompt");
+    // Three bytes for nearly every token: 128 prompts are 77 MB, more than a message may have.
+    model.edit("config.json", |config| {
+        config["max_position_embeddings"] = json!(210_000);
+        config["vocab_size"] = json!(131_072);
+    });
+    let flags = ["--device", "null", "--max-best-of", "128", "--payload-limit", "20000000"];
+    let room = [
+        "--max-batch-size",
+        "128",
+        "--max-batch-prefill-tokens",
+        "65536",
+        "--max-concurrent-requests",
+        "256",
+    ];
+    let server = Server::start(&[&["--model-id", model.path()][..], &flags, &room].concat());
+    let prompt: Vec<u32> = (0..PROMPT).map(|at| 20_000 + at % 100_000).collect();
+    let ask = |n: u32| {
+        let body = json!({"prompt": prompt, "n": n, "max_tokens": 2, "temperature": 0.9, "seed": 1});
+        let answer = post(&server.url("/v1/completions"), &body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.body["choices"].as_array().unwrap().len()
+    };
+    assert_eq!(ask(1), 1);
+    assert_eq!(ask(128), 128);
+    assert!(server.metric("millrace_prefix_cache_hit_tokens_total") > 100.0 * f64::from(PROMPT));
+    assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0);
+    assert_healthy(&server);
+}

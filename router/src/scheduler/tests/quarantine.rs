@@ -1,0 +1,132 @@
+//! Sequences that end the shards.
+
+use super::pair::Pair;
+use super::pretend::{DEATH, PretendShard, Trouble, alone};
+use super::{LIMITS, request, sampling, token};
+use crate::scheduler::{Request, SeqId};
+
+fn deadly(position: usize) -> Request {
+    Request { sampling: sampling(Trouble::Deadly(position).seed()), ..request(10, 20) }
+}
+
+/// What has become of a run in which shards die.
+#[derive(Default)]
+struct Run {
+    deaths: usize,
+    blamed: Vec<SeqId>,
+    tokens: Vec<(SeqId, u32)>,
+}
+
+impl Run {
+    fn of(&self, id: SeqId) -> Vec<u32> {
+        self.tokens.iter().filter(|(of, _)| *of == id).map(|(_, token)| *token).collect()
+    }
+}
+
+/// Steps until there is nothing to do, with two steps in flight and new shards after each death.
+fn run(pair: &mut Pair) -> Run {
+    let (mut run, mut sent) = (Run::default(), std::collections::VecDeque::new());
+    loop {
+        while sent.len() < 2
+            && let Some(plan) = pair.scheduler.plan()
+        {
+            sent.push_back(plan.step);
+        }
+        let Some(step) = sent.pop_front() else { return run };
+        match pair.shard.run(&step) {
+            Err(why) if why == DEATH => {
+                run.deaths += 1;
+                run.blamed.extend(pair.scheduler.lose());
+                assert_eq!(pair.scheduler.recover(LIMITS), []);
+                pair.shard = PretendShard::new(LIMITS);
+                sent.clear();
+            }
+            output => {
+                let outputs = pair.scheduler.apply(output.unwrap()).unwrap();
+                run.tokens.extend(outputs.iter().map(|output| (output.sequence, token(output))));
+            }
+        }
+        pair.scheduler.check_integrity().unwrap();
+    }
+}
+
+#[test]
+fn a_deadly_sequence_costs_three_losses_and_fails_alone() {
+    for position in [0, 9, 15] {
+        let mut pair = Pair::new(LIMITS);
+        let sound: Vec<Request> = (0..6).map(|n| request(10 + 7 * n, 25)).collect();
+        let mut ids: Vec<SeqId> = sound[..3].iter().map(|request| pair.add(request)).collect();
+        let sick = pair.add(&deadly(position));
+        ids.extend(sound[3..].iter().map(|request| pair.add(request)));
+        let run = run(&mut pair);
+        assert_eq!((run.deaths, &run.blamed[..]), (3, &[sick][..]), "at {position}");
+        for (request, id) in sound.iter().zip(ids) {
+            assert_eq!(run.of(id), alone(request, LIMITS.vocab_size).0);
+        }
+        assert_eq!((pair.scheduler.quarantined(), pair.scheduler.stats().used_blocks), (0, 0));
+    }
+}
+
+#[test]
+fn several_deadly_sequences_fail_one_after_the_other() {
+    let mut pair = Pair::new(LIMITS);
+    let sick: Vec<SeqId> = [12, 5, 18].map(|position| pair.add(&deadly(position))).into();
+    let sound = pair.add(&request(30, 25));
+    let run = run(&mut pair);
+    let mut blamed = run.blamed.clone();
+    blamed.sort_unstable();
+    assert_eq!(blamed, sick);
+    assert!(run.deaths <= 9, "{}", run.deaths);
+    assert_eq!(run.of(sound), alone(&request(30, 25), LIMITS.vocab_size).0);
+}
+
+#[test]
+fn whoever_was_only_there_runs_alone_for_a_moment() {
+    let mut pair = Pair::new(LIMITS);
+    let requests: Vec<Request> = (0..4).map(|n| request(20 + n, 30)).collect();
+    let ids: Vec<SeqId> = requests.iter().map(|request| pair.add(request)).collect();
+    let mut got: Vec<(SeqId, u32)> = Vec::new();
+    let step = |pair: &mut Pair, got: &mut Vec<(SeqId, u32)>| {
+        let (plan, outputs) = pair.step().unwrap();
+        got.extend(outputs.iter().map(|output| (output.sequence, token(output))));
+        plan
+    };
+    for loss in 1..=2 {
+        (0..6).for_each(|_| drop(step(&mut pair, &mut got)));
+        assert!(pair.scheduler.plan().is_some());
+        assert_eq!(pair.scheduler.lose(), None, "nobody ran alone");
+        assert_eq!(pair.scheduler.quarantined(), if loss == 2 { 4 } else { 0 });
+        assert_eq!(pair.scheduler.recover(LIMITS), []);
+        pair.shard = PretendShard::new(LIMITS);
+    }
+    let mut alone_steps = 0;
+    while pair.scheduler.quarantined() > 0 {
+        let plan = step(&mut pair, &mut got);
+        assert_eq!(plan.step.rows.len(), 1, "one at a time");
+        alone_steps += 1;
+    }
+    assert!(alone_steps <= 4 * 3, "{alone_steps} steps");
+    while let Some((_, outputs)) = pair.step() {
+        got.extend(outputs.iter().map(|output| (output.sequence, token(output))));
+    }
+    for (request, id) in requests.iter().zip(ids) {
+        let tokens: Vec<u32> = got.iter().filter(|(of, _)| *of == id).map(|(_, token)| *token).collect();
+        assert_eq!(tokens, alone(request, LIMITS.vocab_size).0);
+    }
+}
+
+#[test]
+fn only_sequences_with_rows_in_flight_are_suspects() {
+    let mut pair = Pair::new(LIMITS);
+    // Four slots: the fifth only waits.
+    let ids: Vec<SeqId> = (0..5).map(|_| pair.add(&request(8, 30))).collect();
+    for _ in 0..2 {
+        pair.scheduler.plan().unwrap();
+        assert_eq!(pair.scheduler.lose(), None);
+        assert_eq!(pair.scheduler.recover(LIMITS), []);
+    }
+    assert_eq!(pair.scheduler.quarantine.iter().copied().collect::<Vec<_>>(), ids[..4]);
+    // Who leaves is no suspect any more, and without steps in flight nobody is.
+    pair.scheduler.cancel(ids[1]);
+    assert_eq!((pair.scheduler.lose(), pair.scheduler.quarantined()), (None, 3));
+}
