@@ -341,7 +341,9 @@ impl Service {
         metrics::request_validated(validation, ids.len(), max_new_tokens);
         let seed = params.samples().then(|| params.seed.unwrap_or_else(rand::random));
         let (stop_tokens, stops) = self.stops(&params);
-        let sampling = params.sampling(seed.unwrap_or_default(), &stop_tokens, self.0.limits.watermark);
+        // A configuration may name end tokens that the model does not have. The shard would refuse them.
+        let ends: Vec<u32> = stop_tokens.iter().copied().filter(|&id| id < ready.vocab_size).collect();
+        let sampling = params.sampling(seed.unwrap_or_default(), &ends, self.0.limits.watermark);
         let request = Request {
             prompt: ids,
             max_new_tokens,
