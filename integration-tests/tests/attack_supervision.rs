@@ -107,6 +107,27 @@ fn a_pause_of_the_whole_process_tree_is_no_loss() {
 }
 
 #[test]
+fn a_pause_in_the_middle_of_an_exchange_between_ranks_is_no_loss() {
+    let timeouts = ["--step-timeout", "1", "--heartbeat-timeout", "1", "--collective-timeout", "1"];
+    let server = Server::start(&[["--num-shard", "2"].as_slice(), &timeouts].concat());
+    let expected = long_story(&server, || {});
+    let ranks = shards_of(server.pid());
+    assert_eq!(ranks.len(), 2);
+    let story = long_story(&server, || {
+        // The rank that is stopped last waits for the other one meanwhile.
+        for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
+            let all = [ranks[0], ranks[1], server.pid()];
+            order.iter().for_each(|&index| signal(all[index], "STOP"));
+            sleep(Duration::from_millis(1500));
+            order.iter().rev().for_each(|&index| signal(all[index], "CONT"));
+            sleep(Duration::from_millis(50));
+        }
+    });
+    assert_eq!(story, expected);
+    assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0, "{}", server.log());
+}
+
+#[test]
 fn a_model_that_is_gone_for_some_seconds_is_waited_for() {
     let model = Folder::demo("gone");
     let (weights, away) = (model.join("model.safetensors"), model.join("away"));
@@ -149,14 +170,10 @@ fn a_system_without_open_files_for_shards_is_waited_for() {
 fn ends_because_of_a_change(name: &str, change: impl FnOnce(&Path)) {
     let model = Folder::demo(name);
     let server = Server::start(&["--model-id", model.as_str()]);
-    let request = json!({"inputs": "Once", "parameters": {"max_new_tokens": 900, "stop": ["\u{1}"]}});
-    let mut events = stream(&server.url("/generate_stream"), &request);
-    assert!(events.next().is_some());
     change(&model.join("model.safetensors"));
     kill_shards(&server);
-    let last = events.last().unwrap();
-    let why = last["error"].as_str().unwrap_or_else(|| panic!("{last}"));
-    assert!(why.contains("model.safetensors has been changed since this server read it first"), "{why}");
+    let expected = "model.safetensors has been changed since this server read it first";
+    server.wait_until("the error is told", |server| server.log().contains(expected));
     let log = server.log();
     assert_eq!(log.matches("started again in").count(), 1, "{log}");
     assert_eq!(server.wait().code(), Some(1));

@@ -137,6 +137,7 @@ impl Turn {
         }
         self.parked.fetch_add(1, Ordering::SeqCst);
         let mut left = deadline;
+        let longest = SLICE.min(deadline / 4).max(Duration::from_millis(1));
         let done = loop {
             let word = self.word.load(Ordering::SeqCst);
             if let Some(done) = check(word) {
@@ -146,7 +147,7 @@ impl Turn {
                 break Err(Stop::TimedOut);
             }
             // In slices, of which a standstill of all ranks (SIGSTOP, `docker pause`) costs one, however long it lasts.
-            let (slice, since) = (left.min(SLICE), Instant::now());
+            let (slice, since) = (left.min(longest), Instant::now());
             futex_wait(&self.word, word, slice);
             left -= since.elapsed().min(slice);
         };
