@@ -123,7 +123,8 @@ fn shards_that_never_come_back_end_the_server_with_a_clear_error() {
     let Some(model) = test_data("stories260k") else { return };
     let folder = std::env::temp_dir().join(format!("millrace-gone-{}", std::process::id()));
     copy(&model, &folder);
-    let server = Server::start(&["--model-id", folder.to_str().unwrap(), "--max-shard-failures", "4"]);
+    let failures = ["--max-shard-failures", "4", "--shard-failure-window", "1"];
+    let server = Server::start(&[&["--model-id", folder.to_str().unwrap()], failures.as_slice()].concat());
     let mut events = stream(&server.url("/generate_stream"), &requests(1)[0]);
     assert!(events.next().is_some());
     std::fs::remove_file(folder.join("model.safetensors")).unwrap();

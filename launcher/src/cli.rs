@@ -167,18 +167,24 @@ pub(crate) struct EngineArgs {
     /// always so
     #[arg(long, env = "BATCH_INVARIANT", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) batch_invariant: bool,
-    /// Seconds that one step may take before the shards count as hung and are started again
-    #[arg(long, env = "STEP_TIMEOUT", default_value_t = 120.0, value_name = "SECONDS", value_parser = seconds)]
-    pub(crate) step_timeout: f64,
+    /// Seconds that one step may take before the shards count as hung and are started again; when absent, 120 or eight times what
+    /// the steps before it predict, whichever is more
+    #[arg(long, env = "STEP_TIMEOUT", value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) step_timeout: Option<f64>,
     /// Seconds after which a shard that gives no sign of life counts as lost
     #[arg(long, env = "HEARTBEAT_TIMEOUT", default_value_t = 2.0, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) heartbeat_timeout: f64,
     /// Seconds that a shard waits for another in the middle of a step
     #[arg(long, env = "COLLECTIVE_TIMEOUT", default_value_t = 60.0, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) collective_timeout: f64,
-    /// Losses of shards in a row, without a token in between, after which the server gives up
+    /// Losses of shards in a row, without a token in between, after which the server gives up, once --shard-failure-window is over.
+    /// With 1 it gives up at the first loss
     #[arg(long, env = "MAX_SHARD_FAILURES", default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) max_shard_failures: u32,
+    /// Seconds since the first of these losses for which shards are started again in any case, with growing pauses. Ten times as
+    /// long if the system has no memory, processes or open files for them
+    #[arg(long, env = "SHARD_FAILURE_WINDOW", default_value_t = 60.0, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) shard_failure_window: f64,
 }
 
 /// A time that is longer than nothing and shorter than a year.
@@ -310,6 +316,15 @@ pub(crate) struct ShardArgs {
     /// What carries values from rank to rank: shm or tcp:IP, rank 0's address
     #[arg(long, default_value = "shm", value_parser = wire)]
     pub(crate) wire: Wire,
+    /// After a loss: tokens of the KV cache that the lost shard had
+    #[arg(long, requires = "kept_sequence_tokens")]
+    pub(crate) kept_pool_tokens: Option<usize>,
+    /// After a loss: tokens of the longest sequence that the lost shard could hold
+    #[arg(long, requires = "kept_pool_tokens")]
+    pub(crate) kept_sequence_tokens: Option<usize>,
+    /// After a loss: the files that the lost shard had loaded, as it announced them
+    #[arg(long)]
+    pub(crate) kept_checkpoint: Option<String>,
     /// One JSON object per log line
     #[arg(long)]
     pub(crate) json_output: bool,

@@ -72,9 +72,10 @@ impl Stack {
             drain_timeout,
             world_size: engine.num_shard(),
             others: leader.map(Leader::others),
-            step_timeout: Duration::from_secs_f64(engine.step_timeout),
+            step_timeout: engine.step_timeout.map(Duration::from_secs_f64),
             heartbeat_timeout: Duration::from_secs_f64(engine.heartbeat_timeout),
             max_failures: engine.max_shard_failures,
+            failure_window: Duration::from_secs_f64(engine.shard_failure_window),
             ..EngineConfig::default()
         };
         let (engine, engine_task) = engine::start(config, command);

@@ -1,7 +1,8 @@
 //! What the router needs of a model folder: tokenizer, chat template, and the tokens that begin and end a text.
 
 use std::borrow::Cow;
-use std::io;
+use std::fs::{File, Metadata};
+use std::io::{self, Read};
 use std::path::Path;
 
 use serde::Deserialize;
@@ -46,6 +47,16 @@ pub enum AssetError {
         file: String,
         /// Why.
         error: io::Error,
+    },
+    /// A file is too large to be what its name says.
+    #[error("{file} has {bytes} bytes, more than the {limit} that are reasonable for such a file")]
+    TooLarge {
+        /// Its path.
+        file: String,
+        /// Its size.
+        bytes: u64,
+        /// The largest size that is accepted.
+        limit: u64,
     },
     /// A file is not what it should be.
     #[error("{file} is not valid: {error}")]
@@ -112,13 +123,10 @@ impl Assets {
     /// # Errors
     /// [`AssetError`] names the file and what to do.
     pub fn from_dir(folder: &Path) -> Result<Self, AssetError> {
-        Self::read(&folder.display().to_string(), |name| {
-            let path = folder.join(name);
-            match std::fs::read(&path) {
-                Ok(bytes) => Ok(Some(Cow::Owned(bytes))),
-                Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-                Err(error) => Err(AssetError::Io { file: path.display().to_string(), error }),
-            }
+        Self::read(&folder.display().to_string(), |name| match read_file(&folder.join(name)) {
+            Ok(bytes) => Ok(Some(Cow::Owned(bytes))),
+            Err(AssetError::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
         })
     }
 
@@ -138,11 +146,7 @@ impl Assets {
     /// # Errors
     /// [`AssetError`] names the file.
     pub fn with_tokenizer_config(mut self, path: &Path) -> Result<Self, AssetError> {
-        let file = path.display().to_string();
-        let bytes = match std::fs::read(path) {
-            Ok(bytes) => bytes,
-            Err(error) => return Err(AssetError::Io { file, error }),
-        };
+        let (file, bytes) = (path.display().to_string(), read_file(path)?);
         let config: TokenizerConfig =
             serde_json::from_slice(&bytes).map_err(|error| AssetError::Invalid { file, error })?;
         if let Some(templates) = config.chat_template {
@@ -184,6 +188,35 @@ impl Assets {
             pooling: json(&file, "1_Pooling/config.json")?,
         })
     }
+}
+
+/// The largest `tokenizer.json` that is read. Large ones of today have 35 MB.
+const MAX_TOKENIZER: u64 = 256 << 20;
+
+/// The largest other file that is read.
+const MAX_CONFIG: u64 = 16 << 20;
+
+/// The contents of a regular file of a reasonable size. The kind of the file is looked at before it is opened, because
+/// opening a FIFO waits for a writer.
+fn read_file(path: &Path) -> Result<Vec<u8>, AssetError> {
+    let failed = |error| AssetError::Io { file: path.display().to_string(), error };
+    let limit = if path.ends_with("tokenizer.json") { MAX_TOKENIZER } else { MAX_CONFIG };
+    let check = |file: Metadata| match file.len() {
+        _ if !file.is_file() => {
+            Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")))
+        }
+        bytes if bytes > limit => {
+            Err(AssetError::TooLarge { file: path.display().to_string(), bytes, limit })
+        }
+        _ => Ok(()),
+    };
+    check(std::fs::metadata(path).map_err(failed)?)?;
+    let file = File::open(path).map_err(failed)?;
+    // Another file may have taken its place.
+    check(file.metadata().map_err(failed)?)?;
+    let mut bytes = Vec::new();
+    file.take(limit).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(bytes)
 }
 
 impl Ids {
@@ -295,6 +328,44 @@ mod tests {
         let assets = Assets::from_files(&[files, more, jinja].concat()).unwrap();
         assert_eq!(assets.chat_template.as_deref(), Some("X"));
     }
+
+    /// A FIFO without a writer, a folder, and a file that is far too large.
+    #[test]
+    #[cfg(unix)]
+    fn what_is_no_file_of_a_reasonable_size_is_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::write(path("tokenizer.json"), "{}").unwrap();
+        let refusal = || Assets::from_dir(folder.path()).unwrap_err().to_string();
+
+        let made = std::process::Command::new("mkfifo").arg(path("config.json")).status().unwrap();
+        assert!(made.success());
+        let (told, text) = std::sync::mpsc::channel();
+        let reader = std::thread::scope(|scope| {
+            scope.spawn(|| told.send(refusal()));
+            let text = text.recv_timeout(std::time::Duration::from_secs(20));
+            if text.is_err() {
+                // Ends the reader, so that the test fails instead of hanging.
+                let _ = std::fs::OpenOptions::new().write(true).open(path("config.json"));
+            }
+            text
+        });
+        let text = reader.expect("a FIFO is not waited for");
+        assert!(text.contains("config.json: it is not a regular file"), "{text}");
+        std::fs::remove_file(path("config.json")).unwrap();
+
+        std::fs::create_dir(path("generation_config.json")).unwrap();
+        assert!(refusal().contains("generation_config.json: it is not a regular file"), "{}", refusal());
+        std::fs::remove_dir(path("generation_config.json")).unwrap();
+
+        for (name, bytes) in
+            [("tokenizer_config.json", MAX_CONFIG + 1), ("tokenizer.json", MAX_TOKENIZER + 1)]
+        {
+            File::create(path(name)).unwrap().set_len(bytes).unwrap();
+            assert!(refusal().contains(&format!("{name} has {bytes} bytes, more than")), "{}", refusal());
+        }
+    }
+
     #[test]
     fn another_tokenizer_config_wins_where_it_says_something() {
         let files: &[(&str, &[u8])] = &[

@@ -84,3 +84,10 @@ pub enum Error {
     #[error("{0}")]
     Unsupported(String),
 }
+
+impl Error {
+    /// Whether another shard that is started in place of this one would fail for the same reason.
+    pub(crate) fn is_lasting(&self) -> bool {
+        matches!(self, Error::Checkpoint(crate::checkpoint::Error::Changed { .. }))
+    }
+}

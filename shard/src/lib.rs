@@ -34,7 +34,7 @@ pub use millrace_kernels::DType;
 pub use millrace_kernels::cuda::{Card, doctor};
 pub use millrace_proto::handshake::Secret;
 pub use model::Quantize;
-pub use options::{Address, AllReduce, Device, ShardOptions};
+pub use options::{Address, AllReduce, Device, KeptPool, ShardOptions};
 pub use platform::{OnHost, Opened, Platform};
 pub use serve::{run, serve};
 pub use units::{Bytes, Count, Operations};

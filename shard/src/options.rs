@@ -53,6 +53,17 @@ pub enum AllReduce {
     Peer,
 }
 
+/// The KV pool of a shard that was lost, for the one that takes its place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeptPool {
+    /// Tokens that the pool held.
+    pub tokens: usize,
+    /// Tokens of the longest sequence.
+    pub longest: usize,
+    /// How long the new shard waits until the memory of the lost one is free.
+    pub wait: Duration,
+}
+
 /// What a shard process is told when it is started.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShardOptions {
@@ -86,6 +97,8 @@ pub struct ShardOptions {
     pub max_total_tokens: Option<usize>,
     /// KV cache in tokens; as many as the memory allows if not given.
     pub max_batch_total_tokens: Option<usize>,
+    /// After a loss: what the lost shard could hold. The new one gets the same, if the memory comes back.
+    pub kept_pool: Option<KeptPool>,
     /// The share of the device's free memory that counts as free, above 0 and up to 1.
     pub memory_fraction: f64,
     /// Tokens of one step.

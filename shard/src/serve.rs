@@ -10,8 +10,8 @@ use crate::collective::{self, Deadlines};
 use crate::connection::{Connection, Router, connect, is_hang_up};
 use crate::decoder::{Collective, Decoder, Weights, products};
 use crate::model::{DecoderSpec, Model, Storage};
-use crate::options::{Device, ShardOptions};
-use crate::plan::{self, Plan, Wish};
+use crate::options::{Device, KeptPool, ShardOptions};
+use crate::plan::{self, Plan, PlanError, Wish};
 use crate::platform::{OnHost, Opened, Platform, cuda, processor};
 use crate::split::Split;
 use crate::worker::Worker;
@@ -19,6 +19,9 @@ use crate::{Bytes, Error, lifeline, null};
 
 /// How long a rank waits for others that load more slowly. What happens to them meanwhile is the router's to see.
 const LONGEST_LOAD: Duration = Duration::from_secs(24 * 3600);
+
+/// Time between two looks at the free memory.
+const LOOK_AT_MEMORY_EVERY: Duration = Duration::from_millis(200);
 
 /// Time between two reports on loading.
 const REPORT_EVERY: Duration = Duration::from_millis(50);
@@ -67,7 +70,7 @@ fn report_to(
     match serve(&router) {
         Err(error) if is_hang_up(&error) => Ok(()),
         Err(error) => {
-            let fault = Fault { message: error.to_string() };
+            let fault = Fault { message: error.to_string(), lasting: error.is_lasting() };
             // If the router is gone too, the error is still returned.
             let _ = router.send(from_shard::Message::Fault(fault));
             Err(error)
@@ -108,7 +111,7 @@ fn start<P: Platform>(
         free,
         fraction: P::MEMORY_FRACTION,
     };
-    let plan = plan::plan(&spec, &wish, &backend)?;
+    let plan = plan_memory(platform, &backend, router, options, &spec, &wish)?;
     let limits = plan.limits;
     for warning in backend.tune(&products(&spec, storage, &limits))? {
         tracing::warn!("{warning}");
@@ -127,6 +130,7 @@ fn start<P: Platform>(
     };
     let weights =
         Weights::load(&backend, &spec, &*source, storage, limits.max_sequence_tokens, &mut progress)?;
+    source.verify()?;
     ledger.end("load weights");
 
     let mut ready = Ready {
@@ -136,6 +140,7 @@ fn start<P: Platform>(
         bytes_read: weights.bytes_read() as u64,
         parameters: parameters as u64,
         world_size: options.world_size as u32,
+        checkpoint: source.identity(),
         ..describe(&spec, &plan)
     };
     let ranks = meet(platform, &backend, router, options)?;
@@ -146,7 +151,9 @@ fn start<P: Platform>(
     let decoder = Decoder::new(&backend, spec, weights, &limits, ranks)?;
     let mut worker = Worker::new(backend, decoder, limits);
     ledger.end("allocate");
-    worker.warm_up()?;
+    let since = Instant::now();
+    ready.warm_up_tokens = worker.warm_up()? as u32;
+    ready.warm_up_micros = since.elapsed().as_micros() as u64;
     let beyond = worker.backend().seal();
     if beyond > 0 {
         tracing::warn!("{} of the device's memory are in use beyond the memory plan", Bytes(beyond));
@@ -159,6 +166,38 @@ fn start<P: Platform>(
     ready.phases = ledger.phases;
     router.send(from_shard::Message::Ready(ready))?;
     Ok(worker)
+}
+
+/// Decides what is allocated. After a loss the pool gets the size that it had, so that every request that was running can
+/// run again; the lost shard's memory is waited for if need be. A smaller pool is better than none.
+fn plan_memory<P: Platform>(
+    platform: &P,
+    backend: &P::Backend,
+    router: &Router,
+    options: &ShardOptions,
+    spec: &DecoderSpec,
+    wish: &Wish,
+) -> Result<Plan, Error> {
+    let Some(KeptPool { tokens, longest, wait }) = options.kept_pool else {
+        return Ok(plan::plan(spec, wish, backend)?);
+    };
+    let since = Instant::now();
+    let mut free = wish.free;
+    loop {
+        let kept =
+            Wish { max_total_tokens: Some(longest), max_batch_total_tokens: Some(tokens), free, ..*wish };
+        match plan::plan(spec, &kept, backend) {
+            Err(PlanError::NoRoom { .. }) if since.elapsed() < wait => {
+                router.send(loading("waiting for the memory of the lost shard", 0, 0))?;
+                std::thread::sleep(LOOK_AT_MEMORY_EVERY);
+                let now = platform.free(backend, options);
+                free = now.map(|bytes| (bytes as f64 * options.memory_fraction) as usize);
+            }
+            // The router sees that the pool has become smaller, and says so.
+            Err(PlanError::NoRoom { .. }) => return Ok(plan::plan(spec, &Wish { free, ..*wish }, backend)?),
+            planned => return Ok(planned?),
+        }
+    }
 }
 
 /// Connects this rank with the others, by what rank 0 tells them through the router.

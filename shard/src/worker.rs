@@ -74,14 +74,16 @@ impl<B: Backend> Worker<B> {
         &self.backend
     }
 
-    /// Computes a short sequence, so that the first request does not pay for cold caches and lazy allocations.
-    pub(crate) fn warm_up(&mut self) -> Result<(), Error> {
+    /// Computes a short sequence, so that the first request does not pay for cold caches and lazy allocations. Answers how
+    /// many tokens it had.
+    pub(crate) fn warm_up(&mut self) -> Result<usize, Error> {
         let Limits { max_step_tokens, max_sequence_tokens, block_size, .. } = self.limits;
         let count = WARM_UP_TOKENS.min(max_step_tokens).min(max_sequence_tokens);
         let sampling = Sampling { repetition_penalty: 1.0, ..Sampling::default() };
         let (slot, start, sample) = (0, 0, true);
         let tokens = vec![0; count];
         let new_blocks = (0..count.div_ceil(block_size) as u32).collect();
+        let warmed_up = count;
         let count = count as u32;
         let admit = vec![Admission { slot, tokens, prompt_len: count, sampling: Some(sampling), pooling: 0 }];
         let rows = vec![Row { slot, start, count, new_blocks, sample, ..Row::default() }];
@@ -90,7 +92,7 @@ impl<B: Backend> Worker<B> {
             self.submit(&step)?;
             self.collect()?;
         }
-        Ok(())
+        Ok(warmed_up)
     }
 
     /// Records decode steps of so many rows, where the device has a means for it: every size up to the largest step takes the next one that is

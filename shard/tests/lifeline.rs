@@ -32,6 +32,7 @@ fn child() {
         quantize: None,
         max_total_tokens: None,
         max_batch_total_tokens: None,
+        kept_pool: None,
         memory_fraction: 1.0,
         max_step_tokens: 8,
         max_sequences: 1,

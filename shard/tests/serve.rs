@@ -5,6 +5,7 @@
 mod common;
 
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -15,9 +16,12 @@ use millrace_proto::{
     Admission, FromShard, Loading, Pooling, Ready, Row, Sampling, Shutdown, Step, StepOutput, ToShard, frame,
     from_shard, to_shard,
 };
-use millrace_shard::collective::Wire;
+use millrace_shard::collective::{HostCollective, Wire};
+use millrace_shard::decoder::Collective;
 use millrace_shard::model::Model;
-use millrace_shard::{Address, AllReduce, Device, Error, OnHost, Opened, ShardOptions, serve};
+use millrace_shard::{
+    Address, AllReduce, Device, Error, KeptPool, OnHost, Opened, Platform, ShardOptions, serve,
+};
 
 const SEED: u64 = 5;
 
@@ -38,6 +42,7 @@ fn options() -> ShardOptions {
         quantize: None,
         max_total_tokens: Some(40),
         max_batch_total_tokens: Some(80),
+        kept_pool: None,
         memory_fraction: 1.0,
         max_step_tokens: 24,
         max_sequences: 3,
@@ -64,20 +69,33 @@ struct Router {
 impl Router {
     /// Starts a shard on a thread.
     fn start(options: ShardOptions, open: impl FnOnce() -> Result<Model, Error> + Send + 'static) -> Router {
+        let platform = OnHost(|| Ok(Opened { backend: Reference, free: Some(1 << 30) }));
+        Router::start_on(platform, options, open)
+    }
+
+    fn start_on(
+        platform: impl Platform + Send + 'static,
+        options: ShardOptions,
+        open: impl FnOnce() -> Result<Model, Error> + Send + 'static,
+    ) -> Router {
         let (stream, other) = UnixStream::pair().unwrap();
         stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let platform = OnHost(|| Ok(Opened { backend: Reference, free: Some(1 << 30) }));
         let shard = thread::spawn(move || serve(&platform, &other, &options, open));
         Router { stream, shard }
     }
 
     fn ready() -> (Router, Vec<Loading>, Ready) {
         let mut router = Router::start(options(), || Ok(model()));
+        let (loading, ready) = router.loaded();
+        (router, loading, ready)
+    }
+
+    fn loaded(&mut self) -> (Vec<Loading>, Ready) {
         let mut loading = vec![];
         loop {
-            match router.receive() {
+            match self.receive() {
                 from_shard::Message::Loading(message) => loading.push(message),
-                from_shard::Message::Ready(ready) => return (router, loading, ready),
+                from_shard::Message::Ready(ready) => return (loading, ready),
                 other => panic!("{other:?} before ready"),
             }
         }
@@ -342,6 +360,76 @@ fn what_prevents_a_start_is_a_fault() {
     let large = ShardOptions { max_batch_total_tokens: Some(1 << 30), max_sequences: 1 << 25, ..options() };
     let message = Router::start(large, || Ok(model())).fault().0;
     assert!(message.contains("lower --max-batch-total-tokens"), "{message}");
+}
+
+/// A device with so much free memory at first, and so much when it is looked at again.
+struct Memory {
+    at_first: usize,
+    later: fn(usize) -> usize,
+    looks: AtomicUsize,
+}
+
+impl Platform for Memory {
+    type Backend = Reference;
+
+    fn open(&self, _: DType) -> Result<Opened<Reference>, Error> {
+        Ok(Opened { backend: Reference, free: Some(self.at_first) })
+    }
+
+    fn free(&self, _: &Reference, _: &ShardOptions) -> Option<usize> {
+        let look = self.looks.fetch_add(1, Ordering::Relaxed);
+        Some((self.later)(look).max(self.at_first))
+    }
+
+    fn connect(
+        &self,
+        _: &Reference,
+        _: Box<dyn HostCollective>,
+    ) -> Result<Box<dyn Collective<Reference>>, Error> {
+        unreachable!("one rank has nobody to connect with")
+    }
+}
+
+/// The pool of a shard that starts with this much memory.
+fn pool(at_first: usize, later: fn(usize) -> usize, kept: Option<KeptPool>) -> Ready {
+    let sizes = ShardOptions { max_total_tokens: None, max_batch_total_tokens: None, ..options() };
+    let platform = Memory { at_first, later, looks: AtomicUsize::new(0) };
+    let options = ShardOptions { kept_pool: kept, ..sizes };
+    Router::start_on(platform, options, || Ok(model())).loaded().1
+}
+
+#[test]
+fn a_shard_that_replaces_another_gets_its_pool_if_the_memory_comes_back() {
+    const PLENTY: usize = 1 << 30;
+    let first = pool(PLENTY, |_| PLENTY, None);
+    let size = |ready: &Ready| (ready.num_blocks, ready.max_sequence_tokens);
+    let kept = KeptPool {
+        tokens: (first.num_blocks * first.block_size) as usize,
+        longest: first.max_sequence_tokens as usize,
+        wait: Duration::from_secs(30),
+    };
+    // The lost shard's memory is not free yet: all but a byte of what is needed.
+    let needed: u64 = first.memory.iter().map(|item| item.bytes).sum();
+    let scarce = needed as usize - 1;
+    assert!(size(&pool(scarce, |_| 0, None)) < size(&first), "without being told, it takes what there is");
+    let later = pool(scarce, |look| if look < 3 { 0 } else { PLENTY }, Some(kept));
+    assert_eq!(size(&later), size(&first));
+
+    // It never becomes free.
+    let hurried = KeptPool { wait: Duration::from_millis(300), ..kept };
+    let smaller = pool(scarce, |_| 0, Some(hurried));
+    assert!(smaller.num_blocks > 0 && smaller.num_blocks < first.num_blocks, "{}", smaller.num_blocks);
+
+    // More memory than before is not taken either.
+    let second = pool(2 * PLENTY, |_| 2 * PLENTY, Some(KeptPool { tokens: 48, longest: 40, ..kept }));
+    assert_eq!(size(&second), (12, 40));
+}
+
+#[test]
+fn the_warm_up_is_reported_with_its_size() {
+    let (_router, _, ready) = Router::ready();
+    assert_eq!(ready.warm_up_tokens, 16);
+    assert!(ready.warm_up_micros > 0);
 }
 
 #[test]

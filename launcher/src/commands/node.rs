@@ -24,7 +24,7 @@ pub(crate) fn run(worker: &Worker, model: &ModelArgs, engine: &EngineArgs, json_
         let asked = shutdown_signal().context("cannot wait for SIGTERM")?;
         let (first, last) = (node.ranks.start, node.ranks.end - 1);
         tracing::info!("ranks {first} to {last} of {} for the leader at {}", node.world_size, node.leader);
-        node::run(node, &command, asked).await;
+        node::run(node, &command, asked).await?;
         tracing::info!("this machine's ranks have ended");
         Ok(())
     })

@@ -4,14 +4,18 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use millrace_shard::{Address, Device, ShardOptions, families};
+use millrace_shard::{Address, Device, KeptPool, ShardOptions, families};
 
 use crate::cli::{LoadFormat, ShardArgs};
 use crate::{logging, model, nodes};
 
+/// How long a shard waits for the memory of the one that it replaces. The kernel frees a large process in seconds.
+const MEMORY_COMES_BACK_WITHIN: Duration = Duration::from_secs(10);
+
 /// Computes steps until the router ends.
 pub(crate) fn run(args: ShardArgs) -> Result<()> {
-    let ShardArgs { connect, rank, world_size, host_ranks, wire, json_output, model, engine } = args;
+    let ShardArgs { connect, rank, world_size, host_ranks, wire, json_output, model, engine, .. } = args;
+    let kept_pool = args.kept_pool_tokens.zip(args.kept_sequence_tokens);
     let address = address(&connect)?;
     let is_remote = matches!(address, Address::Tcp(_));
     if is_remote {
@@ -33,6 +37,11 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         quantize: model.quantize.map(Into::into),
         max_total_tokens: engine.max_total_tokens.map(|n| n as usize),
         max_batch_total_tokens: engine.max_batch_total_tokens.map(|n| n as usize),
+        kept_pool: kept_pool.map(|(tokens, longest)| KeptPool {
+            tokens,
+            longest,
+            wait: MEMORY_COMES_BACK_WITHIN,
+        }),
         memory_fraction: engine.cuda_memory_fraction,
         max_step_tokens: engine.max_step_tokens() as usize,
         max_sequences: engine.max_batch_size as usize,
@@ -51,10 +60,15 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         found => found?,
     };
     let overrides = model.overrides();
-    let open = || match (options.device, model.load_format) {
-        // Without anything that computes, the configuration is enough.
-        (Device::Null(_), _) | (_, LoadFormat::Dummy) => families::load_dummy(&source, &overrides),
-        (_, LoadFormat::Auto) => families::load(&source, &overrides),
+    let open = || {
+        if let Some(kept) = &args.kept_checkpoint {
+            source.check_unchanged(kept)?;
+        }
+        match (options.device, model.load_format) {
+            // Without anything that computes, the configuration is enough.
+            (Device::Null(_), _) | (_, LoadFormat::Dummy) => families::load_dummy(&source, &overrides),
+            (_, LoadFormat::Auto) => families::load(&source, &overrides),
+        }
     };
     match millrace_shard::run(&options, open) {
         Ok(()) => Ok(()),

@@ -6,24 +6,28 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::ffi::OsString;
-use std::fs::Permissions;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::net::SocketAddr;
-use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::PathBuf;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use millrace_proto::{FrameError, Loading, Ready, Rendezvous, Shutdown, StepOutput, ToShard, to_shard};
+use millrace_proto::{
+    Fault, FrameError, Loading, Ready, Rendezvous, Shutdown, StepOutput, ToShard, to_shard,
+};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
-use super::children::{Children, ShardCommand, spawn};
+use super::children::{Children, ShardCommand, Unreaped, spawn};
 use super::gate::{Gate, OtherNodes};
+use super::kept::Kept;
 use super::link::{self, Outbound};
+use super::losses::{Cause, Loss};
+use super::patience::{pass, within};
+use super::sockets::SocketFolder;
 
 /// Why the shards could not be started. The texts are meant for the operator.
 #[derive(Debug, thiserror::Error)]
@@ -34,14 +38,43 @@ pub(super) enum StartError {
     Listen { path: PathBuf, source: io::Error },
     #[error("cannot start {}: {source}", .program.display())]
     Spawn { program: PathBuf, source: io::Error },
-    #[error("{0}")]
-    Lost(String),
+    #[error("{}", .0.why)]
+    Lost(Loss),
+    #[error("{why}; {unreaped}")]
+    Unreaped { why: String, unreaped: Unreaped },
     #[error("shard {rank} did not connect within {} s", .after.as_secs())]
     Silent { rank: usize, after: Duration },
     #[error("cannot listen on {at} for other machines: {source}; try another --leader-port")]
     Gate { at: SocketAddr, source: io::Error },
     #[error("rank {rank} has not come from its machine within {} s", .after.as_secs())]
     Absent { rank: usize, after: Duration },
+}
+
+impl From<StartError> for Loss {
+    fn from(error: StartError) -> Loss {
+        let cause = match &error {
+            StartError::Lost(loss) => return loss.clone(),
+            StartError::Unreaped { .. } => Cause::Lasting,
+            StartError::Directory { source, .. }
+            | StartError::Listen { source, .. }
+            | StartError::Spawn { source, .. }
+            | StartError::Gate { source, .. }
+                if is_shortage(source) =>
+            {
+                Cause::Shortage
+            }
+            _ => Cause::Shards,
+        };
+        Loss { why: error.to_string(), cause }
+    }
+}
+
+/// Whether the system has run out of something that others may give back: memory, processes or descriptors.
+fn is_shortage(error: &io::Error) -> bool {
+    /// ENFILE and EMFILE, which have no kind of their own. They are the same on all Unix systems.
+    const TOO_MANY_FILES: [i32; 2] = [23, 24];
+    matches!(error.kind(), ErrorKind::OutOfMemory | ErrorKind::WouldBlock)
+        || error.raw_os_error().is_some_and(|code| TOO_MANY_FILES.contains(&code))
 }
 
 /// What is heard of a shard.
@@ -54,7 +87,7 @@ pub(super) enum News {
     /// Where it waits for the other ranks.
     Rendezvous(Rendezvous),
     /// It cannot go on and says why.
-    Fault(String),
+    Fault(Fault),
     /// A message of a kind that this version does not know.
     Unknown,
     /// Nothing more will be heard over its connection.
@@ -93,94 +126,109 @@ pub(super) struct Group {
 
 impl Group {
     /// Starts the processes of this machine, all `world_size` unless there are others, and waits until every rank has
-    /// connected.
+    /// connected. After a loss the ranks are told what they must have in common with the first group.
     pub(super) async fn start(
         command: &ShardCommand,
         world_size: usize,
         others: Option<&OtherNodes>,
         silence: Duration,
+        kept: Option<&Kept>,
     ) -> Result<Self, StartError> {
         let (report, news) = mpsc::channel(NEWS);
-        let Some(others) = others else {
-            return Self::start_here(command, world_size, world_size, silence, report, news).await;
-        };
-        // A port that is taken is known before anything is started; whoever comes too early waits at the door.
-        let mut gate = Gate::open(others, world_size).await?;
-        let local = others.local_ranks;
-        let mut group = Self::start_here(command, local, world_size, silence, report.clone(), news).await?;
-        tracing::info!("ranks {local} to {} are waited for at {}", world_size - 1, others.listen);
-        match group.gather(&mut gate, silence, report).await {
-            Ok(()) => Ok(group),
-            Err(error) => {
-                group.kill().await;
-                Err(error)
-            }
-        }
-    }
-
-    /// Starts ranks 0 to `local` on this machine and waits until each has connected.
-    async fn start_here(
-        command: &ShardCommand,
-        local: usize,
-        world_size: usize,
-        silence: Duration,
-        report: mpsc::Sender<(usize, News)>,
-        news: mpsc::Receiver<(usize, News)>,
-    ) -> Result<Self, StartError> {
-        let room = private_directory()?;
-        let owner = room.path().metadata().map(|directory| directory.uid());
-        let owner = owner.map_err(|source| StartError::Directory { dir: room.path().into(), source })?;
-        let (mut children, mut doors) = (Children::default(), Vec::new());
-        for rank in 0..local {
-            let path = room.path().join(format!("rank-{rank}"));
-            let listener = UnixListener::bind(&path)
-                .map_err(|source| StartError::Listen { path: path.clone(), source })?;
-            let mut address = OsString::from("unix:");
-            address.push(&path);
-            let child = spawn(command, rank, world_size, &address, Stdio::inherit())?;
-            children.watch(rank, child, report.clone());
-            doors.push((listener, path));
-        }
         let mut group = Group {
             outbound: BTreeMap::new(),
             early: VecDeque::new(),
             news,
             links: JoinSet::new(),
-            children,
+            children: Children::default(),
         };
-        // A rank may have said why it cannot go on, and be gone, before the next one has come.
-        let admit = |group: &mut Group, rank, stream: UnixStream| {
-            let outbound = link::open(rank, stream.into_split(), report.clone(), &mut group.links);
-            group.outbound.insert(rank, outbound);
+        let started = group.bring_up(command, world_size, others, silence, kept, report).await;
+        match started {
+            Ok(()) => Ok(group),
+            // What has been started has ended before the next attempt begins.
+            Err(error) => match group.kill().await {
+                Ok(()) => Err(error),
+                Err(unreaped) => Err(StartError::Unreaped { why: error.to_string(), unreaped }),
+            },
+        }
+    }
+
+    async fn bring_up(
+        &mut self,
+        command: &ShardCommand,
+        world_size: usize,
+        others: Option<&OtherNodes>,
+        silence: Duration,
+        kept: Option<&Kept>,
+        report: mpsc::Sender<(usize, News)>,
+    ) -> Result<(), StartError> {
+        // A port that is taken is known before anything is started; whoever comes too early waits at the door.
+        let mut gate = match others {
+            Some(others) => Some((others, Gate::open(others, world_size).await?)),
+            None => None,
         };
+        let local = others.map_or(world_size, |others| others.local_ranks);
+        let folder = SocketFolder::new()
+            .map_err(|source| StartError::Directory { dir: std::env::temp_dir(), source })?;
+        let mut doors = Vec::new();
+        for rank in 0..local {
+            let path = folder.socket(rank);
+            let listener = UnixListener::bind(&path)
+                .map_err(|source| StartError::Listen { path: path.clone(), source })?;
+            let mut address = OsString::from("unix:");
+            address.push(&path);
+            let child = spawn(command, rank, world_size, &address, kept, Stdio::inherit())?;
+            self.children.watch(rank, child, report.clone());
+            doors.push((listener, path));
+        }
+        self.let_in(&doors, folder.owner(), silence, &report).await?;
+        // The ranks are connected: whoever kills the router now finds nothing left of it.
+        drop(folder);
+        if let Some((others, gate)) = &mut gate {
+            tracing::info!("ranks {local} to {} are waited for at {}", world_size - 1, others.listen);
+            self.gather(gate, silence, report).await?;
+        }
+        Ok(())
+    }
+
+    /// Waits until each rank of this machine has connected at its door.
+    async fn let_in(
+        &mut self,
+        doors: &[(UnixListener, PathBuf)],
+        owner: u32,
+        silence: Duration,
+        report: &mpsc::Sender<(usize, News)>,
+    ) -> Result<(), StartError> {
         for (rank, (listener, path)) in doors.iter().enumerate() {
-            let arrival = timeout(silence, accept(listener, owner));
+            let arrival = within(silence, accept(listener, owner));
             tokio::pin!(arrival);
             let stream = loop {
                 tokio::select! {
                     accepted = &mut arrival => break accepted
                         .map_err(|_| StartError::Silent { rank, after: silence })?
                         .map_err(|source| StartError::Listen { path: path.clone(), source })?,
-                    Some((of, news)) = group.news.recv() => {
+                    Some((of, news)) = self.news.recv() => {
                         if !news.is_death() {
-                            group.early.push_back((of, news));
+                            self.early.push_back((of, news));
                             continue;
                         }
                         // Its last words may be waiting at the door.
                         if of >= rank && let Ok(Ok(stream)) = timeout(KNOCK, accept(&doors[of].0, owner)).await {
-                            admit(&mut group, of, stream);
+                            self.admit(of, stream, report);
                         }
-                        let why = group.explain(of, news).await;
-                        group.kill().await;
-                        return Err(StartError::Lost(why));
+                        return Err(StartError::Lost(self.explain(of, news).await));
                     }
                 }
             };
-            admit(&mut group, rank, stream);
+            self.admit(rank, stream, report);
         }
-        // The ranks are connected: whoever kills the router now finds nothing left of it.
-        drop(room);
-        Ok(group)
+        Ok(())
+    }
+
+    /// A rank may have said why it cannot go on, and be gone, before the next one has come.
+    fn admit(&mut self, rank: usize, stream: UnixStream, report: &mpsc::Sender<(usize, News)>) {
+        let outbound = link::open(rank, stream.into_split(), report.clone(), &mut self.links);
+        self.outbound.insert(rank, outbound);
     }
 
     /// Waits until all ranks of other machines have come.
@@ -190,13 +238,14 @@ impl Group {
         silence: Duration,
         report: mpsc::Sender<(usize, News)>,
     ) -> Result<(), StartError> {
-        let mut deadline = Instant::now() + silence;
+        let silent = pass(silence);
+        tokio::pin!(silent);
         while let Some(missing) = gate.missing() {
             tokio::select! {
                 (rank, stream) = gate.next() => {
                     let outbound = link::open(rank, stream.into_split(), report.clone(), &mut self.links);
                     self.outbound.insert(rank, outbound);
-                    deadline = Instant::now() + silence;
+                    silent.set(pass(silence));
                 }
                 Some((rank, news)) = self.news.recv() => {
                     if !news.is_death() {
@@ -210,7 +259,7 @@ impl Group {
                         return Err(StartError::Lost(self.explain(rank, news).await));
                     }
                 }
-                () = sleep_until(deadline) => return Err(StartError::Absent { rank: missing, after: silence }),
+                () = &mut silent => return Err(StartError::Absent { rank: missing, after: silence }),
             }
         }
         Ok(())
@@ -263,7 +312,7 @@ impl Group {
 
     /// The best explanation of a loss that began with `first`. A dying shard is heard of more than once: its own last
     /// words, the end of its process and the end of its connection come in any order.
-    pub(super) async fn explain(&mut self, rank: usize, first: News) -> String {
+    pub(super) async fn explain(&mut self, rank: usize, first: News) -> Loss {
         let deadline = Instant::now() + LAST_WORDS;
         let mut heard = vec![first];
         while !self.is_explained(rank, &heard) {
@@ -320,23 +369,31 @@ impl Group {
             self.children.wait().await;
             while self.links.join_next().await.is_some() {}
         };
-        if timeout(grace, ended).await.is_err() {
+        if within(grace, ended).await.is_err() {
             tracing::warn!("shards did not exit within {} s and are killed", grace.as_secs());
-            self.kill().await;
+            if let Err(unreaped) = self.kill().await {
+                tracing::error!("{unreaped}");
+            }
         }
     }
 
     /// Kills all ranks and waits until none is left.
-    pub(super) async fn kill(mut self) {
+    ///
+    /// # Errors
+    /// If a process cannot be ended.
+    pub(super) async fn kill(mut self) -> Result<(), Unreaped> {
         self.news.close();
-        self.children.kill().await;
+        self.children.kill().await
     }
 }
 
 /// What to tell the operator about a shard of which this was heard.
-fn obituary(rank: usize, news: &News) -> String {
-    match news {
-        News::Fault(text) => format!("shard {rank}: {text}"),
+fn obituary(rank: usize, news: &News) -> Loss {
+    let why = match news {
+        News::Fault(Fault { message, lasting: true }) => {
+            return Loss::lasting(format!("shard {rank}: {message}"));
+        }
+        News::Fault(Fault { message, .. }) => format!("shard {rank}: {message}"),
         News::Exited(Ok(status)) => format!("shard {rank} ended ({status}); its own messages are in the log"),
         News::Exited(Err(error)) => format!("shard {rank} cannot be watched: {error}"),
         News::Closed(FrameError::Closed) => format!("shard {rank} closed its connection"),
@@ -349,17 +406,8 @@ fn obituary(rank: usize, news: &News) -> String {
         | News::Unknown => {
             format!("shard {rank} sent something at the wrong time")
         }
-    }
-}
-
-/// A new directory that only this user can enter; removed when dropped.
-fn private_directory() -> Result<tempfile::TempDir, StartError> {
-    let mut builder = tempfile::Builder::new();
-    builder
-        .prefix("millrace-")
-        .permissions(Permissions::from_mode(0o700))
-        .tempdir()
-        .map_err(|source| StartError::Directory { dir: std::env::temp_dir(), source })
+    };
+    Loss::of_shards(why)
 }
 
 /// The next connection that comes from this user.

@@ -39,7 +39,7 @@ async fn read(rank: usize, mut from: impl AsyncRead + Unpin, news: mpsc::Sender<
             Ok(FromShard { message: Some(from_shard::Message::Rendezvous(place)) }) => {
                 News::Rendezvous(place)
             }
-            Ok(FromShard { message: Some(from_shard::Message::Fault(fault)) }) => News::Fault(fault.message),
+            Ok(FromShard { message: Some(from_shard::Message::Fault(fault)) }) => News::Fault(fault),
             Ok(FromShard { message: None }) => News::Unknown,
             Err(error) => News::Closed(error),
         };

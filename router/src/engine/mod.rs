@@ -5,8 +5,13 @@
 //! | [`handle`] | what the rest of the router holds: submit a request, receive its events |
 //! | `admission` | how full the engine is: what is refused, and when to come again |
 //! | `supervisor` | the life of the shards: heartbeat, deadlines, restarts |
+//! | `losses` | when a lost group is started again, and when the engine gives up |
+//! | `deadline` | how long a step may take |
+//! | `patience` | waits that a standstill of this process does not cut short |
+//! | `kept` | what every group has in common with the first one |
 //! | `group` | all ranks of a model, connected: news of each, messages to all |
 //! | `children` | the shard processes of this machine |
+//! | `sockets` | the private folder of their sockets, and folders that dead servers left |
 //! | `gate` | where ranks of other machines come in |
 //! | [`node`] | a machine that is not the leader |
 //! | `link` | one connection: a task that reads, a task that writes |
@@ -19,15 +24,20 @@
 mod admission;
 mod children;
 pub(crate) mod constraint;
+mod deadline;
 mod dispatch;
 mod gate;
 mod group;
 pub mod handle;
+mod kept;
 mod link;
 mod loading;
+mod losses;
 mod meter;
 pub mod node;
+mod patience;
 mod run;
+mod sockets;
 mod supervisor;
 
 #[cfg(test)]
@@ -41,13 +51,14 @@ use tokio::task::JoinHandle;
 use futures::FutureExt;
 
 use self::group::Group;
+use self::kept::Kept;
 use self::supervisor::Connect;
 
 pub use millrace_proto::handshake::{Secret, ShortSecret};
 pub use millrace_proto::{MemoryItem, Ready};
 
 pub use self::admission::{Bounds, Permit};
-pub use self::children::ShardCommand;
+pub use self::children::{ShardCommand, Unreaped};
 pub use self::constraint::Constraint;
 pub use self::gate::OtherNodes;
 pub use self::handle::{
@@ -68,12 +79,16 @@ pub struct EngineConfig {
     pub prefix_cache: bool,
     /// How long a request may be queued, if there is a limit.
     pub queue_timeout: Option<Duration>,
-    /// How long the shards may take for one step before they count as hung.
-    pub step_timeout: Duration,
+    /// How long the shards may take for one step before they count as hung. If not given, several times what the steps
+    /// before it let expect, and two minutes at least.
+    pub step_timeout: Option<Duration>,
     /// How long a shard may leave pings unanswered, in about four of them.
     pub heartbeat_timeout: Duration,
-    /// Losses of shards in a row, without a token in between, after which the engine gives up.
+    /// Losses of shards in a row, without a token in between, after which the engine gives up. With 1 the first loss ends
+    /// the engine.
     pub max_failures: u32,
+    /// The engine gives up only when so much time has passed since the first of these losses.
+    pub failure_window: Duration,
     /// How long a starting shard may be silent. Loading may take for ever as long as it reports progress.
     pub startup_silence: Duration,
     /// How long running requests may take to end once draining has begun.
@@ -90,9 +105,10 @@ impl Default for EngineConfig {
             bounds: Bounds { in_flight: 128, queued: usize::MAX, queued_tokens: usize::MAX },
             prefix_cache: true,
             queue_timeout: None,
-            step_timeout: Duration::from_secs(120),
+            step_timeout: None,
             heartbeat_timeout: Duration::from_secs(2),
             max_failures: 3,
+            failure_window: Duration::from_secs(60),
             startup_silence: Duration::from_secs(600),
             drain_timeout: Duration::from_secs(90),
             shutdown_grace: Duration::from_secs(5),
@@ -101,15 +117,18 @@ impl Default for EngineConfig {
 }
 
 /// Starts the shards and the engine's task, and returns at once; [`State`] tells how they fare. The task ends after a
-/// drain or a failure, when no shard process is left. Must be called within a tokio runtime, and
+/// drain or a failure, when no shard process is left, or none that could be ended. Must be called within a tokio runtime, and
 /// after the metrics recorder is installed.
 pub fn start(config: EngineConfig, command: ShardCommand) -> (Engine, JoinHandle<()>) {
     let world_size = config.world_size;
     let silence = config.startup_silence;
     let others = config.others.clone();
-    let connect = move || {
+    // Nobody waits for it: it is about other servers' files.
+    tokio::task::spawn_blocking(sockets::remove_leftovers);
+    let connect = move |kept: Option<Kept>| {
         let (command, others) = (command.clone(), others.clone());
-        async move { Group::start(&command, world_size, others.as_ref(), silence).await }.boxed()
+        async move { Group::start(&command, world_size, others.as_ref(), silence, kept.as_ref()).await }
+            .boxed()
     };
     start_with(config, Box::new(connect))
 }

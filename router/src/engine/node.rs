@@ -13,10 +13,11 @@ use tokio::io::AsyncReadExt;
 use tokio::process::ChildStdout;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep, timeout};
+use tokio::time::{Instant, sleep};
 
-use super::children::{Children, ShardCommand, spawn};
+use super::children::{Children, ShardCommand, Unreaped, spawn};
 use super::group::{News, StartError};
+use super::patience::within;
 
 /// The ranks of one machine, and where their router is.
 #[derive(Debug, Clone)]
@@ -44,7 +45,14 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
 /// Runs the ranks of `node` until `stop` is done; no process is left afterwards. `command` must let each of them know the
 /// secret.
-pub async fn run(node: &Node, command: &ShardCommand, stop: impl Future<Output = ()>) {
+///
+/// # Errors
+/// If a process cannot be ended.
+pub async fn run(
+    node: &Node,
+    command: &ShardCommand,
+    stop: impl Future<Output = ()>,
+) -> Result<(), Unreaped> {
     tokio::pin!(stop);
     let mut short_lives = 0;
     loop {
@@ -52,11 +60,9 @@ pub async fn run(node: &Node, command: &ShardCommand, stop: impl Future<Output =
         let mut children = Children::default();
         let ended = tokio::select! {
             ended = life(node, command, &mut children) => ended,
-            () = &mut stop => {
-                children.kill().await;
-                return;
-            }
+            () = &mut stop => return children.kill().await,
         };
+        children.kill().await?;
         short_lives = if since.elapsed() < SETTLED { short_lives + 1 } else { 0 };
         let pause = match short_lives {
             0 | 1 => Duration::ZERO,
@@ -70,12 +76,13 @@ pub async fn run(node: &Node, command: &ShardCommand, stop: impl Future<Output =
         tracing::warn!("{ended}; this machine's ranks are started again {when}");
         tokio::select! {
             () = sleep(pause) => {}
-            () = &mut stop => return,
+            () = &mut stop => return Ok(()),
         }
     }
 }
 
-/// From the start of the ranks until none is left; tells which one ended first.
+/// From the start of the ranks until one has ended, and the others have had the time to end too; tells which one ended
+/// first. The caller kills what is left.
 async fn life(node: &Node, command: &ShardCommand, children: &mut Children) -> Result<String, StartError> {
     let mut address = OsString::from("tcp:");
     address.push(&node.leader);
@@ -83,31 +90,22 @@ async fn life(node: &Node, command: &ShardCommand, children: &mut Children) -> R
     let (report, mut ends) = mpsc::channel(node.ranks.len().max(1));
     let mut beats = JoinSet::new();
     for rank in node.ranks.clone() {
-        match spawn(command, rank, node.world_size, &address, Stdio::piped()) {
-            Ok(mut child) => {
-                beats.extend(child.stdout.take().map(|beat| async move {
-                    stands_still(beat).await;
-                    rank
-                }));
-                children.watch(rank, child, report.clone());
-            }
-            Err(error) => {
-                children.kill().await;
-                return Err(error);
-            }
-        }
+        let mut child = spawn(command, rank, node.world_size, &address, None, Stdio::piped())?;
+        beats.extend(child.stdout.take().map(|beat| async move {
+            stands_still(beat).await;
+            rank
+        }));
+        children.watch(rank, child, report.clone());
     }
     drop(report);
     let first = tokio::select! {
         first = ends.recv() => first,
         Some(Ok(rank)) = beats.join_next() => {
-            children.kill().await;
             return Ok(format!("rank {rank} has given no sign of life for {} s", STANDSTILL.as_secs()));
         }
     };
-    if timeout(OTHERS, children.wait()).await.is_err() {
-        children.kill().await;
-    }
+    // Those that are still there when the time is up are killed.
+    let _ = within(OTHERS, children.wait()).await;
     Ok(match first {
         Some((rank, News::Exited(Ok(status)))) if status.success() => {
             format!("the leader has ended the group of rank {rank}")
@@ -124,7 +122,7 @@ async fn stands_still(mut beat: ChildStdout) {
     // However long a process takes to begin.
     let mut heard = beat.read(&mut beats).await;
     while let Ok(1..) = heard {
-        match timeout(STANDSTILL, beat.read(&mut beats)).await {
+        match within(STANDSTILL, beat.read(&mut beats)).await {
             Ok(next) => heard = next,
             Err(_) => return,
         }

@@ -17,17 +17,15 @@ use super::constraint::MaskPool;
 use super::dispatch::{self, Batch};
 use super::group::Group;
 use super::handle::{Command, Event, Failure, State};
+use super::kept::Announced;
 use super::loading::load;
+use super::losses::{Cause, Decision, Loss, LossPolicy, Losses};
 use super::meter::{self, Measured, StepTimes};
 use super::supervisor::{Change, Connect, Lost, Patience, Supervisor};
 use crate::scheduler::{Limits, News, Options, Plan, Scheduler, SeqId, Stats};
 
 /// Steps sent and not answered. With 2 the shards never wait for the router.
 const STEPS_IN_FLIGHT: usize = 2;
-
-/// Pause before the second start in a row; it doubles with each further one.
-const FIRST_PAUSE: Duration = Duration::from_millis(500);
-const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// How often the queue is looked after while no shard answers.
 const TICK: Duration = Duration::from_millis(200);
@@ -54,8 +52,11 @@ pub(super) async fn run(
     state: watch::Sender<State>,
     mut connect: Connect,
 ) {
-    let end = match load(config.startup_silence, &mut commands, &state, connect()).await {
-        Ok((group, ready)) => serve(config, occupancy, group, ready, connect, &mut commands, &state).await,
+    let policy = LossPolicy { max: config.max_failures, window: config.failure_window };
+    let end = match load(config.startup_silence, policy, &mut commands, &state, &mut connect).await {
+        Ok((group, announced)) => {
+            serve(config, occupancy, group, announced, connect, &mut commands, &state).await
+        }
         Err(end) => end,
     };
     let why = match end {
@@ -83,29 +84,33 @@ async fn serve(
     config: EngineConfig,
     occupancy: Arc<Occupancy>,
     group: Group,
-    ready: Ready,
+    announced: Announced,
     connect: Connect,
     commands: &mut mpsc::UnboundedReceiver<Command>,
     state: &watch::Sender<State>,
 ) -> End {
-    let limits = match Limits::new(&ready) {
+    let limits = match Limits::new(&announced.ready) {
         Ok(limits) => limits,
         Err(error) => {
-            group.kill().await;
+            if let Err(unreaped) = group.kill().await {
+                tracing::error!("{unreaped}");
+            }
             return End::Failed(error.to_string());
         }
     };
     let (batches, received) = mpsc::unbounded_channel();
     let dispatching = tokio::spawn(dispatch::run(received));
-    let ready = Arc::new(ready);
     let patience = Patience {
         startup: config.startup_silence,
         heartbeat: config.heartbeat_timeout,
         step: config.step_timeout,
     };
     let options = Options { prefix_cache: config.prefix_cache, ..Options::default() };
+    let shards = Supervisor::new(connect, group, patience, &announced);
+    let ready = Arc::new(announced.ready);
+    let policy = LossPolicy { max: config.max_failures, window: config.failure_window };
     let server = Server {
-        shards: Supervisor::new(connect, group, patience),
+        shards,
         config,
         limits,
         ready: ready.clone(),
@@ -121,7 +126,7 @@ async fn serve(
         batch: Batch::default(),
         batches,
         draining: None,
-        failures: 0,
+        losses: Losses::new(policy),
         blamed: false,
         lost: None,
         shown: None,
@@ -163,7 +168,7 @@ struct Server<'a> {
     /// Once draining has begun, when it ends at the latest.
     draining: Option<Instant>,
     /// Losses in a row, without a sign of life between them.
-    failures: u32,
+    losses: Losses,
     /// The shards are being replaced because of a request that was found to be to blame.
     blamed: bool,
     /// When the shards were lost, until the first token after that.
@@ -294,28 +299,29 @@ impl Server<'_> {
     fn take(&mut self, change: Change) -> Result<(), String> {
         match change {
             Change::Answer(output) => self.apply(output),
-            Change::Alive => self.failures = 0,
+            Change::Alive => self.losses.progress(),
             Change::Lost => self.lose(),
-            Change::Ended(why) => {
-                // A request that is to blame has failed alone. It was in the two losses before as well.
-                let blamed = std::mem::take(&mut self.blamed);
-                self.failures = if blamed { self.failures.saturating_sub(2) } else { self.failures + 1 };
-                if !blamed && self.failures >= self.config.max_failures {
-                    return Err(why);
-                }
-                let pause = match self.failures {
-                    0 | 1 => Duration::ZERO,
-                    again => FIRST_PAUSE.saturating_mul(1 << (again - 2).min(16)).min(LONGEST_PAUSE),
+            Change::Ended(loss) => {
+                // A request that is to blame has failed alone: another group will not meet it.
+                let blamed = std::mem::take(&mut self.blamed) && loss.cause == Cause::Shards;
+                let decision = match blamed {
+                    true => self.losses.blame_request(),
+                    false => self.losses.add(&loss, Instant::now()),
                 };
-                tracing::warn!(
-                    "lost the shards: {why}; they are started again in {:.1} s, {} requests wait",
-                    pause.as_secs_f64(),
-                    self.open.len(),
-                );
-                self.shards.rest(pause);
+                self.follow(&loss, decision)?;
             }
             Change::Up(ready) => {
-                self.limits = Limits::new(&ready).map_err(|error| error.to_string())?;
+                self.losses.started();
+                let (before, limits) = (self.limits, Limits::new(&ready).map_err(|error| error.to_string())?);
+                if limits.num_blocks < before.num_blocks {
+                    tracing::warn!(
+                        "the KV cache of the new shards holds {} tokens, and held {} before: there is less free memory; \
+                         requests that no longer fit fail",
+                        limits.num_blocks * limits.block_size,
+                        before.num_blocks * before.block_size,
+                    );
+                }
+                self.limits = limits;
                 self.ready = Arc::new(ready);
                 meter::restarted();
                 for (id, impossible) in self.scheduler.recover(self.limits) {
@@ -324,6 +330,24 @@ impl Server<'_> {
                 self.show(State::Ready(self.ready.clone()));
             }
         }
+        Ok(())
+    }
+
+    /// Gives up after a loss, or has the next group started.
+    fn follow(&mut self, loss: &Loss, decision: Decision) -> Result<(), String> {
+        let (after, tell) = match decision {
+            Decision::GiveUp(why) => return Err(why),
+            Decision::Restart { after, tell } => (after, tell),
+        };
+        if tell {
+            tracing::warn!(
+                "lost the shards: {}; they are started again in {:.1} s, {} requests wait",
+                loss.why,
+                after.as_secs_f64(),
+                self.open.len(),
+            );
+        }
+        self.shards.rest(after);
         Ok(())
     }
 
@@ -359,7 +383,7 @@ impl Server<'_> {
             measured.answered(times);
         }
         if !outputs.is_empty() {
-            self.failures = 0;
+            self.losses.progress();
             if let Some(lost) = self.lost.take() {
                 meter::recovered(lost.elapsed());
                 tracing::info!("the first token after {:.3} s without shards", lost.elapsed().as_secs_f64());
@@ -382,15 +406,9 @@ impl Server<'_> {
 
     /// The shards cannot be brought back: the engine ends, and all requests with it.
     async fn give_up(mut self, why: String) -> End {
-        let losses = self.failures;
         self.fail_all(&format!("Engine failed: {why}"));
         self.publish();
         self.shards.stop(Duration::ZERO).await;
-        End::Failed(match losses {
-            0 | 1 => why,
-            losses => {
-                format!("the shards were lost {losses} times in a row (--max-shard-failures); at last: {why}")
-            }
-        })
+        End::Failed(why)
     }
 }

@@ -9,6 +9,9 @@ use super::detokenize::Detokenizer;
 use super::pieces::{Pieces, Start};
 use crate::assets::Assets;
 
+/// Token ids are below this. Tables by id are made for all of them.
+const MAX_IDS: u32 = 1 << 24;
+
 /// What can go wrong between text and token ids.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TextError {
@@ -72,7 +75,13 @@ impl Tokenizer {
         library.with_truncation(None).map_err(|e| TextError::Tokenizer(e.to_string()))?;
         library.with_padding(None);
         let added = library.get_added_tokens_decoder();
-        let highest = library.get_vocab(true).into_values().max().unwrap_or(0);
+        let ids = library.get_vocab(true).into_values().chain(added.keys().copied());
+        let highest = ids.max().unwrap_or(0);
+        if highest >= MAX_IDS {
+            return Err(TextError::Tokenizer(format!(
+                "it has a token with the id {highest}, but ids must be below {MAX_IDS}"
+            )));
+        }
         let mut special = vec![false; highest as usize + 1];
         for (&id, _) in added.iter().filter(|(_, token)| token.special) {
             special.resize(special.len().max(id as usize + 1), false);
@@ -195,4 +204,37 @@ fn bos_to_add(assets: &Assets, library: &Library) -> Result<Option<u32>, TextErr
     let Some(bos) = library.token_to_id(bos) else { return Ok(None) };
     let probe = library.encode("a", true).map_err(|e| TextError::Encode(e.to_string()))?;
     Ok((probe.get_ids().first() != Some(&bos)).then_some(bos))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::test_support;
+
+    fn refusal(change: impl FnOnce(&mut Value)) -> String {
+        let mut assets = test_support::assets();
+        let mut file: Value = serde_json::from_slice(&assets.tokenizer).unwrap();
+        change(&mut file);
+        assets.tokenizer = serde_json::to_vec(&file).unwrap();
+        Tokenizer::new(&assets, 1).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn ids_that_no_table_could_hold_are_refused() {
+        for id in [u32::MAX, u32::MAX - 1, MAX_IDS] {
+            let in_vocabulary = refusal(|file| file["model"]["vocab"]["far"] = json!(id));
+            let added = refusal(|file| {
+                let mut token = file["added_tokens"][0].clone();
+                (token["id"], token["content"]) = (json!(id), json!("<far>"));
+                // As the library wants them: known to the model too.
+                file["model"]["vocab"]["<far>"] = json!(id);
+                file["added_tokens"].as_array_mut().unwrap().push(token);
+            });
+            for text in [in_vocabulary, added] {
+                assert!(text.contains(&format!("a token with the id {id}, but ids must be below")), "{text}");
+            }
+        }
+    }
 }

@@ -19,6 +19,28 @@ pub enum Error {
         /// Why.
         source: std::io::Error,
     },
+    /// A file has other contents than when it was read first.
+    #[error(
+        "{file} has been changed since this server read it first ({was}, and now {is}): the server cannot go on with \
+         another model than it began with. Restart it to serve the files that are there now"
+    )]
+    Changed {
+        /// The file.
+        file: String,
+        /// Its size and time at first.
+        was: String,
+        /// Its size and time now.
+        is: String,
+    },
+    /// The operating system could not bring a part of a file that was there when the file was opened.
+    #[error(
+        "{file} could not be read to its end: it was truncated while it was being loaded, or its disk or network failed; \
+         leave the files of a model alone while they are loaded"
+    )]
+    Cut {
+        /// The file.
+        file: String,
+    },
     /// A file that every checkpoint has is missing.
     #[error("{file} does not exist; is {place} a model in Hugging Face layout, and completely downloaded?")]
     MissingFile {

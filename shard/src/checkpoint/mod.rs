@@ -1,10 +1,13 @@
 //! A model in Hugging Face layout: `config.json`, and weights in one or many safetensors files.
 //!
 //! Files are mapped, not read, and none of their numbers is believed before it is checked. Each failure is one error that
-//! names the file and the tensor.
+//! names the file and the tensor. A file that is truncated while it is mapped is one such error too ([`guard`]), and so is
+//! one that has been changed when the weights are loaded again ([`identity`]).
 
 mod error;
+mod guard;
 mod header;
+mod identity;
 mod source;
 
 use std::collections::BTreeMap;
@@ -22,6 +25,9 @@ use source::MappedFile;
 /// Rows of so many bytes are of several pages.
 const LONG_ROW: usize = 16 << 10;
 
+/// The longest text about files that is handed on. Linux allows an argument 128 KiB.
+const MAX_IDENTITY: usize = 100_000;
+
 const SINGLE: &str = "model.safetensors";
 const INDEX: &str = "model.safetensors.index.json";
 
@@ -29,6 +35,9 @@ const INDEX: &str = "model.safetensors.index.json";
 #[derive(Debug)]
 pub struct Checkpoint {
     place: String,
+    source: Source,
+    /// The files that were looked at, as [`identity`] describes them.
+    identity: String,
     files: Vec<MappedFile>,
     tensors: BTreeMap<String, Stored>,
 }
@@ -63,8 +72,13 @@ impl Checkpoint {
     /// # Errors
     /// If there are none, or a file contradicts itself or the index.
     pub fn open(source: &Source) -> Result<Self, Error> {
-        let mut checkpoint =
-            Checkpoint { place: source.place(), files: Vec::new(), tensors: BTreeMap::new() };
+        let mut checkpoint = Checkpoint {
+            place: source.place(),
+            source: source.clone(),
+            identity: source.identity(["config.json", INDEX]),
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+        };
         if let Some(file) = source.map(SINGLE)? {
             checkpoint.add(file, |_| true)?;
         } else if let Some(index) = source.text(INDEX)? {
@@ -142,6 +156,29 @@ impl Checkpoint {
         }
     }
 
+    /// The files with their sizes and times, as one text; empty if they are in memory, or if there are so many that no
+    /// command line could hold the text.
+    pub fn identity(&self) -> &str {
+        if self.identity.len() <= MAX_IDENTITY { &self.identity } else { "" }
+    }
+
+    /// Checks that every byte that was read of the files was there.
+    ///
+    /// # Errors
+    /// If a file was truncated while it was mapped, or its disk failed.
+    pub fn check_readable(&self) -> Result<(), Error> {
+        self.files.iter().try_for_each(MappedFile::check_readable)
+    }
+
+    /// Checks that what was read is what the files held when they were opened.
+    ///
+    /// # Errors
+    /// If a file was changed meanwhile.
+    pub fn verify(&self) -> Result<(), Error> {
+        self.check_readable()?;
+        self.source.check_unchanged(&self.identity)
+    }
+
     /// The error that the tensor `name` would change results but is not used.
     pub(crate) fn unused(&self, name: &str) -> Option<Error> {
         self.tensors.get(name).map(|stored| self.fault(name, stored, TensorFault::Unused))
@@ -157,7 +194,11 @@ impl Checkpoint {
 
     /// Takes the tensors of `file` that `wanted` names.
     fn add(&mut self, file: MappedFile, wanted: impl Fn(&str) -> bool) -> Result<(), Error> {
-        for entry in header::read(&file.path, &file)? {
+        self.identity += &self.source.identity([file.name.as_str()]);
+        let entries = header::read(&file.path, &file);
+        // What is wrong with the header of a file that was cut is not the point.
+        file.check_readable()?;
+        for entry in entries? {
             if wanted(&entry.name) {
                 let header::Entry { name, dtype, shape, range } = entry;
                 self.tensors.insert(name, Stored { file: self.files.len(), dtype, shape, range });

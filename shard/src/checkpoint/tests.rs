@@ -285,6 +285,111 @@ fn places_that_are_no_checkpoints_are_explained() {
     assert!(error.starts_with("cannot read ") && error.contains("model.safetensors"), "{error}");
 }
 
+/// A checkpoint with one tensor of a megabyte.
+fn megabyte(folder: &Path) -> Checkpoint {
+    let header = r#"{"x":{"dtype":"F32","shape":[512,512],"data_offsets":[0,1048576]}}"#;
+    let mut bytes = file(header, 0);
+    bytes.resize(bytes.len() + (1 << 20), 7);
+    fs::write(folder.join("model.safetensors"), bytes).unwrap();
+    fs::write(folder.join("config.json"), "{}").unwrap();
+    Checkpoint::open(&Source::Directory(folder.to_owned())).unwrap()
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_file_that_is_truncated_while_it_is_mapped_is_an_error_and_no_crash() {
+    let folder = tempfile::tempdir().unwrap();
+    for kept in [0, 5000, 200_000] {
+        let (cut, sound) = (megabyte(folder.path()), tempfile::tempdir().unwrap());
+        let sound_checkpoint = megabyte(sound.path());
+        cut.verify().unwrap();
+        fs::File::options()
+            .write(true)
+            .open(folder.path().join("model.safetensors"))
+            .unwrap()
+            .set_len(kept)
+            .unwrap();
+        let bytes = cut.tensor("x", &[512, 512]).unwrap().bytes;
+        // From several threads at once, as weights are packed.
+        std::thread::scope(|scope| {
+            for part in bytes.chunks(1 << 18) {
+                scope.spawn(move || assert!(part.iter().all(|byte| [0, 7].contains(byte))));
+            }
+        });
+        assert_eq!(bytes.last(), Some(&0));
+        for error in [cut.check_readable().unwrap_err(), cut.verify().unwrap_err()] {
+            let text = error.to_string();
+            assert!(
+                text.contains("model.safetensors could not be read to its end: it was truncated"),
+                "{text}"
+            );
+        }
+        // Nothing else is touched.
+        let other = sound_checkpoint.tensor("x", &[512, 512]).unwrap().bytes;
+        assert!(other.iter().all(|byte| *byte == 7));
+        sound_checkpoint.verify().unwrap();
+    }
+}
+
+#[test]
+fn a_file_that_is_replaced_is_noticed_and_one_that_is_missing_may_come_back() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("model.safetensors");
+    let source = Source::Directory(folder.path().to_owned());
+    let checkpoint = megabyte(folder.path());
+    let identity = checkpoint.identity().to_owned();
+    assert_eq!(identity.lines().count(), 2, "{identity}");
+    source.check_unchanged(&identity).unwrap();
+
+    let away = folder.path().join("away");
+    fs::rename(&path, &away).unwrap();
+    source.check_unchanged(&identity).unwrap();
+    fs::rename(&away, &path).unwrap();
+    source.check_unchanged(&identity).unwrap();
+    checkpoint.verify().unwrap();
+
+    // Another file of the same size.
+    let later = std::time::SystemTime::now() + std::time::Duration::from_secs(5);
+    fs::write(&away, fs::read(&path).unwrap()).unwrap();
+    fs::File::options().write(true).open(&away).unwrap().set_modified(later).unwrap();
+    fs::rename(&away, &path).unwrap();
+    for error in [checkpoint.verify().unwrap_err(), source.check_unchanged(&identity).unwrap_err()] {
+        let text = error.to_string();
+        assert!(text.contains("model.safetensors has been changed since this server read it"), "{text}");
+        assert!(text.contains("Restart it"), "{text}");
+    }
+    let lasting = crate::Error::from(checkpoint.verify().unwrap_err());
+    assert!(lasting.is_lasting());
+    source.check_unchanged("").unwrap();
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn what_is_no_regular_file_is_refused_without_waiting() {
+    for name in ["config.json", "model.safetensors", "model.safetensors.index.json"] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(name);
+        assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+        let source = Source::Directory(folder.path().to_owned());
+        let (told, text) = std::sync::mpsc::channel();
+        std::thread::spawn(move || {
+            let config = source.config().map(|_| ());
+            let opened = if name == "config.json" { config } else { Checkpoint::open(&source).map(|_| ()) };
+            told.send(opened.unwrap_err().to_string())
+        });
+        let text = text.recv_timeout(std::time::Duration::from_secs(20)).expect("a FIFO is not waited for");
+        assert!(text.contains(name) && text.ends_with("it is not a regular file"), "{text}");
+    }
+}
+
+#[test]
+fn a_configuration_of_absurd_size_is_not_read() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::File::create(folder.path().join("config.json")).unwrap().set_len(1 << 33).unwrap();
+    let text = Source::Directory(folder.path().to_owned()).config().unwrap_err().to_string();
+    assert!(text.contains("config.json has 8589934592 bytes, more than the 16777216"), "{text}");
+}
+
 /// Whatever the bytes are: no panic, and an error names the file.
 fn check(bytes: &[u8]) -> Result<(), TestCaseError> {
     match header::read("some/model.safetensors", bytes) {

@@ -173,4 +173,17 @@ pub trait WeightSource {
 
     /// This part will be read at once; whoever can fetch it ahead does so.
     fn will_need(&self, _part: &Part<'_>) {}
+
+    /// The files that the weights come from, as one text with their sizes and times; empty if they come from no files.
+    fn identity(&self) -> String {
+        String::new()
+    }
+
+    /// Checks that what has been read so far is what the files held when they were opened.
+    ///
+    /// # Errors
+    /// If a file was changed or could not be read meanwhile.
+    fn verify(&self) -> Result<(), crate::Error> {
+        Ok(())
+    }
 }

@@ -80,6 +80,10 @@ impl Platform for OnCards {
         Ok(Opened { backend: Cuda::new(device, dtype).batch_invariant(self.batch_invariant), free })
     }
 
+    fn free(&self, backend: &Cuda, _options: &ShardOptions) -> Option<usize> {
+        backend.device().memory_bytes().map(|(free, _)| free / self.sharers)
+    }
+
     /// The ranks tell each other over the host's wire how they can be reached; it stays for what the hosts exchange.
     fn connect(
         &self,

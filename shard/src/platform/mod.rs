@@ -34,6 +34,9 @@ pub trait Platform {
     /// If there is no such device, or it cannot be used.
     fn open(&self, dtype: DType) -> Result<Opened<Self::Backend>, Error>;
 
+    /// The free memory of the device in bytes, if known, as [`open`](Self::open) told it before anything was allocated.
+    fn free(&self, backend: &Self::Backend, options: &ShardOptions) -> Option<usize>;
+
     /// What the decoder exchanges values by, given the ranks' way between the memories of their hosts.
     ///
     /// # Errors
@@ -55,6 +58,10 @@ impl<B: HostMemory + 'static, F: Fn() -> Result<Opened<B>, Error>> Platform for 
         self.0()
     }
 
+    fn free(&self, _backend: &B, options: &ShardOptions) -> Option<usize> {
+        free_host_share(options)
+    }
+
     fn connect(&self, _backend: &B, host: Box<dyn HostCollective>) -> Result<Box<dyn Collective<B>>, Error> {
         Ok(Box::new(OverHost(host)))
     }
@@ -65,5 +72,10 @@ pub(crate) fn processor(options: &ShardOptions) -> Result<Opened<Cpu>, Error> {
     let host_ranks = options.host_ranks.max(1);
     let threads = affinity::settle(options.rank % host_ranks, host_ranks, options.threads);
     let backend = Cpu::new(CpuOptions { threads, ..CpuOptions::default() })?;
-    Ok(Opened { backend, free: free_host_bytes().map(|bytes| bytes / host_ranks) })
+    Ok(Opened { backend, free: free_host_share(options) })
+}
+
+/// The share of the host's free memory that each of its ranks has.
+fn free_host_share(options: &ShardOptions) -> Option<usize> {
+    free_host_bytes().map(|bytes| bytes / options.host_ranks.max(1))
 }

@@ -54,6 +54,14 @@ impl WeightSource for SplitWeights {
     fn will_need(&self, part: &Part<'_>) {
         self.whole.will_need(part);
     }
+
+    fn identity(&self) -> String {
+        self.whole.identity()
+    }
+
+    fn verify(&self) -> Result<(), Error> {
+        self.whole.verify()
+    }
 }
 
 /// Appends the parts of `whole` that make up its rows `wanted`, or its elements if it is a vector.

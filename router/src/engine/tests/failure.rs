@@ -7,6 +7,10 @@ use super::fake::{FakeShard, engine_over};
 use super::{config, listen, ready, request, soon, until, until_ready};
 use crate::engine::{Refused, State};
 
+fn fault(message: &str) -> Fault {
+    Fault { message: message.into(), lasting: false }
+}
+
 /// Starts ten requests; after three good steps the shard does `what`. All must fail with the text that is returned.
 async fn after_three_steps<F: Future<Output = FakeShard> + Send + 'static>(
     what: impl FnOnce(FakeShard) -> F + Send + 'static,
@@ -60,9 +64,7 @@ async fn death_in_the_middle_fails_every_request() {
 #[tokio::test]
 async fn a_fault_is_passed_on_in_its_own_words() {
     let why = after_three_steps(|mut shard| async move {
-        shard
-            .send(Message::Fault(Fault { message: "out of memory; lower --max-batch-total-tokens".into() }))
-            .await;
+        shard.send(Message::Fault(fault("out of memory; lower --max-batch-total-tokens"))).await;
         shard
     })
     .await;
@@ -131,7 +133,7 @@ async fn progress_is_shown_and_a_fault_while_loading_fails() {
     shard.send(Message::Loading(progress)).await;
     let shown = State::Loading { phase: "Reading weights".into(), done: 3, total: 7 };
     until(&engine, "progress", |state| *state == shown).await;
-    shard.send(Message::Fault(Fault { message: "model.safetensors is truncated".into() })).await;
+    shard.send(Message::Fault(fault("model.safetensors is truncated"))).await;
     let failed = State::Failed("shard 0: model.safetensors is truncated".into());
     until(&engine, "failure", |state| *state == failed).await;
     soon("the engine's end", task).await.unwrap();

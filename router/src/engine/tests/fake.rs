@@ -12,6 +12,7 @@ use tokio::task::JoinHandle;
 
 use super::{config, limits, ready};
 use crate::engine::group::{Group, StartError};
+use crate::engine::losses::Loss;
 use crate::engine::{Engine, EngineConfig, start_with};
 use crate::scheduler::tests::pretend::{DEATH, PretendShard};
 
@@ -100,9 +101,9 @@ pub(super) fn engine_over(config: EngineConfig, stream: UnixStream) -> (Engine, 
 /// An engine over one rank, which is replaced by the next of these when it is lost.
 pub(super) fn engine_over_all(config: EngineConfig, streams: Vec<UnixStream>) -> (Engine, JoinHandle<()>) {
     let mut streams = streams.into_iter();
-    let connect = move || {
+    let connect = move |_| {
         let group = streams.next().map(|stream| Group::connected(vec![stream]));
-        std::future::ready(group.ok_or(StartError::Lost("no shard is left".into()))).boxed()
+        std::future::ready(group.ok_or(StartError::Lost(Loss::of_shards("no shard is left")))).boxed()
     };
     start_with(config, Box::new(connect))
 }

@@ -41,6 +41,8 @@ fn config() -> EngineConfig {
         bounds: Bounds { in_flight: 64, queued: usize::MAX, queued_tokens: usize::MAX },
         // What is lost is lost, where nothing else is said.
         max_failures: 1,
+        // Losses alone are counted, so that tests of giving up are short.
+        failure_window: Duration::ZERO,
         // Fake shards answer a ping only where they wait for a step.
         heartbeat_timeout: Duration::from_secs(60),
         shutdown_grace: Duration::from_secs(20),

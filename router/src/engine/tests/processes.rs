@@ -44,7 +44,7 @@ fn as_a_shard() {
         move |message| frame::write(&mut stream, &FromShard { message: Some(message) }).unwrap()
     };
     if let Ok(message) = std::env::var("PRETEND_FAULT") {
-        say(Message::Fault(Fault { message }));
+        say(Message::Fault(Fault { message, lasting: false }));
         std::process::exit(7);
     }
     // So that a test can kill the process and look for the socket.

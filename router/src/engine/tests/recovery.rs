@@ -3,12 +3,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::FutureExt;
+use millrace_proto::{Fault, Ready, from_shard};
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 
 use super::fake::{FakeShard, engine_over_all};
-use super::{config, each_gets_what_it_gets_alone, listen, request, soon, told_alone, until, until_ready};
-use crate::engine::{Bounds, Engine, EngineConfig, Event, Failure, Refused, Request, State};
+use super::{
+    config, each_gets_what_it_gets_alone, listen, ready, request, soon, told_alone, until, until_ready,
+};
+use crate::engine::group::{Group, StartError};
+use crate::engine::kept::Kept;
+use crate::engine::losses::Loss;
+use crate::engine::{Bounds, Engine, EngineConfig, Event, Failure, Refused, Request, State, start_with};
 use crate::scheduler::tests::pretend::Trouble;
 use crate::scheduler::tests::sampling;
 
@@ -78,7 +85,7 @@ async fn streams_go_on_after_any_number_of_deaths() {
 
 #[tokio::test]
 async fn a_hang_is_a_death() {
-    let quick = EngineConfig { step_timeout: Duration::from_millis(500), ..forgiving() };
+    let quick = EngineConfig { step_timeout: Some(Duration::from_millis(500)), ..forgiving() };
     let (engine, task) = engine_over_all(quick, vec![hanging(9), hanging(4), sound()]);
     all_go_on(engine, task).await;
 }
@@ -117,6 +124,114 @@ async fn losses_without_a_token_between_them_end_the_engine() {
     let State::Failed(why) = engine.state().borrow().clone() else { panic!("not failed") };
     assert!(why.starts_with("the shards were lost 2 times in a row"), "{why}");
     assert_eq!(engine.in_flight(), 0);
+}
+
+/// An engine whose groups come from this function, which is told what they must have in common with the first.
+fn engine_from(
+    config: EngineConfig,
+    mut group: impl FnMut(Option<Kept>) -> Result<UnixStream, StartError> + Send + 'static,
+) -> (Engine, JoinHandle<()>) {
+    let connect = move |kept| {
+        let group = group(kept).map(|stream| Group::connected(vec![stream]));
+        std::future::ready(group).boxed()
+    };
+    start_with(config, Box::new(connect))
+}
+
+/// A system that has no open files left.
+fn shortage() -> StartError {
+    let source = std::io::Error::from_raw_os_error(24);
+    StartError::Spawn { program: "millrace".into(), source }
+}
+
+fn broken() -> StartError {
+    StartError::Lost(Loss::of_shards("the volume is gone"))
+}
+
+#[tokio::test]
+async fn many_failures_in_a_short_time_are_outlived() {
+    let window = EngineConfig { max_failures: 2, failure_window: Duration::from_secs(30), ..config() };
+    let mut attempts = 0;
+    let (engine, task) = engine_from(window, move |_| {
+        attempts += 1;
+        match attempts {
+            1 => Ok(mortal(7)),
+            2..=4 => Err(broken()),
+            _ => Ok(sound()),
+        }
+    });
+    all_go_on(engine, task).await;
+}
+
+#[tokio::test]
+async fn a_shortage_of_descriptors_is_outlived_at_the_start_and_later() {
+    // One loss would end the engine.
+    let strict = EngineConfig { max_failures: 2, failure_window: Duration::from_secs(30), ..config() };
+    let mut attempts = 0;
+    let (engine, task) = engine_from(strict, move |_| {
+        attempts += 1;
+        match attempts {
+            1 | 3 | 4 => Err(shortage()),
+            2 => Ok(mortal(7)),
+            _ => Ok(sound()),
+        }
+    });
+    all_go_on(engine, task).await;
+}
+
+#[tokio::test]
+async fn a_first_start_that_fails_is_told_at_once() {
+    let patient = EngineConfig { max_failures: 3, failure_window: Duration::from_secs(3600), ..config() };
+    let (engine, task) = engine_from(patient, |_| Err(broken()));
+    soon("the engine's end", task).await.unwrap();
+    assert_eq!(*engine.state().borrow(), State::Failed("the volume is gone".into()));
+}
+
+#[tokio::test]
+async fn later_groups_are_told_what_the_first_one_had() {
+    let (told, mut kept) = tokio::sync::mpsc::unbounded_channel();
+    let (engine, task) = engine_from(forgiving(), move |kept| {
+        let is_first = kept.is_none();
+        told.send(kept).unwrap();
+        Ok(if is_first { mortal(7) } else { sound() })
+    });
+    all_go_on(engine, task).await;
+    assert_eq!(kept.recv().await.unwrap(), None);
+    let Some(Some(kept)) = kept.recv().await else { panic!("no second group") };
+    assert_eq!((kept.pool_tokens, kept.sequence_tokens), (40 * 16, 400));
+    assert_eq!(kept.checkpoints, [""]);
+}
+
+/// After one loss the next shard says this. The engine must give up at once, whatever the window.
+async fn gives_up_after(message: from_shard::Message) -> String {
+    let patient = EngineConfig { max_failures: 100, failure_window: Duration::from_secs(3600), ..config() };
+    let mut attempts = 0;
+    let (engine, task) = engine_from(patient, move |_| {
+        attempts += 1;
+        if attempts == 1 {
+            return Ok(mortal(0));
+        }
+        assert_eq!(attempts, 2, "started again");
+        let (mut shard, _control, stream) = FakeShard::new(OPEN);
+        let message = message.clone();
+        tokio::spawn(async move { shard.send(message).await });
+        Ok(stream)
+    });
+    soon("the engine's end", task).await.unwrap();
+    match engine.state().borrow().clone() {
+        State::Failed(why) => why,
+        state => panic!("{state:?}"),
+    }
+}
+
+#[tokio::test]
+async fn a_lasting_fault_and_another_model_end_the_engine() {
+    let fault = Fault { message: "model.safetensors has been changed".into(), lasting: true };
+    let why = gives_up_after(from_shard::Message::Fault(fault)).await;
+    assert_eq!(why, "shard 0: model.safetensors has been changed");
+    let other = Ready { checkpoint: "9 9 model.safetensors".into(), ..ready() };
+    let why = gives_up_after(from_shard::Message::Ready(other)).await;
+    assert!(why.starts_with("shard 0 has loaded other files than before"), "{why}");
 }
 
 #[tokio::test]

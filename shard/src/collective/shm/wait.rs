@@ -8,6 +8,9 @@ use crate::collective::{Call, Operation};
 /// How long to spin before sleeping: about what it takes to sleep and be woken, so that at most twice the best is paid.
 const SPIN: Duration = Duration::from_micros(40);
 
+/// The longest sleep.
+const SLICE: Duration = Duration::from_secs(1);
+
 /// What is added to a turn's word by a round. The bit below says that the rank takes no further part.
 const ROUND: u32 = 2;
 const ENDED: u32 = 1;
@@ -133,15 +136,20 @@ impl Turn {
             }
         }
         self.parked.fetch_add(1, Ordering::SeqCst);
+        let mut left = deadline;
+        let longest = SLICE.min(deadline / 4).max(Duration::from_millis(1));
         let done = loop {
             let word = self.word.load(Ordering::SeqCst);
             if let Some(done) = check(word) {
                 break done;
             }
-            match deadline.checked_sub(since.elapsed()) {
-                Some(left) if !left.is_zero() => futex_wait(&self.word, word, left),
-                _ => break Err(Stop::TimedOut),
+            if left.is_zero() {
+                break Err(Stop::TimedOut);
             }
+            // In slices, of which a standstill of all ranks (SIGSTOP, `docker pause`) costs one, however long it lasts.
+            let (slice, since) = (left.min(longest), Instant::now());
+            futex_wait(&self.word, word, slice);
+            left -= since.elapsed().min(slice);
         };
         self.parked.fetch_sub(1, Ordering::Relaxed);
         done
@@ -156,8 +164,6 @@ impl Turn {
 
 /// Sleeps while the word is `expected`, at most `left`. May return early.
 fn futex_wait(word: &AtomicU32, expected: u32, left: Duration) {
-    // A day at a time is as good as any longer one, and every system can count it.
-    let left = left.min(Duration::from_secs(24 * 60 * 60));
     // SAFETY: all zeros is a time, whatever further fields it has on this system.
     let mut time: libc::timespec = unsafe { std::mem::zeroed() };
     time.tv_sec = left.as_secs() as libc::time_t;

@@ -3,6 +3,7 @@
 //! A joiner connects, says hello, is welcomed or refused; connects a second time for the news of an abort; and is told on the
 //! first connection when all have come.
 
+use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
@@ -14,8 +15,13 @@ use crate::collective::{CollectiveError, Operation};
 /// How long a connection may take to say hello.
 pub(super) const HELLO_WITHIN: Duration = Duration::from_secs(5);
 
-/// Connections that have not said hello yet, at most. Further ones are dropped.
+/// Connections that have not said hello yet, at most. A further one takes the place of the oldest: a rank says hello at
+/// once, so that those who have been silent for longest are the least likely to be ranks.
 const MAX_STRANGERS: usize = 256;
+
+/// Connections that are taken at once, before those that are there are listened to again. Each stays for several turns, in
+/// which a rank is heard.
+const TAKEN_AT_ONCE: usize = MAX_STRANGERS / 4;
 
 /// How long rank 0 sleeps when nothing has come.
 const PAUSE: Duration = Duration::from_millis(1);
@@ -139,15 +145,16 @@ pub(super) fn gather(
     let since = Instant::now();
     let nobody = || (1..world_size).map(|_| None).collect();
     let mut arrivals = Arrivals { token, world_size, data: nobody(), news: nobody() };
-    let mut strangers = Vec::new();
+    let mut strangers = VecDeque::new();
     while let Some(rank) = arrivals.missing() {
         accept(listener, &mut strangers)?;
-        let mut index = 0;
-        while let Some(stranger) = strangers.get_mut(index) {
+        // Each once, in the order in which they came.
+        for _ in 0..strangers.len() {
+            let Some(mut stranger): Option<Stranger> = strangers.pop_front() else { break };
             match stranger.listen() {
-                Some(false) => index += 1,
-                Some(true) => arrivals.admit(strangers.swap_remove(index)),
-                None => drop(strangers.swap_remove(index)),
+                Some(false) => strangers.push_back(stranger),
+                Some(true) => arrivals.admit(stranger),
+                None => {}
             }
         }
         if since.elapsed() >= deadline {
@@ -168,14 +175,16 @@ pub(super) fn gather(
     Ok((data, news.into_iter().flatten().collect()))
 }
 
-/// Takes all connections that there are.
-fn accept(listener: &TcpListener, strangers: &mut Vec<Stranger>) -> Result<(), CollectiveError> {
-    loop {
+/// Takes some of the connections that there are. The oldest come first in `strangers`.
+fn accept(listener: &TcpListener, strangers: &mut VecDeque<Stranger>) -> Result<(), CollectiveError> {
+    for _ in 0..TAKEN_AT_ONCE {
         match listener.accept() {
-            Ok((stream, _)) if strangers.len() < MAX_STRANGERS => {
+            Ok((stream, _)) => {
+                if strangers.len() >= MAX_STRANGERS {
+                    strangers.pop_front();
+                }
                 strangers.extend(Stranger::new(stream));
             }
-            Ok(_) => {}
             Err(error) => match error.kind() {
                 ErrorKind::WouldBlock => return Ok(()),
                 // One that has left before it was taken.
@@ -184,6 +193,7 @@ fn accept(listener: &TcpListener, strangers: &mut Vec<Stranger>) -> Result<(), C
             },
         }
     }
+    Ok(())
 }
 
 /// Another rank: connects twice and waits until all have come. Returns the connections for values and for news.

@@ -2,11 +2,14 @@
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::{LONG, wires};
 use crate::collective::address::{Address, Place, Token};
 use crate::collective::{CollectiveError, MAX_WORLD_SIZE, Operation, Wire, join, lead};
+
+/// As long as rank 0 waits for a connection to say hello.
+const HELLO_WITHIN: Duration = Duration::from_secs(5);
 
 #[test]
 fn strangers_do_not_disturb_the_forming_group() {
@@ -40,6 +43,26 @@ fn strangers_do_not_disturb_the_forming_group() {
         let gone = join(&address, 1, 3, Duration::from_millis(200));
         assert!(matches!(gone, Err(CollectiveError::Gone)), "{wire:?}: {:?}", gone.err());
     }
+}
+
+/// More silent connections than rank 0 listens to at a time.
+#[test]
+fn a_rank_finds_a_place_among_any_number_of_silent_strangers() {
+    let lead = lead(Wire::Tcp(IpAddr::V4(Ipv4Addr::LOCALHOST)), 2, LONG).unwrap();
+    let address = lead.address();
+    let Place::Tcp(socket) = Address::decode(&address).unwrap().place else { panic!("not over TCP") };
+    thread::scope(|scope| {
+        let first = scope.spawn(|| lead.wait());
+        let silent: Vec<TcpStream> = (0..400).map(|_| TcpStream::connect(socket).unwrap()).collect();
+        // Much sooner than the strangers are sent away for their silence.
+        let since = Instant::now();
+        let mut second = join(&address, 1, 2, LONG).expect("the oldest strangers make room");
+        assert!(since.elapsed() < HELLO_WITHIN, "{:?}", since.elapsed());
+        let mut first = first.join().unwrap().unwrap();
+        scope.spawn(move || first.barrier().unwrap());
+        second.barrier().unwrap();
+        drop(silent);
+    });
 }
 
 #[test]

@@ -1,0 +1,329 @@
+//! What happens to a server when the machine, its disk or its operator are unkind to it: processes that stand still, model
+//! files that change or are no files, and a system without resources.
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use millrace_integration_tests::{Server, binary, long_story, post, shards_of, signal, stream};
+use serde_json::{Value, json};
+
+/// How long anything may take before a test gives up on it.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo");
+const DEMO_FILES: [&str; 5] =
+    ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors"];
+
+/// A temporary folder, removed when dropped.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Folder {
+        let path = std::env::temp_dir().join(format!("millrace-attack-{name}-{}", std::process::id()));
+        fs::create_dir_all(&path).unwrap();
+        Folder(path)
+    }
+
+    /// A copy of the demo model.
+    fn demo(name: &str) -> Folder {
+        let folder = Folder::new(name);
+        for file in DEMO_FILES {
+            fs::copy(Path::new(DEMO).join(file), folder.join(file)).unwrap();
+        }
+        folder
+    }
+
+    fn join(&self, name: &str) -> PathBuf {
+        self.0.join(name)
+    }
+
+    fn as_str(&self) -> &str {
+        self.0.to_str().unwrap()
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Exit code and log of a server that should refuse to start. It is killed if it does not end.
+fn refusal(model: &Folder) -> (Option<i32>, String) {
+    let mut server = Command::new(binary())
+        .args(["serve", "--port", "0", "--model-id", model.as_str()])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let since = Instant::now();
+    while server.try_wait().unwrap().is_none() && since.elapsed() < PATIENCE {
+        sleep(Duration::from_millis(10));
+    }
+    let _ = server.kill();
+    let output = server.wait_with_output().unwrap();
+    (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
+}
+
+/// Cuts a file off after so many bytes.
+fn truncate(path: &Path, bytes: u64) {
+    File::options().write(true).open(path).unwrap().set_len(bytes).unwrap();
+}
+
+fn kill_shards(server: &Server) {
+    shards_of(server.pid()).into_iter().for_each(|shard| signal(shard, "KILL"));
+}
+
+#[test]
+fn a_pause_of_the_whole_process_tree_is_no_loss() {
+    // Each pause is longer than both timeouts.
+    let timeouts = ["--step-timeout", "1", "--heartbeat-timeout", "1"];
+    let pace = ["--device", "null", "--null-step-micros", "20000"];
+    let server = Server::start(&[pace.as_slice(), &timeouts].concat());
+    let (router, shard) = (server.pid(), shards_of(server.pid())[0]);
+    let request = json!({"inputs": "Once", "parameters": {"max_new_tokens": 300, "stop": ["\u{1}"]}});
+    let mut events = stream(&server.url("/generate_stream"), &request);
+    let mut count = 0;
+    for (stopped, continued) in [([router, shard], [shard, router]), ([shard, router], [router, shard])] {
+        for _ in 0..20 {
+            assert!(events.next().unwrap()["token"].is_object());
+            count += 1;
+        }
+        stopped.iter().for_each(|&process| signal(process, "STOP"));
+        sleep(Duration::from_millis(2500));
+        continued.iter().for_each(|&process| signal(process, "CONT"));
+    }
+    count += events.inspect(|event| assert!(event["token"].is_object(), "{event}\n{}", server.log())).count();
+    // Made-up tokens may include the mark that ends a text.
+    assert!(count > 40, "{count} tokens");
+    // Long enough for the pings after the pause to be missed.
+    sleep(Duration::from_millis(1500));
+    assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0, "{}", server.log());
+}
+
+#[test]
+fn a_pause_in_the_middle_of_an_exchange_between_ranks_is_no_loss() {
+    let timeouts = ["--step-timeout", "1", "--heartbeat-timeout", "1", "--collective-timeout", "1"];
+    let server = Server::start(&[["--num-shard", "2"].as_slice(), &timeouts].concat());
+    let expected = long_story(&server, || {});
+    let ranks = shards_of(server.pid());
+    assert_eq!(ranks.len(), 2);
+    let story = long_story(&server, || {
+        // The rank that is stopped last waits for the other one meanwhile.
+        for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
+            let all = [ranks[0], ranks[1], server.pid()];
+            order.iter().for_each(|&index| signal(all[index], "STOP"));
+            sleep(Duration::from_millis(1500));
+            order.iter().rev().for_each(|&index| signal(all[index], "CONT"));
+            sleep(Duration::from_millis(50));
+        }
+    });
+    assert_eq!(story, expected);
+    assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0, "{}", server.log());
+}
+
+#[test]
+fn a_model_that_is_gone_for_some_seconds_is_waited_for() {
+    let model = Folder::demo("gone");
+    let (weights, away) = (model.join("model.safetensors"), model.join("away"));
+    let server = Server::start(&["--model-id", model.as_str()]);
+    let expected = long_story(&server, || {});
+    let story = long_story(&server, || {
+        fs::rename(&weights, &away).unwrap();
+        kill_shards(&server);
+        // Three failures in a row, and more, happen in this time.
+        sleep(Duration::from_secs(4));
+        assert_eq!(server.get("/health").0, 200, "{}", server.log());
+        fs::rename(&away, &weights).unwrap();
+    });
+    assert_eq!(story, expected);
+    assert!(server.log().matches("started again in").count() >= 3, "{}", server.log());
+}
+
+#[test]
+fn a_system_without_open_files_for_shards_is_waited_for() {
+    let server = Server::start(&[]);
+    let limit = |files: &str| {
+        let pid = server.pid().to_string();
+        let limited = Command::new("prlimit").args(["--pid", &pid, &format!("--nofile={files}")]).status();
+        assert!(limited.unwrap().success(), "prlimit (util-linux) does not work here");
+    };
+    let story = long_story(&server, || {
+        // Fewer than are open now. The upper limit stays, so that the test may raise it again.
+        limit("12:");
+        kill_shards(&server);
+        // The server cannot take new connections either; its log tells.
+        server.wait_until("the shortage is told", |server| server.log().contains("Too many open files"));
+        sleep(Duration::from_secs(3));
+        limit("512:");
+    });
+    assert!(story.len() > 900);
+    assert_eq!(server.metric("millrace_shard_restarts_total"), 1.0, "{}", server.log());
+}
+
+/// A model that was changed ends the server at once, with one clear error.
+fn ends_because_of_a_change(name: &str, change: impl FnOnce(&Path)) {
+    let model = Folder::demo(name);
+    let server = Server::start(&["--model-id", model.as_str()]);
+    change(&model.join("model.safetensors"));
+    kill_shards(&server);
+    let expected = "model.safetensors has been changed since this server read it first";
+    server.wait_until("the error is told", |server| server.log().contains(expected));
+    let log = server.log();
+    assert_eq!(log.matches("started again in").count(), 1, "{log}");
+    assert_eq!(server.wait().code(), Some(1));
+}
+
+#[test]
+fn a_checkpoint_that_is_truncated_while_the_server_runs_is_one_clear_error() {
+    ends_because_of_a_change("truncated", |weights| truncate(weights, 100_000));
+}
+
+#[test]
+fn a_checkpoint_that_is_replaced_while_the_server_runs_is_not_mixed_with_the_old_one() {
+    ends_because_of_a_change("replaced", |weights| {
+        // As a download does it: another file, which then gets the name.
+        let other = weights.with_extension("new");
+        fs::write(&other, fs::read(weights).unwrap()).unwrap();
+        fs::rename(&other, weights).unwrap();
+    });
+}
+
+/// A model with an embedding of 256 MiB, which is a hole in the file.
+fn large_model(name: &str) -> (Folder, u64) {
+    const VOCABULARY: usize = 1 << 19;
+    let folder = Folder::demo(name);
+    let mut config: Value = serde_json::from_slice(&fs::read(folder.join("config.json")).unwrap()).unwrap();
+    config["vocab_size"] = json!(VOCABULARY);
+    config["num_hidden_layers"] = json!(1);
+    config["torch_dtype"] = json!("float32");
+    fs::write(folder.join("config.json"), config.to_string()).unwrap();
+    let layer = |name: &str| format!("model.layers.0.{name}.weight");
+    let tensors = [
+        ("model.embed_tokens.weight".to_owned(), vec![VOCABULARY, 128]),
+        (layer("input_layernorm"), vec![128]),
+        (layer("self_attn.q_proj"), vec![128, 128]),
+        (layer("self_attn.k_proj"), vec![64, 128]),
+        (layer("self_attn.v_proj"), vec![64, 128]),
+        (layer("self_attn.o_proj"), vec![128, 128]),
+        (layer("post_attention_layernorm"), vec![128]),
+        (layer("mlp.gate_proj"), vec![384, 128]),
+        (layer("mlp.up_proj"), vec![384, 128]),
+        (layer("mlp.down_proj"), vec![128, 384]),
+        ("model.norm.weight".to_owned(), vec![128]),
+    ];
+    let (mut header, mut end) = (serde_json::Map::new(), 0);
+    for (name, shape) in tensors {
+        let begin = end;
+        end += 4 * shape.iter().product::<usize>();
+        header.insert(name, json!({"dtype": "F32", "shape": shape, "data_offsets": [begin, end]}));
+    }
+    let header = Value::from(header).to_string();
+    let bytes = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();
+    fs::write(folder.join("model.safetensors"), &bytes).unwrap();
+    truncate(&folder.join("model.safetensors"), (bytes.len() + end) as u64);
+    (folder, bytes.len() as u64)
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_checkpoint_that_is_truncated_while_it_is_loaded_is_one_clear_error() {
+    let (model, header) = large_model("loading");
+    let server = Server::start_loading(&["--model-id", model.as_str(), "--max-batch-total-tokens", "1024"]);
+    // Stops the shard as soon as the file is mapped: nearly all of it is still to be read.
+    let since = Instant::now();
+    let shard = loop {
+        let maps_it = |shard: &u32| {
+            fs::read_to_string(format!("/proc/{shard}/maps"))
+                .is_ok_and(|maps| maps.contains("model.safetensors"))
+        };
+        if let Some(shard) = shards_of(server.pid()).into_iter().find(maps_it) {
+            break shard;
+        }
+        assert!(since.elapsed() < PATIENCE, "the weights are not mapped:\n{}", server.log());
+    };
+    signal(shard, "STOP");
+    let maps = fs::read_to_string(format!("/proc/{shard}/maps")).unwrap();
+    assert!(maps.contains("model.safetensors"), "the weights were loaded before they could be cut");
+    truncate(&model.join("model.safetensors"), header + 1000);
+    signal(shard, "CONT");
+    let expected = "model.safetensors could not be read to its end: it was truncated";
+    server.wait_until("the error is told", |server| server.log().contains(expected));
+    assert_eq!(server.wait().code(), Some(1));
+}
+
+#[test]
+fn what_is_no_file_is_not_read_as_one() {
+    for name in ["config.json", "tokenizer.json", "model.safetensors"] {
+        let model = Folder::demo("fifo");
+        fs::remove_file(model.join(name)).unwrap();
+        assert!(Command::new("mkfifo").arg(model.join(name)).status().unwrap().success());
+        let (code, log) = refusal(&model);
+        assert_eq!(code, Some(1), "{name}: {log}");
+        assert!(log.contains(&format!("{name}: it is not a regular file")), "{log}");
+    }
+}
+
+#[test]
+fn token_ids_that_need_tables_of_gigabytes_are_refused() {
+    let model = Folder::demo("ids");
+    let path = model.join("tokenizer.json");
+    let mut tokenizer: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    tokenizer["model"]["vocab"]["far"] = json!(u32::MAX);
+    fs::write(&path, tokenizer.to_string()).unwrap();
+    let (code, log) = refusal(&model);
+    assert_eq!(code, Some(1), "{log}");
+    assert!(log.contains("a token with the id 4294967295, but ids must be below"), "{log}");
+    assert!(!log.contains("panicked"), "{log}");
+}
+
+#[test]
+fn end_tokens_that_the_model_does_not_have_harm_no_request() {
+    let model = Folder::demo("ends");
+    fs::write(model.join("generation_config.json"), r#"{"eos_token_id": [2, 4294967295]}"#).unwrap();
+    let server = Server::start(&["--model-id", model.as_str()]);
+    let request = json!({"model": "tgi", "prompt": "Once", "max_tokens": 8, "min_tokens": 4});
+    let answer = post(&server.url("/v1/completions"), &request);
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0);
+}
+
+/// A server whose temporary files are in this folder.
+fn start_with_temporary_files_in(folder: &Folder) -> Child {
+    let mut command = Command::new(binary());
+    command.args(["serve", "--port", "0"]).env("TMPDIR", &folder.0);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap()
+}
+
+fn names_in(folder: &Folder) -> Vec<String> {
+    let entries = fs::read_dir(&folder.0).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
+#[test]
+fn temporary_folders_of_a_killed_server_are_removed_by_the_next_one() {
+    let folder = Folder::new("leftovers");
+    fs::create_dir(folder.join("millrace-shards-of-somebody-else")).unwrap();
+    fs::write(folder.join("millrace-shards-of-somebody-else/thesis.txt"), "").unwrap();
+    // The folder exists from the start of the shards until they have connected.
+    let is_ours = |name: &String| name.starts_with("millrace-shards-") && !name.ends_with("else");
+    let left = (0..20).find_map(|_| {
+        let mut server = start_with_temporary_files_in(&folder);
+        let since = Instant::now();
+        while !names_in(&folder).iter().any(is_ours) && since.elapsed() < PATIENCE {
+            std::hint::spin_loop();
+        }
+        server.kill().unwrap();
+        server.wait().unwrap();
+        names_in(&folder).into_iter().find(is_ours)
+    });
+    let left = left.expect("no server was killed while its folder was there");
+    let server = Server::start_in(&[("TMPDIR", folder.as_str())], &[]);
+    server.wait_until("the leftover folder is gone", |_| !folder.join(&left).exists());
+    assert!(folder.join("millrace-shards-of-somebody-else/thesis.txt").exists());
+}
