@@ -54,17 +54,18 @@ impl Server {
         Server::spawn(&[], flags)
     }
 
+    /// Starts the server with a log that goes to `stderr` and cannot be read here, and waits until it is ready.
+    pub fn start_unheard(stderr: Stdio, variables: &[(&str, &str)], flags: &[&str]) -> Server {
+        // The log would say which port is free.
+        let port = crate::free_port();
+        let process = command(&port, variables, flags).stderr(stderr).spawn().unwrap();
+        let server = Server { process, address: format!("127.0.0.1:{port}"), log: Arc::default() };
+        server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
+        server
+    }
+
     fn spawn(variables: &[(&str, &str)], flags: &[&str]) -> Server {
-        let mut process = Command::new(binary())
-            .args(["serve", "--port", "0"])
-            .args(flags)
-            .env_remove("MODEL_ID")
-            .envs(variables.iter().copied())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let mut process = command("0", variables, flags).stderr(Stdio::piped()).spawn().unwrap();
         let log = Arc::new(Mutex::new(String::new()));
         let lines = BufReader::new(process.stderr.take().unwrap());
         let (found, address) = std::sync::mpsc::channel();
@@ -153,6 +154,18 @@ impl Drop for Server {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+fn command(port: &str, variables: &[(&str, &str)], flags: &[&str]) -> Command {
+    let mut command = Command::new(binary());
+    command
+        .args(["serve", "--port", port])
+        .args(flags)
+        .env_remove("MODEL_ID")
+        .envs(variables.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    command
 }
 
 /// Sends a signal to a process.

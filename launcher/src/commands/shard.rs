@@ -14,8 +14,9 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
     let ShardArgs { connect, rank, world_size, host_ranks, wire, json_output, model, engine } = args;
     let address = address(&connect)?;
     let is_remote = matches!(address, Address::Tcp(_));
-    if is_remote {
-        logging::start("info", json_output);
+    match is_remote {
+        true => logging::start("info", json_output),
+        false => logging::catch_panics(),
     }
     let options = ShardOptions {
         address,
@@ -46,7 +47,7 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         // In the form of this machine's log.
         Err(error) if is_remote => {
             tracing::error!("rank {rank}: {error:#}");
-            std::process::exit(1)
+            logging::exit(1)
         }
         found => found?,
     };
@@ -64,7 +65,7 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
             if is_remote {
                 tracing::error!("rank {rank}: {error}");
             }
-            std::process::exit(1)
+            logging::exit(1)
         }
     }
 }
