@@ -59,26 +59,28 @@ impl Server {
     pub fn start_limited(memory: u64, flags: &[&str]) -> Server {
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("ulimit -d {} && exec \"$0\" \"$@\"", memory >> 10)]).arg(binary());
-        let server = Server::spawn_from(shell, &[], flags);
+        let server = Server::listening(arguments(shell, "0", &[], flags));
+        server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
+        server
+    }
+
+    /// Starts the server with a log that goes to `stderr` and cannot be read here, and waits until it is ready.
+    pub fn start_unheard(stderr: Stdio, variables: &[(&str, &str)], flags: &[&str]) -> Server {
+        // The log would say which port is free.
+        let port = crate::free_port();
+        let process = command(&port, variables, flags).stderr(stderr).spawn().unwrap();
+        let server = Server { process, address: format!("127.0.0.1:{port}"), log: Arc::default() };
         server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
         server
     }
 
     fn spawn(variables: &[(&str, &str)], flags: &[&str]) -> Server {
-        Server::spawn_from(Command::new(binary()), variables, flags)
+        Server::listening(command("0", variables, flags))
     }
 
-    fn spawn_from(mut program: Command, variables: &[(&str, &str)], flags: &[&str]) -> Server {
-        let mut process = program
-            .args(["serve", "--port", "0"])
-            .args(flags)
-            .env_remove("MODEL_ID")
-            .envs(variables.iter().copied())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+    /// Starts a server whose log says where it listens.
+    fn listening(mut server: Command) -> Server {
+        let mut process = server.stderr(Stdio::piped()).spawn().unwrap();
         let log = Arc::new(Mutex::new(String::new()));
         let lines = BufReader::new(process.stderr.take().unwrap());
         let (found, address) = std::sync::mpsc::channel();
@@ -167,6 +169,22 @@ impl Drop for Server {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+fn command(port: &str, variables: &[(&str, &str)], flags: &[&str]) -> Command {
+    arguments(Command::new(binary()), port, variables, flags)
+}
+
+/// The same of a program that takes the arguments of `millrace`.
+fn arguments(mut program: Command, port: &str, variables: &[(&str, &str)], flags: &[&str]) -> Command {
+    program
+        .args(["serve", "--port", port])
+        .args(flags)
+        .env_remove("MODEL_ID")
+        .envs(variables.iter().copied())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null());
+    program
 }
 
 /// Sends a signal to a process.

@@ -18,6 +18,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches};
 
 fn main() -> ExitCode {
+    let _flush = logging::FlushAtEnd;
     let arguments: Vec<_> = std::env::args_os().collect();
     let outcome = config::parse(cli::Cli::command(), &arguments).and_then(|matches| {
         let cli = cli::Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
@@ -26,7 +27,7 @@ fn main() -> ExitCode {
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            logging::say(&format!("error: {error:#}"));
             ExitCode::FAILURE
         }
     }

@@ -2,7 +2,22 @@
 
 use indicatif::{ProgressBar, ProgressStyle};
 use millrace_router::engine::State;
-use tokio::sync::watch;
+use tokio::sync::{oneshot, watch};
+
+/// Shows the bar on a thread of its own, because a terminal that has been stopped blocks whoever writes to it. The receiver is
+/// done when the bar has gone.
+pub(crate) fn show_beside(state: watch::Receiver<State>) -> oneshot::Receiver<()> {
+    let (gone, receiver) = oneshot::channel::<()>();
+    let draw = move || {
+        if let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() {
+            runtime.block_on(show(state));
+        }
+        drop(gone);
+    };
+    // Without a thread there is no bar, and the receiver is done at once.
+    drop(std::thread::Builder::new().name("progress".into()).spawn(draw));
+    receiver
+}
 
 /// Shows a bar on standard error until the engine is ready or has failed. Draws nothing when that is no terminal.
 pub(crate) async fn show(mut state: watch::Receiver<State>) {

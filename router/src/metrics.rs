@@ -38,6 +38,15 @@ pub const REQUEST_INPUT_LENGTH: &str = "tgi_request_input_length";
 /// Tokens of a prompt that did not have to be computed.
 pub const REQUEST_SKIPPED_TOKENS: &str = "tgi_request_skipped_tokens";
 
+/// Lines of the log that could not be written.
+pub const LOG_LINES_DROPPED: &str = "millrace_log_lines_dropped_total";
+
+/// Times that the threads which answer requests made no progress for longer than `--watchdog-timeout`.
+pub const RUNTIME_STALLS: &str = "millrace_runtime_stalls_total";
+
+/// Requests that were refused because the bodies of others took all of `--max-body-bytes-in-flight`.
+pub const BODIES_REFUSED: &str = "millrace_bodies_refused_total";
+
 /// Values of the label `err`.
 const FAILURES: &[&str] = &[
     "validation",
@@ -62,6 +71,15 @@ pub fn describe() {
         REQUEST_SKIPPED_TOKENS,
         Unit::Count,
         "Tokens of a prompt that did not have to be computed"
+    );
+    counter!(RUNTIME_STALLS).increment(0);
+    counter!(BODIES_REFUSED).increment(0);
+    describe_counter!(LOG_LINES_DROPPED, Unit::Count, "Lines of the log that could not be written");
+    describe_counter!(RUNTIME_STALLS, Unit::Count, "Times that the server's threads made no progress");
+    describe_counter!(
+        BODIES_REFUSED,
+        Unit::Count,
+        "Requests refused because other requests' bodies took all the memory for them"
     );
     describe_counter!(REQUEST_COUNT, Unit::Count, "Requests received");
     describe_counter!(REQUEST_SUCCESS, Unit::Count, "Requests answered to the end");
@@ -96,6 +114,19 @@ pub fn install(max_total_tokens: usize) -> Result<PrometheusHandle, BuildError> 
         .install_recorder()?;
     describe();
     Ok(handle)
+}
+
+/// Tells how many lines of the log have been dropped since the process began.
+pub fn log_lines_dropped(total: u64) {
+    counter!(LOG_LINES_DROPPED).absolute(total);
+}
+
+pub(crate) fn runtime_stalled() {
+    counter!(RUNTIME_STALLS).increment(1);
+}
+
+pub(crate) fn body_refused() {
+    counter!(BODIES_REFUSED).increment(1);
 }
 
 pub(crate) fn request_received() {

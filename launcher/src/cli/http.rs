@@ -125,6 +125,17 @@ pub(crate) struct HttpArgs {
     /// Seconds after which a client that reads nothing of its answer is dropped
     #[arg(long, env = "WRITE_TIMEOUT", default_value_t = 30.0, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) write_timeout: f64,
+    /// Bytes of the bodies of all requests that are being read or wait for their answer to begin; a request beyond them gets
+    /// status 503. At least --payload-limit
+    #[arg(long, env = "MAX_BODY_BYTES_IN_FLIGHT", default_value_t = 256 << 20, value_name = "BYTES")]
+    pub(crate) max_body_bytes_in_flight: usize,
+    /// Port of its own, without TLS, that answers /health, /ping and /ready however many connections the other one has; none
+    /// when absent, 0 for any free one
+    #[arg(long, env = "HEALTH_PORT", value_name = "PORT")]
+    pub(crate) health_port: Option<u16>,
+    /// Seconds without progress after which the server's threads count as stuck, and /health is 503
+    #[arg(long, env = "WATCHDOG_TIMEOUT", default_value_t = 10.0, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) watchdog_timeout: f64,
     /// Write prompts and answers to the log, for debugging: they are the users' own words
     #[arg(long, env = "LOG_REQUESTS", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) log_requests: bool,
@@ -173,8 +184,13 @@ impl HttpArgs {
     }
 
     /// What a connection may cost.
-    pub(crate) fn connections(&self) -> Connections {
-        Connections {
+    ///
+    /// # Errors
+    /// If the longest body would never fit into the memory for all.
+    pub(crate) fn connections(&self) -> Result<Connections> {
+        let (all, one) = (self.max_body_bytes_in_flight, self.payload_limit);
+        ensure!(all >= one, "--max-body-bytes-in-flight {all} must be at least --payload-limit {one}");
+        Ok(Connections {
             most: self.max_connections,
             header_bytes: self.max_header_bytes,
             headers: self.max_headers,
@@ -182,7 +198,8 @@ impl HttpArgs {
             body_timeout: Duration::from_secs_f64(self.body_timeout),
             idle_timeout: Duration::from_secs_f64(self.idle_timeout),
             write_timeout: Duration::from_secs_f64(self.write_timeout),
-        }
+            body_bytes: all,
+        })
     }
 
     /// The keys that let a client in, from flag and file.

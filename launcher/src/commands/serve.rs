@@ -1,12 +1,13 @@
 //! `millrace serve`: the HTTP server.
 
+use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use millrace_router::engine::State;
 use millrace_router::http::HttpConfig;
 use millrace_router::metrics;
-use millrace_router::serve::{ServeOptions, serve, shutdown_signal};
+use millrace_router::serve::{LastResort, ServeOptions, serve, shutdown_signals};
 use millrace_router::service::{Limits, Watermark};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
@@ -72,15 +73,17 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         tracing::warn!("--cache-salt-per-key has no effect: there are no keys; give some with --api-key");
     }
     let scheme = if tls.is_some() { "https" } else { "http" };
-    let options = ServeOptions { connections: http.connections(), tls, grace };
-    tokio::runtime::Runtime::new()?.block_on(async {
+    let connections = http.connections()?;
+    let runtime = tokio::runtime::Runtime::new()?;
+    let result = runtime.block_on(async {
         let address = http.address()?;
-        let port = http.port()?;
-        let listener = TcpListener::bind((address, port))
-            .await
-            .with_context(|| format!("cannot listen on {address} port {port}; try another --port"))?;
+        let listener = listen(address, http.port()?, "--port").await?;
+        let probe_listener = match http.health_port {
+            Some(port) => Some(listen(address, port, "--health-port").await?),
+            None => None,
+        };
         let telemetry = telemetry.start()?;
-        let asked = shutdown_signal().context("cannot wait for SIGTERM")?;
+        let signals = shutdown_signals().context("cannot wait for SIGTERM")?;
         let config = HttpConfig {
             api_keys: keys,
             cache_salt_per_key: http.cache_salt_per_key,
@@ -89,23 +92,30 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
             metrics: Some(metrics::install(longest)?),
             disable_ui: http.disable_ui,
         };
+        logging::measure();
         let leader = match role {
             Role::Leader(places) => Some(places.listen().await?),
             Role::Alone | Role::Worker(_) => None,
         };
         let stack = Stack::start(&model, &engine, limits, serving, leader)?;
         tracing::info!("listening on {scheme}://{}", listener.local_addr()?);
+        if let Some(listener) = &probe_listener {
+            tracing::info!("probes are answered on http://{}", listener.local_addr()?);
+        }
         tokio::spawn(announce(stack.engine().state()));
-
-        let mut state = stack.engine().state();
-        let shutdown = async move {
-            tokio::select! {
-                () = asked => {}
-                // Streams that the failure has cut get their error event before the server ends.
-                _ = state.wait_for(|state| matches!(state, State::Failed(_))) => {}
-            }
+        let options = ServeOptions {
+            connections,
+            tls,
+            probe_listener,
+            grace,
+            watchdog_timeout: Duration::from_secs_f64(http.watchdog_timeout),
+            last_resort: LastResort::new(|why| {
+                tracing::error!("the process ends: {why}");
+                logging::exit(1)
+            }),
         };
-        serve(listener, stack.service.clone(), config, options, shutdown).await?;
+        serve(listener, stack.service.clone(), config, options, signals).await?;
+        end_within(LAST_WORK);
         telemetry.stop().await;
         if let State::Failed(why) = &*stack.engine().state().borrow() {
             bail!("{why}");
@@ -113,7 +123,29 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         stack.stop().await;
         tracing::info!("all requests have ended");
         Ok(())
-    })
+    });
+    // Work that was begun for requests on threads for blocking work is not waited for: nobody wants its results.
+    runtime.shutdown_background();
+    result
+}
+
+async fn listen(address: IpAddr, port: u16, flag: &str) -> Result<TcpListener> {
+    let listener = TcpListener::bind((address, port)).await;
+    listener.with_context(|| format!("cannot listen on {address} port {port}; try another {flag}"))
+}
+
+/// How long the engine's end and the last spans may take when no request is left.
+const LAST_WORK: Duration = Duration::from_secs(15);
+
+/// Ends the process if it has not ended by itself in this time. Shards end with it: the pipes close that are their input.
+fn end_within(limit: Duration) {
+    let end = move || {
+        std::thread::sleep(limit);
+        tracing::error!(?limit, "the server did not end in time after its last request; the process ends");
+        logging::exit(1)
+    };
+    // Without the thread the process still ends when its work does.
+    drop(std::thread::Builder::new().name("end".into()).spawn(end));
 }
 
 /// Open files that are no connections: the model, sockets of shards, logs.
@@ -144,11 +176,18 @@ fn allow_files(_: usize) {}
 /// The largest token count that histograms resolve when no `--max-total-tokens` is given.
 const LONGEST_MEASURED: u32 = 4096;
 
+/// How long the loading bar may take to go from the terminal.
+const BAR: Duration = Duration::from_secs(1);
+
 /// Shows the loading bar, and then that requests are served and by what.
-async fn announce(state: watch::Receiver<State>) {
+async fn announce(mut state: watch::Receiver<State>) {
     let since = Instant::now();
-    progress::show(state.clone()).await;
-    if let State::Ready(ready) = &*state.borrow() {
-        tracing::info!("ready after {:.2} s: {}", since.elapsed().as_secs_f64(), Report(ready));
-    }
+    let bar = progress::show_beside(state.clone());
+    let loaded = match state.wait_for(|state| !matches!(state, State::Loading { .. })).await.as_deref() {
+        Ok(State::Ready(ready)) => ready.clone(),
+        _ => return,
+    };
+    // The next line must not stand in the bar, but a terminal that takes nothing is not waited for.
+    let _ = tokio::time::timeout(BAR, bar).await;
+    tracing::info!("ready after {:.2} s: {}", since.elapsed().as_secs_f64(), Report(&loaded));
 }

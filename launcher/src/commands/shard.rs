@@ -18,8 +18,9 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
     let kept_pool = args.kept_pool_tokens.zip(args.kept_sequence_tokens);
     let address = address(&connect)?;
     let is_remote = matches!(address, Address::Tcp(_));
-    if is_remote {
-        logging::start("info", json_output);
+    match is_remote {
+        true => logging::start("info", json_output),
+        false => logging::catch_panics(),
     }
     let options = ShardOptions {
         address,
@@ -55,7 +56,7 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
         // In the form of this machine's log.
         Err(error) if is_remote => {
             tracing::error!("rank {rank}: {error:#}");
-            std::process::exit(1)
+            logging::exit(1)
         }
         found => found?,
     };
@@ -78,7 +79,7 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
             if is_remote {
                 tracing::error!("rank {rank}: {error}");
             }
-            std::process::exit(1)
+            logging::exit(1)
         }
     }
 }

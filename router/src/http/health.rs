@@ -1,5 +1,7 @@
 //! Whether the server lives, and whether it serves.
 
+use std::time::Duration;
+
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -8,7 +10,7 @@ use axum::{Json, Router};
 use serde_json::json;
 use utoipa::OpenApi;
 
-use super::{App, tgi, ui};
+use super::{App, HttpConfig, tgi, ui};
 use crate::engine::State as EngineState;
 
 /// What these routes take and give.
@@ -18,6 +20,20 @@ pub(super) struct Docs;
 
 pub(super) fn routes() -> Router<App> {
     Router::new().route("/health", get(health)).route("/ping", get(live)).route("/ready", get(ready))
+}
+
+/// The paths of GETs that a probe asks and that cost next to nothing.
+pub(crate) fn probe_paths(config: &HttpConfig) -> Vec<String> {
+    let ours = ["/health", "/ping", "/ready", "/v2/health/live", "/v2/health/ready"];
+    ours.into_iter().chain(config.platform.health_path()).map(str::to_owned).collect()
+}
+
+/// What a probe is told when the threads that answer requests have made no progress for longer than `limit`.
+pub(crate) fn stuck(limit: Duration) -> Response {
+    tgi::unhealthy_because(&format!(
+        "the server's threads are stuck: no progress for more than {:.1} s (--watchdog-timeout); restart the server",
+        limit.as_secs_f64()
+    ))
 }
 
 /// `/health` is liveness; `/health?ready` is readiness.

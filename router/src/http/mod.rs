@@ -3,6 +3,7 @@
 mod anthropic;
 mod auth;
 mod blocks;
+mod body;
 mod docs;
 mod grammar;
 mod headers;
@@ -32,7 +33,9 @@ use metrics_exporter_prometheus::PrometheusHandle;
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
 pub use self::auth::{ApiKey, ApiKeyError};
+pub(crate) use self::body::{BodyFate, SharedFate};
 pub use self::docs::openapi;
+pub(crate) use self::health::{probe_paths, stuck};
 pub use self::platform::{PlatformRoutes, RouteTaken};
 use crate::service::Service;
 
@@ -79,6 +82,7 @@ pub fn router(service: Service, config: HttpConfig) -> Router {
         .route("/metrics", get(metrics))
         .layer(middleware::from_fn_with_state(app.clone(), auth::require_key))
         .layer(DefaultBodyLimit::max(limit))
+        .layer(middleware::from_fn(body::explain))
         .layer(cors)
         .layer(middleware::from_fn(request::follow))
         .with_state(app)

@@ -56,6 +56,11 @@ impl PlatformRoutes {
             (predict, health) => Ok(PlatformRoutes { predict, health }),
         }
     }
+
+    /// Where the platform asks for health, if not where others do.
+    pub(super) fn health_path(&self) -> Option<&str> {
+        self.health.as_deref()
+    }
 }
 
 fn is_free(path: &str) -> bool {

@@ -2,8 +2,8 @@
 
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -11,6 +11,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 
 use super::Connections;
+use super::answer::AnswerState;
+use super::linger::Linger;
 
 /// Why a connection is given up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -37,22 +39,30 @@ pub(super) struct Pulse {
     stalled_since: AtomicU64,
     /// Frames of HTTP/2 come between requests, too, so that a byte does not begin one.
     is_http2: AtomicBool,
+    /// A request's body was refused before its end, so its rest may still come.
+    is_unread: AtomicBool,
+    /// The answers that are being written.
+    answers: Mutex<Vec<Weak<AnswerState>>>,
 }
 
 impl Pulse {
-    pub(super) fn new() -> Arc<Self> {
+    /// The pulse of a connection whose first headers have been waited for since `began`.
+    pub(super) fn new(began: Instant) -> Arc<Self> {
         Arc::new(Pulse {
-            began: Instant::now(),
+            began,
             in_flight: AtomicUsize::new(0),
             // The first request is waited for as if it had begun: silence must not be cheaper than slowness.
             head_since: AtomicU64::new(1),
             idle_since: AtomicU64::new(1),
             stalled_since: AtomicU64::new(0),
             is_http2: AtomicBool::new(false),
+            is_unread: AtomicBool::new(false),
+            answers: Mutex::new(Vec::new()),
         })
     }
 
-    fn now(&self) -> u64 {
+    /// Milliseconds since the connection began, plus one.
+    pub(super) fn now(&self) -> u64 {
         u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX - 1) + 1
     }
 
@@ -64,6 +74,35 @@ impl Pulse {
         InFlight(self.clone())
     }
 
+    /// An answer is written from now on.
+    pub(super) fn answers(&self, answer: &Arc<AnswerState>) {
+        let mut answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        if answers.len() == answers.capacity() {
+            answers.retain(|answer| answer.strong_count() > 0);
+        }
+        answers.push(Arc::downgrade(answer));
+    }
+
+    /// Some of a request's body may still come, although nobody wants it any more.
+    pub(super) fn leaves_unread(&self) {
+        self.is_unread.store(true, Ordering::Release);
+    }
+
+    /// Whether nothing is being answered, and nothing waits to be written.
+    pub(super) fn is_quiet(&self) -> bool {
+        self.in_flight.load(Ordering::Acquire) == 0 && self.stalled_since.load(Ordering::Acquire) == 0
+    }
+
+    /// Ends answers whose readers have taken nothing for longer than they may. Their bytes wait in the HTTP library, which asks
+    /// for no more of them: with HTTP/2 a reader can stop one stream while the socket goes on. True if no other is left.
+    fn has_only_stalled(&self, limit: Duration) -> bool {
+        let answers = self.answers.lock().unwrap_or_else(PoisonError::into_inner);
+        let now = self.now();
+        let live = answers.iter().filter_map(Weak::upgrade);
+        let ended = live.filter(|answer| answer.end_if_stalled(now, limit)).count();
+        ended > 0 && ended >= self.in_flight.load(Ordering::Acquire)
+    }
+
     /// Whether something has taken longer than it may.
     pub(super) fn too_slow(&self, limits: &Connections) -> Option<TooSlow> {
         let now = self.now();
@@ -72,6 +111,9 @@ impl Pulse {
             since != 0 && u128::from(now.saturating_sub(since)) > limit.as_millis()
         };
         if over(&self.stalled_since, limits.write_timeout) {
+            return Some(TooSlow::Reader);
+        }
+        if self.has_only_stalled(limits.write_timeout) {
             return Some(TooSlow::Reader);
         }
         if self.in_flight.load(Ordering::Acquire) > 0 {
@@ -115,8 +157,16 @@ impl Drop for InFlight {
 /// A stream that tells what passes through it.
 #[derive(Debug)]
 pub(super) struct Felt<S> {
-    pub(super) stream: S,
-    pub(super) pulse: Arc<Pulse>,
+    stream: S,
+    pulse: Arc<Pulse>,
+    /// Set when the writing side is closed while a client may still be writing.
+    linger: Option<Linger>,
+}
+
+impl<S> Felt<S> {
+    pub(super) fn new(stream: S, pulse: Arc<Pulse>) -> Self {
+        Felt { stream, pulse, linger: None }
+    }
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Felt<S> {
@@ -134,7 +184,7 @@ impl<S: AsyncRead + Unpin> AsyncRead for Felt<S> {
     }
 }
 
-impl<S: AsyncWrite + Unpin> AsyncWrite for Felt<S> {
+impl<S: AsyncRead + AsyncWrite + Unpin> AsyncWrite for Felt<S> {
     fn poll_write(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -163,7 +213,14 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Felt<S> {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let result = Pin::new(&mut self.stream).poll_shutdown(context);
-        self.pulse.written(result)
+        let Felt { stream, pulse, linger } = &mut *self;
+        if linger.is_none() {
+            let result = Pin::new(&mut *stream).poll_shutdown(context);
+            ready!(pulse.written(result))?;
+            if !pulse.is_unread.load(Ordering::Acquire) {
+                return Poll::Ready(Ok(()));
+            }
+        }
+        linger.get_or_insert_with(Linger::new).poll_end(stream, context).map(Ok)
     }
 }

@@ -1,5 +1,11 @@
 //! Real sockets: what slow, rude and numerous clients get.
 
+mod bodies;
+mod ending;
+mod probes;
+mod streams;
+
+use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -8,12 +14,13 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
+use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName, pem::PemObject};
 use tokio_rustls::rustls::{ClientConfig, RootCertStore, crypto::ring};
 
-use super::{Connections, ServeOptions, Tls, serve};
+use super::{Connections, LastResort, ServeOptions, Tls, serve};
 use crate::http::HttpConfig;
 use crate::service::{Limits, ModelInfo, Service};
 use crate::test_support::{self, FakeEngine, Script};
@@ -34,21 +41,33 @@ fn patient() -> Connections {
 
 struct Running {
     address: SocketAddr,
-    _engine: FakeEngine,
-    _stop: oneshot::Sender<()>,
+    engine: FakeEngine,
+    stop: oneshot::Sender<()>,
+    /// Done when the server has ended.
+    ended: JoinHandle<io::Result<()>>,
 }
 
 async fn start(script: Script, connections: Connections, tls: Option<Tls>) -> Running {
+    let options = ServeOptions { connections, tls, grace: Duration::from_secs(1), ..untouched() };
+    start_with(script, Limits::default(), options).await
+}
+
+/// Options of a server that must not need its last resort.
+fn untouched() -> ServeOptions {
+    let last_resort = LastResort::new(|why| tracing::error!("a test's server was ended by force: {why}"));
+    ServeOptions { last_resort, ..ServeOptions::default() }
+}
+
+async fn start_with(script: Script, limits: Limits, options: ServeOptions) -> Running {
     let engine = FakeEngine::new(script, 64);
     let model = ModelInfo { id: "m".into(), sha: None, pipeline_tag: None };
-    let limits = Limits::default();
     let service = Service::new(&test_support::assets(), engine.engine.clone(), limits, model).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
-    let options = ServeOptions { connections, tls, grace: Duration::from_secs(1) };
-    tokio::spawn(serve(listener, service, HttpConfig::default(), options, async { drop(stopped.await) }));
-    Running { address, _engine: engine, _stop: stop }
+    let asked = futures::stream::once(async { drop(stopped.await) });
+    let ended = tokio::spawn(serve(listener, service, HttpConfig::default(), options, asked));
+    Running { address, engine, stop, ended }
 }
 
 impl Running {

@@ -102,6 +102,11 @@ pub(in crate::http) fn unauthorized() -> Response {
     MessagesError::new(StatusCode::UNAUTHORIZED, "invalid x-api-key").into_response()
 }
 
+/// An error of the service as a response.
+pub(in crate::http) fn error(error: ServiceError) -> Response {
+    MessagesError::from(error).into_response()
+}
+
 /// What a request gets whose handler panicked.
 pub(super) fn internal() -> Response {
     MessagesError::new(StatusCode::INTERNAL_SERVER_ERROR, "Internal server error").into_response()

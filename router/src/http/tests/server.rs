@@ -288,7 +288,7 @@ async fn a_real_socket_drains_on_shutdown() {
         service,
         HttpConfig::default(),
         crate::serve::ServeOptions { grace: SOON, ..Default::default() },
-        async { drop(stopped.await) },
+        futures::stream::once(async { drop(stopped.await) }),
     ));
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     let mut client = tokio::net::TcpStream::connect(address).await.unwrap();

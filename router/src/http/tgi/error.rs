@@ -61,7 +61,12 @@ impl IntoResponse for TgiError {
 
 /// What `/health` answers when the engine is gone.
 pub(in crate::http) fn unhealthy() -> Response {
-    let body = ErrorBody { error: "unhealthy".into(), error_type: "healthcheck" };
+    unhealthy_because("unhealthy")
+}
+
+/// What `/health` answers when the server cannot go on for this reason.
+pub(in crate::http) fn unhealthy_because(why: &str) -> Response {
+    let body = ErrorBody { error: why.into(), error_type: "healthcheck" };
     (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
 }
 

@@ -14,7 +14,7 @@ use axum::Router;
 use axum::routing::{get, post};
 use utoipa::OpenApi;
 
-pub(super) use error::{TgiError, internal, unhealthy};
+pub(super) use error::{TgiError, internal, unhealthy, unhealthy_because};
 pub(super) use types::{GenerateParameters, absent};
 pub(super) use vertex::predict;
 

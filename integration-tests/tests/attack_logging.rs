@@ -1,0 +1,89 @@
+//! A log that cannot be written: it costs its lines, and no request.
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use std::fs::File;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use millrace_integration_tests::{Server, binary, post, shards_of, signal};
+use serde_json::json;
+
+/// Requests of one test. With `LOG_LEVEL=debug` they write more than a pipe holds (64 KiB).
+const REQUESTS: usize = 300;
+
+/// More than the server's end takes, and much less than its default grace.
+const PATIENCE: Duration = Duration::from_secs(40);
+
+/// What a server does whatever becomes of its log.
+fn serves_and_ends(stderr: impl Into<Stdio>) {
+    let server =
+        Server::start_unheard(stderr.into(), &[("LOG_LEVEL", "debug")], &["--env", "--log-requests"]);
+    let ask = |tokens: usize| {
+        let body = json!({"inputs": "Once upon a time", "parameters": {"max_new_tokens": tokens}});
+        let answer = post(&server.url("/generate"), &body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+    };
+    (0..REQUESTS).for_each(|_| ask(1));
+    for shard in shards_of(server.pid()) {
+        signal(shard, "KILL");
+    }
+    server
+        .wait_until("the shard is replaced", |server| server.metric("millrace_shard_restarts_total") >= 1.0);
+    ask(20);
+    assert_eq!(server.get("/health").0, 200);
+    let since = Instant::now();
+    server.signal("TERM");
+    assert_eq!(server.wait().code(), Some(0));
+    assert!(since.elapsed() < PATIENCE, "the log does not put off the end: {:?}", since.elapsed());
+}
+
+#[test]
+fn a_full_disk_costs_no_request() {
+    serves_and_ends(File::options().write(true).open("/dev/full").unwrap());
+}
+
+#[test]
+fn a_closed_pipe_costs_no_request() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    drop(reader);
+    serves_and_ends(writer);
+}
+
+#[test]
+fn a_pipe_that_nobody_reads_costs_no_request() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    serves_and_ends(writer);
+    drop(reader);
+}
+
+#[test]
+fn lost_lines_are_counted() {
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let server = Server::start_unheard(full.into(), &[], &[]);
+    let before = server.metric("millrace_log_lines_dropped_total");
+    assert!(before >= 1.0, "those of the start: {before}");
+    let body = json!({"inputs": "Once", "parameters": {"max_new_tokens": 1}});
+    assert_eq!(post(&server.url("/generate"), &body).status, 200);
+    server.wait_until("its line is counted", |server| {
+        server.metric("millrace_log_lines_dropped_total") > before
+    });
+    let heard = Server::start(&[]);
+    assert_eq!(heard.metric("millrace_log_lines_dropped_total"), 0.0);
+    assert!(heard.get("/metrics").1.contains("millrace_log_lines_dropped_total 0"));
+}
+
+#[test]
+fn an_error_that_nobody_reads_is_still_an_exit_code() {
+    let (reader, closed) = std::io::pipe().unwrap();
+    drop(reader);
+    for stderr in [Stdio::from(closed), File::options().write(true).open("/dev/full").unwrap().into()] {
+        let status = Command::new(binary())
+            .args(["serve", "--port", "0", "--model-id", "/no/such/folder"])
+            .env("LOG_LEVEL", "=/=,info")
+            .stdin(Stdio::null())
+            .stderr(stderr)
+            .status()
+            .unwrap();
+        assert_eq!(status.code(), Some(1));
+    }
+}

@@ -1,0 +1,269 @@
+//! Probes: short requests for the server's health, answered on the thread that accepts connections.
+//!
+//! The bytes of a connection's next request are looked at without taking them. If they are a complete probe and nothing else,
+//! it is answered here, and the connection is looked at again. Anything else goes to the main runtime with all its bytes.
+
+use std::convert::Infallible;
+use std::io;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::Body;
+use axum::http::Request;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::TokioIo;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout};
+use tower_service::Service;
+
+use super::Connections;
+use super::watchdog::Watchdog;
+use crate::http;
+
+/// How long a new connection is waited for, if its headers do not have less time anyway.
+const FIRST_BYTES: Duration = Duration::from_secs(1);
+
+/// How long the rest of a probe's headers is waited for; they nearly always come in one packet.
+const REST_OF_HEAD: Duration = Duration::from_millis(250);
+
+/// Bytes of the longest probe; a longer one is answered by the main runtime.
+const MAX_HEAD: usize = 2 << 10;
+
+/// Headers of a probe.
+const MAX_HEADERS: usize = 32;
+
+/// Answers probes.
+pub(super) struct Prober {
+    app: Router,
+    paths: Vec<String>,
+    watchdog: Arc<Watchdog>,
+    /// How long a new connection is waited for before the main runtime takes it over.
+    first_bytes: Duration,
+    idle_timeout: Duration,
+    write_timeout: Duration,
+}
+
+/// What a look at a connection's bytes says.
+#[derive(Debug, PartialEq, Eq)]
+enum Head {
+    /// A complete probe of so many bytes, after which the connection may be kept.
+    Probe { length: usize, keep_alive: bool },
+    /// The beginning of a probe.
+    Unfinished,
+    /// Another request, or no request at all.
+    Other,
+}
+
+impl Prober {
+    /// Answers requests for `paths` as `app` does, as long as the runtime that `watchdog` watches is not stuck.
+    pub(super) fn new(
+        app: Router,
+        paths: Vec<String>,
+        watchdog: Arc<Watchdog>,
+        limits: &Connections,
+    ) -> Self {
+        let Connections { header_timeout, idle_timeout, write_timeout, .. } = *limits;
+        let first_bytes = FIRST_BYTES.min(header_timeout);
+        Prober { app, paths, watchdog, first_bytes, idle_timeout, write_timeout }
+    }
+
+    /// Answers probes until something else is asked. Gives the connection back then, with the time from which its next
+    /// headers count; `None` if it has ended.
+    pub(super) async fn answer(
+        &self,
+        mut stream: TcpStream,
+        accepted: Instant,
+    ) -> io::Result<Option<(TcpStream, Instant)>> {
+        let mut is_new = true;
+        let mut buffer = [0; MAX_HEAD];
+        loop {
+            let wait = if is_new { self.first_bytes } else { self.idle_timeout };
+            let peeked = match timeout(wait, stream.peek(&mut buffer)).await {
+                Ok(peeked) => peeked?,
+                Err(_) if is_new => return Ok(Some((stream, accepted))),
+                Err(_) => return Ok(None),
+            };
+            if peeked == 0 {
+                return Ok(None);
+            }
+            let began = if is_new { accepted } else { Instant::now() };
+            is_new = false;
+            let head = self.whole_head(&stream, &mut buffer, peeked).await?;
+            let Head::Probe { length, keep_alive } = head else { return Ok(Some((stream, began))) };
+            stream.read_exact(&mut buffer[..length]).await?;
+            let answer = self.respond(&mut stream, &buffer[..length]);
+            match timeout(self.write_timeout, answer).await {
+                Ok(()) if keep_alive => {}
+                Ok(()) | Err(_) => return Ok(None),
+            }
+        }
+    }
+
+    /// Looks again for a short time if only a part of a probe has come.
+    async fn whole_head(&self, stream: &TcpStream, buffer: &mut [u8], mut peeked: usize) -> io::Result<Head> {
+        let (since, mut pause) = (Instant::now(), Duration::from_millis(1));
+        loop {
+            let head = read_head(&buffer[..peeked], &self.paths);
+            let may_grow = peeked < buffer.len() && since.elapsed() < REST_OF_HEAD;
+            match head {
+                Head::Unfinished if may_grow => {}
+                Head::Unfinished => return Ok(Head::Other),
+                head => return Ok(head),
+            }
+            sleep(pause).await;
+            pause *= 2;
+            peeked = stream.peek(buffer).await?;
+        }
+    }
+
+    /// Answers one request, whose bytes are `head`, with the HTTP library and the routes that all requests have.
+    async fn respond(&self, stream: &mut TcpStream, head: &[u8]) {
+        let service = service_fn(|request: Request<Incoming>| {
+            let mut app = self.app.clone();
+            let stuck = self.watchdog.stuck_for();
+            async move {
+                match stuck {
+                    Some(limit) => Ok::<_, Infallible>(http::stuck(limit)),
+                    None => app.call(request.map(Body::new)).await,
+                }
+            }
+        });
+        let connection = http1::Builder::new()
+            // The head is followed by an end, so that nothing more is read of the connection.
+            .half_close(true)
+            .serve_connection(TokioIo::new(OneRequest { head, stream }), service);
+        if let Err(error) = connection.await {
+            tracing::debug!(%error, "a probe could not be answered");
+        }
+    }
+}
+
+/// Whether these bytes are a GET of one of these paths, without a body.
+fn read_head(bytes: &[u8], paths: &[String]) -> Head {
+    let is_probe = |target: &str| {
+        let path = target.split('?').next().unwrap_or_default();
+        paths.iter().any(|probe| probe == path)
+    };
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut request = httparse::Request::new(&mut headers);
+    match request.parse(bytes) {
+        Ok(httparse::Status::Complete(length)) => {
+            let is_get = request.method == Some("GET") && request.path.is_some_and(is_probe);
+            match keep_alive(request.version, request.headers) {
+                // Bytes of a next request are not looked at one by one, so a pipeline is not taken apart here.
+                Some(keep_alive) if is_get && length == bytes.len() => Head::Probe { length, keep_alive },
+                _ => Head::Other,
+            }
+        }
+        Ok(httparse::Status::Partial) => match request.path {
+            Some(path) if request.method == Some("GET") && is_probe(path) => Head::Unfinished,
+            Some(_) => Head::Other,
+            None => {
+                let may_become = |probe: &String| {
+                    let line = format!("GET {probe}");
+                    let common = line.len().min(bytes.len());
+                    line.as_bytes()[..common] == bytes[..common]
+                };
+                if paths.iter().any(may_become) { Head::Unfinished } else { Head::Other }
+            }
+        },
+        Err(_) => Head::Other,
+    }
+}
+
+/// Whether the connection of a request with these headers stays open; `None` if the request is more than a plain question.
+fn keep_alive(version: Option<u8>, headers: &[httparse::Header<'_>]) -> Option<bool> {
+    let named = |name: &str| headers.iter().find(|header| header.name.eq_ignore_ascii_case(name));
+    if ["content-length", "transfer-encoding", "expect", "upgrade"].iter().any(|name| named(name).is_some()) {
+        return None;
+    }
+    match (version, named("connection").map(|header| header.value)) {
+        (Some(1), None) => Some(true),
+        (Some(1), Some(value)) if value.eq_ignore_ascii_case(b"keep-alive") => Some(true),
+        (Some(0), None) => Some(false),
+        (Some(0 | 1), Some(value)) if value.eq_ignore_ascii_case(b"close") => Some(false),
+        _ => None,
+    }
+}
+
+/// A connection that seems to end after one request, and stays open in truth.
+struct OneRequest<'a> {
+    /// What has not been read yet.
+    head: &'a [u8],
+    stream: &'a mut TcpStream,
+}
+
+impl AsyncRead for OneRequest<'_> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        _: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<io::Result<()>> {
+        let (now, later) = self.head.split_at(self.head.len().min(buffer.remaining()));
+        buffer.put_slice(now);
+        self.head = later;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncWrite for OneRequest<'_> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut *self.stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut *self.stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        self.poll_flush(context)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn head(text: &str) -> Head {
+        read_head(text.as_bytes(), &["/health".to_owned(), "/ready".to_owned()])
+    }
+
+    #[test]
+    fn only_a_whole_plain_question_is_a_probe() {
+        let plain = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n";
+        assert_eq!(head(plain), Head::Probe { length: plain.len(), keep_alive: true });
+        let ready = "GET /health?ready HTTP/1.1\r\nhost: x\r\nConnection: Close\r\n\r\n";
+        assert_eq!(head(ready), Head::Probe { length: ready.len(), keep_alive: false });
+        let old = "GET /ready HTTP/1.0\r\n\r\n";
+        assert_eq!(head(old), Head::Probe { length: old.len(), keep_alive: false });
+        for end in 0..plain.len() {
+            assert_eq!(head(&plain[..end]), Head::Unfinished, "{}", &plain[..end]);
+        }
+        for other in [
+            "GET /healthy HTTP/1.1\r\n\r\n",
+            "GET /metrics HTTP/1.1\r\n\r\n",
+            "GET /m",
+            "POST /health HTTP/1.1\r\n\r\n",
+            "POST /health HTTP/1.1\r\n",
+            "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
+            "\u{16}\u{3}\u{1}",
+            "GET /health HTTP/1.1\r\ncontent-length: 1\r\n\r\n",
+            "GET /health HTTP/1.1\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
+            "GET /health HTTP/1.0\r\nconnection: keep-alive\r\n\r\n",
+            "GET /health HTTP/1.1\r\n\r\nGET /metrics HTTP/1.1\r\n\r\n",
+            "GET /health HTTP/1.1\r\nhost x\r\n\r\n",
+        ] {
+            assert_eq!(head(other), Head::Other, "{other}");
+        }
+    }
+}

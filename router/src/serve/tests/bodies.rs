@@ -1,0 +1,144 @@
+//! Bodies that are too long, too many or too slow.
+
+use super::*;
+
+const POST: &str = "POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
+
+/// A server whose bodies have at most `one` bytes, and `all` of them together.
+async fn start_small(one: usize, all: usize) -> Running {
+    let limits = Limits { payload_limit: one, ..Limits::default() };
+    let connections = Connections { body_bytes: all, ..patient() };
+    let options = ServeOptions { connections, grace: Duration::from_secs(1), ..untouched() };
+    start_with(Script::Say("x".into()), limits, options).await
+}
+
+/// A request of so many bytes.
+fn request(length: usize) -> String {
+    let body = format!("{{\"inputs\":\"{}\"}}", "a".repeat(length - 13));
+    assert_eq!(body.len(), length);
+    format!("{POST}connection: close\r\ncontent-length: {length}\r\n\r\n{body}")
+}
+
+#[tokio::test]
+async fn a_body_that_is_announced_too_long_is_refused_unread() {
+    let server = start_small(1000, 1 << 20).await;
+    for head in ["", "expect: 100-continue\r\n"] {
+        let mut client = server.connect().await;
+        // Not one byte of the body is sent.
+        write(&mut client, &format!("{POST}{head}content-length: 1001\r\n\r\n")).await;
+        let text = answer(&mut client).await;
+        assert!(text.starts_with("HTTP/1.1 413") && text.contains("connection: close"), "{text}");
+        assert!(rest(&mut client).await.contains("length limit exceeded"));
+    }
+    let mut client = server.connect().await;
+    write(&mut client, &format!("{POST}expect: 100-continue\r\ncontent-length: 20\r\n\r\n")).await;
+    assert!(answer(&mut client).await.starts_with("HTTP/1.1 100"), "what fits is asked for");
+}
+
+#[tokio::test]
+async fn a_client_that_goes_on_writing_can_read_its_refusal() {
+    let server = start_small(1000, 1 << 20).await;
+    let much = "x".repeat(4 << 20);
+    let (announced, chunked) = (
+        format!("content-length: {}\r\n\r\n{much}", much.len()),
+        format!("transfer-encoding: chunked\r\n\r\n400000\r\n{much}\r\n"),
+    );
+    for rest_of_request in [announced, chunked] {
+        let mut client = server.connect().await;
+        // All of it before the first look at the answer, as simple clients do.
+        write(&mut client, &format!("{POST}{rest_of_request}")).await;
+        let mut bytes = Vec::new();
+        let read = timeout(PATIENCE, client.read_to_end(&mut bytes)).await.expect("the server closes");
+        assert!(read.is_ok(), "the connection is not reset");
+        let text = String::from_utf8_lossy(&bytes);
+        assert!(text.starts_with("HTTP/1.1 413") && text.contains("length limit exceeded"), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn bodies_share_a_bounded_memory() {
+    let server = start_small(4000, 5000).await;
+    let mut first = server.connect().await;
+    let whole = request(4000);
+    write(&mut first, &whole[..whole.len() - 10]).await;
+    let ask = async |length: usize| {
+        let mut client = server.connect().await;
+        write(&mut client, &request(length)).await;
+        rest(&mut client).await
+    };
+    // Until the first one has been read so far.
+    let refused = async {
+        loop {
+            let text = ask(3000).await;
+            if !text.starts_with("HTTP/1.1 200") {
+                break text;
+            }
+        }
+    };
+    let text = timeout(PATIENCE, refused).await.expect("the memory is taken");
+    assert!(text.starts_with("HTTP/1.1 503") && text.contains("retry-after: 1"), "{text}");
+    assert!(
+        text.contains("--max-body-bytes-in-flight") && text.contains(r#""error_type":"unavailable""#),
+        "{text}"
+    );
+    assert!(ask(500).await.starts_with("HTTP/1.1 200"), "a short one fits beside it");
+    write(&mut first, &whole[whole.len() - 10..]).await;
+    assert!(rest(&mut first).await.starts_with("HTTP/1.1 200"));
+    assert!(ask(3000).await.starts_with("HTTP/1.1 200"), "the memory is given back");
+}
+
+#[tokio::test]
+async fn slow_bodies_do_not_hold_all_the_memory() {
+    // Each body alone has a minute.
+    let server = start_small(4000, 4000).await;
+    let mut slow = server.connect().await;
+    let whole = request(4000);
+    write(&mut slow, &whole[..whole.len() - 10]).await;
+    let since = Instant::now();
+    let text = rest(&mut slow).await;
+    assert!(text.starts_with("HTTP/1.1 503"), "{text}");
+    assert!(since.elapsed() < PATIENCE, "{:?}", since.elapsed());
+}
+
+#[tokio::test]
+async fn every_api_says_in_its_own_words_that_there_is_no_memory() {
+    let server = start_small(4000, 4000).await;
+    let mut held = server.connect().await;
+    let whole = request(3900);
+    write(&mut held, &whole[..whole.len() - 10]).await;
+    for (path, words) in [
+        ("/v1/chat/completions", r#"{"error":{"message":"The server reads"#),
+        ("/v1/messages", r#"{"type":"error","error":{"type":"overloaded_error""#),
+        ("/generate", r#"{"error":"The server reads"#),
+    ] {
+        let ask = async {
+            loop {
+                let mut client = server.connect().await;
+                let head = POST.replace("/generate", path);
+                write(&mut client, &format!("{head}connection: close\r\ncontent-length: 2000\r\n\r\n{{"))
+                    .await;
+                let mut status = [0; 12];
+                let Ok(read) = timeout(QUICK, client.read_exact(&mut status)).await else { continue };
+                read.unwrap();
+                assert_eq!(&status, b"HTTP/1.1 503");
+                break rest(&mut client).await;
+            }
+        };
+        let text = timeout(PATIENCE, ask).await.expect("a refusal");
+        assert!(text.contains(words), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn a_body_in_single_bytes_costs_what_it_holds() {
+    let server = start_small(4000, 4000).await;
+    let mut slow = server.connect().await;
+    let body = r#"{"inputs":"a"}"#;
+    write(&mut slow, &format!("{POST}connection: close\r\ncontent-length: {}\r\n\r\n", body.len())).await;
+    for byte in body.as_bytes() {
+        slow.write_all(&[*byte]).await.unwrap();
+        slow.flush().await.unwrap();
+        sleep(Duration::from_millis(2)).await;
+    }
+    assert!(rest(&mut slow).await.starts_with("HTTP/1.1 200"));
+}

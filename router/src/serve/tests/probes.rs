@@ -1,0 +1,175 @@
+//! Probes and signals, while the threads that answer requests are blocked.
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::mpsc;
+
+use futures::channel::mpsc::UnboundedSender;
+use tokio::runtime::Runtime;
+
+use super::*;
+use crate::serve::ForcedEnd;
+
+/// Threads of the main runtime.
+const THREADS: usize = 2;
+
+/// A server on a runtime of its own, whose threads the test blocks.
+struct Blocked {
+    runtime: Runtime,
+    address: SocketAddr,
+    probes: SocketAddr,
+    signals: UnboundedSender<()>,
+    forced: mpsc::Receiver<ForcedEnd>,
+    _engine: FakeEngine,
+}
+
+impl Blocked {
+    /// Its runtime counts as stuck after so long.
+    fn start(watchdog_timeout: Duration) -> Blocked {
+        let runtime =
+            tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build().unwrap();
+        let (signals, heard) = futures::channel::mpsc::unbounded();
+        let (told, forced) = mpsc::channel();
+        let server = runtime.block_on(async {
+            let engine = FakeEngine::new(Script::Silence("x".into()), 64);
+            let model = ModelInfo { id: "m".into(), sha: None, pipeline_tag: None };
+            let assets = test_support::assets();
+            let service = Service::new(&assets, engine.engine.clone(), Limits::default(), model).unwrap();
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let probe_listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let (address, probes) = (listener.local_addr().unwrap(), probe_listener.local_addr().unwrap());
+            let options = ServeOptions {
+                connections: Connections { most: 3, ..patient() },
+                probe_listener: Some(probe_listener),
+                grace: PATIENCE * 4,
+                watchdog_timeout,
+                last_resort: LastResort::new(move |why| told.send(why).unwrap_or_default()),
+                ..ServeOptions::default()
+            };
+            tokio::spawn(serve(listener, service, HttpConfig::default(), options, heard));
+            (address, probes, engine)
+        });
+        let (address, probes, engine) = server;
+        Blocked { runtime, address, probes, signals, forced, _engine: engine }
+    }
+
+    /// Blocks all threads until what comes back is dropped.
+    fn block(&self) -> Vec<mpsc::Sender<()>> {
+        let (blocked, wait) = mpsc::channel();
+        let block = |_| {
+            let (held, free) = mpsc::channel::<()>();
+            let blocked = blocked.clone();
+            self.runtime.spawn(async move {
+                blocked.send(()).unwrap();
+                let _ = free.recv();
+            });
+            held
+        };
+        let held = (0..THREADS).map(block).collect();
+        (0..THREADS).for_each(|_| wait.recv_timeout(PATIENCE).expect("a thread takes the task"));
+        held
+    }
+}
+
+/// Status and text of a GET on a new connection.
+fn get(address: SocketAddr, path: &str) -> (u16, String) {
+    let mut client = TcpStream::connect(address).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    let question = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+    let mut text = String::new();
+    // A server without a place closes before it has read the question.
+    let _ = client.write_all(question.as_bytes());
+    let _ = client.read_to_string(&mut text);
+    let status = text.get(9..12).and_then(|status| status.parse().ok()).unwrap_or(0);
+    (status, text)
+}
+
+fn wait_for(address: SocketAddr, path: &str, status: u16) -> String {
+    let since = Instant::now();
+    loop {
+        let (got, text) = get(address, path);
+        if got == status {
+            return text;
+        }
+        assert!(since.elapsed() < PATIENCE, "{text}");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn health_tells_a_stuck_server_from_one_that_answers() {
+    let server = Blocked::start(QUICK);
+    wait_for(server.address, "/health", 200);
+    let held = server.block();
+    for address in [server.address, server.probes] {
+        for path in ["/health", "/ping", "/ready", "/v2/health/live"] {
+            let text = wait_for(address, path, 503);
+            assert!(text.contains("threads are stuck") && text.contains("--watchdog-timeout"), "{text}");
+        }
+    }
+    drop(held);
+    for path in ["/health", "/ready"] {
+        wait_for(server.address, path, 200);
+    }
+    assert!(server.forced.try_recv().is_err(), "nobody has asked for an end");
+}
+
+#[test]
+fn a_connection_may_ask_for_health_again_and_then_for_something_else() {
+    let server = Blocked::start(PATIENCE);
+    let mut client = TcpStream::connect(server.address).unwrap();
+    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    let mut ask = |request: &str| {
+        // In two packets, as no client does but every network may.
+        let (begin, end) = request.split_at(7);
+        client.write_all(begin.as_bytes()).unwrap();
+        std::thread::sleep(Duration::from_millis(5));
+        client.write_all(end.as_bytes()).unwrap();
+        let mut text = Vec::new();
+        while !text.ends_with(b"\r\n\r\n") {
+            let mut byte = [0];
+            client.read_exact(&mut byte).unwrap();
+            text.push(byte[0]);
+        }
+        String::from_utf8(text).unwrap()
+    };
+    for _ in 0..3 {
+        let text = ask(HEALTH);
+        // What every response has, wherever it was made.
+        assert!(text.starts_with("HTTP/1.1 200") && text.contains("x-request-id: "), "{text}");
+    }
+    assert!(ask("GET /v1/models/nothing HTTP/1.1\r\nhost: x\r\n\r\n").starts_with("HTTP/1.1 404"));
+    // While nothing else is answered, a probe still is.
+    let _held = server.block();
+    assert_eq!(get(server.address, "/health").0, 200);
+}
+
+#[test]
+fn the_port_for_probes_has_places_when_the_other_one_has_none() {
+    let server = Blocked::start(PATIENCE);
+    let _held: Vec<_> = (0..3).map(|_| TcpStream::connect(server.address).unwrap()).collect();
+    assert_ne!(get(server.address, "/health").0, 200);
+    for path in ["/health", "/health?ready", "/ping", "/ready"] {
+        assert_eq!(get(server.probes, path).0, 200, "{path}");
+    }
+    for path in ["/metrics", "/generate", "/"] {
+        let (status, text) = get(server.probes, path);
+        assert!(status == 404 && text.ends_with("only"), "{text}");
+    }
+}
+
+#[test]
+fn a_stuck_server_that_is_asked_to_end_is_ended() {
+    let server = Blocked::start(QUICK);
+    let _held = server.block();
+    server.signals.unbounded_send(()).unwrap();
+    assert_eq!(server.forced.recv_timeout(PATIENCE), Ok(ForcedEnd::Stuck));
+}
+
+#[test]
+fn asking_twice_ends_a_server_at_once() {
+    let server = Blocked::start(PATIENCE);
+    server.signals.unbounded_send(()).unwrap();
+    server.signals.unbounded_send(()).unwrap();
+    assert_eq!(server.forced.recv_timeout(PATIENCE), Ok(ForcedEnd::AskedTwice));
+}
