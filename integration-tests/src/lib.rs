@@ -18,7 +18,7 @@ pub use cards::{SMALL, has_simulated_cards, start_small};
 pub use client::{Answer, Stream, post, post_with, stream};
 pub use model::{ModelCopy, TILDE};
 pub use raw::{Attack, Outcome, attack, raw_post};
-pub use server::{Server, binary, cpu_seconds, resident_bytes, shards_of, signal};
+pub use server::{Server, binary, cpu_seconds, grammar_workers_of, resident_bytes, shards_of, signal};
 pub use story::long_story;
 pub use victim::{Latencies, Victim};
 pub use worker::{SecretFile, Worker, free_port};

@@ -195,11 +195,24 @@ pub fn signal(pid: u32, name: &str) {
 
 /// Process ids of the shards that the server `pid` has started.
 pub fn shards_of(pid: u32) -> Vec<u32> {
-    let children = Command::new("ps").args(["-o", "pid=", "--ppid", &pid.to_string()]).output().unwrap();
-    String::from_utf8_lossy(&children.stdout)
-        .split_whitespace()
-        .filter_map(|word| word.parse().ok())
-        .collect()
+    children_of(pid, "shard")
+}
+
+/// Process ids of the processes in which the server `pid` tries grammars.
+pub fn grammar_workers_of(pid: u32) -> Vec<u32> {
+    children_of(pid, "grammar-worker")
+}
+
+/// Process ids of the children that run this command of the binary.
+fn children_of(pid: u32, command: &str) -> Vec<u32> {
+    let children =
+        Command::new("ps").args(["-ww", "-o", "pid=,args=", "--ppid", &pid.to_string()]).output().unwrap();
+    let of_line = |line: &str| {
+        let mut words = line.split_whitespace();
+        let pid = words.next()?.parse().ok()?;
+        (words.nth(1) == Some(command)).then_some(pid)
+    };
+    String::from_utf8_lossy(&children.stdout).lines().filter_map(of_line).collect()
 }
 
 /// User and system time of a process, in seconds.

@@ -68,6 +68,9 @@ pub(crate) enum Command {
     /// Print how many cards can be used, or why none (started by the other commands)
     #[command(hide = true)]
     Cards,
+    /// Try grammars of clients for a router, under limits of time and memory (started by the other commands)
+    #[command(hide = true)]
+    GrammarWorker,
     /// Compute one rank of a model for a router (started by the other commands)
     #[command(hide = true)]
     Shard(Box<ShardArgs>),

@@ -8,6 +8,7 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use millrace_router::assets::Assets;
 use millrace_router::engine::{self, Bounds, Engine, EngineConfig, ShardCommand, State};
+use millrace_router::grammar::WorkerCommand;
 use millrace_router::service::{Limits, ModelInfo, Service};
 use tokio::task::JoinHandle;
 
@@ -54,8 +55,11 @@ impl Stack {
         if let Some(path) = &model.tokenizer_config_path {
             assets = assets.with_tokenizer_config(path).context("--tokenizer-config-path")?;
         }
+        let program = own_executable()?;
+        let worker = WorkerCommand { program: program.clone(), args: vec!["grammar-worker".into()] };
+        let limits = Limits { grammar_worker: Some(worker), ..limits };
         let command = ShardCommand {
-            program: own_executable()?,
+            program,
             args: [shard_flags(model, engine), leader.as_ref().map_or_else(Vec::new, Leader::shard_flags)]
                 .concat(),
             env: shard_environment(engine),

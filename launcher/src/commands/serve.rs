@@ -54,6 +54,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         payload_limit: http.payload_limit,
         validation_workers: http.validation_workers,
         grammar_support: !http.disable_grammar_support,
+        // The stack knows the program.
+        grammar_worker: None,
         tool_format: http.tool_call_parser,
         pooling: http.pooling,
         watermark: Watermark { gamma: http.watermark_gamma, delta: http.watermark_delta },

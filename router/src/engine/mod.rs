@@ -60,6 +60,7 @@ pub use millrace_proto::{MemoryItem, Ready};
 pub use self::admission::{Bounds, Permit};
 pub use self::children::{ShardCommand, Unreaped};
 pub use self::constraint::Constraint;
+pub(crate) use self::constraint::thread_time;
 pub use self::gate::OtherNodes;
 pub use self::handle::{
     Engine, Event, Failure, Finish, Generation, Mask, Pooling, Priority, PromptToken, Refused, Request,

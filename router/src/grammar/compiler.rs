@@ -1,80 +1,45 @@
-//! From a grammar to a parser. Compiling a stranger's grammar is work that the stranger chooses; so there are few at a
-//! time, each bounded in size, work and memory, on threads of their own. What was compiled is kept for the next request.
+//! Compiles the grammars of clients for one model: few at a time, within bounds, and each only once.
+//!
+//! ```text
+//! bounds ─► cache ─► join others who wait for the same ─► queue ─► quick lane ─► router's own parser
+//!                                                                     └─► slow lane ─┘
+//! ```
+//!
+//! A grammar first has a place in the quick lane. One that does not fit there within [`QUICK`] has to find a free
+//! place in the slow lane, or is refused for now: so grammars that take seconds never hold up the others.
 
-use std::collections::VecDeque;
+use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
-use llguidance::api::{ParserLimits, TopLevelGrammar};
-use llguidance::{JsonCompileOptions, Matcher, ParserFactory};
-use serde_json::Value;
-use tokio::sync::{Semaphore, oneshot};
-use toktrie::InferenceCapabilities;
+use futures::FutureExt;
+use futures::future::{BoxFuture, Shared};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::time::timeout;
 
-use super::walk::mask_of;
-use super::{Grammar, GrammarError, bounds, vocabulary};
-use crate::engine::Mask;
+use super::cache::{Cache, Key, Keys, Outcome};
+use super::parser::{Factory, STACK};
+use super::vocabulary::Vocabulary;
+use super::worker::{Pool, WorkerCommand, job_bytes};
+use super::{Compiled, Grammar, GrammarError, bounds, meter};
 use crate::text::Tokenizer;
 
-/// Grammars that are compiled at the same time. One that outlasts the client's patience still counts.
-const WORKERS: usize = 2;
-/// How long a client waits for its turn.
+/// Grammars that are checked against the bounds at the same time.
+const CHECKS: usize = 4;
+/// Places in the quick lane.
+const QUICK_PLACES: usize = 2;
+/// Places in the slow lane.
+const SLOW_PLACES: usize = 1;
+/// How long a grammar may stay in the quick lane.
+const QUICK: Duration = Duration::from_millis(500);
+/// Grammars that may wait for a place.
+const MOST_WAITING: usize = 64;
+/// How long a grammar waits for a place.
 const TURN: Duration = Duration::from_secs(10);
-/// How long a grammar may take. The limits below end the work itself, mostly far earlier.
+/// How long a client waits for the router's own parser. With workers the router compiles only what has fitted
+/// there, and comes to an end far earlier.
 const TIME: Duration = Duration::from_secs(5);
-/// Grammars that are kept, and bytes of their texts.
-const KEPT: usize = 64;
-const KEPT_BYTES: usize = 1 << 20;
-/// Grammars are compiled recursively.
-pub(super) const STACK: usize = 64 << 20;
-
-/// Between two parts of JSON there may be so much white space: enough for pretty printing, too little to fill an answer with.
-const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,20}";
-
-/// Bounds on work and memory of a grammar and of each request that follows it.
-fn limits() -> ParserLimits {
-    ParserLimits {
-        max_items_in_row: 2000,
-        initial_lexer_fuel: 1_000_000,
-        step_lexer_fuel: 200_000,
-        step_max_items: 50_000,
-        // One or two kilobytes each.
-        max_lexer_states: 20_000,
-        max_grammar_size: 200_000,
-        precompute_large_lexemes: false,
-        verbose_errors: false,
-    }
-}
-
-/// A grammar that can be followed, by any number of requests.
-pub struct Compiled {
-    /// Never advanced; each request has its own copy.
-    prototype: Mutex<Matcher>,
-    first: Mask,
-    vocab_size: u32,
-}
-
-impl fmt::Debug for Compiled {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Compiled").field("vocab_size", &self.vocab_size).finish_non_exhaustive()
-    }
-}
-
-impl Compiled {
-    /// The tokens that may come first.
-    pub fn first(&self) -> Mask {
-        self.first.clone()
-    }
-
-    pub(super) fn vocab_size(&self) -> u32 {
-        self.vocab_size
-    }
-
-    pub(super) fn matcher(&self) -> Matcher {
-        self.prototype.lock().unwrap_or_else(PoisonError::into_inner).deep_clone()
-    }
-}
 
 /// Compiles grammars for one model. Clones are the same compiler.
 #[derive(Clone)]
@@ -84,9 +49,46 @@ struct Inner {
     tokenizer: Tokenizer,
     eos: Arc<[u32]>,
     /// Made with the first grammar, when the size of the model's vocabulary is known.
-    factory: OnceLock<Result<ParserFactory, GrammarError>>,
-    workers: Arc<Semaphore>,
-    kept: Mutex<Kept>,
+    model: OnceLock<Result<Model, GrammarError>>,
+    keys: Keys,
+    cache: Mutex<Cache>,
+    running: Mutex<HashMap<Key, Running>>,
+    checks: Arc<Semaphore>,
+    queue: Semaphore,
+    quick: Arc<Semaphore>,
+    slow: Arc<Semaphore>,
+    /// Where grammars are tried; without it they are compiled in this process alone.
+    workers: Option<Pool>,
+}
+
+/// What the router and its workers compile for.
+struct Model {
+    factory: Factory,
+    /// The vocabulary as workers take it.
+    vocabulary: Vec<u8>,
+}
+
+/// A grammar that has passed the bounds.
+struct Job {
+    key: Key,
+    grammar: Grammar,
+    vocab_size: u32,
+    /// The grammar as workers take it.
+    bytes: Vec<u8>,
+}
+
+/// A grammar that somebody waits for.
+#[derive(Clone)]
+struct Running {
+    outcome: Shared<BoxFuture<'static, Outcome>>,
+    /// Everybody who waits holds a copy.
+    interest: Arc<()>,
+}
+
+/// A place in one of the lanes.
+struct Place {
+    permit: OwnedSemaphorePermit,
+    is_slow: bool,
 }
 
 impl fmt::Debug for Compiler {
@@ -95,26 +97,28 @@ impl fmt::Debug for Compiler {
     }
 }
 
-/// A kind of grammar and its text.
-type Key = (std::mem::Discriminant<Grammar>, String);
-
-/// The grammars that were used last, the newest at the end.
-#[derive(Default)]
-struct Kept {
-    grammars: VecDeque<(Key, Arc<Compiled>)>,
-    bytes: usize,
-}
-
 impl Compiler {
-    /// A compiler for a model whose texts end with one of `eos`.
+    /// A compiler for a model whose texts end with one of `eos`. All work is done in this process, so only the
+    /// limits of llguidance bound its time and memory.
     pub fn new(tokenizer: Tokenizer, eos: Arc<[u32]>) -> Self {
-        let workers = Arc::new(Semaphore::new(WORKERS));
+        Self::with_workers(tokenizer, eos, None)
+    }
+
+    /// As [`new`](Self::new); grammars are tried in processes that `command` starts, if it is given.
+    pub fn with_workers(tokenizer: Tokenizer, eos: Arc<[u32]>, command: Option<WorkerCommand>) -> Self {
+        meter::describe();
         Compiler(Arc::new(Inner {
             tokenizer,
             eos,
-            factory: OnceLock::new(),
-            workers,
-            kept: Mutex::default(),
+            model: OnceLock::new(),
+            keys: Keys::default(),
+            cache: Mutex::default(),
+            running: Mutex::default(),
+            checks: Arc::new(Semaphore::new(CHECKS)),
+            queue: Semaphore::new(MOST_WAITING),
+            quick: Arc::new(Semaphore::new(QUICK_PLACES)),
+            slow: Arc::new(Semaphore::new(SLOW_PLACES)),
+            workers: command.map(Pool::new),
         }))
     }
 
@@ -123,154 +127,189 @@ impl Compiler {
     /// # Errors
     /// [`GrammarError`] says what is wrong with it.
     pub async fn compile(&self, grammar: &Grammar, vocab_size: u32) -> Result<Arc<Compiled>, GrammarError> {
-        let key = (std::mem::discriminant(grammar), bounds::check(grammar)?);
-        if let Some(known) = self.kept().get(&key) {
-            return Ok(known);
-        }
-        let turn = tokio::time::timeout(TURN, self.0.workers.clone().acquire_owned());
-        let Ok(Ok(permit)) = turn.await else { return Err(GrammarError::Busy) };
-        // Somebody else may have asked for the same meanwhile.
-        if let Some(known) = self.kept().get(&key) {
-            return Ok(known);
-        }
-        let (done, result) = oneshot::channel();
+        let outcome = match self.look_up(grammar, vocab_size).await {
+            Ok(Looked::Known(outcome)) => outcome,
+            Ok(Looked::New(job)) => self.join(job).await,
+            Err(error) => Err(error),
+        };
+        outcome.inspect_err(meter::refused)
+    }
+
+    /// Finds the grammar in the cache, or checks it against the bounds. Only its size is looked at on this thread.
+    async fn look_up(&self, grammar: &Grammar, vocab_size: u32) -> Result<Looked, GrammarError> {
+        bounds::size_within(grammar)?;
+        let permit = self.0.checks.clone().acquire_owned().await.map_err(|_| GrammarError::Busy)?;
         let (compiler, grammar) = (self.clone(), grammar.clone());
+        let check = move || {
+            // Held by the work itself: a client that leaves does not free a place that is in use.
+            let _permit = permit;
+            let bytes = job_bytes(&grammar, vocab_size);
+            let key = compiler.0.keys.of(&bytes);
+            if let Some(known) = compiler.cache().get(key) {
+                return Ok(Looked::Known(known));
+            }
+            bounds::check(&grammar)?;
+            Ok(Looked::New(Job { key, grammar, vocab_size, bytes }))
+        };
+        tokio::task::spawn_blocking(check).await.unwrap_or_else(|_| Err(not_understood()))
+    }
+
+    /// Waits for the outcome of a grammar together with all others who want the same.
+    async fn join(&self, job: Job) -> Outcome {
+        let Running { outcome, interest } = {
+            let mut running = self.running();
+            let key = job.key;
+            // It goes on when its client has left, and ends within the limits.
+            let start = || {
+                let interest = Arc::new(());
+                let task = tokio::spawn(self.clone().work(job, interest.clone()));
+                let outcome = async move { task.await.unwrap_or_else(|_| Err(not_understood())) };
+                Running { outcome: outcome.boxed().shared(), interest }
+            };
+            running.entry(key).or_insert_with(start).clone()
+        };
+        let outcome = outcome.await;
+        drop(interest);
+        outcome
+    }
+
+    async fn work(self, job: Job, interest: Arc<()>) -> Outcome {
+        let key = job.key;
+        let outcome = match self.place(key, &interest).await {
+            Ok(place) => self.attempt(job, place).await,
+            Err(error) => Err(error),
+        };
+        let mut running = self.running();
+        // Somebody may have begun anew after the grammar was given up.
+        if running.get(&key).is_some_and(|running| Arc::ptr_eq(&running.interest, &interest)) {
+            running.remove(&key);
+        }
+        outcome
+    }
+
+    /// A place in the quick lane.
+    ///
+    /// # Errors
+    /// [`GrammarError::Busy`] if none was free in time, or nobody waits for the grammar any more.
+    async fn place(&self, key: Key, interest: &Arc<()>) -> Result<Place, GrammarError> {
+        let queued = self.0.queue.try_acquire().map_err(|_| GrammarError::Busy)?;
+        let turn = timeout(TURN, self.0.quick.clone().acquire_owned()).await;
+        drop(queued);
+        let Ok(Ok(permit)) = turn else { return Err(GrammarError::Busy) };
+        let mut running = self.running();
+        // One copy is here, and one is with the entry itself.
+        if Arc::strong_count(interest) <= 2 {
+            running.remove(&key);
+            return Err(GrammarError::Busy);
+        }
+        Ok(Place { permit, is_slow: false })
+    }
+
+    /// Tries a grammar, compiles it and remembers what came of it.
+    async fn attempt(&self, job: Job, place: Place) -> Outcome {
+        let compiler = self.clone();
+        let model = move || compiler.model(job.vocab_size).map(drop);
+        tokio::task::spawn_blocking(model).await.unwrap_or_else(|_| Err(not_understood()))?;
+        let place = self.try_out(&job, place).await?;
+        let (key, (done, result)) = (job.key, oneshot::channel());
+        let compiler = self.clone();
         let work = move || {
-            let compiled = compiler.compile_now(&grammar, vocab_size).map(Arc::new);
-            if let Ok(compiled) = &compiled {
-                compiler.kept().insert(key, compiled);
+            if place.is_slow {
+                // Other threads go first; without that it is only less polite.
+                let _ = rustix::process::setpriority_process(None, 5);
+            }
+            let outcome = compiler.compile_now(&job.grammar, job.vocab_size).map(Arc::new);
+            match &outcome {
+                Ok(compiled) => {
+                    meter::compiled();
+                    compiler.cache().keep(key, compiled);
+                }
+                Err(error) => compiler.cache().refuse(key, error, false),
             }
             // Given back by the work itself, not when its client has left.
-            drop(permit);
-            let _ = done.send(compiled);
+            drop(place.permit);
+            let _ = done.send(outcome);
         };
-        std::thread::Builder::new()
-            .name("grammar".into())
-            .stack_size(STACK)
-            .spawn(work)
-            .map_err(|_| GrammarError::Busy)?;
-        match tokio::time::timeout(TIME, result).await {
-            Ok(Ok(compiled)) => compiled,
-            Ok(Err(_)) => Err(GrammarError::Invalid("it could not be compiled".into())),
+        let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK);
+        thread.spawn(work).map_err(|_| GrammarError::Busy)?;
+        match timeout(TIME, result).await {
+            Ok(Ok(outcome)) => outcome,
+            Ok(Err(_)) => Err(not_understood()),
             Err(_) => {
                 let why = format!("it takes longer than {} s to compile", TIME.as_secs());
-                Err(GrammarError::TooComplex(why))
+                let error = GrammarError::TooComplex(why);
+                self.cache().refuse(key, &error, true);
+                Err(error)
             }
         }
     }
 
-    /// Compiles a grammar on this thread, which needs a deep stack. llguidance catches its own panics.
+    /// Tries a grammar in a worker, if there are any. Returns the place in whose lane it has ended up.
+    ///
+    /// # Errors
+    /// Why the grammar is refused.
+    async fn try_out(&self, job: &Job, mut place: Place) -> Result<Place, GrammarError> {
+        let Some(workers) = &self.0.workers else { return Ok(place) };
+        let vocabulary = &self.model(job.vocab_size)?.vocabulary;
+        let trial = workers.worker(vocabulary).await?.run(&job.bytes);
+        tokio::pin!(trial);
+        let result = match timeout(QUICK, &mut trial).await {
+            Ok(result) => result,
+            Err(_) => {
+                let permit = self.0.slow.clone().try_acquire_owned().map_err(|_| GrammarError::Busy)?;
+                place = Place { permit, is_slow: true };
+                trial.await
+            }
+        };
+        match result {
+            Ok(()) => Ok(place),
+            Err((error, unlucky)) => {
+                self.cache().refuse(job.key, &error, unlucky);
+                Err(error)
+            }
+        }
+    }
+
+    /// Compiles a grammar on this thread, which needs a deep stack.
     pub(super) fn compile_now(&self, grammar: &Grammar, vocab_size: u32) -> Result<Compiled, GrammarError> {
-        let factory =
-            self.0.factory.get_or_init(|| self.factory(vocab_size)).as_ref().map_err(Clone::clone)?;
-        let parser = factory.create_parser(source(grammar)?);
-        let mut matcher = Matcher::new(Ok(parser.map_err(|error| invalid(&error))?));
-        let first = matcher.compute_mask_or_eos().map_err(|error| invalid(&error))?;
-        let first = mask_of(&first, vocab_size)
-            .ok_or_else(|| GrammarError::Invalid("no text of this vocabulary begins like that".into()))?;
-        Ok(Compiled { prototype: Mutex::new(matcher), first, vocab_size })
+        self.model(vocab_size)?.factory.compile(grammar, vocab_size)
     }
 
-    fn factory(&self, vocab_size: u32) -> Result<ParserFactory, GrammarError> {
-        let Inner { tokenizer, eos, .. } = &*self.0;
-        let vocabulary = vocabulary::vocabulary(tokenizer, eos, tokenizer.size().min(vocab_size))?;
-        let slices = llguidance::earley::SlicedBiasComputer::general_slices();
-        let mut factory = ParserFactory::new(&vocabulary, InferenceCapabilities::default(), &slices)
-            .map_err(|error| invalid(&error))?;
-        *factory.limits_mut() = limits();
-        factory.quiet();
-        Ok(factory)
+    /// The model; made on this thread if this is the first grammar, which takes some time.
+    fn model(&self, vocab_size: u32) -> Result<&Model, GrammarError> {
+        let make = || {
+            let Inner { tokenizer, eos, .. } = &*self.0;
+            let vocabulary = Vocabulary::new(tokenizer, eos, tokenizer.size().min(vocab_size))?;
+            let factory = Factory::new(&vocabulary)?;
+            let bytes = if self.0.workers.is_some() { vocabulary.to_bytes() } else { Vec::new() };
+            Ok(Model { factory, vocabulary: bytes })
+        };
+        self.0.model.get_or_init(make).as_ref().map_err(Clone::clone)
     }
 
-    fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
-        self.0.kept.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Kept {
-    fn get(&mut self, key: &Key) -> Option<Arc<Compiled>> {
-        let index = self.grammars.iter().position(|(known, _)| known == key)?;
-        let found = self.grammars.remove(index)?;
-        let compiled = found.1.clone();
-        self.grammars.push_back(found);
-        Some(compiled)
+    fn cache(&self) -> MutexGuard<'_, Cache> {
+        self.0.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn insert(&mut self, key: Key, compiled: &Arc<Compiled>) {
-        if self.get(&key).is_some() {
-            return;
-        }
-        self.bytes += key.1.len();
-        self.grammars.push_back((key, compiled.clone()));
-        while self.grammars.len() > KEPT || self.bytes > KEPT_BYTES {
-            let Some((oldest, _)) = self.grammars.pop_front() else { break };
-            self.bytes -= oldest.1.len();
-        }
+    fn running(&self) -> MutexGuard<'_, HashMap<Key, Running>> {
+        self.0.running.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Places that are free in the quick and in the slow lane.
+    #[cfg(test)]
+    pub(super) fn free_places(&self) -> (usize, usize) {
+        (self.0.quick.available_permits(), self.0.slow.available_permits())
     }
 }
 
-fn source(grammar: &Grammar) -> Result<TopLevelGrammar, GrammarError> {
-    Ok(match grammar {
-        Grammar::Json(schema) => TopLevelGrammar::from_json_schema(with_options(schema, false)?),
-        Grammar::Regex(expression) => TopLevelGrammar::from_regex(unanchored(expression)),
-        Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
-        Grammar::Calls { rules, schemas, answer } => {
-            let mut text = rules.clone();
-            for (name, schema) in schemas {
-                text += &format!("{name}: %json {}\n", with_options(schema, true)?);
-            }
-            if let Some(schema) = answer {
-                text += &format!("answer: %json {}\n", with_options(schema, false)?);
-            }
-            TopLevelGrammar::from_lark(text)
-        }
-    })
+/// What is known of a grammar before any work.
+enum Looked {
+    /// It was tried before.
+    Known(Outcome),
+    /// It was not.
+    New(Job),
 }
 
-/// A schema that says how it is to be taken. What a client has said of that is overwritten.
-fn with_options(schema: &Value, lenient: bool) -> Result<Value, GrammarError> {
-    let mut schema = match schema {
-        // True allows everything; and only an object can carry options.
-        Value::Bool(true) => serde_json::json!({}),
-        Value::Object(_) => schema.clone(),
-        _ => return Err(GrammarError::Invalid("a JSON schema is an object".into())),
-    };
-    let options = JsonCompileOptions {
-        whitespace_pattern: Some(WHITE_SPACE.into()),
-        // Exactly one is not to be had from a grammar; one at least is.
-        coerce_one_of: true,
-        lenient,
-        ..Default::default()
-    };
-    options.apply_to(&mut schema);
-    Ok(schema)
-}
-
-/// An expression is matched as a whole anyway; that it says so itself is no fault.
-fn unanchored(expression: &str) -> &str {
-    let expression = expression.strip_prefix('^').unwrap_or(expression);
-    match expression.strip_suffix('$') {
-        // An escaped dollar is one of the text.
-        Some(rest) if rest.chars().rev().take_while(|&c| c == '\\').count() % 2 == 0 => rest,
-        _ => expression,
-    }
-}
-
-fn invalid(error: &anyhow::Error) -> GrammarError {
-    GrammarError::Invalid(described(error))
-}
-
-/// The first line of an error, which is meant for the author of the grammar; what follows is about the parser's insides.
-pub(super) fn described(error: &anyhow::Error) -> String {
-    const LONGEST: usize = 300;
-    let text = error.to_string();
-    let line = text.lines().next().unwrap_or_default().trim();
-    if line.starts_with("panic:") {
-        return "it could not be understood".into();
-    }
-    // The parser has come to its end before anything was written.
-    if line.starts_with("NoExtension") {
-        return "there is no text that it describes".into();
-    }
-    line.chars().take(LONGEST).collect()
+fn not_understood() -> GrammarError {
+    GrammarError::Invalid("it could not be compiled".into())
 }

@@ -16,8 +16,11 @@ const MOST_PARTS: usize = 1000;
 /// References to references.
 const LONGEST_CHAIN: usize = 64;
 
-/// Values looked at in all, however often references lead to them.
+/// Values looked at in all, however often references lead to them. A long text counts as several values,
+/// because following a reference and comparing expressions takes time in proportion to their length.
 const MOST_VISITS: usize = 200_000;
+/// Bytes of text that count as a value.
+const BYTES_PER_VISIT: usize = 64;
 
 /// Keywords that stand beside others without meaning more than them.
 const SHAPES: [&str; 8] = [
@@ -69,10 +72,19 @@ impl<'a> Walk<'a> {
         }
     }
 
+    /// Counts looks at so many values, and at a text of so many bytes.
+    fn visit(&mut self, values: usize, bytes: usize) -> Result<(), GrammarError> {
+        self.visits += values + bytes / BYTES_PER_VISIT;
+        match self.visits > MOST_VISITS {
+            true => Err(too_complex("its references lead to too many places")),
+            false => Ok(()),
+        }
+    }
+
     /// How many schemas there are for one value.
     fn parts(&mut self, schema: &'a Value, chain: usize) -> Result<usize, GrammarError> {
-        self.visits += 1;
-        let Some(chain) = chain.checked_sub(1).filter(|_| self.visits <= MOST_VISITS) else {
+        self.visit(1, 0)?;
+        let Some(chain) = chain.checked_sub(1) else {
             return Err(too_complex("its references lead too far"));
         };
         let mut parts = 1usize;
@@ -82,6 +94,7 @@ impl<'a> Walk<'a> {
             }
         }
         if let Some(Value::String(to)) = schema.get("$ref") {
+            self.visit(0, to.len())?;
             let known = self.parts.get(to.as_str()).copied();
             let behind = match (known, to.strip_prefix('#').and_then(|to| self.root.pointer(to))) {
                 (Some(known), _) => known,
@@ -103,17 +116,18 @@ impl<'a> Walk<'a> {
     fn expressions(&mut self, schema: &'a Value) -> Result<HashSet<&'a str>, GrammarError> {
         let (mut found, mut referred, mut open) = (HashSet::new(), HashSet::new(), vec![schema]);
         while let Some(value) = open.pop() {
-            self.visits += 1;
-            if self.visits > MOST_VISITS {
-                return Err(too_complex("its references lead to too many places"));
-            }
+            self.visit(1, 0)?;
             match value {
                 Value::Object(fields) => {
                     for (name, value) in fields {
+                        self.visit(0, value.as_str().map_or(0, str::len))?;
                         match (name.as_str(), value) {
                             ("pattern" | "format", Value::String(text)) => drop(found.insert(text.as_str())),
                             ("patternProperties", Value::Object(patterns)) => {
-                                found.extend(patterns.keys().map(String::as_str));
+                                for pattern in patterns.keys() {
+                                    self.visit(1, pattern.len())?;
+                                    found.insert(pattern.as_str());
+                                }
                             }
                             ("$ref", Value::String(to)) if referred.insert(to.as_str()) => {
                                 open.extend(to.strip_prefix('#').and_then(|to| self.root.pointer(to)));

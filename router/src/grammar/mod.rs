@@ -6,28 +6,43 @@
 //!
 //! | file | its job |
 //! |---|---|
-//! | `bounds` | what is too large before it is even tried |
-//! | `intersections` | a bound of its own: expressions for the same text |
+//! | `bounds` | refuses what is too large, before anything is compiled |
+//! | `expression` | bounds on regular expressions |
+//! | `lark` | bounds on Lark grammars, and on the schemas and expressions in them |
+//! | `intersections` | bounds on expressions for the same text |
 //! | `vocabulary` | the model's tokens as llguidance takes them |
-//! | `compiler` | from a grammar to a parser: bounded in number, time and memory, and cached |
+//! | `compiler` | from a grammar to a parser: few at a time, fairly, each grammar once |
+//! | `worker` | processes in which grammars are tried under limits of time and memory |
+//! | `parser` | compiles one grammar on this thread |
+//! | `cache` | parsers and refusals that are remembered |
 //! | `walk` | one request's way through a grammar |
+//! | `meter` | what this module tells `/metrics` |
 
 mod bounds;
+mod cache;
 mod compiler;
+mod expression;
 mod intersections;
+mod lark;
+mod meter;
+mod parser;
 mod vocabulary;
 mod walk;
+pub mod worker;
 
 #[cfg(test)]
 mod tests;
 
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use compiler::{Compiled, Compiler};
+pub use compiler::Compiler;
+pub use parser::Compiled;
 pub use walk::Walk;
+pub use worker::WorkerCommand;
 
 /// What a text must be.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Grammar {
     /// JSON that this schema describes.
     Json(Value),

@@ -8,7 +8,7 @@ use rand::{Rng, SeedableRng};
 use serde_json::{Map, Value, json};
 
 use super::*;
-use crate::engine::{Constraint, Mask};
+use crate::engine::{Constraint, Mask, thread_time};
 use crate::test_support::{self, EOS};
 use crate::text::Tokenizer;
 
@@ -300,18 +300,12 @@ fn hostile() -> Vec<Grammar> {
     schemas.chain(expressions).chain(larks.into_iter().map(Grammar::Lark)).collect()
 }
 
-/// What this thread has computed: however busy the machine is, a grammar takes the same.
-fn computed() -> Duration {
-    let stat = std::fs::read_to_string("/proc/thread-self/schedstat").unwrap();
-    Duration::from_nanos(stat.split(' ').next().unwrap().parse().unwrap())
-}
-
 /// Compiles a grammar and follows it for a while. Nothing if it is refused.
 fn follow(compiler: &Compiler, grammar: &Grammar) -> Option<()> {
     let name: String = format!("{grammar:?}").chars().take(100).collect();
-    let since = computed();
+    let since = thread_time();
     let compiled = bounds::check(grammar).and_then(|_| compiler.compile_now(grammar, VOCAB));
-    let took = computed() - since;
+    let took = thread_time() - since;
     assert!(took < Duration::from_secs(5), "{name}: compiled for {took:?}");
     let compiled = compiled.inspect_err(|error| assert!(error.to_string().len() < 400, "{error}")).ok()?;
     let mut mask = compiled.first();
@@ -322,9 +316,9 @@ fn follow(compiler: &Compiler, grammar: &Grammar) -> Option<()> {
         if token == EOS {
             break;
         }
-        let since = computed();
+        let since = thread_time();
         let advanced = walk.advance(token);
-        let took = computed() - since;
+        let took = thread_time() - since;
         assert!(took < Duration::from_secs(1), "{name}: {took:?} for a token");
         let Ok(next) = advanced else { break };
         mask = next;
@@ -340,7 +334,7 @@ fn a_hostile_grammar_costs_an_error_at_most() {
         let followed = grammars.iter().filter_map(|grammar| follow(&compiler, grammar)).count();
         (grammars.len() - followed, followed)
     };
-    let thread = std::thread::Builder::new().stack_size(compiler::STACK).spawn(all).unwrap();
+    let thread = std::thread::Builder::new().stack_size(parser::STACK).spawn(all).unwrap();
     let (refused, followed) = thread.join().unwrap();
     assert!(refused > 25 && followed > 15, "{refused} refused, {followed} followed");
 }
@@ -365,4 +359,81 @@ async fn many_patterns_are_fine_where_each_is_for_a_text_of_its_own() {
     };
     let schema = json!({"type": "object", "properties": object((1..40).map(property)), "required": ["p1"]});
     assert!(compile(&Grammar::Json(schema)).await.is_ok());
+}
+
+/// The grammars of hostile requests that reach compiling only inside of others.
+fn hostile_inside() -> Vec<Grammar> {
+    let patterns = |count: usize| {
+        let pattern = |i: usize| json!({"pattern": format!("^(.*[a-c].{{{}}}[d-f].*)$", 5 + i)});
+        json!({"type": "string", "allOf": (0..count).map(pattern).collect::<Vec<_>>()})
+    };
+    let chain = |length: usize| {
+        let links: String = (0..length).map(|i| format!("T{i}: \"a\" T{}\n", i + 1)).collect();
+        format!("start: T0\n{links}T{length}: \"b\"\n")
+    };
+    let larks = [
+        format!("start: %json {}", patterns(40)),
+        format!("start: \"a\" b\nb: %json {}\n", patterns(40)),
+        format!("start: %lark {{\n start: %json {}\n}}", patterns(40)),
+        format!("start: %json {}", json!({"type": "array", "minItems": 100_000})),
+        format!("start: /(a{{500}}){{500}}/"),
+        chain(15_000),
+        chain(1_000),
+    ];
+    larks.into_iter().map(Grammar::Lark).collect()
+}
+
+#[tokio::test]
+async fn a_grammar_inside_of_another_has_the_same_bounds() {
+    let compiler = compiler();
+    for grammar in hostile_inside() {
+        let since = std::time::Instant::now();
+        let error = compiler.compile(&grammar, VOCAB).await.unwrap_err();
+        assert!(matches!(error, GrammarError::TooComplex(_)), "{error}");
+        assert!(since.elapsed() < Duration::from_secs(2), "{error}: {:?}", since.elapsed());
+    }
+    assert_eq!(compiler.free_places(), (2, 1));
+}
+
+/// Braces were searched for their ends again and again: a minute for this one, on the thread that asks.
+#[tokio::test]
+async fn a_megabyte_of_braces_costs_nothing() {
+    let since = std::time::Instant::now();
+    for make in [Grammar::Regex as fn(String) -> Grammar, Grammar::Lark] {
+        for _ in 0..2 {
+            let error = compile(&make("{".repeat(1_900_000))).await.unwrap_err();
+            assert!(error.to_string().contains("bytes"), "{error}");
+        }
+    }
+    assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
+}
+
+#[tokio::test]
+async fn many_who_want_the_same_share_the_work() {
+    let compiler = compiler();
+    let grammar = Grammar::Json(json!({"type": "object", "properties": {"a": {"type": "string"}}}));
+    let all = futures::future::join_all((0..50).map(|_| compiler.compile(&grammar, VOCAB))).await;
+    let first = all[0].as_ref().unwrap();
+    assert!(all.iter().all(|compiled| Arc::ptr_eq(compiled.as_ref().unwrap(), first)));
+    assert_eq!(compiler.free_places(), (2, 1));
+}
+
+/// What it costs to follow a heavy grammar: no single mask may take long.
+#[test]
+fn the_worst_masks_are_bounded() {
+    let grammars = [
+        Grammar::Regex(
+            (0..12).map(|i| format!("(.*[a-c].{{{}}}[d-f].*)", 5 + i)).collect::<Vec<_>>().join("|"),
+        ),
+        Grammar::Regex("(a|b)*a(a|b){300}.*".into()),
+        Grammar::Lark("start: a+\na: \"x\" | \"x\" a | a \"x\"".into()),
+        Grammar::Lark("start: (a | b | c)*\na: /[a-z]+/\nb: /[a-m]+[n-z]*/\nc: /[a-z]{1,20}/".into()),
+    ];
+    let all = move || {
+        let compiler = compiler();
+        for grammar in grammars {
+            follow(&compiler, &grammar);
+        }
+    };
+    std::thread::Builder::new().stack_size(parser::STACK).spawn(all).unwrap().join().unwrap();
 }

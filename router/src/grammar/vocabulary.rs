@@ -1,4 +1,5 @@
-//! The model's tokens as llguidance takes them: the bytes that each adds to the text, and which of them are marks.
+//! The model's tokens as llguidance takes them: the bytes that each adds to the text, and which of them are
+//! special tokens. A worker process gets them as bytes.
 
 use std::sync::Arc;
 
@@ -7,32 +8,101 @@ use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 use super::GrammarError;
 use crate::text::Tokenizer;
 
-/// The vocabulary below `size`. The tokens of `eos` end a text.
-///
-/// # Errors
-/// [`GrammarError::Unsupported`] if the text of a sequence is not that of its tokens one after the other, or it cannot be
-/// ended.
-pub(super) fn vocabulary(tokenizer: &Tokenizer, eos: &[u32], size: u32) -> Result<TokEnv, GrammarError> {
-    if !tokenizer.is_plain() {
-        return Err(GrammarError::Unsupported(": the tokenizer writes between its tokens"));
+/// The tokens that a text can be made of.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Vocabulary {
+    /// The bytes of each token, by its id.
+    words: Vec<Vec<u8>>,
+    /// Tokens that end a text; there is at least one, and each is below the number of words.
+    eos: Vec<u32>,
+}
+
+impl Vocabulary {
+    /// The tokens with ids below `size`. The tokens of `eos` end a text.
+    ///
+    /// # Errors
+    /// [`GrammarError::Unsupported`] if the text of a sequence is not that of its tokens one after the other, or it
+    /// cannot be ended.
+    pub(super) fn new(tokenizer: &Tokenizer, eos: &[u32], size: u32) -> Result<Self, GrammarError> {
+        if !tokenizer.is_plain() {
+            return Err(GrammarError::Unsupported(": the tokenizer writes between its tokens"));
+        }
+        let eos: Vec<u32> = eos.iter().copied().filter(|&id| id < size).collect();
+        if eos.is_empty() {
+            return Err(GrammarError::Unsupported(": the model has no token that ends a text"));
+        }
+        let word = |id: u32| {
+            if tokenizer.is_special(id) || eos.contains(&id) {
+                // A special token is matched by name only; no text begins with this byte.
+                let name = tokenizer.vocabulary_text(id).unwrap_or_default();
+                return [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat();
+            }
+            match tokenizer.token_bytes(id) {
+                // A text of another encoding would look like a special token.
+                [TokTrie::SPECIAL_TOKEN_MARKER, ..] => Vec::new(),
+                bytes => bytes.to_vec(),
+            }
+        };
+        Ok(Vocabulary { words: (0..size).map(word).collect(), eos })
     }
-    let eos: Vec<u32> = eos.iter().copied().filter(|&id| id < size).collect();
-    let Some(&first) = eos.first() else {
-        return Err(GrammarError::Unsupported(": the model has no token that ends a text"));
-    };
-    let word = |id: u32| {
-        if tokenizer.is_special(id) || eos.contains(&id) {
-            // A mark is matched by name only; no text begins with this byte.
-            let name = tokenizer.vocabulary_text(id).unwrap_or_default();
-            return [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat();
+
+    /// The tokens as llguidance takes them.
+    pub(super) fn environment(&self) -> TokEnv {
+        // The number of words came from a u32.
+        let info = TokRxInfo::new(self.words.len() as u32, self.eos[0]);
+        let trie = TokTrie::from(&info, &self.words);
+        Arc::new(ApproximateTokEnv::new(trie.with_eos_tokens(&self.eos)))
+    }
+
+    /// The tokens as bytes. All numbers are u32 in little-endian order: the count of end tokens and their ids,
+    /// then the count of words, and each word after its length.
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        let number = |bytes: &mut Vec<u8>, number: usize| bytes.extend((number as u32).to_le_bytes());
+        number(&mut bytes, self.eos.len());
+        self.eos.iter().for_each(|&id| number(&mut bytes, id as usize));
+        number(&mut bytes, self.words.len());
+        for word in &self.words {
+            number(&mut bytes, word.len());
+            bytes.extend(word);
         }
-        match tokenizer.token_bytes(id) {
-            // A text of another encoding would look like a mark.
-            [TokTrie::SPECIAL_TOKEN_MARKER, ..] => Vec::new(),
-            bytes => bytes.to_vec(),
+        bytes
+    }
+
+    /// Reads what [`to_bytes`](Self::to_bytes) wrote; nothing if the bytes are something else.
+    pub(super) fn from_bytes(mut bytes: &[u8]) -> Option<Self> {
+        fn number(bytes: &mut &[u8]) -> Option<u32> {
+            let (number, rest) = bytes.split_first_chunk()?;
+            *bytes = rest;
+            Some(u32::from_le_bytes(*number))
         }
-    };
-    let words: Vec<Vec<u8>> = (0..size).map(word).collect();
-    let trie = TokTrie::from(&TokRxInfo::new(size, first), &words);
-    Ok(Arc::new(ApproximateTokEnv::new(trie.with_eos_tokens(&eos))))
+        let count = number(&mut bytes)?;
+        let eos: Vec<u32> = (0..count).map_while(|_| number(&mut bytes)).collect();
+        let size = number(&mut bytes)?;
+        let word = |_| {
+            let length = number(&mut bytes)? as usize;
+            let (word, rest) = bytes.split_at_checked(length)?;
+            bytes = rest;
+            Some(word.to_vec())
+        };
+        let words: Vec<Vec<u8>> = (0..size).map_while(word).collect();
+        let whole = bytes.is_empty() && words.len() == size as usize && eos.len() == count as usize;
+        (whole && !eos.is_empty() && eos.iter().all(|&id| id < size)).then_some(Vocabulary { words, eos })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::test_support::{self, EOS};
+
+    #[test]
+    fn bytes_become_the_same_vocabulary() {
+        let vocabulary = Vocabulary::new(&test_support::tokenizer(), &[EOS], EOS + 1).unwrap();
+        let bytes = vocabulary.to_bytes();
+        assert_eq!(Vocabulary::from_bytes(&bytes), Some(vocabulary));
+        for wrong in [&bytes[..bytes.len() - 1], &[&bytes[..], &[0]].concat(), &[255; 8], &[]] {
+            assert_eq!(Vocabulary::from_bytes(wrong), None);
+        }
+    }
 }

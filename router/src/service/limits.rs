@@ -4,6 +4,7 @@ use millrace_proto::{Ready, Watermark};
 
 use super::ServiceError;
 use crate::engine::Pooling;
+use crate::grammar::WorkerCommand;
 use crate::tools::Format;
 
 /// What clients may ask for; names and defaults are TGI's flags.
@@ -30,6 +31,8 @@ pub struct Limits {
     pub validation_workers: usize,
     /// Whether answers may be constrained by grammars.
     pub grammar_support: bool,
+    /// How the processes are started in which grammars are tried; without it they are compiled in this one.
+    pub grammar_worker: Option<WorkerCommand>,
     /// How the model writes calls of tools; found in its chat template if not given.
     pub tool_format: Option<Format>,
     /// How a prompt becomes a vector; the model's folder says it if this does not.
@@ -53,6 +56,7 @@ impl Default for Limits {
             payload_limit: 2_000_000,
             validation_workers: 2,
             grammar_support: true,
+            grammar_worker: None,
             tool_format: None,
             pooling: None,
             watermark: Watermark { gamma: 0.5, delta: 2.0 },

@@ -173,7 +173,8 @@ impl Service {
             ids => ids.into(),
         };
         let entrance = Semaphore::new(limits.max_concurrent_requests);
-        let grammars = Compiler::new(tokenizer.clone(), eos_ids.clone());
+        let grammars =
+            Compiler::with_workers(tokenizer.clone(), eos_ids.clone(), limits.grammar_worker.clone());
         let eos = eos_ids;
         Ok(Service(Arc::new(Inner {
             tokenizer,

@@ -6,7 +6,7 @@ use tokio::time::Instant;
 
 use super::{GATHER, SHUTTING_DOWN, Server};
 use crate::engine::admission::Permit;
-use crate::engine::constraint::{Advanced, Constraint};
+use crate::engine::constraint::{Advanced, Constraint, Followed};
 use crate::engine::handle::{Event, Failure, Request, Started};
 use crate::engine::meter;
 use crate::scheduler::{Impossible, RowFailure, SeqId};
@@ -18,7 +18,7 @@ pub(super) struct Open {
     started: bool,
     permit: Permit,
     /// What it may generate; nothing while that is worked out.
-    constraint: Option<Box<dyn Constraint>>,
+    constraint: Option<Followed>,
     /// Tokens that have come back, if it is constrained.
     generated: usize,
 }
@@ -81,6 +81,7 @@ impl Server<'_> {
                 Ok(id) => {
                     self.batch.opened.push((id, events.clone()));
                     let queued = Instant::now();
+                    let constraint = constraint.map(Followed::from);
                     self.waiting.push_back((id, queued));
                     let open = Open { events, queued, started: false, permit, constraint, generated: 0 };
                     self.open.insert(id, open);
@@ -103,7 +104,7 @@ impl Server<'_> {
 
     /// It is known what may follow a token.
     pub(super) fn release(&mut self, advanced: Advanced) {
-        let Advanced { id, generated, result } = advanced;
+        let Advanced { id, generated, result, .. } = advanced;
         // It may have been cancelled meanwhile.
         let Some(open) = self.open.get_mut(&id) else { return };
         match result {

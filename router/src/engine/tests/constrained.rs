@@ -1,6 +1,6 @@
 //! Requests under a constraint, and what becomes of the others.
 
-use std::sync::mpsc;
+use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
 use super::fake::{engine_over_all, serving};
@@ -114,4 +114,53 @@ async fn who_leaves_while_held_leaves_nothing() {
     all_get_what_they_get_alone(&engine).await;
     engine.drain();
     soon("the engine's end", engine.ended()).await;
+}
+
+/// Takes CPU time for each token.
+struct Spin(Duration);
+
+impl Constraint for Spin {
+    fn advance(&mut self, _: u32) -> Result<Mask, String> {
+        let since = crate::engine::thread_time();
+        while crate::engine::thread_time() - since < self.0 {
+            std::hint::spin_loop();
+        }
+        Ok(pretend_mask(&[], limits().vocab_size))
+    }
+}
+
+/// A constrained request of few blocks that ends with its last token only.
+fn endless(seed: u64) -> Request {
+    let mask = Some(pretend_mask(&[], limits().vocab_size));
+    Request { mask, stop_tokens: Arc::default(), ..request(seed, 10, 60) }
+}
+
+/// Heavy requests held up all others: each token of a light one waited for a token of each heavy one.
+#[tokio::test]
+async fn light_requests_do_not_wait_for_heavy_ones() {
+    let (engine, _task, _control, _shard) = serving(1 << 20).await;
+    let cost = Duration::from_millis(30);
+    let heavy = |seed| engine.submit_constrained(endless(seed), Box::new(Spin(cost))).unwrap();
+    let heavies: Vec<_> = (100..105).map(heavy).collect();
+    let mut busy: Vec<_> = heavies.into_iter().map(|generation| tokio::spawn(listen(generation))).collect();
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let light = constrained(5);
+    let before = busy.iter().filter(|heavy| !heavy.is_finished()).count();
+    let told = soon("a light answer", listen(submit(&engine, &light, Pretend::default()))).await;
+    assert_eq!(told, told_alone(&light));
+    // It has had 60 tokens meanwhile; in turn with the others all would have ended by now.
+    let after = busy.iter().filter(|heavy| !heavy.is_finished()).count();
+    assert!(before == 5 && after >= 3, "{before} heavy requests before, {after} after");
+    busy.iter_mut().for_each(|heavy| heavy.abort());
+}
+
+#[tokio::test]
+async fn a_request_whose_masks_take_too_much_time_ends_with_an_error() {
+    let (engine, _task, _control, _shard) = serving(1 << 20).await;
+    let spin = Box::new(Spin(Duration::from_millis(300)));
+    let told = listen(engine.submit_constrained(endless(7), spin).unwrap()).await;
+    assert_eq!(told.tokens.len(), 7);
+    let why = told.failed.unwrap_or_default();
+    assert!(why.starts_with("grammar is too complex: its masks took"), "{why}");
+    assert_eq!(engine.in_flight(), 0);
 }

@@ -1,0 +1,166 @@
+//! Grammars that are made to do harm. Each costs its client an error within seconds; the server keeps its memory,
+//! answers others meanwhile, and has no work left afterwards.
+#![cfg(target_os = "linux")]
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use millrace_integration_tests::{
+    Answer, Attack, Server, attack, cpu_seconds, grammar_workers_of, post, raw_post, resident_bytes, signal,
+};
+use serde_json::{Value, json};
+
+/// How long a refusal may take. The machine may be busy with much else.
+const PATIENCE: Duration = Duration::from_secs(25);
+/// Memory that all of it together may leave in the router.
+const MOST_GROWTH: u64 = 600 << 20;
+
+fn ask(server: &Server, kind: &str, text: &str) -> Answer {
+    let parameters = json!({"grammar": {"type": kind, "value": text}, "max_new_tokens": 4});
+    post(&server.url("/generate"), &json!({"inputs": "a", "parameters": parameters}))
+}
+
+/// A schema whose patterns must hold together: to see whether any text is left takes all memory.
+fn all_of(patterns: usize) -> Value {
+    let pattern = |i: usize| json!({"pattern": format!("^(.*[a-c].{{{}}}[d-f].*)$", 5 + i)});
+    json!({"type": "string", "allOf": (0..patterns).map(pattern).collect::<Vec<_>>()})
+}
+
+fn chain(length: usize) -> String {
+    let links: String = (0..length).map(|i| format!("T{i}: \"a\" T{}\n", i + 1)).collect();
+    format!("start: T0\n{links}T{length}: \"b\"\n")
+}
+
+/// Within all bounds, and still more than a worker may take: only its limits end it.
+fn beyond_the_limits(seed: usize) -> String {
+    let conjuncts = (0..8).map(|i| format!("/(.*[a-c].{{{}}}[d-f].*)/", 9 + i + seed));
+    format!("start: A\nA: {}\n", conjuncts.collect::<Vec<_>>().join(" & "))
+}
+
+#[test]
+fn hostile_grammars_cost_an_error_and_nothing_else() {
+    let server = Server::start(&[]);
+    let good = || ask(&server, "regex", "[0-9]{2}");
+    assert_eq!(good().status, 200);
+    let before = resident_bytes(server.pid());
+    let braces = "{".repeat(1_900_000);
+    let bombs = [
+        ("lark", format!("start: %json {}", all_of(40))),
+        ("lark", format!("start: %lark {{\n start: %json {}\n}}\n", all_of(40))),
+        ("lark", chain(15_000)),
+        ("regex", braces.clone()),
+        ("regex", braces.clone()),
+        ("lark", braces),
+        ("lark", beyond_the_limits(0)),
+        ("lark", beyond_the_limits(1)),
+        ("lark", beyond_the_limits(0)),
+    ];
+    let over = AtomicBool::new(false);
+    let slowest = std::thread::scope(|scope| {
+        let health = scope.spawn(|| {
+            let mut slowest = Duration::ZERO;
+            while !over.load(Ordering::Relaxed) {
+                let since = Instant::now();
+                assert_eq!(server.get("/health").0, 200);
+                slowest = slowest.max(since.elapsed());
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            slowest
+        });
+        let attacks: Vec<_> = bombs
+            .iter()
+            .map(|(kind, text)| {
+                let server = &server;
+                scope.spawn(move || {
+                    let since = Instant::now();
+                    (ask(server, kind, text), since.elapsed())
+                })
+            })
+            .collect();
+        for ((kind, text), attack) in bombs.iter().zip(attacks) {
+            let name: String = text.chars().take(60).collect();
+            let (answer, took) = attack.join().unwrap();
+            // Too many heavy grammars at a time are refused for now.
+            assert!(matches!(answer.status, 422 | 429), "{kind} {name}: {} {}", answer.status, answer.body);
+            assert!(took < PATIENCE, "{kind} {name}: {took:?}");
+        }
+        over.store(true, Ordering::Relaxed);
+        health.join().unwrap()
+    });
+    assert!(slowest < Duration::from_secs(5), "/health took {slowest:?}");
+    // Asked alone, none is put off: it is refused for good, and the second time at once.
+    let bomb = beyond_the_limits(2);
+    let answer = ask(&server, "lark", &bomb);
+    assert_eq!(answer.status, 422, "{}", answer.body);
+    let since = Instant::now();
+    assert_eq!(ask(&server, "lark", &bomb).status, 422);
+    assert!(since.elapsed() < Duration::from_secs(2), "{:?}", since.elapsed());
+    let (_, metrics) = server.get("/metrics");
+    let killed = metrics.lines().filter(|line| line.starts_with("millrace_grammar_workers_killed_total{"));
+    let killed: f64 = killed.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
+    assert!(killed >= 1.0, "{metrics}");
+
+    let grown = resident_bytes(server.pid()).saturating_sub(before);
+    assert!(grown < MOST_GROWTH, "the router has {} MiB more", grown >> 20);
+    nothing_is_computed(&server);
+    assert_eq!(good().status, 200);
+    assert_eq!(ask(&server, "regex", "[a-z]{3} new").status, 200);
+    assert!(!server.log().contains("panicked"), "{}", server.log());
+}
+
+/// Neither the router nor a worker uses the CPU. Others on this machine do not matter.
+fn nothing_is_computed(server: &Server) {
+    let used = || {
+        let workers = grammar_workers_of(server.pid());
+        cpu_seconds(server.pid()) + workers.into_iter().map(cpu_seconds).sum::<f64>()
+    };
+    server.wait_until("nothing is computed any more", |_| {
+        let before = used();
+        std::thread::sleep(Duration::from_millis(500));
+        used() - before < 0.1
+    });
+}
+
+#[test]
+fn workers_have_nothing_of_the_server_and_end_with_it() {
+    let server = Server::start_in(&[("A_SECRET_OF_THE_SERVER", "secret")], &[]);
+    assert_eq!(ask(&server, "regex", "a").status, 200);
+    let workers = grammar_workers_of(server.pid());
+    assert!((1..=2).contains(&workers.len()), "{workers:?}");
+    for &worker in &workers {
+        let files = std::fs::read_dir(format!("/proc/{worker}/fd")).unwrap();
+        let mut files: Vec<_> = files.map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+        files.sort();
+        assert_eq!(files, ["0", "1", "2"]);
+        let environment = std::fs::read_to_string(format!("/proc/{worker}/environ")).unwrap();
+        assert!(!environment.contains("secret"), "{environment}");
+        assert!(resident_bytes(worker) < 200 << 20, "{} MiB", resident_bytes(worker) >> 20);
+    }
+    // Another process may have ended it; the next grammar starts a new one.
+    workers.iter().for_each(|&worker| signal(worker, "KILL"));
+    assert_eq!(ask(&server, "regex", "b").status, 200);
+    // In the middle of a grammar, without a word from the router.
+    let parameters = json!({"grammar": {"type": "lark", "value": beyond_the_limits(3)}});
+    let body = json!({"inputs": "a", "parameters": parameters}).to_string();
+    let (address, request) = (server.address().to_owned(), raw_post("/generate", body.as_bytes()));
+    let asked = std::thread::spawn(move || attack(&address, &Attack::Write(request)));
+    server.wait_until("a worker is busy", |server| {
+        grammar_workers_of(server.pid()).into_iter().any(|worker| cpu_seconds(worker) > 0.5)
+            || asked.is_finished()
+    });
+    let workers = grammar_workers_of(server.pid());
+    signal(server.pid(), "KILL");
+    let _ = asked.join();
+    let since = Instant::now();
+    while workers.iter().any(|worker| is_running(*worker)) {
+        assert!(since.elapsed() < Duration::from_secs(10), "a worker lives on");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Whether a process exists and is not merely waiting to be collected.
+fn is_running(pid: u32) -> bool {
+    std::fs::read_to_string(format!("/proc/{pid}/stat"))
+        .is_ok_and(|stat| !stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X'])))
+}
