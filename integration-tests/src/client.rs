@@ -40,7 +40,16 @@ impl Answer {
 
 /// Posts JSON and reads the whole answer.
 pub fn post(url: &str, body: &Value) -> Answer {
-    let mut response = agent().post(url).send_json(body).unwrap();
+    post_with(url, &[], body)
+}
+
+/// The same with more headers.
+pub fn post_with(url: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
+    let mut request = agent().post(url);
+    for (name, value) in headers {
+        request = request.header(*name, *value);
+    }
+    let mut response = request.send_json(body).unwrap();
     let text = response.body_mut().read_to_string().unwrap();
     Answer {
         status: response.status().as_u16(),

@@ -8,15 +8,17 @@ mod client;
 mod raw;
 mod server;
 mod story;
+mod victim;
 mod worker;
 
 use std::path::PathBuf;
 
 pub use cards::{SMALL, has_simulated_cards, start_small};
-pub use client::{Answer, Stream, post, stream};
+pub use client::{Answer, Stream, post, post_with, stream};
 pub use raw::{Attack, Outcome, attack, raw_post};
 pub use server::{Server, binary, cpu_seconds, resident_bytes, shards_of, signal};
 pub use story::long_story;
+pub use victim::{Latencies, Victim};
 pub use worker::{SecretFile, Worker, free_port};
 
 /// A folder of the test data that does not belong to the repository, if `MILLRACE_TEST_DATA` names one.

@@ -54,8 +54,22 @@ impl Server {
         Server::spawn(&[], flags)
     }
 
+    /// As [`start`](Self::start), with a limit on the writable memory of each of its processes, in bytes: a process that
+    /// wants more is ended by its failed allocation, and the test fails.
+    pub fn start_limited(memory: u64, flags: &[&str]) -> Server {
+        let mut shell = Command::new("sh");
+        shell.args(["-c", &format!("ulimit -d {} && exec \"$0\" \"$@\"", memory >> 10)]).arg(binary());
+        let server = Server::spawn_from(shell, &[], flags);
+        server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
+        server
+    }
+
     fn spawn(variables: &[(&str, &str)], flags: &[&str]) -> Server {
-        let mut process = Command::new(binary())
+        Server::spawn_from(Command::new(binary()), variables, flags)
+    }
+
+    fn spawn_from(mut program: Command, variables: &[(&str, &str)], flags: &[&str]) -> Server {
+        let mut process = program
             .args(["serve", "--port", "0"])
             .args(flags)
             .env_remove("MODEL_ID")

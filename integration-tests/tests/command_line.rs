@@ -52,6 +52,8 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
         (&["serve", "--max-concurent-requests", "3"], &[], "--max-concurrent-requests"),
         (&["serve", "--api-key", ""], &[], "a key must not be empty"),
         (&["serve", "--api-key", "two words"], &[], "visible ASCII"),
+        (&["serve", "--api-key", "key priority=low"], &[], "only `priority=high` may follow it"),
+        (&["serve", "--max-best-of", "0"], &[], "--max-best-of"),
         (&["serve", "--api-key-file", "/nowhere/keys"], &[], "--api-key-file /nowhere/keys"),
         (&["serve", "--tls-cert", "/nowhere/cert.pem"], &[], "--tls-key"),
         (&["serve", "--tls-cert", "/nowhere/c.pem", "--tls-key", "/nowhere/k.pem"], &[], "/nowhere/c.pem"),

@@ -39,8 +39,16 @@ pub const REQUEST_INPUT_LENGTH: &str = "tgi_request_input_length";
 pub const REQUEST_SKIPPED_TOKENS: &str = "tgi_request_skipped_tokens";
 
 /// Values of the label `err`.
-const FAILURES: &[&str] =
-    &["validation", "template", "overloaded", "unavailable", "generation", "incomplete", "dropped"];
+const FAILURES: &[&str] = &[
+    "validation",
+    "forbidden",
+    "template",
+    "overloaded",
+    "unavailable",
+    "generation",
+    "incomplete",
+    "dropped",
+];
 
 /// Says what each metric means.
 pub fn describe() {

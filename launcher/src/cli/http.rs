@@ -4,9 +4,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use clap::Args;
-use millrace_router::http::{HeaderValue, PlatformRoutes};
+use millrace_router::http::{ApiKey, HeaderValue, PlatformRoutes};
 use millrace_router::serve::{Connections, Tls};
 
 use super::seconds;
@@ -39,9 +39,11 @@ pub(crate) struct HttpArgs {
     /// Seconds after which a request that still waits gets status 503; never when absent
     #[arg(long, env = "QUEUE_TIMEOUT", value_name = "SECONDS", value_parser = seconds)]
     pub(crate) queue_timeout: Option<f64>,
-    /// Largest `best_of` and `n` of a request
-    #[arg(long, env = "MAX_BEST_OF", default_value_t = 2, value_name = "N")]
-    pub(crate) max_best_of: usize,
+    /// Largest `best_of` and `n` of a request. When absent, `best_of` of TGI's routes is at most 2, and `n` and `best_of` of
+    /// OpenAI's routes are at most 16
+    #[arg(long, env = "MAX_BEST_OF", value_name = "N",
+          value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
+    pub(crate) max_best_of: Option<usize>,
     /// Stop sequences per request
     #[arg(long, env = "MAX_STOP_SEQUENCES", default_value_t = 4, value_name = "N")]
     pub(crate) max_stop_sequences: usize,
@@ -79,12 +81,17 @@ pub(crate) struct HttpArgs {
     #[arg(long, env = "WATERMARK_DELTA", default_value_t = 2.0, value_name = "LOGIT", value_parser = delta, allow_negative_numbers = true)]
     pub(crate) watermark_delta: f32,
     /// Require `Authorization: Bearer KEY` (or `x-api-key: KEY`) on every POST; any of them if there are several. May be repeated; commas
-    /// part keys
+    /// part keys. If some keys are written `KEY priority=high`, only they may ask for `priority` high
     #[arg(long, env = "API_KEY", hide_env_values = true, value_delimiter = ',', value_name = "KEY")]
     pub(crate) api_key: Vec<String>,
-    /// File with more such keys, one per line; lines that begin with # do not count
+    /// File with more such keys, one per line, each perhaps followed by ` priority=high`; lines that begin with # do not count
     #[arg(long, env = "API_KEY_FILE", value_name = "PATH")]
     pub(crate) api_key_file: Option<PathBuf>,
+    /// Give each API key a prefix cache of its own, so that nobody can find out what the holders of other keys have asked.
+    /// When absent, each key has its own cache if there is more than one key
+    #[arg(long, env = "CACHE_SALT_PER_KEY", num_args = 0..=1, default_missing_value = "true", action = clap::ArgAction::Set,
+          value_name = "true|false", value_parser = clap::builder::BoolishValueParser::new())]
+    pub(crate) cache_salt_per_key: Option<bool>,
     /// Certificates for TLS, the server's first (PEM)
     #[arg(long, env = "TLS_CERT", value_name = "PATH", requires = "tls_key")]
     pub(crate) tls_cert: Option<PathBuf>,
@@ -181,18 +188,15 @@ impl HttpArgs {
     /// The keys that let a client in, from flag and file.
     ///
     /// # Errors
-    /// If one could never be sent in a header, or the file has none: whoever gives it wants to keep others out.
-    pub(crate) fn keys(&self) -> Result<Vec<String>> {
-        let mut keys = self.api_key.clone();
+    /// If one could never be sent in a header, or the file has none: whoever gives it wants to keep others out. The messages
+    /// do not contain the keys.
+    pub(crate) fn keys(&self) -> Result<Vec<ApiKey>> {
+        let mut keys = Vec::new();
+        for text in &self.api_key {
+            keys.push(text.parse().context("--api-key")?);
+        }
         if let Some(path) = &self.api_key_file {
             keys.extend(keys_of(path)?);
-        }
-        for key in &keys {
-            ensure!(!key.is_empty(), "--api-key: a key must not be empty");
-            ensure!(
-                key.bytes().all(|byte| byte.is_ascii_graphic()),
-                "--api-key: a key must be visible ASCII characters without spaces"
-            );
         }
         Ok(keys)
     }
@@ -234,11 +238,15 @@ fn delta(text: &str) -> Result<f32, String> {
     text.parse().ok().filter(|delta: &f32| delta.is_finite()).ok_or_else(|| "must be a number".into())
 }
 
-fn keys_of(path: &Path) -> Result<Vec<String>> {
+fn keys_of(path: &Path) -> Result<Vec<ApiKey>> {
     let about = || format!("--api-key-file {}", path.display());
     let text = std::fs::read_to_string(path).with_context(about)?;
-    let keys = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
-    let keys: Vec<_> = keys.map(str::to_owned).collect();
+    let lines = (1..).zip(text.lines().map(str::trim));
+    let lines = lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'));
+    let parse = |(number, line): (usize, &str)| {
+        line.parse::<ApiKey>().with_context(|| format!("{}, line {number}", about()))
+    };
+    let keys = lines.map(parse).collect::<Result<Vec<_>>>()?;
     if keys.is_empty() {
         bail!("{}: no key in it", about());
     }

@@ -68,6 +68,9 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let longest = engine.max_total_tokens.unwrap_or(LONGEST_MEASURED) as usize;
     allow_files(http.max_connections);
     let (keys, tls) = (http.keys()?, http.tls()?);
+    if http.cache_salt_per_key == Some(true) && keys.is_empty() {
+        tracing::warn!("--cache-salt-per-key has no effect: there are no keys; give some with --api-key");
+    }
     let scheme = if tls.is_some() { "https" } else { "http" };
     let options = ServeOptions { connections: http.connections(), tls, grace };
     tokio::runtime::Runtime::new()?.block_on(async {
@@ -80,6 +83,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         let asked = shutdown_signal().context("cannot wait for SIGTERM")?;
         let config = HttpConfig {
             api_keys: keys,
+            cache_salt_per_key: http.cache_salt_per_key,
             allowed_origins: http.origins()?,
             platform: http.platform()?,
             metrics: Some(metrics::install(longest)?),

@@ -55,6 +55,13 @@ impl Occupancy {
         self.in_flight() >= self.bounds.in_flight
     }
 
+    /// Whether [`enter`](Self::enter) would now count so many requests one after the other, if their prompts are short.
+    pub(super) fn has_room_for(&self, requests: usize) -> bool {
+        let queued = self.queued.load(Ordering::Acquire).saturating_add(requests);
+        let may_queue = self.room.load(Ordering::Acquire).saturating_add(self.bounds.queued);
+        queued <= may_queue && self.in_flight().saturating_add(requests) <= self.bounds.in_flight
+    }
+
     /// Counts a request with a prompt of this many tokens; `None` if it is one too many. Handles on several threads may
     /// pass the bounds of the queue by as many requests as there are threads; the bound of those in flight is exact.
     pub(super) fn enter(self: &Arc<Self>, prompt: usize) -> Option<Permit> {
@@ -161,6 +168,21 @@ mod tests {
         drop(held);
         assert!(occupancy.enter(1000).is_some(), "an empty queue takes any request");
         assert_eq!(occupancy.in_flight(), 0);
+    }
+
+    #[test]
+    fn room_for_several_is_room_for_each() {
+        for (room, in_flight) in [(0, 10), (3, 10), (3, 4), (20, 10)] {
+            for queued in 0..8 {
+                let occupancy = Occupancy::new(Bounds { in_flight, ..BOUNDS });
+                occupancy.set_room(room);
+                let mut held: Vec<_> = (0..queued).filter_map(|_| occupancy.enter(1)).collect();
+                let fits = (0..20).take_while(|&more| occupancy.has_room_for(more)).last();
+                let entered = held.len();
+                held.extend(std::iter::from_fn(|| occupancy.enter(1)));
+                assert_eq!(fits, Some(held.len() - entered), "room {room}, {queued} queued");
+            }
+        }
     }
 
     #[test]

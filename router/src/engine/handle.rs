@@ -227,6 +227,14 @@ impl Engine {
         if self.occupancy.is_full() { Err(self.overloaded()) } else { Ok(()) }
     }
 
+    /// Whether so many requests could be submitted now, whatever the lengths of their prompts. Nothing is reserved.
+    ///
+    /// # Errors
+    /// [`Refused::Overloaded`] if not.
+    pub fn has_room_for(&self, requests: usize) -> Result<(), Refused> {
+        if self.occupancy.has_room_for(requests) { Ok(()) } else { Err(self.overloaded()) }
+    }
+
     /// The refusal of a request that is too much.
     pub fn overloaded(&self) -> Refused {
         Refused::Overloaded { retry_after: self.occupancy.retry_after() }

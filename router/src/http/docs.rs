@@ -32,6 +32,7 @@ struct Docs;
 const ERRORS: &[(u16, &str)] = &[
     (400, "The body is no JSON; on /v1 also: a field is wrong or not supported"),
     (401, "No valid API key"),
+    (403, "The API key does not entitle to what is asked for"),
     (404, "The model is not served here"),
     (413, "The body is too large"),
     (415, "The content type is not application/json"),

@@ -31,6 +31,7 @@ use axum::{Router, middleware};
 use metrics_exporter_prometheus::PrometheusHandle;
 use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 
+pub use self::auth::{ApiKey, ApiKeyError};
 pub use self::docs::openapi;
 pub use self::platform::{PlatformRoutes, RouteTaken};
 use crate::service::Service;
@@ -39,7 +40,9 @@ use crate::service::Service;
 #[derive(Clone, Default)]
 pub struct HttpConfig {
     /// Keys of which every POST must bring one; empty lets everybody in.
-    pub api_keys: Vec<String>,
+    pub api_keys: Vec<ApiKey>,
+    /// Whether each key has a prefix cache of its own; `None` if there is more than one key.
+    pub cache_salt_per_key: Option<bool>,
     /// Origins that browsers may ask from; empty allows all.
     pub allowed_origins: Vec<HeaderValue>,
     /// Routes that a platform asks for.
@@ -54,6 +57,7 @@ pub struct HttpConfig {
 struct App {
     service: Service,
     config: Arc<HttpConfig>,
+    keys: Arc<auth::Keyring>,
 }
 
 /// The routes of a service.
@@ -61,7 +65,8 @@ pub fn router(service: Service, config: HttpConfig) -> Router {
     let limit = service.limits().payload_limit;
     let cors = cors(&config);
     let config = Arc::new(config);
-    let app = App { service, config: config.clone() };
+    let keys = Arc::new(auth::Keyring::new(&config.api_keys, config.cache_salt_per_key));
+    let app = App { service, config: config.clone(), keys };
     Router::new()
         .merge(tgi::routes())
         .merge(openai::routes())

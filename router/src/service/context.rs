@@ -4,7 +4,7 @@
 //! to nothing.
 
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use axum::http::HeaderMap;
@@ -12,7 +12,7 @@ use opentelemetry::propagation::Extractor;
 use opentelemetry::trace::{Span, SpanKind, Status, TraceContextExt, Tracer};
 use opentelemetry::{Context, KeyValue, global};
 
-use super::Timings;
+use super::{Caller, Timings};
 
 /// Who makes the spans.
 const SCOPE: &str = "millrace";
@@ -25,6 +25,8 @@ tokio::task_local! {
 #[derive(Debug)]
 pub(crate) struct RequestContext {
     id: String,
+    /// Set when its API key has been checked; never if the server has no keys.
+    caller: OnceLock<Caller>,
     /// Holds the span of the whole request, which ends with this.
     span: Context,
 }
@@ -56,7 +58,7 @@ impl RequestContext {
                 KeyValue::new("request.id", id.to_owned()),
             ])
             .start_with_context(&tracer, &parent);
-        Arc::new(RequestContext { id: id.to_owned(), span: parent.with_span(span) })
+        Arc::new(RequestContext { id: id.to_owned(), caller: OnceLock::new(), span: parent.with_span(span) })
     }
 
     /// Runs a future on behalf of this request.
@@ -67,6 +69,16 @@ impl RequestContext {
     /// The request that is being worked for; `None` at the terminal.
     pub(crate) fn current() -> Option<Arc<Self>> {
         CURRENT.try_with(Arc::clone).ok()
+    }
+
+    /// The request is from this caller. The first caller that is named counts.
+    pub(crate) fn is_from(&self, caller: Caller) {
+        let _ = self.caller.set(caller);
+    }
+
+    /// Who sent the request; `None` if the server has no keys.
+    pub(crate) fn caller(&self) -> Option<&Caller> {
+        self.caller.get()
     }
 
     /// What the request is called.

@@ -15,6 +15,14 @@ pub enum ServiceError {
         /// What is wrong with it.
         detail: String,
     },
+    /// The request asks for something that its API key does not entitle it to.
+    #[error("Permission denied: {detail}")]
+    Forbidden {
+        /// The field that asks for it.
+        param: &'static str,
+        /// What the key lacks.
+        detail: String,
+    },
     /// The conversation cannot be rendered.
     #[error("Template error: {0}")]
     Template(String),
@@ -62,6 +70,7 @@ impl ServiceError {
     pub fn kind(&self) -> &'static str {
         match self {
             ServiceError::Validation { .. } => "validation",
+            ServiceError::Forbidden { .. } => "forbidden",
             ServiceError::Template(_) => "template",
             ServiceError::Overloaded { .. } => "overloaded",
             ServiceError::Unavailable(_) => "unavailable",

@@ -11,8 +11,9 @@ use crate::tools::Format;
 pub struct Limits {
     /// Requests waiting or running at the same time; the engine enforces it.
     pub max_concurrent_requests: usize,
-    /// Answers generated to choose the best from.
-    pub max_best_of: usize,
+    /// The largest `best_of` and `n` of a request. `None` allows [`DEFAULT_BEST_OF`](Self::DEFAULT_BEST_OF) answers to choose
+    /// the best from on TGI's routes, and [`DEFAULT_ANSWERS`](Self::DEFAULT_ANSWERS) answers to a prompt on OpenAI's.
+    pub max_best_of: Option<usize>,
     /// Stop strings per request.
     pub max_stop_sequences: usize,
     /// Alternatives reported per token.
@@ -43,7 +44,7 @@ impl Default for Limits {
     fn default() -> Self {
         Limits {
             max_concurrent_requests: 128,
-            max_best_of: 2,
+            max_best_of: None,
             max_stop_sequences: 4,
             max_top_n_tokens: 5,
             max_input_tokens: None,
@@ -70,6 +71,22 @@ pub struct TokenLimits {
 }
 
 impl Limits {
+    /// TGI's default for `best_of`.
+    pub const DEFAULT_BEST_OF: usize = 2;
+    /// The default for `n`, and for `best_of` of `/v1/completions`, which is never less than `n`. OpenAI's clients use more
+    /// than TGI's two.
+    pub const DEFAULT_ANSWERS: usize = 16;
+
+    /// The largest `best_of` on TGI's routes.
+    pub fn best_of(&self) -> usize {
+        self.max_best_of.unwrap_or(Self::DEFAULT_BEST_OF)
+    }
+
+    /// The largest `n`, and the largest `best_of` of `/v1/completions`.
+    pub fn answers(&self) -> usize {
+        self.max_best_of.unwrap_or(Self::DEFAULT_ANSWERS)
+    }
+
     /// The limits for a loaded model, which may hold less than what was configured.
     pub fn tokens(&self, ready: &Ready) -> TokenLimits {
         let holds = ready.max_sequence_tokens as usize;

@@ -2,6 +2,7 @@
 //!
 //! Everything that serves people goes through [`Service`]: the HTTP routes and the commands at the terminal alike.
 
+mod caller;
 mod context;
 mod error;
 mod limits;
@@ -18,6 +19,7 @@ use millrace_proto::Ready;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 pub use crate::engine::{Pooling, PromptToken};
+pub(crate) use caller::Caller;
 pub(crate) use context::RequestContext;
 pub use error::ServiceError;
 pub use limits::{Limits, TokenLimits};
@@ -304,8 +306,16 @@ impl Service {
     ) -> Result<Prepared, ServiceError> {
         let ready = self.ready()?;
         let _place = self.enter()?;
+        let context = RequestContext::current();
+        let caller = context.as_deref().and_then(RequestContext::caller);
+        if let Some(caller) = caller {
+            caller.check_priority(params.priority)?;
+        }
         let limits = self.0.limits.tokens(&ready);
         params.check(&self.0.limits, &ready)?;
+        if let Some(best_of) = params.best_of.filter(|&best_of| best_of > 1) {
+            self.has_room_for(best_of)?;
+        }
         let mut ids = match prompt {
             Prompt::Text(text, specials) => {
                 limits.check_truncate(params.truncate)?;
@@ -348,12 +358,12 @@ impl Service {
             stop_tokens,
             sampling,
             priority: params.priority,
-            cache_salt: params.cache_salt.clone(),
+            cache_salt: caller
+                .map_or_else(|| params.cache_salt.clone(), |c| c.salt(params.cache_salt.as_ref())),
             mask: grammar.as_ref().map(|grammar| grammar.first()),
             prompt_logprobs: params.prompt_logprobs,
             pooling: params.pooling,
         };
-        let context = RequestContext::current();
         self.log_prompt(context.as_deref(), &request.prompt);
         Ok(Prepared { request, grammar, stops, params, seed, received, validation, counted: true, context })
     }
@@ -369,6 +379,15 @@ impl Service {
             Err(GrammarError::Busy) => Err(self.0.engine.overloaded().into()),
             Err(error) => Err(ServiceError::invalid(wanted.field, error.to_string())),
         }
+    }
+
+    /// Refuses a request for this many answers before any work is done for it, if there is no room for all of them now.
+    ///
+    /// # Errors
+    /// [`ServiceError::Overloaded`], or [`ServiceError::Unavailable`] if the model is not there.
+    pub fn has_room_for(&self, answers: usize) -> Result<(), ServiceError> {
+        self.ready()?;
+        Ok(self.0.engine.has_room_for(answers)?)
     }
 
     /// A full server refuses before it works for a request.

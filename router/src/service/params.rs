@@ -152,11 +152,11 @@ impl Params {
     pub(super) fn check(&self, limits: &Limits, ready: &Ready) -> Result<(), ServiceError> {
         let best_of = self.best_of.unwrap_or(1);
         if best_of > 1 {
-            if limits.max_best_of == 1 {
+            if limits.best_of() == 1 {
                 return fail("best_of", "`best_of` != 1 is not allowed for this endpoint");
             }
-            if best_of > limits.max_best_of {
-                let detail = format!("`best_of` must be > 0 and <= {}. Given: {best_of}", limits.max_best_of);
+            if best_of > limits.best_of() {
+                let detail = format!("`best_of` must be > 0 and <= {}. Given: {best_of}", limits.best_of());
                 return fail("best_of", detail);
             }
             if !self.samples() {

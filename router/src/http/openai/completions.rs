@@ -10,7 +10,7 @@ use utoipa::ToSchema;
 
 use super::error::{OpenAiError, OpenAiJson};
 use super::logprobs::{CompletionLogprobs, PromptLogprobs, prompt_logprobs};
-use super::params::{Common, refuse_unsupported};
+use super::params::{Common, check_answers, refuse_unsupported};
 use super::types::{FINGERPRINT, Header, Usage, finish_reason};
 use crate::http::{App, headers, sse};
 use crate::service::{
@@ -169,11 +169,14 @@ fn check_best_of(
     prompts: usize,
     streams: bool,
 ) -> Result<(), OpenAiError> {
-    let most = app.service.limits().max_concurrent_requests;
-    if best_of < n || best_of.saturating_mul(prompts) > most {
-        let message =
-            format!("`best_of` must be >= `n` ({n}), and at most {most} answers can be generated at once");
-        return Err(OpenAiError::invalid("best_of", message));
+    if best_of < n {
+        return Err(OpenAiError::invalid(
+            "best_of",
+            format!("`best_of` must be >= `n` ({n}). Given: {best_of}"),
+        ));
+    }
+    if best_of > n {
+        check_answers(app, "best_of", best_of, prompts)?;
     }
     if streams && best_of != n {
         let message = "`best_of` != `n` is not supported when streaming tokens";

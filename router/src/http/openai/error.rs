@@ -89,6 +89,9 @@ impl OpenAiError {
                 ServiceError::Overloaded { retry_after: Duration::from_secs(retry_after.unwrap_or(1)) }
             }
             StatusCode::SERVICE_UNAVAILABLE => ServiceError::Unavailable(message),
+            StatusCode::FORBIDDEN => {
+                ServiceError::Forbidden { param: "priority", detail: strip(message, "Permission denied: ") }
+            }
             status if status.is_server_error() => ServiceError::Incomplete,
             _ if body.code == Some("template_error") => {
                 ServiceError::Template(strip(message, "Template error: "))
@@ -152,6 +155,11 @@ impl From<ServiceError> for OpenAiError {
                     .replace("`top_n_tokens`", "`top_logprobs`");
                 let mut error = Self::new(StatusCode::BAD_REQUEST, INVALID, message);
                 error.body.param = Some(name.to_owned());
+                error
+            }
+            ServiceError::Forbidden { param, .. } => {
+                let mut error = Self::new(StatusCode::FORBIDDEN, INVALID, message);
+                (error.body.param, error.body.code) = (Some(param.into()), Some("insufficient_permissions"));
                 error
             }
             ServiceError::Template(_) => {

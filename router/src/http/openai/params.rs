@@ -128,6 +128,38 @@ pub(super) fn refuse_unsupported(rest: &Map<String, Value>) -> Result<(), OpenAi
     Ok(())
 }
 
+/// Checks that `count` answers to each of `prompts` prompts may be generated, and that there is room for all of them now:
+/// they are in flight at the same time. `field` is the field of the request that asks for them.
+///
+/// # Errors
+/// Names the field and the limit, or says that the server is overloaded.
+pub(super) fn check_answers(
+    app: &App,
+    field: &'static str,
+    count: usize,
+    prompts: usize,
+) -> Result<(), OpenAiError> {
+    let limits = app.service.limits();
+    let (each, all) = (limits.answers(), limits.max_concurrent_requests);
+    if count == 0 || count > each {
+        let message = format!("`{field}` must be > 0 and <= {each} (--max-best-of). Given: {count}");
+        return Err(OpenAiError::invalid(field, message));
+    }
+    let answers = count.saturating_mul(prompts);
+    if answers > all {
+        let message = format!(
+            "at most {all} answers can be generated at the same time (--max-concurrent-requests). Given: `{field}` {count} \
+             for {prompts} prompts"
+        );
+        return Err(OpenAiError::invalid(field, message));
+    }
+    // A single answer is refused where it is submitted.
+    if answers > 1 {
+        app.service.has_room_for(answers).map_err(Service::reject)?;
+    }
+    Ok(())
+}
+
 impl Common {
     /// A request that names a model, and nothing else.
     pub(super) fn of_model(model: Option<String>) -> Self {
@@ -145,14 +177,13 @@ impl Common {
         }
     }
 
-    /// Answers per prompt; all of them together are in flight at once.
+    /// Answers per prompt.
+    ///
+    /// # Errors
+    /// As [`check_answers`].
     pub(super) fn choices(&self, app: &App, prompts: usize) -> Result<usize, OpenAiError> {
-        let (n, most) = (self.n.unwrap_or(1), app.service.limits().max_concurrent_requests);
-        if n == 0 || n.saturating_mul(prompts) > most {
-            let message =
-                format!("`n` must be > 0, and at most {most} answers can be generated at once. Given: {n}");
-            return Err(OpenAiError::invalid("n", message));
-        }
+        let n = self.n.unwrap_or(1);
+        check_answers(app, "n", n, prompts)?;
         Ok(n)
     }
 

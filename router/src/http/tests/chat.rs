@@ -270,7 +270,7 @@ async fn what_is_wrong_is_said_in_openais_shape() {
             "has no meaning",
         ),
         (request(json!({"n": 0})), 400, "n", "`n` must be > 0"),
-        (request(json!({"n": 1000})), 400, "n", "at most 128"),
+        (request(json!({"n": 17})), 400, "n", "`n` must be > 0 and <= 16 (--max-best-of). Given: 17"),
         (request(json!({"top_logprobs": 2})), 400, "top_logprobs", "needs `logprobs`"),
         (
             request(json!({"logprobs": true, "top_logprobs": 9})),

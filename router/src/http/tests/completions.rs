@@ -192,6 +192,8 @@ async fn what_is_wrong() {
             "`prompt_logprobs` must be >= 0 and <= 5. Given: 6",
         ),
         (json!({"prompt": "a", "n": 2, "best_of": 1}), "best_of", "`best_of` must be >= `n` (2)"),
+        (json!({"prompt": "a", "n": 17}), "n", "`n` must be > 0 and <= 16 (--max-best-of). Given: 17"),
+        (json!({"prompt": "a", "best_of": 17}), "best_of", "`best_of` must be > 0 and <= 16 (--max-best-of)"),
         (json!({"prompt": "a", "best_of": 2, "stream": true}), "best_of", "not supported when streaming"),
         (
             json!({"prompt": "a", "stop_token_ids": [3]}),

@@ -111,7 +111,7 @@ async fn what_is_described_is_what_is_taken() {
 async fn keys_are_described_where_they_are_needed() {
     let open = openapi(&Server::saying("x")).await;
     assert_eq!(open["paths"]["/generate"]["post"].get("security"), None);
-    let config = HttpConfig { api_keys: vec!["k".into()], ..HttpConfig::default() };
+    let config = HttpConfig { api_keys: vec!["k".parse().unwrap()], ..HttpConfig::default() };
     let guarded = openapi(&Server::with(Script::Say("x".into()), 8, config)).await;
     assert_eq!(guarded["paths"]["/generate"]["post"]["security"], json!([{"bearer": []}, {"x-api-key": []}]));
     assert_eq!(guarded["paths"]["/info"]["get"].get("security"), None);

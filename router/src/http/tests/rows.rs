@@ -59,7 +59,7 @@ fn streams(path: &str) -> bool {
 
 #[tokio::test]
 async fn every_post_needs_the_key_and_no_get_does() {
-    let config = HttpConfig { api_keys: vec!["key".into()], ..HttpConfig::default() };
+    let config = HttpConfig { api_keys: vec!["key".parse().unwrap()], ..HttpConfig::default() };
     let server = Server::with(Script::Say("x".into()), 8, config);
     for (path, body) in posts() {
         let reply = server.post(path, body.clone()).await;

@@ -158,7 +158,8 @@ async fn a_stop_string_frees_the_sequence() {
 
 #[tokio::test]
 async fn every_post_needs_a_key_where_there_are_keys() {
-    let config = HttpConfig { api_keys: vec!["one".into(), "Two".into()], ..HttpConfig::default() };
+    let api_keys = vec!["one".parse().unwrap(), "Two".parse().unwrap()];
+    let config = HttpConfig { api_keys, ..HttpConfig::default() };
     let server = Server::with(Script::Say("x".into()), 8, config);
     let ask = async |path: &str, key: Option<&str>| {
         let body = json!({"inputs": "a", "prompt": "a", "messages": [{"role": "user", "content": "a"}]});
@@ -171,7 +172,7 @@ async fn every_post_needs_a_key_where_there_are_keys() {
     for path in ["/", "/generate", "/generate_stream", "/tokenize", "/v1/completions", "/v1/chat/completions"]
     {
         for key in
-            [None, Some("one"), Some("Bearer two"), Some("Bearer on"), Some("bearer one"), Some("Bearer ")]
+            [None, Some("one"), Some("Bearer two"), Some("Bearer on"), Some("Basic one"), Some("Bearer ")]
         {
             let reply = ask(path, key).await;
             assert_eq!(reply.status, StatusCode::UNAUTHORIZED, "{path} {key:?}");
@@ -181,7 +182,7 @@ async fn every_post_needs_a_key_where_there_are_keys() {
                 assert_eq!(reply.body, "");
             }
         }
-        for key in ["Bearer one", "Bearer Two"] {
+        for key in ["Bearer one", "Bearer Two", "bearer one", "BEARER  Two"] {
             assert_eq!(ask(path, Some(key)).await.status, StatusCode::OK, "{path} {key}");
         }
         for (key, status) in [("Two", 200), ("two", 401), ("", 401)] {

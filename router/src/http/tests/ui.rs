@@ -84,7 +84,7 @@ async fn the_page_knows_what_is_served() {
 
     let mut assets = test_support::assets();
     assets.chat_template = None;
-    let config = HttpConfig { api_keys: vec!["k".into()], ..HttpConfig::default() };
+    let config = HttpConfig { api_keys: vec!["k".parse().unwrap()], ..HttpConfig::default() };
     let limits = Limits { grammar_support: false, ..Limits::default() };
     let server = Server::serving(&assets, Script::Say("x".into()), limits, config);
     let facts = server.get("/ui/server.json").await.json();

@@ -44,7 +44,7 @@ async fn the_first_of_several_mistakes_is_told() {
 
 #[tokio::test]
 async fn a_server_may_allow_only_one_answer() {
-    let limits = Limits { max_best_of: 1, ..Limits::default() };
+    let limits = Limits { max_best_of: Some(1), ..Limits::default() };
     let assets = test_support::assets();
     let server = Server::serving(&assets, Script::Say("x".into()), limits, HttpConfig::default());
     let body = json!({"inputs": "a", "parameters": {"best_of": 2, "do_sample": true}});

@@ -20,6 +20,7 @@ impl From<&ServiceError> for ErrorBody {
     fn from(error: &ServiceError) -> Self {
         let error_type = match error {
             ServiceError::Validation { .. } => "validation",
+            ServiceError::Forbidden { .. } => "forbidden",
             ServiceError::Template(_) => "template_error",
             ServiceError::Overloaded { .. } => "overloaded",
             ServiceError::Unavailable(_) => "unavailable",
@@ -44,6 +45,7 @@ impl IntoResponse for TgiError {
     fn into_response(self) -> Response {
         let status = match &self.0 {
             ServiceError::Validation { .. } | ServiceError::Template(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            ServiceError::Forbidden { .. } => StatusCode::FORBIDDEN,
             ServiceError::Overloaded { .. } => StatusCode::TOO_MANY_REQUESTS,
             ServiceError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
             ServiceError::Generation(_) => StatusCode::FAILED_DEPENDENCY,

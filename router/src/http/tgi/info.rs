@@ -44,7 +44,7 @@ pub(super) async fn info(State(app): State<App>) -> Result<Json<Info>, TgiError>
         model_device_type: ready.device.clone(),
         model_pipeline_tag: model.pipeline_tag.clone(),
         max_concurrent_requests: limits.max_concurrent_requests,
-        max_best_of: limits.max_best_of,
+        max_best_of: limits.best_of(),
         max_stop_sequences: limits.max_stop_sequences,
         max_input_tokens: tokens.max_input,
         max_total_tokens: tokens.max_total,

@@ -1,0 +1,111 @@
+//! What a well-behaved client experiences while somebody else attacks the server.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+use crate::{Server, client, post, resident_bytes, shards_of};
+
+/// Between two rounds of the victim's requests.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Tokens of each of the victim's requests.
+const TOKENS: u32 = 4;
+
+/// A client that asks `/health` and for a short text in turn, until it is stopped. It runs on a thread of its own.
+pub struct Victim {
+    stop: Arc<AtomicBool>,
+    thread: JoinHandle<Latencies>,
+}
+
+/// How long the victim's requests took, and what the server held in the meantime.
+#[derive(Debug, Default)]
+pub struct Latencies {
+    /// One entry per `GET /health`, sorted.
+    pub health: Vec<Duration>,
+    /// One entry per generated text, sorted.
+    pub texts: Vec<Duration>,
+    /// Status codes other than 200, in order.
+    pub failures: Vec<(String, u16)>,
+    /// The most memory, in bytes, that the server and its child processes held together.
+    pub peak_resident: u64,
+}
+
+impl Victim {
+    /// Begins to ask.
+    pub fn start(server: &Server) -> Victim {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (told, pid) = (stop.clone(), server.pid());
+        let (health, generate) = (server.url("/health"), server.url("/generate"));
+        let thread = std::thread::spawn(move || {
+            let mut seen = Latencies::default();
+            while !told.load(Ordering::Relaxed) {
+                seen.round(&health, &generate, pid);
+                std::thread::sleep(PAUSE);
+            }
+            // At least one round sees the server as the attack has left it.
+            seen.round(&health, &generate, pid);
+            seen.health.sort();
+            seen.texts.sort();
+            seen
+        });
+        Victim { stop, thread }
+    }
+
+    /// Ends the requests.
+    pub fn stop(self) -> Latencies {
+        self.stop.store(true, Ordering::Relaxed);
+        self.thread.join().unwrap()
+    }
+}
+
+impl Latencies {
+    fn round(&mut self, health: &str, generate: &str, pid: u32) {
+        let since = Instant::now();
+        let (status, _) = client::get(health);
+        self.health.push(since.elapsed());
+        self.note("/health", status);
+        let body = json!({"inputs": "Once upon a time", "parameters": {"max_new_tokens": TOKENS}});
+        let since = Instant::now();
+        let status = post(generate, &body).status;
+        self.texts.push(since.elapsed());
+        self.note("/generate", status);
+        self.peak_resident = self.peak_resident.max(resident_with_children(pid));
+    }
+
+    fn note(&mut self, path: &str, status: u16) {
+        if status != 200 {
+            self.failures.push((path.to_owned(), status));
+        }
+    }
+
+    /// Prints one line, and panics unless every request succeeded, the slowest one took no longer than `longest`, and the
+    /// server never held more than `memory` bytes.
+    pub fn check(&self, attack: &str, longest: Duration, memory: u64) {
+        let of = |times: &[Duration]| match times {
+            [] => "none".to_owned(),
+            times => {
+                let (median, last) = (times[times.len() / 2], times[times.len() - 1]);
+                format!("{} of {:.1} ms, longest {:.1} ms", times.len(), millis(median), millis(last))
+            }
+        };
+        let mib = self.peak_resident >> 20;
+        println!("{attack}: /health {}; texts {}; {mib} MiB", of(&self.health), of(&self.texts));
+        assert!(self.failures.is_empty(), "{attack}: {:?}", self.failures);
+        let slowest = self.health.last().max(self.texts.last()).copied().unwrap_or_default();
+        assert!(slowest <= longest, "{attack}: a request beside it took {slowest:?}");
+        assert!(self.peak_resident <= memory, "{attack}: the server held {mib} MiB");
+    }
+}
+
+fn millis(time: Duration) -> f64 {
+    time.as_secs_f64() * 1e3
+}
+
+/// Memory that a process and its children hold, in bytes.
+fn resident_with_children(pid: u32) -> u64 {
+    resident_bytes(pid) + shards_of(pid).into_iter().map(resident_bytes).sum::<u64>()
+}
