@@ -94,6 +94,28 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
     assert!(server.log().contains("processor"), "--env: {}", server.log());
 }
 
+#[test]
+fn flags_of_other_servers_and_a_model_by_its_place_are_known() {
+    for flags in [
+        &["/nowhere/model"][..],
+        &["-m", "/nowhere/model", "-c", "64", "--host", "localhost"],
+        &["--model", "/nowhere/model", "--max-model-len", "64", "--tensor-parallel-size", "1"],
+        &["--model-id", "demo", "/nowhere/model", "--max-num-seqs", "4", "--ctx-size", "64"],
+    ] {
+        let said = complaint(&[&["serve", "--port", "0"], flags].concat(), &[("MODEL_ID", "demo")]);
+        assert!(said.contains("/nowhere/model") && !said.contains("unexpected"), "{flags:?}: {said}");
+    }
+    let said = complaint(&["serve", "--port", "0", "--hostname", "no.such.name.invalid"], &[]);
+    assert!(said.contains("or a name of this machine"), "{said}");
+}
+
+#[test]
+fn a_load_test_without_the_key_says_so() {
+    let server = Server::start(&["--api-key", "key"]);
+    let said = complaint(&["bench-http", "--url", &server.url("")], &[]);
+    assert!(said.contains("status 401") && said.contains("--api-key"), "{said}");
+}
+
 /// With what is their default there, or a value that they take.
 const TGI: &str = "--revision main --validation-workers 2 --sharded false --num-shard 1 --speculate 0 --dtype bfloat16 \
     --kv-cache-dtype bfloat16 --max-concurrent-requests 128 --max-best-of 2 --max-stop-sequences 4 --max-top-n-tokens 5 \

@@ -2,10 +2,11 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::io::Write;
+use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
 use millrace_integration_tests::{Server, binary, post, test_data};
-use serde_json::json;
+use serde_json::{Value, json};
 
 fn millrace(arguments: &[&str], input: &str) -> Output {
     let mut process = Command::new(binary())
@@ -47,6 +48,46 @@ fn chat_remembers_the_conversation() {
     let answers = stdout(&millrace(&["chat"], talk));
     // Only the first message says so.
     assert_eq!(answers.lines().nth(1), Some("Emma has a yellow ball."), "{answers}");
+}
+
+#[test]
+fn chat_has_commands() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("talk.json");
+    let talk = format!(
+        "/system Answer in one word.\n/rest\n/speed\n\"\"\"Emma has a yellow ball.\nWhat colour is \
+         it?\"\"\"\n/save {file}\n/save {file}\n/system\n",
+        file = file.display()
+    );
+    let answers = stdout(&millrace(&["chat", "-n", "3"], &talk));
+    for expected in [
+        "there is no command /rest\n/reset ",
+        "[cut off; --max-new-tokens allows longer answers]\n[3 tokens, ",
+        "saved 3 messages to ",
+        "cannot write ",
+        "Answer in one word.\n",
+    ] {
+        assert!(answers.contains(expected), "{expected:?} is missing in:\n{answers}");
+    }
+    let saved: Value = serde_json::from_slice(&std::fs::read(file).unwrap()).unwrap();
+    let roles: Vec<_> =
+        saved["messages"].as_array().unwrap().iter().map(|message| &message["role"]).collect();
+    assert_eq!(roles, ["system", "user", "assistant"]);
+    assert_eq!(saved["messages"][1]["content"], "Emma has a yellow ball.\nWhat colour is it?");
+}
+
+#[test]
+fn chat_with_a_model_without_a_template_ends_before_the_first_message() {
+    let (root, folder) = (env!("CARGO_MANIFEST_DIR"), tempfile::tempdir().unwrap());
+    for file in ["golden/llama_mha/config.json", "../models/demo/tokenizer.json"] {
+        let from = Path::new(root).join(file);
+        std::fs::copy(&from, folder.path().join(from.file_name().unwrap())).unwrap();
+    }
+    let model = folder.path().to_str().unwrap();
+    let refused = millrace(&["chat", "--model-id", model, "--load-format", "dummy"], "hello\n");
+    let errors = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && refused.stdout.is_empty(), "{errors}");
+    assert!(errors.contains("has no chat template") && errors.contains("millrace generate"), "{errors}");
 }
 
 #[test]

@@ -33,7 +33,7 @@ pub(crate) struct Cli {
 const EXAMPLES: &str = "\
 Examples:
   millrace serve                                   serve the built-in demo model on 127.0.0.1:3000
-  millrace serve --model-id ./Llama-3.2-1B         serve a model folder in Hugging Face layout
+  millrace serve ./Llama-3.2-1B                    serve a model folder in Hugging Face layout
   millrace chat                                    talk to the demo model in the terminal
   millrace generate 'Once upon a time'             continue a text and exit
   millrace inspect --model-id ./Llama-3.2-1B       what is in a checkpoint and the memory it needs
@@ -82,7 +82,14 @@ pub(crate) enum Command {
 pub(crate) struct ModelArgs {
     /// A folder in Hugging Face layout, a repository name that is in the local Hugging Face cache, or `demo` for the
     /// model built into this binary
-    #[arg(long, env = "MODEL_ID", default_value = "demo", value_name = "FOLDER|NAME|demo")]
+    #[arg(
+        long,
+        short,
+        visible_alias = "model",
+        env = "MODEL_ID",
+        default_value = "demo",
+        value_name = "FOLDER|NAME|demo"
+    )]
     pub(crate) model_id: String,
     /// Branch, tag or commit of a repository in the local Hugging Face cache
     #[arg(long, env = "REVISION", default_value = "main")]
@@ -125,7 +132,7 @@ pub(crate) struct EngineArgs {
     pub(crate) device: DeviceArg,
     /// Processes that the model is split over (tensor parallelism); with --nnodes, those of all machines together. When absent, 1 on
     /// the processor, and on cards as many as there are and the model can be split over
-    #[arg(long, env = "NUM_SHARD", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, visible_alias = "tensor-parallel-size", env = "NUM_SHARD", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) num_shard: Option<u32>,
     /// What carries activations between cards: NCCL, the memory of peers, which each card then reads and writes, or for each
     /// message what a measurement at the start found faster
@@ -154,13 +161,13 @@ pub(crate) struct EngineArgs {
     #[arg(long, env = "CUDA_MEMORY_FRACTION", default_value_t = 1.0, value_name = "SHARE", value_parser = share)]
     pub(crate) cuda_memory_fraction: f64,
     /// Sequences computed per step
-    #[arg(long, env = "MAX_BATCH_SIZE", default_value_t = 64, value_name = "N")]
+    #[arg(long, visible_aliases = ["max-num-seqs", "parallel"], env = "MAX_BATCH_SIZE", default_value_t = 64, value_name = "N")]
     pub(crate) max_batch_size: u32,
     /// Batch sizes whose decode steps are recorded as CUDA graphs, such as 1,8,32; 0 for none; sizes up to --max-batch-size when absent
     #[arg(long, env = "CUDA_GRAPHS", value_name = "SIZES", value_delimiter = ',')]
     pub(crate) cuda_graphs: Option<Vec<usize>>,
     /// Prompt and generated tokens of one sequence; the model's own limit when absent
-    #[arg(long, env = "MAX_TOTAL_TOKENS", value_name = "N")]
+    #[arg(long, visible_aliases = ["max-model-len", "ctx-size"], visible_short_alias = 'c', env = "MAX_TOTAL_TOKENS", value_name = "N")]
     pub(crate) max_total_tokens: Option<u32>,
     /// Keep what was computed for a prompt and share it with prompts that begin alike
     #[arg(long, env = "PREFIX_CACHING", default_value_t = true, action = clap::ArgAction::Set, value_name = "true|false",
@@ -209,6 +216,9 @@ fn share(text: &str) -> Result<f64, String> {
 /// `millrace serve`.
 #[derive(Debug, Args)]
 pub(crate) struct ServeArgs {
+    /// The same as --model-id, and goes before it
+    #[arg(value_name = "MODEL")]
+    pub(crate) model_to_serve: Option<String>,
     #[command(flatten)]
     pub(crate) model: ModelArgs,
     #[command(flatten)]

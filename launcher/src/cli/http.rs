@@ -1,6 +1,6 @@
 //! Flags of the HTTP side.
 
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -20,8 +20,8 @@ const PORT: u16 = 3000;
 #[derive(Debug, Args)]
 #[command(next_help_heading = "HTTP")]
 pub(crate) struct HttpArgs {
-    /// Address to listen on; 0.0.0.0 for all. The variable HOSTNAME counts only if it holds an IP address
-    #[arg(long, value_name = "ADDRESS")]
+    /// Address or host name to listen on; 0.0.0.0 for all. The variable HOSTNAME counts only if it holds an IP address
+    #[arg(long, visible_alias = "host", value_name = "ADDRESS")]
     pub(crate) hostname: Option<String>,
     /// Port to listen on; 0 for any free one. When absent, what Vertex AI says in AIP_HTTP_PORT, else 3000
     #[arg(long, short, env = "PORT")]
@@ -146,17 +146,17 @@ pub(crate) struct HttpArgs {
 
 impl HttpArgs {
     /// The address to listen on. Shells and containers set HOSTNAME to the machine's name, which is no wish of the user's: it
-    /// counts only if it is an IP address.
+    /// counts only if it is an IP address. A host name in the flag is resolved.
     ///
     /// # Errors
-    /// If the flag holds a name.
+    /// If the flag holds a name that cannot be resolved.
     pub(crate) fn address(&self) -> Result<IpAddr> {
         let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
         match self.hostname.as_deref() {
             Some("localhost") => Ok(loopback),
-            Some(text) => text
-                .parse()
-                .with_context(|| format!("--hostname {text}: give an IP address, such as 0.0.0.0")),
+            Some(text) => resolve(text).with_context(|| {
+                format!("--hostname {text}: give an IP address, such as 0.0.0.0, or a name of this machine")
+            }),
             None => Ok(std::env::var("HOSTNAME").ok().and_then(|text| text.parse().ok()).unwrap_or(loopback)),
         }
     }
@@ -242,6 +242,15 @@ impl HttpArgs {
             _ => Ok(None),
         }
     }
+}
+
+/// The address that a text is, or the first one that this host name stands for.
+fn resolve(text: &str) -> Result<IpAddr> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let mut addresses = (text, 0).to_socket_addrs()?;
+    addresses.next().map(|address| address.ip()).context("the name stands for no address")
 }
 
 fn gamma(text: &str) -> Result<f32, String> {

@@ -39,17 +39,15 @@ pub(crate) fn run(args: GenerateArgs) -> Result<()> {
     })
 }
 
-/// Prints an answer as it comes and returns it.
-pub(super) async fn print_stream(answer: &mut TextStream) -> Result<String> {
-    let mut whole = String::new();
+/// Prints an answer as it comes.
+async fn print_stream(answer: &mut TextStream) -> Result<()> {
     let mut out = std::io::stdout();
     while let Some(event) = answer.next().await {
         let text = event?.text;
         out.write_all(text.as_bytes())?;
         out.flush()?;
-        whole += &text;
     }
-    Ok(whole)
+    Ok(())
 }
 
 impl SamplingArgs {

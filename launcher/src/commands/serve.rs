@@ -22,7 +22,21 @@ use crate::{devices, logging, progress};
 
 /// Serves until told to stop.
 pub(crate) fn run(args: ServeArgs) -> Result<()> {
-    let ServeArgs { model, mut engine, http, nodes, telemetry, tgi, json_output, env, config: _ } = args;
+    let ServeArgs {
+        model_to_serve,
+        mut model,
+        mut engine,
+        http,
+        nodes,
+        telemetry,
+        tgi,
+        json_output,
+        env,
+        config: _,
+    } = args;
+    if let Some(name) = model_to_serve {
+        model.model_id = name;
+    }
     logging::start("info", json_output);
     if env {
         tracing::info!("environment:\n{}", Environment::new());

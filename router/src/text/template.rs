@@ -8,12 +8,13 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::time::Duration;
 
-use minijinja::value::Kwargs;
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value, context};
 use serde::Serialize;
 use tokio::sync::Semaphore;
 
-mod python_json;
+#[cfg(test)]
+mod jinja_tests;
+mod python;
 
 /// Instructions of the template engine; the longest published templates need some thousands per message.
 const FUEL: u64 = 20_000_000;
@@ -91,17 +92,16 @@ impl ChatTemplate {
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_fuel(Some(FUEL));
         environment.set_recursion_limit(DEPTH);
-        environment.set_unknown_method_callback(minijinja_contrib::pycompat::unknown_method_callback);
+        python::install(&mut environment);
         environment.add_function("raise_exception", raise_exception);
         environment.add_function("strftime_now", strftime_now);
-        environment.add_filter("tojson", tojson);
         let mut variables = HashSet::new();
         let writes_calls =
             [Some(source), with_tools].iter().flatten().any(|text| text.contains("tool_calls"));
         for (name, source) in [(CHAT, Some(source)), (CHAT_WITH_TOOLS, with_tools)] {
             let Some(source) = source else { continue };
             environment
-                .add_template_owned(name, without_generation_tags(source))
+                .add_template_owned(name, python::without_percent(&without_generation_tags(source)))
                 .map_err(|e| TemplateError::Syntax(e.to_string()))?;
             if let Ok(template) = environment.get_template(name) {
                 variables.extend(template.undeclared_variables(false));
@@ -166,14 +166,16 @@ impl ChatTemplate {
             Some(template) => template,
             None => self.0.environment.get_template(CHAT).map_err(render)?,
         };
+        let more: Value =
+            conversation.more.iter().map(|(name, value)| (name.as_str(), python::value_of(value))).collect();
         let variables = context! {
-            messages => Value::from_serialize(&conversation.messages),
-            tools => Value::from_serialize(&conversation.tools),
-            documents => Value::from_serialize(&conversation.documents),
+            messages => python::list_of(&conversation.messages),
+            tools => conversation.tools.as_deref().map(python::list_of),
+            documents => conversation.documents.as_deref().map(python::list_of),
             add_generation_prompt => conversation.add_generation_prompt,
             bos_token => self.0.bos_token.clone().unwrap_or_default(),
             eos_token => self.0.eos_token.clone().unwrap_or_default(),
-            ..Value::from_serialize(&conversation.more)
+            ..more
         };
         let mut output = Bounded(Vec::new());
         template.render_captured_to(variables, &mut output).map_err(render)?;
@@ -242,26 +244,6 @@ fn strftime_now(format: &str) -> Result<String, Error> {
         Error::new(ErrorKind::InvalidOperation, format!("strftime_now: bad format {format:?}"))
     })?;
     Ok(text)
-}
-
-fn tojson(value: Value, indent: Option<usize>, options: Kwargs) -> Result<Value, Error> {
-    let failed = |e: serde_json::Error| Error::new(ErrorKind::BadSerialization, e.to_string());
-    let indent = match indent {
-        Some(indent) => Some(indent),
-        None => options.get::<Option<usize>>("indent")?,
-    };
-    let style = python_json::Style {
-        indent,
-        ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
-        separators: options.get::<Option<Vec<String>>>("separators")?,
-    };
-    let sort = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
-    options.assert_all_used()?;
-    let mut value = serde_json::to_value(value).map_err(failed)?;
-    if sort {
-        value.sort_all_objects();
-    }
-    Ok(Value::from(style.write(&value).map_err(failed)?))
 }
 
 #[cfg(test)]

@@ -63,6 +63,9 @@ impl Client {
                 let about =
                     || format!("cannot ask {base}/v1/models for the model's name; give --url or --model");
                 let answer = http.get(format!("{base}/v1/models")).send().await.with_context(about)?;
+                if let Some(why) = unauthorized(answer.status()) {
+                    anyhow::bail!("{base}/v1/models: {why}");
+                }
                 let list: Value =
                     answer.error_for_status().with_context(about)?.json().await.with_context(about)?;
                 list["data"][0]["id"].as_str().with_context(about)?.to_owned()
@@ -106,6 +109,9 @@ impl Client {
         let mut response = self.http.post(&self.url).json(&body).send().await?;
         let status = response.status();
         if !status.is_success() {
+            if let Some(why) = unauthorized(status) {
+                anyhow::bail!("{why}");
+            }
             let text = response.text().await.unwrap_or_default();
             anyhow::bail!("status {}: {}", status.as_u16(), text.trim());
         }
@@ -143,6 +149,16 @@ impl Client {
         anyhow::ensure!(sample.first.is_some(), "the answer has no text");
         Ok(())
     }
+}
+
+/// What to do about a status that means that the key is missing or wrong.
+fn unauthorized(status: reqwest::StatusCode) -> Option<String> {
+    matches!(status.as_u16(), 401 | 403).then(|| {
+        format!(
+            "status {}: the server wants an API key; give it with --api-key or OPENAI_API_KEY",
+            status.as_u16()
+        )
+    })
 }
 
 /// What a line of a stream says.

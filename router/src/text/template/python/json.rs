@@ -126,6 +126,10 @@ impl Formatter for Python<'_> {
         Ok(())
     }
 
+    fn write_f64<W: ?Sized + Write>(&mut self, writer: &mut W, value: f64) -> io::Result<()> {
+        writer.write_all(super::repr::float(value).as_bytes())
+    }
+
     fn write_char_escape<W: ?Sized + Write>(&mut self, writer: &mut W, escape: CharEscape) -> io::Result<()> {
         let text: &[u8] = match escape {
             CharEscape::Quote => b"\\\"",
