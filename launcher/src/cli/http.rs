@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, ToSocketAddrs};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use millrace_router::http::{ApiKey, HeaderValue, PlatformRoutes};
 use millrace_router::serve::{Connections, Tls};
