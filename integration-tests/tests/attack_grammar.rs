@@ -3,11 +3,12 @@
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use millrace_integration_tests::{
     Answer, Attack, Server, attack, cpu_seconds, grammar_workers_of, post, raw_post, resident_bytes, signal,
+    stream,
 };
 use serde_json::{Value, json};
 
@@ -35,7 +36,7 @@ fn chain(length: usize) -> String {
 /// Within all bounds on the text, and still more than a worker may take: an expression has a state for each
 /// remainder. A hundred million of them are too much for the memory, a million for the CPU time.
 fn beyond_the_limits(seed: usize) -> String {
-    let divisor = if seed.is_multiple_of(2) { 99_999_989 - seed } else { 999_983 + 2 * seed };
+    let divisor = [99_999_989, 999_983, 99_999_971, 999_979][seed];
     json!({"type": "integer", "multipleOf": divisor}).to_string()
 }
 
@@ -127,6 +128,58 @@ fn nothing_is_computed(server: &Server) {
         std::thread::sleep(Duration::from_millis(500));
         used() - before < 0.1
     });
+}
+
+/// A grammar each of whose masks costs some milliseconds: hundreds of expressions that could all match.
+fn heavy(seed: u32) -> String {
+    let mut random = seed;
+    let mut letters = || {
+        let letter = |_| {
+            random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            char::from(b'a' + (random >> 16) as u8 % 26)
+        };
+        (0..9).map(letter).collect::<String>()
+    };
+    let expression = |i: usize| format!("/[^\\n]*[{}].{{{}}}[{}]/", letters(), i % 40, letters());
+    let expressions: Vec<_> = (0..300).map(expression).collect();
+    format!("start: ({})*\n", expressions.join(" | "))
+}
+
+/// Each token of a light request waited for a token of each heavy one: with eight of them half a second.
+#[test]
+fn heavy_grammars_do_not_slow_down_light_ones() {
+    let server = Server::start(&[]);
+    let body = |kind: &str, grammar: &str, tokens: usize| {
+        let grammar = json!({"type": kind, "value": grammar});
+        let parameters = json!({"grammar": grammar, "max_new_tokens": tokens, "do_sample": true, "seed": 7});
+        json!({"inputs": "Once upon a time", "parameters": parameters})
+    };
+    let url = server.url("/generate_stream");
+    let light = || {
+        let since = Instant::now();
+        let tokens = stream(&url, &body("regex", "[a-z ]{200}", 60)).count();
+        assert!(tokens >= 30, "{tokens}");
+        since.elapsed()
+    };
+    light();
+    let alone = light().max(light());
+    let (over, began) = (AtomicBool::new(false), AtomicUsize::new(0));
+    let beside = std::thread::scope(|scope| {
+        for seed in 0..8 {
+            let (url, over, began, body) = (&url, &over, &began, &body);
+            scope.spawn(move || {
+                let events = stream(url, &body("lark", &heavy(seed), 600));
+                let mut tokens = events.take_while(|_| !over.load(Ordering::Relaxed));
+                began.fetch_add(usize::from(tokens.next().is_some()), Ordering::Relaxed);
+                tokens.count()
+            });
+        }
+        server.wait_until("heavy requests run", |_| began.load(Ordering::Relaxed) >= 6);
+        let beside = light();
+        over.store(true, Ordering::Relaxed);
+        beside
+    });
+    assert!(beside < alone * 10 + Duration::from_secs(2), "{alone:?} alone, {beside:?} beside heavy ones");
 }
 
 #[test]
