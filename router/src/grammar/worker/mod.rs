@@ -28,7 +28,7 @@ pub use process::run;
 pub(super) use pool::Pool;
 
 /// CPU time that a grammar may take to be compiled.
-pub(super) const CPU_TIME: Duration = Duration::from_secs(3);
+pub(super) const CPU_TIME: Duration = Duration::from_secs(2);
 /// Time that a grammar may take, however busy the machine is.
 pub(super) const WALL_TIME: Duration = Duration::from_secs(10);
 /// Address space that a grammar may take besides what the worker has before it, in bytes.

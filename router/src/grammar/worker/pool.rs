@@ -127,6 +127,8 @@ impl Trial<'_> {
                 return Err((too_complex(why), false));
             }
             Err(_) => {
+                // Dropping it would kill it too, but leave it to be collected later.
+                let _ = self.worker.child.kill().await;
                 meter::worker_killed("wall_time");
                 let why = format!("it takes longer than {} s to compile", WALL_TIME.as_secs());
                 return Err((too_complex(why), true));

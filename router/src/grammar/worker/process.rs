@@ -12,7 +12,7 @@ use super::super::vocabulary::Vocabulary;
 use super::{Answer, CPU_TIME, Grammar, Job, LONGEST_MESSAGE, MEMORY, Verdict};
 
 /// How much less important than the server a worker is to the system's scheduler.
-const NICENESS: i32 = 10;
+const NICENESS: i32 = 5;
 /// Memory that a worker may hold between two grammars besides what it began with, in bytes.
 const MOST_KEPT: u64 = 32 << 20;
 
