@@ -15,7 +15,7 @@ fn labelled(server: &Server, name: &str) -> f64 {
 fn complete(server: &Server, prompt: &Value) -> Answer {
     post(
         &server.url("/v1/completions"),
-        &json!({"model": "m", "prompt": prompt, "max_tokens": 8, "temperature": 0}),
+        &json!({"model": "tgi", "prompt": prompt, "max_tokens": 8, "temperature": 0}),
     )
 }
 
@@ -52,7 +52,7 @@ fn end_tokens_and_prompts_beyond_the_model_s_vocabulary_end_no_shard() {
         ("/v1/embeddings", json!({"input": "a <|over|>"}), 400),
         (
             "/v1/messages",
-            json!({"model": "m", "max_tokens": 5, "messages": [{"role": "user", "content": "<|over|>"}]}),
+            json!({"model": "tgi", "max_tokens": 5, "messages": [{"role": "user", "content": "<|over|>"}]}),
             400,
         ),
     ] {
@@ -131,7 +131,7 @@ fn fail_in_each_api(server: &Server, text: &str) {
         ("/v1/completions", json!({"prompt": text, "prompt_logprobs": 1, "max_tokens": 1}), 500),
         ("/v1/chat/completions", json!({"messages": user}), 500),
         ("/v1/responses", json!({"input": text}), 500),
-        ("/v1/messages", json!({"model": "m", "max_tokens": 9, "messages": user}), 500),
+        ("/v1/messages", json!({"model": "tgi", "max_tokens": 9, "messages": user}), 500),
         ("/v1/embeddings", json!({"input": text}), 500),
     ] {
         let answer = post(&server.url(path), &body);
@@ -143,7 +143,7 @@ fn fail_in_each_api(server: &Server, text: &str) {
         ("/v1/completions", json!({"prompt": text, "stream": true})),
         ("/v1/chat/completions", json!({"messages": user, "stream": true})),
         ("/v1/responses", json!({"input": text, "stream": true})),
-        ("/v1/messages", json!({"model": "m", "max_tokens": 9, "messages": user, "stream": true})),
+        ("/v1/messages", json!({"model": "tgi", "max_tokens": 9, "messages": user, "stream": true})),
     ] {
         let last = stream(&server.url(path), &body).last().unwrap();
         assert!(last.to_string().contains("not finite"), "{path}: {last}");

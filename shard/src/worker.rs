@@ -298,6 +298,34 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_row_with_a_value_that_is_not_finite_has_an_error_and_nothing_else() {
+        let sampled = |slot, logprob| proto::Sampled { slot, token: 1, logprob, top: Vec::new() };
+        let token = |logprob| PromptToken { logprob, rank: 1, top: Vec::new() };
+        let scored = |slot, last| proto::Scored { slot, tokens: vec![token(-1.0), token(last)] };
+        let pooled = |slot, last| proto::Pooled { slot, values: vec![0.5, last] };
+        let output = StepOutput {
+            sampled: vec![
+                sampled(0, -0.5),
+                sampled(1, f32::NAN),
+                sampled(2, -1.0),
+                sampled(3, f32::NEG_INFINITY),
+            ],
+            scored: vec![scored(0, -2.0), scored(2, f32::NAN), scored(4, -1.0)],
+            pooled: vec![pooled(5, 1.0), pooled(6, f32::INFINITY)],
+            errors: vec![row_error(7, RowErrorKind::Refused, "é".repeat(100))],
+            ..StepOutput::default()
+        };
+        let got = without_broken_rows(output);
+        assert_eq!(got.sampled, [sampled(0, -0.5)]);
+        assert_eq!(got.scored, [scored(0, -2.0), scored(4, -1.0)]);
+        assert_eq!(got.pooled, [pooled(5, 1.0)]);
+        let errors: Vec<_> = got.errors.iter().map(|error| (error.slot, error.kind())).collect();
+        let broken = [1, 2, 3, 6].map(|slot| (slot, RowErrorKind::NotFinite));
+        assert_eq!(errors, [&[(7, RowErrorKind::Refused)][..], &broken].concat());
+        assert_eq!(got.errors[0].message.len(), MAX_ROW_ERROR);
+    }
+
+    #[test]
     fn an_emptied_vector_keeps_its_allocation() {
         let used: Vec<SeqRow<'_>> = Vec::with_capacity(7);
         let (at, capacity) = (used.as_ptr().addr(), used.capacity());

@@ -13,8 +13,8 @@ use common::{Chunk, Harness, MemoryWeights, fixed_spec, limits, naive, row_error
 use millrace_kernels::DType;
 use millrace_kernels::reference::Reference;
 use millrace_proto::{
-    Admission, FromShard, Loading, Pooling, Ready, Row, Sampling, Shutdown, Step, StepOutput, ToShard, frame,
-    from_shard, to_shard,
+    Admission, FromShard, Loading, Pooling, Ready, Row, RowErrorKind, Sampling, Shutdown, Step, StepOutput,
+    ToShard, frame, from_shard, to_shard,
 };
 use millrace_shard::collective::{HostCollective, Wire};
 use millrace_shard::decoder::Collective;
@@ -450,5 +450,44 @@ fn a_router_that_goes_away_ends_the_shard_in_peace() {
         Ok(model())
     });
     drop(router.stream);
+    router.shard.join().unwrap().unwrap();
+}
+
+/// The rest of the step is computed, and the slot is free again when the router has released it.
+#[test]
+fn a_sequence_that_cannot_be_run_is_refused_and_the_others_go_on() {
+    let (mut router, _, _) = Router::ready();
+    let a = [3u32, 9, 27, 1];
+    let of_a = expected(&a, 3);
+    let wrong = Sampling { end_tokens: vec![1_000_000], min_new_tokens: 3, ..greedy() };
+    let wrong = Admission { sampling: Some(wrong), ..admission(1, &[5, 6]) };
+    router.send_step(Step {
+        id: 1,
+        admit: vec![admission(0, &a), wrong],
+        rows: vec![row(0, 0, 4, &[3], true), row(1, 0, 2, &[4], true)],
+        ..Step::default()
+    });
+    router.send_step(Step {
+        id: 2,
+        rows: vec![row(0, 4, 1, &[7], true), row(1, 2, 1, &[], true)],
+        ..Step::default()
+    });
+    router.send_step(Step {
+        id: 3,
+        release: vec![1],
+        admit: vec![admission(1, &a)],
+        rows: vec![row(0, 5, 1, &[], true), row(1, 0, 4, &[4], true)],
+    });
+    for (step, tokens) in
+        [(1, vec![(0, of_a[0])]), (2, vec![(0, of_a[1])]), (3, vec![(0, of_a[2]), (1, of_a[0])])]
+    {
+        let answer = router.output();
+        let sampled: Vec<_> = answer.sampled.iter().map(|s| (s.slot, s.token)).collect();
+        assert_eq!((answer.step, sampled), (step, tokens));
+        let refused: Vec<_> = answer.errors.iter().map(|error| (error.slot, error.kind())).collect();
+        assert_eq!(refused, if step < 3 { vec![(1, RowErrorKind::Refused)] } else { vec![] });
+        assert!(answer.errors.iter().all(|error| error.message.contains("end_tokens")), "{answer:?}");
+    }
+    router.send(to_shard::Message::Shutdown(Shutdown {}));
     router.shard.join().unwrap().unwrap();
 }

@@ -1,32 +1,32 @@
 //! How large the messages of a step can become.
 //!
-//! A step and its answer must each fit a frame. The scheduler therefore takes what every admission and row can cost at most from a budget of
-//! bytes, and leaves for a later step what does not fit. This is the only place that knows these sizes.
+//! A step and its answer must each fit a frame. The scheduler therefore takes the largest possible size of every admission and row from a
+//! budget of bytes, and leaves everything that does not fit for a later step. This module is the only place that knows these sizes.
 //!
-//! Decode rows may use half of the budget. So an admission, or a chunk of a prompt, always has the other half, and the first in line always
-//! moves on.
+//! Decode rows may use half of the budget. So the first admission and the first chunk of a prompt always have the other half, and the first
+//! sequence in line always moves on.
 
 use super::Limits;
 use millrace_proto::Sampling;
 use millrace_proto::frame::encoded_len;
 use millrace_proto::rules::{MAX_ROW_ERROR, MAX_TOP_N, mask_words};
 
-/// The message around the lists of a step, and what an answer says of the step as a whole.
+/// The fields of a step and of an answer outside of their lists.
 const MESSAGE: usize = 128;
-/// A row without its mask: six numbers, a block that it may begin, and the headers.
+/// A row without its mask: six numbers, one new block, and the headers.
 const ROW: usize = 64;
 /// A slot that is released.
 const RELEASE: usize = 8;
 /// An admission without its tokens, its blocks and its sampling parameters.
 const ADMISSION: usize = 64;
-/// What a row answers at most, without alternatives, scores and vector: an error, or the headers of all the others.
+/// The answer to a row without alternatives, scores and vector: an error, or the headers of the other results.
 const ANSWER: usize = MAX_ROW_ERROR + 64;
 /// A token with its log-probability.
 const ALTERNATIVE: usize = 16;
 /// A token of a prompt that is scored, without alternatives.
 const PROMPT_TOKEN: usize = 24;
 
-/// Rows of a step for which the fixed parts of both messages take at most a quarter of a frame.
+/// The largest number of rows for which the fixed parts of both messages take at most a quarter of a frame.
 pub(super) fn most_rows(frame_bytes: usize) -> usize {
     (frame_bytes / 4).saturating_sub(MESSAGE) / (ROW + RELEASE).max(ANSWER)
 }
@@ -46,7 +46,7 @@ fn admission(limits: &Limits, tokens: usize, sampling: usize) -> usize {
     ADMISSION + tokens * varint(limits.vocab_size) + blocks + sampling
 }
 
-/// Half of what the fixed parts leave of a frame.
+/// Half of the bytes that the fixed parts leave of a frame.
 fn half(limits: &Limits) -> usize {
     let fixed = MESSAGE + limits.max_sequences * (ROW + RELEASE).max(ANSWER);
     limits.max_frame_bytes.saturating_sub(fixed) / 2
@@ -68,7 +68,7 @@ pub(super) fn sampling(sampling: &Sampling) -> usize {
     encoded_len(sampling)
 }
 
-/// What something adds to the messages of a step at most, in bytes, beyond the fixed part that every row has.
+/// The bytes that a row adds to the messages of a step at most, beyond the fixed part that every row has.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Cost {
     /// In the step.
@@ -77,7 +77,7 @@ pub(super) struct Cost {
     pub(super) answer: usize,
 }
 
-/// What a row asks for, as far as its size depends on it.
+/// The parts of a row that decide its size.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct RowContent {
     /// Words of its mask.
@@ -105,7 +105,7 @@ pub(super) fn scored_token(top_n: usize) -> usize {
     PROMPT_TOKEN + top_n.min(MAX_TOP_N) * ALTERNATIVE
 }
 
-/// What is left of the two messages of a step that is being planned.
+/// The bytes that are left in the two messages of a step that is being planned.
 #[derive(Debug)]
 pub(super) struct FrameBudget {
     limits: Limits,

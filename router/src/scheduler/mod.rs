@@ -314,7 +314,8 @@ impl Scheduler {
     }
 
     /// One token for each sequence that decodes, the first in line first. A shortage of blocks is at the cost of the
-    /// last, which may be the one in need itself. Who does not fit the message any more has its turn behind the prompts, or in the next step.
+    /// last, which may be the one in need itself. A sequence whose row does not fit the message any more has another chance beside the
+    /// prompts, or waits for the next step.
     fn schedule_decodes(&mut self, bytes: &mut FrameBudget) {
         let mut index = 0;
         while let Some(running) = self.running.get_mut(index) {
@@ -394,7 +395,7 @@ impl Scheduler {
             None => self.waiting.get(id)?,
         };
         if let RowFailure::NotFinite(_) = failure {
-            // What was computed for it before may be broken as well, and some of that may have come from the cache.
+            // The keys and values of its earlier positions may be broken as well, and some of them may have come from the cache.
             self.cache.forget(&sequence.salt, &sequence.tokens);
         }
         self.cancel(id);

@@ -1,4 +1,4 @@
-//! Sequences that may be what ends the shards.
+//! The quarantine of sequences that may have ended the shards.
 //!
 //! When the shards are lost, every sequence with a row in the steps in flight is a suspect. A sequence that was in two losses is in
 //! quarantine: when there are shards again it runs alone, before all others, until it is past the place at which it was when they were
@@ -13,10 +13,10 @@ use super::{Admitted, InFlightRow, Scheduler};
 /// Losses after which a sequence runs alone.
 const SUSPICIOUS: u32 = 2;
 
-/// What is known of a sequence's part in losses of the shards.
+/// The losses of the shards that a sequence was in.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Suspicion {
-    /// Losses in which it had a row in flight, since it was last found innocent.
+    /// Losses in which it had a row in flight. One is left after it was found innocent.
     losses: u32,
     /// Positions that it had computed in them at most, those in flight included.
     reached: usize,
@@ -62,7 +62,7 @@ impl Scheduler {
         let Scheduler { quarantine, waiting, cache, .. } = self;
         let next = quarantine.iter().filter_map(|&id| waiting.get(id)).find(|sequence| !sequence.is_held());
         let Some((id, len)) = next.map(|sequence| (sequence.id, sequence.len())) else { return Vec::new() };
-        // Nobody waits longer for being passed by a sequence in quarantine than its trial takes: it is no newcomer.
+        // It is no newcomer, so the patience of the sequences before it is not used up.
         let Some(sequence) = waiting.remove(id) else { return Vec::new() };
         let prefix = match sequence.is_computed_whole() {
             true => Prefix::default(),

@@ -254,7 +254,7 @@ impl Running {
         self.computed + count
     }
 
-    /// What a row of so many tokens would ask for, as far as its size depends on it.
+    /// The parts that decide the size of a row of so many tokens.
     fn content(&self, count: usize, hidden_size: usize) -> RowContent {
         let sequence = &self.sequence;
         let complete = self.computed + count == sequence.len();
@@ -272,8 +272,8 @@ impl Running {
         }
     }
 
-    /// Plans up to `count` tokens, as many as the messages of the step have room for, and takes their part of the budget. What a row that
-    /// completes its sequence asks for may be too much where a shorter one still fits.
+    /// Plans up to `count` tokens, as many as the messages of the step have room for, and takes their bytes from the budget. Where the whole row
+    /// does not fit, a row without the last token may, because only that one can have a mask, alternatives or a vector.
     pub(super) fn plan(&mut self, count: usize, limits: &Limits, budget: &mut FrameBudget) {
         self.planned = 0;
         let content = self.content(count, limits.hidden_size);
