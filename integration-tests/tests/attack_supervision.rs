@@ -8,7 +8,9 @@ use std::process::{Child, Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use millrace_integration_tests::{Server, binary, long_story, post, shards_of, signal, stream};
+use millrace_integration_tests::{
+    SecretFile, Server, Worker, binary, free_port, long_story, post, shards_of, signal, stream,
+};
 use serde_json::{Value, json};
 
 /// How long anything may take before a test gives up on it.
@@ -125,6 +127,33 @@ fn a_pause_in_the_middle_of_an_exchange_between_ranks_is_no_loss() {
     });
     assert_eq!(story, expected);
     assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0, "{}", server.log());
+}
+
+#[test]
+fn a_pause_of_two_machines_is_no_loss() {
+    let (port, secret) = (free_port(), SecretFile::new("attack-pause", "a secret of this test alone\n"));
+    let timeouts = ["--step-timeout", "1", "--heartbeat-timeout", "1", "--collective-timeout", "1"];
+    let nodes = ["--num-shard", "2", "--nnodes", "2", "--leader-address", "127.0.0.1"];
+    let flags =
+        [&timeouts[..], &nodes, &["--leader-port", &port, "--group-secret-file", secret.path()]].concat();
+    let worker = Worker::start(Command::new(binary()).args(["serve", "--node-rank", "1"]).args(&flags));
+    let server = Server::start(&flags);
+    let expected = long_story(&server, || {});
+    let ranks = [shards_of(server.pid())[0], worker.shards()[0]];
+    let story = long_story(&server, || {
+        for order in [[0, 1, 2], [2, 1, 0]] {
+            let all = [ranks[0], ranks[1], server.pid()];
+            order.iter().for_each(|&index| signal(all[index], "STOP"));
+            sleep(Duration::from_millis(1500));
+            order.iter().rev().for_each(|&index| signal(all[index], "CONT"));
+            sleep(Duration::from_millis(50));
+        }
+    });
+    assert_eq!(story, expected);
+    assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0, "{}", server.log());
+    assert_eq!([shards_of(server.pid())[0], worker.shards()[0]], ranks);
+    drop(server);
+    worker.stop();
 }
 
 #[test]
@@ -315,8 +344,9 @@ fn temporary_folders_of_a_killed_server_are_removed_by_the_next_one() {
     let left = (0..20).find_map(|_| {
         let mut server = start_with_temporary_files_in(&folder);
         let since = Instant::now();
-        while !names_in(&folder).iter().any(is_ours) && since.elapsed() < PATIENCE {
-            std::hint::spin_loop();
+        // It may have come and gone between two looks.
+        while !names_in(&folder).iter().any(is_ours) && since.elapsed() < Duration::from_secs(2) {
+            sleep(Duration::from_micros(200));
         }
         server.kill().unwrap();
         server.wait().unwrap();

@@ -48,6 +48,7 @@ fn options(address: Address) -> ShardOptions {
         quantize: None,
         max_total_tokens: None,
         max_batch_total_tokens: None,
+        kept_pool: None,
         memory_fraction: 1.0,
         max_step_tokens: 64,
         max_sequences: 4,

@@ -8,6 +8,8 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::EngineConfig;
+
 /// Why a group of shards was lost, or could not be started.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Loss {
@@ -46,6 +48,13 @@ pub(super) struct LossPolicy {
     pub(super) max: u32,
     /// Time between the first and the last of them, at least.
     pub(super) window: Duration,
+}
+
+impl LossPolicy {
+    /// The policy that the operator has chosen.
+    pub(super) fn of(config: &EngineConfig) -> Self {
+        LossPolicy { max: config.max_failures, window: config.failure_window }
+    }
 }
 
 /// What follows from a loss.

@@ -124,8 +124,9 @@ pub fn start(config: EngineConfig, command: ShardCommand) -> (Engine, JoinHandle
     let world_size = config.world_size;
     let silence = config.startup_silence;
     let others = config.others.clone();
-    // Nobody waits for it: it is about other servers' files.
-    tokio::task::spawn_blocking(sockets::remove_leftovers);
+    // On a thread that nobody waits for, not even at the end: it is about other servers' files, and a directory on a
+    // network may not answer. Without a thread they stay.
+    let _ = std::thread::Builder::new().name("leftovers".into()).spawn(sockets::remove_leftovers);
     let connect = move |kept: Option<Kept>| {
         let (command, others) = (command.clone(), others.clone());
         async move { Group::start(&command, world_size, others.as_ref(), silence, kept.as_ref()).await }

@@ -52,7 +52,7 @@ pub(super) async fn run(
     state: watch::Sender<State>,
     mut connect: Connect,
 ) {
-    let policy = LossPolicy { max: config.max_failures, window: config.failure_window };
+    let policy = LossPolicy::of(&config);
     let end = match load(config.startup_silence, policy, &mut commands, &state, &mut connect).await {
         Ok((group, announced)) => {
             serve(config, occupancy, group, announced, connect, &mut commands, &state).await
@@ -108,7 +108,7 @@ async fn serve(
     let options = Options { prefix_cache: config.prefix_cache, ..Options::default() };
     let shards = Supervisor::new(connect, group, patience, &announced);
     let ready = Arc::new(announced.ready);
-    let policy = LossPolicy { max: config.max_failures, window: config.failure_window };
+    let losses = Losses::new(LossPolicy::of(&config));
     let server = Server {
         shards,
         config,
@@ -126,7 +126,7 @@ async fn serve(
         batch: Batch::default(),
         batches,
         draining: None,
-        losses: Losses::new(policy),
+        losses,
         blamed: false,
         lost: None,
         shown: None,

@@ -21,16 +21,14 @@ pub enum Error {
     },
     /// A file has other contents than when it was read first.
     #[error(
-        "{file} has been changed since this server read it first ({was}, and now {is}): the server cannot go on with \
-         another model than it began with. Restart it to serve the files that are there now"
+        "{file} has been changed since this server read it first ({how}): the server cannot go on with another model than \
+         it began with. Restart it to serve the files that are there now"
     )]
     Changed {
         /// The file.
         file: String,
-        /// Its size and time at first.
-        was: String,
-        /// Its size and time now.
-        is: String,
+        /// What differs.
+        how: String,
     },
     /// The operating system could not bring a part of a file that was there when the file was opened.
     #[error(

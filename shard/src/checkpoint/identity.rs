@@ -3,7 +3,6 @@
 //! A file's number (inode) is left out: network file systems give another one when they are mounted again, and a server
 //! should survive that. A file that is replaced by another one of the same size and time is taken for a copy.
 
-use std::fmt::{self, Display, Formatter};
 use std::io;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
@@ -35,11 +34,13 @@ impl Stamp {
         let (bytes, nanos) = (fields.next()?.parse().ok()?, fields.next()?.parse::<u64>().ok()?);
         Some((Stamp { bytes, modified: Duration::from_nanos(nanos) }, fields.next()?))
     }
-}
 
-impl Display for Stamp {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        write!(f, "{} bytes, changed {:.3} s after 1970", self.bytes, self.modified.as_secs_f64())
+    /// What has changed from this stamp to a later one of the same file, in words; `None` if nothing has.
+    pub(super) fn change(self, now: Stamp) -> Option<String> {
+        if self.bytes != now.bytes {
+            return Some(format!("it had {} bytes, and has {} now", self.bytes, now.bytes));
+        }
+        (self != now).then(|| "it has the same size, but was written again".to_owned())
     }
 }
 

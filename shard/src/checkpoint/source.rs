@@ -100,12 +100,9 @@ impl Source {
     pub fn check_unchanged(&self, identity: &str) -> Result<(), Error> {
         let Source::Directory(folder) = self else { return Ok(()) };
         for (was, name) in identity.lines().filter_map(Stamp::parse) {
-            match Stamp::of(&folder.join(name)) {
-                Ok(is) if is != was => {
-                    let (was, is) = (was.to_string(), is.to_string());
-                    return Err(Error::Changed { file: self.path(name), was, is });
-                }
-                _ => {}
+            let how = Stamp::of(&folder.join(name)).ok().and_then(|now| was.change(now));
+            if let Some(how) = how {
+                return Err(Error::Changed { file: self.path(name), how });
             }
         }
         Ok(())
