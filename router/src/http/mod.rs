@@ -8,6 +8,7 @@ mod grammar;
 mod headers;
 mod health;
 mod kserve;
+mod offload;
 mod openai;
 mod panic;
 mod platform;

@@ -7,6 +7,7 @@ mod template;
 mod tokenizer;
 
 pub use detokenize::Detokenizer;
+pub(crate) use stop::Pattern;
 pub use stop::{StopMatcher, StopText};
 pub use template::{ChatTemplate, Conversation, TemplateError};
 pub use tokenizer::{Encoded, Specials, TextError, Tokenizer};
