@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 
 use anyhow::{Result, bail};
 use millrace_router::service::{Prompt, ServiceError};
-use millrace_router::text::{Conversation, Specials};
+use millrace_router::text::Conversation;
 use serde_json::{Value, json};
 
 use super::generate::print_stream;
@@ -52,8 +52,7 @@ pub(crate) fn run(args: ChatArgs) -> Result<()> {
                         }
                         Err(error) => return Err(error.into()),
                     };
-                    let prompt = Prompt::Text(prompt, Specials::Omit);
-                    let answer = match stack.service.generate(prompt, sampling.params()).await {
+                    let answer = match stack.service.generate(Prompt::Chat(prompt), sampling.params()).await {
                         Ok(mut answer) => print_stream(&mut answer).await?,
                         // A conversation that has become too long is no reason to leave.
                         Err(error) => {

@@ -193,18 +193,10 @@ struct Whole {
 }
 
 impl Whole {
-    fn body(
-        self,
-        answers: Vec<Answer>,
-        usage: Usage,
-        prompt_token_ids: Option<Vec<u32>>,
-    ) -> ChatCompletion {
-        let prompt_logprobs = answers
-            .first()
-            .zip(self.prompt_top_n)
-            .map(|(answer, top_n)| {
-                prompt_logprobs(&self.tokenizer, self.prepared.prompt(), &answer.prompt, top_n)
-            });
+    fn body(self, answers: Vec<Answer>, usage: Usage, prompt_token_ids: Option<Vec<u32>>) -> ChatCompletion {
+        let prompt_logprobs = answers.first().zip(self.prompt_top_n).map(|(answer, top_n)| {
+            prompt_logprobs(&self.tokenizer, self.prepared.prompt(), &answer.prompt, top_n)
+        });
         let choices = answers.into_iter().enumerate().map(|(index, answer)| self.choice(index, answer));
         let choices = choices.collect();
         let Header { id, created, model } = self.header;
