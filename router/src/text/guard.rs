@@ -161,12 +161,10 @@ impl Guard {
             tokens.iter().map(|&token| (self.placeholder(token, true), &texts[token])).collect();
         for message in &mut conversation.messages {
             edit(message, &mut |text| {
-                let shown = pairs.iter().filter(|(hidden, _)| text.contains(hidden.as_str())).fold(
-                    None::<String>,
-                    |shown, (hidden, token)| {
-                        Some(shown.as_deref().unwrap_or(text).replace(hidden.as_str(), token))
-                    },
-                );
+                let mut shown = None::<String>;
+                for (hidden, token) in pairs.iter().filter(|(hidden, _)| text.contains(hidden.as_str())) {
+                    shown = Some(shown.as_deref().unwrap_or(text).replace(hidden.as_str(), token));
+                }
                 shown
             });
         }
