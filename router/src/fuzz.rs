@@ -141,7 +141,7 @@ pub fn tokenizers(data: &[u8]) {
         let mut back: String = encoded.ids.iter().map(|&id| detokenizer.push(id)).collect();
         back += &detokenizer.finish();
         assert_eq!(back, text, "{:?}", encoded.ids);
-        assert!(encoded.offsets.iter().all(|&(from, to)| from <= to && to <= text.len()));
+        assert!(encoded.offsets.iter().all(|&(from, to)| from <= to && to as usize <= text.len()));
     }
 }
 

@@ -60,7 +60,15 @@ pub(crate) struct HttpArgs {
     /// Largest request body in bytes
     #[arg(long, env = "PAYLOAD_LIMIT", default_value_t = 2_000_000, value_name = "BYTES")]
     pub(crate) payload_limit: usize,
-    /// Texts tokenised at the same time
+    /// Bytes of a text that /tokenize, /chat_tokenize and /v1/messages/count_tokens take; as many as the longest prompt of the
+    /// model can have when absent
+    #[arg(long, env = "MAX_TOKENIZE_BYTES", value_name = "BYTES")]
+    pub(crate) max_tokenize_bytes: Option<usize>,
+    /// Turn the text of a special token in a message, such as <|im_end|>, into that token, so that clients can begin and end
+    /// turns. When absent, it is text like any other
+    #[arg(long, env = "PARSE_SPECIAL_IN_USER_TEXT", value_parser = clap::builder::BoolishValueParser::new())]
+    pub(crate) parse_special_in_user_text: bool,
+    /// Short texts, and as many long ones, tokenized at the same time
     #[arg(long, env = "VALIDATION_WORKERS", default_value_t = 2, value_name = "N",
           value_parser = clap::builder::RangedU64ValueParser::<usize>::new().range(1..))]
     pub(crate) validation_workers: usize,

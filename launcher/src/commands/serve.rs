@@ -67,6 +67,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         max_client_batch_size: http.max_client_batch_size,
         payload_limit: http.payload_limit,
         validation_workers: http.validation_workers,
+        max_tokenize_bytes: http.max_tokenize_bytes,
+        parse_special_in_user_text: http.parse_special_in_user_text,
         grammar_support: !http.disable_grammar_support,
         // The stack knows the program.
         grammar_worker: None,

@@ -9,6 +9,7 @@ mod grammar;
 mod headers;
 mod health;
 mod kserve;
+mod offload;
 mod openai;
 mod panic;
 mod platform;

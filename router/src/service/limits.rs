@@ -27,8 +27,12 @@ pub struct Limits {
     pub max_client_batch_size: usize,
     /// Bytes of a request's body.
     pub payload_limit: usize,
-    /// Texts that are tokenised, and conversations that are rendered, at the same time.
+    /// Short texts, long texts, and conversations, of each kind so many, that are tokenized or rendered at the same time.
     pub validation_workers: usize,
+    /// Bytes of a text that is tokenized without being a prompt; by default as many as the longest prompt can have.
+    pub max_tokenize_bytes: Option<usize>,
+    /// Clients may write special tokens into messages, and get them.
+    pub parse_special_in_user_text: bool,
     /// Whether answers may be constrained by grammars.
     pub grammar_support: bool,
     /// How the processes are started in which grammars are tried; without it they are compiled in this one.
@@ -55,6 +59,8 @@ impl Default for Limits {
             max_client_batch_size: 4,
             payload_limit: 2_000_000,
             validation_workers: 2,
+            max_tokenize_bytes: None,
+            parse_special_in_user_text: false,
             grammar_support: true,
             grammar_worker: None,
             tool_format: None,

@@ -2,12 +2,14 @@
 //!
 //! Everything that serves people goes through [`Service`]: the HTTP routes and the commands at the terminal alike.
 
+mod budget;
 mod caller;
 mod context;
 mod error;
 mod limits;
 mod params;
 mod stream;
+mod text;
 
 #[cfg(test)]
 mod tests;
@@ -20,6 +22,7 @@ use millrace_proto::rules::check_sampling;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
 pub use crate::engine::{Pooling, PromptToken};
+pub(crate) use budget::Reservation;
 pub(crate) use caller::Caller;
 pub(crate) use context::RequestContext;
 pub use error::ServiceError;
@@ -29,12 +32,13 @@ pub(crate) use params::priority;
 pub use params::{Params, Prompt};
 pub use stream::{FinishReason, Finished, TextEvent, TextStream, TextToken, Timings};
 
+use self::budget::AnswerBudget;
 use crate::assets::{AssetError, Assets};
 use crate::engine::{Engine, Request, State};
 use crate::grammar::{Compiled, Compiler, GrammarError, Walk, Wanted};
 use crate::metrics;
 use crate::pooling::{self, UnknownPooling};
-use crate::text::{ChatTemplate, Conversation, Encoded, Specials, TemplateError, TextError, Tokenizer};
+use crate::text::{ChatTemplate, Specials, TemplateError, TextError, Tokenizer};
 use crate::tools::Format;
 
 /// What is served, as clients are told.
@@ -79,6 +83,8 @@ struct Inner {
     grammars: Compiler,
     /// Requests on their way to the engine: no more wait for a tokenizer than may wait for the model.
     entrance: Semaphore,
+    /// Bytes of answers that are made of a text and have not been sent yet.
+    answers: AnswerBudget,
 }
 
 /// A request that passed validation.
@@ -187,6 +193,7 @@ impl Service {
             eos,
             grammars,
             entrance,
+            answers: AnswerBudget::default(),
         })))
     }
 
@@ -252,32 +259,6 @@ impl Service {
         Err(ServiceError::Unavailable(why))
     }
 
-    /// The prompt for a conversation.
-    ///
-    /// # Errors
-    /// [`ServiceError::Template`] if the model has no template or the template refuses the messages.
-    pub async fn render(&self, conversation: Conversation) -> Result<String, ServiceError> {
-        let _place = self.enter().map_err(Self::reject)?;
-        let template = self.0.template.as_ref().ok_or(TemplateError::Missing);
-        match template {
-            Ok(template) => template.render(conversation).await,
-            Err(missing) => Err(missing),
-        }
-        .map_err(|error| Self::reject(ServiceError::Template(error.to_string())))
-    }
-
-    /// Text to tokens, bounded like a prompt.
-    ///
-    /// # Errors
-    /// [`ServiceError::Validation`] if the text is empty or cannot be a prompt.
-    pub async fn tokenize(&self, text: String, specials: Specials) -> Result<Encoded, ServiceError> {
-        if text.is_empty() {
-            return Err(ServiceError::invalid("inputs", "`inputs` cannot be empty"));
-        }
-        let tokenizer = &self.0.tokenizer;
-        tokenizer.encode(text, specials).await.map_err(|e| ServiceError::invalid("inputs", e.to_string()))
-    }
-
     /// Validates a request and turns it into tokens.
     ///
     /// # Errors
@@ -318,20 +299,12 @@ impl Service {
         if let Some(best_of) = params.best_of.filter(|&best_of| best_of > 1) {
             self.has_room_for(best_of)?;
         }
+        limits.check_truncate(params.truncate)?;
         let mut ids = match prompt {
-            Prompt::Text(text, specials) => {
-                limits.check_truncate(params.truncate)?;
-                // A text of more bytes than so many of the longest token has more tokens: it is not even tried.
-                let fits = limits.max_input.saturating_mul(self.0.tokenizer.longest_token().max(1));
-                if params.truncate.is_none() && text.len() > fits {
-                    return Err(limits.input_too_long(text.len() / self.0.tokenizer.longest_token().max(1)));
-                }
-                self.tokenize(text, specials).await?.ids
-            }
-            Prompt::Ids(ids) => {
-                limits.check_truncate(params.truncate)?;
-                ids
-            }
+            Prompt::Text(text, specials) => self.encode(text.into(), specials, &params, limits).await?,
+            // The template has written what begins a prompt.
+            Prompt::Chat(prompt) => self.encode(prompt, Specials::Omit, &params, limits).await?,
+            Prompt::Ids(ids) => ids,
         };
         // A tokenizer may know more tokens than the model: there is no embedding for those.
         if let Some(id) = ids.iter().find(|&&id| id >= ready.vocab_size) {

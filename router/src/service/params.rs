@@ -8,13 +8,15 @@ use millrace_proto::{LogitBias, Ready, Sampling, Watermark};
 use super::{Limits, ServiceError};
 use crate::engine::{Pooling, Priority};
 use crate::grammar::Wanted;
-use crate::text::{Specials, StopText};
+use crate::text::{Rendered, Specials, StopText};
 
 /// What is continued.
 #[derive(Debug, Clone)]
 pub enum Prompt {
-    /// A text.
+    /// A text, whose special tokens are parsed.
     Text(String, Specials),
+    /// What a chat template has written, in which the special tokens that clients have written are only text.
+    Chat(Rendered),
     /// Tokens, taken as they are.
     Ids(Vec<u32>),
 }

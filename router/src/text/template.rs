@@ -1,7 +1,8 @@
 //! Chat templates: a conversation as the text that the model was trained on.
 //!
 //! A template comes with the model and is run on what clients send, so it runs in a sandbox: no files, no imports,
-//! and bounded in instructions, depth, output and time.
+//! and bounded in instructions, depth, output and time. Special tokens that a client has written are hidden from it and
+//! are told from the template's own in what it writes; see [`guard`](super::guard).
 
 use std::collections::HashSet;
 use std::io::{self, Write};
@@ -12,9 +13,12 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, Value, context};
 use serde::Serialize;
 use tokio::sync::Semaphore;
 
+use super::guard::{Guard, Rendered};
+
 #[cfg(test)]
 mod jinja_tests;
 mod python;
+mod shape;
 
 /// Instructions of the template engine; the longest published templates need some thousands per message.
 const FUEL: u64 = 20_000_000;
@@ -24,6 +28,10 @@ const DEPTH: usize = 100;
 const OUTPUT: usize = 16 << 20;
 /// Time until the client is answered; the fuel ends the work itself.
 const TIME: Duration = Duration::from_secs(5);
+
+/// Special tokens in the assistant's words for which it is found out whether the template looks for them, which costs one
+/// more rendering each.
+const MOST_SHOWN: usize = 4;
 
 /// The names of a model's templates.
 const CHAT: &str = "chat";
@@ -68,6 +76,8 @@ struct Inner {
     /// Variables that it looks at, wherever it comes from: those of its variant for tools are among them.
     variables: HashSet<String>,
     writes_calls: bool,
+    /// Words that it has in quotes, the roles that it knows among them.
+    words: HashSet<String>,
     bos_token: Option<String>,
     eos_token: Option<String>,
     workers: Semaphore,
@@ -86,32 +96,15 @@ impl ChatTemplate {
         eos_token: Option<String>,
         workers: usize,
     ) -> Result<Self, TemplateError> {
-        let mut environment = Environment::new();
-        environment.set_trim_blocks(true);
-        environment.set_lstrip_blocks(true);
-        environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_fuel(Some(FUEL));
-        environment.set_recursion_limit(DEPTH);
-        python::install(&mut environment);
-        environment.add_function("raise_exception", raise_exception);
-        environment.add_function("strftime_now", strftime_now);
-        let mut variables = HashSet::new();
-        let writes_calls =
-            [Some(source), with_tools].iter().flatten().any(|text| text.contains("tool_calls"));
-        for (name, source) in [(CHAT, Some(source)), (CHAT_WITH_TOOLS, with_tools)] {
-            let Some(source) = source else { continue };
-            environment
-                .add_template_owned(name, python::without_percent(&without_generation_tags(source)))
-                .map_err(|e| TemplateError::Syntax(e.to_string()))?;
-            if let Ok(template) = environment.get_template(name) {
-                variables.extend(template.undeclared_variables(false));
-            }
-        }
+        [Some(source), with_tools].into_iter().flatten().try_for_each(shape::check)?;
+        let (environment, variables) = shape::on_large_stack(|| compile(source, with_tools))?;
+        let texts = || [Some(source), with_tools].into_iter().flatten();
         let workers = Semaphore::new(workers.max(1));
         Ok(ChatTemplate(Arc::new(Inner {
             environment,
             variables,
-            writes_calls,
+            writes_calls: texts().any(|text| text.contains("tool_calls")),
+            words: texts().flat_map(words).collect(),
             bos_token,
             eos_token,
             workers,
@@ -128,11 +121,16 @@ impl ChatTemplate {
         self.0.writes_calls
     }
 
-    /// Renders a conversation away from the async threads.
+    /// Whether the template has this word in quotes, as it has the names of the roles that it treats in their own way.
+    pub fn quotes(&self, word: &str) -> bool {
+        self.0.words.contains(word)
+    }
+
+    /// Renders a conversation away from the async threads; `guard` has hidden the special tokens in it.
     ///
     /// # Errors
     /// [`TemplateError::Render`] with the template's own words where it has some.
-    pub async fn render(&self, conversation: Conversation) -> Result<String, TemplateError> {
+    pub async fn render(&self, conversation: Conversation, guard: Guard) -> Result<Rendered, TemplateError> {
         let stopped = || TemplateError::Render("worker has stopped".into());
         let template = self.clone();
         let work = async move {
@@ -144,7 +142,7 @@ impl ChatTemplate {
                 held.forget();
                 move || {
                     let _release = Release(&permit.workers);
-                    template.render_now(&conversation)
+                    template.render_guarded_now(conversation, &guard)
                 }
             });
             task.await.unwrap_or_else(|_| Err(stopped()))
@@ -152,6 +150,44 @@ impl ChatTemplate {
         tokio::time::timeout(TIME, work)
             .await
             .unwrap_or_else(|_| Err(TemplateError::Render(format!("took longer than {} s", TIME.as_secs()))))
+    }
+
+    /// Renders a conversation on this thread, whose special tokens `guard` has hidden.
+    ///
+    /// A template may look for a special token in what the assistant has said before, for instance to leave out its
+    /// reasoning. Such tokens are found by rendering the conversation with and without each of them, and are shown to the
+    /// template. All others stay hidden from it.
+    ///
+    /// # Errors
+    /// As [`ChatTemplate::render_now`].
+    pub fn render_guarded_now(
+        &self,
+        mut conversation: Conversation,
+        guard: &Guard,
+    ) -> Result<Rendered, TemplateError> {
+        let written = |conversation: &Conversation| match self.render_now(conversation) {
+            Ok(text) => Ok(guard.reveal(&text)),
+            Err(TemplateError::Render(why)) => Err(TemplateError::Render(guard.reveal(&why).text)),
+            Err(other) => Err(other),
+        };
+        let hidden = written(&conversation);
+        let mut shown = Vec::new();
+        for token in guard.said_by_assistant().take(MOST_SHOWN) {
+            let mut variant = conversation.clone();
+            guard.show(&mut variant, &[token]);
+            let matters = written(&variant).is_ok_and(|variant| match &hidden {
+                Ok(hidden) => hidden.text != variant.text,
+                Err(_) => true,
+            });
+            if matters {
+                shown.push(token);
+            }
+        }
+        if shown.is_empty() {
+            return hidden;
+        }
+        guard.show(&mut conversation, &shown);
+        written(&conversation)
     }
 
     /// Renders a conversation on this thread.
@@ -181,6 +217,43 @@ impl ChatTemplate {
         template.render_captured_to(variables, &mut output).map_err(render)?;
         String::from_utf8(output.0).map_err(|e| TemplateError::Render(e.to_string()))
     }
+}
+
+/// The environment that renders a template and perhaps its variant for tools, and the variables that they look at.
+fn compile(
+    source: &str,
+    with_tools: Option<&str>,
+) -> Result<(Environment<'static>, HashSet<String>), TemplateError> {
+    let mut environment = Environment::new();
+    environment.set_trim_blocks(true);
+    environment.set_lstrip_blocks(true);
+    environment.set_auto_escape_callback(|_| AutoEscape::None);
+    environment.set_fuel(Some(FUEL));
+    environment.set_recursion_limit(DEPTH);
+    python::install(&mut environment);
+    environment.add_function("raise_exception", raise_exception);
+    environment.add_function("strftime_now", strftime_now);
+    let mut variables = HashSet::new();
+    for (name, source) in [(CHAT, Some(source)), (CHAT_WITH_TOOLS, with_tools)] {
+        let Some(source) = source else { continue };
+        environment
+            .add_template_owned(name, python::without_percent(&without_generation_tags(source)))
+            .map_err(|e| TemplateError::Syntax(e.to_string()))?;
+        if let Ok(template) = environment.get_template(name) {
+            variables.extend(template.undeclared_variables(false));
+        }
+    }
+    Ok((environment, variables))
+}
+
+/// Words of at most 64 letters, digits, dashes and underscores that stand in quotes.
+fn words(source: &str) -> impl Iterator<Item = String> {
+    source.char_indices().filter(|&(_, c)| matches!(c, '\'' | '"')).filter_map(|(at, quote)| {
+        let rest = &source[at + 1..];
+        let is_word = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-');
+        let end = rest.char_indices().take(65).find(|&(_, c)| !is_word(c))?;
+        (end.0 > 0 && end.1 == quote).then(|| rest[..end.0].to_owned())
+    })
 }
 
 struct Release<'a>(&'a Semaphore);

@@ -1,11 +1,17 @@
-//! The tokenizer, and a bounded way to run it.
+//! The tokenizer of a model: what it knows of its tokens, and how a text is encoded on this thread. `encode` does the same
+//! away from the async threads.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
-use tokenizers::Tokenizer as Library;
-use tokio::sync::Semaphore;
+use tokenizers::{
+    Model, NormalizedString, Normalizer, NormalizerWrapper, OffsetReferential, OffsetType,
+    PreTokenizedString, PreTokenizer, Token, Tokenizer as Library, normalizer,
+};
 
+use super::cuts::Cuts;
 use super::detokenize::Detokenizer;
+use super::encode::Lanes;
+use super::guard::{ControlTokens, Rendered};
 use super::pieces::{Pieces, Start};
 use crate::assets::Assets;
 
@@ -39,12 +45,25 @@ pub enum Specials {
 }
 
 /// A text as tokens.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Encoded {
     /// Token ids.
     pub ids: Vec<u32>,
-    /// For each token, the bytes of the text that it covers; empty at 0 for tokens that were put around it.
-    pub offsets: Vec<(usize, usize)>,
+    /// For each token, the bytes of the text that it covers; empty at 0 for tokens that were put around it. A text has
+    /// less than 4 GiB.
+    pub offsets: Vec<(u32, u32)>,
+}
+
+impl Encoded {
+    /// Adds the tokens that follow.
+    pub(super) fn append(&mut self, mut later: Encoded) {
+        self.ids.append(&mut later.ids);
+        self.offsets.append(&mut later.offsets);
+    }
+
+    fn outside(ids: &[u32]) -> Self {
+        Encoded { ids: ids.to_vec(), offsets: vec![(0, 0); ids.len()] }
+    }
 }
 
 /// Turns text into token ids and back. Clones are the same tokenizer.
@@ -60,11 +79,18 @@ struct Inner {
     special: Vec<bool>,
     /// Put in front of raw prompts: the configuration asks for it and the post-processor does not do it.
     bos: Option<u32>,
-    workers: Arc<Semaphore>,
+    /// What the post-processor puts before and after a text; `None` if it does anything else.
+    around: Option<(Vec<u32>, Vec<u32>)>,
+    control: Arc<ControlTokens>,
+    /// Those of them that the library looks for in the normalized text only.
+    normalized: ControlTokens,
+    /// Found out when the first long text comes.
+    cuts: OnceLock<Cuts>,
+    lanes: Lanes,
 }
 
 impl Tokenizer {
-    /// Reads the tokenizer of a model; at most `workers` texts are encoded at the same time.
+    /// Reads the tokenizer of a model; at most `workers` short and `workers` long texts are encoded at the same time.
     ///
     /// # Errors
     /// [`TextError`] names what is wrong with the file.
@@ -91,32 +117,32 @@ impl Tokenizer {
             serde_json::from_slice(&assets.tokenizer).map_err(|e| TextError::Tokenizer(e.to_string()))?;
         let pieces = Pieces::new(source.get("decoder"), highest + 1, |id| library.id_to_token(id))?;
         let bos = bos_to_add(assets, &library)?;
+        let around = around(&library);
+        let named = [&assets.bos_token, &assets.eos_token].into_iter().flatten();
+        let is_named =
+            |id: u32, text: &String| assets.eos_ids.contains(&id) || named.clone().any(|name| name == text);
+        let is_control =
+            |id: u32, text: &String, special: bool| special || is_named(id, text) || is_control_shaped(text);
+        let control: Vec<_> = added
+            .iter()
+            .filter(|(id, token)| is_control(**id, &token.content, token.special))
+            .map(|(_, token)| token)
+            .collect();
+        let normalized = control.iter().filter(|token| token.normalized);
+        let normalized = ControlTokens::new(normalized.map(|token| token.content.clone()));
+        let control = ControlTokens::new(control.iter().map(|token| token.content.clone()));
         Ok(Tokenizer(Arc::new(Inner {
             longest: pieces.longest(),
             library,
             pieces,
             special,
             bos,
-            workers: Arc::new(Semaphore::new(workers.max(1))),
+            around,
+            control: Arc::new(control),
+            normalized,
+            cuts: OnceLock::new(),
+            lanes: Lanes::new(workers),
         })))
-    }
-
-    /// Encodes away from the async threads, when one of the workers is free.
-    ///
-    /// # Errors
-    /// [`TextError::Encode`] if the tokenizer cannot represent the text.
-    pub async fn encode(&self, text: String, specials: Specials) -> Result<Encoded, TextError> {
-        let stopped = |_| TextError::Encode("worker has stopped".into());
-        let permit =
-            self.0.workers.clone().acquire_owned().await.map_err(|e| TextError::Encode(e.to_string()))?;
-        let tokenizer = self.clone();
-        tokio::task::spawn_blocking(move || {
-            // Held by the work itself: a client that leaves does not free a worker that is still busy.
-            let _permit = permit;
-            tokenizer.encode_now(&text, specials)
-        })
-        .await
-        .unwrap_or_else(|e| Err(stopped(e)))
     }
 
     /// Encodes on this thread.
@@ -124,18 +150,123 @@ impl Tokenizer {
     /// # Errors
     /// [`TextError::Encode`] if the tokenizer cannot represent the text.
     pub fn encode_now(&self, text: &str, specials: Specials) -> Result<Encoded, TextError> {
-        let encoding = self
-            .0
-            .library
-            .encode(text, specials == Specials::Add)
-            .map_err(|e| TextError::Encode(e.to_string()))?;
-        let mut encoded =
-            Encoded { ids: encoding.get_ids().to_vec(), offsets: encoding.get_offsets().to_vec() };
+        let encoded = self.library_encode(text, specials == Specials::Add)?;
+        Ok(self.with_bos(encoded, specials))
+    }
+
+    /// Encodes a prompt on this thread: its literal ranges as ordinary text, whatever they look like.
+    ///
+    /// # Errors
+    /// As [`Tokenizer::encode_now`].
+    pub fn encode_rendered_now(&self, text: &Rendered, specials: Specials) -> Result<Encoded, TextError> {
+        let encoded = self.encode_part(&text.text, &text.literal, specials == Specials::Add)?;
+        Ok(self.with_bos(encoded, specials))
+    }
+
+    /// Encodes a text or a part of one; `add` puts the post-processor's tokens around it.
+    pub(super) fn encode_part(
+        &self,
+        text: &str,
+        literal: &[std::ops::Range<usize>],
+        add: bool,
+    ) -> Result<Encoded, TextError> {
+        if literal.is_empty() {
+            self.library_encode(text, add)
+        } else {
+            self.encode_literal(text, literal, add)
+        }
+    }
+
+    fn library_encode(&self, text: &str, add: bool) -> Result<Encoded, TextError> {
+        let encoding = self.0.library.encode(text, add).map_err(failed)?;
+        compact(&encoding)
+    }
+
+    /// Does what the library does for a whole text, except that it takes no added token from the literal ranges.
+    fn encode_literal(
+        &self,
+        text: &str,
+        literal: &[std::ops::Range<usize>],
+        add: bool,
+    ) -> Result<Encoded, TextError> {
+        let library = &self.0.library;
+        let genuine = self.genuine(text, literal);
+        let mut parts = PreTokenizedString::from(text);
+        parts.split(|_, whole| Ok(split_at(&whole, &genuine))).map_err(failed)?;
+        if let Some(normalizer) = library.get_normalizer() {
+            parts.normalize(|part| normalizer.normalize(part)).map_err(failed)?;
+        }
+        if let Some(pre_tokenizer) = library.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut parts).map_err(failed)?;
+        }
+        parts.tokenize(|part| library.get_model().tokenize(part.get())).map_err(failed)?;
+        let encoding = parts.into_encoding(None, 0, OffsetType::Byte).map_err(failed)?;
+        compact(&library.post_process(encoding, None, add).map_err(failed)?)
+    }
+
+    /// The added tokens in a text with their byte ranges, but for those in the literal ranges.
+    fn genuine(&self, text: &str, literal: &[std::ops::Range<usize>]) -> Vec<(u32, usize, usize)> {
+        // The first of these ranges that ends after the token's beginning is the only one that can meet the token.
+        let meets = |ranges: &[std::ops::Range<usize>], from: usize, to: usize| {
+            let near = ranges.partition_point(|range| range.end <= from);
+            ranges.get(near).is_some_and(|range| range.start < to)
+        };
+        // Without a normalizer this finds the added tokens and does nothing else.
+        let vocabulary = self.0.library.get_added_vocabulary();
+        let found = vocabulary.extract_and_normalize(None::<&NormalizerWrapper>, text);
+        let found = found.get_splits(OffsetReferential::Original, OffsetType::Byte);
+        let genuine = found.iter().filter_map(|(_, (from, to), tokens)| {
+            let id = tokens.as_ref()?.first()?.id;
+            (!meets(literal, *from, *to)).then_some((id, *from, *to))
+        });
+        let mut genuine: Vec<_> = genuine.collect();
+        // It misses those that the library looks for in the normalized text.
+        let taken: Vec<_> = genuine.iter().map(|&(_, from, to)| from..to).collect();
+        for std::ops::Range { start, end } in self.0.normalized.find(text) {
+            if let Some(id) = self.token_id(&text[start..end])
+                && !meets(literal, start, end)
+                && !meets(&taken, start, end)
+            {
+                genuine.push((id, start, end));
+            }
+        }
+        genuine.sort_unstable_by_key(|&(_, from, _)| from);
+        genuine
+    }
+
+    fn with_bos(&self, mut encoded: Encoded, specials: Specials) -> Encoded {
         if let (Some(bos), Specials::Add) = (self.0.bos, specials) {
             encoded.ids.insert(0, bos);
             encoded.offsets.insert(0, (0, 0));
         }
-        Ok(encoded)
+        encoded
+    }
+
+    /// The tokens that are put before a text and after it; `None` if that cannot be told.
+    pub(super) fn around(&self, specials: Specials) -> Option<(Encoded, Encoded)> {
+        if specials == Specials::Omit {
+            return Some((Encoded::default(), Encoded::default()));
+        }
+        let (before, after) = self.0.around.as_ref()?;
+        let before = self.with_bos(Encoded::outside(before), specials);
+        Some((before, Encoded::outside(after)))
+    }
+
+    /// Where long texts can be cut.
+    pub(super) fn cuts(&self) -> Cuts {
+        *self.0.cuts.get_or_init(|| {
+            let tokens = (0..self.size()).map(|id| self.token_bytes(id));
+            Cuts::of(|text| self.library_encode(text, false).ok(), tokens)
+        })
+    }
+
+    pub(super) fn lanes(&self) -> &Lanes {
+        &self.0.lanes
+    }
+
+    /// The special tokens that clients must not be able to write into messages.
+    pub fn control_tokens(&self) -> &Arc<ControlTokens> {
+        &self.0.control
     }
 
     /// A fresh detokenizer; one for a text that `continues` another keeps the space it starts with.
@@ -197,6 +328,52 @@ impl Tokenizer {
     pub(crate) fn library_decode(&self, ids: &[u32], skip_special: bool) -> String {
         self.0.library.decode(ids, skip_special).unwrap()
     }
+}
+
+fn failed(error: impl std::fmt::Display) -> TextError {
+    TextError::Encode(error.to_string())
+}
+
+fn compact(encoding: &tokenizers::Encoding) -> Result<Encoded, TextError> {
+    let narrow = |&(from, to): &(usize, usize)| Some((u32::try_from(from).ok()?, u32::try_from(to).ok()?));
+    let offsets = encoding.get_offsets().iter().map(narrow).collect::<Option<_>>();
+    let offsets = offsets.ok_or_else(|| TextError::Encode("the text has more than 4 GiB".into()))?;
+    Ok(Encoded { ids: encoding.get_ids().to_vec(), offsets })
+}
+
+/// The text in parts: these tokens, which are done, and what is between them. The ranges are bytes of the text, which has
+/// not been changed yet.
+fn split_at(
+    whole: &NormalizedString,
+    tokens: &[(u32, usize, usize)],
+) -> Vec<(NormalizedString, Option<Vec<Token>>)> {
+    let slice =
+        |from: usize, to: usize| whole.slice(normalizer::Range::Normalized(from..to)).unwrap_or_default();
+    let mut parts = Vec::with_capacity(2 * tokens.len() + 1);
+    let mut end = 0;
+    for &(id, from, to) in tokens {
+        parts.push((slice(end, from), None));
+        let part = slice(from, to);
+        let token = Token::new(id, part.get().to_owned(), (0, to - from));
+        parts.push((part, Some(vec![token])));
+        end = to;
+    }
+    parts.push((slice(end, whole.get().len()), None));
+    parts
+}
+
+/// What the post-processor puts before and after a text, if that is all that it does.
+fn around(library: &Library) -> Option<(Vec<u32>, Vec<u32>)> {
+    let (bare, whole) = (library.encode("a", false).ok()?, library.encode("a", true).ok()?);
+    let (bare, whole) = (bare.get_ids(), whole.get_ids());
+    let at = (0..=whole.len().checked_sub(bare.len())?).find(|&at| whole[at..].starts_with(bare))?;
+    Some((whole[..at].to_vec(), whole[at + bare.len()..].to_vec()))
+}
+
+/// Some models do not declare the marks of their turns as special tokens. They are known by this form.
+fn is_control_shaped(text: &str) -> bool {
+    let enclosed = |open: &str, close: &str| text.starts_with(open) && text.ends_with(close);
+    text.len() > 4 && (enclosed("<|", "|>") || enclosed("<｜", "｜>"))
 }
 
 fn bos_to_add(assets: &Assets, library: &Library) -> Result<Option<u32>, TextError> {

@@ -5,6 +5,7 @@
 //! | `format` | how models write calls, and which of these a model does |
 //! | `language` | the grammar of answers that call tools |
 //! | `delta` | what reading more of an answer brings |
+//! | `held` | the end of a text that may become a call |
 //! | `parser` | from the text of an answer to its calls, as it comes |
 //! | `scan` | the JSON of one call, as it comes |
 //! | `tags` | the same for a call in tags, which becomes JSON |
@@ -12,6 +13,7 @@
 
 mod delta;
 mod format;
+mod held;
 mod language;
 mod parser;
 mod scan;

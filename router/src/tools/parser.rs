@@ -2,9 +2,10 @@
 //!
 //! A stream is read piece by piece, a whole answer as one piece; both give the same. What may be the beginning of a call is
 //! held back until it is certain, and so is white space that may be the last before one. A text that turns out to be no
-//! call of a known tool is content.
+//! call of a known tool is content. The time is linear in the text, whatever the text is.
 
 use super::format::{ARGS, CALL_ID, Call, Shape};
+use super::held::Held;
 use super::scan::{Found, Scan};
 use super::tags::Tags;
 use super::{CallDelta, Delta, Format, Tool, Tools};
@@ -22,7 +23,7 @@ pub struct Parser {
     calls: usize,
     state: State,
     /// Text that may be part of a mark, or white space before one.
-    held: String,
+    held: Held,
 }
 
 #[derive(Debug)]
@@ -68,7 +69,7 @@ impl Parser {
             most: if tools.parallel { usize::MAX } else { 1 },
             calls: 0,
             state: if shape.bare { State::Start } else { State::Text },
-            held: String::new(),
+            held: Held::new(shape.open.unwrap_or_default()),
         }
     }
 
@@ -91,8 +92,11 @@ impl Parser {
         let mut delta = Delta::default();
         match std::mem::replace(&mut self.state, State::Done) {
             State::Before { raw, .. } | State::Call { raw, started: false, .. } => delta.content += &raw,
-            State::Start | State::Text if self.calls == 0 || !self.held.trim().is_empty() => {
-                delta.content += &self.held;
+            State::Start | State::Text => {
+                let held = self.held.take();
+                if self.calls == 0 || !held.trim().is_empty() {
+                    delta.content += &held;
+                }
             }
             _ => {}
         }
@@ -102,9 +106,9 @@ impl Parser {
     fn character(&mut self, c: char, delta: &mut Delta) {
         match &mut self.state {
             State::Done => {}
-            State::Start if c.is_whitespace() => self.held.push(c),
+            State::Start if c.is_whitespace() => self.held.keep(c),
             State::Start if c == '{' || c == '[' && self.shape.open.is_none() => {
-                let raw = std::mem::take(&mut self.held);
+                let raw = self.held.take();
                 self.state = State::Before { raw, list: false };
                 self.character(c, delta);
             }
@@ -121,24 +125,10 @@ impl Parser {
 
     /// Text is passed on as soon as it can be no part of a mark.
     fn text(&mut self, c: char, delta: &mut Delta) {
-        self.held.push(c);
-        let Some(open) = self.shape.open else {
-            delta.content += &std::mem::take(&mut self.held);
-            return;
-        };
-        if let Some(before) = self.held.strip_suffix(open) {
-            delta.content += before.trim_end();
-            self.held.clear();
+        if self.held.push(c, &mut delta.content) {
+            let open = self.shape.open.unwrap_or_default();
             self.state = State::Before { raw: open.to_owned(), list: false };
-            return;
         }
-        // The longest end of it that begins the mark, and the white space before that.
-        let bound = self.held.len().saturating_sub(open.len());
-        let ends = (bound..=self.held.len()).filter(|&at| self.held.is_char_boundary(at));
-        let partial =
-            ends.into_iter().find(|&at| open.starts_with(&self.held[at..])).unwrap_or(self.held.len());
-        let certain = self.held[..partial].trim_end().len();
-        delta.content.extend(self.held.drain(..certain));
     }
 
     /// Waits for the beginning of a call.

@@ -23,6 +23,8 @@ pub(super) struct Tags {
     name: String,
     /// The schemas of the arguments, once the function is known.
     properties: Value,
+    /// Whether the value that is being read is a text; worked out once per value, as a schema may be long.
+    is_text: bool,
     /// Whether there has been an argument.
     any: bool,
 }
@@ -78,7 +80,7 @@ impl Tags {
     /// At the beginning.
     pub(super) fn new() -> Self {
         let (held, name) = (String::new(), String::new());
-        Tags { state: State::Function, held, name, properties: Value::Null, any: false }
+        Tags { state: State::Function, held, name, properties: Value::Null, is_text: false, any: false }
     }
 
     /// The function's name, when it is complete.
@@ -107,9 +109,10 @@ impl Tags {
             State::Tag => {
                 let found = self.tag(PARAMETER, State::Begin, Found::Nothing);
                 if self.state == State::Begin {
+                    self.is_text = is_text(self.schema());
                     arguments.push_str(if self.any { ", " } else { "{" });
                     arguments.push_str(&Value::from(self.name.as_str()).to_string());
-                    arguments.push_str(if self.is_text() { ": \"" } else { ": " });
+                    arguments.push_str(if self.is_text { ": \"" } else { ": " });
                     self.any = true;
                 }
                 found
@@ -146,15 +149,11 @@ impl Tags {
         self.properties.get(&self.name).unwrap_or(&Value::Null)
     }
 
-    fn is_text(&self) -> bool {
-        is_text(self.schema())
-    }
-
     /// Passes on what is certain of a value: of a text what cannot be the beginning of its end, else nothing before that.
     fn value(&mut self, arguments: &mut String) {
         if let Some(value) = self.held.strip_suffix(END_OF_VALUE) {
             let value = value.strip_suffix('\n').unwrap_or(value);
-            match self.is_text() {
+            match self.is_text {
                 true => {
                     arguments.push_str(&escaped(value));
                     arguments.push('"');
@@ -163,7 +162,7 @@ impl Tags {
             }
             self.held.clear();
             self.state = State::Tag;
-        } else if self.is_text() {
+        } else if self.is_text {
             let ends = |tail: &str| END_OF_VALUE.starts_with(tail.strip_prefix('\n').unwrap_or(tail));
             let bound = self.held.len().saturating_sub(END_OF_VALUE.len() + 1);
             let mut places = (bound..=self.held.len()).filter(|&at| self.held.is_char_boundary(at));

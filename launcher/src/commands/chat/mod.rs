@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use millrace_router::service::{FinishReason, Params, Prompt, TextStream};
-use millrace_router::text::{Conversation, Specials};
+use millrace_router::text::Conversation;
 use serde_json::{Value, json};
 
 use self::command::Input;
@@ -121,7 +121,7 @@ impl Chat {
         };
         let service = &self.stack.service;
         let begun = match service.render(conversation).await {
-            Ok(prompt) => service.generate(Prompt::Text(prompt, Specials::Omit), self.params.clone()).await,
+            Ok(prompt) => service.generate(Prompt::Chat(prompt), self.params.clone()).await,
             Err(error) => Err(error),
         };
         match begun {

@@ -12,7 +12,7 @@ use super::request::{CountRequest, MessagesRequest};
 use super::stream::Writer;
 use crate::http::blocks::{Block, Blocks};
 use crate::http::openai::Ready;
-use crate::http::{App, headers, openai, sse};
+use crate::http::{App, headers, offload, openai, sse};
 use crate::service::{FinishReason, Finished, Service};
 use crate::text::Specials;
 
@@ -104,14 +104,18 @@ pub(super) async fn messages(
     }
     let answers = Service::collect(streams).await?;
     let headers = headers::after(&app, characters, prompt_tokens, &answers);
-    if let Some(answer) = answers.into_iter().next() {
-        message.content = blocks.whole(&answer).iter().map(content).collect();
-        let finished = answer.finished;
-        let (reason, sequence) = stop_reason(&finished, &blocks);
-        (message.stop_reason, message.stop_sequence) = (Some(reason), sequence);
-        message.usage = Usage::new(prompt_tokens, finished.cached_tokens, finished.generated_tokens);
-    }
-    Ok((headers, Json(message)).into_response())
+    let bytes = offload::bytes(&answers);
+    let write = move || {
+        if let Some(answer) = answers.into_iter().next() {
+            message.content = blocks.whole(&answer).iter().map(content).collect();
+            let finished = answer.finished;
+            let (reason, sequence) = stop_reason(&finished, &blocks);
+            (message.stop_reason, message.stop_sequence) = (Some(reason), sequence);
+            message.usage = Usage::new(prompt_tokens, finished.cached_tokens, finished.generated_tokens);
+        }
+        Json(message).into_response()
+    };
+    Ok((headers, offload::run(bytes, write).await).into_response())
 }
 
 /// How many tokens a conversation has as the model gets it.

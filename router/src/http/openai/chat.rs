@@ -11,10 +11,10 @@ use super::error::{OpenAiError, OpenAiJson};
 use super::logprobs::{ChatLogprobs, PromptLogprobs, prompt_logprobs};
 use super::params::{Common, refuse_unsupported};
 use super::prompt::{Chat, Ready};
-use super::tools::{Asked, Reader, ToolCall};
+use super::tools::{Asked, Calling, Reader, ToolCall};
 use super::types::{FINGERPRINT, Header, Usage, finish_reason};
-use crate::http::{App, headers, sse};
-use crate::service::{Answer, Service, ServiceError, TextEvent};
+use crate::http::{App, headers, offload, sse};
+use crate::service::{Answer, Prepared, Service, ServiceError, TextEvent};
 use crate::text::Tokenizer;
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -165,13 +165,57 @@ pub(super) async fn chat_completions(
     let answers = Service::collect(streams).await?;
     let usage = Usage::of(prompt_tokens, &answers);
     let headers = headers::after(&app, characters, prompt_tokens, &answers);
-    let prompt_logprobs = answers
-        .first()
-        .zip(request.prompt_logprobs)
-        .map(|(answer, top_n)| prompt_logprobs(tokenizer, prepared.prompt(), &answer.prompt, top_n));
-    let choice = |(index, answer): (usize, Answer)| {
+    let whole = Whole {
+        header,
+        calling,
+        tokenizer: tokenizer.clone(),
+        prepared,
+        logprobs,
+        wants_ids,
+        prompt_top_n: request.prompt_logprobs,
+    };
+    let body = offload::run(offload::bytes(&answers), move || {
+        Json(whole.body(answers, usage, prompt_token_ids)).into_response()
+    });
+    Ok((headers, body.await).into_response())
+}
+
+/// What is needed to write answers that are complete.
+struct Whole {
+    header: Header,
+    /// If tools may be called.
+    calling: Option<Calling>,
+    tokenizer: Tokenizer,
+    prepared: Prepared,
+    logprobs: bool,
+    wants_ids: bool,
+    prompt_top_n: Option<u32>,
+}
+
+impl Whole {
+    fn body(self, answers: Vec<Answer>, usage: Usage, prompt_token_ids: Option<Vec<u32>>) -> ChatCompletion {
+        let prompt_logprobs = answers.first().zip(self.prompt_top_n).map(|(answer, top_n)| {
+            prompt_logprobs(&self.tokenizer, self.prepared.prompt(), &answer.prompt, top_n)
+        });
+        let choices = answers.into_iter().enumerate().map(|(index, answer)| self.choice(index, answer));
+        let choices = choices.collect();
+        let Header { id, created, model } = self.header;
+        ChatCompletion {
+            object: "chat.completion",
+            id,
+            created,
+            model,
+            system_fingerprint: FINGERPRINT,
+            choices,
+            usage,
+            prompt_token_ids,
+            prompt_logprobs,
+        }
+    }
+
+    fn choice(&self, index: usize, answer: Answer) -> Choice {
         let (text, reason) = (answer.finished.text, answer.finished.reason);
-        let (message, called) = match &calling {
+        let (message, called) = match &self.calling {
             None => (Message::new(text, Vec::new()), None),
             Some(calling) => {
                 let mut reader = calling.reader();
@@ -182,24 +226,11 @@ pub(super) async fn chat_completions(
         Choice {
             index,
             message,
-            logprobs: logprobs.then(|| ChatLogprobs::new(tokenizer, &answer.tokens)),
+            logprobs: self.logprobs.then(|| ChatLogprobs::new(&self.tokenizer, &answer.tokens)),
             finish_reason: called.unwrap_or(finish_reason(reason)),
-            token_ids: wants_ids.then(|| answer.tokens.iter().map(|event| event.token.id).collect()),
+            token_ids: self.wants_ids.then(|| answer.tokens.iter().map(|event| event.token.id).collect()),
         }
-    };
-    let Header { id, created, model } = header;
-    let body = ChatCompletion {
-        object: "chat.completion",
-        id,
-        created,
-        model,
-        system_fingerprint: FINGERPRINT,
-        choices: answers.into_iter().enumerate().map(choice).collect(),
-        usage,
-        prompt_token_ids,
-        prompt_logprobs,
-    };
-    Ok((headers, Json(body)).into_response())
+    }
 }
 
 struct Writer {

@@ -200,6 +200,7 @@ fn prompts(prompts: Prompts, most: usize) -> Result<Vec<Prompt>, OpenAiError> {
 fn text(tokenizer: &Tokenizer, prompt: &Prompt) -> String {
     match prompt {
         Prompt::Text(text, _) => text.clone(),
+        Prompt::Chat(prompt) => prompt.text.clone(),
         Prompt::Ids(ids) => {
             let mut detokenizer = tokenizer.detokenizer(true, false);
             ids.iter().map(|&id| detokenizer.push(id)).collect::<String>() + &detokenizer.finish()

@@ -3,7 +3,10 @@
 use serde_json::{Map, Value};
 
 use super::error::OpenAiError;
-use crate::text::Conversation;
+use crate::text::{Conversation, Rendered};
+
+/// The roles that the API knows. A template may know others.
+const ROLES: [&str; 6] = ["system", "developer", "user", "assistant", "tool", "function"];
 
 /// How a conversation is continued, as a request says.
 #[derive(Debug, Default, Clone, Copy)]
@@ -12,10 +15,12 @@ pub(super) struct Turn {
     pub(super) add_generation_prompt: Option<bool>,
 }
 
-/// A conversation for the template, and the text that the answer continues if its last message is the assistant's.
+/// A conversation for the template, and the text that the answer continues if its last message is the assistant's. Roles
+/// are those of the API and those that `knows_role` says the template knows.
 pub(super) fn conversation(
     messages: Vec<Value>,
     turn: Turn,
+    knows_role: impl Fn(&str) -> bool,
 ) -> Result<(Conversation, Option<String>), OpenAiError> {
     let continues = match (turn.continue_final_message, turn.add_generation_prompt) {
         (Some(true), Some(true)) => {
@@ -26,8 +31,8 @@ pub(super) fn conversation(
         (None, Some(true)) => Some(false),
         (continues, _) => continues,
     };
-    let messages =
-        messages.into_iter().enumerate().map(|(i, m)| message(i, m)).collect::<Result<Vec<_>, _>>()?;
+    let messages = messages.into_iter().enumerate().map(|(i, m)| message(i, m, &knows_role));
+    let messages = messages.collect::<Result<Vec<_>, _>>()?;
     // After its calls the assistant has nothing more to say.
     let calls = |message: &Map<String, Value>| {
         message.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty())
@@ -43,10 +48,11 @@ pub(super) fn conversation(
     let messages = messages.into_iter().map(Value::Object).collect();
     Ok((Conversation { messages, add_generation_prompt, ..Conversation::default() }, begun))
 }
+
 /// Cuts what the template wrote after the assistant's unfinished text.
-pub(super) fn cut_after(mut prompt: String, begun: &str) -> Result<String, OpenAiError> {
+pub(super) fn cut_after(mut prompt: Rendered, begun: &str) -> Result<Rendered, OpenAiError> {
     let begun = begun.trim();
-    let Some(start) = prompt.rfind(begun) else {
+    let Some(start) = prompt.text.rfind(begun) else {
         let message = "the chat template changes the last message, so that it cannot be continued";
         return Err(OpenAiError::invalid("messages", message));
     };
@@ -54,12 +60,24 @@ pub(super) fn cut_after(mut prompt: String, begun: &str) -> Result<String, OpenA
     Ok(prompt)
 }
 
-fn message(index: usize, message: Value) -> Result<Map<String, Value>, OpenAiError> {
+fn message(
+    index: usize,
+    message: Value,
+    knows_role: impl Fn(&str) -> bool,
+) -> Result<Map<String, Value>, OpenAiError> {
     let param = format!("messages[{index}]");
     let wrong = |what: &str| OpenAiError::invalid(&param, format!("`{param}` {what}"));
     let Value::Object(mut message) = message else { return Err(wrong("must be an object")) };
-    if !message.get("role").is_some_and(Value::is_string) {
+    let Some(role) = message.get("role").and_then(Value::as_str) else {
         return Err(wrong("must have a role"));
+    };
+    // A template writes the role between the marks of a turn, so a role of one's own choice could be the end of one.
+    if !ROLES.contains(&role) && !knows_role(role) {
+        let role: String = role.chars().take(64).collect();
+        return Err(wrong(&format!(
+            "has the role {role:?}, which is not known. Known are {}, and those that the model's chat template names",
+            ROLES.join(", ")
+        )));
     }
     let content = match message.get("content") {
         None | Some(Value::Null) => Value::Null,

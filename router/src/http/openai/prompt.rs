@@ -7,7 +7,7 @@ use super::messages::{self, Turn};
 use super::tools::{Asked, Calling};
 use crate::http::App;
 use crate::service::{Params, Prepared, Prompt};
-use crate::text::Specials;
+use crate::text::Rendered;
 use crate::tools::{show_calls, show_tools};
 
 /// A conversation, in the terms of `/v1/chat/completions`.
@@ -35,31 +35,37 @@ pub(in crate::http) struct Ready {
 
 impl Chat {
     /// The conversation as the model's template writes it.
-    pub(in crate::http) async fn render(self, app: &App) -> Result<String, OpenAiError> {
+    pub(in crate::http) async fn render(self, app: &App) -> Result<Rendered, OpenAiError> {
         let callable = self.asked.check()?.is_some();
         self.write(app, callable).await
     }
 
     /// `callable`: the answer may call tools.
-    async fn write(self, app: &App, callable: bool) -> Result<String, OpenAiError> {
+    async fn write(self, app: &App, callable: bool) -> Result<Rendered, OpenAiError> {
         let turn = Turn {
             continue_final_message: self.continue_final_message,
             add_generation_prompt: self.add_generation_prompt,
         };
-        let (mut conversation, begun) = messages::conversation(self.messages, turn)?;
         let (service, format) = (&app.service, app.service.tool_format());
+        let knows_role = |role: &str| service.template_quotes(role);
+        let (mut conversation, begun) = messages::conversation(self.messages, turn, knows_role)?;
+        conversation.tools = self.asked.tools.filter(|tools| !tools.is_empty());
+        conversation.documents = self.documents.filter(|documents| !documents.is_empty());
+        conversation.more = variables(app, self.variables)?;
+        // After the parts of a message have become one text, and before anything is added that is not the client's.
+        let mut guard = service.guard();
+        guard.hide_conversation(&mut conversation);
+        let mut tool_prompt = self.tool_prompt.map(Value::String);
+        tool_prompt.iter_mut().for_each(|text| guard.hide(text));
         if !service.template_writes_calls() {
             show_calls(&mut conversation.messages, format);
         }
-        let tools = self.asked.tools.filter(|tools| !tools.is_empty());
-        if let Some(tools) = tools.as_deref().filter(|_| callable) {
+        if let Some(tools) = conversation.tools.as_deref().filter(|_| callable) {
             let unseen = (!service.template_mentions("tools")).then_some(tools);
-            show_tools(&mut conversation.messages, unseen, self.tool_prompt.as_deref(), format);
+            let tool_prompt = tool_prompt.as_ref().and_then(Value::as_str);
+            show_tools(&mut conversation.messages, unseen, tool_prompt, format);
         }
-        conversation.tools = tools;
-        conversation.documents = self.documents.filter(|documents| !documents.is_empty());
-        conversation.more = variables(app, self.variables)?;
-        let prompt = service.render(conversation).await?;
+        let prompt = service.render_guarded(conversation, guard).await?;
         match begun {
             Some(begun) => messages::cut_after(prompt, &begun),
             None => Ok(prompt),
@@ -73,9 +79,8 @@ impl Chat {
             None => None,
         };
         let prompt = self.write(app, calling.is_some()).await?;
-        let characters = prompt.chars().count();
-        // The template has written what begins a prompt.
-        let prepared = app.service.prepare(Prompt::Text(prompt, Specials::Omit), params).await?;
+        let characters = prompt.text.chars().count();
+        let prepared = app.service.prepare(Prompt::Chat(prompt), params).await?;
         Ok(Ready { prepared, calling, characters })
     }
 }

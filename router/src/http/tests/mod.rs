@@ -7,6 +7,7 @@ mod compatibility;
 mod completions;
 mod docs;
 mod embeddings;
+mod hostile_text;
 mod keys;
 mod platforms;
 mod responses;

@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use axum::response::Response;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
@@ -24,6 +25,7 @@ pub(super) struct ChatTokenizeRequest {
     add_generation_prompt: Option<bool>,
 }
 
+/// What the answer is like; [`Tokens`](super::tokenize::Tokens) writes it.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ChatTokenizeResponse {
     tokenize_response: Vec<SimpleToken>,
@@ -35,7 +37,7 @@ pub(super) struct ChatTokenizeResponse {
 pub(super) async fn chat_tokenize(
     State(app): State<App>,
     Json(request): Json<ChatTokenizeRequest>,
-) -> Result<Json<ChatTokenizeResponse>, TgiError> {
+) -> Result<Response, TgiError> {
     let chat = Chat {
         messages: request.messages,
         asked: Asked { tools: request.tools, choice: request.tool_choice, parallel: None },
@@ -45,8 +47,7 @@ pub(super) async fn chat_tokenize(
         continue_final_message: request.continue_final_message,
         add_generation_prompt: request.add_generation_prompt,
     };
-    let templated_text = chat.render(&app).await.map_err(|error| TgiError(error.into_service_error()))?;
+    let prompt = chat.render(&app).await.map_err(|error| TgiError(error.into_service_error()))?;
     // The template has written what begins a prompt.
-    let tokenize_response = tokens(&app, &templated_text, Specials::Omit).await?;
-    Ok(Json(ChatTokenizeResponse { tokenize_response, templated_text }))
+    Ok(tokens(&app, prompt, Specials::Omit).await?.with_text().response())
 }

@@ -227,3 +227,60 @@ proptest! {
         }
     }
 }
+
+/// Texts of about this many bytes that a parser has to hold back or to look at again and again, with what begins each of
+/// them once.
+fn long_answers(bytes: usize) -> Vec<(&'static str, String)> {
+    let of = |prefix: &str, part: &str| format!("{prefix}{}", part.repeat(bytes / part.len()));
+    vec![
+        ("white space", of("", " ")),
+        ("white space after text", of("a", " \n")),
+        ("wide white space", of("a", "\u{2003}")),
+        ("less-than signs", of("", "<")),
+        ("beginnings of Hermes' mark", of("", "<tool_call")),
+        ("beginnings of Mistral's mark", of("", " [TOOL_CALLS")),
+        ("beginnings of Llama's mark", of("", "<|python_tag|")),
+        ("marks", of("", "<tool_call>")),
+        ("marks without calls", of("", "<tool_call>x ")),
+        ("white space after Hermes' mark", of("<tool_call>", " ")),
+        ("white space after Mistral's mark", of("[TOOL_CALLS]get[ARGS]", " ")),
+        ("white space after a call", of("<tool_call>{\"name\": \"get\", \"arguments\": {}}", " ")),
+        ("a string without an end", of("<tool_call>{\"name\": \"get\", \"arguments\": {\"a\": \"", "\\\\ x")),
+        ("a name without an end", of("<tool_call>{\"name\": \"", "get")),
+        ("objects without an end", of("{\"name\": \"get\", \"arguments\": {\"a\": ", "{\"a\": [")),
+        ("keys without a name", of("<tool_call>{", "\"a\": 1, ")),
+        ("a bare list", of("[", "[1, ")),
+        ("a text in tags", of("<tool_call><function=get><parameter=s>", "</parameter ")),
+        ("a number in tags", of("<tool_call><function=get><parameter=n>", "1</parameter")),
+        ("tags of arguments", of("<tool_call><function=get>", "<parameter=s>a</parameter> ")),
+        ("a tag without an end", of("<tool_call><function=", "get")),
+    ]
+}
+
+#[test]
+fn the_time_is_linear_in_the_text() {
+    // The parser once trimmed all that it held back for each character: 200 000 characters of white space were 2 * 10^10
+    // steps, which is more than ten seconds of any machine. Now each of these takes some milliseconds.
+    for format in FORMATS {
+        for (name, answer) in long_answers(200_000) {
+            let since = std::time::Instant::now();
+            let (content, _) = read(format, true, &[&answer]);
+            assert!(content.len() <= answer.len());
+            let seconds = since.elapsed().as_secs_f64();
+            assert!(seconds < 2.0, "{format}, {name}: {seconds} s");
+        }
+    }
+}
+
+#[test]
+fn an_argument_is_read_in_linear_time_whatever_its_schema() {
+    let values: Vec<_> = (0..20_000).map(|i| i.to_string()).collect();
+    let parameters = json!({"properties": {"e": {"enum": values}}});
+    let tool = Tool { name: "get".into(), parameters };
+    let tools = Tools { tools: vec![tool], choice: Choice::Auto, parallel: true };
+    let mut parser = Parser::new(Format::Qwen3Coder, &tools);
+    let since = std::time::Instant::now();
+    let answer = format!("<tool_call><function=get><parameter=e>{}", "1".repeat(50_000));
+    assert_eq!(parser.push(&answer).calls[0].arguments.len(), "{\"e\": \"".len() + 50_000);
+    assert!(since.elapsed().as_secs_f64() < 2.0, "{:?}", since.elapsed());
+}

@@ -18,7 +18,7 @@ use super::error::{OpenAiError, OpenAiJson};
 use super::plain;
 use super::prompt::Ready;
 use super::types::Header;
-use crate::http::{App, headers, sse};
+use crate::http::{App, headers, offload, sse};
 use crate::service::{Service, ServiceError};
 
 /// Answers once, at once or as a stream of OpenAI's events.
@@ -45,9 +45,13 @@ pub(super) async fn responses(
     }
     let answers = Service::collect(streams).await?;
     let headers = headers::after(&app, characters, prompt_tokens, &answers);
+    let bytes = offload::bytes(&answers);
     let Some(answer) = answers.into_iter().next() else { return Err(ServiceError::Incomplete.into()) };
-    for event in &answer.tokens {
-        output.push(event, &mut ());
-    }
-    Ok((headers, Json(body.complete(output.items(), prompt_tokens, &answer.finished))).into_response())
+    let write = move || {
+        for event in &answer.tokens {
+            output.push(event, &mut ());
+        }
+        Json(body.complete(output.items(), prompt_tokens, &answer.finished)).into_response()
+    };
+    Ok((headers, offload::run(bytes, write).await).into_response())
 }

@@ -1,0 +1,169 @@
+//! Long texts in pieces against the library's tokens of the whole, and special tokens that are only text.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::assets::Assets;
+use crate::test_support::{self, BOS, EOS};
+use crate::text::cuts::Cuts;
+
+fn demo() -> Tokenizer {
+    let tokenizer = include_bytes!("../../../../models/demo/tokenizer.json").to_vec();
+    Tokenizer::new(&Assets { tokenizer, ..Assets::default() }, 2).unwrap()
+}
+
+/// Words, lines, and what else stands in texts.
+fn texts() -> impl Strategy<Value = String> {
+    let part = prop_oneof![
+        4 => "[a-zA-Z]{1,8}",
+        4 => Just(" ".to_owned()),
+        1 => Just("\n".to_owned()),
+        1 => Just("  ".to_owned()),
+        1 => "[0-9.,'<>|/]{1,4}",
+        1 => "[éü中文😀]{1,3}",
+        1 => Just("<|im_end|>".to_owned()),
+        1 => Just("<s>".to_owned()),
+    ];
+    prop::collection::vec(part, 0..80).prop_map(|parts| parts.concat())
+}
+
+/// The tokens of the pieces, one after the other.
+fn in_pieces(tokenizer: &Tokenizer, text: &Rendered, least: usize) -> (Encoded, usize) {
+    let pieces = tokenizer.pieces(&text.text, least);
+    let mut all = Encoded::default();
+    for &piece in &pieces {
+        all.append(tokenizer.encode_piece(text, piece).unwrap());
+    }
+    (all, pieces.len())
+}
+
+fn pieces_are_the_whole(tokenizer: &Tokenizer) {
+    let cut = AtomicBool::new(false);
+    proptest!(ProptestConfig::with_cases(300), |(text in texts(), least in 1usize..40)| {
+        let whole = tokenizer.encode_now(&text, Specials::Omit).unwrap();
+        let (parts, count) = in_pieces(tokenizer, &text.into(), least);
+        prop_assert_eq!(parts, whole);
+        cut.fetch_or(count > 3, Ordering::Relaxed);
+    });
+    assert!(cut.load(Ordering::Relaxed), "nothing was cut");
+}
+
+#[test]
+fn pieces_of_single_bytes_are_the_whole() {
+    pieces_are_the_whole(&test_support::tokenizer());
+}
+
+#[test]
+fn pieces_of_the_demo_models_texts_are_the_whole() {
+    pieces_are_the_whole(&demo());
+}
+
+#[test]
+fn pieces_of_a_tokenizer_that_begins_texts_with_a_space_are_the_whole() {
+    let Some(tokenizer) = test_support::stories() else { return };
+    assert!(tokenizer.cuts().any());
+    pieces_are_the_whole(&tokenizer);
+}
+
+#[test]
+fn a_token_across_words_forbids_cuts_between_words() {
+    let tokenizer = test_support::tokenizer();
+    let encode = |text: &str| tokenizer.encode_now(text, Specials::Omit).ok();
+    let cuts = |token: &'static [u8]| Cuts::of(encode, [token].into_iter());
+    assert!(cuts(b"of").first("a b of the c", 4).is_some());
+    assert_eq!(cuts(b"of the").first("a b of the c", 4), None);
+    assert!(cuts(b"of the").first("a b of\nthe c", 4).is_some());
+    assert!(!cuts(b"of the\nx").any());
+}
+
+#[tokio::test]
+async fn long_texts_and_their_ends_have_the_librarys_tokens() {
+    for tokenizer in [test_support::tokenizer(), demo()] {
+        let text: String = (0..5_000).map(|i| format!("word{i} and some more, \n")).collect();
+        assert!(text.len() > 3 * PIECE);
+        for specials in [Specials::Add, Specials::Omit] {
+            let whole = tokenizer.encode_now(&text, specials).unwrap();
+            assert_eq!(tokenizer.encode(text.clone(), specials).await.unwrap(), whole);
+            for keep in [1, 1000, 20_000, whole.ids.len() - 1, whole.ids.len(), whole.ids.len() + 1] {
+                let end = tokenizer.encode_last(text.clone(), specials, keep).await.unwrap();
+                assert!(end.ids.len() >= keep.min(whole.ids.len()));
+                assert!(whole.ids.ends_with(&end.ids) && whole.offsets.ends_with(&end.offsets), "{keep}");
+            }
+            // What is not kept is not worked out.
+            let end = tokenizer.encode_last(text.clone(), specials, 10).await.unwrap();
+            assert!(end.ids.len() < whole.ids.len() / 2, "{} of {}", end.ids.len(), whole.ids.len());
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_short_text_does_not_wait_for_long_ones() {
+    // One worker, and much to do for it.
+    let tokenizer = Tokenizer::new(&test_support::assets(), 1).unwrap();
+    let words = "some words and ".repeat(30_000);
+    let run = "x".repeat(400_000);
+    let long = [words.clone(), run.clone(), words, run];
+    let long = long.map(|text| {
+        tokio::spawn({
+            let tokenizer = tokenizer.clone();
+            async move { tokenizer.encode(text, Specials::Omit).await.unwrap().ids.len() }
+        })
+    });
+    tokio::task::yield_now().await;
+    for _ in 0..10 {
+        assert_eq!(tokenizer.encode("short".to_owned(), Specials::Omit).await.unwrap().ids.len(), 5);
+    }
+    assert!(long.iter().any(|task| !task.is_finished()), "nothing was left to do for the long texts");
+    for task in long {
+        assert!(task.await.unwrap() >= 400_000);
+    }
+}
+
+#[test]
+fn literal_special_tokens_are_ordinary_text() {
+    let tokenizer = test_support::tokenizer();
+    let text = "<s>a</s>b</s>";
+    let encode = |literal: Vec<_>| {
+        let text = Rendered { text: text.into(), literal };
+        tokenizer.encode_rendered_now(&text, Specials::Omit).unwrap()
+    };
+    let bytes = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
+    assert_eq!(encode(vec![]).ids, [BOS, 97, EOS, 98, EOS]);
+    assert_eq!(encode(vec![4..8]).ids, [&[BOS, 97][..], &bytes("</s>b"), &[EOS]].concat());
+    assert_eq!(encode(vec![0..3, 4..8, 9..13]).ids, bytes(text));
+    let encoded = encode(vec![4..8]);
+    let covered: String =
+        encoded.offsets.iter().map(|&(from, to)| &text[from as usize..to as usize]).collect();
+    assert_eq!(covered, text);
+    // The tokens around a prompt are none of the client's.
+    let rendered = Rendered { text: text.into(), literal: vec![0..3] };
+    assert_eq!(tokenizer.encode_rendered_now(&rendered, Specials::Add).unwrap().ids[0], BOS);
+}
+
+fn literal_ranges_change_nothing_else(tokenizer: &Tokenizer) {
+    proptest!(ProptestConfig::with_cases(200), |(text in texts(), places in prop::collection::vec(any::<prop::sample::Index>(), 1..4))| {
+        let whole = tokenizer.encode_now(&text, Specials::Omit).unwrap();
+        // Ranges without special tokens have the tokens that they had, also in pieces.
+        let specials: Vec<_> = ["<|im_end|>", "<s>", "</s>"].iter().flat_map(|mark| text.match_indices(mark)).collect();
+        let mut literal: Vec<usize> = places.iter().map(|place| place.index(text.len() + 1)).collect();
+        literal.sort_unstable();
+        literal.dedup();
+        let free = |at: &usize| text.is_char_boundary(*at) && *at < text.len()
+            && !specials.iter().any(|(from, mark)| (*from..from + mark.len()).contains(at));
+        let literal: Vec<_> = literal.into_iter().filter(free).map(|at| at..at + 1).collect();
+        let rendered = Rendered { text, literal };
+        prop_assert_eq!(&tokenizer.encode_rendered_now(&rendered, Specials::Omit).unwrap(), &whole);
+        prop_assert_eq!(in_pieces(tokenizer, &rendered, 20).0, whole);
+    });
+}
+
+#[test]
+fn literal_ranges_without_special_tokens_change_nothing() {
+    literal_ranges_change_nothing_else(&test_support::tokenizer());
+    literal_ranges_change_nothing_else(&demo());
+    if let Some(stories) = test_support::stories() {
+        literal_ranges_change_nothing_else(&stories);
+    }
+}
