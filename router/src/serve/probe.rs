@@ -45,6 +45,8 @@ pub(super) struct Prober {
     watchdog: Arc<Watchdog>,
     /// How long a new connection is waited for before the main runtime takes it over.
     first_bytes: Duration,
+    /// Headers of a probe at most.
+    headers: usize,
     idle_timeout: Duration,
     write_timeout: Duration,
 }
@@ -68,9 +70,10 @@ impl Prober {
         watchdog: Arc<Watchdog>,
         limits: &Connections,
     ) -> Self {
-        let Connections { header_timeout, idle_timeout, write_timeout, .. } = *limits;
+        let Connections { headers, header_timeout, idle_timeout, write_timeout, .. } = *limits;
         let first_bytes = FIRST_BYTES.min(header_timeout);
-        Prober { app, paths, watchdog, first_bytes, idle_timeout, write_timeout }
+        let headers = headers.min(MAX_HEADERS);
+        Prober { app, paths, watchdog, first_bytes, headers, idle_timeout, write_timeout }
     }
 
     /// Answers probes until something else is asked. Gives the connection back then, with the time from which its next
@@ -109,7 +112,7 @@ impl Prober {
     async fn whole_head(&self, stream: &TcpStream, buffer: &mut [u8], mut peeked: usize) -> io::Result<Head> {
         let (since, mut pause) = (Instant::now(), Duration::from_millis(1));
         loop {
-            let head = read_head(&buffer[..peeked], &self.paths);
+            let head = read_head(&buffer[..peeked], &self.paths, self.headers);
             let may_grow = peeked < buffer.len() && since.elapsed() < REST_OF_HEAD;
             match head {
                 Head::Unfinished if may_grow => {}
@@ -144,14 +147,14 @@ impl Prober {
     }
 }
 
-/// Whether these bytes are a GET of one of these paths, without a body.
-fn read_head(bytes: &[u8], paths: &[String]) -> Head {
+/// Whether these bytes are a GET of one of these paths, without a body, and with at most so many headers.
+fn read_head(bytes: &[u8], paths: &[String], max_headers: usize) -> Head {
     let is_probe = |target: &str| {
         let path = target.split('?').next().unwrap_or_default();
         paths.iter().any(|probe| probe == path)
     };
     let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
-    let mut request = httparse::Request::new(&mut headers);
+    let mut request = httparse::Request::new(&mut headers[..max_headers.min(MAX_HEADERS)]);
     match request.parse(bytes) {
         Ok(httparse::Status::Complete(length)) => {
             let is_get = request.method == Some("GET") && request.path.is_some_and(is_probe);
@@ -235,7 +238,7 @@ mod tests {
     use super::*;
 
     fn head(text: &str) -> Head {
-        read_head(text.as_bytes(), &["/health".to_owned(), "/ready".to_owned()])
+        read_head(text.as_bytes(), &["/health".to_owned(), "/ready".to_owned()], 3)
     }
 
     #[test]
@@ -262,6 +265,7 @@ mod tests {
             "GET /health HTTP/1.0\r\nconnection: keep-alive\r\n\r\n",
             "GET /health HTTP/1.1\r\n\r\nGET /metrics HTTP/1.1\r\n\r\n",
             "GET /health HTTP/1.1\r\nhost x\r\n\r\n",
+            "GET /health HTTP/1.1\r\na: 1\r\nb: 2\r\nc: 3\r\nd: 4\r\n\r\n",
         ] {
             assert_eq!(head(other), Head::Other, "{other}");
         }

@@ -57,9 +57,9 @@ async fn a_client_that_goes_on_writing_can_read_its_refusal() {
 
 #[tokio::test]
 async fn bodies_share_a_bounded_memory() {
-    let server = start_small(4000, 5000).await;
+    let server = start_small(900, 1100).await;
     let mut first = server.connect().await;
-    let whole = request(4000);
+    let whole = request(900);
     write(&mut first, &whole[..whole.len() - 10]).await;
     let ask = async |length: usize| {
         let mut client = server.connect().await;
@@ -69,7 +69,7 @@ async fn bodies_share_a_bounded_memory() {
     // Until the first one has been read so far.
     let refused = async {
         loop {
-            let text = ask(3000).await;
+            let text = ask(700).await;
             if !text.starts_with("HTTP/1.1 200") {
                 break text;
             }
@@ -81,10 +81,10 @@ async fn bodies_share_a_bounded_memory() {
         text.contains("--max-body-bytes-in-flight") && text.contains(r#""error_type":"unavailable""#),
         "{text}"
     );
-    assert!(ask(500).await.starts_with("HTTP/1.1 200"), "a short one fits beside it");
+    assert!(ask(100).await.starts_with("HTTP/1.1 200"), "a short one fits beside it");
     write(&mut first, &whole[whole.len() - 10..]).await;
     assert!(rest(&mut first).await.starts_with("HTTP/1.1 200"));
-    assert!(ask(3000).await.starts_with("HTTP/1.1 200"), "the memory is given back");
+    assert!(ask(700).await.starts_with("HTTP/1.1 200"), "the memory is given back");
 }
 
 #[tokio::test]
