@@ -49,7 +49,7 @@ pub(super) enum StartError {
 pub(super) enum News {
     Loading(Loading),
     Ready(Box<Ready>),
-    Output(StepOutput),
+    Output(Box<StepOutput>),
     Pong,
     /// Where it waits for the other ranks.
     Rendezvous(Rendezvous),

@@ -261,7 +261,7 @@ impl Watched {
             News::Output(output) if rank == 0 => {
                 self.steps = self.steps.saturating_sub(1);
                 self.since = Instant::now();
-                Ok(Some(Change::Answer(output)))
+                Ok(Some(Change::Answer(*output)))
             }
             News::Pong => {
                 self.unanswered[rank] = 0;
