@@ -126,8 +126,8 @@ fn choose_unwarped(logits: &mut [f32], row: &SampleRow<'_>) -> Sampled {
 
 /// Whether a model's logits hold a NaN or plus infinity. Minus infinity is a token that the model rules out.
 fn is_broken(logits: &[f32]) -> bool {
-    // Without a branch per logit, so that compilers vectorise it. NaN is not less than anything.
-    logits.iter().fold(false, |broken, &l| broken | !(l < f32::INFINITY))
+    // Without a branch per logit, so that compilers vectorise it.
+    logits.iter().fold(false, |broken, &l| broken | l.is_nan() | (l == f32::INFINITY))
 }
 
 /// The answer for a row whose logits are broken or leave no token possible: the first token that it allows.

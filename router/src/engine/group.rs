@@ -82,7 +82,7 @@ fn is_shortage(error: &io::Error) -> bool {
 pub(super) enum News {
     Loading(Loading),
     Ready(Box<Ready>),
-    Output(StepOutput),
+    Output(Box<StepOutput>),
     Pong,
     /// Where it waits for the other ranks.
     Rendezvous(Rendezvous),

@@ -30,7 +30,9 @@ async fn read(rank: usize, mut from: impl AsyncRead + Unpin, news: mpsc::Sender<
     let mut scratch = Vec::new();
     loop {
         let item = match read_async::<FromShard>(&mut from, &mut scratch).await {
-            Ok(FromShard { message: Some(from_shard::Message::Output(output)) }) => News::Output(output),
+            Ok(FromShard { message: Some(from_shard::Message::Output(output)) }) => {
+                News::Output(Box::new(output))
+            }
             Ok(FromShard { message: Some(from_shard::Message::Pong(_)) }) => News::Pong,
             Ok(FromShard { message: Some(from_shard::Message::Loading(loading)) }) => News::Loading(loading),
             Ok(FromShard { message: Some(from_shard::Message::Ready(ready)) }) => {

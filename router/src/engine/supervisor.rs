@@ -352,7 +352,7 @@ impl Watched {
                     self.deadline.observe(work, Duration::from_micros(output.step_micros));
                 }
                 self.begin_step();
-                Ok(Some(Change::Answer(output)))
+                Ok(Some(Change::Answer(*output)))
             }
             News::Pong => {
                 self.unanswered[rank] = 0;

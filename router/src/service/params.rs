@@ -209,11 +209,9 @@ impl Params {
         if self.cache_salt.as_ref().is_some_and(|salt| salt.len() > LONGEST_SALT) {
             return fail("cache_salt", format!("`cache_salt` must be at most {LONGEST_SALT} bytes long"));
         }
-        if let Some(given) = self.prompt_logprobs {
-            if given > most_top {
-                let detail = format!("`prompt_logprobs` must be >= 0 and <= {most_top}. Given: {given}");
-                return fail("prompt_logprobs", detail);
-            }
+        if let Some(given) = self.prompt_logprobs.filter(|&given| given > most_top) {
+            let detail = format!("`prompt_logprobs` must be >= 0 and <= {most_top}. Given: {given}");
+            return fail("prompt_logprobs", detail);
         }
         if self.max_new_tokens.is_some_and(|most| self.min_new_tokens > most) {
             return fail("min_tokens", "`min_tokens` must be <= `max_new_tokens`");

@@ -309,7 +309,8 @@ impl SlotTable {
         if blocks < needed || blocks > limits.table_blocks() {
             return Err(StepError::BlockCount { slot, blocks, needed, limit: limits.table_blocks() });
         }
-        if !allowed.is_empty() && !(sample && is_mask(allowed, vocab)) {
+        let is_choice = allowed.is_empty() || sample && is_mask(allowed, vocab);
+        if !is_choice {
             return Err(StepError::Mask { slot, words: allowed.len(), vocab });
         }
         let scored = match score {

@@ -28,7 +28,7 @@ fn a_sequence_without_a_result_fails_and_the_others_go_on() {
         let tokens: Vec<u32> = of(sound).map(token).collect();
         assert_eq!(tokens, alone(&request(12, 20), LIMITS.vocab_size).0);
         assert_eq!(of(sick).count(), first_tokens + 1, "{trouble:?}");
-        let last = of(sick).last().unwrap();
+        let last = of(sick).next_back().unwrap();
         let expected = match trouble {
             Trouble::Refused => {
                 matches!(&last.news, News::Failed(RowFailure::Refused(why)) if why.contains('!'))
