@@ -79,6 +79,8 @@ impl Region {
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
         let file = match OpenOptions::new().read(true).write(true).custom_flags(flags).open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(CollectiveError::Gone),
+            // The number now stands for a socket.
+            Err(error) if error.raw_os_error() == Some(libc::ENXIO) => return Err(CollectiveError::Gone),
             file => file.map_err(CollectiveError::io(doing))?,
         };
         if !is_sealed(&file) {
