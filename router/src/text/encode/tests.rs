@@ -1,4 +1,5 @@
 //! Long texts in pieces against the library's tokens of the whole, and special tokens that are only text.
+#![allow(clippy::single_range_in_vec_init, reason = "one literal range is what is meant")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
