@@ -17,5 +17,5 @@ pub mod text;
 pub mod tools;
 
 #[cfg(any(test, feature = "fuzz"))]
-#[cfg_attr(not(test), allow(dead_code, clippy::unwrap_used))]
+#[cfg_attr(not(test), allow(dead_code))]
 mod test_support;

@@ -154,7 +154,8 @@ pub fn targets() -> Vec<Target> {
     all.push(target("stop strings".into(), 1_000, &[bare(&alphabets::TEXT), bare(&alphabets::CALLS)], stops));
     all.push(target("detokenizer".into(), 1_000, &[bare(&alphabets::TEXT)], detokenizer));
     for (path, request) in answers_to() {
-        let name = format!("answer of {path}");
+        let is_stream = path.ends_with("_stream") || request["stream"] == true;
+        let name = format!("{} of {path}", if is_stream { "stream" } else { "answer" });
         all.push(target(name, 50_000, &[bare(&alphabets::ANSWER)], move |said| answer(path, &request, said)));
     }
     all.extend(grammars());
