@@ -57,7 +57,7 @@ fn a_body_that_is_announced_too_long_is_refused_before_it_comes() {
 #[test]
 fn bodies_that_never_end_take_bounded_memory() {
     const CROWD: usize = 300;
-    let limits = ["--max-body-bytes-in-flight", "20000000", "--body-timeout", "600"];
+    let limits = ["--max-body-bytes-in-flight", "20000000", "--body-timeout", "8"];
     let server = Server::start(&limits);
     let begin = resident_bytes(server.pid());
     let part = vec![b' '; 1_900_000];
@@ -78,7 +78,7 @@ fn bodies_that_never_end_take_bounded_memory() {
     });
     let grown = resident_bytes(server.pid()).saturating_sub(begin);
     println!("{refused} of {CROWD} bodies were refused; {} MiB more", grown >> 20);
-    assert!(refused >= CROWD * 9 / 10, "each of them in the end: {refused}");
+    assert!(refused >= CROWD * 9 / 10, "all that did not fit: {refused}");
     assert!(grown < 200 << 20, "{grown} bytes");
     assert!(server.metric("millrace_bodies_refused_total") >= refused as f64);
     let short = json!({"inputs": "a", "parameters": {"max_new_tokens": 1}});

@@ -115,7 +115,7 @@ impl HttpBody for Answer {
 
     fn size_hint(&self) -> SizeHint {
         let rest = self.rest.len() as u64;
-        let mut size = self.size.clone();
+        let mut size = self.size;
         if let Some(upper) = size.upper() {
             size.set_upper(upper + rest);
         }

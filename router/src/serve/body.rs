@@ -219,3 +219,67 @@ impl<B> Drop for RequestBody<B> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::serve::budget::BodyBudget;
+
+    /// What a connection was read into; counted as long as it lives.
+    struct ReadBuffer {
+        _alive: Arc<()>,
+        bytes: Vec<u8>,
+    }
+
+    impl AsRef<[u8]> for ReadBuffer {
+        fn as_ref(&self) -> &[u8] {
+            &self.bytes
+        }
+    }
+
+    /// A body that comes byte by byte, each in a buffer of its own, and then no further.
+    struct Dribble {
+        alive: Arc<()>,
+        left: usize,
+    }
+
+    impl HttpBody for Dribble {
+        type Data = Bytes;
+        type Error = BoxError;
+
+        fn poll_frame(
+            mut self: Pin<&mut Self>,
+            _: &mut Context<'_>,
+        ) -> Poll<Option<Result<Frame<Bytes>, BoxError>>> {
+            if self.left == 0 {
+                return Poll::Pending;
+            }
+            self.left -= 1;
+            let buffer = ReadBuffer { _alive: self.alive.clone(), bytes: vec![b' '; 8 << 10] };
+            Poll::Ready(Some(Ok(Frame::data(Bytes::from_owner(buffer).slice(..1)))))
+        }
+    }
+
+    #[tokio::test]
+    async fn single_bytes_do_not_keep_the_buffers_that_they_came_in() {
+        const BYTES: usize = 1000;
+        let (alive, budget) = (Arc::new(()), BodyBudget::new(10 * BYTES));
+        let limits =
+            BodyLimits { bytes: 5 * BYTES, time: Duration::from_secs(60), stop: CancellationToken::new() };
+        let mut body = RequestBody::new(
+            Dribble { alive: alive.clone(), left: BYTES },
+            Arc::new(limits),
+            Arc::new(Charge::new(budget.clone())),
+            SharedFate::new(),
+            Pulse::new(Instant::now()),
+        );
+        let polled = futures::poll!(body.frame());
+        assert!(polled.is_pending());
+        // One here, and one in the body itself.
+        assert_eq!(Arc::strong_count(&alive), 2, "no buffer is held");
+        assert!(!budget.has_room_for(9 * BYTES + 1), "what has come is counted");
+        assert!(budget.has_room_for(7 * BYTES), "and not many times over");
+        drop(body);
+        assert!(budget.has_room_for(10 * BYTES));
+    }
+}

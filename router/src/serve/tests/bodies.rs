@@ -130,7 +130,7 @@ async fn every_api_says_in_its_own_words_that_there_is_no_memory() {
 }
 
 #[tokio::test]
-async fn a_body_in_single_bytes_costs_what_it_holds() {
+async fn a_body_in_single_bytes_is_read() {
     let server = start_small(4000, 4000).await;
     let mut slow = server.connect().await;
     let body = r#"{"inputs":"a"}"#;
