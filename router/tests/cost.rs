@@ -319,9 +319,14 @@ fn costs_grow_no_faster_than_inputs() {
                 Some(seed) if round >= plain => (round.saturating_add(seed), u64::MAX),
                 _ => (round, plain.saturating_add(reach.random)),
             };
+            // Short inputs cost too little for their growth to be judged where there is an allowance: a
+            // part of them is enough to look for panics and for what is far too slow.
+            let is_skipped = reach.longest == SHORT.longest && target.limits.allowance > 0 && round % 4 != 0;
             if round < last && !summary.failed && !is_over() {
-                fuzzer.try_pattern(index, pattern);
                 tried = true;
+                if !is_skipped {
+                    fuzzer.try_pattern(index, pattern);
+                }
             }
         }
         round += 1;

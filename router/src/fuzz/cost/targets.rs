@@ -377,7 +377,7 @@ fn grammars() -> Vec<Target> {
     let kinds: [(&str, &[Frame], Read); 3] = [
         ("JSON schema", SCHEMAS, schema),
         ("regex", &[bare(&alphabets::REGEX)], |input| Grammar::Regex(input.to_owned())),
-        ("Lark", LARK, |input| Grammar::Lark(input.to_owned())),
+        ("Lark grammar", LARK, |input| Grammar::Lark(input.to_owned())),
     ];
     let mut all = Vec::new();
     for (name, frames, read) in kinds {
