@@ -17,13 +17,23 @@ use alphabets::Alphabet;
 /// What is measured: a piece of work that has got its input already.
 pub type Work = Box<dyn FnOnce()>;
 
+/// What a target may cost, in nanoseconds of CPU time in a release build. The numbers are many times
+/// what was measured, because they shall find what is wrong and not what is slow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// For each byte of input.
+    pub budget: u64,
+    /// For any input, however fast the cost grows: growth is judged above this only. It is 0 unless
+    /// the target has limits of its own that end its work.
+    pub allowance: u64,
+}
+
 /// Code that processes untrusted input.
 pub struct Target {
     /// Names the target in reports and in `MILLRACE_COST_TARGET`.
     pub name: String,
-    /// CPU time that a byte of input may cost in a release build, in nanoseconds. It is many times
-    /// what was measured, because it shall find what is wrong and not what is slow.
-    pub budget: u64,
+    /// What it may cost.
+    pub limits: Limits,
     frames: Vec<Frame>,
     prepare: Box<dyn Fn(&str) -> Work>,
 }

@@ -62,6 +62,13 @@ pub enum Grammar {
     },
 }
 
+/// Whether a grammar is small enough to be compiled. The compiler checks the same first; the cost
+/// fuzzer measures the check alone.
+#[cfg(any(test, feature = "fuzz"))]
+pub(crate) fn within_bounds(grammar: &Grammar) -> bool {
+    bounds::check(grammar).is_ok()
+}
+
 /// What an answer must be.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Wanted {

@@ -11,7 +11,7 @@ use super::{Frame, Target, Work};
 use crate::assets::Assets;
 use crate::engine::State;
 use crate::fuzz;
-use crate::grammar::{Compiler, Grammar};
+use crate::grammar::{self, Compiler, Grammar};
 use crate::http::{HttpConfig, router};
 use crate::service::{Limits, ModelInfo, Service};
 use crate::test_support::{self, EOS, FakeEngine, Script};
@@ -163,7 +163,8 @@ pub fn targets() -> Vec<Target> {
 }
 
 fn target(name: String, budget: u64, frames: &[Frame], prepare: impl Fn(&str) -> Work + 'static) -> Target {
-    Target { name, budget, frames: frames.to_vec(), prepare: Box::new(prepare) }
+    let limits = super::Limits { budget, allowance: 0 };
+    Target { name, limits, frames: frames.to_vec(), prepare: Box::new(prepare) }
 }
 
 /// A request with this body, to the end of its response.
@@ -345,8 +346,12 @@ fn answer(path: &'static str, request: &Value, said: &str) -> Work {
     Box::new(move || fuzz::answered(&app, request))
 }
 
-/// Grammars as far as the tokens that may come first, each with a compiler of its own that has kept
-/// none.
+/// CPU time that the compiler may take for any grammar, in nanoseconds. Its own limits end its work:
+/// the lexer of `a?a?a?…` has states in proportion to the square of its length, up to such a limit.
+const COMPILER_ALLOWANCE: u64 = 300_000_000;
+
+/// The bounds on grammars; and grammars as far as the tokens that may come first, each with a
+/// compiler of its own that has kept none.
 fn grammars() -> Vec<Target> {
     const SCHEMAS: &[Frame] = &[
         frame(r#"{"type":"object","properties":{"#, ",", "}}", &alphabets::SCHEMA),
@@ -368,14 +373,30 @@ fn grammars() -> Vec<Target> {
         frame("start: \"a\"\n", "", "", &alphabets::LARK),
         frame("start: A\nA: /", "", "/\n", &alphabets::REGEX),
     ];
-    let budget = 500_000;
-    vec![
-        target("grammar, JSON schema".into(), budget, SCHEMAS, move |input| compile(schema(input))),
-        target("grammar, regex".into(), budget, &[bare(&alphabets::REGEX)], |input| {
-            compile(Grammar::Regex(input.to_owned()))
-        }),
-        target("grammar, Lark".into(), budget, LARK, |input| compile(Grammar::Lark(input.to_owned()))),
-    ]
+    type Read = fn(&str) -> Grammar;
+    let kinds: [(&str, &[Frame], Read); 3] = [
+        ("JSON schema", SCHEMAS, schema),
+        ("regex", &[bare(&alphabets::REGEX)], |input| Grammar::Regex(input.to_owned())),
+        ("Lark grammar", LARK, |input| Grammar::Lark(input.to_owned())),
+    ];
+    let mut all = Vec::new();
+    for (name, frames, read) in kinds {
+        all.push(target(format!("bounds of a {name}"), 2_000, frames, move |input| {
+            within_bounds(read(input))
+        }));
+        let mut compiler =
+            target(format!("compiler of a {name}"), 500_000, frames, move |input| compile(read(input)));
+        compiler.limits.allowance = COMPILER_ALLOWANCE;
+        all.push(compiler);
+    }
+    all
+}
+
+/// The check that every grammar has to pass before it is compiled.
+fn within_bounds(grammar: Grammar) -> Work {
+    Box::new(move || {
+        std::hint::black_box(grammar::within_bounds(&grammar));
+    })
 }
 
 fn compile(grammar: Grammar) -> Work {
