@@ -56,7 +56,8 @@ fn end_tokens_and_prompts_beyond_the_model_s_vocabulary_end_no_shard() {
         assert!(answer.body.to_string().contains("outside of the vocabulary"), "{path}: {}", answer.body);
     }
     // In a message it is text, as every special token is.
-    let message = json!({"model": "tgi", "max_tokens": 5, "messages": [{"role": "user", "content": "<|over|>"}]});
+    let message =
+        json!({"model": "tgi", "max_tokens": 5, "messages": [{"role": "user", "content": "<|over|>"}]});
     let answer = post(&server.url("/v1/messages"), &message);
     assert_eq!(answer.status, 200, "{}", answer.body);
     assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0);

@@ -1,5 +1,6 @@
 //! Everyday tasks: `cargo xtask`.
 
+mod attack;
 mod browser;
 mod cargo;
 mod clients;
@@ -23,6 +24,7 @@ cargo xtask TASK
 
   lint       formatting and clippy, warnings are errors
   test       every test of the workspace, the real binary over HTTP among them (what the README calls)
+  attack     the tests that attack the real binary, with what a client beside the attacks experiences
   cuda       the CUDA kernels for every card, by a pinned compiler below target/, and what their machine code promises
   gpu-pack   the kernels' tests and benchmarks as programs for a machine with a card, in target/gpu
   sim        the CUDA kernels' tests on the simulated device in all four orders of threads, and every
@@ -53,6 +55,7 @@ fn main() -> ExitCode {
     let done = match task.as_deref() {
         Some("lint") => lint(),
         Some("test") => test(),
+        Some("attack") => attack::run(),
         Some("cuda") => cuda::run(),
         Some("gpu-pack") => gpu_pack::run(),
         Some("sim") => match arguments.next() {

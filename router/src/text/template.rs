@@ -6,6 +6,7 @@
 
 use std::collections::HashSet;
 use std::io::{self, Write};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -214,7 +215,9 @@ impl ChatTemplate {
             ..more
         };
         let mut output = Bounded(Vec::new());
-        template.render_captured_to(variables, &mut output).map_err(render)?;
+        // minijinja panics at some mistakes of templates, such as slicing an empty list backwards.
+        let rendered = catch_unwind(AssertUnwindSafe(|| template.render_captured_to(variables, &mut output)));
+        rendered.map_err(|_| TemplateError::Render("the chat template failed".into()))?.map_err(render)?;
         String::from_utf8(output.0).map_err(|e| TemplateError::Render(e.to_string()))
     }
 }
@@ -389,6 +392,12 @@ mod tests {
         assert_eq!(raised, Err(TemplateError::Render("Roles must alternate".into())));
         assert!(matches!(render("{% for %}", json!([])), Err(TemplateError::Syntax(_))));
         assert!(matches!(render("{{ strftime_now('%Q!') }}", json!([])), Err(TemplateError::Render(_))));
+    }
+
+    #[test]
+    fn a_template_that_makes_the_engine_panic_is_an_error() {
+        let rendered = render("{{ messages[::-1] }}{% for m in [][::-1] %}{% endfor %}", json!([]));
+        assert!(matches!(rendered.as_deref(), Ok("[]") | Err(TemplateError::Render(_))), "{rendered:?}");
     }
 
     #[test]

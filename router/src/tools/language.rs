@@ -4,6 +4,8 @@
 //! the answer is any text that does not have the mark. If the answer must be of a form where it calls nothing, it is either
 //! that or calls, from the first token on.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value, json};
 
 use super::format::{ARGS, CALL_ID, Call, Shape};
@@ -127,12 +129,18 @@ fn escape(text: &str) -> String {
     escaped
 }
 
+/// Bytes of definitions that are copied into the schemas of arguments. A grammar with so many is refused for its size.
+const MAX_COPIED: usize = 1 << 20;
+
 /// Calls in tags: the arguments in the order of their schema, a text as it is up to its end, all else as JSON.
 fn tagged(tools: &Tools) -> (String, Vec<(String, Value)>) {
     let (mut calls, mut schemas) = (Vec::new(), Vec::new());
+    let mut copied = 0;
     for (index, tool) in tools.callable().enumerate() {
-        let required =
-            |name: &str| tool.parameters["required"].as_array().is_some_and(|r| r.iter().any(|r| r == name));
+        let required: HashSet<&str> =
+            tool.parameters["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+        let shared = tool.parameters.get("$defs").map(|_| definitions(std::iter::once((index, tool))));
+        let size = shared.as_ref().map_or(0, |_| tool.parameters.to_string().len());
         let mut arguments = String::new();
         for (name, schema) in tool.parameters["properties"].as_object().into_iter().flatten() {
             let value = match schema["enum"].as_array().filter(|_| tags::is_text(schema)) {
@@ -149,17 +157,19 @@ fn tagged(tools: &Tools) -> (String, Vec<(String, Value)>) {
                     let place = format!("#/$defs/{index}");
                     let mut schema = schema.clone();
                     relocate(&mut schema, &place);
-                    if let (Value::Object(schema), true) =
-                        (&mut schema, tool.parameters.get("$defs").is_some())
+                    if let (Value::Object(schema), Some(shared)) = (&mut schema, &shared)
+                        && copied < MAX_COPIED
                     {
-                        schema.insert("$defs".into(), definitions(std::iter::once((index, tool))).into());
+                        copied += size;
+                        schema.insert("$defs".into(), shared.clone().into());
                     }
                     schemas.push((rule.clone(), schema));
                     format!("{rule} \"\\n</parameter>\\n\"")
                 }
             };
             let tag = Value::from(format!("<parameter={name}>\n"));
-            arguments += &format!(" ({tag} {value}){}", if required(name) { "" } else { "?" });
+            arguments +=
+                &format!(" ({tag} {value}){}", if required.contains(name.as_str()) { "" } else { "?" });
         }
         if arguments.is_empty() && tool.parameters["additionalProperties"] != false {
             arguments = " (ANY text)*".to_owned();

@@ -216,3 +216,22 @@ async fn arguments_in_tags_keep_to_their_schemas() {
         assert!(random(&tokenizer, &grammar, 1, text).await.is_some());
     }
 }
+
+#[test]
+fn definitions_are_not_copied_without_end() {
+    let definition: String = "x".repeat(100_000);
+    let properties: serde_json::Map<String, Value> =
+        (0..5_000).map(|i| (format!("p{i}"), json!({"type": "integer", "$ref": "#/$defs/d"}))).collect();
+    let required: Vec<String> = (0..5_000).map(|i| format!("p{i}")).collect();
+    let parameters = json!({"type": "object", "properties": properties, "required": required,
+        "$defs": {"d": {"description": definition}}});
+    let mut tools = tools(Choice::Auto, true);
+    tools.tools[0].parameters = parameters;
+    let Some(Grammar::Calls { schemas, .. }) =
+        grammar(&tools, Format::Qwen3Coder, &test_support::tokenizer(), None)
+    else {
+        panic!("no grammar");
+    };
+    let bytes: usize = schemas.iter().map(|(_, schema)| schema.to_string().len()).sum();
+    assert!((1 << 20..4 << 20).contains(&bytes), "{bytes}");
+}

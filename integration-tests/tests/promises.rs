@@ -1,0 +1,20 @@
+//! What SECURITY.md promises: each promise names a test, and the test exists.
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use std::path::Path;
+
+#[test]
+fn every_promise_names_a_test_that_exists() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let page = std::fs::read_to_string(root.join("SECURITY.md")).unwrap();
+    let mut rows = 0;
+    for row in page.lines().filter(|row| row.starts_with("| ") && row.contains("::")) {
+        let test = row.rsplit('|').nth(1).unwrap().trim().trim_matches('`');
+        let (file, name) = test.split_once("::").unwrap_or_else(|| panic!("no test in: {row}"));
+        let source =
+            std::fs::read_to_string(root.join(file)).unwrap_or_else(|error| panic!("{file}: {error}"));
+        assert!(source.contains(&format!("fn {name}(")), "{file} has no test {name}");
+        rows += 1;
+    }
+    assert!(rows >= 30, "{rows} promises");
+}

@@ -1,0 +1,42 @@
+//! The tests that attack the real binary: `cargo xtask attack`.
+
+use std::time::Instant;
+
+use crate::FEATURES;
+use crate::cargo::cargo_with;
+
+/// Where they are.
+const FOLDER: &str = "integration-tests/tests";
+
+/// Runs every test file whose name begins with `attack_`, one after the other, and prints what they measure.
+pub(crate) fn run() -> bool {
+    let Ok(entries) = std::fs::read_dir(FOLDER) else {
+        eprintln!("cannot read {FOLDER}; run this in the root of the repository");
+        return false;
+    };
+    let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let mut tests: Vec<String> = names
+        .filter_map(|name| Some(name.strip_suffix(".rs")?.to_owned()))
+        .filter(|name| name.starts_with("attack_"))
+        .collect();
+    tests.sort();
+    if tests.is_empty() {
+        eprintln!("{FOLDER} has no attacks");
+        return false;
+    }
+    // `version` is the binary's own test, and has the binary built.
+    let mut arguments = vec!["test", "--workspace", FEATURES, "--test", "version"];
+    tests.iter().for_each(|test| arguments.extend(["--test", test.as_str()]));
+    let built = [["--no-run"].as_slice(), &[]];
+    let mut since = Instant::now();
+    for (index, more) in built.into_iter().enumerate() {
+        let arguments =
+            [&arguments[..], more, if index == 1 { &["--", "--nocapture"] } else { &[] }].concat();
+        since = Instant::now();
+        if !cargo_with(&arguments, &[("MILLRACE_BINARY_IS_BUILT", "1")]) {
+            return false;
+        }
+    }
+    eprintln!("{} files of attacks in {:.0} s", tests.len(), since.elapsed().as_secs_f64());
+    true
+}
