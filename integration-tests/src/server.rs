@@ -132,6 +132,11 @@ impl Server {
         self.log.lock().unwrap().clone()
     }
 
+    /// Waits until its log has this text: a thread of its own writes the log, a little later than things happen.
+    pub fn says(&self, text: &str) {
+        self.wait_until(&format!("the log says `{text}`"), |server| server.log().contains(text));
+    }
+
     /// Its process id.
     pub fn pid(&self) -> u32 {
         self.process.id()

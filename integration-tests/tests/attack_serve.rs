@@ -140,6 +140,7 @@ fn a_server_that_was_paused_is_not_stuck() {
 #[test]
 fn probes_have_a_port_of_their_own() {
     let server = Server::start(&["--health-port", "0", "--max-connections", "2"]);
+    server.says("probes are answered on http://");
     let log = server.log();
     let (_, rest) = log.split_once("probes are answered on http://").unwrap();
     let address = rest.split_whitespace().next().unwrap().to_owned();

@@ -194,7 +194,7 @@ fn matrices_as_fp8_say_nearly_what_the_processor_says() {
     for flags in [&[][..], &["--num-shard", "2"], &["--batch-invariant"]] {
         let flags = [&["--dtype", "bfloat16", "--quantize", "fp8"], flags].concat();
         let cards = start_small("demo", "cuda-sim", &flags);
-        assert!(cards.log().contains("as bfloat16, matrices of layers as fp8 on"), "{}", cards.log());
+        cards.says("as bfloat16, matrices of layers as fp8 on");
         assert!(!cards.log().contains("beyond the memory plan"), "{}", cards.log());
         for text in &texts {
             let (got, want) = (scores(&cards, text), scores(&processor, text));
@@ -245,7 +245,7 @@ fn a_fault_of_a_card_is_recovered_from() {
     assert_eq!(last["generated_text"], before.as_str(), "{last}");
     assert!(!fault.exists(), "the card has met its fault");
     assert!(server.metric("millrace_shard_restarts_total") >= 1.0);
-    assert!(server.log().contains("CUDA_ERROR_ILLEGAL_ADDRESS"), "{}", server.log());
+    server.says("CUDA_ERROR_ILLEGAL_ADDRESS");
 }
 
 /// Without a driver, the demand for cards is refused in one sentence.

@@ -38,9 +38,10 @@ fn a_lost_rank_is_replaced_in_mid_stream() {
         assert!(shards_of(server.pid()).iter().all(|shard| !shards.contains(shard)));
     }
     assert_eq!(server.metric("millrace_shard_restarts_total"), 3.0);
-    let log = server.log();
     let missed = ["rank 1 did not take part in a collective within 5s", "waited 5s for rank 1"];
-    assert!(missed.iter().any(|said| log.contains(said)), "{log}");
+    server.wait_until("the log says who was waited for", |server| {
+        missed.iter().any(|said| server.log().contains(said))
+    });
     assert_eq!(segments(), before, "the cards' memory has no name");
 }
 
@@ -53,8 +54,7 @@ fn nccl_can_be_done_without() {
     let absent = [("MILLRACE_NCCL_LIBRARY", "/nowhere/libnccl.so.2")];
     let flags = [&["--device", "cuda-sim", "--num-shard", "2"], &SMALL[..]].concat();
     let server = Server::start_in(&absent, &flags);
-    let log = server.log();
-    assert!(log.contains("the cards' memory alone (rank 0: NCCL was not found"), "{log}");
+    server.says("the cards' memory alone (rank 0: NCCL was not found");
     let mut refused = Command::new(binary());
     refused.args(["generate", "Hello", "--all-reduce", "nccl"]).args(flags).envs(absent);
     let said = refused.output().unwrap();
@@ -75,7 +75,7 @@ fn the_cards_that_there_are_are_used() {
         ("3", 2, "computing on 2 of 3 cards: the model cannot be split evenly over all of them"),
     ] {
         let server = Server::start_in(&[("MILLRACE_SIM_CARDS", cards)], &flags(&[]));
-        assert!(server.log().contains(said), "{cards} cards: {}", server.log());
+        server.says(said);
         assert_eq!(shards_of(server.pid()).len(), shards, "{cards} cards");
         let device = if cards == "0" { "on cpu" } else { "on simulated device" };
         server.wait_until("the device is said", |server| server.log().contains(device));

@@ -107,7 +107,7 @@ fn who_does_not_know_the_secret_is_refused_and_both_say_so() {
     let other = worker(&flags);
     other
         .wait_until("the sizes differ", |other| other.log().contains("has 2 ranks, and the rank was told 4"));
-    assert!(server.log().contains("has 2 ranks, and the rank was told 4"), "{}", server.log());
+    server.says("has 2 ranks, and the rank was told 4");
     drop(other);
 
     let worker = worker(&pair(&port, &right));
@@ -227,7 +227,7 @@ fn inside_the_leaders_machine() {
             .env("MILLRACE_GROUP_SECRET", SECRET.trim_end()),
     );
     let server = Server::start(&[&MODEL[..], &flags].concat());
-    assert!(server.log().contains(&format!("rank 1 has come from {}", ADDRESSES[1])), "{}", server.log());
+    server.says(&format!("rank 1 has come from {}", ADDRESSES[1]));
     assert_eq!(long_story(&server, || {}), expected);
 
     let shard = worker.shards()[0];

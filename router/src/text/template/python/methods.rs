@@ -151,7 +151,7 @@ fn expand_tabs(text: &str, size: usize) -> String {
     for c in text.chars() {
         match c {
             '\t' => {
-                let spaces = size.checked_sub(column % size.max(1)).unwrap_or(0);
+                let spaces = size.saturating_sub(column % size.max(1));
                 expanded.push_str(&" ".repeat(spaces));
                 column += spaces;
             }
