@@ -65,7 +65,8 @@ pub(super) async fn run(
             SHUTTING_DOWN.to_owned()
         }
         End::Failed(why) => {
-            tracing::error!("the engine failed: {why}");
+            // Whoever ends the process says why.
+            tracing::debug!("the engine failed: {why}");
             state.send_replace(State::Failed(why.clone()));
             format!("Engine failed: {why}")
         }

@@ -142,11 +142,23 @@ impl Prepared {
     #[must_use]
     pub fn variant(&self, index: u64) -> Self {
         let mut variant = self.clone();
-        variant.seed = self.seed.map(|seed| seed.wrapping_add(index));
+        variant.seed = self.seed.map(|seed| variant_seed(seed, index));
         variant.request.sampling.seed = variant.seed.unwrap_or_default();
         variant.counted &= index == 0;
         variant
     }
+}
+
+/// The seed of the answer with this index. Neighbouring seeds have nothing in common: the second answer to a prompt with a seed
+/// is not the first one with the next seed. The mixing function is SplitMix64 (Steele, Lea and Flood, 2014).
+pub(crate) fn variant_seed(seed: u64, index: u64) -> u64 {
+    if index == 0 {
+        return seed;
+    }
+    let mut mixed = seed.wrapping_add(index.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    mixed ^ (mixed >> 31)
 }
 
 impl Service {
@@ -238,6 +250,11 @@ impl Service {
     /// Whether the model's chat template looks at this variable.
     pub fn template_mentions(&self, variable: &str) -> bool {
         self.0.template.as_ref().is_some_and(|template| template.mentions(variable))
+    }
+
+    /// Whether the model's chat template could look at this variable.
+    pub fn template_may_read(&self, variable: &str) -> bool {
+        self.0.template.as_ref().is_some_and(|template| template.may_read(variable))
     }
 
     /// Whether the model's chat template writes the calls of earlier messages.

@@ -200,3 +200,13 @@ async fn a_token_that_the_model_does_not_know_is_no_prompt() {
         assert!(detail.contains("outside of the vocabulary of 200"), "{detail}");
     }
 }
+
+#[test]
+fn answers_to_one_prompt_share_no_seeds_with_requests_of_neighbouring_seeds() {
+    let mut seeds: Vec<u64> =
+        (0..100).flat_map(|seed| (0..16).map(move |index| variant_seed(seed, index))).collect();
+    assert_eq!(variant_seed(7, 0), 7);
+    seeds.sort_unstable();
+    seeds.dedup();
+    assert_eq!(seeds.len(), 1600);
+}

@@ -77,6 +77,8 @@ struct Inner {
     /// Variables that it looks at, wherever it comes from: those of its variant for tools are among them.
     variables: HashSet<String>,
     writes_calls: bool,
+    /// Every word in its text that could be the name of a variable.
+    names: HashSet<String>,
     /// Words that it has in quotes, the roles that it knows among them.
     words: HashSet<String>,
     bos_token: Option<String>,
@@ -105,6 +107,7 @@ impl ChatTemplate {
             environment,
             variables,
             writes_calls: texts().any(|text| text.contains("tool_calls")),
+            names: texts().flat_map(names).map(str::to_owned).collect(),
             words: texts().flat_map(words).collect(),
             bos_token,
             eos_token,
@@ -115,6 +118,12 @@ impl ChatTemplate {
     /// Whether the template looks at this variable.
     pub fn mentions(&self, variable: &str) -> bool {
         self.0.variables.contains(variable)
+    }
+
+    /// Whether the template could look at this variable, under any conditions: a variable that it gives a default to
+    /// ([`mentions`](Self::mentions) does not count those) is one.
+    pub fn may_read(&self, variable: &str) -> bool {
+        self.0.names.contains(variable)
     }
 
     /// Whether the template writes the calls of earlier messages. It is known by their field's name in its text.
@@ -247,6 +256,12 @@ fn compile(
         }
     }
     Ok((environment, variables))
+}
+
+/// Words that could be names of variables, wherever they are.
+fn names(source: &str) -> impl Iterator<Item = &str> {
+    let words = source.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.filter(|word| word.len() <= 64 && word.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_'))
 }
 
 /// Words of at most 64 letters, digits, dashes and underscores that stand in quotes.
@@ -384,6 +399,18 @@ mod tests {
         assert_eq!(template.render_now(&conversation).as_deref(), Ok("fdFalse"));
         let conversation = Conversation { tools: None, ..conversation };
         assert_eq!(template.render_now(&conversation).as_deref(), Ok("TrueFalse<s>"));
+    }
+
+    #[test]
+    fn a_variable_with_a_default_can_be_given() {
+        let source = "{% set thinks = thinks if thinks is defined else true %}{{ thinks }} of tools";
+        let template = ChatTemplate::new(source, None, None, None, 1).unwrap();
+        assert!(template.may_read("thinks") && !template.may_read("think"));
+        assert!(!template.mentions("tools"));
+        let more = json!({"thinks": false}).as_object().unwrap().clone();
+        let given = Conversation { more, ..Conversation::default() };
+        assert_eq!(template.render_now(&given).as_deref(), Ok("False of tools"));
+        assert_eq!(template.render_now(&Conversation::default()).as_deref(), Ok("True of tools"));
     }
 
     #[test]

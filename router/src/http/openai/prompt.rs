@@ -91,8 +91,8 @@ const RESERVED: [&str; 6] =
 
 /// Further variables for the template. Those that it does not look at change nothing.
 fn variables(app: &App, kwargs: Option<Map<String, Value>>) -> Result<Map<String, Value>, OpenAiError> {
-    let mentioned = kwargs.into_iter().flatten().filter(|(name, _)| app.service.template_mentions(name));
-    mentioned
+    let readable = kwargs.into_iter().flatten().filter(|(name, _)| app.service.template_may_read(name));
+    readable
         .map(|(name, value)| match value {
             _ if RESERVED.contains(&name.as_str()) => {
                 let param = format!("chat_template_kwargs.{name}");

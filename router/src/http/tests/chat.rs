@@ -61,7 +61,8 @@ async fn parameters_mean_what_openai_says() {
     assert_eq!(reply.json()["choices"].as_array().unwrap().len(), 2);
     let first = server.engine.requests.recv().await.unwrap();
     let second = server.engine.requests.recv().await.unwrap();
-    assert_eq!((first.sampling.seed, second.sampling.seed), (u64::MAX, 0));
+    let seeds = (first.sampling.seed, second.sampling.seed);
+    assert_eq!(seeds, (u64::MAX, crate::service::variant_seed(u64::MAX, 1)));
     let sampling = first.sampling;
     assert_eq!((first.max_new_tokens, sampling.top_k, sampling.top_p), (7, 0, f32::MIN_POSITIVE));
     assert_eq!((sampling.presence_penalty, sampling.frequency_penalty, sampling.min_p), (0.5, -1.0, 0.1));
