@@ -29,11 +29,12 @@ DEVICE void sample_plain(const float *logits, float *work, const uint32_t *table
   };
 
   // Penalties, biases, masks.
-  u64 finite = 0, still_finite = 0, broken = 0;
+  // One number counts the finite logits and, from this bit on, the broken ones: registers are scarce.
+  constexpr u64 kBroken = u64(1) << 40;
+  u64 finite = 0, still_finite = 0;
   const uint32_t *history = a.history + (t.penalised() ? int64_t(t.word(kSlot)) * a.history_stride : 0);
   each([&](int id) {
-    broken += is_broken(row[id]);
-    finite += is_finite(row[id]);
+    finite += is_broken(row[id]) ? kBroken : u64(is_finite(row[id]));
     float v = sanitize(row[id]);
     uint32_t count = 0;
     for (int i = 0; t.penalised() && i < int(t.word(kPosition)); i++) {
@@ -42,7 +43,9 @@ DEVICE void sample_plain(const float *logits, float *work, const uint32_t *table
     if (t.marked()) {
       float four[4] = {v, v, v, v};
       mark(four, id, last_token(a, t), t);
-      v = four[id % 4];
+      // Written out, since an index that is not known would put the four into local memory.
+      const int place = id % 4;
+      v = place == 0 ? four[0] : place == 1 ? four[1] : place == 2 ? four[2] : four[3];
     }
     v = penalise(v, count, t);
     for (uint32_t b = t.word(kBiasStart); b < t.word(kBiasStart) + t.word(kBiasCount); b++) {
@@ -54,7 +57,7 @@ DEVICE void sample_plain(const float *logits, float *work, const uint32_t *table
   });
   finite = all_count(finite);
   still_finite = all_count(still_finite);
-  if (all_count(broken) > 0 || finite == 0 || still_finite == 0) {
+  if (finite == 0 || finite >= kBroken || still_finite == 0) {
     if (threadIdx.x == 0) report_nothing(out, a, t, vocab);
     return;
   }
