@@ -38,6 +38,18 @@ impl Answer {
     }
 }
 
+/// Posts JSON and says the answer's status, 0 if there is no answer.
+pub(crate) fn status_of_post(url: &str, body: &Value) -> u16 {
+    let mut response = match agent().post(url).send_json(body) {
+        Ok(response) => response,
+        Err(_) => return 0,
+    };
+    match response.body_mut().read_to_string() {
+        Ok(_) => response.status().as_u16(),
+        Err(_) => 0,
+    }
+}
+
 /// Posts JSON and reads the whole answer.
 pub fn post(url: &str, body: &Value) -> Answer {
     post_with(url, &[], body)

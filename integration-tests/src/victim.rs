@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::{Server, client, post, resident_bytes, shards_of};
+use crate::{Server, client, resident_bytes, shards_of};
 
 /// Between two rounds of the victim's requests.
 const PAUSE: Duration = Duration::from_millis(20);
@@ -28,7 +28,7 @@ pub struct Latencies {
     pub health: Vec<Duration>,
     /// One entry per generated text, sorted.
     pub texts: Vec<Duration>,
-    /// Status codes other than 200, in order.
+    /// Status codes other than 200, in order; 0 for a request that got no answer.
     pub failures: Vec<(String, u16)>,
     /// The most memory, in bytes, that the server and its child processes held together.
     pub peak_resident: u64,
@@ -70,7 +70,7 @@ impl Latencies {
         self.note("/health", status);
         let body = json!({"inputs": "Once upon a time", "parameters": {"max_new_tokens": TOKENS}});
         let since = Instant::now();
-        let status = post(generate, &body).status;
+        let status = client::status_of_post(generate, &body);
         self.texts.push(since.elapsed());
         self.note("/generate", status);
         self.peak_resident = self.peak_resident.max(resident_with_children(pid));

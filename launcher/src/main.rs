@@ -1,5 +1,6 @@
 //! `millrace`: serve a language model, talk to it, or look into its files.
 
+mod allocator;
 mod cli;
 mod commands;
 mod config;

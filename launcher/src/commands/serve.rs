@@ -18,7 +18,7 @@ use crate::commands::node;
 use crate::nodes::Role;
 use crate::report::Report;
 use crate::stack::{Serving, Stack};
-use crate::{devices, logging, progress};
+use crate::{allocator, devices, logging, progress};
 
 /// Serves until told to stop.
 pub(crate) fn run(args: ServeArgs) -> Result<()> {
@@ -34,6 +34,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         env,
         config: _,
     } = args;
+    allocator::return_freed_memory();
     if let Some(name) = model_to_serve {
         model.model_id = name;
     }
