@@ -2,16 +2,19 @@
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 
+use super::ignored::Ignored;
 use super::{App, sse};
 use crate::service::Answer;
 
-/// What is known before the first token: the device, and how many characters the prompt has.
-pub(super) fn before(app: &App, characters: usize) -> HeaderMap {
+/// What is known before the first token: the device, how many characters the prompt has, and which fields of the request
+/// had no effect.
+pub(super) fn before(app: &App, characters: usize, ignored: &Ignored) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let device = app.service.ready().ok().and_then(|ready| HeaderValue::from_str(&ready.device).ok());
     let device = device.unwrap_or(HeaderValue::from_static("unknown"));
     headers.insert(HeaderName::from_static("x-compute-type"), device);
     headers.insert(HeaderName::from_static("x-compute-characters"), characters.into());
+    ignored.write(&mut headers);
     headers
 }
 
@@ -20,10 +23,11 @@ pub(super) fn before(app: &App, characters: usize) -> HeaderMap {
 pub(super) fn after<'a>(
     app: &App,
     characters: usize,
+    ignored: &Ignored,
     prompt_tokens: usize,
     answers: impl IntoIterator<Item = &'a Answer>,
 ) -> HeaderMap {
-    let mut headers = before(app, characters);
+    let mut headers = before(app, characters, ignored);
     let answers: Vec<_> = answers.into_iter().map(|answer| &answer.finished).collect();
     let generated: u32 = answers.iter().map(|answer| answer.generated_tokens).sum();
     let Some(slowest) = answers.iter().max_by_key(|answer| answer.timings.total) else { return headers };

@@ -8,6 +8,7 @@ mod docs;
 mod grammar;
 mod headers;
 mod health;
+mod ignored;
 mod kserve;
 mod offload;
 mod openai;

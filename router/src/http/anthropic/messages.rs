@@ -81,7 +81,8 @@ pub(super) async fn messages(
     MessagesJson(request): MessagesJson<MessagesRequest>,
 ) -> Result<Response, MessagesError> {
     let model = openai::check_model(&app, request.model.clone())?;
-    let Ready { prepared, calling, characters } = request.chat()?.prepare(&app, request.params()?).await?;
+    let Ready { prepared, calling, characters, ignored } =
+        request.chat()?.prepare(&app, request.params()?).await?;
     let prompt_tokens = prepared.prompt().len();
     let mut message = Message {
         id: format!("msg_{:032x}", rand::random::<u128>()),
@@ -99,11 +100,11 @@ pub(super) async fn messages(
         sse::begin(&mut streams).await?;
         let cached = streams[0].cached_tokens();
         message.usage = Usage::new(prompt_tokens, cached.unwrap_or(0), 0);
-        let headers = headers::before(&app, characters);
+        let headers = headers::before(&app, characters, &ignored);
         return Ok((headers, sse::response(streams, cached, Writer::new(message, blocks))).into_response());
     }
     let answers = Service::collect(streams).await?;
-    let headers = headers::after(&app, characters, prompt_tokens, &answers);
+    let headers = headers::after(&app, characters, &ignored, prompt_tokens, &answers);
     let bytes = offload::bytes(&answers);
     let write = move || {
         if let Some(answer) = answers.into_iter().next() {

@@ -6,6 +6,7 @@ use utoipa::ToSchema;
 
 use super::{input, tools};
 use crate::grammar::{Grammar, Wanted};
+use crate::http::ignored::{Ignored, Unserved, refused};
 use crate::http::openai::{self, Chat, OpenAiError};
 use crate::service::Params;
 
@@ -50,30 +51,32 @@ pub(super) struct OutputConfig {
     rest: Map<String, Value>,
 }
 
-/// Fields that would change the answer and are not served, with the values that ask for nothing.
-const UNSUPPORTED: &[(&str, &[&str])] = &[
-    ("container", &[]),
-    ("context_management", &[]),
-    ("mcp_servers", &["[]"]),
-    ("output_format", &[]),
-    ("thinking", &[r#"{"type":"disabled"}"#]),
+/// Fields that are not served.
+const UNSERVED: &[Unserved] = &[
+    refused("container", &[]),
+    refused("context_management", &[]),
+    refused("mcp_servers", &["[]"]),
+    refused("output_format", &[]),
+    refused("thinking", &[r#"{"type":"disabled"}"#]),
 ];
 
 impl CountRequest {
     pub(super) fn chat(&self) -> Result<Chat, OpenAiError> {
-        refuse_unsupported(&self.rest)?;
+        let mut ignored = Ignored::default();
+        ignored.check(UNSERVED, &self.rest).map_err(OpenAiError::unsupported)?;
         let asked = tools::asked(self.tools.as_deref(), self.tool_choice.as_ref())?;
         let messages = input::messages(self.system.as_ref(), &self.messages)?;
-        Ok(Chat { messages, asked, ..Chat::default() })
+        Ok(Chat { messages, asked, ignored, ..Chat::default() })
     }
 }
 
 impl MessagesRequest {
     pub(super) fn chat(&self) -> Result<Chat, OpenAiError> {
-        refuse_unsupported(&self.rest)?;
+        let mut ignored = Ignored::default();
+        ignored.check(UNSERVED, &self.rest).map_err(OpenAiError::unsupported)?;
         let asked = tools::asked(self.tools.as_deref(), self.tool_choice.as_ref())?;
         let messages = input::messages(self.system.as_ref(), &self.messages)?;
-        Ok(Chat { messages, asked, ..Chat::default() })
+        Ok(Chat { messages, asked, ignored, ..Chat::default() })
     }
 
     pub(super) fn params(&self) -> Result<Params, OpenAiError> {
@@ -104,14 +107,4 @@ impl OutputConfig {
             }
         }
     }
-}
-
-fn refuse_unsupported(rest: &Map<String, Value>) -> Result<(), OpenAiError> {
-    for (name, value) in rest {
-        let Some((_, neutral)) = UNSUPPORTED.iter().find(|(field, _)| field == name) else { continue };
-        if !value.is_null() && !neutral.contains(&value.to_string().as_str()) {
-            return Err(OpenAiError::unsupported(name));
-        }
-    }
-    Ok(())
 }

@@ -9,10 +9,11 @@ use utoipa::ToSchema;
 
 use super::error::{OpenAiError, OpenAiJson};
 use super::logprobs::{ChatLogprobs, PromptLogprobs, prompt_logprobs};
-use super::params::{Common, refuse_unsupported};
+use super::params::{Common, check_rest};
 use super::prompt::{Chat, Ready};
 use super::tools::{Asked, Calling, Reader, ToolCall};
 use super::types::{FINGERPRINT, Header, Usage, finish_reason};
+use crate::http::ignored::Ignored;
 use crate::http::{App, headers, offload, sse};
 use crate::service::{Answer, Prepared, Service, ServiceError, TextEvent};
 use crate::text::Tokenizer;
@@ -115,7 +116,8 @@ pub(super) async fn chat_completions(
     OpenAiJson(request): OpenAiJson<ChatRequest>,
 ) -> Result<Response, OpenAiError> {
     let header = Header::new("chatcmpl", request.common.check_model(&app)?);
-    refuse_unsupported(&request.rest)?;
+    let mut ignored = Ignored::default();
+    check_rest(&request.rest, &mut ignored)?;
     let logprobs = request.logprobs.unwrap_or(false);
     if request.top_logprobs.is_some_and(|top| top > 0) && !logprobs {
         return Err(OpenAiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
@@ -137,8 +139,9 @@ pub(super) async fn chat_completions(
         variables: request.chat_template_kwargs,
         continue_final_message: request.continue_final_message,
         add_generation_prompt: request.add_generation_prompt,
+        ignored,
     };
-    let Ready { prepared, calling, characters } = chat.prepare(&app, params).await?;
+    let Ready { prepared, calling, characters, ignored } = chat.prepare(&app, params).await?;
     let common = request.common;
     let prompt_tokens = prepared.prompt().len();
     let wants_ids = common.return_token_ids.unwrap_or(false);
@@ -159,12 +162,12 @@ pub(super) async fn chat_completions(
             wants_ids,
             prompt_token_ids,
         };
-        let headers = headers::before(&app, characters);
+        let headers = headers::before(&app, characters, &ignored);
         return Ok((headers, sse::response(streams, cached_tokens, writer)).into_response());
     }
     let answers = Service::collect(streams).await?;
     let usage = Usage::of(prompt_tokens, &answers);
-    let headers = headers::after(&app, characters, prompt_tokens, &answers);
+    let headers = headers::after(&app, characters, &ignored, prompt_tokens, &answers);
     let whole = Whole {
         header,
         calling,

@@ -10,8 +10,9 @@ use utoipa::ToSchema;
 
 use super::error::{OpenAiError, OpenAiJson};
 use super::logprobs::{CompletionLogprobs, PromptLogprobs, prompt_logprobs};
-use super::params::{Common, check_answers, refuse_unsupported};
+use super::params::{Common, check_answers, check_rest};
 use super::types::{FINGERPRINT, Header, Usage, finish_reason};
+use crate::http::ignored::Ignored;
 use crate::http::{App, headers, sse};
 use crate::service::{
     Answer, Params, Prepared, Prompt, PromptToken, Service, ServiceError, TextEvent, TextStream,
@@ -103,7 +104,8 @@ pub(super) async fn completions(
         let message = "Suffix is not supported and can be achieved by preprocessing the prompt.";
         return Err(OpenAiError::invalid("suffix", message));
     }
-    refuse_unsupported(&rest)?;
+    let mut ignored = Ignored::default();
+    check_rest(&rest, &mut ignored)?;
     let echo = echo.unwrap_or(false);
     let prompts = prompts(prompt, app.service.limits().max_client_batch_size)?;
     let n = common.choices(&app, prompts.len())?;
@@ -132,6 +134,7 @@ pub(super) async fn completions(
         prompt_tokens,
         include_usage,
         wants_ids,
+        ignored,
         choices: Vec::new(),
     };
     let mut streams = Vec::new();
@@ -141,7 +144,8 @@ pub(super) async fn completions(
     }
     let characters = items.iter().map(|item| item.characters).sum();
     if common.streams() {
-        return Ok((headers::before(&app, characters), writer.stream(streams).await?).into_response());
+        let headers = headers::before(&app, characters, &writer.ignored);
+        return Ok((headers, writer.stream(streams).await?).into_response());
     }
     writer.whole(&app, characters, streams, n, prompt_logprobs).await
 }
@@ -217,6 +221,7 @@ struct Writer {
     prompt_tokens: usize,
     include_usage: bool,
     wants_ids: bool,
+    ignored: Ignored,
     /// What has been streamed of each answer.
     choices: Vec<Progress>,
 }
@@ -249,7 +254,7 @@ impl Writer {
         }))
         .await?;
         let all = answers.iter().flat_map(|(_, _, answers)| answers);
-        let mut headers = headers::after(app, characters, self.prompt_tokens, all);
+        let mut headers = headers::after(app, characters, &self.ignored, self.prompt_tokens, all);
         let mut usage = Usage::new(self.prompt_tokens, 0, 0);
         let mut choices = Vec::new();
         for (prefix, prompt, mut answers) in answers {

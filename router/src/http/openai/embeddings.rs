@@ -2,6 +2,8 @@
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::HeaderMap;
+use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use futures::{StreamExt, TryStreamExt, stream};
@@ -11,8 +13,9 @@ use utoipa::ToSchema;
 
 use super::completions::Prompts;
 use super::error::{OpenAiError, OpenAiJson};
-use super::params::{Common, refuse_unsupported};
+use super::params::{Common, check_rest};
 use crate::http::App;
+use crate::http::ignored::Ignored;
 use crate::service::{Params, Prepared, ServiceError};
 
 /// OpenAI's bound.
@@ -63,10 +66,11 @@ struct EmbeddingUsage {
 pub(super) async fn embeddings(
     State(app): State<App>,
     OpenAiJson(request): OpenAiJson<EmbeddingRequest>,
-) -> Result<Json<EmbeddingList>, OpenAiError> {
+) -> Result<Response, OpenAiError> {
     let EmbeddingRequest { input, model, encoding_format, dimensions, rest } = request;
     let model = Common::of_model(model).check_model(&app)?;
-    refuse_unsupported(&rest)?;
+    let mut ignored = Ignored::default();
+    check_rest(&rest, &mut ignored)?;
     let encode = encoding(encoding_format.as_deref())?;
     let inputs = input.list();
     if inputs.is_empty() || inputs.len() > MOST_INPUTS {
@@ -106,7 +110,9 @@ pub(super) async fn embeddings(
     let data = stream::iter(prepared.into_iter().enumerate()).map(embed).buffered(width);
     let data = data.try_collect().await.map_err(about_input)?;
     let usage = EmbeddingUsage { prompt_tokens, total_tokens: prompt_tokens };
-    Ok(Json(EmbeddingList { object: "list", data, model, usage }))
+    let mut headers = HeaderMap::new();
+    ignored.write(&mut headers);
+    Ok((headers, Json(EmbeddingList { object: "list", data, model, usage })).into_response())
 }
 
 fn encoding(format: Option<&str>) -> Result<fn(Vec<f32>) -> Vector, OpenAiError> {

@@ -6,6 +6,7 @@ use utoipa::ToSchema;
 
 use super::error::OpenAiError;
 use crate::grammar::Wanted;
+use crate::http::ignored::{Ignored, Unserved, hint, refused};
 use crate::http::{App, grammar};
 use crate::service::{Params, Service, priority};
 use crate::text::StopText;
@@ -69,63 +70,57 @@ enum LogitBias {
     List(Vec<Value>),
 }
 
-/// Fields that would change the answer and are not served where they are not taken, with the values that ask for nothing.
-const UNSUPPORTED: &[(&str, &[&str])] = &[
-    ("add_special_tokens", &[]),
-    ("allowed_token_ids", &[]),
-    ("audio", &[]),
-    ("bad_words", &["[]"]),
-    ("best_of", &["1"]),
-    ("chat_template", &[]),
-    ("chat_template_kwargs", &["{}"]),
-    ("documents", &["[]"]),
-    ("dry_multiplier", &["0", "0.0"]),
-    ("dynatemp_range", &["0", "0.0"]),
-    ("echo", &["false"]),
-    ("function_call", &["\"none\""]),
-    ("functions", &["[]"]),
-    ("grammar", &[]),
-    ("guided_choice", &[]),
-    ("guided_grammar", &[]),
-    ("guided_json", &[]),
-    ("guided_regex", &[]),
-    ("include_stop_str_in_output", &["false"]),
-    ("json_schema", &[]),
-    ("length_penalty", &["1", "1.0"]),
-    ("logits_processors", &["[]"]),
-    ("mirostat", &["0"]),
-    ("mm_processor_kwargs", &["{}"]),
-    ("modalities", &["[\"text\"]"]),
-    ("moderation", &[]),
-    ("n_predict", &[]),
-    ("prediction", &[]),
-    ("prompt_embeds", &[]),
-    ("prompt_logprobs", &["0", "false"]),
-    ("reasoning_effort", &["\"none\""]),
-    ("repeat_penalty", &["1", "1.0"]),
-    ("samplers", &[]),
-    ("skip_special_tokens", &["true"]),
-    ("stop_token_ids", &["[]"]),
-    ("structured_outputs", &[]),
-    ("suffix", &["\"\""]),
-    ("tool_choice", &["\"none\"", "\"auto\""]),
-    ("tools", &["[]"]),
-    ("truncate_prompt_tokens", &[]),
-    ("use_beam_search", &["false"]),
-    ("verbosity", &["\"medium\""]),
-    ("web_search_options", &[]),
-    ("xtc_probability", &["0", "0.0"]),
+/// Fields that are not served where they are not taken.
+const UNSERVED: &[Unserved] = &[
+    refused("add_special_tokens", &[]),
+    refused("allowed_token_ids", &[]),
+    refused("audio", &[]),
+    refused("bad_words", &["[]"]),
+    refused("best_of", &["1"]),
+    refused("chat_template", &[]),
+    refused("chat_template_kwargs", &["{}"]),
+    refused("documents", &["[]"]),
+    refused("dry_multiplier", &["0", "0.0"]),
+    refused("dynatemp_range", &["0", "0.0"]),
+    refused("echo", &["false"]),
+    refused("function_call", &["\"none\""]),
+    refused("functions", &["[]"]),
+    refused("grammar", &[]),
+    refused("guided_choice", &[]),
+    refused("guided_grammar", &[]),
+    refused("guided_json", &[]),
+    refused("guided_regex", &[]),
+    refused("include_stop_str_in_output", &["false"]),
+    refused("json_schema", &[]),
+    refused("length_penalty", &["1", "1.0"]),
+    refused("logits_processors", &["[]"]),
+    refused("mirostat", &["0"]),
+    refused("mm_processor_kwargs", &["{}"]),
+    refused("modalities", &["[\"text\"]"]),
+    refused("moderation", &[]),
+    refused("n_predict", &[]),
+    refused("prediction", &[]),
+    refused("prompt_embeds", &[]),
+    refused("prompt_logprobs", &["0", "false"]),
+    refused("reasoning_effort", &["\"none\""]),
+    refused("repeat_penalty", &["1", "1.0"]),
+    refused("samplers", &[]),
+    refused("skip_special_tokens", &["true"]),
+    refused("stop_token_ids", &["[]"]),
+    refused("structured_outputs", &[]),
+    refused("suffix", &["\"\""]),
+    refused("tool_choice", &["\"none\"", "\"auto\""]),
+    refused("tools", &["[]"]),
+    refused("truncate_prompt_tokens", &[]),
+    refused("use_beam_search", &["false"]),
+    hint("verbosity", &["\"medium\""]),
+    refused("web_search_options", &[]),
+    refused("xtc_probability", &["0", "0.0"]),
 ];
 
-/// Refuses by name what would change the answer and is not served; other fields that nobody knows are ignored.
-pub(super) fn refuse_unsupported(rest: &Map<String, Value>) -> Result<(), OpenAiError> {
-    for (name, value) in rest {
-        let Some((_, neutral)) = UNSUPPORTED.iter().find(|(field, _)| field == name) else { continue };
-        if !value.is_null() && !neutral.contains(&value.to_string().as_str()) {
-            return Err(OpenAiError::unsupported(name));
-        }
-    }
-    Ok(())
+/// Refuses by name what would change the answer and is not served; other fields are ignored.
+pub(super) fn check_rest(rest: &Map<String, Value>, ignored: &mut Ignored) -> Result<(), OpenAiError> {
+    ignored.check(UNSERVED, rest).map_err(OpenAiError::unsupported)
 }
 
 /// Checks that `count` answers to each of `prompts` prompts may be generated, and that there is room for all of them now:

@@ -10,9 +10,10 @@ use serde_json::{Map, Value};
 use super::chat::chat_completions;
 use super::completions::completions;
 use super::error::{OpenAiError, OpenAiJson};
-use super::params::{Common, refuse_unsupported};
+use super::params::{Common, check_rest};
 use super::prompt::Chat;
 use crate::http::App;
+use crate::http::ignored::Ignored;
 use crate::service::Params;
 use crate::text::StopText;
 
@@ -48,7 +49,8 @@ struct PlainChat {
 pub(in crate::http) async fn answer(app: &App, body: Value) -> Result<String, OpenAiError> {
     let PlainChat { messages, common, rest } = typed(body)?;
     common.check_model(app)?;
-    refuse_unsupported(&rest)?;
+    let mut ignored = Ignored::default();
+    check_rest(&rest, &mut ignored)?;
     let chat = Chat { messages, ..Chat::default() };
     let prepared = chat.prepare(app, common.params(0)?).await?.prepared;
     Ok(app.service.start(prepared)?.collect().await?.finished.text)

@@ -6,6 +6,7 @@ use super::error::OpenAiError;
 use super::messages::{self, Turn};
 use super::tools::{Asked, Calling};
 use crate::http::App;
+use crate::http::ignored::Ignored;
 use crate::service::{Params, Prepared, Prompt};
 use crate::text::Rendered;
 use crate::tools::{show_calls, show_tools};
@@ -22,6 +23,8 @@ pub(in crate::http) struct Chat {
     pub(in crate::http) variables: Option<Map<String, Value>>,
     pub(in crate::http) continue_final_message: Option<bool>,
     pub(in crate::http) add_generation_prompt: Option<bool>,
+    /// Fields of the request that have no effect.
+    pub(in crate::http) ignored: Ignored,
 }
 
 /// A conversation that is ready to be answered.
@@ -31,6 +34,8 @@ pub(in crate::http) struct Ready {
     pub(in crate::http) calling: Option<Calling>,
     /// Of the prompt.
     pub(in crate::http) characters: usize,
+    /// Fields of the request that have no effect.
+    pub(in crate::http) ignored: Ignored,
 }
 
 impl Chat {
@@ -73,15 +78,20 @@ impl Chat {
     }
 
     /// The prompt in tokens, and the answer bound to what `params` and the tools allow.
-    pub(in crate::http) async fn prepare(self, app: &App, mut params: Params) -> Result<Ready, OpenAiError> {
+    pub(in crate::http) async fn prepare(
+        mut self,
+        app: &App,
+        mut params: Params,
+    ) -> Result<Ready, OpenAiError> {
         let calling = match self.asked.check()? {
             Some(tools) => Some(Calling::new(app, tools, &mut params)?),
             None => None,
         };
+        let ignored = std::mem::take(&mut self.ignored);
         let prompt = self.write(app, calling.is_some()).await?;
         let characters = prompt.text.chars().count();
         let prepared = app.service.prepare(Prompt::Chat(prompt), params).await?;
-        Ok(Ready { prepared, calling, characters })
+        Ok(Ready { prepared, calling, characters, ignored })
     }
 }
 

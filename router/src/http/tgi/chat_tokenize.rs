@@ -46,6 +46,7 @@ pub(super) async fn chat_tokenize(
         variables: request.chat_template_kwargs,
         continue_final_message: request.continue_final_message,
         add_generation_prompt: request.add_generation_prompt,
+        ..Chat::default()
     };
     let prompt = chat.render(&app).await.map_err(|error| TgiError(error.into_service_error()))?;
     // The template has written what begins a prompt.

@@ -9,6 +9,7 @@ use super::error::TgiError;
 use super::types::{
     BestOfSequence, CompatRequest, Details, GenerateRequest, GenerateResponse, PrefillToken, finish_reason,
 };
+use crate::http::ignored::Ignored;
 use crate::http::{App, headers, tgi::stream};
 use crate::service::{Answer, Prompt, Service};
 use crate::text::Specials;
@@ -47,7 +48,8 @@ async fn answer(app: &App, request: GenerateRequest) -> Result<(HeaderMap, Gener
     params.prompt_logprobs = wants_prefill.then_some(0);
     let prepared = app.service.prepare(Prompt::Text(inputs.clone(), Specials::Add), params).await?;
     let answers = Service::collect(app.service.start_several(&prepared, parameters.best_of())?).await?;
-    let headers = headers::after(app, inputs.chars().count(), prepared.prompt().len(), &answers);
+    let headers =
+        headers::after(app, inputs.chars().count(), &Ignored::default(), prepared.prompt().len(), &answers);
     let full = parameters.return_full_text.unwrap_or(false);
     let text = |answer: &Answer| {
         if full { inputs.clone() + &answer.finished.text } else { answer.finished.text.clone() }

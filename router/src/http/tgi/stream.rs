@@ -6,6 +6,7 @@ use axum::response::Response;
 
 use super::error::{ErrorBody, TgiError};
 use super::types::{GenerateRequest, StreamDetails, StreamResponse, finish_reason};
+use crate::http::ignored::Ignored;
 use crate::http::{App, headers, sse};
 use crate::service::{Prompt, Service, ServiceError, TextEvent};
 use crate::text::Specials;
@@ -19,7 +20,7 @@ pub(super) async fn generate_stream(
     let GenerateRequest { inputs, parameters } = request;
     parameters.check_stream().map_err(Service::reject)?;
     let params = parameters.params().map_err(Service::reject)?;
-    let headers = headers::before(&app, inputs.chars().count());
+    let headers = headers::before(&app, inputs.chars().count(), &Ignored::default());
     let mut streams = [app.service.generate(Prompt::Text(inputs.clone(), Specials::Add), params).await?];
     sse::begin(&mut streams).await?;
     let cached_tokens = streams[0].cached_tokens();

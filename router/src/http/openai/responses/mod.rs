@@ -29,8 +29,8 @@ pub(super) async fn responses(
 ) -> Result<Response, OpenAiError> {
     let mut header = Header::new("resp", plain::check_model(&app, request.model.clone())?);
     header.id = header.id.replacen('-', "_", 1);
-    request.refuse_unsupported()?;
-    let Ready { prepared, calling, characters } = request.chat()?.prepare(&app, request.params()?).await?;
+    let Ready { prepared, calling, characters, ignored } =
+        request.chat()?.prepare(&app, request.params()?).await?;
     let prompt_tokens = prepared.prompt().len();
     let body = Body::new(header, &request);
     let tokenizer = request.wants_logprobs().then(|| app.service.tokenizer().clone());
@@ -40,11 +40,11 @@ pub(super) async fn responses(
         sse::begin(&mut streams).await?;
         let cached_tokens = streams[0].cached_tokens();
         let writer = stream::Writer::new(body, prompt_tokens, output);
-        let headers = headers::before(&app, characters);
+        let headers = headers::before(&app, characters, &ignored);
         return Ok((headers, sse::response(streams, cached_tokens, writer)).into_response());
     }
     let answers = Service::collect(streams).await?;
-    let headers = headers::after(&app, characters, prompt_tokens, &answers);
+    let headers = headers::after(&app, characters, &ignored, prompt_tokens, &answers);
     let bytes = offload::bytes(&answers);
     let Some(answer) = answers.into_iter().next() else { return Err(ServiceError::Incomplete.into()) };
     let write = move || {

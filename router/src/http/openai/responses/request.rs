@@ -11,6 +11,7 @@ use super::super::tools::Asked;
 use super::{input, tools};
 use crate::grammar::Wanted;
 use crate::http::grammar;
+use crate::http::ignored::{Ignored, Unserved, refused};
 use crate::service::Params;
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -48,29 +49,24 @@ const LOGPROBS: &str = "message.output_text.logprobs";
 /// Reasoning that answers do not have, so that all of it is included.
 const REASONING: &str = "reasoning.encrypted_content";
 
-/// Fields that would change the answer and are not served, with the values that ask for nothing.
-const UNSUPPORTED: &[(&str, &[&str])] = &[
-    ("background", &["false"]),
-    ("context_management", &["[]"]),
-    ("conversation", &[]),
-    ("max_tool_calls", &[]),
-    ("moderation", &[]),
-    ("previous_response_id", &[]),
-    ("prompt", &[]),
-    ("reasoning", &["{}", r#"{"effort":null,"summary":null}"#, r#"{"effort":"none"}"#]),
-    ("truncation", &["\"disabled\""]),
+/// Fields that are not served.
+const UNSERVED: &[Unserved] = &[
+    refused("background", &["false"]),
+    refused("context_management", &["[]"]),
+    refused("conversation", &[]),
+    refused("max_tool_calls", &[]),
+    refused("moderation", &[]),
+    refused("previous_response_id", &[]),
+    refused("prompt", &[]),
+    refused("reasoning", &["{}", r#"{"effort":null,"summary":null}"#, r#"{"effort":"none"}"#]),
+    refused("truncation", &["\"disabled\""]),
 ];
 
 impl ResponsesRequest {
     /// Refuses by name what would change the answer and is not served. `store` asks for something after the answer, which says
     /// itself that it has not been stored.
-    pub(super) fn refuse_unsupported(&self) -> Result<(), OpenAiError> {
-        for (name, value) in &self.rest {
-            let Some((_, neutral)) = UNSUPPORTED.iter().find(|(field, _)| field == name) else { continue };
-            if !value.is_null() && !neutral.contains(&value.to_string().as_str()) {
-                return Err(OpenAiError::unsupported(name));
-            }
-        }
+    fn check_rest(&self, ignored: &mut Ignored) -> Result<(), OpenAiError> {
+        ignored.check(UNSERVED, &self.rest).map_err(OpenAiError::unsupported)?;
         if self.text.as_ref().and_then(|text| text.verbosity.as_deref()).is_some_and(|v| v != "medium") {
             return Err(OpenAiError::unsupported("text.verbosity"));
         }
@@ -85,13 +81,15 @@ impl ResponsesRequest {
 
     /// The conversation. A response never continues a message of the input.
     pub(super) fn chat(&self) -> Result<Chat, OpenAiError> {
+        let mut ignored = Ignored::default();
+        self.check_rest(&mut ignored)?;
         let asked = Asked {
             tools: self.tools.as_deref().map(tools::functions).transpose()?,
             choice: self.tool_choice.clone(),
             parallel: self.parallel_tool_calls,
         };
         let messages = input::messages(self.instructions.as_deref(), &self.input)?;
-        Ok(Chat { messages, asked, continue_final_message: Some(false), ..Chat::default() })
+        Ok(Chat { messages, asked, ignored, continue_final_message: Some(false), ..Chat::default() })
     }
 
     /// Whether tokens come with their probabilities.
