@@ -8,7 +8,7 @@ use crate::install;
 
 /// What `clients` installs.
 const CLIENTS: &str = "integration-tests/clients";
-/// What `agents` installs, about two gigabytes.
+/// What `agents` installs, about three gigabytes.
 const AGENTS: &str = "integration-tests/clients/agents";
 
 /// Installs the clients below target/, unless the same ones are there, and runs their tests.
@@ -42,8 +42,9 @@ pub(crate) fn run() -> bool {
 pub(crate) fn agents(arguments: impl Iterator<Item = String>) -> bool {
     let Ok(root) = std::env::current_dir() else { return false };
     let (pinned, installed) = (Path::new(AGENTS), root.join("target/agents"));
-    let (python, node) = (installed.join("python"), installed.join("node"));
+    let (python, aider, node) = (installed.join("python"), installed.join("aider"), installed.join("node"));
     let ready = install::python(pinned, &python)
+        && install::python(&pinned.join("aider"), &aider)
         && install::node(pinned, &node)
         && cargo(&["build", "--workspace", crate::FEATURES, "--bin", "millrace"]);
     if !ready {
@@ -54,6 +55,7 @@ pub(crate) fn agents(arguments: impl Iterator<Item = String>) -> bool {
     tests.arg(python.join("bin/python")).args(["-m", "pytest", "-q", "-p", "no:cacheprovider", AGENTS]);
     tests.args(arguments);
     tests.env("MILLRACE_BINARY", root.join("target/debug/millrace")).env("MILLRACE_AGENTS_NODE", node);
+    tests.env("MILLRACE_AIDER", aider.join("bin/aider"));
     tests.env("PYTHONDONTWRITEBYTECODE", "1");
     install::command("unshare and ip, of util-linux and iproute2", &mut tests)
 }

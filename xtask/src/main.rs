@@ -34,9 +34,9 @@ cargo xtask TASK
   mutate     plants every mistake of kernels/cuda/mutations, and fails if the tests miss one: cargo xtask mutate [MODULE]
   clients    other people's clients (OpenAI's, TGI's, Hugging Face's, Anthropic's) and schemathesis against the real server;
              installs them below target/
-  agents     programs and libraries that are too large for that (Claude Code, Codex, opencode, LangChain, litellm, lm-eval,
+  agents     programs and libraries that are too large for that (Claude Code, Codex, opencode, aider, LangChain, litellm, lm-eval,
              Vercel's AI SDK, Hugging Face's for JavaScript) against the real server with a scripted model, without a
-             network; installs two gigabytes below target/: cargo xtask agents [ARGUMENTS OF PYTEST]
+             network; installs three gigabytes below target/: cargo xtask agents [ARGUMENTS OF PYTEST]
   compatibility
              writes docs/compatibility.md, as the server answers
   fuzz       what strangers send, made up by libFuzzer: cargo xtask fuzz [TARGET] [SECONDS]; a minute each
