@@ -111,15 +111,22 @@ impl Limits {
 }
 
 impl TokenLimits {
-    /// How many tokens may be generated for a prompt.
+    /// How many tokens may be generated for a prompt. With `clamp` a number that does not fit is lowered.
     ///
     /// # Errors
     /// The validation error if prompt and answer do not fit.
-    pub(super) fn new_tokens(&self, input: usize, wanted: Option<u32>) -> Result<u32, ServiceError> {
+    pub(super) fn new_tokens(
+        &self,
+        input: usize,
+        wanted: Option<u32>,
+        clamp: bool,
+    ) -> Result<u32, ServiceError> {
+        // Nothing fits behind a prompt that is itself too long, which is told so below.
+        let fits = self.max_total.saturating_sub(input);
         let wanted = match wanted {
+            Some(wanted) if clamp => fits.min(wanted as usize),
             Some(wanted) => wanted as usize,
-            // A prompt that is itself too long is told so.
-            None => self.max_total.saturating_sub(input),
+            None => fits,
         };
         if wanted > 0 && input + wanted > self.max_total {
             let detail = format!(

@@ -6,6 +6,7 @@ mod budget;
 mod caller;
 mod context;
 mod error;
+mod late_system;
 mod limits;
 mod params;
 mod stream;
@@ -74,6 +75,8 @@ pub struct Service(Arc<Inner>);
 struct Inner {
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
+    /// Whether the template writes system messages behind others.
+    late_system: bool,
     tool_format: Format,
     pooling: Result<Pooling, UnknownPooling>,
     limits: Limits,
@@ -192,6 +195,7 @@ impl Service {
             }
             None => None,
         };
+        let late_system = template.as_ref().is_some_and(late_system::is_written);
         let shown = assets.tool_template.as_deref().or(assets.chat_template.as_deref());
         let tool_format = limits.tool_format.unwrap_or_else(|| Format::of(shown, &tokenizer));
         let pooling = limits.pooling.map_or_else(|| pooling::configured(&assets.pooling), Ok);
@@ -202,6 +206,7 @@ impl Service {
         Ok(Service(Arc::new(Inner {
             tokenizer,
             template,
+            late_system,
             tool_format,
             pooling,
             limits,
@@ -278,6 +283,11 @@ impl Service {
         self.0.template.as_ref().is_some_and(ChatTemplate::writes_calls)
     }
 
+    /// Whether the model's chat template writes a system message that comes behind others.
+    pub fn template_takes_late_system(&self) -> bool {
+        self.0.late_system
+    }
+
     /// The loaded model; the same while its shards are started again.
     ///
     /// # Errors
@@ -351,7 +361,7 @@ impl Service {
         if let Some(keep) = params.truncate {
             ids.drain(..ids.len().saturating_sub(keep));
         }
-        let max_new_tokens = limits.new_tokens(ids.len(), params.max_new_tokens)?;
+        let max_new_tokens = limits.new_tokens(ids.len(), params.max_new_tokens, params.clamp_new_tokens)?;
         let grammar = match &params.grammar {
             Some(wanted) => self.compile(wanted, ready.vocab_size).await?,
             None => None,

@@ -27,6 +27,8 @@ pub enum Prompt {
 pub struct Params {
     /// Tokens at most; `None` fills what the model can hold.
     pub max_new_tokens: Option<u32>,
+    /// Lower `max_new_tokens` to what fits behind the prompt instead of refusing the request.
+    pub clamp_new_tokens: bool,
     /// Keep only the last tokens of the prompt.
     pub truncate: Option<usize>,
     /// Draw at random even if no other parameter asks for it.
@@ -89,6 +91,7 @@ impl Default for Params {
     fn default() -> Self {
         Params {
             max_new_tokens: None,
+            clamp_new_tokens: false,
             truncate: None,
             do_sample: false,
             temperature: None,

@@ -1,6 +1,7 @@
 //! The whole surface against a fake engine.
 
 mod anthropic;
+mod anthropic_agents;
 mod anthropic_tools;
 mod chat;
 mod compatibility;
