@@ -337,6 +337,9 @@ impl<'a> Adapter<'a> {
             ("pattern", Value::String(pattern)) => {
                 self.unsupported(pattern).map_or(Fate::Keep, |why| Fate::Refuse("pattern", why))
             }
+            ("multipleOf", value) if !is_short_decimal(value) => {
+                Fate::Refuse("multipleOf", "has too many digits".into())
+            }
             ("type", value) if !is_type(value) => {
                 Fate::Refuse("type", format!("must be among {}", TYPES.join(", ")))
             }
@@ -427,15 +430,37 @@ fn is_type(value: &Value) -> bool {
     }
 }
 
+/// Whether a number is one that llguidance can take multiples of: at most 32 bits behind at most nine digits of a fraction.
+fn is_short_decimal(value: &Value) -> bool {
+    let Some(mut number) = value.as_f64().map(f64::abs) else { return true };
+    // llguidance shifts the point in the same way.
+    for _ in 0..9 {
+        if number.fract() != 0.0 {
+            number *= 10.0;
+        }
+    }
+    number.fract() == 0.0 && number <= f64::from(u32::MAX)
+}
+
 /// Whether a count is more than a grammar may have.
 pub(super) fn beyond(value: &Value) -> bool {
     value.as_f64().is_some_and(|count| count > MOST_REPEATED as f64)
 }
 
+/// Keywords that say themselves which other properties there may be, or bring properties of their own.
+const OPENING: [&str; 7] = [
+    "additionalProperties",
+    "patternProperties",
+    "if",
+    "dependencies",
+    "dependentSchemas",
+    "$dynamicRef",
+    "$recursiveRef",
+];
+
 /// Closes an object whose properties are listed.
 fn close(fields: &Map<String, Value>, adapted: &mut Map<String, Value>) {
-    let open =
-        ["additionalProperties", "patternProperties"].iter().any(|keyword| fields.contains_key(*keyword));
+    let open = OPENING.iter().any(|keyword| fields.contains_key(*keyword));
     if open || fields.get("unevaluatedProperties").is_some_and(|more| *more != Value::Bool(false)) {
         return;
     }

@@ -107,8 +107,6 @@ pub struct Prepared {
     counted: bool,
     /// The request that this is for.
     context: Option<Arc<RequestContext>>,
-    /// Keywords of schemas that have no effect, behind the fields of the request that have them.
-    unenforced: Vec<String>,
 }
 
 /// A complete answer with all its tokens.
@@ -141,8 +139,9 @@ impl Prepared {
     }
 
     /// Keywords of the request's schemas that do not bind the answer, such as `tools.pattern`.
-    pub fn unenforced(&self) -> &[String] {
-        &self.unenforced
+    pub fn unenforced(&self) -> Vec<String> {
+        let wanted = self.grammar.as_ref().zip(self.params.grammar.as_ref());
+        wanted.map(|(grammar, wanted)| grammar.unenforced().fields(wanted.field)).unwrap_or_default()
     }
 
     /// The key of the random draws; `None` if there are none.
@@ -387,22 +386,7 @@ impl Service {
             pooling: params.pooling,
         };
         self.log_prompt(context.as_deref(), &request.prompt);
-        let unenforced = grammar.as_ref().zip(params.grammar.as_ref());
-        let unenforced = unenforced.map(|(grammar, wanted)| grammar.unenforced().fields(wanted.field));
-        let unenforced = unenforced.unwrap_or_default();
-        let counted = true;
-        Ok(Prepared {
-            request,
-            grammar,
-            stops,
-            params,
-            seed,
-            received,
-            validation,
-            counted,
-            context,
-            unenforced,
-        })
+        Ok(Prepared { request, grammar, stops, params, seed, received, validation, counted: true, context })
     }
 
     async fn compile(&self, wanted: &Wanted, vocab_size: u32) -> Result<Option<Arc<Compiled>>, ServiceError> {

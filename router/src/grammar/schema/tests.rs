@@ -86,6 +86,11 @@ async fn parts_of_a_composition_do_not_exclude_one_another() {
     let one_of_two = json!({
         "type": "object", "properties": {"a": {}, "b": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
     });
+    // What a condition brings is not known.
+    let condition = json!({
+        "type": "object", "properties": {"a": {}}, "if": {"required": ["a"]}, "then": {"properties": {"b": {}}},
+    });
+    check(arguments, condition, &[r#"{"a": 1, "b": 2}"#], &["[]"]).await;
     check(ANSWER, one_of_two, &[r#"{"a": 1}"#, r#"{"b": 1}"#], &["{}", r#"{"a": 1, "c": 1}"#]).await;
 }
 
@@ -144,8 +149,10 @@ async fn the_tools_of_agents_are_taken() {
             "additionalProperties": false,
         })
     };
-    let cases: [(Value, &[&str], &str); 14] = [
+    let cases: [(Value, &[&str], &str); 16] = [
         (json!({"type": "string", "maxLength": 524_288, "minLength": 1}), &["maxLength"], r#""abc""#),
+        (json!({"type": "number", "multipleOf": 0.01}), &[], "1.25"),
+        (json!({"type": "number", "multipleOf": 0.07}), &["multipleOf"], "1.25"),
         (json!({"type": "string", "format": "uri"}), &[], r#""https://a.b/c""#),
         (json!({"type": "integer", "exclusiveMinimum": 0, "maximum": 9_007_199_254_740_991_i64}), &[], "7"),
         (json!({"type": "integer", "minimum": 0, "maximum": u64::MAX}), &["maximum"], "7"),

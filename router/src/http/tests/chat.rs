@@ -223,7 +223,7 @@ async fn what_is_wrong_is_said_in_openais_shape() {
             )),
             400,
             "response_format",
-            "Invalid type: nonsense",
+            "`type` at the top must be among",
         ),
         (
             json!({"messages": [{"role": "assistant", "tool_calls": [{}]}]}),
