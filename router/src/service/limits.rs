@@ -39,6 +39,8 @@ pub struct Limits {
     pub grammar_worker: Option<WorkerCommand>,
     /// How the model writes calls of tools; found in its chat template if not given.
     pub tool_format: Option<Format>,
+    /// Whether the sampling parameters of the model's `generation_config.json` apply where a request does not give them.
+    pub model_sampling: bool,
     /// How a prompt becomes a vector; the model's folder says it if this does not.
     pub pooling: Option<Pooling>,
     /// How answers are marked that ask for it.
@@ -64,6 +66,7 @@ impl Default for Limits {
             grammar_support: true,
             grammar_worker: None,
             tool_format: None,
+            model_sampling: true,
             pooling: None,
             watermark: Watermark { gamma: 0.5, delta: 2.0 },
             log_requests: false,

@@ -34,12 +34,12 @@ pub use params::{Params, Prompt};
 pub use stream::{FinishReason, Finished, TextEvent, TextStream, TextToken, Timings};
 
 use self::budget::AnswerBudget;
-use crate::assets::{AssetError, Assets};
+use crate::assets::{AssetError, Assets, SamplingDefaults};
 use crate::engine::{Engine, Request, State};
 use crate::grammar::{Compiled, Compiler, GrammarError, Walk, Wanted};
 use crate::metrics;
 use crate::pooling::{self, UnknownPooling};
-use crate::text::{ChatTemplate, Specials, TemplateError, TextError, Tokenizer};
+use crate::text::{ChatTemplate, Specials, TemplateError, TextError, Tokenizer, end_tokens};
 use crate::tools::Format;
 
 /// What is served, as clients are told.
@@ -83,6 +83,8 @@ struct Inner {
     engine: Engine,
     model: ModelInfo,
     eos: Arc<[u32]>,
+    /// What the model's authors recommend where a request does not say it.
+    sampling: SamplingDefaults,
     grammars: Compiler,
     /// Requests on their way to the engine: no more wait for a tokenizer than may wait for the model.
     entrance: Semaphore,
@@ -105,6 +107,8 @@ pub struct Prepared {
     counted: bool,
     /// The request that this is for.
     context: Option<Arc<RequestContext>>,
+    /// Keywords of schemas that have no effect, behind the fields of the request that have them.
+    unenforced: Vec<String>,
 }
 
 /// A complete answer with all its tokens.
@@ -134,6 +138,11 @@ impl Prepared {
     /// The prompt's tokens.
     pub fn prompt(&self) -> &[u32] {
         &self.request.prompt
+    }
+
+    /// Keywords of the request's schemas that do not bind the answer, such as `tools.pattern`.
+    pub fn unenforced(&self) -> &[String] {
+        &self.unenforced
     }
 
     /// The key of the random draws; `None` if there are none.
@@ -182,7 +191,7 @@ impl Service {
         let template = match &assets.chat_template {
             Some(source) => {
                 let tools = assets.tool_template.as_deref();
-                Some(ChatTemplate::new(source, tools, bos, eos.clone(), limits.validation_workers)?)
+                Some(ChatTemplate::new(source, tools, bos, eos, limits.validation_workers)?)
             }
             None => None,
         };
@@ -190,14 +199,10 @@ impl Service {
         let shown = assets.tool_template.as_deref().or(assets.chat_template.as_deref());
         let tool_format = limits.tool_format.unwrap_or_else(|| Format::of(shown, &tokenizer));
         let pooling = limits.pooling.map_or_else(|| pooling::configured(&assets.pooling), Ok);
-        let eos_ids: Arc<[u32]> = match assets.eos_ids.as_slice() {
-            [] => eos.and_then(|eos| tokenizer.token_id(&eos)).into_iter().collect(),
-            ids => ids.into(),
-        };
+        let eos: Arc<[u32]> = end_tokens(assets, &tokenizer, template.as_ref()).into();
+        let sampling = if limits.model_sampling { assets.sampling } else { SamplingDefaults::default() };
         let entrance = Semaphore::new(limits.max_concurrent_requests);
-        let grammars =
-            Compiler::with_workers(tokenizer.clone(), eos_ids.clone(), limits.grammar_worker.clone());
-        let eos = eos_ids;
+        let grammars = Compiler::with_workers(tokenizer.clone(), eos.clone(), limits.grammar_worker.clone());
         Ok(Service(Arc::new(Inner {
             tokenizer,
             template,
@@ -208,6 +213,7 @@ impl Service {
             engine,
             model,
             eos,
+            sampling,
             grammars,
             entrance,
             answers: AnswerBudget::default(),
@@ -237,6 +243,16 @@ impl Service {
     /// How the model writes calls of tools.
     pub fn tool_format(&self) -> Format {
         self.0.tool_format
+    }
+
+    /// The tokens that end an answer.
+    pub fn end_tokens(&self) -> &[u32] {
+        &self.0.eos
+    }
+
+    /// The sampling parameters that apply where a request of OpenAI's or Anthropic's API does not give them.
+    pub fn sampling_defaults(&self) -> SamplingDefaults {
+        self.0.sampling
     }
 
     /// How a prompt becomes a vector.
@@ -322,6 +338,7 @@ impl Service {
             caller.check_priority(params.priority)?;
         }
         let limits = self.0.limits.tokens(&ready);
+        let params = params.with_defaults(self.0.sampling);
         params.check(&self.0.limits, &ready)?;
         if let Some(best_of) = params.best_of.filter(|&best_of| best_of > 1) {
             self.has_room_for(best_of)?;
@@ -370,7 +387,22 @@ impl Service {
             pooling: params.pooling,
         };
         self.log_prompt(context.as_deref(), &request.prompt);
-        Ok(Prepared { request, grammar, stops, params, seed, received, validation, counted: true, context })
+        let unenforced = grammar.as_ref().zip(params.grammar.as_ref());
+        let unenforced = unenforced.map(|(grammar, wanted)| grammar.unenforced().fields(wanted.field));
+        let unenforced = unenforced.unwrap_or_default();
+        let counted = true;
+        Ok(Prepared {
+            request,
+            grammar,
+            stops,
+            params,
+            seed,
+            received,
+            validation,
+            counted,
+            context,
+            unenforced,
+        })
     }
 
     async fn compile(&self, wanted: &Wanted, vocab_size: u32) -> Result<Option<Arc<Compiled>>, ServiceError> {
