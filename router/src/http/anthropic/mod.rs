@@ -11,7 +11,7 @@ use axum::Router;
 use axum::routing::post;
 use utoipa::OpenApi;
 
-pub(super) use error::{error, unauthorized};
+pub(super) use error::{error, refused, unauthorized};
 
 use super::{App, panic};
 
