@@ -1,6 +1,7 @@
 //! The command line. Flags and environment variables are those of text-generation-inference where it has one.
 
 mod bench;
+mod elsewhere;
 mod http;
 mod plan;
 mod tgi;
@@ -14,6 +15,7 @@ use millrace_shard::families::{Overrides, RopeKind};
 use millrace_shard::{AllReduce, DType, Device, Quantize};
 
 pub(crate) use bench::{BenchHttpArgs, BenchRoute};
+pub(crate) use elsewhere::known_elsewhere;
 pub(crate) use http::{GenerationConfig, HttpArgs};
 pub(crate) use plan::PlanArgs;
 pub(crate) use tgi::TgiArgs;

@@ -6,8 +6,11 @@ use std::ffi::OsString;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{ArgAction, ArgMatches, Command};
 use toml::{Table, Value};
+
+use crate::cli::known_elsewhere;
 
 /// How far a name may be from one that exists to be meant.
 const NEAR: f64 = 0.7;
@@ -17,7 +20,7 @@ const NEAR: f64 = 0.7;
 /// # Errors
 /// If the file cannot be read, or has something that is no flag.
 pub(crate) fn parse(command: Command, arguments: &[OsString]) -> Result<ArgMatches> {
-    let matches = command.clone().try_get_matches_from(arguments).unwrap_or_else(|error| error.exit());
+    let matches = command.clone().try_get_matches_from(arguments).unwrap_or_else(|error| exit(error));
     let Some((name, sub)) = matches.subcommand() else { return Ok(matches) };
     let Ok(Some(path)) = sub.try_get_one::<std::path::PathBuf>("config") else { return Ok(matches) };
     let table = read(path)?;
@@ -40,7 +43,24 @@ pub(crate) fn parse(command: Command, arguments: &[OsString]) -> Result<ArgMatch
         changed =
             changed.mut_subcommand(name, |sub| sub.mut_arg(id, |argument| argument.default_values(values)));
     }
-    Ok(changed.try_get_matches_from(arguments).unwrap_or_else(|error| error.exit()))
+    Ok(changed.try_get_matches_from(arguments).unwrap_or_else(|error| exit(error)))
+}
+
+/// Says what is wrong with the command line, and ends.
+fn exit(error: clap::Error) -> ! {
+    with_hint(error).exit()
+}
+
+/// The same error, which at a flag of another server names ours.
+fn with_hint(mut error: clap::Error) -> clap::Error {
+    if error.kind() != ErrorKind::UnknownArgument {
+        return error;
+    }
+    let Some(ContextValue::String(flag)) = error.get(ContextKind::InvalidArg) else { return error };
+    if let Some(ours) = known_elsewhere(flag.trim_start_matches('-')) {
+        error.insert(ContextKind::SuggestedArg, ContextValue::String(format!("--{ours}")));
+    }
+    error
 }
 
 fn read(path: &Path) -> Result<Table> {
@@ -73,7 +93,11 @@ fn texts(value: &Value) -> Result<Vec<String>> {
 
 /// A hint at the flag that may have been meant.
 fn nearest(command: &Command, flag: &str) -> String {
-    let names = command.get_arguments().filter_map(|argument| argument.get_long());
+    if let Some(ours) = known_elsewhere(flag) {
+        return format!("; did you mean `{ours}`?");
+    }
+    let aliases = command.get_arguments().filter_map(|argument| argument.get_all_aliases()).flatten();
+    let names = command.get_arguments().filter_map(|argument| argument.get_long()).chain(aliases);
     let near = names.map(|name| (strsim::jaro_winkler(name, flag), name)).max_by(|a, b| a.0.total_cmp(&b.0));
     match near {
         Some((likeness, name)) if likeness >= NEAR => format!("; did you mean `{name}`?"),
@@ -116,8 +140,23 @@ mod tests {
     }
 
     #[test]
+    fn an_unknown_flag_of_the_command_line_has_a_hint() {
+        for (flag, hint) in [
+            ("--max-model-length=5", "--max-model-len"),
+            ("--gpu-memory-utilization=0.9", "--cuda-memory-fraction"),
+            ("--tp=2", "--tensor-parallel-size"),
+            ("--max-client-batch=2", "--max-client-batch-size"),
+        ] {
+            let error = Cli::command().try_get_matches_from(["millrace", "serve", flag]).unwrap_err();
+            let text = with_hint(error).to_string();
+            assert!(text.contains(&format!("'{hint}'")), "{flag}: {text}");
+        }
+    }
+
+    #[test]
     fn what_is_no_flag_is_named() {
         for (toml, part) in [
+            ("max-model-length = 7", "there is no flag `max-model-length`; did you mean `max-model-len`?"),
             ("max-batch-sise = 7", "there is no flag `max-batch-sise`; did you mean `max-batch-size`?"),
             ("zzz = 7", "there is no flag `zzz`"),
             ("config = \"x\"", "there is no flag `config`"),

@@ -18,6 +18,23 @@ pub(crate) enum Location {
 }
 
 impl Location {
+    /// The model's name for clients: the repository's if the folder is in a Hugging Face cache, else the folder's
+    /// own name, however its path was `typed`.
+    pub(crate) fn name(&self, typed: &str) -> String {
+        let Location::Folder(folder) = self else { return typed.to_owned() };
+        let folder = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
+        let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
+        // models--org--name/snapshots/COMMIT
+        let repository =
+            folder.parent().filter(|parent| parent.ends_with("snapshots")).and_then(Path::parent);
+        let repository = repository.and_then(name);
+        let repository = repository.as_deref().and_then(|name| name.strip_prefix("models--"));
+        repository
+            .map(|name| name.replacen("--", "/", 1))
+            .or_else(|| name(&folder))
+            .unwrap_or_else(|| typed.to_owned())
+    }
+
     /// The commit of a snapshot in a Hugging Face cache.
     pub(crate) fn revision(&self) -> Option<String> {
         let Location::Folder(folder) = self else { return None };
@@ -214,5 +231,21 @@ mod tests {
         let text = refusal(&path, "auto").unwrap();
         std::fs::remove_file(&path).unwrap();
         assert!(text.contains("this is a GGUF file. Millrace reads safetensors"), "{text}");
+    }
+
+    #[test]
+    fn clients_are_told_a_name_and_no_path() {
+        let base = std::env::temp_dir().join(format!("millrace-names-{}", std::process::id()));
+        let snapshot = base.join("models--org--tiny--chat/snapshots/abc123");
+        let folder = base.join("Llama-3.2-1B");
+        std::fs::create_dir_all(&snapshot).unwrap();
+        std::fs::create_dir_all(folder.join("inner")).unwrap();
+        let name = |folder: PathBuf| Location::Folder(folder.clone()).name(&folder.to_string_lossy());
+        assert_eq!(name(folder.clone()), "Llama-3.2-1B");
+        assert_eq!(name(folder.join("inner/../")), "Llama-3.2-1B");
+        assert_eq!(name(folder.join(".")), "Llama-3.2-1B");
+        assert_eq!(name(snapshot), "org/tiny--chat");
+        assert_eq!(Location::Demo.name("demo"), "demo");
+        std::fs::remove_dir_all(&base).unwrap();
     }
 }

@@ -83,7 +83,8 @@ impl Stack {
             ..EngineConfig::default()
         };
         let (engine, engine_task) = engine::start(config, command);
-        let info = ModelInfo { id: model.model_id.clone(), sha: location.revision(), pipeline_tag: None };
+        let id = limits.model_names.first().cloned().unwrap_or_else(|| location.name(&model.model_id));
+        let info = ModelInfo { id, sha: location.revision(), pipeline_tag: None };
         let service = Service::new(&assets, engine, limits, info)?;
         Ok(Stack { service, engine_task })
     }

@@ -25,6 +25,12 @@ pub struct Assets {
     pub bos_token: Option<String>,
     /// The text of the token that ends a sequence.
     pub eos_token: Option<String>,
+    /// The text of the token that fills up batches.
+    pub pad_token: Option<String>,
+    /// The text of the token that stands for what the vocabulary does not have.
+    pub unk_token: Option<String>,
+    /// The class of the tokenizer in transformers.
+    pub tokenizer_class: Option<String>,
     /// Whether `tokenizer_config.json` asks for the begin token in front of every prompt.
     pub add_bos_token: Option<bool>,
     /// Tokens that end a generation, from `generation_config.json` or else `config.json`; empty if neither says.
@@ -83,6 +89,9 @@ struct TokenizerConfig {
     chat_template: Option<Templates>,
     bos_token: Option<TokenText>,
     eos_token: Option<TokenText>,
+    pad_token: Option<TokenText>,
+    unk_token: Option<TokenText>,
+    tokenizer_class: Option<String>,
     add_bos_token: Option<bool>,
 }
 
@@ -199,6 +208,9 @@ impl Assets {
             tool_template,
             bos_token: config.bos_token.map(TokenText::into_text),
             eos_token: config.eos_token.map(TokenText::into_text),
+            pad_token: config.pad_token.map(TokenText::into_text),
+            unk_token: config.unk_token.map(TokenText::into_text),
+            tokenizer_class: config.tokenizer_class,
             add_bos_token: config.add_bos_token,
             eos_ids: ids(generation.eos_token_id, model.eos_token_id),
             sampling,

@@ -36,6 +36,8 @@ const PATHS: &[&str] = &[
     "/v1/messages",
     "/v1/messages/count_tokens",
     "/v2/models/tgi/infer",
+    // Last, so that the seeds keep their routes.
+    "/detokenize",
 ];
 
 const TEMPLATE: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}{{ m.tool_calls }}{% endfor %}{{ tools }}{{ documents }}";

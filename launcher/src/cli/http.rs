@@ -36,6 +36,10 @@ pub(crate) struct HttpArgs {
     /// Port to listen on; 0 for any free one. When absent, what Vertex AI says in AIP_HTTP_PORT, else 3000
     #[arg(long, short, env = "PORT")]
     pub(crate) port: Option<u16>,
+    /// Names that clients may call the model by; the first is the one in answers, and any other name is an error 404. When
+    /// absent, every name is accepted, and answers have the name of the model's folder or repository
+    #[arg(long, visible_alias = "alias", env = "SERVED_MODEL_NAME", num_args = 1.., value_delimiter = ',', value_name = "NAME")]
+    pub(crate) served_model_name: Vec<String>,
     /// Requests waiting or running before new ones get status 429
     #[arg(long, env = "MAX_CONCURRENT_REQUESTS", default_value_t = 128, value_name = "N")]
     pub(crate) max_concurrent_requests: usize,
@@ -57,15 +61,16 @@ pub(crate) struct HttpArgs {
     /// Stop sequences per request
     #[arg(long, env = "MAX_STOP_SEQUENCES", default_value_t = 4, value_name = "N")]
     pub(crate) max_stop_sequences: usize,
-    /// Alternatives reported per token, at most 128
-    #[arg(long, env = "MAX_TOP_N_TOKENS", default_value_t = 5, value_name = "N",
+    /// Alternatives reported per token, at most 128. When absent, 5 on TGI's routes (`top_n_tokens`) and 20 on OpenAI's
+    /// (`top_logprobs`, `logprobs`)
+    #[arg(long, visible_alias = "max-logprobs", env = "MAX_TOP_N_TOKENS", value_name = "N",
           value_parser = clap::value_parser!(u32).range(..=128))]
-    pub(crate) max_top_n_tokens: u32,
+    pub(crate) max_top_n_tokens: Option<u32>,
     /// Prompt tokens of one request; one less than the total when absent
     #[arg(long, alias = "max-input-length", env = "MAX_INPUT_TOKENS", value_name = "N")]
     pub(crate) max_input_tokens: Option<u32>,
     /// Prompts in one /v1/completions request
-    #[arg(long, env = "MAX_CLIENT_BATCH_SIZE", default_value_t = 4, value_name = "N")]
+    #[arg(long, env = "MAX_CLIENT_BATCH_SIZE", default_value_t = 128, value_name = "N")]
     pub(crate) max_client_batch_size: usize,
     /// Largest request body in bytes
     #[arg(long, env = "PAYLOAD_LIMIT", default_value_t = 2_000_000, value_name = "BYTES")]

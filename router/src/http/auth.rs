@@ -5,7 +5,7 @@ use std::str::FromStr;
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::{HeaderMap, Method, StatusCode, header};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use subtle::{Choice, ConditionallySelectable, ConstantTimeEq};
@@ -155,13 +155,15 @@ pub(super) async fn require_key(State(app): State<App>, request: Request, next: 
         }
         return next.run(request).await;
     }
-    if request.uri().path().starts_with("/v1/messages") {
+    let mut response = if request.uri().path().starts_with("/v1/messages") {
         anthropic::unauthorized()
     } else if request.uri().path().starts_with("/v1/") {
         openai::unauthorized()
     } else {
         StatusCode::UNAUTHORIZED.into_response()
-    }
+    };
+    response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+    response
 }
 
 #[cfg(test)]

@@ -4,12 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use axum::extract::Request;
+use axum::http::StatusCode;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::anthropic;
 use super::openai::OpenAiError;
-use super::tgi::TgiError;
+use super::tgi::{self, TgiError};
 use crate::metrics;
 use crate::service::ServiceError;
 
@@ -75,18 +76,39 @@ pub(super) async fn explain(request: Request, next: Next) -> Response {
 
 /// Whose errors a path answers with.
 #[derive(Debug, Clone, Copy)]
-enum Api {
+pub(super) enum Api {
     Anthropic,
     OpenAi,
     Tgi,
 }
 
 impl Api {
-    fn of(path: &str) -> Self {
+    pub(super) fn of(path: &str) -> Self {
         match path {
             path if path.starts_with("/v1/messages") => Api::Anthropic,
             path if path.starts_with("/v1/") => Api::OpenAi,
             _ => Api::Tgi,
+        }
+    }
+
+    /// A path that is not served, or not by this method.
+    pub(super) fn absent(self, status: StatusCode, text: String) -> Response {
+        match self {
+            Api::Anthropic => anthropic::refused(status, text),
+            Api::OpenAi => OpenAiError::absent(status, text).into_response(),
+            Api::Tgi => {
+                let is_path = status == StatusCode::NOT_FOUND;
+                tgi::refused(status, text, if is_path { "not_found" } else { "method_not_allowed" })
+            }
+        }
+    }
+
+    /// A body that is not read. TGI's API tells that in plain text.
+    pub(super) fn refused(self, status: StatusCode, text: String) -> Response {
+        match self {
+            Api::Anthropic => anthropic::refused(status, text),
+            Api::OpenAi => OpenAiError::plain(status, text).into_response(),
+            Api::Tgi => (status, text).into_response(),
         }
     }
 

@@ -63,7 +63,7 @@ struct OutputName {
 }
 
 #[derive(Debug, Clone, Deserialize, Serialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "`data` must be a list of bytes or a list of texts")]
 #[schema(as = InferenceData)]
 enum Data {
     Bytes(Vec<u8>),
@@ -115,7 +115,8 @@ struct ModelPath {
 impl ModelPath {
     fn check(&self, app: &App) -> Result<String, NotFound> {
         let served = &app.service.model().id;
-        if self.model == *served || self.model == "tgi" {
+        let names = &app.service.limits().model_names;
+        if names.is_empty() || self.model == "tgi" || names.contains(&self.model) {
             return Ok(served.clone());
         }
         Err(NotFound(self.model.clone()))

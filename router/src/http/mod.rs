@@ -5,6 +5,8 @@ mod auth;
 mod blocks;
 mod body;
 mod docs;
+mod encoding;
+mod fields;
 mod grammar;
 mod headers;
 mod health;
@@ -18,12 +20,14 @@ mod request;
 mod sse;
 mod tgi;
 mod ui;
+mod unknown;
 
 #[cfg(test)]
 mod tests;
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use axum::extract::{DefaultBodyLimit, Query, State};
 pub use axum::http::HeaderValue;
@@ -37,6 +41,7 @@ use tower_http::cors::{AllowHeaders, AllowOrigin, Any, CorsLayer};
 pub use self::auth::{ApiKey, ApiKeyError};
 pub(crate) use self::body::{BodyFate, SharedFate};
 pub use self::docs::openapi;
+pub(crate) use self::encoding::BodyRoom;
 pub(crate) use self::health::{probe_paths, stuck};
 pub use self::platform::{PlatformRoutes, RouteTaken};
 use crate::service::Service;
@@ -63,6 +68,8 @@ struct App {
     service: Service,
     config: Arc<HttpConfig>,
     keys: Arc<auth::Keyring>,
+    /// When the server was started, in seconds since 1970.
+    started: u64,
 }
 
 /// The routes of a service.
@@ -71,7 +78,8 @@ pub fn router(service: Service, config: HttpConfig) -> Router {
     let cors = cors(&config);
     let config = Arc::new(config);
     let keys = Arc::new(auth::Keyring::new(&config.api_keys, config.cache_salt_per_key));
-    let app = App { service, config: config.clone(), keys };
+    let started = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
+    let app = App { service, config: config.clone(), keys, started };
     Router::new()
         .merge(tgi::routes())
         .merge(openai::routes())
@@ -82,6 +90,9 @@ pub fn router(service: Service, config: HttpConfig) -> Router {
         .merge(platform::routes(&config.platform))
         .merge(ui::routes(&config))
         .route("/metrics", get(metrics))
+        .fallback(unknown::path)
+        .layer(middleware::from_fn(unknown::method))
+        .layer(middleware::from_fn_with_state(app.clone(), encoding::decode))
         .layer(middleware::from_fn_with_state(app.clone(), auth::require_key))
         .layer(DefaultBodyLimit::max(limit))
         .layer(middleware::from_fn(body::explain))

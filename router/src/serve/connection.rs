@@ -21,7 +21,7 @@ use super::body::{BodyLimits, RequestBody};
 use super::budget::{BodyBudget, Charge};
 use super::pulse::{Felt, Pulse};
 use super::{Connections, LAST_BYTES};
-use crate::http::{BodyFate, SharedFate};
+use crate::http::{BodyFate, BodyRoom, SharedFate};
 
 /// Requests on one connection of HTTP/2 at the same time.
 const STREAMS: u32 = 128;
@@ -94,7 +94,9 @@ impl Keeper {
             let (limits, held) = (body_limits.clone(), charge.clone());
             let mut request = request
                 .map(|body| Body::new(RequestBody::new(body, limits, held, fate.clone(), pulse.clone())));
+            let room = charge.clone();
             request.extensions_mut().insert(fate.clone());
+            request.extensions_mut().insert(BodyRoom::new(move |bytes| room.grow(bytes)));
             let answer = app.clone().call(request);
             async move {
                 let mut response = answer.await?;

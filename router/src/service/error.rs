@@ -1,5 +1,6 @@
 //! Why a request was not answered.
 
+use std::fmt;
 use std::time::Duration;
 
 use crate::engine::{Failure, Refused};
@@ -15,6 +16,9 @@ pub enum ServiceError {
         /// What is wrong with it.
         detail: String,
     },
+    /// Prompt and answer do not fit into the model's context.
+    #[error("Input validation error: {0}")]
+    ContextLength(ContextOverflow),
     /// The request asks for something that its API key does not entitle it to.
     #[error("Permission denied: {detail}")]
     Forbidden {
@@ -43,6 +47,43 @@ pub enum ServiceError {
     Incomplete,
 }
 
+/// Sizes of a request that does not fit into the model's context, in tokens. Each API says it in its
+/// own words, which its clients look for; `Display` writes TGI's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ContextOverflow {
+    /// The longest prompt.
+    pub max_input: usize,
+    /// The longest prompt and answer together.
+    pub max_total: usize,
+    /// The request's prompt.
+    pub prompt: usize,
+    /// The answer that the request asks for; `None` if the prompt is too long whatever the answer is.
+    pub new: Option<usize>,
+    /// The prompt was not tokenized because its text is far too long: it has at least this many tokens.
+    pub is_estimate: bool,
+}
+
+impl ContextOverflow {
+    /// Whether the prompt does not fit even with the shortest answer.
+    pub fn is_prompt_alone(&self) -> bool {
+        self.new.is_none() || self.prompt > self.max_input
+    }
+}
+
+impl fmt::Display for ContextOverflow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let ContextOverflow { max_input, max_total, prompt, new, .. } = self;
+        match new {
+            Some(new) => write!(
+                f,
+                "`inputs` tokens + `max_new_tokens` must be <= {max_total}. Given: {prompt} `inputs` tokens and {new} \
+                 `max_new_tokens`"
+            ),
+            None => write!(f, "`inputs` must have less than {max_input} tokens. Given: {prompt}"),
+        }
+    }
+}
+
 /// Seconds that a client is told to wait for a server that loads or is being replaced.
 const UNAVAILABLE_RETRY: u64 = 1;
 
@@ -69,7 +110,7 @@ impl ServiceError {
     /// One word for it, the label of the failure counter.
     pub fn kind(&self) -> &'static str {
         match self {
-            ServiceError::Validation { .. } => "validation",
+            ServiceError::Validation { .. } | ServiceError::ContextLength(_) => "validation",
             ServiceError::Forbidden { .. } => "forbidden",
             ServiceError::Template(_) => "template",
             ServiceError::Overloaded { .. } => "overloaded",

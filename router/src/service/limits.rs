@@ -2,7 +2,7 @@
 
 use millrace_proto::{Ready, Watermark};
 
-use super::ServiceError;
+use super::{ContextOverflow, ServiceError};
 use crate::engine::Pooling;
 use crate::grammar::WorkerCommand;
 use crate::tools::Format;
@@ -15,10 +15,14 @@ pub struct Limits {
     /// The largest `best_of` and `n` of a request. `None` allows [`DEFAULT_BEST_OF`](Self::DEFAULT_BEST_OF) answers to choose
     /// the best from on TGI's routes, and [`DEFAULT_ANSWERS`](Self::DEFAULT_ANSWERS) answers to a prompt on OpenAI's.
     pub max_best_of: Option<usize>,
+    /// Names that clients may call the model by, the one in answers first; empty allows every name.
+    pub model_names: Vec<String>,
     /// Stop strings per request.
     pub max_stop_sequences: usize,
-    /// Alternatives reported per token.
+    /// Alternatives reported per token on TGI's routes.
     pub max_top_n_tokens: u32,
+    /// Alternatives reported per token on all other routes.
+    pub max_top_logprobs: u32,
     /// Tokens of a prompt; by default one less than `max_total_tokens`.
     pub max_input_tokens: Option<usize>,
     /// Tokens of prompt and answer together; by default what a sequence of the model can hold.
@@ -54,11 +58,13 @@ impl Default for Limits {
         Limits {
             max_concurrent_requests: 128,
             max_best_of: None,
+            model_names: Vec::new(),
             max_stop_sequences: 4,
-            max_top_n_tokens: 5,
+            max_top_n_tokens: Self::DEFAULT_TOP_N_TOKENS,
+            max_top_logprobs: Self::DEFAULT_TOP_LOGPROBS,
             max_input_tokens: None,
             max_total_tokens: None,
-            max_client_batch_size: 4,
+            max_client_batch_size: 128,
             payload_limit: 2_000_000,
             validation_workers: 2,
             max_tokenize_bytes: None,
@@ -89,6 +95,11 @@ impl Limits {
     /// The default for `n`, and for `best_of` of `/v1/completions`, which is never less than `n`. OpenAI's clients use more
     /// than TGI's two.
     pub const DEFAULT_ANSWERS: usize = 16;
+
+    /// TGI's default for `top_n_tokens`.
+    pub const DEFAULT_TOP_N_TOKENS: u32 = 5;
+    /// OpenAI's bound on `top_logprobs`.
+    pub const DEFAULT_TOP_LOGPROBS: u32 = 20;
 
     /// The largest `best_of` on TGI's routes.
     pub fn best_of(&self) -> usize {
@@ -128,24 +139,24 @@ impl TokenLimits {
             Some(wanted) => wanted as usize,
             None => fits,
         };
-        if wanted > 0 && input + wanted > self.max_total {
-            let detail = format!(
-                "`inputs` tokens + `max_new_tokens` must be <= {}. Given: {input} `inputs` tokens and {wanted} \
-                 `max_new_tokens`",
-                self.max_total
-            );
-            return Err(ServiceError::invalid("max_new_tokens", detail));
+        if wanted > 0 && input.saturating_add(wanted) > self.max_total {
+            return Err(self.overflow(input, Some(wanted), false));
         }
         if input > self.max_input {
-            return Err(self.input_too_long(input));
+            return Err(self.overflow(input, None, false));
         }
         // At most `max_total`, which came from a u32.
         Ok(wanted as u32)
     }
 
-    pub(super) fn input_too_long(&self, given: usize) -> ServiceError {
-        let detail = format!("`inputs` must have less than {} tokens. Given: {given}", self.max_input);
-        ServiceError::invalid("inputs", detail)
+    /// The error for a prompt that has at least `tokens` tokens, which are too many.
+    pub(super) fn input_too_long(&self, tokens: usize) -> ServiceError {
+        self.overflow(tokens, None, true)
+    }
+
+    fn overflow(&self, prompt: usize, new: Option<usize>, is_estimate: bool) -> ServiceError {
+        let TokenLimits { max_input, max_total } = *self;
+        ServiceError::ContextLength(ContextOverflow { max_input, max_total, prompt, new, is_estimate })
     }
 
     pub(super) fn check_truncate(&self, truncate: Option<usize>) -> Result<(), ServiceError> {

@@ -26,7 +26,7 @@ pub use crate::engine::{Pooling, PromptToken};
 pub(crate) use budget::Reservation;
 pub(crate) use caller::Caller;
 pub(crate) use context::RequestContext;
-pub use error::ServiceError;
+pub use error::{ContextOverflow, ServiceError};
 pub use limits::{Limits, TokenLimits};
 pub use millrace_proto::Watermark;
 pub(crate) use params::priority;
@@ -51,6 +51,18 @@ pub struct ModelInfo {
     pub sha: Option<String>,
     /// Its task on the hub, where known.
     pub pipeline_tag: Option<String>,
+}
+
+/// The tokenizer in the terms of `tokenizer_config.json`, as clients are told.
+#[derive(Debug, Clone)]
+pub(crate) struct TokenizerDescription {
+    pub(crate) class: String,
+    pub(crate) chat_template: Option<String>,
+    pub(crate) bos_token: Option<String>,
+    pub(crate) eos_token: Option<String>,
+    pub(crate) pad_token: Option<String>,
+    pub(crate) unk_token: Option<String>,
+    pub(crate) add_bos_token: Option<bool>,
 }
 
 /// Why a service could not be made of a model folder.
@@ -82,6 +94,7 @@ struct Inner {
     limits: Limits,
     engine: Engine,
     model: ModelInfo,
+    described: TokenizerDescription,
     eos: Arc<[u32]>,
     /// What the model's authors recommend where a request does not say it.
     sampling: SamplingDefaults,
@@ -187,6 +200,16 @@ impl Service {
         let written = |id: Option<u32>| id.and_then(|id| tokenizer.vocabulary_text(id));
         let bos = assets.bos_token.clone().or_else(|| written(assets.bos_id));
         let eos = assets.eos_token.clone().or_else(|| written(assets.eos_ids.first().copied()));
+        let described = TokenizerDescription {
+            // What transformers calls a tokenizer that is a tokenizer.json and nothing else.
+            class: assets.tokenizer_class.clone().unwrap_or_else(|| "PreTrainedTokenizerFast".into()),
+            chat_template: assets.chat_template.clone(),
+            bos_token: bos.clone(),
+            eos_token: eos.clone(),
+            pad_token: assets.pad_token.clone(),
+            unk_token: assets.unk_token.clone(),
+            add_bos_token: assets.add_bos_token,
+        };
         let template = match &assets.chat_template {
             Some(source) => {
                 let tools = assets.tool_template.as_deref();
@@ -211,6 +234,7 @@ impl Service {
             limits,
             engine,
             model,
+            described,
             eos,
             sampling,
             grammars,
@@ -222,6 +246,11 @@ impl Service {
     /// What is served.
     pub fn model(&self) -> &ModelInfo {
         &self.0.model
+    }
+
+    /// What clients are told of the tokenizer.
+    pub(crate) fn described(&self) -> &TokenizerDescription {
+        &self.0.described
     }
 
     /// What clients may ask for.

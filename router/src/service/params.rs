@@ -59,6 +59,8 @@ pub struct Params {
     pub stop_text: StopText,
     /// Alternatives to report per token.
     pub top_n: u32,
+    /// Whether `top_n` and `prompt_logprobs` are bounded as OpenAI's API bounds them, and not as TGI's does.
+    pub openai_bounds: bool,
     /// Report log-probabilities of the distribution drawn from instead of the model's own.
     pub warped_logprobs: bool,
     /// Answers to choose the best from, by TGI's rules for it.
@@ -107,6 +109,7 @@ impl Default for Params {
             stop: Vec::new(),
             stop_text: StopText::Keep,
             top_n: 0,
+            openai_bounds: false,
             warped_logprobs: false,
             best_of: None,
             priority: Priority::Normal,
@@ -214,7 +217,8 @@ impl Params {
         if best_of > 1 && self.seed.is_some() {
             return fail("seed", "`seed` must not be set when `best_of` > 1");
         }
-        let most_top = limits.max_top_n_tokens.min(MAX_TOP_N as u32).min(ready.vocab_size);
+        let configured = if self.openai_bounds { limits.max_top_logprobs } else { limits.max_top_n_tokens };
+        let most_top = configured.min(MAX_TOP_N as u32).min(ready.vocab_size);
         if self.top_n > most_top {
             let (most, given) = (most_top, self.top_n);
             return fail(

@@ -65,6 +65,16 @@ impl Service {
         self.0.answers.reserve(bytes).ok_or_else(|| Self::reject(self.0.engine.overloaded().into()))
     }
 
+    /// Memory for an answer of so many bytes of text, held until it has been written.
+    ///
+    /// # Errors
+    /// [`ServiceError::Overloaded`] if the answers that are being written take up all of the memory.
+    pub(crate) fn reserve_text(&self, bytes: usize) -> Result<Reservation, ServiceError> {
+        let mut reservation = self.0.answers.reserve(bytes).ok_or_else(|| self.0.engine.overloaded())?;
+        reservation.shrink(0);
+        Ok(reservation)
+    }
+
     fn check_tokenizable(&self, bytes: usize) -> Result<(), ServiceError> {
         let longest = match (self.0.limits.max_tokenize_bytes, self.ready()) {
             (Some(configured), _) => configured,

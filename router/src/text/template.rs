@@ -22,6 +22,7 @@ mod messages;
 #[cfg(test)]
 mod published_tests;
 mod python;
+mod roles;
 mod shape;
 
 /// Instructions of the template engine; the longest published templates need some thousands per message.
@@ -86,6 +87,7 @@ struct Inner {
     words: HashSet<String>,
     bos_token: Option<String>,
     eos_token: Option<String>,
+    roles: roles::Roles,
     workers: Semaphore,
 }
 
@@ -114,6 +116,7 @@ impl ChatTemplate {
             words: texts().flat_map(words).collect(),
             bos_token,
             eos_token,
+            roles: roles::Roles::default(),
             workers,
         })))
     }
@@ -178,6 +181,10 @@ impl ChatTemplate {
         mut conversation: Conversation,
         guard: &Guard,
     ) -> Result<Rendered, TemplateError> {
+        if let Some(role) = self.dropped_role(&conversation) {
+            let why = format!("the model's chat template leaves out messages with the role `{role}`");
+            return Err(TemplateError::Render(why));
+        }
         let written = |conversation: &Conversation| match self.render_now(conversation) {
             Ok(text) => Ok(guard.reveal(&text)),
             Err(TemplateError::Render(why)) => Err(TemplateError::Render(guard.reveal(&why).text)),

@@ -9,7 +9,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::http::openai::OpenAiError;
-use crate::service::ServiceError;
+use crate::service::{ContextOverflow, ServiceError};
 
 /// An error with its status.
 #[derive(Debug)]
@@ -60,9 +60,22 @@ impl MessagesError {
 
 impl From<OpenAiError> for MessagesError {
     fn from(error: OpenAiError) -> Self {
-        let retry_after = error.retry_after();
-        let message = error.message().replace("`prompt`", "`messages`").replace("`stop`", "`stop_sequences`");
-        MessagesError { status: error.status, message, retry_after }
+        let message = match error.overflow() {
+            Some(sizes) => too_long(sizes),
+            None => error.message().replace("`prompt`", "`messages`").replace("`stop`", "`stop_sequences`"),
+        };
+        MessagesError { status: error.status, message, retry_after: error.retry_after() }
+    }
+}
+
+/// A request that does not fit, in the form by which Anthropic's clients know it and read its numbers.
+fn too_long(sizes: &ContextOverflow) -> String {
+    let ContextOverflow { max_input, max_total, prompt, new, .. } = sizes;
+    match new.filter(|_| !sizes.is_prompt_alone()) {
+        Some(new) => format!(
+            "input length and `max_tokens` exceed context limit: {prompt} + {new} > {max_total}, decrease either of them"
+        ),
+        None => format!("prompt is too long: {prompt} tokens > {max_input} maximum"),
     }
 }
 
@@ -101,6 +114,11 @@ pub(super) struct MessagesJson<T>(pub(super) T);
 /// The answer to a POST without a valid key.
 pub(in crate::http) fn unauthorized() -> Response {
     MessagesError::new(StatusCode::UNAUTHORIZED, "invalid x-api-key").into_response()
+}
+
+/// A request that no route takes, or whose body is not read.
+pub(in crate::http) fn refused(status: StatusCode, text: String) -> Response {
+    MessagesError::new(status, text).into_response()
 }
 
 /// An error of the service as a response.

@@ -12,7 +12,7 @@ use axum::Router;
 use axum::routing::post;
 use utoipa::OpenApi;
 
-pub(super) use error::{error, unauthorized};
+pub(super) use error::{error, refused, unauthorized};
 pub(super) use models::{is_client, model, model_list};
 
 use super::{App, panic};

@@ -8,14 +8,15 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::error::{OpenAiError, OpenAiJson};
+use super::guided::Guided;
 use super::logprobs::{ChatLogprobs, PromptLogprobs, prompt_logprobs};
 use super::params::{Common, check_rest};
-use super::prompt::{Chat, Ready};
+use super::prompt::{Chat, ChatNames, Ready};
 use super::tools::{Asked, Calling, Reader, ToolCall};
 use super::types::{FINGERPRINT, Header, Usage, finish_reason};
 use crate::http::ignored::Ignored;
 use crate::http::{App, headers, offload, sse};
-use crate::service::{Answer, Prepared, Service, ServiceError, TextEvent};
+use crate::service::{Answer, Params, Prepared, Service, ServiceError, TextEvent};
 use crate::text::Tokenizer;
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -31,10 +32,16 @@ pub(super) struct ChatRequest {
     tool_prompt: Option<String>,
     documents: Option<Vec<Value>>,
     chat_template_kwargs: Option<Map<String, Value>>,
+    /// For templates that tell the model how hard to think.
+    reasoning_effort: Option<String>,
+    /// The same.
+    effort: Option<String>,
     /// As vLLM has it: what the model makes of the prompt's tokens, with so many alternatives.
     prompt_logprobs: Option<u32>,
     #[serde(flatten)]
     common: Common,
+    #[serde(flatten)]
+    guided: Guided,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
@@ -119,16 +126,9 @@ pub(super) async fn chat_completions(
     let mut ignored = Ignored::default();
     check_rest(&request.rest, &mut ignored)?;
     let logprobs = request.logprobs.unwrap_or(false);
-    if request.top_logprobs.is_some_and(|top| top > 0) && !logprobs {
-        return Err(OpenAiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
-    }
+    let names = request.common.chat_names();
     let n = request.common.choices(&app, 1)?;
-    let mut params = request.common.params(request.top_logprobs.unwrap_or(0))?;
-    params.prompt_logprobs = request.prompt_logprobs;
-    if params.prompt_logprobs.is_some() && request.common.streams() {
-        let message = "`prompt_logprobs` is not supported when streaming tokens";
-        return Err(OpenAiError::invalid("prompt_logprobs", message));
-    }
+    let params = params(&request)?;
     let asked =
         Asked { tools: request.tools, choice: request.tool_choice, parallel: request.parallel_tool_calls };
     let chat = Chat {
@@ -139,6 +139,8 @@ pub(super) async fn chat_completions(
         variables: request.chat_template_kwargs,
         continue_final_message: request.continue_final_message,
         add_generation_prompt: request.add_generation_prompt,
+        effort: efforts(request.reasoning_effort, request.effort),
+        names: ChatNames(names),
         ignored,
     };
     let Ready { prepared, calling, characters, ignored } = chat.prepare(&app, params).await?;
@@ -156,8 +158,10 @@ pub(super) async fn chat_completions(
             tokenizer: logprobs.then(|| tokenizer.clone()),
             prompt_tokens,
             cached_tokens: None,
-            generated: 0,
+            cached_at_start: cached_tokens.unwrap_or(0),
+            generated: vec![0; n],
             include_usage: common.includes_usage(),
+            continuous_usage: common.includes_continuous_usage(),
             readers: calling.map(|calling| (0..n).map(|_| calling.reader()).collect()),
             wants_ids,
             prompt_token_ids,
@@ -181,6 +185,27 @@ pub(super) async fn chat_completions(
         Json(whole.body(answers, usage, prompt_token_ids)).into_response()
     });
     Ok((headers, body.await).into_response())
+}
+
+/// How the answer is generated.
+fn params(request: &ChatRequest) -> Result<Params, OpenAiError> {
+    if request.top_logprobs.is_some_and(|top| top > 0) && !request.logprobs.unwrap_or(false) {
+        return Err(OpenAiError::invalid("top_logprobs", "`top_logprobs` needs `logprobs` to be true"));
+    }
+    let mut params = request.common.params(request.top_logprobs.unwrap_or(0))?;
+    params.grammar = request.guided.wanted(params.grammar.take())?;
+    params.prompt_logprobs = request.prompt_logprobs;
+    if params.prompt_logprobs.is_some() && request.common.streams() {
+        let message = "`prompt_logprobs` is not supported when streaming tokens";
+        return Err(OpenAiError::invalid("prompt_logprobs", message));
+    }
+    Ok(params)
+}
+
+/// The fields that say how hard the model shall think.
+fn efforts(reasoning_effort: Option<String>, effort: Option<String>) -> Vec<(&'static str, Value)> {
+    let fields = [("reasoning_effort", reasoning_effort), ("effort", effort)];
+    fields.into_iter().filter_map(|(name, value)| Some((name, Value::String(value?)))).collect()
 }
 
 /// What is needed to write answers that are complete.
@@ -243,9 +268,13 @@ struct Writer {
     prompt_tokens: usize,
     /// Of the first answer that was complete.
     cached_tokens: Option<usize>,
-    /// Tokens of all answers so far.
-    generated: usize,
+    /// Of the first answer when the stream began.
+    cached_at_start: usize,
+    /// Tokens of each answer so far.
+    generated: Vec<usize>,
     include_usage: bool,
+    /// Each chunk has the usage of its answer so far.
+    continuous_usage: bool,
     /// One for each answer, if tools may be called.
     readers: Option<Vec<Reader>>,
     wants_ids: bool,
@@ -270,7 +299,10 @@ impl Writer {
 
 impl sse::Write for Writer {
     fn event(&mut self, index: usize, event: TextEvent, to: &mut sse::Events) {
-        self.generated += 1;
+        let generated = self.generated.get_mut(index).map_or(0, |generated| {
+            *generated += 1;
+            *generated
+        });
         let mut reader = self.readers.as_mut().and_then(|readers| readers.get_mut(index));
         let (content, calls) = match &mut reader {
             Some(reader) => reader.part(&event),
@@ -294,7 +326,9 @@ impl sse::Write for Writer {
             delta: Message::new(content, calls),
             token_ids: self.wants_ids.then_some([event.token.id]),
         };
-        self.chunk(&[choice], None, to);
+        let cached = self.cached_tokens.unwrap_or(self.cached_at_start);
+        let usage = self.continuous_usage.then(|| Usage::new(self.prompt_tokens, cached, generated));
+        self.chunk(&[choice], usage, to);
     }
 
     fn error(&mut self, error: ServiceError, to: &mut sse::Events) {
@@ -305,7 +339,8 @@ impl sse::Write for Writer {
     fn end(&mut self, to: &mut sse::Events) {
         if self.include_usage {
             let cached = self.cached_tokens.unwrap_or(0);
-            self.chunk(&[], Some(Usage::new(self.prompt_tokens, cached, self.generated)), to);
+            let generated = self.generated.iter().sum();
+            self.chunk(&[], Some(Usage::new(self.prompt_tokens, cached, generated)), to);
         }
         to.line("[DONE]");
     }

@@ -3,12 +3,13 @@
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
-use futures::future::try_join_all;
+use futures::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::error::{OpenAiError, OpenAiJson};
+use super::guided::Guided;
 use super::logprobs::{CompletionLogprobs, PromptLogprobs, prompt_logprobs};
 use super::params::{Common, check_answers, check_rest};
 use super::types::{FINGERPRINT, Header, Usage, finish_reason};
@@ -22,6 +23,8 @@ use crate::text::{Specials, Tokenizer};
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct CompletionRequest {
     prompt: Prompts,
+    /// As vLLM has it: whether the tokenizer's own tokens go around a prompt that is a text.
+    add_special_tokens: Option<bool>,
     logprobs: Option<u32>,
     echo: Option<bool>,
     best_of: Option<usize>,
@@ -30,11 +33,16 @@ pub(super) struct CompletionRequest {
     #[serde(flatten)]
     common: Common,
     #[serde(flatten)]
+    guided: Guided,
+    #[serde(flatten)]
     rest: Map<String, Value>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(
+    untagged,
+    expecting = "a prompt must be a text, a list of texts, a list of token ids, or a list of such lists"
+)]
 pub(super) enum Prompts {
     Text(String),
     Texts(Vec<String>),
@@ -43,9 +51,10 @@ pub(super) enum Prompts {
 }
 
 impl Prompts {
-    /// Each by itself.
-    pub(super) fn list(self) -> Vec<Prompt> {
-        let text = |text| Prompt::Text(text, Specials::Add);
+    /// Each by itself. The tokenizer's own tokens go around texts unless `add_special_tokens` is false.
+    pub(super) fn list(self, add_special_tokens: Option<bool>) -> Vec<Prompt> {
+        let specials = if add_special_tokens == Some(false) { Specials::Omit } else { Specials::Add };
+        let text = |text| Prompt::Text(text, specials);
         match self {
             Prompts::Text(prompt) => vec![text(prompt)],
             Prompts::Texts(prompts) => prompts.into_iter().map(text).collect(),
@@ -98,7 +107,17 @@ pub(super) async fn completions(
     State(app): State<App>,
     OpenAiJson(request): OpenAiJson<CompletionRequest>,
 ) -> Result<Response, OpenAiError> {
-    let CompletionRequest { prompt, logprobs, echo, best_of, prompt_logprobs, common, rest } = request;
+    let CompletionRequest {
+        prompt,
+        add_special_tokens,
+        logprobs,
+        echo,
+        best_of,
+        prompt_logprobs,
+        common,
+        guided,
+        rest,
+    } = request;
     let header = Header::new("cmpl", common.check_model(&app)?);
     if rest.get("suffix").is_some_and(|suffix| !suffix.is_null() && suffix != "") {
         let message = "Suffix is not supported and can be achieved by preprocessing the prompt.";
@@ -107,48 +126,73 @@ pub(super) async fn completions(
     let mut ignored = Ignored::default();
     check_rest(&rest, &mut ignored)?;
     let echo = echo.unwrap_or(false);
-    let prompts = prompts(prompt, app.service.limits().max_client_batch_size)?;
-    let n = common.choices(&app, prompts.len())?;
+    let prompts = prompts(prompt.list(add_special_tokens), app.service.limits().max_client_batch_size)?;
+    let each = best_of.unwrap_or(1).max(common.n.unwrap_or(1));
+    let width = if common.streams() { prompts.len() } else { width(&app, each).min(prompts.len()) };
+    let n = common.choices(&app, width)?;
     let best_of = best_of.unwrap_or(n);
-    check_best_of(&app, best_of, n, prompts.len(), common.streams())?;
+    check_best_of(&app, best_of, n, width, common.streams())?;
     let echoed_logprobs = logprobs.filter(|_| echo);
     let mut params = common.params(logprobs.unwrap_or(0))?;
+    params.grammar = guided.wanted(params.grammar.take())?;
     params.prompt_logprobs = prompt_logprobs.max(echoed_logprobs);
     params.echoes = echo || prompt_logprobs.is_some();
     check_stream(&common, &params, prompt_logprobs)?;
-    let items = try_join_all(prompts.into_iter().map(|prompt| async {
+    let prepare = |prompt| async {
         let characters = if let Prompt::Text(text, _) = &prompt { text.chars().count() } else { 0 };
         let prefix = if echo { text(app.service.tokenizer(), &prompt) } else { String::new() };
         let prepared = app.service.prepare(prompt, params.clone()).await?;
         Ok::<_, OpenAiError>(Item { prepared, prefix, characters })
-    }))
-    .await?;
+    };
+    // All prompts are checked before the first is computed.
+    let items: Vec<Item> =
+        stream::iter(prompts).map(prepare).buffered(self::width(&app, 1)).try_collect().await?;
     items.iter().for_each(|item| ignored.note_unenforced(&item.prepared));
     let prompt_tokens = items.iter().map(|item| item.prepared.prompt().len()).sum();
     let tokenizer = logprobs.is_some().then(|| app.service.tokenizer().clone());
-    let include_usage = common.includes_usage();
     let wants_ids = common.return_token_ids.unwrap_or(false);
     let writer = Writer {
         header,
         tokenizer,
         echoed_logprobs,
         prompt_tokens,
-        include_usage,
+        include_usage: common.includes_usage(),
+        continuous_usage: common.includes_continuous_usage(),
         wants_ids,
         ignored,
         choices: Vec::new(),
     };
-    let mut streams = Vec::new();
-    for item in &items {
-        let started = app.service.start_several(&item.prepared, best_of.max(n))?;
-        streams.push((item.prefix.clone(), started));
-    }
     let characters = items.iter().map(|item| item.characters).sum();
     if common.streams() {
+        let mut streams = Vec::new();
+        for item in items {
+            streams.push((item.prefix, app.service.start_several(&item.prepared, best_of.max(n))?));
+        }
         let headers = headers::before(&app, characters, &writer.ignored);
         return Ok((headers, writer.stream(streams).await?).into_response());
     }
-    writer.whole(&app, characters, streams, n, prompt_logprobs).await
+    let batch = Batch { items, width, answers: best_of.max(n), n, characters, prompt_top_n: prompt_logprobs };
+    writer.whole(&app, batch).await
+}
+
+/// How many prompts with so many answers each are computed at the same time: half of the places at most, so that
+/// others find room beside the longest list.
+fn width(app: &App, answers: usize) -> usize {
+    (app.service.limits().max_concurrent_requests / 2 / answers.max(1)).max(1)
+}
+
+/// Prompts whose answers are sent as a whole.
+struct Batch {
+    items: Vec<Item>,
+    /// Prompts that are computed at the same time.
+    width: usize,
+    /// Answers to each prompt, of which the `n` best are sent.
+    answers: usize,
+    n: usize,
+    /// Of all prompts.
+    characters: usize,
+    /// Alternatives at each token of the prompts, if they were asked for.
+    prompt_top_n: Option<u32>,
 }
 
 /// What cannot be had as a stream.
@@ -190,10 +234,12 @@ fn check_best_of(
     Ok(())
 }
 
-fn prompts(prompts: Prompts, most: usize) -> Result<Vec<Prompt>, OpenAiError> {
-    let prompts = prompts.list();
+fn prompts(prompts: Vec<Prompt>, most: usize) -> Result<Vec<Prompt>, OpenAiError> {
     if prompts.len() > most {
-        let message = format!("Number of prompts exceeds the maximum allowed batch size of {most}");
+        let message = format!(
+            "Number of prompts exceeds the maximum allowed batch size of {most} (--max-client-batch-size). Given: {}",
+            prompts.len()
+        );
         return Err(OpenAiError::invalid("prompt", message));
     }
     if prompts.is_empty() {
@@ -221,6 +267,8 @@ struct Writer {
     echoed_logprobs: Option<u32>,
     prompt_tokens: usize,
     include_usage: bool,
+    /// Each chunk has the usage of its answer so far.
+    continuous_usage: bool,
     wants_ids: bool,
     ignored: Ignored,
     /// What has been streamed of each answer.
@@ -241,19 +289,13 @@ impl Writer {
     }
 
     /// The `n` best of the answers to each prompt, in the order of the prompts.
-    async fn whole(
-        self,
-        app: &App,
-        characters: usize,
-        streams: Vec<(String, Vec<TextStream>)>,
-        n: usize,
-        prompt_top_n: Option<u32>,
-    ) -> Result<Response, OpenAiError> {
-        let answers = try_join_all(streams.into_iter().map(|(prefix, streams)| async move {
-            let prompt = streams.first().map(|stream| stream.request().prompt().to_vec()).unwrap_or_default();
-            Ok::<_, OpenAiError>((prefix, prompt, Service::collect(streams).await?))
-        }))
-        .await?;
+    async fn whole(self, app: &App, batch: Batch) -> Result<Response, OpenAiError> {
+        let Batch { items, width, answers, n, characters, prompt_top_n } = batch;
+        let answer = |Item { prepared, prefix, .. }: Item| async move {
+            let streams = app.service.start_several(&prepared, answers)?;
+            Ok::<_, OpenAiError>((prefix, prepared.prompt().to_vec(), Service::collect(streams).await?))
+        };
+        let answers: Vec<_> = stream::iter(items).map(answer).buffered(width).try_collect().await?;
         let all = answers.iter().flat_map(|(_, _, answers)| answers);
         let mut headers = headers::after(app, characters, &self.ignored, self.prompt_tokens, all);
         let mut usage = Usage::new(self.prompt_tokens, 0, 0);
@@ -351,8 +393,8 @@ impl sse::Write for Writer {
         if let Some(finished) = &event.finished {
             choice.cached = finished.cached_tokens;
         }
-        let last = event.finished.is_some() && !self.include_usage;
-        let usage = last.then(|| Usage::new(choice.prompt, choice.cached, choice.generated));
+        let is_told = if self.include_usage { self.continuous_usage } else { event.finished.is_some() };
+        let usage = is_told.then(|| Usage::new(choice.prompt, choice.cached, choice.generated));
         let finish_reason = event.finished.as_ref().map(|finished| finish_reason(finished.reason));
         let text = if prefix.is_empty() { event.text } else { prefix + &event.text };
         let prompt_logprobs = None;

@@ -13,6 +13,7 @@ use utoipa::ToSchema;
 
 use super::completions::Prompts;
 use super::error::{OpenAiError, OpenAiJson};
+use super::names::FieldNames;
 use super::params::{Common, check_rest};
 use crate::http::App;
 use crate::http::ignored::Ignored;
@@ -29,6 +30,8 @@ pub(super) struct EmbeddingRequest {
     encoding_format: Option<String>,
     /// Keep so many of the first features, for models that were trained for that.
     dimensions: Option<usize>,
+    /// As vLLM has it: whether the tokenizer's own tokens go around an input that is a text.
+    add_special_tokens: Option<bool>,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
@@ -67,12 +70,12 @@ pub(super) async fn embeddings(
     State(app): State<App>,
     OpenAiJson(request): OpenAiJson<EmbeddingRequest>,
 ) -> Result<Response, OpenAiError> {
-    let EmbeddingRequest { input, model, encoding_format, dimensions, rest } = request;
+    let EmbeddingRequest { input, model, encoding_format, dimensions, add_special_tokens, rest } = request;
     let model = Common::of_model(model).check_model(&app)?;
     let mut ignored = Ignored::default();
     check_rest(&rest, &mut ignored)?;
     let encode = encoding(encoding_format.as_deref())?;
-    let inputs = input.list();
+    let inputs = input.list(add_special_tokens);
     if inputs.is_empty() || inputs.len() > MOST_INPUTS {
         let message = format!("`input` must have 1 to {MOST_INPUTS} texts. Given: {}", inputs.len());
         return Err(OpenAiError::invalid("input", message));
@@ -142,5 +145,5 @@ fn normalise(vector: &mut [f32]) -> Result<(), ServiceError> {
 
 /// What the service calls a prompt is an input here.
 fn about_input(error: ServiceError) -> OpenAiError {
-    OpenAiError::from(error).renamed("prompt", "input")
+    OpenAiError::about(error, &FieldNames::EMBEDDINGS)
 }

@@ -10,9 +10,10 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use super::names::FieldNames;
 use crate::http::sse;
 use crate::metrics;
-use crate::service::ServiceError;
+use crate::service::{ContextOverflow, ServiceError};
 
 /// An error with its status.
 #[derive(Debug)]
@@ -20,6 +21,8 @@ pub(in crate::http) struct OpenAiError {
     pub(in crate::http) status: StatusCode,
     /// Seconds after which to try again.
     retry_after: Option<u64>,
+    /// The sizes of a request that does not fit, for APIs that say it in words of their own.
+    overflow: Option<ContextOverflow>,
     body: Body,
 }
 
@@ -47,7 +50,7 @@ const INVALID: &str = "invalid_request_error";
 impl OpenAiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
         let body = Body { message: message.into(), kind, param: None, code: None, http_status_code: None };
-        OpenAiError { status, retry_after: None, body }
+        OpenAiError { status, retry_after: None, overflow: None, body }
     }
 
     /// A field with a wrong value, for requests that do not get as far as the service.
@@ -58,15 +61,55 @@ impl OpenAiError {
         error
     }
 
-    /// The same where a field has another name.
-    pub(super) fn renamed(mut self, from: &str, to: &str) -> Self {
-        self.body.message = self.body.message.replace(&format!("`{from}`"), &format!("`{to}`"));
-        self.body.param = self.body.param.map(|param| if param == from { to.to_owned() } else { param });
-        self
+    /// An error of the service, in the words of an API that calls its fields by these names.
+    pub(in crate::http) fn about(error: ServiceError, names: &FieldNames) -> Self {
+        let (message, retry_after) = (error.to_string(), error.retry_after());
+        let mut answer = match error {
+            ServiceError::Validation { param, .. } => {
+                let mut error = Self::new(StatusCode::BAD_REQUEST, INVALID, names.rename(&message));
+                error.body.param = Some(names.of(param).to_owned());
+                error
+            }
+            ServiceError::ContextLength(sizes) => {
+                let mut error = Self::new(StatusCode::BAD_REQUEST, INVALID, names.overflow(&sizes));
+                error.overflow = Some(sizes);
+                (error.body.param, error.body.code) =
+                    (Some(names.prompt.into()), Some("context_length_exceeded"));
+                error
+            }
+            ServiceError::Forbidden { param, .. } => {
+                let mut error = Self::new(StatusCode::FORBIDDEN, INVALID, message);
+                (error.body.param, error.body.code) = (Some(param.into()), Some("insufficient_permissions"));
+                error
+            }
+            ServiceError::Template(_) => {
+                let mut error = Self::new(StatusCode::BAD_REQUEST, INVALID, message);
+                (error.body.param, error.body.code) = (Some("messages".into()), Some("template_error"));
+                error
+            }
+            ServiceError::Overloaded { .. } => {
+                let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
+                error.body.code = Some("overloaded");
+                error
+            }
+            ServiceError::Unavailable(_) => {
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", message)
+            }
+            ServiceError::Generation(_) | ServiceError::Incomplete => {
+                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
+            }
+        };
+        answer.retry_after = retry_after;
+        answer
+    }
+
+    /// The sizes of a request that does not fit into the model's context.
+    pub(in crate::http) fn overflow(&self) -> Option<&ContextOverflow> {
+        self.overflow.as_ref()
     }
 
     /// An error of the request as a whole.
-    pub(super) fn plain(status: StatusCode, message: impl Into<String>) -> Self {
+    pub(in crate::http) fn plain(status: StatusCode, message: impl Into<String>) -> Self {
         Self::new(status, INVALID, message)
     }
 
@@ -82,7 +125,10 @@ impl OpenAiError {
 
     /// The same for routes that tell errors in TGI's way.
     pub(in crate::http) fn into_service_error(self) -> ServiceError {
-        let OpenAiError { status, retry_after, body } = self;
+        let OpenAiError { status, retry_after, overflow, body } = self;
+        if let Some(sizes) = overflow {
+            return ServiceError::ContextLength(sizes);
+        }
         let message = body.message;
         match status {
             StatusCode::TOO_MANY_REQUESTS => {
@@ -104,6 +150,14 @@ impl OpenAiError {
     pub(in crate::http) fn unsupported(param: &str) -> Self {
         let mut error = Self::invalid(param, format!("`{param}` is not supported"));
         error.body.code = Some("unsupported_parameter");
+        error
+    }
+
+    /// Something that is not there, or not by this method.
+    pub(in crate::http) fn absent(status: StatusCode, message: String) -> Self {
+        let mut error = Self::new(status, INVALID, message);
+        error.body.code =
+            Some(if status == StatusCode::NOT_FOUND { "unknown_url" } else { "method_not_allowed" });
         error
     }
 
@@ -133,54 +187,9 @@ fn strip(text: String, prefix: &str) -> String {
     text.strip_prefix(prefix).map_or_else(|| text.clone(), str::to_owned)
 }
 
-/// OpenAI's name for a field that the service knows by TGI's.
-fn openai_name(param: &'static str) -> &'static str {
-    match param {
-        "inputs" => "prompt",
-        "max_new_tokens" => "max_tokens",
-        "top_n_tokens" => "top_logprobs",
-        other => other,
-    }
-}
-
 impl From<ServiceError> for OpenAiError {
     fn from(error: ServiceError) -> Self {
-        let (message, retry_after) = (error.to_string(), error.retry_after());
-        let mut answer = match error {
-            ServiceError::Validation { param, .. } => {
-                let name = openai_name(param);
-                let message = message
-                    .replace("`inputs`", "`prompt`")
-                    .replace("`max_new_tokens`", "`max_tokens`")
-                    .replace("`top_n_tokens`", "`top_logprobs`");
-                let mut error = Self::new(StatusCode::BAD_REQUEST, INVALID, message);
-                error.body.param = Some(name.to_owned());
-                error
-            }
-            ServiceError::Forbidden { param, .. } => {
-                let mut error = Self::new(StatusCode::FORBIDDEN, INVALID, message);
-                (error.body.param, error.body.code) = (Some(param.into()), Some("insufficient_permissions"));
-                error
-            }
-            ServiceError::Template(_) => {
-                let mut error = Self::new(StatusCode::BAD_REQUEST, INVALID, message);
-                (error.body.param, error.body.code) = (Some("messages".into()), Some("template_error"));
-                error
-            }
-            ServiceError::Overloaded { .. } => {
-                let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
-                error.body.code = Some("overloaded");
-                error
-            }
-            ServiceError::Unavailable(_) => {
-                Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", message)
-            }
-            ServiceError::Generation(_) | ServiceError::Incomplete => {
-                Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
-            }
-        };
-        answer.retry_after = retry_after;
-        answer
+        Self::about(error, &FieldNames::default())
     }
 }
 

@@ -1,4 +1,5 @@
-//! Log-probabilities, in the form of chat and in that of completions.
+//! Log-probabilities, in the form of chat and in that of completions. They have one entry for each token that is counted
+//! in `completion_tokens`, the one that ends the answer included.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +7,7 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use crate::service::{FinishReason, PromptToken, TextEvent};
+use crate::service::{PromptToken, TextEvent};
 use crate::text::Tokenizer;
 
 /// Chat's form.
@@ -51,7 +52,7 @@ impl ChatLogprobs {
             token: entry(event.token.id, event.token.logprob),
             top_logprobs: event.top.iter().map(|top| entry(top.id, top.logprob)).collect(),
         };
-        ChatLogprobs { content: events.iter().filter(|event| is_text(event)).map(token).collect() }
+        ChatLogprobs { content: events.iter().map(token).collect() }
     }
 }
 
@@ -82,7 +83,7 @@ impl CompletionLogprobs {
 
     /// Adds generated tokens. `offset`: characters of the text before the first of them.
     pub(super) fn add(&mut self, tokenizer: &Tokenizer, events: &[TextEvent], mut offset: usize) {
-        for event in events.iter().filter(|event| is_text(event)) {
+        for event in events {
             self.tokens.push(tokenizer.token_text(event.token.id));
             self.token_logprobs.push(Some(event.token.logprob));
             self.text_offset.push(offset);
@@ -128,10 +129,4 @@ pub(super) fn prompt_logprobs(
 /// What is known of each token of a prompt: nothing of the first, which follows nothing.
 fn after_the_first(tokens: &[PromptToken]) -> impl Iterator<Item = Option<&PromptToken>> {
     [None].into_iter().chain(tokens.iter().map(Some))
-}
-
-/// The token that ends an answer is not part of it.
-fn is_text(event: &TextEvent) -> bool {
-    let ends = event.finished.as_ref().is_some_and(|finished| finished.reason != FinishReason::Length);
-    !(ends && event.token.special)
 }

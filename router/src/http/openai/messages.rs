@@ -37,8 +37,10 @@ pub(super) fn conversation(
     let calls = |message: &Map<String, Value>| {
         message.get("tool_calls").and_then(Value::as_array).is_some_and(|calls| !calls.is_empty())
     };
-    let last = messages.last().filter(|last| last["role"] == "assistant" && !calls(last));
-    let begun = last.and_then(|last| last["content"].as_str()).filter(|text| !text.trim().is_empty());
+    let is_assistant =
+        |message: &Map<String, Value>| message.get("role").is_some_and(|role| role == "assistant");
+    let last = messages.last().filter(|last| is_assistant(last) && !calls(last));
+    let begun = last.and_then(|last| last.get("content")?.as_str()).filter(|text| !text.trim().is_empty());
     let begun = begun.filter(|_| continues.unwrap_or(true)).map(str::to_owned);
     if continues == Some(true) && begun.is_none() {
         let message = "`continue_final_message` needs a last message of the assistant with text";
@@ -79,13 +81,22 @@ fn message(
             ROLES.join(", ")
         )));
     }
+    let maps_to_system = role == "developer" && !knows_role(role);
     let content = match message.get("content") {
-        None | Some(Value::Null) => Value::Null,
-        Some(Value::String(text)) => Value::String(text.clone()),
-        Some(Value::Array(parts)) => Value::String(text_of(&param, parts)?),
+        // Templates ask whether there is content: null is no text, and an absent field stays absent.
+        None => None,
+        Some(Value::Null) => Some(String::new()),
+        Some(Value::String(text)) => Some(text.clone()),
+        Some(Value::Array(parts)) => Some(text_of(&param, parts)?),
         Some(_) => return Err(wrong("must have a text or a list of parts as content")),
     };
-    message.insert("content".into(), content);
+    if let Some(content) = content {
+        message.insert("content".into(), Value::String(content));
+    }
+    if maps_to_system {
+        // The newer name of the same thing.
+        message.insert("role".into(), "system".into());
+    }
     let understood = match message.get_mut("tool_calls") {
         None => true,
         Some(Value::Null) => message.remove("tool_calls").is_some(),

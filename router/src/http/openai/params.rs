@@ -5,10 +5,12 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::error::OpenAiError;
+use super::names::FieldNames;
 use crate::grammar::Wanted;
+use crate::http::fields::PriorityField;
 use crate::http::ignored::{Ignored, Unserved, hint, refused};
 use crate::http::{App, grammar};
-use crate::service::{Params, Service, priority};
+use crate::service::{Params, Service};
 use crate::text::StopText;
 
 /// Fields of `/v1/completions` and `/v1/chat/completions`; `top_k`, `min_p`, `typical_p`,
@@ -33,7 +35,9 @@ pub(super) struct Common {
     seed: Option<Seed>,
     stop: Option<OneOrMany>,
     logit_bias: Option<LogitBias>,
-    priority: Option<String>,
+    /// `high`, `normal` or `low`; 0 is normal.
+    #[schema(value_type = Option<String>)]
+    priority: Option<PriorityField>,
     cache_salt: Option<String>,
     response_format: Option<Value>,
     ignore_eos: Option<bool>,
@@ -45,24 +49,26 @@ pub(super) struct Common {
 #[serde(default)]
 pub(super) struct StreamOptions {
     include_usage: Option<bool>,
+    /// vLLM's: with `include_usage`, each chunk has the usage so far.
+    continuous_usage_stats: Option<bool>,
 }
 
 #[derive(Debug, Clone, Copy, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "`seed` must be an integer of 64 bits")]
 enum Seed {
     Unsigned(u64),
     Signed(i64),
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "`stop` must be a text or a list of texts")]
 enum OneOrMany {
     One(String),
     Many(Vec<String>),
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-#[serde(untagged)]
+#[serde(untagged, expecting = "`logit_bias` must map token ids to numbers")]
 enum LogitBias {
     /// OpenAI: token id → bias.
     Object(Map<String, Value>),
@@ -72,7 +78,8 @@ enum LogitBias {
 
 /// Fields that are not served where they are not taken.
 const UNSERVED: &[Unserved] = &[
-    refused("add_special_tokens", &[]),
+    // The template writes them. Routes for plain texts have a field of this name.
+    refused("add_special_tokens", &["false"]),
     refused("allowed_token_ids", &[]),
     refused("audio", &[]),
     refused("bad_words", &["[]"]),
@@ -85,34 +92,39 @@ const UNSERVED: &[Unserved] = &[
     refused("echo", &["false"]),
     refused("function_call", &["\"none\""]),
     refused("functions", &["[]"]),
-    refused("grammar", &[]),
-    refused("guided_choice", &[]),
-    refused("guided_grammar", &[]),
-    refused("guided_json", &[]),
-    refused("guided_regex", &[]),
+    refused("grammar", &["\"\""]),
+    hint("guided_decoding_backend", &[]),
+    refused("guided_whitespace_pattern", &[]),
     refused("include_stop_str_in_output", &["false"]),
     refused("json_schema", &[]),
     refused("length_penalty", &["1", "1.0"]),
     refused("logits_processors", &["[]"]),
+    hint("metadata", &["{}"]),
     refused("mirostat", &["0"]),
     refused("mm_processor_kwargs", &["{}"]),
     refused("modalities", &["[\"text\"]"]),
     refused("moderation", &[]),
-    refused("n_predict", &[]),
+    refused("n_predict", &["-1"]),
+    refused("n_probs", &["0"]),
     refused("prediction", &[]),
+    hint("prompt_cache_key", &[]),
     refused("prompt_embeds", &[]),
     refused("prompt_logprobs", &["0", "false"]),
-    refused("reasoning_effort", &["\"none\""]),
     refused("repeat_penalty", &["1", "1.0"]),
+    refused("return_tokens_as_token_ids", &["false"]),
+    hint("safety_identifier", &[]),
     refused("samplers", &[]),
+    hint("service_tier", &["\"auto\"", "\"default\""]),
     refused("skip_special_tokens", &["true"]),
     refused("stop_token_ids", &["[]"]),
-    refused("structured_outputs", &[]),
+    hint("store", &["false"]),
     refused("suffix", &["\"\""]),
     refused("tool_choice", &["\"none\"", "\"auto\""]),
     refused("tools", &["[]"]),
     refused("truncate_prompt_tokens", &[]),
+    hint("truncation", &["\"disabled\""]),
     refused("use_beam_search", &["false"]),
+    hint("user", &[]),
     hint("verbosity", &["\"medium\""]),
     refused("web_search_options", &[]),
     refused("xtc_probability", &["0", "0.0"]),
@@ -121,6 +133,14 @@ const UNSERVED: &[Unserved] = &[
 /// Refuses by name what would change the answer and is not served; other fields are ignored.
 pub(super) fn check_rest(rest: &Map<String, Value>, ignored: &mut Ignored) -> Result<(), OpenAiError> {
     ignored.check(UNSERVED, rest).map_err(OpenAiError::unsupported)
+}
+
+/// Whether a request may call the model by this name. Unless the operator has given it names, it may
+/// be called anything: some clients send a URL, others the name of a model that they know.
+fn is_served(app: &App, name: &str) -> bool {
+    let names = &app.service.limits().model_names;
+    // These are what TGI's and Hugging Face's clients call whatever is at the address that they were given.
+    names.is_empty() || names.iter().any(|served| served == name) || matches!(name, "" | "tgi" | "dummy")
 }
 
 /// Checks that `count` answers to each of `prompts` prompts may be generated, and that there is room for all of them now:
@@ -163,12 +183,9 @@ impl Common {
 
     /// How the model is called in responses.
     pub(super) fn check_model(&self, app: &App) -> Result<String, OpenAiError> {
-        let served = &app.service.model().id;
         match self.model.as_deref() {
-            // The last is what huggingface_hub's client calls whatever is at the address it was given.
-            None | Some("" | "tgi" | "dummy") => Ok(served.clone()),
-            Some(model) if model == served => Ok(served.clone()),
-            Some(other) => Err(OpenAiError::model_not_found(other)),
+            Some(other) if !is_served(app, other) => Err(OpenAiError::model_not_found(other)),
+            _ => Ok(app.service.model().id.clone()),
         }
     }
 
@@ -182,8 +199,21 @@ impl Common {
         Ok(n)
     }
 
+    /// What a conversation's fields are called, by the name that the client has used for the longest answer.
+    pub(super) fn chat_names(&self) -> FieldNames {
+        let new_tokens =
+            if self.max_completion_tokens.is_some() { "max_completion_tokens" } else { "max_tokens" };
+        FieldNames { new_tokens, ..FieldNames::CHAT }
+    }
+
     pub(super) fn streams(&self) -> bool {
         self.stream.unwrap_or(false)
+    }
+
+    /// Whether each chunk of a stream has the usage so far.
+    pub(super) fn includes_continuous_usage(&self) -> bool {
+        let continuous = self.stream_options.and_then(|options| options.continuous_usage_stats);
+        self.includes_usage() && continuous.unwrap_or(false)
     }
 
     pub(super) fn includes_usage(&self) -> bool {
@@ -193,16 +223,24 @@ impl Common {
     /// OpenAI samples with temperature 1 unless told otherwise; 0 is greedy.
     pub(super) fn params(&self, top_n: u32) -> Result<Params, OpenAiError> {
         let greedy = self.temperature == Some(0.0);
+        // Without sampling these mean nothing, but one that is out of its range is still a mistake.
+        let counts = |in_range: bool| !(greedy && in_range);
         Ok(Params {
             max_new_tokens: self.max_completion_tokens.or(self.max_tokens),
             do_sample: !greedy,
             temperature: self.temperature.filter(|_| !greedy),
             // Off is written as 0 or -1.
-            top_k: self.top_k.filter(|_| !greedy).map(|k| if matches!(k, 0 | -1) { Params::ALL } else { k }),
+            top_k: self
+                .top_k
+                .map(|k| if matches!(k, 0 | -1) { Params::ALL } else { k })
+                .filter(|&k| counts(k > 0)),
             // OpenAI allows 0, which leaves the most likely token.
-            top_p: self.top_p.filter(|_| !greedy).map(|p| if p == 0.0 { f32::MIN_POSITIVE } else { p }),
-            min_p: self.min_p.filter(|_| !greedy),
-            typical_p: self.typical_p.filter(|&p| !greedy && p != 1.0),
+            top_p: self
+                .top_p
+                .filter(|p| counts((0.0..=1.0).contains(p)))
+                .map(|p| if p == 0.0 { f32::MIN_POSITIVE } else { p }),
+            min_p: self.min_p.filter(|p| counts((0.0..1.0).contains(p))),
+            typical_p: self.typical_p.filter(|&p| p != 1.0 && counts(p > 0.0 && p < 1.0)),
             repetition_penalty: self.repetition_penalty,
             frequency_penalty: self.frequency_penalty,
             presence_penalty: self.presence_penalty,
@@ -218,8 +256,9 @@ impl Common {
             },
             stop_text: StopText::Remove,
             top_n,
+            openai_bounds: true,
             warped_logprobs: false,
-            priority: priority(self.priority.as_deref()).map_err(Service::reject)?,
+            priority: PriorityField::of(self.priority.as_ref()).map_err(Service::reject)?,
             cache_salt: self.cache_salt.as_deref().map(Into::into),
             grammar: self.response_format()?,
             ignore_eos: self.ignore_eos.unwrap_or(false),

@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use super::chat::chat_completions;
 use super::completions::completions;
 use super::error::{OpenAiError, OpenAiJson};
+use super::guided::Guided;
 use super::params::{Common, check_rest};
 use super::prompt::Chat;
 use crate::http::App;
@@ -25,14 +26,19 @@ pub(in crate::http) fn check_model(app: &App, model: Option<String>) -> Result<S
 /// How tokens are drawn where clients say it in OpenAI's terms: with temperature 1 unless told otherwise, and 0 is greedy.
 pub(in crate::http) fn sampling(temperature: Option<f32>, top_p: Option<f32>, top_k: Option<i64>) -> Params {
     let greedy = temperature == Some(0.0);
+    let counts = |in_range: bool| !(greedy && in_range);
     Params {
         do_sample: !greedy,
         temperature: temperature.filter(|_| !greedy),
-        top_k: top_k.filter(|_| !greedy),
+        // Off is written as 0 or -1.
+        top_k: top_k.map(|k| if matches!(k, 0 | -1) { Params::ALL } else { k }).filter(|&k| counts(k > 0)),
         // 0 leaves the most likely token.
-        top_p: top_p.filter(|_| !greedy).map(|p| if p == 0.0 { f32::MIN_POSITIVE } else { p }),
+        top_p: top_p
+            .filter(|p| counts((0.0..=1.0).contains(p)))
+            .map(|p| if p == 0.0 { f32::MIN_POSITIVE } else { p }),
         stop_text: StopText::Remove,
         model_defaults: true,
+        openai_bounds: true,
         ..Params::default()
     }
 }
@@ -43,17 +49,21 @@ struct PlainChat {
     #[serde(flatten)]
     common: Common,
     #[serde(flatten)]
+    guided: Guided,
+    #[serde(flatten)]
     rest: Map<String, Value>,
 }
 
 /// The text of the one answer to a body of `/v1/chat/completions`.
 pub(in crate::http) async fn answer(app: &App, body: Value) -> Result<String, OpenAiError> {
-    let PlainChat { messages, common, rest } = typed(body)?;
+    let PlainChat { messages, common, guided, rest } = typed(body)?;
     common.check_model(app)?;
     let mut ignored = Ignored::default();
     check_rest(&rest, &mut ignored)?;
     let chat = Chat { messages, ..Chat::default() };
-    let prepared = chat.prepare(app, common.params(0)?).await?.prepared;
+    let mut params = common.params(0)?;
+    params.grammar = guided.wanted(params.grammar.take())?;
+    let prepared = chat.prepare(app, params).await?.prepared;
     Ok(app.service.start(prepared)?.collect().await?.finished.text)
 }
 

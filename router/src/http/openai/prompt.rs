@@ -4,6 +4,7 @@ use serde_json::{Map, Value};
 
 use super::error::OpenAiError;
 use super::messages::{self, Turn};
+use super::names::FieldNames;
 use super::tools::{Asked, Calling};
 use crate::http::App;
 use crate::http::ignored::Ignored;
@@ -23,8 +24,23 @@ pub(in crate::http) struct Chat {
     pub(in crate::http) variables: Option<Map<String, Value>>,
     pub(in crate::http) continue_final_message: Option<bool>,
     pub(in crate::http) add_generation_prompt: Option<bool>,
+    /// How hard the model shall think, by the field that says so, for templates that tell the model. A variable of
+    /// `chat_template_kwargs` goes before it.
+    pub(in crate::http) effort: Vec<(&'static str, Value)>,
+    /// What the API calls the fields that errors are about.
+    pub(in crate::http) names: ChatNames,
     /// Fields of the request that have no effect.
     pub(in crate::http) ignored: Ignored,
+}
+
+/// The [`FieldNames`] of a conversation, by default those of `/v1/chat/completions`.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::http) struct ChatNames(pub(in crate::http) FieldNames);
+
+impl Default for ChatNames {
+    fn default() -> Self {
+        ChatNames(FieldNames::CHAT)
+    }
 }
 
 /// A conversation that is ready to be answered.
@@ -40,7 +56,8 @@ pub(in crate::http) struct Ready {
 
 impl Chat {
     /// The conversation as the model's template writes it.
-    pub(in crate::http) async fn render(self, app: &App) -> Result<Rendered, OpenAiError> {
+    pub(in crate::http) async fn render(mut self, app: &App) -> Result<Rendered, OpenAiError> {
+        self.read_effort(app);
         let callable = self.asked.check()?.is_some();
         self.write(app, callable).await
     }
@@ -77,6 +94,21 @@ impl Chat {
         }
     }
 
+    /// Gives the template what it reads of how hard the model shall think, and notes the rest.
+    fn read_effort(&mut self, app: &App) {
+        for (field, value) in std::mem::take(&mut self.effort) {
+            // A client that says `effort` means the same as one that says `reasoning_effort`.
+            let read =
+                [field, "reasoning_effort"].into_iter().find(|name| app.service.template_may_read(name));
+            match read {
+                Some(name) => {
+                    self.variables.get_or_insert_default().entry(name).or_insert(value);
+                }
+                None => self.ignored.note(field),
+            }
+        }
+    }
+
     /// The prompt in tokens, and the answer bound to what `params` and the tools allow.
     pub(in crate::http) async fn prepare(
         mut self,
@@ -87,10 +119,12 @@ impl Chat {
             Some(tools) => Some(Calling::new(app, tools, &mut params)?),
             None => None,
         };
-        let mut ignored = std::mem::take(&mut self.ignored);
+        self.read_effort(app);
+        let (mut ignored, ChatNames(names)) = (std::mem::take(&mut self.ignored), self.names);
         let prompt = self.write(app, calling.is_some()).await?;
         let characters = prompt.text.chars().count();
-        let prepared = app.service.prepare(Prompt::Chat(prompt), params).await?;
+        let prepared = app.service.prepare(Prompt::Chat(prompt), params).await;
+        let prepared = prepared.map_err(|error| OpenAiError::about(error, &names))?;
         ignored.note_unenforced(&prepared);
         Ok(Ready { prepared, calling, characters, ignored })
     }

@@ -88,7 +88,6 @@ async fn what_is_wrong_is_said_in_anthropics_shape() {
     let server = Server::saying("x");
     let good = json!({"max_tokens": 9, "messages": [{"role": "user", "content": "a"}]});
     for (field, value, status, kind, text) in [
-        ("model", json!("claude"), 404, "not_found_error", "model not found: claude"),
         (
             "thinking",
             json!({"type": "sometimes"}),

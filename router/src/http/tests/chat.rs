@@ -74,7 +74,16 @@ async fn parameters_mean_what_openai_says() {
 #[tokio::test]
 async fn names_that_clients_give_to_any_model() {
     let server = Server::saying("x");
-    for model in [json!(null), json!(""), json!("tgi"), json!("dummy"), json!("org/model")] {
+    let url = "https://api.example/v1/chat/completions";
+    for model in [
+        json!(null),
+        json!(""),
+        json!("tgi"),
+        json!("dummy"),
+        json!("org/model"),
+        json!("gpt-4o"),
+        json!(url),
+    ] {
         let reply = server.post(PATH, request(json!({"model": model}))).await;
         assert_eq!(reply.json()["model"], "org/model", "{model}");
     }
@@ -107,6 +116,14 @@ async fn a_stream_ends_with_done() {
         usage["usage"],
         json!({"prompt_tokens": 21, "completion_tokens": 12, "total_tokens": 33, "prompt_tokens_details": {"cached_tokens": 3}})
     );
+    assert!(chunks.iter().all(|chunk| chunk["usage"].is_null()));
+    let more =
+        json!({"stream": true, "stream_options": {"include_usage": true, "continuous_usage_stats": true}});
+    let told = server.post(PATH, request(more)).await.chunks();
+    let counts: Vec<_> =
+        told.iter().map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap()).collect();
+    assert_eq!(counts, [1, 2, 3, 5, 6, 6], "the half of a character says nothing");
+    assert!(told.iter().all(|chunk| chunk["usage"]["prompt_tokens_details"]["cached_tokens"] == 3));
     for index in 0..2 {
         let own = chunks.iter().filter(|chunk| chunk["choices"][0]["index"] == index);
         let text: String = own.map(|c| c["choices"][0]["delta"]["content"].as_str().unwrap()).collect();
@@ -139,7 +156,10 @@ async fn logprobs_have_bytes() {
     let more = json!({"logprobs": true, "top_logprobs": 1});
     let body = server.post(PATH, request(more.clone())).await.json();
     let content = body["choices"][0]["logprobs"]["content"].as_array().unwrap().clone();
-    assert_eq!(content.len(), 2);
+    // As many as are counted: the last one ends the answer.
+    assert_eq!(content.len(), 3);
+    assert_eq!(body["usage"]["completion_tokens"], 3);
+    assert_eq!(content[2]["token"], "</s>");
     assert_eq!(content[0]["bytes"], json!([0xC3]));
     assert_eq!(content[0]["token"], "\u{FFFD}");
     assert_eq!(content[0]["top_logprobs"][0]["logprob"], -0.25);
@@ -149,7 +169,7 @@ async fn logprobs_have_bytes() {
     let parts =
         chunks.iter().flat_map(|c| c["choices"][0]["logprobs"]["content"].as_array().unwrap().clone());
     let bytes: Vec<_> = parts.flat_map(|part| part["bytes"].as_array().unwrap().clone()).collect();
-    assert_eq!(bytes, [json!(0xC3), json!(0xBC)]);
+    assert_eq!(bytes, [0xC3, 0xBC, 60, 47, 115, 62].map(|byte| json!(byte)));
 }
 
 #[tokio::test]
@@ -179,7 +199,7 @@ async fn prompt_logprobs_are_vllms() {
     assert_eq!(server.post(PATH, request(json!({}))).await.json().get("prompt_logprobs"), None);
     for (fields, param, text) in [
         (json!({"prompt_logprobs": 1, "stream": true}), "prompt_logprobs", "not supported when streaming"),
-        (json!({"prompt_logprobs": 9}), "prompt_logprobs", "must be >= 0 and <= 5. Given: 9"),
+        (json!({"prompt_logprobs": 21}), "prompt_logprobs", "must be >= 0 and <= 20. Given: 21"),
         (json!({"max_tokens": 0, "prompt_logprobs": 1}), "max_tokens", "strictly positive"),
     ] {
         let reply = server.post(PATH, request(fields)).await;
@@ -193,7 +213,6 @@ async fn prompt_logprobs_are_vllms() {
 async fn what_is_wrong_is_said_in_openais_shape() {
     let server = Server::saying("x");
     let cases = [
-        (request(json!({"model": "other"})), 404, "model", "model not found"),
         (request(json!({"tools": [{"type": "function"}]})), 400, "tools[0]", "must have a `function`"),
         (request(json!({"tools": [{"type": "web"}]})), 400, "tools[0]", "must be a function"),
         (request(tools("a b")), 400, "tools[0]", "must have a name"),
@@ -257,7 +276,6 @@ async fn what_is_wrong_is_said_in_openais_shape() {
             "response_format",
             "must be text, json_object or",
         ),
-        (request(json!({"guided_json": {}})), 400, "guided_json", "not supported"),
         (
             request(json!({"min_tokens": 9, "max_tokens": 8})),
             400,
@@ -274,17 +292,22 @@ async fn what_is_wrong_is_said_in_openais_shape() {
         (request(json!({"n": 17})), 400, "n", "`n` must be > 0 and <= 16 (--max-best-of). Given: 17"),
         (request(json!({"top_logprobs": 2})), 400, "top_logprobs", "needs `logprobs`"),
         (
-            request(json!({"logprobs": true, "top_logprobs": 9})),
+            request(json!({"logprobs": true, "top_logprobs": 21})),
             400,
             "top_logprobs",
-            "`top_logprobs` must be >= 0 and <= 5",
+            "`top_logprobs` must be >= 0 and <= 20",
         ),
+        (request(json!({"temperature": 0, "top_p": 1.1})), 400, "top_p", "`top_p` must be"),
+        (request(json!({"temperature": 0, "min_p": -0.5})), 400, "min_p", "`min_p` must be"),
+        (request(json!({"temperature": 0, "top_k": -5})), 400, "top_k", "`top_k` must be"),
+        (request(json!({"priority": 3})), 400, "priority", "of numbers only 0 is accepted"),
         (request(json!({"max_tokens": 0})), 400, "max_tokens", "`max_tokens` must be strictly positive"),
         (
             request(json!({"max_tokens": 9999})),
             400,
-            "max_tokens",
-            "`prompt` tokens + `max_tokens` must be <= 1024",
+            "messages",
+            "This model's maximum context length is 1024 tokens. However, you requested 10020 tokens (21 in the messages, \
+             9999 in the completion). Please reduce `messages` or `max_tokens`.",
         ),
         (request(json!({"temperature": -1})), 400, "temperature", "strictly positive"),
         (request(json!({"presence_penalty": 3})), 400, "presence_penalty", ">= -2.0 and <= 2.0"),

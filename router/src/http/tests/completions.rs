@@ -58,9 +58,10 @@ async fn the_best_of_several_answers() {
     let body = server.post(PATH, body).await.json();
     assert_eq!(body["choices"].as_array().unwrap().len(), 1);
     let logprobs = &body["choices"][0]["logprobs"];
-    assert_eq!(logprobs["token_logprobs"], json!([best, best]));
-    assert_eq!((&logprobs["tokens"], &logprobs["text_offset"]), (&json!(["o", "k"]), &json!([0, 1])));
-    assert_eq!(logprobs["top_logprobs"].as_array().unwrap().len(), 2);
+    assert_eq!(logprobs["token_logprobs"], json!([best, best, best]));
+    let expected = (&json!(["o", "k", "</s>"]), &json!([0, 1, 2]));
+    assert_eq!((&logprobs["tokens"], &logprobs["text_offset"]), expected);
+    assert_eq!(logprobs["top_logprobs"].as_array().unwrap().len(), 3);
     assert_eq!(body["usage"]["completion_tokens"], 9);
 }
 
@@ -174,10 +175,11 @@ async fn what_is_wrong() {
             "Suffix is not supported and can be achieved by preprocessing the prompt.",
         ),
         (
-            json!({"prompt": ["a", "b", "c", "d", "e"]}),
+            json!({"prompt": vec!["a"; 129]}),
             "prompt",
-            "Number of prompts exceeds the maximum allowed batch size of 4",
+            "Number of prompts exceeds the maximum allowed batch size of 128 (--max-client-batch-size). Given: 129",
         ),
+        (json!({"prompt": "a", "logprobs": 21}), "logprobs", "`logprobs` must be >= 0 and <= 20. Given: 21"),
         (json!({"prompt": []}), "prompt", "`prompt` cannot be empty"),
         (json!({"prompt": ""}), "prompt", "`prompt` cannot be empty"),
         (json!({"prompt": [70000]}), "prompt", "token id 70000 is outside of the vocabulary of 258"),
@@ -193,9 +195,9 @@ async fn what_is_wrong() {
             "`prompt_logprobs` is not supported when streaming tokens",
         ),
         (
-            json!({"prompt": "a", "prompt_logprobs": 6}),
+            json!({"prompt": "a", "prompt_logprobs": 21}),
             "prompt_logprobs",
-            "`prompt_logprobs` must be >= 0 and <= 5. Given: 6",
+            "`prompt_logprobs` must be >= 0 and <= 20. Given: 21",
         ),
         (json!({"prompt": "a", "n": 2, "best_of": 1}), "best_of", "`best_of` must be >= `n` (2)"),
         (json!({"prompt": "a", "n": 17}), "n", "`n` must be > 0 and <= 16 (--max-best-of). Given: 17"),
@@ -221,12 +223,40 @@ async fn what_is_wrong() {
     }
 }
 
+/// More than are computed at the same time.
 #[tokio::test]
-async fn models() {
-    let server = Server::saying("x");
-    let model = json!({"id": "org/model", "object": "model", "created": 0, "owned_by": "org/model"});
-    assert_eq!(server.get("/v1/models").await.json(), json!({"object": "list", "data": [model]}));
-    assert_eq!(server.get("/v1/models/org/model").await.json(), model);
-    let reply = server.get("/v1/models/other").await;
-    assert_eq!((reply.status.as_u16(), &reply.json()["error"]["code"]), (404, &json!("model_not_found")));
+async fn many_prompts_are_answered_in_order() {
+    let server = Server::saying("ok");
+    let prompts: Vec<String> = (0..128).map(|number| format!("{number}:")).collect();
+    let reply = server.post(PATH, json!({"prompt": prompts, "echo": true, "max_tokens": 1})).await;
+    let body = reply.json();
+    assert_eq!(reply.status.as_u16(), 200, "{body}");
+    let texts: Vec<_> =
+        body["choices"].as_array().unwrap().iter().map(|choice| choice["text"].clone()).collect();
+    let expected: Vec<_> = prompts.iter().map(|prompt| json!(format!("{prompt}o"))).collect();
+    assert_eq!(texts, expected);
+    assert_eq!(body["usage"]["completion_tokens"], 128);
+}
+
+#[tokio::test]
+async fn the_tokenizers_own_tokens_can_be_left_out() {
+    let mut server = Server::saying("ok");
+    server.post(PATH, json!({"prompt": "ab", "add_special_tokens": false})).await;
+    assert_eq!(server.engine.requests.recv().await.unwrap().prompt, [97, 98]);
+    server.post(PATH, json!({"prompt": "ab", "add_special_tokens": true})).await;
+    assert_eq!(server.engine.requests.recv().await.unwrap().prompt, [BOS, 97, 98]);
+}
+
+#[tokio::test]
+async fn each_chunk_can_have_the_usage_so_far() {
+    let server = Server::saying("ok");
+    let options = json!({"include_usage": true, "continuous_usage_stats": true});
+    let body = json!({"prompt": ["a", "b"], "stream": true, "stream_options": options});
+    let chunks = server.post(PATH, body).await.chunks();
+    for index in 0..2 {
+        let own = chunks.iter().filter(|chunk| chunk["choices"][0]["index"] == index);
+        let counts: Vec<_> = own.map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap()).collect();
+        assert_eq!(counts, [1, 2, 3]);
+    }
+    assert_eq!(chunks.last().unwrap()["usage"]["completion_tokens"], 6);
 }

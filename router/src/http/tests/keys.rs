@@ -179,11 +179,15 @@ async fn the_number_of_answers_is_bounded_before_any_work() {
             }
         }
     }
-    // All answers to all prompts together are in flight at the same time.
+    // All answers of a stream are in flight at the same time; prompts whose answers are sent as a whole wait for others.
     let mut server = serving(Limits { max_concurrent_requests: 8, ..Limits::default() });
     assert_eq!(server.post("/v1/completions", completion(2, 4)).await.status, StatusCode::OK);
     while server.engine.requests.try_recv().is_ok() {}
-    let reply = server.post("/v1/completions", completion(3, 3)).await;
+    assert_eq!(server.post("/v1/completions", completion(3, 3)).await.status, StatusCode::OK);
+    while server.engine.requests.try_recv().is_ok() {}
+    let mut streamed = completion(3, 3);
+    streamed["stream"] = json!(true);
+    let reply = server.post("/v1/completions", streamed).await;
     assert_eq!(reply.status, StatusCode::BAD_REQUEST);
     assert!(reply.body.contains("--max-concurrent-requests"), "{}", reply.body);
     // With room for some of the answers none is begun.

@@ -176,6 +176,7 @@ async fn every_post_needs_a_key_where_there_are_keys() {
         {
             let reply = ask(path, key).await;
             assert_eq!(reply.status, StatusCode::UNAUTHORIZED, "{path} {key:?}");
+            assert_eq!(reply.header("www-authenticate"), "Bearer", "{path} {key:?}");
             if path.starts_with("/v1/") {
                 assert_eq!(reply.json()["error"]["code"], "invalid_api_key");
             } else {
@@ -224,9 +225,34 @@ async fn browsers_may_ask() {
 async fn unknown_paths_and_methods() {
     let server = Server::saying("x");
     let reply = server.get("/nothing").await;
-    assert_eq!((reply.status.as_u16(), reply.body.as_str()), (404, ""));
+    let expected =
+        json!({"error": "/nothing is not served here; /docs lists what is", "error_type": "not_found"});
+    assert_eq!((reply.status.as_u16(), reply.json()), (404, expected));
+    let reply = server.post("/v1/chat/completion", json!({})).await;
+    let error = reply.json()["error"].clone();
+    let text = "/v1/chat/completion is not served here; did you mean /v1/chat/completions?";
+    assert_eq!(
+        (reply.status.as_u16(), &error["message"], &error["code"]),
+        (404, &json!(text), &json!("unknown_url"))
+    );
+    let reply = server.post("/v1/messages/count", json!({})).await;
+    assert_eq!((reply.status.as_u16(), &reply.json()["error"]["type"]), (404, &json!("not_found_error")));
+    // A path is not repeated at any length.
+    let reply = server.get(&format!("/{}", "a".repeat(5000))).await;
+    assert!(reply.status == 404 && reply.body.len() < 300, "{}", reply.body);
+
     let reply = server.get("/generate").await;
     assert_eq!((reply.status.as_u16(), reply.header("allow")), (405, "POST"));
+    assert_eq!(
+        (reply.header("content-type"), &reply.json()["error_type"]),
+        ("application/json", &json!("method_not_allowed"))
+    );
+    let reply = server.get("/v1/chat/completions").await;
+    assert_eq!((reply.status.as_u16(), reply.header("allow")), (405, "POST"));
+    let text = "GET is not allowed at /v1/chat/completions; the header `allow` says what is";
+    assert_eq!(reply.json()["error"]["message"], text);
+    let reply = server.get("/v1/messages").await;
+    assert_eq!((reply.status.as_u16(), &reply.json()["type"]), (405, &json!("error")));
 }
 
 #[tokio::test]

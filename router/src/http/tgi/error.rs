@@ -19,7 +19,7 @@ pub(super) struct ErrorBody {
 impl From<&ServiceError> for ErrorBody {
     fn from(error: &ServiceError) -> Self {
         let error_type = match error {
-            ServiceError::Validation { .. } => "validation",
+            ServiceError::Validation { .. } | ServiceError::ContextLength(_) => "validation",
             ServiceError::Forbidden { .. } => "forbidden",
             ServiceError::Template(_) => "template_error",
             ServiceError::Overloaded { .. } => "overloaded",
@@ -44,7 +44,9 @@ impl From<ServiceError> for TgiError {
 impl IntoResponse for TgiError {
     fn into_response(self) -> Response {
         let status = match &self.0 {
-            ServiceError::Validation { .. } | ServiceError::Template(_) => StatusCode::UNPROCESSABLE_ENTITY,
+            ServiceError::Validation { .. } | ServiceError::ContextLength(_) | ServiceError::Template(_) => {
+                StatusCode::UNPROCESSABLE_ENTITY
+            }
             ServiceError::Forbidden { .. } => StatusCode::FORBIDDEN,
             ServiceError::Overloaded { .. } => StatusCode::TOO_MANY_REQUESTS,
             ServiceError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
@@ -57,6 +59,11 @@ impl IntoResponse for TgiError {
         }
         response
     }
+}
+
+/// A request that no route takes.
+pub(in crate::http) fn refused(status: StatusCode, error: String, error_type: &'static str) -> Response {
+    (status, Json(ErrorBody { error, error_type })).into_response()
 }
 
 /// What `/health` answers when the engine is gone.

@@ -9,6 +9,9 @@ use super::error::{ErrorBody, TgiError};
 use crate::assets::SamplingDefaults;
 use crate::http::App;
 
+/// The version of TGI whose API is followed.
+const TGI_VERSION: &str = "3.3.7";
+
 /// What is served and what may be asked for.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Info {
@@ -26,7 +29,10 @@ pub(super) struct Info {
     validation_workers: usize,
     max_client_batch_size: usize,
     router: &'static str,
+    /// TGI's version whose API this is: its clients compare it.
     version: &'static str,
+    /// The version of this server.
+    millrace_version: &'static str,
     sha: Option<&'static str>,
     docker_label: Option<&'static str>,
     /// The tokens that end an answer; an extension, as the next field.
@@ -57,7 +63,8 @@ pub(super) async fn info(State(app): State<App>) -> Result<Json<Info>, TgiError>
         validation_workers: limits.validation_workers,
         max_client_batch_size: limits.max_client_batch_size,
         router: "text-generation-router",
-        version: env!("CARGO_PKG_VERSION"),
+        version: TGI_VERSION,
+        millrace_version: env!("CARGO_PKG_VERSION"),
         sha: None,
         docker_label: None,
         end_tokens: ends.filter_map(|&id| tokenizer.vocabulary_text(id)).collect(),

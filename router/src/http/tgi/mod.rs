@@ -1,12 +1,14 @@
 //! The routes of text-generation-inference.
 
 mod chat_tokenize;
+mod detokenize;
 mod error;
 mod generate;
 mod info;
 mod invocations;
 mod stream;
 mod tokenize;
+mod tokenizer_info;
 mod types;
 mod vertex;
 
@@ -14,7 +16,7 @@ use axum::Router;
 use axum::routing::{get, post};
 use utoipa::OpenApi;
 
-pub(super) use error::{TgiError, internal, unhealthy, unhealthy_because};
+pub(super) use error::{TgiError, internal, refused, unhealthy, unhealthy_because};
 pub(super) use types::{GenerateParameters, absent};
 pub(super) use vertex::predict;
 
@@ -28,12 +30,14 @@ use super::{App, health, panic};
         generate::compat,
         stream::generate_stream,
         tokenize::tokenize,
+        detokenize::detokenize,
+        tokenizer_info::tokenizer_info,
         chat_tokenize::chat_tokenize,
         info::info,
         invocations::invocations,
         vertex::predict
     ),
-    components(schemas(error::ErrorBody, types::BestOfSequence, types::StreamResponse))
+    components(schemas(error::ErrorBody, tokenize::TokenIds, types::BestOfSequence, types::StreamResponse))
 )]
 pub(super) struct Docs;
 
@@ -43,6 +47,8 @@ pub(super) fn routes() -> Router<App> {
         .route("/generate", post(generate::generate))
         .route("/generate_stream", post(stream::generate_stream))
         .route("/tokenize", post(tokenize::tokenize))
+        .route("/detokenize", post(detokenize::detokenize))
+        .route("/tokenizer_info", get(tokenizer_info::tokenizer_info))
         .route("/chat_tokenize", post(chat_tokenize::chat_tokenize))
         .route("/invocations", post(invocations::invocations))
         .route("/vertex", post(vertex::predict))

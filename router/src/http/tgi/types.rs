@@ -5,8 +5,9 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::grammar::Wanted;
+use crate::http::fields::PriorityField;
 use crate::http::grammar;
-use crate::service::{FinishReason, Params, ServiceError, TextToken, priority};
+use crate::service::{FinishReason, Params, ServiceError, TextToken};
 use crate::text::StopText;
 
 /// The body of `/generate`, `/generate_stream` and `/tokenize`.
@@ -50,8 +51,9 @@ pub(in crate::http) struct GenerateParameters {
     top_n_tokens: Option<u32>,
     grammar: Option<Value>,
     adapter_id: Option<String>,
-    /// `high`, `normal` or `low`; an extension.
-    priority: Option<String>,
+    /// `high`, `normal` or `low`, and 0 is normal; an extension.
+    #[schema(value_type = Option<String>)]
+    priority: Option<PriorityField>,
     /// Keeps the cached prefixes of one client from others; an extension.
     cache_salt: Option<String>,
 }
@@ -96,7 +98,8 @@ impl GenerateParameters {
             truncate: self.truncate,
             do_sample: self.do_sample,
             temperature: self.temperature,
-            top_k: self.top_k.map(i64::from),
+            // vLLM's clients turn it off with -1.
+            top_k: self.top_k.filter(|&k| k != -1).map(i64::from),
             top_p: self.top_p,
             typical_p: self.typical_p,
             repetition_penalty: self.repetition_penalty,
@@ -107,7 +110,7 @@ impl GenerateParameters {
             top_n: self.top_n_tokens.unwrap_or(0),
             warped_logprobs: true,
             best_of: self.best_of,
-            priority: priority(self.priority.as_deref())?,
+            priority: PriorityField::of(self.priority.as_ref())?,
             cache_salt: self.cache_salt.as_deref().map(Into::into),
             grammar: self.grammar()?,
             watermark: self.watermark,

@@ -142,3 +142,43 @@ async fn a_body_in_single_bytes_is_read() {
     }
     assert!(rest(&mut slow).await.starts_with("HTTP/1.1 200"));
 }
+
+#[tokio::test]
+async fn what_a_body_unpacks_to_counts_toward_the_memory() {
+    use std::io::Write;
+    let server = start_small(4000, 5000).await;
+    let body = format!("{{\"inputs\":\"{}\"}}", "a".repeat(3900));
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    encoder.write_all(body.as_bytes()).unwrap();
+    let packed = encoder.finish().unwrap();
+    assert!(packed.len() < 200, "{}", packed.len());
+    let ask = async || {
+        let mut client = server.connect().await;
+        let head = format!(
+            "{POST}connection: close\r\ncontent-encoding: gzip\r\ncontent-length: {}\r\n\r\n",
+            packed.len()
+        );
+        write(&mut client, &head).await;
+        client.write_all(&packed).await.unwrap();
+        rest(&mut client).await
+    };
+    // The prompt is too long for the model, which is found out when the body has been read.
+    let text = ask().await;
+    assert!(text.starts_with("HTTP/1.1 422") && text.contains("must have less than"), "{text}");
+    let mut held = server.connect().await;
+    let whole = request(3000);
+    write(&mut held, &whole[..whole.len() - 10]).await;
+    let refused = async {
+        loop {
+            let text = ask().await;
+            if !text.starts_with("HTTP/1.1 422") {
+                break text;
+            }
+        }
+    };
+    let text = timeout(PATIENCE, refused).await.expect("the memory is taken");
+    assert!(text.starts_with("HTTP/1.1 503") && text.contains("--max-body-bytes-in-flight"), "{text}");
+    write(&mut held, &whole[whole.len() - 10..]).await;
+    assert!(rest(&mut held).await.starts_with("HTTP/1.1 422"), "the other one was read");
+    assert!(ask().await.starts_with("HTTP/1.1 422"), "the memory is given back");
+}

@@ -5,8 +5,9 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::super::error::OpenAiError;
+use super::super::names::FieldNames;
 use super::super::plain;
-use super::super::prompt::Chat;
+use super::super::prompt::{Chat, ChatNames};
 use super::super::tools::Asked;
 use super::{input, tools};
 use crate::grammar::Wanted;
@@ -89,7 +90,8 @@ impl ResponsesRequest {
             parallel: self.parallel_tool_calls,
         };
         let messages = input::messages(self.instructions.as_deref(), &self.input)?;
-        Ok(Chat { messages, asked, ignored, continue_final_message: Some(false), ..Chat::default() })
+        let names = ChatNames(FieldNames::RESPONSES);
+        Ok(Chat { messages, asked, names, ignored, continue_final_message: Some(false), ..Chat::default() })
     }
 
     /// Whether tokens come with their probabilities.

@@ -23,7 +23,11 @@ const INTRODUCTION: &str = "# Compatibility
 
 What becomes of each field of a request. **Supported**: it changes the answer as its API says. **Refused**: an error 4xx names it,
 because the answer would not be what was asked for. **Ignored**: nothing comes of it, for the reason given. Fields that nobody
-knows are ignored too; a field with the value null counts as absent.
+knows are ignored too; a field with the value null counts as absent. The header `x-millrace-ignored` of an answer of OpenAI's and
+Anthropic's APIs names the fields that were sent and ignored.
+
+Where TGI's `/v1` routes answer 422 (`suffix`, an empty list of prompts, too many prompts), the answer here is 400 in OpenAI's
+shape, as for every mistake on these routes. `/tokenize` takes vLLM's requests (`prompt` or `messages`) beside TGI's (`inputs`).
 
 This page is written by a test that sends every field to the server and compares what comes back:
 `cargo xtask compatibility`.
