@@ -297,3 +297,32 @@ fn a_load_test_counts_what_was_answered() {
     let said = String::from_utf8(output.stderr).unwrap();
     assert!(!output.status.success() && said.contains("status 401"), "{said}");
 }
+
+#[test]
+fn the_model_may_be_given_names() {
+    let ids = |server: &Server| {
+        let list: Value = serde_json::from_str(&server.get("/v1/models").1).unwrap();
+        let ids =
+            list["data"].as_array().unwrap().iter().map(|model| model["id"].as_str().unwrap().to_owned());
+        ids.collect::<Vec<_>>()
+    };
+    let ask = |server: &Server, model: &str| {
+        let body = json!({"model": model, "prompt": "Once", "max_tokens": 1});
+        let answer = post(&server.url("/v1/completions"), &body);
+        (answer.status, answer.body["model"].as_str().unwrap_or_default().to_owned())
+    };
+    let server = Server::start(&["--served-model-name", "large", "gpt-4o"]);
+    assert_eq!(ids(&server), ["large", "gpt-4o"]);
+    assert_eq!(ask(&server, "gpt-4o"), (200, "large".into()));
+    assert_eq!(ask(&server, "small").0, 404);
+    let server = Server::start(&[]);
+    assert_eq!(ids(&server), ["demo"]);
+    assert_eq!(ask(&server, "https://api.example/"), (200, "demo".into()));
+
+    let help = String::from_utf8(millrace(&["serve", "--help"], &[]).stdout).unwrap();
+    assert!(help.contains("--served-model-name"), "{help}");
+    let said = complaint(&["serve", "--max-model-length", "5"], &[]);
+    assert!(said.contains("'--max-model-len'"), "{said}");
+    let said = complaint(&["serve", "--gpu-memory-utilization", "0.9"], &[]);
+    assert!(said.contains("'--cuda-memory-fraction'"), "{said}");
+}

@@ -63,8 +63,6 @@ pub(super) async fn method(request: Request, next: Next) -> Response {
         return response;
     }
     let (mut parts, _) = response.into_parts();
-    let allowed =
-        parts.headers.get(header::ALLOW).and_then(|allowed| allowed.to_str().ok()).unwrap_or("others");
     let method = if method.as_str().len() <= 16 { method.as_str() } else { "this method" };
     let path = if fits(&path) { path.as_str() } else { "this path" };
     // The router adds the header later, outside of all layers.

@@ -158,6 +158,7 @@ impl ChatTemplate {
                 held.forget();
                 move || {
                     let _release = Release(&permit.workers);
+                    template.check_roles(&conversation)?;
                     template.render_guarded_now(conversation, &guard)
                 }
             });
@@ -181,10 +182,6 @@ impl ChatTemplate {
         mut conversation: Conversation,
         guard: &Guard,
     ) -> Result<Rendered, TemplateError> {
-        if let Some(role) = self.dropped_role(&conversation) {
-            let why = format!("the model's chat template leaves out messages with the role `{role}`");
-            return Err(TemplateError::Render(why));
-        }
         let written = |conversation: &Conversation| match self.render_now(conversation) {
             Ok(text) => Ok(guard.reveal(&text)),
             Err(TemplateError::Render(why)) => Err(TemplateError::Render(guard.reveal(&why).text)),

@@ -22,7 +22,7 @@ pub(in crate::http) struct OpenAiError {
     /// Seconds after which to try again.
     retry_after: Option<u64>,
     /// The sizes of a request that does not fit, for APIs that say it in words of their own.
-    overflow: Option<ContextOverflow>,
+    overflow: Option<Box<ContextOverflow>>,
     body: Body,
 }
 
@@ -72,7 +72,7 @@ impl OpenAiError {
             }
             ServiceError::ContextLength(sizes) => {
                 let mut error = Self::new(StatusCode::BAD_REQUEST, INVALID, names.overflow(&sizes));
-                error.overflow = Some(sizes);
+                error.overflow = Some(Box::new(sizes));
                 (error.body.param, error.body.code) =
                     (Some(names.prompt.into()), Some("context_length_exceeded"));
                 error
@@ -105,7 +105,7 @@ impl OpenAiError {
 
     /// The sizes of a request that does not fit into the model's context.
     pub(in crate::http) fn overflow(&self) -> Option<&ContextOverflow> {
-        self.overflow.as_ref()
+        self.overflow.as_deref()
     }
 
     /// An error of the request as a whole.
@@ -127,7 +127,7 @@ impl OpenAiError {
     pub(in crate::http) fn into_service_error(self) -> ServiceError {
         let OpenAiError { status, retry_after, overflow, body } = self;
         if let Some(sizes) = overflow {
-            return ServiceError::ContextLength(sizes);
+            return ServiceError::ContextLength(*sizes);
         }
         let message = body.message;
         match status {

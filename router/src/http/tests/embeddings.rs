@@ -102,7 +102,7 @@ async fn what_is_wrong() {
             json!({"input": "a".repeat(1100)}),
             400,
             "input",
-            "`input` must have less than 1023 tokens. Given: 1101",
+            "the input resulted in 1101 tokens. Please reduce `input`.",
         ),
         (
             json!({"input": "a".repeat(1023)}),

@@ -103,7 +103,7 @@ pub(super) async fn tokenize(
         tokenizer: request.return_token_strs.unwrap_or(false).then(|| app.service.tokenizer().clone()),
         in_strings: false,
     };
-    Ok(tokens(&app, text, specials).await?.as_ids(ids).response())
+    Ok(tokens(&app, text, specials).await?.into_ids(ids).response())
 }
 
 /// The tokens of a text as an answer.
@@ -155,7 +155,7 @@ impl Tokens {
     }
 
     /// The same as vLLM writes it.
-    fn as_ids(mut self, form: IdsForm) -> Self {
+    fn into_ids(mut self, form: IdsForm) -> Self {
         self.ids = Some(form);
         self
     }

@@ -6,7 +6,7 @@ use std::sync::{Mutex, PoisonError};
 
 use serde_json::{Value, json};
 
-use super::{ChatTemplate, Conversation};
+use super::{ChatTemplate, Conversation, TemplateError};
 
 /// Stands for the text of a message. It has no characters that a template would write in another way.
 const MARK: &str = "millraceprobe7391";
@@ -20,8 +20,21 @@ const MOST_ROLES: usize = 16;
 pub(super) struct Roles(Mutex<HashMap<String, bool>>);
 
 impl ChatTemplate {
+    /// Refuses a conversation of which the template would leave out messages.
+    ///
+    /// # Errors
+    /// [`TemplateError::Render`] names their role.
+    pub(super) fn check_roles(&self, conversation: &Conversation) -> Result<(), TemplateError> {
+        match self.dropped_role(conversation) {
+            None => Ok(()),
+            Some(role) => Err(TemplateError::Render(format!(
+                "the model's chat template leaves out messages with the role `{role}`"
+            ))),
+        }
+    }
+
     /// A role in the conversation whose messages the template leaves out.
-    pub(super) fn dropped_role(&self, conversation: &Conversation) -> Option<String> {
+    fn dropped_role(&self, conversation: &Conversation) -> Option<String> {
         let texts = conversation.messages.iter().filter(|message| {
             message.get("content").and_then(Value::as_str).is_some_and(|text| !text.trim().is_empty())
         });
@@ -87,7 +100,6 @@ fn probes(role: &str) -> Vec<Conversation> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::text::TemplateError;
 
     fn dropped(source: &str, role: &str) -> Option<String> {
         let template = ChatTemplate::new(source, None, None, None, 1).unwrap();
@@ -123,13 +135,12 @@ mod tests {
         let template = ChatTemplate::new(source, None, None, None, 1).unwrap();
         let messages =
             vec![json!({"role": "system", "content": "x"}), json!({"role": "user", "content": "y"})];
-        let guard = crate::text::Guard::new(None);
         let conversation = Conversation { messages, ..Conversation::default() };
-        let error = template.render_guarded_now(conversation.clone(), &guard).unwrap_err();
+        let error = template.check_roles(&conversation).unwrap_err();
         assert!(matches!(&error, TemplateError::Render(why) if why.contains("role `system`")), "{error}");
         // An empty message has nothing that could be left out.
         let mut empty = conversation;
         empty.messages[0]["content"] = json!(" ");
-        assert_eq!(template.render_guarded_now(empty, &guard).unwrap().text, "y");
+        assert_eq!(template.check_roles(&empty), Ok(()));
     }
 }
