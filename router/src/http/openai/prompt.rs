@@ -40,8 +40,8 @@ pub(in crate::http) struct Ready {
 
 impl Chat {
     /// The conversation as the model's template writes it.
-    pub(in crate::http) async fn render(self, app: &App) -> Result<Rendered, OpenAiError> {
-        let callable = self.asked.check()?.is_some();
+    pub(in crate::http) async fn render(mut self, app: &App) -> Result<Rendered, OpenAiError> {
+        let callable = self.asked.check(&mut self.ignored)?.is_some();
         self.write(app, callable).await
     }
 
@@ -83,7 +83,7 @@ impl Chat {
         app: &App,
         mut params: Params,
     ) -> Result<Ready, OpenAiError> {
-        let calling = match self.asked.check()? {
+        let calling = match self.asked.check(&mut self.ignored)? {
             Some(tools) => Some(Calling::new(app, tools, &mut params)?),
             None => None,
         };

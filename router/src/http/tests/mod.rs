@@ -3,6 +3,7 @@
 mod anthropic;
 mod anthropic_tools;
 mod chat;
+mod codex;
 mod compatibility;
 mod completions;
 mod docs;
