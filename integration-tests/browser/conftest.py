@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+import urllib.request
 from urllib.parse import urlsplit
 
 import pytest
@@ -49,9 +50,29 @@ ONE_BY_ONE = """(events) => {
   };
 }"""
 
+# Answers the next request with these events, one after each pause, in milliseconds.
+SLOWLY = """([events, pause]) => {
+  const real = window.fetch;
+  window.fetch = async (...asked) => {
+    if (!String(asked[0]).includes("/v1/")) return real(...asked);
+    window.fetch = real;
+    const body = new ReadableStream({
+      async start(to) {
+        for (const event of events) {
+          await new Promise((done) => setTimeout(done, pause));
+          to.enqueue(`data: ${event}\\n\\n`);
+        }
+        to.close();
+      },
+    });
+    return new Response(body.pipeThrough(new TextEncoderStream()), { headers: { "content-type": "text/event-stream" } });
+  };
+}"""
+
 
 def pytest_addoption(parser):
     parser.addoption("--binary", required=True, help="the millrace binary to serve with")
+    parser.addoption("--page", help="a folder whose files are served in place of the page in the binary")
     parser.addoption("--screenshots", help="a folder for pictures of the page")
 
 
@@ -91,12 +112,14 @@ def start(binary):
 
 
 @pytest.fixture
-def visit(browser):
+def visit(browser, request):
     """Opens the page of a server; when the test has ended, the page must have kept to the rules."""
     watched = []
 
     def visit(server: Server, width=1280, height=800, **options) -> "Visit":
         context = browser.new_context(viewport={"width": width, "height": height}, reduced_motion="reduce", **options)
+        if folder := request.config.getoption("--page"):
+            serve_from(folder, server, context)
         watched.append(Visit(context, server))
         return watched[-1]
 
@@ -104,6 +127,24 @@ def visit(browser):
     for visited in watched:
         visited.check()
         visited.page.context.close()
+
+
+def serve_from(folder: str, server: Server, context):
+    """Answers requests for the page's files from a folder, with the headers that the server sends."""
+    with urllib.request.urlopen(f"{server.url}/ui/") as page:
+        policy = page.headers["content-security-policy"]
+    kinds = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+
+    def answer(route):
+        path = urlsplit(route.request.url).path.removeprefix("/ui/") or "index.html"
+        kind = kinds.get(os.path.splitext(path)[1])
+        if kind is None:
+            return route.continue_()
+        with open(os.path.join(folder, path), encoding="utf-8") as file:
+            headers = {"content-type": f"{kind}; charset=utf-8", "content-security-policy": policy}
+            return route.fulfill(body=file.read(), headers=headers)
+
+    context.route(lambda url: urlsplit(url).path.startswith("/ui/"), answer)
 
 
 class Visit:
@@ -121,7 +162,7 @@ class Visit:
         self.page.on("console", lambda message: message.type in ("error", "warning") and self.problems.append(message.text))
         self.page.on("pageerror", lambda error: self.problems.append(str(error)))
         self.page.on("request", self._request)
-        self.page.goto(f"{server.url}/ui")
+        self.page.goto(f"{server.url}/ui/")
         self.until("document.getElementById('status').textContent === 'Ready'")
         self.until("document.getElementById('model').textContent !== ''")
 
@@ -197,7 +238,37 @@ class Visit:
 
     def says(self, *parts: str):
         """From here on every answer consists of these parts, whatever the model thinks."""
-        chunk = lambda delta, reason: {"choices": [{"index": 0, "delta": {"content": delta}, "finish_reason": reason}]}
-        chunks = [chunk(part, None) for part in parts] + [chunk("", "stop")]
-        body = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+        self.streams([{"content": part} for part in parts])
+
+    def streams(self, deltas: list[dict], reason="stop"):
+        """The same for deltas of chunks."""
+        body = "".join(f"data: {event}\n\n" for event in events(deltas, reason))
         self.page.route("**/v1/**", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
+
+    def streams_slowly(self, deltas: list[dict], pause: int, usage=None):
+        """The next answer alone consists of these deltas, with as many milliseconds before each."""
+        self.page.evaluate(SLOWLY, [events(deltas, "stop", usage), pause])
+
+    def messages(self) -> list[str]:
+        return self.page.locator(".message .content").all_inner_texts()
+
+    def upload(self, button: str, *files: tuple[str, bytes]):
+        """Chooses files, as `(name, content)`, after a press of this button."""
+        with self.page.expect_file_chooser() as chooser:
+            self.click(button)
+        chooser.value.set_files([{"name": name, "mimeType": "", "buffer": content} for name, content in files])
+
+    def download(self, button: str) -> tuple[str, str]:
+        """Name and text of the file that a press of this button saves."""
+        with self.page.expect_download() as saved:
+            self.click(button)
+        with open(saved.value.path(), encoding="utf-8") as file:
+            return saved.value.suggested_filename, file.read()
+
+
+def events(deltas: list[dict], reason: str, usage=None) -> list[str]:
+    chunk = lambda delta, reason: {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+    chunks = [chunk(delta, None) for delta in deltas] + [chunk({}, reason)]
+    if usage is not None:
+        chunks.append({"choices": [], "usage": {"completion_tokens": usage}})
+    return [json.dumps(chunk) for chunk in chunks] + ["[DONE]"]

@@ -13,7 +13,7 @@ import urllib.request
 from contextlib import contextmanager, suppress
 
 # Waited for at most; nothing takes this long unless it is broken.
-PATIENCE = 120
+PATIENCE = int(os.environ.get("MILLRACE_BROWSER_PATIENCE", "120"))
 
 # A shard that a test has stopped is not lost.
 UNHURRIED = ["--heartbeat-timeout", "600", "--step-timeout", "600"]

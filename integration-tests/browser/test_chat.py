@@ -75,6 +75,7 @@ def test_answers_are_made_again_and_questions_changed(server, visit):
     assert visited.answer() == greedy(server, [{"role": "user", "content": "What is 11 + 22?"}])
     assert visited.page.locator(".message").count() == 2
     visited.page.reload()
+    visited.page.wait_for_selector(".message")
     assert visited.page.locator(".message").count() == 2, "a conversation outlives a reload"
     visited.click("New chat")
     assert visited.page.locator(".message").count() == 0

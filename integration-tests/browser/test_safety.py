@@ -54,6 +54,9 @@ MARKDOWN = [
     ("see https://a.example/x_y.", '<p>see <a href="https://a.example/x_y" target="_blank" rel="noopener noreferrer">'
      "https://a.example/x_y</a>.</p>"),
     ("**open `and [open](", "<p>**open `and [open](</p>"),
+    ("It costs $5 or $6, and \\[this.", "<p>It costs $5 or $6, and [this.</p>"),
+    ("so $a_1$ and \\(b\\)", '<p>so <code class="math" data-tex="a_1">$a_1$</code> and <code class="math" data-tex="b">\\(b\\)</code></p>'),
+    ("$$\nx\n$$\ny", '<p><code class="math" data-tex="\nx\n" data-display="">$$\nx\n$$</code></p><p>y</p>'),
     ("<b>&amp;</b>", "<p>&lt;b&gt;&amp;amp;&lt;/b&gt;</p>"),
 ]
 
@@ -84,10 +87,11 @@ def test_markdown(server, visit):
     emphasis = html(MARKDOWN[3][0])
     assert "<em>a</em> <strong>b</strong>" in emphasis and "<del>d</del> snake_case_name 2 * 3 * 4" in emphasis
     # A fence that is still open is code already; the rest of a stream may close it.
-    assert "<code>x = 1\n# y</code>" in html("```py\nx = 1\n# y")
+    assert '<code data-language="py">x = 1\n# y</code>' in html("```py\nx = 1\n# y")
     assert "<p>after</p>" in html("```\na\n```\nafter")
     # Whatever comes, nothing is lost and nothing takes long.
-    for hostile in ["*" * 20000, "[" * 20000, "> " * 5000 + "x", "- " * 5000 + "x", "`" * 20001, "|" * 20000 + "\n" + "|-" * 9999, "a_" * 20000, "~~~\n" * 5000, "(" * 9000 + "https://" * 1000]:
+    for hostile in ["*" * 20000, "[" * 20000, "> " * 5000 + "x", "- " * 5000 + "x", "`" * 20001, "|" * 20000 + "\n" + "|-" * 9999, "a_" * 20000, "~~~\n" * 5000, "(" * 9000 + "https://" * 1000,
+                    "$" * 20000, "$a " * 9000, "$$a\n" * 5000, "# h\n$$a\n" * 5000, "\\(" * 9000, "\\[a\n" * 5000]:
         took = visited.page.evaluate(TURNS, hostile)
         assert took < 50, (hostile[:10], took)
 

@@ -83,9 +83,10 @@ CHOICE{% endif -%}
 """
 
 
-def pieces(texts):
-    """Cuts texts into tokens of a few characters. No token occurs twice, for each must have a single successor."""
-    seen, cut = set(), []
+def pieces(texts, taken):
+    """Cuts texts into tokens of a few characters. No token occurs twice, for each must have a single successor, and none
+    is `taken`: an added token that the vocabulary has already would get the id that it has there."""
+    seen, cut = set(taken), []
     for text in texts:
         whole = text
         tokens = []
@@ -167,7 +168,7 @@ def write(folder, rules):
     # Rules may share an answer.
     answers = list(dict.fromkeys(rule["say"] for rule in rules))
     successors = {}
-    for index, tokens in enumerate(pieces(answers)):
+    for index, tokens in enumerate(pieces(answers, tokenizer["model"]["vocab"])):
         before = add(f"<|say_{index}|>", True)
         for token in tokens:
             successors[before] = add(token, False)

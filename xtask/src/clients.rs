@@ -32,6 +32,7 @@ pub(crate) fn run() -> bool {
         "--test",
         "clients",
         "--",
+        "--include-ignored",
         "--nocapture",
     ];
     cargo_with(&tests, &environment)

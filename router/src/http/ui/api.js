@@ -34,8 +34,8 @@ async function get(path) {
 }
 
 /**
- * Sends a request and yields `{ text, token, finish, usage }` as they come. `token` is `{ text, logprob, top: [{ text,
- * logprob }] }` if log-probabilities were asked for.
+ * Sends a request and yields `{ text, reasoning, calls, token, finish, usage }` as they come. `calls` are pieces of tool calls,
+ * `[{ index, id, name, values }]`. `token` is `{ text, logprob, top: [{ text, logprob }] }` if log-probabilities were asked for.
  */
 export async function* generate({ path, body }, key, signal) {
   const headers = { "content-type": "application/json" };
@@ -84,10 +84,20 @@ async function* events(response, signal) {
 /** What a chunk of chat and one of completions have in common. */
 function part(event) {
   const choice = event.choices[0];
-  if (!choice) return { text: "", token: null, finish: null, usage: event.usage };
-  const text = choice.delta ? (choice.delta.content ?? "") : choice.text;
-  return { text, token: token(choice.logprobs), finish: choice.finish_reason, usage: event.usage };
+  if (!choice) return { text: "", reasoning: "", calls: [], token: null, finish: null, usage: event.usage };
+  const { delta } = choice;
+  return {
+    text: delta ? (delta.content ?? "") : choice.text,
+    // Both names are in use.
+    reasoning: delta?.reasoning_content ?? delta?.reasoning ?? "",
+    calls: (delta?.tool_calls ?? []).map(callPiece),
+    token: token(choice.logprobs),
+    finish: choice.finish_reason,
+    usage: event.usage,
+  };
 }
+
+const callPiece = ({ index, id, function: called }) => ({ index, id: id ?? "", name: called?.name ?? "", values: called?.arguments ?? "" });
 
 function token(logprobs) {
   const chat = logprobs?.content?.[0];

@@ -1,121 +1,167 @@
-// The conversation: what was said, and how more is asked for.
+// The conversation that is shown: what was said, and how more is asked for.
 
+import { thinkingClock } from "./answer.js";
 import { ApiError, generate } from "./api.js";
-import { byId, el, kept } from "./dom.js";
+import { byId, el } from "./dom.js";
 import { messageView } from "./message.js";
-
-const memory = kept("sessionStorage", "millrace.chat");
+import { append, before, choose, newConversation, path, versions } from "./tree.js";
 
 /**
  * @param prepare turns the turns into a request, or returns null if the settings are wrong
- * @param hooks `key()`, `wantsTokens()`, `isPlain()`, `wantsKey()` if the server refused it, `changed()` after each change
+ * @param hooks `key()`, `wantsTokens()`, `isPlain()`, `wantsKey()` if the server refused it, `changed()` after each change,
+ * `keep(conversation)` when there is something new to keep
  */
-export function conversation(prepare, hooks) {
+export function chatView(prepare, hooks) {
   const log = byId("log");
-  const turns = memory.get() ?? [];
-  let views = [];
+  const views = new WeakMap();
+  let current = newConversation();
   let running = null;
 
-  const save = () => memory.set(turns.map(({ tokens, ...turn }) => turn));
+  const isRunning = (turn) => running?.turn === turn;
+  const shown = () => path(current);
+
+  function viewOf(turn) {
+    if (!views.has(turn)) views.set(turn, messageView(turn, { actions, versions: versionsOf, answerCalls }));
+    return views.get(turn);
+  }
 
   function draw() {
-    const hadFocus = log.contains(document.activeElement);
-    views = turns.map((turn) => messageView(turn, actions));
-    log.replaceChildren(...views.map((view) => view.element));
+    const focused = log.contains(document.activeElement) ? document.activeElement : null;
+    const turns = shown();
+    const elements = turns.map((turn) => viewOf(turn).element);
+    // What is there already stays: it may be open, selected or scrolled.
+    while (log.lastChild && !elements.includes(log.lastChild)) log.lastChild.remove();
+    elements.forEach((element, index) => {
+      if (log.children[index] !== element) log.insertBefore(element, log.children[index] ?? null);
+    });
+    while (log.children.length > elements.length) log.lastChild.remove();
     byId("empty").hidden = turns.length > 0;
     redraw();
     // What had it is no more; from here Tab leads on.
-    if (hadFocus) log.focus();
+    if (focused && !focused.isConnected) log.focus();
     hooks.changed();
   }
 
   function redraw() {
-    const last = turns.length - 1;
-    views.forEach((view, index) => view.draw(running !== null && index === last, hooks.wantsTokens()));
+    for (const turn of shown()) viewOf(turn).draw(isRunning(turn), hooks.wantsTokens());
   }
 
   function actions(turn) {
     if (running) return [];
     if (turn.role === "user") return [["Edit", () => edit(turn)]];
-    if (turn !== turns.at(-1)) return [];
-    const list = [[turn.error ? "Try again" : "Regenerate", () => regenerate()]];
-    if (turn.content && turn.finish !== "stop") list.push(["Continue", () => answer(turn)]);
+    const list = [[turn.error ? "Try again" : "Regenerate", () => regenerate(turn)]];
+    const canContinue = turn === shown().at(-1) && turn.content && turn.finish !== "stop" && !turn.calls;
+    if (canContinue) list.push(["Continue", () => answer(shown(), turn)]);
     return list;
   }
 
-  function edit(turn) {
-    const index = turns.indexOf(turn);
-    views[index].edit((text) => {
-      if (text === null || text.trim() === "") return draw();
-      turn.content = text;
-      turns.length = index + 1;
+  function versionsOf(turn) {
+    const all = versions(current, turn);
+    const at = all.indexOf(turn);
+    const step = (by) => {
+      const other = all[at + by];
+      if (running || !other) return;
+      choose(current, other);
       draw();
-      answer();
+      viewOf(other).focusVersion(by);
+      hooks.keep(current);
+    };
+    return { at: at + 1, of: all.length, step };
+  }
+
+  /** How the results of a turn's calls are sent, if the turn waits for them. */
+  function answerCalls(turn) {
+    if (running || !turn.calls?.length || turn !== shown().at(-1) || turn.error) return null;
+    return () => answer(shown());
+  }
+
+  function edit(turn) {
+    viewOf(turn).edit((text) => {
+      const changed = { role: "user", content: text, ...(turn.files ? { files: turn.files } : {}) };
+      const isEmpty = text === null || (text.trim() === "" && !turn.files);
+      const asked = isEmpty ? null : prepare([...before(current, turn), changed]);
+      if (!asked) return draw();
+      append(current, before(current, turn).at(-1) ?? null, changed);
+      start(asked);
     });
   }
 
-  function regenerate() {
-    const before = turns.pop();
-    if (answer()) return;
-    turns.push(before);
-    draw();
+  /** Asks for another version of an answer. One that has nothing to show is replaced. */
+  function regenerate(turn) {
+    const asked = prepare(before(current, turn));
+    if (!asked) return;
+    const isEmpty = turn.content === "" && !turn.reasoning && !turn.calls;
+    if (isEmpty) start(asked, turn);
+    else start(asked, append(current, before(current, turn).at(-1) ?? null, newAnswer()));
   }
 
   /** Adds a message and asks for the answer; false if it cannot be asked for. */
-  function send(text) {
+  function send(text, files = []) {
     if (running) return false;
-    turns.push({ role: "user", content: text });
-    if (answer()) return true;
-    turns.pop();
-    draw();
-    return false;
+    const turn = { role: "user", content: text, ...(files.length ? { files } : {}) };
+    const asked = prepare([...shown(), turn]);
+    if (!asked) return false;
+    append(current, shown().at(-1) ?? null, turn);
+    start(asked);
+    return true;
   }
 
-  /** Asks for an answer, or for more of this one. */
-  function answer(begun = null) {
+  /** Asks for an answer after these turns, or for more of the last one. */
+  function answer(turns, begun = null) {
     const asked = prepare(turns);
-    if (!asked) return false;
-    const turn = begun ?? { role: "assistant", content: "", tokens: [], generated: 0 };
-    Object.assign(turn, { finish: null, usage: null, error: null, firstAfter: null, plain: hooks.isPlain() });
-    if (!begun) turns.push(turn);
-    running = new AbortController();
+    if (asked) start(asked, begun);
+  }
+
+  function start(asked, begun = null) {
+    const turn = begun ?? append(current, shown().at(-1) ?? null, newAnswer());
+    const conversation = current;
+    // A continued answer is as long as all of its pieces.
+    const earlier = turn.content ? (turn.earlier ?? 0) + (turn.usage?.completion_tokens ?? turn.generated ?? 0) : 0;
+    Object.assign(turn, { finish: null, usage: null, error: null, firstAfter: null, generated: 0, earlier, plain: hooks.isPlain() });
+    const control = new AbortController();
+    running = { turn, stop: () => control.abort() };
+    conversation.updated = Date.now();
+    hooks.keep(conversation);
     draw();
     announce("Answering");
     log.setAttribute("aria-busy", "true");
     scroll(true);
-    stream(turn, asked, running.signal).finally(() => {
-      running = null;
-      log.removeAttribute("aria-busy");
-      announce(turn.error ?? (turn.finish === "stopped" ? "Stopped" : "The answer is complete"));
-      const follows = isAtEnd();
-      draw();
-      scroll(follows);
-      save();
+    stream(turn, asked, control.signal, () => hooks.keep(conversation)).finally(() => {
+      if (isRunning(turn)) running = null;
+      if (conversation === current) {
+        log.removeAttribute("aria-busy");
+        announce(turn.error ?? (turn.finish === "stopped" ? "Stopped" : "The answer is complete"));
+        const follows = isAtEnd();
+        draw();
+        scroll(follows);
+      }
+      conversation.updated = Date.now();
+      hooks.keep(conversation);
     });
-    return true;
   }
 
-  async function stream(turn, asked, signal) {
+  async function stream(turn, asked, signal, keep) {
     const since = performance.now();
+    let kept = 0;
     const elapsed = () => (performance.now() - since) / 1000;
+    const think = thinkingClock(turn);
     const paint = painter(() => {
-      if (!running) return;
+      if (!isRunning(turn)) return;
       const follows = isAtEnd();
-      views.at(-1)?.draw(true, hooks.wantsTokens());
+      viewOf(turn).draw(true, hooks.wantsTokens());
       scroll(follows);
     });
-    turn.generated = 0;
     try {
       for await (const part of generate(asked, hooks.key(), signal)) {
-        if (part.usage) turn.usage = part.usage;
-        else turn.generated += 1;
-        turn.firstAfter ??= elapsed();
-        turn.content += part.text;
-        if (part.token) (turn.tokens ??= []).push({ shown: part.text, ...part.token });
-        // Text held back until the answer's end comes with a token that is no text itself.
-        else if (part.text && turn.tokens?.length) turn.tokens.at(-1).shown += part.text;
-        turn.finish = part.finish ?? turn.finish;
+        take(turn, part, elapsed());
+        think(elapsed());
         paint();
+        // A page that is closed meanwhile loses this much.
+        if (elapsed() - kept > KEPT_EVERY) {
+          kept = elapsed();
+          turn.seconds = kept;
+          keep();
+        }
       }
     } catch (error) {
       turn.finish = signal.aborted ? "stopped" : "lost";
@@ -135,19 +181,52 @@ export function conversation(prepare, hooks) {
   return {
     send,
     redraw,
-    draw,
-    turns,
-    stop: () => running?.abort(),
+    turns: shown,
+    conversation: () => current,
+    stop: () => running?.stop(),
     isRunning: () => running !== null,
-    clear() {
-      running?.abort();
-      turns.length = 0;
-      save();
+    /** Shows another conversation; an answer that is on its way is stopped, and kept as far as it came. */
+    show(conversation) {
+      running?.stop();
+      running = null;
+      log.removeAttribute("aria-busy");
+      current = conversation;
+      log.replaceChildren();
       draw();
+      scroll(true);
     },
   };
 }
 
+/** Seconds after which an answer that is on its way is kept again. */
+const KEPT_EVERY = 2;
+
+const newAnswer = () => ({ role: "assistant", content: "", tokens: [], generated: 0 });
+
+/** Adds a piece of an answer, `seconds` after it was asked for. */
+function take(turn, part, seconds) {
+  if (part.usage) turn.usage = part.usage;
+  turn.finish = part.finish ?? turn.finish;
+  // Pieces with a role, an end or a count alone are no tokens.
+  if (!part.text && !part.token && !part.reasoning && part.calls.length === 0) return;
+  turn.generated += 1;
+  turn.firstAfter ??= seconds;
+  turn.content += part.text;
+  if (part.reasoning) turn.reasoning = (turn.reasoning ?? "") + part.reasoning;
+  for (const piece of part.calls) addCall((turn.calls ??= []), piece);
+  if (part.token) (turn.tokens ??= []).push({ shown: part.text, ...part.token });
+  // Text held back until the answer's end comes with a token that is no text itself.
+  else if (part.text && turn.tokens?.length) turn.tokens.at(-1).shown += part.text;
+}
+
+/** Calls come in pieces: the name first, and then their arguments. */
+function addCall(calls, { index, id, name, values }) {
+  if (!Number.isInteger(index) || index < 0 || index > calls.length) return;
+  const call = (calls[index] ??= { id: "", name: "", arguments: "" });
+  call.id += id;
+  call.name += name;
+  call.arguments += values;
+}
 
 /** Calls `draw` once per frame at most, however often it is called itself. */
 function painter(draw) {

@@ -2,6 +2,7 @@
 
 import { address, fetchText } from "./api.js";
 import { byId, el } from "./dom.js";
+import { growth, perSecond } from "./rates.js";
 
 const EVERY = 1000;
 
@@ -33,8 +34,8 @@ const TILES = [
   { name: "restarts", label: "Restarts", now: (at) => at.restarts },
 ];
 
-const delta = (at, before, name) => (before ? Math.max(0, at[name] - before[name]) : 0);
-const rate = (at, before, name) => (before ? delta(at, before, name) / (at.time - before.time) : 0);
+const delta = (at, before, name) => (before ? growth(at[name], before[name]) : 0);
+const rate = (at, before, name) => (before ? (perSecond(delta(at, before, name), at.time - before.time) ?? 0) : 0);
 
 function stepTime(at, before) {
   const steps = delta(at, before, "steps");
@@ -85,7 +86,8 @@ async function sample() {
   const sums = new Map();
   for (const line of (await fetchText(`metrics?${query}`)).split("\n")) {
     const found = /^([\w:]+)(?:\{.*\})? (\S+)$/.exec(line);
-    if (found) sums.set(found[1], (sums.get(found[1]) ?? 0) + Number(found[2]));
+    // Counters that have not been measured yet may be NaN.
+    if (found && Number.isFinite(Number(found[2]))) sums.set(found[1], (sums.get(found[1]) ?? 0) + Number(found[2]));
   }
   const at = { time: performance.now() / 1000 };
   for (const [name, series] of Object.entries(SERIES)) at[name] = sums.get(series) ?? 0;

@@ -1,8 +1,11 @@
 // Puts the page together.
 
 import { address, fetchJson } from "./api.js";
-import { conversation } from "./chat.js";
+import { attachments } from "./attach.js";
+import { chatView } from "./chat.js";
 import { byId, copyButton, el } from "./dom.js";
+import { openHistory } from "./history.js";
+import { library } from "./library.js";
 import { watch } from "./live.js";
 import { openPanel, showTab, uncover } from "./panel.js";
 import { request } from "./request.js";
@@ -18,7 +21,7 @@ let server = {
 const draft = byId("draft");
 const go = byId("go");
 
-const chat = conversation(prepare, {
+const chat = chatView(prepare, {
   key: apiKey,
   wantsTokens: () => settings().probabilities,
   isPlain: () => settings().mode === "completion",
@@ -28,7 +31,22 @@ const chat = conversation(prepare, {
     byId("key").focus();
   },
   changed: update,
+  keep: (conversation) => conversations.keep(conversation),
 });
+
+const conversations = library({
+  shown: chat.conversation,
+  isBusy: chat.isRunning,
+  open: chat.show,
+  changed: () => history.draw(),
+  trouble(text) {
+    byId("keeping").textContent = text;
+    byId("keeping").hidden = text === "";
+  },
+});
+
+const history = openHistory(conversations, chat.conversation);
+const files = attachments(update);
 
 /** The request for the next answer, or null and a word beside the field that is wrong. */
 function prepare(turns) {
@@ -42,9 +60,10 @@ function prepare(turns) {
 
 function send() {
   const text = draft.value;
-  if (chat.isRunning() || text.trim() === "") return;
-  if (!chat.send(text)) return;
+  if (chat.isRunning() || (text.trim() === "" && files.files().length === 0)) return;
+  if (!chat.send(text, files.files())) return;
   draft.value = "";
+  files.clear();
   uncover();
   draft.focus();
   update();
@@ -57,7 +76,7 @@ function update() {
   go.classList.toggle("stop", chat.isRunning());
   draft.placeholder = mode === "completion" ? "A text to continue" : "Write a message";
   byId("chat-only").hidden = mode === "completion";
-  byId("clear").disabled = chat.turns.length === 0;
+  byId("clear").disabled = chat.turns().length === 0;
   showRequest();
 }
 
@@ -66,9 +85,11 @@ const SNIPPETS = { curl, python, javascript };
 /** The request that Send would make now or, with nothing written, the one for the last answer. */
 function showRequest() {
   if (!byId("view-request").checkVisibility()) return;
-  const turns = [...chat.turns];
+  const turns = chat.turns();
   const text = draft.value;
-  if (text.trim() !== "" || turns.length === 0) turns.push({ role: "user", content: text || "Hello!" });
+  const attached = files.files();
+  if (text.trim() !== "" || attached.length) turns.push({ role: "user", content: text, files: attached });
+  else if (turns.length === 0) turns.push({ role: "user", content: "Hello!" });
   else if (turns.at(-1).role === "assistant") turns.pop();
   const asked = request(turns, settings(), server);
   byId("route").textContent = `POST /${asked.path}`;
@@ -135,7 +156,9 @@ openSettings(() => {
   update();
 });
 byId("probabilities-wanted").addEventListener("change", chat.redraw);
-chat.draw();
+chat.redraw();
+update();
+conversations.load();
 watch({ back: () => learn().catch(() => {}), status: showStatus });
 
 byId("composer").addEventListener("submit", (event) => {
@@ -152,10 +175,11 @@ draft.addEventListener("keydown", (event) => {
 addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
   if (chat.isRunning()) chat.stop();
-  else uncover();
+  else if (!history.uncover()) uncover();
 });
 byId("clear").addEventListener("click", () => {
-  chat.clear();
+  conversations.create();
+  history.uncover();
   draft.focus();
 });
 for (const name of Object.keys(SNIPPETS)) {

@@ -5,8 +5,40 @@ import { copyButton, el } from "./dom.js";
 /** A fragment with the text's blocks. */
 export function markdown(text) {
   const fragment = document.createDocumentFragment();
-  blocks(text.replaceAll("\r\n", "\n").split("\n"), fragment, 0);
+  appendBlocks(linesOf(text), fragment, 0);
   return fragment;
+}
+
+/**
+ * Draws a growing text into `place`: the returned function takes the text so far and whether it is whole. Blocks that can no
+ * longer change keep their nodes, and so whatever was selected in them; `finished(node)` is called once for each.
+ */
+export function markdownView(place, finished) {
+  let shown = [];
+  let kept = "";
+  return (text, isWhole) => {
+    const lines = linesOf(text);
+    const whole = lines.join("\n");
+    // The next line may still join the last block to the one before it.
+    let keep = Math.max(0, shown.length - 2);
+    if (!whole.startsWith(kept)) keep = 0;
+    const from = keep > 0 ? shown[keep - 1].end : 0;
+    const blocks = [...scan(lines, from, 0)];
+    const fresh = blocks.map(({ from, end, build }, index) => {
+      const source = lines.slice(from, end).join("\n");
+      const isFinished = isWhole || index < blocks.length - 1;
+      const old = shown[keep + index];
+      if (old?.source === source && old.isFinished === isFinished) return { ...old, end };
+      const node = build();
+      if (old) old.node.replaceWith(node);
+      else place.append(node);
+      if (isFinished) finished(node);
+      return { source, isFinished, node, end };
+    });
+    for (const { node } of shown.slice(keep + fresh.length)) node.remove();
+    shown = [...shown.slice(0, keep), ...fresh];
+    kept = shown.length > 2 ? lines.slice(0, shown.at(-3).end).join("\n") : "";
+  };
 }
 
 /** Quotes and lists in each other beyond this are shown as they were written. */
@@ -18,41 +50,58 @@ const RULE = /^ {0,3}(?:(?:- *){3,}|(?:\* *){3,}|(?:_ *){3,})$/;
 const QUOTE = /^ {0,3}> ?/;
 const ITEM = /^( *)([-*+]|\d{1,9}[.)]) +(.*)$/;
 const DIVIDER = /^ *\|?(?: *:?-+:? *\|)+ *(?::?-+:? *)?$/;
+const FORMULA = /^ {0,3}(\$\$|\\\[)/;
 
+const linesOf = (text) => text.replaceAll("\r\n", "\n").split("\n");
 const isBlank = (line) => line.trim() === "";
 const startsBlock = (line) => [FENCE, HEADING, RULE, QUOTE, ITEM].some((kind) => kind.test(line));
 
-function blocks(lines, to, depth) {
-  for (let at = 0; at < lines.length; ) {
-    const line = lines[at];
-    let found;
-    if (isBlank(line)) {
+function appendBlocks(lines, to, depth) {
+  for (const { build } of scan(lines, 0, depth)) to.append(build());
+}
+
+/** The blocks from line `at` on: `{ from, end, build }`, where `build` makes the block's node. */
+function* scan(lines, at, depth) {
+  while (at < lines.length) {
+    if (isBlank(lines[at])) {
       at += 1;
-    } else if ((found = FENCE.exec(line))) {
-      at = code(lines, at, found, to);
-    } else if ((found = HEADING.exec(line))) {
-      // The page has its own first and second level.
-      to.append(inline(el(`h${Math.min(found[1].length + 2, 6)}`), found[2].replace(/ +#+ *$/, "")));
-      at += 1;
-    } else if (RULE.test(line)) {
-      to.append(el("hr"));
-      at += 1;
-    } else if (QUOTE.test(line) && depth < DEEPEST) {
-      const end = endOf(lines, at, (next) => QUOTE.test(next));
-      const quote = el("blockquote");
-      blocks(lines.slice(at, end).map((quoted) => quoted.replace(QUOTE, "")), quote, depth + 1);
-      to.append(quote);
-      at = end;
-    } else if ((found = ITEM.exec(line)) && depth < DEEPEST) {
-      at = list(lines, at, found, to, depth);
-    } else if (line.includes("|") && DIVIDER.test(lines[at + 1] ?? "")) {
-      at = table(lines, at, to);
-    } else {
-      const end = endOf(lines, at + 1, (next) => !isBlank(next) && !startsBlock(next));
-      to.append(inline(el("p"), lines.slice(at, end).join("\n")));
-      at = end;
+      continue;
     }
+    const block = blockAt(lines, at, depth);
+    yield { from: at, ...block };
+    at = block.end;
   }
+}
+
+function blockAt(lines, at, depth) {
+  const line = lines[at];
+  let found;
+  if ((found = FENCE.exec(line))) return code(lines, at, found);
+  if ((found = FORMULA.exec(line))) {
+    const block = formula(lines, at, found[1]);
+    if (block) return block;
+  }
+  if ((found = HEADING.exec(line))) {
+    // The page has its own first and second level.
+    const [, signs, title] = found;
+    return { end: at + 1, build: () => inline(el(`h${Math.min(signs.length + 2, 6)}`), title.replace(/ +#+ *$/, "")) };
+  }
+  if (RULE.test(line)) return { end: at + 1, build: () => el("hr") };
+  if (QUOTE.test(line) && depth < DEEPEST) {
+    const end = endOf(lines, at, (next) => QUOTE.test(next));
+    return { end, build: () => filled("blockquote", lines.slice(at, end).map((quoted) => quoted.replace(QUOTE, "")), depth) };
+  }
+  if ((found = ITEM.exec(line)) && depth < DEEPEST) return list(lines, at, found, depth);
+  if (line.includes("|") && DIVIDER.test(lines[at + 1] ?? "")) return table(lines, at);
+  const end = endOf(lines, at + 1, (next) => !isBlank(next) && !startsBlock(next));
+  return { end, build: () => inline(el("p"), lines.slice(at, end).join("\n")) };
+}
+
+/** An element with the blocks of these lines. */
+function filled(tag, lines, depth) {
+  const element = el(tag);
+  appendBlocks(lines, element, depth + 1);
+  return element;
 }
 
 /** The first line from `at` on that does not belong. */
@@ -61,25 +110,53 @@ function endOf(lines, at, belongs) {
   return at;
 }
 
-function code(lines, at, [, fence, language], to) {
+function code(lines, at, [, fence, language]) {
   // A fence that is still open holds the rest: more is to come.
   const closes = (line) => line.trim().startsWith(fence) && line.trim().replaceAll(fence[0], "") === "";
   const end = endOf(lines, at + 1, (line) => !closes(line));
-  const text = lines.slice(at + 1, end).join("\n");
-  const head = el("figcaption", {}, el("span", {}, language || "text"), copyButton(() => text));
-  to.append(el("figure", { class: "code" }, head, el("pre", { tabindex: "0" }, el("code", {}, text))));
-  return end + 1;
+  const build = () => {
+    const text = lines.slice(at + 1, end).join("\n");
+    const head = el("figcaption", {}, el("span", {}, language || "text"), copyButton(() => text));
+    return el("figure", { class: "code" }, head, el("pre", { tabindex: "0" }, el("code", { "data-language": language || null }, text)));
+  };
+  return { end: end + 1, build };
 }
 
-function list(lines, at, [, margin, first], to, depth) {
+/** Lines that a formula may take, and characters of one within a text. */
+const LONGEST_FORMULA = { lines: 60, display: 2000, inline: 400 };
+
+/** A formula on lines of its own, or `null` if it does not end. */
+function formula(lines, at, open) {
+  const close = open === "$$" ? "$$" : "\\]";
+  const first = lines[at].trim().slice(open.length);
+  const last = Math.min(lines.length, at + LONGEST_FORMULA.lines);
+  for (let end = at; end < last && !isBlank(lines[end]); end++) {
+    const line = (end === at ? first : lines[end]).trimEnd();
+    if (!line.endsWith(close)) continue;
+    const middle = end === at ? [] : [first, ...lines.slice(at + 1, end)];
+    const tex = [...middle, line.slice(0, -close.length)].join("\n");
+    // What follows the formula on its line makes this a paragraph with a formula in it.
+    if (tex.includes(close) || tex.trim() === "") return null;
+    return { end: end + 1, build: () => el("p", {}, mathNode(lines.slice(at, end + 1).join("\n").trim(), tex, true)) };
+  }
+  return null;
+}
+
+/** A formula as it was written; `enrich.js` makes it one when its block is finished. */
+function mathNode(written, tex, isDisplay) {
+  return el("code", { class: "math", "data-tex": tex, "data-display": isDisplay }, written);
+}
+
+function list(lines, at, [, margin, first], depth) {
   const isNumbered = /\d/.test(first);
-  const items = el(isNumbered ? "ol" : "ul", isNumbered ? { start: Number.parseInt(first, 10) } : {});
+  const items = [];
   const base = margin.length;
   while (at < lines.length) {
     const found = ITEM.exec(lines[at]);
     if (!found || found[1].length !== base || /\d/.test(found[2]) !== isNumbered) break;
     const indent = base + found[2].length + 1;
-    const belongs = (line) => isBlank(line) || leading(line) > base || !(startsBlock(line) || isBlank(lines[at]));
+    const start = at;
+    const belongs = (line) => isBlank(line) || leading(line) > base || !(startsBlock(line) || isBlank(lines[start]));
     let end = at + 1;
     while (end < lines.length && belongs(lines[end])) {
       // After an empty line only what is indented goes on.
@@ -87,30 +164,37 @@ function list(lines, at, [, margin, first], to, depth) {
       end += 1;
     }
     const inner = lines.slice(at + 1, end).map((line) => line.slice(Math.min(leading(line), indent)));
-    const item = el("li");
-    blocks([found[3], ...inner], item, depth + 1);
-    // An item of one paragraph is a line, and not a paragraph.
-    if (item.firstChild?.tagName === "P") item.firstChild.replaceWith(...item.firstChild.childNodes);
-    items.append(item);
+    items.push([found[3], ...inner]);
     at = end;
   }
-  to.append(items);
-  return at;
+  const build = () => {
+    const whole = el(isNumbered ? "ol" : "ul", isNumbered ? { start: Number.parseInt(first, 10) } : {});
+    for (const inner of items) {
+      const item = filled("li", inner, depth);
+      // An item of one paragraph is a line, and not a paragraph.
+      if (item.firstChild?.tagName === "P") item.firstChild.replaceWith(...item.firstChild.childNodes);
+      whole.append(item);
+    }
+    return whole;
+  };
+  return { end: at, build };
 }
 
 const leading = (line) => line.length - line.trimStart().length;
 
-function table(lines, at, to) {
+function table(lines, at) {
   const cells = (line) => line.trim().replace(/^\||\|$/g, "").split("|").map((cell) => cell.trim());
   const row = (line, tag) => el("tr", {}, ...cells(line).map((cell) => inline(el(tag), cell)));
   const end = endOf(lines, at + 2, (line) => line.includes("|"));
-  const body = lines.slice(at + 2, end).map((line) => row(line, "td"));
-  const whole = el("table", {}, el("thead", {}, row(lines[at], "th")), el("tbody", {}, ...body));
-  to.append(el("div", { class: "wide", tabindex: "0" }, whole));
-  return end;
+  const build = () => {
+    const body = lines.slice(at + 2, end).map((line) => row(line, "td"));
+    const whole = el("table", {}, el("thead", {}, row(lines[at], "th")), el("tbody", {}, ...body));
+    return el("div", { class: "wide", tabindex: "0" }, whole);
+  };
+  return { end, build };
 }
 
-const OPENERS = /[\\`*_~[]|https?:\/\//g;
+const OPENERS = /[\\`*_~[$]|https?:\/\//g;
 const ADDRESS = /^https?:\/\/[^\s<>"']*[^\s<>"'.,;:!?)\]*_]/;
 
 /** Appends a paragraph's text to `to`, with emphasis, code and links. */
@@ -140,6 +224,10 @@ const MARKS = [["**", "strong"], ["__", "strong"], ["~~", "del"], ["*", "em"], [
 /** The node that begins at `from`, and where the text goes on. */
 function span(text, from, depth) {
   const mark = text[from];
+  if (mark === "$" || (mark === "\\" && /[([]/.test(text[from + 1] ?? ""))) {
+    const found = mathAt(text, from);
+    if (found || mark === "$") return found;
+  }
   if (mark === "\\") {
     const next = text[from + 1];
     return next && /[!-/:-@[-`{-~]/.test(next) ? { node: next, end: from + 2 } : null;
@@ -172,6 +260,21 @@ function span(text, from, depth) {
     return { node: inline(el(tag), text.slice(start, end), depth + 1), end: end + sign.length };
   }
   return null;
+}
+
+/** The formula that begins at `from`, or `null`: a dollar sign may be money. */
+function mathAt(text, from) {
+  const open = text[from] === "$" && text[from + 1] !== "$" ? "$" : text.slice(from, from + 2);
+  const close = { $: "$", $$: "$$", "\\(": "\\)", "\\[": "\\]" }[open];
+  const isDisplay = open === "$$" || open === "\\[";
+  const start = from + open.length;
+  const near = text.slice(start, start + (isDisplay ? LONGEST_FORMULA.display : LONGEST_FORMULA.inline));
+  const length = near.indexOf(close);
+  const tex = near.slice(0, length);
+  if (length < 1 || tex.trim() === "") return null;
+  const end = start + length + close.length;
+  if (open === "$" && (/^\s|[\s\\]$/.test(tex) || /\d/.test(text[end] ?? ""))) return null;
+  return { node: mathNode(text.slice(from, end), tex, isDisplay), end };
 }
 
 const link = (target) => el("a", { href: target, target: "_blank", rel: "noopener noreferrer" });

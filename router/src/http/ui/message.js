@@ -1,31 +1,39 @@
 // One turn of the conversation as an element.
 
+import { split } from "./answer.js";
 import { count } from "./api.js";
 import { copyButton, el } from "./dom.js";
-import { markdown } from "./markdown.js";
+import { enrich } from "./enrich.js";
+import { tokenHint } from "./hint.js";
+import { markdownView } from "./markdown.js";
+import { callView, fileView, thinkingView } from "./parts.js";
+import { perSecond } from "./rates.js";
 import { tokenView } from "./tokens.js";
 
 const ENDS = { length: "ended by its longest length", stopped: "stopped by you", lost: "incomplete" };
 
-/** The element of a turn, and how to draw it again. `actions`: buttons by name, `{ label: listener }`. */
-export function messageView(turn, actions) {
+/**
+ * The element of a turn, and how to draw it again.
+ *
+ * @param hooks `actions(turn)`: buttons, `[[label, listener]]`; `versions(turn)`: `{ at, of, step(by) }`; `answerCalls(turn)` asks
+ * for an answer after the results of its calls, or is `null` if that is not its turn
+ */
+export function messageView(turn, hooks) {
   const content = el("div", { class: "content" });
   const foot = el("footer");
   const who = turn.role === "user" ? "You" : "Answer";
   const element = el("article", { class: `message ${turn.role}`, "aria-label": who }, content, foot);
+  const body = turn.role === "user" ? questionBody(turn, content) : answerBody(turn, content, hooks);
 
   /** `isRunning`: more is to come. */
   function draw(isRunning, wantsTokens) {
     element.classList.toggle("running", isRunning);
-    if (turn.role === "user") content.replaceChildren(el("p", {}, turn.content));
-    else if (wantsTokens && isCovered(turn)) content.replaceChildren(tokenView(turn.tokens));
-    else if (turn.plain) content.replaceChildren(el("p", {}, turn.content));
-    else content.replaceChildren(markdown(turn.content));
-    if (turn.error) content.append(el("p", { class: "error", role: "alert" }, turn.error));
-    const buttons = isRunning ? [] : actions(turn).map(([label, onclick]) => el("button", { type: "button", class: "quiet", onclick }, label));
-    if (!isRunning && turn.content) buttons.unshift(copyButton(() => turn.content));
+    if (element.classList.contains("editing")) return;
+    body(isRunning, wantsTokens);
+    const buttons = isRunning ? [] : hooks.actions(turn).map(([label, onclick]) => el("button", { type: "button", class: "quiet", onclick }, label));
+    if (!isRunning && turn.content) buttons.unshift(copyButton(() => split(turn.content).text || turn.content));
     const told = isRunning || turn.role === "user" ? [] : [el("span", { class: "facts" }, facts(turn))];
-    foot.replaceChildren(...buttons, ...told);
+    foot.replaceChildren(...versionButtons(hooks.versions(turn), isRunning), ...buttons, ...told);
   }
 
   /** A field in place of the text; `done` gets the new text, or null. */
@@ -54,20 +62,112 @@ export function messageView(turn, actions) {
     field.focus();
   }
 
-  return { element, draw, edit };
+  /** Puts the focus on the button that has led to this version. */
+  function focusVersion(by) {
+    const buttons = [...foot.querySelectorAll(".versions button")];
+    const wanted = buttons[by < 0 ? 0 : 1];
+    (wanted?.disabled ? buttons.find((button) => !button.disabled) : wanted)?.focus();
+  }
+
+  return { element, draw, edit, focusVersion };
+}
+
+/** What was asked, and the files with it. */
+function questionBody(turn, content) {
+  return () => content.replaceChildren(...(turn.files ?? []).map(fileView), ...(turn.content ? [el("p", {}, turn.content)] : []));
+}
+
+/** What was thought, said and called. Its elements stay where they are while more comes. */
+function answerBody(turn, content, hooks) {
+  const thoughts = thinkingView();
+  const text = el("div", { class: "blocks" });
+  const rest = el("div", { class: "rest" });
+  const draw = markdownView(text, enrich);
+  let callsShown = null;
+  let tokensShown = null;
+  let isMarkdown = false;
+
+  function drawCalls(calls, isRunning) {
+    const answers = isRunning ? null : hooks.answerCalls(turn);
+    const shown = JSON.stringify([calls, answers !== null]);
+    if (shown === callsShown) return;
+    const wasOpen = [...rest.querySelectorAll(".call")].map((call) => call.open);
+    rest.replaceChildren(...calls.map((call, index) => callView(call, wasOpen[index] ?? true)));
+    if (answers) rest.append(resultForm(turn.calls, answers));
+    callsShown = shown;
+  }
+
+  function drawText(said, isRunning, wantsTokens) {
+    if (wantsTokens && isCovered(turn)) {
+      // Text is also added to a token that is there already.
+      const shown = `${turn.tokens.length} ${turn.content.length}`;
+      if (tokensShown !== shown) text.replaceChildren(tokenView(turn.tokens), ...tokenHint());
+      tokensShown = shown;
+      isMarkdown = false;
+    } else if (turn.plain) {
+      text.replaceChildren(el("p", {}, turn.content));
+      isMarkdown = false;
+      tokensShown = null;
+    } else {
+      // Whatever was here in place of the blocks goes; the blocks themselves begin anew.
+      if (!isMarkdown) {
+        text.replaceChildren();
+        draw("", true);
+      }
+      draw(said, !isRunning);
+      isMarkdown = true;
+      tokensShown = null;
+    }
+  }
+
+  return (isRunning, wantsTokens) => {
+    const parts = turn.plain ? { thinking: null, text: turn.content, calls: [] } : split(turn.content, isRunning);
+    const thinking = turn.reasoning || parts.thinking;
+    const isCounted = wantsTokens && isCovered(turn);
+    const calls = isCounted ? (turn.calls ?? []) : [...(turn.calls ?? []), ...parts.calls];
+    const isThinking = isRunning && (turn.reasoning ? turn.content === "" : parts.isThinking);
+    // Models that were told not to think say so with thoughts that are empty.
+    const hasThoughts = !isCounted && (Boolean(thinking) || isThinking);
+    if (hasThoughts) thoughts.draw(thinking, isThinking, turn.thinkingSeconds);
+    drawText(parts.text, isRunning, wantsTokens);
+    drawCalls(calls, isRunning);
+    const error = turn.error ? [el("p", { class: "error", role: "alert" }, turn.error)] : [];
+    const wanted = [...(hasThoughts ? [thoughts.element] : []), text, ...(calls.length ? [rest] : [])];
+    content.querySelector(":scope > .error")?.remove();
+    if (wanted.some((node, index) => content.childNodes[index] !== node) || content.childNodes.length !== wanted.length) content.replaceChildren(...wanted);
+    content.append(...error);
+  };
+}
+
+/** Fields for what the tools have answered. */
+function resultForm(calls, done) {
+  const fields = calls.map(({ name }) => el("textarea", { rows: "2", class: "mono", spellcheck: "false", "aria-label": `Result of ${name}`, placeholder: `What ${name} returns` }));
+  const submit = (event) => {
+    event.preventDefault();
+    calls.forEach((call, index) => (call.result = fields[index].value));
+    done();
+  };
+  return el("form", { class: "results", onsubmit: submit }, ...fields, el("button", {}, count(calls.length, "result").replace(/^\d+ /, "Send ")));
+}
+
+/** `‹ 2/3 ›` where there is more than one version. */
+function versionButtons({ at, of, step }, isRunning) {
+  if (of < 2) return [];
+  const button = (by, label, sign) => el("button", { type: "button", class: "quiet", "aria-label": label, disabled: isRunning || at + by < 1 || at + by > of, onclick: () => step(by) }, sign);
+  return [el("span", { class: "versions", role: "group", "aria-label": "Versions" },
+    button(-1, "Previous version", "\u2039"), el("span", {}, `${at}/${of}`), button(1, "Next version", "\u203a"))];
 }
 
 /** Whether there are probabilities for the whole answer: part of it may have been asked for without. */
 const isCovered = ({ content, tokens }) => tokens?.length > 0 && tokens.map((token) => token.shown).join("") === content;
 
 /** How long the answer is and how long it took. */
-function facts({ finish, usage, firstAfter, seconds, generated }) {
+function facts({ finish, usage, firstAfter, seconds, generated, earlier = 0 }) {
   const parts = [];
-  const tokens = usage?.completion_tokens ?? generated;
-  if (tokens) parts.push(count(tokens, "token"));
-  const speed = (tokens - 1) / (seconds - firstAfter);
-  // What comes in one piece has no speed.
-  if (seconds - firstAfter > 0.05) parts.push(`${speed.toFixed(speed < 100 ? 1 : 0)} per second`);
+  const tokens = usage?.completion_tokens ?? generated ?? 0;
+  if (tokens + earlier > 0) parts.push(count(tokens + earlier, "token"));
+  const speed = perSecond(tokens - 1, seconds - firstAfter);
+  if (speed !== null && firstAfter != null) parts.push(`${speed.toFixed(speed < 100 ? 1 : 0)} per second`);
   if (firstAfter != null) parts.push(`first after ${Math.round(firstAfter * 1000)} ms`);
   if (ENDS[finish]) parts.push(ENDS[finish]);
   return parts.join(" \u00b7 ");

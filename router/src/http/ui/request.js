@@ -1,25 +1,28 @@
 // From a conversation and the settings to the request that asks for its next answer.
 
+import { withFiles } from "./attach.js";
+
 /**
  * Chat sends the conversation; completion sends the last prompt alone. If the conversation ends with an answer, that
  * answer is to be continued.
  *
- * @param turns `[{ role, content }]`
+ * @param turns the turns of a conversation, as in `tree.js`
  * @param settings what `settings.js` reads from its form
  * @param server what `server.json` says
  */
 export function request(turns, settings, server) {
-  const said = turns.filter((turn) => turn.content !== "");
   const options = { stream: true, stream_options: { include_usage: true }, ...settings.parameters };
   if (settings.mode === "completion") {
-    const body = { model: server.model, prompt: prompt(said), ...options };
+    const body = { model: server.model, prompt: prompt(turns), ...options };
     if (settings.probabilities) body.logprobs = server.max_top_n_tokens;
     return { path: "v1/completions", body };
   }
-  const messages = said.map(({ role, content }) => ({ role, content }));
+  const messages = turns.flatMap(messagesOf);
+  const last = messages.at(-1);
   if (settings.system) messages.unshift({ role: "system", content: settings.system });
   const body = { model: server.model, messages, ...options };
-  if (said.at(-1)?.role === "assistant") body.continue_final_message = true;
+  if (settings.tools) body.tools = settings.tools;
+  if (last?.role === "assistant" && !last.tool_calls) body.continue_final_message = true;
   if (settings.probabilities) {
     body.logprobs = true;
     body.top_logprobs = server.max_top_n_tokens;
@@ -27,7 +30,20 @@ export function request(turns, settings, server) {
   return { path: "v1/chat/completions", body };
 }
 
+/** A turn as messages: none if nothing was said, several if tools were called. */
+function messagesOf(turn) {
+  const content = withFiles(turn);
+  const { role, calls } = turn;
+  if (!calls?.length) return content === "" ? [] : [{ role, content }];
+  const asked = calls.map(({ id, name, arguments: values }) => ({ id, type: "function", function: { name, arguments: values } }));
+  const results = calls.filter(({ result }) => result != null);
+  return [
+    { role, content, tool_calls: asked },
+    ...results.map(({ id, result }) => ({ role: "tool", tool_call_id: id, content: result })),
+  ];
+}
+
 function prompt(turns) {
   const last = turns.findLastIndex((turn) => turn.role === "user");
-  return turns.slice(Math.max(last, 0)).map((turn) => turn.content).join("");
+  return turns.slice(Math.max(last, 0)).map(withFiles).join("");
 }

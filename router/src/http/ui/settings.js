@@ -42,7 +42,7 @@ export function openSettings(changed) {
   form.addEventListener("submit", (event) => event.preventDefault());
   byId("reset").addEventListener("click", () => {
     NUMBERS.forEach(({ name }) => (form.elements[name].value = ""));
-    for (const name of ["stop", "schema"]) form.elements[name].value = "";
+    for (const name of ["stop", "schema", "tools"]) form.elements[name].value = "";
     update();
   });
   slide();
@@ -114,6 +114,7 @@ export function settings() {
     mode: elements.mode.value,
     system: elements.system.value.trim(),
     probabilities: byId("probabilities-wanted").checked,
+    tools: toolList(elements.tools.value),
     parameters,
   };
 }
@@ -123,11 +124,13 @@ export const apiKey = () => form.elements.key.value.trim();
 
 /** Whether the form holds nothing that cannot be sent; says in it what is wrong. */
 export function check(server) {
-  const { stop, schema } = form.elements;
+  const { stop, schema, tools } = form.elements;
   const most = server.max_stop_sequences;
   stop.setCustomValidity(stops().length > most ? `The server takes ${most} stop texts at most.` : "");
   const isSchema = schema.disabled || schema.value.trim() === "" || parsed(schema.value) !== null;
   schema.setCustomValidity(isSchema ? "" : "This is not a JSON object.");
+  const areTools = tools.value.trim() === "" || toolList(tools.value) !== null;
+  tools.setCustomValidity(areTools ? "" : "This is not a JSON list of tools, each with a function that has a name.");
   return form.checkValidity();
 }
 
@@ -144,6 +147,17 @@ function parsed(text) {
   try {
     const value = JSON.parse(text);
     return value !== null && typeof value === "object" && !Array.isArray(value) ? value : null;
+  } catch {
+    return null;
+  }
+}
+
+/** Tools as the API takes them, or `null`. */
+function toolList(text) {
+  try {
+    const tools = JSON.parse(text);
+    const isList = Array.isArray(tools) && tools.length > 0 && tools.every((tool) => typeof tool?.function?.name === "string");
+    return isList ? tools : null;
   } catch {
     return null;
   }

@@ -14,7 +14,7 @@ export function curl({ path, body }, base, hasKey) {
 /** What the `openai` package takes by name; the rest goes into `extra_body`. */
 const NAMED = new Set([
   "model", "messages", "prompt", "stream", "stream_options", "temperature", "top_p", "max_tokens", "seed", "stop",
-  "frequency_penalty", "presence_penalty", "logprobs", "top_logprobs", "response_format",
+  "frequency_penalty", "presence_penalty", "logprobs", "top_logprobs", "response_format", "tools",
 ]);
 
 /** For Python's `openai`. */

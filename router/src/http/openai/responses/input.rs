@@ -63,13 +63,8 @@ impl Source<'_> {
     /// The messages that the template gets: `instructions` first, then the input, which is a text or a list of items.
     /// Items that have no effect are noted.
     pub(super) fn messages(&self, ignored: &mut Ignored) -> Result<Vec<Value>, OpenAiError> {
-        let mut reader = Reader {
-            source: self,
-            transcript: Transcript::default(),
-            system: Beginning::System(String::new()),
-            skipped: HashSet::new(),
-            ignored,
-        };
+        let mut reader =
+            Reader { source: self, transcript: Transcript::default(), skipped: HashSet::new(), ignored };
         if let Some(text) = self.instructions {
             reader.say("system", text.to_owned());
         }
@@ -91,22 +86,13 @@ impl Source<'_> {
             }
             _ => return Err(OpenAiError::invalid("input", "`input` must be a text or a list of items")),
         }
-        reader.say_system();
         Ok(reader.transcript.messages())
     }
-}
-
-/// The beginning of a conversation.
-enum Beginning {
-    /// No other message than the system's has come. Their texts are kept.
-    System(String),
-    Over,
 }
 
 struct Reader<'a, 's> {
     source: &'a Source<'s>,
     transcript: Transcript,
-    system: Beginning,
     /// The ids of calls that have been skipped.
     skipped: HashSet<&'a str>,
     ignored: &'a mut Ignored,
@@ -116,25 +102,10 @@ impl<'a> Reader<'a, '_> {
     /// Adds a message. Instructions at the beginning become one message: many templates take no more than one, and Codex
     /// sends several.
     fn say(&mut self, role: &str, text: String) {
-        match &mut self.system {
-            Beginning::System(system) if role == "system" && system.is_empty() => *system = text,
-            Beginning::System(system) if role == "system" => {
-                system.push_str("\n\n");
-                system.push_str(&text);
-            }
-            _ => {
-                self.say_system();
-                self.transcript.say(role, text);
-            }
-        }
-    }
-
-    /// Says what the system has said at the beginning, before another message.
-    fn say_system(&mut self) {
-        if let Beginning::System(text) = std::mem::replace(&mut self.system, Beginning::Over)
-            && !text.is_empty()
-        {
-            self.transcript.say("system", text);
+        let joins =
+            role == "system" && self.transcript.has_only(role) && self.transcript.extend_last(role, &text);
+        if !joins {
+            self.transcript.say(role, text);
         }
     }
 
@@ -199,7 +170,6 @@ impl<'a> Reader<'a, '_> {
     }
 
     fn call(&mut self, id: &str, item: &Value, name: &str, arguments: Value) {
-        self.say_system();
         let name = self.source.tools.name(item["namespace"].as_str(), name);
         self.transcript.call(id, name, arguments);
     }

@@ -131,7 +131,9 @@ impl ResponsesRequest {
             instructions: self.instructions.as_deref(),
             input: &self.input,
             tools: &tools,
-            reads_reasoning: app.service.template_may_read("reasoning_content"),
+            reads_reasoning: ["reasoning_content", "reasoning", "thinking"]
+                .iter()
+                .any(|name| app.service.template_may_read(name)),
         };
         let messages = source.messages(&mut ignored)?;
         let functions = std::mem::take(&mut tools.functions);

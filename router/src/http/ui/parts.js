@@ -1,0 +1,55 @@
+// What is folded in an answer: its thoughts, its calls of tools, and the files of a question.
+
+import { el } from "./dom.js";
+import { enrich } from "./enrich.js";
+import { markdownView } from "./markdown.js";
+
+/** The thoughts of an answer, and how to draw them again; whoever has opened them finds them open when more comes. */
+export function thinkingView() {
+  const title = el("summary");
+  const text = el("div", { class: "blocks" });
+  const element = el("details", { class: "thinking" }, title, text);
+  const draw = markdownView(text, enrich);
+  return {
+    element,
+    /** `seconds` is how long it took, if that is known; `isThinking`: it has not ended. */
+    draw(thinking, isThinking, seconds) {
+      element.classList.toggle("busy", isThinking);
+      const told = title.textContent;
+      const tells = isThinking ? "Thinking\u2026" : seconds >= 0 ? `Thought for ${duration(seconds)}` : "Thoughts";
+      if (told !== tells) title.textContent = tells;
+      draw(thinking, !isThinking);
+    },
+  };
+}
+
+function duration(seconds) {
+  if (seconds < 0.1) return "a moment";
+  if (seconds < 10) return `${seconds.toFixed(1)} s`;
+  const whole = Math.round(seconds);
+  return whole < 60 ? `${whole} s` : `${Math.floor(whole / 60)} min ${whole % 60} s`;
+}
+
+/** A call of a tool. `submit(result)` is called with what the user says that the tool has answered, if it is given. */
+export function callView({ name, arguments: values, result }, isOpen) {
+  const text = el("code", { "data-language": "json" }, pretty(values));
+  const inner = [el("pre", { tabindex: "0", "aria-label": `Arguments of ${name}` }, text)];
+  if (result != null) inner.push(el("p", { class: "about" }, "Its result"), el("pre", { tabindex: "0", "aria-label": `Result of ${name}` }, el("code", {}, result)));
+  const element = el("details", { class: "call", open: isOpen }, el("summary", {}, "Call of ", el("code", {}, name)), ...inner);
+  enrich(element);
+  return element;
+}
+
+/** Arguments may still be on their way, and then they are no JSON yet. */
+function pretty(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
+  }
+}
+
+/** A file that goes along with a question. */
+export function fileView({ name, text }) {
+  return el("details", { class: "file" }, el("summary", {}, name), el("pre", { tabindex: "0", "aria-label": name }, el("code", {}, text)));
+}
