@@ -1,7 +1,8 @@
 //! The grammar of answers that call tools, in Lark.
 //!
 //! A call that must come is bound from the first token. One that may come is bound from its opening mark on: until then
-//! the answer is any text that does not have the mark. If the answer must be of a form where it calls nothing, it is either
+//! the answer is any text that does not have the mark. Where calls need no mark, the beginning of a call and the name of a
+//! tool are the mark. If the answer must be of a form where it calls nothing, it is either
 //! that or calls, from the first token on.
 
 use std::collections::HashSet;
@@ -36,9 +37,7 @@ pub fn grammar(
         _ if must => format!("start: {calling}"),
         (_, Some(_)) => format!("start: answer | {calling}"),
         (Format::Json, None) => return None,
-        (Format::Llama3Json, None) => {
-            format!("start: TEXT? | {calling}\nTEXT: /[ \\n]*[^ \\n{{](?s:.*)/")
-        }
+        (Format::Llama3Json, None) => return language.bare(tools),
         (_, None) => language.after_text("calls"),
     };
     let calls = match format {
@@ -97,6 +96,43 @@ impl Language<'_> {
             schemas.push((format!("json_{index}"), tool.parameters.clone()));
         }
         (format!("call: {}\nID: /[a-zA-Z0-9]{{9}}/\n", calls.join(" | ")), schemas)
+    }
+
+    /// Any text, JSON among it, or calls without a mark. A call is bound from the name of a tool on, as no other text begins
+    /// like that.
+    fn bare(&self, tools: &Tools) -> Option<Grammar> {
+        const BEGIN: &str = r#"\{[ \n\r\t]{0,20}"name"[ \n\r\t]{0,20}:[ \n\r\t]{0,20}"#;
+        const SPACE: &str = r"[ \n\r\t]{0,20}";
+        let Call::Object(arguments) = self.shape.call else { return None };
+        let (mut names, mut first, mut calls) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut rules, mut schemas) = (String::new(), Vec::new());
+        for (index, tool) in tools.callable().enumerate() {
+            let name = escape(&tool.name);
+            rules += &format!(
+                "before_{index}[lazy]: /{SPACE}{BEGIN}\"{name}\"/\nHEAD_{index}: /{BEGIN}\"{name}\"/\n"
+            );
+            rules += &format!("rest_{index}: ARGUMENTS json_{index} END\n");
+            first.push(format!("before_{index} rest_{index}"));
+            calls.push(format!("HEAD_{index} rest_{index}"));
+            schemas.push((format!("json_{index}"), tool.parameters.clone()));
+            names.push(name);
+        }
+        let names = names.join("|");
+        let again = if tools.parallel { " (SEPARATOR call)*" } else { "" };
+        let mut start = format!("start: TEXT? | first{again}");
+        if let Some(id) = self.special(self.shape.open.unwrap_or_default()) {
+            start += &format!(" | <[{id}]> call{again}");
+        }
+        if tools.parallel {
+            rules += "SEPARATOR: /; ?/\n";
+        }
+        rules += &format!(
+            "first: {}\ncall: {}\nARGUMENTS: /{SPACE},{SPACE}\"{arguments}\"{SPACE}:{SPACE}/\nEND: /{SPACE}\\}}/\n\
+             TEXT: /(?s:.+)/ & ~/{SPACE}{BEGIN}\"({names})\"(?s:.*)/\n",
+            first.join(" | "),
+            calls.join(" | ")
+        );
+        Some(Grammar::Calls { rules: format!("{start}\n{rules}"), schemas, answer: None })
     }
 
     fn special(&self, mark: &str) -> Option<u32> {

@@ -9,6 +9,7 @@
 //! | `parser` | from the text of an answer to its calls, as it comes |
 //! | `scan` | the JSON of one call, as it comes |
 //! | `tags` | the same for a call in tags, which becomes JSON |
+//! | `text_argument` | the text in a call of a tool that takes a text |
 //! | `shown` | tools and calls as text, where a template has no place for them |
 
 mod delta;
@@ -19,6 +20,7 @@ mod parser;
 mod scan;
 mod shown;
 mod tags;
+mod text_argument;
 
 use serde_json::Value;
 
@@ -27,6 +29,7 @@ pub use format::{Format, UnknownFormat};
 pub use language::grammar;
 pub use parser::Parser;
 pub use shown::{show_calls, show_tools};
+pub use text_argument::TextArgument;
 
 /// A function that the model may call.
 #[derive(Debug, Clone, PartialEq)]

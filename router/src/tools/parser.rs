@@ -40,7 +40,13 @@ enum State {
         raw: String,
         list: bool,
         reader: Reader,
+        /// The tool, once its name is complete.
+        name: Option<String>,
+        /// Whether the call has been passed on.
         started: bool,
+        /// Whether arguments have been passed on.
+        has_arguments: bool,
+        /// Arguments that have not been passed on.
         arguments: String,
     },
     /// A call has ended; what may follow it is skipped.
@@ -152,8 +158,16 @@ impl Parser {
                 return self.give_up(delta);
             }
         };
-        let (raw, arguments) = (std::mem::take(raw), String::new());
-        self.state = State::Call { raw, list, reader, started: false, arguments };
+        let raw = std::mem::take(raw);
+        self.state = State::Call {
+            raw,
+            list,
+            reader,
+            name: None,
+            started: false,
+            has_arguments: false,
+            arguments: String::new(),
+        };
         self.call(c, delta);
     }
 
@@ -172,56 +186,99 @@ impl Parser {
             name: Some(name.to_owned()),
             arguments: String::new(),
         });
-        let (raw, arguments) = (String::new(), String::new());
-        let reader = Reader::Json(Scan::arguments());
-        self.state = State::Call { raw, list: false, reader, started: true, arguments };
+        self.state = State::Call {
+            raw: String::new(),
+            list: false,
+            reader: Reader::Json(Scan::arguments()),
+            name: None,
+            started: true,
+            has_arguments: false,
+            arguments: String::new(),
+        };
         self.call('{', delta);
     }
 
     fn call(&mut self, c: char, delta: &mut Delta) {
-        let State::Call { raw, list, reader, started, arguments } = &mut self.state else { return };
+        let State::Call { raw, reader, name, started, arguments, .. } = &mut self.state else { return };
         if !*started {
             raw.push(c);
         }
-        let index = self.calls;
         let found = match reader {
             Reader::Json(scan) => scan.push(c, arguments),
             Reader::Tags(tags) => tags.push(c, arguments),
         };
-        if *started && !arguments.is_empty() {
+        if found == Found::Name {
+            let found = match &*reader {
+                Reader::Json(scan) => scan.name(),
+                Reader::Tags(tags) => Some(tags.name().to_owned()),
+            };
+            let Some(tool) = self.tools.iter().find(|tool| Some(&tool.name) == found.as_ref()) else {
+                return self.give_up(delta);
+            };
+            if let Reader::Tags(tags) = reader {
+                tags.is(tool);
+            }
+            *name = found;
+        }
+        self.pass_on(delta);
+        match found {
+            Found::Nothing | Found::Name => {}
+            Found::End => self.end(delta),
+            Found::Broken => self.broken(delta),
+        }
+    }
+
+    /// Passes on a call as soon as it is certain to be one, and what has come of its arguments. Without a mark an object is
+    /// a call if it has the name of a tool and an object as the arguments; other JSON is text.
+    fn pass_on(&mut self, delta: &mut Delta) {
+        let (index, bare) = (self.calls, self.shape.bare);
+        let State::Call { name, started, has_arguments, arguments, .. } = &mut self.state else { return };
+        let is_call = !bare || arguments.starts_with('{');
+        if !*started
+            && is_call
+            && let Some(name) = name.take()
+        {
+            *started = true;
+            *has_arguments = !arguments.is_empty();
+            delta.calls.push(CallDelta { index, name: Some(name), arguments: std::mem::take(arguments) });
+        } else if *started && !arguments.is_empty() {
+            *has_arguments = true;
             delta.call(index, None, arguments);
             arguments.clear();
         }
-        match found {
-            Found::Nothing => {}
-            Found::Name => {
-                let name = match &*reader {
-                    Reader::Json(scan) => scan.name(),
-                    Reader::Tags(tags) => Some(tags.name().to_owned()),
-                };
-                let Some(tool) = self.tools.iter().find(|tool| Some(&tool.name) == name.as_ref()) else {
-                    return self.give_up(delta);
-                };
-                if let Reader::Tags(tags) = reader {
-                    tags.is(tool);
-                }
-                *started = true;
-                delta.calls.push(CallDelta { index, name, arguments: std::mem::take(arguments) });
-            }
-            Found::End if *started => {
-                let list = *list;
-                self.calls += 1;
-                self.state = match self.calls < self.most {
-                    true => State::After { list, seen: String::new() },
-                    false => State::Done,
-                };
-            }
-            // What has been passed on cannot be taken back.
-            Found::Broken if *started => {
-                self.calls += 1;
-                self.state = State::Done;
-            }
-            Found::End | Found::Broken => self.give_up(delta),
+    }
+
+    /// The object or the tags are complete.
+    fn end(&mut self, delta: &mut Delta) {
+        let index = self.calls;
+        let State::Call { list, reader, name, started, has_arguments, arguments, .. } = &mut self.state
+        else {
+            return;
+        };
+        let has_other_key = matches!(reader, Reader::Json(scan) if scan.has_other_key());
+        if !*started {
+            // A name alone calls a tool without arguments.
+            let name = name.take().filter(|_| arguments.is_empty() && !has_other_key);
+            let Some(name) = name else { return self.give_up(delta) };
+            delta.calls.push(CallDelta { index, name: Some(name), arguments: "{}".into() });
+        } else if !*has_arguments {
+            delta.call(index, None, "{}");
+        }
+        let list = *list;
+        self.calls += 1;
+        self.state = match self.calls < self.most {
+            true => State::After { list, seen: String::new() },
+            false => State::Done,
+        };
+    }
+
+    /// The text is no call any more. What has been passed on cannot be taken back.
+    fn broken(&mut self, delta: &mut Delta) {
+        if matches!(self.state, State::Call { started: true, .. }) {
+            self.calls += 1;
+            self.state = State::Done;
+        } else {
+            self.give_up(delta);
         }
     }
 

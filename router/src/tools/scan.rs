@@ -21,9 +21,14 @@ pub(super) struct Scan {
     arguments: Option<&'static str>,
     state: State,
     key: String,
-    /// The name as it is written, its quotes left out.
+    /// The name as it is written, with its quotes.
     name: String,
+    /// Whether there is a key that calls do not have.
+    other_key: bool,
 }
+
+/// Keys of a call that have no effect.
+const HARMLESS: [&str; 3] = ["name", "type", "id"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -47,17 +52,28 @@ enum State {
 impl Scan {
     /// At the beginning of an object with a name and, under this key, arguments.
     pub(super) fn call(arguments: &'static str) -> Self {
-        Scan { arguments: Some(arguments), state: State::Begin, key: String::new(), name: String::new() }
+        Scan { arguments: Some(arguments), state: State::Begin, ..Scan::arguments() }
     }
 
     /// At the beginning of the arguments themselves.
     pub(super) fn arguments() -> Self {
-        Scan { arguments: None, state: State::Value, key: String::new(), name: String::new() }
+        Scan {
+            arguments: None,
+            state: State::Value,
+            key: String::new(),
+            name: String::new(),
+            other_key: false,
+        }
     }
 
     /// The name, when it is complete. Nothing if it is no text.
     pub(super) fn name(&self) -> Option<String> {
         serde_json::from_str(&self.name).ok()
+    }
+
+    /// Whether the object has a key that calls do not have, so far.
+    pub(super) fn has_other_key(&self) -> bool {
+        self.other_key
     }
 
     /// Takes in the next character; what it adds to the arguments is put there.
@@ -73,7 +89,10 @@ impl Scan {
             State::Comma if c == ',' => self.go(State::Key),
             State::Colon if c == ':' => self.go(State::Value),
             State::Begin | State::Key | State::Colon | State::Value | State::Comma if space => Found::Nothing,
-            State::InKey { escaped: false } if c == '"' => self.go(State::Colon),
+            State::InKey { escaped: false } if c == '"' => {
+                self.other_key |= self.arguments != Some(&self.key) && !HARMLESS.contains(&self.key.as_str());
+                self.go(State::Colon)
+            }
             State::InKey { escaped } => {
                 self.key.push(c);
                 self.go(State::InKey { escaped: !escaped && c == '\\' })

@@ -1,8 +1,9 @@
 //! The messages of a conversation, as chat templates take them.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::error::OpenAiError;
+use super::tools::CUSTOM_INPUT;
 use crate::text::{Conversation, Rendered};
 
 /// The roles that the API knows. A template may know others.
@@ -111,6 +112,13 @@ fn message(
 
 /// Templates write the arguments of a call as JSON, so they are given the object that the client's text stands for.
 fn call(call: &mut Value) -> bool {
+    if let (Some(name), Some(input)) = (call["custom"]["name"].as_str(), call["custom"]["input"].as_str()) {
+        // A custom tool is a function with one string for the model.
+        let function = json!({"name": name, "arguments": {CUSTOM_INPUT: input}});
+        let id = call["id"].take();
+        *call = json!({"id": id, "type": "function", "function": function});
+        return true;
+    }
     let Some(function) = call.get_mut("function").filter(|function| function["name"].is_string()) else {
         return false;
     };

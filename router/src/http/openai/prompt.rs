@@ -58,7 +58,7 @@ impl Chat {
     /// The conversation as the model's template writes it.
     pub(in crate::http) async fn render(mut self, app: &App) -> Result<Rendered, OpenAiError> {
         self.read_effort(app);
-        let callable = self.asked.check()?.is_some();
+        let callable = self.asked.check(&mut self.ignored)?.is_some();
         self.write(app, callable).await
     }
 
@@ -115,7 +115,7 @@ impl Chat {
         app: &App,
         mut params: Params,
     ) -> Result<Ready, OpenAiError> {
-        let calling = match self.asked.check()? {
+        let calling = match self.asked.check(&mut self.ignored)? {
             Some(tools) => Some(Calling::new(app, tools, &mut params)?),
             None => None,
         };

@@ -10,12 +10,28 @@ pub(in crate::http) struct Transcript {
     messages: Vec<Value>,
     /// The tool of each call, by its id.
     called: HashMap<String, String>,
+    /// The reasoning before the assistant's next message.
+    reasoning: Option<String>,
 }
 
 impl Transcript {
     /// A message of text.
     pub(in crate::http) fn say(&mut self, role: &str, text: String) {
-        self.messages.push(json!({"role": role, "content": text}));
+        let mut message = json!({"role": role, "content": text});
+        let reasoning = self.reasoning.take().filter(|_| role == "assistant");
+        if let Some(reasoning) = reasoning {
+            message["reasoning_content"] = reasoning.into();
+        }
+        self.messages.push(message);
+    }
+
+    /// What the assistant reasoned before the message or call that follows. Templates know it as `reasoning_content`.
+    pub(in crate::http) fn reason(&mut self, text: &str) {
+        let reasoning = self.reasoning.get_or_insert_default();
+        if !reasoning.is_empty() {
+            reasoning.push('\n');
+        }
+        reasoning.push_str(text);
     }
 
     /// Whether nobody but this role has said anything.
@@ -42,7 +58,13 @@ impl Transcript {
             self.say("assistant", String::new());
         }
         let call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+        let reasoning = self.reasoning.take();
         if let Some(message) = self.messages.last_mut() {
+            if let Some(more) = reasoning {
+                // The calls of one message share their reasoning.
+                let so_far = message["reasoning_content"].as_str().map(|text| format!("{text}\n"));
+                message["reasoning_content"] = (so_far.unwrap_or_default() + &more).into();
+            }
             match &mut message["tool_calls"] {
                 Value::Array(calls) => calls.push(call),
                 none => *none = json!([call]),

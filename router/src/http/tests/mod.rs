@@ -4,6 +4,7 @@ mod anthropic;
 mod anthropic_agents;
 mod anthropic_tools;
 mod chat;
+mod codex;
 mod compatibility;
 mod completions;
 mod context;

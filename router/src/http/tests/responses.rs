@@ -3,8 +3,9 @@
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use super::{Script, Server};
-use crate::test_support::BOS;
+use super::{HttpConfig, Limits, Script, Server, tools};
+use crate::assets::Assets;
+use crate::test_support::{self, BOS};
 
 fn prompt(ids: &[u32]) -> String {
     assert_eq!(ids[0], BOS);
@@ -37,7 +38,7 @@ async fn an_answer() {
         json!([{"type": "output_text", "text": "Hi!", "annotations": [], "logprobs": []}])
     );
     let asked = server.engine.requests.recv().await.unwrap();
-    let expected = "system: be brief\nsystem: be kind\nuser: ab\nassistant: c\nuser: d\nassistant: ";
+    let expected = "system: be brief\n\nbe kind\nuser: ab\nassistant: c\nuser: d\nassistant: ";
     assert_eq!(prompt(&asked.prompt), expected);
     assert_eq!((asked.max_new_tokens, asked.sampling.do_sample), (20, false));
     let tokens = asked.prompt.len();
@@ -116,11 +117,9 @@ async fn what_is_not_served_is_refused_by_name() {
         ("conversation", json!("conv_1")),
         ("previous_response_id", json!("resp_1")),
         ("prompt", json!({"id": "p"})),
-        ("reasoning", json!({"effort": "high"})),
+        ("reasoning", json!({"effort": "utmost"})),
         ("tool_choice", json!("required")),
-        ("tools", json!([{"type": "web_search"}])),
-        ("truncation", json!("auto")),
-        ("include", json!(["file_search_call.results"])),
+        ("tools", json!([{"type": "unheard_of"}])),
         ("top_logprobs", json!(21)),
         ("temperature", json!(-1)),
         ("max_output_tokens", json!(0)),
@@ -130,6 +129,9 @@ async fn what_is_not_served_is_refused_by_name() {
         ("input", json!([{"role": "user", "content": [{"type": "input_image", "image_url": "http://x/"}]}])),
         ("input", json!([{"role": "tool", "content": "a"}])),
         ("input", json!([{"role": "user"}])),
+        ("input", json!("a".repeat(100_000))),
+        ("input", json!([{"type": "item_reference", "id": "msg_1"}])),
+        ("input", json!([{"type": "unheard_of", "role": "user", "content": "a"}])),
     ] {
         let mut body = json!({"input": "a"});
         body[field] = value.clone();
@@ -139,16 +141,82 @@ async fn what_is_not_served_is_refused_by_name() {
         assert_eq!(error["type"], "invalid_request_error");
         let param = error["param"].as_str().unwrap();
         assert!(param.starts_with(field), "{field}: {error}");
+        assert!(!error["message"].as_str().unwrap().contains("`max_tokens`"), "{error}");
     }
     for (field, value) in [
         ("background", json!(false)),
         ("reasoning", Value::Null),
         ("tools", json!([])),
         ("tool_choice", json!("auto")),
-        ("include", json!(["reasoning.encrypted_content"])),
-        ("unknown", json!(1)),
+        ("store", json!(false)),
+        ("service_tier", json!("auto")),
+        ("truncation", json!("disabled")),
+        ("text", json!({"verbosity": "medium"})),
+        ("reasoning", json!({"effort": null, "summary": null})),
     ] {
         let reply = server.post("/v1/responses", json!({"input": "a", field: value})).await;
         assert_eq!(reply.status, StatusCode::OK, "{field}: {}", reply.body);
+        assert!(!reply.headers.contains_key("x-millrace-ignored"), "{field}");
     }
+}
+
+#[tokio::test]
+async fn what_cannot_change_the_answer_is_accepted_and_named() {
+    let server = Server::saying("x");
+    for (field, value, named) in [
+        ("client_metadata", json!({"a": "b"}), "client_metadata"),
+        ("include", json!(["message.output_text.logprobs", "reasoning.encrypted_content"]), "include[1]"),
+        ("include", json!(["file_search_call.results"]), "include[0]"),
+        ("max_tool_calls", json!(3), "max_tool_calls"),
+        ("prompt_cache_key", json!("k"), "prompt_cache_key"),
+        ("reasoning", json!({"effort": "high", "summary": "auto"}), "reasoning.effort, reasoning.summary"),
+        ("safety_identifier", json!("u"), "safety_identifier"),
+        ("service_tier", json!("flex"), "service_tier"),
+        ("store", json!(true), "store"),
+        ("text", json!({"verbosity": "low"}), "text.verbosity"),
+        ("truncation", json!("auto"), "truncation"),
+        ("unknown", json!(1), "unknown"),
+    ] {
+        for stream in [false, true] {
+            let body = json!({"input": "a", field: value, "stream": stream});
+            let reply = server.post("/v1/responses", body).await;
+            assert_eq!(reply.status, StatusCode::OK, "{field}: {}", reply.body);
+            assert_eq!(reply.header("x-millrace-ignored"), named, "{field}");
+        }
+    }
+}
+
+/// A template that reads the effort and the reasoning of earlier turns.
+#[tokio::test]
+async fn reasoning_reaches_templates_that_read_it() {
+    let template = "{% if reasoning_effort is defined %}effort {{ reasoning_effort }}; {% endif %}{% for m in messages %}\
+                    {{ m.role }}: {% if m.reasoning_content %}({{ m.reasoning_content }}) {% endif %}{{ m.content }}\
+                    {% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}; {% endfor %}";
+    let assets = Assets { chat_template: Some(template.into()), ..test_support::assets() };
+    let mut server =
+        Server::serving(&assets, Script::Say("x".into()), Limits::default(), HttpConfig::default());
+    let reasoning = |text: &str| {
+        json!({"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": text}],
+                                        "encrypted_content": "c2VjcmV0"})
+    };
+    let whole = json!({"type": "reasoning", "summary": [{"type": "summary_text", "text": "short"}],
+                       "content": [{"type": "reasoning_text", "text": "long"}]});
+    let input = json!([
+        {"role": "user", "content": "a"}, reasoning("first"), {"role": "assistant", "content": "b"},
+        {"role": "user", "content": "c"}, whole,
+        {"type": "function_call", "call_id": "c1", "name": "get", "arguments": "{}"}, reasoning("more"),
+        {"type": "function_call", "call_id": "c2", "name": "set", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "c1", "output": "d"},
+        {"type": "reasoning", "summary": [], "encrypted_content": "c2VjcmV0"}, {"role": "user", "content": "e"},
+    ]);
+    let body = json!({"input": input, "reasoning": {"effort": "low"}});
+    let reply = server.post("/v1/responses", body).await;
+    assert_eq!(reply.status, StatusCode::OK, "{}", reply.body);
+    assert_eq!(reply.json()["reasoning"], json!({"effort": "low", "summary": null}));
+    assert_eq!(reply.header("x-millrace-ignored"), "input[9]", "it has no text");
+    let text = tools::prompt(&mut server).await;
+    let expected = "effort low; user: a; assistant: (first) b; user: c; assistant: (long\nmore) getset; tool: d; user: e; ";
+    assert_eq!(text, expected);
+    server.post("/v1/responses", json!({"input": "a"})).await;
+    assert_eq!(tools::prompt(&mut server).await, "user: a; ");
 }

@@ -204,12 +204,34 @@ async fn what_is_wrong_is_said() {
     let call = json!({"type": "function_call", "call_id": "c", "name": "get", "arguments": "{}"});
     let output = |id: &str| json!({"type": "function_call_output", "call_id": id, "output": "o"});
     for (more, param, text) in [
-        (json!({"tools": [{"type": "web_search"}]}), "tools[0]", "`web_search`, which is not supported"),
-        (json!({"tools": [{"type": "custom", "name": "get"}]}), "tools[0]", "`custom`"),
+        (json!({"tools": [{"type": "clairvoyance"}]}), "tools[0]", "`clairvoyance`, which is not supported"),
+        (json!({"tools": [{"type": "custom", "name": "get it"}]}), "tools[0]", "must have a name"),
         (json!({"tools": [{"name": "get"}]}), "tools[0]", "must have the type function"),
+        (json!({"tools": [{"type": "namespace", "name": "n"}]}), "tools[0]", "a list of `tools`"),
+        (
+            json!({"tools": [{"type": "namespace", "name": "n", "tools": [{"type": "namespace", "name": "m", "tools": []}]}]}),
+            "tools[0].tools[0]",
+            "`namespace`",
+        ),
+        (
+            json!({"tools": [{"type": "web_search"}, {"type": "namespace", "name": "n", "tools": [{"type": "function", "name": "?"}]}]}),
+            "tools[1].tools[0]",
+            "must have a name",
+        ),
+        (
+            json!({"tools": [{"type": "web_search"}], "tool_choice": "required"}),
+            "tool_choice",
+            "the provider runs",
+        ),
+        (
+            json!({"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]}}),
+            "tool_choice",
+            "the provider runs",
+        ),
         (json!({"tools": [{"type": "function"}]}), "tools[0]", "must have a name"),
         (json!({"tools": [{"type": "function", "name": "a", "parameters": 7}]}), "tools[0]", "JSON schema"),
-        (json!({"tool_choice": {"type": "web_search_preview"}}), "tool_choice", "must be auto"),
+        (json!({"tool_choice": {"type": "web_search_preview"}}), "tool_choice", "which the provider runs"),
+        (json!({"tool_choice": {"type": "clairvoyance"}}), "tool_choice", "must be auto"),
         (json!({"tool_choice": {"type": "function", "name": "other"}}), "tool_choice", "other not found"),
         (
             json!({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}),
@@ -229,10 +251,14 @@ async fn what_is_wrong_is_said() {
             "input[0]",
             "`arguments`",
         ),
-        (json!({"input": [{"type": "reasoning", "summary": []}]}), "input[0]", "`reasoning`"),
+        (json!({"input": [{"type": "reasoning", "summary": []}]}), "input", "has no message"),
+        (
+            json!({"input": [{"type": "compaction_trigger"}]}),
+            "input[0]",
+            "`compaction_trigger`, which is not supported",
+        ),
         (json!({"text": {"format": {"type": "regex", "value": "a"}}}), "text.format", "must be JSON"),
         (json!({"text": {"format": {"type": "yaml"}}}), "text.format", "`text.format.type` must be"),
-        (json!({"text": {"verbosity": "low"}}), "text.verbosity", "not supported"),
     ] {
         let reply = server.post(PATH, request(more.clone())).await;
         assert_eq!(reply.status, StatusCode::BAD_REQUEST, "{more}: {}", reply.body);

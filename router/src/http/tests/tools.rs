@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use super::{HttpConfig, Limits, Script, Server};
 use crate::assets::Assets;
 use crate::test_support::{self, EOS};
+use crate::tools::Format;
 
 const PATH: &str = "/v1/chat/completions";
 
@@ -157,6 +158,119 @@ async fn a_choice_is_kept() {
     server.post(PATH, request(json!({}))).await;
     let first = only(server.engine.requests.recv().await.unwrap());
     assert!(first.len() > 90 && first.contains(&EOS), "any text: {first:?}");
+}
+
+/// Whatever `parallel_tool_calls` says: a choice that names a function asks for one call.
+#[tokio::test]
+async fn a_named_function_is_called_once() {
+    let call = "<tool_call>{\"name\": \"get\", \"arguments\": {}}</tool_call>";
+    let mut server = server(&call.repeat(3), Limits::default());
+    let chat = |choice: Value, parallel: Value| {
+        (PATH, request(json!({"tool_choice": choice, "parallel_tool_calls": parallel})))
+    };
+    let function = json!({"type": "function", "name": "get", "parameters": {"type": "object"}});
+    let responses = json!({"input": "hi", "tools": [function], "tool_choice": {"type": "function", "name": "get"},
+                           "parallel_tool_calls": true});
+    let tool = json!({"name": "get", "input_schema": {"type": "object"}});
+    let messages = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 300, "tools": [tool],
+                          "tool_choice": {"type": "tool", "name": "get"}});
+    let named = json!({"type": "function", "function": {"name": "get"}});
+    for ((path, body), most) in [
+        (chat(named.clone(), json!(null)), 1),
+        (chat(named, json!(true)), 1),
+        (chat(json!("get"), json!(true)), 1),
+        (chat(json!("required"), json!(true)), 3),
+        (("/v1/responses", responses), 1),
+        (("/v1/messages", messages), 1),
+    ] {
+        let reply = server.post(path, body.clone()).await;
+        assert_eq!(reply.status, StatusCode::OK, "{}", reply.body);
+        let answer = reply.json();
+        let calls = [&answer["choices"][0]["message"]["tool_calls"], &answer["output"], &answer["content"]]
+            .map(|calls| calls.as_array().map_or(0, Vec::len));
+        assert_eq!(calls.iter().sum::<usize>(), most, "{path} {body}: {answer}");
+        assert!(server.engine.requests.recv().await.unwrap().mask.is_some());
+    }
+}
+
+/// Llama 3 calls tools with plain JSON.
+#[tokio::test]
+async fn json_that_is_no_call_is_content() {
+    for (says, calls) in [
+        ("{\"name\": \"Ada\", \"age\": 36}", 0),
+        ("{\"name\": \"get\", \"age\": 36}", 0),
+        ("{\"answer\": {\"name\": \"get\", \"parameters\": {}}}", 0),
+        ("{\"name\": \"get\", \"parameters\": {\"n\": 1}}", 1),
+    ] {
+        let limits = Limits { tool_format: Some(Format::Llama3Json), ..Limits::default() };
+        let mut server = server(says, limits);
+        for stream in [false, true] {
+            let reply = server.post(PATH, request(json!({"stream": stream}))).await;
+            let messages: Vec<Value> = match stream {
+                false => vec![reply.json()["choices"][0]["message"].clone()],
+                true => reply.chunks().iter().map(|chunk| chunk["choices"][0]["delta"].clone()).collect(),
+            };
+            let content: String = messages.iter().filter_map(|message| message["content"].as_str()).collect();
+            assert_eq!(content, if calls == 0 { says } else { "" });
+            let begun = messages.iter().flat_map(|m| m["tool_calls"].as_array().cloned().unwrap_or_default());
+            assert_eq!(begun.filter(|call| call["id"].is_string()).count(), calls);
+            let mask = server.engine.requests.recv().await.unwrap().mask.expect("calls are bound");
+            let allowed = |byte: u8| mask[usize::from(byte) / 32] >> (byte % 32) & 1 == 1;
+            assert!(allowed(b'{') && allowed(b'a') && allowed(b'['), "an answer may begin with anything");
+        }
+    }
+}
+
+#[tokio::test]
+async fn custom_tools_are_functions_with_one_text() {
+    let call = |input: &str| {
+        format!("<tool_call>{}</tool_call>", json!({"name": "patch", "arguments": {"input": input}}))
+    };
+    let format = json!({"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: LINE"}});
+    let custom =
+        json!({"type": "custom", "custom": {"name": "patch", "description": "edits", "format": format}});
+    let mut server = server(&format!("Well. {}{}", call("a\n\"ü\""), call("b")), Limits::default());
+    let asked = |more: Value| {
+        let mut asked = request(more);
+        asked["tools"].as_array_mut().unwrap().push(custom.clone());
+        asked
+    };
+    let reply = server.post(PATH, asked(json!({}))).await;
+    assert_eq!(reply.header("x-millrace-ignored"), "tools[2].custom.format");
+    let message = reply.json()["choices"][0]["message"].clone();
+    let calls = message["tool_calls"].as_array().unwrap();
+    assert_eq!((&calls[0]["type"], calls[0].get("function")), (&json!("custom"), None));
+    assert_eq!(calls[0]["custom"], json!({"name": "patch", "input": "a\n\"ü\""}));
+    assert_eq!(calls[1]["custom"], json!({"name": "patch", "input": "b"}));
+    let text = prompt(&mut server).await;
+    assert!(
+        text.contains("\"description\": \"edits\"") && text.contains("lark grammar describes:\\nstart: LINE"),
+        "{text}"
+    );
+
+    let chunks = server.post(PATH, asked(json!({"stream": true}))).await.chunks();
+    let mut inputs = vec![String::new(); 2];
+    for part in chunks
+        .iter()
+        .flat_map(|c| c["choices"][0]["delta"]["tool_calls"].as_array().cloned().unwrap_or_default())
+    {
+        assert!(part.get("function").is_none(), "{part}");
+        inputs[part["index"].as_u64().unwrap() as usize] += part["custom"]["input"].as_str().unwrap();
+    }
+    assert_eq!(inputs, ["a\n\"ü\"", "b"]);
+    prompt(&mut server).await;
+
+    let choice = json!({"type": "custom", "custom": {"name": "patch"}});
+    let body = server.post(PATH, asked(json!({"tool_choice": choice}))).await.json();
+    assert_eq!(body["choices"][0]["message"]["tool_calls"].as_array().unwrap().len(), 1);
+    prompt(&mut server).await;
+    let history = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "tool_calls": calls},
+                         {"role": "tool", "tool_call_id": calls[0]["id"], "content": "done"}]);
+    server.post(PATH, asked(json!({"messages": history}))).await;
+    let text = prompt(&mut server).await;
+    let written =
+        "<tool_call>{\"name\": \"patch\", \"arguments\": {\"input\": \"b\"}}</tool_call>; tool: done; ";
+    assert!(text.contains(written), "{text}");
 }
 
 /// TGI refuses it; OpenAI's answers have the form unless they are calls.

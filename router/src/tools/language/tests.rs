@@ -126,7 +126,7 @@ async fn what_may_be_a_call_is_bound_from_its_mark_on() {
             (Format::Qwen3Coder, "<tool_call>\n<function="),
             (Format::Mistral, "[TOOL_CALLS]"),
             (Format::MistralV11, "[TOOL_CALLS]"),
-            (Format::Llama3Json, "{"),
+            (Format::Llama3Json, "\n{ \"name\": \"get\""),
         ] {
             let tools = tools(Choice::Auto, true);
             let grammar = grammar(&tools, format, &tokenizer, None).unwrap();
@@ -145,6 +145,39 @@ async fn what_may_be_a_call_is_bound_from_its_mark_on() {
             );
         }
         assert_eq!(grammar(&tools(Choice::Auto, true), Format::Json, &tokenizer, None), None);
+    }
+}
+
+/// Llama 3 calls tools with plain JSON, so JSON that is no call has to be told from calls.
+#[tokio::test]
+async fn json_that_is_no_call_is_text() {
+    let tools = tools(Choice::Auto, true);
+    for tokenizer in tokenizers() {
+        let grammar = grammar(&tools, Format::Llama3Json, &tokenizer, None).unwrap();
+        for text in [
+            r#"{"answer": 42, "list": [{"name": "get", "parameters": 7}]}"#,
+            r#"{"name": "Ada", "age": 36}"#,
+            r#"{"name": "get_more", "parameters": 7}"#,
+            r#"{"name" : 7}"#,
+            "{",
+            "{ what }",
+        ] {
+            let (read, ended) =
+                random(&tokenizer, &grammar, 1, text).await.unwrap_or_else(|| panic!("{text}"));
+            assert!(read.starts_with(text));
+            assert_eq!(check(&read, Format::Llama3Json, &tools, ended), 0, "{read}");
+        }
+        for begun in
+            [r#"{"name": "get", "parameters": {"n": "x"#, r#"{"name":"set","parameters": {"to": "he"#]
+        {
+            let led = random(&tokenizer, &grammar, 1, begun).await;
+            assert_eq!(led.is_some(), begun.contains("set"), "{begun}");
+            let calls = led.map(|(text, ended)| check(&text, Format::Llama3Json, &tools, ended));
+            assert!(calls.is_none_or(|calls| calls >= 1));
+        }
+        let two = r#"{"name": "get", "parameters": {"n": 1}}; {"name": "set", "parameters": {"to": "here"}}"#;
+        let (text, ended) = random(&tokenizer, &grammar, 1, two).await.unwrap();
+        assert!(check(&text, Format::Llama3Json, &tools, ended) >= 2, "{text}");
     }
 }
 

@@ -140,7 +140,21 @@ const CASES: &[Case] = &[
         "",
         &[("get", "{\"k\": true}")],
     ),
-    (Format::Json, true, "{\"name\": \"get\"}", "", &[("get", "")]),
+    // A name alone is a call without arguments. Other JSON with the name of a tool is text.
+    (Format::Json, true, "{\"name\": \"get\"}", "", &[("get", "{}")]),
+    (Format::Hermes, true, "<tool_call>{\"name\": \"get\"}</tool_call>", "", &[("get", "{}")]),
+    (Format::Llama3Json, true, "{\"type\": \"function\", \"name\": \"get\"}", "", &[("get", "{}")]),
+    (Format::Llama3Json, true, "{\"name\": \"Ada\", \"age\": 36}", "{\"name\": \"Ada\", \"age\": 36}", &[]),
+    (Format::Llama3Json, true, "{\"name\": \"get\", \"age\": 36}", "{\"name\": \"get\", \"age\": 36}", &[]),
+    (Format::Llama3Json, true, "{\"age\": 36, \"name\": \"get\"} ", "{\"age\": 36, \"name\": \"get\"} ", &[]),
+    (
+        Format::Llama3Json,
+        true,
+        "{\"name\": \"get\", \"parameters\": [1]}",
+        "{\"name\": \"get\", \"parameters\": [1]}",
+        &[],
+    ),
+    (Format::Llama3Json, true, "{\"a\": {\"name\": \"get\"}} ok", "{\"a\": {\"name\": \"get\"}} ok", &[]),
     (
         Format::MistralV11,
         true,

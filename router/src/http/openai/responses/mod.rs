@@ -12,7 +12,7 @@ use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 
 use self::output::Output;
-use self::request::ResponsesRequest;
+use self::request::{Asking, ResponsesRequest};
 use self::types::Body;
 use super::error::{OpenAiError, OpenAiJson};
 use super::plain;
@@ -29,12 +29,13 @@ pub(super) async fn responses(
 ) -> Result<Response, OpenAiError> {
     let mut header = Header::new("resp", plain::check_model(&app, request.model.clone())?);
     header.id = header.id.replacen('-', "_", 1);
-    let Ready { prepared, calling, characters, ignored } =
-        request.chat()?.prepare(&app, request.params()?).await?;
+    let Asking { chat, functions, effort } = request.asking(&app)?;
+    let prepared = chat.prepare(&app, request.params()?).await.map_err(with_own_names)?;
+    let Ready { prepared, calling, characters, ignored } = prepared;
     let prompt_tokens = prepared.prompt().len();
-    let body = Body::new(header, &request);
+    let body = Body::new(header, &request, effort);
     let tokenizer = request.wants_logprobs().then(|| app.service.tokenizer().clone());
-    let mut output = Output::new(calling.as_ref(), tokenizer);
+    let mut output = Output::new(calling.as_ref(), functions, tokenizer);
     let mut streams = vec![app.service.start(prepared)?];
     if request.stream.unwrap_or(false) {
         sse::begin(&mut streams).await?;
@@ -54,4 +55,10 @@ pub(super) async fn responses(
         Json(body.complete(output.items(), prompt_tokens, &answer.finished)).into_response()
     };
     Ok((headers, offload::run(bytes, write).await).into_response())
+}
+
+/// An error in which fields have the names that they have in this API.
+fn with_own_names(error: OpenAiError) -> OpenAiError {
+    let names = [("max_tokens", "max_output_tokens"), ("prompt", "input"), ("messages", "input")];
+    names.into_iter().fold(error, |error, (from, to)| error.renamed(from, to))
 }

@@ -9,10 +9,11 @@ use super::super::names::FieldNames;
 use super::super::plain;
 use super::super::prompt::{Chat, ChatNames};
 use super::super::tools::Asked;
-use super::{input, tools};
+use super::input::{self, Source};
+use super::tools::{Functions, ToolSet};
 use crate::grammar::Wanted;
-use crate::http::grammar;
-use crate::http::ignored::{Ignored, Unserved, refused};
+use crate::http::ignored::{Ignored, Unserved, hint, refused};
+use crate::http::{App, grammar};
 use crate::service::Params;
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -29,6 +30,7 @@ pub(in super::super) struct ResponsesRequest {
     pub(super) tool_choice: Option<Value>,
     pub(super) parallel_tool_calls: Option<bool>,
     pub(super) text: Option<Text>,
+    pub(super) reasoning: Option<Reasoning>,
     #[serde(default)]
     pub(super) include: Option<Vec<String>>,
     pub(super) metadata: Option<Map<String, Value>>,
@@ -45,53 +47,109 @@ pub(in super::super) struct Text {
     verbosity: Option<String>,
 }
 
+/// How the model reasons.
+#[derive(Debug, Deserialize, ToSchema)]
+#[schema(as = ResponseReasoning)]
+pub(in super::super) struct Reasoning {
+    effort: Option<String>,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+/// The efforts that OpenAI knows.
+const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
+/// The variable of templates for it.
+const EFFORT: &str = "reasoning_effort";
+
 /// What can be included.
 const LOGPROBS: &str = "message.output_text.logprobs";
-/// Reasoning that answers do not have, so that all of it is included.
-const REASONING: &str = "reasoning.encrypted_content";
 
-/// Fields that are not served.
+/// Fields that are not served. `store` asks for something after the answer, which says itself that it has not been stored.
 const UNSERVED: &[Unserved] = &[
     refused("background", &["false"]),
     refused("context_management", &["[]"]),
     refused("conversation", &[]),
-    refused("max_tool_calls", &[]),
     refused("moderation", &[]),
     refused("previous_response_id", &[]),
     refused("prompt", &[]),
-    refused("reasoning", &["{}", r#"{"effort":null,"summary":null}"#, r#"{"effort":"none"}"#]),
-    refused("truncation", &["\"disabled\""]),
+    hint("max_tool_calls", &[]),
+    hint("service_tier", &["\"auto\"", "\"default\""]),
+    hint("store", &["false"]),
+    hint("truncation", &["\"disabled\""]),
 ];
 
+/// A request in the terms of this server.
+pub(super) struct Asking {
+    pub(super) chat: Chat,
+    /// The client's tools by the names of the functions that the model calls.
+    pub(super) functions: Functions,
+    /// The effort, if the template could read it.
+    pub(super) effort: Option<String>,
+}
+
 impl ResponsesRequest {
-    /// Refuses by name what would change the answer and is not served. `store` asks for something after the answer, which says
-    /// itself that it has not been stored.
+    /// Refuses by name what would change the answer and is not served, and notes what has no effect.
     fn check_rest(&self, ignored: &mut Ignored) -> Result<(), OpenAiError> {
         ignored.check(UNSERVED, &self.rest).map_err(OpenAiError::unsupported)?;
         if self.text.as_ref().and_then(|text| text.verbosity.as_deref()).is_some_and(|v| v != "medium") {
-            return Err(OpenAiError::unsupported("text.verbosity"));
+            ignored.note("text.verbosity");
         }
-        let others =
-            self.include.iter().flatten().find(|include| ![LOGPROBS, REASONING].contains(&include.as_str()));
-        if let Some(other) = others {
-            let message = format!("`include` with `{other}` is not supported");
-            return Err(OpenAiError::invalid("include", message));
+        for (index, include) in self.include.iter().flatten().enumerate() {
+            // Everything else that can be included is something that answers do not have.
+            if include != LOGPROBS {
+                ignored.note(&format!("include[{index}]"));
+            }
         }
         Ok(())
     }
 
+    /// The effort, if the template could read it.
+    fn effort(&self, app: &App, ignored: &mut Ignored) -> Result<Option<String>, OpenAiError> {
+        let Some(reasoning) = &self.reasoning else { return Ok(None) };
+        for (name, _) in reasoning.rest.iter().filter(|(_, value)| !value.is_null()) {
+            ignored.note(&format!("reasoning.{name}"));
+        }
+        let Some(effort) = &reasoning.effort else { return Ok(None) };
+        if !EFFORTS.contains(&effort.as_str()) {
+            let message = format!("`reasoning.effort` must be one of {}", EFFORTS.join(", "));
+            return Err(OpenAiError::invalid("reasoning.effort", message));
+        }
+        if app.service.template_may_read(EFFORT) {
+            return Ok(Some(effort.clone()));
+        }
+        ignored.note("reasoning.effort");
+        Ok(None)
+    }
+
     /// The conversation. A response never continues a message of the input.
-    pub(super) fn chat(&self) -> Result<Chat, OpenAiError> {
+    pub(super) fn asking(&self, app: &App) -> Result<Asking, OpenAiError> {
         let mut ignored = Ignored::default();
         self.check_rest(&mut ignored)?;
-        let asked = Asked {
-            tools: self.tools.as_deref().map(tools::functions).transpose()?,
-            choice: self.tool_choice.clone(),
-            parallel: self.parallel_tool_calls,
+        let effort = self.effort(app, &mut ignored)?;
+        let mut tools = ToolSet::new(input::tool_lists(self.tools.as_deref(), &self.input), &mut ignored)?;
+        let choice = tools.choice(self.tool_choice.as_ref())?;
+        let source = Source {
+            instructions: self.instructions.as_deref(),
+            input: &self.input,
+            tools: &tools,
+            reads_reasoning: ["reasoning_content", "reasoning", "thinking"]
+                .iter()
+                .any(|name| app.service.template_may_read(name)),
         };
-        let messages = input::messages(self.instructions.as_deref(), &self.input)?;
-        let names = ChatNames(FieldNames::RESPONSES);
-        Ok(Chat { messages, asked, names, ignored, continue_final_message: Some(false), ..Chat::default() })
+        let messages = source.messages(&mut ignored)?;
+        let functions = std::mem::take(&mut tools.functions);
+        let asked = Asked { tools: Some(functions), choice, parallel: self.parallel_tool_calls };
+        let variables = effort.iter().map(|effort| (EFFORT.to_owned(), effort.as_str().into())).collect();
+        let chat = Chat {
+            messages,
+            asked,
+            variables: Some(variables),
+            names: ChatNames(FieldNames::RESPONSES),
+            ignored,
+            continue_final_message: Some(false),
+            ..Chat::default()
+        };
+        Ok(Asking { chat, functions: tools.shown, effort })
     }
 
     /// Whether tokens come with their probabilities.

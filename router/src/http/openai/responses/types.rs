@@ -71,7 +71,8 @@ struct Usage {
 }
 
 impl Body {
-    pub(super) fn new(header: Header, request: &ResponsesRequest) -> Self {
+    /// `effort` is the one that the model was told of.
+    pub(super) fn new(header: Header, request: &ResponsesRequest, effort: Option<String>) -> Self {
         let Header { id, created, model } = header;
         let format = request.text.as_ref().and_then(|text| text.format.clone()).filter(|f| !f.is_null());
         Body {
@@ -89,7 +90,7 @@ impl Body {
             output: Vec::new(),
             parallel_tool_calls: request.parallel_tool_calls.unwrap_or(true),
             previous_response_id: None,
-            reasoning: json!({"effort": null, "summary": null}),
+            reasoning: json!({"effort": effort, "summary": null}),
             store: false,
             temperature: request.temperature.unwrap_or(1.0),
             text: json!({"format": format.unwrap_or_else(|| json!({"type": "text"}))}),
