@@ -321,7 +321,9 @@ items! {
     /// Messages of Anthropic's API.
     TURNS = r##"{"role":"user","content":"a"}"##, r##"{"role":"assistant","content":"b"}"##,
         r##"{"role":"assistant","content":[{"type":"tool_use","id":"c§","name":"f","input":{}}]}"##,
-        r##"{"role":"user","content":[{"type":"tool_result","tool_use_id":"c§","content":"a"}]}"##, "{}";
+        r##"{"role":"user","content":[{"type":"tool_result","tool_use_id":"c§","content":"a"}]}"##,
+        r##"{"role":"system","content":"a"}"##, r##"{"role":"assistant","content":[{"type":"thinking","thinking":"a"}]}"##,
+        r##"{"role":"user","content":[{"type":"document","title":"a","source":{"type":"text","data":"b"}}]}"##, "{}";
     /// Items of the input of `/v1/responses`.
     ITEMS = r##"{"role":"user","content":"a"}"##, r##"{"type":"function_call","call_id":"c§","name":"f","arguments":"{}"}"##,
         r##"{"type":"function_call_output","call_id":"c§","output":"a"}"##,
@@ -332,7 +334,8 @@ items! {
     TOOLS = r##"{"type":"function","function":{"name":"f§","parameters":{"type":"object","properties":{"a":{"type":"string"}}}}}"##,
         r##"{"type":"function","function":{"name":"f§"}}"##, "{}";
     /// Tools of Anthropic's API and of `/v1/responses`.
-    BARE_TOOLS = r##"{"name":"f§","input_schema":{"type":"object"}}"##, r##"{"type":"function","name":"f§","parameters":{"type":"object"}}"##, "{}";
+    BARE_TOOLS = r##"{"name":"f§","input_schema":{"type":"object"}}"##, r##"{"type":"t§","name":"f§"}"##,
+        r##"{"type":"function","name":"f§","parameters":{"type":"object"}}"##, "{}";
     /// Texts in a list.
     TEXTS = "\"s§\"", "\"a\"", "\"\"", "\"<s>\"";
     /// Numbers and texts in a list.

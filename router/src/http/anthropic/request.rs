@@ -159,7 +159,7 @@ impl MessagesRequest {
 
     pub(super) fn params(&self) -> Result<Params, OpenAiError> {
         // Anthropic counts 0 among the valid values.
-        let top_k = self.top_k.filter(|&k| k != 0);
+        let top_k = self.top_k.map(|k| if k == 0 { Params::ALL } else { k });
         Ok(Params {
             max_new_tokens: Some(self.max_tokens),
             clamp_new_tokens: true,

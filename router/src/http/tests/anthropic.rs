@@ -34,6 +34,11 @@ async fn a_message() {
     let asked = server.engine.requests.recv().await.unwrap();
     let text: String = asked.prompt[1..].iter().map(|&id| char::from(id as u8)).collect();
     assert_eq!(text, "user: a\nassistant: We", "the assistant's words are continued");
+
+    let body = json!({"max_tokens": 2, "top_k": 0, "stop_sequences": [], "messages": [{"role": "user", "content": "a"}]});
+    let reply = server.post("/v1/messages", body).await;
+    assert_eq!(reply.status, StatusCode::OK, "{}", reply.body);
+    assert_eq!(server.engine.requests.recv().await.unwrap().sampling.top_k, 0, "all tokens are kept");
 }
 
 #[tokio::test]
