@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::collections::HashMap;
+use std::path::Path;
 
 use millrace_integration_tests::{Server, post, stream, test_data};
 use serde_json::{Value, json};
@@ -10,11 +11,13 @@ const LILY: &str = "Once upon a time, there was a little girl named Lily.";
 const LILY_80: &str = " She loved to play outside in the park. One day, she saw a big, red ball. She wanted to play \
                        with it, but it was too high.\nLily's mom said, \"Lily, let's go to the park.\" Lily was sad and didn'";
 
-fn serve(flags: &[&str]) -> Option<Server> {
-    let model = test_data("stories260k")?;
+/// The demo model, which is trained on stories of the same kind.
+const DEMO: &str = "demo";
+
+fn serve(model: &Path, flags: &[&str]) -> Server {
     let mut all = vec!["--model-id", model.to_str().unwrap()];
     all.extend(flags);
-    Some(Server::start(&all))
+    Server::start(&all)
 }
 
 fn request(prompt: &str, tokens: usize) -> Value {
@@ -28,8 +31,9 @@ fn text_alone(server: &Server, prompt: &str, tokens: usize) -> String {
 }
 
 #[test]
-fn greedy_text_is_that_of_the_original_program() {
-    let Some(server) = serve(&[]) else { return };
+#[ignore = "needs the published checkpoints of MILLRACE_TEST_DATA"]
+fn published_weights_give_the_text_of_the_original_program() {
+    let server = serve(&test_data("stories260k"), &[]);
     let answer = post(&server.url("/generate"), &request(LILY, 80));
     assert_eq!(answer.body["generated_text"], LILY_80);
     assert_eq!(answer.body["details"]["generated_tokens"], 80);
@@ -37,8 +41,9 @@ fn greedy_text_is_that_of_the_original_program() {
 }
 
 #[test]
-fn a_stream_is_the_whole_answer_in_pieces() {
-    let Some(server) = serve(&[]) else { return };
+#[ignore = "needs the published checkpoints of MILLRACE_TEST_DATA"]
+fn published_weights_stream_the_whole_answer_in_pieces() {
+    let server = serve(&test_data("stories260k"), &[]);
     let events: Vec<Value> = stream(&server.url("/generate_stream"), &request(LILY, 80)).collect();
     assert_eq!(events.len(), 80);
     let text: String = events.iter().map(|event| event["token"]["text"].as_str().unwrap()).collect();
@@ -54,7 +59,7 @@ fn prompts() -> Vec<String> {
 }
 
 fn under_load(flags: &[&str]) {
-    let Some(server) = serve(flags) else { return };
+    let server = serve(Path::new(DEMO), flags);
     let prompts = prompts();
     let alone: HashMap<&str, String> =
         prompts.iter().map(|prompt| (prompt.as_str(), text_alone(&server, prompt, 48))).collect();
@@ -66,6 +71,8 @@ fn under_load(flags: &[&str]) {
                 let events = stream(&server.url("/generate_stream"), &request(prompt, 48));
                 let text: String = events
                     .take(if leaves { 7 } else { usize::MAX })
+                    // A mark is shown as a token and is no part of the text.
+                    .filter(|event| event["token"]["special"] == false)
                     .map(|event| event["token"]["text"].as_str().unwrap().to_owned())
                     .collect();
                 match leaves {

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use millrace_integration_tests::{Server, post, resident_bytes, shards_of, signal, stream, test_data};
+use millrace_integration_tests::{ModelCopy, Server, post, resident_bytes, shards_of, signal, stream};
 use serde_json::{Value, json};
 
 /// Greedy and seeded requests by turns; long ones, so that there is time to die in the middle.
@@ -52,10 +52,7 @@ fn texts(server: &Server, requests: &[Value], seen: &AtomicUsize) -> Vec<String>
 
 /// Sends the shard this signal three times in the middle of 16 streams.
 fn streams_survive(name: &str, flags: &[&str]) {
-    let Some(model) = test_data("stories260k") else { return };
-    let mut all = vec!["--model-id", model.to_str().unwrap()];
-    all.extend(flags);
-    let server = Server::start(&all);
+    let server = Server::start(flags);
     let requests = requests(16);
     let seen = AtomicUsize::new(0);
     let expected = texts(&server, &requests, &seen);
@@ -110,24 +107,14 @@ fn stopping_the_shard_three_times_changes_no_text() {
     streams_survive("STOP", &["--step-timeout", "1.5"]);
 }
 
-fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let path = entry.unwrap().path();
-        std::fs::copy(&path, to.join(path.file_name().unwrap())).unwrap();
-    }
-}
-
 #[test]
 fn shards_that_never_come_back_end_the_server_with_a_clear_error() {
-    let Some(model) = test_data("stories260k") else { return };
-    let folder = std::env::temp_dir().join(format!("millrace-gone-{}", std::process::id()));
-    copy(&model, &folder);
+    let model = ModelCopy::new("gone");
     let failures = ["--max-shard-failures", "4", "--shard-failure-window", "1"];
-    let server = Server::start(&[&["--model-id", folder.to_str().unwrap()], failures.as_slice()].concat());
+    let server = Server::start(&[&["--model-id", model.path()], failures.as_slice()].concat());
     let mut events = stream(&server.url("/generate_stream"), &requests(1)[0]);
     assert!(events.next().is_some());
-    std::fs::remove_file(folder.join("model.safetensors")).unwrap();
+    std::fs::remove_file(Path::new(model.path()).join("model.safetensors")).unwrap();
     shards_of(server.pid()).into_iter().for_each(|shard| signal(shard, "KILL"));
     server.wait_until("it is not ready", |server| server.get("/ready").0 == 503);
     assert_eq!(server.get("/health").0, 200);
@@ -135,16 +122,14 @@ fn shards_that_never_come_back_end_the_server_with_a_clear_error() {
     assert!(last["error"].as_str().unwrap().contains("safetensors"), "{last}");
     server.says("started again in");
     assert_eq!(server.wait().code(), Some(1));
-    std::fs::remove_dir_all(&folder).unwrap();
 }
 
 #[test]
 fn an_overfull_server_refuses_and_loses_nothing() {
     const CLIENTS: usize = 400;
     const EACH: usize = 5;
-    let Some(model) = test_data("stories260k") else { return };
     let flags = ["--max-concurrent-requests", "200", "--max-queue-requests", "100", "--queue-timeout", "20"];
-    let server = Server::start(&[&["--model-id", model.to_str().unwrap()], flags.as_slice()].concat());
+    let server = Server::start(&flags);
     let resident = || resident_bytes(server.pid()) >> 10;
     let (done, half) = (AtomicUsize::new(0), AtomicUsize::new(0));
     let statuses: Vec<u16> = std::thread::scope(|scope| {
@@ -190,8 +175,7 @@ fn an_overfull_server_refuses_and_loses_nothing() {
 
 #[test]
 fn a_draining_server_answers_that_it_is() {
-    let Some(model) = test_data("stories260k") else { return };
-    let server = Server::start(&["--model-id", model.to_str().unwrap()]);
+    let server = Server::start(&[]);
     let mut running: Vec<_> =
         requests(12).iter().map(|request| stream(&server.url("/generate_stream"), request)).collect();
     assert!(running.iter_mut().all(|events| events.next().is_some()));
@@ -216,9 +200,8 @@ fn a_draining_server_answers_that_it_is() {
 
 #[test]
 fn draining_ends_with_error_events_when_time_is_up() {
-    let Some(model) = test_data("stories260k") else { return };
     let flags = ["--graceful-termination-timeout", "1", "--max-batch-size", "2"];
-    let server = Server::start(&[&["--model-id", model.to_str().unwrap()], flags.as_slice()].concat());
+    let server = Server::start(&flags);
     let mut held: Vec<_> =
         requests(2).iter().map(|request| stream(&server.url("/generate_stream"), request)).collect();
     assert!(held.iter_mut().all(|events| events.next().is_some()));

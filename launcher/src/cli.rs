@@ -14,7 +14,7 @@ use millrace_shard::families::{Overrides, RopeKind};
 use millrace_shard::{AllReduce, DType, Device, Quantize};
 
 pub(crate) use bench::{BenchHttpArgs, BenchRoute};
-pub(crate) use http::HttpArgs;
+pub(crate) use http::{GenerationConfig, HttpArgs};
 pub(crate) use plan::PlanArgs;
 pub(crate) use tgi::TgiArgs;
 

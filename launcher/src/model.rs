@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use millrace_shard::checkpoint::Source;
 
-use crate::cli::ModelArgs;
+use crate::cli::{LoadFormat, ModelArgs};
 use crate::demo;
 
 /// The files of a model.
@@ -47,22 +47,25 @@ pub(crate) fn locate(args: &ModelArgs) -> Result<Location> {
     }
     let folder = Path::new(&args.model_id);
     if folder.is_dir() {
-        return Ok(Location::Folder(folder.to_path_buf()));
+        return checked(folder.to_path_buf(), args);
     }
     if folder.exists() {
+        if folder.extension().is_some_and(|extension| extension == "gguf") {
+            bail!("--model-id {}: this is a GGUF file. {NO_GGUF}", args.model_id);
+        }
         bail!(
             "--model-id {}: this is a file; give the folder that holds config.json and the weights",
             args.model_id
         );
     }
     match args.hub_cache().cloned().or_else(hub_cache) {
-        Some(cache) => locate_cached(&cache, &args.model_id, &args.revision),
+        Some(cache) => checked(locate_cached(&cache, &args.model_id, &args.revision)?, args),
         None => bail!("--model-id {}: there is no such folder", args.model_id),
     }
 }
 
 /// The snapshot of `name` at `revision` in a Hugging Face cache: `models--org--name/{refs/REV, snapshots/COMMIT}`.
-fn locate_cached(cache: &Path, name: &str, revision: &str) -> Result<Location> {
+fn locate_cached(cache: &Path, name: &str, revision: &str) -> Result<PathBuf> {
     let repository = cache.join(format!("models--{}", name.replace('/', "--")));
     if !repository.is_dir() {
         bail!(
@@ -79,7 +82,59 @@ fn locate_cached(cache: &Path, name: &str, revision: &str) -> Result<Location> {
             cache.display()
         );
     }
-    Ok(Location::Folder(snapshot))
+    Ok(snapshot)
+}
+
+const NO_GGUF: &str = "Millrace reads safetensors: take the repository that the GGUF files were made from, which has \
+                       config.json, tokenizer.json and *.safetensors";
+
+/// Files of a folder that are looked at, to tell what it holds.
+const MOST_FILES: usize = 10_000;
+
+/// The folder, unless it holds something that is known and no model.
+fn checked(folder: PathBuf, args: &ModelArgs) -> Result<Location> {
+    let name = &args.model_id;
+    let has = |file: &str| folder.join(file).exists();
+    if has("adapter_config.json") && !has("config.json") {
+        let base = adapted_model(&folder.join("adapter_config.json"));
+        let base = base.map(|base| format!(" for {base}")).unwrap_or_default();
+        bail!(
+            "--model-id {name}: this folder holds a LoRA adapter{base}. Millrace serves complete models: merge the \
+             adapter into its model with peft's `merge_and_unload()`, save the result with `save_pretrained`, and \
+             serve that folder"
+        );
+    }
+    if args.load_format == LoadFormat::Auto && holds_gguf_only(&folder) {
+        bail!("--model-id {name}: this folder holds GGUF files. {NO_GGUF}");
+    }
+    Ok(Location::Folder(folder))
+}
+
+/// The model that an adapter was trained for.
+fn adapted_model(config: &Path) -> Option<String> {
+    /// Configurations of adapters have less than 2 kB.
+    const LARGEST: u64 = 1 << 20;
+    let kind = std::fs::metadata(config).ok()?;
+    if !kind.is_file() || kind.len() > LARGEST {
+        return None;
+    }
+    let config: serde_json::Value = serde_json::from_slice(&std::fs::read(config).ok()?).ok()?;
+    let base = config.get("base_model_name_or_path")?.as_str()?;
+    Some(base.chars().filter(|c| !c.is_control()).take(200).collect())
+}
+
+/// Whether a folder has weights as GGUF and none as safetensors.
+fn holds_gguf_only(folder: &Path) -> bool {
+    let Ok(files) = std::fs::read_dir(folder) else { return false };
+    let mut gguf = false;
+    for file in files.take(MOST_FILES).flatten() {
+        match Path::new(&file.file_name()).extension().and_then(|extension| extension.to_str()) {
+            Some("safetensors") => return false,
+            Some("gguf") => gguf = true,
+            _ => {}
+        }
+    }
+    gguf
 }
 
 fn hub_cache() -> Option<PathBuf> {
@@ -92,7 +147,10 @@ fn hub_cache() -> Option<PathBuf> {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+    use crate::cli::{Cli, Command};
 
     #[test]
     fn a_cached_repository_is_found_by_branch_and_by_commit() {
@@ -102,12 +160,59 @@ mod tests {
         std::fs::create_dir_all(cache.join("models--org--tiny/refs")).unwrap();
         std::fs::write(cache.join("models--org--tiny/refs/main"), "abc123\n").unwrap();
 
-        assert_eq!(locate_cached(&cache, "org/tiny", "main").unwrap(), Location::Folder(snapshot.clone()));
-        assert_eq!(locate_cached(&cache, "org/tiny", "abc123").unwrap(), Location::Folder(snapshot));
+        assert_eq!(locate_cached(&cache, "org/tiny", "main").unwrap(), snapshot);
+        assert_eq!(locate_cached(&cache, "org/tiny", "abc123").unwrap(), snapshot);
         let unknown = locate_cached(&cache, "org/tiny", "v2").unwrap_err().to_string();
         assert!(unknown.contains("no revision `v2`"), "{unknown}");
         let absent = locate_cached(&cache, "org/other", "main").unwrap_err().to_string();
         assert!(absent.contains("hf download org/other"), "{absent}");
         std::fs::remove_dir_all(&cache).unwrap();
+    }
+
+    /// What is said of a path that is given as the model.
+    fn refusal(path: &Path, format: &str) -> Option<String> {
+        let path = path.to_str().unwrap();
+        let cli = Cli::parse_from(["millrace", "inspect", "--model-id", path, "--load-format", format]);
+        let Command::Inspect(args) = cli.command else { panic!("not inspect") };
+        locate(&args.model).err().map(|error| error.to_string())
+    }
+
+    /// What is said of a folder with these files.
+    fn of_folder(files: &[(&str, &str)], format: &str) -> Option<String> {
+        let folder = std::env::temp_dir().join(format!("millrace-folder-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for (name, text) in files {
+            std::fs::write(folder.join(name), text).unwrap();
+        }
+        let text = refusal(&folder, format);
+        std::fs::remove_dir_all(&folder).unwrap();
+        text
+    }
+
+    #[test]
+    fn adapters_and_gguf_files_are_told_by_name() {
+        let adapter = ("adapter_config.json", r#"{"base_model_name_or_path": "org/base"}"#);
+        let text = of_folder(&[adapter, ("adapter_model.safetensors", "")], "auto").unwrap();
+        assert!(
+            text.contains("holds a LoRA adapter for org/base. Millrace serves complete models"),
+            "{text}"
+        );
+        let text = of_folder(&[("adapter_config.json", "{")], "auto").unwrap();
+        assert!(text.contains("holds a LoRA adapter. "), "{text}");
+        let text = of_folder(&[("model-Q4_K_M.gguf", ""), ("config.json", "{}")], "auto").unwrap();
+        assert!(text.contains("holds GGUF files. Millrace reads safetensors"), "{text}");
+        // A model beside them is served.
+        let model = [("config.json", "{}"), ("model.safetensors", "")];
+        assert_eq!(of_folder(&[&model[..], &[adapter, ("x.gguf", "")]].concat(), "auto"), None);
+        assert_eq!(of_folder(&[("config.json", "{}"), ("x.gguf", "")], "dummy"), None);
+    }
+
+    #[test]
+    fn a_gguf_file_is_told_by_name() {
+        let path = std::env::temp_dir().join(format!("millrace-{}.gguf", std::process::id()));
+        std::fs::write(&path, "").unwrap();
+        let text = refusal(&path, "auto").unwrap();
+        std::fs::remove_file(&path).unwrap();
+        assert!(text.contains("this is a GGUF file. Millrace reads safetensors"), "{text}");
     }
 }

@@ -8,6 +8,10 @@ use std::path::Path;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+mod sampling;
+
+pub use sampling::SamplingDefaults;
+
 /// The files of a model that the router reads.
 #[derive(Debug, Clone, Default)]
 pub struct Assets {
@@ -25,6 +29,8 @@ pub struct Assets {
     pub add_bos_token: Option<bool>,
     /// Tokens that end a generation, from `generation_config.json` or else `config.json`; empty if neither says.
     pub eos_ids: Vec<u32>,
+    /// How tokens are drawn where a request does not say it, from `generation_config.json`.
+    pub sampling: SamplingDefaults,
     /// The id of the token that begins a sequence, as the configuration says.
     pub bos_id: Option<u32>,
     /// Sentence-transformers' `1_Pooling/config.json`, as it is; empty if there is none.
@@ -108,6 +114,15 @@ struct TokenIds {
     eos_token_id: Option<Ids>,
 }
 
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct GenerationConfig {
+    #[serde(flatten)]
+    ids: TokenIds,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
 enum Ids {
@@ -165,7 +180,9 @@ impl Assets {
         let tokenizer =
             file("tokenizer.json")?.ok_or_else(|| AssetError::NoTokenizer(origin.to_owned()))?.into_owned();
         let config: TokenizerConfig = json(&file, "tokenizer_config.json")?;
-        let generation: TokenIds = json(&file, "generation_config.json")?;
+        let generation: GenerationConfig = json(&file, "generation_config.json")?;
+        let sampling = SamplingDefaults::of(&generation.rest);
+        let generation = generation.ids;
         let model: TokenIds = json(&file, "config.json")?;
         let ids = |first: Option<Ids>, second: Option<Ids>| {
             [first, second]
@@ -184,6 +201,7 @@ impl Assets {
             eos_token: config.eos_token.map(TokenText::into_text),
             add_bos_token: config.add_bos_token,
             eos_ids: ids(generation.eos_token_id, model.eos_token_id),
+            sampling,
             bos_id: ids(generation.bos_token_id, model.bos_token_id).first().copied(),
             pooling: json(&file, "1_Pooling/config.json")?,
         })
@@ -254,7 +272,11 @@ impl Templates {
     }
 }
 
-/// The newest form wins: a file of its own, then `chat_template.json`, then the tokenizer's configuration.
+/// The template for conversations with tools in transformers' newest form.
+const TOOL_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
+
+/// The newest form wins: a file of its own, then `chat_template.json`, then the tokenizer's configuration. A template for
+/// tools that has a file of its own goes with any of them.
 fn chat_templates<'a>(
     file: &impl Fn(&'static str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
     configured: Option<Templates>,
@@ -264,12 +286,17 @@ fn chat_templates<'a>(
     struct File {
         chat_template: Option<Templates>,
     }
-    if let Some(bytes) = file("chat_template.jinja")? {
-        let text = String::from_utf8(bytes.into_owned());
-        return text.map(|text| (Some(text), None)).map_err(|_| AssetError::NotText("chat_template.jinja"));
+    let text = |name: &'static str| {
+        let text = file(name)?.map(|bytes| String::from_utf8(bytes.into_owned()));
+        text.transpose().map_err(|_| AssetError::NotText(name))
+    };
+    let tools = text(TOOL_TEMPLATE)?;
+    if let Some(template) = text("chat_template.jinja")? {
+        return Ok((Some(template), tools));
     }
     let separate: File = json(file, "chat_template.json")?;
-    Ok(separate.chat_template.or(configured).map_or((None, None), Templates::split))
+    let (template, named) = separate.chat_template.or(configured).map_or((None, None), Templates::split);
+    Ok((template.or_else(|| tools.clone()), tools.or(named)))
 }
 
 fn json<'a, T: Default + for<'de> Deserialize<'de>>(
@@ -327,6 +354,25 @@ mod tests {
         let jinja: &[(&str, &[u8])] = &[("chat_template.jinja", b"X")];
         let assets = Assets::from_files(&[files, more, jinja].concat()).unwrap();
         assert_eq!(assets.chat_template.as_deref(), Some("X"));
+    }
+
+    #[test]
+    fn a_template_for_tools_may_have_a_file_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        std::fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
+        write("tokenizer.json", "{}");
+        write("additional_chat_templates/tool_use.jinja", "T");
+        let templates = || {
+            let assets = Assets::from_dir(folder.path()).unwrap();
+            (assets.chat_template.unwrap(), assets.tool_template.unwrap())
+        };
+        assert_eq!(templates(), ("T".into(), "T".into()));
+        let named = r#"{"chat_template": [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "U"}]}"#;
+        write("tokenizer_config.json", named);
+        assert_eq!(templates(), ("D".into(), "T".into()));
+        write("chat_template.jinja", "X");
+        assert_eq!(templates(), ("X".into(), "T".into()));
     }
 
     /// A FIFO without a writer, a folder, and a file that is far too large.

@@ -1,6 +1,7 @@
 //! Cargo as a child: tasks, and builds whose products are wanted.
 
 use std::ffi::OsString;
+use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
@@ -17,6 +18,23 @@ pub(crate) fn cargo_with(arguments: &[&str], environment: &[(&str, &str)]) -> bo
     let mut cargo = Command::new(cargo_path());
     cargo.args(arguments).envs(environment.iter().copied());
     cargo.status().is_ok_and(|status| status.success())
+}
+
+/// Runs tests, and says how many of them are ignored; `None` if one fails.
+pub(crate) fn cargo_test(arguments: &[&str], environment: &[(&str, &str)]) -> Option<usize> {
+    eprintln!("$ cargo {}", arguments.join(" "));
+    let mut cargo = Command::new(cargo_path());
+    cargo.args(arguments).envs(environment.iter().copied()).stdout(Stdio::piped());
+    let mut cargo = cargo.spawn().ok()?;
+    let mut ignored = 0;
+    for line in BufReader::new(cargo.stdout.take()?).lines().map_while(Result::ok) {
+        println!("{line}");
+        let result = line.strip_prefix("test result: ");
+        let count =
+            result.and_then(|rest| rest.split_once(" ignored")?.0.rsplit(' ').next()?.parse::<usize>().ok());
+        ignored += count.unwrap_or(0);
+    }
+    cargo.wait().is_ok_and(|status| status.success()).then_some(ignored)
 }
 
 /// What a build has made.

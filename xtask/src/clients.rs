@@ -1,18 +1,22 @@
-//! Other people's clients against the built server: `cargo xtask clients`.
+//! Other people's clients against the built server: `cargo xtask clients` and `cargo xtask agents`.
 
 use std::path::Path;
 use std::process::Command;
 
-use crate::cargo::cargo_with;
+use crate::cargo::{cargo, cargo_with};
+use crate::install;
 
-/// What is installed, and where it says so.
-const PINNED: &str = "integration-tests/clients";
+/// What `clients` installs.
+const CLIENTS: &str = "integration-tests/clients";
+/// What `agents` installs, about three gigabytes.
+const AGENTS: &str = "integration-tests/clients/agents";
 
 /// Installs the clients below target/, unless the same ones are there, and runs their tests.
 pub(crate) fn run() -> bool {
     let Ok(root) = std::env::current_dir() else { return false };
-    let installed = root.join("target/clients");
-    if !(python(&installed.join("python")) && node(&installed.join("node"))) {
+    let (pinned, installed) = (Path::new(CLIENTS), root.join("target/clients"));
+    if !(install::python(pinned, &installed.join("python")) && install::node(pinned, &installed.join("node")))
+    {
         return false;
     }
     let environment =
@@ -28,77 +32,31 @@ pub(crate) fn run() -> bool {
         "--test",
         "clients",
         "--",
+        "--include-ignored",
         "--nocapture",
     ];
     cargo_with(&tests, &environment)
 }
 
-fn python(folder: &Path) -> bool {
-    let pinned = Path::new(PINNED).join("requirements.txt");
-    install(&pinned, &folder.join("installed.txt"), || {
-        // Whatever is there may be of another version.
-        let _ = std::fs::remove_dir_all(folder);
-        // The list is complete: pip need not work out what else is needed.
-        let pip = [
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-deps",
-            "--disable-pip-version-check",
-            "--no-compile",
-            "--requirement",
-        ];
-        command("python3", Command::new("python3").args(["-m", "venv"]).arg(folder))
-            && command("pip", Command::new(folder.join("bin/python")).args(pip).arg(&pinned))
-    })
-}
-
-fn node(folder: &Path) -> bool {
-    let pinned = Path::new(PINNED).join("package-lock.json");
-    install(&pinned, &folder.join("installed.json"), || {
-        let copied = std::fs::create_dir_all(folder).and_then(|()| {
-            std::fs::copy(&pinned, folder.join("package-lock.json"))?;
-            std::fs::copy(pinned.with_file_name("package.json"), folder.join("package.json"))
-        });
-        let npm = ["ci", "--no-audit", "--no-fund", "--ignore-scripts"];
-        copied.is_ok() && has_npm() && command("npm", Command::new("npm").args(npm).current_dir(folder))
-    })
-}
-
-/// Whether there is a Node.js, Debian's if need be.
-fn has_npm() -> bool {
-    let found = Command::new("npm").arg("--version").output().is_ok_and(|done| done.status.success());
-    let apt = |arguments: &[&str]| {
-        let mut apt = Command::new("apt-get");
-        command("apt-get", apt.args(arguments).env("DEBIAN_FRONTEND", "noninteractive"))
-    };
-    found
-        || (apt(&["update", "--quiet=2"])
-            && apt(&["install", "--yes", "--quiet=2", "--no-install-recommends", "nodejs", "npm"]))
-}
-
-/// Installs what the file `pinned` lists, and then keeps a copy of it, which says what is there.
-fn install(pinned: &Path, copy: &Path, install: impl FnOnce() -> bool) -> bool {
-    let Ok(wanted) = std::fs::read(pinned) else {
-        eprintln!("cannot read {}", pinned.display());
+/// Installs agents and larger libraries below target/, and runs their tests with the arguments that pytest is given, in a
+/// network namespace whose only device is loopback: nothing that they try to reach elsewhere helps or hinders them.
+pub(crate) fn agents(arguments: impl Iterator<Item = String>) -> bool {
+    let Ok(root) = std::env::current_dir() else { return false };
+    let (pinned, installed) = (Path::new(AGENTS), root.join("target/agents"));
+    let (python, aider, node) = (installed.join("python"), installed.join("aider"), installed.join("node"));
+    let ready = install::python(pinned, &python)
+        && install::python(&pinned.join("aider"), &aider)
+        && install::node(pinned, &node)
+        && cargo(&["build", "--workspace", crate::FEATURES, "--bin", "millrace"]);
+    if !ready {
         return false;
-    };
-    if std::fs::read(copy).is_ok_and(|there| there == wanted) {
-        return true;
     }
-    install() && std::fs::write(copy, wanted).is_ok()
-}
-
-fn command(name: &str, command: &mut Command) -> bool {
-    eprintln!("$ {command:?}");
-    match command.status() {
-        Ok(status) => status.success(),
-        Err(error) => {
-            eprintln!(
-                "{name}: {error}; the clients' tests need Python 3.11 with venv, and Node.js 20 with npm"
-            );
-            false
-        }
-    }
+    let mut tests = Command::new("unshare");
+    tests.args(["--map-root-user", "--net", "sh", "-c", "ip link set lo up && exec \"$@\"", "sh"]);
+    tests.arg(python.join("bin/python")).args(["-m", "pytest", "-q", "-p", "no:cacheprovider", AGENTS]);
+    tests.args(arguments);
+    tests.env("MILLRACE_BINARY", root.join("target/debug/millrace")).env("MILLRACE_AGENTS_NODE", node);
+    tests.env("MILLRACE_AIDER", aider.join("bin/aider"));
+    tests.env("PYTHONDONTWRITEBYTECODE", "1");
+    install::command("unshare and ip, of util-linux and iproute2", &mut tests)
 }

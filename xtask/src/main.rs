@@ -7,6 +7,7 @@ mod clients;
 mod cuda;
 mod fuzz;
 mod gpu_pack;
+mod install;
 mod mutate;
 mod nightly;
 mod sanitize;
@@ -17,7 +18,7 @@ mod toolkit;
 
 use std::process::ExitCode;
 
-use cargo::{cargo, cargo_with};
+use cargo::{cargo, cargo_test, cargo_with};
 
 const HELP: &str = "\
 cargo xtask TASK
@@ -33,6 +34,9 @@ cargo xtask TASK
   mutate     plants every mistake of kernels/cuda/mutations, and fails if the tests miss one: cargo xtask mutate [MODULE]
   clients    other people's clients (OpenAI's, TGI's, Hugging Face's, Anthropic's) and schemathesis against the real server;
              installs them below target/
+  agents     programs and libraries that are too large for that (Claude Code, Codex, opencode, aider, LangChain, litellm, lm-eval,
+             Vercel's AI SDK, Hugging Face's for JavaScript) against the real server with a scripted model, without a
+             network; installs three gigabytes below target/: cargo xtask agents [ARGUMENTS OF PYTEST]
   compatibility
              writes docs/compatibility.md, as the server answers
   fuzz       what strangers send, made up by libFuzzer: cargo xtask fuzz [TARGET] [SECONDS]; a minute each
@@ -65,6 +69,7 @@ fn main() -> ExitCode {
         Some("sanitize") => sanitize::run(arguments.next().as_deref()),
         Some("mutate") => mutate::run(arguments.next().as_deref()),
         Some("clients") => clients::run(),
+        Some("agents") => clients::agents(arguments),
         Some("fuzz") => {
             let target = arguments.next().filter(|target| target != "all");
             fuzz::run(target.as_deref(), arguments.next().as_deref().unwrap_or("60"))
@@ -96,9 +101,20 @@ fn lint() -> bool {
         && cargo(&["clippy", "--workspace", "--all-targets", FEATURES, "--", "-D", "warnings"])
 }
 
-/// The binary is built with everything else, before the first test: no test has to build it again.
+/// The binary is built with everything else, before the first test: no test has to build it again. Tests that need
+/// published files run where `MILLRACE_TEST_DATA` names them.
 fn test() -> bool {
-    cargo_with(&["test", "--workspace", FEATURES], &[("MILLRACE_BINARY_IS_BUILT", "1")])
+    const BUILT: [(&str, &str); 1] = [("MILLRACE_BINARY_IS_BUILT", "1")];
+    let tests = ["test", "--workspace", FEATURES];
+    let Some(ignored) = cargo_test(&tests, &BUILT) else { return false };
+    if std::env::var_os("MILLRACE_TEST_DATA").is_none() {
+        println!(
+            "{ignored} tests were skipped; most need published files, which MILLRACE_TEST_DATA would name"
+        );
+        return true;
+    }
+    let published = [&tests[..], &["--", "--ignored", "published"]].concat();
+    cargo_test(&published, &BUILT).is_some()
 }
 
 fn bench() -> bool {

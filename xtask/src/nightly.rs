@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::cargo::cargo_with;
-use crate::{cost, fuzz, mutate, sanitize, simulated, soak};
+use crate::{clients, cost, fuzz, mutate, sanitize, simulated, soak};
 
 /// A check by its name.
 type Stage = (&'static str, fn() -> bool);
@@ -12,6 +12,8 @@ type Stage = (&'static str, fn() -> bool);
 const STAGES: &[Stage] = &[
     ("lint", crate::lint),
     ("test", crate::test),
+    ("clients", clients::run),
+    ("agents", || clients::agents(std::iter::empty())),
     ("cost, an hour", costs),
     ("fuzz, ten minutes for each target", || fuzz::run(None, "600")),
     ("property tests with other seeds", properties),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use clap::Args;
+use clap::{Args, ValueEnum};
 use millrace_router::http::{ApiKey, HeaderValue, PlatformRoutes};
 use millrace_router::serve::{Connections, Tls};
 
@@ -15,6 +15,16 @@ use millrace_router::tools::Format;
 
 /// TGI's.
 const PORT: u16 = 3000;
+
+/// Sampling parameters for requests that give none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum GenerationConfig {
+    /// Those of the model's generation_config.json.
+    Auto,
+    /// Those of the API.
+    #[value(alias = "vllm")]
+    None,
+}
 
 /// The HTTP side.
 #[derive(Debug, Args)]
@@ -78,6 +88,10 @@ pub(crate) struct HttpArgs {
     /// How the model writes calls of tools: hermes, llama3_json, mistral or json; found in its chat template when absent
     #[arg(long, env = "TOOL_CALL_PARSER", value_name = "FORMAT")]
     pub(crate) tool_call_parser: Option<Format>,
+    /// Which sampling parameters apply where a request of OpenAI's or Anthropic's API does not give them: `auto` are those of the
+    /// model's generation_config.json, `none` are those of the API
+    #[arg(long, env = "GENERATION_CONFIG", default_value = "auto")]
+    pub(crate) generation_config: GenerationConfig,
     /// How /v1/embeddings makes a vector of a text: the last state, or the mean of all; when absent, what the model's 1_Pooling/config.json
     /// says, else last
     #[arg(long, env = "POOLING", value_name = "KIND")]

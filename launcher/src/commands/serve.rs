@@ -12,7 +12,7 @@ use millrace_router::service::{Limits, Watermark};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::cli::ServeArgs;
+use crate::cli::{GenerationConfig, ServeArgs};
 use crate::commands::env::Environment;
 use crate::commands::node;
 use crate::nodes::Role;
@@ -74,6 +74,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         // The stack knows the program.
         grammar_worker: None,
         tool_format: http.tool_call_parser,
+        model_sampling: http.generation_config == GenerationConfig::Auto,
         pooling: http.pooling,
         watermark: Watermark { gamma: http.watermark_gamma, delta: http.watermark_delta },
         log_requests: http.log_requests,

@@ -5,6 +5,7 @@
 
 use serde_json::Value;
 
+use super::schema::{beyond, place};
 use super::{Grammar, GrammarError, expression, intersections, lark};
 
 /// Bytes of a grammar's text, or of a schema written as JSON.
@@ -88,8 +89,9 @@ pub(super) fn check(grammar: &Grammar) -> Result<(), GrammarError> {
         Grammar::Json(schema) => SchemaBudget::default().take(schema),
         // The rules are the server's own.
         Grammar::Calls { schemas, answer, .. } => {
-            let all = schemas.iter().map(|(_, schema)| schema).chain(answer);
-            all.into_iter().try_for_each(|schema| SchemaBudget::default().take(schema))
+            let mut named = schemas.iter();
+            named.try_for_each(|(name, schema)| SchemaBudget::of_tools().take_named(schema, name))?;
+            answer.iter().try_for_each(|schema| SchemaBudget::default().take(schema))
         }
         Grammar::Regex(text) => expression::within(text).map(drop),
         Grammar::Lark(text) => lark::within(text),
@@ -103,56 +105,100 @@ pub(super) fn too_complex(why: impl Into<String>) -> GrammarError {
 /// What the schemas of a grammar may still hold.
 pub(super) struct SchemaBudget {
     values: usize,
+    /// Whether counts that bound something from above may be as large as they like, because they are left out.
+    most_is_unbounded: bool,
 }
 
 impl Default for SchemaBudget {
     fn default() -> Self {
-        SchemaBudget { values: MOST_VALUES }
+        SchemaBudget { values: MOST_VALUES, most_is_unbounded: false }
+    }
+}
+
+/// What is wrong with a schema.
+struct Excess {
+    /// The keyword, and the keys that lead to its schema from the inside out, if it is a keyword.
+    at: Option<(String, Vec<String>)>,
+    why: String,
+}
+
+impl From<String> for Excess {
+    fn from(why: String) -> Self {
+        Excess { at: None, why }
     }
 }
 
 impl SchemaBudget {
+    /// For the schemas of tools.
+    fn of_tools() -> Self {
+        SchemaBudget { most_is_unbounded: true, ..SchemaBudget::default() }
+    }
+
     /// Checks a schema and takes its values from the budget.
     ///
     /// # Errors
     /// [`GrammarError::TooComplex`] names the bound that is exceeded.
     pub(super) fn take(&mut self, schema: &Value) -> Result<(), GrammarError> {
-        self.within(schema, DEEPEST)?;
+        self.take_named(schema, "")
+    }
+
+    /// The same for the schema of a rule of this name.
+    fn take_named(&mut self, schema: &Value, name: &str) -> Result<(), GrammarError> {
+        let described = |Excess { at, why }: Excess| match at {
+            Some((keyword, keys)) => {
+                let place = place(name, keys.iter().rev().map(String::as_str));
+                too_complex(format!("`{keyword}` {place}: {why}"))
+            }
+            None => too_complex(why),
+        };
+        self.within(schema, DEEPEST).map_err(described)?;
         intersections::within(schema)
     }
 
-    fn within(&mut self, schema: &Value, depth: usize) -> Result<(), GrammarError> {
+    fn within(&mut self, schema: &Value, depth: usize) -> Result<(), Excess> {
         let Some(depth) = depth.checked_sub(1) else {
-            return Err(too_complex(format!("the schema is more than {DEEPEST} levels deep")));
+            return Err(format!("the schema is more than {DEEPEST} levels deep").into());
         };
         let Some(left) = self.values.checked_sub(1) else {
-            return Err(too_complex(format!("the schema has more than {MOST_VALUES} values")));
+            return Err(format!("the schema has more than {MOST_VALUES} values").into());
         };
         self.values = left;
+        let below = |mut excess: Excess, key: &dyn ToString| {
+            excess.at.iter_mut().for_each(|(_, keys)| keys.push(key.to_string()));
+            excess
+        };
         match schema {
-            Value::Array(items) => items.iter().try_for_each(|item| self.within(item, depth)),
+            Value::Array(items) => items.iter().enumerate().try_for_each(|(index, item)| {
+                self.within(item, depth).map_err(|excess| below(excess, &index))
+            }),
             Value::Object(fields) => fields.iter().try_for_each(|(name, value)| {
-                keyword_within(name, value)?;
-                self.within(value, depth)
+                self.keyword_within(name, value)?;
+                self.within(value, depth).map_err(|excess| below(excess, name))
             }),
             _ => Ok(()),
         }
     }
-}
 
-/// Bounds the counts and expressions of one keyword of a schema.
-fn keyword_within(name: &str, value: &Value) -> Result<(), GrammarError> {
-    const MOST: u64 = expression::MOST_REPEATED;
-    if COUNTS.contains(&name) && value.as_f64().is_some_and(|count| count > MOST as f64) {
-        return Err(too_complex(format!("`{name}` is more than {MOST}")));
-    }
-    match (name, value) {
-        // The white space between parts of JSON is an option of inline schemas.
-        ("pattern" | "whitespace_pattern", Value::String(pattern)) => expression::within(pattern).map(drop),
-        ("patternProperties", Value::Object(patterns)) => {
-            patterns.keys().try_for_each(|pattern| expression::within(pattern).map(drop))
+    /// Bounds the counts and expressions of one keyword of a schema.
+    fn keyword_within(&self, name: &str, value: &Value) -> Result<(), Excess> {
+        let at = |why: String| Excess { at: Some((name.to_owned(), Vec::new())), why };
+        let unbounded = self.most_is_unbounded && name.starts_with("max");
+        if COUNTS.contains(&name) && !unbounded && beyond(value) {
+            return Err(at(format!("more than {}", expression::MOST_REPEATED)));
         }
-        _ => Ok(()),
+        let check = |pattern: &str| match expression::within(pattern) {
+            Ok(_) => Ok(()),
+            Err(GrammarError::TooComplex(why)) => Err(at(why)),
+            Err(other) => Err(at(other.to_string())),
+        };
+        match (name, value) {
+            // The white space between parts of JSON is an option of inline schemas.
+            ("pattern" | "whitespace_pattern", Value::String(pattern)) => check(pattern),
+            ("patternProperties", Value::Object(patterns)) => {
+                patterns.keys().try_for_each(|pattern| check(pattern))
+            }
+            _ => Ok(()),
+        }
     }
 }
 

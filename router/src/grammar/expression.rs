@@ -7,6 +7,8 @@
 use super::GrammarError;
 use super::bounds::too_complex;
 
+/// Bytes in the braces of an escape.
+const LONGEST_ESCAPE: usize = 64;
 /// Levels of brackets.
 const MOST_BRACKETS: usize = 64;
 /// The largest count of one repetition: characters of a string, items of a list, `{n}` in an expression.
@@ -26,7 +28,7 @@ pub(super) fn within(text: &str) -> Result<u64, GrammarError> {
         at += 1;
         match byte {
             b'\\' => {
-                at += 1;
+                at = escaped(bytes, at);
                 lengths.part(0)?;
             }
             b'[' => {
@@ -52,6 +54,19 @@ pub(super) fn within(text: &str) -> Result<u64, GrammarError> {
         }
     }
     Ok(lengths.total())
+}
+
+/// The place after an escape whose letter is at `at`. `\x{41}`, `\u{1F600}` and `\p{Greek}` have braces that count nothing.
+fn escaped(bytes: &[u8], at: usize) -> usize {
+    let braced =
+        matches!(bytes.get(at), Some(b'x' | b'u' | b'U' | b'p' | b'P')) && bytes.get(at + 1) == Some(&b'{');
+    if !braced {
+        return at + 1;
+    }
+    // Names of classes are short; what has no end is refused by the compiler.
+    let inner = bytes.iter().skip(at + 2).take(LONGEST_ESCAPE);
+    let length = inner.take_while(|byte| byte.is_ascii_alphanumeric() || b"_=^-: ".contains(byte)).count();
+    at + 2 + length + usize::from(bytes.get(at + 2 + length) == Some(&b'}'))
 }
 
 /// The largest number of a counted repetition whose digits begin at `at`, and the place after it. No number
@@ -164,6 +179,19 @@ mod tests {
         let words = (0..5000).map(|i| format!("word{i}")).collect::<Vec<_>>().join("|");
         assert_eq!(within(&words), Ok(0));
         assert_eq!(within("(ab{3}){5}c{2,7}"), Ok(3 * 5 + 7));
+    }
+
+    #[test]
+    fn the_number_of_a_character_is_no_count() {
+        for expression in
+            [r"\x{1F600}", r"\u{20000}{2}", r"[\x{4e00}-\x{99999}]{3}", r"\p{Greek}\P{L}", r"\U{00020000}"]
+        {
+            assert!(within(expression).is_ok(), "{expression}");
+        }
+        assert_eq!(within(r"\x{4e00}{5}"), Ok(5));
+        for expression in [r"\x{1F600}{20000}", r"\\x{20000}", r"\d{20000}", r"x{20000}"] {
+            assert!(matches!(within(expression), Err(GrammarError::TooComplex(_))), "{expression}");
+        }
     }
 
     #[test]

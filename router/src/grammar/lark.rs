@@ -291,7 +291,7 @@ mod tests {
         for (schema, why) in [
             (all_of.as_str(), "expressions may be for the same text"),
             (r#"{"type": "string", "pattern": "(a{500}){500}"}"#, "repetitions of more than"),
-            (r#"{"type": "array", "minItems": 20000}"#, "`minItems` is more than"),
+            (r#"{"type": "array", "minItems": 20000}"#, "`minItems` at the top: more than"),
             (deep.as_str(), "levels deep"),
         ] {
             for text in [

@@ -10,6 +10,7 @@
 //! | `expression` | bounds on regular expressions |
 //! | `lark` | bounds on Lark grammars, and on the schemas and expressions in them |
 //! | `intersections` | bounds on expressions for the same text |
+//! | `schema` | from a client's JSON schema to one that llguidance compiles |
 //! | `vocabulary` | the model's tokens as llguidance takes them |
 //! | `compiler` | from a grammar to a parser: few at a time, fairly, each grammar once |
 //! | `worker` | processes in which grammars are tried under limits of time and memory |
@@ -26,6 +27,7 @@ mod intersections;
 mod lark;
 mod meter;
 mod parser;
+mod schema;
 mod vocabulary;
 mod walk;
 pub mod worker;
@@ -38,6 +40,7 @@ use serde_json::Value;
 
 pub use compiler::Compiler;
 pub use parser::Compiled;
+pub use schema::Unenforced;
 pub use walk::Walk;
 pub use worker::WorkerCommand;
 
@@ -54,8 +57,8 @@ pub enum Grammar {
     Calls {
         /// The server's own rules.
         rules: String,
-        /// Names of rules, and a client's schemas. Keywords that are not known are not heeded: the model has been shown them,
-        /// and will.
+        /// Names of rules, and a client's schemas. Keywords that a grammar cannot follow are left out: the model has been shown
+        /// them.
         schemas: Vec<(String, Value)>,
         /// The rule `answer`, if the rules name it: JSON that a client's schema describes.
         answer: Option<Value>,

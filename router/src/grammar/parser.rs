@@ -13,9 +13,10 @@ use serde_json::Value;
 use toktrie::{InferenceCapabilities, SimpleVob};
 
 use super::bounds::too_complex;
+use super::schema::{self, Purpose};
 use super::vocabulary::Vocabulary;
 use super::walk::{ParserMemory, mask_of};
-use super::{Grammar, GrammarError};
+use super::{Grammar, GrammarError, Unenforced};
 use crate::engine::{Mask, thread_time};
 
 /// Grammars are compiled recursively.
@@ -25,8 +26,9 @@ pub(super) const STACK: usize = 64 << 20;
 /// has a copy of it.
 const LARGEST_PARSER: usize = 32 << 20;
 
-/// Between two parts of JSON there may be so much white space: enough for pretty printing, too little to fill an answer with.
-const WHITE_SPACE: &str = r"[\x20\x0A\x0D\x09]{1,20}";
+/// Between two parts of JSON there may be so much white space: a space, or a new line with its indentation. Models write
+/// compact and pretty-printed JSON like this. Runs of spaces and empty lines would only fill an answer.
+const WHITE_SPACE: &str = r"\x20|\x0A(\x20{0,32}|\x09{0,16})";
 
 /// Bounds on work and memory of a grammar and of each request that follows it.
 fn limits() -> ParserLimits {
@@ -52,6 +54,7 @@ pub struct Compiled {
     bytes: usize,
     /// Where the parsers of requests that follow it are counted.
     memory: ParserMemory,
+    unenforced: Unenforced,
     /// What the mask of a token has cost lately, in nanoseconds: a moving average over all requests.
     mask_cost: AtomicU64,
 }
@@ -66,6 +69,11 @@ impl Compiled {
     /// The tokens that may come first.
     pub fn first(&self) -> Mask {
         self.first.clone()
+    }
+
+    /// Keywords of its schemas that do not bind what is generated.
+    pub fn unenforced(&self) -> &Unenforced {
+        &self.unenforced
     }
 
     pub(super) fn vocab_size(&self) -> u32 {
@@ -125,7 +133,9 @@ impl Factory {
     /// # Errors
     /// [`GrammarError`] says what is wrong with the grammar.
     pub(super) fn compile(&self, grammar: &Grammar, vocab_size: u32) -> Result<Compiled, GrammarError> {
-        let mut parser = self.factory.create_parser(source(grammar)?).map_err(|error| invalid(&error))?;
+        let mut unenforced = Unenforced::default();
+        let source = source(grammar, &mut unenforced)?;
+        let mut parser = self.factory.create_parser(source).map_err(|error| invalid(&error))?;
         parser.start_without_prompt();
         let since = thread_time();
         let first = caught(|| next_mask(&mut parser)).map_err(|error| invalid(&error))?;
@@ -139,7 +149,7 @@ impl Factory {
         }
         let mask_cost = AtomicU64::new(mask_cost.as_nanos() as u64);
         let (prototype, memory) = (Mutex::new(parser), self.memory.clone());
-        Ok(Compiled { prototype, first, vocab_size, bytes, memory, mask_cost })
+        Ok(Compiled { prototype, first, vocab_size, bytes, memory, unenforced, mask_cost })
     }
 }
 
@@ -167,37 +177,42 @@ pub(super) fn parser_bytes(parser: &TokenParser) -> usize {
     parser.parser.lexer_stats().num_bytes
 }
 
-fn source(grammar: &Grammar) -> Result<TopLevelGrammar, GrammarError> {
+fn source(grammar: &Grammar, unenforced: &mut Unenforced) -> Result<TopLevelGrammar, GrammarError> {
     Ok(match grammar {
-        Grammar::Json(schema) => TopLevelGrammar::from_json_schema(with_options(schema, false)?),
+        Grammar::Json(schema) => {
+            TopLevelGrammar::from_json_schema(with_options(schema, Purpose::Answer, "", unenforced)?)
+        }
         Grammar::Regex(expression) => TopLevelGrammar::from_regex(unanchored(expression)),
         Grammar::Lark(text) => TopLevelGrammar::from_lark(text.clone()),
         Grammar::Calls { rules, schemas, answer } => {
             let mut text = rules.clone();
             for (name, schema) in schemas {
-                text += &format!("{name}: %json {}\n", with_options(schema, true)?);
+                let schema = with_options(schema, Purpose::Arguments, name, unenforced)?;
+                text += &format!("{name}: %json {schema}\n");
             }
             if let Some(schema) = answer {
-                text += &format!("answer: %json {}\n", with_options(schema, false)?);
+                let schema = with_options(schema, Purpose::Answer, "", unenforced)?;
+                text += &format!("answer: %json {schema}\n");
             }
             TopLevelGrammar::from_lark(text)
         }
     })
 }
 
-/// A schema that says how it is to be taken. What a client has said of that is overwritten.
-fn with_options(schema: &Value, lenient: bool) -> Result<Value, GrammarError> {
-    let mut schema = match schema {
-        // True allows everything; and only an object can carry options.
-        Value::Bool(true) => serde_json::json!({}),
-        Value::Object(_) => schema.clone(),
-        _ => return Err(GrammarError::Invalid("a JSON schema is an object".into())),
-    };
+/// A schema as llguidance takes it, which says how it is to be taken. What a client has said of that is overwritten. `name` is
+/// the rule that it becomes.
+fn with_options(
+    schema: &Value,
+    purpose: Purpose,
+    name: &str,
+    unenforced: &mut Unenforced,
+) -> Result<Value, GrammarError> {
+    let mut schema = Value::Object(schema::adapt(schema, purpose, name, unenforced)?);
     let options = JsonCompileOptions {
         whitespace_pattern: Some(WHITE_SPACE.into()),
         // Exactly one is not to be had from a grammar; one at least is.
         coerce_one_of: true,
-        lenient,
+        lenient: purpose == Purpose::Arguments,
         ..Default::default()
     };
     options.apply_to(&mut schema);

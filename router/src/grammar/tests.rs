@@ -143,12 +143,13 @@ async fn white_space_cannot_fill_an_answer() {
         }
         more
     });
-    assert_eq!(spaces.count(), 20);
+    assert_eq!(spaces.count(), 1);
 }
 
 #[tokio::test]
-async fn pieces_of_words_make_the_same_texts() {
-    let Some(tokenizer) = test_support::stories() else { return };
+#[ignore = "needs the published tokenizer of MILLRACE_TEST_DATA"]
+async fn published_tokenizers_with_pieces_of_words_make_the_same_texts() {
+    let tokenizer = test_support::published_tokenizer();
     let eos = tokenizer.token_id("</s>").unwrap();
     let compiler = Compiler::new(tokenizer.clone(), Arc::new([eos]));
     let schema = json!({"type": "object", "properties": {"word": {"type": "string", "maxLength": 20}}, "required": ["word"], "additionalProperties": false});

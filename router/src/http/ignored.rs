@@ -9,6 +9,8 @@ use std::collections::BTreeSet;
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Map, Value};
 
+use crate::service::Prepared;
+
 /// Names the fields of the request that had no effect, separated by `, `.
 pub(super) const HEADER: HeaderName = HeaderName::from_static("x-millrace-ignored");
 
@@ -52,10 +54,15 @@ impl Ignored {
     /// Adds a field by the path that it has in the request, such as `text.verbosity`. Names that are no plain identifiers
     /// and names beyond the first 32 are left out.
     pub(super) fn note(&mut self, field: &str) {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.[]".contains(&byte);
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.[]$".contains(&byte);
         if self.0.len() < MOST && !field.is_empty() && field.len() <= LONGEST && field.bytes().all(plain) {
             self.0.insert(field.to_owned());
         }
+    }
+
+    /// Adds the keywords of a request's schemas that do not bind its answer.
+    pub(super) fn note_unenforced(&mut self, prepared: &Prepared) {
+        prepared.unenforced().iter().for_each(|field| self.note(field));
     }
 
     /// Goes through the fields of a request that no type of ours has: refuses what `table` refuses, and notes everything

@@ -19,7 +19,7 @@ use tokio::time::{Instant, Sleep, sleep};
 
 use crate::service::{ServiceError, TextEvent, TextStream};
 
-/// After so much silence a comment shows that the connection lives.
+/// After so much silence a comment or an event shows that the connection lives.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// Bytes that are written before others get their turn.
@@ -35,6 +35,11 @@ pub(super) trait Write: Send + Unpin + 'static {
 
     /// A token of the answer with this index.
     fn event(&mut self, index: usize, event: TextEvent, to: &mut Events);
+
+    /// Shows that the connection lives: a comment, where the API has no event for it.
+    fn silence(&mut self, to: &mut Events) {
+        to.comment();
+    }
 
     /// Nothing more will come because of this.
     fn error(&mut self, error: ServiceError, to: &mut Events);
@@ -69,6 +74,11 @@ impl Events {
         self.0.put_slice(name.as_bytes());
         self.0.put_slice(b"\n");
         self.json(value);
+    }
+
+    /// A comment, which clients skip.
+    pub(super) fn comment(&mut self) {
+        self.0.put_slice(b":\n\n");
     }
 
     /// An event with this line.
@@ -157,7 +167,7 @@ impl<W: Write> Streaming<W> {
         }
     }
 
-    /// Whether there has been silence for so long that a comment is due.
+    /// Whether there has been silence for so long that the client must be told that the connection lives.
     fn is_silent(&mut self, context: &mut Context<'_>) -> bool {
         loop {
             let until = self.spoke + KEEP_ALIVE;
@@ -194,7 +204,8 @@ impl<W: Write> HttpBody for Streaming<W> {
             if !self.is_silent(context) {
                 return Poll::Pending;
             }
-            self.events.0.put_slice(b":\n\n");
+            let Streaming { write, events, .. } = &mut *self;
+            write.silence(events);
         }
         self.spoke = Instant::now();
         Poll::Ready(Some(Ok(Frame::data(self.events.0.split().freeze()))))

@@ -39,6 +39,8 @@ pub struct Limits {
     pub grammar_worker: Option<WorkerCommand>,
     /// How the model writes calls of tools; found in its chat template if not given.
     pub tool_format: Option<Format>,
+    /// Whether the sampling parameters of the model's `generation_config.json` apply where a request does not give them.
+    pub model_sampling: bool,
     /// How a prompt becomes a vector; the model's folder says it if this does not.
     pub pooling: Option<Pooling>,
     /// How answers are marked that ask for it.
@@ -64,6 +66,7 @@ impl Default for Limits {
             grammar_support: true,
             grammar_worker: None,
             tool_format: None,
+            model_sampling: true,
             pooling: None,
             watermark: Watermark { gamma: 0.5, delta: 2.0 },
             log_requests: false,
@@ -108,15 +111,22 @@ impl Limits {
 }
 
 impl TokenLimits {
-    /// How many tokens may be generated for a prompt.
+    /// How many tokens may be generated for a prompt. With `clamp` a number that does not fit is lowered.
     ///
     /// # Errors
     /// The validation error if prompt and answer do not fit.
-    pub(super) fn new_tokens(&self, input: usize, wanted: Option<u32>) -> Result<u32, ServiceError> {
+    pub(super) fn new_tokens(
+        &self,
+        input: usize,
+        wanted: Option<u32>,
+        clamp: bool,
+    ) -> Result<u32, ServiceError> {
+        // Nothing fits behind a prompt that is itself too long, which is told so below.
+        let fits = self.max_total.saturating_sub(input);
         let wanted = match wanted {
+            Some(wanted) if clamp => fits.min(wanted as usize),
             Some(wanted) => wanted as usize,
-            // A prompt that is itself too long is told so.
-            None => self.max_total.saturating_sub(input),
+            None => fits,
         };
         if wanted > 0 && input + wanted > self.max_total {
             let detail = format!(

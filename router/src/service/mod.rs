@@ -6,6 +6,7 @@ mod budget;
 mod caller;
 mod context;
 mod error;
+mod late_system;
 mod limits;
 mod params;
 mod stream;
@@ -33,12 +34,12 @@ pub use params::{Params, Prompt};
 pub use stream::{FinishReason, Finished, TextEvent, TextStream, TextToken, Timings};
 
 use self::budget::AnswerBudget;
-use crate::assets::{AssetError, Assets};
+use crate::assets::{AssetError, Assets, SamplingDefaults};
 use crate::engine::{Engine, Request, State};
 use crate::grammar::{Compiled, Compiler, GrammarError, Walk, Wanted};
 use crate::metrics;
 use crate::pooling::{self, UnknownPooling};
-use crate::text::{ChatTemplate, Specials, TemplateError, TextError, Tokenizer};
+use crate::text::{ChatTemplate, Specials, TemplateError, TextError, Tokenizer, end_tokens};
 use crate::tools::Format;
 
 /// What is served, as clients are told.
@@ -74,12 +75,16 @@ pub struct Service(Arc<Inner>);
 struct Inner {
     tokenizer: Tokenizer,
     template: Option<ChatTemplate>,
+    /// Whether the template writes system messages behind others.
+    late_system: bool,
     tool_format: Format,
     pooling: Result<Pooling, UnknownPooling>,
     limits: Limits,
     engine: Engine,
     model: ModelInfo,
     eos: Arc<[u32]>,
+    /// What the model's authors recommend where a request does not say it.
+    sampling: SamplingDefaults,
     grammars: Compiler,
     /// Requests on their way to the engine: no more wait for a tokenizer than may wait for the model.
     entrance: Semaphore,
@@ -133,6 +138,12 @@ impl Prepared {
         &self.request.prompt
     }
 
+    /// Keywords of the request's schemas that do not bind the answer, such as `tools.pattern`.
+    pub fn unenforced(&self) -> Vec<String> {
+        let wanted = self.grammar.as_ref().zip(self.params.grammar.as_ref());
+        wanted.map(|(grammar, wanted)| grammar.unenforced().fields(wanted.field)).unwrap_or_default()
+    }
+
     /// The key of the random draws; `None` if there are none.
     pub fn seed(&self) -> Option<u64> {
         self.seed
@@ -179,30 +190,29 @@ impl Service {
         let template = match &assets.chat_template {
             Some(source) => {
                 let tools = assets.tool_template.as_deref();
-                Some(ChatTemplate::new(source, tools, bos, eos.clone(), limits.validation_workers)?)
+                Some(ChatTemplate::new(source, tools, bos, eos, limits.validation_workers)?)
             }
             None => None,
         };
+        let late_system = template.as_ref().is_some_and(late_system::is_written);
         let shown = assets.tool_template.as_deref().or(assets.chat_template.as_deref());
         let tool_format = limits.tool_format.unwrap_or_else(|| Format::of(shown, &tokenizer));
         let pooling = limits.pooling.map_or_else(|| pooling::configured(&assets.pooling), Ok);
-        let eos_ids: Arc<[u32]> = match assets.eos_ids.as_slice() {
-            [] => eos.and_then(|eos| tokenizer.token_id(&eos)).into_iter().collect(),
-            ids => ids.into(),
-        };
+        let eos: Arc<[u32]> = end_tokens(assets, &tokenizer, template.as_ref()).into();
+        let sampling = if limits.model_sampling { assets.sampling } else { SamplingDefaults::default() };
         let entrance = Semaphore::new(limits.max_concurrent_requests);
-        let grammars =
-            Compiler::with_workers(tokenizer.clone(), eos_ids.clone(), limits.grammar_worker.clone());
-        let eos = eos_ids;
+        let grammars = Compiler::with_workers(tokenizer.clone(), eos.clone(), limits.grammar_worker.clone());
         Ok(Service(Arc::new(Inner {
             tokenizer,
             template,
+            late_system,
             tool_format,
             pooling,
             limits,
             engine,
             model,
             eos,
+            sampling,
             grammars,
             entrance,
             answers: AnswerBudget::default(),
@@ -234,6 +244,16 @@ impl Service {
         self.0.tool_format
     }
 
+    /// The tokens that end an answer.
+    pub fn end_tokens(&self) -> &[u32] {
+        &self.0.eos
+    }
+
+    /// The sampling parameters that apply where a request of OpenAI's or Anthropic's API does not give them.
+    pub fn sampling_defaults(&self) -> SamplingDefaults {
+        self.0.sampling
+    }
+
     /// How a prompt becomes a vector.
     ///
     /// # Errors
@@ -260,6 +280,11 @@ impl Service {
     /// Whether the model's chat template writes the calls of earlier messages.
     pub fn template_writes_calls(&self) -> bool {
         self.0.template.as_ref().is_some_and(ChatTemplate::writes_calls)
+    }
+
+    /// Whether the model's chat template writes a system message that comes behind others.
+    pub fn template_takes_late_system(&self) -> bool {
+        self.0.late_system
     }
 
     /// The loaded model; the same while its shards are started again.
@@ -312,6 +337,7 @@ impl Service {
             caller.check_priority(params.priority)?;
         }
         let limits = self.0.limits.tokens(&ready);
+        let params = params.with_defaults(self.0.sampling);
         params.check(&self.0.limits, &ready)?;
         if let Some(best_of) = params.best_of.filter(|&best_of| best_of > 1) {
             self.has_room_for(best_of)?;
@@ -334,7 +360,7 @@ impl Service {
         if let Some(keep) = params.truncate {
             ids.drain(..ids.len().saturating_sub(keep));
         }
-        let max_new_tokens = limits.new_tokens(ids.len(), params.max_new_tokens)?;
+        let max_new_tokens = limits.new_tokens(ids.len(), params.max_new_tokens, params.clamp_new_tokens)?;
         let grammar = match &params.grammar {
             Some(wanted) => self.compile(wanted, ready.vocab_size).await?,
             None => None,

@@ -6,6 +6,7 @@ use millrace_proto::rules::MAX_TOP_N;
 use millrace_proto::{LogitBias, Ready, Sampling, Watermark};
 
 use super::{Limits, ServiceError};
+use crate::assets::SamplingDefaults;
 use crate::engine::{Pooling, Priority};
 use crate::grammar::Wanted;
 use crate::text::{Rendered, Specials, StopText};
@@ -26,6 +27,8 @@ pub enum Prompt {
 pub struct Params {
     /// Tokens at most; `None` fills what the model can hold.
     pub max_new_tokens: Option<u32>,
+    /// Lower `max_new_tokens` to what fits behind the prompt instead of refusing the request.
+    pub clamp_new_tokens: bool,
     /// Keep only the last tokens of the prompt.
     pub truncate: Option<usize>,
     /// Draw at random even if no other parameter asks for it.
@@ -80,12 +83,15 @@ pub struct Params {
     pub pooling: Option<Pooling>,
     /// Mark the answer as the server is set up to.
     pub watermark: bool,
+    /// Sampling parameters that are `None` are those of the model's `generation_config.json`.
+    pub model_defaults: bool,
 }
 
 impl Default for Params {
     fn default() -> Self {
         Params {
             max_new_tokens: None,
+            clamp_new_tokens: false,
             truncate: None,
             do_sample: false,
             temperature: None,
@@ -113,6 +119,7 @@ impl Default for Params {
             echoes: false,
             pooling: None,
             watermark: false,
+            model_defaults: false,
         }
     }
 }
@@ -138,6 +145,25 @@ pub(crate) fn priority(name: Option<&str>) -> Result<Priority, ServiceError> {
 }
 
 impl Params {
+    /// A `top_k` that keeps every token, for a request that turns the model's own off.
+    pub const ALL: i64 = i64::MAX;
+
+    /// Takes what the request has not given from the model's `generation_config.json`, if it may. A greedy request stays
+    /// greedy.
+    pub(super) fn with_defaults(mut self, defaults: SamplingDefaults) -> Self {
+        if !self.model_defaults {
+            return self;
+        }
+        self.repetition_penalty = self.repetition_penalty.or(defaults.repetition_penalty);
+        if self.samples() {
+            self.temperature = self.temperature.or(defaults.temperature);
+            self.top_p = self.top_p.or(defaults.top_p);
+            self.top_k = self.top_k.or(defaults.top_k.map(i64::from));
+            self.min_p = self.min_p.or(defaults.min_p);
+        }
+        self
+    }
+
     /// Whether the answer is drawn at random.
     pub fn samples(&self) -> bool {
         if self.temperature.is_some_and(|temperature| temperature < COLDEST) {
@@ -248,7 +274,8 @@ impl Params {
         Sampling {
             do_sample: self.samples(),
             temperature: self.temperature.filter(|&temperature| temperature >= COLDEST).unwrap_or(1.0),
-            top_k: self.top_k.map_or(0, |k| u32::try_from(k).unwrap_or(u32::MAX)),
+            // As many as there are is all of them, which the shards write as 0.
+            top_k: self.top_k.and_then(|k| u32::try_from(k).ok()).filter(|&k| k < vocab_size).unwrap_or(0),
             top_p: self.top_p.unwrap_or(1.0),
             min_p: self.min_p.unwrap_or(0.0),
             typical_p: self.typical_p.unwrap_or(1.0),

@@ -244,7 +244,9 @@ impl TextStream {
         self.generated += 1;
         self.time_token();
         let special = self.tokenizer.is_special(token.id);
-        let decoded = self.detokenizer.push(token.id);
+        // Some models do not declare their end token special; its text is no part of the answer either.
+        let ends = matches!(finish, Some(Finish::StopToken)) && self.eos.contains(&token.id);
+        let decoded = if ends && !special { String::new() } else { self.detokenizer.push(token.id) };
         // What comes before the answer may end cannot be the beginning of its end.
         let early = self.generated <= self.prepared.params.min_new_tokens;
         let mut text = if early { decoded } else { self.stops.push(&decoded) };

@@ -80,16 +80,15 @@ pub(crate) fn tokenizer() -> Tokenizer {
     TOKENIZER.get_or_init(|| Tokenizer::new(&assets(), 2).unwrap()).clone()
 }
 
-/// The tokenizer of stories260k, where the test data is at hand.
-pub(crate) fn stories() -> Option<Tokenizer> {
-    static TOKENIZER: OnceLock<Option<Tokenizer>> = OnceLock::new();
-    let load = || {
-        let Some(folder) = std::env::var_os("MILLRACE_TEST_DATA") else {
-            eprintln!("skipped: MILLRACE_TEST_DATA is not set");
-            return None;
-        };
-        let assets = Assets::from_dir(&PathBuf::from(folder).join("stories260k")).unwrap();
-        Some(Tokenizer::new(&assets, 2).unwrap())
-    };
+/// A folder of the test data that does not belong to the repository, for tests that are ignored unless they are asked for.
+pub(crate) fn test_data(folder: &str) -> PathBuf {
+    let root = std::env::var_os("MILLRACE_TEST_DATA");
+    PathBuf::from(root.expect("MILLRACE_TEST_DATA names the folder of the test data")).join(folder)
+}
+
+/// The tokenizer of stories260k, a SentencePiece model.
+pub(crate) fn published_tokenizer() -> Tokenizer {
+    static TOKENIZER: OnceLock<Tokenizer> = OnceLock::new();
+    let load = || Tokenizer::new(&Assets::from_dir(&test_data("stories260k")).unwrap(), 2).unwrap();
     TOKENIZER.get_or_init(load).clone()
 }

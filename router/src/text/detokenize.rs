@@ -128,11 +128,12 @@ mod tests {
         }
 
         #[test]
-        fn byte_fallback_streams_what_the_library_decodes(
+        #[ignore = "needs the published tokenizer of MILLRACE_TEST_DATA"]
+        fn published_byte_fallback_streams_what_the_library_decodes(
             ids in proptest::collection::vec(0u32..512, 0..40),
             skip in any::<bool>(),
         ) {
-            let Some(tokenizer) = test_support::stories() else { return Ok(()) };
+            let tokenizer = test_support::published_tokenizer();
             let streamed = stream(&tokenizer, &ids, skip).concat();
             // The library gives up a whole run of bytes where one is wrong; only then may the two differ.
             if streamed.contains('\u{FFFD}') {
@@ -149,8 +150,9 @@ mod tests {
         }
 
         #[test]
-        fn byte_fallback_round_trips_any_text(text in "\\PC{1,40}") {
-            let Some(tokenizer) = test_support::stories() else { return Ok(()) };
+        #[ignore = "needs the published tokenizer of MILLRACE_TEST_DATA"]
+        fn published_byte_fallback_round_trips_any_text(text in "\\PC{1,40}") {
+            let tokenizer = test_support::published_tokenizer();
             let ids = tokenizer.encode_now(&text, crate::text::Specials::Add).unwrap().ids;
             prop_assert_eq!(stream(&tokenizer, &ids, true).concat(), text);
         }
@@ -167,8 +169,9 @@ mod tests {
     }
 
     #[test]
-    fn a_continuation_keeps_its_first_space() {
-        let Some(tokenizer) = test_support::stories() else { return };
+    #[ignore = "needs the published tokenizer of MILLRACE_TEST_DATA"]
+    fn published_continuations_keep_their_first_space() {
+        let tokenizer = test_support::published_tokenizer();
         let ids = tokenizer.encode_now("She", crate::text::Specials::Omit).unwrap().ids;
         let text = |continues| {
             let mut detokenizer = tokenizer.detokenizer(true, continues);

@@ -4,6 +4,7 @@
 mod cuts;
 mod detokenize;
 mod encode;
+mod ends;
 mod guard;
 mod pieces;
 mod stop;
@@ -11,6 +12,7 @@ mod template;
 mod tokenizer;
 
 pub use detokenize::Detokenizer;
+pub(crate) use ends::end_tokens;
 pub use guard::{ControlTokens, Guard, Rendered};
 pub(crate) use stop::Pattern;
 pub use stop::{StopMatcher, StopText};

@@ -18,6 +18,9 @@ use super::guard::{Guard, Rendered};
 
 #[cfg(test)]
 mod jinja_tests;
+mod messages;
+#[cfg(test)]
+mod published_tests;
 mod python;
 mod shape;
 
@@ -200,11 +203,25 @@ impl ChatTemplate {
         written(&conversation)
     }
 
-    /// Renders a conversation on this thread.
+    /// Renders a conversation on this thread. If the template fails with the arguments of calls as objects, it is given their
+    /// JSON as texts.
     ///
     /// # Errors
     /// [`TemplateError::Render`] with the template's own words where it has some.
     pub fn render_now(&self, conversation: &Conversation) -> Result<String, TemplateError> {
+        let conversation = messages::with_reasoning(conversation);
+        let rendered = self.render_once(&conversation);
+        if !matches!(rendered, Err(TemplateError::Render(_))) {
+            return rendered;
+        }
+        match messages::with_written_arguments(&conversation) {
+            // What is wrong with the conversation itself is said by the first attempt.
+            Some(written) => self.render_once(&written).or(rendered),
+            None => rendered,
+        }
+    }
+
+    fn render_once(&self, conversation: &Conversation) -> Result<String, TemplateError> {
         let render = |error: Error| TemplateError::Render(described(&error));
         let with_tools =
             conversation.tools.as_ref().and_then(|_| self.0.environment.get_template(CHAT_WITH_TOOLS).ok());
@@ -411,6 +428,38 @@ mod tests {
         let given = Conversation { more, ..Conversation::default() };
         assert_eq!(template.render_now(&given).as_deref(), Ok("False of tools"));
         assert_eq!(template.render_now(&Conversation::default()).as_deref(), Ok("True of tools"));
+    }
+
+    #[test]
+    fn arguments_are_texts_for_templates_that_join_them() {
+        let call = |arguments| {
+            json!([{"role": "assistant", "content": null, "tool_calls": [
+                {"type": "function", "function": {"name": "f", "arguments": arguments}},
+            ]}])
+        };
+        let joins = "{% for m in messages %}{% for c in m.tool_calls %}{{ '<' + c.function.arguments + '>' }}{% endfor %}{% endfor %}";
+        let object = json!({"a": 1, "b": ["ü", null]});
+        assert_eq!(render(joins, call(object.clone())).as_deref(), Ok(r#"<{"a": 1, "b": ["ü", null]}>"#));
+        assert_eq!(render(joins, call(json!("text"))).as_deref(), Ok("<text>"));
+        let writes = joins.replace("'<' + c.function.arguments + '>'", "c.function.arguments | tojson");
+        assert_eq!(render(&writes, call(object.clone())).as_deref(), Ok(r#"{"a": 1, "b": ["ü", null]}"#));
+        // What the template says of the conversation is not lost.
+        let raises = "{{ raise_exception('no calls') }}";
+        assert_eq!(render(raises, call(object)), Err(TemplateError::Render("no calls".into())));
+    }
+
+    #[test]
+    fn reasoning_has_all_of_its_names() {
+        let source = "{% for m in messages %}{{ m.reasoning_content }},{{ m.reasoning }},{{ m.thinking }};{% endfor %}";
+        for name in ["reasoning_content", "reasoning", "thinking"] {
+            let message =
+                json!([{"role": "assistant", "content": "a", name: "why"}, {"role": "user", "content": "b"}]);
+            assert_eq!(render(source, message).as_deref(), Ok("why,why,why;,,;"), "{name}");
+        }
+        let both = json!([{"role": "assistant", "reasoning": "r", "thinking": "t"}]);
+        assert_eq!(render(source, both).as_deref(), Ok("r,r,t;"));
+        let others = json!([{"role": "user", "thinking": "t"}, {"role": "assistant", "thinking": {"x": 1}}]);
+        assert_eq!(render(source, others).as_deref(), Ok(",,t;,,{'x': 1};"));
     }
 
     #[test]

@@ -202,7 +202,9 @@ fn tokenizers() -> Vec<Target> {
     let demo = include_bytes!("../../../../models/demo/tokenizer.json").to_vec();
     let demo = Tokenizer::new(&Assets { tokenizer: demo, ..Assets::default() }, 1).unwrap();
     let mut known = vec![("bytes", test_support::tokenizer()), ("demo", demo)];
-    known.extend(test_support::stories().map(|stories| ("stories260k", stories)));
+    if std::env::var_os("MILLRACE_TEST_DATA").is_some() {
+        known.push(("stories260k", test_support::published_tokenizer()));
+    }
     let targets = known.into_iter().map(|(name, tokenizer)| {
         target(format!("tokenizer, {name}"), 20_000, &[bare(&alphabets::TEXT)], move |input| {
             let (tokenizer, input) = (tokenizer.clone(), input.to_owned());

@@ -60,7 +60,8 @@ impl MessagesError {
 
 impl From<OpenAiError> for MessagesError {
     fn from(error: OpenAiError) -> Self {
-        let (retry_after, message) = (error.retry_after(), error.message().replace("`prompt`", "`messages`"));
+        let retry_after = error.retry_after();
+        let message = error.message().replace("`prompt`", "`messages`").replace("`stop`", "`stop_sequences`");
         MessagesError { status: error.status, message, retry_after }
     }
 }

@@ -2,6 +2,7 @@
 
 use axum::Json;
 use axum::extract::State;
+use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -80,9 +81,9 @@ pub(super) async fn messages(
     State(app): State<App>,
     MessagesJson(request): MessagesJson<MessagesRequest>,
 ) -> Result<Response, MessagesError> {
-    let model = openai::check_model(&app, request.model.clone())?;
+    let model = openai::check_model(&app, request.model())?;
     let Ready { prepared, calling, characters, ignored } =
-        request.chat()?.prepare(&app, request.params()?).await?;
+        request.chat(&app)?.prepare(&app, request.params()?).await?;
     let prompt_tokens = prepared.prompt().len();
     let mut message = Message {
         id: format!("msg_{:032x}", rand::random::<u128>()),
@@ -124,9 +125,12 @@ pub(super) async fn messages(
 pub(super) async fn count_tokens(
     State(app): State<App>,
     MessagesJson(request): MessagesJson<CountRequest>,
-) -> Result<Json<Value>, MessagesError> {
-    openai::check_model(&app, request.model.clone())?;
-    let prompt = request.chat()?.render(&app).await?;
+) -> Result<(HeaderMap, Json<Value>), MessagesError> {
+    openai::check_model(&app, request.model())?;
+    let mut chat = request.chat(&app)?;
+    let mut headers = HeaderMap::new();
+    std::mem::take(&mut chat.ignored).write(&mut headers);
+    let prompt = chat.render(&app).await?;
     let encoded = app.service.tokenize(prompt, Specials::Omit).await?;
-    Ok(Json(json!({"input_tokens": encoded.ids.len()})))
+    Ok((headers, Json(json!({"input_tokens": encoded.ids.len()}))))
 }

@@ -3,6 +3,7 @@
 mod error;
 mod input;
 mod messages;
+mod models;
 mod request;
 mod stream;
 mod tools;
@@ -12,12 +13,16 @@ use axum::routing::post;
 use utoipa::OpenApi;
 
 pub(super) use error::{error, unauthorized};
+pub(super) use models::{is_client, model, model_list};
 
 use super::{App, panic};
 
 /// What these routes take and give.
 #[derive(OpenApi)]
-#[openapi(paths(messages::messages, messages::count_tokens), components(schemas(error::Envelope)))]
+#[openapi(
+    paths(messages::messages, messages::count_tokens),
+    components(schemas(error::Envelope, models::Model, models::ModelList))
+)]
 pub(super) struct Docs;
 
 pub(super) fn routes() -> Router<App> {

@@ -71,5 +71,9 @@ impl sse::Write for Writer {
         to.named("error", &MessagesError::from(error).body());
     }
 
+    fn silence(&mut self, to: &mut Events) {
+        named("ping", json!({}), to);
+    }
+
     fn end(&mut self, _: &mut Events) {}
 }

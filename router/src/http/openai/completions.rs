@@ -123,6 +123,7 @@ pub(super) async fn completions(
         Ok::<_, OpenAiError>(Item { prepared, prefix, characters })
     }))
     .await?;
+    items.iter().for_each(|item| ignored.note_unenforced(&item.prepared));
     let prompt_tokens = items.iter().map(|item| item.prepared.prompt().len()).sum();
     let tokenizer = logprobs.is_some().then(|| app.service.tokenizer().clone());
     let include_usage = common.includes_usage();

@@ -198,7 +198,7 @@ impl Common {
             do_sample: !greedy,
             temperature: self.temperature.filter(|_| !greedy),
             // Off is written as 0 or -1.
-            top_k: self.top_k.filter(|&k| !greedy && k != 0 && k != -1),
+            top_k: self.top_k.filter(|_| !greedy).map(|k| if matches!(k, 0 | -1) { Params::ALL } else { k }),
             // OpenAI allows 0, which leaves the most likely token.
             top_p: self.top_p.filter(|_| !greedy).map(|p| if p == 0.0 { f32::MIN_POSITIVE } else { p }),
             min_p: self.min_p.filter(|_| !greedy),
@@ -224,6 +224,7 @@ impl Common {
             grammar: self.response_format()?,
             ignore_eos: self.ignore_eos.unwrap_or(false),
             min_new_tokens: self.min_tokens.unwrap_or(0),
+            model_defaults: true,
             ..Params::default()
         })
     }

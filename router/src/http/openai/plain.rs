@@ -32,6 +32,7 @@ pub(in crate::http) fn sampling(temperature: Option<f32>, top_p: Option<f32>, to
         // 0 leaves the most likely token.
         top_p: top_p.filter(|_| !greedy).map(|p| if p == 0.0 { f32::MIN_POSITIVE } else { p }),
         stop_text: StopText::Remove,
+        model_defaults: true,
         ..Params::default()
     }
 }

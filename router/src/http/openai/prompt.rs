@@ -87,10 +87,11 @@ impl Chat {
             Some(tools) => Some(Calling::new(app, tools, &mut params)?),
             None => None,
         };
-        let ignored = std::mem::take(&mut self.ignored);
+        let mut ignored = std::mem::take(&mut self.ignored);
         let prompt = self.write(app, calling.is_some()).await?;
         let characters = prompt.text.chars().count();
         let prepared = app.service.prepare(Prompt::Chat(prompt), params).await?;
+        ignored.note_unenforced(&prepared);
         Ok(Ready { prepared, calling, characters, ignored })
     }
 }

@@ -18,6 +18,23 @@ impl Transcript {
         self.messages.push(json!({"role": role, "content": text}));
     }
 
+    /// Whether nobody but this role has said anything.
+    pub(in crate::http) fn has_only(&self, role: &str) -> bool {
+        self.messages.iter().all(|message| message["role"] == role)
+    }
+
+    /// Adds a paragraph to the last message. False if that is not one of text by this role.
+    pub(in crate::http) fn extend_last(&mut self, role: &str, text: &str) -> bool {
+        self.messages.last_mut().is_some_and(|last| extend(last, role, text))
+    }
+
+    /// Adds a paragraph to the system prompt.
+    pub(in crate::http) fn extend_system(&mut self, text: &str) {
+        if !self.messages.first_mut().is_some_and(|first| extend(first, "system", text)) {
+            self.messages.insert(0, json!({"role": "system", "content": text}));
+        }
+    }
+
     /// A call by the assistant, which belongs to what it has said or called just before. `arguments` are an object or its
     /// JSON.
     pub(in crate::http) fn call(&mut self, id: &str, name: &str, arguments: Value) {
@@ -46,4 +63,17 @@ impl Transcript {
     pub(in crate::http) fn messages(self) -> Vec<Value> {
         self.messages
     }
+}
+
+/// Adds a paragraph to a message of this role. False if it is another's, or has no text.
+fn extend(message: &mut Value, role: &str, text: &str) -> bool {
+    if message["role"] != role {
+        return false;
+    }
+    let Value::String(content) = &mut message["content"] else { return false };
+    if !content.is_empty() && !text.is_empty() {
+        content.push_str("\n\n");
+    }
+    content.push_str(text);
+    true
 }

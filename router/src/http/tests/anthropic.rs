@@ -89,30 +89,50 @@ async fn what_is_wrong_is_said_in_anthropics_shape() {
     let good = json!({"max_tokens": 9, "messages": [{"role": "user", "content": "a"}]});
     for (field, value, status, kind, text) in [
         ("model", json!("claude"), 404, "not_found_error", "model not found: claude"),
-        ("thinking", json!({"type": "enabled"}), 400, "invalid_request_error", "`thinking` is not supported"),
+        (
+            "thinking",
+            json!({"type": "sometimes"}),
+            400,
+            "invalid_request_error",
+            "unknown variant `sometimes`",
+        ),
+        ("container", json!("c"), 400, "invalid_request_error", "`container` is not supported"),
+        ("output_config", json!({"effort": 3}), 400, "invalid_request_error", "invalid type: integer `3`"),
+        (
+            "output_format",
+            json!({"type": "text"}),
+            400,
+            "invalid_request_error",
+            "`output_format` must have the type json_schema",
+        ),
         ("mcp_servers", json!([1]), 400, "invalid_request_error", "`mcp_servers` is not supported"),
         ("messages", json!([]), 400, "invalid_request_error", "`messages` cannot be empty"),
         (
             "messages",
-            json!([{"role": "system", "content": "a"}]),
+            json!([{"role": "tool", "content": "a"}]),
             400,
             "invalid_request_error",
-            "roles user and assistant",
+            "roles user, assistant and system",
         ),
         (
             "messages",
             json!([{"role": "user", "content": [{"type": "image"}]}]),
             400,
             "invalid_request_error",
-            "`image`",
+            "`messages[0]` has an image (content of type `image`), but the model reads text only",
         ),
         ("messages", json!([{"role": "user"}]), 400, "invalid_request_error", "must be a text"),
         ("system", json!(7), 400, "invalid_request_error", "`system` must be a text"),
         ("max_tokens", json!(null), 400, "invalid_request_error", "max_tokens"),
         ("max_tokens", json!(0), 400, "invalid_request_error", "`max_tokens` must be strictly positive"),
-        ("max_tokens", json!(5000), 400, "invalid_request_error", "must be <= 1024"),
         ("top_k", json!(-3), 400, "invalid_request_error", "`top_k` must be strictly positive"),
-        ("stop_sequences", json!(["a", "b", "c", "d", "e"]), 400, "invalid_request_error", "up to 4"),
+        (
+            "stop_sequences",
+            json!(["a", "b", "c", "d", "e"]),
+            400,
+            "invalid_request_error",
+            "`stop_sequences` supports up to 4",
+        ),
     ] {
         let mut body = good.clone();
         body[field] = value;

@@ -103,7 +103,7 @@ async fn uses_and_results_are_messages_for_the_template() {
     let asked = prompt(&mut server).await;
     let expected = "user: hi; assistant: I look.<tool_call>{\"name\": \"get\", \"arguments\": {\"n\": 1}}</tool_call>\
                     <tool_call>{\"name\": \"set\", \"arguments\": {}}</tool_call>; tool(get): 42; tool(set): done; user: And?; \
-                    assistant: <tool_call>{\"name\": \"set\", \"arguments\": {}}</tool_call>; tool(set): ; assistant: ";
+                    assistant: <tool_call>{\"name\": \"set\", \"arguments\": {}}</tool_call>; tool(set): Error; assistant: ";
     assert!(asked.ends_with(expected), "{asked}");
     let counted = server.post("/v1/messages/count_tokens", body).await.json();
     assert_eq!(counted, json!({"input_tokens": asked.len()}), "tools are counted");
@@ -135,8 +135,18 @@ async fn what_is_wrong_is_said() {
     let message = |role: &str, block: Value| json!({"messages": [{"role": role, "content": [block]}]});
     for (more, text) in [
         (
-            json!({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}),
-            "`web_search_20250305`, which is not supported",
+            json!({
+                "tools": [{"type": "web_search_20250305", "name": "web_search"}],
+                "tool_choice": {"type": "any"},
+            }),
+            "`tools[0]` is of type `web_search_20250305`, which is not supported",
+        ),
+        (
+            json!({
+                "tools": [{"name": "get", "input_schema": {}}, {"type": "bash_20250124", "name": "bash"}],
+                "tool_choice": {"type": "tool", "name": "bash"},
+            }),
+            "`tools[1]` is of type `bash_20250124`, which is not supported",
         ),
         (json!({"tools": [{"name": "get"}]}), "`tools[0]` must have a JSON schema as its `input_schema`"),
         (json!({"tools": [{"name": "a b", "input_schema": {}}]}), "`tools[0]` must have a name"),

@@ -223,7 +223,7 @@ async fn what_is_wrong_is_said_in_openais_shape() {
             )),
             400,
             "response_format",
-            "Invalid type: nonsense",
+            "`type` at the top must be among",
         ),
         (
             json!({"messages": [{"role": "assistant", "tool_calls": [{}]}]}),
@@ -249,7 +249,7 @@ async fn what_is_wrong_is_said_in_openais_shape() {
             ),
             400,
             "response_format",
-            "grammar is not valid: Invalid type: nonsense",
+            "grammar is not valid: `type` at the top must be among null, boolean, number, integer, string, array, object",
         ),
         (
             request(json!({"response_format": {"type": "yaml"}})),

@@ -1,10 +1,12 @@
 //! The whole surface against a fake engine.
 
 mod anthropic;
+mod anthropic_agents;
 mod anthropic_tools;
 mod chat;
 mod compatibility;
 mod completions;
+mod defaults;
 mod docs;
 mod embeddings;
 mod hostile_text;
@@ -13,6 +15,7 @@ mod platforms;
 mod responses;
 mod responses_tools;
 mod rows;
+mod schemas;
 mod server;
 mod tgi;
 mod tools;

@@ -255,7 +255,7 @@ async fn what_is_wrong_is_said_in_tgis_words() {
         (
             "a",
             json!({"grammar": {"type": "json", "value": {"type": "nonsense"}}}),
-            "grammar is not valid: Invalid type: nonsense",
+            "grammar is not valid: `type` at the top must be among null, boolean, number, integer, string, array, object",
         ),
         ("a", json!({"adapter_id": "x"}), "`adapter_id` is not supported"),
     ];
@@ -383,6 +383,7 @@ async fn info() {
         "model_pipeline_tag": null, "max_concurrent_requests": 128, "max_best_of": 2, "max_stop_sequences": 4,
         "max_input_tokens": 1023, "max_total_tokens": 1024, "validation_workers": 2, "max_client_batch_size": 4,
         "router": "text-generation-router", "version": env!("CARGO_PKG_VERSION"), "sha": null, "docker_label": null,
+        "end_tokens": ["</s>"], "sampling_defaults": {},
     });
     assert_eq!(info, expected);
 }

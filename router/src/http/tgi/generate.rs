@@ -48,8 +48,10 @@ async fn answer(app: &App, request: GenerateRequest) -> Result<(HeaderMap, Gener
     params.prompt_logprobs = wants_prefill.then_some(0);
     let prepared = app.service.prepare(Prompt::Text(inputs.clone(), Specials::Add), params).await?;
     let answers = Service::collect(app.service.start_several(&prepared, parameters.best_of())?).await?;
-    let headers =
-        headers::after(app, inputs.chars().count(), &Ignored::default(), prepared.prompt().len(), &answers);
+    let mut ignored = Ignored::default();
+    ignored.note_unenforced(&prepared);
+    let characters = inputs.chars().count();
+    let headers = headers::after(app, characters, &ignored, prepared.prompt().len(), &answers);
     let full = parameters.return_full_text.unwrap_or(false);
     let text = |answer: &Answer| {
         if full { inputs.clone() + &answer.finished.text } else { answer.finished.text.clone() }

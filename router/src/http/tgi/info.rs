@@ -6,6 +6,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::error::{ErrorBody, TgiError};
+use crate::assets::SamplingDefaults;
 use crate::http::App;
 
 /// What is served and what may be asked for.
@@ -28,6 +29,10 @@ pub(super) struct Info {
     version: &'static str,
     sha: Option<&'static str>,
     docker_label: Option<&'static str>,
+    /// The tokens that end an answer; an extension, as the next field.
+    end_tokens: Vec<String>,
+    /// What the routes of OpenAI and Anthropic sample with where a request does not say it.
+    sampling_defaults: SamplingDefaults,
 }
 
 /// Clients tell a server of TGI's kind by `router`; 503 until the model's limits are known.
@@ -35,7 +40,8 @@ pub(super) struct Info {
 pub(super) async fn info(State(app): State<App>) -> Result<Json<Info>, TgiError> {
     let ready = app.service.ready()?;
     let (model, limits) = (app.service.model(), app.service.limits());
-    let tokens = limits.tokens(&ready);
+    let (tokens, tokenizer) = (limits.tokens(&ready), app.service.tokenizer());
+    let ends = app.service.end_tokens().iter();
     Ok(Json(Info {
         model_id: model.id.clone(),
         model_sha: model.sha.clone(),
@@ -54,5 +60,7 @@ pub(super) async fn info(State(app): State<App>) -> Result<Json<Info>, TgiError>
         version: env!("CARGO_PKG_VERSION"),
         sha: None,
         docker_label: None,
+        end_tokens: ends.filter_map(|&id| tokenizer.vocabulary_text(id)).collect(),
+        sampling_defaults: app.service.sampling_defaults(),
     }))
 }

@@ -20,8 +20,11 @@ pub(super) async fn generate_stream(
     let GenerateRequest { inputs, parameters } = request;
     parameters.check_stream().map_err(Service::reject)?;
     let params = parameters.params().map_err(Service::reject)?;
-    let headers = headers::before(&app, inputs.chars().count(), &Ignored::default());
-    let mut streams = [app.service.generate(Prompt::Text(inputs.clone(), Specials::Add), params).await?];
+    let prepared = app.service.prepare(Prompt::Text(inputs.clone(), Specials::Add), params).await?;
+    let mut ignored = Ignored::default();
+    ignored.note_unenforced(&prepared);
+    let headers = headers::before(&app, inputs.chars().count(), &ignored);
+    let mut streams = [app.service.start(prepared)?];
     sse::begin(&mut streams).await?;
     let cached_tokens = streams[0].cached_tokens();
     let request = streams[0].request();

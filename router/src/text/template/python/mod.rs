@@ -27,6 +27,11 @@ use minijinja::{Environment, Output, State, Value};
 pub(super) use percent::without_percent;
 pub(super) use values::{list_of, value_of};
 
+/// A value as `json.dumps` writes it without arguments, but for letters outside of ASCII, which stay as they are.
+pub(super) fn written_json(value: &serde_json::Value) -> Option<String> {
+    json::Style { indent: None, ascii: false, separators: None }.write(value).ok()
+}
+
 /// Makes an environment behave as Jinja2 does.
 pub(super) fn install(environment: &mut Environment<'_>) {
     environment.set_formatter(|out: &mut Output, _: &State, value: &Value| {

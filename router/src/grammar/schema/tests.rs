@@ -1,0 +1,237 @@
+//! What texts the schemas of clients allow, and what is said of the rest.
+
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::super::{Compiled, Compiler, Grammar, GrammarError, Walk};
+use crate::engine::{Constraint, Mask};
+use crate::test_support::{self, EOS};
+
+const ANSWER: fn(Value) -> Grammar = Grammar::Json;
+
+/// The arguments of a tool, as a grammar of their own.
+fn arguments(schema: Value) -> Grammar {
+    Grammar::Calls { rules: "start: call\n".into(), schemas: vec![("call".into(), schema)], answer: None }
+}
+
+async fn compile(grammar: Grammar) -> Result<Arc<Compiled>, GrammarError> {
+    let compiler = Compiler::new(test_support::tokenizer(), Arc::new([EOS]));
+    compiler.compile(&grammar, EOS + 1).await
+}
+
+fn allows(mask: &Mask, token: u32) -> bool {
+    mask.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
+}
+
+/// Whether a text is one that the grammar describes.
+fn accepts(compiled: &Arc<Compiled>, text: &str) -> bool {
+    let (mut walk, mut mask) = (Walk::new(compiled.clone()), compiled.first());
+    for byte in text.bytes() {
+        if !allows(&mask, u32::from(byte)) {
+            return false;
+        }
+        mask = walk.advance(u32::from(byte)).unwrap();
+    }
+    allows(&mask, EOS)
+}
+
+async fn check(make: fn(Value) -> Grammar, schema: Value, good: &[&str], bad: &[&str]) {
+    let compiled = compile(make(schema.clone())).await.unwrap_or_else(|error| panic!("{schema}: {error}"));
+    for text in good {
+        assert!(accepts(&compiled, text), "{text} is {schema}");
+    }
+    for text in bad {
+        assert!(!accepts(&compiled, text), "{text} is not {schema}");
+    }
+}
+
+#[tokio::test]
+async fn an_object_has_the_properties_that_are_listed() {
+    let integer = json!({"type": "integer"});
+    let a = json!({"type": "object", "properties": {"a": integer}});
+    for make in [ANSWER, arguments] {
+        check(make, a.clone(), &["{}", r#"{"a": 1}"#], &[r#"{"b": 1}"#, r#"{"a": 1, "b": 1}"#]).await;
+        let nested = json!({"type": "array", "items": a});
+        check(make, nested, &[r#"[{"a": 1}]"#], &[r#"[{"b": 1}]"#]).await;
+        let none = json!({"type": "object", "properties": {}});
+        check(make, none, &["{}"], &[r#"{"b": 1}"#]).await;
+        let mut open = a.clone();
+        open["additionalProperties"] = json!({});
+        check(make, open, &[r#"{"a": 1, "b": []}"#], &[r#"{"a": "x"}"#]).await;
+        let any = json!({"type": "object"});
+        check(make, any, &[r#"{"b": {"c": 1}}"#], &["[]"]).await;
+        // A property of which only the name is known.
+        let mut required = a.clone();
+        required["required"] = json!(["a", "b"]);
+        check(make, required, &[r#"{"a": 1, "b": [2]}"#], &[r#"{"a": 1}"#, r#"{"a": 1, "b": 2, "c": 3}"#])
+            .await;
+    }
+}
+
+#[tokio::test]
+async fn parts_of_a_composition_do_not_exclude_one_another() {
+    let of =
+        |name: &str| json!({"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]});
+    let both = r#"{"a": 1, "b": 2}"#;
+    let defs = json!({"A": of("a"), "B": of("b")});
+    check(ANSWER, json!({"allOf": [of("a"), of("b")]}), &[both], &[r#"{"a": 1}"#]).await;
+    let inherited =
+        json!({"allOf": [{"$ref": "#/$defs/A"}], "properties": {"b": {"type": "integer"}}, "$defs": defs});
+    check(ANSWER, inherited, &[both], &[r#"{"b": 1}"#]).await;
+    let union = json!({"anyOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}], "$defs": defs});
+    check(ANSWER, union, &[r#"{"a": 1}"#, r#"{"b": 1}"#], &[r#"{"a": 1, "c": 2}"#]).await;
+    let shared = json!({"type": "object", "properties": {"k": {"const": 1}}, "required": ["k"], "oneOf": [of("a"), of("b")]});
+    check(ANSWER, shared, &[r#"{"k": 1, "a": 1}"#], &[r#"{"a": 1}"#]).await;
+    let one_of_two = json!({
+        "type": "object", "properties": {"a": {}, "b": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
+    });
+    // What a condition brings is not known.
+    let condition = json!({
+        "type": "object", "properties": {"a": {}}, "if": {"required": ["a"]}, "then": {"properties": {"b": {}}},
+    });
+    check(arguments, condition, &[r#"{"a": 1, "b": 2}"#], &["[]"]).await;
+    check(ANSWER, one_of_two, &[r#"{"a": 1}"#, r#"{"b": 1}"#], &["{}", r#"{"a": 1, "c": 1}"#]).await;
+}
+
+#[tokio::test]
+async fn white_space_is_what_pretty_printed_json_has() {
+    let schema =
+        json!({"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}});
+    let value = json!({"a": [1, 2]});
+    let pretty = serde_json::to_string_pretty(&value).unwrap();
+    let tabs = pretty.replace("  ", "\t");
+    let good = [r#"{"a":[1,2]}"#, r#"{"a": [1, 2]}"#, r#"{ "a": [ 1, 2 ] }"#, &pretty, &tabs];
+    let bad = [
+        r#"{"a":  [1]}"#,
+        "{\n\n\"a\": [1]}",
+        "{ \n\"a\": [1]}",
+        "{\"a\":\t\t[1]}",
+        &format!("{{\n{}}}", " ".repeat(33)),
+    ];
+    check(ANSWER, schema.clone(), &good, &bad).await;
+    check(arguments, schema, &good, &bad).await;
+}
+
+async fn unenforced(grammar: Grammar) -> Vec<String> {
+    let compiled = compile(grammar.clone()).await.unwrap_or_else(|error| panic!("{grammar:?}: {error}"));
+    compiled.unenforced().fields("response_format")
+}
+
+#[tokio::test]
+async fn what_is_not_enforced_is_told() {
+    let list = json!({"type": "object", "properties": {
+        "a": {"type": "array", "items": {"type": "string", "format": "color"}, "uniqueItems": true},
+        "b": {"type": "array", "uniqueItems": false, "items": {"type": "string", "format": "date"}},
+        // Names of properties and parts of values are no keywords.
+        "not": {"type": "string", "default": {"not": 1}}, "uniqueItems": {"enum": [{"if": 2}]},
+    }});
+    assert_eq!(
+        unenforced(ANSWER(list.clone())).await,
+        ["response_format.format", "response_format.uniqueItems"]
+    );
+    assert_eq!(unenforced(arguments(list)).await, ["tools.format", "tools.uniqueItems"]);
+    let both = Grammar::Calls {
+        rules: "start: answer | call\n".into(),
+        schemas: vec![("call".into(), json!({"type": "string", "maxLength": 524_288}))],
+        answer: Some(json!({"type": "array", "uniqueItems": true, "items": {"type": "integer"}})),
+    };
+    assert_eq!(unenforced(both).await, ["response_format.uniqueItems", "tools.maxLength"]);
+    assert!(unenforced(Grammar::Regex("a".into())).await.is_empty());
+}
+
+/// Schemas of tools that coding agents and servers of the Model Context Protocol send.
+#[tokio::test]
+async fn the_tools_of_agents_are_taken() {
+    let object = |properties: Value| {
+        json!({
+            "$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "properties": properties,
+            "additionalProperties": false,
+        })
+    };
+    let cases: [(Value, &[&str], &str); 16] = [
+        (json!({"type": "string", "maxLength": 524_288, "minLength": 1}), &["maxLength"], r#""abc""#),
+        (json!({"type": "number", "multipleOf": 0.01}), &[], "1.25"),
+        (json!({"type": "number", "multipleOf": 0.07}), &["multipleOf"], "1.25"),
+        (json!({"type": "string", "format": "uri"}), &[], r#""https://a.b/c""#),
+        (json!({"type": "integer", "exclusiveMinimum": 0, "maximum": 9_007_199_254_740_991_i64}), &[], "7"),
+        (json!({"type": "integer", "minimum": 0, "maximum": u64::MAX}), &["maximum"], "7"),
+        (
+            json!({"type": "object", "propertyNames": {"type": "string"}, "additionalProperties": {}}),
+            &[],
+            r#"{"x": [1]}"#,
+        ),
+        (json!({"type": "object", "propertyNames": {"pattern": "^a"}}), &["propertyNames"], r#"{"b": 1}"#),
+        (json!({"anyOf": [{"const": "a"}, {"type": "null"}], "default": null}), &[], "null"),
+        (
+            json!({"type": "string", "pattern": "^(?!\\.)(?!.*\\.\\.)[a-z]+@[a-z]+$"}),
+            &["pattern"],
+            r#""a b""#,
+        ),
+        (
+            json!({"type": "array", "items": {"type": "string"}, "maxItems": 100_000}),
+            &["maxItems"],
+            r#"["a"]"#,
+        ),
+        (json!({"not": {"type": "null"}, "type": ["string", "null"]}), &["not"], r#""a""#),
+        (
+            json!({"if": {"type": "string"}, "then": {"minLength": 2}, "else": {}}),
+            &["else", "if", "then"],
+            "1",
+        ),
+        (json!({"type": "any", "description": "anything"}), &["type"], "[1]"),
+        (json!({"type": "string", "required": true}), &[], r#""a""#),
+        (json!({"$ref": "http://json-schema.org/draft-07/schema#"}), &["$ref"], "{}"),
+    ];
+    for (schema, left_out, text) in cases {
+        let schema = object(json!({"p": schema}));
+        let left_out: Vec<String> = left_out.iter().map(|keyword| format!("tools.{keyword}")).collect();
+        assert_eq!(unenforced(arguments(schema.clone())).await, left_out, "{schema}");
+        check(arguments, schema, &[&format!("{{\"p\": {text}}}")], &[r#"{"q": 1}"#]).await;
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_names_the_keyword_and_its_place() {
+    let inside = |schema: Value| json!({"type": "object", "properties": {"user": {"anyOf": [{"type": "null"}, schema]}}});
+    let place = "at /properties/user/anyOf/1";
+    for (schema, keyword, why) in [
+        (json!({"not": {"type": "string"}}), "not", "is not supported"),
+        (json!({"if": {}, "then": {}}), "if", "is not supported"),
+        (json!({"type": "string", "pattern": "a(?=b)"}), "pattern", "look-around"),
+        (json!({"type": "string", "pattern": "("}), "pattern", "unclosed group"),
+        (json!({"type": "text"}), "type", "must be among null, boolean"),
+        (json!({"$ref": "#/$defs/nothing"}), "$ref", "no place in the schema"),
+        (json!({"propertyNames": {"maxLength": 3}}), "propertyNames", "is not supported"),
+    ] {
+        let error = compile(ANSWER(inside(schema))).await.unwrap_err();
+        assert!(matches!(error, GrammarError::Invalid(_)));
+        let text = error.to_string();
+        assert!(text.contains(&format!("`{keyword}` {place}")) && text.contains(why), "{text}");
+    }
+    for (schema, why) in [
+        (
+            json!({"type": "string", "maxLength": 20_000}),
+            "`maxLength` at /properties/user/anyOf/1: more than 10000",
+        ),
+        (
+            json!({"type": "string", "pattern": "a{20000}"}),
+            "`pattern` at /properties/user/anyOf/1: a count of more",
+        ),
+    ] {
+        let error = compile(ANSWER(inside(schema))).await.unwrap_err();
+        assert!(matches!(error, GrammarError::TooComplex(_)) && error.to_string().contains(why), "{error}");
+    }
+    let deep = (0..20)
+        .fold(json!({"not": {}}), |inner, _| json!({"properties": {"property of a long name": inner}}));
+    let text = compile(ANSWER(deep)).await.unwrap_err().to_string();
+    assert!(text.len() < 300 && text.contains("`not` at …"), "{text}");
+}
+
+#[tokio::test]
+async fn a_refusal_names_the_tool() {
+    let tool = json!({"type": "object", "properties": {"p": {"type": "string", "minLength": 20_000}}});
+    let schema = json!({"anyOf": [{"$ref": "#/$defs/3"}], "$defs": {"3": tool}});
+    let text = compile(arguments(schema)).await.unwrap_err().to_string();
+    assert!(text.contains("`minLength` of tools[3] at /properties/p: more than"), "{text}");
+}

@@ -1,0 +1,78 @@
+//! Installs other people's programs below target/, in the versions that a folder pins.
+
+use std::path::Path;
+use std::process::Command;
+
+/// Installs the packages of `pinned/requirements.txt` into a virtual environment.
+pub(crate) fn python(pinned: &Path, folder: &Path) -> bool {
+    let pinned = pinned.join("requirements.txt");
+    install(&pinned, &folder.join("installed.txt"), || {
+        // Whatever is there may be of another version.
+        let _ = std::fs::remove_dir_all(folder);
+        // The list is complete: pip need not work out what else is needed.
+        let pip = [
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-deps",
+            "--disable-pip-version-check",
+            "--no-compile",
+            "--requirement",
+        ];
+        command("python3", Command::new("python3").args(["-m", "venv"]).arg(folder))
+            && command("pip", Command::new(folder.join("bin/python")).args(pip).arg(&pinned))
+    })
+}
+
+/// Installs the packages of `pinned/package-lock.json`, for this platform.
+pub(crate) fn node(pinned: &Path, folder: &Path) -> bool {
+    let pinned = pinned.join("package-lock.json");
+    install(&pinned, &folder.join("installed.json"), || {
+        let copied = std::fs::create_dir_all(folder).and_then(|()| {
+            std::fs::copy(&pinned, folder.join("package-lock.json"))?;
+            std::fs::copy(pinned.with_file_name("package.json"), folder.join("package.json"))
+        });
+        // `npm ci` would refuse a registry that lacks the packages of other platforms, which nobody needs here.
+        let npm = ["install", "--no-audit", "--no-fund", "--ignore-scripts"];
+        copied.is_ok() && has_npm() && command("npm", Command::new("npm").args(npm).current_dir(folder))
+    })
+}
+
+/// Whether there is a Node.js, Debian's if need be.
+fn has_npm() -> bool {
+    let found = Command::new("npm").arg("--version").output().is_ok_and(|done| done.status.success());
+    let apt = |arguments: &[&str]| {
+        let mut apt = Command::new("apt-get");
+        command("apt-get", apt.args(arguments).env("DEBIAN_FRONTEND", "noninteractive"))
+    };
+    found
+        || (apt(&["update", "--quiet=2"])
+            && apt(&["install", "--yes", "--quiet=2", "--no-install-recommends", "nodejs", "npm"]))
+}
+
+/// Installs what the file `pinned` lists, and then keeps a copy of it, which says what is there.
+fn install(pinned: &Path, copy: &Path, install: impl FnOnce() -> bool) -> bool {
+    let Ok(wanted) = std::fs::read(pinned) else {
+        eprintln!("cannot read {}", pinned.display());
+        return false;
+    };
+    if std::fs::read(copy).is_ok_and(|there| there == wanted) {
+        return true;
+    }
+    install() && std::fs::write(copy, wanted).is_ok()
+}
+
+/// Runs a command, and says what is missing if it cannot be started.
+pub(crate) fn command(name: &str, command: &mut Command) -> bool {
+    eprintln!("$ {command:?}");
+    match command.status() {
+        Ok(status) => status.success(),
+        Err(error) => {
+            eprintln!(
+                "{name}: {error}; the clients' tests need Python 3.11 with venv, and Node.js 20 with npm"
+            );
+            false
+        }
+    }
+}
