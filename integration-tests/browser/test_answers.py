@@ -1,6 +1,10 @@
 """What an answer consists of: thoughts, calls, code, formulas, tokens, and how fast they came."""
 
+import json
 import re
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -89,19 +93,32 @@ def test_calls_are_shown_and_answered(server, visit):
     assert "rain" in visited.page.locator(".call").nth(0).text_content()
 
 
-def test_the_server_takes_calls_and_results(server, visit):
-    """The same without a made-up answer to the results: the real server must understand them."""
-    visited = visit(server)
-    visited.streams([{"tool_calls": [{"index": 0, "id": "a", "function": {"name": "weather", "arguments": "{}"}}]}], "tool_calls")
+RULES = [
+    {"when": "last == 'tool'", "say": "<think>\nThe tool says sun.\n</think>\n\nIt will be $25$ degrees in Oslo."},
+    {"when": "tools", "say": '<tool_call>\n{"name": "weather", "arguments": {"town": "Oslo"}}\n</tool_call>'},
+]
+
+
+def test_a_model_that_calls_and_thinks(start, visit, tmp_path):
+    """The same with nothing made up between page and server: the model is told what to say."""
+    rules, model = tmp_path / "rules.json", tmp_path / "model"
+    rules.write_text(json.dumps(RULES))
+    subprocess.run([sys.executable, Path(__file__).parents[1] / "clients/scripted.py", model, rules], check=True)
+    visited = visit(start("--model-id", str(model)))
+    visited.tab("Settings")
+    visited.page.fill("#tools", TOOLS)
     visited.ask("How is the weather?")
     visited.wait_for_end()
-    visited.page.unroute_all()
-    visited.page.get_by_label("Result of weather").fill("rain")
-    visited.set("max_tokens", 5)
+    assert visited.page.inner_text(".call summary") == "Call of weather"
+    assert json.loads(visited.page.locator(".call pre").inner_text()) == {"town": "Oslo"}
+    visited.page.get_by_label("Result of weather").fill("sunny")
     visited.click("Send result")
     visited.until("document.querySelectorAll('.assistant').length === 2")
     visited.wait_for_end()
-    assert visited.page.locator(".error").count() == 0 and visited.answer() != ""
+    visited.until("document.querySelector('#log math') !== null")
+    assert visited.page.inner_text(".message:last-child .blocks:not(.thinking *)").startswith("It will be")
+    assert "The tool says sun." in visited.page.locator(".thinking").text_content()
+    assert visited.page.locator(".error").count() == 0
 
 
 def test_calls_within_the_text(server, visit):

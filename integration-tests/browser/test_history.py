@@ -236,6 +236,40 @@ def test_a_browser_that_keeps_nothing(server, visit, how, told):
     assert visited.messages() == ["A question?", "An answer."], "until the page is left"
 
 
+def test_what_is_kept_is_bounded(server, visit):
+    visited = visit(server)
+    visited.says("x" * 500)
+    bound = lambda name, value: visited.page.evaluate("([name, value]) => import('./library.js').then(({ BOUNDS }) => void (BOUNDS[name] = value))", [name, value])
+    one = lambda question: (visited.ask(question), visited.wait_for_end())
+    one("First?")
+    bound("all", 1000)
+    visited.click("New chat")
+    one("Second?")
+    visited.page.locator("#keeping").get_by_text("no room for more").wait_for()
+    assert visited.answer() == "x" * 500 and titles(visited)[-1] == "First?"
+    visited.upload("Import", ("x.json", exported(conversation(title="Third", turns=[{**TURN, "content": "x" * 600}]))))
+    visited.page.locator("#toast").get_by_text("0 conversations imported, 1 left out.").wait_for()
+    bound("all", 10_000)
+    bound("one", 700)
+    visited.click("Regenerate")
+    visited.wait_for_end()
+    visited.page.locator("#keeping").get_by_text("too long to be kept").wait_for()
+    bound("one", 10_000)
+    bound("conversations", 1)
+    visited.click("New chat")
+    one("Fourth?")
+    visited.page.locator("#keeping").get_by_text("keeps 1 conversations").wait_for()
+    visited.upload("Import", ("x.json", exported(conversation())))
+    visited.page.locator("#import-trouble").get_by_text("there is room for").wait_for()
+    bound("conversations", 500)
+    visited.click("Regenerate")
+    visited.wait_for_end()
+    visited.page.wait_for_selector("#keeping", state="hidden")
+    visited.page.reload()
+    visited.page.wait_for_selector(".message")
+    assert titles(visited)[0] == "Fourth?"
+
+
 def test_the_list_on_a_telephone(server, visit):
     visited = visit(server, 360, 780, has_touch=True)
     visited.says("An answer.")

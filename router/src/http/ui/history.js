@@ -138,8 +138,9 @@ function wireFiles(conversations, shown, draw) {
     try {
       trouble.textContent = "";
       if (file.size > LARGEST_FILE) throw new Error(`This file is too large: ${LARGEST_FILE / 1024 / 1024} MiB are read at most.`);
-      const { added, known } = await conversations.add(parse(await file.text()));
-      toast(`${count(added, "conversation")} imported${known ? `, ${known} known already` : ""}.`);
+      const { added, known, left } = await conversations.add(parse(await file.text()));
+      const others = [known && `, ${known} known already`, left && `, ${left} left out`].filter(Boolean).join("");
+      toast(`${count(added, "conversation")} imported${others}.`);
       draw();
     } catch (error) {
       trouble.textContent = error.message;

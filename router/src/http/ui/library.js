@@ -4,11 +4,8 @@ import { kept } from "./dom.js";
 import { erase, isLasting, readAll, watchOthers, write } from "./store.js";
 import { newConversation, titleOf } from "./tree.js";
 
-/** Conversations that are kept. */
-const MOST = 500;
-
-/** Characters of a conversation that is kept. */
-const LONGEST = 8_000_000;
+/** Conversations that are kept, and characters of one and of all of them: the page has all of them in memory. */
+export const BOUNDS = { conversations: 500, one: 8_000_000, all: 64_000_000 };
 
 const shown = kept("sessionStorage", "millrace.conversation");
 
@@ -18,17 +15,43 @@ const shown = kept("sessionStorage", "millrace.conversation");
  */
 export function library(hooks) {
   const all = new Map();
+  // Characters of each, by id.
+  const lengths = new Map();
 
-  /** Writes a conversation; without turns there is nothing to keep. */
-  async function keep(conversation) {
-    if (conversation.turns.length === 0 || deleted.has(conversation.id)) return;
-    const isNew = !all.has(conversation.id);
-    if (isNew && all.size >= MOST) return hooks.trouble(`This browser keeps ${MOST} conversations, and this one is not kept. Export and delete others to make room.`);
-    if (lengthOf(conversation) > LONGEST) return hooks.trouble("This conversation has become too long to be kept: what is new in it is gone with this page.");
+  function forget(id) {
+    all.delete(id);
+    lengths.delete(id);
+  }
+
+  function know(conversation) {
     all.set(conversation.id, conversation);
+    lengths.set(conversation.id, lengthOf(conversation));
+  }
+
+  /** Writes a conversation; without turns there is nothing to keep. Resolves to whether it is kept, at least in memory. */
+  async function keep(conversation) {
+    if (conversation.turns.length === 0 || deleted.has(conversation.id)) return false;
+    const length = lengthOf(conversation);
+    const refusal = refused(conversation, length);
+    if (refusal) {
+      hooks.trouble(refusal);
+      return false;
+    }
+    know(conversation);
     if (conversation === hooks.shown()) shown.set(conversation.id);
     hooks.changed();
     await store(() => write(conversation));
+    return true;
+  }
+
+  /** Why a conversation of this length is not kept, or `null`. */
+  function refused({ id }, length) {
+    const { conversations, one } = BOUNDS;
+    if (!all.has(id) && all.size >= conversations) return `This browser keeps ${conversations} conversations, and this one is not kept. Export and delete others to make room.`;
+    if (length > one) return "This conversation has become too long to be kept: what is new in it is gone with this page.";
+    let sum = length - (lengths.get(id) ?? 0);
+    for (const other of lengths.values()) sum += other;
+    return sum > BOUNDS.all ? "There is no room for more conversations, and this one is not kept. Export and delete others to make room." : null;
   }
 
   /** Ids of conversations that were deleted while an answer was on its way to them. */
@@ -51,8 +74,8 @@ export function library(hooks) {
   }
 
   watchOthers((id, conversation) => {
-    if (conversation) all.set(id, conversation);
-    else all.delete(id);
+    if (conversation) know(conversation);
+    else forget(id);
     if (conversation && hooks.shown().id === id && !hooks.isBusy()) hooks.open(conversation);
     hooks.changed();
   });
@@ -64,7 +87,7 @@ export function library(hooks) {
     /** Reads what is kept, and opens what this window has shown last. */
     async load() {
       await store(async () => {
-        for (const conversation of await readAll()) if (!all.has(conversation.id)) all.set(conversation.id, conversation);
+        for (const conversation of await readAll()) if (!all.has(conversation.id)) know(conversation);
       });
       const last = all.get(shown.get());
       if (last && hooks.shown().turns.length === 0) hooks.open(last);
@@ -82,7 +105,7 @@ export function library(hooks) {
     },
     remove(conversation) {
       deleted.add(conversation.id);
-      all.delete(conversation.id);
+      forget(conversation.id);
       if (hooks.shown() === conversation) open(newConversation());
       hooks.changed();
       return store(() => erase(conversation.id));
@@ -92,18 +115,20 @@ export function library(hooks) {
       deleted.delete(conversation.id);
       return keep(conversation);
     },
-    /** Adds conversations from a file: `{ added, known }`. Those that are here already stay as they are. */
+    /** Adds conversations from a file: `{ added, known, left }`. Those that are here already stay as they are, those without room are left out. */
     async add(conversations) {
       const isKnown = ({ id, updated }) => all.get(id)?.updated === updated;
       const fresh = conversations.filter((conversation) => !isKnown(conversation));
-      if (all.size + fresh.length > MOST) throw new Error(`This browser keeps ${MOST} conversations: there is room for ${MOST - all.size} more, and the file has ${fresh.length}.`);
+      const room = Math.max(0, BOUNDS.conversations - all.size);
+      if (fresh.length > room) throw new Error(`This browser keeps ${BOUNDS.conversations} conversations: there is room for ${room} more, and the file has ${fresh.length}.`);
+      let added = 0;
       for (const conversation of fresh) {
         // Another conversation with the same id, or another state of it, is not overwritten.
         if (all.has(conversation.id)) conversation.id = newConversation().id;
         deleted.delete(conversation.id);
-        await keep(conversation);
+        added += Number(await keep(conversation));
       }
-      return { added: fresh.length, known: conversations.length - fresh.length };
+      return { added, known: conversations.length - fresh.length, left: fresh.length - added };
     },
   };
 }
