@@ -61,6 +61,13 @@ impl OpenAiError {
         error
     }
 
+    /// The same for an API in which a field has another name.
+    pub(super) fn renamed(mut self, from: &str, to: &str) -> Self {
+        self.body.message = self.body.message.replace(&format!("`{from}`"), &format!("`{to}`"));
+        self.body.param = self.body.param.map(|param| if param == from { to.to_owned() } else { param });
+        self
+    }
+
     /// An error of the service, in the words of an API that calls its fields by these names.
     pub(in crate::http) fn about(error: ServiceError, names: &FieldNames) -> Self {
         let (message, retry_after) = (error.to_string(), error.retry_after());

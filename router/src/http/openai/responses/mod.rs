@@ -30,7 +30,7 @@ pub(super) async fn responses(
     let mut header = Header::new("resp", plain::check_model(&app, request.model.clone())?);
     header.id = header.id.replacen('-', "_", 1);
     let Asking { chat, functions, effort } = request.asking(&app)?;
-    let prepared = chat.prepare(&app, request.params()?).await.map_err(with_own_names)?;
+    let prepared = chat.prepare(&app, request.params()?).await.map_err(|error| error.renamed("messages", "input"))?;
     let Ready { prepared, calling, characters, ignored } = prepared;
     let prompt_tokens = prepared.prompt().len();
     let body = Body::new(header, &request, effort);
@@ -55,10 +55,4 @@ pub(super) async fn responses(
         Json(body.complete(output.items(), prompt_tokens, &answer.finished)).into_response()
     };
     Ok((headers, offload::run(bytes, write).await).into_response())
-}
-
-/// An error in which fields have the names that they have in this API.
-fn with_own_names(error: OpenAiError) -> OpenAiError {
-    let names = [("max_tokens", "max_output_tokens"), ("prompt", "input"), ("messages", "input")];
-    names.into_iter().fold(error, |error, (from, to)| error.renamed(from, to))
 }
