@@ -96,7 +96,7 @@ test("responses, whole and streamed", async () => {
 test("errors", async () => {
   await assert.rejects(client.chat.completions.create({ ...asked, temperature: -1 }), OpenAI.BadRequestError);
   await assert.rejects(client.chat.completions.create({ ...asked, max_tokens: 0, stream: true }), OpenAI.BadRequestError);
-  await assert.rejects(client.chat.completions.create({ ...asked, model: "gpt-4" }), OpenAI.NotFoundError);
+  await assert.rejects(client.models.retrieve("gpt-4"), OpenAI.NotFoundError);
   const stranger = new OpenAI({ baseURL: `${url}/v1`, apiKey: "wrong", maxRetries: 0 });
   await assert.rejects(stranger.chat.completions.create(asked), OpenAI.AuthenticationError);
 });

@@ -85,6 +85,6 @@ def test_errors(client, url):
         with client.messages.stream(**{**ASKED, "extra_body": {"temperature": -1}}) as stream:
             stream.get_final_message()
     with pytest.raises(anthropic.NotFoundError):
-        client.messages.create(**{**ASKED, "model": "claude"})
+        client.models.retrieve("claude")
     with pytest.raises(anthropic.AuthenticationError):
         anthropic.Anthropic(base_url=url, api_key="wrong", max_retries=0).messages.create(**ASKED)

@@ -70,13 +70,7 @@ impl From<OpenAiError> for MessagesError {
 
 /// A request that does not fit, in the form by which Anthropic's clients know it and read its numbers.
 fn too_long(sizes: &ContextOverflow) -> String {
-    let ContextOverflow { max_input, max_total, prompt, new, .. } = sizes;
-    match new.filter(|_| !sizes.is_prompt_alone()) {
-        Some(new) => format!(
-            "input length and `max_tokens` exceed context limit: {prompt} + {new} > {max_total}, decrease either of them"
-        ),
-        None => format!("prompt is too long: {prompt} tokens > {max_input} maximum"),
-    }
+    format!("prompt is too long: {} tokens > {} maximum", sizes.prompt, sizes.max_input)
 }
 
 impl From<ServiceError> for MessagesError {

@@ -54,7 +54,7 @@ async fn what_is_wrong_is_named() {
     for (fields, param, text) in [
         (json!({"guided_json": 5}), "guided_json", "must be a JSON schema"),
         (json!({"guided_json": "{"}), "guided_json", "EOF while parsing"),
-        (json!({"guided_json": {"type": "nonsense"}}), "guided_json", "Invalid type: nonsense"),
+        (json!({"guided_json": {"type": "nonsense"}}), "guided_json", "must be among null, boolean"),
         (json!({"guided_regex": "("}), "guided_regex", "grammar is not valid"),
         (json!({"guided_choice": []}), "guided_choice", "must have 1 to 1000 texts. Given: 0"),
         (json!({"guided_grammar": "root ::= \"a\""}), "guided_grammar", "GBNF"),

@@ -30,7 +30,8 @@ pub(super) async fn responses(
     let mut header = Header::new("resp", plain::check_model(&app, request.model.clone())?);
     header.id = header.id.replacen('-', "_", 1);
     let Asking { chat, functions, effort } = request.asking(&app)?;
-    let prepared = chat.prepare(&app, request.params()?).await.map_err(|error| error.renamed("messages", "input"))?;
+    let prepared =
+        chat.prepare(&app, request.params()?).await.map_err(|error| error.renamed("messages", "input"))?;
     let Ready { prepared, calling, characters, ignored } = prepared;
     let prompt_tokens = prepared.prompt().len();
     let body = Body::new(header, &request, effort);
