@@ -158,7 +158,7 @@ fn an_answer_has_its_form_or_calls() {
     is_person(answer.body["content"][0]["text"].as_str().unwrap_or_else(|| panic!("{}", answer.body)));
     for wrong in [
         json!({"format": {"type": "text"}}),
-        json!({"effort": "low"}),
+        json!({"effort": 3}),
         json!({"format": {"type": "json_schema"}}),
     ] {
         message["output_config"] = wrong;

@@ -22,6 +22,7 @@ def evaluate(server, tmp_path):
         # JSON is YAML.
         (tmp_path / "scripted.yaml").write_text(json.dumps({**fixed, **task}))
         arguments = f"model=any,base_url={server.url}{route},tokenizer_backend=remote,num_concurrent=2,max_retries=1"
+        arguments += f",auth_token={server.key}"
         command = [sys.executable, "-m", "lm_eval", "--model", model, "--model_args", arguments, "--tasks", "scripted"]
         command += ["--include_path", str(tmp_path), "--output_path", str(tmp_path / "out"), *flags]
         environment = {**os.environ, "OPENAI_API_KEY": server.key, "HF_HUB_OFFLINE": "1", "HF_HOME": str(tmp_path / "hf")}
