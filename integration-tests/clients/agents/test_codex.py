@@ -28,9 +28,12 @@ RULES = [
 ]
 
 
+# A name that Codex knows: it offers a tool that takes a text to models of this name.
+KNOWN = "gpt-5.5"
+
+
 @pytest.fixture(scope="module")
 def codex_server(serve):
-    # Two names: one that Codex does not know, and one for which it has a tool that takes a text.
     return serve(RULES)
 
 
@@ -97,6 +100,13 @@ def test_tool_turn(codex, codex_server):
     assert last.strip() == DONE
     commands = [event["item"] for event in events if event.get("item", {}).get("type") == "command_execution"]
     assert SECRET in commands[-1]["aggregated_output"]
+
+
+def test_patch(codex):
+    """Codex applies the patch that the model gives to a tool whose argument is a text, not JSON."""
+    last, _, work = codex("Make a patch", model=KNOWN)
+    assert last.strip() == PATCHED
+    assert (work / "added.txt").read_text() == 'a "line" with \\ and ü\n'
 
 
 def test_effort_and_summary(codex, codex_server):

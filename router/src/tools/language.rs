@@ -45,11 +45,11 @@ pub fn grammar(
         Format::Hermes | Format::Qwen3Coder => {
             let close = language.mark(shape.close);
             let again = if several { format!(" (SPACE? {open} one)*") } else { String::new() };
-            format!("calls: one{again} SPACE?\none: SPACE? call SPACE? {close}\nSPACE: /[ \\n]{{1,20}}/\n")
+            format!("calls: one{again} SPACE?\none: SPACE? call SPACE? {close}\nSPACE: /[ \\n]{{1,2}}/\n")
         }
         Format::Mistral => {
             let again = if several { " (\",\" SPACE? call)*" } else { "" };
-            format!("calls: SPACE? \"[\" call{again} \"]\"\nSPACE: /[ \\n]{{1,20}}/\n")
+            format!("calls: SPACE? \"[\" call{again} \"]\"\nSPACE: /[ \\n]{{1,2}}/\n")
         }
         Format::MistralV11 => {
             let again = if several { format!(" ({open} call)*") } else { String::new() };
@@ -101,8 +101,8 @@ impl Language<'_> {
     /// Any text, JSON among it, or calls without a mark. A call is bound from the name of a tool on, as no other text begins
     /// like that.
     fn bare(&self, tools: &Tools) -> Option<Grammar> {
-        const BEGIN: &str = r#"\{[ \n\r\t]{0,20}"name"[ \n\r\t]{0,20}:[ \n\r\t]{0,20}"#;
-        const SPACE: &str = r"[ \n\r\t]{0,20}";
+        const BEGIN: &str = r#"\{[ \n\r\t]{0,8}"name"[ \n\r\t]{0,8}:[ \n\r\t]{0,8}"#;
+        const SPACE: &str = r"[ \n\r\t]{0,8}";
         let Call::Object(arguments) = self.shape.call else { return None };
         let (mut names, mut first, mut calls) = (Vec::new(), Vec::new(), Vec::new());
         let (mut rules, mut schemas) = (String::new(), Vec::new());

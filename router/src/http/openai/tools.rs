@@ -17,7 +17,7 @@ use crate::tools::{CallDelta, Choice, Delta, Format, Parser, TextArgument, Tool,
 /// Tools of one request at most.
 pub(super) const MOST_TOOLS: usize = 128;
 /// Characters of a name at most.
-const LONGEST_NAME: usize = 64;
+const LONGEST_NAME: usize = 128;
 
 /// What a request says of tools, in the form that `/v1/chat/completions` has for it.
 #[derive(Debug, Default)]
@@ -333,7 +333,7 @@ pub(super) fn check_function<'a>(param: &str, function: &'a Value) -> Result<&'a
     let name = function["name"].as_str().unwrap_or_default();
     let allowed = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.');
     if name.is_empty() || name.len() > LONGEST_NAME || !name.chars().all(allowed) {
-        return wrong("must have a name of at most 64 letters, digits, underscores, dots and dashes");
+        return wrong("must have a name of at most 128 letters, digits, underscores, dots and dashes");
     }
     match function.get("parameters") {
         None | Some(Value::Null | Value::Object(_)) => Ok(name),

@@ -15,8 +15,12 @@ pub(in crate::http) struct Transcript {
 }
 
 impl Transcript {
-    /// A message of text.
+    /// A message of text. Two messages of the user in a row become one, as Anthropic's API does it: agents send what they
+    /// know of their environment before the question, and many templates refuse turns that do not alternate.
     pub(in crate::http) fn say(&mut self, role: &str, text: String) {
+        if role == "user" && self.extend_last(role, &text) {
+            return;
+        }
         let mut message = json!({"role": role, "content": text});
         let reasoning = self.reasoning.take().filter(|_| role == "assistant");
         if let Some(reasoning) = reasoning {

@@ -81,7 +81,7 @@ async fn a_session_begins() {
          tools[1].format, tools[3], tools[4]"
     );
     let text = prompt(&mut server).await;
-    let end = "system: You are a coding agent.\n\n<skills><permissions>; user: <environment_context>; user: Say hello; assistant: ";
+    let end = "system: You are a coding agent.\n\n<skills><permissions>; user: <environment_context>\n\nSay hello; assistant: ";
     assert!(text.ends_with(end), "{text}");
     for (shown, is_there) in [
         ("\"name\": \"exec_command\"", true),
