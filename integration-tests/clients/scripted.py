@@ -43,7 +43,8 @@ SCALE = 64 / HIDDEN
 
 def call(name, arguments):
     """A tool call as the model writes it."""
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+    text = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
+    return f"<tool_call>\n{text}\n</tool_call>"
 
 
 DEFAULT = [

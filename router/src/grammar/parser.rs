@@ -213,6 +213,8 @@ fn with_options(
         // Exactly one is not to be had from a grammar; one at least is.
         coerce_one_of: true,
         lenient: purpose == Purpose::Arguments,
+        // Some models write `\u00fc` for `ü`. Without this the grammar would turn the escape into a control character.
+        json_allow_general_unicode_escapes: true,
         ..Default::default()
     };
     options.apply_to(&mut schema);

@@ -70,6 +70,18 @@ async fn an_object_has_the_properties_that_are_listed() {
 }
 
 #[tokio::test]
+async fn characters_may_be_written_as_escapes() {
+    let text = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+    let short = json!({"type": "object", "properties": {"a": {"type": "string", "maxLength": 2}}});
+    for make in [ANSWER, arguments] {
+        let good = [r#"{"a": "\u00fc\u4e2d"}"#, r#"{"a": "\ud83d\ude00ü"}"#, r#"{"a": "\n\u0007"}"#];
+        let bad = [r#"{"a": "\ud83d"}"#, r#"{"a": "\u00g0"}"#];
+        check(make, text.clone(), &good, &bad).await;
+        check(make, short.clone(), &good, &[&bad[..], &[r#"{"a": "\u00fc\u00fc\u00fc"}"#]].concat()).await;
+    }
+}
+
+#[tokio::test]
 async fn parts_of_a_composition_do_not_exclude_one_another() {
     let of =
         |name: &str| json!({"type": "object", "properties": {name: {"type": "integer"}}, "required": [name]});
