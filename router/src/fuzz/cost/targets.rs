@@ -113,7 +113,15 @@ const BODIES: &[(&str, &[Frame])] = &[
         ],
     ),
     ("/v1/messages/count_tokens", &[frame(r#"{"messages":["#, ",", "]}", &alphabets::TURNS)]),
-    ("/tokenize", &[frame(r#"{"inputs":""#, "", r#""}"#, &alphabets::STRING)]),
+    (
+        "/tokenize",
+        &[
+            frame(r#"{"inputs":""#, "", r#""}"#, &alphabets::STRING),
+            frame(r#"{"prompt":""#, "", r#""}"#, &alphabets::STRING),
+            frame(r#"{"messages":["#, ",", "]}", &alphabets::MESSAGES),
+        ],
+    ),
+    ("/detokenize", &[frame(r#"{"tokens":["#, ",", "]}", &alphabets::VALUES)]),
     ("/chat_tokenize", &[frame(r#"{"messages":["#, ",", "]}", &alphabets::MESSAGES)]),
     ("/invocations", &[frame(r#"{"inputs":"a","#, ",", "}", &alphabets::FIELDS), bare(&alphabets::JSON)]),
     ("/vertex", &[frame(r#"{"instances":["#, ",", "]}", &alphabets::INSTANCES)]),

@@ -64,8 +64,19 @@ pub(super) struct TokenIds {
     token_strs: Option<Vec<String>>,
 }
 
+/// What is answered.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+#[expect(dead_code, reason = "it describes answers, which `Tokens` writes piece by piece")]
+pub(super) enum TokenizeResponse {
+    /// For `inputs`.
+    Tokens(Vec<SimpleToken>),
+    /// For `prompt` and `messages`.
+    Ids(TokenIds),
+}
+
 /// The tokens of a text. A text that is longer than any prompt of the model is refused.
-#[utoipa::path(post, path = "/tokenize", tag = "TGI", request_body = TokenizeRequest, responses((status = 200, description = "The tokens: a list for `inputs`, an object for `prompt` and `messages`", body = Vec<SimpleToken>)))]
+#[utoipa::path(post, path = "/tokenize", tag = "TGI", request_body = TokenizeRequest, responses((status = 200, description = "The tokens: a list for `inputs`, an object for `prompt` and `messages`", body = TokenizeResponse)))]
 pub(super) async fn tokenize(
     State(app): State<App>,
     Json(request): Json<TokenizeRequest>,

@@ -34,6 +34,27 @@ This page is written by a test that sends every field to the server and compares
 ";
 
 const CLOSING: &str = "
+## Clients
+
+These run unchanged against the server, in the versions that `integration-tests/clients` pins.
+
+| Client | API | What is run | By |
+|---|---|---|---|
+| OpenAI's libraries for Python and JavaScript | `/v1/chat/completions`, `/v1/completions`, `/v1/responses`, `/v1/embeddings` | chats, streams, tools, structured output, errors | `cargo xtask clients` |
+| Anthropic's library for Python | `/v1/messages` | the same | `cargo xtask clients` |
+| `text-generation`, `huggingface_hub` | TGI's routes and `/v1` | the same | `cargo xtask clients` |
+| Claude Code | `/v1/messages` | a chat, a stream, `Read` and `Bash` turns, a session that goes on | `cargo xtask agents` |
+| Codex | `/v1/responses` | a chat, a shell turn, a patch, a tool in a namespace, an output schema | `cargo xtask agents` |
+| opencode | `/v1/chat/completions` | a chat, a turn with its tool that reads files | `cargo xtask agents` |
+| aider | `/v1/chat/completions` | a chat, an edit of a file | `cargo xtask agents` |
+| `@huggingface/inference` | `/v1` | a chat, a stream, a tool turn, text generation | `cargo xtask agents` |
+| Vercel's AI SDK (`openai`, `openai-compatible`, `anthropic`) | `/v1/chat/completions`, `/v1/responses`, `/v1/messages` | a chat, a stream, a tool turn, an object | `cargo xtask agents` |
+| LangChain (`langchain-openai`) | `/v1/chat/completions`, `/v1/responses` | a chat, a stream, a tool turn, an object, a prompt that is too long | `cargo xtask agents` |
+| litellm (`openai`, `hosted_vllm`, `anthropic`) | `/v1/chat/completions`, `/v1/messages` | a chat, a stream, a tool turn, a prompt that is too long | `cargo xtask agents` |
+| lm-evaluation-harness | `/v1/completions`, `/v1/chat/completions`, `/tokenizer_info`, `/tokenize` | multiple choice by log-probabilities, generation | `cargo xtask agents` |
+
+Cline and Continue run inside an editor; `cargo xtask agents` sends requests of their shape.
+
 ## Chat templates
 
 36 published chat templates were rendered with 20 conversations each, beside transformers 5.23: all 672 texts that transformers
