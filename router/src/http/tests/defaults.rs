@@ -62,6 +62,8 @@ async fn a_silent_request_is_sampled_as_the_models_authors_recommend() {
         assert_eq!(greedy, (false, [1.0, 1.0, 0.0, 0.0, 1.5]), "{path}");
     }
     assert_eq!(server.get("/info").await.json()["sampling_defaults"]["top_k"], 20);
+    let response = server.post("/v1/responses", json!({"input": "a", "top_p": 0.5})).await.json();
+    assert_eq!((&response["temperature"], &response["top_p"]), (&json!(0.5), &json!(0.5)));
 }
 
 #[tokio::test]

@@ -34,7 +34,7 @@ pub(super) async fn responses(
         chat.prepare(&app, request.params()?).await.map_err(|error| error.renamed("messages", "input"))?;
     let Ready { prepared, calling, characters, ignored } = prepared;
     let prompt_tokens = prepared.prompt().len();
-    let body = Body::new(header, &request, effort);
+    let body = Body::new(header, &request, effort, app.service.sampling_defaults());
     let tokenizer = request.wants_logprobs().then(|| app.service.tokenizer().clone());
     let mut output = Output::new(calling.as_ref(), functions, tokenizer);
     let mut streams = vec![app.service.start(prepared)?];

@@ -6,6 +6,7 @@ use utoipa::ToSchema;
 
 use super::super::types::Header;
 use super::request::ResponsesRequest;
+use crate::assets::SamplingDefaults;
 use crate::service::{FinishReason, Finished};
 
 /// How far an answer is.
@@ -71,8 +72,13 @@ struct Usage {
 }
 
 impl Body {
-    /// `effort` is the one that the model was told of.
-    pub(super) fn new(header: Header, request: &ResponsesRequest, effort: Option<String>) -> Self {
+    /// `effort` is the one that the model was told of, and `defaults` apply where the request is silent.
+    pub(super) fn new(
+        header: Header,
+        request: &ResponsesRequest,
+        effort: Option<String>,
+        defaults: SamplingDefaults,
+    ) -> Self {
         let Header { id, created, model } = header;
         let format = request.text.as_ref().and_then(|text| text.format.clone()).filter(|f| !f.is_null());
         Body {
@@ -92,7 +98,7 @@ impl Body {
             previous_response_id: None,
             reasoning: json!({"effort": effort, "summary": null}),
             store: false,
-            temperature: request.temperature.unwrap_or(1.0),
+            temperature: request.temperature.or(defaults.temperature).unwrap_or(1.0),
             text: json!({"format": format.unwrap_or_else(|| json!({"type": "text"}))}),
             tool_choice: request
                 .tool_choice
@@ -101,7 +107,7 @@ impl Body {
                 .unwrap_or_else(|| "auto".into()),
             tools: request.tools.clone().unwrap_or_default(),
             top_logprobs: request.top_logprobs.unwrap_or(0),
-            top_p: request.top_p.unwrap_or(1.0),
+            top_p: request.top_p.or(defaults.top_p).unwrap_or(1.0),
             truncation: "disabled",
             usage: None,
             user: request.user.clone(),
