@@ -110,7 +110,7 @@ fn made_of_texts(server: &Server) -> Value {
     json!([scored.body["choices"], vectors.body["data"]])
 }
 
-fn cards_say_what_the_cpu_says(model: &str) {
+fn gpus_say_what_the_cpu_says(model: &str) {
     if !has_simulated_cards() {
         return;
     }
@@ -132,14 +132,14 @@ fn cards_say_what_the_cpu_says(model: &str) {
 }
 
 #[test]
-fn one_card_and_two_say_what_the_cpu_says() {
-    cards_say_what_the_cpu_says("demo");
+fn one_gpu_and_two_say_what_the_cpu_says() {
+    gpus_say_what_the_cpu_says("demo");
 }
 
 #[test]
 #[ignore = "needs the published checkpoints of MILLRACE_TEST_DATA"]
-fn published_weights_say_the_same_on_cards() {
-    cards_say_what_the_cpu_says(test_data("stories260k").to_str().unwrap());
+fn published_weights_say_the_same_on_gpus() {
+    gpus_say_what_the_cpu_says(test_data("stories260k").to_str().unwrap());
 }
 
 /// Whatever is asked for at the same time, with a stream that is left in the middle: everybody gets what the processor gives them alone.

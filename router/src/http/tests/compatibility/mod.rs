@@ -21,16 +21,23 @@ const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/compatibility.m
 
 const INTRODUCTION: &str = "# Compatibility
 
-What becomes of each field of a request. **Supported**: it changes the answer as its API says. **Refused**: an error 4xx names it,
-because the answer would not be what was asked for. **Ignored**: nothing comes of it, for the reason given. Fields that nobody
-knows are ignored too; a field with the value null counts as absent. The header `x-millrace-ignored` of an answer of OpenAI's and
-Anthropic's APIs names the fields that were sent and ignored.
+This page is for people who move a client to Millrace. It says what the server does with each field of
+a request:
 
-Where TGI's `/v1` routes answer 422 (`suffix`, an empty list of prompts, too many prompts), the answer here is 400 in OpenAI's
-shape, as for every mistake on these routes. `/tokenize` takes vLLM's requests (`prompt` or `messages`) beside TGI's (`inputs`).
+- **Supported**: the field changes the answer as its API says.
+- **Refused**: an error 4xx names the field, because the answer would not be what was asked for.
+- **Ignored**: the field has no effect, for the reason given.
 
-This page is written by a test that sends every field to the server and compares what comes back:
-`cargo xtask compatibility`.
+Unknown fields are ignored, too. A field with the value null counts as absent. The header
+`x-millrace-ignored` of an answer of OpenAI's and Anthropic's APIs names the fields that were sent and
+ignored.
+
+Where TGI's `/v1` routes answer 422 (`suffix`, an empty list of prompts, too many prompts), Millrace
+answers 400 in OpenAI's shape, as for every mistake on these routes. `/tokenize` takes vLLM's requests
+(`prompt` or `messages`) beside TGI's (`inputs`).
+
+A test writes this page: it sends every field to the server and compares what comes back. The command
+is `cargo xtask compatibility`.
 ";
 
 const CLOSING: &str = "
@@ -57,9 +64,10 @@ Cline and Continue run inside an editor; `cargo xtask agents` sends requests of 
 
 ## Chat templates
 
-36 published chat templates were rendered with 20 conversations each, beside transformers 5.23: all 672 texts that transformers
-makes are the same here. Of the 48 conversations that transformers refuses, 30 are refused here too, and 18 are rendered. The
-templates are test data outside of the repository, in the folder `chat-templates` of `MILLRACE_TEST_DATA`:
+36 published chat templates were rendered with 20 conversations each, beside transformers 5.23: all
+672 texts that transformers makes are the same here. Of the 48 conversations that transformers
+refuses, 30 are refused here too, and 18 are rendered. The templates are test data outside of the
+repository, in the folder `chat-templates` of `MILLRACE_TEST_DATA`:
 `cargo test --package millrace-router --lib published_templates_are_rendered -- --ignored --nocapture`.
 ";
 
