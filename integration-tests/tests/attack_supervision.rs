@@ -339,8 +339,12 @@ fn temporary_folders_of_a_killed_server_are_removed_by_the_next_one() {
     let folder = Folder::new("leftovers");
     fs::create_dir(folder.join("millrace-shards-of-somebody-else")).unwrap();
     fs::write(folder.join("millrace-shards-of-somebody-else/thesis.txt"), "").unwrap();
-    // The folder exists from the start of the shards until they have connected.
-    let is_ours = |name: &String| name.starts_with("millrace-shards-") && !name.ends_with("else");
+    // The folder exists from the start of the shards until they have connected. One without a lock would be left alone for an
+    // hour, since its server may be about to lock it.
+    let is_ours = |name: &String| {
+        let is_named = name.starts_with("millrace-shards-") && !name.ends_with("else");
+        is_named && folder.join(name).join("lock").exists()
+    };
     let left = (0..20).find_map(|_| {
         let mut server = start_with_temporary_files_in(&folder);
         let since = Instant::now();
