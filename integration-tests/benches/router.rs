@@ -1,8 +1,9 @@
-//! The router alone, over a shard that makes tokens up: `cargo bench -p millrace-integration-tests --bench router`.
+//! Benchmark of the router alone, with a shard that makes tokens up: `cargo bench -p
+//! millrace-integration-tests --bench router`.
 //!
-//! `-- [STREAMS] [TOKENS] [SECONDS] [PATH] [MICROS]`: so many clients ask for so many tokens again and again, of a shard
-//! that answers a step at once or after so many microseconds. The client is one thread that counts events without
-//! reading them; its share of the processor is printed, not hidden.
+//! The arguments are `-- [STREAMS] [TOKENS] [SECONDS] [PATH] [MICROS]`. STREAMS clients repeatedly
+//! request TOKENS tokens from a shard that answers a step at once or after MICROS microseconds. The
+//! client is one thread that counts events without parsing them. Its share of the CPU is printed.
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails may panic")]
 
 use std::sync::Arc;
@@ -13,7 +14,7 @@ use millrace_integration_tests::{Server, cpu_seconds, shards_of};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-/// Events and their times, of all clients.
+/// The events of all clients and their times.
 #[derive(Default)]
 struct Seen {
     events: AtomicUsize,
@@ -54,7 +55,7 @@ fn main() {
         let clients: Vec<_> = (0..streams)
             .map(|_| tokio::spawn(client(server.address().to_owned(), request.clone(), seen.clone())))
             .collect();
-        // Until all streams run.
+        // Waits until all streams run.
         tokio::time::sleep(Duration::from_secs(1)).await;
         let pids = [server.pid(), shards_of(server.pid())[0], std::process::id()];
         let read = || {
@@ -90,7 +91,7 @@ fn main() {
     });
 }
 
-/// Microseconds between the reads of its streams.
+/// Returns the times between the reads of the client's streams in microseconds.
 async fn client(address: String, request: String, seen: Arc<Seen>) -> Vec<u32> {
     let (mut buffer, mut gaps) = (vec![0; 64 << 10], Vec::new());
     while !seen.over.load(Ordering::Relaxed) {
@@ -107,7 +108,7 @@ async fn client(address: String, request: String, seen: Arc<Seen>) -> Vec<u32> {
             if let Some(last) = last_read.replace(now) {
                 gaps.push((now - last).as_micros() as u32);
             }
-            // An event ends with an empty line, and there is no other in the body.
+            // An event ends with an empty line, and the body contains no other empty lines.
             let mut count = 0;
             for &byte in &buffer[..read] {
                 count += usize::from(byte == b'\n' && last_byte == b'\n');

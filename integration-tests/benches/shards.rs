@@ -1,8 +1,8 @@
-//! One model on two shards against one, on the same cores: `cargo bench --package millrace-integration-tests --bench
-//! shards`.
+//! Benchmark of one model on two shards against one shard on the same cores: `cargo bench --package
+//! millrace-integration-tests --bench shards`.
 //!
-//! The two servers take turns, so that the machine is as busy for the one as for the other. The share of the time that the
-//! first shard spends in exchanges with the second includes waiting for it.
+//! The two servers take turns, so that other load on the machine affects both equally. The first
+//! shard's share of time in exchanges with the second shard includes waiting for it.
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails may panic")]
 
 use std::time::Instant;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 const TURNS: usize = 3;
 
-/// Clients, and tokens for each.
+/// The numbers of clients, and of tokens for each client.
 const LOADS: [(usize, usize); 3] = [(1, 24), (8, 24), (16, 20)];
 
 fn main() {
@@ -56,7 +56,7 @@ fn keep(best: &mut (f64, f64), got: (f64, f64)) {
     }
 }
 
-/// Tokens per second, and the share of the time in exchanges, in percent.
+/// Returns the tokens per second and the share of time in exchanges in percent.
 fn measured(server: &Server, work: impl Fn() -> f64) -> (f64, f64) {
     let exchanges = || server.metric("millrace_shard_collective_micros_total");
     let (before, since) = (exchanges(), Instant::now());

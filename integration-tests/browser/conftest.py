@@ -1,4 +1,4 @@
-"""A browser, a server with the demo model, and pages that watch what they are doing."""
+"""Fixtures: a browser, a server with the demo model, and pages that check the rules of the UI."""
 
 import json
 import os
@@ -12,14 +12,15 @@ from server import PATIENCE, Server, wait_until
 
 CHROMIUM = "/usr/bin/chromium"
 
-# Nothing of the browser's own may use the network, and it draws without a card.
+# The browser's own services must not use the network, and rendering needs no GPU.
 FLAGS = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync", "--disable-dev-shm-usage",
 ]
 
 
-# Hands the first events of the next answer on one by one: the next when the last has changed the conversation.
+# Passes on the first events of the next answer one by one. Each waits until the previous one has
+# changed the conversation.
 ONE_BY_ONE = """(events) => {
   const log = document.getElementById("log");
   window.lengths = [];
@@ -50,7 +51,7 @@ ONE_BY_ONE = """(events) => {
   };
 }"""
 
-# Answers the next request with these events, one after each pause, in milliseconds.
+# Answers the next request with these events, each after a pause in milliseconds.
 SLOWLY = """([events, pause]) => {
   const real = window.fetch;
   window.fetch = async (...asked) => {
@@ -99,7 +100,7 @@ def server(binary):
 
 @pytest.fixture
 def start(binary):
-    """Starts a server with flags of its own for one test."""
+    """Starts a server with its own flags for one test."""
     started = []
 
     def start(*flags: str) -> Server:
@@ -113,7 +114,8 @@ def start(binary):
 
 @pytest.fixture
 def visit(browser, request):
-    """Opens the page of a server; when the test has ended, the page must have kept to the rules."""
+    """Opens the page of a server. At the end of the test, it checks that the page kept to the
+    rules."""
     watched = []
 
     def visit(server: Server, width=1280, height=800, **options) -> "Visit":
@@ -130,7 +132,7 @@ def visit(browser, request):
 
 
 def serve_from(folder: str, server: Server, context):
-    """Answers requests for the page's files from a folder, with the headers that the server sends."""
+    """Serves the page's files from a folder, with the headers of the server."""
     with urllib.request.urlopen(f"{server.url}/ui/") as page:
         policy = page.headers["content-security-policy"]
     kinds = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
@@ -148,11 +150,11 @@ def serve_from(folder: str, server: Server, context):
 
 
 class Visit:
-    """A page with the words that tests are written in."""
+    """A page with helper methods for tests."""
 
     def __init__(self, context, server: Server):
         self.server, self.problems, self.asked, self.sent = server, [], [], []
-        # Status codes that the test provokes: the browser writes them to the console by itself.
+        # Status codes that the test provokes. The browser writes them to the console by itself.
         self.expected = []
         context.add_init_script(
             "addEventListener('securitypolicyviolation', (event) => console.error('policy: ' + event.violatedDirective))"
@@ -178,7 +180,8 @@ class Visit:
         assert strangers == []
 
     def until(self, condition: str):
-        """Playwright's own way of waiting needs `eval`, which the page's policy forbids."""
+        """A replacement for Playwright's wait function, which needs `eval`. The page's policy
+        forbids `eval`."""
         wait_until(lambda: self.page.evaluate(condition), condition)
 
     def ask(self, text: str):
@@ -207,12 +210,13 @@ class Visit:
         self.page.fill(f"#set-{name}", str(value))
 
     def one_by_one(self, events: int):
-        """So many events of the next answer reach the page one by one, the next when the last has been drawn: however fast
-        they come, the page has to draw each. How long the answer was each time is in `window.lengths`."""
+        """Passes this many events of the next answer to the page one by one, each after the
+        previous one has been drawn. The page has to draw each event, however fast they arrive. The
+        lengths of the answer are in `window.lengths`."""
         self.page.evaluate(ONE_BY_ONE, events)
 
     def begun(self, question: str):
-        """An answer that has been cut at its longest length, and could be continued."""
+        """Creates an answer that was cut at its maximum length and can be continued."""
         self.set("temperature", 0)
         self.set("max_tokens", 20)
         self.ask(question)
@@ -221,13 +225,14 @@ class Visit:
         assert len(self.answer()) > 30
 
     def waits_for_more(self):
-        """Asks for more of an answer that is there; the shards are frozen, so nothing comes."""
+        """Requests the continuation of an answer while the shards are stopped, so that no event
+        arrives."""
         with self.page.expect_response("**/v1/**"):
             self.click("Continue")
         assert self.page.inner_text("#go") == "Stop"
 
     def watch_for(self, text: str):
-        """From here on it is noticed if the page shows this text, however shortly; `has_shown` waits for it."""
+        """Records from here on whether the page ever shows this text. `has_shown` waits for it."""
         self.page.evaluate(
             """(text) => { window.shown = false;
                new MutationObserver(() => (shown ||= document.body.textContent.includes(text)))
@@ -237,29 +242,29 @@ class Visit:
         self.until("shown")
 
     def says(self, *parts: str):
-        """From here on every answer consists of these parts, whatever the model thinks."""
+        """Makes every answer from here on consist of these parts, whatever the model generates."""
         self.streams([{"content": part} for part in parts])
 
     def streams(self, deltas: list[dict], reason="stop"):
-        """The same for deltas of chunks."""
+        """Makes every answer from here on consist of these deltas of chunks."""
         body = "".join(f"data: {event}\n\n" for event in events(deltas, reason))
         self.page.route("**/v1/**", lambda route: route.fulfill(body=body, content_type="text/event-stream"))
 
     def streams_slowly(self, deltas: list[dict], pause: int, usage=None):
-        """The next answer alone consists of these deltas, with as many milliseconds before each."""
+        """Makes the next answer consist of these deltas, each after a pause in milliseconds."""
         self.page.evaluate(SLOWLY, [events(deltas, "stop", usage), pause])
 
     def messages(self) -> list[str]:
         return self.page.locator(".message .content").all_inner_texts()
 
     def upload(self, button: str, *files: tuple[str, bytes]):
-        """Chooses files, as `(name, content)`, after a press of this button."""
+        """Presses this button and chooses files, given as `(name, content)`."""
         with self.page.expect_file_chooser() as chooser:
             self.click(button)
         chooser.value.set_files([{"name": name, "mimeType": "", "buffer": content} for name, content in files])
 
     def download(self, button: str) -> tuple[str, str]:
-        """Name and text of the file that a press of this button saves."""
+        """Presses this button and returns the name and the text of the file that it saves."""
         with self.page.expect_download() as saved:
             self.click(button)
         with open(saved.value.path(), encoding="utf-8") as file:

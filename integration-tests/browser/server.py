@@ -12,10 +12,10 @@ import time
 import urllib.request
 from contextlib import contextmanager, suppress
 
-# Waited for at most; nothing takes this long unless it is broken.
+# The timeout in seconds. Nothing takes this long unless it is broken.
 PATIENCE = int(os.environ.get("MILLRACE_BROWSER_PATIENCE", "120"))
 
-# A shard that a test has stopped is not lost.
+# With this timeout, a shard that a test has stopped is not considered lost.
 UNHURRIED = ["--heartbeat-timeout", "600", "--step-timeout", "600"]
 
 
@@ -26,7 +26,7 @@ def free_port() -> int:
 
 
 class Server:
-    """`millrace serve` with these flags; the port stays the same if it is started again."""
+    """`millrace serve` with these flags. The port stays the same after a restart."""
 
     def __init__(self, binary: str, *flags: str):
         self.binary, self.flags, self.port = binary, flags, free_port()
@@ -56,14 +56,14 @@ class Server:
         return float(re.search(rf"^{name} (\S+)$", self.get(f"/metrics?name[]={name}"), re.M)[1])
 
     def post(self, path: str, body: dict):
-        """The open response."""
+        """Returns the open response."""
         headers = {"content-type": "application/json"}
         request = urllib.request.Request(self.url + path, json.dumps(body).encode(), headers)
         return urllib.request.urlopen(request, timeout=PATIENCE)
 
     @contextmanager
     def busy(self):
-        """The model writes long answers, again and again, until the block ends."""
+        """Makes the model generate long answers until the block ends."""
         body = {"prompt": "Once upon a time", "max_tokens": 950, "ignore_eos": True, "n": 4}
         ended = threading.Event()
 
@@ -81,7 +81,8 @@ class Server:
 
     @contextmanager
     def occupied(self):
-        """One request that is not answered within the block: the shards are frozen, so it is neither answered nor refused."""
+        """Sends one request that is not answered within the block, because the shards are
+        stopped."""
         with self.frozen():
             connection = http.client.HTTPConnection("127.0.0.1", self.port)
             body = json.dumps({"prompt": "Once upon a time"})
@@ -93,7 +94,7 @@ class Server:
                 connection.close()
 
     def load(self) -> float:
-        """Requests that run or wait."""
+        """Returns the number of requests that run or wait."""
         return self.metric("tgi_batch_current_size") + self.metric("tgi_queue_size")
 
     def kill_shards(self):
@@ -101,7 +102,7 @@ class Server:
 
     @contextmanager
     def frozen(self):
-        """Stops the shards: what has been asked for is neither answered nor refused."""
+        """Stops the shards, so that requests are neither answered nor refused."""
         shards = shards_below(self.process.pid)
         assert shards
         [os.kill(shard, signal.SIGSTOP) for shard in shards]
@@ -123,5 +124,5 @@ def shards_below(pid: int) -> list[int]:
 def wait_until(holds, what: str):
     since = time.monotonic()
     while not holds():
-        assert time.monotonic() - since < PATIENCE, f"waited in vain until {what}"
+        assert time.monotonic() - since < PATIENCE, f"timed out waiting until {what}"
         time.sleep(0.02)

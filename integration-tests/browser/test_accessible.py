@@ -1,4 +1,4 @@
-"""What axe-core finds in each state of the page: nothing."""
+"""Checks that axe-core finds no problem in any state of the page."""
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
@@ -14,7 +14,7 @@ ANSWER = [
 @pytest.mark.parametrize("width", [360, 1440])
 @pytest.mark.parametrize("colours", ["light", "dark"])
 def test_every_state_is_accessible(server, visit, width, colours):
-    # The page's policy would not let axe-core in.
+    # The page's policy would not load axe-core.
     visited = visit(server, width, 800, color_scheme=colours, bypass_csp=True)
     page = visited.page
 

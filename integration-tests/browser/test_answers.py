@@ -1,4 +1,4 @@
-"""What an answer consists of: thoughts, calls, code, formulas, tokens, and how fast they came."""
+"""Tests the parts of an answer: reasoning, calls, code, formulas, tokens, and their speed."""
 
 import json
 import re
@@ -30,7 +30,7 @@ def test_thoughts_are_folded(server, visit):
     assert 0.9 < float(re.fullmatch(r"Thought for (\d+\.\d) s", told)[1]) < 9, told
     assert visited.page.inner_text(".assistant .content > .blocks") == "The answer."
     assert EVIL in thinking.inner_text() and "<think" not in visited.answer()
-    # The duration outlives a reload.
+    # The duration is kept after a reload.
     visited.page.reload()
     assert visited.page.inner_text(".thinking summary") == told
     assert visited.page.locator("#log img").count() == 0
@@ -73,7 +73,7 @@ def test_calls_are_shown_and_answered(server, visit):
     assert calls.nth(0).locator("code").nth(1).inner_text() == '{\n  "town": "Oslo"\n}'
     calls.nth(0).locator("summary").click()
     assert not calls.nth(0).locator("pre").is_visible(), "it can be folded"
-    # The user plays the tools.
+    # The user provides the results of the tools.
     visited.page.unroute_all()
     visited.says("It rains in Oslo.")
     fields = visited.page.get_by_label("Result of weather")
@@ -100,7 +100,7 @@ RULES = [
 
 
 def test_a_model_that_calls_and_thinks(start, visit, tmp_path):
-    """The same with nothing made up between page and server: the model is told what to say."""
+    """Tests the same parts with the real server. The model is forced to generate them."""
     rules, model = tmp_path / "rules.json", tmp_path / "model"
     rules.write_text(json.dumps(RULES))
     subprocess.run([sys.executable, Path(__file__).parents[1] / "clients/scripted.py", model, rules], check=True)
@@ -157,7 +157,7 @@ def test_code_is_coloured(server, visit):
     assert visited.page.evaluate("window.hacked") is None
     colours = visited.page.evaluate("['keyword', 'string', 'comment'].map((k) => getComputedStyle(document.querySelector('.syntax-' + k)).color)")
     assert len(set(colours)) == 3
-    # The library is loaded when it is needed and not before.
+    # The library is loaded on first use and not before.
     assert any("vendor/prism.js" in url for url in visited.asked) and not any("vendor/temml.js" in url for url in visited.asked)
 
 
@@ -194,7 +194,8 @@ def test_hostile_formulas(server, visit):
     assert visited.page.evaluate("document.scrollingElement.scrollWidth") <= 1280
 
 
-# The longest that a library is given takes well under a second on any machine; a loop that never ends would take the test's time.
+# The time limit of the library is well under a second on any machine. An endless loop would take
+# the whole test's time.
 SLOWEST = 3000
 
 

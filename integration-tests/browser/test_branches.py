@@ -1,4 +1,4 @@
-"""Several answers to one question, and several wordings of one question."""
+"""Tests several answers to one question, and several versions of one question."""
 
 
 def say(visited, text):
@@ -19,7 +19,7 @@ def test_regenerated_answers_are_versions(server, visit):
     assert visited.messages() == ["Count!", "Three."]
     assert visited.page.inner_text(".versions > span") == "3/3"
     assert visited.page.get_by_role("button", name="Next version").is_disabled()
-    # A branch goes on for itself, and is shown as it was left.
+    # A branch continues on its own and is shown again as it was left.
     say(visited, "More of three.")
     visited.ask("More!")
     visited.wait_for_end()
@@ -42,7 +42,7 @@ def test_regenerated_answers_are_versions(server, visit):
     visited.page.reload()
     visited.page.wait_for_selector(".message")
     assert visited.messages() == ["Count!", "Three.", "More!", "More of three."], "the choice outlives a reload"
-    # So do the branches, in a file too.
+    # The branches are also kept in an exported file.
     _, text = visited.download("Export as JSON")
     other = visit(server)
     other.upload("Import", ("x.json", text.encode()))

@@ -1,4 +1,4 @@
-"""Conversations with the real model."""
+"""Tests conversations with the real model."""
 
 import json
 import shutil
@@ -26,7 +26,7 @@ def test_an_answer_streams(server, visit):
     assert len(set(lengths)) > 5 and lengths == sorted(lengths), "it came in pieces"
     assert "tokens" in visited.facts() and "per second" in visited.facts() and "first after" in visited.facts()
     assert visited.page.inner_text("#announcer") == "The answer is complete"
-    # The next question is asked with what was said before, and a system prompt.
+    # The next request contains the earlier messages and a system prompt.
     visited.page.fill("#system", "You are kind.")
     visited.ask("What is 23 + 48?")
     visited.wait_for_end()
@@ -50,7 +50,7 @@ def test_an_answer_can_be_stopped(server, visit, how):
         assert "stopped by you" in visited.facts()
     assert visited.answer() == kept
     wait_until(lambda: server.load() == 0, "the server has stopped too")
-    # And it can be taken up again where it was left.
+    # The conversation can be continued later.
     visited.set("max_tokens", 3)
     visited.click("Continue")
     visited.wait_for_end()
@@ -97,7 +97,7 @@ def test_probabilities(server, visit):
     assert visited.page.locator("#probabilities .chosen").count() == 1
     visited.page.mouse.move(0, 0)
     assert not visited.page.is_visible("#probabilities")
-    # By keyboard: one stop for Tab, arrows from token to token.
+    # With the keyboard, the tokens are one Tab stop, and the arrow keys move from token to token.
     tokens.nth(0).focus()
     visited.page.keyboard.press("ArrowRight")
     assert visited.page.evaluate("document.activeElement.dataset.index") == "1"

@@ -1,10 +1,10 @@
-"""Files that go along with a message."""
+"""Tests files that are attached to a message."""
 
 EVIL = '<img src=x onerror="window.hacked = 1">`\n```.py'
 
 
 def drop(visited, *files: tuple[str, str], how="drop"):
-    """Files dropped on the conversation, or pasted into the message."""
+    """Tests files that are dropped on the conversation or pasted into the message."""
     visited.page.evaluate(
         """([files, how]) => {
           const data = new DataTransfer();
@@ -45,7 +45,7 @@ def test_files_become_part_of_the_prompt(server, visit):
     assert summaries.all_inner_texts() == ["main.py", "notes", "pasted.rs"]
     summaries.nth(0).click()
     assert visited.page.locator(".user pre").nth(0).inner_text() == "print('ä')\n"
-    # They belong to the message: an edited one has them too, and so has the next request.
+    # The files belong to the message: an edited message and the next request also contain them.
     visited.click("Edit")
     visited.page.fill(".editing textarea", "And now?")
     visited.page.press(".editing textarea", "Enter")
@@ -54,7 +54,7 @@ def test_files_become_part_of_the_prompt(server, visit):
     visited.page.reload()
     visited.page.wait_for_selector(".message")
     assert summaries.count() == 3
-    # A file is a question by itself.
+    # A file alone is a question.
     visited.click("New chat")
     visited.upload("Attach", ("alone.txt", b"x"))
     visited.page.locator("#files li").wait_for()

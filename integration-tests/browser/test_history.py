@@ -1,4 +1,4 @@
-"""The conversations that the browser keeps."""
+"""Tests the conversations that the browser stores."""
 
 import json
 
@@ -12,12 +12,12 @@ def titles(visited) -> list[str]:
 
 
 def shown(visited, expected: list[str]):
-    """The list is drawn a moment after what changed it."""
+    """Waits until the list is drawn, which happens shortly after a change."""
     visited.until(f"JSON.stringify([...document.querySelectorAll('#conversations .open')].map((e) => e.textContent)) === {json.dumps(json.dumps(expected, ensure_ascii=False, separators=(',', ':')))}")
 
 
 def three(visited):
-    """Conversations named after their first message, the newest first."""
+    """Starts conversations named after their first message, the newest first."""
     for question, answer in [("Apples?", "They are red."), ("Boats?", "They float."), ("Clouds?", "They drift.")]:
         visited.page.unroute_all()
         visited.says(answer)
@@ -45,11 +45,11 @@ def test_conversations_are_kept_and_found(server, visit):
     visited.page.fill("#search", "zebra")
     assert titles(visited) == [] and visited.page.inner_text("#found") == "0 conversations"
     visited.page.fill("#search", "")
-    # What is said in an old one makes it the newest.
+    # A new message in an old conversation moves it to the top.
     visited.ask("And pears?")
     visited.wait_for_end()
     shown(visited, ["Apples?", "Clouds?", "Boats?"])
-    # Another window of the same browser sees it too.
+    # Another window of the same browser also shows it.
     other = visited.page.context.new_page()
     other.goto(f"{server.url}/ui/")
     other.locator("#conversations .open").first.wait_for()
@@ -82,7 +82,7 @@ def test_names_and_deletions(server, visit):
     visited.click("Undo")
     shown(visited, ["Clouds?", EVIL, "Apples?"])
     assert not visited.page.is_visible("#toast")
-    # The one that is shown can be deleted, and comes back with what was said.
+    # The current conversation can be deleted, and undoing restores its messages.
     visited.page.locator("#conversations .current .delete").click()
     assert visited.messages() == [] and visited.page.is_visible("#empty")
     visited.click("Undo")

@@ -1,4 +1,4 @@
-"""What the page tells about the server, and what it says when things go wrong."""
+"""Tests the status of the server on the page, and the messages when something fails."""
 
 import json
 import re
@@ -27,7 +27,7 @@ def test_the_view_moves(server, visit):
         wait_until(all_seen, f"all of them move, of which {seen} did")
     wait_until(lambda: live(visited, "running") == 0, "it stands still again")
     assert visited.page.get_attribute("#tiles .line", "d").count("L") >= 2
-    # One poll costs a few lines, not all of the metrics.
+    # One poll transfers a few lines and not all metrics.
     polls = [url for url in visited.asked if "/metrics" in url]
     assert polls and all(len(server.get(url.removeprefix(server.url))) < 1500 for url in polls[:1])
 

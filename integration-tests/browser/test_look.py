@@ -1,4 +1,4 @@
-"""On every width, in every colour, by keyboard alone."""
+"""Tests the layout in all widths, colors, and with the keyboard alone."""
 
 import os
 
@@ -26,7 +26,7 @@ def a_long_line_of_code(which, does, not_fit, on, a, telephone):  # and needs a 
 
 AndAWordThatIsSoLongThatItWouldWidenThePageIfItWereNotBrokenSomewhereInItsMiddle."""
 
-# The colours of a text and of what is behind it, as WCAG 2 compares them.
+# The contrast of a text and its background according to WCAG 2.
 CONTRAST = """() => {
   const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
   const paint = (colours) => {
@@ -78,7 +78,7 @@ def test_every_width_and_colour(server, visit, request, width, colours):
     def check(name):
         picture(request, visited, f"{width}-{colours}-{name}")
         assert page.evaluate("document.scrollingElement.scrollWidth") <= width, name
-        # Whatever is wider than the window can be scrolled where it is.
+        # Content that is wider than the window can be scrolled in place.
         wide = page.evaluate(
             """() => [...document.querySelectorAll("main *, aside *, header *")].filter((element) => element.checkVisibility()
                  && element.getBoundingClientRect().right > innerWidth + 1 && !element.closest("pre, .wide, .off-screen"))
@@ -136,7 +136,7 @@ def test_keyboard_alone(server, visit):
     assert visited.sent[0][1]["messages"][0]["content"] == "What is 23 + 48?\nTell me."
     assert page.evaluate(name) == "draft"
 
-    # Once around the page: everything is met, in the order of the page, and can be seen.
+    # Tab visits all controls in the order of the page, and each is visible.
     page.evaluate("document.body.tabIndex = -1; document.body.focus(); document.body.removeAttribute('tabindex')")
     met = []
     for _ in range(60):

@@ -1,4 +1,4 @@
-"""The request as programs: each must ask for what the page has asked for, and run as it stands."""
+"""Tests the request as generated programs: each sends the page's request and runs unchanged."""
 
 import json
 import os

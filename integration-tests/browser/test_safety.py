@@ -1,4 +1,4 @@
-"""Text of models and users stays text."""
+"""Tests that text of models and users is never interpreted as HTML."""
 
 import urllib.error
 import urllib.request
@@ -31,7 +31,7 @@ def test_nothing_becomes_html(server, visit):
     assert visited.page.text_content(".user .content") == EVIL
     assert '<img src=x onerror="window.hacked = 1">' in visited.page.text_content(".assistant .content")
     assert visited.page.evaluate("window.hacked") is None
-    # Not even the page's own scripts could.
+    # The page's own scripts cannot do it either.
     refused = visited.page.evaluate(
         "async () => { const { el } = await import('./dom.js'); try { el('p').innerHTML = '<b>x</b>'; } catch (error) { return error.name; } }"
     )
@@ -61,8 +61,8 @@ MARKDOWN = [
 ]
 
 
-# How long a text takes, in units of a million turns of a loop: the best of three each, so that neither a slow machine
-# nor a busy one matters.
+# The time of a text in units of a million loop iterations, the best of three each, so that slow
+# and busy machines do not matter.
 TURNS = """async (text) => {
   const { markdown } = await import("./markdown.js");
   const best = (work) => Math.min(...[1, 2, 3].map(() => {
@@ -86,10 +86,10 @@ def test_markdown(server, visit):
             assert html(text) == expected
     emphasis = html(MARKDOWN[3][0])
     assert "<em>a</em> <strong>b</strong>" in emphasis and "<del>d</del> snake_case_name 2 * 3 * 4" in emphasis
-    # A fence that is still open is code already; the rest of a stream may close it.
+    # An open fence is already code. A later part of the stream may close it.
     assert '<code data-language="py">x = 1\n# y</code>' in html("```py\nx = 1\n# y")
     assert "<p>after</p>" in html("```\na\n```\nafter")
-    # Whatever comes, nothing is lost and nothing takes long.
+    # For all inputs, no text is lost and rendering is fast.
     for hostile in ["*" * 20000, "[" * 20000, "> " * 5000 + "x", "- " * 5000 + "x", "`" * 20001, "|" * 20000 + "\n" + "|-" * 9999, "a_" * 20000, "~~~\n" * 5000, "(" * 9000 + "https://" * 1000,
                     "$" * 20000, "$a " * 9000, "$$a\n" * 5000, "# h\n$$a\n" * 5000, "\\(" * 9000, "\\[a\n" * 5000]:
         took = visited.page.evaluate(TURNS, hostile)

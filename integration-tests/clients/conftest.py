@@ -1,4 +1,4 @@
-"""Where the server is, and with which key: the Rust test `clients` starts it and says so in the environment."""
+"""The server's address and key, which the Rust test `clients` passes in the environment."""
 
 import os
 
@@ -17,7 +17,7 @@ def key():
 
 @pytest.fixture(scope="session")
 def weather():
-    """What the function `weather` is called with, as a JSON schema."""
+    """The arguments of the function `weather` as a JSON schema."""
     return {
         "type": "object",
         "properties": {"city": {"enum": ["Rome", "Oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},

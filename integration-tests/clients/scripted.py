@@ -1,27 +1,28 @@
 #!/usr/bin/env python3
-"""Writes a checkpoint that says what a script tells it to: `scripted.py OUT [RULES.json]`.
+"""Writes a checkpoint that generates scripted text: `scripted.py OUT [RULES.json]`.
 
-Clients that call tools need a model that chooses the right tool, which no model of a few megabytes does. This one is a
-real Llama checkpoint: the server loads it, runs the prompt through it and samples from its logits, as with any other. Its
-weights only make each token of an answer predict the next one, and its chat template ends the prompt with the token that
-the right answer begins with.
+Clients that call tools need a model that chooses the right tool, which no model of a few megabytes
+does. This one is a real Llama checkpoint: the server loads it, runs the prompt through it and
+samples from its logits, as with any other model. Its weights make each token of an answer predict
+the next one, and its chat template ends the prompt with the token that begins the right answer.
 
-RULES.json is a list of `{"when": CONDITION, "say": TEXT}`, of which the first that holds is said. Without a file it is
-`DEFAULT`, below. A condition is a Jinja expression over these variables:
+RULES.json is a list of `{"when": CONDITION, "say": TEXT}`. The first rule whose condition holds
+determines the answer. Without a file the rules are `DEFAULT`, below. A condition is a Jinja
+expression over these variables:
 
     last    role of the last message ("user", "tool", …)
     text    text of the last message of the user
     result  text of the last tool result, "" if there is none
-    results how many tool results follow the last message of the user
+    results number of tool results after the last message of the user
     tools   the tools of the request, a list that may be empty
-    messages, and whatever else templates are given
+    messages, and all other variables of templates
 
-A tool call is said in the format of Hermes and Qwen: see `call`.
+Tool calls have the format of Hermes and Qwen; see `call`.
 
-How it works: the layer adds nothing to the hidden state (its output matrices are zero), so the hidden state is the embedding of the
-last token, a random vector of signs. Row j of the output matrix is the sum of the embeddings of all tokens that token j
-follows. Vectors of 256 random signs are nearly orthogonal, so the right token is far ahead of every other, and
-a temperature of 1 changes nothing.
+The layer adds nothing to the hidden state, because its output matrices are zero. Therefore the
+hidden state is the embedding of the last token, a random vector of signs. Row j of the output
+matrix is the sum of the embeddings of all tokens that token j follows. Vectors of 256 random signs
+are nearly orthogonal, so the right token is far ahead of all others, even at a temperature of 1.
 """
 
 import array
@@ -42,7 +43,7 @@ SCALE = 64 / HIDDEN
 
 
 def call(name, arguments):
-    """A tool call as the model writes it."""
+    """Returns a tool call in the model's format."""
     text = json.dumps({"name": name, "arguments": arguments}, ensure_ascii=False)
     return f"<tool_call>\n{text}\n</tool_call>"
 
@@ -98,7 +99,7 @@ def pieces(texts, taken):
             if text[:length] in seen and not tokens:
                 raise ValueError(f"{whole!r} is a part of another answer: say more")
             if text[:length] in seen:
-                # The whole rest is an earlier token: it becomes part of the token before it.
+                # If the whole rest is an earlier token, it becomes part of the token before it.
                 seen.discard(tokens[-1])
                 tokens[-1] += text
             else:
@@ -125,7 +126,8 @@ def write_tensors(path, tensors):
 
 
 def weights(vocabulary, successors):
-    """The tensors of a model in which each token of `successors` is followed by the one that it maps to."""
+    """Returns the tensors of a model in which each token of `successors` is followed by its
+    value."""
     rng = random.Random(1)
     embeddings = [[rng.choice((-1.0, 1.0)) for _ in range(HIDDEN)] for _ in range(vocabulary)]
     output = [[0.0] * HIDDEN for _ in range(vocabulary)]

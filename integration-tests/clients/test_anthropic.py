@@ -1,4 +1,4 @@
-"""Anthropic's client for Python, unchanged."""
+"""Tests Anthropic's Python client, unchanged."""
 
 import anthropic
 import pytest
@@ -6,7 +6,7 @@ import pytest
 ASKED = {
     "model": "tgi",
     "max_tokens": 12,
-    # The client has no name for it any more.
+    # The client no longer has a parameter for it.
     "extra_body": {"temperature": 0},
     "messages": [{"role": "user", "content": "Tell me a story about a fox."}],
 }

@@ -1,4 +1,4 @@
-"""The InferenceClient of huggingface_hub, unchanged."""
+"""Tests the InferenceClient of huggingface_hub, unchanged."""
 
 import json
 
@@ -16,7 +16,7 @@ def client(url, key):
 
 
 def test_text_generation(client):
-    # TGI's route for old clients repeats the prompt unless told otherwise.
+    # TGI's route for old clients repeats the prompt by default.
     assert client.text_generation(PROMPT, max_new_tokens=8).startswith(PROMPT)
     asked = {"max_new_tokens": 8, "return_full_text": False}
     text = client.text_generation(PROMPT, **asked)

@@ -1,4 +1,4 @@
-"""OpenAI's client for Python, unchanged."""
+"""Tests OpenAI's Python client, unchanged."""
 
 import json
 import time
@@ -42,7 +42,7 @@ def tools(weather):
 
 
 def running(url):
-    """How many sequences the server is computing."""
+    """Returns the number of sequences that the server is computing."""
     lines = urllib.request.urlopen(f"{url}/metrics").read().decode().splitlines()
     return sum(float(line.split()[-1]) for line in lines if line.startswith("vllm:num_requests_running "))
 
@@ -78,7 +78,7 @@ def test_chat_streams(chat):
     assert parts[-1].choices[0].finish_reason == whole.choices[0].finish_reason
     assert not last.choices and last.usage.completion_tokens == whole.usage.completion_tokens
 
-    # This helper takes an answer that is cut off for an error.
+    # This helper treats a truncated answer as an error.
     whole = chat.create(**WHOLE).choices[0]
     with chat.stream(**WHOLE) as stream:
         kinds = {event.type for event in stream}
@@ -113,7 +113,7 @@ def test_logprobs(chat):
     text = b"".join(bytes(token.bytes) for token in tokens).decode()
     assert text == answer.choices[0].message.content
     assert all(token.logprob <= 0 and len(token.top_logprobs) == 2 for token in tokens)
-    # Greedy: what was chosen is the likeliest.
+    # With greedy sampling, the chosen token is the most likely one.
     assert all(token.top_logprobs[0].token == token.token for token in tokens)
     streamed = []
     for chunk in chat.create(**GREEDY, logprobs=True, top_logprobs=2, stream=True):
@@ -129,7 +129,8 @@ def test_structured_output(chat):
         for _ in stream:
             pass
     assert stream.get_final_completion().choices[0].message.parsed == answer.choices[0].message.parsed
-    # As with OpenAI, any object is one: the answer may be cut off, but what there is of it begins one.
+    # As with OpenAI, any object is allowed. The answer may be truncated, but it begins with an
+    # object.
     text = chat.create(**asked, response_format={"type": "json_object"}).choices[0].message.content
     assert text.lstrip().startswith("{")
 
@@ -179,7 +180,7 @@ def test_errors(chat, client, url):
             with pytest.raises(openai.BadRequestError) as error:
                 chat.create(**{**GREEDY, **more}, stream=stream)
             assert error.value.param == param and error.value.type == "invalid_request_error" and error.value.request_id
-    # A model of any name is the one that is served, unless the server is started with names.
+    # Any model name is accepted, unless the server is started with names.
     assert chat.create(**{**GREEDY, "model": "gpt-4"}).model == client.models.list().data[0].id
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=f"{url}/v1", api_key="wrong", max_retries=0).completions.create(model=MODEL, prompt="a")
@@ -212,7 +213,7 @@ def test_completions(client):
 
 def test_embeddings(client):
     texts = ["Once upon a time", "The fox"]
-    # The client asks for base64 unless told otherwise.
+    # The client requests base64 by default.
     answer = client.embeddings.create(model=MODEL, input=texts)
     assert [embedding.index for embedding in answer.data] == [0, 1] and answer.usage.prompt_tokens > 0
     vectors = [embedding.embedding for embedding in answer.data]
@@ -251,7 +252,7 @@ def test_functions_of_responses(client, weather):
     asked = {"model": MODEL, "input": "How is it in Rome?", "temperature": 0, "max_output_tokens": 200, "tools": [tool],
              "tool_choice": "required", "parallel_tool_calls": False}
     answer = client.responses.create(**asked)
-    # The library makes its types without looking whether all is there; this looks.
+    # The library creates its types without checking required fields, so this test checks them.
     type(answer).model_validate(answer.model_dump(mode="json", by_alias=True, exclude_unset=True))
     [call] = answer.output
     arguments = json.loads(call.arguments)
@@ -276,7 +277,7 @@ def test_structured_responses(client):
 
 
 def test_a_stream_that_is_left_frees_its_slot(client, url):
-    # Without the marks that end a text, it would go on for as long as the model can.
+    # Without the tokens that end a text, the answer would continue up to the model's limit.
     stream = client.completions.create(
         model=MODEL, prompt="Once upon a time", stream=True, extra_body={"ignore_eos": True}
     )

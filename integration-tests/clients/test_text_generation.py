@@ -1,4 +1,5 @@
-"""TGI's client for Python, unchanged. Its `chat(stream=True)` is left out: it takes `[DONE]`, which TGI sends too, for JSON."""
+"""Tests TGI's Python client, unchanged. Its `chat(stream=True)` is left out, because it parses
+`[DONE]`, which TGI also sends, as JSON."""
 
 import asyncio
 

@@ -1,10 +1,13 @@
-"""A Llama of random weights, and what PyTorch makes of it.
+"""A Llama model with random weights, and PyTorch's results for it.
 
-llama.py write FOLDER [tiny]      a checkpoint in an 8B Llama's shape, or in a very small one, with the demo model's tokenizer
-llama.py logits FOLDER ANSWERS    the log-probabilities in ANSWERS (`serve.py logits`) against PyTorch's in single precision
-llama.py speed FOLDER RESULT      seconds of a decode step and of a prompt: compiled, with a static cache and CUDA graphs
+llama.py write FOLDER [tiny]      writes a checkpoint in the shape of an 8B Llama or a very small
+                                  one, with the demo model's tokenizer
+llama.py logits FOLDER ANSWERS    compares the logprobs in ANSWERS (`serve.py logits`) with
+                                  PyTorch's in float32
+llama.py speed FOLDER RESULT      measures the seconds of a decode step and of a prompt: compiled,
+                                  with a static cache and CUDA graphs
 
-Works on a processor too, for trying it out.
+Also works on a CPU for trying it out.
 """
 
 import json
@@ -33,7 +36,7 @@ COMMON = {
     "mlp_bias": False,
 }
 
-# Of all that is compared, root mean square of the differences over that of the logits.
+# The bound over all compared values: the RMS of the differences relative to the RMS of the logits.
 TOLERANCE = 1e-2
 DECODES = [1, 8, 32, 128, 256]
 CONTEXT, GENERATED = 1024, 128
@@ -41,7 +44,7 @@ PREFILLS = [2048, 16384]
 
 
 def tensors_of(config):
-    """Names and shapes of a checkpoint, in their order in the file."""
+    """Returns the names and shapes of a checkpoint, in the order of the file."""
     h, f, vocab = config["hidden_size"], config["intermediate_size"], config["vocab_size"]
     kv = h // config["num_attention_heads"] * config["num_key_value_heads"]
     tensors = {"model.embed_tokens.weight": (vocab, h)}
@@ -54,7 +57,7 @@ def tensors_of(config):
 
 
 def mapped(path, config, size=None):
-    """The tensors of the file, mapped; with a size the file is made."""
+    """Maps the tensors of the file. If a size is given, the file is created."""
     file = torch.from_file(str(path), shared=size is not None, size=size or path.stat().st_size, dtype=torch.uint8)
     start = 8 + int.from_bytes(bytes(file[:8].tolist()), "little")
     found = {}
@@ -107,15 +110,16 @@ class Llama:
         pairs = torch.arange(0, self.head_dim, 2, dtype=torch.float64) / self.head_dim
         angles = torch.outer(torch.arange(max(*PREFILLS, CONTEXT + GENERATED), dtype=torch.float64), self.config["rope_theta"] ** -pairs).float()
         self.cos, self.sin = angles.cos().repeat(1, 2).to(DEVICE), angles.sin().repeat(1, 2).to(DEVICE)
-        # Bytes of weights that a decode step reads: all but the embedding.
+        # The bytes of weights that a decode step reads, without the embedding.
         self.bytes = 2 * sum(math.prod(of) for name, of in tensors_of(self.config).items() if "embed" not in name)
 
     def rms_norm(self, x, weight):
         return F.rms_norm(x, (self.hidden,), weight.to(x.dtype), self.config["rms_norm_eps"])
 
     def block(self, x, weights, cos, sin, cache, positions, mask):
-        """One layer. Keys and values go to `positions` of the cache and attention is over all of it under the mask; without a cache
-        a prompt attends to itself."""
+        """Computes one layer. Keys and values are written to `positions` of the cache, and
+        attention covers the whole cache under the mask. Without a cache, a prompt attends to
+        itself."""
         norm1, qkv, out, norm2, gate_up, down = [weight.to(x.dtype) for weight in weights]
         rows, tokens, _ = x.shape
         widths = [self.heads, self.kv_heads, self.kv_heads]
@@ -145,7 +149,7 @@ class Llama:
 
 @torch.inference_mode()
 def logits(folder, answers):
-    """Every answer holds token `ids`, and by places in them log-probabilities of ids that may stand there."""
+    """Yields each answer's token `ids`, and the logprobs by position of ids that may follow."""
     model = Llama(folder)
     differences = {"the server": [], "PyTorch in bfloat16": []}
     sizes = []
@@ -163,7 +167,7 @@ def logits(folder, answers):
     errors = {who: rms(torch.cat(of)) / size for who, of in differences.items()}
     count = sum(len(of) for of in differences["the server"])
     for who, error in errors.items():
-        print(f"{who} differs from PyTorch in single precision by {error:.2e} of the logits ({count} of them)")
+        print(f"{who} differs from PyTorch in float32 by {error:.2e} of the logits ({count} of them)")
     allowed = max(TOLERANCE, 1.2 * errors["PyTorch in bfloat16"])
     assert errors["the server"] <= allowed, f"more than {allowed:.2e}"
 
@@ -173,7 +177,7 @@ def rms(values):
 
 
 def clock(work, repeats):
-    """Median seconds of `work`."""
+    """Returns the median seconds of `work`."""
     times = []
     for _ in range(repeats):
         wait()
@@ -190,7 +194,7 @@ def wait():
 
 
 def decode_step(model, block, sequences):
-    """A function that makes the next token of all sequences."""
+    """Returns a function that generates the next token of all sequences."""
     length = CONTEXT + GENERATED
     shape = (sequences, model.kv_heads, length, model.head_dim)
     caches = [tuple(torch.randn(shape, dtype=torch.bfloat16, device=DEVICE) for _ in range(2)) for _ in model.layers]
@@ -227,9 +231,9 @@ def speed(folder, result):
         try:
             figures[name] = work()
             print(f"{name}: {figures[name] * 1e3:.3f} ms", flush=True)
-        except Exception as error:  # What cannot be compiled or does not fit is no reason to lose the rest.
+        except Exception as error:  # A case that cannot be compiled or does not fit does not discard the others.
             print(f"{name}: {error!r}"[:2000], flush=True)
-        # What is measured so far counts even if the time runs out.
+        # The results so far are written even if the time runs out.
         pathlib.Path(result).write_text(json.dumps(figures, indent=0))
 
     for sequences in DECODES:

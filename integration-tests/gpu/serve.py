@@ -1,11 +1,16 @@
-"""The server on cards, over HTTP: serve.py texts|ranks|logits|speed BINARY OUT_FOLDER [MODEL].
+"""Checks the server on GPUs over HTTP: serve.py texts|ranks|logits|speed BINARY OUT_FOLDER [MODEL].
 
-texts  the greedy text on a card is that on the processor, in single precision (the demo model, and stories260k from MILLRACE_TEST_DATA)
-ranks  two ranks on one card say what one says (NCCL from 2.30 on; else it says so and passes)
-logits log-probabilities of prompts and answers of the MODEL of llama.py: answers.json, for llama.py to compare
-speed  decode, prefill and 64 streams of that MODEL: a table beside PyTorch's times (llama.json, if it is there), and serve.json
+texts   the greedy text on a GPU equals that on the CPU in float32 (the demo model, and
+        stories260k from MILLRACE_TEST_DATA)
+ranks   two ranks on one GPU generate the same text as one rank (needs NCCL 2.30 or newer;
+        otherwise it reports that and passes)
+logits  writes the logprobs of prompts and answers of llama.py's MODEL to answers.json, which
+        llama.py compares
+speed   measures decode, prefill and 64 streams of that MODEL: prints a table beside PyTorch's
+        times (llama.json, if it exists) and writes serve.json
 
-Needs nothing beside Python. Servers listen on loopback and end with the check. MILLRACE_CHECK_DEVICE=cpu tries the last two out without a card.
+Needs only Python. Servers listen on loopback and end with the check. With
+MILLRACE_CHECK_DEVICE=cpu the last two commands run without a GPU.
 """
 
 import json
@@ -22,11 +27,11 @@ import urllib.error
 import urllib.request
 
 PROMPTS = ["Once upon a time", "The fox had a lantern and said that it was", "One day, Lily went to the"]
-# 13 tokens of the demo model's tokenizer, which stands in where there is none.
+# 13 tokens of the demo model's tokenizer, which replaces a missing one.
 WORDS = " the fox went over the hill with a lantern"
 PATIENCE = 240
 DEVICE = os.environ.get("MILLRACE_CHECK_DEVICE", "cuda")
-# Few and short, so that no two texts share a block.
+# Few and short texts, so that no two of them share a block.
 LOGIT_PROMPTS, LOGIT_TOKENS, LOGIT_TOP = [5, 70, 130], 24, 5
 
 
@@ -73,7 +78,8 @@ class Server:
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if re.match(rf"{name}[ {{]", line))
 
     def stream(self, prompt, tokens, times):
-        """Appends the time of each event with text; an event may be of several tokens. Returns the usage."""
+        """Appends the time of each event with text. An event may have several tokens. Returns the
+        usage."""
         body = {"model": "tgi", "prompt": prompt, "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True,
                 "stream_options": {"include_usage": True}}
         usage = {}
@@ -113,7 +119,7 @@ def texts(binary, out):
         want = texts_of(binary, out, f"texts-{number}-cpu", ["--model-id", model, "--device", "cpu"])
         got = texts_of(binary, out, f"texts-{number}-cuda", ["--model-id", model, "--device", "cuda"])
         for prompt, a, b in zip(PROMPTS, want, got):
-            assert a == b, f"{model}: {prompt!r}\nprocessor: {a!r}\ncard: {b!r}"
+            assert a == b, f"{model}: {prompt!r}\nCPU: {a!r}\nGPU: {b!r}"
         print(f"{model}: {len(want)} texts are equal")
 
 
@@ -125,15 +131,15 @@ def ranks(binary, out):
     if found and (int(found[1]), int(found[2])) >= (2, 30):
         ways.append("nccl")
     else:
-        print("skipped: NCCL between two ranks on one card takes version 2.30 or later (MILLRACE_NCCL_LIBRARY)")
+        print("skipped: NCCL between two ranks on one GPU needs version 2.30 or newer (MILLRACE_NCCL_LIBRARY)")
     for number, model in enumerate(models(out)):
         flags = ["--model-id", model, "--device", "cuda"]
         one = texts_of(binary, out, f"ranks-{number}-one", flags)
         for way in ways:
-            shared = ["--num-shard", "2", "--ranks-per-card", "2", "--all-reduce", way]
+            shared = ["--num-shard", "2", "--ranks-per-gpu", "2", "--all-reduce", way]
             two = texts_of(binary, out, f"ranks-{number}-{way}", [*flags, *shared])
             assert one == two, f"{model} by {way}: {one} {two}"
-            print(f"{model}: two ranks by {way} say what one says")
+            print(f"{model}: two ranks by {way} match one rank")
 
 
 def together(work, count):
@@ -145,15 +151,17 @@ def together(work, count):
 
 
 def decode(server, sequences, prompt, tokens):
-    """Seconds per step while all sequences run, the shard's idle share meanwhile, and tokens of a prompt."""
+    """Returns the seconds per step while all sequences run, the shard's idle share meanwhile, and
+    the tokens of a prompt."""
     times, usages, seen = [[] for _ in range(sequences)], [None] * sequences, {}
 
     def run(number):
-        # Begins differently, so that no two share a prefix.
+        # The prompts begin differently, so that no two share a prefix.
         usages[number] = server.stream(f"{number} {prompt}", tokens, times[number])
 
     def watch():
-        # From when all have their first token to when the first ends.
+        # The interval from the time when all streams have their first token to the end of the first
+        # stream.
         for moment, come in [("from", lambda: all(times)), ("to", lambda: any(usages))]:
             while not come():
                 time.sleep(0.002)
@@ -164,7 +172,7 @@ def decode(server, sequences, prompt, tokens):
     together(run, sequences)
     watcher.join(10)
     begin, end = max(t[0] for t in times), min(t[-1] for t in times)
-    # Events meanwhile, and how many tokens an event was.
+    # The events in this interval, and the number of tokens per event.
     steps = [sum(begin < t <= end for t in of) * usage["completion_tokens"] / len(of) for of, usage in zip(times, usages)]
     step = (end - begin) / max(1, statistics.median(steps))
     idle = float("nan")
@@ -186,7 +194,7 @@ def logits(binary, out, model):
                 choice = json.load(answer)["choices"][0]
             there = enumerate(choice["prompt_logprobs"])
             logprobs = {place: {id: of["logprob"] for id, of in given.items()} for place, given in there if given}
-            # What was prefilled, and then what was decoded.
+            # The number of prefilled and then of decoded tokens.
             generated = zip(choice["token_ids"], choice["logprobs"]["token_logprobs"], strict=True)
             logprobs.update({length + place: {id: logprob} for place, (id, logprob) in enumerate(generated)})
             answers.append({"ids": ids + choice["token_ids"], "logprobs": logprobs})
@@ -213,9 +221,9 @@ def speed(binary, out, model):
     hidden, layers, wide = config["hidden_size"], config["num_hidden_layers"], config["intermediate_size"]
     kv = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
     blocks = layers * hidden * (2 * hidden + 2 * kv + 3 * wide)
-    # Bytes of weights that a decode step reads: all but the embedding.
+    # The bytes of weights that a decode step reads, without the embedding.
     weights = 2 * (blocks + config["vocab_size"] * hidden)
-    # The first start may time algorithms and compile; the second finds both on the disk.
+    # The first start may time algorithms and compile kernels. The second start finds both on disk.
     Server(binary, f"{out}/speed-first.log", flags_of(model)).stop()
     server = Server(binary, f"{out}/speed.log", flags_of(model))
     bench, torch = read(f"{out}/bench.json"), read(f"{out}/llama.json") or {}
@@ -238,7 +246,7 @@ def speed(binary, out, model):
             times = []
             for attempt in range(3):
                 since = time.monotonic()
-                # Begins differently each time: what is cached would not be computed.
+                # Each prompt begins differently, because cached tokens would not be computed.
                 events = []
                 usage = server.stream(f"{attempt} {repeats}" + WORDS * repeats, 1, events)
                 times.append(events[0] - since)

@@ -1,4 +1,5 @@
-"""One table of what the kernels' benchmark and PyTorch measured: table.py BENCH_JSON [TORCH_JSON]."""
+"""Prints one table of the results of the kernels' benchmark and of PyTorch: table.py BENCH_JSON
+[TORCH_JSON]."""
 
 import json
 import os

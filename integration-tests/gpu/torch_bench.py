@@ -1,7 +1,8 @@
-"""PyTorch's time for the cases that the kernels' benchmark has measured, found by their names.
+"""PyTorch's times for the cases of the kernels' benchmark, matched by name.
 
-torch_bench.py BENCH_JSON RESULT_JSON: reads what `kernels/benches/cuda` wrote, and writes {name: seconds} for every case that PyTorch has
-an operation for. Measured in the same way: one launch at a time, cold caches, the median.
+torch_bench.py BENCH_JSON RESULT_JSON reads the output of `kernels/benches/cuda` and writes
+{name: seconds} for every case that PyTorch has an operation for. The method is the same: one launch
+at a time, cold caches, the median.
 """
 
 import json
@@ -15,7 +16,7 @@ from torch.nn import functional as F
 REPEATS = 15
 BF16 = {"device": "cuda", "dtype": torch.bfloat16}
 
-# Query heads, key/value heads, features per head: as in the benchmarks of attention.
+# Query heads, key/value heads, and features per head, as in the attention benchmarks.
 ATTENTION = {
     "llama-8b": (32, 8, 128),
     "llama-70b/tp8": (8, 1, 128),
@@ -27,7 +28,7 @@ ATTENTION = {
     "head 64": (32, 8, 64),
 }
 
-# Inputs, outputs: as in the benchmarks of products.
+# Inputs and outputs, as in the matrix product benchmarks.
 WEIGHTS = {
     "Llama 8B qkv": (4096, 6144),
     "Llama 8B o": (4096, 4096),
@@ -156,7 +157,7 @@ def main():
         except (RuntimeError, KeyError) as error:
             print(f"{name}: {error!r}")
         torch.cuda.empty_cache()
-        # What is measured so far counts even if the time runs out.
+        # The results so far are written even if the time runs out.
         with open(target, "w") as file:
             json.dump(result, file, indent=0)
 

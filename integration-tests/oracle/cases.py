@@ -1,4 +1,5 @@
-"""The checkpoints: their configurations, prompt lengths, and the changes that must show."""
+"""The checkpoints of the test cases: configurations, prompt lengths, and changes that must be
+visible."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -47,7 +48,8 @@ def rope(
 
 
 def ropes(params: Config, **over: Any) -> Config:
-    """A change of config.json's rope_parameters, kept from the case where not named."""
+    """Returns a change of config.json's rope_parameters. Fields that are not given keep the value
+    of the case."""
     return dict(rope_parameters={**params, **over})
 
 

@@ -1,4 +1,4 @@
-"""Build a case's model with random weights, write it to its folder and load it again."""
+"""Builds a case's model with random weights, writes it to its folder and loads it again."""
 
 import copy
 import json
@@ -16,7 +16,7 @@ from seeds import rng_for
 
 
 def fill(model: PreTrainedModel, key: str) -> None:
-    """Every parameter random: a norm weight or bias that is left out must show."""
+    """Randomizes every parameter, so that a missing norm weight or bias is visible."""
     tied = model.config.tie_word_embeddings
     rng = rng_for(key, "weights")
     for name, p in sorted(model.named_parameters()):
@@ -72,7 +72,7 @@ def load(folder: Path, **over: Any) -> PreTrainedModel:
 
 
 def write_layout(native: Path, spec: Spec, folder: Path, model: PreTrainedModel) -> None:
-    """Rename and fuse a native checkpoint, and read it back the other way."""
+    """Renames and fuses a native checkpoint, and reads it back in the opposite direction."""
     there, back = LAYOUTS[spec["layout"]]
     config = json.loads((native / "config.json").read_text())
     state, config = there(load_file(native / "model.safetensors"), config, spec)
@@ -85,12 +85,12 @@ def write_layout(native: Path, spec: Spec, folder: Path, model: PreTrainedModel)
     want = load_file(native / "model.safetensors")
     assert read.keys() == want.keys(), read.keys() ^ want.keys()
     assert all(torch.equal(read[k], want[k]) for k in want), spec["name"]
-    # The numbers that follow are checked on what was read back.
+    # The following checks use the checkpoint that was read back.
     model.load_state_dict(read, strict=True)
 
 
 def share_weights(spec: Spec, out: Path) -> None:
-    """Cases with the same weights link to those of the first of them."""
+    """Links the weights of cases with equal weights to those of the first of them."""
     if "weights" not in spec:
         return
     owner = next(n for n, s in CASES.items() if s.get("weights") == spec["weights"])

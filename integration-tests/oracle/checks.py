@@ -1,4 +1,4 @@
-"""What is asserted of every case, after reading back from disk what was written."""
+"""Assertions on every case, after the written files were read back."""
 
 import copy
 from pathlib import Path
@@ -23,7 +23,7 @@ def prompts_of(t: Golden) -> list[tuple[int, list[int]]]:
 
 
 def check_same(model: PreTrainedModel, t: Golden, what: str, tol: float = 1e-6) -> None:
-    """The model reproduces every stored number."""
+    """Checks that the model reproduces every stored number."""
     for i, prompt in prompts_of(t):
         assert rel(forward(model, prompt), t[f"logits.{i}"]) <= tol, (what, i)
         ids, rows = greedy_uncached(model, prompt)
@@ -32,7 +32,7 @@ def check_same(model: PreTrainedModel, t: Golden, what: str, tol: float = 1e-6) 
 
 
 def check_numbers(model: PreTrainedModel, t: Golden, what: str) -> float:
-    """Margins, the cache, and that float32 rounding does not matter."""
+    """Checks the margins, the cache, and that float32 rounding does not matter."""
     for i, prompt in prompts_of(t):
         rows, ids = t[f"continuation_logits.{i}"], t[f"continuation_ids.{i}"].tolist()
         assert margin(rows) > MARGIN_REQUIRED, what
@@ -57,7 +57,7 @@ def check_numbers(model: PreTrainedModel, t: Golden, what: str) -> float:
 def check_seen(
     model: PreTrainedModel, folder: Path, spec: Spec, t: Golden
 ) -> tuple[float, str | None]:
-    """Ignoring a norm weight, a bias, epsilon or a config switch must show."""
+    """Checks that ignoring a norm weight, a bias, epsilon or a config switch is visible."""
     base = {i: t[f"logits.{i}"] for i, _ in prompts_of(t)}
 
     def moved(m: PreTrainedModel) -> float:

@@ -1,4 +1,4 @@
-"""Choose a case's prompts and compute the numbers to reproduce."""
+"""Chooses a case's prompts and computes the golden numbers."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ MARGIN = 1e-2  # smallest top-1/top-2 logit gap that a prompt is accepted with
 def pick_prompt(
     model: PreTrainedModel, spec: Spec, number: int, length: int
 ) -> tuple[list[int], list[int], Tensor]:
-    """The first seeded prompt whose greedy path has no near ties."""
+    """Returns the first seeded prompt whose greedy path has no near ties."""
     vocab = model.config.vocab_size
     for attempt in range(400):
         rng = rng_for(spec.get("weights", spec["name"]), "prompt", number, length, attempt)

@@ -1,4 +1,5 @@
-"""Layouts of remote code: the same checkpoints with tensors renamed and fused, and the way back."""
+"""Layouts of remote code: the same checkpoints with renamed and fused tensors, and the inverse
+mapping."""
 
 import torch
 
@@ -49,7 +50,7 @@ def from_baichuan(state: State, config: Config) -> State:
     return out
 
 
-# Native name -> remote name, in order.
+# Native names and remote names, in order.
 CHATGLM_NAMES = [
     ("model.embed_tokens.", "transformer.embedding.word_embeddings."),
     ("model.layers.", "transformer.encoder.layers."),

@@ -1,4 +1,4 @@
-"""Logits as transformers computes them, in one forward or step by step, and their comparison."""
+"""Computes logits with transformers, in one forward pass or step by step, and compares them."""
 
 import torch
 import transformers
@@ -9,7 +9,7 @@ STEPS = 16  # length of each greedy continuation
 
 
 def rel(a: Tensor, b: Tensor) -> float:
-    """max|a-b| / max|b| per row, the worst row."""
+    """Returns max|a-b| / max|b| of the worst row."""
     a, b = a.double(), b.double()
     return ((a - b).abs().amax(-1) / b.abs().amax(-1)).max().item()
 
@@ -19,7 +19,7 @@ def is_dynamic(model: PreTrainedModel) -> bool:
 
 
 def fresh_rope(model: PreTrainedModel) -> None:
-    """Forget the frequencies that an earlier, longer forward left behind."""
+    """Resets the frequencies that an earlier, longer forward pass left behind."""
     if is_dynamic(model):
         r = model.model.rotary_emb
         model.model.rotary_emb = type(r)(config=model.config)
@@ -27,7 +27,7 @@ def fresh_rope(model: PreTrainedModel) -> None:
 
 @torch.no_grad()
 def forward(model: PreTrainedModel, ids: list[int]) -> Tensor:
-    """Logits of one forward over the whole sequence, nothing cached."""
+    """Returns the logits of one forward pass over the whole sequence without a cache."""
     fresh_rope(model)
     out = model(input_ids=torch.tensor([ids]), use_cache=False)
     return out.logits[0].float()
@@ -45,7 +45,7 @@ def greedy_uncached(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int
 
 @torch.no_grad()
 def greedy_cached(model: PreTrainedModel, prompt: list[int]) -> tuple[list[int], Tensor]:
-    """As transformers generates: prefill once, then one token at a time."""
+    """Generates like transformers: prefills once and then decodes one token at a time."""
     fresh_rope(model)
     cache = transformers.DynamicCache(config=model.config)
     out = model(input_ids=torch.tensor([prompt]), past_key_values=cache, use_cache=True)

@@ -60,7 +60,7 @@ def write_case(spec: Spec, out: Path) -> None:
 
 
 def write_variant(name: str, of: str, edit: Callable[[Config], Config], out: Path) -> None:
-    """Another config.json over the same weights and numbers."""
+    """Writes another config.json over the same weights and numbers."""
     folder = out / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)

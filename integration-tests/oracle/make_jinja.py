@@ -12,7 +12,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 HERE = Path(__file__).parent
 
-# What the expressions are given.
+# The variables of the expressions.
 VARIABLES = {
     "text": "Hello, World",
     "empty": "",

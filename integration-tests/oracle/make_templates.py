@@ -1,4 +1,5 @@
-"""Renders the chat templates of `templates/` with transformers and writes `../golden/templates.json`."""
+"""Renders the chat templates of `templates/` with transformers and writes
+`../golden/templates.json`."""
 
 import json
 from pathlib import Path
@@ -34,7 +35,7 @@ CALL = {"id": "abcdef123", "type": "function", "function": {"name": "get_weather
 SECOND = {"id": "fedcba321", "type": "function", "function": {"name": "now", "arguments": {}}}
 DOCUMENTS = [{"title": "One", "text": "First text."}, {"title": "Two", "text": "Second\ntext."}]
 
-# What a template may be given; each is rendered with and without a generation prompt.
+# The conversations. Each is rendered with and without a generation prompt.
 CONVERSATIONS = {
     "one": {"messages": [USER]},
     "system": {"messages": [SYSTEM, USER, ANSWER, message("user", "And 3 < 2?")]},
@@ -49,7 +50,8 @@ CONVERSATIONS = {
         ],
         "tools": [TOOL],
     },
-    # As the routes put it together from items and blocks: text and calls in one message, results that name their tool.
+    # In the form in which the routes assemble it from items and blocks: text and calls in one
+    # message, and results that name their tool.
     "answered": {
         "messages": [
             SYSTEM,
@@ -77,7 +79,7 @@ CONVERSATIONS = {
     "marks": {"messages": [USER, message("assistant", "no", hidden=True), message("user", "end\there", name="end"), ANSWER]},
 }
 
-# So that no vector depends on the day.
+# A fixed date, so that no result depends on the day.
 FIXED = {"date_string": "26 Jul 2024"}
 
 
@@ -95,7 +97,7 @@ def render(tokenizer, template, conversation, add_generation_prompt):
                 **more,
             )
         }
-    except Exception as error:  # The template's own refusals, and what Python cannot add up.
+    except Exception as error:  # The template's own errors, and operations that Python refuses.
         return {"error": str(error)}
 
 

@@ -1,4 +1,4 @@
-"""config.json as transformers 4 and older wrote it."""
+"""Rewrites config.json in the format of transformers 4 and older."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Random numbers of a fixed seed and a key, so that adding a case does not change the others."""
+"""Random numbers from a fixed seed and a key, so that adding a case does not change the others."""
 
 import zlib
 

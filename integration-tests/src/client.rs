@@ -1,4 +1,4 @@
-//! HTTP as a client sees it.
+//! A small HTTP client.
 
 use std::io::{BufRead, BufReader};
 use std::time::Duration;
@@ -23,22 +23,22 @@ pub(crate) fn get(url: &str) -> (u16, String) {
 
 /// A complete response.
 #[derive(Debug)]
-pub struct Answer {
-    /// HTTP status.
+pub struct JsonResponse {
+    /// The HTTP status.
     pub status: u16,
-    /// The body; a JSON string if it was not JSON.
+    /// The body. A body that is not JSON becomes a JSON string.
     pub body: Value,
     headers: ureq::http::HeaderMap,
 }
 
-impl Answer {
-    /// A header's value, if present.
+impl JsonResponse {
+    /// Returns the value of a header, if present.
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }
 }
 
-/// Posts JSON and says the answer's status, 0 if there is no answer.
+/// Posts JSON and returns the status of the response, or 0 if there is none.
 pub(crate) fn status_of_post(url: &str, body: &Value) -> u16 {
     let mut response = match agent().post(url).send_json(body) {
         Ok(response) => response,
@@ -50,20 +50,20 @@ pub(crate) fn status_of_post(url: &str, body: &Value) -> u16 {
     }
 }
 
-/// Posts JSON and reads the whole answer.
-pub fn post(url: &str, body: &Value) -> Answer {
+/// Posts JSON and reads the whole response.
+pub fn post(url: &str, body: &Value) -> JsonResponse {
     post_with(url, &[], body)
 }
 
-/// The same with more headers.
-pub fn post_with(url: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
+/// Posts JSON with additional headers and reads the whole response.
+pub fn post_with(url: &str, headers: &[(&str, &str)], body: &Value) -> JsonResponse {
     let mut request = agent().post(url);
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
     let mut response = request.send_json(body).unwrap();
     let text = response.body_mut().read_to_string().unwrap();
-    Answer {
+    JsonResponse {
         status: response.status().as_u16(),
         headers: response.headers().clone(),
         body: serde_json::from_str(&text).unwrap_or(Value::String(text)),
@@ -71,23 +71,23 @@ pub fn post_with(url: &str, headers: &[(&str, &str)], body: &Value) -> Answer {
 }
 
 /// A stream of server-sent events. Dropping it closes the connection.
-pub struct Stream {
-    /// HTTP status.
+pub struct EventStream {
+    /// The HTTP status.
     pub status: u16,
     lines: std::io::Lines<BufReader<ureq::BodyReader<'static>>>,
 }
 
-/// Posts JSON and reads the answer as server-sent events.
-pub fn stream(url: &str, body: &Value) -> Stream {
+/// Posts JSON and reads the response as server-sent events.
+pub fn stream(url: &str, body: &Value) -> EventStream {
     let response: Response<Body> = agent().post(url).send_json(body).unwrap();
     let status = response.status().as_u16();
-    Stream { status, lines: BufReader::new(response.into_body().into_reader()).lines() }
+    EventStream { status, lines: BufReader::new(response.into_body().into_reader()).lines() }
 }
 
-impl Iterator for Stream {
+impl Iterator for EventStream {
     type Item = Value;
 
-    /// The next event's JSON; ends at `[DONE]` or with the connection.
+    /// Returns the JSON of the next event. The stream ends at `[DONE]` or with the connection.
     fn next(&mut self) -> Option<Value> {
         loop {
             let line = self.lines.next()?.unwrap();

@@ -1,30 +1,32 @@
-//! What the black-box tests share: the real binary, started on a free port, and a small HTTP client.
+//! Support for black-box tests: the real binary, started on a free port, and a small HTTP client.
 //!
-//! A helper that cannot do its work panics: a test that uses it has failed then.
+//! A helper that cannot do its work panics, which fails the test.
 #![allow(clippy::unwrap_used, reason = "everything here runs inside tests")]
 
-mod cards;
 mod client;
+mod gpus;
+mod long_generation;
 mod model;
+mod observer;
 mod raw;
 mod server;
-mod story;
-mod victim;
-mod worker;
+mod step_log;
+mod worker_node;
 
 use std::path::PathBuf;
 
-pub use cards::{SMALL, has_simulated_cards, start_small};
-pub use client::{Answer, Stream, post, post_with, stream};
+pub use client::{EventStream, JsonResponse, post, post_with, stream};
+pub use gpus::{SMALL_SERVER_FLAGS, require_simulated_gpus, start_small_server};
+pub use long_generation::long_generation;
 pub use model::{ModelCopy, TILDE};
-pub use raw::{Attack, Outcome, attack, raw_post};
+pub use observer::{Latencies, ObserverClient};
+pub use raw::{Attack, AttackOutcome, attack, raw_post};
 pub use server::{Server, binary, cpu_seconds, grammar_workers_of, resident_bytes, shards_of, signal};
-pub use story::long_story;
-pub use victim::{Latencies, Victim};
-pub use worker::{SecretFile, Worker, free_port};
+pub use step_log::{LoggedRow, LoggedStep, StepLogFile};
+pub use worker_node::{SecretFile, WorkerNode, free_port};
 
-/// A folder of the test data that does not belong to the repository. Tests that use it are ignored unless they are asked for:
-/// `cargo xtask test` does so where `MILLRACE_TEST_DATA` names it.
+/// Returns a folder of the test data outside of the repository. Tests that use it are ignored by
+/// default. `cargo xtask test` runs them if `MILLRACE_TEST_DATA` names the folder.
 pub fn test_data(folder: &str) -> PathBuf {
     let root = std::env::var_os("MILLRACE_TEST_DATA");
     let root = root.unwrap_or_else(|| panic!("MILLRACE_TEST_DATA must name the folder of the test data"));

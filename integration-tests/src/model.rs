@@ -1,18 +1,18 @@
-//! Copies of the demo model that tests change.
+//! Modified copies of the demo model.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-/// The id of `~` in the demo model's vocabulary: a token that its texts never hold.
+/// The id of `~` in the demo model's vocabulary. The model never generates this token.
 pub const TILDE: u32 = 96;
 
-/// A copy of the demo model's folder, removed when dropped.
+/// A copy of the demo model's folder. It is removed when this is dropped.
 pub struct ModelCopy(PathBuf);
 
 impl ModelCopy {
-    /// Copies the folder; `name` is told apart within this process only.
+    /// Copies the folder. `name` must be unique within this process.
     pub fn new(name: &str) -> ModelCopy {
         let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
         let to = std::env::temp_dir().join(format!("millrace-{name}-{}", std::process::id()));
@@ -24,12 +24,12 @@ impl ModelCopy {
         ModelCopy(to)
     }
 
-    /// Its path.
+    /// Returns the path of the copy.
     pub fn path(&self) -> &str {
         self.0.to_str().unwrap()
     }
 
-    /// Changes a JSON file.
+    /// Edits a JSON file.
     pub fn edit(&self, file: &str, change: impl FnOnce(&mut Value)) {
         let path = self.0.join(file);
         let mut json: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -37,8 +37,9 @@ impl ModelCopy {
         fs::write(path, json.to_string()).unwrap();
     }
 
-    /// Puts `value` into every feature of the token's embedding. The output projection keeps the embeddings as they were, as a matrix of its own.
-    pub fn spoil_embedding(&self, token: u32, value: f32) {
+    /// Sets every element of the token's embedding to `value`. The output projection becomes a
+    /// separate matrix with the original embeddings.
+    pub fn overwrite_embedding(&self, token: u32, value: f32) {
         self.edit("config.json", |config| config["tie_word_embeddings"] = json!(false));
         let path = self.0.join("model.safetensors");
         let bytes = fs::read(&path).unwrap();
@@ -55,7 +56,7 @@ impl ModelCopy {
         header["lm_head.weight"] = head;
         data.extend_from_within(start..end);
         let features = embedding["shape"][1].as_u64().unwrap() as usize;
-        // The upper half of a float32 is a bfloat16.
+        // A bfloat16 is the upper half of a float32.
         let value = (value.to_bits() >> 16) as u16;
         let row = start + token as usize * features * 2..start + (token as usize + 1) * features * 2;
         data[row].chunks_exact_mut(2).for_each(|place| place.copy_from_slice(&value.to_le_bytes()));

@@ -1,69 +1,71 @@
-//! Bytes to and from a socket, for requests that no HTTP client would send.
+//! Raw requests over a socket that no HTTP client would send.
 
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::time::{Duration, Instant};
 
-/// How long a server may take to answer or to close.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The time in which a server must respond or close the connection.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// What comes back.
+/// The result of a raw request.
 #[derive(Debug, PartialEq, Eq)]
-pub enum Outcome {
+pub enum AttackOutcome {
     /// A response with this status.
     Status(u16),
-    /// The connection was closed without one.
+    /// The connection was closed without a response.
     Closed,
-    /// Neither.
-    Hangs,
+    /// No response and no end of the connection.
+    TimedOut,
 }
 
-/// What is written, and how.
+/// A raw request.
 #[derive(Debug, Clone)]
 pub enum Attack {
-    /// These bytes, and then wait.
+    /// Sends these bytes and waits.
     Write(Vec<u8>),
-    /// These bytes, and then say that no more will come.
+    /// Sends these bytes and closes the writing side.
     HalfClose(Vec<u8>),
-    /// These bytes, and then one more from time to time for as long as the server takes them.
-    Dribble(Vec<u8>),
-    /// These bytes, and go away at once.
-    Leave(Vec<u8>),
+    /// Sends these bytes, and then single bytes for as long as the server accepts them.
+    SendSlowly(Vec<u8>),
+    /// Sends these bytes and disconnects at once.
+    Disconnect(Vec<u8>),
 }
 
-/// Carries out an attack on the server at this address.
-pub fn attack(address: &str, attack: &Attack) -> Outcome {
+/// Sends a raw request to the server at this address.
+pub fn attack(address: &str, attack: &Attack) -> AttackOutcome {
     let mut stream = TcpStream::connect(address).unwrap();
     stream.set_nodelay(true).unwrap();
     stream.set_read_timeout(Some(Duration::from_millis(50))).unwrap();
-    stream.set_write_timeout(Some(PATIENCE)).unwrap();
-    let (Attack::Write(bytes) | Attack::HalfClose(bytes) | Attack::Dribble(bytes) | Attack::Leave(bytes)) =
-        attack;
-    // A server that has heard enough may close before the end.
+    stream.set_write_timeout(Some(TIMEOUT)).unwrap();
+    let (Attack::Write(bytes)
+    | Attack::HalfClose(bytes)
+    | Attack::SendSlowly(bytes)
+    | Attack::Disconnect(bytes)) = attack;
+    // A server may close the connection before it has read all bytes.
     let _ = stream.write_all(bytes);
     match attack {
-        Attack::Leave(_) => return Outcome::Closed,
+        Attack::Disconnect(_) => return AttackOutcome::Closed,
         Attack::HalfClose(_) => drop(stream.shutdown(Shutdown::Write)),
-        Attack::Write(_) | Attack::Dribble(_) => {}
+        Attack::Write(_) | Attack::SendSlowly(_) => {}
     }
     let (since, mut answer) = (Instant::now(), Vec::new());
-    while since.elapsed() < PATIENCE {
+    while since.elapsed() < TIMEOUT {
         let mut buffer = [0; 4096];
         match stream.read(&mut buffer) {
-            Ok(0) => return status(&answer).map_or(Outcome::Closed, Outcome::Status),
+            Ok(0) => return status(&answer).map_or(AttackOutcome::Closed, AttackOutcome::Status),
             Ok(n) => answer.extend(&buffer[..n]),
             Err(error)
                 if matches!(error.kind(), std::io::ErrorKind::WouldBlock | std::io::ErrorKind::TimedOut) => {}
-            Err(_) => return status(&answer).map_or(Outcome::Closed, Outcome::Status),
+            Err(_) => return status(&answer).map_or(AttackOutcome::Closed, AttackOutcome::Status),
         }
         if let Some(status) = status(&answer) {
-            return Outcome::Status(status);
+            return AttackOutcome::Status(status);
         }
-        if matches!(attack, Attack::Dribble(_)) {
+        if matches!(attack, Attack::SendSlowly(_)) {
             let _ = stream.write_all(b"a");
         }
     }
-    Outcome::Hangs
+    AttackOutcome::TimedOut
 }
 
 fn status(answer: &[u8]) -> Option<u16> {
@@ -71,7 +73,7 @@ fn status(answer: &[u8]) -> Option<u16> {
     text.strip_prefix("HTTP/1.")?.get(2..)?.parse().ok()
 }
 
-/// A POST of this body, byte for byte.
+/// Returns a POST request with exactly this body.
 pub fn raw_post(path: &str, body: &[u8]) -> Vec<u8> {
     let head = format!(
         "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",

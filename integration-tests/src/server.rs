@@ -6,10 +6,11 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-/// How long anything may take before a test gives up on it.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The time after which a test gives up waiting.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The path of the `millrace` binary of this build, built on first use unless `MILLRACE_BINARY_IS_BUILT` says that it is.
+/// Returns the path of the `millrace` binary of this build. The first use builds it unless
+/// `MILLRACE_BINARY_IS_BUILT` is set.
 pub fn binary() -> &'static Path {
     static BINARY: OnceLock<PathBuf> = OnceLock::new();
     BINARY.get_or_init(|| {
@@ -20,16 +21,20 @@ pub fn binary() -> &'static Path {
             return folder.join("millrace");
         }
         let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        build.args(["build", "--quiet", "--package", "millrace", "--bin", "millrace"]);
         if folder.file_name().is_some_and(|profile| profile == "release") {
-            build.arg("--release");
+            build.args(["build", "--quiet", "--release", "--package", "millrace", "--bin", "millrace"]);
+        } else {
+            // The same packages and features as `cargo xtask test`, because Cargo would build every
+            // crate again for others. The test `version` makes Cargo build the binary.
+            let features = "--features=millrace/cpu-sim,millrace-router/fuzz";
+            build.args(["test", "--quiet", "--workspace", features, "--test", "version", "--no-run"]);
         }
         assert!(build.status().unwrap().success(), "cannot build the millrace binary");
         folder.join("millrace")
     })
 }
 
-/// A running `millrace serve`, killed when dropped.
+/// A running `millrace serve`. It is killed when this is dropped.
 pub struct Server {
     process: Child,
     address: String,
@@ -39,24 +44,32 @@ pub struct Server {
 impl Server {
     /// Starts the server with these flags on a free port and waits until it is ready.
     pub fn start(flags: &[&str]) -> Server {
-        Server::start_in(&[], flags)
+        Server::start_with_env(&[], flags)
     }
 
-    /// The same with these variables in its environment.
-    pub fn start_in(variables: &[(&str, &str)], flags: &[&str]) -> Server {
+    /// Starts the server with these environment variables and flags, and waits until it is ready.
+    pub fn start_with_env(variables: &[(&str, &str)], flags: &[&str]) -> Server {
         let server = Server::spawn(variables, flags);
         server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
         server
     }
 
-    /// Starts the server and returns as soon as its port is open; the model may still be loading.
+    /// Starts the server of another binary than this build's with these flags on a free port, and
+    /// waits until it is ready.
+    pub fn start_binary(binary: &Path, flags: &[&str]) -> Server {
+        let server = Server::listening(arguments(Command::new(binary), "0", &[], flags));
+        server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
+        server
+    }
+
+    /// Starts the server and returns as soon as its port is open. The model may still be loading.
     pub fn start_loading(flags: &[&str]) -> Server {
         Server::spawn(&[], flags)
     }
 
-    /// As [`start`](Self::start), with a limit on the writable memory of each of its processes, in bytes: a process that
-    /// wants more is ended by its failed allocation, and the test fails.
-    pub fn start_limited(memory: u64, flags: &[&str]) -> Server {
+    /// Starts the server like [`start`](Self::start), with a limit in bytes on the writable memory
+    /// of each of its processes. A process that needs more fails, and so does the test.
+    pub fn start_with_memory_limit(memory: u64, flags: &[&str]) -> Server {
         let mut shell = Command::new("sh");
         shell.args(["-c", &format!("ulimit -d {} && exec \"$0\" \"$@\"", memory >> 10)]).arg(binary());
         let server = Server::listening(arguments(shell, "0", &[], flags));
@@ -64,9 +77,10 @@ impl Server {
         server
     }
 
-    /// Starts the server with a log that goes to `stderr` and cannot be read here, and waits until it is ready.
-    pub fn start_unheard(stderr: Stdio, variables: &[(&str, &str)], flags: &[&str]) -> Server {
-        // The log would say which port is free.
+    /// Starts the server with a log that goes to `stderr` and cannot be read by the test, and waits
+    /// until it is ready.
+    pub fn start_with_stderr(stderr: Stdio, variables: &[(&str, &str)], flags: &[&str]) -> Server {
+        // The log with the port cannot be read.
         let port = crate::free_port();
         let process = command(&port, variables, flags).stderr(stderr).spawn().unwrap();
         let server = Server { process, address: format!("127.0.0.1:{port}"), log: Arc::default() };
@@ -78,7 +92,7 @@ impl Server {
         Server::listening(command("0", variables, flags))
     }
 
-    /// Starts a server whose log says where it listens.
+    /// Starts a server and reads its address from its log.
     fn listening(mut server: Command) -> Server {
         let mut process = server.stderr(Stdio::piped()).spawn().unwrap();
         let log = Arc::new(Mutex::new(String::new()));
@@ -88,7 +102,7 @@ impl Server {
         std::thread::spawn(move || {
             for line in lines.lines().map_while(Result::ok) {
                 if let Some((_, address)) = line.split_once("listening on http://") {
-                    // In a log of JSON more follows.
+                    // In a JSON log, more text follows the address.
                     let address = address.split('"').next().unwrap_or_default();
                     let _ = found.send(address.trim().to_owned());
                 }
@@ -97,7 +111,7 @@ impl Server {
                 log.push('\n');
             }
         });
-        match address.recv_timeout(PATIENCE) {
+        match address.recv_timeout(TIMEOUT) {
             Ok(address) => Server { process, address, log },
             Err(_) => {
                 let _ = process.kill();
@@ -106,38 +120,39 @@ impl Server {
         }
     }
 
-    /// `http://host:port` + `path`.
+    /// Returns `http://host:port` + `path`.
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 
-    /// `host:port`.
+    /// Returns `host:port`.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// Status and body of a GET.
+    /// Returns the status and the body of a GET request.
     pub fn get(&self, path: &str) -> (u16, String) {
         crate::client::get(&self.url(path))
     }
 
-    /// The value of an unlabelled metric; 0 before its first use.
+    /// Returns the value of an unlabeled metric, or 0 before its first use.
     pub fn metric(&self, name: &str) -> f64 {
         let (_, text) = self.get("/metrics");
         text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok()).unwrap_or(0.0)
     }
 
-    /// What it has logged so far.
+    /// Returns the log so far.
     pub fn log(&self) -> String {
         self.log.lock().unwrap().clone()
     }
 
-    /// Waits until its log has this text: a thread of its own writes the log, a little later than things happen.
-    pub fn says(&self, text: &str) {
+    /// Waits until the log contains this text. A separate thread writes the log shortly after the
+    /// events.
+    pub fn wait_for_log(&self, text: &str) {
         self.wait_until(&format!("the log says `{text}`"), |server| server.log().contains(text));
     }
 
-    /// Its process id.
+    /// Returns the process id.
     pub fn pid(&self) -> u32 {
         self.process.id()
     }
@@ -147,23 +162,23 @@ impl Server {
         signal(self.pid(), name);
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the process.
     pub fn wait(mut self) -> ExitStatus {
         let since = Instant::now();
         loop {
             if let Some(status) = self.process.try_wait().unwrap() {
                 return status;
             }
-            assert!(since.elapsed() < PATIENCE, "the server did not end:\n{}", self.log());
+            assert!(since.elapsed() < TIMEOUT, "the server did not end:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(10));
         }
     }
 
-    /// Polls until `holds`; panics with the log after a minute.
+    /// Polls until `holds` returns true. Panics with the log after a minute.
     pub fn wait_until(&self, what: &str, holds: impl Fn(&Server) -> bool) {
         let since = Instant::now();
         while !holds(self) {
-            assert!(since.elapsed() < PATIENCE, "waited in vain until {what}:\n{}", self.log());
+            assert!(since.elapsed() < TIMEOUT, "timed out waiting until {what}:\n{}", self.log());
             std::thread::sleep(Duration::from_millis(10));
         }
     }
@@ -180,7 +195,7 @@ fn command(port: &str, variables: &[(&str, &str)], flags: &[&str]) -> Command {
     arguments(Command::new(binary()), port, variables, flags)
 }
 
-/// The same of a program that takes the arguments of `millrace`.
+/// Adds the arguments of `millrace serve` to a program that passes them on.
 fn arguments(mut program: Command, port: &str, variables: &[(&str, &str)], flags: &[&str]) -> Command {
     program
         .args(["serve", "--port", port])
@@ -198,17 +213,17 @@ pub fn signal(pid: u32, name: &str) {
     assert!(status.success(), "cannot signal process {pid}");
 }
 
-/// Process ids of the shards that the server `pid` has started.
+/// Returns the process ids of the shards that the server `pid` has started.
 pub fn shards_of(pid: u32) -> Vec<u32> {
     children_of(pid, "shard")
 }
 
-/// Process ids of the processes in which the server `pid` tries grammars.
+/// Returns the process ids of the grammar workers of the server `pid`.
 pub fn grammar_workers_of(pid: u32) -> Vec<u32> {
     children_of(pid, "grammar-worker")
 }
 
-/// Process ids of the children that run this command of the binary.
+/// Returns the process ids of the children that run this subcommand of the binary.
 fn children_of(pid: u32, command: &str) -> Vec<u32> {
     let children =
         Command::new("ps").args(["-ww", "-o", "pid=,args=", "--ppid", &pid.to_string()]).output().unwrap();
@@ -220,17 +235,18 @@ fn children_of(pid: u32, command: &str) -> Vec<u32> {
     String::from_utf8_lossy(&children.stdout).lines().filter_map(of_line).collect()
 }
 
-/// User and system time of a process, in seconds.
+/// Returns the user and system time of a process in seconds.
 pub fn cpu_seconds(pid: u32) -> f64 {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let fields: Vec<&str> = stat.rsplit(')').next().unwrap_or_default().split_whitespace().collect();
-    // utime and stime, in ticks of 1/100 s, are fields 14 and 15; the two before the name are gone.
+    // utime and stime, in ticks of 1/100 s, are fields 14 and 15. The split at the name removes the
+    // first two fields.
     fields
         .get(11..13)
         .map_or(0.0, |times| times.iter().filter_map(|t| t.parse::<f64>().ok()).sum::<f64>() / 100.0)
 }
 
-/// Memory that a process holds, in bytes.
+/// Returns the resident memory of a process in bytes.
 pub fn resident_bytes(pid: u32) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let line = status.lines().find(|line| line.starts_with("VmRSS:")).unwrap_or_default();

@@ -1,5 +1,5 @@
-//! The expensive requests of every kind at the same time, from several attackers, against a server whose memory is limited.
-//! A client beside them is served all the while.
+//! Tests a server with limited memory under expensive requests of all kinds from several clients. A
+//! normal client is served all the while.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::io::{Read, Write};
@@ -7,30 +7,30 @@ use std::net::TcpStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use millrace_integration_tests::{Server, Victim, raw_post};
+use millrace_integration_tests::{ObserverClient, Server, raw_post};
 use serde_json::{Value, json};
 
-/// Attackers at the same time.
+/// The number of concurrent attackers.
 const CROWD: usize = 6;
-/// How long they attack, and how often each attack is carried out at least.
+/// The minimum duration of the attack, and the minimum number of rounds.
 const AT_LEAST: (Duration, usize) = (Duration::from_secs(6), 2);
-/// Writable memory of each of the server's processes, in bytes.
+/// The writable memory of each of the server's processes in bytes.
 const MEMORY: u64 = 1 << 30;
-/// The longest that a request beside the attack may take. The machine that runs this may be busy with other things.
+/// The maximum latency of a normal request. The machine may be busy with other work.
 const LONGEST: Duration = Duration::from_secs(10);
-/// The longest that all of it may take.
+/// The maximum duration of the whole test.
 const IN_ALL: Duration = Duration::from_secs(90);
 
-/// Bytes of the longest texts; the server takes bodies of 2 MB.
+/// The length of the longest texts in bytes. The server accepts bodies of 2 MB.
 const LONG: usize = 1_900_000;
 
 #[test]
 fn a_client_is_served_beside_every_attack() {
-    // Texts that could be no prompt of this model are tokenized too.
-    let server = Server::start_limited(MEMORY, &["--max-tokenize-bytes", "2000000"]);
+    // With this limit, texts that are too long for a prompt are tokenized too.
+    let server = Server::start_with_memory_limit(MEMORY, &["--max-tokenize-bytes", "2000000"]);
     let attacks = attacks();
     let (next, since) = (AtomicUsize::new(0), Instant::now());
-    let victim = Victim::start(&server);
+    let observer = ObserverClient::start(&server);
     let wrong: Vec<String> = std::thread::scope(|scope| {
         let attacker = || {
             let mut wrong = Vec::new();
@@ -47,7 +47,7 @@ fn a_client_is_served_beside_every_attack() {
                     let seconds = begun.elapsed().as_secs_f64();
                     println!("{name}: status {status}, {answer} bytes after {seconds:.2} s");
                 }
-                // A refusal, an answer, or a server that is too busy for this client: never a failure of the server.
+                // Refusals, answers and a busy server are allowed. Server errors are not.
                 if !matches!(status, 200 | 400..=499) {
                     wrong.push(format!("{name}: {status}"));
                 }
@@ -56,7 +56,7 @@ fn a_client_is_served_beside_every_attack() {
         let crowd: Vec<_> = (0..CROWD).map(|_| scope.spawn(attacker)).collect();
         crowd.into_iter().flat_map(|attacker| attacker.join().unwrap()).collect()
     });
-    let seen = victim.stop();
+    let seen = observer.stop();
     assert!(wrong.is_empty(), "{wrong:#?}\n{}", server.log());
     seen.check("every attack at once", LONGEST, 2 * MEMORY);
     assert!(since.elapsed() < IN_ALL, "{:?}", since.elapsed());
@@ -64,11 +64,12 @@ fn a_client_is_served_beside_every_attack() {
     assert!(!server.log().contains("panicked"), "{}", server.log());
 }
 
-/// Sends a request and reads the answer to its end: its status (0 if there is none), and how many bytes it has.
+/// Sends a request and reads the whole response. Returns its status, which is 0 without a response,
+/// and its length in bytes.
 fn ask(address: &str, request: &[u8]) -> (u16, usize) {
     let Ok(mut stream) = TcpStream::connect(address) else { return (0, 0) };
     stream.set_read_timeout(Some(IN_ALL)).unwrap();
-    // A server that has heard enough may close before the end.
+    // A server may close the connection before it has read all bytes.
     let _ = stream.write_all(request);
     let mut answer = Vec::new();
     let _ = stream.read_to_end(&mut answer);
@@ -76,7 +77,7 @@ fn ask(address: &str, request: &[u8]) -> (u16, usize) {
     (status.unwrap_or(0), answer.len())
 }
 
-/// Whole requests, with names.
+/// Returns complete requests with names.
 fn attacks() -> Vec<(&'static str, Vec<u8>)> {
     let long = "a ".repeat(LONG / 2);
     let grammar = |kind: &str, value: &str| json!({"inputs": "a", "parameters": {"max_new_tokens": 4, "grammar": {"type": kind, "value": value}}});
@@ -119,16 +120,12 @@ fn attacks() -> Vec<(&'static str, Vec<u8>)> {
             "/v1/completions",
             json!({"prompt": "a", "n": 1_000_000, "max_tokens": 4}),
         ),
-        (
-            "a role that nobody knows",
-            "/v1/chat/completions",
-            json!({"messages": [{"role": "root", "content": "a"}]}),
-        ),
+        ("an unknown role", "/v1/chat/completions", json!({"messages": [{"role": "root", "content": "a"}]})),
         ("a million stop strings", "/v1/completions", json!({"prompt": "a", "stop": vec!["a"; 400_000]})),
     ];
     let whole = |path: &str, body: &Value| {
         let request = raw_post(path, body.to_string().as_bytes());
-        // The end of the connection is the end of the answer.
+        // The response ends with the connection.
         [b"POST ", path.as_bytes(), b" HTTP/1.1\r\nconnection: close", &request[14 + path.len()..]].concat()
     };
     list.into_iter().map(|(name, path, body)| (name, whole(path, &body))).collect()

@@ -1,5 +1,5 @@
-//! Grammars that are made to do harm. Each costs its client an error within seconds; the server keeps its memory,
-//! answers others meanwhile, and has no work left afterwards.
+//! Tests hostile grammars. Each costs its client an error within seconds. The server's memory stays
+//! bounded, other clients are served meanwhile, and no work is left afterwards.
 #![cfg(target_os = "linux")]
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -7,22 +7,22 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use millrace_integration_tests::{
-    Answer, Attack, Server, attack, cpu_seconds, grammar_workers_of, post, raw_post, resident_bytes, signal,
-    stream,
+    Attack, JsonResponse, Server, attack, cpu_seconds, grammar_workers_of, post, raw_post, resident_bytes,
+    signal, stream,
 };
 use serde_json::{Value, json};
 
-/// How long a refusal may take. The machine may be busy with much else.
-const PATIENCE: Duration = Duration::from_secs(25);
-/// Memory that all of it together may leave in the router.
-const MOST_GROWTH: u64 = 600 << 20;
+/// The time in which a refusal must arrive. The machine may be busy with other work.
+const TIMEOUT: Duration = Duration::from_secs(25);
+/// The memory in bytes by which the router may grow during the test.
+const MAX_GROWTH: u64 = 600 << 20;
 
-fn ask(server: &Server, kind: &str, text: &str) -> Answer {
+fn ask(server: &Server, kind: &str, text: &str) -> JsonResponse {
     let parameters = json!({"grammar": {"type": kind, "value": text}, "max_new_tokens": 4});
     post(&server.url("/generate"), &json!({"inputs": "a", "parameters": parameters}))
 }
 
-/// A schema whose patterns must hold together: to see whether any text is left takes all memory.
+/// Returns a schema with combined patterns. Deciding whether any text matches takes all memory.
 fn all_of(patterns: usize) -> Value {
     let pattern = |i: usize| json!({"pattern": format!("^(.*[a-c].{{{}}}[d-f].*)$", 5 + i)});
     json!({"type": "string", "allOf": (0..patterns).map(pattern).collect::<Vec<_>>()})
@@ -33,8 +33,9 @@ fn chain(length: usize) -> String {
     format!("start: T0\n{links}T{length}: \"b\"\n")
 }
 
-/// Within all bounds on the text, and still more than a worker may take: an expression has a state for each
-/// remainder. A hundred million of them are too much for the memory, a million for the CPU time.
+/// Returns a grammar that passes all bounds and still exceeds a worker's limits. Its expression has
+/// a state for each remainder: a hundred million states exceed the memory, and a million exceed the
+/// CPU time.
 fn beyond_the_limits(seed: usize) -> String {
     let divisor = [99_999_989, 999_983, 99_999_971, 999_979][seed];
     json!({"type": "integer", "multipleOf": divisor}).to_string()
@@ -83,20 +84,22 @@ fn hostile_grammars_cost_an_error_and_nothing_else() {
         for ((kind, text), attack) in bombs.iter().zip(attacks) {
             let name: String = text.chars().take(60).collect();
             let (answer, took) = attack.join().unwrap();
-            // Too many heavy grammars at a time are refused for now.
+            // The server refuses expensive grammars for now when there are too many at a time.
             assert!(matches!(answer.status, 422 | 429), "{kind} {name}: {} {}", answer.status, answer.body);
-            assert!(took < PATIENCE, "{kind} {name}: {took:?}");
+            assert!(took < TIMEOUT, "{kind} {name}: {took:?}");
         }
         over.store(true, Ordering::Relaxed);
         health.join().unwrap()
     });
     assert!(slowest < Duration::from_secs(5), "/health took {slowest:?}");
-    // Asked alone, none is put off: it is refused for good, and the second time at once.
+    // A single expensive grammar is not deferred. It is refused for good, and the second time at
+    // once.
     let bomb = beyond_the_limits(2);
-    // The router may still be compiling another that took its worker nearly all of its time.
+    // The router may still be compiling another grammar that took its worker nearly all of its
+    // time.
     let since = Instant::now();
     let mut answer = ask(&server, "json", &bomb);
-    while answer.status == 429 && since.elapsed() < PATIENCE {
+    while answer.status == 429 && since.elapsed() < TIMEOUT {
         std::thread::sleep(Duration::from_millis(100));
         answer = ask(&server, "json", &bomb);
     }
@@ -110,14 +113,15 @@ fn hostile_grammars_cost_an_error_and_nothing_else() {
     assert!(killed >= 1.0, "{metrics}");
 
     let grown = resident_bytes(server.pid()).saturating_sub(before);
-    assert!(grown < MOST_GROWTH, "the router has {} MiB more", grown >> 20);
+    assert!(grown < MAX_GROWTH, "the router has {} MiB more", grown >> 20);
     nothing_is_computed(&server);
     assert_eq!(good().status, 200);
     assert_eq!(ask(&server, "regex", "[a-z]{3} new").status, 200);
     assert!(!server.log().contains("panicked"), "{}", server.log());
 }
 
-/// Neither the router nor a worker uses the CPU. Others on this machine do not matter.
+/// Checks that neither the router nor a worker uses the CPU. Other processes on the machine do not
+/// matter.
 fn nothing_is_computed(server: &Server) {
     let used = || {
         let workers = grammar_workers_of(server.pid());
@@ -130,7 +134,8 @@ fn nothing_is_computed(server: &Server) {
     });
 }
 
-/// A grammar each of whose masks costs some milliseconds: hundreds of expressions that could all match.
+/// Returns a grammar whose masks take some milliseconds each, because hundreds of expressions may
+/// match.
 fn heavy(seed: u32) -> String {
     let mut random = seed;
     let mut letters = || {
@@ -145,7 +150,8 @@ fn heavy(seed: u32) -> String {
     format!("start: ({})*\n", expressions.join(" | "))
 }
 
-/// Each token of a light request waited for a token of each heavy one: with eight of them half a second.
+/// If each token of a light request waited for a token of each heavy one, eight heavy ones would
+/// cost half a second.
 #[test]
 fn heavy_grammars_do_not_slow_down_light_ones() {
     let server = Server::start(&[]);
@@ -183,13 +189,14 @@ fn heavy_grammars_do_not_slow_down_light_ones() {
 }
 
 #[test]
-fn workers_have_nothing_of_the_server_and_end_with_it() {
-    let server = Server::start_in(&[("A_SECRET_OF_THE_SERVER", "secret")], &[]);
+fn workers_inherit_nothing_and_end_with_the_server() {
+    let server = Server::start_with_env(&[("A_SECRET_OF_THE_SERVER", "secret")], &[]);
     assert_eq!(ask(&server, "regex", "a").status, 200);
     let workers = grammar_workers_of(server.pid());
     assert!((1..=2).contains(&workers.len()), "{workers:?}");
     for &worker in &workers {
-        // What this test has inherited, the server and the worker have too; all else would be the server's.
+        // The server and the worker inherit the files of this test. All other files would be the
+        // server's.
         let inherited = open_files("self");
         let files = open_files(&worker.to_string());
         let of_server: Vec<_> = files[3..].iter().filter(|file| !inherited.contains(file)).collect();
@@ -199,10 +206,10 @@ fn workers_have_nothing_of_the_server_and_end_with_it() {
         assert!(!environment.contains("secret"), "{environment}");
         assert!(resident_bytes(worker) < 200 << 20, "{} MiB", resident_bytes(worker) >> 20);
     }
-    // Another process may have ended it; the next grammar starts a new one.
+    // Another process may have ended the worker. The next grammar starts a new one.
     workers.iter().for_each(|&worker| signal(worker, "KILL"));
     assert_eq!(ask(&server, "regex", "b").status, 200);
-    // In the middle of a grammar, without a word from the router.
+    // The worker is in the middle of a grammar and gets no message from the router.
     let parameters = json!({"grammar": {"type": "json", "value": beyond_the_limits(3)}});
     let body = json!({"inputs": "a", "parameters": parameters}).to_string();
     let (address, request) = (server.address().to_owned(), raw_post("/generate", body.as_bytes()));
@@ -221,13 +228,14 @@ fn workers_have_nothing_of_the_server_and_end_with_it() {
     }
 }
 
-/// What the open files of a process are, the lowest number first.
+/// Returns the targets of the open files of a process, the lowest number first.
 fn open_files(pid: &str) -> Vec<String> {
     let folder = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     let mut files: Vec<(u32, String)> = folder
         .filter_map(|file| {
             let file = file.unwrap();
-            // A file may have been closed meanwhile; the folder itself is one of those of this process.
+            // A file may have been closed meanwhile. The folder itself is one of this process's
+            // files.
             let target = std::fs::read_link(file.path()).ok()?;
             Some((file.file_name().to_str()?.parse().ok()?, target.to_str()?.to_owned()))
         })
@@ -236,7 +244,7 @@ fn open_files(pid: &str) -> Vec<String> {
     files.into_iter().map(|(_, file)| file).collect()
 }
 
-/// Whether a process exists and is not merely waiting to be collected.
+/// Whether a process exists and is not a zombie.
 fn is_running(pid: u32) -> bool {
     std::fs::read_to_string(format!("/proc/{pid}/stat"))
         .is_ok_and(|stat| !stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with(['Z', 'X'])))

@@ -1,4 +1,4 @@
-//! A log that cannot be written: it costs its lines, and no request.
+//! Tests a log that cannot be written. Log lines are lost, and no request fails.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::fs::File;
@@ -8,16 +8,17 @@ use std::time::{Duration, Instant};
 use millrace_integration_tests::{Server, binary, post, shards_of, signal};
 use serde_json::json;
 
-/// Requests of one test. With `LOG_LEVEL=debug` they write more than a pipe holds (64 KiB).
+/// The number of requests of one test. With `LOG_LEVEL=debug` they write more than the 64 KiB that
+/// a pipe holds.
 const REQUESTS: usize = 300;
 
-/// More than the server's end takes, and much less than its default grace.
-const PATIENCE: Duration = Duration::from_secs(40);
+/// Longer than the server takes to end, and much shorter than its default grace period.
+const TIMEOUT: Duration = Duration::from_secs(40);
 
-/// What a server does whatever becomes of its log.
+/// Checks that a server serves requests and ends normally, whatever happens to its log.
 fn serves_and_ends(stderr: impl Into<Stdio>) {
     let server =
-        Server::start_unheard(stderr.into(), &[("LOG_LEVEL", "debug")], &["--env", "--log-requests"]);
+        Server::start_with_stderr(stderr.into(), &[("LOG_LEVEL", "debug")], &["--env", "--log-requests"]);
     let ask = |tokens: usize| {
         let body = json!({"inputs": "Once upon a time", "parameters": {"max_new_tokens": tokens}});
         let answer = post(&server.url("/generate"), &body);
@@ -34,7 +35,7 @@ fn serves_and_ends(stderr: impl Into<Stdio>) {
     let since = Instant::now();
     server.signal("TERM");
     assert_eq!(server.wait().code(), Some(0));
-    assert!(since.elapsed() < PATIENCE, "the log does not put off the end: {:?}", since.elapsed());
+    assert!(since.elapsed() < TIMEOUT, "the log does not delay the shutdown: {:?}", since.elapsed());
 }
 
 #[test]
@@ -59,7 +60,7 @@ fn a_pipe_that_nobody_reads_costs_no_request() {
 #[test]
 fn lost_lines_are_counted() {
     let full = File::options().write(true).open("/dev/full").unwrap();
-    let server = Server::start_unheard(full.into(), &[], &[]);
+    let server = Server::start_with_stderr(full.into(), &[], &[]);
     let before = server.metric("millrace_log_lines_dropped_total");
     assert!(before >= 1.0, "those of the start: {before}");
     let body = json!({"inputs": "Once", "parameters": {"max_new_tokens": 1}});
@@ -73,7 +74,7 @@ fn lost_lines_are_counted() {
 }
 
 #[test]
-fn an_error_that_nobody_reads_is_still_an_exit_code() {
+fn errors_set_the_exit_code_without_a_reader() {
     let (reader, closed) = std::io::pipe().unwrap();
     drop(reader);
     for stderr in [Stdio::from(closed), File::options().write(true).open("/dev/full").unwrap().into()] {

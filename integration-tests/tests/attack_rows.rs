@@ -1,18 +1,18 @@
-//! Requests that end shards, that the shards cannot run, or for which the model gives no numbers: each fails alone, with a clear error, and all
-//! others get what they always get.
+//! Tests requests that end shards, that shards cannot run, or that lead to NaN logits. Each fails
+//! alone with a clear error, and the other requests get their usual results.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
-use millrace_integration_tests::{Answer, ModelCopy, Server, TILDE, long_story, post, stream};
+use millrace_integration_tests::{JsonResponse, ModelCopy, Server, TILDE, long_generation, post, stream};
 use serde_json::{Value, json};
 
-/// A metric's line with labels; 0 if there is none.
+/// Returns the value of a labeled metric, or 0 if it does not exist.
 fn labelled(server: &Server, name: &str) -> f64 {
     let (_, text) = server.get("/metrics");
     let value = |line: &str| line.strip_prefix(name)?.trim().parse().ok();
     text.lines().find_map(value).unwrap_or(0.0)
 }
 
-fn complete(server: &Server, prompt: &Value) -> Answer {
+fn complete(server: &Server, prompt: &Value) -> JsonResponse {
     post(
         &server.url("/v1/completions"),
         &json!({"model": "tgi", "prompt": prompt, "max_tokens": 8, "temperature": 0}),
@@ -27,7 +27,8 @@ fn assert_healthy(server: &Server) {
 #[test]
 fn end_tokens_and_prompts_beyond_the_model_s_vocabulary_end_no_shard() {
     let model = ModelCopy::new("over-vocabulary");
-    // The tokenizer knows a token that the model does not, and the model's folder lets it end an answer.
+    // The tokenizer has a token that the model lacks, and the model folder declares it as an end
+    // token.
     model.edit("tokenizer.json", |tokenizer| {
         let mut over = tokenizer["added_tokens"][0].clone();
         (over["id"], over["content"]) = (json!(1024), json!("<|over|>"));
@@ -43,7 +44,7 @@ fn end_tokens_and_prompts_beyond_the_model_s_vocabulary_end_no_shard() {
         assert_eq!(answer.status, 200, "{}", answer.body);
         assert!(answer.body["usage"]["completion_tokens"].as_u64().unwrap() >= 4, "{}", answer.body);
     }
-    // There is no embedding for it: the request is wrong, and the server is not.
+    // The token has no embedding. The request is refused, and the server continues.
     for (path, body, status) in [
         ("/generate", json!({"inputs": "a <|over|>"}), 422),
         ("/generate_stream", json!({"inputs": "a <|over|>"}), 422),
@@ -55,7 +56,7 @@ fn end_tokens_and_prompts_beyond_the_model_s_vocabulary_end_no_shard() {
         assert_eq!(answer.status, status, "{path}: {}", answer.body);
         assert!(answer.body.to_string().contains("outside of the vocabulary"), "{path}: {}", answer.body);
     }
-    // In a message it is text, as every special token is.
+    // In a message it is ordinary text, like every special token.
     let message =
         json!({"model": "tgi", "max_tokens": 5, "messages": [{"role": "user", "content": "<|over|>"}]});
     let answer = post(&server.url("/v1/messages"), &message);
@@ -67,21 +68,22 @@ fn end_tokens_and_prompts_beyond_the_model_s_vocabulary_end_no_shard() {
 #[test]
 fn a_request_that_ends_the_shards_fails_alone() {
     let deadly = TILDE.to_string();
-    let server = Server::start_in(&[("MILLRACE_TEST_DEADLY_TOKEN", deadly.as_str())], &[]);
-    let story = long_story(&server, || {});
+    let server = Server::start_with_env(&[("MILLRACE_TEST_DEADLY_TOKEN", deadly.as_str())], &[]);
+    let undisturbed = long_generation(&server, || {});
     assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0);
     for killed in 1..=2 {
-        let beside = long_story(&server, || {
+        let beside = long_generation(&server, || {
             let answer = post(&server.url("/generate"), &json!({"inputs": "a ~ b"}));
             assert_eq!(answer.status, 424, "{}", answer.body);
             let text = answer.body.to_string();
             assert!(text.contains("ended the shards three times"), "{text}");
         });
-        assert_eq!(beside, story, "the stream beside it loses nothing");
+        assert_eq!(beside, undisturbed, "the concurrent stream loses nothing");
         assert_eq!(server.metric("millrace_blamed_requests_total"), f64::from(killed));
         assert_eq!(server.metric("millrace_shard_restarts_total"), f64::from(3 * killed));
     }
-    // Several at once, without anybody else whose tokens are signs of life.
+    // Several such requests run at once, without other requests that would show that the shard
+    // works.
     let statuses: Vec<u16> = std::thread::scope(|scope| {
         let ask = || post(&server.url("/v1/completions"), &json!({"prompt": "~", "max_tokens": 3})).status;
         let clients: Vec<_> = (0..3).map(|_| scope.spawn(ask)).collect();
@@ -89,25 +91,25 @@ fn a_request_that_ends_the_shards_fails_alone() {
     });
     assert_eq!(statuses, [500; 3]);
     assert_eq!(server.metric("millrace_blamed_requests_total"), 5.0);
-    assert_eq!(long_story(&server, || {}), story);
+    assert_eq!(long_generation(&server, || {}), undisturbed);
     assert_healthy(&server);
 }
 
 #[test]
-fn logits_that_are_no_numbers_are_an_error_of_their_request() {
+fn nan_logits_fail_only_their_request() {
     for value in [f32::NAN, f32::INFINITY] {
         let model = ModelCopy::new("not-finite");
-        model.spoil_embedding(TILDE, value);
+        model.overwrite_embedding(TILDE, value);
         let server = Server::start(&["--model-id", model.path()]);
-        let story = long_story(&server, || {});
+        let undisturbed = long_generation(&server, || {});
         let beginning =
             "Rosa bought more lemons on Monday and gave some of them to a friend of hers who had none. ";
         let asked = json!(beginning.repeat(3));
         let before = complete(&server, &asked).body["choices"][0]["text"].clone();
         let beside =
-            long_story(&server, || fail_in_each_api(&server, &format!("{} ~", asked.as_str().unwrap())));
-        assert_eq!(beside, story);
-        // What it has left in the prefix cache is nobody's.
+            long_generation(&server, || fail_in_each_api(&server, &format!("{} ~", asked.as_str().unwrap())));
+        assert_eq!(beside, undisturbed);
+        // The blocks that the failed request left in the prefix cache are not reused.
         assert_eq!(complete(&server, &asked).body["choices"][0]["text"], before);
         let longer = json!(format!("{} ~ and then", asked.as_str().unwrap()));
         assert_eq!(complete(&server, &longer).status, 500);
@@ -117,7 +119,7 @@ fn logits_that_are_no_numbers_are_an_error_of_their_request() {
     }
 }
 
-/// Asks in the words of every API, whole and as a stream.
+/// Sends the request to every API, with and without streaming.
 fn fail_in_each_api(server: &Server, text: &str) {
     let user = json!([{"role": "user", "content": text}]);
     for (path, body, status) in [
@@ -154,7 +156,8 @@ fn fail_in_each_api(server: &Server, text: &str) {
 fn many_answers_to_a_long_cached_prompt_fit_the_messages() {
     const PROMPT: u32 = 200_000;
     let model = ModelCopy::new("long-prompt");
-    // Three bytes for nearly every token: 128 prompts are 77 MB, more than a message may have.
+    // Three bytes for nearly every token: 128 prompts have 77 MB, which exceeds the maximum message
+    // size.
     model.edit("config.json", |config| {
         config["max_position_embeddings"] = json!(210_000);
         config["vocab_size"] = json!(131_072);

@@ -1,4 +1,5 @@
-//! Connections, bodies and signals that are made to keep the server from answering or from ending.
+//! Tests connections, bodies and signals that are meant to keep the server from responding or from
+//! ending.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::cell::RefCell;
@@ -7,22 +8,23 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use millrace_integration_tests::{
-    Attack, Outcome, Server, attack, post, raw_post, resident_bytes, shards_of, signal, stream,
+    Attack, AttackOutcome, Server, attack, post, raw_post, resident_bytes, shards_of, signal, stream,
 };
 use serde_json::json;
 
-/// More than anything here takes on a busy machine, and less than the default grace of 90 s.
-const PATIENCE: Duration = Duration::from_secs(40);
+/// Longer than anything here takes on a busy machine, and shorter than the default grace period of
+/// 90 s.
+const TIMEOUT: Duration = Duration::from_secs(40);
 
 const POST: &str = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
 
 fn connect(server: &Server) -> TcpStream {
     let stream = TcpStream::connect(server.address()).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
+    stream.set_read_timeout(Some(TIMEOUT)).unwrap();
     stream
 }
 
-/// What comes until the server closes.
+/// Reads until the server closes the connection.
 fn rest(stream: &mut TcpStream) -> String {
     let mut bytes = Vec::new();
     stream.read_to_end(&mut bytes).unwrap();
@@ -31,12 +33,12 @@ fn rest(stream: &mut TcpStream) -> String {
 
 fn is_alive(pid: u32) -> bool {
     let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
-    // After the name: a zombie has ended.
+    // The state follows the name. A zombie has ended.
     state.rsplit(')').next().is_some_and(|state| !state.is_empty() && !state.trim_start().starts_with('Z'))
 }
 
 #[test]
-fn a_body_that_is_announced_too_long_is_refused_before_it_comes() {
+fn a_body_with_an_excessive_content_length_is_refused_before_it_is_sent() {
     let server = Server::start(&["--payload-limit", "1000"]);
     for head in ["", "expect: 100-continue\r\n"] {
         let mut client = connect(&server);
@@ -48,7 +50,7 @@ fn a_body_that_is_announced_too_long_is_refused_before_it_comes() {
             "{text}"
         );
     }
-    // Everything is written before the answer is looked at.
+    // Everything is written before the response is read.
     let mut client = connect(&server);
     client.write_all(&raw_post("/v1/completions", &[b' '; 3 << 20])).unwrap();
     assert!(rest(&mut client).starts_with("HTTP/1.1 413"));
@@ -61,7 +63,7 @@ fn bodies_that_never_end_take_bounded_memory() {
     let server = Server::start(&limits);
     let begin = resident_bytes(server.pid());
     let part = vec![b' '; 1_900_000];
-    // 570 MB if all of them were held.
+    // All bodies together would have 570 MB.
     let refused = std::thread::scope(|scope| {
         let clients: Vec<_> = (0..CROWD)
             .map(|_| {
@@ -86,18 +88,18 @@ fn bodies_that_never_end_take_bounded_memory() {
 }
 
 #[test]
-fn half_a_body_does_not_put_off_the_end() {
+fn an_incomplete_body_does_not_delay_the_shutdown() {
     let server = Server::start(&[]);
     let mut client = connect(&server);
     client.write_all(format!("{POST}content-length: 100\r\n\r\n{{").as_bytes()).unwrap();
-    // An answer that came later says that the route waits for the body.
+    // A later response shows that the route waits for the body.
     assert_eq!(server.get("/v1/models").0, 200);
     let since = Instant::now();
     server.signal("TERM");
     let text = rest(&mut client);
     assert!(text.starts_with("HTTP/1.1 503") && text.contains("shutting down"), "{text}");
     assert_eq!(server.wait().code(), Some(0));
-    assert!(since.elapsed() < PATIENCE, "{:?}", since.elapsed());
+    assert!(since.elapsed() < TIMEOUT, "{:?}", since.elapsed());
 }
 
 #[test]
@@ -108,17 +110,17 @@ fn a_second_signal_ends_a_server_that_waits_for_its_requests() {
         let mut events = stream(&server.url("/generate_stream"), &body);
         assert!(events.next().is_some());
         let shards = shards_of(server.pid());
-        // Nothing moves any more, so that the request does not end.
+        // The stopped shards keep the request from ending.
         shards.iter().for_each(|&shard| signal(shard, "STOP"));
         server.signal("TERM");
         server.wait_until("it drains", |server| server.get("/ready").0 == 503);
         let since = Instant::now();
         server.signal(second);
         assert_eq!(server.wait().code(), Some(1));
-        assert!(since.elapsed() < PATIENCE, "{:?}", since.elapsed());
+        assert!(since.elapsed() < TIMEOUT, "{:?}", since.elapsed());
         shards.iter().for_each(|&shard| signal(shard, "CONT"));
         while shards.iter().any(|&shard| is_alive(shard)) {
-            assert!(since.elapsed() < PATIENCE, "a shard outlives its server");
+            assert!(since.elapsed() < TIMEOUT, "a shard outlives its server");
             std::thread::sleep(Duration::from_millis(20));
         }
     }
@@ -140,23 +142,23 @@ fn a_server_that_was_paused_is_not_stuck() {
 #[test]
 fn probes_have_a_port_of_their_own() {
     let server = Server::start(&["--health-port", "0", "--max-connections", "2"]);
-    server.says("probes are answered on http://");
+    server.wait_for_log("probes are answered on http://");
     let log = server.log();
     let (_, rest) = log.split_once("probes are answered on http://").unwrap();
     let address = rest.split_whitespace().next().unwrap().to_owned();
     let held = RefCell::new(Vec::new());
     server.wait_until("it is full", |server| {
-        // One that came while an earlier client was still leaving was refused.
+        // A connection that arrived while an earlier client was still leaving was refused.
         held.borrow_mut().push(connect(server));
         server.get("/health").0 != 200
     });
     for (path, status) in [("/health", 200), ("/ready", 200), ("/ping", 200), ("/metrics", 404)] {
         let question = format!("GET {path} HTTP/1.1\r\nhost: x\r\n\r\n").into_bytes();
-        assert_eq!(attack(&address, &Attack::Write(question)), Outcome::Status(status), "{path}");
+        assert_eq!(attack(&address, &Attack::Write(question)), AttackOutcome::Status(status), "{path}");
     }
 }
 
-/// An HTTP/2 client that lets nothing of its streams' answers come, and the requests that it costs.
+/// An HTTP/2 client that reads nothing of its streams' responses, and the requests that it causes.
 #[test]
 fn streams_whose_windows_stay_closed_are_cancelled() {
     const STREAMS: usize = 20;
@@ -179,7 +181,7 @@ fn streams_whose_windows_stay_closed_are_cancelled() {
             body.send_data(text, true).unwrap();
             responses.push((response, body));
         }
-        // The bodies are kept, and nothing is read of them.
+        // The bodies are kept and not read.
         let mut held = Vec::new();
         for (response, _) in responses {
             let response = response.await.unwrap();
@@ -187,7 +189,7 @@ fn streams_whose_windows_stay_closed_are_cancelled() {
             held.push(response);
         }
         let since = Instant::now();
-        let closed = tokio::time::timeout(PATIENCE, connection).await;
+        let closed = tokio::time::timeout(TIMEOUT, connection).await;
         assert!(closed.is_ok(), "the connection is closed after --write-timeout");
         println!("closed after {:?}", since.elapsed());
         drop(held);

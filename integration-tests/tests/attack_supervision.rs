@@ -1,5 +1,5 @@
-//! What happens to a server when the machine, its disk or its operator are unkind to it: processes that stand still, model
-//! files that change or are no files, and a system without resources.
+//! Tests failures of the machine, the disk and the operator: stopped processes, model files that
+//! change or are not regular files, and a system without resources.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::fs::{self, File};
@@ -9,18 +9,18 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use millrace_integration_tests::{
-    SecretFile, Server, Worker, binary, free_port, long_story, post, shards_of, signal, stream,
+    SecretFile, Server, WorkerNode, binary, free_port, long_generation, post, shards_of, signal, stream,
 };
 use serde_json::{Value, json};
 
-/// How long anything may take before a test gives up on it.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The time after which a test gives up waiting.
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 const DEMO: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../models/demo");
 const DEMO_FILES: [&str; 5] =
     ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "model.safetensors"];
 
-/// A temporary folder, removed when dropped.
+/// A temporary folder. It is removed when this is dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -30,7 +30,7 @@ impl Folder {
         Folder(path)
     }
 
-    /// A copy of the demo model.
+    /// Returns a copy of the demo model.
     fn demo(name: &str) -> Folder {
         let folder = Folder::new(name);
         for file in DEMO_FILES {
@@ -54,7 +54,8 @@ impl Drop for Folder {
     }
 }
 
-/// Exit code and log of a server that should refuse to start. It is killed if it does not end.
+/// Returns the exit code and the log of a server that should refuse to start. It is killed if it
+/// does not end.
 fn refusal(model: &Folder) -> (Option<i32>, String) {
     let mut server = Command::new(binary())
         .args(["serve", "--port", "0", "--model-id", model.as_str()])
@@ -64,7 +65,7 @@ fn refusal(model: &Folder) -> (Option<i32>, String) {
         .spawn()
         .unwrap();
     let since = Instant::now();
-    while server.try_wait().unwrap().is_none() && since.elapsed() < PATIENCE {
+    while server.try_wait().unwrap().is_none() && since.elapsed() < TIMEOUT {
         sleep(Duration::from_millis(10));
     }
     let _ = server.kill();
@@ -72,7 +73,7 @@ fn refusal(model: &Folder) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-/// Cuts a file off after so many bytes.
+/// Truncates a file to this length.
 fn truncate(path: &Path, bytes: u64) {
     File::options().write(true).open(path).unwrap().set_len(bytes).unwrap();
 }
@@ -101,9 +102,9 @@ fn a_pause_of_the_whole_process_tree_is_no_loss() {
         continued.iter().for_each(|&process| signal(process, "CONT"));
     }
     count += events.inspect(|event| assert!(event["token"].is_object(), "{event}\n{}", server.log())).count();
-    // Made-up tokens may include the mark that ends a text.
+    // Made-up tokens may include the one that ends a text.
     assert!(count > 40, "{count} tokens");
-    // Long enough for the pings after the pause to be missed.
+    // Long enough to miss the heartbeats after the pause.
     sleep(Duration::from_millis(1500));
     assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0, "{}", server.log());
 }
@@ -112,10 +113,10 @@ fn a_pause_of_the_whole_process_tree_is_no_loss() {
 fn a_pause_in_the_middle_of_an_exchange_between_ranks_is_no_loss() {
     let timeouts = ["--step-timeout", "1", "--heartbeat-timeout", "1", "--collective-timeout", "1"];
     let server = Server::start(&[["--num-shard", "2"].as_slice(), &timeouts].concat());
-    let expected = long_story(&server, || {});
+    let expected = long_generation(&server, || {});
     let ranks = shards_of(server.pid());
     assert_eq!(ranks.len(), 2);
-    let story = long_story(&server, || {
+    let generated = long_generation(&server, || {
         // The rank that is stopped last waits for the other one meanwhile.
         for order in [[0, 1, 2], [2, 1, 0], [1, 0, 2]] {
             let all = [ranks[0], ranks[1], server.pid()];
@@ -125,7 +126,7 @@ fn a_pause_in_the_middle_of_an_exchange_between_ranks_is_no_loss() {
             sleep(Duration::from_millis(50));
         }
     });
-    assert_eq!(story, expected);
+    assert_eq!(generated, expected);
     assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0, "{}", server.log());
 }
 
@@ -136,11 +137,12 @@ fn a_pause_of_two_machines_is_no_loss() {
     let nodes = ["--num-shard", "2", "--nnodes", "2", "--leader-address", "127.0.0.1"];
     let flags =
         [&timeouts[..], &nodes, &["--leader-port", &port, "--group-secret-file", secret.path()]].concat();
-    let worker = Worker::start(Command::new(binary()).args(["serve", "--node-rank", "1"]).args(&flags));
+    let worker_node =
+        WorkerNode::start(Command::new(binary()).args(["serve", "--node-rank", "1"]).args(&flags));
     let server = Server::start(&flags);
-    let expected = long_story(&server, || {});
-    let ranks = [shards_of(server.pid())[0], worker.shards()[0]];
-    let story = long_story(&server, || {
+    let expected = long_generation(&server, || {});
+    let ranks = [shards_of(server.pid())[0], worker_node.shards()[0]];
+    let generated = long_generation(&server, || {
         for order in [[0, 1, 2], [2, 1, 0]] {
             let all = [ranks[0], ranks[1], server.pid()];
             order.iter().for_each(|&index| signal(all[index], "STOP"));
@@ -149,11 +151,11 @@ fn a_pause_of_two_machines_is_no_loss() {
             sleep(Duration::from_millis(50));
         }
     });
-    assert_eq!(story, expected);
+    assert_eq!(generated, expected);
     assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0, "{}", server.log());
-    assert_eq!([shards_of(server.pid())[0], worker.shards()[0]], ranks);
+    assert_eq!([shards_of(server.pid())[0], worker_node.shards()[0]], ranks);
     drop(server);
-    worker.stop();
+    worker_node.stop();
 }
 
 #[test]
@@ -161,16 +163,16 @@ fn a_model_that_is_gone_for_some_seconds_is_waited_for() {
     let model = Folder::demo("gone");
     let (weights, away) = (model.join("model.safetensors"), model.join("away"));
     let server = Server::start(&["--model-id", model.as_str()]);
-    let expected = long_story(&server, || {});
-    let story = long_story(&server, || {
+    let expected = long_generation(&server, || {});
+    let generated = long_generation(&server, || {
         fs::rename(&weights, &away).unwrap();
         kill_shards(&server);
-        // Three failures in a row, and more, happen in this time.
+        // Three or more consecutive failures happen in this time.
         sleep(Duration::from_secs(4));
         assert_eq!(server.get("/health").0, 200, "{}", server.log());
         fs::rename(&away, &weights).unwrap();
     });
-    assert_eq!(story, expected);
+    assert_eq!(generated, expected);
     assert!(server.log().matches("started again in").count() >= 3, "{}", server.log());
 }
 
@@ -182,27 +184,28 @@ fn a_system_without_open_files_for_shards_is_waited_for() {
         let limited = Command::new("prlimit").args(["--pid", &pid, &format!("--nofile={files}")]).status();
         assert!(limited.unwrap().success(), "prlimit (util-linux) does not work here");
     };
-    let story = long_story(&server, || {
-        // Fewer than are open now. The upper limit stays, so that the test may raise it again.
+    let generated = long_generation(&server, || {
+        // The new limit is less than the number of open files. The hard limit stays, so that the
+        // test can raise the soft limit again.
         limit("12:");
         kill_shards(&server);
-        // The server cannot take new connections either; its log tells.
-        server.wait_until("the shortage is told", |server| server.log().contains("Too many open files"));
+        // The server cannot accept new connections either, so the log is checked.
+        server.wait_until("the shortage is logged", |server| server.log().contains("Too many open files"));
         sleep(Duration::from_secs(3));
         limit("512:");
     });
-    assert!(story.len() > 900);
+    assert!(generated.len() > 900);
     assert_eq!(server.metric("millrace_shard_restarts_total"), 1.0, "{}", server.log());
 }
 
-/// A model that was changed ends the server at once, with one clear error.
+/// Checks that a change of the model's files ends the server at once with one clear error.
 fn ends_because_of_a_change(name: &str, change: impl FnOnce(&Path)) {
     let model = Folder::demo(name);
     let server = Server::start(&["--model-id", model.as_str()]);
     change(&model.join("model.safetensors"));
     kill_shards(&server);
     let expected = "model.safetensors has been changed since this server read it first";
-    server.wait_until("the error is told", |server| server.log().contains(expected));
+    server.wait_until("the error is logged", |server| server.log().contains(expected));
     let log = server.log();
     assert_eq!(log.matches("started again in").count(), 1, "{log}");
     assert_eq!(server.wait().code(), Some(1));
@@ -216,14 +219,14 @@ fn a_checkpoint_that_is_truncated_while_the_server_runs_is_one_clear_error() {
 #[test]
 fn a_checkpoint_that_is_replaced_while_the_server_runs_is_not_mixed_with_the_old_one() {
     ends_because_of_a_change("replaced", |weights| {
-        // As a download does it: another file, which then gets the name.
+        // Downloads replace files in this way: they write another file and rename it.
         let other = weights.with_extension("new");
         fs::write(&other, fs::read(weights).unwrap()).unwrap();
         fs::rename(&other, weights).unwrap();
     });
 }
 
-/// A model with an embedding of 256 MiB, which is a hole in the file.
+/// Creates a model with an embedding of 256 MiB, which is a hole in the file.
 fn large_model(name: &str) -> (Folder, u64) {
     const VOCABULARY: usize = 1 << 19;
     let folder = Folder::demo(name);
@@ -264,7 +267,7 @@ fn large_model(name: &str) -> (Folder, u64) {
 fn a_checkpoint_that_is_truncated_while_it_is_loaded_is_one_clear_error() {
     let (model, header) = large_model("loading");
     let server = Server::start_loading(&["--model-id", model.as_str(), "--max-batch-total-tokens", "1024"]);
-    // Stops the shard as soon as the file is mapped: nearly all of it is still to be read.
+    // Stops the shard as soon as the file is mapped, before most of it is read.
     let since = Instant::now();
     let shard = loop {
         let maps_it = |shard: &u32| {
@@ -274,7 +277,7 @@ fn a_checkpoint_that_is_truncated_while_it_is_loaded_is_one_clear_error() {
         if let Some(shard) = shards_of(server.pid()).into_iter().find(maps_it) {
             break shard;
         }
-        assert!(since.elapsed() < PATIENCE, "the weights are not mapped:\n{}", server.log());
+        assert!(since.elapsed() < TIMEOUT, "the weights are not mapped:\n{}", server.log());
     };
     signal(shard, "STOP");
     let maps = fs::read_to_string(format!("/proc/{shard}/maps")).unwrap();
@@ -282,12 +285,12 @@ fn a_checkpoint_that_is_truncated_while_it_is_loaded_is_one_clear_error() {
     truncate(&model.join("model.safetensors"), header + 1000);
     signal(shard, "CONT");
     let expected = "model.safetensors could not be read to its end: it was truncated";
-    server.wait_until("the error is told", |server| server.log().contains(expected));
+    server.wait_until("the error is logged", |server| server.log().contains(expected));
     assert_eq!(server.wait().code(), Some(1));
 }
 
 #[test]
-fn what_is_no_file_is_not_read_as_one() {
+fn special_files_are_not_read() {
     for name in ["config.json", "tokenizer.json", "model.safetensors"] {
         let model = Folder::demo("fifo");
         fs::remove_file(model.join(name)).unwrap();
@@ -322,7 +325,7 @@ fn end_tokens_that_the_model_does_not_have_harm_no_request() {
     assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0);
 }
 
-/// A server whose temporary files are in this folder.
+/// Starts a server whose temporary files are in this folder.
 fn start_with_temporary_files_in(folder: &Folder) -> Child {
     let mut command = Command::new(binary());
     command.args(["serve", "--port", "0"]).env("TMPDIR", &folder.0);
@@ -337,10 +340,10 @@ fn names_in(folder: &Folder) -> Vec<String> {
 #[test]
 fn temporary_folders_of_a_killed_server_are_removed_by_the_next_one() {
     let folder = Folder::new("leftovers");
-    fs::create_dir(folder.join("millrace-shards-of-somebody-else")).unwrap();
-    fs::write(folder.join("millrace-shards-of-somebody-else/thesis.txt"), "").unwrap();
-    // The folder exists from the start of the shards until they have connected. One without a lock would be left alone for an
-    // hour, since its server may be about to lock it.
+    fs::create_dir(folder.join("millrace-shards-of-another-program")).unwrap();
+    fs::write(folder.join("millrace-shards-of-another-program/thesis.txt"), "").unwrap();
+    // The folder exists from the start of the shards until they have connected. A folder without a
+    // lock would be kept for an hour, because its server may be about to lock it.
     let is_ours = |name: &String| {
         let is_named = name.starts_with("millrace-shards-") && !name.ends_with("else");
         is_named && folder.join(name).join("lock").exists()
@@ -348,7 +351,7 @@ fn temporary_folders_of_a_killed_server_are_removed_by_the_next_one() {
     let left = (0..20).find_map(|_| {
         let mut server = start_with_temporary_files_in(&folder);
         let since = Instant::now();
-        // It may have come and gone between two looks.
+        // The folder may have been created and removed between two checks.
         while !names_in(&folder).iter().any(is_ours) && since.elapsed() < Duration::from_secs(2) {
             sleep(Duration::from_micros(200));
         }
@@ -357,7 +360,7 @@ fn temporary_folders_of_a_killed_server_are_removed_by_the_next_one() {
         names_in(&folder).into_iter().find(is_ours)
     });
     let left = left.expect("no server was killed while its folder was there");
-    let server = Server::start_in(&[("TMPDIR", folder.as_str())], &[]);
+    let server = Server::start_with_env(&[("TMPDIR", folder.as_str())], &[]);
     server.wait_until("the leftover folder is gone", |_| !folder.join(&left).exists());
-    assert!(folder.join("millrace-shards-of-somebody-else/thesis.txt").exists());
+    assert!(folder.join("millrace-shards-of-another-program/thesis.txt").exists());
 }

@@ -1,5 +1,5 @@
-//! Requests that make the server work on much text, or whose text pretends to be more than text. They cost a bounded amount
-//! of memory and nobody else's time, and a special token in a message is only text.
+//! Tests requests with much text, and text that imitates special tokens. The requests take bounded
+//! memory and do not delay others, and special tokens in messages are ordinary text.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::io::{Read, Write};
@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 use millrace_integration_tests::{Server, post, raw_post, resident_bytes};
 use serde_json::{Value, json};
 
-/// Bytes of the largest texts here, a little less than `--payload-limit` allows a body.
+/// The length of the largest texts in bytes, slightly less than `--payload-limit` allows for a
+/// body.
 const LARGE: usize = 1_900_000;
 const MIB: u64 = 1 << 20;
 
-/// Ids of the demo model's tokens of turns.
+/// The ids of the demo model's turn tokens.
 const END_OF_TEXT: u64 = 0;
 const START_OF_TURN: u64 = 1;
 const END_OF_TURN: u64 = 2;
@@ -22,7 +23,8 @@ fn words() -> String {
     "the fox and the lantern went on. ".repeat(LARGE / 33)
 }
 
-/// Sends a request and reads the whole response, which is chunked and too long for the usual client.
+/// Sends a request and reads the whole response, which is chunked and too long for the usual
+/// client.
 fn read_all(server: &Server, request: &[u8]) -> String {
     let mut stream = TcpStream::connect(server.address()).unwrap();
     stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
@@ -56,7 +58,7 @@ fn a_text_that_cannot_be_a_prompt_is_not_tokenized() {
     assert!(answer.body["error"]["message"].as_str().unwrap().contains("--max-tokenize-bytes"));
     let grown = resident_bytes(server.pid()).saturating_sub(before);
     assert!(grown < 100 * MIB, "{} MiB", grown / MIB);
-    // The same as a prompt of which only the end is kept.
+    // The same text as a prompt of which only the end is kept.
     let parameters = json!({"truncate": 10, "max_new_tokens": 1, "decoder_input_details": true});
     let answer = post(&server.url("/generate"), &json!({"inputs": text, "parameters": parameters}));
     assert_eq!(answer.status, 200, "{}", answer.body);
@@ -71,7 +73,8 @@ fn many_slow_readers_of_long_answers_take_a_bounded_amount_of_memory() {
     let server = Server::start(&["--max-tokenize-bytes", "2000000"]);
     let body = json!({"inputs": words()}).to_string();
     let request = raw_post("/tokenize", body.as_bytes());
-    // The first answer is read, so that what the process keeps for good is there before it is measured.
+    // The first response is read before the measurement, so that memory which the process keeps is
+    // already allocated.
     let since = Instant::now();
     let answer = read_all(&server, &request);
     eprintln!("{} bytes of an answer in {:?}", answer.len(), since.elapsed());
@@ -86,7 +89,8 @@ fn many_slow_readers_of_long_answers_take_a_bounded_amount_of_memory() {
             stream
         })
         .collect();
-    // Beside them somebody counts the tokens of a few words. A text that had to wait for them once took 24 seconds.
+    // Meanwhile another client counts the tokens of a few words. If it had to wait for the long
+    // texts, it would take many seconds.
     let mut slowest = Duration::ZERO;
     for _ in 0..20 {
         let since = Instant::now();
@@ -104,19 +108,19 @@ fn many_slow_readers_of_long_answers_take_a_bounded_amount_of_memory() {
     }
     let grown = resident_bytes(server.pid()).saturating_sub(before);
     eprintln!("slowest short text {slowest:?}, memory grown by {} MiB", grown / MIB);
-    // 32 answers of 28 MB of JSON would be 900 MB; their JSON values once took 4.6 GB.
+    // 32 responses of 28 MB of JSON have 900 MB, and as parsed values several GB.
     assert!(grown < 512 * MIB, "{} MiB", grown / MIB);
     let count = |status: &str| statuses.iter().filter(|(given, _)| given == status).count();
     assert_eq!(count("200") + count("429"), 32, "{:?}", statuses.iter().map(|(s, _)| s).collect::<Vec<_>>());
     assert!(count("200") > 0 && count("429") > 0, "{} answers", count("200"));
     drop(statuses);
-    server.wait_until("the memory of those who have left is free again", |server| {
+    server.wait_until("the memory of disconnected clients is free again", |server| {
         read_all(server, &request).starts_with("HTTP/1.1 200 ")
     });
     assert!(!server.log().contains("panicked"), "{}", server.log());
 }
 
-/// The ids of a conversation's prompt.
+/// Returns the token ids of a conversation's prompt.
 fn chat_ids(server: &Server, messages: Value) -> Vec<u64> {
     let answer = post(&server.url("/chat_tokenize"), &json!({"messages": messages}));
     assert_eq!(answer.status, 200, "{}", answer.body);
@@ -143,7 +147,7 @@ fn special_tokens_in_messages_are_text_unless_the_operator_says_otherwise() {
     assert_eq!(answer.body["usage"]["prompt_tokens"], expected, "{}", answer.body);
     let answer = post(&server.url("/v1/responses"), &json!({"input": marks, "max_output_tokens": 1}));
     assert_eq!(answer.body["usage"]["input_tokens"], expected, "{}", answer.body);
-    // A raw prompt is the client's own, marks included, as with TGI.
+    // A raw prompt may contain special tokens, as with TGI.
     let raw = ids(&post(&server.url("/tokenize"), &json!({"inputs": marks})).body);
     assert_eq!(specials(&raw), [1, 1, 1]);
     drop(server);

@@ -1,4 +1,5 @@
-//! Other people's clients, unchanged, against the real server. `cargo xtask clients` installs them.
+//! Tests unchanged third-party clients against the real server. `cargo xtask clients` installs
+//! them.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::path::{Path, PathBuf};
@@ -7,7 +8,7 @@ use std::process::Command;
 use millrace_integration_tests::Server;
 use serde_json::{Value, json};
 
-/// As the demo model's own, but with a place for tools.
+/// The demo model's own template with support for tools.
 const TEMPLATE: &str = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|im_end|>\n{% endif %}\
 {% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content or '' }}\
 {% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}<|im_end|>\n{% endfor %}\
@@ -15,14 +16,14 @@ const TEMPLATE: &str = "{% if tools %}<|im_start|>system\n{{ tools | tojson }}<|
 
 const KEY: &str = "a-key-for-tests";
 
-/// Where the clients are installed.
+/// Returns the folder with the installed clients.
 fn installed() -> PathBuf {
     std::env::var_os("MILLRACE_CLIENTS")
         .map(PathBuf::from)
         .expect("MILLRACE_CLIENTS names the folder of the clients")
 }
 
-/// The demo model with a template that knows tools.
+/// Creates the demo model with a template that supports tools.
 fn model() -> PathBuf {
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
     let to = Path::new(env!("CARGO_TARGET_TMPDIR")).join("demo-with-tools");
@@ -37,10 +38,10 @@ fn model() -> PathBuf {
     to
 }
 
-/// Runs a program, which finds the server in its environment.
+/// Runs a program that finds the server in its environment.
 fn run(program: &Path, arguments: &[&str], server: &Server, environment: &[(&str, &str)]) {
     let mut command = Command::new(program);
-    // What they write beside themselves goes elsewhere.
+    // Files that the clients write into the working directory go to a temporary folder.
     command.args(arguments).envs(environment.iter().copied()).current_dir(env!("CARGO_TARGET_TMPDIR"));
     command.envs([
         ("MILLRACE_URL", server.url("").as_str()),
@@ -52,11 +53,12 @@ fn run(program: &Path, arguments: &[&str], server: &Server, environment: &[(&str
     assert_eq!(server.get("/health").0, 200);
 }
 
-/// Requests made up from our own description of the API: no error of the server's, and nothing but what is described.
-/// That a request fits the description does not make it acceptable: limits depend on the model, and some fields on others.
+/// Sends random requests generated from the API description. No response may be a server error or
+/// differ from the description. A request that fits the description may still be refused, because
+/// limits depend on the model and some fields depend on others.
 #[test]
 #[ignore = "needs the clients, which `cargo xtask clients` installs and runs"]
-fn the_api_is_as_it_is_described() {
+fn the_api_matches_its_description() {
     let installed = installed();
     let server = Server::start(&["--device", "null", "--api-key", KEY]);
     let seed = std::env::var("MILLRACE_CONTRACT_SEED").unwrap_or("1".into());

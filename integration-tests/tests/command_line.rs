@@ -1,4 +1,4 @@
-//! Flags, files and variables; the commands that do not serve.
+//! Tests flags, files and environment variables, and the commands that do not serve.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::path::PathBuf;
@@ -16,8 +16,8 @@ fn millrace(arguments: &[&str], variables: &[(&str, &str)]) -> Output {
         .unwrap()
 }
 
-/// What a command says that fails.
-fn complaint(arguments: &[&str], variables: &[(&str, &str)]) -> String {
+/// Returns the error text of a command that fails.
+fn error_text(arguments: &[&str], variables: &[(&str, &str)]) -> String {
     let output = millrace(arguments, variables);
     assert!(!output.status.success(), "{arguments:?} {variables:?}");
     String::from_utf8(output.stderr).unwrap()
@@ -26,9 +26,13 @@ fn complaint(arguments: &[&str], variables: &[(&str, &str)]) -> String {
 #[test]
 fn tgis_flags_are_understood_or_refused_with_the_reason() {
     for (flags, variables, text) in [
-        (&["serve", "--quantize", "awq"][..], &[][..], "'awq' for '--quantize <fp8>': not supported: fp8 is"),
+        (
+            &["serve", "--quantize", "awq"][..],
+            &[][..],
+            "'awq' for '--quantize <fp8>': not supported; fp8 is supported",
+        ),
         (&["serve"], &[("QUANTIZE", "gptq")], "'gptq' for '--quantize <fp8>'"),
-        (&["serve", "--device", "cpu", "--quantize", "fp8"], &[], "--quantize fp8 needs a card"),
+        (&["serve", "--device", "cpu", "--quantize", "fp8"], &[], "--quantize fp8 needs a GPU"),
         (&["serve", "--speculate", "3"], &[], "--speculate is not supported: speculative decoding"),
         (&["serve", "--lora-adapters", "a"], &[], "merge the adapter into the weights"),
         (&["serve", "--rope-scaling", "linear"], &[], "--rope-factor <FACTOR>"),
@@ -52,7 +56,7 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
         (&["serve", "--max-concurent-requests", "3"], &[], "--max-concurrent-requests"),
         (&["serve", "--api-key", ""], &[], "a key must not be empty"),
         (&["serve", "--api-key", "two words"], &[], "visible ASCII"),
-        (&["serve", "--api-key", "key priority=low"], &[], "only `priority=high` may follow it"),
+        (&["serve", "--api-key", "key priority=low"], &[], "only `priority=high`, `requests=N`"),
         (&["serve", "--max-best-of", "0"], &[], "--max-best-of"),
         (&["serve", "--api-key-file", "/nowhere/keys"], &[], "--api-key-file /nowhere/keys"),
         (&["serve", "--tls-cert", "/nowhere/cert.pem"], &[], "--tls-key"),
@@ -67,11 +71,11 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
             &[],
             "--tokenizer-config-path: /nowhere/t.json",
         ),
-        (&["serve", "--tool-call-parser", "xml"], &[], "known are hermes, qwen3_coder, llama3_json"),
+        (&["serve", "--tool-call-parser", "xml"], &[], "formats are hermes, qwen3_coder, llama3_json"),
         (&["serve"], &[("AIP_HTTP_PORT", "many")], "AIP_HTTP_PORT=many"),
         (&["serve", "--config", "/nowhere/millrace.toml"], &[], "--config /nowhere/millrace.toml"),
     ] {
-        let said = complaint(flags, variables);
+        let said = error_text(flags, variables);
         assert!(said.contains(text), "{flags:?} {variables:?}: {said}");
     }
     let idle = [
@@ -89,34 +93,34 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
     ];
     let server = Server::start(&idle);
     for flag in ["--waiting-served-ratio", "--max-waiting-tokens", "--prometheus-port"] {
-        server.says(&format!("{flag} has no effect: "));
+        server.wait_for_log(&format!("{flag} has no effect: "));
     }
-    server.says("processor");
+    server.wait_for_log("using the CPU: ");
 }
 
 #[test]
-fn flags_of_other_servers_and_a_model_by_its_place_are_known() {
+fn flags_of_other_servers_and_a_positional_model_are_accepted() {
     for flags in [
         &["/nowhere/model"][..],
         &["-m", "/nowhere/model", "-c", "64", "--host", "localhost"],
         &["--model", "/nowhere/model", "--max-model-len", "64", "--tensor-parallel-size", "1"],
         &["--model-id", "demo", "/nowhere/model", "--max-num-seqs", "4", "--ctx-size", "64"],
     ] {
-        let said = complaint(&[&["serve", "--port", "0"], flags].concat(), &[("MODEL_ID", "demo")]);
+        let said = error_text(&[&["serve", "--port", "0"], flags].concat(), &[("MODEL_ID", "demo")]);
         assert!(said.contains("/nowhere/model") && !said.contains("unexpected"), "{flags:?}: {said}");
     }
-    let said = complaint(&["serve", "--port", "0", "--hostname", "no.such.name.invalid"], &[]);
+    let said = error_text(&["serve", "--port", "0", "--hostname", "no.such.name.invalid"], &[]);
     assert!(said.contains("or a name of this machine"), "{said}");
 }
 
 #[test]
 fn a_load_test_without_the_key_says_so() {
     let server = Server::start(&["--api-key", "key"]);
-    let said = complaint(&["bench-http", "--url", &server.url("")], &[]);
+    let said = error_text(&["bench-http", "--url", &server.url("")], &[]);
     assert!(said.contains("status 401") && said.contains("--api-key"), "{said}");
 }
 
-/// With what is their default there, or a value that they take.
+/// TGI's flags with their default values or values that they accept.
 const TGI: &str = "--revision main --validation-workers 2 --sharded false --num-shard 1 --speculate 0 --dtype bfloat16 \
     --kv-cache-dtype bfloat16 --max-concurrent-requests 128 --max-best-of 2 --max-stop-sequences 4 --max-top-n-tokens 5 \
     --max-input-length 1023 --max-total-tokens 1024 --waiting-served-ratio 0.3 --max-batch-prefill-tokens 4096 \
@@ -131,7 +135,7 @@ const TGI: &str = "--revision main --validation-workers 2 --sharded false --num-
 #[test]
 fn every_flag_of_tgi_is_known() {
     let flags: Vec<&str> = TGI.split_whitespace().collect();
-    let said = complaint(&[&["serve", "--model-id", "/nowhere/model"], flags.as_slice()].concat(), &[]);
+    let said = error_text(&[&["serve", "--model-id", "/nowhere/model"], flags.as_slice()].concat(), &[]);
     assert!(said.contains("/nowhere/model") && !said.contains("unexpected argument"), "{said}");
 }
 
@@ -176,7 +180,7 @@ fn keys_come_from_flags_and_files_and_lines_of_the_log_name_requests() {
 }
 
 #[test]
-fn a_file_gives_flags_and_the_environment_wins_over_it() {
+fn the_environment_overrides_the_configuration_file() {
     let path = std::env::temp_dir().join(format!("millrace-{}.toml", std::process::id()));
     std::fs::write(&path, "max-best-of = 3\nmax_stop_sequences = 7\nmax-client-batch-size = 9\n").unwrap();
     let path = path.to_str().unwrap();
@@ -185,7 +189,7 @@ fn a_file_gives_flags_and_the_environment_wins_over_it() {
     assert_eq!((&info["max_best_of"], &info["max_stop_sequences"]), (&json!(3), &json!(7)));
     assert_eq!(info["max_client_batch_size"], 2);
     std::fs::write(path, "max-best-off = 3\n").unwrap();
-    let said = complaint(&["serve", "--config", path], &[]);
+    let said = error_text(&["serve", "--config", path], &[]);
     assert!(said.contains("there is no flag `max-best-off`; did you mean `max-best-of`?"), "{said}");
     std::fs::remove_file(path).unwrap();
 }
@@ -234,14 +238,14 @@ fn vertex_ai_chooses_port_and_paths() {
 fn env_says_what_a_bug_report_needs_and_no_secret() {
     let output = millrace(&["env"], &[("API_KEY", "hidden"), ("MAX_BEST_OF", "7")]);
     let text = String::from_utf8(output.stdout).unwrap();
-    for part in ["millrace ", "processor", "memory", "open files", "$MAX_BEST_OF", "$API_KEY"] {
+    for part in ["millrace ", "cpu ", "memory", "open files", "$MAX_BEST_OF", "$API_KEY"] {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert!(output.status.success() && !text.contains("hidden"), "{text}");
 }
 
 #[test]
-fn a_load_test_counts_what_was_answered() {
+fn a_load_test_counts_the_answers() {
     let server = Server::start(&["--api-key", "key"]);
     let file = std::env::temp_dir().join(format!("millrace-bench-{}.json", std::process::id()));
     let bench = |more: &[&str]| {
@@ -321,8 +325,8 @@ fn the_model_may_be_given_names() {
 
     let help = String::from_utf8(millrace(&["serve", "--help"], &[]).stdout).unwrap();
     assert!(help.contains("--served-model-name"), "{help}");
-    let said = complaint(&["serve", "--max-model-length", "5"], &[]);
+    let said = error_text(&["serve", "--max-model-length", "5"], &[]);
     assert!(said.contains("'--max-model-len'"), "{said}");
-    let said = complaint(&["serve", "--gpu-memory-utilization", "0.9"], &[]);
+    let said = error_text(&["serve", "--gpu-memory-utilization", "0.9"], &[]);
     assert!(said.contains("'--cuda-memory-fraction'"), "{said}");
 }

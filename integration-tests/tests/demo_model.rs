@@ -1,4 +1,4 @@
-//! The demo model through the OpenAI API: does it do what its card says?
+//! Tests the demo model through the OpenAI API against the results in its model card.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use millrace_integration_tests::{Server, post, stream};
 use serde_json::{Value, json};
 
-/// The share of the held-out tasks that the card of the demo model promises.
+/// The share of the held-out tasks that the model card promises.
 const PROMISED: f64 = 0.95;
 
 #[test]
@@ -59,7 +59,7 @@ fn chat_streams_the_same_text_that_it_answers_whole() {
 }
 
 #[test]
-fn a_seed_repeats_alone_and_in_company() {
+fn a_seed_repeats_the_text_alone_and_under_load() {
     let server = Server::start(&[]);
     let ask = |seed: u64| {
         let parameters = json!({"max_new_tokens": 40, "do_sample": true, "temperature": 1.3, "seed": seed});

@@ -1,4 +1,5 @@
-//! Vectors of texts, through the real binary: the same in any company, however a text is cut, and on several shards.
+//! Tests embeddings with the real binary: they do not depend on other requests, on chunking, or on
+//! the number of shards.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use millrace_integration_tests::{Server, post};
@@ -40,10 +41,10 @@ fn a_text_has_one_vector() {
         for (input, vector) in inputs.iter().zip(&together) {
             assert!((distance(vector, &vec![0.0; vector.len()]) - 1.0).abs() < 1e-5);
             let alone = vectors(&server, std::slice::from_ref(input)).remove(0);
-            // The second time its prefix is cached.
+            // The second request finds its prefix in the cache.
             assert!(alone == *vector, "{pooling} of {input}");
         }
-        // A text in many small steps, beside others.
+        // The text is computed in many small steps beside other texts.
         let small = [&flags[..], &["--max-batch-prefill-tokens", "8", "--max-batch-size", "3"]].concat();
         assert!(vectors(&Server::start(&small), &inputs) == together, "{pooling} in pieces");
         let shards = [&flags[..], &["--num-shard", "2"]].concat();

@@ -1,7 +1,7 @@
-//! Structured output and tools, through the real binary.
+//! Tests structured output and tools with the real binary.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
-use millrace_integration_tests::{Server, long_story, post, shards_of, signal, stream};
+use millrace_integration_tests::{Server, long_generation, post, shards_of, signal, stream};
 use serde_json::{Value, json};
 
 const CHAT: &str = "/v1/chat/completions";
@@ -42,7 +42,7 @@ fn tools(more: Value) -> Value {
 }
 
 #[test]
-fn an_answer_is_of_its_grammar() {
+fn an_answer_matches_its_grammar() {
     let server = Server::start(&[]);
     for (grammar, prefix) in [
         (json!({"type": "regex", "value": "^[0-9]{3}-[0-9]{4}$"}), None),
@@ -78,7 +78,7 @@ fn an_answer_is_of_its_grammar() {
         post(&server.url(CHAT), &ask(json!({"response_format": {"type": "json_object"}, "max_tokens": 20})))
             .body;
     assert!(text(&any).starts_with('{'), "{any}");
-    // An answer that is cut off is not complete, and says so.
+    // A truncated answer is reported as incomplete.
     let cut = post(&server.url(CHAT), &ask(json!({"response_format": schema, "max_tokens": 3}))).body;
     assert_eq!(
         (&cut["choices"][0]["finish_reason"], cut["usage"]["completion_tokens"].as_u64()),
@@ -129,16 +129,17 @@ fn tools_are_called_when_they_must_be() {
         );
     }
     assert_eq!(post(&server.url(CHAT), &tools(json!({"tool_choice": "none"}))).status, 200);
-    // Its template has no place for tools, so they stand in the message, and a choice is free.
+    // The template does not support tools, so they are part of the message, and the model chooses
+    // freely.
     let free = post(&server.url(CHAT), &tools(json!({})));
     assert_eq!(free.status, 200, "{}", free.body);
     let written = post(&server.url("/chat_tokenize"), &tools(json!({}))).body["templated_text"].clone();
     assert!(written.as_str().unwrap().contains("\"name\":\"greet\""), "{written}");
 }
 
-/// The items of a response, or the blocks of a message, without the ids that are made up anew for each answer.
+/// Compares the items of a response and the blocks of a message, without their random ids.
 #[test]
-fn an_answer_has_its_form_or_calls() {
+fn an_answer_has_its_format_or_calls_a_tool() {
     let server = Server::start(&[]);
     let format = json!({"type": "json_schema", "json_schema": {"name": "person", "schema": person()}});
     for choice in ["auto", "none", "required"] {
@@ -175,7 +176,7 @@ fn without_ids(list: &Value) -> Vec<Value> {
 }
 
 #[test]
-fn responses_and_messages_call_tools_too_and_take_what_came_of_it() {
+fn responses_and_messages_call_tools_and_accept_results() {
     let server = Server::start(&[]);
     let input = json!([{"role": "user", "content": "Where to?"}]);
     let place = json!({"type": "object", "properties": {"place": {"enum": ["Rome", "Oslo"]}}, "required": ["place"],
@@ -241,7 +242,7 @@ fn responses_and_messages_call_tools_too_and_take_what_came_of_it() {
 }
 
 #[test]
-fn a_grammar_goes_on_where_its_shard_was_killed() {
+fn a_grammar_continues_after_its_shard_was_killed() {
     let server = Server::start(&[]);
     let format = json!({"type": "regex", "value": "([1-9][0-9]{2} ){80}end"});
     let body = json!({"prompt": "Once", "max_tokens": 600, "temperature": 0, "response_format": format, "stream": true});
@@ -262,9 +263,9 @@ fn a_grammar_goes_on_where_its_shard_was_killed() {
     let shards = shards_of(server.pid());
     assert_eq!(ask(&|| signal(shards[0], "KILL")), undisturbed);
     assert_eq!(server.metric("millrace_shard_restarts_total"), 1.0);
-    // In company, too.
+    // The same holds for concurrent requests.
     std::thread::scope(|scope| {
-        let others: Vec<_> = (0..4).map(|_| scope.spawn(|| long_story(&server, || {}))).collect();
+        let others: Vec<_> = (0..4).map(|_| scope.spawn(|| long_generation(&server, || {}))).collect();
         assert_eq!(ask(&|| {}), undisturbed);
         let stories: Vec<String> = others.into_iter().map(|other| other.join().unwrap()).collect();
         assert!(stories.windows(2).all(|pair| pair[0] == pair[1]));
@@ -272,9 +273,9 @@ fn a_grammar_goes_on_where_its_shard_was_killed() {
 }
 
 #[test]
-fn a_hostile_grammar_costs_its_sender_an_error_and_nobody_else_anything() {
+fn hostile_grammars_affect_only_their_sender() {
     let server = Server::start(&[]);
-    let undisturbed = long_story(&server, || {});
+    let undisturbed = long_generation(&server, || {});
     let search = |i: usize| format!(".*a.{{{}}}", i + 1);
     let grammars = [
         json!({"type": "regex", "value": "("}),
@@ -290,7 +291,7 @@ fn a_hostile_grammar_costs_its_sender_an_error_and_nobody_else_anything() {
         json!({"type": "nonsense"}),
         json!([[[[[]]]]]),
     ];
-    let attacked = long_story(&server, || {
+    let attacked = long_generation(&server, || {
         for grammar in &grammars {
             let body = json!({"inputs": "a", "parameters": {"grammar": grammar, "max_new_tokens": 5}});
             let answer = post(&server.url("/generate"), &body);

@@ -1,18 +1,19 @@
-//! Requests that are made to do harm: each gets a 4xx or a closed connection, and a stream beside them loses no token.
+//! Tests hostile requests. Each gets a 4xx status or a closed connection, and a concurrent stream
+//! loses no token.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use millrace_integration_tests::{Attack, Outcome, Server, attack, long_story, raw_post};
+use millrace_integration_tests::{Attack, AttackOutcome, Server, attack, long_generation, raw_post};
 use serde_json::json;
 
-/// Attackers at the same time.
+/// The number of concurrent attackers.
 const CROWD: usize = 8;
 
 #[test]
 fn two_hundred_hostile_requests_harm_nobody() {
     let server = Server::start(&["--header-timeout", "1", "--body-timeout", "1", "--idle-timeout", "2"]);
-    let story = long_story(&server, || {});
+    let undisturbed = long_generation(&server, || {});
     let attacks = attacks();
     assert!(attacks.len() >= 200, "{}", attacks.len());
     let (next, over) = (AtomicUsize::new(0), AtomicBool::new(false));
@@ -20,7 +21,7 @@ fn two_hundred_hostile_requests_harm_nobody() {
         let reader = scope.spawn(|| {
             let mut stories = 0;
             while !over.load(Ordering::Relaxed) {
-                assert_eq!(long_story(&server, || {}), story);
+                assert_eq!(long_generation(&server, || {}), undisturbed);
                 stories += 1;
             }
             stories
@@ -31,7 +32,7 @@ fn two_hundred_hostile_requests_harm_nobody() {
                     let mut wrong = Vec::new();
                     while let Some((name, what)) = attacks.get(next.fetch_add(1, Ordering::Relaxed)) {
                         let outcome = attack(server.address(), what);
-                        if !matches!(outcome, Outcome::Status(400..=499) | Outcome::Closed) {
+                        if !matches!(outcome, AttackOutcome::Status(400..=499) | AttackOutcome::Closed) {
                             wrong.push(format!("{name}: {outcome:?}"));
                         }
                     }
@@ -48,10 +49,10 @@ fn two_hundred_hostile_requests_harm_nobody() {
     assert_eq!(server.get("/ready").0, 200);
     assert_eq!(server.metric("millrace_shard_restarts_total"), 0.0);
     assert!(!server.log().contains("panicked"), "{}", server.log());
-    assert_eq!(long_story(&server, || {}), story);
+    assert_eq!(long_generation(&server, || {}), undisturbed);
 }
 
-/// Everything, with a name.
+/// Returns all attacks with names.
 fn attacks() -> Vec<(String, Attack)> {
     let mut attacks = Vec::new();
     for (path, field) in [
@@ -61,7 +62,7 @@ fn attacks() -> Vec<(String, Attack)> {
         ("/v1/chat/completions", "messages"),
     ] {
         for (name, body) in bodies(field) {
-            // TGI's routes skip what they do not know, however deep it is.
+            // TGI's routes skip unknown fields of any depth.
             if path.starts_with("/v1") || !name.ends_with("beside it") {
                 attacks.push((format!("{path}: {name}"), Attack::Write(raw_post(path, &body))));
             }
@@ -73,14 +74,14 @@ fn attacks() -> Vec<(String, Attack)> {
         let cut = whole[..whole.len() - 5].to_vec();
         attacks.push((format!("{path}: half of a body, half closed"), Attack::HalfClose(cut.clone())));
         attacks.push((format!("{path}: half of a body, silence"), Attack::Write(cut.clone())));
-        attacks.push((format!("{path}: gone in the midst"), Attack::Leave(cut)));
-        attacks.push((format!("{path}: gone at the end"), Attack::Leave(whole)));
+        attacks.push((format!("{path}: gone in the midst"), Attack::Disconnect(cut)));
+        attacks.push((format!("{path}: gone at the end"), Attack::Disconnect(whole)));
     }
     attacks.extend(heads().into_iter().map(|(name, attack)| (name.to_owned(), attack)));
     attacks
 }
 
-/// Bodies that are not what a route takes, whatever else it takes.
+/// Returns bodies that no route accepts.
 fn bodies(field: &str) -> Vec<(&'static str, Vec<u8>)> {
     let string = |text: &str| format!(r#"{{"{field}":"{text}"}}"#).into_bytes();
     let value = |text: &str| format!(r#"{{"{field}":{text}}}"#).into_bytes();
@@ -119,7 +120,7 @@ fn bodies(field: &str) -> Vec<(&'static str, Vec<u8>)> {
     ]
 }
 
-/// Parameters beyond all bounds.
+/// Returns parameters with excessive values.
 fn parameters(path: &str) -> Vec<(&'static str, String)> {
     let fields = [
         ("temperature", "1e39"),
@@ -148,12 +149,12 @@ fn parameters(path: &str) -> Vec<(&'static str, String)> {
         all.push(("a hundred thousand biases", wrapped(path, "logit_bias", &json!(biases).to_string())));
         all.push(("n", wrapped(path, "n", "1000000000")));
     }
-    // `best_of` is not a field of chat, where what nobody knows is ignored.
+    // `best_of` is not a field of chat, where unknown fields are ignored.
     all.retain(|(name, _)| !(path.ends_with("chat/completions") && *name == "best_of"));
     all
 }
 
-/// A whole request with one parameter.
+/// Returns a complete request with one parameter.
 fn wrapped(path: &str, name: &str, value: &str) -> String {
     match path {
         "/generate" | "/generate_stream" => format!(r#"{{"inputs":"a","parameters":{{"{name}":{value}}}}}"#),
@@ -162,7 +163,7 @@ fn wrapped(path: &str, name: &str, value: &str) -> String {
     }
 }
 
-/// What is not HTTP, or not quite.
+/// Returns bytes that are not HTTP or are slightly wrong.
 fn heads() -> Vec<(&'static str, Attack)> {
     let write = |text: &str| Attack::Write(text.as_bytes().to_vec());
     let post = "POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
@@ -171,14 +172,17 @@ fn heads() -> Vec<(&'static str, Attack)> {
     vec![
         ("silence", write("")),
         ("half closed at once", Attack::HalfClose(vec![])),
-        ("gone at once", Attack::Leave(vec![])),
-        ("slow request line", Attack::Dribble(b"GET /".to_vec())),
-        ("slow headers", Attack::Dribble(b"GET /health HTTP/1.1\r\nhost: x\r\nx: ".to_vec())),
-        ("slow headers of a POST", Attack::Dribble(post.as_bytes().to_vec())),
+        ("gone at once", Attack::Disconnect(vec![])),
+        ("slow request line", Attack::SendSlowly(b"GET /".to_vec())),
+        ("slow headers", Attack::SendSlowly(b"GET /health HTTP/1.1\r\nhost: x\r\nx: ".to_vec())),
+        ("slow headers of a POST", Attack::SendSlowly(post.as_bytes().to_vec())),
         ("half of the headers, half closed", Attack::HalfClose(post.as_bytes().to_vec())),
         ("headers without an end", write(post)),
-        ("slow body", Attack::Dribble(format!("{post}content-length: 1000\r\n\r\n{{").into_bytes())),
-        ("slow chunks", Attack::Dribble(format!("{post}transfer-encoding: chunked\r\n\r\n1").into_bytes())),
+        ("slow body", Attack::SendSlowly(format!("{post}content-length: 1000\r\n\r\n{{").into_bytes())),
+        (
+            "slow chunks",
+            Attack::SendSlowly(format!("{post}transfer-encoding: chunked\r\n\r\n1").into_bytes()),
+        ),
         (
             "a giant header",
             write(&format!("GET /health HTTP/1.1\r\nhost: x\r\nx: {}\r\n\r\n", "a".repeat(1 << 20))),
@@ -206,7 +210,7 @@ fn heads() -> Vec<(&'static str, Attack)> {
         ("a length that is a word", with("content-length: many\r\n", "{}")),
         ("two lengths", with("content-length: 2\r\ncontent-length: 3\r\n", "{}x")),
         ("length and chunks", with("content-length: 2\r\ntransfer-encoding: chunked\r\n", "0\r\n\r\n")),
-        ("an encoding nobody knows", with("transfer-encoding: bogus\r\n", "{}")),
+        ("an unknown encoding", with("transfer-encoding: bogus\r\n", "{}")),
         ("a compressed body", with("content-encoding: gzip\r\ncontent-length: 3\r\n", "\u{1f}\u{7f}x")),
         ("a terabyte that is announced", with("content-length: 1000000000000\r\n", "{}")),
         ("a chunk that is not hexadecimal", chunked("xyz\r\n{}\r\n0\r\n\r\n")),
@@ -230,7 +234,7 @@ fn heads() -> Vec<(&'static str, Attack)> {
         ("HTTP/2 and then silence", write("PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n")),
         ("half of HTTP/2's preface", write("PRI * HT")),
         ("HTTP/0.9", write("GET /\r\n")),
-        ("empty lines for ever", Attack::Write(b"\r\n".repeat(500_000))),
+        ("endless empty lines", Attack::Write(b"\r\n".repeat(500_000))),
         (
             "random bytes",
             Attack::Write((0..100_000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect()),
@@ -240,6 +244,6 @@ fn heads() -> Vec<(&'static str, Attack)> {
             "an upgrade to nothing",
             write("GET /generate HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n"),
         ),
-        ("what will come later is expected", with("expect: the unexpected\r\ncontent-length: 2\r\n", "{}")),
+        ("an unknown expectation", with("expect: the unexpected\r\ncontent-length: 2\r\n", "{}")),
     ]
 }

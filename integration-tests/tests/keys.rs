@@ -1,8 +1,7 @@
-//! API keys at the real server: prefix caches that keys do not share, priorities that they may
-//! have, and bounds on `n`.
+//! Tests API keys with the real server: separate prefix caches, priorities, and bounds on `n`.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
-use millrace_integration_tests::{Answer, SecretFile, Server, post, post_with};
+use millrace_integration_tests::{JsonResponse, SecretFile, Server, post, post_with};
 use serde_json::{Value, json};
 
 /// A conversation of several hundred tokens.
@@ -11,13 +10,13 @@ fn chat() -> Value {
     json!({"messages": [{"role": "user", "content": facts.join(" ")}], "max_tokens": 4, "temperature": 0})
 }
 
-fn ask(server: &Server, key: &str, body: &Value) -> Answer {
+fn ask(server: &Server, key: &str, body: &Value) -> JsonResponse {
     let authorization = format!("bearer {key}");
     post_with(&server.url("/v1/chat/completions"), &[("authorization", &authorization)], body)
 }
 
-/// Tokens that were not computed, as the body and the header tell it.
-fn cached(answer: &Answer) -> u64 {
+/// Returns the number of cached tokens that the body and the header report.
+fn cached(answer: &JsonResponse) -> u64 {
     assert_eq!(answer.status, 200, "{}", answer.body);
     let header: u64 = answer.header("x-cached-tokens").unwrap().parse().unwrap();
     let body = answer.body["usage"]["prompt_tokens_details"]["cached_tokens"].as_u64().unwrap();
@@ -26,14 +25,14 @@ fn cached(answer: &Answer) -> u64 {
 }
 
 #[test]
-fn a_key_learns_nothing_of_what_another_key_has_asked() {
+fn keys_do_not_share_prefix_caches() {
     let server = Server::start(&["--api-key", "one,two"]);
     let body = chat();
     for key in ["one", "two"] {
         assert_eq!(cached(&ask(&server, key, &body)), 0, "the first request of `{key}`");
         assert!(cached(&ask(&server, key, &body)) > 100, "the second request of `{key}`");
     }
-    // A salt of the client's own parts its cache further and reaches no other key's.
+    // A client's own salt divides its cache further and does not reach another key's.
     let mut salted = body;
     salted["cache_salt"] = json!("key 0");
     assert_eq!(cached(&ask(&server, "two", &salted)), 0);
@@ -49,7 +48,7 @@ fn keys_may_share_a_cache() {
 }
 
 #[test]
-fn a_file_says_which_keys_may_have_high_priority() {
+fn a_key_file_grants_high_priority() {
     let file = SecretFile::new("priorities", "# the shop\nfast priority=high\nslow\n");
     let server = Server::start(&["--api-key-file", file.path(), "--cache-salt-per-key"]);
     let mut body = chat();
@@ -61,6 +60,24 @@ fn a_file_says_which_keys_may_have_high_priority() {
     assert_eq!(ask(&server, "priority=high", &body).status, 401, "the mark is not a key");
     body["priority"] = json!("normal");
     assert_eq!(ask(&server, "slow", &body).status, 200);
+}
+
+#[test]
+fn a_key_file_limits_keys_and_names_them_in_metrics() {
+    let file = SecretFile::new("limits", "limited tokens-per-minute=1 name=shop\nfree\n");
+    let server = Server::start(&["--api-key-file", file.path()]);
+    let body = chat();
+    let accepted = ask(&server, "limited", &body);
+    assert_eq!(accepted.status, 200);
+    let generated = accepted.body["usage"]["completion_tokens"].as_f64().unwrap();
+    let refused = ask(&server, "limited", &body);
+    assert_eq!((refused.status, &refused.body["error"]["code"]), (429, &json!("rate_limit_exceeded")));
+    assert!(refused.header("retry-after").unwrap().parse::<u64>().unwrap() > 60);
+    assert_eq!(ask(&server, "free", &body).status, 200);
+    assert_eq!(server.metric(r#"millrace_key_requests_total{key="shop"}"#), 1.0);
+    assert_eq!(server.metric(r#"millrace_key_tokens_total{key="shop",kind="generated"}"#), generated);
+    let refused = r#"millrace_key_refused_total{key="shop",limit="tokens_per_minute"}"#;
+    assert_eq!(server.metric(refused), 1.0);
 }
 
 #[test]
@@ -76,7 +93,7 @@ fn max_best_of_bounds_n() {
         assert_eq!(message.contains("--max-best-of"), status == 400, "{message}");
     }
     let server = Server::start(&["--cache-salt-per-key", "true"]);
-    server.says("--cache-salt-per-key has no effect");
+    server.wait_for_log("--cache-salt-per-key has no effect");
     body["n"] = json!(17);
     assert_eq!(post(&server.url("/v1/chat/completions"), &body).status, 400);
 }

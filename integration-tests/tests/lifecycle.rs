@@ -1,4 +1,4 @@
-//! Starting, ending and dying.
+//! Tests starting, ending and crashing.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::process::{Command, Stdio};
@@ -8,7 +8,7 @@ use millrace_integration_tests::{Server, binary, post, shards_of, stream};
 use serde_json::json;
 
 fn is_alive(pid: u32) -> bool {
-    // A zombie has ended: its parent just has not asked for it yet.
+    // A zombie has ended. Its parent has not reaped it yet.
     let state = Command::new("ps").args(["-o", "stat=", "-p", &pid.to_string()]).output().unwrap();
     let state = String::from_utf8_lossy(&state.stdout).trim().to_owned();
     !state.is_empty() && !state.starts_with('Z')
@@ -42,7 +42,7 @@ fn killing_the_server_leaves_no_shard_behind() {
 }
 
 #[test]
-fn liveness_and_readiness_are_told_apart() {
+fn liveness_and_readiness_differ() {
     let server = Server::start(&[]);
     assert_eq!(server.get("/health").0, 200);
     assert_eq!(server.get("/ready").0, 200);
@@ -66,7 +66,22 @@ fn beyond_the_limit_requests_are_refused_at_once() {
     });
 }
 
-/// Exit code and standard error of a `serve` that cannot start.
+#[test]
+fn a_client_that_leaves_makes_room_while_a_step_runs() {
+    // A step takes longer than the test waits.
+    let flags = ["--device", "null", "--null-step-micros", "300000000", "--max-concurrent-requests", "1"];
+    let server = Server::start(&flags);
+    let body = json!({"inputs": "Hello", "parameters": {"max_new_tokens": 9}});
+    let held = stream(&server.url("/generate_stream"), &body);
+    assert_eq!(held.status, 200);
+    assert_eq!(post(&server.url("/generate"), &body).status, 429);
+    drop(held);
+    server.wait_until("the place of the request is free", |server| {
+        stream(&server.url("/generate_stream"), &body).status == 200
+    });
+}
+
+/// Returns the exit code and the standard error of a `serve` that cannot start.
 fn refusal(flags: &[&str]) -> (Option<i32>, String) {
     let output = Command::new(binary())
         .args(["serve", "--port", "0"])

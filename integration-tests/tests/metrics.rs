@@ -1,4 +1,4 @@
-//! `/metrics`, and the dashboard that shows it.
+//! Tests `/metrics` and the dashboard.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::collections::BTreeSet;
@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use millrace_integration_tests::{Server, post, stream};
 use serde_json::{Value, json};
 
-/// Names in an expression.
+/// Returns the metric names in an expression.
 fn names(expression: &str) -> impl Iterator<Item = &str> {
     let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_' || c == ':'));
     words.filter(|word| ["tgi_", "vllm:", "millrace_"].iter().any(|prefix| word.starts_with(prefix)))
@@ -27,8 +27,9 @@ fn strings<'a>(value: &'a Value, key: &str, to: &mut Vec<&'a str>) {
     }
 }
 
-/// TGI's names. `tgi_batch_concat`, `tgi_batch_concat_duration`, `tgi_batch_filter_duration` and `tgi_batch_decode_duration` are
-/// not among them: a step here takes sequences in and lets others go without a batch that is put together or cut.
+/// TGI's metrics. `tgi_batch_concat`, `tgi_batch_concat_duration`, `tgi_batch_filter_duration` and
+/// `tgi_batch_decode_duration` are not among them, because batches are not concatenated or filtered
+/// here: each step may add and remove sequences.
 const TGI: &[&str] = &[
     "tgi_request_count",
     "tgi_request_success",
@@ -62,7 +63,7 @@ const TGI: &[&str] = &[
 ];
 
 #[test]
-fn what_the_dashboard_shows_is_measured() {
+fn the_dashboard_shows_existing_metrics() {
     let dashboard = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/grafana.json");
     let dashboard: Value = serde_json::from_str(&std::fs::read_to_string(dashboard).unwrap()).unwrap();
     let mut expressions = Vec::new();
@@ -109,7 +110,7 @@ fn each_request_is_counted_once() {
     assert_eq!(server.metric("tgi_request_duration_count"), 5.0);
     assert_eq!(server.metric("tgi_request_time_to_first_token_duration_count"), 5.0);
 
-    // TGI's buckets: 35 of a duration, each half as long again as the one before; 100 of a length.
+    // TGI's buckets: 35 for a duration, each 1.5 times the previous one, and 100 for a length.
     let text = server.get("/metrics").1;
     let bounds = |name: &str| -> Vec<f64> {
         let begin = format!("{name}_bucket{{le=\"");
@@ -162,7 +163,7 @@ fn endpoint_pickers_see_the_load() {
         drop(running);
         assert!(waits.join().unwrap().is_some());
     });
-    // Both clients have left; the gauges say so without another request.
+    // Both clients have left. The gauges show this without another request.
     server.wait_until("nothing runs", |server| {
         ["vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc"]
             .iter()

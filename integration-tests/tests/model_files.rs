@@ -1,10 +1,10 @@
-//! What the files beside a model's weights say: end tokens, and how tokens are drawn.
+//! Tests the files beside a model's weights: end tokens and sampling defaults.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
-use millrace_integration_tests::{Answer, ModelCopy, Server, post};
+use millrace_integration_tests::{JsonResponse, ModelCopy, Server, post};
 use serde_json::{Value, json};
 
-fn chat(server: &Server, more: &Value) -> Answer {
+fn chat(server: &Server, more: &Value) -> JsonResponse {
     let mut body = json!({
         "messages": [{"role": "user", "content": "Tell me a story about a fox and a lantern."}], "max_tokens": 200,
     });
@@ -18,9 +18,9 @@ fn info(server: &Server) -> Value {
     serde_json::from_str(&server.get("/info").1).unwrap()
 }
 
-/// A fine-tuned model whose configuration still names the end token of the model that it was made from.
+/// A fine-tuned model whose configuration still names the end token of its base model.
 #[test]
-fn an_answer_ends_with_the_turn_where_only_the_template_knows_its_end() {
+fn an_answer_ends_with_the_end_token_of_the_template() {
     let model = ModelCopy::new("end-tokens");
     model.edit("generation_config.json", |config| config["eos_token_id"] = json!(0));
     model.edit("config.json", |config| config["eos_token_id"] = json!(0));
@@ -47,7 +47,7 @@ fn a_silent_request_is_sampled_as_generation_config_says() {
     let server = Server::start(&["--model-id", model.path()]);
     assert_eq!(info(&server)["sampling_defaults"], json!({"temperature": 2.0, "top_k": 1}));
     let greedy = chat(&server, &json!({"temperature": 0})).body["choices"][0]["message"].clone();
-    // One token is left to choose from.
+    // The sampling parameters leave a single token.
     assert!(texts(&server).iter().all(|text| *text == greedy));
 
     let server = Server::start(&["--model-id", model.path(), "--generation-config", "none"]);

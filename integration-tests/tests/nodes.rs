@@ -1,4 +1,4 @@
-//! One model on two machines: two servers on one address, and two network namespaces.
+//! Tests one model on two machines: two servers on one address, and two network namespaces.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::path::Path;
@@ -6,40 +6,41 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use millrace_integration_tests::{
-    SecretFile, Server, Worker, binary, free_port, long_story, shards_of, signal,
+    SecretFile, Server, WorkerNode, binary, free_port, long_generation, shards_of, signal,
 };
 
 const SECRET: &str = "a secret that only the machines of this test know\n";
 
-/// In single precision: sums over shards round differently, which half precision would show at once.
+/// float32, because sums over shards are rounded differently, which would be visible in half
+/// precision.
 const MODEL: [&str; 4] = ["--model-id", "demo", "--dtype", "float32"];
 
-/// What one shard on one machine says.
+/// Returns the text of one shard on one machine.
 fn expected() -> String {
-    long_story(&Server::start(&MODEL), || {})
+    long_generation(&Server::start(&MODEL), || {})
 }
 
-/// Two machines on this address.
+/// Returns the flags of two machines with this port.
 fn pair<'a>(port: &'a str, secret: &'a SecretFile) -> Vec<&'a str> {
     let nodes = ["--num-shard", "2", "--nnodes", "2", "--leader-address", "127.0.0.1"];
     [&MODEL[..], &nodes, &["--leader-port", port, "--group-secret-file", secret.path()]].concat()
 }
 
-fn worker(flags: &[&str]) -> Worker {
-    Worker::start(Command::new(binary()).args(["serve", "--node-rank", "1"]).args(flags))
+fn worker_node(flags: &[&str]) -> WorkerNode {
+    WorkerNode::start(Command::new(binary()).args(["serve", "--node-rank", "1"]).args(flags))
 }
 
 fn is_gone(pid: u32) -> bool {
     !Path::new(&format!("/proc/{pid}")).exists()
 }
 
-fn all_end(server: Server, worker: Worker) {
-    let shards = [shards_of(server.pid()), worker.shards()].concat();
+fn all_end(server: Server, worker_node: WorkerNode) {
+    let shards = [shards_of(server.pid()), worker_node.shards()].concat();
     assert_eq!(shards.len(), 2);
     server.signal("TERM");
     assert_eq!(server.wait().code(), Some(0));
-    let started_again = worker.shards();
-    assert_eq!(worker.stop().code(), Some(0));
+    let started_again = worker_node.shards();
+    assert_eq!(worker_node.stop().code(), Some(0));
     let since = Instant::now();
     while !shards.iter().chain(&started_again).all(|&pid| is_gone(pid)) {
         assert!(since.elapsed() < Duration::from_secs(60), "a shard outlives its machine");
@@ -48,71 +49,74 @@ fn all_end(server: Server, worker: Worker) {
 }
 
 #[test]
-fn two_machines_say_what_one_shard_says_through_losses_on_both() {
+fn two_machines_match_one_shard_through_losses_on_both() {
     let expected = expected();
     let (port, secret) = (free_port(), SecretFile::new("nodes-losses", SECRET));
     let flags = pair(&port, &secret);
-    let worker = worker(&flags);
+    let worker_node = worker_node(&flags);
     let server = Server::start(&flags);
-    assert_eq!((shards_of(server.pid()).len(), worker.shards().len()), (1, 1));
-    assert_eq!(long_story(&server, || {}), expected);
+    assert_eq!((shards_of(server.pid()).len(), worker_node.shards().len()), (1, 1));
+    assert_eq!(long_generation(&server, || {}), expected);
 
-    let shards = || [shards_of(server.pid())[0], worker.shards()[0]];
+    let shards = || [shards_of(server.pid())[0], worker_node.shards()[0]];
     for (machine, name) in [(1, "KILL"), (0, "KILL"), (1, "STOP")] {
         let (before, restarts) = (shards(), server.metric("millrace_shard_restarts_total"));
-        assert_eq!(long_story(&server, || signal(before[machine], name)), expected, "{name} on {machine}");
+        assert_eq!(
+            long_generation(&server, || signal(before[machine], name)),
+            expected,
+            "{name} on {machine}"
+        );
         assert_eq!(server.metric("millrace_shard_restarts_total"), restarts + 1.0);
-        worker.wait_until("the old shards are gone", |_| before.iter().all(|&pid| is_gone(pid)));
+        worker_node.wait_until("the old shards are gone", |_| before.iter().all(|&pid| is_gone(pid)));
     }
-    all_end(server, worker);
+    all_end(server, worker_node);
 }
 
 #[test]
 fn a_leader_that_dies_is_waited_for() {
     let (port, secret) = (free_port(), SecretFile::new("nodes-leader", SECRET));
     let flags = pair(&port, &secret);
-    let worker = worker(&flags);
+    let worker_node = worker_node(&flags);
     for _ in 0..2 {
         let server = Server::start(&flags);
-        let shard = worker.shards()[0];
+        let shard = worker_node.shards()[0];
         server.signal("KILL");
         let _ = server.wait();
-        worker.wait_until("its shard has ended", |worker| {
-            worker.shards().first().is_some_and(|&now| now != shard)
+        worker_node.wait_until("its shard has ended", |worker_node| {
+            worker_node.shards().first().is_some_and(|&now| now != shard)
         });
     }
-    all_end(Server::start(&flags), worker);
+    all_end(Server::start(&flags), worker_node);
 }
 
 #[test]
-fn who_does_not_know_the_secret_is_refused_and_both_say_so() {
+fn a_node_with_a_wrong_secret_is_refused_and_both_log_it() {
     let port = free_port();
     let (right, wrong) = (
         SecretFile::new("nodes-right", SECRET),
         SecretFile::new("nodes-wrong", "not the secret of this test"),
     );
     let server = Server::start_loading(&pair(&port, &right));
-    let other = worker(&pair(&port, &wrong));
-    let refusal = "the two sides were given different secrets";
+    let other = worker_node(&pair(&port, &wrong));
+    let refusal = "the two sides have different secrets";
     server.wait_until("the leader says so", |server| server.log().contains(refusal));
     other.wait_until("the other machine says so", |other| other.log().contains(refusal));
-    // It does not give up: what is wrong may be mended.
+    // The node does not give up, because the error may be corrected.
     other.wait_until("it tries again", |other| other.log().matches(refusal).count() > 2);
     assert_eq!(server.get("/ready").0, 503);
     assert_eq!(other.stop().code(), Some(0));
 
-    // With four shards on two machines, ranks 2 and 3 come.
+    // With four shards on two machines, ranks 2 and 3 join.
     let mut flags = pair(&port, &right);
     flags[5] = "4";
-    let other = worker(&flags);
-    other
-        .wait_until("the sizes differ", |other| other.log().contains("has 2 ranks, and the rank was told 4"));
-    server.says("has 2 ranks, and the rank was told 4");
+    let other = worker_node(&flags);
+    other.wait_until("the sizes differ", |other| other.log().contains("has 2 ranks, and the rank expects 4"));
+    server.wait_for_log("has 2 ranks, and the rank expects 4");
     drop(other);
 
-    let worker = worker(&pair(&port, &right));
+    let worker_node = worker_node(&pair(&port, &right));
     server.wait_until("the right one is let in", |server| server.get("/ready").0 == 200);
-    all_end(server, worker);
+    all_end(server, worker_node);
 }
 
 #[test]
@@ -139,14 +143,15 @@ fn flags_are_checked_before_anything_is_started() {
     }
 }
 
-/// Two machines, each a network namespace; their cable is a pair of virtual interfaces.
+/// Two machines as network namespaces, connected by a pair of virtual interfaces.
 struct Machines {
     names: [String; 2],
 }
 
 const ADDRESSES: [&str; 2] = ["10.207.41.1", "10.207.41.2"];
 
-/// The namespace of the second machine, for the test inside the first.
+/// The environment variable with the namespace of the second machine, for the test inside the
+/// first.
 const OTHER: &str = "MILLRACE_TEST_OTHER_MACHINE";
 
 fn ip(arguments: &str) -> Result<(), String> {
@@ -160,7 +165,7 @@ fn ip(arguments: &str) -> Result<(), String> {
 impl Machines {
     fn new() -> Result<Machines, String> {
         let names = [0, 1].map(|n| format!("millrace-{}-{n}", std::process::id()));
-        // Removed again also if one of these fails.
+        // The namespaces are also removed if one of these commands fails.
         let machines = Machines { names };
         let [one, other] = &machines.names;
         ip(&format!("netns add {one}"))?;
@@ -177,7 +182,7 @@ impl Machines {
 
 impl Drop for Machines {
     fn drop(&mut self) {
-        // The cable goes with its ends.
+        // The link is removed with its ends.
         self.names.iter().for_each(|name| drop(ip(&format!("netns del {name}"))));
     }
 }
@@ -201,7 +206,7 @@ fn two_network_namespaces_are_two_machines() {
     assert!(inside.status.success(), "{}", said.join("\n"));
 }
 
-/// Not a test of its own: what the test above does inside the first namespace.
+/// The part of the test above that runs inside the first namespace. It does nothing on its own.
 #[test]
 fn inside_the_leaders_machine() {
     let Ok(other) = std::env::var(OTHER) else { return };
@@ -217,8 +222,8 @@ fn inside_the_leaders_machine() {
         "--group-secret-file",
         secret.path(),
     ];
-    // The other one is told as LeaderWorkerSet tells it.
-    let worker = Worker::start(
+    // The second machine is configured in the way of LeaderWorkerSet.
+    let worker_node = WorkerNode::start(
         Command::new("ip")
             .args(["netns", "exec", &other])
             .arg(binary())
@@ -227,22 +232,22 @@ fn inside_the_leaders_machine() {
             .env("MILLRACE_GROUP_SECRET", SECRET.trim_end()),
     );
     let server = Server::start(&[&MODEL[..], &flags].concat());
-    server.says(&format!("rank 1 has come from {}", ADDRESSES[1]));
-    assert_eq!(long_story(&server, || {}), expected);
+    server.wait_for_log(&format!("rank 1 has connected from {}", ADDRESSES[1]));
+    assert_eq!(long_generation(&server, || {}), expected);
 
-    let shard = worker.shards()[0];
-    assert_eq!(long_story(&server, || signal(shard, "KILL")), expected);
-    worker.wait_until("the next shard is there", |worker| worker.shards().len() == 1);
+    let shard = worker_node.shards()[0];
+    assert_eq!(long_generation(&server, || signal(shard, "KILL")), expected);
+    worker_node.wait_until("the next shard is there", |worker_node| worker_node.shards().len() == 1);
 
-    // The cable is pulled: neither side is told anything, and each finds it out by itself.
-    let shard = worker.shards()[0];
-    let through = long_story(&server, || {
+    // The link goes down. Neither side is notified, and each detects it by itself.
+    let shard = worker_node.shards()[0];
+    let through = long_generation(&server, || {
         ip("link set cable down").unwrap();
         let since = Instant::now();
-        worker.wait_until("the rank behind the cable has ended", |_| is_gone(shard));
+        worker_node.wait_until("the rank behind the cable has ended", |_| is_gone(shard));
         eprintln!("the rank ended after {:.1} s without a cable", since.elapsed().as_secs_f64());
         ip("link set cable up").unwrap();
     });
     assert_eq!(through, expected);
-    all_end(server, worker);
+    all_end(server, worker_node);
 }

@@ -1,7 +1,8 @@
-//! The prefix cache on real weights: what is reused changes no answer, and only what has been computed is reused.
+//! Tests the prefix cache on real weights: reuse changes no answer, and only computed blocks are
+//! reused.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
-use millrace_integration_tests::{Answer, Server, post, stream};
+use millrace_integration_tests::{JsonResponse, Server, post, stream};
 use serde_json::{Value, json};
 
 /// A prompt of several hundred tokens that ends with `question`.
@@ -11,21 +12,22 @@ fn request(question: &str) -> Value {
     json!({"inputs": format!("{} {question}", facts.join(" ")), "parameters": parameters})
 }
 
-/// Tokens with their log-probabilities and alternatives, to the last bit that is shown.
-fn details(answer: &Answer) -> &Value {
+/// Returns the tokens with their logprobs and alternatives in full precision.
+fn details(answer: &JsonResponse) -> &Value {
     assert_eq!(answer.status, 200, "{}", answer.body);
     let details = &answer.body["details"];
     assert!(details["tokens"].as_array().is_some_and(|tokens| !tokens.is_empty()), "{details}");
     details
 }
 
-/// Tokens of the prompt, and how many of them were not computed.
-fn prompt_and_cached(answer: &Answer) -> (usize, usize) {
+/// Returns the number of prompt tokens and the number of cached ones.
+fn prompt_and_cached(answer: &JsonResponse) -> (usize, usize) {
     let number = |name: &str| answer.header(name).unwrap().parse().unwrap();
     (number("x-prompt-tokens"), number("x-cached-tokens"))
 }
 
-/// Whether all was there that can be: the last token is always computed, and with it the block that it is in.
+/// Whether all cacheable tokens were cached. The last token is always computed, with the block that
+/// contains it.
 fn all_cached((prompt, cached): (usize, usize)) -> bool {
     (prompt - 16..prompt).contains(&cached)
 }
@@ -52,7 +54,35 @@ fn a_shared_prefix_is_computed_once_and_changes_nothing() {
 }
 
 #[test]
-fn another_salt_finds_nothing() {
+fn answers_to_one_prompt_and_a_herd_of_requests_compute_it_once() {
+    let server = Server::start(&[]);
+    let count = |name: &str| server.metric(&format!("millrace_prefix_cache_{name}_tokens_total"));
+    let prompt = request("Who bought lemons?")["inputs"].clone();
+    let body = json!({"prompt": prompt, "n": 4, "max_tokens": 5, "temperature": 1.0, "seed": 1});
+    let answer = post(&server.url("/v1/completions"), &body);
+    assert_eq!((answer.status, answer.body["choices"].as_array().unwrap().len()), (200, 4));
+    let tokens = answer.body["usage"]["prompt_tokens"].as_f64().unwrap();
+    let shared = ((tokens - 1.0) / 16.0).floor() * 16.0;
+    assert_eq!((count("hit"), count("miss")), (3.0 * shared, tokens + 3.0 * (tokens - shared)));
+
+    // Another prompt, from several clients at the same time.
+    let before = (count("hit"), count("miss"));
+    let url = server.url("/generate");
+    let body = request("What did Rosa buy on Monday?");
+    let ask = || prompt_and_cached(&post(&url, &json!({"inputs": format!("Listen. {}", body["inputs"])})));
+    let answers: Vec<_> = std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..8).map(|_| scope.spawn(ask)).collect();
+        clients.into_iter().map(|client| client.join().unwrap()).collect()
+    });
+    let all = answers[0].0;
+    assert_eq!(answers.iter().filter(|&&answer| all_cached(answer)).count(), 7, "{answers:?}");
+    let computed = answers.iter().map(|(prompt, cached)| prompt - cached).sum::<usize>();
+    assert!(computed < all + 7 * 17, "{computed} tokens are computed for prompts of {all}");
+    assert_eq!(count("hit") - before.0, answers.iter().map(|answer| answer.1 as f64).sum::<f64>());
+}
+
+#[test]
+fn another_cache_salt_has_no_hits() {
     let server = Server::start(&[]);
     let ask = |salt: Option<&str>| {
         let mut body = request("Who bought lemons?");
@@ -65,10 +95,10 @@ fn another_salt_finds_nothing() {
 }
 
 #[test]
-fn a_prefill_that_was_cancelled_leaves_nothing_wrong() {
+fn a_cancelled_prefill_leaves_a_correct_cache() {
     let body = request("Who bought lemons?");
     let expected = post(&Server::start(&["--prefix-caching", "false"]).url("/generate"), &body);
-    // Many steps, so that the client leaves in the middle.
+    // The prefill takes many steps, so that the client can leave in the middle.
     let server = Server::start(&["--max-batch-prefill-tokens", "1", "--max-batch-size", "2"]);
     drop(stream(&server.url("/generate_stream"), &body));
     server.wait_until("it is cancelled", |server| server.metric("tgi_batch_current_size") == 0.0);
@@ -76,7 +106,7 @@ fn a_prefill_that_was_cancelled_leaves_nothing_wrong() {
         let got = post(&server.url("/generate"), &body);
         assert_eq!(details(&got), details(&expected), "round {round}");
         let (prompt, cached) = prompt_and_cached(&got);
-        // What the first attempt has computed is worth as much as if it had ended, and no more is taken from it.
+        // The blocks that the first attempt has computed are reused, and no others.
         let right = if round == 0 { cached < prompt - 32 } else { all_cached((prompt, cached)) };
         assert!(right, "round {round}: {cached} of {prompt}");
     }

@@ -1,4 +1,4 @@
-//! The main job on real, trained weights: the right text, alone and under load.
+//! Tests trained weights: the right text, alone and under load.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::collections::HashMap;
@@ -11,7 +11,7 @@ const LILY: &str = "Once upon a time, there was a little girl named Lily.";
 const LILY_80: &str = " She loved to play outside in the park. One day, she saw a big, red ball. She wanted to play \
                        with it, but it was too high.\nLily's mom said, \"Lily, let's go to the park.\" Lily was sad and didn'";
 
-/// The demo model, which is trained on stories of the same kind.
+/// The demo model, which is trained on similar stories.
 const DEMO: &str = "demo";
 
 fn serve(model: &Path, flags: &[&str]) -> Server {
@@ -52,7 +52,7 @@ fn published_weights_stream_the_whole_answer_in_pieces() {
     assert!(events[..79].iter().all(|event| event["generated_text"].is_null()));
 }
 
-/// Prompts of many lengths: cuts of one long text.
+/// Returns prompts of many lengths, cut from one long text.
 fn prompts() -> Vec<String> {
     let long = format!("{LILY}{LILY_80} ").repeat(4);
     (0..32).map(|i| long.chars().take(5 + 31 * i % 700 + i).collect()).collect()
@@ -71,7 +71,7 @@ fn under_load(flags: &[&str]) {
                 let events = stream(&server.url("/generate_stream"), &request(prompt, 48));
                 let text: String = events
                     .take(if leaves { 7 } else { usize::MAX })
-                    // A mark is shown as a token and is no part of the text.
+                    // A special token is reported as a token and is not part of the text.
                     .filter(|event| event["token"]["special"] == false)
                     .map(|event| event["token"]["text"].as_str().unwrap().to_owned())
                     .collect();
@@ -88,12 +88,12 @@ fn under_load(flags: &[&str]) {
 }
 
 #[test]
-fn clients_at_once_get_what_each_gets_alone() {
+fn concurrent_clients_get_the_same_texts_as_alone() {
     under_load(&[]);
 }
 
 #[test]
-fn clients_at_once_get_what_each_gets_alone_when_blocks_and_slots_are_short() {
+fn concurrent_clients_get_the_same_texts_when_blocks_and_slots_are_scarce() {
     under_load(&[
         "--max-batch-total-tokens",
         "1024",

@@ -1,4 +1,4 @@
-//! Shards that die or hang, a server that is too full, and one that is shut down: what clients see of it.
+//! Tests what clients see when shards die or hang, when the server is full, and when it shuts down.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::collections::BTreeMap;
@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use millrace_integration_tests::{ModelCopy, Server, post, resident_bytes, shards_of, signal, stream};
 use serde_json::{Value, json};
 
-/// Greedy and seeded requests by turns; long ones, so that there is time to die in the middle.
+/// Returns alternating greedy and seeded requests, long enough for a shard to die in the middle.
 fn requests(count: usize) -> Vec<Value> {
     let request = |i: usize| {
         let mut parameters = json!({"max_new_tokens": 420, "stop": ["\u{1}"], "details": true});
@@ -23,12 +23,12 @@ fn requests(count: usize) -> Vec<Value> {
     (0..count).map(request).collect()
 }
 
-/// A request that runs until the model's context is full, for tests that must meet it unfinished.
+/// A request that runs until the model's context is full, for tests that must find it unfinished.
 fn long_request() -> Value {
     json!({"prompt": "Once upon a time", "max_tokens": 1000, "ignore_eos": true, "temperature": 0, "stream": true})
 }
 
-/// All answers at once, as streams; `seen` counts their tokens.
+/// Runs all requests as concurrent streams. `seen` counts their tokens.
 fn texts(server: &Server, requests: &[Value], seen: &AtomicUsize) -> Vec<String> {
     std::thread::scope(|scope| {
         let clients: Vec<_> = requests
@@ -38,7 +38,7 @@ fn texts(server: &Server, requests: &[Value], seen: &AtomicUsize) -> Vec<String>
                     let mut text = String::new();
                     for (index, event) in stream(&server.url("/generate_stream"), request).enumerate() {
                         assert_eq!(event["index"], index + 1, "a token is lost or doubled: {event}");
-                        // A mark is shown as a token and is no part of the text.
+                        // A special token is reported as a token and is not part of the text.
                         if event["token"]["special"] == false {
                             text += event["token"]["text"].as_str().unwrap();
                         }
@@ -95,7 +95,7 @@ fn streams_survive(name: &str, flags: &[&str]) {
     idle(&server);
 }
 
-/// Nothing waits and nothing runs.
+/// Checks that no request waits or runs.
 fn idle(server: &Server) {
     server.wait_until("nothing is left", |server| {
         server.metric("tgi_batch_current_size") == 0.0 && server.metric("tgi_queue_size") == 0.0
@@ -119,7 +119,7 @@ fn shards_that_never_come_back_end_the_server_with_a_clear_error() {
     let server = Server::start(&[&["--model-id", model.path()], failures.as_slice()].concat());
     let mut events = stream(&server.url("/v1/completions"), &long_request());
     assert!(events.next().is_some());
-    // Nothing more is generated while the file is removed.
+    // The stopped shards generate nothing while the file is removed.
     shards_of(server.pid()).into_iter().for_each(|shard| signal(shard, "STOP"));
     std::fs::remove_file(Path::new(model.path()).join("model.safetensors")).unwrap();
     shards_of(server.pid()).into_iter().for_each(|shard| signal(shard, "KILL"));
@@ -127,7 +127,7 @@ fn shards_that_never_come_back_end_the_server_with_a_clear_error() {
     assert_eq!(server.get("/health").0, 200);
     let last = events.last().unwrap();
     assert!(last["error"]["message"].as_str().unwrap().contains("safetensors"), "{last}");
-    server.says("started again in");
+    server.wait_for_log("started again in");
     assert_eq!(server.wait().code(), Some(1));
 }
 
@@ -181,7 +181,7 @@ fn an_overfull_server_refuses_and_loses_nothing() {
 }
 
 #[test]
-fn a_draining_server_answers_that_it_is() {
+fn a_draining_server_reports_that_it_is_draining() {
     let server = Server::start(&[]);
     let mut running: Vec<_> =
         (0..12).map(|_| stream(&server.url("/v1/completions"), &long_request())).collect();
@@ -211,7 +211,7 @@ fn draining_ends_with_error_events_when_time_is_up() {
     let server = Server::start(&flags);
     let mut held: Vec<_> = (0..2).map(|_| stream(&server.url("/v1/completions"), &long_request())).collect();
     assert!(held.iter_mut().all(|events| events.next().is_some()));
-    // Nothing moves any more.
+    // The stopped shards keep all requests unfinished.
     shards_of(server.pid()).into_iter().for_each(|shard| signal(shard, "STOP"));
     let since = Instant::now();
     server.signal("TERM");

@@ -1,11 +1,11 @@
-//! Each API once, whole and streamed, as its clients call it. The details are tested beside the code.
+//! Tests each API once, with and without streaming. Unit tests cover the details.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
-use millrace_integration_tests::{Attack, Outcome, Server, attack, post, raw_post};
+use millrace_integration_tests::{Attack, AttackOutcome, Server, attack, post, raw_post};
 use serde_json::{Value, json};
 
 #[test]
-fn every_api_tells_the_same_story() {
+fn every_api_returns_the_same_text() {
     let server = Server::start(&[]);
     let ask = |path: &str, body: Value| {
         let answer = post(&server.url(path), &body);
@@ -14,7 +14,7 @@ fn every_api_tells_the_same_story() {
         answer.body
     };
     let greedy = json!({"max_new_tokens": 12});
-    let story =
+    let expected =
         ask("/generate", json!({"inputs": "Once upon a time", "parameters": greedy}))["generated_text"]
             .clone();
     let tensor = json!({"name": "input", "shape": [1], "datatype": "BYTES", "data": ["Once upon a time"]});
@@ -26,11 +26,11 @@ fn every_api_tells_the_same_story() {
         ask("/v1/completions", json!({"prompt": "Once upon a time", "max_tokens": 12, "temperature": 0}))["choices"][0]["text"]
             .clone(),
     ];
-    assert!(plain.iter().all(|text| *text == story), "{story}: {plain:?}");
+    assert!(plain.iter().all(|text| *text == expected), "{expected}: {plain:?}");
 
     let messages = json!([{"role": "user", "content": "Tell me a story about a fox."}]);
     let chat = json!({"messages": messages, "max_tokens": 12, "temperature": 0});
-    let story = ask("/v1/chat/completions", chat.clone())["choices"][0]["message"]["content"].clone();
+    let expected = ask("/v1/chat/completions", chat.clone())["choices"][0]["message"]["content"].clone();
     let response =
         json!({"input": "Tell me a story about a fox.", "max_output_tokens": 12, "temperature": 0});
     let conversations = [
@@ -38,7 +38,7 @@ fn every_api_tells_the_same_story() {
         ask("/v1/responses", response)["output"][0]["content"][0]["text"].clone(),
         ask("/vertex", json!({"instances": [chat]}))["predictions"][0].clone(),
     ];
-    assert!(conversations.iter().all(|text| *text == story), "{story}: {conversations:?}");
+    assert!(conversations.iter().all(|text| *text == expected), "{expected}: {conversations:?}");
     let counted = ask("/v1/messages/count_tokens", json!({"messages": messages}))["input_tokens"].clone();
     let tokens =
         ask("/chat_tokenize", json!({"messages": messages}))["tokenize_response"].as_array().unwrap().len();
@@ -48,5 +48,5 @@ fn every_api_tells_the_same_story() {
         assert_eq!(server.get(path).0, 200, "{path}");
     }
     let bad = raw_post("/v1/messages", br#"{"messages":[],"max_tokens":1}"#);
-    assert_eq!(attack(server.address(), &Attack::Write(bad)), Outcome::Status(400));
+    assert_eq!(attack(server.address(), &Attack::Write(bad)), AttackOutcome::Status(400));
 }

@@ -1,4 +1,5 @@
-//! What the model makes of a given text, through the real binary: the same as when it writes that text itself.
+//! Tests the scores of given texts with the real binary. They equal the logprobs of generating the
+//! same text.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::time::Duration;
@@ -8,17 +9,18 @@ use serde_json::{Value, json};
 
 const PATH: &str = "/v1/completions";
 
-/// Several steps for a prompt, and several pieces for what a step scores.
-const SMALL: [&str; 6] = ["--dtype", "float32", "--max-batch-prefill-tokens", "24", "--max-batch-size", "4"];
+/// With these flags a prompt takes several steps, and its scores arrive in several parts.
+const SMALL_SERVER_FLAGS: [&str; 6] =
+    ["--dtype", "float32", "--max-batch-prefill-tokens", "24", "--max-batch-size", "4"];
 
-/// The one choice of an answer.
+/// Returns the only choice of a response.
 fn choice(server: &Server, body: &Value) -> Value {
     let answer = post(&server.url(PATH), body);
     assert_eq!(answer.status, 200, "{}", answer.body);
     answer.body["choices"][0].clone()
 }
 
-/// Tokens from the prompt on, and the request that scores them all.
+/// Generates tokens after a prompt, and returns them with a request that scores the whole text.
 fn written(server: &Server, prompt: &str, tokens: usize) -> (Value, Value) {
     let body = json!({
         "prompt": prompt, "max_tokens": tokens, "temperature": 0, "logprobs": 2, "return_token_ids": true,
@@ -35,12 +37,12 @@ fn list<'a>(choice: &'a Value, name: &str) -> &'a [Value] {
 }
 
 #[test]
-fn a_text_is_scored_as_it_was_written() {
+fn a_text_has_the_scores_of_its_generation() {
     for shards in ["1", "2"] {
-        let server = Server::start(&[&SMALL[..], &["--num-shard", shards]].concat());
+        let server = Server::start(&[&SMALL_SERVER_FLAGS[..], &["--num-shard", shards]].concat());
         let (written, request) = written(&server, "Once upon a time there was a fox", 80);
         for _ in 0..2 {
-            // The second time its prefix is cached, and yet all of it is scored.
+            // The second request finds its prefix in the cache and still returns all scores.
             let scored = choice(&server, &request);
             let (all, new) = (list(&scored, "tokens").len(), list(&written, "tokens").len());
             assert_eq!((new, scored["finish_reason"].as_str()), (80, Some("length")));
@@ -58,7 +60,7 @@ fn a_text_is_scored_as_it_was_written() {
                 let own = &of[request["prompt"][index].to_string()];
                 assert_eq!(own["logprob"], list(&scored, "token_logprobs")[index]);
                 assert_eq!(own["decoded_token"], list(&scored, "tokens")[index]);
-                // What was written was the most likely each time.
+                // The generated tokens were the most likely ones.
                 assert!(index < all - new || own["rank"] == 1, "{of}");
             }
         }
@@ -76,11 +78,12 @@ fn a_text_is_scored_as_it_was_written() {
     }
 }
 
-/// Some are preempted for want of blocks, all lose their shard: nothing is lost or told twice.
+/// Some sequences are preempted because blocks are scarce, and all lose their shard. No score is
+/// lost or repeated.
 #[test]
-fn scores_survive_a_shard() {
+fn scores_survive_the_loss_of_a_shard() {
     let flags = ["--max-batch-total-tokens", "1600", "--max-total-tokens", "1000"];
-    let server = Server::start(&[&SMALL[..], &flags].concat());
+    let server = Server::start(&[&SMALL_SERVER_FLAGS[..], &flags].concat());
     let (_, mut request) = written(&server, "Once upon a time", 600);
     let expected = choice(&server, &request);
     request["max_tokens"] = json!(200);
@@ -101,7 +104,7 @@ fn scores_survive_a_shard() {
 }
 
 #[test]
-fn a_watermark_is_drawn_again_with_its_seed() {
+fn a_watermark_is_reproducible_with_its_seed() {
     let text = |flags: &[&str], watermark: bool| {
         let parameters = json!({"watermark": watermark, "max_new_tokens": 60, "seed": 3, "temperature": 0.9});
         let body = json!({"inputs": "Once upon a time", "parameters": parameters});
@@ -112,7 +115,7 @@ fn a_watermark_is_drawn_again_with_its_seed() {
     let (marked, plain) = (text(&[], true), text(&[], false));
     assert_ne!(marked, plain);
     assert_eq!(text(&["--num-shard", "2"], true), marked);
-    // A mark of no weight is none, and one of another part of the vocabulary is another.
+    // A watermark of weight 0 has no effect, and one for another part of the vocabulary differs.
     assert_eq!(text(&["--watermark-delta", "0"], true), plain);
     assert_ne!(text(&["--watermark-gamma", "0.25"], true), marked);
 }

@@ -1,7 +1,7 @@
-//! One model on several shards: the same text as on one, through losses of any of them.
+//! Tests one model on several shards: the text of one shard, also after the loss of any shard.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
-use millrace_integration_tests::{Server, binary, long_story, post, shards_of, signal, test_data};
+use millrace_integration_tests::{Server, binary, long_generation, post, shards_of, signal, test_data};
 use serde_json::{Value, json};
 
 fn request(client: usize, tokens: usize) -> Value {
@@ -22,7 +22,8 @@ fn text(server: &Server, request: &Value) -> String {
 }
 
 fn shards_say_what_one_says(model: &str) {
-    // In single precision: sums over shards round differently, which half precision would show at once.
+    // float32, because sums over shards are rounded differently, which would be visible in half
+    // precision.
     let start =
         |shards: &str| Server::start(&["--model-id", model, "--dtype", "float32", "--num-shard", shards]);
     let requests: Vec<Value> = (0..32).map(|client| request(client, 40)).collect();
@@ -42,24 +43,24 @@ fn shards_say_what_one_says(model: &str) {
 }
 
 #[test]
-fn two_and_four_shards_say_what_one_says_also_in_company() {
+fn two_and_four_shards_match_one_also_under_load() {
     shards_say_what_one_says("demo");
 }
 
 #[test]
 #[ignore = "needs the published checkpoints of MILLRACE_TEST_DATA"]
-fn published_weights_say_the_same_on_several_shards() {
+fn published_weights_give_the_same_text_on_several_shards() {
     shards_say_what_one_says(test_data("stories260k").to_str().unwrap());
 }
 
 #[test]
-fn any_rank_may_die_or_hang_in_mid_stream() {
+fn streams_survive_the_loss_of_any_rank() {
     let server = Server::start(&["--num-shard", "2", "--dtype", "float32"]);
-    let expected = long_story(&server, || {});
+    let expected = long_generation(&server, || {});
     for (rank, name) in [(1, "KILL"), (0, "KILL"), (1, "STOP")] {
         let restarts = server.metric("millrace_shard_restarts_total");
         let shards = shards_of(server.pid());
-        let got = long_story(&server, || signal(shards[rank], name));
+        let got = long_generation(&server, || signal(shards[rank], name));
         assert_eq!(got, expected, "{name} of rank {rank}");
         assert_eq!(server.metric("millrace_shard_restarts_total"), restarts + 1.0);
         server.wait_until("the old shards are gone", |server| {
@@ -88,7 +89,7 @@ fn nothing_is_left_in_shared_memory() {
 }
 
 #[test]
-fn a_model_that_cannot_be_cut_is_refused_with_the_sizes_that_work() {
+fn a_model_that_cannot_be_split_is_refused_with_the_possible_world_sizes() {
     for shards in ["3", "5"] {
         let refused = std::process::Command::new(binary())
             .args(["generate", "x", "--num-shard", shards])

@@ -1,4 +1,5 @@
-//! Random traffic and random kills: `cargo xtask soak [MINUTES]`; a few seconds where nothing else is said.
+//! Tests random traffic with random kills: `cargo xtask soak [MINUTES]`, or a few seconds by
+//! default.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -46,7 +47,7 @@ struct Counts {
     left: AtomicUsize,
     refused: AtomicUsize,
     kills: AtomicUsize,
-    /// Requests that a kill met for the third time, while they ran alone.
+    /// The number of requests that were hit by a third kill while they ran alone.
     blamed: AtomicUsize,
 }
 
@@ -56,18 +57,19 @@ impl Counts {
     }
 }
 
-/// A client that is refused does not come again at once.
+/// Counts a refusal and waits before the next request.
 fn refused(counts: &Counts) {
     Counts::add(&counts.refused);
     std::thread::sleep(Duration::from_millis(100));
 }
 
-/// Whether a request is taken for what ends the shards: it ran alone because it was in two losses, and a kill came just then.
+/// Whether a request was blamed for ending the shards: it ran alone after two losses, and a kill
+/// hit it again.
 fn is_blamed(answer: &Value) -> bool {
     answer["error"].as_str().is_some_and(|error| error.contains("ended the shards three times"))
 }
 
-/// One request in one of the ways that clients have.
+/// Sends one request through a randomly chosen API.
 fn ask(server: &Server, known: &Known, random: &mut Random, counts: &Counts) {
     if random.below(3) == 0 {
         let answer = post(&server.url("/generate"), &known.body);
@@ -98,7 +100,7 @@ fn ask(server: &Server, known: &Known, random: &mut Random, counts: &Counts) {
             return Counts::add(&counts.blamed);
         }
         let token = event["token"]["text"].as_str().unwrap_or_else(|| panic!("{event}"));
-        // A mark is shown as a token and is no part of the text.
+        // A special token is reported as a token and is not part of the text.
         text += if event["token"]["special"] == true { "" } else { token };
     }
     assert!(known.text.starts_with(&text), "{}", known.body);

@@ -1,4 +1,4 @@
-//! The commands that people type.
+//! Tests the commands that people type.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::io::Write;
@@ -46,7 +46,7 @@ fn generate_prints_what_the_server_answers() {
 fn chat_remembers_the_conversation() {
     let talk = "Emma has a yellow ball. What colour is Emma's ball?\nWhat does Emma have?\n/exit\n";
     let answers = stdout(&millrace(&["chat"], talk));
-    // Only the first message says so.
+    // Only the first message contains this fact.
     assert_eq!(answers.lines().nth(1), Some("Emma has a yellow ball."), "{answers}");
 }
 
@@ -91,7 +91,7 @@ fn chat_with_a_model_without_a_template_ends_before_the_first_message() {
 }
 
 #[test]
-fn inspect_tells_what_is_in_a_checkpoint() {
+fn inspect_describes_a_checkpoint() {
     let text = stdout(&millrace(&["inspect", "--tensors", "--contexts", "128,1024"], ""));
     for expected in ["llama", "bfloat16", "model.embed_tokens.weight", "1024"] {
         assert!(text.contains(expected), "{expected} is missing in:\n{text}");
@@ -117,13 +117,14 @@ fn inspect_plans_for_several_devices() {
         row.unwrap_or_else(|| panic!("{name} is missing in:\n{text}")).split_whitespace().collect()
     };
     assert_eq!(values("shards"), ["1", "2", "4"]);
-    // Five layers, keys and values, four heads of 16 features, 2 bytes each.
+    // Five layers, keys and values, four heads with 16 features, and 2 bytes per element.
     assert_eq!(values("KV per token"), ["1.25", "KiB", "640", "B", "320", "B"]);
     assert_eq!(values("collectives"), ["0", "13", "13"]);
     assert_eq!(values("time").len(), 3);
     assert!(text.contains("80% of 3350 GB/s"), "{text}");
 
-    // A flag goes before the data sheet, and a size that does not work names those that do.
+    // A flag overrides the data sheet, and the error for an impossible size names the possible
+    // ones.
     let slower = stdout(&millrace(&["inspect", "--gpu", "h100-sxm", "--memory-bandwidth", "1000"], ""));
     assert!(slower.contains("80% of 1000 GB/s"), "{slower}");
     let unsplit = stdout(&millrace(&["inspect"], ""));

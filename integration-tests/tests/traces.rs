@@ -1,17 +1,17 @@
-//! Spans, as collectors get them.
+//! Tests exported spans.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::sync::mpsc;
 
-use millrace_integration_tests::{Attack, Outcome, Server, attack};
+use millrace_integration_tests::{Attack, AttackOutcome, Server, attack};
 
 const TRACE: [u8; 16] =
     [0x0a, 0xf7, 0x65, 0x19, 0x16, 0xcd, 0x43, 0xdd, 0x84, 0x48, 0xeb, 0x21, 0x1c, 0x80, 0x31, 0x9c];
 const PARENT: [u8; 8] = [0xb7, 0xad, 0x6b, 0x71, 0x69, 0x20, 0x33, 0x31];
 
-/// A request that belongs to a trace, byte for byte.
+/// Sends a request with a trace context.
 fn ask(server: &Server) {
     let body = r#"{"inputs":"Once upon a time","parameters":{"max_new_tokens":8}}"#;
     let request = format!(
@@ -20,15 +20,15 @@ fn ask(server: &Server) {
          content-length: {}\r\n\r\n{body}",
         body.len()
     );
-    assert_eq!(attack(server.address(), &Attack::Write(request.into_bytes())), Outcome::Status(200));
+    assert_eq!(attack(server.address(), &Attack::Write(request.into_bytes())), AttackOutcome::Status(200));
 }
 
-/// How often some bytes are among others.
+/// Counts the occurrences of `part` in `bytes`.
 fn count(bytes: &[u8], part: &[u8]) -> usize {
     bytes.windows(part.len()).filter(|window| *window == part).count()
 }
 
-/// What a collector got, of one request with its phases.
+/// Checks the spans of one request with its phases.
 fn check(spans: &[u8]) {
     for name in [
         "POST /generate",
@@ -82,7 +82,8 @@ fn spans_go_out_as_protobuf_over_http() {
                     read => bytes.extend(&buffer[..read]),
                 }
             }
-            // Before the answer: when the server has ended, all that it has sent is there.
+            // The spans are reported before the response is sent. When the server has ended, all of
+            // them are available.
             let _ = found.send((head, bytes));
             let _ = stream.write_all(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-length: 0\r\n\r\n");
         }
@@ -104,7 +105,7 @@ fn spans_go_out_as_protobuf_over_http() {
         assert!(head.starts_with("post /v1/traces ") && head.contains("application/x-protobuf"), "{head}");
         spans.extend(bytes);
     }
-    // Probes of the test are requests, too, and have traces of their own.
+    // The test's probes are requests with traces of their own.
     check(&spans);
 }
 
@@ -132,7 +133,7 @@ fn spans_go_out_as_grpc() {
                         let _ = found.send((path, bytes));
                         let response = http::Response::builder().header("content-type", "application/grpc");
                         let mut send = respond.send_response(response.body(()).unwrap(), false).unwrap();
-                        // A message of no bytes, and then the status.
+                        // An empty message, followed by the status.
                         send.send_data(vec![0; 5].into(), false).unwrap();
                         let status = [(
                             http::HeaderName::from_static("grpc-status"),
@@ -157,7 +158,7 @@ fn spans_go_out_as_grpc() {
 }
 
 #[test]
-fn a_collector_that_is_not_there_holds_nobody_up() {
+fn an_unreachable_collector_delays_no_request() {
     let server = Server::start(&["--otlp-endpoint", "http://127.0.0.1:9"]);
     ask(&server);
     server.signal("TERM");

@@ -1,11 +1,14 @@
-//! The CPU backend against the limits of the machine it runs on, and, with the feature `faer`, against `faer`.
+//! Measures the CPU backend against the limits of the machine, and with the feature `faer` against
+//! `faer`.
 //!
-//! `cargo bench -p millrace-kernels --bench cpu [--features faer] [-- --threads N] [--only linear|attention|staging]`
+//! `cargo bench -p millrace-kernels --bench cpu [--features faer] [-- --threads N] [--only
+//! linear|attention|staging]`
 //!
-//! Shapes are those of a Llama of 1.1 billion parameters. Weights are cycled so that every product reads them from memory, as a
-//! decoder does. The peak (a loop of independent fused products on registers) and the bandwidth (a read-only stream over the
-//! same number of bytes) are measured between the products, because shared machines vary. With one thread, time is the processor time of that thread, so that
-//! other processes take nothing from it.
+//! Shapes are those of a Llama with 1.1 billion parameters. The weights are cycled so that every
+//! product reads them from memory, as a decoder does. The peak (a loop of independent fused
+//! multiply-adds on registers) and the bandwidth (a read-only stream over the same number of bytes)
+//! are measured between the products, because the speed of shared machines varies. With one thread,
+//! the measured time is the CPU time of that thread, so that other processes do not count.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed benchmark")]
 
@@ -16,9 +19,11 @@ mod staging;
 
 use std::time::Instant;
 
+use bytes::Bytes;
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::{
-    AttentionSpec, Backend, DType, HostTensor, KvSpec, Part, Prologue, QkvLayout, SeqRow, StepInput, StepSize,
+    AttentionSpec, Backend, DType, DeviceTypes, ForwardOps, HostTensor, KvSpec, ModelLoading, OpenStep, Part,
+    Prologue, QkvLayout, Segment, SeqRow, StepInput, StepQueue, StepSize,
 };
 
 /// Inputs and outputs of the products of one layer.
@@ -50,7 +55,8 @@ fn main() {
     }
 }
 
-/// The median time of a call in seconds. On a machine that others use as well, it is their time too.
+/// The median time of a call in seconds. With several threads it is wall time, which includes other
+/// processes.
 fn time(threads: usize, mut call: impl FnMut(usize)) -> f64 {
     call(0);
     let mut times = Vec::new();
@@ -77,36 +83,48 @@ fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-fn matrix(cpu: &Cpu, bytes: &[u8], rows: usize, cols: usize, dtype: DType) -> <Cpu as Backend>::Matrix {
-    cpu.matrix(&[Part::whole(HostTensor { dtype: DType::F32, rows, cols, bytes })], dtype.into()).unwrap()
+fn matrix(cpu: &Cpu, bytes: &Bytes, rows: usize, cols: usize, dtype: DType) -> <Cpu as DeviceTypes>::Matrix {
+    let parts = [Part::whole(HostTensor::dense(DType::F32, rows, cols, bytes.clone()))];
+    cpu.matrix(&[Segment::new(&parts, dtype)]).unwrap()
 }
 
-/// A step of these tokens in rows of (start, count, blocks).
-fn begun(cpu: &Cpu, tokens: &[u32], rows: &[(usize, usize, &[u32])]) -> <Cpu as Backend>::Step {
+/// A queue for a step of `tokens` tokens in `rows` rows.
+fn queue(cpu: &Cpu, tokens: usize, rows: usize) -> <Cpu as DeviceTypes>::Queue {
     let size = StepSize {
-        tokens: tokens.len(),
-        rows: rows.len(),
-        sequence_tokens: rows.iter().map(|(start, count, _)| start + count).max().unwrap_or(1),
+        tokens,
+        rows,
+        sequence_tokens: 1,
         blocks: 0,
         block_size: 16,
-        kv_dtype: DType::F32,
+        kv_format: DType::F32.into(),
         vocab: 1,
         attention: &[],
     };
-    let mut step = cpu.step(&size).unwrap();
+    cpu.queue(&size).unwrap()
+}
+
+/// Opens a step of these tokens in rows of (start, count, blocks).
+fn opened<'q>(
+    cpu: &Cpu,
+    queue: &'q mut <Cpu as DeviceTypes>::Queue,
+    tokens: &[u32],
+    rows: &[(usize, usize, &[u32])],
+) -> OpenStep<'q, <Cpu as DeviceTypes>::Queue> {
     let rows: Vec<SeqRow<'_>> = (0..)
         .zip(rows)
-        .map(|(slot, &(start, count, blocks))| SeqRow { slot, start, count, decodes: false, blocks })
+        .map(|(slot, &(start, count, blocks))| SeqRow::prefill(slot, start..start + count, blocks))
         .collect();
-    cpu.begin(&mut step, &StepInput { tokens, rows: &rows, outputs: &[], samples: &[] }).unwrap();
-    step
+    let input = StepInput { tokens, rows: &rows, outputs: &[], samples: &[] };
+    cpu.prepare(cpu.begin(queue, &input).unwrap()).unwrap()
 }
 
 /// Activations that hold random rows.
-fn activations(cpu: &Cpu, n: usize, cols: usize) -> <Cpu as Backend>::Buf {
-    let table = matrix(cpu, &bytes(&values(16 * cols)), 16, cols, DType::F32);
+fn activations(cpu: &Cpu, n: usize, cols: usize) -> <Cpu as DeviceTypes>::Buf {
+    let table = matrix(cpu, &bytes(&values(16 * cols)).into(), 16, cols, DType::F32);
     let tokens: Vec<u32> = (0..n as u32).map(|t| t % 16).collect();
-    let step = begun(cpu, &tokens, &[(0, n, &vec![0; n])]);
+    let mut queue = queue(cpu, n, 1);
+    let blocks = vec![0; n];
+    let step = opened(cpu, &mut queue, &tokens, &[(0, n, &blocks)]);
     let mut buf = cpu.buf(n, cols).unwrap();
     cpu.embed(&step, &table, 0, &mut buf).unwrap();
     buf
@@ -116,7 +134,7 @@ fn linear(cpu: &Cpu, (name, cols, out): (&str, usize, usize), dtype: DType) {
     let size = out * cols * dtype.size();
     let copies = (400 << 20) / size + 1; // far more than any cache
     let data = values(out * cols);
-    let raw = bytes(&data);
+    let raw = Bytes::from(bytes(&data));
     let weights: Vec<_> = (0..copies).map(|_| matrix(cpu, &raw, out, cols, dtype)).collect();
     for n in [1, 8, 64, 512] {
         let x = activations(cpu, n, cols);
@@ -160,19 +178,32 @@ fn faer(threads: usize, n: usize, cols: usize, out: usize, w: &[f32]) -> f64 {
     })
 }
 
-/// A cache in which every sequence has `tokens` tokens, all of them in `step`'s tables.
-fn cache(cpu: &Cpu, sequences: usize, tokens: usize, dtype: DType) -> (Vec<Vec<u32>>, <Cpu as Backend>::Kv) {
+/// A KV cache in which every sequence has `tokens` tokens, and the block tables of the sequences.
+fn cache(
+    cpu: &Cpu,
+    sequences: usize,
+    tokens: usize,
+    dtype: DType,
+) -> (Vec<Vec<u32>>, <Cpu as DeviceTypes>::Kv) {
     let per = tokens.div_ceil(16);
     let blocks = sequences * per;
-    let spec = KvSpec { blocks, block_size: 16, kv_heads: LAYOUT.kv_heads, head_dim: LAYOUT.head_dim, dtype };
+    let spec = KvSpec {
+        blocks,
+        block_size: 16,
+        heads: LAYOUT.kv_heads,
+        key_dim: LAYOUT.head_dim,
+        value_dim: LAYOUT.head_dim,
+        format: dtype.into(),
+    };
     let mut kv = cpu.kv(spec).unwrap();
-    // Neighbouring positions are far apart in memory, as after hours of service.
+    // Neighboring blocks are far apart in memory, as in a server that has run for hours.
     let tables: Vec<Vec<u32>> = (0..sequences)
         .map(|s| (0..per).map(|b| (b * sequences + (s + b) % sequences) as u32).collect())
         .collect();
     let mut qkv = activations(cpu, tokens, LAYOUT.cols());
     for table in &tables {
-        let step = begun(cpu, &vec![0; tokens], &[(0, tokens, table)]);
+        let mut queue = queue(cpu, tokens, 1);
+        let step = opened(cpu, &mut queue, &vec![0; tokens], &[(0, tokens, table)]);
         let prologue = Prologue { layout: LAYOUT, head_norm: None, rope: None };
         cpu.prologue(&step, &mut qkv, &prologue, &mut kv).unwrap();
     }
@@ -190,7 +221,8 @@ fn decode(cpu: &Cpu) {
             caches.extend((1..layers).map(|_| cache(cpu, sequences, context, dtype).1));
             let rows: Vec<(usize, usize, &[u32])> =
                 tables.iter().map(|t| (context - 1, 1, t.as_slice())).collect();
-            let step = begun(cpu, &vec![0; sequences], &rows);
+            let mut queue = queue(cpu, sequences, sequences);
+            let step = opened(cpu, &mut queue, &vec![0; sequences], &rows);
             let qkv = activations(cpu, sequences, LAYOUT.cols());
             let mut out = cpu.buf(sequences, LAYOUT.heads * LAYOUT.head_dim).unwrap();
             let bandwidth = limits::bandwidth(cpu.threads(), cpu.isa());
@@ -213,7 +245,8 @@ fn prefill(cpu: &Cpu) {
     for (start, count) in [(0, 512), (1536, 512), (7680, 512)] {
         for dtype in [DType::BF16, DType::F32] {
             let (tables, kv) = cache(cpu, 1, start + count, dtype);
-            let step = begun(cpu, &vec![0; count], &[(start, count, &tables[0])]);
+            let mut queue = queue(cpu, count, 1);
+            let step = opened(cpu, &mut queue, &vec![0; count], &[(start, count, &tables[0])]);
             let qkv = activations(cpu, count, LAYOUT.cols());
             let mut out = cpu.buf(count, LAYOUT.heads * LAYOUT.head_dim).unwrap();
             let peak = limits::peak(cpu.threads(), cpu.isa());

@@ -1,4 +1,4 @@
-//! Fat binaries by nvcc, where there is one.
+//! Compiles fat binaries with nvcc, if it is installed.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -7,21 +7,21 @@ use std::process::Command;
 use crate::in_parallel;
 use crate::sources::{Sources, is_fresh};
 
-/// The cards that get machine code of their own; later ones compile the PTX of the first.
+/// The architectures that get their own machine code. Later GPUs compile the PTX of the first.
 const ARCHITECTURES: &str = "80,86,89,90a,100f,120";
 
-/// Compiles every module; nothing if there is no nvcc.
+/// Compiles every module. Returns nothing if there is no nvcc.
 ///
 /// # Panics
-/// If a module does not compile, or `required` and there is no nvcc.
+/// If a module does not compile, or if `required` and there is no nvcc.
 pub(crate) fn compile(sources: &Sources, out: &Path, required: bool) -> Vec<(String, PathBuf)> {
     println!("cargo:rerun-if-env-changed=MILLRACE_CUDA_ARCHITECTURES");
     let Some(nvcc) = find() else {
-        assert!(!required, "feature embed-cubin: there is no nvcc (set NVCC or CUDA_HOME)");
+        assert!(!required, "feature embed-cubin: nvcc was not found (set NVCC or CUDA_HOME)");
         return Vec::new();
     };
-    let asked = env::var("MILLRACE_CUDA_ARCHITECTURES").ok().filter(|list| !list.is_empty());
-    let architectures = asked.unwrap_or_else(|| ARCHITECTURES.to_owned());
+    let requested = env::var("MILLRACE_CUDA_ARCHITECTURES").ok().filter(|list| !list.is_empty());
+    let architectures = requested.unwrap_or_else(|| ARCHITECTURES.to_owned());
     let all: Vec<&str> = architectures.split(',').collect();
     let hopper: Vec<&str> = all.iter().copied().filter(|a| *a == "90a").collect();
     let mut jobs: Vec<(&String, &PathBuf, &[&str], bool)> =
@@ -52,15 +52,16 @@ fn run(nvcc: &Path, file: &Path, target: &Path, architectures: &[&str], ptx: boo
     }
     let partial = target.with_extension("partial");
     let done = command.arg(file).arg("-o").arg(&partial).output().expect("nvcc was found");
-    let said = String::from_utf8_lossy(&done.stderr) + String::from_utf8_lossy(&done.stdout);
-    assert!(done.status.success(), "nvcc failed on {}:\n{said}", file.display());
+    let output = String::from_utf8_lossy(&done.stderr) + String::from_utf8_lossy(&done.stdout);
+    assert!(done.status.success(), "nvcc failed on {}:\n{output}", file.display());
     std::fs::rename(&partial, target).expect("OUT_DIR can be written");
 }
 
-/// The major version of the toolkit that compiles, which drivers must at least be of; 0 if there is none.
+/// The major version of the toolkit, which is the lowest that a driver must have; 0 if there is
+/// none.
 pub(crate) fn toolkit() -> u32 {
-    let said = find().and_then(|nvcc| Command::new(nvcc).arg("--version").output().ok());
-    let text = said.map(|said| String::from_utf8_lossy(&said.stdout).into_owned()).unwrap_or_default();
+    let output = find().and_then(|nvcc| Command::new(nvcc).arg("--version").output().ok());
+    let text = output.map(|output| String::from_utf8_lossy(&output.stdout).into_owned()).unwrap_or_default();
     let version = text.split_once("release ").and_then(|(_, rest)| rest.split_once('.'));
     version.and_then(|(major, _)| major.parse().ok()).unwrap_or(0)
 }

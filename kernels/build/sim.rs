@@ -1,4 +1,5 @@
-//! Libraries of the simulated device: each module with a runtime of its own, by the machine's C++ compiler.
+//! Compiles the libraries of the simulated device with the machine's C++ compiler: each module
+//! together with a copy of the runtime.
 
 #[path = "sim_flags.rs"]
 mod sim_flags;
@@ -9,9 +10,9 @@ use std::path::{Path, PathBuf};
 use crate::in_parallel;
 use crate::sources::Sources;
 
-/// Compiles every module that is not bound to one kind of card.
+/// Compiles every module that is not specific to one GPU architecture.
 ///
-/// `MILLRACE_SIM_FLAGS` adds to the compiler's flags.
+/// `MILLRACE_SIM_FLAGS` adds flags for the compiler.
 ///
 /// # Panics
 /// If a module does not compile.
@@ -26,28 +27,28 @@ pub(crate) fn compile(sources: &Sources, out: &Path) -> Vec<(String, PathBuf)> {
         .chain(extra.split_whitespace())
         .collect();
     let shared: Vec<&PathBuf> = sources.headers.iter().chain(&sources.simulator).collect();
-    let library = |file: &PathBuf| shelf(out, &flags, shared.iter().copied().chain([file]));
+    let library = |file: &PathBuf| library_path(out, &flags, shared.iter().copied().chain([file]));
     let modules: Vec<&(String, PathBuf)> = sources.modules.iter().chain(&sources.sim_tests).collect();
     let runtime = Path::new("cuda").join(sim_flags::RUNTIME);
     in_parallel(&modules, |(_, file)| build(&flags, &[file, &runtime], &library(file)));
     modules.iter().map(|(module, file)| (module.clone(), library(file))).collect()
 }
 
-/// The stand-in for NCCL between simulated devices.
+/// Compiles the stand-in for NCCL between simulated devices.
 ///
 /// # Panics
 /// If it does not compile.
 pub(crate) fn nccl(out: &Path) -> PathBuf {
     let source = PathBuf::from("cuda/sim/nccl.cpp");
     let flags: Vec<&str> = sim_flags::LANGUAGE.into_iter().chain(sim_flags::WARNINGS).collect();
-    let library = shelf(out, &flags, [&source]);
+    let library = library_path(out, &flags, [&source]);
     build(&flags, &[&source], &library);
     library
 }
 
-/// Where the library made of `files` with `flags` lies: in the target folder, one for all profiles and sets of features, named
-/// after what it is made of.
-fn shelf<'a>(out: &Path, flags: &[&str], files: impl IntoIterator<Item = &'a PathBuf>) -> PathBuf {
+/// The path of the library made of `files` with `flags`. It lies in the target folder, shared by
+/// all profiles and sets of features, and its name contains a hash of its inputs.
+fn library_path<'a>(out: &Path, flags: &[&str], files: impl IntoIterator<Item = &'a PathBuf>) -> PathBuf {
     let mut hasher = DefaultHasher::new();
     flags.hash(&mut hasher);
     let mut last = None;
@@ -61,19 +62,23 @@ fn shelf<'a>(out: &Path, flags: &[&str], files: impl IntoIterator<Item = &'a Pat
     target.join("cuda-sim").join(format!("{name}-{:016x}.so", hasher.finish()))
 }
 
-/// Compiles `files` into `library`, unless that was done before.
+/// Compiles `files` into `library`, unless it exists.
 fn build(flags: &[&str], files: &[&PathBuf], library: &Path) {
     if library.exists() {
         return;
     }
     std::fs::create_dir_all(library.parent().expect("a folder")).expect("the target folder can be written");
     let compiler = cc::Build::new().cpp(true).cargo_metadata(false).opt_level(2).get_compiler();
-    // Of this process alone: several builds may be under way.
+    // The name is unique to this process: several builds may run at the same time.
     let partial = library.with_extension(format!("{}.partial", std::process::id()));
     let mut command = compiler.to_command();
     command.args(flags).args(["-x", "c++"]).args(files).arg("-o").arg(&partial);
     let done = command.output().expect("cc found a compiler");
-    let said = String::from_utf8_lossy(&done.stderr);
-    assert!(done.status.success(), "the simulated device of {}:\n{said}", files[0].display());
+    let output = String::from_utf8_lossy(&done.stderr);
+    assert!(
+        done.status.success(),
+        "compiling {} for the simulated device failed:\n{output}",
+        files[0].display()
+    );
     std::fs::rename(&partial, library).expect("the target folder can be written");
 }

@@ -1,6 +1,7 @@
-// How a module of the simulated device is compiled: by the build script, and by `cargo xtask` for mutated or sanitised ones.
+// The compiler flags for modules of the simulated device. The build script uses them, and `cargo
+// xtask` for mutated or sanitized modules.
 
-/// The language, as the kernels need it, and a place for every warning.
+/// The language options that the kernels need, and debug lines for sanitizers.
 pub(crate) const LANGUAGE: [&str; 10] = [
     "-std=c++17",
     "-shared",
@@ -14,12 +15,12 @@ pub(crate) const LANGUAGE: [&str; 10] = [
     "-O2",
 ];
 
-/// Warnings are errors, but for what nvcc's pragmas and uninitialised registers cause.
+/// Warnings are errors, except those that nvcc's pragmas and uninitialized registers cause.
 pub(crate) const WARNINGS: [&str; 5] =
     ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas", "-Wno-maybe-uninitialized"];
 
 /// Folders below `kernels/cuda` that hold headers.
 pub(crate) const INCLUDES: [&str; 2] = ["include", "sim"];
 
-/// What every module is linked with, below `kernels/cuda`.
+/// The source file that every module is linked with, below `kernels/cuda`.
 pub(crate) const RUNTIME: &str = "sim/runtime.cpp";

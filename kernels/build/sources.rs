@@ -1,20 +1,20 @@
-//! What lies in `cuda/`.
+//! Lists the files in `cuda/`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// The CUDA sources, modules by name.
+/// The CUDA sources: modules by name, and the files that they need.
 pub(crate) struct Sources {
-    /// Modules for every card, and for the simulated device.
+    /// Modules for every GPU and for the simulated device.
     pub(crate) modules: Vec<(String, PathBuf)>,
-    /// Modules that only Hopper runs, `sm90_` before the file's name.
+    /// Modules for Hopper only; their names are `sm90_` and the file's name.
     pub(crate) sm90: Vec<(String, PathBuf)>,
-    /// Modules that test the simulated device, and exist nowhere else.
+    /// Modules that test the simulated device and exist only there.
     pub(crate) sim_tests: Vec<(String, PathBuf)>,
-    /// What modules include.
+    /// Headers that modules include.
     pub(crate) headers: Vec<PathBuf>,
-    /// What the simulated device consists of.
+    /// Sources of the simulated device itself.
     pub(crate) simulator: Vec<PathBuf>,
 }
 
@@ -35,7 +35,7 @@ fn modules(folder: &Path, before: &str) -> Vec<(String, PathBuf)> {
     files(folder, "cu").into_iter().map(|file| (name(&file), file)).collect()
 }
 
-/// Those of the extension, sorted; none where there is no folder.
+/// The files with this extension, sorted; none if there is no such folder.
 fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(folder) else { return Vec::new() };
     let mut all: Vec<PathBuf> = entries.map(|entry| entry.expect("the folder can be read").path()).collect();
@@ -44,7 +44,7 @@ fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
     all
 }
 
-/// Whether `made` is newer than everything it is made of.
+/// Whether `made` is newer than everything it is made from.
 pub(crate) fn is_fresh<'a>(made: &Path, from: impl IntoIterator<Item = &'a PathBuf>) -> bool {
     let time = |path: &Path| -> Option<SystemTime> { fs::metadata(path).ok()?.modified().ok() };
     let Some(made) = time(made) else { return false };

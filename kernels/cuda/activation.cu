@@ -1,12 +1,49 @@
-// Non-linearities, gated and not, and what else is done to single elements: bias, scaled sums, the soft cap of logits.
+// Activation functions, gated and plain, and other elementwise operations: bias, scaled sum, and
+// the soft cap of logits.
 #include "rowwise.cuh"
 
-// In the order of `ops::activation::Activation`.
-enum Kind { kSilu, kGeluTanh, kGelu, kRelu };
+// Elementwise activation functions.
+enum ActivationKind : int { kSilu, kGeluTanh, kGelu, kRelu };
+
+// Parameters of an activation function.
+// Kernels: activation/gate_*, activation/activate_*
+template <class T> struct ActivationParams {
+  T *out;      // [rows, cols]
+  const T *x;  // [rows, cols], or [rows, 2 * cols] with the gate's features first
+  int cols;
+  ActivationKind kind;
+};
+
+// Parameters of the addition of a bias.
+// Kernels: activation/add_bias_*
+template <class T> struct AddBiasParams {
+  T *x;               // [rows, cols], updated in place
+  const float *bias;  // [cols]
+  int cols;
+};
+
+// Parameters of the soft cap.
+// Kernels: activation/soft_cap_*
+template <class T> struct SoftCapParams {
+  T *x;  // [rows, cols], updated in place
+  int cols;
+  float cap;
+};
+
+// Parameters of a scaled sum.
+// Kernels: activation/scaled_sum_*
+template <class T> struct ScaledSumParams {
+  T *out;      // [rows, cols]
+  const T *x;  // [rows, cols]
+  const T *y;  // null or [rows, cols]
+  int cols;
+  float x_factor;
+  float y_factor;
+};
 
 DEVICE float sigmoid(float x) { return __fdividef(1.0f, 1.0f + exp2_fast(x * -1.44269504f)); }
 
-template <Kind kind> DEVICE float activate(float x) {
+template <ActivationKind kind> DEVICE float activate(float x) {
   switch (kind) {
     case kSilu: return x * sigmoid(x);
     // 0.5 (1 + tanh(u)) = sigmoid(2u).
@@ -17,15 +54,16 @@ template <Kind kind> DEVICE float activate(float x) {
 }
 
 // out[t, c] = act(x[t, c]), times x[t, cols + c] if gated.
-template <class T, int N, bool gated, Kind kind> DEVICE void activate_row(T *out, const T *x, int cols) {
-  const T *from = x + int64_t(blockIdx.x) * (gated ? 2 : 1) * cols;
-  T *to = out + int64_t(blockIdx.x) * cols;
+template <class T, int N, bool gated, ActivationKind kind>
+DEVICE void activate_row(const ActivationParams<T> &p) {
+  const T *from = p.x + int64_t(blockIdx.x) * (gated ? 2 : 1) * p.cols;
+  T *to = p.out + int64_t(blockIdx.x) * p.cols;
   Vec<T, N> left[kUnroll], right[kUnroll];
   each_vector(
-      cols / N,
+      p.cols / N,
       [&](int k, int v) {
         left[k] = load_vec<T, N>(from + v * N);
-        if (gated) right[k] = load_vec<T, N>(from + cols + v * N);
+        if (gated) right[k] = load_vec<T, N>(from + p.cols + v * N);
       },
       [&](int k, int v) {
         Vec<T, N> o;
@@ -38,24 +76,25 @@ template <class T, int N, bool gated, Kind kind> DEVICE void activate_row(T *out
       });
 }
 
-template <class T, int N, bool gated> DEVICE void activation(T *out, const T *x, int cols, int kind) {
+template <class T, int N, bool gated> DEVICE void activation(const ActivationParams<T> &p) {
   wait_for_previous_kernel();
-  switch (kind) {
-    case kSilu: return activate_row<T, N, gated, kSilu>(out, x, cols);
-    case kGeluTanh: return activate_row<T, N, gated, kGeluTanh>(out, x, cols);
-    case kGelu: return activate_row<T, N, gated, kGelu>(out, x, cols);
-    default: return activate_row<T, N, gated, kRelu>(out, x, cols);
+  switch (p.kind) {
+    case kSilu: return activate_row<T, N, gated, kSilu>(p);
+    case kGeluTanh: return activate_row<T, N, gated, kGeluTanh>(p);
+    case kGelu: return activate_row<T, N, gated, kGelu>(p);
+    default: return activate_row<T, N, gated, kRelu>(p);
   }
 }
 
-template <class T, int N> DEVICE void add_bias(T *x, const float *bias, int cols) {
+// x += bias.
+template <class T, int N> DEVICE void add_bias(const AddBiasParams<T> &p) {
   wait_for_previous_kernel();
-  T *row = x + int64_t(blockIdx.x) * cols;
+  T *row = p.x + int64_t(blockIdx.x) * p.cols;
   Vec<T, N> kept[kUnroll];
   each_vector(
-      cols / N, [&](int k, int v) { kept[k] = load_vec<T, N>(row + v * N); },
+      p.cols / N, [&](int k, int v) { kept[k] = load_vec<T, N>(row + v * N); },
       [&](int k, int v) {
-        const Floats<N> b = load_floats<N>(bias + v * N);
+        const Floats<N> b = load_floats<N>(p.bias + v * N);
 #pragma unroll
         for (int i = 0; i < N; i++) kept[k].at[i] = from_float<T>(to_float(kept[k].at[i]) + b.at[i]);
         store_vec(row + v * N, kept[k]);
@@ -63,59 +102,54 @@ template <class T, int N> DEVICE void add_bias(T *x, const float *bias, int cols
 }
 
 // x = cap · tanh(x / cap).
-template <class T, int N> DEVICE void soft_cap(T *x, int cols, float cap) {
+template <class T, int N> DEVICE void soft_cap(const SoftCapParams<T> &p) {
   wait_for_previous_kernel();
-  const float inverse = 1.0f / cap;
-  T *row = x + int64_t(blockIdx.x) * cols;
+  const float inverse = 1.0f / p.cap;
+  T *row = p.x + int64_t(blockIdx.x) * p.cols;
   Vec<T, N> kept[kUnroll];
   each_vector(
-      cols / N, [&](int k, int v) { kept[k] = load_vec<T, N>(row + v * N); },
+      p.cols / N, [&](int k, int v) { kept[k] = load_vec<T, N>(row + v * N); },
       [&](int k, int v) {
 #pragma unroll
-        for (int i = 0; i < N; i++) kept[k].at[i] = from_float<T>(cap * tanhf(to_float(kept[k].at[i]) * inverse));
+        for (int i = 0; i < N; i++) {
+          kept[k].at[i] = from_float<T>(p.cap * tanhf(to_float(kept[k].at[i]) * inverse));
+        }
         store_vec(row + v * N, kept[k]);
       });
 }
 
-// out = a · x + b · y, or a · x without y.
-template <class T, int N> DEVICE void scaled_sum(T *out, const T *x, const T *y, int cols, float a, float b) {
+// out = x_factor · x + y_factor · y, or x_factor · x if there is no y.
+template <class T, int N> DEVICE void scaled_sum(const ScaledSumParams<T> &p) {
   wait_for_previous_kernel();
-  const int64_t row = int64_t(blockIdx.x) * cols;
+  const int64_t row = int64_t(blockIdx.x) * p.cols;
   Vec<T, N> left[kUnroll], right[kUnroll];
   each_vector(
-      cols / N,
+      p.cols / N,
       [&](int k, int v) {
-        left[k] = load_vec<T, N>(x + row + v * N);
-        if (y) right[k] = load_vec<T, N>(y + row + v * N);
+        left[k] = load_vec<T, N>(p.x + row + v * N);
+        if (p.y) right[k] = load_vec<T, N>(p.y + row + v * N);
       },
       [&](int k, int v) {
         Vec<T, N> o;
 #pragma unroll
         for (int i = 0; i < N; i++) {
-          const float value = a * to_float(left[k].at[i]);
-          o.at[i] = from_float<T>(y ? value + b * to_float(right[k].at[i]) : value);
+          const float value = p.x_factor * to_float(left[k].at[i]);
+          o.at[i] = from_float<T>(p.y ? value + p.y_factor * to_float(right[k].at[i]) : value);
         }
-        store_vec(out + row + v * N, o);
+        store_vec(p.out + row + v * N, o);
       });
 }
 
-#define ROWS(T, N, suffix)                                                                                                       \
-  KERNEL gate_##suffix(T *out, const T *x, int cols, int kind) { activation<T, N, true>(out, x, cols, kind); }                   \
-  REGISTER(gate_##suffix)                                                                                                        \
-  KERNEL activate_##suffix(T *out, const T *x, int cols, int kind) { activation<T, N, false>(out, x, cols, kind); }              \
-  REGISTER(activate_##suffix)                                                                                                    \
-  KERNEL add_bias_##suffix(T *x, const float *bias, int cols) { add_bias<T, N>(x, bias, cols); }                                 \
-  REGISTER(add_bias_##suffix)                                                                                                    \
-  KERNEL soft_cap_##suffix(T *x, int cols, float cap) { soft_cap<T, N>(x, cols, cap); }                                          \
-  REGISTER(soft_cap_##suffix)                                                                                                    \
-  KERNEL scaled_sum_##suffix(T *out, const T *x, const T *y, int cols, float a, float b) {                                       \
-    scaled_sum<T, N>(out, x, y, cols, a, b);                                                                                     \
-  }                                                                                                                              \
-  REGISTER(scaled_sum_##suffix)
+#define ELEMENTWISE(T, N, suffix)                                                          \
+  KERNEL(gate_##suffix, ActivationParams<T>) { activation<T, N, true>(p); }                \
+  KERNEL(activate_##suffix, ActivationParams<T>) { activation<T, N, false>(p); }           \
+  KERNEL(add_bias_##suffix, AddBiasParams<T>) { add_bias<T, N>(p); }                       \
+  KERNEL(soft_cap_##suffix, SoftCapParams<T>) { soft_cap<T, N>(p); }                       \
+  KERNEL(scaled_sum_##suffix, ScaledSumParams<T>) { scaled_sum<T, N>(p); }
 
-ROWS(float, 4, f32)
-ROWS(f16, 8, f16)
-ROWS(bf16, 8, bf16)
-ROWS(float, 1, plain_f32)
-ROWS(f16, 1, plain_f16)
-ROWS(bf16, 1, plain_bf16)
+ELEMENTWISE(float, 4, f32)
+ELEMENTWISE(f16, 8, f16)
+ELEMENTWISE(bf16, 8, bf16)
+ELEMENTWISE(float, 1, plain_f32)
+ELEMENTWISE(f16, 1, plain_f16)
+ELEMENTWISE(bf16, 1, plain_bf16)

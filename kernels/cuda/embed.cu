@@ -1,48 +1,70 @@
-// Rows by number: embeddings by token, activations by index.
+// Selection of rows by number: embeddings by token, activations by index.
 #include "rowwise.cuh"
 
-// out[t] = factor · table[tokens[t] - first]; zeros for a token whose row the table does not hold, such as the -1 of padding.
-template <class Table, class T, int N>
-DEVICE void embed(T *out, const Table *table, const int *tokens, int first, int rows, int cols, float factor) {
+// Parameters of the lookup of embeddings.
+// Kernels: embed/embed_*
+template <class Table, class T> struct EmbedParams {
+  T *out;              // [tokens, cols]
+  const Table *table;  // [rows, cols]
+  const int *tokens;   // [tokens]
+  int first;           // the token of the table's first row
+  int rows;            // rows of the table
+  int cols;
+  float factor;
+};
+
+// Parameters of the selection of rows.
+// Kernels: embed/gather_*
+template <class U> struct GatherRowsParams {
+  U *out;            // [rows, units]
+  const U *x;        // [_, units]
+  const int *index;  // [rows]
+  int units;         // units of type U in a row
+  int divisor;
+};
+
+// out[t] = factor · table[tokens[t] - first]. A token whose row the table does not hold, such as
+// the token -1 of padding, gets zeros.
+template <class Table, class T, int N> DEVICE void embed(const EmbedParams<Table, T> &p) {
   wait_for_previous_kernel();
-  const int row = tokens[blockIdx.x] - first;
-  const bool held = row >= 0 && row < rows;
-  const Table *from = table + (held ? int64_t(row) * cols : 0);
-  T *to = out + int64_t(blockIdx.x) * cols;
+  const int row = p.tokens[blockIdx.x] - p.first;
+  const bool held = row >= 0 && row < p.rows;
+  const Table *from = p.table + (held ? int64_t(row) * p.cols : 0);
+  T *to = p.out + int64_t(blockIdx.x) * p.cols;
   Vec<Table, N> kept[kUnroll];
   each_vector(
-      cols / N, [&](int k, int v) { if (held) kept[k] = load_vec<Table, N>(from + v * N); },
+      p.cols / N,
+      [&](int k, int v) {
+        if (held) kept[k] = load_vec<Table, N>(from + v * N);
+      },
       [&](int k, int v) {
         Vec<T, N> o;
 #pragma unroll
-        for (int i = 0; i < N; i++) o.at[i] = from_float<T>(held ? to_float(kept[k].at[i]) * factor : 0.0f);
+        for (int i = 0; i < N; i++) {
+          o.at[i] = from_float<T>(held ? to_float(kept[k].at[i]) * p.factor : 0.0f);
+        }
         store_vec(to + v * N, o);
       });
 }
 
-// out[i] = x[index[i] / divisor], in units of U; zeros where the index is negative.
-template <class U> DEVICE void gather(U *out, const U *x, const int *index, int units, int divisor) {
+// out[i] = x[index[i] / divisor], in units of type U. A negative index gives zeros.
+template <class U> DEVICE void gather_rows(const GatherRowsParams<U> &p) {
   wait_for_previous_kernel();
-  const int row = index[blockIdx.x];
-  const U *from = x + (row >= 0 ? int64_t(row / divisor) * units : 0);
-  U *to = out + int64_t(blockIdx.x) * units;
+  const int row = p.index[blockIdx.x];
+  const U *from = p.x + (row >= 0 ? int64_t(row / p.divisor) * p.units : 0);
+  U *to = p.out + int64_t(blockIdx.x) * p.units;
   U kept[kUnroll];
   each_vector(
-      units, [&](int k, int v) { kept[k] = row >= 0 ? from[v] : U{}; }, [&](int k, int v) { to[v] = kept[k]; });
+      p.units, [&](int k, int v) { kept[k] = row >= 0 ? from[v] : U{}; },
+      [&](int k, int v) { to[v] = kept[k]; });
 }
 
-// As many elements as fit 16 bytes in both types.
+// The number of elements that fit 16 bytes in both types.
 template <class A, class B> constexpr int kBoth = kVec<A> < kVec<B> ? kVec<A> : kVec<B>;
 
-#define EMBED(Table, from, T, to)                                                                                                            \
-  KERNEL embed_##from##_##to(T *out, const Table *table, const int *tokens, int first, int rows, int cols, float factor) {                   \
-    embed<Table, T, kBoth<Table, T>>(out, table, tokens, first, rows, cols, factor);                                             \
-  }                                                                                                                                          \
-  REGISTER(embed_##from##_##to)                                                                                                              \
-  KERNEL embed_plain_##from##_##to(T *out, const Table *table, const int *tokens, int first, int rows, int cols, float factor) {             \
-    embed<Table, T, 1>(out, table, tokens, first, rows, cols, factor);                                                                       \
-  }                                                                                                                                          \
-  REGISTER(embed_plain_##from##_##to)
+#define EMBED(Table, from, T, to)                                                              \
+  KERNEL(embed_##from##_##to, EmbedParams<Table, T>) { embed<Table, T, kBoth<Table, T>>(p); }  \
+  KERNEL(embed_plain_##from##_##to, EmbedParams<Table, T>) { embed<Table, T, 1>(p); }
 
 EMBED(float, f32, float, f32)
 EMBED(float, f32, f16, f16)
@@ -54,10 +76,6 @@ EMBED(bf16, bf16, float, f32)
 EMBED(bf16, bf16, f16, f16)
 EMBED(bf16, bf16, bf16, bf16)
 
-#define GATHER(U, bytes)                                                                                       \
-  KERNEL gather_##bytes(U *out, const U *x, const int *index, int units, int divisor) { gather(out, x, index, units, divisor); } \
-  REGISTER(gather_##bytes)
-
-GATHER(uint4, 16)
-GATHER(uint32_t, 4)
-GATHER(uint16_t, 2)
+KERNEL(gather_16, GatherRowsParams<uint4>) { gather_rows(p); }
+KERNEL(gather_4, GatherRowsParams<uint32_t>) { gather_rows(p); }
+KERNEL(gather_2, GatherRowsParams<uint16_t>) { gather_rows(p); }

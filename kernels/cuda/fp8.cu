@@ -1,29 +1,42 @@
-// Rows of activations as FP8 (e4m3), each with a scale of its own: out[row][k] * scales[row] is nearly x[row][k].
+// Quantization of activation rows to FP8 (e4m3), with one scale per row: out[row][k] * scales[row]
+// approximates x[row][k].
 //
-// One block per row, which is read once into registers; rows too long for that are read again (from the L2 cache). Rows of `out` have `depth` columns, those
-// beyond x's are zeros. A NaN stays one, and an infinity makes one of its row's elements.
+// One block processes one row. It reads the row once into registers; rows too long for that are
+// read again (from the L2 cache). Rows of `out` have `depth` columns; those beyond x's are zeros. A
+// NaN stays a NaN. An infinity becomes a NaN and makes the row's scale infinite.
 #include "ptx.cuh"
 #include "reduce.cuh"
 
-constexpr int kThreads = 256;
-// How many 16-byte vectors of a row a thread keeps.
+EXPORT_CONSTANT int kQuantizeThreads = 256;
+constexpr int kThreads = kQuantizeThreads;
+// The number of 16-byte vectors of a row that a thread keeps in registers.
 constexpr int kKept = 8;
 // The largest number of e4m3.
 constexpr float kLargest = 448.0f;
-// Smaller maxima count as this, so that no scale is zero or has no inverse.
+// A row's maximum counts as at least this, so that every scale has a finite inverse.
 constexpr float kSmallest = 1e-30f;
 
-template <class T> DEVICE void quantize_rows(e4m3 *out, float *scales, const T *x, int cols, int depth) {
+// Parameters of the quantization of rows.
+// Kernels: fp8/quantize_rows_*
+template <class T> struct QuantizeRowsParams {
+  e4m3 *out;      // [rows, depth]
+  float *scales;  // [rows]
+  const T *x;     // [rows, cols]
+  int cols;
+  int depth;
+};
+
+template <class T> DEVICE void quantize_rows(const QuantizeRowsParams<T> &p) {
   constexpr int N = kVec<T>;
   SHARED(float, maxima, kThreads / kWarp);
   wait_for_previous_kernel();
-  const T *row = x + int64_t(blockIdx.x) * cols;
-  e4m3 *out_row = out + int64_t(blockIdx.x) * depth;
-  const int vectors = depth / N;
+  const T *row = p.x + int64_t(blockIdx.x) * p.cols;
+  e4m3 *out_row = p.out + int64_t(blockIdx.x) * p.depth;
+  const int vectors = p.depth / N;
   Vec<T, N> kept[kKept];
   auto read = [&](int v) {
     Vec<T, N> a;
-    if (v * N < cols) return load_vec<T, N>(row + v * N);
+    if (v * N < p.cols) return load_vec<T, N>(row + v * N);
 #pragma unroll
     for (int i = 0; i < N; i++) a.at[i] = from_float<T>(0.0f);
     return a;
@@ -45,7 +58,7 @@ template <class T> DEVICE void quantize_rows(e4m3 *out, float *scales, const T *
 
   largest = block_reduce<kThreads>(largest, maxima, Max());
   let_next_kernel_start();
-  if (threadIdx.x == 0) scales[blockIdx.x] = largest / kLargest;
+  if (threadIdx.x == 0) p.scales[blockIdx.x] = largest / kLargest;
   const float inverse = kLargest / largest;
   auto write = [&](int v, const Vec<T, N> &a) {
     Vec<e4m3, N> o;
@@ -61,30 +74,25 @@ template <class T> DEVICE void quantize_rows(e4m3 *out, float *scales, const T *
   for (int v = threadIdx.x + kKept * kThreads; v < vectors; v += kThreads) write(v, read(v));
 }
 
-// The obvious version, for any number of columns: one element at a time.
-template <class T> DEVICE void quantize_rows_plain(e4m3 *out, float *scales, const T *x, int cols, int depth) {
+// The plain version, for any number of columns: one element at a time.
+template <class T> DEVICE void quantize_rows_plain(const QuantizeRowsParams<T> &p) {
   SHARED(float, maxima, kThreads / kWarp);
   wait_for_previous_kernel();
-  const T *row = x + int64_t(blockIdx.x) * cols;
+  const T *row = p.x + int64_t(blockIdx.x) * p.cols;
   float largest = kSmallest;
-  for (int c = threadIdx.x; c < cols; c += kThreads) largest = fmaxf(largest, fabsf(to_float(row[c])));
+  for (int c = threadIdx.x; c < p.cols; c += kThreads) largest = fmaxf(largest, fabsf(to_float(row[c])));
   largest = block_reduce<kThreads>(largest, maxima, Max());
   let_next_kernel_start();
-  if (threadIdx.x == 0) scales[blockIdx.x] = largest / kLargest;
-  for (int c = threadIdx.x; c < depth; c += kThreads) {
-    out[int64_t(blockIdx.x) * depth + c] = from_float<e4m3>(c < cols ? to_float(row[c]) * (kLargest / largest) : 0.0f);
+  if (threadIdx.x == 0) p.scales[blockIdx.x] = largest / kLargest;
+  for (int c = threadIdx.x; c < p.depth; c += kThreads) {
+    p.out[int64_t(blockIdx.x) * p.depth + c] = from_float<e4m3>(
+        c < p.cols ? to_float(row[c]) * (kLargest / largest) : 0.0f);
   }
 }
 
-#define QUANTIZE(T, suffix)                                                                                          \
-  KERNEL quantize_rows_##suffix(e4m3 *out, float *scales, const T *x, int cols, int depth) {                         \
-    quantize_rows<T>(out, scales, x, cols, depth);                                                                   \
-  }                                                                                                                  \
-  REGISTER(quantize_rows_##suffix)                                                                                   \
-  KERNEL quantize_rows_plain_##suffix(e4m3 *out, float *scales, const T *x, int cols, int depth) {                   \
-    quantize_rows_plain<T>(out, scales, x, cols, depth);                                                             \
-  }                                                                                                                  \
-  REGISTER(quantize_rows_plain_##suffix)
+#define QUANTIZE(T, suffix)                                                           \
+  KERNEL(quantize_rows_##suffix, QuantizeRowsParams<T>) { quantize_rows(p); }         \
+  KERNEL(quantize_rows_plain_##suffix, QuantizeRowsParams<T>) { quantize_rows_plain(p); }
 
 QUANTIZE(float, f32)
 QUANTIZE(bf16, bf16)

@@ -1,11 +1,27 @@
 // out = x · wᵀ (+ bias, + residual) for weights [outputs, inputs] as they are stored.
 //
-// The fast kernels are for 16 bits and few rows; see skinny.cuh. The plain ones take any type, shape and number of rows.
+// The fast kernels are for 16-bit types and few rows; see skinny.cuh. The plain kernels take any
+// type, shape and number of rows.
 #include "reduce.cuh"
 #include "skinny.cuh"
 
-// One warp per element of the result.
-template <class T> DEVICE void gemv_plain(const Operands<T> &p, const T *weights) {
+// Parameters of the product for few rows.
+// Kernels: gemv/gemv8_*, gemv/gemv16_*
+template <class T> struct GemvParams {
+  ProductParams<T> product;
+  const T *weights;  // [outputs, inputs]
+  SliceParams slices;
+};
+
+// Parameters of the plain product.
+// Kernels: gemv/gemv_plain_*
+template <class T> struct GemvPlainParams {
+  ProductParams<T> product;
+  const T *weights;  // [outputs, inputs]
+};
+
+// One warp computes one element of the result.
+template <class T> DEVICE void gemv_plain(const ProductParams<T> &p, const T *weights) {
   wait_for_previous_kernel();
   const int lane = threadIdx.x % kWarp;
   const int64_t index = int64_t(blockIdx.x) * (blockDim.x / kWarp) + threadIdx.x / kWarp;
@@ -22,21 +38,16 @@ template <class T> DEVICE void gemv_plain(const Operands<T> &p, const T *weights
   p.out[index] = from_float<T>(sum);
 }
 
-#define GEMV(T, suffix, Tiles, name)                                                                                              \
-  KERNEL __launch_bounds__(kSkinnyThreads, 2) name##suffix(T *out, const T *x, const T *weights, const float *bias,               \
-                                                           const T *residual, float *partials, uint32_t *counters, int rows,      \
-                                                           int outputs, int inputs, int depth, int length) {                      \
-    const Operands<T> p{out, x, bias, residual, rows, outputs, inputs};                                                           \
-    skinny<T, StoredRows<T>, Tiles>(p, weights, nullptr, 30, nullptr, Slices{partials, counters, length, depth});              \
-  }                                                                                                                               \
-  REGISTER(name##suffix)
+// A weight as it is stored has no scales: all of k is one group.
+constexpr int kOneGroup = 30;
 
-#define GEMV_PLAIN(T, suffix)                                                                                                     \
-  KERNEL gemv_plain_##suffix(T *out, const T *x, const T *weights, const float *bias, const T *residual, int rows, int outputs,   \
-                             int inputs) {                                                                                        \
-    gemv_plain<T>({out, x, bias, residual, rows, outputs, inputs}, weights);                                                      \
-  }                                                                                                                               \
-  REGISTER(gemv_plain_##suffix)
+#define GEMV(T, suffix, Tiles, name)                                                               \
+  BOUNDED_KERNEL(name##suffix, kSkinnyThreads, 2, GemvParams<T>) {                                 \
+    skinny<T, StoredRows<T>, Tiles>(p.product, p.weights, nullptr, kOneGroup, nullptr, p.slices);  \
+  }
+
+#define GEMV_PLAIN(T, suffix) \
+  KERNEL(gemv_plain_##suffix, GemvPlainParams<T>) { gemv_plain(p.product, p.weights); }
 
 GEMV(bf16, bf16, 1, gemv8_)
 GEMV(bf16, bf16, 2, gemv16_)

@@ -1,101 +1,126 @@
-// A product per expert: out[r] = x[r] · w[expert of r]ᵀ for rows sorted by expert. weights [experts, outputs, inputs] as they are stored, or packed int4, one
-// expert after the other; see tile.cuh. No host knows how many rows an expert has: the grid is large enough for any counts, and blocks without work leave.
+// One product per expert: out[r] = x[r] · w[expert of r]ᵀ for rows sorted by expert. The weights,
+// [experts, outputs, inputs], are as they are stored, or packed int4 with one expert after the
+// other; see tile.cuh. Only the device knows how many rows an expert has, so the grid is large
+// enough for any distribution of rows, and blocks without work end at once.
 #include "experts.cuh"
 #include "tile.cuh"
 
-// For a step of decoding, where an expert has few rows and its weights are read once; and for prefill.
-using Narrow = Shape<16, 8, 1>;
-using Wide = Shape<128, 4, 2>;
-constexpr int kStages = 4;
+// Which rows belong to which expert.
+struct ExpertsParams {
+  const int *offsets;  // [experts + 1]: where the sorted rows of each expert begin
+  int experts;
+  RoutingParams routing;
+};
 
-// The grid is [pieces of rows, output tiles].
+// Parameters of the product with weights as they are stored.
+// Kernels: grouped_gemm/grouped_narrow_*, grouped_gemm/grouped_wide_*, grouped_gemm/grouped_plain_*
+template <class T> struct GroupedGemmParams {
+  ProductParams<T> product;  // `rows` is not read
+  const T *weights;          // [experts, outputs, inputs]
+  ExpertsParams experts;
+};
+
+// Parameters of the product with packed int4 weights.
+// Kernels: grouped_gemm/grouped_int4_narrow_*, grouped_gemm/grouped_int4_wide_*
+// Kernels: grouped_gemm/grouped_int4_plain_*
+template <class T> struct GroupedInt4Params {
+  ProductParams<T> product;   // `rows` is not read
+  PackedWeightParams weight;  // each expert is padded to a multiple of 16 outputs
+  ExpertsParams experts;
+};
+
+// The grid is [pieces of rows, output tiles]. `make_stage(expert)` gives the expert's weights.
 template <class T, class S, class MakeStage>
-DEVICE void grouped(const Operands<T> &p, const int *offsets, int experts, const Routing &routing, int depth, MakeStage make_stage) {
+DEVICE void grouped(const ProductParams<T> &p, const ExpertsParams &e, int depth, MakeStage make_stage) {
   wait_for_previous_kernel();
-  const ExpertRows work = find_expert_rows(offsets, experts, S::kRows, blockIdx.x);
+  const ExpertRows work = find_expert_rows(e.offsets, e.experts, S::kRows, blockIdx.x);
   if (work.expert < 0) return;
-  auto x_row = [&](int i) { return work.first + i < work.end ? routing.x_row(work.first + i) : -1; };
-  auto out_row = [&](int i) { return routing.out_row(work.first + i); };
+  auto x_row = [&](int i) { return work.first + i < work.end ? x_row_of(e.routing, work.first + i) : -1; };
+  auto out_row = [&](int i) { return out_row_of(e.routing, work.first + i); };
   const auto stage = make_stage(work.expert);
-  multiply_tile<T, decltype(make_stage(0)), S, kStages>(p, stage, depth, blockIdx.y * kTileOut, x_row, out_row);
+  multiply_tile<T, decltype(make_stage(0)), S>(p, stage, depth, blockIdx.y * kTileOut, x_row, out_row);
 }
 
-// The obvious version: one warp per element of the result; the grid is [output warps, sorted rows]. weight(expert, output, k) is an element.
+// Words of scales of one expert's output tile.
+DEVICE int64_t groups_of(const PackedWeightParams &w) { return ((w.depth - 1) >> w.group_bits) + 1; }
+
+// The plain version: one warp computes one element of the result; the grid is [output warps, sorted
+// rows]. `weight(expert, output, k)` is an element of the weights.
 template <class T, class Weight>
-DEVICE void grouped_plain(const Operands<T> &p, const int *offsets, int experts, const Routing &routing, Weight weight) {
+DEVICE void grouped_plain(const ProductParams<T> &p, const ExpertsParams &e, Weight weight) {
   wait_for_previous_kernel();
-  const int lane = threadIdx.x % kWarp, output = blockIdx.x * (blockDim.x / kWarp) + threadIdx.x / kWarp, i = blockIdx.y;
+  const int lane = threadIdx.x % kWarp, i = blockIdx.y;
+  const int output = blockIdx.x * (blockDim.x / kWarp) + threadIdx.x / kWarp;
   let_next_kernel_start();
-  if (output >= p.outputs || i >= offsets[experts]) return;
+  if (output >= p.outputs || i >= e.offsets[e.experts]) return;
   int expert = 0;
-  while (offsets[expert + 1] <= i) expert++;
-  const T *x = p.x + int64_t(routing.x_row(i)) * p.inputs;
+  while (e.offsets[expert + 1] <= i) expert++;
+  const T *x = p.x + int64_t(x_row_of(e.routing, i)) * p.inputs;
   float sum = 0.0f;
   for (int k = lane; k < p.inputs; k += kWarp) sum += to_float(x[k]) * weight(expert, output, k);
   sum = warp_reduce(sum, Add());
-  if (lane == 0) p.out[int64_t(routing.out_row(i)) * p.outputs + output] = from_float<T>(sum);
+  if (lane == 0) p.out[int64_t(out_row_of(e.routing, i)) * p.outputs + output] = from_float<T>(sum);
 }
 
-#define GROUPED(T, S, blocks, name)                                                                                                    \
-  KERNEL __launch_bounds__(S::kThreads, blocks)                                                                                    \
-      name(T *out, const T *x, const T *weights, const int *offsets, const int *sorted_rows, int experts, int top_k,             \
-           int x_sorted, int out_sorted, int outputs, int inputs) {                                                              \
-    const Operands<T> p{out, x, nullptr, nullptr, 0, outputs, inputs};                                                           \
-    grouped<T, S>(p, offsets, experts, {sorted_rows, top_k, x_sorted, out_sorted}, inputs, [&](int expert) {                     \
-      return StoredStage<T>{weights + int64_t(expert) * outputs * inputs, outputs, inputs};                                      \
-    });                                                                                                                          \
-  }                                                                                                                              \
-  REGISTER(name)
+template <class T, class S> DEVICE void grouped_stored(const GroupedGemmParams<T> &params) {
+  const ProductParams<T> &p = params.product;
+  grouped<T, S>(p, params.experts, p.inputs, [&](int expert) {
+    return StoredStage<T>{params.weights + int64_t(expert) * p.outputs * p.inputs, p.outputs, p.inputs};
+  });
+}
 
-#define GROUPED_INT4(T, S, blocks, name)                                                                                         \
-  KERNEL __launch_bounds__(S::kThreads, blocks)                                                                                  \
-      name(T *out, const T *x, const uint8_t *weights, const uint32_t *scales, const int *offsets, const int *sorted_rows,       \
-           int experts, int top_k, int x_sorted, int out_sorted, int outputs, int inputs, int depth, int group_bits) {           \
-    const Operands<T> p{out, x, nullptr, nullptr, 0, outputs, inputs};                                                           \
-    grouped<T, S>(p, offsets, experts, {sorted_rows, top_k, x_sorted, out_sorted}, depth, [&](int expert) {                      \
-      const int64_t of_expert = int64_t(expert) * ceil_div(outputs, kTileOutputs) * kTileOutputs;                                \
-      return PackedStage<Int4<T>>{weights + of_expert * (depth / 2), scales + of_expert * (((depth - 1) >> group_bits) + 1),     \
-                                  outputs, depth, group_bits};                                                                   \
-    });                                                                                                                          \
-  }                                                                                                                              \
-  REGISTER(name)
+template <class T, class S> DEVICE void grouped_int4(const GroupedInt4Params<T> &params) {
+  const ProductParams<T> &p = params.product;
+  const PackedWeightParams &w = params.weight;
+  grouped<T, S>(p, params.experts, w.depth, [&](int expert) {
+    const int64_t first_output = int64_t(expert) * ceil_div(p.outputs, kTileOutputs) * kTileOutputs;
+    return PackedStage<Int4<T>>{w.data + first_output * (w.depth / 2), w.scales + first_output * groups_of(w),
+                                p.outputs, w.depth, w.group_bits};
+  });
+}
 
-#define GROUPED_PLAIN(T, suffix)                                                                                                 \
-  KERNEL grouped_plain_##suffix(T *out, const T *x, const T *weights, const int *offsets, const int *sorted_rows, int experts,   \
-                                int top_k, int x_sorted, int out_sorted, int outputs, int inputs) {                              \
-    const Operands<T> p{out, x, nullptr, nullptr, 0, outputs, inputs};                                                           \
-    grouped_plain<T>(p, offsets, experts, {sorted_rows, top_k, x_sorted, out_sorted}, [&](int expert, int output, int k) {       \
-      return to_float(weights[(int64_t(expert) * outputs + output) * inputs + k]);                                               \
-    });                                                                                                                          \
-  }                                                                                                                              \
-  REGISTER(grouped_plain_##suffix)
+template <class T> DEVICE void grouped_stored_plain(const GroupedGemmParams<T> &params) {
+  const ProductParams<T> &p = params.product;
+  grouped_plain<T>(p, params.experts, [&](int expert, int output, int k) {
+    return to_float(params.weights[(int64_t(expert) * p.outputs + output) * p.inputs + k]);
+  });
+}
 
-#define GROUPED_INT4_PLAIN(T, suffix)                                                                                            \
-  KERNEL grouped_int4_plain_##suffix(T *out, const T *x, const uint8_t *weights, const uint32_t *scales, const int *offsets,     \
-                                     const int *sorted_rows, int experts, int top_k, int x_sorted, int out_sorted, int outputs,  \
-                                     int inputs, int depth, int group_bits) {                                                    \
-    const Operands<T> p{out, x, nullptr, nullptr, 0, outputs, inputs};                                                           \
-    const int64_t groups = ((depth - 1) >> group_bits) + 1, padded = ceil_div(outputs, kTileOutputs) * kTileOutputs;             \
-    grouped_plain<T>(p, offsets, experts, {sorted_rows, top_k, x_sorted, out_sorted}, [&](int expert, int output, int k) {       \
-      const int64_t tile = (expert * padded + output) / kTileOutputs * groups + (k >> group_bits);                               \
-      const uint32_t word = scales[tile * kTileOutputs + output % kTileOutputs];                                                 \
-      const uint8_t *of_expert = weights + expert * padded * (depth / 2);                                                        \
-      return Int4<T>::element(of_expert, output, k, depth, Int4<T>::minus_zero_of(word)) * Int4<T>::group(word).scale;           \
-    });                                                                                                                          \
-  }                                                                                                                              \
-  REGISTER(grouped_int4_plain_##suffix)
+template <class T> DEVICE void grouped_int4_plain(const GroupedInt4Params<T> &params) {
+  const ProductParams<T> &p = params.product;
+  const PackedWeightParams &w = params.weight;
+  const int64_t padded = ceil_div(p.outputs, kTileOutputs) * kTileOutputs;
+  grouped_plain<T>(p, params.experts, [&](int expert, int output, int k) {
+    const int64_t group = (expert * padded + output) / kTileOutputs * groups_of(w) + (k >> w.group_bits);
+    const uint32_t word = w.scales[group * kTileOutputs + output % kTileOutputs];
+    const uint8_t *data = w.data + expert * padded * (w.depth / 2);
+    const float value = Int4<T>::element(data, output, k, w.depth, Int4<T>::minus_zero_of(word));
+    return value * Int4<T>::group(word).scale;
+  });
+}
 
-GROUPED(bf16, Narrow, 2, grouped_narrow_bf16)
-GROUPED(f16, Narrow, 2, grouped_narrow_f16)
-GROUPED(bf16, Wide, 1, grouped_wide_bf16)
-GROUPED(f16, Wide, 1, grouped_wide_f16)
-GROUPED_INT4(bf16, Narrow, 2, grouped_int4_narrow_bf16)
-GROUPED_INT4(f16, Narrow, 2, grouped_int4_narrow_f16)
-GROUPED_INT4(bf16, Wide, 1, grouped_int4_wide_bf16)
-GROUPED_INT4(f16, Wide, 1, grouped_int4_wide_f16)
+// Narrow tiles are for decoding, where an expert has few rows and its weights are read once; wide
+// tiles are for prefill.
+#define GROUPED(T, suffix)                                                                             \
+  BOUNDED_KERNEL(grouped_narrow_##suffix, kTileThreads, 2, GroupedGemmParams<T>) {                     \
+    grouped_stored<T, NarrowTile>(p);                                                                  \
+  }                                                                                                    \
+  BOUNDED_KERNEL(grouped_wide_##suffix, kTileThreads, 1, GroupedGemmParams<T>) {                       \
+    grouped_stored<T, WideTile>(p);                                                                    \
+  }                                                                                                    \
+  BOUNDED_KERNEL(grouped_int4_narrow_##suffix, kTileThreads, 2, GroupedInt4Params<T>) {                \
+    grouped_int4<T, NarrowTile>(p);                                                                    \
+  }                                                                                                    \
+  BOUNDED_KERNEL(grouped_int4_wide_##suffix, kTileThreads, 1, GroupedInt4Params<T>) {                  \
+    grouped_int4<T, WideTile>(p);                                                                      \
+  }
+
+#define GROUPED_PLAIN(T, suffix)                                                                       \
+  KERNEL(grouped_plain_##suffix, GroupedGemmParams<T>) { grouped_stored_plain(p); }                    \
+  KERNEL(grouped_int4_plain_##suffix, GroupedInt4Params<T>) { grouped_int4_plain(p); }
+
+GROUPED(bf16, bf16)
+GROUPED(f16, f16)
 GROUPED_PLAIN(float, f32)
 GROUPED_PLAIN(bf16, bf16)
 GROUPED_PLAIN(f16, f16)
-GROUPED_INT4_PLAIN(float, f32)
-GROUPED_INT4_PLAIN(bf16, bf16)
-GROUPED_INT4_PLAIN(f16, f16)

@@ -1,39 +1,55 @@
 // RMSNorm and LayerNorm over rows, alone or after a residual addition.
 //
-// One block per row. A row is read once into registers, so that device memory sees each element once in each direction; rows too long for
-// that are read again (from the L2 cache). Statistics are in f32. LayerNorm takes the variance from the mean's deviations, not from the
-// squares, which cancel.
+// One block processes one row. It reads the row once into registers, so that each element is read
+// and written once in device memory; rows too long for that are read again (from the L2 cache).
+// Statistics are in f32. LayerNorm computes the variance from the deviations from the mean, because
+// the difference of large squares would cancel.
 #include "ptx.cuh"
 #include "reduce.cuh"
 
-enum Kind { kRms, kLayer };
+enum NormKind { kRms, kLayer };
 
-// How many 16-byte vectors of a row a thread keeps.
+// The number of 16-byte vectors of a row that a thread keeps in registers.
 constexpr int kKept = 8;
 
-template <class T, int Threads, Kind kind, bool add>
-DEVICE void norm(T *out, T *residual, const T *x, const float *weight, const float *bias, int cols, float eps) {
+EXPORT_CONSTANT int kNormThreads = 256;
+
+// Parameters of a norm.
+// Kernels: norm/rms_norm_*, norm/add_rms_norm_*, norm/layer_norm_*, norm/add_layer_norm_*
+template <class T> struct NormParams {
+  T *out;               // [rows, cols]
+  T *residual;          // [rows, cols], for the kernels that add x to it first
+  const T *x;           // [rows, cols]
+  const float *weight;  // [cols]
+  const float *bias;    // null or [cols], for LayerNorm
+  int cols;
+  float eps;
+};
+
+template <class T, NormKind kind, bool add> DEVICE void norm(const NormParams<T> &p) {
+  constexpr int Threads = kNormThreads;
   constexpr int N = kVec<T>;
   SHARED(float, sums, Threads / kWarp);
   SHARED(float, squares, Threads / kWarp);
   wait_for_previous_kernel();
-  const int64_t row = int64_t(blockIdx.x) * cols;
-  const int vectors = cols / N;
+  const int64_t row = int64_t(blockIdx.x) * p.cols;
+  const int vectors = p.cols / N;
   Vec<T, N> kept[kKept];
 
-  // The row's values as the norm sees them: the sum with the residual is rounded to T first, as the next layer will read it.
+  // Reads the row's values. The sum with the residual is rounded to T first, as the next layer will
+  // read it.
   auto read = [&](int v) {
-    Vec<T, N> a = load_vec<T, N>(x + row + int64_t(v) * N);
+    Vec<T, N> a = load_vec<T, N>(p.x + row + int64_t(v) * N);
     if (add) {
-      const Vec<T, N> r = load_vec<T, N>(residual + row + int64_t(v) * N);
+      const Vec<T, N> r = load_vec<T, N>(p.residual + row + int64_t(v) * N);
 #pragma unroll
       for (int i = 0; i < N; i++) a.at[i] = from_float<T>(to_float(a.at[i]) + to_float(r.at[i]));
-      store_vec(residual + row + int64_t(v) * N, a);
+      store_vec(p.residual + row + int64_t(v) * N, a);
     }
     return a;
   };
-  auto again = [&](int v) { return load_vec<T, N>((add ? residual : x) + row + int64_t(v) * N); };
-  // Calls `f` with every vector of this thread; from the registers where they are kept.
+  auto again = [&](int v) { return load_vec<T, N>((add ? p.residual : p.x) + row + int64_t(v) * N); };
+  // Calls `f` with every vector of this thread, from the registers if they are kept there.
   auto each = [&](auto f) {
 #pragma unroll
     for (int k = 0; k < kKept; k++) {
@@ -64,7 +80,7 @@ DEVICE void norm(T *out, T *residual, const T *x, const float *weight, const flo
 
   float mean = 0.0f;
   if (kind == kLayer) {
-    mean = block_reduce<Threads>(sum, sums, Add()) / float(cols);
+    mean = block_reduce<Threads>(sum, sums, Add()) / float(p.cols);
     square = 0.0f;
     each([&](int, const Vec<T, N> &a) {
 #pragma unroll
@@ -74,82 +90,56 @@ DEVICE void norm(T *out, T *residual, const T *x, const float *weight, const flo
       }
     });
   }
-  const float scale = rsqrtf(block_reduce<Threads>(square, squares, Add()) / float(cols) + eps);
+  const float scale = rsqrtf(block_reduce<Threads>(square, squares, Add()) / float(p.cols) + p.eps);
   let_next_kernel_start();
   each([&](int v, const Vec<T, N> &a) {
     Vec<T, N> o;
 #pragma unroll
     for (int i = 0; i < N; i++) {
       const int c = v * N + i;
-      float value = (to_float(a.at[i]) - mean) * scale * weight[c];
-      if (kind == kLayer && bias) value += bias[c];
+      float value = (to_float(a.at[i]) - mean) * scale * p.weight[c];
+      if (kind == kLayer && p.bias) value += p.bias[c];
       o.at[i] = from_float<T>(value);
     }
-    store_vec(out + row + int64_t(v) * N, o);
+    store_vec(p.out + row + int64_t(v) * N, o);
   });
 }
 
-// The obvious version, for any number of columns: one element at a time.
-template <class T, Kind kind, bool add>
-DEVICE void norm_plain(T *out, T *residual, const T *x, const float *weight, const float *bias, int cols, float eps) {
-  constexpr int Threads = 256;
+// The plain version, for any number of columns: one element at a time.
+template <class T, NormKind kind, bool add> DEVICE void norm_plain(const NormParams<T> &p) {
+  constexpr int Threads = kNormThreads;
   SHARED(float, sums, Threads / kWarp);
   SHARED(float, squares, Threads / kWarp);
   wait_for_previous_kernel();
-  const int64_t row = int64_t(blockIdx.x) * cols;
+  const int64_t row = int64_t(blockIdx.x) * p.cols;
   float sum = 0.0f;
-  for (int c = threadIdx.x; c < cols; c += Threads) {
-    if (add) residual[row + c] = from_float<T>(to_float(residual[row + c]) + to_float(x[row + c]));
-    sum += to_float((add ? residual : x)[row + c]);
+  for (int c = threadIdx.x; c < p.cols; c += Threads) {
+    if (add) p.residual[row + c] = from_float<T>(to_float(p.residual[row + c]) + to_float(p.x[row + c]));
+    sum += to_float((add ? p.residual : p.x)[row + c]);
   }
-  const T *values = (add ? residual : x) + row;
-  const float mean = kind == kLayer ? block_reduce<Threads>(sum, sums, Add()) / float(cols) : 0.0f;
+  const T *values = (add ? p.residual : p.x) + row;
+  const float mean = kind == kLayer ? block_reduce<Threads>(sum, sums, Add()) / float(p.cols) : 0.0f;
   float square = 0.0f;
-  for (int c = threadIdx.x; c < cols; c += Threads) square += (to_float(values[c]) - mean) * (to_float(values[c]) - mean);
-  const float scale = rsqrtf(block_reduce<Threads>(square, squares, Add()) / float(cols) + eps);
+  for (int c = threadIdx.x; c < p.cols; c += Threads)
+    square += (to_float(values[c]) - mean) * (to_float(values[c]) - mean);
+  const float scale = rsqrtf(block_reduce<Threads>(square, squares, Add()) / float(p.cols) + p.eps);
   let_next_kernel_start();
-  for (int c = threadIdx.x; c < cols; c += Threads) {
-    float value = (to_float(values[c]) - mean) * scale * weight[c];
-    if (kind == kLayer && bias) value += bias[c];
-    out[row + c] = from_float<T>(value);
+  for (int c = threadIdx.x; c < p.cols; c += Threads) {
+    float value = (to_float(values[c]) - mean) * scale * p.weight[c];
+    if (kind == kLayer && p.bias) value += p.bias[c];
+    p.out[row + c] = from_float<T>(value);
   }
 }
 
-#define NORMS(T, suffix)                                                                                            \
-  KERNEL rms_norm_##suffix(T *out, const T *x, const float *weight, int cols, float eps) {                          \
-    norm<T, 256, kRms, false>(out, nullptr, x, weight, nullptr, cols, eps);                                         \
-  }                                                                                                                 \
-  REGISTER(rms_norm_##suffix)                                                                                       \
-  KERNEL add_rms_norm_##suffix(T *out, T *residual, const T *x, const float *weight, int cols, float eps) {         \
-    norm<T, 256, kRms, true>(out, residual, x, weight, nullptr, cols, eps);                                         \
-  }                                                                                                                 \
-  REGISTER(add_rms_norm_##suffix)                                                                                   \
-  KERNEL rms_norm_plain_##suffix(T *out, const T *x, const float *weight, int cols, float eps) {                    \
-    norm_plain<T, kRms, false>(out, nullptr, x, weight, nullptr, cols, eps);                                        \
-  }                                                                                                                 \
-  REGISTER(rms_norm_plain_##suffix)                                                                                 \
-  KERNEL add_rms_norm_plain_##suffix(T *out, T *residual, const T *x, const float *weight, int cols, float eps) {   \
-    norm_plain<T, kRms, true>(out, residual, x, weight, nullptr, cols, eps);                                        \
-  }                                                                                                                 \
-  REGISTER(add_rms_norm_plain_##suffix)                                                                             \
-  KERNEL layer_norm_##suffix(T *out, const T *x, const float *weight, const float *bias, int cols, float eps) {     \
-    norm<T, 256, kLayer, false>(out, nullptr, x, weight, bias, cols, eps);                                          \
-  }                                                                                                                 \
-  REGISTER(layer_norm_##suffix)                                                                                     \
-  KERNEL add_layer_norm_##suffix(T *out, T *residual, const T *x, const float *weight, const float *bias, int cols, \
-                                 float eps) {                                                                       \
-    norm<T, 256, kLayer, true>(out, residual, x, weight, bias, cols, eps);                                          \
-  }                                                                                                                 \
-  REGISTER(add_layer_norm_##suffix)                                                                                 \
-  KERNEL layer_norm_plain_##suffix(T *out, const T *x, const float *weight, const float *bias, int cols, float eps) { \
-    norm_plain<T, kLayer, false>(out, nullptr, x, weight, bias, cols, eps);                                         \
-  }                                                                                                                 \
-  REGISTER(layer_norm_plain_##suffix)                                                                               \
-  KERNEL add_layer_norm_plain_##suffix(T *out, T *residual, const T *x, const float *weight, const float *bias,     \
-                                       int cols, float eps) {                                                       \
-    norm_plain<T, kLayer, true>(out, residual, x, weight, bias, cols, eps);                                         \
-  }                                                                                                                 \
-  REGISTER(add_layer_norm_plain_##suffix)
+#define NORMS(T, suffix)                                                                      \
+  KERNEL(rms_norm_##suffix, NormParams<T>) { norm<T, kRms, false>(p); }                       \
+  KERNEL(add_rms_norm_##suffix, NormParams<T>) { norm<T, kRms, true>(p); }                    \
+  KERNEL(rms_norm_plain_##suffix, NormParams<T>) { norm_plain<T, kRms, false>(p); }           \
+  KERNEL(add_rms_norm_plain_##suffix, NormParams<T>) { norm_plain<T, kRms, true>(p); }        \
+  KERNEL(layer_norm_##suffix, NormParams<T>) { norm<T, kLayer, false>(p); }                   \
+  KERNEL(add_layer_norm_##suffix, NormParams<T>) { norm<T, kLayer, true>(p); }                \
+  KERNEL(layer_norm_plain_##suffix, NormParams<T>) { norm_plain<T, kLayer, false>(p); }       \
+  KERNEL(add_layer_norm_plain_##suffix, NormParams<T>) { norm_plain<T, kLayer, true>(p); }
 
 NORMS(float, f32)
 NORMS(bf16, bf16)

@@ -1,4 +1,4 @@
-// Prefill attention without terms on single scores. See prefill.cuh.
+// Prefill attention without soft cap and ALiBi. See prefill.cuh.
 #include "prefill.cuh"
 
 PREFILLS(prefill, false)

@@ -1,4 +1,4 @@
-// Prefill attention with ALiBi and soft cap. See prefill.cuh.
+// Prefill attention with soft cap and ALiBi. See prefill.cuh.
 #include "prefill.cuh"
 
 PREFILLS(prefill_biased, true)

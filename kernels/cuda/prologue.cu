@@ -1,31 +1,50 @@
-// From the product with Wqkv to attention: bias, norm of query and key heads (Qwen3), rotation, and the write into the paged cache.
+// The step between the product with Wqkv and attention: bias, norm of query and key heads (Qwen3),
+// rotation, and the write into the paged cache.
 //
-// A block does the heads of one token. In the fast version a group of lanes does a head: each lane holds two vectors of N elements that
-// rotate with each other (or within themselves, interleaved), so that nothing but the statistics of a head crosses lanes, and it keeps the
-// angles for all its heads. A head's arithmetic depends on nothing else.
+// A block processes the heads of one token. In the fast version a group of lanes processes one
+// head: each lane holds two vectors of N elements that are rotated with each other (or each within
+// itself, if pairs are interleaved). So only the statistics of a head cross lanes, and a lane keeps
+// the angles for all its heads. A head's result depends on nothing else.
 #include "floats.cuh"
 #include "ptx.cuh"
 #include "reduce.cuh"
 #include "rotary.cuh"
 
-template <class T> struct Prologue {
-  T *qkv;  // [tokens, heads + 2 kv_heads, head_dim]
-  const float *bias, *q_norm, *k_norm;
-  float q_eps, k_eps;
-  Rotary rope;
-  const int *positions, *second_positions, *slots;
-  void *keys, *values;
-  float *key_scales, *value_scales;
-  int heads, kv_heads, head_dim, block_size, first_head;
-  Cache cache;
+EXPORT_CONSTANT int kPrologueThreads = 128;
+
+// Parameters of the prologue.
+// Kernels: prologue/prologue_*
+template <class T> struct PrologueParams {
+  T *qkv;               // [tokens, heads + 2 kv_heads, head_dim]
+  const float *bias;    // null or [heads + 2 kv_heads, head_dim]
+  const float *q_norm;  // null or [head_dim]
+  const float *k_norm;
+  const int *positions;         // [tokens]
+  const int *second_positions;  // null or [tokens]
+  const int *slots;             // [tokens]
+  void *keys;    // [blocks, kv_heads, block_size, head_dim]
+  void *values;
+  float *key_scales;  // null or [blocks, kv_heads, block_size]
+  float *value_scales;
+  RotaryParams rope;
+  float q_eps;
+  float k_eps;
+  int heads;
+  int kv_heads;
+  int head_dim;
+  int block_size;
+  int first_head;      // heads before it stay as they are
+  int lanes_per_head;  // a power of two; the plain kernel does not read it
+  CacheKind cache;     // only the plain kernel reads it
 };
 
 // Index of the row of token `slot` (block · block_size + place in it) and `head` in the cache.
-template <class T> DEVICE int64_t cache_row(const Prologue<T> &p, int slot, int head) {
+template <class T> DEVICE int64_t cache_row(const PrologueParams<T> &p, int slot, int head) {
   return (int64_t(slot / p.block_size) * p.kv_heads + head) * p.block_size + slot % p.block_size;
 }
 
-template <class T, int N, Cache cache> DEVICE void store_cached(void *to, int64_t at, const float (&x)[N], float inverse) {
+template <class T, int N, CacheKind cache>
+DEVICE void store_cached(void *to, int64_t at, const float (&x)[N], float inverse) {
   if constexpr (cache == kSame) {
     Vec<T, N> o;
 #pragma unroll
@@ -52,14 +71,16 @@ template <class F> DEVICE float group_reduce(float value, int group, F combine) 
   return value;
 }
 
-// `group` lanes, a power of two, do a head; 2 N of its elements fall to each of the first ones.
-template <class T, int Threads, Cache cache> DEVICE void prologue(const Prologue<T> &p, int group) {
+// `lanes_per_head` lanes process one head; each of the first ones has 2 N of its elements.
+template <class T, CacheKind cache> DEVICE void prologue(const PrologueParams<T> &p) {
+  constexpr int Threads = kPrologueThreads;
+  const int group = p.lanes_per_head;
   constexpr int N = kVec<T>;
   wait_for_previous_kernel();
   const int token = blockIdx.x, slot = p.slots[token];
   const int unit = int(threadIdx.x) % group * N, half = p.rope.rotary / 2;
   const bool active = 2 * unit < p.head_dim;
-  // Where this lane's two vectors begin in the head.
+  // The places of this lane's two vectors in the head are `a` and `b`.
   const int section = half > 0 ? unit / half : p.rope.sections, rotated = p.rope.sections * p.rope.rotary;
   const bool rotates = active && section < p.rope.sections;
   const int rest = unit - p.rope.sections * half;
@@ -68,13 +89,15 @@ template <class T, int Threads, Cache cache> DEVICE void prologue(const Prologue
   float cos[N], sin[N];
   if (rotates) {
     const int64_t position = (section == 0 ? p.positions : p.second_positions)[token];
-    // The angles of the first N/2 pairs, then of the others: neighbours, or those of b if pairs are neighbours.
+    // The angles of the first N/2 pairs, then of the others: neighbours, or those of b if pairs are
+    // neighbours.
     const int one = p.rope.interleaved ? unit % half / 2 : unit % half;
     const int two = one + (p.rope.interleaved ? half / 2 : N / 2);
 #pragma unroll
     for (int piece = 0; piece < 2; piece++) {
       const int64_t at = position * half + (piece == 0 ? one : two);
-      const Vec<float, N / 2> c = load_vec<float, N / 2>(p.rope.cos + at), s = load_vec<float, N / 2>(p.rope.sin + at);
+      const Vec<float, N / 2> c = load_vec<float, N / 2>(p.rope.cos + at),
+                              s = load_vec<float, N / 2>(p.rope.sin + at);
 #pragma unroll
       for (int i = 0; i < N / 2; i++) {
         cos[piece * (N / 2) + i] = c.at[i];
@@ -93,7 +116,8 @@ template <class T, int Threads, Cache cache> DEVICE void prologue(const Prologue
 #pragma unroll
     for (int i = 0; i < N; i++) x[i] = y[i] = 0.0f;
     if (works) {
-      const Vec<T, N> xs = load_vec<T, N>(row + head * p.head_dim + a), ys = load_vec<T, N>(row + head * p.head_dim + b);
+      const Vec<T, N> xs = load_vec<T, N>(row + head * p.head_dim + a),
+                      ys = load_vec<T, N>(row + head * p.head_dim + b);
 #pragma unroll
       for (int i = 0; i < N; i++) {
         x[i] = to_float(xs.at[i]);
@@ -167,11 +191,13 @@ template <class T, int Threads, Cache cache> DEVICE void prologue(const Prologue
   let_next_kernel_start();
 }
 
-// The obvious version: a warp per head, the head's features in shared memory, any shape and any type of cache.
-template <class T> DEVICE void prologue_plain(const Prologue<T> &p) {
+// The plain version, for any shape and any type of the cache: one warp processes one head, whose
+// features lie in shared memory.
+template <class T> DEVICE void prologue_plain(const PrologueParams<T> &p) {
   DYNAMIC_SHARED(float, x);
   wait_for_previous_kernel();
-  const int token = blockIdx.x, head = p.first_head + int(blockIdx.y), lane = threadIdx.x, slot = p.slots[token];
+  const int token = blockIdx.x, head = p.first_head + int(blockIdx.y), lane = threadIdx.x,
+            slot = p.slots[token];
   const bool is_query = head < p.heads, is_value = head >= p.heads + p.kv_heads;
   T *from = p.qkv + (int64_t(token) * (p.heads + 2 * p.kv_heads) + head) * p.head_dim;
   float square = 0.0f;
@@ -181,7 +207,8 @@ template <class T> DEVICE void prologue_plain(const Prologue<T> &p) {
   }
   const float *weight = is_value ? nullptr : is_query ? p.q_norm : p.k_norm;
   if (weight) {
-    const float scale = rsqrtf(warp_reduce(square, Add()) / float(p.head_dim) + (is_query ? p.q_eps : p.k_eps));
+    const float scale = rsqrtf(warp_reduce(square, Add()) / float(p.head_dim) +
+                               (is_query ? p.q_eps : p.k_eps));
     for (int d = lane; d < p.head_dim; d += kWarp) x[d] *= scale * weight[d];
   }
   __syncwarp();
@@ -189,7 +216,8 @@ template <class T> DEVICE void prologue_plain(const Prologue<T> &p) {
   for (int i = lane; !is_value && i < p.rope.sections * half; i += kWarp) {
     const int section = i / half, pair = i % half, base = section * p.rope.rotary;
     const int64_t angle = int64_t((section == 0 ? p.positions : p.second_positions)[token]) * half + pair;
-    const int one = base + (p.rope.interleaved ? 2 * pair : pair), two = p.rope.interleaved ? one + 1 : one + half;
+    const int one = base + (p.rope.interleaved ? 2 * pair : pair),
+              two = p.rope.interleaved ? one + 1 : one + half;
     const float c = p.rope.cos[angle], s = p.rope.sin[angle], first = x[one], second = x[two];
     x[one] = first * c - second * s;
     x[two] = second * c + first * s;
@@ -222,28 +250,10 @@ template <class T> DEVICE void prologue_plain(const Prologue<T> &p) {
   }
 }
 
-#define PARAMETERS(T)                                                                                                       \
-  T *qkv, const float *bias, const float *q_norm, const float *k_norm, float q_eps, float k_eps, const float *cos,          \
-      const float *sin, int rotary, int sections, int interleaved, const int *positions, const int *second_positions,       \
-      const int *slots, void *keys, void *values, float *key_scales, float *value_scales, int heads, int kv_heads,          \
-      int head_dim, int block_size, int first_head
-#define GATHERED(T, cache)                                                                                                  \
-  const Prologue<T> p = {qkv, bias, q_norm, k_norm, q_eps, k_eps, {cos, sin, rotary, sections, interleaved != 0}, positions, \
-                         second_positions, slots, keys, values, key_scales, value_scales, heads, kv_heads, head_dim,         \
-                         block_size, first_head, cache};
-
-#define FAST(T, cache, suffix)                                   \
-  KERNEL prologue_##suffix(PARAMETERS(T), int group) {           \
-    GATHERED(T, cache)                                           \
-    prologue<T, 128, cache>(p, group);                           \
-  }                                                              \
-  REGISTER(prologue_##suffix)
-#define PLAIN(T, suffix)                                         \
-  KERNEL prologue_plain_##suffix(PARAMETERS(T), int cache) {     \
-    GATHERED(T, Cache(cache))                                    \
-    prologue_plain(p);                                           \
-  }                                                              \
-  REGISTER(prologue_plain_##suffix)
+#define FAST(T, cache, suffix) \
+  KERNEL(prologue_##suffix, PrologueParams<T>) { prologue<T, cache>(p); }
+#define PLAIN(T, suffix) \
+  KERNEL(prologue_plain_##suffix, PrologueParams<T>) { prologue_plain(p); }
 
 FAST(f16, kSame, f16)
 FAST(bf16, kSame, bf16)

@@ -1,33 +1,93 @@
-// What a step needs to know, made on the device, so that the host can ask for a step before it knows what the last one sampled.
+// Computes the inputs of a step on the device, so that the host can submit a step before it knows
+// the tokens that the last one sampled.
 //
-// Each slot keeps its tokens (the prompt, then what is sampled) and its block table in device memory. A step's rows name a slot and a
-// range of positions; sampled tokens are appended in stream order before the next step reads them. All sizes come from device
-// memory and grids from upper bounds, so that one graph serves every step up to its size.
+// Each slot keeps its tokens (the prompt, then the sampled tokens) and its block table in device
+// memory. A step's rows name a slot and a range of positions; sampled tokens are appended in stream
+// order before the next step reads them. All sizes come from device memory and grids from upper
+// bounds, so that one graph serves every step up to its size.
 #include "ptx.cuh"
 #include "reduce.cuh"
 
-// The words of a row, as the host writes them.
-struct __align__(16) StepRow {
-  int slot, start, count, sample;
+// A row of a step, as the host writes it.
+struct __align__(16) StepRowRecord {
+  int slot;    // the sequence's slot
+  int start;   // the first position
+  int count;   // positions, at least 1
+  int sample;  // 1 if a token is sampled after the last position
 };
-// to[slot, at..at + length] = words[from..from + length].
-struct __align__(16) Range {
-  int slot, at, from, length;
+// A copy of words into a slot: to[slot, at..at + length] = words[from..from + length].
+struct __align__(16) SlotWriteRecord {
+  int slot;
+  int at;
+  int from;
+  int length;
 };
 
-constexpr int kStepThreads = 256;
+EXPORT_CONSTANT int kStepThreads = 256;
+// Bytes of dynamic shared memory of `prepare_step`: where each row begins.
+EXPORT_FUNCTION int prepare_step_shared_bytes(int max_rows) { return (max_rows + 1) * 4; }
 
-// New tokens of slots, new blocks of their tables, or their biases.
-DEVICE void write_ranges(int *to, const int *words, const Range *ranges, const int *count, int stride) {
+// Parameters of the copies into slots.
+// Kernels: step/write_ranges_i32
+struct WriteRangesParams {
+  int *to;                        // [slots, stride]
+  const int *words;
+  const SlotWriteRecord *ranges;  // [count]
+  const int *count;               // [1]
+  int stride;
+};
+
+// What the kernels of a step read.
+struct StepOutputParams {
+  int *query_start;   // [max_rows + 1]
+  int *context;       // [max_rows]
+  int *tables;        // [max_rows, table_stride]
+  int *tokens;        // [max_tokens]
+  int *positions;     // [max_tokens]
+  int *slots;         // [max_tokens]
+  int *outputs;       // [max_rows]: tokens of the step that are sampled from, in the order of the rows
+  int *output_slots;  // [max_rows]: the slot that gets the sampled token
+  int *output_at;     // [max_rows]: the position that the sampled token gets
+  int *counts;        // [2]: tokens, outputs
+};
+
+// Parameters of the preparation of a step.
+// Kernels: step/prepare_step_i32, step/prepare_step_plain_i32
+struct PrepareStepParams {
+  StepOutputParams out;
+  const StepRowRecord *rows;  // [row_count]
+  const int *row_count;       // [1]
+  const int *history;         // [slots, history_stride]
+  const int *slot_tables;     // [slots, table_stride]
+  int history_stride;
+  int table_stride;
+  int max_rows;
+  int max_tokens;
+  int block_size;
+};
+
+// Parameters of the appending of sampled tokens.
+// Kernels: step/append_sampled_i32
+struct AppendSampledParams {
+  int *history;             // [slots, history_stride]
+  const int *sampled;       // [max_rows]
+  const int *output_slots;  // [max_rows]
+  const int *output_at;     // [max_rows]
+  const int *counts;        // [2]: tokens, outputs
+  int history_stride;
+};
+
+// Writes new tokens of slots, new blocks of their tables, or their biases.
+DEVICE void write_ranges(const WriteRangesParams &p) {
   wait_for_previous_kernel();
-  if (int(blockIdx.x) >= *count) return;
-  const Range range = ranges[blockIdx.x];
+  if (int(blockIdx.x) >= *p.count) return;
+  const SlotWriteRecord range = p.ranges[blockIdx.x];
   let_next_kernel_start();
-  int *at = to + int64_t(range.slot) * stride + range.at;
-  for (int i = threadIdx.x; i < range.length; i += kStepThreads) at[i] = words[range.from + i];
+  int *at = p.to + int64_t(range.slot) * p.stride + range.at;
+  for (int i = threadIdx.x; i < range.length; i += kStepThreads) at[i] = p.words[range.from + i];
 }
 
-// Sums of all threads before this one.
+// The sum over all threads before this one.
 DEVICE int sum_before(int value, int *scratch) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   int sum = value;
@@ -43,59 +103,50 @@ DEVICE int sum_before(int value, int *scratch) {
   return before + sum - value;
 }
 
-struct StepOut {
-  int *query_start;               // [most_rows + 1]
-  int *context;                   // [most_rows]
-  int *tables;                    // [most_rows, table_stride]
-  int *tokens, *positions, *slots;  // [most_tokens]
-  int *outputs;                   // [most_rows]: tokens of the step that are sampled from, in the order of the rows
-  int *output_slots, *output_at;  // [most_rows]: where what is sampled goes
-  int *counts;                    // [2]: tokens, outputs
-};
-
-// The first blocks do 256 tokens each, the others copy one row's table.
-DEVICE void prepare_step(const StepOut &out, const StepRow *rows, const int *row_count, const int *history, int history_stride,
-                         const int *slot_tables, int table_stride, int most_rows, int most_tokens, int block_size) {
-  DYNAMIC_SHARED(int, begins);  // [most_rows + 1]
+// Each of the first blocks processes 256 tokens; each of the others copies one row's table.
+DEVICE void prepare_step(const PrepareStepParams &p) {
+  DYNAMIC_SHARED(int, begins);  // [max_rows + 1]
   SHARED(int, count_scratch, kStepThreads / kWarp);
   SHARED(int, output_scratch, kStepThreads / kWarp);
   SHARED(int, output_count, 1);
   wait_for_previous_kernel();
-  const int n = *row_count, token_blocks = ceil_div(most_tokens, kStepThreads);
+  const int n = *p.row_count, token_blocks = ceil_div(p.max_tokens, kStepThreads);
   let_next_kernel_start();
   if (int(blockIdx.x) >= token_blocks) {
     const int r = int(blockIdx.x) - token_blocks;
     if (r >= n) return;
-    const StepRow row = rows[r];
-    const int blocks = ceil_div(row.start + row.count, block_size);
-    const int *from = slot_tables + int64_t(row.slot) * table_stride;
-    for (int b = threadIdx.x; b < blocks; b += kStepThreads) out.tables[int64_t(r) * table_stride + b] = from[b];
+    const StepRowRecord row = p.rows[r];
+    const int blocks = ceil_div(row.start + row.count, p.block_size);
+    const int *from = p.slot_tables + int64_t(row.slot) * p.table_stride;
+    for (int b = threadIdx.x; b < blocks; b += kStepThreads)
+      p.out.tables[int64_t(r) * p.table_stride + b] = from[b];
     return;
   }
-  // Each thread adds up some neighbouring rows.
-  const int each = ceil_div(most_rows, kStepThreads), first = min(int(threadIdx.x) * each, n), end = min(first + each, n);
+  // Each thread adds up some neighboring rows.
+  const int each = ceil_div(p.max_rows, kStepThreads), first = min(int(threadIdx.x) * each, n),
+            end = min(first + each, n);
   int tokens = 0, samples = 0;
   for (int r = first; r < end; r++) {
-    tokens += rows[r].count;
-    samples += rows[r].sample != 0;
+    tokens += p.rows[r].count;
+    samples += p.rows[r].sample != 0;
   }
   int begin = sum_before(tokens, count_scratch), output = sum_before(samples, output_scratch);
   const bool writes = blockIdx.x == 0;
   if (writes && threadIdx.x == kStepThreads - 1) {
-    out.counts[0] = begin + tokens;
-    out.counts[1] = output + samples;
+    p.out.counts[0] = begin + tokens;
+    p.out.counts[1] = output + samples;
     *output_count = output + samples;
   }
   if (threadIdx.x == kStepThreads - 1) begins[n] = begin + tokens;
   for (int r = first; r < end; r++) {
-    const StepRow row = rows[r];
+    const StepRowRecord row = p.rows[r];
     begins[r] = begin;
     if (writes) {
-      out.context[r] = row.start + row.count;
+      p.out.context[r] = row.start + row.count;
       if (row.sample) {
-        out.outputs[output] = begin + row.count - 1;
-        out.output_slots[output] = row.slot;
-        out.output_at[output] = row.start + row.count;
+        p.out.outputs[output] = begin + row.count - 1;
+        p.out.output_slots[output] = row.slot;
+        p.out.output_at[output] = row.start + row.count;
         output++;
       }
     }
@@ -103,12 +154,12 @@ DEVICE void prepare_step(const StepOut &out, const StepRow *rows, const int *row
   }
   __syncthreads();
   if (writes) {
-    for (int r = *output_count + int(threadIdx.x); r < most_rows; r += kStepThreads) out.outputs[r] = -1;
-    for (int r = threadIdx.x; r <= most_rows; r += kStepThreads) out.query_start[r] = begins[min(r, n)];
-    for (int r = n + int(threadIdx.x); r < most_rows; r += kStepThreads) out.context[r] = 0;
+    for (int r = *output_count + int(threadIdx.x); r < p.max_rows; r += kStepThreads) p.out.outputs[r] = -1;
+    for (int r = threadIdx.x; r <= p.max_rows; r += kStepThreads) p.out.query_start[r] = begins[min(r, n)];
+    for (int r = n + int(threadIdx.x); r < p.max_rows; r += kStepThreads) p.out.context[r] = 0;
   }
   const int t = int(blockIdx.x) * kStepThreads + int(threadIdx.x);
-  if (t >= most_tokens) return;
+  if (t >= p.max_tokens) return;
   int token = -1, position = 0, slot = -1;
   if (t < begins[n]) {
     // The last row that begins at or before t; rows are not empty.
@@ -118,81 +169,63 @@ DEVICE void prepare_step(const StepOut &out, const StepRow *rows, const int *row
       if (begins[middle] <= t) low = middle;
       else high = middle - 1;
     }
-    const StepRow row = rows[low];
+    const StepRowRecord row = p.rows[low];
     position = row.start + t - begins[low];
-    token = history[int64_t(row.slot) * history_stride + position];
-    slot = slot_tables[int64_t(row.slot) * table_stride + position / block_size] * block_size + position % block_size;
+    token = p.history[int64_t(row.slot) * p.history_stride + position];
+    slot = p.slot_tables[int64_t(row.slot) * p.table_stride + position / p.block_size] * p.block_size +
+           position % p.block_size;
   }
-  out.tokens[t] = token;
-  out.positions[t] = position;
-  out.slots[t] = slot;
+  p.out.tokens[t] = token;
+  p.out.positions[t] = position;
+  p.out.slots[t] = slot;
 }
 
-// The obvious version: one thread does it all, row after row.
-DEVICE void prepare_step_plain(const StepOut &out, const StepRow *rows, int n, const int *history, int history_stride,
-                               const int *slot_tables, int table_stride, int most_rows, int most_tokens, int block_size) {
+// The plain version: one thread processes row after row.
+DEVICE void prepare_step_plain(const PrepareStepParams &p) {
+  wait_for_previous_kernel();
+  const int n = *p.row_count;
   int token = 0, output = 0;
   for (int r = 0; r < n; r++) {
-    const StepRow row = rows[r];
+    const StepRowRecord row = p.rows[r];
     const int end = row.start + row.count;
-    const int *table = slot_tables + int64_t(row.slot) * table_stride;
-    for (int b = 0; b < ceil_div(end, block_size); b++) out.tables[int64_t(r) * table_stride + b] = table[b];
-    out.query_start[r] = token;
-    out.context[r] = end;
+    const int *table = p.slot_tables + int64_t(row.slot) * p.table_stride;
+    for (int b = 0; b < ceil_div(end, p.block_size); b++)
+      p.out.tables[int64_t(r) * p.table_stride + b] = table[b];
+    p.out.query_start[r] = token;
+    p.out.context[r] = end;
     for (int position = row.start; position < end; position++, token++) {
-      out.tokens[token] = history[int64_t(row.slot) * history_stride + position];
-      out.positions[token] = position;
-      out.slots[token] = table[position / block_size] * block_size + position % block_size;
+      p.out.tokens[token] = p.history[int64_t(row.slot) * p.history_stride + position];
+      p.out.positions[token] = position;
+      p.out.slots[token] = table[position / p.block_size] * p.block_size + position % p.block_size;
     }
     if (!row.sample) continue;
-    out.outputs[output] = token - 1;
-    out.output_slots[output] = row.slot;
-    out.output_at[output] = end;
+    p.out.outputs[output] = token - 1;
+    p.out.output_slots[output] = row.slot;
+    p.out.output_at[output] = end;
     output++;
   }
-  out.counts[0] = token;
-  out.counts[1] = output;
-  for (int r = n; r <= most_rows; r++) out.query_start[r] = token;
-  for (int r = n; r < most_rows; r++) out.context[r] = 0;
-  for (; output < most_rows; output++) out.outputs[output] = -1;
-  for (; token < most_tokens; token++) {
-    out.tokens[token] = out.slots[token] = -1;
-    out.positions[token] = 0;
+  p.out.counts[0] = token;
+  p.out.counts[1] = output;
+  for (int r = n; r <= p.max_rows; r++) p.out.query_start[r] = token;
+  for (int r = n; r < p.max_rows; r++) p.out.context[r] = 0;
+  for (; output < p.max_rows; output++) p.out.outputs[output] = -1;
+  for (; token < p.max_tokens; token++) {
+    p.out.tokens[token] = p.out.slots[token] = -1;
+    p.out.positions[token] = 0;
   }
 }
 
-// history[output_slots[i], output_at[i]] = sampled[i]; what has no room is only reported.
-DEVICE void append_sampled(int *history, const int *sampled, const int *output_slots, const int *output_at, const int *counts, int history_stride) {
+// history[output_slots[i], output_at[i]] = sampled[i]. A token for a full slot is not kept.
+DEVICE void append_sampled(const AppendSampledParams &p) {
   wait_for_previous_kernel();
   const int i = int(blockIdx.x) * kStepThreads + int(threadIdx.x);
-  if (i >= counts[1]) return;
-  const int slot = output_slots[i], at = output_at[i];
-  if (at >= history_stride) return;
-  history[int64_t(slot) * history_stride + at] = sampled[i];
+  if (i >= p.counts[1]) return;
+  const int slot = p.output_slots[i], at = p.output_at[i];
+  if (at >= p.history_stride) return;
+  p.history[int64_t(slot) * p.history_stride + at] = p.sampled[i];
 }
 
-KERNEL write_ranges_i32(int *to, const int *words, const Range *ranges, const int *count, int stride) {
-  write_ranges(to, words, ranges, count, stride);
-}
-REGISTER(write_ranges_i32)
-KERNEL prepare_step_i32(int *query_start, int *context, int *tables, int *tokens, int *positions, int *slots, int *outputs,
-                        int *output_slots, int *output_at, int *counts, const StepRow *rows, const int *row_count, const int *history,
-                        int history_stride, const int *slot_tables, int table_stride, int most_rows, int most_tokens, int block_size) {
-  const StepOut out = {query_start, context, tables, tokens, positions, slots, outputs, output_slots, output_at, counts};
-  prepare_step(out, rows, row_count, history, history_stride, slot_tables, table_stride, most_rows, most_tokens, block_size);
-}
-REGISTER(prepare_step_i32)
-KERNEL prepare_step_plain_i32(int *query_start, int *context, int *tables, int *tokens, int *positions, int *slots, int *outputs,
-                              int *output_slots, int *output_at, int *counts, const StepRow *rows, const int *row_count,
-                              const int *history, int history_stride, const int *slot_tables, int table_stride, int most_rows,
-                              int most_tokens, int block_size) {
-  const StepOut out = {query_start, context, tables, tokens, positions, slots, outputs, output_slots, output_at, counts};
-  wait_for_previous_kernel();
-  prepare_step_plain(out, rows, *row_count, history, history_stride, slot_tables, table_stride, most_rows, most_tokens, block_size);
-}
-REGISTER(prepare_step_plain_i32)
-KERNEL append_sampled_i32(int *history, const int *sampled, const int *output_slots, const int *output_at, const int *counts,
-                          int history_stride) {
-  append_sampled(history, sampled, output_slots, output_at, counts, history_stride);
-}
-REGISTER(append_sampled_i32)
+KERNEL(write_ranges_i32, WriteRangesParams) { write_ranges(p); }
+KERNEL(prepare_step_i32, PrepareStepParams) { prepare_step(p); }
+KERNEL(prepare_step_plain_i32, PrepareStepParams) { prepare_step_plain(p); }
+KERNEL(append_sampled_i32, AppendSampledParams) { append_sampled(p); }

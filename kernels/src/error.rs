@@ -1,26 +1,26 @@
-//! What a device can refuse.
+//! Errors of operations on a device.
 
 /// The result of an operation on a device.
 pub type Result<T> = std::result::Result<T, Error>;
 
-/// What a device can refuse.
+/// An error of an operation on a device.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// An allocation failed.
     #[error("out of memory: {what} needs {bytes} bytes")]
     OutOfMemory {
-        /// What the memory was for.
+        /// The purpose of the memory.
         what: &'static str,
-        /// How much was asked for.
+        /// The size of the allocation in bytes.
         bytes: usize,
     },
-    /// The operation exists, but not for these arguments on this device.
+    /// The device does not support the operation with these arguments.
     #[error("unsupported on this device: {0}")]
     Unsupported(String),
-    /// Parts of a matrix or vector do not fit together.
-    #[error("shapes do not fit: {0}")]
+    /// The shapes of tensors do not match.
+    #[error("shapes do not match: {0}")]
     Shape(String),
-    /// The device reported a fault; what it computed since is lost.
+    /// The device reported a fault. Results since then are lost.
     #[error("{0}")]
     Device(String),
 }

@@ -1,15 +1,16 @@
-//! FP8 with four bits of exponent, three of mantissa and no infinities (e4m3; Micikevicius et al., "FP8 Formats for Deep Learning"): one f32
-//! factor per row brings the row's largest number to the largest that the format has.
+//! FP8 with four bits of exponent, three of mantissa and no infinities (e4m3; Micikevicius et al.,
+//! "FP8 Formats for Deep Learning"). One f32 factor per row scales the row's largest number to the
+//! largest number of the format.
 
 use crate::{Error, Result};
 
 /// The largest number of the format.
 pub const LARGEST: f32 = 448.0;
-/// Smaller maxima count as this, so that no factor is zero or has no inverse.
+/// Lower bound of a row's largest magnitude, so that every factor has a finite inverse.
 const SMALLEST: f32 = 1e-30;
 
-/// Writes `values` as e4m3 to `to` and returns the factor, `max(|values|) / 448`: `to[i] * factor` is nearly `values[i]`. The arithmetic is that
-/// of the kernel in `cuda/fp8.cu`.
+/// Quantizes `values` to e4m3 numbers in `to` and returns the factor, `max(|values|) / 448`: `to[i]
+/// * factor` approximates `values[i]`. The kernel in `cuda/fp8.cu` uses the same arithmetic.
 ///
 /// # Errors
 /// [`Error::Unsupported`] for a NaN or an infinity.
@@ -18,11 +19,11 @@ const SMALLEST: f32 = 1e-30;
 /// If the lengths differ.
 pub fn quantize(values: &[f32], to: &mut [u8]) -> Result<f32> {
     assert_eq!(values.len(), to.len());
-    // As words, maxima of magnitudes are those of the numbers, and a NaN is the largest.
+    // Magnitudes compare like their bits as integers, with a NaN as the largest.
     let largest = values.iter().fold(0, |most, value| most.max(value.to_bits() & !SIGN));
     let largest = f32::from_bits(largest).max(SMALLEST);
     if !values.iter().fold(true, |finite, value| finite & (value.to_bits() & !SIGN < INFINITY)) {
-        return Err(Error::Unsupported("a weight that holds a NaN or an infinity".to_owned()));
+        return Err(Error::Unsupported("a weight with a NaN or an infinity".to_owned()));
     }
     let inverse = LARGEST / largest;
     for (to, value) in to.iter_mut().zip(values) {
@@ -33,21 +34,23 @@ pub fn quantize(values: &[f32], to: &mut [u8]) -> Result<f32> {
 
 const SIGN: u32 = 1 << 31;
 const INFINITY: u32 = 0xff << 23;
-/// The smallest number that is not subnormal, 2^-6.
+/// The bits of 2^-6, the smallest number of the format that is not subnormal.
 const NORMAL: u32 = (127 - 6) << 23;
 
-/// The nearest number of the format to a finite `x`, ties to even; 448 beyond it. Without branches, so that compilers do several at a time.
+/// Returns the number of the format that is nearest to a finite `x`; ties go to the even one, and
+/// magnitudes above 448 become 448. The code has no branches, so that compilers vectorize it.
 fn nearest(x: f32) -> u8 {
     let bits = x.to_bits();
     let magnitude = (bits & !SIGN).min(LARGEST.to_bits());
-    // Below 2^-6 the step is 2^-9: adding 2^14 pushes all smaller bits off the mantissa's end.
+    // Below 2^-6 the distance of neighbors is 2^-9. Adding 2^14 rounds to it: lower bits do not fit
+    // the mantissa of the sum.
     let small = (f32::from_bits(magnitude) + 16384.0).to_bits().wrapping_sub(16384f32.to_bits());
     let normal = ((magnitude + 0x7_ffff + (magnitude >> 20 & 1)) >> 20).wrapping_sub((127 - 7) << 3);
     let rest = if magnitude < NORMAL { small } else { normal };
     ((bits >> 24 & 0x80) | rest) as u8
 }
 
-/// What a byte of e4m3 stands for.
+/// Returns the value of an e4m3 number.
 pub fn widen(byte: u8) -> f32 {
     let (exponent, mantissa) = (byte >> 3 & 15, f32::from(byte & 7));
     let magnitude = match (exponent, byte & 7) {
@@ -64,7 +67,8 @@ mod tests {
 
     use super::*;
 
-    /// By trying all numbers of the format; of two that are as near, the even one.
+    /// Finds the nearest number by a search of all numbers of the format. Of two equally near ones,
+    /// the even one is taken.
     fn searched(x: f32) -> u8 {
         let distance = |byte: u8| (f64::from(widen(byte)) - f64::from(x.abs())).abs();
         let found =
@@ -74,19 +78,20 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_nearest_is_found(exponent in -12f32..10.0, mantissa in 1f32..2.0, negative: bool) {
+        fn quantization_finds_the_nearest_number(exponent in -12f32..10.0, mantissa in 1f32..2.0, negative: bool) {
             let x = mantissa * exponent.floor().exp2() * if negative { -1.0 } else { 1.0 };
             prop_assert_eq!(nearest(x), searched(x));
         }
 
         #[test]
-        fn rows_reach_the_largest_number(values in prop::collection::vec(-1e4f32..1e4, 1..50)) {
+        fn the_largest_number_of_a_row_becomes_the_largest_of_the_format(values in prop::collection::vec(-1e4f32..1e4, 1..50)) {
             let mut to = vec![0; values.len()];
             let factor = quantize(&values, &mut to).unwrap();
             let largest = values.iter().fold(0f32, |most, value| most.max(value.abs()));
             prop_assert_eq!(factor, largest / 448.0);
             for (value, byte) in values.iter().zip(to) {
-                // Half a step of three bits of mantissa, or of the smallest numbers.
+                // Half the distance of neighbors, for three bits of mantissa and for subnormal
+                // numbers.
                 let bound = (value.abs() / 16.0).max(factor / 1024.0) * 1.0001;
                 prop_assert!((widen(byte) * factor - value).abs() <= bound, "{value}: {byte:#x} times {factor}");
             }
@@ -94,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn every_number_of_the_format_stays() {
+    fn numbers_of_the_format_are_unchanged() {
         for byte in (0..=255).filter(|byte| byte & 0x7f != 0x7f) {
             assert_eq!(nearest(widen(byte)), byte);
         }
@@ -102,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn zeros_stay_zeros_and_nothing_else_is_taken() {
+    fn zeros_stay_zeros_and_non_finite_numbers_are_refused() {
         let mut to = [1; 2];
         assert!(quantize(&[0.0, -0.0], &mut to).unwrap() > 0.0);
         assert_eq!(to, [0, 0x80]);

@@ -1,7 +1,9 @@
 //! The arithmetic of Millrace: the operations of a decoder, fused where a device gains from it.
 //!
-//! [`Backend`] is the trait that a device implements; [`cpu::Cpu`] is the embedded default. The operations know
-//! tensors and the geometry of one step; they know nothing of models, requests or processes.
+//! [`Backend`] is the trait that a device implements. [`cpu::Cpu`] runs everywhere, `cuda::Cuda` on
+//! NVIDIA GPUs, and [`reference::Reference`] is the slow and obvious implementation that the others
+//! are tested against. The operations know tensors and the geometry of one step; they know nothing
+//! of models, requests or processes.
 
 pub mod backend;
 pub mod cpu;
@@ -9,18 +11,20 @@ pub mod cpu;
 pub mod cuda;
 mod error;
 pub mod fp8;
-mod pool;
 pub mod reference;
 mod sample;
 pub mod sampling;
 pub mod staging;
 pub mod tensor;
+mod thread_pool;
 
 pub use backend::{
-    Activation, AttentionSpec, Backend, HeadNorm, HostMemory, KvSpec, MatrixFormat, Norm, Overheads,
-    ProductShape, Prologue, QkvLayout, RopeSpec, RopeStyle, SeqRow, StepInput, StepSize,
+    Activation, AttentionSpec, Backend, BegunStep, ComputedStep, DeviceTypes, ForwardOps, HeadNorm,
+    HostMemory, KvFormat, KvSpec, ModelLoading, Norm, OpenStep, Overheads, PaddedStep, PausedStep,
+    ProductShape, Prologue, QkvLayout, RopeSpec, RopeStyle, RowKind, SampledRows, Segment, SeqRow, Sizing,
+    StepInput, StepQueue, StepSize, SynchronousStep, WeightFormat,
 };
 pub use error::{Error, Result};
 pub use sample::watermark;
 pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored, Watermark};
-pub use tensor::{DType, HostTensor, Part};
+pub use tensor::{DType, Encoding, HostTensor, Part};

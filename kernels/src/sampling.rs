@@ -1,64 +1,69 @@
-//! How a token is chosen from logits: the parameters, one row's inputs, and the result.
+//! The parameters, inputs and results of sampling.
 
-/// The most top tokens that can be reported of a row.
-pub const MOST_TOP: usize = 128;
+/// The largest number of top tokens that a row can report.
+pub const MAX_TOP_N: usize = 128;
 
-/// The most biases that a sequence can have, end tokens that may come too early among them.
-pub const MOST_BIASES: usize = 2048;
+/// The largest number of biases of a sequence, including its end tokens.
+pub const MAX_BIASES: usize = 2048;
 
 /// How the next token of one sequence is chosen.
 ///
-/// Applied in this order: watermark, repetition, frequency and presence penalties, logit bias, end tokens that come too early, the
-/// row's allowed tokens, temperature, top-k, top-p, min-p, typical-p. A greedy row stops before the temperature and takes
-/// the largest logit, the lowest id on a tie.
+/// The steps apply in this order: watermark, repetition, frequency and presence penalties, logit
+/// bias, end tokens that come too early, the row's allowed tokens, temperature, top-k, top-p,
+/// min-p, typical-p. A greedy row stops before the temperature and takes the largest logit, the
+/// lowest id on a tie.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SamplingParams {
-    /// Draw at random instead of taking the most likely token.
+    /// Whether to draw at random instead of taking the most likely token.
     pub do_sample: bool,
-    /// Logits are divided by it; > 0.
+    /// Divides the logits; must be above 0.
     pub temperature: f32,
-    /// Keep the k most likely tokens; 0 keeps all.
+    /// Keeps the k most likely tokens; 0 keeps all.
     pub top_k: u32,
-    /// Keep the smallest set of most likely tokens whose probability reaches this; 1 keeps all.
+    /// Keeps the smallest set of most likely tokens whose probability reaches this value; 1 keeps
+    /// all.
     pub top_p: f32,
-    /// Drop tokens less likely than this share of the most likely one; 0 keeps all.
+    /// Drops tokens less likely than this share of the most likely one; 0 keeps all.
     pub min_p: f32,
-    /// Keep the most typical tokens up to this probability (Meister et al., "Locally Typical Sampling"); 1 keeps all.
+    /// Keeps the most typical tokens up to this probability (Meister et al., "Locally Typical
+    /// Sampling"); 1 keeps all.
     pub typical_p: f32,
-    /// Divides positive and multiplies negative logits of tokens seen in prompt or output (Keskar et al., "CTRL").
+    /// Divides positive logits and multiplies negative logits of tokens that occur in prompt or
+    /// output (Keskar et al., "CTRL").
     pub repetition_penalty: f32,
     /// Subtracted once per occurrence among the generated tokens (OpenAI).
     pub frequency_penalty: f32,
     /// Subtracted once from tokens that occur among the generated tokens (OpenAI).
     pub presence_penalty: f32,
-    /// Added to the logits of single tokens; with `end_tokens` at most [`MOST_BIASES`].
+    /// Values added to the logits of single tokens. Together with `end_tokens` at most
+    /// [`MAX_BIASES`].
     pub logit_bias: Vec<(u32, f32)>,
-    /// Until so many tokens have been generated, `end_tokens` are impossible.
+    /// The number of generated tokens until which `end_tokens` are impossible.
     pub min_new_tokens: u32,
-    /// See `min_new_tokens`.
+    /// The tokens that `min_new_tokens` rules out.
     pub end_tokens: Vec<u32>,
-    /// Key of the counter-based generator; together with the position it determines the draw.
+    /// The key of the counter-based generator. Key and position determine the draw.
     pub seed: u64,
-    /// How many of the most likely tokens to report; at most [`MOST_TOP`].
+    /// The number of most likely tokens to report; at most [`MAX_TOP_N`].
     pub top_n: u32,
-    /// Report log-probabilities of the distribution drawn from instead of the model's own.
+    /// Whether to report log-probabilities of the warped distribution instead of the model's own.
     pub warped_logprobs: bool,
-    /// Marks the text for whoever knows how.
+    /// The watermark to apply, if any.
     pub watermark: Option<Watermark>,
 }
 
-/// After each token a part of the vocabulary is green, chosen by that token, and made more likely; see
-/// [`watermark`](crate::watermark).
+/// A watermark. After each token a part of the vocabulary, chosen by that token, is green and made
+/// more likely; see [`watermark`](crate::watermark).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Watermark {
-    /// The part of the vocabulary, in (0, 1).
+    /// The part of the vocabulary that is green, in (0, 1).
     pub gamma: f32,
-    /// Added to the logits of green tokens.
+    /// The value added to the logits of green tokens.
     pub delta: f32,
 }
 
 impl Default for SamplingParams {
-    /// Greedy, with nothing reported but the token's own log-probability.
+    /// Greedy sampling that reports only the token's own log-probability.
     fn default() -> Self {
         SamplingParams {
             do_sample: false,
@@ -81,47 +86,48 @@ impl Default for SamplingParams {
     }
 }
 
-/// One row of logits to choose from.
+/// One row of logits to sample from.
 #[derive(Debug, Clone, Copy)]
 pub struct SampleRow<'a> {
-    /// How to choose.
+    /// The sampling parameters.
     pub params: &'a SamplingParams,
-    /// All tokens of the sequence so far; the new one will have the position `tokens.len()`.
+    /// All tokens of the sequence so far. The new token gets the position `tokens.len()`.
     pub tokens: &'a [u32],
-    /// How many of them are the prompt.
+    /// The number of prompt tokens among them.
     pub prompt_len: usize,
-    /// The tokens that may be chosen: bit `t % 32` of word `t / 32` stands for token t; words that are not there are 0.
-    /// It changes no log-probability of the model's own.
+    /// The tokens that may be chosen: bit `t % 32` of word `t / 32` stands for token t, and missing
+    /// words count as 0. The model's own log-probabilities ignore it.
     pub allowed: Option<&'a [u32]>,
 }
 
-/// A token that is there already, to be judged by one row of logits.
+/// A given token that a row of logits scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ScoreRow {
     /// The token's id.
     pub token: u32,
-    /// How many of the most likely tokens to report.
+    /// The number of most likely tokens to report.
     pub top_n: u32,
 }
 
-/// What a row of logits makes of a token.
+/// The score of a token by a row of logits.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Scored {
-    /// The model's own log-probability of the token; NaN if a logit is NaN or plus infinity, or none is finite.
+    /// The model's own log-probability of the token. NaN if a logit is NaN or plus infinity, or if
+    /// none is finite.
     pub logprob: f32,
-    /// One more than the number of tokens that are more likely.
+    /// The token's rank: one more than the number of tokens that are more likely.
     pub rank: u32,
     /// The `top_n` most likely tokens, most likely first, the lower id first on a tie.
     pub top: Vec<(u32, f32)>,
 }
 
-/// A chosen token.
+/// A sampled token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sampled {
     /// The token's id.
     pub token: u32,
-    /// Its log-probability; NaN if one of the model's logits is NaN or plus infinity, or no token is possible. The token is then the first
-    /// one that the row allows.
+    /// The token's log-probability. NaN if one of the model's logits is NaN or plus infinity, or if
+    /// no token is possible. The token is then the first one that the row allows.
     pub logprob: f32,
     /// The `top_n` most likely tokens, most likely first, the lower id first on a tie.
     pub top: Vec<(u32, f32)>,

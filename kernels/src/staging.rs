@@ -1,4 +1,5 @@
-//! Weights on their way to a device that has a memory of its own: the elements of a part, packed and of another type, by several threads.
+//! Converts weights for upload to a device with memory of its own. Several threads pack the
+//! elements of a part, converted to another type.
 
 use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
@@ -6,31 +7,38 @@ use std::sync::{Mutex, PoisonError};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::pool::Pool;
+use crate::tensor::Encoding;
+use crate::thread_pool::ThreadPool;
 use crate::{DType, Error, Part, Result, fp8};
 
-/// What a thread packs at a time: enough to be worth handing out, little enough that all threads are done at about the same time.
+/// Bytes that a thread packs at a time: enough to be worth a task, and small enough that all
+/// threads finish at about the same time.
 const PIECE: usize = 1 << 20;
-/// Elements that are converted at a time, by way of single precision.
+/// Elements that are converted to f32 and on to the target type at a time.
 const RUN: usize = 1024;
 
-/// Threads that pack elements. They read mapped files where they lie, so that several wait for the disk at once.
-pub struct Packer(Pool);
+/// A pool of threads that pack elements. They read mapped files in place, so that several threads
+/// can wait for the disk at once.
+pub struct Packer(ThreadPool);
 
 impl Packer {
-    /// A packer of `threads` threads, the caller's own among them.
+    /// Creates a packer with `threads` threads, including the caller's own.
     ///
     /// # Errors
-    /// [`Error::Device`] if the system refuses a thread.
+    /// [`Error::Device`] if the system refuses to start a thread.
     pub fn new(threads: usize) -> Result<Packer> {
-        Pool::new(threads.max(1)).map(Packer).map_err(|e| Error::Device(format!("threads for loading: {e}")))
+        ThreadPool::new(threads.max(1))
+            .map(Packer)
+            .map_err(|e| Error::Device(format!("threads for loading: {e}")))
     }
 
-    /// Writes elements of `part`, in row-major order from number `first` on, as `dtype`, until `to` is full.
+    /// Writes the elements of `part` from number `first` on, in row-major order and as `dtype`,
+    /// until `to` is full.
     ///
     /// # Panics
-    /// If `to` does not end with an element, or the part with its tensor or before `to` is full.
-    pub fn pack(&self, part: &Part<'_>, first: usize, dtype: DType, to: &mut [u8]) {
+    /// If the length of `to` is not a multiple of the element size, if the part exceeds its tensor,
+    /// or if the part ends before `to` is full.
+    pub fn pack(&self, part: &Part, first: usize, dtype: DType, to: &mut [u8]) {
         assert!(to.len().is_multiple_of(dtype.size()), "{} bytes of {}", to.len(), dtype.name());
         let pieces = to.len().div_ceil(PIECE);
         let next = Mutex::new(to.chunks_mut(PIECE).enumerate());
@@ -43,17 +51,17 @@ impl Packer {
 }
 
 impl Packer {
-    /// Writes rows of `part` as FP8, from row `first` on, to rows of `depth` bytes until `to` is full, and the factor of each to `scales`. Bytes
-    /// beyond the part's columns are zeros.
+    /// Writes the rows of `part` as FP8, from row `first` on, to rows of `depth` bytes until `to`
+    /// is full, and the scale of each row to `scales`. Bytes beyond the part's columns are zero.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a NaN or an infinity.
+    /// [`Error::Unsupported`] for NaN or infinity.
     ///
     /// # Panics
-    /// If there are fewer rows, or `to` and `scales` are not for as many.
+    /// If the part has fewer rows, or `to` and `scales` differ in their numbers of rows.
     pub fn quantize(
         &self,
-        part: &Part<'_>,
+        part: &Part,
         first: usize,
         depth: usize,
         to: &mut [u8],
@@ -81,32 +89,34 @@ impl std::fmt::Debug for Packer {
     }
 }
 
-fn pack(part: &Part<'_>, first: usize, dtype: DType, to: &mut [u8]) {
+fn pack(part: &Part, first: usize, dtype: DType, to: &mut [u8]) {
     let (tensor, cols) = (&part.tensor, part.cols.len());
-    let mut at = first;
+    let Encoding::Dense(stored) = tensor.encoding;
+    let mut element = first;
     let mut rest = to;
     while !rest.is_empty() {
-        let (row, col) = (at / cols, at % cols);
+        let (row, col) = (element / cols, element % cols);
         let wanted = rest.len() / dtype.size();
-        // Whole rows lie one after the other.
+        // Whole rows are contiguous.
         let run = if cols == tensor.cols { wanted } else { wanted.min(cols - col) };
-        let start = ((part.rows.start + row) * tensor.cols + part.cols.start + col) * tensor.dtype.size();
-        let from = &tensor.bytes[start..start + run * tensor.dtype.size()];
+        let start = ((part.rows.start + row) * tensor.cols + part.cols.start + col) * stored.size();
+        let from = &tensor.bytes[start..start + run * stored.size()];
         let (now, later) = rest.split_at_mut(run * dtype.size());
-        convert(from, tensor.dtype, now, dtype);
-        (rest, at) = (later, at + run);
+        convert(from, stored, now, dtype);
+        (rest, element) = (later, element + run);
     }
 }
 
-fn quantize(part: &Part<'_>, first: usize, depth: usize, to: &mut [u8], scales: &mut [f32]) -> Result<()> {
+fn quantize(part: &Part, first: usize, depth: usize, to: &mut [u8], scales: &mut [f32]) -> Result<()> {
     let (tensor, cols) = (&part.tensor, part.cols.len());
-    let size = tensor.dtype.size();
+    let Encoding::Dense(stored) = tensor.encoding;
+    let size = stored.size();
     let mut values = vec![0.0; cols];
     for (index, (to, scale)) in to.chunks_exact_mut(depth).zip(scales).enumerate() {
         let start = ((part.rows.start + first + index) * tensor.cols + part.cols.start) * size;
         let from = &tensor.bytes[start..start + cols * size];
         for (values, from) in values.chunks_mut(RUN).zip(from.chunks(RUN * size)) {
-            widen(from, tensor.dtype, values);
+            widen(from, stored, values);
         }
         let (row, padding) = to.split_at_mut(cols);
         *scale = fp8::quantize(&values, row)?;
@@ -115,16 +125,16 @@ fn quantize(part: &Part<'_>, first: usize, depth: usize, to: &mut [u8], scales: 
     Ok(())
 }
 
-/// As many elements from one type to another; neither side need be aligned.
-fn convert(from: &[u8], is: DType, to: &mut [u8], becomes: DType) {
-    if is == becomes {
+/// Converts elements from one type to another; neither side need be aligned.
+fn convert(from: &[u8], source: DType, to: &mut [u8], target: DType) {
+    if source == target {
         return to.copy_from_slice(from);
     }
     let mut values = [0f32; RUN];
-    for (from, to) in from.chunks(RUN * is.size()).zip(to.chunks_mut(RUN * becomes.size())) {
-        let values = &mut values[..from.len() / is.size()];
-        widen(from, is, values);
-        narrow(values, to, becomes);
+    for (from, to) in from.chunks(RUN * source.size()).zip(to.chunks_mut(RUN * target.size())) {
+        let values = &mut values[..from.len() / source.size()];
+        widen(from, source, values);
+        narrow(values, to, target);
     }
 }
 
@@ -174,14 +184,15 @@ fn narrow(values: &[f32], to: &mut [u8], dtype: DType) {
     }
 }
 
-/// The elements of a part that go into a buffer of `bytes` bytes each time, as ranges of numbers.
-pub fn loads(part: &Part<'_>, dtype: DType, bytes: usize) -> impl Iterator<Item = Range<usize>> + use<> {
+/// Splits the elements of a part into ranges that fit a buffer of `bytes` bytes.
+pub fn upload_ranges(part: &Part, dtype: DType, bytes: usize) -> impl Iterator<Item = Range<usize>> + use<> {
     let (all, most) = (part.rows.len() * part.cols.len(), (bytes / dtype.size()).max(1));
     (0..all).step_by(most).map(move |first| first..all.min(first + most))
 }
 
 #[cfg(test)]
 mod tests {
+    use bytes::Bytes;
     use proptest::prelude::*;
 
     use super::*;
@@ -199,19 +210,20 @@ mod tests {
     }
 
     proptest! {
-        /// Against one element at a time, for any cut, types, buffer and start in memory.
+        /// Compares with a conversion element by element, for random parts, types, buffer sizes and
+        /// alignments.
         #[test]
-        fn parts_are_packed_element_by_element(
+        fn packing_equals_conversion_element_by_element(
             (rows, cols) in (1usize..9, 1usize..3000),
             cut in any::<[prop::sample::Index; 4]>(),
-            (is, becomes) in (0usize..3, 0usize..3),
+            (source, target) in (0usize..3, 0usize..3),
             buffer in 4usize..20_000,
             skew in 0usize..4,
         ) {
-            let (is, becomes) = (DTYPES[is], DTYPES[becomes]);
+            let (source, target) = (DTYPES[source], DTYPES[target]);
             let values: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919) % 8191) as f32 / 64.0 - 60.0).collect();
-            let stored = [vec![0; skew], encode(&values, is)].concat();
-            let tensor = HostTensor { dtype: is, rows, cols, bytes: &stored[skew..] };
+            let stored = [vec![0; skew], encode(&values, source)].concat();
+            let tensor = HostTensor::dense(source, rows, cols, Bytes::from(stored).slice(skew..));
             let range = |a: prop::sample::Index, b: prop::sample::Index, n: usize| {
                 let (a, b) = (a.index(n), b.index(n));
                 a.min(b)..a.max(b) + 1
@@ -219,25 +231,25 @@ mod tests {
             let part = Part { tensor, rows: range(cut[0], cut[1], rows), cols: range(cut[2], cut[3], cols) };
             let packer = Packer::new(2).unwrap();
             let mut packed = Vec::new();
-            for load in loads(&part, becomes, buffer) {
-                let mut piece = vec![0; load.len() * becomes.size()];
+            for range in upload_ranges(&part, target, buffer) {
+                let mut piece = vec![0; range.len() * target.size()];
                 prop_assert!(piece.len() <= buffer);
-                packer.pack(&part, load.start, becomes, &mut piece);
+                packer.pack(&part, range.start, target, &mut piece);
                 packed.extend(piece);
             }
             let (rows, cols) = (part.rows.len(), part.cols.len());
             let want: Vec<f32> = (0..rows * cols).map(|i| part.get(i / cols, i % cols)).collect();
-            prop_assert_eq!(packed, encode(&want, becomes));
+            prop_assert_eq!(packed, encode(&want, target));
         }
     }
 
     #[test]
-    fn rows_are_quantised_by_all_threads() {
+    fn all_threads_quantize_rows() {
         let (rows, cols, depth) = (5, PIECE / 2 - 10, PIECE / 2);
         let values: Vec<f32> = (0..rows * cols).map(|i| ((i * 7919) % 8191) as f32 - 4000.0).collect();
         for dtype in DTYPES {
             let stored = encode(&values, dtype);
-            let tensor = HostTensor { dtype, rows, cols, bytes: &stored };
+            let tensor = HostTensor::dense(dtype, rows, cols, stored.into());
             let part = Part { tensor, rows: 1..5, cols: 3..cols };
             let (mut packed, mut scales) = (vec![1; 3 * depth], vec![0.0; 3]);
             Packer::new(3).unwrap().quantize(&part, 1, depth, &mut packed, &mut scales).unwrap();
@@ -249,16 +261,16 @@ mod tests {
             }
         }
         let bad = encode(&[1.0, f32::NAN], DType::F32);
-        let part = Part::whole(HostTensor { dtype: DType::F32, rows: 2, cols: 1, bytes: &bad });
+        let part = Part::whole(HostTensor::dense(DType::F32, 2, 1, bad.into()));
         let failed = Packer::new(2).unwrap().quantize(&part, 0, 64, &mut [0; 128], &mut [0.0; 2]);
         assert!(failed.unwrap_err().to_string().contains("NaN"));
     }
 
     #[test]
-    fn a_buffer_of_many_pieces_is_filled_by_all_threads() {
+    fn all_threads_fill_a_buffer_of_many_pieces() {
         let values: Vec<f32> = (0..3 * PIECE / 2).map(|i| (i % 1000) as f32).collect();
         let stored = encode(&values, DType::F32);
-        let part = Part::whole(HostTensor { dtype: DType::F32, rows: 3, cols: PIECE / 2, bytes: &stored });
+        let part = Part::whole(HostTensor::dense(DType::F32, 3, PIECE / 2, stored.into()));
         let mut packed = vec![0; values.len() * 2];
         Packer::new(3).unwrap().pack(&part, 0, DType::BF16, &mut packed);
         assert!(packed == encode(&values, DType::BF16));

@@ -1,6 +1,7 @@
 //! `--config FILE`: flags in a TOML file.
 //!
-//! What is in the file takes the place of the defaults, so that a flag or an environment variable still wins.
+//! Values in the file replace the defaults, so that a flag or an environment variable still takes
+//! precedence.
 
 use std::ffi::OsString;
 use std::path::Path;
@@ -12,13 +13,13 @@ use toml::{Table, Value};
 
 use crate::cli::known_elsewhere;
 
-/// How far a name may be from one that exists to be meant.
+/// Lowest Jaro-Winkler similarity at which an existing name is suggested for an unknown one.
 const NEAR: f64 = 0.7;
 
 /// Parses a command line whose subcommand may name a file with more flags.
 ///
 /// # Errors
-/// If the file cannot be read, or has something that is no flag.
+/// If the file cannot be read, or a key in it is not a flag.
 pub(crate) fn parse(command: Command, arguments: &[OsString]) -> Result<ArgMatches> {
     let matches = command.clone().try_get_matches_from(arguments).unwrap_or_else(|error| exit(error));
     let Some((name, sub)) = matches.subcommand() else { return Ok(matches) };
@@ -46,12 +47,12 @@ pub(crate) fn parse(command: Command, arguments: &[OsString]) -> Result<ArgMatch
     Ok(changed.try_get_matches_from(arguments).unwrap_or_else(|error| exit(error)))
 }
 
-/// Says what is wrong with the command line, and ends.
+/// Prints an error in the command line and ends the process.
 fn exit(error: clap::Error) -> ! {
     with_hint(error).exit()
 }
 
-/// The same error, which at a flag of another server names ours.
+/// Adds a hint to the error if the unknown flag belongs to another server.
 fn with_hint(mut error: clap::Error) -> clap::Error {
     if error.kind() != ErrorKind::UnknownArgument {
         return error;
@@ -69,7 +70,7 @@ fn read(path: &Path) -> Result<Table> {
     text.parse().with_context(about)
 }
 
-/// A value as it would be written on the command line.
+/// Converts a TOML value to the texts that would stand on the command line.
 fn texts(value: &Value) -> Result<Vec<String>> {
     Ok(match value {
         Value::String(text) => vec![text.clone()],
@@ -91,7 +92,7 @@ fn texts(value: &Value) -> Result<Vec<String>> {
     })
 }
 
-/// A hint at the flag that may have been meant.
+/// Returns a hint that names the most similar flag, or an empty text.
 fn nearest(command: &Command, flag: &str) -> String {
     if let Some(ours) = known_elsewhere(flag) {
         return format!("; did you mean `{ours}`?");
@@ -108,7 +109,7 @@ fn nearest(command: &Command, flag: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cli::{Cli, Command as Sub};
+    use crate::cli::{Cli, Command as Sub, ScheduleArg};
     use clap::{CommandFactory, FromArgMatches};
 
     fn serve(toml: &str, flags: &[&str]) -> Result<crate::cli::ServeArgs> {
@@ -131,11 +132,12 @@ mod tests {
     #[test]
     fn the_file_gives_defaults_and_flags_win() {
         let toml = "port = 8080\nmax_batch_size = 7\nmodel-id = \"demo\"\napi-key = [\"a\", \"b\"]\n\
-                    queue-timeout = 1.5\nprefix-caching = false\njson-output = true\nmax-input-length = 9\n";
+                    queue-timeout = 1.5\nprefix-caching = false\nschedule = \"lpm\"\njson-output = true\nmax-input-length = 9\n";
         let args = serve(toml, &["--max-batch-size", "9"]).unwrap();
-        assert_eq!((args.http.port, args.engine.max_batch_size), (Some(8080), 9));
+        assert_eq!((args.http.port, args.engine.max_batch_size), (Some(8080), Some(9)));
         assert_eq!((args.http.api_key, args.http.queue_timeout), (vec!["a".into(), "b".into()], Some(1.5)));
         assert!(!args.engine.prefix_caching && args.json_output);
+        assert_eq!(args.engine.schedule, ScheduleArg::Lpm);
         assert_eq!(args.http.max_input_tokens, Some(9));
     }
 
@@ -154,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_flag_is_named() {
+    fn an_unknown_key_is_named_with_a_hint() {
         for (toml, part) in [
             ("max-model-length = 7", "there is no flag `max-model-length`; did you mean `max-model-len`?"),
             ("max-batch-sise = 7", "there is no flag `max-batch-sise`; did you mean `max-batch-size`?"),

@@ -1,4 +1,5 @@
-//! The demo model, built into the binary so that one command serves something.
+//! The demo model, which is embedded in the binary so that `millrace serve` works without a
+//! download.
 
 /// The files of `models/demo`, by name.
 pub(crate) const FILES: &[(&str, &[u8])] = &[

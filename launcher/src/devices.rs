@@ -1,4 +1,4 @@
-//! What `--device auto` and a `--num-shard` that is not given come to on this machine.
+//! Chooses the device and the number of shards for `--device auto` and an absent `--num-shard`.
 
 use std::io::Read;
 use std::process::{Command, Stdio};
@@ -11,21 +11,22 @@ use millrace_shard::{families, split};
 use crate::cli::{DeviceArg, EngineArgs, ModelArgs, own_executable};
 use crate::model;
 
-/// How long the driver may take to say which cards there are. With many of them, and no daemon that keeps it loaded, it takes seconds.
+/// Longest time that the driver may take to list the GPUs. It takes seconds on machines with many
+/// GPUs and without a persistence daemon.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(60);
-/// How often it is looked whether it has.
+/// Time between two checks whether the driver has answered.
 const POLL: Duration = Duration::from_millis(2);
 
-/// Settles `engine.device` and `engine.num_shard` for a model on `nnodes` machines, of which this is one. Returns what there was to
-/// decide, for the log.
+/// Sets `engine.device` and `engine.num_shard` for a model on `nnodes` machines, of which this is
+/// one. Returns a description of the choice for the log, if there was one to make.
 ///
 /// # Errors
-/// If there are not the cards that were asked for.
+/// If the requested GPUs are not available.
 pub(crate) fn settle(engine: &mut EngineArgs, model: &ModelArgs, nnodes: usize) -> Result<Option<String>> {
     let decided = choose(engine, model, nnodes)?;
     ensure!(
         model.quantize.is_none() || !matches!(engine.device, DeviceArg::Cpu | DeviceArg::Null),
-        "--quantize fp8 needs a card, and there is none to compute on{}",
+        "--quantize fp8 needs a GPU, and none is used{}",
         decided.map_or_else(String::new, |why| format!(" ({why})")),
     );
     Ok(decided)
@@ -37,76 +38,78 @@ fn choose(engine: &mut EngineArgs, model: &ModelArgs, nnodes: usize) -> Result<O
         engine.num_shard.get_or_insert(1);
         return Ok(None);
     }
-    let cards = match cards(engine) {
-        Ok(cards) => cards,
+    let gpus = match gpus(engine) {
+        Ok(gpus) => gpus,
         Err(why) if is_auto => {
             engine.device = DeviceArg::Cpu;
             engine.num_shard.get_or_insert(1);
-            return Ok(Some(format!("computing on the processor: {why:#}")));
+            return Ok(Some(format!("using the CPU: {why:#}")));
         }
         Err(why) => return Err(why.context("--device cuda")),
     };
-    let room = cards * engine.ranks_per_card as usize;
+    let capacity = gpus * engine.ranks_per_gpu as usize;
     let shards = match engine.num_shard {
         Some(shards) => shards as usize,
-        None => largest(room, nnodes, model)?,
+        None => largest(capacity, nnodes, model)?,
     };
     let here = shards.div_ceil(nnodes);
     ensure!(
-        here <= room,
-        "--num-shard {shards}: each shard needs a card, {here} on this machine, and there {}; leave the flag out to use all \
-         that there are, or give --device cpu",
-        if cards == 1 { "is 1".to_owned() } else { format!("are {cards}") },
+        here <= capacity,
+        "--num-shard {shards}: each shard needs a GPU, {here} on this machine, and there {}; omit the flag to use all \
+         GPUs, or give --device cpu",
+        if gpus == 1 { "is 1".to_owned() } else { format!("are {gpus}") },
     );
-    let is_short = engine.num_shard.is_none() && here < room;
+    let is_short = engine.num_shard.is_none() && here < capacity;
     engine.num_shard = Some(shards as u32);
-    let used = here.div_ceil(engine.ranks_per_card as usize);
+    let used = here.div_ceil(engine.ranks_per_gpu as usize);
     let why = if is_short { ": the model cannot be split evenly over all of them" } else { "" };
-    Ok(Some(format!("computing on {used} of {cards} {}{why}", if cards == 1 { "card" } else { "cards" })))
+    Ok(Some(format!("using {used} of {gpus} {}{why}", if gpus == 1 { "GPU" } else { "GPUs" })))
 }
 
-/// How many cards there are, at least one. What `auto` finds is chosen.
-fn cards(engine: &mut EngineArgs) -> Result<usize> {
+/// Counts the GPUs, of which there is at least one, and replaces `auto` by the device found.
+fn gpus(engine: &mut EngineArgs) -> Result<usize> {
     #[cfg(feature = "cpu-sim")]
-    if let Some(cards) = simulated(engine)? {
-        return Ok(cards);
+    if let Some(gpus) = simulated(engine)? {
+        return Ok(gpus);
     }
-    let cards = ask_driver()?;
+    let gpus = ask_driver()?;
     engine.device = DeviceArg::Cuda;
-    Ok(cards)
+    Ok(gpus)
 }
 
-/// Simulated cards, for tests: as many as `MILLRACE_SIM_CARDS` says, else as many as shards are asked for.
+/// Counts simulated GPUs, for tests: `MILLRACE_SIM_GPUS`, or the number of shards without it.
 #[cfg(feature = "cpu-sim")]
 fn simulated(engine: &mut EngineArgs) -> Result<Option<usize>> {
-    let there = std::env::var("MILLRACE_SIM_CARDS").ok().map(|text| text.parse());
-    let there: Option<usize> = there.transpose().context("MILLRACE_SIM_CARDS is not a number")?;
+    let there = std::env::var("MILLRACE_SIM_GPUS").ok().map(|text| text.parse());
+    let there: Option<usize> = there.transpose().context("MILLRACE_SIM_GPUS is not a number")?;
     match (engine.device, there) {
         (DeviceArg::CudaSim, None) => Ok(Some(engine.num_shard.unwrap_or(1) as usize)),
         (DeviceArg::Cuda, _) | (_, None) => Ok(None),
-        (_, Some(0)) => bail!("there is no simulated card"),
-        (_, Some(cards)) => {
+        (_, Some(0)) => bail!("there is no simulated GPU"),
+        (_, Some(gpus)) => {
             engine.device = DeviceArg::CudaSim;
-            Ok(Some(cards))
+            Ok(Some(gpus))
         }
     }
 }
 
-/// The most shards that a model can be split over on machines with room for `room` each.
-fn largest(room: usize, nnodes: usize, model: &ModelArgs) -> Result<usize> {
-    if room * nnodes == 1 {
+/// Returns the largest number of shards that the model can be split over on `nnodes` machines with
+/// `capacity` shards each.
+fn largest(capacity: usize, nnodes: usize, model: &ModelArgs) -> Result<usize> {
+    if capacity * nnodes == 1 {
         return Ok(1);
     }
     let sizes = split::sizes(&families::spec(&model::source(model)?)?);
-    let fits = |size: &usize| *size <= room * nnodes && size.is_multiple_of(nnodes);
-    // Where none is, the shards say which sizes are.
+    let fits = |size: &usize| *size <= capacity * nnodes && size.is_multiple_of(nnodes);
+    // If no size fits, the shards report the sizes that the model allows.
     Ok(sizes.into_iter().filter(fits).max().unwrap_or(nnodes))
 }
 
-/// Asks the driver in a process of its own (`millrace cards`): what it maps, starts or breaks there is gone with it.
+/// Counts the GPUs in a separate process (`millrace gpus`), so that memory and threads of the
+/// driver, and a crash in it, do not stay in this one.
 fn ask_driver() -> Result<usize> {
     let mut asked = Command::new(own_executable()?)
-        .arg("cards")
+        .arg("gpus")
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())
@@ -120,19 +123,16 @@ fn ask_driver() -> Result<usize> {
             None => {
                 let _ = asked.kill();
                 let _ = asked.wait();
-                bail!(
-                    "the NVIDIA driver did not say within {} s which cards there are",
-                    ANSWERED_WITHIN.as_secs()
-                );
+                bail!("the NVIDIA driver did not list the GPUs within {} s", ANSWERED_WITHIN.as_secs());
             }
         }
     };
     let mut said = String::new();
     if let Some(mut out) = asked.stdout.take() {
-        out.read_to_string(&mut said).context("what the driver said")?;
+        out.read_to_string(&mut said).context("cannot read the number of GPUs")?;
     }
     match said.trim() {
-        "" => bail!("asking the NVIDIA driver for cards ended with {status}"),
+        "" => bail!("the process that counts GPUs ended with {status}"),
         said => said.parse().map_err(|_| anyhow!("{said}")),
     }
 }

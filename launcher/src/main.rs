@@ -1,4 +1,4 @@
-//! `millrace`: serve a language model, talk to it, or look into its files.
+//! The `millrace` binary: serves a language model, chats with it, or inspects its files.
 
 mod allocator;
 mod cli;
@@ -11,6 +11,7 @@ mod model;
 mod nodes;
 mod progress;
 mod report;
+mod shard_message;
 mod stack;
 mod telemetry;
 
@@ -41,7 +42,7 @@ fn run(command: cli::Command) -> anyhow::Result<()> {
         cli::Command::Generate(args) => commands::generate::run(*args),
         cli::Command::Inspect(args) => commands::inspect::run(&args),
         cli::Command::BenchHttp(args) => commands::bench_http::run(*args),
-        cli::Command::Cards => commands::cards::run(),
+        cli::Command::Gpus => commands::gpus::run(),
         cli::Command::Doctor => commands::doctor::run(),
         cli::Command::Env => commands::env::run(),
         cli::Command::PrintSchema => {

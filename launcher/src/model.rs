@@ -1,25 +1,25 @@
-//! `--model-id`: where the files of a model are.
+//! Finds the files of the model that `--model-id` names.
 
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use millrace_shard::checkpoint::Source;
+use millrace_shard::Source;
 
 use crate::cli::{LoadFormat, ModelArgs};
 use crate::demo;
 
-/// The files of a model.
+/// Location of the files of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Location {
-    /// Built into this binary.
+    /// Embedded in this binary.
     Demo,
     /// A folder in Hugging Face layout.
     Folder(PathBuf),
 }
 
 impl Location {
-    /// The model's name for clients: the repository's if the folder is in a Hugging Face cache, else the folder's
-    /// own name, however its path was `typed`.
+    /// Returns the model's name for clients: the name of the repository if the folder is in a
+    /// Hugging Face cache, else the name of the folder. `typed` is the name on the command line.
     pub(crate) fn name(&self, typed: &str) -> String {
         let Location::Folder(folder) = self else { return typed.to_owned() };
         let folder = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
@@ -35,7 +35,7 @@ impl Location {
             .unwrap_or_else(|| typed.to_owned())
     }
 
-    /// The commit of a snapshot in a Hugging Face cache.
+    /// Returns the commit of a snapshot in a Hugging Face cache.
     pub(crate) fn revision(&self) -> Option<String> {
         let Location::Folder(folder) = self else { return None };
         let is_snapshot = folder.parent()?.file_name()? == "snapshots";
@@ -43,7 +43,7 @@ impl Location {
     }
 }
 
-/// The checkpoint's files.
+/// Returns the source of the checkpoint's files.
 ///
 /// # Errors
 /// As [`locate`].
@@ -57,7 +57,8 @@ pub(crate) fn source(args: &ModelArgs) -> Result<Source> {
 /// Finds the model that the command line names.
 ///
 /// # Errors
-/// If it is neither `demo`, nor a folder, nor in the local Hugging Face cache; the text says where was looked.
+/// If it is neither `demo`, nor a folder, nor in the local Hugging Face cache. The text
+/// names the places that were searched.
 pub(crate) fn locate(args: &ModelArgs) -> Result<Location> {
     if args.model_id == "demo" {
         return Ok(Location::Demo);
@@ -81,7 +82,8 @@ pub(crate) fn locate(args: &ModelArgs) -> Result<Location> {
     }
 }
 
-/// The snapshot of `name` at `revision` in a Hugging Face cache: `models--org--name/{refs/REV, snapshots/COMMIT}`.
+/// Finds the snapshot of `name` at `revision` in a Hugging Face cache:
+/// `models--org--name/{refs/REV, snapshots/COMMIT}`.
 fn locate_cached(cache: &Path, name: &str, revision: &str) -> Result<PathBuf> {
     let repository = cache.join(format!("models--{}", name.replace('/', "--")));
     if !repository.is_dir() {
@@ -105,8 +107,8 @@ fn locate_cached(cache: &Path, name: &str, revision: &str) -> Result<PathBuf> {
 const NO_GGUF: &str = "Millrace reads safetensors: take the repository that the GGUF files were made from, which has \
                        config.json, tokenizer.json and *.safetensors";
 
-/// Files of a folder that are looked at, to tell what it holds.
-const MOST_FILES: usize = 10_000;
+/// Limit of the files of a folder that are examined.
+const MAX_FILES: usize = 10_000;
 
 /// The folder, unless it holds something that is known and no model.
 fn checked(folder: PathBuf, args: &ModelArgs) -> Result<Location> {
@@ -127,9 +129,9 @@ fn checked(folder: PathBuf, args: &ModelArgs) -> Result<Location> {
     Ok(Location::Folder(folder))
 }
 
-/// The model that an adapter was trained for.
+/// Returns the base model of an adapter.
 fn adapted_model(config: &Path) -> Option<String> {
-    /// Configurations of adapters have less than 2 kB.
+    /// Limit in bytes. Configurations of adapters have less than 2 kB.
     const LARGEST: u64 = 1 << 20;
     let kind = std::fs::metadata(config).ok()?;
     if !kind.is_file() || kind.len() > LARGEST {
@@ -140,11 +142,11 @@ fn adapted_model(config: &Path) -> Option<String> {
     Some(base.chars().filter(|c| !c.is_control()).take(200).collect())
 }
 
-/// Whether a folder has weights as GGUF and none as safetensors.
+/// Returns whether a folder has GGUF files and no safetensors.
 fn holds_gguf_only(folder: &Path) -> bool {
     let Ok(files) = std::fs::read_dir(folder) else { return false };
     let mut gguf = false;
-    for file in files.take(MOST_FILES).flatten() {
+    for file in files.take(MAX_FILES).flatten() {
         match Path::new(&file.file_name()).extension().and_then(|extension| extension.to_str()) {
             Some("safetensors") => return false,
             Some("gguf") => gguf = true,
@@ -186,7 +188,7 @@ mod tests {
         std::fs::remove_dir_all(&cache).unwrap();
     }
 
-    /// What is said of a path that is given as the model.
+    /// Returns the error for a path as the model.
     fn refusal(path: &Path, format: &str) -> Option<String> {
         let path = path.to_str().unwrap();
         let cli = Cli::parse_from(["millrace", "inspect", "--model-id", path, "--load-format", format]);
@@ -194,7 +196,7 @@ mod tests {
         locate(&args.model).err().map(|error| error.to_string())
     }
 
-    /// What is said of a folder with these files.
+    /// Returns the error for a folder with these files.
     fn of_folder(files: &[(&str, &str)], format: &str) -> Option<String> {
         let folder = std::env::temp_dir().join(format!("millrace-folder-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
@@ -207,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn adapters_and_gguf_files_are_told_by_name() {
+    fn adapters_and_gguf_files_are_named_in_the_error() {
         let adapter = ("adapter_config.json", r#"{"base_model_name_or_path": "org/base"}"#);
         let text = of_folder(&[adapter, ("adapter_model.safetensors", "")], "auto").unwrap();
         assert!(
@@ -218,14 +220,14 @@ mod tests {
         assert!(text.contains("holds a LoRA adapter. "), "{text}");
         let text = of_folder(&[("model-Q4_K_M.gguf", ""), ("config.json", "{}")], "auto").unwrap();
         assert!(text.contains("holds GGUF files. Millrace reads safetensors"), "{text}");
-        // A model beside them is served.
+        // A folder that also has a model is served.
         let model = [("config.json", "{}"), ("model.safetensors", "")];
         assert_eq!(of_folder(&[&model[..], &[adapter, ("x.gguf", "")]].concat(), "auto"), None);
         assert_eq!(of_folder(&[("config.json", "{}"), ("x.gguf", "")], "dummy"), None);
     }
 
     #[test]
-    fn a_gguf_file_is_told_by_name() {
+    fn a_gguf_file_is_named_in_the_error() {
         let path = std::env::temp_dir().join(format!("millrace-{}.gguf", std::process::id()));
         std::fs::write(&path, "").unwrap();
         let text = refusal(&path, "auto").unwrap();
@@ -234,7 +236,7 @@ mod tests {
     }
 
     #[test]
-    fn clients_are_told_a_name_and_no_path() {
+    fn clients_see_a_name_and_no_path() {
         let base = std::env::temp_dir().join(format!("millrace-names-{}", std::process::id()));
         let snapshot = base.join("models--org--tiny--chat/snapshots/abc123");
         let folder = base.join("Llama-3.2-1B");

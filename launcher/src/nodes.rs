@@ -1,4 +1,4 @@
-//! One model on several machines: the flags, and what this machine is among them.
+//! One model on several machines: the flags, and the role of this machine.
 
 use std::ffi::OsString;
 use std::net::{IpAddr, SocketAddr};
@@ -10,81 +10,93 @@ use clap::Args;
 use millrace_router::engine::OtherNodes;
 use millrace_router::engine::node::Node;
 use millrace_shard::Secret;
+use millrace_shard::collective::Transport;
 use tokio::time::{Instant, sleep};
 
-/// The variable that holds the secret of the group.
+/// Environment variable with the secret of the group.
 pub(crate) const GROUP_SECRET: &str = "MILLRACE_GROUP_SECRET";
 
-/// How long the leader waits until the name of its own machine is known: names of a new pod are late.
+/// Longest time that the leader waits until its own name resolves. The names of a new pod appear
+/// late.
 const NAMED_WITHIN: Duration = Duration::from_secs(30);
 
-/// Which machines compute the model together. The variables are those that LeaderWorkerSet sets in Kubernetes.
+/// Flags for a model on several machines. LeaderWorkerSet sets the variables in Kubernetes.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Several machines")]
 pub(crate) struct NodesArgs {
-    /// Machines that --num-shard is spread over; each runs the same command with its own --node-rank
+    /// Number of machines that share the shards; each runs the same command with its own
+    /// --node-rank
     #[arg(long, env = "LWS_GROUP_SIZE", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     nnodes: Option<u32>,
-    /// This machine among them. 0 is the leader, which serves HTTP; the others run their share of the shards for it
+    /// Number of this machine. 0 is the leader, which serves HTTP; the others run shards for it
     #[arg(long, env = "LWS_WORKER_INDEX", default_value_t = 0, value_name = "K")]
     node_rank: u32,
-    /// The leader's name or address, as the other machines reach it
+    /// Name or address of the leader, as the other machines reach it
     #[arg(long, env = "LWS_LEADER_ADDRESS", value_name = "HOST")]
     leader_address: Option<String>,
-    /// Port of the leader that the shards of the other machines connect to
+    /// Port of the leader for the shards of the other machines
     #[arg(long, env = "LEADER_PORT", default_value_t = 29500, value_name = "PORT")]
     leader_port: u16,
-    /// File with the secret that the machines know each other by, of 16 bytes or more; else the variable
-    /// MILLRACE_GROUP_SECRET holds it
+    /// File with the secret that the machines share, at least 16 bytes; if absent, the variable
+    /// MILLRACE_GROUP_SECRET
     #[arg(long, env = "GROUP_SECRET_FILE", value_name = "PATH")]
     group_secret_file: Option<PathBuf>,
 }
 
-/// What this machine is.
+/// Role of this machine.
 #[derive(Debug)]
 pub(crate) enum Role {
-    /// The only one.
+    /// The only machine.
     Alone,
-    /// The first of several.
-    Leader(Places),
-    /// Another one.
-    Worker(Worker),
+    /// The first of several machines.
+    Leader(LeaderOptions),
+    /// A machine that runs shards for the leader.
+    Worker(WorkerNode),
 }
 
-/// What the leader is told, before names are looked up.
+/// Options of the leader, before its name is resolved.
 #[derive(Debug)]
-pub(crate) struct Places {
+pub(crate) struct LeaderOptions {
     host: String,
     port: u16,
     local_ranks: usize,
     secret: Secret,
 }
 
-/// A machine that works for the leader.
-pub(crate) struct Worker {
-    /// Its ranks, and where they connect to.
+/// A machine that runs shards for the leader.
+pub(crate) struct WorkerNode {
+    /// Its ranks, and the address that they connect to.
     pub(crate) node: Node,
-    /// The secret, for the environment of its shards.
+    /// The secret of the group, for the environment of its shards.
     pub(crate) secret: OsString,
 }
 
-impl std::fmt::Debug for Worker {
+impl std::fmt::Debug for WorkerNode {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         self.node.fmt(f)
     }
 }
 
-/// The leader, on an address of this machine.
+/// The leader, with an address of this machine.
 #[derive(Debug)]
 pub(crate) struct Leader(OtherNodes);
 
+/// The ranks of this machine, and their way to each other.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LocalRanks {
+    /// Number of ranks on this machine.
+    pub(crate) count: usize,
+    /// Transport of the collectives over host memory. Only rank 0 uses it.
+    pub(crate) transport: Transport,
+}
+
 impl NodesArgs {
-    /// How many machines there are.
+    /// Returns the number of machines.
     pub(crate) fn count(&self) -> usize {
         self.nnodes.unwrap_or(1) as usize
     }
 
-    /// What this machine is, of a model on `num_shard` ranks.
+    /// Returns the role of this machine for a model on `num_shard` ranks.
     ///
     /// # Errors
     /// If flags are missing, or contradict each other.
@@ -102,7 +114,8 @@ impl NodesArgs {
         let local_ranks = num_shard / nnodes as usize;
         ensure!(
             local_ranks > 0 && num_shard.is_multiple_of(nnodes as usize),
-            "--num-shard {num_shard} is the number of shards on all machines together: give a multiple of --nnodes {nnodes}"
+            "--num-shard {num_shard} is the number of shards on all machines together: give a multiple of --nnodes \
+             {nnodes}"
         );
         let Some(host) = self.leader_address.clone().filter(|host| !host.is_empty()) else {
             bail!("--nnodes {nnodes} needs --leader-address: the name or address of machine 0");
@@ -118,15 +131,15 @@ impl NodesArgs {
             None => GROUP_SECRET.to_owned(),
         })?;
         if node_rank == 0 {
-            return Ok(Role::Leader(Places { host, port, local_ranks, secret }));
+            return Ok(Role::Leader(LeaderOptions { host, port, local_ranks, secret }));
         }
         let first = node_rank as usize * local_ranks;
         let leader = with_port(&host, port);
         let node = Node { ranks: first..first + local_ranks, world_size: num_shard, leader };
-        Ok(Role::Worker(Worker { node, secret: text }))
+        Ok(Role::Worker(WorkerNode { node, secret: text }))
     }
 
-    /// What is in the file, or else in the variable, without the end of its line.
+    /// Reads the secret from the file or the variable, without the end of its line.
     fn secret(&self) -> Result<OsString> {
         let text = match &self.group_secret_file {
             Some(path) => read(path)?,
@@ -135,7 +148,7 @@ impl NodesArgs {
                 Err(std::env::VarError::NotUnicode(_)) => bail!("{GROUP_SECRET} is not text"),
                 Err(std::env::VarError::NotPresent) => bail!(
                     "--nnodes needs a secret that all machines share: --group-secret-file or {GROUP_SECRET}, of {} bytes or more",
-                    Secret::SHORTEST
+                    Secret::MIN_LENGTH
                 ),
             },
         };
@@ -146,12 +159,12 @@ impl NodesArgs {
 fn read(path: &Path) -> Result<String> {
     let about = || format!("--group-secret-file {}", path.display());
     let text = std::fs::read_to_string(path).with_context(about)?;
-    // It also goes into the environment of processes.
+    // The secret is also passed on in an environment variable, which cannot hold NUL.
     ensure!(!text.contains('\0'), "{}: not text", about());
     Ok(text)
 }
 
-/// The secret that a parent has put into this shard's environment.
+/// Reads the secret from the environment of this shard.
 ///
 /// # Errors
 /// If it is too short.
@@ -160,7 +173,7 @@ pub(crate) fn secret_of_environment() -> Result<Option<Secret>> {
     Ok(text.map(|text| Secret::new(text.as_encoded_bytes())).transpose()?)
 }
 
-/// `host:port`; an IPv6 address gets its brackets.
+/// Formats `host:port`, with brackets around an IPv6 address.
 fn with_port(host: &str, port: u16) -> String {
     match host.parse() {
         Ok(IpAddr::V6(ip)) => format!("[{ip}]:{port}"),
@@ -168,13 +181,13 @@ fn with_port(host: &str, port: u16) -> String {
     }
 }
 
-impl Places {
-    /// Finds the address of this machine that the leader's name stands for.
+impl LeaderOptions {
+    /// Resolves the leader's name to an address of this machine.
     ///
     /// # Errors
-    /// If the name stands for nothing, or for another machine.
+    /// If the name does not resolve, or resolves to another machine.
     pub(crate) async fn listen(self) -> Result<Leader> {
-        let Places { host, port, local_ranks, secret } = self;
+        let LeaderOptions { host, port, local_ranks, secret } = self;
         let mut told = false;
         let deadline = Instant::now() + NAMED_WITHIN;
         let listen = loop {
@@ -200,23 +213,23 @@ async fn own_address(host: &str, port: u16) -> Result<SocketAddr> {
     let mut found = Vec::new();
     for address in tokio::net::lookup_host(with_port(host, port)).await? {
         let ip = address.ip();
-        // Only own addresses can be listened on.
+        // A process can only listen on addresses of its own machine.
         if std::net::TcpListener::bind((ip, 0)).is_ok() {
             return Ok(address);
         }
         found.push(ip.to_string());
     }
-    bail!("this is machine 0, and {} is none of its addresses", found.join(", "))
+    bail!("this is machine 0, and {} is not one of its addresses", found.join(", "))
 }
 
 impl Leader {
-    /// What the ranks of this machine are told in addition.
-    pub(crate) fn shard_flags(&self) -> Vec<OsString> {
+    /// The ranks of this machine, which reach those of the other machines by TCP.
+    pub(crate) fn local_ranks(&self) -> LocalRanks {
         let OtherNodes { listen, local_ranks, .. } = &self.0;
-        vec![format!("--wire=tcp:{}", listen.ip()).into(), format!("--host-ranks={local_ranks}").into()]
+        LocalRanks { count: *local_ranks, transport: Transport::Tcp(listen.ip()) }
     }
 
-    /// For the engine.
+    /// Returns the options for the engine.
     pub(crate) fn others(self) -> OtherNodes {
         self.0
     }
@@ -246,7 +259,7 @@ mod tests {
         assert!(matches!(args(Some(1), 0).role(4), Ok(Role::Alone)));
         let secret = "a secret of the right length\n";
         match with_secret(secret, args(Some(3), 2), 6).unwrap() {
-            Role::Worker(Worker { node, secret }) => {
+            Role::Worker(WorkerNode { node, secret }) => {
                 assert_eq!((node.ranks, node.world_size), (4..6, 6));
                 assert_eq!(node.leader, "[fe80::1]:29500");
                 assert_eq!(secret, "a secret of the right length");
@@ -254,7 +267,7 @@ mod tests {
             role => panic!("{role:?}"),
         }
         let leader = with_secret(&secret[1..], args(Some(2), 0), 6);
-        assert!(matches!(leader, Ok(Role::Leader(Places { local_ranks: 3, .. }))), "{leader:?}");
+        assert!(matches!(leader, Ok(Role::Leader(LeaderOptions { local_ranks: 3, .. }))), "{leader:?}");
     }
 
     #[test]
@@ -280,6 +293,6 @@ mod tests {
         let own = own_address("localhost", 29500).await.unwrap();
         assert!(own.ip().is_loopback() && own.port() == 29500, "{own}");
         let other = own_address("192.0.2.1", 1).await.unwrap_err().to_string();
-        assert!(other.contains("192.0.2.1 is none of its addresses"), "{other}");
+        assert!(other.contains("192.0.2.1 is not one of its addresses"), "{other}");
     }
 }

@@ -1,12 +1,12 @@
-//! The bar shown while a model loads.
+//! The progress bar while a model loads.
 
 use indicatif::{ProgressBar, ProgressStyle};
-use millrace_router::engine::State;
+use millrace_router::engine::EngineState;
 use tokio::sync::{oneshot, watch};
 
-/// Shows the bar on a thread of its own, because a terminal that has been stopped blocks whoever writes to it. The receiver is
-/// done when the bar has gone.
-pub(crate) fn show_beside(state: watch::Receiver<State>) -> oneshot::Receiver<()> {
+/// Shows the bar on its own thread, because a stopped terminal blocks writers. The receiver
+/// completes when the bar has been removed.
+pub(crate) fn show_beside(state: watch::Receiver<EngineState>) -> oneshot::Receiver<()> {
     let (gone, receiver) = oneshot::channel::<()>();
     let draw = move || {
         if let Ok(runtime) = tokio::runtime::Builder::new_current_thread().build() {
@@ -14,13 +14,14 @@ pub(crate) fn show_beside(state: watch::Receiver<State>) -> oneshot::Receiver<()
         }
         drop(gone);
     };
-    // Without a thread there is no bar, and the receiver is done at once.
+    // Without a thread there is no bar, and the receiver completes at once.
     drop(std::thread::Builder::new().name("progress".into()).spawn(draw));
     receiver
 }
 
-/// Shows a bar on standard error until the engine is ready or has failed. Draws nothing when that is no terminal.
-pub(crate) async fn show(mut state: watch::Receiver<State>) {
+/// Shows a bar on standard error until the engine is ready or has failed. Draws nothing if standard
+/// error is not a terminal.
+pub(crate) async fn show(mut state: watch::Receiver<EngineState>) {
     let bar = ProgressBar::no_length();
     // Both templates are constants that the style accepts.
     let style =
@@ -29,7 +30,7 @@ pub(crate) async fn show(mut state: watch::Receiver<State>) {
         (style("{msg}"), style("{msg:<20} {wide_bar} {bytes}/{total_bytes} ({bytes_per_sec})"));
     loop {
         match &*state.borrow_and_update() {
-            State::Loading { phase, done, total } => {
+            EngineState::Loading { phase, done, total } => {
                 // A bar of unknown length would be drawn full.
                 bar.set_style(if *total == 0 { unmeasured.clone() } else { measured.clone() });
                 bar.set_length(*total);

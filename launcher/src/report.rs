@@ -1,14 +1,14 @@
-//! What a shard announced when it was ready, for the operator.
+//! The start-up report of a shard, as text for the operator.
 
 use std::fmt::{self, Display, Formatter};
 
 use millrace_router::engine::Ready;
 use millrace_shard::{Bytes, Count};
 
-/// The model, where its memory goes, and what the start took; with several shards, that of the first.
-pub(crate) struct Report<'a>(pub(crate) &'a Ready);
+/// Displays the model, its memory and its start-up times; with several shards, those of the first.
+pub(crate) struct StartReport<'a>(pub(crate) &'a Ready);
 
-impl Display for Report<'_> {
+impl Display for StartReport<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let Ready { model_type, dtype, device, parameters, block_size, num_blocks, .. } = self.0;
         write!(f, "{model_type}, {} parameters as {dtype}", Count(*parameters as usize))?;
@@ -29,10 +29,10 @@ impl Display for Report<'_> {
             writeln!(f, "  {:<28} {:>11}", item.name, bytes(item.bytes))?;
         }
         let total = self.0.memory.iter().map(|item| item.bytes).sum();
-        write!(f, "  {:<28} {:>11}", "together", bytes(total))?;
+        write!(f, "  {:<28} {:>11}", "total", bytes(total))?;
         match self.0.free_bytes {
             0 => writeln!(f)?,
-            free => writeln!(f, " of {} that were free", bytes(free))?,
+            free => writeln!(f, " of {} free", bytes(free))?,
         }
         writeln!(
             f,
@@ -43,7 +43,7 @@ impl Display for Report<'_> {
             self.0.max_sequence_tokens,
         )?;
         if !self.0.exchange.is_empty() {
-            writeln!(f, "  activations go between the shards over {}", self.0.exchange)?;
+            writeln!(f, "  the shards exchange activations over {}", self.0.exchange)?;
         }
         write!(f, "start-up")?;
         for phase in &self.0.phases {
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_sum_stands_below_its_parts() {
+    fn the_total_is_below_its_parts() {
         let item = |name: &str, bytes| millrace_router::engine::MemoryItem { name: name.into(), bytes };
         let ready = Ready {
             memory: vec![item("weights", 3 << 20), item("KV cache", 1 << 20)],
@@ -67,11 +67,8 @@ mod tests {
             free_bytes: 5 << 30,
             ..Ready::default()
         };
-        let text = Report(&ready).to_string();
-        assert!(
-            text.contains("together                        4.00 MiB of 5.00 GiB that were free\n"),
-            "{text}"
-        );
+        let text = StartReport(&ready).to_string();
+        assert!(text.contains("total                           4.00 MiB of 5.00 GiB free\n"), "{text}");
         assert!(text.contains("64 tokens of KV cache as  in 4 blocks of 16"), "{text}");
     }
 }

@@ -1,4 +1,4 @@
-//! Spans to an OpenTelemetry collector.
+//! Exports trace spans to an OpenTelemetry collector.
 
 use anyhow::{Context, Result, anyhow};
 use clap::{Args, ValueEnum};
@@ -8,39 +8,41 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::propagation::TraceContextPropagator;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 
-/// Where spans go.
+/// Flags for the export of traces.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "Traces")]
 pub(crate) struct TelemetryArgs {
-    /// Collector that gets a span for each request and its phases, such as http://localhost:4317; none when absent
+    /// Collector that receives a span for each request and its phases, such as
+    /// http://localhost:4317; traces are off if absent
     #[arg(long, env = "OTLP_ENDPOINT", value_name = "URL")]
     otlp_endpoint: Option<String>,
-    /// What this server is called in traces
+    /// Name of this server in traces
     #[arg(long, env = "OTLP_SERVICE_NAME", default_value = "millrace", value_name = "NAME")]
     otlp_service_name: String,
-    /// How the collector is spoken to: gRPC (usually port 4317), or protobuf over HTTP (usually port 4318)
+    /// Protocol of the collector: gRPC (usually port 4317), or protobuf over HTTP (usually port
+    /// 4318)
     #[arg(long, env = "OTLP_PROTOCOL", default_value = "grpc", value_name = "PROTOCOL")]
     otlp_protocol: OtlpProtocol,
 }
 
-/// How a collector is spoken to.
+/// Protocol of a collector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum OtlpProtocol {
     /// gRPC.
     Grpc,
-    /// POSTs of protobuf to `/v1/traces`.
+    /// Protobuf in POST requests to `/v1/traces`.
     #[value(name = "http/protobuf", alias = "http")]
     Http,
 }
 
-/// Sends what is left when it is stopped.
+/// The running export of spans. [`stop`](Self::stop) sends the remaining ones.
 pub(crate) struct Telemetry(Option<SdkTracerProvider>);
 
 impl TelemetryArgs {
-    /// Starts to send spans, if they are wanted. To be called within the runtime.
+    /// Starts the export if an endpoint is given. Must be called within the tokio runtime.
     ///
     /// # Errors
-    /// If the endpoint is no URL.
+    /// If the endpoint is not a URL.
     pub(crate) fn start(&self) -> Result<Telemetry> {
         let Some(endpoint) = &self.otlp_endpoint else { return Ok(Telemetry(None)) };
         let exporter = match self.otlp_protocol {
@@ -60,7 +62,8 @@ impl TelemetryArgs {
     }
 }
 
-/// The client of this exporter blocks, and may not be made where nothing may block.
+/// Makes the HTTP exporter on a separate thread, because its blocking client must not be created on
+/// an async thread.
 fn over_http(endpoint: &str) -> Result<SpanExporter, opentelemetry_otlp::ExporterBuildError> {
     let endpoint = match endpoint.trim_end_matches('/') {
         whole if whole.ends_with("/v1/traces") => whole.to_owned(),
@@ -75,13 +78,13 @@ fn over_http(endpoint: &str) -> Result<SpanExporter, opentelemetry_otlp::Exporte
     };
     std::thread::spawn(build).join().unwrap_or_else(|_| {
         Err(opentelemetry_otlp::ExporterBuildError::InternalFailure(
-            "the HTTP client could not be made".into(),
+            "the HTTP client could not be created".into(),
         ))
     })
 }
 
 impl Telemetry {
-    /// Sends what is left. A collector that does not answer is waited for some seconds.
+    /// Sends the remaining spans. Waits at most some seconds for a collector that does not answer.
     pub(crate) async fn stop(self) {
         let Telemetry(Some(provider)) = self else { return };
         let stopped = tokio::task::spawn_blocking(move || provider.shutdown());

@@ -1,4 +1,5 @@
-//! The binary itself. (A test of this package has cargo build it together with the tests of the workspace.)
+//! The binary itself. (A test of this package has cargo build it together with the tests of the
+//! workspace.)
 
 use std::process::Command;
 

@@ -4,7 +4,8 @@ use std::io::{self, Read, Write};
 
 use prost::Message;
 
-/// Largest frame either side accepts, in bytes. The scheduler plans every step so that the step and its answer fit.
+/// Size in bytes of the largest frame that either side accepts. The scheduler plans every step so
+/// that the step and its answer fit.
 pub const MAX_FRAME: usize = 64 << 20;
 
 /// Why a frame could not be read or written.
@@ -13,23 +14,23 @@ pub enum FrameError {
     /// The peer closed the connection between two frames.
     #[error("the connection was closed")]
     Closed,
-    /// The socket failed, or was closed in the middle of a frame.
+    /// The socket failed, or was closed inside a frame.
     #[error("the connection failed: {0}")]
     Io(#[from] io::Error),
-    /// A length beyond [`MAX_FRAME`].
+    /// The length exceeds [`MAX_FRAME`].
     #[error("a frame of {0} bytes is over the limit of {MAX_FRAME}")]
     TooLarge(usize),
-    /// The bytes are not the message they should be.
+    /// The bytes are not a message of the expected type.
     #[error("malformed message: {0}")]
     Malformed(#[from] prost::DecodeError),
 }
 
-/// Bytes of a message without the frame's length.
+/// Number of bytes of a message, without the length of the frame.
 pub fn encoded_len(message: &impl Message) -> usize {
     message.encoded_len()
 }
 
-/// One message with its length before it, ready to be written.
+/// Encodes one message as a frame: its length, then the message.
 pub fn encode(message: &impl Message) -> Result<Vec<u8>, FrameError> {
     let len = message.encoded_len();
     if len > MAX_FRAME {
@@ -48,7 +49,8 @@ pub fn write(to: &mut impl Write, message: &impl Message) -> Result<(), FrameErr
     Ok(())
 }
 
-/// Reads one message, blocking until it is complete. `scratch` is reused between calls.
+/// Reads one message, and blocks until it is complete. The buffer `scratch` is reused between
+/// calls.
 pub fn read<M: Message + Default>(from: &mut impl Read, scratch: &mut Vec<u8>) -> Result<M, FrameError> {
     let mut prefix = [0; 4];
     match from.read(&mut prefix)? {
@@ -74,7 +76,8 @@ mod asynchronous {
 
     use super::{FrameError, checked_len, encode};
 
-    /// Writes one message as one frame. Not cancel safe: a dropped future may leave half a frame behind.
+    /// Writes one message as one frame. Not cancel safe: a dropped future may leave an incomplete
+    /// frame.
     pub async fn write_async(
         to: &mut (impl AsyncWrite + Unpin),
         message: &impl Message,
@@ -83,7 +86,7 @@ mod asynchronous {
         Ok(())
     }
 
-    /// Reads one message. Not cancel safe: give the reading half a task of its own.
+    /// Reads one message. Not cancel safe: the reading half needs a task of its own.
     pub async fn read_async<M: Message + Default>(
         from: &mut (impl AsyncRead + Unpin),
         scratch: &mut Vec<u8>,
@@ -120,6 +123,8 @@ mod tests {
                 new_blocks: vec![slot; count as usize % 5],
                 allowed: vec![start; slot as usize % 3],
                 score: sample.then_some(count),
+                lookahead: start % 3,
+                mask_follows: !sample,
             })
             .collect();
         ToShard { message: Some(to_shard::Message::Step(Step { id, rows, ..Default::default() })) }
@@ -154,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lying_length_is_refused_before_allocation() {
+    fn a_wrong_length_is_refused_before_allocation() {
         let mut scratch = Vec::new();
         let wire = u32::MAX.to_le_bytes();
         let error = read::<ToShard>(&mut wire.as_slice(), &mut scratch).unwrap_err();

@@ -1,4 +1,5 @@
-//! How the router and a rank on another machine make sure of each other before the first frame.
+//! The handshake that authenticates the router and a rank on another machine to each other before
+//! the first frame.
 //!
 //! ```text
 //! router → rank   challenge   magic, version, nonce
@@ -6,10 +7,11 @@
 //! router → rank   verdict     code, number, proof
 //! ```
 //!
-//! A proof is an HMAC-SHA256 under the secret that both were given, over all that was said so far and who says it. Each
-//! side chooses a nonce, so what was recorded once proves nothing later; the rank proves itself first, so a stranger that
-//! connects gets nothing to try secrets on. What follows is neither encrypted nor authenticated: the network between the
-//! machines must be trusted.
+//! A proof is an HMAC-SHA256 with the shared secret over all bytes exchanged so far and the role of
+//! the sender. Each side chooses a nonce, so a recorded handshake proves nothing later. The rank
+//! proves itself first, so a stranger that connects gets no proof on which it could try secrets.
+//! The messages after the handshake are neither encrypted nor authenticated: the network between
+//! the machines must be trusted.
 
 #[cfg(test)]
 mod tests;
@@ -20,13 +22,14 @@ use std::io::{self, Read, Write};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
-/// The first bytes of either side.
+/// The first bytes that each side sends.
 const MAGIC: [u8; 8] = *b"millrace";
 
-/// The version as text, filled up with zeros. Ranks of one group compute together, so it must be the very same.
+/// Length of the version, as text padded with zeros. The ranks of a group compute together, so
+/// their versions must be equal.
 const VERSION: usize = 16;
 
-/// Magic and version: where these are in a message is the same in all versions.
+/// Length of magic and version. They are at the same place in all versions.
 const PREFIX: usize = MAGIC.len() + VERSION;
 
 const NONCE: usize = 32;
@@ -35,11 +38,11 @@ const CHALLENGE: usize = PREFIX + NONCE;
 /// Rank and world size.
 const CLAIM: usize = 4 + 4;
 /// A hello without its proof.
-const SAID: usize = PREFIX + CLAIM + NONCE;
-const HELLO: usize = SAID + PROOF;
-/// Code and number.
-const RULING: usize = 1 + 4;
-const VERDICT: usize = RULING + PROOF;
+const HELLO_BODY: usize = PREFIX + CLAIM + NONCE;
+const HELLO: usize = HELLO_BODY + PROOF;
+/// A verdict without its proof: code and number.
+const VERDICT_BODY: usize = 1 + 4;
+const VERDICT: usize = VERDICT_BODY + PROOF;
 
 /// Codes of a verdict.
 const WELCOME: u8 = 0;
@@ -48,41 +51,41 @@ const WRONG_WORLD: u8 = 2;
 const WRONG_RANK: u8 = 3;
 const TAKEN: u8 = 4;
 
-/// What the machines of a group were given to know each other by.
+/// The secret that the machines of a group share.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Secret {
-    /// SHA-256 of what was given, which may be of any length.
+    /// SHA-256 of the secret, which may have any length.
     key: [u8; 32],
 }
 
-/// A secret that could be guessed.
+/// The secret is too short and could be guessed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("the secret has {0} bytes; at least {min} are needed", min = Secret::SHORTEST)]
+#[error("the secret has {0} bytes; at least {min} are needed", min = Secret::MIN_LENGTH)]
 pub struct ShortSecret(pub usize);
 
 impl Secret {
-    /// The fewest bytes that a secret may have.
-    pub const SHORTEST: usize = 16;
+    /// Minimum length of a secret in bytes.
+    pub const MIN_LENGTH: usize = 16;
 
-    /// A secret of these bytes.
+    /// Creates a secret from these bytes.
     ///
     /// # Errors
-    /// If there are fewer than [`SHORTEST`](Self::SHORTEST).
+    /// [`ShortSecret`] if there are fewer than [`MIN_LENGTH`](Self::MIN_LENGTH).
     pub fn new(bytes: impl AsRef<[u8]>) -> Result<Self, ShortSecret> {
         let bytes = bytes.as_ref();
-        if bytes.len() < Self::SHORTEST {
+        if bytes.len() < Self::MIN_LENGTH {
             return Err(ShortSecret(bytes.len()));
         }
         Ok(Secret { key: Sha256::digest(bytes).into() })
     }
 
-    fn sign(&self, who: &[u8], said: &[&[u8]]) -> Hmac<Sha256> {
-        // HMAC fills a key up to a block with zeros.
+    fn sign(&self, role: &[u8], messages: &[&[u8]]) -> Hmac<Sha256> {
+        // HMAC pads a key with zeros to a whole block.
         let mut key = [0; 64];
         key[..32].copy_from_slice(&self.key);
         let mut mac = Hmac::<Sha256>::new(&key.into());
-        mac.update(who);
-        said.iter().for_each(|part| mac.update(part));
+        mac.update(role);
+        messages.iter().for_each(|message| mac.update(message));
         mac
     }
 }
@@ -93,45 +96,45 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Why the two do not work together. The texts read the same on both sides.
+/// Why one side refuses the other. The texts read the same on both sides.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// The other side speaks something else.
-    #[error("the other side is no part of Millrace")]
+    /// The other side does not use this protocol.
+    #[error("the other side is not a part of Millrace")]
     Stranger,
-    /// Versions differ.
+    /// The versions differ.
     #[error("the other side runs version {theirs}, and this one {ours}; all machines must run the same")]
     Version {
-        /// This side's.
+        /// Version of this side.
         ours: String,
-        /// The other's.
+        /// Version of the other side.
         theirs: String,
     },
     /// A proof is wrong.
-    #[error("the two sides were given different secrets")]
+    #[error("the two sides have different secrets")]
     Secret,
-    /// Groups of different sizes.
+    /// The world sizes differ.
     #[error(
-        "the leader's group has {leader} ranks, and the rank was told {told}; --num-shard must be the same"
+        "the leader's group has {leader} ranks, and the rank expects {told}; --num-shard must be the same"
     )]
     WorldSize {
-        /// The leader's.
+        /// World size of the leader.
         leader: usize,
-        /// What the rank was told.
+        /// World size of the rank.
         told: usize,
     },
-    /// A rank that does not belong to another machine.
+    /// The rank does not belong to another machine than the leader.
     #[error(
-        "rank {rank} is none of the other machines'; --nnodes must be the same, and each --node-rank another"
+        "rank {rank} does not belong to another machine; --nnodes must be the same and each --node-rank different"
     )]
     Rank {
-        /// Whom it takes itself for.
+        /// The rank that the other side claims to be.
         rank: usize,
     },
-    /// Another process has come as this rank.
-    #[error("rank {rank} has come already; each machine needs a --node-rank of its own")]
+    /// Another process has connected as this rank.
+    #[error("rank {rank} is connected already; each machine needs a --node-rank of its own")]
     Taken {
-        /// Whom it takes itself for.
+        /// The rank that the other side claims to be.
         rank: usize,
     },
 }
@@ -139,51 +142,51 @@ pub enum Refusal {
 /// Why a handshake failed.
 #[derive(Debug, thiserror::Error)]
 pub enum HandshakeError {
-    /// The connection ended, or was silent for too long. Another attempt may succeed.
-    #[error("the connection failed before the two sides knew each other: {0}")]
+    /// The connection ended, or no data came for too long. Another attempt may succeed.
+    #[error("the connection failed during the handshake: {0}")]
     Io(#[from] io::Error),
-    /// The sides do not fit.
+    /// One side refuses the other.
     #[error("refused: {0}")]
     Refused(#[from] Refusal),
-    /// The system has no random numbers to give.
-    #[error("random numbers of the system: {0}")]
+    /// The system cannot provide random numbers.
+    #[error("cannot get random numbers from the system: {0}")]
     Random(getrandom::Error),
 }
 
 /// The router's side of one handshake.
-struct Host {
+struct RouterHandshake {
     challenge: [u8; CHALLENGE],
 }
 
-impl Host {
+impl RouterHandshake {
     fn new() -> Result<Self, HandshakeError> {
         let mut challenge = [0; CHALLENGE];
         challenge[..PREFIX].copy_from_slice(&prefix());
         challenge[PREFIX..].copy_from_slice(&nonce()?);
-        Ok(Host { challenge })
+        Ok(RouterHandshake { challenge })
     }
 
-    /// What to answer to a hello, and the rank that is welcome.
-    fn judge(
+    /// Checks a hello. Returns the verdict to send, and the rank if it is admitted.
+    fn answer(
         &self,
         hello: &[u8; HELLO],
         secret: &Secret,
         world_size: usize,
         admit: impl FnOnce(usize) -> Result<(), Refusal>,
     ) -> ([u8; VERDICT], Result<usize, Refusal>) {
-        let (said, proof) = hello.split_at(SAID);
-        if secret.sign(b"rank", &[&self.challenge, said]).verify_slice(proof).is_err() {
-            // Who does not know the secret gets nothing that was made with it.
+        let (body, proof) = hello.split_at(HELLO_BODY);
+        if secret.sign(b"rank", &[&self.challenge, body]).verify_slice(proof).is_err() {
+            // A side that does not know the secret gets no proof.
             let mut verdict = [0; VERDICT];
             verdict[0] = WRONG_SECRET;
             return (verdict, Err(Refusal::Secret));
         }
-        let (rank, told) = (number(&said[PREFIX..]), number(&said[PREFIX + 4..]));
-        let judged = match told == world_size {
+        let (rank, claimed) = (number(&body[PREFIX..]), number(&body[PREFIX + 4..]));
+        let outcome = match claimed == world_size {
             true => admit(rank).map(|()| rank),
-            false => Err(Refusal::WorldSize { leader: world_size, told }),
+            false => Err(Refusal::WorldSize { leader: world_size, told: claimed }),
         };
-        let code = match &judged {
+        let code = match &outcome {
             Ok(_) => WELCOME,
             Err(Refusal::WorldSize { .. }) => WRONG_WORLD,
             Err(Refusal::Taken { .. }) => TAKEN,
@@ -191,15 +194,15 @@ impl Host {
         };
         let mut verdict = [0; VERDICT];
         verdict[0] = code;
-        verdict[1..RULING].copy_from_slice(&bytes(world_size));
-        let proof = secret.sign(b"router", &[&self.challenge, hello, &verdict[..RULING]]);
-        verdict[RULING..].copy_from_slice(&proof.finalize().into_bytes());
-        (verdict, judged)
+        verdict[1..VERDICT_BODY].copy_from_slice(&bytes(world_size));
+        let proof = secret.sign(b"router", &[&self.challenge, hello, &verdict[..VERDICT_BODY]]);
+        verdict[VERDICT_BODY..].copy_from_slice(&proof.finalize().into_bytes());
+        (verdict, outcome)
     }
 }
 
-/// A rank's side of one handshake, after its hello.
-struct Guest<'s> {
+/// The rank's side of one handshake, after its hello.
+struct RankHandshake<'s> {
     challenge: [u8; CHALLENGE],
     hello: [u8; HELLO],
     secret: &'s Secret,
@@ -207,7 +210,7 @@ struct Guest<'s> {
     world_size: usize,
 }
 
-impl<'s> Guest<'s> {
+impl<'s> RankHandshake<'s> {
     fn new(
         challenge: [u8; CHALLENGE],
         secret: &'s Secret,
@@ -218,22 +221,23 @@ impl<'s> Guest<'s> {
         hello[..PREFIX].copy_from_slice(&prefix());
         hello[PREFIX..][..4].copy_from_slice(&bytes(rank));
         hello[PREFIX + 4..][..4].copy_from_slice(&bytes(world_size));
-        hello[PREFIX + CLAIM..SAID].copy_from_slice(&nonce()?);
-        let proof = secret.sign(b"rank", &[&challenge, &hello[..SAID]]);
-        hello[SAID..].copy_from_slice(&proof.finalize().into_bytes());
-        Ok(Guest { challenge, hello, secret, rank, world_size })
+        hello[PREFIX + CLAIM..HELLO_BODY].copy_from_slice(&nonce()?);
+        let proof = secret.sign(b"rank", &[&challenge, &hello[..HELLO_BODY]]);
+        hello[HELLO_BODY..].copy_from_slice(&proof.finalize().into_bytes());
+        Ok(RankHandshake { challenge, hello, secret, rank, world_size })
     }
 
-    fn hear(&self, verdict: &[u8; VERDICT]) -> Result<(), Refusal> {
-        let (ruling, proof) = verdict.split_at(RULING);
-        let signed = self.secret.sign(b"router", &[&self.challenge, &self.hello, ruling]);
+    /// Checks the verdict of the router.
+    fn check(&self, verdict: &[u8; VERDICT]) -> Result<(), Refusal> {
+        let (body, proof) = verdict.split_at(VERDICT_BODY);
+        let signed = self.secret.sign(b"router", &[&self.challenge, &self.hello, body]);
         if signed.verify_slice(proof).is_err() {
             return Err(Refusal::Secret);
         }
-        let Guest { rank, world_size, .. } = *self;
-        match ruling[0] {
+        let RankHandshake { rank, world_size, .. } = *self;
+        match body[0] {
             WELCOME => Ok(()),
-            WRONG_WORLD => Err(Refusal::WorldSize { leader: number(&ruling[1..]), told: world_size }),
+            WRONG_WORLD => Err(Refusal::WorldSize { leader: number(&body[1..]), told: world_size }),
             TAKEN => Err(Refusal::Taken { rank }),
             WRONG_RANK => Err(Refusal::Rank { rank }),
             _ => Err(Refusal::Stranger),
@@ -241,10 +245,10 @@ impl<'s> Guest<'s> {
     }
 }
 
-/// A rank's side, blocking. The caller sets time limits on the stream.
+/// Runs the rank's side of the handshake, blocking. The caller sets timeouts on the stream.
 ///
 /// # Errors
-/// If the router is none, was given something else, or does not answer.
+/// The other side is not a router of this group, or does not answer.
 pub fn introduce(
     stream: &mut (impl Read + Write),
     secret: &Secret,
@@ -254,23 +258,24 @@ pub fn introduce(
     let mut challenge = [0; CHALLENGE];
     stream.read_exact(&mut challenge[..PREFIX])?;
     if let Err(refusal) = check_prefix(&challenge) {
-        // The router learns of the other version too. That the connection fails here changes nothing.
+        // The prefix tells the router this version. An error here changes nothing.
         let _ = stream.write_all(&prefix());
         return Err(refusal.into());
     }
     stream.read_exact(&mut challenge[PREFIX..])?;
-    let guest = Guest::new(challenge, secret, rank, world_size)?;
-    stream.write_all(&guest.hello)?;
+    let rank_side = RankHandshake::new(challenge, secret, rank, world_size)?;
+    stream.write_all(&rank_side.hello)?;
     stream.flush()?;
     let mut verdict = [0; VERDICT];
     stream.read_exact(&mut verdict)?;
-    Ok(guest.hear(&verdict)?)
+    Ok(rank_side.check(&verdict)?)
 }
 
-/// The router's side: the rank at the other end, if `admit` takes it. The caller limits the time.
+/// Runs the router's side of the handshake. Returns the rank at the other end if `admit` accepts
+/// it. The caller limits the time.
 ///
 /// # Errors
-/// If it is no rank, was given something else, is not admitted, or does not answer.
+/// The other side is not a rank of this group, is not admitted, or does not answer.
 #[cfg(feature = "tokio")]
 pub async fn receive(
     stream: &mut (impl tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin),
@@ -280,16 +285,16 @@ pub async fn receive(
 ) -> Result<usize, HandshakeError> {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
-    let host = Host::new()?;
-    stream.write_all(&host.challenge).await?;
+    let router_side = RouterHandshake::new()?;
+    stream.write_all(&router_side.challenge).await?;
     let mut hello = [0; HELLO];
     stream.read_exact(&mut hello[..PREFIX]).await?;
     check_prefix(&hello)?;
     stream.read_exact(&mut hello[PREFIX..]).await?;
-    let (verdict, judged) = host.judge(&hello, secret, world_size, admit);
+    let (verdict, outcome) = router_side.answer(&hello, secret, world_size, admit);
     stream.write_all(&verdict).await?;
     stream.flush().await?;
-    Ok(judged?)
+    Ok(outcome?)
 }
 
 fn prefix() -> [u8; PREFIX] {
@@ -309,7 +314,7 @@ fn check_prefix(message: &[u8]) -> Result<(), Refusal> {
     if theirs == ours {
         return Ok(());
     }
-    // It goes into a log.
+    // The text goes into a log, so it is escaped.
     let text = |prefix: &[u8]| {
         let version = String::from_utf8_lossy(&prefix[MAGIC.len()..]);
         version.trim_end_matches('\0').escape_default().to_string()
@@ -323,7 +328,8 @@ fn nonce() -> Result<[u8; NONCE], HandshakeError> {
     Ok(nonce)
 }
 
-/// What a group can be asked for is far below four thousand million; a number that is not becomes one that nobody has.
+/// Encodes a rank or a world size. A number above the maximum of u32 becomes that maximum, which no
+/// group has.
 fn bytes(number: usize) -> [u8; 4] {
     u32::try_from(number).unwrap_or(u32::MAX).to_le_bytes()
 }

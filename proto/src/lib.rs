@@ -1,7 +1,8 @@
-//! The contract between the router and the shards: protobuf messages and how they are framed on a stream socket.
+//! The contract between the router and the shards: protobuf messages, and their framing on a stream
+//! socket.
 //!
-//! A frame is a little-endian `u32` length followed by that many bytes of one message. Frames longer than
-//! [`MAX_FRAME`] are refused before anything is allocated for them.
+//! A frame is a little-endian `u32` length followed by that many bytes of one message. Frames
+//! longer than [`MAX_FRAME`] are refused before anything is allocated for them.
 
 pub mod frame;
 pub mod handshake;

@@ -1,34 +1,39 @@
-//! How it is noticed that the other machine vanishes without a word, or a process of this one stands still.
+//! Detection of machines that disappear and of processes that hang.
 
 use std::io;
 use std::time::Duration;
 
 use socket2::{SockRef, TcpKeepalive};
 
-/// Nothing is said for so long before the system asks whether the other side is there.
-const QUIET: Duration = Duration::from_secs(4);
+/// Time without data after which the system probes whether the other side is there.
+const KEEPALIVE_IDLE: Duration = Duration::from_secs(4);
 
-/// Between two questions.
-const AGAIN: Duration = Duration::from_secs(2);
+/// Time between two probes.
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Questions without an answer after which the connection has ended.
-const QUESTIONS: u32 = 3;
+/// Number of unanswered probes after which the connection ends.
+const KEEPALIVE_PROBES: u32 = 3;
 
-/// Between two bytes that a rank of a machine which is not the leader writes to its standard output, from its start until
-/// its end. The router is elsewhere and cannot end a rank that stands still; who has started it can.
-pub const BEAT: Duration = Duration::from_secs(1);
+/// Time between two bytes that a rank of a machine other than the leader writes to its standard
+/// output, from its start to its end. The router cannot kill a hanging rank on another machine, but
+/// the process that started the rank can.
+pub const HEARTBEAT: Duration = Duration::from_secs(1);
 
-/// Has the system end this connection with an error about ten seconds after the other machine was last heard of, whether
-/// something is under way or not.
+/// Lets the system end this connection with an error about ten seconds after it last received data
+/// from the other machine, whether data is in flight or not.
 ///
 /// # Errors
-/// The system's.
+/// The error of the system.
 pub fn watch<'s>(socket: impl Into<SockRef<'s>>) -> io::Result<()> {
     let socket = socket.into();
-    let keepalive = TcpKeepalive::new().with_time(QUIET).with_interval(AGAIN).with_retries(QUESTIONS);
+    let keepalive = TcpKeepalive::new()
+        .with_time(KEEPALIVE_IDLE)
+        .with_interval(KEEPALIVE_INTERVAL)
+        .with_retries(KEEPALIVE_PROBES);
     socket.set_tcp_keepalive(&keepalive)?;
-    // Nobody asks while bytes wait to be acknowledged.
+    // The system does not probe while sent bytes wait for their acknowledgement, so this time has a
+    // limit of its own.
     #[cfg(target_os = "linux")]
-    socket.set_tcp_user_timeout(Some(QUIET + AGAIN * QUESTIONS))?;
+    socket.set_tcp_user_timeout(Some(KEEPALIVE_IDLE + KEEPALIVE_INTERVAL * KEEPALIVE_PROBES))?;
     Ok(())
 }

@@ -1,32 +1,34 @@
 //! The rules of the contract that a request can break.
 //!
-//! The router refuses a request that breaks one of them before it reaches a shard, and the shard checks the same functions again. Both
-//! sides use this module, so they cannot disagree.
+//! The router refuses a request that breaks a rule before the request reaches a shard, and the
+//! shard checks the rules again. Both sides use the functions of this module, so they cannot
+//! disagree.
 
 use crate::Sampling;
 
-/// The largest number of alternatives that can be reported for one token.
+/// Maximum number of alternatives that can be reported for one token.
 pub const MAX_TOP_N: usize = 128;
 
-/// The largest number of biases of one sequence: its `logit_bias` and its `end_tokens` together.
+/// Maximum number of biases of one sequence: its `logit_bias` and its `end_tokens` together.
 pub const MAX_BIASES: usize = 2048;
 
-/// The longest text of a row error, in bytes.
+/// Maximum length of the text of a row error, in bytes.
 pub const MAX_ROW_ERROR: usize = 128;
 
 /// A sampling parameter outside its range.
 #[derive(Debug, Clone, Copy, PartialEq, thiserror::Error)]
 #[error("the sampling parameter `{field}` is out of range: {value}")]
 pub struct OutOfRange {
-    /// The parameter, by its name in the contract.
+    /// Name of the parameter in the contract.
     pub field: &'static str,
-    /// Its value.
+    /// Value of the parameter.
     pub value: f64,
 }
 
-/// Checks sampling parameters for a model with `vocab` token ids. The time is linear in the number of biases.
+/// Checks sampling parameters for a model with `vocab` token ids, in time linear in the number of
+/// biases.
 ///
-/// Parameters that a greedy sequence ignores are not checked for one.
+/// If the parameters are greedy, those that greedy sampling ignores are not checked.
 ///
 /// # Errors
 /// The first parameter that is out of range.
@@ -42,7 +44,7 @@ pub fn check_sampling(sampling: &Sampling, vocab: usize) -> Result<(), OutOfRang
     };
     let positive = |field, value: f32| require(value.is_finite() && value > 0.0, field, value);
     let finite = |field, value: f32| require(value.is_finite(), field, value);
-    // NaN is in no range.
+    // These comparisons are false for NaN.
     let share = |field, value: f32| require(value > 0.0 && value <= 1.0, field, value);
 
     positive("repetition_penalty", s.repetition_penalty)?;
@@ -71,13 +73,13 @@ pub fn check_sampling(sampling: &Sampling, vocab: usize) -> Result<(), OutOfRang
     share("typical_p", s.typical_p)
 }
 
-/// The number of words of a mask with one bit for each of `vocab` tokens.
+/// Number of words of a mask with one bit for each of `vocab` tokens.
 pub fn mask_words(vocab: usize) -> usize {
     vocab.div_ceil(32)
 }
 
-/// Whether a mask allows at least one token of the vocabulary, and none outside of it. Bit `t % 32` of word `t / 32` stands for token t;
-/// words that are not there are 0.
+/// Whether a mask allows at least one token of the vocabulary, and none outside of it. Bit `t % 32`
+/// of word `t / 32` stands for token t, and missing words are 0.
 pub fn is_mask(allowed: &[u32], vocab: usize) -> bool {
     let inside = allowed.len() <= mask_words(vocab);
     let beyond = allowed.get(vocab / 32).map_or(0, |word| word >> (vocab % 32));

@@ -1,8 +1,11 @@
-//! Everything per request: HTTP, tokenizer, templates, scheduling, streaming, metrics, supervision of shards.
+//! The router handles everything per request: HTTP, tokenizer, chat templates, scheduling,
+//! streaming, metrics, and the supervision of shards.
 //!
-//! A server is put together as [`assets::Assets`] → [`engine::Engine`] → [`service::Service`] → [`serve::serve`].
+//! A server is built from these parts: [`assets::Assets`] → [`engine::Engine`] →
+//! [`service::Service`] → [`serve::serve`].
 
 pub mod assets;
+mod chat;
 pub mod engine;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
@@ -15,6 +18,7 @@ pub mod serve;
 pub mod service;
 pub mod text;
 pub mod tools;
+mod web;
 
 #[cfg(any(test, feature = "fuzz"))]
 #[cfg_attr(not(test), allow(dead_code))]

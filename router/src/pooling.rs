@@ -1,4 +1,4 @@
-//! How a model makes a vector of a text.
+//! The pooling of a model: how a text becomes a vector.
 
 use std::str::FromStr;
 
@@ -6,7 +6,7 @@ use serde_json::{Map, Value};
 
 pub use crate::engine::Pooling;
 
-/// A way that is not known here.
+/// A pooling that is not supported.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("vectors by the pooling `{0}` are not supported; --pooling last and --pooling mean are")]
 pub struct UnknownPooling(String);
@@ -23,11 +23,12 @@ impl FromStr for Pooling {
     }
 }
 
-/// What sentence-transformers' `1_Pooling/config.json` asks for. If it says nothing, or is not there, the last state: a decoder's
-/// tokens see only what is before them, so it is the only one that has seen the whole text.
+/// The pooling of sentence-transformers' `1_Pooling/config.json`. Without this file, or without a
+/// mode in it, it is the last state: a token of a decoder attends only to the tokens before it, so
+/// only the last state depends on the whole text.
 ///
 /// # Errors
-/// [`UnknownPooling`] if that is something else, or several at once.
+/// [`UnknownPooling`] if the file has another mode, or several modes.
 pub(crate) fn configured(config: &Map<String, Value>) -> Result<Pooling, UnknownPooling> {
     let switches = config.iter().filter(|(_, on)| **on == Value::Bool(true));
     let modes: Vec<_> = switches.filter_map(|(name, _)| name.strip_prefix("pooling_mode_")).collect();
@@ -45,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn sentence_transformers_says_how() {
+    fn the_configuration_of_sentence_transformers_is_read() {
         let read = |config: Value| configured(config.as_object().unwrap()).map_err(|error| error.0);
         assert_eq!(read(json!({})), Ok(Pooling::Last));
         let last = json!({"word_embedding_dimension": 8, "pooling_mode_mean_tokens": false, "pooling_mode_lasttoken": true,

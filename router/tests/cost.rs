@@ -20,9 +20,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use millrace_router::fuzz::cost::{Limits, Target, Work, targets};
+use millrace_router::fuzz::cost::{CostLimits, CostTarget, Work, targets};
 
-/// Counts the bytes that are asked of the system's allocator.
+/// Counts the bytes that are requested from the system's allocator.
 struct Counting;
 
 static ALLOCATED: AtomicU64 = AtomicU64::new(0);
@@ -30,23 +30,23 @@ static ALLOCATED: AtomicU64 = AtomicU64::new(0);
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-// SAFETY: everything is passed on to the system's allocator, with the same arguments.
+// SAFETY: all calls are passed to the system's allocator with the same arguments.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATED.fetch_add(layout.size() as u64, Ordering::Relaxed);
-        // SAFETY: the caller's promises are those that `System` asks for.
+        // SAFETY: the caller fulfills the requirements of `System`.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promises are those that `System` asks for.
+        // SAFETY: the caller fulfills the requirements of `System`.
         unsafe { System.dealloc(pointer, layout) }
     }
 
     unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        // What was there may be copied.
+        // The old content may be copied, so the whole new size counts.
         ALLOCATED.fetch_add(size as u64, Ordering::Relaxed);
-        // SAFETY: the caller's promises are those that `System` asks for.
+        // SAFETY: the caller fulfills the requirements of `System`.
         unsafe { System.realloc(pointer, layout, size) }
     }
 }
@@ -58,47 +58,47 @@ fn alone() -> MutexGuard<'static, ()> {
     ALONE.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The shortest input, whose cost is what the work costs in any case.
+/// The length of the shortest input, whose cost is the fixed cost of the work.
 const TINY: usize = 64;
-/// The first input whose growth counts; each further one is twice as long.
+/// The length of the first input whose growth counts. Each further input is twice as long.
 const FIRST: usize = 1024;
-/// By how much the cost may grow when the input doubles: 2, and some slack for logarithms and
+/// The factor by which the cost may grow when the input doubles: 2, with slack for logarithms and
 /// caches.
 const GROWTH: f64 = 2.6;
-/// Growth is not looked at below this CPU time, in which a few interruptions would show, and below
-/// so many bytes.
+/// Growth is ignored below this CPU time, in which interruptions would be visible, and below the
+/// corresponding number of bytes.
 const FLOOR_NANOSECONDS: u64 = 1_000_000;
 const FLOOR_BYTES: u64 = 4 << 20;
-/// Bytes that may be allocated for each byte of input, and for the work as such.
-const MOST_BYTES_PER_BYTE: u64 = 20_000;
-const MOST_BYTES: u64 = 256 << 20;
-/// What is suspected is measured so many times more, and the least counts.
+/// The number of bytes that may be allocated for each byte of input, and for the work itself.
+const MAX_BYTES_PER_BYTE: u64 = 20_000;
+const MAX_BYTES: u64 = 256 << 20;
+/// The number of additional measurements of a suspicious cost. The least one counts.
 const CONFIRMATIONS: usize = 5;
-/// The budgets are for release builds.
+/// The factor on the budgets, which are meant for release builds.
 const SLOWER: u64 = if cfg!(debug_assertions) { 12 } else { 1 };
 
 /// How far inputs are doubled.
 #[derive(Clone, Copy)]
 struct Reach {
-    /// Bytes of the longest input.
+    /// The maximum length of an input in bytes.
     longest: usize,
-    /// An input that costs more is not doubled any more, unless its cost seems to grow too fast.
+    /// An input that costs more is not doubled again, unless its cost seems to grow too fast.
     enough: Duration,
-    /// Random patterns for each target.
+    /// The number of random patterns for each target.
     random: u64,
 }
 
-/// In each test run.
+/// Used in each test run.
 const SHORT: Reach = Reach { longest: 16 << 10, enough: Duration::from_millis(6), random: 6 };
-/// What seems to grow too fast may cost so many times more.
+/// The factor on the time for a cost that seems to grow too fast.
 const SUSPICION: u32 = 8;
-/// With `MILLRACE_COST_SECONDS`, and in replays.
+/// Used with `MILLRACE_COST_SECONDS` and in replays.
 const LONG: Reach = Reach { longest: 256 << 10, enough: Duration::from_millis(60), random: u64::MAX };
 
-/// What a piece of work has cost.
+/// The cost of a piece of work.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Cost {
-    /// Of the input.
+    /// The length of the input.
     bytes: usize,
     nanoseconds: u64,
     allocated: u64,
@@ -133,26 +133,25 @@ fn measure(bytes: usize, work: Work) -> Cost {
     Cost { bytes, nanoseconds, allocated: ALLOCATED.load(Ordering::Relaxed) - allocated }
 }
 
-/// What the work costs more than on a tiny input.
+/// Returns the cost above that of a tiny input.
 fn above(tiny: &Cost, each: &Cost, cost: fn(&Cost) -> u64) -> f64 {
     (cost(each) as f64 - cost(tiny) as f64).max(1.0)
 }
 
-/// What work has cost: first on a tiny input, then on inputs that double.
+/// The costs of work: first on a tiny input, then on inputs that double.
 #[derive(Default)]
 struct Costs(Vec<Cost>);
 
 impl Costs {
-    /// By how much the two last doublings have multiplied the cost, without what the work costs in
-    /// any case.
+    /// Returns the factors of the last two doublings, without the fixed cost.
     fn growth(&self, cost: fn(&Cost) -> u64) -> Option<[f64; 2]> {
         let [tiny, .., first, second, third] = &self.0[..] else { return None };
         let [first, second, third] = [first, second, third].map(|each| above(tiny, each, cost));
         Some([second / first, third / second])
     }
 
-    /// Why it is too much; `None` if it is not. The last costs are looked at.
-    fn complaint(&self, limits: Limits) -> Option<String> {
+    /// Describes which limit the last costs exceed; `None` if they exceed none.
+    fn complaint(&self, limits: CostLimits) -> Option<String> {
         let last = self.0.last()?;
         let bytes = last.bytes as u64;
         let (budget, allowance) = (limits.budget * SLOWER, limits.allowance * SLOWER);
@@ -160,24 +159,23 @@ impl Costs {
             let each = last.nanoseconds / bytes;
             return Some(format!("{each} ns for each byte; {budget} are allowed in this build"));
         }
-        if last.allocated > MOST_BYTES.max(bytes * MOST_BYTES_PER_BYTE) {
+        if last.allocated > MAX_BYTES.max(bytes * MAX_BYTES_PER_BYTE) {
             return Some(format!("{} bytes allocated for each byte", last.allocated / bytes));
         }
         let grows = |what: &str, cost: fn(&Cost) -> u64, floor: u64| {
             let [once, twice] = self.growth(cost)?;
-            // What the work costs in any case is not known exactly, so that the growth must be far
-            // more than that.
+            // The fixed cost is not known exactly, so the growth must be much larger.
             let in_any_case = cost(&self.0[0]);
             let is_much = cost(last).saturating_sub(in_any_case) > floor.max(3 * in_any_case);
             (is_much && once > GROWTH && twice > GROWTH)
                 .then(|| format!("{what} grows {once:.1} and {twice:.1} times when the input doubles"))
         };
-        let bytes_floor = if allowance > 0 { MOST_BYTES } else { FLOOR_BYTES };
+        let bytes_floor = if allowance > 0 { MAX_BYTES } else { FLOOR_BYTES };
         grows("CPU time", |cost| cost.nanoseconds, FLOOR_NANOSECONDS.max(allowance))
             .or_else(|| grows("allocated memory", |cost| cost.allocated, bytes_floor))
     }
 
-    /// Whether a further doubling may tell more.
+    /// Whether a further doubling may give more information.
     fn goes_on(&self, reach: Reach) -> bool {
         let Some(last) = self.0.last() else { return true };
         let time = |cost: &Cost| cost.nanoseconds;
@@ -189,8 +187,8 @@ impl Costs {
         last.bytes < reach.longest && Duration::from_nanos(last.nanoseconds) <= enough
     }
 
-    /// Measures what the last complaint is about again and again, and keeps the least.
-    fn confirm(&mut self, limits: Limits, prepare: &dyn Fn(usize) -> Work) {
+    /// Measures the last costs again several times and keeps the least.
+    fn confirm(&mut self, limits: CostLimits, prepare: &dyn Fn(usize) -> Work) {
         let suspects = self.0.len().saturating_sub(3);
         for _ in 0..CONFIRMATIONS {
             for index in (0..self.0.len()).filter(|&index| index == 0 || index >= suspects) {
@@ -204,13 +202,13 @@ impl Costs {
     }
 }
 
-/// Doubles inputs as far as `reach` says or something is wrong with the costs of `prepare`'s work.
-/// Returns the costs, and what is wrong with them, which has been measured several times then. A
-/// panic is wrong too.
-fn try_sizes(reach: Reach, limits: Limits, prepare: &dyn Fn(usize) -> Work) -> (Costs, Option<String>) {
+/// Doubles inputs as far as `reach` allows or until a cost exceeds its limit. Returns the costs and
+/// a description of the excess, which has been confirmed by several measurements. A panic also
+/// counts as an excess.
+fn try_sizes(reach: Reach, limits: CostLimits, prepare: &dyn Fn(usize) -> Work) -> (Costs, Option<String>) {
     let mut costs = Costs::default();
     let double = || {
-        // What is made on first use.
+        // The first call creates what is created only once.
         prepare(TINY)();
         let sizes = [TINY].into_iter().chain(std::iter::successors(Some(FIRST), |bytes| Some(2 * bytes)));
         for bytes in sizes {
@@ -231,21 +229,21 @@ fn try_sizes(reach: Reach, limits: Limits, prepare: &dyn Fn(usize) -> Work) -> (
     (costs, wrong.unwrap_or_else(|_| Some("it panics; the message is above".into())))
 }
 
-/// Of all inputs of a target.
+/// The results for all inputs of a target.
 #[derive(Default)]
 struct Summary {
     patterns: u64,
-    /// Nanoseconds for each byte, of inputs above the floor.
+    /// The maximum of nanoseconds per byte over the inputs above the floor.
     highest: u64,
     highest_seed: u64,
     time: Duration,
-    /// One failure is enough to know; further ones would be of the same kind mostly.
+    /// One failure is enough. Further ones would mostly have the same cause.
     failed: bool,
 }
 
 struct Fuzzer {
     reach: Reach,
-    targets: Vec<(Target, Summary)>,
+    targets: Vec<(CostTarget, Summary)>,
     failures: Vec<String>,
 }
 
@@ -307,7 +305,7 @@ fn costs_grow_no_faster_than_inputs() {
     let reach = if seconds.is_some() || seed.is_some() { LONG } else { SHORT };
     let mut fuzzer = Fuzzer { reach, targets, failures: Vec::new() };
     let count = fuzzer.targets.len();
-    // All targets in turn, so that each gets its share of the time.
+    // The targets take turns, so that each gets its share of the time.
     let mut round = 0;
     loop {
         let mut tried = false;
@@ -319,8 +317,8 @@ fn costs_grow_no_faster_than_inputs() {
                 Some(seed) if round >= plain => (round.saturating_add(seed), u64::MAX),
                 _ => (round, plain.saturating_add(reach.random)),
             };
-            // Short inputs cost too little for their growth to be judged where there is an allowance: a
-            // part of them is enough to look for panics and for what is far too slow.
+            // If a target has an allowance, short inputs cost too little to judge their growth. A
+            // part of them is enough to find panics and costs that are far too high.
             let is_skipped = reach.longest == SHORT.longest && target.limits.allowance > 0 && round % 4 != 0;
             if round < last && !summary.failed && !is_over() {
                 tried = true;
@@ -339,7 +337,7 @@ fn costs_grow_no_faster_than_inputs() {
     assert!(failures.is_empty(), "{} inputs cost too much:\n{}", failures.len(), failures.join("\n"));
 }
 
-/// A chain of sums which the compiler cannot shorten.
+/// A chain of sums that the compiler cannot shorten.
 fn spin(rounds: usize) {
     let mut sum = 0usize;
     for i in 0..rounds {
@@ -348,9 +346,9 @@ fn spin(rounds: usize) {
 }
 
 #[test]
-fn growth_is_told_from_size() {
+fn growth_is_distinguished_from_size() {
     let _alone = alone();
-    let limits = Limits { budget: 1_000, allowance: 0 };
+    let limits = CostLimits { budget: 1_000, allowance: 0 };
     let tried = |prepare: &dyn Fn(usize) -> Work| try_sizes(LONG, limits, prepare).1;
     let linear = |n: usize| -> Work { Box::new(move || spin(50 * n)) };
     assert_eq!(tried(&linear), None);
@@ -359,7 +357,7 @@ fn growth_is_told_from_size() {
     let quadratic = |n: usize| -> Work { Box::new(move || spin(n * n / 64)) };
     let why = tried(&quadratic).unwrap();
     assert!(why.contains("CPU time grows"), "{why}");
-    let limits = Limits { budget: 1_000_000, allowance: 1_000_000_000 };
+    let limits = CostLimits { budget: 1_000_000, allowance: 1_000_000_000 };
     assert_eq!(try_sizes(SHORT, limits, &quadratic).1, None, "it costs less than is allowed in any case");
     let copying = |n: usize| -> Work {
         Box::new(move || (0..n / 16).for_each(|_| drop(std::hint::black_box(Vec::<u8>::with_capacity(n)))))

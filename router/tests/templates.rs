@@ -1,4 +1,4 @@
-//! Chat templates in the manner of twenty families, against what transformers makes of them.
+//! Compares chat templates of twenty families with the renderings of transformers.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::path::Path;

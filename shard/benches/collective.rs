@@ -2,8 +2,9 @@
 //!
 //! `cargo bench -p millrace-shard --bench collective [-- --ranks N]`
 //!
-//! The time is that of the median call on rank 0; GB/s are the bytes of one rank's vector over it. Copying the same vector
-//! to and fro between two buffers is measured in between, because shared machines vary.
+//! The time is that of the median call on rank 0; GB/s are the bytes of one rank's vector over it.
+//! Copying the same vector to and fro between two buffers is measured in between, because shared
+//! machines vary.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed benchmark")]
 
@@ -11,9 +12,9 @@ use std::net::{IpAddr, Ipv4Addr};
 use std::process::{Child, Command};
 use std::time::{Duration, Instant};
 
-use millrace_shard::collective::{HostCollective, Wire, join, lead};
+use millrace_shard::collective::{HostCollective, Transport, join, lead};
 
-/// What the children are told: rank, world size and address.
+/// Variable that passes rank, world size and address to the children.
 const CHILD: &str = "MILLRACE_BENCH_COLLECTIVE";
 const DEADLINE: Duration = Duration::from_secs(30);
 const SIZES: [usize; 4] = [8 << 10, 64 << 10, 1 << 20, 4 << 20];
@@ -33,7 +34,7 @@ fn main() {
     let arguments: Vec<String> = std::env::args().collect();
     let ranks = arguments.iter().position(|argument| argument == "--ranks");
     let world_size = ranks.map_or(2, |at| arguments[at + 1].parse().unwrap());
-    for wire in [Wire::Shm, Wire::Tcp(IpAddr::V4(Ipv4Addr::LOCALHOST))] {
+    for wire in [Transport::Shm, Transport::Tcp(IpAddr::V4(Ipv4Addr::LOCALHOST))] {
         match lead(wire, world_size, DEADLINE) {
             Ok(lead) => {
                 let address = lead.address();
@@ -72,7 +73,7 @@ fn report(group: &mut dyn HostCollective, bytes: usize) {
 }
 
 fn measure(group: &mut dyn HostCollective, bytes: usize) -> Duration {
-    // Zeros, because sums of anything else would grow without end.
+    // The values are zeros, because sums of other values would grow without limit.
     let mut values = vec![0.0_f32; bytes / 4];
     for _ in 0..20 {
         group.all_reduce(&mut values).unwrap();
@@ -80,7 +81,7 @@ fn measure(group: &mut dyn HostCollective, bytes: usize) -> Duration {
     median(calls(bytes), || group.all_reduce(&mut values).unwrap())
 }
 
-/// How often to measure: some 256 MiB.
+/// Returns the number of calls to measure: about 256 MiB in all.
 fn calls(bytes: usize) -> usize {
     ((256 << 20) / bytes).min(10_000)
 }

@@ -1,74 +1,75 @@
-//! What can go wrong in a shard, in words for the operator.
+//! The errors of a shard, in words for the operator.
 
-use crate::model::Slot;
-use crate::plan::PlanError;
+use crate::families::{ConfigError, LoadError};
+use crate::model::{WeightError, WeightSlot};
+use crate::plan_error::PlanError;
 use crate::state::StepError;
 
-/// Why a shard could not start or go on.
+/// The reason why a shard cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A device refused.
+    /// A device failed.
     #[error(transparent)]
     Device(#[from] millrace_kernels::Error),
-    /// A file of the checkpoint is damaged, incomplete or of another kind.
+    /// A weight cannot be loaded.
     #[error(transparent)]
-    Checkpoint(#[from] crate::checkpoint::Error),
+    Weight(#[from] WeightError),
     /// `config.json` describes a model that cannot be computed.
     #[error(transparent)]
-    Config(#[from] crate::families::ConfigError),
+    Config(#[from] ConfigError),
     /// The model cannot be cut into as many shares as there are ranks.
     #[error(transparent)]
     Indivisible(#[from] crate::split::Indivisible),
-    /// Another rank was lost.
+    /// A collective with the other ranks failed.
     #[error("the other ranks: {0}")]
     Collective(#[from] crate::collective::CollectiveError),
-    /// The memory does not suffice, or limits contradict each other.
+    /// There is not enough memory, or limits contradict each other.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// A weight does not have the shape that the model's configuration asks for.
+    /// The shape of a weight differs from the model's configuration.
     #[error(
         "the weight for {slot:?} is [{rows}, {cols}], but the configuration asks for [{want_rows}, {want_cols}]"
     )]
     WeightShape {
-        /// The place of the weight.
-        slot: Slot,
-        /// Rows found.
+        /// The weight.
+        slot: WeightSlot,
+        /// Number of rows that were found.
         rows: usize,
-        /// Columns found.
+        /// Number of columns that were found.
         cols: usize,
-        /// Rows asked for.
+        /// Number of rows that the configuration asks for.
         want_rows: usize,
-        /// Columns asked for.
+        /// Number of columns that the configuration asks for.
         want_cols: usize,
     },
     /// The router sent a step that contradicts the state of the slots.
     #[error("step {id} cannot be run: {source}")]
     Step {
-        /// The step's number.
+        /// Number of the step.
         id: u64,
-        /// What is wrong with it.
+        /// The fault of the step.
         source: StepError,
     },
-    /// The router sent something that is no message of the contract.
+    /// The router sent an empty message.
     #[error("the router sent an empty message; router and shard must be of the same version")]
     EmptyMessage,
-    /// The router sent a message that has no place at this point.
+    /// The router sent a message that is not allowed at this point.
     #[error("the router sent a message at the wrong time; router and shard must be of the same version")]
     OutOfPlace,
-    /// The router could not be reached.
+    /// The connection to the router could not be opened.
     #[error("cannot connect to the router at {address}: {source}")]
     Connect {
-        /// Where it should be.
+        /// Address of the router.
         address: String,
-        /// Why not.
+        /// The error of the system.
         source: std::io::Error,
     },
-    /// The router and this rank do not belong together.
+    /// The router and this rank do not belong to the same group.
     #[error("the router at {address}: {source}")]
     Handshake {
-        /// Where it is.
+        /// Address of the router.
         address: String,
-        /// What does not fit.
+        /// The reason.
         source: millrace_proto::handshake::HandshakeError,
     },
     /// The connection to the router failed.
@@ -77,17 +78,50 @@ pub enum Error {
     /// The thread that reads the router's messages could not be started.
     #[error("cannot start the thread that reads the router's messages: {0}")]
     Reader(std::io::Error),
-    /// The thread that watches for the parent's end, or that shows the parent a sign of life, could not be started.
+    /// The thread that watches for the end of the parent, or that sends heartbeats to the parent,
+    /// could not be started.
     #[error("cannot start a thread for the parent process: {0}")]
     Lifeline(std::io::Error),
-    /// An option that this version cannot honour.
+    /// The log of the steps on no device could not be opened or written.
+    #[error("the log of the steps: {0}")]
+    StepLog(std::io::Error),
+    /// An option is not supported.
     #[error("{0}")]
     Unsupported(String),
 }
 
 impl Error {
-    /// Whether another shard that is started in place of this one would fail for the same reason.
+    /// Returns whether a shard that replaces this one would fail for the same reason.
     pub(crate) fn is_lasting(&self) -> bool {
-        matches!(self, Error::Checkpoint(crate::checkpoint::Error::Changed { .. }))
+        matches!(self, Error::Weight(WeightError::Checkpoint(millrace_formats::Error::Changed { .. })))
+    }
+}
+
+impl From<millrace_formats::Error> for Error {
+    fn from(error: millrace_formats::Error) -> Self {
+        Error::Weight(error.into())
+    }
+}
+
+impl From<LoadError> for Error {
+    fn from(error: LoadError) -> Self {
+        match error {
+            LoadError::Config(error) => Error::Config(error),
+            LoadError::Weight(error) => Error::Weight(error),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The router gives up at once after a lasting error, instead of starting the shard again.
+    #[test]
+    fn a_changed_checkpoint_is_a_lasting_error() {
+        let (file, how) = ("model.safetensors".to_owned(), "it is new".to_owned());
+        let changed = millrace_formats::Error::Changed { file: file.clone(), how };
+        assert!(Error::from(changed).is_lasting());
+        assert!(!Error::from(millrace_formats::Error::Cut { file }).is_lasting());
     }
 }

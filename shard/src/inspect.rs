@@ -1,46 +1,49 @@
-//! What is in a checkpoint and what it would need, for `millrace inspect`.
+//! The contents of a checkpoint and the memory that it needs, for `millrace inspect`.
 
 use std::fmt::{self, Display, Formatter};
 
+use millrace_formats::{self as formats, Checkpoint, Source, TensorInfo};
 use millrace_kernels::DType;
 
-use crate::checkpoint::{self, Checkpoint, Source, TensorInfo};
 use crate::families::{self, Overrides};
-use crate::model::{DecoderSpec, Quantize, Storage};
-use crate::plan::{self, Unpadded};
+use crate::memory_plan::{self, UnpaddedDevice};
+use crate::model::{DecoderSpec, Mlp, Quantize, WeightStorage};
 use crate::{Bytes, Count, Error};
 
-/// A checkpoint as it lies there, and the memory it would take.
+/// The contents of a checkpoint, and the memory that it needs.
 #[derive(Debug, Clone)]
 pub struct Inspection {
-    /// Where it is.
+    /// Path of the checkpoint.
     pub place: String,
-    /// Its switches.
+    /// The specification of its decoder.
     pub spec: DecoderSpec,
-    /// The element type that its weights are stored as.
+    /// Element type of the stored weights.
     pub stored_dtype: DType,
-    /// How its weights are kept in memory.
-    pub storage: Storage,
-    /// The element type of the KV cache.
+    /// Formats of the weights in memory.
+    pub storage: WeightStorage,
+    /// Element type of the KV cache.
     pub kv_dtype: DType,
     /// Number of weights.
     pub parameters: usize,
-    /// Those of them in the embedding, and in the head if it is another matrix.
+    /// Number of weights in the embedding, and in the head if it is another matrix.
     pub embedding_parameters: usize,
-    /// Names and sizes in bytes of the files with weights; empty when there is only a `config.json`.
+    /// Names and sizes in bytes of the files with weights. Empty if there is only a `config.json`.
     pub files: Vec<(String, usize)>,
-    /// The stored tensors, by name; printed if there are any.
+    /// The stored tensors, sorted by name. They are printed if there are any.
     pub tensors: Vec<TensorInfo>,
-    /// Lengths in tokens that the table of memory is made for.
+    /// Lengths in tokens that the table of memory shows.
     pub contexts: Vec<usize>,
 }
 
 impl Inspection {
-    /// Looks at `source`. Without weights, what `config.json` says is all there is. The weights are thought of as
-    /// `dtype`, or as they are stored, and those of the layers as `quantize` says; the KV cache as `kv_dtype`, or in the type of the weights.
+    /// Inspects `source`, which needs no weights beside its `config.json`.
+    ///
+    /// The memory is computed for weights of type `dtype` (if absent, the stored type), matrices of
+    /// layers quantized by `quantize`, and a KV cache of type `kv_dtype` (if absent, the type of
+    /// the weights).
     ///
     /// # Errors
-    /// As [`families::load`].
+    /// The same as [`families::load`].
     pub fn new(
         source: &Source,
         dtype: Option<DType>,
@@ -50,7 +53,7 @@ impl Inspection {
     ) -> Result<Self, Error> {
         let (model, checkpoint) = match Checkpoint::open(source) {
             Ok(checkpoint) => (families::load(source, overrides)?, Some(checkpoint)),
-            Err(checkpoint::Error::NoWeights { .. }) => (families::load_dummy(source, overrides)?, None),
+            Err(formats::Error::NoWeights { .. }) => (families::load_dummy(source, overrides)?, None),
             Err(error) => return Err(error.into()),
         };
         let matrix = model.spec.vocab * model.spec.hidden;
@@ -67,23 +70,25 @@ impl Inspection {
             tensors: checkpoint.iter().flat_map(Checkpoint::tensors).collect(),
             kv_dtype: kv_dtype.unwrap_or(dtype),
             stored_dtype: model.dtype,
-            storage: Storage { dtype, quantize },
+            storage: WeightStorage { dtype, quantize },
             contexts: contexts(&model.spec),
             spec: model.spec,
         })
     }
 
-    /// Bytes of the weights in memory: matrices in their own type, vectors in single precision.
+    /// Returns the bytes of the weights in memory: matrices in their own type, vectors in single
+    /// precision.
     pub fn weight_bytes(&self) -> usize {
-        plan::weight_bytes(&self.spec, self.storage, &Unpadded)
+        memory_plan::weight_bytes(&self.spec, self.storage, &UnpaddedDevice)
     }
 
-    /// Bytes of keys and values that one token leaves in the cache.
+    /// Returns the bytes of keys and values per token of the cache.
     pub fn kv_bytes_per_token(&self) -> usize {
-        plan::kv_bytes_per_token(&self.spec, self.kv_dtype, &Unpadded)
+        memory_plan::kv_bytes_per_token(&self.spec, self.kv_dtype, &UnpaddedDevice)
     }
 
-    /// Bytes of weights and cache for `batch` sequences of `context` tokens each. What a step computes with comes on top.
+    /// Returns the bytes of weights and cache for `batch` sequences of `context` tokens each. The
+    /// workspace of a step is not included.
     pub fn memory(&self, context: usize, batch: usize) -> usize {
         self.kv_bytes_per_token()
             .saturating_mul(context)
@@ -92,7 +97,7 @@ impl Inspection {
     }
 }
 
-/// Contexts worth telling: the longest, and quarters of it.
+/// Returns the context lengths of the table: the longest, a quarter of it, and so on.
 fn contexts(spec: &DecoderSpec) -> Vec<usize> {
     let mut contexts: Vec<usize> =
         [64, 16, 4, 1].iter().map(|part| spec.max_positions / part).filter(|&n| n >= 256).collect();
@@ -102,7 +107,7 @@ fn contexts(spec: &DecoderSpec) -> Vec<usize> {
     contexts
 }
 
-/// Sequences at once that the table of memory is made for.
+/// Numbers of sequences that the table of memory shows.
 const BATCHES: [usize; 4] = [1, 8, 32, 128];
 
 impl Display for Inspection {
@@ -122,13 +127,16 @@ impl Display for Inspection {
         line("parameters", format!("{all} ({embedding} in {tied})"))?;
         line("layers", format!("{} of width {}", spec.layers.len(), spec.hidden))?;
         if let Some(layer) = spec.layers.first() {
-            let qkv = layer.qkv;
-            line("heads", format!("{} on {} KV heads of {}", qkv.heads, qkv.kv_heads, qkv.head_dim))?;
-            line("MLP width", layer.mlp.width.to_string())?;
+            let layout = layer.attention.heads().layout;
+            let heads = format!("{} on {} KV heads of {}", layout.heads, layout.kv_heads, layout.head_dim);
+            line("heads", heads)?;
+            let Mlp::Gated(mlp) = &layer.mlp;
+            line("MLP width", mlp.width.to_string())?;
         }
         line("vocabulary", spec.vocab.to_string())?;
         line("context", format!("{} tokens", spec.max_positions))?;
-        let mut windows: Vec<usize> = spec.layers.iter().filter_map(|layer| layer.window).collect();
+        let mut windows: Vec<usize> =
+            spec.layers.iter().filter_map(|layer| layer.attention.window()).collect();
         let sliding = windows.len();
         windows.dedup();
         if let Some(window) = windows.first() {
@@ -186,7 +194,7 @@ impl Inspection {
         let names = self.tensors.iter().map(|tensor| tensor.name.len()).max().unwrap_or(0);
         let shapes = self.tensors.iter().map(|tensor| shape(tensor).len()).max().unwrap_or(0);
         for tensor in &self.tensors {
-            let (name, dtype, bytes) = (&tensor.name, &tensor.dtype, Bytes(tensor.bytes));
+            let (name, dtype, bytes) = (&tensor.name, tensor.dtype.to_string(), Bytes(tensor.bytes));
             let (shape, file) = (shape(tensor), &tensor.file);
             writeln!(f, "  {name:<names$}  {dtype:<4}  {shape:<shapes$}  {bytes:>10}  {file}")?;
         }
@@ -214,9 +222,9 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_those_of_the_files() {
+    fn the_numbers_match_the_files() {
         let found = inspect(&Source::Directory(golden("llama_sharded")), None, None, None);
-        // The index says so.
+        // The index states this number.
         assert_eq!(found.parameters, 18_656);
         assert_eq!(found.tensors.iter().map(|tensor| tensor.bytes).sum::<usize>(), 74_624);
         assert_eq!(found.weight_bytes(), 74_624);
@@ -230,7 +238,7 @@ mod tests {
         let tied = Source::Directory(golden("llama_tied"));
         let half = inspect(&tied, None, None, Some(DType::F16));
         assert_eq!((half.kv_bytes_per_token(), half.embedding_parameters), (128, 97 * 32));
-        // The cache follows the weights; only matrices change their type.
+        // The cache has the type of the weights. Vectors keep theirs.
         let all_half = inspect(&tied, Some(DType::F16), None, None);
         let vectors = 5 * 32;
         assert_eq!(all_half.kv_bytes_per_token(), 128);
@@ -263,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn the_text_tells_what_people_ask_for() {
+    fn the_text_shows_the_important_facts() {
         let source = Source::Directory(golden("mistral_sliding"));
         let text = inspect(&source, None, None, None).to_string();
         for expected in [

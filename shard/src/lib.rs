@@ -1,40 +1,43 @@
 //! One rank of a model: its weights, its KV pool, and the loop that computes steps.
+//!
+//! [`run`] is the life of a shard process. [`families`] turns a checkpoint into a [`model`],
+//! [`split`] cuts out the share of one rank, [`memory_plan`] decides the sizes of everything, and
+//! [`decoder`] computes steps on the device that a [`Platform`] opens. [`collective`] connects the
+//! ranks of a group.
 
-mod affinity;
-mod answer;
-pub mod checkpoint;
 pub mod collective;
-mod connection;
 pub mod decoder;
 mod error;
+pub mod estimate;
 pub mod families;
-mod fault;
+mod host_memory;
 pub mod inspect;
-mod lifeline;
-mod limits;
-pub mod memory;
+mod mean_pooling;
+pub mod memory_plan;
 pub mod model;
 mod null;
 mod options;
-pub mod plan;
-pub mod planner;
+mod plan_error;
 mod platform;
-mod pool;
-mod remote;
-mod serve;
+mod process;
+mod readable;
+mod shard_limits;
 pub mod split;
 pub mod state;
-mod units;
+mod step_engine;
 mod worker;
 
-pub use connection::Connection;
 pub use error::Error;
-pub use limits::Limits;
+pub use millrace_formats::Source;
 pub use millrace_kernels::DType;
-pub use millrace_kernels::cuda::{Card, doctor};
 pub use millrace_proto::handshake::Secret;
 pub use model::Quantize;
-pub use options::{Address, AllReduce, Device, KeptPool, ShardOptions};
-pub use platform::{OnHost, Opened, Platform};
-pub use serve::{run, serve};
-pub use units::{Bytes, Count, Operations};
+pub use options::{
+    AllReduce, DeviceKind, NullCosts, NullOptions, PreviousPool, RankPlacement, RouterAddress, ShardOptions,
+};
+pub use platform::{
+    GpuRequirement, HostCollectives, HostPlatform, OpenDevice, Platform, check_gpu_requirements, usable_gpus,
+};
+pub use process::{Connection, run, serve};
+pub use readable::{Bytes, Count, Operations};
+pub use shard_limits::ShardLimits;

@@ -1,4 +1,8 @@
-//! What a shard process is told when it is started.
+//! The options of a shard process.
+//!
+//! [`ShardOptions`] are the same for all ranks of a machine. They travel from the launcher to
+//! `millrace shard` as one JSON message. A [`RankPlacement`] is one process's own: its rank, and
+//! the address of the router.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -6,114 +10,222 @@ use std::time::Duration;
 
 use millrace_kernels::DType;
 use millrace_proto::handshake::Secret;
+use serde::{Deserialize, Serialize};
 
-use crate::collective::Wire;
+use crate::collective::Transport;
 use crate::model::Quantize;
 
-/// Where the router listens for its shards.
+/// The address at which the router listens for its shards.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Address {
-    /// A Unix socket.
+pub enum RouterAddress {
+    /// The path of a Unix socket.
     Unix(PathBuf),
     /// `host:port`.
     Tcp(String),
 }
 
-impl fmt::Display for Address {
+impl fmt::Display for RouterAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Address::Unix(path) => path.display().fmt(f),
-            Address::Tcp(address) => f.write_str(address),
+            RouterAddress::Unix(path) => path.display().fmt(f),
+            RouterAddress::Tcp(address) => f.write_str(address),
         }
     }
 }
 
-/// What computes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Device {
-    /// The processor.
+/// The kind of device that computes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum DeviceKind {
+    /// The CPU.
     Cpu,
-    /// NVIDIA's cards: rank r of a host has number r of those that `CUDA_VISIBLE_DEVICES` shows.
+    /// NVIDIA GPUs. Rank r of a host uses GPU number r of those that `CUDA_VISIBLE_DEVICES` shows.
     Cuda,
-    /// A simulated card for each rank.
+    /// A simulated GPU for each rank.
     #[cfg(feature = "cpu-sim")]
     CudaSim,
-    /// Nothing: steps are answered after this time with made-up tokens, to measure all that is around the model.
-    Null(Duration),
+    /// No device. The shard answers each step with made-up tokens after a modelled time, which
+    /// measures everything but the model.
+    Null(NullOptions),
 }
 
-/// What carries activations between cards.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The options of a shard without a device.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NullOptions {
+    /// The modelled costs of a step. If all are zero, steps are answered at once.
+    pub costs: NullCosts,
+    /// A file that gets one line of JSON for each step.
+    pub log: Option<PathBuf>,
+}
+
+/// The modelled costs of a step, which are added up.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NullCosts {
+    /// Cost of a step, whatever it computes.
+    pub step: Duration,
+    /// Cost of each token.
+    pub token: Duration,
+    /// Cost of each key that each token attends to.
+    pub key: Duration,
+}
+
+/// The method by which GPUs exchange activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum AllReduce {
-    /// What is faster for a message's size, of what there is.
+    /// The fastest available method for each message size.
     Auto,
-    /// NCCL alone.
+    /// NCCL only.
     Nccl,
-    /// The cards' own memory alone, which each reads and writes.
+    /// Peer memory only: each GPU reads and writes the memory of the others.
     Peer,
 }
 
-/// The KV pool of a shard that was lost, for the one that takes its place.
+/// The size of the KV pool that a lost shard had. The shard that replaces it gets a pool of the
+/// same size.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct KeptPool {
-    /// Tokens that the pool held.
+pub struct PreviousPool {
+    /// Number of tokens in the pool.
     pub tokens: usize,
-    /// Tokens of the longest sequence.
-    pub longest: usize,
-    /// How long the new shard waits until the memory of the lost one is free.
+    /// Number of tokens of the longest sequence.
+    pub longest_sequence: usize,
+    /// Time that the new shard waits for the memory of the lost shard to become free.
     pub wait: Duration,
 }
 
-/// What a shard process is told when it is started.
+/// The place of one shard process in its group.
 #[derive(Debug, Clone, PartialEq)]
-pub struct ShardOptions {
-    /// Where the router listens.
-    pub address: Address,
-    /// What proves to a router on another machine that this rank belongs to it; over TCP only.
+pub struct RankPlacement {
+    /// Address of the router.
+    pub address: RouterAddress,
+    /// Secret of the group, for a router on another machine. Only used over TCP.
     pub secret: Option<Secret>,
-    /// What computes.
-    pub device: Device,
-    /// This shard's number, from 0.
+    /// Number of this shard, from 0.
     pub rank: usize,
     /// Number of shards.
     pub world_size: usize,
-    /// Ranks on this host: they share its memory and its cores. Their numbers follow each other.
-    pub host_ranks: usize,
-    /// What carries values from rank to rank.
-    pub wire: Wire,
-    /// What carries activations between cards.
-    pub all_reduce: AllReduce,
-    /// Ranks that share a card; more than 1 is for tests.
-    pub ranks_per_card: usize,
-    /// How long a rank waits for another in the middle of a step.
-    pub collective_timeout: Duration,
-    /// Element type that weights are kept as; the checkpoint's if not given.
-    pub dtype: Option<DType>,
-    /// What becomes of the matrices of the layers while they are loaded; on cards alone.
-    pub quantize: Option<Quantize>,
-    /// Element type of the KV cache; that of the weights if not given.
-    pub kv_cache_dtype: Option<DType>,
-    /// Longest sequence in tokens; as long as model and memory allow if not given.
-    pub max_total_tokens: Option<usize>,
-    /// KV cache in tokens; as many as the memory allows if not given.
-    pub max_batch_total_tokens: Option<usize>,
-    /// After a loss: what the lost shard could hold. The new one gets the same, if the memory comes back.
-    pub kept_pool: Option<KeptPool>,
-    /// The share of the device's free memory that counts as free, above 0 and up to 1.
-    pub memory_fraction: f64,
-    /// Tokens of one step.
-    pub max_step_tokens: usize,
-    /// Sequences at once.
-    pub max_sequences: usize,
-    /// Tokens per block of the KV cache.
-    pub block_size: usize,
-    /// Rows of the decode steps that a card records; sizes up to `max_sequences` if not given.
-    pub graph_sizes: Option<Vec<usize>>,
-    /// On cards: results of a sequence do not depend on what else is computed with it, bit by bit, at some cost in speed. On the processor it is
-    /// always so.
-    pub batch_invariant: bool,
-    /// Threads of the CPU backend; one per core if not given.
-    pub threads: Option<usize>,
-    /// End the process as soon as its standard input is closed, so that it never outlives its parent.
+    /// The KV pool of the lost shard that this one replaces.
+    pub previous_pool: Option<PreviousPool>,
+    /// Whether the process ends as soon as its standard input is closed, so that it never outlives
+    /// its parent.
     pub lifeline: bool,
+}
+
+/// The options that all ranks of a machine share.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ShardOptions {
+    /// The kind of device that computes.
+    pub device: DeviceKind,
+    /// Number of ranks on this host, whose numbers follow each other. They share the memory and the
+    /// cores of the host.
+    pub host_ranks: usize,
+    /// Transport of the collectives over host memory.
+    pub transport: Transport,
+    /// The method by which GPUs exchange activations.
+    pub all_reduce: AllReduce,
+    /// Number of ranks that share a GPU. More than 1 is for tests.
+    pub ranks_per_gpu: usize,
+    /// Time limit of a rank that waits for another in the middle of a step.
+    pub collective_timeout: Duration,
+    /// Element type of the weights in memory. If absent, that of the checkpoint.
+    #[serde(with = "dtype_name")]
+    pub dtype: Option<DType>,
+    /// Quantization of the matrices of the layers at load time. Only GPUs support it.
+    pub quantize: Option<Quantize>,
+    /// Element type of the KV cache. If absent, that of the weights.
+    #[serde(with = "dtype_name")]
+    pub kv_cache_dtype: Option<DType>,
+    /// Number of tokens of the longest sequence. If absent, as many as the model and the memory
+    /// allow.
+    pub max_total_tokens: Option<usize>,
+    /// Number of tokens in the KV cache. If absent, as many as the memory allows.
+    pub max_batch_total_tokens: Option<usize>,
+    /// The share of the device's free memory that the shard may use, above 0 and up to 1.
+    pub memory_fraction: f64,
+    /// Maximum number of tokens in one step.
+    pub max_step_tokens: usize,
+    /// Maximum number of sequences at once.
+    pub max_sequences: usize,
+    /// Number of tokens per block of the KV cache.
+    pub block_size: usize,
+    /// Numbers of rows of the decode steps that a GPU records as graphs. If absent, sizes up to
+    /// `max_sequences`.
+    pub graph_sizes: Option<Vec<usize>>,
+    /// Whether the results of a sequence are independent of the rest of the batch, bit by bit, at
+    /// some cost in speed. Only GPUs have the choice: results of the CPU are always independent.
+    pub batch_invariant: bool,
+    /// Number of threads of the CPU backend. If absent, one per core.
+    pub threads: Option<usize>,
+}
+
+/// Writes an element type as its name.
+mod dtype_name {
+    use millrace_kernels::DType;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(dtype: &Option<DType>, to: S) -> Result<S::Ok, S::Error> {
+        dtype.map(DType::name).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<DType>, D::Error> {
+        let Some(name) = Option::<String>::deserialize(from)? else { return Ok(None) };
+        let known = [DType::F32, DType::F16, DType::BF16].into_iter().find(|dtype| dtype.name() == name);
+        known.map(Some).ok_or_else(|| D::Error::custom(format_args!("unknown element type {name}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::{IpAddr, Ipv6Addr};
+
+    use super::*;
+
+    fn options() -> ShardOptions {
+        ShardOptions {
+            device: DeviceKind::Null(NullOptions {
+                costs: NullCosts { step: Duration::from_micros(1500), ..NullCosts::default() },
+                log: Some("steps.jsonl".into()),
+            }),
+            host_ranks: 2,
+            transport: Transport::Tcp(IpAddr::V6(Ipv6Addr::LOCALHOST)),
+            all_reduce: AllReduce::Peer,
+            ranks_per_gpu: 3,
+            collective_timeout: Duration::from_secs_f64(0.25),
+            dtype: Some(DType::BF16),
+            quantize: Some(Quantize::Fp8),
+            kv_cache_dtype: None,
+            max_total_tokens: Some(4096),
+            max_batch_total_tokens: None,
+            memory_fraction: 0.9,
+            max_step_tokens: 576,
+            max_sequences: 64,
+            block_size: 16,
+            graph_sizes: Some(vec![1, 8]),
+            batch_invariant: true,
+            threads: None,
+        }
+    }
+
+    #[test]
+    fn options_survive_the_message() {
+        for options in [options(), ShardOptions { transport: Transport::Shm, dtype: None, ..options() }] {
+            let text = serde_json::to_string(&options).unwrap();
+            assert_eq!(serde_json::from_str::<ShardOptions>(&text).unwrap(), options, "{text}");
+        }
+    }
+
+    /// A message of another version must not be read as if the field were absent.
+    #[test]
+    fn unknown_fields_and_names_are_refused() {
+        let text = serde_json::to_string(&options()).unwrap();
+        let with_unknown_field = text.replacen('{', r#"{"speed":1,"#, 1);
+        let error = serde_json::from_str::<ShardOptions>(&with_unknown_field).unwrap_err().to_string();
+        assert!(error.contains("unknown field `speed`"), "{error}");
+        let error = serde_json::from_str::<ShardOptions>(&text.replace("bfloat16", "int4")).unwrap_err();
+        assert!(error.to_string().contains("unknown element type int4"), "{error}");
+    }
 }

@@ -1,47 +1,59 @@
-//! Steps on a backend: check, ask for, take what was sampled.
+//! The engine of a shard with a model: checks steps, submits them to the decoder, and answers them.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::mem;
 use std::time::{Duration, Instant};
 
-use millrace_kernels::{Backend, SampleRow, Sampled, ScoreRow, SeqRow, StepInput};
+use millrace_kernels::{Backend, SampleRow, Sampled, SampledRows, ScoreRow, SeqRow, StepInput};
 use millrace_proto::rules::MAX_ROW_ERROR;
 use millrace_proto::{
-    self as proto, Admission, PromptToken, Row, RowError, RowErrorKind, Sampling, Step, StepOutput,
+    self as proto, Admission, Masks, PromptToken, Row, RowError, RowErrorKind, Sampling, Step, StepOutput,
     TokenLogprob,
 };
 
-use crate::answer::Engine;
-use crate::decoder::Decoder;
-use crate::pool::Sums;
+use crate::decoder::{Decoder, PausedForward, SubmittedStep};
+use crate::mean_pooling::Sums;
 use crate::state::{Batch, Scoring, SlotTable, StepError};
-use crate::{Bytes, Error, Limits};
+use crate::step_engine::{StepEngine, WaitingStep};
+use crate::{Bytes, Error, ShardLimits};
 
-/// Tokens of the warm-up: enough to touch every weight as a prefill does, few enough not to be noticed.
+/// Tokens of the warm-up: enough to read every weight as a prefill does, and few enough to take no
+/// notable time.
 const WARM_UP_TOKENS: usize = 16;
 
-/// A decoder with the state of its sequences. In steady state a step allocates only the parts of its messages, and what a
-/// backend's sampler returns.
+/// A decoder with the state of its sequences. In steady state a step allocates only the parts of
+/// its messages and the lists of most likely tokens that the backend returns.
 pub(crate) struct Worker<B: Backend> {
     backend: B,
     decoder: Decoder<B>,
-    limits: Limits,
+    limits: ShardLimits,
     slots: SlotTable,
     sums: Sums,
-    /// Oldest first.
-    under_way: VecDeque<UnderWay>,
-    /// Batches of steps that are no longer under way.
+    /// The last step, if it waits for its masks.
+    waiting: Option<UnsampledStep>,
+    /// Steps that were submitted with their masks and not answered, oldest first.
+    submitted: VecDeque<PendingStep<B>>,
+    /// Batches that are not in use.
     spare: Vec<Batch>,
-    chosen: Vec<Sampled>,
-    /// When the last step was answered.
+    sampled: SampledRows,
+    /// The time at which the last step was answered.
     answered: Instant,
-    /// Empty between steps, but for their allocations.
+    /// Empty between steps. It is kept for its allocation, as is `sample_rows`.
     seq_rows: Vec<SeqRow<'static>>,
     sample_rows: Vec<SampleRow<'static>>,
 }
 
-/// A step that was submitted.
-struct UnderWay {
+/// A step before its rows are sampled.
+struct UnsampledStep {
+    id: u64,
+    batch: Batch,
+    submitted: Instant,
+    /// None if the step has no tokens.
+    paused: Option<PausedForward>,
+}
+
+/// A step that was submitted and not answered.
+struct PendingStep<B: Backend> {
     id: u64,
     batch: Batch,
     submitted: Instant,
@@ -49,10 +61,12 @@ struct UnderWay {
     forward: Duration,
     scored: Vec<proto::Scored>,
     pooled: Vec<proto::Pooled>,
+    /// The device's side of the step; none if the step has no tokens.
+    finished: Option<B::FinishedStep>,
 }
 
 impl<B: Backend> Worker<B> {
-    pub(crate) fn new(backend: B, decoder: Decoder<B>, limits: Limits) -> Self {
+    pub(crate) fn new(backend: B, decoder: Decoder<B>, limits: ShardLimits) -> Self {
         let depth = backend.steps_ahead();
         Worker {
             backend,
@@ -60,24 +74,25 @@ impl<B: Backend> Worker<B> {
             sums: Sums::new(decoder.spec().hidden, limits.max_sequences),
             decoder,
             limits,
-            under_way: VecDeque::with_capacity(depth),
+            waiting: None,
+            submitted: VecDeque::with_capacity(depth),
             spare: (0..depth).map(|_| Batch::new(&limits)).collect(),
-            chosen: Vec::with_capacity(limits.max_sequences),
+            sampled: SampledRows::with_capacity(limits.max_sequences),
             answered: Instant::now(),
             seq_rows: Vec::with_capacity(limits.max_sequences),
             sample_rows: Vec::with_capacity(limits.max_sequences),
         }
     }
 
-    /// What computes.
+    /// Returns the backend.
     pub(crate) fn backend(&self) -> &B {
         &self.backend
     }
 
-    /// Computes a short sequence, so that the first request does not pay for cold caches and lazy allocations. Answers how
-    /// many tokens it had.
+    /// Computes a short sequence, so that the first request does not wait for cold caches and lazy
+    /// allocations. Returns the number of its tokens.
     pub(crate) fn warm_up(&mut self) -> Result<usize, Error> {
-        let Limits { max_step_tokens, max_sequence_tokens, block_size, .. } = self.limits;
+        let ShardLimits { max_step_tokens, max_sequence_tokens, block_size, .. } = self.limits;
         let count = WARM_UP_TOKENS.min(max_step_tokens).min(max_sequence_tokens);
         let sampling = Sampling { repetition_penalty: 1.0, ..Sampling::default() };
         let (slot, start, sample) = (0, 0, true);
@@ -95,8 +110,46 @@ impl<B: Backend> Worker<B> {
         Ok(warmed_up)
     }
 
-    /// Records decode steps of so many rows, where the device has a means for it: every size up to the largest step takes the next one that is
-    /// recorded. 0 is no size. Answers whether anything was recorded.
+    /// Removes the tokens that a step has sampled, for its answer.
+    fn take_sampled(&mut self, batch: &Batch) -> Vec<proto::Sampled> {
+        let mut slots = batch.kept_tokens();
+        let mut sampled = Vec::with_capacity(self.sampled.len());
+        self.sampled.drain_rows(|tokens| {
+            if let Some((slot, true)) = slots.next() {
+                sampled.extend(tokens.map(|token| answer(slot, token)));
+            }
+        });
+        sampled
+    }
+
+    /// Samples the rows of a step, and ends it.
+    fn complete(&mut self, step: UnsampledStep) -> Result<(), Error> {
+        let UnsampledStep { id, mut batch, submitted, paused } = step;
+        let Worker { backend, decoder, slots, sums, .. } = self;
+        let (mut forward, mut finished) = (Duration::ZERO, None);
+        let (mut scored, mut pooled) = Default::default();
+        if let Some(paused) = paused {
+            let mut samples = emptied(mem::take(&mut self.sample_rows));
+            samples.extend(slots.sample_rows(&batch));
+            let mut step = decoder.resume(backend, paused);
+            if batch.awaits_masks() {
+                step.set_masks(&samples)?;
+            }
+            let mut step = step.sample(&samples)?;
+            self.sample_rows = emptied(samples);
+            forward = step.forward_time();
+            // The states are there until the next step is submitted.
+            (scored, pooled) = (score(&mut step, slots, &batch)?, pool(&mut step, slots, sums, &batch)?);
+            finished = Some(step.finish()?);
+        }
+        slots.expect(&mut batch);
+        self.submitted.push_back(PendingStep { id, batch, submitted, forward, scored, pooled, finished });
+        Ok(())
+    }
+
+    /// Records decode steps of these numbers of rows as graphs, if the device has graphs. A step
+    /// uses the smallest graph that has enough rows. Sizes of 0 are ignored. Returns whether
+    /// anything was recorded.
     pub(crate) fn record(&mut self, sizes: Option<&[usize]>) -> Result<bool, Error> {
         let most = self.limits.max_sequences.min(self.limits.max_step_tokens);
         let mut sizes = sizes.map_or_else(|| usual_sizes(most), <[usize]>::to_vec);
@@ -117,54 +170,64 @@ impl<B: Backend> Worker<B> {
         );
         Ok(!sizes.is_empty())
     }
-
-    /// What the model makes of the tokens of prompts that the step asks for; nothing on a rank that does not answer.
-    fn score(&mut self, batch: &Batch) -> Result<Vec<proto::Scored>, Error> {
-        let scorings = || self.slots.scorings(batch);
-        let rows: Vec<ScoreRow> = scorings()
-            .flat_map(|of| of.tokens.iter().map(move |&token| ScoreRow { token, top_n: of.top_n }))
-            .collect();
-        let mut scored = Vec::with_capacity(rows.len());
-        self.decoder.score(&self.backend, scorings().map(|of| of.states), &rows, &mut scored)?;
-        let mut scored = scored.into_iter().map(|of| PromptToken {
-            logprob: of.logprob,
-            rank: of.rank,
-            top: alternatives(of.top),
-        });
-        let of_row = |of: Scoring<'_>| proto::Scored {
-            slot: of.slot as u32,
-            tokens: scored.by_ref().take(of.tokens.len()).collect(),
-        };
-        Ok(scorings().map(of_row).collect())
-    }
-
-    /// The vectors of the prompts that the step has completed; nothing on a rank that does not answer.
-    fn pool(&mut self, batch: &Batch) -> Result<Vec<proto::Pooled>, Error> {
-        if !self.decoder.speaks() {
-            return Ok(Vec::new());
-        }
-        let Worker { backend, decoder, slots, sums, .. } = self;
-        let rows = || slots.pooled(batch);
-        rows().filter(|row| row.begins).for_each(|row| sums.begin(row.slot));
-        let mut owners = rows().flat_map(|row| std::iter::repeat_n(row.slot, row.states.len()));
-        decoder.for_states(backend, rows().map(|row| row.states), |state| {
-            if let Some(slot) = owners.next() {
-                sums.add(slot, state);
-            }
-        })?;
-        let complete = rows().filter_map(|row| Some((row.slot, row.complete?)));
-        let pooled =
-            complete.map(|(slot, count)| proto::Pooled { slot: slot as u32, values: sums.mean(slot, count) });
-        Ok(pooled.collect())
-    }
 }
 
-/// Few sizes, each not much larger than the one before: rows that a step does not have cost little.
+/// Scores the prompt tokens that the step asks for. Returns nothing on a rank that does not answer.
+fn score<B: Backend>(
+    step: &mut SubmittedStep<'_, B>,
+    slots: &SlotTable,
+    batch: &Batch,
+) -> Result<Vec<proto::Scored>, Error> {
+    let scorings = || slots.scorings(batch);
+    let rows: Vec<ScoreRow> = scorings()
+        .flat_map(|of| of.tokens.iter().map(move |&token| ScoreRow { token, top_n: of.top_n }))
+        .collect();
+    let mut scored = Vec::with_capacity(rows.len());
+    step.score(scorings().map(|of| of.states), &rows, &mut scored)?;
+    let mut scored = scored.into_iter().map(|of| PromptToken {
+        logprob: of.logprob,
+        rank: of.rank,
+        top: alternatives(of.top),
+    });
+    let of_row = |of: Scoring<'_>| proto::Scored {
+        slot: of.slot as u32,
+        tokens: scored.by_ref().take(of.tokens.len()).collect(),
+    };
+    Ok(scorings().map(of_row).collect())
+}
+
+/// Returns the vectors of the pooled prompts that the step completes; nothing on a rank that does
+/// not answer.
+fn pool<B: Backend>(
+    step: &mut SubmittedStep<'_, B>,
+    slots: &SlotTable,
+    sums: &mut Sums,
+    batch: &Batch,
+) -> Result<Vec<proto::Pooled>, Error> {
+    if !step.samples() {
+        return Ok(Vec::new());
+    }
+    let rows = || slots.pooled(batch);
+    rows().filter(|row| row.begins).for_each(|row| sums.begin(row.slot));
+    let mut owners = rows().flat_map(|row| std::iter::repeat_n(row.slot, row.states.len()));
+    step.for_states(rows().map(|row| row.states), |state| {
+        if let Some(slot) = owners.next() {
+            sums.add(slot, state);
+        }
+    })?;
+    let complete = rows().filter_map(|row| Some((row.slot, row.complete?)));
+    let pooled =
+        complete.map(|(slot, count)| proto::Pooled { slot: slot as u32, values: sums.mean(slot, count) });
+    Ok(pooled.collect())
+}
+
+/// Returns the default sizes of graphs. They are few, because a padding row costs little, and each
+/// is not much larger than the one before.
 fn usual_sizes(most: usize) -> Vec<usize> {
     [1, 2, 4].into_iter().chain((8..most).step_by(8)).chain([most]).collect()
 }
 
-impl<B: Backend> Engine for Worker<B> {
+impl<B: Backend> StepEngine for Worker<B> {
     fn steps_ahead(&self) -> usize {
         self.backend.steps_ahead()
     }
@@ -183,8 +246,7 @@ impl<B: Backend> Engine for Worker<B> {
             let (tokens, params) = slots.sequence(slot);
             decoder.admit(backend, slot, tokens, params)?;
         }
-        let mut forward = Duration::ZERO;
-        let (mut scored, mut pooled) = Default::default();
+        let mut paused = None;
         if !batch.tokens.is_empty() {
             let mut rows = emptied(mem::take(&mut self.seq_rows));
             rows.extend(slots.seq_rows(&batch));
@@ -192,42 +254,65 @@ impl<B: Backend> Engine for Worker<B> {
             samples.extend(slots.sample_rows(&batch));
             let Batch { tokens, outputs, .. } = &batch;
             let input = StepInput { tokens, rows: &rows, outputs, samples: &samples };
-            forward = decoder.submit(backend, &input)?;
+            paused = Some(decoder.compute(backend, &input)?.pause()?);
             (self.seq_rows, self.sample_rows) = (emptied(rows), emptied(samples));
-            // Before another step takes the place of the states.
-            (scored, pooled) = (self.score(&batch)?, self.pool(&batch)?);
-            self.decoder.finish(&self.backend)?;
         }
-        self.slots.expect(&mut batch);
-        self.under_way.push_back(UnderWay { id: step.id, batch, submitted, forward, scored, pooled });
+        let begun = UnsampledStep { id: step.id, batch, submitted, paused };
+        match begun.batch.awaits_masks() {
+            true => self.waiting = Some(begun),
+            false => self.complete(begun)?,
+        }
         Ok(())
     }
 
+    fn waiting(&mut self) -> Result<Option<WaitingStep>, Error> {
+        let Some(UnsampledStep { id, paused, .. }) = &self.waiting else { return Ok(None) };
+        let is_forward_done = match paused {
+            Some(paused) => self.decoder.is_forward_done(&self.backend, paused)?,
+            None => true,
+        };
+        Ok(Some(WaitingStep { id: *id, is_forward_done }))
+    }
+
+    fn add_masks(&mut self, masks: Option<&Masks>) -> Result<(), Error> {
+        let mut begun = self.waiting.take().ok_or(Error::OutOfPlace)?;
+        let (awaited, given) = (begun.id, masks.map_or(begun.id, |masks| masks.step));
+        let wrong = |source: StepError| Error::Step { id: awaited, source };
+        if given != awaited {
+            return Err(wrong(StepError::OtherMasks { given, awaited }));
+        }
+        let rows = masks.map_or(&[][..], |masks| &masks.rows);
+        self.slots.set_masks(rows, &mut begun.batch).map_err(wrong)?;
+        self.complete(begun)
+    }
+
     fn is_done(&mut self) -> Result<bool, Error> {
-        match self.under_way.front() {
-            Some(step) if !step.batch.tokens.is_empty() => self.decoder.is_done(&self.backend),
-            _ => Ok(true),
+        match self.submitted.front() {
+            Some(PendingStep { finished: Some(step), .. }) => self.decoder.is_done(&self.backend, step),
+            Some(_) => Ok(true),
+            None => Ok(false),
         }
     }
 
     fn collect(&mut self) -> Result<StepOutput, Error> {
-        let Some(UnderWay { id, batch, submitted, forward, scored, pooled }) = self.under_way.pop_front()
+        let Some(PendingStep { id, batch, submitted, forward, scored, pooled, finished }) =
+            self.submitted.pop_front()
         else {
             return Err(Error::OutOfPlace);
         };
-        self.chosen.clear();
-        if !batch.tokens.is_empty() {
-            self.decoder.collect(&self.backend, &mut self.chosen)?;
+        if let Some(step) = finished {
+            self.decoder.collect(&self.backend, step, &mut self.sampled)?;
         }
-        self.slots.fill(&batch, &self.chosen);
-        let sampled = batch.sampling_slots().zip(self.chosen.drain(..)).map(answer).collect();
+        self.slots.fill(&batch, self.sampled.tokens());
+        let sampled = self.take_sampled(&batch);
         let refused = batch.refused().map(refusal).collect();
         self.spare.push(batch);
-        // A step that was submitted early begins when the one before it ends.
+        // A step that was submitted early starts when the one before it ends.
         let begun = submitted.max(self.answered);
         self.answered = Instant::now();
         let whole = self.answered - begun;
-        // A device that runs ahead chooses tokens in the same breath, while the host does something else.
+        // A device that runs ahead computes the forward pass and samples while the host does
+        // something else.
         let forward = if self.backend.steps_ahead() > 1 { whole } else { forward };
         Ok(without_broken_rows(StepOutput {
             step: id,
@@ -243,7 +328,7 @@ impl<B: Backend> Engine for Worker<B> {
     }
 }
 
-/// The error of a row that was not computed because its sequence is refused.
+/// Returns the error of a row that was not computed because its sequence is refused.
 fn refusal((slot, error): (usize, &StepError)) -> RowError {
     row_error(slot as u32, RowErrorKind::Refused, error.to_string())
 }
@@ -254,8 +339,10 @@ fn row_error(slot: u32, kind: RowErrorKind, mut message: String) -> RowError {
     RowError { slot, kind: kind.into(), message }
 }
 
-/// Replaces the results of rows with a value that is not finite by errors. A NaN or an infinity among the logits makes the log-probability of
-/// the token that is chosen or scored a NaN, whatever the device. Only the rank that answers knows the values; all ranks go on with the
+/// Replaces the results of rows with a value that is not finite by errors.
+///
+/// A NaN or an infinity among the logits makes the log-probability of the sampled or scored token a
+/// NaN on every device. Only the rank that answers knows the values. All ranks continue with the
 /// same tokens until the router releases the slot.
 fn without_broken_rows(mut output: StepOutput) -> StepOutput {
     let sampled = output.sampled.iter().filter(|of| !of.logprob.is_finite()).map(|of| (of.slot, LOGITS));
@@ -278,7 +365,7 @@ fn without_broken_rows(mut output: StepOutput) -> StepOutput {
 const LOGITS: &str = "the model produced logits that are not finite";
 const STATES: &str = "the model produced states that are not finite";
 
-fn answer((slot, Sampled { token, logprob, top }): (usize, Sampled)) -> proto::Sampled {
+fn answer(slot: usize, Sampled { token, logprob, top }: Sampled) -> proto::Sampled {
     proto::Sampled { slot: slot as u32, token, logprob, top: alternatives(top) }
 }
 
@@ -286,8 +373,8 @@ fn alternatives(top: Vec<(u32, f32)>) -> Vec<TokenLogprob> {
     top.into_iter().map(|(token, logprob)| TokenLogprob { token, logprob }).collect()
 }
 
-/// The allocation of `used`, for elements that differ only in what they borrow. (Collecting a vector's own iterator
-/// happens in place.)
+/// Returns an empty vector with the allocation of `used`, for elements that differ only in their
+/// lifetime. Collecting a vector's own iterator happens in place.
 fn emptied<A, B>(mut used: Vec<A>) -> Vec<B> {
     used.clear();
     used.into_iter().map(|_| -> B { unreachable!("the vector was cleared") }).collect()

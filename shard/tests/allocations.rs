@@ -1,4 +1,4 @@
-//! A step allocates nothing, once steps of its size have been run.
+//! Tests that a step allocates nothing once a step of its size has been run.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
 
@@ -38,7 +38,8 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static COUNTING: Counting = Counting;
 
-/// A prompt of 16 tokens and then single tokens, of both sequences; a block is appended with the first and on the way.
+/// Returns a step of two sequences: first a prompt of 16 tokens each, then single tokens. A step
+/// appends blocks when it needs them.
 fn step(position: u32) -> Step {
     let (start, count) = if position == 0 { (0, 16) } else { (15 + position, 1) };
     let row = |slot: u32| {
@@ -77,12 +78,12 @@ fn steps_allocate_nothing() {
     for (position, step) in steps.iter().enumerate() {
         let before = ALLOCATIONS.get();
         table.apply(step, &mut batch).unwrap();
-        let mut rows = [SeqRow { slot: 0, start: 0, count: 0, decodes: false, blocks: &[] }; 2];
+        let mut rows = [SeqRow::prefill(0, 0..0, &[]); 2];
         for (place, row) in rows.iter_mut().zip(table.seq_rows(&batch)) {
             *place = row;
         }
         let input = StepInput { tokens: &batch.tokens, rows: &rows, outputs: &batch.outputs, samples: &[] };
-        decoder.forward(&cpu, &input).unwrap();
+        drop(decoder.forward(&cpu, &input).unwrap());
         table.expect(&mut batch);
         table.fill(&batch, &chosen);
         let allocations = ALLOCATIONS.get() - before;

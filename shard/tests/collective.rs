@@ -1,4 +1,5 @@
-//! Ranks as processes: they compute together, and one that is killed leaves nobody waiting and nothing behind.
+//! Tests with ranks as processes: they compute together, and a killed rank leaves no rank waiting
+//! and nothing behind.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
 
@@ -8,9 +9,9 @@ use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millrace_shard::collective::{CollectiveError, HostCollective, Wire, join, lead};
+use millrace_shard::collective::{CollectiveError, HostCollective, Transport, join, lead};
 
-/// What the children are told.
+// Variables that pass the settings to the children.
 const RANK: &str = "MILLRACE_TEST_COLLECTIVE_RANK";
 const WORLD_SIZE: &str = "MILLRACE_TEST_COLLECTIVE_WORLD_SIZE";
 const WIRE: &str = "MILLRACE_TEST_COLLECTIVE_WIRE";
@@ -19,10 +20,10 @@ const ROUNDS: &str = "MILLRACE_TEST_COLLECTIVE_ROUNDS";
 
 const DEADLINE: Duration = Duration::from_secs(4);
 
-/// The exit code of a child to which an error came that a killed rank explains.
-const LEFT_ALONE: i32 = 3;
+/// The exit code of a child whose error is the consequence of a killed rank.
+const LOST_A_RANK: i32 = 3;
 
-/// Not a test of its own: a rank, as the other tests start it.
+/// The body of a rank's process. It does nothing unless another test starts it.
 #[test]
 fn child() {
     let Ok(rank) = std::env::var(RANK) else { return };
@@ -30,8 +31,8 @@ fn child() {
     let (rank, world_size): (usize, _) = (rank.parse().unwrap(), number(WORLD_SIZE));
     let mut group = if rank == 0 {
         let wire = match std::env::var(WIRE).unwrap().as_str() {
-            "shm" => Wire::Shm,
-            _ => Wire::Tcp(IpAddr::V4(Ipv4Addr::LOCALHOST)),
+            "shm" => Transport::Shm,
+            _ => Transport::Tcp(IpAddr::V4(Ipv4Addr::LOCALHOST)),
         };
         let lead = lead(wire, world_size, DEADLINE).unwrap();
         println!("\naddress {}", hex(&lead.address()));
@@ -43,13 +44,13 @@ fn child() {
     match compute(group.as_mut(), number(ROUNDS)) {
         Ok(()) => {}
         Err(CollectiveError::TimedOut { .. } | CollectiveError::Closed { .. }) => {
-            std::process::exit(LEFT_ALONE)
+            std::process::exit(LOST_A_RANK)
         }
         Err(other) => panic!("{other}"),
     }
 }
 
-/// Sums that every rank can check.
+/// Computes sums, and checks them on every rank.
 fn compute(group: &mut dyn HostCollective, rounds: usize) -> Result<(), CollectiveError> {
     let (rank, world_size) = (group.rank(), group.world_size());
     let mut values = vec![0.0; 100_003];
@@ -76,7 +77,7 @@ fn unhex(text: &str) -> Vec<u8> {
     (0..text.len()).step_by(2).map(|at| u8::from_str_radix(&text[at..at + 2], 16).unwrap()).collect()
 }
 
-/// A rank's process, killed when the test ends early.
+/// The process of a rank. It is killed when the test ends early.
 struct Process {
     child: Child,
     output: BufReader<ChildStdout>,
@@ -98,7 +99,7 @@ impl Process {
         Process { child, output }
     }
 
-    /// What follows a word at the start of a line.
+    /// Returns the rest of the first line that begins with `word`.
     fn line(&mut self, word: &str) -> String {
         for line in (&mut self.output).lines() {
             if let Some(rest) = line.unwrap().strip_prefix(word) {
@@ -122,7 +123,7 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // Fails only for one that has ended.
+        // This fails only for a process that has ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
@@ -143,7 +144,7 @@ fn wires() -> &'static [&'static str] {
     if cfg!(target_os = "linux") { &["shm", "tcp"] } else { &["tcp"] }
 }
 
-/// Names that could be ours where a system keeps named shared memory.
+/// Returns the names of shared memory that a group may have left.
 fn left_behind() -> Vec<String> {
     let Ok(entries) = std::fs::read_dir("/dev/shm") else { return Vec::new() };
     let names = entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned());
@@ -164,7 +165,7 @@ fn processes_sum_together() {
 }
 
 #[test]
-fn a_killed_rank_leaves_nobody_waiting_and_nothing_behind() {
+fn a_killed_rank_leaves_no_rank_waiting_and_nothing_behind() {
     let before = left_behind();
     for wire in wires() {
         for (world_size, victim) in [(2, 0), (2, 1), (4, 0), (4, 2)] {
@@ -174,7 +175,7 @@ fn a_killed_rank_leaves_nobody_waiting_and_nothing_behind() {
             for (rank, process) in ranks.iter_mut().enumerate().filter(|(rank, _)| *rank != victim) {
                 let status = process.ended(DEADLINE + Duration::from_secs(4));
                 let what = format!("{wire}, rank {rank} of {world_size} without rank {victim}");
-                assert_eq!(status.code(), Some(LEFT_ALONE), "{what}");
+                assert_eq!(status.code(), Some(LOST_A_RANK), "{what}");
             }
             drop(ranks);
             assert_eq!(left_behind(), before);

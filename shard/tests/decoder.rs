@@ -1,4 +1,5 @@
-//! The decoder against a plain double-precision computation, and against itself under any schedule.
+//! Compares the decoder with a plain computation in double precision, and with itself under any
+//! schedule.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
 
@@ -8,15 +9,15 @@ use common::{Chunk, Harness, MemoryWeights, POSITIONS, Random, limits, naive, ro
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{Backend, DType, ScoreRow};
-use millrace_shard::Limits;
-use millrace_shard::model::{DecoderSpec, LayerSlot, Slot};
+use millrace_shard::ShardLimits;
+use millrace_shard::model::{DecoderSpec, LayerSlot, WeightSlot};
 use proptest::prelude::*;
 
 fn tokens(random: &mut Random, vocab: usize, len: usize) -> Vec<u32> {
     (0..len).map(|_| random.below(vocab) as u32).collect()
 }
 
-/// The logits of every position of one sequence computed in a single step.
+/// Computes the logits of every position of one sequence in a single step.
 fn alone<B: Backend>(harness: &mut Harness<'_, B>, tokens: &[u32]) -> Vec<Vec<f32>> {
     let blocks: Vec<u32> = (0..16).collect();
     harness.step(&[Chunk { tokens, start: 0, blocks: &blocks }])
@@ -33,8 +34,8 @@ fn agrees_with_naive<B: Backend>(backend: &B, spec: &DecoderSpec, seed: u64, len
     }
 }
 
-/// Computes `count` sequences in random chunks, mixed at random, with blocks in random order; every logit must have the
-/// bits it has when its sequence is computed alone and at once.
+/// Computes `count` sequences in random chunks, mixed at random, with blocks in random order. Every
+/// logit must have the same bits as when its sequence is computed alone in one step.
 fn any_schedule_gives_the_same_bits<B: Backend>(
     backend: &B,
     spec: &DecoderSpec,
@@ -121,21 +122,22 @@ proptest! {
     }
 }
 
-/// More states than there is room for rows of logits, of several sequences.
+/// Several sequences have more states to score than the buffer has rows of logits.
 #[test]
 fn prompts_are_scored_in_pieces() {
     let spec = common::fixed_spec();
     let weights = MemoryWeights::random(&spec, 4);
-    let limits = Limits { max_sequences: 3, ..limits(DType::F32) };
+    let limits = ShardLimits { max_sequences: 3, ..limits(DType::F32) };
     let mut harness = Harness::new(&Reference, &spec, &weights, DType::F32, &limits);
     let prompts = [10, 7].map(|len| tokens(&mut Random(len), spec.vocab, len as usize));
     let blocks = [[0, 1], [2, 3]];
     let chunk = |of: usize, to: usize| Chunk { tokens: &prompts[of][..to], start: 0, blocks: &blocks[of] };
     // All but the first token of the first prompt, five of the second.
-    harness.forward(&[chunk(0, 10), chunk(1, 5)], &[9]);
+    let mut step = harness.forward(&[chunk(0, 10), chunk(1, 5)], &[9]);
     let followers = prompts[0][1..].iter().chain(&prompts[1][1..6]);
     let rows: Vec<ScoreRow> = followers.map(|&token| ScoreRow { token, top_n: 1 }).collect();
-    let scored = harness.score(&[0..9, 10..15], &rows);
+    let mut scored = Vec::new();
+    step.score([0..9, 10..15].into_iter(), &rows, &mut scored).unwrap();
 
     let logits = prompts.map(|prompt| naive::logits(&spec, &weights, &prompt));
     let logits = logits[0][..9].iter().chain(&logits[1][..5]);
@@ -153,7 +155,7 @@ fn prompts_are_scored_in_pieces() {
 fn a_weight_of_another_shape_is_refused() {
     let spec = common::fixed_spec();
     let mut weights = MemoryWeights::random(&spec, 1);
-    weights.set(Slot::Layer(0, LayerSlot::Out), 2, 3, &[0.0; 6]);
+    weights.set(WeightSlot::Layer(0, LayerSlot::Out), 2, 3, &[0.0; 6]);
     let mut ignore = |_| Ok(());
     let loaded =
         millrace_shard::decoder::Weights::load(&Reference, &spec, &weights, DType::F32, 8, &mut ignore);

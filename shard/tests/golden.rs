@@ -1,10 +1,12 @@
-//! Logits and greedy continuations of transformers, for every checkpoint in `integration-tests/golden`.
+//! Compares logits and greedy continuations with those of transformers, for every checkpoint in
+//! `integration-tests/golden`.
 //!
-//! What the numbers mean stands in the README there. Of the case with dynamic NTK, only those can be compared that do not
-//! rotate earlier tokens again when a sequence grows: the shard rotates the token at position p as in a sequence of
-//! `max(p + 1, original)` tokens, once and for all. That is what transformers does for tokens it generates one by one
-//! (`cached_continuation`), after a prompt of at most the original length; a longer prompt it rotates as a whole with
-//! the base for its full length.
+//! The README there describes the numbers. The shard rotates the token at position p as in a
+//! sequence of `max(p + 1, original)` tokens, and never rotates it again. In the case with dynamic
+//! NTK, transformers does the same only for tokens that it generates one by one
+//! (`cached_continuation`) after a prompt of at most the original length. It rotates a longer
+//! prompt as a whole, with the base for its full length. Only the numbers to which the shard's rule
+//! applies are compared.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
 
@@ -15,8 +17,8 @@ use std::path::{Path, PathBuf};
 use common::{Chunk, Harness, row_error};
 use millrace_kernels::DType;
 use millrace_kernels::cpu::{Cpu, CpuOptions};
-use millrace_shard::Limits;
-use millrace_shard::checkpoint::Source;
+use millrace_shard::ShardLimits;
+use millrace_shard::Source;
 use millrace_shard::families::{self, Overrides};
 use millrace_shard::model::{Model, RopeScaling};
 use safetensors::SafeTensors;
@@ -28,7 +30,7 @@ fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden")
 }
 
-/// The file of numbers that comes with a checkpoint.
+/// The file with the expected numbers of a checkpoint.
 struct Golden<'a>(SafeTensors<'a>);
 
 impl Golden<'_> {
@@ -96,9 +98,9 @@ fn check(name: &str) -> usize {
         RopeScaling::Dynamic { original, .. } => Some(original),
         _ => None,
     });
-    // The sequences of the dynamic case are meant to pass the limit.
+    // The sequences of the dynamic case are longer than the limit on purpose.
     spec.max_positions = 96;
-    let limits = Limits {
+    let limits = ShardLimits {
         max_step_tokens: 96,
         max_sequences: 96,
         max_sequence_tokens: 96,

@@ -1,4 +1,4 @@
-//! A shard ends with its parent.
+//! Tests that a shard ends with its parent.
 #![cfg(unix)]
 
 use std::os::unix::net::UnixListener;
@@ -6,33 +6,36 @@ use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use millrace_shard::collective::Wire;
-use millrace_shard::{Address, AllReduce, Device, ShardOptions, run};
+use millrace_shard::collective::Transport;
+use millrace_shard::{AllReduce, DeviceKind, RankPlacement, RouterAddress, ShardOptions, run};
 
-/// Names the socket to the child.
+/// Variable that passes the path of the socket to the child.
 const SOCKET: &str = "MILLRACE_TEST_LIFELINE_SOCKET";
 
-/// Not a test of its own: the process that the other test starts. Its model never finishes loading.
+/// The body of the process that the other test starts. Its model never finishes loading.
 #[test]
 fn child() {
     let Some(socket) = std::env::var_os(SOCKET) else { return };
-    let options = ShardOptions {
-        address: Address::Unix(socket.into()),
+    let placement = RankPlacement {
+        address: RouterAddress::Unix(socket.into()),
         secret: None,
-        device: Device::Cpu,
         rank: 0,
         world_size: 1,
+        previous_pool: None,
+        lifeline: true,
+    };
+    let options = ShardOptions {
+        device: DeviceKind::Cpu,
         host_ranks: 1,
         all_reduce: AllReduce::Auto,
-        ranks_per_card: 1,
-        wire: Wire::Shm,
+        ranks_per_gpu: 1,
+        transport: Transport::Shm,
         collective_timeout: Duration::from_secs(30),
         dtype: None,
         kv_cache_dtype: None,
         quantize: None,
         max_total_tokens: None,
         max_batch_total_tokens: None,
-        kept_pool: None,
         memory_fraction: 1.0,
         max_step_tokens: 8,
         max_sequences: 1,
@@ -40,14 +43,13 @@ fn child() {
         graph_sizes: None,
         batch_invariant: false,
         threads: Some(1),
-        lifeline: true,
     };
     let forever = || {
         loop {
             thread::sleep(Duration::from_secs(60));
         }
     };
-    run(&options, forever).unwrap();
+    run(&placement, &options, forever).unwrap();
 }
 
 #[test]
@@ -61,7 +63,7 @@ fn a_closed_standard_input_ends_a_busy_shard() {
         .stdout(Stdio::null())
         .spawn()
         .unwrap();
-    // Connected, so the thread runs.
+    // The thread of the lifeline runs before the connection is opened.
     let connection = listener.accept().unwrap();
     std::fs::remove_file(&socket).unwrap();
     assert_eq!(shard.try_wait().unwrap(), None);

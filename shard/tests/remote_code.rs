@@ -1,6 +1,7 @@
-//! One-layer models with the outputs of the code that their families were published with.
+//! Compares one-layer models with the outputs of the code that their families were published with.
 //!
-//! The files are not part of the repository; `MILLRACE_TEST_DATA` names the folder that holds `remote-code`.
+//! The files are not part of the repository. `MILLRACE_TEST_DATA` names the folder that contains
+//! `remote-code`.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
 
@@ -11,7 +12,7 @@ use std::path::PathBuf;
 use common::{Chunk, Harness, limits, row_error};
 use millrace_kernels::DType;
 use millrace_kernels::cpu::{Cpu, CpuOptions};
-use millrace_shard::checkpoint::Source;
+use millrace_shard::Source;
 use millrace_shard::families::{self, Overrides};
 use millrace_shard::model::Model;
 use safetensors::tensor::TensorView;
@@ -19,7 +20,7 @@ use safetensors::tensor::TensorView;
 const VOCAB: usize = 5;
 const HIDDEN: usize = 32;
 
-/// A file of numbers, read from front to back.
+/// A file of numbers that is read from front to back.
 struct Numbers(Vec<[u8; 4]>);
 
 impl Numbers {
@@ -39,7 +40,7 @@ impl Numbers {
         self.take(n).into_iter().map(f32::from_le_bytes).collect()
     }
 
-    /// Tensors of these names and shapes, in this order.
+    /// Reads tensors of these names and shapes, in this order.
     fn tensors<const N: usize>(
         &mut self,
         in_file: [(&'static str, Vec<usize>); N],
@@ -56,8 +57,8 @@ impl Numbers {
     }
 }
 
-/// A checkpoint in memory, under the names that the family publishes its weights with. There is no head: the states are
-/// compared, and the missing head counts as tied.
+/// Loads a checkpoint from memory, with the names of the family's published weights. It has no
+/// head, because the test compares states. A missing head counts as tied.
 fn load(config: &str, tensors: Vec<(&str, Vec<usize>, Vec<f32>)>) -> Model {
     let tensors: Vec<(&str, Vec<usize>, Vec<u8>)> = tensors
         .into_iter()
@@ -72,7 +73,8 @@ fn load(config: &str, tensors: Vec<(&str, Vec<usize>, Vec<f32>)>) -> Model {
     families::load(&Source::Memory(files), &Overrides::default()).unwrap()
 }
 
-/// A prompt of three tokens, then two single ones; the states after the final norm must be those of the file.
+/// Runs a prompt of three tokens and then two single tokens, and compares the states after the
+/// final norm with those of the file.
 fn check(model: Model, mut numbers: Numbers, tolerance: f64) {
     let Model { spec, dtype, weights } = model;
     let cpu = Cpu::new(CpuOptions { threads: Some(2), isa: None }).unwrap();
@@ -92,7 +94,7 @@ fn check(model: Model, mut numbers: Numbers, tolerance: f64) {
     assert!(numbers.0.is_empty(), "{} numbers are left", numbers.0.len());
 }
 
-/// ChatGLM2, ChatGLM3 and GLM-4 with their published code.
+/// Checks ChatGLM2, ChatGLM3 or GLM-4 against their published code.
 fn chatglm(file: &str, norm_eps: &str, tolerance: f64) {
     let mut numbers = Numbers::open(file);
     let config = format!(

@@ -1,168 +1,27 @@
-//! The loop of a shard over a real socket.
+//! Tests of the loop of a shard over a real socket.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
 
 mod common;
 
-use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
-use common::{Chunk, Harness, MemoryWeights, fixed_spec, limits, naive, row_error};
+use common::router::{Router, SEED, admission, expected, greedy, model, options, placement, row};
+use common::{MemoryWeights, fixed_spec, naive, row_error};
 use millrace_kernels::DType;
 use millrace_kernels::reference::Reference;
 use millrace_proto::{
-    Admission, FromShard, Loading, Pooling, Ready, Row, RowErrorKind, Sampling, Shutdown, Step, StepOutput,
-    ToShard, frame, from_shard, to_shard,
+    Admission, Pooling, Ready, Row, RowErrorKind, Sampling, Shutdown, Step, StepOutput, ToShard, frame,
+    to_shard,
 };
-use millrace_shard::collective::{HostCollective, Wire};
+use millrace_shard::collective::HostCollective;
 use millrace_shard::decoder::Collective;
-use millrace_shard::model::Model;
-use millrace_shard::{
-    Address, AllReduce, Device, Error, KeptPool, OnHost, Opened, Platform, ShardOptions, serve,
-};
-
-const SEED: u64 = 5;
-
-fn options() -> ShardOptions {
-    ShardOptions {
-        address: Address::Unix("unused".into()),
-        secret: None,
-        device: Device::Cpu,
-        rank: 0,
-        world_size: 1,
-        host_ranks: 1,
-        wire: Wire::Shm,
-        all_reduce: AllReduce::Auto,
-        ranks_per_card: 1,
-        collective_timeout: Duration::from_secs(30),
-        dtype: None,
-        kv_cache_dtype: None,
-        quantize: None,
-        max_total_tokens: Some(40),
-        max_batch_total_tokens: Some(80),
-        kept_pool: None,
-        memory_fraction: 1.0,
-        max_step_tokens: 24,
-        max_sequences: 3,
-        block_size: 4,
-        graph_sizes: None,
-        batch_invariant: false,
-        threads: None,
-        lifeline: false,
-    }
-}
-
-fn model() -> Model {
-    let spec = fixed_spec();
-    let weights = Box::new(MemoryWeights::random(&spec, SEED));
-    Model { spec, dtype: DType::F32, weights }
-}
-
-/// The router's end of the socket.
-struct Router {
-    stream: UnixStream,
-    shard: JoinHandle<Result<(), Error>>,
-}
-
-impl Router {
-    /// Starts a shard on a thread.
-    fn start(options: ShardOptions, open: impl FnOnce() -> Result<Model, Error> + Send + 'static) -> Router {
-        let platform = OnHost(|| Ok(Opened { backend: Reference, free: Some(1 << 30) }));
-        Router::start_on(platform, options, open)
-    }
-
-    fn start_on(
-        platform: impl Platform + Send + 'static,
-        options: ShardOptions,
-        open: impl FnOnce() -> Result<Model, Error> + Send + 'static,
-    ) -> Router {
-        let (stream, other) = UnixStream::pair().unwrap();
-        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-        let shard = thread::spawn(move || serve(&platform, &other, &options, open));
-        Router { stream, shard }
-    }
-
-    fn ready() -> (Router, Vec<Loading>, Ready) {
-        let mut router = Router::start(options(), || Ok(model()));
-        let (loading, ready) = router.loaded();
-        (router, loading, ready)
-    }
-
-    fn loaded(&mut self) -> (Vec<Loading>, Ready) {
-        let mut loading = vec![];
-        loop {
-            match self.receive() {
-                from_shard::Message::Loading(message) => loading.push(message),
-                from_shard::Message::Ready(ready) => return (loading, ready),
-                other => panic!("{other:?} before ready"),
-            }
-        }
-    }
-
-    fn receive(&mut self) -> from_shard::Message {
-        frame::read::<FromShard>(&mut self.stream, &mut vec![]).unwrap().message.unwrap()
-    }
-
-    fn send(&mut self, message: to_shard::Message) {
-        frame::write(&mut self.stream, &ToShard { message: Some(message) }).unwrap();
-    }
-
-    fn send_step(&mut self, step: Step) {
-        self.send(to_shard::Message::Step(step));
-    }
-
-    fn output(&mut self) -> StepOutput {
-        match self.receive() {
-            from_shard::Message::Output(output) => output,
-            other => panic!("{other:?} instead of an answer"),
-        }
-    }
-
-    fn fault(mut self) -> (String, Error) {
-        loop {
-            match self.receive() {
-                from_shard::Message::Loading(_) => {}
-                from_shard::Message::Fault(fault) => {
-                    return (fault.message, self.shard.join().unwrap().unwrap_err());
-                }
-                other => panic!("{other:?} instead of a fault"),
-            }
-        }
-    }
-}
-
-fn greedy() -> Sampling {
-    Sampling { repetition_penalty: 1.0, ..Sampling::default() }
-}
-
-fn admission(slot: u32, tokens: &[u32]) -> Admission {
-    let prompt_len = tokens.len() as u32;
-    Admission { slot, tokens: tokens.to_vec(), prompt_len, sampling: Some(greedy()), pooling: 0 }
-}
-
-fn row(slot: u32, start: u32, count: u32, new_blocks: &[u32], sample: bool) -> Row {
-    Row { slot, start, count, new_blocks: new_blocks.to_vec(), sample, ..Row::default() }
-}
-
-/// The greedy continuation, computed by running the whole sequence again for each token.
-fn expected(prompt: &[u32], count: usize) -> Vec<u32> {
-    let weights = MemoryWeights::random(&fixed_spec(), SEED);
-    let mut harness = Harness::new(&Reference, &fixed_spec(), &weights, DType::F32, &limits(DType::F32));
-    let blocks: Vec<u32> = (0..16).collect();
-    let mut tokens = prompt.to_vec();
-    for _ in 0..count {
-        let logits = harness.step(&[Chunk { tokens: &tokens, start: 0, blocks: &blocks }]);
-        let last = logits.last().unwrap();
-        let best = (0..last.len()).reduce(|a, b| if last[b] > last[a] { b } else { a }).unwrap();
-        tokens.push(best as u32);
-    }
-    tokens.split_off(prompt.len())
-}
+use millrace_shard::{Error, HostPlatform, OpenDevice, Platform, PreviousPool, RankPlacement, ShardOptions};
 
 #[test]
-fn loading_ends_with_what_is_ready() {
+fn loading_ends_with_the_announcement() {
     let (mut router, loading, ready) = Router::ready();
     let bytes = 4 * fixed_spec().parameters() as u64;
     let last = loading.last().unwrap();
@@ -197,16 +56,17 @@ fn loading_ends_with_what_is_ready() {
 }
 
 #[test]
-fn sequences_come_and_go_and_each_gets_what_it_gets_alone() {
+fn a_sequence_gets_the_same_tokens_in_any_company() {
     let (mut router, _, _) = Router::ready();
     let (a, b, c) = ([3u32, 9, 27, 1, 4, 11, 30, 2, 8, 5], [7u32, 7, 7], [31u32, 0, 15, 6]);
     let (of_a, of_b, of_c) = (expected(&a, 4), expected(&b, 3), expected(&c, 2));
 
-    // All steps are sent before the first answer is read: each finds the tokens that the one before it sampled.
+    // All steps are sent before the first answer is read. Each step finds the tokens that the one
+    // before it sampled.
     router.send_step(Step {
         id: 1,
         admit: vec![admission(2, &a), admission(0, &b)],
-        // A prefill in chunks next to a whole one.
+        // A prefill in chunks is in the same step as a whole one.
         rows: vec![row(2, 0, 6, &[19, 4], false), row(0, 0, 3, &[11], true)],
         ..Step::default()
     });
@@ -220,7 +80,7 @@ fn sequences_come_and_go_and_each_gets_what_it_gets_alone() {
         rows: vec![row(2, 10, 1, &[], true), row(0, 4, 1, &[2], true)],
         ..Step::default()
     });
-    // The slot and the blocks of `b` go to `c` at once.
+    // `c` takes the slot and the blocks of `b` at once.
     router.send_step(Step {
         id: 4,
         release: vec![0],
@@ -254,7 +114,7 @@ fn sequences_come_and_go_and_each_gets_what_it_gets_alone() {
 }
 
 #[test]
-fn alternatives_are_reported_as_asked() {
+fn the_requested_alternatives_are_reported() {
     let (mut router, _, _) = Router::ready();
     let sampling = Sampling { top_n: 3, ..greedy() };
     let admit = vec![Admission { sampling: Some(sampling), ..admission(0, &[1, 2]) }];
@@ -349,12 +209,13 @@ fn an_empty_message_is_a_fault() {
 }
 
 #[test]
-fn what_prevents_a_start_is_a_fault() {
+fn an_error_at_the_start_is_a_fault() {
     let open = || Err(Error::Unsupported("no such model".into()));
     assert_eq!(Router::start(options(), open).fault().0, "no such model");
 
-    let three = ShardOptions { world_size: 3, ..options() };
-    let message = Router::start(three, || Ok(model())).fault().0;
+    let three = RankPlacement { world_size: 3, ..placement() };
+    let platform = HostPlatform(|| Ok(OpenDevice { backend: Reference, free: Some(1 << 30) }));
+    let message = Router::start_on(platform, three, options(), || Ok(model())).fault().0;
     assert!(message.starts_with("--num-shard 3 does not fit this model"), "{message}");
 
     let large = ShardOptions { max_batch_total_tokens: Some(1 << 30), max_sequences: 1 << 25, ..options() };
@@ -362,7 +223,7 @@ fn what_prevents_a_start_is_a_fault() {
     assert!(message.contains("lower --max-batch-total-tokens"), "{message}");
 }
 
-/// A device with so much free memory at first, and so much when it is looked at again.
+/// A device whose free memory changes after it was opened.
 struct Memory {
     at_first: usize,
     later: fn(usize) -> usize,
@@ -372,8 +233,8 @@ struct Memory {
 impl Platform for Memory {
     type Backend = Reference;
 
-    fn open(&self, _: DType) -> Result<Opened<Reference>, Error> {
-        Ok(Opened { backend: Reference, free: Some(self.at_first) })
+    fn open(&self, _: DType) -> Result<OpenDevice<Reference>, Error> {
+        Ok(OpenDevice { backend: Reference, free: Some(self.at_first) })
     }
 
     fn free(&self, _: &Reference, _: &ShardOptions) -> Option<usize> {
@@ -390,12 +251,12 @@ impl Platform for Memory {
     }
 }
 
-/// The pool of a shard that starts with this much memory.
-fn pool(at_first: usize, later: fn(usize) -> usize, kept: Option<KeptPool>) -> Ready {
+/// Returns the announcement of a shard that starts with this much memory.
+fn pool(at_first: usize, later: fn(usize) -> usize, previous_pool: Option<PreviousPool>) -> Ready {
     let sizes = ShardOptions { max_total_tokens: None, max_batch_total_tokens: None, ..options() };
     let platform = Memory { at_first, later, looks: AtomicUsize::new(0) };
-    let options = ShardOptions { kept_pool: kept, ..sizes };
-    Router::start_on(platform, options, || Ok(model())).loaded().1
+    let placement = RankPlacement { previous_pool, ..placement() };
+    Router::start_on(platform, placement, sizes, || Ok(model())).loaded().1
 }
 
 #[test]
@@ -403,25 +264,29 @@ fn a_shard_that_replaces_another_gets_its_pool_if_the_memory_comes_back() {
     const PLENTY: usize = 1 << 30;
     let first = pool(PLENTY, |_| PLENTY, None);
     let size = |ready: &Ready| (ready.num_blocks, ready.max_sequence_tokens);
-    let kept = KeptPool {
+    let kept = PreviousPool {
         tokens: (first.num_blocks * first.block_size) as usize,
-        longest: first.max_sequence_tokens as usize,
+        longest_sequence: first.max_sequence_tokens as usize,
         wait: Duration::from_secs(30),
     };
-    // The lost shard's memory is not free yet: all but a byte of what is needed.
+    // The memory of the lost shard is not free yet: one byte is missing.
     let needed: u64 = first.memory.iter().map(|item| item.bytes).sum();
     let scarce = needed as usize - 1;
-    assert!(size(&pool(scarce, |_| 0, None)) < size(&first), "without being told, it takes what there is");
+    assert!(
+        size(&pool(scarce, |_| 0, None)) < size(&first),
+        "without a previous pool, it takes the memory that is free"
+    );
     let later = pool(scarce, |look| if look < 3 { 0 } else { PLENTY }, Some(kept));
     assert_eq!(size(&later), size(&first));
 
-    // It never becomes free.
-    let hurried = KeptPool { wait: Duration::from_millis(300), ..kept };
+    // The memory never becomes free.
+    let hurried = PreviousPool { wait: Duration::from_millis(300), ..kept };
     let smaller = pool(scarce, |_| 0, Some(hurried));
     assert!(smaller.num_blocks > 0 && smaller.num_blocks < first.num_blocks, "{}", smaller.num_blocks);
 
-    // More memory than before is not taken either.
-    let second = pool(2 * PLENTY, |_| 2 * PLENTY, Some(KeptPool { tokens: 48, longest: 40, ..kept }));
+    // The new shard does not take more memory than the lost one.
+    let second =
+        pool(2 * PLENTY, |_| 2 * PLENTY, Some(PreviousPool { tokens: 48, longest_sequence: 40, ..kept }));
     assert_eq!(size(&second), (12, 40));
 }
 
@@ -433,18 +298,18 @@ fn the_warm_up_is_reported_with_its_size() {
 }
 
 #[test]
-fn a_router_that_goes_away_ends_the_shard_in_peace() {
+fn a_router_that_goes_away_ends_the_shard_without_an_error() {
     let (router, _, _) = Router::ready();
     drop(router.stream);
     router.shard.join().unwrap().unwrap();
 
-    // In the middle of a frame, too.
+    // The same holds in the middle of a frame.
     let (mut router, _, _) = Router::ready();
     std::io::Write::write_all(&mut router.stream, &[200, 0, 0, 0, 1]).unwrap();
     drop(router.stream);
     router.shard.join().unwrap().unwrap();
 
-    // And while the model is loaded.
+    // The same holds while the model is loaded.
     let router = Router::start(options(), || {
         thread::sleep(Duration::from_millis(50));
         Ok(model())
@@ -455,7 +320,7 @@ fn a_router_that_goes_away_ends_the_shard_in_peace() {
 
 /// The rest of the step is computed, and the slot is free again when the router has released it.
 #[test]
-fn a_sequence_that_cannot_be_run_is_refused_and_the_others_go_on() {
+fn a_sequence_that_cannot_be_run_is_refused_and_the_others_continue() {
     let (mut router, _, _) = Router::ready();
     let a = [3u32, 9, 27, 1];
     let of_a = expected(&a, 3);

@@ -1,4 +1,5 @@
-//! A model cut into shares computes what the whole one does, and each share reads its part of the weights alone.
+//! Tests that the shares of a split model compute the same as the whole model, and that each share
+//! only reads its part of the weights.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
 
@@ -11,29 +12,33 @@ use common::{Chunk, Harness, MemoryWeights, Random, limits, row_error, specs};
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{DType, HostMemory};
-use millrace_shard::collective::{self, Wire};
-use millrace_shard::decoder::{OverHost, Weights};
-use millrace_shard::model::{DecoderSpec, LayerSlot, Model, Slot};
+use millrace_shard::HostCollectives;
+use millrace_shard::collective::{self, Transport};
+use millrace_shard::decoder::Weights;
+use millrace_shard::model::{DecoderSpec, LayerSlot, Mlp, Model, WeightSlot};
 use millrace_shard::split::Split;
 use proptest::prelude::*;
 
-const PATIENCE: Duration = Duration::from_secs(60);
+const DEADLINE: Duration = Duration::from_secs(60);
 
 fn model(spec: &DecoderSpec, seed: u64) -> Model {
     let weights = Box::new(MemoryWeights::random(spec, seed));
     Model { spec: spec.clone(), dtype: DType::F32, weights }
 }
 
-/// A specification of the same switches that can be cut for any of these tests.
+/// Returns a specification with the same options that can be split for all of these tests.
 fn divisible(mut spec: DecoderSpec, kv_heads: usize, group: usize) -> DecoderSpec {
     for layer in &mut spec.layers {
-        (layer.qkv.heads, layer.qkv.kv_heads) = (kv_heads * group, kv_heads);
-        layer.mlp.width *= 4;
+        let layout = &mut layer.attention.heads_mut().layout;
+        (layout.heads, layout.kv_heads) = (kv_heads * group, kv_heads);
+        let Mlp::Gated(mlp) = &mut layer.mlp;
+        mlp.width *= 4;
     }
     spec
 }
 
-/// Logits of every position of a prompt: a chunk, and then one token after the other.
+/// Computes the logits of every position of a prompt: first a chunk, then one token after the
+/// other.
 fn logits<B: HostMemory>(harness: &mut Harness<'_, B>, prompt: &[u32]) -> Vec<Vec<f32>> {
     let blocks: Vec<u32> = (0..8).rev().collect();
     let (first, rest) = prompt.split_at(prompt.len() / 2 + 1);
@@ -45,16 +50,16 @@ fn logits<B: HostMemory>(harness: &mut Harness<'_, B>, prompt: &[u32]) -> Vec<Ve
     all
 }
 
-/// What each rank of a group makes of the prompt.
+/// Computes the logits of the prompt on each rank of a group.
 fn by_ranks<B: HostMemory>(
     device: impl Fn() -> B + Sync,
     spec: &DecoderSpec,
     seed: u64,
     world_size: usize,
     prompt: &[u32],
-    wire: Wire,
+    transport: Transport,
 ) -> Vec<Vec<Vec<f32>>> {
-    let lead = collective::lead(wire, world_size, PATIENCE).unwrap();
+    let lead = collective::lead(transport, world_size, DEADLINE).unwrap();
     let address = lead.address();
     let mut lead = Some(lead);
     thread::scope(|scope| {
@@ -65,11 +70,11 @@ fn by_ranks<B: HostMemory>(
                 scope.spawn(move || {
                     let group = match lead {
                         Some(lead) => lead.wait(),
-                        None => collective::join(address, rank, world_size, PATIENCE),
+                        None => collective::join(address, rank, world_size, DEADLINE),
                     };
-                    let share = model(spec, seed).share(Split { rank, world_size }).unwrap();
+                    let share = Split { rank, world_size }.apply(model(spec, seed)).unwrap();
                     let device = device();
-                    let ranks = Some(Box::new(OverHost(group.unwrap())) as _);
+                    let ranks = Some(Box::new(HostCollectives::new(group.unwrap())) as _);
                     let weights = &*share.weights;
                     let mut harness =
                         Harness::among(&device, &share.spec, weights, DType::F32, &limits(DType::F32), ranks);
@@ -86,7 +91,7 @@ fn check<B: HostMemory>(
     spec: &DecoderSpec,
     seed: u64,
     world_size: usize,
-    wire: Wire,
+    transport: Transport,
 ) -> Result<(), TestCaseError> {
     let mut random = Random(!seed);
     let prompt: Vec<u32> = (0..24).map(|_| random.below(spec.vocab) as u32).collect();
@@ -94,7 +99,7 @@ fn check<B: HostMemory>(
     let weights = MemoryWeights::random(spec, seed);
     let mut harness = Harness::new(&whole, spec, &weights, DType::F32, &limits(DType::F32));
     let expected = logits(&mut harness, &prompt);
-    let found = by_ranks(&device, spec, seed, world_size, &prompt, wire);
+    let found = by_ranks(&device, spec, seed, world_size, &prompt, transport);
     for rank in &found {
         prop_assert_eq!(rank, &found[0], "every rank has the same bits");
     }
@@ -119,37 +124,41 @@ proptest! {
         worlds in 1usize..3, seed: u64,
     ) {
         let world_size = 1usize << worlds;
-        // As many query heads as ranks at least.
+        // There must be at least as many query heads as ranks.
         let group = group * world_size.div_ceil(kv);
         let spec = divisible(spec, kv, group);
-        check(|| Reference, &spec, seed, world_size, Wire::Shm)?;
-        check(cpu, &spec, seed, world_size, Wire::Shm)?;
+        check(|| Reference, &spec, seed, world_size, Transport::Shm)?;
+        check(cpu, &spec, seed, world_size, Transport::Shm)?;
     }
 }
 
 #[test]
-fn the_wire_does_not_matter() {
+fn all_transports_give_the_same_bits() {
     let spec = divisible(common::fixed_spec(), 2, 2);
     let prompt = [1, 5, 9, 31, 7, 7, 2];
-    let wires = [Wire::Shm, Wire::Tcp([127, 0, 0, 1].into())];
-    let [shm, tcp] = wires.map(|wire| by_ranks(|| Reference, &spec, 3, 4, &prompt, wire));
+    let transports = [Transport::Shm, Transport::Tcp([127, 0, 0, 1].into())];
+    let [shm, tcp] = transports.map(|transport| by_ranks(|| Reference, &spec, 3, 4, &prompt, transport));
     assert_eq!(shm, tcp);
 }
 
-/// Each rank reads its share, rounded up to whole rows of the vocabulary, and what every rank has whole.
+/// Each rank reads its share, rounded up to whole rows of the vocabulary, and the weights that
+/// every rank holds.
 #[test]
 fn each_rank_reads_its_share_alone() {
     for (kv_heads, vocab) in [(4, 33), (1, 64), (2, 35)] {
         let mut spec = divisible(common::fixed_spec(), kv_heads, 8 / kv_heads);
         (spec.vocab, spec.vocab_rows) = (vocab, 0..vocab);
         for layer in &mut spec.layers {
-            (layer.qkv_bias, layer.out_bias, layer.mlp.down_bias) = (true, true, true);
+            let heads = layer.attention.heads_mut();
+            (heads.qkv_bias, heads.out_bias) = (true, true);
+            let Mlp::Gated(mlp) = &mut layer.mlp;
+            mlp.down_bias = true;
         }
         let bytes = |slot| 4 * spec.shape(slot).0 * spec.shape(slot).1;
         for world_size in [1, 2, 4] {
             let read: Vec<usize> = (0..world_size)
                 .map(|rank| {
-                    let share = model(&spec, 1).share(Split { rank, world_size }).unwrap();
+                    let share = Split { rank, world_size }.apply(model(&spec, 1)).unwrap();
                     let weights =
                         Weights::load(&Reference, &share.spec, &*share.weights, DType::F32, 16, &mut |_| {
                             Ok(())
@@ -161,14 +170,16 @@ fn each_rank_reads_its_share_alone() {
             for (rank, expected) in expected.iter_mut().enumerate() {
                 for slot in spec.slots() {
                     *expected += match slot {
-                        Slot::Embedding | Slot::Head => vocab.div_ceil(world_size) * spec.hidden * 4,
-                        Slot::Layer(_, LayerSlot::OutBias | LayerSlot::DownBias) if rank > 0 => 0,
-                        Slot::Layer(_, LayerSlot::Qkv | LayerSlot::QkvBias) => {
+                        WeightSlot::Embedding | WeightSlot::Head => {
+                            vocab.div_ceil(world_size) * spec.hidden * 4
+                        }
+                        WeightSlot::Layer(_, LayerSlot::OutBias | LayerSlot::DownBias) if rank > 0 => 0,
+                        WeightSlot::Layer(_, LayerSlot::Qkv | LayerSlot::QkvBias) => {
                             let all = 8 + 2 * kv_heads;
                             let mine = 8 / world_size + 2 * kv_heads.div_ceil(world_size);
                             bytes(slot) / all * mine
                         }
-                        Slot::Layer(
+                        WeightSlot::Layer(
                             _,
                             LayerSlot::Out | LayerSlot::GateUp | LayerSlot::GateUpBias | LayerSlot::Down,
                         ) => bytes(slot) / world_size,
@@ -183,9 +194,9 @@ fn each_rank_reads_its_share_alone() {
 }
 
 #[test]
-fn what_cannot_be_shared_is_refused_with_the_sizes_that_work() {
+fn an_uneven_split_is_refused_with_the_sizes_that_work() {
     let spec = divisible(common::fixed_spec(), 2, 6);
-    let refused = |world_size| match model(&spec, 1).share(Split { rank: 0, world_size }) {
+    let refused = |world_size| match (Split { rank: 0, world_size }).apply(model(&spec, 1)) {
         Ok(_) => panic!("{world_size} ranks"),
         Err(indivisible) => indivisible.to_string(),
     };

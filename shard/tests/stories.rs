@@ -1,6 +1,8 @@
-//! Real weights through the whole shard: a story, as the published program tells it.
+//! Runs a published checkpoint through the whole shard, and compares the story with that of the
+//! published program.
 //!
-//! The checkpoint is not part of the repository; `MILLRACE_TEST_DATA` names the folder that holds `stories260k`.
+//! The checkpoint is not part of the repository. `MILLRACE_TEST_DATA` names the folder that
+//! contains `stories260k`.
 #![cfg(unix)]
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
 
@@ -11,12 +13,12 @@ use std::thread;
 use millrace_proto::{
     Admission, FromShard, Row, Sampling, Shutdown, Step, ToShard, frame, from_shard, to_shard,
 };
-use millrace_shard::checkpoint::Source;
+use millrace_shard::Source;
 use std::time::Duration;
 
-use millrace_shard::collective::Wire;
+use millrace_shard::collective::Transport;
 use millrace_shard::families::{self, Overrides};
-use millrace_shard::{Address, AllReduce, Device, ShardOptions, run};
+use millrace_shard::{AllReduce, DeviceKind, RankPlacement, RouterAddress, ShardOptions, run};
 
 /// "Once upon a time, there was a little girl named Lily."
 const PROMPT: [u32; 16] = [1, 403, 407, 261, 378, 432, 383, 286, 261, 376, 298, 315, 421, 395, 317, 426];
@@ -29,17 +31,17 @@ const STORY: [u32; 80] = [
     414, 267, 265, 282, 295, 433, 426, 436, 317, 286, 296, 418, 269, 279, 292, 416, 439,
 ];
 
-fn options(address: Address) -> ShardOptions {
+fn placement(address: RouterAddress) -> RankPlacement {
+    RankPlacement { address, secret: None, rank: 0, world_size: 1, previous_pool: None, lifeline: false }
+}
+
+fn options() -> ShardOptions {
     ShardOptions {
-        address,
-        secret: None,
-        device: Device::Cpu,
-        rank: 0,
-        world_size: 1,
+        device: DeviceKind::Cpu,
         host_ranks: 1,
-        wire: Wire::Shm,
+        transport: Transport::Shm,
         all_reduce: AllReduce::Auto,
-        ranks_per_card: 1,
+        ranks_per_gpu: 1,
         graph_sizes: None,
         batch_invariant: false,
         collective_timeout: Duration::from_secs(30),
@@ -48,13 +50,11 @@ fn options(address: Address) -> ShardOptions {
         quantize: None,
         max_total_tokens: None,
         max_batch_total_tokens: None,
-        kept_pool: None,
         memory_fraction: 1.0,
         max_step_tokens: 64,
         max_sequences: 4,
         block_size: 16,
         threads: Some(2),
-        lifeline: false,
     }
 }
 
@@ -66,9 +66,11 @@ fn published_weights_tell_a_story() {
     let folder = PathBuf::from(data).join("stories260k");
     let socket = std::env::temp_dir().join(format!("millrace-stories-{}.sock", std::process::id()));
     let listener = UnixListener::bind(&socket).unwrap();
-    let address = Address::Unix(socket.clone());
+    let address = RouterAddress::Unix(socket.clone());
     let shard = thread::spawn(move || {
-        run(&options(address), || families::load(&Source::Directory(folder), &Overrides::default()))
+        run(&placement(address), &options(), || {
+            Ok(families::load(&Source::Directory(folder), &Overrides::default())?)
+        })
     });
     let (mut stream, _) = listener.accept().unwrap();
     std::fs::remove_file(&socket).unwrap();

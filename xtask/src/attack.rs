@@ -2,13 +2,14 @@
 
 use std::time::Instant;
 
-use crate::FEATURES;
 use crate::cargo::cargo_with;
+use crate::features::FEATURES;
 
-/// Where they are.
+/// The folder of the tests.
 const FOLDER: &str = "integration-tests/tests";
 
-/// Runs every test file whose name begins with `attack_`, one after the other, and prints what they measure.
+/// Runs every test file whose name begins with `attack_`, one after the other, and prints what the
+/// tests measure.
 pub(crate) fn run() -> bool {
     let Ok(entries) = std::fs::read_dir(FOLDER) else {
         eprintln!("cannot read {FOLDER}; run this in the root of the repository");
@@ -24,7 +25,7 @@ pub(crate) fn run() -> bool {
         eprintln!("{FOLDER} has no attacks");
         return false;
     }
-    // `version` is the binary's own test, and has the binary built.
+    // The test `version` belongs to the launcher and makes Cargo build the binary.
     let mut arguments = vec!["test", "--workspace", FEATURES, "--test", "version"];
     tests.iter().for_each(|test| arguments.extend(["--test", test.as_str()]));
     let built = [("MILLRACE_BINARY_IS_BUILT", "1")];

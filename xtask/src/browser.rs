@@ -4,16 +4,17 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// What is tested, and with what.
+/// The folder of the tests.
 const TESTS: &str = "integration-tests/browser";
 
-/// Where the packages that drive the browser are installed.
+/// The folder that the packages which drive the browser are installed into.
 const FOLDER: &str = "target/browser";
 
 const CHROMIUM: &str = "/usr/bin/chromium";
 
-/// Installs what is missing and runs the tests against the release build, which `cargo run --release` shares; more arguments go to pytest.
-pub(crate) fn run(arguments: impl Iterator<Item = String>) -> bool {
+/// Installs missing packages and runs the tests against the release build, with `arguments` for
+/// pytest.
+pub(crate) fn run(arguments: &[String]) -> bool {
     match prepare() {
         Ok(binary) => {
             let mut tests = Command::new(python());
@@ -36,7 +37,7 @@ pub(crate) fn run(arguments: impl Iterator<Item = String>) -> bool {
     }
 }
 
-/// The binary to test.
+/// Installs Chromium and packages, builds the server, and returns the path of the binary.
 fn prepare() -> Result<std::path::PathBuf, String> {
     chromium()?;
     packages()?;
@@ -55,7 +56,7 @@ fn chromium() -> Result<(), String> {
     Err(format!("{CHROMIUM} is missing and cannot be installed: as root, run `apt-get install chromium`"))
 }
 
-/// A virtual environment with the pinned packages.
+/// Makes a virtual environment with the pinned packages, unless it exists.
 fn packages() -> Result<(), String> {
     let list = format!("{TESTS}/requirements.txt");
     let wanted = fs::read_to_string(&list).map_err(|e| format!("{list}: {e}"))?;

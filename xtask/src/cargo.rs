@@ -1,4 +1,4 @@
-//! Cargo as a child: tasks, and builds whose products are wanted.
+//! Runs Cargo as a child process.
 
 use std::ffi::OsString;
 use std::io::{BufRead, BufReader};
@@ -7,12 +7,14 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
-/// Runs cargo in the workspace; says whether it succeeded.
+use crate::test_report::TestReport;
+
+/// Runs Cargo in the workspace. Returns whether it succeeded.
 pub(crate) fn cargo(arguments: &[&str]) -> bool {
     cargo_with(arguments, &[])
 }
 
-/// The same with more in the environment.
+/// Runs Cargo with additional environment variables. Returns whether it succeeded.
 pub(crate) fn cargo_with(arguments: &[&str], environment: &[(&str, &str)]) -> bool {
     eprintln!("$ cargo {}", arguments.join(" "));
     let mut cargo = Command::new(cargo_path());
@@ -20,33 +22,37 @@ pub(crate) fn cargo_with(arguments: &[&str], environment: &[(&str, &str)]) -> bo
     cargo.status().is_ok_and(|status| status.success())
 }
 
-/// Runs tests, and says how many of them are ignored; `None` if one fails.
-pub(crate) fn cargo_test(arguments: &[&str], environment: &[(&str, &str)]) -> Option<usize> {
+/// Runs tests, with `harness` as arguments of the test harness. Returns what the output says about
+/// them, or `None` if one fails.
+pub(crate) fn cargo_test(
+    arguments: &[&str],
+    harness: &[&str],
+    environment: &[(&str, &str)],
+) -> Option<TestReport> {
+    let arguments = [arguments, &["--"], harness, &["--show-output"]].concat();
     eprintln!("$ cargo {}", arguments.join(" "));
     let mut cargo = Command::new(cargo_path());
     cargo.args(arguments).envs(environment.iter().copied()).stdout(Stdio::piped());
     let mut cargo = cargo.spawn().ok()?;
-    let mut ignored = 0;
+    let mut report = TestReport::default();
     for line in BufReader::new(cargo.stdout.take()?).lines().map_while(Result::ok) {
-        println!("{line}");
-        let result = line.strip_prefix("test result: ");
-        let count =
-            result.and_then(|rest| rest.split_once(" ignored")?.0.rsplit(' ').next()?.parse::<usize>().ok());
-        ignored += count.unwrap_or(0);
+        if report.read(&line) {
+            println!("{line}");
+        }
     }
-    cargo.wait().is_ok_and(|status| status.success()).then_some(ignored)
+    cargo.wait().is_ok_and(|status| status.success()).then_some(report)
 }
 
-/// What a build has made.
+/// Products of a build.
 #[derive(Debug, Default)]
 pub(crate) struct Built {
-    /// The executable of the target that was asked for.
+    /// Executable of the requested target.
     pub(crate) executable: Option<PathBuf>,
-    /// Where the build script of `millrace-kernels` has written.
+    /// Output folder of the build script of `millrace-kernels`.
     pub(crate) kernels_out: Option<PathBuf>,
 }
 
-/// Runs a cargo command that builds; finds the executable of the target `target`.
+/// Runs a Cargo command that builds, and finds the executable of the target named `target`.
 ///
 /// # Errors
 /// If the build fails.
@@ -74,7 +80,7 @@ pub(crate) fn build(arguments: &[&str], environment: &[(&str, &str)], target: &s
     Ok(built)
 }
 
-/// The cargo that runs this program.
+/// Returns the path of the Cargo that runs this program.
 pub(crate) fn cargo_path() -> OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }

@@ -1,4 +1,5 @@
-//! Other people's clients against the built server: `cargo xtask clients` and `cargo xtask agents`.
+//! Other projects' clients against the built server: `cargo xtask clients` and `cargo xtask
+//! agents`.
 
 use std::path::Path;
 use std::process::Command;
@@ -6,9 +7,9 @@ use std::process::Command;
 use crate::cargo::{cargo, cargo_with};
 use crate::install;
 
-/// What `clients` installs.
+/// The pinned packages that `clients` installs.
 const CLIENTS: &str = "integration-tests/clients";
-/// What `agents` installs, about three gigabytes.
+/// The pinned packages that `agents` installs, about three gigabytes.
 const AGENTS: &str = "integration-tests/clients/agents";
 
 /// Installs the clients below target/, unless the same ones are there, and runs their tests.
@@ -21,12 +22,12 @@ pub(crate) fn run() -> bool {
     }
     let environment =
         [("MILLRACE_CLIENTS", installed.to_str().unwrap_or_default()), ("MILLRACE_BINARY_IS_BUILT", "1")];
-    // The packages that `cargo xtask test` builds, so that nothing is built twice; `version` is the binary's own test, and
-    // has the binary built.
+    // These are the packages and features of `cargo xtask test`, so nothing is built twice. The
+    // test `version` belongs to the launcher and makes Cargo build the binary.
     let tests = [
         "test",
         "--workspace",
-        crate::FEATURES,
+        crate::features::FEATURES,
         "--test",
         "version",
         "--test",
@@ -38,16 +39,19 @@ pub(crate) fn run() -> bool {
     cargo_with(&tests, &environment)
 }
 
-/// Installs agents and larger libraries below target/, and runs their tests with the arguments that pytest is given, in a
-/// network namespace whose only device is loopback: nothing that they try to reach elsewhere helps or hinders them.
-pub(crate) fn agents(arguments: impl Iterator<Item = String>) -> bool {
+/// Installs agents and larger libraries below target/, and runs their tests with `arguments` for
+/// pytest.
+///
+/// The tests run in a network namespace that has only loopback, so the results do not depend on
+/// servers that the agents try to reach.
+pub(crate) fn agents(arguments: &[String]) -> bool {
     let Ok(root) = std::env::current_dir() else { return false };
     let (pinned, installed) = (Path::new(AGENTS), root.join("target/agents"));
     let (python, aider, node) = (installed.join("python"), installed.join("aider"), installed.join("node"));
     let ready = install::python(pinned, &python)
         && install::python(&pinned.join("aider"), &aider)
         && install::node(pinned, &node)
-        && cargo(&["build", "--workspace", crate::FEATURES, "--bin", "millrace"]);
+        && cargo(&["build", "--workspace", crate::features::FEATURES, "--bin", "millrace"]);
     if !ready {
         return false;
     }

@@ -1,4 +1,5 @@
-//! The CUDA kernels compiled for every card, and their machine code held against what it promises.
+//! Compiles the CUDA kernels for every architecture and checks their machine code against the table
+//! of promises.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -12,13 +13,13 @@ use std::time::Instant;
 use crate::sass::{self, Kernel, Promise};
 use crate::{cargo, toolkit};
 
-/// The promises.
+/// The table of promises.
 const PROMISES: &str = "kernels/cuda/sass.txt";
 
-/// Where the table of registers and shared memory goes.
+/// The file that the table of registers and shared memory is written to.
 const REPORT: &str = "target/cuda-kernels.txt";
 
-/// Says whether everything compiled, without a warning, and keeps its promises.
+/// Returns whether everything compiled without a warning and keeps its promises.
 pub(crate) fn run() -> bool {
     match all() {
         Ok(()) => true,
@@ -39,7 +40,7 @@ fn all() -> Result<(), String> {
     let environment = [
         ("CUDA_HOME", &*home_text),
         ("NVCC", &*nvcc.to_string_lossy()),
-        // All of them.
+        // Empty means every architecture.
         ("MILLRACE_CUDA_ARCHITECTURES", ""),
     ];
     let arguments =
@@ -72,7 +73,7 @@ fn all() -> Result<(), String> {
     Ok(())
 }
 
-/// The fat binaries that the newest build made, as its table names them.
+/// Returns the fat binaries of the newest build, which the generated table of modules names.
 fn fatbins(out: &Path) -> Result<Vec<PathBuf>, String> {
     let table = fs::read_to_string(out.join("modules.rs")).map_err(|e| format!("{}: {e}", out.display()))?;
     let files = table.split("include_bytes!(\"").skip(1).filter_map(|rest| rest.split('"').next());
@@ -80,7 +81,7 @@ fn fatbins(out: &Path) -> Result<Vec<PathBuf>, String> {
     if files.is_empty() { Err("the build has made no machine code".to_owned()) } else { Ok(files) }
 }
 
-/// Reads the machine code for every architecture that a promise speaks of.
+/// Disassembles the kernels for every architecture that a promise names.
 fn disassemble(home: &Path, files: &[PathBuf], promises: &[Promise]) -> Result<Vec<Kernel>, String> {
     let mut architectures: Vec<&String> = promises.iter().flat_map(|p| &p.architectures).collect();
     architectures.sort();
@@ -110,7 +111,7 @@ fn disassemble(home: &Path, files: &[PathBuf], promises: &[Promise]) -> Result<V
 fn cuobjdump(home: &Path, file: &Path, architecture: &str) -> Result<Vec<Kernel>, String> {
     let dump = |what: &str| {
         let mut command = Command::new(home.join("bin/cuobjdump"));
-        // It looks for nvdisasm there.
+        // cuobjdump looks for nvdisasm in PATH.
         let path = std::env::var_os("PATH").unwrap_or_default();
         let paths = std::iter::once(home.join("bin")).chain(std::env::split_paths(&path));
         command.env("PATH", std::env::join_paths(paths).unwrap_or(path));
@@ -127,7 +128,7 @@ fn cuobjdump(home: &Path, file: &Path, architecture: &str) -> Result<Vec<Kernel>
     Ok(kernels)
 }
 
-/// Registers of a thread and bytes of static shared memory per kernel and architecture.
+/// Formats registers per thread and bytes of static shared memory, per kernel and architecture.
 fn table(kernels: &[Kernel]) -> String {
     let mut rows: BTreeMap<&str, Vec<&Kernel>> = BTreeMap::new();
     for kernel in kernels {

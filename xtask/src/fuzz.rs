@@ -1,5 +1,7 @@
-//! The targets of `fuzz/` under libFuzzer: `cargo xtask fuzz`. The stable compiler instruments for it; there are no sanitizers,
-//! which only unsafe code would need.
+//! The targets of `fuzz/` under libFuzzer: `cargo xtask fuzz`.
+//!
+//! The stable compiler does the instrumentation. There are no sanitizers, because the fuzzed code
+//! has no `unsafe`.
 
 use std::path::Path;
 use std::process::Command;
@@ -8,16 +10,18 @@ use crate::cargo::{cargo_path, cargo_with};
 
 const TARGETS: &[&str] = &["bodies", "grammars", "templates", "tokenizers"];
 
-/// Counts what is reached, and tells libFuzzer what is compared.
+/// Compiler flags that count the edges reached and report comparisons to libFuzzer.
 const INSTRUMENTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
 -Cllvm-args=-sanitizer-coverage-trace-compares --cfg fuzzing";
 
-/// Seconds that one input may take, and megabytes that all may hold.
+/// Limits of one input: seconds and megabytes of memory.
 const BOUNDS: [&str; 2] = ["-timeout=20", "-rss_limit_mb=4096"];
 
-/// Runs one target or all for so many seconds each. What is found lies in `target/fuzz/found`; put it into `fuzz/seeds`
-/// with its remedy.
+/// Runs one target, or all, for `seconds` each. Returns whether nothing was found.
+///
+/// Inputs that fail are written to `target/fuzz/found`. Add them to `fuzz/seeds` together with the
+/// fix.
 pub(crate) fn run(target: Option<&str>, seconds: &str) -> bool {
     let chosen: Vec<_> = TARGETS.iter().filter(|name| target.is_none_or(|target| target == **name)).collect();
     if chosen.is_empty() || seconds.parse::<u32>().is_err() {

@@ -1,4 +1,5 @@
-//! The server, and the kernels' tests and benchmarks, as programs for a machine that has a card, and neither Rust nor a network.
+//! The server, the kernels' tests and their benchmarks as programs for a machine with a GPU but
+//! without Rust and without a network.
 
 use std::fs;
 use std::path::Path;
@@ -6,13 +7,14 @@ use std::process::Command;
 
 use crate::{cargo, toolkit};
 
-/// Where the programs go, for `integration-tests/gpu/check.sh`.
+/// The folder that `integration-tests/gpu/check.sh` takes the programs from.
 const FOLDER: &str = "target/gpu";
 
-/// What all may weigh together, in bytes: the machine takes 64 MiB, the repository among them.
-const MOST: u64 = 48 << 20;
+/// Largest size of all programs together, in bytes. Repository and programs together may have
+/// 64 MiB.
+const MAX_BYTES: u64 = 48 << 20;
 
-/// Says whether the programs are there, small enough to carry.
+/// Builds the programs. Returns whether all were built and are small enough.
 pub(crate) fn run() -> bool {
     match pack() {
         Ok(bytes) => {
@@ -32,7 +34,7 @@ pub(crate) fn run() -> bool {
 fn pack() -> Result<u64, String> {
     let home = toolkit::install()?;
     let nvcc = home.join("bin/nvcc");
-    // Machine code of the Hopper cards alone, unless the environment asks for more.
+    // Machine code for Hopper alone, unless the environment asks for more.
     let architectures = std::env::var("MILLRACE_CUDA_ARCHITECTURES").unwrap_or_else(|_| "90a".to_owned());
     let environment = [
         ("CUDA_HOME", &*home.to_string_lossy()),
@@ -54,9 +56,13 @@ fn pack() -> Result<u64, String> {
         let program = built.executable.ok_or("cargo has not said where the program is")?;
         let target = Path::new(FOLDER).join(name);
         fs::copy(&program, &target).map_err(|e| format!("{}: {e}", target.display()))?;
-        // Larger without it, and as good.
+        // A program that is not stripped works as well; it is only larger.
         let _ = Command::new("strip").arg("--strip-debug").arg(&target).status();
         bytes += fs::metadata(&target).map_err(|e| e.to_string())?.len();
     }
-    if bytes > MOST { Err(format!("{FOLDER} has {bytes} bytes, more than {MOST}")) } else { Ok(bytes) }
+    if bytes > MAX_BYTES {
+        Err(format!("{FOLDER} has {bytes} bytes, more than {MAX_BYTES}"))
+    } else {
+        Ok(bytes)
+    }
 }

@@ -1,4 +1,4 @@
-//! Installs other people's programs below target/, in the versions that a folder pins.
+//! Installs third-party packages below target/, in the versions that a folder pins.
 
 use std::path::Path;
 use std::process::Command;
@@ -7,9 +7,9 @@ use std::process::Command;
 pub(crate) fn python(pinned: &Path, folder: &Path) -> bool {
     let pinned = pinned.join("requirements.txt");
     install(&pinned, &folder.join("installed.txt"), || {
-        // Whatever is there may be of another version.
+        // An existing environment may hold other versions.
         let _ = std::fs::remove_dir_all(folder);
-        // The list is complete: pip need not work out what else is needed.
+        // The list is complete, so pip need not resolve dependencies.
         let pip = [
             "-m",
             "pip",
@@ -33,13 +33,14 @@ pub(crate) fn node(pinned: &Path, folder: &Path) -> bool {
             std::fs::copy(&pinned, folder.join("package-lock.json"))?;
             std::fs::copy(pinned.with_file_name("package.json"), folder.join("package.json"))
         });
-        // `npm ci` would refuse a registry that lacks the packages of other platforms, which nobody needs here.
+        // `npm ci` fails if a registry lacks the packages for other platforms; `npm install` does
+        // not.
         let npm = ["install", "--no-audit", "--no-fund", "--ignore-scripts"];
         copied.is_ok() && has_npm() && command("npm", Command::new("npm").args(npm).current_dir(folder))
     })
 }
 
-/// Whether there is a Node.js, Debian's if need be.
+/// Returns whether npm is available, after an attempt to install Debian's.
 fn has_npm() -> bool {
     let found = Command::new("npm").arg("--version").output().is_ok_and(|done| done.status.success());
     let apt = |arguments: &[&str]| {
@@ -51,7 +52,8 @@ fn has_npm() -> bool {
             && apt(&["install", "--yes", "--quiet=2", "--no-install-recommends", "nodejs", "npm"]))
 }
 
-/// Installs what the file `pinned` lists, and then keeps a copy of it, which says what is there.
+/// Installs the packages of the file `pinned`, unless `copy`, which records the installed ones, is
+/// equal to it.
 fn install(pinned: &Path, copy: &Path, install: impl FnOnce() -> bool) -> bool {
     let Ok(wanted) = std::fs::read(pinned) else {
         eprintln!("cannot read {}", pinned.display());
@@ -63,7 +65,7 @@ fn install(pinned: &Path, copy: &Path, install: impl FnOnce() -> bool) -> bool {
     install() && std::fs::write(copy, wanted).is_ok()
 }
 
-/// Runs a command, and says what is missing if it cannot be started.
+/// Runs a command. Returns whether it succeeded, and prints what is missing if it cannot start.
 pub(crate) fn command(name: &str, command: &mut Command) -> bool {
     eprintln!("$ {command:?}");
     match command.status() {

@@ -1,151 +1,205 @@
-//! Everyday tasks: `cargo xtask`.
+//! The repository's everyday tasks: `cargo xtask TASK`.
 
 mod attack;
+mod book;
 mod browser;
 mod cargo;
 mod clients;
 mod cuda;
+mod features;
 mod fuzz;
 mod gpu_pack;
 mod install;
+mod lint;
 mod mutate;
 mod nightly;
+mod prose;
 mod sanitize;
 mod sass;
 mod simulated;
 mod smoke;
+mod structure;
+mod suites;
+mod test_report;
 mod toolkit;
 
 use std::process::ExitCode;
 
-use cargo::{cargo, cargo_test, cargo_with};
+/// A task of `cargo xtask`.
+struct Task {
+    /// The name on the command line.
+    name: &'static str,
+    /// Arguments, as the help shows them.
+    arguments: &'static str,
+    /// One or more lines of help.
+    help: &'static str,
+    /// Runs the task with the arguments after its name. Returns whether it succeeded.
+    run: fn(&[String]) -> bool,
+}
 
-const HELP: &str = "\
-cargo xtask TASK
-
-  lint       formatting and clippy, warnings are errors
-  test       every test of the workspace, the real binary over HTTP among them (what the README calls)
-  attack     the tests that attack the real binary, with what a client beside the attacks experiences
-  cuda       the CUDA kernels for every card, by a pinned compiler below target/, and what their machine code promises
-  gpu-pack   the kernels' tests and benchmarks as programs for a machine with a card, in target/gpu
-  sim        the CUDA kernels' tests on the simulated device in all four orders of threads, and every
-             benchmark once: cargo xtask sim [FILTER]
-  sanitize   the same in one order, compiled for AddressSanitizer and UndefinedBehaviorSanitizer: cargo xtask sanitize [FILTER]
-  mutate     plants every mistake of kernels/cuda/mutations, and fails if the tests miss one: cargo xtask mutate [MODULE]
-  clients    other people's clients (OpenAI's, TGI's, Hugging Face's, Anthropic's) and schemathesis against the real server;
-             installs them below target/
-  agents     programs and libraries that are too large for that (Claude Code, Codex, opencode, aider, LangChain, litellm, lm-eval,
-             Vercel's AI SDK, Hugging Face's for JavaScript) against the real server with a scripted model, without a
-             network; installs three gigabytes below target/: cargo xtask agents [ARGUMENTS OF PYTEST]
-  compatibility
-             writes docs/compatibility.md, as the server answers
-  fuzz       what strangers send, made up by libFuzzer: cargo xtask fuzz [TARGET] [SECONDS]; a minute each
-  cost       the cost fuzzer: whether the cost of untrusted input grows faster than its size, in a release build:
-             cargo xtask cost [SECONDS]; a minute
-  nightly    the long checks one after the other: cost, fuzz, other seeds, soak, sanitize, mutate and more, some hours together;
-             goes on after a failure and fails at the end: cargo xtask nightly [FILTER]
-  smoke      the README's first command, as it stands there: serve the demo model and stream an answer from it
-  ui         the page /ui in a headless Chromium, which it installs if it is missing: cargo xtask ui [ARGUMENTS OF PYTEST]
-  bench      benchmarks of the kernels and of the whole server, on this machine's processor
-  soak       random traffic with random kills of the shard, ten minutes: cargo xtask soak [MINUTES]
-";
-
-/// With the simulated device, on which the CUDA kernels' tests run, and with the functions that the cost fuzzer runs.
-const FEATURES: &str = "--features=millrace/cpu-sim,millrace-router/fuzz";
-
-fn main() -> ExitCode {
-    let mut arguments = std::env::args().skip(1);
-    let task = arguments.next();
-    let done = match task.as_deref() {
-        Some("lint") => lint(),
-        Some("test") => test(),
-        Some("attack") => attack::run(),
-        Some("cuda") => cuda::run(),
-        Some("gpu-pack") => gpu_pack::run(),
-        Some("sim") => match arguments.next() {
-            Some(filter) => simulated::all_orders(Some(&filter)),
+const TASKS: &[Task] = &[
+    Task {
+        name: "lint",
+        arguments: "",
+        help: "formatting, clippy with warnings as errors, module cycles, and the rules of language",
+        run: |_| lint::run(),
+    },
+    Task {
+        name: "test",
+        arguments: "",
+        help: "every test of the workspace, among them tests of the real binary over HTTP",
+        run: |_| suites::test(),
+    },
+    Task {
+        name: "attack",
+        arguments: "",
+        help: "the tests that attack the real binary; prints what a client experiences meanwhile",
+        run: |_| attack::run(),
+    },
+    Task {
+        name: "structure",
+        arguments: "",
+        help: "finds cycles between the modules of a crate (part of lint)",
+        run: |_| structure::check(),
+    },
+    Task {
+        name: "prose",
+        arguments: "",
+        help: "finds words, spellings and wide lines that break the rules of language (part of lint)",
+        run: |_| prose::check(),
+    },
+    Task {
+        name: "cuda",
+        arguments: "",
+        help: "compiles the CUDA kernels for every architecture with a pinned compiler, which it\n\
+               installs below target/, and checks their machine code against kernels/cuda/sass.txt",
+        run: |_| cuda::run(),
+    },
+    Task {
+        name: "gpu-pack",
+        arguments: "",
+        help: "builds kernel tests, kernel benchmarks and the server for a machine with a GPU and\n\
+               without Rust, in target/gpu",
+        run: |_| gpu_pack::run(),
+    },
+    Task {
+        name: "sim",
+        arguments: "[FILTER]",
+        help: "the CUDA kernels' tests on the simulated GPU with all four fiber schedules, and\n\
+               every benchmark once",
+        run: |arguments| match arguments.first() {
+            Some(filter) => simulated::all_orders(Some(filter)),
             None => simulated::all_orders(None) && simulated::bench(),
         },
-        Some("sanitize") => sanitize::run(arguments.next().as_deref()),
-        Some("mutate") => mutate::run(arguments.next().as_deref()),
-        Some("clients") => clients::run(),
-        Some("agents") => clients::agents(arguments),
-        Some("fuzz") => {
-            let target = arguments.next().filter(|target| target != "all");
-            fuzz::run(target.as_deref(), arguments.next().as_deref().unwrap_or("60"))
-        }
-        Some("compatibility") => {
-            let test = ["test", "--workspace", FEATURES, "--lib", "http::tests::compatibility"];
-            cargo_with(&test, &[("MILLRACE_WRITE_COMPATIBILITY", "1")])
-        }
-        Some("cost") => cost(arguments.next().as_deref().unwrap_or("60"), None),
-        Some("nightly") => nightly::run(arguments.next().as_deref()),
-        Some("smoke") => smoke::run(),
-        Some("ui") => browser::run(arguments),
-        Some("bench") => bench(),
-        Some("soak") => soak(arguments.next().as_deref().unwrap_or("10")),
-        None | Some("help") => {
-            print!("{HELP}");
-            true
-        }
-        Some(unknown) => {
-            eprint!("unknown task `{unknown}`\n\n{HELP}");
-            false
-        }
-    };
-    if done { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-}
+    },
+    Task {
+        name: "sanitize",
+        arguments: "[FILTER]",
+        help: "the same tests with one schedule under AddressSanitizer and UndefinedBehaviorSanitizer",
+        run: |arguments| sanitize::run(arguments.first().map(String::as_str)),
+    },
+    Task {
+        name: "mutate",
+        arguments: "[MODULE]",
+        help: "plants every mistake of kernels/cuda/mutations, and fails if the tests miss one",
+        run: |arguments| mutate::run(arguments.first().map(String::as_str)),
+    },
+    Task {
+        name: "clients",
+        arguments: "",
+        help: "other projects' client libraries and schemathesis against the real server; installs\n\
+               them below target/",
+        run: |_| clients::run(),
+    },
+    Task {
+        name: "agents",
+        arguments: "[PYTEST ARGUMENTS]",
+        help: "coding agents and large libraries (Claude Code, Codex, opencode, aider, LangChain,\n\
+               litellm, lm-eval, AI SDK) against the real server with a scripted model and without\n\
+               a network; installs three gigabytes below target/",
+        run: |arguments| clients::agents(arguments),
+    },
+    Task {
+        name: "book",
+        arguments: "",
+        help: "checks the links and the table of contents of the documentation, and builds docs/\n\
+               into a book in target/book with mdBook, which it installs below target/",
+        run: |_| book::run(),
+    },
+    Task {
+        name: "compatibility",
+        arguments: "",
+        help: "writes docs/compatibility.md from the server's answers",
+        run: |_| suites::compatibility(),
+    },
+    Task {
+        name: "ui",
+        arguments: "[PYTEST ARGUMENTS]",
+        help: "tests the page /ui in a headless Chromium, which it installs if it is missing",
+        run: |arguments| browser::run(arguments),
+    },
+    Task {
+        name: "smoke",
+        arguments: "",
+        help: "the README's first command: serves the demo model and streams an answer from it",
+        run: |_| smoke::run(),
+    },
+    Task {
+        name: "fuzz",
+        arguments: "[TARGET] [SECONDS]",
+        help: "libFuzzer on the parsers of untrusted input; one minute for each target",
+        run: |arguments| {
+            let target = arguments.first().map(String::as_str).filter(|&target| target != "all");
+            fuzz::run(target, arguments.get(1).map_or("60", String::as_str))
+        },
+    },
+    Task {
+        name: "cost",
+        arguments: "[SECONDS]",
+        help: "the cost fuzzer: looks for untrusted input whose cost grows faster than its size",
+        run: |arguments| suites::cost(arguments.first().map_or("60", String::as_str), None),
+    },
+    Task {
+        name: "soak",
+        arguments: "[MINUTES]",
+        help: "random traffic with random kills of the shard, for ten minutes",
+        run: |arguments| suites::soak(arguments.first().map_or("10", String::as_str)),
+    },
+    Task {
+        name: "bench",
+        arguments: "",
+        help: "benchmarks of the kernels and of the whole server on this machine's CPU",
+        run: |_| suites::bench(),
+    },
+    Task {
+        name: "nightly",
+        arguments: "[FILTER]",
+        help: "the long checks one after the other, for some hours; goes on after a failure",
+        run: |arguments| nightly::run(arguments.first().map(String::as_str)),
+    },
+];
 
-fn lint() -> bool {
-    cargo(&["fmt", "--all", "--check"])
-        && cargo(&["clippy", "--workspace", "--all-targets", FEATURES, "--", "-D", "warnings"])
-}
-
-/// The binary is built with everything else, before the first test: no test has to build it again. Tests that need
-/// published files run where `MILLRACE_TEST_DATA` names them.
-fn test() -> bool {
-    const BUILT: [(&str, &str); 1] = [("MILLRACE_BINARY_IS_BUILT", "1")];
-    let tests = ["test", "--workspace", FEATURES];
-    let Some(ignored) = cargo_test(&tests, &BUILT) else { return false };
-    if std::env::var_os("MILLRACE_TEST_DATA").is_none() {
-        println!(
-            "{ignored} tests were skipped; most need published files, which MILLRACE_TEST_DATA would name"
-        );
-        return true;
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let name = arguments.first().map_or("help", String::as_str);
+    if name == "help" {
+        print!("{}", help());
+        return ExitCode::SUCCESS;
     }
-    let published = [&tests[..], &["--", "--ignored", "published"]].concat();
-    cargo_test(&published, &BUILT).is_some()
-}
-
-fn bench() -> bool {
-    cargo(&["bench", "--package", "millrace-kernels"])
-        && cargo(&["bench", "--package", "millrace-integration-tests"])
-}
-
-/// So many seconds of inputs that double, against a release build.
-fn cost(seconds: &str, seed: Option<u64>) -> bool {
-    if seconds.parse::<f64>().is_err() {
-        eprintln!("{seconds}: not a number of seconds");
-        return false;
-    }
-    let test = "test --release --package millrace-router --features fuzz --test cost -- --nocapture"
-        .split(' ')
-        .collect::<Vec<_>>();
-    let seed = seed.map(|seed| seed.to_string());
-    let mut environment = vec![("MILLRACE_COST_SECONDS", seconds)];
-    environment.extend(seed.as_deref().map(|seed| ("MILLRACE_COST_SEED", seed)));
-    cargo_with(&test, &environment)
-}
-
-/// Minutes of random traffic and random kills, against the release build.
-fn soak(minutes: &str) -> bool {
-    let Ok(minutes) = minutes.parse::<f64>() else {
-        eprintln!("{minutes}: not a number of minutes");
-        return false;
+    let Some(task) = TASKS.iter().find(|task| task.name == name) else {
+        eprint!("unknown task `{name}`\n\n{}", help());
+        return ExitCode::FAILURE;
     };
-    let seconds = ((minutes * 60.0) as u64).max(1).to_string();
-    let test = "test --release --package millrace-integration-tests --test soak -- --nocapture"
-        .split(' ')
-        .collect::<Vec<_>>();
-    cargo_with(&test, &[("MILLRACE_SOAK_SECONDS", &seconds)])
+    if (task.run)(&arguments[1..]) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Returns the list of tasks, as `cargo xtask help` prints it.
+fn help() -> String {
+    let mut text = String::from("cargo xtask TASK\n\n");
+    for task in TASKS {
+        let usage = format!("{} {}", task.name, task.arguments);
+        let help = task.help.replace('\n', "\n                             ");
+        text += &format!("  {usage:<26} {help}\n");
+    }
+    text
 }

@@ -1,15 +1,16 @@
-//! Mutation tests of the CUDA kernels: each change in `kernels/cuda/mutations/` must make a test fail.
+//! Mutation tests of the CUDA kernels: each change in `kernels/cuda/mutations/` must make a test
+//! fail.
 //!
-//! `MODULE.txt` holds mutations that the tests `MODULE::` must catch:
+//! The file `MODULE.txt` holds mutations that the tests `MODULE::` must catch:
 //!
 //! ```text
-//! ## what is wrong now
+//! ## description of the mistake
 //! @ include/reduce.cuh
 //! -  lines that are removed, in full
 //! +  lines that stand there instead
 //! ```
 //!
-//! Without `@` the file is `MODULE.cu`. Several `-` or `+` lines are neighbours in the file.
+//! Without `@` the file is `MODULE.cu`. Several `-` or `+` lines are consecutive lines of the file.
 
 use std::collections::HashMap;
 use std::fs;
@@ -23,13 +24,13 @@ use crate::simulated::{self, ORDERS, Outcome, SOURCES};
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mutation {
     what: String,
-    /// Below the sources.
+    /// Path of the changed file, below the folder of the sources.
     file: String,
     removed: Vec<String>,
     added: Vec<String>,
 }
 
-/// Runs all mutations, or those of one module; says whether every one was caught.
+/// Runs all mutations, or those of one module. Returns whether every one was caught.
 pub(crate) fn run(only: Option<&str>) -> bool {
     match all(only) {
         Ok(survivors) if survivors.is_empty() => {
@@ -47,9 +48,11 @@ pub(crate) fn run(only: Option<&str>) -> bool {
     }
 }
 
-fn all(only: Option<&str>) -> Result<Vec<String>, String> {
+/// Reads the lists of mutations below `sources`, or that of one module, in the order of their
+/// names.
+fn lists(sources: &Path, only: Option<&str>) -> Result<Vec<(String, Vec<Mutation>)>, String> {
     let mut lists = Vec::new();
-    for entry in fs::read_dir(Path::new(SOURCES).join("mutations")).map_err(|e| e.to_string())? {
+    for entry in fs::read_dir(sources.join("mutations")).map_err(|e| e.to_string())? {
         let file = entry.map_err(|e| e.to_string())?.path();
         let module = file.file_stem().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
         if only.is_none_or(|only| only == module) {
@@ -62,6 +65,11 @@ fn all(only: Option<&str>) -> Result<Vec<String>, String> {
         return Err(format!("there are no mutations of {}", only.unwrap_or("anything")));
     }
     lists.sort_by(|a, b| a.0.cmp(&b.0));
+    Ok(lists)
+}
+
+fn all(only: Option<&str>) -> Result<Vec<String>, String> {
+    let lists = lists(Path::new(SOURCES), only)?;
     let tests = simulated::tests()?;
     let folder = Path::new("target/mutations");
     let mut survivors = Vec::new();
@@ -71,7 +79,7 @@ fn all(only: Option<&str>) -> Result<Vec<String>, String> {
             Outcome::Passed(n) if n > 0 => {}
             other => return Err(format!("the tests {module}:: do not pass as they are: {other:?}")),
         }
-        // A mutation may well make a kernel slower, and a wait endless.
+        // A mutation may make a kernel slower, or make it wait for ever.
         let limit = (start.elapsed() * 5).max(Duration::from_secs(45));
         for mutation in list {
             let name = format!("{module}: {}", mutation.what);
@@ -90,7 +98,7 @@ fn all(only: Option<&str>) -> Result<Vec<String>, String> {
     Ok(survivors)
 }
 
-/// How the tests caught the mutation, if they did.
+/// Runs the tests with one mutation. Returns what caught it, or `None` if it survived.
 fn try_one(
     tests: &Path,
     folder: &Path,
@@ -128,7 +136,7 @@ fn try_one(
     Ok(None)
 }
 
-/// The modules that are made of `file`, this module alone if it is one of them.
+/// Returns the modules that include `file`: only `module` if it is one of them.
 fn affected(tree: &Path, module: &str, file: &str) -> Result<Vec<(String, PathBuf)>, String> {
     let mut sources = HashMap::new();
     for folder in [tree.to_owned(), tree.join("include"), tree.join("sim")] {
@@ -140,7 +148,7 @@ fn affected(tree: &Path, module: &str, file: &str) -> Result<Vec<(String, PathBu
     }
     let wanted = Path::new(file).file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
     let mut all = simulated::modules(tree)?;
-    // Every module is linked with it; its own tests are those that must fail.
+    // Every module is linked with the runtime, but only its own tests must fail.
     if file == simulated::RUNTIME {
         all.retain(|(name, _)| name == "sim_tests");
         return Ok(all);
@@ -153,7 +161,7 @@ fn affected(tree: &Path, module: &str, file: &str) -> Result<Vec<(String, PathBu
     Ok(all)
 }
 
-/// Whether `from` is `wanted`, or includes it at most `depth` headers away.
+/// Returns whether `from` is `wanted`, or includes it through at most `depth` headers.
 fn includes(sources: &HashMap<String, String>, from: &str, wanted: &str, depth: usize) -> bool {
     if from == wanted {
         return true;
@@ -179,7 +187,8 @@ fn copy(from: &Path, to: &Path) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The text with the mutation: its whole lines if they stand there, else a part of lines.
+/// Applies the mutation to `text`. Whole lines are replaced if they match, otherwise parts of
+/// lines.
 fn mutated(text: &str, mutation: &Mutation) -> Result<String, String> {
     let lines: Vec<&str> = text.lines().collect();
     let n = mutation.removed.len();
@@ -253,6 +262,19 @@ mod tests {
         assert!(parse("norm", "## a\n-x\n+y\n-z").unwrap_err().contains("one change"));
         assert!(parse("norm", "## a\n-x\n+x").unwrap_err().contains("changes nothing"));
         assert!(parse("norm", "## a\nx").unwrap_err().contains("line 2"));
+    }
+
+    #[test]
+    fn every_mutation_finds_its_lines_in_the_sources() {
+        let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(SOURCES);
+        for (module, list) in lists(&sources, None).unwrap() {
+            for mutation in list {
+                let text = fs::read_to_string(sources.join(&mutation.file)).unwrap();
+                if let Err(why) = mutated(&text, &mutation) {
+                    panic!("mutations/{module}.txt, {}: {why}", mutation.what);
+                }
+            }
+        }
     }
 
     #[test]

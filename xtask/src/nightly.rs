@@ -1,28 +1,29 @@
-//! The long checks, one after the other: `cargo xtask nightly`. CI has minutes; these have a night.
+//! The long checks, one after the other: `cargo xtask nightly`.
 
 use std::time::{Duration, Instant};
 
 use crate::cargo::cargo_with;
-use crate::{clients, cost, fuzz, mutate, sanitize, simulated, soak};
+use crate::{clients, fuzz, lint, mutate, sanitize, simulated, suites};
 
-/// A check by its name.
+/// A check: its name and the function that runs it.
 type Stage = (&'static str, fn() -> bool);
 
-/// What every submission is checked for comes first: if that fails, the rest has less to say.
+/// The checks in their order. Those of every submission come first, because a failure there
+/// explains later ones.
 const STAGES: &[Stage] = &[
-    ("lint", crate::lint),
-    ("test", crate::test),
+    ("lint", lint::run),
+    ("test", suites::test),
     ("clients", clients::run),
-    ("agents", || clients::agents(std::iter::empty())),
+    ("agents", || clients::agents(&[])),
     ("cost, an hour", costs),
     ("fuzz, ten minutes for each target", || fuzz::run(None, "600")),
     ("property tests with other seeds", properties),
     ("scheduler simulation, 20 million steps", simulation),
-    ("soak, an hour", || soak("60")),
+    ("soak, an hour", || suites::soak("60")),
     ("sim, in all orders", || simulated::all_orders(None)),
     ("sanitize", || sanitize::run(None)),
     ("mutate", || mutate::run(None)),
-    ("bench", crate::bench),
+    ("bench", suites::bench),
 ];
 
 /// Runs all stages, or those whose names contain `filter`. A stage that fails does not keep the
@@ -63,27 +64,27 @@ fn time(time: Duration) -> String {
     format!("{}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60)
 }
 
-/// Days since 1970. They choose the random cases, so that each night tries others and a failure can
-/// be replayed in the morning.
+/// Returns the days since 1970, which seed the random cases: each night tries others, and a failure
+/// can be replayed the next morning.
 fn day() -> u64 {
     std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs() / 86_400)
 }
 
-/// The cost fuzzer for an hour, from another random input each night. It tries far fewer than a
-/// million.
+/// Runs the cost fuzzer for an hour, with other random inputs each night. One night tries far fewer
+/// than a million inputs, so that nights do not overlap.
 fn costs() -> bool {
-    cost("3600", Some(day() * 1_000_000))
+    suites::cost("3600", Some(day() * 1_000_000))
 }
 
-/// Other cases of every property test.
+/// Runs every property test with other cases.
 fn properties() -> bool {
     let seed = day().to_string();
     eprintln!("PROPTEST_RNG_SEED={seed}");
-    let test = ["test", "--workspace", crate::FEATURES];
+    let test = ["test", "--workspace", crate::features::FEATURES];
     cargo_with(&test, &[("MILLRACE_BINARY_IS_BUILT", "1"), ("PROPTEST_RNG_SEED", &seed)])
 }
 
-/// The scheduler under random traffic, shortages and dying shards.
+/// Simulates the scheduler under random traffic, block shortages and lost shards.
 fn simulation() -> bool {
     let test = ["test", "--release", "--package", "millrace-router", "--lib", "simulation"];
     cargo_with(&test, &[("MILLRACE_SIM_STEPS", "20000000")])

@@ -1,4 +1,5 @@
-//! The kernels' tests with their simulated libraries compiled for AddressSanitizer and UndefinedBehaviorSanitizer.
+//! The kernels' tests with their simulated libraries compiled for AddressSanitizer and
+//! UndefinedBehaviorSanitizer.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -7,18 +8,20 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::simulated::{self, SOURCES};
 
-/// Neither goes on after a finding. Alignment is part of it: a card cannot read 16 bytes from just anywhere.
+/// Compiler flags. Both sanitizers stop at the first finding. Alignment is checked too, because a
+/// GPU cannot read 16 bytes from an unaligned address.
 const FLAGS: [&str; 3] =
     ["-fsanitize=address,undefined", "-fno-sanitize-recover=undefined", "-fno-omit-frame-pointer"];
 
-/// Tests that must die under a sanitizer, and what it must say.
+/// Tests that must fail under a sanitizer, and the finding that it must report.
 const PLANTED: [(&str, &str); 3] = [
     ("sim::memory::planted_overflow_of_dynamic_shared_memory", "heap-buffer-overflow"),
     ("sim::memory::planted_overflow_of_static_shared_memory", "heap-buffer-overflow"),
     ("sim::memory::planted_write_behind_an_allocation", "heap-buffer-overflow"),
 ];
 
-/// Runs the tests whose names contain `filter`, or all, and the planted mistakes; says whether nothing else was found.
+/// Runs the planted mistakes, and the tests whose names contain `filter`, or all. Returns whether
+/// only the planted mistakes were found.
 pub(crate) fn run(filter: Option<&str>) -> bool {
     match all(filter) {
         Ok(()) => {
@@ -43,7 +46,7 @@ fn all(filter: Option<&str>) -> Result<(), String> {
         let mut command = Command::new(&tests);
         command.current_dir("kernels").env("LD_PRELOAD", &runtime);
         command.env("MILLRACE_SIM_LIBRARIES", &folder).env("MILLRACE_SIM_EXACT", "1");
-        // What a process still has when it ends is none of the kernels' business.
+        // Memory that the process holds when it ends is no defect of a kernel.
         command.env("ASAN_OPTIONS", "detect_leaks=0").env("UBSAN_OPTIONS", "print_stacktrace=1");
         command
     };
@@ -57,10 +60,10 @@ fn all(filter: Option<&str>) -> Result<(), String> {
         println!("found: {test}");
     }
     let status = command().args(filter).status().map_err(|e| e.to_string())?;
-    if status.success() { Ok(()) } else { Err(format!("the sanitised tests ended with {status}")) }
+    if status.success() { Ok(()) } else { Err(format!("the sanitized tests ended with {status}")) }
 }
 
-/// Every module that has changed since it was last compiled.
+/// Compiles every module that has changed since it was last compiled.
 fn compile(folder: &Path) -> Result<(), String> {
     let modules = simulated::modules(Path::new(SOURCES))?;
     let newest = newest(Path::new(SOURCES));
@@ -72,7 +75,7 @@ fn compile(folder: &Path) -> Result<(), String> {
             if made.is_some_and(|made| Some(made) > newest) {
                 continue;
             }
-            // The sanitizers' own code brings on warnings that the kernels do not deserve.
+            // The code that sanitizers insert causes warnings that the kernels' own code does not.
             let flags = [&FLAGS[..], &["-w"]].concat();
             if let Err(said) = simulated::compile(Path::new(SOURCES), file, &flags, &library) {
                 *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(format!("{name}:\n{said}"));
@@ -96,7 +99,7 @@ fn newest(folder: &Path) -> Option<std::time::SystemTime> {
     times.max().flatten()
 }
 
-/// The library of AddressSanitizer, which must be in the process before all others.
+/// Finds the library of AddressSanitizer, which must be loaded before all others.
 fn runtime() -> Result<PathBuf, String> {
     let compiler = std::env::var_os("CXX").unwrap_or_else(|| "c++".into());
     let done =

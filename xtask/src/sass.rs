@@ -1,14 +1,15 @@
-//! What cuobjdump says of machine code, and what `kernels/cuda/sass.txt` says must be in it.
+//! Parses the output of cuobjdump, and the table `kernels/cuda/sass.txt` of instructions that
+//! machine code must or must not contain.
 
 use std::collections::BTreeMap;
 
-/// A kernel in machine code.
+/// Machine code of a kernel.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Kernel {
     pub(crate) name: String,
-    /// Without `sm_`.
+    /// Architecture without the prefix `sm_`.
     pub(crate) architecture: String,
-    /// Every kind of instruction, with its modifiers, and where it first stands.
+    /// Position of the first occurrence of each kind of instruction with its modifiers.
     pub(crate) instructions: BTreeMap<String, usize>,
     /// Number of instructions.
     pub(crate) length: usize,
@@ -18,21 +19,21 @@ pub(crate) struct Kernel {
     pub(crate) shared: usize,
 }
 
-/// A line of the table.
+/// A line of the table: requirements on the kernels that match a pattern.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Promise {
     kernels: String,
     pub(crate) architectures: Vec<String>,
     required: Vec<String>,
     forbidden: Vec<String>,
-    /// What stands before all of the other kind.
+    /// Pairs of instructions of which the first must occur before every occurrence of the second.
     ordered: Vec<(String, String)>,
 }
 
 /// Reads the table.
 ///
 /// # Errors
-/// The line that says nothing.
+/// The number of a line that cannot be parsed.
 pub(crate) fn parse(text: &str) -> Result<Vec<Promise>, String> {
     let lines =
         text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
@@ -67,7 +68,7 @@ pub(crate) fn parse(text: &str) -> Result<Vec<Promise>, String> {
         .collect()
 }
 
-/// What of the promises is not kept, in words.
+/// Returns a description of each promise that is not kept.
 pub(crate) fn broken(promises: &[Promise], kernels: &[Kernel]) -> Vec<String> {
     let mut all = Vec::new();
     for promise in promises {
@@ -101,7 +102,7 @@ pub(crate) fn broken(promises: &[Promise], kernels: &[Kernel]) -> Vec<String> {
     all
 }
 
-/// Whether `instruction` is `wanted`, which may leave modifiers out.
+/// Returns whether `instruction` is of the kind `wanted`, which may omit modifiers.
 fn is_kind(instruction: &str, wanted: &str) -> bool {
     let (mut has, mut wants) = (instruction.split('.'), wanted.split('.'));
     let same = has.next() == wants.next();
@@ -109,7 +110,8 @@ fn is_kind(instruction: &str, wanted: &str) -> bool {
     same && wants.all(|modifier| modifiers.contains(&modifier))
 }
 
-/// Whether `name` is like one of the `patterns`, which commas separate and in which `*` stands for anything, and like none with a `!`.
+/// Returns whether `name` matches one of the comma-separated `patterns` and none that begins with
+/// `!`. In a pattern `*` stands for any text.
 fn matches(patterns: &str, name: &str) -> bool {
     let (not, of): (Vec<&str>, Vec<&str>) = patterns.split(',').partition(|pattern| pattern.starts_with('!'));
     of.iter().any(|pattern| is_like(pattern, name)) && !not.iter().any(|pattern| is_like(&pattern[1..], name))
@@ -124,7 +126,7 @@ fn is_like(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// The kernels in what `cuobjdump -sass` prints of one architecture.
+/// Parses the output of `cuobjdump -sass` for one architecture.
 pub(crate) fn instructions(text: &str, architecture: &str) -> Vec<Kernel> {
     let mut all: Vec<Kernel> = Vec::new();
     for line in text.lines().map(str::trim) {
@@ -141,7 +143,7 @@ pub(crate) fn instructions(text: &str, architecture: &str) -> Vec<Kernel> {
     all
 }
 
-/// `LDG.E.128` of `/*0040*/  @P0 LDG.E.128 R4, [R2] ;  /* 0x… */`.
+/// Returns the instruction of a line: `LDG.E.128` of `/*0040*/  @P0 LDG.E.128 R4, [R2] ;`.
 fn instruction(line: &str) -> Option<&str> {
     let (_, rest) = line.strip_prefix("/*")?.split_once("*/")?;
     let mut words = rest.trim_start().split([' ', ';', '{']).filter(|word| !word.is_empty());
@@ -150,7 +152,8 @@ fn instruction(line: &str) -> Option<&str> {
     word.starts_with(|c: char| c.is_ascii_uppercase()).then_some(word)
 }
 
-/// Adds what `cuobjdump -res-usage` prints of the same architecture.
+/// Adds registers and shared memory from the output of `cuobjdump -res-usage` for the same
+/// architecture.
 pub(crate) fn resources(text: &str, kernels: &mut [Kernel]) {
     let mut name = "";
     for line in text.lines().map(str::trim) {
@@ -204,7 +207,7 @@ mod tests {
         assert_eq!(broken("*_bf* 90a !LDG.128"), ["copy_bf16 for sm_90a has LDG.128"]);
         assert!(
             broken("copy_* 90a LDG<EXIT LDC<STG").is_empty(),
-            "of what is not there nothing is too early"
+            "an order holds if the second instruction does not occur"
         );
         assert_eq!(broken("copy_* 90a LDG<LDC"), ["copy_bf16 for sm_90a has no LDG before LDC"]);
         assert_eq!(broken("*,!*_bf16 90a EXIT<LDC"), ["other_f16 for sm_90a has no EXIT before LDC"]);

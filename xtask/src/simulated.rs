@@ -1,4 +1,5 @@
-//! The kernels' tests on the simulated device, with libraries compiled in other ways than the build did.
+//! Runs the kernels' tests on the simulated GPU, with libraries that are compiled in other ways
+//! than by the build.
 
 #[path = "../../kernels/build/sim_flags.rs"]
 mod sim_flags;
@@ -13,26 +14,27 @@ pub(crate) use sim_flags::RUNTIME;
 
 use crate::cargo;
 
-/// Orders of threads, the cheapest first.
+/// Fiber schedules of the simulated GPU, the cheapest first.
 pub(crate) const ORDERS: [&str; 4] = ["forward", "reverse", "greedy", "greedy-reverse"];
 
-/// Where the CUDA sources lie, from the workspace's root.
+/// Folder of the CUDA sources, from the workspace's root.
 pub(crate) const SOURCES: &str = "kernels/cuda";
 
-/// Builds the kernels' tests, as `cargo xtask test` does; the executable.
+/// Builds the kernels' tests as `cargo xtask test` does. Returns the path of the executable.
 ///
 /// # Errors
 /// If the build fails.
 pub(crate) fn tests() -> Result<PathBuf, String> {
-    let arguments = ["test", "--workspace", crate::FEATURES, "--test", "cuda", "--no-run"];
+    let arguments = ["test", "--workspace", crate::features::FEATURES, "--test", "cuda", "--no-run"];
     let built = cargo::build(&arguments, &[], "cuda")?;
     built.executable.ok_or_else(|| "cargo has not said where the tests are".to_owned())
 }
 
-/// Compiles one source file with the headers of `tree` (a copy of [`SOURCES`], or itself) for the simulated device.
+/// Compiles one source file for the simulated GPU, with the headers of `tree`: [`SOURCES`] or a
+/// copy of it.
 ///
 /// # Errors
-/// What the compiler says.
+/// Messages of the compiler.
 pub(crate) fn compile(tree: &Path, file: &Path, flags: &[&str], library: &Path) -> Result<(), String> {
     let compiler = std::env::var_os("CXX").unwrap_or_else(|| "c++".into());
     let mut command = Command::new(&compiler);
@@ -47,7 +49,7 @@ pub(crate) fn compile(tree: &Path, file: &Path, flags: &[&str], library: &Path) 
     }
 }
 
-/// The modules below `tree`, by name.
+/// Lists the modules below `tree`: their names and files.
 ///
 /// # Errors
 /// If the folder cannot be read.
@@ -64,14 +66,14 @@ pub(crate) fn modules(tree: &Path) -> Result<Vec<(String, PathBuf)>, String> {
     Ok(all)
 }
 
-/// How a run of tests ended.
+/// Result of a run of tests.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// All of so many passed.
+    /// All tests passed; there were this many.
     Passed(usize),
-    /// The first that did not pass, or how the process ended.
+    /// Name of the first test that failed, or the status of the process.
     Failed(String),
-    /// There was no end within the time.
+    /// The tests did not end within the time limit.
     TimedOut,
 }
 
@@ -83,7 +85,7 @@ pub(crate) fn run(tests: &mut Command, filter: &str, limit: Duration) -> Result<
     let child = tests.arg(filter).current_dir("kernels").stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
     let mut child = child.map_err(|e| format!("the tests: {e}"))?;
     let outcome = follow(&mut child, limit);
-    // It may have ended already, which is as well.
+    // The call fails if the process has ended already.
     let _ = child.kill();
     let _ = child.wait();
     Ok(outcome)
@@ -116,16 +118,18 @@ fn follow(child: &mut Child, limit: Duration) -> Outcome {
     }
 }
 
-/// Runs every case of the benchmarks once, which shows that each launches; says whether they do.
+/// Runs every case of the benchmarks once. Returns whether each can be launched.
 pub(crate) fn bench() -> bool {
     let start = Instant::now();
-    let arguments = ["bench", "--workspace", crate::FEATURES, "--bench", "cuda", "--profile", "dev"];
+    let arguments =
+        ["bench", "--workspace", crate::features::FEATURES, "--bench", "cuda", "--profile", "dev"];
     let passed = cargo::cargo(&[&arguments[..], &["--", "--simulate"]].concat());
     println!("bench --simulate: {:.1} s", start.elapsed().as_secs_f64());
     passed
 }
 
-/// Runs the tests whose names contain `filter`, or all, in every order of threads; says whether they passed.
+/// Runs the tests whose names contain `filter`, or all, with every fiber schedule. Returns whether
+/// they passed.
 pub(crate) fn all_orders(filter: Option<&str>) -> bool {
     let tests = match tests() {
         Ok(tests) => tests,

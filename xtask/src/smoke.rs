@@ -1,4 +1,4 @@
-//! The README's first command, as a newcomer runs it.
+//! Runs the README's first command as a new user does.
 
 use std::io::{BufRead, BufReader, Read, Result, Write};
 use std::net::TcpStream;
@@ -16,7 +16,7 @@ pub(crate) fn run() -> bool {
         .spawn();
     let Ok(mut server) = server else { return false };
     let answer = ask(&mut server);
-    // Ends the server too: cargo has become it, or passes the end on.
+    // This ends the server too: Cargo replaces itself by the program, or forwards the signal.
     let _ = Command::new("kill").args(["-TERM", &server.id().to_string()]).status();
     let _ = server.wait();
     match answer {
@@ -31,7 +31,7 @@ pub(crate) fn run() -> bool {
     }
 }
 
-/// The raw answer to one streamed chat request.
+/// Sends one streamed chat request and returns the raw HTTP response.
 fn ask(server: &mut Child) -> Result<String> {
     let stderr = server.stderr.take().ok_or_else(|| std::io::Error::other("no standard error"))?;
     let mut lines = BufReader::new(stderr).lines();
@@ -42,7 +42,7 @@ fn ask(server: &mut Child) -> Result<String> {
             break address.trim().to_owned();
         }
     };
-    // What is logged later must not block the server.
+    // The pipe is read to its end, so that later log lines do not block the server.
     std::thread::spawn(move || lines.map_while(Result::ok).for_each(|line| eprintln!("{line}")));
     loop {
         let answer = post(&address)?;

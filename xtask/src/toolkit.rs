@@ -1,16 +1,16 @@
-//! NVIDIA's compiler, pinned, in a folder of its own below `target`.
+//! Installs a pinned version of NVIDIA's CUDA compiler below `target/`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The wheels, as pip reads them.
+/// Requirements file with the wheels of the toolkit.
 const WHEELS: &str = "kernels/cuda/toolkit.txt";
 
-/// Where they are installed.
+/// Folder that the wheels are installed into.
 const FOLDER: &str = "target/cuda-toolkit";
 
-/// Installs the toolkit unless it is there; its folder, as `CUDA_HOME` wants it.
+/// Installs the toolkit unless it is there. Returns the folder to use as `CUDA_HOME`.
 ///
 /// # Errors
 /// If there is no pip, or it fails.
@@ -21,7 +21,7 @@ pub(crate) fn install() -> Result<PathBuf, String> {
     if fs::read_to_string(&stamp).is_ok_and(|installed| installed == wanted) {
         return home(folder);
     }
-    // Half of another version is worse than nothing.
+    // A mixture of two versions would not work.
     if folder.exists() {
         fs::remove_dir_all(folder).map_err(|e| format!("{FOLDER}: {e}"))?;
     }
@@ -32,7 +32,7 @@ pub(crate) fn install() -> Result<PathBuf, String> {
         eprintln!("$ {command:?}");
         command.status().is_ok_and(|status| status.success())
     };
-    // Where the system's Python has no pip, a virtual environment may.
+    // A virtual environment has pip even where the system's Python has none.
     let own = Path::new("target/cuda-venv");
     let in_venv = || {
         let made = Command::new("python3").args(["-m", "venv"]).arg(own).status();

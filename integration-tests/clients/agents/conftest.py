@@ -1,5 +1,5 @@
-"""Starts servers on scripted models for the tests of this folder. `cargo xtask agents` runs them, in a network namespace
-without a way out."""
+"""Starts servers on scripted models for the tests of this folder. `cargo xtask agents` runs them
+in a network namespace without access to other networks."""
 
 import os
 import re
@@ -14,12 +14,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import scripted  # noqa: E402  (it lies in the folder above)
 
 KEY = "a-key-for-tests"
-# Seconds that a server may take to load a model of two megabytes.
+# The time in seconds in which a server must load a model of two megabytes.
 READY = 60
 
 
 class Server:
-    """A running server: `url` without a path at its end, and `key`, which requests must bring."""
+    """A running server: its `url` without a trailing path, and the `key` that requests need."""
 
     def __init__(self, folder, log, flags):
         self.key = KEY
@@ -55,7 +55,8 @@ class Server:
 
 @pytest.fixture(scope="session")
 def serve(tmp_path_factory):
-    """`serve(rules, *flags)` starts a server on a model that follows these rules; see scripted.py."""
+    """Returns `serve(rules, *flags)`, which starts a server on a model with these rules; see
+    scripted.py."""
     servers = []
 
     def start(rules=None, *flags):
@@ -71,11 +72,11 @@ def serve(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def server(serve):
-    """A server on the default script."""
+    """A server with the default script."""
     return serve()
 
 
 @pytest.fixture(scope="session")
 def node():
-    """The folder that has `node_modules`, with the clients that npm installs."""
+    """The folder with `node_modules`, which contains the clients from npm."""
     return Path(os.environ["MILLRACE_AGENTS_NODE"])

@@ -1,4 +1,4 @@
-"""aider, unchanged, on a scripted model: the model's edit of a file is carried out."""
+"""Tests aider, unchanged, on a scripted model: it applies the model's edit of a file."""
 
 import os
 import subprocess

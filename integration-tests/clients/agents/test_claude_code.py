@@ -1,4 +1,5 @@
-"""Claude Code, unchanged, on a scripted model: it talks, streams, and runs the tools that the model calls."""
+"""Tests Claude Code, unchanged, on a scripted model: chats, streams, and tools that the model
+calls."""
 
 import json
 import os
@@ -15,12 +16,13 @@ TOLD = "The note says that the word is quartz, as the tool has told."
 LOST = "No tool has told what the note says, which is a pity."
 REMEMBERED = "Before, I was asked about the note, and I do remember it."
 NOTE = "the word is quartz\n"
-# Tokens of prompt and answer together: fewer than the prompt and what Claude Code asks for have, which is 32000 at least.
+# The limit of prompt and answer together. It is smaller than the prompt plus the tokens that Claude
+# Code requests, which are at least 32000.
 TIGHT = "50000"
 
 
 class Agent:
-    """Runs Claude Code in a folder of its own, against one server."""
+    """Runs Claude Code in its own folder against one server."""
 
     def __init__(self, server, node, folder):
         self.server = server
@@ -37,15 +39,15 @@ class Agent:
             "ANTHROPIC_BASE_URL": self.server.url,
             "ANTHROPIC_API_KEY": key,
             "ANTHROPIC_MODEL": self.model(),
-            # It refuses to run tools unasked as root, where the tests may well run.
+            # As root, where the tests may run, Claude Code refuses to run tools without asking.
             "IS_SANDBOX": "1",
             "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-            # It would repeat what has failed for minutes.
+            # Without this limit it would repeat failures for minutes.
             "CLAUDE_CODE_MAX_RETRIES": "0",
         }
 
     def model(self):
-        """The served name, asked for as Anthropic's clients do it."""
+        """Returns the served name, in the way of Anthropic's clients."""
         request = urllib.request.Request(
             f"{self.server.url}/v1/models", headers={"anthropic-version": "2023-06-01", "x-api-key": self.server.key}
         )
@@ -55,7 +57,7 @@ class Agent:
         return models["first_id"]
 
     def run(self, prompt, *arguments, key=None):
-        """Answers a prompt; returns the events that it prints."""
+        """Answers a prompt and returns the printed events."""
         command = [shutil.which("node"), str(self.package / "cli-wrapper.cjs"), "-p", prompt]
         command += ["--output-format", "stream-json", "--verbose", "--dangerously-skip-permissions", *arguments]
         done = subprocess.run(
@@ -73,7 +75,7 @@ class Agent:
 
 
 class Run(NamedTuple):
-    """What Claude Code printed."""
+    """The output of Claude Code."""
 
     status: int
     events: list
@@ -83,12 +85,12 @@ class Run(NamedTuple):
         return self.events[-1]
 
     def said(self):
-        """Its last words, if it ended well."""
+        """Returns the final text, if the run succeeded."""
         assert self.status == 0 and self.last["is_error"] is False, self.last
         return self.last["result"]
 
     def blocks(self, role, kind):
-        """The blocks of this kind in the messages of this role."""
+        """Returns the blocks of this kind in the messages of this role."""
         messages = [event["message"] for event in self.events if event["type"] == role]
         return [block for message in messages for block in message["content"] if block["type"] == kind]
 
@@ -139,11 +141,11 @@ def test_read(agent):
     [use] = run.blocks("assistant", "tool_use")
     [result] = run.blocks("user", "tool_result")
     assert use["name"] == "Read" and result["tool_use_id"] == use["id"] and NOTE.strip() in result["content"]
-    # The arguments came in parts, and their parts are the arguments.
+    # The arguments arrived in parts, which together are the arguments.
     deltas = [event["event"].get("delta", {}) for event in run.events if event["type"] == "stream_event"]
     parts = [delta["partial_json"] for delta in deltas if delta.get("type") == "input_json_delta"]
     assert json.loads("".join(parts)) == use["input"]
-    # The second prompt begins as the first one does, and only its end was computed.
+    # The second prompt has the prefix of the first one, and only its end was computed.
     assert run.last["usage"]["cache_read_input_tokens"] > 1000
 
 

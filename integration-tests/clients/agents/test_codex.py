@@ -1,4 +1,5 @@
-"""Codex, unchanged, on a scripted model: a chat, turns with its tools, and the events that it reads."""
+"""Tests Codex, unchanged, on a scripted model: a chat, turns with its tools, and the events that it
+reads."""
 
 import json
 import os
@@ -28,7 +29,7 @@ RULES = [
 ]
 
 
-# A name that Codex knows: it offers a tool that takes a text to models of this name.
+# Codex offers a tool that takes a text to models of this name.
 KNOWN = "gpt-5.5"
 
 
@@ -39,7 +40,7 @@ def codex_server(serve):
 
 @pytest.fixture
 def codex(codex_server, node, tmp_path):
-    """Runs `codex exec` in a folder of its own. Says the last message, the events, and where it worked."""
+    """Runs `codex exec` in its own folder. Returns the last message, the events, and the folder."""
 
     def run(prompt, *flags, model):
         home, work = tmp_path / "home", tmp_path / "work"
@@ -78,7 +79,7 @@ stream_max_retries = 0
 
 
 def served(server):
-    """The name of the model, as the server says it."""
+    """Returns the model's name from the server."""
     import urllib.request
 
     request = urllib.request.Request(f"{server.url}/v1/models?client_version=0.169.0")
@@ -95,7 +96,8 @@ def test_chat(codex, codex_server):
 
 
 def test_tool_turn(codex, codex_server):
-    """The last answer needs the word that only the file has: the command ran, and its output was sent back."""
+    """The last answer needs the word that only the file contains, so the command ran and its output
+    was sent back."""
     last, events, _ = codex("Print the secret", model=served(codex_server))
     assert last.strip() == DONE
     commands = [event["item"] for event in events if event.get("item", {}).get("type") == "command_execution"]
@@ -103,7 +105,8 @@ def test_tool_turn(codex, codex_server):
 
 
 def test_patch(codex):
-    """Codex applies the patch that the model gives to a tool whose argument is a text, not JSON."""
+    """Codex applies the patch that the model passes to a tool with a text argument instead of
+    JSON."""
     last, _, work = codex("Make a patch", model=KNOWN)
     assert last.strip() == PATCHED
     assert (work / "added.txt").read_text() == 'a "line" with \\ and ü\n'
@@ -116,7 +119,7 @@ def test_effort_and_summary(codex, codex_server):
 
 
 def test_namespace(codex, codex_server):
-    """A tool in a namespace is found by Codex only if the call names the namespace."""
+    """Codex finds a tool in a namespace only if the call names the namespace."""
     last, _, _ = codex("Close the agent", model=served(codex_server))
     assert last.strip() == CLOSED
 

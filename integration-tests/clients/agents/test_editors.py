@@ -1,5 +1,5 @@
-"""What extensions of editors send, which cannot run here without their editor: the requests of Cline and Continue by shape, through
-OpenAI's client."""
+"""Tests the requests of the editor extensions Cline and Continue, which cannot run here without
+their editors. The requests have the same shape and are sent with OpenAI's client."""
 
 import openai
 import pytest
@@ -25,14 +25,14 @@ def chat(server):
 
 
 def text(stream):
-    """The text of a stream, whose last chunk must say the usage."""
+    """Returns the text of a stream, whose last chunk must contain the usage."""
     chunks = list(stream)
     assert chunks[-1].usage.completion_tokens > 4
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
 
 
 def test_cline(chat):
-    """Tools are described in the prompt; the user's message has several parts, and parameters are defaults."""
+    """Tests tools in the prompt, a user message with several parts, and default parameters."""
     messages = [
         {"role": "system", "content": "You are a coding assistant.\n\n# Tools\n\n<read_file><path>…</path></read_file>"},
         {"role": "user", "content": [{"type": "text", "text": "<task>Hello</task>"}, {"type": "text", "text": "<environment_details>none</environment_details>"}]},
@@ -45,7 +45,7 @@ def test_cline(chat):
 
 
 def test_continue(chat):
-    """Tools in the request, calls in a stream, an assistant message without content in the next one."""
+    """Tests tools in the request, calls in a stream, and an assistant message without content."""
     messages = [
         {"role": "system", "content": "You are in agent mode."},
         {"role": "user", "content": [{"type": "text", "text": "What will the weather be like?"}]},

@@ -1,4 +1,4 @@
-"""JavaScript libraries: see sdks.test.cjs."""
+"""Tests JavaScript libraries; see sdks.test.cjs."""
 
 import os
 import subprocess

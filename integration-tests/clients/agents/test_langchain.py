@@ -1,4 +1,4 @@
-"""LangChain's client for servers with OpenAI's API, unchanged, on a scripted model."""
+"""Tests LangChain's client for OpenAI's API, unchanged, on a scripted model."""
 
 import openai
 import pytest

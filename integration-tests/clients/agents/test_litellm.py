@@ -1,4 +1,4 @@
-"""litellm, unchanged, on a scripted model."""
+"""Tests litellm, unchanged, on a scripted model."""
 
 import json
 
@@ -14,7 +14,7 @@ TOOLS = [{"type": "function", "function": {"name": "weather", "description": "A 
 
 @pytest.fixture(params=["openai/gpt-4o", "hosted_vllm/any", "anthropic/claude-sonnet-4-5"])
 def complete(server, request):
-    # The client for Anthropic adds the version of the API itself.
+    # The client for Anthropic adds the API version itself.
     base = server.url if request.param.startswith("anthropic/") else f"{server.url}/v1"
 
     def complete(messages, **more):

@@ -1,4 +1,5 @@
-"""EleutherAI's lm-evaluation-harness, unchanged, with the server's own tokenizer, on a scripted model."""
+"""Tests EleutherAI's lm-evaluation-harness, unchanged, with the server's own tokenizer, on a
+scripted model."""
 
 import json
 import os
@@ -12,14 +13,14 @@ HELLO = "Hello! This answer was written down before, and it has a few tokens."
 
 @pytest.fixture
 def evaluate(server, tmp_path):
-    """Runs a task with these fields, and says its metrics."""
+    """Runs a task with these fields and returns its metrics."""
 
     def evaluate(model, route, documents, task, *flags):
         data = tmp_path / "data.jsonl"
         data.write_text("".join(json.dumps(document) + "\n" for document in documents))
         fixed = {"task": "scripted", "dataset_path": "json", "test_split": "test", "metadata": {"version": 1}}
         fixed["dataset_kwargs"] = {"data_files": {"test": str(data)}}
-        # JSON is YAML.
+        # JSON is valid YAML.
         (tmp_path / "scripted.yaml").write_text(json.dumps({**fixed, **task}))
         arguments = f"model=any,base_url={server.url}{route},tokenizer_backend=remote,num_concurrent=2,max_retries=1"
         arguments += f",auth_token={server.key}"
@@ -35,7 +36,8 @@ def evaluate(server, tmp_path):
 
 
 def test_multiple_choice(evaluate):
-    """The log-probabilities of continuations: the first token of an answer follows its mark, and nothing else does."""
+    """Tests the logprobs of continuations: only the first token of an answer is likely after the
+    prompt."""
     documents = [{"text": "<|say_3|>", "right": i % 2} for i in range(20)]
     task = {
         "output_type": "multiple_choice",

@@ -1,4 +1,5 @@
-"""opencode, unchanged, on a scripted model: a chat and a turn with its tool that reads files."""
+"""Tests opencode, unchanged, on a scripted model: a chat and a turn with its tool that reads
+files."""
 
 import json
 import os
@@ -15,7 +16,7 @@ TITLE = "A short title"
 
 @pytest.fixture
 def opencode(serve, node, tmp_path):
-    """Runs `opencode run` in a folder of its own, and says what it printed."""
+    """Runs `opencode run` in its own folder and returns its output."""
 
     def run(prompt):
         secret = tmp_path / "work/secret.txt"
@@ -51,5 +52,6 @@ def test_chat(opencode):
 
 
 def test_tool_turn(opencode):
-    """The answer has the word that only the file has, so the call was carried out and its result sent back."""
+    """The answer has the word that only the file contains, so the call ran and its result was sent
+    back."""
     assert READ in opencode("Read the secret")

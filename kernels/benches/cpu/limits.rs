@@ -1,17 +1,18 @@
-//! What the machine can do at this moment.
+//! Measures the limits of the machine at this moment.
 
 use std::sync::LazyLock;
 use std::time::Instant;
 
 use millrace_kernels::cpu::Isa;
 
-/// Seconds since some instant: processor time of the calling thread when it is the only one, else wall time.
+/// Seconds since some instant: CPU time of the calling thread if it is the only one, else wall
+/// time.
 pub(crate) fn clock(threads: usize) -> f64 {
     static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
     #[cfg(target_os = "linux")]
     if threads == 1 {
         let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-        // SAFETY: the pointer is valid; the clock exists on every Linux.
+        // SAFETY: the pointer is valid, and every Linux has this clock.
         unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
         return time.tv_sec as f64 + 1e-9 * time.tv_nsec as f64;
     }
@@ -19,7 +20,7 @@ pub(crate) fn clock(threads: usize) -> f64 {
     BEGIN.elapsed().as_secs_f64()
 }
 
-/// Runs `work(i)` on `threads` threads, and returns the seconds it took.
+/// Runs `work(i)` on `threads` threads and returns the seconds that it took.
 fn on_threads(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
     let start = clock(threads);
     std::thread::scope(|scope| {
@@ -32,67 +33,67 @@ fn on_threads(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
     clock(threads) - start
 }
 
-/// Fused products on registers, in GFLOP/s of all threads: the best of several short runs.
+/// Fused multiply-adds on registers, in GFLOP/s of all threads: the best of several short runs.
 pub(crate) fn peak(threads: usize, isa: Isa) -> f64 {
-    const TURNS: usize = 1_000_000;
+    const ROUNDS: usize = 1_000_000;
     let mut best = 0f64;
     for _ in 0..5 {
         let flops = std::sync::atomic::AtomicUsize::new(0);
         let seconds = on_threads(threads, |_| {
-            flops.fetch_add(spin(isa, TURNS), std::sync::atomic::Ordering::Relaxed);
+            flops.fetch_add(spin(isa, ROUNDS), std::sync::atomic::Ordering::Relaxed);
         });
         best = best.max(1e-9 * flops.into_inner() as f64 / seconds);
     }
     best
 }
 
-/// Runs the loop; returns the floating point operations done.
-fn spin(isa: Isa, turns: usize) -> usize {
+/// Runs the loop and returns the number of floating-point operations.
+fn spin(isa: Isa, rounds: usize) -> usize {
     match isa {
-        // SAFETY: the backend runs with this set, so the machine has it.
+        // SAFETY: the backend runs with this instruction set, so the machine has it.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { avx512(turns) },
+        Isa::Avx512 => unsafe { avx512(rounds) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => unsafe { avx2(turns) },
-        _ => plain(turns),
+        Isa::Avx2 => unsafe { avx2(rounds) },
+        _ => plain(rounds),
     }
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-fn avx512(turns: usize) -> usize {
+fn avx512(rounds: usize) -> usize {
     use std::arch::x86_64::*;
     let mut chains = [_mm512_set1_ps(1.0); 16];
     let (a, b) = (_mm512_set1_ps(std::hint::black_box(0.999)), _mm512_set1_ps(std::hint::black_box(0.001)));
-    for _ in 0..turns {
+    for _ in 0..rounds {
         for chain in &mut chains {
             *chain = _mm512_fmadd_ps(*chain, a, b);
         }
     }
     std::hint::black_box(chains);
-    turns * 16 * 32
+    rounds * 16 * 32
 }
 
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn avx2(turns: usize) -> usize {
+fn avx2(rounds: usize) -> usize {
     use std::arch::x86_64::*;
     let mut chains = [_mm256_set1_ps(1.0); 12];
     let (a, b) = (_mm256_set1_ps(std::hint::black_box(0.999)), _mm256_set1_ps(std::hint::black_box(0.001)));
-    for _ in 0..turns {
+    for _ in 0..rounds {
         for chain in &mut chains {
             *chain = _mm256_fmadd_ps(*chain, a, b);
         }
     }
     std::hint::black_box(chains);
-    turns * 12 * 16
+    rounds * 12 * 16
 }
 
-fn plain(turns: usize) -> usize {
+fn plain(rounds: usize) -> usize {
     let mut chains = [[1f32; 8]; 8];
     let (a, b) = (std::hint::black_box(0.999), std::hint::black_box(0.001));
-    for _ in 0..turns {
+    for _ in 0..rounds {
         for chain in &mut chains {
             for x in chain {
                 *x = *x * a + b;
@@ -100,11 +101,11 @@ fn plain(turns: usize) -> usize {
         }
     }
     std::hint::black_box(chains);
-    turns * 64 * 2
+    rounds * 64 * 2
 }
 
-/// A stream of reads over 400 MiB, in GB/s of all threads: the best of several runs. It reads as the kernels do: whole
-/// vectors, from huge pages, with the next lines asked for ahead of time.
+/// A stream of reads over 400 MiB, in GB/s of all threads: the best of several runs. It reads as
+/// the kernels do: whole vectors, from huge pages, with prefetching.
 pub(crate) fn bandwidth(threads: usize, isa: Isa) -> f64 {
     static DATA: LazyLock<Vec<Block>> = LazyLock::new(on_huge_pages);
     let data = &DATA[..];
@@ -129,25 +130,26 @@ const HUGE: usize = 2 << 20;
 
 fn on_huge_pages() -> Vec<Block> {
     let mut blocks: Vec<Block> = Vec::with_capacity(200);
-    let room = blocks.spare_capacity_mut();
+    let spare = blocks.spare_capacity_mut();
     #[cfg(target_os = "linux")]
-    // SAFETY: the range was just allocated; the advice changes no contents, and its failure does no harm.
+    // SAFETY: the range was just allocated. The advice changes no contents, and its failure does no
+    // harm.
     unsafe {
-        libc::madvise(room.as_mut_ptr().cast(), size_of_val(room), libc::MADV_HUGEPAGE)
+        libc::madvise(spare.as_mut_ptr().cast(), size_of_val(spare), libc::MADV_HUGEPAGE)
     };
-    for block in room.iter_mut() {
-        // SAFETY: the block is ours, and any bits are numbers.
+    for block in spare.iter_mut() {
+        // SAFETY: the block belongs to this vector, and any bits are valid numbers.
         unsafe { std::ptr::write_bytes(block.as_mut_ptr().cast::<u8>(), 1, HUGE) };
     }
-    let len = room.len();
-    // SAFETY: all of them have been written.
+    let len = spare.len();
+    // SAFETY: all blocks have been written.
     unsafe { blocks.set_len(len) };
     blocks
 }
 
 fn read(isa: Isa, part: &[Block]) -> u64 {
     match isa {
-        // SAFETY: the backend runs with this set, so the machine has it.
+        // SAFETY: the backend runs with this instruction set, so the machine has it.
         #[cfg(target_arch = "x86_64")]
         Isa::Avx512 => unsafe { read_avx512(part) },
         _ => part.iter().map(|block| sum(&block.0)).fold(0, u64::wrapping_add),
@@ -158,7 +160,7 @@ fn read(isa: Isa, part: &[Block]) -> u64 {
 #[target_feature(enable = "avx512f")]
 fn read_avx512(part: &[Block]) -> u64 {
     use std::arch::x86_64::*;
-    /// Lines between a read and what is asked for with it.
+    /// The distance in lines between a read and its prefetch.
     const AHEAD: usize = 32;
     let mut sums = [_mm512_setzero_si512(); 4];
     for block in part {
@@ -175,7 +177,7 @@ fn read_avx512(part: &[Block]) -> u64 {
     _mm512_reduce_add_epi64(_mm512_add_epi64(_mm512_add_epi64(a, b), _mm512_add_epi64(c, d))) as u64
 }
 
-/// Several sums at once, so that additions do not wait for one another.
+/// Adds in several independent sums, so that additions do not wait for each other.
 fn sum(part: &[u64]) -> u64 {
     let mut sums = [0u64; 32];
     for chunk in part.chunks_exact(32) {

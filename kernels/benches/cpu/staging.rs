@@ -1,4 +1,5 @@
-//! Weights on their way to a device, as far as the host takes part: from a mapped file into buffers, from the page cache.
+//! Measures the host's part of loading weights: from a mapped file in the page cache into upload
+//! buffers.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -6,15 +7,15 @@ use std::time::Instant;
 
 use half::bf16;
 use memmap2::Mmap;
-use millrace_kernels::staging::{Packer, loads};
+use millrace_kernels::staging::{Packer, upload_ranges};
 use millrace_kernels::{DType, HostTensor, Part};
 
-/// A file of as many bytes: more than any cache, little enough for the page cache.
+/// The size of the file: larger than any CPU cache, small enough for the page cache.
 const FILE: usize = 1 << 30;
-/// The buffers of the CUDA backend.
+/// The size of the CUDA backend's upload buffers.
 const BUFFER: usize = 16 << 20;
 
-/// Compares with a copy of memory that was touched before, and prints a line for each conversion.
+/// Prints a line for each conversion, and compares with memory that was mapped before.
 pub(crate) fn staging(threads: usize) {
     let path = std::env::temp_dir().join(format!("millrace-staging-{}", std::process::id()));
     let mut file = File::create_new(&path).unwrap();
@@ -29,17 +30,18 @@ pub(crate) fn staging(threads: usize) {
         for dtype in [DType::BF16, DType::F16, DType::F32] {
             let mut best = |touched: bool| {
                 let rates = (0..3).map(|_| {
-                    // SAFETY: the file has no name any more, so nobody shortens it.
+                    // SAFETY: the file has no name any more, so nobody can shorten it.
                     let map = unsafe { Mmap::map(&file) }.unwrap();
                     if touched {
                         map.iter().step_by(4096).for_each(|byte| _ = std::hint::black_box(*byte));
                     }
-                    let tensor = HostTensor { dtype: DType::BF16, rows: FILE / 2 / cols, cols, bytes: &map };
+                    let tensor =
+                        HostTensor::dense(DType::BF16, FILE / 2 / cols, cols, bytes::Bytes::from_owner(map));
                     let part = Part { cols: 0..width, ..Part::whole(tensor) };
                     let since = Instant::now();
-                    for (index, load) in loads(&part, dtype, BUFFER).enumerate() {
-                        let to = &mut buffers[index % 3 * BUFFER..][..load.len() * dtype.size()];
-                        packer.pack(&part, load.start, dtype, to);
+                    for (index, range) in upload_ranges(&part, dtype, BUFFER).enumerate() {
+                        let to = &mut buffers[index % 3 * BUFFER..][..range.len() * dtype.size()];
+                        packer.pack(&part, range.start, dtype, to);
                     }
                     1e-9 * (FILE * width / cols) as f64 / since.elapsed().as_secs_f64()
                 });

@@ -1,8 +1,10 @@
-//! Activations of Llama 8B and 70B (a rank of eight), Qwen3 8B and ChatGLM-6B, and the soft cap of logits.
+//! Activations of Llama 8B and 70B (a rank of eight), Qwen3 8B and ChatGLM-6B, and the soft cap of
+//! logits.
 
 use millrace_kernels::cuda::Elem;
 use millrace_kernels::cuda::ops::activation::{
-    Activation, ScaledSum, Version, activate, activation_cost, elementwise_cost, gate, scaled_sum, soft_cap,
+    ActivationKind, ActivationRows, KernelVersion, ScaledSum, SoftCapRows, activate, activation_cost,
+    elementwise_cost, gate, scaled_sum, soft_cap,
 };
 
 use crate::harness::{Bench, Result};
@@ -11,11 +13,11 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     let sizes: &[usize] = if bench.is_simulated() { &[2] } else { &[1, 64, 8192] };
     let elem = Elem::BF16;
     let gates = [
-        ("silu_gate Llama 8B", Activation::Silu, 14336, true),
-        ("silu_gate Llama 70B/8", Activation::Silu, 3584, true),
-        ("silu_gate Qwen3 8B", Activation::Silu, 12288, true),
-        ("gelu_tanh_gate Llama 8B", Activation::GeluTanh, 14336, true),
-        ("gelu ChatGLM-6B", Activation::Gelu, 16384, false),
+        ("silu_gate Llama 8B", ActivationKind::Silu, 14336, true),
+        ("silu_gate Llama 70B/8", ActivationKind::Silu, 3584, true),
+        ("silu_gate Qwen3 8B", ActivationKind::Silu, 12288, true),
+        ("gelu_tanh_gate Llama 8B", ActivationKind::GeluTanh, 14336, true),
+        ("gelu ChatGLM-6B", ActivationKind::Gelu, 16384, false),
     ];
     for (name, act, cols, gated) in gates {
         for &rows in sizes {
@@ -24,7 +26,8 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
             let cost = activation_cost(elem, rows, cols, gated);
             let run = if gated { gate } else { activate };
             bench.measure(&format!("{name} {rows} x {cols}"), cost, |device| {
-                run(device, Version::Fast, act, rows, cols, x.view(elem), out.view(elem))
+                let operands = ActivationRows { rows, cols, x: x.view(elem), out: out.view(elem) };
+                run(device, KernelVersion::Fast, act, &operands)
             })?;
         }
     }
@@ -35,13 +38,14 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
             ScaledSum { rows, cols, x: (1.0, x.view(elem)), y: Some((1.0, y.view(elem))), out: x.view(elem) };
         let cost = elementwise_cost(elem, rows, cols, 2);
         bench.measure(&format!("residual addition {rows} x {cols}"), cost, |device| {
-            scaled_sum(device, Version::Fast, &sum)
+            scaled_sum(device, KernelVersion::Fast, &sum)
         })?;
     }
     let (rows, cols) = if bench.is_simulated() { (1, 4096) } else { (64, 128_256) };
     let logits = bench.device.allocate(Elem::F32, rows * cols)?;
     let cost = elementwise_cost(Elem::F32, rows, cols, 1);
     bench.measure(&format!("soft cap of logits {rows} x {cols}"), cost, |device| {
-        soft_cap(device, Version::Fast, rows, cols, logits.view(Elem::F32), 30.0)
+        let operands = SoftCapRows { rows, cols, x: logits.view(Elem::F32), cap: 30.0 };
+        soft_cap(device, KernelVersion::Fast, &operands)
     })
 }

@@ -1,10 +1,11 @@
-//! All-reduce in a group of one, where nothing crosses a link: what the kernels cost beside the links, in Llama 70B's messages.
+//! All-reduce in a group of one, where nothing crosses a link: the cost of the kernels without the
+//! links, for Llama 70B's messages.
 
 use std::time::Duration;
 
 use millrace_kernels::cuda::Elem;
 use millrace_kernels::cuda::ops::allreduce::{
-    AddNorm, Form, GatherColumns, Group, all_gather, all_reduce, all_reduce_norm, cost,
+    AllGatherColumns, AllReduceForm, AllReduceNorm, PeerGroup, all_gather, all_reduce, all_reduce_norm, cost,
 };
 
 use crate::harness::{Bench, Result};
@@ -14,29 +15,29 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     let sizes: &[usize] = if bench.is_simulated() { &[1] } else { &[1, 64, 512] };
     let capacity = sizes.iter().max().copied().unwrap_or(1) * cols * 2;
     let device = bench.device.clone();
-    let region = device.upload(&vec![0; Group::region_bytes(capacity)])?;
+    let region = device.upload(&vec![0; PeerGroup::region_bytes(capacity)])?;
     let regions = device.upload(&region.view(Elem::U8).address().to_le_bytes())?;
-    let state = device.upload(&[0; Group::STATE * 4])?;
-    let group = Group {
+    let state = device.upload(&[0; PeerGroup::STATE * 4])?;
+    let group = PeerGroup {
         rank: 0,
         world: 1,
         regions: regions.view(Elem::U64),
         state: state.view(Elem::U32),
         capacity,
-        patience: Duration::from_secs(1),
+        timeout: Duration::from_secs(1),
     };
     for &rows in sizes {
         let len = rows * cols;
         let (x, residual) = (device.allocate(elem, len)?, device.allocate(elem, len)?);
         let weight = device.allocate(Elem::F32, cols)?;
         let (part, whole) = (device.allocate(Elem::F32, len / 2)?, device.allocate(Elem::F32, len / 2)?);
-        for form in [Form::OneShot, Form::TwoShot] {
+        for form in [AllReduceForm::OneShot, AllReduceForm::TwoShot] {
             let cost = cost(elem, form, 1, len);
             bench.measure(&format!("all_reduce {form:?} alone {rows} x {cols}"), cost, |device| {
                 all_reduce(device, &group, form, x.view(elem), len)
             })?;
         }
-        let n = AddNorm {
+        let n = AllReduceNorm {
             rows,
             cols,
             eps: 1e-5,
@@ -45,8 +46,8 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
             weight: weight.view(Elem::F32),
             out: x.view(elem),
         };
-        // Half as many numbers of twice the size: as many bytes as above.
-        let columns = GatherColumns {
+        // There are half as many numbers of twice the size, so as many bytes as above.
+        let columns = AllGatherColumns {
             rows,
             part_cols: cols / 2,
             whole_cols: cols / 2,
@@ -55,12 +56,12 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         };
         bench.measure(
             &format!("all_gather alone {rows} x {}", cols / 2),
-            cost(Elem::F32, Form::OneShot, 1, len / 2),
+            cost(Elem::F32, AllReduceForm::OneShot, 1, len / 2),
             |device| all_gather(device, &group, &columns),
         )?;
         bench.measure(
             &format!("all_reduce + add_rms_norm alone {rows} x {cols}"),
-            cost(elem, Form::OneShot, 1, 2 * len),
+            cost(elem, AllReduceForm::OneShot, 1, 2 * len),
             |device| all_reduce_norm(device, &group, &n),
         )?;
     }

@@ -1,16 +1,18 @@
-//! Decode attention of a layer: lengths all alike and lengths of real traffic, in the shapes of models from 0.6 to 70 billion parameters.
+//! Decode attention of a layer: equal lengths and lengths of real traffic, in the shapes of
+//! models from 0.6 to 70 billion parameters.
 
 use millrace_kernels::cuda::ops::decode::{
-    Decode, Heads, Limits, cost, decode, plan, plan_len, splits, workspace_len,
+    AttentionHeads, DecodeAttention, DecodeLimits, PlanDecode, cost, decode, plan, plan_len, splits,
+    workspace_len,
 };
-use millrace_kernels::cuda::ops::paged::{Batch, PagedKv, Scores};
+use millrace_kernels::cuda::ops::paged::{AttentionScores, PagedKv, SequenceBatch};
 use millrace_kernels::cuda::{Elem, Memory};
 
 use crate::harness::{Bench, Result};
 
 const BLOCK: usize = 16;
 
-/// The model's name, its query heads, key/value heads and features per head on one card.
+/// The model's name, its query heads, key/value heads and features per head on one GPU.
 const MODELS: [(&str, usize, usize, usize); 4] = [
     ("llama-8b", 32, 8, 128),
     ("llama-70b/tp8", 8, 1, 128),
@@ -20,7 +22,7 @@ const MODELS: [(&str, usize, usize, usize); 4] = [
 
 pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     for (model, heads, kv_heads, head_dim) in MODELS {
-        let of = |cache| Heads { heads, kv_heads, head_dim, activations: Elem::BF16, cache };
+        let of = |cache| AttentionHeads { heads, kv_heads, head_dim, activations: Elem::BF16, cache };
         if bench.is_simulated() {
             measure(bench, &format!("{model} bf16"), of(Elem::BF16), &[300, 20])?;
             continue;
@@ -42,7 +44,8 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     Ok(())
 }
 
-/// Lengths from 100 to 32,000 of which the r-th longest is about the longest divided by r (Zipf), in an order that mixes them.
+/// Lengths from 100 to 32,000 of which the r-th longest is about the longest divided by r (Zipf),
+/// in an order that mixes them.
 fn skewed(rows: usize) -> Vec<usize> {
     (0..rows).map(|i| 100 + 32_000 / (1 + i * 37 % rows)).collect()
 }
@@ -51,7 +54,7 @@ fn words(bench: &Bench, values: impl Iterator<Item = usize>) -> Result<Memory> {
     Ok(bench.device.upload(&values.flat_map(|x| (x as u32).to_le_bytes()).collect::<Vec<u8>>())?)
 }
 
-fn measure(bench: &mut Bench, name: &str, heads: Heads, contexts: &[usize]) -> Result<()> {
+fn measure(bench: &mut Bench, name: &str, heads: AttentionHeads, contexts: &[usize]) -> Result<()> {
     let rows = contexts.len();
     let blocks: usize = contexts.iter().map(|c| c.div_ceil(BLOCK)).sum();
     let len = blocks * heads.kv_heads * BLOCK * heads.head_dim;
@@ -68,7 +71,7 @@ fn measure(bench: &mut Bench, name: &str, heads: Heads, contexts: &[usize]) -> R
 
     let query_start = words(bench, 0..=rows)?;
     let context = words(bench, contexts.iter().copied())?;
-    // Blocks as they lie after a while: a sequence's are far apart.
+    // As after some time of serving, the blocks of a sequence lie far apart.
     let stride = contexts.iter().map(|c| c.div_ceil(BLOCK)).max().unwrap_or(0);
     let step = coprime(blocks);
     let mut tables = vec![0; rows * stride];
@@ -84,23 +87,26 @@ fn measure(bench: &mut Bench, name: &str, heads: Heads, contexts: &[usize]) -> R
     let out = bench.device.allocate(Elem::BF16, rows * heads.heads * heads.head_dim)?;
     bench.device.fill(queries.view(Elem::U8), 0)?;
 
-    let batch = Batch {
+    let batch = SequenceBatch {
         rows,
         tokens: rows,
         query_start: query_start.view(Elem::I32),
         context: context.view(Elem::I32),
         tables: tables.view(Elem::I32),
         table_stride: stride,
-        most_queries: 1,
-        most_context: stride * BLOCK,
+        max_queries: 1,
+        max_context: stride * BLOCK,
     };
-    let scores = Scores { scale: 0.1, soft_cap: None, window: None, alibi: None, sinks: None, prefix: None };
-    let limits = Limits { rows, queries: 1, splits: contexts.iter().map(|&c| splits(heads.cache, c)).sum() };
+    let scores =
+        AttentionScores { scale: 0.1, soft_cap: None, window: None, alibi: None, sinks: None, prefix: None };
+    let limits =
+        DecodeLimits { rows, queries: 1, splits: contexts.iter().map(|&c| splits(heads.cache, c)).sum() };
     let list = bench.device.allocate(Elem::I32, plan_len(&limits))?;
     let workspace = bench.device.allocate(Elem::F32, workspace_len(&heads, &limits))?;
     let list = list.view(Elem::I32);
-    plan(&bench.device, &batch, &scores, heads.cache, &limits, limits.splits, list)?;
-    let layer = Decode {
+    let splits = limits.splits;
+    plan(&bench.device, &PlanDecode { batch, scores, cache: heads.cache, limits, splits, plan: list })?;
+    let layer = DecodeAttention {
         heads,
         limits,
         queries: queries.view(Elem::BF16),

@@ -1,7 +1,9 @@
 //! Embeddings of Llama 8B and Qwen3 0.6B, and the last tokens before the head.
 
 use millrace_kernels::cuda::Elem;
-use millrace_kernels::cuda::ops::embed::{Embed, Gather, embed, embed_cost, gather, gather_cost};
+use millrace_kernels::cuda::ops::embed::{
+    EmbedTokens, GatherRows, embed, embed_cost, gather_rows, gather_rows_cost,
+};
 
 use crate::harness::{Bench, Result};
 
@@ -11,11 +13,11 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     for cols in [4096, 1024] {
         let table = bench.device.allocate(Elem::BF16, vocab * cols)?;
         for &tokens in sizes {
-            // Rows far from each other.
+            // The rows lie far from each other.
             let ids: Vec<u8> = (0..tokens).flat_map(|t| ((t * 7919 % vocab) as i32).to_le_bytes()).collect();
             let ids = bench.device.upload(&ids)?;
             let out = bench.device.allocate(Elem::BF16, tokens * cols)?;
-            let e = Embed {
+            let e = EmbedTokens {
                 tokens,
                 cols,
                 ids: ids.view(Elem::I32),
@@ -27,7 +29,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
             };
             let cost = embed_cost(Elem::BF16, Elem::BF16, tokens, cols);
             bench.measure(&format!("embed {tokens} x {cols}"), cost, |device| embed(device, &e))?;
-            let g = Gather {
+            let g = GatherRows {
                 rows: tokens,
                 cols,
                 index: ids.view(Elem::I32),
@@ -35,8 +37,8 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
                 x: table.view(Elem::BF16),
                 out: out.view(Elem::BF16),
             };
-            let cost = gather_cost(Elem::BF16, tokens, cols);
-            bench.measure(&format!("gather {tokens} x {cols}"), cost, |device| gather(device, &g))?;
+            let cost = gather_rows_cost(Elem::BF16, tokens, cols);
+            bench.measure(&format!("gather {tokens} x {cols}"), cost, |device| gather_rows(device, &g))?;
         }
     }
     Ok(())

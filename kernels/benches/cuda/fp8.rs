@@ -1,9 +1,12 @@
-//! Activations as FP8, and their products with such weights where the device's library has them.
+//! Quantization of activations to FP8, and their products with FP8 weights if the device's library
+//! has them.
 
 use millrace_kernels::cuda::Elem;
-use millrace_kernels::cuda::ops::fp8::{Rows, Scaled, quantize_cost, quantize_rows, scaled_matmul};
-use millrace_kernels::cuda::ops::quant::{Weight, cost};
-use millrace_kernels::cuda::pack::Format;
+use millrace_kernels::cuda::ops::fp8::{
+    QuantizeRows, ScaledMatmul, quantize_cost, quantize_rows, scaled_matmul,
+};
+use millrace_kernels::cuda::ops::quant::cost;
+use millrace_kernels::cuda::weights::{PackedFormat, QuantizedWeight};
 
 use crate::harness::{Bench, Result};
 use crate::products::{WEIGHTS, sized};
@@ -19,7 +22,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         bench.device.fill(data.view(Elem::U8), 0)?;
         bench.device.fill(factors.view(Elem::U32), 0)?;
         let (group, data, scales) = (1 << 20, data.view(Elem::U8), factors.view(Elem::U32));
-        let weight = Weight { format: Format::E4M3, depth, group, data, scales, columns: None };
+        let weight = QuantizedWeight { format: PackedFormat::Fp8, depth, group, data, scales, columns: None };
         for &rows in rows {
             let x = bench.device.allocate(Elem::BF16, rows * depth)?;
             let bytes = bench.device.allocate(Elem::E4M3, rows * depth)?;
@@ -27,14 +30,15 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
             let out = bench.device.allocate(Elem::BF16, rows * outputs)?;
             bench.device.fill(x.view(Elem::BF16), 0)?;
             let (x, bytes, scales) = (x.view(Elem::BF16), bytes.view(Elem::E4M3), scales.view(Elem::F32));
-            let quantized = Rows { rows, cols: depth, depth, x, out: bytes, scales };
+            let quantized = QuantizeRows { rows, cols: depth, depth, x, out: bytes, scales };
             let of_rows = quantize_cost(Elem::BF16, rows, depth);
             bench.measure(&format!("quantize_rows {rows} x {depth}, {name}"), of_rows, |device| {
                 quantize_rows(device, &quantized)
             })?;
             if multiplies {
-                let scaled = Scaled { rows, outputs, x: bytes, scales, weight, out: out.view(Elem::BF16) };
-                let cost = cost(Format::E4M3, Elem::BF16, rows, depth, outputs, group);
+                let scaled =
+                    ScaledMatmul { rows, outputs, x: bytes, scales, weight, out: out.view(Elem::BF16) };
+                let cost = cost(PackedFormat::Fp8, Elem::BF16, rows, depth, outputs, group);
                 bench.measure(&format!("E4M3 by E4M3 {rows} x {name}"), cost, |device| {
                     scaled_matmul(device, &scaled, None)
                 })?;

@@ -1,13 +1,13 @@
-//! Measures one launch at a time, with the caches cold, and prints it beside the card's limits.
+//! Measures one launch at a time with cold caches, and prints it beside the GPU's limits.
 
 use std::sync::Arc;
 
-use millrace_kernels::cuda::{Card, Cost, Device, Elem, Memory};
+use millrace_kernels::cuda::{Cost, Device, Elem, Gpu, Memory};
 
-/// Everything that can go wrong ends the benchmark.
+/// Every error ends the benchmark.
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Times each case is measured; the median counts.
+/// The number of measurements of each case, of which the median counts.
 const REPEATS: usize = 15;
 
 /// The device, its limits, and the table so far.
@@ -17,7 +17,8 @@ pub(crate) struct Bench {
     filter: Option<String>,
     /// Bytes per second that a copy of memory reads and writes.
     copy: f64,
-    /// Operations per second that a large product of bf16 matrices reaches, where there is a library to measure it by.
+    /// Operations per second that a large product of bf16 matrices reaches, where there is a
+    /// library to measure it by.
     peak: Option<f64>,
     /// Written before each measurement so that nothing of the last one is left in the cache.
     flush: Memory,
@@ -31,12 +32,12 @@ impl Bench {
         for argument in std::env::args().skip(1) {
             match argument.as_str() {
                 "--simulate" => simulated = true,
-                // What cargo passes to every benchmark.
+                // Cargo passes this argument to every benchmark.
                 "--bench" => {}
                 _ => filter = Some(argument),
             }
         }
-        let device = if simulated { simulated_device()? } else { Device::new(Arc::new(Card::new(0)?)) };
+        let device = if simulated { simulated_device()? } else { Device::new(Arc::new(Gpu::new(0)?)) };
         let flush = device.allocate(Elem::U8, 2 * device.properties().l2_bytes)?;
         let mut bench = Bench { device, simulated, filter, copy: 0.0, peak: None, flush, rows: Vec::new() };
         println!("{}", bench.device.name());
@@ -61,7 +62,7 @@ impl Bench {
         self.simulated
     }
 
-    /// Runs and prints one case. `cost` is what it has to move and compute at least.
+    /// Runs and prints one case. `cost` is its least cost.
     pub(crate) fn measure(
         &mut self,
         name: &str,
@@ -95,7 +96,7 @@ impl Bench {
         Ok(())
     }
 
-    /// Writes what was measured to the file that `MILLRACE_BENCH_JSON` names.
+    /// Writes the measurements to the file that `MILLRACE_BENCH_JSON` names.
     pub(crate) fn finish(self) -> Result<()> {
         if let Some(file) = std::env::var_os("MILLRACE_BENCH_JSON") {
             std::fs::write(file, format!("[\n{}\n]\n", self.rows.join(",\n")))?;

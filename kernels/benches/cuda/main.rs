@@ -1,7 +1,9 @@
-//! The CUDA kernels against the limits of the card they run on: `cargo bench -p millrace-kernels --bench cuda [-- FILTER]`.
+//! The CUDA kernels beside the limits of the GPU that they run on: `cargo bench -p millrace-kernels
+//! --bench cuda [-- FILTER]`.
 //!
-//! Every figure stands beside what a plain copy of memory and a large matrix product reach in the same run. With `--simulate` (feature
-//! `cpu-sim`) each case runs once on the simulated device, which measures nothing and shows that all of them launch.
+//! Every figure is compared with a copy of memory and a large matrix product in the same run. With
+//! `--simulate` (feature `cpu-sim`) each case runs once on the simulated device, which shows that
+//! all cases launch and measures nothing.
 
 mod activation;
 mod allreduce;

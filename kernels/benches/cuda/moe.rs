@@ -2,7 +2,8 @@
 
 use millrace_kernels::cuda::Elem;
 use millrace_kernels::cuda::ops::moe::{
-    Combine, Route, Scores, Sort, combine, combine_cost, route, route_cost, sort, sort_cost,
+    CombineExperts, RouteTokens, RouterScoreKind, SortPairs, combine, combine_cost, route, route_cost, sort,
+    sort_cost,
 };
 
 use crate::harness::{Bench, Result};
@@ -23,22 +24,22 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
             let (chosen, spread) = (device.upload(&chosen)?, device.upload(&spread)?);
             let (offsets, rows, places) =
                 (device.upload(&offsets)?, device.upload(&rows)?, device.upload(&places)?);
-            let r = Route {
+            let r = RouteTokens {
                 tokens,
                 count: None,
                 experts,
                 top_k,
                 logits: logits.view(elem),
-                scores: Scores::Softmax,
+                scores: RouterScoreKind::Softmax,
                 bias: None,
-                normalise: true,
+                normalize: true,
                 factor: 1.0,
                 chosen: chosen.view(Elem::I32),
                 weights: weights.view(Elem::F32),
             };
             let cost = route_cost(elem, tokens, experts, top_k);
             bench.measure(&format!("route {name} {tokens} tokens"), cost, |device| route(device, &r))?;
-            let s = Sort {
+            let s = SortPairs {
                 pairs,
                 experts,
                 chosen: spread.view(Elem::I32),
@@ -51,7 +52,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
                 sort(device, &s)
             })?;
             let (y, out) = (device.allocate(elem, pairs * cols)?, device.allocate(elem, tokens * cols)?);
-            let c = Combine {
+            let c = CombineExperts {
                 tokens,
                 cols,
                 top_k,

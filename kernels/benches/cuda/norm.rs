@@ -1,7 +1,7 @@
 //! Norms at the widths of Llama 8B and 70B.
 
 use millrace_kernels::cuda::Elem;
-use millrace_kernels::cuda::ops::norm::{Norm, Rows, cost, norm};
+use millrace_kernels::cuda::ops::norm::{NormKind, NormRows, cost, norm};
 
 use crate::harness::{Bench, Result};
 
@@ -13,8 +13,8 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
                 let x = bench.device.allocate(Elem::BF16, rows * cols)?;
                 let residual = bench.device.allocate(Elem::BF16, rows * cols)?;
                 let weight = bench.device.allocate(Elem::F32, cols)?;
-                let which = Norm::Rms { weight: weight.view(Elem::F32) };
-                let rows_of = Rows {
+                let which = NormKind::Rms { weight: weight.view(Elem::F32) };
+                let rows_of = NormRows {
                     rows,
                     cols,
                     eps: 1e-5,

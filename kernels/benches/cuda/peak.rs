@@ -1,4 +1,4 @@
-//! What the card's tensor cores reach: a large product by cuBLASLt, where that library is at hand.
+//! The peak of the GPU's tensor cores: a large product by cuBLASLt, if this library is installed.
 
 use std::ffi::c_void;
 use std::ptr;
@@ -13,18 +13,19 @@ use crate::harness::Result;
 /// Rows, columns and terms of the product.
 const SIZE: usize = 8192;
 
-/// Bytes that cuBLASLt may use on the side.
+/// Bytes of workspace for cuBLASLt.
 const WORKSPACE: usize = 64 << 20;
 
 const REPEATS: usize = 10;
 
-/// Operations per second of a bf16 product with sums in f32; `None` without cuBLASLt. The current context is the device's.
+/// Operations per second of a bf16 product with sums in f32; `None` without cuBLASLt. The current
+/// context is the device's.
 pub(crate) fn measure(device: &Device) -> Result<Option<f64>> {
     // SAFETY: the call only tries to open the library.
     if !unsafe { sys::is_culib_present() } {
         return Ok(None);
     }
-    // Numbers as they come: a product of zeros draws less power, and runs faster than any real one.
+    // The numbers are random: a product of zeros draws less power, and runs faster than a real one.
     let mut state = 1u32;
     let mut random = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
@@ -44,8 +45,8 @@ pub(crate) fn measure(device: &Device) -> Result<Option<f64>> {
         lt::create_matmul_desc(sys::cublasComputeType_t::CUBLAS_COMPUTE_32F, sys::cudaDataType::CUDA_R_32F)?;
     let preference = lt::create_matmul_pref()?;
     let handle = lt::create_handle()?;
-    // SAFETY: handle, descriptions and memory are those made above, all of SIZE x SIZE elements, and outlive the work, whose
-    // end is waited for; they end with the process.
+    // SAFETY: handle, descriptions and memory are those made above, all of SIZE x SIZE elements,
+    // and outlive the work, whose end is waited for; they end with the process.
     unsafe {
         lt::set_matmul_pref_attribute(
             preference,

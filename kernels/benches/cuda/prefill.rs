@@ -1,9 +1,9 @@
-//! Prefill attention of Llama 8B, 70B on eight cards, Qwen3-8B and 0.6B, ChatGLM2: whole prompts, the last chunk of a long one, and many
-//! short ones.
+//! Prefill attention of Llama 8B, 70B on eight GPUs, Qwen3-8B and 0.6B, ChatGLM2: whole prompts,
+//! the last chunk of a long one, and many short ones.
 
-use millrace_kernels::cuda::ops::attention::Attention;
-use millrace_kernels::cuda::ops::paged::{Batch, PagedKv, Scores};
-use millrace_kernels::cuda::ops::prefill::{Kernel, prefill_by};
+use millrace_kernels::cuda::ops::attention::PagedAttention;
+use millrace_kernels::cuda::ops::paged::{AttentionScores, PagedKv, SequenceBatch};
+use millrace_kernels::cuda::ops::prefill::{PrefillKernel, prefill_by};
 use millrace_kernels::cuda::{Device, Elem, Memory};
 
 use crate::harness::{Bench, Result};
@@ -29,8 +29,8 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
     let hopper = bench.device.properties().capability == (9, 0);
     for (model, heads, kv_heads, head_dim) in MODELS {
         for &(rows, queries, context) in steps {
-            for kernel in [Kernel::Mma, Kernel::Hopper] {
-                if kernel == Kernel::Hopper && !hopper {
+            for kernel in [PrefillKernel::Mma, PrefillKernel::Hopper] {
+                if kernel == PrefillKernel::Hopper && !hopper {
                     continue;
                 }
                 let case = Case::new(&bench.device, heads, kv_heads, head_dim, rows, queries, context)?;
@@ -72,7 +72,7 @@ impl Case {
             device.upload(&numbers.iter().flat_map(|n| n.to_le_bytes()).collect::<Vec<u8>>())
         };
         let tokens = rows * queries;
-        // Numbers of every size, so that power and exponentials are what they are in use.
+        // The numbers have every size, so that power and exponentials are as in real use.
         let values = |len: usize| {
             let mut state = 1u32;
             let bytes: Vec<u8> = (0..len)
@@ -98,17 +98,17 @@ impl Case {
             numbers: [
                 upload((0..=rows).map(|r| (r * queries) as u32).collect())?,
                 upload(vec![context as u32; rows])?,
-                // A permutation: neighbours in the sequence are not neighbours in memory.
+                // A permutation, so that neighbors in the sequence are not neighbors in memory.
                 upload((0..rows * per_row).map(|b| (rows * per_row - 1 - b) as u32).collect())?,
             ],
         })
     }
 
-    fn attention(&self) -> Attention<'_> {
+    fn attention(&self) -> PagedAttention<'_> {
         let [keys, values] = &self.cache;
         let [query_start, context, tables] = &self.numbers;
         let per_row = self.context.div_ceil(BLOCK);
-        Attention {
+        PagedAttention {
             heads: self.heads,
             qkv: self.qkv.view(Elem::BF16),
             stride: (self.heads + 2 * self.kv_heads) * self.head_dim,
@@ -121,17 +121,17 @@ impl Case {
                 kv_heads: self.kv_heads,
                 head_dim: self.head_dim,
             },
-            batch: Batch {
+            batch: SequenceBatch {
                 rows: self.rows,
                 tokens: self.rows * self.queries,
                 query_start: query_start.view(Elem::I32),
                 context: context.view(Elem::I32),
                 tables: tables.view(Elem::I32),
                 table_stride: per_row,
-                most_queries: self.queries,
-                most_context: self.context,
+                max_queries: self.queries,
+                max_context: self.context,
             },
-            scores: Scores {
+            scores: AttentionScores {
                 scale: 1.0 / (self.head_dim as f32).sqrt(),
                 soft_cap: None,
                 window: None,

@@ -1,6 +1,6 @@
-//! What the benchmarks of products share: shapes and room.
+//! The shapes and the memory that the benchmarks of products share.
 
-use millrace_kernels::cuda::ops::product::{Product, Workspace, counters, partials};
+use millrace_kernels::cuda::ops::product::{ProductOperands, ProductWorkspace, counters, partials};
 use millrace_kernels::cuda::{Device, Elem, Memory};
 
 use crate::harness::Result;
@@ -24,7 +24,7 @@ pub(crate) fn few_rows(simulated: bool) -> &'static [usize] {
     if simulated { &[1] } else { &[1, 4, 8, 16] }
 }
 
-/// A shape that a simulation gets through.
+/// A shape that is small enough for a simulation.
 pub(crate) fn sized(simulated: bool, inputs: usize, outputs: usize) -> (usize, usize) {
     if simulated { (inputs / 16, outputs / 32) } else { (inputs, outputs) }
 }
@@ -51,8 +51,8 @@ impl Room {
         Ok(Room { rows, inputs, outputs, x, out, partials, counters })
     }
 
-    pub(crate) fn product(&self) -> Product<'_> {
-        Product {
+    pub(crate) fn product(&self) -> ProductOperands<'_> {
+        ProductOperands {
             rows: self.rows,
             inputs: self.inputs,
             outputs: self.outputs,
@@ -63,7 +63,7 @@ impl Room {
         }
     }
 
-    pub(crate) fn workspace(&self) -> Workspace<'_> {
-        Workspace { partials: self.partials.view(Elem::F32), counters: self.counters.view(Elem::U32) }
+    pub(crate) fn workspace(&self) -> ProductWorkspace<'_> {
+        ProductWorkspace { partials: self.partials.view(Elem::F32), counters: self.counters.view(Elem::U32) }
     }
 }

@@ -1,4 +1,5 @@
-//! The prologue of Llama 8B, 70B (a rank of eight), Qwen3 8B (norms of heads) and ChatGLM-6B (2D positions, bias).
+//! The prologue of Llama 8B, 70B (a rank of eight), Qwen3 8B (norms of heads) and ChatGLM-6B (2D
+//! positions, bias).
 
 use millrace_kernels::backend::{QkvLayout, RopeStyle};
 use millrace_kernels::cuda::Elem;

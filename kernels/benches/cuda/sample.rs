@@ -1,7 +1,8 @@
 //! Sampling with the vocabularies of ChatGLM, Llama 3 and Qwen.
 
 use millrace_kernels::cuda::ops::sample::{
-    Bounds, COLUMNS, Choice, Chosen, Rows, cost, encode, encode_given, sample, score, score_cost, workspace,
+    COLUMNS, RowSampling, SampleBounds, SampleOutputs, SampleRows, cost, encode, encode_given, sample, score,
+    score_cost, workspace,
 };
 use millrace_kernels::cuda::{Cost, Elem};
 use millrace_kernels::{SamplingParams, ScoreRow};
@@ -42,9 +43,15 @@ fn one(bench: &mut Bench, name: &str, rows: usize, vocab: usize, params: &Sampli
     let device = bench.device.clone();
     let words = |all: &[u32]| all.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
     let mut table = vec![0; COLUMNS * rows];
-    let bounds = Bounds { history: (rows, TOKENS), top_n: 20, ..Bounds::default() };
-    let choice =
-        |slot| Choice { params, tokens: TOKENS, prompt_len: TOKENS / 2, slot, mask: None, biases: (0, 0) };
+    let bounds = SampleBounds { history: (rows, TOKENS), top_n: 20, ..SampleBounds::default() };
+    let choice = |slot| RowSampling {
+        params,
+        tokens: TOKENS,
+        prompt_len: TOKENS / 2,
+        slot,
+        mask: None,
+        biases: (0, 0),
+    };
     encode((0..rows).map(choice), &bounds, rows, &mut table)?;
     let table = device.upload(&words(&table))?;
     let history =
@@ -54,7 +61,7 @@ fn one(bench: &mut Bench, name: &str, rows: usize, vocab: usize, params: &Sampli
     let row = |elem| device.allocate(elem, rows);
     let (tokens, logprobs, counts) = (row(Elem::U32)?, row(Elem::F32)?, row(Elem::U32)?);
     let (ids, tops) = (device.allocate(Elem::U32, rows * 20)?, device.allocate(Elem::F32, rows * 20)?);
-    let all = Rows {
+    let all = SampleRows {
         rows,
         vocab,
         logits: logits.view(Elem::F32),
@@ -64,7 +71,7 @@ fn one(bench: &mut Bench, name: &str, rows: usize, vocab: usize, params: &Sampli
         biases: None,
         masks: None,
         workspace: space.view(Elem::U8),
-        chosen: Chosen {
+        chosen: SampleOutputs {
             tokens: tokens.view(Elem::U32),
             logprobs: logprobs.view(Elem::F32),
             top_ids: ids.view(Elem::U32),
@@ -84,7 +91,7 @@ fn one(bench: &mut Bench, name: &str, rows: usize, vocab: usize, params: &Sampli
     let given = device.upload(&words(&given))?;
     let (table, tokens) =
         (given.view(Elem::U32).slice(0..COLUMNS * rows), COLUMNS * rows..(COLUMNS + 1) * rows);
-    let (all, tokens) = (Rows { table, ..all }, given.view(Elem::U32).slice(tokens));
+    let (all, tokens) = (SampleRows { table, ..all }, given.view(Elem::U32).slice(tokens));
     bench.measure(&name.replace("sample greedy", "score"), total(score_cost(vocab)), |device| {
         score(device, &all, tokens)
     })

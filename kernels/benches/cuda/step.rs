@@ -1,7 +1,7 @@
 //! Step preparation: decode rows at 2,048 tokens of context.
 
 use millrace_kernels::cuda::Elem;
-use millrace_kernels::cuda::ops::step::{Prepared, Rows, Slots, append, cost, prepare};
+use millrace_kernels::cuda::ops::step::{PreparedStep, SlotState, StepRows, append, cost, prepare};
 
 use crate::harness::{Bench, Result};
 
@@ -15,7 +15,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         let stride = CONTEXT / BLOCK;
         let words = |len: usize| -> millrace_kernels::Result<_> { device.upload(&vec![0; len * 4]) };
         let (history, tables) = (words(n * CONTEXT)?, words(n * stride)?);
-        let slots = Slots {
+        let slots = SlotState {
             slots: n,
             history: history.view(Elem::I32),
             history_stride: CONTEXT,
@@ -25,11 +25,11 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
         let rows: Vec<u8> =
             (0..n).flat_map(|r| [r as i32, CONTEXT as i32 - 2, 1, 1]).flat_map(i32::to_le_bytes).collect();
         let (rows, count) = (device.upload(&rows)?, device.upload(&(n as i32).to_le_bytes())?);
-        let rows = Rows { most: n, count: count.view(Elem::I32), rows: rows.view(Elem::I32) };
+        let rows = StepRows { most: n, count: count.view(Elem::I32), rows: rows.view(Elem::I32) };
         let (out_tables, per_row, counts) = (words(n * stride)?, words(10 * (n + 1))?, words(2)?);
         let part = |i: usize| per_row.view(Elem::I32).slice(i * (n + 1)..(i + 1) * (n + 1));
-        let prepared = Prepared {
-            most_tokens: n,
+        let prepared = PreparedStep {
+            max_tokens: n,
             query_start: part(0),
             context: part(1),
             tables: out_tables.view(Elem::I32),

@@ -1,17 +1,53 @@
 // Decode attention: few queries per sequence over a paged cache, as fast as the cache can be read.
 //
-// A work item is one split of a sequence (a fixed number of tokens from a fixed position), one key/value head, and up to 8 or 16 of the rows
-// that share it: the queries' heads of its group. The items of all sequences stand in one list that a planning kernel made, and a grid
-// that fills the card walks it. Sequences of one split write their output, others a partial sum that another kernel combines in order.
+// A work item is one split of a sequence (a fixed number of tokens from a fixed position), one
+// key/value head, and up to 8 or 16 of the query rows that share this head. A planning kernel lists
+// the splits of all sequences, and a grid that fills the GPU walks through their items. Sequences
+// of one split write their output; for the others, the kernel writes partial sums, which another
+// kernel combines in order.
 //
-// Scores are computed transposed, S^T = K Q^T and O^T += V^T P^T, so that tokens and features fill the 16 rows of the MMA and the few query rows
-// its 8 columns. Within a block each warp takes every kWarps-th block of 16 tokens through a ring of its own in shared memory, by asynchronous
-// copies that run ahead into the next item, so that only the end of an item needs the block's barrier.
+// Scores are computed transposed, S^T = K Q^T and O^T += V^T P^T, so that tokens and features fill
+// the 16 rows of the MMA and the few query rows its 8 columns. Within a block each warp takes every
+// kWarps-th block of 16 tokens through a ring of its own in shared memory, by asynchronous copies
+// that run ahead into the next item, so that only the end of an item needs a barrier of the block.
 #pragma once
+#include "attention.cuh"
 #include "decode_tile.cuh"
 #include "splits.cuh"
 
-constexpr float kLog2e = 1.4426950408889634f;
+// The number of features that the kernel for heads of this size works on.
+EXPORT_FUNCTION int decode_features(int head_dim) {
+  return head_dim <= 64 ? 64 : head_dim <= 96 ? 96 : head_dim <= 128 ? 128 : 256;
+}
+// The most query rows of a tile. Two groups of 8 do not fit the registers beside features of every
+// number.
+EXPORT_FUNCTION int decode_most_rows(int features) { return features == 64 || features == 128 ? 16 : 8; }
+EXPORT_FUNCTION int decode_warps(int features) { return features > 128 ? 2 : 4; }
+EXPORT_FUNCTION int decode_threads(int features) { return decode_warps(features) * kWarp; }
+// Tokens of a split: 1024 bytes of keys and values per feature.
+EXPORT_FUNCTION int decode_split_tokens(int element_bytes) { return 512 / element_bytes; }
+// Bytes of a block of keys, or of values, with the scales of its rows.
+EXPORT_FUNCTION int decode_block_bytes(int features, int element_bytes) {
+  return kBlockTokens * features * element_bytes + (element_bytes == 1 ? kBlockTokens * 4 : 0);
+}
+// Stages of a warp's ring: as many as fit 64 KiB for all warps without the scales, but at most 4.
+EXPORT_FUNCTION int decode_stages(int features, int element_bytes) {
+  return decode_warps(features) * 2 * kBlockTokens * features * element_bytes * 4 <= 65536
+             ? 4
+             : 65536 / (decode_warps(features) * 2 * kBlockTokens * features * element_bytes);
+}
+EXPORT_FUNCTION int decode_ring_bytes(int features, int element_bytes) {
+  return decode_warps(features) * decode_stages(features, element_bytes) * 2 *
+         decode_block_bytes(features, element_bytes);
+}
+// Floats from one row to the next where warps exchange sums: the warp's stores hit all banks.
+EXPORT_FUNCTION int decode_exchange_stride(int features) { return features + 4; }
+// Bytes of dynamic shared memory: the rings, and each warp's sums and statistics of `rows` query
+// rows.
+EXPORT_FUNCTION int decode_shared_bytes(int features, int element_bytes, int rows) {
+  return decode_ring_bytes(features, element_bytes) +
+         decode_warps(features) * rows * (decode_exchange_stride(features) * 4 + 8);
+}
 
 // Waits until at most `pending` groups of copies are in flight; `Most` or more count as `Most`.
 template <int Most> DEVICE void copy_wait_for(int pending) {
@@ -23,65 +59,76 @@ template <int Most> DEVICE void copy_wait_for(int pending) {
   }
 }
 
-// exp2(a - b), where b is a maximum that includes a; 0 if a is no key at all.
+// exp2(a - b), where b is a maximum that includes a; 0 if a is minus infinity, as for keys that are
+// not seen.
 DEVICE float exp2_below(float a, float b) { return exp2_fast(a - (b == -infinity() ? 0.0f : b)); }
 
-// What all items share.
-template <class T, class C> struct DecodeArgs {
-  T *out;                    // [tokens, heads, head_dim]
-  float *partials;           // [items, kept_rows, head_dim]
-  float2 *partial_stats;     // [items, kept_rows]: the maximum in units of log2, and the sum
-  const T *queries;          // [tokens, query_stride]
-  const C *keys, *values;    // [blocks, kv_heads, 16, head_dim]
-  const float *key_scales, *value_scales;
+// Parameters of decode attention.
+// Kernels: decode_bf16/decode_*, decode_f16/decode_*
+template <class T, class C> struct DecodeParams {
+  T *out;                 // [tokens, heads, head_dim]
+  float *partials;        // [items, kept_rows, head_dim]
+  float2 *partial_stats;  // [items, kept_rows]: the maximum in units of log2, and the sum
+  const T *queries;       // [tokens, query_stride]
+  const C *keys;          // [blocks, kv_heads, 16, head_dim]
+  const C *values;
+  const float *key_scales;  // null or [blocks, kv_heads, 16]
+  const float *value_scales;
   const int *split_count;
-  const int2 *list;          // (row, split)
-  const int *query_start, *context, *tables;
-  const float *alibi, *sinks;
-  const int *prefix;
-  int query_stride, table_stride, heads, kv_heads, head_dim;
-  int row_tiles, kept_rows, window;
-  float scale, soft_cap;
+  const int2 *list;  // [split_count]: (row, split)
+  SequenceParams sequences;
+  ScoreParams scores;
+  int query_stride;
+  int heads;
+  int kv_heads;
+  int head_dim;
+  int row_tiles;  // tiles of query rows of a key/value head
+  int kept_rows;  // rows of a tile that partial sums are kept of
 };
 
-// Sums of values are kept this much too large: in f16 the weights times a small scale would be subnormal.
+// Sums of values are kept too large by this factor: in f16, weights times a small scale would be
+// subnormal.
 template <class T> constexpr float kLiftOf = 1.0f;
 template <> constexpr float kLiftOf<f16> = 256.0f;
 
-// D: features rounded up to 64, 96, 128 or 256, with zeros behind head_dim. Columns: groups of 8 query rows.
+// D: features rounded up to 64, 96, 128 or 256, with zeros behind head_dim. Columns: groups of 8
+// query rows.
 template <class T, class C, int D, int Columns> struct Decode {
   using Tile = DecodeTile<T, C, D, Columns>;
   static constexpr bool kBytes = Tile::kBytes;
   static constexpr int kChunks = Tile::kChunks, kTileBytes = Tile::kTileBytes;
-  static constexpr int kWarps = D > 128 ? 2 : 4;
-  static constexpr int kThreads = kWarps * kWarp;
+  static constexpr int kWarps = decode_warps(D);
+  static constexpr int kThreads = decode_threads(D);
   static constexpr int kRows = 8 * Columns;
-  static constexpr int kSplitTokens = kBytes ? 512 : 256;
+  static constexpr int kSplitTokens = decode_split_tokens(sizeof(C));
   static constexpr int kScaleBytes = kBytes ? kBlockTokens * 4 : 0;
   static constexpr int kStageBytes = 2 * (kTileBytes + kScaleBytes);
-  static constexpr int kFitting = 65536 / (kWarps * 2 * kTileBytes);
-  static constexpr int kStages = kFitting < 4 ? kFitting : 4;
-  static constexpr int kRingBytes = kWarps * kStages * kStageBytes;
-  static constexpr int kStride = D + 4;  // of rows in the exchange; the warp's stores hit all banks
-  static constexpr int kShared = kRingBytes + kWarps * kRows * (kStride * 4 + 8);
-  // Blocks that a multiprocessor of Hopper holds by their shared memory. More than three would leave too few registers.
+  static constexpr int kStages = decode_stages(D, sizeof(C));
+  static constexpr int kRingBytes = decode_ring_bytes(D, sizeof(C));
+  static_assert(kRingBytes == kWarps * kStages * kStageBytes, "each warp has a ring of its own");
+  static constexpr int kStride = decode_exchange_stride(D);
+  static constexpr int kShared = decode_shared_bytes(D, sizeof(C), kRows);
+  static_assert(D == decode_features(D) && kRows <= decode_most_rows(D),
+                "the host asks for such kernels only");
+  // The number of blocks that a multiprocessor of Hopper has shared memory for. More than three
+  // would leave too few registers.
   static constexpr int kResident = 3 * (kShared + 1024) <= (228 << 10) ? 3 : 2;
   static constexpr float kLift = kBytes ? kLiftOf<T> : 1.0f;
 
-  // One work item as a warp sees it.
-  struct Item {
+  // One work item, as one warp processes it.
+  struct WorkItem {
     int work;           // its number, and that of its partial sums
     int token;          // first query of the sequence
     int queries, context, lowest, prefix;
     int head, first_row;
-    int rows;           // of queries that are there, at most kRows
+    int rows;           // query rows of the item, at most kRows
     int first, tiles;   // the warp's blocks of the sequence: first, first + kWarps, …
-    int block;          // lane i: where block i of these lies in the pool
+    int block;          // in lane i: the place of block i of these in the pool
     bool whole;         // the sequence has no other split
   };
 
-  static DEVICE Item resolve(const DecodeArgs<T, C> &a, int work, int count) {
-    Item item = {};
+  static DEVICE WorkItem resolve(const DecodeParams<T, C> &a, int work, int count) {
+    WorkItem item = {};
     item.work = work;
     const int per_split = a.kv_heads * a.row_tiles;
     if (work >= count * per_split) return item;
@@ -90,44 +137,50 @@ template <class T, class C, int D, int Columns> struct Decode {
     const int row = entry.x, within = work % per_split;
     item.head = within / a.row_tiles;
     item.first_row = within % a.row_tiles * kRows;
-    item.token = a.query_start[row];
-    item.queries = a.query_start[row + 1] - item.token;
-    item.context = a.context[row];
-    item.prefix = a.prefix ? a.prefix[row] : 0;
-    item.lowest = lowest_visible(item.context, item.queries, a.window, item.prefix);
+    item.token = a.sequences.query_start[row];
+    item.queries = a.sequences.query_start[row + 1] - item.token;
+    item.context = a.sequences.context[row];
+    item.prefix = a.sequences.prefix ? a.sequences.prefix[row] : 0;
+    item.lowest = lowest_visible(item.context, item.queries, a.sequences.window, item.prefix);
     item.whole = splits_of(item.context, item.lowest, kSplitTokens).count() == 1;
     item.rows = min(kRows, item.queries * (a.heads / a.kv_heads) - item.first_row);
     const int begin = entry.y * kSplitTokens, end = min(begin + kSplitTokens, item.context);
     const int from = max(begin, item.lowest) / kBlockTokens;
-    // Warps take blocks by their place in the sequence.
+    // A warp takes blocks by their place in the sequence.
     item.first = from + ((warp - from) & (kWarps - 1));
     const int left = ceil_div(end, kBlockTokens) - item.first;
     item.tiles = item.rows > 0 && left > 0 ? ceil_div(left, kWarps) : 0;
-    if (lane < item.tiles) item.block = a.tables[int64_t(row) * a.table_stride + item.first + lane * kWarps];
+    if (lane < item.tiles)
+      item.block = a.sequences.tables[int64_t(row) * a.sequences.table_stride + item.first + lane * kWarps];
     return item;
   }
 
-  // A block of keys or values that a warp reads next.
-  struct Source {
+  // The next block of keys or values that a warp reads.
+  struct BlockSource {
     int64_t row;                // the first among all rows of the cache
     int token, lowest, context;
-    bool full;                  // nothing of it has to be left out
+    bool full;                  // all of its tokens are copied
   };
 
-  // Starts the copies of a block's keys or values, zeros for tokens that nobody sees: what lies there may be anything.
-  template <bool keys> static DEVICE void copy_tile(const DecodeArgs<T, C> &a, const Source &source, unsigned char *to, float *scales_to) {
+  // Starts the copies of a block's keys or values. Tokens that no query sees become zeros, because
+  // their memory may hold anything.
+  template <bool keys> static DEVICE void copy_tile(const DecodeParams<T, C> &a, const BlockSource &source,
+                                                    unsigned char *to, float *scales_to) {
     constexpr int kCopies = kBlockTokens * kChunks / kWarp;
     constexpr bool kEven = kWarp % kChunks == 0;
     const unsigned lane = threadIdx.x % kWarp;
-    const auto *from = reinterpret_cast<const unsigned char *>((keys ? a.keys : a.values) + source.row * a.head_dim);
+    const auto *from = reinterpret_cast<const unsigned char *>((keys ? a.keys : a.values) +
+                                                               source.row * a.head_dim);
     if (source.full) {
       from += lane * 16;
       const unsigned first = Tile::template place<keys>(lane / kChunks, lane % kChunks);
 #pragma unroll
       for (int i = 0; i < kCopies; i++) {
-        // Where rows divide a warp's copies evenly, those of the next ones differ from the first by constants.
+        // If rows divide a warp's copies evenly, the places of the next copies differ from the
+        // first by constants.
         const unsigned at = lane + i * kWarp;
-        const unsigned to_place = kEven ? (first ^ Tile::template twist<keys>(i * (kWarp / kChunks)) * 16) + i * kWarp * 16
+        const unsigned to_place = kEven ? (first ^ Tile::template twist<keys>(i * (kWarp / kChunks)) * 16) +
+                                              i * kWarp * 16
                                         : Tile::template place<keys>(at / kChunks, at % kChunks);
         copy_async16(to + to_place, from + i * kWarp * 16);
       }
@@ -137,16 +190,21 @@ template <class T, class C, int D, int Columns> struct Decode {
       for (int i = 0; i < kCopies; i++) {
         const unsigned at = lane + i * kWarp;
         const int r = at / kChunks, c = at % kChunks;
-        const bool valid = c * 16 < row_bytes && source.token + r >= source.lowest && source.token + r < source.context;
-        copy_async16(to + Tile::template place<keys>(r, c), from + (valid ? r * row_bytes + c * 16 : 0), valid);
+        const bool valid = c * 16 < row_bytes && source.token + r >= source.lowest &&
+                           source.token + r < source.context;
+        copy_async16(to + Tile::template place<keys>(r, c), from + (valid ? r * row_bytes + c * 16 : 0),
+                     valid);
       }
     }
-    if (kBytes && lane < 4) copy_async16(scales_to + lane * 4, (keys ? a.key_scales : a.value_scales) + source.row + lane * 4);
+    if (kBytes && lane < 4)
+      copy_async16(scales_to + lane * 4, (keys ? a.key_scales : a.value_scales) + source.row + lane * 4);
     copy_commit();
   }
 
-  // Adds the warps' sums up and writes the item's result: the output, or what the combining kernel takes.
-  static DEVICE void write_item(const DecodeArgs<T, C> &a, const Item &item, const float *exchange, const float2 *warp_stats) {
+  // Adds up the warps' sums and writes the item's result: the output, or partial sums for the
+  // combining kernel.
+  static DEVICE void write_item(const DecodeParams<T, C> &a, const WorkItem &item, const float *exchange,
+                                const float2 *warp_stats) {
     const int group = a.heads / a.kv_heads, units = a.head_dim / 4;
     for (int u = threadIdx.x; u < item.rows * units; u += kThreads) {
       const int r = u / units, d = u % units * 4;
@@ -162,64 +220,77 @@ template <class T, class C, int D, int Columns> struct Decode {
         const float factor = exp2_below(stats.x, most);
         const float4 part = *reinterpret_cast<const float4 *>(exchange + (w * kRows + r) * kStride + d);
         sum += stats.y * factor;
-        all.x += part.x * factor, all.y += part.y * factor, all.z += part.z * factor, all.w += part.w * factor;
+        all.x += part.x * factor, all.y += part.y * factor, all.z += part.z * factor,
+            all.w += part.w * factor;
       }
       const int query = (item.first_row + r) / group, head = item.head * group + (item.first_row + r) % group;
       if (item.whole) {
-        if (a.sinks) sum += exp2_fast(a.sinks[head] * kLog2e - most);
+        if (a.scores.sinks) sum += exp2_fast(a.scores.sinks[head] * kLog2E - most);
         const float factor = 1.0f / (sum * kLift);
         uint2 packed;
         packed.x = pack2<T>(all.x * factor, all.y * factor);
         packed.y = pack2<T>(all.z * factor, all.w * factor);
-        *reinterpret_cast<uint2 *>(a.out + (int64_t(item.token + query) * a.heads + head) * a.head_dim + d) = packed;
+        *reinterpret_cast<uint2 *>(a.out + (int64_t(item.token + query) * a.heads + head) * a.head_dim +
+                                   d) = packed;
       } else {
         const int64_t slot = int64_t(item.work) * a.kept_rows + r;
         constexpr float lower = 1.0f / kLift;
-        *reinterpret_cast<float4 *>(a.partials + slot * a.head_dim + d) = make_float4(all.x * lower, all.y * lower, all.z * lower, all.w * lower);
+        *reinterpret_cast<float4 *>(a.partials + slot * a.head_dim + d) = make_float4(
+            all.x * lower, all.y * lower, all.z * lower, all.w * lower);
         if (d == 0) a.partial_stats[slot] = make_float2(most, sum);
       }
     }
   }
 
-  static DEVICE void run(const DecodeArgs<T, C> &a) {
+  static DEVICE void run(const DecodeParams<T, C> &a) {
     DYNAMIC_SHARED(unsigned char, shared);
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
     unsigned char *ring = shared + warp * kStages * kStageBytes;
     float *exchange = reinterpret_cast<float *>(shared + kRingBytes);
     float2 *warp_stats = reinterpret_cast<float2 *>(exchange + kWarps * kRows * kStride);
-    auto tile_of = [&](int stage, bool values) { return ring + stage * kStageBytes + (values ? kTileBytes : 0); };
+    auto tile_of = [&](int stage, bool values) {
+      return ring + stage * kStageBytes + (values ? kTileBytes : 0);
+    };
     auto scales_of = [&](int stage, bool values) {
-      return reinterpret_cast<float *>(ring + stage * kStageBytes + 2 * kTileBytes + (values ? kScaleBytes : 0));
+      return reinterpret_cast<float *>(ring + stage * kStageBytes + 2 * kTileBytes +
+                                       (values ? kScaleBytes : 0));
     };
 
     wait_for_previous_kernel();
     const int count = *a.split_count, works = count * a.kv_heads * a.row_tiles;
     const int group = a.heads / a.kv_heads;
-    const bool capped = a.soft_cap > 0.0f;
-    const float inner = capped ? a.scale / a.soft_cap * 2.0f * kLog2e : a.scale * kLog2e, outer = a.soft_cap * kLog2e;
+    const bool capped = a.scores.soft_cap > 0.0f;
+    const float inner = capped ? a.scores.scale / a.scores.soft_cap * 2.0f * kLog2E : a.scores.scale * kLog2E,
+                outer = a.scores.soft_cap * kLog2E;
 
-    Item now = resolve(a, blockIdx.x, count), next = resolve(a, blockIdx.x + gridDim.x, count);
-    // The warp's tiles are numbered from the first of `now` on, those of `next` behind; `started` of them are on their way or here.
+    WorkItem now = resolve(a, blockIdx.x, count), next = resolve(a, blockIdx.x + gridDim.x, count);
+    // The warp's tiles are numbered from the first of `now` on, followed by those of `next`. The
+    // copies of `started` tiles have been started.
     int started = 0, stage = 0;
     auto source_of = [&](int tile) {
       const bool later = tile >= now.tiles;
       const int i = later ? tile - now.tiles : tile;
       const int block = __shfl_sync(kAllLanes, later ? next.block : now.block, i);
-      Source source;
+      BlockSource source;
       source.row = (int64_t(block) * a.kv_heads + (later ? next.head : now.head)) * kBlockTokens;
       source.token = ((later ? next.first : now.first) + i * kWarps) * kBlockTokens;
       source.lowest = later ? next.lowest : now.lowest;
       source.context = later ? next.context : now.context;
-      source.full = source.token >= source.lowest && source.token + kBlockTokens <= source.context && a.head_dim == D;
+      source.full = source.token >= source.lowest && source.token + kBlockTokens <= source.context &&
+                    a.head_dim == D;
       return source;
     };
-    auto start_keys = [&](const Source &source, int s) { copy_tile<true>(a, source, tile_of(s, false), scales_of(s, false)); };
-    auto start_values = [&](const Source &source, int s) { copy_tile<false>(a, source, tile_of(s, true), scales_of(s, true)); };
+    auto start_keys = [&](const BlockSource &source, int s) {
+      copy_tile<true>(a, source, tile_of(s, false), scales_of(s, false));
+    };
+    auto start_values = [&](const BlockSource &source, int s) {
+      copy_tile<false>(a, source, tile_of(s, true), scales_of(s, true));
+    };
     auto wrapped = [](int s) { return s >= kStages ? s - kStages : s; };
 
     for (int work = blockIdx.x; work < works; work += gridDim.x) {
       while (started < kStages && started < now.tiles + next.tiles) {
-        const Source source = source_of(started);
+        const BlockSource source = source_of(started);
         start_keys(source, wrapped(stage + started));
         start_values(source, wrapped(stage + started));
         started++;
@@ -230,11 +301,13 @@ template <class T, class C, int D, int Columns> struct Decode {
 #pragma unroll
       for (int n = 0; n < Columns; n++) {
         const int row = now.first_row + 8 * n + g;
-        const T *from = a.queries + int64_t(now.token + row / group) * a.query_stride + (now.head * group + row % group) * a.head_dim;
+        const T *from = a.queries + int64_t(now.token + row / group) * a.query_stride +
+                        (now.head * group + row % group) * a.head_dim;
 #pragma unroll
         for (int j = 0; j < D / 32; j++) {
           uint4 x = {0, 0, 0, 0};
-          if (8 * n + g < now.rows && 32 * j + 8 * t < a.head_dim) x = *reinterpret_cast<const uint4 *>(from + 32 * j + 8 * t);
+          if (8 * n + g < now.rows && 32 * j + 8 * t < a.head_dim)
+            x = *reinterpret_cast<const uint4 *>(from + 32 * j + 8 * t);
           q[n][j][0] = kBytes ? __byte_perm(x.x, x.y, 0x5410) : x.x;
           q[n][j][1] = kBytes ? __byte_perm(x.x, x.y, 0x7632) : x.y;
           q[n][j][2] = kBytes ? __byte_perm(x.z, x.w, 0x5410) : x.z;
@@ -251,7 +324,8 @@ template <class T, class C, int D, int Columns> struct Decode {
         for (int e = 0; e < 2; e++) {
           const int r = 8 * n + 2 * t + e, row = now.first_row + (r < now.rows ? r : 0);
           position[n][e] = first_position + row / group;
-          slope[n][e] = a.alibi && now.tiles ? a.alibi[now.head * group + row % group] * kLog2e : 0.0f;
+          slope[n][e] = a.scores.alibi && now.tiles ? a.scores.alibi[now.head * group + row % group] * kLog2E
+                                                    : 0.0f;
           most[n][e] = -infinity();
           sum[n][e] = 0.0f;
         }
@@ -273,7 +347,7 @@ template <class T, class C, int D, int Columns> struct Decode {
         float key_scale[2] = {1.0f, 1.0f};
         if (kBytes) key_scale[0] = scales_of(stage, false)[g], key_scale[1] = scales_of(stage, false)[g + 8];
         __syncwarp();
-        Source refill = {};
+        BlockSource refill = {};
         if (more) {
           refill = source_of(started);
           start_keys(refill, stage);
@@ -289,24 +363,28 @@ template <class T, class C, int D, int Columns> struct Decode {
           for (int n = 0; n < Columns; n++) {
             // tanh(x) = 1 - 2 / (e^2x + 1)
 #pragma unroll
-            for (int e = 0; e < 4; e++) s[n][e] = outer * (1.0f - __fdividef(2.0f, exp2_fast(fminf(s[n][e], 64.0f)) + 1.0f));
+            for (int e = 0; e < 4; e++)
+              s[n][e] = outer * (1.0f - __fdividef(2.0f, exp2_fast(fminf(s[n][e], 64.0f)) + 1.0f));
           }
         }
-        if (a.alibi) {
+        if (a.scores.alibi) {
 #pragma unroll
           for (int n = 0; n < Columns; n++) {
 #pragma unroll
-            for (int e = 0; e < 4; e++) s[n][e] += slope[n][e % 2] * float(token + e / 2 * 8 - position[n][e % 2]);
+            for (int e = 0; e < 4; e++)
+              s[n][e] += slope[n][e % 2] * float(token + e / 2 * 8 - position[n][e % 2]);
           }
         }
-        const bool masked = token - g + kBlockTokens - 1 > first_position || token - g <= now.context - 1 - a.window;
+        const bool masked = token - g + kBlockTokens - 1 > first_position ||
+                            token - g <= now.context - 1 - a.sequences.window;
         if (masked) {
 #pragma unroll
           for (int n = 0; n < Columns; n++) {
 #pragma unroll
             for (int e = 0; e < 4; e++) {
               const int i = position[n][e % 2], j = token + e / 2 * 8;
-              const bool seen = (j <= i && j > i - a.window) || (i < now.prefix && j < now.prefix && j < now.context);
+              const bool seen = (j <= i && j > i - a.sequences.window) ||
+                                (i < now.prefix && j < now.prefix && j < now.context);
               if (!seen) s[n][e] = -infinity();
             }
           }
@@ -320,7 +398,8 @@ template <class T, class C, int D, int Columns> struct Decode {
           for (int e = 0; e < 2; e++) {
             float high = fmaxf(s[n][e], s[n][e + 2]);
 #pragma unroll
-            for (int lanes = 4; lanes < kWarp; lanes *= 2) high = fmaxf(high, __shfl_xor_sync(kAllLanes, high, lanes));
+            for (int lanes = 4; lanes < kWarp; lanes *= 2)
+              high = fmaxf(high, __shfl_xor_sync(kAllLanes, high, lanes));
             high = fmaxf(high, most[n][e]);
             factor[n][e] = exp2_below(most[n][e], high);
             moved |= high != most[n][e];
@@ -330,7 +409,8 @@ template <class T, class C, int D, int Columns> struct Decode {
             sum[n][e] = sum[n][e] * factor[n][e] + s[n][e] + s[n][e + 2];
           }
         }
-        // As a rule the maximum stands after a few tiles, and nothing has to be rescaled.
+        // Usually the maximum no longer changes after a few tiles, and the sums need not be
+        // rescaled.
         if (__any_sync(kAllLanes, moved)) {
 #pragma unroll
           for (int i = 0; i < D / 16; i++) {
@@ -349,13 +429,15 @@ template <class T, class C, int D, int Columns> struct Decode {
         for (int half = 0; half < 2; half++) {
           float value_scale = kLift;
           if (kBytes) {
-            // The scale of a token that is not there is garbage.
+            // The scale of a token that no query sees may be anything.
             const int j = token + half * 8;
-            value_scale = j >= now.lowest && j < now.context ? kLift * scales_of(stage, true)[g + half * 8] : 0.0f;
+            value_scale = j >= now.lowest && j < now.context ? kLift * scales_of(stage, true)[g + half * 8]
+                                                             : 0.0f;
           }
 #pragma unroll
           for (int n = 0; n < Columns; n++) {
-            p[n][half] = transpose_matrix(pack2<T>(s[n][2 * half] * value_scale, s[n][2 * half + 1] * value_scale));
+            p[n][half] = transpose_matrix(
+                pack2<T>(s[n][2 * half] * value_scale, s[n][2 * half + 1] * value_scale));
           }
         }
         Tile::multiply_values(o, p, tile_of(stage, true));
@@ -367,7 +449,7 @@ template <class T, class C, int D, int Columns> struct Decode {
         stage = wrapped(stage + 1);
       }
 
-      // Everybody is done with what the last item left in the exchange.
+      // All threads have read what the last item left in the exchange.
       __syncthreads();
 #pragma unroll
       for (int n = 0; n < Columns; n++) {
@@ -396,17 +478,14 @@ template <class T, class C, int D, int Columns> struct Decode {
   }
 };
 
-#define DECODE(C, cache, T, suffix, D, columns)                                                                                       \
-  KERNEL __launch_bounds__(Decode<T, C, D, columns>::kThreads, Decode<T, C, D, columns>::kResident) decode_##D##_##columns##_##cache##_##suffix(                        \
-      T *out, float *partials, float2 *partial_stats, const T *queries, const C *keys, const C *values, const float *key_scales,      \
-      const float *value_scales, const int *split_count, const int2 *list, const int *query_start, const int *context,                \
-      const int *tables, const float *alibi, const float *sinks, const int *prefix, int query_stride, int table_stride, int heads,    \
-      int kv_heads, int head_dim, int row_tiles, int kept_rows, int window, float scale, float soft_cap) {                            \
-    Decode<T, C, D, columns>::run({out, partials, partial_stats, queries, keys, values, key_scales, value_scales, split_count, list,  \
-                                   query_start, context, tables, alibi, sinks, prefix, query_stride, table_stride, heads, kv_heads,   \
-                                   head_dim, row_tiles, kept_rows, window, scale, soft_cap});                                         \
-  }                                                                                                                                   \
-  REGISTER(decode_##D##_##columns##_##cache##_##suffix)
+template <class T, class C, int D, int Columns>
+constexpr int kDecodeResident = Decode<T, C, D, Columns>::kResident;
+
+#define DECODE(C, cache, T, suffix, D, columns)                                                         \
+  BOUNDED_KERNEL(decode_##D##_##columns##_##cache##_##suffix, decode_threads(D),                        \
+                 (kDecodeResident<T, C, D, columns>), DecodeParams<T, C>) {                             \
+    Decode<T, C, D, columns>::run(p);                                                                   \
+  }
 
 #define DECODES(C, cache, T, suffix)   \
   DECODE(C, cache, T, suffix, 64, 1)   \

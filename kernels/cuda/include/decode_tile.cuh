@@ -1,7 +1,9 @@
-// Decode attention's arithmetic on one cached block of 16 tokens, and how such a block lies in shared memory.
+// The arithmetic of decode attention on one cached block of 16 tokens, and the layout of such a
+// block in shared memory.
 //
-// Dot products take the features in an order of their own: thread t of a quad has features 32j + 8t to 32j + 8t + 7, which it reads with one
-// access from a row of keys and from a query; the MMA does not mind as long as both agree.
+// Dot products take the features in a permuted order: thread t of a quad has features 32j + 8t to
+// 32j + 8t + 7, which it reads with one access from a row of keys and from a query. The result of
+// the MMA does not change, because both operands have the same order.
 #pragma once
 #include "dequant.cuh"
 #include "kv.cuh"
@@ -12,26 +14,35 @@ template <class T, class C, int D, int Columns> struct DecodeTile {
   static constexpr int kChunks = D * int(sizeof(C)) / 16;  // of 16 bytes in a row
   static constexpr int kTileBytes = kBlockTokens * kChunks * 16;
 
-  // Chunks of a row are stored in an order that depends on the row, so that the reads of a warp hit all banks: chunk c at c ^ twist(row).
-  // Keys are read 2 rows of 64 bytes (8 of 32, if elements are bytes) at a time, values 8 rows of 16 bytes.
+  // Chunks of a row are stored in an order that depends on the row, so that the reads of a warp hit
+  // all banks: chunk c at c ^ twist(row). Keys are read 2 rows of 64 bytes (8 of 32, if elements
+  // are bytes) at a time, values 8 rows of 16 bytes.
   template <bool keys> static constexpr DEVICE int twist(int row) {
     if (!keys) return kChunks % 8 == 0 ? row & 7 : kChunks % 8 == 4 ? row >> 1 & 3 : row >> 2 & 1;
     if (!kBytes) return kChunks % 8 == 0 ? (row & 1) << 2 : 0;
     return kChunks % 8 == 0 ? (row & 3) << 1 : kChunks % 8 == 4 ? row & 2 : 0;
   }
-  // Where chunk `c` of a row is stored in a tile, in bytes.
-  template <bool keys> static DEVICE unsigned place(int row, int c) { return (row * kChunks + (c ^ twist<keys>(row))) * 16; }
-  // The place `bytes` further to the right in the row, free of charge where `bytes` is known at compile time: the bits that twists change are
-  // flipped, the others added. In the place's own chunk, before its twist, the bits that `bytes` has must be zero.
+  // The place of chunk `c` of a row in a tile, in bytes.
+  template <bool keys> static DEVICE unsigned place(int row, int c) {
+    return (row * kChunks + (c ^ twist<keys>(row))) * 16;
+  }
+  // The place `bytes` further to the right in the row. It costs nothing if `bytes` is known at
+  // compile time: the bits that twists change are flipped, the others added. The bits of `bytes`
+  // must be zero in the place's own chunk before its twist.
   template <bool keys> static DEVICE unsigned advance(unsigned place, unsigned bytes) {
-    constexpr unsigned twisted = !keys || twist<true>(7) != 0 ? (kChunks % 8 == 0 ? 127 : kChunks % 8 == 4 ? 63 : 31) : 0;
+    constexpr unsigned twisted = !keys || twist<true>(7) != 0 ? (kChunks % 8 == 0   ? 127
+                                                                 : kChunks % 8 == 4 ? 63
+                                                                                    : 31)
+                                                              : 0;
     return (place ^ (bytes & twisted)) + (bytes & ~twisted);
   }
 
-  // Scores of 16 tokens: s[column][0..1] of token g, s[column][2..3] of token g + 8, two query rows each.
-  static DEVICE void multiply_keys(float (&s)[Columns][4], const uint32_t (&q)[Columns][D / 32][4], const unsigned char *tile) {
+  // Scores of 16 tokens: s[column][0..1] of token g, s[column][2..3] of token g + 8, two query rows
+  // each.
+  static DEVICE void multiply_keys(float (&s)[Columns][4], const uint32_t (&q)[Columns][D / 32][4],
+                                   const unsigned char *tile) {
     const int lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
-    float other[Columns][4];  // a second chain of sums, so that the MMAs wait half as long for each other
+    float other[Columns][4];  // a second chain of sums, so that MMAs wait for each other half as long
 #pragma unroll
     for (int n = 0; n < Columns; n++) {
 #pragma unroll
@@ -72,7 +83,8 @@ template <class T, class C, int D, int Columns> struct DecodeTile {
   }
 
   // o += V^T · p.
-  static DEVICE void multiply_values(float (&o)[D / 16][Columns][4], const uint32_t (&p)[Columns][2], const unsigned char *tile) {
+  static DEVICE void multiply_values(float (&o)[D / 16][Columns][4], const uint32_t (&p)[Columns][2],
+                                     const unsigned char *tile) {
     const int lane = threadIdx.x % kWarp;
     if constexpr (kBytes) {
       // A pair of bytes moves as one element: its register holds two features of two tokens.

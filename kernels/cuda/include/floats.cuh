@@ -1,8 +1,9 @@
-// Constants are f32 beside activations of 16 bits: as many of them as a vector of activations has elements.
+// Loads of f32 constants beside activations of 16 bits: as many floats as a vector of activations
+// has elements.
 #pragma once
 #include "types.cuh"
 
-// Neighbours, read in accesses of up to 16 bytes.
+// Neighboring floats, read in accesses of up to 16 bytes.
 template <int N> struct Floats {
   float at[N];
 };

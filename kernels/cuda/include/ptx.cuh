@@ -1,30 +1,46 @@
-// The instructions that C++ has no name for.
+// Named functions for instructions that C++ does not have. The first half of the file has the
+// simulated counterparts.
 #pragma once
 #include "types.cuh"
 
 #if defined(MILLRACE_SIM)
-// Copies 16 bytes to shared memory in the background; zeros if `valid` is false. `from` must be a mapped address either way.
-DEVICE void copy_async16(void *to, const void *from, bool valid = true) { sim::copy_async(to, from, 16, valid ? 16 : 0); }
-DEVICE void copy_async8(void *to, const void *from, bool valid = true) { sim::copy_async(to, from, 8, valid ? 8 : 0); }
-DEVICE void copy_async4(void *to, const void *from, bool valid = true) { sim::copy_async(to, from, 4, valid ? 4 : 0); }
-// The same of weights, which no kernel of a step writes: it may begin before `wait_for_previous_kernel`.
+// Copies 16 bytes to shared memory in the background, or writes zeros if `valid` is false. `from`
+// must be a mapped address in both cases.
+DEVICE void copy_async16(void *to, const void *from, bool valid = true) {
+  sim::copy_async(to, from, 16, valid ? 16 : 0);
+}
+DEVICE void copy_async8(void *to, const void *from, bool valid = true) {
+  sim::copy_async(to, from, 8, valid ? 8 : 0);
+}
+DEVICE void copy_async4(void *to, const void *from, bool valid = true) {
+  sim::copy_async(to, from, 4, valid ? 4 : 0);
+}
+// Copies 16 bytes of weights. No kernel of a step writes weights, so the copy may begin before
+// `wait_for_previous_kernel`.
 DEVICE void copy_weights16(void *to, const void *from) { sim::copy_async(to, from, 16, 16, true); }
 // Ends a group of copies.
 DEVICE void copy_commit() { sim::commit_copies(); }
-// Waits until at most `Pending` groups of this thread are in flight. Other threads see the data after a barrier.
+// Waits until at most `Pending` groups of this thread are in flight. Other threads see the data
+// after a barrier.
 template <int Pending> DEVICE void copy_wait() { sim::wait_copies(Pending); }
-// Loads N 8x8 matrices of 16-bit elements; lanes 8i..8i+7 give the addresses of the rows of matrix i.
-template <int N> DEVICE void load_matrices(uint32_t (&r)[N], const void *row) { sim::load_matrices<N, false>(r, row); }
-template <int N> DEVICE void load_matrices_transposed(uint32_t (&r)[N], const void *row) { sim::load_matrices<N, true>(r, row); }
-// Transposes an 8x8 matrix of 16-bit elements of which each lane holds two neighbours: row lane / 4, columns lane % 4 · 2 and the next.
+// Loads N 8x8 matrices of 16-bit elements; lanes 8i..8i+7 give the addresses of the rows of matrix
+// i.
+template <int N> DEVICE void load_matrices(uint32_t (&r)[N], const void *row) {
+  sim::load_matrices<N, false>(r, row);
+}
+template <int N> DEVICE void load_matrices_transposed(uint32_t (&r)[N], const void *row) {
+  sim::load_matrices<N, true>(r, row);
+}
+// Transposes an 8x8 matrix of 16-bit elements. Each lane holds two neighbors: row lane / 4, columns
+// lane % 4 · 2 and the next.
 DEVICE uint32_t transpose_matrix(uint32_t pair) { return sim::transpose_matrix(pair); }
-// a · b + c on two neighbours, rounded once.
+// a · b + c on two neighbors, rounded once.
 template <class T> DEVICE uint32_t fma2(uint32_t a, uint32_t b, uint32_t c) {
   const float2 x = unpack2<T>(a), y = unpack2<T>(b), z = unpack2<T>(c);
   return pack2<T>(std::fma(x.x, y.x, z.x), std::fma(x.y, y.y, z.y));
 }
-// 16 bytes of weights, which no kernel of a step writes: they may be read before `wait_for_previous_kernel`. They are read once and push nothing
-// else out of the L1 cache.
+// Loads 16 bytes of weights. No kernel of a step writes weights, so they may be read before
+// `wait_for_previous_kernel`. They are read once and do not evict other data from the L1 cache.
 DEVICE uint4 load_weights16(const void *p) {
   sim::check_aligned(p, 16, "misaligned load");
   if (sim::is_ahead()) return {};
@@ -44,28 +60,39 @@ DEVICE float exp2_fast(float x) { return std::exp2(x); }
 template <class T> DEVICE T load_acquire_system(const T *p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 template <class T> DEVICE void store_release_system(T *p, T v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 DEVICE uint64_t nanoseconds() { return sim::nanoseconds(); }
-// In every turn of a loop that waits for memory.
+// Must be called in every round of a loop that waits for memory.
 DEVICE void pause_spin() { sim::spin_pause(); }
 #else
 DEVICE uint32_t shared_address(const void *p) { return uint32_t(__cvta_generic_to_shared(p)); }
 
 DEVICE void copy_async16(void *to, const void *from, bool valid = true) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 16 : 0) : "memory");
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(valid ? 16 : 0)
+               : "memory");
 }
 DEVICE void copy_async8(void *to, const void *from, bool valid = true) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 8 : 0) : "memory");
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 8, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(valid ? 8 : 0)
+               : "memory");
 }
 DEVICE void copy_async4(void *to, const void *from, bool valid = true) {
-  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from), "r"(valid ? 4 : 0) : "memory");
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" ::"r"(shared_address(to)), "l"(from),
+               "r"(valid ? 4 : 0)
+               : "memory");
 }
 DEVICE void copy_weights16(void *to, const void *from) { copy_async16(to, from); }
 DEVICE void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int Pending> DEVICE void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory"); }
+template <int Pending> DEVICE void copy_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
+}
 
 template <int N> DEVICE void load_matrices(uint32_t (&r)[N], const void *row) {
   static_assert(N == 2 || N == 4, "two or four matrices");
   if constexpr (N == 2) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(shared_address(row)) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(shared_address(row))
+                 : "memory");
   } else {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
@@ -74,7 +101,10 @@ template <int N> DEVICE void load_matrices(uint32_t (&r)[N], const void *row) {
 template <int N> DEVICE void load_matrices_transposed(uint32_t (&r)[N], const void *row) {
   static_assert(N == 2 || N == 4, "two or four matrices");
   if constexpr (N == 2) {
-    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];" : "=r"(r[0]), "=r"(r[1]) : "r"(shared_address(row)) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x2.trans.shared.b16 {%0, %1}, [%2];"
+                 : "=r"(r[0]), "=r"(r[1])
+                 : "r"(shared_address(row))
+                 : "memory");
   } else {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(shared_address(row)) : "memory");
@@ -99,36 +129,45 @@ template <> DEVICE uint32_t fma2<f16>(uint32_t a, uint32_t b, uint32_t c) {
 }
 DEVICE uint4 load_weights16(const void *p) {
   uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];" : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w) : "l"(p));
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
   return v;
 }
 
 template <class T> DEVICE void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]);
 template <> DEVICE void mma_m16n8k16<bf16>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 template <> DEVICE void mma_m16n8k16<f16>(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 DEVICE void mma_m16n8k32_e4m3(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2]) {
 #if __CUDA_ARCH__ >= 890
-  asm volatile("mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.f32.e4m3.e4m3.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 #else
   __trap();
 #endif
 }
 
-// Programmatic dependent launch: waits until the kernel before this one has ended and what it wrote can be read. Every thread of every kernel
-// calls it, before it touches memory that another kernel writes. As no kernel ends before that, all kernels before the last one have ended too.
+// Programmatic dependent launch: waits until the previous kernel has ended and its writes can be
+// read. Every thread of every kernel calls it before it touches memory that another kernel writes.
+// No kernel ends before that, so all kernels before the previous one have ended too.
 DEVICE void wait_for_previous_kernel() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 }
-// Lets the next kernel's blocks come in and run up to their own wait.
+// Lets the next kernel's blocks start and run up to their own wait.
 DEVICE void let_next_kernel_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -139,13 +178,15 @@ DEVICE float exp2_fast(float x) {
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
   return r;
 }
-// Flags between devices.
+// Reads and writes of flags between devices.
 DEVICE uint32_t load_acquire_system(const uint32_t *p) {
   uint32_t v;
   asm volatile("ld.acquire.sys.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
   return v;
 }
-DEVICE void store_release_system(uint32_t *p, uint32_t v) { asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory"); }
+DEVICE void store_release_system(uint32_t *p, uint32_t v) {
+  asm volatile("st.release.sys.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
 // A clock that all multiprocessors share; it advances in steps of up to a microsecond.
 DEVICE uint64_t nanoseconds() {
   uint64_t t;

@@ -1,4 +1,4 @@
-// Reductions in an order that depends on nothing but the number of threads.
+// Reductions whose order depends only on the number of threads.
 #pragma once
 #include "platform.cuh"
 
@@ -11,11 +11,13 @@ struct Max {
 
 template <class T, class F> DEVICE T warp_reduce(T value, F combine) {
 #pragma unroll
-  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) value = combine(value, __shfl_xor_sync(kAllLanes, value, lanes));
+  for (int lanes = kWarp / 2; lanes > 0; lanes /= 2)
+    value = combine(value, __shfl_xor_sync(kAllLanes, value, lanes));
   return value;
 }
 
-// The result reaches every thread. `scratch` has one place per warp; it may be used again after the next barrier.
+// Every thread gets the result. `scratch` has one place per warp; it may be used again after the
+// next barrier.
 template <int Threads, class T, class F> DEVICE T block_reduce(T value, T *scratch, F combine) {
   constexpr int kWarps = Threads / kWarp;
   value = warp_reduce(value, combine);

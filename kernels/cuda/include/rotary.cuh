@@ -1,24 +1,27 @@
-// Rotary position embedding (Su et al., "RoFormer") and the write of keys and values into the paged cache: what the fast and the plain
-// prologue share.
+// Rotary position embedding (Su et al., "RoFormer") and the scales of cached rows, for the fast and
+// the plain prologue.
 #pragma once
 #include "kv.cuh"
 
-// What happens to a head. Features [0, sections · rotary) are rotated, section s of them by the angles of its own position; features
-// pair up at a distance of rotary / 2, or with their neighbours.
-struct Rotary {
-  const float *cos, *sin;  // [positions, rotary / 2]
-  int rotary, sections;
-  bool interleaved;
+// The rotation of a head. Features [0, sections · rotary) are rotated, section s of them by the
+// angles of its own position; features form pairs at a distance of rotary / 2, or with their
+// neighbors.
+struct RotaryParams {
+  const float *cos;  // [positions, rotary / 2]
+  const float *sin;
+  int rotary;
+  int sections;
+  int interleaved;  // 1 if neighbours pair up
 };
 
-// Types of the cache, in the order of `ops::prologue`.
-enum Cache { kSame, kCacheF32, kCacheF16, kCacheBf16, kCacheE4m3, kCacheI8 };
+// The type of the cache; `Same` is that of the activations.
+enum CacheKind : int { kSame, kCacheF32, kCacheF16, kCacheBf16, kCacheE4m3, kCacheI8 };
 
-DEVICE float largest_element(Cache cache) { return cache == kCacheI8 ? 127.0f : 448.0f; }
+DEVICE float largest_element(CacheKind cache) { return cache == kCacheI8 ? 127.0f : 448.0f; }
 
-// The row's factor, and what an element is multiplied with before it is rounded. A row of zeros, or of less than a scale can say, is
-// kept as zeros with the scale 0.
-DEVICE void scales_of(Cache cache, float most, float *scale, float *inverse) {
+// Computes the row's scale, and the factor on elements before they are rounded. A row of zeros, or
+// of numbers too small for a scale, is stored as zeros with the scale 0.
+DEVICE void scales_of(CacheKind cache, float most, float *scale, float *inverse) {
   const bool empty = most < 1e-34f;
   *scale = empty ? 0.0f : most / largest_element(cache);
   *inverse = empty ? 0.0f : largest_element(cache) / most;

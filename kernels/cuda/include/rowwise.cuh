@@ -1,13 +1,15 @@
 // Kernels that touch each element once.
 //
-// Rows lie along x of the grid, pieces of a row along y: a thread takes kUnroll vectors of N elements, all loaded before the first is
-// stored, so that enough bytes are in flight. N = 1 is the plain version for any width and address.
+// The grid is [rows, pieces of a row]. A thread processes kUnroll vectors of N elements and loads
+// all of them before it stores the first, so that enough bytes are in flight. N = 1 is the plain
+// version for any width and address.
 #pragma once
 #include "floats.cuh"
 #include "ptx.cuh"
 
-constexpr int kRowThreads = 256;
-constexpr int kUnroll = 2;
+EXPORT_CONSTANT int kRowThreads = 256;
+// Vectors that a thread processes.
+EXPORT_CONSTANT int kUnroll = 2;
 
 // Calls `load(k, v)` for this thread's vectors v of a row (k counts them), then `finish(k, v)`.
 template <class Load, class Finish> DEVICE void each_vector(int vectors, Load load, Finish finish) {

@@ -1,15 +1,17 @@
-// The last step of sampling: one block per row puts the chunks' records together, applies the filters, draws, and reports.
+// The last kernel of sampling: one block per row combines the chunks' records, applies the filters,
+// draws a token, and writes the results.
 #pragma once
 #include "sample_search.cuh"
 
-// Where the tokens that the filters left are.
-struct Kept {
-  bool listed;  // the first `n` of the list; otherwise those that `order` has a key for
+// The tokens that the filters have left.
+struct KeptTokens {
+  bool listed;  // whether they are the first `n` of the list; otherwise those that `order` has a key for
   int n;
 };
 
 // Calls f(id, logit) for all kept tokens.
-template <class F> DEVICE void each_kept(const Source &s, const Scratch &scratch, const Order &order, const Kept &kept, F f) {
+template <class F> DEVICE void each_kept(const LogitRow &s, const FinishMemory &scratch,
+                                         const TokenOrder &order, const KeptTokens &kept, F f) {
   if (!kept.listed) {
     each_token(s, [&](int id, float logit) {
       if (order.key(id, logit) != kNone) f(id, logit);
@@ -24,14 +26,16 @@ template <class F> DEVICE void each_kept(const Source &s, const Scratch &scratch
   }
 }
 
-// For typical sampling: the mass, and the entropy of what is left, into `order`.
-DEVICE void measure_entropy(const Source &s, const Scratch &scratch, Order &order, const Kept &kept) {
+// Computes the mass and the entropy of the remaining tokens for typical sampling, and stores them
+// in `order`.
+DEVICE void measure_entropy(const LogitRow &s, const FinishMemory &scratch, TokenOrder &order,
+                            const KeptTokens &kept) {
   u64 mass = 0;
   double moment = 0.0;
   auto add = [&](float logit) {
-    const float x = heat(sanitize(logit), order.max, order.temperature);
+    const float x = apply_temperature(sanitize(logit), order.max, order.temperature);
     mass += weight(x);
-    // Below it there is no weight in double precision either; and 0 times infinity is nothing.
+    // Below -745 the weight is 0 in double precision too, and 0 times minus infinity would be NaN.
     if (x > -745.0f) moment += exp(double(x)) * double(x);
   };
   each_kept(s, scratch, order, kept, [&](int, float logit) { add(logit); });
@@ -43,9 +47,10 @@ DEVICE void measure_entropy(const Source &s, const Scratch &scratch, Order &orde
   order.entropy = order.log_total - moment / sum;
 }
 
-// Sorts the list by distance from the entropy, or back by likelihood.
-DEVICE void sort_again(const Source &s, const Scratch &scratch, const Order &order, int n, Kind kind) {
-  Order by = order;
+// Sorts the list by distance from the entropy, or by likelihood again.
+DEVICE void sort_again(const LogitRow &s, const FinishMemory &scratch, const TokenOrder &order, int n,
+                       OrderKind kind) {
+  TokenOrder by = order;
   by.kind = kind;
   by.limit = by.distance_limit = kNone;
   __syncthreads();
@@ -57,17 +62,20 @@ DEVICE void sort_again(const Source &s, const Scratch &scratch, const Order &ord
   sort_list(scratch.list, n);
 }
 
-// What top-k, top-p, min-p and typical-p leave of a row. `order` comes with the row's distribution and without limits; `total` is the mass of
-// all tokens, needed if there is a top-p but no top-k.
-DEVICE Kept filter(const Source &s, const Scratch &scratch, Order &order, const Table &t, u64 total) {
+// Applies top-k, top-p, min-p and typical-p to a row, and returns the tokens that they leave.
+// `order` has the row's distribution and no limits; `total` is the mass of all tokens, which is
+// needed if there is a top-p but no top-k.
+DEVICE KeptTokens filter(const LogitRow &s, const FinishMemory &scratch, TokenOrder &order,
+                         const ParamTable &t, u64 total) {
   const int top_k = int(t.word(kTopK));
   const float top_p = t.number(kTopP), floor = t.number(kFloor), typical_p = t.number(kTypicalP);
-  // Enough candidates for most nuclei without more than the list holds.
+  // These are enough candidates for most nuclei, and rarely more than the list holds.
   const int least = top_k > 0 ? top_k : max(1, s.segments * 3 / 4);
-  Kept kept{false, 0};
-  // Whether the list is all there is, so far.
+  KeptTokens kept{false, 0};
+  // Whether the list holds all tokens that are left so far.
   bool complete = false;
-  if (top_k > 0 || top_p < 1.0f || s.vocab <= kList) kept.listed = gather(s, order, scratch, least, &kept.n, &complete);
+  if (top_k > 0 || top_p < 1.0f || s.vocab <= kList)
+    kept.listed = collect_first(s, order, scratch, least, &kept.n, &complete);
 #pragma unroll 1
   for (int filter = 0; filter < 3; filter++) {
     const bool by_mass = filter > 0, typical = filter == 2;
@@ -105,7 +113,7 @@ DEVICE Kept filter(const Source &s, const Scratch &scratch, Order &order, const 
     }
     if (!kept.listed) {
       order.kind = typical ? kByDistance : kByLikelihood;
-      const u64 limit = search(s, order, scratch, by_mass, share);
+      const u64 limit = find_limit(s, order, scratch, by_mass, share);
       order.kind = kByLikelihood;
       if (typical) order.distance_limit = limit; else order.limit = limit;
     }
@@ -114,68 +122,72 @@ DEVICE Kept filter(const Source &s, const Scratch &scratch, Order &order, const 
   return kept;
 }
 
-// grid [rows]. `logits` are the model's own; the rest is what `scan` and `draw` left.
-DEVICE void finish(const float *logits, const float *adjusted, const float *seg_max, const Seen *seen, const Chunk *chunk, const uint32_t *table,
-                   int stride, const Adjust &a, const Outcome &out, int vocab) {
+// The grid is [rows].
+DEVICE void finish(const SampleParams &p) {
   constexpr int kWarps = kFinishThreads / kWarp;
   SHARED(u64, list, kList);
   SHARED(u64, amounts, kBins);
   SHARED(uint32_t, counts, kBins);
   SHARED(u64, totals, kWarps + 1);
   SHARED(int, found, 2);
-  SHARED(Drawn, bests, kWarps);
+  SHARED(DrawnToken, bests, kWarps);
   SHARED(float, maxima, kWarps);
   SHARED(double, sums, kWarps);
   wait_for_previous_kernel();
-  const Scratch scratch{list, amounts, counts, totals, found};
-  const Table t{table, stride, int(blockIdx.x)};
-  const Plan plan(vocab);
-  const Measured m = measured(seen + int64_t(t.row) * plan.chunks, plan.chunks);
-  if (m.hopeless) {
-    if (threadIdx.x == 0) report_nothing(out, a, t, vocab);
+  const FinishMemory scratch{list, amounts, counts, totals, found};
+  const ParamTable t{p.table, p.table_stride, int(blockIdx.x)};
+  const RowLayout layout(p.vocab);
+  const RowSummary m = summarize(p.seen + int64_t(t.row) * layout.chunks, layout.chunks);
+  if (m.invalid) {
+    if (threadIdx.x == 0) report_nothing(p.outcome, p.adjust, t, p.vocab);
     return;
   }
   const bool is_adjusted = t.adjusted(), warped = t.warped();
-  const float *own = logits + int64_t(t.row) * vocab, *chosen_from = is_adjusted ? adjusted + int64_t(t.row) * vocab : own;
-  const Source source{chosen_from, seg_max + int64_t(t.row) * plan.segments, vocab, plan.segments};
-  const Chunk *chunks = chunk + int64_t(t.row) * plan.chunks;
+  const float *own = p.logits + int64_t(t.row) * p.vocab,
+              *chosen_from = is_adjusted ? p.adjusted + int64_t(t.row) * p.vocab : own;
+  const LogitRow source{chosen_from, p.seg_max + int64_t(t.row) * layout.segments, p.vocab, layout.segments};
+  const ChunkRecord *chunks = p.chunks + int64_t(t.row) * layout.chunks;
 
-  Order order{kByLikelihood, m.best, t.number(kTemperature), kNone, 0.0, 0.0, kNone};
+  TokenOrder order{kByLikelihood, m.best, t.number(kTemperature), kNone, 0.0, 0.0, kNone};
   int token = m.best_id;
-  // Of the distribution that log-probabilities are reported of.
+  // These describe the distribution whose log-probabilities are reported.
   float max = m.max;
   double log_sum = m.log_sum;
-  Kept kept{false, 0};
+  KeptTokens kept{false, 0};
   if (draws_at_once(t)) {
-    Drawn best = nothing_drawn();
+    DrawnToken best = nothing_drawn();
     double sum = 0.0;
-    for (int c = 0; c < plan.chunks; c++) {
-      best = BetterDraw()(best, Drawn{chunks[c].score, chunks[c].id});
+    for (int c = 0; c < layout.chunks; c++) {
+      best = BetterDraw()(best, DrawnToken{chunks[c].score, chunks[c].id});
       sum += double(chunks[c].sum);
     }
     token = best.id;
-    if (t.number(kFloor) > -infinity()) order.limit = u64(__float_as_uint(-t.number(kFloor)) & 0x7fffffffu) << kIdBits | kIdMask;
+    if (t.number(kFloor) > -infinity())
+      order.limit = u64(__float_as_uint(-t.number(kFloor)) & 0x7fffffffu) << kIdBits | kIdMask;
     if (warped) max = 0.0f, log_sum = log(sum);
   } else if (t.samples()) {
     u64 total = 0;
-    for (int c = 0; needs_mass(t) && c < plan.chunks; c++) total += chunks[c].mass;
+    for (int c = 0; needs_mass(t) && c < layout.chunks; c++) total += chunks[c].mass;
     kept = filter(source, scratch, order, t, total);
     const uint32_t key_low = t.word(kSeedLow), key_high = t.word(kSeedHigh), position = t.word(kPosition);
-    Drawn best = nothing_drawn();
+    DrawnToken best = nothing_drawn();
     float own_max = -infinity();
     double sum = 0.0;
     each_kept(source, scratch, order, kept, [&](int id, float logit) {
-      const float x = heat(sanitize(logit), order.max, order.temperature);
+      const float x = apply_temperature(sanitize(logit), order.max, order.temperature);
       own_max = fmaxf(own_max, x);
       const uint4 words = philox(uint32_t(id / 4), position, key_low, key_high);
       const uint32_t word = id % 4 == 0 ? words.x : id % 4 == 1 ? words.y : id % 4 == 2 ? words.z : words.w;
-      // Most cannot win, and need no logarithm; see `draw`.
-      if (x + float(__clz(int(word)) + 1) * 0.693148f + 1e-4f >= float(best.score)) best = BetterDraw()(best, Drawn{double(x) + gumbel(word), id});
+      // Most tokens cannot win, and need no logarithm; see `draw`.
+      if (x + float(__clz(int(word)) + 1) * 0.693148f + 1e-4f >= float(best.score))
+        best = BetterDraw()(best, DrawnToken{double(x) + gumbel(word), id});
     });
     token = block_best<kFinishThreads>(best, bests).id;
     if (warped) {
       max = block_reduce<kFinishThreads>(own_max, maxima, Max());
-      each_kept(source, scratch, order, kept, [&](int, float logit) { sum += double(expf(heat(sanitize(logit), order.max, order.temperature) - max)); });
+      each_kept(source, scratch, order, kept, [&](int, float logit) {
+        sum += double(expf(apply_temperature(sanitize(logit), order.max, order.temperature) - max));
+      });
       log_sum = log(block_reduce<kFinishThreads>(sum, sums, Add()));
     }
   }
@@ -185,41 +197,42 @@ DEVICE void finish(const float *logits, const float *adjusted, const float *seg_
   auto value_of = [&](int id) {
     if (!warped) return sanitize(own[id]);
     const float x = sanitize(chosen_from[id]);
-    return of_kept ? heat(x, order.max, order.temperature) : x;
+    return of_kept ? apply_temperature(x, order.max, order.temperature) : x;
   };
   if (threadIdx.x == 0) {
-    out.tokens[t.row] = uint32_t(token);
-    out.logprobs[t.row] = float(double(value_of(token)) - double(max) - log_sum);
+    p.outcome.tokens[t.row] = uint32_t(token);
+    p.outcome.logprobs[t.row] = float(double(value_of(token)) - double(max) - log_sum);
   }
 
-  const int top_n = min(int(t.word(kTopN)), out.top_stride);
+  const int top_n = min(int(t.word(kTopN)), p.outcome.top_stride);
   int n = 0;
   if (top_n > 0) {
-    Source top = source;
+    LogitRow top = source;
     if (!of_kept) {
-      order = Order{kByLogit, 0.0f, 1.0f, kNone, 0.0, 0.0, kNone};
+      order = TokenOrder{kByLogit, 0.0f, 1.0f, kNone, 0.0, 0.0, kNone};
       kept.listed = false;
       if (!warped && is_adjusted) {
         top.logits = own;
-        top.seg_max = seg_max + (int64_t(gridDim.x) + t.row) * plan.segments;
+        top.seg_max = p.seg_max + (int64_t(gridDim.x) + t.row) * layout.segments;
       }
     }
     bool complete;
     if (kept.listed) {
       n = kept.n;
-    } else if (order.distance_limit != kNone || !gather(top, order, scratch, top_n, &n, &complete)) {
-      // Candidates by segment know nothing of distances, and may be too many.
-      const u64 limit = search(top, order, scratch, false, double(top_n));
-      n = collect(top, order, scratch, limit, false);
+    } else if (order.distance_limit != kNone || !collect_first(top, order, scratch, top_n, &n, &complete)) {
+      // Candidates by segment ignore distances, and may be too many.
+      const u64 limit = find_limit(top, order, scratch, false, double(top_n));
+      n = collect_up_to(top, order, scratch, limit, false);
       sort_list(list, n);
     }
     n = min(n, top_n);
     __syncthreads();
     for (int i = threadIdx.x; i < n; i += kFinishThreads) {
       const int id = int(list[i] & kIdMask);
-      out.top_ids[int64_t(t.row) * out.top_stride + i] = uint32_t(id);
-      out.top_logprobs[int64_t(t.row) * out.top_stride + i] = float(double(value_of(id)) - double(max) - log_sum);
+      p.outcome.top_ids[int64_t(t.row) * p.outcome.top_stride + i] = uint32_t(id);
+      p.outcome.top_logprobs[int64_t(t.row) * p.outcome.top_stride + i] = float(double(value_of(id)) -
+                                                                                double(max) - log_sum);
     }
   }
-  if (threadIdx.x == 0) out.top_counts[t.row] = uint32_t(n);
+  if (threadIdx.x == 0) p.outcome.top_counts[t.row] = uint32_t(n);
 }

@@ -1,59 +1,95 @@
-// What the sampling kernels share: a row's parameters, the value of a token at each step of the way, and the order of tokens.
+// Definitions for all sampling kernels: a row's parameters, the value of a token after each step,
+// and the order of tokens.
 //
-// The host's sampler (`src/sample/`) says what everything means. To be equal to it token for token, all that decides between tokens is
-// computed as there: logits in single precision, one rounding per operation; noise in double precision; and the masses that the filters
-// compare as integers, units of 2^-43 of the most likely token's weight, whose sums depend on no order.
+// The host's sampler (`src/sample/`) defines the meaning. To choose the same tokens, the kernels
+// compute everything that decides between tokens as the host does: logits in single precision, with
+// one rounding per operation; noise in double precision; and the masses that the filters compare as
+// integers in units of 2^-43 of the most likely token's weight, whose sums do not depend on the
+// order.
 #pragma once
 #include "ptx.cuh"
 #include "reduce.cuh"
 
 typedef unsigned long long u64;
 
-// Tokens of a block of the kernels that share a row among blocks, and of one warp of it: the result depends on neither.
-constexpr int kSegment = 512;
-constexpr int kChunk = 4096;
-// An id's bits. The low part of every key, so that no two keys are equal and the lower id comes first.
-constexpr int kIdBits = 20;
+// Tokens of a warp in the kernels that divide a row among blocks. The result does not depend on it.
+EXPORT_CONSTANT int kSegment = 512;
+// Tokens of a block in these kernels. The result does not depend on it.
+EXPORT_CONSTANT int kChunk = 4096;
+// Bits of an id, which is the low part of every key. So no two keys are equal, and the lower id
+// comes first.
+EXPORT_CONSTANT int kIdBits = 20;
+EXPORT_CONSTANT int kMaxTokens = 1048576;
+static_assert(kMaxTokens == 1 << kIdBits, "every id has its bits");
 constexpr u64 kIdMask = (1u << kIdBits) - 1;
-// The key of a token that is impossible; greater than every other.
+// The key of an impossible token, which is greater than every other key.
 constexpr u64 kNone = ~0ull;
 
-// The columns of the table of parameters, u32 or f32 [column, stride] with a row's value at [row].
-enum Column {
-  kFlags, kTemperature, kTopK, kTopP, kFloor, kTypicalP, kRepetition, kFrequency, kPresence, kSeedLow, kSeedHigh, kPosition, kPromptLen,
-  kSlot, kTopN, kMaskRow, kBiasStart, kBiasCount, kGreenBelow, kGreenBias,
+// The columns of the table of parameters, which is u32 [column, stride] with a row's value at
+// [row]. Floats are kept as their bits.
+enum SampleColumn : int {
+  kFlags,
+  kTemperature,  // f32
+  kTopK,
+  kTopP,       // f32
+  kFloor,      // f32
+  kTypicalP,   // f32
+  kRepetition, // f32
+  kFrequency,  // f32
+  kPresence,   // f32
+  kSeedLow,
+  kSeedHigh,
+  kPosition,
+  kPromptLen,
+  kSlot,
+  kTopN,
+  kMaskRow,
+  kBiasStart,
+  kBiasCount,
+  kGreenBelow,
+  kGreenBias,  // f32
 };
-constexpr uint32_t kDoSample = 1, kWarped = 2, kAdjusted = 4;
+EXPORT_CONSTANT int kColumns = 20;
+static_assert(kGreenBias + 1 == kColumns, "a column for each parameter");
+// Bits of the column of flags.
+EXPORT_CONSTANT uint32_t kDoSample = 1;
+EXPORT_CONSTANT uint32_t kWarped = 2;
+EXPORT_CONSTANT uint32_t kAdjusted = 4;
 
-struct Table {
+struct ParamTable {
   const uint32_t *at;
   int stride;
   int row;
-  DEVICE uint32_t word(Column c) const { return at[int64_t(c) * stride + row]; }
-  DEVICE float number(Column c) const { return __uint_as_float(word(c)); }
+  DEVICE uint32_t word(SampleColumn c) const { return at[int64_t(c) * stride + row]; }
+  DEVICE float number(SampleColumn c) const { return __uint_as_float(word(c)); }
   DEVICE bool samples() const { return word(kFlags) & kDoSample; }
   DEVICE bool warped() const { return word(kFlags) & kWarped; }
-  DEVICE bool penalised() const { return number(kRepetition) != 1.0f || number(kFrequency) != 0.0f || number(kPresence) != 0.0f; }
-  // Whether a token is chosen from other logits than the model's.
+  DEVICE bool penalized() const {
+    return number(kRepetition) != 1.0f || number(kFrequency) != 0.0f || number(kPresence) != 0.0f;
+  }
+  // Whether the token is chosen from adjusted logits instead of the model's.
   DEVICE bool adjusted() const { return word(kFlags) & kAdjusted; }
-  DEVICE bool marked() const { return word(kGreenBelow) != 0; }
-  // Whether the log-probabilities are those of the adjusted logits and known before a token is drawn.
+  DEVICE bool watermarked() const { return word(kGreenBelow) != 0; }
+  // Whether the reported log-probabilities are those of the adjusted logits and are known before a
+  // token is drawn.
   DEVICE bool reports_adjusted() const { return warped() && !samples(); }
 };
 
-// What the steps before the draw may change a logit by.
-struct Adjust {
-  const uint32_t *history;  // [slots, history_stride]
-  const uint32_t *bias_ids;
-  const float *biases;
-  const uint32_t *masks;  // [mask rows, mask_stride]
-  int history_stride, mask_stride;
+// The data of the steps that adjust logits before the draw.
+struct AdjustParams {
+  const uint32_t *history;   // null or [slots, history_stride]
+  const uint32_t *bias_ids;  // null or [biases]
+  const float *biases;       // null or [biases]
+  const uint32_t *masks;     // null or [mask rows, mask_stride]
+  int history_stride;
+  int mask_stride;
 };
 
-// Whether a model's logit spoils its row: NaN or plus infinity. Minus infinity is a token that the model rules out.
+// Whether a model's logit makes its row invalid: NaN or plus infinity. Minus infinity is a token
+// that the model rules out.
 DEVICE bool is_broken(float x) { return !(x < infinity()); }
-// What penalties and biases have made of finite logits: NaN is impossible, and an infinity the greatest number. A row of nothing finite, and one that
-// a model's logit spoils, are found by their flags.
+// Cleans a logit after penalties and biases: NaN becomes an impossible token, and infinity the
+// greatest number. Rows without a finite logit and invalid rows are found by their flags.
 DEVICE float sanitize(float x) {
   if (x != x) return -infinity();
   return x == infinity() ? 3.402823466e38f : x;
@@ -61,51 +97,55 @@ DEVICE float sanitize(float x) {
 DEVICE bool is_finite(float x) { return fabsf(x) < infinity(); }
 
 constexpr uint32_t kSeen = 1u << 31;
-// The penalties. `count` is how often the token was generated, and `kSeen` if it occurs in the prompt or the output.
-DEVICE float penalise(float x, uint32_t count, const Table &t) {
-  const float repetition = t.number(kRepetition), frequency = t.number(kFrequency), presence = t.number(kPresence);
+// Applies the penalties. `count` is the number of times that the token was generated, with `kSeen`
+// if it occurs in the prompt or the output.
+DEVICE float penalize(float x, uint32_t count, const ParamTable &t) {
+  const float repetition = t.number(kRepetition), frequency = t.number(kFrequency),
+              presence = t.number(kPresence);
   if (count & kSeen && repetition != 1.0f) x = x > 0.0f ? x / repetition : x * repetition;
   const uint32_t times = count & ~kSeen;
   if (times) x = __fadd_rn(x, -__fadd_rn(__fmul_rn(frequency, float(times)), presence));
   return x;
 }
 
-DEVICE bool is_allowed(const Adjust &a, int mask_row, int id) {
+DEVICE bool is_allowed(const AdjustParams &a, int mask_row, int id) {
   return mask_row < 0 || a.masks[int64_t(mask_row) * a.mask_stride + id / 32] >> (id % 32) & 1;
 }
 
-// The logit under the temperature, the greatest one at 0; impossible tokens at minus infinity. There is only one zero.
-DEVICE float heat(float x, float max, float temperature) {
+// Applies the temperature. The greatest logit becomes 0, impossible tokens become minus infinity.
+// There is no negative zero.
+DEVICE float apply_temperature(float x, float max, float temperature) {
   const float delta = x - max;
   return delta == 0.0f ? 0.0f : delta / temperature + 0.0f;
 }
 
-// e^x for x <= 0 in units of 2^-43, to the nearest.
+// e^x for x <= 0 in units of 2^-43, rounded to the nearest.
 DEVICE u64 weight(float x) {
-  // Here single precision errs by less than a unit.
+  // In this range the error of single precision is less than a unit.
   if (x < -18.0f) return u64(expf(x) * 8796093022208.0f + 0.5f);
   return u64(exp(double(x)) * 8796093022208.0 + 0.5);
 }
 
-// What a key orders tokens by.
-enum Kind { kByLikelihood, kByDistance, kByLogit };
+// The property that keys order tokens by.
+enum OrderKind { kByLikelihood, kByDistance, kByLogit };
 
-struct Order {
-  Kind kind;
+struct TokenOrder {
+  OrderKind kind;
   // The distribution that is drawn from.
   float max, temperature;
-  // Only tokens whose likelihood's key is not above this are there.
+  // Tokens whose key by likelihood is above this limit are excluded.
   u64 limit;
-  // For typical sampling: logarithm of the sum of weights, entropy, and the greatest key by distance.
+  // For typical sampling: the logarithm of the sum of weights, the entropy, and the greatest key by
+  // distance.
   double log_total, entropy;
   u64 distance_limit;
 
   DEVICE u64 by_distance(int id, float x) const {
-    // 43 bits, 36 of them behind the point. What is farther off has no weight.
+    // 43 bits, 36 of them after the point. Tokens at a larger distance have no weight.
     const double distance = fabs(log_total - double(x) - entropy) * 68719476736.0;
     return u64(fmin(distance, 8796093022206.0)) << kIdBits | u64(id);
   }
-  // The smaller, the earlier the token is taken.
+  // The key of a token. Tokens with smaller keys come first.
   DEVICE u64 key(int id, float logit) const {
     if (kind == kByLogit) {
       const float x = sanitize(logit) + 0.0f;
@@ -113,7 +153,7 @@ struct Order {
       if (x == -infinity()) return kNone;
       return u64(bits >> 31 ? bits : 0x7fffffffu - bits) << kIdBits | u64(id);
     }
-    const float x = heat(sanitize(logit), max, temperature);
+    const float x = apply_temperature(sanitize(logit), max, temperature);
     if (x == -infinity()) return kNone;
     const u64 likelihood = u64(__float_as_uint(-x) & 0x7fffffffu) << kIdBits | u64(id);
     if (likelihood > limit) return kNone;
@@ -122,7 +162,9 @@ struct Order {
     if (distance > distance_limit) return kNone;
     return kind == kByDistance ? distance : likelihood;
   }
-  DEVICE int bits() const { return kind == kByLikelihood ? 31 + kIdBits : kind == kByDistance ? 43 + kIdBits : 32 + kIdBits; }
+  DEVICE int bits() const {
+    return kind == kByLikelihood ? 31 + kIdBits : kind == kByDistance ? 43 + kIdBits : 32 + kIdBits;
+  }
 };
 
 // Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3").
@@ -142,12 +184,13 @@ DEVICE uint4 philox(uint32_t c0, uint32_t c1, uint32_t k0, uint32_t k1) {
   return make_uint4(c0, c1, c2, c3);
 }
 
-DEVICE uint32_t last_token(const Adjust &a, const Table &t) {
+DEVICE uint32_t last_token(const AdjustParams &a, const ParamTable &t) {
   return a.history[int64_t(t.word(kSlot)) * a.history_stride + int(t.word(kPosition)) - 1];
 }
 
-// Adds the watermark's bias to those of four neighbours, the first at `id`, that are green after `previous`; see `src/sample/watermark.rs`.
-DEVICE void mark(float *four, int id, uint32_t previous, const Table &t) {
+// Adds the watermark's bias to those of four neighbors, the first at `id`, that are green after the
+// token `previous`; see `src/sample/watermark.rs`.
+DEVICE void add_watermark(float *four, int id, uint32_t previous, const ParamTable &t) {
   const uint4 words = philox(uint32_t(id) / 4, 0, 15485863u, previous);
   const uint32_t below = t.word(kGreenBelow);
   const float bias = t.number(kGreenBias);
@@ -158,45 +201,47 @@ DEVICE void mark(float *four, int id, uint32_t previous, const Table &t) {
 }
 
 DEVICE double gumbel(uint32_t word) { return -log(-log1p(-(double(word) + 0.5) * 2.3283064365386963e-10)); }
-// Never less than any gumbel(word), and less by no more than that than any that wins: the most likely token's is above `kLeastGumbel`.
-constexpr float kMostGumbel = 22.88f, kLeastGumbel = -3.14f;
+// Bounds of the noise: no gumbel(word) is above `kMaxGumbel` or below `kMinGumbel`.
+constexpr float kMaxGumbel = 22.88f, kMinGumbel = -3.14f;
 
-// The token drawn so far.
-struct Drawn {
+// The best token of a draw so far.
+struct DrawnToken {
   double score;
   int id;
 };
 struct BetterDraw {
-  DEVICE Drawn operator()(Drawn a, Drawn b) const {
+  DEVICE DrawnToken operator()(DrawnToken a, DrawnToken b) const {
     return b.score > a.score || (b.score == a.score && uint32_t(b.id) < uint32_t(a.id)) ? b : a;
   }
 };
-DEVICE Drawn nothing_drawn() { return Drawn{-double(infinity()), -1}; }
-template <int Threads> DEVICE Drawn block_best(Drawn d, Drawn *scratch) {
+DEVICE DrawnToken nothing_drawn() { return DrawnToken{-double(infinity()), -1}; }
+template <int Threads> DEVICE DrawnToken block_best(DrawnToken d, DrawnToken *scratch) {
   for (int lanes = kWarp / 2; lanes > 0; lanes /= 2) {
-    const Drawn other{__shfl_xor_sync(kAllLanes, d.score, lanes), __shfl_xor_sync(kAllLanes, d.id, lanes)};
+    const DrawnToken other{__shfl_xor_sync(kAllLanes, d.score, lanes),
+                           __shfl_xor_sync(kAllLanes, d.id, lanes)};
     d = BetterDraw()(d, other);
   }
   if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = d;
   __syncthreads();
-  Drawn best = scratch[0];
+  DrawnToken best = scratch[0];
 #pragma unroll
   for (int w = 1; w < Threads / kWarp; w++) best = BetterDraw()(best, scratch[w]);
   return best;
 }
 
-// What a step leaves for the host and for the next step. `top_*` are [rows, top_stride].
-struct Outcome {
-  uint32_t *tokens;
-  float *logprobs;
-  uint32_t *top_ids;
-  float *top_logprobs;
-  uint32_t *top_counts;
+// Where the results of sampling go.
+struct OutcomeParams {
+  uint32_t *tokens;     // [rows]
+  float *logprobs;      // [rows]
+  uint32_t *top_ids;    // [rows, top_stride]
+  float *top_logprobs;  // [rows, top_stride]
+  uint32_t *top_counts; // [rows]
   int top_stride;
 };
 
-// The answer for a row that a logit spoils, or without a finite logit: its first allowed token, with NaN for its log-probability. By one thread.
-DEVICE void report_nothing(const Outcome &out, const Adjust &a, const Table &t, int vocab) {
+// Writes the result of an invalid row or of one without a finite logit: its first allowed token,
+// with NaN as its log-probability. One thread calls it.
+DEVICE void report_nothing(const OutcomeParams &out, const AdjustParams &a, const ParamTable &t, int vocab) {
   const int mask_row = int(t.word(kMaskRow));
   uint32_t token = 0;
   if (mask_row >= 0) {

@@ -1,19 +1,22 @@
-// Finding the first tokens of an order without sorting the vocabulary: as many as a count or a share of the mass asks for.
+// Finds the first tokens of an order without sorting the vocabulary: a given number of them, or
+// those that have a given share of the mass.
 //
-// Most often they are among few hundred candidates, which the segments' greatest logits lead to: the m-th greatest of these is a bound
-// that at least m tokens reach, and segments below it need not be read. Where that is not enough, digits of the keys are counted from the
-// top until what is left fits the list.
+// Usually they are among few hundred candidates, which the segments' greatest logits lead to: at
+// least m tokens reach the m-th greatest of these, and segments below it need not be read. If that
+// is not enough, the digits of the keys are counted from the top until the remaining tokens fit the
+// list.
 #pragma once
 #include "sample_scan.cuh"
 
-constexpr int kFinishThreads = 512;
+EXPORT_CONSTANT int kFinishThreads = 512;
 constexpr int kList = 2048;
 constexpr int kDigit = 11;
 constexpr int kBins = 1 << kDigit;
-static_assert(kBins == 4 * kFinishThreads && kList == kBins, "a thread has four bins, and an amount is of a bin or of a place");
+static_assert(kBins == 4 * kFinishThreads && kList == kBins,
+              "a thread has four bins, and an amount is of a bin or of a place");
 
 // Shared memory of a block that finishes a row.
-struct Scratch {
+struct FinishMemory {
   u64 *list;          // [kList]
   u64 *amounts;       // [kBins]: tokens or masses, by bin or by place in the list
   uint32_t *counts;   // [kBins]
@@ -22,24 +25,26 @@ struct Scratch {
 };
 
 // The row that a block finishes.
-struct Source {
+struct LogitRow {
   const float *logits;
   const float *seg_max;
   int vocab, segments;
 };
 
-// Calls f(id, logit) for all tokens of a segment; a warp together.
-template <class F> DEVICE void each_of_segment(const Source &s, int segment, F f) {
+// Calls f(id, logit) for all tokens of a segment. The lanes of a warp call it together.
+template <class F> DEVICE void each_of_segment(const LogitRow &s, int segment, F f) {
   each_four(s.logits, segment, s.vocab, s.vocab % 4 == 0, [&](int id, float4 v) {
 #pragma unroll 1
     for (int i = 0; i < 4; i++) f(id + i, i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w);
   });
 }
-template <class F> DEVICE void each_token(const Source &s, F f) {
-  for (int segment = threadIdx.x / kWarp; segment < s.segments; segment += kFinishThreads / kWarp) each_of_segment(s, segment, f);
+template <class F> DEVICE void each_token(const LogitRow &s, F f) {
+  for (int segment = threadIdx.x / kWarp; segment < s.segments; segment += kFinishThreads / kWarp)
+    each_of_segment(s, segment, f);
 }
 
-// The sum over all threads before this one; `total` gets that of all. `totals` has a place per warp.
+// The sum over all threads before this one; `total` gets the sum over all threads. `totals` has a
+// place per warp.
 DEVICE u64 exclusive_sum(u64 value, u64 *totals, u64 *total) {
   const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
   u64 sum = value;
@@ -60,7 +65,8 @@ DEVICE u64 exclusive_sum(u64 value, u64 *totals, u64 *total) {
   return before + sum - value;
 }
 
-// Ascending; places from `n` on are lost. Begins and ends with a barrier.
+// Sorts the list in ascending order; places from `n` on are overwritten. The function begins and
+// ends with a barrier.
 DEVICE void sort_list(u64 *list, int n) {
   int size = 1;
   while (size < n) size *= 2;
@@ -78,12 +84,14 @@ DEVICE void sort_list(u64 *list, int n) {
   }
 }
 
-// Whether a sum is as much as was asked for. Masses are compared as the host compares them, in double precision.
+// Whether a sum reaches the goal. Masses are compared as the host compares them, in double
+// precision.
 DEVICE bool reached(u64 sum, double goal) { return double(sum) >= goal; }
 
-// The first place of `amounts` [kBins] at which their sum, from `before` on, reaches the goal; -1 if it does not. `sum_before` gets the sum
-// before that place. Begins and ends with a barrier.
-DEVICE int first_to_reach(const Scratch &s, u64 before, double goal, u64 *sum_before) {
+// The first place of `amounts` [kBins] at which their sum, from `before` on, reaches the goal; -1
+// if it does not. `sum_before` gets the sum before that place. The function begins and ends with a
+// barrier.
+DEVICE int first_to_reach(const FinishMemory &s, u64 before, double goal, u64 *sum_before) {
   u64 part[4], total;
   __syncthreads();
 #pragma unroll
@@ -106,7 +114,7 @@ DEVICE int first_to_reach(const Scratch &s, u64 before, double goal, u64 *sum_be
 }
 
 // The sum of all amounts.
-DEVICE u64 sum_of_amounts(const Scratch &s) {
+DEVICE u64 sum_of_amounts(const FinishMemory &s) {
   u64 sum = 0, total;
   __syncthreads();
   for (int i = threadIdx.x; i < kBins; i += kFinishThreads) sum += s.amounts[i];
@@ -114,20 +122,24 @@ DEVICE u64 sum_of_amounts(const Scratch &s) {
   return total;
 }
 
-// Makes `amounts` those of the first `n` tokens of the list: 1, or what they weigh in the distribution that is drawn from.
-DEVICE void weigh_list(const Source &s, const Order &o, const Scratch &scratch, int n, bool by_mass) {
+// Fills `amounts` for the first `n` tokens of the list: with 1, or with their weights in the
+// distribution that is drawn from.
+DEVICE void weigh_list(const LogitRow &s, const TokenOrder &o, const FinishMemory &scratch, int n,
+                       bool by_mass) {
   __syncthreads();
 #pragma unroll 1
   for (int i = threadIdx.x; i < kList; i += kFinishThreads) {
     u64 amount = i < n;
-    if (by_mass && i < n) amount = weight(heat(sanitize(s.logits[scratch.list[i] & kIdMask]), o.max, o.temperature));
+    if (by_mass && i < n)
+      amount = weight(apply_temperature(sanitize(s.logits[scratch.list[i] & kIdMask]), o.max, o.temperature));
     scratch.amounts[i] = amount;
   }
 }
 
-// All tokens with keys up to `limit` into the list, unsorted; segments that have none are not read. How many there are: more than fit are
-// not kept.
-DEVICE int collect(const Source &s, const Order &o, const Scratch &scratch, u64 limit, bool by_segment) {
+// Collects all tokens with keys up to `limit` in the list, unsorted; segments without one are not
+// read. Returns the number of these tokens; those that do not fit the list are not kept.
+DEVICE int collect_up_to(const LogitRow &s, const TokenOrder &o, const FinishMemory &scratch, u64 limit,
+                         bool by_segment) {
   __syncthreads();
   if (threadIdx.x == 0) scratch.found[1] = 0;
   __syncthreads();
@@ -147,9 +159,10 @@ DEVICE int collect(const Source &s, const Order &o, const Scratch &scratch, u64 
   return scratch.found[1];
 }
 
-// The first tokens of the order, at least `least` of them unless there are fewer: `n` into the list, sorted. `complete`: these are all there
-// are. False if they do not fit.
-DEVICE bool gather(const Source &s, const Order &o, const Scratch &scratch, int least, int *n, bool *complete) {
+// Collects the first `n` tokens of the order in the list, sorted; at least `least` of them unless
+// there are fewer. `complete` says whether these are all tokens. Returns false if they do not fit.
+DEVICE bool collect_first(const LogitRow &s, const TokenOrder &o, const FinishMemory &scratch, int least,
+                          int *n, bool *complete) {
   u64 limit = kNone - 1;
   *complete = s.vocab <= kList || least > s.segments;
   if (!*complete) {
@@ -169,15 +182,17 @@ DEVICE bool gather(const Source &s, const Order &o, const Scratch &scratch, int 
     *complete = key == kNone;
     if (key != kNone) limit = key | kIdMask;
   }
-  *n = collect(s, o, scratch, limit, true);
+  *n = collect_up_to(s, o, scratch, limit, true);
   if (*n > kList) return false;
   sort_list(scratch.list, *n);
   return true;
 }
 
-// The key of the last token of the smallest set of first tokens that has `target` tokens, or that share of the mass; the greatest possible
-// key if all have not. Takes the list and everything else in shared memory.
-DEVICE u64 search(const Source &s, const Order &o, const Scratch &scratch, bool by_mass, double target) {
+// The key of the last token of the smallest set of first tokens that has `target` tokens, or that
+// share of the mass; the greatest possible key if all tokens together do not reach it. The function
+// overwrites the list and everything else in shared memory.
+DEVICE u64 find_limit(const LogitRow &s, const TokenOrder &o, const FinishMemory &scratch, bool by_mass,
+                      double target) {
   u64 prefix = 0, before = 0;
   double goal = target;
   for (int rest = o.bits(); rest > 0;) {
@@ -190,7 +205,8 @@ DEVICE u64 search(const Source &s, const Order &o, const Scratch &scratch, bool 
       if (key == kNone || key >> rest != prefix) return;
       const int bin = int(key >> shift) & int((1u << (rest - shift)) - 1);
       atomicAdd(&scratch.counts[bin], 1u);
-      atomicAdd(&scratch.amounts[bin], by_mass ? weight(heat(sanitize(logit), o.max, o.temperature)) : u64(1));
+      atomicAdd(&scratch.amounts[bin],
+                by_mass ? weight(apply_temperature(sanitize(logit), o.max, o.temperature)) : u64(1));
     });
     if (rest == o.bits() && by_mass) goal = target * double(sum_of_amounts(scratch));
     u64 below;
@@ -200,7 +216,7 @@ DEVICE u64 search(const Source &s, const Order &o, const Scratch &scratch, bool 
     prefix = prefix << (rest - shift) | u64(bin);
     rest = shift;
     if (rest > 0 && scratch.counts[bin] <= uint32_t(kList)) {
-      // What the last digits decide fits the list.
+      // The tokens that differ only in the last digits fit the list.
       if (threadIdx.x == 0) scratch.found[1] = 0;
       __syncthreads();
       each_token(s, [&](int id, float logit) {

@@ -1,26 +1,36 @@
-// out = x · wᵀ for few rows, at the speed of memory: each weight goes from device memory to the registers of the one lane that multiplies it.
+// out = x · wᵀ for few rows, at the speed of memory: each weight goes from device memory to the
+// registers of the one lane that multiplies it.
 //
-// A block has 128 outputs, a warp 16 of them, and one slice of k; x's share of the slice lies in shared memory. A warp keeps a ring of loads in flight
-// and meets no other warp until its slice is done. Slices are a function of the weight's shape alone. The block that finishes an output tile last adds
-// the slices' sums in order, so a row's result depends neither on the rows beside it nor on which block came last.
+// A block computes 128 outputs over one slice of k, a warp 16 of them; x's part of the slice lies
+// in shared memory. A warp keeps a ring of loads in flight and does not wait for other warps until
+// its slice is done. Slices are a function of the weight's shape alone. The block that finishes an
+// output tile last adds up the slices' sums in order, so a row's result depends neither on the rows
+// beside it nor on which block comes last.
 #pragma once
 #include "weights.cuh"
 
-constexpr int kSkinnyThreads = 256;
-constexpr int kSkinnyOutputs = 128;
+EXPORT_CONSTANT int kSkinnyThreads = 256;
+// Outputs of a block.
+EXPORT_CONSTANT int kSkinnyOutputs = 128;
+// Rows of a block: 8 or this many.
+EXPORT_CONSTANT int kSkinnyMaxRows = 16;
+// Bytes of dynamic shared memory: the slice of x, and the words of the groups that the slice
+// touches.
+EXPORT_FUNCTION int skinny_shared_bytes(int rows, int slice_length, int groups) {
+  return rows * slice_length * 2 + groups * kSkinnyOutputs * 4;
+}
 
-// How k is cut. `partials` has f32 [blocks of rows][output tiles][slices][rows of a block][128]; `counters` [blocks of rows][output tiles] are 0
-// before and after.
-struct Slices {
-  float *partials;
-  uint32_t *counters;
-  int length;  // a multiple of 64
-  int depth;   // k of the weights as they lie, padding included
+// How k is cut into slices.
+struct SliceParams {
+  float *partials;     // [blocks of rows][output tiles][slices][rows of a block][128]
+  uint32_t *counters;  // [blocks of rows][output tiles]; zeros before and after the kernel
+  int length;          // k of a slice, a multiple of 64
+  int depth;           // k of the weight, padding included
 };
 
 // Weights [outputs, inputs] of 16 bits as they are stored.
 template <class T> struct StoredRows {
-  using Order = ByChunk;
+  using UnitOrder = ByChunk;
   static constexpr bool kScaled = false;
   static constexpr int kDepth = kChunk, kRing = 4, kMinBlocks = 2;
   struct Fragment {
@@ -47,12 +57,12 @@ template <class T> struct StoredRows {
     a[2] = first ? f.upper.y : f.upper.w;
     a[3] = first ? f.lower.y : f.lower.w;
   }
-  DEVICE static Group group(uint32_t) { return {1.0f, 0}; }
+  DEVICE static GroupScale group(uint32_t) { return {1.0f, 0}; }
 };
 
 // Packed weights; see weights.cuh.
 template <class Format> struct PackedTiles {
-  using Order = typename Format::Order;
+  using UnitOrder = typename Format::UnitOrder;
   static constexpr bool kScaled = true;
   static constexpr int kDepth = kPaddedTo, kRing = 8 / Format::kLoads, kMinBlocks = 2;
   using Fragment = typename Format::Fragment;
@@ -64,20 +74,23 @@ template <class Format> struct PackedTiles {
     at = weights + Format::place(output, k, threadIdx.x % kWarp, depth);
   }
   DEVICE Fragment load(int i) const { return Format::load(at + int64_t(i) * Format::kStride, depth); }
-  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower, uint32_t (&a)[4]) {
+  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower,
+                            uint32_t (&a)[4]) {
     Format::unpack(f, instruction, upper, lower, a);
   }
-  DEVICE static Group group(uint32_t word) { return Format::group(word); }
+  DEVICE static GroupScale group(uint32_t word) { return Format::group(word); }
 };
 
-// Copies x's rows [first, first + Rows) of columns [k, k + length) to shared rows `stride` elements apart; zeros where there is nothing. Column j of the
-// weights is column `columns[j]` of x, or none if that is negative.
-template <class Order, int Rows, class T>
-DEVICE void load_slice(T *shared, int stride, const Operands<T> &p, const int *columns, int first, int k, int length) {
+// Copies x's rows [first, first + Rows) of columns [k, k + length) to shared rows `stride` elements
+// apart, with zeros where x has no element. Column j of the weights meets column `columns[j]` of x,
+// or none if that is negative.
+template <class UnitOrder, int Rows, class T>
+DEVICE void load_slice(T *shared, int stride, const ProductParams<T> &p, const int *columns, int first, int k,
+                       int length) {
   const int units = length / 8;
   for (int i = threadIdx.x; i < Rows * units; i += kSkinnyThreads) {
     const int row = i / units, unit = i % units, column = k + unit * 8;
-    T *to = shared + row * stride + Order::place(row, unit) * 8;
+    T *to = shared + row * stride + UnitOrder::place(row, unit) * 8;
     const T *from = p.x + int64_t(min(first + row, p.rows - 1)) * p.inputs;
     if (columns) {
       Vec<T, 8> v;
@@ -94,9 +107,11 @@ DEVICE void load_slice(T *shared, int stride, const Operands<T> &p, const int *c
   }
 }
 
-// The grid is [blocks of rows, output tiles, slices]; `Tiles` of eight rows make a block of rows. `scales` [outputs / 16][groups][16].
+// The grid is [blocks of rows, output tiles, slices]; `Tiles` of eight rows make a block of rows.
+// `scales` [outputs / 16][groups][16].
 template <class T, class W, int Tiles, class Stored>
-DEVICE void skinny(const Operands<T> &p, const Stored *weights, const uint32_t *scales, int group_bits, const int *columns, const Slices &s) {
+DEVICE void skinny(const ProductParams<T> &p, const Stored *weights, const uint32_t *scales, int group_bits,
+                   const int *columns, const SliceParams &s) {
   constexpr int kRows = 8 * Tiles, kOutputTiles = kSkinnyOutputs / kTileOutputs;
   DYNAMIC_SHARED(T, xs);
   SHARED(int, is_last, 1);
@@ -105,7 +120,7 @@ DEVICE void skinny(const Operands<T> &p, const Stored *weights, const uint32_t *
   const int own_output = output0 + warp * kTileOutputs;
   const int length = min(s.length, s.depth - k0), fragments = length / W::kDepth;
 
-  // Weights are constants: they may be on their way while the kernel before this one still runs.
+  // Weights are constants, so their loads may begin while the previous kernel still runs.
   const W source(weights, own_output, k0, p.outputs, W::kScaled ? s.depth : p.inputs);
   typename W::Fragment ring[W::kRing];
 #pragma unroll
@@ -123,15 +138,16 @@ DEVICE void skinny(const Operands<T> &p, const Stored *weights, const uint32_t *
     }
   }
   wait_for_previous_kernel();
-  load_slice<typename W::Order, kRows>(xs, s.length, p, columns, row0, k0, length);
+  load_slice<typename W::UnitOrder, kRows>(xs, s.length, p, columns, row0, k0, length);
   copy_commit();
   copy_wait<0>();
   __syncthreads();
   let_next_kernel_start();
 
-  // `part` counts one group in the stored numbers' own unit, `sum` all of them.
+  // `part` is the sum of one group in the unit of the stored numbers, `sum` that of all groups,
+  // scaled.
   float sum[Tiles][4] = {}, part[Tiles][4] = {};
-  Group upper, lower;
+  GroupScale upper, lower;
   int at_group = 0, left_in_group = (1 << group_bits) - (k0 & ((1 << group_bits) - 1));
   auto read_group = [&] {
     const uint32_t *word = words + (warp * groups + at_group) * kTileOutputs;
@@ -143,7 +159,8 @@ DEVICE void skinny(const Operands<T> &p, const Stored *weights, const uint32_t *
     for (int n = 0; n < Tiles; n++) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        sum[n][i] = W::kScaled ? __fmaf_rn(i < 2 ? upper.scale : lower.scale, part[n][i], sum[n][i]) : part[n][i];
+        sum[n][i] = W::kScaled ? __fmaf_rn(i < 2 ? upper.scale : lower.scale, part[n][i], sum[n][i])
+                               : part[n][i];
         if (W::kScaled) part[n][i] = 0.0f;
       }
     }
@@ -154,7 +171,9 @@ DEVICE void skinny(const Operands<T> &p, const Stored *weights, const uint32_t *
     for (int c = 0; c < W::kDepth / kChunk; c++) {
       uint32_t b[Tiles][2][2];
 #pragma unroll
-      for (int n = 0; n < Tiles; n++) load_operand(b[n], xs + (n * 8 + g) * s.length + W::Order::place(g, k / 8 + W::Order::unit(c, t)) * 8);
+      for (int n = 0; n < Tiles; n++)
+        load_operand(b[n], xs + (n * 8 + g) * s.length +
+                               W::UnitOrder::place(g, k / 8 + W::UnitOrder::unit(c, t)) * 8);
 #pragma unroll
       for (int half = 0; half < 2; half++) {
         uint32_t a[4];
@@ -206,7 +225,8 @@ DEVICE void skinny(const Operands<T> &p, const Stored *weights, const uint32_t *
 #pragma unroll
     for (int i = 0; i < 4; i++) {
       const int row = n * 8 + t * 2 + i % 2;
-      if (row0 + row < p.rows) __stcg(own + row * kSkinnyOutputs + warp * kTileOutputs + g + i / 2 * 8, sum[n][i]);
+      if (row0 + row < p.rows)
+        __stcg(own + row * kSkinnyOutputs + warp * kTileOutputs + g + i / 2 * 8, sum[n][i]);
     }
   }
   __threadfence();
@@ -218,7 +238,8 @@ DEVICE void skinny(const Operands<T> &p, const Stored *weights, const uint32_t *
   for (int i = threadIdx.x; i < min(kRows, p.rows - row0) * kSkinnyOutputs; i += kSkinnyThreads) {
     float value = 0.0f;
 #pragma unroll 4
-    for (int slice = 0; slice < slices; slice++) value += __ldcg(s.partials + (tile * slices + slice) * kSums + i);
+    for (int slice = 0; slice < slices; slice++)
+      value += __ldcg(s.partials + (tile * slices + slice) * kSums + i);
     finish(row0 + i / kSkinnyOutputs, output0 + i % kSkinnyOutputs, value);
   }
   if (threadIdx.x == 0) s.counters[tile] = 0;

@@ -1,4 +1,5 @@
-// How decode attention cuts sequences: at fixed positions, so that nothing that shares the step has a say.
+// Decode attention cuts sequences at fixed positions, so that other sequences of the step have no
+// influence.
 #pragma once
 #include "kv.cuh"
 
@@ -8,7 +9,8 @@ struct Splits {
   DEVICE int count() const { return last - first; }
 };
 
-// The lowest position that any of the last `queries` positions sees. Those before it may be gone from the cache.
+// The lowest position that any of the last `queries` positions sees. The cache may no longer hold
+// positions before it.
 DEVICE int lowest_visible(int context, int queries, int window, int prefix) {
   const int position = context - queries;
   return position < prefix ? 0 : max(0, position - window + 1);

@@ -1,16 +1,32 @@
 // One tile of out = x · wᵀ on the tensor cores, for many rows: 128 outputs by `Rows` rows.
 //
-// Weights and activations come to shared memory by asynchronous copies, several steps of 64 k ahead; the weights as they lie in memory, so that narrow
-// ones stay narrow until they are in registers. A sum runs along k in order, whatever the tile: a row's result does not depend on its neighbours.
+// Asynchronous copies bring weights and activations to shared memory, several steps of 64 k ahead.
+// Weights keep their format until they are in registers, so that narrow ones stay narrow. A sum
+// runs along k in order, whatever the tile, so a row's result does not depend on its neighbors.
 #pragma once
 #include "weights.cuh"
 
-constexpr int kTileOut = 128;
-constexpr int kStep = 64;
+// Outputs of a tile.
+EXPORT_CONSTANT int kTileOut = 128;
+// k of a step.
+EXPORT_CONSTANT int kStep = 64;
+// Steps in shared memory at the same time.
+EXPORT_CONSTANT int kTileStages = 4;
+// Rows of the two kinds of tiles.
+EXPORT_CONSTANT int kNarrowRows = 16;
+EXPORT_CONSTANT int kWideRows = 128;
+EXPORT_CONSTANT int kTileThreads = 256;
+// Bytes of a stage's group words: two words per output if the weights are packed.
+EXPORT_FUNCTION int tile_group_bytes(int weight_bits) { return weight_bits < 16 ? kTileOut * 2 * 4 : 0; }
+// Bytes of dynamic shared memory: in each stage the weights, their group words, and the rows of x.
+EXPORT_FUNCTION int tile_shared_bytes(int weight_bits, int rows) {
+  return kTileStages *
+         (kTileOut * kStep * weight_bits / 8 + tile_group_bytes(weight_bits) + rows * kStep * 2);
+}
 
 // Weights of 16 bits as they are stored, [outputs, inputs].
 template <class T> struct StoredStage {
-  using Order = ByChunk;
+  using UnitOrder = ByChunk;
   static constexpr bool kScaled = false;
   static constexpr int kDepth = kChunk, kBytes = kTileOut * kStep * 2;
   struct Fragment {
@@ -22,7 +38,7 @@ template <class T> struct StoredStage {
   template <int Threads> DEVICE void copy(unsigned char *to, int output0, int k) const {
     constexpr int kRowsAtOnce = Threads / 8;
     const int first = threadIdx.x / 8, unit = threadIdx.x % 8, at = k + unit * 8;
-    unsigned char *to_unit = to + (first * 8 + Order::place(first, unit)) * 16;
+    unsigned char *to_unit = to + (first * 8 + UnitOrder::place(first, unit)) * 16;
     const T *from = weights + int64_t(output0 + first) * inputs + at;
 #pragma unroll
     for (int row = 0; row < kTileOut; row += kRowsAtOnce) {
@@ -32,7 +48,8 @@ template <class T> struct StoredStage {
     }
   }
   DEVICE static Fragment read(const unsigned char *from, int tile, int chunk) {
-    const int lane = threadIdx.x % kWarp, row = tile * kTileOutputs + lane / 4, unit = Order::place(row, Order::unit(chunk, lane % 4));
+    const int lane = threadIdx.x % kWarp, row = tile * kTileOutputs + lane / 4,
+              unit = UnitOrder::place(row, UnitOrder::unit(chunk, lane % 4));
     const uint4 *units = reinterpret_cast<const uint4 *>(from) + unit;
     return {units[row * 8], units[(row + 8) * 8]};
   }
@@ -43,16 +60,17 @@ template <class T> struct StoredStage {
     a[2] = first ? f.upper.y : f.upper.w;
     a[3] = first ? f.lower.y : f.lower.w;
   }
-  DEVICE static Group group_of(uint32_t) { return {1.0f, 0}; }
+  DEVICE static GroupScale group_of(uint32_t) { return {1.0f, 0}; }
   template <int Threads> DEVICE void copy_groups(uint32_t *, int, int) const {}
   DEVICE bool ends_group(int) const { return false; }
 };
 
 // Packed weights; see weights.cuh.
 template <class Format> struct PackedStage {
-  using Order = typename Format::Order;
+  using UnitOrder = typename Format::UnitOrder;
   static constexpr bool kScaled = true;
-  static constexpr int kDepth = kPaddedTo, kTiles = kTileOut / kTileOutputs, kBytes = kTiles * Format::kLoads * kTileBytes;
+  static constexpr int kDepth = kPaddedTo, kTiles = kTileOut / kTileOutputs,
+                       kBytes = kTiles * Format::kLoads * kTileBytes;
   static_assert(kDepth == kStep, "a step has one fragment of each tile");
   using Fragment = typename Format::Fragment;
   const uint8_t *weights;
@@ -79,32 +97,47 @@ template <class Format> struct PackedStage {
     }
   }
   DEVICE static Fragment read(const unsigned char *from, int tile, int) {
-    return Format::read(reinterpret_cast<const uint4 *>(from) + tile * Format::kLoads * kWarp + threadIdx.x % kWarp);
+    return Format::read(reinterpret_cast<const uint4 *>(from) + tile * Format::kLoads * kWarp +
+                        threadIdx.x % kWarp);
   }
-  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower, uint32_t (&a)[4]) {
+  DEVICE static void unpack(const Fragment &f, int instruction, uint32_t upper, uint32_t lower,
+                            uint32_t (&a)[4]) {
     Format::unpack(f, instruction, upper, lower, a);
   }
-  DEVICE static Group group_of(uint32_t word) { return Format::group(word); }
+  DEVICE static GroupScale group_of(uint32_t word) { return Format::group(word); }
   // Whether the chunk at k is the last of its group.
-  DEVICE bool ends_group(int k) const { return ((k + kChunk) & ((1 << group_bits) - 1)) == 0 || k + kChunk >= depth; }
+  DEVICE bool ends_group(int k) const {
+    return ((k + kChunk) & ((1 << group_bits) - 1)) == 0 || k + kChunk >= depth;
+  }
 };
 
-// How a tile is shared out: a warp has 128 / WarpsM outputs and Rows / WarpsN rows.
-template <int RowsOfTile, int WarpsM_, int WarpsN_> struct Shape {
-  static constexpr int kRows = RowsOfTile, kWarpsM = WarpsM_, kWarpsN = WarpsN_, kThreads = WarpsM_ * WarpsN_ * kWarp;
+// The division of a tile among warps: a warp has 128 / WarpsM outputs and Rows / WarpsN rows.
+template <int RowsOfTile, int WarpsM_, int WarpsN_> struct TileShape {
+  static constexpr int kRows = RowsOfTile, kWarpsM = WarpsM_, kWarpsN = WarpsN_,
+                       kThreads = WarpsM_ * WarpsN_ * kWarp;
   static constexpr int kTilesM = kTileOut / WarpsM_ / kTileOutputs, kTilesN = RowsOfTile / WarpsN_ / 8;
+  static_assert(kThreads == kTileThreads, "the host launches this many threads");
 };
+using NarrowTile = TileShape<kNarrowRows, 8, 1>;
+using WideTile = TileShape<kWideRows, 4, 2>;
 
-template <class W> constexpr int kGroupBytes = W::kScaled ? kTileOut * 2 * 4 : 0;
-template <class W, class S> constexpr int kStageBytes = W::kBytes + kGroupBytes<W> + S::kRows * kStep * 2;
-// Elements of f32 from one row of the finished tile to the next: a remainder of 4 spreads a warp's stores over all banks.
+// Bits of a weight in shared memory.
+template <class W> constexpr int kWeightBits = W::kBytes * 8 / (kTileOut * kStep);
+template <class W> constexpr int kGroupBytes = tile_group_bytes(kWeightBits<W>);
+template <class W, class S>
+constexpr int kStageBytes = tile_shared_bytes(kWeightBits<W>, S::kRows) / kTileStages;
+// Floats from one row of the finished tile to the next. A remainder of 4 spreads a warp's stores
+// over all banks.
 constexpr int kDoneStride = kTileOut + 4;
 
-// `x_row(i)` is the row of x that the tile's row i has, negative if none; `out_row(i)` the row of the result. `p.rows` is not looked at.
-template <class T, class W, class S, int Stages, class XRow, class OutRow>
-DEVICE void multiply_tile(const Operands<T> &p, const W &weights, int depth, int output0, XRow x_row, OutRow out_row) {
+// `x_row(i)` is the row of x for the tile's row i, negative if there is none; `out_row(i)` is the
+// row of the result. `p.rows` is not read.
+template <class T, class W, class S, class XRow, class OutRow>
+DEVICE void multiply_tile(const ProductParams<T> &p, const W &weights, int depth, int output0, XRow x_row,
+                          OutRow out_row) {
   constexpr int kThreads = S::kThreads, kCopies = (S::kRows * 8 + kThreads - 1) / kThreads;
-  static_assert(S::kRows * kDoneStride * 4 <= Stages * kStageBytes<W, S>, "the finished tile takes the stages' place");
+  static_assert(S::kRows * kDoneStride * 4 <= kTileStages * kStageBytes<W, S>,
+                "the finished tile takes the stages' place");
   DYNAMIC_SHARED(unsigned char, shared);
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp, g = lane / 4, t = lane % 4;
   const int first_m = warp / S::kWarpsN * S::kTilesM, first_n = warp % S::kWarpsN * S::kTilesN;
@@ -119,12 +152,13 @@ DEVICE void multiply_tile(const Operands<T> &p, const W &weights, int depth, int
     rows[i] = row < S::kRows ? x_row(row) : -1;
   }
   auto copy_step = [&](int step) {
-    unsigned char *stage = shared + step % Stages * kStageBytes<W, S>;
+    unsigned char *stage = shared + step % kTileStages * kStageBytes<W, S>;
     const int k = step * kStep;
     weights.template copy<kThreads>(stage, output0, k);
     weights.template copy_groups<kThreads>(reinterpret_cast<uint32_t *>(stage + W::kBytes), output0, k);
     const int column = k + unit * 8;
-    unsigned char *to = stage + W::kBytes + kGroupBytes<W> + (first_row * 8 + W::Order::place(first_row, unit)) * 16;
+    unsigned char *to = stage + W::kBytes + kGroupBytes<W> +
+                        (first_row * 8 + W::UnitOrder::place(first_row, unit)) * 16;
 #pragma unroll
     for (int i = 0; i < kCopies; i++) {
       const bool valid = rows[i] >= 0 && column < p.inputs;
@@ -135,10 +169,12 @@ DEVICE void multiply_tile(const Operands<T> &p, const W &weights, int depth, int
 
   float sum[S::kTilesM][S::kTilesN][4] = {}, part[S::kTilesM][S::kTilesN][4] = {};
   auto multiply_step = [&](int step) {
-    const unsigned char *stage = shared + step % Stages * kStageBytes<W, S>;
+    const unsigned char *stage = shared + step % kTileStages * kStageBytes<W, S>;
     const uint32_t *words = reinterpret_cast<const uint32_t *>(stage + W::kBytes);
     const T *xs = reinterpret_cast<const T *>(stage + W::kBytes + kGroupBytes<W>);
-    auto word = [&](int m, int c, int more) { return words[((first_m + m) * 2 + c) * kTileOutputs + g + more]; };
+    auto word = [&](int m, int c, int more) {
+      return words[((first_m + m) * 2 + c) * kTileOutputs + g + more];
+    };
     typename W::Fragment f[S::kTilesM];
 #pragma unroll
     for (int c = 0; c < kStep / kChunk; c++) {
@@ -149,22 +185,26 @@ DEVICE void multiply_tile(const Operands<T> &p, const W &weights, int depth, int
         const uint32_t upper = W::kScaled ? W::group_of(word(m, c, 0)).minus_zero : 0;
         const uint32_t lower = W::kScaled ? W::group_of(word(m, c, 8)).minus_zero : 0;
 #pragma unroll
-        for (int half = 0; half < 2; half++) W::unpack(f[m], c % (W::kDepth / kChunk) * 2 + half, upper, lower, a[m][half]);
+        for (int half = 0; half < 2; half++)
+          W::unpack(f[m], c % (W::kDepth / kChunk) * 2 + half, upper, lower, a[m][half]);
       }
 #pragma unroll
       for (int n = 0; n < S::kTilesN; n++) {
         uint32_t b[2][2];
-        load_operand(b, xs + (((first_n + n) * 8 + g) * 8 + W::Order::place(g, W::Order::unit(c, t))) * 8);
+        load_operand(
+            b, xs + (((first_n + n) * 8 + g) * 8 + W::UnitOrder::place(g, W::UnitOrder::unit(c, t))) * 8);
 #pragma unroll
         for (int half = 0; half < 2; half++) {
 #pragma unroll
-          for (int m = 0; m < S::kTilesM; m++) mma_m16n8k16<T>(W::kScaled ? part[m][n] : sum[m][n], a[m][half], b[half]);
+          for (int m = 0; m < S::kTilesM; m++)
+            mma_m16n8k16<T>(W::kScaled ? part[m][n] : sum[m][n], a[m][half], b[half]);
         }
       }
       if (W::kScaled && weights.ends_group(step * kStep + c * kChunk)) {
 #pragma unroll
         for (int m = 0; m < S::kTilesM; m++) {
-          const float upper_scale = W::group_of(word(m, c, 0)).scale, lower_scale = W::group_of(word(m, c, 8)).scale;
+          const float upper_scale = W::group_of(word(m, c, 0)).scale,
+                      lower_scale = W::group_of(word(m, c, 8)).scale;
 #pragma unroll
           for (int n = 0; n < S::kTilesN; n++) {
 #pragma unroll
@@ -180,16 +220,16 @@ DEVICE void multiply_tile(const Operands<T> &p, const W &weights, int depth, int
 
   const int steps = ceil_div(depth, kStep);
 #pragma unroll
-  for (int step = 0; step < Stages - 1; step++) {
+  for (int step = 0; step < kTileStages - 1; step++) {
     if (step < steps) copy_step(step);
     copy_commit();
   }
 #pragma unroll 1
   for (int step = 0; step < steps; step++) {
-    copy_wait<Stages - 2>();
-    // Everyone's copies of this step are there, and everyone is done with the stage that the next copies go to.
+    copy_wait<kTileStages - 2>();
+    // All copies of this step have arrived, and no thread reads the stage of the next copies.
     __syncthreads();
-    if (step + Stages - 1 < steps) copy_step(step + Stages - 1);
+    if (step + kTileStages - 1 < steps) copy_step(step + kTileStages - 1);
     copy_commit();
     multiply_step(step);
   }
@@ -197,7 +237,7 @@ DEVICE void multiply_tile(const Operands<T> &p, const W &weights, int depth, int
   copy_wait<0>();
   __syncthreads();
 
-  // Through shared memory, so that rows leave in pieces of 16 bytes.
+  // The result goes through shared memory, so that rows are written in pieces of 16 bytes.
   float *done = reinterpret_cast<float *>(shared);
 #pragma unroll
   for (int m = 0; m < S::kTilesM; m++) {
@@ -205,7 +245,8 @@ DEVICE void multiply_tile(const Operands<T> &p, const W &weights, int depth, int
     for (int n = 0; n < S::kTilesN; n++) {
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        const int row = (first_n + n) * 8 + t * 2 + i % 2, output = (first_m + m) * kTileOutputs + g + i / 2 * 8;
+        const int row = (first_n + n) * 8 + t * 2 + i % 2,
+                  output = (first_m + m) * kTileOutputs + g + i / 2 * 8;
         done[row * kDoneStride + output] = sum[m][n][i];
       }
     }

@@ -1,10 +1,12 @@
-// Element types and their conversions. Own structs, because NVRTC has no cuda_bf16.h.
+// Element types and their conversions. The types are structs of our own, because NVRTC has no
+// cuda_bf16.h.
 #pragma once
 #include "platform.cuh"
 
 struct bf16 { uint16_t bits; };
 struct f16 { uint16_t bits; };
-// FP8 with 4 bits of exponent and 3 of mantissa, no infinities (Micikevicius et al., "FP8 Formats for Deep Learning").
+// FP8 with 4 bits of exponent and 3 of mantissa, no infinities (Micikevicius et al., "FP8 Formats
+// for Deep Learning").
 struct e4m3 { uint8_t bits; };
 
 DEVICE float to_float(float x) { return x; }
@@ -20,7 +22,8 @@ DEVICE float to_float(f16 x) {
   return f;
 #endif
 }
-// Exact: the bits become those of a float whose exponent is 120 too small; NaN is 0x7f.
+// The conversion is exact: the bits become those of a float whose exponent is 120 too small. NaN is
+// 0x7f.
 DEVICE float to_float(e4m3 x) {
   const uint32_t sign = uint32_t(x.bits & 0x80) << 24, rest = uint32_t(x.bits & 0x7f);
   const float magnitude = __uint_as_float(rest << 20) * __uint_as_float(0x7b800000);  // 2^120
@@ -54,7 +57,8 @@ template <> DEVICE f16 from_float<f16>(float x) {
   return r;
 #endif
 }
-// Saturates at 448. By arithmetic, the same on every device (cards before sm_89 have no instruction for it).
+// Saturates at 448. It uses arithmetic, so that the result is the same on every device (GPUs before
+// sm_89 have no instruction for it).
 template <> DEVICE e4m3 from_float<e4m3>(float x) {
   const uint32_t u = __float_as_uint(x), sign = u >> 24 & 0x80;
   if ((u & 0x7fffffffu) > 0x7f800000u) return e4m3{uint8_t(sign | 0x7f)};
@@ -69,7 +73,7 @@ template <> DEVICE e4m3 from_float<e4m3>(float x) {
   return e4m3{uint8_t(sign | (rounded - (120u << 3)))};
 }
 
-// Two neighbours in one register, the first in the low half.
+// Packs two neighbors into one register, the first in the low half.
 template <class T> DEVICE uint32_t pack2(float low, float high) {
   return uint32_t(from_float<T>(low).bits) | uint32_t(from_float<T>(high).bits) << 16;
 }
@@ -89,12 +93,17 @@ template <class T> DEVICE float2 unpack2(uint32_t v) {
   return make_float2(to_float(T{uint16_t(v)}), to_float(T{uint16_t(v >> 16)}));
 }
 
-// N neighbours that move as one access of up to 16 bytes; the address must be a multiple of its size.
+// N neighbors that are moved in one access of up to 16 bytes. The address must be a multiple of its
+// size.
 template <class T, int N> struct __align__(sizeof(T) * N) Vec {
   T at[N];
 };
-// As many elements as fit 16 bytes.
+// The number of elements that fit 16 bytes.
 template <class T> constexpr int kVec = 16 / int(sizeof(T));
 
-template <class T, int N> DEVICE Vec<T, N> load_vec(const T *p) { return *reinterpret_cast<const Vec<T, N> *>(p); }
-template <class T, int N> DEVICE void store_vec(T *p, const Vec<T, N> &v) { *reinterpret_cast<Vec<T, N> *>(p) = v; }
+template <class T, int N> DEVICE Vec<T, N> load_vec(const T *p) {
+  return *reinterpret_cast<const Vec<T, N> *>(p);
+}
+template <class T, int N> DEVICE void store_vec(T *p, const Vec<T, N> &v) {
+  *reinterpret_cast<Vec<T, N> *>(p) = v;
+}

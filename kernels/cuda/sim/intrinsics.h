@@ -14,7 +14,7 @@ inline float __logf(float x) { return std::log(x); }
 inline float __fdividef(float a, float b) { return a / b; }
 inline float __frcp_rn(float x) { return 1.0f / x; }
 inline float __fsqrt_rn(float x) { return std::sqrt(x); }
-// Rounded on their own, whatever the host compiler would like to fuse them with.
+// Each operation is rounded, so the host compiler must not fuse it with another one.
 inline float __fmul_rn(float a, float b) { volatile float r = a * b; return r; }
 inline float __fadd_rn(float a, float b) { volatile float r = a + b; return r; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fma(a, b, c); }
@@ -73,7 +73,7 @@ inline uint64_t nanoseconds() {
 }  // namespace sim
 
 namespace sim {
-// `combine` applied to what lies at `p`, atomically; returns what lay there.
+// Applies `combine` to the value at `p` atomically, and returns the old value.
 template <class T, class F> inline T atomic_update(T *p, F combine) {
   using Bits = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
   static_assert(sizeof(T) == sizeof(Bits), "atomics take 4 or 8 bytes");
@@ -95,14 +95,30 @@ template <class T> struct Same { using Type = T; };
 template <class T> using Operand = typename Same<T>::Type;
 }  // namespace sim
 
-template <class T> inline T atomicAdd(T *p, sim::Operand<T> v) { return sim::atomic_update(p, [v](T x) { return T(x + v); }); }
-template <class T> inline T atomicSub(T *p, sim::Operand<T> v) { return sim::atomic_update(p, [v](T x) { return T(x - v); }); }
-template <class T> inline T atomicMax(T *p, sim::Operand<T> v) { return sim::atomic_update(p, [v](T x) { return x < v ? v : x; }); }
-template <class T> inline T atomicMin(T *p, sim::Operand<T> v) { return sim::atomic_update(p, [v](T x) { return v < x ? v : x; }); }
-template <class T> inline T atomicOr(T *p, sim::Operand<T> v) { return sim::atomic_update(p, [v](T x) { return T(x | v); }); }
-template <class T> inline T atomicAnd(T *p, sim::Operand<T> v) { return sim::atomic_update(p, [v](T x) { return T(x & v); }); }
-template <class T> inline T atomicXor(T *p, sim::Operand<T> v) { return sim::atomic_update(p, [v](T x) { return T(x ^ v); }); }
-template <class T> inline T atomicExch(T *p, sim::Operand<T> v) { return sim::atomic_update(p, [v](T) { return v; }); }
+template <class T> inline T atomicAdd(T *p, sim::Operand<T> v) {
+  return sim::atomic_update(p, [v](T x) { return T(x + v); });
+}
+template <class T> inline T atomicSub(T *p, sim::Operand<T> v) {
+  return sim::atomic_update(p, [v](T x) { return T(x - v); });
+}
+template <class T> inline T atomicMax(T *p, sim::Operand<T> v) {
+  return sim::atomic_update(p, [v](T x) { return x < v ? v : x; });
+}
+template <class T> inline T atomicMin(T *p, sim::Operand<T> v) {
+  return sim::atomic_update(p, [v](T x) { return v < x ? v : x; });
+}
+template <class T> inline T atomicOr(T *p, sim::Operand<T> v) {
+  return sim::atomic_update(p, [v](T x) { return T(x | v); });
+}
+template <class T> inline T atomicAnd(T *p, sim::Operand<T> v) {
+  return sim::atomic_update(p, [v](T x) { return T(x & v); });
+}
+template <class T> inline T atomicXor(T *p, sim::Operand<T> v) {
+  return sim::atomic_update(p, [v](T x) { return T(x ^ v); });
+}
+template <class T> inline T atomicExch(T *p, sim::Operand<T> v) {
+  return sim::atomic_update(p, [v](T) { return v; });
+}
 template <class T> inline T atomicCAS(T *p, sim::Operand<T> expected, sim::Operand<T> v) {
   return sim::atomic_update(p, [expected, v](T x) { return x == expected ? v : x; });
 }

@@ -1,8 +1,11 @@
-// The simulated multiprocessor: a block is a set of fibers on one OS thread, one fiber per CUDA thread.
+// The simulated multiprocessor: a block is a set of fibers on one OS thread, one fiber per CUDA
+// thread.
 //
-// A fiber runs until it must wait for others: at a barrier of the block, or where lanes of a warp meet. Which fiber goes on
-// is decided by the launch's order (see `Order`), so that code that relies on luck gives another result in another order.
-// A fault (divergence that never resolves, misaligned access, a copy in flight at exit, …) ends the launch with a message.
+// A fiber runs until it must wait for others: at a barrier of the block, or where lanes of a warp
+// meet. Each launch uses one of four fiber schedules, which decides the fiber that runs next, so
+// that a kernel that lacks synchronization gives different results with different schedules. A
+// fault (divergence that never resolves, misaligned access, a copy in flight at exit, …) ends the
+// launch with a message.
 #pragma once
 #include "types.h"
 
@@ -15,14 +18,14 @@ constexpr size_t kSlotBytes = 32;
 constexpr unsigned kMeetings = 16;
 constexpr unsigned kCopies = 512;
 
-// What the lanes of one meeting left for each other.
+// The values that the lanes of one meeting exchange.
 struct Exchange {
-  unsigned lanes;  // who took part; lanes that have returned from the kernel need not come
+  unsigned lanes;  // the lanes that took part; lanes that have returned from the kernel need not come
   alignas(32) unsigned char slots[kLanes][kSlotBytes];
 };
 
-// Lanes named by `mask` come together to exchange values. Exchanges are doubled so that a lane may enter the next
-// meeting while another has yet to read what the last one left.
+// The lanes named by `mask` meet to exchange values. There are two exchanges, so that a lane may
+// enter the next meeting while another has not yet read the values of the last one.
 struct Meeting {
   unsigned mask;
   unsigned arrived;
@@ -64,9 +67,9 @@ struct Machine {
   unsigned warp_count;
   unsigned alive;
   unsigned at_barrier;
-  bool barrier_votes;  // what those at the barrier have called: a plain barrier, or one that counts votes
+  bool barrier_votes;  // whether the threads at the barrier have called one that counts votes
   unsigned barrier_generation;
-  // How the threads have voted in __syncthreads_or/and/count; doubled like the slots of a meeting.
+  // The votes of __syncthreads_or/and/count; there are two, as for the exchanges of a meeting.
   unsigned votes[2];
   unsigned char *dynamic_shared;
   size_t dynamic_shared_bytes;
@@ -79,12 +82,14 @@ extern thread_local Machine machine;
 // Ends the launch; the message names block and thread.
 [[noreturn]] void fail(const char *message);
 
-// For loops that wait on memory which another thread, block or launch writes: everybody else goes first.
+// Must be called in loops that wait for memory which another thread, block or launch writes: all
+// other threads run first.
 void spin_pause();
 
-// Whether the block runs ahead of the kernel before it, which it does up to its wait. What it touches of memory by then ends the launch.
+// Whether the block runs ahead while the previous kernel still runs, which it does up to its wait.
+// An access to memory before that ends the launch.
 bool is_ahead();
-// Where a block that runs ahead stops.
+// A block that runs ahead stops here.
 void wait_for_previous_kernel();
 
 void block_barrier();
@@ -97,8 +102,8 @@ enum Operation {
   kReduceAnd, kReduceOr, kReduceXor, kMatrix, kMma,
 };
 
-// Leaves `value` for the other lanes of `mask`, waits for all of them, and returns what everyone left. Valid until the
-// lane's next meeting.
+// Gives `value` to the other lanes of `mask`, waits for all of them, and returns the values of all.
+// The result is valid until the lane's next meeting.
 const Exchange &meet(unsigned mask, Operation operation, const void *value, size_t bytes);
 
 template <class T> inline const Exchange &meet(unsigned mask, Operation operation, const T &value) {
@@ -112,8 +117,8 @@ template <class T> inline T slot(const Exchange &exchange, unsigned lane) {
   return value;
 }
 
-// Static shared memory: of the size that was declared, so that a sanitizer sees an access beyond it, and filled with garbage
-// before every block, as nothing promises zeros.
+// Static shared memory. It has the declared size, so that a sanitizer sees an access beyond it, and
+// is filled with garbage before every block, because CUDA does not promise zeros.
 struct SharedArray {
   explicit SharedArray(size_t bytes);
   ~SharedArray();
@@ -122,30 +127,39 @@ struct SharedArray {
   SharedArray *next;
 };
 
+// A launch, as the host code asks for it. `LaunchRequest` in `sim/kernels.rs` has the same fields.
+struct LaunchRequest {
+  const char *kernel;
+  unsigned grid[3];
+  unsigned block[3];
+  size_t dynamic_shared;  // bytes
+  const void *params;
+  const char *params_type;  // the struct's name without the arguments of a template
+  size_t params_bytes;
+  const size_t *pointer_offsets;      // [pointer_count]: bytes from the start of `params`
+  const char *const *pointer_names;   // [pointer_count]
+  size_t pointer_count;
+  unsigned schedule;    // bit 0 reverses threads and warps; bit 1 lets a warp run as far as it can
+  unsigned os_threads;  // blocks that run at the same time
+};
+
 // Ends the launch unless the bytes lie in one piece of the block's shared memory.
 void check_shared(const void *p, size_t bytes, const char *message);
 
-using Thunk = void (*)(void **);
+// Calls a kernel with the parameters at this address.
+using Thunk = void (*)(const void *);
 struct Kernel {
-  Kernel(const char *name, Thunk thunk, const unsigned *sizes, const bool *addresses, unsigned count);
+  Kernel(const char *name, const char *params_type, size_t params_bytes, Thunk thunk);
   const char *name;
+  const char *params_type;  // as it is written in C++, with the arguments of a template
+  size_t params_bytes;
   Thunk thunk;
-  const unsigned *sizes;  // bytes of each parameter
-  const bool *addresses;  // which of them point to memory
-  unsigned count;
   Kernel *next;
 };
 
-// Turns an array of pointers to parameters into a call.
 template <auto Function> struct Call;
-template <class... A, void (*Function)(A...)> struct Call<Function> {
-  static constexpr unsigned sizes[sizeof...(A) + 1] = {sizeof(A)..., 0};
-  static constexpr bool addresses[sizeof...(A) + 1] = {std::is_pointer_v<A>..., false};
-  static constexpr unsigned count = sizeof...(A);
-  template <size_t... I> static void spread(void **p, std::index_sequence<I...>) {
-    Function(*static_cast<std::remove_cv_t<A> *>(p[I])...);
-  }
-  static void thunk(void **p) { spread(p, std::index_sequence_for<A...>{}); }
+template <class Params, void (*Function)(Params)> struct Call<Function> {
+  static void thunk(const void *params) { Function(*static_cast<const Params *>(params)); }
 };
 
 }  // namespace sim
@@ -156,10 +170,11 @@ template <class... A, void (*Function)(A...)> struct Call<Function> {
 #define gridDim (sim::machine.grid_size)
 #define warpSize 32
 
-#define KERNEL extern "C" void
-#define REGISTER(name) \
-  static sim::Kernel registered_##name(#name, &sim::Call<&name>::thunk, sim::Call<&name>::sizes, sim::Call<&name>::addresses, \
-                                       sim::Call<&name>::count);
+#define KERNEL(name, ...)                                                                    \
+  extern "C" void name(__VA_ARGS__ p);                                                       \
+  static sim::Kernel registered_##name(#name, #__VA_ARGS__, sizeof(__VA_ARGS__), &sim::Call<&name>::thunk); \
+  extern "C" void name([[maybe_unused]] const __VA_ARGS__ p)
+#define BOUNDED_KERNEL(name, threads, blocks, ...) KERNEL(name, __VA_ARGS__)
 #define DYNAMIC_SHARED(type, name) type *name = reinterpret_cast<type *>(sim::machine.dynamic_shared)
 #define SHARED(type, name, count)                                            \
   static thread_local sim::SharedArray shared_##name(sizeof(type[count]));   \

@@ -1,5 +1,6 @@
-// A stand-in for NCCL between simulated devices, whose memory is the host's: the functions that the host code calls, for ranks in threads or
-// processes of one machine. Sums run in f32 in the order of the ranks, then are rounded once.
+// A replacement of NCCL between simulated devices, whose memory is the host's. It has the functions
+// that the host code calls, for ranks in threads or processes of one machine. Sums run in f32 in
+// the order of the ranks and are rounded once.
 #include <atomic>
 #include <cstdint>
 #include <cstdio>
@@ -14,20 +15,27 @@
 
 namespace {
 
-enum Result { kSuccess = 0, kSystemError = 2, kInvalidArgument = 4, kInvalidUsage = 5, kRemoteError = 6, kInProgress = 7 };
-constexpr int kMostRanks = 64;
+enum Result {
+  kSuccess = 0,
+  kSystemError = 2,
+  kInvalidArgument = 4,
+  kInvalidUsage = 5,
+  kRemoteError = 6,
+  kInProgress = 7
+};
+constexpr int kMaxRanks = 64;
 constexpr size_t kChunk = 64 << 10;
 
-// Lies in memory that all ranks have mapped.
+// The memory that all ranks have mapped.
 struct Region {
   std::atomic<uint32_t> joined;
   std::atomic<uint32_t> arrived;
   std::atomic<uint32_t> generation;
   std::atomic<uint32_t> aborted;
-  std::atomic<uint32_t> taken[kMostRanks];
-  // What each rank is about to do, so that ranks that differ are found out.
-  uint64_t intention[kMostRanks];
-  unsigned char slots[kMostRanks][kChunk];
+  std::atomic<uint32_t> taken[kMaxRanks];
+  // The collective that each rank is about to run, so that different ones are detected.
+  uint64_t intention[kMaxRanks];
+  unsigned char slots[kMaxRanks][kChunk];
 };
 
 struct UniqueId {
@@ -59,7 +67,7 @@ Result meet(Communicator *c) {
       sched_yield();
     }
   }
-  // Who was met may leave: that all came is what counts.
+  // Ranks may abort after all have arrived; the meeting still succeeds.
   return kSuccess;
 }
 
@@ -92,8 +100,9 @@ void narrow(unsigned char *p, float f, int type) {
   std::memcpy(p, &bits, 2);
 }
 
-// Passes `bytes` of every rank's `from` by `take(rank, offset, chunk, bytes)`, piece by piece.
-template <class F> Result exchange(Communicator *c, const void *from, size_t bytes, uint64_t intention, F take) {
+// Calls `take(rank, offset, chunk, bytes)` for each piece of the `bytes` at every rank's `from`.
+template <class F>
+Result exchange(Communicator *c, const void *from, size_t bytes, uint64_t intention, F take) {
   Region *r = c->region;
   r->intention[c->rank] = intention ^ bytes;
   size_t at = 0;
@@ -102,7 +111,8 @@ template <class F> Result exchange(Communicator *c, const void *from, size_t byt
     if (piece) std::memcpy(r->slots[c->rank], static_cast<const unsigned char *>(from) + at, piece);
     if (Result code = meet(c)) return code;
     for (int i = 0; i < c->world; i++) {
-      if (r->intention[i] != r->intention[c->rank]) return fail(kInvalidUsage, "ranks are in different collectives");
+      if (r->intention[i] != r->intention[c->rank])
+        return fail(kInvalidUsage, "ranks are in different collectives");
     }
     for (int i = 0; i < c->world; i++) take(i, at, r->slots[i], piece);
     if (Result code = meet(c)) return code;
@@ -120,7 +130,7 @@ EXPORT Result ncclGetVersion(int *version) {
   return kSuccess;
 }
 
-// Names an anonymous file of this process, which stays for as long as the process does.
+// Names an anonymous file of this process, which exists as long as the process.
 EXPORT Result ncclGetUniqueId(UniqueId *id) {
   const int file = memfd_create("millrace-simulated-nccl", 0);
   if (file < 0 || ftruncate(file, sizeof(Region)) != 0) return fail(kSystemError, "no memory to share");
@@ -130,7 +140,8 @@ EXPORT Result ncclGetUniqueId(UniqueId *id) {
 }
 
 EXPORT Result ncclCommInitRankConfig(Communicator **comm, int world, UniqueId id, int rank, void *) {
-  if (world < 1 || world > kMostRanks || rank < 0 || rank >= world) return fail(kInvalidArgument, "no such rank");
+  if (world < 1 || world > kMaxRanks || rank < 0 || rank >= world)
+    return fail(kInvalidArgument, "no such rank");
   const int file = open(id.name, O_RDWR);
   if (file < 0) return fail(kSystemError, "rank 0 is gone");
   void *at = mmap(nullptr, sizeof(Region), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
@@ -156,30 +167,37 @@ EXPORT Result ncclCommAbort(Communicator *c) {
   return kSuccess;
 }
 
-EXPORT Result ncclAllReduce(const void *from, void *to, size_t count, int type, int operation, Communicator *c, void *) {
-  if (operation != 0 || (type != 6 && type != 7 && type != 9)) return fail(kInvalidArgument, "only sums of floats");
+EXPORT Result ncclAllReduce(const void *from, void *to, size_t count, int type, int operation,
+                            Communicator *c, void *) {
+  if (operation != 0 || (type != 6 && type != 7 && type != 9))
+    return fail(kInvalidArgument, "only sums of floats");
   const size_t size = size_of(type);
   std::vector<float> sums(kChunk / size);
-  return exchange(c, from, count * size, 1000 + uint64_t(type), [&](int rank, size_t at, const unsigned char *chunk, size_t bytes) {
-    for (size_t i = 0; i < bytes / size; i++) {
-      const float v = widen(chunk + i * size, type);
-      sums[i] = rank == 0 ? v : sums[i] + v;
-      if (rank == c->world - 1) narrow(static_cast<unsigned char *>(to) + at + i * size, sums[i], type);
-    }
-  });
+  return exchange(c, from, count * size, 1000 + uint64_t(type),
+                  [&](int rank, size_t at, const unsigned char *chunk, size_t bytes) {
+                    for (size_t i = 0; i < bytes / size; i++) {
+                      const float v = widen(chunk + i * size, type);
+                      sums[i] = rank == 0 ? v : sums[i] + v;
+                      if (rank == c->world - 1)
+                        narrow(static_cast<unsigned char *>(to) + at + i * size, sums[i], type);
+                    }
+                  });
 }
 
 EXPORT Result ncclAllGather(const void *from, void *to, size_t count, int type, Communicator *c, void *) {
   const size_t part = count * size_of(type);
-  return exchange(c, from, part, 2000 + uint64_t(type), [&](int rank, size_t at, const unsigned char *chunk, size_t bytes) {
-    std::memcpy(static_cast<unsigned char *>(to) + size_t(rank) * part + at, chunk, bytes);
-  });
+  return exchange(c, from, part, 2000 + uint64_t(type),
+                  [&](int rank, size_t at, const unsigned char *chunk, size_t bytes) {
+                    std::memcpy(static_cast<unsigned char *>(to) + size_t(rank) * part + at, chunk, bytes);
+                  });
 }
 
-EXPORT Result ncclBroadcast(const void *from, void *to, size_t count, int type, int root, Communicator *c, void *) {
-  return exchange(c, from, count * size_of(type), 3000 + uint64_t(type), [&](int rank, size_t at, const unsigned char *chunk, size_t bytes) {
-    if (rank == root) std::memcpy(static_cast<unsigned char *>(to) + at, chunk, bytes);
-  });
+EXPORT Result ncclBroadcast(const void *from, void *to, size_t count, int type, int root, Communicator *c,
+                            void *) {
+  return exchange(c, from, count * size_of(type), 3000 + uint64_t(type),
+                  [&](int rank, size_t at, const unsigned char *chunk, size_t bytes) {
+                    if (rank == root) std::memcpy(static_cast<unsigned char *>(to) + at, chunk, bytes);
+                  });
 }
 
 EXPORT const char *ncclGetErrorString(Result code) {

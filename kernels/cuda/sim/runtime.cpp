@@ -20,7 +20,8 @@
 #include <sanitizer/asan_interface.h>
 #include <sanitizer/common_interface_defs.h>
 #define WITH_ASAN 1
-// For functions that a fiber never returns from: what their frames poison would stay so for the next fiber on this stack.
+// For functions that a fiber never returns from: memory that their frames poison would stay
+// poisoned for the next fiber on this stack.
 #define NO_ASAN __attribute__((no_sanitize_address))
 #else
 #define WITH_ASAN 0
@@ -101,26 +102,27 @@ thread_local Machine machine;
 namespace {
 
 constexpr size_t kStack = 256 << 10;
-// What a block can have of a Hopper card's shared memory.
-constexpr size_t kMostShared = 227 << 10;
-// How long a block may wait for memory that somebody else was to write.
+// The shared memory that a block can have on a Hopper GPU.
+constexpr size_t kMaxShared = 227 << 10;
+// The time that a block may wait for memory that another thread should write.
 constexpr auto kSpinLimit = std::chrono::seconds(30);
 
 Kernel *kernels = nullptr;
 thread_local SharedArray *shared_arrays = nullptr;
 
-// What belongs to an OS thread while it works on a launch.
+// The state of an OS thread while it works on a launch.
 struct Worker {
   Fiber *fibers;
   char *stacks;
   void *scheduler;
   Thunk thunk;
-  void **params;
+  const void *params;
+  const char *const *pointer_names;
   bool reverse, greedy;
-  bool ahead;    // the block runs no further than to its wait for the kernel before
-  bool waiting;  // a thread of it has come there
+  bool ahead;    // whether the block runs only up to its wait for the previous kernel
+  bool waiting;  // whether a thread of it has reached this wait
   std::string *fault;
-  // Since when every thread that can run is waiting for memory to change.
+  // The time from which on every thread that can run has waited for memory to change.
   std::chrono::steady_clock::time_point spins_since;
   bool only_spins;
   const void *own_stack;
@@ -142,7 +144,8 @@ NO_ASAN void run(Fiber *next, bool leaving) {
   machine.fiber = next;
 #if WITH_ASAN
   void *fake = nullptr;
-  __sanitizer_start_switch_fiber(leaving ? nullptr : &fake, worker->stacks + kStack * (next - worker->fibers), kStack);
+  __sanitizer_start_switch_fiber(leaving ? nullptr : &fake, worker->stacks + kStack * (next - worker->fibers),
+                                 kStack);
 #endif
   millrace_sim_switch(&from->stack_pointer, next->stack_pointer);
 #if WITH_ASAN
@@ -154,7 +157,7 @@ unsigned first_lane(unsigned lanes) {
   return worker->reverse ? 31 - __builtin_clz(lanes) : __builtin_ctz(lanes);
 }
 
-// The next fiber after the current one among those that `eligible` gives of each warp.
+// The next fiber after the current one among the lanes that `eligible` returns for each warp.
 template <class F> Fiber *next_of(bool greedy, F eligible) {
   const Fiber *f = machine.fiber;
   const unsigned n = machine.warp_count;
@@ -164,7 +167,8 @@ template <class F> Fiber *next_of(bool greedy, F eligible) {
   if (greedy && lanes) return &worker->fibers[f->warp * kLanes + first_lane(lanes)];
   for (unsigned i = 1; i <= n; i++) {
     const unsigned w = worker->reverse ? (f->warp + n - i) % n : (f->warp + i) % n;
-    if (const unsigned found = eligible(machine.warps[w])) return &worker->fibers[w * kLanes + first_lane(found)];
+    if (const unsigned found = eligible(machine.warps[w]))
+      return &worker->fibers[w * kLanes + first_lane(found)];
   }
   return nullptr;
 }
@@ -183,11 +187,13 @@ const char *why_nobody_runs() {
   return "deadlock: threads wait for others that never come (divergent barrier or lane mask)";
 }
 
-// The fiber that goes on after the current one, which may itself be waiting or gone. Those that spin come after all others, in
-// turn and in no greedy order; if there are only such, time has to pass.
+// The fiber that runs after the current one, which may be waiting or may have ended. Fibers that
+// spin come after all others, in turn and never greedily. If all fibers spin, the thread yields to
+// other OS threads.
 Fiber *successor(bool from_spin) {
   if (!from_spin) worker->only_spins = false;
-  if (Fiber *next = next_of(worker->greedy, [](const Warp &w) { return w.runnable & ~w.spinning; })) return next;
+  if (Fiber *next = next_of(worker->greedy, [](const Warp &w) { return w.runnable & ~w.spinning; }))
+    return next;
   Fiber *next = next_of(false, [](const Warp &w) { return w.runnable; });
   if (!next && worker->waiting) to_scheduler();
   if (!next) fail(why_nobody_runs());
@@ -245,7 +251,7 @@ NO_ASAN void thread_main() {
   w.runnable &= ~(1u << f->lane);
   machine.alive--;
   if (machine.alive == 0) to_scheduler();
-  // Those who waited for a thread that is gone wait no longer.
+  // Threads that waited for one that has ended are released.
   if (machine.at_barrier && machine.at_barrier == machine.alive) release_barrier();
   for (unsigned i = 0; i < w.meeting_count; i++) {
     if (complete(w.meetings[i], w)) release(w.meetings[i], w);
@@ -332,7 +338,8 @@ void wait_for_previous_kernel() {
 
 namespace {
 void arrive_at_barrier(bool votes) {
-  if (machine.at_barrier && machine.barrier_votes != votes) fail("a barrier that votes meets one that does not");
+  if (machine.at_barrier && machine.barrier_votes != votes)
+    fail("a barrier that votes meets one that does not");
   machine.barrier_votes = votes;
   if (++machine.at_barrier == machine.alive) {
     release_barrier();
@@ -345,7 +352,7 @@ void arrive_at_barrier(bool votes) {
 void block_barrier() { arrive_at_barrier(false); }
 
 unsigned block_vote(bool vote) {
-  // The tally of the vote before this one is no longer read once anybody votes again.
+  // No thread reads the tally of the previous vote once a thread votes again.
   unsigned &tally = machine.votes[machine.barrier_generation & 1];
   tally += vote;
   arrive_at_barrier(true);
@@ -361,7 +368,7 @@ const Exchange &meet(unsigned mask, Operation kind, const void *value, size_t by
   Meeting *m = w.meetings, *end = w.meetings + w.meeting_count;
   while (m != end && m->mask != mask) m++;
   if (m == end) {
-    // A mask that nobody is waiting under, or has yet to read under, makes room.
+    // A meeting that no lane waits in or has yet to read from is reused.
     if (w.meeting_count == kMeetings) {
       for (m = w.meetings; m != end && (m->arrived || m->unread); m++) {}
       if (m == end) fail("too many groups of lanes meet at once");
@@ -387,25 +394,27 @@ const Exchange &meet(unsigned mask, Operation kind, const void *value, size_t by
   return own;
 }
 
-// What the address of parameter i is while a block runs ahead: memory that cannot be touched.
+// The addresses that replace those of a kernel's parameters while a block runs ahead: memory that
+// cannot be touched.
 namespace {
-constexpr unsigned kMostParameters = 64;
+constexpr unsigned kMaxPointers = 64;
 constexpr size_t kApart = size_t(1) << 30;
 
 struct Forbidden {
   char *start;
   struct sigaction before;
   Forbidden() {
-    void *at = mmap(nullptr, kApart * kMostParameters, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    void *at = mmap(nullptr, kApart * kMaxPointers, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE,
+                    -1, 0);
     start = at == MAP_FAILED ? nullptr : static_cast<char *>(at);
     struct sigaction action {};
     action.sa_sigaction = &touched;
-    // The handler is left by a switch to another stack, and the signal must come through the next time too.
+    // The handler is left by a switch to another stack, and the signal must not stay blocked.
     action.sa_flags = SA_SIGINFO | SA_NODEFER | SA_ONSTACK;
     sigaction(SIGSEGV, &action, &before);
   }
-  // In the middle, so that offsets may be negative.
-  void *address_of(unsigned parameter) const { return start + kApart * parameter + kApart / 2; }
+  // The address is in the middle of its part, so that offsets may be negative.
+  void *address_of(size_t pointer) const { return start + kApart * pointer + kApart / 2; }
   static void touched(int signal, siginfo_t *info, void *context);
 };
 Forbidden &forbidden() {
@@ -416,10 +425,12 @@ Forbidden &forbidden() {
 void Forbidden::touched(int signal, siginfo_t *info, void *context) {
   const Forbidden &all = forbidden();
   const size_t offset = size_t(static_cast<char *>(info->si_addr) - all.start);
-  if (worker && worker->ahead && offset < kApart * kMostParameters) {
-    fail(("memory of parameter " + std::to_string(offset / kApart) + " is touched before the wait for the kernel before").c_str());
+  if (worker && worker->ahead && offset < kApart * kMaxPointers) {
+    const std::string name = worker->pointer_names[offset / kApart];
+    fail(("memory of the parameter " + name + " is touched before the wait for the kernel before").c_str());
   }
-  // Somebody else's, who sees it when the instruction is tried again.
+  // The fault has another cause. The previous handler gets it when the instruction is executed
+  // again.
   sigaction(signal, &all.before, nullptr);
   (void)context;
 }
@@ -445,61 +456,70 @@ void check_shared(const void *p, size_t bytes, const char *message) {
   fail(message);
 }
 
-Kernel::Kernel(const char *name, Thunk thunk, const unsigned *sizes, const bool *addresses, unsigned count)
-    : name(name), thunk(thunk), sizes(sizes), addresses(addresses), count(count), next(kernels) {
+Kernel::Kernel(const char *name, const char *params_type, size_t params_bytes, Thunk thunk)
+    : name(name), params_type(params_type), params_bytes(params_bytes), thunk(thunk), next(kernels) {
   kernels = this;
 }
 
-}  // namespace sim
-
-// 1 if the library has a kernel of this name.
-extern "C" __attribute__((visibility("default"))) int millrace_sim_has(const char *name) {
-  for (sim::Kernel *k = sim::kernels; k; k = k->next) {
-    if (std::strcmp(k->name, name) == 0) return 1;
-  }
-  return 0;
+namespace {
+// Whether the type, which may have the arguments of a template, is the struct of this name.
+bool is_struct(const char *type, const char *name) {
+  const size_t length = std::strlen(name);
+  return std::strncmp(type, name, length) == 0 && (type[length] == 0 || type[length] == '<');
 }
 
-// Runs a kernel to its end. `order`: bit 0 reverses threads and warps, bit 1 lets a warp run as far as it can before the
-// next one. 0 on success; otherwise `message` says what went wrong.
-extern "C" __attribute__((visibility("default"))) int millrace_sim_launch(const char *name, const unsigned *grid, const unsigned *block, size_t dynamic_shared,
-                                   void **params, const unsigned *sizes, unsigned count, unsigned order, unsigned os_threads,
-                                   char *message, size_t message_bytes) {
+// What is wrong with the launch of a kernel, or nothing.
+std::string refusal(const LaunchRequest &launch, const Kernel *kernel) {
+  const size_t threads = size_t(launch.block[0]) * launch.block[1] * launch.block[2];
+  const unsigned *grid = launch.grid;
+  const size_t blocks = size_t(grid[0]) * grid[1] * grid[2];
+  if (!kernel) return std::string("no kernel of the name ") + launch.kernel;
+  if (threads == 0 || threads > kMaxThreads) return "a block must have 1 to 1024 threads";
+  if (blocks == 0 || grid[1] > 65535 || grid[2] > 65535 || grid[0] > 2147483647u) {
+    return "the grid is empty or larger than a device takes";
+  }
+  if (launch.dynamic_shared > kMaxShared) return "more shared memory than a block can have";
+  if (launch.pointer_count > kMaxPointers || !forbidden().start) {
+    return "too many pointers, or no memory for the simulated device";
+  }
+  if (!is_struct(kernel->params_type, launch.params_type)) {
+    return std::string("the kernel takes ") + kernel->params_type + ", not " + launch.params_type;
+  }
+  if (kernel->params_bytes != launch.params_bytes) {
+    return std::string(kernel->params_type) + " has " + std::to_string(kernel->params_bytes) +
+           " bytes, not " + std::to_string(launch.params_bytes);
+  }
+  return "";
+}
+}  // namespace
+
+}  // namespace sim
+
+// Runs a kernel to its end. Returns 0 on success; otherwise `message` gets the error.
+extern "C" __attribute__((visibility("default"))) int millrace_sim_launch(const sim::LaunchRequest *request,
+                                                                          char *message,
+                                                                          size_t message_bytes) {
   using namespace sim;
-  std::string fault;
+  const LaunchRequest &launch = *request;
+  const unsigned *grid = launch.grid, *block = launch.block;
+  const size_t dynamic_shared = launch.dynamic_shared;
   Kernel *kernel = kernels;
-  while (kernel && std::strcmp(kernel->name, name) != 0) kernel = kernel->next;
+  while (kernel && std::strcmp(kernel->name, launch.kernel) != 0) kernel = kernel->next;
+  std::string fault = refusal(launch, kernel);
   const size_t threads = size_t(block[0]) * block[1] * block[2];
   const size_t blocks = size_t(grid[0]) * grid[1] * grid[2];
-  if (!kernel) {
-    fault = std::string("no kernel of the name ") + name;
-  } else if (threads == 0 || threads > kMaxThreads) {
-    fault = "a block must have 1 to 1024 threads";
-  } else if (blocks == 0 || grid[1] > 65535 || grid[2] > 65535 || grid[0] > 2147483647u) {
-    fault = "the grid is empty or larger than a device takes";
-  } else if (dynamic_shared > kMostShared) {
-    fault = "more shared memory than a block can have";
-  } else if (kernel->count > kMostParameters || !forbidden().start) {
-    fault = "too many parameters, or no memory for the simulated device";
-  } else if (count != kernel->count) {
-    fault = "the kernel takes " + std::to_string(kernel->count) + " parameters, not " + std::to_string(count);
-  } else {
-    for (unsigned i = 0; i < count; i++) {
-      if (sizes[i] != kernel->sizes[i]) {
-        fault = "parameter " + std::to_string(i) + " has " + std::to_string(kernel->sizes[i]) + " bytes, not " +
-                std::to_string(sizes[i]);
-        break;
-      }
-    }
-  }
 
-  // Before anything else some blocks run ahead, as on a card they may while the kernel before them still runs: up to their wait, without memory.
+  // Before anything else some blocks run ahead, as they may on a GPU while the kernel before them
+  // still runs: up to their wait, with addresses that cannot be touched.
   const size_t ahead = std::min<size_t>(blocks, 3);
-  std::vector<void *> nowhere(count), params_ahead(params, params + count);
-  for (unsigned i = 0; fault.empty() && i < count; i++) {
-    if (!kernel->addresses[i] || *static_cast<void **>(params[i]) == nullptr) continue;
-    nowhere[i] = forbidden().address_of(i);
-    params_ahead[i] = &nowhere[i];
+  const auto *bytes = static_cast<const unsigned char *>(launch.params);
+  std::vector<unsigned char> params_ahead(bytes, bytes + launch.params_bytes);
+  for (size_t i = 0; fault.empty() && i < launch.pointer_count; i++) {
+    unsigned char *pointer = params_ahead.data() + launch.pointer_offsets[i];
+    void *address;
+    std::memcpy(&address, pointer, sizeof address);
+    if (address) address = forbidden().address_of(i);
+    std::memcpy(pointer, &address, sizeof address);
   }
 
   std::atomic<size_t> next{0};
@@ -513,15 +533,16 @@ extern "C" __attribute__((visibility("default"))) int millrace_sim_launch(const 
     const size_t bytes = kStack * threads;
     self.stacks = static_cast<char *>(
         mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
-    // Exactly as large as asked for, so that a sanitizer sees an access beyond it.
+    // The memory has exactly the requested size, so that a sanitizer sees an access beyond it.
     void *shared = nullptr;
     if (self.stacks == MAP_FAILED || (dynamic_shared && posix_memalign(&shared, 1024, dynamic_shared) != 0)) {
       own_fault = "no memory for the simulated device";
     } else {
       self.fibers = fibers.data();
       self.thunk = kernel->thunk;
-      self.reverse = order & 1;
-      self.greedy = order & 2;
+      self.pointer_names = launch.pointer_names;
+      self.reverse = launch.schedule & 1;
+      self.greedy = launch.schedule & 2;
       self.fault = &own_fault;
       worker = &self;
       machine.block_size = {block[0], block[1], block[2]};
@@ -531,23 +552,24 @@ extern "C" __attribute__((visibility("default"))) int millrace_sim_launch(const 
       for (size_t i; !failed && own_fault.empty() && (i = next++) < ahead + blocks;) {
         const bool is_ahead = i < ahead;
         const size_t b = is_ahead ? i * (blocks - 1) / std::max<size_t>(ahead - 1, 1) : i - ahead;
-        self.params = is_ahead ? params_ahead.data() : params;
+        self.params = is_ahead ? params_ahead.data() : launch.params;
         if (shared) std::memset(shared, 0xCD, dynamic_shared);
-        machine.block = {unsigned(b % grid[0]), unsigned(b / grid[0] % grid[1]), unsigned(b / (size_t(grid[0]) * grid[1]))};
+        machine.block = {unsigned(b % grid[0]), unsigned(b / grid[0] % grid[1]),
+                         unsigned(b / (size_t(grid[0]) * grid[1]))};
         run_block(warps.data(), unsigned(threads), is_ahead);
 #if WITH_ASAN
-        // Its threads were left in the middle of their functions.
+        // The block's threads have stopped in the middle of their functions.
         if (is_ahead) ASAN_UNPOISON_MEMORY_REGION(self.stacks, bytes);
 #endif
         size_t all = dynamic_shared;
         for (const SharedArray *a = shared_arrays; a; a = a->next) all += a->bytes;
-        if (own_fault.empty() && all > kMostShared) own_fault = "more shared memory than a block can have";
+        if (own_fault.empty() && all > kMaxShared) own_fault = "more shared memory than a block can have";
       }
       worker = nullptr;
     }
     free(shared);
 #if WITH_ASAN
-    // A fault leaves threads in the middle of their functions.
+    // After a fault, threads have stopped in the middle of their functions.
     if (self.stacks != MAP_FAILED && !own_fault.empty()) ASAN_UNPOISON_MEMORY_REGION(self.stacks, bytes);
 #endif
     if (self.stacks != MAP_FAILED) munmap(self.stacks, bytes);
@@ -557,13 +579,13 @@ extern "C" __attribute__((visibility("default"))) int millrace_sim_launch(const 
     }
   };
   if (!failed) {
-    const size_t n = std::min<size_t>(blocks, os_threads ? os_threads : 1);
+    const size_t n = std::min<size_t>(blocks, launch.os_threads ? launch.os_threads : 1);
     std::vector<std::thread> others;
     for (size_t i = 1; i < n; i++) others.emplace_back(work);
     std::thread(work).join();  // a thread of its own, so that thread-local memory of the caller is left alone
     for (auto &t : others) t.join();
   }
   if (fault.empty()) return 0;
-  std::snprintf(message, message_bytes, "%s: %s", name, fault.c_str());
+  std::snprintf(message, message_bytes, "%s: %s", launch.kernel, fault.c_str());
   return 1;
 }

@@ -12,7 +12,8 @@ inline void check_aligned(const void *p, size_t bytes, const char *message) {
 inline void copy_async(void *to, const void *from, unsigned size, unsigned bytes, bool constant = false) {
   Fiber *f = machine.fiber;
   if (is_ahead() && !constant) fail("a copy of memory begins before the wait for the kernel before");
-  if (f->last_copy - f->first_copy >= kCopies) fail("more asynchronous copies in flight than the simulated device keeps");
+  if (f->last_copy - f->first_copy >= kCopies)
+    fail("more asynchronous copies in flight than the simulated device keeps");
   check_aligned(to, size, "misaligned destination of an asynchronous copy");
   check_shared(to, size, "an asynchronous copy writes outside the block's shared memory");
   if (bytes) check_aligned(from, size, "misaligned source of an asynchronous copy");
@@ -31,15 +32,16 @@ inline void wait_copies(unsigned pending) {
   }
 }
 
-// What the tensor core's instructions demand: all lanes of a whole warp at once.
+// The meeting of the tensor core's instructions, which need all lanes of a whole warp.
 template <class T> inline const Exchange &meet_all(Operation operation, const T &value) {
   const Exchange &left = meet(~0u, operation, value);
   if (left.lanes != ~0u) fail("an instruction of the tensor core needs all 32 lanes of the warp");
   return left;
 }
 
-// ldmatrix: lanes 8i to 8i+7 name the rows of matrix i, eight 16-bit elements each. A row is read when its lane comes: what another
-// lane writes until the last one is there, or right after, is not promised to be seen or not to be seen.
+// ldmatrix: lanes 8i to 8i+7 name the rows of matrix i, eight 16-bit elements each. A row is read
+// when its lane arrives. Whether writes of other lanes are seen until the last lane has arrived, or
+// right after, is not defined.
 template <int N, bool Transposed> inline void load_matrices(uint32_t (&r)[N], const void *row) {
   struct Row { uint16_t at[8]; };
   const unsigned lane = machine.fiber->lane;
@@ -61,17 +63,22 @@ template <int N, bool Transposed> inline void load_matrices(uint32_t (&r)[N], co
   }
 }
 
-// movmatrix: every lane holds two neighbours of a row of an 8x8 matrix, and gets two neighbours of a column.
+// movmatrix: every lane holds two neighbors of a row of an 8x8 matrix, and gets two neighbors of a
+// column.
 inline uint32_t transpose_matrix(uint32_t pair) {
   const Exchange &left = meet_all(kMatrix, pair);
   const unsigned lane = machine.fiber->lane, column = lane / 4, row = lane % 4 * 2;
-  const auto element = [&](unsigned r) { return slot<uint32_t>(left, r * 4 + column / 2) >> 16 * (column % 2) & 0xffff; };
+  const auto element = [&](unsigned r) {
+    return slot<uint32_t>(left, r * 4 + column / 2) >> 16 * (column % 2) & 0xffff;
+  };
   return element(row) | element(row + 1) << 16;
 }
 
-// mma.m16n8: D += A·B with A [16, K] in rows and B [K, 8] in columns. A register holds 4 / sizeof(element) neighbours
-// along K; `decode(register, i)` gives the i-th. The sum runs along K in order, in f32 (a card rounds in ways of its own).
-template <int PerRegister, class F> inline void mma_m16n8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], F decode) {
+// mma.m16n8: D += A·B with A [16, K] in rows and B [K, 8] in columns. A register holds 4 /
+// sizeof(element) neighbors along K; `decode(register, i)` returns the i-th. The sum runs along K
+// in order, in f32 (a GPU rounds differently).
+template <int PerRegister, class F>
+inline void mma_m16n8(float (&d)[4], const uint32_t (&a)[4], const uint32_t (&b)[2], F decode) {
   struct Registers { uint32_t a[4], b[2]; };
   const Registers own{{a[0], a[1], a[2], a[3]}, {b[0], b[1]}};
   const Exchange &left_by = meet_all(kMma, own);

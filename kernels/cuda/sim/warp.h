@@ -1,10 +1,12 @@
-// Operations among the lanes of a warp. Any mask is right as long as the lanes it names all come.
+// Operations among the lanes of a warp. Any mask is valid as long as all lanes that it names take
+// part.
 #pragma once
 #include "machine.h"
 
 namespace sim {
 template <class T> inline T shuffle(Operation kind, unsigned mask, T value, unsigned from, int width) {
-  if (width < 1 || width > 32 || (width & (width - 1))) fail("the width of a shuffle must be a power of two up to 32");
+  if (width < 1 || width > 32 || (width & (width - 1)))
+    fail("the width of a shuffle must be a power of two up to 32");
   const Exchange &left = meet(mask, kind, value);
   if (!(left.lanes >> from & 1)) fail("a shuffle reads from a lane that does not take part");
   return slot<T>(left, from);
@@ -27,15 +29,18 @@ template <class T, class F> inline T reduce(Operation kind, unsigned mask, T val
 inline void __syncwarp(unsigned mask = 0xffffffffu) { sim::meet(mask, sim::kSync, 0); }
 
 template <class T> inline T __shfl_sync(unsigned mask, T value, int from, int width = 32) {
-  return sim::shuffle(sim::kShuffle, mask, value, (sim::lane() & ~unsigned(width - 1)) | (unsigned(from) & unsigned(width - 1)), width);
+  return sim::shuffle(sim::kShuffle, mask, value,
+                      (sim::lane() & ~unsigned(width - 1)) | (unsigned(from) & unsigned(width - 1)), width);
 }
 template <class T> inline T __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32) {
   const unsigned from = sim::lane() ^ unsigned(bits), segment = sim::lane() & ~unsigned(width - 1);
-  return sim::shuffle(sim::kShuffleXor, mask, value, from < segment + unsigned(width) ? from : sim::lane(), width);
+  return sim::shuffle(sim::kShuffleXor, mask, value, from < segment + unsigned(width) ? from : sim::lane(),
+                      width);
 }
 template <class T> inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
   const unsigned at = sim::lane() & unsigned(width - 1);
-  return sim::shuffle(sim::kShuffleDown, mask, value, at + delta < unsigned(width) ? sim::lane() + delta : sim::lane(), width);
+  return sim::shuffle(sim::kShuffleDown, mask, value,
+                      at + delta < unsigned(width) ? sim::lane() + delta : sim::lane(), width);
 }
 template <class T> inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
   const unsigned at = sim::lane() & unsigned(width - 1);
@@ -64,7 +69,9 @@ template <class T> inline unsigned __match_any_sync(unsigned mask, T value) {
 }
 
 #define MILLRACE_SIM_REDUCE(T, name, kind, expression) \
-  inline T name(unsigned mask, T v) { return sim::reduce(sim::kind, mask, v, [](T a, T b) { return expression; }); }
+  inline T name(unsigned mask, T v) { \
+    return sim::reduce(sim::kind, mask, v, [](T a, T b) { return expression; }); \
+  }
 MILLRACE_SIM_REDUCE(unsigned, __reduce_add_sync, kReduceAdd, a + b)
 MILLRACE_SIM_REDUCE(unsigned, __reduce_max_sync, kReduceMax, a > b ? a : b)
 MILLRACE_SIM_REDUCE(unsigned, __reduce_min_sync, kReduceMin, a < b ? a : b)

@@ -1,31 +1,35 @@
 //! Attention over the paged cache.
 //!
-//! Queries that read the same keys are computed together: those of a group of heads, and in a prefill chunk those of successive
-//! tokens. Keys are taken in segments at fixed positions with an online softmax across them (Milakov and Gimelshein, "Online
-//! normalizer calculation for softmax"; Dao et al., "FlashAttention"). Within a segment every score and every output feature is one
-//! chain of fused products, so that neither the other queries of a tile nor the cut of a prompt can be seen in a result.
+//! Queries that read the same keys are computed together: those of a group of heads, and in a
+//! prefill chunk also those of successive tokens. Keys are processed in segments at fixed
+//! positions, with an online softmax across segments (Milakov and Gimelshein, "Online normalizer
+//! calculation for softmax"; Dao et al., "FlashAttention"). Within a segment every score and every
+//! output feature is one chain of fused products, so that a result depends neither on the other
+//! queries of a tile nor on how a prompt was cut into chunks.
 
 use std::ops::Range;
 
 use super::exp::exp;
 use super::kv::{Cache, Kv, Pages, key_at, padded, value_at};
 use super::memory::Shared;
+use super::queue::Row;
 use super::simd::{Element, Kernel, Simd};
-use super::step::Row;
 use super::tile::{Stream, accumulate, height, with_height};
 use crate::backend::AttentionSpec;
 
-/// Keys between two adjustments of the softmax. A multiple of twice the longest vector.
+/// Keys in a segment. It is a multiple of twice the longest vector.
 const SEGMENT: usize = 128;
-/// Most queries in a tile; a multiple of all tile heights that end in full tiles.
+/// The largest number of queries in a tile. It is a multiple of the largest height of all
+/// instruction sets.
 pub(super) const QUERIES: usize = 48;
 
-/// Numbers that a thread needs for a tile.
+/// Returns the numbers of working memory that a tile needs.
 pub(super) const fn scratch(head_dim: usize) -> usize {
     QUERIES * (head_dim + padded(head_dim) + SEGMENT)
 }
 
-/// Queries of one sequence that share a KV head. Query `u` is head `u % group` of the group at token `u / group` of the row.
+/// Queries of one sequence that share a KV head. Query `u` is head `u % group` of the group, at
+/// token `u / group` of the row.
 pub(super) struct Tile<'a> {
     pub(super) spec: &'a AttentionSpec,
     pub(super) kv: &'a Kv,
@@ -49,14 +53,14 @@ impl Tile<'_> {
         self.spec.layout.heads / self.spec.layout.kv_heads
     }
 
-    /// Positions that query `u` sees.
+    /// Returns the positions that query `u` attends to.
     #[inline(always)]
     pub(super) fn sees(&self, u: usize) -> Range<usize> {
         let position = self.row.start + u / self.group();
         self.spec.window.map_or(0, |window| (position + 1).saturating_sub(window))..position + 1
     }
 
-    /// Token of the step and head of query `u`.
+    /// Returns the token of the step and the head of query `u`.
     #[inline(always)]
     fn token_and_head(&self, u: usize) -> (usize, usize) {
         (self.row.token + u / self.group(), self.kv_head * self.group() + u % self.group())
@@ -68,7 +72,7 @@ impl Kernel for Tile<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the instruction set and valid pointers.
         unsafe {
             match &self.kv.cache {
                 Cache::F32(pages) => run::<S, f32>(&self, pages),
@@ -79,7 +83,7 @@ impl Kernel for Tile<'_> {
     }
 }
 
-/// Where the parts of a tile lie in the scratch memory.
+/// The parts of a tile in the working memory.
 #[derive(Clone, Copy)]
 struct Work {
     /// Packed queries, tiles of `[head_dim][height]`.
@@ -90,11 +94,11 @@ struct Work {
     p: *mut f32,
 }
 
-/// The softmax of one query so far.
+/// The running softmax of one query.
 #[derive(Clone, Copy)]
 struct Softmax<V> {
     max: f32,
-    /// The sum of the weights, lane by lane.
+    /// The sums of the weights, one per lane.
     sum: V,
 }
 
@@ -104,11 +108,11 @@ unsafe fn run<S: Simd, T: Element>(tile: &Tile<'_>, pages: &Pages<T>) {
     let width = padded(dim);
     let count = tile.queries.len();
     let q = tile.scratch.as_ptr();
-    // SAFETY: the scratch memory has room for all three.
+    // SAFETY: the working memory is large enough for all three.
     let work = unsafe { Work { q, acc: q.add(QUERIES * dim), p: q.add(QUERIES * (dim + width)) } };
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees the instruction set and valid pointers.
     let mut softmax = unsafe { [Softmax { max: f32::NEG_INFINITY, sum: S::splat(0.0) }; QUERIES] };
-    // SAFETY: as above; the loops stay inside the operands.
+    // SAFETY: as above. The loops stay inside the operands.
     unsafe {
         pack_queries::<S>(tile, work.q);
         std::slice::from_raw_parts_mut(work.acc, count * width).fill(0.0);
@@ -143,6 +147,7 @@ unsafe fn run<S: Simd, T: Element>(tile: &Tile<'_>, pages: &Pages<T>) {
     }
 }
 
+/// Packs the queries in tiles of `[head_dim][height]`.
 #[inline(always)]
 unsafe fn pack_queries<S: Simd>(tile: &Tile<'_>, to: *mut f32) {
     let layout = tile.spec.layout;
@@ -155,14 +160,16 @@ unsafe fn pack_queries<S: Simd>(tile: &Tile<'_>, to: *mut f32) {
                 &tile.qkv[token * layout.cols() + head * layout.head_dim..][..layout.head_dim]
             });
             for d in 0..layout.head_dim {
-                // SAFETY: a tile of height h takes h * head_dim numbers, and all tiles together at most QUERIES * head_dim.
+                // SAFETY: a tile of height h takes h * head_dim numbers, and all tiles together
+                // take at most QUERIES * head_dim.
                 unsafe { *to.add(row * layout.head_dim + d * h + i) = query.map_or(0.0, |q| q[d]) };
             }
         }
     }
 }
 
-/// Scaled products of all queries with the keys at `keys`, in whole vectors; `start` is the segment's.
+/// Computes the scaled products of all queries with the keys at `keys`, in whole vectors. `start`
+/// is the first position of the segment.
 #[inline(always)]
 unsafe fn scores<S: Simd, T: Element>(
     tile: &Tile<'_>,
@@ -174,7 +181,8 @@ unsafe fn scores<S: Simd, T: Element>(
     let spec = &tile.kv.spec;
     let pair = 2 * S::LANES;
     let vector = |position: usize| {
-        // A pair may reach past the last block: then its second half is computed from the first, and not used.
+        // A pair may reach past the last block. Its second half is then computed from the first,
+        // and not used.
         let position = if position < keys.end { position } else { position - S::LANES };
         let block = tile.blocks[position / spec.block_size];
         pages.k[key_at(spec, block, tile.kv_head, position % spec.block_size)..].as_ptr()
@@ -187,13 +195,16 @@ unsafe fn scores<S: Simd, T: Element>(
         let stream = Stream { w, stride: spec.block_size, ahead };
         for row in (0..tile.queries.len()).step_by(S::ROWS) {
             let h = height::<S>(tile.queries.len() - row);
-            // SAFETY: blocks of the table are inside the cache, and whole vectors inside their block.
+            // SAFETY: blocks of the table are inside the cache, and whole vectors inside their
+            // block.
             unsafe { with_height!(S, h, score_tile::<S, T>(tile, work, stream, row, at - start)) };
         }
         at = next;
     }
 }
 
+/// Computes the scores of M queries from `row` with one pair of key vectors, and stores them at key
+/// `at` of the segment.
 #[inline(always)]
 unsafe fn score_tile<S: Simd, T: Element, const M: usize>(
     tile: &Tile<'_>,
@@ -203,7 +214,7 @@ unsafe fn score_tile<S: Simd, T: Element, const M: usize>(
     at: usize,
 ) {
     let dim = tile.spec.layout.head_dim;
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees the instruction set and valid pointers.
     unsafe {
         let mut acc = [[S::splat(0.0); 2]; M];
         accumulate::<S, T, M, 2>(&mut acc, work.q.add(row * dim), 1, M, stream, dim);
@@ -218,8 +229,8 @@ unsafe fn score_tile<S: Simd, T: Element, const M: usize>(
     }
 }
 
-/// Turns the scores at `p` of the keys at `keys`, counted from the segment's start, into weights, and rescales what was gathered under
-/// an earlier maximum.
+/// Turns the scores at `p` of the keys at `keys`, counted from the segment's start, into weights.
+/// Rescales the sums that were computed with an earlier maximum.
 #[inline(always)]
 unsafe fn weigh<S: Simd>(
     softmax: &mut Softmax<S::V>,
@@ -231,7 +242,7 @@ unsafe fn weigh<S: Simd>(
     let whole = keys.start / S::LANES * S::LANES..keys.end.next_multiple_of(S::LANES);
     // SAFETY: `whole` is inside the segment, and LANES divides `width`.
     unsafe {
-        // Unseen keys of the outermost vectors, whatever they hold.
+        // The outermost vectors also contain scores of keys that the query does not attend to.
         for j in (whole.start..keys.start).chain(keys.end..whole.end) {
             *p.add(j) = f32::NEG_INFINITY;
         }
@@ -256,7 +267,8 @@ unsafe fn weigh<S: Simd>(
     }
 }
 
-/// Adds the weighted values. A query never touches a value that it does not see: nobody vouches for what is there.
+/// Adds the weighted values. A query never reads a value that it does not attend to, because that
+/// place of the cache may hold anything, NaN included.
 #[inline(always)]
 unsafe fn values<S: Simd, T: Element>(
     tile: &Tile<'_>,
@@ -265,10 +277,10 @@ unsafe fn values<S: Simd, T: Element>(
     seen: &[(usize, usize)],
     start: usize,
 ) {
-    // What all queries see is read once for all of them.
+    // Values that all queries attend to are read once for all of them.
     let from = seen.iter().map(|s| s.0).fold(0, usize::max);
     let to = seen.iter().map(|s| s.1).fold(usize::MAX, usize::min);
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees the instruction set and valid pointers.
     unsafe {
         if from >= to {
             for (i, &(from, to)) in seen.iter().enumerate() {
@@ -290,6 +302,7 @@ unsafe fn values<S: Simd, T: Element>(
     }
 }
 
+/// Adds the weighted values of `keys` for `rows` queries from `row`, over all features.
 #[inline(always)]
 unsafe fn value_tile<S: Simd, T: Element, const M: usize>(
     tile: &Tile<'_>,
@@ -306,7 +319,7 @@ unsafe fn value_tile<S: Simd, T: Element, const M: usize>(
     let width = padded(tile.spec.layout.head_dim);
     let mut d = 0;
     while d < width {
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the instruction set and valid pointers.
         unsafe {
             if d + 2 * S::LANES <= width {
                 value_columns::<S, T, M, 2>(tile, pages, work, row, rows, keys.clone(), start, d);
@@ -319,9 +332,9 @@ unsafe fn value_tile<S: Simd, T: Element, const M: usize>(
     }
 }
 
-/// NV vectors of features from `d` for `rows` queries from `row`.
+/// Adds NV vectors of features from `d` for `rows` queries from `row`.
 #[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "the innermost loop nest, cut out for its constants")]
+#[allow(clippy::too_many_arguments, reason = "the innermost loops, separate so that M and NV are constants")]
 unsafe fn value_columns<S: Simd, T: Element, const M: usize, const NV: usize>(
     tile: &Tile<'_>,
     pages: &Pages<T>,
@@ -338,7 +351,8 @@ unsafe fn value_columns<S: Simd, T: Element, const M: usize, const NV: usize>(
         let block = tile.blocks[position / spec.block_size];
         pages.v[value_at(spec, block, tile.kv_head, position % spec.block_size) + d..].as_ptr()
     };
-    // SAFETY: rows past the last query read the last one's weights and are not stored; keys are inside the table.
+    // SAFETY: rows past the last query read the last one's weights and are not stored. Keys are
+    // inside the table.
     unsafe {
         let mut acc = [[S::splat(0.0); NV]; M];
         for i in 0..M {

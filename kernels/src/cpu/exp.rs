@@ -2,24 +2,25 @@
 
 use super::simd::Simd;
 
-/// `e^x`. Relative error below 2.5e-7 (two units in the last place) for x in -87.3..=88.3; 0 below, `e^88.3` above.
+/// Returns `e^x`, with a relative error below 2.5e-7 (two units in the last place) for x in
+/// -87.3..=88.3. Smaller x yield 0, larger ones `e^88.3`.
 ///
-/// `x = n ln 2 + r` with integral n and `|r| <= ln 2 / 2`; `e^r` is its Taylor polynomial of degree 7, whose own error is
-/// below 6e-9.
+/// `x = n ln 2 + r` with integral n and `|r| <= ln 2 / 2`. `e^r` is computed by its Taylor
+/// polynomial of degree 7, whose own error is below 6e-9.
 ///
 /// # Safety
 /// The machine has the instruction set.
 #[inline(always)]
 pub(super) unsafe fn exp<S: Simd>(x: S::V) -> S::V {
-    /// Adding and subtracting it rounds to an integer.
+    /// Adding and subtracting this number rounds to an integer.
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
     const LEAST: f32 = -87.3;
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         let clamped = S::min(S::max(x, S::splat(LEAST)), S::splat(88.3));
         let round = S::splat(ROUND);
         let n = S::sub(S::fma(clamped, S::splat(std::f32::consts::LOG2_E), round), round);
-        // ln 2 in two parts, the first with so few bits that its product with n is exact.
+        // ln 2 is split in two. The first part has so few bits that its product with n is exact.
         let r = S::fma(n, S::splat(-0.693_359_4), clamped);
         let r = S::fma(n, S::splat(2.121_944_4e-4), r);
         let mut p = S::splat(1.0 / 5040.0);

@@ -1,12 +1,16 @@
 //! The matrix product.
 //!
-//! Every output element is one chain of fused products over the inputs in order, to which the bias is added; tiles and threads only
-//! divide the elements among themselves. So a row's result depends on nothing but the row.
+//! Every output element is one chain of fused products over the inputs in order, to which the bias
+//! is added. Tiles and threads only divide the elements among themselves, so that a row's result
+//! depends only on the row.
 //!
-//! Few rows: the product is bound by reading the weights, and panels are streamed past all rows, several at once when there are
-//! so few accumulators that the latency of the multiplier would show. Many rows: a block of a panel is widened to single precision
-//! once and stays in the second-level cache while all tiles pass by it. It has so many steps that partial sums seldom leave the
-//! registers: the output's rows often lie a power of two apart, where caches are at their worst.
+//! With few rows, the product is bound by reading the weights. Panels are streamed once for all
+//! rows. Several panels are streamed together when there are so few accumulators that the latency
+//! of the multiplier would limit the speed.
+//!
+//! With many rows, a block of a panel is converted to f32 once and stays in the L2 cache while all
+//! tiles use it. A block has so many inputs that partial sums rarely leave the registers: the
+//! distance of the output's rows is often a power of two, at which caches are least effective.
 
 use std::ops::Range;
 
@@ -17,12 +21,14 @@ use super::tile::{Stream, accumulate, height, pack, with_height};
 
 /// Inputs in a block of weights.
 const BLOCK_STEPS: usize = 2048;
-/// Panels that are best computed in one task: as many as a single row takes at once.
+/// Smallest number of panels in a task at which the kernels are fastest: a single row uses as many
+/// together.
 pub(super) const BLOCK_PANELS: usize = 4;
-/// Numbers that a thread has for widened weights, or for a tile of attention.
+/// Numbers in a thread's working memory, for a block of converted weights or for a tile of
+/// attention.
 pub(super) const SCRATCH: usize = 1 << 16;
 
-/// Packed inputs: tiles of `[cols][height]`, all but the last of the greatest height.
+/// Packed inputs: tiles of `[cols][height]`. All but the last one have the largest height.
 #[derive(Clone, Copy)]
 pub(super) struct Inputs {
     /// Rows.
@@ -31,18 +37,18 @@ pub(super) struct Inputs {
     pub(super) x: *const f32,
 }
 
-// SAFETY: it is only read while a loop runs.
+// SAFETY: the inputs are only read while a loop runs.
 unsafe impl Send for Inputs {}
 // SAFETY: as above.
 unsafe impl Sync for Inputs {}
 
-/// Packs tile `tile` of the rows of `x`, `[n, cols]`, to its place in `to`.
+/// The packing of tile `tile` of the rows of `x`, `[n, cols]`.
 pub(super) struct PackTile<'a> {
     pub(super) n: usize,
     pub(super) cols: usize,
     pub(super) x: &'a [f32],
     pub(super) tile: usize,
-    /// Room for `n` rounded up to whole tiles, times `cols`.
+    /// The buffer for all tiles: `n` rounded up to whole tiles, times `cols` numbers.
     pub(super) to: Shared<f32>,
 }
 
@@ -53,7 +59,8 @@ impl Kernel for PackTile<'_> {
     unsafe fn run<S: Simd>(self) {
         let row = self.tile * S::ROWS;
         let rows = (self.n - row).min(S::ROWS);
-        // SAFETY: the rows are inside `x`; tiles before this one are full, so that it starts at `row * cols`.
+        // SAFETY: the rows are inside `x`. All tiles before this one are full, so that it starts at
+        // `row * cols`.
         unsafe {
             let x = self.x.as_ptr().add(row * self.cols);
             pack(x, self.cols, rows, height::<S>(rows), self.cols, self.to.as_ptr().add(row * self.cols));
@@ -61,7 +68,7 @@ impl Kernel for PackTile<'_> {
     }
 }
 
-/// The outputs of some panels for all rows.
+/// The computation of the outputs of some panels for all rows.
 pub(super) struct Linear<'a> {
     pub(super) inputs: Inputs,
     pub(super) w: &'a Matrix,
@@ -78,7 +85,7 @@ impl Kernel for Linear<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the instruction set and valid pointers.
         unsafe {
             match &self.w.packed {
                 Packed::F32(panels) => run::<S, f32>(&self, panels),
@@ -91,7 +98,7 @@ impl Kernel for Linear<'_> {
 
 #[inline(always)]
 unsafe fn run<S: Simd, T: Element>(job: &Linear<'_>, weights: &Panels<T>) {
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees the instruction set and valid pointers.
     unsafe {
         if job.inputs.n > 2 * S::ROWS {
             blocked::<S, T>(job, weights)
@@ -105,7 +112,7 @@ unsafe fn run<S: Simd, T: Element>(job: &Linear<'_>, weights: &Panels<T>) {
 unsafe fn streamed<S: Simd, T: Element>(job: &Linear<'_>, weights: &Panels<T>) {
     let mut panel = job.panels.start;
     let tile_height = height::<S>(job.inputs.n);
-    // As many panels as give the multiplier eight independent chains.
+    // With so many panels the multiplier has eight independent chains.
     let at_once = (4 / tile_height).max(1);
     while panel < job.panels.end {
         let group = if job.panels.end - panel >= at_once { at_once } else { 1 };
@@ -133,11 +140,11 @@ unsafe fn single<S: Simd, T: Element, const M: usize>(
     panel: usize,
     row: usize,
 ) {
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees the instruction set and valid pointers.
     unsafe { streamed_tile::<S, T, M, 2>(job, weights, panel, row) }
 }
 
-/// M rows from `row`, NV / 2 panels from `panel`, all inputs.
+/// Computes M rows from `row` and NV / 2 panels from `panel`, over all inputs.
 #[inline(always)]
 unsafe fn streamed_tile<S: Simd, T: Element, const M: usize, const NV: usize>(
     job: &Linear<'_>,
@@ -145,7 +152,7 @@ unsafe fn streamed_tile<S: Simd, T: Element, const M: usize, const NV: usize>(
     panel: usize,
     row: usize,
 ) {
-    // SAFETY: the caller names rows and panels inside the operands.
+    // SAFETY: the caller passes rows and panels inside the operands.
     unsafe {
         let mut w = [std::ptr::null(); NV];
         for v in 0..NV {
@@ -174,7 +181,8 @@ unsafe fn blocked<S: Simd, T: Element>(job: &Linear<'_>, weights: &Panels<T>) {
         let mut start = 0;
         loop {
             let steps = BLOCK_STEPS.min(cols - start);
-            // SAFETY: the block is inside the weights, and SCRATCH holds BLOCK_STEPS steps of the widest panel.
+            // SAFETY: the block is inside the weights, and SCRATCH holds BLOCK_STEPS steps of the
+            // widest panel.
             unsafe {
                 let block = job.scratch.as_ptr();
                 let from = weights.panel(panel).add(start * width);
@@ -203,12 +211,13 @@ struct Block {
     steps: usize,
 }
 
-/// M rows from `row` times one block of widened weights, on top of what the blocks before it gave.
+/// Multiplies M rows from `row` by one block of converted weights, and adds the partial sums of the
+/// blocks before it.
 #[inline(always)]
 unsafe fn block_tile<S: Simd, const M: usize>(job: &Linear<'_>, block: *const f32, at: Block, row: usize) {
     let rows = M.min(job.inputs.n - row);
     let last = at.start + at.steps == job.w.cols;
-    // SAFETY: the caller names rows and panels inside the operands.
+    // SAFETY: the caller passes rows and panels inside the operands.
     unsafe {
         let col = at.panel * 2 * S::LANES;
         let mut acc = [[S::splat(0.0); 2]; M];
@@ -231,7 +240,7 @@ unsafe fn block_tile<S: Simd, const M: usize>(job: &Linear<'_>, block: *const f3
     }
 }
 
-/// Partial sums of outputs `[col, col + LANES)` of a row.
+/// Returns the partial sums of outputs `[col, col + LANES)` of a row.
 #[inline(always)]
 unsafe fn get<S: Simd>(job: &Linear<'_>, row: usize, col: usize) -> S::V {
     let out = job.w.out;
@@ -242,7 +251,7 @@ unsafe fn get<S: Simd>(job: &Linear<'_>, row: usize, col: usize) -> S::V {
     }
 }
 
-/// Stores outputs `[col, col + LANES)` of a row, the final ones with the bias.
+/// Stores outputs `[col, col + LANES)` of a row. The last block adds the bias.
 #[inline(always)]
 unsafe fn put<S: Simd>(job: &Linear<'_>, row: usize, col: usize, sums: S::V, last: bool) {
     let out = job.w.out;

@@ -1,14 +1,15 @@
-//! The paged cache of one layer, in the order in which attention reads it: for each block and head the keys feature by feature,
-//! so that a vector holds one feature of successive keys, and the values token by token.
+//! The paged KV cache of one layer, in the order in which attention reads it. For each block and
+//! head, keys are stored feature by feature, so that a vector holds one feature of successive keys;
+//! values are stored token by token.
 
 use half::{bf16, f16};
 
 use super::memory::Memory;
 use super::simd::Element;
-use crate::backend::KvSpec;
+use crate::backend::{KvFormat, KvSpec};
 use crate::{DType, Error, Result};
 
-/// Block sizes are multiples of the longest vector, so that no vector of keys has two blocks in it.
+/// Block sizes are multiples of the longest vector, so that no vector of keys spans two blocks.
 const BLOCK_STEP: usize = 16;
 /// The features of a value are padded with zeros to a multiple of the longest vector.
 const VALUE_STEP: usize = 16;
@@ -30,9 +31,9 @@ pub(super) enum Cache {
 /// Keys and values of one element type.
 #[derive(Debug)]
 pub(super) struct Pages<T: Element> {
-    /// `[blocks, kv_heads, head_dim, block_size]`
+    /// `[blocks, heads, key_dim, block_size]`
     pub(super) k: Memory<T>,
-    /// `[blocks, kv_heads, block_size, padded head_dim]`
+    /// `[blocks, heads, block_size, padded value_dim]`
     pub(super) v: Memory<T>,
 }
 
@@ -44,45 +45,45 @@ impl Kv {
                 spec.block_size
             )));
         }
-        let cache = match spec.dtype {
-            DType::F32 => Cache::F32(Pages::new(&spec)?),
-            DType::F16 => Cache::F16(Pages::new(&spec)?),
-            DType::BF16 => Cache::BF16(Pages::new(&spec)?),
+        let cache = match spec.format {
+            KvFormat::Dense(DType::F32) => Cache::F32(Pages::new(&spec)?),
+            KvFormat::Dense(DType::F16) => Cache::F16(Pages::new(&spec)?),
+            KvFormat::Dense(DType::BF16) => Cache::BF16(Pages::new(&spec)?),
         };
         Ok(Kv { spec, cache })
     }
 
-    /// Bytes of a cache.
+    /// Returns the bytes of a cache, with the padding of the values.
     pub(super) fn bytes(spec: &KvSpec) -> usize {
-        let features = spec.kv_heads * (spec.head_dim + padded(spec.head_dim)) * spec.dtype.size();
-        spec.blocks.saturating_mul(spec.block_size).saturating_mul(features)
+        KvSpec { value_dim: padded(spec.value_dim), ..*spec }.bytes()
     }
 }
 
 impl<T: Element> Pages<T> {
     fn new(spec: &KvSpec) -> Result<Pages<T>> {
-        let rows = spec.blocks.saturating_mul(spec.block_size).saturating_mul(spec.kv_heads);
+        let padded = KvSpec { value_dim: padded(spec.value_dim), ..*spec };
         Ok(Pages {
-            k: Memory::zeroed(rows.saturating_mul(spec.head_dim), "the KV cache")?,
-            v: Memory::zeroed(rows.saturating_mul(padded(spec.head_dim)), "the KV cache")?,
+            k: Memory::zeroed(spec.key_elements(), "the KV cache")?,
+            v: Memory::zeroed(padded.value_elements(), "the KV cache")?,
         })
     }
 }
 
-/// Features of a value with its padding.
+/// Returns the features of a value with its padding.
 #[inline(always)]
-pub(super) const fn padded(head_dim: usize) -> usize {
-    head_dim.next_multiple_of(VALUE_STEP)
+pub(super) const fn padded(value_dim: usize) -> usize {
+    value_dim.next_multiple_of(VALUE_STEP)
 }
 
-/// Index of feature 0 of the key in `slot` of a block; the next feature is `block_size` further.
+/// Returns the index of feature 0 of the key in `slot` of a block. The next feature is `block_size`
+/// elements further.
 #[inline(always)]
 pub(super) fn key_at(spec: &KvSpec, block: u32, head: usize, slot: usize) -> usize {
-    (block as usize * spec.kv_heads + head) * spec.head_dim * spec.block_size + slot
+    (block as usize * spec.heads + head) * spec.key_dim * spec.block_size + slot
 }
 
-/// Index of feature 0 of the value in `slot` of a block.
+/// Returns the index of feature 0 of the value in `slot` of a block.
 #[inline(always)]
 pub(super) fn value_at(spec: &KvSpec, block: u32, head: usize, slot: usize) -> usize {
-    ((block as usize * spec.kv_heads + head) * spec.block_size + slot) * padded(spec.head_dim)
+    ((block as usize * spec.heads + head) * spec.block_size + slot) * padded(spec.value_dim)
 }

@@ -1,12 +1,13 @@
-//! Weights in the layout that the matrix product reads: `[ceil(out / width)][in][width]`, so that a panel is one sequential
-//! stream in which a step over `in` brings `width` outputs. Missing outputs of the last panel are zeros.
+//! Weights in the layout that the matrix product reads: panels `[ceil(out / width)][in][width]`. A
+//! panel is one sequential stream in which each input comes with its weights for `width` outputs.
+//! Missing outputs of the last panel are zeros.
 
 use half::{bf16, f16};
 
 use super::memory::{Memory, Shared};
 use super::simd::Element;
-use crate::pool::Pool;
 use crate::tensor::stacked_shape;
+use crate::thread_pool::ThreadPool;
 use crate::{DType, Part, Result};
 
 /// A packed weight matrix `[out, cols]`.
@@ -17,7 +18,7 @@ pub struct Matrix {
     pub(super) packed: Packed,
 }
 
-/// The layouts of weights; each has its own inner loop.
+/// The element types of packed weights. Each has its own inner loop.
 #[derive(Debug)]
 pub(super) enum Packed {
     F32(Panels<f32>),
@@ -25,7 +26,7 @@ pub(super) enum Packed {
     BF16(Panels<bf16>),
 }
 
-/// Panels of plain numbers.
+/// Panels of numbers of one type.
 #[derive(Debug)]
 pub(super) struct Panels<T: Element> {
     width: usize,
@@ -35,7 +36,7 @@ pub(super) struct Panels<T: Element> {
 
 impl Matrix {
     /// Packs `parts` as `dtype` in panels of `width` outputs.
-    pub(super) fn pack(parts: &[Part<'_>], dtype: DType, width: usize, pool: &Pool) -> Result<Matrix> {
+    pub(super) fn pack(parts: &[Part], dtype: DType, width: usize, pool: &ThreadPool) -> Result<Matrix> {
         let (out, cols) = stacked_shape(parts)?;
         let packed = match dtype {
             DType::F32 => Packed::F32(Panels::pack(parts, out, cols, width, pool)?),
@@ -45,12 +46,12 @@ impl Matrix {
         Ok(Matrix { out, cols, packed })
     }
 
-    /// Bytes of a packed matrix.
+    /// Returns the bytes of a packed matrix.
     pub(super) fn bytes(out: usize, cols: usize, dtype: DType, width: usize) -> usize {
         out.next_multiple_of(width) * cols * dtype.size()
     }
 
-    /// Writes row `row`, widened, to `to`.
+    /// Writes row `row` as f32 to `to`.
     pub(super) fn read_row(&self, row: usize, to: &mut [f32]) {
         assert!(row < self.out && to.len() == self.cols, "row {row} of {} x {}", self.out, self.cols);
         match &self.packed {
@@ -62,7 +63,7 @@ impl Matrix {
 }
 
 impl<T: Element> Panels<T> {
-    fn pack(parts: &[Part<'_>], out: usize, cols: usize, width: usize, pool: &Pool) -> Result<Self> {
+    fn pack(parts: &[Part], out: usize, cols: usize, width: usize, pool: &ThreadPool) -> Result<Self> {
         let mut data: Memory<T> = Memory::zeroed(out.next_multiple_of(width) * cols, "weights")?;
         let size = cols * width;
         let shared = Shared::new(&mut data);
@@ -81,7 +82,7 @@ impl<T: Element> Panels<T> {
         Ok(Panels { width, cols, data })
     }
 
-    /// The start of panel `p`, `[cols][width]`.
+    /// Returns the start of panel `p`, `[cols][width]`.
     pub(super) fn panel(&self, p: usize) -> *const T {
         self.data[p * self.cols * self.width..].as_ptr()
     }
@@ -94,8 +95,9 @@ impl<T: Element> Panels<T> {
     }
 }
 
-/// The part that holds row `row` of the stack, and the row within it. `row` is inside the stack.
-fn part_of<'p, 'a>(parts: &'p [Part<'a>], mut row: usize) -> (&'p Part<'a>, usize) {
+/// Returns the part that holds row `row` of the stack, and the row's index within the part. `row`
+/// is inside the stack.
+fn part_of(parts: &[Part], mut row: usize) -> (&Part, usize) {
     for part in parts {
         if row < part.rows.len() {
             return (part, row);

@@ -7,26 +7,26 @@ use std::ptr::NonNull;
 use super::simd::Element;
 use crate::{Error, Result};
 
-/// A cache line.
+/// Bytes of a cache line.
 const LINE: usize = 64;
-/// A huge page of x86-64 and of most ARM systems.
+/// Bytes of a huge page on x86-64 and on most ARM systems.
 const HUGE: usize = 2 << 20;
 
-/// A zeroed array of numbers, aligned to cache lines, and on huge pages when it is large: reading weights page by small page
-/// costs bandwidth.
+/// An array of numbers that starts zeroed. It is aligned to cache lines, and a large one is on huge
+/// pages, because reading weights from small pages costs bandwidth.
 #[derive(Debug)]
 pub(super) struct Memory<T: Element> {
     start: NonNull<T>,
     len: usize,
 }
 
-// SAFETY: it owns its elements, which are plain numbers.
+// SAFETY: the array owns its elements, which are plain numbers.
 unsafe impl<T: Element> Send for Memory<T> {}
 // SAFETY: as above.
 unsafe impl<T: Element> Sync for Memory<T> {}
 
 impl<T: Element> Memory<T> {
-    /// `len` zeros for `what`.
+    /// Allocates `len` zeros. `what` names their purpose in an error.
     pub(super) fn zeroed(len: usize, what: &'static str) -> Result<Memory<T>> {
         let bytes = len.saturating_mul(T::SIZE);
         let too_much = Error::OutOfMemory { what, bytes };
@@ -38,7 +38,8 @@ impl<T: Element> Memory<T> {
         let Some(start) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { return Err(too_much) };
         #[cfg(target_os = "linux")]
         if layout.align() == HUGE {
-            // SAFETY: the range was just allocated; the advice changes no contents, and its failure does no harm.
+            // SAFETY: the range was just allocated; the advice changes no contents, and its failure
+            // does no harm.
             unsafe { libc::madvise(start.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE) };
         }
         Ok(Memory { start: start.cast(), len })
@@ -63,7 +64,7 @@ impl<T: Element> Drop for Memory<T> {
 impl<T: Element> Deref for Memory<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
-        // SAFETY: `len` initialised elements that it owns.
+        // SAFETY: the array owns `len` initialized elements.
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -75,7 +76,7 @@ impl<T: Element> DerefMut for Memory<T> {
     }
 }
 
-/// A pointer that the tasks of one parallel loop share, each writing to elements of its own.
+/// A pointer that the tasks of one parallel loop share. Each task writes to its own elements.
 #[derive(Debug)]
 pub(super) struct Shared<T>(*mut T);
 
@@ -87,7 +88,7 @@ impl<T> Clone for Shared<T> {
 
 impl<T> Copy for Shared<T> {}
 
-// SAFETY: who dereferences it answers for the absence of races.
+// SAFETY: a caller that dereferences the pointer guarantees that there is no race.
 unsafe impl<T: Send> Send for Shared<T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for Shared<T> {}
@@ -97,12 +98,13 @@ impl<T> Shared<T> {
         Shared(slice.as_mut_ptr())
     }
 
-    /// Elements `[at, at + len)`.
+    /// Returns elements `[at, at + len)`.
     ///
     /// # Safety
-    /// They are inside the slice that this was made of, which is still borrowed, and nobody else uses them meanwhile.
+    /// The elements are inside the slice given to [`Shared::new`], that slice is still
+    /// borrowed, and nobody else uses these elements in the meantime.
     pub(super) unsafe fn slice<'a>(self, at: usize, len: usize) -> &'a mut [T] {
-        // SAFETY: as promised by the caller.
+        // SAFETY: the caller guarantees it.
         unsafe { std::slice::from_raw_parts_mut(self.0.add(at), len) }
     }
 

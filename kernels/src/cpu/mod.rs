@@ -1,50 +1,55 @@
-//! The CPU backend: one pool of threads, and kernels for the best instruction set that the machine has.
+//! The CPU backend: one pool of threads, and kernels for the best instruction set of the machine.
 //!
-//! How the work is divided among threads is decided here; what the pieces compute, in the files beside. A piece is always a
-//! set of whole output elements, which is why the number of threads cannot be seen in a result.
+//! Operations divide their work among threads; kernels compute the pieces. A piece is always a set
+//! of whole output elements, so that a result does not depend on the number of threads.
 
-#![allow(clippy::needless_range_loop, reason = "indices that run over registers are clearer as indices")]
+#![allow(clippy::needless_range_loop, reason = "loops over registers read better with indices")]
 
 mod attention;
-mod backend;
+
 mod exp;
 mod gemm;
 mod kv;
+mod loading;
 mod matrix;
 mod memory;
+mod ops;
 mod prologue;
+mod queue;
 mod rows;
 mod simd;
-mod step;
+
 mod tile;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use kv::Kv;
 pub use matrix::Matrix;
+pub use queue::Queue;
 pub use simd::Isa;
-pub use step::Step;
 
-use crate::pool::Pool;
+use crate::thread_pool::ThreadPool;
 use crate::{Error, Result};
 use memory::{Memory, Shared};
 use simd::Target;
 
-/// How a [`Cpu`] is set up.
+/// The options of a [`Cpu`].
 #[derive(Debug, Default, Clone, Copy)]
 pub struct CpuOptions {
-    /// Threads to compute with, the caller's among them; by default as many as the process may use at once.
+    /// Threads to compute with, including the caller's. By default as many as the process may run
+    /// in parallel.
     pub threads: Option<usize>,
-    /// Instruction set; by default the fastest that the machine has.
+    /// Instruction set. By default the fastest one of the machine.
     pub isa: Option<Isa>,
 }
 
-/// The processor.
+/// The CPU as a device.
 ///
-/// Idle threads sleep. One operation runs at a time: callers on several threads take turns.
+/// Idle threads sleep. One operation runs at a time: callers on several threads wait for each
+/// other.
 pub struct Cpu {
     target: Target,
-    pool: Pool,
+    pool: ThreadPool,
     /// Working memory of each thread of the pool.
     scratch: Vec<Mutex<Memory<f32>>>,
     inputs: Mutex<PackedInputs>,
@@ -52,19 +57,22 @@ pub struct Cpu {
     tiles: Mutex<Vec<TileTask>>,
 }
 
-/// Room for the packed inputs of the largest matrix product.
+/// The buffer for the packed inputs of a matrix product, large enough for the largest one.
 struct PackedInputs {
     rows: usize,
     cols: usize,
     memory: Memory<f32>,
 }
 
-/// A tile of attention, and how long it takes in comparison with others.
+/// A tile of attention.
 struct TileTask {
     row: usize,
     kv_head: usize,
+    /// First query.
     first: usize,
+    /// One past the last query.
     end: usize,
+    /// Estimated time, relative to other tiles.
     cost: usize,
 }
 
@@ -76,7 +84,7 @@ pub struct Buf {
 }
 
 impl Buf {
-    /// The first `n` rows.
+    /// Returns the first `n` rows.
     fn rows(&self, n: usize) -> &[f32] {
         &self.data[..n * self.cols]
     }
@@ -90,7 +98,8 @@ impl Cpu {
     /// Starts the threads.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the machine lacks the instruction set asked for, or the system refuses the threads.
+    /// [`Error::Unsupported`] if the machine lacks the instruction set asked for, or if
+    /// the operating system refuses the threads.
     pub fn new(options: CpuOptions) -> Result<Cpu> {
         let target = Target::new(options.isa)?;
         let threads = match options.threads {
@@ -98,7 +107,7 @@ impl Cpu {
             Some(threads) => threads,
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
-        let pool = Pool::new(threads)
+        let pool = ThreadPool::new(threads)
             .map_err(|error| Error::Unsupported(format!("{threads} threads: {error}; ask for fewer")))?;
         let scratch = (0..threads)
             .map(|_| Ok(Mutex::new(Memory::zeroed(gemm::SCRATCH, "working memory")?)))
@@ -107,18 +116,18 @@ impl Cpu {
         Ok(Cpu { target, pool, scratch, inputs: Mutex::new(inputs), tiles: Mutex::new(Vec::new()) })
     }
 
-    /// The instruction set in use.
+    /// Returns the instruction set in use.
     pub fn isa(&self) -> Isa {
         self.target.isa()
     }
 
-    /// The number of threads in use.
+    /// Returns the number of threads in use.
     pub fn threads(&self) -> usize {
         self.pool.threads()
     }
 
-    /// Makes room for the inputs of products of this many rows and inputs.
-    fn reserve(&self, rows: usize, cols: usize) -> Result<()> {
+    /// Enlarges the buffer for packed inputs to products of `rows` rows and `cols` inputs.
+    fn reserve_inputs(&self, rows: usize, cols: usize) -> Result<()> {
         let mut inputs = lock(&self.inputs);
         let (rows, cols) = (rows.max(inputs.rows), cols.max(inputs.cols));
         let needed = rows.next_multiple_of(self.target.tile_rows()).saturating_mul(cols);
@@ -129,9 +138,10 @@ impl Cpu {
         Ok(())
     }
 
-    /// Calls `body(task, thread)` for all tasks, in parallel if all of them together are worth it.
+    /// Calls `body(task, thread)` for all tasks, in parallel if the `work` of all tasks together is
+    /// large enough.
     fn parallel(&self, tasks: usize, work: usize, body: impl Fn(usize, usize) + Sync) {
-        /// Elementary operations that take about as long as waking up a thread.
+        /// Number of elementary operations that take about as long as waking up a thread.
         const WORTHWHILE: usize = 100_000;
         if work < WORTHWHILE { (0..tasks).for_each(|task| body(task, 0)) } else { self.pool.run(tasks, body) }
     }
@@ -144,7 +154,8 @@ impl Cpu {
         });
     }
 
-    /// The working memory of a thread; nobody else uses it while the pool calls with this number.
+    /// Returns the working memory of a thread. The pool uses a thread number once at a time, so
+    /// that the lock is never contended.
     fn scratch(&self, thread: usize) -> (MutexGuard<'_, Memory<f32>>, Shared<f32>) {
         let mut memory = lock(&self.scratch[thread]);
         let shared = Shared::new(&mut memory);
@@ -152,7 +163,8 @@ impl Cpu {
     }
 }
 
-/// What the locks guard is overwritten by every use, so that a panic elsewhere leaves nothing to fear.
+/// Locks a mutex whose contents every use overwrites, so that a panic of an earlier holder does no
+/// harm.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,4 +1,5 @@
-//! From the projection to the cache: head norms, rotation, and the write of keys and values.
+//! The work between the projection and attention: head norms, rotation, and the write of keys and
+//! values to the cache.
 
 use super::kv::{key_at, value_at};
 use super::memory::Shared;
@@ -6,9 +7,9 @@ use super::rows::norm_in_place;
 use super::simd::{Element, Kernel, Simd};
 use crate::backend::{KvSpec, Prologue, QkvLayout, RopeSpec, RopeStyle};
 
-/// One token's prologue.
+/// The prologue of one token.
 pub(super) struct Token<'a, T> {
-    /// Its row of the projection.
+    /// The token's row of the projection.
     pub(super) qkv: &'a mut [f32],
     pub(super) prologue: &'a Prologue<'a, Vec<f32>>,
     pub(super) position: usize,
@@ -29,7 +30,7 @@ impl<T: Element> Kernel for Token<'_, T> {
         for (h, head) in qk.chunks_exact_mut(head_dim).enumerate() {
             if let Some(norms) = self.prologue.head_norm {
                 let norm = if h < heads { &norms.q } else { &norms.k };
-                // SAFETY: passed on.
+                // SAFETY: the caller guarantees the instruction set.
                 unsafe { norm_in_place::<S>(head, &norm.weight, norm.eps) };
             }
             if let Some(rope) = self.prologue.rope {
@@ -39,7 +40,8 @@ impl<T: Element> Kernel for Token<'_, T> {
         let slot = self.position % self.spec.block_size;
         let keys = qk[heads * head_dim..].chunks_exact(head_dim);
         for (h, (key, value)) in keys.zip(values.chunks_exact(head_dim)).enumerate() {
-            // SAFETY: the block is inside the cache, and the place of a token belongs to this task alone.
+            // SAFETY: the block is inside the cache, and only this task writes the place of its
+            // token.
             unsafe {
                 let k = self.k.as_ptr().add(key_at(self.spec, self.block, h, slot));
                 for (d, x) in key.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! Operations on single rows: normalisation and activation.
+//! Operations on single rows: normalization and activation.
 
 use super::exp::exp;
 use super::simd::{Kernel, Simd};
@@ -22,7 +22,7 @@ impl Kernel for RmsNorm<'_> {
         // SAFETY: the three slices have the length that the loops stay below.
         unsafe {
             let scale = inverse_rms::<S>(self.x, self.eps);
-            normalise::<S>(self.x.as_ptr(), self.weight, scale, self.out.as_mut_ptr());
+            normalize::<S>(self.x.as_ptr(), self.weight, scale, self.out.as_mut_ptr());
         }
     }
 }
@@ -44,7 +44,7 @@ impl Kernel for AddNorm<'_> {
         for (r, b) in self.residual.iter_mut().zip(self.branch) {
             *r += b;
         }
-        // SAFETY: passed on.
+        // SAFETY: the caller guarantees the instruction set.
         unsafe {
             RmsNorm { x: self.residual, weight: self.weight, eps: self.eps, out: self.out }.run::<S>();
         }
@@ -52,21 +52,27 @@ impl Kernel for AddNorm<'_> {
 }
 
 /// `x = x / rms(x) * weight`.
+///
+/// # Safety
+/// The machine has the instruction set.
 #[inline(always)]
 pub(super) unsafe fn norm_in_place<S: Simd>(x: &mut [f32], weight: &[f32], eps: f32) {
     assert_eq!(x.len(), weight.len(), "features of a head norm");
     // SAFETY: both slices have the length that the loops stay below.
     unsafe {
         let scale = inverse_rms::<S>(x, eps);
-        normalise::<S>(x.as_ptr(), weight, scale, x.as_mut_ptr());
+        normalize::<S>(x.as_ptr(), weight, scale, x.as_mut_ptr());
     }
 }
 
-/// Reads `weight.len()` numbers at `x`; `out` may be the same place.
+/// `out = x * scale * weight` for `weight.len()` numbers.
+///
+/// # Safety
+/// `x` and `out` are valid for as many numbers; they may be the same address.
 #[inline(always)]
-unsafe fn normalise<S: Simd>(x: *const f32, weight: &[f32], scale: f32, out: *mut f32) {
+unsafe fn normalize<S: Simd>(x: *const f32, weight: &[f32], scale: f32, out: *mut f32) {
     let whole = weight.len() - weight.len() % S::LANES;
-    // SAFETY: the caller vouches for the pointers.
+    // SAFETY: the caller guarantees valid pointers.
     unsafe {
         let scales = S::splat(scale);
         for i in (0..whole).step_by(S::LANES) {
@@ -79,7 +85,10 @@ unsafe fn normalise<S: Simd>(x: *const f32, weight: &[f32], scale: f32, out: *mu
     }
 }
 
-/// `1 / sqrt(mean(x^2) + eps)`, summed in an order that depends on the length only.
+/// Returns `1 / sqrt(mean(x^2) + eps)`. The order of summation depends on the length only.
+///
+/// # Safety
+/// The machine has the instruction set.
 #[inline(always)]
 unsafe fn inverse_rms<S: Simd>(x: &[f32], eps: f32) -> f32 {
     const CHAINS: usize = 4;
@@ -107,7 +116,7 @@ unsafe fn inverse_rms<S: Simd>(x: &[f32], eps: f32) -> f32 {
     }
 }
 
-/// `out = act(gate) * up`, `x` being gate and up.
+/// `out = act(gate) * up`, where `x` holds the gate features, then the up features.
 pub(super) struct Gate<'a> {
     pub(super) act: Activation,
     pub(super) x: &'a [f32],
@@ -141,7 +150,7 @@ impl Kernel for Gate<'_> {
 
 #[inline(always)]
 unsafe fn activate<S: Simd>(act: Activation, x: S::V) -> S::V {
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees the instruction set.
     unsafe {
         match act {
             Activation::Silu => {

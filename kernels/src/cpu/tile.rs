@@ -2,35 +2,35 @@
 
 use super::simd::{Element, Simd};
 
-/// Distance of the prefetch in bytes.
+/// Distance of prefetches in bytes.
 pub(super) const AHEAD: usize = 2048;
 
-/// What [`accumulate`] runs over.
+/// The weights that [`accumulate`] reads.
 #[derive(Clone, Copy)]
 pub(super) struct Stream<T, const NV: usize> {
-    /// Where each vector of the weights starts.
+    /// The first address of each vector of weights.
     pub(super) w: [*const T; NV],
     /// Elements between a weight vector and its successor.
     pub(super) stride: usize,
-    /// What will be read next, in the same steps; need not be valid addresses.
+    /// The addresses to prefetch, advanced in the same steps. They need not be valid.
     pub(super) ahead: [*const T; NV],
 }
 
 impl<T: Element, const NV: usize> Stream<T, NV> {
-    /// A stream whose own continuation is what will be read next.
+    /// Creates a stream that prefetches its own continuation.
     #[inline(always)]
     pub(super) fn sequential(w: [*const T; NV], stride: usize) -> Self {
         Stream { w, stride, ahead: w.map(|w| w.wrapping_byte_add(AHEAD)) }
     }
 }
 
-/// `acc[i][v] += x[i][k] * w[v][k]` for k ascending: one chain of fused products for each element, whatever M, NV and the
-/// way in which the steps are cut into calls.
+/// `acc[i][v] += x[i][k] * w[v][k]` for k ascending. Each element is one chain of fused products,
+/// independent of M, of NV, and of how the steps are divided into calls.
 ///
 /// `x[i][k]` is at `x + i * x_row + k * x_step`.
 ///
 /// # Safety
-/// The instruction set is there, and all elements named are valid to read.
+/// The machine has the instruction set, and all elements are valid to read.
 #[inline(always)]
 pub(super) unsafe fn accumulate<S: Simd, T: Element, const M: usize, const NV: usize>(
     acc: &mut [[S::V; NV]; M],
@@ -47,12 +47,12 @@ pub(super) unsafe fn accumulate<S: Simd, T: Element, const M: usize, const NV: u
             let at = k * stream.stride;
             let w: [S::V; NV] = load::<S, T, NV>(&stream.w, at);
             for v in 0..NV {
-                // Vectors that share a cache line need one prefetch.
+                // Vectors in one cache line need one prefetch.
                 if v % (64 / (S::LANES * T::SIZE)).max(1) == 0 {
                     S::prefetch(stream.ahead[v].wrapping_add(at).cast());
                 }
             }
-            // Packed inputs of high tiles are a stream of their own, often from the third-level cache.
+            // The packed inputs of high tiles are a stream of their own, often from the L3 cache.
             if M >= 6 && x_step == M {
                 S::prefetch(x.wrapping_add(k * x_step).wrapping_byte_add(AHEAD).cast());
             }
@@ -69,7 +69,7 @@ pub(super) unsafe fn accumulate<S: Simd, T: Element, const M: usize, const NV: u
 
 #[inline(always)]
 unsafe fn load<S: Simd, T: Element, const NV: usize>(w: &[*const T; NV], at: usize) -> [S::V; NV] {
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees the instruction set and valid addresses.
     unsafe {
         let mut all = [S::splat(0.0); NV];
         for v in 0..NV {
@@ -79,7 +79,8 @@ unsafe fn load<S: Simd, T: Element, const NV: usize>(w: &[*const T; NV], at: usi
     }
 }
 
-/// The height of the tile to use when `rows` rows are left: the least that holds them all, or the highest.
+/// Returns the height of the tile to use for `rows` remaining rows: the smallest height that holds
+/// all of them, or the largest one.
 #[inline(always)]
 pub(super) fn height<S: Simd>(rows: usize) -> usize {
     let heights: &[usize] = match S::ROWS {
@@ -90,7 +91,7 @@ pub(super) fn height<S: Simd>(rows: usize) -> usize {
     heights.iter().copied().find(|&h| h >= rows).unwrap_or(S::ROWS)
 }
 
-/// Calls `$f` with the constant that equals `$height`, a value of [`height`].
+/// Calls `$f` with `$height`, a result of [`height`], as a constant.
 macro_rules! with_height {
     ($S:ident, $height:expr, $f:ident::<$($t:ty),*>($($arg:expr),* $(,)?)) => {
         match $height {
@@ -119,9 +120,10 @@ pub(super) unsafe fn pack(
     steps: usize,
     to: *mut f32,
 ) {
-    /// A cache line of each row at a time: rows often lie a power of two apart, where a cache holds only a few of them.
+    /// Elements of one cache line. Rows are read one cache line at a time, because their distance
+    /// is often a power of two, at which a cache holds only a few of them.
     const BLOCK: usize = 16;
-    // SAFETY: all indices are within what the caller vouches for.
+    // SAFETY: all indices are within the ranges that the caller guarantees.
     unsafe {
         for start in (0..steps).step_by(BLOCK) {
             let end = steps.min(start + BLOCK);

@@ -1,44 +1,45 @@
-//! What of NVIDIA's software and hardware this machine has.
+//! Examines which of NVIDIA's software and hardware this machine has.
 
 use cudarc::driver::sys;
 
-use super::card::{Card, blas_version};
-use super::driver::Driver as _;
-use super::nccl::Nccl;
-use super::nvrtc::Nvrtc;
+use super::comm::nccl::Nccl;
+use super::device::gpu::blas_version;
+use super::device::nvrtc::Nvrtc;
+use super::device::{Driver as _, Gpu, embedded};
 use crate::{Error, Result};
 
-/// One thing that was looked for.
+/// The result of one check.
 #[derive(Debug)]
 pub struct Finding {
-    /// What.
+    /// The name of the component.
     pub what: String,
-    /// What was found, or why it was not and how to come by it.
+    /// A description of the component, or why it was not found and how to install it.
     pub found: std::result::Result<String, String>,
-    /// Whether cards cannot be used without it.
+    /// Whether GPUs cannot be used without it.
     pub needed: bool,
 }
 
-/// Looks for the driver, the cards that `CUDA_VISIBLE_DEVICES` shows, and the libraries that computing on them takes.
+/// Checks the driver, the GPUs that `CUDA_VISIBLE_DEVICES` shows, and the libraries that computing
+/// on them needs.
 pub fn examine() -> Vec<Finding> {
     let finding = |what: &str, found: Result<String>, needed| Finding {
         what: what.to_owned(),
         found: found.map_err(|e| e.to_string()),
         needed,
     };
-    let count = Card::count();
+    let count = Gpu::count();
     let mut all = vec![finding("driver", driver(&count), true)];
     let count = count.unwrap_or(0);
-    all.extend((0..count).map(|ordinal| finding(&format!("card {ordinal}"), card(ordinal), false)));
+    all.extend((0..count).map(|ordinal| finding(&format!("GPU {ordinal}"), gpu(ordinal), false)));
     all.push(finding("cuBLASLt", blas_version(), true));
-    // Cards of one machine can do without.
+    // The GPUs of one machine can work together without it.
     all.push(finding("NCCL", nccl(), false));
     let nvrtc = Nvrtc::open().map(|_| "found".to_owned());
-    all.push(finding("NVRTC", nvrtc, super::modules::FATBINS.is_empty()));
-    let kernels = super::modules::FATBINS.len();
+    all.push(finding("NVRTC", nvrtc, embedded::FATBINS.is_empty()));
+    let kernels = embedded::FATBINS.len();
     let embedded = match kernels {
         0 => Err(Error::Device(
-            "this build has no machine code of its kernels: NVRTC compiles them on the card's machine"
+            "this build embeds no machine code of its kernels: NVRTC compiles them when they are first used"
                 .to_owned(),
         )),
         _ => Ok(format!("machine code of {kernels} modules")),
@@ -53,22 +54,22 @@ fn driver(count: &Result<usize>) -> Result<String> {
         Err(error) => return Err(Error::Device(error.to_string())),
     };
     let mut version = 0;
-    // SAFETY: the driver is there, and the argument is where the answer goes.
-    let asked = unsafe { sys::cuDriverGetVersion(&mut version) };
-    asked.result().map_err(|e| Error::Device(format!("cuDriverGetVersion: {:?}", e.0)))?;
-    let cards = if count == 1 { "card" } else { "cards" };
-    Ok(format!("CUDA {}.{}, {count} {cards}", version / 1000, version % 1000 / 10))
+    // SAFETY: the driver is loaded, and the argument points to an integer.
+    let result = unsafe { sys::cuDriverGetVersion(&mut version) };
+    result.result().map_err(|e| Error::Device(format!("cuDriverGetVersion: {:?}", e.0)))?;
+    let gpus = if count == 1 { "GPU" } else { "GPUs" };
+    Ok(format!("CUDA {}.{}, {count} {gpus}", version / 1000, version % 1000 / 10))
 }
 
-fn card(ordinal: usize) -> Result<String> {
-    let card = Card::new(ordinal)?;
-    let properties = card.properties();
+fn gpu(ordinal: usize) -> Result<String> {
+    let gpu = Gpu::new(ordinal)?;
+    let properties = gpu.properties();
     let (major, minor) = properties.capability;
     let gib = |bytes: usize| bytes as f64 / f64::from(1u32 << 30);
-    let memory = card.memory_bytes().map_or_else(String::new, |(free, total)| {
+    let memory = gpu.memory_bytes().map_or_else(String::new, |(free, total)| {
         format!(", {:.1} of {:.1} GiB free", gib(free), gib(total))
     });
-    let name = card.name();
+    let name = gpu.name();
     Ok(format!(
         "{name}, compute capability {major}.{minor}, {} multiprocessors{memory}",
         properties.multiprocessors

@@ -1,54 +1,41 @@
 //! Kernels in CUDA C++ and the host code that launches them.
 //!
-//! `cuda/*.cu` hold the kernels. [`ops`] has one function per operation: it checks shapes and types, chooses the kernel and the size of its
-//! grid, and launches it on a [`Device`]. A device is a card or, with the feature `cpu-sim`, a simulation that runs the
-//! same sources on this machine's processor; tests run on either.
+//! The kernels are the files `kernels/cuda/*.cu`. The host code has these parts, each of which uses
+//! only those above it:
+//!
+//! - [`device`]: memory, streams, events, graphs and launches of one device, which is an NVIDIA GPU
+//!   or, with the feature `cpu-sim`, a simulation that runs the same CUDA sources on the CPU. Tests
+//!   run on either.
+//! - [`weights`]: the layout of weights of 4 and 8 bits that the kernels read.
+//! - [`ops`]: one function per operation. It checks shapes and types, chooses the kernel and the
+//!   grid, and launches it.
+//! - [`comm`]: collectives between the devices of a group.
+//! - `tuning`: the fastest way to multiply for each shape, found by timing and kept on disk.
+//! - `backend`: [`Cuda`], the backend that models run on.
 
-mod arena;
 mod backend;
-#[cfg(feature = "cuda")]
-mod cache;
-#[cfg(feature = "cuda")]
-mod card;
-mod choice;
+mod cache_folder;
+pub mod comm;
 pub mod cost;
-mod device;
+pub mod device;
 #[cfg(feature = "cuda")]
 pub mod doctor;
-mod driver;
-mod event;
-mod folder;
-mod graph;
-mod memory;
-mod modules;
-#[cfg(feature = "cuda")]
-pub mod nccl;
-#[cfg(feature = "cuda")]
-mod nvrtc;
 pub mod ops;
-pub mod pack;
-mod peers;
-mod pinned;
-#[cfg(feature = "cuda")]
-pub mod ranks;
-mod recorder;
-#[cfg(feature = "cpu-sim")]
-mod sim;
-mod streams;
+mod tuning;
+pub mod weights;
 
-pub use arena::Reserved;
 pub use backend::Cuda;
 #[cfg(feature = "cuda")]
-pub use card::Card;
-pub use choice::Algorithm;
+pub use comm::{DeviceCollectives, measure_all_reduce, nccl};
+pub use comm::{PeerCollectives, PeerOffer};
 pub use cost::Cost;
-pub use device::Device;
-pub use driver::{Arg, Args, Driver, Function, Gemm, Grid, Properties, SharedName, TensorLayout, TensorMap};
-pub use event::{Copies, Event};
-pub use graph::Graph;
-pub use memory::{Elem, Memory, View};
-pub use peers::{Offer, Peers};
-pub use pinned::Pinned;
+#[cfg(feature = "cuda")]
+pub use device::Gpu;
+pub use device::params;
+pub use device::{
+    Algorithm, ArenaUsage, CopyStream, Device, DeviceEvent, DeviceStream, Driver, Elem, Gemm, Graph, Grid,
+    KernelName, Memory, Pinned, Properties, RowScales, SharedName, StreamCall, StreamDriver, TensorLayout,
+    TensorMap, View,
+};
 #[cfg(feature = "cpu-sim")]
-pub use sim::{Order, Simulated};
-pub use streams::{Stream, StreamCall, Streams};
+pub use device::{FiberSchedule, Simulated};

@@ -1,9 +1,11 @@
 //! Softmax attention over the cached keys.
 
-use super::{Buf, Kv, Step, dot};
+use super::buffers::{Buf, Kv, Queue};
+use super::math::dot;
 use crate::backend::{AttentionSpec, QkvLayout};
 
-pub(super) fn run(step: &Step, qkv: &Buf, kv: &Kv, spec: &AttentionSpec, out: &mut Buf) {
+/// Writes the attention of every token of the step to `out`, `[n, heads * head_dim]`.
+pub(super) fn run(step: &Queue, qkv: &Buf, kv: &Kv, spec: &AttentionSpec, out: &mut Buf) {
     let QkvLayout { heads, kv_heads, head_dim } = spec.layout;
     for (t, &(position, table)) in step.places.iter().enumerate() {
         let blocks = &step.tables[table];
@@ -13,7 +15,7 @@ pub(super) fn run(step: &Step, qkv: &Buf, kv: &Kv, spec: &AttentionSpec, out: &m
             let query = &qkv.row(t)[h * head_dim..(h + 1) * head_dim];
             let scores: Vec<f64> = (first..=position)
                 .map(|j| {
-                    let at = kv.at(blocks, j, kv_head);
+                    let at = kv.key_at(blocks, j, kv_head);
                     f64::from(spec.scale) * dot(query, &kv.k[at..at + head_dim])
                 })
                 .collect();
@@ -24,7 +26,7 @@ pub(super) fn run(step: &Step, qkv: &Buf, kv: &Kv, spec: &AttentionSpec, out: &m
                 let value: f64 = weights
                     .iter()
                     .enumerate()
-                    .map(|(j, w)| w * f64::from(kv.v[kv.at(blocks, first + j, kv_head) + d]))
+                    .map(|(j, w)| w * f64::from(kv.v[kv.value_at(blocks, first + j, kv_head) + d]))
                     .sum();
                 out.row_mut(t)[h * head_dim + d] = (value / total) as f32;
             }

@@ -1,9 +1,11 @@
 //! Head norms, rotation and the cache write.
 
-use super::{Buf, Kv, Step, rms_norm};
+use super::buffers::{Buf, Kv, Queue};
+use super::math::rms_norm;
 use crate::backend::{Prologue, QkvLayout, RopeSpec, RopeStyle};
 
-pub(super) fn run(step: &Step, qkv: &mut Buf, prologue: &Prologue<'_, Vec<f32>>, kv: &mut Kv) {
+/// Normalizes and rotates the heads of every token of the step, and stores its keys and values.
+pub(super) fn run(step: &Queue, qkv: &mut Buf, prologue: &Prologue<'_, Vec<f32>>, kv: &mut Kv) {
     let QkvLayout { heads, kv_heads, head_dim } = prologue.layout;
     for (t, &(position, table)) in step.places.iter().enumerate() {
         let row = qkv.row_mut(t); // [heads + 2 kv_heads, head_dim]
@@ -16,16 +18,17 @@ pub(super) fn run(step: &Step, qkv: &mut Buf, prologue: &Prologue<'_, Vec<f32>>,
             }
         }
         for h in 0..kv_heads {
-            let at = kv.at(&step.tables[table], position, h);
+            let blocks = &step.tables[table];
+            let (key, value) = (kv.key_at(blocks, position, h), kv.value_at(blocks, position, h));
             for d in 0..head_dim {
-                kv.k[at + d] = kv.spec.dtype.round(row[(heads + h) * head_dim + d]);
-                kv.v[at + d] = kv.spec.dtype.round(row[(heads + kv_heads + h) * head_dim + d]);
+                kv.k[key + d] = kv.round(row[(heads + h) * head_dim + d]);
+                kv.v[value + d] = kv.round(row[(heads + kv_heads + h) * head_dim + d]);
             }
         }
     }
 }
 
-/// Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding".
+/// Rotates a head (Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding").
 fn rotate(head: &mut [f32], rope: &RopeSpec<Vec<f32>>, position: usize) {
     let half = rope.rotary_dim / 2;
     for i in 0..half {

@@ -1,16 +1,18 @@
 //! Random draws.
 //!
-//! Gumbel-max: with independent `g_i = -ln(E_i)`, `E_i` exponential of rate 1, the index of the greatest `logit_i + g_i`
-//! is distributed as softmax of the logits. There is no sum in it, so the draw depends neither on an order of summation nor
-//! on how a vocabulary is divided among threads or ranks, and every device can repeat it.
+//! Draws use the Gumbel-max method: with independent `g_i = -ln(E_i)`, where `E_i` is exponential
+//! with rate 1, the index of the greatest `logit_i + g_i` has the softmax distribution of the
+//! logits. The method needs no sum, so a draw depends neither on the order of a summation nor on
+//! how the vocabulary is divided among threads or ranks, and every device can repeat it.
 //!
-//! Token `i` at position `t` of a sequence with seed `s` uses word `i % 4` of Philox under the key `(s low, s high)` at the
-//! counter `(i / 4, t, 0, 0)`. The word `w` stands for `x = (w + 1/2) / 2^32`, and `E = -ln(1 - x)`.
+//! For token `i` at position `t` of a sequence with seed `s`, the random number is word `i % 4` of
+//! Philox with the key `(s low, s high)` and the counter `(i / 4, t, 0, 0)`. The word `w` stands
+//! for `x = (w + 1/2) / 2^32`, and `E = -ln(1 - x)`.
 
-use super::Candidate;
+use super::candidate::Candidate;
 use super::philox::philox;
 
-/// The drawn token among `kept`, ids ascending or not; impossible ones are never drawn.
+/// Draws a token from `kept`, whose ids may be in any order. Impossible tokens are never drawn.
 pub(super) fn gumbel_max(kept: impl Iterator<Item = Candidate>, seed: u64, position: u32) -> u32 {
     let key = [seed as u32, (seed >> 32) as u32];
     let (mut at, mut words) = (u32::MAX, [0; 4]);
@@ -41,9 +43,11 @@ fn gumbel(word: u32) -> f64 {
     -(-(-x).ln_1p()).ln()
 }
 
-/// Not less than `gumbel(word)`, without a logarithm: most tokens cannot win and need no more than this.
+/// An upper bound of `gumbel(word)` without a logarithm. For most tokens the bound shows that they
+/// cannot win.
 ///
-/// `E > x` and `x > 2^-(z + 1)`, z being the leading zeros of the word, hence `g < (z + 1) ln 2`.
+/// `E > x` and `x > 2^-(z + 1)`, where z is the number of leading zeros of the word; hence `g < (z
+/// + 1) ln 2`.
 fn gumbel_bound(word: u32) -> f64 {
     f64::from(word.leading_zeros() + 1) * std::f64::consts::LN_2
 }

@@ -1,8 +1,9 @@
 //! Sums of exponentials over a vocabulary.
 
-/// `sum exp(x - max)` over `xs`, all at most `max`.
+/// Returns `sum exp(x - max)` over `xs`, which must not exceed `max`.
 ///
-/// The exponentials are single precision, the sum is not, and its order is fixed by the position in `xs` alone.
+/// The exponentials are computed in f32 and added in f64. The order of the additions depends only
+/// on the positions in `xs`.
 pub(super) fn sum_exp(xs: impl Iterator<Item = f32>, max: f32) -> f64 {
     const LANES: usize = 8;
     let mut sums = [0f64; LANES];
@@ -24,23 +25,24 @@ pub(super) fn sum_exp(xs: impl Iterator<Item = f32>, max: f32) -> f64 {
     sums.iter().sum()
 }
 
-/// `e^x` for x <= 0, without a branch so that compilers vectorise it. Relative error below 3e-7; 0 below -87.
+/// `e^x` for x <= 0, without a branch so that compilers vectorize it. The relative error is below
+/// 3e-7; the result is 0 below -87.
 ///
 /// `x = n ln 2 + r` with `|r| <= ln 2 / 2`; `e^r` is its Taylor polynomial of degree 7.
 #[inline(always)]
 fn exp(x: f32) -> f32 {
-    /// Adding and subtracting it rounds to an integer.
+    /// Adding and subtracting this constant rounds to an integer.
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
     let clamped = x.max(-87.0);
     let shifted = clamped * std::f32::consts::LOG2_E + ROUND;
     let n = shifted - ROUND;
-    // ln 2 in two parts: the first has so few bits that its product with n is exact.
+    // ln 2 is split in two parts. The first has so few bits that its product with n is exact.
     let r = clamped - n * 0.693_359_4 - n * -2.121_944_4e-4;
     let mut p = 1.0 / 5040.0;
     for c in [1.0 / 720.0, 1.0 / 120.0, 1.0 / 24.0, 1.0 / 6.0, 0.5, 1.0, 1.0] {
         p = p * r + c;
     }
-    // The low bits of `shifted` hold n: they become the exponent.
+    // The low bits of `shifted` hold n; they become the exponent.
     let power = f32::from_bits((shifted.to_bits() << 23).wrapping_add(0x3F80_0000));
     if x < -87.0 { 0.0 } else { p * power }
 }

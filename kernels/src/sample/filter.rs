@@ -1,6 +1,6 @@
-//! The filters, each on what the previous one left.
+//! The sampling filters. Each filters what the previous one kept.
 
-use super::{Candidate, warped};
+use super::candidate::{Candidate, warped};
 use crate::sampling::SamplingParams;
 
 /// Whether any filter is on.
@@ -8,9 +8,10 @@ pub(super) fn is_needed(p: &SamplingParams) -> bool {
     p.top_k > 0 || p.top_p < 1.0 || p.min_p > 0.0 || p.typical_p < 1.0
 }
 
-/// Temperature, top-k, top-p, min-p and typical-p: what remains, with warped logits. `None` if no logit is finite.
+/// Applies temperature, top-k, top-p, min-p and typical-p. Returns the remaining tokens with warped
+/// logits, or `None` if no logit is finite.
 ///
-/// What remains is never empty, and in no particular order.
+/// The result is never empty and in no particular order.
 pub(super) fn warp(logits: &[f32], p: &SamplingParams) -> Option<Vec<Candidate>> {
     let mut kept: Vec<Candidate> = warped(logits, p)?.filter(|c| c.logit > f32::NEG_INFINITY).collect();
     if p.top_k > 0 && (p.top_k as usize) < kept.len() {
@@ -21,7 +22,7 @@ pub(super) fn warp(logits: &[f32], p: &SamplingParams) -> Option<Vec<Candidate>>
         nucleus(&mut kept, p.top_p);
     }
     if p.min_p > 0.0 {
-        // The greatest logit is 0 and was never dropped.
+        // The greatest logit is 0, and no filter drops it.
         let floor = p.min_p.min(1.0).ln();
         kept.retain(|c| c.logit >= floor);
     }
@@ -31,14 +32,15 @@ pub(super) fn warp(logits: &[f32], p: &SamplingParams) -> Option<Vec<Candidate>>
     Some(kept)
 }
 
-/// Holtzman et al., "The Curious Case of Neural Text Degeneration".
+/// Keeps the most likely tokens up to the probability `top_p` (Holtzman et al., "The Curious Case
+/// of Neural Text Degeneration").
 fn nucleus(kept: &mut Vec<Candidate>, top_p: f32) {
     kept.sort_unstable_by_key(|c| c.id);
     let goal = f64::from(top_p) * kept.iter().map(weight).sum::<f64>();
     let mut sorted = 0; // The first `sorted` are the most likely, in order.
     let mut mass = 0.0;
     while sorted < kept.len() {
-        // Few tokens hold most of the mass: sorting them all is seldom needed.
+        // A few tokens usually hold most of the mass, so the list is sorted in growing steps.
         let end = (sorted + 64.max(7 * sorted)).min(kept.len());
         let rest = &mut kept[sorted..];
         if end - sorted < rest.len() {
@@ -56,7 +58,8 @@ fn nucleus(kept: &mut Vec<Candidate>, top_p: f32) {
     }
 }
 
-/// Meister et al., "Locally Typical Sampling": the tokens whose information is nearest to the entropy.
+/// Keeps the tokens whose information is nearest to the entropy, up to the probability `typical_p`
+/// (Meister et al., "Locally Typical Sampling").
 fn typical(kept: &mut Vec<Candidate>, typical_p: f32) {
     kept.sort_unstable_by_key(|c| c.id);
     let total: f64 = kept.iter().map(weight).sum();
@@ -75,7 +78,7 @@ fn typical(kept: &mut Vec<Candidate>, typical_p: f32) {
     }
 }
 
-/// Proportional to the probability; 1 for the most likely token.
+/// The token's probability relative to the most likely token, whose weight is 1.
 fn weight(c: &Candidate) -> f64 {
     f64::from(c.logit).exp()
 }

@@ -1,10 +1,12 @@
-//! Penalties on tokens that were seen, biases, and tokens that are impossible.
+//! Penalties on tokens that occurred before, biases, and tokens that are ruled out.
 
-use super::{Candidate, watermark};
+use super::candidate::Candidate;
+use super::watermark;
 use crate::sampling::SampleRow;
 
-/// Applies the watermark, repetition, frequency and presence penalties, then biases, then what is impossible. Returns what the
-/// logits of tokens that are still possible were after the watermark, where they changed.
+/// Applies the watermark, the repetition, frequency and presence penalties, the biases, and finally
+/// rules out tokens that are not allowed. Returns the logits that were overwritten after the
+/// watermark, except those of tokens that were ruled out.
 pub(super) fn apply(logits: &mut [f32], row: &SampleRow<'_>) -> Vec<Candidate> {
     let p = row.params;
     if let (Some(watermark), Some(&previous)) = (&p.watermark, row.tokens.last()) {
@@ -48,7 +50,7 @@ pub(super) fn apply(logits: &mut [f32], row: &SampleRow<'_>) -> Vec<Candidate> {
     overwritten
 }
 
-/// Makes every token impossible that has no bit.
+/// Rules out every token whose bit is not set.
 fn forbid(logits: &mut [f32], allowed: &[u32]) {
     let words = allowed.iter().copied().chain(std::iter::repeat(0));
     for (logits, word) in logits.chunks_mut(32).zip(words) {
@@ -66,7 +68,7 @@ fn forbid(logits: &mut [f32], allowed: &[u32]) {
     }
 }
 
-/// Distinct tokens below `vocab` and how often each occurs.
+/// The distinct tokens below `vocab`, and how often each occurs.
 fn counts(tokens: &[u32], vocab: usize) -> Vec<(u32, usize)> {
     let mut sorted: Vec<u32> = tokens.iter().copied().filter(|&t| (t as usize) < vocab).collect();
     sorted.sort_unstable();

@@ -1,12 +1,13 @@
 //! The counter-based generator Philox4x32-10.
 //!
-//! Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (2011). Every block of four words is a
-//! pure function of counter and key, so draws need no state: a restarted or moved sequence sees the same ones.
+//! Source: Salmon, Moraes, Dror and Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3" (2011).
+//! Every block of four words is a pure function of counter and key. So draws need no state, and a
+//! sequence that is restarted or moved sees the same ones.
 
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
 const KEY_STEPS: [u32; 2] = [0x9E37_79B9, 0xBB67_AE85];
 
-/// Four random words for `counter` under `key`.
+/// Returns four random words for `counter` with `key`.
 pub(super) fn philox(counter: [u32; 4], key: [u32; 2]) -> [u32; 4] {
     let (mut c, mut k) = (counter, key);
     for round in 0..10 {

@@ -1,14 +1,16 @@
-//! Non-linearities, bias, scaled sums and the soft cap.
+//! Activation functions, bias, scaled sums and the soft cap.
 
 use millrace_kernels::cuda::Elem;
 use millrace_kernels::cuda::ops::activation::{
-    Activation, ScaledSum, Version, activate, add_bias, gate, scaled_sum, soft_cap,
+    ActivationKind, ActivationRows, BiasRows, KernelVersion, ScaledSum, SoftCapRows, activate, add_bias,
+    gate, scaled_sum, soft_cap,
 };
 
 use crate::common::*;
 
-const KINDS: [Activation; 4] = [Activation::Silu, Activation::GeluTanh, Activation::Gelu, Activation::Relu];
-const VERSIONS: [Version; 2] = [Version::Fast, Version::Plain];
+const KINDS: [ActivationKind; 4] =
+    [ActivationKind::Silu, ActivationKind::GeluTanh, ActivationKind::Gelu, ActivationKind::Relu];
+const VERSIONS: [KernelVersion; 2] = [KernelVersion::Fast, KernelVersion::Plain];
 
 /// The error function by a series whose terms have one sign (DLMF 7.6.2).
 fn erf(x: f64) -> f64 {
@@ -20,14 +22,14 @@ fn erf(x: f64) -> f64 {
     if x.abs() > 6.0 { x.signum() } else { sum * (-x * x).exp() * 2.0 / std::f64::consts::PI.sqrt() }
 }
 
-fn definition(kind: Activation, x: f64) -> f64 {
+fn definition(kind: ActivationKind, x: f64) -> f64 {
     match kind {
-        Activation::Silu => x / (1.0 + (-x).exp()),
-        Activation::GeluTanh => {
+        ActivationKind::Silu => x / (1.0 + (-x).exp()),
+        ActivationKind::GeluTanh => {
             0.5 * x * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (x + 0.044715 * x.powi(3))).tanh())
         }
-        Activation::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
-        Activation::Relu => x.max(0.0),
+        ActivationKind::Gelu => 0.5 * x * (1.0 + erf(x / std::f64::consts::SQRT_2)),
+        ActivationKind::Relu => x.max(0.0),
     }
 }
 
@@ -36,13 +38,13 @@ fn shape(rng: &mut Rng) -> (Elem, usize, usize) {
     (rng.pick(&ACTIVATIONS), rng.pick(&[0, 1, 2, 5]), cols)
 }
 
-/// Mostly small, some large enough to saturate.
+/// Random values, most of them small and some large enough to saturate.
 fn values(rng: &mut Rng, elem: Elem, n: usize) -> Vec<f32> {
     rng.values(elem, n).iter().enumerate().map(|(i, v)| round(elem, v * [1.0, 4.0, 90.0][i % 3])).collect()
 }
 
 #[test]
-fn gated_and_not() {
+fn gates_and_activations_match_their_definitions() {
     for_seeds(40, |rng| {
         let (elem, rows, cols) = shape(rng);
         let (kind, gated, in_place) = (rng.pick(&KINDS), rng.below(2) == 1, rng.below(2) == 1);
@@ -59,7 +61,8 @@ fn gated_and_not() {
             let (on_x, on_out) = (put(elem, &x), garbage(elem, rows * cols));
             let to = if in_place && !gated { on_x.view(elem) } else { on_out.view(elem) };
             let run = if gated { gate } else { activate };
-            run(&DEVICE, version, kind, rows, cols, on_x.view(elem), to).unwrap();
+            let operands = ActivationRows { rows, cols, x: on_x.view(elem), out: to };
+            run(&DEVICE, version, kind, &operands).unwrap();
             let name = format!("{kind:?} {elem:?} {rows} x {cols}, gated: {gated}, {version:?}");
             // Large gates multiply the error of erf near zero.
             assert_close(&name, &get(to), &want, precision(elem) * 1.01 + 1e-5, 5e-5);
@@ -68,18 +71,19 @@ fn gated_and_not() {
 }
 
 #[test]
-fn what_is_not_a_number_stays_so() {
+fn nan_stays_nan() {
     for kind in KINDS {
         for version in VERSIONS {
             let x = put(Elem::BF16, &[f32::NAN; 8]);
-            activate(&DEVICE, version, kind, 1, 8, x.view(Elem::BF16), x.view(Elem::BF16)).unwrap();
-            assert!(get(x.view(Elem::BF16)).iter().all(|v| v.is_nan()), "{kind:?}");
+            let x = x.view(Elem::BF16);
+            activate(&DEVICE, version, kind, &ActivationRows { rows: 1, cols: 8, x, out: x }).unwrap();
+            assert!(get(x).iter().all(|v| v.is_nan()), "{kind:?}");
         }
     }
 }
 
 #[test]
-fn bias_and_soft_cap() {
+fn bias_and_soft_cap_match_their_definitions() {
     for_seeds(30, |rng| {
         let (elem, rows, cols) = shape(rng);
         let x = values(rng, elem, rows * cols);
@@ -88,13 +92,14 @@ fn bias_and_soft_cap() {
         let on_bias = put(Elem::F32, &bias);
         for version in VERSIONS {
             let on_x = put(elem, &x);
-            add_bias(&DEVICE, version, rows, cols, on_x.view(elem), on_bias.view(Elem::F32)).unwrap();
+            let operands = BiasRows { rows, cols, x: on_x.view(elem), bias: on_bias.view(Elem::F32) };
+            add_bias(&DEVICE, version, &operands).unwrap();
             let want: Vec<f32> = x.iter().enumerate().map(|(i, v)| v + bias[i % cols]).collect();
             let name = format!("{elem:?} {rows} x {cols} {version:?}");
             assert_close(&name, &get(on_x.view(elem)), &want, precision(elem) * 1.01, 1e-7);
 
             let on_x = put(elem, &x);
-            soft_cap(&DEVICE, version, rows, cols, on_x.view(elem), cap).unwrap();
+            soft_cap(&DEVICE, version, &SoftCapRows { rows, cols, x: on_x.view(elem), cap }).unwrap();
             let c = f64::from(cap);
             let want: Vec<f32> = x.iter().map(|v| (c * (f64::from(*v) / c).tanh()) as f32).collect();
             assert_close(&name, &get(on_x.view(elem)), &want, precision(elem) * 1.01 + 1e-6, 1e-7);
@@ -103,7 +108,7 @@ fn bias_and_soft_cap() {
 }
 
 #[test]
-fn sums() {
+fn scaled_sums_match_their_definition() {
     for_seeds(30, |rng| {
         let (elem, rows, cols) = shape(rng);
         let (x, y) = (values(rng, elem, rows * cols), values(rng, elem, rows * cols));
@@ -131,17 +136,16 @@ fn sums() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
-    let x = garbage(Elem::F32, 16);
-    let view = x.view(Elem::F32);
+fn operands_that_do_not_fit_are_refused() {
+    let memory = garbage(Elem::F32, 16);
+    let x = memory.view(Elem::F32);
     let text = |result: millrace_kernels::Result<()>| result.unwrap_err().to_string();
-    let silu = Activation::Silu;
-    assert!(text(gate(&DEVICE, Version::Fast, silu, 1, 8, view, view)).contains("cannot replace"));
-    assert!(
-        text(activate(&DEVICE, Version::Fast, silu, 3, 8, view, view)).contains("x has 16 elements, not 24")
-    );
-    assert!(text(soft_cap(&DEVICE, Version::Fast, 1, 8, view, 0.0)).contains("not positive"));
-    assert!(
-        text(add_bias(&DEVICE, Version::Fast, 1, 32, view, view)).contains("bias has 16 elements, not 32")
-    );
+    let (fast, silu) = (KernelVersion::Fast, ActivationKind::Silu);
+    let operands = |rows| ActivationRows { rows, cols: 8, x, out: x };
+    assert!(text(gate(&DEVICE, fast, silu, &operands(1))).contains("cannot replace"));
+    assert!(text(activate(&DEVICE, fast, silu, &operands(3))).contains("x has 16 elements, not 24"));
+    let capped = SoftCapRows { rows: 1, cols: 8, x, cap: 0.0 };
+    assert!(text(soft_cap(&DEVICE, fast, &capped)).contains("not positive"));
+    let biased = BiasRows { rows: 1, cols: 32, x, bias: x };
+    assert!(text(add_bias(&DEVICE, fast, &biased)).contains("bias has 16 elements, not 32"));
 }

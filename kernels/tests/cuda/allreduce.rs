@@ -1,29 +1,29 @@
-//! All-reduce: every rank on a thread of its own, late by turns.
+//! All-reduce: every rank runs in a thread of its own, and each is late once.
 
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use millrace_kernels::cuda::ops::allreduce::{
-    AddNorm, Form, GatherColumns, Group, all_gather, all_reduce, all_reduce_norm,
+    AllGatherColumns, AllReduceForm, AllReduceNorm, PeerGroup, all_gather, all_reduce, all_reduce_norm,
 };
-use millrace_kernels::cuda::ops::norm::{Norm, Rows, norm};
-use millrace_kernels::cuda::{Card, Device, Elem, Memory, Simulated};
+use millrace_kernels::cuda::ops::norm::{NormKind, NormRows, norm};
+use millrace_kernels::cuda::{Device, Elem, Gpu, Memory, Simulated};
 
 use crate::common::*;
 
-/// Long enough for eight ranks on a small machine.
+/// The timeout, which is long enough for eight ranks on a small machine.
 const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A device with a stream of its own per rank.
+/// A device with a stream of its own for one rank.
 fn device_of_a_rank() -> Device {
     match std::env::var("MILLRACE_TEST_DEVICE").as_deref() {
-        Ok("cuda") => Device::new(Arc::new(Card::new(0).unwrap())),
+        Ok("cuda") => Device::new(Arc::new(Gpu::new(0).unwrap())),
         _ => Device::new(Arc::new(Simulated::new().unwrap())),
     }
 }
 
-/// What the ranks of a group share, and each one's state.
+/// The shared memory of a group's ranks, and each rank's state.
 struct Region {
     capacity: usize,
     regions: Vec<Memory>,
@@ -32,12 +32,12 @@ struct Region {
 }
 
 impl Region {
-    /// Everything that no rank has written yet is garbage. `epoch` is that of the last call.
+    /// Memory that no rank has written is garbage. `epoch` is that of the last call.
     fn new(world: usize, capacity: usize, epoch: u32) -> Region {
-        let flags = Group::region_bytes(0);
+        let flags = PeerGroup::region_bytes(0);
         let regions: Vec<Memory> = (0..world)
             .map(|_| {
-                let region = garbage(Elem::U32, Group::region_bytes(capacity) / 4);
+                let region = garbage(Elem::U32, PeerGroup::region_bytes(capacity) / 4);
                 let epochs: Vec<u8> = (0..flags / 4).flat_map(|_| epoch.to_le_bytes()).collect();
                 DEVICE.write(region.view(Elem::U8).slice(0..flags), &epochs).unwrap();
                 region
@@ -51,36 +51,36 @@ impl Region {
         Region { capacity, regions, table, states }
     }
 
-    fn group(&self, rank: usize, patience: Duration) -> Group<'_> {
-        Group {
+    fn group(&self, rank: usize, patience: Duration) -> PeerGroup<'_> {
+        PeerGroup {
             rank,
             world: self.regions.len(),
             regions: self.table.view(Elem::U64),
             state: self.states[rank].view(Elem::U32),
             capacity: self.capacity,
-            patience,
+            timeout: patience,
         }
     }
 }
 
-/// One call that all ranks make.
+/// A call that all ranks make.
 #[derive(Debug, Clone)]
 struct Round {
     elem: Elem,
-    /// `None`: with residual and norm, over rows of `cols`.
-    form: Option<Form>,
+    /// `None` for the all-reduce with residual and norm, over rows of `cols`.
+    form: Option<AllReduceForm>,
     rows: usize,
     cols: usize,
-    /// How late each rank comes, in milliseconds.
+    /// The delay of each rank in milliseconds.
     delays: Vec<u64>,
-    /// Per rank.
+    /// The inputs of each rank.
     inputs: Vec<Vec<f32>>,
     residual: Vec<f32>,
     weight: Vec<f32>,
 }
 
 fn random(rng: &mut Rng, world: usize, most: usize) -> Round {
-    let form = rng.pick(&[Some(Form::OneShot), Some(Form::TwoShot), None]);
+    let form = rng.pick(&[Some(AllReduceForm::OneShot), Some(AllReduceForm::TwoShot), None]);
     let elem = rng.pick(&ACTIVATIONS);
     let cols = rng.pick(&[1, 5, 8, 64, 100, 1001, 1024, 4104]);
     let rows = rng.pick(&[1, 2, 7, 70]).min(most / cols).max(1);
@@ -97,8 +97,8 @@ fn random(rng: &mut Rng, world: usize, most: usize) -> Round {
     }
 }
 
-/// What a rank has afterwards: `x` or the normalised rows, and the residual.
-fn run(round: &Round, device: &Device, group: &Group<'_>) -> (Vec<f32>, Vec<f32>) {
+/// The result of a rank: `x` or the normalized rows, and the residual.
+fn run(round: &Round, device: &Device, group: &PeerGroup<'_>) -> (Vec<f32>, Vec<f32>) {
     let elem = round.elem;
     let (x, residual) = (put(elem, &round.inputs[group.rank]), put(elem, &round.residual));
     let weight = put(Elem::F32, &round.weight);
@@ -106,7 +106,7 @@ fn run(round: &Round, device: &Device, group: &Group<'_>) -> (Vec<f32>, Vec<f32>
     match round.form {
         Some(form) => all_reduce(device, group, form, x.view(elem), round.rows * round.cols).unwrap(),
         None => {
-            let n = AddNorm {
+            let n = AllReduceNorm {
                 rows: round.rows,
                 cols: round.cols,
                 eps: 1e-5,
@@ -171,7 +171,7 @@ fn check(world: usize, rounds: &[Round], epoch: u32) {
             "{world} ranks, round {i}: {:?} {:?} {} x {}",
             round.form, round.elem, round.rows, round.cols
         );
-        // f32 sums may end on the other side of a rounding border, twice.
+        // f32 sums may be rounded to the other neighbor, twice.
         let slack = precision(round.elem) * 4.1 + 2e-5;
         for (rank, of_rank) in results.iter().enumerate() {
             assert_close(&format!("{name}, rank {rank}"), &of_rank[i].0, &want, slack, 2e-5);
@@ -185,38 +185,38 @@ fn check(world: usize, rounds: &[Round], epoch: u32) {
 fn rounds_of(world: usize, seeds: u64, rounds: usize) {
     for_seeds(seeds, |rng| {
         let rounds: Vec<Round> = (0..rounds).map(|_| random(rng, world, 30_000 / world)).collect();
-        // Epochs go round, too.
+        // Epochs wrap around too.
         check(world, &rounds, rng.pick(&[0, u32::MAX - 3, 0x7fff_fffe]));
     });
 }
 
 #[test]
-fn two_ranks() {
+fn two_ranks_match_the_reference() {
     rounds_of(2, 4, 8);
 }
 
 #[test]
-fn three_and_four_ranks() {
+fn three_and_four_ranks_match_the_reference() {
     rounds_of(3, 1, 6);
     rounds_of(4, 2, 6);
 }
 
 #[test]
-fn eight_ranks() {
+fn eight_ranks_match_the_reference() {
     rounds_of(8, 1, 5);
 }
 
 #[test]
-fn one_rank_is_its_own_sum() {
+fn the_sum_of_one_rank_is_its_own() {
     rounds_of(1, 1, 3);
 }
 
-/// One-shot and two-shot come to the same bits.
+/// The one-shot and the two-shot form give the same bits.
 #[test]
-fn forms_agree() {
+fn forms_give_the_same_bits() {
     for_seeds(2, |rng| {
-        let one = Round { form: Some(Form::OneShot), elem: Elem::BF16, ..random(rng, 4, 4000) };
-        let x: Vec<Vec<f32>> = [Form::OneShot, Form::TwoShot]
+        let one = Round { form: Some(AllReduceForm::OneShot), elem: Elem::BF16, ..random(rng, 4, 4000) };
+        let x: Vec<Vec<f32>> = [AllReduceForm::OneShot, AllReduceForm::TwoShot]
             .map(|form| {
                 let round = Round { form: Some(form), ..one.clone() };
                 let region = Region::new(4, 1 << 17, 0);
@@ -237,8 +237,8 @@ fn forms_agree() {
     });
 }
 
-/// Runs `work` as each rank of a group. Returns what they return, in their order.
-fn as_ranks<T: Send>(region: &Region, work: impl Fn(&Device, &Group<'_>) -> T + Sync) -> Vec<T> {
+/// Runs `work` as each rank of a group, and returns the results in the order of the ranks.
+fn as_ranks<T: Send>(region: &Region, work: impl Fn(&Device, &PeerGroup<'_>) -> T + Sync) -> Vec<T> {
     thread::scope(|scope| {
         let rank = |rank| {
             let work = &work;
@@ -249,9 +249,10 @@ fn as_ranks<T: Send>(region: &Region, work: impl Fn(&Device, &Group<'_>) -> T + 
     })
 }
 
-/// The fused kernel and the two that it stands for come to the same bits, so that it does not matter which a message's size asks for.
+/// The fused kernel and the two that it replaces give the same bits, so that the choice by the
+/// message's size makes no difference.
 #[test]
-fn fused_and_separate_agree() {
+fn fused_and_separate_kernels_give_the_same_bits() {
     for_seeds(3, |rng| {
         let round = random(rng, 2, 9000);
         let n = round.rows * round.cols;
@@ -260,10 +261,10 @@ fn fused_and_separate_agree() {
             let region = Region::new(2, n.next_multiple_of(4) * 4, 0);
             as_ranks(&region, |device, group| run(&round, device, group)).remove(1)
         };
-        let (sums, _) = of_form(Some(Form::OneShot));
+        let (sums, _) = of_form(Some(AllReduceForm::OneShot));
         let (x, residual) = (put(round.elem, &sums), put(round.elem, &round.residual));
         let (weight, out) = (put(Elem::F32, &round.weight), garbage(round.elem, n));
-        let rows = Rows {
+        let rows = NormRows {
             rows: round.rows,
             cols: round.cols,
             eps: 1e-5,
@@ -271,13 +272,14 @@ fn fused_and_separate_agree() {
             residual: Some(residual.view(round.elem)),
             out: out.view(round.elem),
         };
-        norm(&DEVICE, Norm::Rms { weight: weight.view(Elem::F32) }, &rows).unwrap();
+        norm(&DEVICE, NormKind::Rms { weight: weight.view(Elem::F32) }, &rows).unwrap();
         let separate = (get(out.view(round.elem)), get(residual.view(round.elem)));
         assert_eq!(of_form(None), separate, "{:?} {} x {}", round.elem, round.rows, round.cols);
     });
 }
 
-/// Columns of all ranks, with and without padding, in the fast kernel and in the plain one.
+/// The columns of all ranks are gathered, with and without padding, by the fast kernel and by the
+/// plain one.
 #[test]
 fn columns_are_gathered() {
     for_seeds(3, |rng| {
@@ -291,7 +293,7 @@ fn columns_are_gathered() {
                 let whole_cols = world * part_cols - padding;
                 let (part, whole) = (put(Elem::F32, &own), garbage(Elem::F32, rows * whole_cols));
                 let (of_rank, of_all) = (part.view(Elem::F32), whole.view(Elem::F32));
-                let columns = GatherColumns { rows, part_cols, whole_cols, part: of_rank, whole: of_all };
+                let columns = AllGatherColumns { rows, part_cols, whole_cols, part: of_rank, whole: of_all };
                 all_gather(device, group, &columns).unwrap();
                 device.synchronize().unwrap();
                 get(of_all)
@@ -312,10 +314,10 @@ fn columns_are_gathered() {
     });
 }
 
-/// A rank that never comes ends the wait, is named, and the group does nothing more.
+/// A rank that never arrives is named after the timeout, and the group does nothing more.
 #[test]
 fn a_missing_rank_is_noticed() {
-    for form in [Form::OneShot, Form::TwoShot] {
+    for form in [AllReduceForm::OneShot, AllReduceForm::TwoShot] {
         let region = Region::new(3, 1 << 12, 0);
         let missed = thread::scope(|scope| {
             let ranks: Vec<_> = [0, 2]
@@ -344,17 +346,18 @@ fn a_missing_rank_is_noticed() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn operands_that_do_not_fit_are_refused() {
     let region = Region::new(2, 64, 0);
     let group = region.group(0, PATIENCE);
     let x = garbage(Elem::F32, 64);
     let view = x.view(Elem::F32);
-    let one = Form::OneShot;
+    let one = AllReduceForm::OneShot;
     let text = |result: millrace_kernels::Result<()>| result.unwrap_err().to_string();
     assert!(text(all_reduce(&DEVICE, &group, one, view, 17)).contains("68 bytes through halves of 64"));
     assert!(text(all_reduce(&DEVICE, &group, one, view.slice(1..64), 16)).contains("multiples of 16"));
-    let columns = |whole_cols| GatherColumns { rows: 1, part_cols: 4, whole_cols, part: view, whole: view };
+    let columns =
+        |whole_cols| AllGatherColumns { rows: 1, part_cols: 4, whole_cols, part: view, whole: view };
     assert!(text(all_gather(&DEVICE, &group, &columns(9))).contains("2 parts of 4 columns are not 9"));
-    let ninth = Group { rank: 8, world: 9, ..group };
+    let ninth = PeerGroup { rank: 8, world: 9, ..group };
     assert!(text(all_reduce(&DEVICE, &ninth, one, view, 4)).contains("rank 8 of 9"));
 }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use millrace_kernels::cuda::{Device, Elem, Reserved, Simulated};
+use millrace_kernels::cuda::{ArenaUsage, Device, Elem, Simulated};
 
 #[test]
 fn pieces_are_aligned_and_do_not_overlap() {
@@ -22,7 +22,7 @@ fn pieces_are_aligned_and_do_not_overlap() {
     }
     assert_eq!(
         device.reserved(),
-        Reserved { bytes: 10 << 10, used: 256 * (1 + 1 + 1 + 2 + 1 + 4), beyond: 0 }
+        ArenaUsage { bytes: 10 << 10, used: 256 * (1 + 1 + 1 + 2 + 1 + 4), beyond: 0 }
     );
     assert_eq!(driver.allocations(), 1);
     // The memory is there for as long as a piece of it is.
@@ -38,7 +38,7 @@ fn what_does_not_fit_is_counted() {
     device.reserve(1024).unwrap();
     let _first = device.allocate(Elem::F32, 200).unwrap();
     let _second = device.allocate(Elem::F32, 1).unwrap();
-    assert_eq!(device.reserved(), Reserved { bytes: 1024, used: 1024, beyond: 256 });
+    assert_eq!(device.reserved(), ArenaUsage { bytes: 1024, used: 1024, beyond: 256 });
     assert_eq!(driver.allocations(), 2);
     assert!(device.allocate(Elem::U64, usize::MAX).is_err());
 }
@@ -50,6 +50,6 @@ fn a_sealed_device_gives_out_what_is_reserved_and_no_more() {
     device.seal();
     let _piece = device.allocate(Elem::U8, 1).unwrap();
     for refused in [device.allocate(Elem::U8, 1).map(drop), device.pinned(1).map(drop)] {
-        assert!(refused.unwrap_err().to_string().contains("nothing is to be allocated any more"));
+        assert!(refused.unwrap_err().to_string().contains("after the device was sealed"));
     }
 }

@@ -1,7 +1,7 @@
-//! The ranks' columns side by side.
+//! The placement of the ranks' columns in one matrix.
 
 use millrace_kernels::cuda::Elem;
-use millrace_kernels::cuda::ops::columns::{Columns, place_columns};
+use millrace_kernels::cuda::ops::columns::{RankColumns, place_columns};
 
 use crate::common::*;
 
@@ -19,7 +19,7 @@ fn columns_of_ranks_are_put_side_by_side() {
             })
             .collect();
         let (on_parts, on_whole) = (put(Elem::F32, &parts), garbage(Elem::F32, rows * whole_cols));
-        let columns = Columns {
+        let columns = RankColumns {
             rows,
             part_cols,
             whole_cols,

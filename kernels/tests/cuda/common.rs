@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use millrace_kernels::cuda::{Card, Device, Elem, Memory, Simulated, View};
+use millrace_kernels::cuda::{Device, Elem, Gpu, Memory, Simulated, View};
 
 /// The device under test.
 pub(crate) static DEVICE: LazyLock<Device> = LazyLock::new(own_device);
@@ -10,13 +10,13 @@ pub(crate) static DEVICE: LazyLock<Device> = LazyLock::new(own_device);
 /// A device of the kind under test that no other test uses.
 pub(crate) fn own_device() -> Device {
     match std::env::var("MILLRACE_TEST_DEVICE").as_deref() {
-        Ok("cuda") => Device::new(Arc::new(Card::new(0).unwrap())),
+        Ok("cuda") => Device::new(Arc::new(Gpu::new(0).unwrap())),
         Ok(other) => panic!("MILLRACE_TEST_DEVICE={other}: not `cuda`"),
         Err(_) => Device::new(Arc::new(Simulated::new().unwrap())),
     }
 }
 
-/// The types that activations come in.
+/// The types of activations.
 pub(crate) const ACTIVATIONS: [Elem; 3] = [Elem::F32, Elem::F16, Elem::BF16];
 
 /// SplitMix64 (Steele, Lea and Flood), for inputs only.
@@ -60,7 +60,8 @@ impl Rng {
     }
 }
 
-/// Runs `case` with `cases` seeds, or with the one that `MILLRACE_TEST_SEED` names. The seed of a failing case is printed.
+/// Runs `case` with `cases` seeds, or with the one that `MILLRACE_TEST_SEED` names. The seed of a
+/// failing case is printed.
 pub(crate) fn for_seeds(cases: u64, case: impl Fn(&mut Rng)) {
     struct Report(u64);
     impl Drop for Report {
@@ -86,7 +87,7 @@ pub(crate) fn round(elem: Elem, x: f32) -> f32 {
     }
 }
 
-/// Half a unit in the last place of `elem`, relative: what rounding a result to it may cost.
+/// Half a unit in the last place of `elem`, relative: the error of rounding a result to this type.
 pub(crate) fn precision(elem: Elem) -> f32 {
     match elem {
         Elem::F16 => 0.5 / 1024.0,
@@ -134,7 +135,8 @@ pub(crate) fn get(view: View<'_>) -> Vec<f32> {
     }
 }
 
-/// Every element within `relative` of its own size plus `absolute`; a NaN is equal to nothing but a NaN.
+/// Asserts that every element is within `relative` of its own size plus `absolute`. A NaN equals
+/// only a NaN.
 pub(crate) fn assert_close(what: &str, got: &[f32], want: &[f32], relative: f32, absolute: f32) {
     assert_eq!(got.len(), want.len(), "{what}");
     for (i, (&g, &w)) in got.iter().zip(want).enumerate() {

@@ -1,16 +1,19 @@
-//! Decode attention: every feature and type over random steps, and the same bits in any company.
+//! Decode attention: every feature and type over random steps, and the same bits beside any other
+//! sequences.
 
 use millrace_kernels::cuda::ops::decode::{
-    Decode, Heads, Limits, cost, decode, plan, plan_len, split_tokens, splits, supports, workspace_len,
+    AttentionHeads, DecodeAttention, DecodeLimits, PlanDecode, cost, decode, plan, plan_len, split_tokens,
+    splits, supports, workspace_len,
 };
-use millrace_kernels::cuda::ops::paged::{Batch, PagedKv};
-use millrace_kernels::cuda::{Elem, Memory};
+use millrace_kernels::cuda::ops::paged::{AttentionScores, PagedKv, SequenceBatch};
+use millrace_kernels::cuda::{Elem, Memory, View};
 
 use crate::common::*;
 use crate::reference::attention::{Cache, Features, Row, Shape, Step};
+use crate::words::get_i32;
 
-fn heads_of(shape: &Shape) -> Heads {
-    Heads {
+fn heads_of(shape: &Shape) -> AttentionHeads {
+    AttentionHeads {
         heads: shape.heads,
         kv_heads: shape.kv_heads,
         head_dim: shape.head_dim,
@@ -19,27 +22,29 @@ fn heads_of(shape: &Shape) -> Heads {
     }
 }
 
-/// Limits that just hold the rows of up to `queries` queries.
-fn limits_of(shape: &Shape, rows: &[Row], queries: usize) -> Limits {
+/// The least limits for the rows of up to `queries` queries.
+fn limits_of(shape: &Shape, rows: &[Row], queries: usize) -> DecodeLimits {
     let taken = rows.iter().filter(|r| r.queries <= queries);
     let splits = taken.map(|r| splits(shape.cached, r.context)).sum();
-    Limits { rows: rows.len(), queries, splits }
+    DecodeLimits { rows: rows.len(), queries, splits }
 }
 
-fn put_i32(len: usize) -> Memory {
+/// Memory for `len` words of a plan.
+fn plan_memory(len: usize) -> Memory {
     garbage(Elem::I32, len)
 }
 
-/// The step's output with NaN in the rows that are not of the plan.
-fn run_on(kv: PagedKv<'_>, shape: &Shape, step: &Step, limits: Limits) -> Vec<f32> {
+/// The step's output. Rows that are not in the plan are NaN.
+fn run_on(kv: PagedKv<'_>, shape: &Shape, step: &Step, limits: DecodeLimits) -> Vec<f32> {
     let heads = heads_of(shape);
-    let list = put_i32(plan_len(&limits));
+    let list = plan_memory(plan_len(&limits));
     let workspace = garbage(Elem::F32, workspace_len(&heads, &limits));
     let out = garbage(shape.activations, step.tokens() * shape.heads * shape.head_dim);
     let (batch, scores) = (step.batch(), step.scores());
     let list = list.view(Elem::I32);
-    plan(&DEVICE, &batch, &scores, shape.cached, &limits, limits.splits, list).unwrap();
-    let layer = Decode {
+    let splits = limits.splits;
+    plan(&DEVICE, &PlanDecode { batch, scores, cache: shape.cached, limits, splits, plan: list }).unwrap();
+    let layer = DecodeAttention {
         heads,
         limits,
         queries: step.qkv_view(),
@@ -51,7 +56,7 @@ fn run_on(kv: PagedKv<'_>, shape: &Shape, step: &Step, limits: Limits) -> Vec<f3
         workspace: workspace.view(Elem::F32),
         out: out.view(shape.activations),
     };
-    // Twice, as two layers would: the plan and the workspace serve again.
+    // Two layers use the same plan and the same workspace.
     decode(&DEVICE, &layer).unwrap();
     decode(&DEVICE, &layer).unwrap();
     get(out.view(shape.activations))
@@ -64,6 +69,7 @@ fn run(cache: &Cache, step: &Step, queries: usize) -> Vec<f32> {
 fn check(cache: &Cache, step: &Step, queries: usize) {
     let shape = cache.shape;
     let mut want = step.reference(cache);
+    // Sequences with more queries are left to the prefill kernel.
     let width = shape.heads * shape.head_dim;
     let mut token = 0;
     for row in &step.rows {
@@ -73,9 +79,15 @@ fn check(cache: &Cache, step: &Step, queries: usize) {
         token += row.queries;
     }
     let name = format!("{shape:?} {:?} {:?}", step.rows, step.features);
-    // The result is rounded, and so are the weights, whose errors add up to less than that of the largest value.
+    // The result is rounded, and so are the weights, whose errors add up to less than that of the
+    // largest value.
     let precision = precision(shape.activations);
     assert_close(&name, &run(cache, step, queries), &want, precision * 1.01, precision);
+}
+
+/// A shape with 64 features per head and bf16 everywhere.
+fn bf16_shape(heads: usize, kv_heads: usize) -> Shape {
+    Shape { heads, kv_heads, head_dim: 64, block_size: 16, activations: Elem::BF16, cached: Elem::BF16 }
 }
 
 fn random_shape(rng: &mut Rng) -> Shape {
@@ -92,7 +104,7 @@ fn random_shape(rng: &mut Rng) -> Shape {
 }
 
 #[test]
-fn random_steps() {
+fn random_steps_match_the_reference() {
     for_seeds(40, |rng| {
         let shape = random_shape(rng);
         let s = split_tokens(shape.cached);
@@ -105,7 +117,7 @@ fn random_steps() {
             .enumerate()
             .map(|(sequence, &context)| Row {
                 sequence,
-                // Now and then none, or more than the kernel is asked to take.
+                // Some rows have no query, and some more than the limits.
                 queries: rng.below(most + 2).min(context),
                 context,
                 prefix: if rng.below(2) == 0 { 0 } else { rng.below(context + 20) },
@@ -117,9 +129,9 @@ fn random_steps() {
     });
 }
 
-/// Every kernel there is, over lengths at the edges of blocks and splits.
+/// Every kernel runs with lengths at the edges of blocks and splits.
 #[test]
-fn every_kernel_at_edges() {
+fn every_kernel_matches_the_reference_at_edges() {
     let mut rng = Rng(7);
     for activations in [Elem::F16, Elem::BF16] {
         for cached in [activations, Elem::E4M3, Elem::I8] {
@@ -141,9 +153,9 @@ fn row(sequence: usize, queries: usize, context: usize) -> Row {
     Row { sequence, queries, context, prefix: 0 }
 }
 
-/// Scores so large that only the order in which maxima are found could tell the keys apart, and sinks beyond them.
+/// Scores are so large that one key takes nearly all weight, and some sinks are larger still.
 #[test]
-fn steep_scores() {
+fn large_scores_do_not_overflow() {
     for_seeds(6, |rng| {
         let shape = Shape { head_dim: 64, ..random_shape(rng) };
         let contexts = [300, 1100, 40];
@@ -156,28 +168,22 @@ fn steep_scores() {
 }
 
 #[test]
-fn a_context_of_128k() {
+fn a_context_of_128k_matches_the_reference() {
     let mut rng = Rng(1);
-    let shape = Shape {
-        heads: 1,
-        kv_heads: 1,
-        head_dim: 64,
-        block_size: 16,
-        activations: Elem::BF16,
-        cached: Elem::BF16,
-    };
+    let shape = bf16_shape(1, 1);
     let context = 128 << 10;
     let cache = Cache::random(&mut rng, shape, &[context]);
     let features = Features { scale: 0.5, ..Features::default() };
     let step = Step::random(&mut rng, &cache, &[row(0, 1, context)], features);
     let want = step.reference(&cache);
-    // The mean of so many values is small: the weights' rounding is what remains, and it averages out.
+    // The mean of so many values is small, and the rounding errors of the weights average out.
     assert_close("128k", &run(&cache, &step, 1), &want, precision(Elem::BF16) * 1.01, 1e-4);
 }
 
-/// A sequence has the same bits alone, with others before and behind it, and in other limits.
+/// A sequence's output has the same bits alone, with others before and behind it, and with other
+/// limits.
 #[test]
-fn company_makes_no_difference() {
+fn other_sequences_make_no_difference() {
     for_seeds(8, |rng| {
         let shape = random_shape(rng);
         let s = split_tokens(shape.cached);
@@ -201,7 +207,7 @@ fn company_makes_no_difference() {
     });
 }
 
-/// Where in the pool blocks lie makes no difference.
+/// The places of blocks in the pool make no difference.
 #[test]
 fn places_of_blocks_make_no_difference() {
     for_seeds(4, |rng| {
@@ -215,20 +221,11 @@ fn places_of_blocks_make_no_difference() {
         let before = run_on(cache.paged(), &shape, &step, limits);
 
         let to = rng.shuffled(cache.paged().blocks);
-        let moved = |view: millrace_kernels::cuda::View<'_>| {
-            let bytes = DEVICE.read(view).unwrap();
-            let size = bytes.len() / to.len();
-            let mut there = bytes.clone();
-            for (block, &place) in bytes.chunks_exact(size).zip(&to) {
-                there[place as usize * size..][..size].copy_from_slice(block);
-            }
-            DEVICE.upload(&there).unwrap()
-        };
         let old = cache.paged();
-        let (keys, values) = (moved(old.keys), moved(old.values));
-        let scales = old.scales.map(|(k, v)| (moved(k), moved(v)));
-        let (blocks, scale_views) =
-            (old.blocks, scales.as_ref().map(|(k, v)| (k.view(Elem::F32), v.view(Elem::F32))));
+        let (keys, values) = (move_blocks(old.keys, &to), move_blocks(old.values, &to));
+        let scales = old.scales.map(|(k, v)| (move_blocks(k, &to), move_blocks(v, &to)));
+        let scale_views = scales.as_ref().map(|(k, v)| (k.view(Elem::F32), v.view(Elem::F32)));
+        let blocks = old.blocks;
         for block in &mut cache.tables[0] {
             *block = to[*block as usize];
         }
@@ -246,7 +243,18 @@ fn places_of_blocks_make_no_difference() {
     });
 }
 
-/// The last of several queries has the bits that it has alone.
+/// A copy of the memory in which block i lies at place `to[i]`.
+fn move_blocks(view: View<'_>, to: &[u32]) -> Memory {
+    let bytes = DEVICE.read(view).unwrap();
+    let size = bytes.len() / to.len();
+    let mut moved = bytes.clone();
+    for (block, &place) in bytes.chunks_exact(size).zip(to) {
+        moved[place as usize * size..][..size].copy_from_slice(block);
+    }
+    DEVICE.upload(&moved).unwrap()
+}
+
+/// The last of several queries has the same bits as alone.
 #[test]
 fn queries_before_make_no_difference() {
     for_seeds(6, |rng| {
@@ -262,57 +270,69 @@ fn queries_before_make_no_difference() {
     });
 }
 
-/// What the plan lists, against the definition, for more rows than the kernel scans at once.
+/// A sequence of a plan's test.
+#[derive(Debug, Clone, Copy)]
+struct PlannedRow {
+    queries: u32,
+    context: u32,
+}
+
+/// The splits of all rows as (row, split), and where each row's begin in the list, by the
+/// definition.
+fn expected_plan(
+    rows: &[PlannedRow],
+    window: Option<usize>,
+    max_queries: u32,
+) -> (Vec<(u32, u32)>, Vec<u32>) {
+    let split = split_tokens(Elem::BF16) as u32;
+    let (mut list, mut starts) = (Vec::new(), Vec::new());
+    for (r, &PlannedRow { queries, context }) in rows.iter().enumerate() {
+        starts.push(list.len() as u32);
+        if queries == 0 || queries > max_queries {
+            continue;
+        }
+        let lowest = window.map_or(0, |w| (context - queries + 1).saturating_sub(w as u32));
+        list.extend((lowest / split..context.div_ceil(split)).map(|split| (r as u32, split)));
+    }
+    starts.push(list.len() as u32);
+    (list, starts)
+}
+
+/// The plan matches the definition, also for more rows than the kernel scans at once.
 #[test]
-fn plans() {
+fn plans_match_their_definition() {
     for_seeds(6, |rng| {
         let n = rng.pick(&[0, 1, 33, 1500]);
         let window = rng.pick(&[None, Some(1), Some(300), Some(5000)]);
-        let lens: Vec<(u32, u32)> =
-            (0..n).map(|_| (rng.below(4) as u32, 4 + rng.below(3000) as u32)).collect();
+        let rows: Vec<PlannedRow> = (0..n)
+            .map(|_| PlannedRow { queries: rng.below(4) as u32, context: 4 + rng.below(3000) as u32 })
+            .collect();
         let mut query_start = vec![0u32];
-        for (queries, _) in &lens {
-            query_start.push(query_start[query_start.len() - 1] + queries);
+        for row in &rows {
+            query_start.push(query_start[query_start.len() - 1] + row.queries);
         }
-        let mut list = Vec::new();
-        let mut starts = Vec::new();
-        for (r, &(queries, context)) in lens.iter().enumerate() {
-            starts.push(list.len() as u32);
-            if queries == 0 || queries > 2 {
-                continue;
-            }
-            let lowest = window.map_or(0, |w: usize| (context - queries + 1).saturating_sub(w as u32));
-            list.extend((lowest / 256..context.div_ceil(256)).map(|split| (r as u32, split)));
-        }
-        starts.push(list.len() as u32);
+        let (list, starts) = expected_plan(&rows, window, 2);
 
-        let limits = Limits { rows: n + 2, queries: 2, splits: list.len() + 3 };
-        let memory = put_i32(plan_len(&limits));
-        let contexts: Vec<u32> = lens.iter().map(|l| l.1).collect();
+        let limits = DecodeLimits { rows: n + 2, queries: 2, splits: list.len() + 3 };
+        let memory = plan_memory(plan_len(&limits));
+        let contexts: Vec<u32> = rows.iter().map(|row| row.context).collect();
         let (starts_on, contexts_on, tables) = (put_u32(&query_start), put_u32(&contexts), put_u32(&[]));
-        let batch = Batch {
+        let batch = SequenceBatch {
             rows: n,
             tokens: query_start[n] as usize,
             query_start: starts_on.view(Elem::I32),
             context: contexts_on.view(Elem::I32),
             tables: tables.view(Elem::I32),
             table_stride: 0,
-            most_queries: 3,
-            most_context: 3003,
+            max_queries: 3,
+            max_context: 3003,
         };
-        let scores = millrace_kernels::cuda::ops::paged::Scores {
-            scale: 1.0,
-            soft_cap: None,
-            window,
-            alibi: None,
-            sinks: None,
-            prefix: None,
-        };
+        let scores =
+            AttentionScores { scale: 1.0, soft_cap: None, window, alibi: None, sinks: None, prefix: None };
         let view = memory.view(Elem::I32);
-        plan(&DEVICE, &batch, &scores, Elem::BF16, &limits, list.len(), view).unwrap();
-        let bytes = DEVICE.read(view).unwrap();
-        let words: Vec<u32> =
-            bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect();
+        let splits = list.len();
+        plan(&DEVICE, &PlanDecode { batch, scores, cache: Elem::BF16, limits, splits, plan: view }).unwrap();
+        let words: Vec<u32> = get_i32(view).into_iter().map(|word| word as u32).collect();
         assert_eq!(words[0], list.len() as u32);
         let got: Vec<(u32, u32)> =
             words[2..][..2 * list.len()].chunks_exact(2).map(|p| (p[0], p[1])).collect();
@@ -322,35 +342,30 @@ fn plans() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
-    let shape = Shape {
-        heads: 4,
-        kv_heads: 2,
-        head_dim: 64,
-        block_size: 16,
-        activations: Elem::BF16,
-        cached: Elem::BF16,
-    };
+fn operands_that_do_not_fit_are_refused() {
+    let shape = bf16_shape(4, 2);
     let mut rng = Rng(3);
     let cache = Cache::random(&mut rng, shape, &[300, 20]);
     let rows = [row(0, 1, 300), row(1, 1, 20)];
     let step = Step::random(&mut rng, &cache, &rows, Features::plain(64));
     let (heads, limits) = (heads_of(&shape), limits_of(&shape, &rows, 1));
     assert_eq!(limits.splits, 3);
-    let list = put_i32(plan_len(&limits));
+    let list = plan_memory(plan_len(&limits));
     let workspace = garbage(Elem::F32, workspace_len(&heads, &limits));
     let out = garbage(Elem::BF16, 2 * 4 * 64);
-    let planned = |limits: &Limits, splits| {
+    let planned = |limits: &DecodeLimits, splits| {
         let (batch, scores) = (step.batch(), step.scores());
-        plan(&DEVICE, &batch, &scores, Elem::BF16, limits, splits, list.view(Elem::I32))
-            .map_err(|e| e.to_string())
+        let plan_view = list.view(Elem::I32);
+        let operands =
+            PlanDecode { batch, scores, cache: Elem::BF16, limits: *limits, splits, plan: plan_view };
+        plan(&DEVICE, &operands).map_err(|e| e.to_string())
     };
     assert_eq!(planned(&limits, 3), Ok(()));
     assert!(planned(&limits, 4).unwrap_err().contains("4 splits"));
-    assert!(planned(&Limits { rows: 1, ..limits }, 3).unwrap_err().contains("2 sequences"));
-    assert!(planned(&Limits { splits: 9, ..limits }, 3).unwrap_err().contains("plan has"));
+    assert!(planned(&DecodeLimits { rows: 1, ..limits }, 3).unwrap_err().contains("2 sequences"));
+    assert!(planned(&DecodeLimits { splits: 9, ..limits }, 3).unwrap_err().contains("plan has"));
 
-    let layer = Decode {
+    let layer = DecodeAttention {
         heads,
         limits,
         queries: step.qkv_view(),
@@ -363,32 +378,34 @@ fn what_does_not_fit_is_refused() {
         out: out.view(Elem::BF16),
     };
     assert!(decode(&DEVICE, &layer).is_ok());
-    let refused = |d: Decode<'_>| decode(&DEVICE, &d).unwrap_err().to_string();
+    let refused = |d: DecodeAttention<'_>| decode(&DEVICE, &d).unwrap_err().to_string();
     let short = workspace.view(Elem::F32).slice(0..100);
-    assert!(refused(Decode { workspace: short, ..layer }).contains("workspace has 100"));
-    assert!(refused(Decode { query_stride: 100, ..layer }).contains("rows of 100"));
-    assert!(refused(Decode { query_stride: 1000, ..layer }).contains("queries has"));
+    assert!(refused(DecodeAttention { workspace: short, ..layer }).contains("workspace has 100"));
+    assert!(refused(DecodeAttention { query_stride: 100, ..layer }).contains("rows of 100"));
+    assert!(refused(DecodeAttention { query_stride: 1000, ..layer }).contains("queries has"));
     let kv = PagedKv { block_size: 8, ..layer.kv };
-    assert!(refused(Decode { kv, ..layer }).contains("blocks of 8"));
-    let other = Heads { head_dim: 32, ..heads };
-    assert!(refused(Decode { heads: other, ..layer }).contains("another shape"));
+    assert!(refused(DecodeAttention { kv, ..layer }).contains("blocks of 8"));
+    let other = AttentionHeads { head_dim: 32, ..heads };
+    assert!(refused(DecodeAttention { heads: other, ..layer }).contains("another shape"));
     let workspace = workspace.view(Elem::F32).slice(1..workspace_len(&heads, &limits));
     assert!(
-        refused(Decode { workspace, limits: Limits { splits: 2, ..limits }, ..layer }).contains("multiples")
+        refused(DecodeAttention { workspace, limits: DecodeLimits { splits: 2, ..limits }, ..layer })
+            .contains("multiples")
     );
 }
 
 #[test]
-fn what_it_supports_and_costs() {
-    let heads = Heads { heads: 32, kv_heads: 8, head_dim: 128, activations: Elem::BF16, cache: Elem::BF16 };
+fn supported_heads_and_costs_are_known() {
+    let heads =
+        AttentionHeads { heads: 32, kv_heads: 8, head_dim: 128, activations: Elem::BF16, cache: Elem::BF16 };
     assert!(supports(&heads, 16));
-    assert!(supports(&Heads { cache: Elem::I8, ..heads }, 16));
+    assert!(supports(&AttentionHeads { cache: Elem::I8, ..heads }, 16));
     assert!(!supports(&heads, 32));
-    assert!(!supports(&Heads { cache: Elem::F16, ..heads }, 16));
-    assert!(!supports(&Heads { activations: Elem::F32, cache: Elem::F32, ..heads }, 16));
-    assert!(!supports(&Heads { head_dim: 72, ..heads }, 16));
-    assert!(!supports(&Heads { head_dim: 272, ..heads }, 16));
-    assert!(!supports(&Heads { kv_heads: 5, ..heads }, 16));
+    assert!(!supports(&AttentionHeads { cache: Elem::F16, ..heads }, 16));
+    assert!(!supports(&AttentionHeads { activations: Elem::F32, cache: Elem::F32, ..heads }, 16));
+    assert!(!supports(&AttentionHeads { head_dim: 72, ..heads }, 16));
+    assert!(!supports(&AttentionHeads { head_dim: 272, ..heads }, 16));
+    assert!(!supports(&AttentionHeads { kv_heads: 5, ..heads }, 16));
     let cost = cost(&heads, 1, &[1000, 24]);
     assert_eq!(cost.bytes, (1024 * 8 * 2 * 256 + 2 * 2 * 4096 * 2) as f64);
     assert_eq!(cost.flops, (1024 * 32 * 128 * 4) as f64);

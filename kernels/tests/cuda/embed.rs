@@ -1,7 +1,9 @@
-//! Rows by number.
+//! Selection of rows by number.
 
 use millrace_kernels::cuda::Elem;
-use millrace_kernels::cuda::ops::embed::{Embed, Gather, embed, embed_plain, gather, gather_plain};
+use millrace_kernels::cuda::ops::embed::{
+    EmbedTokens, GatherRows, embed, embed_plain, gather_rows, gather_rows_plain,
+};
 
 use crate::common::*;
 use crate::words::put_i32;
@@ -9,7 +11,7 @@ use crate::words::put_i32;
 const COLS: [usize; 9] = [1, 3, 8, 64, 100, 1000, 1024, 4096, 9216];
 
 #[test]
-fn embeddings_of_a_slice() {
+fn embeddings_match_the_definition() {
     for_seeds(40, |rng| {
         let (from, to) = (rng.pick(&ACTIVATIONS), rng.pick(&ACTIVATIONS));
         let (tokens, cols, first, rows) = (rng.pick(&[0, 1, 2, 9]), rng.pick(&COLS), rng.pick(&[0, 5]), 7);
@@ -30,7 +32,7 @@ fn embeddings_of_a_slice() {
         let (on_table, on_ids) = (put(from, &table), put_i32(&ids));
         for plain in [false, true] {
             let out = garbage(to, tokens * cols);
-            let e = Embed {
+            let e = EmbedTokens {
                 tokens,
                 cols,
                 ids: on_ids.view(Elem::I32),
@@ -48,7 +50,7 @@ fn embeddings_of_a_slice() {
 }
 
 #[test]
-fn rows_by_index() {
+fn gathered_rows_match_the_definition() {
     for_seeds(30, |rng| {
         let elem = rng.pick(&ACTIVATIONS);
         let (rows, cols, divisor) = (rng.pick(&[0, 1, 2, 9]), rng.pick(&COLS), rng.pick(&[1, 3]));
@@ -62,9 +64,9 @@ fn rows_by_index() {
             })
             .collect();
         let (on_x, on_index) = (put(elem, &x), put_i32(&index));
-        for run in [gather, gather_plain] {
+        for run in [gather_rows, gather_rows_plain] {
             let out = garbage(elem, rows * cols);
-            let g = Gather {
+            let g = GatherRows {
                 rows,
                 cols,
                 index: on_index.view(Elem::I32),
@@ -81,7 +83,7 @@ fn rows_by_index() {
 #[test]
 fn views_that_do_not_fit_are_refused() {
     let (table, ids) = (garbage(Elem::F32, 16), put_i32(&[0, 1]));
-    let e = |rows, tokens| Embed {
+    let e = |rows, tokens| EmbedTokens {
         tokens,
         cols: 8,
         ids: ids.view(Elem::I32),
@@ -91,10 +93,10 @@ fn views_that_do_not_fit_are_refused() {
         factor: 1.0,
         out: table.view(Elem::F32),
     };
-    let refused = |e: Embed<'_>| embed(&DEVICE, &e).unwrap_err().to_string();
+    let refused = |e: EmbedTokens<'_>| embed(&DEVICE, &e).unwrap_err().to_string();
     assert!(refused(e(3, 1)).contains("table has 16 elements, not 24"));
     assert!(refused(e(2, 3)).contains("ids has 2 elements, not 3"));
-    let g = |divisor| Gather {
+    let g = |divisor| GatherRows {
         rows: 1,
         cols: 8,
         index: ids.view(Elem::I32),
@@ -102,5 +104,5 @@ fn views_that_do_not_fit_are_refused() {
         x: table.view(Elem::F32),
         out: table.view(Elem::F32),
     };
-    assert!(gather(&DEVICE, &g(0)).unwrap_err().to_string().contains("divided by 0"));
+    assert!(gather_rows(&DEVICE, &g(0)).unwrap_err().to_string().contains("divided by 0"));
 }

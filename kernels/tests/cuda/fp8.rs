@@ -1,13 +1,15 @@
-//! Activations as FP8, and their products.
+//! Quantization of activations to FP8, and their products.
 
-use millrace_kernels::cuda::ops::fp8::{Rows, Scaled, quantize_rows, quantize_rows_plain, scaled_matmul};
-use millrace_kernels::cuda::pack::{self, Packed, Scales};
+use millrace_kernels::cuda::ops::fp8::{
+    QuantizeRows, ScaledMatmul, quantize_rows, quantize_rows_plain, scaled_matmul,
+};
+use millrace_kernels::cuda::weights::{self, PackedWeight, WeightScales};
 use millrace_kernels::cuda::{Elem, Memory};
 use millrace_kernels::fp8;
 
 use crate::common::*;
 
-/// Rows as the kernels leave them.
+/// Rows as the kernels write them.
 struct Quantized {
     bytes: Memory,
     scales: Memory,
@@ -18,7 +20,7 @@ fn quantized(elem: Elem, rows: usize, cols: usize, depth: usize, x: &Memory, pla
     let scales = garbage(Elem::F32, rows);
     let (out, s) = (bytes.view(Elem::E4M3), scales.view(Elem::F32));
     let run = if plain { quantize_rows_plain } else { quantize_rows };
-    run(&DEVICE, &Rows { rows, cols, depth, x: x.view(elem), out, scales: s }).unwrap();
+    run(&DEVICE, &QuantizeRows { rows, cols, depth, x: x.view(elem), out, scales: s }).unwrap();
     Quantized { bytes, scales }
 }
 
@@ -39,9 +41,9 @@ fn check(elem: Elem, cols: usize, values: &[f32]) {
     }
 }
 
-/// The bits of the host's arithmetic, for rows of very different sizes.
+/// The kernels give the bits of the host's arithmetic, for rows of very different sizes.
 #[test]
-fn random_shapes() {
+fn quantized_rows_match_the_host() {
     for_seeds(40, |rng| {
         let elem = rng.pick(&ACTIVATIONS);
         let (rows, cols) =
@@ -50,7 +52,7 @@ fn random_shapes() {
         for row in values.chunks_exact_mut(cols) {
             let size = rng.pick(&[0.0, 1e-3, 1.0, 300.0]);
             row.iter_mut().for_each(|value| *value = round(elem, *value * size));
-            // Somewhere in the row, and of either sign.
+            // The NaN is anywhere in the row and has either sign.
             row[rng.below(cols)] *= 2.0;
         }
         check(elem, cols, &values);
@@ -58,7 +60,7 @@ fn random_shapes() {
 }
 
 #[test]
-fn what_is_no_number_stays_none() {
+fn nan_stays_nan() {
     for bad in [f32::NAN, f32::INFINITY] {
         for plain in [false, true] {
             let x = put(Elem::BF16, &[1.0, bad, 0.5, 2.0, 1.0, 0.0, 0.0, 0.0]);
@@ -69,9 +71,9 @@ fn what_is_no_number_stays_none() {
     }
 }
 
-/// Against a sum in f64 of what the bytes and scales stand for.
+/// Products match sums in f64 of the numbers that the bytes and scales represent.
 #[test]
-fn products_match() {
+fn products_match_the_reference() {
     if !DEVICE.multiplies_fp8() {
         eprintln!("skipped: the device's library has no such products");
         return;
@@ -80,17 +82,17 @@ fn products_match() {
         let elem = rng.pick(&ACTIVATIONS);
         let (rows, inputs, outputs) =
             (rng.pick(&[17, 24, 40]), rng.pick(&[16, 100, 328]), rng.pick(&[16, 48, 144]));
-        let weight: Packed = {
+        let weight: PackedWeight = {
             let values: Vec<u8> =
                 (0..outputs * inputs).map(|_| rng.below(0x7f) as u8 | (rng.below(2) as u8) << 7).collect();
             let scales: Vec<f32> = (0..outputs).map(|_| 0.001 * (rng.unit() + 1.5)).collect();
-            pack::e4m3(outputs, inputs, &values, Scales::Outputs(&scales)).unwrap()
+            weights::e4m3(outputs, inputs, &values, WeightScales::Outputs(&scales)).unwrap()
         };
         let (depth, loaded) = (weight.depth, weight.upload(&DEVICE).unwrap());
         let x = put(elem, &rng.values(elem, rows * inputs));
         let x = quantized(elem, rows, inputs, depth, &x, false);
         let out = garbage(elem, rows * outputs);
-        let scaled = Scaled {
+        let scaled = ScaledMatmul {
             rows,
             outputs,
             x: x.bytes.view(Elem::E4M3),
@@ -119,10 +121,10 @@ fn products_match() {
 
 #[test]
 fn other_weights_are_refused() {
-    let weight = pack::int8(16, 64, &[1; 16 * 64], Scales::Tensor(1.0)).unwrap();
+    let weight = weights::int8(16, 64, &[1; 16 * 64], WeightScales::Tensor(1.0)).unwrap();
     let loaded = weight.upload(&DEVICE).unwrap();
     let (x, scales, out) = (garbage(Elem::E4M3, 64), garbage(Elem::F32, 1), garbage(Elem::BF16, 16));
-    let scaled = Scaled {
+    let scaled = ScaledMatmul {
         rows: 1,
         outputs: 16,
         x: x.view(Elem::E4M3),
@@ -132,10 +134,10 @@ fn other_weights_are_refused() {
     };
     let said = scaled_matmul(&DEVICE, &scaled, None).unwrap_err().to_string();
     assert!(said.contains("Int8 in groups"), "{said}");
-    let short = Scaled { rows: 2, ..scaled };
+    let short = ScaledMatmul { rows: 2, ..scaled };
     assert!(scaled_matmul(&DEVICE, &short, None).is_err());
     let (x, out, scales) = (out.view(Elem::BF16), x.view(Elem::E4M3), scales.view(Elem::F32));
-    let rows = |cols, depth| Rows { rows: 1, cols, depth, x, out, scales };
+    let rows = |cols, depth| QuantizeRows { rows: 1, cols, depth, x, out, scales };
     assert!(quantize_rows(&DEVICE, &rows(16, 8)).unwrap_err().to_string().contains("as rows of 8"));
     assert!(quantize_rows(&DEVICE, &rows(17, 64)).unwrap_err().to_string().contains("x has 16 elements"));
     assert!(quantize_rows(&DEVICE, &rows(16, 64)).is_ok());

@@ -1,12 +1,12 @@
-//! Products with stored weights for few rows.
+//! Products of few rows with weights as they are stored.
 
 use millrace_kernels::cuda::ops::gemv::{gemv, gemv_plain};
-use millrace_kernels::cuda::ops::product::{Product, Workspace, counters, partials};
+use millrace_kernels::cuda::ops::product::{ProductOperands, ProductWorkspace, counters, partials};
 use millrace_kernels::cuda::{Elem, Memory};
 
 use crate::common::*;
 
-/// A product's inputs on the host, and what comes of them in f64.
+/// A product's inputs on the host, and its result in f64.
 pub(crate) struct Case {
     pub(crate) elem: Elem,
     pub(crate) rows: usize,
@@ -41,7 +41,7 @@ impl Case {
         )
     }
 
-    /// The definition. `weight(o, i)` is the weight's element.
+    /// The result by the definition. `weight(o, i)` is an element of the weight.
     pub(crate) fn reference(&self, weight: impl Fn(usize, usize) -> f64) -> Vec<f32> {
         let mut out = Vec::with_capacity(self.rows * self.outputs);
         for row in 0..self.rows {
@@ -56,8 +56,8 @@ impl Case {
         out
     }
 
-    /// Runs `product` and returns what it left in `out`, which begins as garbage.
-    pub(crate) fn run(&self, product: impl Fn(&Product<'_>)) -> Vec<f32> {
+    /// Runs `product` and returns `out`, which is garbage before.
+    pub(crate) fn run(&self, product: impl Fn(&ProductOperands<'_>)) -> Vec<f32> {
         let x = put(self.elem, &self.x);
         let bias = self.bias.as_ref().map(|b| put(Elem::F32, b));
         let residual = self.residual.as_ref().map(|r| put(self.elem, r));
@@ -66,7 +66,7 @@ impl Case {
             (Some(residual), true) => residual.view(self.elem),
             _ => out.view(self.elem),
         };
-        product(&Product {
+        product(&ProductOperands {
             rows: self.rows,
             inputs: self.inputs,
             outputs: self.outputs,
@@ -78,7 +78,7 @@ impl Case {
         get(out)
     }
 
-    /// The first `rows` rows alone.
+    /// The case with only the first `rows` rows.
     pub(crate) fn first(&self, rows: usize) -> Case {
         Case {
             rows,
@@ -89,13 +89,13 @@ impl Case {
         }
     }
 
-    /// How far f32 sums of `inputs` products of numbers below 1 times `scale` may be from exact ones.
+    /// The largest error of f32 sums of `inputs` products of numbers below 1 times `scale`.
     pub(crate) fn tolerance(&self, scale: f32) -> (f32, f32) {
         (precision(self.elem) * 1.01 + 1e-6, scale * self.inputs as f32 * 1e-7 + 1e-6)
     }
 }
 
-/// Memory for a workspace: the sums begin as garbage, the counters as 0.
+/// Memory for a workspace. The sums are garbage before, the counters are 0.
 pub(crate) struct Room(Memory, Memory);
 
 impl Room {
@@ -104,8 +104,8 @@ impl Room {
         Room(garbage(Elem::F32, partials(rows, inputs, outputs)), put_u32(&counters))
     }
 
-    pub(crate) fn workspace(&self) -> Workspace<'_> {
-        Workspace { partials: self.0.view(Elem::F32), counters: self.1.view(Elem::U32) }
+    pub(crate) fn workspace(&self) -> ProductWorkspace<'_> {
+        ProductWorkspace { partials: self.0.view(Elem::F32), counters: self.1.view(Elem::U32) }
     }
 
     pub(crate) fn assert_counters_are_zero(&self) {
@@ -123,7 +123,7 @@ fn check(rng: &mut Rng, elem: Elem, rows: usize, inputs: usize, outputs: usize) 
     let want = case.reference(|o, i| f64::from(weight[o * inputs + i]));
     let (relative, absolute) = case.tolerance(1.0);
     let room = Room::new(rows, inputs, outputs);
-    // Twice in the same workspace: the first leaves it as the second needs it.
+    // Two products use the same workspace, so the first must leave it ready for the second.
     for _ in 0..2 {
         let got = case.run(|p| gemv(&DEVICE, on_device.view(elem), p, &room.workspace()).unwrap());
         assert_close(&case.name("gemv"), &got, &want, relative, absolute);
@@ -134,7 +134,7 @@ fn check(rng: &mut Rng, elem: Elem, rows: usize, inputs: usize, outputs: usize) 
 }
 
 #[test]
-fn random_shapes() {
+fn random_shapes_match_the_reference() {
     for_seeds(16, |rng| {
         let elem = rng.pick(&ACTIVATIONS);
         let rows = rng.pick(&[0, 1, 2, 7, 8, 9, 16, 17, 35]);
@@ -144,9 +144,9 @@ fn random_shapes() {
     });
 }
 
-/// One slice has all of k: no sums of slices to add.
+/// One slice has all of k, so that no slices are added up.
 #[test]
-fn one_slice() {
+fn one_slice_matches_the_reference() {
     for elem in [Elem::F16, Elem::BF16] {
         for_seeds(2, |rng| check(rng, elem, 3, 200, 150));
     }
@@ -175,9 +175,9 @@ fn rows_do_not_depend_on_their_number() {
     });
 }
 
-/// What lies behind a row of x or of the weight does not count, even if it is NaN.
+/// Memory after a row of x or of the weight has no influence, even if it is NaN.
 #[test]
-fn a_row_ends_where_it_ends() {
+fn memory_after_a_row_has_no_influence() {
     let (elem, inputs, outputs) = (Elem::BF16, 40, 16);
     let mut rng = Rng(5);
     let case = Case::random(&mut rng, elem, 1, inputs, outputs);
@@ -194,7 +194,7 @@ fn a_row_ends_where_it_ends() {
 fn wrong_shapes_are_refused() {
     let (x, w, out) = (garbage(Elem::BF16, 1024), garbage(Elem::BF16, 1024 * 16), garbage(Elem::BF16, 16));
     let room = Room::new(1, 1024, 16);
-    let p = Product {
+    let p = ProductOperands {
         rows: 1,
         inputs: 1024,
         outputs: 16,
@@ -203,14 +203,14 @@ fn wrong_shapes_are_refused() {
         residual: None,
         out: out.view(Elem::BF16),
     };
-    let ok = |p: &Product<'_>| gemv(&DEVICE, w.view(Elem::BF16), p, &room.workspace());
+    let ok = |p: &ProductOperands<'_>| gemv(&DEVICE, w.view(Elem::BF16), p, &room.workspace());
     assert!(ok(&p).is_ok());
-    let refused = |p: Product<'_>| ok(&p).unwrap_err().to_string();
-    assert!(refused(Product { rows: 2, ..p }).contains("x has 1024 elements, not 2048"));
-    assert!(refused(Product { outputs: 32, ..p }).contains("out has 16 elements, not 32"));
-    assert!(refused(Product { inputs: 0, ..p }).contains("a weight of 16 by 0"));
-    assert!(refused(Product { out: x.view(Elem::F16), ..p }).contains("out holds F16"));
-    let small = Workspace { partials: room.workspace().partials.slice(0..8), ..room.workspace() };
+    let refused = |p: ProductOperands<'_>| ok(&p).unwrap_err().to_string();
+    assert!(refused(ProductOperands { rows: 2, ..p }).contains("x has 1024 elements, not 2048"));
+    assert!(refused(ProductOperands { outputs: 32, ..p }).contains("out has 16 elements, not 32"));
+    assert!(refused(ProductOperands { inputs: 0, ..p }).contains("a weight of 16 by 0"));
+    assert!(refused(ProductOperands { out: x.view(Elem::F16), ..p }).contains("out holds F16"));
+    let small = ProductWorkspace { partials: room.workspace().partials.slice(0..8), ..room.workspace() };
     let error = gemv(&DEVICE, w.view(Elem::BF16), &p, &small).unwrap_err().to_string();
     assert!(error.contains("partials has 8 elements"), "{error}");
 }

@@ -1,7 +1,9 @@
-//! A product per expert, with any number of rows for each.
+//! One product per expert, with any number of rows for each.
 
-use millrace_kernels::cuda::ops::grouped::{Experts, Grouped, Order, grouped_gemm, grouped_gemm_plain};
-use millrace_kernels::cuda::pack::Packed;
+use millrace_kernels::cuda::ops::grouped::{
+    ExpertWeights, GroupedGemm, RowOrder, grouped_gemm, grouped_gemm_plain,
+};
+use millrace_kernels::cuda::weights::PackedWeight;
 use millrace_kernels::cuda::{Elem, Memory};
 
 use crate::common::*;
@@ -14,9 +16,9 @@ struct Case {
     experts: usize,
     inputs: usize,
     outputs: usize,
-    x_order: Order,
-    out_order: Order,
-    /// The expert of each pair, none for a pair whose expert is elsewhere.
+    x_order: RowOrder,
+    out_order: RowOrder,
+    /// The expert of each pair, or none if another rank has it.
     expert_of: Vec<Option<usize>>,
     /// Pairs by expert, in order within an expert.
     sorted: Vec<usize>,
@@ -28,7 +30,7 @@ impl Case {
     fn random(rng: &mut Rng, elem: Elem, rows: usize) -> Case {
         let (top_k, experts): (usize, usize) = (rng.pick(&[1, 2, 4]), rng.pick(&[1, 3, 8, 70]));
         let (inputs, outputs) = (rng.pick(&[8, 72, 100, 256]), rng.pick(&[8, 20, 128, 140]));
-        // Half the experts share most rows, so that some have many and some none.
+        // Half of the experts have most rows, so that some have many and some none.
         let favoured = rng.pick(&[1, experts.div_ceil(2), experts]);
         let expert_of: Vec<Option<usize>> =
             (0..rows * top_k).map(|_| (rng.below(10) > 0).then(|| rng.below(favoured))).collect();
@@ -38,9 +40,9 @@ impl Case {
             sorted.extend((0..rows * top_k).filter(|&pair| expert_of[pair] == Some(expert)));
             offsets.push(sorted.len() as u32);
         }
-        let x_order = rng.pick(&[Order::Sorted, Order::Pairs]);
-        let out_order = rng.pick(&[Order::Sorted, Order::Pairs]);
-        let rows_of_x = if x_order == Order::Sorted { rows * top_k } else { rows };
+        let x_order = rng.pick(&[RowOrder::Sorted, RowOrder::Pairs]);
+        let out_order = rng.pick(&[RowOrder::Sorted, RowOrder::Pairs]);
+        let rows_of_x = if x_order == RowOrder::Sorted { rows * top_k } else { rows };
         let x = rng.values(elem, rows_of_x * inputs);
         Case {
             elem,
@@ -65,13 +67,14 @@ impl Case {
         )
     }
 
-    /// The definition; NaN where nothing is written. `weight(e, o, i)` is the weight's element.
+    /// The result by the definition, with NaN where nothing is written. `weight(e, o, i)` is an
+    /// element of the weight.
     fn reference(&self, weight: impl Fn(usize, usize, usize) -> f64) -> Vec<f32> {
         let mut out = vec![f32::NAN; self.rows * self.top_k * self.outputs];
         for (at, &pair) in self.sorted.iter().enumerate() {
             let expert = self.expert_of[pair].unwrap();
-            let row = if self.x_order == Order::Sorted { at } else { pair / self.top_k };
-            let to = if self.out_order == Order::Sorted { at } else { pair };
+            let row = if self.x_order == RowOrder::Sorted { at } else { pair / self.top_k };
+            let to = if self.out_order == RowOrder::Sorted { at } else { pair };
             let x = &self.x[row * self.inputs..][..self.inputs];
             for o in 0..self.outputs {
                 let sum: f64 = x.iter().enumerate().map(|(i, &x)| f64::from(x) * weight(expert, o, i)).sum();
@@ -81,15 +84,15 @@ impl Case {
         out
     }
 
-    fn run(&self, product: impl Fn(&Grouped<'_>)) -> Vec<f32> {
+    fn run(&self, product: impl Fn(&GroupedGemm<'_>)) -> Vec<f32> {
         let words = |all: &mut dyn Iterator<Item = u32>| put_u32(&all.collect::<Vec<u32>>());
         let pairs = self.rows * self.top_k;
         let x = put(self.elem, &self.x);
         let offsets = words(&mut self.offsets.iter().copied());
-        // Beyond the last expert's rows there may be anything.
+        // Memory after the last expert's rows may hold anything.
         let sorted = words(&mut (0..pairs).map(|i| self.sorted.get(i).map_or(u32::MAX, |&pair| pair as u32)));
         let out = garbage(self.elem, pairs * self.outputs);
-        product(&Grouped {
+        product(&GroupedGemm {
             rows: self.rows,
             top_k: self.top_k,
             experts: self.experts,
@@ -116,7 +119,7 @@ fn check_case(rng: &mut Rng, case: &Case) {
     let &Case { elem, experts, inputs, outputs, .. } = case;
     let weights = rng.values(elem, experts * outputs * inputs);
     let on_device: Memory = put(elem, &weights);
-    let stored = Experts::Stored(on_device.view(elem));
+    let stored = ExpertWeights::Stored(on_device.view(elem));
     let want = case.reference(|e, o, i| f64::from(weights[(e * outputs + o) * inputs + i]));
     let (relative, absolute) = (precision(elem) * 1.01 + 1e-6, inputs as f32 * 1e-7 + 1e-6);
     let fast = case.run(|g| grouped_gemm(&DEVICE, stored, g).unwrap());
@@ -126,16 +129,16 @@ fn check_case(rng: &mut Rng, case: &Case) {
 }
 
 #[test]
-fn few_rows() {
+fn few_rows_match_the_reference() {
     for_seeds(16, |rng| {
         let rows = rng.pick(&[0, 1, 5, 30]);
         check(rng, rows);
     });
 }
 
-/// Work is found 32 experts at a time: here the third time has some, too.
+/// A block searches its work among 32 experts at a time; here the third round finds some.
 #[test]
-fn the_last_of_many_experts() {
+fn the_last_of_many_experts_matches_the_reference() {
     for_seeds(2, |rng| {
         let has_late_rows = |case: &Case| case.expert_of.iter().flatten().any(|&expert| expert >= 64);
         let case = loop {
@@ -149,7 +152,7 @@ fn the_last_of_many_experts() {
 }
 
 #[test]
-fn many_rows() {
+fn many_rows_match_the_reference() {
     for_seeds(8, |rng| {
         let rows = rng.pick(&[70, 140]);
         check(rng, rows);
@@ -157,7 +160,7 @@ fn many_rows() {
 }
 
 #[test]
-fn packed_experts() {
+fn packed_experts_match_the_reference() {
     for_seeds(6, |rng| {
         let elem = rng.pick(&ACTIVATIONS);
         let rows = rng.pick(&[3, 50, 100]);
@@ -170,14 +173,15 @@ fn packed_experts() {
         let &Case { experts, inputs, outputs, .. } = &case;
         let parts: Vec<_> =
             (0..experts).map(|_| gptq(rng, inputs, outputs, inputs.min(64), Groups::Natural)).collect();
-        let mut all: Packed = parts[0].packed.clone();
+        let mut all: PackedWeight = parts[0].packed.clone();
         parts[1..].iter().for_each(|part| all.append(&part.packed).unwrap());
         let loaded = all.upload(&DEVICE).unwrap();
         let want = case.reference(|e, o, i| parts[e].dense[o * inputs + i]);
         let (relative, absolute) = (precision(elem) * 1.01 + 1e-6, inputs as f32 * 1e-6);
-        let fast = case.run(|g| grouped_gemm(&DEVICE, Experts::Packed(loaded.weight()), g).unwrap());
+        let fast = case.run(|g| grouped_gemm(&DEVICE, ExpertWeights::Packed(loaded.weight()), g).unwrap());
         assert_close(&case.name("packed, fast"), &fast, &want, relative, absolute);
-        let plain = case.run(|g| grouped_gemm_plain(&DEVICE, Experts::Packed(loaded.weight()), g).unwrap());
+        let plain =
+            case.run(|g| grouped_gemm_plain(&DEVICE, ExpertWeights::Packed(loaded.weight()), g).unwrap());
         assert_close(&case.name("packed, plain"), &plain, &want, relative, absolute);
     });
 }
@@ -189,11 +193,12 @@ fn rows_do_not_depend_on_their_number() {
     let elem = Elem::BF16;
     let mut case = Case::random(&mut rng, elem, 80);
     (case.top_k, case.experts, case.inputs, case.outputs) = (1, 2, 136, 40);
-    (case.x_order, case.out_order) = (Order::Pairs, Order::Pairs);
+    (case.x_order, case.out_order) = (RowOrder::Pairs, RowOrder::Pairs);
     case.x = rng.values(elem, 80 * 136);
     let weights = put(elem, &rng.values(elem, 2 * 40 * 136));
-    let run =
-        |case: &Case| case.run(|g| grouped_gemm(&DEVICE, Experts::Stored(weights.view(elem)), g).unwrap());
+    let run = |case: &Case| {
+        case.run(|g| grouped_gemm(&DEVICE, ExpertWeights::Stored(weights.view(elem)), g).unwrap())
+    };
     case.sorted = (0..80).collect();
     case.offsets = vec![0, 30, 80];
     let all = run(&case);
@@ -210,7 +215,7 @@ fn wrong_shapes_are_refused() {
     let short = garbage(Elem::BF16, 1);
     let error = std::cell::RefCell::new(String::new());
     case.run(|g| {
-        let result = grouped_gemm(&DEVICE, Experts::Stored(short.view(Elem::BF16)), g);
+        let result = grouped_gemm(&DEVICE, ExpertWeights::Stored(short.view(Elem::BF16)), g);
         *error.borrow_mut() = result.unwrap_err().to_string();
     });
     assert!(error.borrow().contains("weights has 1 elements"), "{}", error.borrow());

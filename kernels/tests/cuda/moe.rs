@@ -1,9 +1,10 @@
-//! Routing, the order of rows by expert, and their weighted sum.
+//! Routing, the order of rows by expert, and the weighted sum of their results.
 
 use millrace_kernels::cuda::Elem;
-use millrace_kernels::cuda::ops::embed::{Gather, gather};
+use millrace_kernels::cuda::ops::embed::{GatherRows, gather_rows};
 use millrace_kernels::cuda::ops::moe::{
-    Combine, Route, Scores, Sort, combine, combine_plain, route, route_plain, sort, sort_plain,
+    CombineExperts, RouteTokens, RouterScoreKind, SortPairs, combine, combine_plain, route, route_plain,
+    sort, sort_plain,
 };
 
 use crate::common::*;
@@ -16,9 +17,9 @@ struct Case {
     count: Option<usize>,
     experts: usize,
     top_k: usize,
-    scores: Scores,
+    scores: RouterScoreKind,
     bias: bool,
-    normalise: bool,
+    normalize: bool,
     factor: f32,
 }
 
@@ -27,11 +28,11 @@ fn reference(c: &Case, logits: &[f32], bias: &[f32]) -> (Vec<i32>, Vec<f32>) {
     let logits: Vec<f64> = logits.iter().map(|x| f64::from(*x)).collect();
     let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let scores: Vec<f64> = match c.scores {
-        Scores::Softmax => {
+        RouterScoreKind::Softmax => {
             let sum: f64 = logits.iter().map(|x| (x - most).exp()).sum();
             logits.iter().map(|x| (x - most).exp() / sum).collect()
         }
-        Scores::Sigmoid => logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect(),
+        RouterScoreKind::Sigmoid => logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect(),
     };
     let keys: Vec<f64> = if c.bias {
         scores.iter().zip(bias).map(|(s, b)| s + f64::from(*b)).collect()
@@ -39,10 +40,10 @@ fn reference(c: &Case, logits: &[f32], bias: &[f32]) -> (Vec<i32>, Vec<f32>) {
         logits.clone()
     };
     let mut order: Vec<usize> = (0..c.experts).collect();
-    // Stable: the lower number first among equals, of which 0 and -0 are two.
+    // The sort is stable: among equal keys, also 0 and -0, the lower number comes first.
     order.sort_by(|a, b| (keys[*b] + 0.0).total_cmp(&(keys[*a] + 0.0)));
     order.truncate(c.top_k);
-    let sum: f64 = if c.normalise { order.iter().map(|e| scores[*e]).sum() } else { 1.0 };
+    let sum: f64 = if c.normalize { order.iter().map(|e| scores[*e]).sum() } else { 1.0 };
     let weights = order.iter().map(|e| (scores[*e] / sum * f64::from(c.factor)) as f32).collect();
     (order.iter().map(|e| *e as i32).collect(), weights)
 }
@@ -52,7 +53,7 @@ fn run(c: &Case, plain: bool, logits: &[f32], bias: &[f32]) -> (Vec<i32>, Vec<f3
     let count = put_i32(&[c.count.unwrap_or(0) as i32]);
     let pairs = c.tokens * c.top_k;
     let (chosen, weights) = (garbage(Elem::I32, pairs), garbage(Elem::F32, pairs));
-    let r = Route {
+    let r = RouteTokens {
         tokens: c.tokens,
         count: c.count.map(|_| count.view(Elem::I32)),
         experts: c.experts,
@@ -60,7 +61,7 @@ fn run(c: &Case, plain: bool, logits: &[f32], bias: &[f32]) -> (Vec<i32>, Vec<f3
         logits: on_logits.view(c.elem),
         scores: c.scores,
         bias: c.bias.then(|| on_bias.view(Elem::F32)),
-        normalise: c.normalise,
+        normalize: c.normalize,
         factor: c.factor,
         chosen: chosen.view(Elem::I32),
         weights: weights.view(Elem::F32),
@@ -78,18 +79,18 @@ fn random(rng: &mut Rng) -> Case {
         count: (rng.below(3) == 0).then(|| rng.below(tokens + 1)),
         experts,
         top_k: rng.pick(&[1, 2, 4, 8, 32, 40]).min(experts),
-        scores: rng.pick(&[Scores::Softmax, Scores::Sigmoid]),
+        scores: rng.pick(&[RouterScoreKind::Softmax, RouterScoreKind::Sigmoid]),
         bias: rng.below(2) == 1,
-        normalise: rng.below(2) == 1,
+        normalize: rng.below(2) == 1,
         factor: rng.pick(&[1.0, 2.5]),
     }
 }
 
 #[test]
-fn the_best_are_chosen() {
+fn routes_match_the_definition() {
     for_seeds(60, |rng| {
         let c = random(rng);
-        // On a grid, so that many are equal.
+        // The logits lie on a grid, so that many are equal.
         let coarse = |x: f32| (x * 8.0).round() / 4.0;
         let logits: Vec<f32> = (0..c.tokens * c.experts).map(|_| coarse(rng.unit())).collect();
         let bias: Vec<f32> = (0..c.experts).map(|_| coarse(rng.unit())).collect();
@@ -112,15 +113,15 @@ fn the_best_are_chosen() {
 }
 
 #[test]
-fn rows_without_sense_still_name_different_experts() {
+fn rows_without_finite_logits_name_different_experts() {
     let (nan, low) = (f32::NAN, f32::NEG_INFINITY);
     let mut logits = vec![nan; 8];
     logits.extend([low; 8]);
     logits.extend([nan, 1.0, nan, 2.0, nan, nan, low, 3.0]);
     for (elem, scores, equal) in [
-        (Elem::F32, Scores::Softmax, 0.125),
-        (Elem::F16, Scores::Softmax, 0.125),
-        (Elem::BF16, Scores::Sigmoid, 0.5),
+        (Elem::F32, RouterScoreKind::Softmax, 0.125),
+        (Elem::F16, RouterScoreKind::Softmax, 0.125),
+        (Elem::BF16, RouterScoreKind::Sigmoid, 0.5),
     ] {
         let c = Case {
             elem,
@@ -130,7 +131,7 @@ fn rows_without_sense_still_name_different_experts() {
             top_k: 4,
             scores,
             bias: false,
-            normalise: false,
+            normalize: false,
             factor: 1.0,
         };
         for plain in [false, true] {
@@ -147,7 +148,7 @@ fn sorted(plain: bool, experts: usize, chosen: &[i32]) -> (Vec<i32>, Vec<i32>, V
     let pairs = chosen.len();
     let [offsets, rows, places] = [experts + 1, pairs, pairs].map(|n| garbage(Elem::I32, n));
     let on_chosen = put_i32(chosen);
-    let s = Sort {
+    let s = SortPairs {
         pairs,
         experts,
         chosen: on_chosen.view(Elem::I32),
@@ -163,7 +164,7 @@ fn sorted(plain: bool, experts: usize, chosen: &[i32]) -> (Vec<i32>, Vec<i32>, V
 }
 
 #[test]
-fn pairs_by_expert() {
+fn pairs_are_sorted_by_expert() {
     for_seeds(16, |rng| {
         let experts = rng.pick(&[1, 3, 8, 20]);
         let pairs = rng.pick(&[0, 1, 33, 256, 700, 4096, 5000]);
@@ -188,7 +189,7 @@ fn pairs_by_expert() {
 }
 
 #[test]
-fn weighted_sums() {
+fn weighted_sums_match_the_definition() {
     for_seeds(30, |rng| {
         let elem = rng.pick(&ACTIVATIONS);
         let (tokens, top_k, cols) =
@@ -216,7 +217,7 @@ fn weighted_sums() {
         let (on_weights, on_places) = (put(Elem::F32, &weights), put_i32(&places));
         for run in [combine, combine_plain] {
             let out = garbage(elem, tokens * cols);
-            let c = Combine {
+            let c = CombineExperts {
                 tokens,
                 cols,
                 top_k,
@@ -233,9 +234,9 @@ fn weighted_sums() {
     });
 }
 
-/// Sorted, copied and combined, each token's rows come back to it.
+/// After sorting, copying and combining, each token gets its own rows back.
 #[test]
-fn there_and_back() {
+fn rows_come_back_to_their_tokens() {
     for_seeds(4, |rng| {
         let (tokens, experts, top_k, cols) = (7, 5, 3, 16);
         let chosen: Vec<i32> = (0..tokens)
@@ -245,7 +246,7 @@ fn there_and_back() {
         let (_, rows, places) = sorted(false, experts, &chosen);
         let (on_x, on_rows, on_places) = (put(Elem::F32, &x), put_i32(&rows), put_i32(&places));
         let (y, out) = (garbage(Elem::F32, tokens * top_k * cols), garbage(Elem::F32, tokens * cols));
-        let g = Gather {
+        let g = GatherRows {
             rows: tokens * top_k,
             cols,
             index: on_rows.view(Elem::I32),
@@ -253,9 +254,9 @@ fn there_and_back() {
             x: on_x.view(Elem::F32),
             out: y.view(Elem::F32),
         };
-        gather(&DEVICE, &g).unwrap();
+        gather_rows(&DEVICE, &g).unwrap();
         let weights = put(Elem::F32, &[0.5, 0.25, 0.25].repeat(tokens));
-        let c = Combine {
+        let c = CombineExperts {
             tokens,
             cols,
             top_k,
@@ -271,22 +272,22 @@ fn there_and_back() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused() {
+fn operands_that_do_not_fit_are_refused() {
     let (words, floats) = (garbage(Elem::I32, 64), garbage(Elem::F32, 64));
-    let r = |experts, top_k| Route {
+    let r = |experts, top_k| RouteTokens {
         tokens: 1,
         count: None,
         experts,
         top_k,
         logits: floats.view(Elem::F32),
-        scores: Scores::Softmax,
+        scores: RouterScoreKind::Softmax,
         bias: None,
-        normalise: false,
+        normalize: false,
         factor: 1.0,
         chosen: words.view(Elem::I32),
         weights: floats.view(Elem::F32),
     };
-    let refused = |r: Route<'_>| route(&DEVICE, &r).unwrap_err().to_string();
+    let refused = |r: RouteTokens<'_>| route(&DEVICE, &r).unwrap_err().to_string();
     assert!(refused(r(4, 5)).contains("5 of 4 experts"));
     assert!(refused(r(4, 0)).contains("0 of 4 experts"));
     assert!(refused(r(65, 2)).contains("logits has 64 elements, not 65"));

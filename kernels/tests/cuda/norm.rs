@@ -1,7 +1,7 @@
 //! RMSNorm and LayerNorm, with and without a residual.
 
 use millrace_kernels::cuda::Elem;
-use millrace_kernels::cuda::ops::norm::{Norm, Rows, norm, norm_plain};
+use millrace_kernels::cuda::ops::norm::{NormKind, NormRows, norm, norm_plain};
 
 use crate::common::*;
 
@@ -17,7 +17,8 @@ struct Case {
     offset: f32,
 }
 
-/// What the definition says, in f64: the new residual (rounded, as it is stored) and the normalised rows.
+/// The result by the definition in f64: the new residual (rounded, as it is stored) and the
+/// normalized rows.
 fn reference(c: &Case, x: &[f32], residual: &[f32], weight: &[f32], bias: &[f32]) -> (Vec<f32>, Vec<f32>) {
     let sums: Vec<f32> =
         x.iter().zip(residual).map(|(x, r)| if c.residual { round(c.elem, x + r) } else { *x }).collect();
@@ -44,13 +45,13 @@ fn check(c: Case, rng: &mut Rng) {
     let (sums, want) = reference(&c, &x, &residual, &weight, &bias);
     let (w, b) = (put(Elem::F32, &weight), put(Elem::F32, &bias));
     let which = if c.layer {
-        Norm::Layer { weight: w.view(Elem::F32), bias: c.bias.then(|| b.view(Elem::F32)) }
+        NormKind::Layer { weight: w.view(Elem::F32), bias: c.bias.then(|| b.view(Elem::F32)) }
     } else {
-        Norm::Rms { weight: w.view(Elem::F32) }
+        NormKind::Rms { weight: w.view(Elem::F32) }
     };
     for plain in [false, true] {
         let (on_x, on_residual, on_out) = (put(c.elem, &x), put(c.elem, &residual), garbage(c.elem, n));
-        let rows = Rows {
+        let rows = NormRows {
             rows: c.rows,
             cols: c.cols,
             eps: 1e-5,
@@ -61,7 +62,8 @@ fn check(c: Case, rng: &mut Rng) {
         let run = if plain { norm_plain } else { norm };
         run(&DEVICE, which, &rows).unwrap();
         let name = format!("{c:?} plain: {plain}");
-        // Rounding the result, the error of the f32 sums, and that of a mean far from zero.
+        // The tolerance has three parts: the rounding of the result, the error of the f32 sums, and
+        // the error of a mean far from zero.
         let absolute = 2e-5 + c.offset * 1e-6;
         assert_close(&name, &get(rows.out), &want, precision(c.elem) * 1.01 + 1e-5, absolute);
         if c.residual {
@@ -84,13 +86,13 @@ fn random(rng: &mut Rng) -> Case {
 }
 
 #[test]
-fn random_shapes() {
+fn random_shapes_match_the_reference() {
     for_seeds(40, |rng| check(random(rng), rng));
 }
 
-/// The variance of values far from zero must not drown in their squares.
+/// The variance of values far from zero is not lost in their squares.
 #[test]
-fn layer_norm_far_from_zero() {
+fn layer_norm_is_accurate_far_from_zero() {
     for_seeds(4, |rng| {
         let far = Case { layer: true, elem: Elem::F32, rows: 2, cols: 512, offset: 300.0, ..random(rng) };
         let far = Case { residual: false, ..far };
@@ -101,8 +103,8 @@ fn layer_norm_far_from_zero() {
 #[test]
 fn short_views_are_refused() {
     let (x, w) = (garbage(Elem::F32, 16), garbage(Elem::F32, 8));
-    let which = Norm::Rms { weight: w.view(Elem::F32) };
-    let rows = |rows, cols| Rows {
+    let which = NormKind::Rms { weight: w.view(Elem::F32) };
+    let rows = |rows, cols| NormRows {
         rows,
         cols,
         eps: 0.0,
@@ -111,7 +113,7 @@ fn short_views_are_refused() {
         out: x.view(Elem::F32),
     };
     assert!(norm(&DEVICE, which, &rows(2, 8)).is_ok());
-    let refused = |r: Rows<'_>| norm(&DEVICE, which, &r).unwrap_err().to_string();
+    let refused = |r: NormRows<'_>| norm(&DEVICE, which, &r).unwrap_err().to_string();
     assert!(refused(rows(3, 8)).contains("x has 16 elements, not 24"));
     assert!(refused(rows(1, 16)).contains("weight has 8 elements, not 16"));
     assert!(refused(rows(1, 0)).contains("no columns"));

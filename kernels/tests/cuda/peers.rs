@@ -3,8 +3,8 @@
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
 
-use millrace_kernels::cuda::ops::allreduce::GatherColumns;
-use millrace_kernels::cuda::{Device, Elem, Offer, Peers, SharedName, Simulated};
+use millrace_kernels::cuda::ops::allreduce::AllGatherColumns;
+use millrace_kernels::cuda::{Device, Elem, PeerCollectives, PeerOffer, SharedName, Simulated};
 
 use crate::common::Rng;
 
@@ -13,14 +13,14 @@ const LONG: Duration = Duration::from_secs(20);
 const CAPACITY: usize = 1 << 10;
 
 /// Runs `work` as every rank of a group.
-fn in_group(world: usize, patience: Duration, work: impl Fn(&Device, usize, Peers) + Sync) {
+fn in_group(world: usize, patience: Duration, work: impl Fn(&Device, usize, PeerCollectives) + Sync) {
     let (names, told) = (Mutex::new(vec![[0; size_of::<SharedName>()]; world]), Barrier::new(world));
     std::thread::scope(|scope| {
         let rank = |rank| {
             let (names, told, work) = (&names, &told, &work);
             scope.spawn(move || {
                 let device = Device::new(Arc::new(Simulated::new().unwrap()));
-                let offer = Offer::new(&device, CAPACITY).unwrap();
+                let offer = PeerOffer::new(&device, CAPACITY).unwrap();
                 names.lock().unwrap()[rank] = *offer.name();
                 told.wait();
                 let names = names.lock().unwrap().clone();
@@ -48,7 +48,7 @@ fn raw(values: &[f32]) -> Vec<u8> {
 fn sums_and_columns_of_any_length() {
     for world in [1, 2, 5] {
         in_group(world, LONG, |device, rank, peers| {
-            peers.try_out().unwrap();
+            peers.self_test().unwrap();
             for len in [0, 1, 256, 257, 1501] {
                 let values = |rank: usize| Rng(rank as u64).values(Elem::F32, len);
                 let x = device.upload(&raw(&values(rank))).unwrap();
@@ -64,7 +64,7 @@ fn sums_and_columns_of_any_length() {
             let part = device.upload(&raw(&values(rank))).unwrap();
             let whole = device.allocate(Elem::F32, rows * part_cols * world).unwrap();
             peers
-                .all_gather(&GatherColumns {
+                .all_gather(&AllGatherColumns {
                     rows,
                     part_cols,
                     whole_cols: part_cols * world,
@@ -103,11 +103,12 @@ fn a_rank_that_is_missed_is_known_to_the_host() {
     });
 }
 
-/// Memory that is not there, or is another group's, is refused with the rank it should have been of.
+/// Memory that is not there, or is another group's, is refused with the rank it should have been
+/// of.
 #[test]
 fn what_cannot_be_opened_is_named() {
     let device = Device::new(Arc::new(Simulated::new().unwrap()));
-    let offer = || Offer::new(&device, CAPACITY).unwrap();
+    let offer = || PeerOffer::new(&device, CAPACITY).unwrap();
     let error = |other: &SharedName| {
         let own = offer();
         let names = [*own.name(), *other];
@@ -116,6 +117,6 @@ fn what_cannot_be_opened_is_named() {
     // Of a process that cannot be.
     let gone = [0xff; size_of::<SharedName>()];
     assert!(error(&gone).starts_with("the memory of rank 1: it cannot be opened"), "{}", error(&gone));
-    let longer = Offer::new(&device, 2 * CAPACITY).unwrap();
+    let longer = PeerOffer::new(&device, 2 * CAPACITY).unwrap();
     assert!(error(longer.name()).contains("not as long"), "{}", error(longer.name()));
 }

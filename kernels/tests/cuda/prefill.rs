@@ -1,8 +1,8 @@
 //! Attention of steps with any number of queries per sequence.
 
-use millrace_kernels::cuda::ops::attention::{Attention, attention_plain};
-use millrace_kernels::cuda::ops::paged::Batch;
-use millrace_kernels::cuda::ops::prefill::{Kernel, prefill, prefill_by};
+use millrace_kernels::cuda::ops::attention::{PagedAttention, attention_plain};
+use millrace_kernels::cuda::ops::paged::SequenceBatch;
+use millrace_kernels::cuda::ops::prefill::{PrefillKernel, prefill, prefill_by};
 use millrace_kernels::cuda::{Elem, Memory};
 
 use crate::common::*;
@@ -12,9 +12,9 @@ use crate::reference::attention::{Cache, Features, Row, Shape, Step};
 const HALVES: [Elem; 2] = [Elem::F16, Elem::BF16];
 const ALL_CACHED: [Elem; 5] = [Elem::F32, Elem::F16, Elem::BF16, Elem::E4M3, Elem::I8];
 
-/// What attention of `step` takes.
-fn attention<'a>(cache: &'a Cache, step: &'a Step, out: &'a Memory) -> Attention<'a> {
-    Attention {
+/// The operands of the attention of `step`.
+fn attention<'a>(cache: &'a Cache, step: &'a Step, out: &'a Memory) -> PagedAttention<'a> {
+    PagedAttention {
         heads: cache.shape.heads,
         qkv: step.qkv_view(),
         stride: cache.shape.stride(),
@@ -26,24 +26,25 @@ fn attention<'a>(cache: &'a Cache, step: &'a Step, out: &'a Memory) -> Attention
 }
 
 /// Runs a step and returns its output.
-fn run(kernel: Kernel, cache: &Cache, step: &Step) -> Vec<f32> {
+fn run(kernel: PrefillKernel, cache: &Cache, step: &Step) -> Vec<f32> {
     let Shape { heads, head_dim, activations, .. } = cache.shape;
     let out = garbage(activations, step.tokens() * heads * head_dim);
     prefill_by(&DEVICE, kernel, &attention(cache, step, &out)).unwrap();
     get(out.view(activations))
 }
 
-/// Sequences of random lengths with some keys of earlier steps; those without queries and those of one are among them.
-fn random_rows(rng: &mut Rng, most_rows: usize, most_queries: usize, most_past: usize) -> Vec<Row> {
-    let rows = 1 + rng.below(most_rows);
+/// Sequences of random lengths with some keys of earlier steps. Some have no query and some have
+/// one.
+fn random_rows(rng: &mut Rng, max_rows: usize, max_queries: usize, max_past: usize) -> Vec<Row> {
+    let rows = 1 + rng.below(max_rows);
     (0..rows)
         .map(|sequence| {
             let queries = match rng.below(5) {
                 0 => rng.below(2),
-                1 => most_queries,
-                _ => 1 + rng.below(most_queries),
+                1 => max_queries,
+                _ => 1 + rng.below(max_queries),
             };
-            let past = if rng.below(3) == 0 { 0 } else { rng.below(most_past + 1) };
+            let past = if rng.below(3) == 0 { 0 } else { rng.below(max_past + 1) };
             let context = (past + queries).max(1);
             Row { sequence, queries, context, prefix: rng.below(context + 8) }
         })
@@ -54,16 +55,17 @@ fn contexts(rows: &[Row]) -> Vec<usize> {
     rows.iter().map(|r| r.context).collect()
 }
 
-/// What a result may be off: the rounding of weights and of the result to the type of activations, and the sums in f32.
-fn tolerance(shape: Shape, kernel: Kernel) -> f32 {
+/// The tolerance of a result: the rounding of weights and of the result to the type of activations,
+/// and the sums in f32.
+fn tolerance(shape: Shape, kernel: PrefillKernel) -> f32 {
     match kernel {
-        Kernel::Plain => 1e-5,
-        // A sum of rounded weights: as far off as one rounding of the largest value at most.
+        PrefillKernel::Plain => 1e-5,
+        // The error of a sum with rounded weights is at most one rounding of the largest value.
         _ => 1.0 * precision(shape.activations) + 1e-5,
     }
 }
 
-fn check(rng: &mut Rng, shape: Shape, rows: &[Row], features: Features, kernels: &[Kernel]) {
+fn check(rng: &mut Rng, shape: Shape, rows: &[Row], features: Features, kernels: &[PrefillKernel]) {
     let cache = Cache::random(rng, shape, &contexts(rows));
     let step = Step::random(rng, &cache, rows, features);
     let want = step.reference(&cache);
@@ -75,7 +77,7 @@ fn check(rng: &mut Rng, shape: Shape, rows: &[Row], features: Features, kernels:
 }
 
 #[test]
-fn any_shape_and_type() {
+fn the_plain_kernel_matches_the_reference_for_any_shape() {
     for_seeds(40, |rng| {
         let kv_heads = rng.pick(&[1, 2, 3]);
         let shape = Shape {
@@ -88,10 +90,16 @@ fn any_shape_and_type() {
         };
         let rows = random_rows(rng, 4, 20, 50);
         let features = Features::random(rng, shape.heads, shape.head_dim);
-        check(rng, shape, &rows, features, &[Kernel::Plain]);
+        check(rng, shape, &rows, features, &[PrefillKernel::Plain]);
     });
 }
 
+/// A shape with 64 features per head and the same type everywhere.
+fn small_shape(heads: usize, kv_heads: usize, elem: Elem) -> Shape {
+    Shape { heads, kv_heads, head_dim: 64, block_size: 16, activations: elem, cached: elem }
+}
+
+/// A random shape that the fast kernels take.
 fn fast_shape(rng: &mut Rng, head_dim: usize) -> Shape {
     let kv_heads = rng.pick(&[1, 2]);
     let elem = rng.pick(&HALVES);
@@ -105,49 +113,56 @@ fn fast_shape(rng: &mut Rng, head_dim: usize) -> Shape {
     }
 }
 
-/// A step's first sequences may be left out, as those are that decode: nothing changes for the others.
+/// A step's first sequences may be left out, as those that decode are. The others get the same
+/// result.
 #[test]
 fn the_first_sequences_may_be_left_out() {
     for_seeds(8, |rng| {
         let head_dim = rng.pick(&[64, 128]);
         let shape = fast_shape(rng, head_dim);
         let mut rows = random_rows(rng, 4, 70, 40);
-        // More single tokens than a block has queries.
+        // Up to more sequences of one query than a block has queries.
         let singles = rng.pick(&[1, 3, 130, 300]);
-        let last = rows.len();
+        let others = rows.len();
         rows.iter_mut().enumerate().for_each(|(i, row)| row.sequence = singles.min(1) + i);
         rows.splice(0..0, (0..singles).map(|_| Row { sequence: 0, queries: 1, context: 1, prefix: 0 }));
-        assert_eq!(rows.len(), singles + last);
+        assert_eq!(rows.len(), singles + others);
         let contexts: Vec<usize> =
             [1].into_iter().chain(rows[singles..].iter().map(|row| row.context)).collect();
         let cache = Cache::random(rng, shape, &contexts);
         let step = Step::random(rng, &cache, &rows, Features::plain(head_dim));
         let width = shape.heads * shape.head_dim;
-        for kernel in [Kernel::Plain, Kernel::Mma] {
+        for kernel in [PrefillKernel::Plain, PrefillKernel::Mma] {
             let want = run(kernel, &cache, &step);
-            let out = garbage(shape.activations, step.tokens() * width);
-            let all = attention(&cache, &step, &out);
-            let batch = Batch {
-                rows: last,
-                query_start: all.batch.query_start.slice(singles..rows.len() + 1),
-                context: all.batch.context.slice(singles..rows.len()),
-                tables: all
-                    .batch
-                    .tables
-                    .slice(singles * all.batch.table_stride..rows.len() * all.batch.table_stride),
-                ..all.batch
-            };
-            prefill_by(&DEVICE, kernel, &Attention { batch, ..all }).unwrap();
-            let got: Vec<f32> = get(out.view(shape.activations));
+            let got = run_without_first(kernel, &cache, &step, singles);
             assert_eq!(got[singles * width..], want[singles * width..], "{kernel:?}");
             assert!(got[..singles * width].iter().all(|x| x.is_nan()), "{kernel:?}: others were touched");
         }
     });
 }
 
-/// Hopper's kernel beside the reference and its twin. Only such a card can run it.
+/// The output of a step whose first `left_out` rows, of one query each, are left out. These are
+/// NaN.
+fn run_without_first(kernel: PrefillKernel, cache: &Cache, step: &Step, left_out: usize) -> Vec<f32> {
+    let Shape { heads, head_dim, activations, .. } = cache.shape;
+    let out = garbage(activations, step.tokens() * heads * head_dim);
+    let all = attention(cache, step, &out);
+    let (rows, stride) = (step.rows.len(), all.batch.table_stride);
+    let batch = SequenceBatch {
+        rows: rows - left_out,
+        query_start: all.batch.query_start.slice(left_out..rows + 1),
+        context: all.batch.context.slice(left_out..rows),
+        tables: all.batch.tables.slice(left_out * stride..rows * stride),
+        ..all.batch
+    };
+    prefill_by(&DEVICE, kernel, &PagedAttention { batch, ..all }).unwrap();
+    get(out.view(activations))
+}
+
+/// The kernel for Hopper matches the reference and the kernel for all GPUs. Only a Hopper GPU can
+/// run it.
 #[test]
-fn on_hopper() {
+fn the_hopper_kernel_matches_the_reference() {
     if DEVICE.properties().capability != (9, 0) {
         return;
     }
@@ -157,24 +172,25 @@ fn on_hopper() {
         let rows = random_rows(rng, 5, 600, 900);
         let mut features = Features::random(rng, shape.heads, head_dim);
         (features.soft_cap, features.alibi) = (None, None);
-        check(rng, shape, &rows, features, &[Kernel::Hopper, Kernel::Mma]);
+        check(rng, shape, &rows, features, &[PrefillKernel::Hopper, PrefillKernel::Mma]);
     });
 }
 
 #[test]
-fn fast_with_all_features() {
+fn the_fast_kernel_matches_the_reference_with_all_features() {
     for_seeds(25, |rng| {
         let head_dim = [64, 80, 96, 128, 256][rng.below(5)];
         let shape = fast_shape(rng, head_dim);
         let rows = random_rows(rng, 3, 150, 150);
         let features = Features::random(rng, shape.heads, head_dim);
-        check(rng, shape, &rows, features, &[Kernel::Mma, Kernel::Plain]);
+        check(rng, shape, &rows, features, &[PrefillKernel::Mma, PrefillKernel::Plain]);
     });
 }
 
-/// Every pair of head size and type, both compiled variants, lengths around the edges of tiles.
+/// Every pair of head size and type runs in both compiled variants, with lengths around the edges
+/// of tiles.
 #[test]
-fn fast_at_the_edges_of_tiles() {
+fn the_fast_kernel_matches_the_reference_at_the_edges_of_tiles() {
     let mut which = 0;
     for head_dim in [64, 80, 96, 128, 256] {
         for elem in HALVES {
@@ -193,15 +209,15 @@ fn fast_at_the_edges_of_tiles() {
                 let row = Row { sequence: 0, queries, context: queries + which as usize % 3, prefix: 0 };
                 let mut features = Features::plain(head_dim);
                 features.alibi = biased.then(|| vec![0.1]);
-                check(&mut rng, shape, &[row], features, &[Kernel::Mma]);
+                check(&mut rng, shape, &[row], features, &[PrefillKernel::Mma]);
             }
         }
     }
 }
 
-/// More sequences than one round of the search for a block's own looks at.
+/// There are more sequences than a block looks at in one round of the search for its own.
 #[test]
-fn many_short_sequences() {
+fn many_short_sequences_match_the_reference() {
     let mut rng = Rng(7);
     let rows: Vec<Row> = (0..75)
         .map(|sequence| {
@@ -209,31 +225,28 @@ fn many_short_sequences() {
             Row { sequence, queries, context: queries.max(1) + sequence % 3, prefix: 0 }
         })
         .collect();
-    let shape = Shape {
-        heads: 1,
-        kv_heads: 1,
-        head_dim: 64,
-        block_size: 16,
-        activations: Elem::BF16,
-        cached: Elem::BF16,
-    };
-    check(&mut rng, shape, &rows, Features::plain(64), &[Kernel::Mma, Kernel::Plain]);
+    let shape = small_shape(1, 1, Elem::BF16);
+    check(&mut rng, shape, &rows, Features::plain(64), &[PrefillKernel::Mma, PrefillKernel::Plain]);
 }
 
-/// A query's result is the same bit for bit whether its prompt comes whole, in chunks, after a cached prefix, or beside others.
+/// A query's result has the same bits whether its prompt comes whole, in chunks, after a cached
+/// prefix, or beside others.
 #[test]
-fn cuts_and_company_do_not_matter() {
+fn chunks_and_other_sequences_make_no_difference() {
     for_seeds(6, |rng| {
         let hopper = DEVICE.properties().capability == (9, 0);
-        let kernel =
-            rng.pick(&[if hopper { Kernel::Hopper } else { Kernel::Mma }, Kernel::Mma, Kernel::Plain]);
+        let kernel = rng.pick(&[
+            if hopper { PrefillKernel::Hopper } else { PrefillKernel::Mma },
+            PrefillKernel::Mma,
+            PrefillKernel::Plain,
+        ]);
         let head_dim = rng.pick(&[64, 128, 256]);
         let shape = fast_shape(rng, head_dim);
         let length = 150 + rng.below(100);
         let mut features = Features::random(rng, shape.heads, head_dim);
-        // Keys that come later cannot be seen earlier.
+        // With a prefix, queries of an earlier chunk would have to see keys of a later one.
         features.prefix = false;
-        if kernel == Kernel::Hopper {
+        if kernel == PrefillKernel::Hopper {
             (features.soft_cap, features.alibi) = (None, None);
         }
         let cache = Cache::random(rng, shape, &[40, length, 70]);
@@ -261,84 +274,73 @@ fn cuts_and_company_do_not_matter() {
         all.extend(&queries);
         all.extend(rng.values(shape.activations, 70 * width));
         let together = run(kernel, &cache, &Step::new(&cache, &others, features.clone(), &all));
-        assert!(together[7 * width..(7 + length) * width] == whole[..], "{kernel:?} {shape:?} in company");
+        assert!(together[7 * width..(7 + length) * width] == whole[..], "{kernel:?} {shape:?} beside others");
     });
 }
 
-/// One query at the end of a long context.
+/// Three queries stand at the end of a long context.
 #[test]
-fn long_context() {
+fn a_long_context_matches_the_reference() {
     let mut rng = Rng(3);
-    let shape = Shape {
-        heads: 1,
-        kv_heads: 1,
-        head_dim: 64,
-        block_size: 16,
-        activations: Elem::BF16,
-        cached: Elem::BF16,
-    };
+    let shape = small_shape(1, 1, Elem::BF16);
     let rows = [Row { sequence: 0, queries: 3, context: 9000, prefix: 0 }];
-    check(&mut rng, shape, &rows, Features::plain(64), &[Kernel::Mma, Kernel::Plain]);
+    check(&mut rng, shape, &rows, Features::plain(64), &[PrefillKernel::Mma, PrefillKernel::Plain]);
     let windowed = Features { window: Some(100), ..Features::plain(64) };
-    check(&mut rng, shape, &rows, windowed, &[Kernel::Mma, Kernel::Plain]);
+    check(&mut rng, shape, &rows, windowed, &[PrefillKernel::Mma, PrefillKernel::Plain]);
 }
 
-/// Large logits of both signs: nothing overflows, and the largest wins.
+/// Large scores of both signs do not overflow, and the largest one wins.
 #[test]
-fn large_scores() {
+fn large_scores_match_the_reference() {
     let mut rng = Rng(4);
-    let shape = Shape {
-        heads: 2,
-        kv_heads: 1,
-        head_dim: 64,
-        block_size: 16,
-        activations: Elem::BF16,
-        cached: Elem::BF16,
-    };
+    let shape = small_shape(2, 1, Elem::BF16);
     let rows = [Row { sequence: 0, queries: 70, context: 80, prefix: 0 }];
     let features = Features { scale: 40.0, sinks: Some(vec![300.0, -1e4]), ..Features::default() };
-    // Weights as steep as these move with the last bits of the scores.
+    // With such scores, weights change with the last bits of the scores.
     let cache = Cache::random(&mut rng, shape, &[80]);
     let step = Step::random(&mut rng, &cache, &rows, features);
-    for kernel in [Kernel::Mma, Kernel::Plain] {
+    for kernel in [PrefillKernel::Mma, PrefillKernel::Plain] {
         assert_close("large scores", &run(kernel, &cache, &step), &step.reference(&cache), 0.01, 0.01);
     }
 }
 
 #[test]
-fn the_fastest_is_chosen_and_bad_input_refused() {
+fn the_fastest_kernel_is_chosen() {
     let mut rng = Rng(5);
-    let shape = Shape {
-        heads: 2,
-        kv_heads: 2,
-        head_dim: 64,
-        block_size: 16,
-        activations: Elem::F16,
-        cached: Elem::F16,
-    };
-    let cache = Cache::random(&mut rng, shape, &[5]);
-    let step = Step::random(
-        &mut rng,
-        &cache,
-        &[Row { sequence: 0, queries: 3, context: 5, prefix: 0 }],
-        Features::plain(64),
-    );
+    let (cache, step) = small_step(&mut rng);
+    let out = garbage(Elem::F16, 3 * 128);
+    prefill(&DEVICE, &attention(&cache, &step, &out)).unwrap();
+    let fastest =
+        if DEVICE.properties().capability == (9, 0) { PrefillKernel::Hopper } else { PrefillKernel::Mma };
+    assert!(get(out.view(Elem::F16)) == run(fastest, &cache, &step));
+}
+
+/// A step of one sequence with three queries.
+fn small_step(rng: &mut Rng) -> (Cache, Step) {
+    let cache = Cache::random(rng, small_shape(2, 2, Elem::F16), &[5]);
+    let rows = [Row { sequence: 0, queries: 3, context: 5, prefix: 0 }];
+    let step = Step::random(rng, &cache, &rows, Features::plain(64));
+    (cache, step)
+}
+
+#[test]
+fn operands_that_do_not_fit_are_refused() {
+    let mut rng = Rng(5);
+    let (cache, step) = small_step(&mut rng);
     let out = garbage(Elem::F16, 3 * 128);
     let good = attention(&cache, &step, &out);
-    prefill(&DEVICE, &good).unwrap();
-    let fast = if DEVICE.properties().capability == (9, 0) { Kernel::Hopper } else { Kernel::Mma };
-    assert!(get(out.view(Elem::F16)) == run(fast, &cache, &step));
-
-    let refused = |a: Attention<'_>| {
+    let refused = |a: PagedAttention<'_>| {
         let plain = attention_plain(&DEVICE, &a).unwrap_err().to_string();
         assert_eq!(plain, prefill(&DEVICE, &a).unwrap_err().to_string());
         plain
     };
-    assert!(refused(Attention { heads: 3, ..good }).contains("3 heads cannot share 2"));
-    assert!(refused(Attention { stride: 100, ..good }).contains("rows of 100"));
-    assert!(refused(Attention { out: out.view(Elem::F16).slice(0..300), ..good }).contains("out has 300"));
+    assert!(refused(PagedAttention { heads: 3, ..good }).contains("3 heads cannot share 2"));
+    assert!(refused(PagedAttention { stride: 100, ..good }).contains("rows of 100"));
+    assert!(
+        refused(PagedAttention { out: out.view(Elem::F16).slice(0..300), ..good }).contains("out has 300")
+    );
     let mut long = good;
-    long.batch.most_context = 1000;
+    long.batch.max_context = 1000;
     assert!(refused(long).contains("hold no 1000 keys"));
     let mut zero = good;
     zero.scores.scale = 0.0;
@@ -351,5 +353,6 @@ fn the_fastest_is_chosen_and_bad_input_refused() {
     assert!(refused(capped).contains("a soft cap of NaN"));
     let mut blocks = good;
     blocks.kv.block_size = 1;
-    assert!(prefill_by(&DEVICE, Kernel::Mma, &blocks).unwrap_err().to_string().contains("blocks of 1"));
+    let refusal = prefill_by(&DEVICE, PrefillKernel::Mma, &blocks).unwrap_err().to_string();
+    assert!(refusal.contains("blocks of 1"));
 }

@@ -38,7 +38,7 @@ struct Inputs {
 fn inputs(c: &Case, rng: &mut Rng) -> Inputs {
     let cols = c.layout.cols();
     let mut qkv = rng.values(c.elem, c.tokens * cols);
-    // Some heads are nothing but zeros.
+    // Some heads are all zeros.
     for head in qkv.chunks_exact_mut(c.layout.head_dim) {
         if rng.below(8) == 0 {
             head.fill(0.0);
@@ -200,7 +200,7 @@ fn check(c: Case, rng: &mut Rng) {
                     );
                 }
             }
-            // Nothing else was touched.
+            // The kernel has written nothing else.
             let garbage = cached(crate::common::garbage(c.cache, 1).view(c.cache))[0];
             for at in (0..rows).filter(|at| !written[*at]) {
                 assert!(!scaled || scales[at].is_nan(), "{name}: scale {at}");
@@ -218,7 +218,7 @@ fn random(rng: &mut Rng) -> Case {
     let rope = match rng.below(5) {
         0 => None,
         1 => Some((style, head_dim, 1)),
-        // Part of the head; two positions, of the whole head and of part of it.
+        // The rotation covers a part of the head, or with two positions the whole head or a part.
         2 => Some((style, head_dim / 4 * 2, 1)),
         3 => Some((style, head_dim / 4 * 2, 2)),
         _ => Some((style, head_dim / 8 * 2, 2)),
@@ -238,13 +238,13 @@ fn random(rng: &mut Rng) -> Case {
 }
 
 #[test]
-fn random_shapes() {
+fn random_shapes_match_the_reference() {
     for_seeds(60, |rng| check(random(rng), rng));
 }
 
-/// The shapes that the fast kernel is for.
+/// The fast kernel matches the reference for the shapes that it takes.
 #[test]
-fn fast_shapes() {
+fn fast_shapes_match_the_reference() {
     for_seeds(30, |rng| {
         let elem = rng.pick(&[Elem::F16, Elem::BF16]);
         let head_dim = rng.pick(&[64, 80, 96, 128, 256]);
@@ -258,9 +258,9 @@ fn fast_shapes() {
     });
 }
 
-/// A token alone, whose heads are spread over more blocks, comes to the same bits as in company.
+/// A token alone, whose heads are spread over more blocks, gives the same bits as beside others.
 #[test]
-fn company_changes_nothing() {
+fn other_tokens_make_no_difference() {
     let layout = QkvLayout { heads: 40, kv_heads: 8, head_dim: 128 };
     let rope = Some((RopeStyle::Half, 128, 1));
     let (elem, cache) = (Elem::BF16, Elem::E4M3);
@@ -270,7 +270,7 @@ fn company_changes_nothing() {
     let (bias, cos, sin) = (put(Elem::F32, &x.bias), put(Elem::F32, &x.cos), put(Elem::F32, &x.sin));
     let norms = x.norms.clone().map(|w| put(Elem::F32, &w));
     let (positions, slots) = (put_i32(&x.positions[0]), put_i32(&x.slots));
-    // In launches of so many tokens.
+    // Each launch has this number of tokens.
     let bits = |chunk: usize| -> Vec<Vec<u8>> {
         let qkv = put(elem, &x.qkv);
         let rows = c.blocks * c.block_size * layout.kv_heads;

@@ -1,24 +1,25 @@
-//! Products with weights of 4 and 8 bits: from the layouts of checkpoints through packing to the result.
+//! Products with weights of 4 and 8 bits: from the layouts of checkpoints through packing to the
+//! result.
 
 use millrace_kernels::cuda::Elem;
-use millrace_kernels::cuda::ops::quant::{Path, quant_gemm, quant_gemm_plain};
-use millrace_kernels::cuda::pack::{self, Packed, Scales};
+use millrace_kernels::cuda::ops::quant::{QuantGemmPath, quant_gemm, quant_gemm_plain};
+use millrace_kernels::cuda::weights::{self, PackedWeight, WeightScales};
 
 use crate::common::*;
 use crate::gemv::{Case, Room};
 
-/// A weight as it is packed, and as its checkpoint's definition says, `[outputs][inputs]`.
-pub(crate) struct Weight {
-    pub(crate) packed: Packed,
+/// A packed weight, and its numbers by the checkpoint's definition, `[outputs][inputs]`.
+pub(crate) struct QuantizedWeight {
+    pub(crate) packed: PackedWeight,
     pub(crate) dense: Vec<f64>,
 }
 
-/// A scale that f16 holds, and a size that keeps results near 1.
+/// A random scale that f16 holds, of a size that keeps results near 1.
 fn scale(rng: &mut Rng) -> f32 {
     round(Elem::F16, 0.01 + 0.02 * (rng.unit() + 1.0))
 }
 
-/// How the inputs of a GPTQ weight fall into groups.
+/// The assignment of a GPTQ weight's inputs to groups.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum Groups {
     /// In order.
@@ -29,14 +30,15 @@ pub(crate) enum Groups {
     Slice,
 }
 
-/// A random weight in GPTQ's layout; the definition is evaluated on the numbers before they go into words.
+/// A random weight in GPTQ's layout; the definition is evaluated on the numbers before they go into
+/// words.
 pub(crate) fn gptq(
     rng: &mut Rng,
     inputs: usize,
     outputs: usize,
     group_size: usize,
     groups: Groups,
-) -> Weight {
+) -> QuantizedWeight {
     let count = inputs.div_ceil(group_size);
     let mut g_idx: Vec<u32> = (0..inputs).map(|i| (i / group_size) as u32).collect();
     match groups {
@@ -64,7 +66,7 @@ pub(crate) fn gptq(
         qzeros[at / 8] |= zero << (4 * (at % 8));
     }
     let in_order = matches!(groups, Groups::Natural);
-    let packed = pack::gptq(&pack::Gptq {
+    let packed = weights::gptq(&weights::Gptq {
         inputs,
         outputs,
         group_size,
@@ -74,11 +76,11 @@ pub(crate) fn gptq(
         g_idx: (!in_order || rng.below(2) == 1).then_some(&g_idx),
         zero_offset,
     });
-    Weight { packed: packed.unwrap(), dense }
+    QuantizedWeight { packed: packed.unwrap(), dense }
 }
 
 /// A random weight in AWQ's layout.
-fn awq(rng: &mut Rng, inputs: usize, outputs: usize, group_size: usize) -> Weight {
+fn awq(rng: &mut Rng, inputs: usize, outputs: usize, group_size: usize) -> QuantizedWeight {
     let count = inputs.div_ceil(group_size);
     let scales: Vec<f32> = (0..count * outputs).map(|_| scale(rng)).collect();
     let numbers = |rng: &mut Rng, n: usize| (0..n).map(|_| rng.below(16) as u32).collect::<Vec<u32>>();
@@ -96,8 +98,8 @@ fn awq(rng: &mut Rng, inputs: usize, outputs: usize, group_size: usize) -> Weigh
     });
     let dense = dense.collect();
     let (qweight, qzeros, scales) = (&qweight[..], &qzeros[..], &scales[..]);
-    let packed = pack::awq(&pack::Awq { inputs, outputs, group_size, qweight, qzeros, scales });
-    Weight { packed: packed.unwrap(), dense }
+    let packed = weights::awq(&weights::Awq { inputs, outputs, group_size, qweight, qzeros, scales });
+    QuantizedWeight { packed: packed.unwrap(), dense }
 }
 
 /// FP8 by its definition.
@@ -110,7 +112,7 @@ fn from_e4m3(bits: u8) -> f64 {
     if sign == 1 { -magnitude } else { magnitude }
 }
 
-fn bytes(rng: &mut Rng, inputs: usize, outputs: usize, fp8: bool) -> Weight {
+fn bytes(rng: &mut Rng, inputs: usize, outputs: usize, fp8: bool) -> QuantizedWeight {
     let values: Vec<u8> = (0..outputs * inputs)
         .map(|_| {
             let byte = rng.below(256) as u8;
@@ -123,30 +125,30 @@ fn bytes(rng: &mut Rng, inputs: usize, outputs: usize, fp8: bool) -> Weight {
     let across = inputs.div_ceil(columns);
     let (per_output, per_block) = (factors(rng, outputs), factors(rng, outputs.div_ceil(rows) * across));
     let scales = match rng.below(3) {
-        0 => Scales::Tensor(per_output[0]),
-        1 => Scales::Outputs(&per_output),
-        _ => Scales::Blocks { rows, columns, values: &per_block },
+        0 => WeightScales::Tensor(per_output[0]),
+        1 => WeightScales::Outputs(&per_output),
+        _ => WeightScales::Blocks { rows, columns, values: &per_block },
     };
     let dense = values.iter().enumerate().map(|(at, &byte)| {
         let (o, i) = (at / inputs, at % inputs);
         let factor = match scales {
-            Scales::Tensor(s) => s,
-            Scales::Outputs(s) => s[o],
-            Scales::Blocks { values, .. } => values[o / rows * across + i / columns],
+            WeightScales::Tensor(s) => s,
+            WeightScales::Outputs(s) => s[o],
+            WeightScales::Blocks { values, .. } => values[o / rows * across + i / columns],
         };
         f64::from(factor) * if fp8 { from_e4m3(byte) } else { f64::from(byte as i8) }
     });
     let dense = dense.collect();
     let packed = if fp8 {
-        pack::e4m3(outputs, inputs, &values, scales)
+        weights::e4m3(outputs, inputs, &values, scales)
     } else {
         let signed: Vec<i8> = values.iter().map(|&b| b as i8).collect();
-        pack::int8(outputs, inputs, &signed, scales)
+        weights::int8(outputs, inputs, &signed, scales)
     };
-    Weight { packed: packed.unwrap(), dense }
+    QuantizedWeight { packed: packed.unwrap(), dense }
 }
 
-fn random_weight(rng: &mut Rng) -> (usize, usize, Weight) {
+fn random_weight(rng: &mut Rng) -> (usize, usize, QuantizedWeight) {
     let outputs = rng.pick(&[8, 24, 128, 136, 272]);
     let inputs = rng.pick(&[8, 64, 160, 328, 512, 648]);
     let group_size = rng.pick(&[16, 32, 64, 96, 128, inputs]);
@@ -160,12 +162,13 @@ fn random_weight(rng: &mut Rng) -> (usize, usize, Weight) {
     (inputs, outputs, weight)
 }
 
-fn run(case: &Case, packed: &Packed, path: Path) -> Vec<f32> {
+fn run(case: &Case, packed: &PackedWeight, path: QuantGemmPath) -> Vec<f32> {
     let loaded = packed.upload(&DEVICE).unwrap();
     let room = Room::new(case.rows, packed.depth, case.outputs);
     let ordered = garbage(case.elem, case.rows * packed.depth);
     let got = case.run(|p| {
-        let ordered = (path == Path::Many && packed.columns.is_some()).then(|| ordered.view(case.elem));
+        let ordered =
+            (path == QuantGemmPath::Many && packed.columns.is_some()).then(|| ordered.view(case.elem));
         quant_gemm(&DEVICE, path, &loaded.weight(), p, &room.workspace(), ordered).unwrap();
     });
     room.assert_counters_are_zero();
@@ -177,13 +180,13 @@ fn size(case: &Case, dense: &[f64]) -> f32 {
     dense.iter().fold(0.0, |m: f64, w| m.max(w.abs())) as f32 * case.inputs as f32
 }
 
-fn check(rng: &mut Rng, rows: usize, path: Path) {
+fn check(rng: &mut Rng, rows: usize, path: QuantGemmPath) {
     let (inputs, outputs, weight) = random_weight(rng);
     let elem = rng.pick(&ACTIVATIONS);
     let case = Case::random(rng, elem, rows, inputs, outputs);
     let want = case.reference(|o, i| weight.dense[o * inputs + i]);
     let (relative, absolute) = (precision(elem) * 1.01 + 1e-6, size(&case, &weight.dense) * 1e-7 + 1e-6);
-    let Packed { format, group, ref columns, .. } = weight.packed;
+    let PackedWeight { format, group, ref columns, .. } = weight.packed;
     let name = |what: &str| {
         let columns = columns.is_some();
         format!("{what} {format:?} in groups of {group}, ordered: {columns}; {}", case.name(""))
@@ -195,29 +198,30 @@ fn check(rng: &mut Rng, rows: usize, path: Path) {
 }
 
 #[test]
-fn few_rows() {
+fn few_rows_match_the_reference() {
     for_seeds(40, |rng| {
         let rows = rng.pick(&[0, 1, 2, 8, 9, 16, 20]);
-        check(rng, rows, Path::Few);
+        check(rng, rows, QuantGemmPath::Few);
     });
 }
 
 #[test]
-fn many_rows() {
+fn many_rows_match_the_reference() {
     for_seeds(16, |rng| {
         let rows = rng.pick(&[1, 17, 64, 128, 150]);
-        check(rng, rows, Path::Many);
+        check(rng, rows, QuantGemmPath::Many);
     });
 }
 
 /// A row has the same bits alone and with others, in each of the paths.
 #[test]
 fn rows_do_not_depend_on_their_number() {
-    for path in [Path::Few, Path::Many] {
+    for path in [QuantGemmPath::Few, QuantGemmPath::Many] {
         for_seeds(3, |rng| {
             let (inputs, outputs, weight) = random_weight(rng);
             let elem = rng.pick(&[Elem::F16, Elem::BF16]);
-            let all = Case::random(rng, elem, if path == Path::Few { 18 } else { 130 }, inputs, outputs);
+            let all =
+                Case::random(rng, elem, if path == QuantGemmPath::Few { 18 } else { 130 }, inputs, outputs);
             let whole = run(&all, &weight.packed, path);
             for rows in [1, 8, 9] {
                 let name = all.name(&format!("{path:?} {:?}, first {rows}", weight.packed.format));
@@ -227,9 +231,10 @@ fn rows_do_not_depend_on_their_number() {
     }
 }
 
-/// So many outputs that slices of k are long: more fragments than are in flight, and slices that begin in the middle of a group.
+/// With many outputs, slices of k are long: they have more fragments than are in flight, and some
+/// begin in the middle of a group.
 #[test]
-fn long_slices() {
+fn long_slices_match_the_reference() {
     let (inputs, outputs) = (1096, 16392);
     for_seeds(2, |rng| {
         let weight = match rng.0 % 2 {
@@ -239,13 +244,13 @@ fn long_slices() {
         let elem = rng.pick(&[Elem::F16, Elem::BF16]);
         let case = Case::random(rng, elem, 1, inputs, outputs);
         let want = case.reference(|o, i| weight.dense[o * inputs + i]);
-        let got = run(&case, &weight.packed, Path::Few);
+        let got = run(&case, &weight.packed, QuantGemmPath::Few);
         let absolute = size(&case, &weight.dense) * 1e-7 + 1e-6;
         assert_close(&case.name("long slices"), &got, &want, precision(case.elem) * 1.01 + 1e-6, absolute);
     });
 }
 
-/// Every byte of the formats of eight bits, exactly: x picks one column after the other.
+/// Every byte of the formats of eight bits is exact: x picks one column after the other.
 #[test]
 fn every_byte_is_exact() {
     let (inputs, outputs) = (256, 16);
@@ -254,8 +259,8 @@ fn every_byte_is_exact() {
     let signed: Vec<i8> = values.iter().map(|&b| b as i8).collect();
     for fp8 in [false, true] {
         let packed = match fp8 {
-            false => pack::int8(outputs, inputs, &signed, Scales::Tensor(1.0)),
-            true => pack::e4m3(outputs, inputs, &tame, Scales::Tensor(1.0)),
+            false => weights::int8(outputs, inputs, &signed, WeightScales::Tensor(1.0)),
+            true => weights::e4m3(outputs, inputs, &tame, WeightScales::Tensor(1.0)),
         }
         .unwrap();
         for elem in [Elem::F16, Elem::BF16] {
@@ -263,16 +268,16 @@ fn every_byte_is_exact() {
             let want: Vec<f32> = (0..inputs)
                 .flat_map(|i| [if fp8 { from_e4m3(tame[i]) as f32 } else { f32::from(signed[i]) }; 16])
                 .collect();
-            for path in [Path::Few, Path::Many] {
+            for path in [QuantGemmPath::Few, QuantGemmPath::Many] {
                 assert_close(&format!("{elem:?} {path:?}"), &run(&case, &packed, path), &want, 0.0, 0.0);
             }
         }
     }
 }
 
-/// q, k and v packed apart and stacked are the weight that was never apart.
+/// Packing q, k and v separately and stacking them gives the same weight as packing them together.
 #[test]
-fn parts_stack() {
+fn stacked_parts_are_the_whole_weight() {
     let mut rng = Rng(3);
     let (a, b) = (gptq(&mut rng, 128, 48, 32, Groups::Natural), gptq(&mut rng, 128, 24, 32, Groups::Natural));
     let mut both = a.packed.clone();
@@ -280,7 +285,7 @@ fn parts_stack() {
     let case = Case::random(&mut rng, Elem::F16, 3, 128, 72);
     let dense = [a.dense, b.dense].concat();
     let want = case.reference(|o, i| dense[o * 128 + i]);
-    assert_close("stacked", &run(&case, &both, Path::Few), &want, precision(Elem::F16) * 1.01, 1e-4);
+    assert_close("stacked", &run(&case, &both, QuantGemmPath::Few), &want, precision(Elem::F16) * 1.01, 1e-4);
     let odd = b.packed.clone();
     assert!(both.append(&gptq(&mut rng, 128, 24, 64, Groups::Natural).packed).is_err());
     let mut odd_first = odd;
@@ -289,7 +294,7 @@ fn parts_stack() {
 
 #[test]
 fn bad_checkpoints_are_refused() {
-    let good = pack::Gptq {
+    let good = weights::Gptq {
         inputs: 64,
         outputs: 8,
         group_size: 32,
@@ -299,15 +304,17 @@ fn bad_checkpoints_are_refused() {
         g_idx: None,
         zero_offset: 1,
     };
-    assert!(pack::gptq(&good).is_ok());
-    let refused = |w: pack::Gptq<'_>| pack::gptq(&w).unwrap_err().to_string();
-    assert!(refused(pack::Gptq { qweight: &[0; 63], ..good }).contains("qweight has 63 elements, not 64"));
-    assert!(refused(pack::Gptq { qzeros: &[0; 3], ..good }).contains("qzeros has 3 elements, not 2"));
-    assert!(refused(pack::Gptq { scales: &[1.0; 17], ..good }).contains("scales has 17 elements"));
-    assert!(refused(pack::Gptq { scales: &[f32::NAN; 16], ..good }).contains("a scale of NaN"));
-    assert!(refused(pack::Gptq { g_idx: Some(&[2; 64]), ..good }).contains("column 0 is in group 2 of 2"));
-    assert!(refused(pack::Gptq { outputs: 0, ..good }).contains("0 in groups of 32"));
-    assert!(pack::e4m3(1, 2, &[0, 0xff], Scales::Tensor(1.0)).unwrap_err().to_string().contains("NaN"));
-    let blocks = Scales::Blocks { rows: 128, columns: 48, values: &[1.0] };
-    assert!(pack::int8(1, 2, &[0, 0], blocks).unwrap_err().to_string().contains("blocks of 128 by 48"));
+    assert!(weights::gptq(&good).is_ok());
+    let refused = |w: weights::Gptq<'_>| weights::gptq(&w).unwrap_err().to_string();
+    assert!(refused(weights::Gptq { qweight: &[0; 63], ..good }).contains("qweight has 63 elements, not 64"));
+    assert!(refused(weights::Gptq { qzeros: &[0; 3], ..good }).contains("qzeros has 3 elements, not 2"));
+    assert!(refused(weights::Gptq { scales: &[1.0; 17], ..good }).contains("scales has 17 elements"));
+    assert!(refused(weights::Gptq { scales: &[f32::NAN; 16], ..good }).contains("a scale of NaN"));
+    assert!(refused(weights::Gptq { g_idx: Some(&[2; 64]), ..good }).contains("column 0 is in group 2 of 2"));
+    assert!(refused(weights::Gptq { outputs: 0, ..good }).contains("0 in groups of 32"));
+    assert!(
+        weights::e4m3(1, 2, &[0, 0xff], WeightScales::Tensor(1.0)).unwrap_err().to_string().contains("NaN")
+    );
+    let blocks = WeightScales::Blocks { rows: 128, columns: 48, values: &[1.0] };
+    assert!(weights::int8(1, 2, &[0, 0], blocks).unwrap_err().to_string().contains("blocks of 128 by 48"));
 }

@@ -1,12 +1,15 @@
-//! Sampling against the host's own sampler: the same tokens for the same seeds.
+//! Sampling on the device and by the host's sampler, which choose the same tokens for the same
+//! seeds.
 
 use millrace_kernels::cuda::ops::sample::{
-    Bounds, COLUMNS, Choice, Chosen, Rows, encode, encode_given, sample, sample_plain, score, workspace,
+    COLUMNS, RowSampling, SampleBounds, SampleOutputs, SampleRows, encode, encode_given, sample,
+    sample_plain, score, workspace,
 };
 use millrace_kernels::cuda::{Device, Elem, Memory};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{
-    Backend, HostMemory, Result, SampleRow, Sampled, SamplingParams, ScoreRow, Scored, Watermark,
+    HostMemory, ModelLoading, Result, SampleRow, Sampled, SamplingParams, ScoreRow, Scored, StepInput,
+    StepQueue, Watermark,
 };
 
 use crate::common::*;
@@ -22,9 +25,10 @@ struct Row {
     logits: Vec<f32>,
 }
 
-/// What the host's sampler makes of the rows. It has no masks of its own: what is forbidden gets a bias of minus infinity.
+/// The results of the host's sampler. It has no masks: a forbidden token gets a bias of minus
+/// infinity.
 fn reference(vocab: usize, rows: &[Row]) -> Vec<Sampled> {
-    let (mut chosen, mut step) = (Vec::new(), millrace_kernels::reference::Step::default());
+    let (mut chosen, mut queue) = (Vec::new(), millrace_kernels::reference::Queue::default());
     for row in rows {
         let mut params = row.params.clone();
         for id in 0..vocab {
@@ -36,14 +40,15 @@ fn reference(vocab: usize, rows: &[Row]) -> Vec<Sampled> {
         Reference.host_mut(&mut buf, 1).copy_from_slice(&row.logits);
         let input =
             SampleRow { params: &params, tokens: &row.tokens, prompt_len: row.prompt_len, allowed: None };
+        let mut step = Reference.prepare(Reference.begin(&mut queue, &StepInput::EMPTY).unwrap()).unwrap();
         Reference.sample(&mut step, &mut buf, &[input]).unwrap();
-        Reference.collect(&mut step, &mut chosen).unwrap();
-        // Of a row without a finite logit comes the first token that is allowed.
-        let last = chosen.last_mut().unwrap();
-        if let (true, Some(mask)) = (last.logprob.is_nan(), &row.mask) {
-            last.token =
+        let mut sampled = Reference.sampled(&mut step).remove(0);
+        // A row without a finite logit gives the first allowed token.
+        if let (true, Some(mask)) = (sampled.logprob.is_nan(), &row.mask) {
+            sampled.token =
                 (0..vocab as u32).find(|id| mask[*id as usize / 32] >> (id % 32) & 1 == 1).unwrap_or(0);
         }
+        chosen.push(sampled);
     }
     chosen
 }
@@ -57,16 +62,16 @@ fn words(memory: &Memory) -> Vec<u32> {
     bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect()
 }
 
-/// What the device makes of the rows.
+/// The results of the device.
 fn on_device(
-    run: fn(&Device, &Rows<'_>) -> Result<()>,
+    run: fn(&Device, &SampleRows<'_>) -> Result<()>,
     vocab: usize,
     rows: &[Row],
     rng: &mut Rng,
 ) -> Vec<Sampled> {
     let n = rows.len();
     let logits: Vec<f32> = rows.iter().flat_map(|row| row.logits.iter().copied()).collect();
-    // Sequences lie in the history in another order than in the batch, among garbage.
+    // Sequences lie in the history in another order than in the batch, between garbage.
     let slots = rng.shuffled(n + 2);
     let longest = rows.iter().map(|row| row.tokens.len()).max().unwrap_or(0) + rng.below(3);
     let mut history = vec![u32::MAX; slots.len() * longest];
@@ -85,7 +90,7 @@ fn on_device(
         let first = bias_ids.len();
         bias_ids.extend(row.params.logit_bias.iter().map(|b| b.0));
         biases.extend(row.params.logit_bias.iter().map(|b| b.1));
-        choices.push(Choice {
+        choices.push(RowSampling {
             params: &row.params,
             tokens: row.tokens.len(),
             prompt_len: row.prompt_len,
@@ -95,7 +100,8 @@ fn on_device(
         });
     }
     let top_stride = rows.iter().map(|row| row.params.top_n as usize).max().unwrap_or(0) + rng.below(2);
-    let bounds = Bounds { history: (slots.len(), longest), masks, biases: biases.len(), top_n: top_stride };
+    let bounds =
+        SampleBounds { history: (slots.len(), longest), masks, biases: biases.len(), top_n: top_stride };
     let stride = n + rng.below(3);
     let mut table = vec![u32::MAX; COLUMNS * stride];
     encode(choices.iter().copied(), &bounds, stride, &mut table).unwrap();
@@ -105,7 +111,7 @@ fn on_device(
     let space = garbage(Elem::U8, workspace(n, vocab));
     let (tokens, logprobs, counts) = (garbage(Elem::U32, n), garbage(Elem::F32, n), garbage(Elem::U32, n));
     let (top_ids, top_logprobs) = (garbage(Elem::U32, n * top_stride), garbage(Elem::F32, n * top_stride));
-    let rows = Rows {
+    let rows = SampleRows {
         rows: n,
         vocab,
         logits: logits.view(Elem::F32),
@@ -115,7 +121,7 @@ fn on_device(
         biases: Some((bias_ids.view(Elem::U32), biases.view(Elem::F32))),
         masks: (masks > 0).then(|| (mask_words.view(Elem::U32), mask_stride)),
         workspace: space.view(Elem::U8),
-        chosen: Chosen {
+        chosen: SampleOutputs {
             tokens: tokens.view(Elem::U32),
             logprobs: logprobs.view(Elem::F32),
             top_ids: top_ids.view(Elem::U32),
@@ -135,7 +141,7 @@ fn on_device(
     (0..n).map(one).collect()
 }
 
-/// Ids are equal, log-probabilities nearly.
+/// Asserts that ids are equal and log-probabilities are close.
 fn assert_same(what: &str, got: &Sampled, want: &Sampled) {
     let close =
         |g: f32, w: f32| g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= 1e-5 + 3e-7 * w.abs();
@@ -149,7 +155,9 @@ fn assert_same(what: &str, got: &Sampled, want: &Sampled) {
 
 fn check(vocab: usize, rows: &[Row], rng: &mut Rng) {
     let want = reference(vocab, rows);
-    for (name, run) in [("fast", sample as fn(&Device, &Rows<'_>) -> Result<()>), ("plain", sample_plain)] {
+    for (name, run) in
+        [("fast", sample as fn(&Device, &SampleRows<'_>) -> Result<()>), ("plain", sample_plain)]
+    {
         for ((got, want), row) in on_device(run, vocab, rows, rng).iter().zip(&want).zip(rows) {
             let masked = row.mask.is_some();
             let what = format!(
@@ -162,7 +170,7 @@ fn check(vocab: usize, rows: &[Row], rng: &mut Rng) {
     }
 }
 
-/// Roughly normal.
+/// A number from a roughly normal distribution.
 fn normal(rng: &mut Rng) -> f32 {
     (0..6).map(|_| rng.unit()).sum::<f32>() * 0.7
 }
@@ -171,12 +179,12 @@ fn logits(vocab: usize, rng: &mut Rng) -> Vec<f32> {
     let scale = rng.pick(&[0.01, 1.0, 2.0, 4.0]);
     let mut all: Vec<f32> = (0..vocab).map(|_| normal(rng) * scale).collect();
     match rng.below(6) {
-        // As a language model's: a few tokens stand out.
+        // As with a language model, a few tokens stand out.
         0 | 1 => (0..rng.below(30)).for_each(|_| all[rng.below(vocab)] += 8.0 + 4.0 * rng.unit()),
-        // Many ties, zeros of both signs among them.
+        // Many logits are equal, and there are zeros of both signs.
         2 => all.iter_mut().for_each(|x| *x = (*x * 2.0).round() / 2.0),
         3 => all.iter_mut().for_each(|x| *x = round(Elem::BF16, *x)),
-        // The ends of what a model may say, and sometimes one number that is none and spoils the row.
+        // The logits are extreme, and sometimes one is NaN or infinite and makes the row invalid.
         4 => {
             let few = rng.below(2) == 0;
             for _ in 0..1 + vocab / 3 {
@@ -192,7 +200,7 @@ fn logits(vocab: usize, rng: &mut Rng) -> Vec<f32> {
     all
 }
 
-/// Off as often as on.
+/// Returns `off` or a value of `on`, each in half of the cases.
 fn maybe<T>(rng: &mut Rng, off: T, on: impl FnOnce(&mut Rng) -> T) -> T {
     if rng.below(2) == 0 { off } else { on(rng) }
 }
@@ -227,7 +235,7 @@ fn random_row(vocab: usize, rng: &mut Rng) -> Row {
             .collect();
     }
     if rng.below(8) == 0 {
-        // End tokens that come too early are such biases.
+        // End tokens that would come too early have such biases.
         params.logit_bias.push((rng.below(vocab) as u32, f32::NEG_INFINITY));
     }
     let mask = (rng.below(4) == 0).then(|| {
@@ -266,7 +274,7 @@ fn random_row(vocab: usize, rng: &mut Rng) -> Row {
 }
 
 #[test]
-fn random_rows() {
+fn random_rows_match_the_host() {
     for_seeds(60, |rng| {
         let vocab = rng.pick(&VOCABULARIES);
         let n = rng.below(if vocab > 4096 { 4 } else { 12 });
@@ -275,9 +283,9 @@ fn random_rows() {
     });
 }
 
-/// The vocabulary of Qwen: more segments than are ever candidates, and nuclei of many tokens.
+/// The vocabulary of Qwen has more segments than candidates come from, and nuclei of many tokens.
 #[test]
-fn large_vocabulary() {
+fn a_large_vocabulary_matches_the_host() {
     for_seeds(3, |rng| {
         let vocab = 151_936;
         let mut row = random_row(vocab, rng);
@@ -289,9 +297,10 @@ fn large_vocabulary() {
     });
 }
 
-/// Where candidates by segment do not suffice: a flat distribution, thousands of ties, and more tokens than the list holds.
+/// Candidates by segment do not suffice for a flat distribution, thousands of ties, and more tokens
+/// than the list holds.
 #[test]
-fn wide_filters() {
+fn wide_filters_match_the_host() {
     let base = SamplingParams { do_sample: true, top_n: 20, ..SamplingParams::default() };
     let cases = [
         SamplingParams { top_p: 0.95, warped_logprobs: true, ..base.clone() },
@@ -324,9 +333,10 @@ fn wide_filters() {
     });
 }
 
-/// A nucleus that ends within a long tail: each token of it is next to nothing, all of them are a third of the whole.
+/// A nucleus ends within a long tail, whose tokens are each very unlikely and together have a third
+/// of the mass.
 #[test]
-fn long_tail() {
+fn a_long_tail_matches_the_host() {
     for_seeds(2, |rng| {
         let vocab = 8200;
         let mut logits: Vec<f32> = (0..vocab).map(|_| rng.unit() * 0.2 - 9.6).collect();
@@ -351,9 +361,9 @@ fn long_tail() {
     });
 }
 
-/// Nothing about a row's result depends on its company.
+/// A row's result does not depend on other rows.
 #[test]
-fn rows_are_on_their_own() {
+fn other_rows_make_no_difference() {
     for_seeds(3, |rng| {
         let rows: Vec<Row> = (0..5).map(|_| random_row(5000, rng)).collect();
         let together = on_device(sample, 5000, &rows, rng);
@@ -368,7 +378,8 @@ fn rows_are_on_their_own() {
     });
 }
 
-/// Frequencies of draws under successive positions; the 99.99% quantile of chi-square is the bound.
+/// The frequencies of draws at successive positions follow the distribution. The bound is the
+/// 99.99% quantile of chi-square.
 #[test]
 fn draws_follow_the_distribution() {
     let mut rng = Rng(7);
@@ -402,7 +413,7 @@ fn draws_follow_the_distribution() {
     assert!(chi < 37.4, "chi-square {chi:.1} of {counts:?}");
 }
 
-/// What the device makes of tokens that are there, each by a row of logits.
+/// The scores of given tokens on the device, each by a row of logits.
 fn scored_on_device(vocab: usize, rows: &[ScoreRow], logits: &[f32]) -> Vec<Scored> {
     let n = rows.len();
     let top_stride = rows.iter().map(|row| row.top_n as usize).max().unwrap_or(0);
@@ -411,7 +422,7 @@ fn scored_on_device(vocab: usize, rows: &[ScoreRow], logits: &[f32]) -> Vec<Scor
     let (logits, table, space) = (put_f32(logits), put_u32(&table), garbage(Elem::U8, workspace(n, vocab)));
     let (ranks, logprobs, counts) = (garbage(Elem::U32, n), garbage(Elem::F32, n), garbage(Elem::U32, n));
     let (top_ids, top_logprobs) = (garbage(Elem::U32, n * top_stride), garbage(Elem::F32, n * top_stride));
-    let all = Rows {
+    let all = SampleRows {
         rows: n,
         vocab,
         logits: logits.view(Elem::F32),
@@ -421,7 +432,7 @@ fn scored_on_device(vocab: usize, rows: &[ScoreRow], logits: &[f32]) -> Vec<Scor
         biases: None,
         masks: None,
         workspace: space.view(Elem::U8),
-        chosen: Chosen {
+        chosen: SampleOutputs {
             tokens: ranks.view(Elem::U32),
             logprobs: logprobs.view(Elem::F32),
             top_ids: top_ids.view(Elem::U32),
@@ -441,7 +452,7 @@ fn scored_on_device(vocab: usize, rows: &[ScoreRow], logits: &[f32]) -> Vec<Scor
 }
 
 #[test]
-fn scores() {
+fn scores_match_the_host() {
     for_seeds(60, |rng| {
         let vocab = rng.pick(&VOCABULARIES);
         let n = 1 + rng.below(if vocab > 4096 { 4 } else { 12 });
@@ -452,7 +463,7 @@ fn scores() {
             if rng.below(25) == 0 {
                 row.fill(rng.pick(&[f32::NAN, f32::NEG_INFINITY, f32::INFINITY]));
             }
-            // Half of the tokens are likely ones.
+            // Half of the given tokens are likely.
             let mut token = rng.below(vocab);
             for _ in 0..if rng.below(2) == 0 { vocab } else { 0 } {
                 let other = rng.below(vocab);
@@ -463,7 +474,9 @@ fn scores() {
         }
         let (mut buf, mut want) = (Reference.buf(n, vocab).unwrap(), Vec::new());
         Reference.host_mut(&mut buf, n).copy_from_slice(&all);
-        let mut step = millrace_kernels::reference::Step::default();
+        let mut queue = millrace_kernels::reference::Queue::default();
+        let begun = Reference.begin(&mut queue, &StepInput::EMPTY).unwrap();
+        let mut step = Reference.prepare(begun).unwrap().without_sampling();
         Reference.score(&mut step, &mut buf, &given, &mut want).unwrap();
         for ((got, want), row) in scored_on_device(vocab, &given, &all).into_iter().zip(want).zip(&given) {
             let alike = |of: Scored| Sampled { token: of.rank, logprob: of.logprob, top: of.top };
@@ -474,22 +487,23 @@ fn scores() {
 
 #[test]
 fn bad_input_is_refused() {
-    let judge = |token, top_n| encode_given(&[ScoreRow { token, top_n }], 9, 3, &mut [0; COLUMNS + 1]);
-    assert!(judge(8, 3).is_ok() && judge(9, 3).is_err() && judge(8, 4).is_err());
+    let encoded = |token, top_n| encode_given(&[ScoreRow { token, top_n }], 9, 3, &mut [0; COLUMNS + 1]);
+    assert!(encoded(8, 3).is_ok() && encoded(9, 3).is_err() && encoded(8, 4).is_err());
     assert!(encode_given(&[], 9, 3, &mut [0]).is_err());
     let params = SamplingParams { repetition_penalty: 1.2, top_n: 3, ..SamplingParams::default() };
-    let good = Choice { params: &params, tokens: 5, prompt_len: 2, slot: 1, mask: Some(0), biases: (2, 3) };
-    let bounds = Bounds { history: (2, 5), masks: 1, biases: 5, top_n: 3 };
-    let refused = |choice: Choice<'_>, bounds: &Bounds| {
+    let good =
+        RowSampling { params: &params, tokens: 5, prompt_len: 2, slot: 1, mask: Some(0), biases: (2, 3) };
+    let bounds = SampleBounds { history: (2, 5), masks: 1, biases: 5, top_n: 3 };
+    let refused = |choice: RowSampling<'_>, bounds: &SampleBounds| {
         let mut table = vec![0; COLUMNS];
         encode([choice].into_iter(), bounds, 1, &mut table).unwrap_err().to_string()
     };
     assert!(encode([good].into_iter(), &bounds, 1, &mut [0; COLUMNS]).is_ok());
     assert!(encode([good].into_iter(), &bounds, 1, &mut [0; COLUMNS - 1]).is_err());
-    assert!(refused(Choice { slot: 2, ..good }, &bounds).contains("history"));
-    assert!(refused(Choice { tokens: 6, ..good }, &bounds).contains("history"));
-    assert!(refused(Choice { mask: Some(1), ..good }, &bounds).contains("mask"));
-    assert!(refused(Choice { biases: (3, 3), ..good }, &bounds).contains("biases"));
-    assert!(refused(Choice { biases: (usize::MAX, 3), ..good }, &bounds).contains("biases"));
-    assert!(refused(good, &Bounds { top_n: 2, ..bounds }).contains("top"));
+    assert!(refused(RowSampling { slot: 2, ..good }, &bounds).contains("history"));
+    assert!(refused(RowSampling { tokens: 6, ..good }, &bounds).contains("history"));
+    assert!(refused(RowSampling { mask: Some(1), ..good }, &bounds).contains("mask"));
+    assert!(refused(RowSampling { biases: (3, 3), ..good }, &bounds).contains("biases"));
+    assert!(refused(RowSampling { biases: (usize::MAX, 3), ..good }, &bounds).contains("biases"));
+    assert!(refused(good, &SampleBounds { top_n: 2, ..bounds }).contains("top"));
 }

@@ -1,254 +1,344 @@
 //! Step preparation on the device against a slot table on the host, step after step.
 
 use millrace_kernels::cuda::ops::step::{
-    List, Prepared, Ranges, Rows, Slots, append, prepare, prepare_plain, write_ranges,
+    PreparedStep, SlotArray, SlotState, SlotWrites, StepRows, append, prepare, prepare_plain, write_ranges,
 };
 use millrace_kernels::cuda::{Elem, Memory};
 
 use crate::common::*;
 use crate::words::{get_i32, put_i32};
 
+/// The most tokens of a slot.
 const HISTORY: usize = 41;
+/// The byte that memory is filled with, which no kernel writes.
+const UNWRITTEN: u8 = 0x55;
 
 /// One slot as the host knows it.
 #[derive(Debug, Clone, Default)]
-struct Slot {
+struct HostSlot {
     tokens: Vec<i32>,
     blocks: Vec<i32>,
     /// Positions computed so far.
     computed: usize,
 }
 
-struct Case {
+/// The sizes of a test.
+struct Sizes {
     slots: usize,
-    most_rows: usize,
-    most_tokens: usize,
+    max_rows: usize,
+    max_tokens: usize,
     block_size: usize,
 }
 
-impl Case {
+impl Sizes {
     fn table_stride(&self) -> usize {
         HISTORY.div_ceil(self.block_size)
     }
 }
 
-/// Ranges as the device takes them: (slot, at, words).
-fn write(case: &Case, list: &List<'_>, ranges: &[(usize, usize, Vec<i32>)]) {
-    let (mut all, mut words) = (Vec::new(), Vec::new());
-    for (slot, at, of_range) in ranges {
-        all.extend([*slot as i32, *at as i32, words.len() as i32, of_range.len() as i32]);
-        words.extend(of_range);
-    }
-    // Garbage beyond the count.
-    all.resize(4 * (case.slots + 1), -7);
-    let (all, words, count) = (put_i32(&all), put_i32(&words), put_i32(&[ranges.len() as i32]));
-    let ranges = Ranges {
-        most: case.slots + 1,
-        count: count.view(Elem::I32),
-        ranges: all.view(Elem::I32),
-        words: words.view(Elem::I32),
-    };
-    write_ranges(&DEVICE, list, &ranges).unwrap();
+/// Words to write into a slot, from a position on.
+struct SlotWrite {
+    slot: usize,
+    at: usize,
+    words: Vec<i32>,
 }
 
-/// Memory of words that look like nothing that a kernel writes.
-fn words(n: usize) -> Memory {
+/// A row of a step.
+#[derive(Debug, Clone, Copy)]
+struct HostRow {
+    slot: usize,
+    start: usize,
+    count: usize,
+    sample: bool,
+}
+
+/// Writes words into the device's slots.
+fn write(sizes: &Sizes, array: &SlotArray<'_>, writes: &[SlotWrite]) {
+    let (mut ranges, mut words) = (Vec::new(), Vec::new());
+    for write in writes {
+        ranges.extend([write.slot, write.at, words.len(), write.words.len()].map(|n| n as i32));
+        words.extend(&write.words);
+    }
+    // Garbage beyond the count, which the kernel must not read.
+    ranges.resize(4 * (sizes.slots + 1), -7);
+    let (ranges, words, count) = (put_i32(&ranges), put_i32(&words), put_i32(&[writes.len() as i32]));
+    let writes = SlotWrites {
+        most: sizes.slots + 1,
+        count: count.view(Elem::I32),
+        ranges: ranges.view(Elem::I32),
+        words: words.view(Elem::I32),
+    };
+    write_ranges(&DEVICE, array, &writes).unwrap();
+}
+
+/// Memory of words that no kernel writes.
+fn unwritten(n: usize) -> Memory {
     let memory = garbage(Elem::I32, n);
-    DEVICE.fill(memory.view(Elem::I32), 0x55).unwrap();
+    DEVICE.fill(memory.view(Elem::I32), UNWRITTEN).unwrap();
     memory
 }
 
-fn check(case: &Case, steps: usize, rng: &mut Rng) {
-    let stride = case.table_stride();
-    let (history, tables) = (words(case.slots * HISTORY), words(case.slots * stride));
-    let on_device = Slots {
-        slots: case.slots,
+/// Ends some sequences and begins others in their slots. Returns the new prompts.
+fn replace_sequences(slots: &mut [HostSlot], rng: &mut Rng) -> Vec<SlotWrite> {
+    let mut prompts = Vec::new();
+    for (s, slot) in slots.iter_mut().enumerate() {
+        if slot.tokens.is_empty() || rng.below(6) == 0 {
+            let length = 1 + rng.below(HISTORY - 2);
+            let tokens: Vec<i32> = (0..length).map(|_| rng.below(1000) as i32).collect();
+            *slot = HostSlot { tokens: tokens.clone(), ..HostSlot::default() };
+            prompts.push(SlotWrite { slot: s, at: 0, words: tokens });
+        }
+    }
+    prompts
+}
+
+/// Chooses the rows of a step, and gives their sequences the blocks that they need. Returns the
+/// rows and the new blocks.
+fn choose_rows(sizes: &Sizes, slots: &mut [HostSlot], rng: &mut Rng) -> (Vec<HostRow>, Vec<SlotWrite>) {
+    let (mut rows, mut blocks, mut left) = (Vec::new(), Vec::new(), sizes.max_tokens);
+    for s in rng.shuffled(sizes.slots) {
+        let slot = &mut slots[s as usize];
+        let most = (slot.tokens.len() - slot.computed).min(left).min(HISTORY - 1 - slot.computed);
+        if most == 0 || rows.len() == sizes.max_rows || rng.below(4) == 0 {
+            continue;
+        }
+        let count = 1 + rng.below(most);
+        let end = slot.computed + count;
+        let sample = end == slot.tokens.len() && rng.below(5) > 0;
+        let missing = end.div_ceil(sizes.block_size).saturating_sub(slot.blocks.len());
+        let new: Vec<i32> = (0..missing).map(|_| rng.below(500) as i32).collect();
+        if missing > 0 {
+            blocks.push(SlotWrite { slot: s as usize, at: slot.blocks.len(), words: new.clone() });
+            slot.blocks.extend(new);
+        }
+        rows.push(HostRow { slot: s as usize, start: slot.computed, count, sample });
+        slot.computed = end;
+        left -= count;
+    }
+    (rows, blocks)
+}
+
+/// The memory that a preparation writes, in the order of the fields of [`PreparedStep`].
+struct Outputs {
+    max_tokens: usize,
+    memory: [Memory; 10],
+}
+
+impl Outputs {
+    fn new(sizes: &Sizes) -> Outputs {
+        let &Sizes { max_rows: rows, max_tokens: tokens, .. } = sizes;
+        let tables = rows * sizes.table_stride();
+        let lengths = [rows + 1, rows, tables, tokens, tokens, tokens, rows, rows, rows, 2];
+        Outputs { max_tokens: tokens, memory: lengths.map(unwritten) }
+    }
+
+    fn clear(&self) {
+        for memory in &self.memory {
+            DEVICE.fill(memory.view(Elem::I32), UNWRITTEN).unwrap();
+        }
+    }
+
+    fn prepared(&self) -> PreparedStep<'_> {
+        let [
+            query_start,
+            context,
+            tables,
+            tokens,
+            positions,
+            slots,
+            outputs,
+            output_slots,
+            output_at,
+            counts,
+        ] = std::array::from_fn(|i| self.memory[i].view(Elem::I32));
+        PreparedStep {
+            max_tokens: self.max_tokens,
+            query_start,
+            context,
+            tables,
+            tokens,
+            positions,
+            slots,
+            outputs,
+            output_slots,
+            output_at,
+            counts,
+        }
+    }
+}
+
+/// The preparation of a step by its definition. The arrays have no entries beyond the counts.
+#[derive(Default)]
+struct Expected {
+    query_start: Vec<i32>,
+    context: Vec<i32>,
+    /// The blocks that each row needs.
+    tables: Vec<Vec<i32>>,
+    tokens: Vec<i32>,
+    positions: Vec<i32>,
+    slots: Vec<i32>,
+    outputs: Vec<i32>,
+    output_slots: Vec<i32>,
+    output_at: Vec<i32>,
+}
+
+impl Expected {
+    fn of(sizes: &Sizes, slots: &[HostSlot], rows: &[HostRow]) -> Expected {
+        let mut want = Expected { query_start: vec![0], ..Expected::default() };
+        for row in rows {
+            let (slot, end) = (&slots[row.slot], row.start + row.count);
+            for position in row.start..end {
+                let block = slot.blocks[position / sizes.block_size] as usize;
+                want.tokens.push(slot.tokens[position]);
+                want.positions.push(position as i32);
+                want.slots.push((block * sizes.block_size + position % sizes.block_size) as i32);
+            }
+            want.query_start.push(want.tokens.len() as i32);
+            want.context.push(end as i32);
+            want.tables.push(slot.blocks[..end.div_ceil(sizes.block_size)].to_vec());
+            if row.sample {
+                want.outputs.push(want.tokens.len() as i32 - 1);
+                want.output_slots.push(row.slot as i32);
+                want.output_at.push(end as i32);
+            }
+        }
+        want
+    }
+
+    /// Compares with the result of a kernel, which also marks what lies beyond the counts.
+    fn assert(&self, sizes: &Sizes, got: &PreparedStep<'_>, rows: &[HostRow]) {
+        let padded = |values: &[i32], len: usize, padding: i32| {
+            let mut all = values.to_vec();
+            all.resize(len, padding);
+            all
+        };
+        let &Sizes { max_rows, max_tokens, .. } = sizes;
+        let (tokens, samples) = (self.tokens.len() as i32, self.outputs.len());
+        for (what, got, want) in [
+            ("query_start", got.query_start, padded(&self.query_start, max_rows + 1, tokens)),
+            ("context", got.context, padded(&self.context, max_rows, 0)),
+            ("tokens", got.tokens, padded(&self.tokens, max_tokens, -1)),
+            ("positions", got.positions, padded(&self.positions, max_tokens, 0)),
+            ("slots", got.slots, padded(&self.slots, max_tokens, -1)),
+            ("outputs", got.outputs, padded(&self.outputs, max_rows, -1)),
+        ] {
+            assert_eq!(get_i32(got), want, "{what} of {rows:?}");
+        }
+        assert_eq!(get_i32(got.counts), [tokens, samples as i32]);
+        assert_eq!(get_i32(got.output_slots)[..samples], self.output_slots);
+        assert_eq!(get_i32(got.output_at)[..samples], self.output_at);
+        let tables = get_i32(got.tables);
+        for (r, (got, want)) in tables.chunks(sizes.table_stride()).zip(&self.tables).enumerate() {
+            assert_eq!(got[..want.len()], *want, "table of row {r}");
+        }
+    }
+}
+
+/// Prepares a step with both kernels and compares the results with the definition.
+fn check_preparation(
+    sizes: &Sizes,
+    on_device: &SlotState<'_>,
+    rows: &[HostRow],
+    want: &Expected,
+    outputs: &Outputs,
+) {
+    let words = |row: &HostRow| [row.slot, row.start, row.count, usize::from(row.sample)].map(|n| n as i32);
+    let mut packed: Vec<i32> = rows.iter().flat_map(words).collect();
+    // Garbage beyond the count, which the kernels must not read.
+    packed.resize(4 * sizes.max_rows, -9);
+    let (packed, count) = (put_i32(&packed), put_i32(&[rows.len() as i32]));
+    let step_rows =
+        StepRows { most: sizes.max_rows, count: count.view(Elem::I32), rows: packed.view(Elem::I32) };
+    let prepared = outputs.prepared();
+    for version in [prepare_plain, prepare] {
+        outputs.clear();
+        version(&DEVICE, on_device, &step_rows, sizes.block_size, &prepared).unwrap();
+        want.assert(sizes, &prepared, rows);
+    }
+}
+
+/// Appends random tokens on the device and in the host's slots, and compares the histories.
+fn check_append(
+    sizes: &Sizes,
+    on_device: &SlotState<'_>,
+    prepared: &PreparedStep<'_>,
+    output_slots: &[i32],
+    slots: &mut [HostSlot],
+    rng: &mut Rng,
+) {
+    let sampled: Vec<i32> = (0..sizes.max_rows).map(|_| rng.below(1000) as i32).collect();
+    let on_sampled = put_i32(&sampled);
+    append(&DEVICE, on_device, prepared, sizes.max_rows, on_sampled.view(Elem::I32)).unwrap();
+    for (slot, token) in output_slots.iter().zip(&sampled) {
+        slots[*slot as usize].tokens.push(*token);
+    }
+    let got = get_i32(on_device.history);
+    for (s, slot) in slots.iter().enumerate() {
+        assert_eq!(got[s * HISTORY..][..slot.tokens.len()], slot.tokens, "history of slot {s}");
+    }
+}
+
+/// Runs random steps, one after the other, on the device and on the host.
+fn check_steps(sizes: &Sizes, steps: usize, rng: &mut Rng) {
+    let stride = sizes.table_stride();
+    let (history, tables) = (unwritten(sizes.slots * HISTORY), unwritten(sizes.slots * stride));
+    let on_device = SlotState {
+        slots: sizes.slots,
         history: history.view(Elem::I32),
         history_stride: HISTORY,
         tables: tables.view(Elem::I32),
         table_stride: stride,
     };
-    let mut slots = vec![Slot::default(); case.slots];
+    let mut slots = vec![HostSlot::default(); sizes.slots];
     for _ in 0..steps {
-        // Sequences end and others begin.
-        let mut new = Vec::new();
-        for (s, slot) in slots.iter_mut().enumerate() {
-            if slot.tokens.is_empty() || rng.below(6) == 0 {
-                let prompt: Vec<i32> =
-                    (0..1 + rng.below(HISTORY - 2)).map(|_| rng.below(1000) as i32).collect();
-                *slot = Slot { tokens: prompt.clone(), ..Slot::default() };
-                new.push((s, 0, prompt));
-            }
-        }
-        write(case, &on_device.histories(), &new);
-
-        let (mut rows, mut blocks, mut room) = (Vec::new(), Vec::new(), case.most_tokens);
-        for s in rng.shuffled(case.slots) {
-            let slot = &mut slots[s as usize];
-            let left = (slot.tokens.len() - slot.computed).min(room).min(HISTORY - 1 - slot.computed);
-            if left == 0 || rows.len() == case.most_rows || rng.below(4) == 0 {
-                continue;
-            }
-            let count = 1 + rng.below(left);
-            let end = slot.computed + count;
-            let sample = end == slot.tokens.len() && rng.below(5) > 0;
-            let missing = end.div_ceil(case.block_size).saturating_sub(slot.blocks.len());
-            let more: Vec<i32> = (0..missing).map(|_| rng.below(500) as i32).collect();
-            if missing > 0 {
-                blocks.push((s as usize, slot.blocks.len(), more.clone()));
-                slot.blocks.extend(more);
-            }
-            rows.push([s as i32, slot.computed as i32, count as i32, i32::from(sample)]);
-            slot.computed = end;
-            room -= count;
-        }
-        write(case, &on_device.block_tables(), &blocks);
-
-        let made = [
-            case.most_rows + 1,
-            case.most_rows,
-            case.most_rows * stride,
-            case.most_tokens,
-            case.most_tokens,
-            case.most_tokens,
-            case.most_rows,
-            case.most_rows,
-            case.most_rows,
-            2,
-        ]
-        .map(words);
-        let [
-            query_start,
-            context,
-            out_tables,
-            tokens,
-            positions,
-            places,
-            outputs,
-            output_slots,
-            output_at,
-            counts,
-        ] = std::array::from_fn(|i| made[i].view(Elem::I32));
-        let prepared = Prepared {
-            most_tokens: case.most_tokens,
-            query_start,
-            context,
-            tables: out_tables,
-            tokens,
-            positions,
-            slots: places,
-            outputs,
-            output_slots,
-            output_at,
-            counts,
-        };
-        let mut packed = rows.concat();
-        packed.resize(4 * case.most_rows, -9);
-        let (packed, count) = (put_i32(&packed), put_i32(&[rows.len() as i32]));
-        let of_step =
-            Rows { most: case.most_rows, count: count.view(Elem::I32), rows: packed.view(Elem::I32) };
-
-        // What the definition says.
-        let mut starts = vec![0];
-        let (mut contexts, mut ids, mut at, mut place) = (vec![], vec![], vec![], vec![]);
-        let (mut wanted, mut wanted_slots, mut wanted_at) = (vec![], vec![], vec![]);
-        let mut needed = vec![];
-        for &[s, start, count, sample] in &rows {
-            let slot = &slots[s as usize];
-            for position in start..start + count {
-                ids.push(slot.tokens[position as usize]);
-                at.push(position);
-                let block = slot.blocks[position as usize / case.block_size];
-                place.push(block * case.block_size as i32 + position % case.block_size as i32);
-            }
-            starts.push(ids.len() as i32);
-            contexts.push(start + count);
-            if sample == 1 {
-                wanted.push(ids.len() as i32 - 1);
-                wanted_slots.push(s);
-                wanted_at.push(start + count);
-            }
-            needed.push(slot.blocks[..((start + count) as usize).div_ceil(case.block_size)].to_vec());
-        }
-        let (filled, samples) = (ids.len() as i32, wanted.len());
-        starts.resize(case.most_rows + 1, ids.len() as i32);
-        contexts.resize(case.most_rows, 0);
-        wanted.resize(case.most_rows, -1);
-        ids.resize(case.most_tokens, -1);
-        at.resize(case.most_tokens, 0);
-        place.resize(case.most_tokens, -1);
-        let compared = [
-            ("query_start", query_start, starts),
-            ("context", context, contexts),
-            ("tokens", tokens, ids),
-            ("positions", positions, at),
-            ("slots", places, place),
-            ("outputs", outputs, wanted),
-        ];
-        for version in [prepare_plain, prepare] {
-            made.iter().for_each(|memory| DEVICE.fill(memory.view(Elem::I32), 0x55).unwrap());
-            version(&DEVICE, &on_device, &of_step, case.block_size, &prepared).unwrap();
-            for (what, got, want) in &compared {
-                assert_eq!(get_i32(*got), *want, "{what} of {rows:?}");
-            }
-            assert_eq!(get_i32(counts), [filled, samples as i32]);
-            assert_eq!(get_i32(output_slots)[..samples], wanted_slots);
-            assert_eq!(get_i32(output_at)[..samples], wanted_at);
-            for (r, (got, want)) in get_i32(out_tables).chunks(stride).zip(&needed).enumerate() {
-                assert_eq!(got[..want.len()], *want, "table of row {r}");
-            }
-        }
-
-        let sampled: Vec<i32> = (0..case.most_rows).map(|_| rng.below(1000) as i32).collect();
-        let on_sampled = put_i32(&sampled);
-        append(&DEVICE, &on_device, &prepared, case.most_rows, on_sampled.view(Elem::I32)).unwrap();
-        for (s, token) in wanted_slots.iter().zip(&sampled[..samples]) {
-            slots[*s as usize].tokens.push(*token);
-        }
-        let got = get_i32(on_device.history);
-        for (s, slot) in slots.iter().enumerate() {
-            assert_eq!(got[s * HISTORY..][..slot.tokens.len()], slot.tokens, "history of slot {s}");
-        }
+        let prompts = replace_sequences(&mut slots, rng);
+        write(sizes, &on_device.histories(), &prompts);
+        let (rows, blocks) = choose_rows(sizes, &mut slots, rng);
+        write(sizes, &on_device.block_tables(), &blocks);
+        let outputs = Outputs::new(sizes);
+        let want = Expected::of(sizes, &slots, &rows);
+        check_preparation(sizes, &on_device, &rows, &want, &outputs);
+        check_append(sizes, &on_device, &outputs.prepared(), &want.output_slots, &mut slots, rng);
     }
 }
 
 #[test]
-fn steps_one_after_the_other() {
+fn steps_match_their_definition() {
     for_seeds(6, |rng| {
-        let case = Case {
+        let sizes = Sizes {
             slots: rng.pick(&[1, 3, 9]),
-            most_rows: rng.pick(&[1, 4, 9, 300]),
-            most_tokens: rng.pick(&[1, 7, 64, 300]),
+            max_rows: rng.pick(&[1, 4, 9, 300]),
+            max_tokens: rng.pick(&[1, 7, 64, 300]),
             block_size: rng.pick(&[16, 4, 1]),
         };
-        check(&case, 8, rng);
+        check_steps(&sizes, 8, rng);
     });
 }
 
-/// More rows than a block has threads, so that a thread adds up several.
+/// A step has more rows than a block has threads, so that a thread adds up several rows.
 #[test]
-fn many_rows() {
+fn many_rows_match_their_definition() {
     for_seeds(1, |rng| {
-        check(&Case { slots: 600, most_rows: 700, most_tokens: 2000, block_size: 16 }, 2, rng)
+        check_steps(&Sizes { slots: 600, max_rows: 700, max_tokens: 2000, block_size: 16 }, 2, rng)
     });
 }
 
-/// The token after the longest sequence is reported and not kept.
+/// A token that is sampled for a full slot is reported and not kept.
 #[test]
-fn a_full_slot_keeps_nothing_more() {
+fn a_full_slot_keeps_no_more_tokens() {
     let (history, tables) = (put_i32(&[5, 6, 7, 8]), put_i32(&[0, 0]));
-    let slots = Slots {
+    let slots = SlotState {
         slots: 2,
         history: history.view(Elem::I32),
         history_stride: 2,
         tables: tables.view(Elem::I32),
         table_stride: 1,
     };
-    let word = words(8);
+    let word = unwritten(8);
     let view = word.view(Elem::I32);
     let (output_slots, output_at, counts) = (put_i32(&[0]), put_i32(&[2]), put_i32(&[1, 1]));
-    let prepared = Prepared {
-        most_tokens: 1,
+    let prepared = PreparedStep {
+        max_tokens: 1,
         query_start: view,
         context: view,
         tables: view,

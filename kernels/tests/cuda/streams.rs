@@ -1,6 +1,6 @@
 //! Pinned memory, events and graphs, on whatever device is under test.
 
-use millrace_kernels::cuda::ops::activation::{Version, add_bias};
+use millrace_kernels::cuda::ops::activation::{BiasRows, KernelVersion, add_bias};
 use millrace_kernels::cuda::ops::matmul::{Matmul, matmul};
 use millrace_kernels::cuda::{Device, Elem, Memory};
 
@@ -102,7 +102,7 @@ fn a_graph_does_its_work_with_what_memory_holds_now() {
     let mut work = || {
         device.write_from(x, &input, 0..48)?;
         matmul(&device, &Matmul { rows, inputs: cols, outputs: cols, x, w, out })?;
-        add_bias(&device, Version::Fast, rows, cols, out, bias)?;
+        add_bias(&device, KernelVersion::Fast, &BiasRows { rows, cols, x: out, bias })?;
         device.read_into(out, &mut output, 0..48)
     };
     work().unwrap();
@@ -145,7 +145,10 @@ fn what_a_graph_cannot_hold_spoils_the_recording() {
         ("a wait", &|| device.synchronize().is_err()),
         ("an event", &|| event.record().is_err()),
         ("a wait for an event", &|| event.wait().is_err()),
-        ("a first", &|| add_bias(&device, Version::Plain, 1, 1, view, view).is_err()),
+        ("a first", &|| {
+            let one = BiasRows { rows: 1, cols: 1, x: view, bias: view };
+            add_bias(&device, KernelVersion::Plain, &one).is_err()
+        }),
         ("a product of a new shape", &|| matmul(&device, &ones(2)).is_err()),
     ];
     for (what, ask) in forbidden {

@@ -1,15 +1,15 @@
-//! Prologue and attention over the paged cache.
+//! Tests of the prologue and of attention over the paged KV cache.
 
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{
-    AttentionSpec, Backend, DType, HeadNorm, KvSpec, Norm, Prologue, QkvLayout, RopeSpec, RopeStyle,
-    SamplingParams, SeqRow, StepInput, StepSize,
+    AttentionSpec, Backend, DType, HeadNorm, KvSpec, ModelLoading, Norm, Prologue, QkvLayout, RopeSpec,
+    RopeStyle, SamplingParams, SeqRow, StepInput, StepSize,
 };
 use proptest::prelude::{ProptestConfig, prop, prop_compose, prop_oneof, proptest};
 
 use crate::common::*;
 
-/// Sequences to run through prologue and attention, position by position or in chunks.
+/// Sequences that run through prologue and attention, position by position or in chunks.
 #[derive(Debug, Clone)]
 pub(crate) struct Case {
     layout: QkvLayout,
@@ -18,11 +18,11 @@ pub(crate) struct Case {
     window: Option<usize>,
     head_norm: bool,
     rope: Option<(RopeStyle, usize)>,
-    /// Tokens of each sequence.
+    /// The number of tokens of each sequence.
     lengths: Vec<usize>,
-    /// What unwritten places of the cache hold is irrelevant: it is filled with this first.
+    /// The cache is filled with this value first: results must not depend on unwritten slots.
     garbage: f32,
-    /// Whether rows of one token decode.
+    /// Whether rows of one token count as decoding.
     decodes: bool,
     seed: u64,
 }
@@ -64,22 +64,28 @@ impl Case {
             scale: (head_dim as f32).powf(-0.5) * 3.0,
             window: self.window,
         };
-        let kv_spec = KvSpec { blocks, block_size: self.block_size, kv_heads, head_dim, dtype: self.dtype };
+        let kv_spec = KvSpec {
+            blocks,
+            block_size: self.block_size,
+            heads: kv_heads,
+            key_dim: head_dim,
+            value_dim: head_dim,
+            format: self.dtype.into(),
+        };
         let mut kv = device.kv(kv_spec).unwrap();
         if self.garbage != 0.0 {
             let all: Vec<u32> = (0..blocks as u32).collect();
             let n = blocks * self.block_size;
             let plain = Prologue { layout: self.layout, head_norm: None, rope: None };
             let size = StepSize { block_size: self.block_size, ..step_size(n, 1, n) };
-            let mut step = device.step(&size).unwrap();
+            let mut queue = device.queue(&size).unwrap();
             let tokens = vec![0; n];
-            device.admit(&mut step, 0, &tokens, &SamplingParams::default()).unwrap();
-            let rows = [SeqRow { slot: 0, start: 0, count: n, decodes: false, blocks: &all }];
+            device.admit(&mut queue, 0, &tokens, &SamplingParams::default()).unwrap();
+            let rows = [SeqRow::prefill(0, 0..n, &all)];
             let input = StepInput { tokens: &tokens, rows: &rows, outputs: &[], samples: &[] };
-            device.begin(&mut step, &input).unwrap();
-            device.prepare(&mut step).unwrap();
-            let mut dirt = upload(device, &vec![self.garbage; n * cols], cols);
-            device.prologue(&step, &mut dirt, &plain, &mut kv).unwrap();
+            let step = open(device, &mut queue, &input);
+            let mut garbage = upload(device, &vec![self.garbage; n * cols], cols);
+            device.prologue(&step, &mut garbage, &plain, &mut kv).unwrap();
         }
 
         let prologue = Prologue {
@@ -89,15 +95,16 @@ impl Case {
         };
         let size = StepSize {
             block_size: self.block_size,
-            // As if all shared their keys: a card has memory for fewer splits than there are, and does them in several passes.
+            // The size of a pool in which all sequences share their keys. A GPU then has memory for
+            // fewer splits than the step has, and runs them in several passes.
             blocks: if self.decodes { 1 } else { blocks },
-            kv_dtype: self.dtype,
+            kv_format: self.dtype.into(),
             attention: &[spec],
             ..step_size(total, self.lengths.len(), longest * self.block_size)
         };
-        let mut step = device.step(&size).unwrap();
+        let mut queue = device.queue(&size).unwrap();
         for (slot, &length) in self.lengths.iter().enumerate() {
-            device.admit(&mut step, slot, &vec![0; length], &SamplingParams::default()).unwrap();
+            device.admit(&mut queue, slot, &vec![0; length], &SamplingParams::default()).unwrap();
         }
         let mut result = vec![f32::NAN; total * heads * head_dim];
         let offset = |s: usize| self.lengths[..s].iter().sum::<usize>();
@@ -111,17 +118,17 @@ impl Case {
             let tokens = vec![0; n];
             let rows_of: Vec<SeqRow<'_>> = rows
                 .iter()
-                .map(|&(s, start, count)| SeqRow {
-                    slot: s,
-                    start,
-                    count,
-                    decodes: self.decodes && count == 1,
-                    blocks: &tables[s][..(start + count).div_ceil(self.block_size)],
+                .map(|&(s, start, count)| {
+                    let blocks = &tables[s][..(start + count).div_ceil(self.block_size)];
+                    if self.decodes && count == 1 {
+                        SeqRow::decode(s, start, blocks)
+                    } else {
+                        SeqRow::prefill(s, start..start + count, blocks)
+                    }
                 })
                 .collect();
             let of_step = StepInput { tokens: &tokens, rows: &rows_of, outputs: &[], samples: &[] };
-            device.begin(&mut step, &of_step).unwrap();
-            device.prepare(&mut step).unwrap();
+            let step = open(device, &mut queue, &of_step);
             let mut qkv = upload(device, &input, cols);
             device.prologue(&step, &mut qkv, &prologue, &mut kv).unwrap();
             let mut out = device.buf(n, heads * head_dim).unwrap();
@@ -137,7 +144,7 @@ impl Case {
         result
     }
 
-    /// Sequences of heads that cards decode by a kernel of their own, some of which have several splits.
+    /// Sequences with head sizes for which GPUs have a decode kernel; some have several splits.
     pub(crate) fn decoding(seed: u64) -> Case {
         let mut rng = Rng(seed);
         let (kv_heads, group, head_dim) =
@@ -156,7 +163,8 @@ impl Case {
         }
     }
 
-    /// All but the last five tokens of each sequence as prompts, then these one by one: with all sequences in a step, and with each alone.
+    /// Two plans: all but the last five tokens of each sequence as a prompt, then these one by one.
+    /// The first plan runs all sequences together, the second each alone.
     pub(crate) fn prompts_then_decoding(&self) -> (Plan, Plan) {
         let of = |s: usize| {
             let prompt = self.lengths[s] - 5;
@@ -164,7 +172,7 @@ impl Case {
             first.chain((prompt..self.lengths[s]).map(move |at| (s, at, 1))).collect::<Vec<_>>()
         };
         let all: Vec<_> = (0..self.lengths.len()).map(of).collect();
-        // The last sequence begins when the others decode.
+        // The last sequence begins while the others decode.
         let last = self.lengths.len() - 1;
         let mut together: Plan = vec![(0..last).map(|s| all[s][0]).collect()];
         together.extend((0..=5).map(|i| {
@@ -179,12 +187,12 @@ impl Case {
         (together, all.concat().into_iter().map(|row| vec![row]).collect())
     }
 
-    /// Everything in one step.
+    /// All sequences in one step.
     pub(crate) fn whole(&self) -> Plan {
         vec![self.lengths.iter().enumerate().map(|(s, &n)| (s, 0, n)).collect()]
     }
 
-    /// Random chunks, random company.
+    /// Random chunks in random batches.
     pub(crate) fn chunked(&self, rng: &mut Rng) -> Plan {
         let mut done = vec![0; self.lengths.len()];
         let mut plan = Vec::new();
@@ -240,8 +248,9 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
     #[test]
-    fn matches_the_reference(case in case_with_prologue()) {
-        // Rounding to a short type after a rotation may go either way; without one the cached numbers are the same.
+    fn attention_matches_the_reference(case in case_with_prologue()) {
+        // After a rotation, rounding to 16 bits may go either way. Without one the cached numbers
+        // are equal.
         let exact = case.dtype == DType::F32 || (case.rope.is_none() && !case.head_norm);
         let want = case.run(&Reference, &case.whole());
         for cpu in CPUS.iter().step_by(2) {
@@ -251,7 +260,7 @@ proptest! {
     }
 
     #[test]
-    fn chunks_company_and_threads_are_invisible(case in case_with_prologue(), seed: u64) {
+    fn chunks_batches_and_threads_do_not_change_bits(case in case_with_prologue(), seed: u64) {
         for pair in CPUS.chunks(2) {
             let whole = case.run(&pair[0], &case.whole());
             assert_same_bits("threads", &case.run(&pair[1], &case.whole()), &whole);
@@ -261,7 +270,7 @@ proptest! {
     }
 
     #[test]
-    fn what_is_not_seen_does_not_matter(mut case in case(), inf: bool, seed: u64) {
+    fn unwritten_cache_slots_do_not_matter(mut case in case(), inf: bool, seed: u64) {
         let clean = case.clone();
         case.garbage = if inf { f32::INFINITY } else { f32::NAN };
         for cpu in CPUS.iter().skip(1).step_by(2) {
@@ -271,9 +280,9 @@ proptest! {
     }
 }
 
-/// Several segments, long enough for all threads.
+/// The contexts have several segments, long enough for all threads.
 #[test]
-fn long_contexts() {
+fn long_contexts_match_the_reference() {
     for (dtype, window) in [(DType::F32, None), (DType::BF16, Some(700))] {
         let case = Case {
             layout: QkvLayout { heads: 4, kv_heads: 2, head_dim: 32 },
@@ -295,8 +304,9 @@ fn long_contexts() {
 }
 
 #[test]
-fn odd_block_sizes_are_refused() {
-    let spec = |block_size| KvSpec { blocks: 2, block_size, kv_heads: 1, head_dim: 8, dtype: DType::F32 };
+fn unsupported_block_sizes_are_errors() {
+    let format = DType::F32.into();
+    let spec = |block_size| KvSpec { blocks: 2, block_size, heads: 1, key_dim: 8, value_dim: 8, format };
     for size in [0, 1, 8, 17] {
         assert!(CPUS[0].kv(spec(size)).is_err());
     }

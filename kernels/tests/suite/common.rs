@@ -1,13 +1,17 @@
-//! What the tests of all devices share: inputs, uploads through the public operations, and comparisons.
+//! Helpers for the tests of all backends: inputs, uploads through the public operations, and
+//! comparisons.
 
 use std::sync::LazyLock;
 
+use bytes::Bytes;
 use millrace_kernels::cpu::{Cpu, CpuOptions, Isa};
 use millrace_kernels::{
-    Backend, DType, HostTensor, MatrixFormat, Part, SamplingParams, SeqRow, StepInput, StepSize,
+    Backend, DType, HostTensor, OpenStep, Part, SamplingParams, Segment, SeqRow, StepInput, StepSize,
+    WeightFormat,
 };
 
-/// One backend of one and one of several threads for every instruction set of this machine.
+/// CPU backends for every instruction set of this machine, one with a single thread and one with
+/// several.
 pub(crate) static CPUS: LazyLock<Vec<Cpu>> = LazyLock::new(|| {
     let mut all = Vec::new();
     for isa in Isa::available() {
@@ -18,7 +22,7 @@ pub(crate) static CPUS: LazyLock<Vec<Cpu>> = LazyLock::new(|| {
     all
 });
 
-/// SplitMix64 (Steele, Lea and Flood), for inputs only.
+/// The generator SplitMix64 (Steele, Lea and Flood), for inputs only.
 pub(crate) struct Rng(pub(crate) u64);
 
 impl Rng {
@@ -33,7 +37,7 @@ impl Rng {
         (self.next() % n as u64) as usize
     }
 
-    /// Uniform in [-1, 1).
+    /// A uniform number in [-1, 1).
     pub(crate) fn unit(&mut self) -> f32 {
         (self.next() >> 40) as f32 / (1u64 << 23) as f32 - 1.0
     }
@@ -55,8 +59,8 @@ pub(crate) fn bytes(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|v| v.to_le_bytes()).collect()
 }
 
-pub(crate) fn tensor(bytes: &[u8], rows: usize, cols: usize) -> HostTensor<'_> {
-    HostTensor { dtype: DType::F32, rows, cols, bytes }
+pub(crate) fn tensor(bytes: &[u8], rows: usize, cols: usize) -> HostTensor {
+    HostTensor::dense(DType::F32, rows, cols, Bytes::copy_from_slice(bytes))
 }
 
 /// A matrix of `values`, `[len / cols, cols]`.
@@ -64,17 +68,19 @@ pub(crate) fn matrix<B: Backend>(
     device: &B,
     values: &[f32],
     cols: usize,
-    format: impl Into<MatrixFormat>,
+    format: impl Into<WeightFormat>,
 ) -> B::Matrix {
     let bytes = bytes(values);
-    device.matrix(&[Part::whole(tensor(&bytes, values.len() / cols, cols))], format.into()).unwrap()
+    let parts = [Part::whole(tensor(&bytes, values.len() / cols, cols))];
+    device.matrix(&[Segment::new(&parts, format)]).unwrap()
 }
 
 pub(crate) fn vector<B: Backend>(device: &B, values: &[f32]) -> B::Vector {
     device.vector(&[Part::whole(tensor(&bytes(values), 1, values.len()))]).unwrap()
 }
 
-/// The sizes of steps of this many tokens and rows in single precision, with tables for `positions` positions.
+/// The size of steps with this many tokens and rows in single precision, and block tables for
+/// `positions` positions.
 pub(crate) fn step_size(tokens: usize, rows: usize, positions: usize) -> StepSize<'static> {
     StepSize {
         tokens,
@@ -82,35 +88,53 @@ pub(crate) fn step_size(tokens: usize, rows: usize, positions: usize) -> StepSiz
         sequence_tokens: positions,
         blocks: positions.div_ceil(16),
         block_size: 16,
-        kv_dtype: DType::F32,
+        kv_format: DType::F32.into(),
         vocab: 1,
         attention: &[],
     }
 }
 
-/// A step of one sequence of these tokens, whose blocks are all the first one.
-pub(crate) fn begun<B: Backend>(device: &B, tokens: &[u32], outputs: &[u32]) -> B::Step {
-    let (n, blocks) = (tokens.len(), vec![0; tokens.len().div_ceil(16)]);
-    let mut step = device.step(&step_size(n, 1, n)).unwrap();
-    device.admit(&mut step, 0, tokens, &SamplingParams::default()).unwrap();
-    let rows = [SeqRow { slot: 0, start: 0, count: n, decodes: false, blocks: &blocks }];
-    device.begin(&mut step, &StepInput { tokens, rows: &rows, outputs, samples: &[] }).unwrap();
-    device.prepare(&mut step).unwrap();
-    step
+/// Creates a queue for steps of one sequence of `tokens` tokens.
+pub(crate) fn queue<B: Backend>(device: &B, tokens: usize) -> B::Queue {
+    device.queue(&step_size(tokens, 1, tokens)).unwrap()
 }
 
-/// Activations that hold `values`: the rows of an embedding.
+/// Opens a step of one sequence with these tokens. All of its blocks are block 0.
+pub(crate) fn opened<'q, B: Backend>(
+    device: &B,
+    queue: &'q mut B::Queue,
+    tokens: &[u32],
+    outputs: &[u32],
+) -> OpenStep<'q, B::Queue> {
+    let (n, blocks) = (tokens.len(), vec![0; tokens.len().div_ceil(16)]);
+    device.admit(queue, 0, tokens, &SamplingParams::default()).unwrap();
+    let rows = [SeqRow::prefill(0, 0..n, &blocks)];
+    open(device, queue, &StepInput { tokens, rows: &rows, outputs, samples: &[] })
+}
+
+/// Opens the step that `input` describes.
+pub(crate) fn open<'q, B: Backend>(
+    device: &B,
+    queue: &'q mut B::Queue,
+    input: &StepInput<'_>,
+) -> OpenStep<'q, B::Queue> {
+    device.prepare(device.begin(queue, input).unwrap()).unwrap()
+}
+
+/// Activations that hold `values`, made by an embedding.
 pub(crate) fn upload<B: Backend>(device: &B, values: &[f32], cols: usize) -> B::Buf {
     let n = values.len() / cols;
     let table = matrix(device, values, cols, DType::F32);
     let tokens: Vec<u32> = (0..n as u32).collect();
-    let step = begun(device, &tokens, &[]);
+    let mut queue = queue(device, n);
+    let step = opened(device, &mut queue, &tokens, &[]);
     let mut buf = device.buf(n, cols).unwrap();
     device.embed(&step, &table, 0, &mut buf).unwrap();
     buf
 }
 
-/// The largest difference must stay below `tolerance` times the largest magnitude of `want` (at least 1e-3).
+/// Asserts that all differences are at most `tolerance` times the largest magnitude of `want` (at
+/// least 1e-3).
 pub(crate) fn assert_close(name: &str, got: &[f32], want: &[f32], tolerance: f32) {
     assert_eq!(got.len(), want.len(), "{name}");
     let size = want.iter().fold(1e-3f32, |m, w| m.max(w.abs()));

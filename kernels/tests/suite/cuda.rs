@@ -1,12 +1,14 @@
-//! The CUDA backend, in single precision on a simulated card, against the reference. The kernels have tests of their own; here it is
-//! about what the backend makes of them.
+//! Tests of the CUDA backend, in single precision on the simulated GPU, against the reference. The
+//! kernels have tests of their own; these cover how the backend combines them.
 
+use std::collections::VecDeque;
 use std::sync::{Arc, LazyLock};
 
 use millrace_kernels::cuda::{Cuda, Device, Simulated};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{
-    Backend, DType, SampleRow, Sampled, SamplingParams, ScoreRow, SeqRow, StepInput, StepSize,
+    Backend, DType, ForwardOps, ModelLoading, SampleRow, Sampled, SampledRows, SamplingParams, ScoreRow,
+    SeqRow, StepInput, StepQueue, StepSize,
 };
 use proptest::prelude::{ProptestConfig, proptest};
 
@@ -20,7 +22,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(6))]
 
     #[test]
-    fn rows_match(n in 1usize..6, cols in 1usize..300, seed: u64) {
+    fn rowwise_operations_match_the_reference(n in 1usize..6, cols in 1usize..300, seed: u64) {
         let mut rng = Rng(seed);
         let (x, branch, weight) = (rng.values(n * cols), rng.values(n * cols), rng.values(cols));
         let got = rows::norms(&*CUDA, &x, &branch, &weight);
@@ -37,7 +39,7 @@ proptest! {
     }
 
     #[test]
-    fn products_match(n in 1usize..20, cols in 1usize..100, out in 1usize..60, bias: bool, seed: u64) {
+    fn linear_matches_the_reference(n in 1usize..20, cols in 1usize..100, out in 1usize..60, bias: bool, seed: u64) {
         let case = linear::Case::new(n, cols, out, bias, DType::F32, seed);
         let all = case.run(&*CUDA);
         assert_close("linear", &all, &case.run(&Reference), 1e-5);
@@ -45,7 +47,7 @@ proptest! {
     }
 
     #[test]
-    fn attention_matches(case in attention::case_with_prologue(), seed: u64) {
+    fn attention_matches_the_reference(case in attention::case_with_prologue(), seed: u64) {
         let exact = case.dtype == DType::F32;
         let want = case.run(&Reference, &case.whole());
         let got = case.run(&*CUDA, &case.whole());
@@ -56,7 +58,7 @@ proptest! {
 }
 
 #[test]
-fn embeds_rows_of_a_slice() {
+fn embed_of_a_slice_matches_the_reference() {
     let table = Rng(1).values(20 * 48);
     let tokens = [3, 60, 41, 59, 40, 0];
     let slice = (&table[..], 40);
@@ -64,8 +66,9 @@ fn embeds_rows_of_a_slice() {
     assert_same_bits("embed", &linear::embed(&*CUDA, slice, 48, DType::F32, &tokens), &want);
 }
 
-/// Two steps of sequences that decode, the second one asked for before the first one's tokens are taken: what they choose, and what the second
-/// one's inputs are as the rows of an embedding.
+/// Runs two steps of decoding sequences. A device that can run ahead is given the second step
+/// before the first one's tokens are collected. Returns the sampled tokens, and the second step's
+/// inputs as the rows of an embedding.
 fn two_steps<B: Backend>(
     device: &B,
     logits: [&[f32]; 2],
@@ -73,21 +76,19 @@ fn two_steps<B: Backend>(
 ) -> (Vec<Sampled>, Vec<f32>) {
     let (n, vocab) = (params.len(), logits[0].len() / params.len());
     let (prompt, blocks) = ([1, 2, 3], [0]);
-    let mut step = device.step(&StepSize { vocab, ..step_size(n, n, 16) }).unwrap();
+    let mut queue = device.queue(&StepSize { vocab, ..step_size(n, n, 16) }).unwrap();
     let identity: Vec<f32> = (0..vocab).map(|id| id as f32).collect();
     let (table, mut out) = (matrix(device, &identity, 1, DType::F32), device.buf(n, 1).unwrap());
     for (slot, params) in params.iter().enumerate() {
-        device.admit(&mut step, slot, &prompt, params).unwrap();
+        device.admit(&mut queue, slot, &prompt, params).unwrap();
     }
-    let mut chosen = Vec::new();
+    let (mut chosen, mut finished) = (SampledRows::default(), VecDeque::new());
     for (i, logits) in logits.into_iter().enumerate() {
-        // Whoever runs ahead does not know the first step's tokens yet.
-        let sampled = |slot: usize| chosen.get(slot).map_or(0, |sampled: &Sampled| sampled.token);
+        // A device that runs ahead does not know the first step's tokens yet.
+        let sampled = |slot: usize| chosen.tokens().get(slot).map_or(0, |sampled| sampled.token);
         let known: Vec<Vec<u32>> =
             (0..n).map(|slot| prompt.into_iter().chain((0..i).map(|_| sampled(slot))).collect()).collect();
-        let rows: Vec<SeqRow<'_>> = (0..n)
-            .map(|slot| SeqRow { slot, start: 2 + i, count: 1, decodes: true, blocks: &blocks })
-            .collect();
+        let rows: Vec<SeqRow<'_>> = (0..n).map(|slot| SeqRow::decode(slot, 2 + i, &blocks)).collect();
         let samples: Vec<SampleRow<'_>> = params
             .iter()
             .zip(&known)
@@ -96,31 +97,32 @@ fn two_steps<B: Backend>(
         let tokens: Vec<u32> = known.iter().map(|tokens| tokens[2 + i]).collect();
         let outputs: Vec<u32> = (0..n as u32).collect();
         let input = StepInput { tokens: &tokens, rows: &rows, outputs: &outputs, samples: &samples };
-        device.begin(&mut step, &input).unwrap();
-        device.prepare(&mut step).unwrap();
+        let mut step = open(device, &mut queue, &input);
         device.embed(&step, &table, 0, &mut out).unwrap();
         device.sample(&mut step, &mut upload(device, logits, vocab), &samples).unwrap();
-        device.append(&mut step).unwrap();
-        device.finish(&mut step).unwrap();
+        let step = device.append(step).unwrap();
+        finished.push_back(device.finish(step).unwrap());
         if device.steps_ahead() == 1 {
-            device.collect(&mut step, &mut chosen).unwrap();
+            device.collect(&mut queue, finished.pop_front().unwrap(), &mut chosen).unwrap();
         }
     }
-    while chosen.len() < 2 * n {
-        device.collect(&mut step, &mut chosen).unwrap();
+    for step in finished {
+        device.collect(&mut queue, step, &mut chosen).unwrap();
     }
-    (chosen, device.read(&out, n).unwrap())
+    assert_eq!(chosen.len(), 2 * n);
+    (chosen.tokens().to_vec(), device.read(&out, n).unwrap())
 }
 
 #[test]
-fn copies_rows() {
+fn copy_rows_copies_only_these_rows() {
     let x = Rng(3).values(9 * 33);
     assert_same_bits("copy", &rows::copy(&*CUDA, &x, 33, 2, 5, 3), &rows::copied(&x, 33, 2, 5, 3));
 }
 
-/// Ties, numbers that are none, and a row of nothing else; as many rows as there is room for, and none.
+/// Covers ties, NaN and infinity, a row without finite logits, the largest number of rows, and no
+/// rows.
 #[test]
-fn scores_as_the_reference_does() {
+fn scores_match_the_reference() {
     for (vocab, n) in [(1, 2), (400, 5), (4099, 3), (9000, 7)] {
         let mut logits: Vec<f32> =
             Rng(vocab as u64).values(n * vocab).iter().map(|x| (x * 40.0).round() / 4.0).collect();
@@ -131,11 +133,13 @@ fn scores_as_the_reference_does() {
             (0..n).map(|i| ScoreRow { token: token(i), top_n: i.min(vocab) as u32 % 5 }).collect();
         let size = StepSize { vocab, ..step_size(n, n, 1) };
         let (mut got, mut want) = (Vec::new(), Vec::new());
-        let mut step = CUDA.step(&size).unwrap();
+        let mut queue = CUDA.queue(&size).unwrap();
+        let mut step = opened(&*CUDA, &mut queue, &[0], &[0]).without_sampling();
         for rows in [&rows[..], &[]] {
             CUDA.score(&mut step, &mut upload(&*CUDA, &logits, vocab), rows, &mut got).unwrap();
         }
-        let mut step = Reference.step(&size).unwrap();
+        let mut queue = Reference.queue(&size).unwrap();
+        let mut step = opened(&Reference, &mut queue, &[0], &[0]).without_sampling();
         Reference.score(&mut step, &mut upload(&Reference, &logits, vocab), &rows, &mut want).unwrap();
         assert_eq!(got.len(), n);
         let close = |g: f32, w: f32| g == w || g.is_nan() && w.is_nan() || (g - w).abs() < 1e-5;
@@ -149,7 +153,7 @@ fn scores_as_the_reference_does() {
 }
 
 #[test]
-fn chooses_what_the_reference_chooses_a_step_ahead() {
+fn samples_one_step_ahead_match_the_reference() {
     let (vocab, n) = (500, 8);
     let logits = [Rng(9).values(n * vocab), Rng(10).values(n * vocab)];
     let params: Vec<SamplingParams> = (0..n as u64)
@@ -180,13 +184,13 @@ fn chooses_what_the_reference_chooses_a_step_ahead() {
         );
     }
     assert_eq!(got_inputs, want_inputs);
-    // What was generated before counts; an end token comes when it may.
+    // The penalties count the tokens of the first step, and an end token comes as soon as it may.
     assert_eq!((want[n + 5].token, want[6].token, want[n + 6].token), (want[5].token, 7, 9));
 }
 
-/// Rows that decode have a kernel of their own, whose results depend on nothing else in the step.
+/// Decoding rows have a kernel of their own, whose results depend on nothing else in the step.
 #[test]
-fn decoding_is_the_same_in_any_company() {
+fn decoding_does_not_depend_on_the_batch() {
     let bf16 = Cuda::new(CUDA.device().clone(), DType::BF16);
     for seed in 0..3 {
         let case = attention::Case::decoding(seed);
@@ -197,16 +201,16 @@ fn decoding_is_the_same_in_any_company() {
     }
 }
 
-/// Tokens and biases of new sequences that there is no room for beside a step go before it.
+/// Tokens and biases of new sequences that do not fit into a step's upload are uploaded before it.
 #[test]
-fn more_new_tokens_and_biases_than_a_step_has_room_for() {
+fn tokens_and_biases_beyond_one_upload_arrive() {
     let (vocab, longest) = (3000, 3000);
-    let mut step = CUDA.step(&StepSize { vocab, ..step_size(4, 3, longest) }).unwrap();
+    let mut queue = CUDA.queue(&StepSize { vocab, ..step_size(4, 3, longest) }).unwrap();
     let identity: Vec<f32> = (0..vocab).map(|id| id as f32).collect();
     let (table, mut out) = (matrix(&*CUDA, &identity, 1, DType::F32), CUDA.buf(4, 1).unwrap());
     let prompts: Vec<Vec<u32>> =
         (0..3).map(|slot| (0..longest as u32 - slot).map(|i| (i * 7 + slot) % 3000).collect()).collect();
-    // The last bias of each is the one that counts.
+    // The last bias of each sequence is the largest.
     let params: Vec<SamplingParams> = (0..3u32)
         .map(|slot| {
             let logit_bias = (0..2000).map(|i| ((i + 500 * slot) % 3000, i as f32)).collect();
@@ -214,7 +218,7 @@ fn more_new_tokens_and_biases_than_a_step_has_room_for() {
         })
         .collect();
     for (slot, (tokens, params)) in prompts.iter().zip(&params).enumerate() {
-        CUDA.admit(&mut step, slot, tokens, params).unwrap();
+        CUDA.admit(&mut queue, slot, tokens, params).unwrap();
     }
     let blocks: Vec<u32> = (0..longest.div_ceil(16) as u32).collect();
     let rows: Vec<SeqRow<'_>> = prompts
@@ -223,7 +227,7 @@ fn more_new_tokens_and_biases_than_a_step_has_room_for() {
         .map(|(slot, prompt)| {
             let count = if slot == 0 { 2 } else { 1 };
             let start = prompt.len() - count;
-            SeqRow { slot, start, count, decodes: false, blocks: &blocks[..prompt.len().div_ceil(16)] }
+            SeqRow::prefill(slot, start..start + count, &blocks[..prompt.len().div_ceil(16)])
         })
         .collect();
     let samples: Vec<SampleRow<'_>> = prompts
@@ -231,19 +235,15 @@ fn more_new_tokens_and_biases_than_a_step_has_room_for() {
         .zip(&params)
         .map(|(tokens, params)| SampleRow { params, tokens, prompt_len: tokens.len(), allowed: None })
         .collect();
-    CUDA.begin(
-        &mut step,
-        &StepInput { tokens: &[0; 4], rows: &rows, outputs: &[1, 2, 3], samples: &samples },
-    )
-    .unwrap();
-    CUDA.prepare(&mut step).unwrap();
+    let input = StepInput { tokens: &[0; 4], rows: &rows, outputs: &[1, 2, 3], samples: &samples };
+    let mut step = open(&*CUDA, &mut queue, &input);
     CUDA.embed(&step, &table, 0, &mut out).unwrap();
     CUDA.sample(&mut step, &mut upload(&*CUDA, &vec![0.0; 3 * vocab], vocab), &samples).unwrap();
-    CUDA.append(&mut step).unwrap();
-    CUDA.finish(&mut step).unwrap();
-    let mut chosen = Vec::new();
-    CUDA.collect(&mut step, &mut chosen).unwrap();
+    let step = CUDA.append(step).unwrap();
+    let step = CUDA.finish(step).unwrap();
+    let mut chosen = SampledRows::default();
+    CUDA.collect(&mut queue, step, &mut chosen).unwrap();
     let last = |slot: usize, back: usize| prompts[slot][prompts[slot].len() - back] as f32;
     assert_eq!(CUDA.read(&out, 4).unwrap(), [last(0, 2), last(0, 1), last(1, 1), last(2, 1)]);
-    assert_eq!(chosen.iter().map(|sampled| sampled.token).collect::<Vec<_>>(), [1999, 2499, 2999]);
+    assert_eq!(chosen.tokens().iter().map(|sampled| sampled.token).collect::<Vec<_>>(), [1999, 2499, 2999]);
 }

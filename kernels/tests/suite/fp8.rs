@@ -1,15 +1,18 @@
-//! Weights as FP8 on a simulated card, against the reference, whose weights are the numbers that their bytes and factors stand for.
+//! Tests of FP8 weights on the simulated GPU against the reference, whose weights are the numbers
+//! that the bytes and scales stand for.
 
 use std::sync::Arc;
 
 use millrace_kernels::cuda::{Cuda, Device, Simulated};
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, DType, HostTensor, MatrixFormat, Part, ProductShape, fp8};
+use millrace_kernels::{
+    Backend, DType, ForwardOps, HostTensor, ModelLoading, Part, ProductShape, Segment, WeightFormat, fp8,
+};
 use proptest::prelude::{ProptestConfig, proptest};
 
 use crate::common::*;
 
-fn card(dtype: DType, batch_invariant: bool) -> Cuda {
+fn simulated_gpu(dtype: DType, batch_invariant: bool) -> Cuda {
     Cuda::new(Device::new(Arc::new(Simulated::new().unwrap())), dtype).batch_invariant(batch_invariant)
 }
 
@@ -25,7 +28,7 @@ impl Case {
     fn new(n: usize, cols: usize, out: usize, bias: bool, dtype: DType, seed: u64) -> Case {
         let mut rng = Rng(seed);
         let x = rng.values(n * cols).iter().map(|x| dtype.round(*x)).collect();
-        // Outputs of very different sizes: a single factor would lose the small ones.
+        // The outputs have very different magnitudes: a single scale would lose the small ones.
         let size = |at: usize| [1.0, 0.01, 30.0][at / cols % 3];
         let w = rng.values(out * cols).iter().enumerate().map(|(at, w)| w * size(at)).collect();
         let bias = bias.then(|| rng.values(out));
@@ -36,27 +39,28 @@ impl Case {
         self.w.len() / self.cols
     }
 
-    /// The product of activations of type `dtype`, with the weight in two parts.
+    /// The product with activations of type `dtype` and a weight of two parts.
     fn run<B: Backend>(&self, device: &B, dtype: DType) -> Vec<f32> {
         let (n, cols, outputs) = (self.n, self.cols, self.outputs());
         let product =
-            ProductShape { inputs: cols, outputs, format: MatrixFormat::Fp8, logits: false, rows: n };
+            ProductShape { inputs: cols, outputs, format: WeightFormat::Fp8, logits: false, rows: n };
         device.tune(&[product]).unwrap();
         let bytes = bytes(&self.w);
-        let whole = HostTensor { dtype: DType::F32, rows: outputs, cols, bytes: &bytes };
-        let part = |rows| Part { tensor: whole, rows, cols: 0..cols };
-        let w =
-            device.matrix(&[part(0..outputs / 3), part(outputs / 3..outputs)], MatrixFormat::Fp8).unwrap();
+        let whole = HostTensor::dense(DType::F32, outputs, cols, bytes.into());
+        let part = |rows| Part { tensor: whole.clone(), rows, cols: 0..cols };
+        let parts = [part(0..outputs / 3), part(outputs / 3..outputs)];
+        let w = device.matrix(&[Segment::new(&parts, WeightFormat::Fp8)]).unwrap();
         let bias = self.bias.as_ref().map(|b| vector(device, b));
         let tokens: Vec<u32> = (0..n as u32).collect();
-        let (step, table) = (begun(device, &tokens, &[]), matrix(device, &self.x, cols, dtype));
+        let (mut queue, table) = (queue(device, n), matrix(device, &self.x, cols, dtype));
+        let step = opened(device, &mut queue, &tokens, &[]);
         let (mut x, mut out) = (device.buf(n, cols).unwrap(), device.buf(n, outputs).unwrap());
         device.embed(&step, &table, 0, &mut x).unwrap();
         device.linear(n, &x, &w, bias.as_ref(), &mut out).unwrap();
         device.read(&out, n).unwrap()
     }
 
-    /// The same with activations as the device quantises them.
+    /// The same case with activations quantized as the device quantizes them.
     fn quantized(&self) -> Case {
         let mut x = self.x.clone();
         let mut row_bytes = vec![0; self.cols];
@@ -68,7 +72,8 @@ impl Case {
     }
 }
 
-/// Each element within rounding of `dtype`, twice where a bias is added to what was rounded, and within the error of f32 sums.
+/// Asserts that each element is within rounding of `dtype` (twice where a bias is added to a
+/// rounded sum) and within the error of f32 sums.
 fn assert_near(case: &Case, got: &[f32], want: &[f32], dtype: DType) {
     let relative = match dtype {
         DType::F32 => 1e-6,
@@ -87,50 +92,53 @@ fn assert_near(case: &Case, got: &[f32], want: &[f32], dtype: DType) {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(8))]
 
-    /// Up to 16 rows activations stay as they are; so do all of single precision, and of those that must not depend on their number.
+    /// Activations are not quantized for up to 16 rows, in single precision, and if results must
+    /// not depend on the number of rows.
     #[test]
-    fn activations_stay_as_they_are(
+    fn activations_of_few_rows_are_not_quantized(
         n in 1usize..17, cols in 1usize..300, out in 3usize..60, bias: bool, dtype in 0usize..3, invariant: bool, seed: u64,
     ) {
         let dtype = DTYPES[dtype];
         let n = if invariant || dtype == DType::F32 { 2 * n } else { n };
         let case = Case::new(n, cols, out, bias, dtype, seed);
-        let got = case.run(&card(dtype, invariant), dtype);
+        let got = case.run(&simulated_gpu(dtype, invariant), dtype);
         assert_near(&case, &got, &case.run(&Reference, DType::F32), dtype);
     }
 
     #[test]
-    fn many_rows_become_fp8(
+    fn activations_of_many_rows_are_quantized(
         n in 17usize..40, cols in 1usize..300, out in 3usize..60, bias: bool, dtype in 1usize..3, seed: u64,
     ) {
         let dtype = DTYPES[dtype];
         let case = Case::new(n, cols, out, bias, dtype, seed);
-        let got = case.run(&card(dtype, false), dtype);
+        let got = case.run(&simulated_gpu(dtype, false), dtype);
         assert_near(&case, &got, &case.quantized().run(&Reference, DType::F32), dtype);
     }
 }
 
-/// What does not depend on the number of rows has the same bits alone.
+/// In batch-invariant mode a row has the same bits alone as in a batch.
 #[test]
-fn a_row_is_the_same_alone_if_it_must() {
+fn batch_invariant_rows_have_the_same_bits_alone() {
     let case = Case::new(40, 200, 50, true, DType::BF16, 3);
-    let all = case.run(&card(DType::BF16, true), DType::BF16);
+    let all = case.run(&simulated_gpu(DType::BF16, true), DType::BF16);
     for row in [0, 39] {
         let alone = Case { n: 1, x: case.x[row * 200..(row + 1) * 200].to_vec(), ..case.quantized() };
-        let alone = alone.run(&card(DType::BF16, true), DType::BF16);
+        let alone = alone.run(&simulated_gpu(DType::BF16, true), DType::BF16);
         assert_same_bits("row alone", &alone, &all[row * 50..(row + 1) * 50]);
     }
 }
 
 #[test]
-fn what_cannot_be_held_or_was_not_announced_is_refused() {
-    let device = card(DType::BF16, false);
+fn nan_weights_untuned_products_and_packed_embeddings_are_errors() {
+    let device = simulated_gpu(DType::BF16, false);
     let bad = bytes(&[1.0, f32::NAN]);
-    let part = Part::whole(HostTensor { dtype: DType::F32, rows: 1, cols: 2, bytes: &bad });
-    assert!(device.matrix(&[part], MatrixFormat::Fp8).unwrap_err().to_string().contains("NaN"));
-    let w = matrix(&device, &[1.0; 32], 16, MatrixFormat::Fp8);
+    let parts = [Part::whole(HostTensor::dense(DType::F32, 1, 2, bad.into()))];
+    let error = device.matrix(&[Segment::new(&parts, WeightFormat::Fp8)]).unwrap_err().to_string();
+    assert!(error.contains("NaN"), "{error}");
+    let w = matrix(&device, &[1.0; 32], 16, WeightFormat::Fp8);
     let (x, mut out) = (device.buf(1, 16).unwrap(), device.buf(1, 2).unwrap());
     assert!(device.linear(1, &x, &w, None, &mut out).unwrap_err().to_string().contains("not announced"));
-    let step = begun(&device, &[0], &[]);
+    let mut queue = queue(&device, 1);
+    let step = opened(&device, &mut queue, &[0], &[]);
     assert!(device.embed(&step, &w, 0, &mut device.buf(1, 16).unwrap()).is_err());
 }

@@ -1,7 +1,7 @@
-//! The matrix product and the embedding.
+//! Tests of the matrix product and the embedding.
 
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, DType, HostTensor, MatrixFormat, Part};
+use millrace_kernels::{Backend, DType, HostTensor, ModelLoading, Part, Segment, WeightFormat};
 use proptest::prelude::{ProptestConfig, prop, proptest};
 
 use crate::common::*;
@@ -42,7 +42,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
-    fn matches_the_reference(
+    fn linear_matches_the_reference(
         n in 1usize..60, cols in 1usize..200, out in 1usize..150, bias: bool, dtype in 0usize..3, seed: u64,
     ) {
         let case = Case::new(n, cols, out, bias, DTYPES[dtype], seed);
@@ -53,7 +53,7 @@ proptest! {
     }
 
     #[test]
-    fn a_row_does_not_see_the_others(
+    fn a_row_does_not_depend_on_the_others(
         n in 2usize..80, cols in 500usize..1100, out in 1usize..140, bias: bool, dtype in 0usize..3, seed: u64,
     ) {
         let case = Case::new(n, cols, out, bias, DTYPES[dtype], seed);
@@ -67,12 +67,12 @@ proptest! {
     }
 
     #[test]
-    fn embeds_rows(
+    fn embed_matches_the_reference(
         tokens in prop::collection::vec(0u32..70, 1..40), cols in 1usize..80, dtype in 0usize..3, first in 0usize..69,
     ) {
         let table = Rng(1).values(70 * cols);
         let want = embed(&Reference, (&table, 0), cols, DTYPES[dtype], &tokens);
-        // A slice of the rows gives those that it has, and zeros for the others.
+        // A slice of the rows returns the rows that it contains, and zeros for the others.
         let held = first..(first + 20).min(70);
         let slice = (&table[held.start * cols..held.end * cols], first);
         let of_slice = embed(&Reference, slice, cols, DTYPES[dtype], &tokens);
@@ -97,26 +97,23 @@ pub(crate) fn embed<B: Backend>(
 ) -> Vec<f32> {
     let table = matrix(device, table, cols, dtype);
     let n = tokens.len();
-    let step = begun(device, tokens, &[]);
+    let mut queue = queue(device, n);
+    let step = opened(device, &mut queue, tokens, &[]);
     let mut out = device.buf(n, cols).unwrap();
     device.embed(&step, &table, first, &mut out).unwrap();
     device.read(&out, n).unwrap()
 }
 
-/// Parts are stacked, cut out of their tensors, and widened from any type.
+/// Parts are cut out of their tensors, converted from any type, and stacked.
 #[test]
-fn parts_make_one_matrix() {
+fn parts_are_stacked_into_one_matrix() {
     let mut rng = Rng(7);
     let (a, b) = (rng.values(5 * 8), rng.values(4 * 6));
     let half: Vec<u8> = b.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect();
     let full = bytes(&a);
     let parts = [
         Part { tensor: tensor(&full, 5, 8), rows: 1..4, cols: 2..7 },
-        Part {
-            tensor: HostTensor { dtype: DType::F16, rows: 4, cols: 6, bytes: &half },
-            rows: 0..2,
-            cols: 1..6,
-        },
+        Part { tensor: HostTensor::dense(DType::F16, 4, 6, half.into()), rows: 0..2, cols: 1..6 },
     ];
     let mut want = Vec::new();
     want.extend((1..4).flat_map(|r| a[r * 8 + 2..r * 8 + 7].to_vec()));
@@ -124,8 +121,8 @@ fn parts_make_one_matrix() {
         (0..2).flat_map(|r| b[r * 6 + 1..r * 6 + 6].iter().map(|v| DType::F16.round(*v)).collect::<Vec<_>>()),
     );
     let identity: Vec<f32> = (0..25).map(|i| if i % 6 == 0 { 1.0 } else { 0.0 }).collect();
-    fn columns<B: Backend>(device: &B, parts: &[Part<'_>], identity: &[f32]) -> Vec<f32> {
-        let w = device.matrix(parts, DType::F32.into()).unwrap();
+    fn columns<B: Backend>(device: &B, parts: &[Part], identity: &[f32]) -> Vec<f32> {
+        let w = device.matrix(&[Segment::new(parts, DType::F32)]).unwrap();
         let x = upload(device, identity, 5);
         let mut out = device.buf(5, 5).unwrap();
         device.linear(5, &x, &w, None, &mut out).unwrap();
@@ -139,7 +136,7 @@ fn parts_make_one_matrix() {
 }
 
 #[test]
-fn wrong_shapes_are_refused() {
+fn invalid_shapes_are_errors() {
     let data = bytes(&[0.0; 12]);
     let whole = Part::whole(tensor(&data, 3, 4));
     let narrow = Part { cols: 0..3, ..whole.clone() };
@@ -148,9 +145,38 @@ fn wrong_shapes_are_refused() {
     let huge = Part::whole(tensor(&data, usize::MAX, 4));
     let cpu = &CPUS[0];
     for parts in [vec![], vec![whole.clone(), narrow], vec![outside], vec![truncated], vec![huge]] {
-        let format = DType::F32.into();
-        assert!(cpu.matrix(&parts, format).is_err() && Reference.matrix(&parts, format).is_err());
+        let segment = [Segment::new(&parts, DType::F32)];
+        assert!(cpu.matrix(&segment).is_err() && Reference.matrix(&segment).is_err());
     }
-    assert!(cpu.matrix(&[whole.clone(), whole.clone()], DType::BF16.into()).is_ok());
-    assert!(cpu.matrix(&[whole], MatrixFormat::Fp8).unwrap_err().to_string().contains("need a card"));
+    assert!(cpu.matrix(&[]).is_err() && Reference.matrix(&[]).is_err());
+    let twice = [whole.clone(), whole];
+    assert!(cpu.matrix(&[Segment::new(&twice, DType::BF16)]).is_ok());
+    let error = cpu.matrix(&[Segment::new(&twice, WeightFormat::Fp8)]).unwrap_err().to_string();
+    assert!(error.contains("need a GPU"), "{error}");
+}
+
+/// A matrix of several segments is the same as one of all their rows, where the formats are equal.
+#[test]
+fn segments_make_one_matrix() {
+    let values = Rng(5).values(6 * 8);
+    let data = bytes(&values);
+    let rows = |rows| Part { tensor: tensor(&data, 6, 8), rows, cols: 0..8 };
+    let (whole, first, rest) = ([rows(0..6)], [rows(0..2)], [rows(2..3), rows(3..6)]);
+    fn product<B: Backend>(device: &B, segments: &[Segment<'_>], x: &[f32]) -> Vec<f32> {
+        let (w, mut out) = (device.matrix(segments).unwrap(), device.buf(1, 6).unwrap());
+        device.linear(1, &upload(device, x, 8), &w, None, &mut out).unwrap();
+        device.read(&out, 1).unwrap()
+    }
+    let x = &values[..8];
+    for cpu in CPUS.iter() {
+        let segments = [Segment::new(&first, DType::BF16), Segment::new(&rest, DType::BF16)];
+        let want = product(cpu, &[Segment::new(&whole, DType::BF16)], x);
+        assert_same_bits(&cpu.name(), &product(cpu, &segments, x), &want);
+    }
+    // The reference keeps each segment in its own format; the CPU refuses to mix them.
+    let mixed = [Segment::new(&first, DType::F32), Segment::new(&rest, DType::F16)];
+    let got = product(&Reference, &mixed, x);
+    assert_eq!(got[..2], product(&Reference, &[Segment::new(&whole, DType::F32)], x)[..2]);
+    assert_eq!(got[2..], product(&Reference, &[Segment::new(&whole, DType::F16)], x)[2..]);
+    assert!(CPUS[0].matrix(&mixed).unwrap_err().to_string().contains("formats"));
 }

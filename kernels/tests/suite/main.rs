@@ -1,4 +1,5 @@
-//! Every operation of the fast devices against the reference, and the promises on determinism, bit for bit.
+//! Compares every operation of the CPU and CUDA backends with the reference, and checks their
+//! guarantees on determinism bit for bit.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 

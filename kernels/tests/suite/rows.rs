@@ -1,4 +1,4 @@
-//! Norms, gates and gathering.
+//! Tests of norms, gates, gathering and copying of rows.
 
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{Activation, Backend, Norm};
@@ -28,7 +28,8 @@ pub(crate) fn gate<B: Backend>(device: &B, x: &[f32], cols: usize) -> Vec<f32> {
 pub(crate) fn gather<B: Backend>(device: &B, x: &[f32], cols: usize, outputs: &[u32]) -> Vec<f32> {
     let n = x.len() / cols;
     let tokens = vec![0; n];
-    let step = begun(device, &tokens, outputs);
+    let mut queue = queue(device, n);
+    let step = opened(device, &mut queue, &tokens, outputs);
     let x = upload(device, x, cols);
     let mut out = device.buf(n, cols).unwrap();
     device.gather(&step, &x, &mut out).unwrap();
@@ -48,7 +49,7 @@ pub(crate) fn copy<B: Backend>(
     device.read(&out, to + n + 1).unwrap()
 }
 
-/// What [`copy`] must find: nothing else is touched.
+/// The expected result of [`copy`]: nothing but the copied rows changes.
 pub(crate) fn copied(x: &[f32], cols: usize, from: usize, n: usize, to: usize) -> Vec<f32> {
     let kept = |rows: usize| vec![7.0; rows * cols];
     [kept(to), x[from * cols..][..n * cols].to_vec(), kept(1)].concat()
@@ -58,7 +59,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn norms_match(n in 1usize..9, cols in 1usize..400, scale in 0.01f32..30.0, seed: u64) {
+    fn norms_match_the_reference(n in 1usize..9, cols in 1usize..400, scale in 0.01f32..30.0, seed: u64) {
         let mut rng = Rng(seed);
         let x: Vec<f32> = rng.values(n * cols).iter().map(|v| v * scale).collect();
         let (branch, weight) = (rng.values(n * cols), rng.values(cols));
@@ -79,7 +80,7 @@ proptest! {
     }
 
     #[test]
-    fn gates_match(n in 1usize..6, cols in 1usize..200, scale in 0.1f32..60.0, seed: u64) {
+    fn gates_match_the_reference(n in 1usize..6, cols in 1usize..200, scale in 0.1f32..60.0, seed: u64) {
         let x: Vec<f32> = Rng(seed).values(2 * n * cols).iter().map(|v| v * scale).collect();
         let want = gate(&Reference, &x, cols);
         for cpu in CPUS.iter() {
@@ -91,7 +92,7 @@ proptest! {
     }
 
     #[test]
-    fn rows_are_gathered(n in 1usize..20, cols in 1usize..40, keep: u32) {
+    fn gather_takes_the_output_rows(n in 1usize..20, cols in 1usize..40, keep: u32) {
         let x = Rng(3).values(n * cols);
         let outputs: Vec<u32> = (0..n as u32).filter(|t| keep >> t & 1 == 1).collect();
         let want: Vec<f32> = outputs.iter().flat_map(|&t| x[t as usize * cols..][..cols].to_vec()).collect();
@@ -103,7 +104,7 @@ proptest! {
 }
 
 #[test]
-fn rows_are_copied() {
+fn copy_rows_copies_only_these_rows() {
     let x = Rng(3).values(9 * 33);
     let want = copied(&x, 33, 2, 5, 3);
     assert_same_bits("reference", &copy(&Reference, &x, 33, 2, 5, 3), &want);
@@ -112,9 +113,9 @@ fn rows_are_copied() {
     }
 }
 
-/// Work for several threads gives what one thread gives.
+/// Several threads compute the same bits as one.
 #[test]
-fn large_steps_are_divided() {
+fn several_threads_give_the_same_bits() {
     let (n, cols) = (150, 1024);
     let mut rng = Rng(5);
     let (x, branch, weight) = (rng.values(n * cols), rng.values(n * cols), rng.values(cols));

@@ -1,7 +1,10 @@
-//! Sampling against independent, naive computations in double precision.
+//! Tests of sampling against independent, naive computations in double precision.
 
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, SampleRow, Sampled, SamplingParams, ScoreRow, Scored, Watermark, watermark};
+use millrace_kernels::{
+    Backend, SampleRow, Sampled, SampledRows, SamplingParams, ScoreRow, Scored, StepInput, Watermark,
+    watermark,
+};
 use proptest::prelude::{
     Just, ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, prop_compose, proptest,
 };
@@ -9,15 +12,20 @@ use proptest::prelude::{
 use crate::common::*;
 
 fn sample<B: Backend>(device: &B, logits: &[f32], vocab: usize, rows: &[SampleRow<'_>]) -> Vec<Sampled> {
-    let (mut buf, mut step) = (upload(device, logits, vocab), device.step(&step_size(1, 1, 1)).unwrap());
-    let mut chosen = Vec::new();
+    let (mut buf, mut queue) = (upload(device, logits, vocab), queue(device, 1));
+    let mut step = open(device, &mut queue, &StepInput::EMPTY);
     device.sample(&mut step, &mut buf, rows).unwrap();
-    device.collect(&mut step, &mut chosen).unwrap();
-    chosen
+    let step = device.append(step).unwrap();
+    let step = device.finish(step).unwrap();
+    let mut sampled = SampledRows::default();
+    device.collect(&mut queue, step, &mut sampled).unwrap();
+    assert_eq!(sampled.len(), rows.len());
+    sampled.tokens().to_vec()
 }
 
 fn score<B: Backend>(device: &B, logits: &[f32], vocab: usize, rows: &[ScoreRow]) -> Vec<Scored> {
-    let (mut step, mut scored) = (device.step(&step_size(1, 1, 1)).unwrap(), Vec::new());
+    let (mut queue, mut scored) = (queue(device, 1), Vec::new());
+    let mut step = open(device, &mut queue, &StepInput::EMPTY).without_sampling();
     device.score(&mut step, &mut upload(device, logits, vocab), rows, &mut scored).unwrap();
     scored
 }
@@ -27,8 +35,8 @@ fn one(logits: &[f32], params: &SamplingParams, tokens: &[u32], prompt_len: usiz
     sample(&Reference, logits, logits.len(), &[row]).remove(0)
 }
 
-/// The logits after penalties and biases, as the definitions read.
-fn penalised(logits: &[f32], p: &SamplingParams, tokens: &[u32], prompt_len: usize) -> Vec<f64> {
+/// The logits after penalties and biases, written after the definitions.
+fn penalized(logits: &[f32], p: &SamplingParams, tokens: &[u32], prompt_len: usize) -> Vec<f64> {
     let mut all: Vec<f64> = logits.iter().map(|l| f64::from(*l)).collect();
     for (id, l) in all.iter_mut().enumerate() {
         let id = id as u32;
@@ -44,9 +52,9 @@ fn penalised(logits: &[f32], p: &SamplingParams, tokens: &[u32], prompt_len: usi
     all
 }
 
-/// The logits after penalties and biases, without what may not be chosen.
+/// The same, with the logits of tokens that may not be chosen at minus infinity.
 fn possible(logits: &[f32], row: &SampleRow<'_>) -> Vec<f64> {
-    let mut all = penalised(logits, row.params, row.tokens, row.prompt_len);
+    let mut all = penalized(logits, row.params, row.tokens, row.prompt_len);
     let early = row.tokens.len() - row.prompt_len < row.params.min_new_tokens as usize;
     for (id, l) in all.iter_mut().enumerate() {
         let forbidden =
@@ -64,7 +72,7 @@ fn softmax(logits: &[f64]) -> Vec<f64> {
     logits.iter().map(|l| (l - max).exp() / total).collect()
 }
 
-/// Keeps the first tokens of `order` until their probability reaches `goal`, and renormalises.
+/// Keeps the first tokens of `order` until their probability reaches `goal`, and renormalizes.
 fn keep_until(probs: &mut [f64], order: &[usize], goal: f64) {
     let (mut mass, mut done) = (0.0, false);
     for &id in order {
@@ -74,15 +82,15 @@ fn keep_until(probs: &mut [f64], order: &[usize], goal: f64) {
         mass += probs[id];
         done |= mass >= goal;
     }
-    normalise(probs);
+    normalize(probs);
 }
 
-fn normalise(probs: &mut [f64]) {
+fn normalize(probs: &mut [f64]) {
     let total: f64 = probs.iter().sum();
     probs.iter_mut().for_each(|p| *p /= total);
 }
 
-/// The distribution that is drawn from.
+/// The distribution that tokens are drawn from.
 fn distribution(logits: &[f64], p: &SamplingParams) -> Vec<f64> {
     let mut probs = softmax(&logits.iter().map(|l| l / f64::from(p.temperature)).collect::<Vec<_>>());
     let ranked = |probs: &[f64]| {
@@ -92,7 +100,7 @@ fn distribution(logits: &[f64], p: &SamplingParams) -> Vec<f64> {
     };
     if p.top_k > 0 {
         ranked(&probs).iter().skip(p.top_k as usize).for_each(|&id| probs[id] = 0.0);
-        normalise(&mut probs);
+        normalize(&mut probs);
     }
     if p.top_p < 1.0 {
         let order = ranked(&probs);
@@ -100,7 +108,7 @@ fn distribution(logits: &[f64], p: &SamplingParams) -> Vec<f64> {
     }
     let max = probs.iter().copied().fold(0.0, f64::max);
     probs.iter_mut().for_each(|q| *q = if *q < f64::from(p.min_p) * max { 0.0 } else { *q });
-    normalise(&mut probs);
+    normalize(&mut probs);
     if p.typical_p < 1.0 {
         let entropy: f64 = probs.iter().filter(|q| **q > 0.0).map(|q| -q * q.ln()).sum();
         let mut order: Vec<usize> = (0..probs.len()).filter(|&id| probs[id] > 0.0).collect();
@@ -141,7 +149,7 @@ prop_compose! {
     }
 }
 
-/// Off as often as on.
+/// Generates `off` in half of the cases, and `on` in the other half.
 fn prop_oneof_off<T: Clone + std::fmt::Debug + 'static>(
     off: T,
     on: impl Strategy<Value = T> + 'static,
@@ -152,18 +160,19 @@ fn prop_oneof_off<T: Clone + std::fmt::Debug + 'static>(
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(200))]
 
-    /// With every token reported, `top` is the whole distribution.
+    /// Every token is reported, so `top` is the whole distribution.
     #[test]
-    fn filters_keep_what_the_definitions_keep(
+    fn filters_match_their_definitions(
         params in penalties(), vocab in 1usize..120, scale in 0.5f32..8.0,
         tokens in prop::collection::vec(0u32..140, 0..30), share in 0.0f64..1.0, seed: u64,
     ) {
         let prompt_len = (tokens.len() as f64 * share) as usize;
         let logits: Vec<f32> = Rng(seed).values(vocab).iter().map(|l| l * scale).collect();
-        let want = distribution(&penalised(&logits, &params, &tokens, prompt_len), &params);
+        let want = distribution(&penalized(&logits, &params, &tokens, prompt_len), &params);
         let got = one(&logits, &params, &tokens, prompt_len);
         let kept: Vec<usize> = (0..vocab).filter(|&id| want[id] > 0.0).collect();
-        // Rounding may move the last token of a nucleus over its edge, once in a blue moon; .cargo/config.toml fixes the cases.
+        // In very rare cases rounding moves the last token of a nucleus over its edge;
+        // .cargo/config.toml fixes the cases.
         let mut ids: Vec<usize> = got.top.iter().map(|t| t.0 as usize).collect();
         prop_assert!(got.top.is_sorted_by(|a, b| a.1 >= b.1));
         prop_assert!(ids.contains(&(got.token as usize)));
@@ -174,9 +183,10 @@ proptest! {
         }
     }
 
-    /// What is impossible has no part in the distribution; the model's own log-probabilities know nothing of it.
+    /// Tokens that are ruled out are not part of the distribution. The model's own
+    /// log-probabilities ignore the rule.
     #[test]
-    fn what_may_not_be_chosen_is_not(
+    fn ruled_out_tokens_are_never_chosen(
         params in penalties(), vocab in 1usize..120, seed: u64, words in prop::collection::vec(proptest::num::u32::ANY, 1..4),
         end_tokens in prop::collection::vec(0u32..120, 0..4), min_new_tokens in 0u32..4, new in 0usize..4,
     ) {
@@ -211,9 +221,9 @@ proptest! {
         tokens in prop::collection::vec(0u32..140, 0..30), seed: u64,
     ) {
         let params = SamplingParams { do_sample: false, warped_logprobs: warped, top_n, ..params };
-        // Few distinct values, so that there are ties.
+        // Few distinct values, so that ties occur.
         let logits: Vec<f32> = Rng(seed).values(vocab).iter().map(|l| (l * 4.0).round()).collect();
-        let after = penalised(&logits, &params, &tokens, 0);
+        let after = penalized(&logits, &params, &tokens, 0);
         let got = one(&logits, &params, &tokens, 0);
         let max = after.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         prop_assert!(after[got.token as usize] >= max - 1e-5);
@@ -227,7 +237,7 @@ proptest! {
         prop_assert_eq!(got.top.len(), vocab.min(top_n as usize));
         for pair in got.top.windows(2) {
             prop_assert!(pair[0].1 >= pair[1].1);
-            // Logits that differ by less than a log-probability can say are in their own order.
+            // Logits whose difference is too small for the log-probabilities keep their own order.
             let tied = probs[pair[0].0 as usize] == probs[pair[1].0 as usize];
             prop_assert!(!tied || pair[0].0 < pair[1].0);
         }
@@ -237,9 +247,9 @@ proptest! {
     }
 
     #[test]
-    fn scores_are_those_of_the_definition(vocab in 1usize..2000, n in 1usize..6, top_n in 0u32..8, seed: u64) {
+    fn scores_match_their_definition(vocab in 1usize..2000, n in 1usize..6, top_n in 0u32..8, seed: u64) {
         let mut rng = Rng(seed);
-        // Few distinct values, so that there are ties.
+        // Few distinct values, so that ties occur.
         let logits: Vec<f32> = rng.values(n * vocab).iter().map(|l| (l * 40.0).round() / 4.0).collect();
         let rows: Vec<ScoreRow> =
             (0..n).map(|_| ScoreRow { token: rng.below(vocab) as u32, top_n }).collect();
@@ -279,7 +289,8 @@ proptest! {
     }
 }
 
-/// Frequencies of many draws at successive positions and under successive seeds; the 99.99% quantile of chi-square is the bound.
+/// Compares the frequencies of many draws, at successive positions and with successive seeds, with
+/// the distribution. The bound is the 99.99% quantile of chi-square.
 #[test]
 fn draws_follow_the_distribution() {
     let logits: Vec<f32> = Rng(42).values(21).iter().map(|l| l * 2.0).collect();
@@ -311,7 +322,7 @@ fn draws_follow_the_distribution() {
             .iter()
             .map(|&id| (counts[id] as f64 - draws * probs[id]).powi(2) / (draws * probs[id]))
             .sum();
-        // Wilson and Hilferty's approximation of the quantile.
+        // The approximation of the quantile by Wilson and Hilferty.
         let df = (possible.len() - 1) as f64;
         let bound = df * (1.0 - 2.0 / (9.0 * df) + 3.719 * (2.0 / (9.0 * df)).sqrt()).powi(3);
         assert!(chi < bound, "chi-square {chi:.1} of {df} degrees of freedom, bound {bound:.1}");
@@ -338,14 +349,14 @@ fn raw_log_probabilities_ignore_penalties() {
 }
 
 #[test]
-fn numbers_that_are_none() {
+fn rows_with_nan_or_infinite_logits() {
     const INF: f32 = f32::INFINITY;
     for do_sample in [false, true] {
         for warped_logprobs in [false, true] {
             let params = SamplingParams { do_sample, warped_logprobs, top_n: 3, ..SamplingParams::default() };
             let got = one(&[-INF, 1.0, -INF], &params, &[], 0);
             assert_eq!((got.token, got.logprob, got.top), (1, 0.0, vec![(1, 0.0)]));
-            // One number that is none is enough: the row is not to be trusted.
+            // A single NaN or plus infinity makes the whole row invalid.
             let broken =
                 [[f32::NAN, 1.0, -INF], [0.0, 1.0, f32::NAN], [0.0, INF, 1.0], [INF, -INF, f32::NAN]];
             for hopeless in broken.into_iter().chain([[f32::NAN; 3], [-INF; 3], [INF; 3]]) {
@@ -355,7 +366,7 @@ fn numbers_that_are_none() {
                     "{hopeless:?}: {got:?}"
                 );
             }
-            // What penalties make of finite logits is a number again.
+            // Penalties can make finite logits infinite; these become numbers again.
             let harsh = SamplingParams { repetition_penalty: 1e-38, ..params.clone() };
             let got = one(&[-5.0, 5.0, 1.0], &harsh, &[1], 1);
             assert!(got.token == 1 && got.logprob.is_finite(), "{got:?}");
@@ -366,7 +377,7 @@ fn numbers_that_are_none() {
 }
 
 #[test]
-fn scores_of_numbers_that_are_none() {
+fn scores_of_rows_with_nan_or_infinite_logits() {
     const INF: f32 = f32::INFINITY;
     let row = |token| [ScoreRow { token, top_n: 2 }];
     let got = score(&Reference, &[-INF, 1.0, -INF], 3, &row(1)).remove(0);
@@ -379,8 +390,8 @@ fn scores_of_numbers_that_are_none() {
     }
 }
 
-/// A text drawn with the watermark: each token from logits of its own.
-fn marked(watermark: Option<Watermark>, seed: u64) -> Vec<u32> {
+/// Draws a text with the watermark. Each token has logits of its own.
+fn watermarked_text(watermark: Option<Watermark>, seed: u64) -> Vec<u32> {
     let params = SamplingParams {
         do_sample: true,
         temperature: 0.8,
@@ -398,21 +409,22 @@ fn marked(watermark: Option<Watermark>, seed: u64) -> Vec<u32> {
 }
 
 #[test]
-fn a_watermark_is_seen_by_who_knows_it_and_only_then() {
+fn the_z_score_detects_the_watermark_and_nothing_else() {
     let mark = Watermark { gamma: 0.25, delta: 2.0 };
-    let score = |watermark, seed, gamma| watermark::z_score(&marked(watermark, seed), gamma);
+    let score = |watermark, seed, gamma| watermark::z_score(&watermarked_text(watermark, seed), gamma);
     for seed in 0..4 {
         assert!(score(Some(mark), seed, mark.gamma) > 6.0);
         assert!(score(None, seed, mark.gamma).abs() < 4.0);
         assert!(score(Some(Watermark { delta: -2.0, ..mark }), seed, mark.gamma) < -4.0);
     }
-    assert_eq!(marked(Some(mark), 1), marked(Some(mark), 1));
+    assert_eq!(watermarked_text(Some(mark), 1), watermarked_text(Some(mark), 1));
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// The logits of green tokens are raised before everything else; the model's own log-probabilities know nothing of it.
+    /// The logits of green tokens are raised before everything else. The model's own
+    /// log-probabilities ignore that.
     #[test]
     fn a_watermark_raises_green_logits(
         params in penalties(), vocab in 2usize..200, gamma in 0.1f32..0.9, delta in -3f32..3.0, previous in 0u32..200, seed: u64,
@@ -434,9 +446,9 @@ proptest! {
     }
 }
 
-/// Even of a hopeless row comes a token that is allowed.
+/// Even a row without a valid logit yields a token that is allowed.
 #[test]
-fn the_only_way_out_is_taken() {
+fn the_only_allowed_token_is_chosen() {
     let params = SamplingParams::default();
     for logits in [[f32::NAN; 40], [f32::NEG_INFINITY; 40], [1.0; 40]] {
         let row = SampleRow { params: &params, tokens: &[], prompt_len: 0, allowed: Some(&[0, 0b10]) };
@@ -444,7 +456,7 @@ fn the_only_way_out_is_taken() {
     }
 }
 
-/// A row may hold both zeros: they are equal, and the lower id wins.
+/// A row may contain both zeros: they are equal, and the lower id wins.
 #[test]
 fn zeros_of_both_signs_are_tied() {
     let params = SamplingParams { top_n: 3, ..SamplingParams::default() };

@@ -9,53 +9,55 @@ use super::seconds;
 /// `millrace bench-http`.
 #[derive(Debug, Clone, Args)]
 pub(crate) struct BenchHttpArgs {
-    /// The server, without the path
+    /// URL of the server, without a path
     #[arg(long, default_value = "http://127.0.0.1:3000", value_name = "URL")]
     pub(crate) url: String,
-    /// Which of OpenAI's routes is asked
+    /// Route of OpenAI's API to send requests to
     #[arg(long, default_value = "completions")]
     pub(crate) route: BenchRoute,
-    /// The model's name; the first that the server lists when absent
+    /// Name of the model; the first that the server lists if absent
     #[arg(long, value_name = "NAME")]
     pub(crate) model: Option<String>,
-    /// Sent as `Authorization: Bearer KEY`
+    /// API key, sent as `Authorization: Bearer KEY`
     #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true, value_name = "KEY")]
     pub(crate) api_key: Option<String>,
-    /// Requests at the same time; several numbers measure one after the other
+    /// Concurrent requests; several numbers are measured one after the other
     #[arg(long, short, value_delimiter = ',', default_values_t = [1, 8, 32], value_name = "N,N,…",
           value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub(crate) concurrency: Vec<u32>,
-    /// Begin so many requests per second, at random times (Poisson), instead of one after the other
+    /// Start N requests per second at random times (Poisson), instead of a constant number of
+    /// concurrent requests
     #[arg(long, value_name = "N", conflicts_with = "concurrency", value_parser = rate)]
     pub(crate) rate: Option<f64>,
-    /// Requests for each measurement; four for each one at the same time when absent
+    /// Requests for each measurement; four times the concurrency if absent
     #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) requests: Option<u32>,
-    /// Requests before the first measurement, which do not count
+    /// Requests before the first measurement, which are not counted
     #[arg(long, default_value_t = 1, value_name = "N")]
     pub(crate) warmup: u32,
-    /// Words of each prompt; no two prompts begin alike
+    /// Words in each prompt; no two prompts have the same prefix
     #[arg(long, default_value_t = 128, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub(crate) prompt_words: u32,
-    /// File with one prompt per line, taken in turn, instead of made-up ones
+    /// File with one prompt per line, used in turn, instead of random prompts
     #[arg(long, value_name = "PATH", conflicts_with = "prompt_words")]
     pub(crate) prompts: Option<PathBuf>,
-    /// Tokens of each answer at most
+    /// Limit of the tokens of each answer
     #[arg(long, default_value_t = 128, value_name = "N")]
     pub(crate) max_tokens: u32,
-    /// Randomness: 0 takes the most likely token each time
+    /// Sampling temperature; 0 is greedy
     #[arg(long, default_value_t = 0.0)]
     pub(crate) temperature: f32,
-    /// More fields of each request, as a JSON object, such as {"ignore_eos": true}
+    /// Additional fields of each request, as a JSON object such as {"ignore_eos": true}
     #[arg(long, value_name = "JSON", value_parser = object)]
     pub(crate) extra: Option<serde_json::Map<String, serde_json::Value>>,
     /// Seconds after which a request counts as failed
     #[arg(long, default_value_t = 300.0, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) timeout: f64,
-    /// Makes prompts and times repeatable
+    /// Seed of the random prompts and times
     #[arg(long, default_value_t = 0, value_name = "N")]
     pub(crate) seed: u64,
-    /// Write all figures to this file as JSON; - for standard output instead of the table
+    /// Write all figures to this file as JSON; - writes them to standard output instead of the
+    /// table
     #[arg(long, value_name = "PATH")]
     pub(crate) json: Option<PathBuf>,
 }

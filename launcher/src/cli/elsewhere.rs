@@ -1,7 +1,7 @@
-//! What flags of other servers are called here, for the hint at an unknown flag.
+//! Names of other servers' flags, for the hint in the error about an unknown flag.
 
-/// A flag of vLLM, SGLang, llama.cpp or Ollama that Millrace does not have, and the flag of `millrace serve` that comes
-/// closest to it.
+/// Flags of vLLM, SGLang, llama.cpp or Ollama that Millrace does not have, each with the closest
+/// flag of `millrace serve`.
 const FLAGS: &[(&str, &str)] = &[
     ("allowed-origins", "cors-allow-origin"),
     ("batch-size", "max-batch-size"),
@@ -34,7 +34,8 @@ const FLAGS: &[(&str, &str)] = &[
     ("tp-size", "tensor-parallel-size"),
 ];
 
-/// The flag here that does what this one does elsewhere. Both are without their dashes.
+/// Returns the flag of Millrace that is closest to a flag of another server. Both are without
+/// dashes.
 pub(crate) fn known_elsewhere(flag: &str) -> Option<&'static str> {
     FLAGS.iter().find(|(theirs, _)| *theirs == flag).map(|&(_, ours)| ours)
 }

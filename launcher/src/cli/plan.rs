@@ -1,15 +1,16 @@
-//! The flags of `millrace inspect` that plan for several devices.
+//! Flags of `millrace inspect` that compare numbers of devices.
 
 use clap::Args;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use millrace_shard::DType;
-use millrace_shard::planner::{GPUS, Gpu, Hardware};
+use millrace_shard::estimate::{GPUS, GpuModel, Hardware};
 
-/// Group sizes, what the devices can do, and what they are to do.
+/// Group sizes, hardware and load.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Plan for several devices (with any of these flags)")]
 pub(crate) struct PlanArgs {
-    /// Numbers of shards to compare. A model is cut by attention heads, so not every number works
+    /// Numbers of shards to compare. The model is split by attention heads, so not every number
+    /// works
     #[arg(long, value_delimiter = ',', default_value = "1", value_name = "N,N,…", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) num_shard: Vec<u32>,
     /// Sequences in a decode step
@@ -18,30 +19,32 @@ pub(crate) struct PlanArgs {
     /// Prompt tokens in a prefill step
     #[arg(long, default_value_t = 512, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub(crate) prefill_tokens: u32,
-    /// Predict times on this GPU, from published numbers: 80% of the bandwidths and 60% of the 16-bit peak are taken to be
-    /// reached. The flags below go before its numbers
+    /// Predict times on this GPU from published figures, under the assumption that 80% of the
+    /// bandwidth and 60% of the 16-bit peak are reached. The flags below take precedence over its
+    /// figures
     #[arg(long, value_parser = gpus())]
-    pub(crate) gpu: Option<&'static Gpu>,
-    /// Memory of a device, of which 90% may be filled
+    pub(crate) gpu: Option<&'static GpuModel>,
+    /// Memory of a device, of which 90% may be used
     #[arg(long, value_name = "GIB", value_parser = positive)]
     pub(crate) memory_gib: Option<f64>,
     /// Bandwidth of a device's memory
     #[arg(long, value_name = "GB/S", value_parser = positive)]
     pub(crate) memory_bandwidth: Option<f64>,
-    /// Peak of a device in the element type of the weights, without sparsity
+    /// Peak throughput of a device in the element type of the weights, without sparsity
     #[arg(long, value_name = "TFLOP/S", value_parser = positive)]
     pub(crate) compute: Option<f64>,
     /// Bandwidth between devices, in one direction
     #[arg(long, value_name = "GB/S", value_parser = positive)]
     pub(crate) link_bandwidth: Option<f64>,
-    /// Time that each exchange between devices takes beside the transfer of its bytes; 10 with NVLink and 30 with PCIe are
-    /// guesses
+    /// Latency of an exchange between devices without the transfer of its bytes; the defaults of 10
+    /// with NVLink and 30 with PCIe are estimates
     #[arg(long, value_name = "MICROS", value_parser = positive)]
     pub(crate) link_latency: Option<f64>,
 }
 
 impl PlanArgs {
-    /// What the flags say of the hardware, and for the rest the GPU's numbers. `dtype` is that of the weights.
+    /// Returns the hardware from the flags, with the figures of `--gpu` for absent flags. `dtype`
+    /// is the element type of the weights.
     pub(crate) fn hardware(&self, dtype: DType) -> Hardware {
         let given = Hardware {
             memory: self.memory_gib.map(|gib| (gib * (1_u64 << 30) as f64) as usize),
@@ -54,15 +57,15 @@ impl PlanArgs {
     }
 }
 
-/// The names of GPUs that are known.
-fn gpus() -> impl TypedValueParser<Value = &'static Gpu> {
+/// Parses the name of a known GPU.
+fn gpus() -> impl TypedValueParser<Value = &'static GpuModel> {
     PossibleValuesParser::new(GPUS.iter().map(|gpu| gpu.name)).try_map(|name| {
-        // Only names of the list come through.
+        // The parser accepts only names of the list.
         GPUS.iter().find(|gpu| gpu.name == name).ok_or("not a known GPU")
     })
 }
 
-/// A number above zero, small enough to reckon with.
+/// Parses a number above zero and below a billion.
 fn positive(text: &str) -> Result<f64, String> {
     let number: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     if number > 0.0 && number < 1e9 { Ok(number) } else { Err("must be above 0, and below a billion".into()) }

@@ -1,10 +1,12 @@
-//! Flags of text-generation-inference that mean nothing here, so that its deployment files work: each is either
-//! said to have no effect, or refused with the reason.
+//! Flags of text-generation-inference that have no meaning here.
+//!
+//! They are accepted so that TGI's deployment files work: each is either ignored with a warning, or
+//! refused with the reason.
 
 use anyhow::{Result, bail};
 use clap::Args;
 
-/// They are hidden in the help, where they would only be in the way.
+/// Flags of TGI. They are hidden in the help.
 #[derive(Debug, Args)]
 pub(crate) struct TgiArgs {
     #[arg(long, env = "SHARDED", hide = true, value_parser = clap::builder::BoolishValueParser::new(), num_args = 0..=1,
@@ -39,19 +41,20 @@ pub(crate) struct TgiArgs {
 }
 
 impl TgiArgs {
-    /// The number of shards that follows from another flag.
+    /// Returns the number of shards that `--sharded` implies.
     pub(crate) fn num_shard(&self) -> Option<u32> {
         (self.sharded == Some(false)).then_some(1)
     }
 
-    /// Refuses what would change the answers or the memory; returns what has no effect, each with the reason.
+    /// Refuses flags that would change answers or memory. Returns a warning for each flag without
+    /// effect.
     ///
     /// # Errors
-    /// Names the flag, and what to do instead.
+    /// The error names the flag and the alternative.
     pub(crate) fn check(&self, num_shard: usize) -> Result<Vec<String>> {
         match self.sharded {
             Some(true) if num_shard < 2 => {
-                bail!("--sharded true: say over how many processes the model is split with --num-shard")
+                bail!("--sharded true: give the number of processes that share the model with --num-shard")
             }
             Some(false) if num_shard > 1 => {
                 bail!("--sharded false and --num-shard {num_shard} contradict each other")
@@ -70,16 +73,28 @@ impl TgiArgs {
             ("--waiting-served-ratio", self.waiting_served_ratio.is_some(), chunks),
             ("--max-waiting-tokens", self.max_waiting_tokens.is_some(), chunks),
             ("--prometheus-port", self.prometheus_port.is_some(), "/metrics is on the port of the API"),
-            ("--shard-uds-path", self.shard_uds_path.is_some(), "sockets live in a private folder"),
-            ("--master-addr", self.master_addr.is_some(), "several machines are named by --leader-address"),
-            ("--master-port", self.master_port.is_some(), "several machines are named by --leader-address"),
-            ("--disable-custom-kernels", self.disable_custom_kernels, "there are no others"),
-            ("--enable-prefill-logprobs", self.enable_prefill_logprobs, "requests get what they ask for"),
-            ("--trust-remote-code", self.trust_remote_code, "no code of a model is ever run"),
-            ("--max-image-fetch-size", self.max_image_fetch_size.is_some(), "nothing is ever fetched"),
-            ("--usage-stats", self.usage_stats.is_some(), "nothing is ever sent home"),
+            ("--shard-uds-path", self.shard_uds_path.is_some(), "sockets are in a private folder"),
+            (
+                "--master-addr",
+                self.master_addr.is_some(),
+                "--leader-address names the first of several machines",
+            ),
+            (
+                "--master-port",
+                self.master_port.is_some(),
+                "--leader-address names the first of several machines",
+            ),
+            ("--disable-custom-kernels", self.disable_custom_kernels, "there are no other kernels"),
+            (
+                "--enable-prefill-logprobs",
+                self.enable_prefill_logprobs,
+                "each request says whether it wants them",
+            ),
+            ("--trust-remote-code", self.trust_remote_code, "code of a model is never run"),
+            ("--max-image-fetch-size", self.max_image_fetch_size.is_some(), "images are never fetched"),
+            ("--usage-stats", self.usage_stats.is_some(), "no usage statistics are ever sent"),
         ];
-        let said = idle.iter().filter(|(_, given, _)| *given);
-        Ok(said.map(|(flag, _, why)| format!("{flag} has no effect: {why}")).collect())
+        let given = idle.iter().filter(|(_, given, _)| *given);
+        Ok(given.map(|(flag, _, why)| format!("{flag} has no effect: {why}")).collect())
     }
 }

@@ -1,19 +1,20 @@
-//! `millrace doctor`: what computing on cards needs, and what of it this machine has.
+//! `millrace doctor`: lists the requirements of GPU inference, and which of them this machine
+//! meets.
 
 use anyhow::Result;
-use millrace_shard::doctor::{Finding, examine};
+use millrace_shard::{GpuRequirement, check_gpu_requirements};
 
-/// Prints one line per thing that was looked for.
+/// Prints one line per requirement.
 pub(crate) fn run() -> Result<()> {
-    let findings = examine();
-    for Finding { what, found, needed } in &findings {
+    let requirements = check_gpu_requirements();
+    for GpuRequirement { name, found, is_required } in &requirements {
         match found {
-            Ok(found) => println!("ok       {what}: {found}"),
-            Err(why) if *needed => println!("missing  {what}: {why}"),
-            Err(why) => println!("-        {what}: {why}"),
+            Ok(found) => println!("ok       {name}: {found}"),
+            Err(why) if *is_required => println!("missing  {name}: {why}"),
+            Err(why) => println!("-        {name}: {why}"),
         }
     }
-    let is_ready = findings.iter().all(|finding| finding.found.is_ok() || !finding.needed);
+    let is_ready = requirements.iter().all(|needed| needed.found.is_ok() || !needed.is_required);
     println!();
     println!(
         "{}",

@@ -1,14 +1,14 @@
-//! `millrace env`: what a bug report should say.
+//! `millrace env`: version, machine and settings for a bug report.
 
 use std::fmt::{Display, Formatter};
 use std::process::Command;
 
 use anyhow::Result;
 
-/// Variables whose values are secrets, by what their names contain.
+/// Parts of the names of variables whose values are secrets.
 const SECRET: &[&str] = &["KEY", "TOKEN", "SECRET", "PASSWORD"];
 
-/// Beginnings of the names of variables that matter.
+/// Prefixes of the names of variables that affect Millrace.
 const OURS: &[&str] = &[
     "MILLRACE_",
     "CUDA_",
@@ -35,18 +35,18 @@ const OURS: &[&str] = &[
     "API_KEY",
 ];
 
-/// The program, the machine, and the variables that change what it does.
+/// The program, the machine, and the environment variables that affect Millrace.
 pub(crate) struct Environment(Vec<(String, String)>);
 
 impl Environment {
-    /// Looks around.
+    /// Collects the facts.
     pub(crate) fn new() -> Self {
         let mut lines = vec![
             ("millrace".to_owned(), env!("CARGO_PKG_VERSION").to_owned()),
             ("built for".to_owned(), format!("{}-{}", std::env::consts::ARCH, std::env::consts::OS)),
             ("build".to_owned(), if cfg!(debug_assertions) { "debug" } else { "release" }.to_owned()),
             ("system".to_owned(), system()),
-            ("processor".to_owned(), processor()),
+            ("cpu".to_owned(), cpu()),
             ("cores".to_owned(), std::thread::available_parallelism().map_or(0, usize::from).to_string()),
             ("memory".to_owned(), memory()),
             ("open files".to_owned(), limit("Max open files")),
@@ -76,7 +76,7 @@ impl Display for Environment {
     }
 }
 
-/// Prints it.
+/// Prints the environment.
 pub(crate) fn run() -> Result<()> {
     print!("{}", Environment::new());
     Ok(())
@@ -90,7 +90,7 @@ fn unknown(text: Option<&str>) -> String {
     text.map(str::trim).filter(|text| !text.is_empty()).unwrap_or("unknown").to_owned()
 }
 
-/// The value of the first line of this name in a file of `name: value` lines.
+/// Returns the value of the first line `name: value` with this name.
 fn field<'a>(text: &'a str, name: &str) -> Option<&'a str> {
     text.lines().find_map(|line| line.strip_prefix(name)?.trim_start().strip_prefix(':'))
 }
@@ -102,7 +102,7 @@ fn system() -> String {
     format!("{}, kernel {}", unknown(name), unknown(Some(&file("/proc/sys/kernel/osrelease"))))
 }
 
-fn processor() -> String {
+fn cpu() -> String {
     let info = file("/proc/cpuinfo");
     let flags = field(&info, "flags").or_else(|| field(&info, "Features")).unwrap_or_default();
     let known = ["avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "asimd", "bf16"];
@@ -126,11 +126,11 @@ fn container() -> &'static str {
     match marks.into_iter().find(|(path, _)| std::path::Path::new(path).exists()) {
         Some((_, name)) => name,
         None if std::env::var_os("KUBERNETES_SERVICE_HOST").is_some() => "kubernetes",
-        None => "none that is known",
+        None => "none detected",
     }
 }
 
-/// What the driver's own tool says; it is not there without a driver.
+/// Returns the GPUs that the driver's tool `nvidia-smi` lists.
 fn gpus() -> String {
     let query = ["--query-gpu=name,memory.total,driver_version", "--format=csv,noheader"];
     match Command::new("nvidia-smi").args(query).output() {
@@ -138,6 +138,6 @@ fn gpus() -> String {
             let text = String::from_utf8_lossy(&output.stdout);
             text.lines().map(str::trim).collect::<Vec<_>>().join("; ")
         }
-        _ => "none that nvidia-smi knows of".into(),
+        _ => "none listed by nvidia-smi".into(),
     }
 }

@@ -1,13 +1,13 @@
-//! `millrace generate`: a prompt in, its continuation out.
+//! `millrace generate`: continues a prompt and exits.
 
 use std::io::{Read, Write};
 
 use anyhow::{Context, Result};
 use millrace_router::service::{Params, Prompt, TextStream};
-use millrace_router::text::Specials;
+use millrace_router::text::SpecialTokens;
 
 use crate::cli::{GenerateArgs, SamplingArgs};
-use crate::stack::{Serving, Stack};
+use crate::stack::{QueueOptions, Stack};
 use crate::{devices, logging};
 
 /// Prints the prompt and its continuation.
@@ -26,10 +26,11 @@ pub(crate) fn run(args: GenerateArgs) -> Result<()> {
     };
     devices::settle(&mut engine, &model, 1)?;
     tokio::runtime::Runtime::new()?.block_on(async {
-        let stack = Stack::start(&model, &engine, Default::default(), Serving::default(), None)?;
+        let stack = Stack::start(&model, &engine, Default::default(), QueueOptions::default(), None)?;
         stack.loaded().await?;
         let params = sampling.params();
-        let mut answer = stack.service.generate(Prompt::Text(prompt.clone(), Specials::Add), params).await?;
+        let mut answer =
+            stack.service.generate(Prompt::Text(prompt.clone(), SpecialTokens::Add), params).await?;
         print!("{prompt}");
         print_stream(&mut answer).await?;
         println!();
@@ -39,7 +40,7 @@ pub(crate) fn run(args: GenerateArgs) -> Result<()> {
     })
 }
 
-/// Prints an answer as it comes.
+/// Prints an answer as its tokens arrive.
 async fn print_stream(answer: &mut TextStream) -> Result<()> {
     let mut out = std::io::stdout();
     while let Some(event) = answer.next().await {
@@ -51,11 +52,11 @@ async fn print_stream(answer: &mut TextStream) -> Result<()> {
 }
 
 impl SamplingArgs {
-    /// The parameters that these flags ask for.
+    /// Converts the flags to sampling parameters.
     pub(super) fn params(&self) -> Params {
         Params {
             max_new_tokens: Some(self.max_new_tokens),
-            // Greedy needs no temperature at all.
+            // Greedy decoding uses no temperature.
             temperature: (self.temperature > 0.0).then_some(self.temperature),
             do_sample: self.temperature > 0.0,
             top_k: self.top_k.map(i64::from),

@@ -1,8 +1,9 @@
-//! `millrace inspect`: what is in a checkpoint, the memory it needs, and what several devices would make of it.
+//! `millrace inspect`: the contents of a checkpoint, the memory it needs, and estimates for several
+//! devices.
 
 use anyhow::Result;
+use millrace_shard::estimate::{EstimateReport, ShardEstimate, Workload};
 use millrace_shard::inspect::Inspection;
-use millrace_shard::planner::{Load, Report, Share};
 
 use crate::cli::{InspectArgs, PlanArgs};
 use crate::model;
@@ -20,7 +21,8 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     if !args.contexts.is_empty() {
         report.contexts.clone_from(&args.contexts);
     }
-    // Before anything is printed: a size that does not fit is an error.
+    // The estimate comes before anything is printed, because a group size that does not fit is an
+    // error.
     let plan = args.plan.as_ref().map(|args| plan(&report, args)).transpose()?;
     print!("{report}");
     if let Some(plan) = plan {
@@ -29,13 +31,13 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     Ok(())
 }
 
-/// Compares the group sizes that were asked for.
-fn plan(found: &Inspection, args: &PlanArgs) -> Result<Report> {
-    let share = |&size: &u32| Share::new(&found.spec, size as usize, found.storage, found.kv_dtype);
-    Ok(Report {
+/// Compares the requested numbers of shards.
+fn plan(found: &Inspection, args: &PlanArgs) -> Result<EstimateReport> {
+    let share = |&size: &u32| ShardEstimate::new(&found.spec, size as usize, found.storage, found.kv_dtype);
+    Ok(EstimateReport {
         shares: args.num_shard.iter().map(share).collect::<Result<_, _>>()?,
         hardware: args.hardware(found.storage.dtype),
-        load: Load {
+        load: Workload {
             batch: args.batch as usize,
             prefill_tokens: args.prefill_tokens as usize,
             contexts: found.contexts.clone(),

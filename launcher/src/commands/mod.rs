@@ -1,11 +1,11 @@
 //! One file per subcommand.
 
 pub(crate) mod bench_http;
-pub(crate) mod cards;
 pub(crate) mod chat;
 pub(crate) mod doctor;
 pub(crate) mod env;
 pub(crate) mod generate;
+pub(crate) mod gpus;
 pub(crate) mod inspect;
 pub(crate) mod node;
 pub(crate) mod serve;

@@ -4,23 +4,24 @@ use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use millrace_router::engine::State;
+use millrace_router::engine::EngineState;
 use millrace_router::http::HttpConfig;
 use millrace_router::metrics;
 use millrace_router::serve::{LastResort, ServeOptions, serve, shutdown_signals};
-use millrace_router::service::{Limits, Watermark};
+use millrace_router::service::{RequestLimits, Watermark};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use crate::cli::{GenerationConfig, ServeArgs};
+use crate::cli::{EngineArgs, GenerationConfig, HttpArgs, ModelArgs, ServeArgs};
 use crate::commands::env::Environment;
 use crate::commands::node;
-use crate::nodes::Role;
-use crate::report::Report;
-use crate::stack::{Serving, Stack};
+use crate::nodes::{LeaderOptions, Role};
+use crate::report::StartReport;
+use crate::stack::{QueueOptions, Stack};
+use crate::telemetry::TelemetryArgs;
 use crate::{allocator, devices, logging, progress};
 
-/// Serves until told to stop.
+/// Serves until a signal asks the process to stop.
 pub(crate) fn run(args: ServeArgs) -> Result<()> {
     let ServeArgs {
         model_to_serve,
@@ -46,25 +47,113 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     if let Some(decided) = devices::settle(&mut engine, &model, nodes.count())? {
         tracing::info!("{decided}");
     }
-    for idle in tgi.check(engine.num_shard())? {
-        tracing::warn!("{idle}");
+    for warning in tgi.check(engine.num_shard())? {
+        tracing::warn!("{warning}");
     }
-    let role = nodes.role(engine.num_shard())?;
-    if let Role::Worker(worker) = role {
-        return node::run(&worker, &model, &engine, json_output);
-    }
+    let leader = match nodes.role(engine.num_shard())? {
+        Role::Worker(worker) => return node::run(&worker, &model, &engine, json_output),
+        Role::Leader(options) => Some(options),
+        Role::Alone => None,
+    };
     if let (Some(input), Some(total)) = (http.max_input_tokens, engine.max_total_tokens)
         && input >= total
     {
         bail!("--max-input-tokens {input} must be less than --max-total-tokens {total}");
     }
-    let limits = Limits {
+    allow_files(http.max_connections);
+    let runtime = tokio::runtime::Runtime::new()?;
+    let result = runtime.block_on(serve_http(&model, &engine, &http, &telemetry, leader));
+    // Blocking work of ended requests is not awaited, because nobody needs its results.
+    runtime.shutdown_background();
+    result
+}
+
+/// Starts engine and HTTP server, and serves until a signal asks the process to stop.
+async fn serve_http(
+    model: &ModelArgs,
+    engine: &EngineArgs,
+    http: &HttpArgs,
+    telemetry: &TelemetryArgs,
+    leader: Option<LeaderOptions>,
+) -> Result<()> {
+    let (tls, connections) = (http.tls()?, http.connections()?);
+    let scheme = if tls.is_some() { "https" } else { "http" };
+    let longest = engine.max_total_tokens.unwrap_or(LONGEST_MEASURED) as usize;
+    let address = http.address()?;
+    let listener = listen(address, http.port()?, "--port").await?;
+    let probe_listener = match http.health_port {
+        Some(port) => Some(listen(address, port, "--health-port").await?),
+        None => None,
+    };
+    let telemetry = telemetry.start()?;
+    let signals = shutdown_signals().context("cannot wait for SIGTERM")?;
+    let config = http_config(http, longest)?;
+    logging::measure();
+    let leader = match leader {
+        Some(options) => Some(options.listen().await?),
+        None => None,
+    };
+    let grace = Duration::from_secs(http.graceful_termination_timeout);
+    let queue = QueueOptions {
+        max_queue_requests: http.max_queue_requests,
+        max_queue_tokens: http.max_queue_tokens,
+        queue_timeout: http.queue_timeout.map(Duration::from_secs_f64),
+        drain_timeout: grace,
+    };
+    let stack = Stack::start(model, engine, request_limits(http, engine), queue, leader)?;
+    tracing::info!("listening on {scheme}://{}", listener.local_addr()?);
+    if let Some(listener) = &probe_listener {
+        tracing::info!("probes are answered on http://{}", listener.local_addr()?);
+    }
+    tokio::spawn(announce(stack.engine().state()));
+    let options = ServeOptions {
+        connections,
+        tls,
+        probe_listener,
+        grace,
+        watchdog_timeout: Duration::from_secs_f64(http.watchdog_timeout),
+        last_resort: LastResort::new(|why| {
+            tracing::error!("the process ends: {why}");
+            logging::exit(1)
+        }),
+    };
+    serve(listener, stack.service.clone(), config, options, signals).await?;
+    end_within(LAST_WORK);
+    telemetry.stop().await;
+    if let EngineState::Failed(why) = &*stack.engine().state().borrow() {
+        bail!("{why}");
+    }
+    stack.stop().await;
+    tracing::info!("all requests have ended");
+    Ok(())
+}
+
+/// Returns the configuration of the routes, and installs the recorder of metrics.
+fn http_config(http: &HttpArgs, longest: usize) -> Result<HttpConfig> {
+    let keys = http.keys()?;
+    if http.cache_salt_per_key == Some(true) && keys.is_empty() {
+        tracing::warn!("--cache-salt-per-key has no effect: there are no keys; give some with --api-key");
+    }
+    Ok(HttpConfig {
+        api_keys: keys,
+        cache_salt_per_key: http.cache_salt_per_key,
+        fair_by: http.fair_by.clone(),
+        allowed_origins: http.origins()?,
+        platform: http.platform()?,
+        metrics: Some(metrics::install(longest)?),
+        disable_ui: http.disable_ui,
+    })
+}
+
+/// Returns the limits of a request from the flags.
+fn request_limits(http: &HttpArgs, engine: &EngineArgs) -> RequestLimits {
+    RequestLimits {
         max_concurrent_requests: http.max_concurrent_requests,
         max_best_of: http.max_best_of,
         max_stop_sequences: http.max_stop_sequences,
         model_names: http.served_model_name.clone(),
-        max_top_n_tokens: http.max_top_n_tokens.unwrap_or(Limits::DEFAULT_TOP_N_TOKENS),
-        max_top_logprobs: http.max_top_n_tokens.unwrap_or(Limits::DEFAULT_TOP_LOGPROBS),
+        max_top_n_tokens: http.max_top_n_tokens.unwrap_or(RequestLimits::DEFAULT_TOP_N_TOKENS),
+        max_top_logprobs: http.max_top_n_tokens.unwrap_or(RequestLimits::DEFAULT_TOP_LOGPROBS),
         max_input_tokens: http.max_input_tokens.map(|n| n as usize),
         max_total_tokens: engine.max_total_tokens.map(|n| n as usize),
         max_client_batch_size: http.max_client_batch_size,
@@ -73,82 +162,14 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         max_tokenize_bytes: http.max_tokenize_bytes,
         parse_special_in_user_text: http.parse_special_in_user_text,
         grammar_support: !http.disable_grammar_support,
-        // The stack knows the program.
+        // Set by the stack, which knows the path of the program.
         grammar_worker: None,
         tool_format: http.tool_call_parser,
         model_sampling: http.generation_config == GenerationConfig::Auto,
         pooling: http.pooling,
         watermark: Watermark { gamma: http.watermark_gamma, delta: http.watermark_delta },
         log_requests: http.log_requests,
-    };
-    let grace = Duration::from_secs(http.graceful_termination_timeout);
-    let serving = Serving {
-        max_queue_requests: http.max_queue_requests,
-        max_queue_tokens: http.max_queue_tokens,
-        queue_timeout: http.queue_timeout.map(Duration::from_secs_f64),
-        drain_timeout: grace,
-    };
-    let longest = engine.max_total_tokens.unwrap_or(LONGEST_MEASURED) as usize;
-    allow_files(http.max_connections);
-    let (keys, tls) = (http.keys()?, http.tls()?);
-    if http.cache_salt_per_key == Some(true) && keys.is_empty() {
-        tracing::warn!("--cache-salt-per-key has no effect: there are no keys; give some with --api-key");
     }
-    let scheme = if tls.is_some() { "https" } else { "http" };
-    let connections = http.connections()?;
-    let runtime = tokio::runtime::Runtime::new()?;
-    let result = runtime.block_on(async {
-        let address = http.address()?;
-        let listener = listen(address, http.port()?, "--port").await?;
-        let probe_listener = match http.health_port {
-            Some(port) => Some(listen(address, port, "--health-port").await?),
-            None => None,
-        };
-        let telemetry = telemetry.start()?;
-        let signals = shutdown_signals().context("cannot wait for SIGTERM")?;
-        let config = HttpConfig {
-            api_keys: keys,
-            cache_salt_per_key: http.cache_salt_per_key,
-            allowed_origins: http.origins()?,
-            platform: http.platform()?,
-            metrics: Some(metrics::install(longest)?),
-            disable_ui: http.disable_ui,
-        };
-        logging::measure();
-        let leader = match role {
-            Role::Leader(places) => Some(places.listen().await?),
-            Role::Alone | Role::Worker(_) => None,
-        };
-        let stack = Stack::start(&model, &engine, limits, serving, leader)?;
-        tracing::info!("listening on {scheme}://{}", listener.local_addr()?);
-        if let Some(listener) = &probe_listener {
-            tracing::info!("probes are answered on http://{}", listener.local_addr()?);
-        }
-        tokio::spawn(announce(stack.engine().state()));
-        let options = ServeOptions {
-            connections,
-            tls,
-            probe_listener,
-            grace,
-            watchdog_timeout: Duration::from_secs_f64(http.watchdog_timeout),
-            last_resort: LastResort::new(|why| {
-                tracing::error!("the process ends: {why}");
-                logging::exit(1)
-            }),
-        };
-        serve(listener, stack.service.clone(), config, options, signals).await?;
-        end_within(LAST_WORK);
-        telemetry.stop().await;
-        if let State::Failed(why) = &*stack.engine().state().borrow() {
-            bail!("{why}");
-        }
-        stack.stop().await;
-        tracing::info!("all requests have ended");
-        Ok(())
-    });
-    // Work that was begun for requests on threads for blocking work is not waited for: nobody wants its results.
-    runtime.shutdown_background();
-    result
 }
 
 async fn listen(address: IpAddr, port: u16, flag: &str) -> Result<TcpListener> {
@@ -156,24 +177,26 @@ async fn listen(address: IpAddr, port: u16, flag: &str) -> Result<TcpListener> {
     listener.with_context(|| format!("cannot listen on {address} port {port}; try another {flag}"))
 }
 
-/// How long the engine's end and the last spans may take when no request is left.
+/// Longest time that the engine's shutdown and the export of the last spans may take.
 const LAST_WORK: Duration = Duration::from_secs(15);
 
-/// Ends the process if it has not ended by itself in this time. Shards end with it: the pipes close that are their input.
+/// Ends the process if it has not ended after `limit`. The shards then end too, because their
+/// standard input closes.
 fn end_within(limit: Duration) {
     let end = move || {
         std::thread::sleep(limit);
         tracing::error!(?limit, "the server did not end in time after its last request; the process ends");
         logging::exit(1)
     };
-    // Without the thread the process still ends when its work does.
+    // If the thread cannot start, the process still ends when its work ends.
     drop(std::thread::Builder::new().name("end".into()).spawn(end));
 }
 
-/// Open files that are no connections: the model, sockets of shards, logs.
+/// Open files other than connections: the model, sockets of shards, logs.
 const OTHER_FILES: usize = 256;
 
-/// Asks the system for as many open files as there may be connections. Many systems give a process 1024 unless it asks.
+/// Raises the limit of open files so that `connections` connections fit. The default of many
+/// systems is 1024.
 #[cfg(unix)]
 fn allow_files(connections: usize) {
     use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -195,21 +218,22 @@ fn allow_files(connections: usize) {
 #[cfg(not(unix))]
 fn allow_files(_: usize) {}
 
-/// The largest token count that histograms resolve when no `--max-total-tokens` is given.
+/// Largest token count that histograms resolve if `--max-total-tokens` is absent.
 const LONGEST_MEASURED: u32 = 4096;
 
-/// How long the loading bar may take to go from the terminal.
+/// Longest time to wait for the removal of the progress bar.
 const BAR: Duration = Duration::from_secs(1);
 
-/// Shows the loading bar, and then that requests are served and by what.
-async fn announce(mut state: watch::Receiver<State>) {
+/// Shows the progress bar, and logs the start-up report when the model is ready.
+async fn announce(mut state: watch::Receiver<EngineState>) {
     let since = Instant::now();
     let bar = progress::show_beside(state.clone());
-    let loaded = match state.wait_for(|state| !matches!(state, State::Loading { .. })).await.as_deref() {
-        Ok(State::Ready(ready)) => ready.clone(),
+    let loaded = match state.wait_for(|state| !matches!(state, EngineState::Loading { .. })).await.as_deref()
+    {
+        Ok(EngineState::Ready(ready)) => ready.clone(),
         _ => return,
     };
-    // The next line must not stand in the bar, but a terminal that takes nothing is not waited for.
+    // The log line should appear after the bar, but a stopped terminal must not delay it.
     let _ = tokio::time::timeout(BAR, bar).await;
-    tracing::info!("ready after {:.2} s: {}", since.elapsed().as_secs_f64(), Report(&loaded));
+    tracing::info!("ready after {:.2} s: {}", since.elapsed().as_secs_f64(), StartReport(&loaded));
 }

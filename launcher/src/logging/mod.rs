@@ -1,7 +1,7 @@
-//! Logs go to standard error; standard output is for what was asked for.
+//! Logging to standard error. Standard output is only for the results of commands.
 //!
-//! A log must never stop the server. Threads hand their lines to a bounded queue, and one thread writes them (`queue`). Lines
-//! that find the queue full, or that the system does not take, are dropped and counted.
+//! A log must never stop the server: threads push lines to a bounded queue, and one thread writes
+//! them ([`queue`]). Lines are dropped and counted if the queue is full or the system rejects them.
 
 mod queue;
 
@@ -17,21 +17,24 @@ use tracing_subscriber::filter::Directive;
 
 use self::queue::LogQueue;
 
-/// How long the end of the process waits for the last lines to be written. A pipe that nobody reads never takes them.
+/// Longest time that the end of the process waits for the last lines. A pipe that nobody reads
+/// never accepts them.
 const LAST_LINES: Duration = Duration::from_secs(1);
 
-/// The lines of this process. Its thread starts with the first use.
+/// The queue of this process. Its thread starts with the first use.
 static QUEUE: OnceLock<LogQueue> = OnceLock::new();
 
-/// Starts logging at `default` unless `LOG_LEVEL` or `RUST_LOG` say otherwise. Panics are logged, too.
+/// Starts logging at the level `default` unless `LOG_LEVEL` or `RUST_LOG` is set. Panics are logged
+/// too.
 pub(crate) fn start(default: &str, json: bool) {
     let directives = std::env::var("LOG_LEVEL").or_else(|_| std::env::var("RUST_LOG"));
     let (filter, ignored) = filter(directives.as_deref().unwrap_or(default));
     let lines =
         tracing_subscriber::fmt().with_env_filter(filter).with_writer(|| LineWriter).with_target(false);
-    // The library would report its own errors with `eprintln!`, which blocks or panics when standard error is broken.
+    // The library would report its own errors with `eprintln!`, which blocks or panics if standard
+    // error is broken.
     let lines = lines.log_internal_errors(false);
-    // Colours are for people; a file keeps the text.
+    // Colors only for terminals.
     let lines = lines.with_ansi(io::stderr().is_terminal());
     match json {
         true => lines.json().init(),
@@ -46,38 +49,38 @@ pub(crate) fn start(default: &str, json: bool) {
     }
 }
 
-/// Makes panics lines of the queue, for processes that log nothing else. The standard hook waits for as long as standard
-/// error takes nothing.
+/// Sends panics to the queue, for processes that log nothing else. The standard hook would block
+/// while standard error accepts nothing.
 pub(crate) fn catch_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let mut text = panic_text(panic);
         if let Some(backtrace) = backtrace() {
-            // Writing to a string does not fail.
+            // Writing to a string cannot fail.
             let _ = write!(text, "\n{backtrace}");
         }
         say(&text);
     }));
 }
 
-/// Writes a line to standard error, in order with those of the log. Does not wait for it.
+/// Writes a line to standard error, in order with the lines of the log, without waiting for it.
 pub(crate) fn say(text: &str) {
     queue().push(format!("{text}\n").into_bytes());
 }
 
-/// Waits until the lines so far are written, but not long.
+/// Waits for a short time until the lines so far are written.
 pub(crate) fn flush() {
     if let Some(queue) = QUEUE.get() {
         queue.flush(LAST_LINES);
     }
 }
 
-/// Ends the process after its last lines.
+/// Flushes the log and ends the process.
 pub(crate) fn exit(code: i32) -> ! {
     flush();
     std::process::exit(code)
 }
 
-/// Flushes when dropped.
+/// A guard that flushes the log when it is dropped.
 pub(crate) struct FlushAtEnd;
 
 impl Drop for FlushAtEnd {
@@ -86,7 +89,7 @@ impl Drop for FlushAtEnd {
     }
 }
 
-/// Makes the number of dropped lines a metric, now that metrics are recorded.
+/// Publishes the number of dropped lines as a metric. Call this after metrics are installed.
 pub(crate) fn measure() {
     millrace_router::metrics::log_lines_dropped(queue().dropped());
 }
@@ -96,13 +99,14 @@ fn queue() -> &'static LogQueue {
         LogQueue::start(standard_error(), millrace_router::metrics::log_lines_dropped, |count| {
             tracing::warn!(
                 count,
-                "log lines were dropped: standard error was full or broken, or took lines more slowly than they came"
+                "log lines were dropped: standard error was full or broken, or accepted lines too slowly"
             );
         })
     })
 }
 
-/// A descriptor of its own. The one in the standard library has a lock, which a blocked write holds.
+/// Duplicates the descriptor of standard error. A blocked write to the standard library's handle
+/// would hold its lock.
 #[cfg(unix)]
 fn standard_error() -> Box<dyn Write + Send> {
     use std::os::fd::AsFd;
@@ -117,7 +121,8 @@ fn standard_error() -> Box<dyn Write + Send> {
     Box::new(io::stderr())
 }
 
-/// The filter, and the directives that are none. The library's own lenient parser prints those with `eprintln!`.
+/// Parses the filter and returns the invalid directives. The library's lenient parser would print
+/// them with `eprintln!`.
 fn filter(directives: &str) -> (EnvFilter, Vec<String>) {
     let parts = directives.split(',').map(str::trim).filter(|part| !part.is_empty());
     let (known, ignored): (Vec<&str>, Vec<&str>) = parts.partition(|part| part.parse::<Directive>().is_ok());
@@ -135,13 +140,13 @@ fn panic_text(panic: &PanicHookInfo<'_>) -> String {
     format!("the thread {name} panicked at {place}: {why}")
 }
 
-/// The panic's backtrace, if `RUST_BACKTRACE` asks for one.
+/// Returns the backtrace of the panic if `RUST_BACKTRACE` asks for one.
 fn backtrace() -> Option<String> {
     let backtrace = Backtrace::capture();
     (backtrace.status() == BacktraceStatus::Captured).then(|| backtrace.to_string())
 }
 
-/// Puts what is written at once into the queue. The subscriber writes whole lines.
+/// A writer that pushes each write to the queue. The subscriber writes whole lines.
 struct LineWriter;
 
 impl Write for LineWriter {

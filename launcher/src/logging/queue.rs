@@ -1,51 +1,53 @@
-//! Lines on their way to a file or pipe that may be slow, full or broken.
+//! A queue of log lines for a file or pipe that may be slow, full or broken.
 
 use std::collections::VecDeque;
 use std::io::{self, ErrorKind, Write};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Bytes of all lines that wait, at most. One request's line is longer only with `--log-requests`.
+/// Limit of the bytes of all waiting lines. Only `--log-requests` makes lines that are longer.
 const MAX_BYTES: usize = 8 << 20;
 
-/// Lines that wait, at most.
+/// Limit of the number of waiting lines.
 const MAX_LINES: usize = 1 << 16;
 
-/// Dropped lines are reported at most this often.
+/// Shortest time between two reports of dropped lines.
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long to wait for a target that takes nothing now and does not block either.
+/// Pause between writes to a non-blocking target that is full.
 const RETRY_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A bounded queue of lines and the thread that writes them. Nothing here waits for the target except that thread and,
-/// for a bounded time, [`flush`](Self::flush).
+/// A bounded queue of lines and the thread that writes them. Only that thread waits for the target,
+/// and [`flush`](Self::flush) waits for a bounded time.
 pub(super) struct LogQueue {
     shared: Arc<Shared>,
-    /// Gets the number of lines dropped so far, whenever there is a new one.
+    /// Called with the number of lines dropped so far, after each drop.
     count: fn(u64),
 }
 
 #[derive(Default)]
 struct Shared {
-    state: Mutex<State>,
-    /// There are lines to write.
+    state: Mutex<QueueState>,
+    /// Signals that there are lines to write.
     filled: Condvar,
-    /// All lines are written.
+    /// Signals that all lines are written.
     drained: Condvar,
 }
 
 #[derive(Default)]
-struct State {
+struct QueueState {
     lines: VecDeque<Vec<u8>>,
-    /// Bytes of the lines, with the one that is being written.
+    /// Bytes of all lines, including the one that is being written.
     bytes: usize,
     is_writing: bool,
     dropped: u64,
 }
 
 impl LogQueue {
-    /// Starts the thread that writes to `target`. `report` is told how many lines were dropped since its last call, as soon
-    /// as `target` takes lines again; it may log.
+    /// Starts the thread that writes to `target`.
+    ///
+    /// As soon as `target` accepts lines again, `report` is called with the number of lines dropped
+    /// since its last call. It may log.
     pub(super) fn start(
         target: impl Write + Send + 'static,
         count: fn(u64),
@@ -54,12 +56,12 @@ impl LogQueue {
         let shared = Arc::new(Shared::default());
         let worker = shared.clone();
         let thread = std::thread::Builder::new().name("log".into());
-        // Without the thread the queue fills up, and lines are dropped.
+        // If the thread cannot start, the queue fills up and lines are dropped.
         let _ = thread.spawn(move || worker.write_lines(target, count, report));
         LogQueue { shared, count }
     }
 
-    /// Takes a line, or drops and counts it when too many wait. Never waits for the target.
+    /// Adds a line, or drops and counts it if the queue is full. Never waits for the target.
     pub(super) fn push(&self, line: Vec<u8>) {
         let mut state = self.shared.state();
         if state.lines.len() >= MAX_LINES || line.len() > MAX_BYTES - state.bytes {
@@ -75,36 +77,37 @@ impl LogQueue {
         self.shared.filled.notify_one();
     }
 
-    /// Waits until all lines are written, and at most for `limit`.
+    /// Waits until all lines are written, for at most `limit`.
     pub(super) fn flush(&self, limit: Duration) {
         let state = self.shared.state();
-        let is_busy = |state: &mut State| state.is_writing || !state.lines.is_empty();
+        let is_busy = |state: &mut QueueState| state.is_writing || !state.lines.is_empty();
         let waited = self.shared.drained.wait_timeout_while(state, limit, is_busy);
         drop(waited.unwrap_or_else(PoisonError::into_inner));
     }
 
-    /// Lines dropped so far.
+    /// Returns the number of lines dropped so far.
     pub(super) fn dropped(&self) -> u64 {
         self.shared.state().dropped
     }
 }
 
-/// What the thread does next.
+/// The next task of the writing thread.
 enum Task {
     Write(Vec<u8>),
-    /// Tell how many lines have been dropped so far.
+    /// Report the number of lines dropped so far.
     Report(u64),
 }
 
 impl Shared {
-    /// A panic of another thread leaves the state usable: each change is complete before anything can panic.
-    fn state(&self) -> MutexGuard<'_, State> {
+    /// Locks the state. A poisoned lock is usable, because each change is complete before anything
+    /// can panic.
+    fn state(&self) -> MutexGuard<'_, QueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn write_lines(&self, mut target: impl Write, count: fn(u64), report: impl Fn(u64)) {
         let (mut reported, mut report_at) = (0, Instant::now());
-        // A target that takes nothing would not take the report either.
+        // A report is written to the same target, so it waits until the target accepts lines.
         let mut takes_lines = false;
         loop {
             match self.next_task(takes_lines.then_some((reported, report_at))) {
@@ -120,7 +123,8 @@ impl Shared {
         }
     }
 
-    /// Waits for a line, or for the time of a report if lines were dropped beyond those in `report`.
+    /// Waits for a line, or for the time of the next report if more lines were dropped than
+    /// `report` says.
     fn next_task(&self, report: Option<(u64, Instant)>) -> Task {
         let mut state = self.state();
         loop {
@@ -145,7 +149,7 @@ impl Shared {
         }
     }
 
-    /// A line of so many bytes has been written, or could not be.
+    /// Records that a line of `bytes` bytes has been written, or could not be written.
     fn finish(&self, bytes: usize, is_written: bool, count: fn(u64)) {
         let mut state = self.state();
         state.is_writing = false;
@@ -162,7 +166,7 @@ impl Shared {
     }
 }
 
-/// Writes all of the line. Waits for a target that another process has made non-blocking.
+/// Writes the whole line. Retries if another process has made the target non-blocking.
 fn write_whole(target: &mut impl Write, mut line: &[u8]) -> io::Result<()> {
     while !line.is_empty() {
         match target.write(line) {
@@ -182,17 +186,17 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(30);
+    const DEADLINE: Duration = Duration::from_secs(30);
 
-    /// Writes what the test lets it write; blocks until then.
-    struct Gate {
+    /// A target whose writes block until the test permits them.
+    struct GatedTarget {
         permits: Receiver<io::Result<()>>,
         written: Sender<Vec<u8>>,
     }
 
-    impl Write for Gate {
+    impl Write for GatedTarget {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            // A test that has ended lets everything pass.
+            // After the end of the test all writes are permitted.
             self.permits.recv().unwrap_or(Ok(()))?;
             let _ = self.written.send(bytes.to_vec());
             Ok(bytes.len())
@@ -213,7 +217,7 @@ mod tests {
     fn start() -> Fixture {
         let ((permits, permitted), (sent, written), (told, reports)) = (channel(), channel(), channel());
         let report = move |count| told.send(count).unwrap_or_default();
-        let queue = LogQueue::start(Gate { permits: permitted, written: sent }, |_| {}, report);
+        let queue = LogQueue::start(GatedTarget { permits: permitted, written: sent }, |_| {}, report);
         Fixture { queue, permits, written, reports }
     }
 
@@ -225,20 +229,20 @@ mod tests {
         for _ in 0..fit + 7 {
             queue.push(line.clone());
         }
-        // The line that the thread is blocked in still counts, so exactly seven did not fit.
+        // The line that the thread is writing still counts, so exactly seven did not fit.
         assert_eq!(queue.dropped(), 7);
         let since = Instant::now();
         queue.flush(Duration::from_millis(50));
-        assert!(since.elapsed() < PATIENCE, "a flush waits a bounded time");
+        assert!(since.elapsed() < DEADLINE, "a flush waits a bounded time");
         assert!(written.try_recv().is_err());
         for _ in 0..fit {
             permits.send(Ok(())).unwrap();
         }
-        assert_eq!((0..fit).filter(|_| written.recv_timeout(PATIENCE).is_ok()).count(), fit);
-        assert_eq!(reports.recv_timeout(PATIENCE), Ok(7), "what was lost is said once lines are taken again");
+        assert_eq!((0..fit).filter(|_| written.recv_timeout(DEADLINE).is_ok()).count(), fit);
+        assert_eq!(reports.recv_timeout(DEADLINE), Ok(7), "what was lost is said once lines are taken again");
         queue.push(b"after".to_vec());
         permits.send(Ok(())).unwrap();
-        assert_eq!(written.recv_timeout(PATIENCE).unwrap(), b"after");
+        assert_eq!(written.recv_timeout(DEADLINE).unwrap(), b"after");
     }
 
     #[test]
@@ -248,7 +252,7 @@ mod tests {
         assert_eq!(queue.dropped(), 1, "longer than the queue");
         (0..MAX_LINES + 10).for_each(|_| queue.push(b"\n".to_vec()));
         let dropped = queue.dropped();
-        // The thread has taken one of them out, or has not yet.
+        // The thread may have removed one line by now.
         assert!((10..=11).contains(&dropped), "{dropped}");
     }
 
@@ -259,7 +263,7 @@ mod tests {
             permits.send(Err(ErrorKind::BrokenPipe.into())).unwrap();
             queue.push(b"lost".to_vec());
         }
-        queue.flush(PATIENCE);
+        queue.flush(DEADLINE);
         assert_eq!(queue.dropped(), 3);
         assert!(reports.try_recv().is_err(), "a report would be lost as well");
         for error in [ErrorKind::Interrupted, ErrorKind::WouldBlock] {
@@ -267,8 +271,8 @@ mod tests {
         }
         permits.send(Ok(())).unwrap();
         queue.push(b"kept".to_vec());
-        assert_eq!(written.recv_timeout(PATIENCE).unwrap(), b"kept");
-        assert_eq!(reports.recv_timeout(PATIENCE), Ok(3));
+        assert_eq!(written.recv_timeout(DEADLINE).unwrap(), b"kept");
+        assert_eq!(reports.recv_timeout(DEADLINE), Ok(3));
         assert_eq!(queue.dropped(), 3);
     }
 }

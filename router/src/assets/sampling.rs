@@ -4,20 +4,21 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-/// The sampling parameters of `generation_config.json`. They apply to requests of OpenAI's and Anthropic's APIs that do not
-/// give them. A parameter that the file does not have, or whose value has no effect or no meaning, is `None`.
+/// The sampling parameters of `generation_config.json`. They apply to requests of OpenAI's and
+/// Anthropic's APIs that do not set them. A parameter is `None` if the file does not have it, or if
+/// its value has no effect or is invalid.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, ToSchema)]
 pub struct SamplingDefaults {
-    /// The logits are divided by it.
+    /// The divisor of the logits.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f32>,
-    /// The most likely tokens up to this probability are kept.
+    /// The probability mass of the most likely tokens that are kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top_p: Option<f32>,
-    /// So many of the most likely tokens are kept.
+    /// The number of most likely tokens that are kept.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top_k: Option<u32>,
-    /// Tokens less likely than this share of the most likely one are dropped.
+    /// The minimum probability of a token, relative to the most likely one.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_p: Option<f32>,
     /// The penalty on tokens that occur in the prompt or the answer.
@@ -26,8 +27,9 @@ pub struct SamplingDefaults {
 }
 
 impl SamplingDefaults {
-    /// Takes them from the fields of `generation_config.json`. If `do_sample` is false, the authors recommend to take the most
-    /// likely token, and the other fields are transformers' own defaults.
+    /// Reads the parameters from the fields of `generation_config.json`. If `do_sample` is false,
+    /// the authors recommend greedy decoding, and the other fields are the defaults of
+    /// transformers.
     pub fn of(config: &Map<String, Value>) -> Self {
         if config.get("do_sample") == Some(&Value::Bool(false)) {
             return SamplingDefaults::default();

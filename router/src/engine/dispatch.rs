@@ -1,32 +1,32 @@
-//! Passes what came of a step on to the requests it is for. The engine's task hands over one batch per step and does
-//! not wake a request itself.
+//! The dispatching task: sends the results of steps to their requests. The event loop sends it one
+//! batch per step, so it never spends time on waking the tasks of requests.
 
 use std::collections::HashMap;
 
 use millrace_proto::{self as proto, TokenLogprob};
 use tokio::sync::mpsc;
 
-use super::handle::{Event, Failure, Finish, PromptToken, Started, Token};
-use crate::scheduler::{News, Output, SeqId};
+use super::event::{GeneratedToken, GenerationEvent, GenerationFailure, GenerationStart, PromptToken};
+use crate::scheduler::{Finish, SeqId, SequenceEvent, SequenceOutput};
 
-/// What has happened since the last batch. The parts are passed on in the order of the fields.
+/// Everything that happened since the last batch. The parts are sent in the order of the fields.
 #[derive(Debug, Default)]
-pub(super) struct Batch {
-    /// Requests that are new, and where their events go.
-    pub(super) opened: Vec<(SeqId, mpsc::UnboundedSender<Event>)>,
-    /// What came back of steps.
-    pub(super) outputs: Vec<Output>,
+pub(super) struct EventBatch {
+    /// New requests, and the senders of their events.
+    pub(super) opened: Vec<(SeqId, mpsc::UnboundedSender<GenerationEvent>)>,
+    /// Results of steps.
+    pub(super) outputs: Vec<SequenceOutput>,
     /// Requests that left the queue.
-    pub(super) started: Vec<(SeqId, Started)>,
-    /// Requests that end with an error.
-    pub(super) failed: Vec<(SeqId, Failure)>,
-    /// Requests that end without a word, because nobody listens.
+    pub(super) started: Vec<(SeqId, GenerationStart)>,
+    /// Requests that failed.
+    pub(super) failed: Vec<(SeqId, GenerationFailure)>,
+    /// Requests whose receivers have been dropped. They get no more events.
     pub(super) abandoned: Vec<SeqId>,
 }
 
-impl Batch {
+impl EventBatch {
     pub(super) fn is_empty(&self) -> bool {
-        let Batch { opened, outputs, started, failed, abandoned } = self;
+        let EventBatch { opened, outputs, started, failed, abandoned } = self;
         opened.is_empty()
             && outputs.is_empty()
             && started.is_empty()
@@ -35,19 +35,20 @@ impl Batch {
     }
 }
 
-/// The task. It ends when the engine has dropped its end of `batches`.
-pub(super) async fn run(mut batches: mpsc::UnboundedReceiver<Batch>) {
-    let mut open: HashMap<SeqId, mpsc::UnboundedSender<Event>> = HashMap::new();
+/// Runs the task until the sender of `batches` has been dropped.
+pub(super) async fn run(mut batches: mpsc::UnboundedReceiver<EventBatch>) {
+    let mut open: HashMap<SeqId, mpsc::UnboundedSender<GenerationEvent>> = HashMap::new();
     while let Some(batch) = batches.recv().await {
-        // A failing send is a request that nobody listens to any more; the engine sees that by itself.
-        let send = |open: &HashMap<_, mpsc::UnboundedSender<Event>>, id: SeqId, event: Event| {
-            if let Some(events) = open.get(&id) {
-                let _ = events.send(event);
-            }
-        };
+        // Sending fails if the receiver has been dropped. The event loop notices that by itself.
+        let send =
+            |open: &HashMap<_, mpsc::UnboundedSender<GenerationEvent>>, id: SeqId, event: GenerationEvent| {
+                if let Some(events) = open.get(&id) {
+                    let _ = events.send(event);
+                }
+            };
         open.extend(batch.opened);
-        for Output { sequence, news, finish } in batch.outputs {
-            if let Some(event) = event(news, finish) {
+        for SequenceOutput { sequence, event, finish } in batch.outputs {
+            if let Some(event) = to_generation_event(event, finish) {
                 send(&open, sequence, event);
             }
             if finish.is_some() {
@@ -55,10 +56,10 @@ pub(super) async fn run(mut batches: mpsc::UnboundedReceiver<Batch>) {
             }
         }
         for (id, started) in batch.started {
-            send(&open, id, Event::Started(started));
+            send(&open, id, GenerationEvent::Started(started));
         }
-        for (id, why) in batch.failed {
-            send(&open, id, Event::Failed(why));
+        for (id, failure) in batch.failed {
+            send(&open, id, GenerationEvent::Failed(failure));
             open.remove(&id);
         }
         for id in batch.abandoned {
@@ -67,19 +68,20 @@ pub(super) async fn run(mut batches: mpsc::UnboundedReceiver<Batch>) {
     }
 }
 
-/// What a request is told; failures are passed on as such.
-fn event(news: News, finish: Option<Finish>) -> Option<Event> {
-    Some(match news {
-        News::Prompt(tokens) => {
+/// The event for a result of the scheduler; `None` for failures, which the event loop reports
+/// itself.
+fn to_generation_event(event: SequenceEvent, finish: Option<Finish>) -> Option<GenerationEvent> {
+    Some(match event {
+        SequenceEvent::Prompt(tokens) => {
             let token =
                 |proto::PromptToken { logprob, rank, top }| PromptToken { logprob, rank, top: pairs(top) };
-            Event::Prompt(tokens.into_iter().map(token).collect(), finish)
+            GenerationEvent::Prompt(tokens.into_iter().map(token).collect(), finish)
         }
-        News::Token(proto::Sampled { token: id, logprob, top, .. }) => {
-            Event::Token(Token { id, logprob, top: pairs(top) }, finish)
+        SequenceEvent::Token(proto::Sampled { token: id, logprob, top, .. }) => {
+            GenerationEvent::Token(GeneratedToken { id, logprob, top: pairs(top) }, finish)
         }
-        News::Vector(values) => Event::Vector(values),
-        News::Failed(_) => return None,
+        SequenceEvent::Vector(values) => GenerationEvent::Vector(values),
+        SequenceEvent::Failed(_) => return None,
     })
 }
 

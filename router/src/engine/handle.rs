@@ -1,4 +1,4 @@
-//! The engine as the rest of the router sees it: submit token ids, receive token ids.
+//! The handle of the engine: submit token ids, receive token ids.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -6,86 +6,32 @@ use std::time::Duration;
 
 use tokio::sync::{mpsc, watch};
 
-use super::admission::{Bounds, Occupancy, Permit};
+use super::account::{Account, ExceededLimit};
 use super::constraint::Constraint;
-use crate::scheduler::Limits;
-
-pub use crate::scheduler::{Finish, Mask, Pooling, Priority, Request};
-
-/// A generated token.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Token {
-    /// Its id.
-    pub id: u32,
-    /// Its log-probability.
-    pub logprob: f32,
-    /// The most likely tokens at its place, as many as the request asked for.
-    pub top: Vec<(u32, f32)>,
-}
-
-/// What the model makes of a token of the prompt.
-#[derive(Debug, Clone, PartialEq)]
-pub struct PromptToken {
-    /// Its log-probability.
-    pub logprob: f32,
-    /// Its place among all tokens by probability, from 1.
-    pub rank: u32,
-    /// The most likely tokens at its place, as many as the request asked for.
-    pub top: Vec<(u32, f32)>,
-}
-
-/// What happens to a generation.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Event {
-    /// It left the queue.
-    Started(Started),
-    /// The next tokens of the prompt, from the second one on, if the request asked for them; without new tokens it may be the
-    /// end.
-    Prompt(Vec<PromptToken>, Option<Finish>),
-    /// A token; with the last one, why it is the last.
-    Token(Token, Option<Finish>),
-    /// The prompt's vector, `[hidden]`, if the request asked for it; it is the end.
-    Vector(Vec<f32>),
-    /// It will not be answered (any further).
-    Failed(Failure),
-}
-
-/// How a generation began.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Started {
-    /// Time in the queue.
-    pub queued: Duration,
-    /// Tokens of the prompt whose keys and values were still there from another sequence.
-    pub cached_tokens: usize,
-}
-
-/// Why a generation broke off. The texts are fit for a client.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
-    /// It never began; another server, or this one later, may take it.
-    #[error("{0}")]
-    NotStarted(String),
-    /// The engine failed while it ran, or ended before it did.
-    #[error("{0}")]
-    Broken(String),
-    /// What it may generate cannot be worked out (any further).
-    #[error("{0}")]
-    Constraint(String),
-    /// The model cannot run it, whatever else is going on.
-    #[error("{0}")]
-    Refused(String),
-}
+use super::departures::Departures;
+use super::event::GenerationEvent;
+use super::occupancy::{AdmissionBounds, Occupancy, Permit};
+use super::state::EngineState;
+use crate::scheduler::{Request, SchedulerLimits};
 
 /// Why a request was not accepted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Refused {
-    /// As many requests as allowed are waiting or running.
+pub enum SubmitError {
+    /// The maximum number of requests is waiting or running.
     #[error("Model is overloaded")]
     Overloaded {
-        /// When there will be room, as far as can be told.
+        /// Estimated time until there is room for the request.
         retry_after: Duration,
     },
-    /// The prompt and the tokens asked for can never fit.
+    /// A limit of the API key is reached.
+    #[error("{limit}")]
+    LimitExceeded {
+        /// The limit.
+        limit: ExceededLimit,
+        /// Estimated time until the limit allows the request.
+        retry_after: Duration,
+    },
+    /// The prompt and the new tokens can never fit.
     #[error("{0}")]
     TooLarge(String),
     /// The engine is loading, draining or has failed.
@@ -93,174 +39,220 @@ pub enum Refused {
     Unavailable(String),
 }
 
-/// What the engine is doing.
-#[derive(Debug, Clone, PartialEq)]
-pub enum State {
-    /// Shards are starting; the text names the phase, the numbers are bytes.
-    Loading {
-        /// What is being done.
-        phase: String,
-        /// Bytes read so far.
-        done: u64,
-        /// Bytes to read.
-        total: u64,
-    },
-    /// Requests are served.
-    Ready(Arc<millrace_proto::Ready>),
-    /// The shards were lost and are started again. Requests are taken and wait; the model is the same.
-    Recovering(Arc<millrace_proto::Ready>),
-    /// Running requests are ended; no new ones are taken.
-    Draining,
-    /// The engine is gone; the text says why.
-    Failed(String),
-}
-
-/// A request on its way to the engine.
-#[expect(clippy::large_enum_variant, reason = "nearly all of them are requests")]
-pub enum Command {
-    /// Generate.
+/// A command to the engine's task.
+#[expect(clippy::large_enum_variant, reason = "nearly all commands are requests")]
+pub enum EngineCommand {
+    /// Run a request.
     Submit {
-        /// What to generate.
+        /// The request.
         request: Request,
-        /// What may be generated, if the request has a mask.
+        /// Computes the masks, if the request has a mask.
         constraint: Option<Box<dyn Constraint>>,
-        /// Where its events go.
-        events: mpsc::UnboundedSender<Event>,
-        /// Held until the request has ended, so that it counts as in flight.
+        /// Receives the events of the request.
+        events: mpsc::UnboundedSender<GenerationEvent>,
+        /// Counts the request as in flight until it has ended.
         permit: Permit,
     },
-    /// Take no more work, end what runs, then stop the shards.
+    /// Accept no more requests, run the others to their end, then stop the shards.
     Drain,
 }
 
-/// Speaks to the engine. Clones speak to the same one.
+/// A handle to the engine. Clones are handles to the same engine.
 #[derive(Debug, Clone)]
 pub struct Engine {
-    commands: mpsc::UnboundedSender<Command>,
-    state: watch::Receiver<State>,
+    commands: mpsc::UnboundedSender<EngineCommand>,
+    state: watch::Receiver<EngineState>,
     occupancy: Arc<Occupancy>,
+    departures: Departures,
+    /// The account of the requests that are submitted through this handle, if they have one.
+    account: Option<Arc<Account>>,
+    prefix_cache: bool,
 }
 
 impl Engine {
-    /// A handle to whoever receives `commands`; the bounds are kept here.
+    /// A handle to the task that receives `commands`. The handle enforces the bounds.
+    /// `prefix_cache` tells whether the engine keeps computed prefixes.
     pub fn new(
-        commands: mpsc::UnboundedSender<Command>,
-        state: watch::Receiver<State>,
-        bounds: Bounds,
+        commands: mpsc::UnboundedSender<EngineCommand>,
+        state: watch::Receiver<EngineState>,
+        bounds: AdmissionBounds,
+        prefix_cache: bool,
     ) -> Self {
-        Engine { commands, state, occupancy: Occupancy::new(bounds) }
+        Engine {
+            commands,
+            state,
+            occupancy: Occupancy::new(bounds),
+            departures: Departures::default(),
+            account: None,
+            prefix_cache,
+        }
     }
 
-    /// What the loop shares with the handles.
+    /// A handle whose requests count for an account.
+    #[must_use]
+    pub fn on_account(&self, account: Option<Arc<Account>>) -> Self {
+        Engine { account, ..self.clone() }
+    }
+
+    /// Whether computed prefixes are kept, so that requests should carry their block hashes. The
+    /// engine would compute the hashes on its own thread, where they delay the next step.
+    pub fn has_prefix_cache(&self) -> bool {
+        self.prefix_cache
+    }
+
+    /// The counters that the event loop shares with the handles.
     pub(super) fn occupancy(&self) -> Arc<Occupancy> {
         self.occupancy.clone()
     }
 
-    /// What the engine is doing now, and a way to wait for changes.
-    pub fn state(&self) -> watch::Receiver<State> {
+    /// The signal with which the handles' generations wake the event loop.
+    pub(super) fn departures(&self) -> Departures {
+        self.departures.clone()
+    }
+
+    /// The state of the engine, and a way to wait for changes.
+    pub fn state(&self) -> watch::Receiver<EngineState> {
         self.state.clone()
     }
 
-    /// Hands a request to the engine.
+    /// Submits a request.
     ///
     /// # Errors
-    /// [`Refused`] says why it was not taken; nothing has been queued then.
-    pub fn submit(&self, request: Request) -> Result<Generation, Refused> {
-        self.submit_under(request, None)
+    /// [`SubmitError`] if the request was not accepted; nothing has been queued then.
+    pub fn submit(&self, request: Request) -> Result<Generation, SubmitError> {
+        self.submit_with(request, None)
     }
 
-    /// Hands a request to the engine that may generate only what `constraint` allows; its mask says what may come first.
+    /// Submits a request that may generate only what `constraint` allows. The mask of the request
+    /// is for the first token.
     ///
     /// # Errors
-    /// As [`submit`](Self::submit).
+    /// The same as [`submit`](Self::submit).
     pub fn submit_constrained(
         &self,
         request: Request,
         constraint: Box<dyn Constraint>,
-    ) -> Result<Generation, Refused> {
-        debug_assert!(request.mask.is_some(), "a constraint begins with a mask");
-        self.submit_under(request, Some(constraint))
+    ) -> Result<Generation, SubmitError> {
+        debug_assert!(request.mask.is_some(), "a constrained request has a mask");
+        self.submit_with(request, Some(constraint))
     }
 
-    fn submit_under(
+    fn submit_with(
         &self,
         request: Request,
         constraint: Option<Box<dyn Constraint>>,
-    ) -> Result<Generation, Refused> {
+    ) -> Result<Generation, SubmitError> {
         match &*self.state.borrow() {
-            State::Ready(model) | State::Recovering(model) => {
-                let limits = Limits::new(model).map_err(|error| Refused::Unavailable(error.to_string()))?;
+            EngineState::Ready(model) | EngineState::Recovering(model) => {
+                let limits = SchedulerLimits::new(model)
+                    .map_err(|error| SubmitError::Unavailable(error.to_string()))?;
                 limits
                     .check(request.prompt.len(), request.max_new_tokens as usize)
-                    .map_err(|error| Refused::TooLarge(error.to_string()))?;
+                    .map_err(|error| SubmitError::TooLarge(error.to_string()))?;
             }
-            State::Loading { .. } => return Err(Refused::Unavailable("Model is loading".into())),
-            State::Draining => return Err(Refused::Unavailable("Server is shutting down".into())),
-            State::Failed(why) => return Err(Refused::Unavailable(format!("Engine failed: {why}"))),
+            EngineState::Loading { .. } => return Err(SubmitError::Unavailable("Model is loading".into())),
+            EngineState::Draining => return Err(SubmitError::Unavailable("Server is shutting down".into())),
+            EngineState::Failed(why) => {
+                return Err(SubmitError::Unavailable(format!("Engine failed: {why}")));
+            }
         }
+        let account = match &self.account {
+            Some(account) => {
+                Some(account.enter(self.occupancy.free_places()).map_err(|limit| self.exceeded(limit))?)
+            }
+            None => None,
+        };
         let permit = self.occupancy.enter(request.prompt.len()).ok_or_else(|| self.overloaded())?;
+        let permit = permit.on_account(account);
         let (events, receiver) = mpsc::unbounded_channel();
         self.commands
-            .send(Command::Submit { request, constraint, events, permit })
-            .map_err(|_| Refused::Unavailable("Engine has stopped".into()))?;
-        Ok(Generation { events: receiver })
+            .send(EngineCommand::Submit { request, constraint, events, permit })
+            .map_err(|_| SubmitError::Unavailable("Engine has stopped".into()))?;
+        Ok(Generation { events: receiver, departures: self.departures.clone() })
     }
 
-    /// Asks the engine to end running requests and stop; [`State::Draining`] follows.
+    /// Asks the engine to end running requests and stop; [`EngineState::Draining`] follows.
     pub fn drain(&self) {
-        // A closed channel means that the engine has stopped already.
-        let _ = self.commands.send(Command::Drain);
+        // If the channel is closed, the engine has stopped already.
+        let _ = self.commands.send(EngineCommand::Drain);
     }
 
-    /// Waits until the engine has stopped: all its requests have ended, and no shard process is left.
+    /// Waits until the engine has stopped: all requests have ended, and no shard process is left.
     pub async fn ended(&self) {
         self.commands.closed().await;
     }
 
-    /// Requests queued or running.
+    /// Number of requests queued or running.
     pub fn in_flight(&self) -> usize {
         self.occupancy.in_flight()
     }
 
-    /// Whether as many requests are in flight as may be.
+    /// Checks that another request may be in flight.
     ///
     /// # Errors
-    /// [`Refused::Overloaded`] if so.
-    pub fn has_room(&self) -> Result<(), Refused> {
+    /// [`SubmitError::Overloaded`] or [`SubmitError::LimitExceeded`] if not.
+    pub fn has_room(&self) -> Result<(), SubmitError> {
+        self.check_account(1)?;
         if self.occupancy.is_full() { Err(self.overloaded()) } else { Ok(()) }
     }
 
-    /// Whether so many requests could be submitted now, whatever the lengths of their prompts. Nothing is reserved.
+    /// Checks that so many requests could be submitted now, whatever the lengths of their prompts.
+    /// Nothing is reserved.
     ///
     /// # Errors
-    /// [`Refused::Overloaded`] if not.
-    pub fn has_room_for(&self, requests: usize) -> Result<(), Refused> {
+    /// [`SubmitError::Overloaded`] or [`SubmitError::LimitExceeded`] if not.
+    pub fn has_room_for(&self, requests: usize) -> Result<(), SubmitError> {
+        self.check_account(requests)?;
         if self.occupancy.has_room_for(requests) { Ok(()) } else { Err(self.overloaded()) }
     }
 
-    /// The refusal of a request that is too much.
-    pub fn overloaded(&self) -> Refused {
-        Refused::Overloaded { retry_after: self.occupancy.retry_after() }
+    fn check_account(&self, requests: usize) -> Result<(), SubmitError> {
+        let Some(account) = &self.account else { return Ok(()) };
+        account.check(requests, self.occupancy.free_places()).map_err(|limit| self.exceeded(limit))
+    }
+
+    /// The error for a request that exceeds a limit of its account.
+    fn exceeded(&self, limit: ExceededLimit) -> SubmitError {
+        let retry_after = match limit {
+            ExceededLimit::Tokens { wait, .. } => wait,
+            ExceededLimit::Requests(_) | ExceededLimit::Queued(_) => self.occupancy.retry_after(),
+        };
+        SubmitError::LimitExceeded { limit, retry_after }
+    }
+
+    /// The error for a request that exceeds the bounds.
+    pub fn overloaded(&self) -> SubmitError {
+        SubmitError::Overloaded { retry_after: self.occupancy.retry_after() }
     }
 }
 
-/// The events of one request. Dropping it cancels the request within a step.
+/// The events of one request. Dropping it cancels the request at once: its permit is returned, and
+/// the next step that is planned can use its slot and its blocks.
 ///
-/// The channel holds at most `max_new_tokens + 2` events, and one for each step that scores the prompt, so a slow reader
-/// costs bounded memory.
+/// The channel holds at most `max_new_tokens + 2` events, and one event for each step that scores
+/// the prompt, so a slow reader costs bounded memory.
 #[derive(Debug)]
 pub struct Generation {
-    events: mpsc::UnboundedReceiver<Event>,
+    events: mpsc::UnboundedReceiver<GenerationEvent>,
+    departures: Departures,
 }
 
 impl Generation {
     /// The next event; `None` after the last token, after a failure, or if the engine stopped.
-    pub async fn next(&mut self) -> Option<Event> {
+    pub async fn next(&mut self) -> Option<GenerationEvent> {
         self.events.recv().await
     }
 
-    /// As [`next`](Self::next).
-    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Event>> {
+    /// Polls for the event of [`next`](Self::next).
+    pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<GenerationEvent>> {
         self.events.poll_recv(context)
+    }
+}
+
+impl Drop for Generation {
+    fn drop(&mut self) {
+        // The event loop recognizes a request without a reader by its closed channel.
+        self.events.close();
+        self.departures.signal();
     }
 }

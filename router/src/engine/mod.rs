@@ -1,147 +1,75 @@
-//! The engine: the scheduler's loop, its link to the shards, and the handle that the rest of the router holds.
+//! The engine runs requests on the shards: it owns the scheduler, the shard processes and the loop
+//! between them.
 //!
-//! | file | its job |
+//! A request takes this way:
+//!
+//! 1. [`Engine::submit`] checks that the engine has room, and sends the request to the event loop.
+//! 2. The event loop adds it to the scheduler, plans steps and sends them to all ranks.
+//! 3. Rank 0 answers each step. The event loop applies the answer to the scheduler.
+//! 4. The dispatching task sends the results to each request's [`Generation`].
+//!
+//! | module | purpose |
 //! |---|---|
-//! | [`handle`] | what the rest of the router holds: submit a request, receive its events |
-//! | `admission` | how full the engine is: what is refused, and when to come again |
-//! | `supervisor` | the life of the shards: heartbeat, deadlines, restarts |
-//! | `losses` | when a lost group is started again, and when the engine gives up |
-//! | `deadline` | how long a step may take |
-//! | `patience` | waits that a standstill of this process does not cut short |
-//! | `kept` | what every group has in common with the first one |
-//! | `group` | all ranks of a model, connected: news of each, messages to all |
-//! | `children` | the shard processes of this machine |
-//! | `sockets` | the private folder of their sockets, and folders that dead servers left |
-//! | `gate` | where ranks of other machines come in |
-//! | [`node`] | a machine that is not the leader |
-//! | `link` | one connection: a task that reads, a task that writes |
-//! | `loading` | from the connection until every rank is ready |
-//! | `run` | the loop: plan, send, apply |
-//! | `constraint` | what may be generated, worked out on threads of its own |
-//! | `dispatch` | one task that passes a step's events on to their requests |
-//! | `meter` | what the loop tells `/metrics` |
+//! | [`handle`] | the handle that the rest of the router holds: submit a request, receive its events |
+//! | `event` | the events of a request |
+//! | `state` | the state of the engine, as clients see it |
+//! | `config` | configuration |
+//! | `start` | starts the engine's task |
+//! | `occupancy` | the number of requests queued and running: which requests are refused, and when to try again |
+//! | `event_loop` | the engine's task: plan, send, apply |
+//! | [`Account`] | the limits of an API key, and what it uses |
+//! | `departures` | tells the event loop that readers of requests have left |
+//! | `dispatch` | a task that sends the results of a step to their requests |
+//! | `constraint` | computes the masks of constrained requests on a thread pool |
+//! | `first_group` | starts the first group of shards |
+//! | `supervisor` | watches the running group and replaces it when it is lost |
+//! | `step_deadline` | how long a step may take |
+//! | `loss`, `restart_policy` | why a group was lost, when the next one starts, and when the engine gives up |
+//! | `baseline` | what every group must have in common with the first one |
+//! | `group` | a group of shards: processes, connections, messages to and from all ranks |
+//! | [`node`] | runs the ranks of a machine that is not the leader |
+//! | `timeout` | timeouts that do not count the time in which this process is suspended |
+//! | `metrics` | metrics of the event loop |
 
-mod admission;
-mod children;
+mod account;
+mod baseline;
+mod config;
 pub(crate) mod constraint;
-mod deadline;
+mod departures;
 mod dispatch;
-mod gate;
+mod event;
+mod event_loop;
+mod first_group;
 mod group;
 pub mod handle;
-mod kept;
-mod link;
-mod loading;
-mod losses;
-mod meter;
+mod loss;
+mod metrics;
 pub mod node;
-mod patience;
-mod run;
-mod sockets;
+mod occupancy;
+mod restart_policy;
+mod start;
+mod state;
+mod step_deadline;
+mod step_pace;
 mod supervisor;
+mod timeout;
 
 #[cfg(test)]
 mod tests;
 
-use std::time::Duration;
-
-use tokio::sync::{mpsc, watch};
-use tokio::task::JoinHandle;
-
-use futures::FutureExt;
-
-use self::group::Group;
-use self::kept::Kept;
-use self::supervisor::Connect;
-
 pub use millrace_proto::handshake::{Secret, ShortSecret};
 pub use millrace_proto::{MemoryItem, Ready};
 
-pub use self::admission::{Bounds, Permit};
-pub use self::children::{ShardCommand, Unreaped};
+pub use self::account::{Account, AccountLimits, ExceededLimit};
+pub use self::config::EngineConfig;
 pub use self::constraint::Constraint;
 pub(crate) use self::constraint::thread_time;
-pub use self::gate::OtherNodes;
-pub use self::handle::{
-    Engine, Event, Failure, Finish, Generation, Mask, Pooling, Priority, PromptToken, Refused, Request,
-    Started, State, Token,
-};
-
-/// How the engine behaves, apart from what the shards announce.
-#[derive(Debug, Clone)]
-pub struct EngineConfig {
-    /// Shard processes; each holds one slice of the model.
-    pub world_size: usize,
-    /// Those of them that other machines run; none if not given.
-    pub others: Option<OtherNodes>,
-    /// Requests that may be queued or running at the same time, and what of them may be queued.
-    pub bounds: Bounds,
-    /// Whether computed prefixes are kept and shared.
-    pub prefix_cache: bool,
-    /// How long a request may be queued, if there is a limit.
-    pub queue_timeout: Option<Duration>,
-    /// How long the shards may take for one step before they count as hung. If not given, several times what the steps
-    /// before it let expect, and two minutes at least.
-    pub step_timeout: Option<Duration>,
-    /// How long a shard may leave pings unanswered, in about four of them.
-    pub heartbeat_timeout: Duration,
-    /// Losses of shards in a row, without a token in between, after which the engine gives up. With 1 the first loss ends
-    /// the engine.
-    pub max_failures: u32,
-    /// The engine gives up only when so much time has passed since the first of these losses.
-    pub failure_window: Duration,
-    /// How long a starting shard may be silent. Loading may take for ever as long as it reports progress.
-    pub startup_silence: Duration,
-    /// How long running requests may take to end once draining has begun.
-    pub drain_timeout: Duration,
-    /// How long a shard may take to exit when asked to, before it is killed.
-    pub shutdown_grace: Duration,
-}
-
-impl Default for EngineConfig {
-    fn default() -> Self {
-        EngineConfig {
-            world_size: 1,
-            others: None,
-            bounds: Bounds { in_flight: 128, queued: usize::MAX, queued_tokens: usize::MAX },
-            prefix_cache: true,
-            queue_timeout: None,
-            step_timeout: None,
-            heartbeat_timeout: Duration::from_secs(2),
-            max_failures: 3,
-            failure_window: Duration::from_secs(60),
-            startup_silence: Duration::from_secs(600),
-            drain_timeout: Duration::from_secs(90),
-            shutdown_grace: Duration::from_secs(5),
-        }
-    }
-}
-
-/// Starts the shards and the engine's task, and returns at once; [`State`] tells how they fare. The task ends after a
-/// drain or a failure, when no shard process is left, or none that could be ended. Must be called within a tokio runtime, and
-/// after the metrics recorder is installed.
-pub fn start(config: EngineConfig, command: ShardCommand) -> (Engine, JoinHandle<()>) {
-    let world_size = config.world_size;
-    let silence = config.startup_silence;
-    let others = config.others.clone();
-    // On a thread that nobody waits for, not even at the end: it is about other servers' files, and a directory on a
-    // network may not answer. Without a thread they stay.
-    let _ = std::thread::Builder::new().name("leftovers".into()).spawn(sockets::remove_leftovers);
-    let connect = move |kept: Option<Kept>| {
-        let (command, others) = (command.clone(), others.clone());
-        async move { Group::start(&command, world_size, others.as_ref(), silence, kept.as_ref()).await }
-            .boxed()
-    };
-    start_with(config, Box::new(connect))
-}
-
-/// As [`start`], with shards that come from anywhere.
-fn start_with(config: EngineConfig, connect: Connect) -> (Engine, JoinHandle<()>) {
-    meter::describe();
-    let (commands, received) = mpsc::unbounded_channel();
-    let (state, states) =
-        watch::channel(State::Loading { phase: "Starting shards".into(), done: 0, total: 0 });
-    let engine = Engine::new(commands, states, config.bounds);
-    let occupancy = engine.occupancy();
-    (engine, tokio::spawn(run::run(config, occupancy, received, state, connect)))
-}
+pub use self::event::{GeneratedToken, GenerationEvent, GenerationFailure, GenerationStart, PromptToken};
+pub use self::group::{OtherNodes, ShardCommand, Unreaped};
+pub use self::handle::{Engine, Generation, SubmitError};
+pub use self::occupancy::{AdmissionBounds, Permit};
+pub use self::start::start;
+#[cfg(test)]
+use self::start::start_with;
+pub use self::state::EngineState;
+pub use crate::scheduler::{BlockHashes, Finish, Mask, Pooling, Priority, Request, Schedule, Tenant};

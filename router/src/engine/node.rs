@@ -1,53 +1,58 @@
-//! A machine that is not the leader: its ranks, started again whenever their group is lost.
+//! Runs the ranks of a machine that is not the leader, and restarts them whenever their group is
+//! lost.
 //!
-//! What ends a rank never matters here: the leader knows and says it. A reason that lasts, such as a model that is not on
-//! this machine, is in the log of the ranks and tried again ever more slowly, so that the machine is there when it is mended.
+//! The reason for which a rank ended does not matter here: the leader knows it and logs it. A
+//! lasting reason, such as a model that is missing on this machine, is in the log of the ranks. The
+//! ranks are then restarted with growing pauses, so that the machine joins again when the reason
+//! has been removed.
 
 use std::ffi::OsString;
 use std::ops::Range;
 use std::process::Stdio;
 use std::time::Duration;
 
-use millrace_proto::liveness::BEAT;
+use millrace_proto::liveness::HEARTBEAT;
 use tokio::io::AsyncReadExt;
 use tokio::process::ChildStdout;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
-use super::children::{Children, ShardCommand, Unreaped, spawn};
-use super::group::{News, StartError};
-use super::patience::within;
+use super::group::{Children, GroupEvent, RankArguments, ShardCommand, StartError, Unreaped, spawn};
+use super::timeout::running_timeout;
 
-/// The ranks of one machine, and where their router is.
+/// The ranks of one machine, and the address of their router.
 #[derive(Debug, Clone)]
 pub struct Node {
-    /// This machine's ranks.
+    /// The ranks of this machine.
     pub ranks: Range<usize>,
-    /// The ranks of all machines.
+    /// Number of ranks of all machines.
     pub world_size: usize,
-    /// Where the leader listens, as `host:port`.
+    /// Address of the leader, as `host:port`.
     pub leader: String,
 }
 
-/// How long the other ranks of this machine have to notice that their group is lost, before they are killed.
-const OTHERS: Duration = Duration::from_secs(5);
+/// Maximum time for the other ranks of this machine to end after the first one, before they are
+/// killed.
+const OTHERS_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A rank without a sign of life for so long is killed: its router has given it up long ago, and cannot do it from afar.
-const STANDSTILL: Duration = BEAT.saturating_mul(10);
+/// A rank that has written no heartbeat for this time is killed. Its router has given it up and
+/// cannot kill a process on another machine.
+const HEARTBEAT_TIMEOUT: Duration = HEARTBEAT.saturating_mul(10);
 
-/// Ranks that have lasted so long are started again at once.
+/// Ranks that have run for this time are restarted without a pause.
 const SETTLED: Duration = Duration::from_secs(10);
 
-/// Pause before the third start in a row; it doubles with each further one.
+/// Pause before the third start in a row. It doubles with each further start.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// Longest pause between two starts.
 const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 
-/// Runs the ranks of `node` until `stop` is done; no process is left afterwards. `command` must let each of them know the
-/// secret.
+/// Runs the ranks of `node` until `stop` completes. No process is left afterwards. `command` must
+/// give the secret to each rank.
 ///
 /// # Errors
-/// If a process cannot be ended.
+/// [`Unreaped`] if a process cannot be killed.
 pub async fn run(
     node: &Node,
     command: &ShardCommand,
@@ -59,7 +64,7 @@ pub async fn run(
         let since = Instant::now();
         let mut children = Children::default();
         let ended = tokio::select! {
-            ended = life(node, command, &mut children) => ended,
+            ended = run_once(node, command, &mut children) => ended,
             () = &mut stop => return children.kill().await,
         };
         children.kill().await?;
@@ -73,7 +78,7 @@ pub async fn run(
             true => "at once".to_owned(),
             false => format!("in {:.1} s", pause.as_secs_f64()),
         };
-        tracing::warn!("{ended}; this machine's ranks are started again {when}");
+        tracing::warn!("{ended}; restarting the ranks of this machine {when}");
         tokio::select! {
             () = sleep(pause) => {}
             () = &mut stop => return Ok(()),
@@ -81,49 +86,55 @@ pub async fn run(
     }
 }
 
-/// From the start of the ranks until one has ended, and the others have had the time to end too; tells which one ended
-/// first. The caller kills what is left.
-async fn life(node: &Node, command: &ShardCommand, children: &mut Children) -> Result<String, StartError> {
+/// Starts the ranks and waits until one has ended and the others have had the time to end as well.
+/// Returns a description of the end. The caller kills the processes that are left.
+async fn run_once(
+    node: &Node,
+    command: &ShardCommand,
+    children: &mut Children,
+) -> Result<String, StartError> {
     let mut address = OsString::from("tcp:");
     address.push(&node.leader);
-    // Each rank has one thing to report.
-    let (report, mut ends) = mpsc::channel(node.ranks.len().max(1));
-    let mut beats = JoinSet::new();
+    // Each rank reports its end once.
+    let (events, mut ends) = mpsc::channel(node.ranks.len().max(1));
+    let mut heartbeats = JoinSet::new();
     for rank in node.ranks.clone() {
-        let mut child = spawn(command, rank, node.world_size, &address, None, Stdio::piped())?;
-        beats.extend(child.stdout.take().map(|beat| async move {
-            stands_still(beat).await;
+        let world_size = node.world_size;
+        let arguments = RankArguments { rank, world_size, address: &address, baseline: None };
+        let mut child = spawn(command, &arguments, Stdio::piped())?;
+        heartbeats.extend(child.stdout.take().map(|stdout| async move {
+            heartbeat_lost(stdout).await;
             rank
         }));
-        children.watch(rank, child, report.clone());
+        children.watch(rank, child, events.clone());
     }
-    drop(report);
+    drop(events);
     let first = tokio::select! {
         first = ends.recv() => first,
-        Some(Ok(rank)) = beats.join_next() => {
-            return Ok(format!("rank {rank} has given no sign of life for {} s", STANDSTILL.as_secs()));
+        Some(Ok(rank)) = heartbeats.join_next() => {
+            return Ok(format!("rank {rank} has sent no heartbeat for {} s", HEARTBEAT_TIMEOUT.as_secs()));
         }
     };
-    // Those that are still there when the time is up are killed.
-    let _ = within(OTHERS, children.wait()).await;
+    let _ = running_timeout(OTHERS_TIMEOUT, children.wait()).await;
     Ok(match first {
-        Some((rank, News::Exited(Ok(status)))) if status.success() => {
+        Some((rank, GroupEvent::Exited(Ok(status)))) if status.success() => {
             format!("the leader has ended the group of rank {rank}")
         }
-        Some((rank, News::Exited(Ok(status)))) => format!("rank {rank} ended ({status})"),
-        Some((rank, News::Exited(Err(error)))) => format!("rank {rank} cannot be watched: {error}"),
+        Some((rank, GroupEvent::Exited(Ok(status)))) => format!("rank {rank} ended ({status})"),
+        Some((rank, GroupEvent::Exited(Err(error)))) => format!("cannot wait for rank {rank}: {error}"),
         _ => "there are no ranks to run".into(),
     })
 }
 
-/// Done when a rank that has been beating does no more. The end of a process is no standstill.
-async fn stands_still(mut beat: ChildStdout) {
-    let mut beats = [0; 64];
-    // However long a process takes to begin.
-    let mut heard = beat.read(&mut beats).await;
-    while let Ok(1..) = heard {
-        match within(STANDSTILL, beat.read(&mut beats)).await {
-            Ok(next) => heard = next,
+/// Completes when a rank has begun to write heartbeats and then stops. It never completes if the
+/// process ends, which is reported otherwise.
+async fn heartbeat_lost(mut stdout: ChildStdout) {
+    let mut bytes = [0; 64];
+    // A process may take any time until its first heartbeat.
+    let mut read = stdout.read(&mut bytes).await;
+    while let Ok(1..) = read {
+        match running_timeout(HEARTBEAT_TIMEOUT, stdout.read(&mut bytes)).await {
+            Ok(next) => read = next,
             Err(_) => return,
         }
     }

@@ -1,56 +1,59 @@
-//! What is known of the grammars that were compiled last: the parsers, and the refusals.
+//! A cache of compiled grammars and of refusals.
 //!
-//! A refused grammar may have cost seconds. It is remembered, so that it costs nothing when it comes again.
+//! A refused grammar may have cost seconds. The cache keeps the refusal, so that the same grammar
+//! costs nothing when it is sent again.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Compiled, GrammarError};
+use super::compiled::CompiledGrammar;
+use super::error::GrammarError;
 
-/// Parsers that are kept.
-const MOST_PARSERS: usize = 64;
-/// Bytes of the parsers that are kept.
-const MOST_PARSER_BYTES: usize = 256 << 20;
-/// What a parser counts for at least: its grammar, and what is not measured.
-const LEAST_PARSER_BYTES: usize = 256 << 10;
-/// Refusals that are remembered. Each holds a text of some hundred bytes at most.
-const MOST_REFUSALS: usize = 4096;
-/// How long a refusal is remembered.
-const REFUSED_FOR: Duration = Duration::from_secs(600);
-/// How long it is remembered where the reason may have been a busy machine.
-const UNLUCKY_FOR: Duration = Duration::from_secs(30);
+/// The number of compiled grammars that are kept.
+const MAX_PARSERS: usize = 64;
+/// The number of bytes of the compiled grammars that are kept.
+const MAX_PARSER_BYTES: usize = 256 << 20;
+/// The minimum number of bytes that a compiled grammar counts for. It covers the grammar's text and
+/// memory that is not measured.
+const MIN_PARSER_BYTES: usize = 256 << 10;
+/// The number of refusals that are kept. Each has an error text of a few hundred bytes at most.
+const MAX_REFUSALS: usize = 4096;
+/// The time for which a refusal is kept.
+const REFUSAL_TTL: Duration = Duration::from_secs(600);
+/// The time for which a refusal is kept if its cause may have been a busy machine.
+const TRANSIENT_REFUSAL_TTL: Duration = Duration::from_secs(30);
 
-/// Stands for a grammar. Nobody can find two grammars with the same key, because the hash is keyed with random
-/// numbers of this process.
-pub(super) type Key = u128;
+/// Identifies a grammar. Nobody can construct two grammars with the same key, because the hash is
+/// keyed with random numbers of this process.
+pub(super) type GrammarKey = u128;
 
-/// Makes keys.
+/// Computes keys.
 #[derive(Debug, Default)]
-pub(super) struct Keys(RandomState, RandomState);
+pub(super) struct GrammarKeys(RandomState, RandomState);
 
-impl Keys {
-    /// The key of a grammar that is written like this.
-    pub(super) fn of(&self, text: &[u8]) -> Key {
+impl GrammarKeys {
+    /// Returns the key of a grammar with this serialized form.
+    pub(super) fn of(&self, text: &[u8]) -> GrammarKey {
         u128::from(self.0.hash_one(text)) << 64 | u128::from(self.1.hash_one(text))
     }
 }
 
-/// What a grammar came to.
-pub(super) type Outcome = Result<Arc<Compiled>, GrammarError>;
+/// The result of compiling a grammar.
+pub(super) type CompileOutcome = Result<Arc<CompiledGrammar>, GrammarError>;
 
-/// The last outcomes by key, in bounded memory.
+/// The most recent results by key, in bounded memory.
 #[derive(Debug, Default)]
-pub(super) struct Cache {
-    parsers: Recent<Arc<Compiled>>,
-    refusals: Recent<(GrammarError, Instant)>,
+pub(super) struct GrammarCache {
+    parsers: LruMap<Arc<CompiledGrammar>>,
+    refusals: LruMap<(GrammarError, Instant)>,
     parser_bytes: usize,
 }
 
-impl Cache {
-    /// What is known of a grammar.
-    pub(super) fn get(&mut self, key: Key) -> Option<Outcome> {
+impl GrammarCache {
+    /// Returns the result for a grammar if it is known.
+    pub(super) fn get(&mut self, key: GrammarKey) -> Option<CompileOutcome> {
         if let Some(compiled) = self.parsers.get(key) {
             return Some(Ok(compiled.clone()));
         }
@@ -62,52 +65,52 @@ impl Cache {
         None
     }
 
-    /// Keeps a parser, and forgets those that were used longest ago.
-    pub(super) fn keep(&mut self, key: Key, compiled: &Arc<Compiled>) {
+    /// Keeps a compiled grammar and evicts the least recently used ones.
+    pub(super) fn keep(&mut self, key: GrammarKey, compiled: &Arc<CompiledGrammar>) {
         self.parser_bytes += cost(compiled);
         if let Some(before) = self.parsers.insert(key, compiled.clone()) {
             self.parser_bytes -= cost(&before);
         }
-        while self.parsers.len() > MOST_PARSERS || self.parser_bytes > MOST_PARSER_BYTES {
+        while self.parsers.len() > MAX_PARSERS || self.parser_bytes > MAX_PARSER_BYTES {
             let Some(oldest) = self.parsers.pop_oldest() else { break };
             self.parser_bytes -= cost(&oldest);
         }
     }
 
-    /// Remembers a refusal; for a short time only if another attempt may come out otherwise.
-    pub(super) fn refuse(&mut self, key: Key, error: &GrammarError, unlucky: bool) {
-        let until = Instant::now() + if unlucky { UNLUCKY_FOR } else { REFUSED_FOR };
+    /// Keeps a refusal. If another attempt may succeed, the refusal is kept for a short time only.
+    pub(super) fn refuse(&mut self, key: GrammarKey, error: &GrammarError, may_succeed_later: bool) {
+        let until = Instant::now() + if may_succeed_later { TRANSIENT_REFUSAL_TTL } else { REFUSAL_TTL };
         self.refusals.insert(key, (error.clone(), until));
-        while self.refusals.len() > MOST_REFUSALS {
+        while self.refusals.len() > MAX_REFUSALS {
             self.refusals.pop_oldest();
         }
     }
 }
 
-fn cost(compiled: &Compiled) -> usize {
-    compiled.bytes().max(LEAST_PARSER_BYTES)
+fn cost(compiled: &CompiledGrammar) -> usize {
+    compiled.bytes().max(MIN_PARSER_BYTES)
 }
 
-/// Values by key, in the order of their last use.
+/// A map that knows the order in which its values were last used.
 #[derive(Debug)]
-struct Recent<T> {
-    values: HashMap<Key, (u64, T)>,
-    by_use: BTreeMap<u64, Key>,
+struct LruMap<T> {
+    values: HashMap<GrammarKey, (u64, T)>,
+    by_use: BTreeMap<u64, GrammarKey>,
     clock: u64,
 }
 
-impl<T> Default for Recent<T> {
+impl<T> Default for LruMap<T> {
     fn default() -> Self {
-        Recent { values: HashMap::new(), by_use: BTreeMap::new(), clock: 0 }
+        LruMap { values: HashMap::new(), by_use: BTreeMap::new(), clock: 0 }
     }
 }
 
-impl<T> Recent<T> {
+impl<T> LruMap<T> {
     fn len(&self) -> usize {
         self.values.len()
     }
 
-    fn get(&mut self, key: Key) -> Option<&T> {
+    fn get(&mut self, key: GrammarKey) -> Option<&T> {
         let (used, value) = self.values.get_mut(&key)?;
         self.by_use.remove(used);
         self.clock += 1;
@@ -116,7 +119,7 @@ impl<T> Recent<T> {
         Some(value)
     }
 
-    fn insert(&mut self, key: Key, value: T) -> Option<T> {
+    fn insert(&mut self, key: GrammarKey, value: T) -> Option<T> {
         self.clock += 1;
         self.by_use.insert(self.clock, key);
         let (used, before) = self.values.insert(key, (self.clock, value))?;
@@ -124,7 +127,7 @@ impl<T> Recent<T> {
         Some(before)
     }
 
-    fn remove(&mut self, key: Key) -> Option<T> {
+    fn remove(&mut self, key: GrammarKey) -> Option<T> {
         let (used, value) = self.values.remove(&key)?;
         self.by_use.remove(&used);
         Some(value)
@@ -141,8 +144,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_value_that_was_used_longest_ago_goes_first() {
-        let mut recent = Recent::default();
+    fn the_least_recently_used_value_is_evicted_first() {
+        let mut recent = LruMap::default();
         for key in 0..4 {
             assert_eq!(recent.insert(key, key), None);
         }
@@ -156,13 +159,13 @@ mod tests {
 
     #[test]
     fn refusals_are_bounded_in_number() {
-        let mut cache = Cache::default();
+        let mut cache = GrammarCache::default();
         let error = GrammarError::Invalid("no".into());
-        for key in 0..2 * MOST_REFUSALS as Key {
+        for key in 0..2 * MAX_REFUSALS as GrammarKey {
             cache.refuse(key, &error, false);
         }
-        assert_eq!(cache.refusals.len(), MOST_REFUSALS);
+        assert_eq!(cache.refusals.len(), MAX_REFUSALS);
         assert!(cache.get(0).is_none());
-        assert_eq!(cache.get(2 * MOST_REFUSALS as Key - 1).unwrap().unwrap_err(), error);
+        assert_eq!(cache.get(2 * MAX_REFUSALS as GrammarKey - 1).unwrap().unwrap_err(), error);
     }
 }

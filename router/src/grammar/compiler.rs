@@ -1,12 +1,14 @@
-//! Compiles the grammars of clients for one model: few at a time, within bounds, and each only once.
+//! Scheduling of the compilation of clients' grammars for one model: few at a time, within bounds,
+//! and each grammar only once.
 //!
 //! ```text
-//! bounds ─► cache ─► join others who wait for the same ─► queue ─► quick lane ─► router's own parser
-//!                                                                     └─► slow lane ─┘
+//! bounds ─► cache ─► join equal requests ─► queue ─► quick lane ─► router's own parser
+//!                                                                       └─► slow lane ─┘
 //! ```
 //!
-//! A grammar first has a place in the quick lane. One that does not fit there within [`QUICK`] has to find a free
-//! place in the slow lane, or is refused for now: so grammars that take seconds never hold up the others.
+//! Each grammar starts in the quick lane. A grammar that takes longer than [`QUICK_LANE_TIME`]
+//! needs a free permit of the slow lane, or is refused for now. Therefore grammars that take
+//! seconds never delay the others.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -18,225 +20,241 @@ use futures::future::{BoxFuture, Shared};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::time::timeout;
 
-use super::cache::{Cache, Key, Keys, Outcome};
-use super::parser::{Factory, STACK};
+use super::cache::{CompileOutcome, GrammarCache, GrammarKey, GrammarKeys};
+use super::compiled::CompiledGrammar;
+use super::definition::Grammar;
+use super::error::GrammarError;
+use super::factory::{GrammarFactory, STACK_BYTES};
 use super::vocabulary::Vocabulary;
-use super::worker::{Pool, WorkerCommand, job_bytes};
-use super::{Compiled, Grammar, GrammarError, bounds, meter};
+use super::worker::{GrammarWorkerCommand, TrialError, WorkerPool, job_bytes};
+use super::{bounds, metrics};
 use crate::text::Tokenizer;
 
-/// Grammars that are checked against the bounds at the same time.
-const CHECKS: usize = 4;
-/// Places in the quick lane.
-const QUICK_PLACES: usize = 2;
-/// Places in the slow lane.
-const SLOW_PLACES: usize = 1;
-/// How long a grammar may stay in the quick lane.
-const QUICK: Duration = Duration::from_millis(500);
-/// Grammars that may wait for a place.
-const MOST_WAITING: usize = 64;
-/// How long a grammar waits for a place.
-const TURN: Duration = Duration::from_secs(10);
-/// How long a client waits for the router's own parser. With workers the router compiles only what has fitted
-/// there, and comes to an end far earlier.
-const TIME: Duration = Duration::from_secs(5);
+/// The number of grammars that are checked against the bounds at the same time.
+const MAX_CHECKS: usize = 4;
+/// The number of grammars in the quick lane.
+const QUICK_LANE_PERMITS: usize = 2;
+/// The number of grammars in the slow lane.
+const SLOW_LANE_PERMITS: usize = 1;
+/// The time that a grammar may spend in the quick lane.
+const QUICK_LANE_TIME: Duration = Duration::from_millis(500);
+/// The number of grammars that may wait for the quick lane.
+const MAX_WAITING: usize = 64;
+/// The time that a grammar waits for the quick lane.
+const QUEUE_TIMEOUT: Duration = Duration::from_secs(10);
+/// The time that a client waits for the router's own parser. With workers, the router compiles only
+/// grammars that a worker has compiled within its limits, which takes far less time.
+const COMPILE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Compiles grammars for one model. Clones are the same compiler.
+/// Compiles grammars for one model. Clones share the same state.
 #[derive(Clone)]
-pub struct Compiler(Arc<Inner>);
+pub struct GrammarCompiler(Arc<CompilerState>);
 
-struct Inner {
+struct CompilerState {
     tokenizer: Tokenizer,
     eos: Arc<[u32]>,
-    /// Made with the first grammar, when the size of the model's vocabulary is known.
-    model: OnceLock<Result<Model, GrammarError>>,
-    keys: Keys,
-    cache: Mutex<Cache>,
-    running: Mutex<HashMap<Key, Running>>,
+    /// Created with the first grammar, because the size of the model's vocabulary is known then.
+    model: OnceLock<Result<ModelContext, GrammarError>>,
+    keys: GrammarKeys,
+    cache: Mutex<GrammarCache>,
+    pending: Mutex<HashMap<GrammarKey, PendingCompilation>>,
     checks: Arc<Semaphore>,
     queue: Semaphore,
     quick: Arc<Semaphore>,
     slow: Arc<Semaphore>,
-    /// Where grammars are tried; without it they are compiled in this process alone.
-    workers: Option<Pool>,
+    /// The processes in which grammars are tried. Without them, grammars are compiled in this
+    /// process only.
+    workers: Option<WorkerPool>,
 }
 
-/// What the router and its workers compile for.
-struct Model {
-    factory: Factory,
-    /// The vocabulary as workers take it.
+/// The data for compiling grammars for the model.
+struct ModelContext {
+    factory: GrammarFactory,
+    /// The vocabulary in the workers' format.
     vocabulary: Vec<u8>,
 }
 
 /// A grammar that has passed the bounds.
-struct Job {
-    key: Key,
+struct CompileJob {
+    key: GrammarKey,
     grammar: Grammar,
     vocab_size: u32,
-    /// The grammar as workers take it.
+    /// The grammar in the workers' format.
     bytes: Vec<u8>,
 }
 
-/// A grammar that somebody waits for.
+/// A compilation that requests wait for.
 #[derive(Clone)]
-struct Running {
-    outcome: Shared<BoxFuture<'static, Outcome>>,
-    /// Everybody who waits holds a copy.
-    interest: Arc<()>,
+struct PendingCompilation {
+    outcome: Shared<BoxFuture<'static, CompileOutcome>>,
+    /// Each waiting request holds a clone.
+    waiters: Arc<()>,
 }
 
-/// A place in one of the lanes.
-struct Place {
+/// A permit for one of the lanes.
+struct LanePermit {
     permit: OwnedSemaphorePermit,
     is_slow: bool,
 }
 
-impl fmt::Debug for Compiler {
+impl fmt::Debug for GrammarCompiler {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Compiler").finish_non_exhaustive()
     }
 }
 
-impl Compiler {
-    /// A compiler for a model whose texts end with one of `eos`. All work is done in this process, so only the
-    /// limits of llguidance bound its time and memory.
+impl GrammarCompiler {
+    /// Creates a compiler for a model whose texts end with one of `eos`. All work is done in this
+    /// process, so that only llguidance's limits bound its time and memory.
     pub fn new(tokenizer: Tokenizer, eos: Arc<[u32]>) -> Self {
         Self::with_workers(tokenizer, eos, None)
     }
 
-    /// As [`new`](Self::new); grammars are tried in processes that `command` starts, if it is given.
-    pub fn with_workers(tokenizer: Tokenizer, eos: Arc<[u32]>, command: Option<WorkerCommand>) -> Self {
-        meter::describe();
-        Compiler(Arc::new(Inner {
+    /// Creates a compiler like [`new`](Self::new). If `command` is given, grammars are tried in
+    /// processes that it starts.
+    pub fn with_workers(
+        tokenizer: Tokenizer,
+        eos: Arc<[u32]>,
+        command: Option<GrammarWorkerCommand>,
+    ) -> Self {
+        metrics::describe();
+        GrammarCompiler(Arc::new(CompilerState {
             tokenizer,
             eos,
             model: OnceLock::new(),
-            keys: Keys::default(),
+            keys: GrammarKeys::default(),
             cache: Mutex::default(),
-            running: Mutex::default(),
-            checks: Arc::new(Semaphore::new(CHECKS)),
-            queue: Semaphore::new(MOST_WAITING),
-            quick: Arc::new(Semaphore::new(QUICK_PLACES)),
-            slow: Arc::new(Semaphore::new(SLOW_PLACES)),
-            workers: command.map(Pool::new),
+            pending: Mutex::default(),
+            checks: Arc::new(Semaphore::new(MAX_CHECKS)),
+            queue: Semaphore::new(MAX_WAITING),
+            quick: Arc::new(Semaphore::new(QUICK_LANE_PERMITS)),
+            slow: Arc::new(Semaphore::new(SLOW_LANE_PERMITS)),
+            workers: command.map(WorkerPool::new),
         }))
     }
 
-    /// Compiles a grammar for a model with this many tokens, away from the async threads.
+    /// Compiles a grammar for a model with `vocab_size` tokens on other threads.
     ///
     /// # Errors
-    /// [`GrammarError`] says what is wrong with it.
-    pub async fn compile(&self, grammar: &Grammar, vocab_size: u32) -> Result<Arc<Compiled>, GrammarError> {
+    /// [`GrammarError`] says what is wrong with the grammar.
+    pub async fn compile(
+        &self,
+        grammar: &Grammar,
+        vocab_size: u32,
+    ) -> Result<Arc<CompiledGrammar>, GrammarError> {
         let outcome = match self.look_up(grammar, vocab_size).await {
-            Ok(Looked::Known(outcome)) => outcome,
-            Ok(Looked::New(job)) => self.join(job).await,
+            Ok(Lookup::Known(outcome)) => outcome,
+            Ok(Lookup::New(job)) => self.join(job).await,
             Err(error) => Err(error),
         };
-        outcome.inspect_err(meter::refused)
+        outcome.inspect_err(metrics::refused)
     }
 
-    /// Finds the grammar in the cache, or checks it against the bounds. Only its size is looked at on this thread.
-    async fn look_up(&self, grammar: &Grammar, vocab_size: u32) -> Result<Looked, GrammarError> {
+    /// Finds the grammar in the cache, or checks it against the bounds. The calling thread reads
+    /// only its size.
+    async fn look_up(&self, grammar: &Grammar, vocab_size: u32) -> Result<Lookup, GrammarError> {
         bounds::size_within(grammar)?;
         let permit = self.0.checks.clone().acquire_owned().await.map_err(|_| GrammarError::Busy)?;
         let (compiler, grammar) = (self.clone(), grammar.clone());
         let check = move || {
-            // Held by the work itself: a client that leaves does not free a place that is in use.
+            // The work itself holds the permit. If the client disconnects, the permit stays taken
+            // until the check is done.
             let _permit = permit;
             let bytes = job_bytes(&grammar, vocab_size);
             let key = compiler.0.keys.of(&bytes);
             if let Some(known) = compiler.cache().get(key) {
-                return Ok(Looked::Known(known));
+                return Ok(Lookup::Known(known));
             }
             bounds::check(&grammar)?;
-            Ok(Looked::New(Job { key, grammar, vocab_size, bytes }))
+            Ok(Lookup::New(CompileJob { key, grammar, vocab_size, bytes }))
         };
-        tokio::task::spawn_blocking(check).await.unwrap_or_else(|_| Err(not_understood()))
+        tokio::task::spawn_blocking(check).await.unwrap_or_else(|_| Err(compile_failed()))
     }
 
-    /// Waits for the outcome of a grammar together with all others who want the same.
-    async fn join(&self, job: Job) -> Outcome {
-        let Running { outcome, interest } = {
-            let mut running = self.running();
+    /// Waits for the result of a grammar together with all other requests for the same grammar.
+    async fn join(&self, job: CompileJob) -> CompileOutcome {
+        let PendingCompilation { outcome, waiters } = {
+            let mut pending = self.pending();
             let key = job.key;
-            // It goes on when its client has left, and ends within the limits.
+            // The task continues when its client disconnects, and ends within the limits.
             let start = || {
-                let interest = Arc::new(());
-                let task = tokio::spawn(self.clone().work(job, interest.clone()));
-                let outcome = async move { task.await.unwrap_or_else(|_| Err(not_understood())) };
-                Running { outcome: outcome.boxed().shared(), interest }
+                let waiters = Arc::new(());
+                let task = tokio::spawn(self.clone().work(job, waiters.clone()));
+                let outcome = async move { task.await.unwrap_or_else(|_| Err(compile_failed())) };
+                PendingCompilation { outcome: outcome.boxed().shared(), waiters }
             };
-            running.entry(key).or_insert_with(start).clone()
+            pending.entry(key).or_insert_with(start).clone()
         };
         let outcome = outcome.await;
-        drop(interest);
+        drop(waiters);
         outcome
     }
 
-    async fn work(self, job: Job, interest: Arc<()>) -> Outcome {
+    async fn work(self, job: CompileJob, waiters: Arc<()>) -> CompileOutcome {
         let key = job.key;
-        let outcome = match self.place(key, &interest).await {
-            Ok(place) => self.attempt(job, place).await,
+        let outcome = match self.lane_permit(key, &waiters).await {
+            Ok(lane_permit) => self.attempt(job, lane_permit).await,
             Err(error) => Err(error),
         };
-        let mut running = self.running();
-        // Somebody may have begun anew after the grammar was given up.
-        if running.get(&key).is_some_and(|running| Arc::ptr_eq(&running.interest, &interest)) {
-            running.remove(&key);
+        let mut pending = self.pending();
+        // Another request may have started the grammar again after it was given up.
+        if pending.get(&key).is_some_and(|pending| Arc::ptr_eq(&pending.waiters, &waiters)) {
+            pending.remove(&key);
         }
         outcome
     }
 
-    /// A place in the quick lane.
+    /// Waits for a permit of the quick lane.
     ///
     /// # Errors
-    /// [`GrammarError::Busy`] if none was free in time, or nobody waits for the grammar any more.
-    async fn place(&self, key: Key, interest: &Arc<()>) -> Result<Place, GrammarError> {
+    /// [`GrammarError::Busy`] if no permit was free in time, or no request waits for the grammar
+    /// any more.
+    async fn lane_permit(&self, key: GrammarKey, waiters: &Arc<()>) -> Result<LanePermit, GrammarError> {
         let queued = self.0.queue.try_acquire().map_err(|_| GrammarError::Busy)?;
-        let turn = timeout(TURN, self.0.quick.clone().acquire_owned()).await;
+        let turn = timeout(QUEUE_TIMEOUT, self.0.quick.clone().acquire_owned()).await;
         drop(queued);
         let Ok(Ok(permit)) = turn else { return Err(GrammarError::Busy) };
-        let mut running = self.running();
-        // One copy is here, and one is with the entry itself.
-        if Arc::strong_count(interest) <= 2 {
-            running.remove(&key);
+        let mut pending = self.pending();
+        // One clone is here, and one is in the map entry.
+        if Arc::strong_count(waiters) <= 2 {
+            pending.remove(&key);
             return Err(GrammarError::Busy);
         }
-        Ok(Place { permit, is_slow: false })
+        Ok(LanePermit { permit, is_slow: false })
     }
 
-    /// Tries a grammar, compiles it and remembers what came of it.
-    async fn attempt(&self, job: Job, place: Place) -> Outcome {
+    /// Tries a grammar, compiles it, and caches the result.
+    async fn attempt(&self, job: CompileJob, lane_permit: LanePermit) -> CompileOutcome {
         let compiler = self.clone();
         let model = move || compiler.model(job.vocab_size).map(drop);
-        tokio::task::spawn_blocking(model).await.unwrap_or_else(|_| Err(not_understood()))?;
-        let place = self.try_out(&job, place).await?;
+        tokio::task::spawn_blocking(model).await.unwrap_or_else(|_| Err(compile_failed()))?;
+        let lane_permit = self.try_out(&job, lane_permit).await?;
         let (key, (done, result)) = (job.key, oneshot::channel());
         let compiler = self.clone();
         let work = move || {
-            if place.is_slow {
-                // Other threads go first; without that it is only less polite.
+            if lane_permit.is_slow {
+                // Lowering the priority is optional, so an error is ignored.
                 let _ = rustix::process::setpriority_process(None, 5);
             }
             let outcome = compiler.compile_now(&job.grammar, job.vocab_size).map(Arc::new);
             match &outcome {
                 Ok(compiled) => {
-                    meter::compiled();
+                    metrics::compiled();
                     compiler.cache().keep(key, compiled);
                 }
                 Err(error) => compiler.cache().refuse(key, error, false),
             }
-            // Given back by the work itself, not when its client has left.
-            drop(place.permit);
+            // The work itself returns the permit. It stays taken if the client disconnects.
+            drop(lane_permit.permit);
             let _ = done.send(outcome);
         };
-        let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK);
+        let thread = std::thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
         thread.spawn(work).map_err(|_| GrammarError::Busy)?;
-        match timeout(TIME, result).await {
+        match timeout(COMPILE_TIMEOUT, result).await {
             Ok(Ok(outcome)) => outcome,
-            Ok(Err(_)) => Err(not_understood()),
+            Ok(Err(_)) => Err(compile_failed()),
             Err(_) => {
-                let why = format!("it takes longer than {} s to compile", TIME.as_secs());
+                let why = format!("it takes longer than {} s to compile", COMPILE_TIMEOUT.as_secs());
                 let error = GrammarError::TooComplex(why);
                 self.cache().refuse(key, &error, true);
                 Err(error)
@@ -244,72 +262,84 @@ impl Compiler {
         }
     }
 
-    /// Tries a grammar in a worker, if there are any. Returns the place in whose lane it has ended up.
+    /// Tries a grammar in a worker, if there are workers. Returns the permit of the lane in which
+    /// the grammar ended.
     ///
     /// # Errors
-    /// Why the grammar is refused.
-    async fn try_out(&self, job: &Job, mut place: Place) -> Result<Place, GrammarError> {
-        let Some(workers) = &self.0.workers else { return Ok(place) };
+    /// The reason why the grammar is refused.
+    async fn try_out(
+        &self,
+        job: &CompileJob,
+        mut lane_permit: LanePermit,
+    ) -> Result<LanePermit, GrammarError> {
+        let Some(workers) = &self.0.workers else { return Ok(lane_permit) };
         let vocabulary = &self.model(job.vocab_size)?.vocabulary;
-        let trial = workers.worker(vocabulary).await?.run(&job.bytes);
+        let trial = workers.worker(vocabulary).await?.run(vocabulary, &job.bytes);
         tokio::pin!(trial);
-        let result = match timeout(QUICK, &mut trial).await {
+        let result = match timeout(QUICK_LANE_TIME, &mut trial).await {
             Ok(result) => result,
             Err(_) => {
                 let permit = self.0.slow.clone().try_acquire_owned().map_err(|_| GrammarError::Busy)?;
-                place = Place { permit, is_slow: true };
+                lane_permit = LanePermit { permit, is_slow: true };
                 trial.await
             }
         };
         match result {
-            Ok(()) => Ok(place),
-            Err((error, unlucky)) => {
-                self.cache().refuse(job.key, &error, unlucky);
+            Ok(()) => Ok(lane_permit),
+            Err(TrialError { error, may_succeed_later }) => {
+                if error != GrammarError::Busy {
+                    self.cache().refuse(job.key, &error, may_succeed_later);
+                }
                 Err(error)
             }
         }
     }
 
-    /// Compiles a grammar on this thread, which needs a deep stack.
-    pub(super) fn compile_now(&self, grammar: &Grammar, vocab_size: u32) -> Result<Compiled, GrammarError> {
+    /// Compiles a grammar on the current thread, which needs a stack of [`STACK_BYTES`] bytes.
+    pub(super) fn compile_now(
+        &self,
+        grammar: &Grammar,
+        vocab_size: u32,
+    ) -> Result<CompiledGrammar, GrammarError> {
         self.model(vocab_size)?.factory.compile(grammar, vocab_size)
     }
 
-    /// The model; made on this thread if this is the first grammar, which takes some time.
-    fn model(&self, vocab_size: u32) -> Result<&Model, GrammarError> {
+    /// Returns the model's data. The first call creates it on the current thread, which takes some
+    /// time.
+    fn model(&self, vocab_size: u32) -> Result<&ModelContext, GrammarError> {
         let make = || {
-            let Inner { tokenizer, eos, .. } = &*self.0;
+            let CompilerState { tokenizer, eos, .. } = &*self.0;
             let vocabulary = Vocabulary::new(tokenizer, eos, tokenizer.size().min(vocab_size))?;
-            let factory = Factory::new(&vocabulary)?;
+            let factory = GrammarFactory::new(&vocabulary)?;
             let bytes = if self.0.workers.is_some() { vocabulary.to_bytes() } else { Vec::new() };
-            Ok(Model { factory, vocabulary: bytes })
+            Ok(ModelContext { factory, vocabulary: bytes })
         };
         self.0.model.get_or_init(make).as_ref().map_err(Clone::clone)
     }
 
-    fn cache(&self) -> MutexGuard<'_, Cache> {
+    fn cache(&self) -> MutexGuard<'_, GrammarCache> {
         self.0.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn running(&self) -> MutexGuard<'_, HashMap<Key, Running>> {
-        self.0.running.lock().unwrap_or_else(PoisonError::into_inner)
+    fn pending(&self) -> MutexGuard<'_, HashMap<GrammarKey, PendingCompilation>> {
+        self.0.pending.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Places that are free in the quick and in the slow lane.
+    /// Returns the number of free permits of the quick and the slow lane.
     #[cfg(test)]
-    pub(super) fn free_places(&self) -> (usize, usize) {
+    pub(super) fn free_permits(&self) -> (usize, usize) {
         (self.0.quick.available_permits(), self.0.slow.available_permits())
     }
 }
 
-/// What is known of a grammar before any work.
-enum Looked {
-    /// It was tried before.
-    Known(Outcome),
-    /// It was not.
-    New(Job),
+/// The result of a look-up in the cache.
+enum Lookup {
+    /// The grammar was compiled or refused before.
+    Known(CompileOutcome),
+    /// The grammar is new.
+    New(CompileJob),
 }
 
-fn not_understood() -> GrammarError {
+fn compile_failed() -> GrammarError {
     GrammarError::Invalid("it could not be compiled".into())
 }

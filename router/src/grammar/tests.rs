@@ -1,4 +1,4 @@
-//! Grammars over a vocabulary of single bytes, and one of pieces.
+//! Tests grammars over a vocabulary of single bytes and one of word pieces.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use crate::engine::{Constraint, Mask, thread_time};
 use crate::test_support::{self, EOS};
 use crate::text::Tokenizer;
 
-/// More than the tokenizer knows, as models have it.
+/// The model's vocabulary size. As in real models, it is larger than the tokenizer's.
 const VOCAB: u32 = 300;
 
-fn compiler() -> Compiler {
-    Compiler::new(test_support::tokenizer(), Arc::new([EOS]))
+fn compiler() -> GrammarCompiler {
+    GrammarCompiler::new(test_support::tokenizer(), Arc::new([EOS]))
 }
 
-async fn compile(grammar: &Grammar) -> Result<Arc<Compiled>, GrammarError> {
+async fn compile(grammar: &Grammar) -> Result<Arc<CompiledGrammar>, GrammarError> {
     compiler().compile(grammar, VOCAB).await
 }
 
@@ -33,10 +33,18 @@ fn ids(mask: &Mask) -> Vec<u32> {
         .collect()
 }
 
-/// Follows a grammar at random to its end, or for so many tokens. The end is taken as soon as there is one in `hurry`.
-fn random_walk(compiled: &Arc<Compiled>, eos: u32, seed: u64, most: usize, hurry: bool) -> (Vec<u32>, bool) {
+/// Follows a grammar with random tokens to its end, or for at most `most` tokens. With `hurry`, the
+/// end is taken as soon as it is allowed.
+fn random_walk(
+    compiled: &Arc<CompiledGrammar>,
+    eos: u32,
+    seed: u64,
+    most: usize,
+    hurry: bool,
+) -> (Vec<u32>, bool) {
     let mut random = StdRng::seed_from_u64(seed);
-    let (mut walk, mut mask, mut tokens) = (Walk::new(compiled.clone()), compiled.first(), Vec::new());
+    let (mut walk, mut mask, mut tokens) =
+        (GrammarMatcher::new(compiled.clone()), compiled.first(), Vec::new());
     while tokens.len() < most {
         let allowed = ids(&mask);
         let token = allowed[random.random_range(0..allowed.len())];
@@ -57,18 +65,18 @@ fn text(tokenizer: &Tokenizer, tokens: &[u32]) -> String {
 #[tokio::test]
 async fn the_end_is_allowed_where_the_text_is_complete_and_nothing_else_after_it() {
     let compiled = compile(&regex("ab?")).await.unwrap();
-    let mut walk = Walk::new(compiled.clone());
+    let mut walk = GrammarMatcher::new(compiled.clone());
     assert_eq!(ids(&compiled.first()), [u32::from(b'a')]);
     assert_eq!(ids(&walk.advance(u32::from(b'a')).unwrap()), [u32::from(b'b'), EOS]);
     assert_eq!(ids(&walk.advance(u32::from(b'b')).unwrap()), [EOS]);
-    // Another one is not where this one is.
-    let mut other = Walk::new(compiled);
+    // Another matcher is not affected.
+    let mut other = GrammarMatcher::new(compiled);
     assert_eq!(ids(&other.advance(u32::from(b'a')).unwrap()), [u32::from(b'b'), EOS]);
     assert!(other.advance(u32::from(b'x')).is_err());
 }
 
 #[tokio::test]
-async fn anchors_of_a_whole_text_are_no_fault() {
+async fn anchors_of_the_whole_text_are_accepted() {
     for expression in ["^ab$", "^ab", "ab$", "ab"] {
         let compiled = compile(&regex(expression)).await.unwrap();
         let (tokens, ended) = random_walk(&compiled, EOS, 1, 9, false);
@@ -79,7 +87,7 @@ async fn anchors_of_a_whole_text_are_no_fault() {
 }
 
 #[tokio::test]
-async fn whatever_is_chosen_is_of_the_language() {
+async fn every_random_walk_is_in_the_language() {
     type Check = fn(&Value) -> bool;
     let user = json!({
         "type": "object", "additionalProperties": false, "required": ["name", "age"],
@@ -133,7 +141,7 @@ async fn whatever_is_chosen_is_of_the_language() {
 async fn white_space_cannot_fill_an_answer() {
     let compiled =
         compile(&Grammar::Json(json!({"type": "array", "items": {"type": "integer"}}))).await.unwrap();
-    let mut walk = Walk::new(compiled.clone());
+    let mut walk = GrammarMatcher::new(compiled.clone());
     let mut mask = walk.advance(u32::from(b'[')).unwrap();
     let space = u32::from(b' ');
     let spaces = (0..100).take_while(|_| {
@@ -151,7 +159,7 @@ async fn white_space_cannot_fill_an_answer() {
 async fn published_tokenizers_with_pieces_of_words_make_the_same_texts() {
     let tokenizer = test_support::published_tokenizer();
     let eos = tokenizer.token_id("</s>").unwrap();
-    let compiler = Compiler::new(tokenizer.clone(), Arc::new([eos]));
+    let compiler = GrammarCompiler::new(tokenizer.clone(), Arc::new([eos]));
     let schema = json!({"type": "object", "properties": {"word": {"type": "string", "maxLength": 20}}, "required": ["word"], "additionalProperties": false});
     for vocab_size in [tokenizer.size(), 32 * 20 + 7] {
         let compiled = compiler.compile(&Grammar::Json(schema.clone()), vocab_size).await.unwrap();
@@ -169,7 +177,7 @@ async fn published_tokenizers_with_pieces_of_words_make_the_same_texts() {
 }
 
 #[tokio::test]
-async fn what_was_compiled_is_kept_and_the_oldest_forgotten() {
+async fn compiled_grammars_are_cached_and_the_oldest_evicted() {
     let compiler = compiler();
     let first = compiler.compile(&regex("a"), VOCAB).await.unwrap();
     let same = compiler.compile(&regex("a"), VOCAB).await.unwrap();
@@ -184,8 +192,8 @@ async fn what_was_compiled_is_kept_and_the_oldest_forgotten() {
 }
 
 #[tokio::test]
-async fn a_model_that_cannot_end_a_text_serves_none() {
-    let compiler = Compiler::new(test_support::tokenizer(), Arc::default());
+async fn a_model_without_end_tokens_supports_no_grammars() {
+    let compiler = GrammarCompiler::new(test_support::tokenizer(), Arc::default());
     let error = compiler.compile(&regex("a"), VOCAB).await.unwrap_err();
     assert!(error.to_string().starts_with("grammar is not supported"), "{error}");
 }
@@ -194,7 +202,56 @@ fn object(fields: impl Iterator<Item = (String, Value)>) -> Value {
     Value::Object(fields.collect::<Map<_, _>>())
 }
 
-/// What a stranger may send to keep a server busy. Each is either refused or followed, in little time.
+/// Regular expressions that are meant to keep a server busy.
+const HOSTILE_EXPRESSIONS: [&str; 15] = [
+    "(a|b)*a(a|b){500}",
+    "(.*)*(.*)*x",
+    r"\w{5000}",
+    "(x+x+)+y",
+    r"(\p{L}|\p{N}){0,3000}",
+    "(",
+    "[",
+    "a(?=b)",
+    "",
+    "((a{30}){30}){30}",
+    "(?:a{100}){100}",
+    "a{99999999999999999999}",
+    "[^\\x00-\\x{10FFFF}]",
+    "\u{0}",
+    "(?P<n>a)\\1",
+];
+
+/// An expression whose automaton has a state for each subset of positions.
+fn search(i: usize) -> String {
+    format!(".*a.{{{}}}", i + 1)
+}
+
+/// Lark grammars that are meant to keep a server busy.
+fn hostile_larks() -> Vec<String> {
+    let terminals = |n: usize, between: &str| {
+        (0..n).map(|i| format!("/{}/", search(i))).collect::<Vec<_>>().join(between)
+    };
+    let rules = |name: &str| {
+        (0..30).map(|i| format!("{name}{i}: {name}{} {name}{}\n", i + 1, i + 1)).collect::<String>()
+    };
+    vec![
+        "start: a\na: a a | \"x\"".to_owned(),
+        "start: start".into(),
+        "start: x{5000}\nx: y{1,9000}\ny: \"a\"".into(),
+        "nonsense".into(),
+        String::new(),
+        "start: <nothing>".into(),
+        "start: <[7-99999999]>".into(),
+        format!("start: {}\"a\"{}", "(".repeat(5000), ")".repeat(5000)),
+        format!("start: A\nA: {}", terminals(30, " & ")),
+        format!("start: A\nA: {}", terminals(30, " | ")),
+        format!("start: a0\n{}a30: \"x\"\n", rules("a")),
+        format!("start: A0\n{}A30: \"x\"\n", rules("A")),
+    ]
+}
+
+/// Grammars that are meant to keep a server busy. Each is either refused or followed within a short
+/// time.
 fn hostile() -> Vec<Grammar> {
     let nested = |levels: usize| {
         (0..levels).fold(
@@ -212,7 +269,6 @@ fn hostile() -> Vec<Grammar> {
         let last = ("d40".to_owned(), json!({"type": "string", "pattern": "a+"}));
         json!({"$ref": "#/$defs/d0", "$defs": object((0..40).map(level).chain([last]))})
     };
-    let search = |i: usize| format!(".*a.{{{}}}", i + 1);
     let patterns = (0..30).map(|i| json!({"type": "string", "pattern": search(i)})).collect::<Vec<_>>();
     let nested_any_of =
         (0..20).fold(json!({"type": "string"}), |inner, i| json!({"pattern": search(i), "anyOf": [inner]}));
@@ -252,23 +308,6 @@ fn hostile() -> Vec<Grammar> {
         json!({"type": "string", "pattern": "("}),
         json!({"x-guidance": {"nonsense": 1}, "type": "string", "pattern": "a(?=b)"}),
     ];
-    let expressions = [
-        "(a|b)*a(a|b){500}",
-        "(.*)*(.*)*x",
-        r"\w{5000}",
-        "(x+x+)+y",
-        r"(\p{L}|\p{N}){0,3000}",
-        "(",
-        "[",
-        "a(?=b)",
-        "",
-        "((a{30}){30}){30}",
-        "(?:a{100}){100}",
-        "a{99999999999999999999}",
-        "[^\\x00-\\x{10FFFF}]",
-        "\u{0}",
-        "(?P<n>a)\\1",
-    ];
     let long = [
         "a?".repeat(3000) + &"a".repeat(3000),
         "(".repeat(5000) + &")".repeat(5000),
@@ -276,33 +315,13 @@ fn hostile() -> Vec<Grammar> {
         (0..30).map(search).collect::<Vec<_>>().join("|"),
         "(a*".repeat(50) + &")*".repeat(50),
     ];
-    let terminals = |n: usize, between: &str| {
-        (0..n).map(|i| format!("/{}/", search(i))).collect::<Vec<_>>().join(between)
-    };
-    let rules = |name: &str| {
-        (0..30).map(|i| format!("{name}{i}: {name}{} {name}{}\n", i + 1, i + 1)).collect::<String>()
-    };
-    let larks = vec![
-        "start: a\na: a a | \"x\"".to_owned(),
-        "start: start".into(),
-        "start: x{5000}\nx: y{1,9000}\ny: \"a\"".into(),
-        "nonsense".into(),
-        String::new(),
-        "start: <nothing>".into(),
-        "start: <[7-99999999]>".into(),
-        format!("start: {}\"a\"{}", "(".repeat(5000), ")".repeat(5000)),
-        format!("start: A\nA: {}", terminals(30, " & ")),
-        format!("start: A\nA: {}", terminals(30, " | ")),
-        format!("start: a0\n{}a30: \"x\"\n", rules("a")),
-        format!("start: A0\n{}A30: \"x\"\n", rules("A")),
-    ];
     let schemas = schemas.into_iter().map(Grammar::Json);
-    let expressions = expressions.into_iter().map(str::to_owned).chain(long).map(Grammar::Regex);
-    schemas.chain(expressions).chain(larks.into_iter().map(Grammar::Lark)).collect()
+    let expressions = HOSTILE_EXPRESSIONS.into_iter().map(str::to_owned).chain(long).map(Grammar::Regex);
+    schemas.chain(expressions).chain(hostile_larks().into_iter().map(Grammar::Lark)).collect()
 }
 
-/// Compiles a grammar and follows it for a while. Nothing if it is refused.
-fn follow(compiler: &Compiler, grammar: &Grammar) -> Option<()> {
+/// Compiles a grammar and follows it for a while. Returns `None` if it is refused.
+fn follow(compiler: &GrammarCompiler, grammar: &Grammar) -> Option<()> {
     let name: String = format!("{grammar:?}").chars().take(100).collect();
     let since = thread_time();
     let compiled = bounds::check(grammar).and_then(|_| compiler.compile_now(grammar, VOCAB));
@@ -310,7 +329,7 @@ fn follow(compiler: &Compiler, grammar: &Grammar) -> Option<()> {
     assert!(took < Duration::from_secs(5), "{name}: compiled for {took:?}");
     let compiled = compiled.inspect_err(|error| assert!(error.to_string().len() < 400, "{error}")).ok()?;
     let mut mask = compiled.first();
-    let mut walk = Walk::new(Arc::new(compiled));
+    let mut walk = GrammarMatcher::new(Arc::new(compiled));
     for step in 0..100 {
         let allowed = ids(&mask);
         let token = allowed[step * 7 % allowed.len()];
@@ -328,21 +347,21 @@ fn follow(compiler: &Compiler, grammar: &Grammar) -> Option<()> {
 }
 
 #[test]
-fn a_hostile_grammar_costs_an_error_at_most() {
+fn a_hostile_grammar_is_refused_or_followed_in_bounded_time() {
     let all = || {
         let compiler = compiler();
         let grammars = hostile();
         let followed = grammars.iter().filter_map(|grammar| follow(&compiler, grammar)).count();
         (grammars.len() - followed, followed)
     };
-    let thread = std::thread::Builder::new().stack_size(parser::STACK).spawn(all).unwrap();
+    let thread = std::thread::Builder::new().stack_size(factory::STACK_BYTES).spawn(all).unwrap();
     let (refused, followed) = thread.join().unwrap();
     assert!(refused > 25 && followed > 15, "{refused} refused, {followed} followed");
 }
 
-/// Those that outlast the client's patience, too: the pool is as good as new.
+/// The compiler still works after grammars that exceed the client's timeout.
 #[tokio::test]
-async fn hostile_grammars_leave_the_pool_alone() {
+async fn the_compiler_works_after_hostile_grammars() {
     let compiler = compiler();
     for grammar in hostile() {
         let _ = compiler.compile(&grammar, VOCAB).await;
@@ -351,7 +370,7 @@ async fn hostile_grammars_leave_the_pool_alone() {
 }
 
 #[tokio::test]
-async fn many_patterns_are_fine_where_each_is_for_a_text_of_its_own() {
+async fn many_patterns_for_different_texts_are_accepted() {
     let property = |i: usize| {
         (
             format!("p{i}"),
@@ -362,7 +381,7 @@ async fn many_patterns_are_fine_where_each_is_for_a_text_of_its_own() {
     assert!(compile(&Grammar::Json(schema)).await.is_ok());
 }
 
-/// The grammars of hostile requests that reach compiling only inside of others.
+/// Hostile grammars within other grammars.
 fn hostile_inside() -> Vec<Grammar> {
     let patterns = |count: usize| {
         let pattern = |i: usize| json!({"pattern": format!("^(.*[a-c].{{{}}}[d-f].*)$", 5 + i)});
@@ -393,12 +412,13 @@ async fn a_grammar_inside_of_another_has_the_same_bounds() {
         assert!(matches!(error, GrammarError::TooComplex(_)), "{error}");
         assert!(since.elapsed() < Duration::from_secs(2), "{error}: {:?}", since.elapsed());
     }
-    assert_eq!(compiler.free_places(), (2, 1));
+    assert_eq!(compiler.free_permits(), (2, 1));
 }
 
-/// Braces were searched for their ends again and again: a minute for this one, on the thread that asks.
+/// A search for the ends of braces that starts again for each brace takes a minute for this grammar
+/// on the calling thread.
 #[tokio::test]
-async fn a_megabyte_of_braces_costs_nothing() {
+async fn a_megabyte_of_braces_is_refused_quickly() {
     let since = std::time::Instant::now();
     for make in [Grammar::Regex as fn(String) -> Grammar, Grammar::Lark] {
         for _ in 0..2 {
@@ -410,16 +430,16 @@ async fn a_megabyte_of_braces_costs_nothing() {
 }
 
 #[tokio::test]
-async fn many_who_want_the_same_share_the_work() {
+async fn equal_grammars_are_compiled_once() {
     let compiler = compiler();
     let grammar = Grammar::Json(json!({"type": "object", "properties": {"a": {"type": "string"}}}));
     let all = futures::future::join_all((0..50).map(|_| compiler.compile(&grammar, VOCAB))).await;
     let first = all[0].as_ref().unwrap();
     assert!(all.iter().all(|compiled| Arc::ptr_eq(compiled.as_ref().unwrap(), first)));
-    assert_eq!(compiler.free_places(), (2, 1));
+    assert_eq!(compiler.free_permits(), (2, 1));
 }
 
-/// What it costs to follow a heavy grammar: no single mask may take long.
+/// Following an expensive grammar: no single mask takes long.
 #[test]
 fn the_worst_masks_are_bounded() {
     let grammars = [
@@ -436,5 +456,5 @@ fn the_worst_masks_are_bounded() {
             follow(&compiler, &grammar);
         }
     };
-    std::thread::Builder::new().stack_size(parser::STACK).spawn(all).unwrap().join().unwrap();
+    std::thread::Builder::new().stack_size(factory::STACK_BYTES).spawn(all).unwrap().join().unwrap();
 }

@@ -1,28 +1,29 @@
-//! The model's tokens as llguidance takes them: the bytes that each adds to the text, and which of them are
-//! special tokens. A worker process gets them as bytes.
+//! The model's tokens in llguidance's form: the bytes that each token adds to the text, and which
+//! tokens are special. Worker processes receive them in serialized form.
 
 use std::sync::Arc;
 
 use toktrie::{ApproximateTokEnv, TokEnv, TokRxInfo, TokTrie};
 
-use super::GrammarError;
+use super::error::GrammarError;
 use crate::text::Tokenizer;
 
-/// The tokens that a text can be made of.
+/// The tokens of which texts consist.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Vocabulary {
-    /// The bytes of each token, by its id.
+    /// The bytes of each token by its id.
     words: Vec<Vec<u8>>,
-    /// Tokens that end a text; there is at least one, and each is below the number of words.
+    /// The tokens that end a text. There is at least one, and each is less than the number of
+    /// words.
     eos: Vec<u32>,
 }
 
 impl Vocabulary {
-    /// The tokens with ids below `size`. The tokens of `eos` end a text.
+    /// Creates the vocabulary of the tokens with ids below `size`. The tokens of `eos` end a text.
     ///
     /// # Errors
-    /// [`GrammarError::Unsupported`] if the text of a sequence is not that of its tokens one after the other, or it
-    /// cannot be ended.
+    /// [`GrammarError::Unsupported`] if the text of a sequence is not the concatenation of its
+    /// tokens, or no token ends a text.
     pub(super) fn new(tokenizer: &Tokenizer, eos: &[u32], size: u32) -> Result<Self, GrammarError> {
         if !tokenizer.is_plain() {
             return Err(GrammarError::Unsupported(": the tokenizer writes between its tokens"));
@@ -33,12 +34,12 @@ impl Vocabulary {
         }
         let word = |id: u32| {
             if tokenizer.is_special(id) || eos.contains(&id) {
-                // A special token is matched by name only; no text begins with this byte.
+                // A special token is matched by its name only. No text begins with this byte.
                 let name = tokenizer.vocabulary_text(id).unwrap_or_default();
                 return [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat();
             }
             match tokenizer.token_bytes(id) {
-                // A text of another encoding would look like a special token.
+                // Bytes that are not UTF-8 could look like a special token.
                 [TokTrie::SPECIAL_TOKEN_MARKER, ..] => Vec::new(),
                 bytes => bytes.to_vec(),
             }
@@ -46,7 +47,7 @@ impl Vocabulary {
         Ok(Vocabulary { words: (0..size).map(word).collect(), eos })
     }
 
-    /// The tokens as llguidance takes them.
+    /// Returns the tokens in llguidance's form.
     pub(super) fn environment(&self) -> TokEnv {
         // The number of words came from a u32.
         let info = TokRxInfo::new(self.words.len() as u32, self.eos[0]);
@@ -54,8 +55,8 @@ impl Vocabulary {
         Arc::new(ApproximateTokEnv::new(trie.with_eos_tokens(&self.eos)))
     }
 
-    /// The tokens as bytes. All numbers are u32 in little-endian order: the count of end tokens and their ids,
-    /// then the count of words, and each word after its length.
+    /// Serializes the tokens. All numbers are u32 in little-endian order: the number of end tokens
+    /// and their ids, then the number of words, and each word after its length.
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let mut bytes = Vec::new();
         let number = |bytes: &mut Vec<u8>, number: usize| bytes.extend((number as u32).to_le_bytes());
@@ -69,7 +70,8 @@ impl Vocabulary {
         bytes
     }
 
-    /// Reads what [`to_bytes`](Self::to_bytes) wrote; nothing if the bytes are something else.
+    /// Reads the serialized form of [`to_bytes`](Self::to_bytes). Returns `None` if the bytes have
+    /// another form.
     pub(super) fn from_bytes(mut bytes: &[u8]) -> Option<Self> {
         fn number(bytes: &mut &[u8]) -> Option<u32> {
             let (number, rest) = bytes.split_first_chunk()?;
@@ -97,7 +99,7 @@ mod tests {
     use crate::test_support::{self, EOS};
 
     #[test]
-    fn bytes_become_the_same_vocabulary() {
+    fn a_serialized_vocabulary_is_read_back() {
         let vocabulary = Vocabulary::new(&test_support::tokenizer(), &[EOS], EOS + 1).unwrap();
         let bytes = vocabulary.to_bytes();
         assert_eq!(Vocabulary::from_bytes(&bytes), Some(vocabulary));

@@ -1,122 +1,87 @@
-//! What clients are told whose requests' bodies could not be read.
+//! Why the body of a request was not read, and the errors that clients get for it.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-use axum::extract::Request;
+use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::response::Response;
 
-use super::anthropic;
-use super::openai::OpenAiError;
-use super::tgi::{self, TgiError};
+use super::api::Api;
+use super::app::App;
 use crate::metrics;
 use crate::service::ServiceError;
 
-/// What became of a request's body. Whoever reads the connection puts it into the request's extensions.
+/// The outcome of reading a request's body. The connection stores it in the request's extensions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub(crate) enum BodyFate {
-    /// It is being read, or nobody has asked for it.
-    Open,
-    /// All of it was read.
-    Whole,
-    /// It is longer than any body may be.
+pub(crate) enum BodyOutcome {
+    /// The body is being read, or has not been needed yet.
+    Pending,
+    /// The whole body was read.
+    Complete,
+    /// The body is longer than `--payload-limit`.
     TooLarge,
-    /// It took too long.
+    /// The body took too long.
     TooSlow,
     /// The bodies of all requests together take too much memory.
-    NoRoom,
-    /// The server ends.
-    Stopping,
-    /// The client left, or wrote what is no body.
-    Broken,
+    NoMemory,
+    /// The server is shutting down.
+    ShuttingDown,
+    /// The client left, or sent data that is no valid body.
+    Incomplete,
 }
 
-/// A [`BodyFate`] that the body changes while its request is answered.
+/// A [`BodyOutcome`] that the connection sets while a handler answers the request.
 #[derive(Debug, Clone)]
-pub(crate) struct SharedFate(Arc<AtomicU8>);
+pub(crate) struct SharedBodyOutcome(Arc<AtomicU8>);
 
-impl SharedFate {
+impl SharedBodyOutcome {
     pub(crate) fn new() -> Self {
-        SharedFate(Arc::new(AtomicU8::new(BodyFate::Open as u8)))
+        SharedBodyOutcome(Arc::new(AtomicU8::new(BodyOutcome::Pending as u8)))
     }
 
-    pub(crate) fn set(&self, fate: BodyFate) {
-        self.0.store(fate as u8, Ordering::Release);
+    pub(crate) fn set(&self, outcome: BodyOutcome) {
+        self.0.store(outcome as u8, Ordering::Release);
     }
 
-    pub(crate) fn get(&self) -> BodyFate {
-        use BodyFate::{Broken, NoRoom, Open, Stopping, TooLarge, TooSlow, Whole};
-        let is = |fate: &BodyFate| *fate as u8 == self.0.load(Ordering::Acquire);
-        [Open, Whole, TooLarge, TooSlow, NoRoom, Stopping].into_iter().find(is).unwrap_or(Broken)
+    pub(crate) fn get(&self) -> BodyOutcome {
+        use BodyOutcome::{Complete, Incomplete, NoMemory, Pending, ShuttingDown, TooLarge, TooSlow};
+        let stored = self.0.load(Ordering::Acquire);
+        let all = [Pending, Complete, TooLarge, TooSlow, NoMemory, ShuttingDown];
+        all.into_iter().find(|outcome| *outcome as u8 == stored).unwrap_or(Incomplete)
     }
 }
 
-/// Turns the client's error that a missing body looks like into the server's, where it is the server that had no memory or no
-/// time for it.
-pub(super) async fn explain(request: Request, next: Next) -> Response {
-    let Some(fate) = request.extensions().get::<SharedFate>().cloned() else {
-        return next.run(request).await;
-    };
+/// Replaces the errors of handlers that could not read a body.
+///
+/// A handler reports a missing body as the client's mistake. If the server had no memory or no time
+/// for it, the client gets a 503 instead. A body that is too large is refused with the limit and
+/// the flag that raises it.
+pub(super) async fn explain(State(app): State<App>, request: Request, next: Next) -> Response {
+    let outcome = request.extensions().get::<SharedBodyOutcome>().cloned();
     let api = Api::of(request.uri().path());
     let response = next.run(request).await;
-    let why = match fate.get() {
-        BodyFate::NoRoom => {
+    let why = match outcome.map(|outcome| outcome.get()) {
+        Some(BodyOutcome::NoMemory) => {
             metrics::body_refused();
-            "The server reads as many bytes of requests as it may (--max-body-bytes-in-flight); try again"
+            "The bodies of all requests take as much memory as they may (--max-body-bytes-in-flight); try again"
         }
-        BodyFate::Stopping => "Server is shutting down",
+        Some(BodyOutcome::ShuttingDown) => "Server is shutting down",
+        _ if response.status() == StatusCode::PAYLOAD_TOO_LARGE => {
+            return api.refused(StatusCode::PAYLOAD_TOO_LARGE, too_large(&app));
+        }
         _ => return response,
     };
     metrics::request_rejected("unavailable");
     api.error(ServiceError::Unavailable(why.into()))
 }
 
-/// Whose errors a path answers with.
-#[derive(Debug, Clone, Copy)]
-pub(super) enum Api {
-    Anthropic,
-    OpenAi,
-    Tgi,
-}
-
-impl Api {
-    pub(super) fn of(path: &str) -> Self {
-        match path {
-            path if path.starts_with("/v1/messages") => Api::Anthropic,
-            path if path.starts_with("/v1/") => Api::OpenAi,
-            _ => Api::Tgi,
-        }
-    }
-
-    /// A path that is not served, or not by this method.
-    pub(super) fn absent(self, status: StatusCode, text: String) -> Response {
-        match self {
-            Api::Anthropic => anthropic::refused(status, text),
-            Api::OpenAi => OpenAiError::absent(status, text).into_response(),
-            Api::Tgi => {
-                let is_path = status == StatusCode::NOT_FOUND;
-                tgi::refused(status, text, if is_path { "not_found" } else { "method_not_allowed" })
-            }
-        }
-    }
-
-    /// A body that is not read. TGI's API tells that in plain text.
-    pub(super) fn refused(self, status: StatusCode, text: String) -> Response {
-        match self {
-            Api::Anthropic => anthropic::refused(status, text),
-            Api::OpenAi => OpenAiError::plain(status, text).into_response(),
-            Api::Tgi => (status, text).into_response(),
-        }
-    }
-
-    fn error(self, error: ServiceError) -> Response {
-        match self {
-            Api::Anthropic => anthropic::error(error),
-            Api::OpenAi => OpenAiError::from(error).into_response(),
-            Api::Tgi => TgiError(error).into_response(),
-        }
-    }
+fn too_large(app: &App) -> String {
+    let limit = app.service.limits().payload_limit;
+    format!(
+        "Failed to buffer the request body: length limit exceeded. A body may have at most {limit} bytes, \
+         before and after it is unpacked (--payload-limit)"
+    )
 }

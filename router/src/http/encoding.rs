@@ -1,8 +1,8 @@
-//! Bodies of requests that are compressed: `content-encoding: gzip` or `zstd`.
+//! Compressed request bodies: `content-encoding: gzip` or `zstd`.
 //!
-//! A compressed body is unpacked before its route sees it. `--payload-limit` bounds its size both
-//! before and after, and the unpacked bytes count toward `--max-body-bytes-in-flight`, so that a small
-//! body that unpacks to a large one costs no more than a large one.
+//! A compressed body is unpacked before its route reads it. `--payload-limit` bounds its size both
+//! before and after, and the unpacked bytes count toward `--max-body-bytes-in-flight`. A small body
+//! that unpacks to a large one therefore takes no more memory than a large body.
 
 use std::fmt;
 use std::io::{self, Read};
@@ -15,52 +15,56 @@ use axum::middleware::Next;
 use axum::response::Response;
 use bytes::Buf;
 
-use super::body::{Api, BodyFate, SharedFate};
-use super::{App, offload};
+use super::api::Api;
+use super::app::App;
+use super::body::{BodyOutcome, SharedBodyOutcome};
+use super::offload;
 
 /// Bytes that are unpacked at once.
-const PIECE: usize = 64 << 10;
+const PIECE_BYTES: usize = 64 << 10;
 
-/// The logarithm of the largest window of zstd, 8 MiB: what RFC 8878 recommends every decoder to support.
+/// The binary logarithm of zstd's largest window, 8 MiB, which RFC 8878 recommends every decoder to
+/// support.
 const WINDOW_LOG: u32 = 23;
 
-/// Takes more of the memory for the bodies of all requests. Whoever reads the connection puts it into the
-/// request's extensions.
+/// Reserves memory for the bodies of all requests. The connection stores it in the request's
+/// extensions.
 #[derive(Clone)]
-pub(crate) struct BodyRoom(Arc<dyn Fn(usize) -> bool + Send + Sync>);
+pub(crate) struct BodyMemory(Arc<dyn Fn(usize) -> bool + Send + Sync>);
 
-impl BodyRoom {
-    /// `take` is false if there are not so many bytes left.
-    pub(crate) fn new(take: impl Fn(usize) -> bool + Send + Sync + 'static) -> Self {
-        BodyRoom(Arc::new(take))
+impl BodyMemory {
+    /// `reserve` takes a number of bytes, or returns false if not so many are left.
+    pub(crate) fn new(reserve: impl Fn(usize) -> bool + Send + Sync + 'static) -> Self {
+        BodyMemory(Arc::new(reserve))
     }
 }
 
-impl fmt::Debug for BodyRoom {
+impl fmt::Debug for BodyMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("BodyRoom").finish_non_exhaustive()
+        f.debug_struct("BodyMemory").finish_non_exhaustive()
     }
 }
 
-/// How a body is compressed.
+/// The compression of a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Encoding {
     Gzip,
     Zstd,
 }
 
-/// Why a body was not unpacked.
+/// The reason why a body was not unpacked.
 #[derive(Debug)]
-enum Refusal {
-    /// It is no such data.
+enum UnpackError {
+    /// The data do not have the declared encoding.
     Invalid(io::Error),
-    /// It is larger than any body may be.
+    /// The unpacked body is larger than `--payload-limit`.
     TooLarge,
     /// The bodies of all requests together take too much memory.
     NoRoom,
 }
 
-/// Unpacks the body of a request that has one of the encodings, and refuses other encodings.
+/// Unpacks the body of a request that has one of the supported encodings, and refuses other
+/// encodings.
 pub(super) async fn decode(State(app): State<App>, request: Request, next: Next) -> Response {
     let api = Api::of(request.uri().path());
     let encoding = match encoding(request.headers()) {
@@ -76,12 +80,12 @@ pub(super) async fn decode(State(app): State<App>, request: Request, next: Next)
     let limit = app.service.limits().payload_limit;
     let (mut parts, body) = request.into_parts();
     let Ok(packed) = axum::body::to_bytes(body, limit).await else {
-        return unread(api, parts.extensions.get::<SharedFate>());
+        return unread(api, parts.extensions.get::<SharedBodyOutcome>());
     };
-    let room = parts.extensions.get::<BodyRoom>().cloned();
-    // The work is proportional to what may come out of it, which is at most the limit.
+    let memory = parts.extensions.get::<BodyMemory>().cloned();
+    // The work is proportional to the size of the unpacked body, which is at most the limit.
     let unpacked = offload::run(limit.min(packed.len().saturating_mul(1024)), move || {
-        unpack(encoding, packed, limit, room.as_ref())
+        unpack(encoding, packed, limit, memory.as_ref())
     });
     match unpacked.await {
         Ok(bytes) => {
@@ -89,23 +93,19 @@ pub(super) async fn decode(State(app): State<App>, request: Request, next: Next)
             parts.headers.insert(header::CONTENT_LENGTH, bytes.len().into());
             next.run(Request::from_parts(parts, Body::from(bytes))).await
         }
-        Err(Refusal::Invalid(error)) => {
+        Err(UnpackError::Invalid(error)) => {
             let name = if encoding == Encoding::Gzip { "gzip" } else { "zstd" };
             api.refused(
                 StatusCode::BAD_REQUEST,
                 format!("Failed to unpack the request body as {name}: {error}"),
             )
         }
-        Err(Refusal::TooLarge) => {
-            let text = format!(
-                "The request body has more than {limit} bytes when it is unpacked: length limit exceeded"
-            );
-            api.refused(StatusCode::PAYLOAD_TOO_LARGE, text)
-        }
-        Err(Refusal::NoRoom) => {
-            if let Some(fate) = parts.extensions.get::<SharedFate>() {
-                // The layer around this one says what that means.
-                fate.set(BodyFate::NoRoom);
+        // The layer around this one writes the text of the error.
+        Err(UnpackError::TooLarge) => api.refused(StatusCode::PAYLOAD_TOO_LARGE, String::new()),
+        Err(UnpackError::NoRoom) => {
+            if let Some(outcome) = parts.extensions.get::<SharedBodyOutcome>() {
+                // The layer around this one replaces the response.
+                outcome.set(BodyOutcome::NoMemory);
             }
             api.refused(
                 StatusCode::SERVICE_UNAVAILABLE,
@@ -115,17 +115,17 @@ pub(super) async fn decode(State(app): State<App>, request: Request, next: Next)
     }
 }
 
-/// The answer to a request whose body could not be read.
-fn unread(api: Api, fate: Option<&SharedFate>) -> Response {
-    let (status, why) = match fate.map(SharedFate::get) {
-        Some(BodyFate::TooSlow) => (StatusCode::BAD_REQUEST, "the body took too long"),
-        Some(BodyFate::Broken) => (StatusCode::BAD_REQUEST, "the body is incomplete"),
+/// The response to a request whose body could not be read.
+fn unread(api: Api, outcome: Option<&SharedBodyOutcome>) -> Response {
+    let (status, why) = match outcome.map(SharedBodyOutcome::get) {
+        Some(BodyOutcome::TooSlow) => (StatusCode::BAD_REQUEST, "the body took too long"),
+        Some(BodyOutcome::Incomplete) => (StatusCode::BAD_REQUEST, "the body is incomplete"),
         _ => (StatusCode::PAYLOAD_TOO_LARGE, "length limit exceeded"),
     };
     api.refused(status, format!("Failed to buffer the request body: {why}"))
 }
 
-/// The encoding of a body; an error if it is none that is served, or more than one.
+/// Returns the encoding of a body, or an error if it is not supported or there are several.
 fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, ()> {
     let mut encodings = headers.get_all(header::CONTENT_ENCODING).iter();
     let Some(first) = encodings.next() else { return Ok(None) };
@@ -140,40 +140,42 @@ fn encoding(headers: &HeaderMap) -> Result<Option<Encoding>, ()> {
     }
 }
 
+/// Unpacks a body of at most `limit` bytes.
 fn unpack(
     encoding: Encoding,
     packed: Bytes,
     limit: usize,
-    room: Option<&BodyRoom>,
-) -> Result<Vec<u8>, Refusal> {
+    memory: Option<&BodyMemory>,
+) -> Result<Vec<u8>, UnpackError> {
     let packed = packed.reader();
     match encoding {
-        Encoding::Gzip => gather(flate2::bufread::MultiGzDecoder::new(packed), limit, room),
+        Encoding::Gzip => read_all(flate2::bufread::MultiGzDecoder::new(packed), limit, memory),
         Encoding::Zstd => {
-            let mut decoder = zstd::stream::read::Decoder::with_buffer(packed).map_err(Refusal::Invalid)?;
-            decoder.window_log_max(WINDOW_LOG).map_err(Refusal::Invalid)?;
-            gather(decoder, limit, room)
+            let mut decoder =
+                zstd::stream::read::Decoder::with_buffer(packed).map_err(UnpackError::Invalid)?;
+            decoder.window_log_max(WINDOW_LOG).map_err(UnpackError::Invalid)?;
+            read_all(decoder, limit, memory)
         }
     }
 }
 
-/// Reads to the end, and not much further than `limit`.
-fn gather(mut from: impl Read, limit: usize, room: Option<&BodyRoom>) -> Result<Vec<u8>, Refusal> {
-    let (mut all, mut piece) = (Vec::new(), vec![0; PIECE]);
+/// Reads to the end, or stops soon after `limit` bytes.
+fn read_all(mut from: impl Read, limit: usize, memory: Option<&BodyMemory>) -> Result<Vec<u8>, UnpackError> {
+    let (mut all, mut piece) = (Vec::new(), vec![0; PIECE_BYTES]);
     loop {
         let read = match from.read(&mut piece) {
             Ok(0) => return Ok(all),
             Ok(read) => read,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-            Err(error) => return Err(Refusal::Invalid(error)),
+            Err(error) => return Err(UnpackError::Invalid(error)),
         };
         if all.len() + read > limit {
-            return Err(Refusal::TooLarge);
+            return Err(UnpackError::TooLarge);
         }
         let grown = (all.len() + read).max((all.capacity() * 2).min(limit));
         if all.len() + read > all.capacity() {
-            if room.is_some_and(|room| !(room.0)(grown - all.capacity())) {
-                return Err(Refusal::NoRoom);
+            if memory.is_some_and(|memory| !(memory.0)(grown - all.capacity())) {
+                return Err(UnpackError::NoRoom);
             }
             all.reserve_exact(grown - all.len());
         }

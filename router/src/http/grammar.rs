@@ -1,17 +1,18 @@
-//! Grammars as requests write them.
+//! Grammars in the forms that requests have for them.
 
 use serde_json::{Value, json};
 
 use crate::grammar::Grammar;
 
-/// Why a grammar in a request is none, in TGI's words.
-pub(super) const NOT_SUPPORTED: &str = "grammar is not supported";
+/// TGI's error for a value that is not a schema.
+const NOT_SUPPORTED: &str = "grammar is not supported";
 
-/// TGI's shape: `{"type", "value"}`, with `json` (or `json_object`), `json_schema` and `regex`; `lark` is an extension.
+/// Reads a grammar in TGI's form, `{"type", "value"}`. The types are `json` (or `json_object`),
+/// `json_schema`, `regex`, and `lark` as an extension.
 ///
 /// # Errors
-/// What is wrong with it.
-pub(super) fn tgi(grammar: &Value) -> Result<Grammar, String> {
+/// A text for the client that says what is wrong.
+pub(super) fn from_tgi(grammar: &Value) -> Result<Grammar, String> {
     let value = grammar.get("value").unwrap_or(&Value::Null);
     match (grammar["type"].as_str(), value) {
         (Some("json" | "json_object"), value) => schema(value).map(Grammar::Json),
@@ -26,7 +27,7 @@ pub(super) fn tgi(grammar: &Value) -> Result<Grammar, String> {
     }
 }
 
-/// A schema as an object, or as JSON in a text.
+/// Returns a schema, which is an object or the text of one.
 fn schema(value: &Value) -> Result<Value, String> {
     match value {
         Value::Object(_) => Ok(value.clone()),
@@ -39,25 +40,26 @@ fn schema(value: &Value) -> Result<Value, String> {
     }
 }
 
-/// OpenAI's `response_format`; TGI's shapes are understood as well. Nothing for a text without form.
+/// Reads a grammar in OpenAI's form, `response_format`, or in TGI's. Returns `None` if the answer
+/// is plain text.
 ///
 /// # Errors
-/// What is wrong with it.
-pub(super) fn response_format(format: &Value) -> Result<Option<Grammar>, String> {
+/// A text for the client that says what is wrong.
+pub(super) fn from_response_format(format: &Value) -> Result<Option<Grammar>, String> {
     match (format["type"].as_str(), format.get("json_schema"), format.get("schema")) {
         (Some("text"), _, _) => Ok(None),
         (Some("json_schema"), Some(named), _) => match named.get("schema") {
             Some(inner @ Value::Object(_)) => Ok(Some(Grammar::Json(inner.clone()))),
-            _ => Err("`response_format.json_schema` must have a `schema`, which is an object".into()),
+            _ => Err("`response_format.json_schema` must have an object as its `schema`".into()),
         },
-        // As other servers take it.
+        // The form of other servers.
         (Some("json_object" | "json_schema"), None, Some(inner @ Value::Object(_))) => {
             Ok(Some(Grammar::Json(inner.clone())))
         }
         (Some("json_object"), _, _) if format.get("value").is_none_or(Value::is_null) => {
             Ok(Some(Grammar::Json(json!({"type": "object"}))))
         }
-        (Some("json" | "json_object" | "json_schema" | "regex" | "lark"), _, _) => tgi(format).map(Some),
+        (Some("json" | "json_object" | "json_schema" | "regex" | "lark"), _, _) => from_tgi(format).map(Some),
         _ => Err("`response_format.type` must be text, json_object or json_schema".into()),
     }
 }
@@ -67,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_shape_is_understood() {
+    fn every_form_of_a_grammar_is_read() {
         let object = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
         let same = Some(Grammar::Json(object.clone()));
         let text = object.to_string();
@@ -81,19 +83,22 @@ mod tests {
             json!({"type": "json", "value": object}),
             json!({"type": "json", "value": text}),
         ] {
-            assert_eq!(response_format(&format), Ok(same.clone()), "{format}");
+            assert_eq!(from_response_format(&format), Ok(same.clone()), "{format}");
         }
         let any = Some(Grammar::Json(json!({"type": "object"})));
-        assert_eq!(response_format(&json!({"type": "json_object"})), Ok(any));
-        assert_eq!(response_format(&json!({"type": "text"})), Ok(None));
+        assert_eq!(from_response_format(&json!({"type": "json_object"})), Ok(any));
+        assert_eq!(from_response_format(&json!({"type": "text"})), Ok(None));
         let regex = json!({"type": "regex", "value": "a+"});
-        assert_eq!(response_format(&regex), Ok(Some(Grammar::Regex("a+".into()))));
-        assert_eq!(tgi(&regex), Ok(Grammar::Regex("a+".into())));
-        assert_eq!(tgi(&json!({"type": "lark", "value": "start: A"})), Ok(Grammar::Lark("start: A".into())));
+        assert_eq!(from_response_format(&regex), Ok(Some(Grammar::Regex("a+".into()))));
+        assert_eq!(from_tgi(&regex), Ok(Grammar::Regex("a+".into())));
+        assert_eq!(
+            from_tgi(&json!({"type": "lark", "value": "start: A"})),
+            Ok(Grammar::Lark("start: A".into()))
+        );
     }
 
     #[test]
-    fn what_is_wrong_is_said_as_tgi_says_it() {
+    fn errors_are_worded_like_those_of_tgi() {
         for (grammar, why) in [
             (json!({"type": "json", "value": 5}), "grammar is not supported"),
             (json!({"type": "json", "value": "[]"}), "grammar is not supported"),
@@ -104,13 +109,13 @@ mod tests {
             (json!({"type": "nonsense", "value": "a"}), "grammar is not valid: the `type`"),
             (json!("regex"), "grammar is not valid: the `type`"),
         ] {
-            let error = tgi(&grammar).unwrap_err();
+            let error = from_tgi(&grammar).unwrap_err();
             assert!(error.starts_with(why), "{grammar}: {error}");
         }
         for format in
             [json!({}), json!(5), json!({"type": "yaml"}), json!({"type": "json_schema", "json_schema": {}})]
         {
-            assert!(response_format(&format).unwrap_err().contains("response_format"), "{format}");
+            assert!(from_response_format(&format).unwrap_err().contains("response_format"), "{format}");
         }
     }
 }

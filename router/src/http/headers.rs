@@ -1,29 +1,30 @@
-//! What TGI tells about an answer in its headers; OpenAI's routes tell the same.
+//! TGI's headers about an answer, which the routes of other APIs have, too.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 
-use super::ignored::Ignored;
-use super::{App, sse};
+use super::app::App;
+use super::{ignored, sse};
+use crate::chat::IgnoredFields;
 use crate::service::Answer;
 
-/// What is known before the first token: the device, how many characters the prompt has, and which fields of the request
-/// had no effect.
-pub(super) fn before(app: &App, characters: usize, ignored: &Ignored) -> HeaderMap {
+/// Returns the headers that are known before the first token: the device, the number of characters
+/// of the prompt, and the fields of the request that have no effect.
+pub(super) fn before(app: &App, characters: usize, ignored: &IgnoredFields) -> HeaderMap {
     let mut headers = HeaderMap::new();
     let device = app.service.ready().ok().and_then(|ready| HeaderValue::from_str(&ready.device).ok());
     let device = device.unwrap_or(HeaderValue::from_static("unknown"));
     headers.insert(HeaderName::from_static("x-compute-type"), device);
     headers.insert(HeaderName::from_static("x-compute-characters"), characters.into());
-    ignored.write(&mut headers);
+    ignored::write_header(ignored, &mut headers);
     headers
 }
 
-/// What is known of complete answers to one prompt or several of together so many tokens; times in milliseconds, of the
-/// slowest answer.
+/// Returns the headers of complete answers. `prompt_tokens` is the sum over all prompts. The times
+/// are those of the slowest answer, in milliseconds.
 pub(super) fn after<'a>(
     app: &App,
     characters: usize,
-    ignored: &Ignored,
+    ignored: &IgnoredFields,
     prompt_tokens: usize,
     answers: impl IntoIterator<Item = &'a Answer>,
 ) -> HeaderMap {
@@ -45,7 +46,7 @@ pub(super) fn after<'a>(
     add("x-time-per-token", timings.per_token(slowest.generated_tokens).as_millis().to_string());
     add("x-prompt-tokens", prompt_tokens.to_string());
     add("x-generated-tokens", generated.to_string());
-    // The first answer had the prompt computed for the others.
+    // The prompt was computed for the first answer.
     headers.insert(sse::CACHED_TOKENS, answers[0].cached_tokens.into());
     headers
 }

@@ -1,34 +1,41 @@
-//! Whether the server lives, and whether it serves.
+//! Liveness and readiness.
 
 use std::time::Duration;
 
+use axum::Json;
 use axum::extract::{RawQuery, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::get;
-use axum::{Json, Router};
 use serde_json::json;
-use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
-use super::{App, HttpConfig, tgi, ui};
-use crate::engine::State as EngineState;
+use super::app::{App, HttpConfig};
+use super::{panic, tgi};
+use crate::engine::EngineState;
+use crate::web;
 
-/// What these routes take and give.
-#[derive(OpenApi)]
-#[openapi(paths(root, health, live, ready))]
-pub(super) struct Docs;
+/// The paths that probes request, whose answers cost very little.
+pub(super) const PROBE_PATHS: &[&str] =
+    &["/health", "/ping", "/ready", "/v2/health/live", "/v2/health/ready"];
 
-pub(super) fn routes() -> Router<App> {
-    Router::new().route("/health", get(health)).route("/ping", get(live)).route("/ready", get(ready))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(root))
+        .routes(routes!(health))
+        .routes(routes!(live))
+        .routes(routes!(ready))
+        .layer(panic::answered_by(tgi::internal))
 }
 
-/// The paths of GETs that a probe asks and that cost next to nothing.
+/// Returns [`PROBE_PATHS`] and the path that a platform has chosen for its probes.
 pub(crate) fn probe_paths(config: &HttpConfig) -> Vec<String> {
-    let ours = ["/health", "/ping", "/ready", "/v2/health/live", "/v2/health/ready"];
-    ours.into_iter().chain(config.platform.health_path()).map(str::to_owned).collect()
+    let chosen = config.platform.health.as_deref();
+    PROBE_PATHS.iter().copied().chain(chosen).map(str::to_owned).collect()
 }
 
-/// What a probe is told when the threads that answer requests have made no progress for longer than `limit`.
+/// The response to a probe when the threads that answer requests have made no progress for longer
+/// than `limit`.
 pub(crate) fn stuck(limit: Duration) -> Response {
     tgi::unhealthy_because(&format!(
         "the server's threads are stuck: no progress for more than {:.1} s (--watchdog-timeout); restart the server",
@@ -44,13 +51,14 @@ async fn health(State(app): State<App>, RawQuery(query): RawQuery) -> Response {
     if asks_ready { ready(State(app)).await } else { live(State(app)).await }
 }
 
-/// TGI's `/` is liveness; people are shown the page.
+/// Liveness, as in TGI's API. A browser is redirected to the page.
 #[utoipa::path(get, path = "/", tag = "Server", responses((status = 200, description = "It lives"), (status = 303, description = "The page, for browsers"), (status = 503, description = "The engine has failed", body = Object)))]
-pub(super) async fn root(State(app): State<App>, headers: HeaderMap) -> Response {
-    if ui::is_for_people(&app.config, &headers) { ui::to_page().await } else { live(State(app)).await }
+async fn root(State(app): State<App>, headers: HeaderMap) -> Response {
+    let is_browser = !app.config.disable_ui && web::ui::accepts_html(&headers);
+    if is_browser { web::ui::redirect().await } else { live(State(app)).await }
 }
 
-/// 200 unless the engine has failed for good: loading is life.
+/// Returns 200 unless the engine has failed for good; a server that loads is alive.
 #[utoipa::path(get, path = "/ping", tag = "Server", responses((status = 200, description = "It lives"), (status = 503, description = "The engine has failed", body = Object)))]
 async fn live(State(app): State<App>) -> Response {
     match &*app.service.engine().state().borrow() {

@@ -1,107 +1,80 @@
-//! Fields of a request that Millrace does not act on: which of them are refused, and which are
-//! accepted and named in the header `x-millrace-ignored` of the answer.
+//! Fields that are not served: which of them are refused, and which are accepted and named in the
+//! header `x-millrace-ignored` of the response.
 //!
-//! A field that would change what the model says is refused, since an answer without its effect
-//! would be wrong without a word. A hint, such as `service_tier`, is accepted.
-
-use std::collections::BTreeSet;
+//! A field that would change the answer is refused, since the client would otherwise get a wrong
+//! answer without an error. A hint, such as `service_tier`, is accepted.
 
 use axum::http::{HeaderMap, HeaderName, HeaderValue};
 use serde_json::{Map, Value};
 
-use crate::service::Prepared;
+use crate::chat::IgnoredFields;
 
-/// Names the fields of the request that had no effect, separated by `, `.
+/// The header with the names of the fields that had no effect, separated by `, `.
 pub(super) const HEADER: HeaderName = HeaderName::from_static("x-millrace-ignored");
 
-/// At most so many names are kept. A request may have a million unknown fields.
-const MOST: usize = 32;
-/// Names of more bytes than this are not repeated.
-const LONGEST: usize = 64;
-
-/// A field that is known and not served.
+/// A known field that is not served.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Unserved {
+pub(super) struct UnservedField {
     name: &'static str,
-    /// Values, written as JSON, that ask for nothing.
+    /// Values, written as JSON, that have no effect in the original API either.
     neutral: &'static [&'static str],
     effect: Effect,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Effect {
-    /// It would change the answer.
+    /// The field would change the answer.
     Refused,
-    /// It cannot change what the model says.
+    /// The field cannot change the answer.
     Hint,
 }
 
-/// A field that is refused unless its value is null or one of `neutral`.
-pub(super) const fn refused(name: &'static str, neutral: &'static [&'static str]) -> Unserved {
-    Unserved { name, neutral, effect: Effect::Refused }
+/// A field that is refused, unless its value is null or one of `neutral`.
+pub(super) const fn refused(name: &'static str, neutral: &'static [&'static str]) -> UnservedField {
+    UnservedField { name, neutral, effect: Effect::Refused }
 }
 
 /// A field that is accepted, and named in the header unless its value is null or one of `neutral`.
-pub(super) const fn hint(name: &'static str, neutral: &'static [&'static str]) -> Unserved {
-    Unserved { name, neutral, effect: Effect::Hint }
+pub(super) const fn hint(name: &'static str, neutral: &'static [&'static str]) -> UnservedField {
+    UnservedField { name, neutral, effect: Effect::Hint }
 }
 
-/// The names of fields that were accepted and had no effect.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(in crate::http) struct Ignored(BTreeSet<String>);
-
-impl Ignored {
-    /// Adds a field by the path that it has in the request, such as `text.verbosity`. Names that are no plain identifiers
-    /// and names beyond the first 32 are left out.
-    pub(super) fn note(&mut self, field: &str) {
-        let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"_-.[]$".contains(&byte);
-        if self.0.len() < MOST && !field.is_empty() && field.len() <= LONGEST && field.bytes().all(plain) {
-            self.0.insert(field.to_owned());
+/// Checks the fields of a request that its type does not have: refuses those that `table` refuses,
+/// and notes all others whose values are not neutral, hints as well as unknown fields.
+///
+/// # Errors
+/// The name of the first field that is refused.
+pub(super) fn check_fields<'a>(
+    table: &[UnservedField],
+    rest: &'a Map<String, Value>,
+    ignored: &mut IgnoredFields,
+) -> Result<(), &'a str> {
+    for (name, value) in rest.iter().filter(|(_, value)| !value.is_null()) {
+        let known = table.iter().find(|field| field.name == name);
+        if known.is_some_and(|field| field.neutral.iter().any(|neutral| is_neutral(value, neutral))) {
+            continue;
         }
+        if known.is_some_and(|field| field.effect == Effect::Refused) {
+            return Err(name);
+        }
+        ignored.note(name);
     }
+    Ok(())
+}
 
-    /// Adds the keywords of a request's schemas that do not bind its answer.
-    pub(super) fn note_unenforced(&mut self, prepared: &Prepared) {
-        prepared.unenforced().iter().for_each(|field| self.note(field));
+/// Adds the header with the names, unless there are none.
+pub(super) fn write_header(ignored: &IgnoredFields, headers: &mut HeaderMap) {
+    let names = ignored.names();
+    if names.is_empty() {
+        return;
     }
-
-    /// Goes through the fields of a request that no type of ours has: refuses what `table` refuses, and notes everything
-    /// else that is not neutral, hints as well as fields that nobody knows.
-    ///
-    /// # Errors
-    /// The name of the first field that is refused.
-    pub(super) fn check<'a>(
-        &mut self,
-        table: &[Unserved],
-        rest: &'a Map<String, Value>,
-    ) -> Result<(), &'a str> {
-        for (name, value) in rest.iter().filter(|(_, value)| !value.is_null()) {
-            let known = table.iter().find(|field| field.name == name);
-            if known.is_some_and(|field| field.neutral.iter().any(|neutral| is(value, neutral))) {
-                continue;
-            }
-            if known.is_some_and(|field| field.effect == Effect::Refused) {
-                return Err(name);
-            }
-            self.note(name);
-        }
-        Ok(())
-    }
-
-    /// Adds the header, unless nothing was ignored.
-    pub(super) fn write(&self, headers: &mut HeaderMap) {
-        if self.0.is_empty() {
-            return;
-        }
-        let names: Vec<&str> = self.0.iter().map(String::as_str).collect();
-        if let Ok(value) = HeaderValue::from_str(&names.join(", ")) {
-            headers.insert(HEADER, value);
-        }
+    if let Ok(value) = HeaderValue::from_str(&names.join(", ")) {
+        headers.insert(HEADER, value);
     }
 }
 
-/// Whether a value is this short JSON text. A long value is not written out for that.
-fn is(value: &Value, neutral: &str) -> bool {
+/// Returns whether a value equals `neutral`, a short JSON text. Long values are not compared.
+fn is_neutral(value: &Value, neutral: &str) -> bool {
     match value {
         Value::Array(list) if list.len() > 4 => false,
         Value::Object(map) if map.len() > 4 => false,
@@ -116,20 +89,20 @@ mod tests {
 
     use super::*;
 
-    const TABLE: &[Unserved] =
+    const TABLE: &[UnservedField] =
         &[refused("audio", &[]), refused("echo", &["false"]), hint("service_tier", &["\"auto\""])];
 
     fn check(rest: Value) -> Result<Option<String>, String> {
         let Value::Object(rest) = rest else { unreachable!("the tests have objects") };
-        let mut ignored = Ignored::default();
-        ignored.check(TABLE, &rest).map_err(str::to_owned)?;
+        let mut ignored = IgnoredFields::default();
+        check_fields(TABLE, &rest, &mut ignored).map_err(str::to_owned)?;
         let mut headers = HeaderMap::new();
-        ignored.write(&mut headers);
+        write_header(&ignored, &mut headers);
         Ok(headers.get(HEADER).map(|value| value.to_str().unwrap_or("not text").to_owned()))
     }
 
     #[test]
-    fn what_changes_the_answer_is_refused_and_hints_are_named() {
+    fn fields_that_change_the_answer_are_refused_and_hints_are_named() {
         assert_eq!(check(json!({"audio": {}})), Err("audio".into()));
         assert_eq!(check(json!({"echo": true})), Err("echo".into()));
         assert_eq!(check(json!({"echo": false, "audio": null, "service_tier": "auto"})), Ok(None));
@@ -138,10 +111,10 @@ mod tests {
     }
 
     #[test]
-    fn the_header_is_short_and_has_plain_names_only() {
+    fn the_header_is_short_and_only_has_plain_names() {
         let many: Map<String, Value> = (0..1000).map(|i| (format!("field{i}"), json!(1))).collect();
         let header = check(Value::Object(many)).unwrap_or_default().unwrap_or_default();
-        assert_eq!(header.split(", ").count(), MOST);
+        assert_eq!(header.split(", ").count(), 32);
         assert_eq!(check(json!({"a\r\nset-cookie: b": 1, "": 1})), Ok(None));
         assert_eq!(check(json!({"x".repeat(65): 1})), Ok(None));
     }

@@ -1,37 +1,37 @@
 //! KServe's V2 protocol (Open Inference Protocol) over REST.
 //!
-//! A prompt is a tensor of type `BYTES` with one element: either a text (as the protocol has it), or a list of its
-//! bytes (as TGI has it). The answer comes in the form of the question.
+//! A prompt is a tensor of type `BYTES` with one element: either a text, as in the protocol, or a
+//! list of its bytes, as in TGI's API. The answer has the form of the prompt.
 
+use axum::Json;
 use axum::extract::{Path, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
 use axum::routing::{get, post};
-use axum::{Json, Router};
 use futures::future::try_join_all;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
-use utoipa::{OpenApi, ToSchema};
+use utoipa::ToSchema;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
+use super::app::App;
+use super::model_name::UnknownModel;
+use super::panic;
 use super::tgi::{self, GenerateParameters, TgiError};
-use super::{App, panic};
-use crate::engine::State as EngineState;
+use crate::engine::EngineState;
 use crate::service::{Prompt, Service, ServiceError};
-use crate::text::Specials;
+use crate::text::SpecialTokens;
 
-/// What these routes take and give.
-#[derive(OpenApi)]
-#[openapi(paths(server, live, ready, model, model_ready, infer))]
-pub(super) struct Docs;
-
-pub(super) fn routes() -> Router<App> {
-    Router::new()
-        .route("/v2", get(server))
-        .route("/v2/health/live", get(live))
-        .route("/v2/health/ready", get(ready))
-        .route("/v2/models/{model}", get(model))
-        .route("/v2/models/{model}/ready", get(model_ready))
-        .route("/v2/models/{model}/infer", post(infer))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::new()
+        .routes(routes!(server))
+        .routes(routes!(live))
+        .routes(routes!(ready))
+        .routes(routes!(model))
+        .routes(routes!(model_ready))
+        .routes(routes!(infer))
+        // The version is ignored, so the description leaves these paths out.
         .route("/v2/models/{model}/versions/{version}", get(model))
         .route("/v2/models/{model}/versions/{version}/ready", get(model_ready))
         .route("/v2/models/{model}/versions/{version}/infer", post(infer))
@@ -42,30 +42,27 @@ pub(super) fn routes() -> Router<App> {
 struct InferenceRequest {
     id: Option<String>,
     parameters: Option<GenerateParameters>,
-    inputs: Vec<Input>,
-    /// Their names; by default those of the inputs.
+    inputs: Vec<InferenceInput>,
+    /// The names of the outputs; by default those of the inputs.
     #[serde(default)]
-    outputs: Vec<OutputName>,
+    outputs: Vec<InferenceOutputName>,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-#[schema(as = InferenceInput)]
-struct Input {
+struct InferenceInput {
     name: String,
     datatype: Option<String>,
-    data: Data,
+    data: InferenceData,
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
-#[schema(as = InferenceOutputName)]
-struct OutputName {
+struct InferenceOutputName {
     name: String,
 }
 
 #[derive(Debug, Clone, Deserialize, Serialize, ToSchema)]
 #[serde(untagged, expecting = "`data` must be a list of bytes or a list of texts")]
-#[schema(as = InferenceData)]
-enum Data {
+enum InferenceData {
     Bytes(Vec<u8>),
     Texts(Vec<String>),
 }
@@ -74,16 +71,15 @@ enum Data {
 struct InferenceResponse {
     model_name: String,
     id: String,
-    outputs: Vec<Output>,
+    outputs: Vec<InferenceOutput>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = InferenceOutput)]
-struct Output {
+struct InferenceOutput {
     name: String,
     shape: [usize; 2],
     datatype: &'static str,
-    data: Data,
+    data: InferenceData,
 }
 
 #[utoipa::path(get, path = "/v2", tag = "KServe", responses((status = 200, description = "The server", body = Object)))]
@@ -106,35 +102,38 @@ async fn ready(State(app): State<App>) -> Response {
     (status, Json(json!({"live": true, "ready": ready}))).into_response()
 }
 
-/// The model of the path; a version is not looked at, as there is only one.
+/// The model in the path. The version is ignored, since there is only one.
 #[derive(Debug, Deserialize)]
 struct ModelPath {
     model: String,
 }
 
 impl ModelPath {
-    fn check(&self, app: &App) -> Result<String, NotFound> {
+    /// Returns the name of the model in responses.
+    fn check(&self, app: &App) -> Result<String, UnknownModelResponse> {
         let served = &app.service.model().id;
         let names = &app.service.limits().model_names;
         if names.is_empty() || self.model == "tgi" || names.contains(&self.model) {
             return Ok(served.clone());
         }
-        Err(NotFound(self.model.clone()))
+        Err(UnknownModelResponse(UnknownModel(self.model.clone())))
     }
 }
 
-/// A model that is not served here.
-struct NotFound(String);
+/// The response to a request for a model that is not served.
+struct UnknownModelResponse(UnknownModel);
 
-impl IntoResponse for NotFound {
+impl IntoResponse for UnknownModelResponse {
     fn into_response(self) -> Response {
-        let text = format!("model not found: {}. GET /v1/models lists what is served", self.0);
-        (StatusCode::NOT_FOUND, Json(json!({"error": text}))).into_response()
+        (StatusCode::NOT_FOUND, Json(json!({"error": self.0.message()}))).into_response()
     }
 }
 
 #[utoipa::path(get, path = "/v2/models/{model}", tag = "KServe", params(("model" = String, Path, description = "Its name")), responses((status = 200, description = "The model", body = Object), (status = 404, description = "It is not served here", body = Object)))]
-async fn model(State(app): State<App>, Path(path): Path<ModelPath>) -> Result<Json<Value>, NotFound> {
+async fn model(
+    State(app): State<App>,
+    Path(path): Path<ModelPath>,
+) -> Result<Json<Value>, UnknownModelResponse> {
     let name = path.check(&app)?;
     let tensor = |name| json!({"name": name, "datatype": "BYTES", "shape": [1]});
     Ok(Json(json!({
@@ -166,7 +165,8 @@ async fn infer(
     Ok(Json(InferenceResponse { model_name, id, outputs }).into_response())
 }
 
-async fn outputs(app: &App, request: &InferenceRequest) -> Result<Vec<Output>, ServiceError> {
+/// Returns an output for each input, in their order.
+async fn outputs(app: &App, request: &InferenceRequest) -> Result<Vec<InferenceOutput>, ServiceError> {
     let InferenceRequest { inputs, outputs, .. } = request;
     let invalid = |detail: String| Service::reject(ServiceError::invalid("inputs", detail));
     let most = app.service.limits().max_concurrent_requests;
@@ -183,28 +183,32 @@ async fn outputs(app: &App, request: &InferenceRequest) -> Result<Vec<Output>, S
             return Err(invalid(format!("`{}` must have the datatype BYTES", input.name)));
         }
         let text = match &input.data {
-            Data::Bytes(bytes) => String::from_utf8(bytes.clone())
+            InferenceData::Bytes(bytes) => String::from_utf8(bytes.clone())
                 .map_err(|_| invalid(format!("the data of `{}` must be UTF-8", input.name)))?,
-            Data::Texts(texts) => match texts.as_slice() {
+            InferenceData::Texts(texts) => match texts.as_slice() {
                 [text] => text.clone(),
                 _ => return Err(invalid(format!("`{}` must have one element", input.name))),
             },
         };
-        let params = parameters.map_or_else(|| tgi::absent().params(), GenerateParameters::params);
-        let prompt = Prompt::Text(text, Specials::Add);
+        let params =
+            parameters.map_or_else(|| tgi::default_parameters().params(), GenerateParameters::params);
+        let prompt = Prompt::Text(text, SpecialTokens::Add);
         let stream = app.service.generate(prompt, params.map_err(Service::reject)?).await?;
         let text = stream.collect().await?.finished.text;
         let name = outputs.get(index).map_or(&input.name, |output| &output.name).clone();
         Ok(match &input.data {
-            Data::Bytes(_) => Output {
+            InferenceData::Bytes(_) => InferenceOutput {
                 name,
                 shape: [1, text.len()],
                 datatype: "BYTES",
-                data: Data::Bytes(text.into_bytes()),
+                data: InferenceData::Bytes(text.into_bytes()),
             },
-            Data::Texts(_) => {
-                Output { name, shape: [1, 1], datatype: "BYTES", data: Data::Texts(vec![text]) }
-            }
+            InferenceData::Texts(_) => InferenceOutput {
+                name,
+                shape: [1, 1],
+                datatype: "BYTES",
+                data: InferenceData::Texts(vec![text]),
+            },
         })
     });
     try_join_all(answers).await

@@ -1,23 +1,27 @@
-//! Work on whole answers, away from the async threads where it is long.
+//! Work on whole answers, which leaves the async threads if it takes long.
 
 use crate::service::Answer;
 
-/// Answers of at most so many bytes are written by the async thread itself: handing the work over would cost more.
-const SHORT: usize = 32 << 10;
+/// The most bytes of answers that the async thread writes itself, since handing them over takes
+/// longer.
+const MAX_INLINE_BYTES: usize = 32 << 10;
 
-/// Bytes of text in these answers, the measure of how long it takes to read and to write them.
+/// Returns the bytes of text in these answers, to which the time to read and write them is
+/// proportional.
 pub(super) fn bytes(answers: &[Answer]) -> usize {
     answers.iter().map(|answer| answer.finished.text.len() + answer.tokens.len()).sum()
 }
 
-/// Runs `work`, whose time is proportional to `bytes`: here if they are few, else on a thread that may block.
+/// Runs `work`, whose time is proportional to `bytes`: on this thread if they are few, and
+/// otherwise on a thread that may block.
 pub(super) async fn run<T: Send + 'static>(bytes: usize, work: impl FnOnce() -> T + Send + 'static) -> T {
-    if bytes <= SHORT {
+    if bytes <= MAX_INLINE_BYTES {
         return work();
     }
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => done,
-        // Nobody cancels the task, so it panicked. The panic belongs to this request, whose layer answers it.
+        // The task is never cancelled, so it panicked. The panic continues here, where the layer of
+        // this request answers it.
         Err(error) => match error.try_into_panic() {
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(error) => panic!("the runtime ended before the answer was written: {error}"),

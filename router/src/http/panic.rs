@@ -1,19 +1,20 @@
-//! A panic in a handler costs its own request and nothing else.
+//! A panic in a handler fails its own request and no other.
 
 use std::any::Any;
 
 use axum::response::Response;
 use tower_http::catch_panic::{CatchPanicLayer, ResponseForPanic};
 
-/// Answers with `response` when a handler panics.
-pub(super) fn answered_by(response: fn() -> Response) -> CatchPanicLayer<Answer> {
-    CatchPanicLayer::custom(Answer(response))
+/// Returns a layer that answers with `response` when a handler panics.
+pub(super) fn answered_by(response: fn() -> Response) -> CatchPanicLayer<PanicResponse> {
+    CatchPanicLayer::custom(PanicResponse(response))
 }
 
+/// Logs a panic and returns the response for it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Answer(fn() -> Response);
+pub(super) struct PanicResponse(fn() -> Response);
 
-impl ResponseForPanic for Answer {
+impl ResponseForPanic for PanicResponse {
     type ResponseBody = axum::body::Body;
 
     fn response_for_panic(&mut self, panic: Box<dyn Any + Send>) -> Response {

@@ -1,4 +1,4 @@
-//! What every request gets: an id, a line in the log, and a span.
+//! The id of each request, its line in the log, and its span.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -14,22 +14,22 @@ use http_body::{Frame, SizeHint};
 
 use crate::service::RequestContext;
 
-/// Names the request in logs and traces.
+/// The header with the id of the request, which is also in logs and traces.
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// Characters of the longest id that is taken from a client.
-const LONGEST_ID: usize = 128;
+/// Characters of the longest id that is accepted from a client.
+const MAX_ID_LENGTH: usize = 128;
 
-/// Gives the request an id (the client's own, if it is fit to be logged), repeats it in the response, and writes a line
-/// when the response has ended.
+/// Gives the request an id, which is the client's own if it may be logged, adds the id to the
+/// response, and logs a line when the response has ended.
 pub(super) async fn follow(request: Request, next: Next) -> Response {
     let id = given_id(request.headers()).unwrap_or_else(new_id);
     let path = request.extensions().get::<MatchedPath>().map_or("(no route)", MatchedPath::as_str);
-    // Probes come all the time: they have no span, and their lines are for debugging.
+    // Probes are frequent, so they have no span and their lines are logged at the debug level.
     let is_probe = request.method() != Method::POST;
     let context =
         (!is_probe).then(|| RequestContext::begin(&id, request.method().as_str(), path, request.headers()));
-    let mut line = Line {
+    let mut log = RequestLog {
         id: id.clone(),
         is_probe,
         path: path.to_owned(),
@@ -43,7 +43,7 @@ pub(super) async fn follow(request: Request, next: Next) -> Response {
         Some(context) => context.scope(next.run(request)).await,
         None => next.run(request).await,
     };
-    line.status = Some(response.status());
+    log.status = Some(response.status());
     if let Some(context) = &context {
         context.answered(response.status().as_u16());
     }
@@ -51,16 +51,17 @@ pub(super) async fn follow(request: Request, next: Next) -> Response {
         response.headers_mut().insert(REQUEST_ID, id);
     }
     response.map(|body| {
-        // Nobody asks an empty body for its end.
-        line.complete = body.is_end_stream();
-        Body::new(Followed { body, line })
+        // The end of an empty body is never polled.
+        log.complete = body.is_end_stream();
+        Body::new(LoggedBody { body, log })
     })
 }
 
-/// Visible ASCII alone, so that it can neither end a line of the log nor hide in it.
+/// Returns the client's id if it consists of visible ASCII characters, so that it can neither end a
+/// line of the log nor be invisible.
 fn given_id(headers: &HeaderMap) -> Option<String> {
     let id = headers.get(REQUEST_ID)?.to_str().ok()?;
-    let fits = !id.is_empty() && id.len() <= LONGEST_ID && id.bytes().all(|byte| byte.is_ascii_graphic());
+    let fits = !id.is_empty() && id.len() <= MAX_ID_LENGTH && id.bytes().all(|byte| byte.is_ascii_graphic());
     fits.then(|| id.to_owned())
 }
 
@@ -68,8 +69,9 @@ fn new_id() -> String {
     format!("{:032x}", rand::random::<u128>())
 }
 
-/// The line of the log, written when dropped: then the response has ended, or its reader has left.
-struct Line {
+/// The line in the log. It is written when this value is dropped, which is when the response has
+/// ended or the client has left.
+struct RequestLog {
     id: String,
     is_probe: bool,
     method: Method,
@@ -78,13 +80,13 @@ struct Line {
     /// `None` if the client left before there was a response.
     status: Option<StatusCode>,
     complete: bool,
-    /// Ends with the line.
+    /// The context ends with the response.
     _context: Option<Arc<RequestContext>>,
 }
 
-impl Drop for Line {
+impl Drop for RequestLog {
     fn drop(&mut self) {
-        let Line { id, method, path, .. } = &*self;
+        let RequestLog { id, method, path, .. } = &*self;
         let seconds = self.since.elapsed().as_secs_f64();
         let status = self.status.map(|status| status.as_u16());
         let left = !self.complete;
@@ -96,13 +98,13 @@ impl Drop for Line {
     }
 }
 
-/// A body whose end is the request's.
-struct Followed {
+/// The body of a response, whose end is logged.
+struct LoggedBody {
     body: Body,
-    line: Line,
+    log: RequestLog,
 }
 
-impl HttpBody for Followed {
+impl HttpBody for LoggedBody {
     type Data = Bytes;
     type Error = axum::Error;
 
@@ -111,8 +113,8 @@ impl HttpBody for Followed {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(context);
-        // The server may not ask for the end of a body that says itself that it has ended.
-        self.line.complete = matches!(frame, Poll::Ready(None)) || self.body.is_end_stream();
+        // A body that reports its end may not be polled again.
+        self.log.complete = matches!(frame, Poll::Ready(None)) || self.body.is_end_stream();
         frame
     }
 

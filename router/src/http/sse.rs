@@ -1,8 +1,8 @@
 //! Server-sent events.
 //!
-//! A stream of tokens is written by the task of its connection: it takes all events that are there, writes them one
-//! after the other into one buffer, and hands that over as one piece. So a connection that falls behind catches up with
-//! fewer and larger writes.
+//! The task of a connection writes the stream: it takes all tokens that are available, writes their
+//! events into one buffer, and sends the buffer as one piece. A connection that falls behind thus
+//! catches up with fewer and larger writes.
 
 use std::convert::Infallible;
 use std::pin::Pin;
@@ -16,49 +16,64 @@ use bytes::{BufMut, BytesMut};
 use http_body::Frame;
 use serde::Serialize;
 use tokio::time::{Instant, Sleep, sleep};
+use utoipa::ToSchema;
 
 use crate::service::{ServiceError, TextEvent, TextStream};
 
-/// After so much silence a comment or an event shows that the connection lives.
+/// The time without events after which a comment or an event shows that the connection is alive.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// Bytes that are written before others get their turn.
-const LARGEST_PIECE: usize = 16 << 10;
+/// The size of a piece after which other tasks may run.
+const MAX_PIECE_BYTES: usize = 16 << 10;
 
-/// How long the response waits for its request to leave the queue, so that a refusal is a status and not an event.
-const HEADERS_WITHIN: Duration = Duration::from_secs(5);
+/// The longest time that a response waits for its requests to leave the queue, so that a refusal is
+/// a status and not an event.
+const MAX_QUEUE_WAIT: Duration = Duration::from_secs(5);
 
-/// How an API writes the events of its streams.
+/// Writes the events of a stream in the form of an API.
 pub(super) trait Write: Send + Unpin + 'static {
-    /// Before everything else.
+    /// Writes the events before the first token.
     fn begin(&mut self, _: &mut Events) {}
 
-    /// A token of the answer with this index.
+    /// Writes the events of a token. `index` is the place of its answer in the response.
     fn event(&mut self, index: usize, event: TextEvent, to: &mut Events);
 
-    /// Shows that the connection lives: a comment, where the API has no event for it.
+    /// Shows that the connection is alive: with a comment, unless the API has an event for it.
     fn silence(&mut self, to: &mut Events) {
         to.comment();
     }
 
-    /// Nothing more will come because of this.
+    /// Writes the error that ends the stream.
     fn error(&mut self, error: ServiceError, to: &mut Events);
 
-    /// All answers are complete.
+    /// Writes the events after all answers are complete.
     fn end(&mut self, to: &mut Events);
 }
 
-/// Events, written and not yet sent.
+/// An event of a stream. Its data is JSON. The events of `/v1/messages` and `/v1/responses` also
+/// have names.
+#[derive(ToSchema)]
+#[expect(dead_code, reason = "the fields are a schema; events are written as text")]
+pub(super) struct EventDescription {
+    /// Its name, if it has one
+    #[schema(value_type = String, required = false)]
+    event: Option<String>,
+    /// JSON; `[DONE]` ends OpenAI's streams
+    data: String,
+}
+
+/// Events that have been written and not yet sent.
 #[derive(Debug, Default)]
 pub(super) struct Events(BytesMut);
 
 impl Events {
-    /// An event with one line of JSON.
+    /// Writes an event with one line of JSON.
     pub(super) fn json(&mut self, value: &impl Serialize) {
         self.0.put_slice(b"data: ");
         let begin = self.0.len();
         if let Err(error) = serde_json::to_writer((&mut self.0).writer(), value) {
-            // Our own types: string keys and finite depth, so that nothing can fail but a bug, and that costs one event.
+            // The types of events have string keys and a finite depth, so that only a bug can get
+            // here. It costs one event and not the stream.
             tracing::error!(%error, "an event could not be written");
             self.0.truncate(begin);
             self.0.put_slice(
@@ -68,7 +83,7 @@ impl Events {
         self.0.put_slice(b"\n\n");
     }
 
-    /// An event with a name and one line of JSON.
+    /// Writes an event with a name and one line of JSON.
     pub(super) fn named(&mut self, name: &str, value: &impl Serialize) {
         self.0.put_slice(b"event: ");
         self.0.put_slice(name.as_bytes());
@@ -76,12 +91,12 @@ impl Events {
         self.json(value);
     }
 
-    /// A comment, which clients skip.
+    /// Writes a comment, which clients skip.
     pub(super) fn comment(&mut self) {
         self.0.put_slice(b":\n\n");
     }
 
-    /// An event with this line.
+    /// Writes an event with a line that is not JSON.
     pub(super) fn line(&mut self, line: &str) {
         self.0.put_slice(b"data: ");
         self.0.put_slice(line.as_bytes());
@@ -89,20 +104,22 @@ impl Events {
     }
 }
 
-/// Waits until the requests have left the queue (for a while; then it goes on without), so that what is refused is told
-/// by a status, and what was cached can be told by a header.
+/// Waits until the requests have left the queue, or until [`MAX_QUEUE_WAIT`] has passed. A request
+/// that is refused can then be answered with a status, and the number of cached tokens with a
+/// header.
 ///
 /// # Errors
-/// What became of a request that will never be answered.
+/// The [`ServiceError`] of a request that will not be answered.
 pub(super) async fn begin(streams: &mut [TextStream]) -> Result<(), ServiceError> {
-    let until = Instant::now() + HEADERS_WITHIN;
+    let until = Instant::now() + MAX_QUEUE_WAIT;
     for stream in streams.iter_mut() {
         stream.begin(until - Instant::now()).await?;
     }
     Ok(())
 }
 
-/// The response that streams these answers; no proxy shall hold it back. Dropping it cancels the requests.
+/// Returns the response that streams these answers, with headers that keep proxies from buffering
+/// it. Dropping the response cancels the requests.
 pub(super) fn response(
     streams: Vec<TextStream>,
     cached_tokens: Option<usize>,
@@ -111,7 +128,8 @@ pub(super) fn response(
     let mut events = Events::default();
     write.begin(&mut events);
     let streams = streams.into_iter().map(Some).collect();
-    let body = Streaming { streams, write, events, silence: None, spoke: Instant::now(), ended: false };
+    let body =
+        EventStreamBody { streams, write, events, keep_alive: None, last_sent: Instant::now(), ended: false };
     let headers = [
         (header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
         (header::CACHE_CONTROL, HeaderValue::from_static("no-cache")),
@@ -124,25 +142,26 @@ pub(super) fn response(
     response
 }
 
-/// The header that tells how many tokens of the prompts did not have to be computed.
+/// The header with the number of tokens of the prompts that did not have to be computed.
 pub(super) const CACHED_TOKENS: HeaderName = HeaderName::from_static("x-cached-tokens");
 
-struct Streaming<W> {
-    /// `None` for those that are complete.
+/// The body of a response that streams several answers.
+struct EventStreamBody<W> {
+    /// The answers; `None` for those that are complete.
     streams: Vec<Option<TextStream>>,
     write: W,
     events: Events,
-    /// Wakes after the silence that a comment breaks; set when first needed.
-    silence: Option<Pin<Box<Sleep>>>,
-    /// The last time that something was sent.
-    spoke: Instant,
+    /// The timer of the next keep-alive, set when it is first needed.
+    keep_alive: Option<Pin<Box<Sleep>>>,
+    /// When a piece was last sent.
+    last_sent: Instant,
     ended: bool,
 }
 
-impl<W: Write> Streaming<W> {
-    /// Writes what is there.
+impl<W: Write> EventStreamBody<W> {
+    /// Writes the events of all tokens that are available.
     fn collect(&mut self, context: &mut Context<'_>) {
-        let Streaming { streams, write, events, ended, .. } = self;
+        let EventStreamBody { streams, write, events, ended, .. } = self;
         for (index, place) in streams.iter_mut().enumerate() {
             while let Some(stream) = place {
                 match stream.poll_next(context) {
@@ -155,7 +174,7 @@ impl<W: Write> Streaming<W> {
                     Poll::Ready(None) => *place = None,
                     Poll::Pending => break,
                 }
-                if events.0.len() >= LARGEST_PIECE {
+                if events.0.len() >= MAX_PIECE_BYTES {
                     context.waker().wake_by_ref();
                     return;
                 }
@@ -167,25 +186,26 @@ impl<W: Write> Streaming<W> {
         }
     }
 
-    /// Whether there has been silence for so long that the client must be told that the connection lives.
-    fn is_silent(&mut self, context: &mut Context<'_>) -> bool {
+    /// Returns whether nothing has been sent for [`KEEP_ALIVE`].
+    fn needs_keep_alive(&mut self, context: &mut Context<'_>) -> bool {
         loop {
-            let until = self.spoke + KEEP_ALIVE;
-            let silence = self.silence.get_or_insert_with(|| Box::pin(sleep(KEEP_ALIVE)));
-            if silence.as_mut().poll(context).is_pending() {
+            let until = self.last_sent + KEEP_ALIVE;
+            let timer = self.keep_alive.get_or_insert_with(|| Box::pin(sleep(KEEP_ALIVE)));
+            if timer.as_mut().poll(context).is_pending() {
                 return false;
             }
             if Instant::now() >= until {
-                silence.as_mut().reset(Instant::now() + KEEP_ALIVE);
+                timer.as_mut().reset(Instant::now() + KEEP_ALIVE);
                 return true;
             }
-            // Something was said since the alarm was set. It is not set anew for each token.
-            silence.as_mut().reset(until);
+            // A piece has been sent since the timer was set. The timer is not reset for each token,
+            // since that would cost more than one early wake-up.
+            timer.as_mut().reset(until);
         }
     }
 }
 
-impl<W: Write> HttpBody for Streaming<W> {
+impl<W: Write> HttpBody for EventStreamBody<W> {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -201,13 +221,13 @@ impl<W: Write> HttpBody for Streaming<W> {
             if self.ended {
                 return Poll::Ready(None);
             }
-            if !self.is_silent(context) {
+            if !self.needs_keep_alive(context) {
                 return Poll::Pending;
             }
-            let Streaming { write, events, .. } = &mut *self;
+            let EventStreamBody { write, events, .. } = &mut *self;
             write.silence(events);
         }
-        self.spoke = Instant::now();
+        self.last_sent = Instant::now();
         Poll::Ready(Some(Ok(Frame::data(self.events.0.split().freeze()))))
     }
 }
@@ -217,9 +237,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cannot_be_written_is_an_event_all_the_same() {
+    fn a_value_that_cannot_be_serialized_becomes_an_error_event() {
         let mut events = Events::default();
-        events.json(&std::collections::BTreeMap::from([([1, 2], "a list is no key of an object")]));
+        events.json(&std::collections::BTreeMap::from([([1, 2], "a list cannot be the key of an object")]));
         let text = std::str::from_utf8(&events.0).unwrap();
         let data = text.strip_prefix("data: ").and_then(|text| text.strip_suffix("\n\n")).unwrap();
         let error: serde_json::Value = serde_json::from_str(data).unwrap();

@@ -1,98 +1,89 @@
-//! Paths and methods that are not served: a JSON error that names the nearest ones that are.
+//! Paths and methods that are not served. The JSON error for a path suggests the most similar path.
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use axum::extract::Request;
-use axum::http::{Method, StatusCode, header};
+use axum::http::{HeaderValue, Method, StatusCode, Version, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
-use super::body::Api;
+use super::api::Api;
+use super::routes;
 
-/// Paths that a client may have meant. Those with parameters are left out.
-const PATHS: &[&str] = &[
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/embeddings",
-    "/v1/messages",
-    "/v1/messages/count_tokens",
-    "/v1/models",
-    "/v1/responses",
-    "/generate",
-    "/generate_stream",
-    "/tokenize",
-    "/detokenize",
-    "/tokenizer_info",
-    "/chat_tokenize",
-    "/invocations",
-    "/vertex",
-    "/info",
-    "/health",
-    "/ping",
-    "/ready",
-    "/metrics",
-    "/docs",
-    "/api-doc/openapi.json",
-    "/ui",
-    "/v2",
-    "/v2/health/live",
-    "/v2/health/ready",
-];
+/// Bytes of the longest path that is compared and repeated. The time of a comparison grows with the
+/// square of the length.
+const MAX_PATH_BYTES: usize = 128;
 
-/// Bytes of the longest path that is looked at and repeated. The comparison takes time with the square of its length.
-const LONGEST: usize = 128;
+/// The least similarity of a path that is suggested, from 0 to 1.
+const MIN_SIMILARITY: f64 = 0.6;
 
-/// How alike two paths must be, from 0 to 1.
-const NEAR: f64 = 0.6;
-
-/// Answers a path that is not served.
+/// The response to a path that is not served.
 pub(super) async fn path(request: Request) -> Response {
     let path = request.uri().path();
-    let text = match (fits(path), nearest(path)) {
-        (true, Some(near)) => format!("{path} is not served here; did you mean {near}?"),
-        (true, None) => format!("{path} is not served here; /docs lists what is"),
-        (false, _) => "this path is not served here; /docs lists what is".to_owned(),
+    let text = match (is_repeatable(path), suggestion(path)) {
+        (true, Some(similar)) => format!("{path} is not served here; did you mean {similar}?"),
+        (true, None) => format!("{path} is not served here; /docs lists the paths that are"),
+        (false, _) => "this path is not served here; /docs lists the paths that are".to_owned(),
     };
-    Api::of(path).absent(StatusCode::NOT_FOUND, text)
+    let response = Api::of(path).absent(StatusCode::NOT_FOUND, text);
+    if leaves_body(&request) { closing(response) } else { response }
 }
 
-/// Says in JSON that a path is served by other methods, which the header `allow` names.
+/// Writes the error in JSON if a path is not served by the method. The header `allow` names the
+/// methods.
 pub(super) async fn method(request: Request, next: Next) -> Response {
     let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let leaves_body = leaves_body(&request);
     let response = next.run(request).await;
     if response.status() != StatusCode::METHOD_NOT_ALLOWED || method == Method::HEAD {
         return response;
     }
     let (mut parts, _) = response.into_parts();
     let method = if method.as_str().len() <= 16 { method.as_str() } else { "this method" };
-    let path = if fits(&path) { path.as_str() } else { "this path" };
-    // The router adds the header later, outside of all layers.
-    let text = format!("{method} is not allowed at {path}; the header `allow` says what is");
+    let path = if is_repeatable(&path) { path.as_str() } else { "this path" };
+    // The router adds the header `allow` outside of all layers.
+    let text = format!("{method} is not allowed at {path}; the header `allow` names the methods that are");
     let (new, body) = Api::of(path).absent(StatusCode::METHOD_NOT_ALLOWED, text).into_parts();
     parts.headers.remove(header::CONTENT_LENGTH);
     parts.headers.extend(new.headers);
-    Response::from_parts(parts, Body::new(body)).into_response()
+    let response = Response::from_parts(parts, Body::new(body)).into_response();
+    if leaves_body { closing(response) } else { response }
 }
 
-/// Whether a path is fit to be repeated.
-fn fits(path: &str) -> bool {
-    path.len() <= LONGEST && path.bytes().all(|byte| byte.is_ascii_graphic())
+/// Whether a response that does not read the body of this request ends the connection. HTTP/2 has a
+/// stream for each request.
+fn leaves_body(request: &Request) -> bool {
+    request.version() < Version::HTTP_2 && !request.body().is_end_stream()
 }
 
-/// The path that was probably meant.
-fn nearest(path: &str) -> Option<&'static str> {
-    if !fits(path) {
+/// Tells the client that the connection ends with this response. A client that is not told sends
+/// its next request into a connection that is being closed, and takes that for a failure.
+fn closing(mut response: Response) -> Response {
+    response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
+    response
+}
+
+/// Returns whether a path may be repeated in an error.
+fn is_repeatable(path: &str) -> bool {
+    path.len() <= MAX_PATH_BYTES && path.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
+/// Returns the path that the client probably meant.
+fn suggestion(path: &str) -> Option<&'static str> {
+    if !is_repeatable(path) {
         return None;
     }
     let path = path.trim_end_matches('/').to_ascii_lowercase();
-    // A base URL with too much or too little in it is the usual mistake.
+    // The most frequent mistake is a base URL that has too much or too little of the path.
     let is_part = |known: &&str| !path.is_empty() && (known.ends_with(&path) || path.ends_with(known));
-    let whole = PATHS.iter().copied().filter(is_part).max_by_key(|known| known.len());
-    let alike = || {
-        let likeness = |known: &'static str| (strsim::normalized_levenshtein(known, &path), known);
-        let best = PATHS.iter().copied().map(likeness).max_by(|a, b| a.0.total_cmp(&b.0));
-        best.filter(|(likeness, _)| *likeness >= NEAR).map(|(_, known)| known)
+    // A path with parameters is no text that a client could use.
+    let paths = || routes::paths().filter(|known| !known.contains('{'));
+    let contained = paths().filter(is_part).max_by_key(|known| known.len());
+    let max_similar = || {
+        let similarity = |known: &'static str| (strsim::normalized_levenshtein(known, &path), known);
+        let best = paths().map(similarity).max_by(|a, b| a.0.total_cmp(&b.0));
+        best.filter(|(similarity, _)| *similarity >= MIN_SIMILARITY).map(|(_, known)| known)
     };
-    whole.or_else(alike)
+    contained.or_else(max_similar)
 }
 
 #[cfg(test)]
@@ -100,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_nearest_path_is_named() {
+    fn the_most_similar_path_is_suggested() {
         for (path, near) in [
             ("/chat/completions", Some("/v1/chat/completions")),
             ("/v1/v1/chat/completions", Some("/v1/chat/completions")),
@@ -114,8 +105,25 @@ mod tests {
             ("/", None),
             ("//////", None),
         ] {
-            assert_eq!(nearest(path), near, "{path}");
+            assert_eq!(suggestion(path), near, "{path}");
         }
-        assert_eq!(nearest(&format!("/{}/v1/models", "a".repeat(200))), None);
+        assert_eq!(suggestion(&format!("/{}/v1/models", "a".repeat(200))), None);
+    }
+
+    #[tokio::test]
+    async fn the_connection_ends_if_a_body_was_not_read() {
+        let request = |version, body: &'static str| {
+            Request::post("/nowhere").version(version).body(Body::from(body)).unwrap()
+        };
+        for (version, body, closes) in [
+            (Version::HTTP_11, "{}", true),
+            (Version::HTTP_10, "{}", true),
+            (Version::HTTP_11, "", false),
+            (Version::HTTP_2, "{}", false),
+        ] {
+            let response = path(request(version, body)).await;
+            let closed = response.headers().get(header::CONNECTION).is_some_and(|value| value == "close");
+            assert_eq!(closed, closes, "{version:?} {body}");
+        }
     }
 }

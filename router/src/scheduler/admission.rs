@@ -1,38 +1,109 @@
-//! Who leaves the queue.
+//! Admission: which sequences leave the queue.
 //!
-//! The first in the queue is admitted as soon as there is room for its tokens and for what the running sequences need
-//! meanwhile. While it has to wait for that, others that do fit go past it, but no more of them than it has patience
-//! for; then it is kept room for. So a huge prompt does not hold up small ones, nor the small ones it for ever.
+//! The first sequence in the queue is admitted as soon as there are blocks for its tokens and for
+//! the growth of the running sequences meanwhile. While it waits for blocks, for its mask or for a
+//! prefix ([`prefix_wait`](super::prefix_wait)), later sequences that fit may overtake it, up to a
+//! limit on their total work; after that, blocks are kept for it. So a huge prompt does not delay
+//! small ones, and small prompts do not delay a huge one forever.
+//!
+//! The first sequence is that of [`admission_order`](Scheduler::admission_order), which gives
+//! several tenants fair shares. With [`Schedule::Lpm`], the sequence with the longest cached prefix
+//! of those with its priority is admitted first. The limit on overtaking is the same.
+
+use std::collections::HashMap;
 
 use super::cache::Prefix;
-use super::frame::FrameBudget;
-use super::limits::Limits;
-use super::sequence::{Running, SeqId, Sequence};
-use super::{Admitted, Scheduler, share};
+use super::frame_budget::FrameBudget;
+use super::id::SeqId;
+use super::limits::SchedulerLimits;
+use super::planned::Admitted;
+use super::prefix_wait::Producer;
+use super::prompt_shares;
+use super::request::Priority;
+use super::running::RunningSequence;
+use super::schedule::Schedule;
+use super::sequence::Sequence;
+use super::state::Scheduler;
 
-/// How far into the queue to look for a sequence that fits. It bounds the work for a plan.
-const LOOK_AHEAD: usize = 16;
+/// Maximum number of waiting sequences that are considered for a step, apart from those that wait
+/// for a prefix. It bounds the time to plan.
+const MAX_CONSIDERED: usize = 16;
+
+/// Maximum number of sequences that are considered and wait for a prefix. A herd of equal prompts
+/// does not keep the sequences behind it from being considered.
+const MAX_WAITING_FOR_PREFIX: usize = 128;
+
+/// Why a sequence is not admitted in the step that is being planned. During one plan blocks only
+/// become fewer, so the reason holds until its end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NotNow {
+    /// There are no blocks for it, or it awaits its mask.
+    DoesNotFit,
+    /// A running sequence is computing its prefix.
+    WaitsForPrefix,
+}
+
+/// The state of admission during one plan.
+#[derive(Debug)]
+struct AdmissionPass {
+    producers: Vec<Producer>,
+    passed_over: HashMap<SeqId, NotNow>,
+}
+
+/// A waiting sequence that can be admitted.
+#[derive(Debug)]
+struct Candidate {
+    id: SeqId,
+    priority: Priority,
+    len: usize,
+    prefix: Prefix,
+}
 
 impl Scheduler {
-    /// Admits while there is room, and something left of the step's budgets of tokens and bytes.
+    /// Admits sequences while there are blocks, slots, and tokens and bytes left in the step.
     pub(super) fn admit(&mut self, bytes: &mut FrameBudget) -> Vec<Admitted> {
-        let budget = self.unplanned();
         let mut admitted = Vec::new();
-        while !self.free_slots.is_empty() && share::has_room(&self.prompts(), budget) {
-            let Some((id, len, prefix)) = self.first_that_fits() else { break };
-            // It is the first again in the next step, which has room for it.
+        if self.waiting.is_empty() {
+            return admitted;
+        }
+        let mut pass = self.admission_pass();
+        while prompt_shares::has_room(&self.remaining_prefills(), self.prompt_budget(&[])) {
+            if self.free_slots.is_empty() && !self.has_lower_priority_running() {
+                break;
+            }
+            let candidates = self.admission_order(MAX_CONSIDERED + MAX_WAITING_FOR_PREFIX);
+            let candidate = match self.preempt_for_priority(&candidates, &pass.producers, bytes) {
+                // Others have left for this sequence, so no other sequence is chosen.
+                Some(id) => {
+                    pass = self.admission_pass();
+                    self.candidate(id)
+                }
+                None if self.free_slots.is_empty() => None,
+                None => self.choose(&candidates, &mut pass),
+            };
+            let Some(Candidate { id, len, prefix, .. }) = candidate else { break };
+            // If the admission does not fit the frame, the sequence is considered first again in
+            // the next step.
             let sampling = self.waiting.get(id).map_or(0, |sequence| sequence.sampling_bytes);
             if !bytes.take_admission(len, sampling) {
                 break;
             }
             let cached = self.cache.positions(&prefix);
-            let table = self.cache.allocate(prefix, len);
-            debug_assert!(table.is_some(), "it fits");
+            let table = self.cache.allocate(&prefix, len);
+            debug_assert!(table.is_some(), "choose has checked the number of blocks");
             let Some(table) = table else { break };
-            let (Some(sequence), Some(slot)) = (self.waiting.admit(id), self.free_slots.pop()) else { break };
+            self.shares.settle(&self.waiting);
+            // What a preempted sequence loses is not charged to its tenant again.
+            if self.waiting.get(id).is_some_and(|sequence| !sequence.has_run) {
+                self.charge(id, len - cached);
+            }
+            let overtaken: Vec<SeqId> = candidates.into_iter().take_while(|&other| other != id).collect();
+            let sequence = self.waiting.admit(id, &overtaken);
+            let (Some(sequence), Some(slot)) = (sequence, self.free_slots.pop()) else { break };
             self.hit_tokens += cached as u64;
             self.miss_tokens += (len - cached) as u64;
-            let running = Running::new(sequence, slot, table, cached, self.next_step);
+            let running = RunningSequence::new(sequence, slot, table, cached, self.next_step);
+            pass.producers.extend(self.producer(&running));
             let index = self.running.partition_point(|other| other.sequence.id < id);
             self.running.insert(index, running);
             admitted.push(Admitted { sequence: id, cached_tokens: cached });
@@ -40,60 +111,129 @@ impl Scheduler {
         admitted
     }
 
-    /// The first in the queue for which there is room and that may go past those before it, with its tokens and what is
-    /// cached of them.
-    fn first_that_fits(&self) -> Option<(SeqId, usize, Prefix)> {
-        let prompts = self.prompts();
-        let mut patience = usize::MAX;
-        for sequence in self.waiting.iter().take(LOOK_AHEAD) {
-            // Preempted just now. It comes first when its tokens are there, and nothing takes its room before that.
-            if !sequence.is_known() {
-                return None;
-            }
-            // One that is held goes when it can, and is passed as if there were no room for it.
-            if !sequence.is_held()
-                && sequence.max_positions() <= patience
-                && let Some(prefix) = self.fits(sequence, &prompts)
-            {
-                return Some((sequence.id, sequence.len(), prefix));
-            }
-            patience = patience.min(patience_of(sequence, &self.limits));
-            // Not even a single token would fit.
-            if self.cache.available() < 1 + growth_during_prefill(&self.limits, &self.running, &prompts, 1) {
-                return None;
-            }
+    fn admission_pass(&self) -> AdmissionPass {
+        AdmissionPass { producers: self.producers(), passed_over: HashMap::new() }
+    }
+
+    /// A waiting sequence with its cached prefix.
+    fn candidate(&self, id: SeqId) -> Option<Candidate> {
+        let sequence = self.waiting.get(id)?;
+        let prefix = self.prefix_of(sequence);
+        Some(Candidate { id, priority: sequence.priority, len: sequence.len(), prefix })
+    }
+
+    /// Chooses the next of the `candidates` to be admitted, for which there are blocks and that may
+    /// overtake those before it.
+    fn choose(&self, candidates: &[SeqId], pass: &mut AdmissionPass) -> Option<Candidate> {
+        let prompts = self.remaining_prefills();
+        // Not even a sequence of one token would fit.
+        if self.cache.available() < 1 + self.growth_during_prefill(&prompts, 1, &[]) {
+            return None;
         }
-        None
+        let (mut considered, mut waiting_for_prefix) = (0, 0);
+        let mut allowance = usize::MAX;
+        let mut best: Option<Candidate> = None;
+        for sequence in candidates.iter().filter_map(|&id| self.waiting.get(id)) {
+            // A sequence with pending tokens was preempted a moment ago. It is admitted first when
+            // its tokens have arrived, so nothing takes its blocks.
+            if considered == MAX_CONSIDERED
+                || waiting_for_prefix == MAX_WAITING_FOR_PREFIX
+                || sequence.has_pending()
+            {
+                break;
+            }
+            let mut not_now = pass.passed_over.get(&sequence.id).copied();
+            if not_now.is_none() && sequence.max_positions() <= allowance {
+                let Sequence { id, priority, .. } = *sequence;
+                let is_better = |prefix: &Prefix| {
+                    best.as_ref().is_none_or(|best: &Candidate| {
+                        best.priority == priority && best.prefix.blocks < prefix.blocks
+                    })
+                };
+                match self.examine(sequence, &prompts, &pass.producers) {
+                    Ok(prefix) if is_better(&prefix) => {
+                        best = Some(Candidate { id, priority, len: sequence.len(), prefix });
+                    }
+                    Ok(_) => {}
+                    Err(reason) => not_now = Some(reason),
+                }
+                pass.passed_over.extend(not_now.map(|reason| (sequence.id, reason)));
+            }
+            if best.is_some() && self.options.schedule == Schedule::Fcfs {
+                break;
+            }
+            match not_now {
+                Some(NotNow::WaitsForPrefix) => waiting_for_prefix += 1,
+                _ => considered += 1,
+            }
+            allowance = allowance.min(overtaking_allowance(sequence, &self.limits));
+        }
+        best
     }
 
-    /// Whether there is room for a sequence, given the remaining lengths of the running prompts; and what is cached.
-    fn fits(&self, sequence: &Sequence, prompts: &[usize]) -> Option<Prefix> {
-        let prefix = match sequence.is_computed_whole() {
+    /// Returns the cached prefix of a sequence if the sequence can be admitted. `prompts` are the
+    /// remaining lengths of the running prompts.
+    fn examine(
+        &self,
+        sequence: &Sequence,
+        prompts: &[usize],
+        producers: &[Producer],
+    ) -> Result<Prefix, NotNow> {
+        if sequence.awaits_mask() {
+            return Err(NotNow::DoesNotFit);
+        }
+        let prefix = self.prefix_of(sequence);
+        if self.waits_for_prefix(sequence, &prefix, producers) {
+            return Err(NotNow::WaitsForPrefix);
+        }
+        if self.fits(sequence, &prefix, prompts, &[]) { Ok(prefix) } else { Err(NotNow::DoesNotFit) }
+    }
+
+    /// Whether there are blocks for a sequence that starts with `prefix` when the running sequences
+    /// with the indices `leaving` have left. `prompts` are the remaining lengths of the prompts
+    /// that stay.
+    pub(super) fn fits(
+        &self,
+        sequence: &Sequence,
+        prefix: &Prefix,
+        prompts: &[usize],
+        leaving: &[usize],
+    ) -> bool {
+        let remaining = sequence.len() - self.cache.positions(prefix);
+        let reserve = self.growth_during_prefill(prompts, remaining, leaving);
+        let needed = self.cache.blocks_needed(prefix, sequence.len()) + reserve;
+        let tables = leaving.iter().map(|&index| &self.running[index].table);
+        needed <= self.cache.available() + self.cache.released_by(tables, prefix)
+    }
+
+    /// The computed blocks with which a sequence can start.
+    pub(super) fn prefix_of(&self, sequence: &Sequence) -> Prefix {
+        match sequence.ignores_prefix_cache() {
             true => Prefix::default(),
-            false => self.cache.find(&sequence.salt, &sequence.tokens),
+            false => self.cache.find(sequence.block_hashes.as_slice(), sequence.len()),
+        }
+    }
+
+    /// Maximum number of blocks that the running sequences, except those with the indices
+    /// `leaving`, take until a newcomer with `remaining` tokens to run has its first new token.
+    /// With this reserve no sequence is preempted for want of blocks before its first token, so no
+    /// prefill is wasted.
+    fn growth_during_prefill(&self, prompts: &[usize], remaining: usize, leaving: &[usize]) -> usize {
+        let limits = &self.limits;
+        let budget = self.min_prompt_budget(leaving);
+        let steps = prompt_shares::steps_to_finish(prompts.iter().copied().chain([remaining]), budget);
+        let new_tokens = steps.saturating_mul(1 + self.options.max_lookahead);
+        let growth = |running: &RunningSequence| {
+            let grown = running.sequence.len() + new_tokens + limits.block_size;
+            let positions = grown.min(running.sequence.max_positions());
+            limits.blocks_for(positions).saturating_sub(running.table.blocks.len())
         };
-        let remaining = sequence.len() - self.cache.positions(&prefix);
-        let reserve = growth_during_prefill(&self.limits, &self.running, prompts, remaining);
-        let needed = self.cache.price(&prefix, sequence.len()) + reserve;
-        (needed <= self.cache.available()).then_some(prefix)
+        self.staying(leaving).map(growth).sum()
     }
 }
 
-/// Positions of sequences that may still go past this one: all together as many as the pool has.
-fn patience_of(sequence: &Sequence, limits: &Limits) -> usize {
+/// Total work, in positions, of the sequences that may still overtake this one. It starts with the
+/// size of the KV cache.
+pub(super) fn overtaking_allowance(sequence: &Sequence, limits: &SchedulerLimits) -> usize {
     (limits.num_blocks * limits.block_size).saturating_sub(sequence.overtaken)
-}
-
-/// Blocks that `running` may take until a newcomer has its first new token that has `remaining` tokens to run. With
-/// so many in reserve nobody is preempted before its first token, so no work is ever done for nothing twice.
-fn growth_during_prefill(limits: &Limits, running: &[Running], prompts: &[usize], remaining: usize) -> usize {
-    // However many decode meanwhile, this much of each step is left to prompts.
-    let budget = limits.max_step_tokens - (limits.max_sequences - 1);
-    let steps = share::steps_to_finish(prompts.iter().copied().chain([remaining]), budget);
-    let growth = |running: &Running| {
-        let positions =
-            (running.sequence.len() + steps + limits.block_size).min(running.sequence.max_positions());
-        limits.blocks_for(positions).saturating_sub(running.table.blocks.len())
-    };
-    running.iter().map(growth).sum()
 }

@@ -1,19 +1,23 @@
-//! The invariants of the scheduler, checked whole. For tests and for hunting faults: it takes time linear in the pool.
+//! A complete check of the scheduler's invariants, for tests and debugging. It takes time linear in
+//! the size of the KV cache.
 
 use std::collections::HashSet;
 
-use super::{Running, Scheduler, SeqId};
+use super::id::SeqId;
+use super::request::Tenant;
+use super::running::RunningSequence;
+use super::state::Scheduler;
 
 impl Scheduler {
     /// Checks every invariant that ties queue, slots and blocks together.
     ///
     /// # Errors
-    /// Says which one is broken.
+    /// A description of the broken invariant.
     pub fn check_integrity(&self) -> Result<(), String> {
         let broken = |text: String| Err(text);
         let running: Vec<_> = self.running.iter().map(|running| running.sequence.id).collect();
         if !running.is_sorted_by(|a, b| a < b) {
-            return broken(format!("the running sequences are not in line: {running:?}"));
+            return broken(format!("the running sequences are not in order: {running:?}"));
         }
         if self.waiting.iter().any(|sequence| running.contains(&sequence.id)) {
             return broken(format!("a sequence is running and waiting: {running:?}"));
@@ -21,10 +25,14 @@ impl Scheduler {
         if self.waiting.iter().map(|sequence| sequence.len()).sum::<usize>() != self.waiting.tokens() {
             return broken(format!("not {} tokens are waiting", self.waiting.tokens()));
         }
+        let tenants: HashSet<&Tenant> = self.waiting.iter().map(|sequence| &sequence.tenant).collect();
+        if tenants != self.waiting.tenants().collect() {
+            return broken(format!("the waiting tenants are {tenants:?}"));
+        }
 
         let sequences = self.waiting.iter().chain(self.running.iter().map(|running| &running.sequence));
-        if let Some(ahead) = sequences.into_iter().find(|sequence| !sequence.is_sound()) {
-            return broken(format!("a constrained sequence is ahead of itself: {ahead:?}"));
+        if let Some(ahead) = sequences.into_iter().find(|sequence| !sequence.is_consistent()) {
+            return broken(format!("more tokens are in flight than may be: {ahead:?}"));
         }
 
         let taken = self.running.iter().map(|running| running.slot);
@@ -42,9 +50,9 @@ impl Scheduler {
         if !alone {
             return broken(format!("{running:?} run beside the quarantine {:?}", self.quarantine));
         }
-        let known = |id: &&SeqId| self.position(**id).is_none() && self.waiting.get(**id).is_none();
-        if let Some(id) = self.quarantine.iter().find(known) {
-            return broken(format!("{id:?} is in quarantine and not known"));
+        let unknown = |id: &&SeqId| self.position(**id).is_none() && self.waiting.get(**id).is_none();
+        if let Some(id) = self.quarantine.iter().find(unknown) {
+            return broken(format!("{id:?} is in quarantine, but neither running nor waiting"));
         }
 
         for running in &self.running {
@@ -59,7 +67,7 @@ impl Scheduler {
         let users = self
             .running
             .iter()
-            .map(|Running { sequence, table, .. }| (table, &sequence.salt, sequence.tokens.as_slice()));
+            .map(|RunningSequence { sequence, table, .. }| (table, sequence.block_hashes.as_slice()));
         self.cache.check_integrity(&users.collect::<Vec<_>>())
     }
 }

@@ -1,33 +1,33 @@
-//! The quarantine of sequences that may have ended the shards.
+//! The quarantine of sequences that may have caused the loss of the shards.
 //!
-//! When the shards are lost, every sequence with a row in the steps in flight is a suspect. A sequence that was in two losses is in
-//! quarantine: when there are shards again it runs alone, before all others, until it is past the place at which it was when they were
-//! lost. Then it goes back to the queue and runs with the others. If the shards are lost while it runs alone, it is to blame, and it is
-//! the only one to fail. So a request that ends the shards whenever it runs costs three losses, whatever runs beside it, and sequences that were
-//! only beside it lose nothing but time: their prompts are computed one after the other, which takes about as long as together.
+//! When the shards are lost, every sequence with a row in flight is a suspect. A sequence that was
+//! a suspect in two losses is in quarantine: with the next shards it runs alone, before all other
+//! sequences, until it has passed the position that it had reached when the shards were lost. Then
+//! it goes back to the queue. If the shards are lost while it runs alone, the sequence caused the
+//! loss and is the only one to fail.
+//!
+//! A request that crashes the shards whenever it runs therefore costs three losses, whatever runs
+//! beside it. The other suspects only lose time: their prompts are computed one after the other,
+//! which takes about as long as together.
 
 use super::cache::Prefix;
-use super::sequence::{Running, SeqId};
-use super::{Admitted, InFlightRow, Scheduler};
+use super::id::SeqId;
+use super::in_flight::RowInFlight;
+use super::planned::Admitted;
+use super::running::RunningSequence;
+use super::state::Scheduler;
 
-/// Losses after which a sequence runs alone.
-const SUSPICIOUS: u32 = 2;
-
-/// The losses of the shards that a sequence was in.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Suspicion {
-    /// Losses in which it had a row in flight. One is left after it was found innocent.
-    losses: u32,
-    /// Positions that it had computed in them at most, those in flight included.
-    reached: usize,
-}
+/// Number of losses after which a sequence runs alone.
+const QUARANTINE_LOSSES: u32 = 2;
 
 impl Scheduler {
-    /// The shards are lost, and with them all steps in flight. If a sequence ran alone because it was in two losses before, it is to
-    /// blame: it is forgotten, and somebody waits for it.
-    #[must_use = "somebody waits for the sequence that is to blame"]
+    /// Notes that the shards are lost, and with them all steps in flight.
+    ///
+    /// Returns the sequence that caused the loss, if a sequence in quarantine was running alone.
+    /// The scheduler has removed it.
+    #[must_use = "the request of the returned sequence must be failed"]
     pub fn lose(&mut self) -> Option<SeqId> {
-        let rows: Vec<InFlightRow> = self.in_flight.drain(..).flat_map(|step| step.rows).collect();
+        let rows: Vec<RowInFlight> = self.in_flight.drain(..).flat_map(|step| step.rows).collect();
         let first = rows.first()?.sequence;
         if self.quarantine.contains(&first) && rows.iter().all(|row| row.sequence == first) {
             self.cancel(first);
@@ -37,63 +37,69 @@ impl Scheduler {
         suspects.sort_unstable();
         suspects.dedup();
         for id in suspects {
-            let Some(sequence) = self.find(id) else { continue };
-            let suspicion = &mut sequence.suspicion;
-            let reached = rows.iter().filter(|row| row.sequence == id).map(|row| row.computed).max();
-            suspicion.reached = suspicion.reached.max(reached.unwrap_or(0));
-            suspicion.losses += 1;
-            if suspicion.losses >= SUSPICIOUS {
+            let own = rows.iter().filter(|row| row.sequence == id);
+            let reached = own.map(|row| row.computed).max().unwrap_or(0);
+            let losses = self.update(id, |sequence| {
+                let history = &mut sequence.loss_history;
+                history.reached = history.reached.max(reached);
+                history.losses += 1;
+                history.losses
+            });
+            if losses.is_some_and(|losses| losses >= QUARANTINE_LOSSES) {
                 self.quarantine.insert(id);
             }
         }
         None
     }
 
-    /// Sequences that were in so many losses that they run alone.
+    /// Number of sequences in quarantine.
     pub fn quarantined(&self) -> usize {
         self.quarantine.len()
     }
 
-    /// Admits the first sequence in quarantine that can go on, if nothing is running or in flight.
+    /// Admits the first sequence in quarantine that can continue, if nothing is running or in
+    /// flight.
     pub(super) fn admit_from_quarantine(&mut self) -> Vec<Admitted> {
         if !self.running.is_empty() || !self.in_flight.is_empty() {
             return Vec::new();
         }
         let Scheduler { quarantine, waiting, cache, .. } = self;
-        let next = quarantine.iter().filter_map(|&id| waiting.get(id)).find(|sequence| !sequence.is_held());
+        let next =
+            quarantine.iter().filter_map(|&id| waiting.get(id)).find(|sequence| !sequence.awaits_mask());
         let Some((id, len)) = next.map(|sequence| (sequence.id, sequence.len())) else { return Vec::new() };
-        // It is no newcomer, so the patience of the sequences before it is not used up.
+        // The sequence did run before, so it is not charged as overtaking the sequences before it.
         let Some(sequence) = waiting.remove(id) else { return Vec::new() };
-        let prefix = match sequence.is_computed_whole() {
+        let prefix = match sequence.ignores_prefix_cache() {
             true => Prefix::default(),
-            false => cache.find(&sequence.salt, &sequence.tokens),
+            false => cache.find(sequence.block_hashes.as_slice(), sequence.len()),
         };
         let cached = cache.positions(&prefix);
-        let table = cache.allocate(prefix, len);
-        debug_assert!(table.is_some(), "all blocks are there, and it was checked that it fits alone");
+        let table = cache.allocate(&prefix, len);
+        debug_assert!(table.is_some(), "all blocks are available, and the sequence fits alone");
         let (Some(table), Some(slot)) = (table, self.free_slots.pop()) else {
             self.waiting.insert(sequence);
             return Vec::new();
         };
         self.hit_tokens += cached as u64;
         self.miss_tokens += (len - cached) as u64;
-        self.running.push(Running::new(sequence, slot, table, cached, self.next_step));
+        self.running.push(RunningSequence::new(sequence, slot, table, cached, self.next_step));
         vec![Admitted { sequence: id, cached_tokens: cached }]
     }
 
-    /// A row has been answered: if its sequence ran alone and is past the place at which the shards were lost, it goes back to the queue.
-    pub(super) fn acquit(&mut self, row: &InFlightRow) {
-        if !self.quarantine.contains(&row.sequence) {
+    /// Moves a sequence from the quarantine to the queue if it has computed `computed` positions
+    /// alone, and so has passed the position that it had reached when the shards were lost.
+    pub(super) fn leave_quarantine(&mut self, id: SeqId, computed: usize) {
+        if !self.quarantine.contains(&id) {
             return;
         }
-        let Some(index) = self.position(row.sequence) else { return };
-        let suspicion = &mut self.running[index].sequence.suspicion;
-        if row.computed < suspicion.reached {
+        let Some(index) = self.position(id) else { return };
+        let history = &mut self.running[index].sequence.loss_history;
+        if computed < history.reached {
             return;
         }
-        // One more loss is enough for another trial.
-        suspicion.losses = SUSPICIOUS - 1;
-        self.quarantine.remove(&row.sequence);
+        // One more loss brings the sequence back into quarantine.
+        history.losses = QUARANTINE_LOSSES - 1;
+        self.quarantine.remove(&id);
         let sequence = self.vacate(index);
         self.waiting.insert(sequence);
     }

@@ -1,25 +1,36 @@
-//! The sequences that wait, in the order in which they are due.
+//! The queue of waiting sequences, in the order of their ids.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
-use super::sequence::{SeqId, Sequence};
+use super::id::SeqId;
+use super::request::Tenant;
+use super::sequence::Sequence;
 
 #[derive(Debug, Default)]
-pub(super) struct Queue {
+pub(super) struct WaitingQueue {
     /// A preempted sequence keeps its id, and so its place.
     sequences: BTreeMap<SeqId, Sequence>,
     tokens: usize,
+    /// Number of sequences of each tenant that has any.
+    tenants: HashMap<Tenant, usize>,
 }
 
-impl Queue {
+impl WaitingQueue {
     pub(super) fn insert(&mut self, sequence: Sequence) {
         self.tokens += sequence.len();
+        *self.tenants.entry(sequence.tenant.clone()).or_default() += 1;
         self.sequences.insert(sequence.id, sequence);
     }
 
     pub(super) fn remove(&mut self, id: SeqId) -> Option<Sequence> {
         let sequence = self.sequences.remove(&id)?;
         self.tokens -= sequence.len();
+        if let Some(count) = self.tenants.get_mut(&sequence.tenant) {
+            *count -= 1;
+            if *count == 0 {
+                self.tenants.remove(&sequence.tenant);
+            }
+        }
         Some(sequence)
     }
 
@@ -27,26 +38,44 @@ impl Queue {
         self.sequences.get(&id)
     }
 
-    pub(super) fn get_mut(&mut self, id: SeqId) -> Option<&mut Sequence> {
-        self.sequences.get_mut(&id)
+    /// Changes a sequence in place. `change` may change its length, but not its id or its tenant.
+    pub(super) fn update<T>(&mut self, id: SeqId, change: impl FnOnce(&mut Sequence) -> T) -> Option<T> {
+        let sequence = self.sequences.get_mut(&id)?;
+        let before = sequence.len();
+        let result = change(sequence);
+        self.tokens = self.tokens - before + sequence.len();
+        Some(result)
     }
 
-    /// The sequences, the first first.
+    /// Iterates over the tenants that have a sequence in the queue.
+    pub(super) fn tenants(&self) -> impl ExactSizeIterator<Item = &Tenant> {
+        self.tenants.keys()
+    }
+
+    /// Whether a tenant has a sequence in the queue.
+    pub(super) fn has_tenant(&self, tenant: &Tenant) -> bool {
+        self.tenants.contains_key(tenant)
+    }
+
+    /// Iterates over the sequences in order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Sequence> {
         self.sequences.values()
     }
 
-    /// Takes a sequence out that goes past all before it.
-    pub(super) fn admit(&mut self, id: SeqId) -> Option<Sequence> {
+    /// Removes a sequence and charges its work to the sequences that it overtakes.
+    pub(super) fn admit(&mut self, id: SeqId, overtaken: &[SeqId]) -> Option<Sequence> {
         let mut admitted = self.remove(id)?;
-        for passed in self.sequences.range_mut(..id) {
-            passed.1.overtaken += admitted.max_positions();
+        for passed in overtaken {
+            if let Some(sequence) = self.sequences.get_mut(passed) {
+                sequence.overtaken += admitted.max_positions();
+            }
         }
         admitted.overtaken = 0;
+        admitted.has_run = true;
         Some(admitted)
     }
 
-    /// Takes all sequences out.
+    /// Removes all sequences.
     pub(super) fn drain(&mut self) -> impl Iterator<Item = Sequence> + use<> {
         std::mem::take(self).sequences.into_values()
     }
@@ -59,7 +88,8 @@ impl Queue {
         self.sequences.is_empty()
     }
 
-    /// Tokens of all sequences: what must be run before each of them has its next token, if nothing is cached.
+    /// Number of tokens of all sequences. So many tokens must be run before each sequence has its
+    /// next token, if nothing is cached.
     pub(super) fn tokens(&self) -> usize {
         self.tokens
     }

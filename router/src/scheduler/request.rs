@@ -1,65 +1,88 @@
-//! What is asked of the scheduler, and why it ends.
+//! A request to the scheduler, and the reasons for which a generation ends.
 
 use std::sync::Arc;
 
 use millrace_proto::Sampling;
 
-/// Tokens to continue.
+use super::cache::BlockHashes;
+
+/// A prompt and the parameters of its continuation.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// The prompt; not empty.
+    /// The tokens of the prompt; not empty.
     pub prompt: Vec<u32>,
-    /// Tokens to generate at most; with 0 it ends when its prompt has been computed.
+    /// Maximum number of tokens to generate. With 0 the sequence ends when its prompt has been
+    /// computed.
     pub max_new_tokens: u32,
-    /// Tokens that end the generation (they are still reported).
+    /// Tokens that end the generation. The stop token itself is still reported.
     pub stop_tokens: Arc<[u32]>,
-    /// How tokens are chosen.
+    /// Sampling parameters.
     pub sampling: Sampling,
-    /// Who goes first.
+    /// Scheduling priority.
     pub priority: Priority,
-    /// Computed prefixes are shared only among requests with the same salt; none is a salt like any other.
+    /// The tenant with whose other requests this one shares its part of the tokens.
+    pub tenant: Tenant,
+    /// Separates prefix caches: computed prefixes are shared only among requests with an equal
+    /// salt. Requests without a salt share with each other.
     pub cache_salt: Option<Arc<str>>,
-    /// Given if what may be generated is constrained: the tokens that may come first. What may come after each token is
-    /// told by [`release`](super::Scheduler::release).
+    /// The hashes of the prompt's blocks with this salt. If they are absent, the scheduler computes
+    /// them.
+    pub block_hashes: Option<BlockHashes>,
+    /// The tokens that may come first, if the generation is constrained.
+    /// [`release`](super::Scheduler::release) gives the mask after each token.
     pub mask: Option<Mask>,
-    /// Given if it shall be told what the model makes of the prompt's tokens: how many alternatives at each of them. The
-    /// whole prompt is computed for that, whatever is cached.
+    /// Number of alternatives to report at each token of the prompt, if the log-probabilities of
+    /// the prompt are wanted. The whole prompt is computed for them, whatever is cached.
     pub prompt_logprobs: Option<u32>,
-    /// Given if the prompt shall become a vector; there are no new tokens then.
+    /// How to pool the prompt into a vector, if a vector is wanted. No tokens are generated then.
     pub pooling: Option<Pooling>,
 }
 
-/// Which states after the final norm make the vector of a prompt.
+/// The pooling of the states after the final norm into the vector of a prompt.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Pooling {
-    /// The last one, which has seen all the others.
+    /// The last state, which depends on all tokens of the prompt.
     Last,
-    /// The mean of all. The whole prompt is computed for it, whatever is cached.
+    /// The mean of all states. The whole prompt is computed for it, whatever is cached.
     Mean,
 }
 
-/// The tokens that may come next: bit `t % 32` of word `t / 32` stands for token t; words that are not there are 0. At
-/// least one token of the vocabulary has its bit.
+/// A set of allowed tokens: bit `t % 32` of word `t / 32` stands for token t, and missing words are
+/// 0. At least one token of the vocabulary is allowed.
 pub type Mask = Arc<[u32]>;
 
-/// Who goes first when not all can. A request is treated like one of the next higher priority that arrived
-/// [`ageing_steps`](super::Options::ageing_steps) later, so none waits for ever.
+/// Scheduling priority. A request is ordered like a request of the next higher priority that
+/// arrives [`ageing_steps`](super::SchedulerOptions::ageing_steps) later, so no request waits
+/// forever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum Priority {
-    /// Before all others.
+    /// Before all other requests.
     High,
-    /// The usual.
+    /// The default.
     #[default]
     Normal,
-    /// When there is room.
+    /// After all other requests.
     Low,
 }
 
-/// Why a generation ended by itself.
+/// The party for which a request runs. Tenants that wait at the same time get the same share of the
+/// tokens. The default is the one tenant of all requests that name none.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct Tenant(Option<Arc<str>>);
+
+impl Tenant {
+    /// The tenant with this name.
+    pub fn named(name: impl Into<Arc<str>>) -> Self {
+        Tenant(Some(name.into()))
+    }
+}
+
+/// Why a generation ended normally.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
-    /// `max_new_tokens` have been generated, which may be none. It wins if the last one is also a stop token.
+    /// `max_new_tokens` tokens have been generated, possibly none. This reason wins if the last
+    /// token is also a stop token.
     Length,
-    /// One of the `stop_tokens` was generated.
+    /// The model generated one of the `stop_tokens`.
     StopToken,
 }

@@ -1,189 +1,293 @@
-//! A sequence: what it is, and what it holds while it runs.
+//! A sequence: its tokens, its parameters, and what may come next.
 
 use std::ops::Range;
 use std::sync::Arc;
 
 use millrace_proto::rules::{MAX_TOP_N, check_sampling, is_mask};
-use millrace_proto::{self as proto, Admission, Row, Sampling};
+use millrace_proto::{Row, Sampled, Sampling};
 
-use super::answer::{End, InFlightRow};
-use super::cache::{BlockTable, Salt};
-use super::frame::{self, FrameBudget, RowContent};
-use super::limits::{self, Impossible, Limits};
-use super::quarantine::Suspicion;
-use super::request::{Finish, Mask, Pooling, Request};
+use super::cache::BlockHashes;
+use super::frame_budget;
+use super::id::SeqId;
+use super::limits::{self, InfeasibleRequest, SchedulerLimits};
+use super::loss_history::LossHistory;
+use super::message_size;
+use super::request::{Finish, Mask, Pooling, Priority, Request, Tenant};
 
-/// A sequence for as long as the scheduler knows it. A lower id goes first: ids rise in the order of arrival, put
-/// off by priority.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SeqId {
-    /// The step before which it arrived, later by what its priority costs.
-    pub(super) due: u64,
-    /// Sequences that arrived before it.
-    pub(super) serial: u64,
-}
-
-/// A row of the shards' table of running sequences.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Slot(pub(super) u32);
-
-/// A sequence of tokens to be continued. It is all that is needed to run it, again or for the first time.
+/// A sequence of tokens to be continued. It has everything that is needed to run it, for the first
+/// time or again.
 #[derive(Debug)]
 pub(super) struct Sequence {
     pub(super) id: SeqId,
-    pub(super) salt: Salt,
-    /// The prompt and the generated tokens that have come back.
+    pub(super) priority: Priority,
+    pub(super) tenant: Tenant,
+    /// Whether the sequence has left the queue before.
+    pub(super) has_run: bool,
+    /// The prompt, and the generated tokens that have been accepted.
     pub(super) tokens: Vec<u32>,
-    prompt_len: usize,
-    /// Tokens that steps in flight will have sampled; only the shards know them yet.
+    /// The hashes of the full blocks of `tokens`.
+    pub(super) block_hashes: BlockHashes,
+    pub(super) prompt_len: usize,
+    /// Maximum number of tokens that the rows in flight will add. Only the shards know these tokens
+    /// yet.
     pending: usize,
-    max_new_tokens: usize,
+    /// Number of pending tokens that may not come, because the newest row in flight has a
+    /// lookahead.
+    unconfirmed: usize,
+    pub(super) max_new_tokens: usize,
     stop_tokens: Arc<[u32]>,
-    sampling: Sampling,
+    pub(super) sampling: Sampling,
     /// Bytes of `sampling` in an admission.
     pub(super) sampling_bytes: usize,
-    choice: Choice,
-    /// Alternatives to report at each token of the prompt, if anything is.
-    prompt_logprobs: Option<u32>,
-    /// Tokens of the prompt of which it is known what the model makes of them. The first one follows nothing.
+    mask: MaskState,
+    /// Number of rows in a row that were deferred, up to [`MAX_DEFERRALS`].
+    deferrals: u32,
+    /// Number of accepted tokens from which on the sequence may run ahead of its mask.
+    runs_ahead_from: usize,
+    /// Number of alternatives to report at each token of the prompt, if the prompt is scored.
+    pub(super) prompt_logprobs: Option<u32>,
+    /// Number of tokens of the prompt that need no score any more. It begins with 1, because the
+    /// first token has none.
     scored: usize,
-    pooling: Option<Pooling>,
-    /// Positions of those that went past it since it is in the queue.
+    pub(super) pooling: Option<Pooling>,
+    /// Total work of the sequences that overtook this one since it is in the queue, in positions.
     pub(super) overtaken: usize,
-    /// Its part in losses of the shards.
-    pub(super) suspicion: Suspicion,
+    pub(super) loss_history: LossHistory,
 }
 
-/// What may come after the tokens that are known here.
+/// Number of deferrals after which the pause of a sequence whose masks come late grows no more.
+const MAX_DEFERRALS: u32 = 6;
+
+/// The constraint on the token after the accepted ones.
 #[derive(Debug)]
-enum Choice {
-    /// Anything, always.
-    Free,
-    /// It is not known yet: the sequence waits.
-    Held,
-    /// One of these.
-    Among(Mask),
+enum MaskState {
+    /// Any token, always.
+    Unconstrained,
+    /// The mask is not known yet.
+    Awaited,
+    /// One of the tokens of this mask.
+    Known(Mask),
+}
+
+/// The outcome of [`Sequence::accept`].
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Accepted {
+    /// Number of tokens that became part of the sequence.
+    pub(super) tokens: usize,
+    /// Set if the last of these tokens ends the sequence.
+    pub(super) finish: Option<Finish>,
 }
 
 impl Sequence {
-    pub(super) fn new(id: SeqId, request: Request) -> Self {
+    /// A sequence with the block hashes of the request. `block_size` is the size of the blocks to
+    /// be hashed.
+    pub(super) fn new(id: SeqId, request: Request, block_size: Option<usize>) -> Self {
+        let salt = request.cache_salt.as_ref();
+        let hashed = request.block_hashes.filter(|hashes| hashes.block_size() == block_size);
+        // Hashes of another prompt or salt would give one client the blocks of another.
+        debug_assert!(hashed.as_ref().zip(block_size).is_none_or(|(hashes, block_size)| {
+            *hashes == BlockHashes::of_prompt(&request.prompt, salt, block_size)
+        }));
         Sequence {
             id,
-            salt: request.cache_salt,
+            priority: request.priority,
+            tenant: request.tenant,
+            has_run: false,
+            block_hashes: hashed.unwrap_or_else(|| BlockHashes::new(salt, block_size)),
             prompt_len: request.prompt.len(),
             tokens: request.prompt,
             pending: 0,
+            unconfirmed: 0,
             max_new_tokens: if request.pooling.is_some() { 0 } else { request.max_new_tokens as usize },
             stop_tokens: request.stop_tokens,
-            sampling_bytes: frame::sampling(&request.sampling),
+            sampling_bytes: message_size::sampling(&request.sampling),
             sampling: request.sampling,
-            choice: request.mask.map_or(Choice::Free, Choice::Among),
+            mask: request.mask.map_or(MaskState::Unconstrained, MaskState::Known),
+            deferrals: 0,
+            runs_ahead_from: 0,
             prompt_logprobs: request.prompt_logprobs,
             scored: 1,
             pooling: request.pooling,
             overtaken: 0,
-            suspicion: Suspicion::default(),
+            loss_history: LossHistory::default(),
         }
     }
 
-    /// Whether shards with these limits can run it.
-    pub(super) fn check(&self, limits: &Limits) -> Result<(), Impossible> {
+    /// Checks that shards with these limits can run the sequence.
+    pub(super) fn check(&self, limits: &SchedulerLimits) -> Result<(), InfeasibleRequest> {
         limits.check(self.prompt_len, self.max_new_tokens)?;
         let vocab_size = limits.vocab_size;
         if let Some(&token) = self.tokens.iter().find(|&&token| token as usize >= vocab_size) {
-            return Err(Impossible::UnknownToken { token, vocab_size });
+            return Err(InfeasibleRequest::UnknownToken { token, vocab_size });
         }
         check_sampling(&self.sampling, vocab_size)?;
         let tokens = self.prompt_len + self.max_new_tokens;
-        frame::check_admission(limits, tokens, self.sampling_bytes)
-            .map_err(|(needed, room)| Impossible::OverFrame { tokens, needed, room })?;
+        frame_budget::check_admission(limits, tokens, self.sampling_bytes)
+            .map_err(|(needed, room)| InfeasibleRequest::ExceedsFrame { tokens, needed, room })?;
         let limit = vocab_size.min(MAX_TOP_N);
         if let Some(given) = self.prompt_logprobs.filter(|&given| given as usize > limit) {
-            return Err(Impossible::Scores { given, limit });
+            return Err(InfeasibleRequest::TooManyAlternatives { given, limit });
         }
-        match &self.choice {
-            Choice::Among(mask) if !is_mask(mask, vocab_size) => Err(Impossible::Mask),
+        match &self.mask {
+            MaskState::Known(mask) if !is_mask(mask, vocab_size) => Err(InfeasibleRequest::EmptyMask),
             _ => Ok(()),
         }
     }
 
-    /// Tokens, known or pending.
+    /// Computes the hashes of the prompt's blocks, unless the request had them. It is called once,
+    /// after the request has been checked.
+    pub(super) fn hash_prompt(&mut self) {
+        self.block_hashes.extend(&self.tokens);
+    }
+
+    /// Maximum number of tokens, accepted and pending.
     pub(super) fn len(&self) -> usize {
         self.tokens.len() + self.pending
     }
 
-    /// Whether all tokens are known here, as they must be for an admission.
-    pub(super) fn is_known(&self) -> bool {
-        self.pending == 0
+    /// Whether rows in flight will add tokens. Such a sequence cannot be admitted.
+    pub(super) fn has_pending(&self) -> bool {
+        self.pending > 0
     }
 
-    /// Whether it must not run before it is [released](Self::release).
-    pub(super) fn is_held(&self) -> bool {
-        matches!(self.choice, Choice::Held)
+    /// Whether the mask of the next token is not known.
+    pub(super) fn awaits_mask(&self) -> bool {
+        matches!(self.mask, MaskState::Awaited)
     }
 
-    /// Whether its next token can be sampled: a constrained one must know the token before it, and what may follow.
-    fn can_go_on(&self) -> bool {
-        match self.choice {
-            Choice::Free => true,
-            Choice::Held => false,
-            Choice::Among(_) => self.is_known(),
+    /// Whether another row can be planned. A constrained sequence without tokens in flight needs
+    /// its mask. A sequence with unconfirmed tokens must know where the next row begins.
+    pub(super) fn can_continue(&self) -> bool {
+        match self.mask {
+            MaskState::Unconstrained => self.unconfirmed == 0,
+            _ if self.has_pending() => self.tokens.len() >= self.runs_ahead_from,
+            MaskState::Awaited => false,
+            MaskState::Known(_) => true,
         }
     }
 
-    /// What may come next, if so many tokens have been generated. What is said of another state is stale or early.
+    /// Whether the mask of the next row follows its step, because the token before it is in flight.
+    pub(super) fn mask_follows(&self) -> bool {
+        self.has_pending() && !matches!(self.mask, MaskState::Unconstrained)
+    }
+
+    /// Notes that the oldest row in flight is deferred. For some tokens, twice as many after each
+    /// deferral, the sequence runs only when its mask is known.
+    pub(super) fn defer(&mut self) {
+        self.pending -= 1;
+        self.deferrals = (self.deferrals + 1).min(MAX_DEFERRALS);
+        self.runs_ahead_from = self.tokens.len() + (1 << self.deferrals);
+    }
+
+    /// Notes that a mask that followed its step came in time.
+    pub(super) fn note_mask_in_time(&mut self) {
+        self.deferrals = 0;
+    }
+
+    /// Sets the mask for the next token, if it is not known and the sequence has `generated`
+    /// tokens. A mask for another number of tokens is ignored.
     pub(super) fn release(&mut self, generated: usize, mask: Mask) {
-        if self.is_held() && self.tokens.len() - self.prompt_len == generated {
-            self.choice = Choice::Among(mask);
+        if self.awaits_mask() && self.tokens.len() - self.prompt_len == generated {
+            self.mask = MaskState::Known(mask);
         }
     }
 
-    /// Whether no more is in flight than may be.
-    pub(super) fn is_sound(&self) -> bool {
-        match self.choice {
-            Choice::Free => true,
-            Choice::Held => self.is_known(),
-            Choice::Among(_) => self.pending <= 1,
+    /// The mask of the token after the accepted ones, if the sequence is constrained and the mask
+    /// is known.
+    pub(super) fn known_mask(&self) -> Option<&Mask> {
+        match &self.mask {
+            MaskState::Known(mask) => Some(mask),
+            MaskState::Unconstrained | MaskState::Awaited => None,
         }
     }
 
-    /// Whether the row runs one generated token and samples the next.
-    pub(super) fn decodes(&self, row: &Row) -> bool {
+    /// The mask of the next row; empty if every token is allowed, or if the mask follows.
+    pub(super) fn allowed(&self) -> &[u32] {
+        match self.known_mask() {
+            Some(mask) if !self.has_pending() => mask,
+            _ => &[],
+        }
+    }
+
+    /// Whether the numbers of tokens in flight fit each other.
+    pub(super) fn is_consistent(&self) -> bool {
+        self.unconfirmed <= self.pending
+    }
+
+    /// Whether the row runs one generated token and samples after it.
+    pub(super) fn is_decode(&self, row: &Row) -> bool {
         row.sample && row.count == 1 && row.start as usize >= self.prompt_len
     }
 
-    /// Whether the model must see all of its tokens, whatever is cached.
-    pub(super) fn is_computed_whole(&self) -> bool {
+    /// Whether all tokens must be run through the model, whatever is cached.
+    pub(super) fn ignores_prefix_cache(&self) -> bool {
         let is_scored = self.prompt_logprobs.is_none() || self.scored >= self.prompt_len;
         !is_scored || self.pooling == Some(Pooling::Mean)
     }
 
-    /// The tokens of the prompt that are to be scored by the states of these positions.
-    fn scores(&self, positions: &Range<usize>) -> Range<usize> {
+    /// The tokens of the prompt whose scores come from the states at `positions`, as far as they
+    /// are still needed.
+    pub(super) fn scores(&self, positions: &Range<usize>) -> Range<usize> {
         let end = (positions.end + 1).min(self.prompt_len);
         let wanted = self.prompt_logprobs.is_some() && end > self.scored;
         if wanted { positions.start + 1..end } else { 0..0 }
     }
 
-    /// These tokens of the prompt have been scored; answers how many of them had been before.
+    /// Notes that these tokens of the prompt have been scored, and returns how many of them had
+    /// been scored before.
     pub(super) fn take_scores(&mut self, scores: &Range<usize>) -> usize {
         let known = self.scored.saturating_sub(scores.start);
         self.scored = self.scored.max(scores.end);
         known
     }
 
-    /// Positions that it will hold in the cache at most.
+    /// Maximum number of positions that the sequence will hold in the KV cache.
     pub(super) fn max_positions(&self) -> usize {
         limits::positions(self.prompt_len, self.max_new_tokens)
     }
 
-    /// Takes the oldest pending token's value.
-    pub(super) fn push(&mut self, token: u32) -> Option<Finish> {
-        self.pending -= 1;
-        self.tokens.push(token);
-        if !matches!(self.choice, Choice::Free) {
-            self.choice = Choice::Held;
+    /// Maximum lookahead of a row that samples the next token: 0 for a constrained sequence, which
+    /// needs a mask for each token.
+    pub(super) fn max_lookahead(&self) -> usize {
+        match self.mask {
+            MaskState::Unconstrained => self.max_positions().saturating_sub(self.len()),
+            MaskState::Awaited | MaskState::Known(_) => 0,
         }
+    }
+
+    /// Notes that a row is in flight that samples a token, and up to `lookahead` further tokens.
+    pub(super) fn expect_tokens(&mut self, lookahead: usize) {
+        self.pending += 1 + lookahead;
+        self.unconfirmed = lookahead;
+    }
+
+    /// Accepts the tokens of the oldest row in flight, which may have had up to `expected` tokens.
+    /// The sequence changes once for all of them: tokens after one that ends the sequence are
+    /// dropped, and what was expected and did not come is rolled back.
+    pub(super) fn accept(&mut self, sampled: &[Sampled], expected: usize) -> Accepted {
+        self.pending -= expected;
+        if expected > 1 {
+            // Nothing is planned behind a row with a lookahead, so this was the newest row.
+            self.unconfirmed = 0;
+        }
+        let mut accepted = Accepted::default();
+        for sampled in sampled {
+            self.tokens.push(sampled.token);
+            accepted.tokens += 1;
+            accepted.finish = self.finish_after(sampled.token);
+            if accepted.finish.is_some() {
+                break;
+            }
+        }
+        self.block_hashes.extend(&self.tokens);
+        if accepted.tokens > 0 && !matches!(self.mask, MaskState::Unconstrained) {
+            self.mask = MaskState::Awaited;
+        }
+        accepted
+    }
+
+    /// Why the sequence ends with `token`, its last accepted token.
+    fn finish_after(&self, token: u32) -> Option<Finish> {
         if self.tokens.len() >= self.prompt_len + self.max_new_tokens {
             Some(Finish::Length)
         } else if self.stop_tokens.contains(&token) {
@@ -193,130 +297,66 @@ impl Sequence {
         }
     }
 
-    /// What is pending will never come.
+    /// Notes that the rows in flight are lost.
     pub(super) fn lose_pending(&mut self) {
         self.pending = 0;
+        self.unconfirmed = 0;
     }
 }
 
-/// A sequence that has a slot and blocks.
-#[derive(Debug)]
-pub(super) struct Running {
-    pub(super) sequence: Sequence,
-    pub(super) slot: Slot,
-    pub(super) table: BlockTable,
-    /// The step that admitted it.
-    pub(super) first_step: u64,
-    /// How many of its blocks the shards have been told.
-    told_blocks: usize,
-    /// Positions that are in the cache, or will be when the planned steps have run.
-    computed: usize,
-    /// Tokens that it runs in the step being planned.
-    pub(super) planned: usize,
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-impl Running {
-    /// A sequence whose first `cached` positions are in its blocks already.
-    pub(super) fn new(
-        sequence: Sequence,
-        slot: Slot,
-        table: BlockTable,
-        cached: usize,
-        first_step: u64,
-    ) -> Self {
-        Running { sequence, slot, table, first_step, told_blocks: 0, computed: cached, planned: 0 }
-    }
-
-    pub(super) fn admission(&self) -> Admission {
-        Admission {
-            slot: self.slot.0,
-            tokens: self.sequence.tokens.clone(),
-            prompt_len: self.sequence.prompt_len as u32,
-            sampling: Some(self.sequence.sampling.clone()),
-            pooling: match self.sequence.pooling {
-                None => proto::Pooling::None,
-                Some(Pooling::Last) => proto::Pooling::Last,
-                Some(Pooling::Mean) => proto::Pooling::Mean,
-            }
-            .into(),
-        }
-    }
-
-    /// Tokens that could be run next: 1 for a sequence that decodes, more during prefill, 0 if it only waits for its
-    /// last tokens to come back, or to hear what may come next.
-    pub(super) fn remaining(&self) -> usize {
-        let wanted = self.sequence.len().min(self.sequence.max_positions());
-        if self.sequence.can_go_on() { wanted - self.computed } else { 0 }
-    }
-
-    /// Positions that the block table must cover before `count` more tokens can be run.
-    pub(super) fn positions_after(&self, count: usize) -> usize {
-        self.computed + count
-    }
-
-    /// The parts that decide the size of a row of so many tokens.
-    fn content(&self, count: usize, hidden_size: usize) -> RowContent {
-        let sequence = &self.sequence;
-        let complete = self.computed + count == sequence.len();
-        let samples = complete && sequence.max_new_tokens > 0;
-        let mask_words = match &sequence.choice {
-            Choice::Among(mask) if samples => mask.len(),
-            _ => 0,
+    fn sequence(max_new_tokens: u32, stop_tokens: &[u32]) -> Sequence {
+        let request = Request {
+            prompt: vec![1, 2, 3],
+            max_new_tokens,
+            stop_tokens: stop_tokens.into(),
+            sampling: Sampling::default(),
+            priority: Default::default(),
+            tenant: Default::default(),
+            cache_salt: None,
+            block_hashes: None,
+            mask: None,
+            prompt_logprobs: None,
+            pooling: None,
         };
-        RowContent {
-            mask_words,
-            top_n: if samples { sequence.sampling.top_n as usize } else { 0 },
-            scores: sequence.scores(&(self.computed..self.computed + count)).len(),
-            score_top_n: sequence.prompt_logprobs.unwrap_or(0) as usize,
-            features: if complete && sequence.pooling.is_some() { hidden_size } else { 0 },
-        }
+        let mut sequence = Sequence::new(SeqId { due: 0, serial: 0 }, request, Some(2));
+        sequence.hash_prompt();
+        sequence
     }
 
-    /// Plans up to `count` tokens, as many as the messages of the step have room for, and takes their bytes from the budget. Where the whole row
-    /// does not fit, a row without the last token may, because only that one can have a mask, alternatives or a vector.
-    pub(super) fn plan(&mut self, count: usize, limits: &Limits, budget: &mut FrameBudget) {
-        self.planned = 0;
-        let content = self.content(count, limits.hidden_size);
-        let scorable = budget.answer_left() / frame::scored_token(content.score_top_n);
-        let shorter = count.saturating_sub(1).min(if content.scores > 0 { scorable } else { count });
-        for count in [count, shorter] {
-            if count > 0 && budget.take(self.content(count, limits.hidden_size).cost()) {
-                self.planned = count;
-                return;
-            }
-        }
+    fn sampled(tokens: &[u32]) -> Vec<Sampled> {
+        tokens.iter().map(|&token| Sampled { token, ..Sampled::default() }).collect()
     }
 
-    /// The row that runs what is planned, if anything is, and what is to come of it; it samples if these are the last tokens.
-    pub(super) fn run(&mut self) -> Option<(Row, InFlightRow)> {
-        let (start, count) = (self.computed, std::mem::take(&mut self.planned));
-        if count == 0 {
-            return None;
-        }
-        self.computed += count;
-        let scores = self.sequence.scores(&(start..self.computed));
-        let complete = self.computed == self.sequence.len();
-        let ends = complete && self.sequence.max_new_tokens == 0;
-        let end = ends.then(|| self.sequence.pooling.map_or(End::Prompt, |_| End::Vector));
-        let sample = complete && !ends;
-        self.sequence.pending += usize::from(sample);
-        let new_blocks = self.table.blocks[self.told_blocks..].iter().map(|block| block.0).collect();
-        self.told_blocks = self.table.blocks.len();
-        let allowed = match &self.sequence.choice {
-            Choice::Among(mask) if sample => mask.to_vec(),
-            _ => Vec::new(),
-        };
-        let score = self.sequence.prompt_logprobs.filter(|_| !scores.is_empty());
-        let (sequence, slot, computed) = (self.sequence.id, self.slot, self.computed);
-        let row = Row {
-            slot: slot.0,
-            start: start as u32,
-            count: count as u32,
-            new_blocks,
-            sample,
-            allowed,
-            score,
-        };
-        Some((row, InFlightRow { sequence, slot, computed, sample, scores, end }))
+    #[test]
+    fn tokens_that_were_expected_and_did_not_come_are_rolled_back() {
+        let mut sequence = sequence(10, &[]);
+        sequence.expect_tokens(0);
+        assert!(sequence.can_continue());
+        sequence.expect_tokens(3);
+        assert_eq!((sequence.len(), sequence.can_continue()), (3 + 1 + 4, false));
+        let accepted = sequence.accept(&sampled(&[4]), 1);
+        assert_eq!((accepted.tokens, accepted.finish, sequence.can_continue()), (1, None, false));
+        let accepted = sequence.accept(&sampled(&[5, 6]), 4);
+        assert_eq!((accepted.tokens, accepted.finish), (2, None));
+        assert_eq!((sequence.len(), sequence.has_pending(), sequence.can_continue()), (6, false, true));
+        assert_eq!(sequence.tokens, [1, 2, 3, 4, 5, 6]);
+        assert_eq!(sequence.block_hashes.as_slice().len(), 3);
+    }
+
+    #[test]
+    fn tokens_after_the_end_are_dropped() {
+        let mut stopped = sequence(10, &[7]);
+        stopped.expect_tokens(3);
+        let accepted = stopped.accept(&sampled(&[5, 7, 8, 9]), 4);
+        assert_eq!((accepted.tokens, accepted.finish), (2, Some(Finish::StopToken)));
+        assert_eq!(stopped.tokens, [1, 2, 3, 5, 7]);
+        let mut full = sequence(2, &[7]);
+        full.expect_tokens(1);
+        let accepted = full.accept(&sampled(&[5, 7]), 2);
+        assert_eq!((accepted.tokens, accepted.finish), (2, Some(Finish::Length)));
     }
 }

@@ -1,4 +1,4 @@
-//! One connection: HTTP/1.1 or HTTP/2, and when it has been too slow.
+//! One connection: HTTP/1.1 or HTTP/2, closed when it is too slow.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -16,103 +16,109 @@ use tokio::time::{Instant, MissedTickBehavior};
 use tokio_util::sync::CancellationToken;
 use tower_service::Service;
 
-use super::answer::Answer;
-use super::body::{BodyLimits, RequestBody};
-use super::budget::{BodyBudget, Charge};
-use super::pulse::{Felt, Pulse};
-use super::{Connections, LAST_BYTES};
-use crate::http::{BodyFate, BodyRoom, SharedFate};
+use super::body_budget::{BodyBudget, BodyCharge};
+use super::connection_activity::ConnectionActivity;
+use super::connection_limits::{CLOSE_TIMEOUT, ConnectionLimits};
+use super::observed_stream::ObservedStream;
+use super::request_body::{BodyLimits, RequestBody};
+use super::response_body::ResponseBody;
+use crate::http::{BodyMemory, BodyOutcome, SharedBodyOutcome};
 
-/// Requests on one connection of HTTP/2 at the same time.
-const STREAMS: u32 = 128;
+/// The number of concurrent requests on one HTTP/2 connection.
+const MAX_STREAMS: u32 = 128;
 
-/// How often an HTTP/2 client with running requests is asked whether it lives, and how long it may take to say so.
+/// The interval of HTTP/2 pings on connections with running requests, and the time in which the
+/// client must reply.
 const PING: (Duration, Duration) = (Duration::from_secs(20), Duration::from_secs(20));
 
-/// The least buffer that the HTTP library takes.
-const LEAST_BUFFER: usize = 8 << 10;
+/// The minimum buffer size of the HTTP library.
+const MIN_BUFFER_BYTES: usize = 8 << 10;
 
-/// Serves connections, all in the same way.
-pub(super) struct Keeper {
+/// Serves connections with the same options.
+pub(super) struct ConnectionServer {
     app: Router,
-    limits: Connections,
+    limits: ConnectionLimits,
     body_limits: Arc<BodyLimits>,
     bodies: Arc<BodyBudget>,
     http: Builder<TokioExecutor>,
     stop: CancellationToken,
-    /// How often a connection is looked at.
-    look: Duration,
+    /// The interval at which a connection's activity is checked.
+    check_interval: Duration,
 }
 
-impl Keeper {
-    /// `payload_limit` is the length of the longest body, in bytes.
+impl ConnectionServer {
+    /// Creates a server of connections. `payload_limit` is the maximum length of a body in bytes.
     pub(super) fn new(
         app: Router,
-        limits: Connections,
+        limits: ConnectionLimits,
         payload_limit: usize,
         stop: CancellationToken,
     ) -> Self {
         let mut http = Builder::new(TokioExecutor::new());
         http.http1()
             .timer(TokioTimer::new())
-            // The watchdog tells slow headers from an idle connection; this one could not.
+            // The activity check distinguishes slow headers from an idle connection, and the
+            // library's timeout does not.
             .header_read_timeout(None)
             .max_headers(limits.headers)
-            .max_buf_size(limits.header_bytes.max(LEAST_BUFFER));
+            .max_buf_size(limits.header_bytes.max(MIN_BUFFER_BYTES));
         http.http2()
             .timer(TokioTimer::new())
-            .max_concurrent_streams(STREAMS)
+            .max_concurrent_streams(MAX_STREAMS)
             .max_header_list_size(u32::try_from(limits.header_bytes).unwrap_or(u32::MAX))
             .keep_alive_interval(PING.0)
             .keep_alive_timeout(PING.1);
         let shortest = limits.header_timeout.min(limits.idle_timeout).min(limits.write_timeout);
-        let look = (shortest / 8).clamp(Duration::from_millis(5), Duration::from_secs(1));
+        let check_interval = (shortest / 8).clamp(Duration::from_millis(5), Duration::from_secs(1));
         let bodies = BodyBudget::new(limits.body_bytes);
         let body_limits =
             Arc::new(BodyLimits { bytes: payload_limit, time: limits.body_timeout, stop: stop.clone() });
-        Keeper { app, limits, body_limits, bodies, http, stop, look }
+        ConnectionServer { app, limits, body_limits, bodies, http, stop, check_interval }
     }
 
     pub(super) fn header_timeout(&self) -> Duration {
         self.limits.header_timeout
     }
 
-    /// Answers what is asked on this connection until it ends, is too slow, or the server stops. Its first headers have been
-    /// waited for since `began`.
+    /// Serves the requests on this connection until it ends, is too slow, or the server stops. The
+    /// time limit of its first headers starts at `began`.
     pub(super) async fn serve<S>(&self, stream: S, began: Instant)
     where
         S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     {
-        let pulse = Pulse::new(began);
-        let (app, felt) = (self.app.clone(), pulse.clone());
+        let activity = ConnectionActivity::new(began);
+        let (app, observer) = (self.app.clone(), activity.clone());
         let (body_limits, bodies) = (self.body_limits.clone(), self.bodies.clone());
         let service = service_fn(move |request: Request<Incoming>| {
             let is_http2 = request.version() == Version::HTTP_2;
-            let in_flight = felt.request(is_http2);
-            let (fate, pulse) = (SharedFate::new(), felt.clone());
-            let charge = Arc::new(Charge::new(bodies.clone()));
+            let in_flight = observer.request(is_http2);
+            let (outcome, activity) = (SharedBodyOutcome::new(), observer.clone());
+            let charge = Arc::new(BodyCharge::new(bodies.clone()));
             let (limits, held) = (body_limits.clone(), charge.clone());
-            let mut request = request
-                .map(|body| Body::new(RequestBody::new(body, limits, held, fate.clone(), pulse.clone())));
+            let mut request = request.map(|body| {
+                Body::new(RequestBody::new(body, limits, held, outcome.clone(), activity.clone()))
+            });
             let room = charge.clone();
-            request.extensions_mut().insert(fate.clone());
-            request.extensions_mut().insert(BodyRoom::new(move |bytes| room.grow(bytes)));
+            request.extensions_mut().insert(outcome.clone());
+            request.extensions_mut().insert(BodyMemory::new(move |bytes| room.grow(bytes)));
             let answer = app.clone().call(request);
             async move {
                 let mut response = answer.await?;
-                // The request's texts are held until here.
+                // The request's share of the body memory is held until here.
                 drop(charge);
-                if !is_http2 && is_refused(fate.get()) {
+                if !is_http2 && is_refused(outcome.get()) {
                     response.headers_mut().insert(header::CONNECTION, HeaderValue::from_static("close"));
                 }
-                Ok::<_, Infallible>(response.map(|body| Answer::new(body, is_http2, pulse, in_flight)))
+                Ok::<_, Infallible>(
+                    response.map(|body| ResponseBody::new(body, is_http2, activity, in_flight)),
+                )
             }
         });
-        let stream = TokioIo::new(Felt::new(stream, pulse.clone()));
+        let stream = TokioIo::new(ObservedStream::new(stream, activity.clone()));
         let connection = self.http.serve_connection(stream, service);
         tokio::pin!(connection);
-        let mut looks = tokio::time::interval(self.look);
-        looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        let mut checks = tokio::time::interval(self.check_interval);
+        checks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut stopping_since = None;
         loop {
             tokio::select! {
@@ -126,13 +132,13 @@ impl Keeper {
                     stopping_since = Some(Instant::now());
                     connection.as_mut().graceful_shutdown();
                 }
-                _ = looks.tick() => {
-                    if let Some(why) = pulse.too_slow(&self.limits) {
+                _ = checks.tick() => {
+                    if let Some(why) = activity.too_slow(&self.limits) {
                         tracing::debug!(?why, "a connection was too slow and is closed");
                         return;
                     }
-                    // A client that owes an HTTP/2 goodbye is not waited for.
-                    if stopping_since.is_some_and(|since| since.elapsed() > LAST_BYTES) && pulse.is_quiet() {
+                    // A client that does not close its HTTP/2 connection does not delay the end.
+                    if stopping_since.is_some_and(|since| since.elapsed() > CLOSE_TIMEOUT) && activity.is_quiet() {
                         return;
                     }
                 }
@@ -141,7 +147,10 @@ impl Keeper {
     }
 }
 
-/// Whether the rest of a body is not read, so that no other request can follow on the same connection.
-fn is_refused(fate: BodyFate) -> bool {
-    matches!(fate, BodyFate::TooLarge | BodyFate::TooSlow | BodyFate::NoRoom | BodyFate::Stopping)
+/// Whether the rest of a body is not read, so that no other request can follow on the connection.
+fn is_refused(outcome: BodyOutcome) -> bool {
+    matches!(
+        outcome,
+        BodyOutcome::TooLarge | BodyOutcome::TooSlow | BodyOutcome::NoMemory | BodyOutcome::ShuttingDown
+    )
 }

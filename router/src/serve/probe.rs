@@ -1,7 +1,8 @@
-//! Probes: short requests for the server's health, answered on the thread that accepts connections.
+//! Probes: short requests for the server's health, answered on the front thread.
 //!
-//! The bytes of a connection's next request are looked at without taking them. If they are a complete probe and nothing else,
-//! it is answered here, and the connection is looked at again. Anything else goes to the main runtime with all its bytes.
+//! The bytes of a connection's next request are peeked at without reading them. If they are exactly
+//! one complete probe, it is answered here, and the connection is peeked at again. Any other
+//! connection goes to the main runtime with all its bytes.
 
 use std::convert::Infallible;
 use std::io;
@@ -22,69 +23,71 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 use tower_service::Service;
 
-use super::Connections;
+use super::connection_limits::ConnectionLimits;
 use super::watchdog::Watchdog;
 use crate::http;
 
-/// How long a new connection is waited for, if its headers do not have less time anyway.
-const FIRST_BYTES: Duration = Duration::from_secs(1);
+/// The time to wait for the first bytes of a connection, unless the time limit of headers is
+/// shorter.
+const FIRST_BYTES_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long the rest of a probe's headers is waited for; they nearly always come in one packet.
-const REST_OF_HEAD: Duration = Duration::from_millis(250);
+/// The time to wait for the rest of a probe's headers. They nearly always arrive in one packet.
+const REST_OF_HEADERS_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Bytes of the longest probe; a longer one is answered by the main runtime.
-const MAX_HEAD: usize = 2 << 10;
+/// The maximum length of a probe in bytes. The main runtime answers longer ones.
+const MAX_PROBE_BYTES: usize = 2 << 10;
 
-/// Headers of a probe.
+/// The maximum number of headers of a probe.
 const MAX_HEADERS: usize = 32;
 
 /// Answers probes.
-pub(super) struct Prober {
+pub(super) struct ProbeResponder {
     app: Router,
     paths: Vec<String>,
     watchdog: Arc<Watchdog>,
-    /// How long a new connection is waited for before the main runtime takes it over.
+    /// The time to wait for the first bytes before the main runtime takes over a connection.
     first_bytes: Duration,
-    /// Headers of a probe at most.
+    /// The maximum number of headers of a probe.
     headers: usize,
     idle_timeout: Duration,
     write_timeout: Duration,
 }
 
-/// What a look at a connection's bytes says.
+/// The kind of request that the peeked bytes contain.
 #[derive(Debug, PartialEq, Eq)]
-enum Head {
-    /// A complete probe of so many bytes, after which the connection may be kept.
+enum PeekedRequest {
+    /// A complete probe of this length. The connection may be kept after it.
     Probe { length: usize, keep_alive: bool },
     /// The beginning of a probe.
     Unfinished,
-    /// Another request, or no request at all.
+    /// Another request, or no request.
     Other,
 }
 
-impl Prober {
-    /// Answers requests for `paths` as `app` does, as long as the runtime that `watchdog` watches is not stuck.
+impl ProbeResponder {
+    /// Creates a responder for `paths`. It responds like `app` unless the runtime that `watchdog`
+    /// watches is stuck.
     pub(super) fn new(
         app: Router,
         paths: Vec<String>,
         watchdog: Arc<Watchdog>,
-        limits: &Connections,
+        limits: &ConnectionLimits,
     ) -> Self {
-        let Connections { headers, header_timeout, idle_timeout, write_timeout, .. } = *limits;
-        let first_bytes = FIRST_BYTES.min(header_timeout);
+        let ConnectionLimits { headers, header_timeout, idle_timeout, write_timeout, .. } = *limits;
+        let first_bytes = FIRST_BYTES_TIMEOUT.min(header_timeout);
         let headers = headers.min(MAX_HEADERS);
-        Prober { app, paths, watchdog, first_bytes, headers, idle_timeout, write_timeout }
+        ProbeResponder { app, paths, watchdog, first_bytes, headers, idle_timeout, write_timeout }
     }
 
-    /// Answers probes until something else is asked. Gives the connection back then, with the time from which its next
-    /// headers count; `None` if it has ended.
+    /// Answers probes until another request arrives. Then it returns the connection and the start
+    /// of the time limit of its next headers. Returns `None` if the connection has ended.
     pub(super) async fn answer(
         &self,
         mut stream: TcpStream,
         accepted: Instant,
     ) -> io::Result<Option<(TcpStream, Instant)>> {
         let mut is_new = true;
-        let mut buffer = [0; MAX_HEAD];
+        let mut buffer = [0; MAX_PROBE_BYTES];
         loop {
             let wait = if is_new { self.first_bytes } else { self.idle_timeout };
             let peeked = match timeout(wait, stream.peek(&mut buffer)).await {
@@ -97,8 +100,8 @@ impl Prober {
             }
             let began = if is_new { accepted } else { Instant::now() };
             is_new = false;
-            let head = self.whole_head(&stream, &mut buffer, peeked).await?;
-            let Head::Probe { length, keep_alive } = head else { return Ok(Some((stream, began))) };
+            let head = self.peek_request(&stream, &mut buffer, peeked).await?;
+            let PeekedRequest::Probe { length, keep_alive } = head else { return Ok(Some((stream, began))) };
             stream.read_exact(&mut buffer[..length]).await?;
             let answer = self.respond(&mut stream, &buffer[..length]);
             match timeout(self.write_timeout, answer).await {
@@ -108,15 +111,20 @@ impl Prober {
         }
     }
 
-    /// Looks again for a short time if only a part of a probe has come.
-    async fn whole_head(&self, stream: &TcpStream, buffer: &mut [u8], mut peeked: usize) -> io::Result<Head> {
+    /// Peeks again for a short time if the bytes are only a part of a probe.
+    async fn peek_request(
+        &self,
+        stream: &TcpStream,
+        buffer: &mut [u8],
+        mut peeked: usize,
+    ) -> io::Result<PeekedRequest> {
         let (since, mut pause) = (Instant::now(), Duration::from_millis(1));
         loop {
-            let head = read_head(&buffer[..peeked], &self.paths, self.headers);
-            let may_grow = peeked < buffer.len() && since.elapsed() < REST_OF_HEAD;
+            let head = parse_request(&buffer[..peeked], &self.paths, self.headers);
+            let may_grow = peeked < buffer.len() && since.elapsed() < REST_OF_HEADERS_TIMEOUT;
             match head {
-                Head::Unfinished if may_grow => {}
-                Head::Unfinished => return Ok(Head::Other),
+                PeekedRequest::Unfinished if may_grow => {}
+                PeekedRequest::Unfinished => return Ok(PeekedRequest::Other),
                 head => return Ok(head),
             }
             sleep(pause).await;
@@ -125,7 +133,7 @@ impl Prober {
         }
     }
 
-    /// Answers one request, whose bytes are `head`, with the HTTP library and the routes that all requests have.
+    /// Answers one request with the bytes `head`, using the HTTP library and the server's routes.
     async fn respond(&self, stream: &mut TcpStream, head: &[u8]) {
         let service = service_fn(|request: Request<Incoming>| {
             let mut app = self.app.clone();
@@ -138,7 +146,7 @@ impl Prober {
             }
         });
         let connection = http1::Builder::new()
-            // The head is followed by an end, so that nothing more is read of the connection.
+            // The stream ends after the head, so that the library reads no more of the connection.
             .half_close(true)
             .serve_connection(TokioIo::new(OneRequest { head, stream }), service);
         if let Err(error) = connection.await {
@@ -147,8 +155,9 @@ impl Prober {
     }
 }
 
-/// Whether these bytes are a GET of one of these paths, without a body, and with at most so many headers.
-fn read_head(bytes: &[u8], paths: &[String], max_headers: usize) -> Head {
+/// Determines whether these bytes are a GET request for one of these paths, without a body and with
+/// at most `max_headers` headers.
+fn parse_request(bytes: &[u8], paths: &[String], max_headers: usize) -> PeekedRequest {
     let is_probe = |target: &str| {
         let path = target.split('?').next().unwrap_or_default();
         paths.iter().any(|probe| probe == path)
@@ -159,28 +168,31 @@ fn read_head(bytes: &[u8], paths: &[String], max_headers: usize) -> Head {
         Ok(httparse::Status::Complete(length)) => {
             let is_get = request.method == Some("GET") && request.path.is_some_and(is_probe);
             match keep_alive(request.version, request.headers) {
-                // Bytes of a next request are not looked at one by one, so a pipeline is not taken apart here.
-                Some(keep_alive) if is_get && length == bytes.len() => Head::Probe { length, keep_alive },
-                _ => Head::Other,
+                // Pipelined requests are left to the main runtime as a whole.
+                Some(keep_alive) if is_get && length == bytes.len() => {
+                    PeekedRequest::Probe { length, keep_alive }
+                }
+                _ => PeekedRequest::Other,
             }
         }
         Ok(httparse::Status::Partial) => match request.path {
-            Some(path) if request.method == Some("GET") && is_probe(path) => Head::Unfinished,
-            Some(_) => Head::Other,
+            Some(path) if request.method == Some("GET") && is_probe(path) => PeekedRequest::Unfinished,
+            Some(_) => PeekedRequest::Other,
             None => {
                 let may_become = |probe: &String| {
                     let line = format!("GET {probe}");
                     let common = line.len().min(bytes.len());
                     line.as_bytes()[..common] == bytes[..common]
                 };
-                if paths.iter().any(may_become) { Head::Unfinished } else { Head::Other }
+                if paths.iter().any(may_become) { PeekedRequest::Unfinished } else { PeekedRequest::Other }
             }
         },
-        Err(_) => Head::Other,
+        Err(_) => PeekedRequest::Other,
     }
 }
 
-/// Whether the connection of a request with these headers stays open; `None` if the request is more than a plain question.
+/// Whether the connection of a request with these headers stays open; `None` if the request is not
+/// a plain GET.
 fn keep_alive(version: Option<u8>, headers: &[httparse::Header<'_>]) -> Option<bool> {
     let named = |name: &str| headers.iter().find(|header| header.name.eq_ignore_ascii_case(name));
     if ["content-length", "transfer-encoding", "expect", "upgrade"].iter().any(|name| named(name).is_some()) {
@@ -195,9 +207,9 @@ fn keep_alive(version: Option<u8>, headers: &[httparse::Header<'_>]) -> Option<b
     }
 }
 
-/// A connection that seems to end after one request, and stays open in truth.
+/// A view of a connection that ends after one request. The connection itself stays open.
 struct OneRequest<'a> {
-    /// What has not been read yet.
+    /// The part of the request that has not been read.
     head: &'a [u8],
     stream: &'a mut TcpStream,
 }
@@ -237,20 +249,20 @@ impl AsyncWrite for OneRequest<'_> {
 mod tests {
     use super::*;
 
-    fn head(text: &str) -> Head {
-        read_head(text.as_bytes(), &["/health".to_owned(), "/ready".to_owned()], 3)
+    fn head(text: &str) -> PeekedRequest {
+        parse_request(text.as_bytes(), &["/health".to_owned(), "/ready".to_owned()], 3)
     }
 
     #[test]
-    fn only_a_whole_plain_question_is_a_probe() {
+    fn only_a_complete_plain_get_is_a_probe() {
         let plain = "GET /health HTTP/1.1\r\nhost: x\r\n\r\n";
-        assert_eq!(head(plain), Head::Probe { length: plain.len(), keep_alive: true });
+        assert_eq!(head(plain), PeekedRequest::Probe { length: plain.len(), keep_alive: true });
         let ready = "GET /health?ready HTTP/1.1\r\nhost: x\r\nConnection: Close\r\n\r\n";
-        assert_eq!(head(ready), Head::Probe { length: ready.len(), keep_alive: false });
+        assert_eq!(head(ready), PeekedRequest::Probe { length: ready.len(), keep_alive: false });
         let old = "GET /ready HTTP/1.0\r\n\r\n";
-        assert_eq!(head(old), Head::Probe { length: old.len(), keep_alive: false });
+        assert_eq!(head(old), PeekedRequest::Probe { length: old.len(), keep_alive: false });
         for end in 0..plain.len() {
-            assert_eq!(head(&plain[..end]), Head::Unfinished, "{}", &plain[..end]);
+            assert_eq!(head(&plain[..end]), PeekedRequest::Unfinished, "{}", &plain[..end]);
         }
         for other in [
             "GET /healthy HTTP/1.1\r\n\r\n",
@@ -267,7 +279,7 @@ mod tests {
             "GET /health HTTP/1.1\r\nhost x\r\n\r\n",
             "GET /health HTTP/1.1\r\na: 1\r\nb: 2\r\nc: 3\r\nd: 4\r\n\r\n",
         ] {
-            assert_eq!(head(other), Head::Other, "{other}");
+            assert_eq!(head(other), PeekedRequest::Other, "{other}");
         }
     }
 }

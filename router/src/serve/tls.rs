@@ -1,4 +1,4 @@
-//! Certificates and keys.
+//! Certificates and keys for TLS.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -12,21 +12,21 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{self, ServerConfig};
 use tokio_rustls::server::TlsStream;
 
-/// Why TLS cannot be had.
+/// Reasons why TLS cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsError {
     /// A file cannot be read, or is not PEM.
     #[error("{path}: {error}", path = path.display())]
     File {
-        /// Which one.
+        /// The path of the file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The error of the file.
         error: pem::Error,
     },
-    /// There is no certificate in the file.
+    /// The file contains no certificate.
     #[error("{}: no certificate in it (BEGIN CERTIFICATE)", .0.display())]
     NoCertificate(PathBuf),
-    /// Certificate and key cannot be used, or do not belong together.
+    /// The certificate and the key cannot be used, or do not belong together.
     #[error("the TLS certificate and key cannot be used: {0}")]
     Pair(#[from] rustls::Error),
 }
@@ -42,7 +42,8 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Reads a chain of certificates, the server's first, and the key of that one; both PEM.
+    /// Reads a certificate chain, which begins with the server's certificate, and the key of that
+    /// certificate. Both files are PEM.
     ///
     /// # Errors
     /// [`TlsError`] names the file.

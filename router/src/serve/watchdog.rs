@@ -1,4 +1,4 @@
-//! Whether the threads that answer requests make progress.
+//! A watchdog for the threads that answer requests.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,38 +11,38 @@ use tokio_util::sync::CancellationToken;
 
 use crate::metrics;
 
-/// Tasks that beat. The runtime never runs one of them while its thread is blocked, if it is the task that this thread would
-/// run next; another thread can take the second one over.
-const HEARTS: u32 = 2;
+/// The number of heartbeat tasks. If a thread is blocked, the runtime never runs the task in the
+/// thread's next-task slot. Another thread can run the second task.
+const HEARTBEAT_TASKS: u32 = 2;
 
-/// Looks and beats within the limit, at least.
-const LOOKS: u32 = 16;
+/// The minimum number of checks and heartbeats within the limit.
+const MIN_CHECKS: u32 = 16;
 
-/// The shortest and the longest time between two beats or looks.
+/// The shortest and the longest time between two heartbeats or checks.
 const INTERVAL: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(250));
 
-/// Watches a runtime from a thread that does not belong to it. Tasks on the runtime beat, the watcher counts the time
-/// without a beat.
+/// Watches a runtime from a thread outside of it. Tasks on the runtime send heartbeats, and the
+/// watcher measures the time without a heartbeat.
 #[derive(Debug)]
 pub(super) struct Watchdog {
     limit: Duration,
-    beats: AtomicU64,
+    heartbeats: AtomicU64,
     is_stuck: watch::Sender<bool>,
 }
 
 impl Watchdog {
-    /// A watchdog for a runtime that counts as stuck after `limit` without progress.
+    /// Creates a watchdog for a runtime that counts as stuck after `limit` without progress.
     pub(super) fn new(limit: Duration) -> Arc<Self> {
-        Arc::new(Watchdog { limit, beats: AtomicU64::new(0), is_stuck: watch::Sender::new(false) })
+        Arc::new(Watchdog { limit, heartbeats: AtomicU64::new(0), is_stuck: watch::Sender::new(false) })
     }
 
     fn interval(&self) -> Duration {
-        (self.limit / LOOKS).clamp(INTERVAL.0, INTERVAL.1)
+        (self.limit / MIN_CHECKS).clamp(INTERVAL.0, INTERVAL.1)
     }
 
-    /// Starts the tasks that beat on `runtime` until `finished`.
-    pub(super) fn beat_on(self: &Arc<Self>, runtime: &Handle, finished: &CancellationToken) {
-        for _ in 0..HEARTS {
+    /// Starts the heartbeat tasks on `runtime`. They run until `finished`.
+    pub(super) fn start_heartbeats(self: &Arc<Self>, runtime: &Handle, finished: &CancellationToken) {
+        for _ in 0..HEARTBEAT_TASKS {
             let (watchdog, finished) = (self.clone(), finished.clone());
             runtime.spawn(async move {
                 let mut ticks = interval(watchdog.interval());
@@ -50,7 +50,7 @@ impl Watchdog {
                 let beat = async {
                     loop {
                         ticks.tick().await;
-                        watchdog.beats.fetch_add(1, Ordering::Relaxed);
+                        watchdog.heartbeats.fetch_add(1, Ordering::Relaxed);
                     }
                 };
                 finished.run_until_cancelled(beat).await;
@@ -58,27 +58,29 @@ impl Watchdog {
         }
     }
 
-    /// Counts the time without a beat, for ever. To be polled on another runtime.
+    /// Measures the time without a heartbeat. The future never completes and must be polled on
+    /// another runtime.
     pub(super) async fn watch(&self) {
         let interval = self.interval();
-        let (mut seen, mut silence, mut looked) = (0, Duration::ZERO, Instant::now());
+        let (mut seen, mut time_without_heartbeat, mut looked) = (0, Duration::ZERO, Instant::now());
         loop {
             sleep(interval).await;
             let elapsed = looked.elapsed();
             looked = Instant::now();
-            let beats = self.beats.load(Ordering::Relaxed);
-            if beats != seen {
-                (seen, silence) = (beats, Duration::ZERO);
+            let heartbeats = self.heartbeats.load(Ordering::Relaxed);
+            if heartbeats != seen {
+                (seen, time_without_heartbeat) = (heartbeats, Duration::ZERO);
             } else {
-                // A process that was paused as a whole did not get here either, so its pause does not count.
-                silence += elapsed.min(interval * 2);
+                // If the whole process was paused, this task was paused too. The pause does not
+                // count.
+                time_without_heartbeat += elapsed.min(interval * 2);
             }
-            self.judge(silence);
+            self.evaluate(time_without_heartbeat);
         }
     }
 
-    fn judge(&self, silence: Duration) {
-        let is_stuck = silence >= self.limit;
+    fn evaluate(&self, time_without_heartbeat: Duration) {
+        let is_stuck = time_without_heartbeat >= self.limit;
         let has_changed =
             self.is_stuck.send_if_modified(|before| std::mem::replace(before, is_stuck) != is_stuck);
         match is_stuck {
@@ -94,7 +96,7 @@ impl Watchdog {
         }
     }
 
-    /// The limit, if the runtime has made no progress for longer.
+    /// Returns the limit if the runtime has made no progress for longer.
     pub(super) fn stuck_for(&self) -> Option<Duration> {
         self.is_stuck.borrow().then_some(self.limit)
     }

@@ -1,22 +1,24 @@
-//! Memory of answers that are made of a text, not of generated tokens, and that their readers have not taken yet.
+//! Bounds the memory of answers that are made from a given text instead of generated tokens, such
+//! as tokenizations, until their readers have received them.
 
 use std::sync::Arc;
 
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-/// Bytes that all large answers together may take.
+/// Maximum number of bytes of all large answers together.
 const LARGE: usize = 96 << 20;
-/// Bytes that all small answers together may take. They have a share of their own, so that a few readers of large answers
-/// who take their time do not keep others from counting the tokens of a message.
+/// Maximum number of bytes of all small answers together. Small answers have a budget of their own,
+/// so a few slow readers of large answers do not keep other clients from counting the tokens of a
+/// message.
 const SMALL: usize = 32 << 20;
-/// Bytes of text of a small answer.
+/// Maximum number of bytes of text of a small answer.
 const SMALL_TEXT: usize = 16 << 10;
-/// Bytes that a token takes in an answer that waits: its id, and where it begins and ends.
+/// Bytes of a token in a waiting answer: its id, its start and its end.
 const TOKEN: usize = 12;
-/// Bytes that are counted as one.
+/// Number of bytes per semaphore permit.
 const UNIT: usize = 1 << 10;
 
-/// Says how much memory such answers may take.
+/// The memory that is left for such answers.
 #[derive(Debug)]
 pub(super) struct AnswerBudget {
     small: Arc<Semaphore>,
@@ -30,7 +32,7 @@ impl Default for AnswerBudget {
     }
 }
 
-/// Memory that is held until this is dropped.
+/// Reserved memory. Dropping it frees the memory.
 #[derive(Debug)]
 pub(crate) struct Reservation {
     permit: OwnedSemaphorePermit,
@@ -38,8 +40,8 @@ pub(crate) struct Reservation {
 }
 
 impl AnswerBudget {
-    /// Memory for a text and as many tokens as it has bytes, which are the most that it can have. An answer that is larger
-    /// than all of the memory is let in when there is no other.
+    /// Reserves memory for a text and for as many tokens as the text has bytes, which is the
+    /// maximum. An answer that is larger than the whole budget is accepted while there is no other.
     pub(super) fn reserve(&self, text: usize) -> Option<Reservation> {
         let (pool, all) = if text <= SMALL_TEXT { (&self.small, SMALL) } else { (&self.large, LARGE) };
         let permit = pool.clone().try_acquire_many_owned(units(text, text).min((all / UNIT) as u32)).ok()?;
@@ -48,7 +50,7 @@ impl AnswerBudget {
 }
 
 impl Reservation {
-    /// Gives back what is not needed, now that the number of tokens is known.
+    /// Frees the memory that is not needed, when the number of tokens is known.
     pub(crate) fn shrink(&mut self, tokens: usize) {
         let spare = self.permit.num_permits().saturating_sub(units(self.text, tokens) as usize);
         drop(self.permit.split(spare));
@@ -65,18 +67,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slow_readers_hold_a_bounded_amount_and_only_of_their_kind() {
+    fn slow_readers_hold_a_bounded_amount_of_their_own_budget() {
         let budget = AnswerBudget::default();
         let mut held: Vec<Reservation> = std::iter::from_fn(|| budget.reserve(2_000_000)).collect();
         assert_eq!(held.len(), 3);
-        assert!(budget.reserve(100).is_some(), "small answers have a share of their own");
-        // A text of words has a token for four bytes.
+        assert!(budget.reserve(100).is_some(), "small answers have a budget of their own");
+        // A text of words has about one token per four bytes.
         held.iter_mut().for_each(|reservation| reservation.shrink(500_000));
         assert!(budget.reserve(2_000_000).is_some());
         drop(held);
         let small: Vec<Reservation> = std::iter::from_fn(|| budget.reserve(SMALL_TEXT)).collect();
         assert!(small.len() > 100 && small.len() < 200, "{}", small.len());
-        assert!(budget.reserve(LARGE).is_some(), "the largest answer is let in alone");
+        assert!(budget.reserve(LARGE).is_some(), "the largest answer is accepted alone");
         assert!(budget.reserve(2_000_000).is_some());
     }
 }

@@ -1,30 +1,55 @@
-//! What is known of whoever sends a request.
+//! The sender of a request.
 
 use std::sync::Arc;
 
-use super::ServiceError;
-use crate::engine::Priority;
+use super::error::ServiceError;
+use crate::engine::{Account, Priority, Tenant};
 
-/// The bearer of an API key: which cached prefixes its requests share, and what they may ask for.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The holder of an API key. It determines which cached prefixes its requests share, which
+/// priorities they may have, and how many tokens and places they get.
+#[derive(Debug, Clone)]
 pub(crate) struct Caller {
-    /// Names a prefix cache that only this caller's requests use; `None` for the cache that is
-    /// shared. It holds no NUL.
+    /// Name of the prefix cache that only this caller's requests use; `None` for the shared cache.
+    /// It contains no NUL.
     partition: Option<Arc<str>>,
     may_ask_high: bool,
+    /// The tenant of the requests, unless a header names another one.
+    tenant: Tenant,
+    /// The limits of the key, and what it uses; `None` for a key without a limit or a name.
+    account: Option<Arc<Account>>,
 }
 
 impl Caller {
-    /// `partition` names the caller's own prefix cache, if it has one.
+    /// A caller with the prefix cache `partition`, or with the shared one.
     pub(crate) fn new(partition: Option<Arc<str>>, may_ask_high: bool) -> Self {
-        debug_assert!(partition.as_ref().is_none_or(|name| !name.contains('\0')), "NUL ends the name");
-        Caller { partition, may_ask_high }
+        debug_assert!(partition.as_ref().is_none_or(|name| !name.contains('\0')), "NUL terminates the name");
+        Caller { partition, may_ask_high, tenant: Tenant::default(), account: None }
     }
 
-    /// Refuses a priority that this caller may not ask for.
+    /// The same caller as this tenant.
+    pub(crate) fn for_tenant(self, tenant: Tenant) -> Self {
+        Caller { tenant, ..self }
+    }
+
+    /// The same caller with an account.
+    pub(crate) fn with_account(self, account: Option<Arc<Account>>) -> Self {
+        Caller { account, ..self }
+    }
+
+    /// The tenant of the caller's requests.
+    pub(crate) fn tenant(&self) -> &Tenant {
+        &self.tenant
+    }
+
+    /// The account of the caller.
+    pub(crate) fn account(&self) -> Option<&Arc<Account>> {
+        self.account.as_ref()
+    }
+
+    /// Checks that this caller may use `priority`.
     ///
     /// # Errors
-    /// [`ServiceError::Forbidden`].
+    /// [`ServiceError::Forbidden`] if not.
     pub(crate) fn check_priority(&self, priority: Priority) -> Result<(), ServiceError> {
         if priority == Priority::High && !self.may_ask_high {
             return Err(ServiceError::Forbidden {
@@ -37,9 +62,9 @@ impl Caller {
         Ok(())
     }
 
-    /// The salt of a request in the scheduler: the caller's partition, and the client's own salt
-    /// within it. The partition ends with a NUL, so no salt that a client chooses can name another
-    /// caller's partition.
+    /// The scheduler's salt for a request: the caller's partition and, within it, the client's own
+    /// salt. A NUL terminates the partition, so a client cannot choose a salt that names the
+    /// partition of another caller.
     pub(crate) fn salt(&self, own: Option<&Arc<str>>) -> Option<Arc<str>> {
         match (&self.partition, own) {
             (None, own) => own.cloned(),

@@ -1,7 +1,7 @@
-//! The request that a piece of work belongs to: its name in logs, and its span.
+//! The HTTP request for which a task works: its id in logs, and its tracing span.
 //!
-//! Spans go wherever the process has told OpenTelemetry to send them; nowhere, if it has not, and then they cost next
-//! to nothing.
+//! The process configures where OpenTelemetry sends spans. Without such a configuration spans cost
+//! almost nothing.
 
 use std::future::Future;
 use std::sync::{Arc, OnceLock};
@@ -12,26 +12,30 @@ use opentelemetry::propagation::Extractor;
 use opentelemetry::trace::{Span, SpanKind, Status, TraceContextExt, Tracer};
 use opentelemetry::{Context, KeyValue, global};
 
-use super::{Caller, Timings};
+use super::caller::Caller;
+use crate::engine::{Account, Tenant};
+use crate::metrics::Timings;
 
-/// Who makes the spans.
+/// Instrumentation scope of the spans.
 const SCOPE: &str = "millrace";
 
 tokio::task_local! {
     static CURRENT: Arc<RequestContext>;
 }
 
-/// The request that a piece of work belongs to.
+/// The HTTP request for which a task works.
 #[derive(Debug)]
 pub(crate) struct RequestContext {
     id: String,
-    /// Set when its API key has been checked; never if the server has no keys.
+    /// Set when the API key has been checked. Never set if the server has no keys.
     caller: OnceLock<Caller>,
-    /// Holds the span of the whole request, which ends with this.
+    /// The tenant that a header names, if one does.
+    tenant: OnceLock<Tenant>,
+    /// Holds the span of the whole request. The span ends when this is dropped.
     span: Context,
 }
 
-/// Headers, as the propagator reads them.
+/// HTTP headers for the propagator.
 struct Headers<'a>(&'a HeaderMap);
 
 impl Extractor for Headers<'_> {
@@ -45,7 +49,7 @@ impl Extractor for Headers<'_> {
 }
 
 impl RequestContext {
-    /// A request begins. Its header `traceparent` names the span that it belongs to.
+    /// Begins the span of a request. The header `traceparent` names its parent span.
     pub(crate) fn begin(id: &str, method: &str, path: &str, headers: &HeaderMap) -> Arc<Self> {
         let parent = global::get_text_map_propagator(|propagator| propagator.extract(&Headers(headers)));
         let tracer = global::tracer(SCOPE);
@@ -58,7 +62,12 @@ impl RequestContext {
                 KeyValue::new("request.id", id.to_owned()),
             ])
             .start_with_context(&tracer, &parent);
-        Arc::new(RequestContext { id: id.to_owned(), caller: OnceLock::new(), span: parent.with_span(span) })
+        Arc::new(RequestContext {
+            id: id.to_owned(),
+            caller: OnceLock::new(),
+            tenant: OnceLock::new(),
+            span: parent.with_span(span),
+        })
     }
 
     /// Runs a future on behalf of this request.
@@ -66,27 +75,43 @@ impl RequestContext {
         CURRENT.scope(self.clone(), work).await
     }
 
-    /// The request that is being worked for; `None` at the terminal.
+    /// The request for which the current task works; `None` at the terminal.
     pub(crate) fn current() -> Option<Arc<Self>> {
         CURRENT.try_with(Arc::clone).ok()
     }
 
-    /// The request is from this caller. The first caller that is named counts.
+    /// Sets the caller of the request. Only the first call has an effect.
     pub(crate) fn is_from(&self, caller: Caller) {
         let _ = self.caller.set(caller);
     }
 
-    /// Who sent the request; `None` if the server has no keys.
+    /// The caller of the request; `None` if the server has no keys.
     pub(crate) fn caller(&self) -> Option<&Caller> {
         self.caller.get()
     }
 
-    /// What the request is called.
+    /// Sets the tenant that a header of the request names. Only the first call has an effect.
+    pub(crate) fn is_for(&self, tenant: Tenant) {
+        let _ = self.tenant.set(tenant);
+    }
+
+    /// The tenant of the request: that of the header, or that of the caller.
+    pub(crate) fn tenant(&self) -> Tenant {
+        let of_caller = || self.caller().map(Caller::tenant);
+        self.tenant.get().or_else(of_caller).cloned().unwrap_or_default()
+    }
+
+    /// The account of the request, if its key has one.
+    pub(crate) fn account(&self) -> Option<&Arc<Account>> {
+        self.caller().and_then(Caller::account)
+    }
+
+    /// The id of the request.
     pub(crate) fn id(&self) -> &str {
         &self.id
     }
 
-    /// The response has this status.
+    /// Records the status of the response.
     pub(crate) fn answered(&self, status: u16) {
         let span = self.span.span();
         span.set_attribute(KeyValue::new("http.response.status_code", i64::from(status)));
@@ -95,8 +120,8 @@ impl RequestContext {
         }
     }
 
-    /// An answer is complete: spans of its phases, the last of which ends now.
-    pub(crate) fn phases(&self, timings: &Timings, first_token: Duration, sizes: Sizes) {
+    /// Records the spans of an answer's phases. The last phase ends now.
+    pub(crate) fn phases(&self, timings: &Timings, first_token: Duration, counts: TokenCounts) {
         if !self.span.span().is_recording() {
             return;
         }
@@ -104,10 +129,10 @@ impl RequestContext {
         let started = timings.validation + timings.queue;
         let first_token = first_token.clamp(started, timings.total);
         let prompt = vec![
-            KeyValue::new("gen_ai.usage.input_tokens", sizes.prompt as i64),
-            KeyValue::new("millrace.cached_tokens", sizes.cached as i64),
+            KeyValue::new("gen_ai.usage.input_tokens", counts.prompt as i64),
+            KeyValue::new("millrace.cached_tokens", counts.cached as i64),
         ];
-        let generated = vec![KeyValue::new("gen_ai.usage.output_tokens", i64::from(sizes.generated))];
+        let generated = vec![KeyValue::new("gen_ai.usage.output_tokens", i64::from(counts.generated))];
         let tracer = global::tracer(SCOPE);
         for (name, from, to, attributes) in [
             ("validation", Duration::ZERO, timings.validation, Vec::new()),
@@ -124,7 +149,7 @@ impl RequestContext {
         }
     }
 
-    /// An answer broke off, for this reason.
+    /// Records that an answer failed for this reason.
     pub(crate) fn failed(&self, kind: &'static str) {
         let span = self.span.span();
         span.set_attribute(KeyValue::new("error.type", kind));
@@ -132,13 +157,13 @@ impl RequestContext {
     }
 }
 
-/// Tokens of an answer.
+/// The numbers of tokens of a request.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Sizes {
-    /// Of its prompt.
+pub(crate) struct TokenCounts {
+    /// Tokens of the prompt.
     pub(crate) prompt: usize,
-    /// Of these, how many did not have to be computed.
+    /// Tokens of the prompt that were found in the prefix cache.
     pub(crate) cached: usize,
-    /// Of the answer.
+    /// Generated tokens.
     pub(crate) generated: u32,
 }

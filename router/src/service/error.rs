@@ -1,45 +1,53 @@
-//! Why a request was not answered.
+//! Errors of requests.
 
 use std::fmt;
 use std::time::Duration;
 
-use crate::engine::{Failure, Refused};
+use crate::engine::{GenerationFailure, SubmitError};
 
-/// Why a request was not answered; the texts are meant for clients.
+/// Why a request was not answered. The texts are meant for clients.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ServiceError {
-    /// The request is wrong.
+    /// The request is invalid.
     #[error("Input validation error: {detail}")]
     Validation {
-        /// The field, by TGI's name for it.
+        /// Name of the field in TGI's API.
         param: &'static str,
-        /// What is wrong with it.
+        /// Description of the error.
         detail: String,
     },
-    /// Prompt and answer do not fit into the model's context.
+    /// Prompt and answer do not fit the model's context.
     #[error("Input validation error: {0}")]
     ContextLength(ContextOverflow),
-    /// The request asks for something that its API key does not entitle it to.
+    /// The request asks for something that its API key does not permit.
     #[error("Permission denied: {detail}")]
     Forbidden {
-        /// The field that asks for it.
+        /// Name of the field.
         param: &'static str,
-        /// What the key lacks.
+        /// Description of the missing permission.
         detail: String,
     },
-    /// The conversation cannot be rendered.
+    /// The chat template cannot render the conversation.
     #[error("Template error: {0}")]
     Template(String),
-    /// As many requests as allowed are waiting or running.
+    /// The maximum number of requests is waiting or running.
     #[error("Model is overloaded")]
     Overloaded {
-        /// When there will be room, as far as can be told.
+        /// Estimated time until there is room for the request.
+        retry_after: Duration,
+    },
+    /// A limit of the request's API key is reached.
+    #[error("Rate limit exceeded: {detail}")]
+    LimitExceeded {
+        /// Description of the limit.
+        detail: String,
+        /// Estimated time until the limit allows the request.
         retry_after: Duration,
     },
     /// The engine is loading, draining or has failed.
     #[error("{0}")]
     Unavailable(String),
-    /// The engine failed while it answered.
+    /// The engine failed during the generation.
     #[error("Request failed during generation: Server error: {0}")]
     Generation(String),
     /// The engine stopped without an answer.
@@ -47,19 +55,21 @@ pub enum ServiceError {
     Incomplete,
 }
 
-/// Sizes of a request that does not fit into the model's context, in tokens. Each API says it in its
-/// own words, which its clients look for; `Display` writes TGI's.
+/// Sizes in tokens of a request that does not fit the model's context. Clients look for the words
+/// of their API's error, so each API formats it; `Display` writes TGI's words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ContextOverflow {
-    /// The longest prompt.
+    /// Maximum number of tokens of a prompt.
     pub max_input: usize,
-    /// The longest prompt and answer together.
+    /// Maximum number of tokens of prompt and answer together.
     pub max_total: usize,
-    /// The request's prompt.
+    /// Tokens of the request's prompt.
     pub prompt: usize,
-    /// The answer that the request asks for; `None` if the prompt is too long whatever the answer is.
+    /// Maximum number of new tokens that the request asks for; `None` if the prompt alone is too
+    /// long.
     pub new: Option<usize>,
-    /// The prompt was not tokenized because its text is far too long: it has at least this many tokens.
+    /// Whether `prompt` is a lower bound: the prompt was not tokenized because its text is far too
+    /// long.
     pub is_estimate: bool,
 }
 
@@ -84,36 +94,40 @@ impl fmt::Display for ContextOverflow {
     }
 }
 
-/// Seconds that a client is told to wait for a server that loads or is being replaced.
+/// Seconds after which a client should try again while the server loads or is being replaced.
 const UNAVAILABLE_RETRY: u64 = 1;
 
 impl ServiceError {
-    /// A [`ServiceError::Validation`].
+    /// Creates a [`ServiceError::Validation`].
     pub fn invalid(param: &'static str, detail: impl Into<String>) -> Self {
         ServiceError::Validation { param, detail: detail.into() }
     }
 
-    /// A field that is understood but not served yet.
+    /// Creates the error for a field that is known but not supported.
     pub fn unsupported(param: &'static str) -> Self {
         Self::invalid(param, format!("`{param}` is not supported"))
     }
 
-    /// Seconds after which the same request may be answered; `None` if it never will be, or nobody knows why it was not.
+    /// Seconds after which the client should send the same request again; `None` if that would not
+    /// help, or is not known to help.
     pub fn retry_after(&self) -> Option<u64> {
         match self {
-            ServiceError::Overloaded { retry_after } => Some(retry_after.as_millis().div_ceil(1000) as u64),
+            ServiceError::Overloaded { retry_after } | ServiceError::LimitExceeded { retry_after, .. } => {
+                Some(u64::try_from(retry_after.as_millis().div_ceil(1000)).unwrap_or(u64::MAX))
+            }
             ServiceError::Unavailable(_) => Some(UNAVAILABLE_RETRY),
             _ => None,
         }
     }
 
-    /// One word for it, the label of the failure counter.
+    /// The kind of the error, as the label of the failure counter.
     pub fn kind(&self) -> &'static str {
         match self {
             ServiceError::Validation { .. } | ServiceError::ContextLength(_) => "validation",
             ServiceError::Forbidden { .. } => "forbidden",
             ServiceError::Template(_) => "template",
             ServiceError::Overloaded { .. } => "overloaded",
+            ServiceError::LimitExceeded { .. } => "limit_exceeded",
             ServiceError::Unavailable(_) => "unavailable",
             ServiceError::Generation(_) => "generation",
             ServiceError::Incomplete => "incomplete",
@@ -121,23 +135,26 @@ impl ServiceError {
     }
 }
 
-impl From<Refused> for ServiceError {
-    fn from(refused: Refused) -> Self {
+impl From<SubmitError> for ServiceError {
+    fn from(refused: SubmitError) -> Self {
         match refused {
-            Refused::Overloaded { retry_after } => ServiceError::Overloaded { retry_after },
-            Refused::TooLarge(why) => ServiceError::invalid("inputs", why),
-            Refused::Unavailable(why) => ServiceError::Unavailable(why),
+            SubmitError::Overloaded { retry_after } => ServiceError::Overloaded { retry_after },
+            SubmitError::LimitExceeded { limit, retry_after } => {
+                ServiceError::LimitExceeded { detail: limit.to_string(), retry_after }
+            }
+            SubmitError::TooLarge(why) => ServiceError::invalid("inputs", why),
+            SubmitError::Unavailable(why) => ServiceError::Unavailable(why),
         }
     }
 }
 
-impl From<Failure> for ServiceError {
-    fn from(failure: Failure) -> Self {
+impl From<GenerationFailure> for ServiceError {
+    fn from(failure: GenerationFailure) -> Self {
         match failure {
-            Failure::NotStarted(why) => ServiceError::Unavailable(why),
-            Failure::Broken(why) => ServiceError::Generation(why),
-            Failure::Constraint(why) => ServiceError::invalid("grammar", why),
-            Failure::Refused(why) => ServiceError::invalid("inputs", why),
+            GenerationFailure::NotStarted(why) => ServiceError::Unavailable(why),
+            GenerationFailure::Broken(why) => ServiceError::Generation(why),
+            GenerationFailure::Constraint(why) => ServiceError::invalid("grammar", why),
+            GenerationFailure::Refused(why) => ServiceError::invalid("inputs", why),
         }
     }
 }

@@ -1,17 +1,18 @@
-//! Whether a chat template can write a system message in the middle of a conversation.
+//! Tests whether a chat template can render a system message in the middle of a conversation.
 //!
-//! Templates differ: some write every message under its role, some raise an exception at a system message that is not the
-//! first one, and some leave it out. Nothing in a template's text says which, so it is tried.
+//! Some templates render every message under its role, some raise an exception at a system message
+//! that is not the first message, and some drop it. The text of a template does not tell which, so
+//! the test renders a conversation.
 
 use serde_json::json;
 
 use crate::text::{ChatTemplate, Conversation};
 
-/// A text that no template writes on its own.
+/// A text that no template contains.
 const PROBE: &str = "a-late-system-message";
 
-/// Whether the template writes a system message between a user's and an assistant's.
-pub(super) fn is_written(template: &ChatTemplate) -> bool {
+/// Whether the template renders a system message between a user message and an assistant message.
+pub(super) fn is_rendered(template: &ChatTemplate) -> bool {
     let message = |role: &str, content: &str| json!({"role": role, "content": content});
     let messages = vec![
         message("system", "a"),
@@ -28,17 +29,17 @@ pub(super) fn is_written(template: &ChatTemplate) -> bool {
 mod tests {
     use super::*;
 
-    fn is_written_by(template: &str) -> bool {
-        is_written(&ChatTemplate::new(template, None, None, None, 1).unwrap())
+    fn is_rendered_by(template: &str) -> bool {
+        is_rendered(&ChatTemplate::new(template, None, None, None, 1).unwrap())
     }
 
     #[test]
-    fn templates_that_refuse_or_drop_late_system_messages_are_told_from_others() {
-        assert!(is_written_by("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"));
+    fn templates_that_refuse_or_drop_late_system_messages_are_recognized() {
+        assert!(is_rendered_by("{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}"));
         let refusing = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
                         {{ raise_exception('System message must be at the beginning.') }}{% endif %}{{ m.content }}{% endfor %}";
-        assert!(!is_written_by(refusing));
+        assert!(!is_rendered_by(refusing));
         let dropping = "{{ messages[0].content }}{% for m in messages %}{% if m.role != 'system' %}{{ m.content }}{% endif %}{% endfor %}";
-        assert!(!is_written_by(dropping));
+        assert!(!is_rendered_by(dropping));
     }
 }

@@ -1,61 +1,69 @@
-//! What clients may ask for.
+//! Limits of requests.
 
 use millrace_proto::{Ready, Watermark};
 
-use super::{ContextOverflow, ServiceError};
+use super::error::{ContextOverflow, ServiceError};
 use crate::engine::Pooling;
-use crate::grammar::WorkerCommand;
-use crate::tools::Format;
+use crate::grammar::GrammarWorkerCommand;
+use crate::tools::ToolFormat;
 
-/// What clients may ask for; names and defaults are TGI's flags.
+/// Limits and settings of requests. Names and defaults are those of TGI's flags.
 #[derive(Debug, Clone)]
-pub struct Limits {
-    /// Requests waiting or running at the same time; the engine enforces it.
+pub struct RequestLimits {
+    /// Maximum number of requests waiting or running at the same time. The engine enforces it.
     pub max_concurrent_requests: usize,
-    /// The largest `best_of` and `n` of a request. `None` allows [`DEFAULT_BEST_OF`](Self::DEFAULT_BEST_OF) answers to choose
-    /// the best from on TGI's routes, and [`DEFAULT_ANSWERS`](Self::DEFAULT_ANSWERS) answers to a prompt on OpenAI's.
+    /// Maximum `best_of` and `n` of a request. `None` allows a `best_of` of
+    /// [`DEFAULT_BEST_OF`](Self::DEFAULT_BEST_OF) on TGI's routes, and
+    /// [`DEFAULT_ANSWERS`](Self::DEFAULT_ANSWERS) answers to a prompt on OpenAI's routes.
     pub max_best_of: Option<usize>,
-    /// Names that clients may call the model by, the one in answers first; empty allows every name.
+    /// Names of the model in requests; the first one is also the name in answers. An empty list
+    /// allows every name.
     pub model_names: Vec<String>,
-    /// Stop strings per request.
+    /// Maximum number of stop strings per request.
     pub max_stop_sequences: usize,
-    /// Alternatives reported per token on TGI's routes.
+    /// Maximum number of alternatives per token on TGI's routes.
     pub max_top_n_tokens: u32,
-    /// Alternatives reported per token on all other routes.
+    /// Maximum number of alternatives per token on all other routes.
     pub max_top_logprobs: u32,
-    /// Tokens of a prompt; by default one less than `max_total_tokens`.
+    /// Maximum number of tokens of a prompt; by default one less than `max_total_tokens`.
     pub max_input_tokens: Option<usize>,
-    /// Tokens of prompt and answer together; by default what a sequence of the model can hold.
+    /// Maximum number of tokens of prompt and answer together; by default the model's maximum for a
+    /// sequence.
     pub max_total_tokens: Option<usize>,
-    /// Prompts in one request to `/v1/completions`.
+    /// Maximum number of prompts in one request to `/v1/completions`.
     pub max_client_batch_size: usize,
-    /// Bytes of a request's body.
+    /// Maximum number of bytes of a request's body.
     pub payload_limit: usize,
-    /// Short texts, long texts, and conversations, of each kind so many, that are tokenized or rendered at the same time.
+    /// Number of short texts, of long texts, and of conversations that are tokenized or rendered at
+    /// the same time.
     pub validation_workers: usize,
-    /// Bytes of a text that is tokenized without being a prompt; by default as many as the longest prompt can have.
+    /// Maximum number of bytes of a text that is tokenized without being a prompt; by default the
+    /// maximum for a prompt.
     pub max_tokenize_bytes: Option<usize>,
-    /// Clients may write special tokens into messages, and get them.
+    /// Whether special tokens in clients' messages are parsed as such.
     pub parse_special_in_user_text: bool,
     /// Whether answers may be constrained by grammars.
     pub grammar_support: bool,
-    /// How the processes are started in which grammars are tried; without it they are compiled in this one.
-    pub grammar_worker: Option<WorkerCommand>,
-    /// How the model writes calls of tools; found in its chat template if not given.
-    pub tool_format: Option<Format>,
-    /// Whether the sampling parameters of the model's `generation_config.json` apply where a request does not give them.
+    /// The command for processes that compile grammars. Without it grammars are compiled in this
+    /// process.
+    pub grammar_worker: Option<GrammarWorkerCommand>,
+    /// The format in which the model writes tool calls; by default it is detected from the chat
+    /// template.
+    pub tool_format: Option<ToolFormat>,
+    /// Whether the sampling parameters of the model's `generation_config.json` apply if a request
+    /// does not give them.
     pub model_sampling: bool,
-    /// How a prompt becomes a vector; the model's folder says it if this does not.
+    /// The pooling of a prompt into a vector; by default the model's folder determines it.
     pub pooling: Option<Pooling>,
-    /// How answers are marked that ask for it.
+    /// Parameters of the watermark, for requests that ask for it.
     pub watermark: Watermark,
-    /// Write prompts and answers to the log.
+    /// Whether prompts and answers are logged.
     pub log_requests: bool,
 }
 
-impl Default for Limits {
+impl Default for RequestLimits {
     fn default() -> Self {
-        Limits {
+        RequestLimits {
             max_concurrent_requests: 128,
             max_best_of: None,
             model_names: Vec::new(),
@@ -80,38 +88,38 @@ impl Default for Limits {
     }
 }
 
-/// How many tokens fit, now that the model is known.
+/// The limits on tokens for the loaded model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenLimits {
-    /// Tokens of a prompt.
+    /// Maximum number of tokens of a prompt.
     pub max_input: usize,
-    /// Tokens of prompt and answer together.
+    /// Maximum number of tokens of prompt and answer together.
     pub max_total: usize,
 }
 
-impl Limits {
-    /// TGI's default for `best_of`.
+impl RequestLimits {
+    /// TGI's default maximum of `best_of`.
     pub const DEFAULT_BEST_OF: usize = 2;
-    /// The default for `n`, and for `best_of` of `/v1/completions`, which is never less than `n`. OpenAI's clients use more
-    /// than TGI's two.
+    /// The default maximum of `n`, and of `best_of` of `/v1/completions`, which is never less than
+    /// `n`. OpenAI's clients use more than TGI's two.
     pub const DEFAULT_ANSWERS: usize = 16;
 
-    /// TGI's default for `top_n_tokens`.
+    /// TGI's default maximum of `top_n_tokens`.
     pub const DEFAULT_TOP_N_TOKENS: u32 = 5;
-    /// OpenAI's bound on `top_logprobs`.
+    /// OpenAI's maximum of `top_logprobs`.
     pub const DEFAULT_TOP_LOGPROBS: u32 = 20;
 
-    /// The largest `best_of` on TGI's routes.
+    /// Maximum `best_of` on TGI's routes.
     pub fn best_of(&self) -> usize {
         self.max_best_of.unwrap_or(Self::DEFAULT_BEST_OF)
     }
 
-    /// The largest `n`, and the largest `best_of` of `/v1/completions`.
+    /// Maximum `n`, and maximum `best_of` of `/v1/completions`.
     pub fn answers(&self) -> usize {
         self.max_best_of.unwrap_or(Self::DEFAULT_ANSWERS)
     }
 
-    /// The limits for a loaded model, which may hold less than what was configured.
+    /// The limits for the loaded model, whose sequences may be shorter than the configured limits.
     pub fn tokens(&self, ready: &Ready) -> TokenLimits {
         let holds = ready.max_sequence_tokens as usize;
         let max_total = self.max_total_tokens.map_or(holds, |configured| configured.min(holds));
@@ -122,17 +130,18 @@ impl Limits {
 }
 
 impl TokenLimits {
-    /// How many tokens may be generated for a prompt. With `clamp` a number that does not fit is lowered.
+    /// Maximum number of tokens to generate for a prompt of `input` tokens. With `clamp`, a number
+    /// that does not fit is lowered.
     ///
     /// # Errors
-    /// The validation error if prompt and answer do not fit.
+    /// [`ServiceError::ContextLength`] if prompt and answer do not fit.
     pub(super) fn new_tokens(
         &self,
         input: usize,
         wanted: Option<u32>,
         clamp: bool,
     ) -> Result<u32, ServiceError> {
-        // Nothing fits behind a prompt that is itself too long, which is told so below.
+        // 0 for a prompt that is too long itself; the check below refuses it.
         let fits = self.max_total.saturating_sub(input);
         let wanted = match wanted {
             Some(wanted) if clamp => fits.min(wanted as usize),
@@ -145,11 +154,11 @@ impl TokenLimits {
         if input > self.max_input {
             return Err(self.overflow(input, None, false));
         }
-        // At most `max_total`, which came from a u32.
+        // At most `max_total`, which comes from a u32.
         Ok(wanted as u32)
     }
 
-    /// The error for a prompt that has at least `tokens` tokens, which are too many.
+    /// The error for a prompt of at least `tokens` tokens, which are too many.
     pub(super) fn input_too_long(&self, tokens: usize) -> ServiceError {
         self.overflow(tokens, None, true)
     }
@@ -178,10 +187,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_model_bounds_what_is_configured() {
+    fn the_model_bounds_the_configured_limits() {
         let ready = Ready { max_sequence_tokens: 100, ..Ready::default() };
         let limits = |max_input_tokens, max_total_tokens| {
-            let limits = Limits { max_input_tokens, max_total_tokens, ..Limits::default() }.tokens(&ready);
+            let limits = RequestLimits { max_input_tokens, max_total_tokens, ..RequestLimits::default() }
+                .tokens(&ready);
             (limits.max_input, limits.max_total)
         };
         assert_eq!(limits(None, None), (99, 100));

@@ -5,35 +5,39 @@ use std::sync::Arc;
 use millrace_proto::rules::MAX_TOP_N;
 use millrace_proto::{LogitBias, Ready, Sampling, Watermark};
 
-use super::{Limits, ServiceError};
+use super::error::ServiceError;
+use super::limits::RequestLimits;
 use crate::assets::SamplingDefaults;
 use crate::engine::{Pooling, Priority};
-use crate::grammar::Wanted;
-use crate::text::{Rendered, Specials, StopText};
+use crate::grammar::RequestedGrammar;
+use crate::text::{RenderedPrompt, SpecialTokens, StopText};
 
-/// What is continued.
+/// The text or tokens to continue.
 #[derive(Debug, Clone)]
 pub enum Prompt {
-    /// A text, whose special tokens are parsed.
-    Text(String, Specials),
-    /// What a chat template has written, in which the special tokens that clients have written are only text.
-    Chat(Rendered),
-    /// Tokens, taken as they are.
+    /// A text. Special tokens in it are parsed.
+    Text(String, SpecialTokens),
+    /// The output of a chat template. Special tokens that clients have written into messages are
+    /// plain text.
+    Chat(RenderedPrompt),
+    /// Token ids.
     Ids(Vec<u32>),
 }
 
-/// How a prompt is continued. The default is greedy until the model ends or nothing more fits.
+/// The parameters of a generation. By default it is greedy, and ends when the model ends it or the
+/// context is full.
 #[derive(Debug, Clone)]
 pub struct Params {
-    /// Tokens at most; `None` fills what the model can hold.
+    /// Maximum number of tokens to generate; `None` fills the context.
     pub max_new_tokens: Option<u32>,
-    /// Lower `max_new_tokens` to what fits behind the prompt instead of refusing the request.
+    /// Lower `max_new_tokens` to the number that fits after the prompt, instead of refusing the
+    /// request.
     pub clamp_new_tokens: bool,
-    /// Keep only the last tokens of the prompt.
+    /// Number of tokens to keep at the end of the prompt.
     pub truncate: Option<usize>,
-    /// Draw at random even if no other parameter asks for it.
+    /// Sample even if no other parameter implies it.
     pub do_sample: bool,
-    /// Logits are divided by it; > 0.
+    /// Divisor of the logits; > 0.
     pub temperature: Option<f32>,
     /// Keep the k most likely tokens; > 0.
     pub top_k: Option<i64>,
@@ -43,49 +47,50 @@ pub struct Params {
     pub typical_p: Option<f32>,
     /// Drop tokens less likely than this share of the most likely one.
     pub min_p: Option<f32>,
-    /// Of tokens seen in prompt or answer; > 0, 1 is off.
+    /// Penalty of tokens that occur in the prompt or the answer; > 0, and 1 turns it off.
     pub repetition_penalty: Option<f32>,
-    /// Per occurrence in the answer, from -2 to 2.
+    /// Penalty of a token per occurrence in the answer, from -2 to 2.
     pub frequency_penalty: Option<f32>,
-    /// For tokens that occur in the answer, from -2 to 2.
+    /// Penalty of tokens that occur in the answer, from -2 to 2.
     pub presence_penalty: Option<f32>,
-    /// Added to the logits of single tokens, from -100 to 100.
+    /// Values to add to the logits of single tokens, from -100 to 100.
     pub logit_bias: Vec<(u32, f32)>,
-    /// Key of the random draws.
+    /// Sampling seed.
     pub seed: Option<u64>,
-    /// Texts that end the answer.
+    /// Stop strings.
     pub stop: Vec<String>,
-    /// Whether they stay in the text.
+    /// Whether stop strings stay in the text.
     pub stop_text: StopText,
-    /// Alternatives to report per token.
+    /// Number of alternatives to report per token.
     pub top_n: u32,
-    /// Whether `top_n` and `prompt_logprobs` are bounded as OpenAI's API bounds them, and not as TGI's does.
+    /// Whether `top_n` and `prompt_logprobs` have the bounds of OpenAI's API instead of TGI's.
     pub openai_bounds: bool,
-    /// Report log-probabilities of the distribution drawn from instead of the model's own.
+    /// Report log-probabilities of the sampled distribution instead of those of the model.
     pub warped_logprobs: bool,
-    /// Answers to choose the best from, by TGI's rules for it.
+    /// Number of answers to choose the best from, with TGI's rules.
     pub best_of: Option<usize>,
-    /// Who goes first when not all can.
+    /// Scheduling priority.
     pub priority: Priority,
-    /// Computed prefixes are shared only with requests of the same salt.
+    /// Salt of the prefix cache: computed prefixes are shared only with requests that have the same
+    /// salt.
     pub cache_salt: Option<Arc<str>>,
-    /// What the answer must be.
-    pub grammar: Option<Wanted>,
-    /// Go on after the model has ended the answer.
+    /// Grammar of the answer.
+    pub grammar: Option<RequestedGrammar>,
+    /// Continue after the model has generated an end token.
     pub ignore_eos: bool,
-    /// Tokens before which neither the model nor a stop string can end the answer.
+    /// Minimum number of tokens before an end token or a stop string can end the answer.
     pub min_new_tokens: u32,
     /// Special tokens that are part of the answer's text.
     pub marks: Arc<[u32]>,
-    /// Alternatives to report at each token of the prompt, if what the model makes of it shall be reported.
+    /// Number of alternatives to report at each token of the prompt, if the prompt shall be scored.
     pub prompt_logprobs: Option<u32>,
-    /// The prompt is part of the answer, so that there may be no new tokens.
+    /// Whether the prompt is part of the answer, so `max_new_tokens` may be 0.
     pub echoes: bool,
-    /// The prompt becomes a vector, and nothing is generated.
+    /// How to pool the prompt into a vector, if a vector is wanted instead of new tokens.
     pub pooling: Option<Pooling>,
-    /// Mark the answer as the server is set up to.
+    /// Watermark the answer with the server's parameters.
     pub watermark: bool,
-    /// Sampling parameters that are `None` are those of the model's `generation_config.json`.
+    /// Whether sampling parameters that are `None` come from the model's `generation_config.json`.
     pub model_defaults: bool,
 }
 
@@ -127,17 +132,17 @@ impl Default for Params {
     }
 }
 
-/// Below this a temperature leaves nothing to chance, and dividing by it leaves the range of numbers.
-const COLDEST: f32 = 1e-5;
-/// OpenAI's bound.
+/// Temperature below which sampling is greedy, because the division by it could overflow.
+const MIN_TEMPERATURE: f32 = 1e-5;
+/// Maximum number of logit biases, as in OpenAI's API.
 const MAX_LOGIT_BIAS: usize = 1024;
-/// Bytes of the longest salt. They are kept with every cached block.
-const LONGEST_SALT: usize = 256;
+/// Maximum length of a salt in bytes.
+const MAX_SALT_LENGTH: usize = 256;
 
-/// The priority of this name; the usual one without.
+/// The priority with this name; the normal one without a name.
 ///
 /// # Errors
-/// If there is none of this name.
+/// [`ServiceError::Validation`] for an unknown name.
 pub(crate) fn priority(name: Option<&str>) -> Result<Priority, ServiceError> {
     match name {
         Some("high") => Ok(Priority::High),
@@ -148,11 +153,11 @@ pub(crate) fn priority(name: Option<&str>) -> Result<Priority, ServiceError> {
 }
 
 impl Params {
-    /// A `top_k` that keeps every token, for a request that turns the model's own off.
+    /// A `top_k` that keeps every token, for a request that turns the model's default off.
     pub const ALL: i64 = i64::MAX;
 
-    /// Takes what the request has not given from the model's `generation_config.json`, if it may. A greedy request stays
-    /// greedy.
+    /// Takes parameters that the request has not given from the model's `generation_config.json`,
+    /// if `model_defaults` is set. A greedy request stays greedy.
     pub(super) fn with_defaults(mut self, defaults: SamplingDefaults) -> Self {
         if !self.model_defaults {
             return self;
@@ -167,9 +172,9 @@ impl Params {
         self
     }
 
-    /// Whether the answer is drawn at random.
+    /// Whether the answer is sampled instead of greedy.
     pub fn samples(&self) -> bool {
-        if self.temperature.is_some_and(|temperature| temperature < COLDEST) {
+        if self.temperature.is_some_and(|temperature| temperature < MIN_TEMPERATURE) {
             return false;
         }
         self.do_sample
@@ -180,8 +185,20 @@ impl Params {
             || self.min_p.is_some_and(|p| p > 0.0)
     }
 
-    /// TGI's checks, in its order and words; what TGI does not have comes last.
-    pub(super) fn check(&self, limits: &Limits, ready: &Ready) -> Result<(), ServiceError> {
+    /// Checks the parameters. TGI's checks come first, in TGI's order and with its texts.
+    pub(super) fn check(&self, limits: &RequestLimits, ready: &Ready) -> Result<(), ServiceError> {
+        self.check_like_tgi(limits, ready)?;
+        self.check_more(limits, ready)
+    }
+
+    /// Maximum number of alternatives per token.
+    fn max_alternatives(&self, limits: &RequestLimits, ready: &Ready) -> u32 {
+        let configured = if self.openai_bounds { limits.max_top_logprobs } else { limits.max_top_n_tokens };
+        configured.min(MAX_TOP_N as u32).min(ready.vocab_size)
+    }
+
+    /// TGI's checks, in TGI's order and with its texts.
+    fn check_like_tgi(&self, limits: &RequestLimits, ready: &Ready) -> Result<(), ServiceError> {
         let best_of = self.best_of.unwrap_or(1);
         if best_of > 1 {
             if limits.best_of() == 1 {
@@ -217,15 +234,19 @@ impl Params {
         if best_of > 1 && self.seed.is_some() {
             return fail("seed", "`seed` must not be set when `best_of` > 1");
         }
-        let configured = if self.openai_bounds { limits.max_top_logprobs } else { limits.max_top_n_tokens };
-        let most_top = configured.min(MAX_TOP_N as u32).min(ready.vocab_size);
-        if self.top_n > most_top {
-            let (most, given) = (most_top, self.top_n);
+        let most = self.max_alternatives(limits, ready);
+        if self.top_n > most {
+            let given = self.top_n;
             return fail(
                 "top_n_tokens",
                 format!("`top_n_tokens` must be >= 0 and <= {most}. Given: {given}"),
             );
         }
+        Ok(())
+    }
+
+    /// The checks of parameters and values that TGI does not have.
+    fn check_more(&self, limits: &RequestLimits, ready: &Ready) -> Result<(), ServiceError> {
         if self.stop.iter().any(String::is_empty) {
             return fail("stop", "`stop` must not contain an empty text");
         }
@@ -236,11 +257,12 @@ impl Params {
         if self.logit_bias.len() > MAX_LOGIT_BIAS {
             return fail("logit_bias", format!("`logit_bias` supports up to {MAX_LOGIT_BIAS} tokens"));
         }
-        if self.cache_salt.as_ref().is_some_and(|salt| salt.len() > LONGEST_SALT) {
-            return fail("cache_salt", format!("`cache_salt` must be at most {LONGEST_SALT} bytes long"));
+        if self.cache_salt.as_ref().is_some_and(|salt| salt.len() > MAX_SALT_LENGTH) {
+            return fail("cache_salt", format!("`cache_salt` must be at most {MAX_SALT_LENGTH} bytes long"));
         }
-        if let Some(given) = self.prompt_logprobs.filter(|&given| given > most_top) {
-            let detail = format!("`prompt_logprobs` must be >= 0 and <= {most_top}. Given: {given}");
+        let most = self.max_alternatives(limits, ready);
+        if let Some(given) = self.prompt_logprobs.filter(|&given| given > most) {
+            let detail = format!("`prompt_logprobs` must be >= 0 and <= {most}. Given: {given}");
             return fail("prompt_logprobs", detail);
         }
         if self.max_new_tokens.is_some_and(|most| self.min_new_tokens > most) {
@@ -264,8 +286,9 @@ impl Params {
         Ok(())
     }
 
-    /// `end_tokens` are those that end the answer, and `watermark` is what marks it if it is to be marked. The model has token ids below
-    /// `vocab_size`: it can never generate an end token beyond them, so there is nothing to keep it from.
+    /// Converts the parameters for the shards. `end_tokens` are the tokens that end the answer, and
+    /// `watermark` has the server's parameters. End tokens outside the vocabulary of `vocab_size`
+    /// are dropped, because the model cannot generate them.
     pub(super) fn sampling(
         &self,
         seed: u64,
@@ -277,8 +300,11 @@ impl Params {
         let bias = |&(token, bias): &(u32, f32)| LogitBias { token, bias };
         Sampling {
             do_sample: self.samples(),
-            temperature: self.temperature.filter(|&temperature| temperature >= COLDEST).unwrap_or(1.0),
-            // As many as there are is all of them, which the shards write as 0.
+            temperature: self
+                .temperature
+                .filter(|&temperature| temperature >= MIN_TEMPERATURE)
+                .unwrap_or(1.0),
+            // A `top_k` of at least the vocabulary keeps all tokens, which is 0 for the shards.
             top_k: self.top_k.and_then(|k| u32::try_from(k).ok()).filter(|&k| k < vocab_size).unwrap_or(0),
             top_p: self.top_p.unwrap_or(1.0),
             min_p: self.min_p.unwrap_or(0.0),
@@ -301,7 +327,8 @@ fn fail(param: &'static str, detail: impl Into<String>) -> Result<(), ServiceErr
     Err(ServiceError::invalid(param, detail))
 }
 
-/// A number too large for 32 bits arrives as infinity, which is no factor either.
+/// Checks that a factor is positive and finite. A number that is too large for 32 bits arrives as
+/// infinity.
 fn positive(param: &'static str, value: Option<f32>) -> Result<(), ServiceError> {
     match value {
         Some(value) if value.is_infinite() => fail(param, format!("`{param}` is too large")),

@@ -1,21 +1,26 @@
-//! From text to text, without HTTP.
+//! Tests of the service without HTTP.
 
+use std::sync::Arc;
+
+use millrace_proto::Ready;
+use millrace_proto::rules::check_sampling;
 use proptest::prelude::*;
 
 use super::*;
+use crate::engine::{BlockHashes, EngineState};
 use crate::test_support::{self, FakeEngine, Script};
-use crate::text::StopText;
+use crate::text::{SpecialTokens, StopText};
 
 fn service(engine: &FakeEngine) -> Service {
     let model = ModelInfo { id: "m".into(), sha: None, pipeline_tag: None };
-    Service::new(&test_support::assets(), engine.engine.clone(), Limits::default(), model).unwrap()
+    Service::new(&test_support::assets(), engine.engine.clone(), RequestLimits::default(), model).unwrap()
 }
 
 fn prompt() -> Prompt {
-    Prompt::Text("p".into(), Specials::Add)
+    Prompt::Text("p".into(), SpecialTokens::Add)
 }
 
-/// The answer by a plain search of the whole text, each stop string by itself.
+/// The expected answer, found by a plain search of the whole text for each stop string.
 fn expected(said: &str, stops: &[String], mode: StopText) -> String {
     let ends = (1..=said.len()).filter(|&end| said.is_char_boundary(end));
     for end in ends {
@@ -31,7 +36,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn the_parts_of_a_stream_are_the_whole_answer(
+    fn the_parts_of_a_stream_add_up_to_the_whole_answer(
         said in "[abü€😀]{0,12}",
         stops in proptest::collection::vec("[abü€]{1,3}", 0..4),
         keep in any::<bool>(),
@@ -69,8 +74,29 @@ async fn a_stop_string_may_name_a_special_token() {
     assert_eq!(&*request.stop_tokens, [test_support::EOS, test_support::BOS]);
 }
 
+/// Two answers to one prompt share its block hashes, which depend on the salt.
 #[tokio::test]
-async fn nothing_waits_beyond_the_limit() {
+async fn answers_to_one_prompt_share_their_block_hashes() {
+    for length in [100, 1000] {
+        let mut engine = FakeEngine::new(Script::Say("a".into()), 8);
+        let service = service(&engine);
+        let ids: Vec<u32> = (0..length).map(|id| id % 250).collect();
+        let hashes = |salt: Option<Arc<str>>| Some(BlockHashes::of_prompt(&ids, salt.as_ref(), 16));
+        for salt in [None, Some(Arc::from("me"))] {
+            let params = Params { cache_salt: salt.clone(), max_new_tokens: Some(2), ..Params::default() };
+            let prepared = service.prepare(Prompt::Ids(ids.clone()), params).await.unwrap();
+            service.start_several(&prepared, 2).unwrap();
+            for _ in 0..2 {
+                let request = engine.requests.recv().await.unwrap();
+                assert_eq!((&request.prompt, &request.block_hashes), (&ids, &hashes(salt.clone())));
+            }
+        }
+        assert_ne!(hashes(None), hashes(Some("me".into())));
+    }
+}
+
+#[tokio::test]
+async fn no_request_waits_beyond_the_limit() {
     let engine = FakeEngine::new(Script::Say("a".into()), 8);
     let service = service(&engine);
     let places = service.0.entrance.try_acquire_many(128).unwrap();
@@ -80,7 +106,7 @@ async fn nothing_waits_beyond_the_limit() {
     assert!(service.prepare(prompt(), Params::default()).await.is_ok());
 }
 
-/// Parameters of all kinds, in range and out of it.
+/// Parameters of all kinds, valid and invalid.
 fn any_params() -> impl Strategy<Value = Params> {
     let odd = || {
         prop_oneof![
@@ -143,13 +169,14 @@ fn any_params() -> impl Strategy<Value = Params> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Whatever the service accepts, the rules that shards check accept, too, and so does the scheduler. The model may know fewer tokens than
-    /// the tokenizer, end tokens among them, and the operator may allow more alternatives than there can be.
+    /// The rules of the shards and the scheduler accept every request that the service accepts. The
+    /// model may have fewer tokens than the tokenizer, even without the end tokens, and the
+    /// operator may allow more alternatives than the shards report.
     #[test]
-    fn what_is_accepted_here_is_accepted_by_the_shards(
+    fn every_accepted_request_is_accepted_by_the_shards(
         params in any_params(),
         prompt in prop_oneof![
-            "[a-c\u{e9}]{0,5}(<x>)?".prop_map(|text| Prompt::Text(text, Specials::Add)),
+            "[a-c\u{e9}]{0,5}(<x>)?".prop_map(|text| Prompt::Text(text, SpecialTokens::Add)),
             prop::collection::vec(0u32..300, 0..5).prop_map(Prompt::Ids),
         ],
         vocab_size in prop_oneof![1u32..300, Just(257), Just(258), Just(259)],
@@ -159,16 +186,16 @@ proptest! {
         let checked = runtime.block_on(async {
             let engine = FakeEngine::new(Script::Say("a".into()), 8);
             let ready = Ready { vocab_size, ..(*engine.ready()).clone() };
-            engine.state.send_replace(State::Ready(Arc::new(ready.clone())));
+            engine.state.send_replace(EngineState::Ready(Arc::new(ready.clone())));
             let model = ModelInfo { id: "m".into(), sha: None, pipeline_tag: None };
-            let limits = Limits { max_top_n_tokens, ..Limits::default() };
+            let limits = RequestLimits { max_top_n_tokens, ..RequestLimits::default() };
             let assets = test_support::assets_with(&["<x>"]);
             let service = Service::new(&assets, engine.engine.clone(), limits, model).unwrap();
             let good = params.check(service.limits(), &ready).is_ok();
             match service.prepare(prompt, params).await {
                 Ok(prepared) => Some((prepared.request, ready, good)),
                 Err(ServiceError::Validation { param, .. }) => {
-                    // The last check, which speaks the shards' language, is only there for what the others forget.
+                    // The service's own checks must find every error before `check_sampling` does.
                     assert_ne!(param, "parameters");
                     None
                 }
@@ -180,8 +207,8 @@ proptest! {
             prop_assert!(good);
             prop_assert_eq!(check_sampling(&request.sampling, vocab_size as usize), Ok(()));
             prop_assert!(request.prompt.iter().all(|&token| token < vocab_size));
-            let limits = crate::scheduler::Limits::new(&ready).unwrap();
-            let mut scheduler = crate::scheduler::Scheduler::new(limits, crate::scheduler::Options::default());
+            let limits = crate::scheduler::SchedulerLimits::new(&ready).unwrap();
+            let mut scheduler = crate::scheduler::Scheduler::new(limits, crate::scheduler::SchedulerOptions::default());
             prop_assert!(scheduler.add(request.clone()).is_ok(), "{:?}", request);
             prop_assert!(scheduler.plan().is_some());
         }
@@ -189,13 +216,13 @@ proptest! {
 }
 
 #[tokio::test]
-async fn a_token_that_the_model_does_not_know_is_no_prompt() {
+async fn a_prompt_with_a_token_outside_the_vocabulary_is_refused() {
     let engine = FakeEngine::new(Script::Say("a".into()), 8);
     let ready = Ready { vocab_size: 200, ..(*engine.ready()).clone() };
-    engine.state.send_replace(State::Ready(Arc::new(ready)));
+    engine.state.send_replace(EngineState::Ready(Arc::new(ready)));
     let service = service(&engine);
     for pooling in [None, Some(Pooling::Last)] {
-        let text = Prompt::Text("a\u{f8ff}".into(), Specials::Omit);
+        let text = Prompt::Text("a\u{f8ff}".into(), SpecialTokens::Omit);
         let error = service.prepare(text, Params { pooling, ..Params::default() }).await.unwrap_err();
         let ServiceError::Validation { param: "inputs", detail } = error else { panic!("{error:?}") };
         assert!(detail.contains("outside of the vocabulary of 200"), "{detail}");

@@ -1,35 +1,42 @@
-//! Conversations to prompts, and texts to tokens, as part of a request or as all that it asks for.
+//! Renders conversations into prompts and tokenizes texts, as a part of a request or as its only
+//! purpose.
 
 use super::budget::Reservation;
-use super::{Params, Service, ServiceError, TokenLimits};
-use crate::text::{Conversation, Encoded, Guard, Rendered, Specials, TemplateError};
+use super::error::ServiceError;
+use super::limits::TokenLimits;
+use super::params::Params;
+use super::setup::Service;
+use crate::text::{
+    ControlTokenGuard, Conversation, EncodedText, RenderedPrompt, SpecialTokens, TemplateError,
+};
 
 impl Service {
-    /// Hides the special tokens that a request has in its messages, unless clients may write them.
-    pub fn guard(&self) -> Guard {
+    /// A guard that hides special tokens in clients' messages, unless clients may write them.
+    pub fn guard(&self) -> ControlTokenGuard {
         let guarded = !self.0.limits.parse_special_in_user_text;
-        Guard::new(guarded.then(|| self.0.tokenizer.control_tokens().clone()))
+        ControlTokenGuard::new(guarded.then(|| self.0.tokenizer.control_tokens().clone()))
     }
 
-    /// The prompt for a conversation, all of which comes from a client.
+    /// Renders a conversation that comes from a client completely.
     ///
     /// # Errors
-    /// [`ServiceError::Template`] if the model has no template or the template refuses the messages.
-    pub async fn render(&self, mut conversation: Conversation) -> Result<Rendered, ServiceError> {
+    /// [`ServiceError::Template`] if the model has no template or the template refuses the
+    /// messages.
+    pub async fn render(&self, mut conversation: Conversation) -> Result<RenderedPrompt, ServiceError> {
         let mut guard = self.guard();
         guard.hide_conversation(&mut conversation);
         self.render_guarded(conversation, guard).await
     }
 
-    /// The prompt for a conversation in which `guard` has hidden what comes from the client.
+    /// Renders a conversation in which `guard` has hidden the texts of the client.
     ///
     /// # Errors
-    /// As [`Service::render`].
+    /// Those of [`Service::render`].
     pub async fn render_guarded(
         &self,
         conversation: Conversation,
-        guard: Guard,
-    ) -> Result<Rendered, ServiceError> {
+        guard: ControlTokenGuard,
+    ) -> Result<RenderedPrompt, ServiceError> {
         let _place = self.enter().map_err(Self::reject)?;
         let template = self.0.template.as_ref().ok_or(TemplateError::Missing);
         match template {
@@ -39,36 +46,42 @@ impl Service {
         .map_err(|error| Self::reject(ServiceError::Template(error.to_string())))
     }
 
-    /// Whether the model's chat template has this word in quotes, as it has the names of roles that it knows.
+    /// Whether the model's chat template contains this word in quotes, like the names of the roles
+    /// that it supports.
     pub fn template_quotes(&self, word: &str) -> bool {
         self.0.template.as_ref().is_some_and(|template| template.quotes(word))
     }
 
-    /// The tokens of a text that does not become a prompt, for a client that asks for nothing else. The text is admitted
-    /// like a prompt: it waits for nothing where the server is full, and has a bounded size.
+    /// Tokenizes a text that does not become a prompt. A full server refuses it like a prompt, and
+    /// its size is bounded.
     ///
     /// # Errors
-    /// [`ServiceError::Validation`] if the text is empty or too long, [`ServiceError::Overloaded`] if the server is full.
-    pub async fn tokenize(&self, text: Rendered, specials: Specials) -> Result<Encoded, ServiceError> {
+    /// [`ServiceError::Validation`] if the text is empty or too long,
+    /// [`ServiceError::Overloaded`] if the server is full.
+    pub async fn tokenize(
+        &self,
+        text: RenderedPrompt,
+        specials: SpecialTokens,
+    ) -> Result<EncodedText, ServiceError> {
         let _place = self.enter().map_err(Self::reject)?;
         self.check_tokenizable(text.text.len()).map_err(Self::reject)?;
         self.tokens(text, specials, usize::MAX).await.map_err(Self::reject)
     }
 
-    /// Memory for the tokens of a text of so many bytes, held until the answer has been sent.
+    /// Reserves memory for the tokens of a text of `bytes` bytes until the answer has been sent.
     ///
     /// # Errors
-    /// [`ServiceError::Validation`] if the text is too long, [`ServiceError::Overloaded`] if the answers that are being sent
-    /// take up all of the memory.
+    /// [`ServiceError::Validation`] if the text is too long, [`ServiceError::Overloaded`]
+    /// if other answers that are being sent use all of the memory.
     pub(crate) fn reserve_tokens(&self, bytes: usize) -> Result<Reservation, ServiceError> {
         self.check_tokenizable(bytes).map_err(Self::reject)?;
         self.0.answers.reserve(bytes).ok_or_else(|| Self::reject(self.0.engine.overloaded().into()))
     }
 
-    /// Memory for an answer of so many bytes of text, held until it has been written.
+    /// Reserves memory for an answer of `bytes` bytes of text until it has been written.
     ///
     /// # Errors
-    /// [`ServiceError::Overloaded`] if the answers that are being written take up all of the memory.
+    /// [`ServiceError::Overloaded`] if other answers that are being written use all of the memory.
     pub(crate) fn reserve_text(&self, bytes: usize) -> Result<Reservation, ServiceError> {
         let mut reservation = self.0.answers.reserve(bytes).ok_or_else(|| self.0.engine.overloaded())?;
         reservation.shrink(0);
@@ -79,7 +92,7 @@ impl Service {
         let longest = match (self.0.limits.max_tokenize_bytes, self.ready()) {
             (Some(configured), _) => configured,
             (None, Ok(ready)) => self.prompt_bytes(self.0.limits.tokens(&ready)),
-            // The model's limits are not known yet; the size of the body is bounded.
+            // The model's limits are not known yet, but the size of the body is bounded.
             (None, Err(_)) => return Ok(()),
         };
         if bytes <= longest {
@@ -92,20 +105,20 @@ impl Service {
         Err(ServiceError::invalid("inputs", detail))
     }
 
-    /// More bytes than this are more tokens than a prompt may have, whatever they are.
+    /// Maximum number of bytes of a prompt: a longer text has more tokens than a prompt may have.
     fn prompt_bytes(&self, limits: TokenLimits) -> usize {
         limits.max_input.saturating_mul(self.0.tokenizer.longest_token().max(1))
     }
 
-    /// The tokens of a prompt, of which only the end is worked out if only that is kept.
+    /// Tokenizes a prompt. If the prompt is truncated, only its end is tokenized.
     pub(super) async fn encode(
         &self,
-        prompt: Rendered,
-        specials: Specials,
+        prompt: RenderedPrompt,
+        specials: SpecialTokens,
         params: &Params,
         limits: TokenLimits,
     ) -> Result<Vec<u32>, ServiceError> {
-        // A text of more bytes than so many of the longest token has more tokens: it is not even tried.
+        // A longer text has too many tokens even if all of them are the longest token.
         if params.truncate.is_none() && prompt.text.len() > self.prompt_bytes(limits) {
             let tokens = prompt.text.len() / self.0.tokenizer.longest_token().max(1);
             return Err(limits.input_too_long(tokens));
@@ -113,8 +126,13 @@ impl Service {
         Ok(self.tokens(prompt, specials, params.truncate.unwrap_or(usize::MAX)).await?.ids)
     }
 
-    /// At least the last `keep` tokens of a text.
-    async fn tokens(&self, text: Rendered, specials: Specials, keep: usize) -> Result<Encoded, ServiceError> {
+    /// Tokenizes a text and returns at least the last `keep` tokens.
+    async fn tokens(
+        &self,
+        text: RenderedPrompt,
+        specials: SpecialTokens,
+        keep: usize,
+    ) -> Result<EncodedText, ServiceError> {
         if text.text.is_empty() {
             return Err(ServiceError::invalid("inputs", "`inputs` cannot be empty"));
         }

@@ -1,4 +1,4 @@
-//! An engine without a model.
+//! A scripted engine without a model.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,37 +6,40 @@ use std::time::Duration;
 use millrace_proto::Ready;
 use tokio::sync::{mpsc, watch};
 
-use super::EOS;
-use crate::engine::handle::Command;
-use crate::engine::{Bounds, Engine, Event, Failure, Finish, PromptToken, Request, Started, State, Token};
+use super::model::EOS;
+use crate::engine::handle::EngineCommand;
+use crate::engine::{
+    AdmissionBounds, Engine, EngineState, Finish, GeneratedToken, GenerationEvent, GenerationFailure,
+    GenerationStart, PromptToken, Request,
+};
 
-/// Answers every request with the same script; what it was asked and what was cancelled can be looked at.
+/// Answers every request by the same script and records the requests and the cancellations.
 pub(crate) struct FakeEngine {
     pub(crate) engine: Engine,
-    pub(crate) state: watch::Sender<State>,
-    /// Requests as they were submitted.
+    pub(crate) state: watch::Sender<EngineState>,
+    /// The submitted requests.
     pub(crate) requests: mpsc::UnboundedReceiver<Request>,
     /// One message for each request whose reader left before its end.
     pub(crate) cancelled: mpsc::UnboundedReceiver<()>,
 }
 
-/// What the engine answers.
+/// The behavior of the engine.
 #[derive(Debug, Clone)]
 pub(crate) enum Script {
-    /// This text, byte for byte, then the end token until the answer has ended.
+    /// Generates this text, one token per byte, and then end tokens until the answer ends.
     Say(String),
-    /// This text, then a failure.
+    /// Generates this text and then fails.
     Fail(String),
-    /// This text again and again until nobody listens.
+    /// Repeats this text until the reader leaves.
     Forever(String),
-    /// This text, and then nothing more.
+    /// Generates this text and then nothing more.
     Silence(String),
-    /// This text, and the channel closes.
+    /// Generates this text and then closes the channel.
     Vanish(String),
 }
 
 impl FakeEngine {
-    /// An engine that is ready, for sequences of up to 1024 tokens.
+    /// Creates an engine that is ready, for sequences of up to 1024 tokens.
     pub(crate) fn new(script: Script, limit: usize) -> Self {
         let ready = Ready {
             model_type: "fake".into(),
@@ -51,14 +54,14 @@ impl FakeEngine {
             num_blocks: 512,
             ..Ready::default()
         };
-        let (state, states) = watch::channel(State::Ready(Arc::new(ready)));
+        let (state, states) = watch::channel(EngineState::Ready(Arc::new(ready)));
         let (commands, mut receiver) = mpsc::unbounded_channel();
-        let bounds = Bounds { in_flight: limit, queued: usize::MAX, queued_tokens: usize::MAX };
+        let bounds = AdmissionBounds { in_flight: limit, queued: usize::MAX, queued_tokens: usize::MAX };
         let (seen, requests) = mpsc::unbounded_channel();
         let (left, cancelled) = mpsc::unbounded_channel();
         tokio::spawn(async move {
             while let Some(command) = receiver.recv().await {
-                let Command::Submit { request, events, permit, .. } = command else { break };
+                let EngineCommand::Submit { request, events, permit, .. } = command else { break };
                 let _ = seen.send(request.clone());
                 let (script, left) = (script.clone(), left.clone());
                 tokio::spawn(async move {
@@ -69,20 +72,20 @@ impl FakeEngine {
                 });
             }
         });
-        FakeEngine { engine: Engine::new(commands, states, bounds), state, requests, cancelled }
+        FakeEngine { engine: Engine::new(commands, states, bounds, true), state, requests, cancelled }
     }
 
-    /// What it announces.
+    /// Returns the properties that the engine announces.
     pub(crate) fn ready(&self) -> Arc<Ready> {
         match &*self.state.borrow() {
-            State::Ready(ready) => ready.clone(),
+            EngineState::Ready(ready) => ready.clone(),
             other => panic!("{other:?}"),
         }
     }
 }
 
-/// False if the reader left.
-async fn play(script: Script, request: &Request, events: &mpsc::UnboundedSender<Event>) -> bool {
+/// Runs the script. Returns false if the reader left.
+async fn play(script: Script, request: &Request, events: &mpsc::UnboundedSender<GenerationEvent>) -> bool {
     let (text, forever) = match &script {
         Script::Vanish(text) if text.is_empty() => return true,
         Script::Say(text) | Script::Fail(text) | Script::Silence(text) | Script::Vanish(text) => {
@@ -90,38 +93,26 @@ async fn play(script: Script, request: &Request, events: &mpsc::UnboundedSender<
         }
         Script::Forever(text) => (text.bytes().collect::<Vec<_>>(), true),
     };
-    let started = Started { queued: Duration::from_millis(2), cached_tokens: 3 };
-    if events.send(Event::Started(started)).is_err() {
+    let started = GenerationStart { queued: Duration::from_millis(2), cached_tokens: 3 };
+    if events.send(GenerationEvent::Started(started)).is_err() {
         return false;
     }
     if request.pooling.is_some() {
-        // Of length 5 times the prompt's.
+        // The length of the vector is 5 times the length of the prompt.
         let n = request.prompt.len() as f32;
-        return events.send(Event::Vector(vec![3.0 * n, 0.0, -4.0 * n, 0.0])).is_ok();
+        return events.send(GenerationEvent::Vector(vec![3.0 * n, 0.0, -4.0 * n, 0.0])).is_ok();
     }
-    if let Some(top_n) = request.prompt_logprobs {
-        // In two parts, as of two steps.
-        let (half, all) = (request.prompt.len() / 2, request.prompt.len());
-        for part in [1..half.max(1), half.max(1)..all] {
-            let token = |at: usize| PromptToken {
-                logprob: -1.0 - at as f32,
-                rank: 7,
-                top: (0..top_n).map(|n| (request.prompt[at] ^ n, -0.5 - n as f32)).collect(),
-            };
-            let finish = (request.max_new_tokens == 0 && part.end == all).then_some(Finish::Length);
-            if events.send(Event::Prompt(part.map(token).collect(), finish)).is_err() {
-                return false;
-            }
-        }
+    if !send_prompt_logprobs(request, events) {
+        return false;
     }
     if request.max_new_tokens == 0 {
-        let end = Event::Prompt(Vec::new(), Some(Finish::Length));
+        let end = GenerationEvent::Prompt(Vec::new(), Some(Finish::Length));
         return request.prompt_logprobs.is_some() || events.send(end).is_ok();
     }
     let script_ids = text.into_iter().map(u32::from);
     let ids: Box<dyn Iterator<Item = u32> + Send> = match &script {
         Script::Forever(_) => Box::new(script_ids.collect::<Vec<_>>().into_iter().cycle()),
-        // Again and again where that does not end an answer.
+        // The end token repeats because not every request stops at it.
         Script::Say(_) => Box::new(script_ids.chain(std::iter::repeat(EOS))),
         _ => Box::new(script_ids),
     };
@@ -132,15 +123,15 @@ async fn play(script: Script, request: &Request, events: &mpsc::UnboundedSender<
         } else {
             request.stop_tokens.contains(&id).then_some(Finish::StopToken)
         };
-        // The seed moves the numbers, so that the best of several sequences is known.
+        // The seed changes the logprobs, so that the best of several sequences is known.
         let logprob = -0.25 - (request.sampling.seed % 7) as f32;
-        if events.send(Event::Token(Token { id, logprob, top }, finish)).is_err() {
+        if events.send(GenerationEvent::Token(GeneratedToken { id, logprob, top }, finish)).is_err() {
             return false;
         }
         if finish.is_some() {
             return true;
         }
-        // Readers are served as they would be by a real engine: one token after the other.
+        // The readers run between two tokens, as with a real engine.
         tokio::task::yield_now().await;
         if forever && i % 16 == 15 {
             tokio::time::sleep(Duration::from_millis(1)).await;
@@ -151,7 +142,28 @@ async fn play(script: Script, request: &Request, events: &mpsc::UnboundedSender<
         return false;
     }
     if matches!(script, Script::Fail(_)) {
-        return events.send(Event::Failed(Failure::Broken("the shard has died".into()))).is_ok();
+        return events
+            .send(GenerationEvent::Failed(GenerationFailure::Broken("the shard has died".into())))
+            .is_ok();
+    }
+    true
+}
+
+/// Sends the logprobs of the prompt if they are requested. Returns false if the reader left.
+fn send_prompt_logprobs(request: &Request, events: &mpsc::UnboundedSender<GenerationEvent>) -> bool {
+    let Some(top_n) = request.prompt_logprobs else { return true };
+    // The logprobs arrive in two parts, as from two steps.
+    let (half, all) = (request.prompt.len() / 2, request.prompt.len());
+    for part in [1..half.max(1), half.max(1)..all] {
+        let token = |at: usize| PromptToken {
+            logprob: -1.0 - at as f32,
+            rank: 7,
+            top: (0..top_n).map(|n| (request.prompt[at] ^ n, -0.5 - n as f32)).collect(),
+        };
+        let finish = (request.max_new_tokens == 0 && part.end == all).then_some(Finish::Length);
+        if events.send(GenerationEvent::Prompt(part.map(token).collect(), finish)).is_err() {
+            return false;
+        }
     }
     true
 }

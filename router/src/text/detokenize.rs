@@ -1,36 +1,39 @@
-//! Token ids to text, one at a time.
+//! Streaming conversion of token ids to text.
 
 use std::sync::Arc;
 
-use super::pieces::Start;
+use super::token_bytes::LeadingTrim;
 use super::tokenizer::Tokenizer;
 
-/// Turns token ids into text as they come; what it returns, one after the other, is the text of the whole sequence.
+/// Converts token ids to text one at a time. The returned strings, concatenated, are the text of
+/// the whole sequence.
 ///
-/// Half a character is held back until the rest of it comes. Bytes that can never become a character are replaced by
-/// U+FFFD as soon as that is certain. The cost of a token is proportional to its own length.
+/// An incomplete character is held back until its remaining bytes arrive. Bytes that can never
+/// become a character are replaced by U+FFFD as soon as that is certain. The cost of a token is
+/// proportional to its own length.
 #[derive(Debug)]
 pub struct Detokenizer {
     tokenizer: Tokenizer,
     skip_special: bool,
-    /// Special tokens that are text all the same.
+    /// Special tokens that are shown as text even if special tokens are skipped.
     shown: Arc<[u32]>,
-    /// An unfinished character: at most three bytes.
+    /// The bytes of an incomplete character: at most three.
     pending: Vec<u8>,
-    /// What is still to be taken off; [`Start::Keep`] from the first character on.
-    start: Start,
+    /// The characters still to be removed from the start of the text; [`LeadingTrim::Keep`] after
+    /// the first character.
+    leading_trim: LeadingTrim,
     first: bool,
 }
 
 impl Detokenizer {
-    pub(super) fn new(tokenizer: Tokenizer, skip_special: bool, continues: bool) -> Self {
-        let start = if continues { Start::Keep } else { tokenizer.start() };
+    fn new(tokenizer: Tokenizer, skip_special: bool, continues: bool) -> Self {
+        let leading_trim = if continues { LeadingTrim::Keep } else { tokenizer.leading_trim() };
         Detokenizer {
             tokenizer,
             skip_special,
             shown: Arc::default(),
             pending: Vec::new(),
-            start,
+            leading_trim,
             first: !continues,
         }
     }
@@ -42,7 +45,8 @@ impl Detokenizer {
         self
     }
 
-    /// The text that the token completes; empty while a character is unfinished.
+    /// Adds a token and returns the text that it completes. The text is empty while a character is
+    /// incomplete.
     pub fn push(&mut self, id: u32) -> String {
         if self.skip_special && self.tokenizer.is_special(id) && !self.shown.contains(&id) {
             return String::new();
@@ -51,31 +55,41 @@ impl Detokenizer {
             self.pending.extend(self.tokenizer.separator().bytes());
         }
         let bytes = self.tokenizer.token_bytes(id);
-        match self.start {
-            Start::FirstToken => {
+        match self.leading_trim {
+            LeadingTrim::FirstToken => {
                 self.pending.extend(bytes.iter().filter(|&&byte| byte != b' '));
-                self.start = Start::Keep;
+                self.leading_trim = LeadingTrim::Keep;
             }
             _ => self.pending.extend(bytes),
         }
         let (mut text, used) = valid_prefix(&self.pending);
         self.pending.drain(..used);
-        if let Start::Strip(content, count) = self.start {
+        if let LeadingTrim::Strip(content, count) = self.leading_trim {
             let leading = text.chars().take(count).take_while(|&c| c == content).count();
             text.drain(..leading * content.len_utf8());
             let more = text.is_empty() && leading < count;
-            self.start = if more { Start::Strip(content, count - leading) } else { Start::Keep };
+            self.leading_trim =
+                if more { LeadingTrim::Strip(content, count - leading) } else { LeadingTrim::Keep };
         }
         text
     }
 
-    /// The end of the text: U+FFFD if it broke off within a character, else nothing.
+    /// Ends the text. Returns U+FFFD if the text ends within a character, and an empty string
+    /// otherwise.
     pub fn finish(&mut self) -> String {
         if std::mem::take(&mut self.pending).is_empty() { String::new() } else { '\u{FFFD}'.into() }
     }
 }
 
-/// All that can be decided of `bytes`, and how many bytes that is. An unfinished character is left over.
+impl Tokenizer {
+    /// Returns a new detokenizer. If the text `continues` another one, its leading space is kept.
+    pub fn detokenizer(&self, skip_special: bool, continues: bool) -> Detokenizer {
+        Detokenizer::new(self.clone(), skip_special, continues)
+    }
+}
+
+/// Decodes `bytes` up to an incomplete character at the end. Returns the text and the number of
+/// bytes used.
 fn valid_prefix(bytes: &[u8]) -> (String, usize) {
     let mut text = String::with_capacity(bytes.len());
     let mut used = 0;
@@ -123,7 +137,7 @@ mod tests {
         #[test]
         fn no_text_is_changed_by_being_encoded_and_streamed(text in "\\PC{0,40}") {
             let tokenizer = test_support::tokenizer();
-            let ids = tokenizer.encode_now(&text, crate::text::Specials::Omit).unwrap().ids;
+            let ids = tokenizer.encode_now(&text, crate::text::SpecialTokens::Omit).unwrap().ids;
             prop_assert_eq!(stream(&tokenizer, &ids, true).concat(), text);
         }
 
@@ -135,7 +149,8 @@ mod tests {
         ) {
             let tokenizer = test_support::published_tokenizer();
             let streamed = stream(&tokenizer, &ids, skip).concat();
-            // The library gives up a whole run of bytes where one is wrong; only then may the two differ.
+            // The library replaces a whole run of bytes if one of them is invalid. The two may
+            // differ only then.
             if streamed.contains('\u{FFFD}') {
                 let bytes: Vec<u8> = ids
                     .iter()
@@ -153,18 +168,18 @@ mod tests {
         #[ignore = "needs the published tokenizer of MILLRACE_TEST_DATA"]
         fn published_byte_fallback_round_trips_any_text(text in "\\PC{1,40}") {
             let tokenizer = test_support::published_tokenizer();
-            let ids = tokenizer.encode_now(&text, crate::text::Specials::Add).unwrap().ids;
+            let ids = tokenizer.encode_now(&text, crate::text::SpecialTokens::Add).unwrap().ids;
             prop_assert_eq!(stream(&tokenizer, &ids, true).concat(), text);
         }
     }
 
     #[test]
-    fn half_a_character_is_never_shown() {
+    fn an_incomplete_character_is_never_shown() {
         let tokenizer = test_support::tokenizer();
-        let ids = tokenizer.encode_now("a€", crate::text::Specials::Omit).unwrap().ids;
+        let ids = tokenizer.encode_now("a€", crate::text::SpecialTokens::Omit).unwrap().ids;
         assert_eq!(stream(&tokenizer, &ids, true), ["a", "", "", "€", ""]);
         assert_eq!(stream(&tokenizer, &ids[..3], true), ["a", "", "", "\u{FFFD}"]);
-        // The second lead byte makes the first one hopeless at once.
+        // The second lead byte makes the first one invalid at once.
         assert_eq!(stream(&tokenizer, &[ids[1], ids[1]], true), ["", "\u{FFFD}", "\u{FFFD}"]);
     }
 
@@ -172,7 +187,7 @@ mod tests {
     #[ignore = "needs the published tokenizer of MILLRACE_TEST_DATA"]
     fn published_continuations_keep_their_first_space() {
         let tokenizer = test_support::published_tokenizer();
-        let ids = tokenizer.encode_now("She", crate::text::Specials::Omit).unwrap().ids;
+        let ids = tokenizer.encode_now("She", crate::text::SpecialTokens::Omit).unwrap().ids;
         let text = |continues| {
             let mut detokenizer = tokenizer.detokenizer(true, continues);
             ids.iter().map(|&id| detokenizer.push(id)).collect::<String>()

@@ -1,20 +1,41 @@
-//! Text to token ids and back: tokenizer, incremental detokenizer, stop strings, chat templates, and the special tokens in
-//! what clients write.
+//! Conversion between text and token ids: tokenizer, incremental detokenizer, stop strings, chat
+//! templates, and the special tokens in text that clients write.
+//!
+//! | file | its job |
+//! |---|---|
+//! | `tokenizer` | a model's tokenizer, and encoding on the current thread |
+//! | `encode`, `encode_lanes` | encoding on blocking threads, in chunks and in bounded memory |
+//! | `split_points` | places at which a text can be split without changing its tokens |
+//! | `token_bytes`, `detokenize` | the bytes of each token, and token ids to text |
+//! | `stop`, `substring` | stop strings in generated text |
+//! | `conversation`, `template` | chat templates and their input |
+//! | `control_tokens`, `rendered` | special tokens that clients write are encoded as ordinary text |
+//! | `end_tokens` | the tokens that end an answer |
 
-mod cuts;
+mod control_tokens;
+mod conversation;
 mod detokenize;
 mod encode;
-mod ends;
-mod guard;
-mod pieces;
+mod encode_lanes;
+mod encoded;
+mod end_tokens;
+mod error;
+mod rendered;
+mod split_points;
 mod stop;
+mod substring;
 mod template;
+mod token_bytes;
 mod tokenizer;
 
+pub use control_tokens::{ControlTokenGuard, ControlTokens};
+pub use conversation::Conversation;
 pub use detokenize::Detokenizer;
-pub(crate) use ends::end_tokens;
-pub use guard::{ControlTokens, Guard, Rendered};
-pub(crate) use stop::Pattern;
+pub use encoded::{EncodedText, SpecialTokens};
+pub(crate) use end_tokens::end_tokens;
+pub use error::TextError;
+pub use rendered::RenderedPrompt;
 pub use stop::{StopMatcher, StopText};
-pub use template::{ChatTemplate, Conversation, TemplateError};
-pub use tokenizer::{Encoded, Specials, TextError, Tokenizer};
+pub(crate) use substring::SubstringMatcher;
+pub use template::{ChatTemplate, TemplateError};
+pub use tokenizer::Tokenizer;

@@ -1,48 +1,43 @@
-//! Stop strings, found wherever they are.
+//! Stop strings in generated text.
 
-/// What happens to a stop string in the text.
+use super::substring::SubstringMatcher;
+
+/// Whether a stop string is part of the returned text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StopText {
-    /// It is the end of the text; nothing ever has to be held back.
+    /// The returned text ends with the stop string. No text is held back.
     Keep,
-    /// The text ends before it; what may become a stop string is held back until it is certain that it does not.
+    /// The returned text ends before the stop string. Text that may become a stop string is held
+    /// back until it is certain.
     Remove,
 }
 
-/// Looks for stop strings in a text that comes in parts.
+/// Searches for stop strings in a text that arrives in parts.
 ///
-/// The first stop string to be complete ends the text; of several that are complete at the same character, the
-/// longest. So the result does not depend on how the text was cut. The time is linear in the text, whatever the
-/// stop strings are (Knuth, Morris, Pratt, "Fast Pattern Matching in Strings").
+/// The text ends at the first stop string that becomes complete. If several become complete at the
+/// same character, the longest one counts. The result does not depend on how the text is divided
+/// into parts. The time is linear in the text for any stop strings (Knuth, Morris, Pratt, "Fast
+/// Pattern Matching in Strings").
 #[derive(Debug)]
 pub struct StopMatcher {
-    stops: Vec<Pattern>,
+    stops: Vec<SubstringMatcher>,
     mode: StopText,
-    /// What has not been returned is `held[returned..]`.
+    /// `held[returned..]` has not been returned yet.
     held: String,
     returned: usize,
     /// The stop string that ended the text.
     found: Option<String>,
 }
 
-/// A text that is looked for in another one, byte by byte.
-#[derive(Debug)]
-pub(crate) struct Pattern {
-    text: String,
-    /// For each prefix, the length of its longest proper prefix that is also its suffix.
-    borders: Vec<usize>,
-    /// How many of its bytes the text ends with.
-    matched: usize,
-}
-
 impl StopMatcher {
-    /// A matcher for these strings; empty ones never match.
+    /// Creates a matcher for these strings. Empty strings never match.
     pub fn new(stops: impl IntoIterator<Item = String>, mode: StopText) -> Self {
-        let stops = stops.into_iter().filter(|stop| !stop.is_empty()).map(Pattern::new).collect();
+        let stops = stops.into_iter().filter(|stop| !stop.is_empty()).map(SubstringMatcher::new).collect();
         StopMatcher { stops, mode, held: String::new(), returned: 0, found: None }
     }
 
-    /// Takes more text and returns what is certain to belong to the result. Nothing follows after a stop.
+    /// Adds text and returns the part that certainly belongs to the result. After a stop string, it
+    /// returns nothing.
     pub fn push(&mut self, text: &str) -> String {
         if self.found.is_some() {
             return String::new();
@@ -56,7 +51,8 @@ impl StopMatcher {
             let complete = self.stops.iter_mut().filter_map(|stop| stop.advance(byte)).max();
             if let Some(length) = complete {
                 let end = before + i + 1;
-                // A stop string that is complete lies within what was held back, or it was shown (and is to be kept).
+                // A complete stop string lies within the held text, or its beginning was returned
+                // because the mode is `Keep`.
                 let stop = self.stops.iter().find(|stop| stop.matched == length && stop.text.len() == length);
                 self.found = Some(stop.map_or_else(String::new, |stop| stop.text.clone()));
                 self.held.truncate(if self.mode == StopText::Keep { end } else { end - length });
@@ -70,7 +66,8 @@ impl StopMatcher {
         let certain = self.held[self.returned..self.held.len() - hold].to_owned();
         self.returned += certain.len();
         if self.returned > self.held.len() / 2 {
-            // Moves fewer bytes than have been returned since the last time, so that the time stays linear.
+            // This moves fewer bytes than were returned since the last time, so that the total time
+            // stays linear.
             self.held.drain(..self.returned);
             self.returned = 0;
         }
@@ -82,52 +79,15 @@ impl StopMatcher {
         self.found.is_some()
     }
 
-    /// The stop string that ended the text.
+    /// Returns the stop string that ended the text.
     pub fn found(&self) -> Option<&str> {
         self.found.as_deref()
     }
 
-    /// What was held back, now that no more text comes.
+    /// Returns the held text after the last part.
     pub fn finish(&mut self) -> String {
         self.held.drain(..std::mem::take(&mut self.returned));
         std::mem::take(&mut self.held)
-    }
-}
-
-impl Pattern {
-    /// A matcher that has seen nothing; `text` is not empty.
-    pub(crate) fn new(text: String) -> Self {
-        let bytes = text.as_bytes();
-        let mut borders = vec![0; bytes.len()];
-        let mut border = 0;
-        for i in 1..bytes.len() {
-            while border > 0 && bytes[i] != bytes[border] {
-                border = borders[border - 1];
-            }
-            border += usize::from(bytes[i] == bytes[border]);
-            borders[i] = border;
-        }
-        Pattern { text, borders, matched: 0 }
-    }
-
-    /// How many of the pattern's bytes the text ends with.
-    pub(crate) fn matched(&self) -> usize {
-        self.matched
-    }
-
-    /// Forgets the text.
-    pub(crate) fn reset(&mut self) {
-        self.matched = 0;
-    }
-
-    /// The length of the pattern if this byte completes it.
-    pub(crate) fn advance(&mut self, byte: u8) -> Option<usize> {
-        let bytes = self.text.as_bytes();
-        while self.matched > 0 && bytes[self.matched] != byte {
-            self.matched = self.borders[self.matched - 1];
-        }
-        self.matched += usize::from(bytes[self.matched] == byte);
-        (self.matched == bytes.len()).then_some(bytes.len())
     }
 }
 
@@ -136,7 +96,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// The obvious search over the whole text.
+    /// A simple search over the whole text, as the reference.
     fn naive(text: &str, stops: &[String], mode: StopText) -> (String, bool) {
         for end in 1..=text.len() {
             let Some(head) = text.get(..end) else { continue };
@@ -151,7 +111,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_cut_gives_what_a_search_of_the_whole_text_gives(
+        fn any_division_gives_the_result_of_the_whole_text(
             parts in proptest::collection::vec("[ab€]{0,4}", 0..12),
             stops in proptest::collection::vec("[ab€]{0,5}", 0..4),
             keep in any::<bool>(),
@@ -161,7 +121,7 @@ mod tests {
             let mut text = String::new();
             for part in &parts {
                 text += &matcher.push(part);
-                // What has been shown is never taken back.
+                // Text that was returned is never withdrawn.
                 let (whole, _) = naive(&parts.concat(), &stops, mode);
                 prop_assert!(whole.starts_with(&text));
             }
@@ -185,7 +145,8 @@ mod tests {
 
     #[test]
     fn a_long_stop_string_does_not_make_each_piece_expensive() {
-        // Held back are always almost 400 kB. Moving them for each of 100 000 pieces would be 40 GB.
+        // The matcher always holds almost 400 kB. Moving them for each of 100 000 pieces would move
+        // 40 GB.
         let stop = "a".repeat(400_000) + "b";
         let mut matcher = StopMatcher::new([stop], StopText::Remove);
         let since = std::time::Instant::now();

@@ -1,40 +1,40 @@
-//! What reading more of an answer brings.
+//! The additions that a piece of an answer brings.
 
-/// What a piece of text has brought.
+/// The content and the parts of calls that a piece of text adds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Delta {
-    /// Text for people.
+pub struct AnswerDelta {
+    /// Text of the answer that is not part of a call.
     pub content: String,
-    /// Parts of calls, in the order of the calls; one part of each at most.
+    /// Parts of calls, in the order of the calls, with at most one part of each call.
     pub calls: Vec<CallDelta>,
 }
 
 /// A part of a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct CallDelta {
-    /// Which call of the answer.
+    /// The index of the call in the answer.
     pub index: usize,
-    /// Its tool; in its first part only.
+    /// The name of the tool, only in the first part of a call.
     pub name: Option<String>,
-    /// The next characters of its arguments.
+    /// The next characters of the call's arguments.
     pub arguments: String,
 }
 
-impl Delta {
-    /// Whether nothing has come.
+impl AnswerDelta {
+    /// Whether nothing was added.
     pub fn is_empty(&self) -> bool {
         self.content.is_empty() && self.calls.is_empty()
     }
 
-    /// Adds what came later.
-    pub fn extend(&mut self, later: Delta) {
+    /// Appends a later delta.
+    pub fn extend(&mut self, later: AnswerDelta) {
         self.content += &later.content;
         for call in later.calls {
             self.call(call.index, call.name, &call.arguments);
         }
     }
 
-    /// Adds the next part of a call.
+    /// Appends the next part of a call.
     pub(super) fn call(&mut self, index: usize, name: Option<String>, arguments: &str) {
         match self.calls.last_mut() {
             Some(last) if last.index == index => last.arguments += arguments,

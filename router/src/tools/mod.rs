@@ -1,73 +1,33 @@
-//! Tools: what a model may call, how it writes a call, and how what it wrote is read.
+//! Tool calls: which tools a model may call, how it writes a call, and how its answer is parsed.
 //!
 //! | file | its job |
 //! |---|---|
-//! | `format` | how models write calls, and which of these a model does |
-//! | `language` | the grammar of answers that call tools |
-//! | `delta` | what reading more of an answer brings |
-//! | `held` | the end of a text that may become a call |
-//! | `parser` | from the text of an answer to its calls, as it comes |
-//! | `scan` | the JSON of one call, as it comes |
-//! | `tags` | the same for a call in tags, which becomes JSON |
-//! | `text_argument` | the text in a call of a tool that takes a text |
-//! | `shown` | tools and calls as text, where a template has no place for them |
+//! | `allowed` | the tools that a request allows |
+//! | `format` | the formats in which models write calls, and how a model's format is detected |
+//! | `call_grammar` | the grammar of answers that call tools |
+//! | `parser` | finds the calls in the text of an answer while it is streamed |
+//! | `delta` | the content and the parts of calls that a piece of an answer adds |
+//! | `held_text` | holds back the end of a text that may become a call |
+//! | `json_call` | reads one call in JSON |
+//! | `tagged_call` | reads one call in tags and writes its arguments as JSON |
+//! | `text_argument` | reads the text in a call of a tool that takes a text |
+//! | `prompt_text` | writes tools and calls into messages, for templates without support for them |
 
+mod allowed;
+mod call_grammar;
 mod delta;
 mod format;
-mod held;
-mod language;
+mod held_text;
+mod json_call;
 mod parser;
-mod scan;
-mod shown;
-mod tags;
+mod prompt_text;
+mod tagged_call;
 mod text_argument;
 
-use serde_json::Value;
-
-pub use delta::{CallDelta, Delta};
-pub use format::{Format, UnknownFormat};
-pub use language::grammar;
-pub use parser::Parser;
-pub use shown::{show_calls, show_tools};
+pub use allowed::{AllowedTools, Tool, ToolChoice};
+pub use call_grammar::call_grammar;
+pub use delta::{AnswerDelta, CallDelta};
+pub use format::{ToolFormat, UnknownToolFormat};
+pub use parser::ToolCallParser;
+pub use prompt_text::{show_calls, show_tools};
 pub use text_argument::TextArgument;
-
-/// A function that the model may call.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Tool {
-    /// What it is called by.
-    pub name: String,
-    /// The JSON schema of its arguments.
-    pub parameters: Value,
-}
-
-/// Whether the model calls tools.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Choice {
-    /// If it wants to.
-    Auto,
-    /// At least one.
-    Required,
-    /// This one.
-    Named(String),
-}
-
-/// What a request allows.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Tools {
-    /// Not empty; their names differ.
-    pub tools: Vec<Tool>,
-    /// Whether they are called.
-    pub choice: Choice,
-    /// Whether there may be several calls in an answer.
-    pub parallel: bool,
-}
-
-impl Tools {
-    /// The tools that this choice leaves.
-    pub(crate) fn callable(&self) -> impl Iterator<Item = &Tool> {
-        self.tools.iter().filter(|tool| match &self.choice {
-            Choice::Named(name) => tool.name == *name,
-            Choice::Auto | Choice::Required => true,
-        })
-    }
-}

@@ -1,84 +1,90 @@
-//! The text in a call of a custom tool. Such a tool takes a text, and the model calls a function with one string for it.
+//! A reader for the text in a call of a custom tool. A custom tool takes a text, and the model
+//! calls a function with one string argument for it.
 
-use super::scan::Scan;
+use super::json_call::JsonCallReader;
 
-/// Reads the text out of the arguments of a call, as they come. The time is linear in the arguments.
+/// Extracts the text from the streamed arguments of a call. The time is linear in the arguments.
 #[derive(Debug)]
 pub struct TextArgument {
-    scan: Scan,
-    state: State,
-    /// The arguments, as long as they may turn out to have no text.
+    reader: JsonCallReader,
+    state: TextState,
+    /// The arguments so far, while they may turn out to contain no text.
     arguments: String,
 }
 
 #[derive(Debug)]
-enum State {
+enum TextState {
     /// The string has not begun.
     Before,
-    /// In the string; an escape may be incomplete.
+    /// Within the string. An escape may be incomplete.
     Inside { escape: String },
     /// The string is complete.
     After,
 }
 
 impl TextArgument {
-    /// Reads the string of this property.
+    /// Creates a reader for the string in this property.
     pub fn new(property: &'static str) -> Self {
-        TextArgument { scan: Scan::call(property), state: State::Before, arguments: String::new() }
+        TextArgument {
+            reader: JsonCallReader::call(property),
+            state: TextState::Before,
+            arguments: String::new(),
+        }
     }
 
-    /// Takes in more of the arguments and returns what is new of the text.
+    /// Adds a part of the arguments and returns the text in it.
     pub fn push(&mut self, arguments: &str) -> String {
         let (mut text, mut value) = (String::new(), String::new());
         for c in arguments.chars() {
-            if matches!(self.state, State::After) {
+            if matches!(self.state, TextState::After) {
                 break;
             }
-            if matches!(self.state, State::Before) {
+            if matches!(self.state, TextState::Before) {
                 self.arguments.push(c);
             }
             value.clear();
-            self.scan.push(c, &mut value);
+            self.reader.push(c, &mut value);
             value.chars().for_each(|c| self.value(c, &mut text));
         }
         text
     }
 
-    /// No more arguments come. Arguments without the string are the text themselves.
+    /// Ends the arguments. If they do not contain the string, they are returned as the text.
     pub fn finish(&mut self) -> String {
-        match std::mem::replace(&mut self.state, State::After) {
-            State::Before => std::mem::take(&mut self.arguments),
-            State::Inside { .. } | State::After => String::new(),
+        match std::mem::replace(&mut self.state, TextState::After) {
+            TextState::Before => std::mem::take(&mut self.arguments),
+            TextState::Inside { .. } | TextState::After => String::new(),
         }
     }
 
-    /// A character of the property's value.
+    /// Reads a character of the property's value.
     fn value(&mut self, c: char, text: &mut String) {
         match &mut self.state {
-            State::Before if c == '"' => {
+            TextState::Before if c == '"' => {
                 self.arguments = String::new();
-                self.state = State::Inside { escape: String::new() };
+                self.state = TextState::Inside { escape: String::new() };
             }
-            State::Inside { escape } if escape.is_empty() => match c {
-                '"' => self.state = State::After,
+            TextState::Inside { escape } if escape.is_empty() => match c {
+                '"' => self.state = TextState::After,
                 '\\' => escape.push(c),
                 c => text.push(c),
             },
-            State::Inside { escape } => {
+            TextState::Inside { escape } => {
                 escape.push(c);
                 let rest = unescape(escape, text);
                 rest.chars().for_each(|c| self.value(c, text));
             }
-            State::Before | State::After => {}
+            TextState::Before | TextState::After => {}
         }
     }
 }
 
-/// Bytes of `\uXXXX`, and of two of them, which are one character outside of the basic plane.
+/// The length of `\uXXXX` in bytes, and of a surrogate pair of two such escapes.
 const UNIT: usize = 6;
 const PAIR: usize = 12;
 
-/// Adds the character that an escape stands for and empties it, once it is complete. Returns what has been read beyond it.
+/// Appends the character of an escape to `text` and clears the escape if it is complete. Returns
+/// the characters that were read beyond it.
 fn unescape(escape: &mut String, text: &mut String) -> String {
     let is_unicode = escape.starts_with("\\u");
     let is_high = is_unicode
@@ -109,7 +115,7 @@ mod tests {
 
     use super::*;
 
-    /// The text of arguments that come character by character, and in one piece.
+    /// Reads arguments character by character and in one piece, and compares the results.
     fn read(arguments: &str) -> String {
         let mut reader = TextArgument::new("input");
         let mut text: String = arguments.chars().map(|c| reader.push(&c.to_string())).collect();
@@ -122,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn the_string_is_the_text() {
+    fn the_string_argument_is_the_text() {
         assert_eq!(read(r#"{"input": "a\n\"b\" \u00fc \ud83d\ude00 é"}"#), "a\n\"b\" ü 😀 é");
         assert_eq!(read(r#"{"other": {"input": "x"}, "input" : "y"}"#), "y");
         assert_eq!(read(r#"{"input": ""}"#), "");

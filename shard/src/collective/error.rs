@@ -1,16 +1,16 @@
-//! What can go wrong between the ranks, in words for the operator.
+//! The errors of collectives, in words for the operator.
 
 use std::fmt;
 use std::io;
 use std::time::Duration;
 
-use super::MAX_WORLD_SIZE;
+use crate::collective::limits::MAX_WORLD_SIZE;
 
-/// What the ranks do together.
+/// An operation that the ranks do together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum Operation {
-    /// Forming the group.
+    /// LeaderKind the group.
     Rendezvous = 1,
     /// [`all_reduce`](super::HostCollective::all_reduce)
     AllReduce,
@@ -20,12 +20,15 @@ pub enum Operation {
     Broadcast,
     /// [`barrier`](super::HostCollective::barrier)
     Barrier,
+    /// [`all_gather_bytes`](super::HostCollective::all_gather_bytes)
+    AllGatherBytes,
 }
 
 impl Operation {
     pub(super) fn from_code(code: u32) -> Option<Operation> {
-        use Operation::{AllGather, AllReduce, Barrier, Broadcast, Rendezvous};
-        [Rendezvous, AllReduce, AllGather, Broadcast, Barrier].into_iter().find(|known| *known as u32 == code)
+        use Operation::{AllGather, AllGatherBytes, AllReduce, Barrier, Broadcast, Rendezvous};
+        let all = [Rendezvous, AllReduce, AllGather, Broadcast, Barrier, AllGatherBytes];
+        all.into_iter().find(|known| *known as u32 == code)
     }
 }
 
@@ -37,18 +40,19 @@ impl fmt::Display for Operation {
             Operation::AllGather => "all-gather",
             Operation::Broadcast => "broadcast",
             Operation::Barrier => "barrier",
+            Operation::AllGatherBytes => "all-gather of bytes",
         })
     }
 }
 
-/// One call of an operation, as every rank must make it.
+/// One call of an operation. Every rank must make the same call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// How many calls went before it on this rank.
+    /// Number of calls before this one on the same rank.
     pub sequence: u64,
-    /// What was called.
+    /// The operation.
     pub operation: Operation,
-    /// Values, or bytes of a broadcast.
+    /// Number of values, or number of bytes of a broadcast.
     pub length: u64,
 }
 
@@ -58,58 +62,59 @@ impl fmt::Display for Call {
     }
 }
 
-/// Why the ranks could not do something together. The group is of no further use then.
+/// The reason why a collective failed. The group cannot be used after an error.
 #[derive(Debug, thiserror::Error)]
 pub enum CollectiveError {
     /// An [`Aborter`](super::Aborter) of the group was used.
     #[error("the group of ranks was aborted")]
     Aborted,
-    /// A rank did not take part in time.
+    /// A rank did not take part before the deadline.
     #[error("{operation}: waited {after:?} for rank {rank}")]
     TimedOut {
-        /// What was waited for.
+        /// The operation that waited.
         operation: Operation,
-        /// The rank that did not come.
+        /// The rank that is missing.
         rank: usize,
         /// The deadline.
         after: Duration,
     },
-    /// A rank takes no further part: it has ended, or an operation has failed there.
+    /// A rank has left the group, because its process has ended or one of its operations has
+    /// failed.
     #[error("rank {rank} has left the group")]
     Closed {
-        /// The rank that has left; this one, if an operation has failed here before.
+        /// The rank that has left. It is this rank if one of its own operations has failed before.
         rank: usize,
     },
-    /// The ranks do not do the same.
+    /// The ranks made different calls.
     #[error("the ranks disagree: here {ours}, on rank {rank} {theirs}")]
     Mismatch {
         /// The other rank.
         rank: usize,
         /// The call of this rank.
         ours: Call,
-        /// The call of the other.
+        /// The call of the other rank.
         theirs: Call,
     },
-    /// A size that no group can have.
+    /// The world size is outside the limits.
     #[error("a group has 1 to {MAX_WORLD_SIZE} ranks, not {world_size}")]
     WorldSize {
-        /// What was asked for.
+        /// The world size that was asked for.
         world_size: usize,
     },
-    /// A joiner that expects a group of another size.
+    /// The rank that joins expects a group of another size.
     #[error("the group has {theirs} ranks, and this rank was told {ours}")]
     OtherWorldSize {
-        /// What the joiner was told.
+        /// The size that the rank expects.
         ours: usize,
-        /// The group's.
+        /// The size of the group.
         theirs: usize,
     },
-    /// A rank that cannot join.
+    /// The number of the rank is not one that can join.
     #[error("rank {rank} cannot join a group of {world_size}: the ranks that join are 1 to world size - 1")]
     Rank {
         /// The rank.
         rank: usize,
-        /// The group's size.
+        /// The size of the group.
         world_size: usize,
     },
     /// Another process has joined as this rank.
@@ -118,33 +123,33 @@ pub enum CollectiveError {
         /// The rank.
         rank: usize,
     },
-    /// Bytes that are no address of a group.
-    #[error("this is no address of a group of ranks; all ranks must be of the same version")]
+    /// The bytes are not the address of a group.
+    #[error("this is not the address of a group of ranks; all ranks must run the same version")]
     Address,
-    /// An address that leads to nothing, or to something else.
+    /// The address leads to nothing, or to something other than the group.
     #[error("the group at this address is gone; its rank 0 has ended or given up")]
     Gone,
-    /// Shared memory on a system other than Linux.
+    /// This system is not Linux, the only system where ranks can share memory.
     #[error("ranks share memory on Linux only; use TCP between ranks on this system")]
     NoSharedMemory,
-    /// An address of rank 0's host that stands for all of its addresses.
+    /// The address of rank 0's host is a wildcard.
     #[error("other ranks cannot reach rank 0 at {0}; name one address of its host")]
     Unspecified(std::net::IpAddr),
-    /// The system has no random numbers to give.
-    #[error("random numbers of the system: {0}")]
+    /// The operating system could not provide random numbers.
+    #[error("cannot get random numbers from the system: {0}")]
     Random(getrandom::Error),
-    /// The system refused something.
+    /// A system call failed.
     #[error("{doing}: {source}")]
     Io {
-        /// What was attempted.
+        /// The action that failed.
         doing: &'static str,
-        /// Why not.
+        /// The error of the system.
         source: io::Error,
     },
 }
 
 impl CollectiveError {
-    /// For `map_err`.
+    /// Returns a conversion of I/O errors for `map_err`.
     pub(super) fn io(doing: &'static str) -> impl FnOnce(io::Error) -> CollectiveError {
         move |source| CollectiveError::Io { doing, source }
     }

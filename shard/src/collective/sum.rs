@@ -1,11 +1,13 @@
-//! The sum in the order of the ranks.
+//! Summation in the order of the ranks.
 
-/// Values that are summed over all ranks before the next ones, so that they stay in the first cache: 16 KiB.
+/// Number of values that are summed over all ranks at a time. They fit into the first-level cache
+/// (16 KiB).
 const BLOCK: usize = 4096;
 
-/// Writes to `sums` the sum of `part(0)`, `part(1)` … `part(world_size - 1)`, each as long as `sums`, in this order.
+/// Writes the sum of `part(0)`, `part(1)` … `part(world_size - 1)` to `sums`, added in this order.
+/// All are equally long.
 ///
-/// An element's bits depend on its addends alone, not on where `sums` begins in a longer vector.
+/// The bits of an element only depend on its addends, not on its place in a longer vector.
 pub(super) fn sum_in_order<'a>(sums: &mut [f32], world_size: usize, part: impl Fn(usize) -> &'a [f32]) {
     let mut start = 0;
     for sums in sums.chunks_mut(BLOCK) {

@@ -1,4 +1,4 @@
-//! Ranks as threads, over both wires.
+//! Tests with ranks as threads, over both transports.
 
 mod forming;
 
@@ -12,26 +12,27 @@ use super::*;
 
 type Rank = Box<dyn HostCollective>;
 
-/// More than any test takes.
+/// A time longer than any test takes.
 const LONG: Duration = Duration::from_secs(60);
 const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-fn wires() -> Vec<Wire> {
-    let mut wires = vec![Wire::Tcp(LOOPBACK)];
+fn transports() -> Vec<Transport> {
+    let mut transports = vec![Transport::Tcp(LOOPBACK)];
     if cfg!(target_os = "linux") {
-        wires.push(Wire::Shm);
+        transports.push(Transport::Shm);
     }
-    wires
+    transports
 }
 
-/// Forms a group and runs every rank on a thread of its own. Returns what each has returned.
+/// Forms a group and calls `run` for every rank on its own thread. Returns the results in the order
+/// of the ranks.
 fn group<T: Send>(
-    wire: Wire,
+    transport: Transport,
     world_size: usize,
     deadline: Duration,
     run: impl Fn(Rank) -> T + Sync,
 ) -> Vec<T> {
-    let lead = lead(wire, world_size, deadline).unwrap();
+    let lead = lead(transport, world_size, deadline).unwrap();
     let address = lead.address();
     let (run, address) = (&run, &address);
     thread::scope(|scope| {
@@ -43,7 +44,7 @@ fn group<T: Send>(
     })
 }
 
-/// SplitMix64 (Steele, Lea, Flood, 2014), from a seed that is printed if the test fails.
+/// SplitMix64 (Steele, Lea, Flood, 2014). The seed is printed if the test fails.
 struct Random(u64);
 
 impl Random {
@@ -59,7 +60,7 @@ impl Random {
     }
 }
 
-/// What a rank contributes to a call: numbers whose sum depends on its order.
+/// The values of a rank in a call: numbers whose sum depends on the order of summation.
 fn contribution(rank: usize, call: usize, length: usize) -> Vec<f32> {
     let mut state = (rank as u32 + 1).wrapping_mul(0x9e37_79b9) ^ (call as u32).wrapping_mul(0x85eb_ca6b);
     let mut next = || {
@@ -95,7 +96,7 @@ fn gathered(rank: &mut Rank, part: &[f32]) -> Result<Vec<Vec<f32>>, CollectiveEr
     Ok(all)
 }
 
-/// One call of some operation, checked against what every rank knows of the others.
+/// Makes one call of an operation, and compares the result with the known values of all ranks.
 fn check(rank: &mut Rank, operation: usize, call: usize, length: usize) {
     let (at, world_size) = (rank.rank(), rank.world_size());
     let what = format!("operation {operation}, call {call} of {length} on rank {at} of {world_size}");
@@ -123,18 +124,25 @@ fn check(rank: &mut Rank, operation: usize, call: usize, length: usize) {
 
 #[test]
 fn bytes_are_gathered_as_they_are() {
-    for wire in wires() {
-        group(wire, 3, LONG, |mut rank| {
+    for transport in transports() {
+        group(transport, 3, LONG, |mut rank| {
             let part =
                 |rank: usize| (0..=255).map(|byte: u8| byte.rotate_left(rank as u32)).collect::<Vec<u8>>();
             let own = part(rank.rank());
-            let all = gather_bytes(&mut *rank, &own).unwrap();
+            let all = rank.all_gather_bytes(&own).unwrap();
             assert_eq!(all, [0, 1, 2].map(part));
+            // Longer than one half of the shared memory, and empty.
+            let long = vec![rank.rank() as u8; 600_001];
+            let all = rank.all_gather_bytes(&long).unwrap();
+            assert!(all == [0, 1, 2].map(|rank| vec![rank; 600_001]));
+            assert_eq!(rank.all_gather_bytes(&[]).unwrap(), [[], [], []].map(Vec::<u8>::from));
+            rank.barrier().unwrap();
         });
     }
 }
 
-/// Around every size at which a wire changes its way: lines, blocks, pieces, halves and several of them.
+/// Sizes around all limits at which a transport changes its method: cache lines, blocks, pieces and
+/// halves.
 const SIZES: [usize; 22] = [
     0, 1, 2, 3, 15, 17, 127, 1009, 4095, 4097, 8191, 8192, 8209, 16_384, 16_411, 65_535, 65_536, 65_537,
     131_071, 196_613, 262_144, 300_007,
@@ -142,9 +150,9 @@ const SIZES: [usize; 22] = [
 
 #[test]
 fn every_size_and_world() {
-    for wire in wires() {
+    for transport in transports() {
         for world_size in [1, 2, 3, 4, 7] {
-            group(wire, world_size, LONG, |mut rank| {
+            group(transport, world_size, LONG, |mut rank| {
                 assert_eq!(rank.world_size(), world_size);
                 for (call, length) in SIZES.into_iter().enumerate() {
                     for operation in 0..4 {
@@ -158,8 +166,8 @@ fn every_size_and_world() {
 
 #[test]
 fn the_largest_world() {
-    for wire in wires() {
-        group(wire, MAX_WORLD_SIZE, LONG, |mut rank| {
+    for transport in transports() {
+        group(transport, MAX_WORLD_SIZE, LONG, |mut rank| {
             for (call, length) in [1, 1009, 10_007].into_iter().enumerate() {
                 check(&mut rank, 0, call, length);
                 check(&mut rank, 1, call, length.min(1009));
@@ -168,16 +176,17 @@ fn the_largest_world() {
     }
 }
 
-/// Ranks that are now ahead and now behind: nobody may overwrite what another still reads.
+/// Ranks run ahead and fall behind at random. No rank may overwrite values that another still
+/// reads.
 #[test]
-fn thousands_of_operations_by_ranks_that_dawdle() {
-    for wire in wires() {
+fn thousands_of_operations_with_random_delays() {
+    for transport in transports() {
         for world_size in [2, 3, 4] {
             let seed = u64::from(std::process::id()) << 8 | world_size as u64;
-            println!("{wire:?}, {world_size} ranks, seed {seed}");
-            group(wire, world_size, LONG, |mut rank| {
+            println!("{transport:?}, {world_size} ranks, seed {seed}");
+            group(transport, world_size, LONG, |mut rank| {
                 let mut plan = Random(seed);
-                let mut whim = Random(seed ^ (rank.rank() as u64 + 1) << 48);
+                let mut delays = Random(seed ^ (rank.rank() as u64 + 1) << 48);
                 for call in 0..3000 {
                     let length = match plan.within(0..=99) {
                         0 => plan.within(60_000..=140_000),
@@ -185,10 +194,10 @@ fn thousands_of_operations_by_ranks_that_dawdle() {
                         _ => plan.within(0..=300),
                     };
                     let operation = plan.within(0..=3);
-                    match whim.within(0..=99) {
-                        0 => thread::sleep(Duration::from_micros(whim.bits() % 1000)),
+                    match delays.within(0..=99) {
+                        0 => thread::sleep(Duration::from_micros(delays.bits() % 1000)),
                         1..=9 => thread::yield_now(),
-                        10..=29 => (0..whim.bits() % 5000).for_each(|_| std::hint::spin_loop()),
+                        10..=29 => (0..delays.bits() % 5000).for_each(|_| std::hint::spin_loop()),
                         _ => {}
                     }
                     check(&mut rank, operation, call, length);
@@ -198,11 +207,11 @@ fn thousands_of_operations_by_ranks_that_dawdle() {
     }
 }
 
-/// What `take` is given must stay as it is until `take` returns, however far the others are.
+/// A chunk must stay unchanged until `take` returns, however far ahead the other ranks are.
 #[test]
-fn a_chunk_stays_while_it_is_taken() {
-    for wire in wires() {
-        group(wire, 3, LONG, |mut rank| {
+fn a_chunk_is_unchanged_while_it_is_taken() {
+    for transport in transports() {
+        group(transport, 3, LONG, |mut rank| {
             let at = rank.rank();
             for call in 0..60 {
                 let part = contribution(at, call, 2000);
@@ -222,16 +231,16 @@ fn a_chunk_stays_while_it_is_taken() {
 
 #[test]
 fn ranks_that_disagree_are_refused() {
-    for wire in wires() {
+    for transport in transports() {
         for world_size in [2, 3, 4] {
             for odd in 0..world_size {
-                let errors = group(wire, world_size, LONG, |mut rank| {
+                let errors = group(transport, world_size, LONG, |mut rank| {
                     rank.barrier().unwrap();
                     let length = if rank.rank() == odd { 200_000 } else { 200_001 };
                     let mut values = contribution(rank.rank(), 1, length);
                     let before = values.clone();
                     let error = rank.all_reduce(&mut values).unwrap_err();
-                    // Nothing was computed, and nothing will be.
+                    // Nothing is computed, and no later call succeeds.
                     assert_same_bits(&values, &before, "refused");
                     assert!(matches!(rank.barrier(), Err(CollectiveError::Closed { .. })));
                     (rank.rank(), error)
@@ -251,8 +260,8 @@ fn ranks_that_disagree_are_refused() {
 
 #[test]
 fn other_operations_are_other_calls() {
-    for wire in wires() {
-        let errors = group(wire, 3, LONG, |mut rank| match rank.rank() {
+    for transport in transports() {
+        let errors = group(transport, 3, LONG, |mut rank| match rank.rank() {
             0 => gathered(&mut rank, &[1.0; 20_000]).unwrap_err(),
             1 => rank.broadcast(&mut [1; 20_000]).unwrap_err(),
             _ => rank.all_reduce(&mut [1.0; 20_000]).unwrap_err(),
@@ -265,10 +274,10 @@ fn other_operations_are_other_calls() {
 
 #[test]
 fn an_abort_frees_all_ranks_at_once() {
-    for wire in wires() {
-        // Any rank may abort: one that waits, one that does not; rank 0 waits, or computes.
+    for transport in transports() {
+        // Any rank may abort: one that waits or one that does not, while rank 0 waits or computes.
         for (aborter, absent) in [(0, 0), (0, 1), (1, 0), (2, 0), (2, 1), (2, 2)] {
-            let ends = group(wire, 4, LONG, |mut rank| {
+            let ends = group(transport, 4, LONG, |mut rank| {
                 rank.barrier().unwrap();
                 let aborts = rank.aborter();
                 thread::scope(|scope| {
@@ -286,7 +295,7 @@ fn an_abort_frees_all_ranks_at_once() {
                     let end = Instant::now();
                     assert!(
                         matches!(error, CollectiveError::Aborted),
-                        "{wire:?} {aborter} {absent}: {error}"
+                        "{transport:?} {aborter} {absent}: {error}"
                     );
                     let again = rank.barrier().unwrap_err();
                     let known = matches!(again, CollectiveError::Aborted | CollectiveError::Closed { .. });
@@ -304,12 +313,12 @@ fn an_abort_frees_all_ranks_at_once() {
 }
 
 #[test]
-fn a_rank_that_does_not_come_is_named() {
+fn a_missing_rank_is_named() {
     let deadline = Duration::from_millis(300);
-    for wire in wires() {
+    for transport in transports() {
         let (release, wait) = mpsc::channel::<()>();
         let (release, wait) = (std::sync::Mutex::new(Some(release)), std::sync::Mutex::new(wait));
-        group(wire, 2, deadline, |mut rank| match rank.rank() {
+        group(transport, 2, deadline, |mut rank| match rank.rank() {
             0 => {
                 let since = Instant::now();
                 let error = rank.all_reduce(&mut [1.0; 3]).unwrap_err();
@@ -320,7 +329,7 @@ fn a_rank_that_does_not_come_is_named() {
             }
             _ => {
                 let _ = wait.lock().unwrap().recv();
-                // Late, it learns that it waits in vain, without waiting.
+                // A late call fails at once.
                 rank.barrier().expect_err("rank 0 has given up");
             }
         });
@@ -329,9 +338,9 @@ fn a_rank_that_does_not_come_is_named() {
 
 #[test]
 fn a_rank_that_leaves_is_not_waited_for() {
-    for wire in wires() {
-        let errors = group(wire, 3, LONG, |mut rank| {
-            // The last call still succeeds everywhere, although rank 1 goes right after it.
+    for transport in transports() {
+        let errors = group(transport, 3, LONG, |mut rank| {
+            // The last call succeeds on all ranks, although rank 1 leaves right after it.
             let mut values = [rank.rank() as f32; 1000];
             rank.all_reduce(&mut values).unwrap();
             assert_eq!(values, [3.0; 1000]);

@@ -2,73 +2,89 @@
 
 use millrace_kernels::{Backend, Result};
 
-use crate::Limits;
-use crate::model::{DecoderSpec, LayerSpec};
+use crate::ShardLimits;
+use crate::model::{DecoderSpec, LayerSpec, Mlp};
 
-/// Every buffer that a step writes, for `t` tokens and `s` outputs at most.
-pub(super) struct Workspace<B: Backend> {
+/// The hidden states that stages pass on, for up to `t` tokens.
+pub(super) struct HiddenStates<B: Backend> {
     /// The residual stream, `[t, hidden]`.
-    pub(super) hidden: B::Buf,
-    /// The normalised residual stream, `[t, hidden]`.
+    pub(super) residual: B::Buf,
+    /// The normalized residual stream, `[t, hidden]`.
     pub(super) normed: B::Buf,
-    /// What a branch adds to the residual stream, `[t, hidden]`.
-    pub(super) branch: B::Buf,
-    /// Fused projections, `[t, (heads + 2 kv_heads) * head_dim]`.
-    pub(super) qkv: ByWidth<B::Buf>,
-    /// Attention of all heads, `[t, heads * head_dim]`.
-    pub(super) heads: ByWidth<B::Buf>,
-    /// Gate and up, `[t, 2 * width]`.
-    pub(super) gate_up: ByWidth<B::Buf>,
-    /// Their product, `[t, width]`.
-    pub(super) gated: ByWidth<B::Buf>,
-    /// States whose logits are wanted, `[s, hidden]`.
-    pub(super) rows: B::Buf,
-    /// `[s, vocab]`.
-    pub(super) logits: B::Buf,
 }
 
-impl<B: Backend> Workspace<B> {
-    pub(super) fn new(backend: &B, spec: &DecoderSpec, limits: &Limits) -> Result<Self> {
-        let (tokens, outputs) = (limits.max_step_tokens, limits.max_sequences);
+impl<B: Backend> HiddenStates<B> {
+    pub(super) fn new(backend: &B, spec: &DecoderSpec, limits: &ShardLimits) -> Result<Self> {
+        let tokens = limits.max_step_tokens;
+        let (residual, normed) = (backend.buf(tokens, spec.hidden)?, backend.buf(tokens, spec.hidden)?);
+        Ok(HiddenStates { residual, normed })
+    }
+}
+
+/// The buffers inside a layer, for up to `t` tokens. All layers use the same ones.
+pub(super) struct LayerBuffers<B: Backend> {
+    /// The output of a branch, which is added to the residual stream, `[t, hidden]`.
+    pub(super) branch: B::Buf,
+    /// The fused projection, `[t, (heads + 2 kv_heads) * head_dim]`.
+    pub(super) qkv: ByWidth<B::Buf>,
+    /// The attention of all heads, `[t, heads * head_dim]`.
+    pub(super) heads: ByWidth<B::Buf>,
+    /// Gate and up features, `[t, 2 * width]`.
+    pub(super) gate_up: ByWidth<B::Buf>,
+    /// The product of activated gate and up features, `[t, width]`.
+    pub(super) gated: ByWidth<B::Buf>,
+}
+
+impl<B: Backend> LayerBuffers<B> {
+    pub(super) fn new(
+        backend: &B,
+        layers: &[LayerSpec],
+        hidden: usize,
+        limits: &ShardLimits,
+    ) -> Result<Self> {
+        let tokens = limits.max_step_tokens;
         let by_width = |width: fn(&LayerSpec) -> usize| {
-            ByWidth::new(widths(spec, width), |cols| backend.buf(tokens, cols))
+            ByWidth::new(widths(layers, width), |cols| backend.buf(tokens, cols))
         };
-        Ok(Workspace {
-            hidden: backend.buf(tokens, spec.hidden)?,
-            normed: backend.buf(tokens, spec.hidden)?,
-            branch: backend.buf(tokens, spec.hidden)?,
+        Ok(LayerBuffers {
+            branch: backend.buf(tokens, hidden)?,
             qkv: by_width(QKV)?,
             heads: by_width(HEADS)?,
             gate_up: by_width(GATE_UP)?,
             gated: by_width(GATED)?,
-            rows: backend.buf(outputs, spec.hidden)?,
-            logits: backend.logits(outputs, spec.vocab)?,
         })
     }
 }
 
-/// Elements of all activations except the logits, for steps of `tokens` tokens and `outputs` outputs.
+/// Returns the elements of all activations except the logits, for steps of `tokens` tokens and
+/// `outputs` outputs.
 pub(crate) fn activation_elements(spec: &DecoderSpec, tokens: usize, outputs: usize) -> usize {
     let of_layers: usize =
-        [QKV, HEADS, GATE_UP, GATED].into_iter().flat_map(|width| widths(spec, width)).sum();
+        [QKV, HEADS, GATE_UP, GATED].into_iter().flat_map(|width| widths(&spec.layers, width)).sum();
     let of_tokens = tokens.saturating_mul(3 * spec.hidden + of_layers);
     of_tokens.saturating_add(outputs.saturating_mul(spec.hidden))
 }
 
-const QKV: fn(&LayerSpec) -> usize = |layer| layer.qkv.cols();
-const HEADS: fn(&LayerSpec) -> usize = |layer| layer.qkv.heads * layer.qkv.head_dim;
-const GATE_UP: fn(&LayerSpec) -> usize = |layer| 2 * layer.mlp.width;
-const GATED: fn(&LayerSpec) -> usize = |layer| layer.mlp.width;
+const QKV: fn(&LayerSpec) -> usize = |layer| layer.attention.heads().layout.cols();
+const HEADS: fn(&LayerSpec) -> usize = |layer| {
+    let layout = layer.attention.heads().layout;
+    layout.heads * layout.head_dim
+};
+const GATE_UP: fn(&LayerSpec) -> usize = |layer| 2 * GATED(layer);
+const GATED: fn(&LayerSpec) -> usize = |layer| {
+    let Mlp::Gated(mlp) = &layer.mlp;
+    mlp.width
+};
 
-/// The different widths among the layers, ascending.
-fn widths(spec: &DecoderSpec, width: fn(&LayerSpec) -> usize) -> Vec<usize> {
-    let mut widths: Vec<usize> = spec.layers.iter().map(width).collect();
+/// Returns the different widths among the layers, ascending.
+fn widths(layers: &[LayerSpec], width: fn(&LayerSpec) -> usize) -> Vec<usize> {
+    let mut widths: Vec<usize> = layers.iter().map(width).collect();
     widths.sort_unstable();
     widths.dedup();
     widths
 }
 
-/// One buffer for each width that layers have; nearly always a single one.
+/// One buffer for each width that occurs among the layers. In nearly all models there is only one.
 pub(super) struct ByWidth<Buf>(Vec<(usize, Buf)>);
 
 impl<Buf> ByWidth<Buf> {
@@ -76,7 +92,7 @@ impl<Buf> ByWidth<Buf> {
         widths.into_iter().map(|width| Ok((width, buf(width)?))).collect::<Result<_>>().map(ByWidth)
     }
 
-    /// The buffer of this width.
+    /// Returns the buffer of this width.
     ///
     /// # Panics
     /// If no layer has this width.

@@ -1,32 +1,36 @@
-//! ChatGLM2, ChatGLM3 and GLM-4 in the layout of their own code; transformers' `glm` is the same decoder.
+//! ChatGLM2, ChatGLM3 and GLM-4 in the layout of their own code. The family `glm` of transformers
+//! is the same decoder.
 
 use millrace_kernels::RopeStyle;
 
-use super::Family;
-use super::config::{Config, ConfigError};
+use super::config::Config;
 use super::decoder::{self, Keys, Traits};
-use super::names::{Block, Names};
-use crate::model::DecoderSpec;
+use super::error::ConfigError;
+use super::family::Family;
+use super::names::Names;
+use crate::model::{DecoderSpec, FeatureBlock, LayerSlot, StoredTensors, WeightSlot};
 
 pub(super) const FAMILY: Family = Family {
     model_type: "chatglm",
     architectures: &["ChatGLMModel", "ChatGLMForConditionalGeneration"],
     spec,
-    names: Names {
-        embedding: "transformer.embedding.word_embeddings",
-        layers: "transformer.encoder.layers.",
-        attention_norm: "input_layernorm",
-        qkv: &[("self_attention.query_key_value", &[Block::Query, Block::Key, Block::Value])],
-        q_norm: "",
-        k_norm: "",
-        out: "self_attention.dense",
-        mlp_norm: "post_attention_layernorm",
-        gate_up: &[("mlp.dense_h_to_4h", &[Block::Gate, Block::Up])],
-        down: "mlp.dense_4h_to_h",
-        final_norm: "transformer.encoder.final_layernorm",
-        head: "transformer.output_layer",
-    },
+    names: Names { layers: "transformer.encoder.layers.", tensors },
 };
+
+fn tensors(slot: WeightSlot) -> StoredTensors {
+    use FeatureBlock::{Gate, Hidden, Key, Query, Up, Value, Vocabulary};
+    use LayerSlot::{Down, DownBias, GateUp, GateUpBias, Out, OutBias, Qkv, QkvBias};
+    match slot {
+        WeightSlot::Embedding => &[("transformer.embedding.word_embeddings", &[Vocabulary])],
+        WeightSlot::FinalNorm => &[("transformer.encoder.final_layernorm", &[Hidden])],
+        WeightSlot::Head => &[("transformer.output_layer", &[Vocabulary])],
+        WeightSlot::Layer(_, Qkv | QkvBias) => &[("self_attention.query_key_value", &[Query, Key, Value])],
+        WeightSlot::Layer(_, Out | OutBias) => &[("self_attention.dense", &[Hidden])],
+        WeightSlot::Layer(_, GateUp | GateUpBias) => &[("mlp.dense_h_to_4h", &[Gate, Up])],
+        WeightSlot::Layer(_, Down | DownBias) => &[("mlp.dense_4h_to_h", &[Hidden])],
+        other => other.usual_tensors(),
+    }
+}
 
 const KEYS: Keys = Keys {
     layers: "num_layers",
@@ -45,8 +49,8 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     }
     config.insist("rmsnorm", true, "layer norms")?;
     config.insist("post_layer_norm", true, "a decoder without a final norm")?;
-    config.insist("apply_residual_connection_post_layernorm", false, "residuals of normalised states")?;
-    config.insist("quantization_bit", 0, "quantised checkpoints cannot be read yet; use the original one")?;
+    config.insist("apply_residual_connection_post_layernorm", false, "residuals of normalized states")?;
+    config.insist("quantization_bit", 0, "quantized checkpoints cannot be read yet; use the original one")?;
     config.insist("pre_seq_len", 0, "the prefix of p-tuning")?;
     if !config.flag("multi_query_attention", false)? {
         let reason = "heads that are stored one by one; multi_query_attention must be true";

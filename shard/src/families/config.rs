@@ -1,71 +1,17 @@
-//! `config.json` as a table of keys, each read with its type and its limits, so that every complaint names file and key.
+//! Reads the keys of `config.json`, each with its type and its limits, so that every error names
+//! file and key.
 
 use millrace_kernels::DType;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-/// Why a `config.json` cannot be used.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
-    /// Not JSON.
-    #[error("{file} is not valid JSON: {source}")]
-    Json {
-        /// The file.
-        file: String,
-        /// What the parser says.
-        source: serde_json::Error,
-    },
-    /// A key is missing.
-    #[error("{file}: {key} is missing")]
-    Missing {
-        /// The file.
-        file: String,
-        /// The key, after those of the objects around it.
-        key: String,
-    },
-    /// A value is of another type, or makes no sense.
-    #[error("{file}: {key} {reason}")]
-    Invalid {
-        /// The file.
-        file: String,
-        /// The key.
-        key: String,
-        /// What is wrong; reads on after the key.
-        reason: String,
-    },
-    /// A value makes sense, but would need something that does not exist here.
-    #[error("{file}: {key} = {value} is not supported: {reason}")]
-    Unsupported {
-        /// The file.
-        file: String,
-        /// The key.
-        key: String,
-        /// Its value.
-        value: String,
-        /// What it would need, or what to do.
-        reason: String,
-    },
-    /// No family answers to the model's names.
-    #[error(
-        "{file}: no model of type {model_type} with architecture {architectures}; supported are {supported}"
-    )]
-    UnknownModel {
-        /// The file.
-        file: String,
-        /// `model_type`.
-        model_type: String,
-        /// `architectures`.
-        architectures: String,
-        /// What there is.
-        supported: String,
-    },
-}
+use super::error::ConfigError;
 
 /// The keys of `config.json`, or of an object in it. `null` counts as absent.
 #[derive(Debug, Clone)]
 pub(super) struct Config {
     file: String,
-    /// Keys of the objects around this one, each with a dot behind it.
+    /// The keys of the objects around this one, each followed by a dot.
     prefix: String,
     keys: Map<String, Value>,
 }
@@ -79,7 +25,7 @@ impl Config {
         }
     }
 
-    /// Writes another scaling of the rotation over what is there; its base and the share of rotated features stay.
+    /// Replaces the scaling of the rotation. Its base and the share of rotated features stay.
     pub(super) fn stretch_rope(&mut self, kind: &str, factor: f64) {
         let mut table = Map::new();
         for place in ["rope_parameters", "rope_scaling"] {
@@ -87,7 +33,7 @@ impl Config {
                 table.extend(old);
             }
         }
-        // Tables of several kinds of layers are kept too, to be refused.
+        // Tables for several kinds of layers are kept too, so that they are refused later.
         let stays = ["rope_theta", "partial_rotary_factor", "full_attention", "sliding_attention"];
         table.retain(|key, _| stays.contains(&key.as_str()));
         table.insert("rope_type".to_owned(), kind.into());
@@ -99,7 +45,7 @@ impl Config {
         &self.file
     }
 
-    /// The key is there, be it with `null`.
+    /// Returns whether the key is present, possibly with the value `null`.
     pub(super) fn mentions(&self, key: &str) -> bool {
         self.keys.contains_key(key)
     }
@@ -108,38 +54,38 @@ impl Config {
         self.keys.get(key).filter(|value| !value.is_null())
     }
 
-    /// The value of `key`, if there is one.
+    /// Reads the value of `key`, if it is present.
     pub(super) fn optional<T: DeserializeOwned>(&self, key: &str) -> Result<Option<T>, ConfigError> {
         let Some(value) = self.value(key) else { return Ok(None) };
         T::deserialize(value).map(Some).map_err(|e| self.invalid(key, format!("cannot be used: {e}")))
     }
 
-    /// The value of the switch `key`, or `default`.
+    /// Reads the boolean `key`, or returns `default`.
     pub(super) fn flag(&self, key: &str, default: bool) -> Result<bool, ConfigError> {
         Ok(self.optional(key)?.unwrap_or(default))
     }
 
-    /// A number of things: from 1 to `max`.
+    /// Reads a count from 1 to `max`.
     pub(super) fn size(&self, key: &str, max: usize) -> Result<usize, ConfigError> {
         self.optional_size(key, max)?.ok_or_else(|| self.missing(key))
     }
 
-    /// A number of things, if there is one: from 1 to `max`.
+    /// Reads a count from 1 to `max`, if it is present.
     pub(super) fn optional_size(&self, key: &str, max: usize) -> Result<Option<usize>, ConfigError> {
         match self.optional::<u64>(key)? {
             None => Ok(None),
             Some(0) => Err(self.invalid(key, "is 0".to_owned())),
             Some(size) => match usize::try_from(size) {
                 Ok(size) if size <= max => Ok(Some(size)),
-                _ => Err(self.invalid(key, format!("is {size}, more than the {max} that are believed"))),
+                _ => Err(self.invalid(key, format!("is {size}, more than the limit of {max}"))),
             },
         }
     }
 
-    /// A real number of at least `min`, if there is one.
+    /// Reads a number of at least `min`, if it is present.
     pub(super) fn optional_number(&self, key: &str, min: f64) -> Result<Option<f64>, ConfigError> {
         match self.optional::<f64>(key)? {
-            // Written so that it would refuse NaN.
+            // The negation makes this refuse NaN.
             Some(number) if !(number >= min && number.is_finite()) => {
                 Err(self.invalid(key, format!("is {number}, but must be at least {min}")))
             }
@@ -147,19 +93,19 @@ impl Config {
         }
     }
 
-    /// A real number of at least `min`.
+    /// Reads a number of at least `min`.
     pub(super) fn number(&self, key: &str, min: f64) -> Result<f64, ConfigError> {
         self.optional_number(key, min)?.ok_or_else(|| self.missing(key))
     }
 
-    /// The object at `key`, unless it is absent, `null` or empty.
+    /// Reads the object at `key`, unless it is absent, `null` or empty.
     pub(super) fn object(&self, key: &str) -> Result<Option<Config>, ConfigError> {
         let keys = self.optional::<Map<String, Value>>(key)?.filter(|keys| !keys.is_empty());
         let prefix = format!("{}{key}.", self.prefix);
         Ok(keys.map(|keys| Config { file: self.file.clone(), prefix, keys }))
     }
 
-    /// The element type that the model is meant to be used in.
+    /// Reads the element type that the model is meant for.
     pub(super) fn dtype(&self) -> Result<Option<DType>, ConfigError> {
         for key in ["dtype", "torch_dtype"] {
             if let Some(name) = self.optional::<String>(key)? {

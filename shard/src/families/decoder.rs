@@ -1,19 +1,23 @@
-//! From the keys of a configuration to the switches of the decoder: what all families share.
+//! Reads the specification of a decoder from a configuration. All families use this reader.
 
 use millrace_kernels::{Activation, QkvLayout, RopeStyle};
 
-use super::config::{Config, ConfigError};
+use super::config::Config;
+use super::error::ConfigError;
 use super::rope::{self, MAX_POSITIONS, Rotated};
-use crate::model::{DecoderSpec, LayerSpec, MlpSpec};
+use crate::model::{
+    Attention, AttentionHeads, DecoderSpec, GatedMlp, LayerSpec, Mlp, NormPlan, Positions, Residual,
+};
 
-// Larger sizes are typing errors or attacks: no model comes near, and products of any two stay far from overflow.
+// Larger sizes are typing errors or attacks. No model comes near them, and the product of any two
+// cannot overflow.
 const MAX_WIDTH: usize = 1 << 20;
 const MAX_LAYERS: usize = 1 << 10;
 const MAX_HEADS: usize = 1 << 14;
 const MAX_HEAD_DIM: usize = 1 << 12;
 const MAX_VOCAB: usize = 1 << 24;
 
-/// What a family calls the sizes.
+/// The keys under which a family's configuration has the sizes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Keys {
     pub(super) layers: &'static str,
@@ -26,7 +30,7 @@ pub(super) struct Keys {
     pub(super) norm_eps: &'static str,
 }
 
-/// The names that transformers settled on.
+/// The keys of most families in transformers.
 pub(super) const USUAL_KEYS: Keys = Keys {
     layers: "num_hidden_layers",
     heads: "num_attention_heads",
@@ -38,18 +42,20 @@ pub(super) const USUAL_KEYS: Keys = Keys {
     norm_eps: "rms_norm_eps",
 };
 
-/// What a family is beyond its sizes; the default is a Llama.
+/// The properties of a family beyond its sizes. The default is a Llama.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Traits {
     pub(super) keys: Keys,
-    /// Key/value heads when the key is absent; without this, and for `null`, as many as query heads.
+    /// Number of key/value heads if the key is absent. If this is `None`, or the key is `null`, it
+    /// is the number of query heads.
     pub(super) kv_heads: Option<usize>,
-    /// Features per head when the key is absent; without this, and for `null`, the width shared among the heads.
+    /// Number of features per head if the key is absent. If this is `None`, or the key is `null`,
+    /// the width is divided among the heads.
     pub(super) head_dim: Option<usize>,
-    /// Share of the features that is rotated when the key is absent.
+    /// Share of the features that is rotated if the key is absent.
     pub(super) partial_rotary: f64,
     pub(super) rope: RopeStyle,
-    /// The head is the embedding when the key is absent.
+    /// Whether the head is the embedding if the key is absent.
     pub(super) tied_head: bool,
     pub(super) qkv_bias: bool,
     pub(super) out_bias: bool,
@@ -74,10 +80,10 @@ impl Default for Traits {
     }
 }
 
-/// A decoder of equal layers, without sliding windows.
+/// Reads a decoder of equal layers without sliding windows.
 pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, ConfigError> {
     let keys = &traits.keys;
-    config.refuse("quantization_config", "quantised checkpoints cannot be read yet; use the original one")?;
+    config.refuse("quantization_config", "quantized checkpoints cannot be read yet; use the original one")?;
     for key in ["hidden_act", "hidden_activation"] {
         if !matches!(config.optional::<String>(key)?.as_deref(), None | Some("silu" | "swish")) {
             return Err(config.unsupported(key, "the only activation is silu"));
@@ -86,29 +92,29 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
     config.insist("use_mrope", false, "positions in several dimensions")?;
 
     let hidden = config.size("hidden_size", MAX_WIDTH)?;
-    let qkv = heads(config, traits, hidden)?;
+    let layout = heads(config, traits, hidden)?;
     let rotated = Rotated {
         style: traits.rope,
-        head_dim: qkv.head_dim,
+        head_dim: layout.head_dim,
         partial: traits.partial_rotary,
         positions: config.size(keys.positions, MAX_POSITIONS)?,
     };
     let (rope, max_positions) = rope::read(config, &rotated)?;
-    let layer = LayerSpec {
-        qkv,
+    let heads = AttentionHeads {
+        layout,
         qkv_bias: traits.qkv_bias,
         head_norm: traits.head_norm,
-        rope: Some(0),
-        score_scale: 1.0 / (qkv.head_dim as f32).sqrt(),
-        window: None,
+        positions: Positions::Rotary { table: 0 },
+        score_scale: 1.0 / (layout.head_dim as f32).sqrt(),
         out_bias: traits.out_bias,
-        mlp: MlpSpec {
-            width: config.size(keys.width, MAX_WIDTH)?,
-            act: Activation::Silu,
-            up_bias: traits.mlp_bias,
-            down_bias: traits.mlp_bias,
-        },
     };
+    let mlp = GatedMlp {
+        width: config.size(keys.width, MAX_WIDTH)?,
+        act: Activation::Silu,
+        up_bias: traits.mlp_bias,
+        down_bias: traits.mlp_bias,
+    };
+    let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };
     let vocab = config.size(keys.vocab, MAX_VOCAB)?;
     Ok(DecoderSpec {
         model_type: config.optional("model_type")?.unwrap_or_default(),
@@ -116,7 +122,8 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
         vocab_rows: 0..vocab,
         hidden,
         max_positions,
-        norm_eps: config.number(keys.norm_eps, 0.0)? as f32,
+        norm: NormPlan::rms_before_branches(config.number(keys.norm_eps, 0.0)? as f32),
+        residual: Residual::Sequential,
         ropes: vec![rope],
         layers: vec![layer; config.size(keys.layers, MAX_LAYERS)?],
         tied_head: config.flag("tie_word_embeddings", traits.tied_head)?,
@@ -153,9 +160,10 @@ fn heads(config: &Config, traits: &Traits, hidden: usize) -> Result<QkvLayout, C
     Ok(QkvLayout { heads, kv_heads, head_dim })
 }
 
-/// Gives each layer its sliding window.
+/// Sets the sliding window of each layer.
 ///
-/// `layer_types` decides where it is present; else the layers from `first` on have the window `size`.
+/// `layer_types` decides which layers have the window `size`. If it is absent, the layers from
+/// `first` on have it.
 pub(super) fn slide(
     config: &Config,
     spec: &mut DecoderSpec,
@@ -165,7 +173,9 @@ pub(super) fn slide(
     let key = "layer_types";
     let count = spec.layers.len();
     let Some(kinds) = config.optional::<Vec<String>>(key)? else {
-        spec.layers.iter_mut().skip(first).for_each(|layer| layer.window = size);
+        if let Some(window) = size {
+            spec.layers.iter_mut().skip(first).for_each(|layer| layer.attention.slide(window));
+        }
         return Ok(());
     };
     if kinds.len() != count {
@@ -173,21 +183,21 @@ pub(super) fn slide(
         return Err(config.invalid(key, reason));
     }
     for (layer, kind) in spec.layers.iter_mut().zip(&kinds) {
-        layer.window = match kind.as_str() {
-            "full_attention" => None,
-            "sliding_attention" if size.is_some() => size,
-            "sliding_attention" => {
+        match (kind.as_str(), size) {
+            ("full_attention", _) => {}
+            ("sliding_attention", Some(window)) => layer.attention.slide(window),
+            ("sliding_attention", None) => {
                 return Err(
                     config.invalid(key, "has sliding_attention, but no sliding_window is on".to_owned())
                 );
             }
-            other => return Err(config.invalid(key, format!("has {other}, which is not supported"))),
-        };
+            (other, _) => return Err(config.invalid(key, format!("has {other}, which is not supported"))),
+        }
     }
     Ok(())
 }
 
-/// The window of `sliding_window`, or `absent` when the file does not mention it.
+/// Reads the window of `sliding_window`, or returns `absent` if the file does not contain the key.
 pub(super) fn window(config: &Config, absent: usize) -> Result<Option<usize>, ConfigError> {
     let key = "sliding_window";
     if config.mentions(key) { config.optional_size(key, usize::MAX) } else { Ok(Some(absent)) }

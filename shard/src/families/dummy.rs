@@ -1,25 +1,27 @@
-//! Weights out of nothing, to try a model's size and speed with its `config.json` alone.
+//! Dummy weights, to measure the memory and speed of a model with only its `config.json`.
 
+use bytes::Bytes;
 use millrace_kernels::{DType, HostTensor, Part};
 
-use crate::Error;
-use crate::model::{DecoderSpec, LayerSlot, Slot, WeightSource};
+use crate::model::{DecoderSpec, WeightError, WeightKind, WeightSlot, WeightSource};
 
-/// Elements of the buffer that all weights are cut from.
+/// Number of elements of the buffer that all weights are cut from.
 const POOL: usize = 1 << 21;
-/// Places where a cut may begin, so that cuts differ; less than the pool.
+/// Number of places in the buffer where a cut may begin, so that cuts differ. It is less than the
+/// buffer's length.
 const STARTS: usize = 1 << 16;
 /// Standard deviation of matrices and biases.
 const SCALE: f32 = 0.03;
 
-/// Deterministic weights: norms are 1, all else is about normal with a standard deviation of 0.03.
+/// Deterministic weights: norm scales are 1, and all others are nearly normally distributed with a
+/// standard deviation of 0.03.
 ///
 /// They are cuts of one pseudo-random buffer of a few megabytes, however large the model is.
 pub(super) struct DummyWeights {
     spec: DecoderSpec,
     dtype: DType,
-    pool: Vec<u8>,
-    ones: Vec<u8>,
+    pool: Bytes,
+    ones: Bytes,
 }
 
 impl DummyWeights {
@@ -29,46 +31,46 @@ impl DummyWeights {
             push(&mut pool, dtype, normal(index) * SCALE);
         }
         let mut ones = Vec::new();
-        let longest = spec.layers.iter().map(|layer| layer.qkv.head_dim).fold(spec.hidden, usize::max);
+        let longest = spec
+            .layers
+            .iter()
+            .map(|layer| layer.attention.heads().layout.head_dim)
+            .fold(spec.hidden, usize::max);
         (0..longest).for_each(|_| push(&mut ones, dtype, 1.0));
-        DummyWeights { spec, dtype, pool, ones }
+        DummyWeights { spec, dtype, pool: pool.into(), ones: ones.into() }
     }
 }
 
 impl WeightSource for DummyWeights {
-    fn parts(&self, slot: Slot) -> Result<Vec<Part<'_>>, Error> {
+    fn parts(&self, slot: WeightSlot) -> Result<Vec<Part>, WeightError> {
         let (rows, cols) = self.spec.shape(slot);
         let size = self.dtype.size();
-        let part = |bytes, rows, cols| Part::whole(HostTensor { dtype: self.dtype, rows, cols, bytes });
-        if is_norm(slot) {
-            return Ok(vec![part(&self.ones[..cols * size], 1, cols)]);
+        let part = |bytes, rows, cols| Part::whole(HostTensor::dense(self.dtype, rows, cols, bytes));
+        if slot.info().kind == WeightKind::NormScale {
+            return Ok(vec![part(self.ones.slice(..cols * size), 1, cols)]);
         }
-        // A vector is cut like a matrix of one column. Rows are at most 2^20 wide, so that at least one fits.
+        // A vector is cut like a matrix of one column. Rows have at most 2^20 columns, so at least
+        // one row fits into the buffer.
         let (rows, cols) = if slot.is_vector() { (cols, 1) } else { (rows, cols) };
         let most = (POOL - STARTS) / cols;
         let mut parts = Vec::with_capacity(rows.div_ceil(most));
         for first in (0..rows).step_by(most) {
             let count = most.min(rows - first);
             let start = mix(seed(slot) ^ first as u64) as usize % STARTS;
-            let bytes = &self.pool[start * size..(start + count * cols) * size];
+            let bytes = self.pool.slice(start * size..(start + count * cols) * size);
             parts.push(if slot.is_vector() { part(bytes, 1, count) } else { part(bytes, count, cols) });
         }
         Ok(parts)
     }
 }
 
-fn is_norm(slot: Slot) -> bool {
-    use LayerSlot::{AttentionNorm, KNorm, MlpNorm, QNorm};
-    matches!(slot, Slot::FinalNorm | Slot::Layer(_, AttentionNorm | MlpNorm | QNorm | KNorm))
-}
-
-/// A number for each slot, far from that of others.
-fn seed(slot: Slot) -> u64 {
+/// Returns a seed for each slot, which differs much from those of other slots.
+fn seed(slot: WeightSlot) -> u64 {
     mix(match slot {
-        Slot::Embedding => 1,
-        Slot::FinalNorm => 2,
-        Slot::Head => 3,
-        Slot::Layer(index, slot) => 16 * (index as u64 + 1) + slot as u64,
+        WeightSlot::Embedding => 1,
+        WeightSlot::FinalNorm => 2,
+        WeightSlot::Head => 3,
+        WeightSlot::Layer(index, slot) => 16 * (index as u64 + 1) + slot as u64,
     })
 }
 
@@ -80,7 +82,8 @@ fn push(bytes: &mut Vec<u8>, dtype: DType, value: f32) {
     }
 }
 
-/// The finaliser of SplitMix64 (Steele et al., "Fast splittable pseudorandom number generators").
+/// Mixes the bits of a number. This is the finalizer of SplitMix64 (Steele et al., "Fast splittable
+/// pseudorandom number generators").
 fn mix(index: u64) -> u64 {
     let mut z = index.wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -88,7 +91,7 @@ fn mix(index: u64) -> u64 {
     z ^ (z >> 31)
 }
 
-/// Four uniform numbers make nearly a normal one, of variance 1.
+/// Returns a nearly normally distributed number of variance 1: the sum of four uniform numbers.
 fn normal(index: u64) -> f32 {
     let bits = mix(index);
     let sum: f32 = (0..4).map(|i| ((bits >> (16 * i)) & 0xffff) as f32 / 65_536.0 - 0.5).sum();

@@ -1,19 +1,27 @@
-//! GLM-4 in the layout of transformers: interleaved rotation of half of each head, gate and up in one tensor.
+//! GLM-4 in the layout of transformers: interleaved rotation of half of each head, gate and up in
+//! one tensor.
 
 use millrace_kernels::RopeStyle;
 
-use super::Family;
-use super::config::{Config, ConfigError};
+use super::config::Config;
 use super::decoder::{self, Traits};
-use super::names::{Block, LLAMA, Names};
-use crate::model::DecoderSpec;
+use super::error::ConfigError;
+use super::family::Family;
+use super::names::{LLAMA, Names};
+use crate::model::{DecoderSpec, FeatureBlock, LayerSlot, StoredTensors, WeightSlot};
 
-pub(super) const FAMILY: Family = Family {
-    model_type: "glm",
-    architectures: &["GlmForCausalLM"],
-    spec,
-    names: Names { gate_up: &[("mlp.gate_up_proj", &[Block::Gate, Block::Up])], ..LLAMA },
-};
+pub(super) const FAMILY: Family =
+    Family { model_type: "glm", architectures: &["GlmForCausalLM"], spec, names: Names { tensors, ..LLAMA } };
+
+fn tensors(slot: WeightSlot) -> StoredTensors {
+    use LayerSlot::{GateUp, GateUpBias};
+    match slot {
+        WeightSlot::Layer(_, GateUp | GateUpBias) => {
+            &[("mlp.gate_up_proj", &[FeatureBlock::Gate, FeatureBlock::Up])]
+        }
+        other => other.usual_tensors(),
+    }
+}
 
 fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     let traits = Traits {

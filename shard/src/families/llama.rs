@@ -1,8 +1,10 @@
-//! Llama 1 to 3, and everything published in its layout.
+//! Llama 1 to 3, and other models in its layout.
 
-use super::config::{Config, ConfigError};
+use super::config::Config;
 use super::decoder::{self, Traits};
-use super::{Family, names};
+use super::error::ConfigError;
+use super::family::Family;
+use super::names;
 use crate::model::DecoderSpec;
 
 pub(super) const FAMILY: Family =

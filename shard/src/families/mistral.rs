@@ -1,8 +1,10 @@
 //! Mistral: Llama with a sliding window in all layers.
 
-use super::config::{Config, ConfigError};
+use super::config::Config;
 use super::decoder::{self, Traits};
-use super::{Family, names};
+use super::error::ConfigError;
+use super::family::Family;
+use super::names;
 use crate::model::DecoderSpec;
 
 pub(super) const FAMILY: Family =

@@ -1,15 +1,15 @@
-//! What an operator says in place of `config.json`.
+//! Options of the operator that override `config.json`.
 
 use super::config::Config;
 
-/// What an operator says in place of `config.json`.
+/// Options of the operator that override `config.json`.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Overrides {
-    /// How rotary positions are stretched, and how far.
+    /// The kind and factor by which rotary positions are stretched.
     pub rope_scaling: Option<(RopeKind, f64)>,
 }
 
-/// Ways to stretch rotary positions that need nothing but a factor.
+/// The kinds of stretching rotary positions that only need a factor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RopeKind {
     /// Positions are divided by the factor.
@@ -28,6 +28,7 @@ impl RopeKind {
 }
 
 impl Overrides {
+    /// Writes the options over the configuration.
     pub(super) fn write(&self, config: &mut Config) {
         if let Some((kind, factor)) = self.rope_scaling {
             config.stretch_rope(kind.name(), factor);

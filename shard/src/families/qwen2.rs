@@ -1,8 +1,11 @@
-//! Qwen2 and Qwen2.5: Llama with biases on query, key and value, and a sliding window in the upper layers if it is on.
+//! Qwen2 and Qwen2.5: Llama with biases on query, key and value, and an optional sliding window in
+//! the upper layers.
 
-use super::config::{Config, ConfigError};
+use super::config::Config;
 use super::decoder::{self, Traits};
-use super::{Family, names};
+use super::error::ConfigError;
+use super::family::Family;
+use super::names;
 use crate::model::DecoderSpec;
 
 pub(super) const FAMILY: Family =
@@ -15,7 +18,8 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     Ok(spec)
 }
 
-/// `sliding_window` is written into all files, but counts only in those that switch it on.
+/// Sets the sliding windows. All files contain `sliding_window`, but only `use_sliding_window`
+/// enables it.
 pub(super) fn slide(config: &Config, spec: &mut DecoderSpec) -> Result<(), ConfigError> {
     let on = config.flag("use_sliding_window", false)?;
     let window = if on { decoder::window(config, 4096)? } else { None };

@@ -1,8 +1,10 @@
-//! Qwen3: each query and key head is normalised; biases and sliding windows are switches.
+//! Qwen3: Llama with a norm on each query and key head, and optional biases and sliding windows.
 
-use super::config::{Config, ConfigError};
+use super::config::Config;
 use super::decoder::{self, Traits};
-use super::{Family, names, qwen2};
+use super::error::ConfigError;
+use super::family::Family;
+use super::{names, qwen2};
 use crate::model::DecoderSpec;
 
 pub(super) const FAMILY: Family =

@@ -1,27 +1,30 @@
-//! Rotary position embedding in `config.json`, in all the ways that versions of transformers have written it.
+//! Reads the rotary position embedding from `config.json`, in all forms that versions of
+//! transformers write.
 
 use millrace_kernels::RopeStyle;
 
-use super::config::{Config, ConfigError};
+use super::config::Config;
+use super::error::ConfigError;
 use crate::model::{RopeScaling, RopeTable};
 
-/// Most positions that are believed.
+/// The largest number of positions that is accepted.
 pub(super) const MAX_POSITIONS: usize = 1 << 24;
 
-/// What the rotation is applied to.
+/// The features that are rotated.
 pub(super) struct Rotated {
     pub(super) style: RopeStyle,
     pub(super) head_dim: usize,
-    /// Share of the features when the configuration names none.
+    /// Share of the features that is rotated if the key is absent.
     pub(super) partial: f64,
-    /// Value of the configuration's key for the longest context.
+    /// The longest context by the configuration.
     pub(super) positions: usize,
 }
 
-/// The table, and the number of positions it is good for.
+/// Reads the rotary table and the number of positions that it supports.
 ///
-/// Version 5 writes `rope_parameters`; before, it was `rope_theta` with `rope_scaling`, whose kind was called `type` at
-/// first. Where both are given, `rope_scaling` has been edited by hand and counts.
+/// Version 5 of transformers writes `rope_parameters`. Earlier versions write `rope_theta` and
+/// `rope_scaling`, whose kind was first called `type`. If both are present, `rope_scaling` was
+/// added by hand and takes precedence.
 pub(super) fn read(config: &Config, rotated: &Rotated) -> Result<(RopeTable, usize), ConfigError> {
     let nested = match config.object("rope_scaling")? {
         None => config.object("rope_parameters")?,
@@ -39,7 +42,7 @@ pub(super) fn read(config: &Config, rotated: &Rotated) -> Result<(RopeTable, usi
     };
     let theta = either("rope_theta", 1.0)?.unwrap_or(10_000.0);
     if theta == 1.0 {
-        return Err(rope.invalid("rope_theta", "is 1, which rotates all features alike".to_owned()));
+        return Err(rope.invalid("rope_theta", "is 1, which rotates all features equally".to_owned()));
     }
     let partial = either("partial_rotary_factor", 0.0)?.unwrap_or(rotated.partial);
     let rotary_dim = (rotated.head_dim as f64 * partial) as usize;
@@ -55,7 +58,10 @@ pub(super) fn read(config: &Config, rotated: &Rotated) -> Result<(RopeTable, usi
         Some(rope) => scaling(config, rope, rotated.positions)?,
     };
     if positions > MAX_POSITIONS {
-        return Err(rope.invalid("factor", format!("makes {positions} positions, more than are believed")));
+        return Err(rope.invalid(
+            "factor",
+            format!("makes {positions} positions, more than the limit of {MAX_POSITIONS}"),
+        ));
     }
     if matches!(scaling, RopeScaling::Dynamic { .. }) && rotary_dim == 2 {
         return Err(rope.invalid("rope_type", "dynamic needs more than 2 rotated features".to_owned()));
@@ -63,16 +69,16 @@ pub(super) fn read(config: &Config, rotated: &Rotated) -> Result<(RopeTable, usi
     Ok((RopeTable { style: rotated.style, rotary_dim, theta, scaling }, positions))
 }
 
-/// The scaling, and the positions it makes of those in the configuration.
+/// Reads the scaling, and computes the number of positions with it.
 ///
-/// `linear` and `dynamic` stretch the configured length; files with `llama3` already state the stretched one; those with
-/// `yarn` state either, and the original length tells which.
+/// `linear` and `dynamic` stretch the configured length. Files with `llama3` state the stretched
+/// length. Files with `yarn` state either, and the original length tells which.
 fn scaling(config: &Config, rope: &Config, positions: usize) -> Result<(RopeScaling, usize), ConfigError> {
     let (key, kind) = match rope.optional::<String>("rope_type")? {
         Some(kind) => ("rope_type", kind),
         None => match rope.optional("type")? {
             Some(kind) => ("type", kind),
-            // Only a table without any scaling may leave its kind out.
+            // Only a table without scaling may omit its kind.
             None if rope.mentions("factor") => return Err(rope.missing("rope_type")),
             None => ("rope_type", "default".to_owned()),
         },
@@ -104,7 +110,7 @@ fn scaling(config: &Config, rope: &Config, positions: usize) -> Result<(RopeScal
     })
 }
 
-/// Peng et al., "YaRN", with the attention factor of transformers.
+/// Reads the parameters of YaRN (Peng et al.), with the attention factor of transformers.
 fn yarn(config: &Config, rope: &Config, positions: usize) -> Result<(RopeScaling, usize), ConfigError> {
     let given = original(config, rope)?;
     let original = given.unwrap_or(positions as f64);
@@ -119,7 +125,7 @@ fn yarn(config: &Config, rope: &Config, positions: usize) -> Result<(RopeScaling
         let reason = format!("is {beta_fast}, but must not be less than beta_slow, {beta_slow}");
         return Err(rope.invalid("beta_fast", reason));
     }
-    // Zero switches these off, as it does in transformers.
+    // Zero disables these, as in transformers.
     let scale = |key| Ok::<_, ConfigError>(rope.optional_number(key, 0.0)?.filter(|&scale| scale > 0.0));
     let attention_factor = match rope.optional_number("attention_factor", f64::MIN_POSITIVE)? {
         Some(factor) => factor,
@@ -136,7 +142,8 @@ fn yarn(config: &Config, rope: &Config, positions: usize) -> Result<(RopeScaling
     Ok((scaling, positions.max((original * factor) as usize)))
 }
 
-/// The length of the pre-training; the outer key counts before the one next to the scaling's kind.
+/// Reads the length of the pre-training. The key beside the table takes precedence over the key in
+/// it.
 fn original(config: &Config, rope: &Config) -> Result<Option<f64>, ConfigError> {
     let key = "original_max_position_embeddings";
     match config.optional_number(key, 1.0)? {

@@ -1,15 +1,17 @@
-//! The weights of a decoder in a checkpoint: the one reader of all families.
+//! The weights of a decoder in a checkpoint. All families use this reader.
 
 use std::collections::HashSet;
 
-use millrace_kernels::Part;
+use millrace_formats::{Checkpoint, DType as StoredDType, Tensor};
+use millrace_kernels::{DType, HostTensor, Part};
 
-use super::names::Names;
-use crate::Error;
-use crate::checkpoint::Checkpoint;
-use crate::model::{DecoderSpec, Slot, WeightSource};
+use super::names::{Names, Piece};
+use crate::model::{DecoderSpec, WeightError, WeightSlot, WeightSource};
 
-/// Weights as `names` finds them in a checkpoint.
+/// Rows of this length in bytes span several pages.
+const LONG_ROW: usize = 16 << 10;
+
+/// The weights of a checkpoint, under the names of a family.
 pub(super) struct StoredWeights {
     checkpoint: Checkpoint,
     spec: DecoderSpec,
@@ -17,17 +19,18 @@ pub(super) struct StoredWeights {
 }
 
 impl StoredWeights {
-    /// Checks that every weight of `spec` is there with its shape, and that none is there which would be left out.
+    /// Checks that every weight of `spec` exists with its shape and a usable type, and that no
+    /// weight would be ignored.
     pub(super) fn new(
         checkpoint: Checkpoint,
         spec: DecoderSpec,
         names: &'static Names,
-    ) -> Result<Self, Error> {
+    ) -> Result<Self, WeightError> {
         let weights = StoredWeights { checkpoint, spec, names };
         let mut used = HashSet::new();
         for slot in weights.spec.slots() {
             for piece in names.pieces(&weights.spec, slot) {
-                weights.checkpoint.tensor(&piece.tensor, &piece.shape)?;
+                weights.tensor(&piece)?;
                 used.insert(piece.tensor);
             }
         }
@@ -35,27 +38,26 @@ impl StoredWeights {
         Ok(weights)
     }
 
-    /// A tensor of a layer, or a bias of a used weight, that nothing asks for belongs to a model that this
-    /// configuration does not describe.
-    fn check_unused(&self, used: &HashSet<String>) -> Result<(), Error> {
+    /// Refuses tensors of layers, and biases of used weights, that the decoder does not use: they
+    /// belong to a model that this configuration does not describe.
+    fn check_unused(&self, used: &HashSet<String>) -> Result<(), WeightError> {
         let mut ignored = Vec::new();
         for tensor in self.checkpoint.tensors() {
             let name = tensor.name;
-            // Constants that old versions stored with the weights; a tied head is sometimes stored as well.
+            // Old versions stored constants with the weights. A tied head is sometimes stored as
+            // well.
             if used.contains(&name)
                 || name.ends_with("rotary_emb.inv_freq")
                 || name.ends_with("rotary_pos_emb.inv_freq")
-                || name == self.names.head_weight()
+                || name == self.names.head()
             {
                 continue;
             }
             let of_layer = name.starts_with(self.names.layers);
             let of_used =
                 name.strip_suffix(".bias").is_some_and(|base| used.contains(&format!("{base}.weight")));
-            if (of_layer || of_used)
-                && let Some(error) = self.checkpoint.unused(&name)
-            {
-                return Err(error.into());
+            if of_layer || of_used {
+                return Err(WeightError::Unused { file: self.path_of(&name), tensor: name });
             }
             ignored.push(name);
         }
@@ -64,32 +66,70 @@ impl StoredWeights {
         }
         Ok(())
     }
+
+    /// Returns the stored tensor of a piece, as the kernels take it.
+    fn tensor(&self, piece: &Piece) -> Result<HostTensor, WeightError> {
+        let tensor = self.checkpoint.tensor(&piece.tensor, &piece.shape)?;
+        host_tensor(&tensor).ok_or_else(|| WeightError::ElementType {
+            file: self.path_of(&piece.tensor),
+            tensor: piece.tensor.clone(),
+            dtype: tensor.dtype.to_string(),
+        })
+    }
+
+    fn path_of(&self, tensor: &str) -> String {
+        self.checkpoint.path_of(tensor).unwrap_or_default().to_owned()
+    }
+}
+
+/// Converts a stored tensor. Returns `None` if the kernels cannot load its element type.
+fn host_tensor(tensor: &Tensor<'_>) -> Option<HostTensor> {
+    let dtype = match tensor.dtype {
+        dtype if *dtype == StoredDType::F32 => DType::F32,
+        dtype if *dtype == StoredDType::F16 => DType::F16,
+        dtype if *dtype == StoredDType::BF16 => DType::BF16,
+        _ => return None,
+    };
+    let (rows, cols) = match *tensor.shape {
+        [rows, cols] => (rows, cols),
+        // The decoder has only matrices and vectors.
+        _ => (1, tensor.shape.iter().product()),
+    };
+    Some(HostTensor::dense(dtype, rows, cols, tensor.shared_bytes()))
 }
 
 impl WeightSource for StoredWeights {
-    fn parts(&self, slot: Slot) -> Result<Vec<Part<'_>>, Error> {
-        // A file that was cut reads as zeros; the rest of it is not worth the time.
+    fn parts(&self, slot: WeightSlot) -> Result<Vec<Part>, WeightError> {
+        // A truncated file reads as zeros. There is no point in loading the rest of it.
         self.checkpoint.check_readable()?;
-        let pieces = self.names.pieces(&self.spec, slot);
-        let part = |piece: super::names::Piece| {
-            let tensor = self.checkpoint.tensor(&piece.tensor, &piece.shape)?;
-            // A vector is one row; its elements are the output features.
+        let part = |piece: Piece| {
+            let tensor = self.tensor(&piece)?;
+            // A vector is one row, whose elements are the output features.
             let (rows, cols) =
                 if slot.is_vector() { (0..1, piece.rows) } else { (piece.rows, 0..tensor.cols) };
             Ok(Part { tensor, rows, cols })
         };
-        pieces.into_iter().map(part).collect()
+        self.names.pieces(&self.spec, slot).into_iter().map(part).collect()
     }
 
-    fn will_need(&self, part: &Part<'_>) {
-        self.checkpoint.will_need(part);
+    fn will_need(&self, part: &Part) {
+        let encoding = &part.tensor.encoding;
+        let row = part.tensor.row_bytes();
+        let rows = &part.tensor.bytes[part.rows.start * row..part.rows.end * row];
+        // If a rank's columns are a small part of long rows, the pages between them are not read.
+        if part.cols.len() == part.tensor.cols || row < LONG_ROW {
+            self.checkpoint.will_need(rows);
+        } else {
+            let cols = encoding.row_bytes(part.cols.start)..encoding.row_bytes(part.cols.end);
+            rows.chunks_exact(row).for_each(|row| self.checkpoint.will_need(&row[cols.clone()]));
+        }
     }
 
     fn identity(&self) -> String {
         self.checkpoint.identity().to_owned()
     }
 
-    fn verify(&self) -> Result<(), Error> {
+    fn verify(&self) -> Result<(), WeightError> {
         Ok(self.checkpoint.verify()?)
     }
 }

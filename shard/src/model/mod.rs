@@ -1,38 +1,31 @@
-//! What a model is: the switches of one decoder, and where its weights come from.
+//! The description of a model: the specification of its decoder, the table of its weights, and the
+//! source of them.
 
 pub mod rope;
-mod shape;
+mod slots;
+mod source;
 mod spec;
 mod storage;
+#[cfg(test)]
+pub(crate) mod test_spec;
 
 use millrace_kernels::DType;
 
-pub use spec::{DecoderSpec, LayerSlot, LayerSpec, MlpSpec, RopeScaling, RopeTable, Slot, WeightSource};
-pub use storage::{Quantize, Storage};
+pub use slots::{FeatureBlock, LayerSlot, StoredTensors, WeightInfo, WeightKind, WeightSlot};
+pub use source::{WeightError, WeightSource};
+pub use spec::{
+    Attention, AttentionHeads, DecoderSpec, GatedMlp, LayerSpec, Mlp, NormKind, NormPlace, NormPlan,
+    Positions, Residual, RopeScaling, RopeTable,
+};
+pub use storage::{Quantize, WeightStorage};
 
-use crate::split::{Indivisible, Split, SplitWeights};
-
-/// A model that can be loaded: what it computes and where its numbers are.
+/// A model that can be loaded.
 pub struct Model {
-    /// What the decoder computes.
+    /// The specification of the decoder.
     pub spec: DecoderSpec,
-    /// The element type its weights are stored as, and kept as unless the operator asks for another.
+    /// Element type of the stored weights. They keep it in memory unless the operator asks for
+    /// another.
     pub dtype: DType,
-    /// The stored weights.
+    /// The source of the weights.
     pub weights: Box<dyn WeightSource>,
-}
-
-impl Model {
-    /// This rank's share of the model.
-    ///
-    /// # Errors
-    /// If it cannot be cut into so many.
-    pub fn share(self, split: Split) -> Result<Model, Indivisible> {
-        if split == Split::WHOLE {
-            return Ok(self);
-        }
-        let Model { spec: whole, dtype, weights } = self;
-        let spec = split.spec(&whole)?;
-        Ok(Model { spec, dtype, weights: Box::new(SplitWeights::new(weights, whole, split)) })
-    }
 }

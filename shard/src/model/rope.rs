@@ -1,9 +1,10 @@
-//! Rotary tables: cosines and sines by position, computed in f64 (Su et al., "RoFormer").
+//! Rotary tables: cosines and sines by position, computed in double precision (Su et al.,
+//! "RoFormer").
 
 use std::f64::consts::TAU;
 use std::fmt::{self, Display, Formatter};
 
-use super::{RopeScaling, RopeTable};
+use super::spec::{RopeScaling, RopeTable};
 
 /// Cosines and sines of the rotation of each pair at each position, scaled by the attention factor.
 #[derive(Debug, Clone, PartialEq)]
@@ -15,7 +16,7 @@ pub struct RopeValues {
 }
 
 impl RopeTable {
-    /// Rotations for positions `0..positions`.
+    /// Computes the rotations for positions `0..positions`.
     pub fn values(&self, positions: usize) -> RopeValues {
         let pairs = self.rotary_dim / 2;
         let factor = self.attention_factor();
@@ -37,7 +38,8 @@ impl RopeTable {
         values
     }
 
-    /// Radians per position of each pair, `[rotary_dim / 2]`, for the token at `position`.
+    /// Returns the frequency of each pair in radians per position, `[rotary_dim / 2]`, for the
+    /// token at `position`.
     fn frequencies(&self, position: usize) -> Vec<f64> {
         let d = self.rotary_dim as f64;
         let pairs = self.rotary_dim / 2;
@@ -64,7 +66,8 @@ impl RopeTable {
                 })
                 .collect(),
             RopeScaling::Yarn { factor, original, beta_fast, beta_slow, truncate, .. } => {
-                // The dimension that turns this often within the original length (YaRN, equation 17 and after).
+                // The dimension that makes this number of turns within the original length (YaRN,
+                // equation 17 and after).
                 let dimension = |turns: f64| d * (original / (TAU * turns)).ln() / (2.0 * self.theta.ln());
                 let (mut low, mut high) = (dimension(beta_fast), dimension(beta_slow));
                 if truncate {
@@ -85,7 +88,7 @@ impl RopeTable {
         }
     }
 
-    /// The frequencies at `position` differ from those at the position before.
+    /// Returns whether the frequencies at `position` differ from those at the position before.
     fn depends_on_position(&self, position: usize) -> bool {
         matches!(self.scaling, RopeScaling::Dynamic { original, .. } if position >= original)
     }
@@ -156,7 +159,7 @@ mod tests {
         let dynamic = table(6, 10.0, RopeScaling::Dynamic { factor: 3.0, original: 10 });
         let plain = table(6, 10.0, RopeScaling::Default);
         let tables = (dynamic.values(25), plain.values(25));
-        // Up to the original length nothing changes.
+        // The tables are equal up to the original length.
         assert_eq!(tables.0.cos[..30], tables.1.cos[..30]);
         assert_eq!(tables.0.sin[..30], tables.1.sin[..30]);
         // Position 19 is the last of 20 tokens: the base grows by (3 * 2 - 2) ^ (6 / 4) = 8.
@@ -214,9 +217,9 @@ mod tests {
             (yarn(true).frequencies(0), table(128, 1e4, RopeScaling::Default).frequencies(0));
         assert_close(&found[..=20], &plain[..=20]);
         assert_close(&found[46..], &plain[46..].iter().map(|f| f / 4.0).collect::<Vec<_>>());
-        // Half way between 20 and 46.
+        // Dimension 33 is halfway between 20 and 46.
         assert_close(&found[33..34], &[plain[33] * 0.625]);
-        // Without rounding, dimension 45 is still inside the ramp, and 21 already.
+        // Without rounding, the dimensions 21 and 45 are inside the ramp.
         let exact = yarn(false).frequencies(0);
         assert!(exact[21] < plain[21] && exact[21] > found[21]);
         assert!(exact[45] > plain[45] / 4.0 && exact[45] < found[45]);

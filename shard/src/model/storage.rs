@@ -1,27 +1,30 @@
-//! How a device keeps the weights of a model.
+//! The formats in which a device keeps the weights of a model.
 
-use millrace_kernels::{DType, MatrixFormat};
+use millrace_kernels::{DType, WeightFormat};
+use serde::{Deserialize, Serialize};
 
-use super::{LayerSlot, Slot};
+use super::slots::{WeightKind, WeightSlot};
 
-/// How a device keeps the weights of a model; vectors are always in single precision.
+/// The formats in which a device keeps the weights of a model. Vectors are always in single
+/// precision.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Storage {
-    /// The type of matrices, and on cards of activations.
+pub struct WeightStorage {
+    /// Element type of matrices, and on GPUs also of activations.
     pub dtype: DType,
-    /// What becomes of the matrices of the layers' products.
+    /// Quantization of the matrices that may be quantized.
     pub quantize: Option<Quantize>,
 }
 
-/// A way to keep matrices in fewer bits, which is found while they are loaded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A way to quantize matrices while they are loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Quantize {
-    /// FP8 (e4m3) with a factor per output.
+    /// FP8 (e4m3) with one scale per output feature.
     Fp8,
 }
 
 impl Quantize {
-    /// The name on the command line.
+    /// Returns the name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Quantize::Fp8 => "fp8",
@@ -29,19 +32,19 @@ impl Quantize {
     }
 }
 
-impl Storage {
-    /// How the matrix in `slot` is kept. Embedding and head decide which token it is, and stay as they are.
-    pub fn matrix(&self, slot: Slot) -> MatrixFormat {
-        use LayerSlot::{Down, GateUp, Out, Qkv};
-        match (self.quantize, slot) {
-            (Some(Quantize::Fp8), Slot::Layer(_, Qkv | Out | GateUp | Down)) => MatrixFormat::Fp8,
+impl WeightStorage {
+    /// Returns the format of the matrix in `slot`. Embedding and head are never quantized, because
+    /// they decide which token is chosen.
+    pub fn matrix(&self, slot: WeightSlot) -> WeightFormat {
+        match (self.quantize, slot.info().kind) {
+            (Some(Quantize::Fp8), WeightKind::Matrix { may_quantize: true }) => WeightFormat::Fp8,
             _ => self.dtype.into(),
         }
     }
 }
 
-impl From<DType> for Storage {
+impl From<DType> for WeightStorage {
     fn from(dtype: DType) -> Self {
-        Storage { dtype, quantize: None }
+        WeightStorage { dtype, quantize: None }
     }
 }

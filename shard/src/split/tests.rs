@@ -1,19 +1,23 @@
 use super::*;
-use crate::plan::tests::spec;
+use crate::model::test_spec::spec;
+use crate::model::{DecoderSpec, LayerSlot, Mlp, WeightSlot};
 
 /// Heads and features that 4 ranks can share.
 fn whole(heads: usize, kv_heads: usize, vocab: usize) -> DecoderSpec {
     let mut spec = spec();
     (spec.vocab, spec.vocab_rows) = (vocab, 0..vocab);
     for layer in &mut spec.layers {
-        (layer.qkv.heads, layer.qkv.kv_heads, layer.mlp.width) = (heads, kv_heads, 24);
-        (layer.qkv_bias, layer.out_bias, layer.mlp.up_bias, layer.mlp.down_bias) = (true, true, true, true);
+        let attention = layer.attention.heads_mut();
+        (attention.layout.heads, attention.layout.kv_heads) = (heads, kv_heads);
+        (attention.qkv_bias, attention.out_bias) = (true, true);
+        let Mlp::Gated(mlp) = &mut layer.mlp;
+        (mlp.width, mlp.up_bias, mlp.down_bias) = (24, true, true);
     }
     spec
 }
 
-/// How often the ranks together take each element of the whole weight.
-fn taken(whole: &DecoderSpec, slot: Slot, world_size: usize) -> Vec<usize> {
+/// Counts how many ranks take each element of the whole weight.
+fn taken(whole: &DecoderSpec, slot: WeightSlot, world_size: usize) -> Vec<usize> {
     let (rows, cols) = match (slot.is_vector(), whole.shape(slot)) {
         (true, (_, len)) => (len, 1),
         (false, shape) => shape,
@@ -44,18 +48,19 @@ fn what_is_cut_is_taken_once_and_the_rest_by_everyone() {
                 let repeated = world_size.div_ceil(kv_heads);
                 for (element, &count) in counts.iter().enumerate() {
                     let cut = match slot {
-                        Slot::FinalNorm => world_size,
-                        Slot::Embedding | Slot::Head => 1,
-                        Slot::Layer(_, LayerSlot::Qkv | LayerSlot::QkvBias) => {
-                            let cols = counts.len() / whole.layers[0].qkv.cols();
-                            let is_query = element / cols < 8 * whole.layers[0].qkv.head_dim;
+                        WeightSlot::FinalNorm => world_size,
+                        WeightSlot::Embedding | WeightSlot::Head => 1,
+                        WeightSlot::Layer(_, LayerSlot::Qkv | LayerSlot::QkvBias) => {
+                            let cols = counts.len() / whole.layers[0].attention.heads().layout.cols();
+                            let is_query =
+                                element / cols < 8 * whole.layers[0].attention.heads().layout.head_dim;
                             if is_query { 1 } else { repeated }
                         }
-                        Slot::Layer(
+                        WeightSlot::Layer(
                             _,
                             LayerSlot::Out | LayerSlot::GateUp | LayerSlot::GateUpBias | LayerSlot::Down,
                         ) => 1,
-                        Slot::Layer(..) => world_size,
+                        WeightSlot::Layer(..) => world_size,
                     };
                     assert_eq!(count, cut, "{slot:?}, element {element}, {world_size} ranks");
                 }
@@ -70,7 +75,8 @@ fn biases_after_a_sum_are_added_once() {
     let biases = |rank| {
         let spec = Split { rank, world_size: 2 }.spec(&whole).unwrap();
         let layer = &spec.layers[0];
-        (layer.qkv_bias, layer.mlp.up_bias, layer.out_bias, layer.mlp.down_bias)
+        let (heads, Mlp::Gated(mlp)) = (layer.attention.heads(), &layer.mlp);
+        (heads.qkv_bias, mlp.up_bias, heads.out_bias, mlp.down_bias)
     };
     assert_eq!([biases(0), biases(1)], [(true, true, true, true), (true, true, false, false)]);
 }

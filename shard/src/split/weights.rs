@@ -1,33 +1,33 @@
-//! The weights of one rank, cut out of those of the whole model.
+//! The weights of one rank, cut from those of the whole model.
 
 use std::ops::Range;
 
+use bytes::Bytes;
 use millrace_kernels::{DType, HostTensor, Part};
 
-use super::{Cut, Split};
-use crate::Error;
-use crate::model::{DecoderSpec, Slot, WeightSource};
+use super::share::{Cut, Split};
+use crate::model::{DecoderSpec, WeightError, WeightSlot, WeightSource};
 
-/// What one rank takes of a model's weights. Nothing else of them is read.
-pub struct SplitWeights {
+/// One rank's share of a model's weights. The rest of the weights is not read.
+pub(super) struct SplitWeights {
     whole: Box<dyn WeightSource>,
     spec: DecoderSpec,
     split: Split,
-    /// As many rows of zeros as the vocabulary lacks at most.
-    zeros: Vec<u8>,
+    /// Rows of zeros that pad the vocabulary.
+    zeros: Bytes,
 }
 
 impl SplitWeights {
-    /// The share of `split` in the model that `spec` describes whole.
-    pub fn new(whole: Box<dyn WeightSource>, spec: DecoderSpec, split: Split) -> Self {
-        let padding = split.cut(&spec, Slot::Embedding).padding;
-        let zeros = vec![0; padding * spec.hidden * DType::F32.size()];
+    /// Creates the share of `split` in a model. `spec` and `whole` describe the whole model.
+    pub(super) fn new(whole: Box<dyn WeightSource>, spec: DecoderSpec, split: Split) -> Self {
+        let padding = split.cut(&spec, WeightSlot::Embedding).padding;
+        let zeros = vec![0; padding * spec.hidden * DType::F32.size()].into();
         SplitWeights { whole, spec, split, zeros }
     }
 }
 
 impl WeightSource for SplitWeights {
-    fn parts(&self, slot: Slot) -> Result<Vec<Part<'_>>, Error> {
+    fn parts(&self, slot: WeightSlot) -> Result<Vec<Part>, WeightError> {
         let Cut { rows, cols, padding } = self.split.cut(&self.spec, slot);
         let whole = self.whole.parts(slot)?;
         let mut parts = Vec::new();
@@ -41,17 +41,12 @@ impl WeightSource for SplitWeights {
         }
         if padding > 0 {
             let cols = self.spec.hidden;
-            parts.push(Part::whole(HostTensor {
-                dtype: DType::F32,
-                rows: padding,
-                cols,
-                bytes: &self.zeros,
-            }));
+            parts.push(Part::whole(HostTensor::dense(DType::F32, padding, cols, self.zeros.clone())));
         }
         Ok(parts)
     }
 
-    fn will_need(&self, part: &Part<'_>) {
+    fn will_need(&self, part: &Part) {
         self.whole.will_need(part);
     }
 
@@ -59,13 +54,14 @@ impl WeightSource for SplitWeights {
         self.whole.identity()
     }
 
-    fn verify(&self) -> Result<(), Error> {
+    fn verify(&self) -> Result<(), WeightError> {
         self.whole.verify()
     }
 }
 
-/// Appends the parts of `whole` that make up its rows `wanted`, or its elements if it is a vector.
-fn take<'a>(whole: &[Part<'a>], wanted: Range<usize>, vector: bool, to: &mut Vec<Part<'a>>) {
+/// Appends the parts of `whole` that make up the rows `wanted` of a matrix, or the elements
+/// `wanted` of a vector.
+fn take(whole: &[Part], wanted: Range<usize>, vector: bool, to: &mut Vec<Part>) {
     let mut first = 0;
     for part in whole {
         let axis = if vector { &part.cols } else { &part.rows };

@@ -1,7 +1,7 @@
-//! What one step computes, gathered from the slots.
+//! The inputs of one step, gathered from the slots.
 
 use super::StepError;
-use crate::Limits;
+use crate::ShardLimits;
 
 /// The inputs of one step, without the block tables. Its vectors are allocated once.
 #[derive(Debug)]
@@ -11,10 +11,13 @@ pub struct Batch {
     /// Indices into `tokens` whose logits are wanted, ascending.
     pub outputs: Vec<u32>,
     pub(super) rows: Vec<BatchRow>,
-    /// Where the tokens go that the step samples, in the order of the outputs.
-    pub(super) expected: Vec<Expected>,
-    /// The slots whose rows are not computed because their sequences are refused, each with the reason.
+    /// The places of the tokens that the step samples, in the order of the outputs.
+    pub(super) expected: Vec<ExpectedToken>,
+    /// The slots whose rows are not computed because their sequences are refused, each with the
+    /// reason.
     pub(super) refused: Vec<(usize, StepError)>,
+    /// Whether the masks of some rows follow.
+    pub(super) awaits_masks: bool,
 }
 
 /// One sequence's share of the step.
@@ -24,41 +27,60 @@ pub(super) struct BatchRow {
     pub(super) start: usize,
     pub(super) count: usize,
     pub(super) sample: bool,
-    /// Whether it is a generated token that is sampled after.
+    /// Whether the row is one generated token after which the next one is sampled.
     pub(super) decodes: bool,
-    /// States, from the first on, by which the tokens that follow them are scored.
+    /// Whether the row's mask follows.
+    pub(super) mask_follows: bool,
+    /// Whether the row's mask has not come in time.
+    pub(super) deferred: bool,
+    /// Number of states, from the first on, that score the token after them.
     pub(super) scored: usize,
-    /// Alternatives to report at each of them.
+    /// Number of most likely tokens to report for each of them.
     pub(super) top_n: u32,
 }
 
-/// The place of a token that a step under way samples.
+/// The place of a token that a step samples.
 #[derive(Debug)]
-pub(super) struct Expected {
+pub(super) struct ExpectedToken {
     pub(super) slot: usize,
-    /// The slot's sequence: it may have another one by the time that the token is known.
+    /// Number of the slot's sequence. By the time that the token is known, the slot may hold
+    /// another one.
     pub(super) sequence: u64,
-    pub(super) position: usize,
+    /// None for a deferred row, whose token is dropped.
+    pub(super) position: Option<usize>,
 }
 
 impl Batch {
-    /// An empty batch with room for the largest step.
-    pub fn new(limits: &Limits) -> Self {
+    /// Creates an empty batch with room for the largest step.
+    pub fn new(limits: &ShardLimits) -> Self {
         Batch {
             tokens: Vec::with_capacity(limits.max_step_tokens),
             outputs: Vec::with_capacity(limits.max_sequences),
             rows: Vec::with_capacity(limits.max_sequences),
             expected: Vec::with_capacity(limits.max_sequences),
             refused: Vec::new(),
+            awaits_masks: false,
         }
     }
 
-    /// The slots that get a token, in the order of the outputs.
+    /// Returns the slots that are sampled for, in the order of the outputs.
     pub fn sampling_slots(&self) -> impl Iterator<Item = usize> {
         self.rows.iter().filter(|row| row.sample).map(|row| row.slot)
     }
 
-    /// The slots whose rows are not computed because their sequences are refused, each with the reason.
+    /// Returns the slots that are sampled for, in the order of the outputs, each with whether its
+    /// token is kept. The token of a deferred row is not.
+    pub fn kept_tokens(&self) -> impl Iterator<Item = (usize, bool)> {
+        self.rows.iter().filter(|row| row.sample).map(|row| (row.slot, !row.deferred))
+    }
+
+    /// Tells whether the masks of some rows follow.
+    pub fn awaits_masks(&self) -> bool {
+        self.awaits_masks
+    }
+
+    /// Returns the slots whose rows are not computed because their sequences are refused, each with
+    /// the reason.
     pub fn refused(&self) -> impl Iterator<Item = (usize, &StepError)> {
         self.refused.iter().map(|(slot, error)| (*slot, error))
     }
@@ -71,7 +93,7 @@ impl Batch {
         self.refused.clear();
     }
 
-    /// The rows, each with the place of its first token among those of the step.
+    /// Returns the rows, each with the index of its first token among those of the step.
     pub(super) fn rows(&self) -> impl Iterator<Item = (usize, &BatchRow)> {
         let mut end = 0;
         self.rows.iter().map(move |row| {

@@ -1,9 +1,10 @@
-//! How a step can contradict the slot table.
+//! The ways in which a step can contradict the slot table.
 
-/// What is wrong with a step.
+/// An error in a step.
 ///
-/// Either router and shard disagree about slots, positions or blocks, which only a bug can cause and which ends the shard, or one sequence is
-/// not one that a model can run, which is that sequence's end alone: see [`StepError::is_refusal`].
+/// There are two kinds. If router and shard disagree about slots, positions or blocks, one of them
+/// has a bug, and the shard ends. If one sequence cannot be run by the model, only this sequence is
+/// refused: see [`StepError::is_refusal`].
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum StepError {
     /// A slot beyond the table.
@@ -47,7 +48,9 @@ pub enum StepError {
         vocab: usize,
     },
     /// A prompt that is empty or longer than the tokens given.
-    #[error("the prompt of slot {slot} is said to have {prompt_len} of its {tokens} tokens")]
+    #[error(
+        "the prompt of slot {slot} has {prompt_len} tokens according to the router, but the sequence has {tokens}"
+    )]
     PromptLength {
         /// The slot.
         slot: u32,
@@ -96,8 +99,8 @@ pub enum StepError {
         /// Positions that may be computed.
         limit: usize,
     },
-    /// Sampling from a position that is not the last known one.
-    #[error("the row of slot {slot} samples after {end} tokens although {known} are known")]
+    /// Sampling after a position that is not the last known one.
+    #[error("the row of slot {slot} samples after {end} tokens, but the sequence has {known}")]
     SampleInside {
         /// The slot.
         slot: u32,
@@ -106,10 +109,9 @@ pub enum StepError {
         /// Tokens known.
         known: usize,
     },
-    /// A set of allowed tokens for a row that does not sample, without any token, or with one outside the vocabulary.
-    #[error(
-        "the {words} words of tokens allowed for slot {slot} are no choice from the vocabulary of {vocab}"
-    )]
+    /// A mask of allowed tokens for a row that does not sample, a mask without any token, or a mask
+    /// with a token outside the vocabulary.
+    #[error("the mask of {words} words for slot {slot} is not valid for the vocabulary of {vocab}")]
     Mask {
         /// The slot.
         slot: u32,
@@ -118,19 +120,48 @@ pub enum StepError {
         /// Size of the vocabulary.
         vocab: usize,
     },
-    /// Scores of tokens that the prompt does not have, or with more alternatives than there are tokens or can be reported.
-    #[error("slot {slot} has no prompt after position {start} to be scored with {top_n} of {vocab} tokens")]
+    /// A row whose mask follows that is not one generated token, the last one, to be sampled after.
+    #[error(
+        "the row of slot {slot} at position {start} cannot wait for its mask; the last token is at {last}"
+    )]
+    LateMask {
+        /// The slot.
+        slot: u32,
+        /// First position.
+        start: usize,
+        /// Position of the last token.
+        last: usize,
+    },
+    /// A mask that comes after its step for a slot that waits for none.
+    #[error("slot {slot} waits for no mask")]
+    StrayMask {
+        /// The slot.
+        slot: u32,
+    },
+    /// Masks of another step than the one that waits for them.
+    #[error("masks of step {given} came instead of those of step {awaited}")]
+    OtherMasks {
+        /// The step given.
+        given: u64,
+        /// The step that waits.
+        awaited: u64,
+    },
+    /// Scores of tokens that the prompt does not have, or with more alternatives than can be
+    /// reported.
+    #[error(
+        "the prompt of slot {slot} cannot be scored after position {start} with {top_n} alternatives of {vocab}"
+    )]
     Score {
         /// The slot.
         slot: u32,
         /// First position.
         start: usize,
-        /// Alternatives asked for.
+        /// Number of alternatives asked for.
         top_n: u32,
         /// Size of the vocabulary.
         vocab: usize,
     },
-    /// A sequence to be pooled that has more than a prompt, or in a way that there is not.
+    /// A pooled sequence with generated tokens, or an unknown kind of pooling.
     #[error(
         "the sequence for slot {slot} cannot be pooled: pooling {pooling}, {tokens} tokens, a prompt of {prompt_len}"
     )]
@@ -145,7 +176,7 @@ pub enum StepError {
         prompt_len: u32,
     },
     /// Sampling for a sequence that is pooled.
-    #[error("slot {slot} is pooled, and its row samples")]
+    #[error("the row of slot {slot} samples, but its sequence is pooled")]
     SamplePooled {
         /// The slot.
         slot: u32,
@@ -181,8 +212,9 @@ pub enum StepError {
 }
 
 impl StepError {
-    /// Whether the content of one sequence is wrong, so that this sequence is refused and all others go on. The router checks the same
-    /// before; this is what keeps a gap in its checks from ending the shards.
+    /// Tells whether the content of one sequence is invalid, so that this sequence is refused and
+    /// all others continue. The router makes the same checks before it sends a sequence. The shard
+    /// repeats them so that a gap in the router's checks does not end the shards.
     pub fn is_refusal(&self) -> bool {
         match self {
             StepError::SequenceLength { .. }
@@ -199,6 +231,9 @@ impl StepError {
             | StepError::TakenSlot { .. }
             | StepError::SecondRow { .. }
             | StepError::EmptyRow { .. }
+            | StepError::LateMask { .. }
+            | StepError::StrayMask { .. }
+            | StepError::OtherMasks { .. }
             | StepError::UnknownPositions { .. }
             | StepError::SampleInside { .. }
             | StepError::TooManyTokens { .. }

@@ -1,15 +1,20 @@
 //! The slot table: tokens, block table and sampling parameters of every admitted sequence.
 //!
-//! The router is trusted to schedule well, not to be free of bugs: every number of a step is checked before it is used.
+//! The table checks every number of a step before it is used, because a bug in the router must not
+//! make the device read or write outside its memory.
 //!
-//! A device that runs ahead is asked for a step before the host knows what the one before it has sampled. Such a token has its place here
-//! ([`SlotTable::expect`]) until its value comes ([`SlotTable::fill`]); steps are checked by how many tokens there are, and need not know them.
+//! A device that runs ahead gets a step before the host knows the tokens that the previous step has
+//! sampled. [`SlotTable::expect`] reserves a place for such a token, and [`SlotTable::fill`] stores
+//! its value later. The checks of a step need only the number of tokens, not their values.
 //!
-//! A sequence whose content is wrong is refused: it keeps its slot until it is released, and none of its rows is computed. Steps that were
-//! sent before the router knew may still name the slot. All ranks decide this from the steps alone, so their tables stay equal.
+//! A sequence with invalid content is refused: it keeps its slot until it is released, and none of
+//! its rows is computed. Steps that the router sent before it knew of the refusal may still name
+//! the slot. Each rank decides this from the steps alone, so that the tables of all ranks stay
+//! equal.
 
 mod batch;
 mod error;
+mod masks;
 mod sampling;
 
 use std::ops::Range;
@@ -18,72 +23,82 @@ use millrace_kernels::{SampleRow, Sampled, SamplingParams, SeqRow};
 use millrace_proto::rules::{MAX_TOP_N, is_mask, mask_words};
 use millrace_proto::{Admission, Pooling, Row, Step};
 
-use crate::Limits;
+use crate::ShardLimits;
 pub use batch::Batch;
-use batch::{BatchRow, Expected};
+use batch::{BatchRow, ExpectedToken};
 pub use error::StepError;
 
-/// Every sequence that the router has admitted, by slot.
+/// The table of every sequence that the router has admitted, by slot.
 pub struct SlotTable {
-    limits: Limits,
+    limits: ShardLimits,
     vocab: usize,
-    slots: Vec<Slot>,
-    /// Steps applied so far; tells whether a slot has a row in this one.
+    slots: Vec<SequenceSlot>,
+    /// Number of steps applied so far. It tells whether a slot already has a row in the current
+    /// step.
     steps: u64,
 }
 
-/// Stands for a token that only the device knows yet.
+/// The placeholder for a token that only the device knows so far.
 const UNKNOWN: u32 = u32::MAX;
 
-struct Slot {
+/// One slot and the sequence that holds it.
+struct SequenceSlot {
     taken: bool,
-    /// How many sequences the slot has had.
+    /// Number of sequences that the slot has held.
     sequences: u64,
-    /// Prompt and generated tokens. Room for one more than can be computed: the last token is only reported.
+    /// Prompt and generated tokens. The capacity is one more than the tokens that can be computed,
+    /// because the last token is only reported.
     tokens: Vec<u32>,
     prompt_len: usize,
     /// Block b holds positions `[b * block_size, (b + 1) * block_size)`.
     blocks: Vec<u32>,
     sampling: SamplingParams,
     pooling: Pooling,
-    /// The tokens that the row of this step may sample, as in [`SampleRow::allowed`]; empty for all.
+    /// The tokens that the row of this step may sample, as in [`SampleRow::allowed`]; empty for
+    /// all.
     allowed: Vec<u32>,
+    /// Whether the mask of the row of this step follows and has not come.
+    awaits_mask: bool,
+    /// Number of rows of the sequence that were deferred because their masks came late.
+    deferrals: usize,
     /// The last step in which the slot had a row.
     last_row: u64,
-    /// Set if the sequence is refused: no row of it is computed any more.
+    /// The reason why the sequence is refused. None of its rows is computed then.
     refused: Option<StepError>,
 }
 
-/// Tokens of a prompt that are to be scored after a step.
+/// Prompt tokens to be scored after a step.
 #[derive(Debug, Clone)]
 pub struct Scoring<'a> {
-    /// Whose.
+    /// The sequence's slot.
     pub slot: usize,
-    /// The places among the step's tokens of those before them.
+    /// Indices among the step's tokens of the tokens before the scored ones. Their states score
+    /// `tokens`.
     pub states: Range<usize>,
-    /// The tokens.
+    /// The tokens to score.
     pub tokens: &'a [u32],
-    /// Alternatives to report at each of them.
+    /// Number of most likely tokens to report for each of them.
     pub top_n: u32,
 }
 
 /// A row of a sequence that is pooled.
 #[derive(Debug, Clone)]
-pub struct Pooled {
-    /// Whose.
+pub struct PooledRow {
+    /// The sequence's slot.
     pub slot: usize,
-    /// Whether it is the first row of the sequence.
+    /// Whether a new sum begins with this row.
     pub begins: bool,
-    /// The places among the step's tokens of the states that are added to its sum.
+    /// Indices among the step's tokens of the states that are added to the sum.
     pub states: Range<usize>,
-    /// How many states the sum has now, if it is complete.
+    /// The number of states in the sum, if the sum is complete after this row.
     pub complete: Option<usize>,
 }
 
 impl SlotTable {
-    /// An empty table with room for everything it may ever hold, for token ids below `vocab`.
-    pub fn new(limits: Limits, vocab: usize) -> Self {
-        let slot = || Slot {
+    /// Creates an empty table for token ids below `vocab`. It allocates everything that it may ever
+    /// hold.
+    pub fn new(limits: ShardLimits, vocab: usize) -> Self {
+        let slot = || SequenceSlot {
             taken: false,
             sequences: 0,
             tokens: Vec::with_capacity(limits.max_sequence_tokens + 1),
@@ -92,6 +107,8 @@ impl SlotTable {
             sampling: SamplingParams::default(),
             pooling: Pooling::None,
             allowed: Vec::with_capacity(mask_words(vocab)),
+            awaits_mask: false,
+            deferrals: 0,
             last_row: 0,
             refused: None,
         };
@@ -99,21 +116,25 @@ impl SlotTable {
         SlotTable { limits, vocab, slots, steps: 0 }
     }
 
-    /// Bytes that a table for `limits` and token ids below `vocab` takes.
-    pub fn bytes(limits: &Limits, vocab: usize) -> usize {
+    /// Returns the bytes of a table for `limits` and token ids below `vocab`.
+    pub fn bytes(limits: &ShardLimits, vocab: usize) -> usize {
         let table = limits.table_blocks().saturating_add(mask_words(vocab));
         let per_slot = limits.max_sequence_tokens.saturating_add(table).saturating_add(1);
         limits.max_sequences.saturating_mul(per_slot).saturating_mul(size_of::<u32>())
     }
 
-    /// Applies a step's releases, admissions and rows, in this order, and puts what is to be computed into `batch`, and which rows are not
-    /// because their sequences are refused.
+    /// Applies a step's releases, admissions and rows, in this order. Puts the rows to be computed
+    /// into `batch`, and lists there the rows whose sequences are refused.
     ///
     /// # Errors
-    /// If the step contradicts the table or the limits in a way that no sequence alone is to blame for. The table is then of no further use.
+    /// If the step contradicts the table or the limits in a way that is not the fault of
+    /// one sequence. The table must not be used any more then.
     pub fn apply(&mut self, step: &Step, batch: &mut Batch) -> Result<(), StepError> {
         self.steps += 1;
         batch.clear();
+        // A row of a refused sequence counts as well: the router sends the masks of this step in
+        // any case.
+        batch.awaits_masks = step.rows.iter().any(|row| row.mask_follows);
         for &slot in &step.release {
             self.taken(slot)?.taken = false;
         }
@@ -132,7 +153,7 @@ impl SlotTable {
         Ok(())
     }
 
-    /// Turns an error that is one sequence's own into the refusal of the sequence in `slot`.
+    /// Turns an error that concerns one sequence into the refusal of the sequence in `slot`.
     fn unless_refused(&mut self, slot: u32, result: Result<(), StepError>) -> Result<(), StepError> {
         match result {
             Err(error) if error.is_refusal() => {
@@ -143,21 +164,27 @@ impl SlotTable {
         }
     }
 
-    /// Whether the sequence in this slot is refused.
+    /// Tells whether the sequence in this slot is refused.
     pub fn is_refused(&self, slot: usize) -> bool {
         self.slots[slot].refused.is_some()
     }
 
-    /// The rows of `batch` as the device reads them, with block tables just long enough.
+    /// Returns the rows of `batch` in the terms of the backend, with block tables that end with the
+    /// row's last token.
     pub fn seq_rows<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = SeqRow<'a>> {
         batch.rows.iter().map(|row| {
             let blocks = (row.start + row.count).div_ceil(self.limits.block_size);
             let &BatchRow { slot, start, count, decodes, .. } = row;
-            SeqRow { slot, start, count, decodes, blocks: &self.slots[slot].blocks[..blocks] }
+            let blocks = &self.slots[slot].blocks[..blocks];
+            if decodes {
+                SeqRow::decode(slot, start, blocks)
+            } else {
+                SeqRow::prefill(slot, start..start + count, blocks)
+            }
         })
     }
 
-    /// What is to be sampled after `batch`, in the order of its outputs.
+    /// Returns the sampling inputs of `batch`, in the order of its outputs.
     pub fn sample_rows<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = SampleRow<'a>> {
         batch.sampling_slots().map(|slot| {
             let slot = &self.slots[slot];
@@ -170,7 +197,7 @@ impl SlotTable {
         })
     }
 
-    /// What is to be scored after `batch`, in the order of its rows.
+    /// Returns the prompt tokens to be scored after `batch`, in the order of its rows.
     pub fn scorings<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = Scoring<'a>> {
         batch.rows().filter(|(_, row)| row.scored > 0).map(|(at, row)| {
             let BatchRow { slot, start, scored, top_n, .. } = *row;
@@ -179,8 +206,8 @@ impl SlotTable {
         })
     }
 
-    /// What of `batch` belongs to sequences that are pooled, in the order of its rows.
-    pub fn pooled<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = Pooled> + 'a {
+    /// Returns the rows of `batch` whose sequences are pooled, in their order.
+    pub fn pooled<'a>(&'a self, batch: &'a Batch) -> impl Iterator<Item = PooledRow> + 'a {
         batch.rows().filter_map(|(at, row)| {
             let slot = &self.slots[row.slot];
             let (end, is_last) = (at + row.count, row.start + row.count == slot.prompt_len);
@@ -191,43 +218,48 @@ impl SlotTable {
                 Pooling::Mean => (at..end, slot.prompt_len),
             };
             let complete = is_last.then_some(count);
-            // Of a sequence whose last state is wanted nothing is kept between rows.
+            // Pooling of the last state keeps nothing between rows.
             let begins = row.start == 0 || slot.pooling == Pooling::Last;
-            Some(Pooled { slot: row.slot, begins, states, complete })
+            Some(PooledRow { slot: row.slot, begins, states, complete })
         })
     }
 
-    /// A sequence as it was admitted: its tokens, and how the next ones are chosen.
+    /// Returns the tokens of a sequence, and its sampling parameters.
     pub fn sequence(&self, slot: usize) -> (&[u32], &SamplingParams) {
         (&self.slots[slot].tokens, &self.slots[slot].sampling)
     }
 
-    /// Makes places for the tokens that `batch` samples.
+    /// Reserves places for the tokens that `batch` samples.
     pub fn expect(&mut self, batch: &mut Batch) {
         for row in batch.rows.iter().filter(|row| row.sample) {
             let slot = &mut self.slots[row.slot];
-            let (sequence, position) = (slot.sequences, slot.tokens.len());
-            batch.expected.push(Expected { slot: row.slot, sequence, position });
-            slot.tokens.push(UNKNOWN);
-        }
-    }
-
-    /// Fills these places with what was sampled, where the sequence is still there.
-    pub fn fill(&mut self, batch: &Batch, chosen: &[Sampled]) {
-        for (place, sampled) in batch.expected.iter().zip(chosen) {
-            let slot = &mut self.slots[place.slot];
-            if slot.sequences == place.sequence {
-                slot.tokens[place.position] = sampled.token;
+            let (sequence, position) = (slot.sequences, (!row.deferred).then_some(slot.tokens.len()));
+            batch.expected.push(ExpectedToken { slot: row.slot, sequence, position });
+            if position.is_some() {
+                slot.tokens.push(UNKNOWN);
             }
         }
     }
 
-    fn slot(&mut self, slot: u32) -> Result<&mut Slot, StepError> {
+    /// Stores the sampled tokens in the reserved places of sequences that still hold their slots.
+    /// The tokens of deferred rows are dropped.
+    pub fn fill(&mut self, batch: &Batch, sampled: &[Sampled]) {
+        for (place, sampled) in batch.expected.iter().zip(sampled) {
+            let slot = &mut self.slots[place.slot];
+            if let Some(position) = place.position
+                && slot.sequences == place.sequence
+            {
+                slot.tokens[position] = sampled.token;
+            }
+        }
+    }
+
+    fn slot(&mut self, slot: u32) -> Result<&mut SequenceSlot, StepError> {
         let slots = self.slots.len();
         self.slots.get_mut(slot as usize).ok_or(StepError::UnknownSlot { slot, slots })
     }
 
-    fn taken(&mut self, slot: u32) -> Result<&mut Slot, StepError> {
+    fn taken(&mut self, slot: u32) -> Result<&mut SequenceSlot, StepError> {
         let place = self.slot(slot)?;
         if place.taken { Ok(place) } else { Err(StepError::FreeSlot { slot }) }
     }
@@ -239,12 +271,13 @@ impl SlotTable {
         if place.taken {
             return Err(StepError::TakenSlot { slot });
         }
-        // The sequence has the slot even if it is refused below, with nothing in it.
+        // The sequence holds the slot even if it is refused below; it has no tokens then.
         place.taken = true;
         place.sequences += 1;
         place.tokens.clear();
         place.blocks.clear();
         place.refused = None;
+        (place.awaits_mask, place.deferrals) = (false, 0);
         if tokens.is_empty() || tokens.len() > limits.max_sequence_tokens {
             let (tokens, limit) = (tokens.len(), limits.max_sequence_tokens);
             return Err(StepError::SequenceLength { slot, tokens, limit });
@@ -272,8 +305,8 @@ impl SlotTable {
     }
 
     fn row(&mut self, row: &Row, batch: &mut Batch) -> Result<(), StepError> {
-        let Row { slot, ref new_blocks, sample, ref allowed, score, .. } = *row;
-        let (start, count) = (row.start as usize, row.count as usize);
+        let Row { slot, ref new_blocks, sample, ref allowed, score, mask_follows, .. } = *row;
+        let count = row.count as usize;
         let (limits, steps, vocab) = (self.limits, self.steps, self.vocab);
         let place = self.taken(slot)?;
         if place.last_row == steps {
@@ -284,31 +317,13 @@ impl SlotTable {
             return Ok(());
         }
 
-        if count == 0 {
-            return Err(StepError::EmptyRow { slot });
-        }
-        let (end, known) = (start.saturating_add(count), place.tokens.len());
-        if end > known || end > limits.max_sequence_tokens {
-            let limit = known.min(limits.max_sequence_tokens);
-            return Err(StepError::UnknownPositions { slot, start, end, limit });
-        }
-        if sample && end != known {
-            return Err(StepError::SampleInside { slot, end, known });
-        }
-        if sample && place.pooling != Pooling::None {
-            return Err(StepError::SamplePooled { slot });
-        }
+        let start = place.start_of(row)?;
+        place.check_positions(row, start, &limits)?;
         if count > limits.max_step_tokens - batch.tokens.len() {
             return Err(StepError::TooManyTokens { limit: limits.max_step_tokens });
         }
-
-        if let Some(&block) = new_blocks.iter().find(|block| **block as usize >= limits.num_blocks) {
-            return Err(StepError::UnknownBlock { slot, block, blocks: limits.num_blocks });
-        }
-        let (blocks, needed) = (place.blocks.len() + new_blocks.len(), end.div_ceil(limits.block_size));
-        if blocks < needed || blocks > limits.table_blocks() {
-            return Err(StepError::BlockCount { slot, blocks, needed, limit: limits.table_blocks() });
-        }
+        let end = start + count;
+        place.check_blocks(slot, end, new_blocks, &limits)?;
         let is_choice = allowed.is_empty() || sample && is_mask(allowed, vocab);
         if !is_choice {
             return Err(StepError::Mask { slot, words: allowed.len(), vocab });
@@ -323,13 +338,58 @@ impl SlotTable {
         }
         place.allowed.clear();
         place.allowed.extend_from_slice(allowed);
+        place.awaits_mask = mask_follows;
         place.blocks.extend_from_slice(new_blocks);
         let decodes = sample && count == 1 && start >= place.prompt_len;
-        let row = BatchRow { slot: slot as usize, start, count, sample, decodes, scored, top_n };
+        let (slot, deferred) = (slot as usize, false);
+        let row = BatchRow { slot, start, count, sample, decodes, mask_follows, deferred, scored, top_n };
         batch.push(row, &place.tokens[start..end]);
         Ok(())
     }
 }
 
+impl SequenceSlot {
+    /// Checks that the row's positions can be computed, and that the row may be sampled after.
+    fn check_positions(&self, row: &Row, start: usize, limits: &ShardLimits) -> Result<(), StepError> {
+        let Row { slot, sample, .. } = *row;
+        let count = row.count as usize;
+        if count == 0 {
+            return Err(StepError::EmptyRow { slot });
+        }
+        let (end, known) = (start.saturating_add(count), self.tokens.len());
+        if end > known || end > limits.max_sequence_tokens {
+            let limit = known.min(limits.max_sequence_tokens);
+            return Err(StepError::UnknownPositions { slot, start, end, limit });
+        }
+        if sample && end != known {
+            return Err(StepError::SampleInside { slot, end, known });
+        }
+        if sample && self.pooling != Pooling::None {
+            return Err(StepError::SamplePooled { slot });
+        }
+        Ok(())
+    }
+
+    /// Checks that the new blocks exist, and that the slot's blocks cover `end` tokens.
+    fn check_blocks(
+        &self,
+        slot: u32,
+        end: usize,
+        new_blocks: &[u32],
+        limits: &ShardLimits,
+    ) -> Result<(), StepError> {
+        if let Some(&block) = new_blocks.iter().find(|block| **block as usize >= limits.num_blocks) {
+            return Err(StepError::UnknownBlock { slot, block, blocks: limits.num_blocks });
+        }
+        let (blocks, needed) = (self.blocks.len() + new_blocks.len(), end.div_ceil(limits.block_size));
+        if blocks < needed || blocks > limits.table_blocks() {
+            return Err(StepError::BlockCount { slot, blocks, needed, limit: limits.table_blocks() });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod mask_tests;
 #[cfg(test)]
 mod tests;

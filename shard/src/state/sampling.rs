@@ -1,16 +1,16 @@
-//! Sampling parameters as the device takes them.
+//! The conversion of sampling parameters from the protocol to the backend.
 
-use millrace_kernels::sampling::{MOST_BIASES, MOST_TOP};
+use millrace_kernels::sampling;
 use millrace_kernels::{SamplingParams, Watermark};
 use millrace_proto::Sampling;
 use millrace_proto::rules::{self, OutOfRange};
 
-// The device has room for what the contract allows.
-const _: () = assert!(rules::MAX_TOP_N == MOST_TOP && rules::MAX_BIASES == MOST_BIASES);
+// A backend must support everything that the protocol allows.
+const _: () = assert!(rules::MAX_TOP_N == sampling::MAX_TOP_N && rules::MAX_BIASES == sampling::MAX_BIASES);
 
 /// Checks the parameters of a sequence and converts them.
 ///
-/// What a greedy sequence ignores is not checked, and comes out neutral.
+/// Parameters that a greedy sequence ignores are not checked, and get neutral values.
 ///
 /// # Errors
 /// The first parameter that is out of range.

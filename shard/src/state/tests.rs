@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const LIMITS: Limits = Limits {
+pub(super) const LIMITS: ShardLimits = ShardLimits {
     max_step_tokens: 12,
     max_sequences: 3,
     max_sequence_tokens: 10,
@@ -18,23 +18,23 @@ fn sampling() -> Sampling {
     Sampling { repetition_penalty: 1.0, ..Sampling::default() }
 }
 
-fn admission(slot: u32, tokens: &[u32]) -> Admission {
+pub(super) fn admission(slot: u32, tokens: &[u32]) -> Admission {
     let prompt_len = tokens.len() as u32;
     Admission { slot, tokens: tokens.to_vec(), prompt_len, sampling: Some(sampling()), pooling: 0 }
 }
 
-fn row(slot: u32, start: u32, count: u32, new_blocks: &[u32], sample: bool) -> Row {
+pub(super) fn row(slot: u32, start: u32, count: u32, new_blocks: &[u32], sample: bool) -> Row {
     Row { slot, start, count, new_blocks: new_blocks.to_vec(), sample, ..Row::default() }
 }
 
-struct Fixture {
-    table: SlotTable,
-    batch: Batch,
+pub(super) struct Fixture {
+    pub(super) table: SlotTable,
+    pub(super) batch: Batch,
 }
 
 impl Fixture {
-    /// Slot 0 holds five tokens, slot 1 two; neither has blocks.
-    fn new() -> Self {
+    /// Creates a table in which slot 0 holds five tokens and slot 1 two. Neither has blocks.
+    pub(super) fn new() -> Self {
         let mut fixture = Fixture { table: SlotTable::new(LIMITS, VOCAB), batch: Batch::new(&LIMITS) };
         fixture.admit(vec![admission(0, &[1, 2, 3, 4, 5]), admission(1, &[6, 7])]).unwrap();
         fixture
@@ -44,15 +44,15 @@ impl Fixture {
         self.table.apply(&step, &mut self.batch)
     }
 
-    fn admit(&mut self, admit: Vec<Admission>) -> Result<(), StepError> {
+    pub(super) fn admit(&mut self, admit: Vec<Admission>) -> Result<(), StepError> {
         self.apply(Step { admit, ..Step::default() })
     }
 
-    fn rows(&mut self, rows: Vec<Row>) -> Result<(), StepError> {
+    pub(super) fn rows(&mut self, rows: Vec<Row>) -> Result<(), StepError> {
         self.apply(Step { rows, ..Step::default() })
     }
 
-    fn sample(&mut self, token: u32) {
+    pub(super) fn sample(&mut self, token: u32) {
         let chosen = vec![Sampled { token, logprob: 0.0, top: vec![] }; self.batch.outputs.len()];
         self.table.expect(&mut self.batch);
         self.table.fill(&self.batch, &chosen);
@@ -178,7 +178,7 @@ fn each_contradiction_has_its_error() {
         let mut f = Fixture::new();
         match f.apply(step.clone()) {
             Err(error) => assert!(!expected.is_refusal() && error == expected, "{error:?}, not {expected:?}"),
-            // What is wrong with one sequence is the end of that sequence alone.
+            // An error of one sequence refuses this sequence alone.
             Ok(()) => {
                 assert!(expected.is_refusal(), "{step:?} is accepted, and should be {expected:?}");
                 let refused: Vec<_> = f.table.slots.iter().filter_map(|slot| slot.refused.clone()).collect();
@@ -205,7 +205,7 @@ fn a_refused_sequence_keeps_its_slot_until_it_is_released_and_is_never_computed(
     let why = StepError::UnknownToken { slot: 2, token: 99, vocab: VOCAB };
     assert_eq!(refused(&f), [(2, why.clone())]);
     f.sample(8);
-    // A step that was sent before the router knew.
+    // The router sent this step before it knew of the refusal.
     f.rows(vec![row(1, 2, 1, &[], true), row(2, 2, 1, &[], true)]).unwrap();
     assert_eq!(f.batch.tokens, [8]);
     assert_eq!(refused(&f), [(2, why)]);
@@ -232,7 +232,7 @@ fn a_row_that_is_refused_ends_a_sequence_that_has_run() {
     let refused: Vec<_> = f.batch.refused().map(|(slot, _)| slot).collect();
     assert_eq!(refused, [0]);
     f.sample(4);
-    // Even a row that would be right is not computed any more.
+    // Not even a valid row of the sequence is computed any more.
     f.rows(vec![row(0, 5, 1, &[], true)]).unwrap();
     assert!(f.batch.tokens.is_empty() && f.table.is_refused(0));
     assert_eq!(
@@ -250,7 +250,7 @@ fn more_tokens_than_a_step_holds_are_refused() {
 }
 
 #[test]
-fn a_mask_is_for_the_row_that_it_comes_with() {
+fn a_mask_applies_to_its_own_row_only() {
     let masked = |allowed: &[u32]| Row { allowed: allowed.to_vec(), ..row(0, 0, 5, &[0, 1], true) };
     let mut f = Fixture::new();
     f.rows(vec![masked(&[0b110])]).unwrap();
@@ -272,7 +272,7 @@ fn a_mask_is_for_the_row_that_it_comes_with() {
 }
 
 #[test]
-fn the_tokens_after_each_state_are_scored_as_far_as_the_prompt_goes() {
+fn the_prompt_tokens_after_each_state_are_scored() {
     let score = |row: Row, top_n| Row { score: Some(top_n), ..row };
     let mut f = Fixture::new();
     f.rows(vec![row(1, 0, 2, &[7], true), score(row(0, 0, 3, &[3], false), 2)]).unwrap();
@@ -322,8 +322,10 @@ fn steps() -> impl Strategy<Value = Step> {
     );
     let mask = prop_oneof![3 => Just(Vec::new()), 1 => prop::collection::vec(any::<u32>(), 0..3), 1 => (1u32..1 << 20).prop_map(|word| vec![word])];
     let score = prop::option::weighted(0.3, number());
-    let row = (number(), number(), number(), list(4), any::<bool>(), mask, score).prop_map(
-        |(slot, start, count, new_blocks, sample, allowed, score)| Row {
+    let late = prop::bool::weighted(0.2);
+    let row = (number(), number(), number(), list(4), any::<bool>(), mask, score, late).prop_map(
+        |(slot, start, count, new_blocks, sample, allowed, score, mask_follows)| Row {
+            lookahead: 0,
             slot,
             start,
             count,
@@ -331,6 +333,7 @@ fn steps() -> impl Strategy<Value = Step> {
             sample,
             allowed,
             score,
+            mask_follows,
         },
     );
     let parts = (list(2), prop::collection::vec(admit, 0..2), prop::collection::vec(row, 0..3));
@@ -340,10 +343,10 @@ fn steps() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
 
-    /// No step, however wrong, panics; and what is accepted is safe for a device to compute. Wrong steps are skipped here
-    /// so that long histories arise; a shard would end.
+    /// No step panics, and every accepted step is safe for a device to compute. The test skips
+    /// steps with errors, at which a shard would end, so that histories become long.
     #[test]
-    fn whatever_is_accepted_can_be_computed(history in prop::collection::vec(steps(), 1..20)) {
+    fn every_accepted_step_can_be_computed(history in prop::collection::vec(steps(), 1..20)) {
         let mut f = Fixture::new();
         let capacities = |t: &SlotTable| t.slots.iter().map(|s| (s.tokens.capacity(), s.blocks.capacity(), s.allowed.capacity())).collect::<Vec<_>>();
         let at_start = capacities(&f.table);
@@ -383,22 +386,23 @@ proptest! {
     }
 }
 
-/// Two tables are told the same steps: one of what each has sampled before the next, one when up to two later ones were applied, as on a device that
-/// runs ahead.
-fn the_later_table_says_the_same(history: Vec<Step>, lags: Vec<usize>) {
+/// Applies the same steps to two tables. The first gets the sampled tokens of a step before the
+/// next step; the second gets them up to two steps later, as on a device that runs ahead. Both must
+/// accept the same steps.
+fn assert_late_tokens_change_nothing(history: Vec<Step>, lags: Vec<usize>) {
     let (mut at_once, mut later) = (Fixture::new(), Fixture::new());
-    let mut under_way = std::collections::VecDeque::new();
+    let mut pending = std::collections::VecDeque::new();
     for (i, step) in history.into_iter().enumerate() {
         let done = at_once.apply(step.clone());
         assert_eq!(later.apply(step), done);
         if done.is_err() {
-            // A shard would end; a table that has applied half a step is of no use to either.
+            // A shard would end here: a table that has applied half a step must not be used.
             return;
         }
         let rows = |f: &Fixture| -> Vec<_> {
             f.table
                 .seq_rows(&f.batch)
-                .map(|r| (r.slot, r.start, r.count, r.decodes, r.blocks.to_vec()))
+                .map(|r| (r.slot, r.start, r.count, r.decodes(), r.blocks.to_vec()))
                 .collect()
         };
         assert_eq!(rows(&at_once), rows(&later));
@@ -412,15 +416,15 @@ fn the_later_table_says_the_same(history: Vec<Step>, lags: Vec<usize>) {
         at_once.sample(token);
         later.table.expect(&mut later.batch);
         let batch = std::mem::replace(&mut later.batch, Batch::new(&LIMITS));
-        under_way.push_back((batch, token));
-        while under_way.len() > lags[i % lags.len()] {
-            let (batch, token) = under_way.pop_front().unwrap();
+        pending.push_back((batch, token));
+        while pending.len() > lags[i % lags.len()] {
+            let (batch, token) = pending.pop_front().unwrap();
             later
                 .table
                 .fill(&batch, &vec![Sampled { token, logprob: 0.0, top: vec![] }; batch.outputs.len()]);
         }
     }
-    for (batch, token) in under_way {
+    for (batch, token) in pending {
         later.table.fill(&batch, &vec![Sampled { token, logprob: 0.0, top: vec![] }; batch.outputs.len()]);
     }
     for (a, b) in at_once.table.slots.iter().zip(&later.table.slots) {
@@ -428,10 +432,10 @@ fn the_later_table_says_the_same(history: Vec<Step>, lags: Vec<usize>) {
     }
 }
 
-/// Steps as a scheduler makes them, for slots that come and go: most are right.
+/// Steps like those of a scheduler, in which slots are taken and released. Most of them are valid.
 fn scheduled() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec((0usize..3, 0usize..8, 1u32..5), 1..30).prop_map(|choices| {
-        // Tokens, positions computed, and blocks of each slot, if it is taken.
+        // For each slot that is taken, its numbers of tokens, of computed positions, and of blocks.
         let mut slots: [Option<(u32, u32, u32)>; 3] = [Some((5, 0, 0)), Some((2, 0, 0)), None];
         let of_choice = |(slot, what, count): (usize, usize, u32)| {
             let (mut step, number) = (Step::default(), slot as u32);
@@ -463,7 +467,7 @@ fn scheduled() -> impl Strategy<Value = Vec<Step>> {
 
 proptest! {
     #[test]
-    fn tokens_that_come_late_change_no_step(history in scheduled(), lags in prop::collection::vec(0usize..3, 1..9)) {
-        the_later_table_says_the_same(history, lags);
+    fn late_tokens_change_no_step(history in scheduled(), lags in prop::collection::vec(0usize..3, 1..9)) {
+        assert_late_tokens_change_nothing(history, lags);
     }
 }

@@ -3,19 +3,23 @@
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
 
 pub mod naive;
+#[cfg(unix)]
+pub mod router;
 
 use std::collections::HashMap;
-use std::ops::Range;
 
 use millrace_kernels::{
-    Activation, Backend, DType, HostTensor, Part, QkvLayout, RopeStyle, ScoreRow, Scored, SeqRow, StepInput,
+    Activation, Backend, DType, HostTensor, Part, QkvLayout, RopeStyle, SeqRow, StepInput,
 };
-use millrace_shard::decoder::{Collective, Decoder, Weights};
-use millrace_shard::model::{DecoderSpec, LayerSpec, MlpSpec, RopeScaling, RopeTable, Slot, WeightSource};
-use millrace_shard::{Error, Limits};
+use millrace_shard::ShardLimits;
+use millrace_shard::decoder::{Collective, Decoder, SubmittedStep, Weights};
+use millrace_shard::model::{
+    Attention, AttentionHeads, DecoderSpec, GatedMlp, LayerSpec, Mlp, NormPlan, Positions, Residual,
+    RopeScaling, RopeTable, WeightError, WeightKind, WeightSlot, WeightSource,
+};
 use proptest::prelude::*;
 
-/// SplitMix64: the tests need numbers that look random, and the same ones everywhere.
+/// SplitMix64. The tests need the same random numbers on every machine.
 pub struct Random(pub u64);
 
 impl Random {
@@ -31,7 +35,7 @@ impl Random {
         (self.next() % n as u64) as usize
     }
 
-    /// In [-1, 1).
+    /// Returns a number in [-1, 1).
     pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 52) as f64 - 1.0
     }
@@ -45,16 +49,16 @@ impl Random {
     }
 }
 
-/// Weights in memory, single precision.
+/// Weights in memory, in single precision.
 #[derive(Default)]
-pub struct MemoryWeights(HashMap<Slot, (usize, usize, Vec<u8>)>);
+pub struct MemoryWeights(HashMap<WeightSlot, (usize, usize, Vec<u8>)>);
 
 impl MemoryWeights {
     pub fn random(spec: &DecoderSpec, seed: u64) -> Self {
         let mut random = Random(seed);
-        let mut of_slot = |slot: Slot| {
+        let mut of_slot = |slot: WeightSlot| {
             let (rows, cols) = spec.shape(slot);
-            let norm = matches!(slot, Slot::FinalNorm) || format!("{slot:?}").contains("Norm");
+            let norm = slot.info().kind == WeightKind::NormScale;
             let scale = if slot.is_vector() { 0.5 } else { (3.0 / cols as f64).sqrt() };
             let shift = if norm { 1.0 } else { 0.0 };
             let values = (0..rows * cols).map(|_| (random.unit() * scale + shift) as f32);
@@ -63,27 +67,27 @@ impl MemoryWeights {
         MemoryWeights(spec.slots().into_iter().map(&mut of_slot).collect())
     }
 
-    pub fn set(&mut self, slot: Slot, rows: usize, cols: usize, values: &[f32]) {
+    pub fn set(&mut self, slot: WeightSlot, rows: usize, cols: usize, values: &[f32]) {
         assert_eq!(values.len(), rows * cols, "{slot:?}");
         self.0.insert(slot, (rows, cols, values.iter().flat_map(|v| v.to_le_bytes()).collect()));
     }
 
-    /// All elements in row-major order.
-    pub fn values(&self, slot: Slot) -> Vec<f64> {
+    /// Returns all elements in row-major order.
+    pub fn values(&self, slot: WeightSlot) -> Vec<f64> {
         let bytes = &self.0[&slot].2;
         bytes.chunks_exact(4).map(|b| f64::from(f32::from_le_bytes(b.try_into().unwrap()))).collect()
     }
 }
 
 impl WeightSource for MemoryWeights {
-    fn parts(&self, slot: Slot) -> Result<Vec<Part<'_>>, Error> {
+    fn parts(&self, slot: WeightSlot) -> Result<Vec<Part>, WeightError> {
         let (rows, cols, bytes) = &self.0[&slot];
-        let tensor = HostTensor { dtype: DType::F32, rows: *rows, cols: *cols, bytes };
+        let tensor = HostTensor::dense(DType::F32, *rows, *cols, bytes.clone().into());
         Ok(vec![Part::whole(tensor)])
     }
 }
 
-/// Positions that the random models are made for.
+/// Number of positions of the random models.
 pub const POSITIONS: usize = 64;
 
 pub fn scalings() -> impl Strategy<Value = RopeScaling> {
@@ -103,7 +107,7 @@ pub fn scalings() -> impl Strategy<Value = RopeScaling> {
     ]
 }
 
-/// Specifications with every switch in every position.
+/// Generates specifications with all combinations of options.
 pub fn specs() -> impl Strategy<Value = DecoderSpec> {
     let head = (1usize..4, 1usize..4, 1usize..9).prop_map(|(kv_heads, group, half)| QkvLayout {
         heads: kv_heads * group,
@@ -119,34 +123,41 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
     );
     let layers = prop::collection::vec(layer, 1..4);
     (head, [rope(), rope()].prop_map(Vec::from), layers, 8usize..40, 8usize..40, any::<bool>()).prop_map(
-        |(qkv, ropes, layers, hidden, vocab, tied_head)| DecoderSpec {
+        |(layout, ropes, layers, hidden, vocab, tied_head)| DecoderSpec {
             model_type: "random".into(),
             vocab,
             vocab_rows: 0..vocab,
             hidden,
             max_positions: POSITIONS,
-            // Large, and the vectors are not short, so that no norm blows rounding errors up.
-            norm_eps: 0.03,
+            // A large epsilon and long vectors, so that no norm amplifies rounding errors.
+            norm: NormPlan::rms_before_branches(0.03),
+            residual: Residual::Sequential,
             ropes: ropes
                 .into_iter()
                 .map(|(half, pairs, scaling)| RopeTable {
                     style: if half { RopeStyle::Half } else { RopeStyle::Interleaved },
-                    rotary_dim: (2 * pairs).min(qkv.head_dim),
+                    rotary_dim: (2 * pairs).min(layout.head_dim),
                     theta: 100.0,
                     scaling,
                 })
                 .collect(),
             layers: layers
                 .into_iter()
-                .map(|((qkv_bias, head_norm, out_bias, up_bias, down_bias), rope, window, width)| LayerSpec {
-                    qkv,
-                    qkv_bias,
-                    head_norm,
-                    rope,
-                    score_scale: 1.0 / (qkv.head_dim as f32).sqrt(),
-                    window,
-                    out_bias,
-                    mlp: MlpSpec { width, act: Activation::Silu, up_bias, down_bias },
+                .map(|((qkv_bias, head_norm, out_bias, up_bias, down_bias), rope, window, width)| {
+                    let heads = AttentionHeads {
+                        layout,
+                        qkv_bias,
+                        head_norm,
+                        positions: rope.map_or(Positions::None, |table| Positions::Rotary { table }),
+                        score_scale: 1.0 / (layout.head_dim as f32).sqrt(),
+                        out_bias,
+                    };
+                    let attention = match window {
+                        None => Attention::Full(heads),
+                        Some(window) => Attention::Sliding { heads, window },
+                    };
+                    let mlp = Mlp::Gated(GatedMlp { width, act: Activation::Silu, up_bias, down_bias });
+                    LayerSpec { attention, mlp }
                 })
                 .collect(),
             tied_head,
@@ -154,19 +165,18 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
     )
 }
 
-/// One small Llama.
+/// Returns one small Llama.
 pub fn fixed_spec() -> DecoderSpec {
-    let qkv = QkvLayout { heads: 2, kv_heads: 1, head_dim: 4 };
-    let layer = LayerSpec {
-        qkv,
+    let heads = AttentionHeads {
+        layout: QkvLayout { heads: 2, kv_heads: 1, head_dim: 4 },
         qkv_bias: false,
         head_norm: false,
-        rope: Some(0),
+        positions: Positions::Rotary { table: 0 },
         score_scale: 0.5,
-        window: None,
         out_bias: false,
-        mlp: MlpSpec { width: 12, act: Activation::Silu, up_bias: false, down_bias: false },
     };
+    let mlp = GatedMlp { width: 12, act: Activation::Silu, up_bias: false, down_bias: false };
+    let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };
     let rope = RopeTable { style: RopeStyle::Half, rotary_dim: 4, theta: 1e4, scaling: RopeScaling::Default };
     DecoderSpec {
         model_type: "fixed".into(),
@@ -174,16 +184,17 @@ pub fn fixed_spec() -> DecoderSpec {
         vocab_rows: 0..32,
         hidden: 8,
         max_positions: POSITIONS,
-        norm_eps: 1e-5,
+        norm: NormPlan::rms_before_branches(1e-5),
+        residual: Residual::Sequential,
         ropes: vec![rope],
         layers: vec![layer.clone(), layer],
         tied_head: false,
     }
 }
 
-/// Room for any of the small tests.
-pub fn limits(kv_dtype: DType) -> Limits {
-    Limits {
+/// Returns limits that are large enough for all small tests.
+pub fn limits(kv_dtype: DType) -> ShardLimits {
+    ShardLimits {
         max_step_tokens: 160,
         max_sequences: 160,
         max_sequence_tokens: POSITIONS,
@@ -193,7 +204,7 @@ pub fn limits(kv_dtype: DType) -> Limits {
     }
 }
 
-/// One sequence's share of a step.
+/// The part of a step that belongs to one sequence.
 pub struct Chunk<'a> {
     pub tokens: &'a [u32],
     pub start: usize,
@@ -214,18 +225,18 @@ impl<'b, B: Backend> Harness<'b, B> {
         spec: &DecoderSpec,
         source: &dyn WeightSource,
         dtype: DType,
-        limits: &Limits,
+        limits: &ShardLimits,
     ) -> Self {
         Harness::among(backend, spec, source, dtype, limits, None)
     }
 
-    /// One of several ranks; `spec` and `source` are its share.
+    /// Creates one of several ranks. `spec` and `source` are its share.
     pub fn among(
         backend: &'b B,
         spec: &DecoderSpec,
         source: &dyn WeightSource,
         dtype: DType,
-        limits: &Limits,
+        limits: &ShardLimits,
         ranks: Option<Box<dyn Collective<B>>>,
     ) -> Self {
         let mut ignore = |_| Ok(());
@@ -238,13 +249,13 @@ impl<'b, B: Backend> Harness<'b, B> {
     /// Runs a step and returns the logits of all its tokens.
     pub fn step(&mut self, chunks: &[Chunk<'_>]) -> Vec<Vec<f32>> {
         let n = chunks.iter().map(|chunk| chunk.tokens.len()).sum::<usize>();
-        self.forward(chunks, &(0..n as u32).collect::<Vec<_>>());
+        let _ = self.forward(chunks, &(0..n as u32).collect::<Vec<_>>());
         let logits = self.decoder.logits(self.backend, n).unwrap();
         logits.chunks_exact(self.vocab).map(<[f32]>::to_vec).collect()
     }
 
-    /// Runs a step.
-    pub fn forward(&mut self, chunks: &[Chunk<'_>], outputs: &[u32]) {
+    /// Runs the forward pass of a step.
+    pub fn forward(&mut self, chunks: &[Chunk<'_>], outputs: &[u32]) -> SubmittedStep<'_, B> {
         let tokens: Vec<u32> = chunks.iter().flat_map(|chunk| chunk.tokens).copied().collect();
         let rows: Vec<SeqRow<'_>> = chunks
             .iter()
@@ -252,27 +263,20 @@ impl<'b, B: Backend> Harness<'b, B> {
             .map(|(slot, chunk)| {
                 let (start, count) = (chunk.start, chunk.tokens.len());
                 let blocks = &chunk.blocks[..(start + count).div_ceil(self.block_size)];
-                SeqRow { slot, start, count, decodes: false, blocks }
+                SeqRow::prefill(slot, start..start + count, blocks)
             })
             .collect();
         let input = StepInput { tokens: &tokens, rows: &rows, outputs, samples: &[] };
-        self.decoder.forward(self.backend, &input).unwrap();
+        self.decoder.forward(self.backend, &input).unwrap()
     }
 
-    /// What the last step's states at these places make of these tokens.
-    pub fn score(&mut self, states: &[Range<usize>], rows: &[ScoreRow]) -> Vec<Scored> {
-        let mut scored = Vec::new();
-        self.decoder.score(self.backend, states.iter().cloned(), rows, &mut scored).unwrap();
-        scored
-    }
-
-    /// The states after the final norm of the last step's tokens.
+    /// Returns the states of the last step's tokens after the final norm.
     pub fn states(&self, n: usize) -> Vec<f32> {
         self.decoder.states(self.backend, n).unwrap()
     }
 }
 
-/// The largest difference of two rows, relative to the largest element of the second.
+/// Returns the largest difference between two rows, relative to the largest element of the second.
 pub fn row_error(found: &[f32], expected: &[f64]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let largest = expected.iter().fold(0f64, |m, e| m.max(e.abs()));

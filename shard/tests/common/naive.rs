@@ -1,21 +1,23 @@
-//! The decoder once more, as plainly as it can be written: one sequence, no cache, double precision.
+//! A second decoder in its plainest form: one sequence, no cache, double precision.
 
 use std::f64::consts::PI;
 
 use millrace_kernels::RopeStyle;
-use millrace_shard::model::{DecoderSpec, LayerSlot, RopeScaling, RopeTable, Slot};
+use millrace_shard::model::{
+    DecoderSpec, LayerSlot, Mlp, NormKind, Positions, RopeScaling, RopeTable, WeightSlot,
+};
 
 use super::MemoryWeights;
 
-/// Logits of every position, `[tokens, vocab]`.
+/// Computes the logits of every position, `[tokens, vocab]`.
 pub fn logits(spec: &DecoderSpec, weights: &MemoryWeights, tokens: &[u32]) -> Vec<Vec<f64>> {
-    let head = weights.values(if spec.tied_head { Slot::Embedding } else { Slot::Head });
+    let head = weights.values(if spec.tied_head { WeightSlot::Embedding } else { WeightSlot::Head });
     states(spec, weights, tokens).iter().map(|state| matrix(&head, state)).collect()
 }
 
-/// States after the final norm of every position, `[tokens, hidden]`.
+/// Computes the states after the final norm of every position, `[tokens, hidden]`.
 pub fn states(spec: &DecoderSpec, weights: &MemoryWeights, tokens: &[u32]) -> Vec<Vec<f64>> {
-    let embedding = weights.values(Slot::Embedding);
+    let embedding = weights.values(WeightSlot::Embedding);
     let mut xs: Vec<Vec<f64>> = tokens
         .iter()
         .map(|t| (0..spec.hidden).map(|i| embedding[*t as usize * spec.hidden + i]).collect())
@@ -24,19 +26,25 @@ pub fn states(spec: &DecoderSpec, weights: &MemoryWeights, tokens: &[u32]) -> Ve
         attention(spec, weights, layer, &mut xs);
         mlp(spec, weights, layer, &mut xs);
     }
-    let norm = weights.values(Slot::FinalNorm);
-    xs.iter().map(|x| rms(x, &norm, spec.norm_eps)).collect()
+    let norm = weights.values(WeightSlot::FinalNorm);
+    xs.iter().map(|x| rms(x, &norm, eps(spec))).collect()
+}
+
+fn eps(spec: &DecoderSpec) -> f32 {
+    let NormKind::Rms { eps } = spec.norm.kind;
+    eps
 }
 
 fn attention(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &mut [Vec<f64>]) {
-    let layer = &spec.layers[index];
-    let get = |slot| weights.values(Slot::Layer(index, slot));
-    let (d, heads, kv_heads) = (layer.qkv.head_dim, layer.qkv.heads, layer.qkv.kv_heads);
+    let (attention, eps) = (&spec.layers[index].attention, eps(spec));
+    let layer = attention.heads();
+    let get = |slot| weights.values(WeightSlot::Layer(index, slot));
+    let (d, heads, kv_heads) = (layer.layout.head_dim, layer.layout.heads, layer.layout.kv_heads);
     let (norm, qkv, out) = (get(LayerSlot::AttentionNorm), get(LayerSlot::Qkv), get(LayerSlot::Out));
 
     let (mut queries, mut keys, mut values) = (vec![], vec![], vec![]);
     for (position, x) in xs.iter().enumerate() {
-        let mut y = matrix(&qkv, &rms(x, &norm, spec.norm_eps));
+        let mut y = matrix(&qkv, &rms(x, &norm, eps));
         if layer.qkv_bias {
             add(&mut y, &get(LayerSlot::QkvBias));
         }
@@ -44,10 +52,10 @@ fn attention(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &mut
         for (h, head) in split[..heads + kv_heads].iter_mut().enumerate() {
             if layer.head_norm {
                 let scale = get(if h < heads { LayerSlot::QNorm } else { LayerSlot::KNorm });
-                *head = rms(head, &scale, spec.norm_eps);
+                *head = rms(head, &scale, eps);
             }
-            if let Some(rope) = layer.rope {
-                rotate(&spec.ropes[rope], position, head);
+            if let Positions::Rotary { table } = layer.positions {
+                rotate(&spec.ropes[table], position, head);
             }
         }
         values.push(split.split_off(heads + kv_heads));
@@ -60,7 +68,7 @@ fn attention(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &mut
         for (h, query) in queries[i].iter().enumerate() {
             let kv_head = h * kv_heads / heads;
             let seen: Vec<usize> =
-                (0..=i).filter(|j| layer.window.is_none_or(|window| j + window > i)).collect();
+                (0..=i).filter(|j| attention.window().is_none_or(|window| j + window > i)).collect();
             let scores: Vec<f64> =
                 seen.iter().map(|j| dot(query, &keys[*j][kv_head]) * f64::from(layer.score_scale)).collect();
             let total: f64 = scores.iter().map(|s| s.exp()).sum();
@@ -76,11 +84,11 @@ fn attention(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &mut
 }
 
 fn mlp(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &mut [Vec<f64>]) {
-    let mlp = &spec.layers[index].mlp;
-    let get = |slot| weights.values(Slot::Layer(index, slot));
+    let Mlp::Gated(mlp) = &spec.layers[index].mlp;
+    let get = |slot| weights.values(WeightSlot::Layer(index, slot));
     let (norm, gate_up, down) = (get(LayerSlot::MlpNorm), get(LayerSlot::GateUp), get(LayerSlot::Down));
     for x in xs {
-        let mut y = matrix(&gate_up, &rms(x, &norm, spec.norm_eps));
+        let mut y = matrix(&gate_up, &rms(x, &norm, eps(spec)));
         if mlp.up_bias {
             add(&mut y, &get(LayerSlot::GateUpBias));
         }
@@ -100,15 +108,15 @@ fn rotate(table: &RopeTable, position: usize, head: &mut [f64]) {
             RopeStyle::Half => (pair, pair + d / 2),
             RopeStyle::Interleaved => (2 * pair, 2 * pair + 1),
         };
-        let (angle, length) = turn(table, pair, position);
+        let (angle, length) = rotation(table, pair, position);
         let (x, y) = (head[a], head[b]);
         head[a] = length * (x * angle.cos() - y * angle.sin());
         head[b] = length * (y * angle.cos() + x * angle.sin());
     }
 }
 
-/// Angle of a pair at a position, and the factor on its length.
-fn turn(table: &RopeTable, pair: usize, position: usize) -> (f64, f64) {
+/// Returns the angle of a pair at a position, and the factor on its length.
+fn rotation(table: &RopeTable, pair: usize, position: usize) -> (f64, f64) {
     let (d, p, i) = (table.rotary_dim as f64, position as f64, pair as f64);
     let wavelength = 2.0 * PI * table.theta.powf(2.0 * i / d);
     let plain = 2.0 * PI * p / wavelength;

@@ -2,24 +2,24 @@
 
 use std::arch::x86_64::*;
 
-use super::{Kernel, Simd};
+use super::vector::{Kernel, Simd};
 
-/// Proof that nothing but `enter` selects this set.
+/// The instruction set as a type. Only `enter` uses it.
 #[derive(Clone, Copy)]
 pub(super) struct Avx2;
 
 /// Runs `kernel` with this instruction set.
 ///
 /// # Safety
-/// The machine must have it, and the kernel's own promises must hold.
+/// The machine must have the instruction set, and the pointers in the kernel must be valid.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees what `Kernel::run` requires.
     unsafe { kernel.run::<Avx2>() }
 }
 
-// SAFETY of the functions: the trait asks callers for the instruction set and for valid pointers.
-#[allow(clippy::undocumented_unsafe_blocks, reason = "every block only passes the trait's conditions on")]
+// SAFETY of the functions: `Simd` requires the instruction set and valid pointers from its callers.
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
 impl Simd for Avx2 {
     type V = __m256;
     const LANES: usize = 8;

@@ -2,24 +2,24 @@
 
 use std::arch::aarch64::*;
 
-use super::{Kernel, Simd};
+use super::vector::{Kernel, Simd};
 
-/// Proof that nothing but `enter` selects this set.
+/// The instruction set as a type. Only `enter` uses it.
 #[derive(Clone, Copy)]
 pub(super) struct Neon;
 
 /// Runs `kernel` with this instruction set.
 ///
 /// # Safety
-/// The machine must have it, and the kernel's own promises must hold.
+/// The machine must have the instruction set, and the pointers in the kernel must be valid.
 #[target_feature(enable = "neon")]
 pub(super) unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
-    // SAFETY: passed on.
+    // SAFETY: the caller guarantees what `Kernel::run` requires.
     unsafe { kernel.run::<Neon>() }
 }
 
-// SAFETY of the functions: the trait asks callers for the instruction set and for valid pointers.
-#[allow(clippy::undocumented_unsafe_blocks, reason = "every block only passes the trait's conditions on")]
+// SAFETY of the functions: `Simd` requires the instruction set and valid pointers from its callers.
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
 impl Simd for Neon {
     type V = float32x4_t;
     const LANES: usize = 4;
@@ -36,7 +36,8 @@ impl Simd for Neon {
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> float32x4_t {
         unsafe {
-            // The half-precision vector types are not stable: widen the bits, and let a product move the exponent.
+            // The half-precision vector types are not stable in Rust. The bits are widened, and a
+            // product corrects the exponent.
             let bits = vmovl_u16(vld1_u16(p));
             let magnitude = vandq_u32(bits, vdupq_n_u32(0x7FFF));
             let moved = vreinterpretq_f32_u32(vshlq_n_u32::<13>(magnitude));

@@ -1,9 +1,9 @@
-//! Arrays that a compiler vectorises as the build's target allows. Products and sums are rounded separately: a fused one
-//! would be a library call on machines without it.
+//! Arrays that the compiler vectorizes for the build's target. Products and sums are rounded
+//! separately, because a fused product would be a library call on machines without the instruction.
 
 use half::f16;
 
-use super::Simd;
+use super::vector::Simd;
 
 /// Eight numbers in an array.
 #[derive(Clone, Copy)]
@@ -27,24 +27,24 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn load(p: *const f32) -> V {
-        // SAFETY: the caller vouches for eight elements.
+        // SAFETY: the caller guarantees eight elements.
         unsafe { p.cast::<V>().read_unaligned() }
     }
     #[inline(always)]
     unsafe fn load_f16(p: *const u16) -> V {
-        // SAFETY: the caller vouches for eight elements.
+        // SAFETY: the caller guarantees eight elements.
         let bits = unsafe { p.cast::<[u16; 8]>().read_unaligned() };
         bits.map(|b| f16::from_bits(b).to_f32())
     }
     #[inline(always)]
     unsafe fn load_bf16(p: *const u16) -> V {
-        // SAFETY: the caller vouches for eight elements.
+        // SAFETY: the caller guarantees eight elements.
         let bits = unsafe { p.cast::<[u16; 8]>().read_unaligned() };
         bits.map(|b| f32::from_bits(u32::from(b) << 16))
     }
     #[inline(always)]
     unsafe fn store(p: *mut f32, v: V) {
-        // SAFETY: the caller vouches for eight elements.
+        // SAFETY: the caller guarantees eight elements.
         unsafe { p.cast::<V>().write_unaligned(v) }
     }
     #[inline(always)]

@@ -1,10 +1,10 @@
-//! What lies in the device's memory for longer than a step.
+//! The objects that stay in device memory for longer than a step.
 
-use super::loading::Loading;
-use super::{Device, Elem, Memory, View};
-use crate::backend::{KvSpec, MatrixFormat};
+use super::loading::WeightUpload;
+use crate::backend::{KvFormat, KvSpec, WeightFormat};
 use crate::cuda::ops::paged::PagedKv;
-use crate::cuda::pack::{DEPTH, Loaded, OUTPUTS};
+use crate::cuda::weights::{DEPTH, OUTPUTS, UploadedWeight};
+use crate::cuda::{Device, Elem, Memory, View};
 use crate::tensor::{flatten, stacked_shape};
 use crate::{Error, Part, Result};
 
@@ -25,12 +25,12 @@ impl Buf {
         Ok(Buf { memory, elem, cols })
     }
 
-    /// The first `n` rows.
+    /// Returns the first `n` rows.
     pub(super) fn rows(&self, n: usize) -> View<'_> {
         self.memory.view(self.elem).slice(0..n * self.cols)
     }
 
-    /// The first `n` rows as f32 on the host.
+    /// Waits for the device and returns the first `n` rows as f32.
     pub(super) fn read(&self, device: &Device, n: usize) -> Result<Vec<f32>> {
         let bytes = device.read(self.rows(n))?;
         Ok(match self.elem {
@@ -53,7 +53,7 @@ pub struct Vector {
 }
 
 impl Vector {
-    pub(super) fn new(device: &Device, parts: &[Part<'_>]) -> Result<Vector> {
+    pub(super) fn new(device: &Device, parts: &[Part]) -> Result<Vector> {
         let values = flatten(parts)?;
         let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
         Ok(Vector { memory: device.upload(&bytes)?, len: values.len() })
@@ -67,77 +67,87 @@ impl Vector {
 /// A weight matrix `[out, cols]`.
 #[derive(Debug)]
 pub struct Matrix {
-    pub(super) kept: Kept,
+    pub(super) storage: MatrixStorage,
     pub(super) out: usize,
     pub(super) cols: usize,
 }
 
-/// How a matrix lies in memory.
+/// The layout of a matrix in device memory.
 #[derive(Debug)]
-pub(super) enum Kept {
-    /// As it is stored, row after row.
+pub(super) enum MatrixStorage {
+    /// Row-major numbers of one type.
     Dense(Memory, Elem),
-    /// Packed, for the kernels that multiply by weights of few bits.
-    Packed(Loaded),
+    /// Packed for the kernels that multiply by weights of few bits.
+    Packed(UploadedWeight),
 }
 
 impl Matrix {
     pub(super) fn new(
         device: &Device,
-        loading: &mut Loading,
-        parts: &[Part<'_>],
-        format: MatrixFormat,
+        upload: &mut WeightUpload,
+        parts: &[Part],
+        format: WeightFormat,
     ) -> Result<Matrix> {
         let (out, cols) = stacked_shape(parts)?;
-        let kept = match format {
-            MatrixFormat::Dense(dtype) => {
+        let storage = match format {
+            WeightFormat::Dense(dtype) => {
                 let elem = Elem::from(dtype);
                 let memory = device.allocate(elem, out * cols)?;
-                loading.load(device, parts, dtype, memory.view(elem))?;
-                Kept::Dense(memory, elem)
+                upload.dense(device, parts, dtype, memory.view(elem))?;
+                MatrixStorage::Dense(memory, elem)
             }
-            MatrixFormat::Fp8 => {
-                let (padded, depth) = padded(out, cols);
+            WeightFormat::Fp8 => {
+                let (padded, depth) = packed_shape(out, cols);
                 let data = device.allocate(Elem::U8, padded * depth)?;
                 if out < padded {
-                    // What the copies do not touch.
+                    // The upload does not write the padding rows.
                     device.fill(data.view(Elem::U8).slice(out * depth..padded * depth), 0)?;
                 }
-                let mut scales = loading.load_fp8(device, parts, depth, data.view(Elem::U8))?;
+                let mut scales = upload.fp8(device, parts, depth, data.view(Elem::U8))?;
                 scales.resize(padded, 0.0);
                 let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
-                Kept::Packed(Loaded::fp8(depth, data, device.upload(&bytes)?))
+                MatrixStorage::Packed(UploadedWeight::fp8(depth, data, device.upload(&bytes)?))
             }
         };
-        Ok(Matrix { kept, out, cols })
+        Ok(Matrix { storage, out, cols })
     }
 
-    /// Bytes of a matrix.
-    pub(super) fn bytes(out: usize, cols: usize, format: MatrixFormat) -> usize {
+    /// Returns the bytes of a matrix `[out, cols]`.
+    pub(super) fn bytes(out: usize, cols: usize, format: WeightFormat) -> usize {
         match format {
-            MatrixFormat::Dense(_) => format.bytes(out, cols),
-            MatrixFormat::Fp8 => {
-                let (padded, depth) = padded(out, cols);
+            WeightFormat::Dense(_) => format.bytes(out, cols),
+            WeightFormat::Fp8 => {
+                let (padded, depth) = packed_shape(out, cols);
                 format.bytes(padded, depth)
             }
         }
     }
 
-    /// The numbers as they are.
+    /// Returns the numbers of a dense matrix.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a packed matrix.
     pub(super) fn dense(&self) -> Result<View<'_>> {
-        match &self.kept {
-            Kept::Dense(memory, elem) => Ok(memory.view(*elem)),
-            Kept::Packed(_) => Err(Error::Unsupported("rows of a packed matrix".to_owned())),
+        match &self.storage {
+            MatrixStorage::Dense(memory, elem) => Ok(memory.view(*elem)),
+            MatrixStorage::Packed(_) => Err(Error::Unsupported("rows of a packed matrix".to_owned())),
         }
     }
 }
 
-/// Rows and columns of a packed matrix of eight bits.
-fn padded(out: usize, cols: usize) -> (usize, usize) {
+/// Returns the rows and columns of a packed matrix of eight bits, padding included.
+fn packed_shape(out: usize, cols: usize) -> (usize, usize) {
     (out.next_multiple_of(OUTPUTS), cols.next_multiple_of(DEPTH))
 }
 
-/// One layer's paged cache.
+/// Returns the element type of a KV cache.
+pub(super) fn kv_elem(format: KvFormat) -> Elem {
+    match format {
+        KvFormat::Dense(dtype) => dtype.into(),
+    }
+}
+
+/// One layer's paged KV cache.
 #[derive(Debug)]
 pub struct Kv {
     keys: Memory,
@@ -147,23 +157,23 @@ pub struct Kv {
 
 impl Kv {
     pub(super) fn new(device: &Device, spec: KvSpec) -> Result<Kv> {
-        let (elem, len) = (Elem::from(spec.dtype), Self::bytes(&spec) / 2 / spec.dtype.size());
-        let zeroed = || -> Result<Memory> {
+        let KvSpec { key_dim, value_dim, .. } = spec;
+        if key_dim != value_dim {
+            return Err(Error::Unsupported(format!("key heads of {key_dim} and value heads of {value_dim}")));
+        }
+        let elem = kv_elem(spec.format);
+        let zeroed = |len: usize| -> Result<Memory> {
             let memory = device.allocate(elem, len)?;
             device.fill(memory.view(elem), 0)?;
             Ok(memory)
         };
-        Ok(Kv { keys: zeroed()?, values: zeroed()?, spec })
-    }
-
-    pub(super) fn bytes(spec: &KvSpec) -> usize {
-        let features = 2 * spec.kv_heads * spec.head_dim * spec.dtype.size();
-        spec.blocks.saturating_mul(spec.block_size).saturating_mul(features)
+        Ok(Kv { keys: zeroed(spec.key_elements())?, values: zeroed(spec.value_elements())?, spec })
     }
 
     pub(super) fn paged(&self) -> PagedKv<'_> {
-        let KvSpec { blocks, block_size, kv_heads, head_dim, dtype } = self.spec;
-        let (keys, values) = (self.keys.view(dtype.into()), self.values.view(dtype.into()));
+        // Key and value heads have the same size: `new` refuses others.
+        let KvSpec { blocks, block_size, heads: kv_heads, key_dim: head_dim, format, .. } = self.spec;
+        let (keys, values) = (self.keys.view(kv_elem(format)), self.values.view(kv_elem(format)));
         PagedKv { keys, values, scales: None, blocks, block_size, kv_heads, head_dim }
     }
 }

@@ -1,52 +1,64 @@
-//! Attention of the rows that decode: which kernel they go to, and its plans.
+//! Attention of decode rows: which kernel computes it, and its plans.
 //!
-//! They go to a kernel of their own where it takes the model's heads; else they are treated like prompts. A sequence's splits have
-//! fixed places, so it is all one what else is in the step, and in how many passes the rows are done: one, unless prefixes that
-//! many sequences share make the splits more than there is memory for.
+//! DecodeAttention rows have a kernel of their own where it supports the model's heads; elsewhere
+//! they are computed like prefill rows. A sequence's splits have fixed places, so the result does
+//! not depend on the other rows of the step, nor on the number of passes. There is one pass, unless
+//! prefixes that many sequences share make more splits than there is memory for.
 
 use std::ops::Range;
 
-use super::{Device, Elem, Memory, View};
+use super::buffers::kv_elem;
 use crate::Result;
 use crate::backend::{AttentionSpec, StepSize};
-use crate::cuda::ops::attention::Attention;
-use crate::cuda::ops::decode::{self, Decode, Heads, Limits};
-use crate::cuda::ops::paged::{Batch, Scores};
+use crate::cuda::ops::attention::PagedAttention;
+use crate::cuda::ops::decode::{self, AttentionHeads, DecodeAttention, DecodeLimits, PlanDecode};
+use crate::cuda::ops::paged::{AttentionScores, SequenceBatch};
+use crate::cuda::{Device, Elem, Memory, View};
 
-/// Memory for the plans of a step.
+/// The plans of a step's decode rows, and the memory for them.
 #[derive(Debug)]
-pub(super) struct Decoding {
-    limits: Limits,
+pub(super) struct DecodePlans {
+    limits: DecodeLimits,
     cache: Elem,
-    /// A plan for each window that layers have.
+    /// One plan for each window that layers have.
     plans: Vec<(Option<usize>, Memory)>,
-    /// For partial sums of any layer.
+    /// Partial sums of the layer that is computed.
     workspace: Memory,
     /// The rows of each pass.
     passes: Vec<Range<usize>>,
 }
 
-/// How the decode kernel sees a layer with activations of type `activations`.
-fn heads(attention: &AttentionSpec, activations: Elem, cache: Elem) -> Heads {
+/// Returns a layer's heads in the terms of the decode kernel.
+fn heads(attention: &AttentionSpec, activations: Elem, cache: Elem) -> AttentionHeads {
     let layout = attention.layout;
-    Heads { heads: layout.heads, kv_heads: layout.kv_heads, head_dim: layout.head_dim, activations, cache }
+    AttentionHeads {
+        heads: layout.heads,
+        kv_heads: layout.kv_heads,
+        head_dim: layout.head_dim,
+        activations,
+        cache,
+    }
 }
 
-/// The step's limits, and the layers that the kernel takes.
-fn planned(size: &StepSize<'_>, activations: Elem) -> (Limits, impl Iterator<Item = (Heads, Option<usize>)>) {
-    let cache = Elem::from(size.kv_dtype);
+/// Returns the limits of the plans, and the heads and windows of the layers that the kernel
+/// supports.
+fn planned(
+    size: &StepSize<'_>,
+    activations: Elem,
+) -> (DecodeLimits, impl Iterator<Item = (AttentionHeads, Option<usize>)>) {
+    let cache = kv_elem(size.kv_format);
     let of_one = decode::splits(cache, size.sequence_tokens);
-    // Each sequence may begin a split more than its share of the pool has.
+    // Each sequence may start one split more than its share of the pool has.
     let of_pool =
         decode::splits(cache, size.blocks.saturating_mul(size.block_size)).saturating_add(size.rows);
     let splits = of_pool.max(of_one).min(of_one.saturating_mul(size.rows));
     let layers = size.attention.iter().map(move |layer| (heads(layer, activations, cache), layer.window));
     let layers = layers.filter(|(heads, _)| decode::supports(heads, size.block_size));
-    (Limits { rows: size.rows, queries: 1, splits }, layers)
+    (DecodeLimits { rows: size.rows, queries: 1, splits }, layers)
 }
 
-impl Decoding {
-    pub(super) fn new(device: &Device, size: &StepSize<'_>, activations: Elem) -> Result<Decoding> {
+impl DecodePlans {
+    pub(super) fn new(device: &Device, size: &StepSize<'_>, activations: Elem) -> Result<DecodePlans> {
         let (limits, layers) = planned(size, activations);
         let (mut plans, mut workspace) = (Vec::new(), 0);
         for (heads, window) in layers {
@@ -56,7 +68,8 @@ impl Decoding {
             }
         }
         let workspace = device.allocate(Elem::F32, workspace)?;
-        Ok(Decoding { limits, cache: size.kv_dtype.into(), plans, workspace, passes: Vec::new() })
+        let cache = kv_elem(size.kv_format);
+        Ok(DecodePlans { limits, cache, plans, workspace, passes: Vec::new() })
     }
 
     pub(super) fn bytes(size: &StepSize<'_>, activations: Elem) -> usize {
@@ -71,7 +84,7 @@ impl Decoding {
         4 * (workspace + windows.len() * decode::plan_len(&limits))
     }
 
-    /// Takes in the rows that decode, by the keys that each sees.
+    /// Sets the decode rows of the next step, given the number of keys that each attends to.
     pub(super) fn set(&mut self, contexts: impl Iterator<Item = usize>) {
         self.passes.clear();
         let (mut first, mut end, mut sum) = (0, 0, 0);
@@ -89,24 +102,24 @@ impl Decoding {
         }
     }
 
-    /// Whether one pass does for them all.
+    /// Tells whether one pass is enough for all decode rows.
     pub(super) fn is_single(&self) -> bool {
         self.passes.len() <= 1
     }
 
-    /// How many rows decode.
+    /// Returns the number of decode rows.
     pub(super) fn rows(&self) -> usize {
         self.passes.last().map_or(0, |pass| pass.end)
     }
 
-    /// Widens the only pass to so many rows, some of which are empty.
+    /// Widens the only pass to `rows` rows, some of which are empty.
     pub(super) fn pad(&mut self, rows: usize) {
         self.passes.clear();
         self.passes.push(0..rows);
     }
 
-    /// Makes the plans, if all layers can use the same.
-    pub(super) fn plan(&self, device: &Device, batch: &Batch<'_>) -> Result<()> {
+    /// Computes the plans, if there is one pass: then all layers with the same window share one.
+    pub(super) fn plan(&self, device: &Device, batch: &SequenceBatch<'_>) -> Result<()> {
         match &self.passes[..] {
             [pass] => self.plans.iter().try_for_each(|(window, plan)| {
                 self.plan_pass(device, &of_rows(batch, pass), *window, plan.view(Elem::I32))
@@ -118,18 +131,27 @@ impl Decoding {
     fn plan_pass(
         &self,
         device: &Device,
-        batch: &Batch<'_>,
+        batch: &SequenceBatch<'_>,
         window: Option<usize>,
         plan: View<'_>,
     ) -> Result<()> {
-        decode::plan(device, batch, &scores(1.0, window), self.cache, &self.limits, self.limits.splits, plan)
+        let plan = PlanDecode {
+            batch: *batch,
+            scores: scores(1.0, window),
+            cache: self.cache,
+            limits: self.limits,
+            splits: self.limits.splits,
+            plan,
+        };
+        decode::plan(device, &plan)
     }
 
-    /// Attention of the rows that decode. Answers how many they are: 0 if the kernel does not take these heads.
+    /// Computes the attention of the decode rows and returns their number; 0 if the kernel does not
+    /// support these heads.
     pub(super) fn attention(
         &self,
         device: &Device,
-        attention: &Attention<'_>,
+        attention: &PagedAttention<'_>,
         spec: &AttentionSpec,
     ) -> Result<usize> {
         let heads = heads(spec, attention.qkv.elem(), attention.kv.keys.elem());
@@ -143,7 +165,7 @@ impl Decoding {
             if !self.is_single() {
                 self.plan_pass(device, &batch, spec.window, plan)?;
             }
-            let decode = Decode {
+            let decode = DecodeAttention {
                 heads,
                 limits: self.limits,
                 queries: attention.qkv,
@@ -161,10 +183,10 @@ impl Decoding {
     }
 }
 
-/// Some rows of a step.
-pub(super) fn of_rows<'a>(batch: &Batch<'a>, rows: &Range<usize>) -> Batch<'a> {
+/// Returns the rows `rows` of a step.
+pub(super) fn of_rows<'a>(batch: &SequenceBatch<'a>, rows: &Range<usize>) -> SequenceBatch<'a> {
     let &Range { start, end } = rows;
-    Batch {
+    SequenceBatch {
         rows: end - start,
         query_start: batch.query_start.slice(start..end + 1),
         context: batch.context.slice(start..end),
@@ -173,7 +195,7 @@ pub(super) fn of_rows<'a>(batch: &Batch<'a>, rows: &Range<usize>) -> Batch<'a> {
     }
 }
 
-/// Plain scores.
-pub(super) fn scores(scale: f32, window: Option<usize>) -> Scores<'static> {
-    Scores { scale, soft_cap: None, window, alibi: None, sinks: None, prefix: None }
+/// Returns scores with a scale and a window and nothing else.
+pub(super) fn scores(scale: f32, window: Option<usize>) -> AttentionScores<'static> {
+    AttentionScores { scale, soft_cap: None, window, alibi: None, sinks: None, prefix: None }
 }

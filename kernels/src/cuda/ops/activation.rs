@@ -1,110 +1,145 @@
-//! Non-linearities, gated and not, and what else is done to single elements: bias, scaled sums, the soft cap of logits.
+//! Activation functions, gated and plain, and other elementwise operations: bias, scaled sum, and
+//! the soft cap of logits.
 
-use super::rowwise::{grid, vectorisable};
-use super::{countable, typed};
-use crate::cuda::{Args, Cost, Device, Elem, View};
+pub use super::shared::activation::ActivationKind;
+
+use super::rowwise::{grid, vectorizable};
+use super::select::typed;
+use super::shared::activation::{ActivationParams, AddBiasParams, ScaledSumParams, SoftCapParams};
+use super::sizes::{countable, int};
+use crate::cuda::params::{Kernel, KernelParams};
+use crate::cuda::{Cost, Device, Elem, View};
 use crate::{Error, Result};
 
-/// Elementwise non-linearities.
+/// The version of a kernel that an operation launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Activation {
-    /// `x * sigmoid(x)`.
-    Silu,
-    /// `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 x³)))` (Hendrycks and Gimpel's approximation).
-    GeluTanh,
-    /// `x / 2 * (1 + erf(x / sqrt(2)))`.
-    Gelu,
-    /// `max(x, 0)`.
-    Relu,
-}
-
-/// Which kernel: the fast one where it can be used, or the obvious one.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Version {
+pub enum KernelVersion {
     /// Vectors of 16 bytes, if widths and addresses allow it.
     Fast,
     /// One element at a time.
     Plain,
 }
 
-/// `out[t, c] = act(x[t, c]) * x[t, cols + c]` for `x` of `[rows, 2 * cols]`: gate features first, then up. `out` must not be `x`.
+/// The operands of [`gate`] and [`activate`].
+#[derive(Debug, Clone, Copy)]
+pub struct ActivationRows<'a> {
+    /// Number of rows; 0 is allowed and does nothing.
+    pub rows: usize,
+    /// Features of a row of `out`.
+    pub cols: usize,
+    /// `[rows, cols]`, or for [`gate`] `[rows, 2 * cols]` with the gate's features first.
+    pub x: View<'a>,
+    /// `[rows, cols]`, of the type of `x`.
+    pub out: View<'a>,
+}
+
+/// Computes `out[t, c] = act(x[t, c]) * x[t, cols + c]`. `out` must not be `x`.
 ///
 /// # Errors
-/// [`Error::Shape`] for views that are too short or of another type, [`Error::Unsupported`] for a type other than f32, f16 and bf16, or
-/// what the launch fails with.
+/// [`Error::Shape`] for views that are too short or of another type,
+/// [`Error::Unsupported`] for a type other than f32, f16 and bf16, or an error of the launch.
 pub fn gate(
     device: &Device,
-    version: Version,
-    act: Activation,
-    rows: usize,
-    cols: usize,
-    x: View<'_>,
-    out: View<'_>,
+    version: KernelVersion,
+    kind: ActivationKind,
+    a: &ActivationRows<'_>,
 ) -> Result<()> {
-    let name = [typed!(x.elem(), "gate")?, typed!(x.elem(), "gate_plain")?];
+    let &ActivationRows { rows, cols, x, out } = a;
+    let kernels = [
+        typed!(ActivationParams, "activation", "gate", x.elem())?,
+        typed!(ActivationParams, "activation", "gate_plain", x.elem())?,
+    ];
     if x.address() == out.address() {
         return Err(Error::Shape("the result of a gate cannot replace its input".to_owned()));
     }
-    let args = Args::new().with(out).with(x).with(cols).with(act as usize);
-    run(device, version, name, rows, cols, &[("x", x, 2 * cols), ("out", out, cols)], &args)
+    let operands = [("x", x, 2 * cols), ("out", out, cols)];
+    let Some(launch) = check(version, rows, cols, &operands)? else { return Ok(()) };
+    let params = ActivationParams { out: out.into(), x: x.into(), cols: int(cols), kind };
+    launch.run(device, kernels, &params)
 }
 
-/// `out = act(x)` over `[rows, cols]`; `out` may be `x`.
+/// Computes `out = act(x)`; `out` may be `x`.
 ///
 /// # Errors
 /// As for [`gate`].
 pub fn activate(
     device: &Device,
-    version: Version,
-    act: Activation,
-    rows: usize,
-    cols: usize,
-    x: View<'_>,
-    out: View<'_>,
+    version: KernelVersion,
+    kind: ActivationKind,
+    a: &ActivationRows<'_>,
 ) -> Result<()> {
-    let name = [typed!(x.elem(), "activate")?, typed!(x.elem(), "activate_plain")?];
-    let args = Args::new().with(out).with(x).with(cols).with(act as usize);
-    run(device, version, name, rows, cols, &[("x", x, cols), ("out", out, cols)], &args)
+    let &ActivationRows { rows, cols, x, out } = a;
+    let kernels = [
+        typed!(ActivationParams, "activation", "activate", x.elem())?,
+        typed!(ActivationParams, "activation", "activate_plain", x.elem())?,
+    ];
+    let Some(launch) = check(version, rows, cols, &[("x", x, cols), ("out", out, cols)])? else {
+        return Ok(());
+    };
+    let params = ActivationParams { out: out.into(), x: x.into(), cols: int(cols), kind };
+    launch.run(device, kernels, &params)
 }
 
-/// `x[t] += bias` over `[rows, cols]`, with `bias` f32 `[cols]`.
+/// The operands of [`add_bias`].
+#[derive(Debug, Clone, Copy)]
+pub struct BiasRows<'a> {
+    /// Number of rows; 0 is allowed and does nothing.
+    pub rows: usize,
+    /// Features of a row.
+    pub cols: usize,
+    /// `[rows, cols]`.
+    pub x: View<'a>,
+    /// f32 `[cols]`.
+    pub bias: View<'a>,
+}
+
+/// Adds the bias to each row of `x`.
 ///
 /// # Errors
 /// As for [`gate`].
-pub fn add_bias(
-    device: &Device,
-    version: Version,
-    rows: usize,
-    cols: usize,
-    x: View<'_>,
-    bias: View<'_>,
-) -> Result<()> {
+pub fn add_bias(device: &Device, version: KernelVersion, b: &BiasRows<'_>) -> Result<()> {
+    let &BiasRows { rows, cols, x, bias } = b;
     bias.expect("bias", Elem::F32, cols)?;
-    let version = if bias.address().is_multiple_of(16) { version } else { Version::Plain };
-    let name = [typed!(x.elem(), "add_bias")?, typed!(x.elem(), "add_bias_plain")?];
-    run(device, version, name, rows, cols, &[("x", x, cols)], &Args::new().with(x).with(bias).with(cols))
+    let version = if bias.address().is_multiple_of(16) { version } else { KernelVersion::Plain };
+    let kernels = [
+        typed!(AddBiasParams, "activation", "add_bias", x.elem())?,
+        typed!(AddBiasParams, "activation", "add_bias_plain", x.elem())?,
+    ];
+    let Some(launch) = check(version, rows, cols, &[("x", x, cols)])? else { return Ok(()) };
+    launch.run(device, kernels, &AddBiasParams { x: x.into(), bias: bias.into(), cols: int(cols) })
 }
 
-/// `x = cap * tanh(x / cap)` over `[rows, cols]`.
+/// The operands of [`soft_cap`].
+#[derive(Debug, Clone, Copy)]
+pub struct SoftCapRows<'a> {
+    /// Number of rows; 0 is allowed and does nothing.
+    pub rows: usize,
+    /// Features of a row.
+    pub cols: usize,
+    /// `[rows, cols]`.
+    pub x: View<'a>,
+    /// The bound on absolute values, above 0.
+    pub cap: f32,
+}
+
+/// Computes `x = cap * tanh(x / cap)`.
 ///
 /// # Errors
 /// As for [`gate`]; [`Error::Shape`] for a cap that is not positive.
-pub fn soft_cap(
-    device: &Device,
-    version: Version,
-    rows: usize,
-    cols: usize,
-    x: View<'_>,
-    cap: f32,
-) -> Result<()> {
+pub fn soft_cap(device: &Device, version: KernelVersion, s: &SoftCapRows<'_>) -> Result<()> {
+    let &SoftCapRows { rows, cols, x, cap } = s;
     if cap.is_nan() || cap <= 0.0 {
         return Err(Error::Shape(format!("a soft cap of {cap} is not positive")));
     }
-    let name = [typed!(x.elem(), "soft_cap")?, typed!(x.elem(), "soft_cap_plain")?];
-    run(device, version, name, rows, cols, &[("x", x, cols)], &Args::new().with(x).with(cols).with(cap))
+    let kernels = [
+        typed!(SoftCapParams, "activation", "soft_cap", x.elem())?,
+        typed!(SoftCapParams, "activation", "soft_cap_plain", x.elem())?,
+    ];
+    let Some(launch) = check(version, rows, cols, &[("x", x, cols)])? else { return Ok(()) };
+    launch.run(device, kernels, &SoftCapParams { x: x.into(), cols: int(cols), cap })
 }
 
-/// A sum of rows, or rows times a number.
+/// The operands of [`scaled_sum`].
 #[derive(Debug, Clone, Copy)]
 pub struct ScaledSum<'a> {
     /// Number of rows; 0 is allowed and does nothing.
@@ -113,56 +148,74 @@ pub struct ScaledSum<'a> {
     pub cols: usize,
     /// `[rows, cols]` and its factor.
     pub x: (f32, View<'a>),
-    /// Likewise, of the type of `x`.
+    /// `[rows, cols]` and its factor, of the type of `x`.
     pub y: Option<(f32, View<'a>)>,
     /// `[rows, cols]`; may be `x` or `y`.
     pub out: View<'a>,
 }
 
-/// `out = a * x + b * y`: a residual addition, scaled or not, or a scaling. Rounded once.
+/// Computes `out = a * x + b * y`, or `out = a * x` without a `y`: a residual addition or a
+/// scaling. The result is rounded once.
 ///
 /// # Errors
 /// As for [`gate`].
-pub fn scaled_sum(device: &Device, version: Version, sum: &ScaledSum<'_>) -> Result<()> {
-    let &ScaledSum { rows, cols, x: (a, x), y, out } = sum;
-    let name = [typed!(x.elem(), "scaled_sum")?, typed!(x.elem(), "scaled_sum_plain")?];
-    let (b, y) = y.map_or((0.0, None), |(b, y)| (b, Some(y)));
-    let args = Args::new().with(out).with(x).with(y).with(cols).with(a).with(b);
-    let views = [("x", x, cols), ("out", out, cols), ("y", y.unwrap_or(x), cols)];
-    run(device, version, name, rows, cols, &views, &args)
+pub fn scaled_sum(device: &Device, version: KernelVersion, sum: &ScaledSum<'_>) -> Result<()> {
+    let &ScaledSum { rows, cols, x: (x_factor, x), y, out } = sum;
+    let kernels = [
+        typed!(ScaledSumParams, "activation", "scaled_sum", x.elem())?,
+        typed!(ScaledSumParams, "activation", "scaled_sum_plain", x.elem())?,
+    ];
+    let (y_factor, y) = y.map_or((0.0, None), |(factor, y)| (factor, Some(y)));
+    let operands = [("x", x, cols), ("out", out, cols), ("y", y.unwrap_or(x), cols)];
+    let Some(launch) = check(version, rows, cols, &operands)? else { return Ok(()) };
+    let params =
+        ScaledSumParams { out: out.into(), x: x.into(), y: y.into(), cols: int(cols), x_factor, y_factor };
+    launch.run(device, kernels, &params)
 }
 
-/// What `gate` costs, and `activate` with `gated` false.
+/// The cost of [`gate`], and of [`activate`] if `gated` is false.
 pub fn activation_cost(elem: Elem, rows: usize, cols: usize, gated: bool) -> Cost {
     Cost::moving(rows * cols * elem.size() * if gated { 3 } else { 2 })
 }
 
-/// What an operation costs that reads `inputs` arrays of `[rows, cols]` and writes one.
+/// The cost of an operation that reads `inputs` arrays of `[rows, cols]` and writes one.
 pub fn elementwise_cost(elem: Elem, rows: usize, cols: usize, inputs: usize) -> Cost {
     Cost::moving(rows * cols * elem.size() * (inputs + 1))
 }
 
-/// Checks the views (name, view, columns of a row), and launches the first or the second of `names`.
-fn run(
-    device: &Device,
-    version: Version,
-    names: [&'static str; 2],
+/// A launch over `rows` rows of `cols` columns whose views were checked.
+struct ElementwiseLaunch {
     rows: usize,
     cols: usize,
-    views: &[(&str, View<'_>, usize)],
-    args: &Args,
-) -> Result<()> {
+    /// Elements that a thread moves at once; 1 for the plain kernel.
+    per_unit: usize,
+}
+
+/// Checks the operands (name, view, columns of a row). Returns nothing if there is nothing to do.
+fn check(
+    version: KernelVersion,
+    rows: usize,
+    cols: usize,
+    operands: &[(&str, View<'_>, usize)],
+) -> Result<Option<ElementwiseLaunch>> {
     countable(&[rows, 2 * cols])?;
-    let elem = views[0].1.elem();
-    for (what, view, width) in views {
-        view.expect(what, elem, rows * width)?;
+    let elem = operands[0].1.elem();
+    for (name, view, width) in operands {
+        view.expect(name, elem, rows * width)?;
     }
     if rows == 0 || cols == 0 {
-        return Ok(());
+        return Ok(None);
     }
     let fast =
-        version == Version::Fast && views.iter().all(|(_, view, _)| vectorisable(&[Some(*view)], cols));
-    let (name, units) = if fast { (names[0], cols / elem.per_vector()) } else { (names[1], cols) };
-    // SAFETY: the views were checked to hold `rows` rows, and the arguments are those of the kernel chosen.
-    unsafe { device.launch("activation", name, grid(rows, units), args) }
+        version == KernelVersion::Fast && operands.iter().all(|(_, view, _)| vectorizable(&[*view], cols));
+    Ok(Some(ElementwiseLaunch { rows, cols, per_unit: if fast { elem.per_vector() } else { 1 } }))
+}
+
+impl ElementwiseLaunch {
+    /// Launches the first of the kernels, which is the fast one, or the second.
+    fn run<P: KernelParams>(&self, device: &Device, [fast, plain]: [Kernel<P>; 2], params: &P) -> Result<()> {
+        let kernel = if self.per_unit > 1 { fast } else { plain };
+        // SAFETY: `check` has compared all views with the rows and columns that the kernel touches.
+        unsafe { device.launch(kernel, grid(self.rows, self.cols / self.per_unit), params) }
+    }
 }

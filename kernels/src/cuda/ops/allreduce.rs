@@ -1,75 +1,80 @@
 //! All-reduce and all-gather over memory that all ranks of a group can read and write.
 //!
-//! Every rank allocates a [`Group::region_bytes`] region of zeros that the others can reach, and a table of all regions' addresses as it
-//! sees them. All ranks make the same calls in the same order. The sum is taken in the order of the ranks, in f32, and rounded once: the
-//! same bits on every rank, whichever form. A rank that does not come in time is noted in the state ([`Group::missed`]); the group does
-//! nothing more from then on, instead of hanging.
+//! Every rank allocates a region of [`PeerGroup::region_bytes`] zeros that the others can reach,
+//! and a table of all regions' addresses as it sees them. All ranks make the same calls in the same
+//! order. The sum is taken in the order of the ranks, in f32, and rounded once, so every rank gets
+//! the same bits from either form.
+//!
+//! A rank that does not come in time is noted in the state ([`PeerGroup::missed`]). From then on
+//! the kernels of the group do nothing, instead of hanging.
 
 use std::time::Duration;
 
-use super::{countable, typed};
-use crate::cuda::{Args, Cost, Device, Elem, Grid, View};
+use super::select::{kernel, typed};
+use super::shared::allreduce::{ALL_REDUCE_THREADS, AllGatherParams, AllReduceNormParams, AllReduceParams};
+use super::shared::peers_h::{FLAG_BYTES, MEETING_BLOCKS, PeerParams, PeerStateRecord};
+use super::sizes::{countable, int};
+use crate::cuda::{Cost, Device, Elem, Grid, View};
 use crate::{Error, Result};
 
 /// The most ranks of a group.
-pub const MOST_RANKS: usize = 8;
-/// As in `peers.cuh`: blocks of a launch, all of which must run at the same time.
-const MOST_BLOCKS: usize = 64;
-const FLAG_BYTES: usize = 2 * MOST_BLOCKS * MOST_RANKS * 4;
-const THREADS: u32 = 256;
+pub const MAX_RANKS: usize = super::shared::peers_h::MAX_RANKS;
 
 /// One rank's view of its group.
 #[derive(Debug, Clone, Copy)]
-pub struct Group<'a> {
+pub struct PeerGroup<'a> {
     /// This rank.
     pub rank: usize,
-    /// Ranks, at most [`MOST_RANKS`].
+    /// Ranks, at most [`MAX_RANKS`].
     pub world: usize,
     /// u64 `[world]`: addresses of the ranks' regions, as this device reaches them.
     pub regions: View<'a>,
-    /// u32 `[Group::STATE]`, zeros at first; this rank's own. The last two words may hold the address of a word of the host's memory: it
-    /// gets 1 + a rank that did not come in time.
+    /// u32 `[PeerGroup::STATE]`, zeros at first; only this rank uses it. The last two words may
+    /// hold the address of a word of the host's memory, which gets 1 + a rank that did not come in
+    /// time.
     pub state: View<'a>,
     /// Bytes of the largest message, a multiple of 16; the same on all ranks.
     pub capacity: usize,
-    /// How long a rank waits for the others.
-    pub patience: Duration,
+    /// The time that a rank waits for the others.
+    pub timeout: Duration,
 }
 
-/// Forms of the all-reduce, for the same result.
+/// The forms of the all-reduce, which give the same result.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Form {
-    /// Every rank reads everything: one meeting.
+pub enum AllReduceForm {
+    /// Every rank reads all contributions: one meeting.
     OneShot,
     /// Every rank sums a share: two meetings, less traffic.
     TwoShot,
 }
 
-impl Form {
-    /// Which of the two is expected to be faster: below these sizes latency counts, above them the traffic of links.
-    pub fn for_message(world: usize, bytes: usize) -> Form {
-        let most_at_once = match world {
+impl AllReduceForm {
+    /// The form that is expected to be faster. Latency decides for small messages, the traffic of
+    /// links for large ones.
+    pub fn for_message(world: usize, bytes: usize) -> AllReduceForm {
+        let max_at_once = match world {
             0..=2 => usize::MAX,
             3..=4 => 512 << 10,
             _ => 256 << 10,
         };
-        if bytes <= most_at_once { Form::OneShot } else { Form::TwoShot }
+        if bytes <= max_at_once { AllReduceForm::OneShot } else { AllReduceForm::TwoShot }
     }
 }
 
-impl Group<'_> {
-    /// Words of [`Group::state`].
-    pub const STATE: usize = 6;
+impl PeerGroup<'_> {
+    /// Words of [`PeerGroup::state`].
+    pub const STATE: usize = size_of::<PeerStateRecord>() / 4;
 
     /// Bytes of a region for messages of up to `capacity` bytes.
     pub fn region_bytes(capacity: usize) -> usize {
         FLAG_BYTES + 4 * capacity
     }
 
-    /// The rank that did not come in time, if there is one. Waits for everything asked for so far.
+    /// The rank that did not come in time, if there is one. The call waits for all work submitted
+    /// so far.
     ///
     /// # Errors
-    /// What the device fails with.
+    /// An error of the device.
     pub fn missed(&self, device: &Device) -> Result<Option<usize>> {
         let bytes = device.read(self.state.slice(2..3))?;
         let word = bytes.iter().rev().fold(0, |word, &byte| word << 8 | usize::from(byte));
@@ -77,9 +82,9 @@ impl Group<'_> {
     }
 
     fn check(&self, message: usize) -> Result<()> {
-        if self.world == 0 || self.world > MOST_RANKS || self.rank >= self.world {
+        if self.world == 0 || self.world > MAX_RANKS || self.rank >= self.world {
             return Err(Error::Shape(format!(
-                "rank {} of {}; a group has at most {MOST_RANKS}",
+                "rank {} of {}; a group has at most {MAX_RANKS}",
                 self.rank, self.world
             )));
         }
@@ -90,23 +95,36 @@ impl Group<'_> {
             )));
         }
         self.regions.expect("regions", Elem::U64, self.world)?;
-        self.state.expect("state", Elem::U32, Group::STATE)
+        self.state.expect("state", Elem::U32, PeerGroup::STATE)
     }
 
-    fn args(&self) -> Args {
-        let patience = u64::try_from(self.patience.as_nanos()).unwrap_or(u64::MAX);
-        let args = Args::new().with(self.regions).with(self.state).with(self.rank).with(self.world);
-        args.with(self.capacity as i64).with(patience)
+    /// The group as kernels take it.
+    fn params(&self) -> PeerParams {
+        PeerParams {
+            regions: self.regions.into(),
+            state: self.state.into(),
+            rank: int(self.rank),
+            world: int(self.world),
+            capacity: self.capacity as i64,
+            timeout: u64::try_from(self.timeout.as_nanos()).unwrap_or(u64::MAX),
+        }
     }
 }
 
 /// Replaces the first `len` elements of `x` by their sum over the ranks.
 ///
 /// # Errors
-/// [`Error::Shape`] for a view that is too short, a message that is too long, or one that is not at a multiple of 16 bytes although its
-/// length is (all ranks must use the same kernel); [`Error::Unsupported`] for a type other than f32, f16 and bf16; what the launch fails
-/// with. That a rank is missing is no error here: see [`Group::missed`].
-pub fn all_reduce(device: &Device, group: &Group<'_>, form: Form, x: View<'_>, len: usize) -> Result<()> {
+/// [`Error::Shape`] for a view that is too short, a message that is too long, or one that
+/// is not at a multiple of 16 bytes although its length is (all ranks must use the same kernel);
+/// [`Error::Unsupported`] for a type other than f32, f16 and bf16; an error of the launch. A
+/// missing rank is no error here: see [`PeerGroup::missed`].
+pub fn all_reduce(
+    device: &Device,
+    group: &PeerGroup<'_>,
+    form: AllReduceForm,
+    x: View<'_>,
+    len: usize,
+) -> Result<()> {
     let elem = x.elem();
     countable(&[len])?;
     group.check(len * elem.size())?;
@@ -115,26 +133,27 @@ pub fn all_reduce(device: &Device, group: &Group<'_>, form: Form, x: View<'_>, l
         return Ok(());
     }
     let plain = is_plain(len, &[x])?;
-    let name = match (form, plain) {
-        (Form::OneShot, false) => typed!(elem, "all_reduce_one"),
-        (Form::OneShot, true) => typed!(elem, "all_reduce_one_plain"),
-        (Form::TwoShot, false) => typed!(elem, "all_reduce_two"),
-        (Form::TwoShot, true) => typed!(elem, "all_reduce_two_plain"),
+    let kernel = match (form, plain) {
+        (AllReduceForm::OneShot, false) => typed!(AllReduceParams, "allreduce", "all_reduce_one", elem),
+        (AllReduceForm::OneShot, true) => typed!(AllReduceParams, "allreduce", "all_reduce_one_plain", elem),
+        (AllReduceForm::TwoShot, false) => typed!(AllReduceParams, "allreduce", "all_reduce_two", elem),
+        (AllReduceForm::TwoShot, true) => typed!(AllReduceParams, "allreduce", "all_reduce_two_plain", elem),
     }?;
     let units = if plain { len } else { len / elem.per_vector() };
-    let each = if form == Form::TwoShot { units.div_ceil(group.world) } else { units };
-    // SAFETY: the views were checked, the regions hold flags and four halves by contract, and the arguments are those of the kernel.
-    unsafe { device.launch("allreduce", name, grid_for(each), &group.args().with(x).with(units)) }
+    let share = if form == AllReduceForm::TwoShot { units.div_ceil(group.world) } else { units };
+    let params = AllReduceParams { peers: group.params(), x: x.into(), units: int(units) };
+    // SAFETY: the views were checked, and the regions hold flags and four halves by contract.
+    unsafe { device.launch(kernel, grid_for(share), &params) }
 }
 
-/// A thread for each of `units`, as far as all blocks can run at once.
+/// A grid with a thread for each of `units`, as far as all blocks can run at once.
 fn grid_for(units: usize) -> Grid {
-    Grid::flat(units.div_ceil(THREADS as usize).min(MOST_BLOCKS), THREADS)
+    Grid::flat(units.div_ceil(ALL_REDUCE_THREADS).min(MEETING_BLOCKS), ALL_REDUCE_THREADS as u32)
 }
 
-/// What follows an all-reduce in a decoder.
+/// The operands of [`all_reduce_norm`].
 #[derive(Debug, Clone, Copy)]
-pub struct AddNorm<'a> {
+pub struct AllReduceNorm<'a> {
     /// Number of rows; 0 is allowed and does nothing, on all ranks.
     pub rows: usize,
     /// Features of a row.
@@ -151,11 +170,12 @@ pub struct AddNorm<'a> {
     pub out: View<'a>,
 }
 
-/// `residual += sum of x over the ranks; out = rms_norm(residual) * weight`, in the one-shot form.
+/// Computes `residual += sum of x over the ranks; out = rms_norm(residual) * weight`, in the
+/// one-shot form.
 ///
 /// # Errors
 /// As for [`all_reduce`].
-pub fn all_reduce_norm(device: &Device, group: &Group<'_>, n: &AddNorm<'_>) -> Result<()> {
+pub fn all_reduce_norm(device: &Device, group: &PeerGroup<'_>, n: &AllReduceNorm<'_>) -> Result<()> {
     let elem = n.x.elem();
     let len = n.rows * n.cols;
     countable(&[n.rows, n.cols])?;
@@ -168,21 +188,34 @@ pub fn all_reduce_norm(device: &Device, group: &Group<'_>, n: &AddNorm<'_>) -> R
         return Ok(());
     }
     let plain = is_plain(n.cols, &[n.x, n.residual, n.out, n.weight])?;
-    let name = if plain { typed!(elem, "all_reduce_norm_plain") } else { typed!(elem, "all_reduce_norm") }?;
-    let args = group.args().with(n.out).with(n.residual).with(n.x).with(n.weight).with(n.rows).with(n.cols);
-    let grid = Grid::flat(n.rows.min(MOST_BLOCKS), THREADS);
-    // SAFETY: as above.
-    unsafe { device.launch("allreduce", name, grid, &args.with(n.eps)) }
+    let kernel = match plain {
+        true => typed!(AllReduceNormParams, "allreduce", "all_reduce_norm_plain", elem),
+        false => typed!(AllReduceNormParams, "allreduce", "all_reduce_norm", elem),
+    }?;
+    let params = AllReduceNormParams {
+        peers: group.params(),
+        out: n.out.into(),
+        residual: n.residual.into(),
+        x: n.x.into(),
+        weight: n.weight.into(),
+        rows: int(n.rows),
+        cols: int(n.cols),
+        eps: n.eps,
+    };
+    let grid = Grid::flat(n.rows.min(MEETING_BLOCKS), ALL_REDUCE_THREADS as u32);
+    // SAFETY: the views were checked, and the regions hold flags and four halves by contract.
+    unsafe { device.launch(kernel, grid, &params) }
 }
 
-/// Columns of a matrix, of which every rank has as many.
+/// The operands of [`all_gather`]: a matrix of which every rank has the same number of columns.
 #[derive(Debug, Clone, Copy)]
-pub struct GatherColumns<'a> {
+pub struct AllGatherColumns<'a> {
     /// Rows; 0 is allowed and does nothing, on all ranks.
     pub rows: usize,
     /// Columns of each rank.
     pub part_cols: usize,
-    /// Columns of the whole, at most those of all ranks: what the last ones have beyond is padding.
+    /// Columns of the whole matrix, at most those of all ranks together. Columns beyond them are
+    /// padding.
     pub whole_cols: usize,
     /// f32 `[rows, part_cols]`, this rank's.
     pub part: View<'a>,
@@ -190,12 +223,12 @@ pub struct GatherColumns<'a> {
     pub whole: View<'a>,
 }
 
-/// `whole[row, r * part_cols + c] = part of rank r [row, c]`.
+/// Computes `whole[row, r * part_cols + c] = part of rank r [row, c]`.
 ///
 /// # Errors
 /// As for [`all_reduce`].
-pub fn all_gather(device: &Device, group: &Group<'_>, g: &GatherColumns<'_>) -> Result<()> {
-    let &GatherColumns { rows, part_cols, whole_cols, part, whole } = g;
+pub fn all_gather(device: &Device, group: &PeerGroup<'_>, g: &AllGatherColumns<'_>) -> Result<()> {
+    let &AllGatherColumns { rows, part_cols, whole_cols, part, whole } = g;
     let len = rows * part_cols;
     countable(&[len, group.world * part_cols])?;
     group.check(len * Elem::F32.size())?;
@@ -211,22 +244,33 @@ pub fn all_gather(device: &Device, group: &Group<'_>, g: &GatherColumns<'_>) -> 
         return Ok(());
     }
     let plain = is_plain(part_cols, &[part])? || is_plain(whole_cols, &[whole])?;
-    let (name, units) = if plain { ("all_gather_plain", len) } else { ("all_gather", len / 4) };
-    let args = group.args().with(whole).with(part).with(rows).with(part_cols).with(whole_cols);
-    // SAFETY: as above.
-    unsafe { device.launch("allreduce", name, grid_for(units), &args) }
+    let (kernel, units) = match plain {
+        true => (kernel!(AllGatherParams, "allreduce", "all_gather_plain"), len),
+        false => (kernel!(AllGatherParams, "allreduce", "all_gather"), len / Elem::F32.per_vector()),
+    };
+    let params = AllGatherParams {
+        peers: group.params(),
+        whole: whole.into(),
+        part: part.into(),
+        rows: int(rows),
+        part_cols: int(part_cols),
+        whole_cols: int(whole_cols),
+    };
+    // SAFETY: the views were checked, and the regions hold flags and four halves by contract.
+    unsafe { device.launch(kernel, grid_for(units), &params) }
 }
 
-/// What a rank moves at least, its own memory and its links together: `len` elements in, out, and those of the other ranks.
-pub fn cost(elem: Elem, form: Form, world: usize, len: usize) -> Cost {
+/// The least that a rank moves through its own memory and its links together: `len` elements in,
+/// `len` out, and those of the other ranks.
+pub fn cost(elem: Elem, form: AllReduceForm, world: usize, len: usize) -> Cost {
     let over_links = match form {
-        Form::OneShot => (world - 1) * len,
-        Form::TwoShot => 2 * len * (world - 1) / world,
+        AllReduceForm::OneShot => (world - 1) * len,
+        AllReduceForm::TwoShot => 2 * len * (world - 1) / world,
     };
     Cost { flops: (len * (world - 1)) as f64, ..Cost::moving((2 * len + over_links) * elem.size()) }
 }
 
-/// Whether rows of `cols` elements need the plain kernel. Depends on nothing that could differ between ranks.
+/// Whether rows of `cols` elements need the plain kernel. The answer is the same on all ranks.
 fn is_plain(cols: usize, views: &[View<'_>]) -> Result<bool> {
     let elem = views[0].elem();
     if !cols.is_multiple_of(elem.per_vector()) {

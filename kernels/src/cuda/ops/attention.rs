@@ -1,44 +1,47 @@
-//! Attention over a paged cache: what all its kernels take, and the obvious one, which takes everything.
+//! Attention over a paged cache: the operands that all its kernels take, and the plain kernel,
+//! which takes every shape.
 
-use super::countable;
-use super::paged::{Batch, PagedKv, Scores};
-use crate::cuda::{Args, Cost, Device, Elem, Grid, View};
+use super::paged::{AttentionScores, PagedKv, SequenceBatch};
+use super::select::kernel;
+use super::shared::attention_plain::{PLAIN_QUERIES, PlainAttentionParams, plain_attention_shared_bytes};
+use super::shared::platform_h::WARP;
+use super::sizes::{MAX_BLOCKS, countable, int};
+use crate::cuda::params::Kernel;
+use crate::cuda::{Cost, Device, Elem, Grid, View};
 use crate::{Error, Result};
 
-/// Queries per block of the obvious kernel, one warp each.
-const PLAIN_QUERIES: usize = 4;
-/// What the kernels take for no window.
-const NO_WINDOW: i32 = i32::MAX;
-
-/// Attention of all queries of a step over the keys of their sequences, those of the step among them.
+/// The attention of all queries of a step over the keys of their sequences, which include those of
+/// the step.
 #[derive(Debug, Clone, Copy)]
-pub struct Attention<'a> {
+pub struct PagedAttention<'a> {
     /// Query heads, a multiple of the key/value heads.
     pub heads: usize,
-    /// The fused projection: `[tokens, stride]`, of which the queries are the first `heads * head_dim`.
+    /// The fused projection: `[tokens, stride]`, of which the queries are the first `heads *
+    /// head_dim`.
     pub qkv: View<'a>,
     /// Elements from one token's queries to the next one's.
     pub stride: usize,
     /// The layer's cache, with this step's keys and values in it.
     pub kv: PagedKv<'a>,
     /// The sequences.
-    pub batch: Batch<'a>,
+    pub batch: SequenceBatch<'a>,
     /// Scores and features.
-    pub scores: Scores<'a>,
+    pub scores: AttentionScores<'a>,
     /// `[tokens, heads * head_dim]`, of the type of `qkv`. Must not overlap it.
     pub out: View<'a>,
 }
 
-impl Attention<'_> {
+impl PagedAttention<'_> {
     /// Checks shapes and types.
     ///
     /// # Errors
-    /// [`Error::Shape`] for views that are too short and numbers that do not fit together, [`Error::Unsupported`] for types.
+    /// [`Error::Shape`] for views that are too short and numbers that do not fit together,
+    /// [`Error::Unsupported`] for types.
     pub(crate) fn check(&self) -> Result<()> {
-        let Attention { heads, qkv, stride, kv, batch, scores, out } = self;
+        let PagedAttention { heads, qkv, stride, kv, batch, scores, out } = self;
         kv.check()?;
         batch.check()?;
-        countable(&[*heads, *stride, batch.most_queries, heads * kv.head_dim])?;
+        countable(&[*heads, *stride, batch.max_queries, heads * kv.head_dim])?;
         if kv.kv_heads == 0 || *heads == 0 || !heads.is_multiple_of(kv.kv_heads) {
             return Err(Error::Shape(format!("{heads} heads cannot share {} key/value heads", kv.kv_heads)));
         }
@@ -48,10 +51,10 @@ impl Attention<'_> {
         if *stride < heads * kv.head_dim {
             return Err(Error::Shape(format!("rows of {stride} hold no {heads} heads of {}", kv.head_dim)));
         }
-        if batch.most_context > batch.table_stride * kv.block_size {
+        if batch.max_context > batch.table_stride * kv.block_size {
             return Err(Error::Shape(format!(
                 "tables of {} blocks of {} hold no {} keys",
-                batch.table_stride, kv.block_size, batch.most_context
+                batch.table_stride, kv.block_size, batch.max_context
             )));
         }
         if !(scores.scale > 0.0 && scores.scale.is_finite()) {
@@ -83,18 +86,14 @@ impl Attention<'_> {
 
     /// Whether there is nothing to do.
     pub(crate) fn is_empty(&self) -> bool {
-        self.batch.tokens == 0 || self.batch.rows == 0 || self.batch.most_queries == 0
+        self.batch.tokens == 0 || self.batch.rows == 0 || self.batch.max_queries == 0
     }
 
-    /// The window as the kernels take it.
-    pub(crate) fn window(&self) -> i32 {
-        self.scores.window.map_or(NO_WINDOW, |w| i32::try_from(w).unwrap_or(NO_WINDOW))
-    }
-
-    /// What the operation has to move and compute, given each sequence's queries and context: keys and values once per sequence, and two
-    /// products for every pair of a query and a key that it sees (windows considered, prefixes not).
+    /// The cost of the operation, given each sequence's queries and context: keys and values are
+    /// read once per sequence, and every pair of a query and a key that it sees takes two products.
+    /// Windows are considered, prefixes are not.
     pub fn cost(&self, sequences: impl IntoIterator<Item = (usize, usize)>) -> Cost {
-        let Attention { heads, kv, scores, qkv, .. } = self;
+        let PagedAttention { heads, kv, scores, qkv, .. } = self;
         let (mut pairs, mut keys, mut queries) = (0.0, 0, 0);
         for (n, context) in sequences {
             let window = scores.window.unwrap_or(usize::MAX);
@@ -109,68 +108,80 @@ impl Attention<'_> {
     }
 }
 
-/// Keys that the queries at positions 0 to n - 1 see together.
+/// The number of keys that the queries at positions 0 to n - 1 see together.
 fn seen_up_to(n: usize, window: usize) -> f64 {
     let rising = n.min(window) as f64;
     rising * (rising + 1.0) / 2.0 + n.saturating_sub(window) as f64 * (window as f64)
 }
 
-/// Attention by the obvious kernel: any head size, block size and type.
+/// Computes attention by the plain kernel, which takes any head size, block size and type.
 ///
 /// # Errors
-/// [`Error::Shape`] and [`Error::Unsupported`] as the checks of the parts say, or what the launch fails with.
-pub fn attention_plain(device: &Device, attention: &Attention<'_>) -> Result<()> {
+/// [`Error::Shape`] and [`Error::Unsupported`] as the checks of the parts say, or an error
+/// of the launch.
+pub fn attention_plain(device: &Device, attention: &PagedAttention<'_>) -> Result<()> {
     attention.check()?;
-    let Attention { heads, qkv, stride, kv, batch, scores, out } = attention;
+    let PagedAttention { heads, qkv, stride, kv, batch, scores, out } = attention;
     if attention.is_empty() {
         return Ok(());
     }
-    let name = plain_kernel(kv.keys.elem(), qkv.elem())?;
-    let shared = PLAIN_QUERIES * 2 * kv.head_dim * 4;
+    let kernel = plain_kernel(kv.keys.elem(), qkv.elem())?;
+    let shared = plain_attention_shared_bytes(kv.head_dim);
     let most = device.properties().shared_per_block;
     if shared > most {
         return Err(Error::Unsupported(format!("heads of {} features", kv.head_dim)));
     }
-    if *heads > MOST_BLOCKS || batch.rows > MOST_BLOCKS {
+    if *heads > MAX_BLOCKS || batch.rows > MAX_BLOCKS {
         return Err(Error::Unsupported(format!("{heads} heads in {} sequences", batch.rows)));
     }
-    let blocks = [batch.most_queries.div_ceil(PLAIN_QUERIES) as u32, *heads as u32, batch.rows as u32];
-    let grid = Grid { blocks, threads: [PLAIN_QUERIES as u32 * 32, 1, 1], shared };
-    let args = Args::new().with(*out).with(*qkv).with(kv.keys).with(kv.values);
-    let args = args.with(kv.scales.map(|s| s.0)).with(kv.scales.map(|s| s.1));
-    let args = args.with(scores.alibi).with(scores.sinks).with(batch.query_start).with(batch.context);
-    let args = args.with(batch.tables).with(scores.prefix).with(batch.rows).with(batch.table_stride);
-    let args = args.with(attention.window()).with(*stride).with(kv.kv_heads).with(kv.head_dim);
-    let args = args.with(kv.block_size).with(scores.scale).with(scores.soft_cap.unwrap_or(0.0));
-    // SAFETY: the views were checked to be as long as the kernel takes them to be, and the arguments are its own.
-    unsafe { device.launch("attention_plain", name, grid, &args) }
+    let blocks = [batch.max_queries.div_ceil(PLAIN_QUERIES) as u32, *heads as u32, batch.rows as u32];
+    let grid = Grid { blocks, threads: [(PLAIN_QUERIES * WARP) as u32, 1, 1], shared };
+    let (key_scales, value_scales) = kv.scales.unzip();
+    let params = PlainAttentionParams {
+        out: (*out).into(),
+        qkv: (*qkv).into(),
+        keys: kv.keys.into(),
+        values: kv.values.into(),
+        key_scales: key_scales.into(),
+        value_scales: value_scales.into(),
+        sequences: batch.params(scores),
+        scores: scores.params(),
+        qkv_stride: int(*stride),
+        kv_heads: int(kv.kv_heads),
+        head_dim: int(kv.head_dim),
+        block_size: int(kv.block_size),
+    };
+    // SAFETY: the views were checked to be as long as the kernel takes them to be.
+    unsafe { device.launch(kernel, grid, &params) }
 }
 
-/// Blocks of a grid along y and z.
-pub(crate) const MOST_BLOCKS: usize = 65535;
-
-fn plain_kernel(cached: Elem, activations: Elem) -> Result<&'static str> {
+fn plain_kernel(cached: Elem, activations: Elem) -> Result<Kernel<PlainAttentionParams>> {
     use Elem::{BF16, E4M3, F16, F32, I8};
-    Ok(match (cached, activations) {
-        (F32, F32) => "attention_plain_f32_f32",
-        (F32, F16) => "attention_plain_f32_f16",
-        (F32, BF16) => "attention_plain_f32_bf16",
-        (F16, F32) => "attention_plain_f16_f32",
-        (F16, F16) => "attention_plain_f16_f16",
-        (F16, BF16) => "attention_plain_f16_bf16",
-        (BF16, F32) => "attention_plain_bf16_f32",
-        (BF16, F16) => "attention_plain_bf16_f16",
-        (BF16, BF16) => "attention_plain_bf16_bf16",
-        (E4M3, F32) => "attention_plain_e4m3_f32",
-        (E4M3, F16) => "attention_plain_e4m3_f16",
-        (E4M3, BF16) => "attention_plain_e4m3_bf16",
-        (I8, F32) => "attention_plain_i8_f32",
-        (I8, F16) => "attention_plain_i8_f16",
-        (I8, BF16) => "attention_plain_i8_bf16",
-        (cached, activations) => {
-            return Err(Error::Unsupported(format!(
-                "activations of {activations:?} on a cache of {cached:?}"
-            )));
-        }
-    })
+    macro_rules! kernels {
+        ($($cached:ident $activations:ident $name:literal),*) => {
+            match (cached, activations) {
+                $(($cached, $activations) => Ok(kernel!(PlainAttentionParams, "attention_plain", $name)),)*
+                (cached, activations) => Err(Error::Unsupported(format!(
+                    "activations of {activations:?} on a cache of {cached:?}"
+                ))),
+            }
+        };
+    }
+    kernels!(
+        F32 F32 "attention_plain_f32_f32",
+        F32 F16 "attention_plain_f32_f16",
+        F32 BF16 "attention_plain_f32_bf16",
+        F16 F32 "attention_plain_f16_f32",
+        F16 F16 "attention_plain_f16_f16",
+        F16 BF16 "attention_plain_f16_bf16",
+        BF16 F32 "attention_plain_bf16_f32",
+        BF16 F16 "attention_plain_bf16_f16",
+        BF16 BF16 "attention_plain_bf16_bf16",
+        E4M3 F32 "attention_plain_e4m3_f32",
+        E4M3 F16 "attention_plain_e4m3_f16",
+        E4M3 BF16 "attention_plain_e4m3_bf16",
+        I8 F32 "attention_plain_i8_f32",
+        I8 F16 "attention_plain_i8_f16",
+        I8 BF16 "attention_plain_i8_bf16"
+    )
 }

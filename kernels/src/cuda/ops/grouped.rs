@@ -1,47 +1,47 @@
-//! Mixture of experts: a product per expert, for rows sorted by expert. How many rows an expert has is known to the device alone.
+//! Mixture of experts: one product per expert, for rows sorted by expert. Only the device knows how
+//! many rows an expert has.
 
-use super::countable;
-use super::product::halved;
-use super::quant::{Weight, shared_of_tiles};
-use super::typed;
-use crate::cuda::pack::Format;
-use crate::cuda::{Args, Cost, Device, Elem, Grid, View};
+use super::product::PLAIN_PER_BLOCK;
+use super::select::{halved, typed};
+use super::shared::experts_h::RoutingParams;
+use super::shared::grouped_gemm::{ExpertsParams, GroupedGemmParams, GroupedInt4Params};
+use super::shared::tile_h::{NARROW_ROWS, TILE_OUT, TILE_THREADS, WIDE_ROWS, tile_shared_bytes};
+use super::shared::weights_h::ProductParams;
+use super::sizes::{MAX_BLOCKS, countable, int};
+use crate::cuda::params::DevicePtr;
+use crate::cuda::weights::{PackedFormat, QuantizedWeight};
+use crate::cuda::{Cost, Device, Elem, Grid, View};
 use crate::{Error, Result};
 
-const THREADS: u32 = 256;
-/// Outputs of a tile.
-const TILE: usize = 128;
-/// Rows of a tile, for experts with few and with many rows. A row's result is the same in both.
-const ROWS: (usize, usize) = (16, 128);
-/// From this mean number of rows per expert on, the wide tiles are faster.
+/// From this mean number of rows per expert on, the wide tiles are faster. A row's result is the
+/// same with both.
 const MANY_ROWS: usize = 32;
-/// Steps of k in shared memory.
-const STAGES: usize = 4;
 
-/// Which order rows are in.
+/// An order of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Order {
-    /// That of `sorted_rows`: all rows of the first expert, then those of the next.
+pub enum RowOrder {
+    /// The order of `sorted_rows`: all rows of the first expert, then those of the next.
     Sorted,
-    /// That of the pairs (row, choice); as x, one row for all choices of a row.
+    /// The order of the pairs (row, choice). For x, one row for all choices of a row.
     Pairs,
 }
 
 /// The weights of all experts.
 #[derive(Debug, Clone, Copy)]
-pub enum Experts<'a> {
+pub enum ExpertWeights<'a> {
     /// `[experts, outputs, inputs]`, of the type of `x`.
     Stored(View<'a>),
-    /// Packed int4, one expert after the other, each padded to a multiple of 16 outputs; columns in order.
-    Packed(Weight<'a>),
+    /// Packed int4, one expert after the other, each padded to a multiple of 16 outputs; columns in
+    /// order.
+    Packed(QuantizedWeight<'a>),
 }
 
-/// `out[pair] = x[row of pair] · weight[expert of pair]ᵀ`.
+/// The operands of [`grouped_gemm`] besides the weights.
 #[derive(Debug, Clone, Copy)]
-pub struct Grouped<'a> {
+pub struct GroupedGemm<'a> {
     /// Rows before routing; 0 is allowed and does nothing.
     pub rows: usize,
-    /// Experts that a row goes to.
+    /// Choices: experts that each row is multiplied with.
     pub top_k: usize,
     /// Experts whose weights are here.
     pub experts: usize,
@@ -49,31 +49,35 @@ pub struct Grouped<'a> {
     pub inputs: usize,
     /// Features of a row of `out`.
     pub outputs: usize,
-    /// i32 `[experts + 1]`: where each expert's rows begin in `sorted_rows`; the last at most `rows * top_k`.
+    /// i32 `[experts + 1]`: where each expert's rows begin in `sorted_rows`; the last at most `rows
+    /// * top_k`.
     pub expert_offsets: View<'a>,
     /// i32 `[rows * top_k]`: pairs `row * top_k + choice`, sorted by expert.
     pub sorted_rows: View<'a>,
     /// Order of `x`.
-    pub x_order: Order,
+    pub x_order: RowOrder,
     /// `[rows * top_k, inputs]` sorted, or `[rows, inputs]`.
     pub x: View<'a>,
     /// Order of `out`.
-    pub out_order: Order,
-    /// `[rows * top_k, outputs]`, of the type of `x`. What belongs to no pair of `sorted_rows` is left as it is.
+    pub out_order: RowOrder,
+    /// `[rows * top_k, outputs]`, of the type of `x`. What belongs to no pair of `sorted_rows` is
+    /// left as it is.
     pub out: View<'a>,
 }
 
-/// Multiplies on the tensor cores; f32 and rows that do not start at multiples of 16 bytes take the plain kernel.
+/// Computes `out[pair] = x[row of pair] · weight[expert of pair]ᵀ` on the tensor cores. f32, and
+/// rows that do not start at multiples of 16 bytes, take the plain kernel.
 ///
 /// # Errors
-/// [`Error::Shape`] for views that are too short or of another type, [`Error::Unsupported`] for a type other than f32, f16 and bf16, or for packed weights that
-/// are not int4, or what the launch fails with.
-pub fn grouped_gemm(device: &Device, experts: Experts<'_>, g: &Grouped<'_>) -> Result<()> {
+/// [`Error::Shape`] for views that are too short or of another type,
+/// [`Error::Unsupported`] for a type other than f32, f16 and bf16, or for packed weights that are
+/// not int4, or an error of the launch.
+pub fn grouped_gemm(device: &Device, experts: ExpertWeights<'_>, g: &GroupedGemm<'_>) -> Result<()> {
     check(experts, g)?;
-    let half = g.x.elem().size() == 2 && g.x.is_vectorisable(g.inputs) && g.out.address().is_multiple_of(16);
+    let half = g.x.elem().size() == 2 && g.x.is_vectorizable(g.inputs) && g.out.address().is_multiple_of(16);
     let weights_fit = match experts {
-        Experts::Stored(weights) => weights.is_vectorisable(g.inputs),
-        Experts::Packed(weights) => {
+        ExpertWeights::Stored(weights) => weights.is_vectorizable(g.inputs),
+        ExpertWeights::Packed(weights) => {
             [weights.data, weights.scales].iter().all(|v| v.address().is_multiple_of(16))
         }
     };
@@ -85,76 +89,111 @@ pub fn grouped_gemm(device: &Device, experts: Experts<'_>, g: &Grouped<'_>) -> R
         return grouped_gemm_plain(device, experts, g);
     }
     let wide = pairs / g.experts >= MANY_ROWS;
-    let (elem, tile_rows) = (g.x.elem(), if wide { ROWS.1 } else { ROWS.0 });
-    let (name, bits) = match (experts, wide) {
-        (Experts::Stored(_), false) => (halved!(elem, "grouped_narrow")?, 16),
-        (Experts::Stored(_), true) => (halved!(elem, "grouped_wide")?, 16),
-        (Experts::Packed(_), false) => (halved!(elem, "grouped_int4_narrow")?, 4),
-        (Experts::Packed(_), true) => (halved!(elem, "grouped_int4_wide")?, 4),
-    };
-    let tiles = g.outputs.div_ceil(TILE);
-    if tiles > 65535 {
+    let (elem, tile_rows) = (g.x.elem(), if wide { WIDE_ROWS } else { NARROW_ROWS });
+    let tiles = g.outputs.div_ceil(TILE_OUT);
+    if tiles > MAX_BLOCKS {
         return Err(Error::Shape(format!("{} outputs are more than a grid can have", g.outputs)));
     }
-    // However the pairs fall to the experts, each has at most one piece that is not full.
+    // Whatever rows the experts have, each has at most one piece that is not full.
     let pieces = pairs.div_ceil(tile_rows) + g.experts.min(pairs);
-    let grid = Grid {
+    let grid = |weight_bits: usize| Grid {
         blocks: [pieces as u32, tiles as u32, 1],
-        threads: [THREADS, 1, 1],
-        shared: shared_of_tiles(bits, tile_rows, STAGES),
+        threads: [TILE_THREADS as u32, 1, 1],
+        shared: tile_shared_bytes(weight_bits, tile_rows),
     };
-    // SAFETY: the views were checked against the shapes, and the arguments are those of the kernel chosen.
-    unsafe { device.launch("grouped_gemm", name, grid, &arguments(experts, g)) }
+    match experts {
+        ExpertWeights::Stored(weights) => {
+            let kernel = match wide {
+                false => halved!(GroupedGemmParams, "grouped_gemm", "grouped_narrow", elem),
+                true => halved!(GroupedGemmParams, "grouped_gemm", "grouped_wide", elem),
+            }?;
+            // SAFETY: the views were checked against the shapes.
+            unsafe { device.launch(kernel, grid(16), &stored_params(weights, g)) }
+        }
+        ExpertWeights::Packed(weight) => {
+            let kernel = match wide {
+                false => halved!(GroupedInt4Params, "grouped_gemm", "grouped_int4_narrow", elem),
+                true => halved!(GroupedInt4Params, "grouped_gemm", "grouped_int4_wide", elem),
+            }?;
+            // SAFETY: the views were checked against the shapes.
+            unsafe { device.launch(kernel, grid(4), &int4_params(&weight, g)) }
+        }
+    }
 }
 
-/// The same by the obvious kernel, for any type and shape: what the fast ones are compared with.
+/// Does the same by the plain kernel, for any type and shape. It is the reference of the fast
+/// kernels.
 ///
 /// # Errors
 /// As for [`grouped_gemm`].
-pub fn grouped_gemm_plain(device: &Device, experts: Experts<'_>, g: &Grouped<'_>) -> Result<()> {
+pub fn grouped_gemm_plain(device: &Device, experts: ExpertWeights<'_>, g: &GroupedGemm<'_>) -> Result<()> {
     check(experts, g)?;
     let pairs = g.rows * g.top_k;
-    if pairs > 65535 {
+    if pairs > MAX_BLOCKS {
         return Err(Error::Unsupported(format!("{pairs} pairs are too many for the plain kernel")));
     }
     if pairs == 0 || g.experts == 0 {
         return Ok(());
     }
-    let name = match experts {
-        Experts::Stored(_) => typed!(g.x.elem(), "grouped_plain"),
-        Experts::Packed(_) => typed!(g.x.elem(), "grouped_int4_plain"),
-    }?;
-    let blocks = [g.outputs.div_ceil(super::gemv::PLAIN_PER_BLOCK) as u32, pairs as u32, 1];
-    let grid = Grid { blocks, threads: [THREADS, 1, 1], shared: 0 };
-    // SAFETY: as above.
-    unsafe { device.launch("grouped_gemm", name, grid, &arguments(experts, g)) }
+    let blocks = [g.outputs.div_ceil(PLAIN_PER_BLOCK) as u32, pairs as u32, 1];
+    let grid = Grid { blocks, threads: [TILE_THREADS as u32, 1, 1], shared: 0 };
+    match experts {
+        ExpertWeights::Stored(weights) => {
+            let kernel = typed!(GroupedGemmParams, "grouped_gemm", "grouped_plain", g.x.elem())?;
+            // SAFETY: the views were checked against the shapes.
+            unsafe { device.launch(kernel, grid, &stored_params(weights, g)) }
+        }
+        ExpertWeights::Packed(weight) => {
+            let kernel = typed!(GroupedInt4Params, "grouped_gemm", "grouped_int4_plain", g.x.elem())?;
+            // SAFETY: the views were checked against the shapes.
+            unsafe { device.launch(kernel, grid, &int4_params(&weight, g)) }
+        }
+    }
 }
 
-/// What the product costs if `used` experts have rows.
-pub fn cost(g: &Grouped<'_>, bits: usize, used: usize) -> Cost {
+/// The cost of the product if `used` experts have rows.
+pub fn cost(g: &GroupedGemm<'_>, bits: usize, used: usize) -> Cost {
     let pairs = g.rows * g.top_k;
-    let rows_of_x = if g.x_order == Order::Sorted { pairs } else { g.rows };
+    let rows_of_x = if g.x_order == RowOrder::Sorted { pairs } else { g.rows };
     let activations = (rows_of_x * g.inputs + pairs * g.outputs) * g.x.elem().size();
     let bytes = used * g.outputs * g.inputs * bits / 8 + activations + pairs * 4;
     Cost { flops: 2.0 * pairs as f64 * g.inputs as f64 * g.outputs as f64, ..Cost::moving(bytes) }
 }
 
-fn arguments(experts: Experts<'_>, g: &Grouped<'_>) -> Args {
-    let args = Args::new().with(g.out).with(g.x);
-    let args = match experts {
-        Experts::Stored(weights) => args.with(weights),
-        Experts::Packed(weight) => args.with(weight.data).with(weight.scales),
-    };
-    let args = args.with(g.expert_offsets).with(g.sorted_rows).with(g.experts).with(g.top_k);
-    let sorted = |order: Order| i32::from(order == Order::Sorted);
-    let args = args.with(sorted(g.x_order)).with(sorted(g.out_order)).with(g.outputs).with(g.inputs);
-    match experts {
-        Experts::Stored(_) => args,
-        Experts::Packed(weight) => args.with(weight.depth).with(weight.group_bits()),
+fn stored_params(weights: View<'_>, g: &GroupedGemm<'_>) -> GroupedGemmParams {
+    GroupedGemmParams { product: product_params(g), weights: weights.into(), experts: experts_params(g) }
+}
+
+fn int4_params(weight: &QuantizedWeight<'_>, g: &GroupedGemm<'_>) -> GroupedInt4Params {
+    GroupedInt4Params { product: product_params(g), weight: weight.params(), experts: experts_params(g) }
+}
+
+fn product_params(g: &GroupedGemm<'_>) -> ProductParams {
+    ProductParams {
+        out: g.out.into(),
+        x: g.x.into(),
+        bias: DevicePtr::NULL,
+        residual: DevicePtr::NULL,
+        rows: 0,
+        outputs: int(g.outputs),
+        inputs: int(g.inputs),
     }
 }
 
-fn check(experts: Experts<'_>, g: &Grouped<'_>) -> Result<()> {
+fn experts_params(g: &GroupedGemm<'_>) -> ExpertsParams {
+    ExpertsParams {
+        offsets: g.expert_offsets.into(),
+        experts: int(g.experts),
+        routing: RoutingParams {
+            sorted_rows: g.sorted_rows.into(),
+            top_k: int(g.top_k),
+            x_sorted: i32::from(g.x_order == RowOrder::Sorted),
+            out_sorted: i32::from(g.out_order == RowOrder::Sorted),
+        },
+    }
+}
+
+fn check(experts: ExpertWeights<'_>, g: &GroupedGemm<'_>) -> Result<()> {
     let elem = g.x.elem();
     if g.inputs == 0 || g.outputs == 0 || g.top_k == 0 {
         return Err(Error::Shape(format!(
@@ -166,16 +205,16 @@ fn check(experts: Experts<'_>, g: &Grouped<'_>) -> Result<()> {
     countable(&[g.rows, pairs, g.experts, g.inputs, g.outputs])?;
     g.expert_offsets.expect("expert_offsets", Elem::I32, g.experts + 1)?;
     g.sorted_rows.expect("sorted_rows", Elem::I32, pairs)?;
-    g.x.expect("x", elem, if g.x_order == Order::Sorted { pairs } else { g.rows } * g.inputs)?;
+    g.x.expect("x", elem, if g.x_order == RowOrder::Sorted { pairs } else { g.rows } * g.inputs)?;
     g.out.expect("out", elem, pairs * g.outputs)?;
     match experts {
-        Experts::Stored(weights) => weights.expect("weights", elem, g.experts * g.outputs * g.inputs),
-        Experts::Packed(weight) if weight.format != Format::Int4 => {
+        ExpertWeights::Stored(weights) => weights.expect("weights", elem, g.experts * g.outputs * g.inputs),
+        ExpertWeights::Packed(weight) if weight.format != PackedFormat::Int4 => {
             Err(Error::Unsupported(format!("experts packed as {:?}", weight.format)))
         }
-        Experts::Packed(weight) if weight.columns.is_some() => {
+        ExpertWeights::Packed(weight) if weight.columns.is_some() => {
             Err(Error::Unsupported("packed experts with columns in an order of their own".to_owned()))
         }
-        Experts::Packed(weight) => weight.check(g.experts, g.inputs, g.outputs),
+        ExpertWeights::Packed(weight) => weight.check(g.experts, g.inputs, g.outputs),
     }
 }

@@ -1,11 +1,10 @@
 //! Products of activations and weights of the same type, by the device's library.
 
-use super::countable;
-use crate::cuda::driver::Gemm;
-use crate::cuda::{Algorithm, Cost, Device, Elem, View};
+use super::sizes::countable;
+use crate::cuda::{Algorithm, Cost, Device, Elem, Gemm, View};
 use crate::{Error, Result};
 
-/// `out = x · wᵀ`, sums in f32.
+/// The operands of `out = x · wᵀ`, whose sums are in f32.
 #[derive(Debug, Clone, Copy)]
 pub struct Matmul<'a> {
     /// Rows of `x`; 0 is allowed and does nothing.
@@ -22,10 +21,11 @@ pub struct Matmul<'a> {
     pub out: View<'a>,
 }
 
-/// Multiplies, as the library thinks best.
+/// Multiplies by the algorithm that the library prefers.
 ///
 /// # Errors
-/// [`Error::Shape`] for views that are too short or of another type, or what the device's library fails with.
+/// [`Error::Shape`] for views that are too short or of another type, or an error of the
+/// device's library.
 pub fn matmul(device: &Device, m: &Matmul<'_>) -> Result<()> {
     matmul_by(device, m, None)
 }
@@ -63,7 +63,7 @@ pub fn matmul_by(device: &Device, m: &Matmul<'_>, algorithm: Option<Algorithm>) 
     unsafe { device.gemm(&product) }
 }
 
-/// What a product costs.
+/// The cost of the product.
 pub fn cost(elem: Elem, rows: usize, inputs: usize, outputs: usize) -> Cost {
     let bytes = elem.size() * (rows * inputs + outputs * inputs + rows * outputs);
     Cost { bytes: bytes as f64, flops: 2.0 * rows as f64 * inputs as f64 * outputs as f64 }

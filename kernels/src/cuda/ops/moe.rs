@@ -1,32 +1,32 @@
-//! Mixture of experts around its grouped product: routing, the order of rows by expert, the weighted sum of what the experts return.
+//! Mixture of experts around its grouped product: routing, the order of rows by expert, and the
+//! weighted sum of the experts' results.
 //!
-//! The choices of token t are the pairs `t * top_k + s`, s from 0, the best first.
+//! The choices of token t are the pairs `t * top_k + s` with s from 0, the best choice first.
 
-use super::{countable, typed};
-use crate::cuda::{Args, Cost, Device, Elem, Grid, View};
+pub use super::shared::moe::RouterScoreKind;
+
+use super::select::{kernel, typed};
+use super::shared::moe::{
+    CombineExpertsParams, FEW_EXPERTS, MAX_CHOICES, MAX_EXPERTS, RouteParams, SortPairsParams,
+};
+use super::shared::platform_h::WARP;
+use super::sizes::{countable, int};
+use crate::cuda::params::Kernel;
+use crate::cuda::{Cost, Device, Elem, Grid, View};
 use crate::{Error, Result};
 
-/// What the fast routing can hold: experts, and choices per token.
-const MOST_EXPERTS: usize = 512;
-const MOST_CHOICES: usize = 32;
-/// Threads of a routing block: a warp per token, or in the plain version a thread.
-const ROUTE_THREADS: u32 = 128;
+/// Threads of a routing block: the fast kernel has a warp per token, the plain one a thread.
+const ROUTE_THREADS: usize = 128;
+/// Threads of a block that sums up the experts' results.
+const COMBINE_THREADS: usize = 128;
 
-/// How logits become the weights of experts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scores {
-    /// The softmax over all experts (Mixtral, Qwen3).
-    Softmax,
-    /// Each by itself (DeepSeek-V3, Llama 4).
-    Sigmoid,
-}
-
-/// Where tokens go.
+/// The operands of [`route`].
 #[derive(Debug, Clone, Copy)]
-pub struct Route<'a> {
+pub struct RouteTokens<'a> {
     /// Number of tokens; 0 is allowed and does nothing.
     pub tokens: usize,
-    /// i32 `[1]`: tokens from this one on are padding and get expert -1. All count if there is none.
+    /// i32 `[1]`: tokens from this one on are padding and get expert -1. Without it there is no
+    /// padding.
     pub count: Option<View<'a>>,
     /// Experts.
     pub experts: usize,
@@ -34,49 +34,50 @@ pub struct Route<'a> {
     pub top_k: usize,
     /// `[tokens, experts]`, f32, f16 or bf16.
     pub logits: View<'a>,
-    /// Kind of scores.
-    pub scores: Scores,
+    /// The kind of scores.
+    pub scores: RouterScoreKind,
     /// f32 `[experts]`: added to the scores for the choice only (DeepSeek-V3).
     pub bias: Option<View<'a>>,
     /// Divide a token's weights by their sum.
-    pub normalise: bool,
+    pub normalize: bool,
     /// Multiplies all weights.
     pub factor: f32,
-    /// i32 `[tokens, top_k]`: the experts chosen, best first; of equals the lower number.
+    /// i32 `[tokens, top_k]`: the experts chosen, best first; among equal ones the lower number
+    /// comes first.
     pub chosen: View<'a>,
     /// f32 `[tokens, top_k]`.
     pub weights: View<'a>,
 }
 
-/// Chooses experts and weights of all tokens. A logit that is not a number is never preferred; a row without a finite logit goes to the first
-/// experts in equal parts.
+/// Chooses experts and weights of all tokens. A logit that is NaN is never preferred; a row without
+/// a finite logit goes to the first experts in equal parts.
 ///
 /// # Errors
-/// [`Error::Shape`] for views or numbers that do not fit, [`Error::Unsupported`] for a type other than f32, f16 and bf16, or what the
-/// launch fails with.
-pub fn route(device: &Device, r: &Route<'_>) -> Result<()> {
-    route_by(device, r, r.experts > MOST_EXPERTS || r.top_k > MOST_CHOICES)
+/// [`Error::Shape`] for views or numbers that do not fit, [`Error::Unsupported`] for a
+/// type other than f32, f16 and bf16, or an error of the launch.
+pub fn route(device: &Device, r: &RouteTokens<'_>) -> Result<()> {
+    route_by(device, r, r.experts > MAX_EXPERTS || r.top_k > MAX_CHOICES)
 }
 
-/// The same by the obvious kernel, which takes any number of experts.
+/// Does the same by the plain kernel, which takes any number of experts.
 ///
 /// # Errors
 /// As for [`route`].
-pub fn route_plain(device: &Device, r: &Route<'_>) -> Result<()> {
+pub fn route_plain(device: &Device, r: &RouteTokens<'_>) -> Result<()> {
     route_by(device, r, true)
 }
 
-fn route_by(device: &Device, r: &Route<'_>, plain: bool) -> Result<()> {
+fn route_by(device: &Device, r: &RouteTokens<'_>, plain: bool) -> Result<()> {
     let pairs = r.tokens.saturating_mul(r.top_k);
     countable(&[r.tokens, r.experts, pairs])?;
     if r.top_k == 0 || r.top_k > r.experts {
         return Err(Error::Shape(format!("{} of {} experts cannot be chosen", r.top_k, r.experts)));
     }
     let elem = r.logits.elem();
-    let name = match (plain, r.experts <= 128) {
-        (true, _) => typed!(elem, "moe_route_plain"),
-        (false, true) => typed!(elem, "moe_route"),
-        (false, false) => typed!(elem, "moe_route_many"),
+    let kernel = match (plain, r.experts <= FEW_EXPERTS) {
+        (true, _) => typed!(RouteParams, "moe", "moe_route_plain", elem),
+        (false, true) => typed!(RouteParams, "moe", "moe_route", elem),
+        (false, false) => typed!(RouteParams, "moe", "moe_route_many", elem),
     }?;
     r.logits.expect("logits", r.logits.elem(), r.tokens * r.experts)?;
     r.chosen.expect("chosen", Elem::I32, pairs)?;
@@ -90,59 +91,65 @@ fn route_by(device: &Device, r: &Route<'_>, plain: bool) -> Result<()> {
     if r.tokens == 0 {
         return Ok(());
     }
-    let args = Args::new()
-        .with(r.chosen)
-        .with(r.weights)
-        .with(r.logits)
-        .with(r.bias)
-        .with(r.count)
-        .with(r.tokens)
-        .with(r.experts)
-        .with(r.top_k)
-        .with(r.scores as usize)
-        .with(usize::from(r.normalise))
-        .with(r.factor);
-    let per_block = if plain { ROUTE_THREADS as usize } else { ROUTE_THREADS as usize / 32 };
-    let grid = Grid::flat(r.tokens.div_ceil(per_block), ROUTE_THREADS);
-    // SAFETY: the views were checked, and the arguments are those of the kernel chosen.
-    unsafe { device.launch("moe", name, grid, &args) }
+    let params = RouteParams {
+        chosen: r.chosen.into(),
+        weights: r.weights.into(),
+        logits: r.logits.into(),
+        bias: r.bias.into(),
+        count: r.count.into(),
+        tokens: int(r.tokens),
+        experts: int(r.experts),
+        top_k: int(r.top_k),
+        kind: r.scores,
+        normalize: i32::from(r.normalize),
+        factor: r.factor,
+    };
+    let per_block = if plain { ROUTE_THREADS } else { ROUTE_THREADS / WARP };
+    let grid = Grid::flat(r.tokens.div_ceil(per_block), ROUTE_THREADS as u32);
+    // SAFETY: the views were checked against the shapes.
+    unsafe { device.launch(kernel, grid, &params) }
 }
 
-/// The order of pairs by expert.
+/// The operands of [`sort`].
 #[derive(Debug, Clone, Copy)]
-pub struct Sort<'a> {
+pub struct SortPairs<'a> {
     /// Pairs: tokens times choices. 0 is allowed.
     pub pairs: usize,
     /// Experts.
     pub experts: usize,
-    /// i32 `[pairs]`: each one's expert, or -1 for none.
+    /// i32 `[pairs]`: the expert of each pair, or -1 for none.
     pub chosen: View<'a>,
-    /// i32 `[experts + 1]`: pairs of expert e are `sorted_rows[expert_offsets[e]..expert_offsets[e + 1]]`.
+    /// i32 `[experts + 1]`: pairs of expert e are `sorted_rows[expert_offsets[e]..expert_offsets[e
+    /// + 1]]`.
     pub expert_offsets: View<'a>,
-    /// i32 `[pairs]`: pairs by expert, ascending; then -1 for those of no expert. A pair's token is it divided by the choices per token.
+    /// i32 `[pairs]`: pairs by expert, ascending, then -1 for those of no expert. A pair divided by
+    /// the choices per token is its token.
     pub sorted_rows: View<'a>,
-    /// i32 `[pairs]`: where each pair lies in `sorted_rows`, or -1.
+    /// i32 `[pairs]`: the place of each pair in `sorted_rows`, or -1.
     pub places: View<'a>,
 }
 
 /// Orders pairs by expert.
 ///
 /// # Errors
-/// [`Error::Shape`] for views that are too short, or what the launch fails with.
-pub fn sort(device: &Device, s: &Sort<'_>) -> Result<()> {
-    let (name, threads) = if s.pairs <= 4096 { ("moe_sort_256", 256) } else { ("moe_sort_1024", 1024) };
-    sort_by(device, s, name, Grid::flat(s.experts, threads))
+/// [`Error::Shape`] for views that are too short, or an error of the launch.
+pub fn sort(device: &Device, s: &SortPairs<'_>) -> Result<()> {
+    let (kernel, threads) = match s.pairs {
+        0..=4096 => (kernel!(SortPairsParams, "moe", "moe_sort_256"), 256),
+        _ => (kernel!(SortPairsParams, "moe", "moe_sort_1024"), 1024),
+    };
+    sort_by(device, s, kernel, Grid::flat(s.experts, threads))
 }
 
-/// The same by the obvious kernel, one thread.
+/// Does the same by the plain kernel, in one thread.
 ///
 /// # Errors
 /// As for [`sort`].
-pub fn sort_plain(device: &Device, s: &Sort<'_>) -> Result<()> {
-    sort_by(device, s, "moe_sort_plain", Grid::flat(1, 1))
+pub fn sort_plain(device: &Device, s: &SortPairs<'_>) -> Result<()> {
+    sort_by(device, s, kernel!(SortPairsParams, "moe", "moe_sort_plain"), Grid::flat(1, 1))
 }
 
-fn sort_by(device: &Device, s: &Sort<'_>, name: &'static str, grid: Grid) -> Result<()> {
+fn sort_by(device: &Device, s: &SortPairs<'_>, kernel: Kernel<SortPairsParams>, grid: Grid) -> Result<()> {
     countable(&[s.pairs, s.experts])?;
     s.chosen.expect("chosen", Elem::I32, s.pairs)?;
     s.expert_offsets.expect("expert_offsets", Elem::I32, s.experts + 1)?;
@@ -151,14 +158,21 @@ fn sort_by(device: &Device, s: &Sort<'_>, name: &'static str, grid: Grid) -> Res
     if s.experts == 0 {
         return Err(Error::Shape("there are no experts to order by".to_owned()));
     }
-    let args = Args::new().with(s.expert_offsets).with(s.sorted_rows).with(s.places).with(s.chosen);
-    // SAFETY: the views were checked; the kernel writes a place per pair.
-    unsafe { device.launch("moe", name, grid, &args.with(s.pairs).with(s.experts)) }
+    let params = SortPairsParams {
+        expert_offsets: s.expert_offsets.into(),
+        sorted_rows: s.sorted_rows.into(),
+        places: s.places.into(),
+        chosen: s.chosen.into(),
+        pairs: int(s.pairs),
+        experts: int(s.experts),
+    };
+    // SAFETY: the views were checked; the kernel writes one place per pair.
+    unsafe { device.launch(kernel, grid, &params) }
 }
 
-/// What the experts returned.
+/// The operands of [`combine`].
 #[derive(Debug, Clone, Copy)]
-pub struct Combine<'a> {
+pub struct CombineExperts<'a> {
     /// Number of tokens; 0 is allowed and does nothing.
     pub tokens: usize,
     /// Features of a row.
@@ -167,7 +181,8 @@ pub struct Combine<'a> {
     pub top_k: usize,
     /// `[tokens * top_k, cols]`.
     pub y: View<'a>,
-    /// i32 `[tokens, top_k]`: the row of `y` of each pair, as [`sort`] made it; negative counts as nothing. Row i is pair i if there are none.
+    /// i32 `[tokens, top_k]`: the row of `y` of each pair, as [`sort`] computes it. Pairs with a
+    /// negative place are left out. Without places, row i is that of pair i.
     pub places: Option<View<'a>>,
     /// f32 `[tokens, top_k]`.
     pub weights: View<'a>,
@@ -177,23 +192,23 @@ pub struct Combine<'a> {
     pub out: View<'a>,
 }
 
-/// `out[t] = base[t] + Σ weights[t, s] * y[places[t, s]]`, in the order of s, in f32.
+/// Computes `out[t] = base[t] + Σ weights[t, s] * y[places[t, s]]`, in the order of s, in f32.
 ///
 /// # Errors
 /// As for [`route`].
-pub fn combine(device: &Device, c: &Combine<'_>) -> Result<()> {
+pub fn combine(device: &Device, c: &CombineExperts<'_>) -> Result<()> {
     combine_by(device, c, false)
 }
 
-/// The same by the obvious kernel, one element at a time.
+/// Does the same by the plain kernel, one element at a time.
 ///
 /// # Errors
 /// As for [`route`].
-pub fn combine_plain(device: &Device, c: &Combine<'_>) -> Result<()> {
+pub fn combine_plain(device: &Device, c: &CombineExperts<'_>) -> Result<()> {
     combine_by(device, c, true)
 }
 
-fn combine_by(device: &Device, c: &Combine<'_>, plain: bool) -> Result<()> {
+fn combine_by(device: &Device, c: &CombineExperts<'_>, plain: bool) -> Result<()> {
     let elem = c.y.elem();
     let pairs = c.tokens.saturating_mul(c.top_k);
     countable(&[c.cols, pairs])?;
@@ -207,31 +222,41 @@ fn combine_by(device: &Device, c: &Combine<'_>, plain: bool) -> Result<()> {
         base.expect("base", elem, c.tokens * c.cols)?;
     }
     let plain =
-        plain || ![Some(c.y), Some(c.out), c.base].iter().flatten().all(|v| v.is_vectorisable(c.cols));
-    let name = if plain { typed!(elem, "moe_combine_plain") } else { typed!(elem, "moe_combine") }?;
+        plain || ![Some(c.y), Some(c.out), c.base].iter().flatten().all(|v| v.is_vectorizable(c.cols));
+    let kernel = match plain {
+        true => typed!(CombineExpertsParams, "moe", "moe_combine_plain", elem),
+        false => typed!(CombineExpertsParams, "moe", "moe_combine", elem),
+    }?;
     if c.tokens == 0 || c.cols == 0 {
         return Ok(());
     }
-    let threads = 128;
     let units = if plain { c.cols } else { c.cols / elem.per_vector() };
-    let blocks = [c.tokens as u32, units.div_ceil(threads) as u32, 1];
-    let grid = Grid { blocks, threads: [threads as u32, 1, 1], shared: 0 };
-    let args = Args::new().with(c.out).with(c.base).with(c.y).with(c.weights).with(c.places);
+    let blocks = [c.tokens as u32, units.div_ceil(COMBINE_THREADS) as u32, 1];
+    let grid = Grid { blocks, threads: [COMBINE_THREADS as u32, 1, 1], shared: 0 };
+    let params = CombineExpertsParams {
+        out: c.out.into(),
+        base: c.base.into(),
+        y: c.y.into(),
+        weights: c.weights.into(),
+        places: c.places.into(),
+        cols: int(c.cols),
+        top_k: int(c.top_k),
+    };
     // SAFETY: the views were checked; places are those of pairs by contract.
-    unsafe { device.launch("moe", name, grid, &args.with(c.cols).with(c.top_k)) }
+    unsafe { device.launch(kernel, grid, &params) }
 }
 
-/// What [`route`] costs.
+/// The cost of [`route`].
 pub fn route_cost(elem: Elem, tokens: usize, experts: usize, top_k: usize) -> Cost {
     Cost::moving(tokens * (experts * elem.size() + top_k * 8))
 }
 
-/// What [`sort`] costs at least.
+/// The least cost of [`sort`].
 pub fn sort_cost(pairs: usize, experts: usize) -> Cost {
     Cost::moving(3 * 4 * pairs + 4 * experts)
 }
 
-/// What [`combine`] costs.
+/// The cost of [`combine`].
 pub fn combine_cost(elem: Elem, tokens: usize, cols: usize, top_k: usize, with_base: bool) -> Cost {
     let rows = top_k + 1 + usize::from(with_base);
     let bytes = tokens * (rows * cols * elem.size() + top_k * 8);

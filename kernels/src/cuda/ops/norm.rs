@@ -1,15 +1,14 @@
 //! RMSNorm (Zhang and Sennrich) and LayerNorm (Ba et al.), alone or after a residual addition.
 
-use super::{countable, typed};
-use crate::cuda::{Args, Cost, Device, Elem, Grid, View};
+use super::select::typed;
+use super::shared::norm::{NORM_THREADS, NormParams};
+use super::sizes::{countable, int};
+use crate::cuda::{Cost, Device, Elem, Grid, View};
 use crate::{Error, Result};
 
-/// Threads of a block, in the fast kernels and in the plain ones.
-const THREADS: u32 = 256;
-
-/// How rows are normalised.
+/// A norm with its weights.
 #[derive(Debug, Clone, Copy)]
-pub enum Norm<'a> {
+pub enum NormKind<'a> {
     /// `x / sqrt(mean(x²) + eps) * weight`.
     Rms {
         /// `[cols]`, f32.
@@ -24,9 +23,9 @@ pub enum Norm<'a> {
     },
 }
 
-/// Rows to normalise.
+/// The operands of [`norm`] besides the weights.
 #[derive(Debug, Clone, Copy)]
-pub struct Rows<'a> {
+pub struct NormRows<'a> {
     /// Number of rows; 0 is allowed and does nothing.
     pub rows: usize,
     /// Features of a row.
@@ -35,40 +34,41 @@ pub struct Rows<'a> {
     pub eps: f32,
     /// `[rows, cols]`.
     pub x: View<'a>,
-    /// `[rows, cols]`; if it is given, `x` is added to it first, and the sum is normalised.
+    /// `[rows, cols]`. If it is given, `x` is added to it first, and the sum is normalized.
     pub residual: Option<View<'a>>,
     /// `[rows, cols]`, of the type of `x`. May be `x`.
     pub out: View<'a>,
 }
 
-/// `out = norm(x)`, or `residual += x; out = norm(residual)`.
+/// Computes `out = norm(x)`, or `residual += x; out = norm(residual)`.
 ///
 /// # Errors
-/// [`Error::Shape`] for views that are too short or of another type, [`Error::Unsupported`] for a type other than f32, f16 and
-/// bf16, or what the launch fails with.
-pub fn norm(device: &Device, norm: Norm<'_>, rows: &Rows<'_>) -> Result<()> {
+/// [`Error::Shape`] for views that are too short or of another type,
+/// [`Error::Unsupported`] for a type other than f32, f16 and bf16, or an error of the launch.
+pub fn norm(device: &Device, norm: NormKind<'_>, rows: &NormRows<'_>) -> Result<()> {
     run(device, norm, rows, false)
 }
 
-/// The same by the obvious kernel, which takes any number of columns: what the fast one is compared with.
+/// Does the same by the plain kernel, which takes any number of columns and is the reference of the
+/// fast one.
 ///
 /// # Errors
 /// As for [`norm`].
-pub fn norm_plain(device: &Device, norm: Norm<'_>, rows: &Rows<'_>) -> Result<()> {
+pub fn norm_plain(device: &Device, norm: NormKind<'_>, rows: &NormRows<'_>) -> Result<()> {
     run(device, norm, rows, true)
 }
 
-/// What the rows cost.
+/// The cost of [`norm`].
 pub fn cost(elem: Elem, rows: usize, cols: usize, with_residual: bool) -> Cost {
     let per_element = elem.size() * if with_residual { 4 } else { 2 };
     Cost { flops: (rows * cols * 4) as f64, ..Cost::moving(rows * cols * per_element + cols * 4) }
 }
 
-fn run(device: &Device, norm: Norm<'_>, rows: &Rows<'_>, plain: bool) -> Result<()> {
-    let &Rows { rows: n, cols, eps, x, residual, out } = rows;
+fn run(device: &Device, norm: NormKind<'_>, rows: &NormRows<'_>, plain: bool) -> Result<()> {
+    let &NormRows { rows: n, cols, eps, x, residual, out } = rows;
     let elem = x.elem();
     if cols == 0 {
-        return Err(Error::Shape("rows of no columns cannot be normalised".to_owned()));
+        return Err(Error::Shape("rows of no columns cannot be normalized".to_owned()));
     }
     countable(&[n, cols])?;
     x.expect("x", elem, n * cols)?;
@@ -77,8 +77,8 @@ fn run(device: &Device, norm: Norm<'_>, rows: &Rows<'_>, plain: bool) -> Result<
         residual.expect("residual", elem, n * cols)?;
     }
     let (weight, bias) = match norm {
-        Norm::Rms { weight } => (weight, None),
-        Norm::Layer { weight, bias } => (weight, Some(bias)),
+        NormKind::Rms { weight } => (weight, None),
+        NormKind::Layer { weight, bias } => (weight, Some(bias)),
     };
     weight.expect("weight", Elem::F32, cols)?;
     if let Some(Some(bias)) = bias {
@@ -88,19 +88,26 @@ fn run(device: &Device, norm: Norm<'_>, rows: &Rows<'_>, plain: bool) -> Result<
         return Ok(());
     }
     let views = [Some(x), Some(out), residual];
-    let plain = plain || !views.iter().flatten().all(|v| v.is_vectorisable(cols));
-    let name = match (bias.is_some(), residual.is_some(), plain) {
-        (false, false, false) => typed!(elem, "rms_norm"),
-        (false, true, false) => typed!(elem, "add_rms_norm"),
-        (false, false, true) => typed!(elem, "rms_norm_plain"),
-        (false, true, true) => typed!(elem, "add_rms_norm_plain"),
-        (true, false, false) => typed!(elem, "layer_norm"),
-        (true, true, false) => typed!(elem, "add_layer_norm"),
-        (true, false, true) => typed!(elem, "layer_norm_plain"),
-        (true, true, true) => typed!(elem, "add_layer_norm_plain"),
+    let plain = plain || !views.iter().flatten().all(|v| v.is_vectorizable(cols));
+    let kernel = match (bias.is_some(), residual.is_some(), plain) {
+        (false, false, false) => typed!(NormParams, "norm", "rms_norm", elem),
+        (false, true, false) => typed!(NormParams, "norm", "add_rms_norm", elem),
+        (false, false, true) => typed!(NormParams, "norm", "rms_norm_plain", elem),
+        (false, true, true) => typed!(NormParams, "norm", "add_rms_norm_plain", elem),
+        (true, false, false) => typed!(NormParams, "norm", "layer_norm", elem),
+        (true, true, false) => typed!(NormParams, "norm", "add_layer_norm", elem),
+        (true, false, true) => typed!(NormParams, "norm", "layer_norm_plain", elem),
+        (true, true, true) => typed!(NormParams, "norm", "add_layer_norm_plain", elem),
     }?;
-    let args = Args::new().with(out).with_some(residual).with(x).with(weight).with_some(bias);
-    let args = args.with(cols).with(eps);
-    // SAFETY: the views were checked to hold `n` rows of `cols` elements, and the arguments are those of the kernel chosen.
-    unsafe { device.launch("norm", name, Grid::flat(n, THREADS), &args) }
+    let params = NormParams {
+        out: out.into(),
+        residual: residual.into(),
+        x: x.into(),
+        weight: weight.into(),
+        bias: bias.flatten().into(),
+        cols: int(cols),
+        eps,
+    };
+    // SAFETY: the views were checked to hold `n` rows of `cols` elements.
+    unsafe { device.launch(kernel, Grid::flat(n, NORM_THREADS as u32), &params) }
 }

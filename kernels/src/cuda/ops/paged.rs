@@ -1,6 +1,8 @@
-//! What prologue and attention share: the paged cache of one layer, and where the tokens of a step lie in it.
+//! The operands that prologue and attention share: the paged cache of one layer, and where the
+//! tokens of a step lie in it.
 
-use super::countable;
+use super::shared::attention_h::{ScoreParams, SequenceParams};
+use super::sizes::{countable, int};
 use crate::cuda::{Elem, View};
 use crate::{Error, Result};
 
@@ -11,7 +13,8 @@ pub struct PagedKv<'a> {
     pub keys: View<'a>,
     /// Values, of the type of the keys.
     pub values: View<'a>,
-    /// For e4m3 and i8: the factors of each row of keys and of values, f32 `[blocks, kv_heads, block_size]`.
+    /// For e4m3 and i8: the scale of each row of keys and of values, f32 `[blocks, kv_heads,
+    /// block_size]`.
     pub scales: Option<(View<'a>, View<'a>)>,
     /// Blocks of the pool.
     pub blocks: usize,
@@ -24,7 +27,8 @@ pub struct PagedKv<'a> {
 }
 
 impl PagedKv<'_> {
-    /// Checks that the views are as long as the shape says, and that there are scales if and only if the type needs them.
+    /// Checks that the views are as long as the shape says, and that there are scales if and only
+    /// if the type needs them.
     ///
     /// # Errors
     /// [`Error::Shape`] if not, [`Error::Unsupported`] for a type that is not cached.
@@ -49,60 +53,90 @@ impl PagedKv<'_> {
     }
 }
 
-/// The sequences of a step. The tokens of sequence s are `query_start[s]..query_start[s + 1]` of the step, and the last of
-/// them has the position `context[s] - 1`.
+/// The sequences of a step. The tokens of sequence s are `query_start[s]..query_start[s + 1]` of
+/// the step, and the last of them has the position `context[s] - 1`.
 ///
-/// Numbers on the device were validated when the step was taken in; the kernels trust them.
+/// The numbers on the device were validated when the step was uploaded; the kernels trust them.
 #[derive(Debug, Clone, Copy)]
-pub struct Batch<'a> {
+pub struct SequenceBatch<'a> {
     /// Sequences.
     pub rows: usize,
     /// Tokens of the step.
     pub tokens: usize,
-    /// i32 `[rows + 1]`, ascending to at most `tokens`; a sequence may have no token. It begins with 0, or further on if the step's first
-    /// sequences are left out.
+    /// i32 `[rows + 1]`, ascending to at most `tokens`; a sequence may have no token. The first
+    /// number is 0, or larger if the step's first sequences are left out.
     pub query_start: View<'a>,
-    /// i32 `[rows]`: keys that the sequence has, those of this step among them.
+    /// i32 `[rows]`: keys of the sequence, including those of this step.
     pub context: View<'a>,
-    /// i32 `[rows, table_stride]`: the block that holds positions `[b * block_size, (b + 1) * block_size)`.
+    /// i32 `[rows, table_stride]`: the block that holds positions `[b * block_size, (b + 1) *
+    /// block_size)`.
     pub tables: View<'a>,
     /// Entries from one sequence's table to the next one's.
     pub table_stride: usize,
-    /// No sequence has more tokens in this step.
-    pub most_queries: usize,
-    /// No sequence has more keys.
-    pub most_context: usize,
+    /// An upper bound of a sequence's tokens in this step.
+    pub max_queries: usize,
+    /// An upper bound of a sequence's keys.
+    pub max_context: usize,
 }
 
-impl Batch<'_> {
+impl SequenceBatch<'_> {
     /// Checks the lengths of the views.
     ///
     /// # Errors
     /// [`Error::Shape`] if one is too short.
     pub fn check(&self) -> Result<()> {
-        countable(&[self.rows, self.tokens, self.table_stride, self.most_context])?;
+        countable(&[self.rows, self.tokens, self.table_stride, self.max_context])?;
         self.query_start.expect("query_start", Elem::I32, self.rows + 1)?;
         self.context.expect("context", Elem::I32, self.rows)?;
         self.tables.expect("tables", Elem::I32, self.rows * self.table_stride)
     }
+
+    /// The sequences as kernels take them, with the window and the prefixes of `scores`.
+    pub(super) fn params(&self, scores: &AttentionScores<'_>) -> SequenceParams {
+        SequenceParams {
+            query_start: self.query_start.into(),
+            context: self.context.into(),
+            tables: self.tables.into(),
+            prefix: scores.prefix.into(),
+            rows: int(self.rows),
+            table_stride: int(self.table_stride),
+            window: scores.window.map_or(i32::MAX, |window| i32::try_from(window).unwrap_or(i32::MAX)),
+        }
+    }
 }
 
-/// How scores become weights, and which keys a query at position i sees.
+/// The terms that turn scores into weights, and the keys that a query at position i sees.
 ///
-/// `score = cap(scale * q·k) + alibi[head] * (j - i)`, where `cap(x) = soft_cap * tanh(x / soft_cap)`; the softmax has `exp(sink[head])` more
-/// in its denominator. The query sees j with `j <= i` and `j > i - window`, and every `j < prefix` of its sequence if i itself lies in the prefix.
+/// `score = cap(scale * q·k) + alibi[head] * (j - i)`, where `cap(x) = soft_cap * tanh(x /
+/// soft_cap)`. The softmax has `exp(sink[head])` more in its denominator. The query sees j with `j
+/// <= i` and `j > i - window`, and every `j < prefix` of its sequence if i itself lies in the
+/// prefix.
 #[derive(Debug, Clone, Copy)]
-pub struct Scores<'a> {
+pub struct AttentionScores<'a> {
     /// Factor on the dot products.
     pub scale: f32,
-    /// Gemma 2's bound on scores.
+    /// Bound on scores (Gemma 2).
     pub soft_cap: Option<f32>,
-    /// Keys that a query sees at most, its own among them.
+    /// The most keys that a query sees, including its own.
     pub window: Option<usize>,
     /// Slope per head, f32 `[heads]` (Press et al., "Train Short, Test Long").
     pub alibi: Option<View<'a>>,
-    /// Attention sink per head, f32 `[heads]`: the logit of a key without a value (Xiao et al.; as in GPT-OSS).
+    /// Attention sink per head, f32 `[heads]`: the logit of a key without a value (Xiao et al.; as
+    /// in GPT-OSS).
     pub sinks: Option<View<'a>>,
-    /// Length of each sequence's prefix that sees itself in both directions, i32 `[rows]`.
+    /// Length of each sequence's prefix, whose tokens see each other in both directions, i32
+    /// `[rows]`.
     pub prefix: Option<View<'a>>,
+}
+
+impl AttentionScores<'_> {
+    /// The part of the scores that does not concern sequences, as kernels take it.
+    pub(super) fn params(&self) -> ScoreParams {
+        ScoreParams {
+            alibi: self.alibi.into(),
+            sinks: self.sinks.into(),
+            scale: self.scale,
+            soft_cap: self.soft_cap.unwrap_or(0.0),
+        }
+    }
 }

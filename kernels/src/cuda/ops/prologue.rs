@@ -1,20 +1,24 @@
-//! From the product with Wqkv to attention: bias, norm of heads, rotation, and the write into the paged cache.
+//! The step between the product with Wqkv and attention: bias, norm of heads, rotation, and the
+//! write into the paged cache.
 
 use super::paged::PagedKv;
-use super::{countable, typed};
+use super::select::{kernel, typed};
+use super::shared::platform_h::WARP;
+use super::shared::prologue::{PROLOGUE_THREADS, PrologueParams};
+use super::shared::rotary_h::{CacheKind, RotaryParams};
+use super::sizes::{countable, int};
 use crate::backend::{QkvLayout, RopeStyle};
-use crate::cuda::{Args, Cost, Device, Elem, Grid, View};
+use crate::cuda::params::Kernel;
+use crate::cuda::{Cost, Device, Elem, Grid, View};
 use crate::{Error, Result};
 
-/// Threads of a block of the fast kernel; the plain one has a warp.
-const THREADS: usize = 128;
-
-/// RMS normalisation of heads before the rotation (Qwen3).
+/// RMS normalization of heads before the rotation (Qwen3).
 #[derive(Debug, Clone, Copy)]
 pub struct HeadNorms<'a> {
-    /// Scales of query heads, f32 `[head_dim]`, and what is added under the root.
+    /// Scales of query heads, f32 `[head_dim]`, and the epsilon that is added to the mean of
+    /// squares.
     pub query: (View<'a>, f32),
-    /// Likewise for key heads.
+    /// The scales and the epsilon for key heads.
     pub key: (View<'a>, f32),
 }
 
@@ -27,24 +31,26 @@ pub struct Rope<'a> {
     pub rotary_dim: usize,
     /// Cosines f32 `[positions, rotary_dim / 2]`.
     pub cos: View<'a>,
-    /// Sines likewise.
+    /// Sines f32 `[positions, rotary_dim / 2]`.
     pub sin: View<'a>,
     /// Rows of the tables; every position is below.
     pub table_positions: usize,
     /// i32 `[tokens]`.
     pub positions: View<'a>,
-    /// i32 `[tokens]`: if given, features `rotary_dim..2 * rotary_dim` are rotated by the angles of these (ChatGLM-6B's 2D positions).
+    /// i32 `[tokens]`: if given, features `rotary_dim..2 * rotary_dim` are rotated by the angles of
+    /// these positions (ChatGLM-6B's 2D positions).
     pub second_positions: Option<View<'a>>,
 }
 
-/// One layer's prologue.
+/// The operands of one layer's prologue.
 #[derive(Debug, Clone, Copy)]
 pub struct Prologue<'a> {
     /// Tokens of the step; 0 is allowed and does nothing.
     pub tokens: usize,
     /// Heads of a row of `qkv`.
     pub layout: QkvLayout,
-    /// `[tokens, heads + 2 * kv_heads, head_dim]`, f32, f16 or bf16. Queries are replaced; keys and values stay as they are.
+    /// `[tokens, heads + 2 * kv_heads, head_dim]`, f32, f16 or bf16. Queries are replaced; keys and
+    /// values stay as they are.
     pub qkv: View<'a>,
     /// f32 `[heads + 2 * kv_heads, head_dim]`.
     pub bias: Option<View<'a>>,
@@ -52,26 +58,29 @@ pub struct Prologue<'a> {
     pub norms: Option<HeadNorms<'a>>,
     /// Rotation, if positions are rotary in this layer.
     pub rope: Option<Rope<'a>>,
-    /// i32 `[tokens]`: block times block size plus place in the block; negative for a token that is not cached.
+    /// i32 `[tokens]`: block times block size plus place in the block; negative for a token that is
+    /// not cached.
     pub slots: View<'a>,
-    /// Where keys and values go.
+    /// The cache that keys and values are written to.
     pub kv: PagedKv<'a>,
 }
 
-/// Biases, norms and rotates queries (in place) and keys, and stores keys and values of all tokens in the cache, scaled by their largest
-/// element if it is e4m3 or i8. All in f32, rounded once.
+/// Adds the bias to queries and keys, normalizes and rotates them, and stores keys and values of
+/// all tokens in the cache. Queries are changed in place. Rows of keys and values are scaled by
+/// their largest element if the cache is e4m3 or i8. All arithmetic is in f32 and rounded once.
 ///
 /// # Errors
-/// [`Error::Shape`] for views or shapes that do not fit, [`Error::Unsupported`] for types without a kernel, or what the launch fails with.
+/// [`Error::Shape`] for views or shapes that do not fit, [`Error::Unsupported`] for types
+/// without a kernel, or an error of the launch.
 pub fn prologue(device: &Device, p: &Prologue<'_>) -> Result<()> {
     check(p)?;
     match fast_kernel(p) {
-        Some(name) => launch_fast(device, p, name),
+        Some(kernel) => launch_fast(device, p, kernel),
         None => launch_plain(device, p),
     }
 }
 
-/// The same by the obvious kernel, which takes any shape.
+/// Does the same by the plain kernel, which takes any shape.
 ///
 /// # Errors
 /// As for [`prologue`].
@@ -80,7 +89,8 @@ pub fn prologue_plain(device: &Device, p: &Prologue<'_>) -> Result<()> {
     launch_plain(device, p)
 }
 
-/// What the prologue of `tokens` tokens costs: queries read and written, keys and values read and cached.
+/// The cost of the prologue of `tokens` tokens: queries read and written, keys and values read and
+/// cached.
 pub fn cost(elem: Elem, cache: Elem, layout: QkvLayout, tokens: usize) -> Cost {
     let QkvLayout { heads, kv_heads, head_dim } = layout;
     let scales = if cache.size() == 1 { 4 } else { 0 };
@@ -123,8 +133,9 @@ fn check(p: &Prologue<'_>) -> Result<()> {
     rope.second_positions.map_or(Ok(()), |second| second.expect("second positions", Elem::I32, p.tokens))
 }
 
-/// The fast kernel, if shapes, types and addresses allow it: halves of heads in vectors of 16 bytes, at most a warp per head.
-fn fast_kernel(p: &Prologue<'_>) -> Option<&'static str> {
+/// The fast kernel, if shapes, types and addresses allow it: halves of heads in vectors of 16
+/// bytes, at most a warp per head.
+fn fast_kernel(p: &Prologue<'_>) -> Option<Kernel<PrologueParams>> {
     let per_vector = p.qkv.elem().per_vector();
     let head_dim = p.layout.head_dim;
     let rotary = p.rope.map_or(0, |rope| rope.rotary_dim);
@@ -139,92 +150,98 @@ fn fast_kernel(p: &Prologue<'_>) -> Option<&'static str> {
         p.rope.map(|rope| rope.sin),
     ];
     let aligned = constants.iter().flatten().all(|view| view.address().is_multiple_of(16))
-        && p.qkv.is_vectorisable(head_dim)
-        && p.kv.keys.is_vectorisable(head_dim)
-        && p.kv.values.is_vectorisable(head_dim);
+        && p.qkv.is_vectorizable(head_dim)
+        && p.kv.keys.is_vectorizable(head_dim)
+        && p.kv.values.is_vectorizable(head_dim);
     if !fits || !aligned {
         return None;
     }
     match (p.qkv.elem(), p.kv.keys.elem()) {
-        (Elem::F16, Elem::F16) => Some("prologue_f16"),
-        (Elem::BF16, Elem::BF16) => Some("prologue_bf16"),
-        (Elem::F16, Elem::E4M3) => Some("prologue_e4m3_f16"),
-        (Elem::BF16, Elem::E4M3) => Some("prologue_e4m3_bf16"),
-        (Elem::F16, Elem::I8) => Some("prologue_i8_f16"),
-        (Elem::BF16, Elem::I8) => Some("prologue_i8_bf16"),
+        (Elem::F16, Elem::F16) => Some(kernel!(PrologueParams, "prologue", "prologue_f16")),
+        (Elem::BF16, Elem::BF16) => Some(kernel!(PrologueParams, "prologue", "prologue_bf16")),
+        (Elem::F16, Elem::E4M3) => Some(kernel!(PrologueParams, "prologue", "prologue_e4m3_f16")),
+        (Elem::BF16, Elem::E4M3) => Some(kernel!(PrologueParams, "prologue", "prologue_e4m3_bf16")),
+        (Elem::F16, Elem::I8) => Some(kernel!(PrologueParams, "prologue", "prologue_i8_f16")),
+        (Elem::BF16, Elem::I8) => Some(kernel!(PrologueParams, "prologue", "prologue_i8_bf16")),
         _ => None,
     }
 }
 
-/// Query heads that nothing is done to are left out.
+/// The first head that the kernels process: they skip query heads if nothing changes them.
 fn first_head(p: &Prologue<'_>) -> usize {
     let changed = p.bias.is_some() || p.norms.is_some() || p.rope.is_some();
     if changed { 0 } else { p.layout.heads }
 }
 
-fn launch_fast(device: &Device, p: &Prologue<'_>, name: &'static str) -> Result<()> {
+fn launch_fast(device: &Device, p: &Prologue<'_>, kernel: Kernel<PrologueParams>) -> Result<()> {
     let lanes = p.layout.head_dim / (2 * p.qkv.elem().per_vector());
-    let group = lanes.next_power_of_two();
-    let rounds = (p.layout.heads + 2 * p.layout.kv_heads - first_head(p)).div_ceil(THREADS / group);
+    let lanes_per_head = lanes.next_power_of_two();
+    let heads_at_once = PROLOGUE_THREADS / lanes_per_head;
+    let rounds = (p.layout.heads + 2 * p.layout.kv_heads - first_head(p)).div_ceil(heads_at_once);
     if p.tokens == 0 || rounds == 0 {
         return Ok(());
     }
-    // Few tokens: their heads are spread over the multiprocessors. What a head comes to does not depend on it.
+    // With few tokens, their heads are spread over the multiprocessors. A head's result does not
+    // depend on it.
     let wanted = (4 * device.properties().multiprocessors as usize).div_ceil(p.tokens);
     let blocks = [p.tokens as u32, rounds.min(wanted) as u32, 1];
-    let grid = Grid { blocks, threads: [THREADS as u32, 1, 1], shared: 0 };
-    // SAFETY: everything was checked, and the arguments are those of the kernel.
-    unsafe { device.launch("prologue", name, grid, &arguments(p).with(group)) }
+    let grid = Grid { blocks, threads: [PROLOGUE_THREADS as u32, 1, 1], shared: 0 };
+    let params = PrologueParams { lanes_per_head: int(lanes_per_head), ..params(p) };
+    // SAFETY: all views were checked against the shapes.
+    unsafe { device.launch(kernel, grid, &params) }
 }
 
 fn launch_plain(device: &Device, p: &Prologue<'_>) -> Result<()> {
-    let name = typed!(p.qkv.elem(), "prologue_plain")?;
-    let cache = match p.kv.keys.elem() {
-        Elem::F32 => 1usize,
-        Elem::F16 => 2,
-        Elem::BF16 => 3,
-        Elem::E4M3 => 4,
-        _ => 5,
-    };
+    let kernel = typed!(PrologueParams, "prologue", "prologue_plain", p.qkv.elem())?;
     let heads = p.layout.heads + 2 * p.layout.kv_heads - first_head(p);
     if p.tokens == 0 || heads == 0 {
         return Ok(());
     }
     let grid = Grid {
         blocks: [p.tokens as u32, heads as u32, 1],
-        threads: [32, 1, 1],
+        threads: [WARP as u32, 1, 1],
         shared: p.layout.head_dim * size_of::<f32>(),
     };
-    // SAFETY: as above.
-    unsafe { device.launch("prologue", name, grid, &arguments(p).with(cache)) }
+    // SAFETY: all views were checked against the shapes.
+    unsafe { device.launch(kernel, grid, &params(p)) }
 }
 
-fn arguments(p: &Prologue<'_>) -> Args {
-    let rope = p.rope;
-    let sections = rope.map_or(0, |r| 1 + usize::from(r.second_positions.is_some()));
-    let interleaved = rope.is_some_and(|r| r.style == RopeStyle::Interleaved);
-    Args::new()
-        .with(p.qkv)
-        .with(p.bias)
-        .with(p.norms.map(|n| n.query.0))
-        .with(p.norms.map(|n| n.key.0))
-        .with(p.norms.map_or(0.0, |n| n.query.1))
-        .with(p.norms.map_or(0.0, |n| n.key.1))
-        .with(rope.map(|r| r.cos))
-        .with(rope.map(|r| r.sin))
-        .with(rope.map_or(0, |r| r.rotary_dim))
-        .with(sections)
-        .with(usize::from(interleaved))
-        .with(rope.map(|r| r.positions))
-        .with(rope.and_then(|r| r.second_positions))
-        .with(p.slots)
-        .with(p.kv.keys)
-        .with(p.kv.values)
-        .with(p.kv.scales.map(|s| s.0))
-        .with(p.kv.scales.map(|s| s.1))
-        .with(p.layout.heads)
-        .with(p.layout.kv_heads)
-        .with(p.layout.head_dim)
-        .with(p.kv.block_size)
-        .with(first_head(p))
+fn params(p: &Prologue<'_>) -> PrologueParams {
+    let (rope, norms) = (p.rope, p.norms);
+    let (key_scales, value_scales) = p.kv.scales.unzip();
+    PrologueParams {
+        qkv: p.qkv.into(),
+        bias: p.bias.into(),
+        q_norm: norms.map(|n| n.query.0).into(),
+        k_norm: norms.map(|n| n.key.0).into(),
+        positions: rope.map(|r| r.positions).into(),
+        second_positions: rope.and_then(|r| r.second_positions).into(),
+        slots: p.slots.into(),
+        keys: p.kv.keys.into(),
+        values: p.kv.values.into(),
+        key_scales: key_scales.into(),
+        value_scales: value_scales.into(),
+        rope: RotaryParams {
+            cos: rope.map(|r| r.cos).into(),
+            sin: rope.map(|r| r.sin).into(),
+            rotary: int(rope.map_or(0, |r| r.rotary_dim)),
+            sections: rope.map_or(0, |r| 1 + i32::from(r.second_positions.is_some())),
+            interleaved: i32::from(rope.is_some_and(|r| r.style == RopeStyle::Interleaved)),
+        },
+        q_eps: norms.map_or(0.0, |n| n.query.1),
+        k_eps: norms.map_or(0.0, |n| n.key.1),
+        heads: int(p.layout.heads),
+        kv_heads: int(p.layout.kv_heads),
+        head_dim: int(p.layout.head_dim),
+        block_size: int(p.kv.block_size),
+        first_head: int(first_head(p)),
+        lanes_per_head: 1,
+        cache: match p.kv.keys.elem() {
+            Elem::F32 => CacheKind::CacheF32,
+            Elem::F16 => CacheKind::CacheF16,
+            Elem::BF16 => CacheKind::CacheBf16,
+            Elem::E4M3 => CacheKind::CacheE4m3,
+            _ => CacheKind::CacheI8,
+        },
+    }
 }

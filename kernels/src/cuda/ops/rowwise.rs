@@ -1,17 +1,15 @@
 //! The grid of the kernels that touch each element once (`rowwise.cuh`).
 
+use super::shared::rowwise_h::{ROW_THREADS, UNROLL};
 use crate::cuda::{Grid, View};
 
-/// Threads of a block, and the vectors that each takes.
-const THREADS: u32 = 256;
-const PER_BLOCK: usize = 2 * THREADS as usize;
-
-/// Rows along x, pieces of `units` vectors along y.
+/// A grid with the rows along x and the pieces of a row of `units` vectors along y.
 pub(super) fn grid(rows: usize, units: usize) -> Grid {
-    Grid { blocks: [rows as u32, units.div_ceil(PER_BLOCK) as u32, 1], threads: [THREADS, 1, 1], shared: 0 }
+    let blocks = [rows as u32, units.div_ceil(ROW_THREADS * UNROLL) as u32, 1];
+    Grid { blocks, threads: [ROW_THREADS as u32, 1, 1], shared: 0 }
 }
 
-/// Whether all views' rows of `cols` elements can be moved in pieces of 16 bytes.
-pub(super) fn vectorisable(views: &[Option<View<'_>>], cols: usize) -> bool {
-    views.iter().flatten().all(|view| view.is_vectorisable(cols))
+/// Whether the rows of all views, of `cols` elements each, can be moved in pieces of 16 bytes.
+pub(super) fn vectorizable(views: &[View<'_>], cols: usize) -> bool {
+    views.iter().all(|view| view.is_vectorizable(cols))
 }

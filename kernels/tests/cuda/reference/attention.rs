@@ -1,8 +1,9 @@
-//! Attention over a paged cache: random caches and steps on the host and on the device, and what the definition of `Scores` says of them.
+//! Attention over a paged cache: random caches and steps on the host and on the device, and their
+//! result by the definition of `AttentionScores`.
 
 #![allow(dead_code, reason = "the tests of prefill and of decode use different parts")]
 
-use millrace_kernels::cuda::ops::paged::{Batch, PagedKv, Scores};
+use millrace_kernels::cuda::ops::paged::{AttentionScores, PagedKv, SequenceBatch};
 use millrace_kernels::cuda::{Elem, Memory, View};
 
 use crate::common::*;
@@ -14,9 +15,9 @@ pub(crate) struct Shape {
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
     pub(crate) block_size: usize,
-    /// Of queries and output.
+    /// Type of queries and output.
     pub(crate) activations: Elem,
-    /// Of keys and values.
+    /// Type of keys and values.
     pub(crate) cached: Elem,
 }
 
@@ -27,12 +28,12 @@ impl Shape {
     }
 }
 
-/// One row of `head_dim` cached elements: its bytes, its scale, and what they mean.
+/// One row of `head_dim` cached elements: its bytes, its scale, and its numbers.
 fn random_row(rng: &mut Rng, elem: Elem, head_dim: usize) -> (Vec<u8>, f32, Vec<f32>) {
     match elem {
         Elem::E4M3 => {
             let scale = 1.0 + 0.5 * rng.unit();
-            // Mostly of the size of activations, and some subnormal.
+            // Most numbers have the size of activations, and some are subnormal.
             let bytes: Vec<u8> = (0..head_dim)
                 .map(|_| (rng.pick(&[0u8, 3, 4, 5, 5, 6, 6, 6]) << 3) | (rng.next() & 0x87) as u8)
                 .collect();
@@ -79,7 +80,7 @@ pub(crate) struct Cache {
 }
 
 impl Cache {
-    /// A cache of sequences that have so many keys.
+    /// A cache of sequences with these numbers of keys.
     pub(crate) fn random(rng: &mut Rng, shape: Shape, contexts: &[usize]) -> Cache {
         let Shape { kv_heads, head_dim, block_size, cached, .. } = shape;
         let used: usize = contexts.iter().map(|c| c.div_ceil(block_size)).sum();
@@ -140,17 +141,18 @@ impl Cache {
 /// One sequence's part in a step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Row {
-    /// Which of the cache's sequences.
+    /// The number of the sequence in the cache.
     pub(crate) sequence: usize,
     /// Tokens of this step.
     pub(crate) queries: usize,
-    /// Keys that they see, their own among them.
+    /// Keys that these tokens see, including their own.
     pub(crate) context: usize,
-    /// Length of the prefix that sees itself in both directions, if the step has such.
+    /// Length of the prefix whose tokens see each other in both directions, if the step has
+    /// prefixes.
     pub(crate) prefix: usize,
 }
 
-/// What `Scores` has beside views.
+/// The features of `AttentionScores` on the host.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Features {
     pub(crate) scale: f32,
@@ -165,12 +167,12 @@ pub(crate) struct Features {
 }
 
 impl Features {
-    /// The usual: causal, with 1 / sqrt(head_dim).
+    /// Causal attention with the scale 1 / sqrt(head_dim).
     pub(crate) fn plain(head_dim: usize) -> Features {
         Features { scale: 1.0 / (head_dim as f32).sqrt(), ..Features::default() }
     }
 
-    /// Each feature or not, at random.
+    /// A random subset of the features.
     pub(crate) fn random(rng: &mut Rng, heads: usize, head_dim: usize) -> Features {
         let some = |rng: &mut Rng| rng.below(3) == 0;
         Features {
@@ -219,7 +221,7 @@ impl Step {
         let contexts: Vec<u32> = rows.iter().map(|r| r.context as u32).collect();
         let prefixes: Vec<u32> = rows.iter().map(|r| r.prefix as u32).collect();
         let table_stride = rows.iter().map(|r| cache.tables[r.sequence].len()).max().unwrap_or(0) + 1;
-        // What lies behind a table's end names no block.
+        // Entries after a table's end name no block.
         let mut tables = vec![u32::MAX; rows.len() * table_stride];
         for (at, row) in tables.chunks_exact_mut(table_stride).zip(rows) {
             let table = &cache.tables[row.sequence];
@@ -249,23 +251,23 @@ impl Step {
     }
 
     /// The sequences on the device.
-    pub(crate) fn batch(&self) -> Batch<'_> {
-        Batch {
+    pub(crate) fn batch(&self) -> SequenceBatch<'_> {
+        SequenceBatch {
             rows: self.rows.len(),
             tokens: self.tokens(),
             query_start: self.on_device[1].view(Elem::I32),
             context: self.on_device[2].view(Elem::I32),
             tables: self.on_device[3].view(Elem::I32),
             table_stride: self.table_stride,
-            most_queries: self.rows.iter().map(|r| r.queries).max().unwrap_or(0),
-            most_context: self.rows.iter().map(|r| r.context).max().unwrap_or(0),
+            max_queries: self.rows.iter().map(|r| r.queries).max().unwrap_or(0),
+            max_context: self.rows.iter().map(|r| r.context).max().unwrap_or(0),
         }
     }
 
     /// The features on the device.
-    pub(crate) fn scores(&self) -> Scores<'_> {
+    pub(crate) fn scores(&self) -> AttentionScores<'_> {
         let Features { scale, soft_cap, window, alibi, sinks, prefix } = &self.features;
-        Scores {
+        AttentionScores {
             scale: *scale,
             soft_cap: *soft_cap,
             window: *window,
@@ -275,7 +277,7 @@ impl Step {
         }
     }
 
-    /// What the step's output is: `[tokens, heads * head_dim]`.
+    /// The step's output by the definition: `[tokens, heads * head_dim]`.
     pub(crate) fn reference(&self, cache: &Cache) -> Vec<f32> {
         let mut out = Vec::new();
         let mut token = 0;

@@ -1,3 +1,3 @@
-//! What the kernels compute, from the definitions and in f64.
+//! The results of kernels by their definitions, in f64.
 
 pub(crate) mod attention;

@@ -1,8 +1,10 @@
-//! The simulated device itself, by small kernels (`cuda/sim/sim_tests.cu`) whose results the manual of CUDA tells.
+//! The simulated device itself, by small kernels (`cuda/sim/sim_tests.cu`) whose results follow
+//! from the manual of CUDA.
 
 mod ahead;
 mod memory;
 mod schedule;
+mod shared;
 mod streams;
 mod tensor;
 mod warp;
@@ -10,20 +12,22 @@ mod warp;
 use std::sync::Arc;
 
 use millrace_kernels::Result;
+use millrace_kernels::cuda::params::{DevicePtr, KernelParams, LaunchParams};
 use millrace_kernels::cuda::{
-    Arg, Args, Device, Driver, Elem, Function, Grid, Memory, Order, Simulated, View,
+    Device, Driver, Elem, FiberSchedule, Grid, KernelName, Memory, Simulated, View,
 };
+use shared::sim_tests::{CaseParams, OutputParams};
 
 /// A simulated device of one order of threads.
 pub(crate) struct Sim {
-    pub(crate) order: Order,
+    pub(crate) order: FiberSchedule,
     driver: Arc<Simulated>,
     pub(crate) device: Device,
 }
 
 impl Sim {
-    pub(crate) fn new(order: Order) -> Sim {
-        let driver = Arc::new(Simulated::with_order(order).unwrap());
+    pub(crate) fn new(order: FiberSchedule) -> Sim {
+        let driver = Arc::new(Simulated::with_schedule(order).unwrap());
         Sim { order, device: Device::new(driver.clone()), driver }
     }
 
@@ -41,20 +45,37 @@ impl Sim {
         bytes.chunks_exact(4).map(|b| u32::from_le_bytes(b.try_into().unwrap())).collect()
     }
 
-    pub(crate) fn run(&self, name: &'static str, grid: Grid, args: &[Arg]) -> Result<()> {
+    /// Runs a kernel with parameters that it need not take.
+    pub(crate) fn run<P: KernelParams>(&self, name: &'static str, grid: Grid, params: &P) -> Result<()> {
+        let function = KernelName { module: "sim_tests", name };
         // SAFETY: the tests give every kernel as much memory as it uses, or mean not to.
-        unsafe { self.driver.launch(Function { module: "sim_tests", name }, grid, args) }
+        unsafe { self.driver.launch(function, grid, LaunchParams::from(params)) }
     }
 
-    /// What a launch that must not succeed says.
-    pub(crate) fn refusal(&self, name: &'static str, grid: Grid, args: &[Arg]) -> String {
-        self.run(name, grid, args).expect_err("the launch must be refused").to_string()
+    /// The error of a launch that must not succeed.
+    pub(crate) fn refusal<P: KernelParams>(&self, name: &'static str, grid: Grid, params: &P) -> String {
+        self.run(name, grid, params).expect_err("the launch must be refused").to_string()
     }
 }
 
-/// All elements of the memory.
+/// The memory as words.
 pub(crate) fn all(memory: &Memory) -> View<'_> {
     memory.view(Elem::U32)
+}
+
+/// The address of the memory.
+pub(crate) fn at(memory: &Memory) -> DevicePtr {
+    all(memory).into()
+}
+
+/// The parameters of a kernel that only writes.
+pub(crate) fn output(memory: &Memory) -> OutputParams {
+    OutputParams { out: at(memory) }
+}
+
+/// The parameters of a kernel that tries one of several cases.
+pub(crate) fn case(memory: &Memory, which: usize) -> CaseParams {
+    CaseParams { out: at(memory), which: which as i32 }
 }
 
 /// One block of `threads` threads.
@@ -64,11 +85,7 @@ pub(crate) fn block(threads: u32) -> Grid {
 
 /// Runs `test` in each order of threads.
 pub(crate) fn in_all_orders(test: impl Fn(&Sim)) {
-    for order in Order::ALL {
+    for order in FiberSchedule::ALL {
         test(&Sim::new(order));
     }
-}
-
-pub(crate) fn args() -> Args {
-    Args::new()
 }

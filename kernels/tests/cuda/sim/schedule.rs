@@ -1,11 +1,12 @@
-//! Who runs when: orders, deadlocks, waiting for memory.
+//! Fiber schedules, deadlocks, and waiting for memory.
 
+use super::shared::sim_tests::{PingPongParams, TicketsParams};
 use super::*;
 
-/// The order in which threads of two warps come by, before and after the lanes of their warp meet.
+/// The order in which threads of two warps run, before and after the lanes of their warp meet.
 fn tickets(sim: &Sim) -> Vec<u32> {
     let (out, counter) = (sim.words(128), sim.put(&[0]));
-    sim.run("tickets", block(64), &args().with(all(&out)).with(all(&counter))).unwrap();
+    sim.run("tickets", block(64), &TicketsParams { out: at(&out), counter: at(&counter) }).unwrap();
     let got = sim.get(&out);
     let mut sorted = got.clone();
     sorted.sort_unstable();
@@ -14,11 +15,11 @@ fn tickets(sim: &Sim) -> Vec<u32> {
 }
 
 #[test]
-fn orders_differ_and_are_what_they_say() {
-    let all: Vec<Vec<u32>> = Order::ALL.iter().map(|&order| tickets(&Sim::new(order))).collect();
+fn schedules_differ_and_match_their_names() {
+    let all: Vec<Vec<u32>> = FiberSchedule::ALL.iter().map(|&order| tickets(&Sim::new(order))).collect();
     for (i, a) in all.iter().enumerate() {
-        assert_eq!(*a, tickets(&Sim::new(Order::ALL[i])), "an order is the same every time");
-        assert!(all[i + 1..].iter().all(|b| a != b), "{:?} is like another order", Order::ALL[i]);
+        assert_eq!(*a, tickets(&Sim::new(FiberSchedule::ALL[i])), "an order is the same every time");
+        assert!(all[i + 1..].iter().all(|b| a != b), "{:?} is like another order", FiberSchedule::ALL[i]);
     }
     let [forward, reverse, greedy, greedy_reverse] = &all[..] else { panic!("four orders") };
     assert!(forward[..32].is_sorted() && forward[32] > forward[31], "threads ascending");
@@ -30,11 +31,11 @@ fn orders_differ_and_are_what_they_say() {
 }
 
 #[test]
-fn what_can_never_go_on_is_said() {
+fn deadlocks_are_reported() {
     in_all_orders(|sim| {
         for which in [0, 1] {
             let out = sim.words(32);
-            let said = sim.refusal("divergence", block(32), &args().with(all(&out)).with(which));
+            let said = sim.refusal("divergence", block(32), &case(&out, which));
             assert!(said.contains("deadlock") && said.contains("divergence"), "{said}");
         }
     });
@@ -44,7 +45,7 @@ fn what_can_never_go_on_is_said() {
 fn a_barrier_is_of_one_kind() {
     in_all_orders(|sim| {
         let out = sim.words(1);
-        let said = sim.refusal("mixed_barriers", block(64), &args().with(all(&out)));
+        let said = sim.refusal("mixed_barriers", block(64), &output(&out));
         assert!(said.contains("a barrier that votes"), "{said}");
     });
 }
@@ -53,12 +54,12 @@ fn a_barrier_is_of_one_kind() {
 fn a_warp_that_waits_for_memory_lets_others_run() {
     in_all_orders(|sim| {
         let out = sim.words(96);
-        sim.run("wait_for_last_warp", block(96), &args().with(all(&out))).unwrap();
+        sim.run("wait_for_last_warp", block(96), &output(&out)).unwrap();
         assert!(sim.get(&out).iter().all(|&word| word == 1), "{:?}", sim.order);
     });
 }
 
-/// As ranks of one collective do: launches that wait for each other, each on a thread of its own.
+/// Launches in different threads wait for each other, as those of a collective do.
 #[test]
 fn launches_wait_for_each_other() {
     in_all_orders(|sim| {
@@ -69,8 +70,8 @@ fn launches_wait_for_each_other() {
             for rank in [0, 1] {
                 let (mine, theirs, out) = (&flags[rank], &flags[1 - rank], &outs[rank]);
                 scope.spawn(move || {
-                    let with = args().with(all(mine)).with(all(theirs)).with(all(out)).with(rounds);
-                    sim.run("ping_pong", block(32), &with).unwrap();
+                    let params = PingPongParams { mine: at(mine), theirs: at(theirs), out: at(out), rounds };
+                    sim.run("ping_pong", block(32), &params).unwrap();
                 });
             }
         });

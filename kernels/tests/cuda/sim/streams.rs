@@ -1,20 +1,20 @@
-//! What the simulated device shows of copies that nobody has waited for.
+//! Copies that nobody has waited for.
 
 use super::*;
 
-/// What is in pinned memory that a copy is on its way to.
+/// The byte in pinned memory that a pending copy will write.
 const GARBAGE: u8 = 0xFF;
 
 #[test]
 fn a_source_that_is_changed_too_early_arrives_changed() {
-    let sim = Sim::new(Order::Forward);
+    let sim = Sim::new(FiberSchedule::Forward);
     let memory = sim.device.upload(&[0; 4]).unwrap();
     let mut pinned = sim.device.pinned(4).unwrap();
     pinned.copy_from_slice(b"good");
     sim.device.write_from(memory.view(Elem::U8), &pinned, 0..4).unwrap();
     pinned.copy_from_slice(b"evil");
     assert_eq!(sim.device.read(memory.view(Elem::U8)).unwrap(), b"evil");
-    // Waited for, it is the host's again.
+    // After a wait the host may use the memory again.
     pinned.copy_from_slice(b"good");
     sim.device.write_from(memory.view(Elem::U8), &pinned, 0..4).unwrap();
     let event = sim.device.event().unwrap();
@@ -26,7 +26,7 @@ fn a_source_that_is_changed_too_early_arrives_changed() {
 
 #[test]
 fn a_target_that_is_read_too_early_holds_garbage() {
-    let sim = Sim::new(Order::Forward);
+    let sim = Sim::new(FiberSchedule::Forward);
     let memory = sim.device.upload(b"text").unwrap();
     let mut pinned = sim.device.pinned(8).unwrap();
     sim.device.read_into(memory.view(Elem::U8), &mut pinned, 2..6).unwrap();
@@ -35,7 +35,7 @@ fn a_target_that_is_read_too_early_holds_garbage() {
     event.record().unwrap();
     event.wait().unwrap();
     assert_eq!(pinned[..], *b"\0\0text\0\0");
-    // By a replay, too.
+    // A replay does the same.
     let graph = sim.device.record(|| sim.device.read_into(memory.view(Elem::U8), &mut pinned, 0..4)).unwrap();
     graph.replay().unwrap();
     assert_eq!(pinned[..], [GARBAGE, GARBAGE, GARBAGE, GARBAGE, b'x', b't', 0, 0]);
@@ -43,10 +43,10 @@ fn a_target_that_is_read_too_early_holds_garbage() {
     assert_eq!(pinned[..], *b"textxt\0\0");
 }
 
-/// What goes out before it comes in again is not garbage.
+/// Memory that a copy reads before another one writes it is not garbage.
 #[test]
 fn memory_that_is_source_and_target_is_read_first() {
-    let sim = Sim::new(Order::Forward);
+    let sim = Sim::new(FiberSchedule::Forward);
     let (a, b) = (sim.device.upload(&[0; 4]).unwrap(), sim.device.upload(b"back").unwrap());
     let mut pinned = sim.device.pinned(4).unwrap();
     pinned.copy_from_slice(b"goes");
@@ -58,7 +58,7 @@ fn memory_that_is_source_and_target_is_read_first() {
 
 #[test]
 fn nothing_overtakes_a_copy_in_its_stream() {
-    let sim = Sim::new(Order::Forward);
+    let sim = Sim::new(FiberSchedule::Forward);
     let (memory, out) = (sim.put(&[1]), sim.put(&[0]));
     let mut pinned = sim.device.pinned(4).unwrap();
     pinned.copy_from_slice(&2u32.to_le_bytes());
@@ -70,7 +70,7 @@ fn nothing_overtakes_a_copy_in_its_stream() {
 
 #[test]
 fn without_an_event_a_stream_sees_what_was_there_before() {
-    let sim = Sim::new(Order::Forward);
+    let sim = Sim::new(FiberSchedule::Forward);
     let (memory, out) = (sim.put(&[1]), sim.put(&[0]));
     let mut pinned = sim.device.pinned(4).unwrap();
     pinned.copy_from_slice(&2u32.to_le_bytes());
@@ -81,7 +81,7 @@ fn without_an_event_a_stream_sees_what_was_there_before() {
 
 #[test]
 fn questions_let_time_pass() {
-    let sim = Sim::new(Order::Forward);
+    let sim = Sim::new(FiberSchedule::Forward);
     let memory = sim.put(&[1]);
     let mut pinned = sim.device.pinned(4).unwrap();
     let event = sim.device.event().unwrap();
@@ -96,14 +96,14 @@ fn questions_let_time_pass() {
     }
 }
 
-/// What fails late fails for whoever waits, and for everybody after.
+/// A late failure is reported to the waiting caller and to all later ones.
 #[test]
 fn a_late_failure_is_for_good() {
-    let sim = Sim::new(Order::Forward);
+    let sim = Sim::new(FiberSchedule::Forward);
     let memory = sim.put(&[1]);
     let mut pinned = sim.device.pinned(4).unwrap();
     sim.device.read_into(all(&memory), &mut pinned, 0..4).unwrap();
-    sim.run("nothing", block(1), &args()).unwrap();
+    sim.run("nothing", block(1), &output(&memory)).unwrap();
     let event = sim.device.event().unwrap();
     event.record().unwrap();
     for _ in 0..2 {
@@ -112,10 +112,10 @@ fn a_late_failure_is_for_good() {
     assert!(sim.device.fill(all(&memory), 0).is_err());
 }
 
-/// A stream that nobody waits for does its oldest things when it is full.
+/// A stream that nobody waits for executes its oldest operations when it is full.
 #[test]
 fn a_stream_is_bounded() {
-    let sim = Sim::new(Order::Forward);
+    let sim = Sim::new(FiberSchedule::Forward);
     let memory = sim.put(&[0]);
     let mut pinned = sim.device.pinned(4).unwrap();
     sim.device.read_into(all(&memory), &mut pinned, 0..4).unwrap();

@@ -1,5 +1,6 @@
 //! ldmatrix and mma against a plain product.
 
+use super::shared::sim_tests::{MatricesParams, MatrixProductParams};
 use super::*;
 use crate::common::{Rng, for_seeds};
 
@@ -11,17 +12,22 @@ fn matrices_are_spread_over_the_lanes() {
         let from = sim.device.upload(&bytes).unwrap();
         for transposed in [false, true] {
             let out = sim.words(6 * 32);
-            let with = args().with(all(&out)).with(all(&from)).with(i32::from(transposed)).with(0);
-            sim.run("matrices", block(32).with_shared(512), &with).unwrap();
+            let params = MatricesParams {
+                out: at(&out),
+                from: at(&from),
+                transposed: i32::from(transposed),
+                stray: 0,
+            };
+            sim.run("matrices", block(32).with_shared(512), &params).unwrap();
             for (i, got) in sim.get(&out).into_iter().enumerate() {
-                // Loads of four and of two give the same first two.
+                // Loads of four and of two matrices give the same first two.
                 let (matrix, lane) = (i / 32 % 4, i % 32);
-                let at = |j| {
+                let pair = |j| {
                     let (a, b) = (lane / 4, lane % 4 * 2 + j);
                     let (row, col) = if transposed { (b, a) } else { (a, b) };
                     u32::from(input[matrix * 64 + row * 8 + col])
                 };
-                assert_eq!(got, at(0) | at(1) << 16, "{i} transposed: {transposed} {:?}", sim.order);
+                assert_eq!(got, pair(0) | pair(1) << 16, "{i} transposed: {transposed} {:?}", sim.order);
             }
         }
     });
@@ -29,16 +35,16 @@ fn matrices_are_spread_over_the_lanes() {
 
 #[test]
 fn misused_tensor_instructions_are_refused() {
-    let sim = Sim::new(Order::Forward);
+    let sim = Sim::new(FiberSchedule::Forward);
     let from = sim.words(128);
     let out = sim.words(6 * 32);
-    let with = |stray: i32| args().with(all(&out)).with(all(&from)).with(0).with(stray);
+    let with = |stray| MatricesParams { out: at(&out), from: at(&from), transposed: 0, stray };
     assert!(sim.refusal("matrices", block(32).with_shared(512), &with(1)).contains("misaligned row"));
     assert!(sim.refusal("matrices", block(32).with_shared(512), &with(8)).contains("outside the block's"));
     assert!(sim.refusal("matrices", block(31).with_shared(512), &with(0)).contains("needs all 32 lanes"));
 }
 
-/// Type of the factors, and how many of them a sum has.
+/// Name, type of the factors, and number of products in a sum.
 const PRODUCTS: [(&str, Elem, usize); 3] =
     [("product_bf16", Elem::BF16, 16), ("product_f16", Elem::F16, 16), ("product_e4m3", Elem::E4M3, 32)];
 
@@ -54,7 +60,8 @@ fn random(elem: Elem, rng: &mut Rng) -> (Vec<u8>, f64) {
             (x.to_le_bytes().to_vec(), x.to_f64())
         }
         _ => {
-            // Every finite e4m3, from the definition: sign, exponent with a bias of 7, mantissa of 3 bits.
+            // A finite e4m3 by the definition: sign, exponent with a bias of 7, mantissa of
+            // 3 bits.
             let bits = rng.pick(&[0u8, 0x80]) | rng.below(0x7f) as u8;
             let (exponent, mantissa) = (i32::from(bits >> 3 & 15), f64::from(bits & 7));
             let magnitude = match exponent {
@@ -67,7 +74,7 @@ fn random(elem: Elem, rng: &mut Rng) -> (Vec<u8>, f64) {
 }
 
 #[test]
-fn products() {
+fn products_match_the_definition() {
     in_all_orders(|sim| {
         for (name, elem, depth) in PRODUCTS {
             for_seeds(10, |rng| {
@@ -92,12 +99,16 @@ fn products() {
                     let left = sim.device.upload(&bytes(&a.iter().collect::<Vec<_>>())).unwrap();
                     let right = sim.device.upload(&bytes(&ordered)).unwrap();
                     let out = sim.words(16 * 8);
-                    let with = args().with(all(&out)).with(all(&left)).with(all(&right));
-                    match elem {
-                        Elem::E4M3 if by_rows => continue,
-                        Elem::E4M3 => sim.run(name, block(32), &with).unwrap(),
-                        _ => sim.run(name, block(32), &with.with(i32::from(by_rows))).unwrap(),
+                    if elem == Elem::E4M3 && by_rows {
+                        continue;
                     }
+                    let params = MatrixProductParams {
+                        out: at(&out),
+                        a: at(&left),
+                        b: at(&right),
+                        by_rows: i32::from(by_rows),
+                    };
+                    sim.run(name, block(32), &params).unwrap();
                     for (i, (&got, want)) in sim.get(&out).iter().zip(&want).enumerate() {
                         let error = (f64::from(f32::from_bits(got)) - want.0).abs();
                         assert!(error <= 1e-6 * want.1, "{name} by rows: {by_rows}, element {i}: {error}");

@@ -1,9 +1,11 @@
 //! Shuffles, votes and masks.
 
+use super::shared::sim_tests::ShufflesParams;
 use super::*;
 use crate::common::for_seeds;
 
-/// Lane that a shuffle of `kind` (index, xor, up, down) reads from, as the CUDA programming guide says.
+/// The lane that a shuffle of `kind` (index, xor, up, down) reads from by the CUDA programming
+/// guide.
 fn source(kind: i32, lane: i32, amount: i32, width: i32) -> i32 {
     let segment = lane / width * width;
     match kind {
@@ -16,15 +18,15 @@ fn source(kind: i32, lane: i32, amount: i32, width: i32) -> i32 {
 }
 
 #[test]
-fn shuffles() {
+fn shuffles_match_the_definition() {
     in_all_orders(|sim| {
         for_seeds(60, |rng| {
             let kind = rng.pick(&[0, 1, 2, 3]);
             let width = rng.pick(&[1, 2, 4, 8, 16, 32]);
             let amount = rng.below(33) as i32;
             let out = sim.words(32);
-            let with = args().with(all(&out)).with(kind).with(amount).with(width).with(u32::MAX);
-            sim.run("shuffles", block(32), &with).unwrap();
+            let params = ShufflesParams { out: at(&out), kind, amount, width, mask: u32::MAX };
+            sim.run("shuffles", block(32), &params).unwrap();
             for (lane, &got) in sim.get(&out).iter().enumerate() {
                 let want = 100 + source(kind, lane as i32, amount, width) as u32;
                 assert_eq!(got, want, "kind {kind} amount {amount} width {width} lane {lane}");
@@ -33,15 +35,15 @@ fn shuffles() {
     });
 }
 
-/// Only the lanes of the mask come; any mask works as long as nobody reads outside it.
+/// Only the lanes of the mask take part; any mask works as long as no lane reads outside it.
 #[test]
-fn shuffles_of_some_lanes() {
+fn shuffles_of_some_lanes_match_the_definition() {
     in_all_orders(|sim| {
         for_seeds(40, |rng| {
             let mask = rng.next() as u32 | 1 << 9;
             let out = sim.words(32);
-            let with = args().with(all(&out)).with(0).with(9).with(32).with(mask);
-            sim.run("shuffles", block(32), &with).unwrap();
+            let params = ShufflesParams { out: at(&out), kind: 0, amount: 9, width: 32, mask };
+            sim.run("shuffles", block(32), &params).unwrap();
             for (lane, &got) in sim.get(&out).iter().enumerate() {
                 assert_eq!(got, if mask >> lane & 1 == 1 { 109 } else { u32::MAX });
             }
@@ -57,7 +59,7 @@ fn disjoint_masks_progress_on_their_own() {
     let want: Vec<u32> = (0..32).map(|lane| value[(lane + 1).min(31)]).collect();
     in_all_orders(|sim| {
         let out = sim.words(32);
-        sim.run("disjoint_masks", block(32), &args().with(all(&out))).unwrap();
+        sim.run("disjoint_masks", block(32), &output(&out)).unwrap();
         assert_eq!(sim.get(&out), want, "{:?}", sim.order);
     });
 }
@@ -75,7 +77,7 @@ fn misused_masks_are_refused() {
     in_all_orders(|sim| {
         for (which, refusal) in refusals.iter().enumerate() {
             let out = sim.words(32);
-            let said = sim.refusal("misused_masks", block(32), &args().with(all(&out)).with(which));
+            let said = sim.refusal("misused_masks", block(32), &case(&out, which));
             assert!(said.contains(refusal), "{which}: {said}");
             assert!(said.contains("misused_masks") && said.contains("thread"), "{said}");
         }
@@ -83,22 +85,21 @@ fn misused_masks_are_refused() {
 }
 
 #[test]
-fn what_a_lane_leaves_outlives_it() {
+fn values_of_returned_lanes_are_read() {
     in_all_orders(|sim| {
         let out = sim.words(3);
-        sim.run("leave_after_meeting", block(32), &args().with(all(&out))).unwrap();
+        sim.run("leave_after_meeting", block(32), &output(&out)).unwrap();
         assert_eq!(sim.get(&out), [0x9249_2492, 120, 30], "{:?}", sim.order);
     });
 }
 
 #[test]
-fn votes() {
+fn votes_match_the_definition() {
     in_all_orders(|sim| {
-        // The last warp is not whole.
+        // In some cases the last warp is not whole.
         for (threads, threshold) in [(96, 0), (96, 96), (80, 33), (64, 40), (33, 1)] {
             let out = sim.words(threads * 7);
-            let with = args().with(all(&out)).with(threshold);
-            sim.run("votes", block(threads as u32), &with).unwrap();
+            sim.run("votes", block(threads as u32), &case(&out, threshold)).unwrap();
             for (t, got) in sim.get(&out).chunks_exact(7).enumerate() {
                 let lanes: Vec<usize> = (t / 32 * 32..(t / 32 * 32 + 32).min(threads)).collect();
                 let bits = |is: &dyn Fn(usize) -> bool| {

@@ -1,4 +1,4 @@
-//! One request as a user sees it.
+//! Sends one request and measures it as a user would see it.
 
 use std::time::{Duration, Instant};
 
@@ -7,30 +7,30 @@ use serde_json::{Map, Value, json};
 
 use crate::cli::{BenchHttpArgs, BenchRoute};
 
-/// Bytes of an error's text that are kept.
+/// Limit of the bytes of an error text that are kept.
 const LONGEST_ERROR: usize = 300;
 
-/// Bytes of one event at most.
+/// Limit of the bytes of one event.
 const LONGEST_EVENT: usize = 16 << 20;
 
-/// What happened to a request.
+/// Measurements of one request.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Sample {
-    /// To the first token.
+    /// Time to the first token.
     pub(super) first: Option<Duration>,
-    /// Between one token, or several that came together, and the next.
+    /// Times between consecutive events with tokens.
     pub(super) gaps: Vec<Duration>,
-    /// To the end.
+    /// Time to the end of the answer.
     pub(super) total: Duration,
-    /// Of the prompt, as the server counts.
+    /// Prompt tokens, as the server counts.
     pub(super) prompt_tokens: u64,
-    /// Of the answer, as the server counts; events with text if it does not say.
+    /// Tokens of the answer, as the server counts; events with text if the server does not say.
     pub(super) tokens: u64,
-    /// Why it was not answered.
+    /// Reason of the failure, if the request failed.
     pub(super) error: Option<String>,
 }
 
-/// Asks one server, always in the same way.
+/// Client of one server and route.
 pub(super) struct Client {
     http: reqwest::Client,
     url: String,
@@ -40,7 +40,7 @@ pub(super) struct Client {
 }
 
 impl Client {
-    /// Finds out what the model is called, if that was not said.
+    /// Creates the client. Asks the server for the name of the model if none is given.
     ///
     /// # Errors
     /// If the server does not list its models.
@@ -89,7 +89,7 @@ impl Client {
         &self.model
     }
 
-    /// Asks and waits for the end. An error is a result, too.
+    /// Sends a request and waits for the end of the answer. A failure is recorded in the result.
     pub(super) async fn ask(&self, prompt: String) -> Sample {
         let mut sample = Sample::default();
         let since = Instant::now();
@@ -151,7 +151,7 @@ impl Client {
     }
 }
 
-/// What to do about a status that means that the key is missing or wrong.
+/// Returns advice for a status that means a missing or wrong API key.
 fn unauthorized(status: reqwest::StatusCode) -> Option<String> {
     matches!(status.as_u16(), 401 | 403).then(|| {
         format!(
@@ -161,7 +161,7 @@ fn unauthorized(status: reqwest::StatusCode) -> Option<String> {
     })
 }
 
-/// What a line of a stream says.
+/// The meaning of a line of a stream.
 #[derive(Debug, PartialEq, Eq)]
 enum Line {
     Text,
@@ -171,14 +171,14 @@ enum Line {
 }
 
 /// # Errors
-/// If it is an error, or no JSON.
+/// If the line holds an error or is not JSON.
 fn read(line: &[u8]) -> Result<Line> {
     let Some(data) = line.trim_ascii().strip_prefix(b"data:") else { return Ok(Line::Nothing) };
     let data = data.trim_ascii();
     if data == b"[DONE]" {
         return Ok(Line::Done);
     }
-    let event: Value = serde_json::from_slice(data).context("an event is no JSON")?;
+    let event: Value = serde_json::from_slice(data).context("an event is not JSON")?;
     if let Some(error) = event.get("error").filter(|error| !error.is_null()) {
         anyhow::bail!("an error in the stream: {error}");
     }

@@ -1,6 +1,6 @@
-//! `millrace bench-http`: a load test of any server that speaks OpenAI's API.
+//! `millrace bench-http`: a load test of any server with OpenAI's API.
 //!
-//! Every request is a stream, and its times are taken as its events arrive: what a user would see.
+//! Every request streams its answer, and times are measured as events arrive.
 
 mod client;
 mod prompts;
@@ -17,19 +17,19 @@ use tokio::task::JoinSet;
 
 use self::client::{Client, Sample};
 use self::prompts::Prompts;
-use self::report::{Load, Run};
+use self::report::{BenchLoad, Run};
 use crate::cli::BenchHttpArgs;
 
-/// Requests for each one at the same time, if nothing else is said.
+/// Requests per concurrent request, if `--requests` is absent.
 const ROUNDS: u32 = 4;
 
-/// Requests at a rate, if nothing else is said.
+/// Requests at a given rate, if `--requests` is absent.
 const AT_RATE: u32 = 100;
 
-/// Open requests at a rate, at most: a server that does not keep up must not use up this machine.
-const MOST_OPEN: usize = 10_000;
+/// Limit of open requests at a given rate, so that a slow server does not exhaust this machine.
+const MAX_OPEN: usize = 10_000;
 
-/// Measures, and prints a table or JSON.
+/// Measures and prints a table or JSON.
 pub(crate) fn run(args: BenchHttpArgs) -> Result<()> {
     tokio::runtime::Runtime::new()?.block_on(async {
         let mut prompts = Prompts::new(&args)?;
@@ -40,9 +40,9 @@ pub(crate) fn run(args: BenchHttpArgs) -> Result<()> {
                 bail!("the server does not answer: {error}");
             }
         }
-        let loads: Vec<Load> = match args.rate {
-            Some(rate) => vec![Load::Rate(rate)],
-            None => args.concurrency.iter().map(|&n| Load::Concurrency(n)).collect(),
+        let loads: Vec<BenchLoad> = match args.rate {
+            Some(rate) => vec![BenchLoad::Rate(rate)],
+            None => args.concurrency.iter().map(|&n| BenchLoad::Concurrency(n)).collect(),
         };
         let quiet = args.json.as_deref().is_some_and(|path| path.as_os_str() == "-");
         if !quiet {
@@ -73,14 +73,14 @@ pub(crate) fn run(args: BenchHttpArgs) -> Result<()> {
 }
 
 async fn measure(
-    load: Load,
+    load: BenchLoad,
     args: &BenchHttpArgs,
     client: &Arc<Client>,
     prompts: &mut Prompts,
 ) -> Result<Run> {
     let (open, count) = match load {
-        Load::Concurrency(n) => (n as usize, args.requests.unwrap_or(n.saturating_mul(ROUNDS))),
-        Load::Rate(_) => (MOST_OPEN, args.requests.unwrap_or(AT_RATE)),
+        BenchLoad::Concurrency(n) => (n as usize, args.requests.unwrap_or(n.saturating_mul(ROUNDS))),
+        BenchLoad::Rate(_) => (MAX_OPEN, args.requests.unwrap_or(AT_RATE)),
     };
     let places = Arc::new(Semaphore::new(open));
     let mut random = StdRng::seed_from_u64(args.seed);
@@ -88,7 +88,7 @@ async fn measure(
     let begin = Instant::now();
     let mut next = Duration::ZERO;
     for _ in 0..count {
-        if let Load::Rate(rate) = load {
+        if let BenchLoad::Rate(rate) = load {
             tokio::time::sleep_until((begin + next).into()).await;
             // Times between the events of a Poisson process are exponentially distributed.
             next += Duration::from_secs_f64(-(1.0 - random.random::<f64>()).ln() / rate);

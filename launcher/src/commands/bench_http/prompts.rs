@@ -1,4 +1,4 @@
-//! What is asked.
+//! Prompts of the load test.
 
 use anyhow::{Context, Result, ensure};
 use rand::rngs::StdRng;
@@ -7,18 +7,18 @@ use rand::{Rng, SeedableRng};
 
 use crate::cli::BenchHttpArgs;
 
-/// Common words, each one token of most vocabularies.
+/// Common words that are one token in most vocabularies.
 const WORDS: &[&str] = &[
     "the", "river", "of", "a", "house", "and", "then", "old", "light", "was", "water", "under", "long",
     "many", "stone", "to", "found", "green", "day", "with", "two", "road", "in", "small", "wind", "had",
     "tree", "from", "white", "night",
 ];
 
-/// Prompts without end.
+/// An endless source of prompts.
 pub(super) enum Prompts {
-    /// Those of a file in turn.
+    /// Prompts of a file, in turn.
     Lines(std::iter::Cycle<std::vec::IntoIter<String>>),
-    /// Words at random after a number, so that no cache of prefixes helps.
+    /// Random words after a number, so that a prefix cache has no effect.
     Random(Box<StdRng>, u32),
 }
 

@@ -1,4 +1,4 @@
-//! Figures of a measurement.
+//! Statistics of a measurement and their table.
 
 use std::collections::BTreeMap;
 use std::fmt::{Display, Formatter};
@@ -9,24 +9,24 @@ use serde_json::{Value, json};
 use super::client::Sample;
 use crate::cli::BenchHttpArgs;
 
-/// How much is asked.
+/// BenchLoad of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Load {
-    /// So many requests at any time.
+pub(super) enum BenchLoad {
+    /// A constant number of concurrent requests.
     Concurrency(u32),
-    /// So many requests begin per second.
+    /// A number of requests that start per second.
     Rate(f64),
 }
 
 /// One measurement.
 #[derive(Debug)]
 pub(super) struct Run {
-    pub(super) load: Load,
+    pub(super) load: BenchLoad,
     pub(super) wall: Duration,
     pub(super) samples: Vec<Sample>,
 }
 
-/// Of some times, in milliseconds.
+/// Distribution of times in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct Spread {
     mean: f64,
@@ -38,12 +38,12 @@ struct Spread {
 }
 
 impl Spread {
-    /// `None` without any.
+    /// Returns `None` if there are no times.
     fn of(times: impl Iterator<Item = Duration>) -> Option<Self> {
         let mut ms: Vec<f64> = times.map(|time| time.as_secs_f64() * 1e3).collect();
         ms.sort_by(f64::total_cmp);
         let max = *ms.last()?;
-        // The nearest rank: the least value that so many percent do not exceed.
+        // Nearest rank: the smallest value that the given percentage of values does not exceed.
         let rank =
             |percent: f64| ms[((percent / 100.0 * ms.len() as f64).ceil() as usize).clamp(1, ms.len()) - 1];
         let mean = ms.iter().sum::<f64>() / ms.len() as f64;
@@ -65,9 +65,10 @@ impl Run {
         self.good().count()
     }
 
-    /// The name of each figure with its spread.
+    /// Returns the name of each figure with its distribution.
     fn spreads(&self) -> [(&'static str, &'static str, Option<Spread>); 4] {
-        // The mean of one answer, so that a server that sends several tokens at once is not favoured.
+        // The mean of each answer, so that a server that sends several tokens at once has no
+        // advantage.
         let per_token = |sample: &Sample| {
             let rest = u32::try_from(sample.tokens.saturating_sub(1)).ok().filter(|&rest| rest > 0)?;
             let last = sample.first? + sample.gaps.iter().sum::<Duration>();
@@ -99,8 +100,8 @@ impl Run {
 
     fn json(&self) -> Value {
         let load = match self.load {
-            Load::Concurrency(n) => json!({"concurrency": n}),
-            Load::Rate(rate) => json!({"requests_per_second": rate}),
+            BenchLoad::Concurrency(n) => json!({"concurrency": n}),
+            BenchLoad::Rate(rate) => json!({"requests_per_second": rate}),
         };
         let tokens = self.good().map(|sample| sample.tokens).sum();
         let prompt_tokens = self.good().map(|sample| sample.prompt_tokens).sum();
@@ -121,8 +122,8 @@ impl Run {
 impl Display for Run {
     fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
         match self.load {
-            Load::Concurrency(n) => write!(f, "\n{n} at a time: ")?,
-            Load::Rate(rate) => write!(f, "\n{rate} per second: ")?,
+            BenchLoad::Concurrency(n) => write!(f, "\n{n} at a time: ")?,
+            BenchLoad::Rate(rate) => write!(f, "\n{rate} per second: ")?,
         }
         let tokens = self.good().map(|sample| sample.tokens).sum();
         writeln!(
@@ -150,7 +151,7 @@ impl Display for Run {
     }
 }
 
-/// What was measured.
+/// Target of the measurement.
 pub(super) fn heading(model: &str, url: &str) -> String {
     format!("{model} at {url}")
 }
@@ -195,7 +196,7 @@ mod tests {
         };
         let bad = Sample { error: Some("status 429: no".into()), ..Sample::default() };
         let run = Run {
-            load: Load::Concurrency(2),
+            load: BenchLoad::Concurrency(2),
             wall: Duration::from_secs(2),
             samples: vec![good.clone(), bad.clone(), good, bad],
         };
@@ -207,7 +208,7 @@ mod tests {
             (&json!(5.0), &json!(1.0))
         );
         assert_eq!((&json["ttft_ms"]["p50"], &json["itl_ms"]["mean"]), (&json!(10.0), &json!(10.0)));
-        // 20 ms for the four tokens after the first.
+        // 20 ms for the four tokens after the first one.
         assert_eq!(json["tpot_ms"]["p50"], json!(5.0));
         let text = run.to_string();
         assert!(text.contains("2 of 4 requests in 2.00 s") && text.contains("2 × status 429: no"), "{text}");

@@ -1,4 +1,4 @@
-//! Where a chat's messages come from: an editor with history at a terminal, plain lines from a pipe.
+//! The input of a chat: an editor with history at a terminal, or plain lines from a pipe.
 
 use std::io::{BufRead, IsTerminal};
 use std::path::{Path, PathBuf};
@@ -9,26 +9,26 @@ use rustyline::history::FileHistory;
 use rustyline::validate::{ValidationContext, ValidationResult, Validator};
 use rustyline::{Completer, Config, Editor, Helper, Highlighter, Hinter};
 
-/// Begins and ends a message of several lines.
+/// The mark that begins and ends a message of several lines.
 const QUOTES: &str = "\"\"\"";
 
-/// Lines that the history keeps.
+/// Limit of the lines in the history.
 const KEPT: usize = 1000;
 
 /// The source of messages.
 pub(super) enum Lines {
-    /// A person at a terminal.
+    /// A terminal.
     Terminal {
-        /// Reads lines and keeps their history.
+        /// The line editor with its history.
         editor: Box<Editor<Multiline, FileHistory>>,
-        /// Where the history is kept between chats, if there is a place for it.
+        /// File that keeps the history between chats, if there is a folder for it.
         history: Option<PathBuf>,
     },
-    /// A program.
+    /// A pipe or file.
     Pipe(Box<dyn BufRead>),
 }
 
-/// Goes on with the next line while a message is not complete.
+/// Tells the editor whether a message is complete.
 #[derive(Completer, Helper, Highlighter, Hinter)]
 pub(super) struct Multiline;
 
@@ -42,7 +42,7 @@ impl Validator for Multiline {
 }
 
 impl Lines {
-    /// Standard input, as what it is.
+    /// Opens standard input as a terminal or a pipe.
     ///
     /// # Errors
     /// If the terminal cannot be used.
@@ -55,18 +55,19 @@ impl Lines {
         editor.set_helper(Some(Multiline));
         let history = history_file();
         if let Some(file) = &history {
-            // The first chat has none.
+            // Loading fails in the first chat, which has no history.
             let _ = editor.load_history(file);
         }
         Ok(Lines::Terminal { editor: Box::new(editor), history })
     }
 
-    /// Whether a person types.
+    /// Returns whether the input is a terminal.
     pub(super) fn is_terminal(&self) -> bool {
         matches!(self, Lines::Terminal { .. })
     }
 
-    /// The next message or command, without the marks of several lines; `None` at the end of the input.
+    /// Returns the next message or command, without the marks of several lines; `None` at the end
+    /// of the input.
     ///
     /// # Errors
     /// If the input cannot be read.
@@ -74,7 +75,7 @@ impl Lines {
         match self {
             Lines::Terminal { editor, history } => match editor.readline("> ") {
                 Ok(line) => {
-                    // Only the history is lost if it cannot be kept.
+                    // If this fails, only the history is lost.
                     let _ = editor.add_history_entry(line.as_str());
                     if let Some(file) = history {
                         let _ = editor.save_history(file);
@@ -89,7 +90,7 @@ impl Lines {
     }
 }
 
-/// Reads lines until a message is complete; what is there at the end of the input is a message too.
+/// Reads lines until a message is complete. The end of the input completes a message too.
 fn read_message(input: &mut dyn BufRead) -> Result<Option<String>> {
     let mut message = String::new();
     while input.read_line(&mut message).context("cannot read standard input")? > 0 {
@@ -100,7 +101,7 @@ fn read_message(input: &mut dyn BufRead) -> Result<Option<String>> {
     Ok((!message.is_empty()).then(|| unquoted(&message)))
 }
 
-/// Whether no further line belongs to what was typed.
+/// Returns whether the message is complete.
 fn is_complete(typed: &str) -> bool {
     let typed = typed.trim();
     match typed.strip_prefix(QUOTES) {
@@ -109,7 +110,7 @@ fn is_complete(typed: &str) -> bool {
     }
 }
 
-/// What was typed without its marks.
+/// Removes the marks of several lines.
 fn unquoted(typed: &str) -> String {
     let trimmed = typed.trim();
     if let Some(rest) = trimmed.strip_prefix(QUOTES) {
@@ -118,7 +119,7 @@ fn unquoted(typed: &str) -> String {
     trimmed.replace("\\\n", "\n").trim_end_matches('\\').to_owned()
 }
 
-/// `millrace/chat_history` in the user's folder for state, made if it is not there.
+/// Returns the path `millrace/chat_history` in the user's state folder, which is created if needed.
 fn history_file() -> Option<PathBuf> {
     let variable = |name| std::env::var_os(name).map(PathBuf::from).filter(|path| path.is_absolute());
     let state = variable("XDG_STATE_HOME").or_else(|| Some(variable("HOME")?.join(".local/state")))?;
@@ -131,7 +132,7 @@ fn history_file() -> Option<PathBuf> {
 mod tests {
     use super::*;
 
-    /// All messages in a text.
+    /// Reads all messages of a text.
     fn messages(text: &str) -> Vec<String> {
         let mut input = text.as_bytes();
         std::iter::from_fn(|| read_message(&mut input).unwrap()).collect()

@@ -1,9 +1,9 @@
 //! `millrace chat`: a conversation in the terminal.
 //!
-//! | file | its job |
+//! | file | contents |
 //! |---|---|
-//! | `command` | the commands that can be typed |
-//! | `lines` | where messages come from: a terminal with history, or a pipe |
+//! | `command` | the commands of the chat |
+//! | `lines` | the input: a terminal with history, or a pipe |
 
 mod command;
 mod lines;
@@ -16,19 +16,19 @@ use millrace_router::service::{FinishReason, Params, Prompt, TextStream};
 use millrace_router::text::Conversation;
 use serde_json::{Value, json};
 
-use self::command::Input;
+use self::command::ChatInput;
 use self::lines::Lines;
 use crate::cli::ChatArgs;
-use crate::stack::{Serving, Stack};
+use crate::stack::{QueueOptions, Stack};
 use crate::{devices, logging};
 
-/// Reads messages and streams the answers.
+/// Reads messages and prints the answers as they stream.
 pub(crate) fn run(args: ChatArgs) -> Result<()> {
     logging::start("off", false);
     let ChatArgs { model, mut engine, sampling, system } = args;
     devices::settle(&mut engine, &model, 1)?;
     tokio::runtime::Runtime::new()?.block_on(async {
-        let stack = Stack::start(&model, &engine, Default::default(), Serving::default(), None)?;
+        let stack = Stack::start(&model, &engine, Default::default(), QueueOptions::default(), None)?;
         if !stack.service.has_template() {
             let id = &model.model_id;
             bail!(
@@ -39,13 +39,13 @@ pub(crate) fn run(args: ChatArgs) -> Result<()> {
         stack.loaded().await?;
         let mut lines = Lines::from_stdin()?;
         if lines.is_terminal() {
-            println!("Talking to {}. /help lists what else can be typed.", model.model_id);
+            println!("Talking to {}. /help lists the commands.", model.model_id);
         }
         let mut chat =
             Chat { stack, params: sampling.params(), system, messages: Vec::new(), shows_speed: false };
         chat.reset();
         while let Some(line) = lines.next()? {
-            if !chat.take(Input::read(&line)).await? {
+            if !chat.take(ChatInput::read(&line)).await? {
                 break;
             }
         }
@@ -58,47 +58,47 @@ pub(crate) fn run(args: ChatArgs) -> Result<()> {
 struct Chat {
     stack: Stack,
     params: Params,
-    /// Instructions that the conversation begins with.
+    /// Instructions at the start of the conversation.
     system: Option<String>,
-    /// What was said so far, in the form of OpenAI's `messages`.
+    /// The conversation so far, in the form of OpenAI's `messages`.
     messages: Vec<Value>,
     /// Whether the speed of each answer is shown.
     shows_speed: bool,
 }
 
 impl Chat {
-    /// Forgets all but the instructions.
+    /// Forgets everything except the instructions.
     fn reset(&mut self) {
         self.messages = self.system.iter().map(|text| json!({"role": "system", "content": text})).collect();
     }
 
-    /// Does what was typed; says whether the conversation goes on.
-    async fn take(&mut self, input: Input<'_>) -> Result<bool> {
+    /// Executes a line. Returns whether the conversation continues.
+    async fn take(&mut self, input: ChatInput<'_>) -> Result<bool> {
         match input {
-            Input::Nothing => {}
-            Input::Exit => return Ok(false),
-            Input::Help => println!("{}", command::help()),
-            Input::Unknown(what) => println!("{what}\n{}", command::help()),
-            Input::Reset => self.reset(),
-            Input::System(Some(text)) => {
+            ChatInput::Nothing => {}
+            ChatInput::Exit => return Ok(false),
+            ChatInput::Help => println!("{}", command::help()),
+            ChatInput::Unknown(what) => println!("{what}\n{}", command::help()),
+            ChatInput::Reset => self.reset(),
+            ChatInput::System(Some(text)) => {
                 self.system = Some(text.to_owned());
                 self.reset();
             }
-            Input::System(None) => {
+            ChatInput::System(None) => {
                 println!("{}", self.system.as_deref().unwrap_or("there are no instructions"))
             }
-            Input::Speed => {
+            ChatInput::Speed => {
                 self.shows_speed = !self.shows_speed;
                 println!(
                     "the speed is {}",
                     if self.shows_speed { "shown after each answer" } else { "not shown" }
                 );
             }
-            Input::Save(file) => match self.save(file) {
+            ChatInput::Save(file) => match self.save(file) {
                 Ok(()) => println!("saved {} messages to {file}", self.messages.len()),
                 Err(error) => println!("{error:#}"),
             },
-            Input::Message(text) => self.answer(text).await?,
+            ChatInput::Message(text) => self.answer(text).await?,
         }
         Ok(true)
     }
@@ -110,7 +110,7 @@ impl Chat {
         written.with_context(|| format!("cannot write {file}"))
     }
 
-    /// Streams the answer to a message. Both are part of the conversation from then on.
+    /// Prints the answer to a message and adds both to the conversation.
     async fn answer(&mut self, text: &str) -> Result<()> {
         let typed = Instant::now();
         self.messages.push(json!({"role": "user", "content": text}));
@@ -130,9 +130,9 @@ impl Chat {
                 printed.report(self.shows_speed);
                 self.messages.push(json!({"role": "assistant", "content": printed.text}));
             }
-            // A conversation that has become too long is no reason to leave.
+            // The chat continues even if the conversation has become too long.
             Err(error) => {
-                println!("{error}\n/reset begins anew");
+                println!("{error}\n/reset starts again");
                 self.messages.pop();
             }
         }
@@ -140,20 +140,20 @@ impl Chat {
     }
 }
 
-/// An answer that has been printed.
+/// Statistics of an answer that has been printed.
 struct Printed {
     text: String,
     tokens: u32,
-    /// Why it is not complete, if it is not.
+    /// Reason why the answer is incomplete, if it is.
     cut: Option<&'static str>,
-    /// From the message to the first token.
+    /// Time from the message to the first token.
     first: Duration,
-    /// From the first token to the last.
+    /// Time from the first token to the last.
     rest: Duration,
 }
 
 impl Printed {
-    /// Ends the line, and says what is to be said of the answer.
+    /// Ends the line and prints the statistics.
     fn report(&self, shows_speed: bool) {
         println!();
         if let Some(why) = self.cut {
@@ -167,7 +167,8 @@ impl Printed {
     }
 }
 
-/// Prints an answer as it comes, until it ends or Ctrl-C is typed. Its message was typed at `begun`.
+/// Prints an answer as its tokens arrive, until it ends or Ctrl-C is pressed. `begun` is the time
+/// of the message.
 async fn print_answer(answer: &mut TextStream, begun: Instant) -> Result<Printed> {
     let (mut first, mut last) = (None, begun);
     let mut printed =

@@ -1,17 +1,18 @@
-//! Shards that die or talk nonsense.
+//! Shards that die or send malformed messages.
 
 use millrace_proto::from_shard::Message;
 use millrace_proto::{Fault, FromShard, Loading, Sampled, StepOutput};
 
 use super::fake::{FakeShard, engine_over};
 use super::{config, listen, ready, request, soon, until, until_ready};
-use crate::engine::{Refused, State};
+use crate::engine::{EngineState, SubmitError};
 
 fn fault(message: &str) -> Fault {
     Fault { message: message.into(), lasting: false }
 }
 
-/// Starts ten requests; after three good steps the shard does `what`. All must fail with the text that is returned.
+/// Starts ten requests. After three correct steps the shard does `what`, and all requests must fail
+/// with the text that this function returns.
 async fn after_three_steps<F: Future<Output = FakeShard> + Send + 'static>(
     what: impl FnOnce(FakeShard) -> F + Send + 'static,
 ) -> String {
@@ -27,16 +28,16 @@ async fn after_three_steps<F: Future<Output = FakeShard> + Send + 'static>(
     let mut texts = Vec::new();
     let mut tokens = 0;
     for generation in held {
-        let told = listen(generation).await;
-        assert_eq!(told.finish, None);
-        tokens += told.tokens.len();
-        texts.push(told.failed.expect("every request is told"));
+        let received = listen(generation).await;
+        assert_eq!(received.finish, None);
+        tokens += received.tokens.len();
+        texts.push(received.failed.expect("every request gets an event"));
     }
-    assert!(tokens > 0, "it happened in the middle of streams");
+    assert!(tokens > 0, "the failure happened during the generations");
     soon("the engine's end", task).await.unwrap();
-    let State::Failed(why) = engine.state().borrow().clone() else { panic!("not failed") };
+    let EngineState::Failed(why) = engine.state().borrow().clone() else { panic!("not failed") };
     assert!(texts.iter().all(|text| *text == format!("Engine failed: {why}")), "{texts:?}");
-    assert!(matches!(engine.submit(request(0, 5, 5)), Err(Refused::Unavailable(_))));
+    assert!(matches!(engine.submit(request(0, 5, 5)), Err(SubmitError::Unavailable(_))));
     assert_eq!(engine.in_flight(), 0);
     drop(soon("the shard's end", shard).await);
     why
@@ -52,7 +53,7 @@ async fn answering(output: impl FnOnce(StepOutput) -> StepOutput + Send + 'stati
 }
 
 #[tokio::test]
-async fn death_in_the_middle_fails_every_request() {
+async fn the_death_of_the_shard_fails_every_request() {
     let why = after_three_steps(|shard| async move {
         drop(shard);
         FakeShard::new(0).0
@@ -62,7 +63,7 @@ async fn death_in_the_middle_fails_every_request() {
 }
 
 #[tokio::test]
-async fn a_fault_is_passed_on_in_its_own_words() {
+async fn the_text_of_a_fault_is_passed_on() {
     let why = after_three_steps(|mut shard| async move {
         shard.send(Message::Fault(fault("out of memory; lower --max-batch-total-tokens"))).await;
         shard
@@ -72,10 +73,10 @@ async fn a_fault_is_passed_on_in_its_own_words() {
 }
 
 #[tokio::test]
-async fn nonsense_fails_the_engine_and_panics_nothing() {
+async fn malformed_answers_fail_the_engine_without_a_panic() {
     let stray = Sampled { slot: 0, token: 1, ..Default::default() };
     let why = answering(|good| StepOutput { step: good.step + 1, ..good }).await;
-    assert!(why.contains("step 4 where step 3 is due"), "{why}");
+    assert!(why.contains("step 4 instead of step 3"), "{why}");
     let why = answering(|good| StepOutput { sampled: vec![], ..good }).await;
     assert!(why.contains("0 tokens for step 3"), "{why}");
     let why = answering(move |mut good| {
@@ -99,7 +100,7 @@ async fn nonsense_fails_the_engine_and_panics_nothing() {
 }
 
 #[tokio::test]
-async fn messages_out_of_place_fail_the_engine() {
+async fn unexpected_messages_fail_the_engine() {
     for message in [Some(Message::Ready(ready())), Some(Message::Loading(Loading::default())), None] {
         let why = after_three_steps(|mut shard| async move {
             shard.send_bytes(&millrace_proto::frame::encode(&FromShard { message }).unwrap()).await;
@@ -128,22 +129,22 @@ async fn garbled_bytes_fail_the_engine() {
 async fn progress_is_shown_and_a_fault_while_loading_fails() {
     let (mut shard, _control, stream) = FakeShard::new(0);
     let (engine, task) = engine_over(config(), stream);
-    assert!(matches!(engine.submit(request(0, 5, 5)), Err(Refused::Unavailable(_))));
+    assert!(matches!(engine.submit(request(0, 5, 5)), Err(SubmitError::Unavailable(_))));
     let progress = Loading { phase: "Reading weights".into(), done_bytes: 3, total_bytes: 7 };
     shard.send(Message::Loading(progress)).await;
-    let shown = State::Loading { phase: "Reading weights".into(), done: 3, total: 7 };
+    let shown = EngineState::Loading { phase: "Reading weights".into(), done: 3, total: 7 };
     until(&engine, "progress", |state| *state == shown).await;
     shard.send(Message::Fault(fault("model.safetensors is truncated"))).await;
-    let failed = State::Failed("shard 0: model.safetensors is truncated".into());
+    let failed = EngineState::Failed("shard 0: model.safetensors is truncated".into());
     until(&engine, "failure", |state| *state == failed).await;
     soon("the engine's end", task).await.unwrap();
 }
 
 #[tokio::test]
-async fn an_announcement_of_nothing_fails() {
+async fn an_announced_limit_of_zero_fails() {
     let (mut shard, _control, stream) = FakeShard::new(0);
     let (engine, _task) = engine_over(config(), stream);
     shard.send(Message::Ready(millrace_proto::Ready { num_blocks: 0, ..ready() })).await;
-    let state = until(&engine, "failure", |state| matches!(state, State::Failed(_))).await;
-    assert!(matches!(&state, State::Failed(why) if why.contains("num_blocks = 0")), "{state:?}");
+    let state = until(&engine, "failure", |state| matches!(state, EngineState::Failed(_))).await;
+    assert!(matches!(&state, EngineState::Failed(why) if why.contains("num_blocks = 0")), "{state:?}");
 }

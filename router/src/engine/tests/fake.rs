@@ -1,18 +1,19 @@
-//! A shard in this process, at the other end of a socket pair. It keeps the scheduler's pretend shard, so every step
-//! is held to the contract.
+//! A fake shard in this process, at the other end of a socket pair. It runs the pretend shard of
+//! the scheduler's tests, which checks every step against the contract.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
 use futures::FutureExt;
 use millrace_proto::frame::{read_async, write_async};
-use millrace_proto::{FromShard, Pong, Step, StepOutput, ToShard, from_shard, to_shard};
+use millrace_proto::{FromShard, Masks, MasksDue, Pong, Step, StepOutput, ToShard, from_shard, to_shard};
 use tokio::net::UnixStream;
 use tokio::sync::{Semaphore, mpsc};
 use tokio::task::JoinHandle;
 
 use super::{config, limits, ready};
-use crate::engine::group::{Group, StartError};
-use crate::engine::losses::Loss;
+use crate::engine::group::{ShardGroup, StartError};
+use crate::engine::loss::GroupLoss;
 use crate::engine::{Engine, EngineConfig, start_with};
 use crate::scheduler::tests::pretend::{DEATH, PretendShard};
 
@@ -20,15 +21,19 @@ use crate::scheduler::tests::pretend::{DEATH, PretendShard};
 pub(super) struct FakeShard {
     stream: UnixStream,
     pretend: PretendShard,
-    /// One permit for each step that may be answered.
+    /// Steps that came before the masks of the step before them.
+    early: VecDeque<Step>,
+    /// Whether the shard asks for masks when they have not come.
+    pub(super) asks_for_masks: bool,
+    /// Has one permit for each step that may be answered.
     gate: Arc<Semaphore>,
     seen: mpsc::UnboundedSender<Step>,
 }
 
-/// What a test holds of it.
+/// The test's control of a fake shard.
 pub(super) struct Control {
     pub(super) gate: Arc<Semaphore>,
-    /// Every step, on arrival.
+    /// Receives every step on its arrival.
     pub(super) steps: mpsc::UnboundedReceiver<Step>,
 }
 
@@ -42,7 +47,8 @@ impl FakeShard {
         let gate = Arc::new(Semaphore::new(gate));
         let (seen, steps) = mpsc::unbounded_channel();
         let control = Control { gate: gate.clone(), steps };
-        (FakeShard { stream, pretend: PretendShard::new(limits()), gate, seen }, control, router)
+        let (pretend, early) = (PretendShard::new(limits()), VecDeque::new());
+        (FakeShard { stream, pretend, early, asks_for_masks: true, gate, seen }, control, router)
     }
 
     pub(super) async fn send(&mut self, what: from_shard::Message) {
@@ -57,27 +63,56 @@ impl FakeShard {
         self.send(from_shard::Message::Ready(ready())).await;
     }
 
-    /// The next step and the right answer to it; nothing after a shutdown, or if it dies of the step.
+    /// Receives the next step and returns the correct answer to it. Returns `None` after a
+    /// shutdown, or if the shard dies of the step.
     pub(super) async fn step(&mut self) -> Option<StepOutput> {
+        let step = match self.early.pop_front() {
+            Some(step) => step,
+            None => match self.receive().await? {
+                to_shard::Message::Step(step) => step,
+                other => panic!("{other:?} instead of a step"),
+            },
+        };
+        let masks = match step.rows.iter().any(|row| row.mask_follows) {
+            true => self.masks(step.id).await?,
+            false => Masks { step: step.id, rows: Vec::new() },
+        };
+        let output = match self.pretend.run_masked(&step, &masks) {
+            Err(why) if why == DEATH => return None,
+            output => output.expect("the step keeps the contract"),
+        };
+        let _ = self.seen.send(step);
+        self.gate.acquire().await.unwrap().forget();
+        Some(output)
+    }
+
+    /// Receives the masks of a step. Returns `None` after a shutdown.
+    async fn masks(&mut self, step: u64) -> Option<Masks> {
+        if self.asks_for_masks {
+            self.send(from_shard::Message::MasksDue(MasksDue { step })).await;
+        }
         loop {
-            match read_async::<ToShard>(&mut self.stream, &mut Vec::new()).await.unwrap().message.unwrap() {
-                to_shard::Message::Step(step) => {
-                    let output = match self.pretend.run(&step) {
-                        Err(why) if why == DEATH => return None,
-                        output => output.expect("the step keeps the contract"),
-                    };
-                    let _ = self.seen.send(step);
-                    self.gate.acquire().await.unwrap().forget();
-                    return Some(output);
-                }
-                to_shard::Message::Ping(_) => self.send(from_shard::Message::Pong(Pong {})).await,
-                to_shard::Message::Shutdown(_) => return None,
-                to_shard::Message::Rendezvous(_) => panic!("a rank alone has nobody to meet"),
+            match self.receive().await? {
+                to_shard::Message::Masks(masks) => return Some(masks),
+                to_shard::Message::Step(step) => self.early.push_back(step),
+                other => panic!("{other:?} instead of masks"),
             }
         }
     }
 
-    /// Answers `steps` steps; false after a shutdown.
+    /// Receives the next message, and answers pings. Returns `None` after a shutdown.
+    async fn receive(&mut self) -> Option<to_shard::Message> {
+        loop {
+            match read_async::<ToShard>(&mut self.stream, &mut Vec::new()).await.unwrap().message.unwrap() {
+                to_shard::Message::Ping(_) => self.send(from_shard::Message::Pong(Pong {})).await,
+                to_shard::Message::Shutdown(_) => return None,
+                to_shard::Message::Rendezvous(_) => panic!("a single rank needs no rendezvous"),
+                message => return Some(message),
+            }
+        }
+    }
+
+    /// Answers `steps` steps. Returns false after a shutdown.
     pub(super) async fn answer(&mut self, steps: usize) -> bool {
         for _ in 0..steps {
             let Some(output) = self.step().await else { return false };
@@ -98,17 +133,17 @@ pub(super) fn engine_over(config: EngineConfig, stream: UnixStream) -> (Engine, 
     engine_over_all(config, vec![stream])
 }
 
-/// An engine over one rank, which is replaced by the next of these when it is lost.
+/// An engine over one rank. When the rank is lost, the next of these streams replaces it.
 pub(super) fn engine_over_all(config: EngineConfig, streams: Vec<UnixStream>) -> (Engine, JoinHandle<()>) {
     let mut streams = streams.into_iter();
     let connect = move |_| {
-        let group = streams.next().map(|stream| Group::connected(vec![stream]));
-        std::future::ready(group.ok_or(StartError::Lost(Loss::of_shards("no shard is left")))).boxed()
+        let group = streams.next().map(|stream| ShardGroup::connected(vec![stream]));
+        std::future::ready(group.ok_or(StartError::Lost(GroupLoss::of_shards("no shard is left")))).boxed()
     };
     start_with(config, Box::new(connect))
 }
 
-/// An engine with a shard that serves; it answers `gate` steps before it waits for permits.
+/// An engine with a shard that answers `gate` steps and then waits for permits.
 pub(super) async fn serving(gate: usize) -> (Engine, JoinHandle<()>, Control, JoinHandle<()>) {
     let (shard, control, stream) = FakeShard::new(gate);
     let shard = tokio::spawn(shard.serve());

@@ -1,4 +1,4 @@
-//! The engine against shards that are no models: in this process over a socket pair, and as real processes.
+//! Tests of the engine with fake shards: in this process over a socket pair, and as real processes.
 
 mod constrained;
 mod failure;
@@ -13,12 +13,15 @@ use std::time::Duration;
 
 use millrace_proto::Ready;
 
-use super::{Bounds, Engine, EngineConfig, Event, Finish, Generation, Priority, PromptToken, Request, State};
-use crate::scheduler::Limits;
+use super::{
+    AdmissionBounds, Engine, EngineConfig, EngineState, Finish, Generation, GenerationEvent, Priority,
+    PromptToken, Request, Tenant,
+};
+use crate::scheduler::SchedulerLimits;
 use crate::scheduler::tests::pretend::{alone, scored_alone, vector_alone};
 use crate::scheduler::tests::sampling;
 
-/// What the fake shards announce.
+/// The announcement of the fake shards.
 fn ready() -> Ready {
     Ready {
         model_type: "pretend".into(),
@@ -32,18 +35,18 @@ fn ready() -> Ready {
     }
 }
 
-fn limits() -> Limits {
-    Limits::new(&ready()).unwrap()
+fn limits() -> SchedulerLimits {
+    SchedulerLimits::new(&ready()).unwrap()
 }
 
 fn config() -> EngineConfig {
     EngineConfig {
-        bounds: Bounds { in_flight: 64, queued: usize::MAX, queued_tokens: usize::MAX },
-        // What is lost is lost, where nothing else is said.
+        bounds: AdmissionBounds { in_flight: 64, queued: usize::MAX, queued_tokens: usize::MAX },
+        // The first loss ends the engine, unless a test sets another maximum.
         max_failures: 1,
-        // Losses alone are counted, so that tests of giving up are short.
+        // Only the number of losses counts, so tests of giving up are short.
         failure_window: Duration::ZERO,
-        // Fake shards answer a ping only where they wait for a step.
+        // Fake shards answer a ping only while they wait for a step.
         heartbeat_timeout: Duration::from_secs(60),
         shutdown_grace: Duration::from_secs(20),
         startup_silence: Duration::from_secs(20),
@@ -58,30 +61,32 @@ fn request(seed: u64, prompt: usize, max_new_tokens: u32) -> Request {
         stop_tokens: Arc::from((0..10).collect::<Vec<u32>>()),
         sampling: sampling(seed),
         priority: Priority::default(),
+        tenant: Tenant::default(),
         cache_salt: None,
+        block_hashes: None,
         mask: None,
         prompt_logprobs: None,
         pooling: None,
     }
 }
 
-/// Nothing in these tests may hang.
+/// Waits for `future` with a timeout, so that no test hangs.
 async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
     let limit = Duration::from_secs(30);
-    tokio::time::timeout(limit, future).await.unwrap_or_else(|_| panic!("{what} takes for ever"))
+    tokio::time::timeout(limit, future).await.unwrap_or_else(|_| panic!("timeout: {what}"))
 }
 
-async fn until(engine: &Engine, what: &str, wanted: impl FnMut(&State) -> bool) -> State {
-    soon(what, engine.state().wait_for(wanted)).await.expect("the engine is there").clone()
+async fn until(engine: &Engine, what: &str, wanted: impl FnMut(&EngineState) -> bool) -> EngineState {
+    soon(what, engine.state().wait_for(wanted)).await.expect("the engine is running").clone()
 }
 
 async fn until_ready(engine: &Engine) {
-    until(engine, "loading", |state| matches!(state, State::Ready(_))).await;
+    until(engine, "loading", |state| matches!(state, EngineState::Ready(_))).await;
 }
 
-/// What a generation said.
+/// The events of a generation.
 #[derive(Debug, Default, PartialEq)]
-struct Told {
+struct Received {
     started: usize,
     prompt: Vec<PromptToken>,
     vector: Vec<f32>,
@@ -90,41 +95,44 @@ struct Told {
     failed: Option<String>,
 }
 
-async fn listen(mut generation: Generation) -> Told {
-    let mut told = Told::default();
+async fn listen(mut generation: Generation) -> Received {
+    let mut received = Received::default();
     while let Some(event) = soon("an event", generation.next()).await {
-        assert!(told.finish.is_none() && told.failed.is_none(), "{event:?} after the end");
+        assert!(received.finish.is_none() && received.failed.is_none(), "{event:?} after the end");
         match event {
-            Event::Started(_) => told.started += 1,
-            Event::Prompt(tokens, finish) => {
-                assert!(told.started == 1 && told.tokens.is_empty(), "the prompt comes before its answer");
-                told.prompt.extend(tokens);
-                told.finish = finish;
+            GenerationEvent::Started(_) => received.started += 1,
+            GenerationEvent::Prompt(tokens, finish) => {
+                assert!(
+                    received.started == 1 && received.tokens.is_empty(),
+                    "the prompt comes before its answer"
+                );
+                received.prompt.extend(tokens);
+                received.finish = finish;
             }
-            Event::Vector(values) => {
-                told.vector = values;
-                told.finish = Some(Finish::Length);
+            GenerationEvent::Vector(values) => {
+                received.vector = values;
+                received.finish = Some(Finish::Length);
             }
-            Event::Token(token, finish) => {
-                assert_eq!(told.started, 1, "a token before the start");
-                told.tokens.push(token.id);
-                told.finish = finish;
+            GenerationEvent::Token(token, finish) => {
+                assert_eq!(received.started, 1, "a token before the start");
+                received.tokens.push(token.id);
+                received.finish = finish;
             }
-            Event::Failed(why) => told.failed = Some(why.to_string()),
+            GenerationEvent::Failed(why) => received.failed = Some(why.to_string()),
         }
     }
-    told
+    received
 }
 
-/// What a request is told if nothing else is going on.
-fn told_alone(request: &Request) -> Told {
+/// The events of a request that runs alone.
+fn received_alone(request: &Request) -> Received {
     let (tokens, finish) = alone(request, limits().vocab_size);
     let prompt = scored_alone(request, limits().vocab_size).into_iter().map(|token| PromptToken {
         logprob: token.logprob,
         rank: token.rank,
         top: token.top.iter().map(|top| (top.token, top.logprob)).collect(),
     });
-    Told {
+    Received {
         started: 1,
         prompt: prompt.collect(),
         vector: vector_alone(request),
@@ -134,14 +142,14 @@ fn told_alone(request: &Request) -> Told {
     }
 }
 
-/// Submits all requests at once, and compares.
-async fn each_gets_what_it_gets_alone(engine: &Engine, requests: &[Request]) {
+/// Submits all requests at once, and compares their events with those of runs alone.
+async fn assert_results_equal_runs_alone(engine: &Engine, requests: &[Request]) {
     let listeners: Vec<_> = requests
         .iter()
         .map(|request| tokio::spawn(listen(engine.submit(request.clone()).unwrap())))
         .collect();
     for (request, listener) in requests.iter().zip(listeners) {
-        assert_eq!(listener.await.unwrap(), told_alone(request));
+        assert_eq!(listener.await.unwrap(), received_alone(request));
     }
     assert_eq!(engine.in_flight(), 0);
 }

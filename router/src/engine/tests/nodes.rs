@@ -1,4 +1,5 @@
-//! Ranks of other machines, which come over TCP. Rank 0 is a process as ever, the others are threads.
+//! Ranks of other machines, which connect over TCP. Rank 0 is a process, and the others are
+//! threads.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -11,8 +12,8 @@ use millrace_proto::{FromShard, frame};
 
 use super::processes::{answer, pretend};
 use super::{config, limits, listen, ready, request, soon, until_ready};
-use crate::engine::gate::{Gate, OtherNodes};
-use crate::engine::{Engine, EngineConfig, State, start};
+use crate::engine::group::{NodeListener, OtherNodes};
+use crate::engine::{Engine, EngineConfig, EngineState, start};
 use crate::scheduler::tests::pretend::alone;
 
 fn secret(text: &str) -> Secret {
@@ -23,7 +24,7 @@ fn right() -> Secret {
     secret("the secret of these tests")
 }
 
-/// Rank 0 here, the others behind a free port.
+/// Rank 0 on this machine, and the others at a free port.
 fn others() -> OtherNodes {
     let listen = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     OtherNodes { listen, secret: right(), local_ranks: 1 }
@@ -34,7 +35,7 @@ fn engine(others: &OtherNodes, world_size: usize) -> (Engine, tokio::task::JoinH
     start(config, pretend())
 }
 
-/// Connects as soon as somebody listens.
+/// Connects as soon as the port is open.
 fn connect(to: SocketAddr) -> TcpStream {
     let since = Instant::now();
     loop {
@@ -59,13 +60,13 @@ fn refusal(to: SocketAddr, secret: &Secret, rank: usize, world: usize) -> Refusa
     }
 }
 
-/// A rank that comes, and leaves after so many steps.
+/// Starts a rank that connects, and disconnects after `steps` steps.
 fn rank(to: SocketAddr, rank: usize, world: usize, steps: usize) -> JoinHandle<()> {
     std::thread::spawn(move || {
         let mut stream = loop {
             match attempt(to, &right(), rank, world) {
                 Ok(stream) => break stream,
-                // The door was being closed, or the rank before this one was still inside.
+                // The port was being closed, or the former rank was still connected.
                 Err(HandshakeError::Io(_) | HandshakeError::Refused(Refusal::Taken { .. })) => {}
                 Err(other) => panic!("{other}"),
             }
@@ -76,7 +77,7 @@ fn rank(to: SocketAddr, rank: usize, world: usize, steps: usize) -> JoinHandle<(
 }
 
 #[tokio::test]
-async fn ranks_come_by_tcp_and_may_be_lost_in_mid_stream() {
+async fn ranks_connect_over_tcp_and_may_be_lost_during_a_generation() {
     let others = others();
     let (engine, task) = engine(&others, 3);
     let constant = rank(others.listen, 2, 3, usize::MAX);
@@ -84,16 +85,16 @@ async fn ranks_come_by_tcp_and_may_be_lost_in_mid_stream() {
     until_ready(&engine).await;
     let wanted: Vec<_> = (0..6).map(|seed| request(seed, 40, 60)).collect();
     let running: Vec<_> = wanted.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
-    // Others take their places; the one that was well has been sent away with the group.
+    // Other ranks replace them. The healthy rank was disconnected with its group.
     let heirs = std::thread::spawn(move || {
         mortal.join().unwrap();
         constant.join().unwrap();
         [1, 2].map(|number| rank(others.listen, number, 3, usize::MAX))
     });
     for (request, generation) in wanted.iter().zip(running) {
-        let told = listen(generation).await;
-        assert_eq!(told.failed, None);
-        assert_eq!(told.tokens, alone(request, limits().vocab_size).0);
+        let received = listen(generation).await;
+        assert_eq!(received.failed, None);
+        assert_eq!(received.tokens, alone(request, limits().vocab_size).0);
     }
     let heirs = heirs.join().unwrap();
     engine.drain();
@@ -102,7 +103,7 @@ async fn ranks_come_by_tcp_and_may_be_lost_in_mid_stream() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn strangers_neither_come_in_nor_stand_in_the_way() {
+async fn strangers_are_refused_and_do_not_block_the_ranks() {
     let others = others();
     let (engine, task) = engine(&others, 3);
     let to = others.listen;
@@ -114,17 +115,18 @@ async fn strangers_neither_come_in_nor_stand_in_the_way() {
         assert_eq!(refusal(to, &right(), 0, 3), Refusal::Rank { rank: 0 });
         assert_eq!(refusal(to, &right(), 3, 3), Refusal::Rank { rank: 3 });
         let _first = attempt(to, &right(), 1, 3).unwrap();
-        // Its arrival is noted a moment after it is welcome; until then another one is, and is dropped.
+        // The listener notes the rank a moment after its handshake. Until then another one is
+        // admitted, and dropped.
         let again = std::iter::repeat_with(|| attempt(to, &right(), 1, 3)).find_map(Result::err);
         assert!(matches!(again, Some(HandshakeError::Refused(Refusal::Taken { rank: 1 }))), "{again:?}");
-        // It leaves before the group is complete, and comes again.
+        // The rank disconnects before the group is complete, and connects again.
         (silent, to)
     })
     .await
     .map(|(silent, to)| ([rank(to, 1, 3, usize::MAX), rank(to, 2, 3, usize::MAX)], silent))
     .unwrap();
     until_ready(&engine).await;
-    assert!(matches!(&*engine.state().borrow(), State::Ready(_)));
+    assert!(matches!(&*engine.state().borrow(), EngineState::Ready(_)));
     drop(strangers);
     engine.drain();
     soon("the engine's end", task).await.unwrap();
@@ -132,10 +134,10 @@ async fn strangers_neither_come_in_nor_stand_in_the_way() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_says_nothing_is_sent_away() {
+async fn silent_connections_are_closed() {
     let others = others();
-    let mut gate = Gate::open(&others, 2).await.unwrap();
-    let waiting = tokio::spawn(async move { gate.next().await.0 });
+    let mut listener = NodeListener::open(&others, 2).await.unwrap();
+    let waiting = tokio::spawn(async move { listener.next().await.0 });
     let since = Instant::now();
     let silent = tokio::task::spawn_blocking(move || {
         let mut heard = Vec::new();
@@ -148,12 +150,12 @@ async fn who_says_nothing_is_sent_away() {
     });
     let heard = soon("the end of the silent connection", silent).await.unwrap();
     assert_eq!(heard[..8], *b"millrace");
-    assert!(since.elapsed().as_secs() >= 4, "not before its time: {:?}", since.elapsed());
+    assert!(since.elapsed().as_secs() >= 4, "closed too early: {:?}", since.elapsed());
     assert_eq!(soon("the rank", waiting).await.unwrap(), 1);
 }
 
 #[tokio::test]
-async fn machines_with_other_flags_are_found_out() {
+async fn machines_with_other_flags_are_refused() {
     let others = others();
     let (engine, task) = engine(&others, 2);
     let to = others.listen;
@@ -163,9 +165,9 @@ async fn machines_with_other_flags_are_found_out() {
         frame::write(&mut stream, &FromShard { message: Some(Message::Ready(other)) }).unwrap();
         answer(&mut stream, false, usize::MAX);
     });
-    let state = super::until(&engine, "failure", |state| matches!(state, State::Failed(_))).await;
+    let state = super::until(&engine, "failure", |state| matches!(state, EngineState::Failed(_))).await;
     assert!(
-        matches!(&state, State::Failed(why) if why.contains("rank 1") && why.contains("float16")),
+        matches!(&state, EngineState::Failed(why) if why.contains("rank 1") && why.contains("float16")),
         "{state:?}"
     );
     soon("the engine's end", task).await.unwrap();
@@ -173,10 +175,10 @@ async fn machines_with_other_flags_are_found_out() {
 }
 
 #[tokio::test]
-async fn a_port_that_is_taken_is_one_clear_error() {
+async fn a_port_in_use_is_reported_with_the_flag_that_changes_it() {
     let others = others();
     let _taken = TcpListener::bind(others.listen).unwrap();
     let (engine, _task) = engine(&others, 2);
-    let state = super::until(&engine, "failure", |state| matches!(state, State::Failed(_))).await;
-    assert!(matches!(&state, State::Failed(why) if why.contains("--leader-port")), "{state:?}");
+    let state = super::until(&engine, "failure", |state| matches!(state, EngineState::Failed(_))).await;
+    assert!(matches!(&state, EngineState::Failed(why) if why.contains("--leader-port")), "{state:?}");
 }

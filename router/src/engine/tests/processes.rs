@@ -11,17 +11,18 @@ use millrace_proto::from_shard::Message;
 use millrace_proto::{Fault, FromShard, Pong, ToShard, frame, to_shard};
 
 use super::{EngineConfig, config, limits, listen, ready, request, soon, until, until_ready};
-use crate::engine::{Engine, Request, ShardCommand, State, start};
+use crate::engine::{Engine, EngineState, Request, ShardCommand, start};
 use crate::scheduler::tests::pretend::{PretendShard, alone};
 
-/// A command that runs `script`; the arguments that the engine appends are `$1` to `$6`.
+/// A command that runs `script`. The arguments that the engine appends are `$1` to `$6`.
 fn shell(script: &str) -> ShardCommand {
     let exe = std::env::current_exe().unwrap().into_os_string();
     let args = [OsString::from("-c"), script.into(), exe];
     ShardCommand { program: "sh".into(), args: args.into(), env: Default::default() }
 }
 
-/// A pretend shard that serves; `PRETEND_FAULT` makes it report that and exit.
+/// A command that runs a pretend shard. With `PRETEND_FAULT` the shard reports this fault and
+/// exits.
 pub(super) fn pretend() -> ShardCommand {
     shell(
         "test \"$1 $3 $5\" = '--connect --rank --world-size' || exit 9; \
@@ -29,11 +30,11 @@ pub(super) fn pretend() -> ShardCommand {
     )
 }
 
-/// Not a test: the body of the shard process, when started as one.
+/// Not a test, but the main function of a shard process.
 #[test]
 fn as_a_shard() {
     let Ok(address) = std::env::var("PRETEND_CONNECT") else { return };
-    // The life-line, as a real shard holds it.
+    // Like a real shard, exit when the standard input is closed.
     std::thread::spawn(|| {
         let _ = std::io::stdin().read_to_end(&mut Vec::new());
         std::process::exit(0);
@@ -47,16 +48,16 @@ fn as_a_shard() {
         say(Message::Fault(Fault { message, lasting: false }));
         std::process::exit(7);
     }
-    // So that a test can kill the process and look for the socket.
+    // A test reads the process id, to kill the process, and the path of the socket.
     let device = std::process::id().to_string();
     say(Message::Ready(millrace_proto::Ready { device, model_type: address, ..ready() }));
-    let speaks = std::env::var("PRETEND_RANK").unwrap() == "0";
-    answer(&mut stream, speaks, usize::MAX);
+    let answers = std::env::var("PRETEND_RANK").unwrap() == "0";
+    answer(&mut stream, answers, usize::MAX);
     std::process::exit(0);
 }
 
-/// Computes what comes, up to so many steps, until the connection ends. All ranks compute; one `speaks`.
-pub(super) fn answer(stream: &mut (impl Read + Write), speaks: bool, steps: usize) {
+/// Runs up to `steps` steps, until the connection ends. All ranks compute, and one `answers`.
+pub(super) fn answer(stream: &mut (impl Read + Write), answers: bool, steps: usize) {
     let (mut shard, mut scratch, mut left) = (PretendShard::new(limits()), Vec::new(), steps);
     while left > 0 {
         let message = match frame::read::<ToShard>(stream, &mut scratch).map(|message| message.message) {
@@ -64,7 +65,7 @@ pub(super) fn answer(stream: &mut (impl Read + Write), speaks: bool, steps: usiz
                 left -= 1;
                 let output = shard.run(&step).unwrap();
                 std::thread::sleep(Duration::from_millis(5));
-                if !speaks {
+                if !answers {
                     continue;
                 }
                 Message::Output(output)
@@ -78,22 +79,22 @@ pub(super) fn answer(stream: &mut (impl Read + Write), speaks: bool, steps: usiz
     }
 }
 
-/// Process id and address of rank 0.
+/// The process id and the socket address of rank 0.
 fn identity(engine: &Engine) -> (String, String) {
     match &*engine.state().borrow() {
-        State::Ready(ready) => (ready.device.clone(), ready.model_type.clone()),
+        EngineState::Ready(ready) => (ready.device.clone(), ready.model_type.clone()),
         state => panic!("{state:?}"),
     }
 }
 
 async fn failure(engine: &Engine) -> String {
-    match until(engine, "failure", |state| matches!(state, State::Failed(_))).await {
-        State::Failed(why) => why,
+    match until(engine, "failure", |state| matches!(state, EngineState::Failed(_))).await {
+        EngineState::Failed(why) => why,
         state => panic!("{state:?}"),
     }
 }
 
-/// Neither running nor a zombie.
+/// Whether the process is neither running nor a zombie.
 fn is_gone(pid: &str) -> bool {
     !std::process::Command::new("kill").args(["-0", pid]).output().unwrap().status.success()
 }
@@ -106,8 +107,8 @@ async fn a_process_serves_and_leaves_nothing_behind() {
     let socket = Path::new(address.strip_prefix("unix:").unwrap());
     assert!(!socket.parent().unwrap().exists(), "{address} is left on the disk");
     let wanted = request(5, 40, 30);
-    let told = listen(engine.submit(wanted.clone()).unwrap()).await;
-    assert_eq!(told.tokens, alone(&wanted, limits().vocab_size).0);
+    let received = listen(engine.submit(wanted.clone()).unwrap()).await;
+    assert_eq!(received.tokens, alone(&wanted, limits().vocab_size).0);
     engine.drain();
     soon("the engine's end", task).await.unwrap();
     assert!(is_gone(&pid));
@@ -123,7 +124,7 @@ async fn killing_a_rank_ends_all_of_them() {
     tokio::time::sleep(Duration::from_millis(50)).await;
     assert!(std::process::Command::new("kill").args(["-9", &pid]).status().unwrap().success());
     for generation in held {
-        let failed = listen(generation).await.failed.expect("every request is told");
+        let failed = listen(generation).await.failed.expect("every request gets an event");
         assert!(failed.contains("shard 0 ended (signal: 9"), "{failed}");
     }
     soon("the engine's end, with the other rank", task).await.unwrap();
@@ -131,7 +132,7 @@ async fn killing_a_rank_ends_all_of_them() {
 }
 
 #[tokio::test]
-async fn a_shard_that_cannot_start_says_why() {
+async fn a_failed_start_is_explained() {
     let missing = ShardCommand { program: "/nowhere/millrace".into(), ..pretend() };
     let why = failure(&start(config(), missing).0).await;
     assert!(why.starts_with("cannot start /nowhere/millrace: "), "{why}");
@@ -154,5 +155,5 @@ async fn draining_while_loading_ends_at_once() {
     let (engine, task) = start(config(), shell("exec sleep 1000"));
     engine.drain();
     soon("the engine's end", task).await.unwrap();
-    assert_eq!(*engine.state().borrow(), State::Draining);
+    assert_eq!(*engine.state().borrow(), EngineState::Draining);
 }

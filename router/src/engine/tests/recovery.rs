@@ -1,4 +1,4 @@
-//! Shards that are lost and come back.
+//! Recovery from lost shards.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,18 +10,21 @@ use tokio::task::JoinHandle;
 
 use super::fake::{FakeShard, engine_over_all};
 use super::{
-    config, each_gets_what_it_gets_alone, listen, ready, request, soon, told_alone, until, until_ready,
+    assert_results_equal_runs_alone, config, listen, ready, received_alone, request, soon, until, until_ready,
 };
-use crate::engine::group::{Group, StartError};
-use crate::engine::kept::Kept;
-use crate::engine::losses::Loss;
-use crate::engine::{Bounds, Engine, EngineConfig, Event, Failure, Refused, Request, State, start_with};
+use crate::engine::baseline::GroupBaseline;
+use crate::engine::group::{ShardGroup, StartError};
+use crate::engine::loss::GroupLoss;
+use crate::engine::{
+    AdmissionBounds, Engine, EngineConfig, EngineState, GenerationEvent, GenerationFailure, Request,
+    SubmitError, start_with,
+};
 use crate::scheduler::tests::pretend::Trouble;
 use crate::scheduler::tests::sampling;
 
 const OPEN: usize = 1 << 20;
 
-/// A shard that dies after it has answered so many steps.
+/// A shard that dies after it has answered `steps` steps.
 pub(super) fn mortal(steps: usize) -> UnixStream {
     let (mut shard, _control, stream) = FakeShard::new(OPEN);
     tokio::spawn(async move {
@@ -31,7 +34,7 @@ pub(super) fn mortal(steps: usize) -> UnixStream {
     stream
 }
 
-/// A shard that takes everything and answers only so many steps.
+/// A shard that receives every step and answers only the first `steps`.
 fn hanging(steps: usize) -> UnixStream {
     let (mut shard, control, stream) = FakeShard::new(steps);
     tokio::spawn(async move {
@@ -42,7 +45,7 @@ fn hanging(steps: usize) -> UnixStream {
     stream
 }
 
-/// A shard that serves.
+/// A shard that answers every step.
 pub(super) fn sound() -> UnixStream {
     let (shard, _control, stream) = FakeShard::new(OPEN);
     tokio::spawn(shard.serve());
@@ -53,16 +56,16 @@ pub(super) fn forgiving() -> EngineConfig {
     EngineConfig { max_failures: 3, ..config() }
 }
 
-/// A request that ends only with its last token.
+/// A request without stop tokens.
 fn endless(seed: u64) -> Request {
     Request { stop_tokens: Arc::default(), ..request(seed, 10, 300) }
 }
 
 async fn until_recovering(engine: &Engine) {
-    until(engine, "the loss", |state| matches!(state, State::Recovering(_))).await;
+    until(engine, "the loss", |state| matches!(state, EngineState::Recovering(_))).await;
 }
 
-async fn all_go_on(engine: Engine, task: JoinHandle<()>) {
+async fn assert_all_continue(engine: Engine, task: JoinHandle<()>) {
     until_ready(&engine).await;
     let requests: Vec<_> = (0..30)
         .map(|i| Request {
@@ -70,44 +73,45 @@ async fn all_go_on(engine: Engine, task: JoinHandle<()>) {
             ..request(i, 1 + (i as usize * 37) % 200, 90)
         })
         .collect();
-    each_gets_what_it_gets_alone(&engine, &requests).await;
+    assert_results_equal_runs_alone(&engine, &requests).await;
     engine.drain();
     soon("the engine's end", task).await.unwrap();
 }
 
 #[tokio::test]
-async fn streams_go_on_after_any_number_of_deaths() {
-    // Whoever was in two deaths runs alone for a moment; whoever is alone in a third is to blame for it. So a shard lives longer than that.
+async fn streams_continue_after_any_number_of_losses() {
+    // A sequence that was in flight in two losses runs alone for a few steps, and is blamed for a
+    // loss in this time. The later shards live long enough that this does not happen.
     let streams = vec![mortal(7), mortal(20), mortal(150), mortal(150), sound()];
     let (engine, task) = engine_over_all(forgiving(), streams);
-    all_go_on(engine, task).await;
+    assert_all_continue(engine, task).await;
 }
 
 #[tokio::test]
-async fn a_hang_is_a_death() {
+async fn a_hanging_shard_counts_as_lost() {
     let quick = EngineConfig { step_timeout: Some(Duration::from_millis(500)), ..forgiving() };
     let (engine, task) = engine_over_all(quick, vec![hanging(9), hanging(4), sound()]);
-    all_go_on(engine, task).await;
+    assert_all_continue(engine, task).await;
 }
 
 #[tokio::test]
-async fn a_shard_that_hangs_without_work_is_found() {
+async fn a_shard_that_hangs_without_work_is_detected() {
     let (mut silent, _control, stream) = FakeShard::new(0);
     let quick = EngineConfig { heartbeat_timeout: Duration::from_millis(500), ..forgiving() };
     let (engine, task) = engine_over_all(quick, vec![stream, sound()]);
     silent.announce().await;
     until_ready(&engine).await;
     until_recovering(&engine).await;
-    all_go_on(engine, task).await;
+    assert_all_continue(engine, task).await;
 }
 
 #[tokio::test]
-async fn a_shard_that_answers_pings_is_left_alone() {
+async fn a_shard_that_answers_pings_keeps_running() {
     let quick = EngineConfig { heartbeat_timeout: Duration::from_secs(2), ..forgiving() };
     let (engine, _task) = engine_over_all(quick, vec![sound()]);
     until_ready(&engine).await;
     tokio::time::sleep(Duration::from_millis(4500)).await;
-    assert!(matches!(&*engine.state().borrow(), State::Ready(_)));
+    assert!(matches!(&*engine.state().borrow(), EngineState::Ready(_)));
 }
 
 #[tokio::test]
@@ -117,39 +121,39 @@ async fn losses_without_a_token_between_them_end_the_engine() {
     until_ready(&engine).await;
     let held: Vec<_> = (0..12).map(|i| engine.submit(endless(i)).unwrap()).collect();
     for generation in held {
-        let failed = listen(generation).await.failed.expect("every request is told");
+        let failed = listen(generation).await.failed.expect("every request gets an event");
         assert!(failed.starts_with("Engine failed: "), "{failed}");
     }
     soon("the engine's end", task).await.unwrap();
-    let State::Failed(why) = engine.state().borrow().clone() else { panic!("not failed") };
+    let EngineState::Failed(why) = engine.state().borrow().clone() else { panic!("not failed") };
     assert!(why.starts_with("the shards were lost 2 times in a row"), "{why}");
     assert_eq!(engine.in_flight(), 0);
 }
 
-/// An engine whose groups come from this function, which is told what they must have in common with the first.
+/// An engine whose groups come from `group`. Its argument is the baseline of the first group.
 fn engine_from(
     config: EngineConfig,
-    mut group: impl FnMut(Option<Kept>) -> Result<UnixStream, StartError> + Send + 'static,
+    mut group: impl FnMut(Option<GroupBaseline>) -> Result<UnixStream, StartError> + Send + 'static,
 ) -> (Engine, JoinHandle<()>) {
-    let connect = move |kept| {
-        let group = group(kept).map(|stream| Group::connected(vec![stream]));
+    let connect = move |baseline| {
+        let group = group(baseline).map(|stream| ShardGroup::connected(vec![stream]));
         std::future::ready(group).boxed()
     };
     start_with(config, Box::new(connect))
 }
 
-/// A system that has no open files left.
+/// The error of a system without free file descriptors.
 fn shortage() -> StartError {
     let source = std::io::Error::from_raw_os_error(24);
     StartError::Spawn { program: "millrace".into(), source }
 }
 
 fn broken() -> StartError {
-    StartError::Lost(Loss::of_shards("the volume is gone"))
+    StartError::Lost(GroupLoss::of_shards("the volume is gone"))
 }
 
 #[tokio::test]
-async fn many_failures_in_a_short_time_are_outlived() {
+async fn many_failures_in_a_short_time_do_not_end_the_engine() {
     let window = EngineConfig { max_failures: 2, failure_window: Duration::from_secs(30), ..config() };
     let mut attempts = 0;
     let (engine, task) = engine_from(window, move |_| {
@@ -160,12 +164,12 @@ async fn many_failures_in_a_short_time_are_outlived() {
             _ => Ok(sound()),
         }
     });
-    all_go_on(engine, task).await;
+    assert_all_continue(engine, task).await;
 }
 
 #[tokio::test]
-async fn a_shortage_of_descriptors_is_outlived_at_the_start_and_later() {
-    // One loss would end the engine.
+async fn a_shortage_of_file_descriptors_does_not_end_the_engine() {
+    // Two losses in a row would end the engine.
     let strict = EngineConfig { max_failures: 2, failure_window: Duration::from_secs(30), ..config() };
     let mut attempts = 0;
     let (engine, task) = engine_from(strict, move |_| {
@@ -176,33 +180,34 @@ async fn a_shortage_of_descriptors_is_outlived_at_the_start_and_later() {
             _ => Ok(sound()),
         }
     });
-    all_go_on(engine, task).await;
+    assert_all_continue(engine, task).await;
 }
 
 #[tokio::test]
-async fn a_first_start_that_fails_is_told_at_once() {
+async fn a_failed_first_start_ends_the_engine_at_once() {
     let patient = EngineConfig { max_failures: 3, failure_window: Duration::from_secs(3600), ..config() };
     let (engine, task) = engine_from(patient, |_| Err(broken()));
     soon("the engine's end", task).await.unwrap();
-    assert_eq!(*engine.state().borrow(), State::Failed("the volume is gone".into()));
+    assert_eq!(*engine.state().borrow(), EngineState::Failed("the volume is gone".into()));
 }
 
 #[tokio::test]
-async fn later_groups_are_told_what_the_first_one_had() {
-    let (told, mut kept) = tokio::sync::mpsc::unbounded_channel();
-    let (engine, task) = engine_from(forgiving(), move |kept| {
-        let is_first = kept.is_none();
-        told.send(kept).unwrap();
+async fn later_groups_get_the_baseline_of_the_first_one() {
+    let (sent, mut baselines) = tokio::sync::mpsc::unbounded_channel();
+    let (engine, task) = engine_from(forgiving(), move |baseline| {
+        let is_first = baseline.is_none();
+        sent.send(baseline).unwrap();
         Ok(if is_first { mortal(7) } else { sound() })
     });
-    all_go_on(engine, task).await;
-    assert_eq!(kept.recv().await.unwrap(), None);
-    let Some(Some(kept)) = kept.recv().await else { panic!("no second group") };
-    assert_eq!((kept.pool_tokens, kept.sequence_tokens), (40 * 16, 400));
-    assert_eq!(kept.checkpoints, [""]);
+    assert_all_continue(engine, task).await;
+    assert_eq!(baselines.recv().await.unwrap(), None);
+    let Some(Some(baseline)) = baselines.recv().await else { panic!("no second group") };
+    assert_eq!((baseline.pool_tokens, baseline.sequence_tokens), (40 * 16, 400));
+    assert_eq!(baseline.checkpoints, [""]);
 }
 
-/// After one loss the next shard says this. The engine must give up at once, whatever the window.
+/// After one loss the next shard sends `message`, and the engine must give up at once, whatever the
+/// window. Returns the reason.
 async fn gives_up_after(message: from_shard::Message) -> String {
     let patient = EngineConfig { max_failures: 100, failure_window: Duration::from_secs(3600), ..config() };
     let mut attempts = 0;
@@ -211,7 +216,7 @@ async fn gives_up_after(message: from_shard::Message) -> String {
         if attempts == 1 {
             return Ok(mortal(0));
         }
-        assert_eq!(attempts, 2, "started again");
+        assert_eq!(attempts, 2, "a third group was started");
         let (mut shard, _control, stream) = FakeShard::new(OPEN);
         let message = message.clone();
         tokio::spawn(async move { shard.send(message).await });
@@ -219,7 +224,7 @@ async fn gives_up_after(message: from_shard::Message) -> String {
     });
     soon("the engine's end", task).await.unwrap();
     match engine.state().borrow().clone() {
-        State::Failed(why) => why,
+        EngineState::Failed(why) => why,
         state => panic!("{state:?}"),
     }
 }
@@ -235,37 +240,37 @@ async fn a_lasting_fault_and_another_model_end_the_engine() {
 }
 
 #[tokio::test]
-async fn requests_are_taken_while_there_are_no_shards() {
+async fn requests_are_accepted_while_there_are_no_shards() {
     let (late, _control, stream) = FakeShard::new(OPEN);
-    let bounds = Bounds { in_flight: 64, queued: 4, queued_tokens: 1000 };
+    let bounds = AdmissionBounds { in_flight: 64, queued: 4, queued_tokens: 1000 };
     let (engine, _task) = engine_over_all(EngineConfig { bounds, ..forgiving() }, vec![mortal(0), stream]);
     until_recovering(&engine).await;
     let requests: Vec<_> = (0..4).map(|i| request(i, 20, 20)).collect();
     let held: Vec<_> = requests.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
     let refused = engine.submit(request(9, 20, 20)).unwrap_err();
-    assert!(matches!(refused, Refused::Overloaded { .. }), "{refused}");
+    assert!(matches!(refused, SubmitError::Overloaded { .. }), "{refused}");
     tokio::spawn(late.serve());
     for (request, generation) in requests.iter().zip(held) {
-        assert_eq!(listen(generation).await, told_alone(request));
+        assert_eq!(listen(generation).await, received_alone(request));
     }
 }
 
 #[tokio::test]
-async fn who_waits_for_too_long_is_told() {
+async fn a_request_that_is_queued_for_too_long_fails() {
     let short = EngineConfig { queue_timeout: Some(Duration::from_millis(80)), ..forgiving() };
     let (engine, _task) = engine_over_all(short, vec![hanging(20)]);
     until_ready(&engine).await;
-    // Eight run, in all slots.
+    // Eight requests run, in all slots.
     let running: Vec<_> = (0..8).map(|i| engine.submit(endless(i)).unwrap()).collect();
     let waiting = engine.submit(request(9, 10, 10)).unwrap();
-    let told = listen(waiting).await;
-    assert!(told.failed.as_deref().is_some_and(|why| why.contains("--queue-timeout")), "{told:?}");
-    assert_eq!((told.started, engine.in_flight()), (0, 8));
+    let received = listen(waiting).await;
+    assert!(received.failed.as_deref().is_some_and(|why| why.contains("--queue-timeout")), "{received:?}");
+    assert_eq!((received.started, engine.in_flight()), (0, 8));
     drop(running);
 }
 
 #[tokio::test]
-async fn a_drain_without_shards_has_a_deadline_too() {
+async fn a_drain_without_shards_has_a_deadline() {
     let short = EngineConfig { drain_timeout: Duration::from_millis(100), ..forgiving() };
     let (_silent, _control, stream) = FakeShard::new(0);
     let (engine, task) = engine_over_all(short, vec![mortal(3), stream]);
@@ -282,28 +287,32 @@ fn troubled(trouble: Trouble) -> Request {
 }
 
 #[tokio::test]
-async fn a_request_that_ends_the_shards_fails_alone() {
-    // Three losses are what the engine bears; each of these requests costs three.
+async fn a_request_that_causes_losses_fails_alone() {
+    // The engine gives up after three losses in a row, and each of these requests causes three.
     let (engine, _task) = engine_over_all(forgiving(), (0..10).map(|_| sound()).collect());
     until_ready(&engine).await;
     for round in 0..3 {
-        // In the last round there are no signs of life between the losses.
+        // In the last round there is no progress between the losses.
         let others: Vec<_> = (0..if round < 2 { 9 } else { 0 }).map(|i| request(i, 20, 60)).collect();
         let held: Vec<_> = others.iter().map(|request| engine.submit(request.clone()).unwrap()).collect();
         let held: Vec<_> = held.into_iter().map(|generation| tokio::spawn(listen(generation))).collect();
         let deadly = engine.submit(troubled(Trouble::Deadly(10 + 5 * round))).unwrap();
-        let told = listen(deadly).await;
-        assert_eq!(told.failed.as_deref(), Some("this request ended the shards three times"), "{told:?}");
+        let received = listen(deadly).await;
+        assert_eq!(
+            received.failed.as_deref(),
+            Some("this request ended the shards three times"),
+            "{received:?}"
+        );
         for (request, listener) in others.iter().zip(held) {
-            assert_eq!(listener.await.unwrap(), told_alone(request), "round {round}");
+            assert_eq!(listener.await.unwrap(), received_alone(request), "round {round}");
         }
     }
     let after = request(8, 20, 20);
-    each_gets_what_it_gets_alone(&engine, &[after]).await;
+    assert_results_equal_runs_alone(&engine, &[after]).await;
 }
 
 #[tokio::test]
-async fn a_row_without_a_result_is_the_end_of_its_request_alone() {
+async fn a_row_without_a_result_ends_only_its_request() {
     let (engine, _task) = engine_over_all(config(), vec![sound()]);
     until_ready(&engine).await;
     let beside = engine.submit(endless(1)).unwrap();
@@ -314,25 +323,25 @@ async fn a_row_without_a_result_is_the_end_of_its_request_alone() {
         while let Some(event) = soon("an event", generation.next()).await {
             events.push(event);
         }
-        assert!(matches!(events[0], Event::Started(_)));
+        assert!(matches!(events[0], GenerationEvent::Started(_)));
         assert_eq!(events.len(), tokens + 2, "{events:?}");
         match (trouble, events.last().unwrap()) {
-            (Trouble::Refused, Event::Failed(Failure::Refused(_))) => {}
-            (Trouble::Broken(_), Event::Failed(Failure::Broken(_))) => {}
+            (Trouble::Refused, GenerationEvent::Failed(GenerationFailure::Refused(_))) => {}
+            (Trouble::Broken(_), GenerationEvent::Failed(GenerationFailure::Broken(_))) => {}
             (_, other) => panic!("{trouble:?}: {other:?}"),
         }
     }
-    assert_eq!(beside.await.unwrap(), told_alone(&endless(1)));
+    assert_eq!(beside.await.unwrap(), received_alone(&endless(1)));
     assert_eq!(engine.in_flight(), 0);
 }
 
 #[tokio::test]
-async fn a_request_that_cannot_be_run_is_refused_and_not_put_off() {
+async fn an_infeasible_request_is_refused() {
     let (engine, _task) = engine_over_all(config(), vec![sound()]);
     until_ready(&engine).await;
-    // The prompt has a token that the model does not have.
+    // The prompt has a token outside the vocabulary.
     let unknown = Request { prompt: vec![1, 1000], ..request(1, 2, 5) };
     let mut generation = engine.submit(unknown).unwrap();
     let event = soon("an event", generation.next()).await;
-    assert!(matches!(event, Some(Event::Failed(Failure::Refused(_)))), "{event:?}");
+    assert!(matches!(event, Some(GenerationEvent::Failed(GenerationFailure::Refused(_)))), "{event:?}");
 }

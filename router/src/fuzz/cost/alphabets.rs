@@ -1,22 +1,22 @@
-//! What inputs are made of, one alphabet for each language that something reads. A `§` in a piece
-//! becomes a number that is another each time.
+//! The parts of which inputs consist: one alphabet for each language. A `§` in a piece is replaced
+//! by a different number each time.
 
-/// Pieces of a language.
+/// The pieces of a language.
 #[derive(Debug)]
 pub(super) struct Alphabet {
     pub(super) pieces: &'static [&'static str],
-    /// What opens something, and what closes it.
+    /// Opening and closing pieces that belong together.
     pub(super) pairs: &'static [(&'static str, &'static str)],
 }
 
 impl Alphabet {
-    /// How many patterns repeat a single piece or nest a single pair.
+    /// Returns the number of patterns that repeat a single piece or nest a single pair.
     pub(super) fn plain_patterns(&self) -> u64 {
         (self.pieces.len() + self.pairs.len()) as u64
     }
 }
 
-/// JSON, right and wrong.
+/// Valid and invalid JSON.
 pub(super) const JSON: Alphabet = Alphabet {
     pieces: &[
         "[",
@@ -48,7 +48,7 @@ pub(super) const JSON: Alphabet = Alphabet {
     pairs: &[("[", "]"), ("{\"a\":", "}"), ("[{\"a\":", "}]")],
 };
 
-/// The inside of a text in JSON.
+/// The content of a JSON string.
 pub(super) const STRING: Alphabet = Alphabet {
     pieces: &[
         "a",
@@ -106,7 +106,7 @@ pub(super) const TEXT: Alphabet = Alphabet {
     pairs: &[],
 };
 
-/// A regular expression.
+/// Regular expressions.
 pub(super) const REGEX: Alphabet = Alphabet {
     pieces: &[
         "a", "(", ")", "[", "]", "{", "}", "{1}", "{2,3}", "a{2}", "{,", "|", "*", "+", "?", "a?", "a*", ".",
@@ -116,7 +116,7 @@ pub(super) const REGEX: Alphabet = Alphabet {
     pairs: &[("(", ")"), ("(?:a", ")?"), ("(", ")*"), ("[", "]"), ("{", "}")],
 };
 
-/// A Lark grammar.
+/// Lark grammars.
 pub(super) const LARK: Alphabet = Alphabet {
     pieces: &[
         "a§: \"x§\"\n",
@@ -156,7 +156,7 @@ pub(super) const LARK: Alphabet = Alphabet {
     pairs: &[("(", ")"), ("[", "]"), ("(\"x\" ", ")?")],
 };
 
-/// Keywords in a JSON schema of an object.
+/// Properties in a JSON schema of an object.
 pub(super) const SCHEMA: Alphabet = Alphabet {
     pieces: &[
         "\"k§\":{}",
@@ -193,7 +193,7 @@ pub(super) const SCHEMAS: Alphabet = Alphabet {
     pairs: &[],
 };
 
-/// A chat template.
+/// Chat templates.
 pub(super) const TEMPLATE: Alphabet = Alphabet {
     pieces: &[
         "a",
@@ -282,7 +282,7 @@ pub(super) const CALLS: Alphabet = Alphabet {
     ],
 };
 
-/// The same in fewer pieces, for what is slower to run.
+/// Fewer pieces of answers that call tools, for slower targets.
 pub(super) const ANSWER: Alphabet = Alphabet {
     pieces: &[
         "a",
@@ -300,7 +300,7 @@ pub(super) const ANSWER: Alphabet = Alphabet {
     pairs: &[("<tool_call>{\"name\": \"get\", \"arguments\": [", "]"), ("{\"a\":", "}")],
 };
 
-/// Values of headers.
+/// Header values.
 pub(super) const HEADER: Alphabet = Alphabet {
     pieces: &["a", "Bearer ", "bearer", " ", "\t", ",", ";", "=", "-", "00", "\"", "~"],
     pairs: &[],
@@ -336,9 +336,9 @@ items! {
     /// Tools of Anthropic's API and of `/v1/responses`.
     BARE_TOOLS = r##"{"name":"f§","input_schema":{"type":"object"}}"##, r##"{"type":"t§","name":"f§"}"##,
         r##"{"type":"function","name":"f§","parameters":{"type":"object"}}"##, "{}";
-    /// Texts in a list.
+    /// Strings in a list.
     TEXTS = "\"s§\"", "\"a\"", "\"\"", "\"<s>\"";
-    /// Numbers and texts in a list.
+    /// Numbers and strings in a list.
     VALUES = "1", "97", "\"a\"", "[1]", "70000", "1.5";
     /// Fields of an object.
     FIELDS = "\"x§\":1", "\"§\":1", "\"x\":1", "\"priority\":\"high\"", "\"x§\":[[[[]]]]";

@@ -1,4 +1,4 @@
-//! The code that processes untrusted input, and what a unit of work is for each part of it.
+//! The list of targets, and the unit of work of each.
 
 use std::sync::Arc;
 
@@ -7,35 +7,36 @@ use axum::http::{HeaderName, HeaderValue};
 use serde_json::{Value, json};
 
 use super::alphabets::{self, Alphabet};
-use super::{Frame, Target, Work};
+use super::frame::InputFrame;
+use super::target::{CostLimits, CostTarget, Work};
 use crate::assets::Assets;
-use crate::engine::State;
+use crate::engine::EngineState;
 use crate::fuzz;
-use crate::grammar::{self, Compiler, Grammar};
+use crate::grammar::{self, Grammar, GrammarCompiler};
 use crate::http::{HttpConfig, router};
-use crate::service::{Limits, ModelInfo, Service};
+use crate::service::{ModelInfo, RequestLimits, Service};
 use crate::test_support::{self, EOS, FakeEngine, Script};
-use crate::text::{ChatTemplate, Conversation, Specials, StopMatcher, StopText, Tokenizer};
-use crate::tools::{Choice, Format, Parser, Tool, Tools};
+use crate::text::{ChatTemplate, Conversation, SpecialTokens, StopMatcher, StopText, Tokenizer};
+use crate::tools::{AllowedTools, Tool, ToolCallParser, ToolChoice, ToolFormat};
 
 const fn frame(
     before: &'static str,
     between: &'static str,
     after: &'static str,
     alphabet: &'static Alphabet,
-) -> Frame {
-    Frame { before, between, after, alphabet }
+) -> InputFrame {
+    InputFrame { before, between, after, alphabet }
 }
 
-/// The input is nothing but pieces.
-const fn bare(alphabet: &'static Alphabet) -> Frame {
+/// Returns a frame without fixed text.
+const fn bare(alphabet: &'static Alphabet) -> InputFrame {
     frame("", "", "", alphabet)
 }
 
 const CHAT: &str = r#"{"messages":[{"role":"user","content":"a"}],"#;
 
-/// Bodies of requests, route by route: what grows in them.
-const BODIES: &[(&str, &[Frame])] = &[
+/// The growing parts in the bodies of requests, by route.
+const BODIES: &[(&str, &[InputFrame])] = &[
     (
         "/generate",
         &[
@@ -134,7 +135,7 @@ const BODIES: &[(&str, &[Frame])] = &[
     ),
 ];
 
-/// Templates as models have them: plain, with tools, and with several loops over the messages.
+/// Typical chat templates: plain, with tools, and with several loops over the messages.
 const TEMPLATES: &[(&str, &str)] = &[
     ("chatml", include_str!("../../../../integration-tests/oracle/templates/chatml.jinja")),
     ("llama31_tools", include_str!("../../../../integration-tests/oracle/templates/llama31_tools.jinja")),
@@ -143,11 +144,11 @@ const TEMPLATES: &[(&str, &str)] = &[
     ("qwen_thinking", include_str!("../../../../integration-tests/oracle/templates/qwen_thinking.jinja")),
 ];
 
-/// Names of the formats of tool calls, as the command line has them.
+/// The names of the tool call formats on the command line.
 const FORMATS: &[&str] = &["hermes", "qwen3_coder", "llama3_json", "mistral", "mistral_v11", "json"];
 
-/// Everything that is measured.
-pub fn targets() -> Vec<Target> {
+/// Returns all targets.
+pub fn targets() -> Vec<CostTarget> {
     let mut all = Vec::new();
     for &(path, frames) in BODIES {
         all.push(target(format!("body of {path}"), 3_000, frames, move |input| body(path, input)));
@@ -170,24 +171,29 @@ pub fn targets() -> Vec<Target> {
     all
 }
 
-fn target(name: String, budget: u64, frames: &[Frame], prepare: impl Fn(&str) -> Work + 'static) -> Target {
-    let limits = super::Limits { budget, allowance: 0 };
-    Target { name, limits, frames: frames.to_vec(), prepare: Box::new(prepare) }
+fn target(
+    name: String,
+    budget: u64,
+    frames: &[InputFrame],
+    prepare: impl Fn(&str) -> Work + 'static,
+) -> CostTarget {
+    let limits = CostLimits { budget, allowance: 0 };
+    CostTarget { name, limits, frames: frames.to_vec(), prepare: Box::new(prepare) }
 }
 
-/// A request with this body, to the end of its response.
+/// Sends a request with this body and reads the whole response.
 fn body(path: &'static str, input: &str) -> Work {
     let request = fuzz::post(path, input.to_owned());
-    Box::new(move || fuzz::answered(fuzz::app(), request))
+    Box::new(move || fuzz::assert_no_server_error(fuzz::app(), request))
 }
 
-/// A request whose headers are this long, at a server with keys.
+/// Sends a request with headers of this length to a server with API keys.
 fn headers(input: &str) -> Work {
     let keys = ["one", "two priority=high"].map(|key| key.parse().unwrap());
     let config = HttpConfig { api_keys: keys.to_vec(), ..HttpConfig::default() };
     let app = fuzz::runtime().block_on(async {
         let engine = FakeEngine::new(Script::Say("x".into()), 8).engine;
-        router(service(&test_support::assets(), engine, Limits::default()), config)
+        router(service(&test_support::assets(), engine, RequestLimits::default()), config)
     });
     let mut request = fuzz::post("/generate", r#"{"inputs":"a"}"#.to_owned());
     for name in
@@ -196,17 +202,17 @@ fn headers(input: &str) -> Work {
         let value = HeaderValue::from_str(input).unwrap();
         request.headers_mut().append(HeaderName::from_static(name), value);
     }
-    Box::new(move || fuzz::answered(&app, request))
+    Box::new(move || fuzz::assert_no_server_error(&app, request))
 }
 
-fn service(assets: &Assets, engine: crate::engine::Engine, limits: Limits) -> Service {
+fn service(assets: &Assets, engine: crate::engine::Engine, limits: RequestLimits) -> Service {
     let model = ModelInfo { id: "org/model".into(), sha: None, pipeline_tag: None };
     Service::new(assets, engine, limits, model).unwrap()
 }
 
-/// The tokenizers at hand: single bytes, the demo model's, and SentencePiece's manner where the
-/// test data is.
-fn tokenizers() -> Vec<Target> {
+/// Returns targets for the available tokenizers: single bytes, the demo model's, and a
+/// SentencePiece tokenizer if the test data exists.
+fn tokenizers() -> Vec<CostTarget> {
     let demo = include_bytes!("../../../../models/demo/tokenizer.json").to_vec();
     let demo = Tokenizer::new(&Assets { tokenizer: demo, ..Assets::default() }, 1).unwrap();
     let mut known = vec![("bytes", test_support::tokenizer()), ("demo", demo)];
@@ -216,21 +222,21 @@ fn tokenizers() -> Vec<Target> {
     let targets = known.into_iter().map(|(name, tokenizer)| {
         target(format!("tokenizer, {name}"), 20_000, &[bare(&alphabets::TEXT)], move |input| {
             let (tokenizer, input) = (tokenizer.clone(), input.to_owned());
-            Box::new(move || drop(tokenizer.encode_now(&input, Specials::Add).unwrap()))
+            Box::new(move || drop(tokenizer.encode_now(&input, SpecialTokens::Add).unwrap()))
         })
     });
     targets.collect()
 }
 
-/// The parser of templates, and conversations in templates of several families.
-fn templates() -> Vec<Target> {
+/// Returns targets for the template parser and for conversations in templates of several families.
+fn templates() -> Vec<CostTarget> {
     let parser = |input: &str| -> Work {
         let source = input.to_owned();
-        // It may refuse.
+        // The template may be refused.
         Box::new(move || drop(ChatTemplate::new(&source, None, None, None, 1)))
     };
     let mut all = vec![target("template parser".into(), 20_000, &[bare(&alphabets::TEMPLATE)], parser)];
-    const CONVERSATIONS: &[Frame] = &[
+    const CONVERSATIONS: &[InputFrame] = &[
         frame(r#"{"messages":["#, ",", "]}", &alphabets::MESSAGES),
         frame(r#"{"messages":[{"role":"user","content":""#, "", r#""}]}"#, &alphabets::STRING),
         frame(r#"{"messages":[{"role":"user","content":"a"}],"tools":["#, ",", "]}", &alphabets::TOOLS),
@@ -254,22 +260,22 @@ fn templates() -> Vec<Target> {
     all
 }
 
-fn tools() -> Tools {
+fn tools() -> AllowedTools {
     let parameters =
         json!({"type": "object", "properties": {"s": {"type": "string"}, "n": {"type": "integer"}}});
     let tools = vec![Tool { name: "get".into(), parameters }];
-    Tools { tools, choice: Choice::Auto, parallel: true }
+    AllowedTools { tools, choice: ToolChoice::Auto, parallel: true }
 }
 
-/// An answer as one piece, and character by character.
+/// Parses an answer in one piece and character by character.
 fn calls(format: &str, input: &str) -> Work {
-    let (format, tools): (Format, _) = (format.parse().unwrap(), tools());
+    let (format, tools): (ToolFormat, _) = (format.parse().unwrap(), tools());
     let input = input.to_owned();
     Box::new(move || {
-        let mut whole = Parser::new(format, &tools);
+        let mut whole = ToolCallParser::new(format, &tools);
         whole.push(&input);
         whole.finish();
-        let mut parts = Parser::new(format, &tools);
+        let mut parts = ToolCallParser::new(format, &tools);
         let mut buffer = [0; 4];
         for c in input.chars() {
             parts.push(c.encode_utf8(&mut buffer));
@@ -278,7 +284,8 @@ fn calls(format: &str, input: &str) -> Work {
     })
 }
 
-/// A text that nearly has each of some stop strings again and again, character by character.
+/// Searches for stop strings in a text that nearly contains each of them repeatedly, character by
+/// character.
 fn stops(input: &str) -> Work {
     let part = |share: usize| {
         let end = (0..=input.len() / share).rev().find(|&end| input.is_char_boundary(end)).unwrap_or(0);
@@ -298,7 +305,7 @@ fn stops(input: &str) -> Work {
     })
 }
 
-/// Tokens of single bytes, as a model may generate them: halves of characters as well.
+/// Decodes tokens of single bytes in reverse order, which includes invalid characters.
 fn detokenizer(input: &str) -> Work {
     let ids: Vec<u32> = input.bytes().rev().map(u32::from).collect();
     let mut detokenizer = test_support::tokenizer().detokenizer(true, false);
@@ -310,7 +317,7 @@ fn detokenizer(input: &str) -> Work {
     })
 }
 
-/// Requests whose answers are streamed or whole, with tools and without.
+/// Returns requests for streamed and whole answers, with and without tools.
 fn answers_to() -> Vec<(&'static str, Value)> {
     let tool = json!({"name": "get", "parameters": {"type": "object"}, "input_schema": {"type": "object"}});
     let function = json!({"type": "function", "function": tool.clone(), "name": "get", "parameters": {"type": "object"}});
@@ -331,39 +338,42 @@ fn answers_to() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Tokens of the longest answer, with room for its prompt.
+/// The maximum number of tokens of an answer. The limit for a sequence leaves room for the prompt.
 const LONGEST_ANSWER: u32 = 1 << 20;
 
-/// A request whose answer is this text, a byte for each token.
+/// Sends a request to which the scripted engine answers with this text, one byte per token.
 fn answer(path: &'static str, request: &Value, said: &str) -> Work {
     let app: Router = fuzz::runtime().block_on(async {
         let fake = FakeEngine::new(Script::Say(said.to_owned()), 8);
         let ready = match &*fake.state.borrow() {
-            State::Ready(ready) => millrace_proto::Ready {
+            EngineState::Ready(ready) => millrace_proto::Ready {
                 max_sequence_tokens: 2 * LONGEST_ANSWER,
                 num_blocks: LONGEST_ANSWER,
                 ..(**ready).clone()
             },
             other => panic!("the stand-in is ready, not {other:?}"),
         };
-        fake.state.send_replace(State::Ready(Arc::new(ready)));
-        // Without grammars there is nothing to compile, which would hide what is measured.
-        let limits =
-            Limits { grammar_support: false, tool_format: Some(Format::Hermes), ..Limits::default() };
+        fake.state.send_replace(EngineState::Ready(Arc::new(ready)));
+        // Without grammars nothing is compiled, which would dominate the measurement.
+        let limits = RequestLimits {
+            grammar_support: false,
+            tool_format: Some(ToolFormat::Hermes),
+            ..RequestLimits::default()
+        };
         router(service(&test_support::assets(), fake.engine, limits), HttpConfig::default())
     });
     let request = fuzz::post(path, request.to_string());
-    Box::new(move || fuzz::answered(&app, request))
+    Box::new(move || fuzz::assert_no_server_error(&app, request))
 }
 
-/// CPU time that the compiler may take for any grammar, in nanoseconds. Its own limits end its work:
-/// the lexer of `a?a?a?…` has states in proportion to the square of its length, up to such a limit.
+/// The CPU time in nanoseconds that the compiler may take for any grammar. Its own limits end its
+/// work. For example, the lexer of `a?a?a?…` has a quadratic number of states, up to such a limit.
 const COMPILER_ALLOWANCE: u64 = 300_000_000;
 
-/// The bounds on grammars; and grammars as far as the tokens that may come first, each with a
-/// compiler of its own that has kept none.
-fn grammars() -> Vec<Target> {
-    const SCHEMAS: &[Frame] = &[
+/// Returns targets for the bounds of grammars, and for compiling grammars up to the first mask,
+/// each with a new compiler.
+fn grammars() -> Vec<CostTarget> {
+    const SCHEMAS: &[InputFrame] = &[
         frame(r#"{"type":"object","properties":{"#, ",", "}}", &alphabets::SCHEMA),
         frame(r#"{"type":"object","required":["#, ",", "]}", &alphabets::TEXTS),
         frame(r#"{"enum":["#, ",", "]}", &alphabets::MEMBERS),
@@ -378,13 +388,13 @@ fn grammars() -> Vec<Target> {
         Ok(schema) => Grammar::Json(schema),
         Err(_) => Grammar::Json(Value::Bool(true)),
     };
-    const LARK: &[Frame] = &[
+    const LARK: &[InputFrame] = &[
         frame("start: ", "", "\na: \"a\"\nA: /a/\n", &alphabets::LARK),
         frame("start: \"a\"\n", "", "", &alphabets::LARK),
         frame("start: A\nA: /", "", "/\n", &alphabets::REGEX),
     ];
     type Read = fn(&str) -> Grammar;
-    let kinds: [(&str, &[Frame], Read); 3] = [
+    let kinds: [(&str, &[InputFrame], Read); 3] = [
         ("JSON schema", SCHEMAS, schema),
         ("regex", &[bare(&alphabets::REGEX)], |input| Grammar::Regex(input.to_owned())),
         ("Lark grammar", LARK, |input| Grammar::Lark(input.to_owned())),
@@ -402,18 +412,35 @@ fn grammars() -> Vec<Target> {
     all
 }
 
-/// The check that every grammar has to pass before it is compiled.
+/// Checks a grammar against the bounds.
 fn within_bounds(grammar: Grammar) -> Work {
     Box::new(move || {
-        std::hint::black_box(grammar::within_bounds(&grammar));
+        std::hint::black_box(grammar::is_within_bounds(&grammar));
     })
 }
 
 fn compile(grammar: Grammar) -> Work {
-    let compiler = Compiler::new(test_support::tokenizer(), Arc::new([EOS]));
-    // What is done once for each model is done before.
+    let compiler = GrammarCompiler::new(test_support::tokenizer(), Arc::new([EOS]));
+    // The work that is done once for each model is not measured.
     let first = Grammar::Regex("a".into());
     fuzz::runtime().block_on(compiler.compile(&first, EOS + 1)).unwrap();
-    // It may refuse.
+    // The grammar may be refused.
     Box::new(move || drop(fuzz::runtime().block_on(compiler.compile(&grammar, EOS + 1))))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::BODIES;
+    use crate::fuzz;
+
+    #[test]
+    fn every_route_that_takes_a_body_is_a_target() {
+        let targets: BTreeSet<&str> = BODIES.iter().map(|(path, _)| *path).collect();
+        let served: BTreeSet<&str> = fuzz::post_paths().iter().map(String::as_str).collect();
+        // `/` reads the body of `/invocations`, and `/generate_stream` that of `/generate`.
+        let others = BTreeSet::from(["/", "/generate_stream"]);
+        assert_eq!(targets, &served - &others, "BODIES has an entry for each of these routes");
+    }
 }

@@ -1,22 +1,22 @@
-//! What texts the schemas of clients allow, and what is said of the rest.
+//! Tests the texts that clients' schemas allow, and the reports about unsupported keywords.
 
 use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::super::{Compiled, Compiler, Grammar, GrammarError, Walk};
 use crate::engine::{Constraint, Mask};
+use crate::grammar::{CompiledGrammar, Grammar, GrammarCompiler, GrammarError, GrammarMatcher};
 use crate::test_support::{self, EOS};
 
 const ANSWER: fn(Value) -> Grammar = Grammar::Json;
 
-/// The arguments of a tool, as a grammar of their own.
+/// Returns a grammar of the arguments of one tool.
 fn arguments(schema: Value) -> Grammar {
     Grammar::Calls { rules: "start: call\n".into(), schemas: vec![("call".into(), schema)], answer: None }
 }
 
-async fn compile(grammar: Grammar) -> Result<Arc<Compiled>, GrammarError> {
-    let compiler = Compiler::new(test_support::tokenizer(), Arc::new([EOS]));
+async fn compile(grammar: Grammar) -> Result<Arc<CompiledGrammar>, GrammarError> {
+    let compiler = GrammarCompiler::new(test_support::tokenizer(), Arc::new([EOS]));
     compiler.compile(&grammar, EOS + 1).await
 }
 
@@ -24,9 +24,9 @@ fn allows(mask: &Mask, token: u32) -> bool {
     mask.get(token as usize / 32).is_some_and(|word| word >> (token % 32) & 1 == 1)
 }
 
-/// Whether a text is one that the grammar describes.
-fn accepts(compiled: &Arc<Compiled>, text: &str) -> bool {
-    let (mut walk, mut mask) = (Walk::new(compiled.clone()), compiled.first());
+/// Whether a grammar accepts a text.
+fn accepts(compiled: &Arc<CompiledGrammar>, text: &str) -> bool {
+    let (mut walk, mut mask) = (GrammarMatcher::new(compiled.clone()), compiled.first());
     for byte in text.bytes() {
         if !allows(&mask, u32::from(byte)) {
             return false;
@@ -61,7 +61,7 @@ async fn an_object_has_the_properties_that_are_listed() {
         check(make, open, &[r#"{"a": 1, "b": []}"#], &[r#"{"a": "x"}"#]).await;
         let any = json!({"type": "object"});
         check(make, any, &[r#"{"b": {"c": 1}}"#], &["[]"]).await;
-        // A property of which only the name is known.
+        // A property that is required but not listed.
         let mut required = a.clone();
         required["required"] = json!(["a", "b"]);
         check(make, required, &[r#"{"a": 1, "b": [2]}"#], &[r#"{"a": 1}"#, r#"{"a": 1, "b": 2, "c": 3}"#])
@@ -98,7 +98,7 @@ async fn parts_of_a_composition_do_not_exclude_one_another() {
     let one_of_two = json!({
         "type": "object", "properties": {"a": {}, "b": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}],
     });
-    // What a condition brings is not known.
+    // The properties of a condition are not known.
     let condition = json!({
         "type": "object", "properties": {"a": {}}, "if": {"required": ["a"]}, "then": {"properties": {"b": {}}},
     });
@@ -107,7 +107,7 @@ async fn parts_of_a_composition_do_not_exclude_one_another() {
 }
 
 #[tokio::test]
-async fn white_space_is_what_pretty_printed_json_has() {
+async fn white_space_is_limited_to_that_of_pretty_printed_json() {
     let schema =
         json!({"type": "object", "properties": {"a": {"type": "array", "items": {"type": "integer"}}}});
     let value = json!({"a": [1, 2]});
@@ -131,11 +131,11 @@ async fn unenforced(grammar: Grammar) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn what_is_not_enforced_is_told() {
+async fn unenforced_keywords_are_reported() {
     let list = json!({"type": "object", "properties": {
         "a": {"type": "array", "items": {"type": "string", "format": "color"}, "uniqueItems": true},
         "b": {"type": "array", "uniqueItems": false, "items": {"type": "string", "format": "date"}},
-        // Names of properties and parts of values are no keywords.
+        // Names of properties and parts of values are not keywords.
         "not": {"type": "string", "default": {"not": 1}}, "uniqueItems": {"enum": [{"if": 2}]},
     }});
     assert_eq!(
@@ -152,9 +152,9 @@ async fn what_is_not_enforced_is_told() {
     assert!(unenforced(Grammar::Regex("a".into())).await.is_empty());
 }
 
-/// Schemas of tools that coding agents and servers of the Model Context Protocol send.
+/// Tool schemas of coding agents and of servers of the Model Context Protocol.
 #[tokio::test]
-async fn the_tools_of_agents_are_taken() {
+async fn tool_schemas_of_agents_are_accepted() {
     let object = |properties: Value| {
         json!({
             "$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "properties": properties,

@@ -8,30 +8,32 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::http::openai::OpenAiError;
-use crate::service::{ContextOverflow, ServiceError};
+use crate::chat::ChatError;
+use crate::http::field_names::FieldNames;
+use crate::http::model_name::UnknownModel;
+use crate::metrics;
+use crate::service::ServiceError;
 
-/// An error with its status.
+/// An error with its HTTP status.
 #[derive(Debug)]
-pub(super) struct MessagesError {
+pub(in crate::http) struct MessagesError {
     status: StatusCode,
     message: String,
-    /// Seconds after which to try again.
+    /// Seconds after which the client may try again.
     retry_after: Option<u64>,
 }
 
-/// How it is written.
+/// The JSON of an error.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = AnthropicError)]
-pub(super) struct Envelope {
+pub(super) struct AnthropicErrorEnvelope {
     #[serde(rename = "type")]
     kind: &'static str,
-    error: Body,
+    error: AnthropicErrorBody,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = AnthropicErrorBody)]
-struct Body {
+struct AnthropicErrorBody {
     #[serde(rename = "type")]
     kind: &'static str,
     message: String,
@@ -42,8 +44,20 @@ impl MessagesError {
         MessagesError { status, message: message.into(), retry_after: None }
     }
 
-    /// As an event of a stream, too.
-    pub(super) fn body(self) -> Envelope {
+    /// The error of a field with a wrong value. It is counted as a rejected request, so it must not
+    /// be used for errors of the service, which counts its own.
+    pub(super) fn invalid(message: impl Into<String>) -> Self {
+        metrics::request_rejected("validation");
+        Self::new(StatusCode::BAD_REQUEST, message)
+    }
+
+    /// The error of a field that is known and not supported.
+    pub(super) fn unsupported(param: &str) -> Self {
+        Self::invalid(format!("`{param}` is not supported"))
+    }
+
+    /// The JSON of the error, for a response or an event of a stream.
+    pub(super) fn into_envelope(self) -> AnthropicErrorEnvelope {
         let kind = match self.status {
             StatusCode::UNAUTHORIZED => "authentication_error",
             StatusCode::FORBIDDEN => "permission_error",
@@ -54,28 +68,47 @@ impl MessagesError {
             status if status.is_server_error() => "api_error",
             _ => "invalid_request_error",
         };
-        Envelope { kind: "error", error: Body { kind, message: self.message } }
+        AnthropicErrorEnvelope { kind: "error", error: AnthropicErrorBody { kind, message: self.message } }
     }
-}
-
-impl From<OpenAiError> for MessagesError {
-    fn from(error: OpenAiError) -> Self {
-        let message = match error.overflow() {
-            Some(sizes) => too_long(sizes),
-            None => error.message().replace("`prompt`", "`messages`").replace("`stop`", "`stop_sequences`"),
-        };
-        MessagesError { status: error.status, message, retry_after: error.retry_after() }
-    }
-}
-
-/// A request that does not fit, in the form by which Anthropic's clients know it and read its numbers.
-fn too_long(sizes: &ContextOverflow) -> String {
-    format!("prompt is too long: {} tokens > {} maximum", sizes.prompt, sizes.max_input)
 }
 
 impl From<ServiceError> for MessagesError {
     fn from(error: ServiceError) -> Self {
-        OpenAiError::from(error).into()
+        let status = match &error {
+            ServiceError::Validation { .. } | ServiceError::ContextLength(_) | ServiceError::Template(_) => {
+                StatusCode::BAD_REQUEST
+            }
+            ServiceError::Forbidden { .. } => StatusCode::FORBIDDEN,
+            ServiceError::Overloaded { .. } | ServiceError::LimitExceeded { .. } => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
+            ServiceError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
+            ServiceError::Generation(_) | ServiceError::Incomplete => StatusCode::INTERNAL_SERVER_ERROR,
+        };
+        let retry_after = error.retry_after();
+        let message = match &error {
+            // Anthropic's clients recognize this text and read the numbers in it.
+            ServiceError::ContextLength(sizes) => {
+                format!("prompt is too long: {} tokens > {} maximum", sizes.prompt, sizes.max_input)
+            }
+            _ => FieldNames::ANTHROPIC.renamed(error).to_string(),
+        };
+        MessagesError { status, message, retry_after }
+    }
+}
+
+impl From<ChatError> for MessagesError {
+    fn from(error: ChatError) -> Self {
+        match error {
+            ChatError::Invalid { message, .. } => Self::new(StatusCode::BAD_REQUEST, message),
+            ChatError::Service(error) => error.into(),
+        }
+    }
+}
+
+impl From<UnknownModel> for MessagesError {
+    fn from(error: UnknownModel) -> Self {
+        Self::new(StatusCode::NOT_FOUND, error.message())
     }
 }
 
@@ -92,7 +125,7 @@ impl From<JsonRejection> for MessagesError {
 impl IntoResponse for MessagesError {
     fn into_response(self) -> Response {
         let (status, retry_after) = (self.status, self.retry_after);
-        let mut response = (status, Json(self.body())).into_response();
+        let mut response = (status, Json(self.into_envelope())).into_response();
         if let Some(seconds) = retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
         }
@@ -100,27 +133,27 @@ impl IntoResponse for MessagesError {
     }
 }
 
-/// A JSON body, refused in Anthropic's shape.
+/// A JSON body, which is refused with a [`MessagesError`].
 #[derive(Debug, FromRequest)]
 #[from_request(via(Json), rejection(MessagesError))]
 pub(super) struct MessagesJson<T>(pub(super) T);
 
-/// The answer to a POST without a valid key.
+/// The response to a POST without a valid key.
 pub(in crate::http) fn unauthorized() -> Response {
     MessagesError::new(StatusCode::UNAUTHORIZED, "invalid x-api-key").into_response()
 }
 
-/// A request that no route takes, or whose body is not read.
+/// The response to a request that no route takes, or whose body is not read.
 pub(in crate::http) fn refused(status: StatusCode, text: String) -> Response {
     MessagesError::new(status, text).into_response()
 }
 
-/// An error of the service as a response.
+/// The response for an error of the service.
 pub(in crate::http) fn error(error: ServiceError) -> Response {
     MessagesError::from(error).into_response()
 }
 
-/// What a request gets whose handler panicked.
+/// The response to a request whose handler panicked.
 pub(super) fn internal() -> Response {
     MessagesError::new(StatusCode::INTERNAL_SERVER_ERROR, "Internal server error").into_response()
 }

@@ -1,27 +1,28 @@
-//! From Anthropic's messages, whose contents are blocks, to those that the template gets.
+//! Translation of Anthropic's messages, whose contents are blocks.
 
 use serde_json::Value;
 
-use crate::http::ignored::Ignored;
-use crate::http::openai::{OpenAiError, Transcript};
+use super::error::MessagesError;
+use crate::chat::{IgnoredFields, Transcript};
 
-/// Begins a block by which Claude Code tells Anthropic its version. It differs from session to session, so a system prompt
-/// that begins with it would share no cached prefix with the next session.
-const BILLING: &str = "x-anthropic-billing-header:";
+/// The beginning of a block with the version of Claude Code, which is meant for Anthropic. The
+/// block differs between sessions, so sessions would share no cached prefix if it was in the system
+/// prompt.
+const BILLING_PREFIX: &str = "x-anthropic-billing-header:";
 
-/// The messages that the template gets: the system's first. `late_system` says whether the template can write a system
-/// message behind others.
+/// Returns the messages for the template, the system prompt first. `late_system` says whether the
+/// template writes system messages behind others.
 ///
 /// # Errors
-/// Names the message that is malformed or has content that is not served.
+/// The error names the message that is malformed or has content that is not served.
 pub(super) fn messages(
     system: Option<&Value>,
     messages: &[Value],
     late_system: bool,
-    ignored: &mut Ignored,
-) -> Result<Vec<Value>, OpenAiError> {
+    ignored: &mut IgnoredFields,
+) -> Result<Vec<Value>, MessagesError> {
     if messages.is_empty() {
-        return Err(OpenAiError::invalid("messages", "`messages` cannot be empty"));
+        return Err(MessagesError::invalid("`messages` cannot be empty"));
     }
     let mut transcript = Transcript::default();
     if let Some(system) = system.filter(|system| !system.is_null()) {
@@ -32,20 +33,20 @@ pub(super) fn messages(
         add(message, late_system, &mut transcript)
             .map_err(|what| wrong(&format!("messages[{index}]"), &what))?;
     }
-    Ok(transcript.messages())
+    Ok(transcript.into_messages())
 }
 
-fn wrong(param: &str, what: &str) -> OpenAiError {
-    OpenAiError::invalid(param, format!("`{param}` {what}"))
+fn wrong(param: &str, what: &str) -> MessagesError {
+    MessagesError::invalid(format!("`{param}` {what}"))
 }
 
-/// The system prompt, without the block that is addressed to Anthropic.
-fn system_text(system: &Value, ignored: &mut Ignored) -> Result<String, String> {
+/// Returns the system prompt without the block that is meant for Anthropic.
+fn system_text(system: &Value, ignored: &mut IgnoredFields) -> Result<String, String> {
     let Value::Array(blocks) = system else { return text(system) };
     let mut prompt = String::new();
     for block in blocks {
-        let text = of_block(block)?;
-        if text.starts_with(BILLING) && !text.trim_end().contains('\n') {
+        let text = block_text(block)?;
+        if text.starts_with(BILLING_PREFIX) && !text.trim_end().contains('\n') {
             ignored.note("system.x-anthropic-billing-header");
         } else {
             prompt += &text;
@@ -59,56 +60,43 @@ fn add(message: &Value, late_system: bool, to: &mut Transcript) -> Result<(), St
         Some("user") => add_user(&message["content"], to),
         Some("assistant") => add_assistant(&message["content"], to),
         Some("system") => {
-            add_system(text(&message["content"])?, late_system, to);
+            to.say_system(text(&message["content"])?, late_system);
             Ok(())
         }
         _ => Err("must have one of the roles user, assistant and system".into()),
     }
 }
 
-/// A system message at the begin belongs to the system prompt. Most templates refuse or drop one that comes later: there it
-/// becomes a part of the user's message before it, so that the prompt up to it stays the same and stays cached. If no user's
-/// message is before it, it becomes a part of the system prompt.
-fn add_system(text: String, late_system: bool, to: &mut Transcript) {
-    if to.has_only("system") || !late_system {
-        if to.extend_last("user", &text) {
-            return;
-        }
-        to.extend_system(&text);
-    } else {
-        to.say("system", text);
-    }
-}
-
-/// A user's message is the texts of its blocks in one. Results of tools are messages of their own.
+/// Adds a user message, which is the texts of its blocks in one. Results of tools become messages
+/// of their own.
 fn add_user(content: &Value, to: &mut Transcript) -> Result<(), String> {
     let Value::Array(blocks) = content else {
         to.say("user", text(content)?);
         return Ok(());
     };
-    let (mut said, mut done) = (String::new(), false);
+    let (mut pending, mut added) = (String::new(), false);
     for block in blocks {
         if block["type"] != "tool_result" {
-            said += &of_block(block)?;
+            pending += &block_text(block)?;
             continue;
         }
-        if !said.is_empty() {
-            to.say("user", std::mem::take(&mut said));
+        if !pending.is_empty() {
+            to.say("user", std::mem::take(&mut pending));
         }
         let id = field(block, "tool_use_id")?;
         let result = result(block).map_err(|what| format!("has the result of {id}, which {what}"))?;
         if !to.result(id, result) {
             return Err(format!("has the result of {id}, but no tool was used by this id"));
         }
-        done = true;
+        added = true;
     }
-    if !said.is_empty() || !done {
-        to.say("user", said);
+    if !pending.is_empty() || !added {
+        to.say("user", pending);
     }
     Ok(())
 }
 
-/// The text that a tool's result has. The model learns of a failure by its text alone, so a failure is told there.
+/// Returns the text of a tool's result. Templates have no field for a failure, so the text says it.
 fn result(block: &Value) -> Result<String, String> {
     let text = match &block["content"] {
         Value::Null => String::new(),
@@ -121,31 +109,32 @@ fn result(block: &Value) -> Result<String, String> {
     })
 }
 
-/// An assistant's message is the texts of its blocks in one. A call belongs to what was said before it. What the model has
-/// thought is left out: chat templates drop it from earlier turns, and a model cannot read what another one has encrypted.
+/// Adds an assistant message, which is the texts of its blocks in one. A call belongs to the text
+/// before it. Thinking is left out: chat templates drop it from earlier messages, and Anthropic
+/// encrypts it.
 fn add_assistant(content: &Value, to: &mut Transcript) -> Result<(), String> {
     let Value::Array(blocks) = content else {
         to.say("assistant", text(content)?);
         return Ok(());
     };
-    let (mut said, mut done) = (String::new(), false);
+    let (mut pending, mut added) = (String::new(), false);
     for block in blocks {
         match block["type"].as_str() {
             Some("thinking" | "redacted_thinking") => {}
             Some("tool_use") => {
-                if !said.is_empty() {
-                    to.say("assistant", std::mem::take(&mut said));
+                if !pending.is_empty() {
+                    to.say("assistant", std::mem::take(&mut pending));
                 }
                 let input = Some(&block["input"]).filter(|input| input.is_object());
-                let input = input.ok_or("has a block of type tool_use whose `input` is no object")?;
+                let input = input.ok_or("has a block of type tool_use whose `input` is not an object")?;
                 to.call(field(block, "id")?, field(block, "name")?, input.clone());
-                done = true;
+                added = true;
             }
-            _ => said += &of_block(block)?,
+            _ => pending += &block_text(block)?,
         }
     }
-    if !said.is_empty() || !done {
-        to.say("assistant", said);
+    if !pending.is_empty() || !added {
+        to.say("assistant", pending);
     }
     Ok(())
 }
@@ -154,14 +143,14 @@ fn field<'a>(block: &'a Value, name: &str) -> Result<&'a str, String> {
     block[name].as_str().ok_or_else(|| format!("has a block of content without `{name}`"))
 }
 
-/// A text, or the texts of a list of blocks.
+/// Returns a text, or the texts of a list of blocks.
 fn text(content: &Value) -> Result<String, String> {
     match content {
         Value::String(text) => Ok(text.clone()),
         Value::Array(blocks) => {
             let mut all = String::new();
             for block in blocks {
-                all += &of_block(block)?;
+                all += &block_text(block)?;
             }
             Ok(all)
         }
@@ -169,13 +158,15 @@ fn text(content: &Value) -> Result<String, String> {
     }
 }
 
-/// The text of a block that has one.
-fn of_block(block: &Value) -> Result<String, String> {
+/// Returns the text of a block that has one.
+fn block_text(block: &Value) -> Result<String, String> {
     match (block["type"].as_str(), block["text"].as_str()) {
         (Some("text"), Some(text)) => Ok(text.to_owned()),
         (Some("text") | None, _) => Err("has a block of content without a type or text".into()),
         (Some("document"), _) => document(block),
-        (Some("search_result"), _) => titled(&["title", "source"], block, plain(&block["content"])?),
+        (Some("search_result"), _) => {
+            with_source(&["title", "source"], block, plain_text(&block["content"])?)
+        }
         (Some("image"), _) => {
             Err("has an image (content of type `image`), but the model reads text only".into())
         }
@@ -186,14 +177,14 @@ fn of_block(block: &Value) -> Result<String, String> {
     }
 }
 
-/// The text of a document, if it is one of text.
+/// Returns the text of a document, if its source is text.
 fn document(block: &Value) -> Result<String, String> {
     let source = &block["source"];
     let text = match source["type"].as_str() {
         Some("text") => {
             source["data"].as_str().ok_or("has a document whose source has no `data`")?.to_owned()
         }
-        Some("content") => plain(&source["content"])?,
+        Some("content") => plain_text(&source["content"])?,
         _ => {
             return Err(
                 "has a document whose source is not of type `text` or `content`: the model reads text only"
@@ -201,22 +192,22 @@ fn document(block: &Value) -> Result<String, String> {
             );
         }
     };
-    titled(&["title", "context"], block, text)
+    with_source(&["title", "context"], block, text)
 }
 
-/// A text, or the blocks of a list, which must be texts themselves.
-fn plain(content: &Value) -> Result<String, String> {
+/// Returns a text, or the texts of a list of blocks, none of which may be a document.
+fn plain_text(content: &Value) -> Result<String, String> {
     let is_plain = |block: &Value| block["type"] == "text" || block["type"] == "image";
     match content {
         Value::Array(blocks) if !blocks.iter().all(is_plain) => {
-            Err("has a document with content that is no text".into())
+            Err("has a document with content that is not text".into())
         }
         content => text(content),
     }
 }
 
-/// A text below those fields of its block that say where it is from.
-fn titled(fields: &[&str], block: &Value, text: String) -> Result<String, String> {
+/// Returns a text below those fields of its block that say where it comes from.
+fn with_source(fields: &[&str], block: &Value, text: String) -> Result<String, String> {
     let mut lines: Vec<&str> = fields.iter().filter_map(|name| block[*name].as_str()).collect();
     lines.push(&text);
     Ok(lines.join("\n\n") + "\n\n")

@@ -7,27 +7,26 @@ mod models;
 mod request;
 mod stream;
 mod tools;
+mod types;
 
-use axum::Router;
-use axum::routing::post;
 use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
-pub(super) use error::{error, refused, unauthorized};
-pub(super) use models::{is_client, model, model_list};
+pub(super) use error::{MessagesError, error, refused, unauthorized};
+pub(super) use models::{AnthropicModel, AnthropicModelList, is_client};
 
-use super::{App, panic};
+use super::app::App;
+use super::panic;
 
-/// What these routes take and give.
+/// The schema that no route names itself.
 #[derive(OpenApi)]
-#[openapi(
-    paths(messages::messages, messages::count_tokens),
-    components(schemas(error::Envelope, models::Model, models::ModelList))
-)]
-pub(super) struct Docs;
+#[openapi(components(schemas(error::AnthropicErrorEnvelope)))]
+struct AnthropicDocs;
 
-pub(super) fn routes() -> Router<App> {
-    Router::new()
-        .route("/v1/messages", post(messages::messages))
-        .route("/v1/messages/count_tokens", post(messages::count_tokens))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::with_openapi(AnthropicDocs::openapi())
+        .routes(routes!(messages::messages))
+        .routes(routes!(messages::count_tokens))
         .layer(panic::answered_by(error::internal))
 }

@@ -4,18 +4,20 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
+use super::error::MessagesError;
 use super::{input, tools};
-use crate::grammar::{Grammar, Wanted};
-use crate::http::App;
-use crate::http::ignored::{Ignored, Unserved, hint, refused};
-use crate::http::openai::{self, Chat, OpenAiError};
+use crate::chat::{ConversationRequest, IgnoredFields};
+use crate::grammar::{Grammar, RequestedGrammar};
+use crate::http::app::App;
+use crate::http::ignored::{UnservedField, check_fields, hint, refused};
+use crate::http::sampling;
 use crate::service::Params;
 
 /// The body of `/v1/messages/count_tokens`.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct CountRequest {
     #[serde(flatten)]
-    conversation: Conversation,
+    conversation: ConversationFields,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
@@ -24,8 +26,8 @@ pub(super) struct CountRequest {
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct MessagesRequest {
     #[serde(flatten)]
-    conversation: Conversation,
-    /// A number that does not fit behind the prompt is lowered to what fits.
+    conversation: ConversationFields,
+    /// The most tokens of the answer. If they do not fit behind the prompt, the answer is shorter.
     max_tokens: u32,
     temperature: Option<f32>,
     top_p: Option<f32>,
@@ -39,26 +41,26 @@ pub(super) struct MessagesRequest {
     rest: Map<String, Value>,
 }
 
-/// The fields that decide the prompt. Both routes have them.
+/// The fields that determine the prompt. Both routes have them.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = AnthropicConversation)]
-struct Conversation {
+struct ConversationFields {
     model: Option<String>,
     messages: Vec<Value>,
     system: Option<Value>,
     tools: Option<Vec<Value>>,
     tool_choice: Option<Value>,
-    thinking: Option<Thinking>,
+    thinking: Option<ThinkingOptions>,
     output_config: Option<OutputConfig>,
 }
 
 /// Whether the model thinks before it answers.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = AnthropicThinking)]
-struct Thinking {
+struct ThinkingOptions {
     #[serde(rename = "type")]
     kind: ThinkingKind,
-    /// No budget is kept.
+    /// Accepted without effect.
     budget_tokens: Option<Value>,
 }
 
@@ -71,46 +73,47 @@ enum ThinkingKind {
     Disabled,
 }
 
-/// What the answer must be like.
+/// Options for the form of the answer.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = AnthropicOutputConfig)]
 struct OutputConfig {
     /// `{"type": "json_schema", "schema"}`.
     format: Option<Value>,
-    /// How thorough the model is. Chat templates that read `reasoning_effort` get it.
+    /// How thorough the model is, for chat templates that read `reasoning_effort`.
     effort: Option<String>,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
 
-/// Fields that are not served.
-const UNSERVED: &[Unserved] = &[
+/// Known fields that are not served.
+const UNSERVED: &[UnservedField] = &[
     refused("container", &[]),
     hint("context_management", &[r#"{"edits":[]}"#]),
     refused("mcp_servers", &["[]"]),
-    // There is one tier.
+    // These tiers differ from each other only at Anthropic.
     hint("service_tier", &[r#""auto""#, r#""standard_only""#]),
 ];
 
-/// The variables by which chat templates turn thinking on and off.
+/// The template variables that turn thinking on and off.
 const THINKING_VARIABLES: [&str; 2] = ["enable_thinking", "thinking"];
-/// The variable by which chat templates learn how thorough the model should be.
+/// The template variable for the effort.
 const EFFORT_VARIABLE: &str = "reasoning_effort";
 
-impl Conversation {
-    /// The conversation for the template. `rest` has the fields that no type has.
-    fn chat(&self, app: &App, rest: &Map<String, Value>) -> Result<Chat, OpenAiError> {
-        let mut ignored = Ignored::default();
-        ignored.check(UNSERVED, rest).map_err(OpenAiError::unsupported)?;
-        let asked = tools::asked(self.tools.as_deref(), self.tool_choice.as_ref(), &mut ignored)?;
+impl ConversationFields {
+    /// Translates the fields for the chat core. `rest` has the other fields of the request.
+    fn chat(&self, app: &App, rest: &Map<String, Value>) -> Result<ConversationRequest, MessagesError> {
+        let mut ignored = IgnoredFields::default();
+        check_fields(UNSERVED, rest, &mut ignored).map_err(MessagesError::unsupported)?;
+        let tools = tools::tool_options(self.tools.as_deref(), self.tool_choice.as_ref(), &mut ignored)?;
         let late_system = app.service.template_takes_late_system();
         let messages = input::messages(self.system.as_ref(), &self.messages, late_system, &mut ignored)?;
         let variables = Some(self.variables(app, &mut ignored));
-        Ok(Chat { messages, asked, variables, ignored, ..Chat::default() })
+        Ok(ConversationRequest { messages, tools, variables, ignored, ..ConversationRequest::default() })
     }
 
-    /// What the template is told of thinking and effort. What it does not read is ignored.
-    fn variables(&self, app: &App, ignored: &mut Ignored) -> Map<String, Value> {
+    /// Returns the template variables for thinking and effort. Fields that the template does not
+    /// read are noted.
+    fn variables(&self, app: &App, ignored: &mut IgnoredFields) -> Map<String, Value> {
         let reads = |name: &&str| app.service.template_may_read(name);
         let mut variables = Map::new();
         if let Some(thinking) = &self.thinking {
@@ -139,54 +142,53 @@ impl Conversation {
 }
 
 impl CountRequest {
-    pub(super) fn model(&self) -> Option<String> {
-        self.conversation.model.clone()
+    pub(super) fn model(&self) -> Option<&str> {
+        self.conversation.model.as_deref()
     }
 
-    pub(super) fn chat(&self, app: &App) -> Result<Chat, OpenAiError> {
+    pub(super) fn chat(&self, app: &App) -> Result<ConversationRequest, MessagesError> {
         self.conversation.chat(app, &self.rest)
     }
 }
 
 impl MessagesRequest {
-    pub(super) fn model(&self) -> Option<String> {
-        self.conversation.model.clone()
+    pub(super) fn model(&self) -> Option<&str> {
+        self.conversation.model.as_deref()
     }
 
-    pub(super) fn chat(&self, app: &App) -> Result<Chat, OpenAiError> {
+    pub(super) fn chat(&self, app: &App) -> Result<ConversationRequest, MessagesError> {
         self.conversation.chat(app, &self.rest)
     }
 
-    pub(super) fn params(&self) -> Result<Params, OpenAiError> {
-        // Anthropic counts 0 among the valid values.
-        let top_k = self.top_k.map(|k| if k == 0 { Params::ALL } else { k });
+    /// The parameters of the generation.
+    pub(super) fn params(&self) -> Result<Params, MessagesError> {
         Ok(Params {
             max_new_tokens: Some(self.max_tokens),
             clamp_new_tokens: true,
             stop: self.stop_sequences.clone().unwrap_or_default(),
             grammar: self.grammar()?,
-            ..openai::sampling(self.temperature, self.top_p, top_k)
+            ..sampling::sampling(self.temperature, self.top_p, self.top_k)?
         })
     }
 
-    /// The JSON that the answer must be, if any.
-    fn grammar(&self) -> Result<Option<Wanted>, OpenAiError> {
+    /// The grammar of the answer, if a field has a schema for it.
+    fn grammar(&self) -> Result<Option<RequestedGrammar>, MessagesError> {
         let config = self.conversation.output_config.as_ref();
         let current = config.and_then(|config| config.format.as_ref()).filter(|format| !format.is_null());
-        let older = self.output_format.as_ref().filter(|format| !format.is_null());
-        let (format, field) = match (current, older) {
+        let old = self.output_format.as_ref().filter(|format| !format.is_null());
+        let (format, field) = match (current, old) {
             (Some(format), _) => (format, "output_config.format"),
             (None, Some(format)) => (format, "output_format"),
             (None, None) => return Ok(None),
         };
         match (format["type"].as_str(), &format["schema"]) {
             (Some("json_schema"), schema @ Value::Object(_)) => {
-                Ok(Some(Wanted { grammar: Grammar::Json(schema.clone()), field, optional: false }))
+                Ok(Some(RequestedGrammar { grammar: Grammar::Json(schema.clone()), field, optional: false }))
             }
             _ => {
                 let message =
-                    format!("`{field}` must have the type json_schema and a `schema`, which is an object");
-                Err(OpenAiError::invalid(field, message))
+                    format!("`{field}` must have the type json_schema and an object as its `schema`");
+                Err(MessagesError::invalid(message))
             }
         }
     }

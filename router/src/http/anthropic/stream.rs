@@ -3,38 +3,40 @@
 use serde_json::{Value, json};
 
 use super::error::MessagesError;
-use super::messages::{Message, content, stop_reason};
-use crate::http::blocks::{Block, Blocks, Step};
+use super::types::{AnthropicMessage, content, stop_reason};
+use crate::chat::{AnswerBlock, BlockEvent, BlockReader};
 use crate::http::sse::{self, Events};
 use crate::service::{ServiceError, TextEvent};
 
-pub(super) struct Writer {
-    message: Message,
-    blocks: Blocks,
-    /// The open block's place in the content, and whether it is a call.
+/// Writes the events of one message.
+pub(super) struct MessageStreamWriter {
+    message: AnthropicMessage,
+    blocks: BlockReader,
+    /// The place of the open block in the content.
     index: usize,
+    /// Whether the open block is a call.
     is_call: bool,
 }
 
-impl Writer {
-    pub(super) fn new(message: Message, blocks: Blocks) -> Self {
-        Writer { message, blocks, index: 0, is_call: false }
+impl MessageStreamWriter {
+    pub(super) fn new(message: AnthropicMessage, blocks: BlockReader) -> Self {
+        MessageStreamWriter { message, blocks, index: 0, is_call: false }
     }
 
-    fn step(&mut self, step: Step, to: &mut Events) {
-        let (kind, mut fields) = match step {
-            Step::Begin(block) => {
-                self.is_call = matches!(block, Block::Call { .. });
+    fn block_event(&mut self, event: BlockEvent, to: &mut Events) {
+        let (kind, mut fields) = match event {
+            BlockEvent::Begin(block) => {
+                self.is_call = matches!(block, AnswerBlock::Call { .. });
                 ("content_block_start", json!({"content_block": content(&block)}))
             }
-            Step::More(json) if self.is_call => {
+            BlockEvent::Append(json) if self.is_call => {
                 let delta = json!({"type": "input_json_delta", "partial_json": json});
                 ("content_block_delta", json!({"delta": delta}))
             }
-            Step::More(text) => {
+            BlockEvent::Append(text) => {
                 ("content_block_delta", json!({"delta": {"type": "text_delta", "text": text}}))
             }
-            Step::End(_) => ("content_block_stop", json!({})),
+            BlockEvent::End(_) => ("content_block_stop", json!({})),
         };
         fields["index"] = self.index.into();
         named(kind, fields, to);
@@ -44,19 +46,20 @@ impl Writer {
     }
 }
 
+/// Writes an event whose name is also its `type`.
 fn named(kind: &str, mut fields: Value, to: &mut Events) {
     fields["type"] = kind.into();
     to.named(kind, &fields);
 }
 
-impl sse::Write for Writer {
+impl sse::Write for MessageStreamWriter {
     fn begin(&mut self, to: &mut Events) {
         named("message_start", json!({"message": self.message}), to);
     }
 
     fn event(&mut self, _: usize, event: TextEvent, to: &mut Events) {
-        for step in self.blocks.push(&event) {
-            self.step(step, to);
+        for block_event in self.blocks.push(&event) {
+            self.block_event(block_event, to);
         }
         let Some(finished) = event.finished else { return };
         let (reason, sequence) = stop_reason(&finished, &self.blocks);
@@ -68,7 +71,7 @@ impl sse::Write for Writer {
     }
 
     fn error(&mut self, error: ServiceError, to: &mut Events) {
-        to.named("error", &MessagesError::from(error).body());
+        to.named("error", &MessagesError::from(error).into_envelope());
     }
 
     fn silence(&mut self, to: &mut Events) {

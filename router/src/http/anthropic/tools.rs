@@ -1,28 +1,30 @@
-//! Tools in Anthropic's form.
+//! Translation of Anthropic's tools.
 
 use serde_json::{Value, json};
 
-use crate::http::ignored::Ignored;
-use crate::http::openai::{Asked, OpenAiError};
+use super::error::MessagesError;
+use crate::chat::{IgnoredFields, ToolOptions, ToolSelection};
 
-/// The same in the form of OpenAI's `/v1/chat/completions`.
+/// Translates the tools and the choice for the chat core.
 ///
-/// Tools of Anthropic's own types have no `input_schema`: Anthropic runs them, or has trained its models on them. They are
-/// left out and noted in `ignored`, unless the choice requires one of them.
+/// Tools of Anthropic's own types have no `input_schema`: Anthropic runs them, or has trained its
+/// models on them. They are left out and noted in `ignored`, unless the choice requires one of
+/// them.
 ///
 /// # Errors
-/// If the tools or the choice are malformed, or the choice leaves nothing but tools that are not served.
-pub(super) fn asked(
+/// The error says that a tool or the choice is malformed, or that the choice requires a
+/// tool that is not served.
+pub(super) fn tool_options(
     tools: Option<&[Value]>,
     choice: Option<&Value>,
-    ignored: &mut Ignored,
-) -> Result<Asked, OpenAiError> {
+    ignored: &mut IgnoredFields,
+) -> Result<ToolOptions, MessagesError> {
     let choice = choice.filter(|choice| !choice.is_null());
-    let once = choice.and_then(|choice| choice["disable_parallel_tool_use"].as_bool());
+    let disables_parallel = choice.and_then(|choice| choice["disable_parallel_tool_use"].as_bool());
     let (mut functions, mut left_out) = (Vec::new(), None);
     for (index, tool) in tools.unwrap_or_default().iter().enumerate() {
         let param = format!("tools[{index}]");
-        let Some(kind) = provided(tool) else {
+        let Some(kind) = provided_type(tool) else {
             functions.push(function(&param, tool)?);
             continue;
         };
@@ -38,43 +40,47 @@ pub(super) fn asked(
     {
         return Err(not_served(&param, kind));
     }
-    Ok(Asked {
-        tools: tools.map(|_| functions),
-        choice: choice.map(chosen).transpose()?,
-        parallel: once.map(|once| !once),
+    Ok(ToolOptions {
+        tools: functions,
+        selection: choice.map(selection).transpose()?.unwrap_or_default(),
+        parallel: disables_parallel.map(|disables| !disables),
     })
 }
 
-/// The type of a tool that Anthropic provides. A tool with a schema is the client's own, whatever its type.
-fn provided(tool: &Value) -> Option<&str> {
+/// Returns the type of a tool that Anthropic provides. A tool with a schema is the client's own,
+/// whatever its type is.
+fn provided_type(tool: &Value) -> Option<&str> {
     let kind = tool["type"].as_str().filter(|kind| *kind != "custom")?;
     (!tool["input_schema"].is_object()).then_some(kind)
 }
 
-fn not_served(param: &str, kind: &str) -> OpenAiError {
+/// The error of a choice that requires a tool which Anthropic provides.
+fn not_served(param: &str, kind: &str) -> MessagesError {
     let kind: String = kind.chars().take(64).collect();
     let message = format!(
-        "`{param}` is of type `{kind}`, which is not supported; tools of your own, with an `input_schema`, are"
+        "`{param}` is of type `{kind}`, which is not supported; your own tools, with an `input_schema`, are supported"
     );
-    OpenAiError::invalid(param, message)
+    MessagesError::invalid(message)
 }
 
-fn chosen(choice: &Value) -> Result<Value, OpenAiError> {
+fn selection(choice: &Value) -> Result<ToolSelection, MessagesError> {
     match (choice["type"].as_str(), choice["name"].as_str()) {
-        (Some(kind @ ("auto" | "none")), _) => Ok(kind.into()),
-        (Some("any"), _) => Ok("required".into()),
-        (Some("tool"), Some(name)) => Ok(json!({"type": "function", "function": {"name": name}})),
+        (Some("auto"), _) => Ok(ToolSelection::Auto),
+        (Some("none"), _) => Ok(ToolSelection::Never),
+        (Some("any"), _) => Ok(ToolSelection::Required),
+        (Some("tool"), Some(name)) => Ok(ToolSelection::Named(name.to_owned())),
         _ => {
             let message = "`tool_choice` must have one of the types auto, any, none, and tool with a `name`";
-            Err(OpenAiError::invalid("tool_choice", message))
+            Err(MessagesError::invalid(message))
         }
     }
 }
 
-fn function(param: &str, tool: &Value) -> Result<Value, OpenAiError> {
+/// Translates a tool of the client to the form that chat templates read.
+fn function(param: &str, tool: &Value) -> Result<Value, MessagesError> {
     if !tool["input_schema"].is_object() {
         let message = format!("`{param}` must have a JSON schema as its `input_schema`");
-        return Err(OpenAiError::invalid(param, message));
+        return Err(MessagesError::invalid(message));
     }
     let mut function = json!({"name": tool["name"]});
     if let Some(description) = tool.get("description").filter(|description| !description.is_null()) {

@@ -9,59 +9,36 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::error::{OpenAiError, OpenAiJson};
-use super::guided::Guided;
-use super::logprobs::{CompletionLogprobs, PromptLogprobs, prompt_logprobs};
-use super::params::{Common, check_answers, check_rest};
-use super::types::{FINGERPRINT, Header, Usage, finish_reason};
-use crate::http::ignored::Ignored;
-use crate::http::{App, headers, sse};
-use crate::service::{
-    Answer, Params, Prepared, Prompt, PromptToken, Service, ServiceError, TextEvent, TextStream,
+use super::generation::{
+    AnswerCounts, AnswerPipeline, PreparedPrompt, PromptAnswers, Renderer, ReportOptions, StreamedAnswer,
 };
-use crate::text::{Specials, Tokenizer};
+use super::guided::GuidedFields;
+use super::logprobs::{CompletionLogprobs, PromptLogprobs, prompt_logprobs};
+use super::params::{GenerationFields, check_answers, check_rest, concurrent_prompts};
+use super::prompts::{PromptList, prompt_text};
+use super::types::{FINGERPRINT, ResponseHeader, TokenUsage, finish_reason};
+use crate::chat::IgnoredFields;
+use crate::http::app::App;
+use crate::http::sse::{self, EventDescription};
+use crate::service::{Answer, Params, Prompt, PromptToken, TextEvent};
+use crate::text::Tokenizer;
 
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct CompletionRequest {
-    prompt: Prompts,
-    /// As vLLM has it: whether the tokenizer's own tokens go around a prompt that is a text.
+    prompt: PromptList,
+    /// vLLM's field: whether the tokenizer's own tokens go around a prompt that is a text.
     add_special_tokens: Option<bool>,
     logprobs: Option<u32>,
     echo: Option<bool>,
     best_of: Option<usize>,
-    /// As vLLM has it: what the model makes of the prompt's tokens, with so many alternatives.
+    /// vLLM's field: report log-probabilities of the prompt's tokens, with so many alternatives.
     prompt_logprobs: Option<u32>,
     #[serde(flatten)]
-    common: Common,
+    common: GenerationFields,
     #[serde(flatten)]
-    guided: Guided,
+    guided: GuidedFields,
     #[serde(flatten)]
     rest: Map<String, Value>,
-}
-
-#[derive(Debug, Deserialize, ToSchema)]
-#[serde(
-    untagged,
-    expecting = "a prompt must be a text, a list of texts, a list of token ids, or a list of such lists"
-)]
-pub(super) enum Prompts {
-    Text(String),
-    Texts(Vec<String>),
-    Ids(Vec<u32>),
-    ManyIds(Vec<Vec<u32>>),
-}
-
-impl Prompts {
-    /// Each by itself. The tokenizer's own tokens go around texts unless `add_special_tokens` is false.
-    pub(super) fn list(self, add_special_tokens: Option<bool>) -> Vec<Prompt> {
-        let specials = if add_special_tokens == Some(false) { Specials::Omit } else { Specials::Add };
-        let text = |text| Prompt::Text(text, specials);
-        match self {
-            Prompts::Text(prompt) => vec![text(prompt)],
-            Prompts::Texts(prompts) => prompts.into_iter().map(text).collect(),
-            Prompts::Ids(ids) => vec![Prompt::Ids(ids)],
-            Prompts::ManyIds(prompts) => prompts.into_iter().map(Prompt::Ids).collect(),
-        }
-    }
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -71,14 +48,13 @@ struct Completion<'a> {
     created: u64,
     model: &'a str,
     system_fingerprint: &'static str,
-    choices: Vec<Choice>,
+    choices: Vec<CompletionChoice>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    usage: Option<Usage>,
+    usage: Option<TokenUsage>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = CompletionChoice)]
-struct Choice {
+struct CompletionChoice {
     index: usize,
     text: String,
     logprobs: Option<CompletionLogprobs>,
@@ -92,111 +68,100 @@ struct Choice {
     prompt_logprobs: Option<PromptLogprobs>,
 }
 
-/// One of the request's prompts.
-struct Item {
-    prepared: Prepared,
-    /// What every answer to it begins with: the prompt itself if `echo` asks for it.
-    prefix: String,
-    /// Of the prompt, if it was a text.
-    characters: usize,
-}
-
 /// Continues one or several prompts, at once or as a stream.
-#[utoipa::path(post, path = "/v1/completions", tag = "OpenAI", request_body = CompletionRequest, responses((status = 200, description = "The answers, or chunks of them as a stream if `stream` is true", body = Completion<'_>)))]
+#[utoipa::path(post, path = "/v1/completions", tag = "OpenAI", request_body = CompletionRequest, responses((status = 200, description = "The answers, or chunks of them as a stream if `stream` is true", content((Completion<'_> = "application/json"), (inline(EventDescription) = "text/event-stream")))))]
 pub(super) async fn completions(
     State(app): State<App>,
     OpenAiJson(request): OpenAiJson<CompletionRequest>,
 ) -> Result<Response, OpenAiError> {
-    let CompletionRequest {
-        prompt,
-        add_special_tokens,
-        logprobs,
-        echo,
-        best_of,
-        prompt_logprobs,
-        common,
-        guided,
-        rest,
-    } = request;
-    let header = Header::new("cmpl", common.check_model(&app)?);
-    if rest.get("suffix").is_some_and(|suffix| !suffix.is_null() && suffix != "") {
+    let header = ResponseHeader::new("cmpl-", request.common.served_model(&app)?);
+    if request.rest.get("suffix").is_some_and(|suffix| !suffix.is_null() && suffix != "") {
         let message = "Suffix is not supported and can be achieved by preprocessing the prompt.";
         return Err(OpenAiError::invalid("suffix", message));
     }
-    let mut ignored = Ignored::default();
-    check_rest(&rest, &mut ignored)?;
-    let echo = echo.unwrap_or(false);
-    let prompts = prompts(prompt.list(add_special_tokens), app.service.limits().max_client_batch_size)?;
-    let each = best_of.unwrap_or(1).max(common.n.unwrap_or(1));
-    let width = if common.streams() { prompts.len() } else { width(&app, each).min(prompts.len()) };
-    let n = common.choices(&app, width)?;
-    let best_of = best_of.unwrap_or(n);
-    check_best_of(&app, best_of, n, width, common.streams())?;
-    let echoed_logprobs = logprobs.filter(|_| echo);
-    let mut params = common.params(logprobs.unwrap_or(0))?;
-    params.grammar = guided.wanted(params.grammar.take())?;
-    params.prompt_logprobs = prompt_logprobs.max(echoed_logprobs);
-    params.echoes = echo || prompt_logprobs.is_some();
-    check_stream(&common, &params, prompt_logprobs)?;
+    let mut ignored = IgnoredFields::default();
+    check_rest(&request.rest, &mut ignored)?;
+    let echo = request.echo.unwrap_or(false);
+    let prompts = request.prompt.into_prompts(request.add_special_tokens);
+    check_prompt_count(prompts.len(), app.service.limits().max_client_batch_size)?;
+    let counts = counts(&app, &request.common, request.best_of, prompts.len())?;
+    let echoed_logprobs = request.logprobs.filter(|_| echo);
+    let mut params = request.common.params(request.logprobs.unwrap_or(0))?;
+    params.grammar = request.guided.wanted(params.grammar.take())?;
+    params.prompt_logprobs = request.prompt_logprobs.max(echoed_logprobs);
+    params.echoes = echo || request.prompt_logprobs.is_some();
+    check_stream(&request.common, &params, request.prompt_logprobs)?;
     let prepare = |prompt| async {
         let characters = if let Prompt::Text(text, _) = &prompt { text.chars().count() } else { 0 };
-        let prefix = if echo { text(app.service.tokenizer(), &prompt) } else { String::new() };
+        let echo = if echo { prompt_text(app.service.tokenizer(), &prompt) } else { String::new() };
         let prepared = app.service.prepare(prompt, params.clone()).await?;
-        Ok::<_, OpenAiError>(Item { prepared, prefix, characters })
+        Ok::<_, OpenAiError>(PreparedPrompt { prepared, echo, characters })
     };
-    // All prompts are checked before the first is computed.
-    let items: Vec<Item> =
-        stream::iter(prompts).map(prepare).buffered(self::width(&app, 1)).try_collect().await?;
-    items.iter().for_each(|item| ignored.note_unenforced(&item.prepared));
-    let prompt_tokens = items.iter().map(|item| item.prepared.prompt().len()).sum();
-    let tokenizer = logprobs.is_some().then(|| app.service.tokenizer().clone());
-    let wants_ids = common.return_token_ids.unwrap_or(false);
-    let writer = Writer {
-        header,
-        tokenizer,
+    // All prompts are validated before the first is computed.
+    let prepared = stream::iter(prompts).map(prepare).buffered(concurrent_prompts(&app, 1));
+    let prompts: Vec<PreparedPrompt> = prepared.try_collect().await?;
+    prompts.iter().for_each(|prompt| ignored.note_unenforced(&prompt.prepared));
+    let wants_logprobs = request.logprobs.is_some();
+    let wants_ids = request.common.return_token_ids.unwrap_or(false);
+    let renderer = CompletionRenderer {
+        tokenizer: app.service.tokenizer().clone(),
+        wants_logprobs,
         echoed_logprobs,
-        prompt_tokens,
-        include_usage: common.includes_usage(),
-        continuous_usage: common.includes_continuous_usage(),
         wants_ids,
-        ignored,
-        choices: Vec::new(),
+        prompt_top_n: request.prompt_logprobs,
     };
-    let characters = items.iter().map(|item| item.characters).sum();
-    if common.streams() {
-        let mut streams = Vec::new();
-        for item in items {
-            streams.push((item.prefix, app.service.start_several(&item.prepared, best_of.max(n))?));
-        }
-        let headers = headers::before(&app, characters, &writer.ignored);
-        return Ok((headers, writer.stream(streams).await?).into_response());
+    let report =
+        ReportOptions { every_token: wants_logprobs || wants_ids, ..request.common.report_options() };
+    AnswerPipeline { header, prompts, counts, report, ignored, renderer }.respond(&app).await
+}
+
+/// Refuses a request without prompts, and one with more prompts than `most`.
+fn check_prompt_count(given: usize, most: usize) -> Result<(), OpenAiError> {
+    if given > most {
+        let message = format!(
+            "Number of prompts exceeds the maximum allowed batch size of {most} (--max-client-batch-size). Given: {given}"
+        );
+        return Err(OpenAiError::invalid("prompt", message));
     }
-    let batch = Batch { items, width, answers: best_of.max(n), n, characters, prompt_top_n: prompt_logprobs };
-    writer.whole(&app, batch).await
+    if given == 0 {
+        return Err(OpenAiError::invalid("prompt", "`prompt` cannot be empty"));
+    }
+    Ok(())
 }
 
-/// How many prompts with so many answers each are computed at the same time: half of the places at most, so that
-/// others find room beside the longest list.
-fn width(app: &App, answers: usize) -> usize {
-    (app.service.limits().max_concurrent_requests / 2 / answers.max(1)).max(1)
+/// Returns how many answers are generated and sent, if `n` and `best_of` allow it.
+fn counts(
+    app: &App,
+    common: &GenerationFields,
+    best_of: Option<usize>,
+    prompts: usize,
+) -> Result<AnswerCounts, OpenAiError> {
+    let streams = common.streams();
+    let answers = best_of.unwrap_or(1).max(common.n.unwrap_or(1));
+    // All answers of a stream are computed at the same time.
+    let concurrent_prompts = if streams { prompts } else { concurrent_prompts(app, answers).min(prompts) };
+    let n = common.choices(app, concurrent_prompts)?;
+    let best_of = best_of.unwrap_or(n);
+    if best_of < n {
+        let message = format!("`best_of` must be >= `n` ({n}). Given: {best_of}");
+        return Err(OpenAiError::invalid("best_of", message));
+    }
+    if best_of > n {
+        check_answers(app, "best_of", best_of, concurrent_prompts)?;
+    }
+    if streams && best_of != n {
+        let message = "`best_of` != `n` is not supported when streaming tokens";
+        return Err(OpenAiError::invalid("best_of", message));
+    }
+    Ok(AnswerCounts { sent: n, generated: best_of, concurrent_prompts })
 }
 
-/// Prompts whose answers are sent as a whole.
-struct Batch {
-    items: Vec<Item>,
-    /// Prompts that are computed at the same time.
-    width: usize,
-    /// Answers to each prompt, of which the `n` best are sent.
-    answers: usize,
-    n: usize,
-    /// Of all prompts.
-    characters: usize,
-    /// Alternatives at each token of the prompts, if they were asked for.
-    prompt_top_n: Option<u32>,
-}
-
-/// What cannot be had as a stream.
-fn check_stream(common: &Common, params: &Params, prompt_logprobs: Option<u32>) -> Result<(), OpenAiError> {
+/// Refuses the options that a stream cannot have.
+fn check_stream(
+    common: &GenerationFields,
+    params: &Params,
+    prompt_logprobs: Option<u32>,
+) -> Result<(), OpenAiError> {
     if !common.streams() {
         return Ok(());
     }
@@ -211,231 +176,119 @@ fn check_stream(common: &Common, params: &Params, prompt_logprobs: Option<u32>) 
     Ok(())
 }
 
-fn check_best_of(
-    app: &App,
-    best_of: usize,
-    n: usize,
-    prompts: usize,
-    streams: bool,
-) -> Result<(), OpenAiError> {
-    if best_of < n {
-        return Err(OpenAiError::invalid(
-            "best_of",
-            format!("`best_of` must be >= `n` ({n}). Given: {best_of}"),
-        ));
-    }
-    if best_of > n {
-        check_answers(app, "best_of", best_of, prompts)?;
-    }
-    if streams && best_of != n {
-        let message = "`best_of` != `n` is not supported when streaming tokens";
-        return Err(OpenAiError::invalid("best_of", message));
-    }
-    Ok(())
-}
-
-fn prompts(prompts: Vec<Prompt>, most: usize) -> Result<Vec<Prompt>, OpenAiError> {
-    if prompts.len() > most {
-        let message = format!(
-            "Number of prompts exceeds the maximum allowed batch size of {most} (--max-client-batch-size). Given: {}",
-            prompts.len()
-        );
-        return Err(OpenAiError::invalid("prompt", message));
-    }
-    if prompts.is_empty() {
-        return Err(OpenAiError::invalid("prompt", "`prompt` cannot be empty"));
-    }
-    Ok(prompts)
-}
-
-fn text(tokenizer: &Tokenizer, prompt: &Prompt) -> String {
-    match prompt {
-        Prompt::Text(text, _) => text.clone(),
-        Prompt::Chat(prompt) => prompt.text.clone(),
-        Prompt::Ids(ids) => {
-            let mut detokenizer = tokenizer.detokenizer(true, false);
-            ids.iter().map(|&id| detokenizer.push(id)).collect::<String>() + &detokenizer.finish()
-        }
-    }
-}
-
-struct Writer {
-    header: Header,
-    /// Set if log-probabilities were asked for.
-    tokenizer: Option<Tokenizer>,
-    /// Set if they begin with those of the prompt: how many alternatives.
+/// Writes the objects of `/v1/completions`.
+struct CompletionRenderer {
+    tokenizer: Tokenizer,
+    wants_logprobs: bool,
+    /// The alternatives to report for each token of the prompt, if the prompt is part of the text
+    /// and log-probabilities were asked for.
     echoed_logprobs: Option<u32>,
-    prompt_tokens: usize,
-    include_usage: bool,
-    /// Each chunk has the usage of its answer so far.
-    continuous_usage: bool,
     wants_ids: bool,
-    ignored: Ignored,
-    /// What has been streamed of each answer.
-    choices: Vec<Progress>,
+    /// The alternatives to report for each token of the prompt, if they were asked for.
+    prompt_top_n: Option<u32>,
 }
 
-impl Writer {
-    fn body(&self, choices: Vec<Choice>, usage: Option<Usage>) -> Completion<'_> {
-        Completion {
-            object: "text_completion",
-            id: &self.header.id,
-            created: self.header.created,
-            model: &self.header.model,
-            system_fingerprint: FINGERPRINT,
-            choices,
-            usage,
-        }
-    }
-
-    /// The `n` best of the answers to each prompt, in the order of the prompts.
-    async fn whole(self, app: &App, batch: Batch) -> Result<Response, OpenAiError> {
-        let Batch { items, width, answers, n, characters, prompt_top_n } = batch;
-        let answer = |Item { prepared, prefix, .. }: Item| async move {
-            let streams = app.service.start_several(&prepared, answers)?;
-            Ok::<_, OpenAiError>((prefix, prepared.prompt().to_vec(), Service::collect(streams).await?))
-        };
-        let answers: Vec<_> = stream::iter(items).map(answer).buffered(width).try_collect().await?;
-        let all = answers.iter().flat_map(|(_, _, answers)| answers);
-        let mut headers = headers::after(app, characters, &self.ignored, self.prompt_tokens, all);
-        let mut usage = Usage::new(self.prompt_tokens, 0, 0);
-        let mut choices = Vec::new();
-        for (prefix, prompt, mut answers) in answers {
-            usage.add(Usage::of(0, &answers));
-            if answers.len() > n {
-                answers.sort_by(|a, b| b.mean_logprob().total_cmp(&a.mean_logprob()));
-                answers.truncate(n);
-            }
-            for answer in answers {
-                let prompt_logprobs = prompt_top_n
-                    .map(|top_n| prompt_logprobs(app.service.tokenizer(), &prompt, &answer.prompt, top_n));
-                let choice = self.choice(choices.len(), &prefix, &prompt, answer);
-                choices.push(Choice { prompt_logprobs, ..choice });
-            }
-        }
-        headers.insert(sse::CACHED_TOKENS, usage.cached_tokens().into());
-        Ok((headers, Json(self.body(choices, Some(usage)))).into_response())
-    }
-
-    fn choice(&self, index: usize, prefix: &str, prompt: &[u32], answer: Answer) -> Choice {
-        let offset = prefix.chars().count();
-        Choice {
+impl CompletionRenderer {
+    fn choice(&self, index: usize, echo: &str, prompt: &[u32], answer: Answer) -> CompletionChoice {
+        let logprobs = |top_n| prompt_logprobs(&self.tokenizer, prompt, &answer.prompt, top_n);
+        CompletionChoice {
             index,
-            logprobs: self.logprobs(Some((prompt, &answer.prompt)), &answer.tokens, offset),
+            logprobs: self.logprobs(Some((prompt, &answer.prompt)), &answer.tokens, echo.chars().count()),
             finish_reason: Some(finish_reason(answer.finished.reason)),
             prompt_token_ids: self.wants_ids.then(|| prompt.to_vec()),
             token_ids: self.wants_ids.then(|| answer.tokens.iter().map(|event| event.token.id).collect()),
-            prompt_logprobs: None,
-            text: format!("{prefix}{}", answer.finished.text),
+            prompt_logprobs: self.prompt_top_n.map(logprobs),
+            text: format!("{echo}{}", answer.finished.text),
         }
     }
 
-    /// Of these tokens, if they were asked for; with them those of the prompt if it goes before them.
+    /// Returns the log-probabilities of generated tokens if they were asked for. Those of `prompt`,
+    /// its tokens and what the model reports about them, come first if `echo` asks for them.
+    /// `offset` is the number of characters of the text before the first generated token.
     fn logprobs(
         &self,
         prompt: Option<(&[u32], &[PromptToken])>,
         events: &[TextEvent],
         offset: usize,
     ) -> Option<CompletionLogprobs> {
-        let tokenizer = self.tokenizer.as_ref()?;
+        if !self.wants_logprobs {
+            return None;
+        }
         let mut logprobs = match (prompt, self.echoed_logprobs) {
             (Some((ids, tokens)), Some(top_n)) => {
-                CompletionLogprobs::of_prompt(tokenizer, ids, tokens, top_n)
+                CompletionLogprobs::of_prompt(&self.tokenizer, ids, tokens, top_n)
             }
             _ => CompletionLogprobs::default(),
         };
-        logprobs.add(tokenizer, events, offset);
+        logprobs.add(&self.tokenizer, events, offset);
         Some(logprobs)
     }
+}
 
-    async fn stream(mut self, prompts: Vec<(String, Vec<TextStream>)>) -> Result<Response, OpenAiError> {
-        let mut streams = Vec::new();
-        for (number, (prefix, answers)) in prompts.into_iter().enumerate() {
-            for stream in answers {
-                let ids = stream.request().prompt();
-                self.choices.push(Progress {
-                    prefix: prefix.clone(),
-                    offset: prefix.chars().count(),
-                    number,
-                    prompt: ids.len(),
-                    prompt_ids: (self.wants_ids || self.echoed_logprobs.is_some()).then(|| ids.to_vec()),
-                    ..Progress::default()
-                });
-                streams.push(stream);
+fn completion(
+    header: &ResponseHeader,
+    choices: Vec<CompletionChoice>,
+    usage: Option<TokenUsage>,
+) -> Completion<'_> {
+    Completion {
+        object: "text_completion",
+        id: &header.id,
+        created: header.created,
+        model: &header.model,
+        system_fingerprint: FINGERPRINT,
+        choices,
+        usage,
+    }
+}
+
+impl Renderer for CompletionRenderer {
+    type ChunkChoice = CompletionChoice;
+
+    /// As in TGI.
+    const USAGE_WITH_LAST_TOKEN: bool = true;
+
+    fn body(self, header: ResponseHeader, prompts: Vec<PromptAnswers>, usage: TokenUsage) -> Response {
+        let mut choices = Vec::new();
+        for PromptAnswers { prompt, echo, answers } in prompts {
+            for answer in answers {
+                choices.push(self.choice(choices.len(), &echo, &prompt, answer));
             }
         }
-        sse::begin(&mut streams).await?;
-        let places = self.choices.iter().zip(&streams).collect::<Vec<_>>();
-        let firsts = places.chunk_by(|(a, _), (b, _)| a.number == b.number);
-        let cached_tokens = firsts.map(|answers| answers[0].1.cached_tokens()).sum();
-        Ok(sse::response(streams, cached_tokens, self))
+        Json(completion(&header, choices, Some(usage))).into_response()
     }
-}
 
-impl sse::Write for Writer {
-    /// Without `include_usage` the last chunk of an answer has its usage, as TGI's has.
-    fn event(&mut self, index: usize, event: TextEvent, to: &mut sse::Events) {
-        let choice = &mut self.choices[index];
-        choice.generated += 1;
-        let prefix = std::mem::take(&mut choice.prefix);
-        let says_nothing = prefix.is_empty() && event.text.is_empty() && event.finished.is_none();
-        if says_nothing && self.tokenizer.is_none() && !self.wants_ids {
-            return;
+    fn choice(
+        &mut self,
+        answer: &mut StreamedAnswer,
+        event: TextEvent,
+        is_reported: bool,
+    ) -> Option<CompletionChoice> {
+        let echo = std::mem::take(&mut answer.echo);
+        if echo.is_empty() && event.text.is_empty() && !is_reported {
+            return None;
         }
-        let prompt_ids = choice.prompt_ids.take();
-        let offset = choice.offset;
-        choice.offset += event.text.chars().count();
+        let offset = answer.characters;
+        answer.characters += event.text.chars().count();
+        let prompt_ids = answer.prompt.take();
         let prompt = prompt_ids.as_deref().map(|ids| (ids, event.prompt.as_slice()));
-        let logprobs = self.logprobs(prompt, std::slice::from_ref(&event), offset);
-        let choice = &mut self.choices[index];
-        let token_ids = self.wants_ids.then(|| vec![event.token.id]);
-        let prompt_token_ids = prompt_ids.filter(|_| self.wants_ids);
-        if let Some(finished) = &event.finished {
-            choice.cached = finished.cached_tokens;
-        }
-        let is_told = if self.include_usage { self.continuous_usage } else { event.finished.is_some() };
-        let usage = is_told.then(|| Usage::new(choice.prompt, choice.cached, choice.generated));
-        let finish_reason = event.finished.as_ref().map(|finished| finish_reason(finished.reason));
-        let text = if prefix.is_empty() { event.text } else { prefix + &event.text };
-        let prompt_logprobs = None;
-        let choice =
-            Choice { index, text, logprobs, finish_reason, prompt_token_ids, token_ids, prompt_logprobs };
-        to.json(&self.body(vec![choice], usage));
+        Some(CompletionChoice {
+            index: answer.index,
+            logprobs: self.logprobs(prompt, std::slice::from_ref(&event), offset),
+            finish_reason: event.finished.as_ref().map(|finished| finish_reason(finished.reason)),
+            prompt_token_ids: prompt_ids.filter(|_| self.wants_ids),
+            token_ids: self.wants_ids.then(|| vec![event.token.id]),
+            prompt_logprobs: None,
+            text: if echo.is_empty() { event.text } else { echo + &event.text },
+        })
     }
 
-    fn error(&mut self, error: ServiceError, to: &mut sse::Events) {
-        OpenAiError::from(error).write(to);
-        to.line("[DONE]");
+    fn chunk(
+        &mut self,
+        header: &ResponseHeader,
+        choice: Option<CompletionChoice>,
+        usage: Option<TokenUsage>,
+        to: &mut sse::Events,
+    ) {
+        to.json(&completion(header, choice.into_iter().collect(), usage));
     }
-
-    fn end(&mut self, to: &mut sse::Events) {
-        if self.include_usage {
-            let generated = self.choices.iter().map(|choice| choice.generated).sum();
-            // A prompt counts once, as it was computed for its first answer.
-            let firsts =
-                self.choices.chunk_by(|a, b| a.number == b.number).filter_map(|answers| answers.first());
-            let cached = firsts.map(|first| first.cached).sum();
-            let usage = Usage::new(self.prompt_tokens, cached, generated);
-            to.json(&self.body(Vec::new(), Some(usage)));
-        }
-        to.line("[DONE]");
-    }
-}
-
-/// What has been sent of an answer.
-#[derive(Debug, Default)]
-struct Progress {
-    /// Goes before its first text.
-    prefix: String,
-    /// Characters so far.
-    offset: usize,
-    /// Which of the prompts it answers.
-    number: usize,
-    /// Tokens of that prompt, and how many of them did not have to be computed.
-    prompt: usize,
-    cached: usize,
-    /// The tokens of that prompt, if they or their log-probabilities are to be told with its first text.
-    prompt_ids: Option<Vec<u32>>,
-    /// Tokens so far.
-    generated: usize,
 }

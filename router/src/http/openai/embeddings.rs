@@ -11,26 +11,28 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
-use super::completions::Prompts;
 use super::error::{OpenAiError, OpenAiJson};
-use super::names::FieldNames;
-use super::params::{Common, check_rest};
-use crate::http::App;
-use crate::http::ignored::Ignored;
+use super::params::{check_rest, concurrent_prompts};
+use super::prompts::PromptList;
+use crate::chat::IgnoredFields;
+use crate::http::app::App;
+use crate::http::field_names::FieldNames;
+use crate::http::ignored;
+use crate::http::model_name::served_model;
 use crate::service::{Params, Prepared, ServiceError};
 
-/// OpenAI's bound.
-const MOST_INPUTS: usize = 2048;
+/// The most inputs of a request, as in OpenAI's API.
+const MAX_INPUTS: usize = 2048;
 
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct EmbeddingRequest {
-    input: Prompts,
+    input: PromptList,
     model: Option<String>,
-    /// `float` or `base64`: single precision, little-endian.
+    /// `float`, or `base64` for little-endian numbers of 32 bits.
     encoding_format: Option<String>,
-    /// Keep so many of the first features, for models that were trained for that.
+    /// The number of features to keep, for models that were trained for shorter vectors.
     dimensions: Option<usize>,
-    /// As vLLM has it: whether the tokenizer's own tokens go around an input that is a text.
+    /// vLLM's field: whether the tokenizer's own tokens go around an input that is a text.
     add_special_tokens: Option<bool>,
     #[serde(flatten)]
     rest: Map<String, Value>,
@@ -48,12 +50,13 @@ pub(super) struct EmbeddingList {
 struct Embedding {
     object: &'static str,
     index: usize,
-    embedding: Vector,
+    embedding: EmbeddingVector,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
-enum Vector {
+#[schema(as = Vector)]
+enum EmbeddingVector {
     Floats(Vec<f32>),
     Base64(String),
 }
@@ -64,20 +67,20 @@ struct EmbeddingUsage {
     total_tokens: usize,
 }
 
-/// The states of texts, each as one vector of length 1.
+/// Returns one vector of length 1 for each text.
 #[utoipa::path(post, path = "/v1/embeddings", tag = "OpenAI", request_body = EmbeddingRequest, responses((status = 200, description = "A vector for each input, in their order", body = EmbeddingList)))]
 pub(super) async fn embeddings(
     State(app): State<App>,
     OpenAiJson(request): OpenAiJson<EmbeddingRequest>,
 ) -> Result<Response, OpenAiError> {
     let EmbeddingRequest { input, model, encoding_format, dimensions, add_special_tokens, rest } = request;
-    let model = Common::of_model(model).check_model(&app)?;
-    let mut ignored = Ignored::default();
+    let model = served_model(&app, model.as_deref())?;
+    let mut ignored = IgnoredFields::default();
     check_rest(&rest, &mut ignored)?;
     let encode = encoding(encoding_format.as_deref())?;
-    let inputs = input.list(add_special_tokens);
-    if inputs.is_empty() || inputs.len() > MOST_INPUTS {
-        let message = format!("`input` must have 1 to {MOST_INPUTS} texts. Given: {}", inputs.len());
+    let inputs = input.into_prompts(add_special_tokens);
+    if inputs.is_empty() || inputs.len() > MAX_INPUTS {
+        let message = format!("`input` must have 1 to {MAX_INPUTS} texts. Given: {}", inputs.len());
         return Err(OpenAiError::invalid("input", message));
     }
     let ready = app.service.ready()?;
@@ -94,9 +97,8 @@ pub(super) async fn embeddings(
         ..Params::default()
     };
 
-    // Half of the places at most, so that others find room beside the longest list. All inputs are checked before the first is
-    // computed.
-    let width = (app.service.limits().max_concurrent_requests / 2).max(1);
+    // All inputs are validated before the first is computed.
+    let width = concurrent_prompts(&app, 1);
     let prepare = |input| app.service.prepare(input, params.clone());
     let prepared: Vec<Prepared> =
         stream::iter(inputs).map(prepare).buffered(width).try_collect().await.map_err(about_input)?;
@@ -106,7 +108,7 @@ pub(super) async fn embeddings(
         async move {
             let mut vector = app.service.start(input)?.collect().await?.vector;
             vector.truncate(kept);
-            normalise(&mut vector)?;
+            normalize(&mut vector)?;
             Ok(Embedding { object: "embedding", index, embedding: encode(vector) })
         }
     };
@@ -114,16 +116,17 @@ pub(super) async fn embeddings(
     let data = data.try_collect().await.map_err(about_input)?;
     let usage = EmbeddingUsage { prompt_tokens, total_tokens: prompt_tokens };
     let mut headers = HeaderMap::new();
-    ignored.write(&mut headers);
+    ignored::write_header(&ignored, &mut headers);
     Ok((headers, Json(EmbeddingList { object: "list", data, model, usage })).into_response())
 }
 
-fn encoding(format: Option<&str>) -> Result<fn(Vec<f32>) -> Vector, OpenAiError> {
+/// Returns the function that encodes a vector.
+fn encoding(format: Option<&str>) -> Result<fn(Vec<f32>) -> EmbeddingVector, OpenAiError> {
     match format {
-        None | Some("float") => Ok(Vector::Floats),
+        None | Some("float") => Ok(EmbeddingVector::Floats),
         Some("base64") => Ok(|vector| {
             let bytes: Vec<u8> = vector.iter().flat_map(|value| value.to_le_bytes()).collect();
-            Vector::Base64(BASE64_STANDARD.encode(bytes))
+            EmbeddingVector::Base64(BASE64_STANDARD.encode(bytes))
         }),
         Some(_) => {
             Err(OpenAiError::invalid("encoding_format", "`encoding_format` must be `float` or `base64`"))
@@ -131,11 +134,11 @@ fn encoding(format: Option<&str>) -> Result<fn(Vec<f32>) -> Vector, OpenAiError>
     }
 }
 
-/// Gives a vector the length 1, unless it has none.
-fn normalise(vector: &mut [f32]) -> Result<(), ServiceError> {
+/// Scales a vector to the length 1. A vector of zeros stays as it is.
+fn normalize(vector: &mut [f32]) -> Result<(), ServiceError> {
     let length = vector.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
     if !length.is_finite() {
-        return Err(ServiceError::Generation("the model's states are no numbers".into()));
+        return Err(ServiceError::Generation("the model's hidden states are not finite".into()));
     }
     if length > 0.0 {
         vector.iter_mut().for_each(|value| *value = (f64::from(*value) / length) as f32);
@@ -143,7 +146,7 @@ fn normalise(vector: &mut [f32]) -> Result<(), ServiceError> {
     Ok(())
 }
 
-/// What the service calls a prompt is an input here.
+/// Converts an error of the service about one of the inputs.
 fn about_input(error: ServiceError) -> OpenAiError {
-    OpenAiError::about(error, &FieldNames::EMBEDDINGS)
+    OpenAiError::from_service(error, &FieldNames::EMBEDDINGS)
 }

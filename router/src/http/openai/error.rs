@@ -1,7 +1,5 @@
 //! OpenAI's errors: `{"error": {"message", "type", "param", "code"}}`.
 
-use std::time::Duration;
-
 use axum::Json;
 use axum::extract::FromRequest;
 use axum::extract::rejection::JsonRejection;
@@ -10,25 +8,24 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use super::names::FieldNames;
+use crate::chat::ChatError;
+use crate::http::field_names::FieldNames;
+use crate::http::model_name::UnknownModel;
 use crate::http::sse;
 use crate::metrics;
 use crate::service::{ContextOverflow, ServiceError};
 
-/// An error with its status.
+/// An error with its HTTP status.
 #[derive(Debug)]
 pub(in crate::http) struct OpenAiError {
-    pub(in crate::http) status: StatusCode,
-    /// Seconds after which to try again.
-    retry_after: Option<u64>,
-    /// The sizes of a request that does not fit, for APIs that say it in words of their own.
-    overflow: Option<Box<ContextOverflow>>,
-    body: Body,
+    status: StatusCode,
+    /// The error of the service that this error shows, with the field names of the route.
+    source: Option<Box<ServiceError>>,
+    body: OpenAiErrorBody,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = OpenAiErrorBody)]
-pub(super) struct Body {
+struct OpenAiErrorBody {
     message: String,
     #[serde(rename = "type")]
     kind: &'static str,
@@ -39,65 +36,80 @@ pub(super) struct Body {
     http_status_code: Option<u16>,
 }
 
+/// The JSON of an error.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = OpenAiError)]
-pub(super) struct Envelope {
-    error: Body,
+pub(in crate::http) struct OpenAiErrorEnvelope {
+    error: OpenAiErrorBody,
 }
 
 const INVALID: &str = "invalid_request_error";
+/// The code of an error of a limit of an API key.
+const LIMIT_EXCEEDED: &str = "rate_limit_exceeded";
 
 impl OpenAiError {
     fn new(status: StatusCode, kind: &'static str, message: impl Into<String>) -> Self {
-        let body = Body { message: message.into(), kind, param: None, code: None, http_status_code: None };
-        OpenAiError { status, retry_after: None, overflow: None, body }
+        let message = message.into();
+        let body = OpenAiErrorBody { message, kind, param: None, code: None, http_status_code: None };
+        OpenAiError { status, source: None, body }
     }
 
-    /// A field with a wrong value, for requests that do not get as far as the service.
-    pub(in crate::http) fn invalid(param: &str, message: impl Into<String>) -> Self {
-        metrics::request_rejected("validation");
-        let mut error = Self::new(StatusCode::BAD_REQUEST, INVALID, message);
-        error.body.param = Some(param.to_owned());
-        error
-    }
-
-    /// The same for an API in which a field has another name.
-    pub(super) fn renamed(mut self, from: &str, to: &str) -> Self {
-        self.body.message = self.body.message.replace(&format!("`{from}`"), &format!("`{to}`"));
-        self.body.param = self.body.param.map(|param| if param == from { to.to_owned() } else { param });
+    fn with_param(mut self, param: impl Into<String>) -> Self {
+        self.body.param = Some(param.into());
         self
     }
 
-    /// An error of the service, in the words of an API that calls its fields by these names.
-    pub(in crate::http) fn about(error: ServiceError, names: &FieldNames) -> Self {
-        let (message, retry_after) = (error.to_string(), error.retry_after());
-        let mut answer = match error {
-            ServiceError::Validation { param, .. } => {
-                let mut error = Self::new(StatusCode::BAD_REQUEST, INVALID, names.rename(&message));
-                error.body.param = Some(names.of(param).to_owned());
-                error
-            }
-            ServiceError::ContextLength(sizes) => {
-                let mut error = Self::new(StatusCode::BAD_REQUEST, INVALID, names.overflow(&sizes));
-                error.overflow = Some(Box::new(sizes));
-                (error.body.param, error.body.code) =
-                    (Some(names.prompt.into()), Some("context_length_exceeded"));
-                error
-            }
-            ServiceError::Forbidden { param, .. } => {
-                let mut error = Self::new(StatusCode::FORBIDDEN, INVALID, message);
-                (error.body.param, error.body.code) = (Some(param.into()), Some("insufficient_permissions"));
-                error
-            }
+    fn with_code(mut self, code: &'static str) -> Self {
+        self.body.code = Some(code);
+        self
+    }
+
+    /// The error of a field with a wrong value. It is counted as a rejected request, so it must not
+    /// be used for errors of the service, which counts its own.
+    pub(super) fn invalid(param: &str, message: impl Into<String>) -> Self {
+        metrics::request_rejected("validation");
+        Self::new(StatusCode::BAD_REQUEST, INVALID, message).with_param(param)
+    }
+
+    /// The error of a field that is known and not supported.
+    pub(super) fn unsupported(param: &str) -> Self {
+        Self::invalid(param, format!("`{param}` is not supported")).with_code("unsupported_parameter")
+    }
+
+    /// An error of the request as a whole.
+    pub(in crate::http) fn plain(status: StatusCode, message: impl Into<String>) -> Self {
+        Self::new(status, INVALID, message)
+    }
+
+    /// The error of a path that is not served (404), or not by this method (405).
+    pub(in crate::http) fn absent(status: StatusCode, message: String) -> Self {
+        let is_path = status == StatusCode::NOT_FOUND;
+        let code = if is_path { "unknown_url" } else { "method_not_allowed" };
+        Self::new(status, INVALID, message).with_code(code)
+    }
+
+    /// An error of the service, with the field names of a route.
+    pub(super) fn from_service(error: ServiceError, names: &FieldNames) -> Self {
+        let error = names.renamed(error);
+        let message = error.to_string();
+        let bad_request = |message| Self::new(StatusCode::BAD_REQUEST, INVALID, message);
+        let mut answer = match &error {
+            ServiceError::Validation { param, .. } => bad_request(message).with_param(names.name(param)),
+            ServiceError::ContextLength(sizes) => bad_request(overflow_message(names, sizes))
+                .with_param(names.prompt)
+                .with_code("context_length_exceeded"),
+            ServiceError::Forbidden { param, .. } => Self::new(StatusCode::FORBIDDEN, INVALID, message)
+                .with_param(*param)
+                .with_code("insufficient_permissions"),
             ServiceError::Template(_) => {
-                let mut error = Self::new(StatusCode::BAD_REQUEST, INVALID, message);
-                (error.body.param, error.body.code) = (Some("messages".into()), Some("template_error"));
-                error
+                bad_request(message).with_param(names.prompt).with_code("template_error")
             }
             ServiceError::Overloaded { .. } => {
-                let mut error = Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message);
-                error.body.code = Some("overloaded");
-                error
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message).with_code("overloaded")
+            }
+            ServiceError::LimitExceeded { .. } => {
+                Self::new(StatusCode::TOO_MANY_REQUESTS, "rate_limit_error", message)
+                    .with_code(LIMIT_EXCEEDED)
             }
             ServiceError::Unavailable(_) => {
                 Self::new(StatusCode::SERVICE_UNAVAILABLE, "service_unavailable", message)
@@ -106,104 +118,86 @@ impl OpenAiError {
                 Self::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", message)
             }
         };
-        answer.retry_after = retry_after;
+        answer.source = Some(Box::new(error));
         answer
     }
 
-    /// The sizes of a request that does not fit into the model's context.
-    pub(in crate::http) fn overflow(&self) -> Option<&ContextOverflow> {
-        self.overflow.as_deref()
+    /// An error of the chat core, with the field names of a route.
+    pub(super) fn from_chat(error: ChatError, names: &FieldNames) -> Self {
+        match error {
+            ChatError::Invalid { param, message } => {
+                let param = if param == "messages" { names.prompt.to_owned() } else { param };
+                let message = names.rename_conversation(&message);
+                Self::new(StatusCode::BAD_REQUEST, INVALID, message).with_param(param)
+            }
+            ChatError::Service(error) => Self::from_service(error, names),
+        }
     }
 
-    /// An error of the request as a whole.
-    pub(in crate::http) fn plain(status: StatusCode, message: impl Into<String>) -> Self {
-        Self::new(status, INVALID, message)
-    }
-
-    /// What is wrong, in words.
-    pub(in crate::http) fn message(&self) -> &str {
+    /// The text of the error.
+    pub(super) fn message(&self) -> &str {
         &self.body.message
     }
 
-    /// Seconds after which to try again.
-    pub(in crate::http) fn retry_after(&self) -> Option<u64> {
-        self.retry_after
-    }
-
-    /// The same for routes that tell errors in TGI's way.
-    pub(in crate::http) fn into_service_error(self) -> ServiceError {
-        let OpenAiError { status, retry_after, overflow, body } = self;
-        if let Some(sizes) = overflow {
-            return ServiceError::ContextLength(*sizes);
-        }
-        let message = body.message;
-        match status {
-            StatusCode::TOO_MANY_REQUESTS => {
-                ServiceError::Overloaded { retry_after: Duration::from_secs(retry_after.unwrap_or(1)) }
-            }
-            StatusCode::SERVICE_UNAVAILABLE => ServiceError::Unavailable(message),
-            StatusCode::FORBIDDEN => {
-                ServiceError::Forbidden { param: "priority", detail: strip(message, "Permission denied: ") }
-            }
-            status if status.is_server_error() => ServiceError::Incomplete,
-            _ if body.code == Some("template_error") => {
-                ServiceError::Template(strip(message, "Template error: "))
-            }
-            _ => ServiceError::invalid("messages", strip(message, "Input validation error: ")),
-        }
-    }
-
-    /// A field that is understood but not served.
-    pub(in crate::http) fn unsupported(param: &str) -> Self {
-        let mut error = Self::invalid(param, format!("`{param}` is not supported"));
-        error.body.code = Some("unsupported_parameter");
-        error
-    }
-
-    /// Something that is not there, or not by this method.
-    pub(in crate::http) fn absent(status: StatusCode, message: String) -> Self {
-        let mut error = Self::new(status, INVALID, message);
-        error.body.code =
-            Some(if status == StatusCode::NOT_FOUND { "unknown_url" } else { "method_not_allowed" });
-        error
-    }
-
-    /// A model that is not served here.
-    pub(super) fn model_not_found(model: &str) -> Self {
-        let message = format!("model not found: {model}. GET /v1/models lists what is served");
-        let mut error = Self::new(StatusCode::NOT_FOUND, INVALID, message);
-        error.body.param = Some("model".into());
-        error.body.code = Some("model_not_found");
-        error
-    }
-
-    /// The word for it: a code, or the type if there is none.
+    /// The code of the error, or its type if it has no code.
     pub(super) fn code(&self) -> &'static str {
         self.body.code.unwrap_or(self.body.kind)
     }
 
-    /// As an event of a stream that has begun.
+    /// The error of the service that this error shows, for routes that write errors in TGI's form.
+    /// An error that did not come from the service is one of the conversation.
+    pub(in crate::http) fn into_service_error(self) -> ServiceError {
+        match self.source {
+            Some(error) => *error,
+            None => ServiceError::invalid("messages", self.body.message),
+        }
+    }
+
+    /// Writes the error as an event of a stream that has begun.
     pub(super) fn write(mut self, to: &mut sse::Events) {
         self.body.http_status_code = Some(self.status.as_u16());
-        to.json(&Envelope { error: self.body });
+        to.json(&OpenAiErrorEnvelope { error: self.body });
     }
 }
 
-/// A text without what its type says already.
-fn strip(text: String, prefix: &str) -> String {
-    text.strip_prefix(prefix).map_or_else(|| text.clone(), str::to_owned)
+/// Returns the text for a request that does not fit. Clients recognize the error by the beginning
+/// of the first sentence.
+fn overflow_message(names: &FieldNames, sizes: &ContextOverflow) -> String {
+    let ContextOverflow { max_input, max_total, prompt, new, is_estimate } = *sizes;
+    let FieldNames { prompt: field, new_tokens, .. } = names;
+    let limit = format!("This model's maximum context length is {max_total} tokens");
+    let about = if is_estimate { "at least " } else { "" };
+    match new.filter(|_| !sizes.is_prompt_alone()) {
+        Some(new) => format!(
+            "{limit}. However, you requested {} tokens ({prompt} in the {field}, {new} in the completion). \
+             Please reduce `{field}` or `{new_tokens}`.",
+            prompt.saturating_add(new)
+        ),
+        None => format!(
+            "{limit}, of which at most {max_input} may be the prompt's. However, the {field} resulted in \
+             {about}{prompt} tokens. Please reduce `{field}`."
+        ),
+    }
 }
 
 impl From<ServiceError> for OpenAiError {
     fn from(error: ServiceError) -> Self {
-        Self::about(error, &FieldNames::default())
+        Self::from_service(error, &FieldNames::COMPLETION)
+    }
+}
+
+impl From<UnknownModel> for OpenAiError {
+    fn from(error: UnknownModel) -> Self {
+        Self::new(StatusCode::NOT_FOUND, INVALID, error.message())
+            .with_param("model")
+            .with_code("model_not_found")
     }
 }
 
 impl From<JsonRejection> for OpenAiError {
     fn from(rejection: JsonRejection) -> Self {
         let status = match rejection.status() {
-            // OpenAI does not tell a wrong shape from wrong JSON.
+            // OpenAI answers JSON of a wrong shape like a text that is no JSON.
             StatusCode::UNPROCESSABLE_ENTITY => StatusCode::BAD_REQUEST,
             status => status,
         };
@@ -213,28 +207,29 @@ impl From<JsonRejection> for OpenAiError {
 
 impl IntoResponse for OpenAiError {
     fn into_response(self) -> Response {
-        let mut response = (self.status, Json(Envelope { error: self.body })).into_response();
-        if let Some(seconds) = self.retry_after {
+        let retry_after = self.source.and_then(|error| error.retry_after());
+        let mut response = (self.status, Json(OpenAiErrorEnvelope { error: self.body })).into_response();
+        if let Some(seconds) = retry_after {
             response.headers_mut().insert(header::RETRY_AFTER, seconds.into());
         }
         response
     }
 }
 
-/// A JSON body, refused in OpenAI's shape.
+/// A JSON body, which is refused with an [`OpenAiError`].
 #[derive(Debug, FromRequest)]
 #[from_request(via(Json), rejection(OpenAiError))]
 pub(super) struct OpenAiJson<T>(pub(super) T);
 
-/// The answer to a POST without a valid key.
+/// The response to a POST without a valid key.
 pub(in crate::http) fn unauthorized() -> Response {
-    let mut error = OpenAiError::new(StatusCode::UNAUTHORIZED, INVALID, "Incorrect API key provided");
-    error.body.code = Some("invalid_api_key");
-    error.into_response()
+    OpenAiError::new(StatusCode::UNAUTHORIZED, INVALID, "Incorrect API key provided")
+        .with_code("invalid_api_key")
+        .into_response()
 }
 
-/// What a request gets whose handler panicked.
-pub(super) fn internal() -> Response {
+/// The response to a request whose handler panicked.
+pub(in crate::http) fn internal() -> Response {
     OpenAiError::new(StatusCode::INTERNAL_SERVER_ERROR, "server_error", "Internal server error")
         .into_response()
 }

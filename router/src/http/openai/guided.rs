@@ -6,42 +6,48 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::error::OpenAiError;
-use crate::grammar::{Grammar, Wanted};
+use crate::grammar::{Grammar, RequestedGrammar};
 use crate::http::grammar;
 
-/// Texts in a `guided_choice`.
-const MOST_CHOICES: usize = 1000;
+/// The most texts of a `guided_choice`.
+const MAX_CHOICES: usize = 1000;
 
-/// The fields as they are flattened into a request: beside `Common`, because serde would give what is flattened into a
-/// flattened type to the other parts of the request, too.
+/// The fields for structured output, which are flattened into a request.
+///
+/// They are not a part of `GenerationFields`: serde would pass fields of a type that is flattened
+/// twice to the rest of the request, too.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-pub(super) struct Guided {
-    /// vLLM's: a JSON schema, as an object or as a text.
+#[schema(as = Guided)]
+pub(super) struct GuidedFields {
+    /// vLLM's field: a JSON schema, as an object or as a text.
     #[schema(value_type = Option<Object>)]
     guided_json: Option<Value>,
-    /// vLLM's: a regular expression.
+    /// vLLM's field: a regular expression.
     guided_regex: Option<String>,
-    /// vLLM's: the texts that may be answered.
+    /// vLLM's field: the texts among which the answer is chosen.
     guided_choice: Option<Vec<String>>,
-    /// vLLM's: a grammar in Lark's language.
+    /// vLLM's field: a grammar in Lark's language.
     guided_grammar: Option<String>,
-    /// vLLM's: an object with one of `json`, `regex`, `choice`, `grammar` and `json_object`.
+    /// vLLM's field: an object with one of `json`, `regex`, `choice`, `grammar` and `json_object`.
     #[schema(value_type = Option<Object>)]
     structured_outputs: Option<Map<String, Value>>,
 }
 
-/// Parts of `structured_outputs` that change no answer that is valid.
+/// Keys of `structured_outputs` that do not change which answers are valid.
 const HARMLESS: &[&str] = &["disable_fallback", "disable_any_whitespace", "_backend", "_backend_was_auto"];
 
-impl Guided {
-    /// What the answer must be, if one of the fields says so.
+impl GuidedFields {
+    /// Returns the grammar of the answer, if one of the fields has one. `format` is the grammar of
+    /// `response_format`.
     ///
     /// # Errors
-    /// If a field is wrong, or if more than one field says what the answer must be; `format` is what
-    /// `response_format` says.
-    pub(super) fn wanted(&self, format: Option<Wanted>) -> Result<Option<Wanted>, OpenAiError> {
-        let mut all: Vec<Wanted> = format.into_iter().collect();
-        let mut add = |field, grammar| all.push(Wanted { grammar, field, optional: false });
+    /// The error names the field that is wrong, or two fields that both have a grammar.
+    pub(super) fn wanted(
+        &self,
+        format: Option<RequestedGrammar>,
+    ) -> Result<Option<RequestedGrammar>, OpenAiError> {
+        let mut all: Vec<RequestedGrammar> = format.into_iter().collect();
+        let mut add = |field, grammar| all.push(RequestedGrammar { grammar, field, optional: false });
         if let Some(schema) = self.guided_json.as_ref().filter(|schema| !schema.is_null()) {
             add("guided_json", json_schema("guided_json", schema)?);
         }
@@ -59,7 +65,7 @@ impl Guided {
         }
         if let [first, second, ..] = all.as_slice() {
             let message = format!(
-                "`{}` and `{}` both say what the answer must be; give one of them",
+                "`{}` and `{}` both constrain the answer; give only one of them",
                 first.field, second.field
             );
             return Err(OpenAiError::invalid(second.field, message));
@@ -70,6 +76,7 @@ impl Guided {
 
 const STRUCTURED: &str = "structured_outputs";
 
+/// Returns the grammar of `structured_outputs`, if it has one.
 fn structured(fields: &Map<String, Value>) -> Result<Option<Grammar>, OpenAiError> {
     let mut found = None;
     for (name, value) in fields.iter().filter(|(_, value)| !value.is_null()) {
@@ -107,27 +114,28 @@ fn structured(fields: &Map<String, Value>) -> Result<Option<Grammar>, OpenAiErro
     Ok(found)
 }
 
+/// Returns the grammar of a JSON schema, which is an object or its text.
 fn json_schema(field: &str, schema: &Value) -> Result<Grammar, OpenAiError> {
     let wrong = |why: String| OpenAiError::invalid(field, format!("`{field}`: {why}"));
     match schema {
         Value::Object(_) | Value::String(_) => {
-            grammar::tgi(&json!({"type": "json", "value": schema})).map_err(wrong)
+            grammar::from_tgi(&json!({"type": "json", "value": schema})).map_err(wrong)
         }
         _ => Err(wrong("must be a JSON schema, as an object or as a text".into())),
     }
 }
 
-/// One of these texts and nothing else.
+/// Returns a grammar of these texts and nothing else.
 fn choice(field: &str, texts: &[String]) -> Result<Grammar, OpenAiError> {
-    if texts.is_empty() || texts.len() > MOST_CHOICES {
-        let message = format!("`{field}` must have 1 to {MOST_CHOICES} texts. Given: {}", texts.len());
+    if texts.is_empty() || texts.len() > MAX_CHOICES {
+        let message = format!("`{field}` must have 1 to {MAX_CHOICES} texts. Given: {}", texts.len());
         return Err(OpenAiError::invalid(field, message));
     }
     let texts: Vec<String> = texts.iter().map(|text| escaped(text)).collect();
     Ok(Grammar::Regex(format!("({})", texts.join("|"))))
 }
 
-/// A regular expression that matches this text alone.
+/// Returns a regular expression that matches this text alone.
 fn escaped(text: &str) -> String {
     let mut expression = String::with_capacity(text.len());
     for c in text.chars() {
@@ -139,6 +147,7 @@ fn escaped(text: &str) -> String {
     expression
 }
 
+/// Returns a grammar in Lark's language.
 fn lark(field: &str, text: &str) -> Result<Grammar, OpenAiError> {
     if text.contains("::=") {
         let message =

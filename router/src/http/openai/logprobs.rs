@@ -1,5 +1,7 @@
-//! Log-probabilities, in the form of chat and in that of completions. They have one entry for each token that is counted
-//! in `completion_tokens`, the one that ends the answer included.
+//! Log-probabilities, in the forms of chats and of completions.
+//!
+//! There is one entry for each token that counts in `completion_tokens`, including the token that
+//! ends the answer.
 
 use std::collections::BTreeMap;
 
@@ -10,14 +12,15 @@ use utoipa::ToSchema;
 use crate::service::{PromptToken, TextEvent};
 use crate::text::Tokenizer;
 
-/// Chat's form.
+/// Log-probabilities in the form of chats.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ChatLogprobs {
-    pub(super) content: Vec<ChatToken>,
+    pub(super) content: Vec<ChatTokenLogprob>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct ChatToken {
+#[schema(as = ChatToken)]
+pub(super) struct ChatTokenLogprob {
     #[serde(flatten)]
     token: TokenLogprob,
     top_logprobs: Vec<TokenLogprob>,
@@ -27,11 +30,12 @@ pub(super) struct ChatToken {
 struct TokenLogprob {
     token: String,
     logprob: f32,
-    /// A token may be half a character; its bytes are always exact.
+    /// The exact bytes of the token, which may be a part of a character.
     bytes: Vec<u8>,
 }
 
-/// Completions' form: lists of the same length. The first token of a prompt follows nothing and has no log-probabilities.
+/// Log-probabilities in the form of completions: lists of the same length. The first token of a
+/// prompt follows no other token and has no log-probability.
 #[derive(Debug, Default, Serialize, ToSchema)]
 pub(super) struct CompletionLogprobs {
     tokens: Vec<String>,
@@ -48,7 +52,7 @@ impl ChatLogprobs {
             logprob,
             bytes: tokenizer.token_bytes(id).to_vec(),
         };
-        let token = |event: &TextEvent| ChatToken {
+        let token = |event: &TextEvent| ChatTokenLogprob {
             token: entry(event.token.id, event.token.logprob),
             top_logprobs: event.top.iter().map(|top| entry(top.id, top.logprob)).collect(),
         };
@@ -57,7 +61,8 @@ impl ChatLogprobs {
 }
 
 impl CompletionLogprobs {
-    /// Of a prompt that begins the text; `tokens` are those after its first one.
+    /// The log-probabilities of a prompt that begins the text. `tokens` are those after the first
+    /// token of `prompt`.
     pub(super) fn of_prompt(
         tokenizer: &Tokenizer,
         prompt: &[u32],
@@ -67,7 +72,7 @@ impl CompletionLogprobs {
         let mut logprobs = CompletionLogprobs::default();
         let mut detokenizer = tokenizer.detokenizer(true, false);
         let mut offset = 0;
-        for (&id, token) in prompt.iter().zip(after_the_first(tokens)) {
+        for (&id, token) in prompt.iter().zip(with_first_absent(tokens)) {
             logprobs.tokens.push(tokenizer.token_text(id));
             logprobs.token_logprobs.push(token.map(|token| token.logprob));
             logprobs.text_offset.push(offset);
@@ -81,7 +86,7 @@ impl CompletionLogprobs {
         logprobs
     }
 
-    /// Adds generated tokens. `offset`: characters of the text before the first of them.
+    /// Adds generated tokens. `offset` is the number of characters before the first of them.
     pub(super) fn add(&mut self, tokenizer: &Tokenizer, events: &[TextEvent], mut offset: usize) {
         for event in events {
             self.tokens.push(tokenizer.token_text(event.token.id));
@@ -96,19 +101,19 @@ impl CompletionLogprobs {
     }
 }
 
-/// What vLLM tells of a prompt: for each of its tokens the token itself and the most likely ones, by their ids; nothing for
-/// the first one.
+/// Log-probabilities of a prompt in vLLM's form: for each token, the token itself and the most
+/// likely ones by their ids, and nothing for the first token.
 pub(super) type PromptLogprobs = Vec<Option<BTreeMap<u32, RankedLogprob>>>;
 
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct RankedLogprob {
     logprob: f32,
-    /// From 1, the most likely token.
+    /// 1 is the most likely token.
     rank: u32,
     decoded_token: String,
 }
 
-/// `tokens` are those of `prompt` after its first one.
+/// Returns the log-probabilities of a prompt. `tokens` are those after its first token.
 pub(super) fn prompt_logprobs(
     tokenizer: &Tokenizer,
     prompt: &[u32],
@@ -120,13 +125,14 @@ pub(super) fn prompt_logprobs(
     let of_token = |(&id, token): (&u32, &PromptToken)| {
         let top = token.top.iter().take(top_n as usize).zip(1..);
         let top = top.map(|(&(id, logprob), rank)| entry(id, logprob, rank));
-        // The token itself comes last: equally likely ones share its rank.
+        // The token itself is added last, since equally likely tokens may have its rank.
         top.chain([entry(id, token.logprob, token.rank)]).collect()
     };
-    prompt.iter().zip(after_the_first(tokens)).map(|(id, token)| Some(of_token((id, token?)))).collect()
+    prompt.iter().zip(with_first_absent(tokens)).map(|(id, token)| Some(of_token((id, token?)))).collect()
 }
 
-/// What is known of each token of a prompt: nothing of the first, which follows nothing.
-fn after_the_first(tokens: &[PromptToken]) -> impl Iterator<Item = Option<&PromptToken>> {
+/// Returns one entry for each token of a prompt. The first token has none, since it follows no
+/// other.
+fn with_first_absent(tokens: &[PromptToken]) -> impl Iterator<Item = Option<&PromptToken>> {
     [None].into_iter().chain(tokens.iter().map(Some))
 }

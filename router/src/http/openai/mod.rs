@@ -1,56 +1,43 @@
 //! OpenAI's routes.
 
-mod chat;
+mod chat_completions;
 mod completions;
 mod embeddings;
 mod error;
+mod generation;
 mod guided;
 mod logprobs;
-mod messages;
 mod models;
-mod names;
 mod params;
 mod plain;
-mod prompt;
+mod prompts;
 mod responses;
-mod tools;
-mod transcript;
+mod tool_calls;
+mod tool_choice;
 mod types;
 
-use axum::Router;
-use axum::routing::{get, post};
 use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
-pub(super) use error::{OpenAiError, unauthorized};
-pub(super) use plain::{answer, chat, check_model, complete, sampling};
-pub(super) use prompt::{Chat, Ready};
-pub(super) use tools::{Asked, Calling, Reader};
-pub(super) use transcript::Transcript;
+pub(super) use error::{OpenAiError, OpenAiErrorEnvelope, internal, unauthorized};
+pub(super) use models::{OpenAiModel, OpenAiModelList};
+pub(super) use plain::{answer_chat, answer_completion, answer_text};
+pub(super) use tool_choice::tool_selection;
 
-use super::{App, panic};
+use super::app::App;
+use super::panic;
 
-/// What these routes take and give.
+/// The schema that no route names itself.
 #[derive(OpenApi)]
-#[openapi(
-    paths(
-        chat::chat_completions,
-        completions::completions,
-        embeddings::embeddings,
-        responses::responses,
-        models::list,
-        models::get
-    ),
-    components(schemas(error::Envelope))
-)]
-pub(super) struct Docs;
+#[openapi(components(schemas(error::OpenAiErrorEnvelope)))]
+struct OpenAiDocs;
 
-pub(super) fn routes() -> Router<App> {
-    Router::new()
-        .route("/v1/completions", post(completions::completions))
-        .route("/v1/chat/completions", post(chat::chat_completions))
-        .route("/v1/embeddings", post(embeddings::embeddings))
-        .route("/v1/responses", post(responses::responses))
-        .route("/v1/models", get(models::list))
-        .route("/v1/models/{*id}", get(models::get))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::with_openapi(OpenAiDocs::openapi())
+        .routes(routes!(completions::completions))
+        .routes(routes!(chat_completions::chat_completions))
+        .routes(routes!(embeddings::embeddings))
+        .routes(routes!(responses::responses))
         .layer(panic::answered_by(error::internal))
 }

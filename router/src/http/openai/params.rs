@@ -1,26 +1,30 @@
-//! The parameters that both of OpenAI's generating routes have.
+//! The fields that OpenAI's two generating routes share.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::error::OpenAiError;
-use super::names::FieldNames;
-use crate::grammar::Wanted;
+use super::generation::ReportOptions;
+use crate::chat::IgnoredFields;
+use crate::grammar::RequestedGrammar;
+use crate::http::app::App;
+use crate::http::field_names::FieldNames;
 use crate::http::fields::PriorityField;
-use crate::http::ignored::{Ignored, Unserved, hint, refused};
-use crate::http::{App, grammar};
+use crate::http::ignored::{UnservedField, check_fields, hint, refused};
+use crate::http::model_name::{UnknownModel, served_model};
+use crate::http::{grammar, sampling};
 use crate::service::{Params, Service};
-use crate::text::StopText;
 
-/// Fields of `/v1/completions` and `/v1/chat/completions`; `top_k`, `min_p`, `typical_p`,
-/// `repetition_penalty`, `ignore_eos`, `min_tokens`, `return_token_ids` and `cache_salt` are extensions that other servers
-/// have too, `priority` is one of ours.
+/// Fields of `/v1/completions` and `/v1/chat/completions`. `top_k`, `min_p`, `typical_p`,
+/// `repetition_penalty`, `ignore_eos`, `min_tokens`, `return_token_ids` and `cache_salt` are
+/// extensions that other servers have, too; `priority` is an extension of this server.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-pub(super) struct Common {
-    pub(super) model: Option<String>,
-    pub(super) stream: Option<bool>,
-    pub(super) stream_options: Option<StreamOptions>,
+#[schema(as = Common)]
+pub(super) struct GenerationFields {
+    model: Option<String>,
+    stream: Option<bool>,
+    stream_options: Option<StreamOptions>,
     pub(super) n: Option<usize>,
     max_tokens: Option<u32>,
     max_completion_tokens: Option<u32>,
@@ -33,8 +37,8 @@ pub(super) struct Common {
     presence_penalty: Option<f32>,
     repetition_penalty: Option<f32>,
     seed: Option<Seed>,
-    stop: Option<OneOrMany>,
-    logit_bias: Option<LogitBias>,
+    stop: Option<StopField>,
+    logit_bias: Option<LogitBiasField>,
     /// `high`, `normal` or `low`; 0 is normal.
     #[schema(value_type = Option<String>)]
     priority: Option<PriorityField>,
@@ -47,9 +51,9 @@ pub(super) struct Common {
 
 #[derive(Debug, Default, Clone, Copy, Deserialize, ToSchema)]
 #[serde(default)]
-pub(super) struct StreamOptions {
+struct StreamOptions {
     include_usage: Option<bool>,
-    /// vLLM's: with `include_usage`, each chunk has the usage so far.
+    /// vLLM's field: with `include_usage`, each chunk has the usage so far.
     continuous_usage_stats: Option<bool>,
 }
 
@@ -62,23 +66,25 @@ enum Seed {
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "`stop` must be a text or a list of texts")]
-enum OneOrMany {
+#[schema(as = OneOrMany)]
+enum StopField {
     One(String),
     Many(Vec<String>),
 }
 
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(untagged, expecting = "`logit_bias` must map token ids to numbers")]
-enum LogitBias {
-    /// OpenAI: token id → bias.
+#[schema(as = LogitBias)]
+enum LogitBiasField {
+    /// OpenAI's form: token id → bias.
     Object(Map<String, Value>),
-    /// TGI's type for it, of which only the empty list means something.
+    /// TGI's form, of which only the empty list has a meaning.
     List(Vec<Value>),
 }
 
-/// Fields that are not served where they are not taken.
-const UNSERVED: &[Unserved] = &[
-    // The template writes them. Routes for plain texts have a field of this name.
+/// Known fields that a route does not serve, unless its request has them.
+const UNSERVED: &[UnservedField] = &[
+    // In a chat, the template writes special tokens. Routes for plain texts have this field.
     refused("add_special_tokens", &["false"]),
     refused("allowed_token_ids", &[]),
     refused("audio", &[]),
@@ -130,24 +136,26 @@ const UNSERVED: &[Unserved] = &[
     refused("xtc_probability", &["0", "0.0"]),
 ];
 
-/// Refuses by name what would change the answer and is not served; other fields are ignored.
-pub(super) fn check_rest(rest: &Map<String, Value>, ignored: &mut Ignored) -> Result<(), OpenAiError> {
-    ignored.check(UNSERVED, rest).map_err(OpenAiError::unsupported)
-}
-
-/// Whether a request may call the model by this name. Unless the operator has given it names, it may
-/// be called anything: some clients send a URL, others the name of a model that they know.
-fn is_served(app: &App, name: &str) -> bool {
-    let names = &app.service.limits().model_names;
-    // These are what TGI's and Hugging Face's clients call whatever is at the address that they were given.
-    names.is_empty() || names.iter().any(|served| served == name) || matches!(name, "" | "tgi" | "dummy")
-}
-
-/// Checks that `count` answers to each of `prompts` prompts may be generated, and that there is room for all of them now:
-/// they are in flight at the same time. `field` is the field of the request that asks for them.
+/// Refuses the fields that would change the answer and are not served, and notes the others.
 ///
 /// # Errors
-/// Names the field and the limit, or says that the server is overloaded.
+/// The error names the field.
+pub(super) fn check_rest(rest: &Map<String, Value>, ignored: &mut IgnoredFields) -> Result<(), OpenAiError> {
+    check_fields(UNSERVED, rest, ignored).map_err(OpenAiError::unsupported)
+}
+
+/// Returns the number of prompts with `answers` answers each that are computed at the same time: at
+/// most half of all requests, so that other clients are served beside the longest list of prompts.
+pub(super) fn concurrent_prompts(app: &App, answers: usize) -> usize {
+    (app.service.limits().max_concurrent_requests / 2 / answers.max(1)).max(1)
+}
+
+/// Checks that the server may generate `count` answers to each of `prompts` prompts, all at the
+/// same time, and that it has capacity for all of them now. `field` is the field of the request
+/// that asks for them.
+///
+/// # Errors
+/// The error names the field and the limit, or says that the server is overloaded.
 pub(super) fn check_answers(
     app: &App,
     field: &'static str,
@@ -168,28 +176,23 @@ pub(super) fn check_answers(
         );
         return Err(OpenAiError::invalid(field, message));
     }
-    // A single answer is refused where it is submitted.
+    // The engine refuses a single answer itself.
     if answers > 1 {
         app.service.has_room_for(answers).map_err(Service::reject)?;
     }
     Ok(())
 }
 
-impl Common {
-    /// A request that names a model, and nothing else.
-    pub(super) fn of_model(model: Option<String>) -> Self {
-        Common { model, ..Common::default() }
+impl GenerationFields {
+    /// The name of the model in responses.
+    ///
+    /// # Errors
+    /// [`UnknownModel`] if the request asks for another model.
+    pub(super) fn served_model(&self, app: &App) -> Result<String, UnknownModel> {
+        served_model(app, self.model.as_deref())
     }
 
-    /// How the model is called in responses.
-    pub(super) fn check_model(&self, app: &App) -> Result<String, OpenAiError> {
-        match self.model.as_deref() {
-            Some(other) if !is_served(app, other) => Err(OpenAiError::model_not_found(other)),
-            _ => Ok(app.service.model().id.clone()),
-        }
-    }
-
-    /// Answers per prompt.
+    /// The number of answers to each of `prompts` prompts.
     ///
     /// # Errors
     /// As [`check_answers`].
@@ -199,7 +202,7 @@ impl Common {
         Ok(n)
     }
 
-    /// What a conversation's fields are called, by the name that the client has used for the longest answer.
+    /// The field names of a chat, with the name that the client has used for the longest answer.
     pub(super) fn chat_names(&self) -> FieldNames {
         let new_tokens =
             if self.max_completion_tokens.is_some() { "max_completion_tokens" } else { "max_tokens" };
@@ -210,37 +213,27 @@ impl Common {
         self.stream.unwrap_or(false)
     }
 
-    /// Whether each chunk of a stream has the usage so far.
-    pub(super) fn includes_continuous_usage(&self) -> bool {
-        let continuous = self.stream_options.and_then(|options| options.continuous_usage_stats);
-        self.includes_usage() && continuous.unwrap_or(false)
+    /// The parts of the response that these fields ask for.
+    pub(super) fn report_options(&self) -> ReportOptions {
+        let options = self.stream_options.unwrap_or_default();
+        let usage = options.include_usage.unwrap_or(false);
+        ReportOptions {
+            stream: self.streams(),
+            usage,
+            continuous_usage: usage && options.continuous_usage_stats.unwrap_or(false),
+            every_token: false,
+        }
     }
 
-    pub(super) fn includes_usage(&self) -> bool {
-        self.stream_options.and_then(|options| options.include_usage).unwrap_or(false)
-    }
-
-    /// OpenAI samples with temperature 1 unless told otherwise; 0 is greedy.
+    /// The parameters of the generation, which reports `top_n` alternatives for each token.
     pub(super) fn params(&self, top_n: u32) -> Result<Params, OpenAiError> {
         let greedy = self.temperature == Some(0.0);
-        // Without sampling these mean nothing, but one that is out of its range is still a mistake.
-        let counts = |in_range: bool| !(greedy && in_range);
+        // A greedy answer ignores these, but not a value out of its range.
+        let is_kept = |in_range: bool| !(greedy && in_range);
         Ok(Params {
             max_new_tokens: self.max_completion_tokens.or(self.max_tokens),
-            do_sample: !greedy,
-            temperature: self.temperature.filter(|_| !greedy),
-            // Off is written as 0 or -1.
-            top_k: self
-                .top_k
-                .map(|k| if matches!(k, 0 | -1) { Params::ALL } else { k })
-                .filter(|&k| counts(k > 0)),
-            // OpenAI allows 0, which leaves the most likely token.
-            top_p: self
-                .top_p
-                .filter(|p| counts((0.0..=1.0).contains(p)))
-                .map(|p| if p == 0.0 { f32::MIN_POSITIVE } else { p }),
-            min_p: self.min_p.filter(|p| counts((0.0..1.0).contains(p))),
-            typical_p: self.typical_p.filter(|&p| p != 1.0 && counts(p > 0.0 && p < 1.0)),
+            min_p: self.min_p.filter(|p| is_kept((0.0..1.0).contains(p))),
+            typical_p: self.typical_p.filter(|&p| p != 1.0 && is_kept(p > 0.0 && p < 1.0)),
             repetition_penalty: self.repetition_penalty,
             frequency_penalty: self.frequency_penalty,
             presence_penalty: self.presence_penalty,
@@ -251,38 +244,35 @@ impl Common {
             }),
             stop: match &self.stop {
                 None => Vec::new(),
-                Some(OneOrMany::One(stop)) => vec![stop.clone()],
-                Some(OneOrMany::Many(stops)) => stops.clone(),
+                Some(StopField::One(stop)) => vec![stop.clone()],
+                Some(StopField::Many(stops)) => stops.clone(),
             },
-            stop_text: StopText::Remove,
             top_n,
-            openai_bounds: true,
-            warped_logprobs: false,
             priority: PriorityField::of(self.priority.as_ref()).map_err(Service::reject)?,
             cache_salt: self.cache_salt.as_deref().map(Into::into),
             grammar: self.response_format()?,
             ignore_eos: self.ignore_eos.unwrap_or(false),
             min_new_tokens: self.min_tokens.unwrap_or(0),
-            model_defaults: true,
-            ..Params::default()
+            ..sampling::sampling(self.temperature, self.top_p, self.top_k)?
         })
     }
 
-    /// What the answer must be.
-    pub(super) fn response_format(&self) -> Result<Option<Wanted>, OpenAiError> {
+    /// The grammar of `response_format`, if it asks for one.
+    fn response_format(&self) -> Result<Option<RequestedGrammar>, OpenAiError> {
         const FIELD: &str = "response_format";
         let Some(format) = &self.response_format else { return Ok(None) };
-        let grammar = grammar::response_format(format).map_err(|why| OpenAiError::invalid(FIELD, why))?;
-        Ok(grammar.map(|grammar| Wanted { grammar, field: FIELD, optional: false }))
+        let grammar =
+            grammar::from_response_format(format).map_err(|why| OpenAiError::invalid(FIELD, why))?;
+        Ok(grammar.map(|grammar| RequestedGrammar { grammar, field: FIELD, optional: false }))
     }
 
     fn logit_bias(&self) -> Result<Vec<(u32, f32)>, OpenAiError> {
         let wrong = || OpenAiError::invalid("logit_bias", "`logit_bias` must map token ids to numbers");
         match &self.logit_bias {
             None => Ok(Vec::new()),
-            Some(LogitBias::List(list)) if list.is_empty() => Ok(Vec::new()),
-            Some(LogitBias::List(_)) => Err(wrong()),
-            Some(LogitBias::Object(biases)) => biases
+            Some(LogitBiasField::List(list)) if list.is_empty() => Ok(Vec::new()),
+            Some(LogitBiasField::List(_)) => Err(wrong()),
+            Some(LogitBiasField::Object(biases)) => biases
                 .iter()
                 .map(|(id, bias)| {
                     let bias = bias.as_f64().ok_or_else(wrong)?;

@@ -1,4 +1,4 @@
-//! What routes that are not OpenAI's have of them.
+//! OpenAI's bodies on the routes of platforms, which have one route for the bodies of several APIs.
 
 use axum::extract::State;
 use axum::http::StatusCode;
@@ -7,84 +7,60 @@ use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::chat::chat_completions;
+use super::chat_completions::chat_completions;
 use super::completions::completions;
 use super::error::{OpenAiError, OpenAiJson};
-use super::guided::Guided;
-use super::params::{Common, check_rest};
-use super::prompt::Chat;
-use crate::http::App;
-use crate::http::ignored::Ignored;
-use crate::service::Params;
-use crate::text::StopText;
+use super::guided::GuidedFields;
+use super::params::{GenerationFields, check_rest};
+use crate::chat::{ConversationRequest, IgnoredFields};
+use crate::http::app::App;
+use crate::http::field_names::FieldNames;
 
-/// How the model is called in responses.
-pub(in crate::http) fn check_model(app: &App, model: Option<String>) -> Result<String, OpenAiError> {
-    Common::of_model(model).check_model(app)
-}
-
-/// How tokens are drawn where clients say it in OpenAI's terms: with temperature 1 unless told otherwise, and 0 is greedy.
-pub(in crate::http) fn sampling(temperature: Option<f32>, top_p: Option<f32>, top_k: Option<i64>) -> Params {
-    let greedy = temperature == Some(0.0);
-    let counts = |in_range: bool| !(greedy && in_range);
-    Params {
-        do_sample: !greedy,
-        temperature: temperature.filter(|_| !greedy),
-        // Off is written as 0 or -1.
-        top_k: top_k.map(|k| if matches!(k, 0 | -1) { Params::ALL } else { k }).filter(|&k| counts(k > 0)),
-        // 0 leaves the most likely token.
-        top_p: top_p
-            .filter(|p| counts((0.0..=1.0).contains(p)))
-            .map(|p| if p == 0.0 { f32::MIN_POSITIVE } else { p }),
-        stop_text: StopText::Remove,
-        model_defaults: true,
-        openai_bounds: true,
-        ..Params::default()
-    }
-}
-
+/// A body of `/v1/chat/completions` whose answer is plain text. It can have no tools.
 #[derive(Debug, Deserialize)]
-struct PlainChat {
+struct PlainChatRequest {
     messages: Vec<Value>,
     #[serde(flatten)]
-    common: Common,
+    common: GenerationFields,
     #[serde(flatten)]
-    guided: Guided,
+    guided: GuidedFields,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
 
-/// The text of the one answer to a body of `/v1/chat/completions`.
-pub(in crate::http) async fn answer(app: &App, body: Value) -> Result<String, OpenAiError> {
-    let PlainChat { messages, common, guided, rest } = typed(body)?;
-    common.check_model(app)?;
-    let mut ignored = Ignored::default();
+/// Returns the text of the one answer to a body of `/v1/chat/completions`.
+pub(in crate::http) async fn answer_text(app: &App, body: Value) -> Result<String, OpenAiError> {
+    let PlainChatRequest { messages, common, guided, rest } = typed(body)?;
+    common.served_model(app)?;
+    let mut ignored = IgnoredFields::default();
     check_rest(&rest, &mut ignored)?;
-    let chat = Chat { messages, ..Chat::default() };
     let mut params = common.params(0)?;
     params.grammar = guided.wanted(params.grammar.take())?;
-    let prepared = chat.prepare(app, params).await?.prepared;
-    Ok(app.service.start(prepared)?.collect().await?.finished.text)
+    let chat = ConversationRequest { messages, ..ConversationRequest::default() }
+        .prepare(&app.service, params)
+        .await;
+    let chat = chat.map_err(|error| OpenAiError::from_chat(error, &FieldNames::CHAT))?;
+    Ok(app.service.start(chat.prepared)?.collect().await?.finished.text)
 }
 
-/// As `/v1/chat/completions`.
-pub(in crate::http) async fn chat(state: State<App>, body: Value) -> Response {
+/// Answers a body of `/v1/chat/completions`.
+pub(in crate::http) async fn answer_chat(state: State<App>, body: Value) -> Response {
     match typed(body) {
         Ok(request) => chat_completions(state, OpenAiJson(request)).await.into_response(),
         Err(error) => error.into_response(),
     }
 }
 
-/// As `/v1/completions`.
-pub(in crate::http) async fn complete(state: State<App>, body: Value) -> Response {
+/// Answers a body of `/v1/completions`.
+pub(in crate::http) async fn answer_completion(state: State<App>, body: Value) -> Response {
     match typed(body) {
         Ok(request) => completions(state, OpenAiJson(request)).await.into_response(),
         Err(error) => error.into_response(),
     }
 }
 
-/// A body of this type, which has been read already.
-pub(in crate::http) fn typed<T: DeserializeOwned>(body: Value) -> Result<T, OpenAiError> {
+/// Converts a body that has been parsed already.
+fn typed<T: DeserializeOwned>(body: Value) -> Result<T, OpenAiError> {
     serde_json::from_value(body).map_err(|error| {
         let text = format!("Failed to deserialize the JSON body into the target type: {error}");
         OpenAiError::plain(StatusCode::BAD_REQUEST, text)

@@ -1,5 +1,6 @@
-//! Bodies of OpenAI's responses.
+//! Parts that several of OpenAI's responses have.
 
+use std::iter::Sum;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
@@ -7,9 +8,9 @@ use utoipa::ToSchema;
 
 use crate::service::{Answer, FinishReason};
 
-/// What all responses to one request have in common.
+/// The fields that identify a response. All chunks of a stream repeat them.
 #[derive(Debug, Clone)]
-pub(super) struct Header {
+pub(super) struct ResponseHeader {
     pub(super) id: String,
     pub(super) created: u64,
     pub(super) model: String,
@@ -18,15 +19,18 @@ pub(super) struct Header {
 /// Names the build, so that clients can tell when answers may change.
 pub(super) const FINGERPRINT: &str = concat!(env!("CARGO_PKG_VERSION"), "-native");
 
-impl Header {
+impl ResponseHeader {
+    /// A header with a new id that begins with `prefix`.
     pub(super) fn new(prefix: &str, model: String) -> Self {
         let created = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |time| time.as_secs());
-        Header { id: format!("{prefix}-{:032x}", rand::random::<u128>()), created, model }
+        ResponseHeader { id: format!("{prefix}{:032x}", rand::random::<u128>()), created, model }
     }
 }
 
+/// The tokens that a request has used.
 #[derive(Debug, Default, Clone, Copy, Serialize, ToSchema)]
-pub(super) struct Usage {
+#[schema(as = Usage)]
+pub(super) struct TokenUsage {
     prompt_tokens: usize,
     completion_tokens: usize,
     total_tokens: usize,
@@ -38,10 +42,10 @@ struct PromptTokensDetails {
     cached_tokens: usize,
 }
 
-impl Usage {
-    /// `cached_tokens` of the prompt's did not have to be computed.
+impl TokenUsage {
+    /// `cached_tokens` is the part of the prompt that did not have to be computed.
     pub(super) fn new(prompt_tokens: usize, cached_tokens: usize, completion_tokens: usize) -> Self {
-        Usage {
+        TokenUsage {
             prompt_tokens,
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
@@ -49,19 +53,12 @@ impl Usage {
         }
     }
 
-    /// Of several answers to one prompt, which counts once, as it was computed for the first of them.
-    pub(super) fn of(prompt_tokens: usize, answers: &[Answer]) -> Self {
+    /// The usage of several answers to one prompt. The prompt counts once, since it is computed for
+    /// the first answer.
+    pub(super) fn of_answers(prompt_tokens: usize, answers: &[Answer]) -> Self {
         let completion = answers.iter().map(|answer| answer.finished.generated_tokens as usize).sum();
         let cached = answers.first().map_or(0, |answer| answer.finished.cached_tokens);
-        Usage::new(prompt_tokens, cached, completion)
-    }
-
-    pub(super) fn add(&mut self, other: Usage) {
-        *self = Usage::new(
-            self.prompt_tokens + other.prompt_tokens,
-            self.prompt_tokens_details.cached_tokens + other.prompt_tokens_details.cached_tokens,
-            self.completion_tokens + other.completion_tokens,
-        );
+        TokenUsage::new(prompt_tokens, cached, completion)
     }
 
     /// Cached tokens of all prompts.
@@ -70,6 +67,19 @@ impl Usage {
     }
 }
 
+impl Sum for TokenUsage {
+    fn sum<I: Iterator<Item = TokenUsage>>(usages: I) -> Self {
+        usages.fold(TokenUsage::default(), |sum, usage| {
+            TokenUsage::new(
+                sum.prompt_tokens + usage.prompt_tokens,
+                sum.cached_tokens() + usage.cached_tokens(),
+                sum.completion_tokens + usage.completion_tokens,
+            )
+        })
+    }
+}
+
+/// OpenAI's word for the reason why an answer ended.
 pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Length => "length",

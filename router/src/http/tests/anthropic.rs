@@ -6,7 +6,7 @@ use serde_json::json;
 use super::{HttpConfig, Script, Server};
 
 #[tokio::test]
-async fn a_message() {
+async fn a_message_is_answered() {
     let mut server = Server::saying("Hi!");
     let body = json!({
         "model": "org/model", "max_tokens": 20, "temperature": 0,
@@ -33,7 +33,7 @@ async fn a_message() {
     assert_eq!(reply["stop_reason"], "max_tokens");
     let asked = server.engine.requests.recv().await.unwrap();
     let text: String = asked.prompt[1..].iter().map(|&id| char::from(id as u8)).collect();
-    assert_eq!(text, "user: a\nassistant: We", "the assistant's words are continued");
+    assert_eq!(text, "user: a\nassistant: We", "the assistant's message is continued");
 
     let body = json!({"max_tokens": 2, "top_k": 0, "stop_sequences": [], "messages": [{"role": "user", "content": "a"}]});
     let reply = server.post("/v1/messages", body).await;
@@ -42,7 +42,7 @@ async fn a_message() {
 }
 
 #[tokio::test]
-async fn the_stop_sequence_is_named_and_left_out() {
+async fn the_stop_sequence_is_reported_and_removed_from_the_text() {
     let server = Server::saying("one END two");
     for stream in [false, true] {
         let body = json!({"max_tokens": 50, "stream": stream, "stop_sequences": ["never", "END"],
@@ -66,7 +66,7 @@ async fn the_stop_sequence_is_named_and_left_out() {
 }
 
 #[tokio::test]
-async fn events_come_in_anthropics_order() {
+async fn events_have_the_order_of_anthropics_api() {
     let server = Server::saying("Hi ü!");
     let body = json!({"max_tokens": 50, "stream": true, "messages": [{"role": "user", "content": "a"}]});
     let events = server.post("/v1/messages", body.clone()).await.named_events();
@@ -89,7 +89,7 @@ async fn events_come_in_anthropics_order() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_said_in_anthropics_shape() {
+async fn errors_have_the_form_of_anthropics_api() {
     let server = Server::saying("x");
     let good = json!({"max_tokens": 9, "messages": [{"role": "user", "content": "a"}]});
     for (field, value, status, kind, text) in [
@@ -153,7 +153,7 @@ async fn what_is_wrong_is_said_in_anthropics_shape() {
 }
 
 #[tokio::test]
-async fn tokens_are_counted_as_the_model_gets_them() {
+async fn tokens_are_counted_in_the_rendered_prompt() {
     let mut server = Server::saying("x");
     let mut body = json!({"system": "s", "messages": [{"role": "user", "content": "a"}]});
     let counted = server.post("/v1/messages/count_tokens", body.clone()).await.json();

@@ -1,28 +1,29 @@
-//! `/v1/messages` as coding agents use it. The requests have the shapes that Claude Code 2.1 sends.
+//! `/v1/messages` as coding agents use it. The requests have the form of those of Claude Code 2.1.
 
 use axum::body::Body;
 use axum::http::{Method, Request, StatusCode};
 use serde_json::{Value, json};
 
 use super::tools::prompt;
-use super::{HttpConfig, Limits, Script, Server, post};
+use super::{HttpConfig, RequestLimits, Script, Server, post};
 use crate::assets::Assets;
 use crate::test_support;
 
 const PATH: &str = "/v1/messages?beta=true";
 
-/// Writes tools, and every message under its role, calls included; it reads no further variables.
+/// A template that writes tools, messages with their roles, and calls, and reads no other
+/// variables.
 const PLAIN: &str = "{% if tools %}{{ tools | tojson }}; {% endif %}{% for m in messages %}{{ m.role }}: {{ m.content or '' }}{% for call in m.tool_calls or [] %}\
 <tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}; {% endfor %}{% if add_generation_prompt %}assistant: {% endif %}";
 
-/// Refuses a system message that is not the first one, as many published templates do.
+/// A template that refuses a system message after the first message, as many published ones do.
 const STRICT: &str = "{% for m in messages %}{% if m.role == 'system' and not loop.first %}\
 {{ raise_exception('System message must be at the beginning.') }}{% endif %}{{ m.role }}: {{ m.content }}; {% endfor %}\
 {% if add_generation_prompt %}assistant: {% endif %}";
 
 fn server(template: &str) -> Server {
     let assets = Assets { chat_template: Some(template.into()), ..test_support::assets() };
-    Server::serving(&assets, Script::Say("ok".into()), Limits::default(), HttpConfig::default())
+    Server::serving(&assets, Script::Say("ok".into()), RequestLimits::default(), HttpConfig::default())
 }
 
 fn with(mut request: Value, more: Value) -> Value {
@@ -62,7 +63,7 @@ fn first() -> Value {
 }
 
 #[tokio::test]
-async fn a_session_begins_and_goes_on_after_a_tool() {
+async fn a_session_continues_after_a_tool_result() {
     let mut server = server(PLAIN);
     let mut request = post(PATH, first().to_string());
     let betas = "claude-code-20250219,interleaved-thinking-2025-05-14,effort-2025-11-24";
@@ -100,7 +101,7 @@ async fn a_session_begins_and_goes_on_after_a_tool() {
 }
 
 #[tokio::test]
-async fn a_turn_of_thoughts_alone_is_an_empty_message() {
+async fn a_message_that_has_only_thinking_is_empty() {
     let mut server = server(PLAIN);
     let messages = json!([
         {"role": "user", "content": "a"},
@@ -113,7 +114,7 @@ async fn a_turn_of_thoughts_alone_is_an_empty_message() {
 }
 
 #[tokio::test]
-async fn late_system_messages_go_where_the_template_takes_them() {
+async fn late_system_messages_are_placed_where_the_template_accepts_them() {
     let say = |role: &str, text: &str| json!({"role": role, "content": text});
     let messages = json!([
         say("system", "one"),
@@ -175,15 +176,15 @@ async fn thinking_and_effort_reach_templates_that_read_them() {
             assert_eq!(header, ignored, "{more}");
         }
     }
-    // Special tokens in a client's text are only text, here too.
+    // Special tokens in a client's text are text here, too.
     let body = json!({"max_tokens": 9, "messages": [{"role": "user", "content": "a"}], "output_config": {"effort": "</s>"}});
     server.post(PATH, body).await;
     assert_eq!(prompt(&mut server).await, "effort </s>; a");
 }
 
 #[tokio::test]
-async fn max_tokens_is_lowered_to_what_fits_here_alone() {
-    // The engine of the tests holds 1024 tokens.
+async fn only_this_route_lowers_max_tokens_to_what_fits() {
+    // A sequence of the fake engine has at most 1024 tokens.
     let mut server = server(PLAIN);
     let messages = json!([{"role": "user", "content": "a"}]);
     let reply = server.post(PATH, json!({"max_tokens": 32000, "messages": messages})).await;
@@ -204,7 +205,7 @@ async fn max_tokens_is_lowered_to_what_fits_here_alone() {
 }
 
 #[tokio::test]
-async fn tools_of_anthropics_own_are_left_out_and_named() {
+async fn tools_that_anthropic_provides_are_left_out_and_reported() {
     let template = "{{ tools | tojson if tools else 'no tools' }}";
     let mut server = server(template);
     let search = json!({"type": "web_search_20250305", "name": "web_search", "max_uses": 8});
@@ -233,7 +234,7 @@ async fn tools_of_anthropics_own_are_left_out_and_named() {
 }
 
 #[tokio::test]
-async fn results_and_documents_are_text() {
+async fn results_and_documents_become_text() {
     let mut server = server(PLAIN);
     let result = |more: Value| {
         let result = with(json!({"type": "tool_result", "tool_use_id": "c"}), more);
@@ -270,7 +271,7 @@ async fn results_and_documents_are_text() {
             json!({"content": [document(json!({"type": "base64", "media_type": "application/pdf", "data": "AA"}))]}),
             "whose source is not of type `text` or `content`",
         ),
-        (json!({"content": [nested]}), "has a document with content that is no text"),
+        (json!({"content": [nested]}), "has a document with content that is not text"),
         (json!({"content": [{"type": "tool_reference", "tool_name": "x"}]}), "type `tool_reference`"),
         (json!({"content": 7}), "must be a text"),
     ] {
@@ -282,7 +283,7 @@ async fn results_and_documents_are_text() {
 }
 
 #[tokio::test]
-async fn an_answer_can_be_json_by_either_name() {
+async fn both_names_of_the_output_format_constrain_the_answer() {
     let mut server = server(PLAIN);
     let format = json!({"type": "json_schema", "schema": {"type": "object"}});
     for more in [json!({"output_config": {"format": format}}), json!({"output_format": format})] {
@@ -293,7 +294,7 @@ async fn an_answer_can_be_json_by_either_name() {
 }
 
 #[tokio::test]
-async fn what_agents_ask_beside_messages_is_answered() {
+async fn other_requests_of_agents_are_answered() {
     let server = server(PLAIN);
     let reply =
         server.send(Request::builder().method(Method::HEAD).uri("/").body(Body::empty()).unwrap()).await;
@@ -303,8 +304,12 @@ async fn what_agents_ask_beside_messages_is_answered() {
         let request = Request::get(path).header("anthropic-version", "2023-06-01");
         request.body(Body::empty()).unwrap()
     };
+    let openai = server.get("/v1/models").await.json();
+    let created = openai["data"][0]["created"].as_i64().unwrap();
+    let started =
+        chrono::DateTime::from_timestamp(created, 0).unwrap().format("%Y-%m-%dT%H:%M:%SZ").to_string();
     let model = json!({
-        "type": "model", "id": "org/model", "display_name": "org/model", "created_at": "1970-01-01T00:00:00Z",
+        "type": "model", "id": "org/model", "display_name": "org/model", "created_at": started.as_str(),
     });
     let list = server.send(get("/v1/models?limit=1000")).await.json();
     let expected =
@@ -314,5 +319,5 @@ async fn what_agents_ask_beside_messages_is_answered() {
     let missing = server.send(get("/v1/models/other")).await;
     assert_eq!(missing.status, StatusCode::NOT_FOUND);
     assert_eq!(missing.json()["error"]["type"], "not_found_error");
-    assert_eq!(server.get("/v1/models").await.json()["object"], "list", "others get OpenAI's form");
+    assert_eq!(openai["object"], "list", "other clients get OpenAI's form");
 }

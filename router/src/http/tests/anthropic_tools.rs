@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use super::Limits;
+use super::RequestLimits;
 use super::tools::{ANSWER, prompt, server};
 
 const PATH: &str = "/v1/messages";
@@ -17,7 +17,7 @@ fn request(more: Value) -> Value {
     request
 }
 
-/// Without the ids of calls, which are made up anew for each answer.
+/// Removes the ids of calls, which differ between answers.
 fn without_ids(content: &Value) -> Value {
     let mut content = content.clone();
     for block in content.as_array_mut().unwrap() {
@@ -36,8 +36,8 @@ fn expected() -> Value {
 }
 
 #[tokio::test]
-async fn calls_are_blocks_of_the_content() {
-    let mut server = server(ANSWER, Limits::default());
+async fn calls_become_blocks_of_the_content() {
+    let mut server = server(ANSWER, RequestLimits::default());
     let body = server.post(PATH, request(json!({}))).await.json();
     assert_eq!(without_ids(&body["content"]), expected());
     assert_eq!((&body["stop_reason"], &body["stop_sequence"]), (&json!("tool_use"), &Value::Null));
@@ -45,7 +45,7 @@ async fn calls_are_blocks_of_the_content() {
     let shown = "Tools: [{\"type\": \"function\", \"function\": {\"name\": \"get\", \"description\": \"does\", \
                  \"parameters\": {\"type\": \"object\"}}}, ";
     assert!(text.starts_with(shown), "{text}");
-    // Cut off within the arguments of the first call.
+    // The answer is cut off in the arguments of the first call.
     let body = server.post(PATH, request(json!({"max_tokens": 52}))).await.json();
     assert_eq!(body["stop_reason"], "max_tokens");
     assert_eq!(without_ids(&body["content"])[1], json!({"type": "tool_use", "name": "get", "input": {}}));
@@ -53,7 +53,7 @@ async fn calls_are_blocks_of_the_content() {
 
 #[tokio::test]
 async fn a_stream_has_the_same_blocks_in_parts() {
-    let server = server(ANSWER, Limits::default());
+    let server = server(ANSWER, RequestLimits::default());
     let events = server.post(PATH, request(json!({"stream": true}))).await.named_events();
     let (mut blocks, mut json, mut open) = (Vec::<Value>::new(), String::new(), false);
     for (name, event) in &events[1..events.len() - 2] {
@@ -71,7 +71,7 @@ async fn a_stream_has_the_same_blocks_in_parts() {
                 json += event["delta"]["partial_json"].as_str().unwrap();
             }
             "content_block_stop" if blocks[block]["type"] == "tool_use" => {
-                assert_eq!(blocks[block]["input"], json!({}), "it begins empty");
+                assert_eq!(blocks[block]["input"], json!({}), "the input is empty at first");
                 blocks[block]["input"] = serde_json::from_str(&std::mem::take(&mut json)).unwrap();
             }
             "content_block_stop" => {}
@@ -84,8 +84,8 @@ async fn a_stream_has_the_same_blocks_in_parts() {
 }
 
 #[tokio::test]
-async fn uses_and_results_are_messages_for_the_template() {
-    let mut server = server("ok", Limits::default());
+async fn calls_and_results_become_messages_for_the_template() {
+    let mut server = server("ok", RequestLimits::default());
     let call = |id: &str, name: &str, input: Value| json!({"type": "tool_use", "id": id, "name": name, "input": input});
     let result =
         |id: &str, content: Value| json!({"type": "tool_result", "tool_use_id": id, "content": content});
@@ -110,8 +110,8 @@ async fn uses_and_results_are_messages_for_the_template() {
 }
 
 #[tokio::test]
-async fn a_choice_is_kept() {
-    let mut server = server(ANSWER, Limits::default());
+async fn the_tool_choice_is_applied() {
+    let mut server = server(ANSWER, RequestLimits::default());
     for (choice, calls, bound) in [
         (json!({"type": "none"}), 0, None),
         (json!({"type": "auto"}), 2, Some(false)),
@@ -123,15 +123,15 @@ async fn a_choice_is_kept() {
         let blocks = body["content"].as_array().unwrap_or_else(|| panic!("{body}"));
         assert_eq!(blocks.iter().filter(|block| block["type"] == "tool_use").count(), calls, "{choice}");
         let mask = server.engine.requests.recv().await.unwrap().mask;
-        // A call that must come begins with one character; another answer with any.
+        // A required call begins with one particular byte, and another answer with any byte.
         let first = mask.map(|mask| mask.iter().map(|word| word.count_ones()).sum::<u32>() == 1);
         assert_eq!(first, bound, "{choice}");
     }
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_said() {
-    let server = server("x", Limits::default());
+async fn wrong_tools_and_choices_are_refused() {
+    let server = server("x", RequestLimits::default());
     let message = |role: &str, block: Value| json!({"messages": [{"role": role, "content": [block]}]});
     for (more, text) in [
         (
@@ -165,7 +165,7 @@ async fn what_is_wrong_is_said() {
         ),
         (
             message("assistant", json!({"type": "tool_use", "id": "c", "name": "get"})),
-            "whose `input` is no object",
+            "whose `input` is not an object",
         ),
         (message("assistant", json!({"type": "tool_use", "name": "get", "input": {}})), "without `id`"),
     ] {

@@ -49,7 +49,7 @@ async fn a_conversation_is_answered() {
 }
 
 #[tokio::test]
-async fn parameters_mean_what_openai_says() {
+async fn parameters_have_openais_meaning() {
     let mut server = Server::saying("x");
     let more = json!({
         "model": "tgi", "max_tokens": 5, "max_completion_tokens": 7, "top_p": 0, "presence_penalty": 0.5, "seed": -1,
@@ -72,7 +72,7 @@ async fn parameters_mean_what_openai_says() {
 }
 
 #[tokio::test]
-async fn names_that_clients_give_to_any_model() {
+async fn placeholder_names_of_clients_are_accepted() {
     let server = Server::saying("x");
     let url = "https://api.example/v1/chat/completions";
     for model in [
@@ -122,7 +122,7 @@ async fn a_stream_ends_with_done() {
     let told = server.post(PATH, request(more)).await.chunks();
     let counts: Vec<_> =
         told.iter().map(|chunk| chunk["usage"]["completion_tokens"].as_u64().unwrap()).collect();
-    assert_eq!(counts, [1, 2, 3, 5, 6, 6], "the half of a character says nothing");
+    assert_eq!(counts, [1, 2, 3, 5, 6, 6], "a part of a character has no text");
     assert!(told.iter().all(|chunk| chunk["usage"]["prompt_tokens_details"]["cached_tokens"] == 3));
     for index in 0..2 {
         let own = chunks.iter().filter(|chunk| chunk["choices"][0]["index"] == index);
@@ -132,7 +132,7 @@ async fn a_stream_ends_with_done() {
 }
 
 #[tokio::test]
-async fn stop_strings_are_left_out_and_never_shown_in_part() {
+async fn no_part_of_a_stop_string_is_sent() {
     let server = Server::saying("one EN END two");
     let more = json!({"stop": ["END"]});
     let body = server.post(PATH, request(more)).await.json();
@@ -145,7 +145,7 @@ async fn stop_strings_are_left_out_and_never_shown_in_part() {
         assert!("one EN ".starts_with(&text), "{text}");
     }
     assert_eq!(text, "one EN ");
-    // What was held back is given out if the answer ends otherwise.
+    // Text that was held back is sent if the answer ends in another way.
     let body = server.post(PATH, request(json!({"stop": ["twofold"]}))).await.json();
     assert_eq!(body["choices"][0]["message"]["content"], "one EN END two");
 }
@@ -156,7 +156,7 @@ async fn logprobs_have_bytes() {
     let more = json!({"logprobs": true, "top_logprobs": 1});
     let body = server.post(PATH, request(more.clone())).await.json();
     let content = body["choices"][0]["logprobs"]["content"].as_array().unwrap().clone();
-    // As many as are counted: the last one ends the answer.
+    // There is one entry for each counted token, including the one that ends the answer.
     assert_eq!(content.len(), 3);
     assert_eq!(body["usage"]["completion_tokens"], 3);
     assert_eq!(content[2]["token"], "</s>");
@@ -188,7 +188,7 @@ async fn an_unfinished_answer_is_continued() {
 }
 
 #[tokio::test]
-async fn prompt_logprobs_are_vllms() {
+async fn prompt_logprobs_have_vllms_form() {
     let server = Server::saying("ok");
     let body = server.post(PATH, request(json!({"prompt_logprobs": 1, "n": 2}))).await.json();
     let tokens = body["prompt_logprobs"].as_array().unwrap();
@@ -210,7 +210,7 @@ async fn prompt_logprobs_are_vllms() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_said_in_openais_shape() {
+async fn errors_have_the_form_of_openais_api() {
     let server = Server::saying("x");
     let cases = [
         (request(json!({"tools": [{"type": "function"}]})), 400, "tools[0]", "must have a `function`"),
@@ -297,10 +297,10 @@ async fn what_is_wrong_is_said_in_openais_shape() {
             "top_logprobs",
             "`top_logprobs` must be >= 0 and <= 20",
         ),
-        (request(json!({"temperature": 0, "top_p": 1.1})), 400, "top_p", "`top_p` must be"),
+        (request(json!({"temperature": 0, "top_p": 1.1})), 400, "top_p", "`top_p` must be >= 0.0 and <= 1.0"),
         (request(json!({"temperature": 0, "min_p": -0.5})), 400, "min_p", "`min_p` must be"),
         (request(json!({"temperature": 0, "top_k": -5})), 400, "top_k", "`top_k` must be"),
-        (request(json!({"priority": 3})), 400, "priority", "of numbers only 0 is accepted"),
+        (request(json!({"priority": 3})), 400, "priority", "the only number that is accepted is 0"),
         (request(json!({"max_tokens": 0})), 400, "max_tokens", "`max_tokens` must be strictly positive"),
         (
             request(json!({"max_tokens": 9999})),

@@ -4,7 +4,7 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 
 use super::tools::{prompt, server};
-use super::{Limits, Server};
+use super::{RequestLimits, Server};
 
 const PATH: &str = "/v1/responses";
 
@@ -46,12 +46,12 @@ fn first() -> Value {
     })
 }
 
-fn says_call(name: &str, arguments: Value) -> String {
+fn call_text(name: &str, arguments: Value) -> String {
     format!("<tool_call>\n{}\n</tool_call>", json!({"name": name, "arguments": arguments}))
 }
 
-/// The item that the answer ends with, from the events that Codex reads.
-async fn streamed(server: &Server, request: Value) -> Value {
+/// Returns the last item of the answer, read from the events that Codex uses.
+async fn last_streamed_item(server: &Server, request: Value) -> Value {
     let reply = server.post(PATH, request).await;
     let events = reply.named_events();
     let names: Vec<&str> = events.iter().map(|(name, _)| name.as_str()).collect();
@@ -71,8 +71,8 @@ async fn streamed(server: &Server, request: Value) -> Value {
 }
 
 #[tokio::test]
-async fn a_session_begins() {
-    let mut server = server("Hello!", Limits::default());
+async fn the_first_request_of_a_session_is_answered() {
+    let mut server = server("Hello!", RequestLimits::default());
     let reply = server.post(PATH, first()).await;
     assert_eq!(reply.status, StatusCode::OK, "{}", reply.body);
     assert_eq!(
@@ -93,7 +93,7 @@ async fn a_session_begins() {
     ] {
         assert_eq!(text.contains(shown), is_there, "{shown}: {text}");
     }
-    let item = streamed(&server, first()).await;
+    let item = last_streamed_item(&server, first()).await;
     assert_eq!((&item["type"], &item["content"][0]["text"]), (&json!("message"), &json!("Hello!")));
     let models = server.get("/v1/models?client_version=0.169.0").await.json();
     assert_eq!(models["data"][0]["id"], "org/model");
@@ -102,9 +102,11 @@ async fn a_session_begins() {
 #[tokio::test]
 async fn a_custom_tool_is_called_with_a_text() {
     let patch = "*** Begin Patch\n*** Add File: ü.txt\n+\"hello\" \\ 😀\n*** End Patch\n";
-    let mut server =
-        server(&format!("I edit.{}", says_call("apply_patch", json!({"input": patch}))), Limits::default());
-    let item = streamed(&server, first()).await;
+    let mut server = server(
+        &format!("I edit.{}", call_text("apply_patch", json!({"input": patch}))),
+        RequestLimits::default(),
+    );
+    let item = last_streamed_item(&server, first()).await;
     assert_eq!((&item["type"], &item["name"]), (&json!("custom_tool_call"), &json!("apply_patch")));
     assert_eq!((&item["input"], &item["status"]), (&json!(patch), &json!("completed")));
     assert!(item["id"].as_str().unwrap().starts_with("ctc_") && item["call_id"].is_string());
@@ -129,7 +131,7 @@ async fn a_custom_tool_is_called_with_a_text() {
     assert_eq!(body["output"][1]["input"], patch);
     while server.engine.requests.try_recv().is_ok() {}
 
-    // The next turn brings the call and what came of it.
+    // The next request has the call and its output.
     let mut next = first();
     let output = json!({"type": "custom_tool_call_output", "id": "ctco_1", "call_id": item["call_id"], "output": "Success."});
     next["input"].as_array_mut().unwrap().extend([item, output]);
@@ -142,9 +144,9 @@ async fn a_custom_tool_is_called_with_a_text() {
 }
 
 #[tokio::test]
-async fn a_call_in_a_namespace_says_so() {
-    let mut server = server(&says_call("close_agent", json!({"cmd": "x"})), Limits::default());
-    let item = streamed(&server, first()).await;
+async fn a_call_in_a_namespace_has_the_namespace() {
+    let mut server = server(&call_text("close_agent", json!({"cmd": "x"})), RequestLimits::default());
+    let item = last_streamed_item(&server, first()).await;
     assert_eq!((&item["name"], &item["namespace"]), (&json!("close_agent"), &json!("multi_agent_v1")));
     let mut next = first();
     let output = json!({"type": "function_call_output", "call_id": item["call_id"], "output": "closed"});
@@ -155,14 +157,14 @@ async fn a_call_in_a_namespace_says_so() {
 }
 
 #[tokio::test]
-async fn equal_names_are_told_apart_by_their_namespaces() {
+async fn tools_of_equal_names_are_distinguished_by_their_namespaces() {
     for (name, namespace_of, called) in [
         ("read", None, "read"),
         ("fs__read", Some("fs"), "read"),
         ("mcp__web__read", Some("mcp__web__"), "read"),
         ("write", Some("fs"), "write"),
     ] {
-        let mut server = server(&says_call(name, json!({})), Limits::default());
+        let mut server = server(&call_text(name, json!({})), RequestLimits::default());
         let tools = json!([
             namespace("fs", json!([function("read"), function("write")])),
             function("read"),
@@ -184,7 +186,7 @@ async fn equal_names_are_told_apart_by_their_namespaces() {
             assert!(server.engine.requests.recv().await.is_some());
         }
     }
-    let server = server("x", Limits::default());
+    let server = server("x", RequestLimits::default());
     for tools in [
         json!([namespace("fs", json!([function("read"), function("read")]))]),
         json!([function("read"), function("read")]),
@@ -200,15 +202,16 @@ async fn equal_names_are_told_apart_by_their_namespaces() {
     assert!(error["message"].as_str().unwrap().contains("more than 128"), "{error}");
 }
 
-/// For the models that Codex knows as the newest, tools come as an item of the input.
+/// For the newest models, Codex sends the tools as an item of the input.
 #[tokio::test]
 async fn tools_may_come_in_the_input() {
-    let mut server = server(&says_call("exec", json!({"input": "text(1+1)"})), Limits::default());
+    let mut server = server(&call_text("exec", json!({"input": "text(1+1)"})), RequestLimits::default());
     let exec = json!({"type": "custom", "name": "exec", "format": {"type": "grammar", "syntax": "lark", "definition": "start: X"}});
     let additional = json!({"type": "additional_tools", "id": "at_1", "role": "developer",
                             "tools": [namespace("functions", json!([exec, function("wait")]))]});
     let item =
-        streamed(&server, json!({"stream": true, "input": [additional, message("user", &["hi"])]})).await;
+        last_streamed_item(&server, json!({"stream": true, "input": [additional, message("user", &["hi"])]}))
+            .await;
     let expected = (&json!("custom_tool_call"), &json!("exec"), &json!("functions"), &json!("text(1+1)"));
     assert_eq!((&item["type"], &item["name"], &item["namespace"], &item["input"]), expected);
     assert!(prompt(&mut server).await.contains("\"name\": \"wait\""));
@@ -219,8 +222,8 @@ async fn tools_may_come_in_the_input() {
 }
 
 #[tokio::test]
-async fn items_of_tools_that_the_provider_runs_are_skipped_and_named() {
-    let mut server = server("ok", Limits::default());
+async fn items_of_tools_that_openai_runs_are_skipped_and_reported() {
+    let mut server = server("ok", RequestLimits::default());
     let input = json!([
         message("user", &["hi"]),
         {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search", "query": "q"}},
@@ -238,8 +241,8 @@ async fn items_of_tools_that_the_provider_runs_are_skipped_and_named() {
 }
 
 #[tokio::test]
-async fn tools_that_the_provider_runs_are_left_out_and_cannot_be_chosen() {
-    let mut server = server("ok", Limits::default());
+async fn tools_that_openai_runs_are_left_out_and_cannot_be_chosen() {
+    let mut server = server("ok", RequestLimits::default());
     let kinds = [
         "apply_patch",
         "code_interpreter",
@@ -274,7 +277,7 @@ async fn tools_that_the_provider_runs_are_left_out_and_cannot_be_chosen() {
             );
         }
     }
-    // With a function beside it, one of the two can be called.
+    // With a function beside it, that function can be called.
     let tools = json!([{"type": "web_search"}, function("get")]);
     let reply = server.post(PATH, json!({"input": "a", "tools": tools, "tool_choice": "required"})).await;
     assert_eq!(reply.status, StatusCode::OK, "{}", reply.body);

@@ -8,7 +8,7 @@ use crate::test_support::BOS;
 const PATH: &str = "/v1/completions";
 
 #[tokio::test]
-async fn one_prompt() {
+async fn one_prompt_is_continued() {
     let mut server = Server::saying("ok");
     let body = server.post(PATH, json!({"prompt": "abc", "max_tokens": 1})).await.json();
     assert_eq!(body["object"], "text_completion");
@@ -25,7 +25,7 @@ async fn one_prompt() {
 }
 
 #[tokio::test]
-async fn several_prompts_of_any_kind_in_order() {
+async fn several_prompts_are_answered_in_order() {
     let mut server = Server::saying("ok");
     let body =
         server.post(PATH, json!({"prompt": ["a", "b"], "n": 2, "echo": true, "suffix": null})).await.json();
@@ -44,13 +44,14 @@ async fn several_prompts_of_any_kind_in_order() {
     }
 }
 
-/// What the fake engine makes of the tokens of one answer of several: its numbers follow the answer's seed.
+/// The log-probability that the fake engine reports for the tokens of an answer, which depends on
+/// its seed.
 fn logprob_of(seed: u64, answer: u64) -> f64 {
     -0.25 - (crate::service::variant_seed(seed, answer) % 7) as f64
 }
 
 #[tokio::test]
-async fn the_best_of_several_answers() {
+async fn the_best_of_several_answers_is_returned() {
     let server = Server::saying("ok");
     let best = (0..3).map(|index| logprob_of(5, index)).fold(f64::MIN, f64::max);
     assert!(best > logprob_of(5, 0), "the best answer is not the first one");
@@ -65,11 +66,11 @@ async fn the_best_of_several_answers() {
     assert_eq!(body["usage"]["completion_tokens"], 9);
 }
 
-/// What evaluation harnesses ask for: the log-probabilities of a given text.
+/// Evaluation harnesses request the log-probabilities of a given text.
 #[tokio::test]
 async fn an_echo_has_log_probabilities() {
     let mut server = Server::saying("ok");
-    // The stand-in's numbers follow the seed, which is another for each choice.
+    // The fake engine's numbers depend on the seed, which differs between choices.
     let body = json!({"prompt": "abü", "echo": true, "logprobs": 2, "max_tokens": 1, "seed": 7});
     let reply = server.post(PATH, body.clone()).await.json();
     let request = server.engine.requests.recv().await.unwrap();
@@ -86,7 +87,7 @@ async fn an_echo_has_log_probabilities() {
     assert_eq!(choice["logprobs"], expected);
     assert_eq!(choice.get("prompt_logprobs"), None);
 
-    // The prompt alone, and without alternatives.
+    // Only the prompt, without alternatives.
     let mut alone = body.clone();
     (alone["max_tokens"], alone["logprobs"]) = (json!(0), json!(0));
     let reply = server.post(PATH, alone).await.json();
@@ -100,7 +101,7 @@ async fn an_echo_has_log_probabilities() {
     assert_eq!((&bare["choices"][0]["text"], &bare["choices"][0]["logprobs"]), (&json!("ab"), &Value::Null));
     assert_eq!(server.engine.requests.recv().await.unwrap().prompt_logprobs, None);
 
-    // As a stream the first chunk has the prompt's, and all together are the same.
+    // In a stream the first chunk has the prompt's entries, and all chunks together are equal.
     let mut streamed = body;
     streamed["stream"] = json!(true);
     streamed["n"] = json!(2);
@@ -117,7 +118,7 @@ async fn an_echo_has_log_probabilities() {
 }
 
 #[tokio::test]
-async fn prompt_logprobs_are_vllms() {
+async fn prompt_logprobs_have_vllms_form() {
     let mut server = Server::saying("ok");
     let expected = json!([
         null,
@@ -139,7 +140,7 @@ async fn prompt_logprobs_are_vllms() {
 }
 
 #[tokio::test]
-async fn a_stream() {
+async fn a_stream_has_chunks_and_usage() {
     let server = Server::saying("ok");
     let chunks =
         server.post(PATH, json!({"prompt": ["a", "b"], "stream": true, "echo": true})).await.chunks();
@@ -166,7 +167,7 @@ async fn a_stream() {
 }
 
 #[tokio::test]
-async fn what_is_wrong() {
+async fn wrong_requests_are_refused() {
     let server = Server::saying("x");
     let cases = [
         (
@@ -223,7 +224,7 @@ async fn what_is_wrong() {
     }
 }
 
-/// More than are computed at the same time.
+/// There are more prompts than are computed at the same time.
 #[tokio::test]
 async fn many_prompts_are_answered_in_order() {
     let server = Server::saying("ok");
@@ -239,7 +240,7 @@ async fn many_prompts_are_answered_in_order() {
 }
 
 #[tokio::test]
-async fn the_tokenizers_own_tokens_can_be_left_out() {
+async fn special_tokens_around_the_prompt_can_be_left_out() {
     let mut server = Server::saying("ok");
     server.post(PATH, json!({"prompt": "ab", "add_special_tokens": false})).await;
     assert_eq!(server.engine.requests.recv().await.unwrap().prompt, [97, 98]);

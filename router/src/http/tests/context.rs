@@ -1,8 +1,9 @@
-//! Requests that do not fit into the model's context: each API says it in the words that its clients look for.
+//! Requests that do not fit into the model's context. Each API has the error text that its clients
+//! recognize.
 
 use serde_json::{Value, json};
 
-use super::{HttpConfig, Limits, Script, Server};
+use super::{HttpConfig, RequestLimits, Script, Server};
 use crate::test_support::assets;
 
 async fn error(server: &Server, path: &str, body: Value) -> (u16, Value) {
@@ -12,7 +13,7 @@ async fn error(server: &Server, path: &str, body: Value) -> (u16, Value) {
 }
 
 #[tokio::test]
-async fn openais_routes_name_their_own_fields() {
+async fn errors_on_openais_routes_use_the_field_names_of_the_route() {
     let server = Server::saying("x");
     let (short, long) = ("a".repeat(100), "a".repeat(2000));
     let chat = |text: &str| json!([{"role": "user", "content": text}]);
@@ -39,7 +40,7 @@ async fn openais_routes_name_their_own_fields() {
             "you requested 1101 tokens (101 in the prompt, 1000 in the completion). Please reduce `prompt` or `max_tokens`.",
         ),
         ("/v1/completions", json!({"prompt": long}), "prompt", "the prompt resulted in 2001 tokens."),
-        // A text of more bytes than any prompt is not even tokenized.
+        // A text with more bytes than any prompt is refused before it is tokenized.
         (
             "/v1/completions",
             json!({"prompt": "a".repeat(100_000)}),
@@ -74,24 +75,24 @@ async fn openais_routes_name_their_own_fields() {
 }
 
 #[tokio::test]
-async fn anthropics_clients_read_the_numbers() {
+async fn the_error_on_anthropics_route_has_the_numbers_that_its_clients_read() {
     let server = Server::saying("x");
     let body = |length: usize, max_tokens: u32| json!({"messages": [{"role": "user", "content": "a".repeat(length)}], "max_tokens": max_tokens});
     let (status, told) = error(&server, "/v1/messages", body(2000, 5)).await;
     assert_eq!((status, &told["type"]), (400, &json!("invalid_request_error")));
     assert_eq!(told["message"], "prompt is too long: 2019 tokens > 1023 maximum");
-    // An answer that does not fit behind the prompt is shortened.
+    // An answer that does not fit behind the prompt is shorter.
     assert_eq!(server.post("/v1/messages", body(100, 1000)).await.status, 200);
 }
 
 #[tokio::test]
-async fn tgis_routes_keep_tgis_words() {
+async fn errors_on_tgis_routes_are_worded_like_tgis() {
     let server = Server::saying("x");
     let long = "a".repeat(2000);
     let expected = "Input validation error: `inputs` must have less than 1023 tokens. Given: 2001";
     let (status, told) = error(&server, "/generate", json!({"inputs": long})).await;
     assert_eq!((status, &told), (422, &json!({"error": expected, "error_type": "validation"})));
-    // A conversation of Vertex AI, too.
+    // The same holds for a conversation on Vertex AI's route.
     let instance = json!({"messages": [{"role": "user", "content": long}]});
     let (status, told) = error(&server, "/vertex", json!({"instances": [instance]})).await;
     assert_eq!((status, &told["error_type"]), (422, &json!("validation")));
@@ -102,8 +103,8 @@ async fn tgis_routes_keep_tgis_words() {
 }
 
 #[tokio::test]
-async fn a_limit_on_prompts_alone_is_told() {
-    let limits = Limits { max_input_tokens: Some(50), ..Limits::default() };
+async fn the_error_names_a_limit_for_prompts() {
+    let limits = RequestLimits { max_input_tokens: Some(50), ..RequestLimits::default() };
     let server = Server::serving(&assets(), Script::Say("x".into()), limits, HttpConfig::default());
     let (_, told) =
         error(&server, "/v1/completions", json!({"prompt": "a".repeat(60), "max_tokens": 5})).await;

@@ -1,8 +1,8 @@
-//! Where a request does not say how tokens are drawn.
+//! Requests without sampling parameters.
 
 use serde_json::{Value, json};
 
-use super::{HttpConfig, Limits, Reply, Script, Server};
+use super::{HttpConfig, Reply, RequestLimits, Script, Server};
 use crate::assets::{Assets, SamplingDefaults};
 use crate::test_support;
 
@@ -18,7 +18,7 @@ const CHAT: &str = "/v1/chat/completions";
 
 fn server(model_sampling: bool) -> Server {
     let assets = Assets { sampling: DEFAULTS, ..test_support::assets() };
-    let limits = Limits { model_sampling, ..Limits::default() };
+    let limits = RequestLimits { model_sampling, ..RequestLimits::default() };
     Server::serving(&assets, Script::Say("x".into()), limits, HttpConfig::default())
 }
 
@@ -29,8 +29,9 @@ fn with(mut body: Value, more: &Value) -> Value {
     body
 }
 
-/// What the engine is asked: sampling or not, temperature, top_p, top_k, min_p and the penalty on repetitions.
-async fn sampled(server: &mut Server, path: &str, body: Value) -> (bool, [f32; 5]) {
+/// Returns the sampling that the engine gets: whether it samples, temperature, top_p, top_k, min_p
+/// and repetition penalty.
+async fn sampling_of(server: &mut Server, path: &str, body: Value) -> (bool, [f32; 5]) {
     let reply: Reply = server.post(path, body.clone()).await;
     assert!(reply.status.is_success(), "{path} {body}: {}", reply.body);
     let sampling = server.engine.requests.recv().await.unwrap().sampling;
@@ -50,15 +51,15 @@ fn routes() -> [(&'static str, Value); 4] {
 }
 
 #[tokio::test]
-async fn a_silent_request_is_sampled_as_the_models_authors_recommend() {
+async fn a_request_without_sampling_parameters_uses_those_of_the_model() {
     let mut server = server(true);
     for (path, body) in routes() {
-        let asked = sampled(&mut server, path, body.clone()).await;
+        let asked = sampling_of(&mut server, path, body.clone()).await;
         assert_eq!(asked, (true, [0.5, 0.75, 20.0, 0.125, 1.5]), "{path}");
         let some = with(body.clone(), &json!({"temperature": 0.25, "top_p": 1.0}));
-        let asked = sampled(&mut server, path, some).await;
+        let asked = sampling_of(&mut server, path, some).await;
         assert_eq!(asked, (true, [0.25, 1.0, 20.0, 0.125, 1.5]), "{path}");
-        let greedy = sampled(&mut server, path, with(body, &json!({"temperature": 0}))).await;
+        let greedy = sampling_of(&mut server, path, with(body, &json!({"temperature": 0}))).await;
         assert_eq!(greedy, (false, [1.0, 1.0, 0.0, 0.0, 1.5]), "{path}");
     }
     assert_eq!(server.get("/info").await.json()["sampling_defaults"]["top_k"], 20);
@@ -67,39 +68,39 @@ async fn a_silent_request_is_sampled_as_the_models_authors_recommend() {
 }
 
 #[tokio::test]
-async fn a_request_can_turn_each_of_them_off() {
+async fn a_request_can_override_each_default() {
     let mut server = server(true);
     let (path, body) = &routes()[0];
     for top_k in [0, -1] {
         let off = json!({"temperature": 1, "top_p": 1, "top_k": top_k, "min_p": 0, "repetition_penalty": 1});
-        let asked = sampled(&mut server, path, with(body.clone(), &off)).await;
+        let asked = sampling_of(&mut server, path, with(body.clone(), &off)).await;
         assert_eq!(asked, (true, [1.0, 1.0, 0.0, 0.0, 1.0]));
     }
 }
 
 #[tokio::test]
-async fn tgis_routes_and_generation_config_none_have_no_such_defaults() {
+async fn neither_tgis_routes_nor_generation_config_none_use_these_defaults() {
     let mut plain = server(true);
     for parameters in [json!({}), json!({"do_sample": true})] {
         let (_, numbers) =
-            sampled(&mut plain, "/generate", json!({"inputs": "a", "parameters": parameters})).await;
+            sampling_of(&mut plain, "/generate", json!({"inputs": "a", "parameters": parameters})).await;
         assert_eq!(numbers, [1.0, 1.0, 0.0, 0.0, 1.0], "{parameters}");
     }
     let mut none = server(false);
     for (path, body) in routes() {
-        assert_eq!(sampled(&mut none, path, body).await, (true, [1.0, 1.0, 0.0, 0.0, 1.0]), "{path}");
+        assert_eq!(sampling_of(&mut none, path, body).await, (true, [1.0, 1.0, 0.0, 0.0, 1.0]), "{path}");
     }
     assert_eq!(none.get("/info").await.json()["sampling_defaults"], json!({}));
 }
 
-/// A fine-tuned model whose configuration still names the end token of the model that it was made from.
+/// The configuration of a fine-tuned model may still have the end token of its base model.
 #[tokio::test]
 async fn the_templates_end_of_turn_ends_an_answer() {
     let template = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}<|im_end|>{% endif %}{% endfor %}";
     let assets =
         Assets { chat_template: Some(template.into()), ..test_support::assets_with(&["<|im_end|>"]) };
     let mut server =
-        Server::serving(&assets, Script::Say("x".into()), Limits::default(), HttpConfig::default());
+        Server::serving(&assets, Script::Say("x".into()), RequestLimits::default(), HttpConfig::default());
     let (path, body) = &routes()[0];
     let reply = server.post(path, body.clone()).await;
     assert!(reply.status.is_success(), "{}", reply.body);

@@ -1,4 +1,4 @@
-//! The description of the API, against the API.
+//! The OpenAPI description, compared with the requests of other tests.
 
 use std::collections::BTreeSet;
 
@@ -17,7 +17,7 @@ fn names(docs: &Value, method: &str) -> BTreeSet<String> {
     paths.iter().filter(|(_, item)| item.get(method).is_some()).map(|(path, _)| path.clone()).collect()
 }
 
-/// The schema itself, if this is a reference.
+/// Resolves a reference to a schema.
 pub(super) fn resolve<'a>(docs: &'a Value, schema: &'a Value) -> &'a Value {
     match schema["$ref"].as_str() {
         Some(name) => {
@@ -38,7 +38,7 @@ fn check_references(docs: &Value, value: &Value) {
     }
 }
 
-/// Fields of a request with their schemas, those of its parts included.
+/// Collects the fields of a request with their schemas, including those of its parts.
 pub(super) fn fields<'a>(docs: &'a Value, schema: &'a Value, to: &mut Vec<(&'a str, &'a Value)>) {
     let schema = resolve(docs, schema);
     schema["allOf"].as_array().into_iter().flatten().for_each(|part| fields(docs, part, to));
@@ -48,7 +48,7 @@ pub(super) fn fields<'a>(docs: &'a Value, schema: &'a Value, to: &mut Vec<(&'a s
 }
 
 #[tokio::test]
-async fn every_route_is_described_and_every_description_has_a_route() {
+async fn every_route_has_a_request_in_the_tables_of_tests() {
     let server = Server::saying("x");
     let docs = openapi(&server).await;
     check_references(&docs, &docs);
@@ -75,7 +75,7 @@ async fn every_route_is_described_and_every_description_has_a_route() {
 }
 
 #[tokio::test]
-async fn what_is_described_is_what_is_taken() {
+async fn described_fields_are_the_fields_that_are_read() {
     let server = Server::saying("x");
     let docs = openapi(&server).await;
     for (path, body) in posts() {
@@ -91,7 +91,7 @@ async fn what_is_described_is_what_is_taken() {
         for field in body.as_object().unwrap().keys() {
             assert!(known.iter().any(|(name, _)| name == field), "{path}: {field} is taken, not described");
         }
-        // An object is none of what these fields hold; a field that is described and not read would let it pass.
+        // No other field may be an object, so each that is read must refuse one.
         for (field, schema) in known {
             let kinds = schema["type"].to_string();
             if kinds == "null" || kinds.contains("object") {

@@ -1,4 +1,4 @@
-//! Bodies that are compressed.
+//! Compressed bodies.
 
 use std::io::Write;
 
@@ -9,7 +9,7 @@ use flate2::write::GzEncoder;
 use serde_json::json;
 
 use super::rows::posts;
-use super::{HttpConfig, Limits, Reply, Script, Server, post};
+use super::{HttpConfig, Reply, RequestLimits, Script, Server, post};
 use crate::test_support::assets;
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
@@ -63,33 +63,38 @@ async fn unknown_encodings_are_refused() {
 }
 
 #[tokio::test]
-async fn the_limit_holds_for_what_comes_out() {
-    let limits = Limits { payload_limit: 1000, ..Limits::default() };
+async fn the_limit_applies_to_the_packed_and_the_unpacked_body() {
+    let limits = RequestLimits { payload_limit: 1000, ..RequestLimits::default() };
     let server = Server::serving(&assets(), Script::Say("x".into()), limits, HttpConfig::default());
     let body = |length: usize| format!("{{\"inputs\":\"{}\"}}", "a".repeat(length - 13)).into_bytes();
     for pack in [gzip, zstd] {
         let encoding = if pack(b"") == gzip(b"") { "gzip" } else { "zstd" };
         let reply = send(&server, "/generate", encoding, pack(&body(1000))).await;
         assert_eq!(reply.status.as_u16(), 200, "{encoding}: {}", reply.body);
-        // Some hundred bytes that would become many.
+        // Some hundred bytes that unpack to more than the limit.
         for packed in [pack(&body(1001)), pack(&vec![b' '; 500_000])] {
             assert!(packed.len() < 1000, "{}", packed.len());
             let reply = send(&server, "/v1/completions", encoding, packed).await;
             assert_eq!(reply.status.as_u16(), 413, "{encoding}");
             let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
-            assert!(message.contains("more than 1000 bytes when it is unpacked"), "{message}");
+            assert!(
+                message.ends_with("at most 1000 bytes, before and after it is unpacked (--payload-limit)"),
+                "{message}"
+            );
         }
-        // What is too long as it comes is not unpacked.
+        // A packed body that is too long is not unpacked.
         let reply = send(&server, "/generate", encoding, vec![b'x'; 1001]).await;
+        assert_eq!(reply.status.as_u16(), 413);
         assert_eq!(
-            (reply.status.as_u16(), reply.body.as_str()),
-            (413, "Failed to buffer the request body: length limit exceeded")
+            reply.body,
+            "Failed to buffer the request body: length limit exceeded. A body may have at most 1000 bytes, before and \
+             after it is unpacked (--payload-limit)"
         );
     }
 }
 
 #[tokio::test]
-async fn broken_data_is_an_error_of_the_client() {
+async fn data_that_cannot_be_unpacked_are_refused() {
     let server = Server::saying("x");
     let plain = json!({"inputs": "a"}).to_string().into_bytes();
     let cut = |mut packed: Vec<u8>| {
@@ -108,13 +113,13 @@ async fn broken_data_is_an_error_of_the_client() {
         assert_eq!(reply.status.as_u16(), 400, "{encoding}: {}", reply.body);
         assert!(reply.body.contains("Failed to unpack the request body"), "{}", reply.body);
     }
-    // Nothing packed is an empty body.
+    // An empty file unpacks to an empty body.
     assert_eq!(send(&server, "/generate", "gzip", gzip(b"")).await.status, 400);
 }
 
-/// A frame of zstd may ask for a window of any size, which the decoder would have to hold.
+/// A frame of zstd may declare a window of any size, for which the decoder would allocate memory.
 #[tokio::test]
-async fn windows_are_bounded() {
+async fn zstd_windows_are_bounded() {
     let server = Server::saying("x");
     let mut encoder = ::zstd::stream::write::Encoder::new(Vec::new(), 3).unwrap();
     encoder.window_log(27).unwrap();

@@ -4,12 +4,12 @@ use serde_json::{Map, Value, json};
 
 use super::{HttpConfig, Script, Server};
 use crate::scheduler::Pooling;
-use crate::service::Limits;
+use crate::service::RequestLimits;
 use crate::test_support::{self, BOS};
 
 const PATH: &str = "/v1/embeddings";
 
-fn close(got: &Value, expected: &[f64]) -> bool {
+fn is_close(got: &Value, expected: &[f64]) -> bool {
     let got: Vec<f64> = got.as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect();
     got.len() == expected.len() && got.iter().zip(expected).all(|(a, b)| (a - b).abs() < 1e-6)
 }
@@ -30,7 +30,7 @@ async fn inputs_of_any_kind_become_unit_vectors_in_their_order() {
         assert_eq!(data.len(), ids.len());
         for (index, (of, ids)) in data.iter().zip(&ids).enumerate() {
             assert_eq!((&of["object"], &of["index"]), (&json!("embedding"), &json!(index)));
-            assert!(close(&of["embedding"], &[0.6, 0.0, -0.8, 0.0]), "{of}");
+            assert!(is_close(&of["embedding"], &[0.6, 0.0, -0.8, 0.0]), "{of}");
             let request = server.engine.requests.recv().await.unwrap();
             assert_eq!((&request.prompt, request.max_new_tokens), (ids, 0));
             assert_eq!(request.pooling, Some(Pooling::Last));
@@ -39,7 +39,7 @@ async fn inputs_of_any_kind_become_unit_vectors_in_their_order() {
 }
 
 #[tokio::test]
-async fn more_inputs_than_the_server_has_places() {
+async fn a_request_may_have_more_inputs_than_are_computed_at_once() {
     let server = Server::with(Script::Say("x".into()), 4, HttpConfig::default());
     let inputs: Vec<String> = (0..200).map(|index| "a".repeat(1 + index % 9)).collect();
     let body = server.post(PATH, json!({"input": inputs})).await.json();
@@ -53,7 +53,7 @@ async fn more_inputs_than_the_server_has_places() {
 async fn fewer_dimensions_and_base64() {
     let server = Server::saying("x");
     let body = server.post(PATH, json!({"input": "a", "dimensions": 1})).await.json();
-    assert!(close(&body["data"][0]["embedding"], &[1.0]));
+    assert!(is_close(&body["data"][0]["embedding"], &[1.0]));
     let format = json!({"input": "a", "dimensions": 3, "encoding_format": "base64", "user": "u"});
     let body = server.post(PATH, format).await.json();
     // 0.6, 0 and -0.8.
@@ -61,7 +61,7 @@ async fn fewer_dimensions_and_base64() {
 }
 
 #[tokio::test]
-async fn the_model_or_the_operator_says_how() {
+async fn the_pooling_comes_from_the_operator_or_the_model() {
     let serving = |pooling: Value, limits| {
         let pooling: Map<String, Value> = pooling.as_object().unwrap().clone();
         let assets = crate::assets::Assets { pooling, ..test_support::assets() };
@@ -73,11 +73,11 @@ async fn the_model_or_the_operator_says_how() {
         (mean, Some(Pooling::Last), Pooling::Last),
         (json!({"pooling_mode_max_tokens": true}), Some(Pooling::Mean), Pooling::Mean),
     ] {
-        let mut server = serving(config, Limits { pooling: asked, ..Limits::default() });
+        let mut server = serving(config, RequestLimits { pooling: asked, ..RequestLimits::default() });
         server.post(PATH, json!({"input": "a"})).await;
         assert_eq!(server.engine.requests.recv().await.unwrap().pooling, Some(expected));
     }
-    let server = serving(json!({"pooling_mode_max_tokens": true}), Limits::default());
+    let server = serving(json!({"pooling_mode_max_tokens": true}), RequestLimits::default());
     let reply = server.post(PATH, json!({"input": "a"})).await;
     assert_eq!((reply.status.as_u16(), &reply.json()["error"]["param"]), (400, &json!("model")));
     assert!(
@@ -88,7 +88,7 @@ async fn the_model_or_the_operator_says_how() {
 }
 
 #[tokio::test]
-async fn what_is_wrong() {
+async fn wrong_requests_are_refused() {
     let server = Server::saying("x");
     let many = vec!["a"; 2049];
     let cases = [

@@ -16,7 +16,7 @@ fn requests(fields: &Value) -> [(&'static str, Value); 2] {
     ]
 }
 
-/// Whether the first token of an answer may be this byte.
+/// Returns whether the first token of an answer may be this byte.
 async fn allows(server: &mut Server, path: &str, body: &Value, byte: u8) -> bool {
     let reply = server.post(path, body.clone()).await;
     assert_eq!(reply.status.as_u16(), 200, "{body}: {}", reply.body);
@@ -25,7 +25,7 @@ async fn allows(server: &mut Server, path: &str, body: &Value, byte: u8) -> bool
 }
 
 #[tokio::test]
-async fn answers_are_bound_by_vllms_fields() {
+async fn vllms_fields_constrain_the_answer() {
     let mut server = Server::saying("x");
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
     for (fields, first, other) in [
@@ -49,7 +49,7 @@ async fn answers_are_bound_by_vllms_fields() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_named() {
+async fn errors_name_the_field() {
     let server = Server::saying("x");
     for (fields, param, text) in [
         (json!({"guided_json": 5}), "guided_json", "must be a JSON schema"),
@@ -58,11 +58,11 @@ async fn what_is_wrong_is_named() {
         (json!({"guided_regex": "("}), "guided_regex", "grammar is not valid"),
         (json!({"guided_choice": []}), "guided_choice", "must have 1 to 1000 texts. Given: 0"),
         (json!({"guided_grammar": "root ::= \"a\""}), "guided_grammar", "GBNF"),
-        (json!({"guided_regex": "a", "guided_choice": ["a"]}), "guided_choice", "both say"),
+        (json!({"guided_regex": "a", "guided_choice": ["a"]}), "guided_choice", "both constrain"),
         (
             json!({"guided_regex": "a", "response_format": {"type": "json_object"}}),
             "guided_regex",
-            "both say",
+            "both constrain",
         ),
         (
             json!({"structured_outputs": {"regex": "a", "choice": ["a"]}}),
@@ -92,7 +92,7 @@ async fn what_is_wrong_is_named() {
             assert!(error["message"].as_str().unwrap().contains(text), "{path} {fields}: {error}");
         }
     }
-    // A part that says nothing leaves the answer free.
+    // A neutral value does not constrain the answer.
     for (path, body) in requests(&json!({"structured_outputs": {"json_object": false}})) {
         assert_eq!(server.post(path, body).await.status, 200, "{path}");
     }

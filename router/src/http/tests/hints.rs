@@ -1,8 +1,8 @@
-//! Fields that cannot change what the model says, defaults that clients send, and roles.
+//! Fields that cannot change the answer, defaults that clients send, and roles.
 
 use serde_json::{Value, json};
 
-use super::{HttpConfig, Limits, Reply, Script, Server};
+use super::{HttpConfig, Reply, RequestLimits, Script, Server};
 use crate::assets::Assets;
 use crate::test_support::assets;
 
@@ -17,7 +17,7 @@ fn chat(more: Value) -> Value {
 /// A server with this template.
 fn with_template(template: &str) -> Server {
     let assets = Assets { chat_template: Some(template.into()), ..assets() };
-    Server::serving(&assets, Script::Say("x".into()), Limits::default(), HttpConfig::default())
+    Server::serving(&assets, Script::Say("x".into()), RequestLimits::default(), HttpConfig::default())
 }
 
 fn ignored(reply: &Reply) -> &str {
@@ -25,14 +25,14 @@ fn ignored(reply: &Reply) -> &str {
     reply.headers.get("x-millrace-ignored").map_or("", |names| names.to_str().unwrap())
 }
 
-/// The text that the model was given.
+/// Returns the prompt of the next request that the engine gets.
 async fn prompt(server: &mut Server) -> String {
     let prompt = server.engine.requests.recv().await.unwrap().prompt;
     prompt.iter().filter_map(|&id| char::from_u32(id)).filter(char::is_ascii).collect()
 }
 
 #[tokio::test]
-async fn hints_are_accepted_and_named() {
+async fn hints_are_accepted_and_reported() {
     let server = Server::saying("x");
     let hints = json!({
         "reasoning_effort": "high", "effort": "low", "verbosity": "low", "truncation": "auto", "service_tier": "flex",
@@ -55,7 +55,7 @@ async fn hints_are_accepted_and_named() {
 #[tokio::test]
 async fn defaults_that_clients_send_are_accepted() {
     let mut server = Server::saying("x");
-    // vLLM's and llama.cpp's.
+    // Defaults of the clients of vLLM and llama.cpp.
     let defaults = json!({
         "add_special_tokens": false, "add_generation_prompt": true, "continue_final_message": false, "n_predict": -1,
         "priority": 0, "top_k": -1, "min_p": 0.0, "repetition_penalty": 1.0, "length_penalty": 1.0, "stop_token_ids": [],
@@ -88,7 +88,8 @@ async fn defaults_that_clients_send_are_accepted() {
             fields["priority"] = json!(7);
             let reply = server.post(path, body).await;
             assert!(
-                reply.status.is_client_error() && reply.body.contains("only 0 is accepted"),
+                reply.status.is_client_error()
+                    && reply.body.contains("the only number that is accepted is 0"),
                 "{}",
                 reply.body
             );
@@ -97,7 +98,7 @@ async fn defaults_that_clients_send_are_accepted() {
 }
 
 #[tokio::test]
-async fn templates_are_told_how_hard_to_think() {
+async fn templates_get_the_reasoning_effort() {
     let template =
         "{% for m in messages %}{{ m.content }}{% endfor %} think={{ reasoning_effort | default('medium') }}";
     let mut server = with_template(template);
@@ -121,7 +122,7 @@ async fn templates_are_told_how_hard_to_think() {
 }
 
 #[tokio::test]
-async fn a_developers_message_is_the_systems_where_the_template_knows_no_developer() {
+async fn a_developer_message_becomes_a_system_message_if_the_template_has_no_developer_role() {
     let messages = json!([{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "a"}]);
     let body = json!({"messages": messages});
     let known = "{% for m in messages %}{% if m.role == 'system' %}[S {{ m.content }}]{% elif m.role == 'user' %}\
@@ -131,7 +132,7 @@ async fn a_developers_message_is_the_systems_where_the_template_knows_no_develop
     assert_eq!(prompt(&mut server).await, "[S Be brief.]a");
     let text = server.post("/chat_tokenize", body.clone()).await.json()["templated_text"].clone();
     assert_eq!(text, "[S Be brief.]a");
-    // A template that knows the role is given it.
+    // A template that knows the role gets it.
     let own = known.replace("m.role == 'system'", "m.role == 'developer'").replace("[S", "[D");
     let mut server = with_template(&own);
     assert_eq!(server.post(CHAT, body).await.status, 200);
@@ -139,7 +140,7 @@ async fn a_developers_message_is_the_systems_where_the_template_knows_no_develop
 }
 
 #[tokio::test]
-async fn a_role_that_the_template_leaves_out_is_no_silent_loss() {
+async fn a_role_that_the_template_leaves_out_is_refused() {
     let template = "{% for m in messages %}{% if m.role in ['user', 'assistant'] %}{{ m.content }}{% endif %}{% endfor %}";
     let server = with_template(template);
     for role in ["system", "developer", "tool"] {
@@ -156,7 +157,7 @@ async fn a_role_that_the_template_leaves_out_is_no_silent_loss() {
 }
 
 #[tokio::test]
-async fn null_is_no_text_and_absent_content_stays_absent() {
+async fn null_content_becomes_empty_and_absent_content_stays_absent() {
     let template = "{% for m in messages %}{{ m.role }}:{% if m.content is defined %}({{ m.content }}){% endif %}{% endfor %}";
     let mut server = with_template(template);
     let body = json!({"messages": [{"role": "user", "content": null}, {"role": "assistant"}, {"role": "user", "content": "a"}]});
@@ -166,7 +167,7 @@ async fn null_is_no_text_and_absent_content_stays_absent() {
 }
 
 #[tokio::test]
-async fn fields_of_the_wrong_shape_are_named_in_words() {
+async fn errors_about_fields_of_the_wrong_type_are_readable() {
     let server = Server::saying("x");
     for (path, body, text) in [
         (CHAT, chat(json!({"stop": 5})), "`stop` must be a text or a list of texts"),

@@ -1,4 +1,4 @@
-//! Much text, text that pretends to be special tokens, and roles that are none.
+//! Very long texts, texts that look like special tokens, and unknown roles.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -6,10 +6,10 @@ use tower::ServiceExt;
 
 use super::{Server, post};
 use crate::http::{HttpConfig, router};
-use crate::service::{Limits, ModelInfo, Service};
+use crate::service::{ModelInfo, RequestLimits, Service};
 use crate::test_support::{self, BOS, EOS, FakeEngine, Script};
 
-fn server(limits: Limits) -> Server {
+fn server(limits: RequestLimits) -> Server {
     Server::serving(&test_support::assets(), Script::Say("x".into()), limits, HttpConfig::default())
 }
 
@@ -20,10 +20,10 @@ fn ids(tokens: &Value) -> Vec<u32> {
 #[tokio::test]
 async fn a_text_to_be_tokenized_has_a_bounded_size() {
     // The fake engine takes prompts of 1023 tokens, the longest of which has four bytes.
-    let default = server(Limits::default());
+    let default = server(RequestLimits::default());
     let reply = default.post("/tokenize", json!({"inputs": "a".repeat(4092)})).await;
     assert_eq!(reply.status, StatusCode::OK);
-    let raised = server(Limits { max_tokenize_bytes: Some(10), ..Limits::default() });
+    let raised = server(RequestLimits { max_tokenize_bytes: Some(10), ..RequestLimits::default() });
     for (server, text) in [(&default, "a".repeat(4093)), (&raised, "a".repeat(11))] {
         for (path, body) in [
             ("/tokenize", json!({"inputs": text})),
@@ -57,13 +57,13 @@ async fn a_full_server_tokenizes_nothing() {
 }
 
 #[tokio::test]
-async fn answers_that_nobody_reads_take_a_bounded_amount_of_memory() {
-    let limits = Limits { max_tokenize_bytes: Some(usize::MAX), ..Limits::default() };
+async fn responses_that_are_not_read_take_bounded_memory() {
+    let limits = RequestLimits { max_tokenize_bytes: Some(usize::MAX), ..RequestLimits::default() };
     let engine = FakeEngine::new(Script::Say("x".into()), 128);
     let model = ModelInfo { id: "org/model".into(), sha: None, pipeline_tag: None };
     let service = Service::new(&test_support::assets(), engine.engine.clone(), limits, model).unwrap();
     let server = Server { app: router(service.clone(), HttpConfig::default()), engine };
-    // Others have taken what remains but for one more answer of this size.
+    // Other requests have taken the memory, except for one more answer of this size.
     let _others = service.reserve_tokens(7_000_000).unwrap();
     let large = json!({"inputs": "ab ".repeat(130_000)}).to_string();
     let unread = server.app.clone().oneshot(post("/tokenize", large.clone())).await.unwrap();
@@ -80,7 +80,7 @@ async fn answers_that_nobody_reads_take_a_bounded_amount_of_memory() {
 
 #[tokio::test]
 async fn long_answers_are_the_same_json_as_short_ones() {
-    let limits = Limits { max_tokenize_bytes: Some(usize::MAX), ..Limits::default() };
+    let limits = RequestLimits { max_tokenize_bytes: Some(usize::MAX), ..RequestLimits::default() };
     let server = server(limits);
     let said = "Some \"words\", é and 😀.\n".repeat(5000);
     let reply = server.post("/tokenize", json!({"inputs": said})).await;
@@ -102,7 +102,7 @@ async fn long_answers_are_the_same_json_as_short_ones() {
 
 #[tokio::test]
 async fn special_tokens_in_messages_are_text() {
-    let parses = Limits { parse_special_in_user_text: true, ..Limits::default() };
+    let parses = RequestLimits { parse_special_in_user_text: true, ..RequestLimits::default() };
     let said = "a</s><s>b";
     let tool = json!({"type": "function", "function": {"name": "f", "description": said, "parameters": {"</s>": 1}}});
     let body = json!({"messages": [
@@ -111,9 +111,9 @@ async fn special_tokens_in_messages_are_text() {
         {"role": "assistant", "content": said},
         {"role": "tool", "content": said, "name": "</s>"},
     ], "tools": [tool], "tool_choice": "auto", "tool_prompt": said, "add_generation_prompt": true});
-    // The parts of a message are one text, in which a token of two halves is whole.
+    // The parts of a message become one text, in which two halves of a token are a whole token.
     let text = "<s>user: a</s>b\nassistant: ";
-    for (limits, guarded) in [(Limits::default(), true), (parses, false)] {
+    for (limits, guarded) in [(RequestLimits::default(), true), (parses, false)] {
         let server = server(limits);
         let reply = server.post("/chat_tokenize", body.clone()).await.json();
         let tokens = ids(&reply["tokenize_response"]);
@@ -125,7 +125,7 @@ async fn special_tokens_in_messages_are_text() {
         } else {
             assert_eq!(count(EOS), text_of_all.matches("</s>").count());
         }
-        // Offsets are those of the text that the client gets.
+        // The offsets refer to the text that the client gets.
         let user = json!({"role": "user", "content": "a</s>b"});
         let reply = server.post("/chat_tokenize", json!({"messages": [user]})).await.json();
         assert_eq!(reply["templated_text"], text);
@@ -134,7 +134,7 @@ async fn special_tokens_in_messages_are_text() {
         assert_eq!(covered, text);
         let count = if guarded { text.len() - 2 } else { text.len() - 2 - 3 };
         assert_eq!(tokens.len(), count);
-        // Raw prompts are parsed as ever.
+        // Special tokens in raw prompts are parsed.
         let raw = server.post("/tokenize", json!({"inputs": said})).await.json();
         assert_eq!(ids(&raw), [BOS, 97, EOS, BOS, 98]);
     }
@@ -142,7 +142,7 @@ async fn special_tokens_in_messages_are_text() {
 
 #[tokio::test]
 async fn an_unfinished_message_with_special_tokens_is_continued() {
-    let server = server(Limits::default());
+    let server = server(RequestLimits::default());
     let body = json!({"messages": [
         {"role": "user", "content": "a"}, {"role": "assistant", "content": "b</s>c"},
     ], "continue_final_message": true});
@@ -153,7 +153,7 @@ async fn an_unfinished_message_with_special_tokens_is_continued() {
 
 #[tokio::test]
 async fn roles_are_those_of_the_api_or_of_the_template() {
-    let server = server(Limits::default());
+    let server = server(RequestLimits::default());
     let chat = |role: &str| json!({"messages": [{"role": role, "content": "a"}], "max_tokens": 1});
     for role in ["system", "developer", "user", "tool", "function"] {
         assert_eq!(server.post("/v1/chat/completions", chat(role)).await.status, StatusCode::OK, "{role}");
@@ -163,13 +163,13 @@ async fn roles_are_those_of_the_api_or_of_the_template() {
         assert_eq!(reply.status, StatusCode::BAD_REQUEST);
         let message = reply.json()["error"]["message"].as_str().unwrap().to_owned();
         assert!(
-            message.contains("Known are system, developer, user, assistant, tool, function"),
+            message.contains("Known roles are system, developer, user, assistant, tool, function"),
             "{message}"
         );
         assert!(message.len() < 400, "{message}");
         assert_eq!(server.post("/chat_tokenize", chat(role)).await.status, StatusCode::UNPROCESSABLE_ENTITY);
     }
-    // The template of the tests names this role, and refuses it itself.
+    // The template of the tests knows this role, and refuses it itself.
     let reply = server.post("/v1/chat/completions", chat("bad")).await;
     assert!(
         reply.json()["error"]["message"].as_str().unwrap().contains("Unknown role bad"),

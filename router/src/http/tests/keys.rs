@@ -1,13 +1,14 @@
-//! What an API key means for its requests: whether they are let in, which cached prefixes they
-//! share, and which priority they may have; and how many answers one request may ask for.
+//! The rights of an API key: access, shared cached prefixes and priority. Also the number of
+//! answers that a request may have.
 
 use std::sync::Arc;
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use super::{HttpConfig, Limits, Reply, Script, Server, post};
-use crate::engine::Priority;
+use super::{HttpConfig, Reply, RequestLimits, Script, Server, post};
+use crate::engine::{Priority, Tenant};
+use crate::http::FairBy;
 use crate::test_support;
 
 fn server(keys: &[&str], cache_salt_per_key: Option<bool>) -> Server {
@@ -25,7 +26,7 @@ impl Server {
         self.send(request).await
     }
 
-    /// The salt under which the scheduler got the one sequence of a request with this key.
+    /// Sends a request with a key and returns the salt that its sequence has in the scheduler.
     async fn salt(&mut self, path: &str, key: &str, body: &Value) -> Option<Arc<str>> {
         while self.engine.requests.try_recv().is_ok() {}
         let reply = self.post_with(path, &[("x-api-key", key)], body).await;
@@ -38,13 +39,13 @@ impl Server {
     }
 }
 
-/// The routes that compute something. The others count tokens.
-fn computing() -> impl Iterator<Item = (&'static str, Value)> {
+/// The routes that compute something. The others only tokenize.
+fn generating_routes() -> impl Iterator<Item = (&'static str, Value)> {
     super::rows::posts().into_iter().filter(|(path, _)| !path.contains("token"))
 }
 
 #[tokio::test]
-async fn one_valid_key_in_either_header_suffices() {
+async fn one_valid_key_in_either_header_is_enough() {
     let server = server(&["one", "two"], None);
     let body = json!({"inputs": "a"});
     for (authorization, other, status) in [
@@ -62,15 +63,15 @@ async fn one_valid_key_in_either_header_suffices() {
 }
 
 #[tokio::test]
-async fn each_of_several_keys_has_a_prefix_cache_of_its_own_on_every_route() {
+async fn each_of_several_keys_has_its_own_prefix_cache_on_every_route() {
     let mut server = server(&["one", "two"], None);
-    for (path, body) in computing() {
+    for (path, body) in generating_routes() {
         let one = server.salt(path, "one", &body).await;
         let two = server.salt(path, "two", &body).await;
         assert!(one.is_some() && two.is_some() && one != two, "{path}: {one:?} and {two:?}");
         assert_eq!(server.salt(path, "one", &body).await, one, "{path}");
     }
-    // A client's own salt parts its cache further, and reaches no other key's.
+    // A client's own salt divides its cache further, and never reaches the cache of another key.
     let salted = |salt: &str| json!({"inputs": "a", "parameters": {"cache_salt": salt}});
     let plain = json!({"inputs": "a"});
     let two = server.salt("/generate", "two", &plain).await.unwrap();
@@ -83,7 +84,7 @@ async fn each_of_several_keys_has_a_prefix_cache_of_its_own_on_every_route() {
 }
 
 #[tokio::test]
-async fn keys_share_a_cache_where_the_operator_says_so_or_there_is_only_one() {
+async fn keys_share_a_cache_if_the_operator_wants_it_or_there_is_only_one() {
     for (keys, flag, separate) in [
         (&["one", "two"][..], None, true),
         (&["one", "two"], Some(true), true),
@@ -95,7 +96,7 @@ async fn keys_share_a_cache_where_the_operator_says_so_or_there_is_only_one() {
         let mut server = server(keys, flag);
         let salt = server.salt("/generate", "one", &json!({"inputs": "a"})).await;
         assert_eq!(salt.is_some(), separate, "{keys:?} {flag:?}");
-        // What a client chooses itself counts in any case.
+        // A client's own salt always applies.
         let body = json!({"inputs": "a", "parameters": {"cache_salt": "mine"}});
         let salted = server.salt("/generate", "one", &body).await.unwrap();
         assert!(if separate { salted.ends_with("\0mine") } else { &*salted == "mine" }, "{salted:?}");
@@ -103,7 +104,7 @@ async fn keys_share_a_cache_where_the_operator_says_so_or_there_is_only_one() {
 }
 
 #[tokio::test]
-async fn high_priority_may_be_kept_for_some_keys() {
+async fn high_priority_may_be_limited_to_some_keys() {
     let mut server = server(&["fast priority=high", "slow"], None);
     let chat = json!({"messages": [{"role": "user", "content": "a"}]});
     for (path, mut body) in [
@@ -142,7 +143,7 @@ async fn high_priority_may_be_kept_for_some_keys() {
     while let Ok(request) = server.engine.requests.try_recv() {
         asked.push(request.priority);
     }
-    // Of each route those that were answered, and nothing of those that were not.
+    // Only the requests that were answered have reached the engine.
     let expected = [Priority::High, Priority::Low, Priority::Normal, Priority::Low].repeat(6);
     assert_eq!(asked, expected);
 }
@@ -157,16 +158,15 @@ async fn every_key_may_ask_for_high_priority_unless_some_are_marked() {
 
 #[tokio::test]
 async fn the_number_of_answers_is_bounded_before_any_work() {
-    let serving = |limits: Limits| {
+    let serving = |limits: RequestLimits| {
         let assets = test_support::assets();
         Server::serving(&assets, Script::Say("x".into()), limits, HttpConfig::default())
     };
     let completion = |n: usize, prompts: usize| json!({"prompt": vec!["a"; prompts], "n": n});
     let chat = |n: usize| json!({"messages": [{"role": "user", "content": "a"}], "n": n});
-    // Given explicitly the flag bounds `n` as it bounds `best_of`; else OpenAI's routes allow more
-    // than TGI's.
+    // The flag limits `n` like `best_of`. By default OpenAI's routes allow more than TGI's.
     for (max_best_of, most) in [(Some(1), 1), (Some(3), 3), (None, 16)] {
-        let server = serving(Limits { max_best_of, ..Limits::default() });
+        let server = serving(RequestLimits { max_best_of, ..RequestLimits::default() });
         for (n, status) in [(0, 400), (most, 200), (most + 1, 400), (usize::MAX, 400)] {
             for (path, body) in [("/v1/chat/completions", chat(n)), ("/v1/completions", completion(n, 1))] {
                 let reply = server.post(path, body).await;
@@ -179,8 +179,9 @@ async fn the_number_of_answers_is_bounded_before_any_work() {
             }
         }
     }
-    // All answers of a stream are in flight at the same time; prompts whose answers are sent as a whole wait for others.
-    let mut server = serving(Limits { max_concurrent_requests: 8, ..Limits::default() });
+    // All answers of a stream are computed at the same time. Without a stream, prompts wait for
+    // each other.
+    let mut server = serving(RequestLimits { max_concurrent_requests: 8, ..RequestLimits::default() });
     assert_eq!(server.post("/v1/completions", completion(2, 4)).await.status, StatusCode::OK);
     while server.engine.requests.try_recv().is_ok() {}
     assert_eq!(server.post("/v1/completions", completion(3, 3)).await.status, StatusCode::OK);
@@ -190,8 +191,8 @@ async fn the_number_of_answers_is_bounded_before_any_work() {
     let reply = server.post("/v1/completions", streamed).await;
     assert_eq!(reply.status, StatusCode::BAD_REQUEST);
     assert!(reply.body.contains("--max-concurrent-requests"), "{}", reply.body);
-    // With room for some of the answers none is begun.
-    let limits = Limits { max_concurrent_requests: 8, ..Limits::default() };
+    // If there is capacity for only some of the answers, none is started.
+    let limits = RequestLimits { max_concurrent_requests: 8, ..RequestLimits::default() };
     let assets = test_support::assets();
     let mut busy = Server::serving(&assets, Script::Forever("a".into()), limits, HttpConfig::default());
     let running = crate::http::tests::post("/generate_stream", r#"{"inputs":"a"}"#);
@@ -199,7 +200,117 @@ async fn the_number_of_answers_is_bounded_before_any_work() {
     assert!(busy.engine.requests.recv().await.is_some());
     let reply = busy.post("/v1/chat/completions", chat(8)).await;
     assert_eq!(reply.status, StatusCode::TOO_MANY_REQUESTS, "{}", reply.body);
-    assert!(busy.engine.requests.try_recv().is_err(), "nothing of a request that is refused is begun");
+    assert!(busy.engine.requests.try_recv().is_err(), "a refused request starts nothing");
     drop(running);
     assert!(server.engine.requests.try_recv().is_err());
+}
+
+/// The routes of the three APIs that generate, a short request for each, and the type of the error
+/// when a limit is reached.
+fn apis() -> [(&'static str, Value, &'static str, &'static str); 3] {
+    let message = json!([{"role": "user", "content": "a"}]);
+    [
+        (
+            "/generate",
+            json!({"inputs": "a", "parameters": {"max_new_tokens": 3}}),
+            "/error_type",
+            "rate_limit_exceeded",
+        ),
+        (
+            "/v1/chat/completions",
+            json!({"messages": message, "max_tokens": 3}),
+            "/error/code",
+            "rate_limit_exceeded",
+        ),
+        (
+            "/v1/messages",
+            json!({"model": "m", "messages": message, "max_tokens": 3}),
+            "/error/type",
+            "rate_limit_error",
+        ),
+    ]
+}
+
+/// Checks the answer to a request that a limit refuses.
+fn check_refusal(reply: &Reply, path: &str, at: &str, kind: &str, text: &str) {
+    assert_eq!(reply.status, StatusCode::TOO_MANY_REQUESTS, "{path}: {}", reply.body);
+    assert!(reply.header("retry-after").parse::<u64>().unwrap() > 0, "{path}");
+    assert_eq!(reply.json().pointer(at), Some(&json!(kind)), "{path}: {}", reply.body);
+    assert!(reply.body.contains(text), "{path}: {}", reply.body);
+}
+
+#[tokio::test]
+async fn the_requests_of_a_key_are_limited() {
+    for (path, body, at, kind) in apis() {
+        let keys = ["limited requests=1", "free"].map(|key| key.parse().unwrap());
+        let config = HttpConfig { api_keys: keys.to_vec(), ..HttpConfig::default() };
+        let mut server = Server::with(Script::Forever("x".into()), 64, config);
+        let mut endless = post("/generate_stream", r#"{"inputs":"a","parameters":{"max_new_tokens":900}}"#);
+        endless.headers_mut().insert("x-api-key", "limited".parse().unwrap());
+        let running = tower::ServiceExt::oneshot(server.app.clone(), endless).await.unwrap();
+        assert!(server.engine.requests.recv().await.is_some());
+        let refused = server.post_with(path, &[("x-api-key", "limited")], &body).await;
+        check_refusal(&refused, path, at, kind, "has 1 requests waiting or running");
+        assert!(server.engine.requests.try_recv().is_err(), "a refused request starts nothing");
+        let other = server.post_with(path, &[("x-api-key", "free")], &body).await;
+        assert_eq!(other.status, StatusCode::OK, "another key is not affected: {}", other.body);
+        drop(running);
+        server.engine.cancelled.recv().await.unwrap();
+        // The permit is returned a moment after the cancellation.
+        while server.engine.engine.in_flight() > 0 {
+            tokio::task::yield_now().await;
+        }
+        let again = server.post_with(path, &[("x-api-key", "limited")], &body).await;
+        assert_eq!(again.status, StatusCode::OK, "{path}: {}", again.body);
+    }
+}
+
+#[tokio::test]
+async fn the_tokens_of_a_key_are_limited() {
+    for (path, body, at, kind) in apis() {
+        let server = server(&["limited tokens-per-minute=1", "free"], None);
+        // The length of an answer is not known before, so the first request is accepted.
+        let first = server.post_with(path, &[("x-api-key", "limited")], &body).await;
+        assert_eq!(first.status, StatusCode::OK, "{path}: {}", first.body);
+        let refused = server.post_with(path, &[("x-api-key", "limited")], &body).await;
+        check_refusal(&refused, path, at, kind, "has used its 1 tokens per minute");
+        assert!(refused.header("retry-after").parse::<u64>().unwrap() > 60, "{path}");
+        assert_eq!(server.post_with(path, &[("x-api-key", "free")], &body).await.status, StatusCode::OK);
+        // A route that writes the errors of another API in TGI's form keeps the text.
+        let vertex = json!({"instances": [{"messages": [{"role": "user", "content": "a"}]}]});
+        let refused = server.post_with("/vertex", &[("x-api-key", "limited")], &vertex).await;
+        check_refusal(&refused, "/vertex", "/error_type", "rate_limit_exceeded", "has used its 1 tokens");
+    }
+}
+
+#[tokio::test]
+async fn several_answers_that_exceed_a_limit_are_refused_before_any_starts() {
+    let mut server = server(&["limited requests=2"], None);
+    let chat = |n: usize| json!({"messages": [{"role": "user", "content": "a"}], "n": n});
+    let path = "/v1/chat/completions";
+    let refused = server.post_with(path, &[("x-api-key", "limited")], &chat(3)).await;
+    check_refusal(&refused, path, "/error/code", "rate_limit_exceeded", "which is its limit");
+    assert!(server.engine.requests.try_recv().is_err());
+    assert_eq!(server.post_with(path, &[("x-api-key", "limited")], &chat(2)).await.status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn the_tenant_is_the_key_or_a_header() {
+    let body = json!({"inputs": "a"});
+    for (keys, by, header, expected) in [
+        (&["one", "two"][..], FairBy::Key, None, Tenant::named("key 1")),
+        (&["one", "two"], FairBy::Key, Some("a"), Tenant::named("key 1")),
+        (&["one", "two"], "header:x-tenant".parse().unwrap(), Some("a"), Tenant::named("header a")),
+        (&["one", "two"], "header:x-tenant".parse().unwrap(), None, Tenant::named("key 1")),
+        (&[], "header:x-tenant".parse().unwrap(), Some("a"), Tenant::named("header a")),
+        (&[], FairBy::Key, Some("a"), Tenant::default()),
+    ] {
+        let api_keys = keys.iter().map(|key| key.parse().unwrap()).collect();
+        let config = HttpConfig { api_keys, fair_by: by, ..HttpConfig::default() };
+        let mut server = Server::with(Script::Say("x".into()), 64, config);
+        let mut headers = vec![("x-api-key", "two")];
+        headers.extend(header.map(|tenant| ("x-tenant", tenant)));
+        assert_eq!(server.post_with("/generate", &headers, &body).await.status, StatusCode::OK);
+        assert_eq!(server.engine.requests.try_recv().unwrap().tenant, expected, "{keys:?} {header:?}");
+    }
 }

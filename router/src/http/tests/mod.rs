@@ -1,4 +1,4 @@
-//! The whole surface against a fake engine.
+//! Tests of the whole HTTP surface with a fake engine.
 
 mod anthropic;
 mod anthropic_agents;
@@ -37,10 +37,10 @@ use tower::ServiceExt;
 
 use super::{HttpConfig, router};
 use crate::assets::Assets;
-use crate::service::{Limits, ModelInfo, Service};
+use crate::service::{ModelInfo, RequestLimits, Service};
 use crate::test_support::{self, FakeEngine, Script};
 
-/// A server whose model says the same to everything.
+/// A server whose fake model gives the same answer to every prompt.
 struct Server {
     app: Router,
     engine: FakeEngine,
@@ -62,11 +62,11 @@ impl Server {
     }
 
     fn with(script: Script, concurrent: usize, config: HttpConfig) -> Self {
-        let limits = Limits { max_concurrent_requests: concurrent, ..Limits::default() };
+        let limits = RequestLimits { max_concurrent_requests: concurrent, ..RequestLimits::default() };
         Self::serving(&test_support::assets(), script, limits, config)
     }
 
-    fn serving(assets: &Assets, script: Script, limits: Limits, config: HttpConfig) -> Self {
+    fn serving(assets: &Assets, script: Script, limits: RequestLimits, config: HttpConfig) -> Self {
         let engine = FakeEngine::new(script, limits.max_concurrent_requests);
         let model = ModelInfo { id: "org/model".into(), sha: None, pipeline_tag: None };
         let service = Service::new(assets, engine.engine.clone(), limits, model).unwrap();
@@ -108,7 +108,7 @@ impl Reply {
         self.headers.get(name).unwrap_or_else(|| panic!("no {name}")).to_str().unwrap()
     }
 
-    /// The data of each event; every byte of the framing is checked.
+    /// Returns the data of each event, after checking every byte of the framing.
     fn events(&self) -> Vec<String> {
         assert_eq!(self.status, StatusCode::OK, "{}", self.body);
         assert_eq!(self.header("content-type"), "text/event-stream");
@@ -122,7 +122,7 @@ impl Reply {
         self.events().iter().map(|event| serde_json::from_str(event).unwrap()).collect()
     }
 
-    /// The events of a stream whose events have names; every byte of the framing is checked.
+    /// Returns the names and data of named events, after checking every byte of the framing.
     fn named_events(&self) -> Vec<(String, Value)> {
         assert_eq!(self.status, StatusCode::OK, "{}", self.body);
         assert_eq!(self.header("content-type"), "text/event-stream");
@@ -137,7 +137,7 @@ impl Reply {
         body.split("\n\n").map(event).collect()
     }
 
-    /// The events of an OpenAI stream, without its end.
+    /// Returns the events of an OpenAI stream, without the one that ends it.
     fn chunks(&self) -> Vec<Value> {
         let mut events = self.events();
         assert_eq!(events.pop().as_deref(), Some("[DONE]"));

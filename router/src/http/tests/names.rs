@@ -1,17 +1,19 @@
-//! What clients may call the model, and what they are told it is called.
+//! The names of the model in requests and responses.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
 use super::rows::posts;
-use super::{HttpConfig, Limits, Script, Server};
+use super::{HttpConfig, RequestLimits, Script, Server};
 use crate::test_support::assets;
 
-/// A server whose operator has given the model these names.
+/// A server whose operator has given these names to the model.
 fn named(names: &[&str]) -> Server {
-    let limits =
-        Limits { model_names: names.iter().map(|&name| name.to_owned()).collect(), ..Limits::default() };
+    let limits = RequestLimits {
+        model_names: names.iter().map(|&name| name.to_owned()).collect(),
+        ..RequestLimits::default()
+    };
     Server::serving(&assets(), Script::Say("x".into()), limits, HttpConfig::default())
 }
 
@@ -42,7 +44,7 @@ async fn without_names_the_model_may_be_called_anything() {
 }
 
 #[tokio::test]
-async fn with_names_any_other_is_not_found() {
+async fn with_names_every_other_name_is_not_found() {
     let server = named(&["large", "org/model", "gpt-4o"]);
     for name in ["large", "gpt-4o", "tgi", ""] {
         for (path, body) in requests(name) {
@@ -70,7 +72,7 @@ async fn with_names_any_other_is_not_found() {
 }
 
 #[tokio::test]
-async fn models_are_listed_with_their_context_and_since_when() {
+async fn models_are_listed_with_their_context_and_creation_time() {
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
     let before = now();
     let server = Server::saying("x");

@@ -4,11 +4,11 @@ use axum::http::StatusCode;
 use serde_json::json;
 
 use super::{HttpConfig, Script, Server};
-use crate::engine::State;
+use crate::engine::EngineState;
 use crate::http::PlatformRoutes;
 
 #[tokio::test]
-async fn invocations_are_told_apart_by_their_fields() {
+async fn invocations_are_distinguished_by_their_fields() {
     let server = Server::saying("x");
     let reply = server.post("/invocations", json!({"inputs": "abc", "parameters": {}})).await;
     assert_eq!(reply.json(), json!([{"generated_text": "abcx"}]));
@@ -43,7 +43,7 @@ async fn vertex_answers_each_instance_in_order() {
     let mut asked =
         [server.engine.requests.recv().await.unwrap(), server.engine.requests.recv().await.unwrap()];
     asked.sort_by_key(|request| request.max_new_tokens);
-    // TGI takes nothing but these two of the parameters; here they mean what they mean elsewhere.
+    // TGI reads only these two parameters here. This server reads all of them, as on other routes.
     assert_eq!((asked[0].max_new_tokens, asked[0].sampling.seed), (1, 3));
     assert!(asked[0].sampling.do_sample);
     assert_eq!((asked[1].max_new_tokens, asked[1].sampling.do_sample), (5, false));
@@ -86,12 +86,12 @@ async fn a_platform_may_choose_paths() {
     let reply = server.post("/v1/endpoints/1:predict", json!({"instances": [{"inputs": "a"}]})).await;
     assert_eq!(reply.json(), json!({"predictions": ["x"]}));
     assert_eq!(server.get("/alive").await.status, StatusCode::OK);
-    server.engine.state.send(State::Draining).unwrap();
+    server.engine.state.send(EngineState::Draining).unwrap();
     assert_eq!(server.get("/alive").await.status, StatusCode::SERVICE_UNAVAILABLE);
 }
 
 #[tokio::test]
-async fn kserve() {
+async fn kserve_routes_answer() {
     let server = Server::saying("hü");
     assert_eq!(server.get("/v2").await.json()["name"], "millrace");
     assert_eq!(server.get("/v2/health/live").await.json(), json!({"live": true}));
@@ -136,20 +136,20 @@ async fn kserve() {
         assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY, "{body}");
         assert!(reply.json()["error"].as_str().unwrap().contains(text), "{body}: {}", reply.body);
     }
-    // A model without given names may be called anything.
+    // A model without configured names may be requested by any name.
     let reply = server.post("/v2/models/other/infer", json!({"inputs": [input(json!(["a"]))]})).await;
     assert_eq!((reply.status, &reply.json()["model_name"]), (StatusCode::OK, &json!("org/model")));
 
-    server.engine.state.send(State::Loading { phase: "weights".into(), done: 1, total: 2 }).unwrap();
+    server.engine.state.send(EngineState::Loading { phase: "weights".into(), done: 1, total: 2 }).unwrap();
     assert_eq!(server.get("/v2/health/ready").await.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(server.get("/v2/models/tgi/ready").await.status, StatusCode::SERVICE_UNAVAILABLE);
     assert_eq!(server.get("/v2/health/live").await.status, StatusCode::OK);
-    server.engine.state.send(State::Failed("no memory".into())).unwrap();
+    server.engine.state.send(EngineState::Failed("no memory".into())).unwrap();
     assert_eq!(server.get("/v2/health/live").await.status, StatusCode::SERVICE_UNAVAILABLE);
 }
 
 #[tokio::test]
-async fn chat_tokenize() {
+async fn chat_tokenize_returns_text_and_tokens() {
     let server = Server::saying("x");
     let user = json!({"role": "user", "content": "a"});
     let reply = server.post("/chat_tokenize", json!({"messages": [user], "max_tokens": 7})).await.json();

@@ -3,7 +3,7 @@
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use super::{HttpConfig, Limits, Script, Server, tools};
+use super::{HttpConfig, RequestLimits, Script, Server, tools};
 use crate::assets::Assets;
 use crate::test_support::{self, BOS};
 
@@ -13,7 +13,7 @@ fn prompt(ids: &[u32]) -> String {
 }
 
 #[tokio::test]
-async fn an_answer() {
+async fn a_response_has_the_answer_and_the_request_fields() {
     let mut server = Server::saying("Hi!");
     let input = json!([
         {"role": "developer", "content": "be kind"},
@@ -60,7 +60,7 @@ async fn an_answer() {
 }
 
 #[tokio::test]
-async fn events_come_in_openais_order_and_add_up() {
+async fn events_have_openais_order_and_add_up_to_the_response() {
     let server = Server::saying("Hi ü!");
     for logprobs in [false, true] {
         let include = if logprobs { json!(["message.output_text.logprobs"]) } else { json!([]) };
@@ -110,7 +110,7 @@ async fn events_come_in_openais_order_and_add_up() {
 }
 
 #[tokio::test]
-async fn what_is_not_served_is_refused_by_name() {
+async fn fields_that_are_not_served_are_refused_by_name() {
     let server = Server::saying("x");
     for (field, value) in [
         ("background", json!(true)),
@@ -161,7 +161,7 @@ async fn what_is_not_served_is_refused_by_name() {
 }
 
 #[tokio::test]
-async fn what_cannot_change_the_answer_is_accepted_and_named() {
+async fn hints_are_accepted_and_reported() {
     let server = Server::saying("x");
     for (field, value, named) in [
         ("client_metadata", json!({"a": "b"}), "client_metadata"),
@@ -186,7 +186,7 @@ async fn what_cannot_change_the_answer_is_accepted_and_named() {
     }
 }
 
-/// A template that reads the effort and the reasoning of earlier turns.
+/// The template reads the effort and the reasoning of earlier messages.
 #[tokio::test]
 async fn reasoning_reaches_templates_that_read_it() {
     let template = "{% if reasoning_effort is defined %}effort {{ reasoning_effort }}; {% endif %}{% for m in messages %}\
@@ -194,7 +194,7 @@ async fn reasoning_reaches_templates_that_read_it() {
                     {% for call in m.tool_calls or [] %}{{ call.function.name }}{% endfor %}; {% endfor %}";
     let assets = Assets { chat_template: Some(template.into()), ..test_support::assets() };
     let mut server =
-        Server::serving(&assets, Script::Say("x".into()), Limits::default(), HttpConfig::default());
+        Server::serving(&assets, Script::Say("x".into()), RequestLimits::default(), HttpConfig::default());
     let reasoning = |text: &str| {
         json!({"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": text}],
                                         "encrypted_content": "c2VjcmV0"})
@@ -213,7 +213,7 @@ async fn reasoning_reaches_templates_that_read_it() {
     let reply = server.post("/v1/responses", body).await;
     assert_eq!(reply.status, StatusCode::OK, "{}", reply.body);
     assert_eq!(reply.json()["reasoning"], json!({"effort": "low", "summary": null}));
-    assert_eq!(reply.header("x-millrace-ignored"), "input[9]", "it has no text");
+    assert_eq!(reply.header("x-millrace-ignored"), "input[9]", "the item has no text");
     let text = tools::prompt(&mut server).await;
     let expected = "effort low; user: a; assistant: (first) b; user: c; assistant: (long\nmore) getset; tool: d; user: e; ";
     assert_eq!(text, expected);

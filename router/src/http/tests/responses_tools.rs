@@ -4,7 +4,7 @@ use axum::http::StatusCode;
 use serde_json::{Value, json};
 
 use super::tools::{ANSWER, prompt, server};
-use super::{Limits, Server};
+use super::{RequestLimits, Server};
 
 const PATH: &str = "/v1/responses";
 
@@ -15,7 +15,7 @@ fn request(more: Value) -> Value {
     request
 }
 
-/// Without what is made up anew for each answer.
+/// Removes the ids, which differ between answers.
 fn without_ids(items: &Value) -> Value {
     let mut items = items.clone();
     for item in items.as_array_mut().unwrap() {
@@ -39,8 +39,8 @@ fn expected() -> Value {
 }
 
 #[tokio::test]
-async fn calls_are_items_of_the_output() {
-    let mut server = server(ANSWER, Limits::default());
+async fn calls_become_items_of_the_output() {
+    let mut server = server(ANSWER, RequestLimits::default());
     let body = server.post(PATH, request(json!({"parallel_tool_calls": true}))).await.json();
     assert_eq!(without_ids(&body["output"]), expected());
     assert_eq!((&body["status"], &body["tool_choice"]), (&json!("completed"), &json!("auto")));
@@ -52,7 +52,7 @@ async fn calls_are_items_of_the_output() {
 
     let body = server.post(PATH, request(json!({"parallel_tool_calls": false}))).await.json();
     assert_eq!((body["output"].as_array().unwrap().len(), &body["parallel_tool_calls"]), (2, &json!(false)));
-    // Cut off within the arguments of the first call.
+    // The answer is cut off in the arguments of the first call.
     let body = server.post(PATH, request(json!({"max_output_tokens": 52}))).await.json();
     let output = body["output"].as_array().unwrap();
     assert_eq!((&body["status"], output.len()), (&json!("incomplete"), 2));
@@ -62,7 +62,7 @@ async fn calls_are_items_of_the_output() {
 
 #[tokio::test]
 async fn a_stream_has_the_same_items_in_parts() {
-    let server = server(ANSWER, Limits::default());
+    let server = server(ANSWER, RequestLimits::default());
     for include in [json!([]), json!(["message.output_text.logprobs"])] {
         let body = request(json!({"stream": true, "include": include}));
         let events = server.post(PATH, body).await.named_events();
@@ -132,8 +132,8 @@ async fn a_stream_has_the_same_items_in_parts() {
 }
 
 #[tokio::test]
-async fn calls_and_their_outputs_are_messages_for_the_template() {
-    let mut server = server("ok", Limits::default());
+async fn calls_and_their_outputs_become_messages_for_the_template() {
+    let mut server = server("ok", RequestLimits::default());
     let input = json!([
         {"role": "user", "content": "hi"},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "I look."}]},
@@ -151,8 +151,8 @@ async fn calls_and_their_outputs_are_messages_for_the_template() {
 }
 
 #[tokio::test]
-async fn a_choice_is_kept() {
-    let mut server = server(ANSWER, Limits::default());
+async fn the_tool_choice_is_applied() {
+    let mut server = server(ANSWER, RequestLimits::default());
     let allowed = |mode: &str| json!({"type": "allowed_tools", "mode": mode, "tools": [{"type": "function", "name": "set"}]});
     for (choice, calls, bound) in [
         (json!("none"), 0, None),
@@ -167,14 +167,14 @@ async fn a_choice_is_kept() {
         assert_eq!(items.iter().filter(|item| item["type"] == "function_call").count(), calls, "{choice}");
         assert_eq!(body["tool_choice"], choice);
         let mask = server.engine.requests.recv().await.unwrap().mask;
-        // A call that must come begins with one character; another answer with any.
+        // A required call begins with one particular byte, and another answer with any byte.
         let first = mask.map(|mask| mask.iter().map(|word| word.count_ones()).sum::<u32>() == 1);
         assert_eq!(first, bound, "{choice}");
     }
 }
 
 #[tokio::test]
-async fn a_format_binds_the_text() {
+async fn a_format_constrains_the_text() {
     let mut server = Server::saying("{\"a\": 1}");
     let schema = json!({"type": "object", "properties": {"a": {"type": "integer"}}});
     for (format, begins) in [
@@ -199,8 +199,8 @@ async fn a_format_binds_the_text() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_said() {
-    let server = server("x", Limits::default());
+async fn wrong_tools_and_choices_are_refused() {
+    let server = server("x", RequestLimits::default());
     let call = json!({"type": "function_call", "call_id": "c", "name": "get", "arguments": "{}"});
     let output = |id: &str| json!({"type": "function_call_output", "call_id": id, "output": "o"});
     for (more, param, text) in [
@@ -218,19 +218,15 @@ async fn what_is_wrong_is_said() {
             "tools[1].tools[0]",
             "must have a name",
         ),
-        (
-            json!({"tools": [{"type": "web_search"}], "tool_choice": "required"}),
-            "tool_choice",
-            "the provider runs",
-        ),
+        (json!({"tools": [{"type": "web_search"}], "tool_choice": "required"}), "tool_choice", "OpenAI runs"),
         (
             json!({"tool_choice": {"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]}}),
             "tool_choice",
-            "the provider runs",
+            "OpenAI runs",
         ),
         (json!({"tools": [{"type": "function"}]}), "tools[0]", "must have a name"),
         (json!({"tools": [{"type": "function", "name": "a", "parameters": 7}]}), "tools[0]", "JSON schema"),
-        (json!({"tool_choice": {"type": "web_search_preview"}}), "tool_choice", "which the provider runs"),
+        (json!({"tool_choice": {"type": "web_search_preview"}}), "tool_choice", "which OpenAI runs"),
         (json!({"tool_choice": {"type": "clairvoyance"}}), "tool_choice", "must be auto"),
         (json!({"tool_choice": {"type": "function", "name": "other"}}), "tool_choice", "other not found"),
         (

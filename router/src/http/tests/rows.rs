@@ -1,4 +1,4 @@
-//! What TGI's users see on the wire, row by row: routes, statuses and headers. Texts of validation are in `tgi`.
+//! Routes, statuses and headers, checked in tables. The texts of validation errors are in `tgi`.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use tower::ServiceExt;
 
 use super::{HttpConfig, Script, Server, post};
 
-/// A request that is answered with 200, for each POST.
+/// A request for each POST route that is answered with 200.
 pub(super) fn posts() -> Vec<(&'static str, Value)> {
     let chat = json!({"messages": [{"role": "user", "content": "a"}]});
     let mut message = chat.clone();
@@ -35,7 +35,7 @@ pub(super) fn posts() -> Vec<(&'static str, Value)> {
     ]
 }
 
-/// Paths that a GET is answered with 200 at.
+/// The paths at which a GET is answered with 200.
 pub(super) const GETS: &[&str] = &[
     "/",
     "/health",
@@ -54,8 +54,8 @@ pub(super) const GETS: &[&str] = &[
     "/v2/models/tgi/versions/1",
 ];
 
-/// Whether a route of `/v1/` generates.
-fn streams(path: &str) -> bool {
+/// Returns whether a route below `/v1/` generates text.
+fn generates(path: &str) -> bool {
     !path.ends_with("tokens") && path != "/v1/embeddings"
 }
 
@@ -120,7 +120,7 @@ async fn wrong_methods_and_bodies_have_their_statuses() {
 }
 
 #[tokio::test]
-async fn whole_answers_tell_their_costs() {
+async fn complete_answers_have_headers_with_their_costs() {
     let server = Server::saying("abc");
     for (path, body) in posts() {
         let reply = server.post(path, body).await;
@@ -157,7 +157,8 @@ async fn whole_answers_tell_their_costs() {
     let several = server.post("/v1/completions", json!({"prompt": ["ab", "cde"]})).await;
     assert_eq!((several.header("x-compute-characters"), several.header("x-prompt-tokens")), ("5", "7"));
     assert_eq!(several.header("x-generated-tokens"), "8");
-    for (path, mut body) in posts().into_iter().filter(|(path, _)| path.starts_with("/v1/") && streams(path))
+    for (path, mut body) in
+        posts().into_iter().filter(|(path, _)| path.starts_with("/v1/") && generates(path))
     {
         body["stream"] = json!(true);
         let reply = server.post(path, body).await;
@@ -173,12 +174,13 @@ async fn whole_answers_tell_their_costs() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn silence_is_broken_every_15_seconds() {
+async fn a_silent_stream_sends_a_keep_alive_every_15_seconds() {
     for (path, mut body) in posts() {
-        if !path.starts_with("/v1/") && path != "/generate_stream" || !streams(path) {
+        if !path.starts_with("/v1/") && path != "/generate_stream" || !generates(path) {
             continue;
         }
-        // Anthropic's API has an event for it. Claude Code ends a stream that has no event for minutes.
+        // Anthropic's API has an event for this. Claude Code closes a stream without events after
+        // some minutes.
         let ping = "event: ping\ndata: {\"type\":\"ping\"}\n\n";
         let expected = if path == "/v1/messages" { ping } else { ":\n\n" };
         let server = Server::new(Script::Silence("a".into()));

@@ -1,4 +1,4 @@
-//! Schemas of requests, and what is said of the parts of them that do not bind the answer.
+//! Schemas in requests, and the report of keywords that do not constrain the answer.
 
 use axum::http::StatusCode;
 use serde_json::{Value, json};
@@ -14,7 +14,7 @@ fn tools(schema: &Value) -> Value {
 }
 
 #[tokio::test]
-async fn keywords_that_are_not_enforced_are_named_in_a_header() {
+async fn keywords_that_are_not_enforced_are_reported_in_a_header() {
     let server = Server::saying("{}");
     let messages = json!([{"role": "user", "content": "a"}]);
     let text = json!({"type": "object", "properties": {"a": {"type": "string", "format": "color"}}});

@@ -1,4 +1,4 @@
-//! Health, keys, limits, and clients that leave.
+//! Health, keys, limits, and clients that disconnect.
 
 use std::time::Duration;
 
@@ -9,13 +9,13 @@ use serde_json::json;
 use tower::ServiceExt;
 
 use super::{HttpConfig, Script, Server, post};
-use crate::engine::{Priority, State};
+use crate::engine::{EngineState, Priority};
 
-/// Waited for at most.
+/// The longest time that a test waits.
 const SOON: Duration = Duration::from_secs(30);
 
 #[tokio::test]
-async fn health_is_life_and_ready_is_service() {
+async fn health_is_liveness_and_ready_is_readiness() {
     let server = Server::saying("x");
     let status = async |path| server.get(path).await.status.as_u16();
     let generate = || server.post("/generate", json!({"inputs": "a"}));
@@ -24,7 +24,7 @@ async fn health_is_life_and_ready_is_service() {
     }
     assert_eq!(server.get("/health").await.body, "");
 
-    server.engine.state.send(State::Loading { phase: "weights".into(), done: 1, total: 2 }).unwrap();
+    server.engine.state.send(EngineState::Loading { phase: "weights".into(), done: 1, total: 2 }).unwrap();
     assert_eq!(
         (status("/health").await, status("/health?ready").await, status("/info").await),
         (200, 503, 503)
@@ -42,13 +42,13 @@ async fn health_is_life_and_ready_is_service() {
     let reply = server.post("/v1/chat/completions", body).await;
     assert_eq!((reply.status.as_u16(), reply.header("retry-after")), (503, "1"));
 
-    server.engine.state.send(State::Draining).unwrap();
+    server.engine.state.send(EngineState::Draining).unwrap();
     assert_eq!(
         (status("/health").await, status("/ready").await, generate().await.status.as_u16()),
         (200, 503, 503)
     );
 
-    server.engine.state.send(State::Failed("no memory".into())).unwrap();
+    server.engine.state.send(EngineState::Failed("no memory".into())).unwrap();
     assert_eq!(status("/ready").await, 503);
     for path in ["/", "/health", "/ping"] {
         let reply = server.get(path).await;
@@ -58,7 +58,7 @@ async fn health_is_life_and_ready_is_service() {
 }
 
 #[tokio::test]
-async fn a_full_server_says_when_to_come_back() {
+async fn a_full_server_says_when_to_retry() {
     let server = Server::with(Script::Forever("a".into()), 1, HttpConfig::default());
     let running = server.app.clone().oneshot(post("/generate_stream", r#"{"inputs":"a"}"#)).await.unwrap();
     for path in ["/generate", "/generate_stream"] {
@@ -69,17 +69,17 @@ async fn a_full_server_says_when_to_come_back() {
     let reply = server.post("/v1/completions", json!({"prompt": "a", "stream": true})).await;
     assert_eq!((reply.status, reply.header("retry-after")), (StatusCode::TOO_MANY_REQUESTS, "1"));
     assert_eq!(reply.json()["error"]["code"], "overloaded");
-    // As with TGI there must be room before a request is even looked at.
+    // As in TGI, a full server refuses a request before it is validated.
     let wrong = server.post("/generate", json!({"inputs": ""})).await;
     assert_eq!(wrong.status, StatusCode::TOO_MANY_REQUESTS);
     drop(running);
 }
 
 #[tokio::test]
-async fn shards_that_are_started_again_are_no_reason_to_refuse() {
+async fn requests_are_accepted_while_shards_restart() {
     let server = Server::saying("x");
-    let State::Ready(ready) = server.engine.state.borrow().clone() else { panic!("not ready") };
-    server.engine.state.send(State::Recovering(ready)).unwrap();
+    let EngineState::Ready(ready) = server.engine.state.borrow().clone() else { panic!("not ready") };
+    server.engine.state.send(EngineState::Recovering(ready)).unwrap();
     let reply = server.get("/ready").await;
     assert_eq!((reply.status.as_u16(), reply.json()), (503, json!({"status": "recovering"})));
     assert_eq!(server.get("/health").await.status, StatusCode::OK);
@@ -87,7 +87,7 @@ async fn shards_that_are_started_again_are_no_reason_to_refuse() {
 }
 
 #[tokio::test]
-async fn cached_tokens_are_told_and_salts_and_priorities_passed_on() {
+async fn cached_tokens_are_reported_and_salts_and_priorities_reach_the_engine() {
     let mut server = Server::saying("x");
     let chat =
         json!({"messages": [{"role": "user", "content": "a"}], "priority": "high", "cache_salt": "me"});
@@ -133,7 +133,7 @@ async fn a_client_that_leaves_cancels_its_request() {
             assert_eq!(gone, Ok(Some(())), "{path}");
         }
     }
-    // One that waits for the whole answer, too.
+    // The same holds for a client that waits for the complete answer.
     while server.engine.requests.try_recv().is_ok() {}
     let waiting = server
         .app
@@ -148,7 +148,7 @@ async fn a_client_that_leaves_cancels_its_request() {
 }
 
 #[tokio::test]
-async fn a_stop_string_frees_the_sequence() {
+async fn a_stop_string_releases_the_sequence() {
     let mut server = Server::new(Script::Forever("abcd".into()));
     let body = json!({"inputs": "a", "parameters": {"stop": ["dab"]}});
     assert_eq!(server.post("/generate", body).await.json(), json!({"generated_text": "abcdab"}));
@@ -157,7 +157,7 @@ async fn a_stop_string_frees_the_sequence() {
 }
 
 #[tokio::test]
-async fn every_post_needs_a_key_where_there_are_keys() {
+async fn every_post_needs_a_key_if_there_are_keys() {
     let api_keys = vec!["one".parse().unwrap(), "Two".parse().unwrap()];
     let config = HttpConfig { api_keys, ..HttpConfig::default() };
     let server = Server::with(Script::Say("x".into()), 8, config);
@@ -199,7 +199,7 @@ async fn every_post_needs_a_key_where_there_are_keys() {
 }
 
 #[tokio::test]
-async fn browsers_may_ask() {
+async fn browsers_may_send_requests() {
     let server = Server::saying("x");
     let reply = server.get("/info").await;
     assert_eq!(reply.header("access-control-allow-origin"), "*");
@@ -222,11 +222,10 @@ async fn browsers_may_ask() {
 }
 
 #[tokio::test]
-async fn unknown_paths_and_methods() {
+async fn errors_of_unknown_paths_and_methods_have_the_form_of_the_api() {
     let server = Server::saying("x");
     let reply = server.get("/nothing").await;
-    let expected =
-        json!({"error": "/nothing is not served here; /docs lists what is", "error_type": "not_found"});
+    let expected = json!({"error": "/nothing is not served here; /docs lists the paths that are", "error_type": "not_found"});
     assert_eq!((reply.status.as_u16(), reply.json()), (404, expected));
     let reply = server.post("/v1/chat/completion", json!({})).await;
     let error = reply.json()["error"].clone();
@@ -237,7 +236,7 @@ async fn unknown_paths_and_methods() {
     );
     let reply = server.post("/v1/messages/count", json!({})).await;
     assert_eq!((reply.status.as_u16(), &reply.json()["error"]["type"]), (404, &json!("not_found_error")));
-    // A path is not repeated at any length.
+    // A long path is not repeated.
     let reply = server.get(&format!("/{}", "a".repeat(5000))).await;
     assert!(reply.status == 404 && reply.body.len() < 300, "{}", reply.body);
 
@@ -249,19 +248,19 @@ async fn unknown_paths_and_methods() {
     );
     let reply = server.get("/v1/chat/completions").await;
     assert_eq!((reply.status.as_u16(), reply.header("allow")), (405, "POST"));
-    let text = "GET is not allowed at /v1/chat/completions; the header `allow` says what is";
+    let text = "GET is not allowed at /v1/chat/completions; the header `allow` names the methods that are";
     assert_eq!(reply.json()["error"]["message"], text);
     let reply = server.get("/v1/messages").await;
     assert_eq!((reply.status.as_u16(), &reply.json()["type"]), (405, &json!("error")));
 }
 
 #[tokio::test]
-async fn a_panic_is_an_answer() {
-    async fn broken() {
+async fn a_panic_becomes_a_response() {
+    async fn panicking() {
         panic!("a bug");
     }
     let app = axum::Router::new()
-        .route("/", axum::routing::get(broken))
+        .route("/", axum::routing::get(panicking))
         .layer(super::super::panic::answered_by(super::super::tgi::unhealthy));
     let reply = app.oneshot(Request::get("/").body(Body::empty()).unwrap()).await.unwrap();
     assert_eq!(reply.status(), StatusCode::SERVICE_UNAVAILABLE);
@@ -277,7 +276,8 @@ async fn requests_are_counted_once() {
         let line = text.lines().find_map(|line| line.strip_prefix(name)?.trim().parse::<f64>().ok());
         line.unwrap_or(0.0)
     };
-    // Other tests of this process are counted by the same recorder, so only a lower bound is certain for those.
+    // The recorder also counts the requests of other tests in this process, so these are lower
+    // bounds.
     server.post("/v1/completions", json!({"prompt": "a"})).await;
     server.post("/generate", json!({"inputs": ""})).await;
     for name in ["tgi_request_count", "tgi_request_success", "tgi_request_failure{err=\"validation\"}"] {
@@ -336,7 +336,7 @@ async fn a_real_socket_drains_on_shutdown() {
 }
 
 #[tokio::test]
-async fn every_response_names_its_request() {
+async fn every_response_has_the_id_of_its_request() {
     let server = Server::saying("x");
     let ask = async |path: &str, id: Option<&[u8]>| {
         let mut request = post(path, r#"{"inputs":"a","prompt":"a"}"#);
@@ -368,7 +368,7 @@ struct FakeParts {
 fn parts(script: Script) -> FakeParts {
     let server = crate::test_support::FakeEngine::new(script, 8);
     let model = crate::service::ModelInfo { id: "m".into(), sha: None, pipeline_tag: None };
-    let limits = crate::service::Limits::default();
+    let limits = crate::service::RequestLimits::default();
     let service =
         crate::service::Service::new(&crate::test_support::assets(), server.engine.clone(), limits, model)
             .unwrap();

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use millrace_proto::Watermark;
 
 use super::{HttpConfig, Script, Server};
-use crate::service::Limits;
+use crate::service::RequestLimits;
 use crate::test_support::{BOS, EOS, assets};
 
 fn error(reply: &super::Reply, error_type: &str) -> String {
@@ -62,7 +62,7 @@ async fn without_parameters_tgi_samples() {
 }
 
 #[tokio::test]
-async fn details() {
+async fn details_have_tokens_and_alternatives() {
     let server = Server::saying("ok");
     let parameters = json!({"details": true, "seed": 7, "do_sample": true, "top_n_tokens": 2});
     let details = server.post("/generate", json!({"inputs": "a", "parameters": parameters})).await.json();
@@ -81,7 +81,7 @@ async fn details() {
 }
 
 #[tokio::test]
-async fn the_prompts_details() {
+async fn details_can_have_the_tokens_of_the_prompt() {
     let mut server = Server::saying("ok");
     let parameters =
         json!({"decoder_input_details": true, "best_of": 2, "do_sample": true, "top_n_tokens": 2});
@@ -97,9 +97,9 @@ async fn the_prompts_details() {
 }
 
 #[tokio::test]
-async fn a_watermark_is_the_servers() {
+async fn a_watermark_has_the_parameters_of_the_server() {
     let watermark = Watermark { gamma: 0.25, delta: 3.0 };
-    let limits = Limits { watermark, ..Limits::default() };
+    let limits = RequestLimits { watermark, ..RequestLimits::default() };
     let mut server = Server::serving(&assets(), Script::Say("x".into()), limits, HttpConfig::default());
     for (parameters, expected) in [
         (json!({"watermark": true}), Some(watermark)),
@@ -122,12 +122,12 @@ async fn best_of_returns_the_most_likely_first() {
     assert_eq!(other.as_array().unwrap().len(), 1);
     assert_eq!(other[0]["generated_text"], "ok");
     let logprob = |d: &Value| d["tokens"][0]["logprob"].as_f64().unwrap();
-    // The stand-in's numbers follow the seeds, which are random and may give the same.
+    // The fake engine's numbers depend on the seeds, which are random, so they may be equal.
     assert!(logprob(best) >= logprob(&other[0]));
 }
 
 #[tokio::test]
-async fn a_stream_is_the_answer_in_parts() {
+async fn a_stream_has_the_parts_of_the_answer() {
     let server = Server::saying("Hi ü!");
     let parameters = json!({"details": true, "max_new_tokens": 30});
     let reply = server.post("/generate_stream", json!({"inputs": "abc", "parameters": parameters})).await;
@@ -158,7 +158,7 @@ async fn a_stream_is_the_answer_in_parts() {
 }
 
 #[tokio::test]
-async fn the_compat_route() {
+async fn the_compat_route_returns_a_list_or_a_stream() {
     let server = Server::saying("x");
     let reply = server.post("/", json!({"inputs": "abc", "parameters": {}})).await;
     assert_eq!(reply.json(), json!([{"generated_text": "abcx"}]));
@@ -200,7 +200,7 @@ async fn truncate_keeps_the_end_of_the_prompt() {
 }
 
 #[tokio::test]
-async fn what_is_wrong_is_said_in_tgis_words() {
+async fn errors_are_worded_like_tgis() {
     let server = Server::saying("x");
     let long = "a".repeat(1100);
     let cases = [
@@ -304,7 +304,7 @@ async fn what_is_wrong_is_said_in_tgis_words() {
 }
 
 #[tokio::test]
-async fn bodies_that_are_no_request() {
+async fn malformed_bodies_are_refused() {
     let server = Server::saying("x");
     let plain = "text/plain; charset=utf-8";
     let reply = server.post_text("/generate", "{inputs}").await;
@@ -325,8 +325,12 @@ async fn bodies_that_are_no_request() {
     assert_eq!(reply.body, "Expected request with `Content-Type: application/json`");
     let reply = server.post("/generate", json!({"inputs": "a".repeat(2_000_000)})).await;
     assert_eq!((reply.status, reply.header("content-type")), (StatusCode::PAYLOAD_TOO_LARGE, plain));
-    assert_eq!(reply.body, "Failed to buffer the request body: length limit exceeded");
-    // Texts far longer than any prompt are not even tokenised.
+    assert_eq!(
+        reply.body,
+        "Failed to buffer the request body: length limit exceeded. A body may have at most 2000000 bytes, before and \
+         after it is unpacked (--payload-limit)"
+    );
+    // Texts far longer than any prompt are refused before they are tokenized.
     let reply = server.post("/generate", json!({"inputs": "a".repeat(1_000_000)})).await;
     assert_eq!(
         error(&reply, "validation"),
@@ -338,7 +342,7 @@ async fn bodies_that_are_no_request() {
 }
 
 #[tokio::test]
-async fn a_failing_engine() {
+async fn failures_of_the_engine_are_reported() {
     let server = Server::new(Script::Fail("ab".into()));
     let reply = server.post("/generate", json!({"inputs": "a"})).await;
     assert_eq!(reply.status, StatusCode::FAILED_DEPENDENCY);
@@ -362,13 +366,13 @@ async fn a_failing_engine() {
 }
 
 #[tokio::test]
-async fn tokenize() {
+async fn tokenize_returns_tokens_with_their_ranges() {
     let server = Server::saying("x");
     let reply = server.post("/tokenize", json!({"inputs": "aé"})).await;
     let tokens = reply.json();
     assert_eq!(tokens[0], json!({"id": BOS, "text": "", "start": 0, "stop": 0}));
     assert_eq!(tokens[1], json!({"id": 97, "text": "a", "start": 0, "stop": 1}));
-    // A character of two tokens: both stand for it.
+    // Both tokens of a character cover it.
     let place = |token: &Value| [&token["id"], &token["start"], &token["stop"]].map(|n| n.as_u64().unwrap());
     assert_eq!([place(&tokens[2]), place(&tokens[3])], [[0xC3, 1, 3], [0xA9, 1, 3]]);
     let reply = server.post("/tokenize", json!({"inputs": ""})).await;
@@ -376,7 +380,7 @@ async fn tokenize() {
 }
 
 #[tokio::test]
-async fn info() {
+async fn info_has_the_model_and_the_limits() {
     let info = Server::saying("x").get("/info").await.json();
     let expected = json!({
         "model_id": "org/model", "model_sha": null, "model_dtype": "float32", "quantize": null,

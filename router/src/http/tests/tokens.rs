@@ -1,13 +1,13 @@
-//! Texts to tokens and back, as vLLM's clients ask for them; TGI's `/tokenize` is in `tgi`.
+//! vLLM's routes for tokens. TGI's `/tokenize` is tested in `tgi`.
 
 use serde_json::json;
 
-use super::{HttpConfig, Limits, Script, Server};
+use super::{HttpConfig, RequestLimits, Script, Server};
 use crate::assets::Assets;
 use crate::test_support::{BOS, EOS, TEMPLATE, assets};
 
 #[tokio::test]
-async fn a_prompt_is_tokenized_as_vllm_does() {
+async fn a_prompt_is_tokenized_like_in_vllm() {
     let server = Server::saying("x");
     let reply = server.post("/tokenize", json!({"model": "m", "prompt": "ab"})).await;
     let expected = json!({"count": 3, "max_model_len": 1024, "tokens": [BOS, 97, 98], "token_strs": null});
@@ -22,7 +22,7 @@ async fn a_prompt_is_tokenized_as_vllm_does() {
     let expected: Vec<u32> = [BOS].into_iter().chain("user: a\n".bytes().map(u32::from)).collect();
     assert_eq!(tokens, json!(expected));
 
-    // An answer of several pieces.
+    // A response that is written in several pieces.
     let long = "ab".repeat(2000);
     let body = json!({"prompt": long, "add_special_tokens": false, "return_token_strs": true});
     let reply = server.post("/tokenize", body).await.json();
@@ -37,12 +37,12 @@ async fn a_prompt_is_tokenized_as_vllm_does() {
 }
 
 #[tokio::test]
-async fn tokens_become_a_text() {
+async fn tokens_become_text() {
     let server = Server::saying("x");
     let reply = server.post("/detokenize", json!({"tokens": [BOS, 97, 34, 0xC3, 0xA9, EOS]})).await;
     assert_eq!((reply.status.as_u16(), reply.json()), (200, json!({"prompt": "<s>a\"é</s>"})));
     assert_eq!(server.post("/detokenize", json!({"tokens": []})).await.json(), json!({"prompt": ""}));
-    // Half a character at the end.
+    // The text ends with a part of a character.
     let reply = server.post("/detokenize", json!({"tokens": [97, 0xC3]})).await;
     assert_eq!(reply.json(), json!({"prompt": "a\u{FFFD}"}));
     for (tokens, text) in [
@@ -70,7 +70,8 @@ async fn the_tokenizer_is_described() {
         chat_template: None,
         ..assets()
     };
-    let server = Server::serving(&assets, Script::Say("x".into()), Limits::default(), HttpConfig::default());
+    let server =
+        Server::serving(&assets, Script::Say("x".into()), RequestLimits::default(), HttpConfig::default());
     let told = server.get("/tokenizer_info").await.json();
     assert_eq!((&told["tokenizer_class"], &told["pad_token"]), (&json!("LlamaTokenizer"), &json!("</s>")));
     assert_eq!(told["chat_template"], json!(null));

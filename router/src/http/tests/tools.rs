@@ -3,20 +3,20 @@
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use super::{HttpConfig, Limits, Script, Server};
+use super::{HttpConfig, RequestLimits, Script, Server};
 use crate::assets::Assets;
 use crate::test_support::{self, EOS};
-use crate::tools::Format;
+use crate::tools::ToolFormat;
 
 const PATH: &str = "/v1/chat/completions";
 
-/// A template in the manner of Hermes.
+/// A template in the style of Hermes.
 const TEMPLATE: &str = "{% if tools %}Tools: {{ tools | tojson }}; {% endif %}{% for m in messages %}{{ m.role }}{% if m.name %}({{ m.name }}){% endif %}: \
 {{ m.content or '' }}{% for call in m.tool_calls or [] %}<tool_call>{{ call.function | tojson }}</tool_call>{% endfor %}; \
 {% endfor %}{% if thinking is defined %}thinking {{ thinking }}; {% endif %}{% if documents %}{{ documents[0].text }}; {% endif %}\
 {% if add_generation_prompt %}assistant: {% endif %}";
 
-pub(super) fn server(says: &str, limits: Limits) -> Server {
+pub(super) fn server(says: &str, limits: RequestLimits) -> Server {
     let assets = Assets { chat_template: Some(TEMPLATE.into()), ..test_support::assets() };
     Server::serving(&assets, Script::Say(says.into()), limits, HttpConfig::default())
 }
@@ -38,8 +38,8 @@ pub(super) const ANSWER: &str = "Wait. <tool_call>\n{\"name\": \"get\", \"argume
 <tool_call>{\"name\": \"set\", \"arguments\": {}}</tool_call>";
 
 #[tokio::test]
-async fn calls_are_told_from_text() {
-    let server = server(ANSWER, Limits::default());
+async fn calls_are_separated_from_text() {
+    let server = server(ANSWER, RequestLimits::default());
     let body = server.post(PATH, request(json!({}))).await.json();
     let choice = &body["choices"][0];
     assert_eq!(choice["finish_reason"], "tool_calls");
@@ -55,7 +55,7 @@ async fn calls_are_told_from_text() {
 
 #[tokio::test]
 async fn a_stream_has_the_same_calls_in_parts() {
-    let server = server(ANSWER, Limits::default());
+    let server = server(ANSWER, RequestLimits::default());
     let chunks = server.post(PATH, request(json!({"stream": true}))).await.chunks();
     let (mut content, mut calls) = (String::new(), Vec::<Value>::new());
     for chunk in &chunks {
@@ -85,20 +85,20 @@ async fn a_stream_has_the_same_calls_in_parts() {
 }
 
 #[tokio::test]
-async fn a_call_that_is_cut_off_is_told_as_far_as_it_goes() {
-    let mut server = server(ANSWER, Limits::default());
+async fn a_call_that_is_cut_off_is_returned_incomplete() {
+    let mut server = server(ANSWER, RequestLimits::default());
     let body = server.post(PATH, request(json!({"max_tokens": 52}))).await.json();
     let choice = &body["choices"][0];
     assert_eq!(choice["finish_reason"], "length");
     let arguments = choice["message"]["tool_calls"][0]["function"]["arguments"].as_str().unwrap();
     assert!("{\"n\": 1}".starts_with(arguments) && arguments.len() < 8, "{body}");
-    // Once: where TGI asks again if no tool is wanted.
+    // There is one request, while TGI sends a second one if the model calls no tool.
     assert!(server.engine.requests.recv().await.is_some() && server.engine.requests.try_recv().is_err());
 }
 
 #[tokio::test]
-async fn the_template_is_given_tools_calls_and_results() {
-    let mut server = server("ok", Limits::default());
+async fn the_template_gets_tools_calls_and_results() {
+    let mut server = server("ok", RequestLimits::default());
     let call =
         json!({"id": "c1", "type": "function", "function": {"name": "get", "arguments": "{\"n\": 1}"}});
     let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": null, "tool_calls": [call]},
@@ -129,8 +129,8 @@ async fn the_template_is_given_tools_calls_and_results() {
 }
 
 #[tokio::test]
-async fn a_choice_is_kept() {
-    let mut server = server(ANSWER, Limits::default());
+async fn the_tool_choice_is_applied() {
+    let mut server = server(ANSWER, RequestLimits::default());
     let body = server.post(PATH, request(json!({"tool_choice": "none"}))).await.json();
     assert_eq!(body["choices"][0]["message"]["content"], ANSWER);
     assert_eq!(body["choices"][0]["finish_reason"], "stop");
@@ -160,11 +160,11 @@ async fn a_choice_is_kept() {
     assert!(first.len() > 90 && first.contains(&EOS), "any text: {first:?}");
 }
 
-/// Whatever `parallel_tool_calls` says: a choice that names a function asks for one call.
+/// A choice that names a function requires one call, whatever `parallel_tool_calls` is.
 #[tokio::test]
 async fn a_named_function_is_called_once() {
     let call = "<tool_call>{\"name\": \"get\", \"arguments\": {}}</tool_call>";
-    let mut server = server(&call.repeat(3), Limits::default());
+    let mut server = server(&call.repeat(3), RequestLimits::default());
     let chat = |choice: Value, parallel: Value| {
         (PATH, request(json!({"tool_choice": choice, "parallel_tool_calls": parallel})))
     };
@@ -195,14 +195,14 @@ async fn a_named_function_is_called_once() {
 
 /// Llama 3 calls tools with plain JSON.
 #[tokio::test]
-async fn json_that_is_no_call_is_content() {
+async fn json_that_is_not_a_call_is_content() {
     for (says, calls) in [
         ("{\"name\": \"Ada\", \"age\": 36}", 0),
         ("{\"name\": \"get\", \"age\": 36}", 0),
         ("{\"answer\": {\"name\": \"get\", \"parameters\": {}}}", 0),
         ("{\"name\": \"get\", \"parameters\": {\"n\": 1}}", 1),
     ] {
-        let limits = Limits { tool_format: Some(Format::Llama3Json), ..Limits::default() };
+        let limits = RequestLimits { tool_format: Some(ToolFormat::Llama3Json), ..RequestLimits::default() };
         let mut server = server(says, limits);
         for stream in [false, true] {
             let reply = server.post(PATH, request(json!({"stream": stream}))).await;
@@ -222,14 +222,14 @@ async fn json_that_is_no_call_is_content() {
 }
 
 #[tokio::test]
-async fn custom_tools_are_functions_with_one_text() {
+async fn custom_tools_become_functions_with_one_text() {
     let call = |input: &str| {
         format!("<tool_call>{}</tool_call>", json!({"name": "patch", "arguments": {"input": input}}))
     };
     let format = json!({"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: LINE"}});
     let custom =
         json!({"type": "custom", "custom": {"name": "patch", "description": "edits", "format": format}});
-    let mut server = server(&format!("Well. {}{}", call("a\n\"ü\""), call("b")), Limits::default());
+    let mut server = server(&format!("Well. {}{}", call("a\n\"ü\""), call("b")), RequestLimits::default());
     let asked = |more: Value| {
         let mut asked = request(more);
         asked["tools"].as_array_mut().unwrap().push(custom.clone());
@@ -273,9 +273,9 @@ async fn custom_tools_are_functions_with_one_text() {
     assert!(text.contains(written), "{text}");
 }
 
-/// TGI refuses it; OpenAI's answers have the form unless they are calls.
+/// TGI refuses the combination. In OpenAI's API an answer has the format unless it is a call.
 #[tokio::test]
-async fn tools_and_a_form_of_the_answer() {
+async fn tools_and_a_response_format_can_be_combined() {
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
     let chat = |choice: &str| {
         let format = json!({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}});
@@ -288,7 +288,7 @@ async fn tools_and_a_form_of_the_answer() {
     let config = json!({"format": {"type": "json_schema", "schema": schema}});
     let messages = json!({"messages": [{"role": "user", "content": "hi"}], "max_tokens": 90, "tools": [tool],
                           "output_config": config});
-    let mut server = server("{\"n\": 1}", Limits::default());
+    let mut server = server("{\"n\": 1}", RequestLimits::default());
     for (path, body, may_begin) in [
         (PATH, chat("auto"), [true, true]),
         (PATH, chat("required"), [false, true]),
@@ -314,7 +314,7 @@ async fn tools_and_a_form_of_the_answer() {
 
 #[tokio::test]
 async fn without_grammars_calls_are_still_read_but_cannot_be_required() {
-    let mut server = server(ANSWER, Limits { grammar_support: false, ..Limits::default() });
+    let mut server = server(ANSWER, RequestLimits { grammar_support: false, ..RequestLimits::default() });
     let body = server.post(PATH, request(json!({}))).await.json();
     assert_eq!(body["choices"][0]["finish_reason"], "tool_calls");
     assert!(server.engine.requests.recv().await.unwrap().mask.is_none());
@@ -330,8 +330,8 @@ async fn without_grammars_calls_are_still_read_but_cannot_be_required() {
 }
 
 #[tokio::test]
-async fn token_ids_are_told() {
-    let server = server("hi", Limits::default());
+async fn token_ids_are_returned_on_request() {
+    let server = server("hi", RequestLimits::default());
     let asked = json!({"return_token_ids": true, "tools": []});
     let body = server.post(PATH, request(asked.clone())).await.json();
     assert_eq!(body["choices"][0]["token_ids"], json!([104, 105, EOS]));
@@ -361,8 +361,8 @@ async fn token_ids_are_told() {
 }
 
 #[tokio::test]
-async fn the_end_may_be_ignored_or_put_off() {
-    let mut server = server("a b a b", Limits::default());
+async fn the_end_token_can_be_ignored_or_delayed() {
+    let mut server = server("a b a b", RequestLimits::default());
     server.post(PATH, request(json!({"tools": [], "ignore_eos": true, "max_tokens": 3}))).await;
     assert!(server.engine.requests.recv().await.unwrap().stop_tokens.is_empty());
     let more = json!({"tools": [], "min_tokens": 3, "stop": "b"});
@@ -373,7 +373,7 @@ async fn the_end_may_be_ignored_or_put_off() {
 }
 
 #[tokio::test]
-async fn a_model_whose_template_knows_no_tools_is_told_of_them_in_its_messages() {
+async fn tools_are_written_into_the_messages_if_the_template_does_not_support_them() {
     let mut server = Server::saying("{\"name\": \"get\", \"arguments\": {\"n\": 1}}");
     let body = server.post(PATH, request(json!({}))).await.json();
     assert_eq!(body["choices"][0]["message"]["tool_calls"][0]["function"]["name"], "get", "{body}");
@@ -391,7 +391,7 @@ async fn a_model_whose_template_knows_no_tools_is_told_of_them_in_its_messages()
     server.post(PATH, request(json!({"tool_choice": "none"}))).await;
     assert_eq!(prompt(&mut server).await, "Āuser: hi\nassistant: ");
 
-    // What was called is written as it would have been.
+    // Earlier calls are written in the format of the model.
     let call =
         json!({"id": "c1", "type": "function", "function": {"name": "get", "arguments": "{\"n\": 1}"}});
     let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well.", "tool_calls": [call]},
@@ -406,8 +406,8 @@ async fn a_model_whose_template_knows_no_tools_is_told_of_them_in_its_messages()
 }
 
 #[tokio::test]
-async fn after_its_calls_the_assistants_message_is_not_continued() {
-    let mut server = server("ok", Limits::default());
+async fn an_assistant_message_with_calls_is_not_continued() {
+    let mut server = server("ok", RequestLimits::default());
     let call = json!({"id": "c1", "type": "function", "function": {"name": "get", "arguments": "{}"}});
     let messages = json!([{"role": "user", "content": "hi"}, {"role": "assistant", "content": "Well.", "tool_calls": [call]}]);
     server.post(PATH, request(json!({"messages": messages}))).await;

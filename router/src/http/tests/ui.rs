@@ -1,18 +1,18 @@
-//! The page's files. What they do is tested in a browser (`cargo xtask ui`).
+//! The files of the page. Their behaviour is tested in a browser (`cargo xtask ui`).
 
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use serde_json::json;
 
 use super::{HttpConfig, Reply, Script, Server};
-use crate::service::Limits;
+use crate::service::RequestLimits;
 use crate::test_support;
 
 async fn get_as(server: &Server, path: &str, accept: &str) -> Reply {
     server.send(Request::get(path).header("accept", accept).body(Body::empty()).unwrap()).await
 }
 
-/// The values of `name="…"` in a text.
+/// Returns the values of `name="…"` in a text.
 fn quoted<'a>(text: &'a str, name: &str) -> Vec<&'a str> {
     text.split(&format!("{name}\"")).skip(1).filter_map(|rest| rest.split('"').next()).collect()
 }
@@ -39,7 +39,8 @@ async fn the_page_is_complete_and_loads_nothing_from_elsewhere() {
             reply.header("content-security-policy").starts_with("default-src 'none'; script-src 'self';")
         );
         assert_eq!(reply.header("x-content-type-options"), "nosniff");
-        // Libraries can write HTML, but the page does not call what does, and its policy would refuse it.
+        // Libraries have code that writes HTML, which the page does not call and its policy
+        // forbids.
         let is_library = path.starts_with("/ui/vendor/");
         for never in ["innerHTML", "eval(", "//cdn", "@import", "style=\""] {
             assert!(is_library || !reply.body.contains(never), "{path}: {never}");
@@ -50,12 +51,12 @@ async fn the_page_is_complete_and_loads_nothing_from_elsewhere() {
         }
         seen.push(path);
     }
-    // Nothing is shipped that the page does not use.
-    assert_eq!(seen.len() + 1, super::super::ui::FILES.len(), "{seen:?}");
+    // The page uses every file that is served.
+    assert_eq!(seen.len() + 1, crate::web::ui::FILES.len(), "{seen:?}");
 }
 
 #[tokio::test]
-async fn people_are_led_to_the_page_and_programs_are_not() {
+async fn only_browsers_are_redirected_to_the_page() {
     let server = Server::saying("x");
     let browser = "text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8";
     for (path, accept, status) in
@@ -78,7 +79,7 @@ async fn people_are_led_to_the_page_and_programs_are_not() {
 }
 
 #[tokio::test]
-async fn the_page_knows_what_is_served() {
+async fn server_json_describes_the_server() {
     let facts = Server::saying("x").get("/ui/server.json").await.json();
     let expected = json!({
         "model": "org/model", "version": env!("CARGO_PKG_VERSION"), "has_chat_template": true, "needs_key": false, "grammar": true,
@@ -90,7 +91,7 @@ async fn the_page_knows_what_is_served() {
     let mut assets = test_support::assets();
     assets.chat_template = None;
     let config = HttpConfig { api_keys: vec!["k".parse().unwrap()], ..HttpConfig::default() };
-    let limits = Limits { grammar_support: false, ..Limits::default() };
+    let limits = RequestLimits { grammar_support: false, ..RequestLimits::default() };
     let server = Server::serving(&assets, Script::Say("x".into()), limits, config);
     let facts = server.get("/ui/server.json").await.json();
     assert_eq!((&facts["has_chat_template"], &facts["needs_key"]), (&json!(false), &json!(true)));

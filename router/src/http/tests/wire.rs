@@ -1,23 +1,23 @@
-//! What TGI's users rely on and `tgi` and `rows` do not look at: orders, defaults, and what is left out.
+//! Details that TGI's users rely on: the order of checks, defaults, and fields that are left out.
 
 use axum::body::Body;
 use axum::http::{HeaderValue, Request, StatusCode};
 use serde_json::{Value, json};
 
-use super::{HttpConfig, Limits, Script, Server};
+use super::{HttpConfig, RequestLimits, Script, Server};
 use crate::assets::Assets;
 use crate::service::{ModelInfo, Service};
 use crate::test_support::{self, FakeEngine};
 
 #[tokio::test]
-async fn the_first_of_several_mistakes_is_told() {
-    // In TGI's order; each is mended before the next.
+async fn the_first_of_several_mistakes_is_reported() {
+    // The order is TGI's. Each mistake is corrected before the next check.
     let mistakes = [
         ("best_of", json!(3), json!(1), "`best_of` must be"),
         ("temperature", json!(0), json!(1), "`temperature` must be"),
         ("repetition_penalty", json!(0), json!(1), "`repetition_penalty` must be"),
         ("frequency_penalty", json!(3), json!(1), "`frequency_penalty` must be"),
-        ("top_p", json!(2), json!(0.5), "`top_p` must be"),
+        ("top_p", json!(2), json!(0.5), "`top_p` must be > 0.0 and < 1.0"),
         ("typical_p", json!(2), json!(0.5), "`typical_p` must be"),
         ("top_k", json!(0), json!(1), "`top_k` must be"),
         ("max_new_tokens", json!(0), json!(2000), "`max_new_tokens` must be strictly"),
@@ -43,8 +43,8 @@ async fn the_first_of_several_mistakes_is_told() {
 }
 
 #[tokio::test]
-async fn a_server_may_allow_only_one_answer() {
-    let limits = Limits { max_best_of: Some(1), ..Limits::default() };
+async fn the_operator_may_allow_only_one_answer() {
+    let limits = RequestLimits { max_best_of: Some(1), ..RequestLimits::default() };
     let assets = test_support::assets();
     let server = Server::serving(&assets, Script::Say("x".into()), limits, HttpConfig::default());
     let body = json!({"inputs": "a", "parameters": {"best_of": 2, "do_sample": true}});
@@ -53,8 +53,8 @@ async fn a_server_may_allow_only_one_answer() {
 }
 
 #[tokio::test]
-async fn a_prompt_may_be_too_long_by_itself() {
-    let limits = Limits { max_input_tokens: Some(4), ..Limits::default() };
+async fn a_prompt_may_be_too_long_without_an_answer() {
+    let limits = RequestLimits { max_input_tokens: Some(4), ..RequestLimits::default() };
     let assets = test_support::assets();
     let server = Server::serving(&assets, Script::Say("x".into()), limits, HttpConfig::default());
     let body = json!({"inputs": "abcd", "parameters": {"max_new_tokens": 1}});
@@ -63,9 +63,10 @@ async fn a_prompt_may_be_too_long_by_itself() {
 }
 
 #[tokio::test]
-async fn a_model_without_a_template_has_no_chat() {
+async fn a_model_without_a_template_refuses_chats() {
     let assets = Assets { chat_template: None, ..test_support::assets() };
-    let server = Server::serving(&assets, Script::Say("x".into()), Limits::default(), HttpConfig::default());
+    let server =
+        Server::serving(&assets, Script::Say("x".into()), RequestLimits::default(), HttpConfig::default());
     let chat = json!({"messages": [{"role": "user", "content": "a"}]});
     let reply = server.post("/chat_tokenize", chat.clone()).await;
     assert_eq!(reply.status, StatusCode::UNPROCESSABLE_ENTITY);
@@ -79,13 +80,13 @@ async fn a_model_without_a_template_has_no_chat() {
 }
 
 #[tokio::test]
-async fn the_prompt_is_repeated_unless_the_model_is_known_for_another_task() {
+async fn the_compat_route_repeats_the_prompt_unless_the_model_has_another_task() {
     for (tag, text) in [(None, "abx"), (Some("text-generation"), "abx"), (Some("text2text-generation"), "x")]
     {
         let engine = FakeEngine::new(Script::Say("x".into()), 8);
         let model = ModelInfo { id: "m".into(), sha: None, pipeline_tag: tag.map(str::to_owned) };
         let assets = test_support::assets();
-        let service = Service::new(&assets, engine.engine.clone(), Limits::default(), model).unwrap();
+        let service = Service::new(&assets, engine.engine.clone(), RequestLimits::default(), model).unwrap();
         let server = Server { app: super::router(service, HttpConfig::default()), engine };
         let reply = server.post("/", json!({"inputs": "ab"})).await.json();
         assert_eq!(reply, json!([{"generated_text": text}]), "{tag:?}");
@@ -93,22 +94,22 @@ async fn the_prompt_is_repeated_unless_the_model_is_known_for_another_task() {
 }
 
 #[tokio::test]
-async fn what_was_not_asked_for_is_left_out() {
+async fn parts_that_were_not_requested_are_left_out() {
     let server = Server::saying("ok");
     let events =
         server.post("/generate_stream", json!({"inputs": "a", "parameters": {}})).await.json_events();
     assert!(events.iter().all(|event| event["details"].is_null() && event.get("top_tokens").is_none()));
-    // A seed that was made up is told, so that the answer can be had again.
+    // A random seed is reported, so that the answer can be reproduced.
     let body = json!({"inputs": "a", "parameters": {"do_sample": true, "details": true}});
     assert!(server.post("/generate", body).await.json()["details"]["seed"].is_u64());
-    // Fields that nobody knows change nothing; nor does what `/tokenize` has no use for.
+    // Unknown fields are ignored, and so are parameters that `/tokenize` does not use.
     let body = json!({"inputs": "abc", "parameters": {"nobody": [1], "truncate": 1}, "knows": {}});
     assert_eq!(server.post("/generate", body.clone()).await.status, StatusCode::OK);
     assert_eq!(server.post("/tokenize", body).await.json().as_array().map(Vec::len), Some(4));
 }
 
 #[tokio::test]
-async fn origins_may_be_named() {
+async fn only_configured_origins_are_allowed() {
     let allowed_origins = vec![HeaderValue::from_static("https://a.example")];
     let config = HttpConfig { allowed_origins, ..HttpConfig::default() };
     let server = Server::with(Script::Say("x".into()), 8, config);
@@ -131,7 +132,7 @@ async fn logprobs_are_lists_of_the_same_length() {
 }
 
 #[tokio::test]
-async fn what_is_off_is_accepted_by_every_api() {
+async fn neutral_values_are_accepted_by_every_api() {
     let mut server = Server::saying("x");
     for (path, mut body) in super::rows::posts() {
         let plain = ["/generate", "/generate_stream", "/", "/invocations"].contains(&path);
@@ -149,7 +150,7 @@ async fn what_is_off_is_accepted_by_every_api() {
 }
 
 #[tokio::test]
-async fn every_answer_has_an_id_of_its_own() {
+async fn every_answer_has_its_own_id() {
     let server = Server::saying("x");
     for (path, body) in super::rows::posts() {
         let id = async || server.post(path, body.clone()).await.json()["id"].clone();
@@ -170,8 +171,8 @@ async fn a_conversation_may_be_empty() {
 }
 
 #[tokio::test]
-async fn the_longest_body_is_the_servers_choice() {
-    let limits = Limits { payload_limit: 100, ..Limits::default() };
+async fn the_operator_sets_the_longest_body() {
+    let limits = RequestLimits { payload_limit: 100, ..RequestLimits::default() };
     let assets = test_support::assets();
     let server = Server::serving(&assets, Script::Say("x".into()), limits, HttpConfig::default());
     for (length, status) in [(100, 200), (101, 413)] {

@@ -1,4 +1,4 @@
-//! `/chat_tokenize`: a conversation as its template writes it, and as tokens.
+//! `/chat_tokenize`: the text and the tokens of a conversation.
 
 use axum::Json;
 use axum::extract::State;
@@ -9,9 +9,10 @@ use utoipa::ToSchema;
 
 use super::error::TgiError;
 use super::tokenize::{SimpleToken, tokens};
-use crate::http::App;
-use crate::http::openai::{Asked, Chat};
-use crate::text::Specials;
+use crate::chat::{ContinuationOptions, ConversationRequest, ToolOptions};
+use crate::http::app::App;
+use crate::http::openai::tool_selection;
+use crate::text::SpecialTokens;
 
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct ChatTokenizeRequest {
@@ -25,30 +26,37 @@ pub(super) struct ChatTokenizeRequest {
     add_generation_prompt: Option<bool>,
 }
 
-/// What the answer is like; [`Tokens`](super::tokenize::Tokens) writes it.
+/// The response, which [`TokensBody`](super::tokenize::TokensBody) writes.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct ChatTokenizeResponse {
     tokenize_response: Vec<SimpleToken>,
     templated_text: String,
 }
 
-/// The rest of a chat's fields does not change its prompt.
+/// Returns the text and the tokens of a conversation. Other fields of a chat do not change its
+/// prompt.
 #[utoipa::path(post, path = "/chat_tokenize", tag = "TGI", request_body = ChatTokenizeRequest, responses((status = 200, description = "Text and tokens", body = ChatTokenizeResponse)))]
 pub(super) async fn chat_tokenize(
     State(app): State<App>,
     Json(request): Json<ChatTokenizeRequest>,
 ) -> Result<Response, TgiError> {
-    let chat = Chat {
+    let chat = ConversationRequest {
         messages: request.messages,
-        asked: Asked { tools: request.tools, choice: request.tool_choice, parallel: None },
+        tools: ToolOptions {
+            tools: request.tools.unwrap_or_default(),
+            selection: tool_selection(request.tool_choice.as_ref())?,
+            parallel: None,
+        },
         tool_prompt: request.tool_prompt,
         documents: request.documents,
         variables: request.chat_template_kwargs,
-        continue_final_message: request.continue_final_message,
-        add_generation_prompt: request.add_generation_prompt,
-        ..Chat::default()
+        continuation: ContinuationOptions {
+            continue_final_message: request.continue_final_message,
+            add_generation_prompt: request.add_generation_prompt,
+        },
+        ..ConversationRequest::default()
     };
-    let prompt = chat.render(&app).await.map_err(|error| TgiError(error.into_service_error()))?;
-    // The template has written what begins a prompt.
-    Ok(tokens(&app, prompt, Specials::Omit).await?.with_text().response())
+    let prompt = chat.render(&app.service).await?;
+    // The template has written the tokens that begin a prompt.
+    Ok(tokens(&app, prompt, SpecialTokens::Omit).await?.with_text().response())
 }

@@ -1,4 +1,4 @@
-//! `/detokenize`, as vLLM has it.
+//! vLLM's `/detokenize`.
 
 use std::convert::Infallible;
 
@@ -13,13 +13,14 @@ use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use super::error::TgiError;
-use super::tokenize::{PIECE, quoted};
-use crate::http::{App, openai};
+use super::tokenize::{PIECE_BYTES, write_json_string};
+use crate::http::app::App;
+use crate::http::model_name::served_model;
 use crate::service::{Reservation, Service, ServiceError};
 use crate::text::Detokenizer;
 
-/// Bytes that a token takes in an answer that waits.
-const TOKEN: usize = size_of::<u32>();
+/// Bytes of a token while its response is being sent.
+const TOKEN_BYTES: usize = size_of::<u32>();
 
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct DetokenizeRequest {
@@ -27,20 +28,21 @@ pub(super) struct DetokenizeRequest {
     tokens: Vec<u32>,
 }
 
-/// What the answer is like; [`Text`] writes it.
+/// The response, which [`DetokenizedText`] writes.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct DetokenizeResponse {
     prompt: String,
 }
 
-/// The text of tokens, with special tokens as they are written. There may be as many tokens as the model's context holds.
+/// Returns the text of tokens, in which special tokens are written as text. There may be as many
+/// tokens as the model's context holds.
 #[utoipa::path(post, path = "/detokenize", tag = "TGI", request_body = DetokenizeRequest, responses((status = 200, description = "The text", body = DetokenizeResponse)))]
 pub(super) async fn detokenize(
     State(app): State<App>,
     Json(request): Json<DetokenizeRequest>,
 ) -> Result<Response, TgiError> {
     let DetokenizeRequest { model, tokens } = request;
-    openai::check_model(&app, model).map_err(|error| TgiError(error.into_service_error()))?;
+    served_model(&app, model.as_deref())?;
     let wrong = |detail: String| TgiError(Service::reject(ServiceError::invalid("tokens", detail)));
     let (service, ready) = (&app.service, app.service.ready()?);
     let most = service.limits().tokens(&ready).max_total;
@@ -51,11 +53,11 @@ pub(super) async fn detokenize(
     if let Some(id) = tokens.iter().find(|&&id| id >= tokenizer.size()) {
         return Err(wrong(format!("token id {id} is outside of the vocabulary of {}", tokenizer.size())));
     }
-    let text = Text {
-        _reservation: service.reserve_text(tokens.len() * TOKEN).map_err(Service::reject)?,
+    let text = DetokenizedText {
+        _reservation: service.reserve_text(tokens.len() * TOKEN_BYTES).map_err(Service::reject)?,
         detokenizer: tokenizer.detokenizer(false, false),
         tokens: tokens.into_iter(),
-        part: Part::Beginning,
+        state: JsonState::Begin,
     };
     let pieces = stream::unfold(text, |mut text| async {
         text.piece().map(|piece| (Ok::<_, Infallible>(piece), text))
@@ -64,40 +66,42 @@ pub(super) async fn detokenize(
     Ok(([(header::CONTENT_TYPE, json)], Body::from_stream(pieces)).into_response())
 }
 
-/// A text that is written in pieces as its reader takes it, so that only its tokens wait in memory.
-struct Text {
+/// A text that is written in pieces as the client reads it, so that only its tokens are in memory.
+struct DetokenizedText {
     tokens: std::vec::IntoIter<u32>,
     detokenizer: Detokenizer,
-    part: Part,
-    /// Given back when the answer has been sent or its reader has left.
+    state: JsonState,
+    /// Memory that is released when the response has been sent or the client has left.
     _reservation: Reservation,
 }
 
-enum Part {
-    Beginning,
-    Middle,
+/// How much of the JSON around the text has been written.
+enum JsonState {
+    Begin,
+    InText,
     End,
 }
 
-impl Text {
+impl DetokenizedText {
+    /// Returns the next piece of the response, or `None` at its end.
     fn piece(&mut self) -> Option<Bytes> {
-        let mut to = BytesMut::with_capacity(PIECE + 1024);
-        match self.part {
-            Part::Beginning => to.put_slice(b"{\"prompt\":\""),
-            Part::Middle => {}
-            Part::End => return None,
+        let mut to = BytesMut::with_capacity(PIECE_BYTES + 1024);
+        match self.state {
+            JsonState::Begin => to.put_slice(b"{\"prompt\":\""),
+            JsonState::InText => {}
+            JsonState::End => return None,
         }
-        self.part = Part::Middle;
-        while to.len() < PIECE {
+        self.state = JsonState::InText;
+        while to.len() < PIECE_BYTES {
             let Some(id) = self.tokens.next() else {
                 let rest = self.detokenizer.finish();
-                quoted(&rest, 0..rest.len(), &mut to);
+                write_json_string(&rest, 0..rest.len(), &mut to);
                 to.put_slice(b"\"}");
-                self.part = Part::End;
+                self.state = JsonState::End;
                 break;
             };
             let text = self.detokenizer.push(id);
-            quoted(&text, 0..text.len(), &mut to);
+            write_json_string(&text, 0..text.len(), &mut to);
         }
         Some(to.freeze())
     }

@@ -6,14 +6,16 @@ use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use utoipa::ToSchema;
 
+use crate::chat::ChatError;
+use crate::http::model_name::UnknownModel;
 use crate::service::ServiceError;
 
-/// An error as TGI's clients know it.
+/// The JSON of an error.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = TgiError)]
-pub(super) struct ErrorBody {
-    pub(super) error: String,
-    pub(super) error_type: &'static str,
+pub(in crate::http) struct ErrorBody {
+    pub(in crate::http) error: String,
+    pub(in crate::http) error_type: &'static str,
 }
 
 impl From<&ServiceError> for ErrorBody {
@@ -23,6 +25,7 @@ impl From<&ServiceError> for ErrorBody {
             ServiceError::Forbidden { .. } => "forbidden",
             ServiceError::Template(_) => "template_error",
             ServiceError::Overloaded { .. } => "overloaded",
+            ServiceError::LimitExceeded { .. } => "rate_limit_exceeded",
             ServiceError::Unavailable(_) => "unavailable",
             ServiceError::Generation(_) => "generation",
             ServiceError::Incomplete => "incomplete_generation",
@@ -31,13 +34,29 @@ impl From<&ServiceError> for ErrorBody {
     }
 }
 
-/// A [`ServiceError`] as a response.
+/// An error of the service, which becomes a response in TGI's form.
 #[derive(Debug)]
 pub(in crate::http) struct TgiError(pub(in crate::http) ServiceError);
 
 impl From<ServiceError> for TgiError {
     fn from(error: ServiceError) -> Self {
         TgiError(error)
+    }
+}
+
+impl From<ChatError> for TgiError {
+    fn from(error: ChatError) -> Self {
+        TgiError(match error {
+            // TGI's errors do not name the field.
+            ChatError::Invalid { message, .. } => ServiceError::invalid("messages", message),
+            ChatError::Service(error) => error,
+        })
+    }
+}
+
+impl From<UnknownModel> for TgiError {
+    fn from(error: UnknownModel) -> Self {
+        TgiError(ServiceError::invalid("model", error.message()))
     }
 }
 
@@ -48,7 +67,9 @@ impl IntoResponse for TgiError {
                 StatusCode::UNPROCESSABLE_ENTITY
             }
             ServiceError::Forbidden { .. } => StatusCode::FORBIDDEN,
-            ServiceError::Overloaded { .. } => StatusCode::TOO_MANY_REQUESTS,
+            ServiceError::Overloaded { .. } | ServiceError::LimitExceeded { .. } => {
+                StatusCode::TOO_MANY_REQUESTS
+            }
             ServiceError::Unavailable(_) => StatusCode::SERVICE_UNAVAILABLE,
             ServiceError::Generation(_) => StatusCode::FAILED_DEPENDENCY,
             ServiceError::Incomplete => StatusCode::INTERNAL_SERVER_ERROR,
@@ -61,23 +82,23 @@ impl IntoResponse for TgiError {
     }
 }
 
-/// A request that no route takes.
+/// The response to a request that no route takes.
 pub(in crate::http) fn refused(status: StatusCode, error: String, error_type: &'static str) -> Response {
     (status, Json(ErrorBody { error, error_type })).into_response()
 }
 
-/// What `/health` answers when the engine is gone.
+/// The response of `/health` when the engine has failed.
 pub(in crate::http) fn unhealthy() -> Response {
     unhealthy_because("unhealthy")
 }
 
-/// What `/health` answers when the server cannot go on for this reason.
+/// The response of `/health` when the server has failed for a reason.
 pub(in crate::http) fn unhealthy_because(why: &str) -> Response {
     let body = ErrorBody { error: why.into(), error_type: "healthcheck" };
     (StatusCode::SERVICE_UNAVAILABLE, Json(body)).into_response()
 }
 
-/// What a request gets whose handler panicked.
+/// The response to a request whose handler panicked.
 pub(in crate::http) fn internal() -> Response {
     let body = ErrorBody { error: "Internal server error".into(), error_type: "internal" };
     (StatusCode::INTERNAL_SERVER_ERROR, Json(body)).into_response()

@@ -1,4 +1,4 @@
-//! `/generate`, and `/` for old clients.
+//! `/generate`, and `/` for clients of TGI's older API.
 
 use axum::Json;
 use axum::extract::State;
@@ -6,13 +6,16 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 
 use super::error::TgiError;
+use super::stream;
 use super::types::{
     BestOfSequence, CompatRequest, Details, GenerateRequest, GenerateResponse, PrefillToken, finish_reason,
 };
-use crate::http::ignored::Ignored;
-use crate::http::{App, headers, tgi::stream};
-use crate::service::{Answer, Prompt, Service};
-use crate::text::Specials;
+use crate::chat::IgnoredFields;
+use crate::http::app::App;
+use crate::http::headers;
+use crate::http::sse::EventDescription;
+use crate::service::{Answer, Prompt, Service, ServiceError};
+use crate::text::SpecialTokens;
 
 /// `/generate`: the whole answer at once.
 #[utoipa::path(post, path = "/generate", tag = "TGI", request_body = GenerateRequest, responses((status = 200, description = "The answer", body = GenerateResponse)))]
@@ -25,8 +28,8 @@ pub(super) async fn generate(
 }
 
 /// `/`: a list of one answer, or the same stream as `/generate_stream`.
-#[utoipa::path(post, path = "/", tag = "TGI", request_body = CompatRequest, responses((status = 200, description = "A list of one answer, or a stream if `stream` is true", body = Vec<GenerateResponse>)))]
-pub(super) async fn compat(
+#[utoipa::path(post, path = "/", tag = "TGI", request_body = CompatRequest, responses((status = 200, description = "A list of one answer, or a stream if `stream` is true", content((Vec<GenerateResponse> = "application/json"), (inline(EventDescription) = "text/event-stream")))))]
+pub(in crate::http) async fn compat(
     State(app): State<App>,
     Json(request): Json<CompatRequest>,
 ) -> Result<Response, TgiError> {
@@ -46,9 +49,9 @@ async fn answer(app: &App, request: GenerateRequest) -> Result<(HeaderMap, Gener
     let wants_prefill = parameters.decoder_input_details;
     let mut params = parameters.params().map_err(Service::reject)?;
     params.prompt_logprobs = wants_prefill.then_some(0);
-    let prepared = app.service.prepare(Prompt::Text(inputs.clone(), Specials::Add), params).await?;
+    let prepared = app.service.prepare(Prompt::Text(inputs.clone(), SpecialTokens::Add), params).await?;
     let answers = Service::collect(app.service.start_several(&prepared, parameters.best_of())?).await?;
-    let mut ignored = Ignored::default();
+    let mut ignored = IgnoredFields::default();
     ignored.note_unenforced(&prepared);
     let characters = inputs.chars().count();
     let headers = headers::after(app, characters, &ignored, prepared.prompt().len(), &answers);
@@ -58,7 +61,7 @@ async fn answer(app: &App, request: GenerateRequest) -> Result<(HeaderMap, Gener
     };
     let best =
         (0..answers.len()).max_by(|&a, &b| answers[a].mean_logprob().total_cmp(&answers[b].mean_logprob()));
-    // `best_of` is at least one.
+    // There is at least one answer.
     let best = best.unwrap_or(0);
     let details = |answer: &Answer, best_of_sequences| {
         let prefill = if wants_prefill { prefill(app, prepared.prompt(), answer) } else { Vec::new() };
@@ -73,6 +76,22 @@ async fn answer(app: &App, request: GenerateRequest) -> Result<(HeaderMap, Gener
         details(&answers[best], others.collect())
     });
     Ok((headers, GenerateResponse { generated_text: text(&answers[best]), details }))
+}
+
+/// Returns the text of the best answer to a request of `/generate`.
+///
+/// # Errors
+/// [`ServiceError`] if the request is wrong or not answered.
+pub(in crate::http) async fn generate_best(
+    app: &App,
+    request: GenerateRequest,
+) -> Result<String, ServiceError> {
+    let params = request.parameters.params().map_err(Service::reject)?;
+    let prepared = app.service.prepare(Prompt::Text(request.inputs, SpecialTokens::Add), params).await?;
+    let streams = app.service.start_several(&prepared, request.parameters.best_of())?;
+    let mut answers = Service::collect(streams).await?;
+    answers.sort_by(|a, b| b.mean_logprob().total_cmp(&a.mean_logprob()));
+    answers.into_iter().next().map(|best| best.finished.text).ok_or(ServiceError::Incomplete)
 }
 
 fn prefill(app: &App, prompt: &[u32], answer: &Answer) -> Vec<PrefillToken> {

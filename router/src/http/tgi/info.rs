@@ -7,12 +7,12 @@ use utoipa::ToSchema;
 
 use super::error::{ErrorBody, TgiError};
 use crate::assets::SamplingDefaults;
-use crate::http::App;
+use crate::http::app::App;
 
-/// The version of TGI whose API is followed.
+/// The version of TGI that these routes are compatible with.
 const TGI_VERSION: &str = "3.3.7";
 
-/// What is served and what may be asked for.
+/// The model and the limits of requests.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct Info {
     model_id: String,
@@ -29,19 +29,21 @@ pub(super) struct Info {
     validation_workers: usize,
     max_client_batch_size: usize,
     router: &'static str,
-    /// TGI's version whose API this is: its clients compare it.
+    /// The version of TGI that the API is compatible with, which TGI's clients compare.
     version: &'static str,
     /// The version of this server.
     millrace_version: &'static str,
     sha: Option<&'static str>,
     docker_label: Option<&'static str>,
-    /// The tokens that end an answer; an extension, as the next field.
+    /// The tokens that end an answer. An extension of this server.
     end_tokens: Vec<String>,
-    /// What the routes of OpenAI and Anthropic sample with where a request does not say it.
+    /// The sampling parameters of OpenAI's and Anthropic's routes for requests that do not give
+    /// them. An extension of this server.
     sampling_defaults: SamplingDefaults,
 }
 
-/// Clients tell a server of TGI's kind by `router`; 503 until the model's limits are known.
+/// Returns the model and the limits, or 503 until the limits are known. Clients recognize a server
+/// that is compatible with TGI by the field `router`.
 #[utoipa::path(get, path = "/info", tag = "TGI", responses((status = 200, description = "The model and its limits", body = Info), (status = 503, description = "The model is loading", body = ErrorBody)))]
 pub(super) async fn info(State(app): State<App>) -> Result<Json<Info>, TgiError> {
     let ready = app.service.ready()?;

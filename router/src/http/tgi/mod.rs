@@ -1,57 +1,45 @@
-//! The routes of text-generation-inference.
+//! The routes of text-generation-inference (TGI), and vLLM's routes for tokens.
 
 mod chat_tokenize;
 mod detokenize;
 mod error;
 mod generate;
 mod info;
-mod invocations;
 mod stream;
 mod tokenize;
 mod tokenizer_info;
 mod types;
-mod vertex;
 
-use axum::Router;
-use axum::routing::{get, post};
 use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
 
-pub(super) use error::{TgiError, internal, refused, unhealthy, unhealthy_because};
-pub(super) use types::{GenerateParameters, absent};
-pub(super) use vertex::predict;
+pub(super) use error::{ErrorBody, TgiError, internal, refused, unhealthy, unhealthy_because};
+pub(super) use generate::{compat, generate_best};
+pub(super) use types::{GenerateParameters, GenerateRequest, default_parameters};
 
-use super::{App, health, panic};
+use super::app::App;
+use super::panic;
 
-/// What these routes take and give.
+/// The schemas that no route names itself.
 #[derive(OpenApi)]
-#[openapi(
-    paths(
-        generate::generate,
-        generate::compat,
-        stream::generate_stream,
-        tokenize::tokenize,
-        detokenize::detokenize,
-        tokenizer_info::tokenizer_info,
-        chat_tokenize::chat_tokenize,
-        info::info,
-        invocations::invocations,
-        vertex::predict
-    ),
-    components(schemas(error::ErrorBody, tokenize::TokenIds, types::BestOfSequence, types::StreamResponse))
-)]
-pub(super) struct Docs;
+#[openapi(components(schemas(
+    error::ErrorBody,
+    tokenize::TokenIdsResponse,
+    types::BestOfSequence,
+    types::StreamResponse
+)))]
+struct TgiDocs;
 
-pub(super) fn routes() -> Router<App> {
-    Router::new()
-        .route("/", get(health::root).post(generate::compat))
-        .route("/generate", post(generate::generate))
-        .route("/generate_stream", post(stream::generate_stream))
-        .route("/tokenize", post(tokenize::tokenize))
-        .route("/detokenize", post(detokenize::detokenize))
-        .route("/tokenizer_info", get(tokenizer_info::tokenizer_info))
-        .route("/chat_tokenize", post(chat_tokenize::chat_tokenize))
-        .route("/invocations", post(invocations::invocations))
-        .route("/vertex", post(vertex::predict))
-        .route("/info", get(info::info))
+pub(super) fn routes() -> OpenApiRouter<App> {
+    OpenApiRouter::with_openapi(TgiDocs::openapi())
+        .routes(routes!(generate::compat))
+        .routes(routes!(generate::generate))
+        .routes(routes!(stream::generate_stream))
+        .routes(routes!(tokenize::tokenize))
+        .routes(routes!(detokenize::detokenize))
+        .routes(routes!(tokenizer_info::tokenizer_info))
+        .routes(routes!(chat_tokenize::chat_tokenize))
+        .routes(routes!(info::info))
         .layer(panic::answered_by(error::internal))
 }

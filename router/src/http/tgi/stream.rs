@@ -6,13 +6,15 @@ use axum::response::Response;
 
 use super::error::{ErrorBody, TgiError};
 use super::types::{GenerateRequest, StreamDetails, StreamResponse, finish_reason};
-use crate::http::ignored::Ignored;
-use crate::http::{App, headers, sse};
+use crate::chat::IgnoredFields;
+use crate::http::app::App;
+use crate::http::headers;
+use crate::http::sse::{self, EventDescription};
 use crate::service::{Prompt, Service, ServiceError, TextEvent};
-use crate::text::Specials;
+use crate::text::SpecialTokens;
 
-/// The answer token by token. What is wrong with the request is told before the stream begins.
-#[utoipa::path(post, path = "/generate_stream", tag = "TGI", request_body = GenerateRequest, responses((status = 200, description = "One event per token, whose data is a StreamResponse")))]
+/// Answers token by token. A wrong request is refused before the stream begins.
+#[utoipa::path(post, path = "/generate_stream", tag = "TGI", request_body = GenerateRequest, responses((status = 200, description = "One event per token, whose data is a StreamResponse", content((inline(EventDescription) = "text/event-stream")))))]
 pub(super) async fn generate_stream(
     State(app): State<App>,
     Json(request): Json<GenerateRequest>,
@@ -20,15 +22,15 @@ pub(super) async fn generate_stream(
     let GenerateRequest { inputs, parameters } = request;
     parameters.check_stream().map_err(Service::reject)?;
     let params = parameters.params().map_err(Service::reject)?;
-    let prepared = app.service.prepare(Prompt::Text(inputs.clone(), Specials::Add), params).await?;
-    let mut ignored = Ignored::default();
+    let prepared = app.service.prepare(Prompt::Text(inputs.clone(), SpecialTokens::Add), params).await?;
+    let mut ignored = IgnoredFields::default();
     ignored.note_unenforced(&prepared);
     let headers = headers::before(&app, inputs.chars().count(), &ignored);
     let mut streams = [app.service.start(prepared)?];
     sse::begin(&mut streams).await?;
     let cached_tokens = streams[0].cached_tokens();
     let request = streams[0].request();
-    let writer = Writer {
+    let writer = TokenStreamWriter {
         prefix: if parameters.return_full_text.unwrap_or(false) { inputs } else { String::new() },
         details: parameters.details,
         seed: request.seed(),
@@ -40,10 +42,11 @@ pub(super) async fn generate_stream(
     Ok(response)
 }
 
-struct Writer {
-    /// Goes before the whole text.
+/// Writes one event for each token.
+struct TokenStreamWriter {
+    /// The text before the generated text in the last event.
     prefix: String,
-    /// Whether the last event has them.
+    /// Whether the last event has details.
     details: bool,
     seed: Option<u64>,
     input_length: usize,
@@ -51,7 +54,7 @@ struct Writer {
     tokens: u32,
 }
 
-impl sse::Write for Writer {
+impl sse::Write for TokenStreamWriter {
     fn event(&mut self, _: usize, event: TextEvent, to: &mut sse::Events) {
         let TextEvent { token, top, finished, .. } = event;
         self.tokens = self.tokens.saturating_add(1);
@@ -72,7 +75,7 @@ impl sse::Write for Writer {
 
     fn error(&mut self, error: ServiceError, to: &mut sse::Events) {
         to.json(&match error {
-            // TGI has a name of its own for it.
+            // TGI has another error type for streams.
             ServiceError::Incomplete => ErrorBody {
                 error: "Incomplete generation stream".into(),
                 error_type: "incomplete_generation_stream",

@@ -1,4 +1,4 @@
-//! `/tokenize`, and tokens as answers of it and of `/chat_tokenize`.
+//! `/tokenize`, and the response body that it shares with `/chat_tokenize`.
 
 use std::convert::Infallible;
 use std::ops::Range;
@@ -17,16 +17,17 @@ use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::error::TgiError;
-use super::types::{GenerateParameters, absent};
-use crate::http::App;
-use crate::http::openai::{self, Asked, Chat};
+use super::types::{GenerateParameters, default_parameters};
+use crate::chat::{ContinuationOptions, ConversationRequest, ToolOptions};
+use crate::http::app::App;
+use crate::http::model_name::served_model;
 use crate::service::{Reservation, Service, ServiceError};
-use crate::text::{Encoded, Rendered, Specials, Tokenizer};
+use crate::text::{EncodedText, RenderedPrompt, SpecialTokens, Tokenizer};
 
-/// Bytes of an answer that are written at once.
-pub(super) const PIECE: usize = 16 << 10;
+/// Bytes of a response that are written at once.
+pub(super) const PIECE_BYTES: usize = 16 << 10;
 
-/// A token and the bytes of the text that it covers.
+/// A token, and the range of bytes that it covers in the text.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct SimpleToken {
     id: u32,
@@ -35,18 +36,19 @@ pub(super) struct SimpleToken {
     stop: u32,
 }
 
-/// TGI's request, which has `inputs`, or one of vLLM's two, which have `prompt` or `messages`.
+/// TGI's request, which has `inputs`, or one of vLLM's requests, which have `prompt` or `messages`.
 #[derive(Debug, Deserialize, ToSchema)]
 pub(super) struct TokenizeRequest {
     inputs: Option<String>,
-    /// Checked, and nothing else: no parameter changes the tokens.
-    #[serde(default = "absent", rename = "parameters")]
+    /// Validated only: no parameter changes the tokens.
+    #[serde(default = "default_parameters", rename = "parameters")]
     _parameters: GenerateParameters,
     model: Option<String>,
     prompt: Option<String>,
-    /// Whether the tokenizer's own tokens go around the text; by default so for `prompt` and not for `messages`.
+    /// Whether the tokenizer's own tokens go around the text: by default true for `prompt` and
+    /// false for `messages`.
     add_special_tokens: Option<bool>,
-    /// Whether the texts of the tokens are answered, too.
+    /// Whether the response has the texts of the tokens, too.
     return_token_strs: Option<bool>,
     messages: Option<Vec<Value>>,
     add_generation_prompt: Option<bool>,
@@ -55,119 +57,130 @@ pub(super) struct TokenizeRequest {
     chat_template_kwargs: Option<Map<String, Value>>,
 }
 
-/// What vLLM's requests are answered; [`Tokens`] writes it.
+/// The response to vLLM's requests, which [`TokensBody`] writes.
 #[derive(Debug, Serialize, ToSchema)]
-pub(super) struct TokenIds {
+#[schema(as = TokenIds)]
+pub(super) struct TokenIdsResponse {
     count: usize,
     max_model_len: Option<usize>,
     tokens: Vec<u32>,
     token_strs: Option<Vec<String>>,
 }
 
-/// What is answered.
+/// The response.
 #[derive(Debug, Serialize, ToSchema)]
 #[serde(untagged)]
-#[expect(dead_code, reason = "it describes answers, which `Tokens` writes piece by piece")]
+#[expect(dead_code, reason = "it describes responses, which `TokensBody` writes piece by piece")]
 pub(super) enum TokenizeResponse {
-    /// For `inputs`.
+    /// The response to `inputs`.
     Tokens(Vec<SimpleToken>),
-    /// For `prompt` and `messages`.
-    Ids(TokenIds),
+    /// The response to `prompt` and `messages`.
+    Ids(TokenIdsResponse),
 }
 
-/// The tokens of a text. A text that is longer than any prompt of the model is refused.
+/// Returns the tokens of a text. A text that is longer than any prompt of the model is refused.
 #[utoipa::path(post, path = "/tokenize", tag = "TGI", request_body = TokenizeRequest, responses((status = 200, description = "The tokens: a list for `inputs`, an object for `prompt` and `messages`", body = TokenizeResponse)))]
 pub(super) async fn tokenize(
     State(app): State<App>,
     Json(request): Json<TokenizeRequest>,
 ) -> Result<Response, TgiError> {
-    let about_chat = |error: openai::OpenAiError| TgiError(error.into_service_error());
     if request.inputs.is_none() {
-        openai::check_model(&app, request.model).map_err(about_chat)?;
+        served_model(&app, request.model.as_deref())?;
     }
     let (text, specials) = match (request.inputs, request.prompt, request.messages) {
         // TGI ignores fields that it does not know.
         (Some(inputs), _, _) => {
-            return Ok(tokens(&app, inputs.into(), Specials::Add).await?.response());
+            return Ok(tokens(&app, inputs.into(), SpecialTokens::Add).await?.response());
         }
         (None, Some(prompt), None) => (prompt.into(), request.add_special_tokens.unwrap_or(true)),
         (None, None, Some(messages)) => {
-            let chat = Chat {
+            let chat = ConversationRequest {
                 messages,
-                asked: Asked { tools: request.tools, choice: None, parallel: None },
+                tools: ToolOptions { tools: request.tools.unwrap_or_default(), ..ToolOptions::default() },
                 variables: request.chat_template_kwargs,
-                continue_final_message: request.continue_final_message,
-                add_generation_prompt: request.add_generation_prompt,
-                ..Chat::default()
+                continuation: ContinuationOptions {
+                    continue_final_message: request.continue_final_message,
+                    add_generation_prompt: request.add_generation_prompt,
+                },
+                ..ConversationRequest::default()
             };
-            (chat.render(&app).await.map_err(about_chat)?, request.add_special_tokens.unwrap_or(false))
+            (chat.render(&app.service).await?, request.add_special_tokens.unwrap_or(false))
         }
         _ => {
             let detail = "one of the fields `inputs`, `prompt` and `messages` is needed";
             return Err(TgiError(Service::reject(ServiceError::invalid("inputs", detail))));
         }
     };
-    let specials = if specials { Specials::Add } else { Specials::Omit };
+    let specials = if specials { SpecialTokens::Add } else { SpecialTokens::Omit };
     let limits = app.service.ready().ok().map(|ready| app.service.limits().tokens(&ready));
-    let ids = IdsForm {
+    let ids = IdsFormat {
         max_model_len: limits.map(|limits| limits.max_total),
         tokenizer: request.return_token_strs.unwrap_or(false).then(|| app.service.tokenizer().clone()),
-        in_strings: false,
+        writes_texts: false,
     };
     Ok(tokens(&app, text, specials).await?.into_ids(ids).response())
 }
 
-/// The tokens of a text as an answer.
-pub(super) async fn tokens(app: &App, text: Rendered, specials: Specials) -> Result<Tokens, TgiError> {
+/// Tokenizes a text and returns the response body with its tokens.
+///
+/// # Errors
+/// [`TgiError`] if the text is too long, or if the server has no memory for the response.
+pub(super) async fn tokens(
+    app: &App,
+    text: RenderedPrompt,
+    specials: SpecialTokens,
+) -> Result<TokensBody, TgiError> {
     let mut reservation = app.service.reserve_tokens(text.text.len())?;
-    let kept = text.text.clone();
+    let copy = text.text.clone();
     let encoded = app.service.tokenize(text, specials).await?;
     reservation.shrink(encoded.ids.len());
-    Ok(Tokens::new(kept, encoded, reservation))
+    Ok(TokensBody::new(copy, encoded, reservation))
 }
 
-/// Tokens as a JSON list, or as an object with the list and the text. It is written piece by piece as its reader takes it:
-/// what waits in memory is the text and twelve bytes for each token, and not the JSON, which has five times as much.
-pub(super) struct Tokens {
+/// A response body with tokens: a JSON list, or an object with the list.
+///
+/// It is written piece by piece as the client reads it. Only the text and twelve bytes for each
+/// token are in memory, and not the JSON, which is five times as long.
+pub(super) struct TokensBody {
     text: String,
-    encoded: Encoded,
-    /// Tokens that have been written.
+    encoded: EncodedText,
+    /// The number of tokens that have been written.
     written: usize,
-    /// With the text, of which so many bytes have been written.
+    /// Set if the response has the text: the number of its bytes that have been written.
     templated: Option<usize>,
-    /// As vLLM writes tokens, instead of as TGI does.
-    ids: Option<IdsForm>,
+    /// Set for vLLM's format; otherwise TGI's format is written.
+    ids: Option<IdsFormat>,
     begun: bool,
     ended: bool,
-    /// Given back when the answer has been sent or its reader has left.
+    /// Memory that is released when the response has been sent or the client has left.
     _reservation: Reservation,
 }
 
-/// How vLLM answers: an object with the ids, and perhaps with a text for each.
-struct IdsForm {
+/// vLLM's format: an object with the ids, and optionally with the text of each token.
+struct IdsFormat {
     max_model_len: Option<usize>,
-    /// Set if the texts were asked for.
+    /// Set if the texts of the tokens were asked for.
     tokenizer: Option<Tokenizer>,
-    /// The ids have been written, and their texts are being written.
-    in_strings: bool,
+    /// Whether the ids have been written, so that the texts are written next.
+    writes_texts: bool,
 }
 
-impl Tokens {
-    fn new(text: String, encoded: Encoded, reservation: Reservation) -> Self {
+impl TokensBody {
+    fn new(text: String, encoded: EncodedText, reservation: Reservation) -> Self {
         let (written, templated) = (0, None);
         let (ids, begun, ended) = (None, false, false);
-        Tokens { text, encoded, written, templated, ids, begun, ended, _reservation: reservation }
+        TokensBody { text, encoded, written, templated, ids, begun, ended, _reservation: reservation }
     }
 
-    /// The same as an object that has the text, too.
+    /// Adds the text to the response, which becomes an object.
     pub(super) fn with_text(mut self) -> Self {
         self.templated = Some(0);
         self
     }
 
-    /// The same as vLLM writes it.
-    fn into_ids(mut self, form: IdsForm) -> Self {
-        self.ids = Some(form);
+    /// Writes the response in vLLM's format.
+    fn into_ids(mut self, format: IdsFormat) -> Self {
+        self.ids = Some(format);
         self
     }
 
@@ -176,7 +189,7 @@ impl Tokens {
         ([(header::CONTENT_TYPE, json)], Body::new(self)).into_response()
     }
 
-    /// Writes until there is a piece or everything has been written.
+    /// Writes until the piece is full or everything has been written.
     fn write(&mut self, to: &mut BytesMut) {
         if let Some(ids) = &mut self.ids {
             let begun = std::mem::replace(&mut self.begun, true);
@@ -186,14 +199,14 @@ impl Tokens {
         if !std::mem::replace(&mut self.begun, true) {
             to.put_slice(if self.templated.is_some() { b"{\"tokenize_response\":[" } else { b"[" });
         }
-        while to.len() < PIECE && self.written < self.encoded.ids.len() {
+        while to.len() < PIECE_BYTES && self.written < self.encoded.ids.len() {
             if self.written > 0 {
                 to.put_u8(b',');
             }
             self.token(self.written, to);
             self.written += 1;
         }
-        if to.len() >= PIECE {
+        if to.len() >= PIECE_BYTES {
             return;
         }
         let Some(from) = self.templated else {
@@ -204,11 +217,11 @@ impl Tokens {
         if from == 0 {
             to.put_slice(b"],\"templated_text\":\"");
         }
-        let mut end = self.text.len().min(from + PIECE);
+        let mut end = self.text.len().min(from + PIECE_BYTES);
         while !self.text.is_char_boundary(end) {
             end -= 1;
         }
-        quoted(&self.text, from..end, to);
+        write_json_string(&self.text, from..end, to);
         self.templated = Some(end);
         if end == self.text.len() {
             to.put_slice(b"\"}");
@@ -218,15 +231,16 @@ impl Tokens {
 
     fn token(&self, index: usize, to: &mut BytesMut) {
         let (start, stop) = self.encoded.offsets[index];
-        // A token of half a character covers no text of its own.
+        // A token that is a part of a character covers no text.
         let text = self.text.get(start as usize..stop as usize).unwrap_or_default().to_owned();
         let token = SimpleToken { id: self.encoded.ids[index], text, start, stop };
         json(&token, to);
     }
 }
 
-impl IdsForm {
-    /// Writes a piece, and whether it is the last one. `written` entries of the list that is being written are there.
+impl IdsFormat {
+    /// Writes a piece and returns whether it is the last one. `written` entries of the current list
+    /// have been written before.
     fn write(&mut self, begun: bool, ids: &[u32], written: &mut usize, to: &mut BytesMut) -> bool {
         if !begun {
             to.put_slice(format!("{{\"count\":{},\"max_model_len\":", ids.len()).as_bytes());
@@ -234,14 +248,14 @@ impl IdsForm {
             to.put_slice(b",\"tokens\":[");
         }
         loop {
-            while to.len() < PIECE
+            while to.len() < PIECE_BYTES
                 && let Some(&id) = ids.get(*written)
             {
                 if *written > 0 {
                     to.put_u8(b',');
                 }
                 match &self.tokenizer {
-                    Some(tokenizer) if self.in_strings => {
+                    Some(tokenizer) if self.writes_texts => {
                         json(&tokenizer.vocabulary_text(id).unwrap_or_else(|| tokenizer.token_text(id)), to);
                     }
                     _ => json(&id, to),
@@ -251,7 +265,7 @@ impl IdsForm {
             if *written < ids.len() {
                 return false;
             }
-            if self.in_strings {
+            if self.writes_texts {
                 to.put_slice(b"]}");
                 return true;
             }
@@ -260,26 +274,26 @@ impl IdsForm {
                 return true;
             }
             to.put_slice(b"],\"token_strs\":[");
-            (self.in_strings, *written) = (true, 0);
+            (self.writes_texts, *written) = (true, 0);
         }
     }
 }
 
-/// A part of a text as it stands in a JSON string.
-pub(super) fn quoted(text: &str, part: Range<usize>, to: &mut BytesMut) {
+/// Writes a part of a text as it stands in a JSON string, without the quotes.
+pub(super) fn write_json_string(text: &str, part: Range<usize>, to: &mut BytesMut) {
     let mut string = BytesMut::new();
     json(&text[part], &mut string);
     to.put_slice(&string[1..string.len() - 1]);
 }
 
 fn json(value: &(impl Serialize + ?Sized), to: &mut BytesMut) {
-    // Numbers and texts, written to memory: neither can fail.
+    // Writing numbers and texts to memory cannot fail.
     if let Err(error) = serde_json::to_writer(to.writer(), value) {
         tracing::error!(%error, "a token could not be written");
     }
 }
 
-impl HttpBody for Tokens {
+impl HttpBody for TokensBody {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -290,7 +304,7 @@ impl HttpBody for Tokens {
         if self.ended {
             return Poll::Ready(None);
         }
-        let mut piece = BytesMut::with_capacity(PIECE + 1024);
+        let mut piece = BytesMut::with_capacity(PIECE_BYTES + 1024);
         self.write(&mut piece);
         Poll::Ready(Some(Ok(Frame::data(piece.freeze()))))
     }

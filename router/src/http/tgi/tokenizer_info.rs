@@ -1,13 +1,13 @@
-//! `/tokenizer_info`, as vLLM has it: what a client needs to write prompts by itself.
+//! vLLM's `/tokenizer_info`, for clients that write prompts themselves.
 
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
 use utoipa::ToSchema;
 
-use crate::http::App;
+use crate::http::app::App;
 
-/// The model's tokenizer, in the terms of `tokenizer_config.json`.
+/// The model's tokenizer, with the field names of `tokenizer_config.json`.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct TokenizerInfo {
     tokenizer_class: String,

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::grammar::Wanted;
+use crate::grammar::RequestedGrammar;
 use crate::http::fields::PriorityField;
 use crate::http::grammar;
 use crate::service::{FinishReason, Params, ServiceError, TextToken};
@@ -12,18 +12,18 @@ use crate::text::StopText;
 
 /// The body of `/generate`, `/generate_stream` and `/tokenize`.
 #[derive(Debug, Deserialize, ToSchema)]
-pub(super) struct GenerateRequest {
-    pub(super) inputs: String,
-    #[serde(default = "absent")]
-    pub(super) parameters: GenerateParameters,
+pub(in crate::http) struct GenerateRequest {
+    pub(in crate::http) inputs: String,
+    #[serde(default = "default_parameters")]
+    pub(in crate::http) parameters: GenerateParameters,
 }
 
 /// The body of `/`.
 #[derive(Debug, Deserialize, ToSchema)]
-pub(super) struct CompatRequest {
+pub(in crate::http) struct CompatRequest {
     pub(super) inputs: String,
-    #[serde(default = "absent")]
-    pub(super) parameters: GenerateParameters,
+    #[serde(default = "default_parameters")]
+    pub(in crate::http) parameters: GenerateParameters,
     #[serde(default)]
     pub(super) stream: bool,
 }
@@ -45,30 +45,35 @@ pub(in crate::http) struct GenerateParameters {
     truncate: Option<usize>,
     watermark: bool,
     pub(super) details: bool,
-    /// Implies `details`.
+    /// Reports the tokens of the prompt; implies `details`.
     pub(super) decoder_input_details: bool,
     seed: Option<u64>,
     top_n_tokens: Option<u32>,
     grammar: Option<Value>,
     adapter_id: Option<String>,
-    /// `high`, `normal` or `low`, and 0 is normal; an extension.
+    /// `high`, `normal` or `low`; 0 is normal. An extension of this server.
     #[schema(value_type = Option<String>)]
     priority: Option<PriorityField>,
-    /// Keeps the cached prefixes of one client from others; an extension.
+    /// Separates the cached prefixes of clients. An extension of this server.
     cache_salt: Option<String>,
 }
 
-/// Without any parameters TGI samples; with some it does so only if they ask for it.
-pub(in crate::http) fn absent() -> GenerateParameters {
+/// The parameters of a request without `parameters`, for which TGI samples. A request that has
+/// parameters samples only if they ask for it.
+pub(in crate::http) fn default_parameters() -> GenerateParameters {
     GenerateParameters { do_sample: true, ..GenerateParameters::default() }
 }
 
 impl GenerateParameters {
+    /// The number of answers among which the most likely is sent.
     pub(in crate::http) fn best_of(&self) -> usize {
         self.best_of.unwrap_or(1).max(1)
     }
 
-    /// What cannot be had as a stream.
+    /// Refuses the options that a stream cannot have.
+    ///
+    /// # Errors
+    /// [`ServiceError::Validation`] names the option.
     pub(super) fn check_stream(&self) -> Result<(), ServiceError> {
         if self.best_of() > 1 {
             let detail = "`best_of` != 1 is not supported when streaming tokens";
@@ -81,14 +86,19 @@ impl GenerateParameters {
         Ok(())
     }
 
-    fn grammar(&self) -> Result<Option<Wanted>, ServiceError> {
+    /// The grammar of the answer, if the request has one.
+    fn grammar(&self) -> Result<Option<RequestedGrammar>, ServiceError> {
         let Some(grammar) = self.grammar.as_ref().filter(|grammar| !grammar.is_null()) else {
             return Ok(None);
         };
-        let grammar = grammar::tgi(grammar).map_err(|why| ServiceError::invalid("grammar", why))?;
-        Ok(Some(Wanted { grammar, field: "grammar", optional: false }))
+        let grammar = grammar::from_tgi(grammar).map_err(|why| ServiceError::invalid("grammar", why))?;
+        Ok(Some(RequestedGrammar { grammar, field: "grammar", optional: false }))
     }
 
+    /// The parameters of the generation.
+    ///
+    /// # Errors
+    /// [`ServiceError::Validation`] names the field that is wrong.
     pub(in crate::http) fn params(&self) -> Result<Params, ServiceError> {
         if self.adapter_id.is_some() {
             return Err(ServiceError::unsupported("adapter_id"));
@@ -98,7 +108,7 @@ impl GenerateParameters {
             truncate: self.truncate,
             do_sample: self.do_sample,
             temperature: self.temperature,
-            // vLLM's clients turn it off with -1.
+            // vLLM's clients send -1 to turn it off.
             top_k: self.top_k.filter(|&k| k != -1).map(i64::from),
             top_p: self.top_p,
             typical_p: self.typical_p,
@@ -119,27 +129,29 @@ impl GenerateParameters {
     }
 }
 
+/// A generated token.
 #[derive(Debug, Clone, Serialize, ToSchema)]
-pub(super) struct Token {
+#[schema(as = Token)]
+pub(super) struct TgiToken {
     id: u32,
     text: String,
     logprob: f32,
     special: bool,
 }
 
-impl From<TextToken> for Token {
+impl From<TextToken> for TgiToken {
     fn from(TextToken { id, text, logprob, special }: TextToken) -> Self {
-        Token { id, text, logprob, special }
+        TgiToken { id, text, logprob, special }
     }
 }
 
-impl From<&TextToken> for Token {
+impl From<&TextToken> for TgiToken {
     fn from(token: &TextToken) -> Self {
-        Token { id: token.id, text: token.text.clone(), logprob: token.logprob, special: token.special }
+        TgiToken { id: token.id, text: token.text.clone(), logprob: token.logprob, special: token.special }
     }
 }
 
-/// A token of the prompt. The first one follows nothing and has no log-probability.
+/// A token of the prompt. The first one follows no other token and has no log-probability.
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct PrefillToken {
     pub(super) id: u32,
@@ -160,12 +172,12 @@ pub(super) struct Details {
     pub(super) generated_tokens: u32,
     pub(super) seed: Option<u64>,
     pub(super) prefill: Vec<PrefillToken>,
-    pub(super) tokens: Vec<Token>,
+    pub(super) tokens: Vec<TgiToken>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(no_recursion)]
     pub(super) best_of_sequences: Vec<BestOfSequence>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) top_tokens: Vec<Vec<Token>>,
+    pub(super) top_tokens: Vec<Vec<TgiToken>>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
@@ -179,9 +191,9 @@ pub(super) struct BestOfSequence {
 #[derive(Debug, Serialize, ToSchema)]
 pub(super) struct StreamResponse {
     pub(super) index: u32,
-    pub(super) token: Token,
+    pub(super) token: TgiToken,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub(super) top_tokens: Vec<Token>,
+    pub(super) top_tokens: Vec<TgiToken>,
     pub(super) generated_text: Option<String>,
     pub(super) details: Option<StreamDetails>,
 }
@@ -194,6 +206,7 @@ pub(super) struct StreamDetails {
     pub(super) input_length: usize,
 }
 
+/// TGI's word for the reason why an answer ended.
 pub(super) fn finish_reason(reason: FinishReason) -> &'static str {
     match reason {
         FinishReason::Length => "length",

@@ -1,16 +1,17 @@
-//! The invariants of blocks and tree, checked whole.
+//! A complete check of the invariants of blocks and prefix tree.
 
 use std::collections::{HashMap, HashSet};
 
-use super::tree::{NodeId, Parent, Salt};
-use super::{BlockId, BlockTable, KvCache};
+use super::hash::BlockHash;
+use super::ids::{BlockId, NodeId};
+use super::{BlockTable, KvCache};
 
 impl KvCache {
-    /// Checks that every block is held exactly once, and the tree whole, against the tables of all running sequences
-    /// with their salts and tokens.
+    /// Checks the prefix tree, and that every block is held exactly once. `users` are the tables
+    /// and block hashes of all running sequences.
     pub(in crate::scheduler) fn check_integrity(
         &self,
-        users: &[(&BlockTable, &Salt, &[u32])],
+        users: &[(&BlockTable, &[BlockHash])],
     ) -> Result<(), String> {
         let nodes = self.tree.check_integrity()?;
         if !self.reuse && !nodes.is_empty() {
@@ -19,18 +20,15 @@ impl KvCache {
         let mut counts: HashMap<NodeId, usize> = nodes.iter().map(|&node| (node, 0)).collect();
         let mut held: Vec<BlockId> = self.pool.free().to_vec();
         held.extend(nodes.iter().map(|&node| self.tree.block(node)));
-        for (table, salt, tokens) in users {
-            let mut parent = Parent::Root((*salt).clone());
+        for (table, hashes) in users {
+            let mut parent = None;
             for (index, &node) in table.path.iter().enumerate() {
-                let block_tokens = tokens.get(index * self.block_size..(index + 1) * self.block_size);
-                let is_reachable = self.tree.is_reachable(node);
-                if is_reachable
-                    && block_tokens.and_then(|tokens| self.tree.child(&parent, tokens)) != Some(node)
-                {
-                    return Err(format!("node {index} of {table:?} is not what its tokens lead to"));
+                let found = hashes.get(index).and_then(|&hash| self.tree.child(parent, hash));
+                if self.tree.is_findable(node) && found != Some(node) {
+                    return Err(format!("node {index} of {table:?} does not match the hashes"));
                 }
                 *counts.entry(node).or_default() += 1;
-                parent = Parent::Node(node);
+                parent = Some(node);
             }
             let private = |(index, block): &(usize, &BlockId)| {
                 table.path.get(*index).is_none_or(|&node| self.tree.block(node) != **block)

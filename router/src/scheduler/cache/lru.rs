@@ -1,11 +1,13 @@
-//! A list of nodes in the order in which they fell out of use. Adding, removing and asking for the oldest take
-//! constant time, and no allocation: the links lie in an arena beside the nodes'.
+//! A linked list of nodes in the order in which they lost their last user.
+//!
+//! Adding a node, removing one and finding the oldest take constant time and do not allocate: the
+//! links are in an arena that is indexed like the arena of the nodes.
 
-use super::tree::NodeId;
+use super::ids::NodeId;
 
 #[derive(Debug)]
 pub(super) struct LruList {
-    /// One for each node, by its id.
+    /// The links of each node, by its id.
     links: Vec<Links>,
     oldest: Option<NodeId>,
     newest: Option<NodeId>,
@@ -19,7 +21,7 @@ struct Links {
 }
 
 impl LruList {
-    /// An empty list with room for the nodes below `capacity`.
+    /// An empty list for nodes with ids below `capacity`.
     pub(super) fn new(capacity: usize) -> Self {
         LruList { links: vec![Links::default(); capacity], oldest: None, newest: None, len: 0 }
     }
@@ -32,7 +34,7 @@ impl LruList {
         self.oldest
     }
 
-    /// Adds a node that is not in the list, as the newest.
+    /// Adds a node that is not in the list; it becomes the newest.
     pub(super) fn push(&mut self, node: NodeId) {
         self.links[node.index()] = Links { older: self.newest, newer: None };
         match self.newest {
@@ -43,7 +45,7 @@ impl LruList {
         self.len += 1;
     }
 
-    /// Takes out a node that is in the list.
+    /// Removes a node that is in the list.
     pub(super) fn remove(&mut self, node: NodeId) {
         let Links { older, newer } = std::mem::take(&mut self.links[node.index()]);
         match older {
@@ -57,7 +59,13 @@ impl LruList {
         self.len -= 1;
     }
 
-    /// The nodes, the oldest first.
+    /// Number of bytes that the list has allocated.
+    #[cfg(test)]
+    pub(super) fn allocated(&self) -> usize {
+        self.links.capacity() * size_of::<Links>()
+    }
+
+    /// Iterates over the nodes, oldest first.
     pub(super) fn iter(&self) -> impl Iterator<Item = NodeId> {
         std::iter::successors(self.oldest, |node| self.links[node.index()].newer)
     }

@@ -1,51 +1,73 @@
-//! Who holds which block of the shards' KV pool.
+//! The blocks of the shards' KV cache, and the prefix cache in them.
 //!
-//! Every block is free, private to one running sequence, or in the tree of computed prefixes. Blocks of the tree that
-//! no running sequence uses count as free: they are evicted when they are needed.
+//! Every block is free, private to one running sequence, or in the prefix tree. Blocks of the tree
+//! that no running sequence uses count as available: they are evicted when a sequence needs blocks.
 //!
-//! A block enters the tree when the step that computed the last of its positions has been answered, so nothing is
-//! ever reused that a failed, cancelled or lost step was to compute. If it is there already, because two sequences
-//! computed the same prefix at once, the later one joins the path in the tree and keeps its own copy to itself.
+//! A block enters the tree when the step that computed its last position has been answered, so a
+//! block that a failed, cancelled or lost step was to compute is never reused. If two sequences
+//! compute the same prefix at the same time all the same, the later one joins the path in the tree
+//! and keeps its own copy of the blocks.
 //!
-//! A block may be handed on while a step that uses it is still in flight: shards run steps strictly in the order in
-//! which they were planned, so the former owner's last step has ended before the new owner's first one writes.
+//! A block may be given to another sequence while a step that uses it is still in flight. The
+//! shards run steps in the order in which they were planned, so the last step of the former owner
+//! ends before the first step of the new owner writes.
 
+mod hash;
+mod ids;
 mod integrity;
 mod lru;
 mod pool;
 mod tree;
 
+use std::collections::HashMap;
+
+use self::hash::bisect;
 use self::pool::BlockPool;
-use self::tree::{NodeId, Parent, PrefixTree};
+use self::tree::PrefixTree;
 
-pub(super) use self::pool::BlockId;
-pub(super) use self::tree::Salt;
+pub use self::hash::BlockHashes;
+pub(super) use self::hash::{BlockHash, common_blocks};
+pub(super) use self::ids::{BlockId, NodeId};
 
-/// The KV pool and the prefixes computed in it.
+/// The KV cache of the shards and the prefixes computed in it.
 #[derive(Debug)]
 pub(super) struct KvCache {
     block_size: usize,
     num_blocks: usize,
-    /// Whether computed blocks are kept for reuse at all.
+    /// Whether computed blocks are kept for reuse.
     reuse: bool,
     pool: BlockPool,
     tree: PrefixTree,
     evictions: u64,
 }
 
-/// What a running sequence holds.
+/// The blocks of a running sequence.
 #[derive(Debug, Default)]
 pub(super) struct BlockTable {
-    /// Block `i` holds positions from `i * block_size`.
+    /// Block `i` holds the positions from `i * block_size`.
     pub(super) blocks: Vec<BlockId>,
-    /// The nodes of the first blocks: those known to be computed. Where a node has another block than the table, the
-    /// latter is private: a copy with the same content.
+    /// The tree nodes of the first blocks, which are known to be computed. If a node has another
+    /// block than the table, the block in the table is a private copy with the same contents.
     path: Vec<NodeId>,
 }
 
-/// Computed blocks that a sequence could start with.
+impl BlockTable {
+    /// Number of blocks at the beginning that are in the tree.
+    pub(super) fn published(&self) -> usize {
+        self.path.len()
+    }
+}
+
+/// Computed blocks with which a sequence can start. It is valid until the cache changes.
 #[derive(Debug, Default)]
-pub(super) struct Prefix(Vec<NodeId>);
+pub(super) struct Prefix {
+    /// Number of blocks.
+    pub(super) blocks: usize,
+    /// Number of these blocks that no running sequence uses.
+    unused: usize,
+    /// The node of the last block.
+    last: Option<NodeId>,
+}
 
 impl KvCache {
     pub(super) fn new(num_blocks: usize, block_size: usize, reuse: bool) -> Self {
@@ -59,71 +81,81 @@ impl KvCache {
         }
     }
 
-    /// Begins anew with other, empty blocks.
+    /// Replaces all blocks by other, empty blocks.
     pub(super) fn renew(&mut self, num_blocks: usize, block_size: usize) {
         let evictions = self.evictions;
         *self = KvCache { evictions, ..KvCache::new(num_blocks, block_size, self.reuse) };
     }
 
-    /// Blocks that could be handed out now. Only [`allocate`](Self::allocate) and [`cover`](Self::cover) make it less.
+    /// The size of the blocks that sequences hash; `None` if blocks are not kept for reuse.
+    pub(super) fn hashed_block_size(&self) -> Option<usize> {
+        self.reuse.then_some(self.block_size)
+    }
+
+    /// Number of blocks that can be handed out now. Only [`allocate`](Self::allocate) and
+    /// [`cover`](Self::cover) lower it.
     pub(super) fn available(&self) -> usize {
         self.pool.free().len() + self.tree.unused()
     }
 
-    /// Blocks that running sequences hold.
+    /// Number of blocks that running sequences hold.
     pub(super) fn used(&self) -> usize {
         self.num_blocks - self.available()
     }
 
-    /// Blocks that only the cache holds.
+    /// Number of blocks that only the prefix cache holds.
     pub(super) fn cached(&self) -> usize {
         self.tree.unused()
     }
 
-    /// Blocks taken from the cache because they were needed, ever.
+    /// Total number of blocks that were evicted from the prefix cache.
     pub(super) fn evictions(&self) -> u64 {
         self.evictions
     }
 
-    /// The longest computed prefix of `tokens` that leaves something to compute: a token is sampled only after a row.
-    pub(super) fn find(&self, salt: &Salt, tokens: &[u32]) -> Prefix {
-        let mut path = Vec::new();
-        let mut parent = Parent::Root(salt.clone());
-        let all_but_last = &tokens[..tokens.len().saturating_sub(1)];
-        for block in all_but_last.chunks_exact(self.block_size) {
-            let Some(node) = self.tree.child(&parent, block) else { break };
-            path.push(node);
-            parent = Parent::Node(node);
-        }
-        Prefix(path)
+    /// The longest computed prefix of a sequence of `len` tokens with these block hashes. It leaves
+    /// at least one token to compute, because sampling needs a row.
+    ///
+    /// The findable blocks of a sequence are its first ones, and so are those of them that running
+    /// sequences use. A bisection finds both numbers, in time logarithmic in the length.
+    pub(super) fn find(&self, hashes: &[BlockHash], len: usize) -> Prefix {
+        let max_blocks = (len.saturating_sub(1) / self.block_size).min(hashes.len());
+        let blocks = bisect(max_blocks, |block| self.tree.find(hashes[block]).is_some());
+        let users = |block: usize| self.tree.find(hashes[block]).map_or(0, |node| self.tree.users(node));
+        let used = bisect(blocks, |block| users(block) > 0);
+        let last = blocks.checked_sub(1).and_then(|last| self.tree.find(hashes[last]));
+        Prefix { blocks, unused: blocks - used, last }
     }
 
-    /// Positions of a prefix.
+    /// Number of positions of a prefix.
     pub(super) fn positions(&self, prefix: &Prefix) -> usize {
-        prefix.0.len() * self.block_size
+        prefix.blocks * self.block_size
     }
 
-    /// How many [available](Self::available) blocks a table takes that starts with `prefix` and covers `positions`.
-    pub(super) fn price(&self, prefix: &Prefix, positions: usize) -> usize {
-        let unused = prefix.0.iter().filter(|&&node| self.tree.users(node) == 0).count();
-        positions.div_ceil(self.block_size) - prefix.0.len() + unused
+    /// Number of [available](Self::available) blocks that a table takes which starts with `prefix`
+    /// and covers `positions`.
+    pub(super) fn blocks_needed(&self, prefix: &Prefix, positions: usize) -> usize {
+        positions.div_ceil(self.block_size) - prefix.blocks + prefix.unused
     }
 
-    /// A table that starts with `prefix` and covers `positions`; nothing is taken on shortage.
-    pub(super) fn allocate(&mut self, prefix: Prefix, positions: usize) -> Option<BlockTable> {
-        if self.price(&prefix, positions) > self.available() {
+    /// Returns a table that starts with `prefix` and covers `positions`, or `None` and takes
+    /// nothing if there are not enough blocks.
+    pub(super) fn allocate(&mut self, prefix: &Prefix, positions: usize) -> Option<BlockTable> {
+        if self.blocks_needed(prefix, positions) > self.available() {
             return None;
         }
-        let mut table = BlockTable::default();
-        for node in prefix.0 {
+        let path = self.tree.path(prefix.last);
+        let mut blocks = Vec::with_capacity(positions.div_ceil(self.block_size));
+        for &node in &path {
             self.tree.acquire(node);
-            table.blocks.push(self.tree.block(node));
-            table.path.push(node);
+            blocks.push(self.tree.block(node));
         }
+        let mut table = BlockTable { blocks, path };
         self.cover(&mut table, positions).then_some(table)
     }
 
-    /// Lengthens `table` until it covers `positions`. On shortage nothing is taken and the answer is false.
+    /// Extends `table` until it covers `positions`. Returns false and takes nothing if there are
+    /// not enough blocks.
     #[must_use]
     pub(super) fn cover(&mut self, table: &mut BlockTable, positions: usize) -> bool {
         let missing = positions.div_ceil(self.block_size).saturating_sub(table.blocks.len());
@@ -131,7 +163,7 @@ impl KvCache {
             return false;
         }
         for _ in 0..missing {
-            // One of the two has a block: there are as many available as are missing.
+            // One of the two has a block, because as many blocks are available as are missing.
             table.blocks.extend(self.pool.take().or_else(|| self.evict()));
         }
         true
@@ -143,39 +175,39 @@ impl KvCache {
         Some(block)
     }
 
-    /// Puts the blocks of `table` into the tree that `computed` positions fill; all of them have been answered.
-    /// `tokens` are the sequence's, as many as computed or more.
-    pub(super) fn publish(&mut self, table: &mut BlockTable, salt: &Salt, tokens: &[u32], computed: usize) {
+    /// Puts the blocks of `table` into the tree that the first `computed` positions fill. All of
+    /// these positions have been answered. `hashes` are the block hashes of the sequence.
+    pub(super) fn publish(&mut self, table: &mut BlockTable, hashes: &[BlockHash], computed: usize) {
         if !self.reuse {
             return;
         }
-        for index in table.path.len()..computed / self.block_size {
-            let parent =
-                table.path.last().map_or_else(|| Parent::Root(salt.clone()), |&node| Parent::Node(node));
-            let tokens = &tokens[index * self.block_size..][..self.block_size];
-            let node = match self.tree.child(&parent, tokens) {
+        let full = (computed / self.block_size).min(hashes.len());
+        let first = table.path.len();
+        for (index, &hash) in hashes.iter().enumerate().take(full).skip(first) {
+            let parent = table.path.last().copied();
+            let node = match self.tree.child(parent, hash) {
                 Some(node) => {
                     self.tree.acquire(node);
                     self.drop_spare(node, table.blocks[index]);
                     node
                 }
-                None => self.tree.insert(parent, tokens, table.blocks[index]),
+                None => self.tree.insert(parent, hash, table.blocks[index]),
             };
             table.path.push(node);
         }
     }
 
-    /// Makes the blocks that were computed for `tokens`, and all that were computed after the first of them, impossible to find: they may
-    /// hold wrong values. Who uses them keeps them; nobody new gets them.
-    pub(super) fn forget(&mut self, salt: &Salt, tokens: &[u32]) {
-        let Some(first) = tokens.get(..self.block_size) else { return };
-        if let Some(node) = self.tree.child(&Parent::Root(salt.clone()), first) {
+    /// Makes the block with the hash `first`, and all blocks that were computed after it,
+    /// impossible to find, because their contents may be wrong. Sequences that use these blocks
+    /// keep them.
+    pub(super) fn forget(&mut self, first: BlockHash) {
+        if let Some(node) = self.tree.find(first) {
             self.tree.detach(node);
         }
     }
 
-    /// Frees the tree's copies of blocks that only this sequence uses and has an own copy of. Answers whether there
-    /// were any.
+    /// Frees the tree's copies of blocks that only this sequence uses and has a private copy of.
+    /// Returns whether there were any.
     pub(super) fn drop_spares(&mut self, table: &BlockTable) -> bool {
         let before = self.pool.free().len();
         for (&node, &block) in table.path.iter().zip(&table.blocks) {
@@ -184,7 +216,8 @@ impl KvCache {
         self.pool.free().len() > before
     }
 
-    /// Puts `copy`, which belongs to a user of `node`, in the place of a block that has no other user.
+    /// Replaces the block of `node` by `copy`, which belongs to a user of `node`, if the node has
+    /// no other user.
     fn drop_spare(&mut self, node: NodeId, copy: BlockId) {
         if self.tree.users(node) == 1 && self.tree.block(node) != copy {
             let spare = self.tree.exchange(node, copy);
@@ -192,9 +225,27 @@ impl KvCache {
         }
     }
 
-    /// Takes a table back. What of it is in the tree stays there until it is evicted.
+    /// Number of blocks that become available when these tables are [released](Self::release),
+    /// apart from the blocks of the prefix `kept`.
+    pub(super) fn released_by<'a>(
+        &self,
+        tables: impl Iterator<Item = &'a BlockTable>,
+        kept: &Prefix,
+    ) -> usize {
+        let (mut private, mut users) = (0, HashMap::<NodeId, usize>::new());
+        for table in tables {
+            let in_tree = table.path.iter().zip(&table.blocks);
+            private += table.blocks.len()
+                - in_tree.filter(|&(&node, &block)| self.tree.block(node) == block).count();
+            table.path.iter().for_each(|&node| *users.entry(node).or_default() += 1);
+        }
+        self.tree.path(kept.last).iter().for_each(|node| _ = users.remove(node));
+        private + users.into_iter().filter(|&(node, count)| self.tree.users(node) == count).count()
+    }
+
+    /// Takes a table back. Its blocks that are in the tree stay there until they are evicted.
     pub(super) fn release(&mut self, table: BlockTable) {
-        // From its end, as the tree wants it.
+        // From the end, as the tree requires.
         for (index, block) in table.blocks.into_iter().enumerate().rev() {
             let node = table.path.get(index);
             if node.is_none_or(|&node| self.tree.block(node) != block) {

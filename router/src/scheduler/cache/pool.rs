@@ -1,10 +1,8 @@
-//! The blocks of the shards' KV pool that nobody holds.
+//! The free blocks of the shards' KV cache.
 
-/// A block of the shards' KV pool.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(in crate::scheduler) struct BlockId(pub(in crate::scheduler) u32);
+use super::ids::BlockId;
 
-/// The free blocks.
+/// The blocks that are neither private to a sequence nor in the prefix tree.
 #[derive(Debug)]
 pub(super) struct BlockPool {
     free: Vec<BlockId>,
@@ -12,7 +10,7 @@ pub(super) struct BlockPool {
 
 impl BlockPool {
     pub(super) fn new(num_blocks: usize) -> Self {
-        // Reversed, so that the pool is handed out from its beginning.
+        // Reversed, so that blocks are handed out in ascending order.
         BlockPool { free: (0..num_blocks as u32).rev().map(BlockId).collect() }
     }
 
@@ -26,5 +24,11 @@ impl BlockPool {
 
     pub(super) fn free(&self) -> &[BlockId] {
         &self.free
+    }
+
+    /// Number of bytes that the pool has allocated.
+    #[cfg(test)]
+    pub(super) fn allocated(&self) -> usize {
+        self.free.capacity() * size_of::<BlockId>()
     }
 }

@@ -1,112 +1,121 @@
-//! The radix tree of computed blocks.
+//! The prefix tree of computed blocks.
 //!
-//! A node is one full block; the way from the root to it spells the tokens that its keys and values were computed
-//! from, all of them, because a key depends on everything before it. Every salt has a root of its own, so a sequence
-//! never finds a block of another salt.
+//! A node stands for one full block. Its key is the chained hash of the block, which identifies all
+//! tokens from the beginning of the sequence and the salt, so one index finds a node at any depth.
 //!
-//! Whoever uses a node uses all nodes above it. So a node without users has only such nodes below it, and whoever
-//! lets go of a path lets go of its end first: in the list of unused nodes everything stands after what hangs from
-//! it, and the oldest is always a leaf. This is what makes eviction strictly least recently used and O(1).
+//! A sequence that uses a node uses all nodes above it. A node without users therefore has only
+//! nodes without users below it, and a sequence releases its path from the end. In the list of
+//! unused nodes every node stands after its descendants, and the oldest unused node is always a
+//! leaf. This makes eviction strictly least recently used, in constant time.
+//!
+//! A node is *findable* if the index has it. [`PrefixTree::detach`] makes nodes impossible to find
+//! whose contents may be wrong: their users keep them, and a node that is computed again gets an
+//! entry of its own.
+//!
+//! The ancestors of a findable node are findable, so the findable blocks of a sequence are always
+//! its first ones.
+//!
+//! The tree has up to a node for each block of the KV cache, which may be millions. A node takes 28
+//! bytes, its links in the list 8, and the index 5 to 10: it is one flat table of node ids, which
+//! compares the hashes in the nodes.
 
 use std::collections::HashMap;
-use std::sync::Arc;
+use std::hash::{BuildHasher, RandomState};
 
+use hashbrown::HashTable;
+
+use super::hash::BlockHash;
+use super::ids::{BlockId, NodeId};
 use super::lru::LruList;
-use super::pool::BlockId;
 
-/// Only sequences with the same salt share blocks.
-pub(in crate::scheduler) type Salt = Option<Arc<str>>;
-
-/// A place in the arena.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::scheduler) struct NodeId(u32);
-
-impl NodeId {
-    pub(super) fn index(self) -> usize {
-        self.0 as usize
-    }
+/// Where the keys and values of a block are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum BlockPlace {
+    /// In this block of the shards' KV cache.
+    Device(BlockId),
 }
-
-/// By the tokens of the child's block.
-type Children = HashMap<Box<[u32]>, NodeId>;
 
 #[derive(Debug)]
 pub(super) struct PrefixTree {
-    /// The arena. It never holds more nodes than the pool has blocks.
+    /// The arena. It never holds more nodes than the KV cache has blocks.
     nodes: Vec<Node>,
+    /// Free places of the arena.
     vacant: Vec<NodeId>,
-    roots: HashMap<Salt, Children>,
-    /// Nodes without users.
+    /// The findable nodes, by their block hashes.
+    index: HashTable<NodeId>,
+    /// Spreads the block hashes over the index with a random key. Clients could find tokens whose
+    /// block hashes fall into the same part of the index if they knew how it is divided.
+    spread: RandomState,
+    /// The nodes without users.
     unused: LruList,
 }
 
 #[derive(Debug)]
 struct Node {
-    block: BlockId,
-    tokens: Box<[u32]>,
-    parent: Parent,
-    children: Children,
-    /// Running sequences whose path leads through here.
-    users: usize,
-    /// It can no longer be found, nor what hangs from it; it is evicted like any other.
-    detached: bool,
-}
-
-/// What a node hangs from.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Parent {
-    Root(Salt),
-    Node(NodeId),
+    hash: BlockHash,
+    place: BlockPlace,
+    /// The node of the block before this one; `None` for the first block of a sequence.
+    parent: Option<NodeId>,
+    /// Number of running sequences whose path contains this node.
+    users: u32,
 }
 
 impl PrefixTree {
-    /// An empty tree for the blocks of a pool of this size.
+    /// An empty tree for a KV cache of `num_blocks` blocks.
     pub(super) fn new(num_blocks: usize) -> Self {
         PrefixTree {
-            nodes: Vec::new(),
+            // Memory that is reserved and not used yet costs nothing, and growing would copy the
+            // whole tree while requests wait.
+            nodes: Vec::with_capacity(num_blocks),
             vacant: Vec::new(),
-            roots: HashMap::new(),
+            index: HashTable::with_capacity(num_blocks),
+            spread: RandomState::new(),
             unused: LruList::new(num_blocks),
         }
     }
 
-    /// Nodes.
-    pub(super) fn len(&self) -> usize {
-        self.nodes.len() - self.vacant.len()
-    }
-
-    /// Nodes without users: all of them can be evicted.
+    /// Number of nodes without users. All of them can be evicted.
     pub(super) fn unused(&self) -> usize {
         self.unused.len()
     }
 
     pub(super) fn block(&self, node: NodeId) -> BlockId {
-        self.nodes[node.index()].block
+        let BlockPlace::Device(block) = self.nodes[node.index()].place;
+        block
     }
 
     pub(super) fn users(&self, node: NodeId) -> usize {
-        self.nodes[node.index()].users
+        self.nodes[node.index()].users as usize
     }
 
-    /// The node that continues `parent` by one block of `tokens`.
-    pub(super) fn child(&self, parent: &Parent, tokens: &[u32]) -> Option<NodeId> {
-        let children = match parent {
-            Parent::Root(salt) => self.roots.get(salt)?,
-            Parent::Node(node) => &self.nodes[node.index()].children,
-        };
-        children.get(tokens).copied()
+    /// The nodes from the first block of a sequence to `last`.
+    pub(super) fn path(&self, last: Option<NodeId>) -> Vec<NodeId> {
+        let parent = |node: &NodeId| self.nodes[node.index()].parent;
+        let mut path: Vec<NodeId> = std::iter::successors(last, parent).collect();
+        path.reverse();
+        path
     }
 
-    /// Adds the node that continues `parent`, with one user. The parent has a user, or is a root.
-    pub(super) fn insert(&mut self, parent: Parent, tokens: &[u32], block: BlockId) -> NodeId {
-        let node = Node {
-            block,
-            tokens: tokens.into(),
-            parent: parent.clone(),
-            children: Children::new(),
-            users: 1,
-            detached: false,
-        };
+    /// Finds the node with this hash.
+    pub(super) fn find(&self, hash: BlockHash) -> Option<NodeId> {
+        self.index.find(self.spread.hash_one(hash), |id| self.nodes[id.index()].hash == hash).copied()
+    }
+
+    /// Finds the node with this hash below `parent`. It is not found if `parent` itself is not
+    /// findable.
+    pub(super) fn child(&self, parent: Option<NodeId>, hash: BlockHash) -> Option<NodeId> {
+        self.find(hash).filter(|&node| self.nodes[node.index()].parent == parent)
+    }
+
+    /// Whether [`find`](Self::find) finds this node.
+    pub(super) fn is_findable(&self, node: NodeId) -> bool {
+        self.find(self.nodes[node.index()].hash) == Some(node)
+    }
+
+    /// Adds a node with one user below `parent`, which has a user. The node is findable if its
+    /// parent is.
+    pub(super) fn insert(&mut self, parent: Option<NodeId>, hash: BlockHash, block: BlockId) -> NodeId {
+        let node = Node { hash, place: BlockPlace::Device(block), parent, users: 1 };
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.nodes[id.index()] = node;
@@ -114,18 +123,17 @@ impl PrefixTree {
             }
             None => {
                 self.nodes.push(node);
-                NodeId(self.nodes.len() as u32 - 1)
+                NodeId::new(self.nodes.len() - 1)
             }
         };
-        let children = match parent {
-            Parent::Root(salt) => self.roots.entry(salt).or_default(),
-            Parent::Node(node) => &mut self.nodes[node.index()].children,
-        };
-        children.insert(tokens.into(), id);
+        if parent.is_none_or(|parent| self.is_findable(parent)) {
+            let PrefixTree { index, nodes, spread, .. } = self;
+            index.insert_unique(spread.hash_one(hash), id, |id| spread.hash_one(nodes[id.index()].hash));
+        }
         id
     }
 
-    /// Adds a user. On the way down.
+    /// Adds a user. A sequence acquires the nodes of its path from the first to the last.
     pub(super) fn acquire(&mut self, node: NodeId) {
         let users = &mut self.nodes[node.index()].users;
         *users += 1;
@@ -134,7 +142,7 @@ impl PrefixTree {
         }
     }
 
-    /// Takes a user off. On the way up.
+    /// Removes a user. A sequence releases the nodes of its path from the last to the first.
     pub(super) fn release(&mut self, node: NodeId) {
         let users = &mut self.nodes[node.index()].users;
         *users -= 1;
@@ -143,16 +151,33 @@ impl PrefixTree {
         }
     }
 
-    /// Gives a node another block with the same content, and returns the old one.
+    /// Gives a node another block with the same contents, and returns the old block.
     pub(super) fn exchange(&mut self, node: NodeId, block: BlockId) -> BlockId {
-        std::mem::replace(&mut self.nodes[node.index()].block, block)
+        let BlockPlace::Device(old) =
+            std::mem::replace(&mut self.nodes[node.index()].place, BlockPlace::Device(block));
+        old
     }
 
-    /// Makes a node impossible to find, and all that hang from it. Another one may take its place.
+    /// Makes a findable node and all nodes below it impossible to find. Takes time linear in the
+    /// number of nodes.
     pub(super) fn detach(&mut self, node: NodeId) {
-        if !std::mem::replace(&mut self.nodes[node.index()].detached, true) {
-            self.unlink(node);
+        // Whether each node that has been visited is below `node`.
+        let mut below = HashMap::from([(node, true)]);
+        let findable: Vec<NodeId> = self.index.iter().copied().collect();
+        for start in findable {
+            let mut path = Vec::new();
+            let mut next = Some(start);
+            let is_below = loop {
+                let Some(id) = next else { break false };
+                if let Some(&known) = below.get(&id) {
+                    break known;
+                }
+                path.push(id);
+                next = self.nodes[id.index()].parent;
+            };
+            below.extend(path.into_iter().map(|id| (id, is_below)));
         }
+        self.index.retain(|id| !below[id]);
     }
 
     /// Removes the node that has been without users for longest, and returns its block.
@@ -160,80 +185,93 @@ impl PrefixTree {
         let id = self.unused.oldest()?;
         self.unused.remove(id);
         self.vacant.push(id);
-        debug_assert!(self.nodes[id.index()].children.is_empty(), "the oldest unused node is a leaf");
-        if !std::mem::take(&mut self.nodes[id.index()].detached) {
-            self.unlink(id);
+        let hash = self.spread.hash_one(self.nodes[id.index()].hash);
+        if let Ok(entry) = self.index.find_entry(hash, |&found| found == id) {
+            entry.remove();
         }
-        let node = &mut self.nodes[id.index()];
-        (node.tokens, node.parent) = (Box::default(), Parent::Root(None));
-        Some(node.block)
+        Some(self.block(id))
     }
 
-    /// Takes a node out of its parent's children.
-    fn unlink(&mut self, id: NodeId) {
-        let Node { parent, tokens, .. } = &self.nodes[id.index()];
-        let (parent, tokens) = (parent.clone(), tokens.clone());
-        match parent {
-            Parent::Node(parent) => {
-                self.nodes[parent.index()].children.remove(&tokens);
+    /// Checks that parents, index, users and the list of unused nodes fit together, and returns all
+    /// nodes.
+    pub(super) fn check_integrity(&self) -> Result<Vec<NodeId>, String> {
+        let vacant: Vec<bool> = {
+            let mut vacant = vec![false; self.nodes.len()];
+            self.vacant.iter().for_each(|id| vacant[id.index()] = true);
+            vacant
+        };
+        let unused: Vec<NodeId> = self.unused.iter().collect();
+        let age: HashMap<NodeId, usize> = unused.iter().enumerate().map(|(age, &node)| (node, age)).collect();
+        if unused.len() != self.unused.len() || age.len() != unused.len() {
+            return Err(format!("the list of unused nodes is broken: {unused:?}"));
+        }
+        let nodes: Vec<NodeId> =
+            (0..self.nodes.len()).map(NodeId::new).filter(|id| !vacant[id.index()]).collect();
+        for &id in &nodes {
+            let node = &self.nodes[id.index()];
+            if (node.users == 0) != age.contains_key(&id) {
+                return Err(format!("{id:?} is among the unused nodes: {}", age.contains_key(&id)));
             }
-            Parent::Root(salt) => {
-                if let Some(children) = self.roots.get_mut(&salt) {
-                    children.remove(&tokens);
-                    if children.is_empty() {
-                        self.roots.remove(&salt);
-                    }
-                }
+            let Some(parent) = node.parent else { continue };
+            if vacant[parent.index()] {
+                return Err(format!("the parent of {id:?} has been evicted"));
+            }
+            if self.is_findable(id) && !self.is_findable(parent) {
+                return Err(format!("{id:?} is findable and its parent is not"));
+            }
+            if self.nodes[parent.index()].users < node.users {
+                return Err(format!("{id:?} has more users than its parent"));
+            }
+            if age.get(&parent).is_some_and(|parent| *parent < age[&id]) {
+                return Err(format!("{id:?} would be evicted after its parent"));
             }
         }
+        if let Some(id) = self.index.iter().find(|id| vacant[id.index()]) {
+            return Err(format!("the index has the evicted node {id:?}"));
+        }
+        if let Some(id) = self.index.iter().find(|&&id| !self.is_findable(id)) {
+            return Err(format!("the index has {id:?} beside another node with its hash"));
+        }
+        Ok(nodes)
     }
 }
 
-/// The invariants, checked whole.
-impl PrefixTree {
-    /// Whether a node can be found from its root.
-    pub(super) fn is_reachable(&self, node: NodeId) -> bool {
-        let Node { parent, detached, .. } = &self.nodes[node.index()];
-        !detached && if let Parent::Node(above) = parent { self.is_reachable(*above) } else { true }
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::scheduler::cache::BlockHashes;
+    use crate::scheduler::cache::pool::BlockPool;
+
+    /// Bytes that a tree and its pool have allocated.
+    fn allocated(tree: &PrefixTree, pool: &BlockPool) -> usize {
+        tree.nodes.capacity() * size_of::<Node>()
+            + tree.vacant.capacity() * size_of::<NodeId>()
+            + tree.index.allocation_size()
+            + tree.unused.allocated()
+            + pool.allocated()
     }
 
-    /// All nodes, if links, users and the list of the unused fit together.
-    pub(super) fn check_integrity(&self) -> Result<Vec<NodeId>, String> {
-        let all = (0..self.nodes.len() as u32).map(NodeId);
-        let mut reached: Vec<NodeId> = all.filter(|node| self.nodes[node.index()].detached).collect();
-        let detached = reached.iter().map(|&id| (Parent::Node(id), &self.nodes[id.index()].children));
-        let mut open: Vec<(Parent, &Children)> =
-            self.roots.iter().map(|(salt, children)| (Parent::Root(salt.clone()), children)).collect();
-        if open.iter().any(|(_, children)| children.is_empty()) {
-            return Err("a root without children".into());
-        }
-        open.extend(detached.collect::<Vec<_>>());
-        let unused: Vec<NodeId> = self.unused.iter().collect();
-        let age: HashMap<NodeId, usize> = unused.iter().enumerate().map(|(age, &node)| (node, age)).collect();
-        while let Some((parent, children)) = open.pop() {
-            for (tokens, &id) in children {
-                let node = &self.nodes[id.index()];
-                if node.parent != parent || node.tokens != *tokens {
-                    return Err(format!("{id:?} is not where it believes to be: {node:?}"));
-                }
-                if (node.users == 0) != age.contains_key(&id) {
-                    return Err(format!("{id:?} is among the unused nodes: {}", age.contains_key(&id)));
-                }
-                if let Parent::Node(above) = parent {
-                    if self.users(above) < node.users {
-                        return Err(format!("{id:?} has users that its parent has not"));
-                    }
-                    if age.get(&above).is_some_and(|above| *above < age[&id]) {
-                        return Err(format!("{id:?} would be evicted after its parent"));
-                    }
-                }
-                reached.push(id);
-                open.push((Parent::Node(id), &node.children));
+    #[test]
+    fn a_million_blocks_take_less_than_100_megabytes() {
+        const BLOCKS: usize = 1 << 20;
+        let (mut tree, mut pool) = (PrefixTree::new(BLOCKS), BlockPool::new(BLOCKS));
+        // A hundred prompts whose blocks hold one token.
+        for prompt in 0..BLOCKS.div_ceil(10_000) {
+            let tokens: Vec<u32> = (0..10_000).map(|token| token + prompt as u32).collect();
+            let mut path = Vec::new();
+            for &hash in BlockHashes::of_prompt(&tokens, None, 1).as_slice() {
+                let Some(block) = pool.take() else { break };
+                path.push(tree.insert(path.last().copied(), hash, block));
             }
+            path.into_iter().rev().for_each(|node| tree.release(node));
         }
-        if reached.len() != self.len() || unused.len() != self.unused.len() || age.len() != unused.len() {
-            return Err(format!("{} of {} nodes reached, {unused:?} unused", reached.len(), self.len()));
-        }
-        Ok(reached)
+        assert_eq!((tree.unused(), tree.index.len(), pool.free().len()), (BLOCKS, BLOCKS, 0));
+        let full = allocated(&tree, &pool);
+        // Evicted nodes are kept for reuse.
+        (0..BLOCKS).for_each(|_| pool.give_back(tree.evict().unwrap()));
+        assert_eq!((tree.unused(), tree.index.len()), (0, 0));
+        let empty = allocated(&tree, &pool);
+        assert!(full < 64_000_000 && empty < 64_000_000, "{full} and {empty} bytes");
+        assert_eq!((size_of::<Node>(), size_of::<Option<NodeId>>()), (28, 4));
     }
 }

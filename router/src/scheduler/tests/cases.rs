@@ -5,9 +5,11 @@ use std::sync::Arc;
 use super::pair::Pair;
 use super::pretend::alone;
 use super::{LIMITS, request};
-use crate::scheduler::{Admitted, Finish, Impossible, Limits, Options, Plan, Request, Scheduler};
+use crate::scheduler::{
+    Admitted, Finish, InfeasibleRequest, PlannedStep, Request, Scheduler, SchedulerLimits, SchedulerOptions,
+};
 
-fn counts(plan: &Plan) -> Vec<u32> {
+fn counts(plan: &PlannedStep) -> Vec<u32> {
     plan.step.rows.iter().map(|row| row.count).collect()
 }
 
@@ -18,10 +20,10 @@ fn decodes_go_first_and_prompts_share_the_rest() {
     pair.step();
     pair.add(&request(100, 5));
     let (plan, _) = pair.step().unwrap();
-    assert_eq!(counts(&plan), [1, 31], "a prompt alone gets all that the decode leaves");
+    assert_eq!(counts(&plan), [1, 31], "a prompt alone gets all tokens that the decode leaves");
     pair.add(&request(9, 5));
     let (plan, outputs) = pair.step().unwrap();
-    assert_eq!(counts(&plan), [1, 22, 9], "the short prompt is not behind the long one");
+    assert_eq!(counts(&plan), [1, 22, 9], "the short prompt does not wait behind the long one");
     assert_eq!(outputs.len(), 2);
 }
 
@@ -43,8 +45,8 @@ fn length_wins_over_a_stop_token() {
 
 #[test]
 fn two_sequences_near_the_limit_both_finish() {
-    // Each alone fills the pool to the last block.
-    let limits = Limits { num_blocks: 8, ..LIMITS };
+    // Each sequence alone fills the KV cache to the last block.
+    let limits = SchedulerLimits { num_blocks: 8, ..LIMITS };
     for (prompt, new) in [(1, 128), (64, 65), (100, 29), (127, 2)] {
         let (mut pair, request) = (Pair::new(limits), request(prompt, new));
         let ids = [pair.add(&request), pair.add(&request)];
@@ -56,8 +58,8 @@ fn two_sequences_near_the_limit_both_finish() {
 }
 
 #[test]
-fn the_youngest_is_preempted_and_returns_before_later_arrivals() {
-    let mut pair = Pair::new(Limits { num_blocks: 8, ..LIMITS });
+fn the_youngest_sequence_is_preempted_and_readmitted_before_later_arrivals() {
+    let mut pair = Pair::new(SchedulerLimits { num_blocks: 8, ..LIMITS });
     let ids: Vec<_> = (0..2).map(|_| pair.add(&request(16, 100))).collect();
     let mut later = None;
     while pair.scheduler.stats().preemptions == 0 {
@@ -75,7 +77,7 @@ fn the_youngest_is_preempted_and_returns_before_later_arrivals() {
 
 #[test]
 fn cancelling_frees_slot_and_blocks_for_the_next_plan() {
-    let limits = Limits { max_sequences: 1, num_blocks: 4, ..LIMITS };
+    let limits = SchedulerLimits { max_sequences: 1, num_blocks: 4, ..LIMITS };
     let mut pair = Pair::new(limits);
     let running = pair.add(&request(40, 20));
     let queued = pair.add(&request(30, 20));
@@ -84,7 +86,8 @@ fn cancelling_frees_slot_and_blocks_for_the_next_plan() {
     pair.scheduler.cancel(running);
     pair.scheduler.cancel(queued);
     pair.scheduler.cancel(queued);
-    // Planned while the cancelled one's step is still in flight, in its very slot and blocks.
+    // The step of the cancelled sequence is still in flight. The new sequence gets its slot and its
+    // blocks.
     let plan = pair.scheduler.plan().unwrap();
     assert_eq!((plan.step.release.as_slice(), plan.step.admit.len()), ([0].as_slice(), 1));
     assert_eq!(plan.admitted, [Admitted { sequence: next, cached_tokens: 0 }]);
@@ -98,16 +101,17 @@ fn cancelling_frees_slot_and_blocks_for_the_next_plan() {
 }
 
 #[test]
-fn what_can_never_fit_is_refused_with_the_arithmetic() {
-    let mut scheduler = Scheduler::new(Limits { num_blocks: 8, ..LIMITS }, Options::default());
+fn a_request_that_can_never_fit_is_refused_with_an_explanation() {
+    let mut scheduler =
+        Scheduler::new(SchedulerLimits { num_blocks: 8, ..LIMITS }, SchedulerOptions::default());
     let text = scheduler.add(request(100, 30)).unwrap_err().to_string();
     assert!(text.contains("need 9 cache blocks of 16") && text.contains("only 8 (128 tokens)"), "{text}");
     assert!(scheduler.add(request(100, 29)).is_ok());
-    assert!(matches!(scheduler.add(request(990, 11)), Err(Impossible::TooLong { limit: 1000, .. })));
-    assert_eq!(scheduler.add(request(0, 1)), Err(Impossible::Nothing));
+    assert!(matches!(scheduler.add(request(990, 11)), Err(InfeasibleRequest::TooLong { limit: 1000, .. })));
+    assert_eq!(scheduler.add(request(0, 1)), Err(InfeasibleRequest::EmptyPrompt));
     assert!(scheduler.add(request(128, 0)).is_ok());
     let unknown = Request { prompt: vec![100], ..request(1, 1) };
-    assert_eq!(scheduler.add(unknown), Err(Impossible::UnknownToken { token: 100, vocab_size: 100 }));
+    assert_eq!(scheduler.add(unknown), Err(InfeasibleRequest::UnknownToken { token: 100, vocab_size: 100 }));
 }
 
 #[test]
@@ -121,7 +125,7 @@ fn limits_of_zero_are_refused_and_every_sequence_can_decode_in_each_step() {
         max_step_tokens: 8,
         ..Default::default()
     };
-    assert_eq!(Limits::new(&ready).unwrap().max_sequences, 8);
+    assert_eq!(SchedulerLimits::new(&ready).unwrap().max_sequences, 8);
     ready.block_size = 0;
-    assert!(Limits::new(&ready).unwrap_err().to_string().contains("block_size"));
+    assert!(SchedulerLimits::new(&ready).unwrap_err().to_string().contains("block_size"));
 }

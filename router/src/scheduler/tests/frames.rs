@@ -1,4 +1,4 @@
-//! Messages that would be too large for a frame.
+//! Steps and answers that would exceed a frame.
 
 use millrace_proto::frame::encoded_len;
 use millrace_proto::{FromShard, LogitBias, MAX_FRAME, Sampling, StepOutput, ToShard, from_shard, to_shard};
@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use super::pair::Pair;
 use super::pretend::pretend_mask;
 use super::{LIMITS, request, sampling};
-use crate::scheduler::{Impossible, Limits, Options, Pooling, Request, Scheduler};
+use crate::scheduler::{InfeasibleRequest, Pooling, Request, Scheduler, SchedulerLimits, SchedulerOptions};
 
 fn sent(step: millrace_proto::Step) -> usize {
     encoded_len(&ToShard { message: Some(to_shard::Message::Step(step)) })
@@ -17,10 +17,10 @@ fn answered(output: StepOutput) -> usize {
     encoded_len(&FromShard { message: Some(from_shard::Message::Output(output)) })
 }
 
-/// The defect in its own size: 128 sequences that begin with a cached prompt of 399 000 tokens are 153 MB of admissions.
+/// 128 sequences that begin with a cached prompt of 399 000 tokens have 153 MB of admissions.
 #[test]
 fn many_answers_to_a_long_cached_prompt_are_admitted_a_few_at_a_time() {
-    let limits = Limits {
+    let limits = SchedulerLimits {
         max_sequence_tokens: 400_000,
         max_step_tokens: 400_000,
         max_sequences: 128,
@@ -30,7 +30,7 @@ fn many_answers_to_a_long_cached_prompt_are_admitted_a_few_at_a_time() {
         hidden_size: 64,
         max_frame_bytes: MAX_FRAME,
     };
-    let mut scheduler = Scheduler::new(limits, Options::default());
+    let mut scheduler = Scheduler::new(limits, SchedulerOptions::default());
     let prompt: Vec<u32> = (0..399_000).map(|at| 20_000 + at % 100_000).collect();
     let request = |seed| Request { prompt: prompt.clone(), sampling: sampling(seed), ..request(1, 4) };
     let answer = |scheduler: &mut Scheduler, step: &millrace_proto::Step| {
@@ -59,12 +59,16 @@ fn many_answers_to_a_long_cached_prompt_are_admitted_a_few_at_a_time() {
 }
 
 #[test]
-fn a_sequence_that_no_message_holds_is_refused() {
-    let limits =
-        Limits { max_sequence_tokens: 100_000, num_blocks: 10_000, max_frame_bytes: 40_000, ..LIMITS };
-    let mut scheduler = Scheduler::new(limits, Options::default());
+fn a_sequence_whose_admission_exceeds_a_frame_is_refused() {
+    let limits = SchedulerLimits {
+        max_sequence_tokens: 100_000,
+        num_blocks: 10_000,
+        max_frame_bytes: 40_000,
+        ..LIMITS
+    };
+    let mut scheduler = Scheduler::new(limits, SchedulerOptions::default());
     let refused = scheduler.add(request(50_000, 10)).unwrap_err();
-    assert!(matches!(refused, Impossible::OverFrame { tokens: 50_010, .. }), "{refused}");
+    assert!(matches!(refused, InfeasibleRequest::ExceedsFrame { tokens: 50_010, .. }), "{refused}");
     scheduler.add(request(5_000, 10)).unwrap();
 }
 
@@ -88,15 +92,16 @@ fn requests() -> impl Strategy<Value = Request> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// No mix of requests exceeds a frame in either direction, and all of them end.
+    /// No mix of requests exceeds a frame in either direction, and all requests end.
     #[test]
     fn no_mix_of_requests_exceeds_a_frame(
         requests in prop::collection::vec(requests(), 1..20),
         max_frame_bytes in 10_000usize..30_000,
         max_sequences in 1usize..12,
+        max_lookahead in 0usize..5,
     ) {
-        let limits = Limits { max_frame_bytes, max_sequences, max_step_tokens: 200, num_blocks: 64, hidden_size: 2, ..LIMITS };
-        let mut pair = Pair::new(limits);
+        let limits = SchedulerLimits { max_frame_bytes, max_sequences, max_step_tokens: 200, num_blocks: 64, hidden_size: 2, ..LIMITS };
+        let mut pair = Pair::with(limits, SchedulerOptions { max_lookahead, ..SchedulerOptions::default() });
         let taken = requests.iter().filter(|request| pair.scheduler.add((*request).clone()).is_ok()).count();
         prop_assert_eq!(taken, requests.len());
         let mut held: Vec<(crate::scheduler::SeqId, Vec<u32>)> = Vec::new();
@@ -108,7 +113,7 @@ proptest! {
             prop_assert!(answered(output.clone()) <= max_frame_bytes);
             for output in pair.scheduler.apply(output).unwrap() {
                 ended += usize::from(output.finish.is_some());
-                if let crate::scheduler::News::Token(sampled) = output.news {
+                if let crate::scheduler::SequenceEvent::Token(sampled) = output.event {
                     let at = held.iter().position(|(id, _)| *id == output.sequence).unwrap_or_else(|| {
                         held.push((output.sequence, Vec::new()));
                         held.len() - 1

@@ -1,26 +1,33 @@
-//! The scheduler against a pretend shard: single cases, malformed answers, and a seeded simulation of traffic.
+//! Tests of the scheduler with a pretend shard: single cases, malformed answers, and a seeded
+//! simulation of traffic.
 
 mod cases;
 mod constrained;
+mod fairness;
 mod frames;
+mod latency;
 mod line;
 mod malformed;
 mod pair;
 mod prefix;
 pub(crate) mod pretend;
+mod pretend_speed;
+mod priority;
 mod quarantine;
 mod recovery;
 mod rows;
+mod schedule;
+mod sharing;
 mod simulation;
 
 use std::sync::Arc;
 
 use millrace_proto::Sampling;
 
-use super::Limits;
-use crate::scheduler::{News, Output, Priority, Request};
+use super::SchedulerLimits;
+use crate::scheduler::{Priority, Request, SequenceEvent, SequenceOutput, Tenant};
 
-const LIMITS: Limits = Limits {
+const LIMITS: SchedulerLimits = SchedulerLimits {
     max_sequence_tokens: 1000,
     max_step_tokens: 32,
     max_sequences: 4,
@@ -31,10 +38,10 @@ const LIMITS: Limits = Limits {
     max_frame_bytes: millrace_proto::MAX_FRAME,
 };
 
-/// The new token that has come back.
-fn token(output: &Output) -> u32 {
-    match &output.news {
-        News::Token(sampled) => sampled.token,
+/// The token of an output.
+fn token(output: &SequenceOutput) -> u32 {
+    match &output.event {
+        SequenceEvent::Token(sampled) => sampled.token,
         _ => panic!("no token: {output:?}"),
     }
 }
@@ -51,7 +58,9 @@ fn request(prompt: usize, max_new_tokens: u32) -> Request {
         stop_tokens: Arc::default(),
         sampling: sampling(0),
         priority: Priority::default(),
+        tenant: Tenant::default(),
         cache_salt: None,
+        block_hashes: None,
         mask: None,
         prompt_logprobs: None,
         pooling: None,

@@ -2,23 +2,25 @@
 
 use super::pretend::{PretendShard, alone};
 use super::token;
-use crate::scheduler::{Finish, Limits, Options, Output, Plan, Request, Scheduler, SeqId};
+use crate::scheduler::{
+    Finish, PlannedStep, Request, Scheduler, SchedulerLimits, SchedulerOptions, SeqId, SequenceOutput,
+};
 
-/// Tokens, and why there are no more.
+/// The tokens of a sequence, and the reason of its end.
 pub(super) type Text = (Vec<u32>, Option<Finish>);
 
-/// A scheduler with its shard; each step is answered at once.
+/// A scheduler with its shard. Each step is answered at once.
 pub(super) struct Pair {
     pub(super) scheduler: Scheduler,
     pub(super) shard: PretendShard,
 }
 
 impl Pair {
-    pub(super) fn new(limits: Limits) -> Self {
-        Pair::with(limits, Options::default())
+    pub(super) fn new(limits: SchedulerLimits) -> Self {
+        Pair::with(limits, SchedulerOptions::default())
     }
 
-    pub(super) fn with(limits: Limits, options: Options) -> Self {
+    pub(super) fn with(limits: SchedulerLimits, options: SchedulerOptions) -> Self {
         Pair { scheduler: Scheduler::new(limits, options), shard: PretendShard::new(limits) }
     }
 
@@ -26,7 +28,7 @@ impl Pair {
         self.scheduler.add(request.clone()).expect("it fits")
     }
 
-    pub(super) fn step(&mut self) -> Option<(Plan, Vec<Output>)> {
+    pub(super) fn step(&mut self) -> Option<(PlannedStep, Vec<SequenceOutput>)> {
         let plan = self.scheduler.plan()?;
         let output = self.shard.run(&plan.step).expect("the step keeps the contract");
         let outputs = self.scheduler.apply(output).expect("the answer is well formed");
@@ -34,7 +36,8 @@ impl Pair {
         Some((plan, outputs))
     }
 
-    /// Tokens and end of each of `ids`, and the number of steps.
+    /// Runs until nothing is left to run. Returns the tokens and the end of each of `ids`, and the
+    /// number of steps.
     pub(super) fn run(&mut self, ids: &[SeqId]) -> (Vec<Text>, usize) {
         let (mut got, mut steps) = (vec![(Vec::new(), None); ids.len()], 0);
         while let Some((_, outputs)) = self.step() {
@@ -48,7 +51,7 @@ impl Pair {
         (got, steps)
     }
 
-    /// Runs `request` until nothing is left to run. Returns how many of its tokens were cached.
+    /// Runs `request` until nothing is left to run. Returns the number of its cached tokens.
     pub(super) fn complete(&mut self, request: &Request) -> usize {
         let id = self.add(request);
         let (mut cached, mut tokens) = (None, Vec::new());
@@ -62,7 +65,7 @@ impl Pair {
     }
 }
 
-/// How many tokens are cached of a sequence that is admitted with this plan.
-pub(super) fn cached_tokens(plan: &Plan, id: SeqId) -> Option<usize> {
+/// Number of cached tokens of a sequence, if this plan admits it.
+pub(super) fn cached_tokens(plan: &PlannedStep, id: SeqId) -> Option<usize> {
     plan.admitted.iter().find(|admitted| admitted.sequence == id).map(|admitted| admitted.cached_tokens)
 }

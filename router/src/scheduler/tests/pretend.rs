@@ -1,25 +1,29 @@
-//! A shard without a model. It holds the scheduler to every rule of the contract, keeps a real paged cache, and makes
-//! each token from the whole content of its sequence, read back through the block table. A row that reads what was
-//! not computed from its own prefix is an error, and so is one that writes where another sequence reads.
+//! A shard without a model. It checks every rule of the contract with the scheduler, keeps a real
+//! paged cache, and derives each token from the whole contents of its sequence, which it reads back
+//! through the block table. A row that reads a position which was not computed from the sequence's
+//! own prefix is an error, and so is a row that writes a block which another sequence reads.
+//!
+//! A row with a lookahead is answered with one or more tokens. Their number depends on the sequence
+//! and the position alone, so a simulation with a seed can be replayed.
 
 use std::collections::HashSet;
 
 use millrace_proto::{
-    Admission, Pooled, Pooling, PromptToken, Row, RowError, RowErrorKind, Sampled, Scored, Step, StepOutput,
-    TokenLogprob,
+    Admission, Masks, Pooled, Pooling, PromptToken, Row, RowError, RowErrorKind, Sampled, Scored, Step,
+    StepOutput, TokenLogprob,
 };
 
-use crate::scheduler::Limits;
+use crate::scheduler::SchedulerLimits;
 use crate::scheduler::{Finish, Mask, Request};
 
 pub(crate) struct PretendShard {
-    limits: Limits,
-    /// Known after the first one.
+    limits: SchedulerLimits,
+    /// The id of the next step; `None` before the first one.
     next_step: Option<u64>,
     slots: Vec<Option<Occupant>>,
-    /// What stands at each position of each block: a digest of all tokens up to there.
+    /// The contents of each position of each block: a digest of all tokens up to that position.
     cache: Vec<u64>,
-    /// How many slots have a block in their tables.
+    /// Number of slots that have each block in their tables.
     holders: Vec<u32>,
 }
 
@@ -27,24 +31,29 @@ struct Occupant {
     tokens: Vec<u32>,
     prompt_len: usize,
     pooling: Pooling,
-    /// Nothing before the first row: a prefix may have been computed for others.
+    /// Number of computed positions; `None` before the first row, because a prefix may have been
+    /// computed for others.
     computed: Option<usize>,
-    /// Where the first row begins.
+    /// Largest number of positions that a row with its lookahead could have computed.
+    reserved: usize,
+    /// Start of the first row.
     begun_at: usize,
+    /// Number of rows that were deferred.
+    deferrals: usize,
     seed: u64,
     top_n: u32,
     table: Vec<u32>,
 }
 
-/// What goes wrong with a sequence, which its seed says.
+/// The fault of a sequence. It is encoded in the seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Trouble {
     None,
-    /// The shards die of every row that goes past this position.
+    /// The shards die of every row that computes this position.
     Deadly(usize),
-    /// The model's logits are not finite in every row that goes past this position.
+    /// The logits are not finite in every row that computes this position.
     Broken(usize),
-    /// Its admission is refused.
+    /// The admission is refused.
     Refused,
 }
 
@@ -59,7 +68,7 @@ impl Trouble {
         }
     }
 
-    /// A seed that means this.
+    /// The seed that encodes this fault.
     pub(crate) fn seed(self) -> u64 {
         match self {
             Trouble::None => 0,
@@ -70,7 +79,7 @@ impl Trouble {
     }
 }
 
-/// What [`PretendShard::run`] says if the shard dies of the step, as a deadly sequence has it.
+/// The error of [`PretendShard::run`] if the shard dies of a deadly sequence.
 pub(crate) const DEATH: &str = "the shard has died";
 
 fn ensure(rule: bool, text: impl FnOnce() -> String) -> Result<(), String> {
@@ -87,22 +96,22 @@ fn token_of(digest: u64, vocab_size: usize) -> u32 {
     (digest.wrapping_mul(0x94d0_49bb_1331_11eb) >> 33) as u32 % vocab_size as u32
 }
 
-/// What stands before the first token.
+/// The digest before the first token.
 const START: u64 = 1;
 
-/// The token that a seed draws after a prefix.
+/// Draws the token after a prefix.
 fn draw(digest: u64, seed: u64, vocab_size: usize) -> u32 {
     token_of(digest ^ seed.wrapping_mul(0x9e37_79b9_7f4a_7c15), vocab_size)
 }
 
-/// The first token from this one on that is allowed, around the end if need be.
+/// The first allowed token from `token` on, with wrap-around.
 fn nearest(token: u32, allowed: &[u32], vocab_size: usize) -> Option<u32> {
     let vocab_size = vocab_size as u32;
     let is_allowed = |token: &u32| allowed[*token as usize / 32] >> (token % 32) & 1 == 1;
     (0..vocab_size).map(|n| (token + n) % vocab_size).find(is_allowed)
 }
 
-/// A grammar of no language: what may follow these tokens. Now and then there is no choice.
+/// The mask after these tokens, in a made-up grammar. Sometimes it allows a single token.
 pub(crate) fn pretend_mask(generated: &[u32], vocab_size: usize) -> Mask {
     let digest = generated.iter().fold(START + 1, |digest, &token| mix(digest, token));
     let mut words = vec![0; vocab_size.div_ceil(32)];
@@ -114,14 +123,14 @@ pub(crate) fn pretend_mask(generated: &[u32], vocab_size: usize) -> Mask {
     words.into()
 }
 
-/// What is made of a token after a prefix.
+/// The score of a token after a prefix.
 fn score(digest: u64, token: u32, top_n: u32, vocab_size: usize) -> PromptToken {
     let digest = mix(digest, token);
     let top = |n| TokenLogprob { token: token_of(digest ^ u64::from(n), vocab_size), logprob: -1.0 };
     PromptToken { logprob: (digest >> 40) as f32, rank: digest as u32, top: (0..top_n).map(top).collect() }
 }
 
-/// What is made of a request's prompt when it runs alone.
+/// The scores of a request's prompt if the request runs alone.
 pub(crate) fn scored_alone(request: &Request, vocab_size: usize) -> Vec<PromptToken> {
     let Some(top_n) = request.prompt_logprobs else { return Vec::new() };
     let mut digest = mix(START, request.prompt[0]);
@@ -133,13 +142,13 @@ pub(crate) fn scored_alone(request: &Request, vocab_size: usize) -> Vec<PromptTo
     request.prompt[1..].iter().map(score).collect()
 }
 
-/// What a request's prompt becomes, if it becomes a vector.
+/// The vector of a request's prompt, if a vector is wanted.
 pub(crate) fn vector_alone(request: &Request) -> Vec<f32> {
     let digest = request.prompt.iter().fold(START, |digest, &token| mix(digest, token));
     request.pooling.map_or_else(Vec::new, |_| vec![digest as f32, request.prompt.len() as f32])
 }
 
-/// What a request gets when it runs alone.
+/// The tokens of a request if it runs alone, and the reason of its end.
 pub(crate) fn alone(request: &Request, vocab_size: usize) -> (Vec<u32>, Finish) {
     let mut digest = request.prompt.iter().fold(START, |digest, &token| mix(digest, token));
     let mut generated = Vec::new();
@@ -163,7 +172,7 @@ pub(crate) fn alone(request: &Request, vocab_size: usize) -> (Vec<u32>, Finish) 
 }
 
 impl PretendShard {
-    pub(crate) fn new(limits: Limits) -> Self {
+    pub(crate) fn new(limits: SchedulerLimits) -> Self {
         PretendShard {
             limits,
             next_step: None,
@@ -173,8 +182,20 @@ impl PretendShard {
         }
     }
 
-    /// Runs a step; an error names the rule that it breaks.
+    /// Runs a step without masks that follow it. The error names the rule that the step breaks.
     pub(crate) fn run(&mut self, step: &Step) -> Result<StepOutput, String> {
+        ensure(!step.rows.iter().any(|row| row.mask_follows), || "masks follow this step".into())?;
+        self.run_masked(step, &Masks { step: step.id, rows: Vec::new() })
+    }
+
+    /// Runs a step with the masks that followed it.
+    pub(crate) fn run_masked(&mut self, step: &Step, masks: &Masks) -> Result<StepOutput, String> {
+        ensure(masks.step == step.id, || format!("masks of step {} for step {}", masks.step, step.id))?;
+        let late = |slot: u32| step.rows.iter().any(|row| row.slot == slot && row.mask_follows);
+        let slots: HashSet<u32> = masks.rows.iter().map(|mask| mask.slot).collect();
+        ensure(slots.len() == masks.rows.len() && slots.iter().all(|&slot| late(slot)), || {
+            "a mask for a row that waits for none".into()
+        })?;
         let due = self.next_step.unwrap_or(step.id);
         ensure(step.id == due, || format!("step {} where {due} is due", step.id))?;
         self.next_step = Some(due + 1);
@@ -188,32 +209,33 @@ impl PretendShard {
         let slots: HashSet<u32> = step.rows.iter().map(|row| row.slot).collect();
         ensure(slots.len() == step.rows.len(), || "two rows for one slot".into())?;
         ensure(!step.rows.is_empty(), || "a step without rows".into())?;
-        let tokens: usize = step.rows.iter().map(|row| row.count as usize).sum();
+        let tokens: usize = step.rows.iter().map(|row| (row.count + row.lookahead) as usize).sum();
         ensure(tokens <= self.limits.max_step_tokens, || format!("{tokens} tokens in one step"))?;
         let (mut sampled, mut scored, mut pooled) = (Vec::new(), Vec::new(), Vec::new());
         let mut errors = Vec::new();
         for row in &step.rows {
             let trouble =
                 self.slots.get(row.slot as usize).and_then(Option::as_ref).map(|of| Trouble::of(of.seed));
-            let end = (row.start + row.count) as usize;
+            let mask = masks.rows.iter().find(|mask| mask.slot == row.slot).map(|mask| &mask.allowed[..]);
             let error =
                 |kind: RowErrorKind| RowError { slot: row.slot, kind: kind.into(), message: "!".repeat(128) };
+            if trouble == Some(Trouble::Refused) {
+                errors.push(error(RowErrorKind::Refused));
+                continue;
+            }
+            let end = self.start_of(row)? + row.count as usize + self.further_tokens(row);
             match trouble {
                 Some(Trouble::Deadly(position)) if end > position => return Err(DEATH.to_owned()),
-                Some(Trouble::Refused) => {
-                    errors.push(error(RowErrorKind::Refused));
-                    continue;
-                }
                 Some(Trouble::Broken(position)) if end > position => {
-                    // It goes on with what it has; nobody wants that.
-                    self.row(row)?;
+                    // The sequence goes on in this shard, and the scheduler ignores its tokens.
+                    self.row(row, mask)?;
                     errors.push(error(RowErrorKind::NotFinite));
                     continue;
                 }
                 _ => {}
             }
-            let (token, scores) = self.row(row)?;
-            sampled.extend(token);
+            let (tokens, scores) = self.row(row, mask)?;
+            sampled.extend(tokens);
             scored.extend(scores);
             pooled.extend(self.pool(row)?);
         }
@@ -230,7 +252,9 @@ impl PretendShard {
             prompt_len: *prompt_len as usize,
             pooling: admission.pooling(),
             computed: None,
+            reserved: 0,
             begun_at: usize::MAX,
+            deferrals: 0,
             seed: sampling.as_ref().ok_or("no sampling")?.seed,
             top_n: sampling.as_ref().map_or(0, |sampling| sampling.top_n),
             table: Vec::new(),
@@ -238,7 +262,7 @@ impl PretendShard {
         Ok(())
     }
 
-    /// The vector of a prompt that this row has completed.
+    /// The vector of a prompt, if this row completes it.
     fn pool(&self, row: &Row) -> Result<Option<Pooled>, String> {
         let occupant = self.slots[row.slot as usize].as_ref().ok_or("row without slot")?;
         if occupant.pooling == Pooling::None {
@@ -255,8 +279,44 @@ impl PretendShard {
         Ok(is_last.then_some(Pooled { slot: row.slot, values }))
     }
 
-    fn row(&mut self, row: &Row) -> Result<(Option<Sampled>, Option<Scored>), String> {
-        let Limits { block_size, max_sequence_tokens, vocab_size, .. } = self.limits;
+    /// Number of tokens after the first one with which a row is answered.
+    fn further_tokens(&self, row: &Row) -> usize {
+        let seed = self.slots.get(row.slot as usize).and_then(Option::as_ref).map_or(0, |slot| slot.seed);
+        match row.lookahead {
+            0 => 0,
+            lookahead => (mix(seed, row.start) % (u64::from(lookahead) + 1)) as usize,
+        }
+    }
+
+    /// The first position that a row runs. A row whose mask follows runs the last token, even if
+    /// rows before it were deferred after it was planned.
+    fn start_of(&self, row: &Row) -> Result<usize, String> {
+        let start = row.start as usize;
+        if !row.mask_follows {
+            return Ok(start);
+        }
+        let occupant = self.slots[row.slot as usize].as_ref().ok_or("row without slot")?;
+        let last = occupant.tokens.len() - 1;
+        ensure(
+            row.sample && row.count == 1 && row.allowed.is_empty() && last >= occupant.prompt_len,
+            || format!("a mask cannot follow {row:?}"),
+        )?;
+        ensure((last..=last + occupant.deferrals).contains(&start), || {
+            format!("start {start} instead of {last} after {} deferrals", occupant.deferrals)
+        })?;
+        Ok(last)
+    }
+
+    /// Runs a row. Returns the tokens that it samples, and the scores that it asks for.
+    fn row(
+        &mut self,
+        row: &Row,
+        late_mask: Option<&[u32]>,
+    ) -> Result<(Vec<Sampled>, Option<Scored>), String> {
+        let start = self.start_of(row)?;
+        let planned_end = (row.start + row.count) as usize;
+        let further = self.further_tokens(row);
+        let SchedulerLimits { block_size, max_sequence_tokens, vocab_size, .. } = self.limits;
         let occupant =
             self.slots.get_mut(row.slot as usize).and_then(Option::as_mut).ok_or("row without slot")?;
         for &block in &row.new_blocks {
@@ -266,14 +326,16 @@ impl PretendShard {
             *self.holders.get_mut(block as usize).ok_or("no such block")? += 1;
             occupant.table.push(block);
         }
-        let (start, end) = (row.start as usize, (row.start + row.count) as usize);
+        let end = start + row.count as usize;
         ensure(row.count > 0, || "an empty row".into())?;
         ensure(start == occupant.computed.unwrap_or(start), || {
             format!("start {start}, but {:?} are computed", occupant.computed)
         })?;
         ensure(end <= occupant.tokens.len(), || "a token is run before it is known".into())?;
-        ensure(end <= occupant.table.len() * block_size, || "positions without a block".into())?;
-        let needed = end.div_ceil(block_size);
+        let reserved = planned_end + row.lookahead as usize;
+        ensure(reserved <= occupant.table.len() * block_size, || "positions without a block".into())?;
+        occupant.reserved = occupant.reserved.max(reserved);
+        let needed = occupant.reserved.div_ceil(block_size);
         ensure(occupant.table.len() <= occupant.tokens.len().div_ceil(block_size).max(needed), || {
             "more blocks than tokens".into()
         })?;
@@ -304,18 +366,42 @@ impl PretendShard {
         occupant.begun_at = occupant.begun_at.min(start);
         occupant.computed = Some(end);
         if !row.sample {
-            ensure(row.allowed.is_empty(), || "a mask for nothing".into())?;
-            return Ok((None, scored));
+            ensure(row.allowed.is_empty(), || "a mask for a row that does not sample".into())?;
+            ensure(row.lookahead == 0, || "a lookahead for a row that does not sample".into())?;
+            return Ok((Vec::new(), scored));
         }
+        if row.mask_follows && late_mask.is_none() {
+            // The next row runs this position again.
+            (occupant.computed, occupant.deferrals) = (Some(start), occupant.deferrals + 1);
+            return Ok((Vec::new(), scored));
+        }
+        let allowed = late_mask.unwrap_or(&row.allowed);
         ensure(end == occupant.tokens.len(), || "a token is sampled twice".into())?;
-        ensure(end < max_sequence_tokens, || "the sequence is full".into())?;
+        ensure(reserved < max_sequence_tokens, || "the sequence is full".into())?;
+        ensure(allowed.is_empty() || row.lookahead == 0, || "one mask for several tokens".into())?;
         let mut token = draw(digest, occupant.seed, vocab_size);
-        if !row.allowed.is_empty() {
-            ensure(row.allowed.len() == vocab_size.div_ceil(32), || "a mask for another vocabulary".into())?;
-            token = nearest(token, &row.allowed, vocab_size).ok_or("nothing is allowed")?;
+        if !allowed.is_empty() {
+            ensure(allowed.len() == vocab_size.div_ceil(32), || "a mask for another vocabulary".into())?;
+            token = nearest(token, allowed, vocab_size).ok_or("nothing is allowed")?;
         }
+        let mut sampled = Vec::new();
+        let top_n = occupant.top_n as usize;
+        let mut push = |token| {
+            let top = vec![TokenLogprob { token, logprob: -1.0 }; top_n];
+            sampled.push(Sampled { slot: row.slot, token, logprob: -1.0, top });
+        };
         occupant.tokens.push(token);
-        let top = vec![TokenLogprob { token, logprob: -1.0 }; occupant.top_n as usize];
-        Ok((Some(Sampled { slot: row.slot, token, logprob: -1.0, top }), scored))
+        push(token);
+        for position in end..end + further {
+            let block = occupant.table[position / block_size];
+            ensure(self.holders[block as usize] == 1, || format!("slot {} writes shared {block}", row.slot))?;
+            digest = mix(digest, token);
+            self.cache[place(&occupant.table, position)] = digest;
+            token = draw(digest, occupant.seed, vocab_size);
+            occupant.tokens.push(token);
+            push(token);
+        }
+        occupant.computed = Some(end + further);
+        Ok((sampled, scored))
     }
 }

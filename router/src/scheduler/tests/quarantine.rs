@@ -1,4 +1,4 @@
-//! Sequences that end the shards.
+//! Sequences that cause the loss of the shards.
 
 use super::pair::Pair;
 use super::pretend::{DEATH, PretendShard, Trouble, alone};
@@ -9,7 +9,7 @@ fn deadly(position: usize) -> Request {
     Request { sampling: sampling(Trouble::Deadly(position).seed()), ..request(10, 20) }
 }
 
-/// What has become of a run in which shards die.
+/// The outcome of a run in which shards die.
 #[derive(Default)]
 struct Run {
     deaths: usize,
@@ -23,7 +23,7 @@ impl Run {
     }
 }
 
-/// Steps until there is nothing to do, with two steps in flight and new shards after each death.
+/// Runs until nothing is left to run, with two steps in flight and new shards after each death.
 fn run(pair: &mut Pair) -> Run {
     let (mut run, mut sent) = (Run::default(), std::collections::VecDeque::new());
     loop {
@@ -81,7 +81,7 @@ fn several_deadly_sequences_fail_one_after_the_other() {
 }
 
 #[test]
-fn whoever_was_only_there_runs_alone_for_a_moment() {
+fn other_suspects_run_alone_for_a_few_steps() {
     let mut pair = Pair::new(LIMITS);
     let requests: Vec<Request> = (0..4).map(|n| request(20 + n, 30)).collect();
     let ids: Vec<SeqId> = requests.iter().map(|request| pair.add(request)).collect();
@@ -94,7 +94,7 @@ fn whoever_was_only_there_runs_alone_for_a_moment() {
     for loss in 1..=2 {
         (0..6).for_each(|_| drop(step(&mut pair, &mut got)));
         assert!(pair.scheduler.plan().is_some());
-        assert_eq!(pair.scheduler.lose(), None, "nobody ran alone");
+        assert_eq!(pair.scheduler.lose(), None, "no sequence ran alone");
         assert_eq!(pair.scheduler.quarantined(), if loss == 2 { 4 } else { 0 });
         assert_eq!(pair.scheduler.recover(LIMITS), []);
         pair.shard = PretendShard::new(LIMITS);
@@ -118,7 +118,7 @@ fn whoever_was_only_there_runs_alone_for_a_moment() {
 #[test]
 fn only_sequences_with_rows_in_flight_are_suspects() {
     let mut pair = Pair::new(LIMITS);
-    // Four slots: the fifth only waits.
+    // There are four slots, so the fifth sequence waits.
     let ids: Vec<SeqId> = (0..5).map(|_| pair.add(&request(8, 30))).collect();
     for _ in 0..2 {
         pair.scheduler.plan().unwrap();
@@ -126,7 +126,7 @@ fn only_sequences_with_rows_in_flight_are_suspects() {
         assert_eq!(pair.scheduler.recover(LIMITS), []);
     }
     assert_eq!(pair.scheduler.quarantine.iter().copied().collect::<Vec<_>>(), ids[..4]);
-    // Who leaves is no suspect any more, and without steps in flight nobody is.
+    // A cancelled sequence is not a suspect, and without steps in flight there are no suspects.
     pair.scheduler.cancel(ids[1]);
     assert_eq!((pair.scheduler.lose(), pair.scheduler.quarantined()), (None, 3));
 }

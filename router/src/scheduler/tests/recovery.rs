@@ -1,12 +1,12 @@
-//! The shards die, and the sequences go on with others.
+//! Recovery: the shards are lost, and the sequences continue with new ones.
 
 use super::pair::{Pair, cached_tokens};
 use super::pretend::{PretendShard, alone};
 use super::{LIMITS, request, token};
-use crate::scheduler::{Impossible, Limits};
+use crate::scheduler::{InfeasibleRequest, SchedulerLimits};
 
 #[test]
-fn streams_go_on_with_the_same_text() {
+fn streams_continue_with_the_same_text() {
     let mut pair = Pair::new(LIMITS);
     let requests: Vec<_> = (0..7).map(|i| request(10 + 9 * i, 30)).collect();
     let ids: Vec<_> = requests.iter().map(|request| pair.add(request)).collect();
@@ -14,7 +14,7 @@ fn streams_go_on_with_the_same_text() {
     let mut finished = 0;
     for tick in 1.. {
         if tick % 20 == 0 && tick < 100 {
-            // Two steps are lost on the way.
+            // Two steps in flight are lost.
             let lost = [pair.scheduler.plan(), pair.scheduler.plan()];
             assert!(lost[0].is_some());
             assert_eq!(pair.scheduler.recover(LIMITS), []);
@@ -37,8 +37,8 @@ fn streams_go_on_with_the_same_text() {
 }
 
 #[test]
-fn everybody_keeps_the_place_in_line_and_nothing_is_believed_to_be_cached() {
-    let mut pair = Pair::new(Limits { max_sequences: 2, ..LIMITS });
+fn sequences_keep_their_order_and_nothing_is_cached() {
+    let mut pair = Pair::new(SchedulerLimits { max_sequences: 2, ..LIMITS });
     let ids: Vec<_> = (0..4).map(|_| pair.add(&request(40, 30))).collect();
     pair.step();
     pair.step();
@@ -54,14 +54,14 @@ fn everybody_keeps_the_place_in_line_and_nothing_is_believed_to_be_cached() {
 }
 
 #[test]
-fn what_the_new_shards_cannot_run_is_told() {
+fn sequences_that_the_new_shards_cannot_run_are_returned() {
     let mut pair = Pair::new(LIMITS);
     let [small, large] = [20, 200].map(|prompt| pair.add(&request(prompt, 30)));
     let (_, outputs) = pair.step().unwrap();
     assert_eq!(outputs[0].sequence, small);
-    let limits = Limits { num_blocks: 8, ..LIMITS };
+    let limits = SchedulerLimits { num_blocks: 8, ..LIMITS };
     let refused = pair.scheduler.recover(limits);
-    assert!(matches!(refused[..], [(id, Impossible::OverPool { needed: 15, .. })] if id == large));
+    assert!(matches!(refused[..], [(id, InfeasibleRequest::ExceedsPool { needed: 15, .. })] if id == large));
     pair.shard = PretendShard::new(limits);
     assert_eq!(pair.run(&[small]).0[0].0, alone(&request(20, 30), 100).0[1..]);
 }

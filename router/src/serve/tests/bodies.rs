@@ -1,18 +1,18 @@
-//! Bodies that are too long, too many or too slow.
+//! Tests bodies that are too long, too many or too slow.
 
 use super::*;
 
 const POST: &str = "POST /generate HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n";
 
-/// A server whose bodies have at most `one` bytes, and `all` of them together.
-async fn start_small(one: usize, all: usize) -> Running {
-    let limits = Limits { payload_limit: one, ..Limits::default() };
-    let connections = Connections { body_bytes: all, ..patient() };
-    let options = ServeOptions { connections, grace: Duration::from_secs(1), ..untouched() };
+/// Starts a server whose bodies have at most `one` bytes, and `all` bytes together.
+async fn start_small(one: usize, all: usize) -> TestServer {
+    let limits = RequestLimits { payload_limit: one, ..RequestLimits::default() };
+    let connections = ConnectionLimits { body_bytes: all, ..generous_limits() };
+    let options = ServeOptions { connections, grace: Duration::from_secs(1), ..default_options() };
     start_with(Script::Say("x".into()), limits, options).await
 }
 
-/// A request of so many bytes.
+/// Returns a request with a body of this length.
 fn request(length: usize) -> String {
     let body = format!("{{\"inputs\":\"{}\"}}", "a".repeat(length - 13));
     assert_eq!(body.len(), length);
@@ -24,15 +24,15 @@ async fn a_body_that_is_announced_too_long_is_refused_unread() {
     let server = start_small(1000, 1 << 20).await;
     for head in ["", "expect: 100-continue\r\n"] {
         let mut client = server.connect().await;
-        // Not one byte of the body is sent.
+        // No byte of the body is sent.
         write(&mut client, &format!("{POST}{head}content-length: 1001\r\n\r\n")).await;
-        let text = answer(&mut client).await;
+        let text = read_headers(&mut client).await;
         assert!(text.starts_with("HTTP/1.1 413") && text.contains("connection: close"), "{text}");
-        assert!(rest(&mut client).await.contains("length limit exceeded"));
+        assert!(read_to_close(&mut client).await.contains("length limit exceeded"));
     }
     let mut client = server.connect().await;
     write(&mut client, &format!("{POST}expect: 100-continue\r\ncontent-length: 20\r\n\r\n")).await;
-    assert!(answer(&mut client).await.starts_with("HTTP/1.1 100"), "what fits is asked for");
+    assert!(read_headers(&mut client).await.starts_with("HTTP/1.1 100"), "a body that fits is requested");
 }
 
 #[tokio::test]
@@ -45,10 +45,10 @@ async fn a_client_that_goes_on_writing_can_read_its_refusal() {
     );
     for rest_of_request in [announced, chunked] {
         let mut client = server.connect().await;
-        // All of it before the first look at the answer, as simple clients do.
+        // Simple clients send the whole request before they read the response.
         write(&mut client, &format!("{POST}{rest_of_request}")).await;
         let mut bytes = Vec::new();
-        let read = timeout(PATIENCE, client.read_to_end(&mut bytes)).await.expect("the server closes");
+        let read = timeout(TEST_TIMEOUT, client.read_to_end(&mut bytes)).await.expect("the server closes");
         assert!(read.is_ok(), "the connection is not reset");
         let text = String::from_utf8_lossy(&bytes);
         assert!(text.starts_with("HTTP/1.1 413") && text.contains("length limit exceeded"), "{text}");
@@ -64,9 +64,9 @@ async fn bodies_share_a_bounded_memory() {
     let ask = async |length: usize| {
         let mut client = server.connect().await;
         write(&mut client, &request(length)).await;
-        rest(&mut client).await
+        read_to_close(&mut client).await
     };
-    // Until the first one has been read so far.
+    // Repeats the request until the server has read the first one this far.
     let refused = async {
         loop {
             let text = ask(700).await;
@@ -75,41 +75,41 @@ async fn bodies_share_a_bounded_memory() {
             }
         }
     };
-    let text = timeout(PATIENCE, refused).await.expect("the memory is taken");
+    let text = timeout(TEST_TIMEOUT, refused).await.expect("the memory is taken");
     assert!(text.starts_with("HTTP/1.1 503") && text.contains("retry-after: 1"), "{text}");
     assert!(
         text.contains("--max-body-bytes-in-flight") && text.contains(r#""error_type":"unavailable""#),
         "{text}"
     );
-    assert!(ask(100).await.starts_with("HTTP/1.1 200"), "a short one fits beside it");
+    assert!(ask(100).await.starts_with("HTTP/1.1 200"), "a short one still fits");
     write(&mut first, &whole[whole.len() - 10..]).await;
-    assert!(rest(&mut first).await.starts_with("HTTP/1.1 200"));
+    assert!(read_to_close(&mut first).await.starts_with("HTTP/1.1 200"));
     assert!(ask(700).await.starts_with("HTTP/1.1 200"), "the memory is given back");
 }
 
 #[tokio::test]
 async fn slow_bodies_do_not_hold_all_the_memory() {
-    // Each body alone has a minute.
+    // The time limit of a single body is a minute.
     let server = start_small(4000, 4000).await;
     let mut slow = server.connect().await;
     let whole = request(4000);
     write(&mut slow, &whole[..whole.len() - 10]).await;
     let since = Instant::now();
-    let text = rest(&mut slow).await;
+    let text = read_to_close(&mut slow).await;
     assert!(text.starts_with("HTTP/1.1 503"), "{text}");
-    assert!(since.elapsed() < PATIENCE, "{:?}", since.elapsed());
+    assert!(since.elapsed() < TEST_TIMEOUT, "{:?}", since.elapsed());
 }
 
 #[tokio::test]
-async fn every_api_says_in_its_own_words_that_there_is_no_memory() {
+async fn every_api_reports_exhausted_body_memory_in_its_own_format() {
     let server = start_small(4000, 4000).await;
     let mut held = server.connect().await;
     let whole = request(3900);
     write(&mut held, &whole[..whole.len() - 10]).await;
     for (path, words) in [
-        ("/v1/chat/completions", r#"{"error":{"message":"The server reads"#),
+        ("/v1/chat/completions", r#"{"error":{"message":"The bodies of all requests"#),
         ("/v1/messages", r#"{"type":"error","error":{"type":"overloaded_error""#),
-        ("/generate", r#"{"error":"The server reads"#),
+        ("/generate", r#"{"error":"The bodies of all requests"#),
     ] {
         let ask = async {
             loop {
@@ -118,13 +118,13 @@ async fn every_api_says_in_its_own_words_that_there_is_no_memory() {
                 write(&mut client, &format!("{head}connection: close\r\ncontent-length: 2000\r\n\r\n{{"))
                     .await;
                 let mut status = [0; 12];
-                let Ok(read) = timeout(QUICK, client.read_exact(&mut status)).await else { continue };
+                let Ok(read) = timeout(SHORT_TIMEOUT, client.read_exact(&mut status)).await else { continue };
                 read.unwrap();
                 assert_eq!(&status, b"HTTP/1.1 503");
-                break rest(&mut client).await;
+                break read_to_close(&mut client).await;
             }
         };
-        let text = timeout(PATIENCE, ask).await.expect("a refusal");
+        let text = timeout(TEST_TIMEOUT, ask).await.expect("a refusal");
         assert!(text.contains(words), "{text}");
     }
 }
@@ -140,11 +140,11 @@ async fn a_body_in_single_bytes_is_read() {
         slow.flush().await.unwrap();
         sleep(Duration::from_millis(2)).await;
     }
-    assert!(rest(&mut slow).await.starts_with("HTTP/1.1 200"));
+    assert!(read_to_close(&mut slow).await.starts_with("HTTP/1.1 200"));
 }
 
 #[tokio::test]
-async fn what_a_body_unpacks_to_counts_toward_the_memory() {
+async fn decompressed_bodies_count_toward_the_memory() {
     use std::io::Write;
     let server = start_small(4000, 5000).await;
     let body = format!("{{\"inputs\":\"{}\"}}", "a".repeat(3900));
@@ -160,9 +160,9 @@ async fn what_a_body_unpacks_to_counts_toward_the_memory() {
         );
         write(&mut client, &head).await;
         client.write_all(&packed).await.unwrap();
-        rest(&mut client).await
+        read_to_close(&mut client).await
     };
-    // The prompt is too long for the model, which is found out when the body has been read.
+    // The prompt is too long for the model, which is detected after the body has been read.
     let text = ask().await;
     assert!(text.starts_with("HTTP/1.1 422") && text.contains("must have less than"), "{text}");
     let mut held = server.connect().await;
@@ -176,9 +176,9 @@ async fn what_a_body_unpacks_to_counts_toward_the_memory() {
             }
         }
     };
-    let text = timeout(PATIENCE, refused).await.expect("the memory is taken");
+    let text = timeout(TEST_TIMEOUT, refused).await.expect("the memory is taken");
     assert!(text.starts_with("HTTP/1.1 503") && text.contains("--max-body-bytes-in-flight"), "{text}");
     write(&mut held, &whole[whole.len() - 10..]).await;
-    assert!(rest(&mut held).await.starts_with("HTTP/1.1 422"), "the other one was read");
+    assert!(read_to_close(&mut held).await.starts_with("HTTP/1.1 422"), "the other one was read");
     assert!(ask().await.starts_with("HTTP/1.1 422"), "the memory is given back");
 }

@@ -1,16 +1,17 @@
-//! The server's end, and clients that would put it off.
+//! Tests the server's shutdown with clients that would delay it.
 
 use super::*;
 
-/// A server that gives its requests more time to end than any test has.
-async fn start_patient(script: Script) -> Running {
-    let options = ServeOptions { connections: patient(), grace: PATIENCE * 4, ..untouched() };
-    start_with(script, Limits::default(), options).await
+/// Starts a server with a grace period that is longer than any test.
+async fn start_with_long_grace(script: Script) -> TestServer {
+    let options =
+        ServeOptions { connections: generous_limits(), grace: TEST_TIMEOUT * 4, ..default_options() };
+    start_with(script, RequestLimits::default(), options).await
 }
 
 #[tokio::test]
-async fn half_a_request_does_not_put_off_the_end() {
-    let server = start_patient(Script::Say("x".into())).await;
+async fn an_incomplete_request_does_not_delay_the_shutdown() {
+    let server = start_with_long_grace(Script::Say("x".into())).await;
     let (mut body, mut head, mut silent) =
         (server.connect().await, server.connect().await, server.connect().await);
     write(
@@ -20,31 +21,31 @@ async fn half_a_request_does_not_put_off_the_end() {
     .await;
     for client in [&mut head, &mut silent] {
         write(client, HEALTH).await;
-        answer(client).await;
+        read_headers(client).await;
     }
     write(&mut head, "POST /generate HTTP/1.1\r\nhost:").await;
-    // Until the route waits for the body.
-    sleep(QUICK).await;
+    // Waits until the route waits for the body.
+    sleep(SHORT_TIMEOUT).await;
     let since = Instant::now();
     server.stop.send(()).unwrap();
-    let text = rest(&mut body).await;
+    let text = read_to_close(&mut body).await;
     assert!(text.starts_with("HTTP/1.1 503") && text.contains("Server is shutting down"), "{text}");
     assert!(text.contains("connection: close"), "{text}");
-    assert_eq!(rest(&mut head).await, "");
-    assert_eq!(rest(&mut silent).await, "");
-    timeout(PATIENCE, server.ended).await.expect("the server ends").unwrap().unwrap();
-    assert!(since.elapsed() < PATIENCE, "long before the grace is over: {:?}", since.elapsed());
+    assert_eq!(read_to_close(&mut head).await, "");
+    assert_eq!(read_to_close(&mut silent).await, "");
+    timeout(TEST_TIMEOUT, server.ended).await.expect("the server ends").unwrap().unwrap();
+    assert!(since.elapsed() < TEST_TIMEOUT, "long before the grace is over: {:?}", since.elapsed());
     assert!(TcpStream::connect(server.address).await.is_err(), "the port is closed");
 }
 
 #[tokio::test]
-async fn an_http2_client_that_does_not_say_goodbye_does_not_put_off_the_end() {
-    let server = start_patient(Script::Say("x".into())).await;
+async fn an_open_http2_connection_does_not_delay_the_shutdown() {
+    let server = start_with_long_grace(Script::Say("x".into())).await;
     let mut client = server.connect().await;
-    // A preface and empty settings, and not one frame more.
+    // The client sends a preface and empty settings, and no other frame.
     client.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
     let mut settings = [0; 9];
     client.read_exact(&mut settings).await.unwrap();
     server.stop.send(()).unwrap();
-    timeout(PATIENCE, server.ended).await.expect("the server ends").unwrap().unwrap();
+    timeout(TEST_TIMEOUT, server.ended).await.expect("the server ends").unwrap().unwrap();
 }

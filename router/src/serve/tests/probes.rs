@@ -1,4 +1,4 @@
-//! Probes and signals, while the threads that answer requests are blocked.
+//! Tests probes and signals while the threads that answer requests are blocked.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -10,11 +10,11 @@ use tokio::runtime::Runtime;
 use super::*;
 use crate::serve::ForcedEnd;
 
-/// Threads of the main runtime.
+/// The number of threads of the main runtime.
 const THREADS: usize = 2;
 
-/// A server on a runtime of its own, whose threads the test blocks.
-struct Blocked {
+/// A server on its own runtime, whose threads the test can block.
+struct BlockableServer {
     runtime: Runtime,
     address: SocketAddr,
     probes: SocketAddr,
@@ -23,9 +23,9 @@ struct Blocked {
     _engine: FakeEngine,
 }
 
-impl Blocked {
-    /// Its runtime counts as stuck after so long.
-    fn start(watchdog_timeout: Duration) -> Blocked {
+impl BlockableServer {
+    /// Starts a server whose runtime counts as stuck after `watchdog_timeout`.
+    fn start(watchdog_timeout: Duration) -> BlockableServer {
         let runtime =
             tokio::runtime::Builder::new_multi_thread().worker_threads(THREADS).enable_all().build().unwrap();
         let (signals, heard) = futures::channel::mpsc::unbounded();
@@ -34,14 +34,15 @@ impl Blocked {
             let engine = FakeEngine::new(Script::Silence("x".into()), 64);
             let model = ModelInfo { id: "m".into(), sha: None, pipeline_tag: None };
             let assets = test_support::assets();
-            let service = Service::new(&assets, engine.engine.clone(), Limits::default(), model).unwrap();
+            let service =
+                Service::new(&assets, engine.engine.clone(), RequestLimits::default(), model).unwrap();
             let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let probe_listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
             let (address, probes) = (listener.local_addr().unwrap(), probe_listener.local_addr().unwrap());
             let options = ServeOptions {
-                connections: Connections { most: 3, ..patient() },
+                connections: ConnectionLimits { max_connections: 3, ..generous_limits() },
                 probe_listener: Some(probe_listener),
-                grace: PATIENCE * 4,
+                grace: TEST_TIMEOUT * 4,
                 watchdog_timeout,
                 last_resort: LastResort::new(move |why| told.send(why).unwrap_or_default()),
                 ..ServeOptions::default()
@@ -50,10 +51,10 @@ impl Blocked {
             (address, probes, engine)
         });
         let (address, probes, engine) = server;
-        Blocked { runtime, address, probes, signals, forced, _engine: engine }
+        BlockableServer { runtime, address, probes, signals, forced, _engine: engine }
     }
 
-    /// Blocks all threads until what comes back is dropped.
+    /// Blocks all threads until the returned senders are dropped.
     fn block(&self) -> Vec<mpsc::Sender<()>> {
         let (blocked, wait) = mpsc::channel();
         let block = |_| {
@@ -66,18 +67,18 @@ impl Blocked {
             held
         };
         let held = (0..THREADS).map(block).collect();
-        (0..THREADS).for_each(|_| wait.recv_timeout(PATIENCE).expect("a thread takes the task"));
+        (0..THREADS).for_each(|_| wait.recv_timeout(TEST_TIMEOUT).expect("a thread takes the task"));
         held
     }
 }
 
-/// Status and text of a GET on a new connection.
+/// Returns the status and the text of a GET request on a new connection.
 fn get(address: SocketAddr, path: &str) -> (u16, String) {
     let mut client = TcpStream::connect(address).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     let question = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
     let mut text = String::new();
-    // A server without a place closes before it has read the question.
+    // A server at its limit closes the connection before it has read the request.
     let _ = client.write_all(question.as_bytes());
     let _ = client.read_to_string(&mut text);
     let status = text.get(9..12).and_then(|status| status.parse().ok()).unwrap_or(0);
@@ -91,14 +92,14 @@ fn wait_for(address: SocketAddr, path: &str, status: u16) -> String {
         if got == status {
             return text;
         }
-        assert!(since.elapsed() < PATIENCE, "{text}");
+        assert!(since.elapsed() < TEST_TIMEOUT, "{text}");
         std::thread::sleep(Duration::from_millis(10));
     }
 }
 
 #[test]
-fn health_tells_a_stuck_server_from_one_that_answers() {
-    let server = Blocked::start(QUICK);
+fn health_reports_a_stuck_server() {
+    let server = BlockableServer::start(SHORT_TIMEOUT);
     wait_for(server.address, "/health", 200);
     let held = server.block();
     for address in [server.address, server.probes] {
@@ -111,16 +112,16 @@ fn health_tells_a_stuck_server_from_one_that_answers() {
     for path in ["/health", "/ready"] {
         wait_for(server.address, path, 200);
     }
-    assert!(server.forced.try_recv().is_err(), "nobody has asked for an end");
+    assert!(server.forced.try_recv().is_err(), "no end was requested");
 }
 
 #[test]
-fn a_connection_may_ask_for_health_again_and_then_for_something_else() {
-    let server = Blocked::start(PATIENCE);
+fn a_connection_may_send_several_probes_and_then_other_requests() {
+    let server = BlockableServer::start(TEST_TIMEOUT);
     let mut client = TcpStream::connect(server.address).unwrap();
-    client.set_read_timeout(Some(PATIENCE)).unwrap();
+    client.set_read_timeout(Some(TEST_TIMEOUT)).unwrap();
     let mut ask = |request: &str| {
-        // In two packets, as no client does but every network may.
+        // The request arrives in two packets, which networks may do.
         let (begin, end) = request.split_at(7);
         client.write_all(begin.as_bytes()).unwrap();
         std::thread::sleep(Duration::from_millis(5));
@@ -135,18 +136,18 @@ fn a_connection_may_ask_for_health_again_and_then_for_something_else() {
     };
     for _ in 0..3 {
         let text = ask(HEALTH);
-        // What every response has, wherever it was made.
+        // Every response has this header.
         assert!(text.starts_with("HTTP/1.1 200") && text.contains("x-request-id: "), "{text}");
     }
     assert!(ask("GET /v1/models/nothing HTTP/1.1\r\nhost: x\r\n\r\n").starts_with("HTTP/1.1 404"));
-    // While nothing else is answered, a probe still is.
+    // Probes are answered although no other request is.
     let _held = server.block();
     assert_eq!(get(server.address, "/health").0, 200);
 }
 
 #[test]
-fn the_port_for_probes_has_places_when_the_other_one_has_none() {
-    let server = Blocked::start(PATIENCE);
+fn the_probe_port_accepts_connections_when_the_main_port_is_full() {
+    let server = BlockableServer::start(TEST_TIMEOUT);
     let _held: Vec<_> = (0..3).map(|_| TcpStream::connect(server.address).unwrap()).collect();
     assert_ne!(get(server.address, "/health").0, 200);
     for path in ["/health", "/health?ready", "/ping", "/ready"] {
@@ -159,17 +160,17 @@ fn the_port_for_probes_has_places_when_the_other_one_has_none() {
 }
 
 #[test]
-fn a_stuck_server_that_is_asked_to_end_is_ended() {
-    let server = Blocked::start(QUICK);
+fn a_stuck_server_is_ended_by_a_signal() {
+    let server = BlockableServer::start(SHORT_TIMEOUT);
     let _held = server.block();
     server.signals.unbounded_send(()).unwrap();
-    assert_eq!(server.forced.recv_timeout(PATIENCE), Ok(ForcedEnd::Stuck));
+    assert_eq!(server.forced.recv_timeout(TEST_TIMEOUT), Ok(ForcedEnd::Stuck));
 }
 
 #[test]
-fn asking_twice_ends_a_server_at_once() {
-    let server = Blocked::start(PATIENCE);
+fn a_second_signal_ends_a_server_at_once() {
+    let server = BlockableServer::start(TEST_TIMEOUT);
     server.signals.unbounded_send(()).unwrap();
     server.signals.unbounded_send(()).unwrap();
-    assert_eq!(server.forced.recv_timeout(PATIENCE), Ok(ForcedEnd::AskedTwice));
+    assert_eq!(server.forced.recv_timeout(TEST_TIMEOUT), Ok(ForcedEnd::AskedTwice));
 }

@@ -1,5 +1,6 @@
-//! Long texts in pieces against the library's tokens of the whole, and special tokens that are only text.
-#![allow(clippy::single_range_in_vec_init, reason = "one literal range is what is meant")]
+//! Compares chunked encoding with the library's tokens of the whole text, and tests special tokens
+//! in literal ranges.
+#![allow(clippy::single_range_in_vec_init, reason = "a single literal range is intended")]
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -8,14 +9,14 @@ use proptest::prelude::*;
 use super::*;
 use crate::assets::Assets;
 use crate::test_support::{self, BOS, EOS};
-use crate::text::cuts::Cuts;
+use crate::text::split_points::SplitPoints;
 
 fn demo() -> Tokenizer {
     let tokenizer = include_bytes!("../../../../models/demo/tokenizer.json").to_vec();
     Tokenizer::new(&Assets { tokenizer, ..Assets::default() }, 2).unwrap()
 }
 
-/// Words, lines, and what else stands in texts.
+/// Texts of words, lines, punctuation, other scripts and special tokens.
 fn texts() -> impl Strategy<Value = String> {
     let part = prop_oneof![
         4 => "[a-zA-Z]{1,8}",
@@ -30,21 +31,21 @@ fn texts() -> impl Strategy<Value = String> {
     prop::collection::vec(part, 0..80).prop_map(|parts| parts.concat())
 }
 
-/// The tokens of the pieces, one after the other.
-fn in_pieces(tokenizer: &Tokenizer, text: &Rendered, least: usize) -> (Encoded, usize) {
-    let pieces = tokenizer.pieces(&text.text, least);
-    let mut all = Encoded::default();
-    for &piece in &pieces {
-        all.append(tokenizer.encode_piece(text, piece).unwrap());
+/// Encodes the chunks of a text one after the other. Returns their tokens and the number of chunks.
+fn encode_in_chunks(tokenizer: &Tokenizer, text: &RenderedPrompt, min_bytes: usize) -> (EncodedText, usize) {
+    let chunks = tokenizer.chunks(&text.text, min_bytes);
+    let mut all = EncodedText::default();
+    for &chunk in &chunks {
+        all.append(tokenizer.encode_chunk(text, chunk).unwrap());
     }
-    (all, pieces.len())
+    (all, chunks.len())
 }
 
-fn pieces_are_the_whole(tokenizer: &Tokenizer) {
+fn check_chunks_match_whole(tokenizer: &Tokenizer) {
     let cut = AtomicBool::new(false);
-    proptest!(ProptestConfig::with_cases(300), |(text in texts(), least in 1usize..40)| {
-        let whole = tokenizer.encode_now(&text, Specials::Omit).unwrap();
-        let (parts, count) = in_pieces(tokenizer, &text.into(), least);
+    proptest!(ProptestConfig::with_cases(300), |(text in texts(), min_bytes in 1usize..40)| {
+        let whole = tokenizer.encode_now(&text, SpecialTokens::Omit).unwrap();
+        let (parts, count) = encode_in_chunks(tokenizer, &text.into(), min_bytes);
         prop_assert_eq!(parts, whole);
         cut.fetch_or(count > 3, Ordering::Relaxed);
     });
@@ -52,40 +53,40 @@ fn pieces_are_the_whole(tokenizer: &Tokenizer) {
 }
 
 #[test]
-fn pieces_of_single_bytes_are_the_whole() {
-    pieces_are_the_whole(&test_support::tokenizer());
+fn chunks_of_a_byte_tokenizer_match_the_whole() {
+    check_chunks_match_whole(&test_support::tokenizer());
 }
 
 #[test]
-fn pieces_of_the_demo_models_texts_are_the_whole() {
-    pieces_are_the_whole(&demo());
+fn chunks_of_the_demo_tokenizer_match_the_whole() {
+    check_chunks_match_whole(&demo());
 }
 
 #[test]
 #[ignore = "needs the published tokenizer of MILLRACE_TEST_DATA"]
-fn published_tokenizers_that_begin_texts_with_a_space_make_pieces_of_the_whole() {
+fn chunks_of_published_tokenizers_match_the_whole() {
     let tokenizer = test_support::published_tokenizer();
-    assert!(tokenizer.cuts().any());
-    pieces_are_the_whole(&tokenizer);
+    assert!(tokenizer.split_points().any());
+    check_chunks_match_whole(&tokenizer);
 }
 
 #[test]
-fn a_token_across_words_forbids_cuts_between_words() {
+fn a_token_that_spans_words_forbids_splits_between_words() {
     let tokenizer = test_support::tokenizer();
-    let encode = |text: &str| tokenizer.encode_now(text, Specials::Omit).ok();
-    let cuts = |token: &'static [u8]| Cuts::of(encode, [token].into_iter());
-    assert!(cuts(b"of").first("a b of the c", 4).is_some());
-    assert_eq!(cuts(b"of the").first("a b of the c", 4), None);
-    assert!(cuts(b"of the").first("a b of\nthe c", 4).is_some());
-    assert!(!cuts(b"of the\nx").any());
+    let encode = |text: &str| tokenizer.encode_now(text, SpecialTokens::Omit).ok();
+    let split_points = |token: &'static [u8]| SplitPoints::of(encode, [token].into_iter());
+    assert!(split_points(b"of").first("a b of the c", 4).is_some());
+    assert_eq!(split_points(b"of the").first("a b of the c", 4), None);
+    assert!(split_points(b"of the").first("a b of\nthe c", 4).is_some());
+    assert!(!split_points(b"of the\nx").any());
 }
 
 #[tokio::test]
 async fn long_texts_and_their_ends_have_the_librarys_tokens() {
     for tokenizer in [test_support::tokenizer(), demo()] {
         let text: String = (0..5_000).map(|i| format!("word{i} and some more, \n")).collect();
-        assert!(text.len() > 3 * PIECE);
-        for specials in [Specials::Add, Specials::Omit] {
+        assert!(text.len() > 3 * CHUNK_BYTES);
+        for specials in [SpecialTokens::Add, SpecialTokens::Omit] {
             let whole = tokenizer.encode_now(&text, specials).unwrap();
             assert_eq!(tokenizer.encode(text.clone(), specials).await.unwrap(), whole);
             for keep in [1, 1000, 20_000, whole.ids.len() - 1, whole.ids.len(), whole.ids.len() + 1] {
@@ -93,7 +94,7 @@ async fn long_texts_and_their_ends_have_the_librarys_tokens() {
                 assert!(end.ids.len() >= keep.min(whole.ids.len()));
                 assert!(whole.ids.ends_with(&end.ids) && whole.offsets.ends_with(&end.offsets), "{keep}");
             }
-            // What is not kept is not worked out.
+            // Tokens that are not requested are not computed.
             let end = tokenizer.encode_last(text.clone(), specials, 10).await.unwrap();
             assert!(end.ids.len() < whole.ids.len() / 2, "{} of {}", end.ids.len(), whole.ids.len());
         }
@@ -102,7 +103,7 @@ async fn long_texts_and_their_ends_have_the_librarys_tokens() {
 
 #[tokio::test]
 async fn a_short_text_does_not_wait_for_long_ones() {
-    // One worker, and much to do for it.
+    // There is one worker and much work for it.
     let tokenizer = Tokenizer::new(&test_support::assets(), 1).unwrap();
     let words = "some words and ".repeat(30_000);
     let run = "x".repeat(400_000);
@@ -110,12 +111,12 @@ async fn a_short_text_does_not_wait_for_long_ones() {
     let long = long.map(|text| {
         tokio::spawn({
             let tokenizer = tokenizer.clone();
-            async move { tokenizer.encode(text, Specials::Omit).await.unwrap().ids.len() }
+            async move { tokenizer.encode(text, SpecialTokens::Omit).await.unwrap().ids.len() }
         })
     });
     tokio::task::yield_now().await;
     for _ in 0..10 {
-        assert_eq!(tokenizer.encode("short".to_owned(), Specials::Omit).await.unwrap().ids.len(), 5);
+        assert_eq!(tokenizer.encode("short".to_owned(), SpecialTokens::Omit).await.unwrap().ids.len(), 5);
     }
     assert!(long.iter().any(|task| !task.is_finished()), "nothing was left to do for the long texts");
     for task in long {
@@ -128,8 +129,8 @@ fn literal_special_tokens_are_ordinary_text() {
     let tokenizer = test_support::tokenizer();
     let text = "<s>a</s>b</s>";
     let encode = |literal: Vec<_>| {
-        let text = Rendered { text: text.into(), literal };
-        tokenizer.encode_rendered_now(&text, Specials::Omit).unwrap()
+        let text = RenderedPrompt { text: text.into(), literal };
+        tokenizer.encode_rendered_now(&text, SpecialTokens::Omit).unwrap()
     };
     let bytes = |text: &str| text.bytes().map(u32::from).collect::<Vec<_>>();
     assert_eq!(encode(vec![]).ids, [BOS, 97, EOS, 98, EOS]);
@@ -139,15 +140,15 @@ fn literal_special_tokens_are_ordinary_text() {
     let covered: String =
         encoded.offsets.iter().map(|&(from, to)| &text[from as usize..to as usize]).collect();
     assert_eq!(covered, text);
-    // The tokens around a prompt are none of the client's.
-    let rendered = Rendered { text: text.into(), literal: vec![0..3] };
-    assert_eq!(tokenizer.encode_rendered_now(&rendered, Specials::Add).unwrap().ids[0], BOS);
+    // The tokens that the tokenizer adds are not affected by literal ranges.
+    let rendered = RenderedPrompt { text: text.into(), literal: vec![0..3] };
+    assert_eq!(tokenizer.encode_rendered_now(&rendered, SpecialTokens::Add).unwrap().ids[0], BOS);
 }
 
 fn literal_ranges_change_nothing_else(tokenizer: &Tokenizer) {
     proptest!(ProptestConfig::with_cases(200), |(text in texts(), places in prop::collection::vec(any::<prop::sample::Index>(), 1..4))| {
-        let whole = tokenizer.encode_now(&text, Specials::Omit).unwrap();
-        // Ranges without special tokens have the tokens that they had, also in pieces.
+        let whole = tokenizer.encode_now(&text, SpecialTokens::Omit).unwrap();
+        // Literal ranges without special tokens do not change the tokens, with and without chunks.
         let specials: Vec<_> = ["<|im_end|>", "<s>", "</s>"].iter().flat_map(|mark| text.match_indices(mark)).collect();
         let mut literal: Vec<usize> = places.iter().map(|place| place.index(text.len() + 1)).collect();
         literal.sort_unstable();
@@ -155,9 +156,9 @@ fn literal_ranges_change_nothing_else(tokenizer: &Tokenizer) {
         let free = |at: &usize| text.is_char_boundary(*at) && *at < text.len()
             && !specials.iter().any(|(from, mark)| (*from..from + mark.len()).contains(at));
         let literal: Vec<_> = literal.into_iter().filter(free).map(|at| at..at + 1).collect();
-        let rendered = Rendered { text, literal };
-        prop_assert_eq!(&tokenizer.encode_rendered_now(&rendered, Specials::Omit).unwrap(), &whole);
-        prop_assert_eq!(in_pieces(tokenizer, &rendered, 20).0, whole);
+        let rendered = RenderedPrompt { text, literal };
+        prop_assert_eq!(&tokenizer.encode_rendered_now(&rendered, SpecialTokens::Omit).unwrap(), &whole);
+        prop_assert_eq!(encode_in_chunks(tokenizer, &rendered, 20).0, whole);
     });
 }
 

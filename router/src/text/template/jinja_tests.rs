@@ -1,10 +1,12 @@
-//! Expressions beside what Jinja2 makes of them: `integration-tests/oracle/make_jinja.py` writes the table.
+//! Compares expressions with Jinja2's results. `integration-tests/oracle/make_jinja.py` writes the
+//! table.
 
 use serde_json::Value;
 
-use super::{ChatTemplate, Conversation};
+use super::ChatTemplate;
+use crate::text::Conversation;
 
-/// The expressions that differ, and why that is so.
+/// The expressions with a different result, and the reasons.
 const EXPLAINED: &[(&str, &str)] = &[
     ("(1, 2)", TUPLES),
     ("'' ~ (1, 2)", TUPLES),
@@ -30,13 +32,13 @@ const TUPLES: &str = "minijinja has no tuples: they are lists, and print as list
 const RANGES: &str = "minijinja makes a list of a range.";
 
 #[test]
-fn expressions_mean_what_they_mean_in_jinja2() {
+fn expressions_have_the_results_of_jinja2() {
     let golden: Value =
         serde_json::from_str(include_str!("../../../../integration-tests/golden/jinja.json")).unwrap();
     let more = golden["variables"].as_object().unwrap();
     let (mut wrong, mut count) = (Vec::new(), 0);
     for row in golden["expressions"].as_array().unwrap() {
-        // Where Jinja2 refuses, anything goes.
+        // Any result is allowed where Jinja2 fails.
         let (Some(expression), Some(expected)) = (row[0].as_str(), row[1].as_str()) else { continue };
         count += 1;
         let conversation = Conversation { more: more.clone(), ..Conversation::default() };

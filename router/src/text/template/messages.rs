@@ -4,13 +4,15 @@ use std::borrow::Cow;
 
 use serde_json::Value;
 
-use super::Conversation;
 use super::python::written_json;
+use crate::text::conversation::Conversation;
 
-/// Names of the field with an assistant's reasoning. Clients write one of them, and templates read another one.
+/// The names of the field with an assistant's reasoning. Clients use one of the names, and
+/// templates read another one.
 const REASONING: [&str; 3] = ["reasoning_content", "reasoning", "thinking"];
 
-/// The conversation with each reasoning under all of its names, as transformers shows it to templates.
+/// Returns the conversation with each reasoning under all of its names, in the same way as
+/// transformers.
 pub(super) fn with_reasoning(conversation: &Conversation) -> Cow<'_, Conversation> {
     if conversation.messages.iter().all(|message| missing(message).is_none()) {
         return Cow::Borrowed(conversation);
@@ -27,7 +29,7 @@ pub(super) fn with_reasoning(conversation: &Conversation) -> Cow<'_, Conversatio
     Cow::Owned(conversation)
 }
 
-/// The reasoning of a message that is not under all of its names yet.
+/// Returns the reasoning of a message that does not have it under all names yet.
 fn missing(message: &Value) -> Option<&str> {
     if message["role"] != "assistant" || REASONING.iter().all(|name| !message[*name].is_null()) {
         return None;
@@ -35,10 +37,11 @@ fn missing(message: &Value) -> Option<&str> {
     REASONING.iter().find_map(|name| message[*name].as_str())
 }
 
-/// The conversation with the arguments of calls as the JSON text that APIs have. Nothing if none of them is an object.
+/// Returns the conversation with the arguments of tool calls as JSON text, the form of the APIs.
+/// Returns `None` if no arguments are an object.
 ///
-/// Most templates write the arguments with `tojson`, for which they must be objects. Some join them with other texts, which
-/// fails with an object.
+/// Most templates write the arguments with `tojson`, which needs objects. Some templates
+/// concatenate them with other text, which fails with an object.
 pub(super) fn with_written_arguments(conversation: &Conversation) -> Option<Conversation> {
     let mut written = None;
     for (index, message) in conversation.messages.iter().enumerate() {

@@ -1,14 +1,16 @@
-//! Published chat templates beside what transformers makes of them. Templates, conversations and renderings are other people's,
-//! so they are test data outside of the repository.
+//! Compares published chat templates with the renderings of transformers. The templates,
+//! conversations and renderings have other authors, so they are test data outside of the
+//! repository.
 
 use std::path::{Path, PathBuf};
 
 use chrono::{Local, NaiveDate};
 use serde_json::Value;
 
-use super::{ChatTemplate, Conversation, TemplateError};
+use super::{ChatTemplate, TemplateError};
+use crate::text::Conversation;
 
-/// Forms in which templates write the day.
+/// The date formats that templates use.
 const DAYS: [&str; 5] = ["%Y-%m-%d", "%d %B %Y", "%d %b %Y", "%B %d, %Y", "%b %d %Y"];
 
 fn read(path: &Path) -> Value {
@@ -26,7 +28,7 @@ fn conversation(asked: &Value) -> Conversation {
     }
 }
 
-/// The text as it would have been on the day of the renderings.
+/// Replaces today's date by the day on which transformers rendered the conversations.
 fn on_that_day(text: String) -> String {
     let (today, then) = (Local::now().date_naive(), NaiveDate::from_ymd_opt(2026, 11, 22).unwrap());
     DAYS.iter().fold(text, |text, form| {

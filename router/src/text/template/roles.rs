@@ -1,31 +1,37 @@
-//! Which roles a template writes. Some templates pass over messages whose role they do not know, so that the model would
-//! answer without having seen them.
+//! Detects the roles whose messages a template leaves out. Some templates skip messages with
+//! unknown roles, so that the model would answer without having seen them.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use serde_json::{Value, json};
 
-use super::{ChatTemplate, Conversation, TemplateError};
+use super::error::TemplateError;
+use crate::text::conversation::Conversation;
 
-/// Stands for the text of a message. It has no characters that a template would write in another way.
+/// Renders a conversation with the template under test.
+type Render<'a> = &'a dyn Fn(&Conversation) -> Result<String, TemplateError>;
+
+/// The text of the message under test. It contains no characters that a template would change.
 const MARK: &str = "millraceprobe7391";
 
-/// Roles of one conversation that are looked at; the API knows six, and a template names few.
-const MOST_ROLES: usize = 16;
+/// The number of roles per conversation that are checked. The API has six roles, and a template
+/// names few.
+const MAX_ROLES: usize = 16;
 
-/// What has been found out about a template. A role is that of the API or one that the template has in quotes, so there are
-/// few of them.
+/// Caches whether a template leaves out the messages of each role. A role is one of the API's or
+/// one that the template quotes, so the map stays small.
 #[derive(Debug, Default)]
-pub(super) struct Roles(Mutex<HashMap<String, bool>>);
+pub(super) struct RoleSupport(Mutex<HashMap<String, bool>>);
 
-impl ChatTemplate {
-    /// Refuses a conversation of which the template would leave out messages.
+impl RoleSupport {
+    /// Refuses a conversation if the template, which `render` runs, leaves out some of its
+    /// messages.
     ///
     /// # Errors
-    /// [`TemplateError::Render`] names their role.
-    pub(super) fn check_roles(&self, conversation: &Conversation) -> Result<(), TemplateError> {
-        match self.dropped_role(conversation) {
+    /// [`TemplateError::Render`] names the role of these messages.
+    pub(super) fn check(&self, conversation: &Conversation, render: Render<'_>) -> Result<(), TemplateError> {
+        match self.omitted_role(conversation, render) {
             None => Ok(()),
             Some(role) => Err(TemplateError::Render(format!(
                 "the model's chat template leaves out messages with the role `{role}`"
@@ -33,47 +39,49 @@ impl ChatTemplate {
         }
     }
 
-    /// A role in the conversation whose messages the template leaves out.
-    fn dropped_role(&self, conversation: &Conversation) -> Option<String> {
-        let texts = conversation.messages.iter().filter(|message| {
+    /// Returns a role of the conversation whose messages the template leaves out.
+    fn omitted_role(&self, conversation: &Conversation, render: Render<'_>) -> Option<String> {
+        let with_text = conversation.messages.iter().filter(|message| {
             message.get("content").and_then(Value::as_str).is_some_and(|text| !text.trim().is_empty())
         });
-        let mut seen: Vec<&str> = Vec::new();
-        for role in texts.filter_map(|message| message["role"].as_str()) {
-            // Every template writes these two.
-            if matches!(role, "user" | "assistant") || seen.contains(&role) || seen.len() == MOST_ROLES {
+        let mut checked: Vec<&str> = Vec::new();
+        for role in with_text.filter_map(|message| message["role"].as_str()) {
+            // Every template renders these two roles.
+            if matches!(role, "user" | "assistant") || checked.contains(&role) || checked.len() == MAX_ROLES {
                 continue;
             }
-            if self.drops(role) {
+            if self.omits(role, render) {
                 return Some(role.to_owned());
             }
-            seen.push(role);
+            checked.push(role);
         }
         None
     }
 
     /// Whether the template leaves out messages of this role.
-    fn drops(&self, role: &str) -> bool {
-        let known = |roles: &Mutex<HashMap<String, bool>>| {
-            roles.lock().unwrap_or_else(PoisonError::into_inner).get(role).copied()
-        };
-        if let Some(drops) = known(&self.0.roles.0) {
-            return drops;
+    fn omits(&self, role: &str, render: Render<'_>) -> bool {
+        if let Some(omits) = self.roles().get(role) {
+            return *omits;
         }
-        let written: Vec<bool> = probes(role)
+        let shows_mark: Vec<bool> = probe_conversations(role)
             .iter()
-            .filter_map(|probe| self.render_now(probe).ok())
+            .filter_map(|probe| render(probe).ok())
             .map(|text| text.contains(MARK))
             .collect();
-        // A template that refuses the role says so itself.
-        let drops = !written.is_empty() && !written.contains(&true);
-        self.0.roles.0.lock().unwrap_or_else(PoisonError::into_inner).insert(role.to_owned(), drops);
-        drops
+        // If every rendering fails, the template refuses the role with its own error text.
+        let omits = !shows_mark.is_empty() && !shows_mark.contains(&true);
+        self.roles().insert(role.to_owned(), omits);
+        omits
+    }
+
+    fn roles(&self) -> MutexGuard<'_, HashMap<String, bool>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Short conversations with a message of this role, at the places at which templates expect one.
-fn probes(role: &str) -> Vec<Conversation> {
+/// Returns short conversations with a message of this role at the places where templates expect
+/// one.
+fn probe_conversations(role: &str) -> Vec<Conversation> {
     let function =
         json!({"name": "f", "description": "d", "parameters": {"type": "object", "properties": {}}});
     let call = json!({"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {}}});
@@ -100,47 +108,50 @@ fn probes(role: &str) -> Vec<Conversation> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::text::ChatTemplate;
 
-    fn dropped(source: &str, role: &str) -> Option<String> {
+    fn omitted(source: &str, role: &str) -> Option<String> {
         let template = ChatTemplate::new(source, None, None, None, 1).unwrap();
         let messages = vec![json!({"role": role, "content": "x"}), json!({"role": "user", "content": "y"})];
-        template.dropped_role(&Conversation { messages, ..Conversation::default() })
+        let conversation = Conversation { messages, ..Conversation::default() };
+        RoleSupport::default().omitted_role(&conversation, &|probe| template.render_now(probe))
     }
 
     #[test]
-    fn roles_that_a_template_passes_over_are_found() {
+    fn roles_that_a_template_omits_are_found() {
         let some = "{% for m in messages %}{% if m.role == 'user' %}U {{ m.content }}\
                     {% elif m.role == 'assistant' %}A {{ m.content }}{% endif %}{% endfor %}";
-        assert_eq!(dropped(some, "system").as_deref(), Some("system"));
-        assert_eq!(dropped(some, "tool").as_deref(), Some("tool"));
-        assert_eq!(dropped(some, "user"), None);
+        assert_eq!(omitted(some, "system").as_deref(), Some("system"));
+        assert_eq!(omitted(some, "tool").as_deref(), Some("tool"));
+        assert_eq!(omitted(some, "user"), None);
         let all = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% endfor %}";
-        assert_eq!(dropped(all, "tool"), None);
-        // Only in front, only after a call, and in JSON.
+        assert_eq!(omitted(all, "tool"), None);
+        // Templates that write the role only at the front, only after a call, or as JSON.
         let front = "{% if messages[0].role == 'system' %}{{ messages[0].content | trim }}{% endif %}\
                      {% for m in messages if m.role != 'system' %}{{ m.content }}{% endfor %}";
-        assert_eq!(dropped(front, "system"), None);
+        assert_eq!(omitted(front, "system"), None);
         let after = "{% for m in messages %}{% if m.role == 'tool' and messages[loop.index0 - 1].tool_calls %}\
                      {{ m.content | tojson }}{% elif m.role == 'user' %}{{ m.content }}{% endif %}{% endfor %}";
-        assert_eq!(dropped(after, "tool"), None);
-        // A template that refuses a role says so in its own words.
+        assert_eq!(omitted(after, "tool"), None);
+        // A template that refuses a role does so with its own error text.
         let strict = "{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}\
                       {{ m.content }}{% endfor %}";
-        assert_eq!(dropped(strict, "system"), None);
+        assert_eq!(omitted(strict, "system"), None);
     }
 
     #[test]
-    fn a_dropped_role_is_an_error_that_names_it() {
+    fn an_omitted_role_is_an_error_that_names_it() {
         let source = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}";
         let template = ChatTemplate::new(source, None, None, None, 1).unwrap();
         let messages =
             vec![json!({"role": "system", "content": "x"}), json!({"role": "user", "content": "y"})];
         let conversation = Conversation { messages, ..Conversation::default() };
-        let error = template.check_roles(&conversation).unwrap_err();
+        let error =
+            RoleSupport::default().check(&conversation, &|probe| template.render_now(probe)).unwrap_err();
         assert!(matches!(&error, TemplateError::Render(why) if why.contains("role `system`")), "{error}");
-        // An empty message has nothing that could be left out.
+        // An empty message has no text that could be left out.
         let mut empty = conversation;
         empty.messages[0]["content"] = json!(" ");
-        assert_eq!(template.check_roles(&empty), Ok(()));
+        assert_eq!(RoleSupport::default().check(&empty, &|probe| template.render_now(probe)), Ok(()));
     }
 }

@@ -1,23 +1,23 @@
-//! Canned answers of each format, in one piece and in all others.
+//! Tests recorded answers of each format, in one piece and in all other divisions.
 
 use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
 use crate::tools::format::FORMATS;
-use crate::tools::{Choice, Tool};
+use crate::tools::{Tool, ToolChoice};
 
-fn tools(parallel: bool) -> Tools {
+fn tools(parallel: bool) -> AllowedTools {
     let properties = json!({"s": {"type": "string"}, "e": {"enum": ["a", "1"]}, "n": {"type": "integer"}, "m": {"type": ["string", "null"]}});
     let tool = |name: &str| Tool { name: name.into(), parameters: json!({"properties": properties}) };
-    Tools { tools: vec![tool("get"), tool("set")], choice: Choice::Auto, parallel }
+    AllowedTools { tools: vec![tool("get"), tool("set")], choice: ToolChoice::Auto, parallel }
 }
 
-/// Content and calls of an answer that comes in these pieces.
-fn read(format: Format, parallel: bool, pieces: &[&str]) -> (String, Vec<(String, String)>) {
-    let mut parser = Parser::new(format, &tools(parallel));
+/// Parses an answer that arrives in these pieces. Returns its content and its calls.
+fn read(format: ToolFormat, parallel: bool, pieces: &[&str]) -> (String, Vec<(String, String)>) {
+    let mut parser = ToolCallParser::new(format, &tools(parallel));
     let (mut content, mut calls) = (String::new(), Vec::<(String, String)>::new());
-    let deltas: Vec<Delta> = pieces.iter().map(|piece| parser.push(piece)).collect();
+    let deltas: Vec<AnswerDelta> = pieces.iter().map(|piece| parser.push(piece)).collect();
     for delta in deltas.into_iter().chain([parser.finish()]) {
         content += &delta.content;
         let indices: Vec<usize> = delta.calls.iter().map(|call| call.index).collect();
@@ -38,19 +38,19 @@ fn read(format: Format, parallel: bool, pieces: &[&str]) -> (String, Vec<(String
     (content, calls)
 }
 
-/// A format, whether calls may be several, an answer, and what it is.
-type Case = (Format, bool, &'static str, &'static str, &'static [(&'static str, &'static str)]);
+/// A format, whether several calls are allowed, an answer, and its expected content and calls.
+type Case = (ToolFormat, bool, &'static str, &'static str, &'static [(&'static str, &'static str)]);
 
 const CASES: &[Case] = &[
     (
-        Format::Hermes,
+        ToolFormat::Hermes,
         true,
         "<tool_call>\n{\"name\": \"get\", \"arguments\": {\"a\": \"}{\\\"]\", \"b\": [1, {}]}}\n</tool_call>",
         "",
         &[("get", "{\"a\": \"}{\\\"]\", \"b\": [1, {}]}")],
     ),
     (
-        Format::Hermes,
+        ToolFormat::Hermes,
         true,
         "I look.\n\n<tool_call>{\"name\":\"get\",\"arguments\":{}}</tool_call>\n<tool_call>\n{\"arguments\": {\"é\": \"ü😀\"}, \
          \"name\": \"set\"}\n</tool_call>\n",
@@ -58,127 +58,146 @@ const CASES: &[Case] = &[
         &[("get", "{}"), ("set", "{\"é\": \"ü😀\"}")],
     ),
     (
-        Format::Hermes,
+        ToolFormat::Hermes,
         false,
         "<tool_call>{\"name\":\"get\",\"arguments\":{}}</tool_call><tool_call>{\"name\":\"set\",\"arguments\":{}}</tool_call>",
         "",
         &[("get", "{}")],
     ),
-    (Format::Hermes, true, "a < b <tool_cal> \n", "a < b <tool_cal> \n", &[]),
+    (ToolFormat::Hermes, true, "a < b <tool_cal> \n", "a < b <tool_cal> \n", &[]),
     (
-        Format::Hermes,
+        ToolFormat::Hermes,
         true,
         "  {\"name\": \"get\", \"arguments\": {}}",
         "  {\"name\": \"get\", \"arguments\": {}}",
         &[],
     ),
     (
-        Format::Hermes,
+        ToolFormat::Hermes,
         true,
         "x <tool_call>{\"name\": \"other\", \"arguments\": {}}</tool_call>",
         "x<tool_call>{\"name\": \"other\", \"arguments\": {}}</tool_call>",
         &[],
     ),
-    (Format::Hermes, true, "<tool_call>nonsense", "<tool_call>nonsense", &[]),
-    (Format::Hermes, true, "<tool_call>{\"name\": \"g", "<tool_call>{\"name\": \"g", &[]),
-    // Cut off by the limit of tokens.
+    (ToolFormat::Hermes, true, "<tool_call>nonsense", "<tool_call>nonsense", &[]),
+    (ToolFormat::Hermes, true, "<tool_call>{\"name\": \"g", "<tool_call>{\"name\": \"g", &[]),
+    // An answer that ends at the token limit.
     (
-        Format::Hermes,
+        ToolFormat::Hermes,
         true,
         "<tool_call>{\"name\": \"get\", \"arguments\": {\"a\": [1, \"x",
         "",
         &[("get", "{\"a\": [1, \"x")],
     ),
-    (Format::Hermes, true, "", "", &[]),
-    (Format::Hermes, true, " \n", " \n", &[]),
+    (ToolFormat::Hermes, true, "", "", &[]),
+    (ToolFormat::Hermes, true, " \n", " \n", &[]),
     (
-        Format::Mistral,
+        ToolFormat::Mistral,
         true,
         "Sure. [TOOL_CALLS] [{\"name\": \"get\", \"arguments\": {\"a\": [\"]\"]}}, {\"name\": \"set\", \"arguments\": {}}]",
         "Sure.",
         &[("get", "{\"a\": [\"]\"]}"), ("set", "{}")],
     ),
-    (Format::Mistral, true, "[TOOL_CALLS] none", "[TOOL_CALLS] none", &[]),
-    (Format::Mistral, true, "[1, 2]", "[1, 2]", &[]),
+    (ToolFormat::Mistral, true, "[TOOL_CALLS] none", "[TOOL_CALLS] none", &[]),
+    (ToolFormat::Mistral, true, "[1, 2]", "[1, 2]", &[]),
     (
-        Format::Llama3Json,
+        ToolFormat::Llama3Json,
         true,
         "{\"name\": \"get\", \"parameters\": {\"a\": 1}}",
         "",
         &[("get", "{\"a\": 1}")],
     ),
     (
-        Format::Llama3Json,
+        ToolFormat::Llama3Json,
         true,
         "<|python_tag|>{\"name\": \"get\", \"parameters\": {}}; {\"name\": \"set\", \"parameters\": {\"b\": null}}",
         "",
         &[("get", "{}"), ("set", "{\"b\": null}")],
     ),
-    (Format::Llama3Json, true, "{\"answer\": 42}", "{\"answer\": 42}", &[]),
-    (Format::Llama3Json, true, "It is {\"name\": \"get\"}", "It is {\"name\": \"get\"}", &[]),
+    (ToolFormat::Llama3Json, true, "{\"answer\": 42}", "{\"answer\": 42}", &[]),
+    (ToolFormat::Llama3Json, true, "It is {\"name\": \"get\"}", "It is {\"name\": \"get\"}", &[]),
     (
-        Format::Json,
+        ToolFormat::Json,
         true,
         "\n{\"name\": \"set\", \"arguments\": {\"x\": 1.5e3}}",
         "",
         &[("set", "{\"x\": 1.5e3}")],
     ),
     (
-        Format::Json,
+        ToolFormat::Json,
         true,
         "[{\"name\": \"set\", \"arguments\": {}}, {\"name\": \"get\", \"arguments\": {}}]",
         "",
         &[("set", "{}"), ("get", "{}")],
     ),
-    (Format::Json, true, "[1, 2, 3]", "[1, 2, 3]", &[]),
-    (Format::Json, true, "Just text.", "Just text.", &[]),
-    // Another order, other fields, and a name with an escape.
+    (ToolFormat::Json, true, "[1, 2, 3]", "[1, 2, 3]", &[]),
+    (ToolFormat::Json, true, "Just text.", "Just text.", &[]),
+    // Another order of fields, other fields, and a name with an escape.
     (
-        Format::Json,
+        ToolFormat::Json,
         true,
         "{\"id\": 7, \"arguments\": {\"k\": true}, \"x\": [\"name\"], \"name\": \"g\\u0065t\"}",
         "",
         &[("get", "{\"k\": true}")],
     ),
     // A name alone is a call without arguments. Other JSON with the name of a tool is text.
-    (Format::Json, true, "{\"name\": \"get\"}", "", &[("get", "{}")]),
-    (Format::Hermes, true, "<tool_call>{\"name\": \"get\"}</tool_call>", "", &[("get", "{}")]),
-    (Format::Llama3Json, true, "{\"type\": \"function\", \"name\": \"get\"}", "", &[("get", "{}")]),
-    (Format::Llama3Json, true, "{\"name\": \"Ada\", \"age\": 36}", "{\"name\": \"Ada\", \"age\": 36}", &[]),
-    (Format::Llama3Json, true, "{\"name\": \"get\", \"age\": 36}", "{\"name\": \"get\", \"age\": 36}", &[]),
-    (Format::Llama3Json, true, "{\"age\": 36, \"name\": \"get\"} ", "{\"age\": 36, \"name\": \"get\"} ", &[]),
+    (ToolFormat::Json, true, "{\"name\": \"get\"}", "", &[("get", "{}")]),
+    (ToolFormat::Hermes, true, "<tool_call>{\"name\": \"get\"}</tool_call>", "", &[("get", "{}")]),
+    (ToolFormat::Llama3Json, true, "{\"type\": \"function\", \"name\": \"get\"}", "", &[("get", "{}")]),
     (
-        Format::Llama3Json,
+        ToolFormat::Llama3Json,
+        true,
+        "{\"name\": \"Ada\", \"age\": 36}",
+        "{\"name\": \"Ada\", \"age\": 36}",
+        &[],
+    ),
+    (
+        ToolFormat::Llama3Json,
+        true,
+        "{\"name\": \"get\", \"age\": 36}",
+        "{\"name\": \"get\", \"age\": 36}",
+        &[],
+    ),
+    (
+        ToolFormat::Llama3Json,
+        true,
+        "{\"age\": 36, \"name\": \"get\"} ",
+        "{\"age\": 36, \"name\": \"get\"} ",
+        &[],
+    ),
+    (
+        ToolFormat::Llama3Json,
         true,
         "{\"name\": \"get\", \"parameters\": [1]}",
         "{\"name\": \"get\", \"parameters\": [1]}",
         &[],
     ),
-    (Format::Llama3Json, true, "{\"a\": {\"name\": \"get\"}} ok", "{\"a\": {\"name\": \"get\"}} ok", &[]),
+    (ToolFormat::Llama3Json, true, "{\"a\": {\"name\": \"get\"}} ok", "{\"a\": {\"name\": \"get\"}} ok", &[]),
     (
-        Format::MistralV11,
+        ToolFormat::MistralV11,
         true,
         "Sure. [TOOL_CALLS]get[ARGS]{\"a\": [\"}\", {}]}[TOOL_CALLS]set[CALL_ID]abcdef123[ARGS]{}",
         "Sure.",
         &[("get", "{\"a\": [\"}\", {}]}"), ("set", "{}")],
     ),
-    (Format::MistralV11, false, "[TOOL_CALLS]get[ARGS]{}[TOOL_CALLS]set[ARGS]{}", "", &[("get", "{}")]),
-    // As it is where the mark before the arguments has been lost, and as cut off.
-    (Format::MistralV11, true, "[TOOL_CALLS] get {\"a\": 1", "", &[("get", "{\"a\": 1")]),
-    (Format::MistralV11, true, "[TOOL_CALLS]other[ARGS]{} b", "[TOOL_CALLS]other[ARGS]{} b", &[]),
-    (Format::MistralV11, true, "[TOOL_CALLS]get", "[TOOL_CALLS]get", &[]),
-    (Format::MistralV11, true, "[TOOL_CALLS]get[ARGS]{} Done.", "Done.", &[("get", "{}")]),
+    (ToolFormat::MistralV11, false, "[TOOL_CALLS]get[ARGS]{}[TOOL_CALLS]set[ARGS]{}", "", &[("get", "{}")]),
+    // Answers without the marker before the arguments, and answers that are cut off.
+    (ToolFormat::MistralV11, true, "[TOOL_CALLS] get {\"a\": 1", "", &[("get", "{\"a\": 1")]),
+    (ToolFormat::MistralV11, true, "[TOOL_CALLS]other[ARGS]{} b", "[TOOL_CALLS]other[ARGS]{} b", &[]),
+    (ToolFormat::MistralV11, true, "[TOOL_CALLS]get", "[TOOL_CALLS]get", &[]),
+    (ToolFormat::MistralV11, true, "[TOOL_CALLS]get[ARGS]{} Done.", "Done.", &[("get", "{}")]),
     (
-        Format::Qwen3Coder,
+        ToolFormat::Qwen3Coder,
         true,
         "Well.\n<tool_call>\n<function=get>\n<parameter=s>\na \"q\"\n</parameter</para\n\n</parameter>\n<parameter=n>\n 7 \n</parameter>\n\
          </function>\n</tool_call>\n<tool_call><function=set></function></tool_call>",
         "Well.",
         &[("get", "{\"s\": \"a \\\"q\\\"\\n</parameter</para\\n\", \"n\": 7}"), ("set", "{}")],
     ),
-    // Texts that look like something else, values that are not what they should be, arguments that are not in the schema.
+    // Strings that look like other values, values of a wrong type, and arguments that are not in
+    // the schema.
     (
-        Format::Qwen3Coder,
+        ToolFormat::Qwen3Coder,
         true,
         "<tool_call><function=get><parameter=s>1</parameter><parameter=e>1</parameter><parameter=m>1</parameter>\
          <parameter=n>x</parameter><parameter=ü>[1, {}]</parameter><parameter=y>True</parameter></function></tool_call>",
@@ -186,19 +205,19 @@ const CASES: &[Case] = &[
         &[("get", "{\"s\": \"1\", \"e\": \"1\", \"m\": \"1\", \"n\": \"x\", \"ü\": [1, {}], \"y\": true}")],
     ),
     (
-        Format::Qwen3Coder,
+        ToolFormat::Qwen3Coder,
         true,
         "<tool_call><function=get><parameter=m>null</parameter><parameter=s>\nab\n</par",
         "",
         &[("get", "{\"m\": null, \"s\": \"ab")],
     ),
-    (Format::Qwen3Coder, true, "<tool_call><function=other>", "<tool_call><function=other>", &[]),
-    (Format::Qwen3Coder, true, "<tool_call>{\"name\": \"get\"}", "<tool_call>{\"name\": \"get\"}", &[]),
-    (Format::Qwen3Coder, true, "<tool_call><function=get><b>", "", &[("get", "")]),
+    (ToolFormat::Qwen3Coder, true, "<tool_call><function=other>", "<tool_call><function=other>", &[]),
+    (ToolFormat::Qwen3Coder, true, "<tool_call>{\"name\": \"get\"}", "<tool_call>{\"name\": \"get\"}", &[]),
+    (ToolFormat::Qwen3Coder, true, "<tool_call><function=get><b>", "", &[("get", "")]),
 ];
 
 #[test]
-fn each_answer_is_what_it_is() {
+fn each_answer_has_the_expected_content_and_calls() {
     for &(format, parallel, answer, content, calls) in CASES {
         let calls: Vec<_> = calls.iter().map(|(name, args)| (name.to_string(), args.to_string())).collect();
         assert_eq!(read(format, parallel, &[answer]), (content.to_owned(), calls), "{answer}");
@@ -206,7 +225,7 @@ fn each_answer_is_what_it_is() {
 }
 
 #[test]
-fn every_cut_in_two_and_every_character_alone_are_the_same() {
+fn divisions_do_not_change_the_result() {
     for &(format, parallel, answer, ..) in CASES {
         let whole = read(format, parallel, &[answer]);
         for at in (0..=answer.len()).filter(|&at| answer.is_char_boundary(at)) {
@@ -219,9 +238,9 @@ fn every_cut_in_two_and_every_character_alone_are_the_same() {
 }
 
 proptest! {
-    /// Whatever comes, in whatever pieces: it is read, and the pieces do not matter.
+    /// Parses arbitrary text. Its division into pieces does not change the result.
     #[test]
-    fn the_pieces_do_not_matter(
+    fn random_divisions_do_not_change_the_result(
         parts in prop::collection::vec(prop_oneof![
             Just("<tool_call>"), Just("</tool_call>"), Just("[TOOL_CALLS]"), Just("<|python_tag|>"), Just("{"), Just("}"),
             Just("\"name\""), Just(": "), Just("\"get\""), Just("\"arguments\""), Just("[ARGS]"), Just("get"), Just("[CALL_ID]"), Just("<function=get>"),
@@ -242,8 +261,8 @@ proptest! {
     }
 }
 
-/// Texts of about this many bytes that a parser has to hold back or to look at again and again, with what begins each of
-/// them once.
+/// Texts of about this length that a parser holds back or examines repeatedly, each with the prefix
+/// that begins it.
 fn long_answers(bytes: usize) -> Vec<(&'static str, String)> {
     let of = |prefix: &str, part: &str| format!("{prefix}{}", part.repeat(bytes / part.len()));
     vec![
@@ -273,8 +292,8 @@ fn long_answers(bytes: usize) -> Vec<(&'static str, String)> {
 
 #[test]
 fn the_time_is_linear_in_the_text() {
-    // The parser once trimmed all that it held back for each character: 200 000 characters of white space were 2 * 10^10
-    // steps, which is more than ten seconds of any machine. Now each of these takes some milliseconds.
+    // A quadratic parser takes 2 * 10^10 steps for 200 000 characters of white space, which is more
+    // than ten seconds on any machine. A linear one takes some milliseconds.
     for format in FORMATS {
         for (name, answer) in long_answers(200_000) {
             let since = std::time::Instant::now();
@@ -291,8 +310,8 @@ fn an_argument_is_read_in_linear_time_whatever_its_schema() {
     let values: Vec<_> = (0..20_000).map(|i| i.to_string()).collect();
     let parameters = json!({"properties": {"e": {"enum": values}}});
     let tool = Tool { name: "get".into(), parameters };
-    let tools = Tools { tools: vec![tool], choice: Choice::Auto, parallel: true };
-    let mut parser = Parser::new(Format::Qwen3Coder, &tools);
+    let tools = AllowedTools { tools: vec![tool], choice: ToolChoice::Auto, parallel: true };
+    let mut parser = ToolCallParser::new(ToolFormat::Qwen3Coder, &tools);
     let since = std::time::Instant::now();
     let answer = format!("<tool_call><function=get><parameter=e>{}", "1".repeat(50_000));
     assert_eq!(parser.push(&answer).calls[0].arguments.len(), "{\"e\": \"".len() + 50_000);

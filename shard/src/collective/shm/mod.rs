@@ -2,16 +2,17 @@
 //!
 //! # Rounds
 //!
-//! Every operation is made of rounds. In round k a rank writes its values to half `k % 2` of its slot, publishes k, waits
-//! until all ranks have published k, and reads their halves `k % 2`.
+//! Every operation consists of rounds. In round k a rank writes its values to half `k % 2` of its
+//! own area, publishes k, waits until all ranks have published k, and reads their halves `k % 2`.
 //!
-//! Why no half is overwritten while somebody reads it: a rank writes to half `k % 2` again in round k + 2, that is after it
-//! has seen all ranks publish k + 1. A rank publishes k + 1 after it has finished reading in round k. So the halves of round
-//! k are read no more, and the wait at the end of round k + 1 is the only one needed. This is why also ranks that get
-//! nothing (rank 0 in a broadcast, all in a barrier) wait for all others.
+//! No half is overwritten while another rank reads it. A rank writes to half `k % 2` again in round
+//! k + 2, after all ranks have published k + 1. A rank publishes k + 1 only after it has finished
+//! reading in round k. So one wait per round is enough. This argument needs every rank to wait for
+//! all others in every round, even a rank that receives nothing (rank 0 in a broadcast, all ranks
+//! in a barrier).
 //!
-//! A rank whose wait has failed does not know that, and therefore never writes again: it ends its turn, and refuses all
-//! further calls.
+//! A rank whose wait has failed cannot rely on this. Therefore it never writes again: it marks
+//! itself as ended, and refuses all further calls.
 
 mod region;
 mod wait;
@@ -25,20 +26,22 @@ use std::thread;
 use std::time::Duration;
 
 use region::{HALF, Region};
-use wait::{Round, Stop};
+use wait::{Round, WaitError};
 
-use super::address::{Place, Token};
+use super::abort::Abort;
+use super::address::{GroupToken, LeaderLocation};
 use super::sum::sum_in_order;
-use super::{Abort, Aborter, Call, CollectiveError, Deadlines, HostCollective, Operation};
+use super::{Aborter, Call, CollectiveError, Deadlines, HostCollective, Operation};
 
-/// Values of one half.
+/// Number of values in one half.
 const VALUES: usize = HALF / size_of::<f32>();
 
-/// From how many values on, and with more than two ranks, each rank sums a part only and gathers the rest, in two rounds
-/// instead of one. A rank then reads two vectors instead of one of each rank.
+/// From this number of values on, and with more than two ranks, each rank sums only a part and
+/// gathers the other parts, in two rounds instead of one. A rank then reads two vectors instead of
+/// one vector per rank.
 const SPLIT_FROM: usize = 8 << 10;
 
-/// Values in a cache line: the parts that ranks sum begin at lines of their own.
+/// Number of values in a cache line. The parts that the ranks sum begin at different cache lines.
 const LINE: usize = 16;
 
 /// One rank of a group that shares memory.
@@ -47,54 +50,54 @@ pub(super) struct Shm {
     rank: usize,
     world_size: usize,
     deadline: Duration,
-    /// Whether every rank can have a core for itself; if not, spinning keeps those off that are waited for.
+    /// Whether waits begin with spinning. If there are fewer cores than ranks, spinning would take
+    /// the core of a rank that others wait for.
     spin: bool,
-    /// The last round that was published.
+    /// The last round that this rank has published.
     round: Round,
     calls: u64,
 }
 
-/// Rank 0, with the file open for the others.
-pub(super) struct Lead {
+/// Rank 0 of a group that is being formed. It keeps the file open for the others.
+pub(super) struct ShmLeader {
     rank: Shm,
     file: File,
-    /// The deadline of calls, once all are there.
-    call: Duration,
+    /// The deadline of calls once the group is formed.
+    call_deadline: Duration,
 }
 
-impl Lead {
+impl ShmLeader {
     pub(super) fn new(
-        token: Token,
+        token: GroupToken,
         world_size: usize,
         deadlines: Deadlines,
-    ) -> Result<(Lead, Place), CollectiveError> {
+    ) -> Result<(ShmLeader, LeaderLocation), CollectiveError> {
         let (region, file) = Region::create(token, world_size)?;
-        let place = Place::Shm { process: std::process::id(), descriptor: file.as_raw_fd().cast_unsigned() };
-        Ok((
-            Lead { rank: Shm::new(region, 0, world_size, deadlines.forming), file, call: deadlines.call },
-            place,
-        ))
+        let (process, descriptor) = (std::process::id(), file.as_raw_fd().cast_unsigned());
+        let rank = Shm::new(region, 0, world_size, deadlines.forming);
+        let leader = ShmLeader { rank, file, call_deadline: deadlines.call };
+        Ok((leader, LeaderLocation::Shm { process, descriptor }))
     }
 
     pub(super) fn wait(mut self) -> Result<Shm, CollectiveError> {
         self.rank.meet(Operation::Rendezvous)?;
-        self.rank.deadline = self.call;
+        self.rank.deadline = self.call_deadline;
         drop(self.file);
         Ok(self.rank)
     }
 }
 
-/// Joins by way of rank 0's open file.
+/// Joins the group through rank 0's open file.
 pub(super) fn join(
     process: u32,
     descriptor: u32,
-    token: Token,
+    token: GroupToken,
     rank: usize,
     world_size: usize,
     deadlines: Deadlines,
 ) -> Result<Shm, CollectiveError> {
     let region = Region::open(process, descriptor, token, world_size)?;
-    if !region.turn(rank).claim() {
+    if !region.rank_state(rank).claim() {
         return Err(CollectiveError::Taken { rank });
     }
     let mut shm = Shm::new(region, rank, world_size, deadlines.forming);
@@ -112,37 +115,38 @@ impl Shm {
     }
 
     fn begin(&mut self, operation: Operation, length: usize) -> Result<Call, CollectiveError> {
-        if self.region.turn(self.rank).has_ended() {
+        if self.region.rank_state(self.rank).has_ended() {
             return Err(self.ended(self.rank));
         }
         self.calls += 1;
         Ok(Call { sequence: self.calls - 1, operation, length: length as u64 })
     }
 
-    /// What stands in the slots after the round with this half, of `length` values of each rank.
+    /// Returns `length` values that `rank` has published in this half.
     fn theirs(&self, rank: usize, half: usize, length: usize) -> &[f32] {
-        // SAFETY: `half` is that of the round last published and waited for, so nobody writes to it (see the top of this
-        // file).
+        // SAFETY: `half` belongs to the last round, which all ranks have published, so nobody
+        // writes to it (see the top of this file).
         unsafe { self.region.values(rank, half, length) }
     }
 
-    /// This rank's values of the coming round.
+    /// Returns the place of this rank's values in the next round.
     fn ours(&mut self, length: usize) -> &mut [f32] {
-        // SAFETY: the half of the coming round is read by nobody (see the top of this file), and written by this rank alone,
-        // through this borrow of `self`.
+        // SAFETY: nobody reads the half of the next round (see the top of this file), and only this
+        // rank writes to it, through this borrow of `self`.
         unsafe { self.region.values_mut(self.rank, self.round.next().half(), length) }
     }
 
-    /// Publishes what this rank has written, and waits for all others to do so. Returns the half to read.
+    /// Publishes the values of this rank, and waits until all others have published theirs. Returns
+    /// the half to read.
     fn exchange(&mut self, call: &Call) -> Result<usize, CollectiveError> {
         let round = self.round.next();
         self.round = round;
-        self.region.turn(self.rank).publish(round.half(), call);
+        self.region.rank_state(self.rank).publish(round.half(), call);
         let met = (0..self.world_size).filter(|&rank| rank != self.rank).try_for_each(|rank| {
-            let turn = self.region.turn(rank);
-            turn.wait(round, self.spin, self.deadline).map_err(|stop| match stop {
-                Stop::Ended => self.ended(rank),
-                Stop::TimedOut => {
+            let state = self.region.rank_state(rank);
+            state.wait(round, self.spin, self.deadline).map_err(|error| match error {
+                WaitError::Ended => self.ended(rank),
+                WaitError::TimedOut => {
                     CollectiveError::TimedOut { operation: call.operation, rank, after: self.deadline }
                 }
             })
@@ -150,16 +154,16 @@ impl Shm {
         match met.and_then(|()| self.compare(round.half(), call)) {
             Ok(()) => Ok(round.half()),
             Err(error) => {
-                self.region.turn(self.rank).end();
+                self.region.rank_state(self.rank).end();
                 Err(error)
             }
         }
     }
 
-    /// Whether all ranks are in the same call.
+    /// Checks that all ranks are in the same call.
     fn compare(&self, half: usize, ours: &Call) -> Result<(), CollectiveError> {
         for rank in 0..self.world_size {
-            match self.region.turn(rank).call(half) {
+            match self.region.rank_state(rank).call(half) {
                 Some(theirs) if theirs == *ours => {}
                 Some(theirs) => return Err(CollectiveError::Mismatch { rank, ours: *ours, theirs }),
                 None => return Err(CollectiveError::Closed { rank }),
@@ -175,14 +179,14 @@ impl Shm {
         }
     }
 
-    /// A round without values.
+    /// Runs a round without values.
     fn meet(&mut self, operation: Operation) -> Result<(), CollectiveError> {
         let call = self.begin(operation, 0)?;
         self.exchange(&call).map(drop)
     }
 
-    /// Every rank sums everything.
-    fn one_shot(&mut self, values: &mut [f32], call: &Call) -> Result<(), CollectiveError> {
+    /// Sums all values on every rank.
+    fn all_reduce_in_one_round(&mut self, values: &mut [f32], call: &Call) -> Result<(), CollectiveError> {
         self.ours(values.len()).copy_from_slice(values);
         let half = self.exchange(call)?;
         let length = values.len();
@@ -190,10 +194,10 @@ impl Shm {
         Ok(())
     }
 
-    /// Every rank sums its part, and gathers those of the others: reduce-scatter, then all-gather, as in R. Rabenseifner,
-    /// "Optimization of Collective Reduction Operations" (ICCS 2004), without its exchange by halves, which has another
-    /// order of summation.
-    fn split(&mut self, values: &mut [f32], call: &Call) -> Result<(), CollectiveError> {
+    /// Sums this rank's part and gathers the parts of the others: reduce-scatter, then all-gather,
+    /// as in R. Rabenseifner, "Optimization of Collective Reduction Operations" (ICCS 2004). The
+    /// exchange by halves of that paper is not used, because it sums in another order.
+    fn all_reduce_in_two_rounds(&mut self, values: &mut [f32], call: &Call) -> Result<(), CollectiveError> {
         let length = values.len();
         let world_size = self.world_size;
         let part = |rank| part_of(length, rank, world_size);
@@ -201,7 +205,8 @@ impl Shm {
         let half = self.exchange(call)?;
 
         let mine = part(self.rank);
-        // Summed in `values`, because the slots cannot be borrowed for reading and writing at once.
+        // The sum goes to `values` first, because the region cannot be borrowed for reading and
+        // writing at once.
         sum_in_order(&mut values[mine.clone()], world_size, |rank| {
             &self.theirs(rank, half, length)[mine.clone()]
         });
@@ -215,7 +220,7 @@ impl Shm {
     }
 }
 
-/// Which of `length` values a rank sums.
+/// Returns the range of `length` values that a rank sums.
 fn part_of(length: usize, rank: usize, world_size: usize) -> Range<usize> {
     let size = length.div_ceil(world_size).next_multiple_of(LINE);
     (rank * size).min(length)..((rank + 1) * size).min(length)
@@ -237,9 +242,9 @@ impl HostCollective for Shm {
         }
         for chunk in values.chunks_mut(VALUES) {
             if self.world_size > 2 && chunk.len() >= SPLIT_FROM {
-                self.split(chunk, &call)?;
+                self.all_reduce_in_two_rounds(chunk, &call)?;
             } else {
-                self.one_shot(chunk, &call)?;
+                self.all_reduce_in_one_round(chunk, &call)?;
             }
         }
         Ok(())
@@ -262,6 +267,25 @@ impl HostCollective for Shm {
             }
         }
         Ok(())
+    }
+
+    fn all_gather_bytes(&mut self, part: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
+        let call = self.begin(Operation::AllGatherBytes, part.len())?;
+        let mut all = vec![Vec::with_capacity(part.len()); self.world_size];
+        if part.is_empty() {
+            self.exchange(&call)?;
+        }
+        for chunk in part.chunks(HALF) {
+            // SAFETY: the same as in `ours`.
+            unsafe { self.region.bytes_mut(self.rank, self.round.next().half(), chunk.len()) }
+                .copy_from_slice(chunk);
+            let half = self.exchange(&call)?;
+            for (rank, all) in all.iter_mut().enumerate() {
+                // SAFETY: the same as in `theirs`.
+                all.extend_from_slice(unsafe { self.region.bytes(rank, half, chunk.len()) });
+            }
+        }
+        Ok(all)
     }
 
     fn broadcast(&mut self, bytes: &mut [u8]) -> Result<(), CollectiveError> {
@@ -301,7 +325,7 @@ impl Abort for Region {
 
 impl Drop for Shm {
     fn drop(&mut self) {
-        // Nobody needs to wait for this rank any more.
-        self.region.turn(self.rank).end();
+        // A rank that waits for this one learns at once that it has left.
+        self.region.rank_state(self.rank).end();
     }
 }

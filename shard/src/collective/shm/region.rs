@@ -1,9 +1,11 @@
 //! The memory that the ranks of a group share, and its layout.
 //!
-//! It is a `memfd`: it has no name in any file system, so nothing is left behind however the processes end. Others open it
-//! by way of `/proc/<process>/fd/<descriptor>`, which needs the same user and the same process namespace.
+//! The memory is a `memfd`. It has no name in any file system, so nothing is left behind however
+//! the processes end. Other ranks open `/proc/<process>/fd/<descriptor>`, which needs the same user
+//! and the same process namespace.
 //!
-//! `[Control] [Turn; world_size]`, up to a page; then for each rank two halves of [`HALF`] bytes for its values.
+//! The layout is `[Control] [RankState; world_size]`, up to a page, then for each rank two halves
+//! of [`HALF`] bytes for its values.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -14,41 +16,43 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use memmap2::{MmapOptions, MmapRaw};
 
-use super::wait::Turn;
-use crate::collective::address::Token;
+use super::wait::RankState;
+use crate::collective::address::GroupToken;
 use crate::collective::{CollectiveError, MAX_WORLD_SIZE};
 
-/// Bytes of one half of a rank's slot: what a rank passes to the others at once.
+/// Size of one half of a rank's area in bytes: the most that a rank passes to the others in one
+/// round.
 ///
-/// Both halves of one rank stay in a second-level cache of 1 MiB; with halves of 1 MiB long sums took half as long again.
+/// Both halves of a rank fit into a second-level cache of 1 MiB. With halves of 1 MiB, long sums
+/// took 1.5 times as long.
 pub(super) const HALF: usize = 256 << 10;
 
 /// "MRSHM" and the version of the layout.
 const MAGIC: u64 = 0x4d52_5348_4d00_0001;
-/// Where the values begin: a multiple of the page, behind the turns.
+/// Offset of the values: a multiple of the page size, behind the states of the ranks.
 const VALUES: usize = 16 << 10;
-const _: () = assert!(size_of::<Control>() + MAX_WORLD_SIZE * size_of::<Turn>() <= VALUES);
+const _: () = assert!(size_of::<Control>() + MAX_WORLD_SIZE * size_of::<RankState>() <= VALUES);
 
-/// What concerns all ranks.
+/// The state of the group.
 #[repr(C, align(128))]
 struct Control {
-    /// [`MAGIC`], once the rest is in place.
+    /// [`MAGIC`] once the other fields are initialized.
     magic: AtomicU64,
     token: [AtomicU64; 2],
     world_size: AtomicU64,
-    /// Not 0 once the group was aborted.
+    /// Flag that is not 0 once the group has been aborted.
     aborted: AtomicU32,
 }
 
-/// The group's memory, mapped into this process. All of it is there from the start: no page is missing later.
+/// The group's memory, mapped into this process. All of its pages are allocated from the start.
 pub(super) struct Region {
     map: MmapRaw,
     world_size: usize,
 }
 
 impl Region {
-    /// Makes the memory for a group. The file is what others open.
-    pub(super) fn create(token: Token, world_size: usize) -> Result<(Region, File), CollectiveError> {
+    /// Creates the memory of a group. The other ranks open the returned file.
+    pub(super) fn create(token: GroupToken, world_size: usize) -> Result<(Region, File), CollectiveError> {
         let doing = "shared memory for the ranks";
         let file = memfd().map_err(CollectiveError::io(doing))?;
         let length = VALUES + world_size * 2 * HALF;
@@ -60,26 +64,27 @@ impl Region {
         }
         control.world_size.store(world_size as u64, Ordering::Relaxed);
         for rank in 0..world_size {
-            region.turn(rank).prepare();
+            region.rank_state(rank).initialize();
         }
         control.magic.store(MAGIC, Ordering::Release);
         Ok((region, file))
     }
 
-    /// Opens the memory that rank 0 has made.
+    /// Opens the memory that rank 0 has created.
     pub(super) fn open(
         process: u32,
         descriptor: u32,
-        token: Token,
+        token: GroupToken,
         world_size: usize,
     ) -> Result<Region, CollectiveError> {
         let doing = "opening the memory of rank 0 (the ranks must run as the same user and see its process)";
         let path = format!("/proc/{process}/fd/{descriptor}");
-        // Should another process have got rank 0's number: opening whatever it has must neither wait nor change anything.
+        // The process id may belong to another process by now. Opening a file of that process must
+        // neither block nor change anything.
         let flags = libc::O_NONBLOCK | libc::O_NOCTTY;
         let file = match OpenOptions::new().read(true).write(true).custom_flags(flags).open(path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Err(CollectiveError::Gone),
-            // The number now stands for a socket.
+            // The descriptor now refers to a socket.
             Err(error) if error.raw_os_error() == Some(libc::ENXIO) => return Err(CollectiveError::Gone),
             file => file.map_err(CollectiveError::io(doing))?,
         };
@@ -107,62 +112,67 @@ impl Region {
     }
 
     fn control(&self) -> &Control {
-        // SAFETY: the map is at least VALUES bytes, begins at a page, and lives as long as `self`. A Control is made of
-        // atomics, for which all bytes are valid and which other processes may change.
+        // SAFETY: the map is at least VALUES bytes, begins at a page, and lives as long as `self`.
+        // A Control is made of atomics, for which all bytes are valid and which other processes may
+        // change.
         unsafe { &*self.map.as_ptr().cast::<Control>() }
     }
 
-    pub(super) fn turn(&self, rank: usize) -> &Turn {
+    pub(super) fn rank_state(&self, rank: usize) -> &RankState {
         assert!(rank < self.world_size);
-        // SAFETY: as for the Control, which the turns follow; the assertions here and beside VALUES keep it inside the map.
-        unsafe { &*self.map.as_ptr().add(size_of::<Control>()).cast::<Turn>().add(rank) }
+        // SAFETY: as for the Control, which the states of the ranks follow. The assertions here and
+        // beside VALUES keep it inside the map.
+        unsafe { &*self.map.as_ptr().add(size_of::<Control>()).cast::<RankState>().add(rank) }
     }
 
-    /// Where a half of a rank's slot begins: [`HALF`] bytes, aligned to a page.
+    /// Returns the start of a half of a rank's area: [`HALF`] bytes, aligned to a page.
     fn half(&self, rank: usize, half: usize) -> *mut u8 {
         assert!(rank < self.world_size && half < 2);
-        // SAFETY: `create` and `open` make sure that the map has world_size * 2 halves from VALUES on.
+        // SAFETY: `create` and `open` make sure that the map has world_size * 2 halves from VALUES
+        // on.
         unsafe { self.map.as_mut_ptr().add(VALUES + (rank * 2 + half) * HALF) }
     }
 
-    /// The first `length` bytes that `rank` has published in a half.
+    /// Returns the first `length` bytes that `rank` has published in a half.
     ///
     /// # Safety
-    /// The rank does not write to this half while the slice lives.
+    /// The rank must not write to this half while the slice lives.
     pub(super) unsafe fn bytes(&self, rank: usize, half: usize, length: usize) -> &[u8] {
         assert!(length <= HALF);
-        // SAFETY: the half has HALF initialised bytes; nobody writes to them, as the caller promises.
+        // SAFETY: the half has HALF initialized bytes; nobody writes to them, as the caller
+        // promises.
         unsafe { std::slice::from_raw_parts(self.half(rank, half), length) }
     }
 
-    /// The first `length` bytes of a half, to be written.
+    /// Returns the first `length` bytes of a half for writing.
     ///
     /// # Safety
-    /// Nobody else reads or writes this half while the slice lives.
+    /// Nobody else may read or write this half while the slice lives.
     #[allow(
         clippy::mut_from_ref,
         reason = "the memory belongs to no reference; the caller promises to be alone"
     )]
     pub(super) unsafe fn bytes_mut(&self, rank: usize, half: usize, length: usize) -> &mut [u8] {
         assert!(length <= HALF);
-        // SAFETY: the half has HALF initialised bytes; the slice is the only one, as the caller promises.
+        // SAFETY: the half has HALF initialized bytes; the slice is the only one, as the caller
+        // promises.
         unsafe { std::slice::from_raw_parts_mut(self.half(rank, half), length) }
     }
 
-    /// As `bytes`, for `length` values.
+    /// Returns the first `length` values that `rank` has published in a half.
     ///
     /// # Safety
-    /// As for `bytes`.
+    /// The same as for `bytes`.
     pub(super) unsafe fn values(&self, rank: usize, half: usize, length: usize) -> &[f32] {
         assert!(length * size_of::<f32>() <= HALF);
         // SAFETY: as in `bytes`; a half is aligned to a page, and all bits are values.
         unsafe { std::slice::from_raw_parts(self.half(rank, half).cast(), length) }
     }
 
-    /// As `bytes_mut`, for `length` values.
+    /// Returns the first `length` values of a half for writing.
     ///
     /// # Safety
-    /// As for `bytes_mut`.
+    /// The same as for `bytes_mut`.
     #[allow(
         clippy::mut_from_ref,
         reason = "the memory belongs to no reference; the caller promises to be alone"
@@ -178,20 +188,20 @@ impl Region {
     }
 
     pub(super) fn abort(&self) {
-        // Before the turns: who finds a turn ended must see why.
+        // This comes first, so that a rank that finds another one ended sees the reason.
         self.control().aborted.store(1, Ordering::Release);
         for rank in 0..self.world_size {
-            self.turn(rank).end();
+            self.rank_state(rank).end();
         }
     }
 }
 
-fn words(bytes: [u8; Token::LEN]) -> [u64; 2] {
+fn words(bytes: [u8; GroupToken::LEN]) -> [u64; 2] {
     let (words, _) = bytes.as_chunks();
     [words[0], words[1]].map(u64::from_ne_bytes)
 }
 
-fn joined(words: [[u8; 8]; 2]) -> [u8; Token::LEN] {
+fn joined(words: [[u8; 8]; 2]) -> [u8; GroupToken::LEN] {
     std::array::from_fn(|i| words[i / 8][i % 8])
 }
 
@@ -208,7 +218,8 @@ fn memfd() -> io::Result<File> {
 
 const SEALS: libc::c_int = libc::F_SEAL_SHRINK | libc::F_SEAL_GROW;
 
-/// Gives the file its length, and the memory for it, so that what is missing is an error here and not a signal later.
+/// Sets the length of the file and allocates its memory, so that a shortage is an error here and
+/// not a signal later.
 fn reserve(file: &File, length: usize) -> io::Result<()> {
     let too_long = |_| io::Error::from(io::ErrorKind::InvalidInput);
     let length = libc::off_t::try_from(length).map_err(too_long)?;
@@ -223,7 +234,7 @@ fn reserve(file: &File, length: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// Whether this is memory that cannot lose its length any more.
+/// Returns whether the file is sealed memory, whose length cannot change any more.
 fn is_sealed(file: &File) -> bool {
     // SAFETY: a system call on an open file, without pointers.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };

@@ -1,24 +1,26 @@
-//! How a rank tells the others that it has published, and how they wait for it: a short spin, then a futex.
+//! Publishing a round, and waiting for the round of another rank: a short spin, then a futex.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::collective::{Call, Operation};
 
-/// How long to spin before sleeping: about what it takes to sleep and be woken, so that at most twice the best is paid.
+/// Time that a wait spins before it sleeps: about the time of falling asleep and being woken, so
+/// that a wait takes at most twice the optimum.
 const SPIN: Duration = Duration::from_micros(40);
 
-/// The longest sleep.
+/// The longest time of one sleep.
 const SLICE: Duration = Duration::from_secs(1);
 
-/// What is added to a turn's word by a round. The bit below says that the rank takes no further part.
+/// The increment of the round counter. The bit below is [`ENDED`]: the rank has left the group.
 const ROUND: u32 = 2;
 const ENDED: u32 = 1;
 
-/// The rounds begin shortly before the counter wraps, so that every test and every start goes over it.
+/// The first round. It is shortly before the counter wraps, so that every test covers the wrap.
 const FIRST: Round = Round(0_u32.wrapping_sub(100 * ROUND));
 
-/// A number of a round. A rank is never more than one round ahead of another, so that numbers that wrap can be compared.
+/// The number of a round. A rank is never more than one round ahead of another, so wrapped numbers
+/// can be compared.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Round(u32);
 
@@ -29,7 +31,7 @@ impl Round {
         Round(self.0.wrapping_add(ROUND))
     }
 
-    /// Which half of the slots this round uses.
+    /// Returns the half that this round uses.
     pub(super) fn half(self) -> usize {
         (self.0 / ROUND % 2) as usize
     }
@@ -39,63 +41,66 @@ impl Round {
     }
 }
 
-/// Why a wait has ended without the round.
+/// The reason why a wait failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Stop {
-    /// The rank takes no further part, or the group was aborted.
+pub(super) enum WaitError {
+    /// The rank has left the group, or the group has been aborted.
     Ended,
-    /// The deadline is over.
+    /// The deadline has passed.
     TimedOut,
 }
 
-/// The call that a rank is in, beside its turn's word, so that one cache line brings both.
+/// The call that a rank has published. It is in the same cache line as the rank's round.
 #[derive(Default)]
 #[repr(C)]
-struct Head {
+struct PublishedCall {
     sequence: AtomicU64,
     length: AtomicU64,
     operation: AtomicU32,
 }
 
-/// What one rank tells the others. It has its cache line (and the one that the processor fetches along) for itself.
+/// The state that one rank shows the others. It is alone in its cache line and in the one that the
+/// CPU prefetches with it.
 #[derive(Default)]
 #[repr(C, align(128))]
-pub(super) struct Turn {
-    /// The last round that the rank has published, and [`ENDED`]. One word, so that whoever sleeps until it changes is woken
-    /// by either.
+pub(super) struct RankState {
+    /// The last round that the rank has published, and [`ENDED`]. Both are in one word, so that
+    /// either change wakes a rank that sleeps on it.
     word: AtomicU32,
-    /// How many ranks sleep until the word changes.
-    parked: AtomicU32,
-    /// Not 0 once a process has joined as this rank.
+    /// Number of ranks that sleep until the word changes.
+    sleepers: AtomicU32,
+    /// Flag that is not 0 once a process has joined as this rank.
     claimed: AtomicU32,
-    /// One for each half.
-    heads: [Head; 2],
+    /// The published calls, one for each half.
+    calls: [PublishedCall; 2],
 }
 
-impl Turn {
-    /// Before the others see it.
-    pub(super) fn prepare(&self) {
+impl RankState {
+    /// Initializes the state, before other ranks can see it.
+    pub(super) fn initialize(&self) {
         self.word.store(Round::START.0, Ordering::Relaxed);
     }
 
-    /// Takes the rank; false if it is taken.
+    /// Claims the rank. Returns false if another process has claimed it.
     pub(super) fn claim(&self) -> bool {
         self.claimed.swap(1, Ordering::Relaxed) == 0
     }
 
-    /// The owner's: says that what belongs to the next round stands in its half of the slot.
+    /// Publishes the next round, whose values are in its half. Only the rank itself calls this.
     pub(super) fn publish(&self, half: usize, call: &Call) {
-        let head = &self.heads[half];
-        head.sequence.store(call.sequence, Ordering::Relaxed);
-        head.length.store(call.length, Ordering::Relaxed);
-        head.operation.store(call.operation as u32, Ordering::Relaxed);
-        // Adding keeps a bit that an aborter sets at the same time. Sequentially consistent, as is what a sleeper does: of the
-        // two, "word, then parked" here and "parked, then word" there, one must see the other's.
+        let call_slot = &self.calls[half];
+        call_slot.sequence.store(call.sequence, Ordering::Relaxed);
+        call_slot.length.store(call.length, Ordering::Relaxed);
+        call_slot.operation.store(call.operation as u32, Ordering::Relaxed);
+        // An addition keeps the bit that an aborter may set at the same time. The order is
+        // sequentially consistent here and in `wait`: this writes `word` and then reads `sleepers`,
+        // a waiter writes `sleepers` and then reads `word`, and at least one of them must see the
+        // other's write.
         self.word.fetch_add(ROUND, Ordering::SeqCst);
         self.wake();
     }
 
-    /// Says that the rank takes no further part.
+    /// Marks that the rank has left the group.
     pub(super) fn end(&self) {
         self.word.fetch_or(ENDED, Ordering::SeqCst);
         self.wake();
@@ -105,22 +110,24 @@ impl Turn {
         self.word.load(Ordering::Acquire) & ENDED != 0
     }
 
-    /// What the rank has called, as published in a half; `None` for an operation that this version does not know.
+    /// Returns the call that the rank has published in a half, or `None` if this version does not
+    /// know the operation.
     pub(super) fn call(&self, half: usize) -> Option<Call> {
-        let head = &self.heads[half];
+        let call_slot = &self.calls[half];
         Some(Call {
-            sequence: head.sequence.load(Ordering::Relaxed),
-            operation: Operation::from_code(head.operation.load(Ordering::Relaxed))?,
-            length: head.length.load(Ordering::Relaxed),
+            sequence: call_slot.sequence.load(Ordering::Relaxed),
+            operation: Operation::from_code(call_slot.operation.load(Ordering::Relaxed))?,
+            length: call_slot.length.load(Ordering::Relaxed),
         })
     }
 
-    /// Waits until the rank has published `round`. What it wrote before is visible then.
-    pub(super) fn wait(&self, round: Round, spin: bool, deadline: Duration) -> Result<(), Stop> {
-        // A round that was published counts, even if the rank has ended since.
+    /// Waits until the rank has published `round`. Everything that the rank wrote before is visible
+    /// then.
+    pub(super) fn wait(&self, round: Round, spin: bool, deadline: Duration) -> Result<(), WaitError> {
+        // A published round counts, even if the rank has left since.
         let check = |word: u32| match () {
             () if round.is_reached(word) => Some(Ok(())),
-            () if word & ENDED != 0 => Some(Err(Stop::Ended)),
+            () if word & ENDED != 0 => Some(Err(WaitError::Ended)),
             () => None,
         };
         if let Some(done) = check(self.word.load(Ordering::Acquire)) {
@@ -135,7 +142,7 @@ impl Turn {
                 }
             }
         }
-        self.parked.fetch_add(1, Ordering::SeqCst);
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
         let mut left = deadline;
         let longest = SLICE.min(deadline / 4).max(Duration::from_millis(1));
         let done = loop {
@@ -144,36 +151,37 @@ impl Turn {
                 break done;
             }
             if left.is_zero() {
-                break Err(Stop::TimedOut);
+                break Err(WaitError::TimedOut);
             }
-            // In slices, of which a standstill of all ranks (SIGSTOP, `docker pause`) costs one, however long it lasts.
+            // The wait sleeps in slices. A pause of all processes (SIGSTOP, `docker pause`) counts
+            // as one slice at most, however long it lasts.
             let (slice, since) = (left.min(longest), Instant::now());
             futex_wait(&self.word, word, slice);
             left -= since.elapsed().min(slice);
         };
-        self.parked.fetch_sub(1, Ordering::Relaxed);
+        self.sleepers.fetch_sub(1, Ordering::Relaxed);
         done
     }
 
     fn wake(&self) {
-        if self.parked.load(Ordering::SeqCst) > 0 {
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
             futex_wake(&self.word);
         }
     }
 }
 
-/// Sleeps while the word is `expected`, at most `left`. May return early.
+/// Sleeps while the word is `expected`, at most for `left`. It may return early.
 fn futex_wait(word: &AtomicU32, expected: u32, left: Duration) {
     // SAFETY: all zeros is a time, whatever further fields it has on this system.
     let mut time: libc::timespec = unsafe { std::mem::zeroed() };
     time.tv_sec = left.as_secs() as libc::time_t;
     time.tv_nsec = left.subsec_nanos() as _;
-    // Not FUTEX_PRIVATE_FLAG: the sleepers are of other processes.
+    // FUTEX_PRIVATE_FLAG is not set, because the sleepers are in other processes.
     // SAFETY: word and time live during the call; the system only reads them.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAIT, expected, &raw const time) };
 }
 
-/// Wakes all that sleep on the word.
+/// Wakes all sleepers on the word.
 fn futex_wake(word: &AtomicU32) {
     // SAFETY: the word lives during the call; the system takes its address only.
     unsafe { libc::syscall(libc::SYS_futex, word.as_ptr(), libc::FUTEX_WAKE, i32::MAX) };

@@ -1,7 +1,8 @@
-//! The connections of one rank, and how they end.
+//! The connections of one rank, and their end.
 //!
-//! Between rank 0 and each other rank there are two connections: one for values, and one for nothing but the news that the
-//! group was aborted. So that news can overtake: rank 0 may be waiting for another rank, or not be waiting at all.
+//! There are two connections between rank 0 and each other rank: one for values, and one that only
+//! carries the abort of the group. An abort can therefore arrive at any time, even while rank 0
+//! waits for another rank or computes.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
@@ -10,38 +11,41 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crate::collective::{Abort, CollectiveError, Operation};
+use crate::collective::abort::Abort;
+use crate::collective::{CollectiveError, Operation};
 
-/// The one thing said on the second connection.
+/// The only message on a connection for aborts.
 const ABORTED: u8 = b'A';
 
-/// How long that byte is waited for once the other connection has ended. It was sent before that.
-const NEWS: Duration = Duration::from_millis(500);
+/// Time that a rank waits for the abort message once the connection for values has ended. The
+/// message was sent before that.
+const ABORT_WAIT: Duration = Duration::from_millis(500);
 
-/// The stack of a thread that reads one byte and closes sockets.
+/// Stack size of a thread that reads one byte and closes sockets.
 const STACK: usize = 64 << 10;
 
-/// All connections of one rank: to rank 0, or on rank 0 to rank 1, 2, ….
+/// All connections of one rank: to rank 0, or on rank 0 to ranks 1, 2, ….
 pub(super) struct Links {
     data: Vec<TcpStream>,
-    news: Vec<TcpStream>,
+    abort: Vec<TcpStream>,
     aborted: AtomicBool,
-    /// On rank 0: from which connections for news nothing more will come.
-    heard: Vec<AtomicBool>,
+    /// For each connection for aborts on rank 0, whether its reader has ended.
+    abort_read: Vec<AtomicBool>,
     /// The rank at the other end of the first connection.
     first: usize,
     deadline: Duration,
 }
 
 impl Links {
-    /// `data` and `news` in the order of the ranks at their ends, beginning with `first`.
+    /// Takes over the connections, in the order of the ranks at their other ends. The first of
+    /// these is `first`.
     pub(super) fn new(
         data: Vec<TcpStream>,
-        news: Vec<TcpStream>,
+        abort: Vec<TcpStream>,
         first: usize,
         deadline: Duration,
     ) -> std::io::Result<Arc<Links>> {
-        // Zero would mean no limit to the system.
+        // The system takes zero as no limit.
         let limit = deadline.max(Duration::from_millis(1));
         for stream in &data {
             stream.set_nonblocking(false)?;
@@ -49,17 +53,17 @@ impl Links {
             stream.set_read_timeout(Some(limit))?;
             stream.set_write_timeout(Some(limit))?;
         }
-        for stream in &news {
+        for stream in &abort {
             stream.set_nonblocking(false)?;
             stream.set_nodelay(true)?;
             stream.set_read_timeout(None)?;
-            stream.set_write_timeout(Some(NEWS))?;
+            stream.set_write_timeout(Some(ABORT_WAIT))?;
         }
-        let heard = news.iter().map(|_| AtomicBool::new(false)).collect();
-        Ok(Arc::new(Links { data, news, aborted: AtomicBool::new(false), heard, first, deadline }))
+        let abort_read = abort.iter().map(|_| AtomicBool::new(false)).collect();
+        Ok(Arc::new(Links { data, abort, aborted: AtomicBool::new(false), abort_read, first, deadline }))
     }
 
-    /// The ranks at the other ends, in their order.
+    /// Returns the ranks at the other ends, in their order.
     pub(super) fn ranks(&self) -> std::ops::Range<usize> {
         self.first..self.first + self.data.len()
     }
@@ -68,7 +72,7 @@ impl Links {
         self.aborted.load(Ordering::Acquire)
     }
 
-    /// Sends to a rank.
+    /// Sends bytes to a rank.
     pub(super) fn send(
         &self,
         rank: usize,
@@ -79,7 +83,7 @@ impl Links {
         sent.map_err(|error| self.failure(rank, operation, error))
     }
 
-    /// Fills `bytes` with what a rank sends.
+    /// Fills `bytes` with bytes from a rank.
     pub(super) fn receive(
         &self,
         rank: usize,
@@ -90,7 +94,7 @@ impl Links {
         received.map_err(|error| self.failure(rank, operation, error))
     }
 
-    /// What a failed transfer means.
+    /// Returns the error that a failed transfer means.
     fn failure(&self, rank: usize, operation: Operation, error: std::io::Error) -> CollectiveError {
         if self.is_aborted() {
             return CollectiveError::Aborted;
@@ -111,27 +115,27 @@ impl Links {
         }
     }
 
-    /// Whether a rank's connection ended because of an abort.
+    /// Returns whether a rank's connection ended because of an abort.
     fn was_told_of_an_abort(&self, rank: usize) -> bool {
         let index = rank - self.first;
         if self.first != 0 {
-            // The thread that listens to this rank may be a moment behind.
+            // The thread that reads the abort of this rank may be a moment behind.
             let since = Instant::now();
-            while !self.heard[index].load(Ordering::Acquire) && since.elapsed() < NEWS {
+            while !self.abort_read[index].load(Ordering::Acquire) && since.elapsed() < ABORT_WAIT {
                 thread::sleep(Duration::from_millis(1));
             }
             return self.is_aborted();
         }
-        let mut news = &self.news[index];
+        let mut abort = &self.abort[index];
         let mut byte = [0];
-        let told = news.set_read_timeout(Some(NEWS)).is_ok() && news.read_exact(&mut byte).is_ok();
+        let told = abort.set_read_timeout(Some(ABORT_WAIT)).is_ok() && abort.read_exact(&mut byte).is_ok();
         told && byte[0] == ABORTED
     }
 
-    /// Ends every wait on these connections, also at their other ends.
+    /// Ends every wait on these connections, at both ends.
     pub(super) fn close(&self) {
-        for stream in self.data.iter().chain(&self.news) {
-            // Fails only if it has ended already.
+        for stream in self.data.iter().chain(&self.abort) {
+            // This fails only for a connection that has ended.
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -142,29 +146,30 @@ impl Abort for Links {
         if self.aborted.swap(true, Ordering::AcqRel) {
             return;
         }
-        for mut news in &self.news {
-            // A rank that cannot be told any more has ended.
-            let _ = news.write_all(&[ABORTED]);
+        for mut abort in &self.abort {
+            // This fails only for a rank that has ended.
+            let _ = abort.write_all(&[ABORTED]);
         }
         self.close();
     }
 }
 
-/// Rank 0's threads that pass an abort on, one for each other rank. They end when the links are closed.
-pub(super) fn watch(links: &Arc<Links>) -> std::io::Result<Vec<JoinHandle<()>>> {
+/// Starts the threads of rank 0 that pass an abort on, one for each other rank. They end when the
+/// links are closed.
+pub(super) fn watch_aborts(links: &Arc<Links>) -> std::io::Result<Vec<JoinHandle<()>>> {
     let watcher = |index: usize| {
         let links = links.clone();
         thread::Builder::new().name("abort".into()).stack_size(STACK).spawn(move || {
             let mut byte = [0];
-            if (&links.news[index]).read_exact(&mut byte).is_ok() && byte[0] == ABORTED {
+            if (&links.abort[index]).read_exact(&mut byte).is_ok() && byte[0] == ABORTED {
                 links.abort();
             }
-            links.heard[index].store(true, Ordering::Release);
+            links.abort_read[index].store(true, Ordering::Release);
         })
     };
-    let watchers: std::io::Result<Vec<_>> = (0..links.news.len()).map(watcher).collect();
+    let watchers: std::io::Result<Vec<_>> = (0..links.abort.len()).map(watcher).collect();
     if watchers.is_err() {
-        // Or those that were started would stay.
+        // This ends the threads that have been started.
         links.close();
     }
     watchers

@@ -1,11 +1,13 @@
-//! What goes over a connection: a call ahead of its values, a verdict ahead of the answer. Little-endian throughout.
+//! The messages between the ranks: a call before its values, and a verdict before the result. All
+//! numbers are little-endian.
 
 use crate::collective::{Call, Operation};
 
-/// Bytes of a call: sequence, operation, length.
+/// Length of an encoded call in bytes: sequence, operation, length.
 pub(super) const CALL: usize = 20;
 
-/// Bytes of a verdict: whether all ranks agree, then the rank that does not, its call and rank 0's.
+/// Length of an encoded verdict in bytes: whether all calls agree, then the rank whose call
+/// differs, its call, and rank 0's call.
 pub(super) const VERDICT: usize = 4 + 4 + 2 * CALL;
 
 pub(super) fn encode_call(call: &Call) -> [u8; CALL] {
@@ -16,14 +18,14 @@ pub(super) fn encode_call(call: &Call) -> [u8; CALL] {
     bytes
 }
 
-/// `None` for an operation that this version does not know.
+/// Decodes a call. Returns `None` if this version does not know the operation.
 pub(super) fn decode_call(bytes: &[u8; CALL]) -> Option<Call> {
     let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
     let operation = u32::from_le_bytes(std::array::from_fn(|i| bytes[8 + i]));
     Some(Call { sequence: word(0), operation: Operation::from_code(operation)?, length: word(12) })
 }
 
-/// That a rank does not do what rank 0 does.
+/// A call of a rank that differs from rank 0's call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Disagreement {
     pub(super) rank: usize,
@@ -42,7 +44,7 @@ pub(super) fn encode_verdict(disagreement: Option<Disagreement>) -> [u8; VERDICT
     bytes
 }
 
-/// `None` for bytes that are no verdict.
+/// Decodes a verdict. Returns `None` if the bytes are not a verdict.
 pub(super) fn decode_verdict(bytes: &[u8; VERDICT]) -> Option<Option<Disagreement>> {
     let (head, calls) = bytes.split_first_chunk::<8>()?;
     let word = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| head[at + i]));
@@ -57,14 +59,14 @@ pub(super) fn decode_verdict(bytes: &[u8; VERDICT]) -> Option<Option<Disagreemen
     }
 }
 
-/// Writes values behind one another; `bytes` is four times as long.
+/// Encodes values one after the other. `bytes` has four times as many elements.
 pub(super) fn encode(values: &[f32], bytes: &mut [u8]) {
     for (bytes, value) in bytes.as_chunks_mut().0.iter_mut().zip(values) {
         *bytes = value.to_le_bytes();
     }
 }
 
-/// Hands every value and its place in `values` to `set`; `bytes` is four times as long.
+/// Decodes values, and calls `set` with the place of each value and the value.
 pub(super) fn decode(bytes: &[u8], values: &mut [f32], set: impl Fn(&mut f32, f32)) {
     for (bytes, value) in bytes.as_chunks().0.iter().zip(values) {
         set(value, f32::from_le_bytes(*bytes));
@@ -76,7 +78,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn calls_and_verdicts_survive_their_bytes() {
+    fn calls_and_verdicts_survive_encoding() {
         let call = Call { sequence: u64::MAX - 1, operation: Operation::Broadcast, length: 77 };
         let lead = Call { sequence: 3, operation: Operation::AllReduce, length: 1 << 40 };
         assert_eq!(decode_call(&encode_call(&call)), Some(call));

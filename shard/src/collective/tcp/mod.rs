@@ -1,7 +1,9 @@
-//! Collectives over TCP: a star around rank 0. The others send their values, rank 0 combines them and sends the result.
+//! Collectives over TCP, as a star around rank 0: the others send their values, and rank 0 combines
+//! them and sends the result.
 //!
-//! Rank 0 reads the calls of all ranks before it combines anything, so a rank that does something else spoils nothing.
-//! Nobody sends before it has read the answer to what it sent last; so the directions of a connection never block each other.
+//! Rank 0 reads the calls of all ranks before it combines anything, so a rank that makes another
+//! call cannot corrupt a result. A rank reads the answer to its last message before it sends the
+//! next one, so the two directions of a connection never block each other.
 
 mod links;
 mod message;
@@ -16,8 +18,8 @@ use links::Links;
 use message::{CALL, Disagreement, VERDICT};
 use transfer::{PIECE, Transfer};
 
-use super::address::{Place, Token};
-use super::{Aborter, Call, CollectiveError, Deadlines, HostCollective, Operation};
+use super::address::{GroupToken, LeaderLocation};
+use super::{Aborter, Call, CollectiveError, Deadlines, HostCollective, MAX_WORLD_SIZE, Operation};
 
 /// One rank of a group that is connected by TCP.
 pub(super) struct Tcp {
@@ -28,25 +30,26 @@ pub(super) struct Tcp {
     calls: u64,
     failed: bool,
     transfer: Transfer,
-    /// A piece of each rank; on ranks other than 0, one piece. `[world_size or 1, PIECE]`
+    /// One piece of values per rank on rank 0, `[world_size, PIECE]`. Only one piece on the other
+    /// ranks, `[1, PIECE]`.
     pieces: Box<[f32]>,
 }
 
-/// Rank 0, listening.
-pub(super) struct Lead {
+/// Rank 0 of a group that is being formed. It listens for the others.
+pub(super) struct TcpLeader {
     listener: TcpListener,
-    token: Token,
+    token: GroupToken,
     world_size: usize,
     deadlines: Deadlines,
 }
 
-impl Lead {
+impl TcpLeader {
     pub(super) fn new(
         ip: IpAddr,
-        token: Token,
+        token: GroupToken,
         world_size: usize,
         deadlines: Deadlines,
-    ) -> Result<(Lead, Place), CollectiveError> {
+    ) -> Result<(TcpLeader, LeaderLocation), CollectiveError> {
         if ip.is_unspecified() {
             return Err(CollectiveError::Unspecified(ip));
         }
@@ -57,15 +60,15 @@ impl Lead {
         };
         let (at, listener) =
             listen().map_err(CollectiveError::io("listening for the other ranks at the address given"))?;
-        Ok((Lead { listener, token, world_size, deadlines }, Place::Tcp(at)))
+        Ok((TcpLeader { listener, token, world_size, deadlines }, LeaderLocation::Tcp(at)))
     }
 
     pub(super) fn wait(self) -> Result<Tcp, CollectiveError> {
-        let Lead { listener, token, world_size, deadlines } = self;
-        let (data, news) = rendezvous::gather(&listener, token, world_size, deadlines.forming)?;
+        let TcpLeader { listener, token, world_size, deadlines } = self;
+        let (data, abort) = rendezvous::accept_all(&listener, token, world_size, deadlines.forming)?;
         let start = || {
-            let links = Links::new(data, news, 1, deadlines.call)?;
-            Ok((links::watch(&links)?, links))
+            let links = Links::new(data, abort, 1, deadlines.call)?;
+            Ok((links::watch_aborts(&links)?, links))
         };
         let (watchers, links) = start().map_err(CollectiveError::io("connections to the other ranks"))?;
         Ok(Tcp::new(links, watchers, 0, world_size))
@@ -75,13 +78,13 @@ impl Lead {
 /// Joins rank 0 at its listening socket.
 pub(super) fn join(
     to: SocketAddr,
-    token: Token,
+    token: GroupToken,
     rank: usize,
     world_size: usize,
     deadlines: Deadlines,
 ) -> Result<Tcp, CollectiveError> {
-    let (data, news) = rendezvous::call(to, token, rank, world_size, deadlines.forming)?;
-    let links = Links::new(vec![data], vec![news], 0, deadlines.call)
+    let (data, abort) = rendezvous::join(to, token, rank, world_size, deadlines.forming)?;
+    let links = Links::new(vec![data], vec![abort], 0, deadlines.call)
         .map_err(CollectiveError::io("connection to rank 0"))?;
     Ok(Tcp::new(links, Vec::new(), rank, world_size))
 }
@@ -101,7 +104,8 @@ impl Tcp {
         }
     }
 
-    /// Runs one call; after a failure the connections are of no use, because nobody knows what is under way on them.
+    /// Runs one call. A failure closes the connections, because their position in the stream of
+    /// messages is then unknown.
     fn run(
         &mut self,
         operation: Operation,
@@ -124,10 +128,10 @@ impl Tcp {
         done
     }
 
-    /// Rank 0: reads the calls of all others and has them go on, or, if they do not all do the same, tells everybody.
+    /// Reads the calls of all other ranks, on rank 0. If they differ, tells all ranks and fails.
     fn agree(&self, ours: &Call) -> Result<(), CollectiveError> {
         let mut disagreement = None;
-        let mut calls = [None; super::MAX_WORLD_SIZE];
+        let mut calls = [None; MAX_WORLD_SIZE];
         for rank in self.links.ranks() {
             let mut bytes = [0; CALL];
             self.links.receive(rank, &mut bytes, ours.operation)?;
@@ -138,7 +142,8 @@ impl Tcp {
             calls[rank] = Some(call);
         }
         let Some(Disagreement { rank, call, .. }) = disagreement else { return Ok(()) };
-        // Who is still sending does not read yet, and what is not read when a connection is closed takes the answer with it.
+        // A rank reads the verdict only after it has sent its values. Unread values would also
+        // discard the verdict when the connection is closed.
         for (rank, call) in calls.iter().enumerate() {
             if let Some(call) = call {
                 self.discard(rank, call)?;
@@ -151,12 +156,14 @@ impl Tcp {
         Err(CollectiveError::Mismatch { rank, ours: *ours, theirs: call })
     }
 
-    /// Reads the values that a rank sends with its call before it waits for the verdict.
+    /// Reads and drops the values that a rank sends before it waits for the verdict.
     fn discard(&self, rank: usize, call: &Call) -> Result<(), CollectiveError> {
         let values = match call.operation {
             Operation::AllReduce => call.length,
             Operation::AllGather => call.length.min(PIECE as u64),
-            Operation::Rendezvous | Operation::Broadcast | Operation::Barrier => 0,
+            Operation::Rendezvous | Operation::Broadcast | Operation::Barrier | Operation::AllGatherBytes => {
+                0
+            }
         };
         let mut left = values.saturating_mul(4);
         let mut bytes = [0; 4096];
@@ -168,7 +175,7 @@ impl Tcp {
         Ok(())
     }
 
-    /// Other ranks: waits for rank 0 to say whether all ranks agree.
+    /// Waits for the verdict of rank 0 on whether all calls agree, on the other ranks.
     fn verdict(&self, ours: &Call) -> Result<(), CollectiveError> {
         let mut bytes = [0; VERDICT];
         self.links.receive(0, &mut bytes, ours.operation)?;
@@ -184,7 +191,7 @@ impl Tcp {
         }
     }
 
-    /// Waits until all ranks are in the same call, without values.
+    /// Waits until all ranks are in the same call.
     fn meet(&mut self, call: &Call) -> Result<(), CollectiveError> {
         if self.rank != 0 {
             self.transfer.send(&message::encode_call(call), &[], call.operation)?;
@@ -194,8 +201,8 @@ impl Tcp {
         self.transfer.send(&message::encode_verdict(AGREED), &[], call.operation)
     }
 
-    /// Rank 0's all-gather.
-    fn gather_for_all(
+    /// Runs an all-gather on rank 0.
+    fn all_gather_on_leader(
         &mut self,
         part: &[f32],
         call: &Call,
@@ -223,8 +230,8 @@ impl Tcp {
         Ok(())
     }
 
-    /// The others' all-gather.
-    fn gather_by_rank_0(
+    /// Runs an all-gather on another rank.
+    fn all_gather_on_member(
         &mut self,
         part: &[f32],
         call: &Call,
@@ -247,7 +254,7 @@ impl Tcp {
     }
 }
 
-/// The verdict that lets everybody go on.
+/// The verdict that all calls agree.
 const AGREED: Option<Disagreement> = None;
 
 impl HostCollective for Tcp {
@@ -280,9 +287,27 @@ impl HostCollective for Tcp {
         take: &mut dyn FnMut(usize, usize, &[f32]),
     ) -> Result<(), CollectiveError> {
         self.run(Operation::AllGather, part.len(), |this, call| match this.rank {
-            0 => this.gather_for_all(part, call, take),
-            _ => this.gather_by_rank_0(part, call, take),
+            0 => this.all_gather_on_leader(part, call, take),
+            _ => this.all_gather_on_member(part, call, take),
         })
+    }
+
+    fn all_gather_bytes(&mut self, part: &[u8]) -> Result<Vec<Vec<u8>>, CollectiveError> {
+        let mut all = vec![vec![0; part.len()]; self.world_size];
+        self.run(Operation::AllGatherBytes, part.len(), |this, call| {
+            this.meet(call)?;
+            if this.rank != 0 {
+                this.links.send(0, part, call.operation)?;
+                return all.iter_mut().try_for_each(|theirs| this.links.receive(0, theirs, call.operation));
+            }
+            all[0].copy_from_slice(part);
+            for rank in this.links.ranks() {
+                this.links.receive(rank, &mut all[rank], call.operation)?;
+            }
+            let whole = all.concat();
+            this.links.ranks().try_for_each(|rank| this.links.send(rank, &whole, call.operation))
+        })?;
+        Ok(all)
     }
 
     fn broadcast(&mut self, bytes: &mut [u8]) -> Result<(), CollectiveError> {
@@ -308,7 +333,7 @@ impl Drop for Tcp {
     fn drop(&mut self) {
         self.links.close();
         for watcher in self.watchers.drain(..) {
-            // One that has panicked has ended too.
+            // A watcher that has panicked has ended too.
             let _ = watcher.join();
         }
     }

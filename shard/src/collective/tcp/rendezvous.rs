@@ -1,7 +1,8 @@
-//! How the ranks come together: rank 0 listens, and lets in who knows the token.
+//! Forming a group: rank 0 listens, and admits connections that know the token.
 //!
-//! A joiner connects, says hello, is welcomed or refused; connects a second time for the news of an abort; and is told on the
-//! first connection when all have come.
+//! A rank connects and sends a hello message, and rank 0 admits or refuses it. The rank then
+//! connects a second time, for aborts. Rank 0 tells it on the first connection when all ranks have
+//! joined.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, Read, Write};
@@ -9,47 +10,48 @@ use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::collective::address::Token;
+use crate::collective::address::GroupToken;
 use crate::collective::{CollectiveError, Operation};
 
-/// How long a connection may take to say hello.
-pub(super) const HELLO_WITHIN: Duration = Duration::from_secs(5);
+/// Time that a connection has to send its hello message.
+pub(super) const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Connections that have not said hello yet, at most. A further one takes the place of the oldest: a rank says hello at
-/// once, so that those who have been silent for longest are the least likely to be ranks.
-const MAX_STRANGERS: usize = 256;
+/// The most connections that have not sent their hello message. A further connection replaces the
+/// oldest one: a rank sends its hello at once, so the connections that have been silent for longest
+/// are the least likely to be ranks.
+const MAX_PENDING: usize = 256;
 
-/// Connections that are taken at once, before those that are there are listened to again. Each stays for several turns, in
-/// which a rank is heard.
-const TAKEN_AT_ONCE: usize = MAX_STRANGERS / 4;
+/// The number of connections that are accepted before the pending ones are read again. Each
+/// connection is read several times before it can be replaced.
+const ACCEPT_BATCH: usize = MAX_PENDING / 4;
 
-/// How long rank 0 sleeps when nothing has come.
-const PAUSE: Duration = Duration::from_millis(1);
+/// Pause of rank 0 between two looks at the connections.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
-/// What a connection is for.
+/// The purpose of a connection.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 enum Purpose {
     Data = 1,
-    News = 2,
+    Abort = 2,
 }
 
-/// What rank 0 answers: one byte, and four that belong to it.
+// The answers of rank 0: one byte for the kind, and four bytes for a number.
 const WELCOME: u8 = 1;
 const READY: u8 = 2;
 const WORLD_SIZE: u8 = 3;
 const TAKEN: u8 = 4;
 const ANSWER: usize = 5;
 
-/// The first bytes on a connection: token, purpose, rank and world size.
-const HELLO: usize = Token::LEN + 1 + 4 + 4;
+/// Length of a hello message in bytes: token, purpose, rank and world size.
+const HELLO: usize = GroupToken::LEN + 1 + 4 + 4;
 
-fn hello(token: Token, purpose: Purpose, rank: usize, world_size: usize) -> [u8; HELLO] {
+fn hello(token: GroupToken, purpose: Purpose, rank: usize, world_size: usize) -> [u8; HELLO] {
     let mut hello = [0; HELLO];
-    hello[..Token::LEN].copy_from_slice(&token.bytes());
-    hello[Token::LEN] = purpose as u8;
-    hello[Token::LEN + 1..][..4].copy_from_slice(&(rank as u32).to_le_bytes());
-    hello[Token::LEN + 5..].copy_from_slice(&(world_size as u32).to_le_bytes());
+    hello[..GroupToken::LEN].copy_from_slice(&token.bytes());
+    hello[GroupToken::LEN] = purpose as u8;
+    hello[GroupToken::LEN + 1..][..4].copy_from_slice(&(rank as u32).to_le_bytes());
+    hello[GroupToken::LEN + 5..].copy_from_slice(&(world_size as u32).to_le_bytes());
     hello
 }
 
@@ -58,29 +60,30 @@ fn answer(kind: u8, value: u32) -> [u8; ANSWER] {
     [kind, a, b, c, d]
 }
 
-/// A connection that has not said hello yet.
-struct Stranger {
+/// A connection that has not sent its hello message.
+struct PendingConnection {
     stream: TcpStream,
     since: Instant,
     hello: [u8; HELLO],
     read: usize,
 }
 
-impl Stranger {
-    fn new(stream: TcpStream) -> std::io::Result<Stranger> {
+impl PendingConnection {
+    fn new(stream: TcpStream) -> std::io::Result<PendingConnection> {
         stream.set_nonblocking(true)?;
-        Ok(Stranger { stream, since: Instant::now(), hello: [0; HELLO], read: 0 })
+        Ok(PendingConnection { stream, since: Instant::now(), hello: [0; HELLO], read: 0 })
     }
 
-    /// Reads what there is of the hello: whether it is complete, and `None` to drop the connection.
-    fn listen(&mut self) -> Option<bool> {
+    /// Reads the available part of the hello message. Returns whether the message is complete, or
+    /// `None` if the connection must be dropped.
+    fn read_hello(&mut self) -> Option<bool> {
         while self.read < HELLO {
             match self.stream.read(&mut self.hello[self.read..]) {
                 Ok(0) => return None,
                 Ok(read) => self.read += read,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                    return (self.since.elapsed() < HELLO_WITHIN).then_some(false);
+                    return (self.since.elapsed() < HELLO_TIMEOUT).then_some(false);
                 }
                 Err(_) => return None,
             }
@@ -89,17 +92,17 @@ impl Stranger {
     }
 }
 
-/// The group as far as it has come; the connections of rank 1 come first.
-struct Arrivals {
-    token: Token,
+/// The ranks that have joined so far. The connections of rank 1 come first.
+struct JoinedRanks {
+    token: GroupToken,
     world_size: usize,
     data: Vec<Option<TcpStream>>,
-    news: Vec<Option<TcpStream>>,
+    abort: Vec<Option<TcpStream>>,
 }
 
-impl Arrivals {
-    /// Takes the connection in or refuses it. What a refused one does with the answer does not matter here.
-    fn admit(&mut self, Stranger { stream, hello, .. }: Stranger) {
+impl JoinedRanks {
+    /// Admits the connection or refuses it. Errors of a refused connection do not matter.
+    fn admit(&mut self, PendingConnection { stream, hello, .. }: PendingConnection) {
         let (Some((token, rest)), mut to) = (hello.split_first_chunk(), &stream) else { return };
         if !self.token.matches(token) {
             return;
@@ -115,7 +118,7 @@ impl Arrivals {
         }
         let places = match purpose {
             p if p == Purpose::Data as u8 => &mut self.data,
-            p if p == Purpose::News as u8 => &mut self.news,
+            p if p == Purpose::Abort as u8 => &mut self.abort,
             _ => return,
         };
         match rank.checked_sub(1).and_then(|index| places.get_mut(index)) {
@@ -128,32 +131,33 @@ impl Arrivals {
         }
     }
 
-    /// The first rank that has not come.
+    /// Returns the first rank that has not joined.
     fn missing(&self) -> Option<usize> {
-        let has_come = |index: usize| self.data[index].is_some() && self.news[index].is_some();
-        (0..self.data.len()).find(|&index| !has_come(index)).map(|index| index + 1)
+        let has_joined = |index: usize| self.data[index].is_some() && self.abort[index].is_some();
+        (0..self.data.len()).find(|&index| !has_joined(index)).map(|index| index + 1)
     }
 }
 
-/// Rank 0: waits until all have come. Returns their connections for values and for news, those of rank 1 first.
-pub(super) fn gather(
+/// Waits until all ranks have joined, on rank 0. Returns their connections for values and for
+/// aborts, those of rank 1 first.
+pub(super) fn accept_all(
     listener: &TcpListener,
-    token: Token,
+    token: GroupToken,
     world_size: usize,
     deadline: Duration,
 ) -> Result<(Vec<TcpStream>, Vec<TcpStream>), CollectiveError> {
     let since = Instant::now();
     let nobody = || (1..world_size).map(|_| None).collect();
-    let mut arrivals = Arrivals { token, world_size, data: nobody(), news: nobody() };
-    let mut strangers = VecDeque::new();
-    while let Some(rank) = arrivals.missing() {
-        accept(listener, &mut strangers)?;
-        // Each once, in the order in which they came.
-        for _ in 0..strangers.len() {
-            let Some(mut stranger): Option<Stranger> = strangers.pop_front() else { break };
-            match stranger.listen() {
-                Some(false) => strangers.push_back(stranger),
-                Some(true) => arrivals.admit(stranger),
+    let mut joined = JoinedRanks { token, world_size, data: nobody(), abort: nobody() };
+    let mut pending = VecDeque::new();
+    while let Some(rank) = joined.missing() {
+        accept(listener, &mut pending)?;
+        // Each connection is read once, in the order of arrival.
+        for _ in 0..pending.len() {
+            let Some(mut connection): Option<PendingConnection> = pending.pop_front() else { break };
+            match connection.read_hello() {
+                Some(false) => pending.push_back(connection),
+                Some(true) => joined.admit(connection),
                 None => {}
             }
         }
@@ -164,42 +168,43 @@ pub(super) fn gather(
                 after: deadline,
             });
         }
-        thread::sleep(PAUSE);
+        thread::sleep(POLL_INTERVAL);
     }
-    let Arrivals { data, news, .. } = arrivals;
+    let JoinedRanks { data, abort, .. } = joined;
     let data: Vec<_> = data.into_iter().flatten().collect();
     for (index, mut stream) in data.iter().enumerate() {
         let told = stream.write_all(&answer(READY, 0));
         told.map_err(|_| CollectiveError::Closed { rank: index + 1 })?;
     }
-    Ok((data, news.into_iter().flatten().collect()))
+    Ok((data, abort.into_iter().flatten().collect()))
 }
 
-/// Takes some of the connections that there are. The oldest come first in `strangers`.
-fn accept(listener: &TcpListener, strangers: &mut VecDeque<Stranger>) -> Result<(), CollectiveError> {
-    for _ in 0..TAKEN_AT_ONCE {
+/// Accepts some of the new connections. The oldest come first in `pending`.
+fn accept(listener: &TcpListener, pending: &mut VecDeque<PendingConnection>) -> Result<(), CollectiveError> {
+    for _ in 0..ACCEPT_BATCH {
         match listener.accept() {
             Ok((stream, _)) => {
-                if strangers.len() >= MAX_STRANGERS {
-                    strangers.pop_front();
+                if pending.len() >= MAX_PENDING {
+                    pending.pop_front();
                 }
-                strangers.extend(Stranger::new(stream));
+                pending.extend(PendingConnection::new(stream));
             }
             Err(error) => match error.kind() {
                 ErrorKind::WouldBlock => return Ok(()),
-                // One that has left before it was taken.
+                // The connection has been closed before it was accepted.
                 ErrorKind::ConnectionAborted | ErrorKind::ConnectionReset | ErrorKind::Interrupted => {}
-                _ => return Err(CollectiveError::io("taking the connections of other ranks")(error)),
+                _ => return Err(CollectiveError::io("accepting the connections of other ranks")(error)),
             },
         }
     }
     Ok(())
 }
 
-/// Another rank: connects twice and waits until all have come. Returns the connections for values and for news.
-pub(super) fn call(
+/// Joins the group, on another rank: connects twice and waits until all ranks have joined. Returns
+/// the connections for values and for aborts.
+pub(super) fn join(
     to: SocketAddr,
-    token: Token,
+    token: GroupToken,
     rank: usize,
     world_size: usize,
     deadline: Duration,
@@ -241,8 +246,8 @@ pub(super) fn call(
     };
     let data = greet(Purpose::Data)?;
     listen(&data, WELCOME)?;
-    let news = greet(Purpose::News)?;
-    listen(&news, WELCOME)?;
+    let abort = greet(Purpose::Abort)?;
+    listen(&abort, WELCOME)?;
     listen(&data, READY)?;
-    Ok((data, news))
+    Ok((data, abort))
 }

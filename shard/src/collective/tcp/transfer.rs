@@ -1,4 +1,4 @@
-//! Values over the connections, piece by piece through a kept buffer.
+//! Sending and receiving values, piece by piece through a buffer that is allocated once.
 
 use std::sync::Arc;
 
@@ -6,33 +6,33 @@ use super::links::Links;
 use super::message::{self, CALL, VERDICT};
 use crate::collective::{CollectiveError, Operation};
 
-/// Values that are converted, sent and received at once: 64 KiB.
+/// Number of values that are converted, sent and received at a time (64 KiB).
 pub(super) const PIECE: usize = 16 << 10;
 
-/// The longest message that goes ahead of values.
-const AHEAD: usize = if CALL > VERDICT { CALL } else { VERDICT };
+/// The length of the longest prefix in bytes.
+const LONGEST_PREFIX: usize = if CALL > VERDICT { CALL } else { VERDICT };
 
 pub(super) struct Transfer {
     links: Arc<Links>,
-    /// A piece as it goes over the wire, and what goes ahead of it.
+    /// A piece in its encoded form, with the prefix before it.
     bytes: Box<[u8]>,
 }
 
 impl Transfer {
     pub(super) fn new(links: Arc<Links>) -> Transfer {
-        Transfer { links, bytes: vec![0; AHEAD + PIECE * 4].into() }
+        Transfer { links, bytes: vec![0; LONGEST_PREFIX + PIECE * 4].into() }
     }
 
-    /// Sends `ahead` and then values to rank 0, or from rank 0 to all others. `ahead` goes with the first values, in one
-    /// packet if they are few.
+    /// Sends `prefix` and then values to rank 0, or from rank 0 to all others. The prefix and the
+    /// first piece are written together, so that a short message is one packet.
     pub(super) fn send(
         &mut self,
-        ahead: &[u8],
+        prefix: &[u8],
         values: &[f32],
         operation: Operation,
     ) -> Result<(), CollectiveError> {
-        let mut used = ahead.len();
-        self.bytes[..used].copy_from_slice(ahead);
+        let mut used = prefix.len();
+        self.bytes[..used].copy_from_slice(prefix);
         let mut pieces = values.chunks(PIECE);
         loop {
             let piece = pieces.next().unwrap_or_default();
@@ -48,7 +48,7 @@ impl Transfer {
         }
     }
 
-    /// Hands each of the values that a rank sends, as they arrive, to `set`, with its place in `values`.
+    /// Receives the values of a rank, and calls `set` with each value and its place in `values`.
     pub(super) fn receive(
         &mut self,
         rank: usize,

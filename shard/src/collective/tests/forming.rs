@@ -1,32 +1,32 @@
-//! How groups come together, and who is turned away.
+//! Tests of forming a group, and of connections that are refused.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use super::{LONG, wires};
-use crate::collective::address::{Address, Place, Token};
-use crate::collective::{CollectiveError, MAX_WORLD_SIZE, Operation, Wire, join, lead};
+use super::{LONG, transports};
+use crate::collective::address::{GroupAddress, GroupToken, LeaderLocation};
+use crate::collective::{CollectiveError, MAX_WORLD_SIZE, Operation, Transport, join, lead};
 
-/// As long as rank 0 waits for a connection to say hello.
-const HELLO_WITHIN: Duration = Duration::from_secs(5);
+/// The time that a connection has to send its hello message.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
 #[test]
-fn strangers_do_not_disturb_the_forming_group() {
-    for wire in wires() {
-        let lead = lead(wire, 3, LONG).unwrap();
+fn unknown_connections_do_not_disturb_the_forming_group() {
+    for transport in transports() {
+        let lead = lead(transport, 3, LONG).unwrap();
         let address = lead.address();
-        let Address { place, .. } = Address::decode(&address).unwrap();
-        let strange = Address { token: Token::random().unwrap(), place }.encode();
-        let silent = match place {
-            Place::Tcp(socket) => Some(TcpStream::connect(socket).unwrap()),
-            Place::Shm { .. } => None,
+        let GroupAddress { location, .. } = GroupAddress::decode(&address).unwrap();
+        let wrong_token = GroupAddress { token: GroupToken::random().unwrap(), location }.encode();
+        let silent = match location {
+            LeaderLocation::Tcp(socket) => Some(TcpStream::connect(socket).unwrap()),
+            LeaderLocation::Shm { .. } => None,
         };
         thread::scope(|scope| {
             let first = scope.spawn(|| lead.wait());
             let second = scope.spawn(|| join(&address, 1, 3, LONG));
             thread::sleep(Duration::from_millis(50));
-            assert!(matches!(join(&strange, 2, 3, LONG), Err(CollectiveError::Gone)));
+            assert!(matches!(join(&wrong_token, 2, 3, LONG), Err(CollectiveError::Gone)));
             assert!(matches!(join(&address, 1, 3, LONG), Err(CollectiveError::Taken { rank: 1 })));
             assert!(matches!(join(&address, 3, 3, LONG), Err(CollectiveError::Rank { rank: 3, .. })));
             assert!(matches!(join(&address, 0, 3, LONG), Err(CollectiveError::Rank { rank: 0, .. })));
@@ -41,23 +41,25 @@ fn strangers_do_not_disturb_the_forming_group() {
         });
         drop(silent);
         let gone = join(&address, 1, 3, Duration::from_millis(200));
-        assert!(matches!(gone, Err(CollectiveError::Gone)), "{wire:?}: {:?}", gone.err());
+        assert!(matches!(gone, Err(CollectiveError::Gone)), "{transport:?}: {:?}", gone.err());
     }
 }
 
-/// More silent connections than rank 0 listens to at a time.
+/// There are more silent connections than rank 0 keeps at a time.
 #[test]
-fn a_rank_finds_a_place_among_any_number_of_silent_strangers() {
-    let lead = lead(Wire::Tcp(IpAddr::V4(Ipv4Addr::LOCALHOST)), 2, LONG).unwrap();
+fn a_rank_joins_despite_any_number_of_silent_connections() {
+    let lead = lead(Transport::Tcp(IpAddr::V4(Ipv4Addr::LOCALHOST)), 2, LONG).unwrap();
     let address = lead.address();
-    let Place::Tcp(socket) = Address::decode(&address).unwrap().place else { panic!("not over TCP") };
+    let LeaderLocation::Tcp(socket) = GroupAddress::decode(&address).unwrap().location else {
+        panic!("not over TCP")
+    };
     thread::scope(|scope| {
         let first = scope.spawn(|| lead.wait());
         let silent: Vec<TcpStream> = (0..400).map(|_| TcpStream::connect(socket).unwrap()).collect();
-        // Much sooner than the strangers are sent away for their silence.
+        // This is much sooner than the time after which silent connections are closed.
         let since = Instant::now();
-        let mut second = join(&address, 1, 2, LONG).expect("the oldest strangers make room");
-        assert!(since.elapsed() < HELLO_WITHIN, "{:?}", since.elapsed());
+        let mut second = join(&address, 1, 2, LONG).expect("the oldest silent connections are closed");
+        assert!(since.elapsed() < HELLO_TIMEOUT, "{:?}", since.elapsed());
         let mut first = first.join().unwrap().unwrap();
         scope.spawn(move || first.barrier().unwrap());
         second.barrier().unwrap();
@@ -66,17 +68,17 @@ fn a_rank_finds_a_place_among_any_number_of_silent_strangers() {
 }
 
 #[test]
-fn a_group_that_does_not_come_together_ends_at_the_deadline() {
+fn an_incomplete_group_ends_at_the_deadline() {
     let deadline = Duration::from_millis(200);
-    for wire in wires() {
-        let lead = lead(wire, 3, deadline).unwrap();
+    for transport in transports() {
+        let lead = lead(transport, 3, deadline).unwrap();
         let address = lead.address();
         thread::scope(|scope| {
             let other = scope.spawn(|| join(&address, 1, 3, deadline));
             let error = lead.wait().err().unwrap();
             let missing =
                 matches!(error, CollectiveError::TimedOut { operation: Operation::Rendezvous, rank: 2, .. });
-            // Rank 1 may have begun to wait, and so given up, a moment before.
+            // Rank 1 may have reached its own deadline a moment before.
             assert!(missing || matches!(error, CollectiveError::Closed { rank: 1 }), "{error}");
             assert!(other.join().unwrap().is_err());
         });
@@ -84,22 +86,23 @@ fn a_group_that_does_not_come_together_ends_at_the_deadline() {
 }
 
 #[test]
-fn what_cannot_be_is_refused() {
-    for wire in wires() {
+fn impossible_groups_are_refused() {
+    for transport in transports() {
         for world_size in [0, MAX_WORLD_SIZE + 1] {
-            assert!(matches!(lead(wire, world_size, LONG), Err(CollectiveError::WorldSize { .. })));
+            assert!(matches!(lead(transport, world_size, LONG), Err(CollectiveError::WorldSize { .. })));
         }
     }
     assert!(matches!(join(b"nothing", 1, 2, LONG), Err(CollectiveError::Address)));
-    let any = Wire::Tcp(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
+    let any = Transport::Tcp(IpAddr::V4(Ipv4Addr::UNSPECIFIED));
     assert!(matches!(lead(any, 2, LONG), Err(CollectiveError::Unspecified(_))));
     let nobody: SocketAddr = "127.0.0.1:1".parse().unwrap();
-    let address = Address { token: Token::random().unwrap(), place: Place::Tcp(nobody) }.encode();
+    let address =
+        GroupAddress { token: GroupToken::random().unwrap(), location: LeaderLocation::Tcp(nobody) }.encode();
     assert!(matches!(join(&address, 1, 2, LONG), Err(CollectiveError::Gone)));
     if cfg!(target_os = "linux") {
-        // An open file of this process that is no memory of a group.
-        let place = Place::Shm { process: std::process::id(), descriptor: 0 };
-        let address = Address { token: Token::random().unwrap(), place }.encode();
+        // This open file of the process is not the memory of a group.
+        let location = LeaderLocation::Shm { process: std::process::id(), descriptor: 0 };
+        let address = GroupAddress { token: GroupToken::random().unwrap(), location }.encode();
         assert!(join(&address, 1, 2, LONG).is_err());
     }
 }

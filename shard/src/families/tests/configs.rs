@@ -1,11 +1,11 @@
-//! Configurations: what they mean, and what is said about bad ones.
+//! Tests of the meaning of configurations, and of the errors of invalid ones.
 
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{changed, config_only, llama, load_dummy, spec};
 use crate::families::{self, Overrides, RopeKind};
-use crate::model::{DecoderSpec, RopeScaling};
+use crate::model::{DecoderSpec, Mlp, RopeScaling};
 
 fn ok(changes: Value) -> DecoderSpec {
     spec(&changed(llama(), &changes)).unwrap_or_else(|error| panic!("{changes}: {error}"))
@@ -39,12 +39,12 @@ fn chatglm(changes: &Value) -> Value {
 }
 
 fn windows(config: &Value) -> Vec<Option<usize>> {
-    spec(config).unwrap().layers.iter().map(|layer| layer.window).collect()
+    spec(config).unwrap().layers.iter().map(|layer| layer.attention.window()).collect()
 }
 
 #[test]
 fn absent_and_null_heads_follow_the_defaults_of_the_type() {
-    let heads = |config: Value| spec(&config).map(|spec| spec.layers[0].qkv.kv_heads);
+    let heads = |config: Value| spec(&config).map(|spec| spec.layers[0].attention.heads().layout.kv_heads);
     assert_eq!(heads(changed(llama(), &json!({"num_key_value_heads": "absent"}))).unwrap(), 4);
     assert_eq!(heads(changed(llama(), &json!({"num_key_value_heads": null}))).unwrap(), 4);
     assert_eq!(heads(mistral(&json!({"num_key_value_heads": null}))).unwrap(), 4);
@@ -54,8 +54,13 @@ fn absent_and_null_heads_follow_the_defaults_of_the_type() {
     );
 
     let qwen3 = json!({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]});
-    let head_dim =
-        |changes: Value| spec(&changed(changed(llama(), &qwen3), &changes)).unwrap().layers[0].qkv.head_dim;
+    let head_dim = |changes: Value| {
+        spec(&changed(changed(llama(), &qwen3), &changes)).unwrap().layers[0]
+            .attention
+            .heads()
+            .layout
+            .head_dim
+    };
     assert_eq!(
         (head_dim(json!({})), head_dim(json!({"head_dim": null})), head_dim(json!({"head_dim": 6}))),
         (128, 8, 6)
@@ -127,7 +132,8 @@ fn chatglm_switches() {
     assert_eq!(rope(&read(json!({}))), (Interleaved, 4, 1e4));
     assert_eq!(rope(&read(json!({"original_rope": false, "rope_ratio": 50}))), (Half, 4, 5e5));
     let biased = read(json!({"add_bias_linear": true, "add_qkv_bias": false})).layers[0].clone();
-    assert!(biased.qkv_bias && biased.out_bias && biased.mlp.up_bias && biased.mlp.down_bias);
+    let (heads, Mlp::Gated(mlp)) = (biased.attention.heads(), &biased.mlp);
+    assert!(heads.qkv_bias && heads.out_bias && mlp.up_bias && mlp.down_bias);
     let harmless =
         json!({"quantization_bit": 0, "pre_seq_len": null, "rmsnorm": true, "post_layer_norm": true});
     assert_eq!(read(harmless), read(json!({})));
@@ -149,7 +155,7 @@ fn one_of_type_and_architecture_is_enough() {
     assert_eq!(ok(json!({"architectures": []})).model_type, "llama");
 }
 
-/// What is said about a Llama with these keys changed.
+/// Pairs of changed keys of a Llama, and a part of the expected error.
 const BAD_LLAMAS: &[(&str, &str)] = &[
     (r#"{"hidden_size": "absent"}"#, "hidden_size is missing"),
     (r#"{"hidden_size": null}"#, "hidden_size is missing"),
@@ -158,9 +164,9 @@ const BAD_LLAMAS: &[(&str, &str)] = &[
     (r#"{"hidden_size": "32"}"#, "hidden_size cannot be used: invalid type: string"),
     (
         r#"{"hidden_size": 18446744073709551615}"#,
-        "hidden_size is 18446744073709551615, more than the 1048576",
+        "hidden_size is 18446744073709551615, more than the limit of 1048576",
     ),
-    (r#"{"num_hidden_layers": 100000000}"#, "num_hidden_layers is 100000000, more than the 1024"),
+    (r#"{"num_hidden_layers": 100000000}"#, "num_hidden_layers is 100000000, more than the limit of 1024"),
     (r#"{"vocab_size": 99999999999}"#, "vocab_size is 99999999999, more than"),
     (r#"{"num_attention_heads": 6}"#, "num_attention_heads is 6, which does not divide hidden_size = 32"),
     (
@@ -188,7 +194,7 @@ const BAD_LLAMAS: &[(&str, &str)] = &[
     (r#"{"hidden_act": "gelu"}"#, "hidden_act = \"gelu\" is not supported: the only activation is silu"),
     (
         r#"{"quantization_config": {"bits": 4}}"#,
-        "quantization_config = {…} is not supported: quantised checkpoints",
+        "quantization_config = {…} is not supported: quantized checkpoints",
     ),
     (r#"{"attention_bias": "yes"}"#, "attention_bias cannot be used: invalid type: string"),
     (
@@ -301,9 +307,9 @@ fn what_families_lack_is_refused_by_key() {
         ),
         (
             baichuan(&json!({"vocab_size": 125_696})),
-            "vocab_size = 125696 is not supported: Baichuan2 normalises",
+            "vocab_size = 125696 is not supported: Baichuan2 normalizes",
         ),
-        (baichuan(&json!({"z_loss_weight": 0})), "z_loss_weight = 0 is not supported: Baichuan2 normalises"),
+        (baichuan(&json!({"z_loss_weight": 0})), "z_loss_weight = 0 is not supported: Baichuan2 normalizes"),
         (
             chatglm(&json!({"inner_hidden_size": 128})),
             "inner_hidden_size = 128 is not supported: ChatGLM-6B of the first",
@@ -311,7 +317,7 @@ fn what_families_lack_is_refused_by_key() {
         (chatglm(&json!({"position_encoding_2d": true})), "position_encoding_2d = true is not supported"),
         (
             chatglm(&json!({"quantization_bit": 4})),
-            "quantization_bit = 4 is not supported: quantised checkpoints",
+            "quantization_bit = 4 is not supported: quantized checkpoints",
         ),
         (chatglm(&json!({"rmsnorm": false})), "rmsnorm = false is not supported: layer norms"),
         (chatglm(&json!({"post_layer_norm": false})), "post_layer_norm = false is not supported"),
@@ -333,7 +339,7 @@ fn what_families_lack_is_refused_by_key() {
 fn text_that_is_no_json_is_refused() {
     for text in ["", "{", "[]", "7", "{\"rope_theta\": Infinity}"] {
         let files: &'static [(&str, &[u8])] = vec![("config.json", text.as_bytes())].leak();
-        let error = load_dummy(&crate::checkpoint::Source::Memory(files)).err().unwrap().to_string();
+        let error = load_dummy(&crate::Source::Memory(files)).err().unwrap().to_string();
         assert!(error.starts_with("config.json of the built-in model is not valid JSON: "), "{error}");
     }
 }

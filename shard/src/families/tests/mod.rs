@@ -6,16 +6,18 @@ mod weights;
 
 use std::path::{Path, PathBuf};
 
+use millrace_formats::Source;
 use serde_json::{Value, json};
 
-use super::*;
+use super::{LoadError, Overrides};
+use crate::model::{DecoderSpec, Model};
 
-/// What is loaded when an operator says nothing.
-fn load(source: &Source) -> Result<Model, Error> {
+/// Loads a model as if the operator had given no options.
+fn load(source: &Source) -> Result<Model, LoadError> {
     super::load(source, &Overrides::default())
 }
 
-fn load_dummy(source: &Source) -> Result<Model, Error> {
+fn load_dummy(source: &Source) -> Result<Model, LoadError> {
     super::load_dummy(source, &Overrides::default())
 }
 
@@ -33,7 +35,7 @@ fn llama() -> Value {
     })
 }
 
-/// `config` with the keys of `changes`; those that are there with the string `absent` are removed.
+/// Returns `config` with the keys of `changes`. Keys with the string `absent` are removed.
 fn changed(mut config: Value, changes: &Value) -> Value {
     let keys = config.as_object_mut().unwrap();
     for (key, value) in changes.as_object().unwrap() {
@@ -52,6 +54,6 @@ fn config_only(config: &Value) -> Source {
     Source::Memory(vec![("config.json", bytes)].leak())
 }
 
-fn spec(config: &Value) -> Result<DecoderSpec, Error> {
-    read(&config_only(config), &Overrides::default()).map(|(_, _, spec)| spec)
+fn spec(config: &Value) -> Result<DecoderSpec, LoadError> {
+    super::spec(&config_only(config))
 }

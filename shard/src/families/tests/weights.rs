@@ -1,19 +1,19 @@
-//! Parts are the right rows of the right tensors, stored and dummy.
+//! Tests that parts are the right rows of the right tensors, for stored and dummy weights.
 
+use millrace_formats::Source;
 use millrace_kernels::{DType, Part};
 use proptest::prelude::*;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
 
-use super::super::names::{Block, LLAMA, Projection};
-use super::super::*;
+use super::super::names::{LLAMA, Names};
 use super::{changed, config_only, golden, llama, load, load_dummy};
-use crate::model::{LayerSlot, Slot};
+use crate::model::{FeatureBlock, LayerSlot, StoredTensors, WeightKind, WeightSlot, WeightSource};
 
-/// All elements of a weight, stacked.
-fn elements(weights: &dyn WeightSource, slot: Slot) -> Vec<f32> {
+/// Returns all elements of a weight, stacked.
+fn elements(weights: &dyn WeightSource, slot: WeightSlot) -> Vec<f32> {
     let parts = weights.parts(slot).unwrap();
-    let rows = |part: &Part<'_>| {
+    let rows = |part: &Part| {
         let (rows, cols) = (part.rows.len(), part.cols.len());
         (0..rows)
             .flat_map(|row| (0..cols).map(move |col| (row, col)))
@@ -23,7 +23,7 @@ fn elements(weights: &dyn WeightSource, slot: Slot) -> Vec<f32> {
     parts.iter().flat_map(rows).collect()
 }
 
-/// Tensors of a checkpoint: name, shape, elements.
+/// The tensors of a checkpoint: name, shape, elements.
 type Tensors = Vec<(String, Vec<usize>, Vec<f32>)>;
 
 fn source(config: &Value, tensors: &Tensors) -> Source {
@@ -41,7 +41,7 @@ fn source(config: &Value, tensors: &Tensors) -> Source {
     Source::Memory(vec![("config.json", config), ("model.safetensors", file)].leak())
 }
 
-/// Values that tell every element of a checkpoint apart.
+/// Creates tensors in which every element has a different value.
 fn tensors(list: &[(&str, &[usize])]) -> Tensors {
     let mut next = 0.0;
     let mut tensor = |(name, shape): &(&str, &[usize])| {
@@ -53,7 +53,8 @@ fn tensors(list: &[(&str, &[usize])]) -> Tensors {
     list.iter().map(&mut tensor).collect()
 }
 
-/// One layer: 4 heads on 2 of 4 features, width 16, 6 features in the MLP, vocabulary 10.
+/// A model of one layer: 4 heads on 2 KV heads of 4 features, width 16, 6 features in the MLP,
+/// vocabulary 10.
 const SEPARATE: &[(&str, &[usize])] = &[
     ("model.embed_tokens.weight", &[10, 16]),
     ("model.norm.weight", &[16]),
@@ -80,7 +81,7 @@ fn small(model_type: &str, architecture: &str) -> Value {
     })
 }
 
-/// The tensors `parts` put below one another as one called `name`.
+/// Stacks the tensors `parts` into one tensor `name`.
 fn fuse(tensors: &mut Tensors, name: &str, parts: &[&str]) {
     let mut fused: Option<(Vec<usize>, Vec<f32>)> = None;
     for part in parts {
@@ -131,14 +132,14 @@ fn fused_and_separate_tensors_give_the_same_weights() {
     });
     let chatglm = load(&source(&config, &fused)).unwrap();
 
-    // The stacked order of the contract, by hand.
+    // The expected order of the blocks is written out here.
     let stacked = |parts: &[&str]| -> Vec<f32> {
         let find = |part: &&str| separate.iter().find(|(name, ..)| name.ends_with(part)).unwrap().2.clone();
         parts.iter().flat_map(find).collect()
     };
-    let at = |slot| Slot::Layer(0, slot);
+    let at = |slot| WeightSlot::Layer(0, slot);
     let expected = [
-        (Slot::Embedding, stacked(&["embed_tokens.weight"])),
+        (WeightSlot::Embedding, stacked(&["embed_tokens.weight"])),
         (at(LayerSlot::Qkv), stacked(&["q_proj.weight", "k_proj.weight", "v_proj.weight"])),
         (at(LayerSlot::QkvBias), stacked(&["q_proj.bias", "k_proj.bias", "v_proj.bias"])),
         (at(LayerSlot::Out), stacked(&["o_proj.weight"])),
@@ -146,8 +147,8 @@ fn fused_and_separate_tensors_give_the_same_weights() {
         (at(LayerSlot::Down), stacked(&["down_proj.weight"])),
         (at(LayerSlot::AttentionNorm), stacked(&["input_layernorm.weight"])),
         (at(LayerSlot::MlpNorm), stacked(&["post_attention_layernorm.weight"])),
-        (Slot::FinalNorm, stacked(&["model.norm.weight"])),
-        (Slot::Head, stacked(&["lm_head.weight"])),
+        (WeightSlot::FinalNorm, stacked(&["model.norm.weight"])),
+        (WeightSlot::Head, stacked(&["lm_head.weight"])),
     ];
     assert_eq!(qwen.spec.slots().len(), expected.len());
     for model in [&qwen, &glm, &chatglm] {
@@ -161,10 +162,10 @@ fn fused_and_separate_tensors_give_the_same_weights() {
 
 #[test]
 fn blocks_may_be_stored_in_another_order() {
-    const SWAPPED: &[Projection] = &[("mlp.both", &[Block::Up, Block::Gate])];
+    const SWAPPED: StoredTensors = &[("mlp.both", &[FeatureBlock::Up, FeatureBlock::Gate])];
     let spec = super::spec(&llama()).unwrap();
-    let names = Names { gate_up: SWAPPED, ..LLAMA };
-    let pieces = names.pieces(&spec, Slot::Layer(1, LayerSlot::GateUp));
+    let names = Names { tensors: |_| SWAPPED, ..LLAMA };
+    let pieces = names.pieces(&spec, WeightSlot::Layer(1, LayerSlot::GateUp));
     let found: Vec<_> = pieces
         .iter()
         .map(|piece| (piece.tensor.as_str(), piece.shape.as_slice(), piece.rows.clone()))
@@ -176,7 +177,7 @@ fn blocks_may_be_stored_in_another_order() {
     );
 }
 
-/// The error of a checkpoint of one layer after a change of its tensors.
+/// Returns the error of a checkpoint of one layer after a change of its tensors.
 fn refusal(changes: &Value, change: impl FnOnce(&mut Tensors)) -> String {
     let mut tensors = tensors(SEPARATE);
     change(&mut tensors);
@@ -207,7 +208,7 @@ fn tensors_that_contradict_the_configuration_are_refused() {
         text.starts_with("tensor model.layers.1.input_layernorm.weight (shape [16]) is needed"),
         "{text}"
     );
-    // What would be left out silently.
+    // Tensors that would be ignored.
     for extra in [
         "model.layers.0.self_attn.q_norm.weight",
         "model.layers.0.mlp.down_proj.bias",
@@ -219,6 +220,18 @@ fn tensors_that_contradict_the_configuration_are_refused() {
         assert!(text.contains(&format!("tensor {extra} in model.safetensors")), "{text}");
         assert!(text.contains("would be ignored, and results would be wrong"), "{text}");
     }
+}
+
+#[test]
+fn a_tensor_of_a_type_that_cannot_be_loaded_is_refused_by_name() {
+    let zeros = [0u8; 10 * 16 * 8];
+    let embedding = TensorView::new(Dtype::I64, vec![10, 16], &zeros).unwrap();
+    let file = safetensors::serialize([("model.embed_tokens.weight", embedding)], None).unwrap().leak();
+    let config: &'static [u8] = small("qwen2", "Qwen2ForCausalLM").to_string().into_bytes().leak();
+    let files = Source::Memory(vec![("config.json", config), ("model.safetensors", &*file)].leak());
+    let text = load(&files).err().unwrap().to_string();
+    assert!(text.starts_with("tensor model.embed_tokens.weight in model.safetensors of "), "{text}");
+    assert!(text.contains("has element type I64, but weights must be F32, F16 or BF16"), "{text}");
 }
 
 #[test]
@@ -265,8 +278,7 @@ fn dummy_weights_have_all_shapes_and_differ_by_row() {
             let values = elements(&*model.weights, slot);
             let (rows, cols) = model.spec.shape(slot);
             assert_eq!(values.len(), rows * cols, "{name} {slot:?}");
-            use LayerSlot::{AttentionNorm, KNorm, MlpNorm, QNorm};
-            if matches!(slot, Slot::FinalNorm | Slot::Layer(_, AttentionNorm | MlpNorm | QNorm | KNorm)) {
+            if slot.info().kind == WeightKind::NormScale {
                 assert!(values.iter().all(|&value| value == 1.0));
                 continue;
             }
@@ -274,11 +286,11 @@ fn dummy_weights_have_all_shapes_and_differ_by_row() {
             assert!(rows == 1 || values[..cols] != values[cols..2 * cols], "{name} {slot:?}: rows are equal");
         }
         let again = load_dummy(&Source::Directory(golden(name))).unwrap();
-        let slot = Slot::Layer(1, LayerSlot::Down);
+        let slot = WeightSlot::Layer(1, LayerSlot::Down);
         assert_eq!(elements(&*model.weights, slot), elements(&*again.weights, slot));
         assert_ne!(
             elements(&*model.weights, slot),
-            elements(&*model.weights, Slot::Layer(0, LayerSlot::Down))
+            elements(&*model.weights, WeightSlot::Layer(0, LayerSlot::Down))
         );
     }
 }
@@ -297,7 +309,7 @@ fn dummy_weights_of_large_models_are_cut_from_a_small_buffer() {
         assert_eq!(parts.iter().map(|part| part.rows.len() * part.cols.len()).sum::<usize>(), rows * cols);
         assert!(parts.iter().all(|part| part.tensor.bytes.len() == 2 * part.tensor.rows * part.tensor.cols));
     }
-    let parts = model.weights.parts(Slot::Embedding).unwrap();
+    let parts = model.weights.parts(WeightSlot::Embedding).unwrap();
     let values: Vec<f32> = (0..4000).map(|col| parts[3].get(5, col)).collect();
     let mean = values.iter().sum::<f32>() / 4000.0;
     let deviation = (values.iter().map(|value| (value - mean).powi(2)).sum::<f32>() / 4000.0).sqrt();
@@ -305,7 +317,7 @@ fn dummy_weights_of_large_models_are_cut_from_a_small_buffer() {
 }
 
 proptest! {
-    /// A damaged file loads, with weights inside it, or its error says where it is.
+    /// A damaged file either loads with all weights inside the file, or its error names the file.
     #[test]
     fn damaged_checkpoints_load_or_are_refused(
         flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),
@@ -315,7 +327,7 @@ proptest! {
             unreachable!("it is made of memory");
         };
         let mut bytes = files[1].1.to_vec();
-        // Most of the damage goes where it can be noticed.
+        // The flips are in the header, where they have an effect.
         let header = 8 + usize::from(bytes[0]) + 256 * usize::from(bytes[1]);
         for (at, value) in flips {
             bytes[at.index(header)] = value;

@@ -1,16 +1,15 @@
-//! From the items of an input to the messages of a conversation.
+//! Translation of input items to messages.
 
 use std::collections::HashSet;
 
 use serde_json::Value;
 
 use super::super::error::OpenAiError;
-use super::super::transcript::Transcript;
-use super::tools::{ToolSet, custom_arguments};
-use crate::http::ignored::Ignored;
+use super::tool_set::{ToolSet, custom_arguments};
+use crate::chat::{IgnoredFields, Transcript};
 
-/// Items about what the provider, or a tool that it knows, has done. There is nothing in them that a template could show.
-const SKIPPED: &[&str] = &[
+/// Types of items about tools that only OpenAI or its models know. Templates cannot show them.
+const SKIPPED_ITEMS: &[&str] = &[
     "apply_patch_call",
     "apply_patch_call_output",
     "code_interpreter_call",
@@ -34,10 +33,11 @@ const SKIPPED: &[&str] = &[
     "web_search_call",
 ];
 
-/// An item that brings tools. Codex sends one instead of the field `tools` for some models.
+/// The type of an item that has tools. For some models, Codex sends it instead of the field
+/// `tools`.
 const ADDITIONAL_TOOLS: &str = "additional_tools";
 
-/// Every list of tools of a request, with the place that it has there.
+/// Returns the lists of tools in a request, each with its path.
 pub(super) fn tool_lists<'a>(
     tools: Option<&'a [Value]>,
     input: &'a Value,
@@ -50,21 +50,24 @@ pub(super) fn tool_lists<'a>(
     tools.map(|tools| ("tools".to_owned(), tools)).into_iter().chain(lists)
 }
 
-/// What the messages of a conversation are made from.
-pub(super) struct Source<'a> {
+/// The parts of a request that become messages.
+pub(super) struct ConversationInput<'a> {
     pub(super) instructions: Option<&'a str>,
     pub(super) input: &'a Value,
     pub(super) tools: &'a ToolSet,
-    /// Whether the template could show the reasoning of earlier turns.
+    /// Whether the template can show the reasoning of earlier messages.
     pub(super) reads_reasoning: bool,
 }
 
-impl Source<'_> {
-    /// The messages that the template gets: `instructions` first, then the input, which is a text or a list of items.
-    /// Items that have no effect are noted.
-    pub(super) fn messages(&self, ignored: &mut Ignored) -> Result<Vec<Value>, OpenAiError> {
+impl ConversationInput<'_> {
+    /// Returns the messages for the template: first the instructions, then the input, which is a
+    /// text or a list of items. Items that have no effect are noted.
+    ///
+    /// # Errors
+    /// The error names the item that is wrong.
+    pub(super) fn messages(&self, ignored: &mut IgnoredFields) -> Result<Vec<Value>, OpenAiError> {
         let mut reader =
-            Reader { source: self, transcript: Transcript::default(), skipped: HashSet::new(), ignored };
+            ItemReader { source: self, transcript: Transcript::default(), skipped: HashSet::new(), ignored };
         if let Some(text) = self.instructions {
             reader.say("system", text.to_owned());
         }
@@ -74,33 +77,34 @@ impl Source<'_> {
                 return Err(OpenAiError::invalid("input", "`input` cannot be empty"));
             }
             Value::Array(items) => {
-                let mut says_something = false;
+                let mut has_message = false;
                 for (index, item) in items.iter().enumerate() {
-                    says_something |= reader.item(index, item)?;
+                    has_message |= reader.item(index, item)?;
                 }
-                if !says_something {
-                    let message = "`input` has no message. Items that it refers to are not stored, and those of tools \
-                                   that the provider runs cannot be shown to the model";
+                if !has_message {
+                    let message = "`input` has no message. This server stores no items that it could refer to, and \
+                                   items of tools that OpenAI runs cannot be shown to the model";
                     return Err(OpenAiError::invalid("input", message));
                 }
             }
             _ => return Err(OpenAiError::invalid("input", "`input` must be a text or a list of items")),
         }
-        Ok(reader.transcript.messages())
+        Ok(reader.transcript.into_messages())
     }
 }
 
-struct Reader<'a, 's> {
-    source: &'a Source<'s>,
+/// Translates the items one after the other.
+struct ItemReader<'a, 's> {
+    source: &'a ConversationInput<'s>,
     transcript: Transcript,
-    /// The ids of calls that have been skipped.
+    /// The ids of calls that have been skipped, whose outputs are skipped, too.
     skipped: HashSet<&'a str>,
-    ignored: &'a mut Ignored,
+    ignored: &'a mut IgnoredFields,
 }
 
-impl<'a> Reader<'a, '_> {
-    /// Adds a message. Instructions at the beginning become one message: many templates take no more than one, and Codex
-    /// sends several.
+impl<'a> ItemReader<'a, '_> {
+    /// Adds a message. System messages at the beginning become one: Codex sends several, and many
+    /// templates take only one.
     fn say(&mut self, role: &str, text: String) {
         let joins =
             role == "system" && self.transcript.has_only(role) && self.transcript.extend_last(role, &text);
@@ -109,7 +113,7 @@ impl<'a> Reader<'a, '_> {
         }
     }
 
-    /// Adds an item. Returns whether it is a message, a call or the output of one.
+    /// Adds an item. Returns whether it is a message, a call or the output of a call.
     fn item(&mut self, index: usize, item: &'a Value) -> Result<bool, OpenAiError> {
         let param = format!("input[{index}]");
         let wrong = |what: String| OpenAiError::invalid(&param, format!("`{param}` {what}"));
@@ -120,7 +124,7 @@ impl<'a> Reader<'a, '_> {
             None | Some("message") => {
                 let role = match item["role"].as_str() {
                     Some(role @ ("user" | "assistant" | "system")) => role,
-                    // The newer name of the same thing, which templates do not know.
+                    // OpenAI's newer name of the system role, which templates do not know.
                     Some("developer") => "system",
                     _ => {
                         return Err(wrong(
@@ -154,9 +158,9 @@ impl<'a> Reader<'a, '_> {
                 self.reason(&param, item);
                 return Ok(false);
             }
-            // Its tools have been read with the others.
+            // `tool_lists` has found its tools.
             Some(ADDITIONAL_TOOLS) => return Ok(false),
-            Some(kind) if SKIPPED.contains(&kind) => {
+            Some(kind) if SKIPPED_ITEMS.contains(&kind) => {
                 self.ignored.note(&param);
                 self.skipped.extend(item["call_id"].as_str());
                 return Ok(false);
@@ -170,11 +174,11 @@ impl<'a> Reader<'a, '_> {
     }
 
     fn call(&mut self, id: &str, item: &Value, name: &str, arguments: Value) {
-        let name = self.source.tools.name(item["namespace"].as_str(), name);
+        let name = self.source.tools.function_name(item["namespace"].as_str(), name);
         self.transcript.call(id, name, arguments);
     }
 
-    /// Reasoning belongs to the message or call after it. Its encrypted form means nothing here.
+    /// Adds reasoning to the message or call after it. The encrypted form is for OpenAI alone.
     fn reason(&mut self, param: &str, item: &Value) {
         let texts = |field: &str| -> Vec<&str> {
             item[field].as_array().into_iter().flatten().filter_map(|part| part["text"].as_str()).collect()
@@ -188,7 +192,7 @@ impl<'a> Reader<'a, '_> {
     }
 }
 
-/// A text, or the texts of a list of parts.
+/// Returns a text, or the texts of a list of parts.
 fn text(content: &Value, field: &str) -> Result<String, String> {
     let parts = match content {
         Value::String(text) => return Ok(text.clone()),

@@ -1,47 +1,50 @@
-//! `/v1/responses`, without memory: a response is answered and forgotten.
+//! `/v1/responses` without storage: a response is forgotten when it has been sent.
 
 mod input;
 mod output;
 mod request;
 mod stream;
-mod tools;
+mod tool_set;
 mod types;
 
 use axum::Json;
 use axum::extract::State;
 use axum::response::{IntoResponse, Response};
 
-use self::output::Output;
-use self::request::{Asking, ResponsesRequest};
-use self::types::Body;
+use self::output::ResponseOutput;
+use self::request::{ResponseInput, ResponsesRequest};
+use self::stream::ResponseStreamWriter;
+use self::types::ResponseObject;
 use super::error::{OpenAiError, OpenAiJson};
-use super::plain;
-use super::prompt::Ready;
-use super::types::Header;
-use crate::http::{App, headers, offload, sse};
+use super::types::ResponseHeader;
+use crate::chat::PreparedChat;
+use crate::http::app::App;
+use crate::http::field_names::FieldNames;
+use crate::http::model_name::served_model;
+use crate::http::sse::{self, EventDescription};
+use crate::http::{headers, offload};
 use crate::service::{Service, ServiceError};
 
-/// Answers once, at once or as a stream of OpenAI's events.
-#[utoipa::path(post, path = "/v1/responses", tag = "OpenAI", request_body = ResponsesRequest, responses((status = 200, description = "The answer, or OpenAI's events if `stream` is true", body = Body)))]
+/// Returns one answer, at once or as a stream of OpenAI's events.
+#[utoipa::path(post, path = "/v1/responses", tag = "OpenAI", request_body = ResponsesRequest, responses((status = 200, description = "The answer, or OpenAI's events if `stream` is true", content((ResponseObject = "application/json"), (inline(EventDescription) = "text/event-stream")))))]
 pub(super) async fn responses(
     State(app): State<App>,
     OpenAiJson(request): OpenAiJson<ResponsesRequest>,
 ) -> Result<Response, OpenAiError> {
-    let mut header = Header::new("resp", plain::check_model(&app, request.model.clone())?);
-    header.id = header.id.replacen('-', "_", 1);
-    let Asking { chat, functions, effort } = request.asking(&app)?;
-    let prepared =
-        chat.prepare(&app, request.params()?).await.map_err(|error| error.renamed("messages", "input"))?;
-    let Ready { prepared, calling, characters, ignored } = prepared;
+    let header = ResponseHeader::new("resp_", served_model(&app, request.model.as_deref())?);
+    let ResponseInput { chat, tools, effort } = request.input(&app)?;
+    let chat = chat.prepare(&app.service, request.params()?).await;
+    let PreparedChat { prepared, format, characters, ignored } =
+        chat.map_err(|error| OpenAiError::from_chat(error, &FieldNames::RESPONSES))?;
     let prompt_tokens = prepared.prompt().len();
-    let body = Body::new(header, &request, effort, app.service.sampling_defaults());
+    let response = ResponseObject::new(header, &request, effort, app.service.sampling_defaults());
     let tokenizer = request.wants_logprobs().then(|| app.service.tokenizer().clone());
-    let mut output = Output::new(calling.as_ref(), functions, tokenizer);
+    let mut output = ResponseOutput::new(format.as_ref(), tools, tokenizer);
     let mut streams = vec![app.service.start(prepared)?];
     if request.stream.unwrap_or(false) {
         sse::begin(&mut streams).await?;
         let cached_tokens = streams[0].cached_tokens();
-        let writer = stream::Writer::new(body, prompt_tokens, output);
+        let writer = ResponseStreamWriter::new(response, prompt_tokens, output);
         let headers = headers::before(&app, characters, &ignored);
         return Ok((headers, sse::response(streams, cached_tokens, writer)).into_response());
     }
@@ -53,7 +56,7 @@ pub(super) async fn responses(
         for event in &answer.tokens {
             output.push(event, &mut ());
         }
-        Json(body.complete(output.items(), prompt_tokens, &answer.finished)).into_response()
+        Json(response.complete(output.take_items(), prompt_tokens, &answer.finished)).into_response()
     };
     Ok((headers, offload::run(bytes, write).await).into_response())
 }

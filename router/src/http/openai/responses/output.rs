@@ -1,105 +1,111 @@
-//! The items of an output: messages and calls of functions, one after the other.
+//! The items of an output: messages and tool calls, one after the other.
 
 use serde_json::{Value, json};
 
 use super::super::logprobs::ChatLogprobs;
-use super::super::tools::{CUSTOM_INPUT, Calling};
-use super::tools::{Functions, Shown};
-use crate::http::blocks::{Block, Blocks, Step};
+use super::tool_set::{ClientTool, ClientTools};
+use crate::chat::{AnswerBlock, AnswerFormat, BlockEvent, BlockReader, CUSTOM_INPUT};
 use crate::service::{FinishReason, TextEvent};
 use crate::text::Tokenizer;
 use crate::tools::TextArgument;
 
-/// Who hears of what happens to the output, in the terms of OpenAI's events.
-pub(super) trait Listen {
-    /// An event of this kind with these fields.
-    fn hear(&mut self, kind: &'static str, fields: impl FnOnce() -> Value);
+/// Receives OpenAI's events about an output.
+pub(super) trait EventSink {
+    /// Receives an event of a kind. `fields` returns its fields.
+    fn emit(&mut self, kind: &'static str, fields: impl FnOnce() -> Value);
 }
 
-/// Nobody: the answer is told as a whole.
-impl Listen for () {
-    fn hear(&mut self, _: &'static str, _: impl FnOnce() -> Value) {}
+/// Drops all events, for a response that is sent as a whole.
+impl EventSink for () {
+    fn emit(&mut self, _: &'static str, _: impl FnOnce() -> Value) {}
 }
 
-/// What the open item is.
-enum Kind {
+/// The kind of the open item.
+enum ItemKind {
     Message,
     /// A call of a function.
-    Call,
-    /// A call of a custom tool, and its text so far.
-    Custom {
+    FunctionCall,
+    /// A call of a custom tool, with its text so far.
+    CustomCall {
         reader: TextArgument,
         input: String,
     },
 }
 
-/// Puts the items together, token by token.
-pub(super) struct Output {
-    blocks: Blocks,
-    functions: Functions,
+/// Builds the items of an output, token by token.
+pub(super) struct ResponseOutput {
+    blocks: BlockReader,
+    tools: ClientTools,
     /// Set if log-probabilities were asked for.
     tokenizer: Option<Tokenizer>,
-    /// Log-probabilities of the open message that have been told, and those of tokens whose text is still to come.
-    told: Vec<Value>,
+    /// Log-probabilities of the open message that have been sent.
+    sent: Vec<Value>,
+    /// Log-probabilities of tokens whose text is held back.
     pending: Vec<Value>,
-    /// The open item's id and kind.
+    /// The id of the open item.
     id: String,
-    kind: Kind,
+    kind: ItemKind,
     /// Items that are complete.
     items: Vec<Value>,
 }
 
-impl Output {
-    /// `functions` are the client's tools by the names that the model calls them by.
-    pub(super) fn new(calling: Option<&Calling>, functions: Functions, tokenizer: Option<Tokenizer>) -> Self {
-        Output {
-            blocks: Blocks::new(calling),
-            functions,
+impl ResponseOutput {
+    /// An empty output. `format` is set if tools may be called, and `tokenizer` if
+    /// log-probabilities were asked for.
+    pub(super) fn new(
+        format: Option<&AnswerFormat>,
+        tools: ClientTools,
+        tokenizer: Option<Tokenizer>,
+    ) -> Self {
+        ResponseOutput {
+            blocks: BlockReader::new(format),
+            tools,
             tokenizer,
-            told: Vec::new(),
+            sent: Vec::new(),
             pending: Vec::new(),
             id: String::new(),
-            kind: Kind::Message,
+            kind: ItemKind::Message,
             items: Vec::new(),
         }
     }
 
-    /// The items, when the last token has come.
-    pub(super) fn items(&mut self) -> Vec<Value> {
+    /// Takes the items of an output that is complete.
+    pub(super) fn take_items(&mut self) -> Vec<Value> {
         std::mem::take(&mut self.items)
     }
 
-    /// Takes in a token.
-    pub(super) fn push(&mut self, event: &TextEvent, to: &mut impl Listen) {
+    /// Adds a token.
+    pub(super) fn push(&mut self, event: &TextEvent, to: &mut impl EventSink) {
         if let Some(tokenizer) = &self.tokenizer {
             let new = ChatLogprobs::new(tokenizer, std::slice::from_ref(event));
             self.pending.extend(new.content.iter().map(|token| json!(token)));
         }
-        let steps = self.blocks.push(event);
-        let last = steps.len().saturating_sub(1);
-        let cut = event.finished.as_ref().is_some_and(|finished| finished.reason == FinishReason::Length);
-        for (at, step) in steps.into_iter().enumerate() {
-            match step {
-                Step::Begin(block) => self.begin(&block, to),
-                Step::More(more) => self.more(&more, to),
-                Step::End(block) => self.end(block, cut && at == last, to),
+        let events = self.blocks.push(event);
+        let last = events.len().saturating_sub(1);
+        let is_cut = event.finished.as_ref().is_some_and(|finished| finished.reason == FinishReason::Length);
+        for (index, event) in events.into_iter().enumerate() {
+            match event {
+                BlockEvent::Begin(block) => self.begin(&block, to),
+                BlockEvent::Append(more) => self.append(&more, to),
+                BlockEvent::End(block) => self.end(block, is_cut && index == last, to),
             }
         }
     }
 
-    fn begin(&mut self, block: &Block, to: &mut impl Listen) {
+    fn begin(&mut self, block: &AnswerBlock, to: &mut impl EventSink) {
         let (prefix, kind) = match block {
-            Block::Text(_) => ("msg", Kind::Message),
-            Block::Call { name, .. } if self.functions.get(name).is_some_and(|shown| shown.is_custom) => {
-                ("ctc", Kind::Custom { reader: TextArgument::new(CUSTOM_INPUT), input: String::new() })
-            }
-            Block::Call { .. } => ("fc", Kind::Call),
+            AnswerBlock::Text(_) => ("msg", ItemKind::Message),
+            AnswerBlock::Call { name, .. } if self.tools.get(name).is_some_and(|tool| tool.is_custom) => (
+                "ctc",
+                ItemKind::CustomCall { reader: TextArgument::new(CUSTOM_INPUT), input: String::new() },
+            ),
+            AnswerBlock::Call { .. } => ("fc", ItemKind::FunctionCall),
         };
-        let is_message = matches!(kind, Kind::Message);
+        let is_message = matches!(kind, ItemKind::Message);
         self.kind = kind;
         self.id = format!("{prefix}_{:032x}", rand::random::<u128>());
         let index = self.items.len();
-        to.hear("response.output_item.added", || {
+        to.emit("response.output_item.added", || {
             let mut item = self.item(block, "in_progress");
             if is_message {
                 item["content"] = json!([]);
@@ -107,113 +113,117 @@ impl Output {
             json!({"output_index": index, "item": item})
         });
         if is_message {
-            to.hear("response.content_part.added", || {
-                self.about(json!({"content_index": 0, "part": part("", &[])}))
+            to.emit("response.content_part.added", || {
+                self.with_item(json!({"content_index": 0, "part": part("", &[])}))
             });
         } else {
             self.pending.clear();
         }
     }
 
-    fn more(&mut self, more: &str, to: &mut impl Listen) {
+    fn append(&mut self, more: &str, to: &mut impl EventSink) {
         match &mut self.kind {
-            Kind::Message => {
+            ItemKind::Message => {
                 let new = std::mem::take(&mut self.pending);
-                to.hear("response.output_text.delta", || {
-                    self.about(json!({"content_index": 0, "delta": more, "logprobs": new}))
+                to.emit("response.output_text.delta", || {
+                    self.with_item(json!({"content_index": 0, "delta": more, "logprobs": new}))
                 });
-                self.told.extend(new);
+                self.sent.extend(new);
             }
-            Kind::Call => {
-                to.hear("response.function_call_arguments.delta", || self.about(json!({"delta": more})));
+            ItemKind::FunctionCall => {
+                to.emit("response.function_call_arguments.delta", || self.with_item(json!({"delta": more})));
             }
-            Kind::Custom { reader, .. } => {
+            ItemKind::CustomCall { reader, .. } => {
                 let text = reader.push(more);
-                self.more_input(&text, to);
+                self.append_input(&text, to);
             }
         }
     }
 
-    /// More of the text that a custom tool takes.
-    fn more_input(&mut self, more: &str, to: &mut impl Listen) {
-        let Kind::Custom { input, .. } = &mut self.kind else { return };
+    /// Appends to the text for a custom tool.
+    fn append_input(&mut self, more: &str, to: &mut impl EventSink) {
+        let ItemKind::CustomCall { input, .. } = &mut self.kind else { return };
         if !more.is_empty() {
             input.push_str(more);
-            to.hear("response.custom_tool_call_input.delta", || self.about(json!({"delta": more})));
+            to.emit("response.custom_tool_call_input.delta", || self.with_item(json!({"delta": more})));
         }
     }
 
-    fn end(&mut self, block: Block, cut: bool, to: &mut impl Listen) {
+    fn end(&mut self, block: AnswerBlock, is_cut: bool, to: &mut impl EventSink) {
         match &mut self.kind {
-            // Tokens of a text that has been left out, such as a stop string.
-            Kind::Message if !self.pending.is_empty() => self.more("", to),
-            Kind::Custom { reader, .. } => {
+            // Tokens whose text is not sent, such as those of a stop string.
+            ItemKind::Message if !self.pending.is_empty() => self.append("", to),
+            ItemKind::CustomCall { reader, .. } => {
                 let rest = reader.finish();
-                self.more_input(&rest, to);
+                self.append_input(&rest, to);
             }
-            Kind::Message | Kind::Call => {}
+            ItemKind::Message | ItemKind::FunctionCall => {}
         }
-        let item = self.item(&block, if cut { "incomplete" } else { "completed" });
+        let item = self.item(&block, if is_cut { "incomplete" } else { "completed" });
         match &block {
-            Block::Call { arguments, .. } => match &self.kind {
-                Kind::Custom { input, .. } => {
-                    to.hear("response.custom_tool_call_input.done", || self.about(json!({"input": input})));
+            AnswerBlock::Call { arguments, .. } => match &self.kind {
+                ItemKind::CustomCall { input, .. } => {
+                    to.emit("response.custom_tool_call_input.done", || {
+                        self.with_item(json!({"input": input}))
+                    });
                 }
-                Kind::Call | Kind::Message => to.hear("response.function_call_arguments.done", || {
-                    self.about(json!({"name": item["name"], "arguments": arguments}))
-                }),
+                ItemKind::FunctionCall | ItemKind::Message => to
+                    .emit("response.function_call_arguments.done", || {
+                        self.with_item(json!({"name": item["name"], "arguments": arguments}))
+                    }),
             },
-            Block::Text(text) => {
-                to.hear("response.output_text.done", || {
-                    self.about(json!({"content_index": 0, "text": text, "logprobs": self.told}))
+            AnswerBlock::Text(text) => {
+                to.emit("response.output_text.done", || {
+                    self.with_item(json!({"content_index": 0, "text": text, "logprobs": self.sent}))
                 });
-                to.hear("response.content_part.done", || {
-                    self.about(json!({"content_index": 0, "part": part(text, &self.told)}))
+                to.emit("response.content_part.done", || {
+                    self.with_item(json!({"content_index": 0, "part": part(text, &self.sent)}))
                 });
             }
         }
-        to.hear("response.output_item.done", || json!({"output_index": self.items.len(), "item": item}));
+        to.emit("response.output_item.done", || json!({"output_index": self.items.len(), "item": item}));
         self.items.push(item);
-        self.told.clear();
+        self.sent.clear();
         self.pending.clear();
     }
 
-    /// With the place of the open item.
-    fn about(&self, mut fields: Value) -> Value {
+    /// Adds the id and the place of the open item to the fields of an event.
+    fn with_item(&self, mut fields: Value) -> Value {
         fields["item_id"] = self.id.as_str().into();
         fields["output_index"] = self.items.len().into();
         fields
     }
 
-    fn item(&self, block: &Block, status: &str) -> Value {
+    /// The JSON of the open item.
+    fn item(&self, block: &AnswerBlock, status: &str) -> Value {
         let (call_id, name, arguments) = match block {
-            Block::Text(text) => {
-                let content = [part(text, &self.told)];
+            AnswerBlock::Text(text) => {
+                let content = [part(text, &self.sent)];
                 return json!({
                     "type": "message", "id": self.id, "status": status, "role": "assistant", "content": content,
                 });
             }
-            Block::Call { id, name, arguments } => (id, name, arguments),
+            AnswerBlock::Call { id, name, arguments } => (id, name, arguments),
         };
-        let origin = self.functions.get(name).map(|Shown { origin, .. }| origin);
-        let name = origin.map_or(name, |origin| &origin.name);
+        let own_name = self.tools.get(name).map(|ClientTool { name, .. }| name);
+        let name = own_name.map_or(name, |own_name| &own_name.name);
         let mut item = match &self.kind {
-            Kind::Custom { input, .. } => json!({
+            ItemKind::CustomCall { input, .. } => json!({
                 "type": "custom_tool_call", "id": self.id, "call_id": call_id, "name": name, "input": input, "status": status,
             }),
-            Kind::Call | Kind::Message => json!({
+            ItemKind::FunctionCall | ItemKind::Message => json!({
                 "type": "function_call", "id": self.id, "call_id": call_id, "name": name, "arguments": arguments,
                 "status": status,
             }),
         };
-        if let Some(namespace) = origin.and_then(|origin| origin.namespace.as_deref()) {
+        if let Some(namespace) = own_name.and_then(|own_name| own_name.namespace.as_deref()) {
             item["namespace"] = namespace.into();
         }
         item
     }
 }
 
-/// A text in the content of a message.
+/// Returns the JSON of a text in the content of a message.
 fn part(text: &str, logprobs: &[Value]) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": logprobs})
 }

@@ -1,19 +1,19 @@
-//! What `/v1/responses` is asked.
+//! The request of `/v1/responses`.
 
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::super::error::OpenAiError;
-use super::super::names::FieldNames;
-use super::super::plain;
-use super::super::prompt::{Chat, ChatNames};
-use super::super::tools::Asked;
-use super::input::{self, Source};
-use super::tools::{Functions, ToolSet};
-use crate::grammar::Wanted;
-use crate::http::ignored::{Ignored, Unserved, hint, refused};
-use crate::http::{App, grammar};
+use super::super::tool_choice::tool_selection;
+use super::input::{self, ConversationInput};
+use super::tool_set::{ClientTools, ToolSet};
+use crate::chat::{ContinuationOptions, ConversationRequest, IgnoredFields, ToolOptions};
+use crate::grammar::RequestedGrammar;
+use crate::http::app::App;
+use crate::http::field_names::FieldNames;
+use crate::http::ignored::{UnservedField, check_fields, hint, refused};
+use crate::http::{grammar, sampling};
 use crate::service::Params;
 
 #[derive(Debug, Deserialize, ToSchema)]
@@ -29,8 +29,8 @@ pub(in super::super) struct ResponsesRequest {
     pub(super) tools: Option<Vec<Value>>,
     pub(super) tool_choice: Option<Value>,
     pub(super) parallel_tool_calls: Option<bool>,
-    pub(super) text: Option<Text>,
-    pub(super) reasoning: Option<Reasoning>,
+    pub(super) text: Option<ResponseTextOptions>,
+    pub(super) reasoning: Option<ReasoningOptions>,
     #[serde(default)]
     pub(super) include: Option<Vec<String>>,
     pub(super) metadata: Option<Map<String, Value>>,
@@ -39,33 +39,34 @@ pub(in super::super) struct ResponsesRequest {
     rest: Map<String, Value>,
 }
 
-/// What the text of an answer is like.
+/// Options for the text of an answer.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = ResponseText)]
-pub(in super::super) struct Text {
+pub(in super::super) struct ResponseTextOptions {
     pub(super) format: Option<Value>,
     verbosity: Option<String>,
 }
 
-/// How the model reasons.
+/// Options for the model's reasoning.
 #[derive(Debug, Deserialize, ToSchema)]
 #[schema(as = ResponseReasoning)]
-pub(in super::super) struct Reasoning {
+pub(in super::super) struct ReasoningOptions {
     effort: Option<String>,
     #[serde(flatten)]
     rest: Map<String, Value>,
 }
 
-/// The efforts that OpenAI knows.
+/// The efforts of OpenAI's API.
 const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
-/// The variable of templates for it.
-const EFFORT: &str = "reasoning_effort";
+/// The template variable for the effort.
+const EFFORT_VARIABLE: &str = "reasoning_effort";
 
-/// What can be included.
+/// The value of `include` that asks for log-probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
 
-/// Fields that are not served. `store` asks for something after the answer, which says itself that it has not been stored.
-const UNSERVED: &[Unserved] = &[
+/// Known fields that are not served. `store` is a hint, since the response says that it was not
+/// stored.
+const UNSERVED: &[UnservedField] = &[
     refused("background", &["false"]),
     refused("context_management", &["[]"]),
     refused("conversation", &[]),
@@ -78,24 +79,24 @@ const UNSERVED: &[Unserved] = &[
     hint("truncation", &["\"disabled\""]),
 ];
 
-/// A request in the terms of this server.
-pub(super) struct Asking {
-    pub(super) chat: Chat,
-    /// The client's tools by the names of the functions that the model calls.
-    pub(super) functions: Functions,
-    /// The effort, if the template could read it.
+/// The parts of a request that answering it needs.
+pub(super) struct ResponseInput {
+    pub(super) chat: ConversationRequest,
+    pub(super) tools: ClientTools,
+    /// The effort, if the template can read it.
     pub(super) effort: Option<String>,
 }
 
 impl ResponsesRequest {
-    /// Refuses by name what would change the answer and is not served, and notes what has no effect.
-    fn check_rest(&self, ignored: &mut Ignored) -> Result<(), OpenAiError> {
-        ignored.check(UNSERVED, &self.rest).map_err(OpenAiError::unsupported)?;
+    /// Refuses the fields that would change the answer and are not served, and notes the fields
+    /// that have no effect.
+    fn check_rest(&self, ignored: &mut IgnoredFields) -> Result<(), OpenAiError> {
+        check_fields(UNSERVED, &self.rest, ignored).map_err(OpenAiError::unsupported)?;
         if self.text.as_ref().and_then(|text| text.verbosity.as_deref()).is_some_and(|v| v != "medium") {
             ignored.note("text.verbosity");
         }
         for (index, include) in self.include.iter().flatten().enumerate() {
-            // Everything else that can be included is something that answers do not have.
+            // All other values ask for something that answers of this server do not have.
             if include != LOGPROBS {
                 ignored.note(&format!("include[{index}]"));
             }
@@ -103,8 +104,8 @@ impl ResponsesRequest {
         Ok(())
     }
 
-    /// The effort, if the template could read it.
-    fn effort(&self, app: &App, ignored: &mut Ignored) -> Result<Option<String>, OpenAiError> {
+    /// Returns the effort, if the template can read it.
+    fn effort(&self, app: &App, ignored: &mut IgnoredFields) -> Result<Option<String>, OpenAiError> {
         let Some(reasoning) = &self.reasoning else { return Ok(None) };
         for (name, _) in reasoning.rest.iter().filter(|(_, value)| !value.is_null()) {
             ignored.note(&format!("reasoning.{name}"));
@@ -114,21 +115,26 @@ impl ResponsesRequest {
             let message = format!("`reasoning.effort` must be one of {}", EFFORTS.join(", "));
             return Err(OpenAiError::invalid("reasoning.effort", message));
         }
-        if app.service.template_may_read(EFFORT) {
+        if app.service.template_may_read(EFFORT_VARIABLE) {
             return Ok(Some(effort.clone()));
         }
         ignored.note("reasoning.effort");
         Ok(None)
     }
 
-    /// The conversation. A response never continues a message of the input.
-    pub(super) fn asking(&self, app: &App) -> Result<Asking, OpenAiError> {
-        let mut ignored = Ignored::default();
+    /// Translates the request for the chat core. A response never continues a message of the input.
+    ///
+    /// # Errors
+    /// The error names the field that is wrong.
+    pub(super) fn input(&self, app: &App) -> Result<ResponseInput, OpenAiError> {
+        let about = |error| OpenAiError::from_chat(error, &FieldNames::RESPONSES);
+        let mut ignored = IgnoredFields::default();
         self.check_rest(&mut ignored)?;
         let effort = self.effort(app, &mut ignored)?;
-        let mut tools = ToolSet::new(input::tool_lists(self.tools.as_deref(), &self.input), &mut ignored)?;
-        let choice = tools.choice(self.tool_choice.as_ref())?;
-        let source = Source {
+        let lists = input::tool_lists(self.tools.as_deref(), &self.input);
+        let mut tools = ToolSet::new(lists, &mut ignored).map_err(about)?;
+        let choice = tools.choice(self.tool_choice.as_ref()).map_err(about)?;
+        let source = ConversationInput {
             instructions: self.instructions.as_deref(),
             input: &self.input,
             tools: &tools,
@@ -138,41 +144,45 @@ impl ResponsesRequest {
         };
         let messages = source.messages(&mut ignored)?;
         let functions = std::mem::take(&mut tools.functions);
-        let asked = Asked { tools: Some(functions), choice, parallel: self.parallel_tool_calls };
-        let variables = effort.iter().map(|effort| (EFFORT.to_owned(), effort.as_str().into())).collect();
-        let chat = Chat {
+        let selection = tool_selection(choice.as_ref()).map_err(about)?;
+        let options = ToolOptions { tools: functions, selection, parallel: self.parallel_tool_calls };
+        let variables = effort.iter().map(|effort| (EFFORT_VARIABLE.to_owned(), effort.as_str().into()));
+        let chat = ConversationRequest {
             messages,
-            asked,
-            variables: Some(variables),
-            names: ChatNames(FieldNames::RESPONSES),
+            tools: options,
+            variables: Some(variables.collect()),
+            continuation: ContinuationOptions {
+                continue_final_message: Some(false),
+                add_generation_prompt: None,
+            },
             ignored,
-            continue_final_message: Some(false),
-            ..Chat::default()
+            ..ConversationRequest::default()
         };
-        Ok(Asking { chat, functions: tools.shown, effort })
+        Ok(ResponseInput { chat, tools: tools.client_tools, effort })
     }
 
-    /// Whether tokens come with their probabilities.
+    /// Whether each token is reported with its log-probability.
     pub(super) fn wants_logprobs(&self) -> bool {
         self.top_logprobs.is_some_and(|top| top > 0) || self.include.iter().flatten().any(|i| i == LOGPROBS)
     }
 
+    /// The parameters of the generation.
     pub(super) fn params(&self) -> Result<Params, OpenAiError> {
         Ok(Params {
             max_new_tokens: self.max_output_tokens,
             top_n: self.top_logprobs.unwrap_or(0),
             grammar: self.format()?,
-            ..plain::sampling(self.temperature, self.top_p, None)
+            ..sampling::sampling(self.temperature, self.top_p, None)?
         })
     }
 
-    /// What the text must be.
-    fn format(&self) -> Result<Option<Wanted>, OpenAiError> {
+    /// The grammar of `text.format`, if it asks for one.
+    fn format(&self) -> Result<Option<RequestedGrammar>, OpenAiError> {
         const FIELD: &str = "text.format";
         let format = self.text.as_ref().and_then(|text| text.format.as_ref());
         let Some(format) = format.filter(|format| !format.is_null()) else { return Ok(None) };
-        let grammar = grammar::response_format(format)
+        let grammar = grammar::from_response_format(format)
             .map_err(|why| OpenAiError::invalid(FIELD, why.replace("response_format", FIELD)))?;
-        Ok(grammar.map(|grammar| Wanted { grammar, field: FIELD, optional: false }))
+        Ok(grammar.map(|grammar| RequestedGrammar { grammar, field: FIELD, optional: false }))
     }
 }

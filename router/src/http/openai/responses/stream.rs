@@ -3,28 +3,29 @@
 use serde_json::{Value, json};
 
 use super::super::error::OpenAiError;
-use super::output::{Listen, Output};
-use super::types::{Body, Status};
+use super::output::{EventSink, ResponseOutput};
+use super::types::{ResponseObject, ResponseStatus};
 use crate::http::sse::{self, Events};
 use crate::service::{ServiceError, TextEvent};
 
-pub(super) struct Writer {
-    /// Taken by the last event.
-    body: Option<Body>,
+/// Writes the events of one response.
+pub(super) struct ResponseStreamWriter {
+    /// The response, which the last event takes.
+    response: Option<ResponseObject>,
     prompt_tokens: usize,
-    output: Output,
-    /// Number of the next event.
+    output: ResponseOutput,
+    /// The number of the next event.
     sequence: u64,
 }
 
-/// Writes each event with its number.
-struct Numbered<'a> {
+/// Adds its number to each event.
+struct NumberedEvents<'a> {
     sequence: &'a mut u64,
     to: &'a mut Events,
 }
 
-impl Listen for Numbered<'_> {
-    fn hear(&mut self, kind: &'static str, fields: impl FnOnce() -> Value) {
+impl EventSink for NumberedEvents<'_> {
+    fn emit(&mut self, kind: &'static str, fields: impl FnOnce() -> Value) {
         let mut event = fields();
         event["type"] = kind.into();
         event["sequence_number"] = (*self.sequence).into();
@@ -33,43 +34,43 @@ impl Listen for Numbered<'_> {
     }
 }
 
-impl Writer {
-    pub(super) fn new(body: Body, prompt_tokens: usize, output: Output) -> Self {
-        Writer { body: Some(body), prompt_tokens, output, sequence: 0 }
+impl ResponseStreamWriter {
+    pub(super) fn new(response: ResponseObject, prompt_tokens: usize, output: ResponseOutput) -> Self {
+        ResponseStreamWriter { response: Some(response), prompt_tokens, output, sequence: 0 }
     }
 
     fn event(&mut self, kind: &'static str, fields: Value, to: &mut Events) {
-        Numbered { sequence: &mut self.sequence, to }.hear(kind, || fields);
+        NumberedEvents { sequence: &mut self.sequence, to }.emit(kind, || fields);
     }
 }
 
-impl sse::Write for Writer {
+impl sse::Write for ResponseStreamWriter {
     fn begin(&mut self, to: &mut Events) {
-        let response = json!({"response": self.body});
+        let response = json!({"response": self.response});
         self.event("response.created", response.clone(), to);
         self.event("response.in_progress", response, to);
     }
 
     fn event(&mut self, _: usize, event: TextEvent, to: &mut Events) {
-        self.output.push(&event, &mut Numbered { sequence: &mut self.sequence, to });
+        self.output.push(&event, &mut NumberedEvents { sequence: &mut self.sequence, to });
         let Some(finished) = &event.finished else { return };
-        let Some(body) = self.body.take() else { return };
-        let body = body.complete(self.output.items(), self.prompt_tokens, finished);
-        let kind = match body.status {
-            Status::Incomplete => "response.incomplete",
+        let Some(response) = self.response.take() else { return };
+        let response = response.complete(self.output.take_items(), self.prompt_tokens, finished);
+        let kind = match response.status {
+            ResponseStatus::Incomplete => "response.incomplete",
             _ => "response.completed",
         };
-        self.event(kind, json!({"response": body}), to);
+        self.event(kind, json!({"response": response}), to);
     }
 
     fn error(&mut self, error: ServiceError, to: &mut Events) {
         let error = OpenAiError::from(error);
         let (code, message) = (error.code(), error.message().to_owned());
         self.event("error", json!({"code": code, "message": message, "param": null}), to);
-        if let Some(mut body) = self.body.take() {
-            body.status = Status::Failed;
-            body.error = Some(json!({"code": code, "message": message}));
-            self.event("response.failed", json!({"response": body}), to);
+        if let Some(mut response) = self.response.take() {
+            response.status = ResponseStatus::Failed;
+            response.error = Some(json!({"code": code, "message": message}));
+            self.event("response.failed", json!({"response": response}), to);
         }
     }
 

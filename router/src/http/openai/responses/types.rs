@@ -1,43 +1,42 @@
-//! The object that `/v1/responses` answers with.
+//! The object that `/v1/responses` returns.
 
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
-use super::super::types::Header;
+use super::super::types::ResponseHeader;
 use super::request::ResponsesRequest;
 use crate::assets::SamplingDefaults;
 use crate::service::{FinishReason, Finished};
 
-/// How far an answer is.
+/// The state of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-#[schema(as = ResponseStatus)]
-pub(super) enum Status {
+pub(super) enum ResponseStatus {
     InProgress,
     Completed,
-    /// As many tokens as asked for.
+    /// The answer was cut off after `max_output_tokens`.
     Incomplete,
     Failed,
 }
 
-impl Status {
+impl ResponseStatus {
     fn of(reason: FinishReason) -> Self {
         match reason {
-            FinishReason::Length => Status::Incomplete,
-            FinishReason::EosToken | FinishReason::StopSequence => Status::Completed,
+            FinishReason::Length => ResponseStatus::Incomplete,
+            FinishReason::EosToken | FinishReason::StopSequence => ResponseStatus::Completed,
         }
     }
 }
 
-/// The response, without what is not known yet. What was asked is repeated in it, as OpenAI does.
+/// The response, as far as it is known. It repeats the fields of the request, as OpenAI's API does.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Response)]
-pub(super) struct Body {
+pub(super) struct ResponseObject {
     pub(super) id: String,
     object: &'static str,
     created_at: u64,
-    pub(super) status: Status,
+    pub(super) status: ResponseStatus,
     background: bool,
     pub(super) error: Option<Value>,
     incomplete_details: Option<Value>,
@@ -57,13 +56,12 @@ pub(super) struct Body {
     top_logprobs: u32,
     top_p: f32,
     truncation: &'static str,
-    usage: Option<Usage>,
+    usage: Option<ResponseUsage>,
     user: Option<String>,
 }
 
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = ResponseUsage)]
-struct Usage {
+struct ResponseUsage {
     input_tokens: usize,
     input_tokens_details: Value,
     output_tokens: u32,
@@ -71,21 +69,22 @@ struct Usage {
     total_tokens: usize,
 }
 
-impl Body {
-    /// `effort` is the one that the model was told of, and `defaults` apply where the request is silent.
+impl ResponseObject {
+    /// The response before its first token. `effort` is the effort that the template was given, and
+    /// `defaults` apply to parameters that the request does not have.
     pub(super) fn new(
-        header: Header,
+        header: ResponseHeader,
         request: &ResponsesRequest,
         effort: Option<String>,
         defaults: SamplingDefaults,
     ) -> Self {
-        let Header { id, created, model } = header;
+        let ResponseHeader { id, created, model } = header;
         let format = request.text.as_ref().and_then(|text| text.format.clone()).filter(|f| !f.is_null());
-        Body {
+        ResponseObject {
             id,
             object: "response",
             created_at: created,
-            status: Status::InProgress,
+            status: ResponseStatus::InProgress,
             background: false,
             error: None,
             incomplete_details: None,
@@ -114,13 +113,13 @@ impl Body {
         }
     }
 
-    /// With the whole answer in it.
+    /// Adds the complete answer.
     pub(super) fn complete(mut self, output: Vec<Value>, input_tokens: usize, answer: &Finished) -> Self {
-        self.status = Status::of(answer.reason);
+        self.status = ResponseStatus::of(answer.reason);
         self.output = output;
         self.incomplete_details =
-            (self.status == Status::Incomplete).then(|| json!({"reason": "max_output_tokens"}));
-        self.usage = Some(Usage {
+            (self.status == ResponseStatus::Incomplete).then(|| json!({"reason": "max_output_tokens"}));
+        self.usage = Some(ResponseUsage {
             input_tokens,
             input_tokens_details: json!({"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0}),
             output_tokens: answer.generated_tokens,

@@ -1,4 +1,5 @@
-//! What each field of each API does here, found out by sending it: the tables of `docs/compatibility.md`.
+//! Writes the tables of `docs/compatibility.md`: the effect of each field of each API, found by
+//! sending it.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -7,37 +8,37 @@ use serde_json::{Map, Value};
 
 use super::docs::{fields, openapi, resolve};
 use super::rows::posts;
-use super::{HttpConfig, Limits, Script, Server};
+use super::{HttpConfig, RequestLimits, Script, Server};
 use crate::assets::Assets;
 use crate::test_support;
-use crate::tools::Format;
+use crate::tools::ToolFormat;
 
-/// The fields of the original APIs and our own, each with a value that shows whether it does something, fields that it needs
-/// `with` it, and a note. From the documentation of TGI 3.3, vLLM 0.11 and llama.cpp's server, and the types of the clients that
-/// `integration-tests/clients` pins.
+/// The fields of the original APIs and of this server, each with a value that shows its effect, the
+/// fields that it needs `with` it, and a note. The sources are the documentation of TGI 3.3, vLLM
+/// 0.11 and llama.cpp's server, and the types of the clients that `integration-tests/clients` pins.
 const FIELDS: &str = include_str!("fields.json");
 
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/compatibility.md");
 
 const INTRODUCTION: &str = "# Compatibility
 
-This page is for people who move a client to Millrace. It says what the server does with each field of
-a request:
+This page is for people who move a client to Millrace. It says what the server does with each field
+of a request:
 
 - **Supported**: the field changes the answer as its API says.
 - **Refused**: an error 4xx names the field, because the answer would not be what was asked for.
 - **Ignored**: the field has no effect, for the reason given.
 
 Unknown fields are ignored, too. A field with the value null counts as absent. The header
-`x-millrace-ignored` of an answer of OpenAI's and Anthropic's APIs names the fields that were sent and
-ignored.
+`x-millrace-ignored` of an answer of OpenAI's and Anthropic's APIs names the fields that were sent
+and ignored.
 
 Where TGI's `/v1` routes answer 422 (`suffix`, an empty list of prompts, too many prompts), Millrace
-answers 400 in OpenAI's shape, as for every mistake on these routes. `/tokenize` takes vLLM's requests
-(`prompt` or `messages`) beside TGI's (`inputs`).
+answers 400 in OpenAI's shape, as for every mistake on these routes. `/tokenize` takes vLLM's
+requests (`prompt` or `messages`) beside TGI's (`inputs`).
 
-A test writes this page: it sends every field to the server and compares what comes back. The command
-is `cargo xtask compatibility`.
+A test writes this page: it sends every field to the server and compares what comes back. The
+command is `cargo xtask compatibility`.
 ";
 
 const CLOSING: &str = "
@@ -68,25 +69,25 @@ Cline and Continue run inside an editor; `cargo xtask agents` sends requests of 
 672 texts that transformers makes are the same here. Of the 48 conversations that transformers
 refuses, 30 are refused here too, and 18 are rendered. The templates are test data outside of the
 repository, in the folder `chat-templates` of `MILLRACE_TEST_DATA`:
-`cargo test --package millrace-router --lib published_templates_are_rendered -- --ignored --nocapture`.
+`cargo test -p millrace-router --lib published_templates_are_rendered -- --ignored --nocapture`.
 ";
 
-/// Routes that take the requests of another.
+/// Routes that take the same requests as another route.
 const SAME: &[&str] = &["/generate_stream", "/tokenize", "/invocations"];
 
-/// Says something to every purpose: text, a stop string, and two calls.
+/// An answer that shows every effect: it has text, a stop string, and two calls.
 const ANSWER: &str = "one END two <tool_call>{\"name\": \"get\", \"arguments\": {}}</tool_call>\
 <tool_call>{\"name\": \"get\", \"arguments\": {}}</tool_call>";
 
-/// Knows no tools, so that a request says how the model is told of them.
+/// A template without tools, so that the prompt shows how tools are described to the model.
 const TEMPLATE: &str = "{% if documents %}{{ documents | tojson }}{% endif %}\
 {% if thinking %}think{% endif %}{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{% endfor %}\
 {% if add_generation_prompt %}<|assistant|>{% endif %}";
 
 #[tokio::test]
-async fn the_page_says_what_becomes_of_each_field() {
+async fn the_page_describes_the_effect_of_each_field() {
     let assets = Assets { chat_template: Some(TEMPLATE.into()), ..test_support::assets() };
-    let limits = Limits { tool_format: Some(Format::Hermes), ..Limits::default() };
+    let limits = RequestLimits { tool_format: Some(ToolFormat::Hermes), ..RequestLimits::default() };
     let mut server = Server::serving(&assets, Script::Say(ANSWER.into()), limits, HttpConfig::default());
     let docs = openapi(&server).await;
     let apis: Vec<Value> = serde_json::from_str(FIELDS).unwrap();
@@ -101,15 +102,15 @@ async fn the_page_says_what_becomes_of_each_field() {
             .extend(missing.map(|field| format!("{path} takes {field}, which fields.json does not have")));
         page += "| Field | | |\n|---|---|---|\n";
         for (field, about) in asked {
-            let fate = fate(&mut server, api, field, about).await.unwrap_or_else(|problem| {
+            let outcome = outcome(&mut server, api, field, about).await.unwrap_or_else(|problem| {
                 problems.push(format!("{path}: {field}: {problem}"));
                 ""
             });
             let note = about["note"].as_str().unwrap_or_default();
-            if fate == "ignored" && note.is_empty() {
+            if outcome == "ignored" && note.is_empty() {
                 problems.push(format!("{path}: {field} is ignored; fields.json must say why"));
             }
-            writeln!(page, "| `{field}` | {fate} | {note} |").unwrap();
+            writeln!(page, "| `{field}` | {outcome} | {note} |").unwrap();
         }
     }
     for (path, _) in posts() {
@@ -130,7 +131,8 @@ async fn the_page_says_what_becomes_of_each_field() {
     );
 }
 
-/// Fields that our own description has for a request, or for the object that it has `within`.
+/// Returns the fields that the OpenAPI description has for a request, or for the object `within`
+/// it.
 fn described<'a>(docs: &'a Value, path: &str, within: Option<&str>) -> BTreeSet<&'a str> {
     let operation = &docs["paths"][path.replace("/tgi", "/{model}")]["post"];
     let schema = &operation["requestBody"]["content"]["application/json"]["schema"];
@@ -143,8 +145,13 @@ fn described<'a>(docs: &'a Value, path: &str, within: Option<&str>) -> BTreeSet<
     known.into_iter().map(|(name, _)| name).collect()
 }
 
-/// What comes of a field that is sent.
-async fn fate(server: &mut Server, api: &Value, field: &str, about: &Value) -> Result<&'static str, String> {
+/// Returns the effect of a field.
+async fn outcome(
+    server: &mut Server,
+    api: &Value,
+    field: &str,
+    about: &Value,
+) -> Result<&'static str, String> {
     let path = api["path"].as_str().unwrap();
     let mut without = api["request"].clone();
     let place = inner(&mut without, api);
@@ -155,14 +162,14 @@ async fn fate(server: &mut Server, api: &Value, field: &str, about: &Value) -> R
     let with = observe(server, path, &with, field).await;
     match (without.status, with.status) {
         (200, 200) if with == without => Ok("ignored"),
-        // A model that is not there: the field was read.
+        // An unknown model is not found, so the field was read.
         (200, 200 | 404) => Ok("supported"),
         (200, 400 | 422) if with.body.contains(field) => Ok("refused"),
         _ => Err(format!("{} {}, without it {} {}", with.status, with.body, without.status, without.body)),
     }
 }
 
-/// The object that the fields are put into.
+/// Returns the object to which the fields are added.
 fn inner<'a>(body: &'a mut Value, api: &Value) -> &'a mut Map<String, Value> {
     let object = match api["within"].as_str() {
         Some(within) => &mut body[within],
@@ -171,17 +178,17 @@ fn inner<'a>(body: &'a mut Value, api: &Value) -> &'a mut Map<String, Value> {
     object.as_object_mut().unwrap()
 }
 
-/// What can be seen of a request.
+/// The observable effects of a request.
 #[derive(Debug, PartialEq, Eq)]
-struct Seen {
+struct Observation {
     status: u16,
-    /// The answer, but for what is different each time.
+    /// The response, without its random parts.
     body: String,
-    /// What the engine was asked.
+    /// The requests that the engine got.
     asked: Vec<String>,
 }
 
-async fn observe(server: &mut Server, path: &str, body: &Value, field: &str) -> Seen {
+async fn observe(server: &mut Server, path: &str, body: &Value, field: &str) -> Observation {
     let reply = server.post(path, body.clone()).await;
     let mut asked = Vec::new();
     while let Ok(mut request) = server.engine.requests.try_recv() {
@@ -190,11 +197,11 @@ async fn observe(server: &mut Server, path: &str, body: &Value, field: &str) -> 
         }
         asked.push(format!("{request:?}"));
     }
-    Seen { status: reply.status.as_u16(), body: steady(&reply.body), asked }
+    Observation { status: reply.status.as_u16(), body: without_random_parts(&reply.body), asked }
 }
 
-/// A text without its ids and times: long hexadecimal numbers.
-fn steady(text: &str) -> String {
+/// Removes ids and times, which are long hexadecimal numbers.
+fn without_random_parts(text: &str) -> String {
     let parts = text.split_inclusive(|c: char| !c.is_ascii_hexdigit());
     parts.map(|part| if part.len() > 9 { &part[part.len() - 1..] } else { part }).collect()
 }

@@ -1,7 +1,10 @@
-//! Random traffic from a seed: arrivals with priorities, salts and common prefixes, cancellations, shortage of blocks
-//! and slots, answers that come late, shards that die, sequences that kill them, sequences that fail, and messages that must be small.
+//! Random traffic from a seed: arrivals with priorities, salts and common prefixes, several answers
+//! to one prompt, both schedules, cancellations, shortage of blocks and slots, late answers, late
+//! masks, answers of several tokens per row, shards that die, sequences that kill them, sequences
+//! that fail, and small frames.
 //!
-//! `MILLRACE_SIM_SEED=7` replays one seed; `MILLRACE_SIM_STEPS=2000000` simulates for longer than the default.
+//! `MILLRACE_SIM_SEED=7` replays one seed. `MILLRACE_SIM_STEPS=2000000` simulates for longer than
+//! the default.
 
 mod ledger;
 mod traffic;
@@ -9,10 +12,10 @@ mod world;
 
 use self::world::simulate;
 
-/// A few seconds in the profile of tests.
+/// Number of steps to simulate by default: a few seconds in the test profile.
 const STEPS: u64 = 60_000;
 
-/// What has happened.
+/// Counts of what happened in a simulation.
 #[derive(Debug, Default)]
 struct Totals {
     steps: u64,
@@ -20,22 +23,29 @@ struct Totals {
     cancelled: u64,
     refused: u64,
     preemptions: u64,
+    priority_preemptions: u64,
     deaths: u64,
     lost_steps: u64,
     overtakes: u64,
     hit_blocks: u64,
     shared_blocks: u64,
+    awaited_blocks: u64,
     evictions: u64,
     releases: u64,
+    /// Masks that followed their steps, and rows whose masks came too late.
+    late_masks: u64,
+    deferred: u64,
     scored: u64,
     vectors: u64,
-    /// Deadly requests that have come, deaths of the shards of them, and sequences that were to blame.
+    /// Tokens that rows brought beyond their first ones.
+    further_tokens: u64,
+    /// Deadly requests that arrived, deaths of the shards by them, and sequences that were blamed.
     deadly: u64,
     killed: u64,
     blamed: u64,
     /// Sequences that failed alone.
     failed: u64,
-    /// Steps and answers that fill more than a quarter of a frame, and so may have left something out.
+    /// Steps and answers that fill more than a quarter of a frame, and so may have left out a row.
     full_frames: u64,
 }
 
@@ -46,15 +56,20 @@ impl Totals {
         self.cancelled += other.cancelled;
         self.refused += other.refused;
         self.preemptions += other.preemptions;
+        self.priority_preemptions += other.priority_preemptions;
         self.deaths += other.deaths;
         self.lost_steps += other.lost_steps;
         self.overtakes += other.overtakes;
         self.hit_blocks += other.hit_blocks;
         self.shared_blocks += other.shared_blocks;
+        self.awaited_blocks += other.awaited_blocks;
         self.evictions += other.evictions;
         self.releases += other.releases;
+        self.late_masks += other.late_masks;
+        self.deferred += other.deferred;
         self.scored += other.scored;
         self.vectors += other.vectors;
+        self.further_tokens += other.further_tokens;
         self.deadly += other.deadly;
         self.killed += other.killed;
         self.blamed += other.blamed;
@@ -63,7 +78,7 @@ impl Totals {
     }
 }
 
-/// Names the seed when a test dies.
+/// Prints the seed when a test panics.
 struct Replay(u64);
 
 impl Drop for Replay {
@@ -89,7 +104,7 @@ fn random_traffic_keeps_every_invariant() {
         }
     }
     eprintln!("{totals:?}");
-    // The simulation must reach what it is there for.
+    // The simulation must reach the situations that it is meant to test.
     let often = totals.steps / 1000;
     let Totals { finished, cancelled, refused, preemptions, deaths, lost_steps, .. } = totals;
     assert!(finished > 10 * often && preemptions > often && cancelled > often && refused > 0, "{totals:?}");
@@ -97,10 +112,14 @@ fn random_traffic_keeps_every_invariant() {
     let Totals { overtakes, hit_blocks, shared_blocks, evictions, releases, scored, vectors, .. } = totals;
     assert!(overtakes > often && hit_blocks > 100 * often, "{totals:?}");
     assert!(releases > 100 * often && scored > 100 * often && vectors > often, "{totals:?}");
-    let Totals { deadly, killed, blamed, failed, full_frames, .. } = totals;
+    assert!(totals.priority_preemptions > often / 2, "{totals:?}");
+    let Totals { deadly, killed, further_tokens, blamed, failed, full_frames, .. } = totals;
     assert!(killed > 0 && killed <= 3 * deadly, "a deadly request costs three losses: {totals:?}");
     assert!(blamed > often / 10 && failed > often / 2 && full_frames > often / 10, "{totals:?}");
+    assert!(further_tokens > 100 * often, "{totals:?}");
+    assert!(totals.late_masks > 30 * often && totals.deferred > 10 * often, "{totals:?}");
     assert!(shared_blocks > 30 * often && evictions > 50 * often, "{totals:?}");
+    assert!(totals.awaited_blocks > 5 * often, "{totals:?}");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What is asked for: lengths, priorities, salts, and prompts that begin like others.
+//! Random requests: lengths, priorities, salts, and prompts with common beginnings.
 
 use std::sync::Arc;
 
@@ -8,39 +8,46 @@ use rand::rngs::StdRng;
 
 use crate::scheduler::tests::pretend::{Trouble, pretend_mask};
 use crate::scheduler::tests::sampling;
-use crate::scheduler::{Limits, Pooling, Priority, Request};
+use crate::scheduler::{BlockHashes, Pooling, Priority, Request, SchedulerLimits, Tenant};
 
-/// Prompts to begin like, at most.
-const FAMILIAR: usize = 8;
+/// Maximum number of earlier prompts that new prompts may begin with.
+const MAX_KNOWN_PROMPTS: usize = 8;
 
-/// Makes requests.
+/// A source of requests.
 pub(super) struct Traffic {
-    limits: Limits,
+    limits: SchedulerLimits,
     salts: Vec<Option<Arc<str>>>,
-    /// Tokens that a prompt may begin with.
-    familiar: Vec<Vec<u32>>,
-    familiarity: f64,
+    /// Earlier prompts that new prompts may begin with.
+    known_prompts: Vec<Vec<u32>>,
+    reuse: f64,
+    /// Probability of several answers to one prompt.
+    copied: f64,
     priorities: Vec<Priority>,
-    /// The share of constrained requests.
+    tenants: Vec<Tenant>,
+    /// Probability of a constrained request.
     constrained: f64,
-    /// The share of requests that want their prompts scored.
+    /// Probability of a request with scores of its prompt.
     scored: f64,
-    /// The share of requests that want a vector of their prompts.
+    /// Probability of a request for a vector.
     pooled: f64,
-    /// The share of requests with which something goes wrong.
+    /// Probability of a request with a fault.
     troubled: f64,
 }
 
 impl Traffic {
-    pub(super) fn new(random: &mut StdRng, limits: Limits) -> Self {
+    pub(super) fn new(random: &mut StdRng, limits: SchedulerLimits) -> Self {
         let salts = [None, Some("a".into()), Some("b".into())];
         let priorities = [Priority::Normal, Priority::High, Priority::Low];
+        let tenants = [Tenant::default(), Tenant::named("a"), Tenant::named("b")];
+        let number_of_tenants = if random.random_bool(0.5) { 1 } else { random.random_range(2..=3) };
         Traffic {
             limits,
             salts: salts[..random.random_range(1..=3)].to_vec(),
-            familiar: Vec::new(),
-            familiarity: random.random_range(0.0..1.0),
+            known_prompts: Vec::new(),
+            reuse: random.random_range(0.0..1.0),
+            copied: if random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..0.5) },
             priorities: priorities[..random.random_range(1..=3)].to_vec(),
+            tenants: tenants[..number_of_tenants].to_vec(),
             constrained: if random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..1.0) },
             pooled: if random.random_bool(0.7) { 0.0 } else { random.random_range(0.0..0.6) },
             troubled: if random.random_bool(0.6) { 0.0 } else { random.random_range(0.0..0.1) },
@@ -48,11 +55,33 @@ impl Traffic {
         }
     }
 
-    pub(super) fn request(&mut self, random: &mut StdRng) -> Request {
+    /// Number of tenants.
+    pub(super) fn tenants(&self) -> usize {
+        self.tenants.len()
+    }
+
+    /// One request, or several answers to one prompt that differ in their seeds.
+    pub(super) fn requests(&mut self, random: &mut StdRng, block_size: usize) -> Vec<Request> {
+        let request = self.request(random);
+        let copies = if random.random_bool(self.copied) { random.random_range(2..6) } else { 1 };
+        let block_hashes = random
+            .random_bool(0.5)
+            .then(|| BlockHashes::of_prompt(&request.prompt, request.cache_salt.as_ref(), block_size));
+        let copy = |index: u64| {
+            let mut copy = Request { block_hashes: block_hashes.clone(), ..request.clone() };
+            if Trouble::of(copy.sampling.seed) == Trouble::None {
+                copy.sampling.seed += index;
+            }
+            copy
+        };
+        (0..copies).map(copy).collect()
+    }
+
+    fn request(&mut self, random: &mut StdRng) -> Request {
         let limits = self.limits;
-        let prompt = match self.familiar.last() {
-            // The same question at the same time.
-            Some(last) if random.random_bool(self.familiarity / 4.0) => last.clone(),
+        let prompt = match self.known_prompts.last() {
+            // The same prompt again, at about the same time.
+            Some(last) if random.random_bool(self.reuse / 4.0) => last.clone(),
             _ => self.prompt(random),
         };
         self.remember(random, prompt.clone());
@@ -67,14 +96,16 @@ impl Traffic {
             stop_tokens: (0..stops as u32).collect(),
             sampling: self.sampling(random),
             priority: self.priorities[random.random_range(0..self.priorities.len())],
+            tenant: self.tenants[random.random_range(0..self.tenants.len())].clone(),
             mask: random.random_bool(self.constrained).then(|| pretend_mask(&[], limits.vocab_size)),
             pooling,
             prompt_logprobs: scored.then(|| random.random_range(0..=limits.vocab_size.min(12) as u32)),
             cache_salt: self.salts[random.random_range(0..self.salts.len())].clone(),
+            block_hashes: None,
         }
     }
 
-    /// Parameters that make messages long, and seeds that mean trouble.
+    /// Sampling parameters that make messages long, and seeds that encode faults.
     fn sampling(&self, random: &mut StdRng) -> Sampling {
         let (vocab, position) =
             (self.limits.vocab_size, random.random_range(0..self.limits.max_sequence_tokens));
@@ -98,22 +129,23 @@ impl Traffic {
         prompt
     }
 
-    /// Tokens that other prompts begin with, too. Often all of one: the next turn of a conversation.
+    /// The beginning of an earlier prompt. Often it is the whole prompt, like in the next turn of a
+    /// conversation.
     fn beginning(&self, random: &mut StdRng) -> Vec<u32> {
-        if self.familiar.is_empty() || !random.random_bool(self.familiarity) {
+        if self.known_prompts.is_empty() || !random.random_bool(self.reuse) {
             return Vec::new();
         }
-        let like = &self.familiar[random.random_range(0..self.familiar.len())];
+        let like = &self.known_prompts[random.random_range(0..self.known_prompts.len())];
         let common = if random.random_bool(0.5) { like.len() } else { random.random_range(0..=like.len()) };
-        // A conversation that fills the model ends.
+        // A conversation that would fill the context is cut.
         like[..common.min(self.limits.max_sequence_tokens / 2)].to_vec()
     }
 
-    /// Prompts may begin like this from now on.
+    /// Adds a prompt that later prompts may begin with.
     pub(super) fn remember(&mut self, random: &mut StdRng, tokens: Vec<u32>) {
-        if self.familiar.len() == FAMILIAR {
-            self.familiar.swap_remove(random.random_range(0..FAMILIAR));
+        if self.known_prompts.len() == MAX_KNOWN_PROMPTS {
+            self.known_prompts.swap_remove(random.random_range(0..MAX_KNOWN_PROMPTS));
         }
-        self.familiar.push(tokens);
+        self.known_prompts.push(tokens);
     }
 }

@@ -1,9 +1,11 @@
-//! The scheduler, its shard and its clients.
+//! The simulated world: the scheduler, its shard and its clients.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use millrace_proto::frame::encoded_len;
-use millrace_proto::{FromShard, MAX_FRAME, PromptToken, Step, ToShard, from_shard, to_shard};
+use millrace_proto::{
+    FromShard, MAX_FRAME, Masks, PromptToken, Step, StepOutput, ToShard, from_shard, to_shard,
+};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
@@ -13,25 +15,33 @@ use super::traffic::Traffic;
 use crate::scheduler::tests::pretend::{
     DEATH, PretendShard, Trouble, alone, pretend_mask, scored_alone, vector_alone,
 };
-use crate::scheduler::{Finish, Limits, News, Options, Request, RowFailure, Scheduler, SeqId};
+use crate::scheduler::tests::pretend_speed::PretendSpeed;
+use crate::scheduler::{
+    Finish, Request, RowFailure, Schedule, Scheduler, SchedulerLimits, SchedulerOptions, SeqId, SequenceEvent,
+};
 
 struct World {
     random: StdRng,
-    limits: Limits,
-    options: Options,
+    limits: SchedulerLimits,
+    options: SchedulerOptions,
     traffic: Traffic,
     scheduler: Scheduler,
     ledger: Ledger,
     shard: PretendShard,
-    /// Steps sent and not yet run; so the shard is behind the scheduler, as a real one is.
+    /// Steps sent and not yet run. The shard is behind the scheduler, like a real one.
     sent: VecDeque<Step>,
+    /// The masks that followed the oldest step, if they were sent.
+    masks: Option<Masks>,
     planned: u64,
-    /// Steps run ahead; 1 waits for every answer.
+    /// Maximum number of steps in flight; with 1 each answer is awaited.
     depth: usize,
     live: BTreeMap<SeqId, Live>,
-    /// Constrained sequences whose newest token is known, and when it will be known what may follow.
+    /// Constrained sequences whose newest token is known, and the tick at which the next mask is
+    /// known.
     held: BTreeMap<SeqId, u64>,
-    /// Ticks that it takes at most to work that out.
+    /// The speed of the shards, if they report times.
+    speed: Option<PretendSpeed>,
+    /// Maximum number of ticks to compute a mask.
     slowness: u64,
     ticks: u64,
     totals: Totals,
@@ -40,22 +50,22 @@ struct World {
 /// A request that has not ended.
 struct Live {
     request: Request,
-    /// What it gets when it runs alone.
+    /// Its result if it runs alone.
     expected: (Vec<u32>, Finish),
     generated: usize,
-    /// What is made of its prompt when it runs alone, as far as that has not come back.
+    /// The scores of its prompt if it runs alone, except those that have come back.
     unscored: VecDeque<PromptToken>,
-    /// The step from which on nobody new goes before it.
+    /// The step from which on no new sequence is ordered before it.
     due: u64,
-    /// The step before which it must have ended; known when it is due.
+    /// The step before which it must have ended; set when it is due.
     deadline: Option<u64>,
 }
 
-/// How much of everything there is.
+/// The frequency of each kind of event.
 struct Rates {
     ticks: usize,
     arrivals: f64,
-    most_at_once: usize,
+    max_at_once: usize,
     cancellations: f64,
     deaths: f64,
 }
@@ -66,12 +76,12 @@ pub(super) fn simulate(seed: u64) -> Totals {
     let rates = Rates {
         ticks: random.random_range(50..800),
         arrivals: random.random_range(0.02..0.6),
-        most_at_once: random.random_range(1..60),
+        max_at_once: random.random_range(1..60),
         cancellations: random.random_range(0.0..0.03),
         deaths: if random.random_bool(0.5) { 0.0 } else { random.random_range(0.0..0.01) },
     };
     for _ in 0..rates.ticks {
-        if world.random.random_bool(rates.arrivals) && world.live.len() < rates.most_at_once {
+        if world.random.random_bool(rates.arrivals) && world.live.len() < rates.max_at_once {
             world.arrive();
         }
         if world.random.random_bool(rates.cancellations) {
@@ -84,9 +94,20 @@ pub(super) fn simulate(seed: u64) -> Totals {
     }
     world.drain();
     let stats = world.scheduler.stats();
-    let Ledger { overtakes, hit_blocks, shared_blocks, .. } = world.ledger;
+    let Ledger { overtakes, hit_blocks, shared_blocks, awaited_blocks, further_tokens, .. } = world.ledger;
+    let priority_preemptions = world.ledger.priority_preemptions;
     let (preemptions, evictions) = (stats.preemptions, stats.prefix_evicted_blocks);
-    Totals { preemptions, evictions, overtakes, hit_blocks, shared_blocks, ..world.totals }
+    Totals {
+        preemptions,
+        priority_preemptions,
+        evictions,
+        overtakes,
+        hit_blocks,
+        shared_blocks,
+        awaited_blocks,
+        further_tokens,
+        ..world.totals
+    }
 }
 
 impl World {
@@ -95,9 +116,9 @@ impl World {
         let max_sequences = random.random_range(1..10);
         let max_sequence_tokens = random.random_range(20..200);
         let block_size = [1, 2, 4, 16][random.random_range(0..4)];
-        // Room for half a sequence up to a few.
+        // From half of the longest sequence to a few sequences.
         let positions = random.random_range(max_sequence_tokens / 2..max_sequence_tokens * 4);
-        let limits = Limits {
+        let limits = SchedulerLimits {
             max_sequence_tokens,
             max_step_tokens: max_sequences + random.random_range(0..48),
             max_sequences,
@@ -111,9 +132,15 @@ impl World {
                 random.random_range(7500..10000)
             },
         };
-        let options =
-            Options { prefix_cache: random.random_bool(0.9), ageing_steps: random.random_range(0..60) };
+        let options = SchedulerOptions {
+            prefix_cache: random.random_bool(0.9),
+            ageing_steps: random.random_range(0..60),
+            max_lookahead: if random.random_bool(0.5) { 0 } else { random.random_range(1..6) },
+            schedule: [Schedule::Fcfs, Schedule::Lpm][random.random_range(0..2)],
+            target_micros: if random.random_bool(0.5) { 0.0 } else { random.random_range(1.0..1e5) },
+        };
         let slowness = random.random_range(0..6);
+        let speed = random.random_bool(0.7).then(|| PretendSpeed::random(&mut random));
         World {
             depth: random.random_range(1..4),
             traffic: Traffic::new(&mut random, limits),
@@ -121,13 +148,15 @@ impl World {
             limits,
             options,
             scheduler: Scheduler::new(limits, options),
-            ledger: Ledger::new(limits, options),
+            ledger: Ledger::new(limits, options, speed.is_some()),
             shard: PretendShard::new(limits),
             sent: VecDeque::new(),
+            masks: None,
             planned: 0,
             live: BTreeMap::new(),
             held: BTreeMap::new(),
             slowness,
+            speed,
             ticks: 0,
             totals: Totals::default(),
         }
@@ -139,10 +168,15 @@ impl World {
     }
 
     fn arrive(&mut self) {
-        let request = self.traffic.request(&mut self.random);
+        for request in self.traffic.requests(&mut self.random, self.limits.block_size) {
+            self.add(request);
+        }
+    }
+
+    fn add(&mut self, request: Request) {
         match self.scheduler.add(request.clone()) {
             Ok(id) => {
-                assert!(self.fits(&request), "taken, but it does not fit");
+                assert!(self.fits(&request), "accepted, but it does not fit");
                 self.ledger.arrived(id, request.clone());
                 let trouble = Trouble::of(request.sampling.seed);
                 self.totals.deadly += u64::from(matches!(trouble, Trouble::Deadly(_)));
@@ -171,8 +205,8 @@ impl World {
         }
     }
 
-    /// The shards die with everything that was sent, and others take their place, perhaps with more or less room. They die of a `step` or for
-    /// no reason.
+    /// The shards die with all steps in flight, and others replace them, perhaps with another
+    /// number of blocks. They die of a `step` or for no reason.
     fn die(&mut self, step: Option<Step>) {
         let has_reason = step.is_some();
         self.totals.killed += u64::from(has_reason);
@@ -181,7 +215,7 @@ impl World {
         if let Some(id) = blamed {
             let request = self.live.remove(&id).expect("only live sequences are blamed").request;
             let deadly = matches!(Trouble::of(request.sampling.seed), Trouble::Deadly(_));
-            assert!(deadly || !has_reason, "{id:?} is blamed for what another has done");
+            assert!(deadly || !has_reason, "{id:?} is blamed for the fault of another");
             self.held.remove(&id);
             self.ledger.left(id);
             self.totals.blamed += 1;
@@ -196,33 +230,41 @@ impl World {
             self.ledger.left(id);
             self.totals.refused += 1;
         }
-        assert!(self.live.values().all(|live| self.fits(&live.request)), "what does not fit is refused");
+        assert!(
+            self.live.values().all(|live| self.fits(&live.request)),
+            "every sequence that does not fit is refused"
+        );
         self.totals.deaths += 1;
         self.totals.lost_steps += self.sent.len() as u64;
         self.sent.clear();
+        self.masks = None;
         self.shard = PretendShard::new(self.limits);
         self.ledger.died(self.limits, self.planned, self.held.keys().copied());
-        // The work that is lost may be done again.
+        // Lost work is done again.
         self.live.values_mut().for_each(|live| live.deadline = None);
         self.scheduler.check_integrity().expect("integrity after a death");
     }
 
-    /// Plans as far ahead as `depth` allows, then perhaps lets the shard answer.
+    /// Plans as many steps as `depth` allows, then possibly lets the shard answer.
     fn tick(&mut self) {
         self.ticks += 1;
         self.release();
+        if self.random.random_bool(0.5) {
+            self.send_masks();
+        }
         while self.scheduler.in_flight() < self.depth {
             let Some(plan) = self.scheduler.plan() else { break };
             self.planned += 1;
-            self.ledger.planned(&plan, &self.scheduler.quarantine);
+            let taken = self.scheduler.stats().priority_preemptions;
+            self.ledger.planned(&plan, &self.scheduler.quarantine, taken);
             let message = to_shard::Message::Step(plan.step.clone());
             self.check_frame(encoded_len(&ToShard { message: Some(message) }));
             self.sent.push_back(plan.step);
         }
-        let moves = self.scheduler.in_flight() > 0 || !self.held.is_empty();
-        assert!(moves || self.live.is_empty(), "nothing moves");
+        let progresses = self.scheduler.in_flight() > 0 || !self.held.is_empty();
+        assert!(progresses || self.live.is_empty(), "nothing makes progress");
         self.scheduler.check_integrity().expect("integrity after planning");
-        self.check_nobody_starves();
+        self.check_no_sequence_starves();
         if self.depth == 1 || self.sent.len() == self.depth || self.random.random_bool(0.5) {
             self.answer();
             self.scheduler.check_integrity().expect("integrity after an answer");
@@ -235,7 +277,7 @@ impl World {
         self.totals.full_frames += u64::from(bytes > most / 4);
     }
 
-    /// Some constrained sequences can go on.
+    /// Some constrained sequences get their masks.
     fn release(&mut self) {
         let due: Vec<SeqId> =
             self.held.iter().filter(|(_, at)| **at <= self.ticks).map(|(id, _)| *id).collect();
@@ -243,7 +285,7 @@ impl World {
             self.held.remove(&id);
             let Live { expected: (tokens, _), generated, .. } = &self.live[&id];
             let mask = pretend_mask(&tokens[..*generated], self.limits.vocab_size);
-            // What is said of another number of tokens changes nothing.
+            // A mask for another number of tokens is ignored.
             self.scheduler.release(id, generated + 1, pretend_mask(&[7], self.limits.vocab_size));
             self.scheduler.release(id, *generated, mask.clone());
             self.scheduler.release(id, *generated, pretend_mask(&[7], self.limits.vocab_size));
@@ -252,16 +294,33 @@ impl World {
         }
     }
 
-    /// Once due, a sequence ends within the work that is there by then, and what may go past.
-    fn check_nobody_starves(&mut self) {
+    /// The masks that follow the oldest step are sent, if they are known or due.
+    fn send_masks(&mut self) {
+        let are_due = self.random.random_bool(0.3);
+        let Some(masks) = self.scheduler.masks(are_due) else { return };
+        assert_eq!(self.masks, None, "the masks of a step are sent once");
+        let step = self.sent.front().expect("masks follow a step in flight");
+        self.totals.late_masks += masks.rows.len() as u64;
+        self.totals.deferred += self.ledger.masks(step, &masks);
+        self.check_frame(encoded_len(&ToShard { message: Some(to_shard::Message::Masks(masks.clone())) }));
+        self.masks = Some(masks);
+        self.scheduler.check_integrity().expect("integrity after masks");
+    }
+
+    /// A sequence that is due ends within the work of all live sequences and of those that may
+    /// overtake it.
+    fn check_no_sequence_starves(&mut self) {
         let all: usize = self.live.values().map(|live| work(&live.request)).sum();
-        let patience = self.limits.num_blocks * self.limits.block_size;
-        // A constrained sequence that waits for a tick may see so many steps of others go by.
+        let allowance = self.limits.num_blocks * self.limits.block_size;
+        let tenants = self.traffic.tenants() - 1;
+        // While a constrained sequence waits for a tick, so many steps may run without it.
         let slowness = (1 + self.slowness) * self.depth as u64 + 1;
         for (id, live) in &mut self.live {
             if self.planned >= live.due {
-                // Whoever was in quarantine has done a part of its work alone, and with small messages a step may be a token.
-                let steps = 4 * (all + patience + self.depth) as u64 * slowness;
+                // In quarantine, work is done alone, and with small messages a step may have a
+                // single token.
+                // A tenant with a lead waits until the others have the same share.
+                let steps = 4 * (all + (1 + 2 * tenants) * allowance + self.depth) as u64 * slowness;
                 let deadline = *live.deadline.get_or_insert(self.planned + steps);
                 assert!(self.planned <= deadline, "{id:?} starves");
             }
@@ -269,20 +328,34 @@ impl World {
     }
 
     fn answer(&mut self) {
+        let late = self.sent.front().is_some_and(|step| step.rows.iter().any(|row| row.mask_follows));
+        if late && self.masks.is_none() {
+            self.send_masks();
+            if self.masks.is_none() {
+                return;
+            }
+        }
         let Some(step) = self.sent.pop_front() else { return };
         self.totals.steps += 1;
-        let output = match self.shard.run(&step) {
+        let masks = self.masks.take();
+        let output = match masks {
+            Some(masks) => self.shard.run_masked(&step, &masks),
+            None => self.shard.run(&step),
+        };
+        let output = match output {
             Err(why) if why == DEATH => return self.die(Some(step)),
             output => output.expect("the step keeps the contract"),
         };
+        let step_micros = self.speed.map_or(0, |speed| speed.micros(&step));
+        let output = StepOutput { step_micros, ..output };
         let message = from_shard::Message::Output(output.clone());
         self.check_frame(encoded_len(&FromShard { message: Some(message) }));
-        self.ledger.answered(step.id);
+        self.ledger.answered(&step, &output);
         for output in self.scheduler.apply(output).expect("the answer is well formed") {
             let live = self.live.get_mut(&output.sequence).expect("tokens come only for live sequences");
             let (tokens, finish) = &live.expected;
-            let last = match output.news {
-                News::Failed(failure) => {
+            let last = match output.event {
+                SequenceEvent::Failed(failure) => {
                     let trouble = Trouble::of(live.request.sampling.seed);
                     let expected = matches!(
                         (failure, trouble),
@@ -296,16 +369,19 @@ impl World {
                     self.totals.failed += 1;
                     continue;
                 }
-                News::Prompt(scored) => {
+                SequenceEvent::Prompt(scored) => {
                     self.totals.scored += scored.len() as u64;
                     let expected = live.unscored.drain(..scored.len());
-                    assert!(expected.eq(scored), "its prompt is not scored as alone, once and in order");
+                    assert!(
+                        expected.eq(scored),
+                        "its prompt is not scored as in a run alone, once and in order"
+                    );
                     if output.finish.is_none() {
                         continue;
                     }
                     tokens.is_empty() && live.request.pooling.is_none()
                 }
-                News::Vector(values) => {
+                SequenceEvent::Vector(values) => {
                     assert_eq!(
                         values,
                         vector_alone(&live.request),
@@ -314,7 +390,7 @@ impl World {
                     self.totals.vectors += 1;
                     true
                 }
-                News::Token(sampled) => {
+                SequenceEvent::Token(sampled) => {
                     let expected = tokens.get(live.generated);
                     assert_eq!(Some(&sampled.token), expected, "it differs from a run alone");
                     live.generated += 1;
@@ -326,6 +402,7 @@ impl World {
             if live.request.mask.is_some() && !last {
                 let slowness = self.random.random_range(0..=self.slowness);
                 self.held.insert(output.sequence, self.ticks + slowness);
+                self.ledger.needs_mask(output.sequence);
             }
             if last {
                 self.finished(output.sequence);
@@ -340,7 +417,7 @@ impl World {
         self.traffic.remember(&mut self.random, [request.prompt, expected.0].concat());
     }
 
-    /// Nothing new arrives: everything ends, and nothing is left behind.
+    /// No new requests arrive: all requests end, and nothing is left behind.
     fn drain(&mut self) {
         while !self.live.is_empty() || self.scheduler.in_flight() > 0 {
             self.tick();

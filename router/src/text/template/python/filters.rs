@@ -1,10 +1,11 @@
-//! Filters of Jinja2 that minijinja lacks or has otherwise.
+//! Jinja2 filters that minijinja lacks or implements differently.
 
 use minijinja::filters;
 use minijinja::value::{Kwargs, Rest, ValueKind, from_args};
 use minijinja::{Environment, Error, ErrorKind, State, Value};
 
-use super::json::Style;
+use super::json::JsonStyle;
+use super::padding::center;
 use super::repr::printed;
 
 pub(super) fn install(environment: &mut Environment<'_>) {
@@ -33,7 +34,7 @@ fn tojson(value: Value, indent: Option<usize>, options: Kwargs) -> Result<Value,
         Some(indent) => Some(indent),
         None => options.get::<Option<usize>>("indent")?,
     };
-    let style = Style {
+    let style = JsonStyle {
         indent,
         ascii: options.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
         separators: options.get::<Option<Vec<String>>>("separators")?,
@@ -47,12 +48,12 @@ fn tojson(value: Value, indent: Option<usize>, options: Kwargs) -> Result<Value,
     Ok(Value::from(style.write(&value).map_err(failed)?))
 }
 
-/// Jinja2's undefined value is empty.
+/// The length of Jinja2's undefined value is 0.
 fn length(value: &Value) -> Result<usize, Error> {
     if value.is_undefined() { Ok(0) } else { filters::length(value) }
 }
 
-/// The arguments of a filter by place or by name; a place wins.
+/// The arguments of a filter by position or by name. Arguments by position take precedence.
 struct Arguments {
     places: Vec<Value>,
     names: Kwargs,
@@ -84,7 +85,8 @@ fn join(value: &Value, given: Rest<Value>) -> Result<String, Error> {
     Ok(joined)
 }
 
-/// `int()` of a number or of a text in a base, else of `float()`, else the default.
+/// Returns `int()` of a number or of a text in a base, else the truncated `float()`, else the
+/// default.
 fn int(value: &Value, given: Rest<Value>) -> Result<Value, Error> {
     let arguments = Arguments::new(&given)?;
     let base = arguments.get(1, "base").and_then(|base| base.as_usize()).unwrap_or(10);
@@ -134,7 +136,7 @@ fn float(value: &Value, given: Rest<Value>) -> Result<f64, Error> {
     Ok(number.or(default).unwrap_or(0.0))
 }
 
-/// Python's `round`: to the even one of two numbers that are equally near.
+/// Implements Python's `round`, which rounds halves to the even neighbor.
 fn round(value: Value, given: Rest<Value>) -> Result<Value, Error> {
     let arguments = Arguments::new(&given)?;
     let precision = arguments.get(0, "precision").map_or(Ok(0), i32::try_from)?.clamp(-30, 30);
@@ -185,7 +187,7 @@ fn indent(text: &str, given: Rest<Value>) -> Result<String, Error> {
         None => " ".repeat(4),
         Some(width) => match width.as_str() {
             Some(text) => text.to_owned(),
-            // The width comes from the template.
+            // The bound is needed because the width comes from the template.
             None => " ".repeat(usize::try_from(width)?.min(1024)),
         },
     };
@@ -215,15 +217,6 @@ fn truncate(text: &str, given: Rest<Value>) -> Result<String, Error> {
     let kept: String = text.chars().take(length.saturating_sub(end.chars().count())).collect();
     let kept = if kills { &kept } else { kept.rsplit_once(' ').map_or(kept.as_str(), |(words, _)| words) };
     Ok(format!("{kept}{end}"))
-}
-
-/// `str.center`, which puts an odd one to the left of a text of even length.
-pub(super) fn center(text: &str, width: usize, fill: char) -> String {
-    let width = width.min(super::methods::WIDEST);
-    let missing = width.saturating_sub(text.chars().count());
-    let left = missing / 2 + (missing & width & 1);
-    let fill = |count: usize| fill.to_string().repeat(count);
-    format!("{}{text}{}", fill(left), fill(missing - left))
 }
 
 fn wordcount(text: &str) -> usize {
@@ -263,7 +256,7 @@ fn urlencode(_: &State, value: &Value) -> Result<String, Error> {
     Ok(pairs.join("&"))
 }
 
-/// Percent-encodes all but letters, digits, `_.-~` and the bytes of `safe`.
+/// Percent-encodes all bytes except letters, digits, `_.-~` and the bytes of `safe`.
 fn quoted(text: &str, safe: &[u8]) -> String {
     let mut quoted = String::with_capacity(text.len());
     for byte in text.bytes() {

@@ -1,4 +1,4 @@
-//! JSON as Python's `json.dumps` writes it: templates were trained on its spaces.
+//! JSON in the format of Python's `json.dumps`. Models were trained on its spaces.
 
 use std::io::{self, Write};
 
@@ -7,41 +7,41 @@ use serde_json::ser::{CharEscape, Formatter, Serializer};
 use serde_json::{Result, Value};
 
 /// The arguments of `json.dumps`.
-pub(super) struct Style {
-    /// Spaces per level; `None` writes one line.
+pub(super) struct JsonStyle {
+    /// The number of spaces per level; `None` writes a single line.
     pub(super) indent: Option<usize>,
-    /// Escape everything outside of ASCII.
+    /// Whether characters outside of ASCII are escaped.
     pub(super) ascii: bool,
-    /// Between items and after keys.
+    /// The separators between items and after keys.
     pub(super) separators: Option<Vec<String>>,
 }
 
-impl Style {
+impl JsonStyle {
     pub(super) fn write(&self, value: &Value) -> Result<String> {
         let (mut item, mut key) = (if self.indent.is_some() { "," } else { ", " }, ": ");
         if let Some([own_item, own_key]) = self.separators.as_deref() {
             (item, key) = (own_item, own_key);
         }
-        // Deeper than any template asks for; `indent` comes from the template.
+        // The indentation comes from the template. The bound is larger than any template needs.
         let indent = self.indent.map(|indent| indent.min(64));
-        let python = Python { indent, ascii: self.ascii, item, key, depth: 0, filled: false };
+        let formatter = PythonFormatter { indent, ascii: self.ascii, item, key, depth: 0, filled: false };
         let mut bytes = Vec::new();
-        value.serialize(&mut Serializer::with_formatter(&mut bytes, python))?;
+        value.serialize(&mut Serializer::with_formatter(&mut bytes, formatter))?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 }
 
-struct Python<'a> {
+struct PythonFormatter<'a> {
     indent: Option<usize>,
     ascii: bool,
     item: &'a str,
     key: &'a str,
     depth: usize,
-    /// Something was written between the innermost brackets.
+    /// Whether a value was written between the innermost brackets.
     filled: bool,
 }
 
-impl Python<'_> {
+impl PythonFormatter<'_> {
     fn open<W: ?Sized + Write>(&mut self, writer: &mut W, bracket: &[u8]) -> io::Result<()> {
         self.depth += 1;
         self.filled = false;
@@ -71,7 +71,7 @@ impl Python<'_> {
     }
 }
 
-impl Formatter for Python<'_> {
+impl Formatter for PythonFormatter<'_> {
     fn begin_array<W: ?Sized + Write>(&mut self, writer: &mut W) -> io::Result<()> {
         self.open(writer, b"[")
     }
@@ -152,14 +152,14 @@ mod tests {
     use serde_json::json;
 
     #[test]
-    fn nested_values_look_like_pythons() {
+    fn nested_values_have_the_format_of_python() {
         let value = json!({"a": [1, {"b": null}], "c": {}, "d": [], "e": "\u{1}😀\"\n", "f": 1.0});
-        let one_line = Style { indent: None, ascii: true, separators: None };
+        let one_line = JsonStyle { indent: None, ascii: true, separators: None };
         assert_eq!(
             one_line.write(&value).unwrap(),
             r#"{"a": [1, {"b": null}], "c": {}, "d": [], "e": "\u0001\ud83d\ude00\"\n", "f": 1.0}"#
         );
-        let indented = Style { indent: Some(1), ascii: false, separators: None };
+        let indented = JsonStyle { indent: Some(1), ascii: false, separators: None };
         assert_eq!(
             indented.write(&json!({"a": [1, {"b": []}]})).unwrap(),
             "{\n \"a\": [\n  1,\n  {\n   \"b\": []\n  }\n ]\n}"

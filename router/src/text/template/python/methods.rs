@@ -3,12 +3,9 @@
 use minijinja::value::{ValueKind, from_args};
 use minijinja::{Error, ErrorKind, State, Value};
 
-use super::filters::center;
+use super::padding::{MAX_WIDTH, center};
 
-/// Characters of the widest text that is padded; the width comes from the template.
-pub(super) const WIDEST: usize = 1 << 16;
-
-/// Calls a method that the value does not have by itself.
+/// Calls a method that minijinja does not implement for the value.
 pub(super) fn call(state: &State, value: &Value, name: &str, given: &[Value]) -> Result<Value, Error> {
     let found = match (value.as_str(), value.kind()) {
         (Some(text), _) => of_text(text, name, given)?,
@@ -63,27 +60,11 @@ fn of_text(text: &str, name: &str, given: &[Value]) -> Result<Option<Value>, Err
                 place => Value::from(place.map_or(-1, |place| place as i64)),
             }
         }
-        // Without bounds they are minijinja-contrib's.
+        // minijinja-contrib implements these methods without bounds.
         "startswith" | "endswith" if given.len() > 1 => {
             let (part, from, to): (&str, Option<i64>, Option<i64>) = from_args(given)?;
             let (_, range) = part_of(text, (from, to));
             Value::from(if name == "startswith" { range.starts_with(part) } else { range.ends_with(part) })
-        }
-        "zfill" => {
-            let (width,): (usize,) = from_args(given)?;
-            let (sign, digits) = text.split_at(usize::from(text.starts_with(['+', '-'])));
-            let zeros = width.min(WIDEST).saturating_sub(text.chars().count());
-            Value::from(format!("{sign}{}{digits}", "0".repeat(zeros)))
-        }
-        "ljust" | "rjust" | "center" => {
-            let (width, fill): (usize, Option<char>) = from_args(given)?;
-            let fill = fill.unwrap_or(' ');
-            let padding = fill.to_string().repeat(width.min(WIDEST).saturating_sub(text.chars().count()));
-            Value::from(match name {
-                "ljust" => format!("{text}{padding}"),
-                "rjust" => format!("{padding}{text}"),
-                _ => center(text, width, fill),
-            })
         }
         "swapcase" => {
             let () = from_args(given)?;
@@ -99,17 +80,40 @@ fn of_text(text: &str, name: &str, given: &[Value]) -> Result<Option<Value>, Err
         }
         "expandtabs" => {
             let (size,): (Option<usize>,) = from_args(given)?;
-            Value::from(expand_tabs(text, size.unwrap_or(8).min(WIDEST)))
+            Value::from(expand_tabs(text, size.unwrap_or(8).min(MAX_WIDTH)))
         }
         "encode" => {
             let (_, _): (Option<&str>, Option<&str>) = from_args(given)?;
             Value::from_bytes(text.as_bytes().to_vec())
         }
+        _ => return padding_method(text, name, given),
+    }))
+}
+
+/// Calls a method that pads a string.
+fn padding_method(text: &str, name: &str, given: &[Value]) -> Result<Option<Value>, Error> {
+    Ok(Some(match name {
+        "zfill" => {
+            let (width,): (usize,) = from_args(given)?;
+            let (sign, digits) = text.split_at(usize::from(text.starts_with(['+', '-'])));
+            let zeros = width.min(MAX_WIDTH).saturating_sub(text.chars().count());
+            Value::from(format!("{sign}{}{digits}", "0".repeat(zeros)))
+        }
+        "ljust" | "rjust" | "center" => {
+            let (width, fill): (usize, Option<char>) = from_args(given)?;
+            let fill = fill.unwrap_or(' ');
+            let padding = fill.to_string().repeat(width.min(MAX_WIDTH).saturating_sub(text.chars().count()));
+            Value::from(match name {
+                "ljust" => format!("{text}{padding}"),
+                "rjust" => format!("{padding}{text}"),
+                _ => center(text, width, fill),
+            })
+        }
         _ => return Ok(None),
     }))
 }
 
-/// From the right, at most `most` times; at white space if nothing is given.
+/// Splits from the right, at most `most` times. Without a separator, it splits at white space.
 fn rsplit(text: &str, between: Option<&str>, most: Option<i64>) -> Vec<String> {
     let most = most.and_then(|most| usize::try_from(most).ok()).unwrap_or(usize::MAX - 1);
     let mut parts: Vec<String> = match between {
@@ -130,7 +134,8 @@ fn rsplit(text: &str, between: Option<&str>, most: Option<i64>) -> Vec<String> {
     parts
 }
 
-/// The characters between two places, which count from the end if they are negative, and the first one's place.
+/// Returns the position of the first character and the text between two positions. Negative
+/// positions count from the end.
 fn part_of(text: &str, (from, to): (Option<i64>, Option<i64>)) -> (usize, &str) {
     let length = text.chars().count() as i64;
     let place = |place: i64| (if place < 0 { place + length } else { place }).clamp(0, length) as usize;
@@ -139,7 +144,7 @@ fn part_of(text: &str, (from, to): (Option<i64>, Option<i64>)) -> (usize, &str) 
     (from, text.get(byte(from)..byte(to)).unwrap_or_default())
 }
 
-/// Where a part of a text is, in characters.
+/// Returns the position of a part of a text, in characters.
 fn found(text: &str, part: &str, bounds: (Option<i64>, Option<i64>), last: bool) -> Option<usize> {
     let (from, range) = part_of(text, bounds);
     let at = if last { range.rfind(part) } else { range.find(part) }?;

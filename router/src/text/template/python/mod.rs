@@ -1,21 +1,23 @@
-//! What Jinja2 and Python do otherwise than minijinja.
+//! Differences between Jinja2 with Python and minijinja.
 //!
-//! Chat templates are written for Jinja2, which prints and compares as Python does. The table of
-//! `integration-tests/golden/jinja.json` holds each of these to Jinja2 itself.
+//! Chat templates are written for Jinja2, which prints and compares values as Python does. The
+//! table in `integration-tests/golden/jinja.json` holds Jinja2's results for these features.
 //!
 //! | file | its job |
 //! |---|---|
-//! | `repr` | values as Python prints them |
-//! | `values` | a conversation as values that print as Python's |
-//! | `json` | `tojson`, as `json.dumps` writes it |
+//! | `repr` | prints values in Python's format |
+//! | `values` | converts a conversation to values that print in Python's format |
+//! | `json` | the filter `tojson` in the format of `json.dumps` |
 //! | `filters` | filters of Jinja2 |
 //! | `methods` | methods of Python's strings, lists and dictionaries |
+//! | `padding` | text that is padded to a width |
 //! | `tests` | `is` tests of Jinja2 |
-//! | `percent` | `'…' % value` |
+//! | `percent` | the operator `'…' % value` |
 
 mod filters;
 mod json;
 mod methods;
+mod padding;
 mod percent;
 mod repr;
 mod tests;
@@ -27,12 +29,13 @@ use minijinja::{Environment, Output, State, Value};
 pub(super) use percent::without_percent;
 pub(super) use values::{list_of, value_of};
 
-/// A value as `json.dumps` writes it without arguments, but for letters outside of ASCII, which stay as they are.
+/// Writes a value in the format of `json.dumps` with its default arguments, except that characters
+/// outside of ASCII are not escaped.
 pub(super) fn written_json(value: &serde_json::Value) -> Option<String> {
-    json::Style { indent: None, ascii: false, separators: None }.write(value).ok()
+    json::JsonStyle { indent: None, ascii: false, separators: None }.write(value).ok()
 }
 
-/// Makes an environment behave as Jinja2 does.
+/// Makes an environment behave like Jinja2.
 pub(super) fn install(environment: &mut Environment<'_>) {
     environment.set_formatter(|out: &mut Output, _: &State, value: &Value| {
         Ok(out.write_str(&repr::printed(value))?)

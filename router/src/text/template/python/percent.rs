@@ -1,7 +1,8 @@
-//! `'…' % value`: minijinja has the filter `format` and not the operator, so the one is written as the other.
+//! The operator `'…' % value`. minijinja has the filter `format` instead, so the operator is
+//! rewritten as the filter.
 
-/// A template in which the operator after a text in quotes is the filter. Only what is between `{{` or `{%` and its end is
-/// looked at, once from left to right.
+/// Rewrites the operator after a quoted text as the filter. Only the text between `{{` or `{%` and
+/// its end is read, once from left to right.
 pub(in crate::text::template) fn without_percent(source: &str) -> String {
     let (mut written, mut at, mut copied) = (String::with_capacity(source.len()), 0, 0);
     while at + 1 < source.len() {
@@ -20,7 +21,7 @@ pub(in crate::text::template) fn without_percent(source: &str) -> String {
     written + &source[copied..]
 }
 
-/// Bytes of a tag, texts in quotes left out of account.
+/// Returns the length of a tag in bytes. Tag ends within quotes do not count.
 fn tag_length(tag: &str) -> usize {
     let (bytes, end) = (tag.as_bytes(), if tag.starts_with("{{") { b"}}" } else { b"%}" });
     let mut at = 2;
@@ -33,7 +34,7 @@ fn tag_length(tag: &str) -> usize {
     bytes.len()
 }
 
-/// Bytes of the text in quotes that these begin with.
+/// Returns the length of the quoted text at the start of `bytes`.
 fn quoted_length(bytes: &[u8]) -> usize {
     let mut at = 1;
     while at < bytes.len() {
@@ -75,7 +76,8 @@ fn blank(bytes: &[u8]) -> usize {
     bytes.iter().take_while(|byte| byte.is_ascii_whitespace()).count()
 }
 
-/// Bytes of the value that these begin with: a name, a number, a text or brackets, and what belongs to it.
+/// Returns the length of the value at the start of `bytes`: a name, a number, a quoted text or
+/// brackets, with the subscripts and calls that follow.
 fn operand_length(bytes: &[u8]) -> usize {
     let name = |bytes: &[u8]| {
         bytes.iter().take_while(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'.')).count()
@@ -95,7 +97,7 @@ fn operand_length(bytes: &[u8]) -> usize {
     at
 }
 
-/// Bytes to the bracket that closes the first one; 0 if there is none.
+/// Returns the length up to the bracket that closes the first one, or 0 if there is none.
 fn bracketed_length(bytes: &[u8]) -> usize {
     let (mut depth, mut at) = (0usize, 0);
     while at < bytes.len() {
@@ -116,7 +118,7 @@ fn bracketed_length(bytes: &[u8]) -> usize {
     0
 }
 
-/// What is between the brackets of a tuple.
+/// Returns the text between the brackets of a tuple.
 fn tuple(value: &str) -> Option<&str> {
     let inner = value.strip_prefix('(')?.strip_suffix(')')?;
     let (bytes, mut at) = (inner.as_bytes(), 0);
@@ -136,7 +138,7 @@ mod tests {
     use super::without_percent;
 
     #[test]
-    fn the_operator_after_a_text_becomes_a_filter() {
+    fn the_percent_operator_becomes_a_filter() {
         for (source, expected) in [
             ("{{ '%s' % a.b[0] ~ 'x' }}", "{{ '%s'|format(a.b[0]) ~ 'x' }}"),
             ("{{ '%s %s' % (a, f(1, 2)) }}", "{{ '%s %s'|format(a, f(1, 2)) }}"),
@@ -145,7 +147,7 @@ mod tests {
             ("{% set x = 'a' %}{{ 7 % 2 }}", "{% set x = 'a' %}{{ 7 % 2 }}"),
             ("'%s' % a {# '%s' % a #}", "'%s' % a {# '%s' % a #}"),
             ("{{ '}}' % a }}", "{{ '}}'|format(a) }}"),
-            // It is not valid before, and not after.
+            // This is invalid before and after the rewriting.
             ("{{ '%s' % (a }}", "{{ '%s'|format((a })}"),
             ("{{ 'open", "{{ 'open"),
             ("{{ 'a' % ü }}", "{{ 'a' % ü }}"),

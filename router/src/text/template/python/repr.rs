@@ -1,14 +1,14 @@
-//! Values as Python prints them.
+//! Values in Python's format.
 
 use std::fmt::Write;
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-/// Lists within lists that are written; deeper ones are only a template's mistake.
-const DEEPEST: usize = 128;
+/// The depth of nested lists that are printed. Deeper lists occur only by mistake.
+const MAX_DEPTH: usize = 128;
 
-/// `str(value)`; nothing for an undefined value, as Jinja2 prints it.
+/// Returns `str(value)`. An undefined value is empty, as in Jinja2.
 pub(super) fn printed(value: &Value) -> String {
     match value.as_str() {
         Some(text) => text.to_owned(),
@@ -21,9 +21,9 @@ pub(super) fn printed(value: &Value) -> String {
     }
 }
 
-/// `repr(value)`, after what is in `out`.
+/// Appends `repr(value)` to `out`.
 pub(super) fn write_repr(value: &Value, out: &mut String, depth: usize) {
-    if depth > DEEPEST {
+    if depth > MAX_DEPTH {
         return out.push_str("...");
     }
     match value.kind() {
@@ -57,7 +57,8 @@ pub(super) fn write_repr(value: &Value, out: &mut String, depth: usize) {
     }
 }
 
-/// `repr` of a `float`. Rust and Python change to exponents at the same numbers, and write these otherwise.
+/// Returns the `repr` of a `float`. Rust and Python switch to exponents at the same numbers but
+/// write them differently.
 pub(super) fn float(number: f64) -> String {
     if !number.is_finite() {
         return number.to_string().to_lowercase();
@@ -72,7 +73,8 @@ pub(super) fn float(number: f64) -> String {
     }
 }
 
-/// `repr` of a `str`: in single quotes, unless it holds one and no double quotes.
+/// Writes the `repr` of a `str`: in single quotes, unless it contains single quotes and no double
+/// quotes.
 fn write_text(text: &str, out: &mut String) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);

@@ -1,4 +1,4 @@
-//! A conversation as values that print as Python's wherever a template turns them into text.
+//! Conversion of a conversation to values that print in Python's format.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,12 +8,12 @@ use minijinja::value::{Enumerator, Object, ObjectRepr};
 
 use super::repr;
 
-/// A list of JSON values as a template sees it.
+/// Converts a list of JSON values to a template's list.
 pub(in crate::text::template) fn list_of(items: &[serde_json::Value]) -> Value {
     Value::from_object(List(items.iter().map(value_of).collect()))
 }
 
-/// JSON as a template sees it.
+/// Converts a JSON value to a template's value.
 pub(in crate::text::template) fn value_of(json: &serde_json::Value) -> Value {
     match json {
         serde_json::Value::Array(items) => list_of(items),
@@ -25,7 +25,7 @@ pub(in crate::text::template) fn value_of(json: &serde_json::Value) -> Value {
     }
 }
 
-/// A `list`.
+/// A Python `list`.
 #[derive(Debug)]
 struct List(Vec<Value>);
 
@@ -47,12 +47,12 @@ impl Object for List {
     }
 }
 
-/// A `dict`; it keeps the order of its fields.
+/// A Python `dict`. It keeps the order of its fields.
 #[derive(Debug)]
 struct Dictionary {
     keys: Vec<String>,
     values: Vec<Value>,
-    /// The place of each field.
+    /// The index of each field.
     fields: std::collections::HashMap<String, usize>,
 }
 

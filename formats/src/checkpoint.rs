@@ -1,0 +1,275 @@
+//! A model in Hugging Face layout: `config.json`, and weights in one or many safetensors files.
+//!
+//! Files are mapped, not read. A file that is truncated while it is mapped is an error and no crash
+//! ([`crate::guard`]), and so is a file that has been changed when the weights are loaded again
+//! ([`crate::identity`]).
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use serde::Deserialize;
+
+use crate::dtype::DType;
+use crate::error::{Error, IndexFault, TensorFault};
+use crate::header::{self, Pairs};
+use crate::source::{MappedFile, Source};
+
+/// The longest identity that is passed on. Linux limits an argument of a process to 128 KiB.
+const MAX_IDENTITY: usize = 100_000;
+
+const SINGLE: &str = "model.safetensors";
+const INDEX: &str = "model.safetensors.index.json";
+
+/// The mapped weights of a model.
+#[derive(Debug)]
+pub struct Checkpoint {
+    place: String,
+    source: Source,
+    /// Sizes and times of the files that were opened, see [`Source::check_unchanged`].
+    identity: String,
+    files: Vec<OpenFile>,
+    tensors: BTreeMap<String, StoredTensor>,
+}
+
+/// A mapped file, and its bytes as an owner that tensors can share.
+#[derive(Debug)]
+struct OpenFile {
+    mapped: Arc<MappedFile>,
+    bytes: Bytes,
+}
+
+/// The place of a tensor.
+#[derive(Debug)]
+struct StoredTensor {
+    /// Index into [`Checkpoint::files`].
+    file: usize,
+    dtype: DType,
+    shape: Vec<usize>,
+    range: Range<usize>,
+}
+
+/// A tensor of a checkpoint, row-major and little-endian.
+#[derive(Debug, Clone)]
+pub struct Tensor<'a> {
+    /// Element type.
+    pub dtype: &'a DType,
+    /// Length of each axis.
+    pub shape: &'a [usize],
+    /// The data.
+    pub bytes: &'a [u8],
+    /// The file that the data is in.
+    owner: &'a Bytes,
+}
+
+impl Tensor<'_> {
+    /// Returns the data with a share in the ownership of its file. The file stays mapped as long as
+    /// the data exists, even if the checkpoint is dropped.
+    pub fn shared_bytes(&self) -> Bytes {
+        self.owner.slice_ref(self.bytes)
+    }
+}
+
+/// The description of a stored tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorInfo {
+    /// Name of the tensor.
+    pub name: String,
+    /// Element type.
+    pub dtype: DType,
+    /// Length of each axis.
+    pub shape: Vec<usize>,
+    /// Length of the data in bytes.
+    pub bytes: usize,
+    /// Name of the file that holds the tensor.
+    pub file: String,
+}
+
+impl Checkpoint {
+    /// Maps the weights of `source`: `model.safetensors`, or the files that
+    /// `model.safetensors.index.json` names, or the only safetensors file of the source.
+    ///
+    /// # Errors
+    /// If there are no weights, or a file contradicts itself or the index.
+    pub fn open(source: &Source) -> Result<Self, Error> {
+        let mut checkpoint = Checkpoint {
+            place: source.place(),
+            source: source.clone(),
+            identity: source.identity(["config.json", INDEX]),
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+        };
+        if let Some(file) = source.map(SINGLE)? {
+            checkpoint.add(file, |_| true)?;
+        } else if let Some(index) = source.text(INDEX)? {
+            checkpoint.add_indexed(source, &index)?;
+        } else {
+            checkpoint.add_only(source)?;
+        }
+        Ok(checkpoint)
+    }
+
+    /// Returns whether the tensor `name` exists.
+    pub fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    /// Returns the descriptions of all tensors, sorted by name.
+    pub fn tensors(&self) -> impl Iterator<Item = TensorInfo> + '_ {
+        self.tensors.iter().map(|(name, stored)| TensorInfo {
+            name: name.clone(),
+            dtype: stored.dtype.clone(),
+            shape: stored.shape.clone(),
+            bytes: stored.range.len(),
+            file: self.files[stored.file].mapped.name.clone(),
+        })
+    }
+
+    /// Returns the names of all files, and their sizes in bytes.
+    pub fn files(&self) -> impl Iterator<Item = (&str, usize)> + '_ {
+        self.files.iter().map(|file| (file.mapped.name.as_str(), file.bytes.len()))
+    }
+
+    /// Returns the tensor `name`, which must have the shape `expected`.
+    ///
+    /// # Errors
+    /// If the tensor is missing, or has another shape.
+    pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<Tensor<'_>, Error> {
+        let Some(stored) = self.tensors.get(name) else {
+            let (place, tensor) = (self.place.clone(), name.to_owned());
+            return Err(Error::MissingTensor { place, tensor, expected: expected.to_vec() });
+        };
+        let file = &self.files[stored.file];
+        if stored.shape != expected {
+            let fault = TensorFault::Shape { found: stored.shape.clone(), expected: expected.to_vec() };
+            let (file, tensor) = (file.mapped.path.clone(), name.to_owned());
+            return Err(Error::Tensor { file, tensor, fault: fault.into() });
+        }
+        let bytes = &file.bytes[stored.range.clone()];
+        Ok(Tensor { dtype: &stored.dtype, shape: &stored.shape, bytes, owner: &file.bytes })
+    }
+
+    /// Returns the path of the file that holds the tensor `name`.
+    pub fn path_of(&self, name: &str) -> Option<&str> {
+        self.tensors.get(name).map(|stored| self.files[stored.file].mapped.path.as_str())
+    }
+
+    /// Asks the operating system to read these bytes of a tensor ahead of their use.
+    pub fn will_need(&self, bytes: &[u8]) {
+        let holds = |file: &&OpenFile| file.bytes.as_ptr_range().contains(&bytes.as_ptr());
+        if let Some(file) = self.files.iter().find(holds) {
+            let start = bytes.as_ptr().addr() - file.bytes.as_ptr().addr();
+            file.mapped.will_need(start..start + bytes.len());
+        }
+    }
+
+    /// Returns the files with their sizes and times, as one text. The text is empty if the files
+    /// are in memory, or if there are so many of them that no command line could hold the text.
+    pub fn identity(&self) -> &str {
+        if self.identity.len() <= MAX_IDENTITY { &self.identity } else { "" }
+    }
+
+    /// Checks that all bytes that have been read so far were in the files.
+    ///
+    /// # Errors
+    /// If a file was truncated while it was mapped, or its disk failed.
+    pub fn check_readable(&self) -> Result<(), Error> {
+        self.files.iter().try_for_each(|file| file.mapped.check_readable())
+    }
+
+    /// Checks that everything that has been read so far is what the files held when they were
+    /// opened.
+    ///
+    /// # Errors
+    /// If a file has been changed since then, or could not be read.
+    pub fn verify(&self) -> Result<(), Error> {
+        self.check_readable()?;
+        self.source.check_unchanged(&self.identity)
+    }
+
+    /// Adds the tensors of `file` for whose names `wanted` holds.
+    fn add(&mut self, file: MappedFile, wanted: impl Fn(&str) -> bool) -> Result<(), Error> {
+        self.identity += &self.source.identity([file.name.as_str()]);
+        let entries = header::read(&file.path, &file);
+        // The header of a truncated file is damaged too, but the truncation is the reason to
+        // report.
+        file.check_readable()?;
+        for entry in entries? {
+            if wanted(&entry.name) {
+                let header::Entry { name, dtype, shape, range } = entry;
+                let file = self.files.len();
+                self.tensors.insert(name, StoredTensor { file, dtype, shape, range });
+            }
+        }
+        let mapped = Arc::new(file);
+        let bytes = MappedFile::shared_bytes(&mapped);
+        self.files.push(OpenFile { mapped, bytes });
+        Ok(())
+    }
+
+    /// Adds the files and tensors that the index lists.
+    fn add_indexed(&mut self, source: &Source, index: &[u8]) -> Result<(), Error> {
+        #[derive(Deserialize)]
+        struct Index {
+            weight_map: Pairs<String>,
+        }
+
+        let error = |fault| Error::Index { file: source.path(INDEX), fault };
+        let index: Index = serde_json::from_slice(index).map_err(|e| error(IndexFault::Json(e)))?;
+        let mut by_file: BTreeMap<String, Vec<String>> = BTreeMap::new();
+        for (tensor, name) in index.weight_map.0 {
+            // The index is not trusted: only plain names of files beside it are opened.
+            if !name.ends_with(".safetensors") || name.contains(['/', '\\', ':', '\0']) {
+                return Err(error(IndexFault::FileName { tensor, name }));
+            }
+            by_file.entry(name).or_default().push(tensor);
+        }
+        if by_file.is_empty() {
+            return Err(error(IndexFault::Empty));
+        }
+        for (name, mut tensors) in by_file {
+            tensors.sort();
+            let Some(file) = source.map(&name)? else {
+                let tensor = tensors.swap_remove(0);
+                return Err(error(IndexFault::MissingFile { name, tensor }));
+            };
+            for tensor in &tensors {
+                if self.contains(tensor) {
+                    return Err(error(IndexFault::Duplicate(tensor.clone())));
+                }
+            }
+            self.add(file, |tensor| tensors.binary_search_by(|listed| listed.as_str().cmp(tensor)).is_ok())?;
+            if let Some(pair) = tensors.windows(2).find(|pair| pair[0] == pair[1]) {
+                return Err(error(IndexFault::Duplicate(pair[0].clone())));
+            }
+            if let Some(tensor) = tensors.into_iter().find(|tensor| !self.contains(tensor)) {
+                return Err(error(IndexFault::MissingTensor { name, tensor }));
+            }
+        }
+        Ok(())
+    }
+
+    /// Adds the only safetensors file of a folder that has neither of the usual names, or explains
+    /// what to do.
+    fn add_only(&mut self, source: &Source) -> Result<(), Error> {
+        let names = source.names()?;
+        let found: Vec<&String> = names.iter().filter(|name| name.ends_with(".safetensors")).collect();
+        let other =
+            names.iter().find(|name| [".bin", ".pt", ".pth", ".gguf"].iter().any(|end| name.ends_with(end)));
+        let advice = match (found.as_slice(), other) {
+            ([name], _) => {
+                if let Some(file) = source.map(name)? {
+                    return self.add(file, |_| true);
+                }
+                format!("{name} has just been removed")
+            }
+            ([first, second, ..], _) => {
+                format!("it has {first}, {second} and perhaps more; the index says which tensors are where")
+            }
+            ([], Some(other)) => format!("it has {other}; convert the model to safetensors first"),
+            ([], None) => "download the weights".to_owned(),
+        };
+        Err(Error::NoWeights { place: self.place.clone(), advice })
+    }
+}

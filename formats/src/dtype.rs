@@ -1,0 +1,41 @@
+//! The element types of stored tensors.
+
+use std::fmt::{self, Display, Formatter};
+
+use safetensors::Dtype;
+
+/// The element type of a stored tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum DType {
+    /// A type that the safetensors format defines.
+    Known(Dtype),
+    /// A type that this version does not know. A tensor of such a type cannot be used, but it may
+    /// be in a file.
+    Unknown(String),
+}
+
+impl DType {
+    /// IEEE single precision.
+    pub const F32: DType = DType::Known(Dtype::F32);
+    /// IEEE half precision.
+    pub const F16: DType = DType::Known(Dtype::F16);
+    /// The upper half of single precision.
+    pub const BF16: DType = DType::Known(Dtype::BF16);
+
+    /// Returns the number of bits per element, if the type is known.
+    pub fn bits(&self) -> Option<usize> {
+        match self {
+            DType::Known(dtype) => Some(dtype.bitsize()),
+            DType::Unknown(_) => None,
+        }
+    }
+}
+
+impl Display for DType {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self {
+            DType::Known(dtype) => write!(f, "{dtype:?}"),
+            DType::Unknown(name) => f.write_str(name),
+        }
+    }
+}

@@ -1,0 +1,23 @@
+//! Readers of the files that models are published in.
+//!
+//! A [`Source`] is the place of a model's files. A [`Checkpoint`] maps the weights of a source and
+//! hands out each tensor as bytes with an element type and a shape. This crate computes nothing
+//! with tensors, and depends on no other crate of the project.
+//!
+//! Files are not trusted: every number in them is checked before it is used. Each error names the
+//! file, and the tensor where there is one, and says what the user can do.
+
+mod checkpoint;
+mod dtype;
+mod error;
+mod guard;
+mod header;
+mod identity;
+mod source;
+#[cfg(test)]
+mod tests;
+
+pub use checkpoint::{Checkpoint, Tensor, TensorInfo};
+pub use dtype::DType;
+pub use error::{Error, HeaderFault, IndexFault, TensorFault};
+pub use source::Source;

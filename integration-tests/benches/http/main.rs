@@ -1,0 +1,34 @@
+//! Benchmark of the whole server: `cargo bench --package millrace-integration-tests --bench http`.
+//!
+//! Starts the release binary, talks to it over loopback, and prints one table of throughput and one
+//! of the gaps between tokens per model. `-- --help` lists the options that choose a part of it. A
+//! second binary is measured in turns with the first one (`-- --table gaps --against PATH`).
+#![allow(clippy::unwrap_used, reason = "a benchmark that fails may panic")]
+
+mod gaps;
+mod load;
+mod long_prompts;
+mod model;
+mod options;
+mod report;
+mod streams;
+mod throughput;
+
+use clap::Parser;
+
+use crate::options::{BenchOptions, Table};
+
+fn main() {
+    let options = BenchOptions::parse();
+    let models = model::all();
+    let is_wanted = |name: &str| options.model.as_deref().is_none_or(|wanted| wanted == name);
+    assert!(models.iter().any(|model| is_wanted(model.name)), "no model of this name");
+    for model in models.iter().filter(|model| is_wanted(model.name)) {
+        if options.table != Some(Table::Gaps) {
+            throughput::measure(model);
+        }
+        if options.table != Some(Table::Throughput) {
+            gaps::measure(model, &options);
+        }
+    }
+}

@@ -1,0 +1,119 @@
+//! The formats in which a device keeps weights and cached keys and values.
+
+use crate::{DType, Error, Result};
+
+/// The format in which a device keeps the numbers of a weight matrix.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum WeightFormat {
+    /// Numbers of this type.
+    Dense(DType),
+    /// FP8 (e4m3) with one f32 factor per row (output): see [`crate::fp8`].
+    Fp8,
+}
+
+impl WeightFormat {
+    /// Returns the element type of a dense format.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a format that only other devices multiply by.
+    pub fn dense(self) -> Result<DType> {
+        match self {
+            WeightFormat::Dense(dtype) => Ok(dtype),
+            WeightFormat::Fp8 => Err(Error::Unsupported("FP8 weights need a GPU".to_owned())),
+        }
+    }
+
+    /// Returns the bytes of a matrix `[out, cols]` without padding.
+    pub const fn bytes(self, out: usize, cols: usize) -> usize {
+        match self {
+            WeightFormat::Dense(dtype) => out * cols * dtype.size(),
+            WeightFormat::Fp8 => out * (cols + size_of::<f32>()),
+        }
+    }
+}
+
+impl From<DType> for WeightFormat {
+    fn from(dtype: DType) -> Self {
+        WeightFormat::Dense(dtype)
+    }
+}
+
+/// The format in which a device keeps cached keys and values.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum KvFormat {
+    /// Numbers of this type.
+    Dense(DType),
+}
+
+impl KvFormat {
+    /// Returns the bytes of `elements` elements.
+    pub const fn bytes(self, elements: usize) -> usize {
+        match self {
+            KvFormat::Dense(dtype) => elements.saturating_mul(dtype.size()),
+        }
+    }
+}
+
+impl From<DType> for KvFormat {
+    fn from(dtype: DType) -> Self {
+        KvFormat::Dense(dtype)
+    }
+}
+
+/// The shape of one layer's paged KV cache. Keys and values may have heads of different sizes.
+#[derive(Debug, Clone, Copy)]
+pub struct KvSpec {
+    /// Blocks in the pool.
+    pub blocks: usize,
+    /// Tokens per block.
+    pub block_size: usize,
+    /// Key/value heads.
+    pub heads: usize,
+    /// Features per key head.
+    pub key_dim: usize,
+    /// Features per value head.
+    pub value_dim: usize,
+    /// Format of the cached numbers.
+    pub format: KvFormat,
+}
+
+impl KvSpec {
+    /// Returns the elements of all keys, `blocks * block_size * heads * key_dim`.
+    pub const fn key_elements(&self) -> usize {
+        self.token_heads().saturating_mul(self.key_dim)
+    }
+
+    /// Returns the elements of all values, `blocks * block_size * heads * value_dim`.
+    pub const fn value_elements(&self) -> usize {
+        self.token_heads().saturating_mul(self.value_dim)
+    }
+
+    /// Returns the bytes of the cache without padding.
+    pub const fn bytes(&self) -> usize {
+        self.format.bytes(self.key_elements()).saturating_add(self.format.bytes(self.value_elements()))
+    }
+
+    const fn token_heads(&self) -> usize {
+        self.blocks.saturating_mul(self.block_size).saturating_mul(self.heads)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_and_values_are_sized_separately() {
+        let spec = KvSpec {
+            blocks: 3,
+            block_size: 16,
+            heads: 2,
+            key_dim: 8,
+            value_dim: 4,
+            format: DType::F16.into(),
+        };
+        assert_eq!((spec.key_elements(), spec.value_elements()), (768, 384));
+        assert_eq!(spec.bytes(), 2 * (768 + 384));
+        assert_eq!(KvSpec { blocks: usize::MAX, ..spec }.bytes(), usize::MAX);
+    }
+}

@@ -1,0 +1,155 @@
+//! Everything that happens before the first step: choosing algorithms, allocating, loading weights.
+
+use std::borrow::Cow;
+
+use super::format::{KvSpec, WeightFormat};
+use super::sizing::{ProductShape, StepSize};
+use super::types::DeviceTypes;
+use crate::{Error, Part, Result};
+
+/// Rows of a weight matrix that a device keeps in one format.
+///
+/// A fused matrix (query, key and value; gate and up) is a list of segments, stacked along the
+/// output axis, whose formats may differ.
+#[derive(Debug, Clone, Copy)]
+pub struct Segment<'a> {
+    /// The rows of the segment, stacked. All have the same number of columns.
+    pub parts: &'a [Part],
+    /// The format in which the device keeps them.
+    pub format: WeightFormat,
+}
+
+impl<'a> Segment<'a> {
+    /// Creates a segment of `parts`, to be kept in `format`.
+    pub fn new(parts: &'a [Part], format: impl Into<WeightFormat>) -> Self {
+        Segment { parts, format: format.into() }
+    }
+
+    /// Returns the parts of all `segments` and their format, for a device that keeps a matrix in
+    /// one format.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the formats differ, [`Error::Shape`] if there is no segment.
+    pub(crate) fn in_one_format(segments: &[Segment<'a>]) -> Result<(Cow<'a, [Part]>, WeightFormat)> {
+        match segments {
+            [] => Err(Error::Shape("a weight of no segments".to_owned())),
+            [segment] => Ok((Cow::Borrowed(segment.parts), segment.format)),
+            [first, rest @ ..] => {
+                if let Some(other) = rest.iter().find(|segment| segment.format != first.format) {
+                    let (one, other) = (first.format, other.format);
+                    return Err(Error::Unsupported(format!(
+                        "a matrix with segments in the formats {one:?} and {other:?}"
+                    )));
+                }
+                let parts = segments.iter().flat_map(|segment| segment.parts).cloned().collect();
+                Ok((Cow::Owned(parts), first.format))
+            }
+        }
+    }
+}
+
+/// Allocation and loading, in this order: [`tune`](ModelLoading::tune),
+/// [`reserve`](ModelLoading::reserve), the allocations, [`seal`](ModelLoading::seal). After `seal`,
+/// steps allocate nothing on the device.
+pub trait ModelLoading: DeviceTypes {
+    /// Chooses the fastest algorithm for each of these products where there is a choice. Returns
+    /// warnings for the operator.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the device fails, [`Error::OutOfMemory`] if it lacks memory.
+    fn tune(&self, _products: &[ProductShape]) -> Result<Vec<String>> {
+        Ok(Vec::new())
+    }
+
+    /// Allocates `bytes` bytes of device memory in one piece, from which up to `pieces` later
+    /// allocations are served. Devices that gain nothing from this do nothing.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if the device lacks memory.
+    fn reserve(&self, _bytes: usize, _pieces: usize) -> Result<()> {
+        Ok(())
+    }
+
+    /// Ends the allocations. Returns how many bytes did not fit the reserved piece.
+    fn seal(&self) -> usize {
+        0
+    }
+
+    /// Returns the free bytes of the device's memory, if the device tells them.
+    fn free_bytes(&self) -> Option<usize> {
+        None
+    }
+
+    /// Allocates zeroed activations `[rows, cols]`.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if the device lacks memory.
+    fn buf(&self, rows: usize, cols: usize) -> Result<Self::Buf>;
+
+    /// Allocates zeroed logits `[rows, cols]`: an output of [`ForwardOps::linear`] that can be
+    /// sampled from.
+    ///
+    /// [`ForwardOps::linear`]: super::ForwardOps::linear
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if the device lacks memory.
+    fn logits(&self, rows: usize, cols: usize) -> Result<Self::Buf> {
+        self.buf(rows, cols)
+    }
+
+    /// Loads a vector of all parts' elements, one part after the other in row-major order.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if a part reaches outside its tensor, [`Error::OutOfMemory`] if the device
+    /// lacks memory.
+    fn vector(&self, parts: &[Part]) -> Result<Self::Vector>;
+
+    /// Loads a matrix `[out, cols]` whose rows are those of the segments, stacked.
+    ///
+    /// A matrix that is not dense can only be used in [`ForwardOps::linear`], in a product that
+    /// [`ModelLoading::tune`] was given.
+    ///
+    /// [`ForwardOps::linear`]: super::ForwardOps::linear
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a format that the device cannot multiply by, for a mix
+    /// of formats that it does not support, and for numbers that the format cannot hold;
+    /// [`Error::Shape`] if the parts do not fit together; [`Error::OutOfMemory`] if the device
+    /// lacks memory.
+    fn matrix(&self, segments: &[Segment<'_>]) -> Result<Self::Matrix>;
+
+    /// Allocates a zeroed KV cache for one layer.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a shape that the device has no kernels for,
+    /// [`Error::OutOfMemory`] if it lacks memory.
+    fn kv(&self, spec: KvSpec) -> Result<Self::Kv>;
+
+    /// Allocates a queue for steps up to this size.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if the device lacks memory.
+    fn queue(&self, size: &StepSize<'_>) -> Result<Self::Queue>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{DType, HostTensor};
+
+    #[test]
+    fn segments_of_one_format_are_one_list_of_parts() {
+        let part =
+            |rows: usize| Part::whole(HostTensor::dense(DType::F32, rows, 1, vec![0; 4 * rows].into()));
+        let (gate, up) = ([part(1)], [part(2), part(3)]);
+        let segments = [Segment::new(&gate, DType::F16), Segment::new(&up, DType::F16)];
+        let (parts, format) = Segment::in_one_format(&segments).unwrap();
+        assert_eq!(parts.iter().map(|part| part.rows.len()).collect::<Vec<_>>(), [1, 2, 3]);
+        assert_eq!(format, WeightFormat::Dense(DType::F16));
+
+        let mixed = [Segment::new(&gate, DType::F16), Segment::new(&up, WeightFormat::Fp8)];
+        let error = Segment::in_one_format(&mixed).unwrap_err().to_string();
+        assert!(error.contains("Dense(F16) and Fp8"), "{error}");
+        assert!(Segment::in_one_format(&[]).is_err());
+    }
+}

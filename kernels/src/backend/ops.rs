@@ -1,0 +1,173 @@
+//! The operations of a forward pass.
+
+use super::step::OpenStep;
+use super::types::DeviceTypes;
+use crate::Result;
+
+/// RMS normalization. Statistics and products are computed in f32.
+#[derive(Debug)]
+pub struct Norm<V> {
+    /// Scale per feature, `[cols]`.
+    pub weight: V,
+    /// Epsilon that is added under the root.
+    pub eps: f32,
+}
+
+/// RMS normalization of each query and key head before the rotation (Qwen3). Weights are
+/// `[head_dim]`.
+#[derive(Debug)]
+pub struct HeadNorm<V> {
+    /// Normalization of the query heads.
+    pub q: Norm<V>,
+    /// Normalization of the key heads.
+    pub k: Norm<V>,
+}
+
+/// The pairing of a head's features for the rotation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RopeStyle {
+    /// Feature `i` with `i + rotary_dim / 2` (GPT-NeoX, Llama in Hugging Face layout).
+    Half,
+    /// Feature `2i` with `2i + 1` (GPT-J, ChatGLM).
+    Interleaved,
+}
+
+/// Rotary position embedding over the first `rotary_dim` features of each query and key head.
+#[derive(Debug)]
+pub struct RopeSpec<V> {
+    /// Pairing of features.
+    pub style: RopeStyle,
+    /// Number of features that are rotated; the others pass through.
+    pub rotary_dim: usize,
+    /// Cosines by position, `[positions, rotary_dim / 2]`, scaled by the attention factor.
+    pub cos: V,
+    /// Sines by position, in the same shape and scale.
+    pub sin: V,
+}
+
+/// The layout of one row of the fused projection: query heads, then key heads, then value heads.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QkvLayout {
+    /// Query heads.
+    pub heads: usize,
+    /// Key/value heads; divides `heads`.
+    pub kv_heads: usize,
+    /// Features per head.
+    pub head_dim: usize,
+}
+
+impl QkvLayout {
+    /// Returns the columns of the fused projection.
+    pub const fn cols(&self) -> usize {
+        (self.heads + 2 * self.kv_heads) * self.head_dim
+    }
+}
+
+/// The work between the fused projection and the attention of one layer.
+#[derive(Debug)]
+pub struct Prologue<'a, V> {
+    /// Layout of the projection.
+    pub layout: QkvLayout,
+    /// Normalization of heads, before the rotation.
+    pub head_norm: Option<&'a HeadNorm<V>>,
+    /// Rotation, if positions are rotary in this layer.
+    pub rope: Option<&'a RopeSpec<V>>,
+}
+
+/// The keys that a query attends to, and the scale of the scores.
+#[derive(Debug, Clone, Copy)]
+pub struct AttentionSpec {
+    /// Layout of the projection that holds the queries.
+    pub layout: QkvLayout,
+    /// Factor on the dot products.
+    pub scale: f32,
+    /// Sliding window: a query at position i sees keys j with `i - window < j <= i`. With `None` it
+    /// sees all `j <= i`.
+    pub window: Option<usize>,
+}
+
+/// Elementwise non-linearities.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Activation {
+    /// `x * sigmoid(x)`.
+    Silu,
+}
+
+/// The operations of a forward pass.
+///
+/// `n` is the number of tokens of the step, and activations are row-major `[n, cols]`. Operations
+/// may run asynchronously on the device, in the order in which they are called;
+/// [`ForwardOps::read`] waits for them. All fail with [`Error::Device`](crate::Error::Device) if
+/// the device has failed.
+///
+/// Callers keep to the shapes given at allocation; a violation is a bug and may panic.
+pub trait ForwardOps: DeviceTypes {
+    /// `out[t] = table[token[t] - first]`, `[n, cols]`. A token whose row the table does not hold
+    /// gets zeros.
+    fn embed(
+        &self,
+        step: &OpenStep<'_, Self::Queue>,
+        table: &Self::Matrix,
+        first: usize,
+        out: &mut Self::Buf,
+    ) -> Result<()>;
+
+    /// `out = norm(x)` over the first `n` rows.
+    fn norm(&self, n: usize, x: &Self::Buf, norm: &Norm<Self::Vector>, out: &mut Self::Buf) -> Result<()>;
+
+    /// `residual += branch; out = norm(residual)` over the first `n` rows.
+    fn add_norm(
+        &self,
+        n: usize,
+        residual: &mut Self::Buf,
+        branch: &Self::Buf,
+        norm: &Norm<Self::Vector>,
+        out: &mut Self::Buf,
+    ) -> Result<()>;
+
+    /// `out = x · wᵀ + bias` over the first `n` rows.
+    fn linear(
+        &self,
+        n: usize,
+        x: &Self::Buf,
+        w: &Self::Matrix,
+        bias: Option<&Self::Vector>,
+        out: &mut Self::Buf,
+    ) -> Result<()>;
+
+    /// Normalizes and rotates the query and key heads of `qkv`, and stores the keys and values of
+    /// all tokens of the step in the cache. The queries stay in `qkv`.
+    fn prologue(
+        &self,
+        step: &OpenStep<'_, Self::Queue>,
+        qkv: &mut Self::Buf,
+        prologue: &Prologue<'_, Self::Vector>,
+        kv: &mut Self::Kv,
+    ) -> Result<()>;
+
+    /// Attention of every token of the step over the cached keys of its sequence, for prefill and
+    /// decode rows alike. Reads the queries from `qkv` as the prologue left them; `out` is
+    /// `[n, heads * head_dim]`.
+    fn attention(
+        &self,
+        step: &OpenStep<'_, Self::Queue>,
+        qkv: &Self::Buf,
+        kv: &Self::Kv,
+        spec: &AttentionSpec,
+        out: &mut Self::Buf,
+    ) -> Result<()>;
+
+    /// `out[t, f] = act(x[t, f]) * x[t, cols + f]` for `x` of `[n, 2 * cols]`: gate features first,
+    /// then up features.
+    fn gate(&self, n: usize, act: Activation, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
+
+    /// Copies the rows of `x` that [`StepInput::outputs`](super::StepInput::outputs) names to the
+    /// front of `out`.
+    fn gather(&self, step: &OpenStep<'_, Self::Queue>, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
+
+    /// Copies rows `[from, from + n)` of `x` to rows `[to, to + n)` of `out`.
+    fn copy_rows(&self, x: &Self::Buf, from: usize, n: usize, out: &mut Self::Buf, to: usize) -> Result<()>;
+
+    /// Waits for the device and returns the first `n` rows of `buf` as f32.
+    fn read(&self, buf: &Self::Buf, n: usize) -> Result<Vec<f32>>;
+}

@@ -1,0 +1,68 @@
+//! Sizes, allocation and weights.
+
+use super::memory::Memory;
+use super::queue::Queue;
+use super::{Buf, Cpu, Kv, Matrix, attention, gemm};
+use crate::backend::{
+    DeviceTypes, KvSpec, ModelLoading, ProductShape, Segment, Sizing, StepSize, WeightFormat,
+};
+use crate::tensor::flatten;
+use crate::{Error, Part, Result};
+
+impl DeviceTypes for Cpu {
+    type Buf = Buf;
+    type Vector = Vec<f32>;
+    type Matrix = Matrix;
+    type Kv = Kv;
+    type Queue = Queue;
+}
+
+impl Sizing for Cpu {
+    fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize {
+        match format {
+            WeightFormat::Dense(dtype) => Matrix::bytes(out, cols, dtype, self.target.panel_width()),
+            WeightFormat::Fp8 => format.bytes(out, cols),
+        }
+    }
+
+    fn kv_bytes(&self, spec: &KvSpec) -> usize {
+        Kv::bytes(spec)
+    }
+
+    fn scratch_bytes(&self, products: &[ProductShape]) -> usize {
+        let rows = products.iter().map(|product| product.rows).max().unwrap_or(0);
+        let cols = products.iter().map(|product| product.inputs).max().unwrap_or(0);
+        let packed = rows.saturating_add(self.target.tile_rows()).saturating_mul(cols);
+        packed.saturating_add(self.threads() * gemm::SCRATCH).saturating_mul(size_of::<f32>())
+    }
+}
+
+impl ModelLoading for Cpu {
+    fn buf(&self, rows: usize, cols: usize) -> Result<Buf> {
+        self.reserve_inputs(rows, 0)?;
+        Ok(Buf { cols, data: Memory::zeroed(rows.saturating_mul(cols), "activations")? })
+    }
+
+    fn vector(&self, parts: &[Part]) -> Result<Vec<f32>> {
+        flatten(parts)
+    }
+
+    fn matrix(&self, segments: &[Segment<'_>]) -> Result<Matrix> {
+        let (parts, format) = Segment::in_one_format(segments)?;
+        let matrix = Matrix::pack(&parts, format.dense()?, self.target.panel_width(), &self.pool)?;
+        self.reserve_inputs(0, matrix.cols)?;
+        Ok(matrix)
+    }
+
+    fn kv(&self, spec: KvSpec) -> Result<Kv> {
+        let largest = spec.key_dim.max(spec.value_dim);
+        if attention::scratch(largest) > gemm::SCRATCH {
+            return Err(Error::Unsupported(format!("heads of {largest} features")));
+        }
+        Kv::new(spec)
+    }
+
+    fn queue(&self, size: &StepSize<'_>) -> Result<Queue> {
+        Ok(Queue::new(size))
+    }
+}

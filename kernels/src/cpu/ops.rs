@@ -1,0 +1,246 @@
+//! The operations of a forward pass: shapes are checked, work is divided among threads, kernels are
+//! called.
+
+use super::attention::{QUERIES, Tile};
+use super::gemm::{BLOCK_PANELS, Inputs, Linear, PackTile};
+use super::kv::Cache;
+use super::memory::Shared;
+use super::prologue::Token;
+use super::queue::{Queue, Row};
+use super::rows::{AddNorm, Gate, RmsNorm};
+use super::simd::Element;
+use super::{Buf, Cpu, Kv, Matrix, TileTask, lock};
+use crate::Result;
+use crate::backend::{Activation, AttentionSpec, ForwardOps, KvSpec, Norm, OpenStep, Prologue, QkvLayout};
+
+impl ForwardOps for Cpu {
+    fn embed(&self, step: &OpenStep<'_, Queue>, table: &Matrix, first: usize, out: &mut Buf) -> Result<()> {
+        let step = step.queue();
+        assert_eq!(out.cols, table.cols, "columns of the embedding");
+        let n = step.tokens.len();
+        let cols = out.cols;
+        let rows = Shared::new(out.rows_mut(n));
+        self.for_rows(n, 8 * cols, |t| {
+            // SAFETY: row t belongs to this task alone.
+            let row = unsafe { rows.slice(t * cols, cols) };
+            match (step.tokens[t] as usize).checked_sub(first) {
+                Some(held) if held < table.out => table.read_row(held, row),
+                _ => row.fill(0.0),
+            }
+        });
+        Ok(())
+    }
+
+    fn norm(&self, n: usize, x: &Buf, norm: &Norm<Vec<f32>>, out: &mut Buf) -> Result<()> {
+        assert_eq!(x.cols, out.cols, "columns of the norm");
+        let cols = out.cols;
+        let (x, out) = (x.rows(n), Shared::new(out.rows_mut(n)));
+        self.for_rows(n, cols, |t| {
+            let x = &x[t * cols..(t + 1) * cols];
+            // SAFETY: row t belongs to this task alone.
+            let out = unsafe { out.slice(t * cols, cols) };
+            self.target.dispatch(RmsNorm { x, weight: &norm.weight, eps: norm.eps, out });
+        });
+        Ok(())
+    }
+
+    fn add_norm(
+        &self,
+        n: usize,
+        residual: &mut Buf,
+        branch: &Buf,
+        norm: &Norm<Vec<f32>>,
+        out: &mut Buf,
+    ) -> Result<()> {
+        assert!(residual.cols == out.cols && branch.cols == out.cols, "columns of the norm");
+        let cols = out.cols;
+        let (residual, branch) = (Shared::new(residual.rows_mut(n)), branch.rows(n));
+        let out = Shared::new(out.rows_mut(n));
+        self.for_rows(n, 2 * cols, |t| {
+            let branch = &branch[t * cols..(t + 1) * cols];
+            // SAFETY: row t of both belongs to this task alone.
+            let (residual, out) = unsafe { (residual.slice(t * cols, cols), out.slice(t * cols, cols)) };
+            self.target.dispatch(AddNorm { residual, branch, weight: &norm.weight, eps: norm.eps, out });
+        });
+        Ok(())
+    }
+
+    fn linear(&self, n: usize, x: &Buf, w: &Matrix, bias: Option<&Vec<f32>>, out: &mut Buf) -> Result<()> {
+        assert!(x.cols == w.cols && out.cols == w.out, "{} to {} by a matrix", x.cols, out.cols);
+        assert!(bias.is_none_or(|b| b.len() == w.out), "length of the bias");
+        if n == 0 {
+            return Ok(());
+        }
+        let x = x.rows(n);
+        let mut packed = lock(&self.inputs);
+        // A single row already has the layout of a tile of height one.
+        let inputs = Inputs { n, x: if n == 1 { x.as_ptr() } else { packed.memory.as_ptr() } };
+        if n > 1 {
+            let rows = self.target.tile_rows();
+            assert!(
+                n.next_multiple_of(rows) * w.cols <= packed.memory.len(),
+                "more rows than any buffer has"
+            );
+            let to = Shared::new(&mut packed.memory);
+            self.parallel(n.div_ceil(rows), n * w.cols, |tile, _| {
+                self.target.dispatch(PackTile { n, cols: w.cols, x, tile, to });
+            });
+        }
+        let out = Shared::new(out.rows_mut(n));
+        let bias = bias.map(Vec::as_slice);
+        let panels = w.out.div_ceil(self.target.panel_width());
+        // Several tasks per thread balance the load when other processes run. Whole blocks of
+        // panels keep the kernels fast.
+        let at_once = (panels / (8 * self.threads())).next_multiple_of(BLOCK_PANELS).max(BLOCK_PANELS);
+        let at_once = at_once.min(panels.div_ceil(self.threads())).max(1);
+        self.parallel(panels.div_ceil(at_once), n * w.cols * w.out, |task, thread| {
+            let (_guard, scratch) = self.scratch(thread);
+            let panels = task * at_once..panels.min((task + 1) * at_once);
+            self.target.dispatch(Linear { inputs, w, bias, out, panels, scratch });
+        });
+        Ok(())
+    }
+
+    fn prologue(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        qkv: &mut Buf,
+        prologue: &Prologue<'_, Vec<f32>>,
+        kv: &mut Kv,
+    ) -> Result<()> {
+        let step = step.queue();
+        let layout = prologue.layout;
+        check_cache(step, kv, layout);
+        assert_eq!(qkv.cols, layout.cols(), "columns of the projection");
+        if let Some(rope) = prologue.rope {
+            assert!(rope.rotary_dim <= layout.head_dim && rope.rotary_dim % 2 == 0, "rotated features");
+        }
+        let rows = qkv.rows_mut(step.tokens.len());
+        let spec = kv.spec;
+        match &mut kv.cache {
+            Cache::F32(pages) => self.write(step, rows, prologue, &spec, &mut pages.k, &mut pages.v),
+            Cache::F16(pages) => self.write(step, rows, prologue, &spec, &mut pages.k, &mut pages.v),
+            Cache::BF16(pages) => self.write(step, rows, prologue, &spec, &mut pages.k, &mut pages.v),
+        }
+        Ok(())
+    }
+
+    fn attention(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        qkv: &Buf,
+        kv: &Kv,
+        spec: &AttentionSpec,
+        out: &mut Buf,
+    ) -> Result<()> {
+        let (step, layout) = (step.queue(), spec.layout);
+        check_cache(step, kv, layout);
+        assert!(layout.heads.is_multiple_of(layout.kv_heads), "heads in whole groups");
+        assert_eq!(qkv.cols, layout.cols(), "columns of the projection");
+        assert_eq!(out.cols, layout.heads * layout.head_dim, "columns of the attention");
+        let n = step.tokens.len();
+        let (qkv, out) = (qkv.rows(n), Shared::new(out.rows_mut(n)));
+
+        let mut tasks = lock(&self.tiles);
+        tasks.clear();
+        for (index, row) in step.rows.iter().enumerate() {
+            add_tiles(&mut tasks, index, row, spec);
+        }
+        // The longest tiles come first, so that no thread starts a long one when the others are
+        // done.
+        tasks.sort_unstable_by_key(|task| std::cmp::Reverse(task.cost));
+        let work = tasks.iter().map(|task| task.cost).sum::<usize>() * layout.head_dim;
+        self.parallel(tasks.len(), work, |task, thread| {
+            let TileTask { row, kv_head, first, end, .. } = tasks[task];
+            let (_guard, scratch) = self.scratch(thread);
+            let row = &step.rows[row];
+            let blocks = step.blocks(row);
+            let queries = first..end;
+            self.target.dispatch(Tile { spec, kv, row, blocks, kv_head, queries, qkv, out, scratch });
+        });
+        Ok(())
+    }
+
+    fn gate(&self, n: usize, act: Activation, x: &Buf, out: &mut Buf) -> Result<()> {
+        assert_eq!(x.cols, 2 * out.cols, "gate and up features");
+        let cols = out.cols;
+        let (x, out) = (x.rows(n), Shared::new(out.rows_mut(n)));
+        self.for_rows(n, 4 * cols, |t| {
+            // SAFETY: row t belongs to this task alone.
+            let out = unsafe { out.slice(t * cols, cols) };
+            self.target.dispatch(Gate { act, x: &x[2 * t * cols..2 * (t + 1) * cols], out });
+        });
+        Ok(())
+    }
+
+    fn gather(&self, step: &OpenStep<'_, Queue>, x: &Buf, out: &mut Buf) -> Result<()> {
+        let step = step.queue();
+        assert_eq!(x.cols, out.cols, "columns of the gathered rows");
+        let cols = x.cols;
+        let x = x.rows(step.tokens.len());
+        let rows = out.rows_mut(step.outputs.len()).chunks_exact_mut(cols.max(1));
+        for (row, &t) in rows.zip(&step.outputs) {
+            row.copy_from_slice(&x[t as usize * cols..][..cols]);
+        }
+        Ok(())
+    }
+
+    fn copy_rows(&self, x: &Buf, from: usize, n: usize, out: &mut Buf, to: usize) -> Result<()> {
+        assert_eq!(x.cols, out.cols, "columns of the copied rows");
+        let cols = x.cols;
+        out.rows_mut(to + n)[to * cols..].copy_from_slice(&x.rows(from + n)[from * cols..]);
+        Ok(())
+    }
+
+    fn read(&self, buf: &Buf, n: usize) -> Result<Vec<f32>> {
+        Ok(buf.rows(n).to_vec())
+    }
+}
+
+impl Cpu {
+    /// Runs the prologue of every token with a cache of element type `T`.
+    fn write<T: Element>(
+        &self,
+        step: &Queue,
+        rows: &mut [f32],
+        prologue: &Prologue<'_, Vec<f32>>,
+        spec: &KvSpec,
+        k: &mut [T],
+        v: &mut [T],
+    ) {
+        let cols = prologue.layout.cols();
+        let (rows, k, v) = (Shared::new(rows), Shared::new(k), Shared::new(v));
+        self.for_rows(step.tokens.len(), 4 * cols, |t| {
+            let (position, blocks) = step.place(t);
+            let block = blocks[position / spec.block_size];
+            // SAFETY: row t belongs to this task alone.
+            let qkv = unsafe { rows.slice(t * cols, cols) };
+            self.target.dispatch(Token { qkv, prologue, position, block, spec, k, v });
+        });
+    }
+}
+
+/// Checks that the block tables refer to blocks of this cache and cover every position, because the
+/// kernels read and write there without further checks.
+fn check_cache(step: &Queue, kv: &Kv, layout: QkvLayout) {
+    let KvSpec { heads, key_dim, value_dim, .. } = kv.spec;
+    let QkvLayout { kv_heads, head_dim, .. } = layout;
+    assert_eq!((heads, key_dim, value_dim), (kv_heads, head_dim, head_dim), "heads of the cache");
+    assert!(step.blocks_end <= kv.spec.blocks, "a block outside the cache");
+    for row in &step.rows {
+        let covered = step.blocks(row).len() * kv.spec.block_size;
+        assert!(row.start + row.count <= covered, "a position without a block");
+    }
+}
+
+/// Adds the tiles of a row's attention.
+fn add_tiles(tasks: &mut Vec<TileTask>, index: usize, row: &Row, spec: &AttentionSpec) {
+    let group = spec.layout.heads / spec.layout.kv_heads;
+    for first in (0..row.count * group).step_by(QUERIES) {
+        let end = (first + QUERIES).min(row.count * group);
+        let keys = (row.start + (end - 1) / group + 1).min(spec.window.unwrap_or(usize::MAX));
+        for kv_head in 0..spec.layout.kv_heads {
+            tasks.push(TileTask { row: index, kv_head, first, end, cost: (end - first) * (keys + 16) });
+        }
+    }
+}

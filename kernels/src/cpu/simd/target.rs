@@ -1,0 +1,130 @@
+//! The choice of an instruction set at run time.
+
+#[cfg(target_arch = "x86_64")]
+use super::avx2;
+#[cfg(target_arch = "x86_64")]
+use super::avx512;
+#[cfg(target_arch = "aarch64")]
+use super::neon;
+use super::portable;
+use super::vector::{Kernel, Simd};
+use crate::{Error, Result};
+
+/// An instruction set that the CPU backend has kernels for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Isa {
+    /// x86-64 with AVX-512 F, BW, DQ and VL.
+    Avx512,
+    /// x86-64 with AVX2, FMA and F16C.
+    Avx2,
+    /// 64-bit ARM.
+    Neon,
+    /// Any machine.
+    Portable,
+}
+
+impl Isa {
+    /// Returns the instruction sets of this machine, fastest first. The list is never empty.
+    pub fn available() -> Vec<Isa> {
+        [Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable]
+            .into_iter()
+            .filter(|isa| isa.is_available())
+            .collect()
+    }
+
+    /// Returns the name for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Isa::Avx512 => "avx512",
+            Isa::Avx2 => "avx2",
+            Isa::Neon => "neon",
+            Isa::Portable => "portable",
+        }
+    }
+
+    fn is_available(self) -> bool {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512 => {
+                is_x86_feature_detected!("avx512f")
+                    && is_x86_feature_detected!("avx512bw")
+                    && is_x86_feature_detected!("avx512dq")
+                    && is_x86_feature_detected!("avx512vl")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx2 => {
+                is_x86_feature_detected!("avx2")
+                    && is_x86_feature_detected!("fma")
+                    && is_x86_feature_detected!("f16c")
+            }
+            #[cfg(target_arch = "aarch64")]
+            Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
+            Isa::Portable => true,
+            #[allow(unreachable_patterns, reason = "which sets are left depends on the architecture")]
+            _ => false,
+        }
+    }
+}
+
+/// An instruction set that this machine has.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::cpu) struct Target(Isa);
+
+impl Target {
+    /// Returns the instruction set asked for, or the fastest one.
+    pub(in crate::cpu) fn new(isa: Option<Isa>) -> Result<Target> {
+        let available = Isa::available();
+        match isa {
+            None => Ok(Target(available[0])), // the portable set is always available
+            Some(isa) if available.contains(&isa) => Ok(Target(isa)),
+            Some(isa) => Err(Error::Unsupported(format!("this machine has no {}", isa.name()))),
+        }
+    }
+
+    pub(in crate::cpu) fn isa(self) -> Isa {
+        self.0
+    }
+
+    /// Runs `kernel` with this instruction set.
+    pub(in crate::cpu) fn dispatch<K: Kernel>(self, kernel: K) -> K::Output {
+        // SAFETY: `new` found the instruction set on this machine. The creator of a kernel
+        // guarantees everything else that the kernel requires.
+        unsafe {
+            match self.0 {
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512 => avx512::enter(kernel),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx2 => avx2::enter(kernel),
+                #[cfg(target_arch = "aarch64")]
+                Isa::Neon => neon::enter(kernel),
+                _ => kernel.run::<portable::Portable>(),
+            }
+        }
+    }
+
+    /// Returns the rows of the largest tile of the matrix product.
+    pub(in crate::cpu) fn tile_rows(self) -> usize {
+        struct Rows;
+        impl Kernel for Rows {
+            type Output = usize;
+            unsafe fn run<S: Simd>(self) -> usize {
+                S::ROWS
+            }
+        }
+        self.dispatch(Rows)
+    }
+
+    /// Returns the outputs in one panel of a packed matrix.
+    pub(in crate::cpu) fn panel_width(self) -> usize {
+        struct Width;
+        impl Kernel for Width {
+            type Output = usize;
+            unsafe fn run<S: Simd>(self) -> usize {
+                2 * S::LANES
+            }
+        }
+        self.dispatch(Width)
+    }
+}

@@ -1,0 +1,96 @@
+//! The vectors of an instruction set, and kernels over them.
+
+/// Work that is compiled for every instruction set.
+pub(in crate::cpu) trait Kernel {
+    /// The result of the kernel.
+    type Output;
+    /// Runs the kernel. Implementations are `#[inline(always)]` wherever speed matters.
+    ///
+    /// # Safety
+    /// The machine must have the instruction set `S`, and the pointers in the kernel must be valid.
+    unsafe fn run<S: Simd>(self) -> Self::Output;
+}
+
+/// Vectors of [`Simd::LANES`] f32 numbers.
+///
+/// # Safety
+/// All functions require that the machine has the instruction set, and that pointers are
+/// valid for `LANES` elements. Pointers need no alignment.
+#[allow(clippy::missing_safety_doc, reason = "the trait's documentation has one section for all functions")]
+pub(in crate::cpu) trait Simd: Copy + 'static {
+    /// A vector.
+    type V: Copy;
+    /// Number of lanes: a power of two, at most 16.
+    const LANES: usize;
+    /// Rows of the largest tile of the matrix product: as many as the registers hold with two
+    /// vectors per row.
+    const ROWS: usize;
+
+    unsafe fn splat(x: f32) -> Self::V;
+    unsafe fn load(p: *const f32) -> Self::V;
+    unsafe fn load_f16(p: *const u16) -> Self::V;
+    unsafe fn load_bf16(p: *const u16) -> Self::V;
+    unsafe fn store(p: *mut f32, v: Self::V);
+    /// `a * b + c`.
+    unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
+    unsafe fn add(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn sub(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn mul(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn div(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn max(a: Self::V, b: Self::V) -> Self::V;
+    unsafe fn min(a: Self::V, b: Self::V) -> Self::V;
+    /// `a * 2^n` for integral n in -126..=127.
+    unsafe fn scale(a: Self::V, n: Self::V) -> Self::V;
+    /// Returns `a` where `x >= bound`, else 0.
+    unsafe fn keep_at_least(x: Self::V, bound: Self::V, a: Self::V) -> Self::V;
+    /// Returns the largest lane.
+    unsafe fn greatest(v: Self::V) -> f32;
+    /// Prefetches the cache line at `p`, which need not be a valid address.
+    unsafe fn prefetch(p: *const u8);
+
+    /// Returns the numbers in the first `LANES` elements.
+    #[inline(always)]
+    unsafe fn lanes(v: Self::V) -> [f32; 16] {
+        let mut all = [0.0; 16];
+        // SAFETY: there are at most 16 lanes.
+        unsafe { Self::store(all.as_mut_ptr(), v) };
+        all
+    }
+
+    /// Returns the sum of all lanes. The upper half is added to the lower half until one lane is
+    /// left.
+    #[inline(always)]
+    unsafe fn sum(v: Self::V) -> f32 {
+        // SAFETY: the caller guarantees what `Simd` requires.
+        let mut all = unsafe { Self::lanes(v) };
+        let mut width = Self::LANES / 2;
+        while width > 0 {
+            for i in 0..width {
+                all[i] += all[i + width];
+            }
+            width /= 2;
+        }
+        all[0]
+    }
+
+    /// Loads the first `n < LANES` numbers at `p`, followed by zeros.
+    #[inline(always)]
+    unsafe fn load_first(p: *const f32, n: usize) -> Self::V {
+        let mut all = [0f32; 16];
+        // SAFETY: the caller guarantees n elements at p, and n < LANES <= 16.
+        unsafe {
+            std::ptr::copy_nonoverlapping(p, all.as_mut_ptr(), n);
+            Self::load(all.as_ptr())
+        }
+    }
+
+    /// Stores the first `n < LANES` numbers.
+    #[inline(always)]
+    unsafe fn store_first(p: *mut f32, v: Self::V, n: usize) {
+        // SAFETY: the caller guarantees n elements at p, and n < LANES <= 16.
+        unsafe {
+            let all = Self::lanes(v);
+            std::ptr::copy_nonoverlapping(all.as_ptr(), p, n);
+        }
+    }
+}

@@ -1,0 +1,14 @@
+//! The interface that both kinds of device implement: the GPU and the simulation.
+
+mod interface;
+mod launch;
+pub mod params;
+mod product;
+mod recorder;
+mod streams;
+
+pub use interface::{Driver, Properties, SharedName};
+pub use launch::{Grid, KernelName, TensorLayout, TensorMap};
+pub use product::{Algorithm, Gemm, RowScales};
+pub(super) use recorder::{Freed, Recorder};
+pub use streams::{DeviceStream, StreamCall, StreamDriver};

@@ -1,0 +1,145 @@
+//! Kernels that are loaded on a GPU.
+
+use std::collections::HashMap;
+use std::ffi::CString;
+use std::sync::{Mutex, PoisonError};
+
+use cudarc::driver::result::{DriverError, function, module};
+use cudarc::driver::sys::{self, CUfunction_attribute};
+
+use super::main_stream;
+use super::raw::{DriverHandle, driver_error};
+use crate::cuda::device::code::nvrtc::Nvrtc;
+use crate::cuda::device::code::{Cache, embedded};
+use crate::cuda::device::driver::{KernelName, Recorder};
+use crate::{Error, Result};
+
+/// Dynamic shared memory that every kernel may have without asking for more, in bytes.
+const DEFAULT_SHARED: usize = 48 << 10;
+
+/// A kernel on the GPU.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct LoadedKernel {
+    pub(super) function: DriverHandle<sys::CUfunction>,
+    /// Bytes of dynamic shared memory that a launch may ask for so far.
+    shared: usize,
+    /// Whether the kernel itself waits for the kernel before it in the stream.
+    pub(super) waits: bool,
+}
+
+/// The kernels of one GPU and the modules that they come from. Each is loaded by its first launch.
+#[derive(Debug)]
+pub(super) struct LoadedKernels {
+    gpu_name: String,
+    capability: (u32, u32),
+    modules: Mutex<HashMap<&'static str, DriverHandle<sys::CUmodule>>>,
+    kernels: Mutex<HashMap<KernelName, LoadedKernel>>,
+}
+
+impl LoadedKernels {
+    /// No kernels yet, for a GPU of this name and compute capability.
+    pub(super) fn new(gpu_name: String, capability: (u32, u32)) -> LoadedKernels {
+        LoadedKernels { gpu_name, capability, modules: Mutex::default(), kernels: Mutex::default() }
+    }
+
+    /// The kernel `name`, allowed to have `shared` bytes of dynamic shared memory. The GPU's
+    /// context must be current.
+    ///
+    /// # Errors
+    /// [`Error::Device`] if the kernel is not loaded and a graph is being recorded, or the driver's
+    /// error; [`Error::Unsupported`] if there is no machine code for this GPU.
+    pub(super) fn load(&self, name: KernelName, shared: usize, recorder: &Recorder) -> Result<LoadedKernel> {
+        let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kernel = match kernels.get(&name) {
+            Some(kernel) if kernel.shared >= shared => return Ok(*kernel),
+            Some(kernel) => *kernel,
+            None => {
+                recorder.forbid(&format!("a first launch of {}", name.name))?;
+                self.find(name)?
+            }
+        };
+        if shared > kernel.shared {
+            allow_shared(&kernel, name, shared)?;
+            kernel.shared = shared;
+        }
+        kernels.insert(name, kernel);
+        Ok(kernel)
+    }
+
+    /// Unloads all modules.
+    ///
+    /// # Safety
+    /// The GPU's context is current, and no kernel runs or is used again.
+    pub(super) unsafe fn unload(&mut self) {
+        for module in self.modules.get_mut().unwrap_or_else(PoisonError::into_inner).values() {
+            // SAFETY: the module came from the driver, and the caller says that it is not used
+            // again.
+            let _ = unsafe { module::unload(module.0) };
+        }
+    }
+
+    fn find(&self, name: KernelName) -> Result<LoadedKernel> {
+        let mut modules = self.modules.lock().unwrap_or_else(PoisonError::into_inner);
+        let module = match modules.get(name.module) {
+            Some(module) => *module,
+            None => {
+                let module = DriverHandle(self.load_module(name.module)?);
+                modules.insert(name.module, module);
+                module
+            }
+        };
+        let exported = CString::new(name.name).map_err(|e| Error::Unsupported(e.to_string()))?;
+        // SAFETY: the module is loaded and stays so until the GPU is dropped.
+        let found = unsafe { module::get_function(module.0, exported) };
+        let found = found.map_err(|e| driver_error(&format!("kernel {}", name.name), e))?;
+        let waits = main_stream::waits(found)?;
+        Ok(LoadedKernel { function: DriverHandle(found), shared: DEFAULT_SHARED, waits })
+    }
+
+    /// Loads the machine code that the build embedded, or else compiles the source with NVRTC.
+    fn load_module(&self, name: &str) -> Result<sys::CUmodule> {
+        let missing = match embedded::find(embedded::FATBINS, name) {
+            // SAFETY: the image is a fat binary that nvcc wrote.
+            Some(image) => match unsafe { module::load_data(image.as_ptr().cast()) } {
+                Ok(module) => return Ok(module),
+                Err(e) if is_for_other_gpus(e) => {
+                    driver_error(&format!("cuModuleLoadData({name})"), e).to_string()
+                }
+                Err(e) => return Err(driver_error(&format!("cuModuleLoadData({name})"), e)),
+            },
+            None => "this build embeds none, because nvcc was not found".to_owned(),
+        };
+        let compiled =
+            Nvrtc::open().and_then(|nvrtc| nvrtc.machine_code(name, self.capability, &Cache::of_user()));
+        let image = compiled.map_err(|e| {
+            Error::Unsupported(format!(
+                "no machine code of {name}.cu for {}: {missing}; compiling it here failed: {e}. Install NVRTC, or build \
+                 with nvcc",
+                self.gpu_name
+            ))
+        })?;
+        // SAFETY: the image is a cubin that NVRTC wrote; one from the cache has the right checksum.
+        unsafe { module::load_data(image.as_ptr().cast()) }
+            .map_err(|e| driver_error(&format!("cuModuleLoadData({name}, compiled by NVRTC)"), e))
+    }
+}
+
+fn allow_shared(kernel: &LoadedKernel, name: KernelName, bytes: usize) -> Result<()> {
+    use CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES as LIMIT;
+    // SAFETY: the function is loaded.
+    unsafe { function::set_function_attribute(kernel.function.0, LIMIT, bytes as i32) }
+        .map_err(|e| driver_error(&format!("{bytes} bytes of shared memory for {}", name.name), e))
+}
+
+/// Whether the driver refuses an image because nothing in it fits the GPU, or because its PTX is
+/// newer than the driver.
+fn is_for_other_gpus(error: DriverError) -> bool {
+    use sys::CUresult::*;
+    matches!(
+        error.0,
+        CUDA_ERROR_NO_BINARY_FOR_GPU
+            | CUDA_ERROR_INVALID_PTX
+            | CUDA_ERROR_UNSUPPORTED_PTX_VERSION
+            | CUDA_ERROR_JIT_COMPILER_NOT_FOUND
+    )
+}

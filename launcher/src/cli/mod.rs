@@ -1,0 +1,567 @@
+//! The command line. Flags and environment variables have the names of text-generation-inference
+//! where it has them.
+
+mod bench;
+mod elsewhere;
+mod http;
+mod null;
+mod plan;
+mod tgi;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use millrace_router::engine::Schedule;
+use millrace_shard::families::{Overrides, RopeKind};
+use millrace_shard::{AllReduce, DType, DeviceKind, Quantize};
+use serde::{Deserialize, Serialize};
+
+pub(crate) use bench::{BenchHttpArgs, BenchRoute};
+pub(crate) use elsewhere::known_elsewhere;
+pub(crate) use http::{GenerationConfig, HttpArgs};
+pub(crate) use null::NullArgs;
+pub(crate) use plan::PlanArgs;
+pub(crate) use tgi::TgiArgs;
+
+use crate::nodes::NodesArgs;
+use crate::telemetry::TelemetryArgs;
+
+/// An LLM inference server: continuous batching, paged KV cache, streamed tokens over HTTP.
+#[derive(Debug, Parser)]
+#[command(version, about, after_help = EXAMPLES, arg_required_else_help = true)]
+pub(crate) struct Cli {
+    /// Subcommand.
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+const EXAMPLES: &str = "\
+Examples:
+  millrace serve                                   serve the built-in demo model on 127.0.0.1:3000
+  millrace serve ./Llama-3.2-1B                    serve a model folder in Hugging Face layout
+  millrace chat                                    chat with the demo model in the terminal
+  millrace generate 'Once upon a time'             continue a text and exit
+  millrace inspect --model-id ./Llama-3.2-1B       contents of a checkpoint and the memory it needs
+  millrace inspect --num-shard 1,2,4 --gpu h200    estimates for several numbers of GPUs
+  millrace serve --config millrace.toml            flags from a file: port = 8080, api-key = [\"…\"]
+  millrace bench-http --concurrency 1,8,32         load test of any server with OpenAI's API
+
+  curl -N 127.0.0.1:3000/generate_stream -H 'content-type: application/json' \\
+       -d '{\"inputs\": \"Once upon a time\", \"parameters\": {\"max_new_tokens\": 60}}'
+
+Every flag of `serve` can also be set by the environment variable named in its help.";
+
+/// Subcommands.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Serve a model over HTTP (TGI's and OpenAI's APIs)
+    Serve(Box<ServeArgs>),
+    /// Chat with a model in the terminal
+    Chat(Box<ChatArgs>),
+    /// Continue a prompt, print the text and exit
+    Generate(Box<GenerateArgs>),
+    /// Show the contents of a checkpoint, the memory it needs, and estimates for several devices
+    Inspect(Box<InspectArgs>),
+    /// Load test of a server with OpenAI's API: latency and throughput
+    BenchHttp(Box<BenchHttpArgs>),
+    /// Print version, machine and settings for a bug report
+    Env,
+    /// Print the description of the HTTP API (OpenAPI, JSON)
+    PrintSchema,
+    /// Show the NVIDIA driver, GPUs and libraries that are found, what is missing and how to get it
+    Doctor,
+    /// Print the number of usable GPUs, or why there is none (started by the other commands)
+    #[command(hide = true, alias = "cards")]
+    Gpus,
+    /// Compile grammars of clients within limits of time and memory (started by the other commands)
+    #[command(hide = true)]
+    GrammarWorker,
+    /// Compute one rank of a model for a router (started by the other commands)
+    #[command(hide = true)]
+    Shard(Box<ShardArgs>),
+}
+
+/// Flags that choose a model and its representation in memory. Only the flags that locate the
+/// model's files are part of the message that starts a shard.
+#[derive(Debug, Clone, Args, Serialize, Deserialize)]
+#[command(next_help_heading = "Model")]
+pub(crate) struct ModelArgs {
+    /// Folder in Hugging Face layout, name of a repository in the local Hugging Face cache, or
+    /// `demo` for the embedded demo model
+    #[arg(
+        long,
+        short,
+        visible_alias = "model",
+        env = "MODEL_ID",
+        default_value = "demo",
+        value_name = "FOLDER|NAME|demo"
+    )]
+    pub(crate) model_id: String,
+    /// Branch, tag or commit of a repository in the local Hugging Face cache
+    #[arg(long, env = "REVISION", default_value = "main")]
+    pub(crate) revision: String,
+    /// Folder of the local Hugging Face cache; if absent, HUGGINGFACE_HUB_CACHE, HF_HUB_CACHE or
+    /// HF_HOME
+    #[arg(long, value_name = "FOLDER")]
+    pub(crate) huggingface_hub_cache: Option<PathBuf>,
+    /// TGI's flag with the same meaning as --huggingface-hub-cache, and precedence over it
+    #[arg(long, env = "WEIGHTS_CACHE_OVERRIDE", hide = true)]
+    pub(crate) weights_cache_override: Option<PathBuf>,
+    /// File like tokenizer_config.json; its chat template and begin and end tokens replace those of
+    /// the model
+    #[arg(long, env = "TOKENIZER_CONFIG_PATH", value_name = "PATH")]
+    #[serde(skip)]
+    pub(crate) tokenizer_config_path: Option<PathBuf>,
+    /// Element type of the weights in memory; as in the checkpoint if absent
+    #[arg(long, env = "DTYPE")]
+    #[serde(skip)]
+    pub(crate) dtype: Option<DTypeArg>,
+    /// Element type of the KV cache; as the weights if absent
+    #[arg(long, env = "KV_CACHE_DTYPE")]
+    #[serde(skip)]
+    pub(crate) kv_cache_dtype: Option<DTypeArg>,
+    /// Quantize the matrices of the layers (QKV, output, gate, up, down) to 8 bits during loading;
+    /// needs a GPU
+    #[arg(long, env = "QUANTIZE", value_name = "fp8", value_parser = quantize)]
+    #[serde(skip)]
+    pub(crate) quantize: Option<QuantizeArg>,
+    /// Extend the rotary positions of config.json by --rope-factor
+    #[arg(long, env = "ROPE_SCALING", requires = "rope_factor")]
+    pub(crate) rope_scaling: Option<RopeScalingArg>,
+    /// Factor of --rope-scaling
+    #[arg(long, env = "ROPE_FACTOR", requires = "rope_scaling", value_name = "FACTOR", value_parser = rope_factor)]
+    pub(crate) rope_factor: Option<f64>,
+    /// Source of the weights: `auto` reads the checkpoint, `dummy` makes random weights from
+    /// config.json
+    #[arg(long, env = "LOAD_FORMAT", default_value = "auto")]
+    pub(crate) load_format: LoadFormat,
+}
+
+/// Flags of the engine: devices, batches and timeouts.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Engine")]
+pub(crate) struct EngineArgs {
+    /// Device that runs the model; `auto` uses the GPUs that CUDA_VISIBLE_DEVICES lists, or the CPU
+    /// if no GPU is usable
+    #[arg(long, env = "DEVICE", default_value = "auto")]
+    pub(crate) device: DeviceArg,
+    /// Number of processes that share the model (tensor parallelism); with --nnodes, on all
+    /// machines together. If absent, 1 on the CPU, and on GPUs as many as the model can be split
+    /// over
+    #[arg(long, visible_alias = "tensor-parallel-size", env = "NUM_SHARD", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
+    pub(crate) num_shard: Option<u32>,
+    /// Transport of activations between GPUs: `nccl`, `peer` (each GPU accesses the memory of the
+    /// others), or `auto`, which uses for each message size the one that was faster in a
+    /// measurement at the start
+    #[arg(long, env = "ALL_REDUCE", default_value = "auto")]
+    pub(crate) all_reduce: AllReduceArg,
+    /// vLLM's flag for `--all-reduce nccl`
+    #[arg(long, hide = true, conflicts_with = "all_reduce")]
+    pub(crate) disable_custom_all_reduce: bool,
+    /// Shards that share each GPU, for tests on machines with one GPU
+    #[arg(long, default_value_t = 1, value_name = "N", hide = true, value_parser = clap::value_parser!(u32).range(1..=8))]
+    pub(crate) ranks_per_gpu: u32,
+    /// Modelled device of `--device null`.
+    #[command(flatten)]
+    pub(crate) null: NullArgs,
+    /// Compute threads of each shard; several shards use separate cores. If absent, an equal share
+    /// of all cores
+    #[arg(long, env = "CPUS_PER_SHARD", value_name = "N")]
+    pub(crate) cpus_per_shard: Option<usize>,
+    /// Target for the time between two tokens of a stream, in milliseconds: prompts extend the
+    /// steps of running streams up to this time, and up to twice the time of a step without prompts
+    /// in any case. If absent, 50 on a GPU, and on the CPU twice the time of a step without prompts
+    #[arg(long, env = "TARGET_ITL", value_name = "MILLISECONDS", value_parser = milliseconds)]
+    pub(crate) target_itl: Option<f64>,
+    /// Limit of the prompt tokens in a step. Smaller values need less memory; while streams run,
+    /// --target-itl is usually the stricter limit. If absent, 2048 on a GPU and 512 on the CPU
+    #[arg(long, env = "MAX_BATCH_PREFILL_TOKENS", value_name = "N")]
+    pub(crate) max_batch_prefill_tokens: Option<u32>,
+    /// Capacity of the KV cache in tokens; computed from the free memory if absent
+    #[arg(long, env = "MAX_BATCH_TOTAL_TOKENS", value_name = "N")]
+    pub(crate) max_batch_total_tokens: Option<u32>,
+    /// Share of the device's free memory that may be used; the KV cache takes what weights and
+    /// buffers leave of it
+    #[arg(long, env = "CUDA_MEMORY_FRACTION", default_value_t = 1.0, value_name = "SHARE", value_parser = share)]
+    pub(crate) cuda_memory_fraction: f64,
+    /// Limit of the sequences in a step. If absent, 128 on a GPU and 64 on the CPU
+    #[arg(long, visible_aliases = ["max-num-seqs", "parallel"], env = "MAX_BATCH_SIZE", value_name = "N")]
+    pub(crate) max_batch_size: Option<u32>,
+    /// Batch sizes whose decode steps are recorded as CUDA graphs, such as 1,8,32; 0 for none. If
+    /// absent, usual sizes up to --max-batch-size
+    #[arg(long, env = "CUDA_GRAPHS", value_name = "SIZES", value_delimiter = ',')]
+    pub(crate) cuda_graphs: Option<Vec<usize>>,
+    /// Limit of the tokens of a sequence, prompt and answer together; the model's limit if absent
+    #[arg(long, visible_aliases = ["max-model-len", "ctx-size"], visible_short_alias = 'c', env = "MAX_TOTAL_TOKENS", value_name = "N")]
+    pub(crate) max_total_tokens: Option<u32>,
+    /// Keep the KV cache of prompts and share it with later prompts that have the same prefix
+    #[arg(long, env = "PREFIX_CACHING", default_value_t = true, action = clap::ArgAction::Set, value_name = "true|false",
+          value_parser = clap::builder::BoolishValueParser::new())]
+    pub(crate) prefix_caching: bool,
+    /// The request of the first ones in the queue that starts first: the one that came first
+    /// (`fcfs`), or the one with the longest prefix in the prefix cache (`lpm`)
+    #[arg(long, env = "SCHEDULE", default_value = "fcfs", value_name = "fcfs|lpm")]
+    pub(crate) schedule: ScheduleArg,
+    /// On GPUs, compute a sequence with the same algorithms whatever else is in the batch, which
+    /// costs some speed. The CPU backend always does
+    #[arg(long, env = "BATCH_INVARIANT", value_parser = clap::builder::BoolishValueParser::new())]
+    pub(crate) batch_invariant: bool,
+    /// Seconds after which a step counts as hung and the shards are restarted; if absent, the
+    /// larger of 120 and eight times the duration that earlier steps predict
+    #[arg(long, env = "STEP_TIMEOUT", value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) step_timeout: Option<f64>,
+    /// Seconds without a heartbeat after which a shard counts as lost
+    #[arg(long, env = "HEARTBEAT_TIMEOUT", default_value_t = 2.0, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) heartbeat_timeout: f64,
+    /// Seconds that a shard waits for another in the middle of a step
+    #[arg(long, env = "COLLECTIVE_TIMEOUT", default_value_t = 60.0, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) collective_timeout: f64,
+    /// Losses of shards in a row, without a token in between, after which the server gives up once
+    /// --shard-failure-window is over. With 1 it gives up at the first loss
+    #[arg(long, env = "MAX_SHARD_FAILURES", default_value_t = 3, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) max_shard_failures: u32,
+    /// Seconds since the first of these losses in which shards are always restarted, with growing
+    /// pauses. Ten times as long if the system lacks memory, processes or open files for them
+    #[arg(long, env = "SHARD_FAILURE_WINDOW", default_value_t = 60.0, value_name = "SECONDS", value_parser = seconds)]
+    pub(crate) shard_failure_window: f64,
+}
+
+/// Parses a duration in seconds, above zero and below a year.
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if seconds > 0.0 && seconds < 3.2e7 {
+        Ok(seconds)
+    } else {
+        Err("must be above 0, and below a year".into())
+    }
+}
+
+/// Parses a number of milliseconds, which may be 0.
+fn milliseconds(text: &str) -> Result<f64, String> {
+    let milliseconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (0.0..=1e6).contains(&milliseconds) {
+        Ok(milliseconds)
+    } else {
+        Err("must be from 0 to 1000000".into())
+    }
+}
+
+/// Parses a share above 0 and up to 1.
+fn share(text: &str) -> Result<f64, String> {
+    let share: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if share > 0.0 && share <= 1.0 { Ok(share) } else { Err("must be above 0 and at most 1".into()) }
+}
+
+/// `millrace serve`.
+#[derive(Debug, Args)]
+pub(crate) struct ServeArgs {
+    /// Same as --model-id, and takes precedence over it
+    #[arg(value_name = "MODEL")]
+    pub(crate) model_to_serve: Option<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) http: HttpArgs,
+    #[command(flatten)]
+    pub(crate) nodes: NodesArgs,
+    #[command(flatten)]
+    pub(crate) telemetry: TelemetryArgs,
+    #[command(flatten)]
+    pub(crate) tgi: TgiArgs,
+    /// TOML file with flags of this command, such as `port = 8080`. Flags and environment variables
+    /// take precedence
+    #[arg(long, env = "MILLRACE_CONFIG", value_name = "PATH")]
+    pub(crate) config: Option<PathBuf>,
+    /// Log lines as JSON objects
+    #[arg(long, env = "JSON_OUTPUT", value_parser = clap::builder::BoolishValueParser::new())]
+    pub(crate) json_output: bool,
+    /// Log the output of `millrace env` at the start
+    #[arg(long, short)]
+    pub(crate) env: bool,
+}
+
+/// Sampling flags of the terminal commands.
+#[derive(Debug, Clone, Args)]
+#[command(next_help_heading = "Sampling")]
+pub(crate) struct SamplingArgs {
+    /// Limit of the generated tokens
+    #[arg(long, short = 'n', default_value_t = 256, value_name = "N")]
+    pub(crate) max_new_tokens: u32,
+    /// Sampling temperature; 0 is greedy
+    #[arg(long, short, default_value_t = 0.0)]
+    pub(crate) temperature: f32,
+    /// Sample from the N most likely tokens
+    #[arg(long, value_name = "N")]
+    pub(crate) top_k: Option<u32>,
+    /// Sample from the most likely tokens that together have this probability
+    #[arg(long)]
+    pub(crate) top_p: Option<f32>,
+    /// Values above 1 make tokens that occurred before less likely
+    #[arg(long)]
+    pub(crate) repetition_penalty: Option<f32>,
+    /// Seed of the random numbers, which makes an answer repeatable
+    #[arg(long)]
+    pub(crate) seed: Option<u64>,
+    /// Stop when this text appears. May be repeated
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) stop: Vec<String>,
+}
+
+/// `millrace chat`.
+#[derive(Debug, Args)]
+pub(crate) struct ChatArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+    /// System message at the start of the conversation
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) system: Option<String>,
+}
+
+/// `millrace generate`.
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArgs {
+    /// Text to continue; read from standard input if absent
+    pub(crate) prompt: Option<String>,
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    #[command(flatten)]
+    pub(crate) engine: EngineArgs,
+    #[command(flatten)]
+    pub(crate) sampling: SamplingArgs,
+}
+
+/// `millrace inspect`.
+#[derive(Debug, Args)]
+pub(crate) struct InspectArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// List every tensor
+    #[arg(long)]
+    pub(crate) tensors: bool,
+    /// Context lengths to compute the memory for
+    #[arg(long, value_delimiter = ',', value_name = "N,N,…")]
+    pub(crate) contexts: Vec<usize>,
+    #[command(flatten)]
+    pub(crate) plan: Option<PlanArgs>,
+}
+
+/// `millrace shard`.
+#[derive(Debug, Args)]
+pub(crate) struct ShardArgs {
+    /// Where the router listens: unix:PATH or tcp:HOST:PORT
+    #[arg(long)]
+    pub(crate) connect: String,
+    /// This process's number in the group
+    #[arg(long, default_value_t = 0)]
+    pub(crate) rank: usize,
+    /// Processes in the group
+    #[arg(long, default_value_t = 1)]
+    pub(crate) world_size: usize,
+    /// The options that the shards of this machine share, as one JSON message
+    #[arg(long, value_name = "JSON")]
+    pub(crate) options: String,
+    /// After a loss: tokens of the KV cache that the lost shard had
+    #[arg(long, requires = "kept_sequence_tokens")]
+    pub(crate) kept_pool_tokens: Option<usize>,
+    /// After a loss: tokens of the longest sequence that the lost shard could hold
+    #[arg(long, requires = "kept_pool_tokens")]
+    pub(crate) kept_sequence_tokens: Option<usize>,
+    /// After a loss: the files that the lost shard had loaded, as it announced them
+    #[arg(long)]
+    pub(crate) kept_checkpoint: Option<String>,
+}
+
+/// Element types.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DTypeArg {
+    /// 32 bits.
+    #[value(name = "float32", alias = "f32")]
+    Float32,
+    /// 16 bits, IEEE.
+    #[value(name = "float16", alias = "f16")]
+    Float16,
+    /// 16 bits, with the exponent range of float32.
+    #[value(name = "bfloat16", alias = "bf16")]
+    Bfloat16,
+}
+
+/// Formats of quantized matrices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum QuantizeArg {
+    /// FP8 (e4m3) with a scale per output row.
+    Fp8,
+}
+
+/// Parses a format. The error for formats of TGI and vLLM that are not supported names the one that
+/// is.
+fn quantize(name: &str) -> Result<QuantizeArg, String> {
+    QuantizeArg::from_str(name, false).map_err(|_| {
+        "not supported; fp8 is supported for checkpoints that are not quantized. Omit the flag to serve a checkpoint as it is"
+            .to_owned()
+    })
+}
+
+/// Kinds of rotary position scaling.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum RopeScalingArg {
+    /// Positions are divided by the factor.
+    Linear,
+    /// The base grows with the length of the sequence (NTK).
+    Dynamic,
+}
+
+fn rope_factor(text: &str) -> Result<f64, String> {
+    let factor = text.parse().ok().filter(|factor: &f64| *factor >= 1.0 && factor.is_finite());
+    factor.ok_or_else(|| "must be a number of at least 1".to_owned())
+}
+
+/// Sources of weights.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum LoadFormat {
+    /// The checkpoint's safetensors.
+    Auto,
+    /// Random weights from config.json alone, to measure speed without a checkpoint.
+    Dummy,
+}
+
+/// Devices.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DeviceArg {
+    /// GPUs if any is usable, else the CPU.
+    Auto,
+    /// The CPU.
+    Cpu,
+    /// NVIDIA GPUs.
+    Cuda,
+    /// Simulated GPUs, which run the CUDA kernels on the CPU, for tests.
+    #[cfg(feature = "cpu-sim")]
+    CudaSim,
+    /// No computation: made-up tokens, to measure the server without a model.
+    Null,
+}
+
+/// Orders in which queued requests start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ScheduleArg {
+    /// First come, first served.
+    Fcfs,
+    /// Longest prefix match.
+    Lpm,
+}
+
+/// Transports of activations between GPUs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum AllReduceArg {
+    /// The faster one for each message size.
+    Auto,
+    /// Only NCCL.
+    Nccl,
+    /// Only peer access to GPU memory.
+    Peer,
+}
+
+impl From<DTypeArg> for DType {
+    fn from(argument: DTypeArg) -> Self {
+        match argument {
+            DTypeArg::Float32 => DType::F32,
+            DTypeArg::Float16 => DType::F16,
+            DTypeArg::Bfloat16 => DType::BF16,
+        }
+    }
+}
+
+impl From<QuantizeArg> for Quantize {
+    fn from(argument: QuantizeArg) -> Self {
+        match argument {
+            QuantizeArg::Fp8 => Quantize::Fp8,
+        }
+    }
+}
+
+impl ModelArgs {
+    /// Returns the folder of the Hugging Face cache, if a flag gives it.
+    pub(crate) fn hub_cache(&self) -> Option<&PathBuf> {
+        self.weights_cache_override.as_ref().or(self.huggingface_hub_cache.as_ref())
+    }
+
+    /// Returns the values that override the model's configuration.
+    pub(crate) fn overrides(&self) -> Overrides {
+        let kind = self.rope_scaling.map(|kind| match kind {
+            RopeScalingArg::Linear => RopeKind::Linear,
+            RopeScalingArg::Dynamic => RopeKind::Dynamic,
+        });
+        Overrides { rope_scaling: kind.zip(self.rope_factor) }
+    }
+}
+
+impl From<ScheduleArg> for Schedule {
+    fn from(argument: ScheduleArg) -> Self {
+        match argument {
+            ScheduleArg::Fcfs => Schedule::Fcfs,
+            ScheduleArg::Lpm => Schedule::Lpm,
+        }
+    }
+}
+
+impl EngineArgs {
+    /// Returns the transport of activations between GPUs.
+    pub(crate) fn all_reduce(&self) -> AllReduce {
+        match self.all_reduce {
+            _ if self.disable_custom_all_reduce => AllReduce::Nccl,
+            AllReduceArg::Auto => AllReduce::Auto,
+            AllReduceArg::Nccl => AllReduce::Nccl,
+            AllReduceArg::Peer => AllReduce::Peer,
+        }
+    }
+
+    /// Returns the number of shards on all machines together.
+    pub(crate) fn num_shard(&self) -> usize {
+        self.num_shard.unwrap_or(1) as usize
+    }
+
+    /// Returns the device.
+    pub(crate) fn device(&self) -> DeviceKind {
+        match self.device {
+            DeviceArg::Auto | DeviceArg::Cpu => DeviceKind::Cpu,
+            DeviceArg::Cuda => DeviceKind::Cuda,
+            #[cfg(feature = "cpu-sim")]
+            DeviceArg::CudaSim => DeviceKind::CudaSim,
+            DeviceArg::Null => DeviceKind::Null(self.null.options()),
+        }
+    }
+
+    /// Returns the limit of sequences in a step.
+    pub(crate) fn max_sequences(&self) -> u32 {
+        self.max_batch_size.unwrap_or(if self.is_gpu() { 128 } else { 64 })
+    }
+
+    /// Returns the limit of tokens in a step: a full batch of decode rows and the prompt tokens.
+    pub(crate) fn max_step_tokens(&self) -> u32 {
+        let prefill = self.max_batch_prefill_tokens.unwrap_or(if self.is_gpu() { 2048 } else { 512 });
+        prefill.saturating_add(self.max_sequences())
+    }
+
+    /// Returns the target for the time between two tokens of a stream.
+    pub(crate) fn target_itl(&self) -> Duration {
+        let default = if self.is_gpu() { 50.0 } else { 0.0 };
+        Duration::from_secs_f64(self.target_itl.unwrap_or(default) / 1e3)
+    }
+
+    /// Returns whether the shards run on GPUs. Simulated GPUs are slower than the CPU.
+    fn is_gpu(&self) -> bool {
+        matches!(self.device(), DeviceKind::Cuda)
+    }
+}
+
+/// Returns the path of this executable, from which shards are started.
+pub(crate) fn own_executable() -> anyhow::Result<PathBuf> {
+    use anyhow::Context;
+    std::env::current_exe().context("cannot find the path of this program to start shards from")
+}

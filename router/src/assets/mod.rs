@@ -1,0 +1,461 @@
+//! The files of a model folder that the router needs: tokenizer, chat template, and the tokens that
+//! begin and end a text.
+
+use std::borrow::Cow;
+use std::fs::{File, Metadata};
+use std::io::{self, Read};
+use std::path::Path;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+mod sampling;
+
+pub use sampling::SamplingDefaults;
+
+/// The files of a model that the router reads.
+#[derive(Debug, Clone, Default)]
+pub struct Assets {
+    /// The content of `tokenizer.json`.
+    pub tokenizer: Vec<u8>,
+    /// The chat template, if the model has one.
+    pub chat_template: Option<String>,
+    /// The template for conversations with tools, if it differs.
+    pub tool_template: Option<String>,
+    /// The text of the token that begins a sequence.
+    pub bos_token: Option<String>,
+    /// The text of the token that ends a sequence.
+    pub eos_token: Option<String>,
+    /// The text of the padding token.
+    pub pad_token: Option<String>,
+    /// The text of the token for text that the vocabulary does not cover.
+    pub unk_token: Option<String>,
+    /// The class of the tokenizer in transformers.
+    pub tokenizer_class: Option<String>,
+    /// Whether `tokenizer_config.json` asks for the begin token in front of every prompt.
+    pub add_bos_token: Option<bool>,
+    /// Tokens that end a generation, from `generation_config.json` or else `config.json`. Empty if
+    /// neither file names any.
+    pub eos_ids: Vec<u32>,
+    /// The sampling parameters for requests that do not specify them, from
+    /// `generation_config.json`.
+    pub sampling: SamplingDefaults,
+    /// The id of the token that begins a sequence, from the configuration.
+    pub bos_id: Option<u32>,
+    /// The content of Sentence-transformers' `1_Pooling/config.json`. Empty if the file does not
+    /// exist.
+    pub pooling: Map<String, Value>,
+}
+
+/// Reasons why a model folder cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum AssetError {
+    /// The tokenizer is missing.
+    #[error(
+        "{0}: tokenizer.json is missing. Text cannot be turned into tokens without it: download it from the model's \
+         repository, or convert the model's own tokenizer with transformers' `AutoTokenizer.save_pretrained`"
+    )]
+    NoTokenizer(String),
+    /// A file cannot be read.
+    #[error("{file}: {error}")]
+    Io {
+        /// The path of the file.
+        file: String,
+        /// The error of the system.
+        error: io::Error,
+    },
+    /// A file is larger than such a file can reasonably be.
+    #[error("{file} has {bytes} bytes, more than the {limit} that are reasonable for such a file")]
+    TooLarge {
+        /// The path of the file.
+        file: String,
+        /// The size of the file in bytes.
+        bytes: u64,
+        /// The maximum size in bytes.
+        limit: u64,
+    },
+    /// The content of a file is invalid.
+    #[error("{file} is not valid: {error}")]
+    Invalid {
+        /// The name of the file.
+        file: String,
+        /// The error of the parser.
+        error: serde_json::Error,
+    },
+    /// `chat_template.jinja` is not text.
+    #[error("{0} is not UTF-8 text")]
+    NotText(&'static str),
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct TokenizerConfig {
+    chat_template: Option<Templates>,
+    bos_token: Option<TokenText>,
+    eos_token: Option<TokenText>,
+    pad_token: Option<TokenText>,
+    unk_token: Option<TokenText>,
+    tokenizer_class: Option<String>,
+    add_bos_token: Option<bool>,
+}
+
+/// A special token: its text, or an object with its properties.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum TokenText {
+    Text(String),
+    Object { content: String },
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Templates {
+    One(String),
+    Named(Vec<NamedTemplate>),
+}
+
+#[derive(Debug, Deserialize)]
+struct NamedTemplate {
+    name: String,
+    template: String,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct TokenIds {
+    bos_token_id: Option<Ids>,
+    eos_token_id: Option<Ids>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct GenerationConfig {
+    #[serde(flatten)]
+    ids: TokenIds,
+    #[serde(flatten)]
+    rest: Map<String, Value>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Ids {
+    One(u32),
+    Many(Vec<u32>),
+    /// Some configurations use -1 or an empty string for "none".
+    None(#[allow(dead_code)] Value),
+}
+
+impl Assets {
+    /// Reads the files from a folder.
+    ///
+    /// # Errors
+    /// [`AssetError`] names the file and a remedy.
+    pub fn from_dir(folder: &Path) -> Result<Self, AssetError> {
+        Self::read(&folder.display().to_string(), |name| match read_file(&folder.join(name)) {
+            Ok(bytes) => Ok(Some(Cow::Owned(bytes))),
+            Err(AssetError::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(error),
+        })
+    }
+
+    /// Reads the files from memory.
+    ///
+    /// # Errors
+    /// [`AssetError`] names the file and a remedy.
+    pub fn from_files(files: &[(&str, &[u8])]) -> Result<Self, AssetError> {
+        let find =
+            |name: &str| files.iter().find(|(file, _)| *file == name).map(|(_, bytes)| Cow::Borrowed(*bytes));
+        Self::read("embedded model", |name| Ok(find(name)))
+    }
+
+    /// Replaces the chat template and the special tokens by those of another file in the format of
+    /// `tokenizer_config.json`. Its template takes precedence over a template in a file of its own.
+    ///
+    /// # Errors
+    /// [`AssetError`] names the file.
+    pub fn with_tokenizer_config(mut self, path: &Path) -> Result<Self, AssetError> {
+        let (file, bytes) = (path.display().to_string(), read_file(path)?);
+        let config: TokenizerConfig =
+            serde_json::from_slice(&bytes).map_err(|error| AssetError::Invalid { file, error })?;
+        if let Some(templates) = config.chat_template {
+            (self.chat_template, self.tool_template) = templates.split();
+        }
+        self.bos_token = config.bos_token.map(TokenText::into_text).or(self.bos_token);
+        self.eos_token = config.eos_token.map(TokenText::into_text).or(self.eos_token);
+        self.add_bos_token = config.add_bos_token.or(self.add_bos_token);
+        Ok(self)
+    }
+
+    fn read<'a>(
+        origin: &str,
+        file: impl Fn(&'static str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
+    ) -> Result<Self, AssetError> {
+        let tokenizer =
+            file("tokenizer.json")?.ok_or_else(|| AssetError::NoTokenizer(origin.to_owned()))?.into_owned();
+        let config: TokenizerConfig = json(&file, "tokenizer_config.json")?;
+        let generation: GenerationConfig = json(&file, "generation_config.json")?;
+        let sampling = SamplingDefaults::of(&generation.rest);
+        let generation = generation.ids;
+        let model: TokenIds = json(&file, "config.json")?;
+        let ids = |first: Option<Ids>, second: Option<Ids>| {
+            [first, second]
+                .into_iter()
+                .flatten()
+                .map(Ids::list)
+                .find(|ids| !ids.is_empty())
+                .unwrap_or_default()
+        };
+        let (chat_template, tool_template) = chat_templates(&file, config.chat_template)?;
+        Ok(Assets {
+            tokenizer,
+            chat_template,
+            tool_template,
+            bos_token: config.bos_token.map(TokenText::into_text),
+            eos_token: config.eos_token.map(TokenText::into_text),
+            pad_token: config.pad_token.map(TokenText::into_text),
+            unk_token: config.unk_token.map(TokenText::into_text),
+            tokenizer_class: config.tokenizer_class,
+            add_bos_token: config.add_bos_token,
+            eos_ids: ids(generation.eos_token_id, model.eos_token_id),
+            sampling,
+            bos_id: ids(generation.bos_token_id, model.bos_token_id).first().copied(),
+            pooling: json(&file, "1_Pooling/config.json")?,
+        })
+    }
+}
+
+/// The maximum size of `tokenizer.json` in bytes. Large ones of today have 35 MB.
+const MAX_TOKENIZER: u64 = 256 << 20;
+
+/// The maximum size of the other files in bytes.
+const MAX_CONFIG: u64 = 16 << 20;
+
+/// Reads a regular file of a reasonable size. The kind of the file is checked before it is opened,
+/// because opening a FIFO waits for a writer.
+fn read_file(path: &Path) -> Result<Vec<u8>, AssetError> {
+    let failed = |error| AssetError::Io { file: path.display().to_string(), error };
+    let limit = if path.ends_with("tokenizer.json") { MAX_TOKENIZER } else { MAX_CONFIG };
+    let check = |file: Metadata| match file.len() {
+        _ if !file.is_file() => {
+            Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")))
+        }
+        bytes if bytes > limit => {
+            Err(AssetError::TooLarge { file: path.display().to_string(), bytes, limit })
+        }
+        _ => Ok(()),
+    };
+    check(std::fs::metadata(path).map_err(failed)?)?;
+    let file = File::open(path).map_err(failed)?;
+    // Another file may have replaced it.
+    check(file.metadata().map_err(failed)?)?;
+    let mut bytes = Vec::new();
+    file.take(limit).read_to_end(&mut bytes).map_err(failed)?;
+    Ok(bytes)
+}
+
+impl Ids {
+    fn list(self) -> Vec<u32> {
+        match self {
+            Ids::One(id) => vec![id],
+            Ids::Many(ids) => ids,
+            Ids::None(_) => Vec::new(),
+        }
+    }
+}
+
+impl TokenText {
+    fn into_text(self) -> String {
+        match self {
+            TokenText::Text(text) | TokenText::Object { content: text } => text,
+        }
+    }
+}
+
+impl Templates {
+    /// Returns the usual template and the one for tools. Each can stand in for the other.
+    fn split(self) -> (Option<String>, Option<String>) {
+        match self {
+            Templates::One(template) => (Some(template), None),
+            Templates::Named(mut list) => {
+                let mut take = |name: &str| {
+                    let index = list.iter().position(|entry| entry.name == name)?;
+                    Some(list.swap_remove(index).template)
+                };
+                let (default, tools) = (take("default"), take("tool_use"));
+                (default.or_else(|| tools.clone()), tools)
+            }
+        }
+    }
+}
+
+/// The template for conversations with tools in the newest layout of transformers.
+const TOOL_TEMPLATE: &str = "additional_chat_templates/tool_use.jinja";
+
+/// Returns the templates from the newest layout that exists: a file of its own, then
+/// `chat_template.json`, then the tokenizer's configuration. A template for tools in a file of its
+/// own is combined with any of them.
+fn chat_templates<'a>(
+    file: &impl Fn(&'static str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
+    configured: Option<Templates>,
+) -> Result<(Option<String>, Option<String>), AssetError> {
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct File {
+        chat_template: Option<Templates>,
+    }
+    let text = |name: &'static str| {
+        let text = file(name)?.map(|bytes| String::from_utf8(bytes.into_owned()));
+        text.transpose().map_err(|_| AssetError::NotText(name))
+    };
+    let tools = text(TOOL_TEMPLATE)?;
+    if let Some(template) = text("chat_template.jinja")? {
+        return Ok((Some(template), tools));
+    }
+    let separate: File = json(file, "chat_template.json")?;
+    let (template, named) = separate.chat_template.or(configured).map_or((None, None), Templates::split);
+    Ok((template.or_else(|| tools.clone()), tools.or(named)))
+}
+
+fn json<'a, T: Default + for<'de> Deserialize<'de>>(
+    file: &impl Fn(&'static str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
+    name: &'static str,
+) -> Result<T, AssetError> {
+    match file(name)? {
+        Some(bytes) => serde_json::from_slice(&bytes)
+            .map_err(|error| AssetError::Invalid { file: name.to_owned(), error }),
+        None => Ok(T::default()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_missing_tokenizer_is_one_clear_error() {
+        let error = Assets::from_dir(Path::new("/nowhere/at/all")).unwrap_err().to_string();
+        assert!(error.starts_with("/nowhere/at/all: tokenizer.json is missing"), "{error}");
+    }
+
+    #[test]
+    fn a_broken_file_is_named() {
+        let files: &[(&str, &[u8])] = &[("tokenizer.json", b"{}"), ("generation_config.json", b"{")];
+        let error = Assets::from_files(files).unwrap_err().to_string();
+        assert!(error.starts_with("generation_config.json is not valid"), "{error}");
+    }
+
+    #[test]
+    fn each_setting_comes_from_the_most_specific_file() {
+        let files: &[(&str, &[u8])] = &[
+            ("tokenizer.json", b"{}"),
+            ("config.json", br#"{"eos_token_id": 7, "bos_token_id": 1}"#),
+            (
+                "tokenizer_config.json",
+                br#"{"bos_token": {"content": "<s>"}, "eos_token": "</s>", "add_bos_token": true,
+                     "chat_template": [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]}"#,
+            ),
+        ];
+        let assets = Assets::from_files(files).unwrap();
+        assert_eq!((assets.eos_ids, assets.bos_id), (vec![7], Some(1)));
+        assert_eq!(assets.bos_token.as_deref(), Some("<s>"));
+        assert_eq!(assets.chat_template.as_deref(), Some("D"));
+        assert_eq!(assets.tool_template.as_deref(), Some("T"));
+
+        let more: &[(&str, &[u8])] = &[
+            ("generation_config.json", br#"{"eos_token_id": [1, 2]}"#),
+            ("chat_template.json", br#"{"chat_template": "J"}"#),
+        ];
+        let assets = Assets::from_files(&[files, more].concat()).unwrap();
+        assert_eq!((assets.eos_ids, assets.chat_template.as_deref()), (vec![1, 2], Some("J")));
+
+        let jinja: &[(&str, &[u8])] = &[("chat_template.jinja", b"X")];
+        let assets = Assets::from_files(&[files, more, jinja].concat()).unwrap();
+        assert_eq!(assets.chat_template.as_deref(), Some("X"));
+    }
+
+    #[test]
+    fn a_template_for_tools_may_have_a_file_of_its_own() {
+        let folder = tempfile::tempdir().unwrap();
+        let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+        std::fs::create_dir(folder.path().join("additional_chat_templates")).unwrap();
+        write("tokenizer.json", "{}");
+        write("additional_chat_templates/tool_use.jinja", "T");
+        let templates = || {
+            let assets = Assets::from_dir(folder.path()).unwrap();
+            (assets.chat_template.unwrap(), assets.tool_template.unwrap())
+        };
+        assert_eq!(templates(), ("T".into(), "T".into()));
+        let named = r#"{"chat_template": [{"name": "default", "template": "D"}, {"name": "tool_use", "template": "U"}]}"#;
+        write("tokenizer_config.json", named);
+        assert_eq!(templates(), ("D".into(), "T".into()));
+        write("chat_template.jinja", "X");
+        assert_eq!(templates(), ("X".into(), "T".into()));
+    }
+
+    /// Tests a FIFO without a writer, a folder, and files that are too large.
+    #[test]
+    #[cfg(unix)]
+    fn special_and_oversized_files_are_refused_at_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        std::fs::write(path("tokenizer.json"), "{}").unwrap();
+        let refusal = || Assets::from_dir(folder.path()).unwrap_err().to_string();
+
+        let made = std::process::Command::new("mkfifo").arg(path("config.json")).status().unwrap();
+        assert!(made.success());
+        let (told, text) = std::sync::mpsc::channel();
+        let reader = std::thread::scope(|scope| {
+            scope.spawn(|| told.send(refusal()));
+            let text = text.recv_timeout(std::time::Duration::from_secs(20));
+            if text.is_err() {
+                // This ends the reader, so that the test fails instead of hanging.
+                let _ = std::fs::OpenOptions::new().write(true).open(path("config.json"));
+            }
+            text
+        });
+        let text = reader.expect("a FIFO is not waited for");
+        assert!(text.contains("config.json: it is not a regular file"), "{text}");
+        std::fs::remove_file(path("config.json")).unwrap();
+
+        std::fs::create_dir(path("generation_config.json")).unwrap();
+        assert!(refusal().contains("generation_config.json: it is not a regular file"), "{}", refusal());
+        std::fs::remove_dir(path("generation_config.json")).unwrap();
+
+        for (name, bytes) in
+            [("tokenizer_config.json", MAX_CONFIG + 1), ("tokenizer.json", MAX_TOKENIZER + 1)]
+        {
+            File::create(path(name)).unwrap().set_len(bytes).unwrap();
+            assert!(refusal().contains(&format!("{name} has {bytes} bytes, more than")), "{}", refusal());
+        }
+    }
+
+    #[test]
+    fn another_tokenizer_config_overrides_the_fields_that_it_has() {
+        let files: &[(&str, &[u8])] = &[
+            ("tokenizer.json", b"{}"),
+            ("chat_template.jinja", b"X"),
+            ("tokenizer_config.json", br#"{"bos_token": "<s>", "eos_token": "</s>"}"#),
+        ];
+        let path = std::env::temp_dir().join(format!("millrace-tokenizer-config-{}", std::process::id()));
+        let read = |text: &str| {
+            std::fs::write(&path, text).unwrap();
+            Assets::from_files(files).unwrap().with_tokenizer_config(&path)
+        };
+        let assets =
+            read(r#"{"chat_template": [{"name": "default", "template": "D"}], "eos_token": "<end>"}"#)
+                .unwrap();
+        assert_eq!(
+            (assets.chat_template.as_deref(), assets.eos_token.as_deref()),
+            (Some("D"), Some("<end>"))
+        );
+        assert_eq!(assets.bos_token.as_deref(), Some("<s>"));
+        assert_eq!(read("{}").unwrap().chat_template.as_deref(), Some("X"));
+        let error = read("{").unwrap_err().to_string();
+        assert!(error.starts_with(&path.display().to_string()), "{error}");
+        std::fs::remove_file(&path).unwrap();
+        assert!(matches!(
+            Assets::from_files(files).unwrap().with_tokenizer_config(&path),
+            Err(AssetError::Io { .. })
+        ));
+    }
+}

@@ -1,0 +1,103 @@
+//! An answer as a sequence of blocks, for the APIs that name each block and end it before the next
+//! one begins.
+
+use super::answer::{AnswerFormat, AnswerReader};
+use crate::service::{Answer, FinishReason, TextEvent};
+use crate::tools::AnswerDelta;
+
+/// A part of an answer, as far as it has been generated.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum AnswerBlock {
+    /// Text for the user.
+    Text(String),
+    /// A tool call; `arguments` are JSON.
+    Call { id: String, name: String, arguments: String },
+}
+
+/// A change of the sequence of blocks.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) enum BlockEvent {
+    /// A block begins, still empty.
+    Begin(AnswerBlock),
+    /// The open block grows by this text, or by these characters of its arguments.
+    Append(String),
+    /// The open block is complete.
+    End(AnswerBlock),
+}
+
+/// Cuts one answer into blocks. A whole answer is cut token by token, too, so that it has the same
+/// blocks as its stream.
+#[derive(Debug)]
+pub(crate) struct BlockReader {
+    /// Set if tools may be called.
+    reader: Option<AnswerReader>,
+    open: Option<AnswerBlock>,
+    /// Whether there has been a block.
+    begun: bool,
+}
+
+impl BlockReader {
+    /// A reader for one answer; `format` is set if tools may be called.
+    pub(crate) fn new(format: Option<&AnswerFormat>) -> Self {
+        BlockReader { reader: format.map(AnswerFormat::reader), open: None, begun: false }
+    }
+
+    /// Returns the events of a token. Every answer has at least one block, if only an empty text,
+    /// and its last token ends the open block.
+    pub(crate) fn push(&mut self, event: &TextEvent) -> Vec<BlockEvent> {
+        let delta = match &mut self.reader {
+            Some(reader) => reader.push(event),
+            None => AnswerDelta { content: event.text.clone(), calls: Vec::new() },
+        };
+        let mut events = Vec::new();
+        if !delta.content.is_empty() {
+            if !matches!(self.open, Some(AnswerBlock::Text(_))) {
+                self.begin(AnswerBlock::Text(String::new()), &mut events);
+            }
+            self.append(delta.content, &mut events);
+        }
+        for call in delta.calls {
+            if let (Some(name), Some(reader)) = (call.name, &self.reader) {
+                let id = reader.new_call_id();
+                self.begin(AnswerBlock::Call { id, name, arguments: String::new() }, &mut events);
+            }
+            self.append(call.arguments, &mut events);
+        }
+        if event.finished.is_some() {
+            if !self.begun {
+                self.begin(AnswerBlock::Text(String::new()), &mut events);
+            }
+            events.extend(self.open.take().map(BlockEvent::End));
+        }
+        events
+    }
+
+    /// Returns the blocks of a whole answer.
+    pub(crate) fn read_all(&mut self, answer: &Answer) -> Vec<AnswerBlock> {
+        let events = answer.tokens.iter().flat_map(|event| self.push(event));
+        events
+            .filter_map(|event| if let BlockEvent::End(block) = event { Some(block) } else { None })
+            .collect()
+    }
+
+    /// Returns whether the answer ended with tool calls. An answer that was cut off did not.
+    pub(crate) fn ended_with_calls(&self, reason: FinishReason) -> bool {
+        self.reader.as_ref().is_some_and(|reader| reader.ended_with_calls(reason))
+    }
+
+    fn begin(&mut self, block: AnswerBlock, events: &mut Vec<BlockEvent>) {
+        events.extend(self.open.replace(block.clone()).map(BlockEvent::End));
+        events.push(BlockEvent::Begin(block));
+        self.begun = true;
+    }
+
+    fn append(&mut self, more: String, events: &mut Vec<BlockEvent>) {
+        let Some(AnswerBlock::Text(text) | AnswerBlock::Call { arguments: text, .. }) = &mut self.open else {
+            return;
+        };
+        if !more.is_empty() {
+            *text += &more;
+            events.push(BlockEvent::Append(more));
+        }
+    }
+}

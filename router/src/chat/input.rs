@@ -1,0 +1,149 @@
+//! A conversation, the prompt that it becomes, and the request for the service.
+
+use serde_json::{Map, Value};
+
+use super::answer::AnswerFormat;
+use super::error::ChatError;
+use super::ignored::IgnoredFields;
+use super::messages::{self, ContinuationOptions};
+use super::tools::ToolOptions;
+use crate::service::{Params, Prepared, Prompt, Service};
+use crate::text::RenderedPrompt;
+use crate::tools::{show_calls, show_tools};
+
+/// A conversation, as a request of any API describes it.
+#[derive(Debug, Default)]
+pub(crate) struct ConversationRequest {
+    /// The messages in the form that chat templates read: `{"role", "content", "tool_calls", …}`.
+    pub(crate) messages: Vec<Value>,
+    /// The tools of the request.
+    pub(crate) tools: ToolOptions,
+    /// The text that tells the model how to use its tools, instead of the usual text.
+    pub(crate) tool_prompt: Option<String>,
+    /// Documents for templates that support retrieval.
+    pub(crate) documents: Option<Vec<Value>>,
+    /// Further variables for the template.
+    pub(crate) variables: Option<Map<String, Value>>,
+    /// Whether and how the answer continues the last message.
+    pub(crate) continuation: ContinuationOptions,
+    /// Values for the template's variable `reasoning_effort`, each with the name of its field. A
+    /// variable of the same name in `variables` takes precedence.
+    pub(crate) effort: Vec<(&'static str, Value)>,
+    /// Fields of the request that have no effect.
+    pub(crate) ignored: IgnoredFields,
+}
+
+/// A conversation that is ready to be answered.
+pub(crate) struct PreparedChat {
+    /// The validated request for the service.
+    pub(crate) prepared: Prepared,
+    /// Set if tools may be called.
+    pub(crate) format: Option<AnswerFormat>,
+    /// Characters of the prompt.
+    pub(crate) characters: usize,
+    /// Fields of the request that have no effect.
+    pub(crate) ignored: IgnoredFields,
+}
+
+impl ConversationRequest {
+    /// Renders the conversation with the model's chat template.
+    ///
+    /// # Errors
+    /// [`ChatError`] says what is wrong with the conversation or its tools.
+    pub(crate) async fn render(mut self, service: &Service) -> Result<RenderedPrompt, ChatError> {
+        self.read_effort(service);
+        let may_call = self.tools.check(&mut self.ignored)?.is_some();
+        self.render_checked(service, may_call).await
+    }
+
+    /// Renders and tokenizes the conversation, and constrains the answer to what `params` and the
+    /// tools allow.
+    ///
+    /// # Errors
+    /// As [`ConversationRequest::render`], and [`ChatError::Service`] if `params` are wrong.
+    pub(crate) async fn prepare(
+        mut self,
+        service: &Service,
+        mut params: Params,
+    ) -> Result<PreparedChat, ChatError> {
+        let format = match self.tools.check(&mut self.ignored)? {
+            Some(tools) => Some(AnswerFormat::new(service, tools, &mut params)?),
+            None => None,
+        };
+        self.read_effort(service);
+        let mut ignored = std::mem::take(&mut self.ignored);
+        let prompt = self.render_checked(service, format.is_some()).await?;
+        let characters = prompt.text.chars().count();
+        let prepared = service.prepare(Prompt::Chat(prompt), params).await?;
+        ignored.note_unenforced(&prepared);
+        Ok(PreparedChat { prepared, format, characters, ignored })
+    }
+
+    /// Renders a conversation whose tools have been checked. `may_call` says whether the answer may
+    /// call tools.
+    async fn render_checked(self, service: &Service, may_call: bool) -> Result<RenderedPrompt, ChatError> {
+        let format = service.tool_format();
+        let knows_role = |role: &str| service.template_quotes(role);
+        let (mut conversation, begun) = messages::conversation(self.messages, self.continuation, knows_role)?;
+        conversation.tools = Some(self.tools.tools).filter(|tools| !tools.is_empty());
+        conversation.documents = self.documents.filter(|documents| !documents.is_empty());
+        conversation.more = template_variables(service, self.variables)?;
+        // Special tokens of the client are hidden here: the parts of each message are one text by
+        // now, and no text of the server's own has been added yet.
+        let mut guard = service.guard();
+        guard.hide_conversation(&mut conversation);
+        let mut tool_prompt = self.tool_prompt.map(Value::String);
+        tool_prompt.iter_mut().for_each(|text| guard.hide(text));
+        if !service.template_writes_calls() {
+            show_calls(&mut conversation.messages, format);
+        }
+        if let Some(tools) = conversation.tools.as_deref().filter(|_| may_call) {
+            let unseen = (!service.template_mentions("tools")).then_some(tools);
+            let tool_prompt = tool_prompt.as_ref().and_then(Value::as_str);
+            show_tools(&mut conversation.messages, unseen, tool_prompt, format);
+        }
+        let prompt = service.render_guarded(conversation, guard).await?;
+        match begun {
+            Some(begun) => messages::cut_after(prompt, &begun),
+            None => Ok(prompt),
+        }
+    }
+
+    /// Moves the efforts that the template can read to its variables, and notes the others.
+    fn read_effort(&mut self, service: &Service) {
+        for (field, value) in std::mem::take(&mut self.effort) {
+            // A field named `effort` means the same as `reasoning_effort`.
+            let read = [field, "reasoning_effort"].into_iter().find(|name| service.template_may_read(name));
+            match read {
+                Some(name) => {
+                    self.variables.get_or_insert_default().entry(name).or_insert(value);
+                }
+                None => self.ignored.note(field),
+            }
+        }
+    }
+}
+
+/// Variables that the server sets itself.
+const RESERVED_VARIABLES: [&str; 6] =
+    ["messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"];
+
+/// Returns the variables that the template may read, and drops the others, which change nothing.
+fn template_variables(
+    service: &Service,
+    variables: Option<Map<String, Value>>,
+) -> Result<Map<String, Value>, ChatError> {
+    let readable = variables.into_iter().flatten().filter(|(name, _)| service.template_may_read(name));
+    readable
+        .map(|(name, value)| {
+            let is_reserved = RESERVED_VARIABLES.contains(&name.as_str());
+            let what = match value {
+                _ if is_reserved => "is set by the server or by another field of the request",
+                Value::Bool(_) | Value::Number(_) | Value::String(_) => return Ok((name, value)),
+                _ => "must be true, false, a number or a text",
+            };
+            let param = format!("chat_template_kwargs.{name}");
+            Err(ChatError::invalid(&param, format!("`{param}` {what}")))
+        })
+        .collect()
+}

@@ -1,0 +1,46 @@
+//! The chat core: conversations and answers in a form that does not depend on an API.
+//!
+//! A route translates its request into a [`ConversationRequest`], which becomes a prompt. The
+//! model's answer is read back as text and tool calls, which the route translates into the terms of
+//! its API:
+//!
+//! ```text
+//! request ──route──► ConversationRequest ──► PreparedChat ──service──► TextEvent
+//!                                                                          │
+//! response ◄──route── text and tool calls ◄── AnswerReader ◄───────────────┘
+//! ```
+//!
+//! Messages and tools have the JSON form that chat templates read. Nothing here knows HTTP or the
+//! JSON of an API's responses.
+//!
+//! | file | its job |
+//! |---|---|
+//! | `input` | a conversation, its prompt, and the request for the service |
+//! | `messages` | validation of messages, and the text that an answer continues |
+//! | `transcript` | messages built from the items of an API that has other parts than messages |
+//! | `tools` | the tools of a request and the choice among them |
+//! | `custom_tools` | tools that take a text instead of JSON |
+//! | `answer` | the grammar of an answer, and its tool calls as they are generated |
+//! | `blocks` | an answer as a sequence of blocks, each a text or a call |
+//! | `ignored` | the names of request fields that have no effect |
+//! | `error` | why a conversation is refused |
+
+mod answer;
+mod blocks;
+mod custom_tools;
+mod error;
+mod ignored;
+mod input;
+mod messages;
+mod tools;
+mod transcript;
+
+pub(crate) use answer::{AnswerFormat, AnswerReader};
+pub(crate) use blocks::{AnswerBlock, BlockEvent, BlockReader};
+pub(crate) use custom_tools::{CUSTOM_INPUT, custom_function, is_text_format};
+pub(crate) use error::ChatError;
+pub(crate) use ignored::IgnoredFields;
+pub(crate) use input::{ConversationRequest, PreparedChat};
+pub(crate) use messages::ContinuationOptions;
+pub(crate) use tools::{MAX_TOOLS, ToolOptions, ToolSelection, check_function};
+pub(crate) use transcript::Transcript;

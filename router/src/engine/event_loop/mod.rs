@@ -1,0 +1,108 @@
+//! The engine's task: it plans a step, sends it to the shards, applies the answer, and handles
+//! commands meanwhile.
+//!
+//! | module | purpose |
+//! |---|---|
+//! | `engine_loop` | the loop and its state |
+//! | `shards` | events of the supervisor: answers, losses, new groups |
+//! | `requests` | requests from their submission to their end |
+//! | `masks` | masks that are computed beside the steps, and sent after them |
+//! | `active_request` | a request that the scheduler has |
+
+mod active_request;
+mod engine_loop;
+mod masks;
+mod requests;
+mod shards;
+
+use std::sync::Arc;
+
+use tokio::sync::{mpsc, watch};
+
+pub(super) use self::engine_loop::HandleLinks;
+use self::engine_loop::{EngineLoop, EngineOutputs, SHUTTING_DOWN};
+use super::config::EngineConfig;
+use super::dispatch;
+use super::event::{GenerationEvent, GenerationFailure};
+use super::first_group::{Loaded, load};
+use super::handle::EngineCommand;
+use super::restart_policy::RestartPolicy;
+use super::state::EngineState;
+use super::supervisor::{GroupFactory, ShardTimeouts, Supervisor};
+use crate::scheduler::SchedulerLimits;
+
+/// Runs the engine from the start of its shards to its end. No shard process is left afterwards.
+pub(super) async fn run(
+    config: EngineConfig,
+    links: HandleLinks,
+    mut commands: mpsc::UnboundedReceiver<EngineCommand>,
+    state: watch::Sender<EngineState>,
+    start_group: GroupFactory,
+) {
+    let why = match load_and_serve(config, links, &mut commands, &state, start_group).await {
+        Ok(()) => {
+            state.send_replace(EngineState::Draining);
+            SHUTTING_DOWN.to_owned()
+        }
+        Err(why) => {
+            // The caller that ends the process prints the reason.
+            tracing::debug!("the engine failed: {why}");
+            state.send_replace(EngineState::Failed(why.clone()));
+            format!("Engine failed: {why}")
+        }
+    };
+    // Requests may have been submitted in the meantime.
+    commands.close();
+    while let Some(command) = commands.recv().await {
+        if let EngineCommand::Submit { events, .. } = command {
+            let failure = GenerationFailure::NotStarted(why.clone());
+            let _ = events.send(GenerationEvent::Failed(failure));
+        }
+    }
+}
+
+/// Loads the model and serves requests until the engine is drained.
+///
+/// # Errors
+/// The reason for which the shards could not be started, or not be replaced.
+async fn load_and_serve(
+    config: EngineConfig,
+    links: HandleLinks,
+    commands: &mut mpsc::UnboundedReceiver<EngineCommand>,
+    state: &watch::Sender<EngineState>,
+    mut start_group: GroupFactory,
+) -> Result<(), String> {
+    let policy = RestartPolicy::new(&config);
+    let (group, announcement) =
+        match load(config.startup_silence, policy, commands, state, &mut start_group).await? {
+            Loaded::Group(group, announcement) => (group, *announcement),
+            Loaded::Drained => return Ok(()),
+        };
+    let limits = match SchedulerLimits::new(&announcement.ready) {
+        Ok(limits) => limits,
+        Err(error) => {
+            if let Err(unreaped) = group.kill().await {
+                tracing::error!("{unreaped}");
+            }
+            return Err(error.to_string());
+        }
+    };
+    let (batches, received) = mpsc::unbounded_channel();
+    let dispatching = tokio::spawn(dispatch::run(received));
+    let timeouts = ShardTimeouts {
+        startup: config.startup_silence,
+        heartbeat: config.heartbeat_timeout,
+        step: config.step_timeout,
+    };
+    let supervisor = Supervisor::new(start_group, group, timeouts, &announcement);
+    let ready = Arc::new(announcement.ready);
+    let outputs = EngineOutputs { links, batches, state };
+    let engine = EngineLoop::new(config, supervisor, limits, ready.clone(), outputs);
+    state.send_replace(EngineState::Ready(ready));
+    let result = engine.run(commands).await;
+    // Every event has been sent to its request before the engine reports its end.
+    if let Err(error) = dispatching.await {
+        tracing::error!("the dispatching task failed: {error}");
+    }
+    result
+}

@@ -1,0 +1,91 @@
+//! Starts the first group of shards.
+
+use std::time::Duration;
+
+use millrace_proto::Loading;
+use tokio::sync::{mpsc, watch};
+use tokio::time::{Instant, sleep};
+
+use super::baseline::GroupAnnouncement;
+use super::group::ShardGroup;
+use super::handle::EngineCommand;
+use super::loss::{GroupLoss, LossCause};
+use super::restart_policy::{LossTracker, RestartDecision, RestartPolicy};
+use super::state::EngineState;
+use super::supervisor::GroupFactory;
+
+/// The result of loading.
+pub(super) enum Loaded {
+    /// The group is ready.
+    Group(ShardGroup, Box<GroupAnnouncement>),
+    /// The engine was asked to drain before the group was ready.
+    Drained,
+}
+
+/// Starts the first group of shards and waits until all of them are ready. The start is repeated
+/// only while the system lacks resources for the processes, because an operator who starts a server
+/// wants to see other errors at once.
+///
+/// Commands are received meanwhile: the handle accepts no requests yet, but a drain ends the
+/// attempt.
+///
+/// # Errors
+/// The reason for which there is no group.
+pub(super) async fn load(
+    silence: Duration,
+    policy: RestartPolicy,
+    commands: &mut mpsc::UnboundedReceiver<EngineCommand>,
+    state: &watch::Sender<EngineState>,
+    start_group: &mut GroupFactory,
+) -> Result<Loaded, String> {
+    let mut group = tokio::select! {
+        group = connect(policy, start_group) => group?,
+        () = drain_requested(commands) => return Ok(Loaded::Drained),
+    };
+    let show_progress = |Loading { phase, done_bytes, total_bytes }| {
+        state.send_replace(EngineState::Loading { phase, done: done_bytes, total: total_bytes });
+    };
+    let result = tokio::select! {
+        ready = group.wait_until_ready(silence, show_progress) => ready.map(Some).map_err(|loss| loss.why),
+        () = drain_requested(commands) => Ok(None),
+    };
+    if let Ok(Some(announcement)) = result {
+        return Ok(Loaded::Group(group, Box::new(announcement)));
+    }
+    if let Err(unreaped) = group.kill().await {
+        tracing::error!("{unreaped}");
+    }
+    result.map(|_| Loaded::Drained)
+}
+
+/// Starts the processes and connects them, as soon as the system has the resources for them.
+///
+/// # Errors
+/// The reason for which there is no group.
+async fn connect(policy: RestartPolicy, start_group: &mut GroupFactory) -> Result<ShardGroup, String> {
+    let mut losses = LossTracker::new(policy);
+    loop {
+        let loss = match start_group(None).await {
+            Ok(group) => return Ok(group),
+            Err(error) => GroupLoss::from(error),
+        };
+        if loss.cause != LossCause::Shortage {
+            return Err(loss.why);
+        }
+        match losses.add(&loss, Instant::now()) {
+            RestartDecision::GiveUp(why) => return Err(why),
+            RestartDecision::Restart { after, log } => {
+                if log {
+                    tracing::warn!("{}; trying again until the system has the resources", loss.why);
+                }
+                sleep(after).await;
+            }
+        }
+    }
+}
+
+/// Waits for a drain, or until no handle is left. A request that arrives in this state is dropped,
+/// which ends it.
+async fn drain_requested(commands: &mut mpsc::UnboundedReceiver<EngineCommand>) {
+    while let Some(EngineCommand::Submit { .. }) = commands.recv().await {}
+}

@@ -1,0 +1,32 @@
+//! Why a group of shards was lost.
+
+/// The loss of a group of shards, or a failed start of one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct GroupLoss {
+    /// The explanation for the operator.
+    pub(super) why: String,
+    pub(super) cause: LossCause,
+}
+
+/// The kind of a [`GroupLoss`], which decides about the next attempt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum LossCause {
+    /// The shards failed. Another group may not.
+    Shards,
+    /// The system had no memory, processes or file descriptors to start a shard.
+    Shortage,
+    /// Another group would fail in the same way.
+    Lasting,
+}
+
+impl GroupLoss {
+    /// A failure of the shards.
+    pub(super) fn of_shards(why: impl Into<String>) -> Self {
+        GroupLoss { why: why.into(), cause: LossCause::Shards }
+    }
+
+    /// A failure that another start cannot repair.
+    pub(super) fn lasting(why: impl Into<String>) -> Self {
+        GroupLoss { why: why.into(), cause: LossCause::Lasting }
+    }
+}

@@ -1,0 +1,238 @@
+//! The number of requests queued and running. The handles use it to refuse requests, and the event
+//! loop updates it.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use super::account::AccountPermit;
+
+/// Bounds on the requests that the engine accepts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct AdmissionBounds {
+    /// Maximum number of requests queued or running.
+    pub in_flight: usize,
+    /// Maximum number of queued requests beyond those that could start at once.
+    pub queued: usize,
+    /// Maximum number of prompt tokens of all queued requests if none could start at once. An empty
+    /// queue accepts any request that can run.
+    pub queued_tokens: usize,
+}
+
+/// Maximum time that a refused client is told to wait.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(600);
+
+/// Weight of a new interval in the moving average.
+const NEW_WEIGHT: f64 = 0.1;
+
+/// The requests queued and running.
+#[derive(Debug)]
+pub(super) struct Occupancy {
+    bounds: AdmissionBounds,
+    in_flight: AtomicUsize,
+    queued: AtomicUsize,
+    queued_tokens: AtomicUsize,
+    /// Number of sequences that could start at once, after the last plan.
+    free_places: AtomicUsize,
+    /// Mean time in microseconds between two requests that leave the queue; 0 if it is not known
+    /// yet.
+    interval_micros: AtomicU64,
+}
+
+impl Occupancy {
+    pub(super) fn new(bounds: AdmissionBounds) -> Arc<Self> {
+        Arc::new(Occupancy {
+            bounds,
+            in_flight: AtomicUsize::new(0),
+            queued: AtomicUsize::new(0),
+            queued_tokens: AtomicUsize::new(0),
+            free_places: AtomicUsize::new(0),
+            interval_micros: AtomicU64::new(0),
+        })
+    }
+
+    pub(super) fn in_flight(&self) -> usize {
+        self.in_flight.load(Ordering::Acquire)
+    }
+
+    /// Whether the maximum number of requests is in flight.
+    pub(super) fn is_full(&self) -> bool {
+        self.in_flight() >= self.bounds.in_flight
+    }
+
+    /// Whether [`enter`](Self::enter) would accept so many requests one after the other, if their
+    /// prompts are short.
+    pub(super) fn has_room_for(&self, requests: usize) -> bool {
+        let queued = self.queued.load(Ordering::Acquire).saturating_add(requests);
+        let may_queue = self.free_places.load(Ordering::Acquire).saturating_add(self.bounds.queued);
+        queued <= may_queue && self.in_flight().saturating_add(requests) <= self.bounds.in_flight
+    }
+
+    /// Counts a request with a prompt of this many tokens. Returns `None` if the request exceeds
+    /// the bounds. Handles on several threads may exceed the bounds of the queue by as many
+    /// requests as there are threads; the bound of the requests in flight is exact.
+    pub(super) fn enter(self: &Arc<Self>, prompt: usize) -> Option<Permit> {
+        let queued = self.queued.load(Ordering::Acquire);
+        let free = self.free_places.load(Ordering::Acquire);
+        let tokens = self.queued_tokens.load(Ordering::Acquire).saturating_add(prompt);
+        let too_long = queued > 0 && tokens > self.bounds.queued_tokens;
+        if queued >= free && (queued - free >= self.bounds.queued || too_long) {
+            return None;
+        }
+        self.in_flight
+            .fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| {
+                (n < self.bounds.in_flight).then_some(n + 1)
+            })
+            .ok()?;
+        self.queued.fetch_add(1, Ordering::AcqRel);
+        self.queued_tokens.fetch_add(prompt, Ordering::AcqRel);
+        Some(Permit { occupancy: self.clone(), queued_tokens: Some(prompt), account: None })
+    }
+
+    /// Estimated time until all queued requests have started, at the recent rate. A refused request
+    /// may try again then.
+    pub(super) fn retry_after(&self) -> Duration {
+        let interval = Duration::from_micros(self.interval_micros.load(Ordering::Relaxed));
+        let ahead = u32::try_from(self.queued.load(Ordering::Acquire)).unwrap_or(u32::MAX).saturating_add(1);
+        interval.saturating_mul(ahead).clamp(Duration::from_secs(1), MAX_RETRY_AFTER)
+    }
+
+    /// Number of sequences that could start at once.
+    pub(super) fn free_places(&self) -> usize {
+        self.free_places.load(Ordering::Acquire)
+    }
+
+    /// Sets the number of sequences that could start at once.
+    pub(super) fn set_free_places(&self, places: usize) {
+        self.free_places.store(places, Ordering::Release);
+    }
+}
+
+/// Counts one request as in flight until it is dropped, and as queued until the request starts.
+#[derive(Debug)]
+pub struct Permit {
+    occupancy: Arc<Occupancy>,
+    /// Number of tokens of the prompt, while the request is queued.
+    queued_tokens: Option<usize>,
+    /// Counts the request for its account, if it has one.
+    account: Option<AccountPermit>,
+}
+
+impl Permit {
+    /// The same permit, which also counts for an account.
+    pub(super) fn on_account(mut self, account: Option<AccountPermit>) -> Self {
+        self.account = account;
+        self
+    }
+
+    /// Notes that the request has left the queue.
+    pub(super) fn start(&mut self) {
+        if let Some(account) = &mut self.account {
+            account.start();
+        }
+        if let Some(prompt) = self.queued_tokens.take() {
+            self.occupancy.queued.fetch_sub(1, Ordering::AcqRel);
+            self.occupancy.queued_tokens.fetch_sub(prompt, Ordering::AcqRel);
+        }
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        self.start();
+        self.occupancy.in_flight.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+/// Measures the rate at which requests leave the queue. Time in which the queue was empty does not
+/// count.
+#[derive(Debug)]
+pub(super) struct StartRate {
+    occupancy: Arc<Occupancy>,
+    last: Option<Instant>,
+    mean_micros: f64,
+}
+
+impl StartRate {
+    pub(super) fn new(occupancy: Arc<Occupancy>) -> Self {
+        StartRate { occupancy, last: None, mean_micros: 0.0 }
+    }
+
+    /// Notes that a request which was queued at `queued` has started at `now`.
+    pub(super) fn note_start(&mut self, queued: Instant, now: Instant) {
+        let since = self.last.map_or(queued, |last| last.max(queued));
+        let micros = now.saturating_duration_since(since).as_micros() as f64;
+        match self.last.replace(now) {
+            None => self.mean_micros = micros,
+            Some(_) => self.mean_micros += NEW_WEIGHT * (micros - self.mean_micros),
+        }
+        self.occupancy.interval_micros.store(self.mean_micros as u64, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BOUNDS: AdmissionBounds = AdmissionBounds { in_flight: 10, queued: 2, queued_tokens: 100 };
+
+    #[test]
+    fn the_queue_is_bounded_beyond_the_free_places() {
+        let occupancy = Occupancy::new(BOUNDS);
+        occupancy.set_free_places(3);
+        let mut held: Vec<_> = (0..5).map(|_| occupancy.enter(10).unwrap()).collect();
+        assert!(occupancy.enter(10).is_none());
+        occupancy.set_free_places(0);
+        held[0].start();
+        assert!(occupancy.enter(10).is_none(), "four wait, two may");
+        held.drain(..3);
+        assert_eq!((occupancy.in_flight(), held.len()), (2, 2));
+        held[0].start();
+        assert!(occupancy.enter(91).is_none(), "101 tokens would wait");
+        held.push(occupancy.enter(90).unwrap());
+        drop(held);
+        assert!(occupancy.enter(1000).is_some(), "an empty queue takes any request");
+        assert_eq!(occupancy.in_flight(), 0);
+    }
+
+    #[test]
+    fn room_for_several_requests_is_room_for_each() {
+        for (places, in_flight) in [(0, 10), (3, 10), (3, 4), (20, 10)] {
+            for queued in 0..8 {
+                let occupancy = Occupancy::new(AdmissionBounds { in_flight, ..BOUNDS });
+                occupancy.set_free_places(places);
+                let mut held: Vec<_> = (0..queued).filter_map(|_| occupancy.enter(1)).collect();
+                let fits = (0..20).take_while(|&more| occupancy.has_room_for(more)).last();
+                let entered = held.len();
+                held.extend(std::iter::from_fn(|| occupancy.enter(1)));
+                assert_eq!(fits, Some(held.len() - entered), "{places} places, {queued} queued");
+            }
+        }
+    }
+
+    #[test]
+    fn requests_in_flight_are_bounded_exactly() {
+        let occupancy =
+            Occupancy::new(AdmissionBounds { queued: usize::MAX, queued_tokens: usize::MAX, ..BOUNDS });
+        let held: Vec<_> = (0..20).filter_map(|_| occupancy.enter(1)).collect();
+        assert_eq!(held.len(), 10);
+        assert!(occupancy.is_full());
+    }
+
+    #[test]
+    fn a_refused_client_waits_for_the_whole_queue() {
+        let occupancy = Occupancy::new(BOUNDS);
+        assert_eq!(occupancy.retry_after(), Duration::from_secs(1), "the rate is not known yet");
+        let mut rate = StartRate::new(occupancy.clone());
+        let begin = Instant::now();
+        // All requests were queued at the beginning, and one left every four seconds.
+        (1..200).for_each(|i| rate.note_start(begin, begin + Duration::from_secs(4 * i)));
+        let held = [occupancy.enter(1), occupancy.enter(1)];
+        assert!(held.iter().all(Option::is_some));
+        assert_eq!(occupancy.retry_after().as_secs(), 12);
+        // An hour without requests does not change the rate.
+        let later = begin + Duration::from_secs(5000);
+        (0..200).for_each(|_| rate.note_start(later, later + Duration::from_millis(1)));
+        assert_eq!(occupancy.retry_after(), Duration::from_secs(1));
+    }
+}

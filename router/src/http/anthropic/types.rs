@@ -1,0 +1,80 @@
+//! The object that `/v1/messages` returns.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+use utoipa::ToSchema;
+
+use crate::chat::{AnswerBlock, BlockReader};
+use crate::service::{FinishReason, Finished};
+
+/// An answer, as far as it is known.
+#[derive(Debug, Clone, Serialize, ToSchema)]
+pub(super) struct AnthropicMessage {
+    id: String,
+    #[serde(rename = "type")]
+    kind: &'static str,
+    role: &'static str,
+    model: String,
+    pub(super) content: Vec<Value>,
+    pub(super) stop_reason: Option<&'static str>,
+    pub(super) stop_sequence: Option<String>,
+    pub(super) usage: AnthropicUsage,
+}
+
+/// The tokens of a request. Tokens from the cache do not count as input tokens.
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+pub(super) struct AnthropicUsage {
+    input_tokens: usize,
+    cache_creation_input_tokens: usize,
+    cache_read_input_tokens: usize,
+    pub(super) output_tokens: u32,
+}
+
+impl AnthropicMessage {
+    /// A message before its first token.
+    pub(super) fn new(model: String, usage: AnthropicUsage) -> Self {
+        AnthropicMessage {
+            id: format!("msg_{:032x}", rand::random::<u128>()),
+            kind: "message",
+            role: "assistant",
+            model,
+            content: Vec::new(),
+            stop_reason: None,
+            stop_sequence: None,
+            usage,
+        }
+    }
+}
+
+impl AnthropicUsage {
+    /// `prompt_tokens` includes the `cached_tokens`.
+    pub(super) fn new(prompt_tokens: usize, cached_tokens: usize, output_tokens: u32) -> Self {
+        AnthropicUsage {
+            input_tokens: prompt_tokens.saturating_sub(cached_tokens),
+            cache_creation_input_tokens: 0,
+            cache_read_input_tokens: cached_tokens,
+            output_tokens,
+        }
+    }
+}
+
+/// Returns a block as content. Arguments that were cut off become an empty object.
+pub(super) fn content(block: &AnswerBlock) -> Value {
+    match block {
+        AnswerBlock::Text(text) => json!({"type": "text", "text": text}),
+        AnswerBlock::Call { id, name, arguments } => {
+            let input = serde_json::from_str(arguments).ok().filter(Value::is_object);
+            json!({"type": "tool_use", "id": id, "name": name, "input": input.unwrap_or_else(|| json!({}))})
+        }
+    }
+}
+
+/// Returns the reason why an answer ended, and the stop string that ended it.
+pub(super) fn stop_reason(finished: &Finished, blocks: &BlockReader) -> (&'static str, Option<String>) {
+    match finished.reason {
+        reason if blocks.ended_with_calls(reason) => ("tool_use", None),
+        FinishReason::Length => ("max_tokens", None),
+        FinishReason::EosToken => ("end_turn", None),
+        FinishReason::StopSequence => ("stop_sequence", finished.stop.clone()),
+    }
+}

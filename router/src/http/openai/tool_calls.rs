@@ -1,0 +1,130 @@
+//! Tool calls in the form of `/v1/chat/completions`.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use crate::chat::{AnswerFormat, AnswerReader, CUSTOM_INPUT};
+use crate::service::{FinishReason, TextEvent};
+use crate::tools::{AnswerDelta, CallDelta, TextArgument};
+
+/// A tool call, or the next part of it in a stream.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct ToolCall {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    index: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
+    #[serde(rename = "type", skip_serializing_if = "Option::is_none")]
+    kind: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    function: Option<FunctionCall>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    custom: Option<CustomCall>,
+}
+
+#[derive(Debug, Serialize, ToSchema)]
+struct FunctionCall {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    arguments: String,
+}
+
+/// A call of a custom tool, which takes a text.
+#[derive(Debug, Serialize, ToSchema)]
+struct CustomCall {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    name: Option<String>,
+    input: String,
+}
+
+/// Reads the text and the calls of one answer.
+#[derive(Debug)]
+pub(super) struct ToolCallReader {
+    reader: AnswerReader,
+    /// The names of the custom tools.
+    custom: Arc<HashSet<String>>,
+    /// The index of the last call and its text, if it is a call of a custom tool.
+    custom_call: Option<(usize, TextArgument)>,
+}
+
+impl ToolCallReader {
+    pub(super) fn new(format: &AnswerFormat) -> Self {
+        ToolCallReader { reader: format.reader(), custom: format.custom_tools().clone(), custom_call: None }
+    }
+
+    /// Returns the text and the calls of a whole answer.
+    pub(super) fn read_all(&mut self, text: &str) -> (String, Vec<ToolCall>) {
+        let delta = self.reader.read_all(text);
+        let (content, mut calls) = self.translate(delta, true);
+        calls.iter_mut().for_each(|call| call.index = None);
+        (content, calls)
+    }
+
+    /// Returns the text and the parts of calls that a token adds.
+    pub(super) fn push(&mut self, event: &TextEvent) -> (String, Vec<ToolCall>) {
+        let delta = self.reader.push(event);
+        self.translate(delta, event.finished.is_some())
+    }
+
+    /// Returns whether the answer ended with tool calls. An answer that was cut off did not.
+    pub(super) fn ended_with_calls(&self, reason: FinishReason) -> bool {
+        self.reader.ended_with_calls(reason)
+    }
+
+    /// Translates what has come. `is_last` says that nothing comes after it.
+    fn translate(&mut self, delta: AnswerDelta, is_last: bool) -> (String, Vec<ToolCall>) {
+        let mut calls = Vec::new();
+        for call in delta.calls {
+            let begins_another = self.custom_call.as_ref().is_some_and(|(index, _)| *index != call.index);
+            if begins_another {
+                self.end_custom_call(&mut calls);
+            }
+            if call.name.as_ref().is_some_and(|name| self.custom.contains(name)) {
+                self.custom_call = Some((call.index, TextArgument::new(CUSTOM_INPUT)));
+            }
+            calls.push(self.tool_call(call));
+        }
+        if is_last {
+            self.end_custom_call(&mut calls);
+        }
+        (delta.content, calls)
+    }
+
+    fn tool_call(&mut self, call: CallDelta) -> ToolCall {
+        let CallDelta { index, name, arguments } = call;
+        let id = name.is_some().then(|| self.reader.new_call_id());
+        let begins = name.is_some();
+        let kind = |kind| begins.then_some(kind);
+        match &mut self.custom_call {
+            Some((_, text)) => {
+                let custom = Some(CustomCall { name, input: text.push(&arguments) });
+                ToolCall { index: Some(index), id, kind: kind("custom"), function: None, custom }
+            }
+            None => {
+                let function = Some(FunctionCall { name, arguments });
+                ToolCall { index: Some(index), id, kind: kind("function"), function, custom: None }
+            }
+        }
+    }
+
+    /// Adds the rest of the text of a custom call that is complete.
+    fn end_custom_call(&mut self, calls: &mut Vec<ToolCall>) {
+        let Some((index, mut text)) = self.custom_call.take() else { return };
+        let rest = text.finish();
+        if rest.is_empty() {
+            return;
+        }
+        match calls.last_mut() {
+            Some(ToolCall { index: last, custom: Some(custom), .. }) if *last == Some(index) => {
+                custom.input += &rest
+            }
+            _ => {
+                let custom = Some(CustomCall { name: None, input: rest });
+                calls.push(ToolCall { index: Some(index), id: None, kind: None, function: None, custom });
+            }
+        }
+    }
+}

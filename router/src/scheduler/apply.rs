@@ -1,0 +1,172 @@
+//! Applying the answer to a step.
+
+use std::collections::HashMap;
+
+use millrace_proto::{PromptToken, RowError, Sampled, StepOutput};
+
+use super::id::SeqId;
+use super::in_flight::{FinalResult, MalformedAnswer, RowInFlight};
+use super::output::{RowFailure, SequenceEvent, SequenceOutput};
+use super::request::Finish;
+use super::sequence::Accepted;
+use super::state::Scheduler;
+
+/// The effect of a row of an answer on its sequence.
+struct AppliedRow {
+    /// Number of tokens in the answer.
+    answered: usize,
+    /// Number of positions of the sequence that are computed now.
+    computed: usize,
+    /// `None` if the sequence has ended or was cancelled before the answer came.
+    accepted: Option<Accepted>,
+}
+
+impl Scheduler {
+    /// Applies the answer to the oldest step in flight.
+    ///
+    /// # Errors
+    /// [`MalformedAnswer`] if `output` is not such an answer. The scheduler has not changed then.
+    pub fn apply(&mut self, output: StepOutput) -> Result<Vec<SequenceOutput>, MalformedAnswer> {
+        let expected = self.in_flight.front().ok_or(MalformedAnswer::NoStepInFlight(output.step))?;
+        expected.check(&output, self.limits.vocab_size)?;
+        let Some(step) = self.in_flight.pop_front() else { return Ok(Vec::new()) };
+        let StepOutput { sampled, scored, pooled, errors, step_micros, .. } = output;
+        self.costs.observe(&step.load, step_micros);
+        let mut errors: HashMap<u32, RowError> =
+            errors.into_iter().map(|error| (error.slot, error)).collect();
+        let applied = self.accept_rows(step.step, &step.rows, &sampled, &errors);
+
+        let mut outputs = Vec::with_capacity(sampled.len());
+        let (mut sampled, mut scored, mut pooled) =
+            (sampled.into_iter(), scored.into_iter(), pooled.into_iter());
+        for (row, applied) in step.rows.iter().zip(applied) {
+            let Some(applied) = applied else {
+                let error = errors.remove(&row.slot.0);
+                outputs.extend(error.and_then(|error| self.fail(row.sequence, error)));
+                continue;
+            };
+            let scored = if row.scores.is_empty() { None } else { scored.next() };
+            if scored.is_some() || row.final_result == Some(FinalResult::Prompt) {
+                let tokens = scored.map_or_else(Vec::new, |scored| scored.tokens);
+                outputs.extend(self.receive_prompt(row, tokens));
+            }
+            if row.final_result == Some(FinalResult::Vector) {
+                let vector = pooled.next().map(|pooled| pooled.values);
+                outputs.extend(vector.and_then(|values| self.receive_vector(row.sequence, values)));
+            }
+            let tokens = sampled.by_ref().take(applied.answered);
+            self.report_tokens(row.sequence, tokens, applied.accepted, &mut outputs);
+            self.leave_quarantine(row.sequence, applied.computed);
+        }
+        Ok(outputs)
+    }
+
+    /// Accepts the tokens of all rows and publishes the blocks that they have computed. The result
+    /// is `None` for a row with an error.
+    ///
+    /// This precedes everything else, because the failure of one row may make blocks of other rows
+    /// impossible to find.
+    fn accept_rows(
+        &mut self,
+        step: u64,
+        rows: &[RowInFlight],
+        sampled: &[Sampled],
+        errors: &HashMap<u32, RowError>,
+    ) -> Vec<Option<AppliedRow>> {
+        let mut rest = sampled;
+        let accept = |row: &RowInFlight| {
+            if errors.contains_key(&row.slot.0) {
+                return None;
+            }
+            let (tokens, others) = rest.split_at(row.tokens_in(rest));
+            rest = others;
+            Some(self.accept_row(step, row, tokens))
+        };
+        rows.iter().map(accept).collect()
+    }
+
+    /// Accepts the tokens of one row, rolls back what its lookahead has not brought, and publishes
+    /// the blocks that it has completed.
+    fn accept_row(&mut self, step: u64, row: &RowInFlight, sampled: &[Sampled]) -> AppliedRow {
+        // A preempted sequence accepts tokens as well: they are valid wherever they were computed.
+        let accepted = self.update(row.sequence, |sequence| sequence.accept(sampled, row.max_tokens));
+        self.charge(row.sequence, accepted.map_or(0, |accepted| accepted.tokens));
+        let missing = row.max_tokens - sampled.len();
+        // A deferred row has computed its position, which the next row computes again.
+        let computed = row.computed - missing - usize::from(row.deferred);
+        if row.mask_follows && !sampled.is_empty() {
+            self.update(row.sequence, |sequence| sequence.note_mask_in_time());
+        }
+        if let Some(index) = self.position(row.sequence) {
+            let running = &mut self.running[index];
+            // A row from before a preemption was computed in other blocks. A wrong block in the
+            // tree would harm every sequence that shares it.
+            if running.first_step <= step {
+                running.roll_back(missing);
+                self.cache.publish(&mut running.table, running.sequence.block_hashes.as_slice(), computed);
+            }
+        }
+        AppliedRow { answered: sampled.len(), computed, accepted }
+    }
+
+    /// Reports the accepted tokens of a row and removes the sequence if it has ended.
+    fn report_tokens(
+        &mut self,
+        id: SeqId,
+        sampled: impl Iterator<Item = Sampled>,
+        accepted: Option<Accepted>,
+        outputs: &mut Vec<SequenceOutput>,
+    ) {
+        let Accepted { tokens, finish } = accepted.unwrap_or_default();
+        for (index, sampled) in sampled.enumerate() {
+            if index < tokens {
+                let finish = finish.filter(|_| index + 1 == tokens);
+                outputs.push(SequenceOutput { sequence: id, event: SequenceEvent::Token(sampled), finish });
+            }
+        }
+        if finish.is_some() {
+            self.cancel(id);
+        }
+    }
+
+    /// Reports the scores of a part of the prompt, or the end of a sequence that generates nothing.
+    /// Scores that are known already, and scores of a sequence that has been cancelled, are
+    /// ignored.
+    fn receive_prompt(&mut self, row: &RowInFlight, mut tokens: Vec<PromptToken>) -> Option<SequenceOutput> {
+        let known = self.update(row.sequence, |sequence| sequence.take_scores(&row.scores))?;
+        tokens.drain(..known.min(tokens.len()));
+        let finish = (row.final_result == Some(FinalResult::Prompt)).then_some(Finish::Length);
+        if finish.is_some() {
+            self.cancel(row.sequence);
+        }
+        let is_new = finish.is_some() || !tokens.is_empty();
+        is_new.then_some(SequenceOutput {
+            sequence: row.sequence,
+            event: SequenceEvent::Prompt(tokens),
+            finish,
+        })
+    }
+
+    /// Reports the vector of a prompt, which ends its sequence.
+    fn receive_vector(&mut self, id: SeqId, values: Vec<f32>) -> Option<SequenceOutput> {
+        self.update(id, |_| ())?;
+        self.cancel(id);
+        let (event, finish) = (SequenceEvent::Vector(values), Some(Finish::Length));
+        Some(SequenceOutput { sequence: id, event, finish })
+    }
+
+    /// Fails a sequence for which the shards have no result. A sequence that has ended meanwhile is
+    /// ignored.
+    fn fail(&mut self, id: SeqId, error: RowError) -> Option<SequenceOutput> {
+        let failure = RowFailure::new(error);
+        let sequence = self.get(id)?;
+        if let (RowFailure::NotFinite(_), Some(&first)) = (&failure, sequence.block_hashes.as_slice().first())
+        {
+            // The keys and values of earlier positions may be wrong as well, and some of them may
+            // come from the cache.
+            self.cache.forget(first);
+        }
+        self.cancel(id);
+        Some(SequenceOutput { sequence: id, event: SequenceEvent::Failed(failure), finish: None })
+    }
+}

@@ -1,0 +1,34 @@
+//! Scheduling options.
+
+use super::schedule::Schedule;
+
+/// Scheduling options, apart from the limits of the shards.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SchedulerOptions {
+    /// Whether computed blocks are kept and shared among sequences that begin with the same tokens.
+    pub prefix_cache: bool,
+    /// Number of steps after which a request is ordered before new requests of the next higher
+    /// priority. With 0, priorities have no effect.
+    pub ageing_steps: u32,
+    /// Maximum number of tokens that an answer may hold for a row beyond the token that the row
+    /// samples. It is 0 for shards that sample one token per row.
+    pub max_lookahead: usize,
+    /// The order in which waiting sequences are admitted.
+    pub schedule: Schedule,
+    /// Target for the time between two tokens of a stream in microseconds: prompts may extend steps
+    /// with decode rows up to this time. They may always extend them to twice the time of the
+    /// decode rows.
+    pub target_micros: f64,
+}
+
+impl Default for SchedulerOptions {
+    fn default() -> Self {
+        SchedulerOptions {
+            prefix_cache: true,
+            ageing_steps: 512,
+            max_lookahead: 0,
+            target_micros: 0.0,
+            schedule: Schedule::default(),
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! Planning the next step.
+
+use std::time::Duration;
+
+use millrace_proto::Step;
+
+use super::cost_model::StepLoad;
+use super::frame_budget::FrameBudget;
+use super::in_flight::StepInFlight;
+use super::planned::PlannedStep;
+use super::prompt_shares;
+use super::running::RunningSequence;
+use super::state::Scheduler;
+
+impl Scheduler {
+    /// Plans the next step, or returns `None` if there is nothing to run before more answers have
+    /// come in.
+    pub fn plan(&mut self) -> Option<PlannedStep> {
+        let mut bytes = FrameBudget::for_decodes(&self.limits);
+        self.schedule_decodes(&mut bytes);
+        bytes.add_prompts_half();
+        let admitted = match self.quarantine.is_empty() {
+            true => self.admit(&mut bytes),
+            false => self.admit_from_quarantine(),
+        };
+        self.schedule_prefills(&mut bytes);
+        self.schedule_lookahead(&mut bytes);
+
+        let admit = admitted.iter().filter_map(|new| self.position(new.sequence));
+        let admit = admit.map(|index| self.running[index].admission()).collect();
+        let mut rows: Vec<_> = self
+            .running
+            .iter_mut()
+            .filter_map(|running| {
+                let (row, expected) = running.take_row()?;
+                Some((running.sequence.is_decode(&row), row, expected))
+            })
+            .collect();
+        if rows.is_empty() {
+            debug_assert!(admitted.is_empty(), "an admitted sequence always has a row");
+            return None;
+        }
+        // The protocol requires decodes before chunks of prompts.
+        rows.sort_by_key(|(decodes, ..)| !decodes);
+
+        let id = self.next_step;
+        self.next_step += 1;
+        let (rows, expected): (Vec<_>, _) =
+            rows.into_iter().map(|(_, row, expected)| (row, expected)).unzip();
+        let mut load = StepLoad::default();
+        rows.iter().for_each(|row| load.add_row(row));
+        let duration = Duration::from_micros(self.costs.predict(&load) as u64);
+        self.in_flight.push_back(StepInFlight::new(id, expected, load));
+        let release = self.released.drain(..).map(|slot| slot.0).collect();
+        Some(PlannedStep { step: Step { id, release, admit, rows }, admitted, duration })
+    }
+
+    /// Plans one token for each sequence that decodes, first sequence first. If blocks run out, the
+    /// last running sequence is preempted, which may be the one that needs the block. A sequence
+    /// whose row does not fit the messages is considered again beside the prompts, or waits for the
+    /// next step.
+    fn schedule_decodes(&mut self, bytes: &mut FrameBudget) {
+        let mut index = 0;
+        while let Some(running) = self.running.get_mut(index) {
+            let decodes = running.remaining() == 1;
+            let positions = running.positions_after(1);
+            if !decodes || self.cache.cover(&mut running.table, positions) {
+                running.plan(usize::from(decodes), &self.limits, bytes);
+                index += 1;
+            } else if !self.drop_spares() {
+                self.preempt_last();
+            }
+        }
+    }
+
+    /// Frees blocks of which the tree and a sequence both have a copy. Returns whether there were
+    /// any.
+    fn drop_spares(&mut self) -> bool {
+        let Scheduler { running, cache, .. } = self;
+        running.iter().fold(false, |any, running| cache.drop_spares(&running.table) | any)
+    }
+
+    fn preempt_last(&mut self) {
+        if let Some(last) = self.running.len().checked_sub(1) {
+            let sequence = self.vacate(last);
+            self.waiting.insert(sequence);
+            self.preemptions += 1;
+        }
+    }
+
+    /// Shares the budget for prompts among them.
+    fn schedule_prefills(&mut self, bytes: &mut FrameBudget) {
+        let shares = prompt_shares::share(&self.remaining_prefills(), self.prompt_budget(&[]));
+        let prompts = self.running.iter_mut().filter(|running| running.is_prefill());
+        for (running, tokens) in prompts.zip(shares) {
+            running.plan(tokens, &self.limits, bytes);
+        }
+    }
+
+    /// Gives rows that sample a lookahead from the tokens, blocks and bytes that are left. No row
+    /// gets smaller and no sequence is preempted for it.
+    fn schedule_lookahead(&mut self, bytes: &mut FrameBudget) {
+        let mut left = self.unplanned_tokens().min(self.options.max_lookahead * self.running.len());
+        for running in &mut self.running {
+            if left == 0 {
+                return;
+            }
+            let lookahead = running.max_lookahead().min(self.options.max_lookahead).min(left);
+            let positions = running.positions_after(running.planned_tokens() + lookahead);
+            // Blocks are taken last: a row may name only blocks for tokens that it can run.
+            if lookahead > 0
+                && bytes.take(running.lookahead_bytes(lookahead))
+                && self.cache.cover(&mut running.table, positions)
+            {
+                running.plan_lookahead(lookahead);
+                left -= lookahead;
+            }
+        }
+    }
+
+    /// Remaining tokens of the running sequences that have something to run and no row yet.
+    pub(super) fn remaining_prefills(&self) -> Vec<usize> {
+        let prefills = self.running.iter().filter(|running| running.is_prefill());
+        prefills.map(RunningSequence::remaining).collect()
+    }
+
+    /// Number of tokens that are left of the step's budget.
+    pub(super) fn unplanned_tokens(&self) -> usize {
+        let planned: usize = self.running.iter().map(RunningSequence::planned_tokens).sum();
+        self.limits.max_step_tokens - planned
+    }
+}

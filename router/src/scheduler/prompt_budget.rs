@@ -1,0 +1,115 @@
+//! The prompt budget: how many prompt tokens a step may run beside the rows that decode.
+//!
+//! A stream gets one token per step, so the time of a step is the gap between two tokens of every
+//! stream. While sequences decode, prompts therefore get as many tokens as fit a time. The time is
+//! what the decode rows leave of the target for the gap, and never less than the decode rows take
+//! themselves, so prompts progress however low the target is. The times are predictions of the
+//! [cost model](super::cost_model); until the shards have reported the time of a step, only the
+//! limits of the shards apply.
+//!
+//! While nothing decodes, a step has as many prompt tokens as are efficient: larger steps would
+//! only delay the next request.
+//!
+//! Sarathi-Serve (Agrawal et al., OSDI 2024) bounds the gap in the same way with a fixed number of
+//! tokens per step, which does not suit devices that differ in speed by a factor of a thousand.
+
+use super::cost_model::StepLoad;
+use super::prompt_shares;
+use super::running::RunningSequence;
+use super::state::Scheduler;
+
+/// Ratio of the time of a step to the time of its decode rows up to which prompts always may extend
+/// the step.
+const MIN_STRETCH: f64 = 2.0;
+
+/// Number of prompt tokens that a step without decode rows may always have. Products of matrices
+/// with fewer rows are less efficient in ways that the cost model does not know.
+const MIN_EFFICIENT_TOKENS: usize = 128;
+
+/// A prompt of which a part has been computed.
+struct PartialPrompt {
+    /// Number of computed positions.
+    start: usize,
+    /// Number of tokens left to run.
+    remaining: usize,
+}
+
+impl Scheduler {
+    /// Maximum number of prompt tokens in the step being planned, if the running sequences with the
+    /// indices `leaving` leave. The rows that decode have been planned.
+    pub(super) fn prompt_budget(&self, leaving: &[usize]) -> usize {
+        let returned: usize = leaving.iter().map(|&index| self.running[index].planned_tokens()).sum();
+        let limit = self.unplanned_tokens() + returned;
+        match self.prompt_micros(leaving) {
+            Some(micros) => self.prompt_tokens_within(&self.partial_prompts(leaving), micros, limit),
+            None if self.costs.is_known() => {
+                limit.min(self.costs.efficient_tokens().max(MIN_EFFICIENT_TOKENS))
+            }
+            None => limit,
+        }
+    }
+
+    /// Number of prompt tokens that each of the next steps has at least, if the running sequences
+    /// except those with the indices `leaving` go on and the prediction is right.
+    pub(super) fn min_prompt_budget(&self, leaving: &[usize]) -> usize {
+        let limits = &self.limits;
+        // However many sequences decode, prompts get at least this part of the limit.
+        let limit = limits.max_step_tokens - (limits.max_sequences - 1);
+        if !self.costs.is_known() {
+            return limit;
+        }
+        let mut load = StepLoad::default();
+        self.staying(leaving).for_each(|running| running.add_decode(&mut load));
+        let micros = self.costs.predict(&load).max(self.options.target_micros / MIN_STRETCH);
+        let endless = PartialPrompt { start: 0, remaining: limits.max_sequence_tokens };
+        self.prompt_tokens_within(&[endless], micros, limit)
+    }
+
+    /// The time in microseconds by which prompts may extend the step being planned; `None` if
+    /// nothing decodes or no time is known.
+    fn prompt_micros(&self, leaving: &[usize]) -> Option<f64> {
+        let mut load = StepLoad::default();
+        let decoding = self.staying(leaving).filter(|running| running.is_decoding());
+        decoding.for_each(|running| running.add_decode(&mut load));
+        if load == StepLoad::default() || !self.costs.is_known() {
+            return None;
+        }
+        let decode_micros = self.costs.predict(&load);
+        Some(self.options.target_micros.max(MIN_STRETCH * decode_micros) - decode_micros)
+    }
+
+    fn partial_prompts(&self, leaving: &[usize]) -> Vec<PartialPrompt> {
+        let prefills = self.staying(leaving).filter(|running| running.is_prefill());
+        let partial = |running: &RunningSequence| PartialPrompt {
+            start: running.positions_after(0),
+            remaining: running.remaining(),
+        };
+        let prompts: Vec<_> = prefills.map(partial).collect();
+        // Without running prompts, the budget is that of a prompt to be admitted.
+        let newcomer = || PartialPrompt { start: 0, remaining: self.limits.max_sequence_tokens };
+        if prompts.is_empty() { vec![newcomer()] } else { prompts }
+    }
+
+    /// The largest number of tokens, from 1 to `limit`, that these prompts can share in `micros`
+    /// microseconds.
+    fn prompt_tokens_within(&self, prompts: &[PartialPrompt], micros: f64, limit: usize) -> usize {
+        let remaining: Vec<_> = prompts.iter().map(|prompt| prompt.remaining).collect();
+        let fits = |tokens: usize| {
+            let mut load = StepLoad::default();
+            for (prompt, share) in prompts.iter().zip(prompt_shares::share(&remaining, tokens)) {
+                load.add(prompt.start, share, share == prompt.remaining);
+            }
+            self.costs.predict_additional(&load) <= micros
+        };
+        if fits(limit) {
+            return limit;
+        }
+        // A step of `fitting` tokens is short enough, and a step of `too_many` is not.
+        let (mut fitting, mut too_many) = (limit.min(1), limit);
+        while too_many - fitting > 1 {
+            let middle = fitting.midpoint(too_many);
+            if fits(middle) { fitting = middle } else { too_many = middle }
+        }
+        fitting
+    }
+}

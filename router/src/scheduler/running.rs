@@ -1,0 +1,236 @@
+//! A sequence that has a slot and blocks.
+
+use millrace_proto::rules::mask_words;
+use millrace_proto::{self as proto, Admission, Row};
+
+use super::cache::{BlockHash, BlockTable};
+use super::cost_model::StepLoad;
+use super::frame_budget::{FrameBudget, RowBytes, RowContent};
+use super::id::SlotId;
+use super::in_flight::{FinalResult, RowInFlight};
+use super::limits::SchedulerLimits;
+use super::message_size;
+use super::request::Pooling;
+use super::sequence::Sequence;
+
+/// A running sequence, and the row that is being planned for it.
+#[derive(Debug)]
+pub(super) struct RunningSequence {
+    pub(super) sequence: Sequence,
+    pub(super) slot: SlotId,
+    pub(super) table: BlockTable,
+    /// The step that admitted the sequence.
+    pub(super) first_step: u64,
+    /// Number of blocks of the table that have been sent to the shards.
+    sent_blocks: usize,
+    /// Number of tokens with which the sequence was admitted. They are computed as fast as the
+    /// steps allow; later tokens wait for their turn, and perhaps for a mask.
+    admitted_len: usize,
+    /// Number of positions that were in the cache when the sequence was admitted.
+    cached: usize,
+    /// Maximum number of positions that are in the cache when the planned steps have run.
+    computed: usize,
+    /// Number of known tokens that the sequence runs in the step being planned.
+    planned: usize,
+    /// Number of further tokens that the shards may run in the step being planned, after the one
+    /// that they sample.
+    lookahead: usize,
+}
+
+impl RunningSequence {
+    /// A sequence whose first `cached` positions are in its blocks already.
+    pub(super) fn new(
+        sequence: Sequence,
+        slot: SlotId,
+        table: BlockTable,
+        cached: usize,
+        first_step: u64,
+    ) -> Self {
+        RunningSequence {
+            admitted_len: sequence.len(),
+            sequence,
+            slot,
+            table,
+            first_step,
+            cached,
+            computed: cached,
+            sent_blocks: 0,
+            planned: 0,
+            lookahead: 0,
+        }
+    }
+
+    /// The hashes of the full blocks of the tokens with which the sequence was admitted.
+    pub(super) fn admitted_hashes(&self, limits: &SchedulerLimits) -> &[BlockHash] {
+        let hashes = self.sequence.block_hashes.as_slice();
+        &hashes[..hashes.len().min(self.admitted_len / limits.block_size)]
+    }
+
+    /// Number of positions that were in the cache when the sequence was admitted.
+    pub(super) fn cached(&self) -> usize {
+        self.cached
+    }
+
+    pub(super) fn admission(&self) -> Admission {
+        Admission {
+            slot: self.slot.0,
+            tokens: self.sequence.tokens.clone(),
+            prompt_len: self.sequence.prompt_len as u32,
+            sampling: Some(self.sequence.sampling.clone()),
+            pooling: match self.sequence.pooling {
+                None => proto::Pooling::None,
+                Some(Pooling::Last) => proto::Pooling::Last,
+                Some(Pooling::Mean) => proto::Pooling::Mean,
+            }
+            .into(),
+        }
+    }
+
+    /// Number of tokens that can be run next: 1 for a sequence that decodes, more during prefill,
+    /// and 0 for a sequence that waits for answers or for its mask.
+    pub(super) fn remaining(&self) -> usize {
+        let wanted = self.sequence.len().min(self.sequence.max_positions());
+        if self.sequence.can_continue() { wanted - self.computed } else { 0 }
+    }
+
+    /// Whether the sequence has something to run and no row yet in the step being planned.
+    pub(super) fn is_prefill(&self) -> bool {
+        self.planned == 0 && self.remaining() > 0
+    }
+
+    /// Whether the sequence has run its whole prompt and is to generate a token in each step. It
+    /// may have to wait for answers or for its mask first.
+    pub(super) fn is_decoding(&self) -> bool {
+        let sequence = &self.sequence;
+        sequence.max_new_tokens > 0
+            && self.computed >= sequence.prompt_len
+            && sequence.len() <= self.computed + 1
+    }
+
+    /// Adds the row of a sequence that decodes to a load.
+    pub(super) fn add_decode(&self, load: &mut StepLoad) {
+        load.add(self.computed, 1, true);
+    }
+
+    /// Number of tokens that the planned row takes from the token budget of the step.
+    pub(super) fn planned_tokens(&self) -> usize {
+        self.planned + self.lookahead
+    }
+
+    /// Number of positions that the block table must cover before `count` more tokens can be run.
+    pub(super) fn positions_after(&self, count: usize) -> usize {
+        self.computed + count
+    }
+
+    /// The properties that determine the size of a row of `count` tokens.
+    fn content(&self, count: usize, limits: &SchedulerLimits) -> RowContent {
+        let sequence = &self.sequence;
+        let complete = self.computed + count == sequence.len();
+        let samples = complete && sequence.max_new_tokens > 0;
+        RowContent {
+            mask_words: match samples {
+                // Masks that follow are together no longer than a step.
+                true if sequence.mask_follows() => mask_words(limits.vocab_size),
+                true => sequence.allowed().len(),
+                false => 0,
+            },
+            top_n: if samples { sequence.sampling.top_n as usize } else { 0 },
+            scores: sequence.scores(&(self.computed..self.computed + count)).len(),
+            score_top_n: sequence.prompt_logprobs.unwrap_or(0) as usize,
+            features: if complete && sequence.pooling.is_some() { limits.hidden_size } else { 0 },
+            lookahead: 0,
+        }
+    }
+
+    /// Plans up to `count` tokens, as many as fit the messages of the step, and takes their bytes
+    /// from the budget. If the whole row does not fit, a row without the last token may fit,
+    /// because only the last token can have a mask, alternatives or a vector.
+    pub(super) fn plan(&mut self, count: usize, limits: &SchedulerLimits, budget: &mut FrameBudget) {
+        self.planned = 0;
+        let content = self.content(count, limits);
+        let scorable = budget.answer_left() / message_size::scored_token(content.score_top_n);
+        let shorter = count.saturating_sub(1).min(if content.scores > 0 { scorable } else { count });
+        for count in [count, shorter] {
+            if count > 0 && budget.take(self.content(count, limits).bytes()) {
+                self.planned = count;
+                return;
+            }
+        }
+    }
+
+    /// Maximum lookahead of the planned row; 0 if it does not sample.
+    pub(super) fn max_lookahead(&self) -> usize {
+        let samples = self.planned > 0 && self.computed + self.planned == self.sequence.len();
+        if samples { self.sequence.max_lookahead() } else { 0 }
+    }
+
+    /// The bytes that a lookahead adds to the planned row.
+    pub(super) fn lookahead_bytes(&self, lookahead: usize) -> RowBytes {
+        let top_n = self.sequence.sampling.top_n as usize;
+        let with = RowContent { top_n, lookahead, ..RowContent::default() }.bytes();
+        let without = RowContent { top_n, ..RowContent::default() }.bytes();
+        RowBytes { step: with.step - without.step, answer: with.answer - without.answer }
+    }
+
+    /// Gives the planned row a lookahead. The block table has room for it, and the frame budget has
+    /// its bytes.
+    pub(super) fn plan_lookahead(&mut self, lookahead: usize) {
+        self.lookahead = lookahead;
+    }
+
+    /// Returns the planned row and its expected results, if a row is planned. The row samples if it
+    /// runs the last tokens of the sequence.
+    pub(super) fn take_row(&mut self) -> Option<(Row, RowInFlight)> {
+        let (start, count) = (self.computed, std::mem::take(&mut self.planned));
+        let lookahead = std::mem::take(&mut self.lookahead);
+        if count == 0 {
+            return None;
+        }
+        let scores = self.sequence.scores(&(start..start + count));
+        let complete = start + count == self.sequence.len();
+        let ends = complete && self.sequence.max_new_tokens == 0;
+        let final_result =
+            ends.then(|| self.sequence.pooling.map_or(FinalResult::Prompt, |_| FinalResult::Vector));
+        let sample = complete && !ends;
+        let allowed = if sample { self.sequence.allowed().to_vec() } else { Vec::new() };
+        let mask_follows = sample && self.sequence.mask_follows();
+        if sample {
+            self.sequence.expect_tokens(lookahead);
+        }
+        self.computed += count + lookahead;
+        let new_blocks = self.table.blocks[self.sent_blocks..].iter().map(|block| block.0).collect();
+        self.sent_blocks = self.table.blocks.len();
+        let score = self.sequence.prompt_logprobs.filter(|_| !scores.is_empty());
+        let (sequence, slot, computed) = (self.sequence.id, self.slot, self.computed);
+        let row = Row {
+            slot: slot.0,
+            start: start as u32,
+            count: count as u32,
+            new_blocks,
+            sample,
+            allowed,
+            score,
+            lookahead: lookahead as u32,
+            mask_follows,
+        };
+        let max_tokens = if sample { 1 + lookahead } else { 0 };
+        let deferred = false;
+        let in_flight = RowInFlight {
+            sequence,
+            slot,
+            computed,
+            max_tokens,
+            mask_follows,
+            deferred,
+            scores,
+            final_result,
+        };
+        Some((row, in_flight))
+    }
+
+    /// Takes back positions that a row with a lookahead was expected to compute and has not
+    /// computed, or that a deferred row must compute again.
+    pub(super) fn roll_back(&mut self, positions: usize) {
+        self.computed -= positions;
+    }
+}

@@ -1,0 +1,29 @@
+//! Statistics of the scheduler.
+
+/// Gauges and counters for `/metrics`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SchedulerStats {
+    /// Sequences in the queue.
+    pub waiting: usize,
+    /// Tokens of the sequences in the queue.
+    pub waiting_tokens: usize,
+    /// Sequences that hold a slot.
+    pub running: usize,
+    /// Blocks that running sequences hold, shared or not.
+    pub used_blocks: usize,
+    /// Blocks that only the prefix cache holds. They are evicted when a sequence needs blocks.
+    pub cached_blocks: usize,
+    /// Total number of times that a sequence went back to the queue because no block was free.
+    pub preemptions: u64,
+    /// Total number of times that a sequence went back to the queue because a sequence of higher
+    /// priority needed its place.
+    pub priority_preemptions: u64,
+    /// Number of rows of constrained sequences whose masks came too late for their step, so far.
+    pub deferred_rows: u64,
+    /// Total number of tokens of admitted sequences that were found in the prefix cache.
+    pub prefix_hit_tokens: u64,
+    /// Total number of tokens of admitted sequences that had to be computed.
+    pub prefix_miss_tokens: u64,
+    /// Total number of blocks that were evicted from the prefix cache.
+    pub prefix_evicted_blocks: u64,
+}

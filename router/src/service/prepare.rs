@@ -1,0 +1,156 @@
+//! Validates a request and tokenizes its prompt.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use millrace_proto::Ready;
+use millrace_proto::rules::check_sampling;
+
+use super::context::RequestContext;
+use super::error::ServiceError;
+use super::limits::TokenLimits;
+use super::params::{Params, Prompt};
+use super::prepared::Prepared;
+use super::setup::Service;
+use crate::engine::Request;
+use crate::grammar::{CompiledGrammar, GrammarError, RequestedGrammar};
+use crate::metrics;
+use crate::text::SpecialTokens;
+
+impl Service {
+    /// Validates a request and tokenizes its prompt.
+    ///
+    /// # Errors
+    /// [`ServiceError`] if the request is invalid or the model is not loaded.
+    pub async fn prepare(&self, prompt: Prompt, params: Params) -> Result<Prepared, ServiceError> {
+        let received = Instant::now();
+        metrics::request_received();
+        self.validate(prompt, params, received)
+            .await
+            .inspect_err(|error| metrics::request_failed(error.kind()))
+    }
+
+    /// Logs the prompt if the operator has enabled it.
+    fn log_prompt(&self, context: Option<&RequestContext>, prompt: &[u32]) {
+        if self.0.limits.log_requests {
+            let request_id = context.map(RequestContext::id);
+            let mut detokenizer = self.0.tokenizer.detokenizer(false, false);
+            let text: String = prompt.iter().map(|&id| detokenizer.push(id)).collect();
+            tracing::info!(request_id, prompt = text + &detokenizer.finish(), "prompt");
+        }
+    }
+
+    async fn validate(
+        &self,
+        prompt: Prompt,
+        params: Params,
+        received: Instant,
+    ) -> Result<Prepared, ServiceError> {
+        let ready = self.ready()?;
+        let _place = self.enter()?;
+        let context = RequestContext::current();
+        let caller = context.as_deref().and_then(RequestContext::caller);
+        if let Some(caller) = caller {
+            caller.check_priority(params.priority)?;
+        }
+        let limits = self.0.limits.tokens(&ready);
+        let params = params.with_defaults(self.0.sampling);
+        params.check(&self.0.limits, &ready)?;
+        if let Some(best_of) = params.best_of.filter(|&best_of| best_of > 1) {
+            self.has_room_for(best_of)?;
+        }
+        limits.check_truncate(params.truncate)?;
+        let ids = self.prompt_tokens(prompt, &params, limits, &ready).await?;
+        let max_new_tokens = limits.new_tokens(ids.len(), params.max_new_tokens, params.clamp_new_tokens)?;
+        let grammar = match &params.grammar {
+            Some(wanted) => self.compile(wanted, ready.vocab_size).await?,
+            None => None,
+        };
+        let validation = received.elapsed();
+        metrics::request_validated(validation, ids.len(), max_new_tokens);
+        let seed = params.samples().then(|| params.seed.unwrap_or_else(rand::random));
+        let (stop_tokens, stops) = self.stops(&params);
+        let (seed_or_any, watermark) = (seed.unwrap_or_default(), self.0.limits.watermark);
+        let sampling = params.sampling(seed_or_any, &stop_tokens, watermark, ready.vocab_size);
+        check_sampling(&sampling, ready.vocab_size as usize)
+            .map_err(|wrong| ServiceError::invalid("parameters", wrong.to_string()))?;
+        let cache_salt =
+            caller.map_or_else(|| params.cache_salt.clone(), |c| c.salt(params.cache_salt.as_ref()));
+        let (ids, block_hashes) = self.hash_blocks(ids, cache_salt.clone(), &ready).await?;
+        let request = Request {
+            prompt: ids,
+            max_new_tokens,
+            stop_tokens,
+            sampling,
+            priority: params.priority,
+            tenant: context.as_deref().map(RequestContext::tenant).unwrap_or_default(),
+            cache_salt,
+            block_hashes,
+            mask: grammar.as_ref().map(|grammar| grammar.first()),
+            prompt_logprobs: params.prompt_logprobs,
+            pooling: params.pooling,
+        };
+        self.log_prompt(context.as_deref(), &request.prompt);
+        Ok(Prepared { request, grammar, stops, params, seed, received, validation, counted: true, context })
+    }
+
+    /// Tokenizes a prompt, checks its tokens and truncates it.
+    async fn prompt_tokens(
+        &self,
+        prompt: Prompt,
+        params: &Params,
+        limits: TokenLimits,
+        ready: &Ready,
+    ) -> Result<Vec<u32>, ServiceError> {
+        let mut ids = match prompt {
+            Prompt::Text(text, specials) => self.encode(text.into(), specials, params, limits).await?,
+            // The template has written the special tokens at the beginning of the prompt.
+            Prompt::Chat(prompt) => self.encode(prompt, SpecialTokens::Omit, params, limits).await?,
+            Prompt::Ids(ids) => ids,
+        };
+        // A tokenizer may have more tokens than the model has embeddings.
+        if let Some(id) = ids.iter().find(|&&id| id >= ready.vocab_size) {
+            let detail = format!("token id {id} is outside of the vocabulary of {}", ready.vocab_size);
+            return Err(ServiceError::invalid("inputs", detail));
+        }
+        if ids.is_empty() {
+            return Err(ServiceError::invalid("inputs", "`inputs` cannot be empty"));
+        }
+        if let Some(keep) = params.truncate {
+            ids.drain(..ids.len().saturating_sub(keep));
+        }
+        Ok(ids)
+    }
+
+    /// Compiles the grammar of a request. Returns `None` if the grammar is optional and not
+    /// supported.
+    async fn compile(
+        &self,
+        wanted: &RequestedGrammar,
+        vocab_size: u32,
+    ) -> Result<Option<Arc<CompiledGrammar>>, ServiceError> {
+        let compiled = match self.0.limits.grammar_support {
+            true => self.0.grammars.compile(&wanted.grammar, vocab_size).await,
+            false => Err(GrammarError::Unsupported("")),
+        };
+        match compiled {
+            Ok(compiled) => Ok(Some(compiled)),
+            Err(GrammarError::Unsupported(_)) if wanted.optional => Ok(None),
+            Err(GrammarError::Busy) => Err(self.0.engine.overloaded().into()),
+            Err(error) => Err(ServiceError::invalid(wanted.field, error.to_string())),
+        }
+    }
+
+    /// The stop tokens and stop strings of a request. A stop string that is the text of a special
+    /// token stands for that token, which is not part of the answer's text.
+    fn stops(&self, params: &Params) -> (Arc<[u32]>, Vec<String>) {
+        let special =
+            |stop: &String| self.0.tokenizer.token_id(stop).filter(|&id| self.0.tokenizer.is_special(id));
+        let tokens: Vec<u32> = params.stop.iter().filter_map(special).collect();
+        let eos = if params.ignore_eos { Arc::default() } else { self.0.eos.clone() };
+        if tokens.is_empty() {
+            return (eos, params.stop.clone());
+        }
+        (eos.iter().copied().chain(tokens).collect(), params.stop.clone())
+    }
+}

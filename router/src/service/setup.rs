@@ -1,0 +1,239 @@
+//! The service, and how it is built from a model folder.
+
+use std::sync::Arc;
+
+use millrace_proto::Ready;
+use tokio::sync::{Semaphore, SemaphorePermit};
+
+use super::budget::AnswerBudget;
+use super::context::RequestContext;
+use super::error::ServiceError;
+use super::late_system;
+use super::limits::RequestLimits;
+use super::model::{ModelInfo, TokenizerDescription};
+use crate::assets::{AssetError, Assets, SamplingDefaults};
+use crate::engine::{Engine, EngineState, Pooling};
+use crate::grammar::GrammarCompiler;
+use crate::metrics;
+use crate::pooling::{self, UnknownPooling};
+use crate::text::{ChatTemplate, TemplateError, TextError, Tokenizer, end_tokens};
+use crate::tools::ToolFormat;
+
+/// Why a service could not be created from a model folder.
+#[derive(Debug, thiserror::Error)]
+pub enum SetupError {
+    /// A file is missing or broken.
+    #[error(transparent)]
+    Assets(#[from] AssetError),
+    /// The tokenizer cannot be used.
+    #[error(transparent)]
+    Tokenizer(#[from] TextError),
+    /// The chat template cannot be used.
+    #[error(transparent)]
+    Template(#[from] TemplateError),
+}
+
+/// Generates text from text. Clones share one service.
+#[derive(Debug, Clone)]
+pub struct Service(pub(super) Arc<Inner>);
+
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) tokenizer: Tokenizer,
+    pub(super) template: Option<ChatTemplate>,
+    /// Whether the template renders system messages that follow other messages.
+    pub(super) late_system: bool,
+    pub(super) tool_format: ToolFormat,
+    pub(super) pooling: Result<Pooling, UnknownPooling>,
+    pub(super) limits: RequestLimits,
+    pub(super) engine: Engine,
+    pub(super) model: ModelInfo,
+    pub(super) described: TokenizerDescription,
+    pub(super) eos: Arc<[u32]>,
+    /// Sampling parameters recommended by the model's authors, for requests that do not give them.
+    pub(super) sampling: SamplingDefaults,
+    pub(super) grammars: GrammarCompiler,
+    /// Bounds the requests on their way to the engine: no more may wait for the tokenizer than may
+    /// wait for the model.
+    pub(super) entrance: Semaphore,
+    /// Bounds the memory of answers that are not generated and have not been sent yet.
+    pub(super) answers: AnswerBudget,
+}
+
+impl Service {
+    /// Creates the service for a model whose engine may still be loading.
+    ///
+    /// # Errors
+    /// [`SetupError`] names the file and its error.
+    pub fn new(
+        assets: &Assets,
+        engine: Engine,
+        limits: RequestLimits,
+        model: ModelInfo,
+    ) -> Result<Self, SetupError> {
+        let tokenizer = Tokenizer::new(assets, limits.validation_workers)?;
+        let written = |id: Option<u32>| id.and_then(|id| tokenizer.vocabulary_text(id));
+        let bos = assets.bos_token.clone().or_else(|| written(assets.bos_id));
+        let eos = assets.eos_token.clone().or_else(|| written(assets.eos_ids.first().copied()));
+        let described = TokenizerDescription {
+            // The class in transformers for a tokenizer that only has a tokenizer.json.
+            class: assets.tokenizer_class.clone().unwrap_or_else(|| "PreTrainedTokenizerFast".into()),
+            chat_template: assets.chat_template.clone(),
+            bos_token: bos.clone(),
+            eos_token: eos.clone(),
+            pad_token: assets.pad_token.clone(),
+            unk_token: assets.unk_token.clone(),
+            add_bos_token: assets.add_bos_token,
+        };
+        let template = match &assets.chat_template {
+            Some(source) => {
+                let tools = assets.tool_template.as_deref();
+                Some(ChatTemplate::new(source, tools, bos, eos, limits.validation_workers)?)
+            }
+            None => None,
+        };
+        let late_system = template.as_ref().is_some_and(late_system::is_rendered);
+        let shown = assets.tool_template.as_deref().or(assets.chat_template.as_deref());
+        let tool_format = limits.tool_format.unwrap_or_else(|| ToolFormat::of(shown, &tokenizer));
+        let pooling = limits.pooling.map_or_else(|| pooling::configured(&assets.pooling), Ok);
+        let eos: Arc<[u32]> = end_tokens(assets, &tokenizer, template.as_ref()).into();
+        let sampling = if limits.model_sampling { assets.sampling } else { SamplingDefaults::default() };
+        let entrance = Semaphore::new(limits.max_concurrent_requests);
+        let grammars =
+            GrammarCompiler::with_workers(tokenizer.clone(), eos.clone(), limits.grammar_worker.clone());
+        Ok(Service(Arc::new(Inner {
+            tokenizer,
+            template,
+            late_system,
+            tool_format,
+            pooling,
+            limits,
+            engine,
+            model,
+            described,
+            eos,
+            sampling,
+            grammars,
+            entrance,
+            answers: AnswerBudget::default(),
+        })))
+    }
+
+    /// The model.
+    pub fn model(&self) -> &ModelInfo {
+        &self.0.model
+    }
+
+    /// The tokenizer, as clients see it.
+    pub(crate) fn described(&self) -> &TokenizerDescription {
+        &self.0.described
+    }
+
+    /// The limits of requests.
+    pub fn limits(&self) -> &RequestLimits {
+        &self.0.limits
+    }
+
+    /// The engine that runs the requests.
+    pub fn engine(&self) -> &Engine {
+        &self.0.engine
+    }
+
+    /// The model's tokenizer.
+    pub fn tokenizer(&self) -> &Tokenizer {
+        &self.0.tokenizer
+    }
+
+    /// The format in which the model writes tool calls.
+    pub fn tool_format(&self) -> ToolFormat {
+        self.0.tool_format
+    }
+
+    /// The tokens that end an answer.
+    pub fn end_tokens(&self) -> &[u32] {
+        &self.0.eos
+    }
+
+    /// The sampling parameters that apply where a request of OpenAI's or Anthropic's API does not
+    /// give them.
+    pub fn sampling_defaults(&self) -> SamplingDefaults {
+        self.0.sampling
+    }
+
+    /// The pooling of a prompt into a vector.
+    ///
+    /// # Errors
+    /// [`UnknownPooling`] if the model asks for another pooling than the supported ones.
+    pub fn pooling(&self) -> Result<Pooling, UnknownPooling> {
+        self.0.pooling.clone()
+    }
+
+    /// Whether the model has a chat template. Without one it can only continue texts.
+    pub fn has_template(&self) -> bool {
+        self.0.template.is_some()
+    }
+
+    /// Whether the model's chat template mentions this variable.
+    pub fn template_mentions(&self, variable: &str) -> bool {
+        self.0.template.as_ref().is_some_and(|template| template.mentions(variable))
+    }
+
+    /// Whether the model's chat template may read this variable.
+    pub fn template_may_read(&self, variable: &str) -> bool {
+        self.0.template.as_ref().is_some_and(|template| template.may_read(variable))
+    }
+
+    /// Whether the model's chat template renders the tool calls of earlier messages.
+    pub fn template_writes_calls(&self) -> bool {
+        self.0.template.as_ref().is_some_and(ChatTemplate::writes_calls)
+    }
+
+    /// Whether the model's chat template renders a system message that follows other messages.
+    pub fn template_takes_late_system(&self) -> bool {
+        self.0.late_system
+    }
+
+    /// The announcement of the loaded model. It stays the same while the shards are restarted.
+    ///
+    /// # Errors
+    /// [`ServiceError::Unavailable`] while the model loads, and after the engine has ended.
+    pub fn ready(&self) -> Result<Arc<Ready>, ServiceError> {
+        let why = match &*self.0.engine.state().borrow() {
+            EngineState::Ready(ready) | EngineState::Recovering(ready) => return Ok(ready.clone()),
+            EngineState::Loading { .. } => "Model is loading".to_owned(),
+            EngineState::Draining => "Server is shutting down".to_owned(),
+            EngineState::Failed(why) => format!("Engine failed: {why}"),
+        };
+        Err(ServiceError::Unavailable(why))
+    }
+
+    /// Checks that there is room for this many answers now. A request for several answers is
+    /// refused early if not.
+    ///
+    /// # Errors
+    /// [`ServiceError::Overloaded`] or [`ServiceError::LimitExceeded`], or
+    /// [`ServiceError::Unavailable`] if the model is not loaded.
+    pub fn has_room_for(&self, answers: usize) -> Result<(), ServiceError> {
+        self.ready()?;
+        Ok(self.engine_for_caller().has_room_for(answers)?)
+    }
+
+    /// The engine for the requests of the current caller.
+    fn engine_for_caller(&self) -> Engine {
+        let context = RequestContext::current();
+        self.0.engine.on_account(context.and_then(|context| context.account().cloned()))
+    }
+
+    /// Reserves a place for a request on its way to the engine. A full server refuses the request
+    /// before it does any work for it.
+    pub(super) fn enter(&self) -> Result<SemaphorePermit<'_>, ServiceError> {
+        self.engine_for_caller().has_room()?;
+        self.0.entrance.try_acquire().map_err(|_| self.0.engine.overloaded().into())
+    }
+
+    /// Counts a request that was refused before [`Service::prepare`].
+    pub(crate) fn reject(error: ServiceError) -> ServiceError {
+        metrics::request_rejected(error.kind());
+        error
+    }
+}

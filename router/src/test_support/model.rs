@@ -1,0 +1,92 @@
+//! The files and tokenizers of test models.
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+
+use serde_json::json;
+
+use crate::assets::Assets;
+use crate::text::Tokenizer;
+
+/// The token at the beginning of every raw prompt.
+pub(crate) const BOS: u32 = 256;
+/// The token that ends a generation. Its text is `</s>`.
+pub(crate) const EOS: u32 = 257;
+
+/// A template that writes `user: text\n` and ends with `assistant: `.
+pub(crate) const TEMPLATE: &str = "{{ bos_token }}{% for m in messages %}{% if m.role == 'bad' %}\
+{{ raise_exception('Unknown role bad') }}{% endif %}{{ m.role }}: {{ m.content }}\n{% endfor %}\
+{% if add_generation_prompt %}assistant: {% endif %}";
+
+/// Returns the files of a model with one token per byte, whose id is the byte, and with `<s>` and
+/// `</s>`.
+pub(crate) fn assets() -> Assets {
+    assets_with(&[])
+}
+
+/// Returns the same files with additional special tokens, numbered from 258.
+pub(crate) fn assets_with(marks: &[&str]) -> Assets {
+    // In GPT-2's alphabet, printable bytes stand for themselves, and the others are the characters
+    // from U+0100 on.
+    let printable = |b: u32| matches!(b, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF);
+    let mut vocab = serde_json::Map::new();
+    let mut other = 0x100;
+    for byte in 0..256u32 {
+        let code = if printable(byte) {
+            byte
+        } else {
+            other += 1;
+            other - 1
+        };
+        vocab.insert(char::from_u32(code).unwrap().to_string(), byte.into());
+    }
+    let special = |id: u32, content: &str| {
+        json!({"id": id, "content": content, "special": true, "single_word": false, "lstrip": false,
+               "rstrip": false, "normalized": false})
+    };
+    let byte_level =
+        json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
+    let added = ["<s>", "</s>"].iter().chain(marks).zip(BOS..).map(|(text, id)| special(id, text));
+    let added: Vec<_> = added.collect();
+    let tokenizer = json!({
+        "version": "1.0",
+        "added_tokens": added,
+        "pre_tokenizer": byte_level,
+        "decoder": byte_level,
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "special_tokens": {"<s>": {"id": "<s>", "ids": [BOS], "tokens": ["<s>"]}},
+        },
+        "model": {"type": "BPE", "vocab": vocab, "merges": []},
+    });
+    Assets {
+        tokenizer: serde_json::to_vec(&tokenizer).unwrap(),
+        chat_template: Some(TEMPLATE.into()),
+        bos_token: Some("<s>".into()),
+        eos_token: Some("</s>".into()),
+        eos_ids: vec![EOS],
+        ..Assets::default()
+    }
+}
+
+/// Returns the tokenizer of [`assets`].
+pub(crate) fn tokenizer() -> Tokenizer {
+    static TOKENIZER: OnceLock<Tokenizer> = OnceLock::new();
+    TOKENIZER.get_or_init(|| Tokenizer::new(&assets(), 2).unwrap()).clone()
+}
+
+/// Returns a folder of the test data outside of the repository. Only tests that are ignored by
+/// default use it.
+pub(crate) fn test_data(folder: &str) -> PathBuf {
+    let root = std::env::var_os("MILLRACE_TEST_DATA");
+    PathBuf::from(root.expect("MILLRACE_TEST_DATA names the folder of the test data")).join(folder)
+}
+
+/// Returns the tokenizer of stories260k, a SentencePiece model.
+pub(crate) fn published_tokenizer() -> Tokenizer {
+    static TOKENIZER: OnceLock<Tokenizer> = OnceLock::new();
+    let load = || Tokenizer::new(&Assets::from_dir(&test_data("stories260k")).unwrap(), 2).unwrap();
+    TOKENIZER.get_or_init(load).clone()
+}

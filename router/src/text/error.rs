@@ -1,0 +1,18 @@
+//! Errors of tokenizers.
+
+/// Errors of the conversion between text and token ids.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum TextError {
+    /// `tokenizer.json` cannot be read.
+    #[error("tokenizer.json is not a tokenizer: {0}. Take the file from the model's repository again")]
+    Tokenizer(String),
+    /// The kind of the decoder in `tokenizer.json` is not supported.
+    #[error(
+        "the decoder in tokenizer.json is not supported: {0}. Supported are ByteLevel, Metaspace, and sequences of \
+         Replace, ByteFallback, Fuse and Strip"
+    )]
+    Decoder(String),
+    /// The text cannot be converted to tokens.
+    #[error("tokenizer error {0}")]
+    Encode(String),
+}

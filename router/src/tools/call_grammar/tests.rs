@@ -1,0 +1,275 @@
+//! Generates answers that the grammars allow, and parses them.
+
+use std::sync::Arc;
+
+use rand::rngs::StdRng;
+use rand::{Rng, SeedableRng};
+use serde_json::Value;
+
+use super::*;
+use crate::engine::Constraint;
+use crate::grammar::{GrammarCompiler, GrammarMatcher};
+use crate::test_support::{self, EOS};
+use crate::tools::format::FORMATS;
+use crate::tools::{Tool, ToolCallParser};
+
+fn tools(choice: ToolChoice, parallel: bool) -> AllowedTools {
+    let get = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false});
+    let set = json!({"type": "object", "properties": {"to": {"$ref": "#/$defs/place"}}, "required": ["to"],
+                     "additionalProperties": false, "$defs": {"place": {"enum": ["here", "there"]}}});
+    let tool = |name: &str, parameters| Tool { name: name.into(), parameters };
+    AllowedTools { tools: vec![tool("get", get), tool("set", set)], choice, parallel }
+}
+
+/// Two tokenizers: the markers are special tokens in one and ordinary text in the other.
+fn tokenizers() -> [Tokenizer; 2] {
+    let marks = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>"];
+    let marked = Tokenizer::new(&test_support::assets_with(&marks), 1).unwrap();
+    [test_support::tokenizer(), marked]
+}
+
+/// Generates a random text that the grammar allows, beginning with `leads`. Returns `None` if the
+/// grammar does not allow `leads`.
+async fn random(tokenizer: &Tokenizer, grammar: &Grammar, seed: u64, leads: &str) -> Option<(String, bool)> {
+    let vocab_size = tokenizer.size();
+    let compiled =
+        GrammarCompiler::new(tokenizer.clone(), Arc::new([EOS])).compile(grammar, vocab_size).await.unwrap();
+    let mut random = StdRng::seed_from_u64(seed);
+    let (mut walk, mut mask) = (GrammarMatcher::new(compiled.clone()), compiled.first());
+    let (mut text, mut leads) = (
+        String::new(),
+        tokenizer.encode_now(leads, crate::text::SpecialTokens::Omit).unwrap().ids.into_iter(),
+    );
+    for _ in 0..400 {
+        let allowed: Vec<u32> = (0..vocab_size)
+            .filter(|id| mask.get(*id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1))
+            .collect();
+        let led = leads.next();
+        if let Some(led) = led {
+            if !allowed.contains(&led) {
+                return None;
+            }
+        } else if allowed.contains(&EOS) {
+            return Some((text, true));
+        }
+        let ascii: Vec<u32> = allowed.iter().copied().filter(|id| (32..127).contains(id)).collect();
+        let choose = if ascii.is_empty() { &allowed } else { &ascii };
+        let token = led.unwrap_or_else(|| choose[random.random_range(0..choose.len())]);
+        text += &tokenizer.token_text(token);
+        mask = walk.advance(token).unwrap();
+    }
+    Some((text, false))
+}
+
+fn check(text: &str, format: ToolFormat, tools: &AllowedTools, ended: bool) -> usize {
+    let mut parser = ToolCallParser::new(format, tools);
+    let mut delta = parser.push(text);
+    delta.extend(parser.finish());
+    for (index, call) in delta.calls.iter().enumerate() {
+        if index + 1 < delta.calls.len() || ended {
+            let arguments: Value =
+                serde_json::from_str(&call.arguments).unwrap_or_else(|e| panic!("{text}: {e}"));
+            match call.name.as_deref() {
+                Some("get") => assert!(arguments["n"].is_number(), "{text}"),
+                Some("set") => assert!(arguments["to"] == "here" || arguments["to"] == "there", "{text}"),
+                other => panic!("{other:?} in {text}"),
+            }
+        }
+    }
+    delta.calls.len()
+}
+
+#[tokio::test]
+async fn required_calls_start_with_the_first_token() {
+    for tokenizer in tokenizers() {
+        for format in FORMATS {
+            for choice in [ToolChoice::Required, ToolChoice::Named("set".into())] {
+                for parallel in [false, true] {
+                    let tools = tools(choice.clone(), parallel);
+                    let grammar = call_grammar(&tools, format, &tokenizer, None).unwrap();
+                    for seed in 0..4 {
+                        let (text, ended) = random(&tokenizer, &grammar, seed, "").await.unwrap();
+                        let calls = check(&text, format, &tools, ended);
+                        assert!(calls >= 1 && (parallel || calls == 1), "{format}: {text}");
+                        assert!(matches!(choice, ToolChoice::Required) || !text.contains("get"), "{text}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn usual_schemas_are_accepted() {
+    let parameters = json!({
+        "$schema": "http://json-schema.org/draft-07/schema#", "type": "object", "title": "R&D & more & more & so on & on & on & on & on & on",
+        "properties": {
+            "url": {"type": "string", "format": "uri-of-some-kind", "description": ":( ".repeat(100)},
+            "tags": {"type": "array", "uniqueItems": true, "items": {"type": "string", "pattern": "^[a-z]{1,64}(-[0-9]{1,64}){0,9}$"}},
+            "what": {"oneOf": [{"const": 1}, {"type": "string"}], "default": 1, "examples": [1]},
+        },
+        "if": {"required": ["url"]}, "then": {"required": ["tags"]},
+    });
+    let tool = |i: usize| Tool { name: format!("tool{i}"), parameters: parameters.clone() };
+    let tools =
+        AllowedTools { tools: (0..30).map(tool).collect(), choice: ToolChoice::Required, parallel: true };
+    for tokenizer in tokenizers() {
+        for format in FORMATS {
+            let grammar = call_grammar(&tools, format, &tokenizer, None).unwrap();
+            let (text, _) = random(&tokenizer, &grammar, 1, "").await.unwrap();
+            assert!(text.contains("tool"), "{text}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn optional_calls_are_restricted_after_their_marker() {
+    for tokenizer in tokenizers() {
+        for (format, mark) in [
+            (ToolFormat::Hermes, "<tool_call>\n"),
+            (ToolFormat::Qwen3Coder, "<tool_call>\n<function="),
+            (ToolFormat::Mistral, "[TOOL_CALLS]"),
+            (ToolFormat::MistralV11, "[TOOL_CALLS]"),
+            (ToolFormat::Llama3Json, "\n{ \"name\": \"get\""),
+        ] {
+            let tools = tools(ToolChoice::Auto, true);
+            let grammar = call_grammar(&tools, format, &tokenizer, None).unwrap();
+            let text = "Any text, { < [ with whatever.\n";
+            let led = random(&tokenizer, &grammar, 1, text).await.unwrap();
+            assert_eq!(check(&led.0, format, &tools, led.1), 0, "{format}: {}", led.0);
+            let before = if format == ToolFormat::Llama3Json { "" } else { text };
+            for seed in 0..4 {
+                let (text, ended) =
+                    random(&tokenizer, &grammar, seed, &format!("{before}{mark}")).await.unwrap();
+                assert!(check(&text, format, &tools, ended) >= 1, "{format}: {text}");
+            }
+            assert!(
+                random(&tokenizer, &grammar, 1, &format!("{before}{mark}no call")).await.is_none(),
+                "{format}"
+            );
+        }
+        assert_eq!(call_grammar(&tools(ToolChoice::Auto, true), ToolFormat::Json, &tokenizer, None), None);
+    }
+}
+
+/// Llama 3 calls tools with plain JSON, so that other JSON must be distinguished from calls.
+#[tokio::test]
+async fn json_that_is_not_a_call_is_text() {
+    let tools = tools(ToolChoice::Auto, true);
+    for tokenizer in tokenizers() {
+        let grammar = call_grammar(&tools, ToolFormat::Llama3Json, &tokenizer, None).unwrap();
+        for text in [
+            r#"{"answer": 42, "list": [{"name": "get", "parameters": 7}]}"#,
+            r#"{"name": "Ada", "age": 36}"#,
+            r#"{"name": "get_more", "parameters": 7}"#,
+            r#"{"name" : 7}"#,
+            "{",
+            "{ what }",
+        ] {
+            let (read, ended) =
+                random(&tokenizer, &grammar, 1, text).await.unwrap_or_else(|| panic!("{text}"));
+            assert!(read.starts_with(text));
+            assert_eq!(check(&read, ToolFormat::Llama3Json, &tools, ended), 0, "{read}");
+        }
+        for begun in
+            [r#"{"name": "get", "parameters": {"n": "x"#, r#"{"name":"set","parameters": {"to": "he"#]
+        {
+            let led = random(&tokenizer, &grammar, 1, begun).await;
+            assert_eq!(led.is_some(), begun.contains("set"), "{begun}");
+            let calls = led.map(|(text, ended)| check(&text, ToolFormat::Llama3Json, &tools, ended));
+            assert!(calls.is_none_or(|calls| calls >= 1));
+        }
+        let two = r#"{"name": "get", "parameters": {"n": 1}}; {"name": "set", "parameters": {"to": "here"}}"#;
+        let (text, ended) = random(&tokenizer, &grammar, 1, two).await.unwrap();
+        assert!(check(&text, ToolFormat::Llama3Json, &tools, ended) >= 2, "{text}");
+    }
+}
+
+#[tokio::test]
+async fn answers_without_calls_have_the_requested_form() {
+    let answer = json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"],
+                        "additionalProperties": false});
+    for tokenizer in tokenizers() {
+        for format in FORMATS {
+            let tools = tools(ToolChoice::Auto, true);
+            let grammar =
+                |tools: &AllowedTools| call_grammar(tools, format, &tokenizer, Some(&answer)).unwrap();
+            let either = grammar(&tools);
+            let (text, ended) = random(&tokenizer, &either, 1, "{\"sum\": 7").await.unwrap();
+            let mut parser = ToolCallParser::new(format, &tools);
+            let mut delta = parser.push(&text);
+            delta.extend(parser.finish());
+            assert!(ended && delta.calls.is_empty(), "{format}: {text}");
+            let read: Value = serde_json::from_str(&delta.content).unwrap();
+            assert!(read["sum"].is_i64(), "{format}: {text}");
+            let call = format.write("get", &json!({"n": 1}));
+            let (text, ended) = random(&tokenizer, &either, 1, &call).await.unwrap();
+            assert!(check(&text, format, &tools, ended) >= 1, "{format}: {text}");
+            for neither in ["Well", "{\"m", "[7]"] {
+                assert!(random(&tokenizer, &either, 1, neither).await.is_none(), "{format}: {neither}");
+            }
+            let must = AllowedTools { choice: ToolChoice::Required, ..tools };
+            assert!(random(&tokenizer, &grammar(&must), 1, "{\"sum").await.is_none(), "{format}");
+        }
+    }
+}
+
+/// A call with one argument of each kind: a free string, an enumeration, JSON, and a reference.
+#[tokio::test]
+async fn tagged_arguments_follow_their_schemas() {
+    let parameters = json!({
+        "type": "object", "required": ["s", "e", "n"], "$defs": {"place": {"enum": ["here", 7]}},
+        "properties": {"s": {"type": "string"}, "e": {"type": "string", "enum": ["a b", "c"]}, "n": {"type": "integer"}, "r": {"$ref": "#/$defs/place"}},
+    });
+    let tool = |name: &str, parameters: &Value| Tool { name: name.into(), parameters: parameters.clone() };
+    let (known, any) = (tool("known", &parameters), tool("any", &json!({"type": "object"})));
+    let tools = AllowedTools { tools: vec![known, any], choice: ToolChoice::Required, parallel: true };
+    for tokenizer in tokenizers() {
+        let grammar = call_grammar(&tools, ToolFormat::Qwen3Coder, &tokenizer, None).unwrap();
+        let text = "<tool_call>\n<function=known>\n<parameter=s>\nany \"text\" <at> all\n</parameter>\n<parameter=e>\n";
+        for (ends, follows) in [
+            ("c\n</parameter>\n<parameter=n>\n12\n</parameter>\n</function>\n</tool_call>", true),
+            (
+                "a b\n</parameter>\n<parameter=n>\n-1\n</parameter>\n<parameter=r>\n7\n</parameter>\n</function>\n</tool_call>",
+                true,
+            ),
+            ("d", false),
+            ("c\n</parameter>\n</function>", false),
+            ("c\n</parameter>\n<parameter=n>\nx", false),
+            ("c\n</parameter>\n<parameter=n>\n1\n</parameter>\n<parameter=r>\n8", false),
+        ] {
+            let (whole, led) =
+                (format!("{text}{ends}"), random(&tokenizer, &grammar, 1, &format!("{text}{ends}")).await);
+            assert_eq!(led.is_some(), follows, "{ends}");
+            if follows {
+                let mut parser = ToolCallParser::new(ToolFormat::Qwen3Coder, &tools);
+                let arguments: Value = serde_json::from_str(&parser.push(&whole).calls[0].arguments).unwrap();
+                assert_eq!(
+                    (&arguments["s"], arguments["n"].is_i64()),
+                    (&json!("any \"text\" <at> all"), true)
+                );
+            }
+        }
+        let text = "<tool_call><function=any>\n<parameter=x-1>\nwhatever\n</parameter>\n<parameter=y>\n1\n</parameter>\n</function></tool_call>";
+        assert!(random(&tokenizer, &grammar, 1, text).await.is_some());
+    }
+}
+
+#[test]
+fn copies_of_definitions_are_bounded() {
+    let definition: String = "x".repeat(100_000);
+    let properties: serde_json::Map<String, Value> =
+        (0..5_000).map(|i| (format!("p{i}"), json!({"type": "integer", "$ref": "#/$defs/d"}))).collect();
+    let required: Vec<String> = (0..5_000).map(|i| format!("p{i}")).collect();
+    let parameters = json!({"type": "object", "properties": properties, "required": required,
+        "$defs": {"d": {"description": definition}}});
+    let mut tools = tools(ToolChoice::Auto, true);
+    tools.tools[0].parameters = parameters;
+    let Some(Grammar::Calls { schemas, .. }) =
+        call_grammar(&tools, ToolFormat::Qwen3Coder, &test_support::tokenizer(), None)
+    else {
+        panic!("no grammar");
+    };
+    let bytes: usize = schemas.iter().map(|(_, schema)| schema.to_string().len()).sum();
+    assert!((1 << 20..4 << 20).contains(&bytes), "{bytes}");
+}

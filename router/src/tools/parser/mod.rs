@@ -1,0 +1,327 @@
+//! Finds the calls in the text of an answer.
+//!
+//! A stream is parsed piece by piece and a whole answer as one piece, with the same result. Text
+//! that may be the beginning of a call is held back until this is certain, and so is white space
+//! that may precede a call. Text that turns out to be no call of a known tool is content. The time
+//! is linear in the text.
+
+use super::allowed::{AllowedTools, Tool};
+use super::delta::{AnswerDelta, CallDelta};
+use super::format::{ARGS, CALL_ID, CallSyntax, FormatSyntax, ToolFormat};
+use super::held_text::HeldText;
+use super::json_call::{CallProgress, JsonCallReader};
+use super::tagged_call::TaggedCallReader;
+
+/// The number of bytes before the arguments of a call that begins with its name: the name, an
+/// optional id, and markers.
+const MAX_NAME_BYTES: usize = 256;
+
+/// Parses one answer.
+#[derive(Debug)]
+pub struct ToolCallParser {
+    syntax: FormatSyntax,
+    tools: Vec<Tool>,
+    /// The number of calls that the answer may have.
+    max_calls: usize,
+    calls: usize,
+    state: ParserState,
+    /// Text that may be part of a marker, or white space before one.
+    held: HeldText,
+}
+
+#[derive(Debug)]
+enum ParserState {
+    /// Only white space so far. A call without a marker may follow.
+    Start,
+    Text,
+    /// A call is expected. The text since the marker is kept in case that it is no call.
+    Before {
+        raw: String,
+        list: bool,
+    },
+    Call {
+        raw: String,
+        list: bool,
+        reader: CallReader,
+        /// The name of the tool, after it is complete.
+        name: Option<String>,
+        /// Whether the call has been released.
+        started: bool,
+        /// Whether arguments have been released.
+        has_arguments: bool,
+        /// Arguments that have not been released.
+        arguments: String,
+    },
+    /// A call has ended. Its closing text is skipped.
+    After {
+        list: bool,
+        seen: String,
+    },
+    /// The answer has as many calls as it may have.
+    Done,
+}
+
+/// A reader for one call.
+#[derive(Debug)]
+enum CallReader {
+    Json(JsonCallReader),
+    Tags(TaggedCallReader),
+}
+
+impl ToolCallParser {
+    /// Creates a parser for answers in this format.
+    pub fn new(format: ToolFormat, tools: &AllowedTools) -> Self {
+        let syntax = format.syntax();
+        ToolCallParser {
+            syntax,
+            tools: tools.callable().cloned().collect(),
+            max_calls: if tools.parallel { usize::MAX } else { 1 },
+            calls: 0,
+            state: if syntax.bare { ParserState::Start } else { ParserState::Text },
+            held: HeldText::new(syntax.open.unwrap_or_default()),
+        }
+    }
+
+    /// Returns the number of calls so far.
+    pub fn calls(&self) -> usize {
+        self.calls
+    }
+
+    /// Adds text and returns the content and the parts of calls in it.
+    pub fn push(&mut self, text: &str) -> AnswerDelta {
+        let mut delta = AnswerDelta::default();
+        for c in text.chars() {
+            self.character(c, &mut delta);
+        }
+        delta
+    }
+
+    /// Ends the text and returns what was held back.
+    pub fn finish(&mut self) -> AnswerDelta {
+        let mut delta = AnswerDelta::default();
+        match std::mem::replace(&mut self.state, ParserState::Done) {
+            ParserState::Before { raw, .. } | ParserState::Call { raw, started: false, .. } => {
+                delta.content += &raw
+            }
+            ParserState::Start | ParserState::Text => {
+                let held = self.held.take();
+                if self.calls == 0 || !held.trim().is_empty() {
+                    delta.content += &held;
+                }
+            }
+            _ => {}
+        }
+        delta
+    }
+
+    fn character(&mut self, c: char, delta: &mut AnswerDelta) {
+        match &mut self.state {
+            ParserState::Done => {}
+            ParserState::Start if c.is_whitespace() => self.held.keep(c),
+            ParserState::Start if c == '{' || c == '[' && self.syntax.open.is_none() => {
+                let raw = self.held.take();
+                self.state = ParserState::Before { raw, list: false };
+                self.character(c, delta);
+            }
+            ParserState::Start => {
+                self.state = ParserState::Text;
+                self.character(c, delta);
+            }
+            ParserState::Text => self.text(c, delta),
+            ParserState::Before { .. } => self.before(c, delta),
+            ParserState::Call { .. } => self.call(c, delta),
+            ParserState::After { .. } => self.after(c, delta),
+        }
+    }
+
+    /// Releases text that cannot be part of a marker.
+    fn text(&mut self, c: char, delta: &mut AnswerDelta) {
+        if self.held.push(c, &mut delta.content) {
+            let open = self.syntax.open.unwrap_or_default();
+            self.state = ParserState::Before { raw: open.to_owned(), list: false };
+        }
+    }
+
+    /// Waits for the beginning of a call.
+    fn before(&mut self, c: char, delta: &mut AnswerDelta) {
+        let FormatSyntax { open, list: is_list, call, .. } = self.syntax;
+        let ParserState::Before { raw, list } = &mut self.state else { return };
+        let list = *list;
+        let reader = match (call, c) {
+            (CallSyntax::Object(_), '[') if !list && (is_list || open.is_none()) => {
+                raw.push(c);
+                self.state = ParserState::Before { raw: std::mem::take(raw), list: true };
+                return;
+            }
+            (CallSyntax::Object(arguments), '{') if list || !is_list => {
+                CallReader::Json(JsonCallReader::call(arguments))
+            }
+            (CallSyntax::Tags, '<') => CallReader::Tags(TaggedCallReader::new()),
+            (CallSyntax::Named, '{') => return self.named(delta),
+            (CallSyntax::Named, _) if raw.len() < MAX_NAME_BYTES => return raw.push(c),
+            (_, c) if c.is_whitespace() => return raw.push(c),
+            _ => {
+                raw.push(c);
+                return self.give_up(delta);
+            }
+        };
+        let raw = std::mem::take(raw);
+        self.state = ParserState::Call {
+            raw,
+            list,
+            reader,
+            name: None,
+            started: false,
+            has_arguments: false,
+            arguments: String::new(),
+        };
+        self.call(c, delta);
+    }
+
+    /// Begins the arguments of a call whose name precedes them.
+    fn named(&mut self, delta: &mut AnswerDelta) {
+        let ParserState::Before { raw, .. } = &mut self.state else { return };
+        let head = raw.strip_prefix(self.syntax.open.unwrap_or_default()).unwrap_or(raw);
+        let head = head.trim_end().strip_suffix(ARGS).unwrap_or(head);
+        let name = head.split(CALL_ID).next().unwrap_or_default().trim();
+        if !self.tools.iter().any(|tool| tool.name == name) {
+            raw.push('{');
+            return self.give_up(delta);
+        }
+        delta.calls.push(CallDelta {
+            index: self.calls,
+            name: Some(name.to_owned()),
+            arguments: String::new(),
+        });
+        self.state = ParserState::Call {
+            raw: String::new(),
+            list: false,
+            reader: CallReader::Json(JsonCallReader::arguments()),
+            name: None,
+            started: true,
+            has_arguments: false,
+            arguments: String::new(),
+        };
+        self.call('{', delta);
+    }
+
+    fn call(&mut self, c: char, delta: &mut AnswerDelta) {
+        let ParserState::Call { raw, reader, name, started, arguments, .. } = &mut self.state else { return };
+        if !*started {
+            raw.push(c);
+        }
+        let found = match reader {
+            CallReader::Json(reader) => reader.push(c, arguments),
+            CallReader::Tags(reader) => reader.push(c, arguments),
+        };
+        if found == CallProgress::Name {
+            let found = match &*reader {
+                CallReader::Json(reader) => reader.name(),
+                CallReader::Tags(reader) => Some(reader.name().to_owned()),
+            };
+            let Some(tool) = self.tools.iter().find(|tool| Some(&tool.name) == found.as_ref()) else {
+                return self.give_up(delta);
+            };
+            if let CallReader::Tags(reader) = reader {
+                reader.set_tool(tool);
+            }
+            *name = found;
+        }
+        self.pass_on(delta);
+        match found {
+            CallProgress::Nothing | CallProgress::Name => {}
+            CallProgress::End => self.end(delta),
+            CallProgress::NotACall => self.broken(delta),
+        }
+    }
+
+    /// Releases a call as soon as it is certain, and its arguments so far. Without a marker, an
+    /// object is a call if it has the name of a tool and an object as the arguments. Other JSON is
+    /// text.
+    fn pass_on(&mut self, delta: &mut AnswerDelta) {
+        let (index, bare) = (self.calls, self.syntax.bare);
+        let ParserState::Call { name, started, has_arguments, arguments, .. } = &mut self.state else {
+            return;
+        };
+        let is_call = !bare || arguments.starts_with('{');
+        if !*started
+            && is_call
+            && let Some(name) = name.take()
+        {
+            *started = true;
+            *has_arguments = !arguments.is_empty();
+            delta.calls.push(CallDelta { index, name: Some(name), arguments: std::mem::take(arguments) });
+        } else if *started && !arguments.is_empty() {
+            *has_arguments = true;
+            delta.call(index, None, arguments);
+            arguments.clear();
+        }
+    }
+
+    /// Ends a call: its object or its tags are complete.
+    fn end(&mut self, delta: &mut AnswerDelta) {
+        let index = self.calls;
+        let ParserState::Call { list, reader, name, started, has_arguments, arguments, .. } = &mut self.state
+        else {
+            return;
+        };
+        let has_other_key = matches!(reader, CallReader::Json(reader) if reader.has_other_key());
+        if !*started {
+            // A name alone calls a tool without arguments.
+            let name = name.take().filter(|_| arguments.is_empty() && !has_other_key);
+            let Some(name) = name else { return self.give_up(delta) };
+            delta.calls.push(CallDelta { index, name: Some(name), arguments: "{}".into() });
+        } else if !*has_arguments {
+            delta.call(index, None, "{}");
+        }
+        let list = *list;
+        self.calls += 1;
+        self.state = match self.calls < self.max_calls {
+            true => ParserState::After { list, seen: String::new() },
+            false => ParserState::Done,
+        };
+    }
+
+    /// Ends a call whose text has become invalid. Parts that were released cannot be withdrawn.
+    fn broken(&mut self, delta: &mut AnswerDelta) {
+        if matches!(self.state, ParserState::Call { started: true, .. }) {
+            self.calls += 1;
+            self.state = ParserState::Done;
+        } else {
+            self.give_up(delta);
+        }
+    }
+
+    /// Treats the held text and the text that follows as content.
+    fn give_up(&mut self, delta: &mut AnswerDelta) {
+        if let ParserState::Before { raw, .. } | ParserState::Call { raw, .. } =
+            std::mem::replace(&mut self.state, ParserState::Text)
+        {
+            delta.content += &raw;
+        }
+    }
+
+    /// Skips the text that closes a call, or begins the next call.
+    fn after(&mut self, c: char, delta: &mut AnswerDelta) {
+        let ParserState::After { list, seen } = &mut self.state else { return };
+        let list = *list;
+        if c.is_whitespace() && seen.is_empty() {
+            return;
+        }
+        seen.push(c);
+        let again = if list { Some(",") } else { self.syntax.between };
+        let end = if list { "]" } else { self.syntax.close };
+        if Some(seen.as_str()) == again {
+            self.state = ParserState::Before { raw: String::new(), list };
+        } else if !end.is_empty() && seen == end {
+            self.state = ParserState::Text;
+        } else if !end.starts_with(seen.as_str()) || end.is_empty() {
+            let rest = std::mem::take(seen);
+            self.state = ParserState::Text;
+            rest.chars().for_each(|c| self.character(c, delta));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! The computation of one step: embedding, stages, head, and sampling.
+
+use std::ops::Range;
+
+use millrace_kernels::{Backend, BegunStep, ComputedStep, OpenStep, SampleRow, ScoreRow, Scored};
+
+use super::group::RankGroup;
+use super::stage::{Stage, StageStep};
+use super::workspace::HiddenStates;
+use crate::Error;
+
+/// The embedding, the stages and the head of a model, and every buffer that a step needs.
+pub(super) struct ForwardPass<B: Backend> {
+    pub(super) embedding: B::Matrix, // [vocab_rows, hidden]
+    /// The token of the embedding's first row.
+    pub(super) first_row: usize,
+    pub(super) stages: Vec<Box<dyn Stage<B>>>,
+    pub(super) head: Head<B>,
+    pub(super) states: HiddenStates<B>,
+    pub(super) group: RankGroup<B>,
+}
+
+/// The head, which computes logits of states.
+pub(super) struct Head<B: Backend> {
+    /// `[vocab_rows, hidden]`; none if the head is the embedding.
+    pub(super) matrix: Option<B::Matrix>,
+    /// The states whose logits are computed, `[outputs, hidden]`.
+    pub(super) states: B::Buf,
+    /// `[outputs, vocab]`.
+    pub(super) logits: B::Buf,
+    /// The largest number of outputs at once.
+    pub(super) max_outputs: usize,
+}
+
+impl<B: Backend> ForwardPass<B> {
+    /// Stores keys and values of the step's `n` tokens, leaves their states in `states.normed`, and
+    /// computes the logits of its `m` outputs.
+    pub(super) fn compute(
+        &mut self,
+        backend: &B,
+        step: &OpenStep<'_, B::Queue>,
+        n: usize,
+        m: usize,
+    ) -> Result<(), Error> {
+        let ForwardPass { embedding, first_row, stages, head, states, group } = self;
+        backend.embed(step, embedding, *first_row, &mut states.residual)?; // [n, hidden]
+        group.all_reduce(backend, n, &mut states.residual)?;
+        let of_step = StageStep { backend, step, tokens: n };
+        for stage in stages {
+            stage.forward(&of_step, states, group)?;
+        }
+        if m > 0 {
+            backend.gather(step, &states.normed, &mut head.states)?; // [m, hidden]
+            self.logits(backend, m)?;
+        }
+        Ok(())
+    }
+
+    /// Computes the forward pass of a step of up to `rows` decode rows.
+    pub(super) fn decode<'q>(
+        &mut self,
+        backend: &B,
+        step: BegunStep<'q, B::Queue>,
+        rows: usize,
+    ) -> Result<OpenStep<'q, B::Queue>, Error> {
+        let open = backend.prepare(step)?;
+        self.compute(backend, &open, rows, rows)?;
+        Ok(open)
+    }
+
+    /// Computes the logits of the first `m` rows of `head.states`.
+    fn logits(&mut self, backend: &B, m: usize) -> Result<(), Error> {
+        let ForwardPass { embedding, head: Head { matrix, states, logits, .. }, group, .. } = self;
+        let matrix = matrix.as_ref().unwrap_or(embedding);
+        match group {
+            RankGroup::Alone => backend.linear(m, states, matrix, None, logits)?, // [m, vocab]
+            RankGroup::Member(member) => {
+                backend.linear(m, states, matrix, None, &mut member.own_logits)?; // [m, vocab_rows]
+                member.gather_logits(backend, m, logits)?; // [m, vocab]
+            }
+        }
+        Ok(())
+    }
+
+    /// Samples a token for each of the step's `m` outputs, on the first rank, and appends the
+    /// tokens to their sequences on all ranks. The logits are lost.
+    pub(super) fn sample<'q>(
+        &mut self,
+        backend: &B,
+        mut step: OpenStep<'q, B::Queue>,
+        m: usize,
+        samples: &[SampleRow<'_>],
+    ) -> Result<ComputedStep<'q, B::Queue>, Error> {
+        if self.samples() {
+            backend.sample(&mut step, &mut self.head.logits, samples)?;
+        }
+        self.group.broadcast_sampled(backend, m, &mut step)?;
+        Ok(backend.append(step)?)
+    }
+
+    /// Scores one token for each of `rows`, by the states of the step's tokens in `states`, in
+    /// their order.
+    pub(super) fn score(
+        &mut self,
+        backend: &B,
+        step: &mut ComputedStep<'_, B::Queue>,
+        states: impl Iterator<Item = Range<usize>>,
+        rows: &[ScoreRow],
+        scored: &mut Vec<Scored>,
+    ) -> Result<(), Error> {
+        let mut left = rows;
+        self.in_pieces(backend, states, |forward, m| {
+            forward.logits(backend, m)?;
+            let (rows, rest) = left.split_at(m);
+            left = rest;
+            if forward.samples() {
+                backend.score(step, &mut forward.head.logits, rows, scored)?;
+            }
+            Ok(())
+        })
+    }
+
+    /// Copies these states of the step's tokens to `head.states`, as many at a time as fit, and
+    /// calls `each` with their number.
+    pub(super) fn in_pieces(
+        &mut self,
+        backend: &B,
+        states: impl Iterator<Item = Range<usize>>,
+        mut each: impl FnMut(&mut Self, usize) -> Result<(), Error>,
+    ) -> Result<(), Error> {
+        let (most, mut held) = (self.head.max_outputs, 0);
+        for Range { mut start, end } in states {
+            while start < end {
+                let n = (end - start).min(most - held);
+                backend.copy_rows(&self.states.normed, start, n, &mut self.head.states, held)?;
+                (start, held) = (start + n, held + n);
+                if held == most {
+                    each(self, held)?;
+                    held = 0;
+                }
+            }
+        }
+        if held > 0 { each(self, held) } else { Ok(()) }
+    }
+
+    /// Tells whether this rank samples tokens and answers the router: it is alone or the first of
+    /// its group.
+    pub(super) fn samples(&self) -> bool {
+        self.group.is_first()
+    }
+}

@@ -1,0 +1,80 @@
+//! The sizes that a decoder asks of its device.
+
+use millrace_kernels::{AttentionSpec, ProductShape, StepSize};
+
+use super::stage::attention_spec;
+use crate::ShardLimits;
+use crate::model::{DecoderSpec, WeightSlot, WeightStorage};
+
+/// Returns the attention of every layer in the terms of the backend.
+pub(crate) fn attention(spec: &DecoderSpec) -> Vec<AttentionSpec> {
+    spec.layers.iter().map(attention_spec).collect()
+}
+
+/// Returns the sizes of the largest steps under these limits.
+pub(crate) fn step_size<'a>(
+    spec: &DecoderSpec,
+    limits: &ShardLimits,
+    attention: &'a [AttentionSpec],
+) -> StepSize<'a> {
+    StepSize {
+        tokens: limits.max_step_tokens,
+        rows: limits.max_sequences,
+        sequence_tokens: limits.max_sequence_tokens,
+        blocks: limits.num_blocks,
+        block_size: limits.block_size,
+        kv_format: limits.kv_dtype.into(),
+        vocab: spec.vocab,
+        attention,
+    }
+}
+
+/// Returns every product of a step of `spec` under these limits once, in ascending order.
+pub(crate) fn products(
+    spec: &DecoderSpec,
+    storage: WeightStorage,
+    limits: &ShardLimits,
+) -> Vec<ProductShape> {
+    let head = if spec.tied_head { WeightSlot::Embedding } else { WeightSlot::Head };
+    let mut all: Vec<ProductShape> = spec
+        .slots()
+        .into_iter()
+        .filter(|&slot| !slot.is_vector() && (slot == head || slot != WeightSlot::Embedding))
+        .map(|slot| {
+            let ((outputs, inputs), logits) = (spec.shape(slot), slot == head);
+            let rows = if logits { limits.max_sequences } else { limits.max_step_tokens };
+            ProductShape { inputs, outputs, format: storage.matrix(slot), logits, rows }
+        })
+        .collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use millrace_kernels::DType;
+
+    use super::*;
+    use crate::model::test_spec::spec;
+
+    #[test]
+    fn every_product_shape_is_listed_once() {
+        let limits = ShardLimits {
+            max_step_tokens: 8,
+            max_sequences: 4,
+            max_sequence_tokens: 100,
+            block_size: 16,
+            num_blocks: 9,
+            kv_dtype: DType::F16,
+        };
+        let found = |tied_head| {
+            let products = products(&DecoderSpec { tied_head, ..spec() }, DType::F16.into(), &limits);
+            products.iter().map(|p| (p.inputs, p.outputs, p.logits, p.rows)).collect::<Vec<_>>()
+        };
+        let layers = [(16, 16, false, 8), (16, 32, false, 8), (16, 64, false, 8)];
+        let want = [layers.as_slice(), &[(16, 100, true, 4), (32, 16, false, 8)]].concat();
+        assert_eq!(found(true), want);
+        assert_eq!(found(false), want);
+    }
+}

@@ -1,0 +1,90 @@
+//! Loading a model: its configuration, its family and its weights.
+
+use millrace_formats::{Checkpoint, Source};
+use millrace_kernels::{DType, Encoding};
+
+use super::config::Config;
+use super::dummy::DummyWeights;
+use super::error::{ConfigError, LoadError};
+use super::family::Family;
+use super::overrides::Overrides;
+use super::registry::FAMILIES;
+use super::stored::StoredWeights;
+use crate::model::{DecoderSpec, Model, WeightSlot, WeightSource};
+
+/// Reads the configuration of a model and maps its weights.
+///
+/// This checks that every weight exists with the right shape. The numbers themselves are read when
+/// they are needed.
+///
+/// # Errors
+/// If the model is not supported, or its files are incomplete, damaged or contradict each other.
+pub fn load(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> {
+    let (config, family, mut spec) = read(source, overrides)?;
+    let checkpoint = Checkpoint::open(source)?;
+    // Some versions of transformers leave out the key for a tied head, and their defaults differ.
+    spec.tied_head |= !checkpoint.contains(&family.names.head());
+    let intended = config.dtype()?;
+    let weights = StoredWeights::new(checkpoint, spec.clone(), &family.names)?;
+    let stored = weights.parts(WeightSlot::Embedding)?.first().map_or(DType::F32, |part| {
+        let Encoding::Dense(dtype) = part.tensor.encoding;
+        dtype
+    });
+    // A configuration that asks for a wider type than the stored one is ignored: wider weights cost
+    // memory and add nothing.
+    let dtype = intended.filter(|dtype| dtype.size() <= stored.size()).unwrap_or(stored);
+    Ok(Model { spec, dtype, weights: Box::new(weights) })
+}
+
+/// Makes random weights for the `config.json` of `source`, which needs no other file.
+///
+/// # Errors
+/// If the model is not supported.
+pub fn load_dummy(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> {
+    let (config, _, spec) = read(source, overrides)?;
+    let dtype = config.dtype()?.unwrap_or(DType::F32);
+    Ok(Model { weights: Box::new(DummyWeights::new(spec.clone(), dtype)), spec, dtype })
+}
+
+/// Reads the specification of the decoder from the `config.json` of `source`.
+///
+/// # Errors
+/// If the model is not supported.
+pub fn spec(source: &Source) -> Result<DecoderSpec, LoadError> {
+    Ok(read(source, &Overrides::default())?.2)
+}
+
+fn read(source: &Source, overrides: &Overrides) -> Result<(Config, &'static Family, DecoderSpec), LoadError> {
+    let mut config = Config::parse(source.path("config.json"), &source.config()?)?;
+    overrides.write(&mut config);
+    let family = find(&config)?;
+    let spec = (family.spec)(&config)?;
+    Ok((config, family, spec))
+}
+
+/// Finds the family of a configuration. Either of `model_type` and `architectures` may be missing.
+fn find(config: &Config) -> Result<&'static Family, ConfigError> {
+    let model_type: Option<String> = config.optional("model_type")?;
+    let architectures: Option<Vec<String>> =
+        config.optional("architectures")?.filter(|names: &Vec<_>| !names.is_empty());
+    let fits = |family: &&Family| {
+        let by_type = model_type.as_ref().map(|name| name == family.model_type);
+        let by_architecture = architectures
+            .as_ref()
+            .map(|names| names.iter().any(|name| family.architectures.contains(&name.as_str())));
+        match (by_type, by_architecture) {
+            (None, None) => false,
+            (by_type, by_architecture) => by_type.unwrap_or(true) && by_architecture.unwrap_or(true),
+        }
+    };
+    FAMILIES.iter().find(fits).ok_or_else(|| {
+        let supported: Vec<String> =
+            FAMILIES.iter().map(|f| format!("{} ({})", f.model_type, f.architectures.join(", "))).collect();
+        ConfigError::UnknownModel {
+            file: config.file().to_owned(),
+            model_type: model_type.unwrap_or_else(|| "(not given)".to_owned()),
+            architectures: architectures.map_or("(not given)".to_owned(), |names| names.join(", ")),
+            supported: supported.join("; "),
+        }
+    })
+}

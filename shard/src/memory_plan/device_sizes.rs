@@ -1,0 +1,21 @@
+//! The sizes of a device that is not there.
+
+use millrace_kernels::{KvSpec, ProductShape, Sizing, WeightFormat};
+
+/// A device without padding and workspace, for estimates without a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct UnpaddedDevice;
+
+impl Sizing for UnpaddedDevice {
+    fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize {
+        format.bytes(out, cols)
+    }
+
+    fn kv_bytes(&self, spec: &KvSpec) -> usize {
+        spec.bytes()
+    }
+
+    fn scratch_bytes(&self, _products: &[ProductShape]) -> usize {
+        0
+    }
+}

@@ -1,0 +1,312 @@
+//! The memory plan: the sizes of weights, workspace and KV pool, computed before anything is
+//! allocated.
+//!
+//! All arithmetic saturates, so that absurd sizes are refused as too large.
+
+mod device_sizes;
+
+use millrace_kernels::{DType, KvSpec, Overheads, QkvLayout, Sizing};
+
+use crate::ShardLimits;
+use crate::decoder::{activation_elements, attention, products, step_size};
+use crate::model::{DecoderSpec, WeightStorage};
+use crate::state::SlotTable;
+
+pub use crate::plan_error::PlanError;
+pub use device_sizes::UnpaddedDevice;
+
+/// Number of tokens in the KV pool if neither its size nor the free memory is known. The pool is
+/// larger if one sequence needs more.
+const DEFAULT_POOL_TOKENS: usize = 8192;
+
+/// The options of the operator that the plan depends on, and the memory of the device.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PlanRequest {
+    /// The formats of the weights.
+    pub weights: WeightStorage,
+    /// Element type of the KV pool.
+    pub kv_dtype: DType,
+    /// Number of tokens of the longest sequence. If absent, as many as the model and the memory
+    /// allow.
+    pub max_total_tokens: Option<usize>,
+    /// Number of tokens in the KV pool. If absent, as many as the memory allows.
+    pub max_batch_total_tokens: Option<usize>,
+    /// Maximum number of tokens in one step.
+    pub max_step_tokens: usize,
+    /// Maximum number of sequences at once.
+    pub max_sequences: usize,
+    /// Number of ranks that the model is split over.
+    pub ranks: usize,
+    /// Number of tokens per block.
+    pub block_size: usize,
+    /// Free memory in bytes, if known.
+    pub free: Option<usize>,
+    /// The share of the free memory that everything together may fill if the pool has no given
+    /// size.
+    pub fraction: f64,
+}
+
+/// The memory that a shard takes, in bytes by purpose.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Footprint {
+    /// Matrices, norms and biases.
+    pub weights: usize,
+    /// Activations of one step, and the scratch memory to compute them.
+    pub activations: usize,
+    /// Logits of one step, and the buffer that they are gathered in.
+    pub logits: usize,
+    /// State of steps and sequences on the device.
+    pub step: usize,
+    /// Cosines and sines.
+    pub rope_tables: usize,
+    /// Tokens and block tables of all sequences.
+    pub slot_table: usize,
+    /// Keys and values.
+    pub kv_pool: usize,
+    /// Memory of the device's driver and libraries.
+    pub overheads: Overheads,
+}
+
+/// A plan that fits into the memory.
+#[derive(Debug, Clone, PartialEq)]
+pub struct MemoryPlan {
+    /// The limits that everything is allocated for.
+    pub limits: ShardLimits,
+    /// The memory that these limits need.
+    pub footprint: Footprint,
+    /// Free memory in bytes, if known.
+    pub free: Option<usize>,
+}
+
+/// Returns the bytes of keys and values per token of a sequence, in all layers together.
+pub fn kv_bytes_per_token(spec: &DecoderSpec, kv_dtype: DType, device: &impl Sizing) -> usize {
+    kv_bytes(spec, kv_dtype, 1, 1, device)
+}
+
+fn kv_bytes(
+    spec: &DecoderSpec,
+    dtype: DType,
+    blocks: usize,
+    block_size: usize,
+    device: &impl Sizing,
+) -> usize {
+    let of_layer = |qkv: QkvLayout| {
+        let QkvLayout { kv_heads: heads, head_dim, .. } = qkv;
+        let format = dtype.into();
+        device.kv_bytes(&KvSpec { blocks, block_size, heads, key_dim: head_dim, value_dim: head_dim, format })
+    };
+    spec.layers
+        .iter()
+        .fold(0, |sum: usize, layer| sum.saturating_add(of_layer(layer.attention.heads().layout)))
+}
+
+/// Returns the bytes of matrices, norms and biases.
+pub fn weight_bytes(spec: &DecoderSpec, storage: impl Into<WeightStorage>, device: &impl Sizing) -> usize {
+    let storage = storage.into();
+    let bytes = |slot: crate::model::WeightSlot| match spec.shape(slot) {
+        (rows, cols) if slot.is_vector() => rows * cols * size_of::<f32>(),
+        (rows, cols) => device.matrix_bytes(rows, cols, storage.matrix(slot)),
+    };
+    spec.slots().into_iter().map(bytes).sum()
+}
+
+/// Returns the memory that one of `ranks` ranks takes with these limits. `spec` is the share of the
+/// rank.
+pub fn footprint(
+    spec: &DecoderSpec,
+    storage: impl Into<WeightStorage>,
+    limits: &ShardLimits,
+    ranks: usize,
+    device: &impl Sizing,
+) -> Footprint {
+    let storage = storage.into();
+    let singles = |elements: usize| elements.saturating_mul(size_of::<f32>());
+    let ShardLimits { max_step_tokens, max_sequences, block_size, num_blocks, .. } = *limits;
+    // A rank that holds a part of the vocabulary has a buffer for its own columns beside the whole
+    // rows.
+    let own_columns = if spec.vocab_rows == (0..spec.vocab) { 0 } else { spec.vocab_rows.len() };
+    // There are a cosine and a sine for each pair of rotated features.
+    let rope_elements: usize = spec.ropes.iter().map(|rope| rope.rotary_dim).sum();
+    Footprint {
+        weights: weight_bytes(spec, storage, device),
+        activations: device
+            .activation_bytes(activation_elements(spec, max_step_tokens, max_sequences))
+            .saturating_add(device.scratch_bytes(&products(spec, storage, limits))),
+        logits: singles(max_sequences.saturating_mul(spec.vocab + own_columns))
+            .saturating_add(device.gather_bytes(ranks, max_sequences.saturating_mul(own_columns))),
+        step: device.step_bytes(&step_size(spec, limits, &attention(spec))),
+        rope_tables: singles(limits.max_sequence_tokens.saturating_mul(rope_elements)),
+        slot_table: SlotTable::bytes(limits, spec.vocab),
+        kv_pool: kv_bytes(spec, limits.kv_dtype, num_blocks, block_size, device),
+        overheads: device.overheads(ranks),
+    }
+}
+
+/// Returns an upper bound on the number of allocations that a decoder makes on its device.
+pub fn allocations(spec: &DecoderSpec) -> usize {
+    const BUFFERS: usize = 64;
+    // A quantized matrix has scales beside it.
+    2 * spec.slots().len() + 2 * spec.layers.len() + 2 * spec.ropes.len() + BUFFERS
+}
+
+/// Decides the length of sequences and the number of blocks in the KV pool.
+///
+/// # Errors
+/// If not even one sequence fits. The sequence has the requested length, or one block if
+/// no length was requested.
+pub fn plan(
+    spec: &DecoderSpec,
+    request: &PlanRequest,
+    device: &impl Sizing,
+) -> Result<MemoryPlan, PlanError> {
+    for (flag, size) in [
+        ("--max-total-tokens", request.max_total_tokens.unwrap_or(1)),
+        ("--max-batch-total-tokens", request.max_batch_total_tokens.unwrap_or(1)),
+        ("--max-batch-prefill-tokens", request.max_step_tokens),
+        ("the number of sequences", request.max_sequences),
+        ("the block size", request.block_size),
+    ] {
+        if size == 0 {
+            return Err(PlanError::Zero(flag));
+        }
+    }
+    let planner = PlanSearch { spec, request, device };
+    let (limits, budget) = match (request.max_batch_total_tokens, request.free) {
+        (Some(tokens), free) => (planner.given_pool(tokens)?, free.unwrap_or(usize::MAX)),
+        (None, Some(free)) => planner.largest_pool((free as f64 * request.fraction) as usize)?,
+        (None, None) => {
+            let longest = request.max_total_tokens.unwrap_or(0).min(spec.max_positions);
+            (planner.given_pool(longest.max(DEFAULT_POOL_TOKENS))?, usize::MAX)
+        }
+    };
+    let footprint = footprint(spec, request.weights, &limits, request.ranks, device);
+    if footprint.total() > budget {
+        let tokens = limits.num_blocks * limits.block_size;
+        return Err(planner.no_room(&footprint, budget, format!("{tokens} tokens")));
+    }
+    Ok(MemoryPlan { limits, footprint, free: request.free })
+}
+
+/// The search for the largest limits that fit.
+struct PlanSearch<'a, D> {
+    spec: &'a DecoderSpec,
+    request: &'a PlanRequest,
+    device: &'a D,
+}
+
+impl<D: Sizing> PlanSearch<'_, D> {
+    /// Returns the length of the longest sequence that the model and the operator allow.
+    fn longest(&self) -> usize {
+        self.request.max_total_tokens.unwrap_or(usize::MAX).min(self.spec.max_positions)
+    }
+
+    /// Returns the limits with a pool of this many tokens, in whole blocks.
+    fn given_pool(&self, tokens: usize) -> Result<ShardLimits, PlanError> {
+        let blocks = tokens.div_ceil(self.request.block_size);
+        let (longest, pool) = (self.longest(), blocks.saturating_mul(self.request.block_size));
+        if self.request.max_total_tokens.is_some() && pool < longest {
+            return Err(PlanError::PoolTooSmall { longest, pool });
+        }
+        let longest = longest.min(pool);
+        Ok(self.limits(longest, blocks.min(self.useful_blocks(longest))))
+    }
+
+    /// Returns the limits with as many blocks as `budget` allows, and `budget`.
+    fn largest_pool(&self, budget: usize) -> Result<(ShardLimits, usize), PlanError> {
+        let one_sequence = |longest: usize| self.limits(longest, longest.div_ceil(self.request.block_size));
+        let fits = |longest: usize| self.footprint(&one_sequence(longest)).total() <= budget;
+        let mut longest = self.longest();
+        if !fits(longest) {
+            let shortest = match self.request.max_total_tokens {
+                Some(_) => longest,
+                None => longest.min(self.request.block_size),
+            };
+            if !fits(shortest) {
+                let footprint = self.footprint(&one_sequence(shortest));
+                let kv_for = format!("one sequence of {shortest} tokens");
+                return Err(self.no_room(&footprint, budget, kv_for));
+            }
+            longest = largest(shortest, longest, fits);
+        }
+        // The device's state of steps may grow with the pool too.
+        let holds = |blocks: usize| self.footprint(&self.limits(longest, blocks)).total() <= budget;
+        let blocks =
+            largest(longest.div_ceil(self.request.block_size), self.useful_blocks(longest) + 1, holds);
+        Ok((self.limits(longest, blocks), budget))
+    }
+
+    /// Returns the most blocks that can be in use at once. Block numbers have 32 bits.
+    fn useful_blocks(&self, longest: usize) -> usize {
+        let per_sequence = longest.div_ceil(self.request.block_size);
+        self.request.max_sequences.saturating_mul(per_sequence).min(u32::MAX as usize)
+    }
+
+    fn limits(&self, max_sequence_tokens: usize, num_blocks: usize) -> ShardLimits {
+        let PlanRequest { max_step_tokens, max_sequences, block_size, kv_dtype, .. } = *self.request;
+        ShardLimits { max_step_tokens, max_sequences, max_sequence_tokens, block_size, num_blocks, kv_dtype }
+    }
+
+    fn footprint(&self, limits: &ShardLimits) -> Footprint {
+        footprint(self.spec, self.request.weights, limits, self.request.ranks, self.device)
+    }
+
+    fn no_room(&self, footprint: &Footprint, budget: usize, kv_for: String) -> PlanError {
+        let (weights, workspace, kv) = (footprint.weights, footprint.workspace(), footprint.kv_pool);
+        PlanError::NoRoom { weights, workspace, budget, kv, kv_for }
+    }
+}
+
+/// Returns the largest number in `[low, high)` for which `fits` holds. It must hold for `low`, and
+/// if it holds for a number, also for all smaller ones.
+fn largest(mut low: usize, mut high: usize, fits: impl Fn(usize) -> bool) -> usize {
+    while high - low > 1 {
+        let middle = low + (high - low) / 2;
+        if fits(middle) { low = middle } else { high = middle }
+    }
+    low
+}
+
+impl Footprint {
+    /// Returns the names and bytes of all purposes that take memory, in the order of printing.
+    pub fn items(&self) -> Vec<(&'static str, usize)> {
+        let mut items = vec![("weights", self.weights)];
+        items.extend(self.workspace_items());
+        items.push(("KV cache", self.kv_pool));
+        items.retain(|(_, bytes)| *bytes > 0);
+        items
+    }
+
+    /// Returns everything but weights and KV pool, by name.
+    fn workspace_items(&self) -> [(&'static str, usize); 8] {
+        [
+            ("activations", self.activations),
+            ("logits", self.logits),
+            ("step tables", self.step),
+            ("rotary tables", self.rope_tables),
+            ("slot table", self.slot_table),
+            ("product workspace", self.overheads.products),
+            ("collective buffers", self.overheads.collectives),
+            ("kernels and graphs", self.overheads.runtime),
+        ]
+    }
+
+    /// Returns the bytes of everything but weights and KV pool.
+    pub fn workspace(&self) -> usize {
+        self.workspace_items().into_iter().fold(0, |sum, (_, bytes)| sum.saturating_add(bytes))
+    }
+
+    /// Returns the bytes of everything.
+    pub fn total(&self) -> usize {
+        self.weights.saturating_add(self.workspace()).saturating_add(self.kv_pool)
+    }
+
+    /// Returns the bytes that the decoder allocates on its device.
+    pub fn on_device(&self) -> usize {
+        [self.weights, self.activations, self.logits, self.step, self.rope_tables, self.kv_pool]
+            .into_iter()
+            .fold(0, usize::saturating_add)
+    }
+}
+
+#[cfg(test)]
+mod tests;

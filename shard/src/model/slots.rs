@@ -1,0 +1,316 @@
+//! The table of the weights of a decoder.
+//!
+//! A [`WeightSlot`] is the place of one weight. [`WeightSlot::info`] is its row in the table: its
+//! shape, its kind, and the tensors that store it. Everything else about a weight follows from its
+//! row: how it is cut over ranks (by the blocks of features along its axes), whether it may be
+//! quantized, and how much memory it takes. A new weight needs a row here, and code in the decoder
+//! that uses it.
+
+use super::spec::{DecoderSpec, LayerSpec, Mlp};
+
+/// The place of one weight of the decoder.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum WeightSlot {
+    /// The embedding of tokens.
+    Embedding,
+    /// The scale of the norm before the head.
+    FinalNorm,
+    /// The head. A model whose head is tied to the embedding does not have it.
+    Head,
+    /// A weight of the layer with this index.
+    Layer(usize, LayerSlot),
+}
+
+/// The place of one weight of a layer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum LayerSlot {
+    /// The scale of the norm before attention.
+    AttentionNorm,
+    /// The fused projection to query, key and value.
+    Qkv,
+    /// The bias of [`LayerSlot::Qkv`].
+    QkvBias,
+    /// The scale of the norm of each query head.
+    QNorm,
+    /// The scale of the norm of each key head.
+    KNorm,
+    /// The output projection of attention.
+    Out,
+    /// The bias of [`LayerSlot::Out`].
+    OutBias,
+    /// The scale of the norm before the MLP.
+    MlpNorm,
+    /// The fused projection to gate and up.
+    GateUp,
+    /// The bias of [`LayerSlot::GateUp`].
+    GateUpBias,
+    /// The down projection of the MLP.
+    Down,
+    /// The bias of [`LayerSlot::Down`].
+    DownBias,
+}
+
+/// A run of features along an axis of a weight. A rank holds a share of some blocks, and all of
+/// others.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FeatureBlock {
+    /// The rows of the vocabulary, `[vocab_rows]`.
+    Vocabulary,
+    /// The residual stream, `[hidden]`.
+    Hidden,
+    /// The features of one head, `[head_dim]`.
+    HeadDim,
+    /// All query heads, `[heads * head_dim]`.
+    Query,
+    /// All key heads, `[kv_heads * head_dim]`.
+    Key,
+    /// All value heads, `[kv_heads * head_dim]`.
+    Value,
+    /// The gate of the MLP, `[width]`.
+    Gate,
+    /// The up projection of the MLP, `[width]`.
+    Up,
+}
+
+/// The kind of a weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WeightKind {
+    /// A matrix.
+    Matrix {
+        /// Whether it may be kept in fewer bits.
+        may_quantize: bool,
+    },
+    /// A vector that scales normalized features.
+    NormScale,
+    /// A vector that is added.
+    Bias,
+}
+
+/// The tensors of a checkpoint that together store a weight: for each, its name without `.weight`
+/// or `.bias`, and the blocks of output features that are stacked in it. The name of a layer's
+/// tensor follows the prefix of the layer.
+pub type StoredTensors = &'static [(&'static str, &'static [FeatureBlock])];
+
+/// A row of the table of weights.
+#[derive(Debug, Clone, Copy)]
+pub struct WeightInfo {
+    /// The kind of weight.
+    pub kind: WeightKind,
+    /// The output features, in the order in which they are stacked: the rows of a matrix, or the
+    /// elements of a vector.
+    pub outputs: &'static [FeatureBlock],
+    /// The input features: the columns of a matrix. A vector has none.
+    pub inputs: Option<FeatureBlock>,
+    /// The tensors that store the weight in the layout of Llama, which most families use.
+    pub usual_tensors: StoredTensors,
+    /// Whether a layer with this specification has the weight.
+    is_present: fn(&LayerSpec) -> bool,
+}
+
+const QKV: &[FeatureBlock] = &[FeatureBlock::Query, FeatureBlock::Key, FeatureBlock::Value];
+const QKV_TENSORS: StoredTensors = &[
+    ("self_attn.q_proj", &[FeatureBlock::Query]),
+    ("self_attn.k_proj", &[FeatureBlock::Key]),
+    ("self_attn.v_proj", &[FeatureBlock::Value]),
+];
+const OUT_TENSORS: StoredTensors = &[("self_attn.o_proj", HIDDEN)];
+const GATE_UP: &[FeatureBlock] = &[FeatureBlock::Gate, FeatureBlock::Up];
+const GATE_UP_TENSORS: StoredTensors =
+    &[("mlp.gate_proj", &[FeatureBlock::Gate]), ("mlp.up_proj", &[FeatureBlock::Up])];
+const DOWN_TENSORS: StoredTensors = &[("mlp.down_proj", HIDDEN)];
+const HIDDEN: &[FeatureBlock] = &[FeatureBlock::Hidden];
+const HEAD_DIM: &[FeatureBlock] = &[FeatureBlock::HeadDim];
+const VOCABULARY: &[FeatureBlock] = &[FeatureBlock::Vocabulary];
+
+impl WeightInfo {
+    fn matrix(outputs: &'static [FeatureBlock], inputs: FeatureBlock, tensors: StoredTensors) -> Self {
+        let kind = WeightKind::Matrix { may_quantize: false };
+        WeightInfo { kind, outputs, inputs: Some(inputs), usual_tensors: tensors, is_present: |_| true }
+    }
+
+    fn norm_scale(outputs: &'static [FeatureBlock], tensors: StoredTensors) -> Self {
+        let kind = WeightKind::NormScale;
+        WeightInfo { kind, outputs, inputs: None, usual_tensors: tensors, is_present: |_| true }
+    }
+
+    fn bias(outputs: &'static [FeatureBlock], tensors: StoredTensors) -> Self {
+        let kind = WeightKind::Bias;
+        WeightInfo { kind, outputs, inputs: None, usual_tensors: tensors, is_present: |_| true }
+    }
+
+    fn may_quantize(self) -> Self {
+        WeightInfo { kind: WeightKind::Matrix { may_quantize: true }, ..self }
+    }
+
+    fn only_if(self, is_present: fn(&LayerSpec) -> bool) -> Self {
+        WeightInfo { is_present, ..self }
+    }
+}
+
+impl LayerSlot {
+    /// All weights of a layer, in the order in which they are loaded.
+    pub const ALL: [LayerSlot; 12] = [
+        LayerSlot::AttentionNorm,
+        LayerSlot::Qkv,
+        LayerSlot::QkvBias,
+        LayerSlot::QNorm,
+        LayerSlot::KNorm,
+        LayerSlot::Out,
+        LayerSlot::OutBias,
+        LayerSlot::MlpNorm,
+        LayerSlot::GateUp,
+        LayerSlot::GateUpBias,
+        LayerSlot::Down,
+        LayerSlot::DownBias,
+    ];
+
+    /// Returns the row of this weight in the table.
+    pub fn info(self) -> WeightInfo {
+        use FeatureBlock::{Gate, Hidden, Query};
+        type Info = WeightInfo;
+        match self {
+            LayerSlot::AttentionNorm => Info::norm_scale(HIDDEN, &[("input_layernorm", HIDDEN)]),
+            LayerSlot::Qkv => Info::matrix(QKV, Hidden, QKV_TENSORS).may_quantize(),
+            LayerSlot::QkvBias => {
+                Info::bias(QKV, QKV_TENSORS).only_if(|layer| layer.attention.heads().qkv_bias)
+            }
+            LayerSlot::QNorm => Info::norm_scale(HEAD_DIM, &[("self_attn.q_norm", HEAD_DIM)])
+                .only_if(|layer| layer.attention.heads().head_norm),
+            LayerSlot::KNorm => Info::norm_scale(HEAD_DIM, &[("self_attn.k_norm", HEAD_DIM)])
+                .only_if(|layer| layer.attention.heads().head_norm),
+            LayerSlot::Out => Info::matrix(HIDDEN, Query, OUT_TENSORS).may_quantize(),
+            LayerSlot::OutBias => {
+                Info::bias(HIDDEN, OUT_TENSORS).only_if(|layer| layer.attention.heads().out_bias)
+            }
+            LayerSlot::MlpNorm => Info::norm_scale(HIDDEN, &[("post_attention_layernorm", HIDDEN)]),
+            LayerSlot::GateUp => Info::matrix(GATE_UP, Hidden, GATE_UP_TENSORS).may_quantize(),
+            LayerSlot::GateUpBias => Info::bias(GATE_UP, GATE_UP_TENSORS).only_if(|layer| {
+                let Mlp::Gated(mlp) = &layer.mlp;
+                mlp.up_bias
+            }),
+            LayerSlot::Down => Info::matrix(HIDDEN, Gate, DOWN_TENSORS).may_quantize(),
+            LayerSlot::DownBias => Info::bias(HIDDEN, DOWN_TENSORS).only_if(|layer| {
+                let Mlp::Gated(mlp) = &layer.mlp;
+                mlp.down_bias
+            }),
+        }
+    }
+}
+
+impl WeightSlot {
+    /// Returns the row of this weight in the table.
+    pub fn info(self) -> WeightInfo {
+        let hidden = FeatureBlock::Hidden;
+        match self {
+            WeightSlot::Embedding => {
+                WeightInfo::matrix(VOCABULARY, hidden, &[("model.embed_tokens", VOCABULARY)])
+            }
+            WeightSlot::FinalNorm => WeightInfo::norm_scale(HIDDEN, &[("model.norm", HIDDEN)]),
+            WeightSlot::Head => WeightInfo::matrix(VOCABULARY, hidden, &[("lm_head", VOCABULARY)]),
+            WeightSlot::Layer(_, slot) => slot.info(),
+        }
+    }
+
+    /// Returns the tensors that store this weight in the layout of Llama.
+    pub fn usual_tensors(self) -> StoredTensors {
+        self.info().usual_tensors
+    }
+
+    /// Returns whether the weight is a `[cols]` vector (norm scale or bias), not a matrix.
+    pub fn is_vector(self) -> bool {
+        self.info().inputs.is_none()
+    }
+
+    /// Returns the index of the layer that the weight belongs to.
+    pub fn layer(self) -> Option<usize> {
+        match self {
+            WeightSlot::Embedding | WeightSlot::FinalNorm | WeightSlot::Head => None,
+            WeightSlot::Layer(index, _) => Some(index),
+        }
+    }
+}
+
+impl DecoderSpec {
+    /// Returns every weight of the model, in the order in which it is loaded.
+    pub fn slots(&self) -> Vec<WeightSlot> {
+        let mut slots = vec![WeightSlot::Embedding];
+        for (index, layer) in self.layers.iter().enumerate() {
+            let present = LayerSlot::ALL.into_iter().filter(|slot| (slot.info().is_present)(layer));
+            slots.extend(present.map(|slot| WeightSlot::Layer(index, slot)));
+        }
+        slots.push(WeightSlot::FinalNorm);
+        if !self.tied_head {
+            slots.push(WeightSlot::Head);
+        }
+        slots
+    }
+
+    /// Returns the length of a block of the weight for `slot`.
+    ///
+    /// # Panics
+    /// If `slot` names a layer that the model does not have, or a weight without a layer
+    /// has a block of a layer's features.
+    pub fn block_len(&self, slot: WeightSlot, block: FeatureBlock) -> usize {
+        let layer = || {
+            let index = slot.layer().expect("only weights of layers have blocks of a layer's features");
+            &self.layers[index]
+        };
+        let layout = || layer().attention.heads().layout;
+        match block {
+            FeatureBlock::Vocabulary => self.vocab_rows.len(),
+            FeatureBlock::Hidden => self.hidden,
+            FeatureBlock::HeadDim => layout().head_dim,
+            FeatureBlock::Query => layout().heads * layout().head_dim,
+            FeatureBlock::Key | FeatureBlock::Value => layout().kv_heads * layout().head_dim,
+            FeatureBlock::Gate | FeatureBlock::Up => {
+                let Mlp::Gated(mlp) = &layer().mlp;
+                mlp.width
+            }
+        }
+    }
+
+    /// Returns the rows and columns of the weight for `slot`. A vector has one row.
+    ///
+    /// # Panics
+    /// If `slot` names a layer that the model does not have.
+    pub fn shape(&self, slot: WeightSlot) -> (usize, usize) {
+        let info = slot.info();
+        let outputs = info.outputs.iter().map(|&block| self.block_len(slot, block)).sum();
+        match info.inputs {
+            Some(inputs) => (outputs, self.block_len(slot, inputs)),
+            None => (1, outputs),
+        }
+    }
+
+    /// Returns the number of weights. A tied head counts once.
+    pub fn parameters(&self) -> usize {
+        self.slots().into_iter().map(|slot| self.shape(slot)).map(|(rows, cols)| rows * cols).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_of_slots_is_complete_and_in_order() {
+        for (index, slot) in LayerSlot::ALL.into_iter().enumerate() {
+            assert_eq!(slot as usize, index, "{slot:?}");
+        }
+        assert_eq!(LayerSlot::ALL.last(), Some(&LayerSlot::DownBias), "the last variant is in the list");
+    }
+
+    /// Whatever stores a weight must hold each of its blocks once.
+    #[test]
+    fn the_usual_tensors_hold_every_block_once() {
+        let whole = [WeightSlot::Embedding, WeightSlot::FinalNorm, WeightSlot::Head];
+        let of_layer = LayerSlot::ALL.map(|slot| WeightSlot::Layer(0, slot));
+        for slot in whole.into_iter().chain(of_layer) {
+            let info = slot.info();
+            let stored: Vec<FeatureBlock> =
+                info.usual_tensors.iter().flat_map(|(_, blocks)| *blocks).copied().collect();
+            assert_eq!(stored, info.outputs, "{slot:?}");
+            assert_eq!(info.inputs.is_some(), matches!(info.kind, WeightKind::Matrix { .. }), "{slot:?}");
+        }
+    }
+}

@@ -1,0 +1,65 @@
+//! The interface of everything that weights can be loaded from.
+
+use millrace_kernels::Part;
+
+use super::slots::WeightSlot;
+
+/// The reason why a weight cannot be loaded.
+#[derive(Debug, thiserror::Error)]
+pub enum WeightError {
+    /// A file is missing, damaged or incomplete.
+    #[error(transparent)]
+    Checkpoint(#[from] millrace_formats::Error),
+    /// The element type of a stored tensor cannot be loaded.
+    #[error(
+        "tensor {tensor} in {file} has element type {dtype}, but weights must be F32, F16 or BF16; use the \
+         original model, which is not quantized"
+    )]
+    ElementType {
+        /// Path of the file.
+        file: String,
+        /// Name of the tensor.
+        tensor: String,
+        /// Name of the element type.
+        dtype: String,
+    },
+    /// A stored tensor would change the results of the model, but the decoder has no use for it.
+    #[error(
+        "tensor {tensor} in {file} would be ignored, and results would be wrong: by config.json the model has no \
+         such weight"
+    )]
+    Unused {
+        /// Path of the file.
+        file: String,
+        /// Name of the tensor.
+        tensor: String,
+    },
+}
+
+/// A source of weights: a checkpoint, or a generator of dummy weights.
+pub trait WeightSource {
+    /// Returns the parts of the weight for `slot`, in the order in which they are stacked. Their
+    /// shapes match the specification.
+    ///
+    /// # Errors
+    /// If the weight cannot be read.
+    fn parts(&self, slot: WeightSlot) -> Result<Vec<Part>, WeightError>;
+
+    /// Announces that this part will be read soon, so that a source can fetch it ahead.
+    fn will_need(&self, _part: &Part) {}
+
+    /// Returns the files that the weights come from, with their sizes and times, as one text. The
+    /// text is empty if the weights do not come from files.
+    fn identity(&self) -> String {
+        String::new()
+    }
+
+    /// Checks that everything that has been read so far is what the files held when they were
+    /// opened.
+    ///
+    /// # Errors
+    /// If a file has been changed since then, or could not be read.
+    fn verify(&self) -> Result<(), WeightError> {
+        Ok(())
+    }
+}

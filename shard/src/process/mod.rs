@@ -1,0 +1,18 @@
+//! The process of one shard: how it starts, how it talks to the router, and the loop over steps.
+//!
+//! [`run`] connects to the router ([`connect`]), loads the model and meets the other ranks
+//! ([`startup`]), and then answers steps until the router ends ([`step_loop`]).
+
+mod affinity;
+mod connect;
+mod connection;
+mod lifeline;
+mod remote;
+mod router_link;
+mod run;
+mod startup;
+mod step_loop;
+mod test_fault;
+
+pub use connection::Connection;
+pub use run::{run, serve};

@@ -1,0 +1,256 @@
+//! The start of a shard: load the model, meet the other ranks, warm up, and report ready.
+
+use std::time::{Duration, Instant};
+
+use millrace_kernels::{Backend, DType, ModelLoading};
+use millrace_proto::{Loading, MemoryItem, Phase, Ready, Rendezvous, from_shard, to_shard};
+
+use crate::collective::{self, Deadlines};
+use crate::decoder::{Collective, Decoder, Weights, products};
+use crate::memory_plan::{self, MemoryPlan, PlanError, PlanRequest};
+use crate::model::{DecoderSpec, Model, WeightSource, WeightStorage};
+use crate::options::{PreviousPool, RankPlacement, ShardOptions};
+use crate::platform::{OpenDevice, Platform};
+use crate::process::router_link::RouterLink;
+use crate::split::Split;
+use crate::worker::Worker;
+use crate::{Bytes, Error};
+
+/// Time limit of the wait for ranks that load more slowly. The router notices if one of them fails
+/// meanwhile.
+const FORMING_DEADLINE: Duration = Duration::from_secs(24 * 3600);
+
+/// Pause between two looks at the free memory.
+const MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(200);
+
+/// Shortest time between two reports on loading.
+const REPORT_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Loads the model, meets the other ranks, computes one step to warm up, and reports ready.
+pub(super) fn start<P: Platform>(
+    platform: &P,
+    router: &RouterLink,
+    placement: &RankPlacement,
+    options: &ShardOptions,
+    open: impl FnOnce() -> Result<Model, Error>,
+) -> Result<Worker<P::Backend>, Error> {
+    let mut timer = PhaseTimer::new();
+    router.send(loading("reading the checkpoint", 0, 0))?;
+    let split = Split { rank: placement.rank, world_size: placement.world_size };
+    let model = open()?;
+    let parameters = model.spec.parameters();
+    let Model { spec, dtype, weights: source } = split.apply(model)?;
+    let dtype = options.dtype.unwrap_or(dtype);
+    timer.end("read the checkpoint's headers");
+    let OpenDevice { backend, free } = platform.open(dtype)?;
+    timer.end("open the device");
+
+    let request = plan_request::<P>(placement, options, dtype, free);
+    let start = Start { platform, router, placement, options, backend: &backend, spec: &spec };
+    let plan = start.plan_memory(&request)?;
+    let limits = plan.limits;
+    for warning in backend.tune(&products(&spec, request.weights, &limits))? {
+        tracing::warn!("{warning}");
+    }
+    timer.end("choose algorithms");
+    backend.reserve(plan.footprint.on_device(), memory_plan::allocations(&spec))?;
+    let weights = start.load_weights(&*source, &request, &plan)?;
+    source.verify()?;
+    timer.end("load weights");
+
+    let mut ready = Ready {
+        dtype: dtype.name().into(),
+        quantize: options.quantize.map_or_else(String::new, |quantize| quantize.name().into()),
+        device: backend.name(),
+        bytes_read: weights.bytes_read() as u64,
+        parameters: parameters as u64,
+        world_size: placement.world_size as u32,
+        checkpoint: source.identity(),
+        ..describe(&spec, &plan)
+    };
+    let ranks = start.meet()?;
+    if let Some(ranks) = &ranks {
+        ready.exchange = ranks.describe();
+        timer.end("wait for the other ranks");
+    }
+    let decoder = Decoder::new(&backend, spec, weights, &limits, ranks)?;
+    let mut worker = Worker::new(backend, decoder, limits);
+    timer.end("allocate");
+    let since = Instant::now();
+    ready.warm_up_tokens = worker.warm_up()? as u32;
+    ready.warm_up_micros = since.elapsed().as_micros() as u64;
+    let unplanned = worker.backend().seal();
+    if unplanned > 0 {
+        tracing::warn!("the shard uses {} of device memory more than planned", Bytes(unplanned));
+    }
+    timer.end("warm up");
+    if worker.record(options.graph_sizes.as_deref())? {
+        timer.end("record decode steps");
+    }
+
+    ready.phases = timer.phases;
+    router.send(from_shard::Message::Ready(ready))?;
+    Ok(worker)
+}
+
+/// The request for a memory plan that follows from the options.
+fn plan_request<P: Platform>(
+    placement: &RankPlacement,
+    options: &ShardOptions,
+    dtype: DType,
+    free: Option<usize>,
+) -> PlanRequest {
+    PlanRequest {
+        weights: WeightStorage { dtype, quantize: options.quantize },
+        kv_dtype: options.kv_cache_dtype.unwrap_or(dtype),
+        max_total_tokens: options.max_total_tokens,
+        max_batch_total_tokens: options.max_batch_total_tokens,
+        max_step_tokens: options.max_step_tokens,
+        max_sequences: options.max_sequences,
+        ranks: placement.world_size,
+        block_size: options.block_size,
+        free: usable(free, options),
+        fraction: P::MEMORY_FRACTION,
+    }
+}
+
+/// The part of the free memory that the shard may use.
+fn usable(free: Option<usize>, options: &ShardOptions) -> Option<usize> {
+    free.map(|bytes| (bytes as f64 * options.memory_fraction) as usize)
+}
+
+/// The inputs that the phases of the start share.
+struct Start<'a, P: Platform> {
+    platform: &'a P,
+    router: &'a RouterLink,
+    placement: &'a RankPlacement,
+    options: &'a ShardOptions,
+    backend: &'a P::Backend,
+    spec: &'a DecoderSpec,
+}
+
+impl<P: Platform> Start<'_, P> {
+    /// Decides how much memory is allocated.
+    ///
+    /// After a loss the pool gets the size that the lost shard had, so that every request that was
+    /// running can run again. If need be, this waits for the memory of the lost shard. If that
+    /// memory does not become free, a smaller pool is better than none.
+    fn plan_memory(&self, request: &PlanRequest) -> Result<MemoryPlan, Error> {
+        let plan = |request: &PlanRequest| memory_plan::plan(self.spec, request, self.backend);
+        let Some(PreviousPool { tokens, longest_sequence, wait }) = self.placement.previous_pool else {
+            return Ok(plan(request)?);
+        };
+        let since = Instant::now();
+        let mut free = request.free;
+        loop {
+            let previous = PlanRequest {
+                max_total_tokens: Some(longest_sequence),
+                max_batch_total_tokens: Some(tokens),
+                free,
+                ..*request
+            };
+            match plan(&previous) {
+                Err(PlanError::NoRoom { .. }) if since.elapsed() < wait => {
+                    self.router.send(loading("waiting for the memory of the lost shard", 0, 0))?;
+                    std::thread::sleep(MEMORY_POLL_INTERVAL);
+                    free = usable(self.platform.free(self.backend, self.options), self.options);
+                }
+                // The router notices that the pool has become smaller, and logs it.
+                Err(PlanError::NoRoom { .. }) => return Ok(plan(&PlanRequest { free, ..*request })?),
+                planned => return Ok(planned?),
+            }
+        }
+    }
+
+    /// Loads the weights, and reports the progress to the router.
+    fn load_weights(
+        &self,
+        source: &dyn WeightSource,
+        request: &PlanRequest,
+        plan: &MemoryPlan,
+    ) -> Result<Weights<P::Backend>, Error> {
+        let mut last = Instant::now();
+        let total = plan.footprint.weights;
+        let mut progress = |done: usize| {
+            if last.elapsed() >= REPORT_INTERVAL || done == total {
+                last = Instant::now();
+                self.router.send(loading("loading weights", done, total))?;
+            }
+            Ok(())
+        };
+        let positions = plan.limits.max_sequence_tokens;
+        Weights::load(self.backend, self.spec, source, request.weights, positions, &mut progress)
+    }
+
+    /// Connects this rank with the others, at an address that rank 0 sends them through the router.
+    fn meet(&self) -> Result<Option<Box<dyn Collective<P::Backend>>>, Error> {
+        let RankPlacement { rank, world_size, .. } = *self.placement;
+        if world_size == 1 {
+            return Ok(None);
+        }
+        let router = self.router;
+        let deadlines = Deadlines { forming: FORMING_DEADLINE, call: self.options.collective_timeout };
+        let group = if rank == 0 {
+            let leader = collective::lead(self.options.transport, world_size, deadlines)?;
+            router.send(from_shard::Message::Rendezvous(Rendezvous { address: leader.address() }))?;
+            // The other ranks may still be loading. The router watches them.
+            leader.wait()?
+        } else {
+            let (message, _) = router.receive()?;
+            let to_shard::Message::Rendezvous(Rendezvous { address }) = message else {
+                return Err(Error::OutOfPlace);
+            };
+            collective::join(&address, rank, world_size, deadlines)?
+        };
+        router.abort_when_closed(group.aborter());
+        let ranks = self.platform.connect(self.backend, group)?;
+        router.abort_when_closed(ranks.aborter());
+        Ok(Some(ranks))
+    }
+}
+
+fn loading(phase: &str, done: usize, total: usize) -> from_shard::Message {
+    let (done_bytes, total_bytes) = (done as u64, total as u64);
+    from_shard::Message::Loading(Loading { phase: phase.into(), done_bytes, total_bytes })
+}
+
+/// The part of the announcement that follows from the model and the memory plan.
+fn describe(spec: &DecoderSpec, plan: &MemoryPlan) -> Ready {
+    let limits = &plan.limits;
+    let item = |(name, bytes): (&str, usize)| MemoryItem { name: name.into(), bytes: bytes as u64 };
+    let memory = plan.footprint.items().into_iter().map(item);
+    Ready {
+        model_type: spec.model_type.clone(),
+        vocab_size: spec.vocab as u32,
+        hidden_size: spec.hidden as u32,
+        rotation: spec.ropes.iter().map(ToString::to_string).collect::<Vec<_>>().join("; "),
+        max_sequence_tokens: limits.max_sequence_tokens as u32,
+        block_size: limits.block_size as u32,
+        num_blocks: limits.num_blocks as u32,
+        kv_cache_dtype: limits.kv_dtype.name().into(),
+        free_bytes: plan.free.unwrap_or_default() as u64,
+        max_sequences: limits.max_sequences as u32,
+        max_step_tokens: limits.max_step_tokens as u32,
+        memory: memory.collect(),
+        ..Ready::default()
+    }
+}
+
+/// Measures how long each phase of the start takes.
+struct PhaseTimer {
+    since: Instant,
+    phases: Vec<Phase>,
+}
+
+impl PhaseTimer {
+    fn new() -> Self {
+        PhaseTimer { since: Instant::now(), phases: Vec::new() }
+    }
+
+    /// Ends the current phase, whose name is `name`, and begins the next one.
+    fn end(&mut self, name: &str) {
+        let micros = self.since.elapsed().as_micros() as u64;
+        self.phases.push(Phase { name: name.into(), micros });
+        self.since = Instant::now();
+    }
+}

@@ -1,0 +1,169 @@
+//! The loop over steps: it takes steps in, and answers them in their order.
+
+use std::collections::VecDeque;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use millrace_proto::{MasksDue, StepOutput, from_shard, to_shard};
+
+use crate::Error;
+use crate::process::router_link::{MaskArrival, RouterLink};
+use crate::process::test_fault::TestFault;
+use crate::step_engine::{StepEngine, WaitingStep};
+
+/// Time that the loop waits for a message before it checks whether a step is done.
+const POLL_INTERVAL: Duration = Duration::from_micros(20);
+
+/// Time that the loop waits for masks if there is nothing else to do.
+const MASKS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Answers steps until the router asks the shard to stop. All ranks compute every step. Only rank 0
+/// sends the answers.
+///
+/// The loop submits the next step while the device still computes the one before it, so that the
+/// device never waits for the host.
+pub(super) fn answer_steps(
+    router: &RouterLink,
+    rank: usize,
+    engine: &mut impl StepEngine,
+) -> Result<(), Error> {
+    // For each submitted step, how long the engine was idle before it.
+    let mut idle_times = VecDeque::with_capacity(engine.steps_ahead());
+    let mut last_answer = None;
+    let mut next = None;
+    // The last step whose masks this rank has asked for.
+    let mut asked_for = None;
+    let fault = TestFault::from_env();
+    loop {
+        if !idle_times.is_empty() && engine.is_done()? {
+            let output = engine.collect()?;
+            let idle: Duration = idle_times.pop_front().unwrap_or_default();
+            last_answer = Some(Instant::now());
+            if rank == 0 {
+                let idle_micros = idle.as_micros() as u64;
+                router.send(from_shard::Message::Output(StepOutput { idle_micros, ..output }))?;
+            }
+            continue;
+        }
+        if let Some(WaitingStep { id, is_forward_done }) = engine.waiting()? {
+            // The answers to earlier steps are sent first: without them the router cannot know the
+            // masks, and would not understand the question.
+            let is_oldest = is_forward_done && idle_times.len() == 1;
+            let is_due = is_oldest && asked_for != Some(id);
+            let timeout = match (is_due, is_oldest) {
+                (true, _) => Duration::ZERO,
+                (false, true) => MASKS_INTERVAL,
+                (false, false) => POLL_INTERVAL,
+            };
+            match router.masks_within(timeout) {
+                MaskArrival::Masks(masks) => engine.add_masks(Some(&masks))?,
+                MaskArrival::Never => engine.add_masks(None)?,
+                MaskArrival::NotYet if is_due => {
+                    asked_for = Some(id);
+                    if rank == 0 {
+                        router.send(from_shard::Message::MasksDue(MasksDue { step: id }))?;
+                    }
+                }
+                MaskArrival::NotYet => {}
+            }
+            continue;
+        }
+        match &next {
+            Some(_) => thread::sleep(POLL_INTERVAL),
+            None if idle_times.is_empty() => next = Some(router.receive()?),
+            None => next = router.receive_within(POLL_INTERVAL)?,
+        }
+        let has_capacity = idle_times.len() < engine.steps_ahead();
+        match next.take_if(|(message, _)| match message {
+            to_shard::Message::Shutdown(_) => idle_times.is_empty(),
+            _ => has_capacity,
+        }) {
+            Some((to_shard::Message::Step(step), received)) => {
+                let idle_since = last_answer.filter(|_| idle_times.is_empty());
+                idle_times
+                    .push_back(idle_since.map_or(Duration::ZERO, |since| received.duration_since(since)));
+                fault.strike(&step);
+                engine.submit(&step)?;
+            }
+            Some((to_shard::Message::Shutdown(_), _)) => return Ok(()),
+            Some((
+                to_shard::Message::Ping(_) | to_shard::Message::Rendezvous(_) | to_shard::Message::Masks(_),
+                _,
+            )) => return Err(Error::OutOfPlace),
+            None => {}
+        }
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::unix::net::UnixStream;
+
+    use millrace_proto::{FromShard, Masks, Row, Shutdown, Step, ToShard, frame};
+
+    use super::*;
+
+    /// An engine that computes two steps at a time. The first step is done as soon as the loop has
+    /// seen that it is not, and so is the forward pass of the second step.
+    #[derive(Default)]
+    struct RacingEngine {
+        /// The numbers of the steps that are not collected.
+        submitted: VecDeque<u64>,
+        waiting: Option<u64>,
+        is_done: bool,
+    }
+
+    impl StepEngine for RacingEngine {
+        fn steps_ahead(&self) -> usize {
+            2
+        }
+
+        fn submit(&mut self, step: &Step) -> Result<(), Error> {
+            match step.rows.iter().any(|row| row.mask_follows) {
+                true => self.waiting = Some(step.id),
+                false => self.submitted.push_back(step.id),
+            }
+            Ok(())
+        }
+
+        fn waiting(&mut self) -> Result<Option<WaitingStep>, Error> {
+            self.is_done |= self.waiting.is_some();
+            Ok(self.waiting.map(|id| WaitingStep { id, is_forward_done: true }))
+        }
+
+        fn add_masks(&mut self, _: Option<&Masks>) -> Result<(), Error> {
+            self.submitted.extend(self.waiting.take());
+            Ok(())
+        }
+
+        fn is_done(&mut self) -> Result<bool, Error> {
+            Ok(self.is_done && !self.submitted.is_empty())
+        }
+
+        fn collect(&mut self) -> Result<StepOutput, Error> {
+            let step = self.submitted.pop_front().ok_or(Error::OutOfPlace)?;
+            Ok(StepOutput { step, ..StepOutput::default() })
+        }
+    }
+
+    #[test]
+    fn masks_are_asked_for_after_the_answers_to_earlier_steps() {
+        let (router, shard) = UnixStream::pair().unwrap();
+        router.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let send = |message| frame::write(&mut &router, &ToShard { message: Some(message) }).unwrap();
+        let receive = || frame::read::<FromShard>(&mut &router, &mut Vec::new()).unwrap().message.unwrap();
+        let late = Row { mask_follows: true, ..Row::default() };
+        send(to_shard::Message::Step(Step { id: 1, ..Step::default() }));
+        send(to_shard::Message::Step(Step { id: 2, rows: vec![late], ..Step::default() }));
+        let serving = thread::spawn(move || {
+            let link = RouterLink::new(&shard)?;
+            answer_steps(&link, 0, &mut RacingEngine::default())
+        });
+        assert!(matches!(receive(), from_shard::Message::Output(output) if output.step == 1));
+        assert!(matches!(receive(), from_shard::Message::MasksDue(due) if due.step == 2));
+        send(to_shard::Message::Masks(Masks { step: 2, rows: Vec::new() }));
+        assert!(matches!(receive(), from_shard::Message::Output(output) if output.step == 2));
+        send(to_shard::Message::Shutdown(Shutdown {}));
+        serving.join().unwrap().unwrap();
+    }
+}

@@ -1,0 +1,28 @@
+//! The limits that a shard allocates its memory for.
+
+use millrace_kernels::DType;
+
+/// The limits that a shard allocates its memory for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ShardLimits {
+    /// Maximum number of tokens of all rows of one step.
+    pub max_step_tokens: usize,
+    /// Maximum number of sequences: of slots, of rows of one step, and of positions of one step
+    /// that need logits.
+    pub max_sequences: usize,
+    /// Maximum number of positions of one sequence.
+    pub max_sequence_tokens: usize,
+    /// Number of tokens per block of the KV pool.
+    pub block_size: usize,
+    /// Number of blocks of the KV pool.
+    pub num_blocks: usize,
+    /// Element type of the KV pool.
+    pub kv_dtype: DType,
+}
+
+impl ShardLimits {
+    /// Returns the number of blocks of the longest block table.
+    pub fn table_blocks(&self) -> usize {
+        self.max_sequence_tokens.div_ceil(self.block_size)
+    }
+}

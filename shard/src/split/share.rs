@@ -1,0 +1,153 @@
+//! The share of a rank: its specification, and its part of each weight.
+
+use std::ops::Range;
+
+use crate::model::{DecoderSpec, FeatureBlock, LayerSpec, Mlp, WeightSlot};
+
+/// A rank of a group.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Split {
+    /// Number of the rank, from 0.
+    pub rank: usize,
+    /// Number of ranks in the group.
+    pub world_size: usize,
+}
+
+/// The reason why a model cannot be cut into equal shares.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("--num-shard {world_size} does not fit this model: {reason}. Sizes that work: {}", list(.works))]
+pub struct Indivisible {
+    /// Number of ranks that was asked for.
+    pub world_size: usize,
+    /// The part of the model that cannot be shared.
+    pub reason: String,
+    /// Group sizes that the model can be cut for.
+    pub works: Vec<usize>,
+}
+
+fn list(sizes: &[usize]) -> String {
+    sizes.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// The part of a weight that a rank takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Cut {
+    /// Output features, or elements of a vector, in the order in which they are stacked.
+    pub(super) rows: Vec<Range<usize>>,
+    /// Input features. A vector has none.
+    pub(super) cols: Option<Range<usize>>,
+    /// Number of rows of zeros that follow.
+    pub(super) padding: usize,
+}
+
+impl Split {
+    /// The only rank of a model that is not split.
+    pub const WHOLE: Split = Split { rank: 0, world_size: 1 };
+
+    /// Returns the specification of this rank's decoder.
+    ///
+    /// # Errors
+    /// If heads or features cannot be shared evenly.
+    pub fn spec(self, whole: &DecoderSpec) -> Result<DecoderSpec, Indivisible> {
+        let Split { rank, world_size } = self;
+        if let Some(reason) = obstacle(whole, world_size) {
+            return Err(Indivisible { world_size, reason, works: sizes(whole) });
+        }
+        let mut spec = whole.clone();
+        spec.vocab_rows = self.vocab_rows(whole);
+        for layer in &mut spec.layers {
+            let kv_heads = self.kv_heads(layer).len();
+            let heads = layer.attention.heads_mut();
+            heads.layout.heads /= world_size;
+            heads.layout.kv_heads = kv_heads;
+            // These biases are added to a sum over all ranks, so only one rank adds them.
+            heads.out_bias &= rank == 0;
+            let Mlp::Gated(mlp) = &mut layer.mlp;
+            mlp.width /= world_size;
+            mlp.down_bias &= rank == 0;
+        }
+        Ok(spec)
+    }
+
+    /// Returns the key/value heads of this rank in a layer of the whole model.
+    fn kv_heads(self, layer: &LayerSpec) -> Range<usize> {
+        let all = layer.attention.heads().layout.kv_heads;
+        if all >= self.world_size {
+            self.share(all)
+        } else {
+            let head = self.rank * all / self.world_size;
+            head..head + 1
+        }
+    }
+
+    /// Returns this rank's equal share of `count`, which is a multiple of the world size.
+    fn share(self, count: usize) -> Range<usize> {
+        let share = count / self.world_size;
+        self.rank * share..(self.rank + 1) * share
+    }
+
+    fn vocab_rows(self, whole: &DecoderSpec) -> Range<usize> {
+        let share = whole.vocab.div_ceil(self.world_size);
+        self.rank * share..(self.rank + 1) * share
+    }
+
+    /// Returns the part of a block of the weight for `slot` that this rank takes.
+    fn cut_block(self, whole: &DecoderSpec, slot: WeightSlot, block: FeatureBlock) -> Range<usize> {
+        let len = whole.block_len(slot, block);
+        match block {
+            FeatureBlock::Hidden | FeatureBlock::HeadDim => 0..len,
+            FeatureBlock::Vocabulary => {
+                let Range { start, end } = self.vocab_rows(whole);
+                start.min(len)..end.min(len)
+            }
+            FeatureBlock::Query | FeatureBlock::Gate | FeatureBlock::Up => self.share(len),
+            FeatureBlock::Key | FeatureBlock::Value => {
+                let layer = &whole.layers[slot.layer().expect("only layers have key and value heads")];
+                let (heads, head_dim) = (self.kv_heads(layer), layer.attention.heads().layout.head_dim);
+                heads.start * head_dim..heads.end * head_dim
+            }
+        }
+    }
+
+    /// Returns the part of the weight for `slot` that this rank takes.
+    pub(super) fn cut(self, whole: &DecoderSpec, slot: WeightSlot) -> Cut {
+        let info = slot.info();
+        let mut rows = Vec::with_capacity(info.outputs.len());
+        let (mut offset, mut padding) = (0, 0);
+        for &block in info.outputs {
+            let cut = self.cut_block(whole, slot, block);
+            if block == FeatureBlock::Vocabulary {
+                padding = self.vocab_rows(whole).len() - cut.len();
+            }
+            rows.push(offset + cut.start..offset + cut.end);
+            offset += whole.block_len(slot, block);
+        }
+        let cols = info.inputs.map(|block| self.cut_block(whole, slot, block));
+        Cut { rows, cols, padding }
+    }
+}
+
+/// Returns the group sizes that a model can be cut for, ascending.
+pub fn sizes(whole: &DecoderSpec) -> Vec<usize> {
+    let most = whole.layers.iter().map(|layer| layer.attention.heads().layout.heads).max().unwrap_or(1);
+    (1..=most).filter(|&size| obstacle(whole, size).is_none()).collect()
+}
+
+/// Returns the reason why the model cannot be cut for this many ranks, if there is one.
+fn obstacle(whole: &DecoderSpec, world_size: usize) -> Option<String> {
+    let is_shared = |count: usize| count.is_multiple_of(world_size);
+    whole.layers.iter().find_map(|layer| {
+        let layout = layer.attention.heads().layout;
+        let Mlp::Gated(mlp) = &layer.mlp;
+        let (heads, kv_heads, width) = (layout.heads, layout.kv_heads, mlp.width);
+        if !is_shared(heads) {
+            Some(format!("its {heads} attention heads cannot be shared evenly"))
+        } else if !is_shared(kv_heads) && !world_size.is_multiple_of(kv_heads) {
+            Some(format!("its {kv_heads} key/value heads can be neither shared nor repeated evenly"))
+        } else if !is_shared(width) {
+            Some(format!("the {width} features of its MLP cannot be shared evenly"))
+        } else {
+            None
+        }
+    })
+}

@@ -1,0 +1,68 @@
+//! Tasks that are one call of Cargo: tests, benchmarks, soak and cost runs.
+
+use crate::cargo::{cargo, cargo_test, cargo_with};
+use crate::features::FEATURES;
+
+/// Runs every test. Returns whether all passed.
+///
+/// The binary is built together with the tests before the first one runs, so no test builds it
+/// again. Tests that need published files run where `MILLRACE_TEST_DATA` names their folder.
+pub(crate) fn test() -> bool {
+    const BUILT: [(&str, &str); 1] = [("MILLRACE_BINARY_IS_BUILT", "1")];
+    let tests = ["test", "--workspace", FEATURES];
+    let Some(mut all) = cargo_test(&tests, &[], &BUILT) else { return false };
+    let has_data = std::env::var_os("MILLRACE_TEST_DATA").is_some();
+    if has_data {
+        let Some(published) = cargo_test(&tests, &["--ignored", "published"], &BUILT) else { return false };
+        all.ignored = all.ignored.saturating_sub(published.passed);
+        all.skipped.extend(published.skipped);
+    }
+    for why in &all.skipped {
+        println!("skipped: {why}");
+    }
+    let hint = if has_data { "" } else { "; most need published files from the folder MILLRACE_TEST_DATA" };
+    println!("{} tests were ignored and {} skipped themselves{hint}", all.ignored, all.skipped.len());
+    true
+}
+
+/// Writes `docs/compatibility.md` from the server's answers.
+pub(crate) fn compatibility() -> bool {
+    let test = ["test", "--workspace", FEATURES, "--lib", "http::tests::compatibility"];
+    cargo_with(&test, &[("MILLRACE_WRITE_COMPATIBILITY", "1")])
+}
+
+/// Runs the benchmarks that need no GPU.
+pub(crate) fn bench() -> bool {
+    cargo(&["bench", "--package", "millrace-kernels"])
+        && cargo(&["bench", "--package", "millrace-integration-tests"])
+}
+
+/// Runs the cost fuzzer against a release build for the given time.
+///
+/// `seed` chooses the first random input.
+pub(crate) fn cost(seconds: &str, seed: Option<u64>) -> bool {
+    if seconds.parse::<f64>().is_err() {
+        eprintln!("{seconds}: not a number of seconds");
+        return false;
+    }
+    let test = "test --release --package millrace-router --features fuzz --test cost -- --nocapture"
+        .split(' ')
+        .collect::<Vec<_>>();
+    let seed = seed.map(|seed| seed.to_string());
+    let mut environment = vec![("MILLRACE_COST_SECONDS", seconds)];
+    environment.extend(seed.as_deref().map(|seed| ("MILLRACE_COST_SEED", seed)));
+    cargo_with(&test, &environment)
+}
+
+/// Runs random traffic with random kills against a release build for the given time.
+pub(crate) fn soak(minutes: &str) -> bool {
+    let Ok(minutes) = minutes.parse::<f64>() else {
+        eprintln!("{minutes}: not a number of minutes");
+        return false;
+    };
+    let seconds = ((minutes * 60.0) as u64).max(1).to_string();
+    let test = "test --release --package millrace-integration-tests --test soak -- --nocapture"
+        .split(' ')
+        .collect::<Vec<_>>();
+    cargo_with(&test, &[("MILLRACE_SOAK_SECONDS", &seconds)])
+}
