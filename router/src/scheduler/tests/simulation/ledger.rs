@@ -229,7 +229,7 @@ impl Ledger {
         self.tried.extend(quarantine);
         self.check_quarantine(plan, quarantine);
         let first = self.stays.values().map(|stay| stay.id).min();
-        let mut taken = 0;
+        let (mut taken, mut leaving) = (0, BTreeSet::new());
         for slot in &plan.step.release {
             let left = self.stays.remove(slot).expect("only taken slots are released").id;
             if self.known.contains_key(&left) {
@@ -241,6 +241,7 @@ impl Ledger {
                     assert!(may_leave, "the first in line is preempted");
                 }
                 self.waiting.insert(left, 0);
+                leaving.insert(left);
             }
         }
         // A sequence leaves for a higher priority only if that is admitted into the same step.
@@ -251,7 +252,7 @@ impl Ledger {
             if quarantine.contains(&admitted.sequence) {
                 self.waiting.remove(&admitted.sequence).expect("only waiting sequences are admitted");
             } else {
-                self.check_overtaking(admitted.sequence);
+                self.check_overtaking(admitted.sequence, &leaving);
             }
             assert!(!self.held.contains(&admitted.sequence), "{admitted:?} waits for its mask");
             let known = self.known.get_mut(&admitted.sequence).expect("only live sequences are admitted");
@@ -313,15 +314,17 @@ impl Ledger {
     }
 
     /// Overtaking is bounded. With several tenants, this holds among the sequences of each of them
-    /// that have not run before.
-    fn check_overtaking(&mut self, admitted: SeqId) {
+    /// that have not run before. The sequences that leave their slots in this step may have left
+    /// them for a later one of its admissions, so they are not counted as overtaken yet.
+    fn check_overtaking(&mut self, admitted: SeqId, leaving: &BTreeSet<SeqId>) {
         self.waiting.remove(&admitted).expect("only waiting sequences are admitted");
         let Known { request, has_run, .. } = &self.known[&admitted];
         let work = work(request);
         let allowance = self.limits.num_blocks * self.limits.block_size;
         let several = self.tenants.len() > 1;
         for (id, passed) in self.waiting.range_mut(..admitted) {
-            if several && (*has_run || self.known[id].request.tenant != request.tenant) {
+            let other_order = several && (*has_run || self.known[id].request.tenant != request.tenant);
+            if other_order || leaving.contains(id) {
                 continue;
             }
             *passed += work;
