@@ -7,6 +7,10 @@
 //! [cost model](super::cost_model); until the shards have reported the time of a step, only the
 //! limits of the shards apply.
 //!
+//! When more prompts wait for their first token than sequences decode, prompts get more time, in
+//! proportion and up to [`MAX_WEIGHT`]: a longer step delays few streams then, and a shorter one
+//! would delay many first tokens. So many requests that arrive at once start soon.
+//!
 //! While nothing decodes, a step has as many prompt tokens as are efficient: larger steps would
 //! only delay the next request.
 //!
@@ -18,9 +22,10 @@ use super::prompt_shares;
 use super::running::RunningSequence;
 use super::state::Scheduler;
 
-/// Ratio of the time of a step to the time of its decode rows up to which prompts always may extend
-/// the step.
-const MIN_STRETCH: f64 = 2.0;
+/// Smallest and largest ratio of the time that prompts may always have in a step to the time of its
+/// decode rows. In between, the ratio is that of their numbers.
+const MIN_WEIGHT: f64 = 1.0;
+const MAX_WEIGHT: f64 = 3.0;
 
 /// Number of prompt tokens that a step without decode rows may always have. Products of matrices
 /// with fewer rows are less efficient in ways that the cost model does not know.
@@ -60,7 +65,7 @@ impl Scheduler {
         }
         let mut load = StepLoad::default();
         self.staying(leaving).for_each(|running| running.add_decode(&mut load));
-        let micros = self.costs.predict(&load).max(self.options.target_micros / MIN_STRETCH);
+        let micros = self.costs.predict(&load).max(self.options.target_micros / (1.0 + MIN_WEIGHT));
         let endless = PartialPrompt { start: 0, remaining: limits.max_sequence_tokens };
         self.prompt_tokens_within(&[endless], micros, limit)
     }
@@ -68,14 +73,19 @@ impl Scheduler {
     /// The time in microseconds by which prompts may extend the step being planned; `None` if
     /// nothing decodes or no time is known.
     fn prompt_micros(&self, leaving: &[usize]) -> Option<f64> {
-        let mut load = StepLoad::default();
-        let decoding = self.staying(leaving).filter(|running| running.is_decoding());
-        decoding.for_each(|running| running.add_decode(&mut load));
-        if load == StepLoad::default() || !self.costs.is_known() {
+        let (mut load, mut decoding) = (StepLoad::default(), 0);
+        for running in self.staying(leaving).filter(|running| running.is_decoding()) {
+            running.add_decode(&mut load);
+            decoding += 1;
+        }
+        if decoding == 0 || !self.costs.is_known() {
             return None;
         }
+        let prefills = self.staying(leaving).filter(|running| running.is_prefill()).count();
+        let prompts = prefills + self.waiting.len().min(self.free_slots.len() + leaving.len());
+        let weight = (prompts as f64 / f64::from(decoding)).clamp(MIN_WEIGHT, MAX_WEIGHT);
         let decode_micros = self.costs.predict(&load);
-        Some(self.options.target_micros.max(MIN_STRETCH * decode_micros) - decode_micros)
+        Some((self.options.target_micros - decode_micros).max(weight * decode_micros))
     }
 
     fn partial_prompts(&self, leaving: &[usize]) -> Vec<PartialPrompt> {

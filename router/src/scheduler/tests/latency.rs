@@ -80,8 +80,9 @@ fn decodes(step: &Step) -> impl Iterator<Item = &Row> {
     step.rows.iter().filter(|row| row.sample && row.count == 1)
 }
 
-/// Runs streams beside long prompts that keep arriving. Returns the largest ratio of the time of a
-/// step with a decode row to its bound, and the number of prompts that were computed.
+/// Runs streams beside long prompts that keep arriving, but are never more than the streams.
+/// Returns the largest ratio of the time of a step with a decode row to its bound, and the number
+/// of prompts that were computed.
 fn worst_stretch(mut pair: SlowPair, streams: usize, target: f64) -> (f64, usize) {
     let mut worst: f64 = 0.0;
     let mut prompts = HashSet::new();
@@ -89,7 +90,8 @@ fn worst_stretch(mut pair: SlowPair, streams: usize, target: f64) -> (f64, usize
         pair.add(request(30, 3000));
     }
     for number in 0..1500 {
-        if number % 50 == 20 {
+        let stats = pair.scheduler.stats();
+        if number % 50 == 20 && stats.running + stats.waiting < 2 * streams {
             let len = pair.random.random_range(500..5000);
             pair.add(request(len, 2));
         }
@@ -116,6 +118,31 @@ fn a_step_with_streams_takes_at_most_twice_the_time_of_its_decode_rows() {
 }
 
 #[test]
+fn many_prompts_beside_few_streams_get_up_to_three_times_the_time_of_the_decode_rows() {
+    let mut pair = SlowPair::new(0, PretendSpeed::CPU, 0.0);
+    pair.add(request(30, 3000));
+    (0..LEARNING).for_each(|_| drop(pair.step()));
+    for _ in 0..15 {
+        pair.add(request(100, 3000));
+    }
+    let mut ratios = Vec::new();
+    while decodes(pair.step().as_ref().expect("streams run")).count() < 16 {
+        let step = pair.sent.front().expect("two steps are in flight");
+        ratios.push(pair.speed.time(&step.rows) / pair.speed.time(decodes(step)));
+    }
+    let largest = ratios.iter().copied().fold(0.0, f64::max);
+    assert!((3.3..4.4).contains(&largest), "{ratios:?}");
+    // Most of the requests decode now, so a prompt beside them gets as much time as they take.
+    pair.add(request(2000, 1));
+    let mut largest: f64 = 0.0;
+    for _ in 0..10 {
+        let step = pair.step().expect("streams run");
+        largest = largest.max(pair.speed.time(&step.rows) / pair.speed.time(decodes(&step)));
+    }
+    assert!((1.5..2.2).contains(&largest), "{largest}");
+}
+
+#[test]
 fn a_target_lets_prompts_extend_steps_further() {
     for (speed, target) in [(PretendSpeed::CPU, 400_000.0), (PretendSpeed::GPU, 50_000.0)] {
         let (worst, prompts) = worst_stretch(SlowPair::new(1, speed, target), 4, target);
@@ -133,7 +160,7 @@ fn the_bound_holds_on_a_machine_whose_speed_varies() {
         let mut pair = SlowPair::new(seed, PretendSpeed::CPU, 0.0);
         pair.noise = 1.2;
         let (worst, prompts) = worst_stretch(pair, 8, 0.0);
-        assert!(worst < 1.45, "{worst}");
+        assert!(worst < 1.5, "{worst}");
         assert!(prompts > 1, "{prompts}");
     }
 }

@@ -282,7 +282,7 @@ impl Ledger {
                 answered: admitted.cached_tokens,
             };
             if quarantine.is_empty() {
-                self.check_sharing(&stay);
+                self.check_sharing(&stay, leaving.len());
             }
             assert!(self.stays.insert(admission.slot, stay).is_none(), "a taken slot is given away");
         }
@@ -335,8 +335,9 @@ impl Ledger {
 
     /// A sequence is not admitted while another one is computing its prefix.
     ///
-    /// The check covers producers that are the only prompt, for which waiting always pays.
-    fn check_sharing(&mut self, admitted: &Stay) {
+    /// The check covers producers that are the only prompt, for which waiting always pays. The
+    /// `leaving` sequences that leave their slots in this step may have been prompts beside it.
+    fn check_sharing(&mut self, admitted: &Stay, leaving: usize) {
         let request = &self.known[&admitted.id].request;
         let block_size = self.limits.block_size;
         let reads_everything = admitted.cached == 0
@@ -353,7 +354,7 @@ impl Ledger {
                 && other.cache_salt == request.cache_salt
                 && !matches!(Trouble::of(other.sampling.seed), Trouble::Broken(_))
                 && !reads_everything
-                && prompts <= 1
+                && prompts + leaving <= 1
                 && computed >= 2;
             let waits = is_shared && answered < common && answered == admitted.cached / block_size;
             assert!(!waits, "{:?} computes again what {:?} is computing", admitted.id, producer.id);
