@@ -1,15 +1,17 @@
 //! Benchmark of the whole server: `cargo bench --package millrace-integration-tests --bench http`.
 //!
-//! Starts the release binary, talks to it over loopback, and prints one table of throughput and one
-//! of the gaps between tokens per model. `-- --help` lists the options that choose a part of it. A
-//! second binary is measured in turns with the first one (`-- --table gaps --against PATH`).
+//! Starts the release binary, talks to it over loopback, and prints a table of throughput, one of the
+//! gaps between tokens and one of prompts per model. `-- --help` lists the options that choose a part
+//! of it. A second binary is measured in turns with the first one (`-- --table gaps --against PATH`).
 #![allow(clippy::unwrap_used, reason = "a benchmark that fails may panic")]
 
+mod candidate;
 mod gaps;
 mod load;
 mod long_prompts;
 mod model;
 mod options;
+mod prompts;
 mod report;
 mod streams;
 mod throughput;
@@ -24,11 +26,15 @@ fn main() {
     let is_wanted = |name: &str| options.model.as_deref().is_none_or(|wanted| wanted == name);
     assert!(models.iter().any(|model| is_wanted(model.name)), "no model of this name");
     for model in models.iter().filter(|model| is_wanted(model.name)) {
-        if options.table != Some(Table::Gaps) {
+        let has_table = |table| options.table.is_none_or(|wanted| wanted == table);
+        if has_table(Table::Throughput) {
             throughput::measure(model);
         }
-        if options.table != Some(Table::Throughput) {
+        if has_table(Table::Gaps) {
             gaps::measure(model, &options);
+        }
+        if has_table(Table::Prompts) {
+            prompts::measure(model, &options);
         }
     }
 }

@@ -14,7 +14,7 @@ pub(crate) struct BenchOptions {
     /// Name of the model, `demo` or `llama-1.1b`; all if absent
     #[arg(long)]
     pub(crate) model: Option<String>,
-    /// Second binary: the table of gaps measures both in turns, and their ratio
+    /// Second binary: the tables of gaps and prompts measure both in turns, and their ratio
     #[arg(long, env = "MILLRACE_BENCH_AGAINST", value_name = "PATH")]
     pub(crate) against: Option<PathBuf>,
     /// Numbers of clients in the table of gaps
@@ -26,7 +26,7 @@ pub(crate) struct BenchOptions {
     /// Duration of each run in the table of gaps, in seconds
     #[arg(long, default_value_t = 15, value_parser = clap::value_parser!(u64).range(1..=600))]
     pub(crate) seconds: u64,
-    /// Runs of each binary for each row of the table of gaps
+    /// Runs of each binary for each row of the tables of gaps and prompts
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=20))]
     pub(crate) turns: u16,
     /// Argument that Cargo adds
@@ -41,6 +41,8 @@ pub(crate) enum Table {
     Throughput,
     /// Gaps between the tokens of streams.
     Gaps,
+    /// Prompts without streams.
+    Prompts,
 }
 
 /// The presence of long prompts beside the streams.

@@ -7,9 +7,11 @@
 //! [cost model](super::cost_model); until the shards have reported the time of a step, only the
 //! limits of the shards apply.
 //!
-//! When more prompts wait for their first token than sequences decode, prompts get more time, in
-//! proportion and up to [`MAX_WEIGHT`]: a longer step delays few streams then, and a shorter one
-//! would delay many first tokens. So many requests that arrive at once start soon.
+//! When few sequences decode and many prompts wait for their first token, prompts get more time: the
+//! ratio of their numbers is the *weight* of the prompts, between [`MIN_WEIGHT`] and [`MAX_WEIGHT`].
+//! The division of a prompt into steps does not change how many tokens the streams lose to it, but
+//! each step delays the first token of the prompt by the time of the decode rows. So many requests
+//! that arrive at once start soon, and streams are smooth while single prompts arrive.
 //!
 //! While nothing decodes, a step has as many prompt tokens as are efficient: larger steps would
 //! only delay the next request.
@@ -22,10 +24,13 @@ use super::prompt_shares;
 use super::running::RunningSequence;
 use super::state::Scheduler;
 
-/// Smallest and largest ratio of the time that prompts may always have in a step to the time of its
-/// decode rows. In between, the ratio is that of their numbers.
+/// Ratio of the time that prompts may always have in a step to the time of its decode rows, for one
+/// prompt beside one stream. It grows with the number of prompts for each stream.
+const WEIGHT: f64 = 2.0;
+/// Smallest ratio.
 const MIN_WEIGHT: f64 = 1.0;
-const MAX_WEIGHT: f64 = 3.0;
+/// Largest ratio. A step then takes five times the time of its decode rows.
+const MAX_WEIGHT: f64 = 4.0;
 
 /// Number of prompt tokens that a step without decode rows may always have. Products of matrices
 /// with fewer rows are less efficient in ways that the cost model does not know.
@@ -83,7 +88,7 @@ impl Scheduler {
         }
         let prefills = self.staying(leaving).filter(|running| running.is_prefill()).count();
         let prompts = prefills + self.waiting.len().min(self.free_slots.len() + leaving.len());
-        let weight = (prompts as f64 / f64::from(decoding)).clamp(MIN_WEIGHT, MAX_WEIGHT);
+        let weight = (WEIGHT * prompts as f64 / f64::from(decoding)).clamp(MIN_WEIGHT, MAX_WEIGHT);
         let decode_micros = self.costs.predict(&load);
         Some((self.options.target_micros - decode_micros).max(weight * decode_micros))
     }
