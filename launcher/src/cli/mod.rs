@@ -171,7 +171,7 @@ pub(crate) struct EngineArgs {
     pub(crate) cpus_per_shard: Option<usize>,
     /// Target for the time between two tokens of a stream, in milliseconds: prompts extend the
     /// steps of running streams up to this time, and up to twice the time of a step without prompts
-    /// in any case. If absent, 50 on a GPU, and on the CPU twice the time of a step without prompts
+    /// in any case. If absent, 50 on a GPU and 5 on the CPU
     #[arg(long, env = "TARGET_ITL", value_name = "MILLISECONDS", value_parser = milliseconds)]
     pub(crate) target_itl: Option<f64>,
     /// Limit of the prompt tokens in a step. Smaller values need less memory; while streams run,
@@ -550,7 +550,7 @@ impl EngineArgs {
 
     /// Returns the target for the time between two tokens of a stream.
     pub(crate) fn target_itl(&self) -> Duration {
-        let default = if self.is_gpu() { 50.0 } else { 0.0 };
+        let default = if self.is_gpu() { 50.0 } else { 5.0 };
         Duration::from_secs_f64(self.target_itl.unwrap_or(default) / 1e3)
     }
 

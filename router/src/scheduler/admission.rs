@@ -201,7 +201,8 @@ impl Scheduler {
     ) -> bool {
         let remaining = sequence.len() - self.cache.positions(prefix);
         let reserve = self.growth_during_prefill(prompts, remaining, leaving);
-        let needed = self.cache.blocks_needed(prefix, sequence.len()) + reserve;
+        let own = self.own_growth_before_others(sequence, prompts, remaining, leaving);
+        let needed = self.cache.blocks_needed(prefix, sequence.len()) + reserve + own;
         let tables = leaving.iter().map(|&index| &self.running[index].table);
         needed <= self.cache.available() + self.cache.released_by(tables, prefix)
     }
@@ -220,15 +221,40 @@ impl Scheduler {
     /// prefill is wasted.
     fn growth_during_prefill(&self, prompts: &[usize], remaining: usize, leaving: &[usize]) -> usize {
         let limits = &self.limits;
-        let budget = self.min_prompt_budget(leaving);
-        let steps = prompt_shares::steps_to_finish(prompts.iter().copied().chain([remaining]), budget);
-        let new_tokens = steps.saturating_mul(1 + self.options.max_lookahead);
+        let new_tokens = self.new_tokens_during_prefill(prompts, remaining, leaving);
         let growth = |running: &RunningSequence| {
             let grown = running.sequence.len() + new_tokens + limits.block_size;
             let positions = grown.min(running.sequence.max_positions());
             limits.blocks_for(positions).saturating_sub(running.table.blocks.len())
         };
         self.staying(leaving).map(growth).sum()
+    }
+
+    /// Maximum number of blocks that a newcomer itself takes for new tokens while prompts that are
+    /// behind it in order are computed. Such prompts were admitted while it waited, and its growth
+    /// must not preempt them.
+    fn own_growth_before_others(
+        &self,
+        newcomer: &Sequence,
+        prompts: &[usize],
+        remaining: usize,
+        leaving: &[usize],
+    ) -> usize {
+        let mut staying = self.staying(leaving);
+        if !staying.any(|running| running.is_prefill() && running.sequence.id > newcomer.id) {
+            return 0;
+        }
+        let new_tokens = self.new_tokens_during_prefill(prompts, remaining, leaving);
+        let grown = (newcomer.len() + new_tokens).min(newcomer.max_positions());
+        self.limits.blocks_for(grown) - self.limits.blocks_for(newcomer.len())
+    }
+
+    /// Maximum number of new tokens of a running sequence until a newcomer with `remaining` tokens
+    /// to run, and all prompts before it, have been run.
+    fn new_tokens_during_prefill(&self, prompts: &[usize], remaining: usize, leaving: &[usize]) -> usize {
+        let budget = self.min_prompt_budget(leaving);
+        let steps = prompt_shares::steps_to_finish(prompts.iter().copied().chain([remaining]), budget);
+        steps.saturating_mul(1 + self.options.max_lookahead)
     }
 }
 

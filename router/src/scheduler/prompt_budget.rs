@@ -7,11 +7,12 @@
 //! [cost model](super::cost_model); until the shards have reported the time of a step, only the
 //! limits of the shards apply.
 //!
-//! When few sequences decode and many prompts wait for their first token, prompts get more time: the
-//! ratio of their numbers is the *weight* of the prompts, between [`MIN_WEIGHT`] and [`MAX_WEIGHT`].
-//! The division of a prompt into steps does not change how many tokens the streams lose to it, but
-//! each step delays the first token of the prompt by the time of the decode rows. So many requests
-//! that arrive at once start soon, and streams are smooth while single prompts arrive.
+//! When few sequences decode and many prompts wait for their first token, prompts get more time:
+//! the *weight* of the prompts grows with the ratio of these numbers, from [`MIN_WEIGHT`] to
+//! [`MAX_WEIGHT`]. The division of a prompt into steps does not change how many tokens the streams
+//! lose to it, but each step delays the first token of the prompt by the time of the decode rows.
+//! So many requests that arrive at once start soon, and streams are smooth while single prompts
+//! arrive.
 //!
 //! While nothing decodes, a step has as many prompt tokens as are efficient: larger steps would
 //! only delay the next request.
@@ -26,7 +27,7 @@ use super::state::Scheduler;
 
 /// Ratio of the time that prompts may always have in a step to the time of its decode rows, for one
 /// prompt beside one stream. It grows with the number of prompts for each stream.
-const WEIGHT: f64 = 2.0;
+const WEIGHT: f64 = 3.0;
 /// Smallest ratio.
 const MIN_WEIGHT: f64 = 1.0;
 /// Largest ratio. A step then takes five times the time of its decode rows.
