@@ -52,10 +52,10 @@ fn spin(isa: Isa, rounds: usize) -> usize {
     match isa {
         // SAFETY: the backend runs with this instruction set, so the machine has it.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { avx512(rounds) },
+        Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { avx512(rounds) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 => unsafe { avx2(rounds) },
+        Isa::Avx2 | Isa::AvxVnni => unsafe { avx2(rounds) },
         _ => plain(rounds),
     }
 }
@@ -151,7 +151,7 @@ fn read(isa: Isa, part: &[Block]) -> u64 {
     match isa {
         // SAFETY: the backend runs with this instruction set, so the machine has it.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 => unsafe { read_avx512(part) },
+        Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { read_avx512(part) },
         _ => part.iter().map(|block| sum(&block.0)).fold(0, u64::wrapping_add),
     }
 }

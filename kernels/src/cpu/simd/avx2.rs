@@ -1,29 +1,42 @@
-//! AVX2 with FMA and F16C: 16 registers of 8 numbers.
+//! AVX2 with FMA and F16C: 16 registers of 8 numbers, with and without AVX-VNNI.
 
 use std::arch::x86_64::*;
 
 use super::vector::{Kernel, Simd};
 
-/// The instruction set as a type. Only `enter` uses it.
+/// The instruction set as a type, with AVX-VNNI if the machine has it. Only the functions that enter
+/// it use it.
 #[derive(Clone, Copy)]
-pub(super) struct Avx2;
+pub(super) struct Avx2<const VNNI: bool>;
 
-/// Runs `kernel` with this instruction set.
+/// Runs `kernel` with AVX2.
 ///
 /// # Safety
 /// The machine must have the instruction set, and the pointers in the kernel must be valid.
 #[target_feature(enable = "avx2,fma,f16c")]
 pub(super) unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the caller guarantees what `Kernel::run` requires.
-    unsafe { kernel.run::<Avx2>() }
+    unsafe { kernel.run::<Avx2<false>>() }
+}
+
+/// Runs `kernel` with AVX2 and AVX-VNNI.
+///
+/// # Safety
+/// As [`enter`].
+#[target_feature(enable = "avx2,avxvnni,fma,f16c")]
+pub(super) unsafe fn enter_vnni<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the caller guarantees what `Kernel::run` requires.
+    unsafe { kernel.run::<Avx2<true>>() }
 }
 
 // SAFETY of the functions: `Simd` requires the instruction set and valid pointers from its callers.
 #[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
-impl Simd for Avx2 {
+impl<const VNNI: bool> Simd for Avx2<VNNI> {
     type V = __m256;
+    type I = __m256i;
     const LANES: usize = 8;
     const ROWS: usize = 6;
+    const HAS_BF16: bool = false;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m256 {
@@ -92,6 +105,49 @@ impl Simd for Avx2 {
             let four = _mm_max_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps::<1>(v));
             let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn splat_i(x: i32) -> __m256i {
+        unsafe { _mm256_set1_epi32(x) }
+    }
+    #[inline(always)]
+    unsafe fn load_i(p: *const i32) -> __m256i {
+        unsafe { _mm256_loadu_si256(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn add_i(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub_i(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_sub_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn to_f32(a: __m256i) -> __m256 {
+        unsafe { _mm256_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn dot_bf16(acc: __m256, a: __m256i, b: __m256i) -> __m256 {
+        unsafe {
+            let upper = |v| _mm256_castsi256_ps(_mm256_and_si256(v, _mm256_set1_epi32(!0xffff)));
+            let lower = |v| _mm256_castsi256_ps(_mm256_slli_epi32::<16>(v));
+            let acc = _mm256_fmadd_ps(lower(a), lower(b), acc);
+            _mm256_fmadd_ps(upper(a), upper(b), acc)
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_u8_i8(acc: __m256i, u: __m256i, s: __m256i) -> __m256i {
+        unsafe {
+            if VNNI {
+                return _mm256_dpbusd_avx_epi32(acc, u, s);
+            }
+            // Bytes at even and odd places become 16-bit numbers, whose products cannot overflow.
+            let even_u = _mm256_and_si256(u, _mm256_set1_epi16(0xff));
+            let even_s = _mm256_srai_epi16::<8>(_mm256_slli_epi16::<8>(s));
+            let even = _mm256_madd_epi16(even_u, even_s);
+            let odd = _mm256_madd_epi16(_mm256_srli_epi16::<8>(u), _mm256_srai_epi16::<8>(s));
+            _mm256_add_epi32(acc, _mm256_add_epi32(even, odd))
         }
     }
     #[inline(always)]

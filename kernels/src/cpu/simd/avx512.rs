@@ -1,29 +1,52 @@
-//! AVX-512: 32 registers of 16 numbers.
+//! AVX-512: 32 registers of 16 numbers, with and without the instructions for dot products.
 
 use std::arch::x86_64::*;
 
 use super::vector::{Kernel, Simd};
 
-/// The instruction set as a type. Only `enter` uses it.
+/// The instruction set as a type, with VNNI and with BF16 if the machine has them. Only the
+/// functions that enter it use it.
 #[derive(Clone, Copy)]
-pub(super) struct Avx512;
+pub(super) struct Avx512<const VNNI: bool, const BF16: bool>;
 
-/// Runs `kernel` with this instruction set.
+/// Runs `kernel` with AVX-512.
 ///
 /// # Safety
 /// The machine must have the instruction set, and the pointers in the kernel must be valid.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma,f16c")]
 pub(super) unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the caller guarantees what `Kernel::run` requires.
-    unsafe { kernel.run::<Avx512>() }
+    unsafe { kernel.run::<Avx512<false, false>>() }
+}
+
+/// Runs `kernel` with AVX-512 and VNNI.
+///
+/// # Safety
+/// As [`enter`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c")]
+pub(super) unsafe fn enter_vnni<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the caller guarantees what `Kernel::run` requires.
+    unsafe { kernel.run::<Avx512<true, false>>() }
+}
+
+/// Runs `kernel` with AVX-512, VNNI and BF16.
+///
+/// # Safety
+/// As [`enter`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,fma,f16c")]
+pub(super) unsafe fn enter_bf16<K: Kernel>(kernel: K) -> K::Output {
+    // SAFETY: the caller guarantees what `Kernel::run` requires.
+    unsafe { kernel.run::<Avx512<true, true>>() }
 }
 
 // SAFETY of the functions: `Simd` requires the instruction set and valid pointers from its callers.
 #[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
-impl Simd for Avx512 {
+impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
     type V = __m512;
+    type I = __m512i;
     const LANES: usize = 16;
     const ROWS: usize = 12;
+    const HAS_BF16: bool = BF16;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
@@ -86,6 +109,56 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn greatest(v: __m512) -> f32 {
         unsafe { _mm512_reduce_max_ps(v) }
+    }
+    #[inline(always)]
+    unsafe fn splat_i(x: i32) -> __m512i {
+        unsafe { _mm512_set1_epi32(x) }
+    }
+    #[inline(always)]
+    unsafe fn load_i(p: *const i32) -> __m512i {
+        unsafe { _mm512_loadu_si512(p.cast()) }
+    }
+    #[inline(always)]
+    unsafe fn add_i(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_add_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub_i(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_sub_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn to_f32(a: __m512i) -> __m512 {
+        unsafe { _mm512_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn dot_bf16(acc: __m512, a: __m512i, b: __m512i) -> __m512 {
+        unsafe {
+            if BF16 {
+                return _mm512_dpbf16_ps(
+                    acc,
+                    std::mem::transmute::<__m512i, __m512bh>(a),
+                    std::mem::transmute::<__m512i, __m512bh>(b),
+                );
+            }
+            let upper = |v| _mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32(!0xffff)));
+            let lower = |v| _mm512_castsi512_ps(_mm512_slli_epi32::<16>(v));
+            let acc = _mm512_fmadd_ps(lower(a), lower(b), acc);
+            _mm512_fmadd_ps(upper(a), upper(b), acc)
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_u8_i8(acc: __m512i, u: __m512i, s: __m512i) -> __m512i {
+        unsafe {
+            if VNNI {
+                return _mm512_dpbusd_epi32(acc, u, s);
+            }
+            // Bytes at even and odd places become 16-bit numbers, whose products cannot overflow.
+            let even_u = _mm512_and_si512(u, _mm512_set1_epi16(0xff));
+            let even_s = _mm512_srai_epi16::<8>(_mm512_slli_epi16::<8>(s));
+            let even = _mm512_madd_epi16(even_u, even_s);
+            let odd = _mm512_madd_epi16(_mm512_srli_epi16::<8>(u), _mm512_srai_epi16::<8>(s));
+            _mm512_add_epi32(acc, _mm512_add_epi32(even, odd))
+        }
     }
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {

@@ -13,6 +13,8 @@ mod element;
 mod neon;
 mod portable;
 mod target;
+#[cfg(test)]
+mod tests;
 mod vector;
 
 pub(super) use element::Element;

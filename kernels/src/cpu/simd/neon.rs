@@ -22,8 +22,10 @@ pub(super) unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
 #[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
 impl Simd for Neon {
     type V = float32x4_t;
+    type I = int32x4_t;
     const LANES: usize = 4;
     const ROWS: usize = 12;
+    const HAS_BF16: bool = false;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> float32x4_t {
@@ -98,6 +100,49 @@ impl Simd for Neon {
     #[inline(always)]
     unsafe fn greatest(v: float32x4_t) -> f32 {
         unsafe { vmaxvq_f32(v) }
+    }
+    #[inline(always)]
+    unsafe fn splat_i(x: i32) -> int32x4_t {
+        unsafe { vdupq_n_s32(x) }
+    }
+    #[inline(always)]
+    unsafe fn load_i(p: *const i32) -> int32x4_t {
+        unsafe { vld1q_s32(p) }
+    }
+    #[inline(always)]
+    unsafe fn add_i(a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        unsafe { vaddq_s32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn sub_i(a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        unsafe { vsubq_s32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn to_f32(a: int32x4_t) -> float32x4_t {
+        unsafe { vcvtq_f32_s32(a) }
+    }
+    #[inline(always)]
+    unsafe fn dot_bf16(acc: float32x4_t, a: int32x4_t, b: int32x4_t) -> float32x4_t {
+        unsafe {
+            let upper = |v| vreinterpretq_f32_s32(vandq_s32(v, vdupq_n_s32(!0xffff)));
+            let lower = |v| vreinterpretq_f32_s32(vshlq_n_s32::<16>(v));
+            let acc = vfmaq_f32(acc, lower(a), lower(b));
+            vfmaq_f32(acc, upper(a), upper(b))
+        }
+    }
+    #[inline(always)]
+    unsafe fn dot_u8_i8(acc: int32x4_t, u: int32x4_t, s: int32x4_t) -> int32x4_t {
+        unsafe {
+            let (u, s) = (vreinterpretq_u8_s32(u), vreinterpretq_s8_s32(s));
+            let unsigned = |bytes| vreinterpretq_s16_u16(vmovl_u8(bytes));
+            let (ul, uh) = (unsigned(vget_low_u8(u)), unsigned(vget_high_u8(u)));
+            let (sl, sh) = (vmovl_s8(vget_low_s8(s)), vmovl_s8(vget_high_s8(s)));
+            let product = |a, b| {
+                let (low, high) = (vmull_s16(vget_low_s16(a), vget_low_s16(b)), vmull_high_s16(a, b));
+                vpaddq_s32(low, high)
+            };
+            vaddq_s32(acc, vpaddq_s32(product(ul, sl), product(uh, sh)))
+        }
     }
     #[inline(always)]
     unsafe fn prefetch(p: *const u8) {

@@ -10,6 +10,7 @@ use super::vector::Simd;
 pub(super) struct Portable;
 
 type V = [f32; 8];
+type I = [i32; 8];
 
 #[inline(always)]
 fn zip(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
@@ -18,8 +19,11 @@ fn zip(a: V, b: V, f: impl Fn(f32, f32) -> f32) -> V {
 
 impl Simd for Portable {
     type V = V;
+    type I = I;
     const LANES: usize = 8;
     const ROWS: usize = 4;
+    // Not for speed: so that the layout for dot products is computed with on every machine.
+    const HAS_BF16: bool = true;
 
     #[inline(always)]
     unsafe fn splat(x: f32) -> V {
@@ -86,6 +90,41 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn greatest(v: V) -> f32 {
         v.into_iter().fold(f32::NEG_INFINITY, |a, b| if a > b { a } else { b })
+    }
+    #[inline(always)]
+    unsafe fn splat_i(x: i32) -> I {
+        [x; 8]
+    }
+    #[inline(always)]
+    unsafe fn load_i(p: *const i32) -> I {
+        // SAFETY: the caller guarantees eight elements.
+        unsafe { p.cast::<I>().read_unaligned() }
+    }
+    #[inline(always)]
+    unsafe fn add_i(a: I, b: I) -> I {
+        std::array::from_fn(|i| a[i].wrapping_add(b[i]))
+    }
+    #[inline(always)]
+    unsafe fn sub_i(a: I, b: I) -> I {
+        std::array::from_fn(|i| a[i].wrapping_sub(b[i]))
+    }
+    #[inline(always)]
+    unsafe fn to_f32(a: I) -> V {
+        a.map(|x| x as f32)
+    }
+    #[inline(always)]
+    unsafe fn dot_bf16(acc: V, a: I, b: I) -> V {
+        let lower = |x: i32| f32::from_bits((x as u32) << 16);
+        let upper = |x: i32| f32::from_bits(x as u32 & !0xffff);
+        std::array::from_fn(|i| acc[i] + lower(a[i]) * lower(b[i]) + upper(a[i]) * upper(b[i]))
+    }
+    #[inline(always)]
+    unsafe fn dot_u8_i8(acc: I, u: I, s: I) -> I {
+        std::array::from_fn(|i| {
+            let bytes = u[i].to_le_bytes().into_iter().zip(s[i].to_le_bytes());
+            let sum: i32 = bytes.map(|(u, s)| i32::from(u) * i32::from(s as i8)).sum();
+            acc[i].wrapping_add(sum)
+        })
     }
     #[inline(always)]
     unsafe fn prefetch(_p: *const u8) {}

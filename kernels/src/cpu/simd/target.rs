@@ -13,8 +13,14 @@ use crate::{Error, Result};
 /// An instruction set that the CPU backend has kernels for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isa {
+    /// x86-64 with AVX-512 F, BW, DQ, VL, VNNI and BF16.
+    Avx512Bf16,
+    /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
+    Avx512Vnni,
     /// x86-64 with AVX-512 F, BW, DQ and VL.
     Avx512,
+    /// x86-64 with AVX2, AVX-VNNI, FMA and F16C.
+    AvxVnni,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
     /// 64-bit ARM.
@@ -24,18 +30,29 @@ pub enum Isa {
 }
 
 impl Isa {
+    /// All instruction sets. Of those that a machine has, the fastest comes first.
+    pub const ALL: [Isa; 7] = [
+        Isa::Avx512Bf16,
+        Isa::Avx512Vnni,
+        Isa::Avx512,
+        Isa::AvxVnni,
+        Isa::Avx2,
+        Isa::Neon,
+        Isa::Portable,
+    ];
+
     /// Returns the instruction sets of this machine, fastest first. The list is never empty.
     pub fn available() -> Vec<Isa> {
-        [Isa::Avx512, Isa::Avx2, Isa::Neon, Isa::Portable]
-            .into_iter()
-            .filter(|isa| isa.is_available())
-            .collect()
+        Isa::ALL.into_iter().filter(|isa| isa.is_available()).collect()
     }
 
     /// Returns the name for people.
     pub const fn name(self) -> &'static str {
         match self {
+            Isa::Avx512Bf16 => "avx512-bf16",
+            Isa::Avx512Vnni => "avx512-vnni",
             Isa::Avx512 => "avx512",
+            Isa::AvxVnni => "avx-vnni",
             Isa::Avx2 => "avx2",
             Isa::Neon => "neon",
             Isa::Portable => "portable",
@@ -44,6 +61,12 @@ impl Isa {
 
     fn is_available(self) -> bool {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Bf16 => is_x86_feature_detected!("avx512bf16") && Isa::Avx512Vnni.is_available(),
+            #[cfg(target_arch = "x86_64")]
+            Isa::Avx512Vnni => is_x86_feature_detected!("avx512vnni") && Isa::Avx512.is_available(),
+            #[cfg(target_arch = "x86_64")]
+            Isa::AvxVnni => is_x86_feature_detected!("avxvnni") && Isa::Avx2.is_available(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512 => {
                 is_x86_feature_detected!("avx512f")
@@ -94,7 +117,13 @@ impl Target {
         unsafe {
             match self.0 {
                 #[cfg(target_arch = "x86_64")]
+                Isa::Avx512Bf16 => avx512::enter_bf16(kernel),
+                #[cfg(target_arch = "x86_64")]
+                Isa::Avx512Vnni => avx512::enter_vnni(kernel),
+                #[cfg(target_arch = "x86_64")]
                 Isa::Avx512 => avx512::enter(kernel),
+                #[cfg(target_arch = "x86_64")]
+                Isa::AvxVnni => avx2::enter_vnni(kernel),
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 => avx2::enter(kernel),
                 #[cfg(target_arch = "aarch64")]

@@ -18,13 +18,17 @@ pub(in crate::cpu) trait Kernel {
 /// valid for `LANES` elements. Pointers need no alignment.
 #[allow(clippy::missing_safety_doc, reason = "the trait's documentation has one section for all functions")]
 pub(in crate::cpu) trait Simd: Copy + 'static {
-    /// A vector.
+    /// A vector of f32 numbers.
     type V: Copy;
+    /// A vector of as many 32-bit integers.
+    type I: Copy;
     /// Number of lanes: a power of two, at most 16.
     const LANES: usize;
     /// Rows of the largest tile of the matrix product: as many as the registers hold with two
     /// vectors per row.
     const ROWS: usize;
+    /// Whether [`Simd::dot_bf16`] is the fastest way to multiply by bf16 weights.
+    const HAS_BF16: bool;
 
     unsafe fn splat(x: f32) -> Self::V;
     unsafe fn load(p: *const f32) -> Self::V;
@@ -45,6 +49,19 @@ pub(in crate::cpu) trait Simd: Copy + 'static {
     unsafe fn keep_at_least(x: Self::V, bound: Self::V, a: Self::V) -> Self::V;
     /// Returns the largest lane.
     unsafe fn greatest(v: Self::V) -> f32;
+    unsafe fn splat_i(x: i32) -> Self::I;
+    unsafe fn load_i(p: *const i32) -> Self::I;
+    unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I;
+    /// Returns the nearest f32 numbers; ties go to the even one.
+    unsafe fn to_f32(a: Self::I) -> Self::V;
+    /// Adds to each lane of `acc` the two products of the bf16 numbers in the lower and upper half
+    /// of the same lanes of `a` and `b`. The order and the rounding of the two sums are those of
+    /// the instruction set.
+    unsafe fn dot_bf16(acc: Self::V, a: Self::I, b: Self::I) -> Self::V;
+    /// Adds to each lane of `acc` the four products of the unsigned bytes in the same lane of `u`
+    /// and the signed bytes in that of `s`. The sum is exact if it fits 32 bits.
+    unsafe fn dot_u8_i8(acc: Self::I, u: Self::I, s: Self::I) -> Self::I;
     /// Prefetches the cache line at `p`, which need not be a valid address.
     unsafe fn prefetch(p: *const u8);
 
