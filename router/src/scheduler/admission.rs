@@ -68,10 +68,10 @@ impl Scheduler {
         }
         let mut pass = self.admission_pass();
         while prompt_shares::has_room(&self.remaining_prefills(), self.prompt_budget(&[])) {
-            if self.free_slots.is_empty() && !self.has_lower_priority_running() {
+            let candidates = self.admission_order(MAX_CONSIDERED + MAX_WAITING_FOR_PREFIX);
+            if self.free_slots.is_empty() && !self.may_preempt_for(&candidates) {
                 break;
             }
-            let candidates = self.admission_order(MAX_CONSIDERED + MAX_WAITING_FOR_PREFIX);
             let candidate = match self.preempt_for_priority(&candidates, &pass.producers, bytes) {
                 // Others have left for this sequence, so no other sequence is chosen.
                 Some(id) => {

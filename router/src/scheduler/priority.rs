@@ -2,7 +2,10 @@
 //! priority.
 //!
 //! If the first waiting sequence lacks a slot or blocks, the last running sequences of the lowest
-//! priority go back to the queue for it. Three rules bound the number of these preemptions:
+//! priority go back to the queue for it. If that does not help it, the first one of a higher
+//! priority behind it may take their places, within the limit on overtaking: a sequence that has
+//! aged may be first in order and yet be of no higher priority than those that run. Three rules
+//! bound the number of these preemptions:
 //!
 //! - A sequence never takes the place of a sequence of the same priority.
 //! - It never takes the place of a sequence that is ordered before it. A sequence that has aged
@@ -16,37 +19,34 @@ use super::frame_budget::FrameBudget;
 use super::id::SeqId;
 use super::prefix_wait::Producer;
 use super::prompt_shares;
+use super::request::Priority;
 use super::running::RunningSequence;
 use super::sequence::Sequence;
 use super::state::Scheduler;
 
 impl Scheduler {
-    /// Whether a running sequence has a lower priority than the first waiting one, and priorities
-    /// have an effect.
-    pub(super) fn has_lower_priority_running(&self) -> bool {
-        let Some(first) = self.waiting.iter().next() else { return false };
+    /// Whether a running sequence has a lower priority than one of the waiting `candidates`, and
+    /// priorities have an effect.
+    pub(super) fn may_preempt_for(&self, candidates: &[SeqId]) -> bool {
+        let waiting = candidates.iter().filter_map(|&id| self.waiting.get(id));
+        let Some(highest) = waiting.map(|sequence| sequence.priority).min() else { return false };
         let mut running = self.running.iter();
-        self.options.ageing_steps > 0 && running.any(|running| running.sequence.priority > first.priority)
+        self.options.ageing_steps > 0 && running.any(|running| running.sequence.priority > highest)
     }
 
-    /// Preempts running sequences of lower priority if the first of the `candidates` needs their
-    /// slots or blocks. They are in the order of admission. Returns the waiting sequence for which
-    /// others were preempted, if any were.
+    /// Preempts running sequences of lower priority if one of the `candidates` needs their slots or
+    /// blocks. They are in the order of admission. Returns the waiting sequence for which others
+    /// were preempted, if any were.
     pub(super) fn preempt_for_priority(
         &mut self,
         candidates: &[SeqId],
         producers: &[Producer],
         bytes: &FrameBudget,
     ) -> Option<SeqId> {
-        if !self.has_lower_priority_running() {
+        if !self.may_preempt_for(candidates) {
             return None;
         }
-        let first = self.first_that_can_run(candidates, producers)?;
-        let id = first.id;
-        let mut leaving = self.places_for(first, bytes);
-        if leaving.is_empty() {
-            return None;
-        }
+        let (id, mut leaving) = self.first_that_takes_places(candidates, producers, bytes)?;
         // From the end, so that the other indices stay valid.
         leaving.sort_unstable_by_key(|&index| Reverse(index));
         for index in leaving {
@@ -57,18 +57,33 @@ impl Scheduler {
         Some(id)
     }
 
-    /// The first of the `candidates` that waits neither for its mask nor for a prefix that is being
-    /// computed, if it may overtake those before it.
-    fn first_that_can_run(&self, candidates: &[SeqId], producers: &[Producer]) -> Option<&Sequence> {
+    /// The first of the `candidates` that can be admitted if others leave, and the indices of those
+    /// running sequences; `None` if a candidate before it needs nobody's place. A candidate is
+    /// examined if it waits neither for its mask nor for a prefix that is being computed, if it may
+    /// overtake those before it, and if none of its priority has been examined.
+    fn first_that_takes_places(
+        &self,
+        candidates: &[SeqId],
+        producers: &[Producer],
+        bytes: &FrameBudget,
+    ) -> Option<(SeqId, Vec<usize>)> {
         let mut allowance = usize::MAX;
+        let mut examined: Option<Priority> = None;
         for sequence in candidates.iter().filter_map(|&id| self.waiting.get(id)) {
             if sequence.has_pending() {
                 return None;
             }
-            let waits = sequence.awaits_mask()
-                || self.waits_for_prefix(sequence, &self.prefix_of(sequence), producers);
-            if !waits {
-                return (sequence.max_positions() <= allowance).then_some(sequence);
+            let waits = || {
+                sequence.awaits_mask()
+                    || self.waits_for_prefix(sequence, &self.prefix_of(sequence), producers)
+            };
+            let may_overtake = sequence.max_positions() <= allowance;
+            if examined.is_none_or(|priority| sequence.priority < priority) && may_overtake && !waits() {
+                match self.places_for(sequence, bytes) {
+                    Some(leaving) if leaving.is_empty() => return None,
+                    Some(leaving) => return Some((sequence.id, leaving)),
+                    None => examined = Some(sequence.priority),
+                }
             }
             allowance = allowance.min(overtaking_allowance(sequence, &self.limits));
         }
@@ -76,8 +91,8 @@ impl Scheduler {
     }
 
     /// The indices of the running sequences that must leave so that the waiting sequence `first`
-    /// can be admitted. The list is empty if none must leave, or if it would not help.
-    fn places_for(&self, first: &Sequence, bytes: &FrameBudget) -> Vec<usize> {
+    /// can be admitted: none, or as few as possible. `None` if it cannot be admitted even then.
+    fn places_for(&self, first: &Sequence, bytes: &FrameBudget) -> Option<Vec<usize>> {
         let victims = self.victims_of(first);
         let prefix = self.prefix_of(first);
         let held: usize = victims.iter().map(|&index| self.running[index].table.blocks.len()).sum();
@@ -85,10 +100,10 @@ impl Scheduler {
         let may_fit = self.cache.blocks_needed(&prefix, first.len()) <= self.cache.available() + held
             && bytes.fits_admission(first.len(), first.sampling_bytes);
         if !may_fit || !self.can_admit_without(first, &victims) {
-            return Vec::new();
+            return None;
         }
         let mut fewest = (0..=victims.len()).map(|count| &victims[..count]);
-        fewest.find(|leaving| self.can_admit_without(first, leaving)).map(<[_]>::to_vec).unwrap_or_default()
+        fewest.find(|leaving| self.can_admit_without(first, leaving)).map(<[_]>::to_vec)
     }
 
     /// The indices of the running sequences whose places `first` may take: the last sequence of the

@@ -239,6 +239,10 @@ impl KvCache {
                 - in_tree.filter(|&(&node, &block)| self.tree.block(node) == block).count();
             table.path.iter().for_each(|&node| *users.entry(node).or_default() += 1);
         }
+        if users.is_empty() {
+            // The path of a long prefix takes a while, and most plans ask for no tables.
+            return private;
+        }
         self.tree.path(kept.last).iter().for_each(|node| _ = users.remove(node));
         private + users.into_iter().filter(|&(node, count)| self.tree.users(node) == count).count()
     }

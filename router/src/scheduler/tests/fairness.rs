@@ -183,6 +183,80 @@ fn an_idle_tenant_saves_up_no_share_and_a_debt_is_not_forgotten() {
 }
 
 #[test]
+fn a_sequence_that_does_not_fit_delays_its_own_tenant_first() {
+    let limits = SchedulerLimits { max_sequences: 3, num_blocks: 16, ..LIMITS };
+    let options = SchedulerOptions { prefix_cache: false, ..SchedulerOptions::default() };
+    let mut pair = Pair::with(limits, options);
+    let mut tenants = HashMap::new();
+    let first = pair.add(&of("first", request(100, 60)));
+    pair.step();
+    // There are no blocks for the long one, so others overtake it. They are ordered as if it had
+    // been charged to its tenant, although it came first.
+    tenants.insert(pair.add(&of("a", request(200, 5))), "a long");
+    tenants.insert(pair.add(&of("a", request(10, 5))), "a short");
+    for _ in 0..3 {
+        tenants.insert(pair.add(&of("b", request(10, 5))), "b");
+    }
+    tenants.insert(first, "first");
+    assert_eq!(admissions(&mut pair, &tenants), ["b", "b", "b", "a short", "a long"]);
+}
+
+#[test]
+fn a_preempted_stream_comes_before_new_requests_of_other_tenants() {
+    let limits = SchedulerLimits { max_sequences: 2, num_blocks: 10, ..LIMITS };
+    let options = SchedulerOptions { prefix_cache: false, ..SchedulerOptions::default() };
+    let mut pair = Pair::with(limits, options);
+    let streams = [0, 1].map(|_| pair.add(&of("a", request(20, 100))));
+    while pair.scheduler.stats().running < 2 {
+        pair.step();
+    }
+    while pair.scheduler.stats().running == 2 {
+        pair.step();
+    }
+    // The other tenant has received nothing.
+    let others = [0, 1].map(|_| pair.add(&of("b", request(20, 5))));
+    assert_eq!(pair.scheduler.admission_order(3), [streams[1], others[0], others[1]]);
+}
+
+#[test]
+fn a_new_tenant_does_not_start_behind_all_that_wait() {
+    let mut pair = one_slot();
+    let mut tenants = HashMap::new();
+    pair.add(&of("large", request(300, 5)));
+    for _ in 0..4 {
+        tenants.insert(pair.add(&of("small", request(10, 5))), "small");
+    }
+    pair.step();
+    // The floor has risen by half of the large request, and only the small ones wait, which have
+    // received nothing.
+    for _ in 0..2 {
+        tenants.insert(pair.add(&of("new", request(10, 5))), "new");
+    }
+    let order = admissions(&mut pair, &tenants);
+    assert_eq!(order, ["small", "new", "small", "new", "small", "small"]);
+}
+
+#[test]
+fn a_new_tenant_does_not_start_before_all_that_wait() {
+    let mut pair = one_slot();
+    let mut tenants = HashMap::new();
+    pair.add(&of("large", request(300, 5)));
+    let others: Vec<_> = (0..4).map(|_| pair.add(&of("other", request(10, 5)))).collect();
+    for _ in 0..4 {
+        tenants.insert(pair.add(&of("large", request(10, 5))), "large");
+    }
+    pair.step();
+    // Only the tenant waits that has received much.
+    others.into_iter().for_each(|id| pair.scheduler.cancel(id));
+    for _ in 0..2 {
+        tenants.insert(pair.add(&of("new", request(10, 5))), "new");
+    }
+    let order = admissions(&mut pair, &tenants);
+    // Both stand at the same counter, and the large request that runs goes on receiving tokens.
+    assert_eq!(order, ["new", "large", "new", "large", "large", "large"]);
+}
+
+#[test]
 fn priorities_are_above_shares() {
     let mut pair = one_slot();
     let mut tenants = HashMap::new();

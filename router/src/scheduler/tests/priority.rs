@@ -54,6 +54,30 @@ fn a_higher_priority_takes_the_slot_of_the_last_of_the_lowest() {
 }
 
 #[test]
+fn a_higher_priority_takes_a_slot_although_an_aged_sequence_is_before_it() {
+    let options = SchedulerOptions { ageing_steps: 30, ..SchedulerOptions::default() };
+    let mut pair = Pair::with(SchedulerLimits { max_sequences: 2, num_blocks: 64, ..LIMITS }, options);
+    let add_after = |pair: &mut Pair, steps: usize, priority: Priority| {
+        (0..steps).for_each(|_| _ = pair.step().unwrap());
+        pair.add(&with(priority, 5, 150))
+    };
+    let low = add_after(&mut pair, 0, Low);
+    let normal = add_after(&mut pair, 35, Normal);
+    let high = add_after(&mut pair, 5, High);
+    let (plan, _) = pair.step().unwrap();
+    assert_eq!(admitted(&plan), [high], "it takes the slot of the low one");
+    let second = add_after(&mut pair, 21, High);
+    assert!(low < second && second < normal, "the low one has aged");
+    let (plan, _) = pair.step().unwrap();
+    assert_eq!(admitted(&plan), [second], "the low one may not take the slot of the normal one");
+    let mut order = Vec::new();
+    while let Some((plan, _)) = pair.step() {
+        order.extend(admitted(&plan));
+    }
+    assert_eq!(order, [low, normal]);
+}
+
+#[test]
 fn a_higher_priority_takes_the_blocks_of_a_lower_one() {
     // The cache holds one of these sequences.
     let limits = SchedulerLimits { num_blocks: 10, ..LIMITS };
