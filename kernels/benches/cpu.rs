@@ -1,14 +1,15 @@
 //! Measures the CPU backend against the limits of the machine, and with the feature `faer` against
 //! `faer`.
 //!
-//! `cargo bench -p millrace-kernels --bench cpu [--features faer] [-- --threads N] [--only
-//! linear|attention|staging]`
+//! `cargo bench -p millrace-kernels --bench cpu [--features faer] -- [--threads N] [--only
+//! linear|attention|staging] [--dtype bfloat16|float16|float32] [--rows 1,8,512]`
 //!
 //! Shapes are those of a Llama with 1.1 billion parameters. The weights are cycled so that every
-//! product reads them from memory, as a decoder does. The peak (a loop of independent fused
-//! multiply-adds on registers) and the bandwidth (a read-only stream over the same number of bytes)
-//! are measured between the products, because the speed of shared machines varies. With one thread,
-//! the measured time is the CPU time of that thread, so that other processes do not count.
+//! product reads them from memory, as a decoder does. The peak (a loop on registers of the
+//! instruction that the product uses, in independent chains) and the bandwidth (a read-only stream
+//! over the same number of bytes) are measured between the products, because the speed of shared
+//! machines varies. With one thread, the measured time is the CPU time of that thread, so that other
+//! processes do not count.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed benchmark")]
 
@@ -36,13 +37,20 @@ fn main() {
     let flag = |name: &str| arguments.iter().position(|a| a == name).map(|at| arguments[at + 1].clone());
     let threads = flag("--threads").map(|n| n.parse().unwrap());
     let only = flag("--only");
-    let cpu = Cpu::new(CpuOptions { threads, isa: None }).unwrap();
+    let cpu = Cpu::new(CpuOptions { threads, ..CpuOptions::default() }).unwrap();
+    let rows = flag("--rows").map_or(vec![1, 2, 4, 8, 9, 16, 64, 512], |rows| {
+        rows.split(',').map(|n| n.parse().unwrap()).collect()
+    });
+    let dtype = flag("--dtype");
+    let dtypes = [DType::BF16, DType::F16, DType::F32]
+        .into_iter()
+        .filter(|d| dtype.as_deref().map_or(*d != DType::F16, |name| name == d.name()));
     println!("{}", cpu.name());
     let on = |name: &str| only.as_deref().is_none_or(|o| o == name);
     if on("linear") {
-        for dtype in [DType::BF16, DType::F32] {
+        for dtype in dtypes {
             for shape in SHAPES {
-                linear(&cpu, shape, dtype);
+                linear(&cpu, shape, dtype, &rows);
             }
         }
     }
@@ -130,16 +138,16 @@ fn activations(cpu: &Cpu, n: usize, cols: usize) -> <Cpu as DeviceTypes>::Buf {
     buf
 }
 
-fn linear(cpu: &Cpu, (name, cols, out): (&str, usize, usize), dtype: DType) {
+fn linear(cpu: &Cpu, (name, cols, out): (&str, usize, usize), dtype: DType, rows: &[usize]) {
     let size = out * cols * dtype.size();
     let copies = (400 << 20) / size + 1; // far more than any cache
     let data = values(out * cols);
     let raw = Bytes::from(bytes(&data));
     let weights: Vec<_> = (0..copies).map(|_| matrix(cpu, &raw, out, cols, dtype)).collect();
-    for n in [1, 8, 64, 512] {
+    for &n in rows {
         let x = activations(cpu, n, cols);
         let mut y = cpu.buf(n, out).unwrap();
-        let peak = limits::peak(cpu.threads(), cpu.isa());
+        let peak = limits::peak(cpu.threads(), limits::Instruction::of(cpu.isa(), dtype));
         let bandwidth = limits::bandwidth(cpu.threads(), cpu.isa());
         let seconds = time(cpu.threads(), |i| cpu.linear(n, &x, &weights[i % copies], None, &mut y).unwrap());
         let (gflops, gbs) = (2e-9 * (n * cols * out) as f64 / seconds, 1e-9 * size as f64 / seconds);
@@ -249,7 +257,7 @@ fn prefill(cpu: &Cpu) {
             let step = opened(cpu, &mut queue, &vec![0; count], &[(start, count, &tables[0])]);
             let qkv = activations(cpu, count, LAYOUT.cols());
             let mut out = cpu.buf(count, LAYOUT.heads * LAYOUT.head_dim).unwrap();
-            let peak = limits::peak(cpu.threads(), cpu.isa());
+            let peak = limits::peak(cpu.threads(), limits::Instruction::of(cpu.isa(), DType::F32));
             let seconds = time(cpu.threads(), |_| cpu.attention(&step, &qkv, &kv, &SPEC, &mut out).unwrap());
             let pairs = count * start + count * (count + 1) / 2;
             let gflops = 4e-9 * (pairs * LAYOUT.heads * LAYOUT.head_dim) as f64 / seconds;

@@ -65,7 +65,7 @@ fn step(position: u32) -> Step {
 #[test]
 fn steps_allocate_nothing() {
     let (spec, limits) = (fixed_spec(), limits(DType::F32));
-    let cpu = Cpu::new(CpuOptions { threads: Some(1), isa: None }).unwrap();
+    let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
     let weights = MemoryWeights::random(&spec, 3);
     let mut ignore = |_| Ok(());
     let weights = Weights::load(&cpu, &spec, &weights, DType::F32, 64, &mut ignore).unwrap();

@@ -91,7 +91,7 @@ fn dtypes() -> impl Strategy<Value = DType> {
 }
 
 fn cpu() -> Cpu {
-    Cpu::new(CpuOptions { threads: Some(2), isa: None }).unwrap()
+    Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap()
 }
 
 proptest! {

@@ -108,7 +108,7 @@ fn check(name: &str) -> usize {
         num_blocks: 6,
         kv_dtype: DType::F32,
     };
-    let cpu = Cpu::new(CpuOptions { threads: Some(2), isa: None }).unwrap();
+    let cpu = Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
     let mut harness = Harness::new(&cpu, &spec, &*weights, dtype, &limits);
 
     let bytes = std::fs::read(folder.join("golden.safetensors")).unwrap();

@@ -77,7 +77,7 @@ fn load(config: &str, tensors: Vec<(&str, Vec<usize>, Vec<f32>)>) -> Model {
 /// final norm with those of the file.
 fn check(model: Model, mut numbers: Numbers, tolerance: f64) {
     let Model { spec, dtype, weights } = model;
-    let cpu = Cpu::new(CpuOptions { threads: Some(2), isa: None }).unwrap();
+    let cpu = Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
     let mut harness = Harness::new(&cpu, &spec, &*weights, dtype, &limits(DType::F32));
     let mut start = 0;
     for count in [3, 1, 1] {

@@ -3,6 +3,7 @@
 use std::sync::LazyLock;
 use std::time::Instant;
 
+use millrace_kernels::DType;
 use millrace_kernels::cpu::Isa;
 
 /// Seconds since some instant: CPU time of the calling thread if it is the only one, else wall
@@ -33,14 +34,34 @@ fn on_threads(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
     clock(threads) - start
 }
 
-/// Fused multiply-adds on registers, in GFLOP/s of all threads: the best of several short runs.
-pub(crate) fn peak(threads: usize, isa: Isa) -> f64 {
+/// The instruction that a product consists of.
+#[derive(Clone, Copy)]
+pub(crate) enum Instruction {
+    /// The fused multiply-add of an instruction set.
+    MultiplyAdd(Isa),
+    /// The dot product of pairs of bf16 numbers.
+    DotBf16,
+}
+
+impl Instruction {
+    /// Returns the instruction for weights of this type.
+    pub(crate) fn of(isa: Isa, dtype: DType) -> Instruction {
+        match (isa, dtype) {
+            (Isa::Avx512Bf16, DType::BF16) => Instruction::DotBf16,
+            _ => Instruction::MultiplyAdd(isa),
+        }
+    }
+}
+
+/// A loop of the instruction on registers, in GFLOP/s of all threads: the best of several short
+/// runs.
+pub(crate) fn peak(threads: usize, instruction: Instruction) -> f64 {
     const ROUNDS: usize = 1_000_000;
     let mut best = 0f64;
     for _ in 0..5 {
         let flops = std::sync::atomic::AtomicUsize::new(0);
         let seconds = on_threads(threads, |_| {
-            flops.fetch_add(spin(isa, ROUNDS), std::sync::atomic::Ordering::Relaxed);
+            flops.fetch_add(spin(instruction, ROUNDS), std::sync::atomic::Ordering::Relaxed);
         });
         best = best.max(1e-9 * flops.into_inner() as f64 / seconds);
     }
@@ -48,16 +69,37 @@ pub(crate) fn peak(threads: usize, isa: Isa) -> f64 {
 }
 
 /// Runs the loop and returns the number of floating-point operations.
-fn spin(isa: Isa, rounds: usize) -> usize {
-    match isa {
+fn spin(instruction: Instruction, rounds: usize) -> usize {
+    match instruction {
         // SAFETY: the backend runs with this instruction set, so the machine has it.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { avx512(rounds) },
+        Instruction::DotBf16 => unsafe { avx512_bf16(rounds) },
         // SAFETY: as above.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx2 | Isa::AvxVnni => unsafe { avx2(rounds) },
+        Instruction::MultiplyAdd(Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16) => unsafe {
+            avx512(rounds)
+        },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Instruction::MultiplyAdd(Isa::Avx2 | Isa::AvxVnni) => unsafe { avx2(rounds) },
         _ => plain(rounds),
     }
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512bf16")]
+fn avx512_bf16(rounds: usize) -> usize {
+    use std::arch::x86_64::*;
+    let mut chains = [_mm512_set1_ps(1.0); 16];
+    // SAFETY: both types are 512 bits without invalid values.
+    let a: __m512bh = unsafe { std::mem::transmute(std::hint::black_box(_mm512_set1_epi32(0x3c00_3c00))) };
+    for _ in 0..rounds {
+        for chain in &mut chains {
+            *chain = _mm512_dpbf16_ps(*chain, a, a);
+        }
+    }
+    std::hint::black_box(chains);
+    rounds * 16 * 64
 }
 
 #[cfg(target_arch = "x86_64")]

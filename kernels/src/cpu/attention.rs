@@ -14,7 +14,7 @@ use super::kv::{Cache, Kv, Pages, key_at, padded, value_at};
 use super::memory::Shared;
 use super::queue::Row;
 use super::simd::{Element, Kernel, Simd};
-use super::tile::{Stream, accumulate, height, with_height};
+use super::tile::{Stream, Tiles, accumulate, with_height};
 use crate::backend::AttentionSpec;
 
 /// Keys in a segment. It is a multiple of twice the longest vector.
@@ -152,17 +152,16 @@ unsafe fn run<S: Simd, T: Element>(tile: &Tile<'_>, pages: &Pages<T>) {
 unsafe fn pack_queries<S: Simd>(tile: &Tile<'_>, to: *mut f32) {
     let layout = tile.spec.layout;
     let count = tile.queries.len();
-    for row in (0..count).step_by(S::ROWS) {
-        let h = height::<S>(count - row);
+    let tiles = Tiles::new(count, S::ROWS);
+    for rows in (0..tiles.count()).map(|tile| tiles.rows(tile)) {
+        let h = rows.len();
         for i in 0..h {
-            let query = (row + i < count).then(|| {
-                let (token, head) = tile.token_and_head(tile.queries.start + row + i);
-                &tile.qkv[token * layout.cols() + head * layout.head_dim..][..layout.head_dim]
-            });
-            for d in 0..layout.head_dim {
+            let (token, head) = tile.token_and_head(tile.queries.start + rows.start + i);
+            let query = &tile.qkv[token * layout.cols() + head * layout.head_dim..][..layout.head_dim];
+            for (d, q) in query.iter().enumerate() {
                 // SAFETY: a tile of height h takes h * head_dim numbers, and all tiles together
                 // take at most QUERIES * head_dim.
-                unsafe { *to.add(row * layout.head_dim + d * h + i) = query.map_or(0.0, |q| q[d]) };
+                unsafe { *to.add(rows.start * layout.head_dim + d * h + i) = *q };
             }
         }
     }
@@ -193,11 +192,13 @@ unsafe fn scores<S: Simd, T: Element>(
         let next = at + pair;
         let ahead = if next < keys.end { [vector(next), vector(next + S::LANES)] } else { w };
         let stream = Stream { w, stride: spec.block_size, ahead };
-        for row in (0..tile.queries.len()).step_by(S::ROWS) {
-            let h = height::<S>(tile.queries.len() - row);
+        let tiles = Tiles::new(tile.queries.len(), S::ROWS);
+        for rows in (0..tiles.count()).map(|tile| tiles.rows(tile)) {
             // SAFETY: blocks of the table are inside the cache, and whole vectors inside their
             // block.
-            unsafe { with_height!(S, h, score_tile::<S, T>(tile, work, stream, row, at - start)) };
+            unsafe {
+                with_height!(S, rows.len(), score_tile::<S, T>(tile, work, stream, rows.start, at - start));
+            }
         }
         at = next;
     }
@@ -213,14 +214,31 @@ unsafe fn score_tile<S: Simd, T: Element, const M: usize>(
     row: usize,
     at: usize,
 ) {
-    let dim = tile.spec.layout.head_dim;
     // SAFETY: the caller guarantees the instruction set and valid pointers.
-    unsafe {
-        let mut acc = [[S::splat(0.0); 2]; M];
-        accumulate::<S, T, M, 2>(&mut acc, work.q.add(row * dim), 1, M, stream, dim);
-        let scale = S::splat(tile.spec.scale);
-        for (i, [a, b]) in acc.into_iter().enumerate() {
-            if row + i < tile.queries.len() {
+    unsafe { S::call(ScoreTile::<T, M> { tile, work, stream, row, at }) }
+}
+
+struct ScoreTile<'a, T: Element, const M: usize> {
+    tile: &'a Tile<'a>,
+    work: Work,
+    stream: Stream<T, 2>,
+    row: usize,
+    at: usize,
+}
+
+impl<T: Element, const M: usize> Kernel for ScoreTile<'_, T, M> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let ScoreTile { tile, work, stream, row, at } = self;
+        let dim = tile.spec.layout.head_dim;
+        // SAFETY: the creator guarantees valid pointers.
+        unsafe {
+            let mut acc = [[S::splat(0.0); 2]; M];
+            accumulate::<S, T, M, 2>(&mut acc, work.q.add(row * dim), 1, M, stream, dim);
+            let scale = S::splat(tile.spec.scale);
+            for (i, [a, b]) in acc.into_iter().enumerate() {
                 let p = work.p.add((row + i) * SEGMENT + at);
                 S::store(p, S::mul(a, scale));
                 S::store(p.add(S::LANES), S::mul(b, scale));
@@ -284,55 +302,73 @@ unsafe fn values<S: Simd, T: Element>(
     unsafe {
         if from >= to {
             for (i, &(from, to)) in seen.iter().enumerate() {
-                value_tile::<S, T, 1>(tile, pages, work, i, 1, from..to, start);
+                value_tile::<S, T, 1>(tile, pages, work, i, from..to, start);
             }
             return;
         }
         for (i, s) in seen.iter().enumerate() {
-            value_tile::<S, T, 1>(tile, pages, work, i, 1, s.0..from, start);
+            value_tile::<S, T, 1>(tile, pages, work, i, s.0..from, start);
         }
-        for row in (0..seen.len()).step_by(S::ROWS) {
-            let rows = (seen.len() - row).min(S::ROWS);
-            let h = height::<S>(rows);
-            with_height!(S, h, value_tile::<S, T>(tile, pages, work, row, rows, from..to, start));
+        let tiles = Tiles::new(seen.len(), S::ROWS);
+        for rows in (0..tiles.count()).map(|tile| tiles.rows(tile)) {
+            with_height!(S, rows.len(), value_tile::<S, T>(tile, pages, work, rows.start, from..to, start));
         }
         for (i, s) in seen.iter().enumerate() {
-            value_tile::<S, T, 1>(tile, pages, work, i, 1, to..s.1, start);
+            value_tile::<S, T, 1>(tile, pages, work, i, to..s.1, start);
         }
     }
 }
 
-/// Adds the weighted values of `keys` for `rows` queries from `row`, over all features.
+/// Adds the weighted values of `keys` for M queries from `row`, over all features.
 #[inline(always)]
 unsafe fn value_tile<S: Simd, T: Element, const M: usize>(
     tile: &Tile<'_>,
     pages: &Pages<T>,
     work: Work,
     row: usize,
-    rows: usize,
     keys: Range<usize>,
     start: usize,
 ) {
     if keys.is_empty() {
         return;
     }
-    let width = padded(tile.spec.layout.head_dim);
-    let mut d = 0;
-    while d < width {
-        // SAFETY: the caller guarantees the instruction set and valid pointers.
-        unsafe {
-            if d + 2 * S::LANES <= width {
-                value_columns::<S, T, M, 2>(tile, pages, work, row, rows, keys.clone(), start, d);
-                d += 2 * S::LANES;
-            } else {
-                value_columns::<S, T, M, 1>(tile, pages, work, row, rows, keys.clone(), start, d);
-                d += S::LANES;
+    // SAFETY: the caller guarantees the instruction set and valid pointers.
+    unsafe { S::call(ValueTile::<T, M> { tile, pages, work, row, keys, start }) }
+}
+
+struct ValueTile<'a, T: Element, const M: usize> {
+    tile: &'a Tile<'a>,
+    pages: &'a Pages<T>,
+    work: Work,
+    row: usize,
+    keys: Range<usize>,
+    start: usize,
+}
+
+impl<T: Element, const M: usize> Kernel for ValueTile<'_, T, M> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let ValueTile { tile, pages, work, row, keys, start } = self;
+        let width = padded(tile.spec.layout.head_dim);
+        let mut d = 0;
+        while d < width {
+            // SAFETY: the creator guarantees valid pointers.
+            unsafe {
+                if d + 2 * S::LANES <= width {
+                    value_columns::<S, T, M, 2>(tile, pages, work, row, keys.clone(), start, d);
+                    d += 2 * S::LANES;
+                } else {
+                    value_columns::<S, T, M, 1>(tile, pages, work, row, keys.clone(), start, d);
+                    d += S::LANES;
+                }
             }
         }
     }
 }
 
-/// Adds NV vectors of features from `d` for `rows` queries from `row`.
+/// Adds NV vectors of features from `d` for M queries from `row`.
 #[inline(always)]
 #[allow(clippy::too_many_arguments, reason = "the innermost loops, separate so that M and NV are constants")]
 unsafe fn value_columns<S: Simd, T: Element, const M: usize, const NV: usize>(
@@ -340,7 +376,6 @@ unsafe fn value_columns<S: Simd, T: Element, const M: usize, const NV: usize>(
     pages: &Pages<T>,
     work: Work,
     row: usize,
-    rows: usize,
     keys: Range<usize>,
     start: usize,
     d: usize,
@@ -351,15 +386,12 @@ unsafe fn value_columns<S: Simd, T: Element, const M: usize, const NV: usize>(
         let block = tile.blocks[position / spec.block_size];
         pages.v[value_at(spec, block, tile.kv_head, position % spec.block_size) + d..].as_ptr()
     };
-    // SAFETY: rows past the last query read the last one's weights and are not stored. Keys are
-    // inside the table.
+    // SAFETY: the rows are inside the tile, and the keys inside the table.
     unsafe {
         let mut acc = [[S::splat(0.0); NV]; M];
         for i in 0..M {
             for v in 0..NV {
-                if i < rows {
-                    acc[i][v] = S::load(work.acc.add((row + i) * width + d + v * S::LANES));
-                }
+                acc[i][v] = S::load(work.acc.add((row + i) * width + d + v * S::LANES));
             }
         }
         let mut at = keys.start;
@@ -378,9 +410,7 @@ unsafe fn value_columns<S: Simd, T: Element, const M: usize, const NV: usize>(
         }
         for i in 0..M {
             for v in 0..NV {
-                if i < rows {
-                    S::store(work.acc.add((row + i) * width + d + v * S::LANES), acc[i][v]);
-                }
+                S::store(work.acc.add((row + i) * width + d + v * S::LANES), acc[i][v]);
             }
         }
     }

@@ -1,5 +1,6 @@
 //! Sizes, allocation and weights.
 
+use super::inputs::Inputs;
 use super::memory::Memory;
 use super::queue::Queue;
 use super::{Buf, Cpu, Kv, Matrix, attention, gemm};
@@ -20,7 +21,7 @@ impl DeviceTypes for Cpu {
 impl Sizing for Cpu {
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize {
         match format {
-            WeightFormat::Dense(dtype) => Matrix::bytes(out, cols, dtype, self.target.panel_width()),
+            WeightFormat::Dense(dtype) => Matrix::bytes(out, cols, dtype, self.panel_layout()),
             WeightFormat::Fp8 => format.bytes(out, cols),
         }
     }
@@ -32,7 +33,7 @@ impl Sizing for Cpu {
     fn scratch_bytes(&self, products: &[ProductShape]) -> usize {
         let rows = products.iter().map(|product| product.rows).max().unwrap_or(0);
         let cols = products.iter().map(|product| product.inputs).max().unwrap_or(0);
-        let packed = rows.saturating_add(self.target.tile_rows()).saturating_mul(cols);
+        let packed = rows.saturating_mul(Inputs::row_words(cols));
         packed.saturating_add(self.threads() * gemm::SCRATCH).saturating_mul(size_of::<f32>())
     }
 }
@@ -49,7 +50,7 @@ impl ModelLoading for Cpu {
 
     fn matrix(&self, segments: &[Segment<'_>]) -> Result<Matrix> {
         let (parts, format) = Segment::in_one_format(segments)?;
-        let matrix = Matrix::pack(&parts, format.dense()?, self.target.panel_width(), &self.pool)?;
+        let matrix = Matrix::pack(&parts, format.dense()?, self.panel_layout(), &self.pool)?;
         self.reserve_inputs(0, matrix.cols)?;
         Ok(matrix)
     }

@@ -1,9 +1,11 @@
-//! Weights in the layout that the matrix product reads: panels `[ceil(out / width)][in][width]`. A
-//! panel is one sequential stream in which each input comes with its weights for `width` outputs.
-//! Missing outputs of the last panel are zeros.
+//! Weights in the layout that the matrix product reads: panels
+//! `[ceil(out / width)][ceil(cols / pack)][width][pack]`. A panel is one sequential stream in which
+//! each group of `pack` inputs comes with its weights for `width` outputs. Missing outputs of the
+//! last panel and missing inputs of the last group are zeros.
 
 use half::{bf16, f16};
 
+use super::inputs::Words;
 use super::memory::{Memory, Shared};
 use super::simd::Element;
 use crate::tensor::stacked_shape;
@@ -18,37 +20,89 @@ pub struct Matrix {
     pub(super) packed: Packed,
 }
 
-/// The element types of packed weights. Each has its own inner loop.
+/// The formats of packed weights. Each has its own inner loop.
 #[derive(Debug)]
 pub(super) enum Packed {
     F32(Panels<f32>),
     F16(Panels<f16>),
     BF16(Panels<bf16>),
+    /// Two inputs next to each other, for [`Simd::dot_bf16`](super::simd::Simd::dot_bf16).
+    Bf16Pairs(Panels<bf16>),
+}
+
+/// The layout of a packed matrix.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PanelLayout {
+    /// Outputs of a panel.
+    pub(super) width: usize,
+    /// Whether bf16 weights are packed in pairs.
+    pub(super) bf16_pairs: bool,
+}
+
+impl PanelLayout {
+    /// Returns the inputs in a group.
+    fn pack(self, dtype: DType) -> usize {
+        if self.bf16_pairs && dtype == DType::BF16 { 2 } else { 1 }
+    }
 }
 
 /// Panels of numbers of one type.
 #[derive(Debug)]
 pub(super) struct Panels<T: Element> {
-    width: usize,
-    cols: usize,
+    shape: PanelShape,
     data: Memory<T>,
 }
 
+#[derive(Debug, Clone, Copy)]
+struct PanelShape {
+    width: usize,
+    pack: usize,
+    cols: usize,
+}
+
+impl PanelShape {
+    /// Returns the elements of a panel.
+    fn len(self) -> usize {
+        self.cols.next_multiple_of(self.pack) * self.width
+    }
+
+    /// Returns the index of the weight of an output and an input within the panel.
+    fn index(self, lane: usize, col: usize) -> usize {
+        (col / self.pack * self.width + lane) * self.pack + col % self.pack
+    }
+}
+
 impl Matrix {
-    /// Packs `parts` as `dtype` in panels of `width` outputs.
-    pub(super) fn pack(parts: &[Part], dtype: DType, width: usize, pool: &ThreadPool) -> Result<Matrix> {
+    /// Packs `parts` as `dtype`.
+    pub(super) fn pack(
+        parts: &[Part],
+        dtype: DType,
+        layout: PanelLayout,
+        pool: &ThreadPool,
+    ) -> Result<Matrix> {
         let (out, cols) = stacked_shape(parts)?;
+        let pack = layout.pack(dtype);
+        let shape = PanelShape { width: layout.width, pack, cols };
         let packed = match dtype {
-            DType::F32 => Packed::F32(Panels::pack(parts, out, cols, width, pool)?),
-            DType::F16 => Packed::F16(Panels::pack(parts, out, cols, width, pool)?),
-            DType::BF16 => Packed::BF16(Panels::pack(parts, out, cols, width, pool)?),
+            DType::F32 => Packed::F32(Panels::pack(parts, out, shape, pool)?),
+            DType::F16 => Packed::F16(Panels::pack(parts, out, shape, pool)?),
+            DType::BF16 if pack == 2 => Packed::Bf16Pairs(Panels::pack(parts, out, shape, pool)?),
+            DType::BF16 => Packed::BF16(Panels::pack(parts, out, shape, pool)?),
         };
         Ok(Matrix { out, cols, packed })
     }
 
     /// Returns the bytes of a packed matrix.
-    pub(super) fn bytes(out: usize, cols: usize, dtype: DType, width: usize) -> usize {
-        out.next_multiple_of(width) * cols * dtype.size()
+    pub(super) fn bytes(out: usize, cols: usize, dtype: DType, layout: PanelLayout) -> usize {
+        out.next_multiple_of(layout.width) * cols.next_multiple_of(layout.pack(dtype)) * dtype.size()
+    }
+
+    /// Returns the form of the inputs that the weights are multiplied with.
+    pub(super) fn words(&self) -> Words {
+        match self.packed {
+            Packed::F32(_) | Packed::F16(_) | Packed::BF16(_) => Words::F32,
+            Packed::Bf16Pairs(_) => Words::Bf16Pairs,
+        }
     }
 
     /// Writes row `row` as f32 to `to`.
@@ -57,40 +111,40 @@ impl Matrix {
         match &self.packed {
             Packed::F32(panels) => panels.read_row(row, to),
             Packed::F16(panels) => panels.read_row(row, to),
-            Packed::BF16(panels) => panels.read_row(row, to),
+            Packed::BF16(panels) | Packed::Bf16Pairs(panels) => panels.read_row(row, to),
         }
     }
 }
 
 impl<T: Element> Panels<T> {
-    fn pack(parts: &[Part], out: usize, cols: usize, width: usize, pool: &ThreadPool) -> Result<Self> {
-        let mut data: Memory<T> = Memory::zeroed(out.next_multiple_of(width) * cols, "weights")?;
-        let size = cols * width;
+    fn pack(parts: &[Part], out: usize, shape: PanelShape, pool: &ThreadPool) -> Result<Self> {
+        let (width, size) = (shape.width, shape.len());
+        let mut data: Memory<T> = Memory::zeroed(out.div_ceil(width) * size, "weights")?;
         let shared = Shared::new(&mut data);
         pool.run(out.div_ceil(width), |p, _| {
             // SAFETY: panel p belongs to this task alone.
             let panel = unsafe { shared.slice(p * size, size) };
-            let mut values = vec![0.0; cols];
+            let mut values = vec![0.0; shape.cols];
             for (lane, row) in (p * width..out.min((p + 1) * width)).enumerate() {
                 let (part, row) = part_of(parts, row);
                 part.read_row(row, &mut values);
-                for (w, x) in panel[lane..].iter_mut().step_by(width).zip(&values) {
-                    *w = T::from_f32(*x);
+                for (col, x) in values.iter().enumerate() {
+                    panel[shape.index(lane, col)] = T::from_f32(*x);
                 }
             }
         });
-        Ok(Panels { width, cols, data })
+        Ok(Panels { shape, data })
     }
 
-    /// Returns the start of panel `p`, `[cols][width]`.
-    pub(super) fn panel(&self, p: usize) -> *const T {
-        self.data[p * self.cols * self.width..].as_ptr()
+    /// Returns the start of the first panel.
+    pub(super) fn start(&self) -> *const T {
+        self.data.as_ptr()
     }
 
     fn read_row(&self, row: usize, to: &mut [f32]) {
-        let at = row / self.width * self.width * self.cols + row % self.width;
-        for (x, w) in to.iter_mut().zip(self.data[at..].iter().step_by(self.width)) {
-            *x = w.to_f32();
+        let panel = &self.data[row / self.shape.width * self.shape.len()..];
+        for (col, x) in to.iter_mut().enumerate() {
+            *x = panel[self.shape.index(row % self.shape.width, col)].to_f32();
         }
     }
 }

@@ -112,3 +112,10 @@ impl<T> Shared<T> {
         self.0
     }
 }
+
+impl Shared<f32> {
+    /// Returns the same memory as words whose contents are only bits.
+    pub(super) fn words(self) -> Shared<u32> {
+        Shared(self.0.cast())
+    }
+}

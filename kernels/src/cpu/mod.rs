@@ -9,6 +9,7 @@ mod attention;
 
 mod exp;
 mod gemm;
+mod inputs;
 mod kv;
 mod loading;
 mod matrix;
@@ -19,6 +20,7 @@ mod queue;
 mod rows;
 mod simd;
 
+mod step;
 mod tile;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -30,6 +32,8 @@ pub use simd::Isa;
 
 use crate::thread_pool::ThreadPool;
 use crate::{Error, Result};
+use inputs::Inputs;
+use matrix::PanelLayout;
 use memory::{Memory, Shared};
 use simd::Target;
 
@@ -41,6 +45,19 @@ pub struct CpuOptions {
     pub threads: Option<usize>,
     /// Instruction set. By default the fastest one of the machine.
     pub isa: Option<Isa>,
+    /// Precision of the inputs of matrix products.
+    pub activations: Activations,
+}
+
+/// The precision of the inputs of matrix products whose weights are in a 16-bit format.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
+pub enum Activations {
+    /// Inputs are rounded to the format of the weights where the instruction set multiplies it
+    /// directly: bf16 weights with AVX-512 BF16. Sums are f32.
+    #[default]
+    Rounded,
+    /// Inputs are multiplied in f32, with every instruction set.
+    Exact,
 }
 
 /// The CPU as a device.
@@ -49,6 +66,7 @@ pub struct CpuOptions {
 /// other.
 pub struct Cpu {
     target: Target,
+    activations: Activations,
     pool: ThreadPool,
     /// Working memory of each thread of the pool.
     scratch: Vec<Mutex<Memory<f32>>>,
@@ -113,7 +131,8 @@ impl Cpu {
             .map(|_| Ok(Mutex::new(Memory::zeroed(gemm::SCRATCH, "working memory")?)))
             .collect::<Result<_>>()?;
         let inputs = PackedInputs { rows: 0, cols: 0, memory: Memory::zeroed(0, "packed activations")? };
-        Ok(Cpu { target, pool, scratch, inputs: Mutex::new(inputs), tiles: Mutex::new(Vec::new()) })
+        let (inputs, tiles) = (Mutex::new(inputs), Mutex::new(Vec::new()));
+        Ok(Cpu { target, activations: options.activations, pool, scratch, inputs, tiles })
     }
 
     /// Returns the instruction set in use.
@@ -126,11 +145,17 @@ impl Cpu {
         self.pool.threads()
     }
 
+    /// Returns the layout of packed weights.
+    fn panel_layout(&self) -> PanelLayout {
+        let bf16_pairs = self.target.has_bf16() && self.activations == Activations::Rounded;
+        PanelLayout { width: self.target.panel_width(), bf16_pairs }
+    }
+
     /// Enlarges the buffer for packed inputs to products of `rows` rows and `cols` inputs.
     fn reserve_inputs(&self, rows: usize, cols: usize) -> Result<()> {
         let mut inputs = lock(&self.inputs);
         let (rows, cols) = (rows.max(inputs.rows), cols.max(inputs.cols));
-        let needed = rows.next_multiple_of(self.target.tile_rows()).saturating_mul(cols);
+        let needed = rows.saturating_mul(Inputs::row_words(cols));
         if needed > inputs.memory.len() {
             inputs.memory = Memory::zeroed(needed, "packed activations")?;
         }

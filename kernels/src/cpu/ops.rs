@@ -2,13 +2,15 @@
 //! called.
 
 use super::attention::{QUERIES, Tile};
-use super::gemm::{BLOCK_PANELS, Inputs, Linear, PackTile};
+use super::gemm::{BLOCK_PANELS, Linear};
+use super::inputs::{Inputs, PackTile, Words};
 use super::kv::Cache;
 use super::memory::Shared;
 use super::prologue::Token;
 use super::queue::{Queue, Row};
 use super::rows::{AddNorm, Gate, RmsNorm};
 use super::simd::Element;
+use super::tile::Tiles;
 use super::{Buf, Cpu, Kv, Matrix, TileTask, lock};
 use crate::Result;
 use crate::backend::{Activation, AttentionSpec, ForwardOps, KvSpec, Norm, OpenStep, Prologue, QkvLayout};
@@ -72,20 +74,21 @@ impl ForwardOps for Cpu {
             return Ok(());
         }
         let x = x.rows(n);
+        let form = w.words();
+        let words = form.count(w.cols);
         let mut packed = lock(&self.inputs);
-        // A single row already has the layout of a tile of height one.
-        let inputs = Inputs { n, x: if n == 1 { x.as_ptr() } else { packed.memory.as_ptr() } };
-        if n > 1 {
-            let rows = self.target.tile_rows();
-            assert!(
-                n.next_multiple_of(rows) * w.cols <= packed.memory.len(),
-                "more rows than any buffer has"
-            );
-            let to = Shared::new(&mut packed.memory);
-            self.parallel(n.div_ceil(rows), n * w.cols, |tile, _| {
-                self.target.dispatch(PackTile { n, cols: w.cols, x, tile, to });
+        let inputs = if n == 1 && form == Words::F32 {
+            // A single row already has the layout of a tile of height one.
+            Inputs { n, words, x: x.as_ptr().cast() }
+        } else {
+            let room = packed.memory.len();
+            assert!(n * Inputs::row_words(words) <= room, "more rows than any buffer has");
+            let to = Shared::new(&mut packed.memory).words();
+            self.parallel(Tiles::new(n, self.target.tile_rows()).count(), n * w.cols, |tile, _| {
+                self.target.dispatch(PackTile { words: form, n, cols: w.cols, x, tile, to });
             });
-        }
+            Inputs { n, words, x: to.as_ptr() }
+        };
         let out = Shared::new(out.rows_mut(n));
         let bias = bias.map(Vec::as_slice);
         let panels = w.out.div_ceil(self.target.panel_width());

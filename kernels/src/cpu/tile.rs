@@ -1,9 +1,11 @@
-//! The inner loop that matrix product and attention share.
+//! Tiles of rows, and the inner loop of attention.
+
+use std::ops::Range;
 
 use super::simd::{Element, Simd};
 
 /// Distance of prefetches in bytes.
-pub(super) const AHEAD: usize = 2048;
+const AHEAD: usize = 2048;
 
 /// The weights that [`accumulate`] reads.
 #[derive(Clone, Copy)]
@@ -14,14 +16,6 @@ pub(super) struct Stream<T, const NV: usize> {
     pub(super) stride: usize,
     /// The addresses to prefetch, advanced in the same steps. They need not be valid.
     pub(super) ahead: [*const T; NV],
-}
-
-impl<T: Element, const NV: usize> Stream<T, NV> {
-    /// Creates a stream that prefetches its own continuation.
-    #[inline(always)]
-    pub(super) fn sequential(w: [*const T; NV], stride: usize) -> Self {
-        Stream { w, stride, ahead: w.map(|w| w.wrapping_byte_add(AHEAD)) }
-    }
 }
 
 /// `acc[i][v] += x[i][k] * w[v][k]` for k ascending. Each element is one chain of fused products,
@@ -52,7 +46,7 @@ pub(super) unsafe fn accumulate<S: Simd, T: Element, const M: usize, const NV: u
                     S::prefetch(stream.ahead[v].wrapping_add(at).cast());
                 }
             }
-            // The packed inputs of high tiles are a stream of their own, often from the L3 cache.
+            // The packed queries of high tiles are a stream of their own.
             if M >= 6 && x_step == M {
                 S::prefetch(x.wrapping_add(k * x_step).wrapping_byte_add(AHEAD).cast());
             }
@@ -79,58 +73,74 @@ unsafe fn load<S: Simd, T: Element, const NV: usize>(w: &[*const T; NV], at: usi
     }
 }
 
-/// Returns the height of the tile to use for `rows` remaining rows: the smallest height that holds
-/// all of them, or the largest one.
-#[inline(always)]
-pub(super) fn height<S: Simd>(rows: usize) -> usize {
-    let heights: &[usize] = match S::ROWS {
-        12 => &[1, 2, 4, 8],
-        6 => &[1, 2, 4],
-        _ => &[1, 2],
-    };
-    heights.iter().copied().find(|&h| h >= rows).unwrap_or(S::ROWS)
+/// The division of rows into as few tiles as possible, whose heights differ by at most one. Thirteen
+/// rows in tiles of at most twelve are seven and six, because a tile of one row would read all
+/// weights for a twelfth of the work.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tiles {
+    rows: usize,
+    count: usize,
 }
 
-/// Calls `$f` with `$height`, a result of [`height`], as a constant.
+impl Tiles {
+    /// Divides `rows` rows into tiles of at most `highest` rows.
+    #[inline(always)]
+    pub(super) fn new(rows: usize, highest: usize) -> Tiles {
+        Tiles { rows, count: rows.div_ceil(highest) }
+    }
+
+    #[inline(always)]
+    pub(super) fn count(self) -> usize {
+        self.count
+    }
+
+    /// Returns the rows of tile `tile`. The higher tiles come first.
+    #[inline(always)]
+    pub(super) fn rows(self, tile: usize) -> Range<usize> {
+        let (low, higher) = (self.rows / self.count, self.rows % self.count);
+        let start = tile * low + tile.min(higher);
+        start..start + low + usize::from(tile < higher)
+    }
+}
+
+/// Calls `$f` with `$height`, which is between 1 and `$S::ROWS`, as a constant.
 macro_rules! with_height {
     ($S:ident, $height:expr, $f:ident::<$($t:ty),*>($($arg:expr),* $(,)?)) => {
         match $height {
             1 => $f::<$($t,)* 1>($($arg),*),
             2 => $f::<$($t,)* 2>($($arg),*),
+            3 => $f::<$($t,)* 3>($($arg),*),
             4 => $f::<$($t,)* 4>($($arg),*),
-            6 if $S::ROWS == 6 => $f::<$($t,)* 6>($($arg),*),
-            8 if $S::ROWS == 12 => $f::<$($t,)* 8>($($arg),*),
-            12 if $S::ROWS == 12 => $f::<$($t,)* 12>($($arg),*),
+            5 if $S::ROWS >= 5 => $f::<$($t,)* 5>($($arg),*),
+            6 if $S::ROWS >= 6 => $f::<$($t,)* 6>($($arg),*),
+            7 if $S::ROWS >= 7 => $f::<$($t,)* 7>($($arg),*),
+            8 if $S::ROWS >= 8 => $f::<$($t,)* 8>($($arg),*),
+            9 if $S::ROWS >= 9 => $f::<$($t,)* 9>($($arg),*),
+            10 if $S::ROWS >= 10 => $f::<$($t,)* 10>($($arg),*),
+            11 if $S::ROWS >= 11 => $f::<$($t,)* 11>($($arg),*),
+            12 if $S::ROWS >= 12 => $f::<$($t,)* 12>($($arg),*),
             _ => unreachable!("no tile of this height; this is a bug"),
         }
     };
 }
 pub(super) use with_height;
 
-/// Packs `rows` rows of `x`, `stride` apart, as `[steps][height]`; missing rows are zeros.
-///
-/// # Safety
-/// `rows <= height`; the rows and `height * steps` elements at `to` are valid.
-#[inline(always)]
-pub(super) unsafe fn pack(
-    x: *const f32,
-    stride: usize,
-    rows: usize,
-    height: usize,
-    steps: usize,
-    to: *mut f32,
-) {
-    /// Elements of one cache line. Rows are read one cache line at a time, because their distance
-    /// is often a power of two, at which a cache holds only a few of them.
-    const BLOCK: usize = 16;
-    // SAFETY: all indices are within the ranges that the caller guarantees.
-    unsafe {
-        for start in (0..steps).step_by(BLOCK) {
-            let end = steps.min(start + BLOCK);
-            for i in 0..height {
-                for k in start..end {
-                    *to.add(k * height + i) = if i < rows { *x.add(i * stride + k) } else { 0.0 };
-                }
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_are_few_and_even() {
+        for highest in [4, 6, 12] {
+            for rows in 1..100 {
+                let tiles = Tiles::new(rows, highest);
+                let all: Vec<Range<usize>> = (0..tiles.count()).map(|t| tiles.rows(t)).collect();
+                assert_eq!(all.len(), rows.div_ceil(highest));
+                assert_eq!((all[0].start, all[all.len() - 1].end), (0, rows));
+                assert!(all.windows(2).all(|pair| pair[0].end == pair[1].start));
+                let heights = all.iter().map(|rows| rows.len());
+                let (low, high) = (heights.clone().min().unwrap(), heights.max().unwrap());
+                assert!(high <= highest && high - low <= 1, "{rows} rows: {low} to {high}");
             }
         }
     }

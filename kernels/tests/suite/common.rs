@@ -4,7 +4,7 @@
 use std::sync::LazyLock;
 
 use bytes::Bytes;
-use millrace_kernels::cpu::{Cpu, CpuOptions, Isa};
+use millrace_kernels::cpu::{Activations, Cpu, CpuOptions, Isa};
 use millrace_kernels::{
     Backend, DType, HostTensor, OpenStep, Part, SamplingParams, Segment, SeqRow, StepInput, StepSize,
     WeightFormat,
@@ -12,15 +12,26 @@ use millrace_kernels::{
 
 /// CPU backends for every instruction set of this machine, one with a single thread and one with
 /// several.
-pub(crate) static CPUS: LazyLock<Vec<Cpu>> = LazyLock::new(|| {
+pub(crate) static CPUS: LazyLock<Vec<Cpu>> = LazyLock::new(|| cpus(Activations::Rounded));
+
+/// As [`CPUS`], with inputs of products that are never rounded.
+pub(crate) static EXACT_CPUS: LazyLock<Vec<Cpu>> = LazyLock::new(|| cpus(Activations::Exact));
+
+fn cpus(activations: Activations) -> Vec<Cpu> {
     let mut all = Vec::new();
     for isa in Isa::available() {
         for threads in [1, 3] {
-            all.push(Cpu::new(CpuOptions { threads: Some(threads), isa: Some(isa) }).unwrap());
+            let options = CpuOptions { threads: Some(threads), isa: Some(isa), activations };
+            all.push(Cpu::new(options).unwrap());
         }
     }
     all
-});
+}
+
+/// Whether this backend rounds inputs of products with these weights to bf16.
+pub(crate) fn rounds(cpu: &Cpu, dtype: DType) -> bool {
+    dtype == DType::BF16 && matches!(cpu.isa(), Isa::Avx512Bf16 | Isa::Portable)
+}
 
 /// The generator SplitMix64 (Steele, Lea and Flood), for inputs only.
 pub(crate) struct Rng(pub(crate) u64);

@@ -32,6 +32,12 @@ impl Case {
         device.read(&out, self.n).unwrap()
     }
 
+    /// The case with inputs that are rounded to bf16.
+    fn rounded(&self) -> Case {
+        let x = self.x.iter().map(|x| DType::BF16.round(*x)).collect();
+        Case { x, w: self.w.clone(), bias: self.bias.clone(), ..*self }
+    }
+
     pub(crate) fn row(&self, t: usize) -> Case {
         let x = self.x[t * self.cols..(t + 1) * self.cols].to_vec();
         Case { n: 1, x, w: self.w.clone(), bias: self.bias.clone(), ..*self }
@@ -46,10 +52,7 @@ proptest! {
         n in 1usize..60, cols in 1usize..200, out in 1usize..150, bias: bool, dtype in 0usize..3, seed: u64,
     ) {
         let case = Case::new(n, cols, out, bias, DTYPES[dtype], seed);
-        let want = case.run(&Reference);
-        for cpu in CPUS.iter() {
-            assert_close(&cpu.name(), &case.run(cpu), &want, 3e-6 * (cols as f32).sqrt());
-        }
+        check(&case);
     }
 
     #[test]
@@ -57,7 +60,7 @@ proptest! {
         n in 2usize..80, cols in 500usize..1100, out in 1usize..140, bias: bool, dtype in 0usize..3, seed: u64,
     ) {
         let case = Case::new(n, cols, out, bias, DTYPES[dtype], seed);
-        for pair in CPUS.chunks(2) {
+        for pair in CPUS.chunks(2).chain(EXACT_CPUS.chunks(2)) {
             let all = case.run(&pair[0]);
             assert_same_bits(&pair[1].name(), &case.run(&pair[1]), &all);
             for t in [0, n / 2, n - 1] {
@@ -85,6 +88,96 @@ proptest! {
             assert_same_bits(&cpu.name(), &embed(cpu, (&table, 0), cols, DTYPES[dtype], &tokens), &want);
             assert_same_bits(&cpu.name(), &embed(cpu, slice, cols, DTYPES[dtype], &tokens), &of_slice);
         }
+    }
+}
+
+/// Compares all backends with the reference, which gets rounded inputs where the backend rounds
+/// them.
+fn check(case: &Case) {
+    let tolerance = 3e-6 * (case.cols as f32).sqrt();
+    let (exact, rounded) = (case.run(&Reference), case.rounded().run(&Reference));
+    for cpu in CPUS.iter() {
+        let want = if rounds(cpu, case.dtype) { &rounded } else { &exact };
+        assert_close(&cpu.name(), &case.run(cpu), want, tolerance);
+    }
+    for cpu in EXACT_CPUS.iter() {
+        assert_close(&format!("{}, exact", cpu.name()), &case.run(cpu), &exact, tolerance);
+    }
+}
+
+/// Products whose panels are cut into blocks, with several tiles of rows, groups of panels, and
+/// outputs that are no multiple of a panel. Rows are the same alone and together.
+#[test]
+fn blocks_of_inputs_continue_the_sums() {
+    for (n, cols, out, dtype) in [
+        (14, 8_195, 35, DType::BF16),
+        (25, 16_500, 33, DType::BF16),
+        (25, 2_100, 70, DType::F16),
+        (13, 4_200, 40, DType::F32),
+        (14, 300, 600, DType::BF16),
+    ] {
+        let case = Case::new(n, cols, out, true, dtype, 11);
+        check(&case);
+        for cpu in CPUS.iter().chain(EXACT_CPUS.iter()) {
+            let all = case.run(cpu);
+            for t in [0, n / 2, n - 1] {
+                assert_same_bits(&cpu.name(), &case.row(t).run(cpu), &all[t * out..(t + 1) * out]);
+            }
+        }
+    }
+}
+
+/// Rounding goes to the even neighbor, which an identity matrix shows. NaN stays NaN and infinity
+/// stays infinity, and both stay in their row, although missing weights are computed with.
+#[test]
+fn inputs_are_rounded_to_the_nearest_even_number() {
+    let step = 1.0 / 128.0; // between neighbors from 1 to 2
+    let values = [
+        [1.0 + 0.5 * step, 1.0],
+        [1.0 + 1.5 * step, 1.0 + 2.0 * step],
+        [-1.0 - 0.501 * step, -1.0 - step],
+        [3.389e38, 3.389_531_4e38],
+        [f32::MAX, f32::INFINITY],
+        [-0.0, 0.0],
+    ];
+    for cpu in CPUS.iter().filter(|cpu| rounds(cpu, DType::BF16)) {
+        for [x, want] in values {
+            let case = Case { n: 1, cols: 1, x: vec![x], w: vec![1.0], bias: None, dtype: DType::BF16 };
+            assert_eq!(case.run(cpu), [want], "{x:e} on {}", cpu.name());
+        }
+        for special in [f32::NAN, f32::from_bits(0x7f80_0001), f32::from_bits(0xffff_ffff), f32::INFINITY] {
+            let mut case = Case::new(14, 3, 5, false, DType::BF16, 3);
+            case.x[7 * 3 + 2] = special;
+            case.w.iter_mut().for_each(|w| *w = w.abs() + 0.5);
+            let got = case.run(cpu);
+            for (t, row) in got.chunks_exact(5).enumerate() {
+                let expected: fn(&f32) -> bool = match t {
+                    7 if special.is_nan() => |y| y.is_nan(),
+                    7 => |y| *y == f32::INFINITY,
+                    _ => |y| y.is_finite(),
+                };
+                assert!(row.iter().all(expected), "{special} in row 7, row {t} on {}: {row:?}", cpu.name());
+            }
+        }
+    }
+}
+
+/// The instruction may treat denormal numbers as zeros. The error is then smaller than the smallest
+/// normal number, times the other factor.
+#[test]
+fn denormal_numbers_cost_no_more_than_themselves() {
+    let (tiny, cols) = (f32::MIN_POSITIVE / 4.0, 33);
+    let mut rng = Rng(9);
+    let x: Vec<f32> = (0..2 * cols).map(|i| if i % 3 == 0 { tiny } else { rng.unit() }).collect();
+    let w: Vec<f32> = (0..7 * cols).map(|i| if i % 5 == 0 { tiny } else { rng.unit() }).collect();
+    let case = Case { n: 2, cols, x, w, bias: None, dtype: DType::BF16 };
+    check(&case);
+    let alone = Case { n: 1, cols, x: vec![tiny; cols], w: vec![1.0; cols], bias: None, dtype: DType::BF16 };
+    for cpu in CPUS.iter().chain(EXACT_CPUS.iter()) {
+        let sum = alone.run(cpu)[0];
+        let exact = tiny * cols as f32;
+        assert!((sum - exact).abs() <= exact * 1.01, "{sum:e} is not about {exact:e} on {}", cpu.name());
+        assert!(rounds(cpu, DType::BF16) || sum == exact, "{sum:e} on {}", cpu.name());
     }
 }
 

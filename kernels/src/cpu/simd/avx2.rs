@@ -14,6 +14,7 @@ pub(super) struct Avx2<const VNNI: bool>;
 /// # Safety
 /// The machine must have the instruction set, and the pointers in the kernel must be valid.
 #[target_feature(enable = "avx2,fma,f16c")]
+#[inline(never)]
 pub(super) unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the caller guarantees what `Kernel::run` requires.
     unsafe { kernel.run::<Avx2<false>>() }
@@ -24,6 +25,7 @@ pub(super) unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
 /// # Safety
 /// As [`enter`].
 #[target_feature(enable = "avx2,avxvnni,fma,f16c")]
+#[inline(never)]
 pub(super) unsafe fn enter_vnni<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the caller guarantees what `Kernel::run` requires.
     unsafe { kernel.run::<Avx2<true>>() }
@@ -38,6 +40,10 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
     const ROWS: usize = 6;
     const HAS_BF16: bool = false;
 
+    #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        unsafe { if VNNI { enter_vnni(kernel) } else { enter(kernel) } }
+    }
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m256 {
         unsafe { _mm256_set1_ps(x) }

@@ -14,6 +14,7 @@ pub(super) struct Avx512<const VNNI: bool, const BF16: bool>;
 /// # Safety
 /// The machine must have the instruction set, and the pointers in the kernel must be valid.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,fma,f16c")]
+#[inline(never)]
 pub(super) unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the caller guarantees what `Kernel::run` requires.
     unsafe { kernel.run::<Avx512<false, false>>() }
@@ -24,6 +25,7 @@ pub(super) unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
 /// # Safety
 /// As [`enter`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,fma,f16c")]
+#[inline(never)]
 pub(super) unsafe fn enter_vnni<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the caller guarantees what `Kernel::run` requires.
     unsafe { kernel.run::<Avx512<true, false>>() }
@@ -34,6 +36,7 @@ pub(super) unsafe fn enter_vnni<K: Kernel>(kernel: K) -> K::Output {
 /// # Safety
 /// As [`enter`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni,avx512bf16,fma,f16c")]
+#[inline(never)]
 pub(super) unsafe fn enter_bf16<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the caller guarantees what `Kernel::run` requires.
     unsafe { kernel.run::<Avx512<true, true>>() }
@@ -48,6 +51,18 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
     const ROWS: usize = 12;
     const HAS_BF16: bool = BF16;
 
+    #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        unsafe {
+            if BF16 {
+                enter_bf16(kernel)
+            } else if VNNI {
+                enter_vnni(kernel)
+            } else {
+                enter(kernel)
+            }
+        }
+    }
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m512 {
         unsafe { _mm512_set1_ps(x) }
@@ -158,6 +173,22 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
             let even = _mm512_madd_epi16(even_u, even_s);
             let odd = _mm512_madd_epi16(_mm512_srli_epi16::<8>(u), _mm512_srai_epi16::<8>(s));
             _mm512_add_epi32(acc, _mm512_add_epi32(even, odd))
+        }
+    }
+    #[inline(always)]
+    unsafe fn store_bf16(p: *mut u16, v: __m512) {
+        unsafe {
+            if BF16 {
+                let rounded = std::mem::transmute::<__m256bh, __m256i>(_mm512_cvtneps_pbh(v));
+                return _mm256_storeu_si256(p.cast(), rounded);
+            }
+            let bits = _mm512_castps_si512(v);
+            let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+            let half = _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff));
+            let nan = _mm512_cmp_ps_mask::<_CMP_UNORD_Q>(v, v);
+            let quiet = _mm512_or_si512(bits, _mm512_set1_epi32(0x40_0000));
+            let nearest = _mm512_mask_blend_epi32(nan, _mm512_add_epi32(bits, half), quiet);
+            _mm256_storeu_si256(p.cast(), _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(nearest)));
         }
     }
     #[inline(always)]

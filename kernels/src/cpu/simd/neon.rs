@@ -13,6 +13,7 @@ pub(super) struct Neon;
 /// # Safety
 /// The machine must have the instruction set, and the pointers in the kernel must be valid.
 #[target_feature(enable = "neon")]
+#[inline(never)]
 pub(super) unsafe fn enter<K: Kernel>(kernel: K) -> K::Output {
     // SAFETY: the caller guarantees what `Kernel::run` requires.
     unsafe { kernel.run::<Neon>() }
@@ -27,6 +28,10 @@ impl Simd for Neon {
     const ROWS: usize = 12;
     const HAS_BF16: bool = false;
 
+    #[inline(always)]
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        unsafe { enter(kernel) }
+    }
     #[inline(always)]
     unsafe fn splat(x: f32) -> float32x4_t {
         unsafe { vdupq_n_f32(x) }

@@ -3,7 +3,7 @@
 
 use half::f16;
 
-use super::vector::Simd;
+use super::vector::{Kernel, Simd};
 
 /// Eight numbers in an array.
 #[derive(Clone, Copy)]
@@ -25,6 +25,11 @@ impl Simd for Portable {
     // Not for speed: so that the layout for dot products is computed with on every machine.
     const HAS_BF16: bool = true;
 
+    #[inline(never)]
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
+        // SAFETY: the caller guarantees what the kernel requires.
+        unsafe { kernel.run::<Portable>() }
+    }
     #[inline(always)]
     unsafe fn splat(x: f32) -> V {
         [x; 8]

@@ -31,15 +31,8 @@ pub enum Isa {
 
 impl Isa {
     /// All instruction sets. Of those that a machine has, the fastest comes first.
-    pub const ALL: [Isa; 7] = [
-        Isa::Avx512Bf16,
-        Isa::Avx512Vnni,
-        Isa::Avx512,
-        Isa::AvxVnni,
-        Isa::Avx2,
-        Isa::Neon,
-        Isa::Portable,
-    ];
+    pub const ALL: [Isa; 7] =
+        [Isa::Avx512Bf16, Isa::Avx512Vnni, Isa::Avx512, Isa::AvxVnni, Isa::Avx2, Isa::Neon, Isa::Portable];
 
     /// Returns the instruction sets of this machine, fastest first. The list is never empty.
     pub fn available() -> Vec<Isa> {
@@ -155,5 +148,17 @@ impl Target {
             }
         }
         self.dispatch(Width)
+    }
+
+    /// Returns whether bf16 weights are multiplied in pairs.
+    pub(in crate::cpu) fn has_bf16(self) -> bool {
+        struct HasBf16;
+        impl Kernel for HasBf16 {
+            type Output = bool;
+            unsafe fn run<S: Simd>(self) -> bool {
+                S::HAS_BF16
+            }
+        }
+        self.dispatch(HasBf16)
     }
 }

@@ -30,6 +30,9 @@ pub(in crate::cpu) trait Simd: Copy + 'static {
     /// Whether [`Simd::dot_bf16`] is the fastest way to multiply by bf16 weights.
     const HAS_BF16: bool;
 
+    /// Runs a kernel as a function of its own. Loops that exist once for each height of a tile are
+    /// called like this, because compilers take very long for one function with all of them.
+    unsafe fn call<K: Kernel>(kernel: K) -> K::Output;
     unsafe fn splat(x: f32) -> Self::V;
     unsafe fn load(p: *const f32) -> Self::V;
     unsafe fn load_f16(p: *const u16) -> Self::V;
@@ -62,6 +65,20 @@ pub(in crate::cpu) trait Simd: Copy + 'static {
     /// Adds to each lane of `acc` the four products of the unsigned bytes in the same lane of `u`
     /// and the signed bytes in that of `s`. The sum is exact if it fits 32 bits.
     unsafe fn dot_u8_i8(acc: Self::I, u: Self::I, s: Self::I) -> Self::I;
+    /// Stores the nearest bf16 numbers; ties go to the even one. NaN stays NaN. An instruction may
+    /// treat denormal numbers as zeros.
+    #[inline(always)]
+    unsafe fn store_bf16(p: *mut u16, v: Self::V) {
+        // SAFETY: the caller guarantees what `Simd` requires.
+        let all = unsafe { Self::lanes(v) };
+        let rounded = all.map(|x| {
+            let bits = x.to_bits();
+            let nearest = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+            (if x.is_nan() { bits >> 16 | 0x40 } else { nearest }) as u16
+        });
+        // SAFETY: as above.
+        unsafe { std::ptr::copy_nonoverlapping(rounded.as_ptr(), p, Self::LANES) };
+    }
     /// Prefetches the cache line at `p`, which need not be a valid address.
     unsafe fn prefetch(p: *const u8);
 
