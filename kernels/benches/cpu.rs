@@ -2,7 +2,7 @@
 //! `faer`.
 //!
 //! `cargo bench -p millrace-kernels --bench cpu [--features faer] -- [--threads N] [--only
-//! linear|attention|staging] [--dtype bfloat16|float16|float32] [--rows 1,8,512]`
+//! linear|attention|sampling|staging] [--dtype bfloat16|float16|float32] [--rows 1,8,512]`
 //!
 //! Shapes are those of a Llama with 1.1 billion parameters. The weights are cycled so that every
 //! product reads them from memory, as a decoder does. The peak (a loop on registers of the
@@ -15,6 +15,8 @@
 
 #[path = "cpu/limits.rs"]
 mod limits;
+#[path = "cpu/sampling.rs"]
+mod sampling;
 #[path = "cpu/staging.rs"]
 mod staging;
 
@@ -57,6 +59,9 @@ fn main() {
     if on("attention") {
         decode(&cpu);
         prefill(&cpu);
+    }
+    if on("sampling") {
+        sampling::sampling(&cpu);
     }
     if on("staging") {
         staging::staging(cpu.threads());

@@ -4,20 +4,25 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
+use super::mapping::{LINE, Piece, cut};
 use super::simd::Element;
 use crate::{Error, Result};
 
-/// Bytes of a cache line.
-const LINE: usize = 64;
-/// Bytes of a huge page on x86-64 and on most ARM systems.
-const HUGE: usize = 2 << 20;
+/// Arrays of at least as many bytes are cut from mapped ranges; smaller ones come from the heap,
+/// which reuses the memory of freed ones.
+const MAPPED: usize = 256 << 10;
 
 /// An array of numbers that starts zeroed. It is aligned to cache lines, and a large one is on huge
 /// pages, because reading weights from small pages costs bandwidth.
+///
+/// The pages of a large array take no memory until something is written to them, and the thread
+/// that writes first decides which NUMA node they are on.
 #[derive(Debug)]
 pub(super) struct Memory<T: Element> {
     start: NonNull<T>,
     len: usize,
+    /// The mapped memory of a large array. The others are on the heap.
+    mapped: Option<Piece>,
 }
 
 // SAFETY: the array owns its elements, which are plain numbers.
@@ -31,30 +36,27 @@ impl<T: Element> Memory<T> {
         let bytes = len.saturating_mul(T::SIZE);
         let too_much = Error::OutOfMemory { what, bytes };
         if len == 0 {
-            return Ok(Memory { start: NonNull::dangling(), len });
+            return Ok(Memory { start: NonNull::dangling(), len, mapped: None });
+        }
+        if bytes >= MAPPED {
+            let Some(piece) = cut(bytes) else { return Err(too_much) };
+            return Ok(Memory { start: piece.start().cast(), len, mapped: Some(piece) });
         }
         let Some(layout) = layout::<T>(len) else { return Err(too_much) };
         // SAFETY: the layout is not empty, and zero bits are the number 0 in every element type.
         let Some(start) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { return Err(too_much) };
-        #[cfg(target_os = "linux")]
-        if layout.align() == HUGE {
-            // SAFETY: the range was just allocated; the advice changes no contents, and its failure
-            // does no harm.
-            unsafe { libc::madvise(start.as_ptr().cast(), layout.size(), libc::MADV_HUGEPAGE) };
-        }
-        Ok(Memory { start: start.cast(), len })
+        Ok(Memory { start: start.cast(), len, mapped: None })
     }
 }
 
+/// Returns the layout of an array on the heap.
 fn layout<T: Element>(len: usize) -> Option<Layout> {
-    let bytes = len.checked_mul(T::SIZE)?;
-    let align = if bytes >= 2 * HUGE { HUGE } else { LINE };
-    Layout::from_size_align(bytes, align).ok()
+    Layout::from_size_align(len.checked_mul(T::SIZE)?, LINE).ok()
 }
 
 impl<T: Element> Drop for Memory<T> {
     fn drop(&mut self) {
-        if let (Some(layout), true) = (layout::<T>(self.len), self.len > 0) {
+        if let (Some(layout), None, true) = (layout::<T>(self.len), &self.mapped, self.len > 0) {
             // SAFETY: allocated in `zeroed` with the same layout.
             unsafe { dealloc(self.start.as_ptr().cast(), layout) };
         }
@@ -117,5 +119,50 @@ impl Shared<f32> {
     /// Returns the same memory as words whose contents are only bits.
     pub(super) fn words(self) -> Shared<u32> {
         Shared(self.0.cast())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// Arrays start zeroed, do not overlap, and do not lose their contents when others are
+        /// freed.
+        #[test]
+        fn arrays_are_separate(
+            sizes in prop::collection::vec(0usize..300_000, 1..12),
+            freed in prop::collection::vec(any::<prop::sample::Index>(), 0..12),
+        ) {
+            let mut arrays = Vec::new();
+            for (number, &len) in sizes.iter().enumerate() {
+                let mut array = Memory::<f32>::zeroed(len, "a test").unwrap();
+                prop_assert!(array.iter().all(|x| *x == 0.0));
+                prop_assert!(len == 0 || array.as_ptr().addr().is_multiple_of(LINE));
+                array.fill(number as f32 + 1.0);
+                arrays.push((number, array));
+            }
+            for index in freed {
+                if !arrays.is_empty() {
+                    arrays.swap_remove(index.index(arrays.len()));
+                }
+                for (number, array) in &arrays {
+                    prop_assert!(array.iter().all(|x| *x == *number as f32 + 1.0));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn absurd_sizes_are_refused() {
+        for len in [usize::MAX, usize::MAX / 4, 1 << 60, 1 << 50] {
+            let error = Memory::<f32>::zeroed(len, "a test").unwrap_err();
+            let bytes = len.saturating_mul(4);
+            assert!(
+                matches!(error, Error::OutOfMemory { what: "a test", bytes: b } if b == bytes),
+                "{error}"
+            );
+        }
     }
 }

@@ -12,6 +12,7 @@ mod gemm;
 mod inputs;
 mod kv;
 mod loading;
+mod mapping;
 mod matrix;
 mod memory;
 mod ops;

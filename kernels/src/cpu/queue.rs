@@ -3,13 +3,15 @@
 use std::convert::Infallible;
 
 use super::memory::Shared;
+use super::simd::{Kernel, Simd, Target};
 use super::{Buf, Cpu};
+use crate::Result;
 use crate::backend::{
     Backend, BegunStep, ComputedStep, HostMemory, OpenStep, SampledRows, SeqRow, StepInput, StepQueue,
     StepSize, SynchronousStep,
 };
+use crate::sample::{self, Pass, Passes};
 use crate::sampling::{SampleRow, Sampled, ScoreRow, Scored};
-use crate::{Result, sample};
 
 /// The current step, in memory that was reserved for the largest one.
 #[derive(Debug)]
@@ -95,7 +97,9 @@ impl StepQueue for Cpu {
         let sampled = &mut step.queue_mut().sampled;
         sampled.clear();
         let empty = Sampled { token: 0, logprob: f32::NAN, top: Vec::new() };
-        self.for_logits(logits, rows, sampled, empty, sample::choose);
+        self.for_logits(logits, rows, sampled, empty, |logits, row| {
+            sample::choose(logits, row, &self.target)
+        });
         Ok(())
     }
 
@@ -107,7 +111,7 @@ impl StepQueue for Cpu {
         scored: &mut Vec<Scored>,
     ) -> Result<()> {
         let empty = Scored { logprob: f32::NAN, rank: 0, top: Vec::new() };
-        self.for_logits(logits, rows, scored, empty, sample::score);
+        self.for_logits(logits, rows, scored, empty, |logits, row| sample::score(logits, row, &self.target));
         Ok(())
     }
 
@@ -118,6 +122,20 @@ impl StepQueue for Cpu {
     fn collect(&self, queue: &mut Queue, _step: SynchronousStep, sampled: &mut SampledRows) -> Result<()> {
         queue.sampled.drain(..).for_each(|token| sampled.push_row([token]));
         Ok(())
+    }
+}
+
+impl Passes for Target {
+    fn run<P: Pass>(&self, pass: P) -> P::Output {
+        struct OnIsa<P>(P);
+        impl<P: Pass> Kernel for OnIsa<P> {
+            type Output = P::Output;
+            #[inline(always)]
+            unsafe fn run<S: Simd>(self) -> P::Output {
+                self.0.run()
+            }
+        }
+        self.dispatch(OnIsa(pass))
     }
 }
 

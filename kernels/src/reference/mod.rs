@@ -114,7 +114,7 @@ impl StepQueue for Reference {
     }
 
     fn sample(&self, step: &mut OpenStep<'_, Queue>, logits: &mut Buf, rows: &[SampleRow<'_>]) -> Result<()> {
-        let choose = |(t, row)| sample::choose(logits.row_mut(t), row);
+        let choose = |(t, row)| sample::choose(logits.row_mut(t), row, &sample::Plain);
         step.queue_mut().sampled = rows.iter().enumerate().map(choose).collect();
         Ok(())
     }
@@ -127,7 +127,7 @@ impl StepQueue for Reference {
         scored: &mut Vec<Scored>,
     ) -> Result<()> {
         for (t, row) in rows.iter().enumerate() {
-            scored.push(sample::score(logits.row_mut(t), row));
+            scored.push(sample::score(logits.row_mut(t), row, &sample::Plain));
         }
         Ok(())
     }

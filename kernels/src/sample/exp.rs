@@ -30,7 +30,7 @@ pub(super) fn sum_exp(xs: impl Iterator<Item = f32>, max: f32) -> f64 {
 ///
 /// `x = n ln 2 + r` with `|r| <= ln 2 / 2`; `e^r` is its Taylor polynomial of degree 7.
 #[inline(always)]
-fn exp(x: f32) -> f32 {
+pub(super) fn exp(x: f32) -> f32 {
     /// Adding and subtracting this constant rounds to an integer.
     const ROUND: f32 = 12_582_912.0; // 1.5 * 2^23
     let clamped = x.max(-87.0);

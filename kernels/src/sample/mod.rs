@@ -7,12 +7,15 @@ mod candidate;
 mod draw;
 mod exp;
 mod filter;
+mod passes;
 mod penalty;
 mod philox;
 pub mod watermark;
 
 use crate::sampling::{SampleRow, Sampled, ScoreRow, Scored};
 use candidate::{Candidate, candidates, warped};
+use passes::{ArgMax, Greatest, IsBroken, Sanitize, SumExp};
+pub(crate) use passes::{Pass, Passes, Plain};
 
 /// The maximum of a row of logits and the logarithm of its sum of exponentials.
 #[derive(Debug, Clone, Copy)]
@@ -24,7 +27,14 @@ struct LogNormalizer {
 
 impl LogNormalizer {
     /// Returns `None` if no logit is finite.
-    fn of(logits: impl Iterator<Item = f32> + Clone) -> Option<LogNormalizer> {
+    fn of(logits: &[f32], passes: &impl Passes) -> Option<LogNormalizer> {
+        let max = passes.run(Greatest(logits));
+        max.is_finite().then(|| LogNormalizer { max, log_sum: passes.run(SumExp { xs: logits, max }).ln() })
+    }
+
+    /// The same for the logits of some tokens.
+    fn of_candidates(kept: &[Candidate]) -> Option<LogNormalizer> {
+        let logits = kept.iter().map(|c| c.logit);
         let max = logits.clone().fold(f32::NEG_INFINITY, f32::max);
         max.is_finite().then(|| LogNormalizer { max, log_sum: exp::sum_exp(logits, max).ln() })
     }
@@ -34,23 +44,24 @@ impl LogNormalizer {
     }
 }
 
-/// Chooses a token as `row` asks. Overwrites `logits`, `[vocab]`.
+/// Chooses a token as `row` asks. Overwrites `logits`, `[vocab]`. The result does not depend on
+/// `passes`.
 ///
 /// The log-probability is NaN if the model's logits contain NaN or plus infinity, or if no token is
 /// possible.
-pub(crate) fn choose(logits: &mut [f32], row: &SampleRow<'_>) -> Sampled {
+pub(crate) fn choose(logits: &mut [f32], row: &SampleRow<'_>, passes: &impl Passes) -> Sampled {
     let params = row.params;
-    if is_broken(logits) {
+    if passes.run(IsBroken(logits)) {
         return no_token(row);
     }
     if !params.do_sample || !params.warped_logprobs {
-        return choose_unwarped(logits, row);
+        return choose_unwarped(logits, row, passes);
     }
     penalty::apply(logits, row);
-    sanitize(logits);
+    passes.run(Sanitize(logits));
     let Some(kept) = filter::warp(logits, params) else { return no_token(row) };
     // The filters keep at least one token with a finite logit.
-    let Some(mass) = LogNormalizer::of(kept.iter().map(|c| c.logit)) else { return no_token(row) };
+    let Some(mass) = LogNormalizer::of_candidates(&kept) else { return no_token(row) };
     let token = draw::gumbel_max(kept.iter().copied(), params.seed, position(row));
     let logit = kept.iter().find(|c| c.id == token).map_or(f32::NEG_INFINITY, |c| c.logit);
     let top = top(kept.iter().copied(), params.top_n as usize, &mass);
@@ -59,13 +70,13 @@ pub(crate) fn choose(logits: &mut [f32], row: &SampleRow<'_>) -> Sampled {
 
 /// Scores a given token by `logits`, `[vocab]`. The log-probability is NaN if they contain NaN or
 /// plus infinity, or no finite value.
-pub(crate) fn score(logits: &mut [f32], row: &ScoreRow) -> Scored {
-    if is_broken(logits) {
+pub(crate) fn score(logits: &mut [f32], row: &ScoreRow, passes: &impl Passes) -> Scored {
+    if passes.run(IsBroken(logits)) {
         return Scored { logprob: f32::NAN, rank: 1, top: Vec::new() };
     }
     let logit = logits[row.token as usize];
     let rank = 1 + logits.iter().filter(|other| **other > logit).count() as u32;
-    match LogNormalizer::of(logits.iter().copied()) {
+    match LogNormalizer::of(logits, passes) {
         Some(mass) => {
             let top = top(candidates(logits), row.top_n as usize, &mass);
             Scored { logprob: mass.logprob(logit), rank, top }
@@ -75,22 +86,22 @@ pub(crate) fn score(logits: &mut [f32], row: &ScoreRow) -> Scored {
 }
 
 /// Handles greedy rows, and drawn rows that report the model's own log-probabilities.
-fn choose_unwarped(logits: &mut [f32], row: &SampleRow<'_>) -> Sampled {
+fn choose_unwarped(logits: &mut [f32], row: &SampleRow<'_>, passes: &impl Passes) -> Sampled {
     let params = row.params;
     if params.warped_logprobs {
         penalty::apply(logits, row);
-        sanitize(logits);
-        let Some(mass) = LogNormalizer::of(logits.iter().copied()) else { return no_token(row) };
-        let token = argmax(logits);
+        passes.run(Sanitize(logits));
+        let Some(mass) = LogNormalizer::of(logits, passes) else { return no_token(row) };
+        let token = passes.run(ArgMax(logits));
         let top = top(candidates(logits), params.top_n as usize, &mass);
         return Sampled { token, logprob: mass.logprob(logits[token as usize]), top };
     }
-    let Some(mass) = LogNormalizer::of(logits.iter().copied()) else { return no_token(row) };
+    let Some(mass) = LogNormalizer::of(logits, passes) else { return no_token(row) };
     let top = top(candidates(logits), params.top_n as usize, &mass);
     // A watermark changes so many logits that a copy of all is simpler.
     let unwatermarked = params.watermark.map(|_| logits.to_vec());
     let overwritten = penalty::apply(logits, row);
-    sanitize(logits);
+    passes.run(Sanitize(logits));
     let token = if params.do_sample {
         let drawn = if filter::is_needed(params) {
             filter::warp(logits, params)
@@ -101,7 +112,7 @@ fn choose_unwarped(logits: &mut [f32], row: &SampleRow<'_>) -> Sampled {
         let Some(token) = drawn else { return no_token(row) };
         token
     } else if logits.iter().any(|l| l.is_finite()) {
-        argmax(logits)
+        passes.run(ArgMax(logits))
     } else {
         return no_token(row);
     };
@@ -110,13 +121,6 @@ fn choose_unwarped(logits: &mut [f32], row: &SampleRow<'_>) -> Sampled {
         None => overwritten.iter().find(|c| c.id == token).map_or(logits[token as usize], |c| c.logit),
     };
     Sampled { token, logprob: mass.logprob(raw), top }
-}
-
-/// Whether a model's logits contain NaN or plus infinity. Minus infinity is valid: the model rules
-/// the token out.
-fn is_broken(logits: &[f32]) -> bool {
-    // Written without a branch per logit, so that compilers vectorize it.
-    logits.iter().fold(false, |broken, &l| broken | l.is_nan() | (l == f32::INFINITY))
 }
 
 /// The result for a row whose logits are broken or leave no token possible: the first token that
@@ -130,32 +134,6 @@ fn no_token(row: &SampleRow<'_>) -> Sampled {
 
 fn position(row: &SampleRow<'_>) -> u32 {
     row.tokens.len() as u32
-}
-
-/// Replaces the non-finite values that penalties and biases can produce: NaN becomes impossible.
-/// Infinity becomes the largest number if any logit is finite, and impossible otherwise.
-fn sanitize(logits: &mut [f32]) {
-    let mut finite = false;
-    for l in logits.iter_mut() {
-        *l = if l.is_nan() { f32::NEG_INFINITY } else { *l };
-        finite |= l.is_finite();
-    }
-    for l in logits.iter_mut() {
-        if *l == f32::INFINITY {
-            *l = if finite { f32::MAX } else { f32::NEG_INFINITY };
-        }
-    }
-}
-
-/// The index of the largest logit, the lowest on a tie.
-fn argmax(logits: &[f32]) -> u32 {
-    let mut best = Candidate { id: 0, logit: f32::NEG_INFINITY };
-    for c in candidates(logits) {
-        if c.logit > best.logit {
-            best = c;
-        }
-    }
-    best.id
 }
 
 /// The `n` most likely possible tokens with their log-probabilities.

@@ -178,7 +178,8 @@ pub(crate) struct EngineArgs {
     /// --target-itl is usually the stricter limit. If absent, 2048 on a GPU and 512 on the CPU
     #[arg(long, env = "MAX_BATCH_PREFILL_TOKENS", value_name = "N")]
     pub(crate) max_batch_prefill_tokens: Option<u32>,
-    /// Capacity of the KV cache in tokens; computed from the free memory if absent
+    /// Capacity of the KV cache in tokens; computed from the free memory if absent. On the CPU, it
+    /// is then at most half of the free memory, and at most 16 GiB
     #[arg(long, env = "MAX_BATCH_TOTAL_TOKENS", value_name = "N")]
     pub(crate) max_batch_total_tokens: Option<u32>,
     /// Share of the device's free memory that may be used; the KV cache takes what weights and

@@ -44,6 +44,25 @@ pub struct PlanRequest {
     /// The share of the free memory that everything together may fill if the pool has no given
     /// size.
     pub fraction: f64,
+    /// A further bound on a pool that has no given size.
+    pub pool_bound: Option<PoolBound>,
+}
+
+/// The bound on the KV pool of a device that shares its memory with other programs. A pool that
+/// has no given size is not larger, unless one sequence of the greatest length needs more.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct PoolBound {
+    /// The share of the free memory.
+    pub fraction: f64,
+    /// The bytes on all ranks together.
+    pub bytes: usize,
+}
+
+impl PoolBound {
+    /// Returns the bytes that the pool of one of `ranks` ranks may have.
+    fn of_rank(&self, free: usize, ranks: usize) -> usize {
+        ((free as f64 * self.fraction) as usize).min(self.bytes / ranks.max(1))
+    }
 }
 
 /// The memory that a shard takes, in bytes by purpose.
@@ -173,7 +192,10 @@ pub fn plan(
     let planner = PlanSearch { spec, request, device };
     let (limits, budget) = match (request.max_batch_total_tokens, request.free) {
         (Some(tokens), free) => (planner.given_pool(tokens)?, free.unwrap_or(usize::MAX)),
-        (None, Some(free)) => planner.largest_pool((free as f64 * request.fraction) as usize)?,
+        (None, Some(free)) => {
+            let bound = request.pool_bound.map_or(usize::MAX, |bound| bound.of_rank(free, request.ranks));
+            planner.largest_pool((free as f64 * request.fraction) as usize, bound)?
+        }
         (None, None) => {
             let longest = request.max_total_tokens.unwrap_or(0).min(spec.max_positions);
             (planner.given_pool(longest.max(DEFAULT_POOL_TOKENS))?, usize::MAX)
@@ -211,8 +233,9 @@ impl<D: Sizing> PlanSearch<'_, D> {
         Ok(self.limits(longest, blocks.min(self.useful_blocks(longest))))
     }
 
-    /// Returns the limits with as many blocks as `budget` allows, and `budget`.
-    fn largest_pool(&self, budget: usize) -> Result<(ShardLimits, usize), PlanError> {
+    /// Returns the limits with as many blocks as `budget` allows for everything and `bound` for the
+    /// pool, and `budget`.
+    fn largest_pool(&self, budget: usize, bound: usize) -> Result<(ShardLimits, usize), PlanError> {
         let one_sequence = |longest: usize| self.limits(longest, longest.div_ceil(self.request.block_size));
         let fits = |longest: usize| self.footprint(&one_sequence(longest)).total() <= budget;
         let mut longest = self.longest();
@@ -229,7 +252,10 @@ impl<D: Sizing> PlanSearch<'_, D> {
             longest = largest(shortest, longest, fits);
         }
         // The device's state of steps may grow with the pool too.
-        let holds = |blocks: usize| self.footprint(&self.limits(longest, blocks)).total() <= budget;
+        let holds = |blocks: usize| {
+            let footprint = self.footprint(&self.limits(longest, blocks));
+            footprint.total() <= budget && footprint.kv_pool <= bound
+        };
         let blocks =
             largest(longest.div_ceil(self.request.block_size), self.useful_blocks(longest) + 1, holds);
         Ok((self.limits(longest, blocks), budget))

@@ -17,6 +17,7 @@ fn request() -> PlanRequest {
         block_size: 16,
         free: Some(1 << 20),
         fraction: 0.5,
+        pool_bound: None,
     }
 }
 
@@ -163,6 +164,26 @@ fn zeros_are_refused_by_name() {
     assert!(matches!(plan_of(&PlanRequest { block_size: 0, ..request() }), Err(PlanError::Zero(_))));
 }
 
+/// Keys and values take 64 bytes per token.
+#[test]
+fn a_pool_without_a_size_is_bounded_on_a_shared_memory() {
+    let blocks = |bound: PoolBound, ranks: usize, request: PlanRequest| {
+        plan_of(&PlanRequest { pool_bound: Some(bound), ranks, ..request }).map(|plan| plan.limits.num_blocks)
+    };
+    let (share, bytes) =
+        (PoolBound { fraction: 0.125, bytes: usize::MAX }, PoolBound { fraction: 1.0, bytes: 200_000 });
+    assert_eq!(blocks(share, 1, request()), Ok((1 << 17) / 1024));
+    assert_eq!(blocks(bytes, 1, request()), Ok(200_000 / 1024));
+    assert_eq!(blocks(bytes, 2, request()), Ok(100_000 / 1024));
+    // One sequence of the greatest length always has room, and a given size is not bounded.
+    let none = PoolBound { fraction: 0.0, bytes: 0 };
+    assert_eq!(blocks(none, 1, request()), Ok(63));
+    assert_eq!(blocks(none, 1, PlanRequest { max_batch_total_tokens: Some(1600), ..request() }), Ok(100));
+    // The bound adds to the budget for everything and does not replace it.
+    let little = PlanRequest { free: Some(20_000), ..request() };
+    assert!(matches!(blocks(share, 1, little), Err(PlanError::NoRoom { .. })));
+}
+
 proptest! {
     /// Every plan fits into the memory and can hold its longest sequence, and nothing overflows.
     #[test]
@@ -173,6 +194,7 @@ proptest! {
         step in any::<usize>(), step_shift in 0u32..64,
         sequences in any::<usize>(), sequences_shift in 0u32..64,
         free in prop::option::of(0usize..4_000_000),
+        bound in prop::option::of(0usize..1_000_000),
     ) {
         let request = PlanRequest {
             max_total_tokens: small.or(total),
@@ -180,12 +202,17 @@ proptest! {
             max_step_tokens: step >> step_shift,
             max_sequences: sequences >> sequences_shift,
             free,
+            pool_bound: bound.map(|bytes| PoolBound { fraction: 0.25, bytes }),
             ..request()
         };
         if let Ok(plan) = plan_of(&request) {
             let limits = plan.limits;
             prop_assert!(limits.max_sequence_tokens >= 1 && limits.num_blocks >= limits.table_blocks());
             prop_assert!(free.is_none_or(|free| plan.footprint.total() <= free));
+            let unbounded = free.is_none() || request.max_batch_total_tokens.is_some();
+            let one_sequence = limits.max_sequence_tokens.div_ceil(limits.block_size);
+            prop_assert!(unbounded || limits.num_blocks == one_sequence
+                || bound.is_none_or(|bytes| plan.footprint.kv_pool <= bytes));
             prop_assert!(request.max_total_tokens.is_none_or(|most| limits.max_sequence_tokens <= most));
         }
     }

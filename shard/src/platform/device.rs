@@ -5,6 +5,7 @@ use millrace_kernels::{Backend, DType};
 use crate::Error;
 use crate::collective::HostCollective;
 use crate::decoder::Collective;
+use crate::memory_plan::PoolBound;
 use crate::options::ShardOptions;
 
 /// A device that is ready to load a model.
@@ -22,6 +23,9 @@ pub trait Platform {
 
     /// The share of the free memory that a KV pool without a given size may fill up to.
     const MEMORY_FRACTION: f64 = 0.8;
+
+    /// A further bound on such a KV pool, for a device that shares its memory with other programs.
+    const POOL_BOUND: Option<PoolBound> = None;
 
     /// Opens this rank's device for a model whose weights have the element type `dtype`.
     ///

@@ -6,6 +6,7 @@ use crate::Error;
 use crate::collective::{Aborter, HostCollective};
 use crate::decoder::Collective;
 use crate::host_memory::free_host_bytes;
+use crate::memory_plan::PoolBound;
 use crate::options::ShardOptions;
 use crate::platform::device::{OpenDevice, Platform};
 
@@ -14,6 +15,8 @@ pub struct HostPlatform<F>(pub F);
 
 impl<B: HostMemory + 'static, F: Fn() -> Result<OpenDevice<B>, Error>> Platform for HostPlatform<F> {
     type Backend = B;
+
+    const POOL_BOUND: Option<PoolBound> = Some(PoolBound { fraction: 0.5, bytes: 16 << 30 });
 
     fn open(&self, _dtype: DType) -> Result<OpenDevice<B>, Error> {
         self.0()

@@ -111,6 +111,7 @@ fn plan_request<P: Platform>(
         block_size: options.block_size,
         free: usable(free, options),
         fraction: P::MEMORY_FRACTION,
+        pool_bound: P::POOL_BOUND,
     }
 }
 
