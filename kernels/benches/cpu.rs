@@ -6,15 +6,12 @@
 //!
 //! Shapes are those of a Llama with 1.1 billion parameters. The weights are cycled so that every
 //! product reads them from memory, as a decoder does. The peak (a loop on registers of the
-//! instruction that the product uses, in independent chains) and the bandwidth (a read-only stream
-//! over the same number of bytes) are measured between the products, because the speed of shared
-//! machines varies. With one thread, the measured time is the CPU time of that thread, so that other
-//! processes do not count.
+//! instruction for the weights) and the bandwidth (a read-only stream over the same number of bytes)
+//! are measured between the products, because the speed of shared machines varies. With one thread,
+//! the measured time is the CPU time of that thread, so that other processes do not count.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed benchmark")]
 
-#[path = "cpu/limits.rs"]
-mod limits;
 #[path = "cpu/sampling.rs"]
 mod sampling;
 #[path = "cpu/staging.rs"]
@@ -23,6 +20,7 @@ mod staging;
 use std::time::Instant;
 
 use bytes::Bytes;
+use millrace_kernels::cpu::limits::{self, Instruction};
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::{
     AttentionSpec, Backend, DType, DeviceTypes, ForwardOps, HostTensor, KvSpec, ModelLoading, OpenStep, Part,
@@ -152,7 +150,7 @@ fn linear(cpu: &Cpu, (name, cols, out): (&str, usize, usize), dtype: DType, rows
     for &n in rows {
         let x = activations(cpu, n, cols);
         let mut y = cpu.buf(n, out).unwrap();
-        let peak = limits::peak(cpu.threads(), limits::Instruction::of(cpu.isa(), dtype));
+        let peak = limits::peak(cpu.threads(), Instruction::of(cpu.isa(), dtype));
         let bandwidth = limits::bandwidth(cpu.threads(), cpu.isa());
         let seconds = time(cpu.threads(), |i| cpu.linear(n, &x, &weights[i % copies], None, &mut y).unwrap());
         let (gflops, gbs) = (2e-9 * (n * cols * out) as f64 / seconds, 1e-9 * size as f64 / seconds);
@@ -262,7 +260,7 @@ fn prefill(cpu: &Cpu) {
             let step = opened(cpu, &mut queue, &vec![0; count], &[(start, count, &tables[0])]);
             let qkv = activations(cpu, count, LAYOUT.cols());
             let mut out = cpu.buf(count, LAYOUT.heads * LAYOUT.head_dim).unwrap();
-            let peak = limits::peak(cpu.threads(), limits::Instruction::of(cpu.isa(), DType::F32));
+            let peak = limits::peak(cpu.threads(), Instruction::of(cpu.isa(), DType::F32));
             let seconds = time(cpu.threads(), |_| cpu.attention(&step, &qkv, &kv, &SPEC, &mut out).unwrap());
             let pairs = count * start + count * (count + 1) / 2;
             let gflops = 4e-9 * (pairs * LAYOUT.heads * LAYOUT.head_dim) as f64 / seconds;

@@ -16,7 +16,7 @@ use crate::cli::{EngineArgs, ModelArgs};
 use crate::nodes::LocalRanks;
 
 /// Number of tokens per block of the KV cache.
-const BLOCK_SIZE: usize = 16;
+pub(crate) const BLOCK_SIZE: usize = 16;
 
 /// The message that starts a shard process.
 #[derive(Debug, Clone, Serialize, Deserialize)]

@@ -85,6 +85,9 @@ pub enum Error {
     /// The log of the steps on no device could not be opened or written.
     #[error("the log of the steps: {0}")]
     StepLog(std::io::Error),
+    /// The device computed a row of a benchmark, and its result is no token.
+    #[error("a sequence of the benchmark failed: {0}")]
+    BrokenRow(String),
     /// An option is not supported.
     #[error("{0}")]
     Unsupported(String),

@@ -3,7 +3,7 @@
 //! [`run`] is the life of a shard process. [`families`] turns a checkpoint into a [`model`],
 //! [`split`] cuts out the share of one rank, [`memory_plan`] decides the sizes of everything, and
 //! [`decoder`] computes steps on the device that a [`Platform`] opens. [`collective`] connects the
-//! ranks of a group.
+//! ranks of a group. [`offline`] drives a shard inside this process, without a router.
 
 pub mod collective;
 pub mod decoder;
@@ -16,6 +16,7 @@ mod mean_pooling;
 pub mod memory_plan;
 pub mod model;
 mod null;
+pub mod offline;
 mod options;
 mod plan_error;
 mod platform;

@@ -89,6 +89,11 @@ impl<B: Backend> Worker<B> {
         &self.backend
     }
 
+    /// Returns the limits that everything was allocated for.
+    pub(crate) fn limits(&self) -> ShardLimits {
+        self.limits
+    }
+
     /// Computes a short sequence, so that the first request does not wait for cold caches and lazy
     /// allocations. Returns the number of its tokens.
     pub(crate) fn warm_up(&mut self) -> Result<usize, Error> {

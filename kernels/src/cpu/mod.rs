@@ -11,6 +11,7 @@ mod exp;
 mod gemm;
 mod inputs;
 mod kv;
+pub mod limits;
 mod loading;
 mod mapping;
 mod matrix;

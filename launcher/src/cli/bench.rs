@@ -1,81 +1,83 @@
-//! Flags of `millrace bench-http`.
+//! Flags of `millrace bench`.
 
-use std::path::PathBuf;
+use clap::Args;
+use clap::builder::RangedU64ValueParser;
 
-use clap::{Args, ValueEnum};
+use super::{DeviceArg, ModelArgs};
 
-use super::seconds;
-
-/// `millrace bench-http`.
+/// `millrace bench`.
 #[derive(Debug, Clone, Args)]
-pub(crate) struct BenchHttpArgs {
-    /// URL of the server, without a path
-    #[arg(long, default_value = "http://127.0.0.1:3000", value_name = "URL")]
-    pub(crate) url: String,
-    /// Route of OpenAI's API to send requests to
-    #[arg(long, default_value = "completions")]
-    pub(crate) route: BenchRoute,
-    /// Name of the model; the first that the server lists if absent
-    #[arg(long, value_name = "NAME")]
-    pub(crate) model: Option<String>,
-    /// API key, sent as `Authorization: Bearer KEY`
-    #[arg(long, env = "OPENAI_API_KEY", hide_env_values = true, value_name = "KEY")]
-    pub(crate) api_key: Option<String>,
-    /// Concurrent requests; several numbers are measured one after the other
-    #[arg(long, short, value_delimiter = ',', default_values_t = [1, 8, 32], value_name = "N,N,…",
-          value_parser = clap::value_parser!(u32).range(1..=10_000))]
-    pub(crate) concurrency: Vec<u32>,
-    /// Start N requests per second at random times (Poisson), instead of a constant number of
-    /// concurrent requests
-    #[arg(long, value_name = "N", conflicts_with = "concurrency", value_parser = rate)]
-    pub(crate) rate: Option<f64>,
-    /// Requests for each measurement; four times the concurrency if absent
-    #[arg(long, short = 'n', value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub(crate) requests: Option<u32>,
-    /// Requests before the first measurement, which are not counted
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    pub(crate) warmup: u32,
-    /// Words in each prompt; no two prompts have the same prefix
-    #[arg(long, default_value_t = 128, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
-    pub(crate) prompt_words: u32,
-    /// File with one prompt per line, used in turn, instead of random prompts
-    #[arg(long, value_name = "PATH", conflicts_with = "prompt_words")]
-    pub(crate) prompts: Option<PathBuf>,
-    /// Limit of the tokens of each answer
-    #[arg(long, default_value_t = 128, value_name = "N")]
-    pub(crate) max_tokens: u32,
-    /// Sampling temperature; 0 is greedy
-    #[arg(long, default_value_t = 0.0)]
-    pub(crate) temperature: f32,
-    /// Additional fields of each request, as a JSON object such as {"ignore_eos": true}
-    #[arg(long, value_name = "JSON", value_parser = object)]
-    pub(crate) extra: Option<serde_json::Map<String, serde_json::Value>>,
-    /// Seconds after which a request counts as failed
-    #[arg(long, default_value_t = 300.0, value_name = "SECONDS", value_parser = seconds)]
-    pub(crate) timeout: f64,
-    /// Seed of the random prompts and times
-    #[arg(long, default_value_t = 0, value_name = "N")]
-    pub(crate) seed: u64,
-    /// Write all figures to this file as JSON; - writes them to standard output instead of the
-    /// table
-    #[arg(long, value_name = "PATH")]
-    pub(crate) json: Option<PathBuf>,
+pub(crate) struct BenchArgs {
+    #[command(flatten)]
+    pub(crate) model: ModelArgs,
+    /// Device to measure
+    #[arg(long, default_value = "cpu")]
+    pub(crate) device: DeviceArg,
+    /// Compute threads on the CPU. If absent, one per core
+    #[arg(long, visible_alias = "cpus-per-shard", value_name = "N", value_parser = at_least_one(4096))]
+    pub(crate) threads: Option<usize>,
+    /// Tokens of each prompt
+    #[arg(long, short, default_value_t = 512, value_name = "N", value_parser = at_least_one(1 << 24))]
+    pub(crate) prompt: usize,
+    /// Decode steps after the prompts; each generates one token per sequence
+    #[arg(long, short = 'n', default_value_t = 32, value_name = "N", value_parser = at_least_one(1 << 24))]
+    pub(crate) generate: usize,
+    /// Sequences that are prefilled and decoded together; several numbers are measured in turns
+    #[arg(long, short, value_delimiter = ',', default_values_t = [1, 8, 16], value_name = "N,N,…",
+          value_parser = at_least_one(1 << 16))]
+    pub(crate) batch: Vec<usize>,
+    /// Runs of each batch size, whose medians are reported
+    #[arg(long, short, default_value_t = 3, value_name = "N", value_parser = at_least_one(1000))]
+    pub(crate) repeat: usize,
+    /// Limit of the prompt tokens in a step. If absent, 2048 on a GPU and 512 on the CPU
+    #[arg(long, value_name = "N", value_parser = at_least_one(1 << 20))]
+    pub(crate) max_batch_prefill_tokens: Option<usize>,
+    /// Print one JSON object per batch size instead of the table
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
-/// OpenAI's routes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum BenchRoute {
-    /// `/v1/completions`.
-    Completions,
-    /// `/v1/chat/completions`.
-    Chat,
+/// Parses a number from 1 to `most`.
+fn at_least_one(most: u64) -> RangedU64ValueParser<usize> {
+    RangedU64ValueParser::new().range(1..=most)
 }
 
-fn rate(text: &str) -> Result<f64, String> {
-    let rate: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if rate > 0.0 && rate <= 1e5 { Ok(rate) } else { Err("must be above 0, and at most 100000".into()) }
-}
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
 
-fn object(text: &str) -> Result<serde_json::Map<String, serde_json::Value>, String> {
-    serde_json::from_str(text).map_err(|error| format!("not a JSON object: {error}"))
+    use super::*;
+    use crate::cli::{Cli, Command};
+
+    fn parsed(flags: &[&str]) -> Result<BenchArgs, String> {
+        let cli = Cli::try_parse_from([&["millrace", "bench"][..], flags].concat());
+        match cli.map_err(|error| error.to_string())?.command {
+            Command::Bench(args) => Ok(*args),
+            _ => Err("not bench".to_owned()),
+        }
+    }
+
+    #[test]
+    fn batch_sizes_keep_their_order() {
+        let args = parsed(&["--batch", "16,1,8", "--prompt", "7", "--threads", "2", "--json"]).unwrap();
+        assert_eq!((args.batch, args.prompt, args.threads, args.json), (vec![16, 1, 8], 7, Some(2), true));
+        assert_eq!(parsed(&[]).unwrap().batch, [1, 8, 16]);
+    }
+
+    #[test]
+    fn numbers_out_of_range_are_refused_with_their_flag() {
+        for flags in [
+            ["--batch", "0"],
+            ["--batch", "1,,2"],
+            ["--batch", "65537"],
+            ["--prompt", "0"],
+            ["--generate", "0"],
+            ["--repeat", "0"],
+            ["--threads", "0"],
+            ["--device", "tpu"],
+        ] {
+            let error = parsed(&flags).unwrap_err();
+            assert!(error.contains(flags[0]), "{flags:?}: {error}");
+        }
+    }
 }

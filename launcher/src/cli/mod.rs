@@ -2,6 +2,7 @@
 //! where it has them.
 
 mod bench;
+mod bench_http;
 mod elsewhere;
 mod http;
 mod null;
@@ -14,10 +15,11 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use millrace_router::engine::Schedule;
 use millrace_shard::families::{Overrides, RopeKind};
-use millrace_shard::{AllReduce, DType, DeviceKind, Quantize};
+use millrace_shard::{AllReduce, DType, DeviceKind, NullOptions, Quantize};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use bench::{BenchHttpArgs, BenchRoute};
+pub(crate) use bench::BenchArgs;
+pub(crate) use bench_http::{BenchHttpArgs, BenchRoute};
 pub(crate) use elsewhere::known_elsewhere;
 pub(crate) use http::{GenerationConfig, HttpArgs};
 pub(crate) use null::NullArgs;
@@ -45,6 +47,7 @@ Examples:
   millrace inspect --model-id ./Llama-3.2-1B       contents of a checkpoint and the memory it needs
   millrace inspect --num-shard 1,2,4 --gpu h200    estimates for several numbers of GPUs
   millrace serve --config millrace.toml            flags from a file: port = 8080, api-key = [\"…\"]
+  millrace bench --model-id ./Llama-3.2-1B         prefill and decode speed of this machine
   millrace bench-http --concurrency 1,8,32         load test of any server with OpenAI's API
 
   curl -N 127.0.0.1:3000/generate_stream -H 'content-type: application/json' \\
@@ -63,6 +66,8 @@ pub(crate) enum Command {
     Generate(Box<GenerateArgs>),
     /// Show the contents of a checkpoint, the memory it needs, and estimates for several devices
     Inspect(Box<InspectArgs>),
+    /// Measure prefill and decode in this process, without a server
+    Bench(Box<BenchArgs>),
     /// Load test of a server with OpenAI's API: latency and throughput
     BenchHttp(Box<BenchHttpArgs>),
     /// Print version, machine and settings for a bug report
@@ -511,6 +516,20 @@ impl From<ScheduleArg> for Schedule {
     }
 }
 
+impl DeviceArg {
+    /// Returns the kind of device, with the options of `null` for the device without computation.
+    /// `auto` stands for the CPU, because a GPU that was found has replaced it.
+    pub(crate) fn kind(self, null: impl FnOnce() -> NullOptions) -> DeviceKind {
+        match self {
+            DeviceArg::Auto | DeviceArg::Cpu => DeviceKind::Cpu,
+            DeviceArg::Cuda => DeviceKind::Cuda,
+            #[cfg(feature = "cpu-sim")]
+            DeviceArg::CudaSim => DeviceKind::CudaSim,
+            DeviceArg::Null => DeviceKind::Null(null()),
+        }
+    }
+}
+
 impl EngineArgs {
     /// Returns the transport of activations between GPUs.
     pub(crate) fn all_reduce(&self) -> AllReduce {
@@ -529,13 +548,7 @@ impl EngineArgs {
 
     /// Returns the device.
     pub(crate) fn device(&self) -> DeviceKind {
-        match self.device {
-            DeviceArg::Auto | DeviceArg::Cpu => DeviceKind::Cpu,
-            DeviceArg::Cuda => DeviceKind::Cuda,
-            #[cfg(feature = "cpu-sim")]
-            DeviceArg::CudaSim => DeviceKind::CudaSim,
-            DeviceArg::Null => DeviceKind::Null(self.null.options()),
-        }
+        self.device.kind(|| self.null.options())
     }
 
     /// Returns the limit of sequences in a step.

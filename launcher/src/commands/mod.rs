@@ -1,5 +1,6 @@
 //! One file per subcommand.
 
+pub(crate) mod bench;
 pub(crate) mod bench_http;
 pub(crate) mod chat;
 pub(crate) mod doctor;

@@ -15,4 +15,6 @@ mod step_loop;
 mod test_fault;
 
 pub use connection::Connection;
+pub(crate) use run::open_cpu;
 pub use run::{run, serve};
+pub(crate) use startup::start;

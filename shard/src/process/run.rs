@@ -58,7 +58,8 @@ pub fn serve<P: Platform>(
     open: impl FnOnce() -> Result<Model, Error>,
 ) -> Result<(), Error> {
     report_to(connection, |router| {
-        let mut worker = startup::start(platform, router, placement, options, open)?;
+        let (mut worker, ready) = startup::start(platform, Some(router), placement, options, open)?;
+        router.send(from_shard::Message::Ready(ready))?;
         answer_steps(router, placement.rank, &mut worker)
     })
 }
@@ -81,7 +82,7 @@ fn serve_null(
 }
 
 /// Opens the CPU: cores of its own for each rank of this host, and a share of the memory.
-fn open_cpu(placement: &RankPlacement, options: &ShardOptions) -> Result<OpenDevice<Cpu>, Error> {
+pub(crate) fn open_cpu(placement: &RankPlacement, options: &ShardOptions) -> Result<OpenDevice<Cpu>, Error> {
     let host_ranks = options.host_ranks.max(1);
     let threads = affinity::pin_rank(placement.rank % host_ranks, host_ranks, options.threads);
     let backend = Cpu::new(CpuOptions { threads, ..CpuOptions::default() })?;

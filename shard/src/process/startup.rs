@@ -26,16 +26,18 @@ const MEMORY_POLL_INTERVAL: Duration = Duration::from_millis(200);
 /// Shortest time between two reports on loading.
 const REPORT_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Loads the model, meets the other ranks, computes one step to warm up, and reports ready.
-pub(super) fn start<P: Platform>(
+/// Loads the model, meets the other ranks and computes one step to warm up. Returns the worker and
+/// its announcement. Without a router, nobody hears of the progress, and the rank must be the only
+/// one.
+pub(crate) fn start<P: Platform>(
     platform: &P,
-    router: &RouterLink,
+    router: Option<&RouterLink>,
     placement: &RankPlacement,
     options: &ShardOptions,
     open: impl FnOnce() -> Result<Model, Error>,
-) -> Result<Worker<P::Backend>, Error> {
+) -> Result<(Worker<P::Backend>, Ready), Error> {
     let mut timer = PhaseTimer::new();
-    router.send(loading("reading the checkpoint", 0, 0))?;
+    report(router, "reading the checkpoint", 0, 0)?;
     let split = Split { rank: placement.rank, world_size: placement.world_size };
     let model = open()?;
     let parameters = model.spec.parameters();
@@ -89,8 +91,7 @@ pub(super) fn start<P: Platform>(
     }
 
     ready.phases = timer.phases;
-    router.send(from_shard::Message::Ready(ready))?;
-    Ok(worker)
+    Ok((worker, ready))
 }
 
 /// The request for a memory plan that follows from the options.
@@ -123,7 +124,7 @@ fn usable(free: Option<usize>, options: &ShardOptions) -> Option<usize> {
 /// The inputs that the phases of the start share.
 struct Start<'a, P: Platform> {
     platform: &'a P,
-    router: &'a RouterLink,
+    router: Option<&'a RouterLink>,
     placement: &'a RankPlacement,
     options: &'a ShardOptions,
     backend: &'a P::Backend,
@@ -152,7 +153,7 @@ impl<P: Platform> Start<'_, P> {
             };
             match plan(&previous) {
                 Err(PlanError::NoRoom { .. }) if since.elapsed() < wait => {
-                    self.router.send(loading("waiting for the memory of the lost shard", 0, 0))?;
+                    report(self.router, "waiting for the memory of the lost shard", 0, 0)?;
                     std::thread::sleep(MEMORY_POLL_INTERVAL);
                     free = usable(self.platform.free(self.backend, self.options), self.options);
                 }
@@ -175,7 +176,7 @@ impl<P: Platform> Start<'_, P> {
         let mut progress = |done: usize| {
             if last.elapsed() >= REPORT_INTERVAL || done == total {
                 last = Instant::now();
-                self.router.send(loading("loading weights", done, total))?;
+                report(self.router, "loading weights", done, total)?;
             }
             Ok(())
         };
@@ -189,7 +190,7 @@ impl<P: Platform> Start<'_, P> {
         if world_size == 1 {
             return Ok(None);
         }
-        let router = self.router;
+        let router = self.router.ok_or(Error::OutOfPlace)?;
         let deadlines = Deadlines { forming: FORMING_DEADLINE, call: self.options.collective_timeout };
         let group = if rank == 0 {
             let leader = collective::lead(self.options.transport, world_size, deadlines)?;
@@ -210,9 +211,11 @@ impl<P: Platform> Start<'_, P> {
     }
 }
 
-fn loading(phase: &str, done: usize, total: usize) -> from_shard::Message {
+/// Reports the progress to the router, if there is one.
+fn report(router: Option<&RouterLink>, phase: &str, done: usize, total: usize) -> Result<(), Error> {
+    let Some(router) = router else { return Ok(()) };
     let (done_bytes, total_bytes) = (done as u64, total as u64);
-    from_shard::Message::Loading(Loading { phase: phase.into(), done_bytes, total_bytes })
+    router.send(from_shard::Message::Loading(Loading { phase: phase.into(), done_bytes, total_bytes }))
 }
 
 /// The part of the announcement that follows from the model and the memory plan.

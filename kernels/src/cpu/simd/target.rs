@@ -52,7 +52,8 @@ impl Isa {
         }
     }
 
-    fn is_available(self) -> bool {
+    /// Returns whether this machine has the instruction set.
+    pub(in crate::cpu) fn is_available(self) -> bool {
         match self {
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => is_x86_feature_detected!("avx512bf16") && Isa::Avx512Vnni.is_available(),

@@ -1,14 +1,18 @@
-//! Measures the limits of the machine at this moment.
+//! Measures the limits of the machine at this moment: the throughput of the instructions that
+//! products consist of, and the bandwidth of the memory.
+//!
+//! Benchmarks report speeds as fractions of these limits, because machines differ, and shared
+//! machines vary from minute to minute.
 
 use std::sync::LazyLock;
 use std::time::Instant;
 
-use millrace_kernels::DType;
-use millrace_kernels::cpu::Isa;
+use super::Isa;
+use crate::{DType, WeightFormat};
 
 /// Seconds since some instant: CPU time of the calling thread if it is the only one, else wall
 /// time.
-pub(crate) fn clock(threads: usize) -> f64 {
+pub fn clock(threads: usize) -> f64 {
     static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
     #[cfg(target_os = "linux")]
     if threads == 1 {
@@ -35,27 +39,35 @@ fn on_threads(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
 }
 
 /// The instruction that a product consists of.
-#[derive(Clone, Copy)]
-pub(crate) enum Instruction {
-    /// The fused multiply-add of an instruction set.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Instruction {
+    /// The fused multiply-add of an instruction set, in single precision.
     MultiplyAdd(Isa),
     /// The dot product of pairs of bf16 numbers.
     DotBf16,
 }
 
 impl Instruction {
-    /// Returns the instruction for weights of this type.
-    pub(crate) fn of(isa: Isa, dtype: DType) -> Instruction {
-        match (isa, dtype) {
-            (Isa::Avx512Bf16, DType::BF16) => Instruction::DotBf16,
+    /// Returns the fastest instruction of `isa` for weights in this format.
+    pub fn of(isa: Isa, format: impl Into<WeightFormat>) -> Instruction {
+        match (isa, format.into()) {
+            (Isa::Avx512Bf16, WeightFormat::Dense(DType::BF16)) => Instruction::DotBf16,
             _ => Instruction::MultiplyAdd(isa),
+        }
+    }
+
+    /// Returns the name for people.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Instruction::MultiplyAdd(_) => "f32 multiply-add",
+            Instruction::DotBf16 => "bf16 dot product",
         }
     }
 }
 
 /// A loop of the instruction on registers, in GFLOP/s of all threads: the best of several short
-/// runs.
-pub(crate) fn peak(threads: usize, instruction: Instruction) -> f64 {
+/// runs. An instruction that the machine lacks is replaced by multiply-adds of the portable set.
+pub fn peak(threads: usize, instruction: Instruction) -> f64 {
     const ROUNDS: usize = 1_000_000;
     let mut best = 0f64;
     for _ in 0..5 {
@@ -71,17 +83,21 @@ pub(crate) fn peak(threads: usize, instruction: Instruction) -> f64 {
 /// Runs the loop and returns the number of floating-point operations.
 fn spin(instruction: Instruction, rounds: usize) -> usize {
     match instruction {
-        // SAFETY: the backend runs with this instruction set, so the machine has it.
+        // SAFETY: the machine has the instruction set.
         #[cfg(target_arch = "x86_64")]
-        Instruction::DotBf16 => unsafe { avx512_bf16(rounds) },
-        // SAFETY: as above.
+        Instruction::DotBf16 if Isa::Avx512Bf16.is_available() => unsafe { avx512_bf16(rounds) },
         #[cfg(target_arch = "x86_64")]
-        Instruction::MultiplyAdd(Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16) => unsafe {
-            avx512(rounds)
-        },
-        // SAFETY: as above.
+        Instruction::MultiplyAdd(isa @ (Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16))
+            if isa.is_available() =>
+        {
+            // SAFETY: the machine has the instruction set.
+            unsafe { avx512(rounds) }
+        }
         #[cfg(target_arch = "x86_64")]
-        Instruction::MultiplyAdd(Isa::Avx2 | Isa::AvxVnni) => unsafe { avx2(rounds) },
+        Instruction::MultiplyAdd(isa @ (Isa::Avx2 | Isa::AvxVnni)) if isa.is_available() => {
+            // SAFETY: the machine has the instruction set.
+            unsafe { avx2(rounds) }
+        }
         _ => plain(rounds),
     }
 }
@@ -91,8 +107,10 @@ fn spin(instruction: Instruction, rounds: usize) -> usize {
 fn avx512_bf16(rounds: usize) -> usize {
     use std::arch::x86_64::*;
     let mut chains = [_mm512_set1_ps(1.0); 16];
-    // SAFETY: both types are 512 bits without invalid values.
-    let a: __m512bh = unsafe { std::mem::transmute(std::hint::black_box(_mm512_set1_epi32(0x3c00_3c00))) };
+    // Pairs of 2^-7, so that the sums stay small.
+    let pairs = std::hint::black_box(_mm512_set1_epi32(0x3c00_3c00));
+    // SAFETY: both types are 512 bits, and any bits are valid numbers.
+    let a: __m512bh = unsafe { std::mem::transmute(pairs) };
     for _ in 0..rounds {
         for chain in &mut chains {
             *chain = _mm512_dpbf16_ps(*chain, a, a);
@@ -147,15 +165,17 @@ fn plain(rounds: usize) -> usize {
 }
 
 /// A stream of reads over 400 MiB, in GB/s of all threads: the best of several runs. It reads as
-/// the kernels do: whole vectors, from huge pages, with prefetching.
-pub(crate) fn bandwidth(threads: usize, isa: Isa) -> f64 {
+/// the kernels do: whole vectors, from huge pages, with prefetching. The memory is kept for the
+/// next measurement.
+pub fn bandwidth(threads: usize, isa: Isa) -> f64 {
     static DATA: LazyLock<Vec<Block>> = LazyLock::new(on_huge_pages);
     let data = &DATA[..];
     let mut best = 0f64;
     for _ in 0..6 {
         let seconds = on_threads(threads, |i| {
             let size = data.len().div_ceil(threads);
-            let part = &data[i * size..data.len().min((i + 1) * size)];
+            // With more threads than blocks, the last threads have nothing to read.
+            let part = &data[(i * size).min(data.len())..data.len().min((i + 1) * size)];
             std::hint::black_box(read(isa, part));
         });
         best = best.max(1e-9 * size_of_val(data) as f64 / seconds);
@@ -191,9 +211,11 @@ fn on_huge_pages() -> Vec<Block> {
 
 fn read(isa: Isa, part: &[Block]) -> u64 {
     match isa {
-        // SAFETY: the backend runs with this instruction set, so the machine has it.
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 => unsafe { read_avx512(part) },
+        Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 if isa.is_available() => {
+            // SAFETY: the machine has the instruction set.
+            unsafe { read_avx512(part) }
+        }
         _ => part.iter().map(|block| sum(&block.0)).fold(0, u64::wrapping_add),
     }
 }
@@ -228,4 +250,37 @@ fn sum(part: &[u64]) -> u64 {
         }
     }
     sums.iter().fold(0, |a, b| a.wrapping_add(*b))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_instruction_and_every_set_is_measured() {
+        for isa in Isa::ALL {
+            for instruction in [Instruction::MultiplyAdd(isa), Instruction::of(isa, DType::BF16)] {
+                assert!(spin(instruction, 10) >= 10, "{instruction:?}");
+            }
+        }
+        let blocks = &on_huge_pages()[..3];
+        let sum = 0x0101_0101_0101_0101_u64.wrapping_mul((size_of_val(blocks) / 8) as u64);
+        for isa in Isa::ALL {
+            assert_eq!(read(isa, blocks), sum, "{isa:?}");
+        }
+    }
+
+    #[test]
+    fn only_bf16_weights_have_a_bf16_dot_product() {
+        let of = |isa, dtype: DType| Instruction::of(isa, dtype).name();
+        assert_eq!(of(Isa::Avx512Bf16, DType::BF16), "bf16 dot product");
+        assert_eq!(of(Isa::Avx512Bf16, DType::F16), "f32 multiply-add");
+        assert_eq!(of(Isa::Avx512, DType::BF16), "f32 multiply-add");
+    }
+
+    #[test]
+    fn more_threads_than_blocks_read_everything_once() {
+        let speed = bandwidth(300, Isa::Portable);
+        assert!(speed > 0.0 && speed.is_finite(), "{speed}");
+    }
 }

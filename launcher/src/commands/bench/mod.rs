@@ -1,0 +1,139 @@
+//! `millrace bench`: prefill and decode speed of a model on this machine, without a server.
+
+mod figures;
+mod report;
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, anyhow, bail, ensure};
+use millrace_shard::collective::Transport;
+use millrace_shard::estimate::ShardEstimate;
+use millrace_shard::memory_plan::PlanError;
+use millrace_shard::model::{Model, WeightStorage};
+use millrace_shard::offline::{BenchWorkload, OfflineEngine};
+use millrace_shard::{AllReduce, Bytes, Error, NullOptions, ShardOptions, families};
+
+use crate::cli::{BenchArgs, DeviceArg, LoadFormat};
+use crate::shard_message::BLOCK_SIZE;
+use crate::{logging, model};
+use figures::{BatchFigures, StepCosts};
+use report::{BenchReport, BenchSetup};
+
+/// Measures all batch sizes in turns and prints the report.
+pub(crate) fn run(args: &BenchArgs) -> Result<()> {
+    logging::start("warn", false);
+    ensure!(
+        args.device != DeviceArg::Auto,
+        "--device auto: name the device that is measured, --device cpu or --device cuda"
+    );
+    let since = Instant::now();
+    let model = open(args)?;
+    let dtype = args.model.dtype.map_or(model.dtype, Into::into);
+    let storage = WeightStorage { dtype, quantize: args.model.quantize.map(Into::into) };
+    let kv_dtype = args.model.kv_cache_dtype.map_or(dtype, Into::into);
+    let estimate = ShardEstimate::new(&model.spec, 1, storage, kv_dtype)?;
+    let mut engine =
+        OfflineEngine::load(&options(args), || Ok(model)).map_err(|error| explained(error, args))?;
+    let load_time = since.elapsed();
+
+    // The first run touches memory that nothing has touched yet, and is not counted.
+    engine.run(&BenchWorkload { batch: 1, prompt: args.prompt, generate: 1 })?;
+    let costs = |batch: usize| StepCosts::new(&estimate, batch, args.prompt, args.generate);
+    let mut measured: Vec<_> = args.batch.iter().map(|&batch| BatchFigures::new(costs(batch))).collect();
+    let mut one_prompt = Vec::new();
+    // Batch sizes are measured in turns, because the speed of a shared machine varies.
+    for _ in 0..args.repeat {
+        for figures in &mut measured {
+            let limits = engine.measure_limits();
+            let times = engine.run(&figures.workload())?;
+            figures.add(&times, limits);
+        }
+        if !args.batch.contains(&1) {
+            let times = engine.run(&BenchWorkload { batch: 1, prompt: args.prompt, generate: 0 })?;
+            one_prompt.push(args.prompt as f64 / times.prefill.as_secs_f64());
+        }
+    }
+    let setup = BenchSetup {
+        model: args.model.model_id.clone(),
+        prompt: args.prompt,
+        generate: args.generate,
+        repeat: args.repeat,
+        threads: engine.threads(),
+        load_time,
+    };
+    let report = BenchReport::new(setup, engine.ready(), &measured, one_prompt);
+    if args.json {
+        print!("{}", report.json_lines()?)
+    } else {
+        print!("{report}")
+    }
+    Ok(())
+}
+
+/// Finds the model and checks that it supports sequences of the requested length.
+fn open(args: &BenchArgs) -> Result<Model> {
+    let source = model::source(&args.model)?;
+    let overrides = args.model.overrides();
+    let model = match args.model.load_format {
+        LoadFormat::Dummy => families::load_dummy(&source, &overrides)?,
+        LoadFormat::Auto => families::load(&source, &overrides)?,
+    };
+    let (tokens, longest) = (args.prompt + args.generate, model.spec.max_positions);
+    if tokens > longest {
+        bail!(
+            "--prompt {} and --generate {} make sequences of {tokens} tokens, but the model supports {longest}",
+            args.prompt,
+            args.generate
+        );
+    }
+    Ok(model)
+}
+
+/// Returns the options of a shard with memory for the largest batch.
+fn options(args: &BenchArgs) -> ShardOptions {
+    let batch = largest_batch(args);
+    let tokens = args.prompt + args.generate;
+    let prefill = args.max_batch_prefill_tokens;
+    let prefill = prefill.unwrap_or(if args.device == DeviceArg::Cuda { 2048 } else { 512 });
+    ShardOptions {
+        device: args.device.kind(NullOptions::default),
+        host_ranks: 1,
+        transport: Transport::Shm,
+        all_reduce: AllReduce::Auto,
+        ranks_per_gpu: 1,
+        // There is no other rank to wait for.
+        collective_timeout: Duration::from_secs(1),
+        dtype: args.model.dtype.map(Into::into),
+        quantize: args.model.quantize.map(Into::into),
+        kv_cache_dtype: args.model.kv_cache_dtype.map(Into::into),
+        max_total_tokens: Some(tokens),
+        max_batch_total_tokens: Some(batch * tokens.next_multiple_of(BLOCK_SIZE)),
+        memory_fraction: 1.0,
+        max_step_tokens: prefill.max(batch),
+        max_sequences: batch,
+        block_size: BLOCK_SIZE,
+        graph_sizes: Some(args.batch.clone()),
+        batch_invariant: false,
+        threads: args.threads,
+    }
+}
+
+fn largest_batch(args: &BenchArgs) -> usize {
+    args.batch.iter().copied().max().unwrap_or(1)
+}
+
+/// Words the lack of memory with the flags of this command.
+fn explained(error: Error, args: &BenchArgs) -> anyhow::Error {
+    let Error::Plan(PlanError::NoRoom { weights, workspace, budget, kv, .. }) = error else {
+        return error.into();
+    };
+    let (batch, tokens) = (largest_batch(args), args.prompt + args.generate);
+    anyhow!(
+        "not enough memory for {batch} sequences of {tokens} tokens: weights {} + workspace {} + KV cache {} are more \
+         than the free {}; lower --batch, --prompt or --generate, or choose a smaller --dtype or --kv-cache-dtype",
+        Bytes(weights),
+        Bytes(workspace),
+        Bytes(kv),
+        Bytes(budget)
+    )
+}

@@ -1,0 +1,7 @@
+//! A shard inside this process, without a router, for benchmarks.
+
+mod engine;
+mod workload;
+
+pub use engine::{BatchTimes, MachineLimits, OfflineEngine};
+pub use workload::BenchWorkload;
