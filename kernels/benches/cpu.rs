@@ -2,7 +2,8 @@
 //! `faer`.
 //!
 //! `cargo bench -p millrace-kernels --bench cpu [--features faer] -- [--threads N] [--only
-//! linear|attention|sampling|staging] [--dtype bfloat16|float16|float32] [--rows 1,8,512]`
+//! linear|quantized|attention|sampling|staging] [--dtype bfloat16|float16|float32] [--rows 1,8,512]
+//! [--format int8|q8_0|q4_0|int4]`
 //!
 //! Shapes are those of a Llama with 1.1 billion parameters. The weights are cycled so that every
 //! product reads them from memory, as a decoder does. The peak (a loop on registers of the
@@ -12,6 +13,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed benchmark")]
 
+#[path = "cpu/quantized.rs"]
+mod quantized;
 #[path = "cpu/sampling.rs"]
 mod sampling;
 #[path = "cpu/staging.rs"]
@@ -53,6 +56,9 @@ fn main() {
                 linear(&cpu, shape, dtype, &rows);
             }
         }
+    }
+    if on("quantized") {
+        quantized::quantized(&cpu, flag("--format").as_deref(), &rows);
     }
     if on("attention") {
         decode(&cpu);

@@ -11,6 +11,7 @@ pub mod cpu;
 pub mod cuda;
 mod error;
 pub mod fp8;
+pub mod quantize;
 pub mod reference;
 mod sample;
 pub mod sampling;
@@ -25,6 +26,7 @@ pub use backend::{
     StepInput, StepQueue, StepSize, SynchronousStep, WeightFormat,
 };
 pub use error::{Error, Result};
+pub use quantize::IntFormat;
 pub use sample::watermark;
 pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored, Watermark};
 pub use tensor::{DType, Encoding, HostTensor, Part};

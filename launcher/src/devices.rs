@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use millrace_shard::{families, split};
+use millrace_shard::{Quantize, families, split};
 
 use crate::cli::{DeviceArg, EngineArgs, ModelArgs, own_executable};
 use crate::model;
@@ -24,11 +24,15 @@ const POLL: Duration = Duration::from_millis(2);
 /// If the requested GPUs are not available.
 pub(crate) fn settle(engine: &mut EngineArgs, model: &ModelArgs, nnodes: usize) -> Result<Option<String>> {
     let decided = choose(engine, model, nnodes)?;
-    ensure!(
-        model.quantize.is_none() || !matches!(engine.device, DeviceArg::Cpu | DeviceArg::Null),
-        "--quantize fp8 needs a GPU, and none is used{}",
-        decided.map_or_else(String::new, |why| format!(" ({why})")),
-    );
+    if let Some(quantize) = model.quantize.map(Quantize::from) {
+        let (name, on_cpu) = (quantize.name(), matches!(engine.device, DeviceArg::Cpu | DeviceArg::Null));
+        ensure!(
+            !(quantize.needs_gpu() && on_cpu),
+            "--quantize {name} needs a GPU, and none is used{}",
+            decided.map_or_else(String::new, |why| format!(" ({why})")),
+        );
+        ensure!(quantize.needs_gpu() || on_cpu, "--quantize {name} needs the CPU; give --device cpu as well");
+    }
     Ok(decided)
 }
 

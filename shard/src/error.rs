@@ -26,6 +26,14 @@ pub enum Error {
     /// There is not enough memory, or limits contradict each other.
     #[error(transparent)]
     Plan(#[from] PlanError),
+    /// The device cannot load a matrix, such as one with a NaN that is to be quantized.
+    #[error("the weight for {slot:?}: {source}")]
+    Matrix {
+        /// The weight.
+        slot: WeightSlot,
+        /// The reason.
+        source: millrace_kernels::Error,
+    },
     /// The shape of a weight differs from the model's configuration.
     #[error(
         "the weight for {slot:?} is [{rows}, {cols}], but the configuration asks for [{want_rows}, {want_cols}]"

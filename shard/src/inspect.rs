@@ -248,6 +248,16 @@ mod tests {
         let small = inspect(&tied, Some(DType::BF16), Some(Quantize::Fp8), None);
         assert!(small.weight_bytes() < all_half.weight_bytes());
         assert!(small.to_string().contains("kept as bfloat16, matrices of layers as fp8\n"));
+        let sizes = [Quantize::Int8, Quantize::Q8_0, Quantize::Int4, Quantize::Q4_0].map(|quantize| {
+            let small = inspect(&tied, Some(DType::BF16), Some(quantize), None);
+            let kept = format!("kept as bfloat16, matrices of layers as {}\n", quantize.name());
+            assert!(small.to_string().contains(&kept), "{small}");
+            small.weight_bytes()
+        });
+        assert!(
+            sizes[0].max(sizes[1]) < all_half.weight_bytes() && sizes[2].max(sizes[3]) < sizes[0],
+            "{sizes:?}"
+        );
     }
 
     #[test]

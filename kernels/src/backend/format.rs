@@ -1,6 +1,6 @@
 //! The formats in which a device keeps weights and cached keys and values.
 
-use crate::{DType, Error, Result};
+use crate::{DType, Error, IntFormat, Result};
 
 /// The format in which a device keeps the numbers of a weight matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -9,6 +9,8 @@ pub enum WeightFormat {
     Dense(DType),
     /// FP8 (e4m3) with one f32 factor per row (output): see [`crate::fp8`].
     Fp8,
+    /// Integers in groups: see [`crate::quantize`].
+    Int(IntFormat),
 }
 
 impl WeightFormat {
@@ -20,6 +22,9 @@ impl WeightFormat {
         match self {
             WeightFormat::Dense(dtype) => Ok(dtype),
             WeightFormat::Fp8 => Err(Error::Unsupported("FP8 weights need a GPU".to_owned())),
+            WeightFormat::Int(format) => {
+                Err(Error::Unsupported(format!("{} weights need the CPU", format.name())))
+            }
         }
     }
 
@@ -28,6 +33,7 @@ impl WeightFormat {
         match self {
             WeightFormat::Dense(dtype) => out * cols * dtype.size(),
             WeightFormat::Fp8 => out * (cols + size_of::<f32>()),
+            WeightFormat::Int(format) => format.bytes(out, cols),
         }
     }
 }

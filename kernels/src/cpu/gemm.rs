@@ -63,6 +63,7 @@ impl Kernel for Linear<'_> {
                     by_rows::<S, Pair>(&self, panels.start().cast());
                 }
                 Packed::Bf16Pairs(_) => unreachable!("pairs without an instruction; this is a bug"),
+                Packed::Int(_) => unreachable!("integers have a product of their own; this is a bug"),
             }
         }
     }

@@ -45,6 +45,8 @@ pub enum Instruction {
     MultiplyAdd(Isa),
     /// The dot product of pairs of bf16 numbers.
     DotBf16,
+    /// The dot product of four bytes.
+    DotBytes,
 }
 
 impl Instruction {
@@ -52,6 +54,7 @@ impl Instruction {
     pub fn of(isa: Isa, format: impl Into<WeightFormat>) -> Instruction {
         match (isa, format.into()) {
             (Isa::Avx512Bf16, WeightFormat::Dense(DType::BF16)) => Instruction::DotBf16,
+            (Isa::Avx512Bf16 | Isa::Avx512Vnni, WeightFormat::Int(_)) => Instruction::DotBytes,
             _ => Instruction::MultiplyAdd(isa),
         }
     }
@@ -61,6 +64,7 @@ impl Instruction {
         match self {
             Instruction::MultiplyAdd(_) => "f32 multiply-add",
             Instruction::DotBf16 => "bf16 dot product",
+            Instruction::DotBytes => "dot product of bytes",
         }
     }
 }
@@ -86,6 +90,9 @@ fn spin(instruction: Instruction, rounds: usize) -> usize {
         // SAFETY: the machine has the instruction set.
         #[cfg(target_arch = "x86_64")]
         Instruction::DotBf16 if Isa::Avx512Bf16.is_available() => unsafe { avx512_bf16(rounds) },
+        // SAFETY: as above.
+        #[cfg(target_arch = "x86_64")]
+        Instruction::DotBytes if Isa::Avx512Vnni.is_available() => unsafe { avx512_vnni(rounds) },
         #[cfg(target_arch = "x86_64")]
         Instruction::MultiplyAdd(isa @ (Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16))
             if isa.is_available() =>
@@ -133,6 +140,21 @@ fn avx512(rounds: usize) -> usize {
     }
     std::hint::black_box(chains);
     rounds * 16 * 32
+}
+
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn avx512_vnni(rounds: usize) -> usize {
+    use std::arch::x86_64::*;
+    let mut chains = [_mm512_set1_epi32(1); 16];
+    let (u, s) = (_mm512_set1_epi8(std::hint::black_box(3)), _mm512_set1_epi8(std::hint::black_box(-2)));
+    for _ in 0..rounds {
+        for chain in &mut chains {
+            *chain = _mm512_dpbusd_epi32(*chain, u, s);
+        }
+    }
+    std::hint::black_box(chains);
+    rounds * 16 * 128
 }
 
 #[cfg(target_arch = "x86_64")]
@@ -255,11 +277,13 @@ fn sum(part: &[u64]) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::IntFormat;
 
     #[test]
     fn every_instruction_and_every_set_is_measured() {
         for isa in Isa::ALL {
-            for instruction in [Instruction::MultiplyAdd(isa), Instruction::of(isa, DType::BF16)] {
+            let formats = [DType::F32.into(), DType::BF16.into(), WeightFormat::Int(IntFormat::Q8_0)];
+            for instruction in formats.map(|format: WeightFormat| Instruction::of(isa, format)) {
                 assert!(spin(instruction, 10) >= 10, "{instruction:?}");
             }
         }
@@ -271,11 +295,13 @@ mod tests {
     }
 
     #[test]
-    fn only_bf16_weights_have_a_bf16_dot_product() {
+    fn weights_have_the_instruction_of_their_format() {
         let of = |isa, dtype: DType| Instruction::of(isa, dtype).name();
         assert_eq!(of(Isa::Avx512Bf16, DType::BF16), "bf16 dot product");
         assert_eq!(of(Isa::Avx512Bf16, DType::F16), "f32 multiply-add");
         assert_eq!(of(Isa::Avx512, DType::BF16), "f32 multiply-add");
+        let of = |isa| Instruction::of(isa, WeightFormat::Int(IntFormat::Int8)).name();
+        assert_eq!((of(Isa::Avx512Vnni), of(Isa::Avx512)), ("dot product of bytes", "f32 multiply-add"));
     }
 
     #[test]

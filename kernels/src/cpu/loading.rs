@@ -2,8 +2,9 @@
 
 use super::inputs::Inputs;
 use super::memory::Memory;
+use super::quant::{IntPanels, row_bytes};
 use super::queue::Queue;
-use super::{Buf, Cpu, Kv, Matrix, attention, gemm};
+use super::{Buf, Cpu, Kv, Matrix, attention, gemm, lock};
 use crate::backend::{
     DeviceTypes, KvSpec, ModelLoading, ProductShape, Segment, Sizing, StepSize, WeightFormat,
 };
@@ -23,6 +24,7 @@ impl Sizing for Cpu {
         match format {
             WeightFormat::Dense(dtype) => Matrix::bytes(out, cols, dtype, self.panel_layout()),
             WeightFormat::Fp8 => format.bytes(out, cols),
+            WeightFormat::Int(format) => IntPanels::bytes(out, cols, format, self.target.panel_width()),
         }
     }
 
@@ -34,13 +36,18 @@ impl Sizing for Cpu {
         let rows = products.iter().map(|product| product.rows).max().unwrap_or(0);
         let cols = products.iter().map(|product| product.inputs).max().unwrap_or(0);
         let packed = rows.saturating_mul(Inputs::row_words(cols));
-        packed.saturating_add(self.threads() * gemm::SCRATCH).saturating_mul(size_of::<f32>())
+        let floats = packed.saturating_add(self.threads() * gemm::SCRATCH);
+        let quantized = |product: &&ProductShape| matches!(product.format, WeightFormat::Int(_));
+        let cols = products.iter().filter(quantized).map(|product| product.inputs).max();
+        let quantized = cols.map_or(0, |cols| rows.saturating_mul(row_bytes(cols)));
+        floats.saturating_mul(size_of::<f32>()).saturating_add(quantized)
     }
 }
 
 impl ModelLoading for Cpu {
     fn buf(&self, rows: usize, cols: usize) -> Result<Buf> {
         self.reserve_inputs(rows, 0)?;
+        lock(&self.quantized).reserve(rows, 0)?;
         Ok(Buf { cols, data: Memory::zeroed(rows.saturating_mul(cols), "activations")? })
     }
 
@@ -50,6 +57,11 @@ impl ModelLoading for Cpu {
 
     fn matrix(&self, segments: &[Segment<'_>]) -> Result<Matrix> {
         let (parts, format) = Segment::in_one_format(segments)?;
+        if let WeightFormat::Int(format) = format {
+            let matrix = Matrix::pack_int(&parts, format, self.target.panel_width(), &self.pool)?;
+            lock(&self.quantized).reserve(0, matrix.cols)?;
+            return Ok(matrix);
+        }
         let matrix = Matrix::pack(&parts, format.dense()?, self.panel_layout(), &self.pool)?;
         self.reserve_inputs(0, matrix.cols)?;
         Ok(matrix)

@@ -7,10 +7,11 @@ use half::{bf16, f16};
 
 use super::inputs::Words;
 use super::memory::{Memory, Shared};
+use super::quant::IntPanels;
 use super::simd::Element;
 use crate::tensor::stacked_shape;
 use crate::thread_pool::ThreadPool;
-use crate::{DType, Part, Result};
+use crate::{DType, IntFormat, Part, Result};
 
 /// A packed weight matrix `[out, cols]`.
 #[derive(Debug)]
@@ -28,6 +29,8 @@ pub(super) enum Packed {
     BF16(Panels<bf16>),
     /// Two inputs next to each other, for [`Simd::dot_bf16`](super::simd::Simd::dot_bf16).
     Bf16Pairs(Panels<bf16>),
+    /// Integers in groups with a scale.
+    Int(IntPanels),
 }
 
 /// The layout of a packed matrix.
@@ -92,6 +95,21 @@ impl Matrix {
         Ok(Matrix { out, cols, packed })
     }
 
+    /// Packs `parts` as integers of `format` in panels of `width` outputs.
+    pub(super) fn pack_int(
+        parts: &[Part],
+        format: IntFormat,
+        width: usize,
+        pool: &ThreadPool,
+    ) -> Result<Matrix> {
+        let (out, cols) = stacked_shape(parts)?;
+        let panels = IntPanels::pack((out, cols), format, width, pool, |row, values| {
+            let (part, row) = part_of(parts, row);
+            part.read_row(row, values);
+        })?;
+        Ok(Matrix { out, cols, packed: Packed::Int(panels) })
+    }
+
     /// Returns the bytes of a packed matrix.
     pub(super) fn bytes(out: usize, cols: usize, dtype: DType, layout: PanelLayout) -> usize {
         out.next_multiple_of(layout.width) * cols.next_multiple_of(layout.pack(dtype)) * dtype.size()
@@ -102,6 +120,7 @@ impl Matrix {
         match self.packed {
             Packed::F32(_) | Packed::F16(_) | Packed::BF16(_) => Words::F32,
             Packed::Bf16Pairs(_) => Words::Bf16Pairs,
+            Packed::Int(_) => unreachable!("integers have a product of their own; this is a bug"),
         }
     }
 
@@ -112,6 +131,7 @@ impl Matrix {
             Packed::F32(panels) => panels.read_row(row, to),
             Packed::F16(panels) => panels.read_row(row, to),
             Packed::BF16(panels) | Packed::Bf16Pairs(panels) => panels.read_row(row, to),
+            Packed::Int(_) => unreachable!("only dense matrices are tables; this is a bug"),
         }
     }
 }

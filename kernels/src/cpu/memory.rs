@@ -4,13 +4,31 @@ use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
+use half::{bf16, f16};
+
 use super::mapping::{LINE, Piece, cut};
-use super::simd::Element;
 use crate::{Error, Result};
 
 /// Arrays of at least as many bytes are cut from mapped ranges; smaller ones come from the heap,
 /// which reuses the memory of freed ones.
 const MAPPED: usize = 256 << 10;
+
+/// A type whose zero bit pattern is a value.
+///
+/// # Safety
+/// All zero bits are a valid value, and values need not be dropped.
+pub(super) unsafe trait Plain: Copy + Send + Sync + 'static {}
+
+// SAFETY: zero bits are the number 0.
+unsafe impl Plain for u8 {}
+// SAFETY: as above.
+unsafe impl Plain for i8 {}
+// SAFETY: as above.
+unsafe impl Plain for f32 {}
+// SAFETY: as above.
+unsafe impl Plain for f16 {}
+// SAFETY: as above.
+unsafe impl Plain for bf16 {}
 
 /// An array of numbers that starts zeroed. It is aligned to cache lines, and a large one is on huge
 /// pages, because reading weights from small pages costs bandwidth.
@@ -18,7 +36,7 @@ const MAPPED: usize = 256 << 10;
 /// The pages of a large array take no memory until something is written to them, and the thread
 /// that writes first decides which NUMA node they are on.
 #[derive(Debug)]
-pub(super) struct Memory<T: Element> {
+pub(super) struct Memory<T: Plain> {
     start: NonNull<T>,
     len: usize,
     /// The mapped memory of a large array. The others are on the heap.
@@ -26,14 +44,14 @@ pub(super) struct Memory<T: Element> {
 }
 
 // SAFETY: the array owns its elements, which are plain numbers.
-unsafe impl<T: Element> Send for Memory<T> {}
+unsafe impl<T: Plain> Send for Memory<T> {}
 // SAFETY: as above.
-unsafe impl<T: Element> Sync for Memory<T> {}
+unsafe impl<T: Plain> Sync for Memory<T> {}
 
-impl<T: Element> Memory<T> {
+impl<T: Plain> Memory<T> {
     /// Allocates `len` zeros. `what` names their purpose in an error.
     pub(super) fn zeroed(len: usize, what: &'static str) -> Result<Memory<T>> {
-        let bytes = len.saturating_mul(T::SIZE);
+        let bytes = len.saturating_mul(size_of::<T>());
         let too_much = Error::OutOfMemory { what, bytes };
         if len == 0 {
             return Ok(Memory { start: NonNull::dangling(), len, mapped: None });
@@ -50,11 +68,11 @@ impl<T: Element> Memory<T> {
 }
 
 /// Returns the layout of an array on the heap.
-fn layout<T: Element>(len: usize) -> Option<Layout> {
-    Layout::from_size_align(len.checked_mul(T::SIZE)?, LINE).ok()
+fn layout<T: Plain>(len: usize) -> Option<Layout> {
+    Layout::from_size_align(len.checked_mul(size_of::<T>())?, LINE).ok()
 }
 
-impl<T: Element> Drop for Memory<T> {
+impl<T: Plain> Drop for Memory<T> {
     fn drop(&mut self) {
         if let (Some(layout), None, true) = (layout::<T>(self.len), &self.mapped, self.len > 0) {
             // SAFETY: allocated in `zeroed` with the same layout.
@@ -63,7 +81,7 @@ impl<T: Element> Drop for Memory<T> {
     }
 }
 
-impl<T: Element> Deref for Memory<T> {
+impl<T: Plain> Deref for Memory<T> {
     type Target = [T];
     fn deref(&self) -> &[T] {
         // SAFETY: the array owns `len` initialized elements.
@@ -71,7 +89,7 @@ impl<T: Element> Deref for Memory<T> {
     }
 }
 
-impl<T: Element> DerefMut for Memory<T> {
+impl<T: Plain> DerefMut for Memory<T> {
     fn deref_mut(&mut self) -> &mut [T] {
         // SAFETY: as above, and borrowed mutably.
         unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr(), self.len) }

@@ -18,6 +18,7 @@ mod matrix;
 mod memory;
 mod ops;
 mod prologue;
+mod quant;
 mod queue;
 mod rows;
 mod simd;
@@ -37,6 +38,7 @@ use crate::{Error, Result};
 use inputs::Inputs;
 use matrix::PanelLayout;
 use memory::{Memory, Shared};
+use quant::ActivationBuffer;
 use simd::Target;
 
 /// The options of a [`Cpu`].
@@ -73,6 +75,8 @@ pub struct Cpu {
     /// Working memory of each thread of the pool.
     scratch: Vec<Mutex<Memory<f32>>>,
     inputs: Mutex<PackedInputs>,
+    /// Activations of products by integers.
+    quantized: Mutex<ActivationBuffer>,
     /// Tiles of the running attention.
     tiles: Mutex<Vec<TileTask>>,
 }
@@ -133,8 +137,9 @@ impl Cpu {
             .map(|_| Ok(Mutex::new(Memory::zeroed(gemm::SCRATCH, "working memory")?)))
             .collect::<Result<_>>()?;
         let inputs = PackedInputs { rows: 0, cols: 0, memory: Memory::zeroed(0, "packed activations")? };
-        let (inputs, tiles) = (Mutex::new(inputs), Mutex::new(Vec::new()));
-        Ok(Cpu { target, activations: options.activations, pool, scratch, inputs, tiles })
+        let (inputs, quantized) = (Mutex::new(inputs), Mutex::new(ActivationBuffer::new()?));
+        let (activations, tiles) = (options.activations, Mutex::new(Vec::new()));
+        Ok(Cpu { target, activations, pool, scratch, inputs, quantized, tiles })
     }
 
     /// Returns the instruction set in use.

@@ -5,6 +5,7 @@ use super::attention::{QUERIES, Tile};
 use super::gemm::{BLOCK_PANELS, Linear};
 use super::inputs::{Inputs, PackTile, Words};
 use super::kv::Cache;
+use super::matrix::Packed;
 use super::memory::Shared;
 use super::prologue::Token;
 use super::queue::{Queue, Row};
@@ -12,11 +13,14 @@ use super::rows::{AddNorm, Gate, RmsNorm};
 use super::simd::Element;
 use super::tile::Tiles;
 use super::{Buf, Cpu, Kv, Matrix, TileTask, lock};
-use crate::Result;
 use crate::backend::{Activation, AttentionSpec, ForwardOps, KvSpec, Norm, OpenStep, Prologue, QkvLayout};
+use crate::{Error, Result};
 
 impl ForwardOps for Cpu {
     fn embed(&self, step: &OpenStep<'_, Queue>, table: &Matrix, first: usize, out: &mut Buf) -> Result<()> {
+        if let Packed::Int(_) = table.packed {
+            return Err(Error::Unsupported("an embedding that is not dense".to_owned()));
+        }
         let step = step.queue();
         assert_eq!(out.cols, table.cols, "columns of the embedding");
         let n = step.tokens.len();
@@ -71,6 +75,10 @@ impl ForwardOps for Cpu {
         assert!(x.cols == w.cols && out.cols == w.out, "{} to {} by a matrix", x.cols, out.cols);
         assert!(bias.is_none_or(|b| b.len() == w.out), "length of the bias");
         if n == 0 {
+            return Ok(());
+        }
+        if let Packed::Int(panels) = &w.packed {
+            self.int_linear(n, x, panels, bias.map(Vec::as_slice), out);
             return Ok(());
         }
         let x = x.rows(n);

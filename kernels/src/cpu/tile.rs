@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::simd::{Element, Simd};
 
 /// Distance of prefetches in bytes.
-const AHEAD: usize = 2048;
+pub(super) const AHEAD: usize = 2048;
 
 /// The weights that [`accumulate`] reads.
 #[derive(Clone, Copy)]

@@ -10,5 +10,6 @@ mod cuda;
 #[cfg(feature = "cpu-sim")]
 mod fp8;
 mod linear;
+mod quantized;
 mod rows;
 mod sampling;

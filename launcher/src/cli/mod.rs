@@ -126,9 +126,9 @@ pub(crate) struct ModelArgs {
     #[arg(long, env = "KV_CACHE_DTYPE")]
     #[serde(skip)]
     pub(crate) kv_cache_dtype: Option<DTypeArg>,
-    /// Quantize the matrices of the layers (QKV, output, gate, up, down) to 8 bits during loading;
-    /// needs a GPU
-    #[arg(long, env = "QUANTIZE", value_name = "fp8", value_parser = quantize)]
+    /// Quantize the matrices of the layers (QKV, output, gate, up, down) during loading: fp8 on
+    /// GPUs; int8, q8_0, q4_0 or int4 on the CPU
+    #[arg(long, env = "QUANTIZE", value_name = "FORMAT", value_parser = quantize)]
     #[serde(skip)]
     pub(crate) quantize: Option<QuantizeArg>,
     /// Extend the rotary positions of config.json by --rope-factor
@@ -403,13 +403,24 @@ pub(crate) enum DTypeArg {
 pub(crate) enum QuantizeArg {
     /// FP8 (e4m3) with a scale per output row.
     Fp8,
+    /// 8-bit integers with a scale per output row.
+    Int8,
+    /// GGUF's Q8_0.
+    #[value(name = "q8_0")]
+    Q8_0,
+    /// GGUF's Q4_0.
+    #[value(name = "q4_0")]
+    Q4_0,
+    /// 4-bit integers in groups of up to 128 columns.
+    Int4,
 }
 
-/// Parses a format. The error for formats of TGI and vLLM that are not supported names the one that
-/// is.
+/// Parses a format. The error for formats of TGI and vLLM that are not supported names those that
+/// are.
 fn quantize(name: &str) -> Result<QuantizeArg, String> {
     QuantizeArg::from_str(name, false).map_err(|_| {
-        "not supported; fp8 is supported for checkpoints that are not quantized. Omit the flag to serve a checkpoint as it is"
+        "not supported; fp8 (on GPUs), int8, q8_0, q4_0 and int4 (on the CPU) are, for checkpoints that are not \
+         quantized. Omit the flag to serve a checkpoint as it is"
             .to_owned()
     })
 }
@@ -487,6 +498,10 @@ impl From<QuantizeArg> for Quantize {
     fn from(argument: QuantizeArg) -> Self {
         match argument {
             QuantizeArg::Fp8 => Quantize::Fp8,
+            QuantizeArg::Int8 => Quantize::Int8,
+            QuantizeArg::Q8_0 => Quantize::Q8_0,
+            QuantizeArg::Q4_0 => Quantize::Q4_0,
+            QuantizeArg::Int4 => Quantize::Int4,
         }
     }
 }

@@ -121,7 +121,10 @@ impl<B: Backend> WeightLoader<'_, B> {
     fn matrix(&mut self, slot: WeightSlot) -> Result<B::Matrix, Error> {
         let parts = self.parts(slot)?;
         let format = self.storage.matrix(slot);
-        let matrix = self.backend.matrix(&[Segment::new(&parts, format)])?;
+        let matrix = self
+            .backend
+            .matrix(&[Segment::new(&parts, format)])
+            .map_err(|source| Error::Matrix { slot, source })?;
         let (rows, cols) = self.spec.shape(slot);
         self.advance(self.backend.matrix_bytes(rows, cols, format))?;
         Ok(matrix)

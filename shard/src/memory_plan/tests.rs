@@ -93,6 +93,9 @@ fn quantized_layers_take_fewer_bytes() {
     let dense = weight_bytes(&spec(), DType::F16, &UnpaddedDevice);
     assert_eq!(weight_bytes(&spec(), storage, &UnpaddedDevice), dense - numbers + 4 * rows);
     assert_eq!(storage.matrix(WeightSlot::Head), WeightFormat::Dense(DType::F16));
+    let int8 = WeightStorage { quantize: Some(Quantize::Int8), ..storage };
+    assert_eq!(weight_bytes(&spec(), int8, &UnpaddedDevice), weight_bytes(&spec(), storage, &UnpaddedDevice));
+    assert_eq!(int8.matrix(WeightSlot::Head), WeightFormat::Dense(DType::F16));
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The formats in which a device keeps the weights of a model.
 
-use millrace_kernels::{DType, WeightFormat};
+use millrace_kernels::{DType, IntFormat, WeightFormat};
 use serde::{Deserialize, Serialize};
 
 use super::slots::{WeightKind, WeightSlot};
@@ -19,8 +19,16 @@ pub struct WeightStorage {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Quantize {
-    /// FP8 (e4m3) with one scale per output feature.
+    /// FP8 (e4m3) with one scale per output feature, on GPUs.
     Fp8,
+    /// 8-bit integers with one scale per output feature, on the CPU.
+    Int8,
+    /// 8-bit integers in groups of 32 columns (GGUF's Q8_0), on the CPU.
+    Q8_0,
+    /// 4-bit integers in groups of 32 columns (GGUF's Q4_0), on the CPU.
+    Q4_0,
+    /// 4-bit integers in groups of up to 128 columns with zero points, on the CPU.
+    Int4,
 }
 
 impl Quantize {
@@ -28,7 +36,27 @@ impl Quantize {
     pub const fn name(self) -> &'static str {
         match self {
             Quantize::Fp8 => "fp8",
+            Quantize::Int8 => IntFormat::Int8.name(),
+            Quantize::Q8_0 => IntFormat::Q8_0.name(),
+            Quantize::Q4_0 => IntFormat::Q4_0.name(),
+            Quantize::Int4 => IntFormat::Int4.name(),
         }
+    }
+
+    /// Returns the format of the quantized matrices.
+    const fn format(self) -> WeightFormat {
+        match self {
+            Quantize::Fp8 => WeightFormat::Fp8,
+            Quantize::Int8 => WeightFormat::Int(IntFormat::Int8),
+            Quantize::Q8_0 => WeightFormat::Int(IntFormat::Q8_0),
+            Quantize::Q4_0 => WeightFormat::Int(IntFormat::Q4_0),
+            Quantize::Int4 => WeightFormat::Int(IntFormat::Int4),
+        }
+    }
+
+    /// Tells whether only GPUs multiply by the format. All others need the CPU.
+    pub const fn needs_gpu(self) -> bool {
+        matches!(self, Quantize::Fp8)
     }
 }
 
@@ -37,7 +65,7 @@ impl WeightStorage {
     /// they decide which token is chosen.
     pub fn matrix(&self, slot: WeightSlot) -> WeightFormat {
         match (self.quantize, slot.info().kind) {
-            (Some(Quantize::Fp8), WeightKind::Matrix { may_quantize: true }) => WeightFormat::Fp8,
+            (Some(quantize), WeightKind::Matrix { may_quantize: true }) => quantize.format(),
             _ => self.dtype.into(),
         }
     }

@@ -126,12 +126,27 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         unsafe { _mm256_add_epi32(a, b) }
     }
     #[inline(always)]
-    unsafe fn sub_i(a: __m256i, b: __m256i) -> __m256i {
-        unsafe { _mm256_sub_epi32(a, b) }
-    }
-    #[inline(always)]
     unsafe fn to_f32(a: __m256i) -> __m256 {
         unsafe { _mm256_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn low_nibbles(a: __m256i) -> __m256i {
+        unsafe { _mm256_and_si256(a, _mm256_set1_epi8(0x0f)) }
+    }
+    #[inline(always)]
+    unsafe fn high_nibbles(a: __m256i) -> __m256i {
+        unsafe { _mm256_and_si256(_mm256_srli_epi32::<4>(a), _mm256_set1_epi8(0x0f)) }
+    }
+    #[inline(always)]
+    unsafe fn to_i(a: __m256) -> __m256i {
+        unsafe { _mm256_cvtps_epi32(a) }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(p: *mut i8, a: __m256i) {
+        unsafe {
+            let words = _mm_packs_epi32(_mm256_castsi256_si128(a), _mm256_extracti128_si256::<1>(a));
+            _mm_storel_epi64(p.cast(), _mm_packs_epi16(words, words));
+        }
     }
     #[inline(always)]
     unsafe fn dot_bf16(acc: __m256, a: __m256i, b: __m256i) -> __m256 {

@@ -138,12 +138,24 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
         unsafe { _mm512_add_epi32(a, b) }
     }
     #[inline(always)]
-    unsafe fn sub_i(a: __m512i, b: __m512i) -> __m512i {
-        unsafe { _mm512_sub_epi32(a, b) }
-    }
-    #[inline(always)]
     unsafe fn to_f32(a: __m512i) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn low_nibbles(a: __m512i) -> __m512i {
+        unsafe { _mm512_and_si512(a, _mm512_set1_epi8(0x0f)) }
+    }
+    #[inline(always)]
+    unsafe fn high_nibbles(a: __m512i) -> __m512i {
+        unsafe { _mm512_and_si512(_mm512_srli_epi32::<4>(a), _mm512_set1_epi8(0x0f)) }
+    }
+    #[inline(always)]
+    unsafe fn to_i(a: __m512) -> __m512i {
+        unsafe { _mm512_cvtps_epi32(a) }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(p: *mut i8, a: __m512i) {
+        unsafe { _mm_storeu_si128(p.cast(), _mm512_cvtepi32_epi8(a)) }
     }
     #[inline(always)]
     unsafe fn dot_bf16(acc: __m512, a: __m512i, b: __m512i) -> __m512 {

@@ -3,9 +3,10 @@
 use half::{bf16, f16};
 
 use super::vector::Simd;
+use crate::cpu::memory::Plain;
 
-/// An element type of weights and caches. The zero bit pattern is the number 0.
-pub(in crate::cpu) trait Element: Copy + Send + Sync + 'static {
+/// An element type of weights and caches.
+pub(in crate::cpu) trait Element: Plain {
     /// Bytes per element.
     const SIZE: usize = size_of::<Self>();
     /// Returns the nearest value; ties go to the even one.

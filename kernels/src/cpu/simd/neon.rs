@@ -119,12 +119,28 @@ impl Simd for Neon {
         unsafe { vaddq_s32(a, b) }
     }
     #[inline(always)]
-    unsafe fn sub_i(a: int32x4_t, b: int32x4_t) -> int32x4_t {
-        unsafe { vsubq_s32(a, b) }
-    }
-    #[inline(always)]
     unsafe fn to_f32(a: int32x4_t) -> float32x4_t {
         unsafe { vcvtq_f32_s32(a) }
+    }
+    #[inline(always)]
+    unsafe fn low_nibbles(a: int32x4_t) -> int32x4_t {
+        unsafe { vandq_s32(a, vdupq_n_s32(0x0f0f_0f0f)) }
+    }
+    #[inline(always)]
+    unsafe fn high_nibbles(a: int32x4_t) -> int32x4_t {
+        unsafe { vandq_s32(vshrq_n_s32::<4>(a), vdupq_n_s32(0x0f0f_0f0f)) }
+    }
+    #[inline(always)]
+    unsafe fn to_i(a: float32x4_t) -> int32x4_t {
+        unsafe { vcvtnq_s32_f32(a) }
+    }
+    #[inline(always)]
+    unsafe fn store_i8(p: *mut i8, a: int32x4_t) {
+        unsafe {
+            let words = vmovn_s32(a);
+            let bytes = vmovn_s16(vcombine_s16(words, words));
+            p.cast::<i32>().write_unaligned(vget_lane_s32::<0>(vreinterpret_s32_s8(bytes)));
+        }
     }
     #[inline(always)]
     unsafe fn dot_bf16(acc: float32x4_t, a: int32x4_t, b: int32x4_t) -> float32x4_t {

@@ -110,12 +110,29 @@ impl Simd for Portable {
         std::array::from_fn(|i| a[i].wrapping_add(b[i]))
     }
     #[inline(always)]
-    unsafe fn sub_i(a: I, b: I) -> I {
-        std::array::from_fn(|i| a[i].wrapping_sub(b[i]))
-    }
-    #[inline(always)]
     unsafe fn to_f32(a: I) -> V {
         a.map(|x| x as f32)
+    }
+    #[inline(always)]
+    unsafe fn low_nibbles(a: I) -> I {
+        a.map(|x| x & 0x0f0f_0f0f)
+    }
+    #[inline(always)]
+    unsafe fn high_nibbles(a: I) -> I {
+        a.map(|x| x >> 4 & 0x0f0f_0f0f)
+    }
+    #[inline(always)]
+    unsafe fn to_i(a: V) -> I {
+        a.map(|x| x.round_ties_even() as i32)
+    }
+    #[inline(always)]
+    unsafe fn store_i8(p: *mut i8, a: I) {
+        // SAFETY: the caller guarantees eight elements.
+        unsafe { p.cast::<[i8; 8]>().write_unaligned(a.map(|x| x as i8)) }
+    }
+    #[inline(always)]
+    unsafe fn fma_once(a: V, b: V, c: V) -> V {
+        std::array::from_fn(|i| a[i].mul_add(b[i], c[i]))
     }
     #[inline(always)]
     unsafe fn dot_bf16(acc: V, a: I, b: I) -> V {

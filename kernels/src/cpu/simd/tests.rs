@@ -23,7 +23,7 @@ impl Kernel for Dots {
             let (u, s) = self.bytes;
             let (u, s) = (i32::from_le_bytes(u), i32::from_le_bytes(s.map(|s| s as u8)));
             let sum = S::dot_u8_i8(S::splat_i(3), S::splat_i(u), S::splat_i(s));
-            let sum = S::to_f32(S::sub_i(S::add_i(sum, S::splat_i(2)), S::splat_i(5)));
+            let sum = S::to_f32(S::add_i(sum, S::splat_i(-3)));
             let (a, b) = self.pairs;
             let product = S::dot_bf16(S::splat(1.0), S::splat_i(pair(a)), S::splat_i(pair(b)));
             (S::lanes(sum)[S::LANES - 1] as i32, S::lanes(product)[S::LANES - 1])

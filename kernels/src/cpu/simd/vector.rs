@@ -55,9 +55,16 @@ pub(in crate::cpu) trait Simd: Copy + 'static {
     unsafe fn splat_i(x: i32) -> Self::I;
     unsafe fn load_i(p: *const i32) -> Self::I;
     unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
-    unsafe fn sub_i(a: Self::I, b: Self::I) -> Self::I;
     /// Returns the nearest f32 numbers; ties go to the even one.
     unsafe fn to_f32(a: Self::I) -> Self::V;
+    /// Returns the lower 4 bits of each byte.
+    unsafe fn low_nibbles(a: Self::I) -> Self::I;
+    /// Returns the upper 4 bits of each byte, shifted to the lower ones.
+    unsafe fn high_nibbles(a: Self::I) -> Self::I;
+    /// Returns the nearest integers of magnitudes below 2^31; ties go to the even one.
+    unsafe fn to_i(a: Self::V) -> Self::I;
+    /// Stores the lowest byte of each lane, for lanes in -128..=127.
+    unsafe fn store_i8(p: *mut i8, a: Self::I);
     /// Adds to each lane of `acc` the two products of the bf16 numbers in the lower and upper half
     /// of the same lanes of `a` and `b`. The order and the rounding of the two sums are those of
     /// the instruction set.
@@ -81,6 +88,13 @@ pub(in crate::cpu) trait Simd: Copy + 'static {
     }
     /// Prefetches the cache line at `p`, which need not be a valid address.
     unsafe fn prefetch(p: *const u8);
+
+    /// `a * b + c`, rounded once in every instruction set.
+    #[inline(always)]
+    unsafe fn fma_once(a: Self::V, b: Self::V, c: Self::V) -> Self::V {
+        // SAFETY: the caller guarantees what `Simd` requires.
+        unsafe { Self::fma(a, b, c) }
+    }
 
     /// Returns the numbers in the first `LANES` elements.
     #[inline(always)]

@@ -108,6 +108,9 @@ impl Matrix {
                 let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
                 MatrixStorage::Packed(UploadedWeight::fp8(depth, data, device.upload(&bytes)?))
             }
+            WeightFormat::Int(format) => {
+                return Err(Error::Unsupported(format!("{} weights; only the CPU has them", format.name())));
+            }
         };
         Ok(Matrix { storage, out, cols })
     }
@@ -115,7 +118,7 @@ impl Matrix {
     /// Returns the bytes of a matrix `[out, cols]`.
     pub(super) fn bytes(out: usize, cols: usize, format: WeightFormat) -> usize {
         match format {
-            WeightFormat::Dense(_) => format.bytes(out, cols),
+            WeightFormat::Dense(_) | WeightFormat::Int(_) => format.bytes(out, cols),
             WeightFormat::Fp8 => {
                 let (padded, depth) = packed_shape(out, cols);
                 format.bytes(padded, depth)

@@ -1,0 +1,14 @@
+//! Products by weights that are integers in groups (see [`crate::quantize`]).
+//!
+//! Activations are quantized in each product, to signed bytes with one scale per row and group.
+//! The dot product of a group is then an exact integer. Groups are added in ascending order by one
+//! fused operation each, so that results have the same bits on all instruction sets, for any number
+//! of rows and threads.
+
+mod activations;
+mod linear;
+mod pack;
+mod product;
+
+pub(super) use activations::{ActivationBuffer, row_bytes};
+pub(super) use pack::IntPanels;

@@ -1,0 +1,180 @@
+//! Weights as integers in groups, in the layout that the product reads.
+//!
+//! A panel holds `width` outputs and is one sequential stream. For each group of columns it has the
+//! codes, the scales and, if groups have offsets of their own, the offsets: `[width]` numbers of
+//! type f16 each.
+//!
+//! Codes of 8 bits are `[cols / 4][width][4]`: one vector holds four successive columns of some
+//! outputs, as the instructions for dot products want it. Codes of 4 bits are `[cols / 8][width][4]`
+//! bytes, whose lower halves are the first four of eight columns and whose upper halves are the
+//! other four. Missing columns and outputs have zero codes and scales; activations of missing
+//! columns are zeros.
+
+use std::sync::{Mutex, PoisonError};
+
+use half::f16;
+
+use super::super::memory::{Memory, Shared};
+use super::activations::STEP;
+use crate::quantize::{Group, IntFormat};
+use crate::thread_pool::ThreadPool;
+use crate::{Error, Result};
+
+/// Panels of integers in groups.
+#[derive(Debug)]
+pub(in crate::cpu) struct IntPanels {
+    pub(super) format: IntFormat,
+    panel_bytes: usize,
+    data: Memory<u8>,
+    /// The scales of whole rows, `[out]` padded to whole panels, for a format that has such scales.
+    pub(super) row_scales: Memory<f32>,
+}
+
+/// The parts of a panel, in bytes.
+#[derive(Debug, Clone, Copy)]
+struct PanelLayout {
+    format: IntFormat,
+    cols: usize,
+    width: usize,
+    /// Columns of a group: of weights, or of activations where the weights of a row are one group.
+    group: usize,
+}
+
+impl PanelLayout {
+    fn new(format: IntFormat, cols: usize, width: usize) -> PanelLayout {
+        PanelLayout { format, cols, width, group: format.activation_cols(cols) }
+    }
+
+    /// Returns the bytes of the codes of `cols` columns.
+    const fn code_bytes(&self, cols: usize) -> usize {
+        cols.next_multiple_of(STEP) * self.width * self.format.bits() / 8
+    }
+
+    /// Returns the bytes of a group's scales and offsets.
+    const fn scale_bytes(&self) -> usize {
+        match self.format {
+            IntFormat::Int8 => 0,
+            IntFormat::Q8_0 | IntFormat::Q4_0 => 2 * self.width,
+            IntFormat::Int4 => 4 * self.width,
+        }
+    }
+
+    fn panel_bytes(&self) -> usize {
+        self.code_bytes(self.cols) + self.cols.div_ceil(self.group) * self.scale_bytes()
+    }
+
+    /// Writes the codes of columns `[first, first + codes.len())` of output `lane`.
+    fn put_codes(&self, panel: &mut [u8], lane: usize, first: usize, codes: &[u8]) {
+        let group = first / self.group;
+        let start = group * (self.code_bytes(self.group) + self.scale_bytes());
+        // Columns from the start of the group on.
+        let skipped = first - group * self.group;
+        let at = |col: usize, per: usize| start + ((skipped + col) / per * self.width + lane) * 4;
+        if self.format.bits() == 8 {
+            for (index, four) in codes.chunks(4).enumerate() {
+                panel[at(4 * index, 4)..][..four.len()].copy_from_slice(four);
+            }
+        } else {
+            for (index, eight) in codes.as_chunks::<8>().0.iter().enumerate() {
+                let to = &mut panel[at(8 * index, 8)..][..4];
+                for (i, to) in to.iter_mut().enumerate() {
+                    *to = eight[i] | eight[i + 4] << 4;
+                }
+            }
+        }
+    }
+
+    /// Writes the scale of group `group` of output `lane`, and its offset if the format has one.
+    fn put_scale(&self, panel: &mut [u8], lane: usize, group: usize, values: Group) {
+        let at = (group + 1) * self.code_bytes(self.group) + group * self.scale_bytes();
+        let mut put = |at: usize, x: f32| {
+            panel[at + 2 * lane..][..2].copy_from_slice(&f16::from_f32(x).to_ne_bytes());
+        };
+        put(at, values.scale);
+        if self.format.offset().is_none() {
+            put(at + 2 * self.width, f32::from(values.offset));
+        }
+    }
+}
+
+impl IntPanels {
+    /// Quantizes and packs a matrix `[out, cols]`, of which `read(row, values)` reads one row.
+    ///
+    /// # Errors
+    /// As [`IntFormat::check_cols`] and [`IntFormat::quantize`], and [`Error::OutOfMemory`].
+    pub(in crate::cpu) fn pack(
+        (out, cols): (usize, usize),
+        format: IntFormat,
+        width: usize,
+        pool: &ThreadPool,
+        read: impl Fn(usize, &mut [f32]) + Sync,
+    ) -> Result<Self> {
+        format.check_cols(cols)?;
+        let layout = PanelLayout::new(format, cols, width);
+        let (panels, panel_bytes) = (out.div_ceil(width), layout.panel_bytes());
+        let mut data: Memory<u8> = Memory::zeroed(panels.saturating_mul(panel_bytes), "weights")?;
+        let scales = if format == IntFormat::Int8 { panels * width } else { 0 };
+        let mut row_scales: Memory<f32> = Memory::zeroed(scales, "scales of weights")?;
+        let (shared, shared_scales) = (Shared::new(&mut data), Shared::new(&mut row_scales));
+        let failed: Mutex<Option<Error>> = Mutex::new(None);
+        pool.run(panels, |p, _| {
+            // SAFETY: panel p and its scales belong to this task alone.
+            let (panel, scales) = unsafe {
+                let scales = if scales > 0 { shared_scales.slice(p * width, width) } else { &mut [] };
+                (shared.slice(p * panel_bytes, panel_bytes), scales)
+            };
+            let rows = p * width..out.min((p + 1) * width);
+            if let Err(error) =
+                pack_panel(layout, rows.len(), panel, scales, |lane, to| read(rows.start + lane, to))
+            {
+                failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+            }
+        });
+        match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            Some(error) => Err(error),
+            None => Ok(IntPanels { format, panel_bytes, data, row_scales }),
+        }
+    }
+
+    /// Returns the bytes of a packed matrix `[out, cols]`.
+    pub(in crate::cpu) fn bytes(out: usize, cols: usize, format: IntFormat, width: usize) -> usize {
+        let scales = if format == IntFormat::Int8 { width * size_of::<f32>() } else { 0 };
+        out.div_ceil(width).saturating_mul(PanelLayout::new(format, cols, width).panel_bytes() + scales)
+    }
+
+    /// Returns the start of panel `p`.
+    pub(super) fn panel(&self, p: usize) -> *const u8 {
+        self.data[p * self.panel_bytes..].as_ptr()
+    }
+}
+
+/// Quantizes and packs `rows` rows to one panel.
+fn pack_panel(
+    layout: PanelLayout,
+    rows: usize,
+    panel: &mut [u8],
+    row_scales: &mut [f32],
+    read: impl Fn(usize, &mut [f32]),
+) -> Result<()> {
+    let group = layout.format.group_cols(layout.cols).max(1);
+    let (mut values, mut codes) = (vec![0.0; layout.cols], vec![0; group]);
+    for lane in 0..rows {
+        read(lane, &mut values);
+        for (index, values) in values.chunks_exact(group).enumerate() {
+            let scale = layout.format.quantize(values, &mut codes)?;
+            match row_scales.get_mut(lane) {
+                Some(to) => {
+                    *to = scale.scale;
+                    for (index, codes) in codes.chunks(layout.group).enumerate() {
+                        layout.put_codes(panel, lane, index * layout.group, codes);
+                    }
+                }
+                None => {
+                    layout.put_codes(panel, lane, index * group, &codes);
+                    layout.put_scale(panel, lane, index, scale);
+                }
+            }
+        }
+    }
+    Ok(())
+}

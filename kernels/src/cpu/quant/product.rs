@@ -1,0 +1,303 @@
+//! The product of quantized activations and integers in groups.
+//!
+//! An output element is `sum over groups of (sum of code * byte + correction) * (weight scale *
+//! activation scale)`. The inner sum is an exact integer, which the correction for the offset
+//! initializes. The groups are added in ascending order.
+
+use std::ops::Range;
+
+use super::super::memory::Shared;
+use super::super::simd::{Kernel, Simd};
+use super::super::tile::AHEAD;
+use super::activations::{GroupScale, RowLayout, STEP};
+use super::pack::IntPanels;
+use crate::quantize::IntFormat;
+
+/// The computation of the outputs of some panels for all rows.
+pub(super) struct Product<'a> {
+    /// Rows.
+    pub(super) n: usize,
+    pub(super) layout: RowLayout,
+    /// The bytes of the activations.
+    pub(super) x: *const i8,
+    /// `[n, groups]`.
+    pub(super) scales: *const GroupScale,
+    pub(super) w: &'a IntPanels,
+    pub(super) bias: Option<&'a [f32]>,
+    /// `[n, outputs]`.
+    pub(super) out: Shared<f32>,
+    pub(super) outputs: usize,
+    pub(super) panels: Range<usize>,
+}
+
+/// The loops of a format.
+trait Loop {
+    /// Bits of a code.
+    const BITS: usize;
+    /// Whether groups have scales. Otherwise rows have.
+    const GROUP_SCALES: bool;
+    /// Whether groups have offsets of their own.
+    const OFFSETS: bool;
+}
+
+struct Int8;
+struct Q8_0;
+struct Q4_0;
+struct Int4;
+
+impl Loop for Int8 {
+    const BITS: usize = 8;
+    const GROUP_SCALES: bool = false;
+    const OFFSETS: bool = false;
+}
+
+impl Loop for Q8_0 {
+    const BITS: usize = 8;
+    const GROUP_SCALES: bool = true;
+    const OFFSETS: bool = false;
+}
+
+impl Loop for Q4_0 {
+    const BITS: usize = 4;
+    const GROUP_SCALES: bool = true;
+    const OFFSETS: bool = false;
+}
+
+impl Loop for Int4 {
+    const BITS: usize = 4;
+    const GROUP_SCALES: bool = true;
+    const OFFSETS: bool = true;
+}
+
+impl Kernel for Product<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: the caller guarantees the instruction set and valid pointers.
+        unsafe {
+            match self.w.format {
+                IntFormat::Int8 => run::<S, Int8>(&self),
+                IntFormat::Q8_0 => run::<S, Q8_0>(&self),
+                IntFormat::Q4_0 => run::<S, Q4_0>(&self),
+                IntFormat::Int4 => run::<S, Int4>(&self),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn run<S: Simd, L: Loop>(job: &Product<'_>) {
+    // Two accumulators for each row and vector must fit the registers.
+    let highest = S::ROWS / 2;
+    // SAFETY: panels and rows are inside the operands.
+    unsafe {
+        if job.n <= 2 {
+            // Two panels are streamed together: there are too few chains in one, and two streams
+            // are read faster.
+            let mut panel = job.panels.start;
+            while panel + 1 < job.panels.end {
+                if job.n == 1 {
+                    tile::<S, L, 1, 4>(job, panel, 0);
+                } else {
+                    tile::<S, L, 2, 4>(job, panel, 0);
+                }
+                panel += 2;
+            }
+            if panel < job.panels.end {
+                with_rows::<S, L>(job, panel, 0, job.n);
+            }
+            return;
+        }
+        for panel in job.panels.clone() {
+            let mut row = 0;
+            while row < job.n {
+                // Tiles of nearly equal heights.
+                let rest = job.n - row;
+                let height = rest.div_ceil(rest.div_ceil(highest));
+                with_rows::<S, L>(job, panel, row, height);
+                row += height;
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn with_rows<S: Simd, L: Loop>(job: &Product<'_>, panel: usize, row: usize, height: usize) {
+    // SAFETY: the caller guarantees the instruction set and valid pointers.
+    unsafe {
+        match height {
+            1 => tile::<S, L, 1, 2>(job, panel, row),
+            2 => tile::<S, L, 2, 2>(job, panel, row),
+            3 if S::ROWS >= 6 => tile::<S, L, 3, 2>(job, panel, row),
+            4 if S::ROWS >= 8 => tile::<S, L, 4, 2>(job, panel, row),
+            5 if S::ROWS >= 10 => tile::<S, L, 5, 2>(job, panel, row),
+            6 if S::ROWS >= 12 => tile::<S, L, 6, 2>(job, panel, row),
+            _ => unreachable!("no tile of this height; this is a bug"),
+        }
+    }
+}
+
+/// Computes M rows from `row` and NV / 2 panels from `panel`.
+#[inline(always)]
+unsafe fn tile<S: Simd, L: Loop, const M: usize, const NV: usize>(
+    job: &Product<'_>,
+    panel: usize,
+    row: usize,
+) {
+    let RowLayout { cols, group, .. } = job.layout;
+    let (groups, stride) = (job.layout.groups(), job.layout.stride());
+    let step_bytes = STEP * L::BITS / 8 * 2 * S::LANES;
+    // SAFETY: the caller passes rows and panels inside the operands. A panel has whole steps of
+    // columns, and so have the activations.
+    unsafe {
+        let mut w = [std::ptr::null(); NV];
+        for v in 0..NV {
+            w[v] = job.w.panel(panel + v / 2);
+        }
+        let mut x: [*const i8; M] = [std::ptr::null(); M];
+        let mut scales: [*const GroupScale; M] = [std::ptr::null(); M];
+        for i in 0..M {
+            x[i] = job.x.add((row + i) * stride);
+            scales[i] = job.scales.add((row + i) * groups);
+        }
+        let mut sums = [[S::splat(0.0); NV]; M];
+        for g in 0..groups {
+            let mut dots = [[S::splat_i(0); NV]; M];
+            if !L::OFFSETS {
+                for i in 0..M {
+                    dots[i] = [S::splat_i((*scales[i].add(g)).correction); NV];
+                }
+            }
+            let first = g * group;
+            for step in 0..group.min(cols - first).div_ceil(STEP) {
+                dot_step::<S, L, M, NV>(&mut dots, &w, &x, first + step * STEP);
+                for v in 0..NV {
+                    w[v] = w[v].add(step_bytes);
+                }
+            }
+            add_group::<S, L, M, NV>(&mut sums, &dots, &w, &scales, g);
+            if L::GROUP_SCALES {
+                let bytes = 2 * S::LANES * if L::OFFSETS { 4 } else { 2 };
+                for v in 0..NV {
+                    w[v] = w[v].add(bytes);
+                }
+            }
+        }
+        for (i, sums) in sums.iter().enumerate() {
+            for v in 0..NV {
+                put::<S, L>(job, row + i, (panel * 2 + v) * S::LANES, sums[v]);
+            }
+        }
+    }
+}
+
+/// Adds the products of 32 columns from `first` on.
+#[inline(always)]
+unsafe fn dot_step<S: Simd, L: Loop, const M: usize, const NV: usize>(
+    dots: &mut [[S::I; NV]; M],
+    w: &[*const u8; NV],
+    x: &[*const i8; M],
+    first: usize,
+) {
+    let vector = 4 * S::LANES;
+    // SAFETY: the caller guarantees the instruction set and valid pointers.
+    unsafe {
+        let mut sums = *dots;
+        for at in 0..STEP * L::BITS / 32 {
+            let mut codes = [S::splat_i(0); NV];
+            for v in 0..NV {
+                let from = w[v].add((2 * at + v % 2) * vector);
+                if (v % 2 * vector).is_multiple_of(64) {
+                    S::prefetch(from.wrapping_add(AHEAD));
+                }
+                codes[v] = S::load_i(from.cast());
+            }
+            if L::BITS == 8 {
+                multiply::<S, M, NV>(&mut sums, codes, x, first + 4 * at);
+            } else {
+                multiply::<S, M, NV>(&mut sums, codes.map(|c| S::low_nibbles(c)), x, first + 8 * at);
+                multiply::<S, M, NV>(&mut sums, codes.map(|c| S::high_nibbles(c)), x, first + 8 * at + 4);
+            }
+        }
+        *dots = sums;
+    }
+}
+
+/// Adds the products of four columns from `col` on.
+#[inline(always)]
+unsafe fn multiply<S: Simd, const M: usize, const NV: usize>(
+    sums: &mut [[S::I; NV]; M],
+    codes: [S::I; NV],
+    x: &[*const i8; M],
+    col: usize,
+) {
+    // SAFETY: the caller guarantees the instruction set and valid pointers.
+    unsafe {
+        for i in 0..M {
+            let x = S::splat_i(x[i].add(col).cast::<i32>().read_unaligned());
+            for v in 0..NV {
+                sums[i][v] = S::dot_u8_i8(sums[i][v], codes[v], x);
+            }
+        }
+    }
+}
+
+/// Adds the scaled dot products of group `g`. The scales of the weights are at `w`.
+#[inline(always)]
+unsafe fn add_group<S: Simd, L: Loop, const M: usize, const NV: usize>(
+    sums: &mut [[S::V; NV]; M],
+    dots: &[[S::I; NV]; M],
+    w: &[*const u8; NV],
+    scales: &[*const GroupScale; M],
+    g: usize,
+) {
+    // SAFETY: the caller guarantees the instruction set and valid pointers.
+    unsafe {
+        let mut weight_scales = [S::splat(0.0); NV];
+        let mut offsets = [S::splat(0.0); NV];
+        if L::GROUP_SCALES {
+            for v in 0..NV {
+                let at: *const u16 = w[v].cast();
+                weight_scales[v] = S::load_f16(at.add(v % 2 * S::LANES));
+                if L::OFFSETS {
+                    offsets[v] = S::load_f16(at.add((2 + v % 2) * S::LANES));
+                }
+            }
+        }
+        for i in 0..M {
+            let GroupScale { scale, correction } = *scales[i].add(g);
+            let scale = S::splat(scale);
+            for v in 0..NV {
+                let mut dot = S::to_f32(dots[i][v]);
+                if L::OFFSETS {
+                    // All numbers are integers below 2^24: the result is exact.
+                    dot = S::fma(offsets[v], S::to_f32(S::splat_i(correction)), dot);
+                }
+                let scale = if L::GROUP_SCALES { S::mul(weight_scales[v], scale) } else { scale };
+                sums[i][v] = S::fma_once(dot, scale, sums[i][v]);
+            }
+        }
+    }
+}
+
+/// Stores outputs `[col, col + LANES)` of a row, with the scales of rows and the bias applied.
+#[inline(always)]
+unsafe fn put<S: Simd, L: Loop>(job: &Product<'_>, row: usize, col: usize, sums: S::V) {
+    let (out, rest) = (job.outputs, job.outputs.saturating_sub(col));
+    // SAFETY: the elements are inside the output, of which this task owns these columns. Scales of
+    // rows are padded to whole panels.
+    unsafe {
+        let sums =
+            if L::GROUP_SCALES { sums } else { S::mul(sums, S::load(job.w.row_scales.as_ptr().add(col))) };
+        let p = job.out.as_ptr().wrapping_add(row * out + col);
+        if rest >= S::LANES {
+            let sums = job.bias.map_or(sums, |bias| S::add(sums, S::load(bias.as_ptr().add(col))));
+            S::store(p, sums);
+        } else if rest > 0 {
+            let sums =
+                job.bias.map_or(sums, |bias| S::add(sums, S::load_first(bias.as_ptr().add(col), rest)));
+            S::store_first(p, sums, rest);
+        }
+    }
+}

@@ -1,0 +1,144 @@
+//! Weights as integers in groups: the arithmetic that all devices and the reference share.
+//!
+//! The columns of each row are cut into groups. A group has a scale and an offset, and its weights
+//! are unsigned integers ("codes") of 8 or 4 bits: `weight = (code - offset) * scale`.
+
+mod codes;
+
+pub use codes::Group;
+
+use crate::{Error, Result};
+
+/// A format of weights as integers in groups.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum IntFormat {
+    /// 8 bits. Each row is one group with an f32 scale, `max(|weights|) / 127`; the offset is 128.
+    Int8,
+    /// The block type `Q8_0` of GGUF: 8 bits, groups of 32 columns with an f16 scale,
+    /// `max(|weights|) / 127`. The offset is 128: codes are the signed numbers of GGUF plus 128.
+    Q8_0,
+    /// The block type `Q4_0` of GGUF: 4 bits, groups of 32 columns with an f16 scale; the offset is
+    /// 8. The weight of largest magnitude has code 0.
+    Q4_0,
+    /// 4 bits, groups of 128, 64 or 32 columns, of which the largest that divides the columns is
+    /// used. Each group has an f16 scale and an offset of 4 bits (Frantar et al., "GPTQ", without
+    /// the correction of errors).
+    Int4,
+}
+
+impl IntFormat {
+    /// All formats.
+    pub const ALL: [IntFormat; 4] = [IntFormat::Int8, IntFormat::Q8_0, IntFormat::Q4_0, IntFormat::Int4];
+
+    /// Returns the name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            IntFormat::Int8 => "int8",
+            IntFormat::Q8_0 => "q8_0",
+            IntFormat::Q4_0 => "q4_0",
+            IntFormat::Int4 => "int4",
+        }
+    }
+
+    /// Returns the bits of a code.
+    pub const fn bits(self) -> usize {
+        match self {
+            IntFormat::Int8 | IntFormat::Q8_0 => 8,
+            IntFormat::Q4_0 | IntFormat::Int4 => 4,
+        }
+    }
+
+    /// Returns the offset that all groups have, or none if each group has its own.
+    pub const fn offset(self) -> Option<u8> {
+        match self {
+            IntFormat::Int8 | IntFormat::Q8_0 => Some(128),
+            IntFormat::Q4_0 => Some(8),
+            IntFormat::Int4 => None,
+        }
+    }
+
+    /// Returns the columns of a group in rows of `cols` columns.
+    pub const fn group_cols(self, cols: usize) -> usize {
+        match self {
+            IntFormat::Int8 => cols,
+            IntFormat::Q8_0 | IntFormat::Q4_0 => 32,
+            IntFormat::Int4 if cols.is_multiple_of(128) => 128,
+            IntFormat::Int4 if cols.is_multiple_of(64) => 64,
+            IntFormat::Int4 => 32,
+        }
+    }
+
+    /// Returns the columns of activations that share a scale when they are multiplied by a weight
+    /// with rows of `cols` columns. They are a multiple of 32.
+    pub const fn activation_cols(self, cols: usize) -> usize {
+        match self {
+            IntFormat::Int8 => 128,
+            _ => self.group_cols(cols),
+        }
+    }
+
+    /// Checks that rows of `cols` columns consist of whole groups.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if they do not.
+    pub fn check_cols(self, cols: usize) -> Result<()> {
+        if cols > 0 && !cols.is_multiple_of(self.group_cols(cols)) {
+            return Err(Error::Unsupported(format!(
+                "a matrix of {cols} columns as {}, which needs a multiple of 32",
+                self.name()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Returns the bytes of a matrix `[out, cols]` without padding.
+    pub const fn bytes(self, out: usize, cols: usize) -> usize {
+        let scale = match self {
+            IntFormat::Int8 => size_of::<f32>(),
+            IntFormat::Q8_0 | IntFormat::Q4_0 => size_of::<u16>(),
+            IntFormat::Int4 => 2 * size_of::<u16>(),
+        };
+        let group = self.group_cols(cols);
+        let groups = if group == 0 { 0 } else { cols.div_ceil(group) };
+        out.saturating_mul((cols * self.bits()).div_ceil(8) + groups * scale)
+    }
+
+    /// Quantizes the weights of one group to `codes`, one per byte, and returns the group's scale
+    /// and offset.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a NaN, an infinity, and a weight so large that its scale exceeds
+    /// the scale's type.
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn quantize(self, weights: &[f32], codes: &mut [u8]) -> Result<Group> {
+        assert_eq!(weights.len(), codes.len());
+        let range = codes::Range::of(weights)?;
+        let group = match self {
+            IntFormat::Int8 => codes::bytes(weights, codes, range.largest(), |scale| scale),
+            IntFormat::Q8_0 => codes::bytes(weights, codes, range.largest(), codes::round_to_f16),
+            IntFormat::Q4_0 => codes::q4_0(weights, codes, range),
+            IntFormat::Int4 => codes::int4(weights, codes, range),
+        };
+        if !group.scale.is_finite() {
+            return Err(Error::Unsupported(format!("a weight of {:e} as {}", range.largest(), self.name())));
+        }
+        Ok(group)
+    }
+
+    /// Rounds rows of `cols` weights to the values of the format, in place.
+    ///
+    /// # Errors
+    /// As [`IntFormat::check_cols`] and [`IntFormat::quantize`].
+    pub fn round(self, weights: &mut [f32], cols: usize) -> Result<()> {
+        self.check_cols(cols)?;
+        let group_cols = self.group_cols(cols).max(1);
+        let mut codes = vec![0; group_cols];
+        for weights in weights.chunks_exact_mut(group_cols) {
+            let group = self.quantize(weights, &mut codes)?;
+            weights.iter_mut().zip(&codes).for_each(|(weight, code)| *weight = group.value(*code));
+        }
+        Ok(())
+    }
+}
