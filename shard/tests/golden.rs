@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use common::{Chunk, Harness, row_error};
 use millrace_kernels::DType;
-use millrace_kernels::cpu::{Cpu, CpuOptions};
+use millrace_kernels::cpu::{Activations, Cpu, CpuOptions, Isa};
 use millrace_shard::ShardLimits;
 use millrace_shard::Source;
 use millrace_shard::families::{self, Overrides};
@@ -25,6 +25,18 @@ use safetensors::SafeTensors;
 
 /// Bound on the largest difference in a row of logits, relative to its largest element.
 const TOLERANCE: f64 = 1e-4;
+/// The bound where a CPU with BF16 rounds the inputs of products by bf16 weights, which have a
+/// relative error of 2^-9 then. The expected numbers were computed in single precision.
+const ROUNDED_TOLERANCE: f64 = 0.05;
+
+const LIMITS: ShardLimits = ShardLimits {
+    max_step_tokens: 96,
+    max_sequences: 96,
+    max_sequence_tokens: 96,
+    block_size: 16,
+    num_blocks: 6,
+    kv_dtype: DType::F32,
+};
 
 fn folder() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden")
@@ -100,16 +112,8 @@ fn check(name: &str) -> usize {
     });
     // The sequences of the dynamic case are longer than the limit on purpose.
     spec.max_positions = 96;
-    let limits = ShardLimits {
-        max_step_tokens: 96,
-        max_sequences: 96,
-        max_sequence_tokens: 96,
-        block_size: 16,
-        num_blocks: 6,
-        kv_dtype: DType::F32,
-    };
-    let cpu = Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
-    let mut harness = Harness::new(&cpu, &spec, &*weights, dtype, &limits);
+    let cpu = cpu(Activations::Exact, None);
+    let mut harness = Harness::new(&cpu, &spec, &*weights, dtype, &LIMITS);
 
     let bytes = std::fs::read(folder.join("golden.safetensors")).unwrap();
     let golden = Golden(SafeTensors::deserialize(&bytes).unwrap());
@@ -145,6 +149,37 @@ fn check(name: &str) -> usize {
         );
     }
     compared
+}
+
+fn cpu(activations: Activations, isa: Option<Isa>) -> Cpu {
+    Cpu::new(CpuOptions { threads: Some(2), activations, isa }).unwrap()
+}
+
+#[test]
+fn rounded_activations_change_the_logits_of_bf16_models_little() {
+    let folder = folder().join("llama_bf16");
+    let Model { spec, dtype, weights } =
+        families::load(&Source::Directory(folder.clone()), &Overrides::default()).unwrap();
+    assert_eq!(dtype, DType::BF16);
+    let bytes = std::fs::read(folder.join("golden.safetensors")).unwrap();
+    let golden = Golden(SafeTensors::deserialize(&bytes).unwrap());
+    let (prompt, expected) = (golden.ids("prompt_ids.0").unwrap(), golden.rows("logits.0"));
+    let logits = |activations, isa| {
+        let cpu = cpu(activations, isa);
+        let mut harness = Harness::new(&cpu, &spec, &*weights, dtype, &LIMITS);
+        generate(&mut harness, &prompt, 1).prompt
+    };
+    let worst = |found: &[Vec<f32>]| {
+        found.iter().zip(&expected).map(|(found, expected)| row_error(found, expected)).fold(0.0, f64::max)
+    };
+    let exact = logits(Activations::Exact, None);
+    assert!(worst(&exact) < TOLERANCE, "{:e}", worst(&exact));
+    // The portable set rounds on every machine.
+    for isa in [Some(Isa::Portable), None] {
+        let rounded = logits(Activations::Rounded, isa);
+        assert!(worst(&rounded) < ROUNDED_TOLERANCE, "{isa:?}: {:e}", worst(&rounded));
+        assert!(isa.is_none() || rounded != exact, "nothing was rounded");
+    }
 }
 
 #[test]
