@@ -7,9 +7,9 @@
 //!
 //! Shapes are those of a Llama with 1.1 billion parameters. The weights are cycled so that every
 //! product reads them from memory, as a decoder does. The peak (a loop on registers of the
-//! instruction for the weights) and the bandwidth (a read-only stream over the same number of bytes)
-//! are measured between the products, because the speed of shared machines varies. With one thread,
-//! the measured time is the CPU time of that thread, so that other processes do not count.
+//! instruction for the weights) and the bandwidth (a read-only stream over the same number of
+//! bytes) are measured between the products, because the speed of shared machines varies. With one
+//! thread, the measured time is the CPU time of that thread, so that other processes do not count.
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed benchmark")]
 

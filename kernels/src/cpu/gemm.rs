@@ -395,8 +395,8 @@ unsafe fn get<S: Simd, const M: usize>(job: &Linear<'_>, row: usize, col: usize)
     }
 }
 
-/// Stores the sums of M rows from `row` and of NV vectors of outputs from `col`. The last block adds
-/// the bias.
+/// Stores the sums of M rows from `row` and of NV vectors of outputs from `col`. The last block
+/// adds the bias.
 #[inline(always)]
 unsafe fn put<S: Simd, const M: usize, const NV: usize>(
     job: &Linear<'_>,

@@ -73,9 +73,9 @@ unsafe fn load<S: Simd, T: Element, const NV: usize>(w: &[*const T; NV], at: usi
     }
 }
 
-/// The division of rows into as few tiles as possible, whose heights differ by at most one. Thirteen
-/// rows in tiles of at most twelve are seven and six, because a tile of one row would read all
-/// weights for a twelfth of the work.
+/// The division of rows into as few tiles as possible, whose heights differ by at most one.
+/// Thirteen rows in tiles of at most twelve are seven and six, because a tile of one row would read
+/// all weights for a twelfth of the work.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tiles {
     rows: usize,

@@ -44,8 +44,8 @@ impl Range {
     }
 }
 
-/// Combines 0 and all weights by an operation whose order does not matter. Several independent chains
-/// let compilers vectorize it.
+/// Combines 0 and all weights by an operation whose order does not matter. Several independent
+/// chains let compilers vectorize it.
 fn fold(weights: &[f32], combine: impl Fn(f32, f32) -> f32) -> f32 {
     let (chunks, rest) = weights.as_chunks::<8>();
     let mut chains = [0f32; 8];

@@ -4,8 +4,8 @@ use std::arch::x86_64::*;
 
 use super::vector::{Kernel, Simd};
 
-/// The instruction set as a type, with AVX-VNNI if the machine has it. Only the functions that enter
-/// it use it.
+/// The instruction set as a type, with AVX-VNNI if the machine has it. Only the functions that
+/// enter it use it.
 #[derive(Clone, Copy)]
 pub(super) struct Avx2<const VNNI: bool>;
 
