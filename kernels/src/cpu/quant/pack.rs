@@ -5,8 +5,8 @@
 //! type f16 each.
 //!
 //! Codes of 8 bits are `[cols / 4][width][4]`: one vector holds four successive columns of some
-//! outputs, as the instructions for dot products want it. Codes of 4 bits are `[cols /
-//! 8][width][4]` bytes, whose lower halves are the first four of eight columns and whose upper
+//! outputs, as the instructions for dot products want it. Codes of 4 bits are bytes
+//! `[cols / 8][width][4]`, whose lower halves are the first four of eight columns and whose upper
 //! halves are the other four. Missing columns and outputs have zero codes and scales; activations
 //! of missing columns are zeros.
 
