@@ -226,6 +226,60 @@ fn a_checkpoint_that_is_replaced_while_the_server_runs_is_not_mixed_with_the_old
     });
 }
 
+/// Creates the demo model with a head of its own and with the embedding at the end of the file.
+fn untied_model(name: &str) -> Folder {
+    let folder = Folder::demo(name);
+    let path = folder.join("config.json");
+    let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    config["tie_word_embeddings"] = json!(false);
+    fs::write(&path, config.to_string()).unwrap();
+
+    let path = folder.join("model.safetensors");
+    let old = fs::read(&path).unwrap();
+    let length = u64::from_le_bytes(old[..8].try_into().unwrap()) as usize;
+    let (header, old) = (&old[8..8 + length], &old[8 + length..]);
+    let header: serde_json::Map<String, Value> = serde_json::from_slice(header).unwrap();
+    let mut tensors: Vec<(&str, &Value)> =
+        header.iter().map(|(name, value)| (name.as_str(), value)).collect();
+    tensors.retain(|(name, _)| *name != "__metadata__");
+    tensors.push(("lm_head.weight", &header["model.embed_tokens.weight"]));
+    tensors.sort_by_key(|(name, _)| *name == "model.embed_tokens.weight");
+    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    for (name, value) in tensors {
+        let offset = |index: usize| value["data_offsets"][index].as_u64().unwrap() as usize;
+        let begin = data.len();
+        data.extend_from_slice(&old[offset(0)..offset(1)]);
+        let offsets = [begin, data.len()];
+        header.insert(
+            name.to_owned(),
+            json!({"dtype": value["dtype"], "shape": value["shape"], "data_offsets": offsets}),
+        );
+    }
+    let header = Value::from(header).to_string();
+    let length = (header.len() as u64).to_le_bytes();
+    fs::write(&path, [&length, header.as_bytes(), &data].concat()).unwrap();
+    folder
+}
+
+/// Rows of an embedding that is not also the head are read from the file when they are needed.
+#[test]
+fn an_embedding_that_is_truncated_while_the_server_runs_is_never_used() {
+    let model = untied_model("truncated-embedding");
+    let server = Server::start(&["--model-id", model.as_str()]);
+    let answer = |text: &str| {
+        let request = json!({"inputs": text, "parameters": {"max_new_tokens": 8}});
+        post(&server.url("/generate"), &request)
+    };
+    assert_eq!(answer("Once upon a time").status, 200);
+    let weights = model.join("model.safetensors");
+    truncate(&weights, 4096);
+    let refused = answer("Once upon a time");
+    assert_ne!(refused.status, 200, "{}", refused.body);
+    let expected = "model.safetensors has been changed since this server read it first";
+    server.wait_until("the error is logged", |server| server.log().contains(expected));
+    assert_eq!(server.wait().code(), Some(1));
+}
+
 /// Creates a model with an embedding of 256 MiB, which is a hole in the file.
 fn large_model(name: &str) -> (Folder, u64) {
     const VOCABULARY: usize = 1 << 19;

@@ -1,7 +1,11 @@
 //! Tests one model on several shards: the text of one shard, also after the loss of any shard.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
-use millrace_integration_tests::{Server, binary, long_generation, post, shards_of, signal, test_data};
+use std::time::Duration;
+
+use millrace_integration_tests::{
+    Server, binary, cpu_seconds, long_generation, post, shards_of, signal, test_data,
+};
 use serde_json::{Value, json};
 
 fn request(client: usize, tokens: usize) -> Value {
@@ -102,6 +106,23 @@ fn a_model_that_cannot_be_split_is_refused_with_the_possible_world_sizes() {
     }
 }
 
+/// Threads that wait for work must sleep. The bound is 20 times what was measured, and far below
+/// one spinning thread, which takes 2 s.
+#[test]
+#[cfg(target_os = "linux")]
+fn an_idle_server_uses_no_cpu() {
+    let server = Server::start(&["--num-shard", "2"]);
+    text(&server, &request(0, 4));
+    let pids: Vec<u32> = shards_of(server.pid()).into_iter().chain([server.pid()]).collect();
+    let spent = || pids.iter().map(|pid| cpu_seconds(*pid)).sum::<f64>();
+    std::thread::sleep(Duration::from_millis(500));
+    let before = spent();
+    assert!(before > 0.0);
+    std::thread::sleep(Duration::from_secs(2));
+    let idle = spent() - before;
+    assert!(idle <= 0.2, "{idle:.2} s of CPU time in 2 s");
+}
+
 #[test]
 #[cfg(target_os = "linux")]
 fn each_shard_has_cores_of_its_own() {
@@ -117,6 +138,11 @@ fn each_shard_has_cores_of_its_own() {
     let server = Server::start(&["--num-shard", "2", "--cpus-per-shard", "1"]);
     let shards: Vec<String> = shards_of(server.pid()).into_iter().map(cores).collect();
     assert!(shards[0] != shards[1] && shards.iter().all(|cores| cores.parse::<u32>().is_ok()), "{shards:?}");
-    let alone = Server::start(&[]);
-    assert_eq!(cores(shards_of(alone.pid())[0]), cores(std::process::id()), "one shard is left where it is");
+    let few = Server::start(&["--cpus-per-shard", "1"]);
+    let shard = shards_of(few.pid())[0];
+    assert_eq!(
+        cores(shard),
+        cores(std::process::id()),
+        "a shard with fewer threads than cores runs anywhere"
+    );
 }

@@ -4,8 +4,13 @@
 //! microseconds to milliseconds. So a worker without work spins for a moment before it sleeps, to
 //! catch the next loop. A caller never waits for a worker that has not woken up: it closes the loop
 //! and continues.
+//!
+//! Each thread begins with a range of neighboring tasks of its own, and steals from the others when
+//! it is done. So the thread that writes a piece of memory in one loop usually reads it in the next
+//! one, and the pages of that piece are on its own NUMA node.
 
 use std::any::Any;
+use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering::*};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,6 +41,8 @@ struct Worker {
 
 struct PoolState {
     gate: AtomicU64,
+    /// The tasks of the running loop that nobody has begun, one range for each thread.
+    ranges: Box<[TaskRange]>,
     /// The running loop. It points into the caller's stack; only workers inside the gate may read
     /// it.
     job: AtomicPtr<Job<'static>>,
@@ -44,28 +51,29 @@ struct PoolState {
 
 struct Job<'a> {
     body: &'a (dyn Fn(usize, usize) + Sync),
-    tasks: usize,
-    next: AtomicUsize,
     caller: Thread,
     panic: Mutex<Option<Box<dyn Any + Send>>>,
 }
 
-impl Job<'_> {
-    /// Runs tasks until none is left.
-    fn work(&self, thread: usize) {
-        let result = catch_unwind(AssertUnwindSafe(|| {
-            loop {
-                let task = self.next.fetch_add(1, Relaxed);
-                if task >= self.tasks {
-                    return;
-                }
-                (self.body)(task, thread);
-            }
-        }));
-        if let Err(payload) = result {
-            self.next.store(self.tasks, Relaxed);
-            self.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
-        }
+/// Tasks that nobody has begun. Ranges are apart in memory, because each thread changes its own
+/// one all the time: neighbors would invalidate one another's cache lines.
+#[repr(align(128))]
+#[derive(Default)]
+struct TaskRange {
+    next: AtomicUsize,
+    end: AtomicUsize,
+}
+
+impl TaskRange {
+    fn set(&self, tasks: Range<usize>) {
+        self.next.store(tasks.start, Relaxed);
+        self.end.store(tasks.end, Relaxed);
+    }
+
+    /// Returns a task that nobody else gets.
+    fn take(&self) -> Option<usize> {
+        let task = self.next.fetch_add(1, Relaxed);
+        (task < self.end.load(Relaxed)).then_some(task)
     }
 }
 
@@ -75,8 +83,18 @@ impl ThreadPool {
     /// # Errors
     /// If the system refuses to start a thread.
     pub(crate) fn new(threads: usize) -> std::io::Result<ThreadPool> {
+        ThreadPool::on_cores(threads, &[])
+    }
+
+    /// As [`ThreadPool::new`], with each thread bound to the core of its number. Threads for which
+    /// `cores` has no entry, or whose core the system refuses, run anywhere.
+    ///
+    /// # Errors
+    /// As [`ThreadPool::new`].
+    pub(crate) fn on_cores(threads: usize, cores: &[usize]) -> std::io::Result<ThreadPool> {
         let shared = Arc::new(PoolState {
             gate: AtomicU64::new(0),
+            ranges: (0..threads).map(|_| TaskRange::default()).collect(),
             job: AtomicPtr::new(std::ptr::null_mut()),
             stop: AtomicBool::new(false),
         });
@@ -85,11 +103,15 @@ impl ThreadPool {
             let shared = Arc::clone(&pool.shared);
             let asleep = Arc::new(AtomicBool::new(false));
             let flag = Arc::clone(&asleep);
-            let thread = thread::Builder::new()
-                .name(format!("kernels-{index}"))
-                .spawn(move || shared.serve(index, &flag))?;
+            let core = cores.get(index).copied();
+            let thread = thread::Builder::new().name(format!("kernels-{index}")).spawn(move || {
+                bind(core);
+                shared.serve(index, &flag);
+            })?;
             pool.workers.push(Worker { thread, asleep });
         }
+        // The caller's thread is bound last, because threads inherit the binding of their creator.
+        bind(cores.first().copied());
         Ok(pool)
     }
 
@@ -102,22 +124,38 @@ impl ThreadPool {
     /// all are done. `thread` is below [`ThreadPool::threads`] and never used twice at the same
     /// time. If a task panics, this call panics.
     ///
-    /// `body` must not call `run` of the same pool.
+    /// Thread `t` of `n` begins with the tasks from `tasks * t / n` on, so that loops over the same
+    /// memory use it on the same threads.
+    ///
+    /// `body` must not call the same pool.
     pub(crate) fn run(&self, tasks: usize, body: impl Fn(usize, usize) + Sync) {
+        let threads = self.threads();
+        self.run_ranges(tasks, |thread| tasks * thread / threads..tasks * (thread + 1) / threads, body);
+    }
+
+    /// As [`ThreadPool::run`], but tasks begin in ascending order: each thread takes the next one.
+    pub(crate) fn run_in_order(&self, tasks: usize, body: impl Fn(usize, usize) + Sync) {
+        self.run_ranges(tasks, |thread| if thread == 0 { 0..tasks } else { 0..0 }, body);
+    }
+
+    fn run_ranges(
+        &self,
+        tasks: usize,
+        range: impl Fn(usize) -> Range<usize>,
+        body: impl Fn(usize, usize) + Sync,
+    ) {
         let _running = self.running.lock().unwrap_or_else(PoisonError::into_inner);
         if tasks <= 1 || self.workers.is_empty() {
             (0..tasks).for_each(|task| body(task, 0));
             return;
         }
-        let job = Job {
-            body: &body,
-            tasks,
-            next: AtomicUsize::new(0),
-            caller: thread::current(),
-            panic: Mutex::new(None),
-        };
+        let job = Job { body: &body, caller: thread::current(), panic: Mutex::new(None) };
+        // No worker is inside the gate, so nobody reads the ranges now. Opening it publishes them.
+        for (thread, tasks) in self.shared.ranges.iter().enumerate() {
+            tasks.set(range(thread));
+        }
         self.open(&job);
-        job.work(0);
+        self.shared.work(&job, 0);
         self.close();
         let panic = job.panic.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(payload) = panic {
@@ -190,11 +228,27 @@ impl PoolState {
         }
     }
 
+    /// Runs tasks until none is left: first those of the thread's own range, then those of others.
+    fn work(&self, job: &Job<'_>, thread: usize) {
+        let (before, own_and_after) = self.ranges.split_at(thread);
+        let result = catch_unwind(AssertUnwindSafe(|| {
+            for range in own_and_after.iter().chain(before) {
+                while let Some(task) = range.take() {
+                    (job.body)(task, thread);
+                }
+            }
+        }));
+        if let Err(payload) = result {
+            self.ranges.iter().for_each(|range| range.end.store(0, Relaxed));
+            job.panic.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(payload);
+        }
+    }
+
     fn join_loop(&self, index: usize) {
         // SAFETY: the gate counts this thread, and the caller keeps the job alive until that count
         // is zero.
         let job = unsafe { &*self.job.load(Relaxed) };
-        job.work(index);
+        self.work(job, index);
         let caller = job.caller.clone();
         let before = self.gate.fetch_sub(1, AcqRel);
         if before & (OPEN | INSIDE) == 1 {
@@ -202,6 +256,21 @@ impl PoolState {
         }
     }
 }
+
+/// Binds this thread to a core, if there is one and the system allows it.
+#[cfg(target_os = "linux")]
+fn bind(core: Option<usize>) {
+    let Some(core) = core.filter(|core| *core < libc::CPU_SETSIZE as usize) else { return };
+    // SAFETY: the set is plain bits and has a bit for this core; the call only reads it.
+    unsafe {
+        let mut set: libc::cpu_set_t = std::mem::zeroed();
+        libc::CPU_SET(core, &mut set);
+        libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set);
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn bind(_core: Option<usize>) {}
 
 /// Busy waiting for a limited time.
 struct Spin {
@@ -246,6 +315,54 @@ mod tests {
                 assert!(counts.iter().all(|c| c.load(Relaxed) == 20));
             }
         }
+    }
+
+    #[test]
+    fn tasks_begin_in_order_if_asked_for() {
+        let pool = ThreadPool::new(3).unwrap();
+        let (order, counts) = (Mutex::new(Vec::new()), [const { AtomicU32::new(0) }; 40]);
+        pool.run_in_order(40, |task, thread| {
+            counts[task].fetch_add(1, Relaxed);
+            order.lock().unwrap().push((thread, task));
+        });
+        assert!(counts.iter().all(|count| count.load(Relaxed) == 1));
+        for thread in 0..3 {
+            let order = order.lock().unwrap();
+            assert!(order.iter().filter(|entry| entry.0 == thread).is_sorted());
+        }
+    }
+
+    /// Both tasks wait for each other, so that no thread can take both.
+    #[test]
+    fn a_thread_begins_with_its_own_tasks() {
+        let pool = ThreadPool::new(2).unwrap();
+        for _ in 0..50 {
+            let both = std::sync::Barrier::new(2);
+            pool.run(2, |task, thread| {
+                both.wait();
+                assert_eq!(task, thread);
+            });
+        }
+    }
+
+    /// The first task lasts until all others are done, those of its own range included.
+    #[test]
+    fn a_thread_without_tasks_steals_those_of_others() {
+        let pool = ThreadPool::new(2).unwrap();
+        let (done, stolen) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        pool.run(20, |task, thread| {
+            if task == 0 {
+                while done.load(Relaxed) < 19 {
+                    thread::yield_now();
+                }
+            } else {
+                stolen.fetch_add(usize::from(task < 10 && thread == 1), Relaxed);
+                done.fetch_add(1, Relaxed);
+            }
+        });
+        // Either the caller runs task 0, and the worker steals the rest of the caller's tasks; or
+        // the worker steals task 0 from a slow caller, who runs the rest.
+        assert!(matches!(stolen.into_inner(), 9 | 0));
     }
 
     #[test]

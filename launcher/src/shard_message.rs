@@ -12,7 +12,7 @@ use anyhow::{Context, Result};
 use millrace_shard::ShardOptions;
 use serde::{Deserialize, Serialize};
 
-use crate::cli::{EngineArgs, ModelArgs};
+use crate::cli::{ActivationsArg, EngineArgs, ModelArgs};
 use crate::nodes::LocalRanks;
 
 /// Number of tokens per block of the KV cache.
@@ -42,6 +42,7 @@ impl ShardMessage {
             collective_timeout: Duration::from_secs_f64(engine.collective_timeout),
             dtype: model.dtype.map(Into::into),
             quantize: model.quantize.map(Into::into),
+            exact_activations: model.activations == ActivationsArg::Exact,
             kv_cache_dtype: model.kv_cache_dtype.map(Into::into),
             max_total_tokens: engine.max_total_tokens.map(|n| n as usize),
             max_batch_total_tokens: engine.max_batch_total_tokens.map(|n| n as usize),
@@ -104,6 +105,7 @@ mod tests {
             "--null-step-log=/tmp/the steps",
             "--dtype=bfloat16",
             "--quantize=fp8",
+            "--activations=exact",
             "--rope-scaling=linear",
             "--rope-factor=2.5",
             "--cuda-graphs=1,8",

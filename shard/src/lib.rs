@@ -39,6 +39,6 @@ pub use options::{
 pub use platform::{
     GpuRequirement, HostCollectives, HostPlatform, OpenDevice, Platform, check_gpu_requirements, usable_gpus,
 };
-pub use process::{Connection, run, serve};
+pub use process::{Connection, compute_threads, run, serve};
 pub use readable::{Bytes, Count, Operations};
 pub use shard_limits::ShardLimits;

@@ -133,8 +133,11 @@ pub struct ShardOptions {
     /// Element type of the weights in memory. If absent, that of the checkpoint.
     #[serde(with = "dtype_name")]
     pub dtype: Option<DType>,
-    /// Quantization of the matrices of the layers at load time. Only GPUs support it.
+    /// Quantization of the matrices of the layers at load time.
     pub quantize: Option<Quantize>,
+    /// Whether the CPU multiplies activations in full precision instead of rounding them to the
+    /// format of the weights.
+    pub exact_activations: bool,
     /// Element type of the KV cache. If absent, that of the weights.
     #[serde(with = "dtype_name")]
     pub kv_cache_dtype: Option<DType>,
@@ -157,7 +160,7 @@ pub struct ShardOptions {
     /// Whether the results of a sequence are independent of the rest of the batch, bit by bit, at
     /// some cost in speed. Only GPUs have the choice: results of the CPU are always independent.
     pub batch_invariant: bool,
-    /// Number of threads of the CPU backend. If absent, one per core.
+    /// Number of threads of the CPU backend. If absent, one per physical core.
     pub threads: Option<usize>,
 }
 
@@ -197,6 +200,7 @@ mod tests {
             collective_timeout: Duration::from_secs_f64(0.25),
             dtype: Some(DType::BF16),
             quantize: Some(Quantize::Fp8),
+            exact_activations: true,
             kv_cache_dtype: None,
             max_total_tokens: Some(4096),
             max_batch_total_tokens: None,

@@ -13,6 +13,7 @@ use millrace_proto::{
 
 use crate::decoder::{Decoder, PausedForward, SubmittedStep};
 use crate::mean_pooling::Sums;
+use crate::model::WeightSource;
 use crate::state::{Batch, Scoring, SlotTable, StepError};
 use crate::step_engine::{StepEngine, WaitingStep};
 use crate::{Bytes, Error, ShardLimits};
@@ -27,6 +28,8 @@ pub(crate) struct Worker<B: Backend> {
     backend: B,
     decoder: Decoder<B>,
     limits: ShardLimits,
+    /// The source of weights that the device reads in each step.
+    source: Option<Box<dyn WeightSource>>,
     slots: SlotTable,
     sums: Sums,
     /// The last step, if it waits for its masks.
@@ -66,7 +69,13 @@ struct PendingStep<B: Backend> {
 }
 
 impl<B: Backend> Worker<B> {
-    pub(crate) fn new(backend: B, decoder: Decoder<B>, limits: ShardLimits) -> Self {
+    /// Creates the engine. `source` is where the device reads weights in each step, if it does.
+    pub(crate) fn new(
+        backend: B,
+        decoder: Decoder<B>,
+        limits: ShardLimits,
+        source: Option<Box<dyn WeightSource>>,
+    ) -> Self {
         let depth = backend.steps_ahead();
         Worker {
             backend,
@@ -74,6 +83,7 @@ impl<B: Backend> Worker<B> {
             sums: Sums::new(decoder.spec().hidden, limits.max_sequences),
             decoder,
             limits,
+            source,
             waiting: None,
             submitted: VecDeque::with_capacity(depth),
             spare: (0..depth).map(|_| Batch::new(&limits)).collect(),
@@ -307,6 +317,10 @@ impl<B: Backend> StepEngine for Worker<B> {
         };
         if let Some(step) = finished {
             self.decoder.collect(&self.backend, step, &mut self.sampled)?;
+        }
+        // A part of a file that could not be read counts as zeros, which would give wrong tokens.
+        if let Some(source) = &self.source {
+            source.check_readable()?;
         }
         self.slots.fill(&batch, self.sampled.tokens());
         let sampled = self.take_sampled(&batch);

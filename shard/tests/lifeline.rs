@@ -34,6 +34,7 @@ fn child() {
         dtype: None,
         kv_cache_dtype: None,
         quantize: None,
+        exact_activations: false,
         max_total_tokens: None,
         max_batch_total_tokens: None,
         memory_fraction: 1.0,

@@ -5,7 +5,7 @@ use std::borrow::Cow;
 use super::format::{KvSpec, WeightFormat};
 use super::sizing::{ProductShape, StepSize};
 use super::types::DeviceTypes;
-use crate::{Error, Part, Result};
+use crate::{DType, Error, Part, Result};
 
 /// Rows of a weight matrix that a device keeps in one format.
 ///
@@ -117,6 +117,22 @@ pub trait ModelLoading: DeviceTypes {
     /// [`Error::Shape`] if the parts do not fit together; [`Error::OutOfMemory`] if the device
     /// lacks memory.
     fn matrix(&self, segments: &[Segment<'_>]) -> Result<Self::Matrix>;
+
+    /// Loads a table `[rows, cols]`: a matrix that is used only in [`ForwardOps::embed`].
+    ///
+    /// [`ForwardOps::embed`]: super::ForwardOps::embed
+    ///
+    /// # Errors
+    /// As [`ModelLoading::matrix`].
+    fn table(&self, parts: &[Part], dtype: DType) -> Result<Self::Matrix> {
+        self.matrix(&[Segment::new(parts, dtype)])
+    }
+
+    /// Tells whether the device copies tables. Otherwise it reads their rows from the parts when a
+    /// step needs them.
+    fn copies_tables(&self) -> bool {
+        true
+    }
 
     /// Allocates a zeroed KV cache for one layer.
     ///

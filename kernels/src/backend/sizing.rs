@@ -2,6 +2,7 @@
 
 use super::format::{KvFormat, KvSpec, WeightFormat};
 use super::ops::AttentionSpec;
+use crate::DType;
 
 /// The sizes for which a device allocates its step queue.
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +64,11 @@ pub struct Overheads {
 pub trait Sizing {
     /// Returns the bytes of a matrix `[out, cols]`, padding included.
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize;
+
+    /// Returns the bytes of a table `[rows, cols]`; 0 if the device does not copy it.
+    fn table_bytes(&self, rows: usize, cols: usize, dtype: DType) -> usize {
+        self.matrix_bytes(rows, cols, dtype.into())
+    }
 
     /// Returns the bytes of one layer's KV cache, padding included. They grow in proportion to the
     /// blocks.

@@ -64,6 +64,7 @@ impl Kernel for Linear<'_> {
                 }
                 Packed::Bf16Pairs(_) => unreachable!("pairs without an instruction; this is a bug"),
                 Packed::Int(_) => unreachable!("integers have a product of their own; this is a bug"),
+                Packed::Stored(_) => unreachable!("tables are not multiplied; this is a bug"),
             }
         }
     }

@@ -9,7 +9,7 @@ use crate::backend::{
     DeviceTypes, KvSpec, ModelLoading, ProductShape, Segment, Sizing, StepSize, WeightFormat,
 };
 use crate::tensor::flatten;
-use crate::{Error, Part, Result};
+use crate::{DType, Error, Part, Result};
 
 impl DeviceTypes for Cpu {
     type Buf = Buf;
@@ -26,6 +26,10 @@ impl Sizing for Cpu {
             WeightFormat::Fp8 => format.bytes(out, cols),
             WeightFormat::Int(format) => IntPanels::bytes(out, cols, format, self.target.panel_width()),
         }
+    }
+
+    fn table_bytes(&self, _rows: usize, _cols: usize, _dtype: DType) -> usize {
+        0
     }
 
     fn kv_bytes(&self, spec: &KvSpec) -> usize {
@@ -65,6 +69,16 @@ impl ModelLoading for Cpu {
         let matrix = Matrix::pack(&parts, format.dense()?, self.panel_layout(), &self.pool)?;
         self.reserve_inputs(0, matrix.cols)?;
         Ok(matrix)
+    }
+
+    /// Keeps the parts. A step reads a few rows of a table, and the system keeps those in memory
+    /// that are read often.
+    fn table(&self, parts: &[Part], dtype: DType) -> Result<Matrix> {
+        Matrix::stored(parts, dtype)
+    }
+
+    fn copies_tables(&self) -> bool {
+        false
     }
 
     fn kv(&self, spec: KvSpec) -> Result<Kv> {

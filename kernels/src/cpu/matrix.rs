@@ -31,6 +31,16 @@ pub(super) enum Packed {
     Bf16Pairs(Panels<bf16>),
     /// Integers in groups with a scale.
     Int(IntPanels),
+    /// The rows of a table, not packed.
+    Stored(StoredRows),
+}
+
+/// A table whose rows stay where the checkpoint has them.
+#[derive(Debug)]
+pub(super) struct StoredRows {
+    parts: Vec<Part>,
+    /// The type to which the numbers are rounded.
+    dtype: DType,
 }
 
 /// The layout of a packed matrix.
@@ -95,6 +105,12 @@ impl Matrix {
         Ok(Matrix { out, cols, packed })
     }
 
+    /// Keeps `parts` as a table of numbers of type `dtype`.
+    pub(super) fn stored(parts: &[Part], dtype: DType) -> Result<Matrix> {
+        let (out, cols) = stacked_shape(parts)?;
+        Ok(Matrix { out, cols, packed: Packed::Stored(StoredRows { parts: parts.to_vec(), dtype }) })
+    }
+
     /// Packs `parts` as integers of `format` in panels of `width` outputs.
     pub(super) fn pack_int(
         parts: &[Part],
@@ -121,6 +137,7 @@ impl Matrix {
             Packed::F32(_) | Packed::F16(_) | Packed::BF16(_) => Words::F32,
             Packed::Bf16Pairs(_) => Words::Bf16Pairs,
             Packed::Int(_) => unreachable!("integers have a product of their own; this is a bug"),
+            Packed::Stored(_) => unreachable!("tables are not multiplied; this is a bug"),
         }
     }
 
@@ -132,6 +149,11 @@ impl Matrix {
             Packed::F16(panels) => panels.read_row(row, to),
             Packed::BF16(panels) | Packed::Bf16Pairs(panels) => panels.read_row(row, to),
             Packed::Int(_) => unreachable!("only dense matrices are tables; this is a bug"),
+            Packed::Stored(StoredRows { parts, dtype }) => {
+                let (part, row) = part_of(parts, row);
+                part.read_row(row, to);
+                to.iter_mut().for_each(|x| *x = dtype.round(*x));
+            }
         }
     }
 }

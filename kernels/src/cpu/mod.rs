@@ -41,8 +41,11 @@ use memory::{Memory, Shared};
 use quant::ActivationBuffer;
 use simd::Target;
 
+/// Number of elementary operations that take about as long as waking up a thread.
+const WORTHWHILE: usize = 100_000;
+
 /// The options of a [`Cpu`].
-#[derive(Debug, Default, Clone, Copy)]
+#[derive(Debug, Default, Clone)]
 pub struct CpuOptions {
     /// Threads to compute with, including the caller's. By default as many as the process may run
     /// in parallel.
@@ -51,6 +54,8 @@ pub struct CpuOptions {
     pub isa: Option<Isa>,
     /// Precision of the inputs of matrix products.
     pub activations: Activations,
+    /// The core that each thread is bound to, the caller's first. By default threads run anywhere.
+    pub cores: Vec<usize>,
 }
 
 /// The precision of the inputs of matrix products whose weights are in a 16-bit format.
@@ -131,7 +136,7 @@ impl Cpu {
             Some(threads) => threads,
             None => std::thread::available_parallelism().map_or(1, usize::from),
         };
-        let pool = ThreadPool::new(threads)
+        let pool = ThreadPool::on_cores(threads, &options.cores)
             .map_err(|error| Error::Unsupported(format!("{threads} threads: {error}; ask for fewer")))?;
         let scratch = (0..threads)
             .map(|_| Ok(Mutex::new(Memory::zeroed(gemm::SCRATCH, "working memory")?)))
@@ -173,9 +178,16 @@ impl Cpu {
     /// Calls `body(task, thread)` for all tasks, in parallel if the `work` of all tasks together is
     /// large enough.
     fn parallel(&self, tasks: usize, work: usize, body: impl Fn(usize, usize) + Sync) {
-        /// Number of elementary operations that take about as long as waking up a thread.
-        const WORTHWHILE: usize = 100_000;
         if work < WORTHWHILE { (0..tasks).for_each(|task| body(task, 0)) } else { self.pool.run(tasks, body) }
+    }
+
+    /// As [`Cpu::parallel`], but tasks begin in ascending order.
+    fn parallel_in_order(&self, tasks: usize, work: usize, body: impl Fn(usize, usize) + Sync) {
+        if work < WORTHWHILE {
+            (0..tasks).for_each(|task| body(task, 0));
+        } else {
+            self.pool.run_in_order(tasks, body);
+        }
     }
 
     /// Calls `body` for the rows `0..n`, each of which takes `work` elementary operations.

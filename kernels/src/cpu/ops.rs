@@ -77,9 +77,13 @@ impl ForwardOps for Cpu {
         if n == 0 {
             return Ok(());
         }
-        if let Packed::Int(panels) = &w.packed {
-            self.int_linear(n, x, panels, bias.map(Vec::as_slice), out);
-            return Ok(());
+        match &w.packed {
+            Packed::Int(panels) => {
+                self.int_linear(n, x, panels, bias.map(Vec::as_slice), out);
+                return Ok(());
+            }
+            Packed::Stored(_) => return Err(Error::Unsupported("a product by a table".to_owned())),
+            _ => (),
         }
         let x = x.rows(n);
         let form = w.words();
@@ -161,7 +165,7 @@ impl ForwardOps for Cpu {
         // done.
         tasks.sort_unstable_by_key(|task| std::cmp::Reverse(task.cost));
         let work = tasks.iter().map(|task| task.cost).sum::<usize>() * layout.head_dim;
-        self.parallel(tasks.len(), work, |task, thread| {
+        self.parallel_in_order(tasks.len(), work, |task, thread| {
             let TileTask { row, kv_head, first, end, .. } = tasks[task];
             let (_guard, scratch) = self.scratch(thread);
             let row = &step.rows[row];

@@ -1,7 +1,7 @@
 //! Tests of the matrix product and the embedding.
 
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, DType, HostTensor, ModelLoading, Part, Segment, WeightFormat};
+use millrace_kernels::{Backend, DType, ForwardOps, HostTensor, ModelLoading, Part, Segment, WeightFormat};
 use proptest::prelude::{ProptestConfig, prop, proptest};
 
 use crate::common::*;
@@ -88,6 +88,36 @@ proptest! {
             assert_same_bits(&cpu.name(), &embed(cpu, (&table, 0), cols, DTYPES[dtype], &tokens), &want);
             assert_same_bits(&cpu.name(), &embed(cpu, slice, cols, DTYPES[dtype], &tokens), &of_slice);
         }
+    }
+}
+
+/// A table has the rows of a matrix, with every type of the stored and of the wanted numbers.
+#[test]
+fn rows_of_a_table_are_those_of_a_matrix() {
+    let (mut rng, cols, tokens) = (Rng(5), 37, [3, 0, 11, 8, 3, 12]);
+    let encode = |dtype: DType, x: f32| match dtype {
+        DType::F32 => x.to_le_bytes().to_vec(),
+        DType::F16 => half::f16::from_f32(x).to_le_bytes().to_vec(),
+        DType::BF16 => half::bf16::from_f32(x).to_le_bytes().to_vec(),
+    };
+    let parts = DTYPES.map(|dtype| {
+        let bytes: Vec<u8> = rng.values(6 * cols).into_iter().flat_map(|x| encode(dtype, x)).collect();
+        Part { tensor: HostTensor::dense(dtype, 6, cols, bytes.into()), rows: 1..5, cols: 0..cols }
+    });
+    for cpu in CPUS.iter() {
+        for dtype in DTYPES {
+            let matrix = cpu.matrix(&[Segment::new(&parts, dtype)]).unwrap();
+            let table = cpu.table(&parts, dtype).unwrap();
+            let [of_table, of_matrix] = [&table, &matrix].map(|table| gather(cpu, table, 1, cols, &tokens));
+            assert_same_bits(&cpu.name(), &of_table, &of_matrix);
+            assert!(of_table[..cols].iter().any(|x| *x != 0.0), "a row of the table");
+            assert!(of_table[cols..2 * cols].iter().all(|x| *x == 0.0), "a row of another rank");
+            let (x, mut out) = (cpu.buf(1, cols).unwrap(), cpu.buf(1, 12).unwrap());
+            let error = cpu.linear(1, &x, &table, None, &mut out).unwrap_err();
+            assert!(error.to_string().contains("a product by a table"), "{error}");
+        }
+        let wrong = Part { rows: 0..7, ..parts[0].clone() };
+        assert!(cpu.table(&[wrong], DType::F32).is_err());
     }
 }
 
@@ -188,12 +218,16 @@ pub(crate) fn embed<B: Backend>(
     dtype: DType,
     tokens: &[u32],
 ) -> Vec<f32> {
-    let table = matrix(device, table, cols, dtype);
+    gather(device, &matrix(device, table, cols, dtype), first, cols, tokens)
+}
+
+/// Returns the rows of `tokens` from a table whose first row is that of token `first`.
+fn gather<B: Backend>(device: &B, table: &B::Matrix, first: usize, cols: usize, tokens: &[u32]) -> Vec<f32> {
     let n = tokens.len();
     let mut queue = queue(device, n);
     let step = opened(device, &mut queue, tokens, &[]);
     let mut out = device.buf(n, cols).unwrap();
-    device.embed(&step, &table, first, &mut out).unwrap();
+    device.embed(&step, table, first, &mut out).unwrap();
     device.read(&out, n).unwrap()
 }
 

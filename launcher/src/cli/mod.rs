@@ -131,6 +131,11 @@ pub(crate) struct ModelArgs {
     #[arg(long, env = "QUANTIZE", value_name = "FORMAT", value_parser = quantize)]
     #[serde(skip)]
     pub(crate) quantize: Option<QuantizeArg>,
+    /// Inputs of matrix products on the CPU: `rounded` to the format of the weights where the
+    /// instruction set multiplies it directly, which is faster, or `exact`
+    #[arg(long, env = "ACTIVATIONS", default_value = "rounded")]
+    #[serde(skip)]
+    pub(crate) activations: ActivationsArg,
     /// Extend the rotary positions of config.json by --rope-factor
     #[arg(long, env = "ROPE_SCALING", requires = "rope_factor")]
     pub(crate) rope_scaling: Option<RopeScalingArg>,
@@ -171,7 +176,7 @@ pub(crate) struct EngineArgs {
     #[command(flatten)]
     pub(crate) null: NullArgs,
     /// Compute threads of each shard; several shards use separate cores. If absent, an equal share
-    /// of all cores
+    /// of the physical cores
     #[arg(long, env = "CPUS_PER_SHARD", value_name = "N")]
     pub(crate) cpus_per_shard: Option<usize>,
     /// Target for the time between two tokens of a stream, in milliseconds: prompts extend the
@@ -413,6 +418,16 @@ pub(crate) enum QuantizeArg {
     Q4_0,
     /// 4-bit integers in groups of up to 128 columns.
     Int4,
+}
+
+/// Precisions of the inputs of matrix products.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ActivationsArg {
+    /// That of the weights, where the instruction set multiplies it directly.
+    #[default]
+    Rounded,
+    /// Single precision.
+    Exact,
 }
 
 /// Parses a format. The error for formats of TGI and vLLM that are not supported names those that

@@ -10,9 +10,10 @@ use millrace_router::metrics;
 use millrace_router::serve::{LastResort, ServeOptions, serve, shutdown_signals};
 use millrace_router::service::{RequestLimits, Watermark};
 use tokio::net::TcpListener;
+use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use crate::cli::{EngineArgs, GenerationConfig, HttpArgs, ModelArgs, ServeArgs};
+use crate::cli::{DeviceArg, EngineArgs, GenerationConfig, HttpArgs, ModelArgs, ServeArgs};
 use crate::commands::env::Environment;
 use crate::commands::node;
 use crate::nodes::{LeaderOptions, Role};
@@ -20,6 +21,11 @@ use crate::report::StartReport;
 use crate::stack::{QueueOptions, Stack};
 use crate::telemetry::TelemetryArgs;
 use crate::{allocator, devices, logging, progress};
+
+/// Bounds of the number of threads that serve HTTP beside shards on the CPU. A second thread keeps
+/// health checks answered while the first one is busy.
+const FEWEST_WORKERS: usize = 2;
+const MOST_WORKERS: usize = 8;
 
 /// Serves until a signal asks the process to stop.
 pub(crate) fn run(args: ServeArgs) -> Result<()> {
@@ -61,11 +67,23 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         bail!("--max-input-tokens {input} must be less than --max-total-tokens {total}");
     }
     allow_files(http.max_connections);
-    let runtime = tokio::runtime::Runtime::new()?;
+    let runtime = runtime(&engine)?;
     let result = runtime.block_on(serve_http(&model, &engine, &http, &telemetry, leader));
     // Blocking work of ended requests is not awaited, because nobody needs its results.
     runtime.shutdown_background();
     result
+}
+
+/// Starts the threads that serve HTTP. Beside shards on the CPU there are few: each one that wakes
+/// up interrupts a compute thread, and the whole step waits for that thread.
+fn runtime(engine: &EngineArgs) -> std::io::Result<Runtime> {
+    let mut builder = tokio::runtime::Builder::new_multi_thread();
+    if engine.device == DeviceArg::Cpu {
+        let cores = std::thread::available_parallelism()?.get();
+        let compute = millrace_shard::compute_threads(engine.num_shard(), engine.cpus_per_shard);
+        builder.worker_threads(cores.saturating_sub(compute).clamp(FEWEST_WORKERS, MOST_WORKERS));
+    }
+    builder.enable_all().build()
 }
 
 /// Starts engine and HTTP server, and serves until a signal asks the process to stop.

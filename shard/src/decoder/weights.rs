@@ -57,7 +57,7 @@ impl<B: Backend> Weights<B> {
         let (ahead, storage) = (spec.slots().into_iter(), storage.into());
         let mut loader =
             WeightLoader { backend, spec, source, storage, ahead, awaited: 0, done: 0, read: 0, progress };
-        let embedding = loader.matrix(WeightSlot::Embedding)?;
+        let embedding = loader.embedding()?;
         let layers = spec
             .layers
             .iter()
@@ -128,6 +128,19 @@ impl<B: Backend> WeightLoader<'_, B> {
         let (rows, cols) = self.spec.shape(slot);
         self.advance(self.backend.matrix_bytes(rows, cols, format))?;
         Ok(matrix)
+    }
+
+    /// Loads the embedding: as a matrix if it is also the head, and otherwise as a table.
+    fn embedding(&mut self) -> Result<B::Matrix, Error> {
+        let slot = WeightSlot::Embedding;
+        if self.spec.tied_head {
+            return self.matrix(slot);
+        }
+        let (parts, dtype) = (self.parts(slot)?, self.storage.dtype);
+        let table = self.backend.table(&parts, dtype).map_err(|source| Error::Matrix { slot, source })?;
+        let (rows, cols) = self.spec.shape(slot);
+        self.advance(self.backend.table_bytes(rows, cols, dtype))?;
+        Ok(table)
     }
 
     fn vector(&mut self, slot: WeightSlot) -> Result<B::Vector, Error> {

@@ -129,6 +129,10 @@ impl WeightSource for StoredWeights {
         self.checkpoint.identity().to_owned()
     }
 
+    fn check_readable(&self) -> Result<(), WeightError> {
+        Ok(self.checkpoint.check_readable()?)
+    }
+
     fn verify(&self) -> Result<(), WeightError> {
         Ok(self.checkpoint.verify()?)
     }

@@ -9,7 +9,7 @@ use millrace_kernels::{DType, KvSpec, Overheads, QkvLayout, Sizing};
 
 use crate::ShardLimits;
 use crate::decoder::{activation_elements, attention, products, step_size};
-use crate::model::{DecoderSpec, WeightStorage};
+use crate::model::{DecoderSpec, WeightSlot, WeightStorage};
 use crate::state::SlotTable;
 
 pub use crate::plan_error::PlanError;
@@ -122,8 +122,11 @@ fn kv_bytes(
 /// Returns the bytes of matrices, norms and biases.
 pub fn weight_bytes(spec: &DecoderSpec, storage: impl Into<WeightStorage>, device: &impl Sizing) -> usize {
     let storage = storage.into();
-    let bytes = |slot: crate::model::WeightSlot| match spec.shape(slot) {
+    let bytes = |slot: WeightSlot| match spec.shape(slot) {
         (rows, cols) if slot.is_vector() => rows * cols * size_of::<f32>(),
+        (rows, cols) if slot == WeightSlot::Embedding && !spec.tied_head => {
+            device.table_bytes(rows, cols, storage.dtype)
+        }
         (rows, cols) => device.matrix_bytes(rows, cols, storage.matrix(slot)),
     };
     spec.slots().into_iter().map(bytes).sum()

@@ -54,6 +54,14 @@ pub trait WeightSource {
         String::new()
     }
 
+    /// Checks that everything that has been read so far could be read. This is cheap.
+    ///
+    /// # Errors
+    /// If a file was truncated since it was opened, or its disk failed.
+    fn check_readable(&self) -> Result<(), WeightError> {
+        Ok(())
+    }
+
     /// Checks that everything that has been read so far is what the files held when they were
     /// opened.
     ///

@@ -14,6 +14,7 @@ mod startup;
 mod step_loop;
 mod test_fault;
 
+pub use affinity::compute_threads;
 pub use connection::Connection;
 pub(crate) use run::open_cpu;
 pub use run::{run, serve};

@@ -1,6 +1,6 @@
 //! The life of a shard process: connect to the router, load the model, and answer steps.
 
-use millrace_kernels::cpu::{Cpu, CpuOptions};
+use millrace_kernels::cpu::{Activations, Cpu, CpuOptions};
 use millrace_proto::{Fault, from_shard};
 
 use crate::Error;
@@ -84,8 +84,10 @@ fn serve_null(
 /// Opens the CPU: cores of its own for each rank of this host, and a share of the memory.
 pub(crate) fn open_cpu(placement: &RankPlacement, options: &ShardOptions) -> Result<OpenDevice<Cpu>, Error> {
     let host_ranks = options.host_ranks.max(1);
-    let threads = affinity::pin_rank(placement.rank % host_ranks, host_ranks, options.threads);
-    let backend = Cpu::new(CpuOptions { threads, ..CpuOptions::default() })?;
+    let threads = affinity::bind_rank(placement.rank % host_ranks, host_ranks, options.threads);
+    let activations = if options.exact_activations { Activations::Exact } else { Activations::Rounded };
+    let backend =
+        Cpu::new(CpuOptions { threads: threads.count, isa: None, activations, cores: threads.cores })?;
     Ok(OpenDevice { backend, free: free_host_share(options) })
 }
 

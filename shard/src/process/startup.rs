@@ -63,6 +63,7 @@ pub(crate) fn start<P: Platform>(
     let mut ready = Ready {
         dtype: dtype.name().into(),
         quantize: options.quantize.map_or_else(String::new, |quantize| quantize.name().into()),
+        activations: if options.exact_activations { "exact".into() } else { String::new() },
         device: backend.name(),
         bytes_read: weights.bytes_read() as u64,
         parameters: parameters as u64,
@@ -76,7 +77,8 @@ pub(crate) fn start<P: Platform>(
         timer.end("wait for the other ranks");
     }
     let decoder = Decoder::new(&backend, spec, weights, &limits, ranks)?;
-    let mut worker = Worker::new(backend, decoder, limits);
+    let reads_files = !backend.copies_tables() && !decoder.spec().tied_head;
+    let mut worker = Worker::new(backend, decoder, limits, reads_files.then_some(source));
     timer.end("allocate");
     let since = Instant::now();
     ready.warm_up_tokens = worker.warm_up()? as u32;

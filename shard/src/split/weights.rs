@@ -54,6 +54,10 @@ impl WeightSource for SplitWeights {
         self.whole.identity()
     }
 
+    fn check_readable(&self) -> Result<(), WeightError> {
+        self.whole.check_readable()
+    }
+
     fn verify(&self) -> Result<(), WeightError> {
         self.whole.verify()
     }

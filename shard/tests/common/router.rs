@@ -43,6 +43,7 @@ pub fn options() -> ShardOptions {
         dtype: None,
         kv_cache_dtype: None,
         quantize: None,
+        exact_activations: false,
         max_total_tokens: Some(40),
         max_batch_total_tokens: Some(80),
         memory_fraction: 1.0,

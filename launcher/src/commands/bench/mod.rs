@@ -13,7 +13,7 @@ use millrace_shard::model::{Model, WeightStorage};
 use millrace_shard::offline::{BenchWorkload, OfflineEngine};
 use millrace_shard::{AllReduce, Bytes, Error, NullOptions, ShardOptions, families};
 
-use crate::cli::{BenchArgs, DeviceArg, LoadFormat};
+use crate::cli::{ActivationsArg, BenchArgs, DeviceArg, LoadFormat};
 use crate::shard_message::BLOCK_SIZE;
 use crate::{logging, model};
 use figures::{BatchFigures, StepCosts};
@@ -105,6 +105,7 @@ fn options(args: &BenchArgs) -> ShardOptions {
         collective_timeout: Duration::from_secs(1),
         dtype: args.model.dtype.map(Into::into),
         quantize: args.model.quantize.map(Into::into),
+        exact_activations: args.model.activations == ActivationsArg::Exact,
         kv_cache_dtype: args.model.kv_cache_dtype.map(Into::into),
         max_total_tokens: Some(tokens),
         max_batch_total_tokens: Some(batch * tokens.next_multiple_of(BLOCK_SIZE)),

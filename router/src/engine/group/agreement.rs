@@ -39,7 +39,7 @@ pub(super) fn check(announced: &[Ready]) -> Result<(), Disagreement> {
 }
 
 /// The settings of a rank, with their names.
-fn settings(ready: &Ready) -> [(&'static str, String); 9] {
+fn settings(ready: &Ready) -> [(&'static str, String); 10] {
     // An empty text would be invisible in a message.
     let text = |text: &str| if text.is_empty() { "none".to_owned() } else { text.to_owned() };
     [
@@ -47,6 +47,7 @@ fn settings(ready: &Ready) -> [(&'static str, String); 9] {
         ("the vocabulary size", ready.vocab_size.to_string()),
         ("--dtype", text(&ready.dtype)),
         ("--quantize", text(&ready.quantize)),
+        ("--activations", text(&ready.activations)),
         ("the rotary positions", text(&ready.rotation)),
         ("--kv-cache-dtype", text(&ready.kv_cache_dtype)),
         ("the block size of the KV cache", ready.block_size.to_string()),
@@ -79,6 +80,8 @@ mod tests {
              and flags"
         );
         let quantized = told(Ready { quantize: "fp8".into(), ..ready() });
+        let exact = told(Ready { activations: "exact".into(), ..ready() });
+        assert!(exact.contains("in --activations: rank 0 has none, and rank 2 has exact"), "{exact}");
         assert!(quantized.contains("in --quantize: rank 0 has none, and rank 2 has fp8"), "{quantized}");
         let step = told(Ready { max_step_tokens: 64, ..ready() });
         assert!(step.contains("tokens per step: rank 0 has 576, and rank 2 has 64"), "{step}");
