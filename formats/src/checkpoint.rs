@@ -170,6 +170,11 @@ impl Checkpoint {
         if self.identity.len() <= MAX_IDENTITY { &self.identity } else { "" }
     }
 
+    /// Returns the folder, for messages.
+    pub fn place(&self) -> String {
+        self.source.place()
+    }
+
     /// Checks that all bytes that have been read so far were in the files.
     ///
     /// # Errors

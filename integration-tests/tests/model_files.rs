@@ -1,7 +1,11 @@
-//! Tests the files beside a model's weights: end tokens and sampling defaults.
+//! Tests the files beside a model's weights: end tokens, sampling defaults, and the cache of packed
+//! weights.
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
-use millrace_integration_tests::{JsonResponse, ModelCopy, Server, post};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use millrace_integration_tests::{JsonResponse, ModelCopy, Server, post, shards_of};
 use serde_json::{Value, json};
 
 fn chat(server: &Server, more: &Value) -> JsonResponse {
@@ -53,4 +57,90 @@ fn a_silent_request_is_sampled_as_generation_config_says() {
     let server = Server::start(&["--model-id", model.path(), "--generation-config", "none"]);
     assert_eq!(info(&server)["sampling_defaults"], json!({}));
     assert!(texts(&server).iter().any(|text| *text != greedy));
+}
+
+/// The files of a folder, sorted.
+fn files(folder: &Path) -> Vec<PathBuf> {
+    let mut files: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.sort();
+    files
+}
+
+#[test]
+fn packed_weights_are_read_from_the_cache_when_the_server_starts_again() {
+    let model = ModelCopy::new("weight-cache");
+    let cache = Path::new(model.path()).join("cache");
+    let of_cache = ["--packed-weights-cache", cache.to_str().unwrap()];
+    let request =
+        json!({"inputs": "Once upon a time", "parameters": {"max_new_tokens": 30, "details": true}});
+    // Returns the answer of a server, the files that its shards have mapped, and its log.
+    let served = |flags: &[&str]| {
+        let server = Server::start(&[&["--model-id", model.path()], flags].concat());
+        let answer = post(&server.url("/generate"), &request);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        let maps: String = shards_of(server.pid())
+            .into_iter()
+            .map(|shard| fs::read_to_string(format!("/proc/{shard}/maps")).unwrap_or_default())
+            .collect();
+        (answer.body["details"]["tokens"].clone(), maps, server.log())
+    };
+    for quantize in [&["--dtype", "bfloat16"][..], &["--quantize", "q4_0"], &["--quantize", "int8"]] {
+        for shards in [&["--num-shard", "1"][..], &["--num-shard", "2"]] {
+            let flags = [quantize, shards].concat();
+            let with_cache = [&flags[..], &of_cache].concat();
+            let (expected, ..) = served(&flags);
+            let (first, ..) = served(&with_cache);
+            let kept = files(&cache);
+            let times = || {
+                kept.iter().map(|file| fs::metadata(file).unwrap().modified().unwrap()).collect::<Vec<_>>()
+            };
+            let written = times();
+            assert_eq!(kept.len(), if shards[1] == "1" { 1 } else { 2 }, "{kept:?}");
+            let (second, maps, log) = served(&with_cache);
+            assert_eq!(times(), written, "the cache was written again");
+            assert!(!maps.contains(".weights") && !log.contains("cache of packed weights"), "{log}");
+            let (mapped, maps, _) = served(&[&with_cache[..], &["--map-packed-weights"]].concat());
+            assert_eq!(times(), written, "the cache was written again");
+            assert!(cfg!(not(target_os = "linux")) || maps.contains(".weights"), "{maps}");
+            for found in [first, second, mapped] {
+                assert_eq!(found, expected, "{flags:?}");
+            }
+            // The second half of the file holds weights.
+            let mut bytes = fs::read(&kept[0]).unwrap();
+            let middle = bytes.len() / 2;
+            bytes[middle..middle + 1000].iter_mut().for_each(|byte| *byte = !*byte);
+            fs::write(&kept[0], bytes).unwrap();
+            let (found, _, log) = served(&with_cache);
+            assert_eq!(found, expected, "{flags:?}");
+            assert!(log.contains("the checksum of its contents is wrong; it is removed"), "{log}");
+            fs::remove_dir_all(&cache).unwrap();
+        }
+    }
+}
+
+/// Files with the name, the size and the time of those in the cache may hold other weights.
+#[test]
+fn a_cache_of_other_weights_is_not_used() {
+    let model = ModelCopy::new("other-weights");
+    let cache = Path::new(model.path()).join("cache");
+    let weights = Path::new(model.path()).join("model.safetensors");
+    let scores = |flags: &[&str]| {
+        let server = Server::start(&[&["--model-id", model.path()], flags].concat());
+        let request = json!({"inputs": "Once upon a time", "parameters": {
+            "max_new_tokens": 4, "details": true, "decoder_input_details": true,
+        }});
+        post(&server.url("/generate"), &request).body["details"].clone()
+    };
+    let of_cache = ["--packed-weights-cache", cache.to_str().unwrap()];
+    let before = scores(&of_cache);
+    let time = fs::metadata(&weights).unwrap().modified().unwrap();
+    let mut bytes = fs::read(&weights).unwrap();
+    let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    // The lowest bits of each number: other weights that are still good ones.
+    bytes[start..].iter_mut().step_by(2).for_each(|byte| *byte ^= 0x3f);
+    fs::write(&weights, bytes).unwrap();
+    fs::File::options().write(true).open(&weights).unwrap().set_modified(time).unwrap();
+    let (cached, plain) = (scores(&of_cache), scores(&[]));
+    assert_ne!(before, plain, "the change of the weights has no effect");
+    assert_eq!(cached, plain);
 }

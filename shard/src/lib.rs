@@ -35,6 +35,7 @@ pub use millrace_proto::handshake::Secret;
 pub use model::Quantize;
 pub use options::{
     AllReduce, DeviceKind, NullCosts, NullOptions, PreviousPool, RankPlacement, RouterAddress, ShardOptions,
+    WeightCacheOptions,
 };
 pub use platform::{
     GpuRequirement, HostCollectives, HostPlatform, OpenDevice, Platform, check_gpu_requirements, usable_gpus,

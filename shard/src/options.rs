@@ -138,6 +138,8 @@ pub struct ShardOptions {
     /// Whether the CPU multiplies activations in full precision instead of rounding them to the
     /// format of the weights.
     pub exact_activations: bool,
+    /// Cache of packed weights on the CPU, if there is to be one.
+    pub weight_cache: Option<WeightCacheOptions>,
     /// Element type of the KV cache. If absent, that of the weights.
     #[serde(with = "dtype_name")]
     pub kv_cache_dtype: Option<DType>,
@@ -162,6 +164,16 @@ pub struct ShardOptions {
     pub batch_invariant: bool,
     /// Number of threads of the CPU backend. If absent, one per physical core.
     pub threads: Option<usize>,
+}
+
+/// A cache of packed weights, which makes the next start faster.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct WeightCacheOptions {
+    /// The folder of the cache.
+    pub folder: PathBuf,
+    /// Whether weights stay in the mapped file instead of being copied to memory of the process.
+    pub map: bool,
 }
 
 /// Writes an element type as its name.
@@ -201,6 +213,7 @@ mod tests {
             dtype: Some(DType::BF16),
             quantize: Some(Quantize::Fp8),
             exact_activations: true,
+            weight_cache: Some(WeightCacheOptions { folder: "/var/cache/weights".into(), map: true }),
             kv_cache_dtype: None,
             max_total_tokens: Some(4096),
             max_batch_total_tokens: None,

@@ -152,7 +152,7 @@ fn check(name: &str) -> usize {
 }
 
 fn cpu(activations: Activations, isa: Option<Isa>) -> Cpu {
-    Cpu::new(CpuOptions { threads: Some(2), activations, isa, cores: Vec::new() }).unwrap()
+    Cpu::new(CpuOptions { threads: Some(2), activations, isa, cache: None, cores: Vec::new() }).unwrap()
 }
 
 #[test]

@@ -35,6 +35,7 @@ fn child() {
         kv_cache_dtype: None,
         quantize: None,
         exact_activations: false,
+        weight_cache: None,
         max_total_tokens: None,
         max_batch_total_tokens: None,
         memory_fraction: 1.0,

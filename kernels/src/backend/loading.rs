@@ -80,6 +80,22 @@ pub trait ModelLoading: DeviceTypes {
         None
     }
 
+    /// Begins the loading of weights, for a device that keeps packed weights for the next start.
+    /// Weights of one `subject` replace each other; `version` is different for different weights.
+    fn begin_weights(&self, _subject: &str, _version: &str) {}
+
+    /// Tells whether the device reads the parts of the next matrix. Otherwise it has kept the
+    /// matrix.
+    fn reads_parts(&self) -> bool {
+        true
+    }
+
+    /// Ends the loading of weights. Returns a warning for the operator if kept weights could not be
+    /// used, or not be kept.
+    fn end_weights(&self) -> Option<String> {
+        None
+    }
+
     /// Allocates zeroed activations `[rows, cols]`.
     ///
     /// # Errors

@@ -1,6 +1,7 @@
 //! Sizes, allocation and weights.
 
 use super::inputs::Inputs;
+use super::matrix::PanelLayout;
 use super::memory::Memory;
 use super::quant::{IntPanels, row_bytes};
 use super::queue::Queue;
@@ -21,6 +22,9 @@ impl DeviceTypes for Cpu {
 
 impl Sizing for Cpu {
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize {
+        if self.cache.maps() {
+            return 0;
+        }
         match format {
             WeightFormat::Dense(dtype) => Matrix::bytes(out, cols, dtype, self.panel_layout()),
             WeightFormat::Fp8 => format.bytes(out, cols),
@@ -49,6 +53,22 @@ impl Sizing for Cpu {
 }
 
 impl ModelLoading for Cpu {
+    fn begin_weights(&self, subject: &str, version: &str) {
+        // Panels depend on the instruction set, and an older version of this program may have packed
+        // other ones.
+        let PanelLayout { width, bf16_pairs } = self.panel_layout();
+        let isa = self.target.isa();
+        self.cache.begin(subject, &format!("{version}\n{isa:?}, panels of {width}, pairs: {bf16_pairs}"));
+    }
+
+    fn reads_parts(&self) -> bool {
+        !self.cache.is_read()
+    }
+
+    fn end_weights(&self) -> Option<String> {
+        self.cache.end()
+    }
+
     fn buf(&self, rows: usize, cols: usize) -> Result<Buf> {
         self.reserve_inputs(rows, 0)?;
         lock(&self.quantized).reserve(rows, 0)?;
@@ -62,11 +82,11 @@ impl ModelLoading for Cpu {
     fn matrix(&self, segments: &[Segment<'_>]) -> Result<Matrix> {
         let (parts, format) = Segment::in_one_format(segments)?;
         if let WeightFormat::Int(format) = format {
-            let matrix = Matrix::pack_int(&parts, format, self.target.panel_width(), &self.pool)?;
+            let matrix = Matrix::pack_int(&parts, format, self.target.panel_width(), self.packing())?;
             lock(&self.quantized).reserve(0, matrix.cols)?;
             return Ok(matrix);
         }
-        let matrix = Matrix::pack(&parts, format.dense()?, self.panel_layout(), &self.pool)?;
+        let matrix = Matrix::pack(&parts, format.dense()?, self.panel_layout(), self.packing())?;
         self.reserve_inputs(0, matrix.cols)?;
         Ok(matrix)
     }

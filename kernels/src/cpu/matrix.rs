@@ -5,12 +5,12 @@
 
 use half::{bf16, f16};
 
+use super::cache::Packing;
 use super::inputs::Words;
 use super::memory::{Memory, Shared};
 use super::quant::IntPanels;
 use super::simd::Element;
 use crate::tensor::stacked_shape;
-use crate::thread_pool::ThreadPool;
 use crate::{DType, IntFormat, Part, Result};
 
 /// A packed weight matrix `[out, cols]`.
@@ -91,16 +91,16 @@ impl Matrix {
         parts: &[Part],
         dtype: DType,
         layout: PanelLayout,
-        pool: &ThreadPool,
+        packing: Packing<'_>,
     ) -> Result<Matrix> {
         let (out, cols) = stacked_shape(parts)?;
         let pack = layout.pack(dtype);
         let shape = PanelShape { width: layout.width, pack, cols };
         let packed = match dtype {
-            DType::F32 => Packed::F32(Panels::pack(parts, out, shape, pool)?),
-            DType::F16 => Packed::F16(Panels::pack(parts, out, shape, pool)?),
-            DType::BF16 if pack == 2 => Packed::Bf16Pairs(Panels::pack(parts, out, shape, pool)?),
-            DType::BF16 => Packed::BF16(Panels::pack(parts, out, shape, pool)?),
+            DType::F32 => Packed::F32(Panels::pack(parts, out, shape, packing)?),
+            DType::F16 => Packed::F16(Panels::pack(parts, out, shape, packing)?),
+            DType::BF16 if pack == 2 => Packed::Bf16Pairs(Panels::pack(parts, out, shape, packing)?),
+            DType::BF16 => Packed::BF16(Panels::pack(parts, out, shape, packing)?),
         };
         Ok(Matrix { out, cols, packed })
     }
@@ -116,10 +116,10 @@ impl Matrix {
         parts: &[Part],
         format: IntFormat,
         width: usize,
-        pool: &ThreadPool,
+        packing: Packing<'_>,
     ) -> Result<Matrix> {
         let (out, cols) = stacked_shape(parts)?;
-        let panels = IntPanels::pack((out, cols), format, width, pool, |row, values| {
+        let panels = IntPanels::pack((out, cols), format, width, packing, |row, values| {
             let (part, row) = part_of(parts, row);
             part.read_row(row, values);
         })?;
@@ -159,11 +159,14 @@ impl Matrix {
 }
 
 impl<T: Element> Panels<T> {
-    fn pack(parts: &[Part], out: usize, shape: PanelShape, pool: &ThreadPool) -> Result<Self> {
+    fn pack(parts: &[Part], out: usize, shape: PanelShape, packing: Packing<'_>) -> Result<Self> {
         let (width, size) = (shape.width, shape.len());
         let mut data: Memory<T> = Memory::zeroed(out.div_ceil(width) * size, "weights")?;
+        if packing.load(&mut [&mut data]) {
+            return Ok(Panels { shape, data });
+        }
         let shared = Shared::new(&mut data);
-        pool.run(out.div_ceil(width), |p, _| {
+        packing.pool.run(out.div_ceil(width), |p, _| {
             // SAFETY: panel p belongs to this task alone.
             let panel = unsafe { shared.slice(p * size, size) };
             let mut values = vec![0.0; shape.cols];
@@ -175,6 +178,7 @@ impl<T: Element> Panels<T> {
                 }
             }
         });
+        packing.keep(&mut [&mut data]);
         Ok(Panels { shape, data })
     }
 

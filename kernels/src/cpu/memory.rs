@@ -1,10 +1,13 @@
 //! Large aligned arrays.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
+use std::fs::File;
+use std::io;
 use std::ops::{Deref, DerefMut};
 use std::ptr::NonNull;
 
 use half::{bf16, f16};
+use memmap2::{MmapMut, MmapOptions};
 
 use super::mapping::{LINE, Piece, cut};
 use crate::{Error, Result};
@@ -13,10 +16,10 @@ use crate::{Error, Result};
 /// which reuses the memory of freed ones.
 const MAPPED: usize = 256 << 10;
 
-/// A type whose zero bit pattern is a value.
+/// A type of plain bits.
 ///
 /// # Safety
-/// All zero bits are a valid value, and values need not be dropped.
+/// Every bit pattern is a valid value, and values need not be dropped.
 pub(super) unsafe trait Plain: Copy + Send + Sync + 'static {}
 
 // SAFETY: zero bits are the number 0.
@@ -39,8 +42,19 @@ unsafe impl Plain for bf16 {}
 pub(super) struct Memory<T: Plain> {
     start: NonNull<T>,
     len: usize,
-    /// The mapped memory of a large array. The others are on the heap.
-    mapped: Option<Piece>,
+    owner: Owner,
+}
+
+/// The owner of an array's bytes.
+#[derive(Debug)]
+enum Owner {
+    Heap,
+    /// A part of a mapped range.
+    #[allow(dead_code, reason = "keeps the memory mapped")]
+    Range(Piece),
+    /// A mapped part of a file. Writes do not reach the file.
+    #[allow(dead_code, reason = "keeps the memory mapped")]
+    File(MmapMut),
 }
 
 // SAFETY: the array owns its elements, which are plain numbers.
@@ -54,16 +68,42 @@ impl<T: Plain> Memory<T> {
         let bytes = len.saturating_mul(size_of::<T>());
         let too_much = Error::OutOfMemory { what, bytes };
         if len == 0 {
-            return Ok(Memory { start: NonNull::dangling(), len, mapped: None });
+            return Ok(Memory { start: NonNull::dangling(), len, owner: Owner::Heap });
         }
         if bytes >= MAPPED {
             let Some(piece) = cut(bytes) else { return Err(too_much) };
-            return Ok(Memory { start: piece.start().cast(), len, mapped: Some(piece) });
+            return Ok(Memory { start: piece.start().cast(), len, owner: Owner::Range(piece) });
         }
         let Some(layout) = layout::<T>(len) else { return Err(too_much) };
         // SAFETY: the layout is not empty, and zero bits are the number 0 in every element type.
         let Some(start) = NonNull::new(unsafe { alloc_zeroed(layout) }) else { return Err(too_much) };
-        Ok(Memory { start: start.cast(), len, mapped: None })
+        Ok(Memory { start: start.cast(), len, owner: Owner::Heap })
+    }
+
+    /// Maps `len` elements, at least one, at byte `start` of a file. The file must stay unchanged.
+    ///
+    /// # Errors
+    /// If the system refuses the mapping, or the elements are not inside the file.
+    pub(super) fn mapped(file: &File, start: u64, len: usize) -> io::Result<Memory<T>> {
+        let bytes = len.saturating_mul(size_of::<T>());
+        if start
+            .checked_add(bytes as u64)
+            .is_none_or(|end| file.metadata().is_ok_and(|data| data.len() < end))
+        {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        // SAFETY: the mapping is private, and the caller keeps the file unchanged.
+        let mut map = unsafe { MmapOptions::new().offset(start).len(bytes).map_copy(file)? };
+        let first = NonNull::new(map.as_mut_ptr()).filter(|first| first.cast::<T>().is_aligned());
+        let Some(first) = first else { return Err(io::ErrorKind::InvalidInput.into()) };
+        Ok(Memory { start: first.cast(), len, owner: Owner::File(map) })
+    }
+
+    /// Returns the bytes of the elements.
+    pub(super) fn bytes_mut(&mut self) -> &mut [u8] {
+        // SAFETY: the array owns the bytes of `len` elements, and every bit pattern that is written
+        // to them is a number.
+        unsafe { std::slice::from_raw_parts_mut(self.start.as_ptr().cast(), self.len * size_of::<T>()) }
     }
 }
 
@@ -74,7 +114,7 @@ fn layout<T: Plain>(len: usize) -> Option<Layout> {
 
 impl<T: Plain> Drop for Memory<T> {
     fn drop(&mut self) {
-        if let (Some(layout), None, true) = (layout::<T>(self.len), &self.mapped, self.len > 0) {
+        if let (Some(layout), Owner::Heap, true) = (layout::<T>(self.len), &self.owner, self.len > 0) {
             // SAFETY: allocated in `zeroed` with the same layout.
             unsafe { dealloc(self.start.as_ptr().cast(), layout) };
         }

@@ -6,6 +6,7 @@
 #![allow(clippy::needless_range_loop, reason = "loops over registers read better with indices")]
 
 mod attention;
+mod cache;
 
 mod exp;
 mod gemm;
@@ -28,6 +29,7 @@ mod tile;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+pub use cache::{CacheMode, CacheOptions};
 pub use kv::Kv;
 pub use matrix::Matrix;
 pub use queue::Queue;
@@ -35,6 +37,7 @@ pub use simd::Isa;
 
 use crate::thread_pool::ThreadPool;
 use crate::{Error, Result};
+use cache::{Packing, WeightCache};
 use inputs::Inputs;
 use matrix::PanelLayout;
 use memory::{Memory, Shared};
@@ -54,6 +57,8 @@ pub struct CpuOptions {
     pub isa: Option<Isa>,
     /// Precision of the inputs of matrix products.
     pub activations: Activations,
+    /// Cache of packed weights. By default there is none.
+    pub cache: Option<CacheOptions>,
     /// The core that each thread is bound to, the caller's first. By default threads run anywhere.
     pub cores: Vec<usize>,
 }
@@ -77,6 +82,7 @@ pub struct Cpu {
     target: Target,
     activations: Activations,
     pool: ThreadPool,
+    cache: WeightCache,
     /// Working memory of each thread of the pool.
     scratch: Vec<Mutex<Memory<f32>>>,
     inputs: Mutex<PackedInputs>,
@@ -144,7 +150,8 @@ impl Cpu {
         let inputs = PackedInputs { rows: 0, cols: 0, memory: Memory::zeroed(0, "packed activations")? };
         let (inputs, quantized) = (Mutex::new(inputs), Mutex::new(ActivationBuffer::new()?));
         let (activations, tiles) = (options.activations, Mutex::new(Vec::new()));
-        Ok(Cpu { target, activations, pool, scratch, inputs, quantized, tiles })
+        let cache = WeightCache::new(options.cache);
+        Ok(Cpu { target, activations, pool, cache, scratch, inputs, quantized, tiles })
     }
 
     /// Returns the instruction set in use.
@@ -161,6 +168,10 @@ impl Cpu {
     fn panel_layout(&self) -> PanelLayout {
         let bf16_pairs = self.target.has_bf16() && self.activations == Activations::Rounded;
         PanelLayout { width: self.target.panel_width(), bf16_pairs }
+    }
+
+    fn packing(&self) -> Packing<'_> {
+        Packing { pool: &self.pool, cache: &self.cache }
     }
 
     /// Enlarges the buffer for packed inputs to products of `rows` rows and `cols` inputs.

@@ -21,8 +21,13 @@ fn cpus(activations: Activations) -> Vec<Cpu> {
     let mut all = Vec::new();
     for isa in Isa::available() {
         for threads in [1, 3] {
-            let options =
-                CpuOptions { threads: Some(threads), isa: Some(isa), activations, cores: Vec::new() };
+            let options = CpuOptions {
+                threads: Some(threads),
+                isa: Some(isa),
+                activations,
+                cache: None,
+                cores: Vec::new(),
+            };
             all.push(Cpu::new(options).unwrap());
         }
     }

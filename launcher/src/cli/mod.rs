@@ -15,7 +15,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use millrace_router::engine::Schedule;
 use millrace_shard::families::{Overrides, RopeKind};
-use millrace_shard::{AllReduce, DType, DeviceKind, NullOptions, Quantize};
+use millrace_shard::{AllReduce, DType, DeviceKind, NullOptions, Quantize, WeightCacheOptions};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use bench::BenchArgs;
@@ -136,6 +136,19 @@ pub(crate) struct ModelArgs {
     #[arg(long, env = "ACTIVATIONS", default_value = "rounded")]
     #[serde(skip)]
     pub(crate) activations: ActivationsArg,
+    /// Folder in which packed weights are kept on the CPU: the next start with the same model and
+    /// flags reads them from there. One start of a model with other flags needs room for another
+    /// copy
+    #[arg(long, env = "PACKED_WEIGHTS_CACHE", value_name = "FOLDER")]
+    #[serde(skip)]
+    pub(crate) packed_weights_cache: Option<PathBuf>,
+    /// Leave packed weights in the file of the cache instead of copying them to huge pages. The
+    /// start is faster, processes share the memory, and weights may be larger than the memory; steps
+    /// are slower
+    #[arg(long, env = "MAP_PACKED_WEIGHTS", requires = "packed_weights_cache",
+          value_parser = clap::builder::BoolishValueParser::new())]
+    #[serde(skip)]
+    pub(crate) map_packed_weights: bool,
     /// Extend the rotary positions of config.json by --rope-factor
     #[arg(long, env = "ROPE_SCALING", requires = "rope_factor")]
     pub(crate) rope_scaling: Option<RopeScalingArg>,
@@ -506,6 +519,14 @@ impl From<DTypeArg> for DType {
             DTypeArg::Float16 => DType::F16,
             DTypeArg::Bfloat16 => DType::BF16,
         }
+    }
+}
+
+impl ModelArgs {
+    /// Returns the cache of packed weights, if there is to be one.
+    pub(crate) fn weight_cache(&self) -> Option<WeightCacheOptions> {
+        let folder = self.packed_weights_cache.clone()?;
+        Some(WeightCacheOptions { folder, map: self.map_packed_weights })
     }
 }
 

@@ -182,6 +182,9 @@ impl<B: Backend> WeightLoader<'_, B> {
     /// Starts the read-ahead of the next weights, so that the disk reads while this one is
     /// uploaded.
     fn read_ahead(&mut self) -> Result<(), Error> {
+        if !self.backend.reads_parts() {
+            return Ok(());
+        }
         while self.awaited < READ_AHEAD
             && let Some(slot) = self.ahead.next()
         {

@@ -125,6 +125,10 @@ impl WeightSource for StoredWeights {
         }
     }
 
+    fn place(&self) -> String {
+        self.checkpoint.place()
+    }
+
     fn identity(&self) -> String {
         self.checkpoint.identity().to_owned()
     }

@@ -48,6 +48,12 @@ pub trait WeightSource {
     /// Announces that this part will be read soon, so that a source can fetch it ahead.
     fn will_need(&self, _part: &Part) {}
 
+    /// Returns the folder that the weights come from. The text is empty if they do not come from
+    /// files.
+    fn place(&self) -> String {
+        String::new()
+    }
+
     /// Returns the files that the weights come from, with their sizes and times, as one text. The
     /// text is empty if the weights do not come from files.
     fn identity(&self) -> String {

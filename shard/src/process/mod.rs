@@ -13,6 +13,7 @@ mod run;
 mod startup;
 mod step_loop;
 mod test_fault;
+mod weight_cache;
 
 pub use affinity::compute_threads;
 pub use connection::Connection;

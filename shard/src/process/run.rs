@@ -1,6 +1,6 @@
 //! The life of a shard process: connect to the router, load the model, and answer steps.
 
-use millrace_kernels::cpu::{Activations, Cpu, CpuOptions};
+use millrace_kernels::cpu::{Activations, CacheMode, CacheOptions, Cpu, CpuOptions};
 use millrace_proto::{Fault, from_shard};
 
 use crate::Error;
@@ -86,8 +86,12 @@ pub(crate) fn open_cpu(placement: &RankPlacement, options: &ShardOptions) -> Res
     let host_ranks = options.host_ranks.max(1);
     let threads = affinity::bind_rank(placement.rank % host_ranks, host_ranks, options.threads);
     let activations = if options.exact_activations { Activations::Exact } else { Activations::Rounded };
+    let cache = options.weight_cache.as_ref().map(|cache| CacheOptions {
+        folder: cache.folder.clone(),
+        mode: if cache.map { CacheMode::Map } else { CacheMode::Copy },
+    });
     let backend =
-        Cpu::new(CpuOptions { threads: threads.count, isa: None, activations, cores: threads.cores })?;
+        Cpu::new(CpuOptions { threads: threads.count, isa: None, activations, cache, cores: threads.cores })?;
     Ok(OpenDevice { backend, free: free_host_share(options) })
 }
 

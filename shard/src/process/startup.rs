@@ -12,6 +12,7 @@ use crate::model::{DecoderSpec, Model, WeightSource, WeightStorage};
 use crate::options::{PreviousPool, RankPlacement, ShardOptions};
 use crate::platform::{OpenDevice, Platform};
 use crate::process::router_link::RouterLink;
+use crate::process::weight_cache::WeightLabel;
 use crate::split::Split;
 use crate::worker::Worker;
 use crate::{Bytes, Error};
@@ -183,7 +184,19 @@ impl<P: Platform> Start<'_, P> {
             Ok(())
         };
         let positions = plan.limits.max_sequence_tokens;
-        Weights::load(self.backend, self.spec, source, request.weights, positions, &mut progress)
+        if self.options.weight_cache.is_some() {
+            let RankPlacement { rank, world_size, .. } = *self.placement;
+            let split = Split { rank, world_size };
+            if let Some(label) = WeightLabel::new(self.spec, &request.weights, split, source)? {
+                self.backend.begin_weights(&label.subject, &label.version);
+            }
+        }
+        let weights =
+            Weights::load(self.backend, self.spec, source, request.weights, positions, &mut progress)?;
+        if let Some(warning) = self.backend.end_weights() {
+            tracing::warn!("{warning}");
+        }
+        Ok(weights)
     }
 
     /// Connects this rank with the others, at an address that rank 0 sends them through the router.

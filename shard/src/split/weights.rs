@@ -50,6 +50,10 @@ impl WeightSource for SplitWeights {
         self.whole.will_need(part);
     }
 
+    fn place(&self) -> String {
+        self.whole.place()
+    }
+
     fn identity(&self) -> String {
         self.whole.identity()
     }

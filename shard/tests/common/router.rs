@@ -44,6 +44,7 @@ pub fn options() -> ShardOptions {
         kv_cache_dtype: None,
         quantize: None,
         exact_activations: false,
+        weight_cache: None,
         max_total_tokens: Some(40),
         max_batch_total_tokens: Some(80),
         memory_fraction: 1.0,

@@ -14,10 +14,10 @@ use std::sync::{Mutex, PoisonError};
 
 use half::f16;
 
+use super::super::cache::Packing;
 use super::super::memory::{Memory, Shared};
 use super::activations::STEP;
 use crate::quantize::{Group, IntFormat};
-use crate::thread_pool::ThreadPool;
 use crate::{Error, Result};
 
 /// Panels of integers in groups.
@@ -106,7 +106,7 @@ impl IntPanels {
         (out, cols): (usize, usize),
         format: IntFormat,
         width: usize,
-        pool: &ThreadPool,
+        packing: Packing<'_>,
         read: impl Fn(usize, &mut [f32]) + Sync,
     ) -> Result<Self> {
         format.check_cols(cols)?;
@@ -115,9 +115,12 @@ impl IntPanels {
         let mut data: Memory<u8> = Memory::zeroed(panels.saturating_mul(panel_bytes), "weights")?;
         let scales = if format == IntFormat::Int8 { panels * width } else { 0 };
         let mut row_scales: Memory<f32> = Memory::zeroed(scales, "scales of weights")?;
+        if packing.load(&mut [&mut data, &mut row_scales]) {
+            return Ok(IntPanels { format, panel_bytes, data, row_scales });
+        }
         let (shared, shared_scales) = (Shared::new(&mut data), Shared::new(&mut row_scales));
         let failed: Mutex<Option<Error>> = Mutex::new(None);
-        pool.run(panels, |p, _| {
+        packing.pool.run(panels, |p, _| {
             // SAFETY: panel p and its scales belong to this task alone.
             let (panel, scales) = unsafe {
                 let scales = if scales > 0 { shared_scales.slice(p * width, width) } else { &mut [] };
@@ -132,7 +135,10 @@ impl IntPanels {
         });
         match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error),
-            None => Ok(IntPanels { format, panel_bytes, data, row_scales }),
+            None => {
+                packing.keep(&mut [&mut data, &mut row_scales]);
+                Ok(IntPanels { format, panel_bytes, data, row_scales })
+            }
         }
     }
 

@@ -106,6 +106,7 @@ fn options(args: &BenchArgs) -> ShardOptions {
         dtype: args.model.dtype.map(Into::into),
         quantize: args.model.quantize.map(Into::into),
         exact_activations: args.model.activations == ActivationsArg::Exact,
+        weight_cache: args.model.weight_cache(),
         kv_cache_dtype: args.model.kv_cache_dtype.map(Into::into),
         max_total_tokens: Some(tokens),
         max_batch_total_tokens: Some(batch * tokens.next_multiple_of(BLOCK_SIZE)),
