@@ -16,6 +16,7 @@ pub mod reference;
 mod sample;
 pub mod sampling;
 pub mod staging;
+pub mod stored;
 pub mod tensor;
 mod thread_pool;
 

@@ -9,7 +9,8 @@ use super::inputs::Words;
 use super::memory::{Memory, Shared};
 use super::quant::IntPanels;
 use super::simd::Element;
-use crate::tensor::stacked_shape;
+use crate::stored::ExactRows;
+use crate::tensor::{part_of_row, stacked_shape};
 use crate::thread_pool::ThreadPool;
 use crate::{DType, IntFormat, Part, Result};
 
@@ -95,7 +96,8 @@ impl Matrix {
         Ok(Matrix { out, cols, packed })
     }
 
-    /// Packs `parts` as integers of `format` in panels of `width` outputs.
+    /// Packs `parts` as integers of `format` in panels of `width` outputs. Integers that are stored
+    /// in this format are copied, and all others are quantized.
     pub(super) fn pack_int(
         parts: &[Part],
         format: IntFormat,
@@ -103,9 +105,17 @@ impl Matrix {
         pool: &ThreadPool,
     ) -> Result<Matrix> {
         let (out, cols) = stacked_shape(parts)?;
-        let panels = IntPanels::pack((out, cols), format, width, pool, |row, values| {
-            let (part, row) = part_of(parts, row);
-            part.read_row(row, values);
+        let stored = ExactRows::new(parts, format);
+        let order = stored.as_ref().and_then(|rows| rows.order());
+        let panels = IntPanels::pack((out, cols), format, width, order, pool, |row, to| {
+            if let Some(stored) = &stored {
+                stored.read(row, &mut to.codes, &mut to.groups);
+                return Ok(());
+            }
+            let (part, row) = part_of_row(parts, row);
+            to.values.resize(cols, 0.0);
+            part.read_row(row, &mut to.values);
+            format.quantize_row(&to.values, &mut to.codes, &mut to.groups)
         })?;
         Ok(Matrix { out, cols, packed: Packed::Int(panels) })
     }
@@ -146,7 +156,7 @@ impl<T: Element> Panels<T> {
             let panel = unsafe { shared.slice(p * size, size) };
             let mut values = vec![0.0; shape.cols];
             for (lane, row) in (p * width..out.min((p + 1) * width)).enumerate() {
-                let (part, row) = part_of(parts, row);
+                let (part, row) = part_of_row(parts, row);
                 part.read_row(row, &mut values);
                 for (col, x) in values.iter().enumerate() {
                     panel[shape.index(lane, col)] = T::from_f32(*x);
@@ -167,16 +177,4 @@ impl<T: Element> Panels<T> {
             *x = panel[self.shape.index(row % self.shape.width, col)].to_f32();
         }
     }
-}
-
-/// Returns the part that holds row `row` of the stack, and the row's index within the part. `row`
-/// is inside the stack.
-fn part_of(parts: &[Part], mut row: usize) -> (&Part, usize) {
-    for part in parts {
-        if row < part.rows.len() {
-            return (part, row);
-        }
-        row -= part.rows.len();
-    }
-    unreachable!("a row outside the stack; this is a bug")
 }

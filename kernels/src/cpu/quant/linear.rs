@@ -26,8 +26,9 @@ impl Cpu {
         );
         let x = x.rows(n);
         let (bytes, scales) = (Shared::new(&mut buffer.bytes), Shared::new(&mut buffer.scales));
+        let order = w.order.as_deref();
         self.for_rows(n, cols, |row| {
-            self.target.dispatch(QuantizeRows { x, layout, row, bytes, scales });
+            self.target.dispatch(QuantizeRows { x, layout, order, row, bytes, scales });
         });
         let out = Shared::new(out.rows_mut(n));
         let panels = outputs.div_ceil(self.target.panel_width());

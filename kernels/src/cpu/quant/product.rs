@@ -11,7 +11,7 @@ use super::super::simd::{Kernel, Simd};
 use super::super::tile::AHEAD;
 use super::activations::{GroupScale, RowLayout, STEP};
 use super::pack::IntPanels;
-use crate::quantize::IntFormat;
+use crate::quantize::{IntFormat, StoredGroups};
 
 /// The computation of the outputs of some panels for all rows.
 pub(super) struct Product<'a> {
@@ -38,6 +38,11 @@ trait Loop {
     const GROUP_SCALES: bool;
     /// Whether groups have offsets of their own.
     const OFFSETS: bool;
+    /// Whether the scales of groups are of type f32. Otherwise they are of type f16.
+    const WIDE_SCALES: bool = false;
+    /// Bytes of a group's scale and offset.
+    const GROUP_BYTES: usize =
+        if Self::WIDE_SCALES { 4 } else { 2 } + if Self::OFFSETS { 2 } else { 0 };
 }
 
 struct Int8;
@@ -69,6 +74,18 @@ impl Loop for Int4 {
     const OFFSETS: bool = true;
 }
 
+/// Integers that a checkpoint stores.
+struct Stored<const BITS: usize, const OFFSETS: bool, const WIDE_SCALES: bool>;
+
+impl<const BITS: usize, const OFFSETS: bool, const WIDE_SCALES: bool> Loop
+    for Stored<BITS, OFFSETS, WIDE_SCALES>
+{
+    const BITS: usize = BITS;
+    const GROUP_SCALES: bool = true;
+    const OFFSETS: bool = OFFSETS;
+    const WIDE_SCALES: bool = WIDE_SCALES;
+}
+
 impl Kernel for Product<'_> {
     type Output = ();
 
@@ -81,7 +98,27 @@ impl Kernel for Product<'_> {
                 IntFormat::Q8_0 => run::<S, Q8_0>(&self),
                 IntFormat::Q4_0 => run::<S, Q4_0>(&self),
                 IntFormat::Int4 => run::<S, Int4>(&self),
+                IntFormat::Stored(groups) => stored::<S>(&self, groups),
             }
+        }
+    }
+}
+
+/// Computes with integers that a checkpoint stores. The loops of other formats serve where they
+/// read the same numbers.
+#[inline(always)]
+unsafe fn stored<S: Simd>(job: &Product<'_>, groups: StoredGroups) {
+    // SAFETY: the caller guarantees the instruction set and valid pointers.
+    unsafe {
+        match (groups.bits, groups.has_offsets, groups.wide_scales) {
+            (4, false, false) => run::<S, Q4_0>(job),
+            (4, true, false) => run::<S, Int4>(job),
+            (4, false, true) => run::<S, Stored<4, false, true>>(job),
+            (4, true, true) => run::<S, Stored<4, true, true>>(job),
+            (_, false, false) => run::<S, Q8_0>(job),
+            (_, true, false) => run::<S, Stored<8, true, false>>(job),
+            (_, false, true) => run::<S, Stored<8, false, true>>(job),
+            (_, true, true) => run::<S, Stored<8, true, true>>(job),
         }
     }
 }
@@ -178,7 +215,7 @@ unsafe fn tile<S: Simd, L: Loop, const M: usize, const NV: usize>(
             }
             add_group::<S, L, M, NV>(&mut sums, &dots, &w, &scales, g);
             if L::GROUP_SCALES {
-                let bytes = 2 * S::LANES * if L::OFFSETS { 4 } else { 2 };
+                let bytes = 2 * S::LANES * L::GROUP_BYTES;
                 for v in 0..NV {
                     w[v] = w[v].add(bytes);
                 }
@@ -258,10 +295,17 @@ unsafe fn add_group<S: Simd, L: Loop, const M: usize, const NV: usize>(
         let mut offsets = [S::splat(0.0); NV];
         if L::GROUP_SCALES {
             for v in 0..NV {
-                let at: *const u16 = w[v].cast();
-                weight_scales[v] = S::load_f16(at.add(v % 2 * S::LANES));
+                // The scales of a panel's two vectors, then their offsets.
+                let lane = v % 2 * S::LANES;
+                let scale_bytes = if L::WIDE_SCALES { 4 } else { 2 };
+                weight_scales[v] = if L::WIDE_SCALES {
+                    S::load(w[v].cast::<f32>().add(lane))
+                } else {
+                    S::load_f16(w[v].cast::<u16>().add(lane))
+                };
                 if L::OFFSETS {
-                    offsets[v] = S::load_f16(at.add((2 + v % 2) * S::LANES));
+                    let at = w[v].add(scale_bytes * 2 * S::LANES);
+                    offsets[v] = S::load_f16(at.cast::<u16>().add(lane));
                 }
             }
         }
