@@ -27,6 +27,18 @@ impl StoredGroups {
         }
     }
 
+    /// Returns the format that is used for the weights of this one. Codes of 8 bits that have wide
+    /// scales or offsets have both, which costs little and saves products.
+    #[must_use]
+    pub fn simplified(self) -> StoredGroups {
+        let has_both = self.bits == 8 && (self.wide_scales || self.has_offsets);
+        StoredGroups {
+            wide_scales: self.wide_scales || has_both,
+            has_offsets: self.has_offsets || has_both,
+            ..self
+        }
+    }
+
     /// Returns the bytes of a scale.
     pub const fn scale_bytes(self) -> usize {
         if self.wide_scales { size_of::<f32>() } else { size_of::<u16>() }

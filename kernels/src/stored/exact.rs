@@ -23,7 +23,7 @@ pub fn exact_format(parts: &[Part]) -> Option<IntFormat> {
         return Some(IntFormat::Int8);
     }
     let groups = shares.iter().map(Share::groups).collect::<Option<Vec<_>>>()?;
-    groups.into_iter().reduce(StoredGroups::common).map(IntFormat::Stored)
+    groups.into_iter().reduce(StoredGroups::common).map(|groups| IntFormat::Stored(groups.simplified()))
 }
 
 /// The share of a part in a matrix of integers.

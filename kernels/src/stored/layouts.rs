@@ -141,22 +141,39 @@ pub fn packed(rows: usize, cols: usize, tensors: PackedTensors) -> Result<HostTe
     matrix(rows, cols, weight_packed, Integers { codes, scales, offsets, groups: columns })
 }
 
-/// Creates a matrix of signed bytes `[rows, cols]` with one scale for all, one for each row, or
-/// `[rows, groups]`. All scales are divided by `divisor`.
+/// The tensors of a matrix `[rows, cols]` of signed bytes.
+#[derive(Debug, Clone)]
+pub struct ByteTensors {
+    /// `[rows, cols]`.
+    pub weight: Bytes,
+    /// `[rows, groups]`, or one scale for each row, or one for all.
+    pub scales: Numbers,
+    /// Signed bytes `[rows, groups]`, unless weights are symmetric.
+    pub zero_points: Option<Bytes>,
+    /// Columns of a group; all columns may be one group.
+    pub group_cols: usize,
+    /// All scales are divided by this: 127 for bitsandbytes.
+    pub divisor: f32,
+}
+
+/// Creates a matrix of signed bytes: int-quantized weights of compressed-tensors, and those of
+/// bitsandbytes (Dettmers et al., "LLM.int8()").
 ///
 /// # Errors
 /// [`Error::Shape`] if a tensor has another length.
-pub fn signed_bytes(
-    (rows, cols): (usize, usize),
-    bytes: Bytes,
-    scales: Numbers,
-    group_cols: usize,
-    divisor: f32,
-) -> Result<HostTensor> {
+pub fn signed_bytes(rows: usize, cols: usize, tensors: ByteTensors) -> Result<HostTensor> {
+    let ByteTensors { weight, scales, zero_points, group_cols, divisor } = tensors;
+    let groups = group_count(cols, group_cols)?;
     let codes = CodeLayout::SignedBytes { cols };
-    let scales = ScaleGrid { divisor, ..ScaleGrid::new(scales, rows, group_count(cols, group_cols)?, false)? };
-    let (offsets, groups) = (Offsets::Same(128), ColumnGroups::Even(group_cols));
-    matrix(rows, cols, bytes, Integers { codes, scales, offsets, groups })
+    let scales = ScaleGrid { divisor, ..ScaleGrid::new(scales, rows, groups, false)? };
+    let offsets = match zero_points {
+        None => Offsets::Same(128),
+        Some(bytes) => {
+            Offsets::Stored { layout: CodeLayout::SignedBytes { cols: groups }, bytes, plus_one: false }
+        }
+    };
+    let groups = ColumnGroups::Even(group_cols);
+    matrix(rows, cols, weight, Integers { codes, scales, offsets, groups })
 }
 
 /// Creates a matrix of e4m3 numbers `[rows, cols]` with a scale for each block of `block` rows and

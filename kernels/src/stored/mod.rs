@@ -26,6 +26,8 @@ pub use exact::{ExactRows, exact_format};
 pub use float8::Float8;
 pub use grouping::ColumnGroups;
 pub use integers::{Integers, Offsets, ScaleGrid};
-pub use layouts::{AwqTensors, GptqTensors, PackedTensors, awq, float8, gptq, packed, signed_bytes, table};
+pub use layouts::{
+    AwqTensors, ByteTensors, GptqTensors, PackedTensors, awq, float8, gptq, packed, signed_bytes, table,
+};
 pub use numbers::{NumberType, Numbers};
 pub use table_codes::{BlockScales, TableCodes};

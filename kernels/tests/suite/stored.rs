@@ -5,7 +5,7 @@ use bytes::Bytes;
 use half::{bf16, f16};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::stored::{
-    AwqTensors, BlockScales, GptqTensors, NumberType, Numbers, PackedTensors, TableCodes, awq, exact_format,
+    AwqTensors, BlockScales, ByteTensors, GptqTensors, NumberType, Numbers, PackedTensors, TableCodes, awq, exact_format,
     float8, gptq, packed, signed_bytes, table,
 };
 use millrace_kernels::{
@@ -152,10 +152,16 @@ impl Quantized {
         packed(rows, cols, tensors).unwrap()
     }
 
-    fn signed_bytes(&self) -> HostTensor {
-        let bytes: Vec<u8> = self.codes.iter().map(|code| code.wrapping_sub(128)).collect();
-        let scales = self.scales(false);
-        signed_bytes((self.rows, self.cols), bytes.into(), scales, self.group, 1.0).unwrap()
+    fn signed_bytes(&self, symmetric: bool, divisor: f32) -> HostTensor {
+        let signed = |codes: &[u8]| codes.iter().map(|code| code.wrapping_sub(128)).collect::<Vec<u8>>().into();
+        let tensors = ByteTensors {
+            weight: signed(&self.codes),
+            scales: self.scales(false),
+            zero_points: (!symmetric).then(|| signed(&self.zeros)),
+            group_cols: self.group,
+            divisor,
+        };
+        signed_bytes(self.rows, self.cols, tensors).unwrap()
     }
 
     /// Every layout that can store the matrix.
@@ -171,8 +177,8 @@ impl Quantized {
                 all.extend([("awq gemm", self.awq(false)), ("awq gemv", self.awq(true))]);
             }
         }
-        if self.bits == 8 && symmetric && in_order {
-            all.push(("int-quantized", self.signed_bytes()));
+        if self.bits == 8 && in_order {
+            all.push(("int-quantized", self.signed_bytes(symmetric, 1.0)));
         }
         all
     }
@@ -415,7 +421,7 @@ fn fused_parts_of_different_formats_have_a_common_one() {
     let four = Quantized::new(32, 256, 4, 128, DType::F16, 1).symmetric();
     let eight = Quantized::new(64, 256, 8, 64, DType::BF16, 2).symmetric();
     let rows = Quantized::new(32, 256, 8, 256, DType::F32, 3).symmetric();
-    let parts = [four.gptq(true, false), eight.packed(true, false), rows.signed_bytes()].map(Part::whole);
+    let parts = [four.gptq(true, false), eight.packed(true, false), rows.signed_bytes(true, 1.0)].map(Part::whole);
     let want = [&four, &eight, &rows].map(|matrix| matrix.weights(0..matrix.rows, 0..256)).concat();
     let Some(IntFormat::Stored(format)) = exact_format(&parts) else { panic!("no format") };
     assert_eq!((format.bits, format.cols, format.wide_scales, format.has_offsets), (8, 64, true, true));
@@ -429,15 +435,14 @@ fn fused_parts_of_different_formats_have_a_common_one() {
 fn rows_of_bytes_are_multiplied_by_their_own_scale() {
     for cols in [1, 31, 100, 333] {
         let matrix = Quantized::new(40, cols, 8, cols, DType::F32, cols as u64).symmetric();
-        let parts = [Part::whole(matrix.signed_bytes())];
+        let parts = [Part::whole(matrix.signed_bytes(true, 1.0))];
         assert_eq!(exact_format(&parts), Some(IntFormat::Int8));
         let order: Vec<usize> = (0..cols).collect();
         check_products("bytes", &parts, &matrix.weights(0..40, 0..cols), &order, 3, 5);
     }
     // bitsandbytes divides its scales by 127.
     let matrix = Quantized::new(8, 64, 8, 64, DType::F32, 4).symmetric();
-    let bytes: Vec<u8> = matrix.codes.iter().map(|code| code.wrapping_sub(128)).collect();
-    let tensor = signed_bytes((8, 64), bytes.into(), matrix.scales(false), 64, 127.0).unwrap();
+    let tensor = matrix.signed_bytes(true, 127.0);
     let at = |i: usize| (f32::from(matrix.codes[i]) - 128.0) * (matrix.scales[i / 64] / 127.0);
     assert_eq!(read(&Part::whole(tensor)), (0..512).map(at).collect::<Vec<_>>());
 }

@@ -116,9 +116,8 @@ unsafe fn stored<S: Simd>(job: &Product<'_>, groups: StoredGroups) {
             (4, false, true) => run::<S, Stored<4, false, true>>(job),
             (4, true, true) => run::<S, Stored<4, true, true>>(job),
             (_, false, false) => run::<S, Q8_0>(job),
-            (_, true, false) => run::<S, Stored<8, true, false>>(job),
-            (_, false, true) => run::<S, Stored<8, false, true>>(job),
             (_, true, true) => run::<S, Stored<8, true, true>>(job),
+            (..) => unreachable!("8 bits with either wide scales or offsets; this is a bug"),
         }
     }
 }
