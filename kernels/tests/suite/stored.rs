@@ -9,7 +9,7 @@ use millrace_kernels::stored::{
     float8, gptq, packed, signed_bytes, table,
 };
 use millrace_kernels::{
-    Backend, DType, HostTensor, IntFormat, Part, ProductShape, Segment, Sizing, WeightFormat, fp8,
+    Backend, DType, HostTensor, IntFormat, ModelLoading, Part, ProductShape, Segment, Sizing, WeightFormat, fp8,
 };
 use proptest::prelude::{ProptestConfig, any, prop, prop_assert, prop_assert_eq, proptest};
 
@@ -286,7 +286,7 @@ proptest! {
     #[test]
     fn every_layout_reads_what_was_written(
         (eights, blocks) in (1usize..6, 1usize..12), bits in 0usize..4, group in 0usize..6, dtype in 0usize..3,
-        (shuffle, symmetric): (bool, bool), cut in any::<[[prop::sample::Index; 2]; 2]>(), seed: u64,
+        (shuffle, symmetric) in any::<(bool, bool)>(), cut in any::<[[prop::sample::Index; 2]; 2]>(), seed: u64,
     ) {
         let (rows, cols) = (32 * eights, 32 * blocks);
         let group = [8, 32, 48, 64, 128, cols][group];
@@ -322,7 +322,7 @@ proptest! {
     #[test]
     fn products_are_exact_but_for_the_rounding_of_activations(
         n in 1usize..20, (eights, blocks) in (1usize..5, 1usize..9), bits in 0usize..3, group in 0usize..5,
-        dtype in 0usize..3, (shuffle, symmetric): (bool, bool), seed: u64,
+        dtype in 0usize..3, (shuffle, symmetric) in any::<(bool, bool)>(), seed: u64,
     ) {
         let (rows, cols) = (32 * eights, 64 * blocks);
         let group = [32, 64, 96, 128, cols][group];

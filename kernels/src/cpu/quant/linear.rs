@@ -38,7 +38,7 @@ impl Cpu {
         self.parallel(panels.div_ceil(at_once), n * cols * outputs, |task, _| {
             let panels = task * at_once..panels.min((task + 1) * at_once);
             let (x, scales) = (bytes.as_ptr().cast_const(), scales.as_ptr().cast_const());
-            self.target.dispatch(Product { n, layout, x, scales, w, bias, out, outputs, panels });
+            Product { n, layout, x, scales, w, bias, out, outputs, panels }.compute(self.target);
         });
     }
 }

@@ -4,14 +4,15 @@
 //! activation scale)`. The inner sum is an exact integer, which the correction for the offset
 //! initializes. The groups are added in ascending order.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::memory::Shared;
-use super::super::simd::{Kernel, Simd};
+use super::super::simd::{Kernel, Simd, Target};
 use super::super::tile::AHEAD;
 use super::activations::{GroupScale, RowLayout, STEP};
 use super::pack::IntPanels;
-use crate::quantize::{IntFormat, StoredGroups};
+use crate::quantize::IntFormat;
 
 /// The computation of the outputs of some panels for all rows.
 pub(super) struct Product<'a> {
@@ -74,51 +75,55 @@ impl Loop for Int4 {
     const OFFSETS: bool = true;
 }
 
-/// Integers that a checkpoint stores.
-struct Stored<const BITS: usize, const OFFSETS: bool, const WIDE_SCALES: bool>;
+/// Integers that a checkpoint stores, with scales of type f32.
+struct Stored<const BITS: usize, const OFFSETS: bool>;
 
-impl<const BITS: usize, const OFFSETS: bool, const WIDE_SCALES: bool> Loop
-    for Stored<BITS, OFFSETS, WIDE_SCALES>
-{
+impl<const BITS: usize, const OFFSETS: bool> Loop for Stored<BITS, OFFSETS> {
     const BITS: usize = BITS;
     const GROUP_SCALES: bool = true;
     const OFFSETS: bool = OFFSETS;
-    const WIDE_SCALES: bool = WIDE_SCALES;
+    const WIDE_SCALES: bool = true;
 }
 
-impl Kernel for Product<'_> {
+impl Product<'_> {
+    /// Computes the product with the instruction set of `target`.
+    pub(super) fn compute(self, target: Target) {
+        match self.w.format {
+            IntFormat::Int8 => target.dispatch(WithLoop::<Int8>::new(self)),
+            IntFormat::Q8_0 => target.dispatch(WithLoop::<Q8_0>::new(self)),
+            IntFormat::Q4_0 => target.dispatch(WithLoop::<Q4_0>::new(self)),
+            IntFormat::Int4 => target.dispatch(WithLoop::<Int4>::new(self)),
+            // The loops of other formats serve where they read the same numbers.
+            IntFormat::Stored(groups) => match (groups.bits, groups.has_offsets, groups.wide_scales) {
+                (4, false, false) => target.dispatch(WithLoop::<Q4_0>::new(self)),
+                (4, true, false) => target.dispatch(WithLoop::<Int4>::new(self)),
+                (4, false, true) => target.dispatch(WithLoop::<Stored<4, false>>::new(self)),
+                (4, true, true) => target.dispatch(WithLoop::<Stored<4, true>>::new(self)),
+                (_, false, false) => target.dispatch(WithLoop::<Q8_0>::new(self)),
+                (_, true, true) => target.dispatch(WithLoop::<Stored<8, true>>::new(self)),
+                (..) => unreachable!("8 bits with either wide scales or offsets; this is a bug"),
+            },
+        }
+    }
+}
+
+/// A product with the loops of a format. Each one is a kernel of its own, because compilers take
+/// very long for a function with all of them.
+struct WithLoop<'a, L>(Product<'a>, PhantomData<L>);
+
+impl<'a, L: Loop> WithLoop<'a, L> {
+    fn new(product: Product<'a>) -> Self {
+        WithLoop(product, PhantomData)
+    }
+}
+
+impl<L: Loop> Kernel for WithLoop<'_, L> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: the caller guarantees the instruction set and valid pointers.
-        unsafe {
-            match self.w.format {
-                IntFormat::Int8 => run::<S, Int8>(&self),
-                IntFormat::Q8_0 => run::<S, Q8_0>(&self),
-                IntFormat::Q4_0 => run::<S, Q4_0>(&self),
-                IntFormat::Int4 => run::<S, Int4>(&self),
-                IntFormat::Stored(groups) => stored::<S>(&self, groups),
-            }
-        }
-    }
-}
-
-/// Computes with integers that a checkpoint stores. The loops of other formats serve where they
-/// read the same numbers.
-#[inline(always)]
-unsafe fn stored<S: Simd>(job: &Product<'_>, groups: StoredGroups) {
-    // SAFETY: the caller guarantees the instruction set and valid pointers.
-    unsafe {
-        match (groups.bits, groups.has_offsets, groups.wide_scales) {
-            (4, false, false) => run::<S, Q4_0>(job),
-            (4, true, false) => run::<S, Int4>(job),
-            (4, false, true) => run::<S, Stored<4, false, true>>(job),
-            (4, true, true) => run::<S, Stored<4, true, true>>(job),
-            (_, false, false) => run::<S, Q8_0>(job),
-            (_, true, true) => run::<S, Stored<8, true, true>>(job),
-            (..) => unreachable!("8 bits with either wide scales or offsets; this is a bug"),
-        }
+        unsafe { run::<S, L>(&self.0) }
     }
 }
 
