@@ -1,100 +1,10 @@
 //! Tensors in host memory, as a checkpoint stores them.
 
 use std::ops::Range;
-use std::sync::Arc;
 
 use bytes::Bytes;
 
-use crate::stored::{Float8, Integers, TableCodes};
-use crate::{Error, Result};
-
-/// An element type of dense weights and KV caches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum DType {
-    /// IEEE single precision (binary32).
-    F32,
-    /// IEEE half precision (binary16).
-    F16,
-    /// bfloat16: the upper 16 bits of a binary32 number.
-    BF16,
-}
-
-impl DType {
-    /// Returns the bytes per element.
-    pub const fn size(self) -> usize {
-        match self {
-            DType::F32 => 4,
-            DType::F16 | DType::BF16 => 2,
-        }
-    }
-
-    /// Returns the value of this type that is nearest to `x`; ties go to the even one.
-    pub fn round(self, x: f32) -> f32 {
-        match self {
-            DType::F32 => x,
-            DType::F16 => half::f16::from_f32(x).to_f32(),
-            DType::BF16 => half::bf16::from_f32(x).to_f32(),
-        }
-    }
-
-    /// Returns the name used on the command line and in `config.json`.
-    pub const fn name(self) -> &'static str {
-        match self {
-            DType::F32 => "float32",
-            DType::F16 => "float16",
-            DType::BF16 => "bfloat16",
-        }
-    }
-}
-
-/// How the numbers of a stored tensor are encoded in its bytes.
-///
-/// An encoding whose numbers need further tensors (scales, zero points) carries them in its variant,
-/// which is why this type is not `Copy`.
-#[derive(Debug, Clone, PartialEq)]
-pub enum Encoding {
-    /// Little-endian numbers of this type, one after the other.
-    Dense(DType),
-    /// Integers in groups.
-    Integers(Arc<Integers>),
-    /// Codes of four bits that index a table.
-    Table(Arc<TableCodes>),
-    /// FP8 numbers with scales.
-    Float8(Arc<Float8>),
-}
-
-impl Encoding {
-    /// Returns the bytes of `cols` columns of a row, if the bytes of a row are next to each other.
-    pub fn row_bytes(&self, cols: usize) -> Option<usize> {
-        match self {
-            Encoding::Dense(dtype) => Some(cols.saturating_mul(dtype.size())),
-            Encoding::Float8(_) => Some(cols),
-            Encoding::Integers(_) | Encoding::Table(_) => None,
-        }
-    }
-
-    /// Returns the element type of a dense tensor.
-    pub const fn dense(&self) -> Option<DType> {
-        match self {
-            Encoding::Dense(dtype) => Some(*dtype),
-            _ => None,
-        }
-    }
-
-    fn check(&self, rows: usize, cols: usize, bytes: usize) -> Result<()> {
-        match self {
-            // Saturated products cannot equal the length of a slice.
-            Encoding::Dense(dtype) if rows.saturating_mul(cols).saturating_mul(dtype.size()) != bytes => {
-                let name = dtype.name();
-                Err(Error::Shape(format!("a {name} tensor of {rows} x {cols} cannot have {bytes} bytes")))
-            }
-            Encoding::Dense(_) => Ok(()),
-            Encoding::Integers(integers) => integers.check(rows, cols, bytes),
-            Encoding::Table(codes) => codes.check(rows, cols, bytes),
-            Encoding::Float8(float8) => float8.check(rows, cols, bytes),
-        }
-    }
-}
+use crate::{DType, Encoding, Error, Result};
 
 /// A tensor of one or two axes in host memory, usually in a mapped file. A dense one is row-major.
 ///

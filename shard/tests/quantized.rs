@@ -1,5 +1,5 @@
-//! Loads the quantized checkpoints that `integration-tests/oracle/quantized.py` writes, and compares
-//! their logits with those of the dense checkpoints of the same weights.
+//! Loads the quantized checkpoints that `integration-tests/oracle/quantized.py` writes, and
+//! compares their logits with those of the dense checkpoints of the same weights.
 
 #![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
 
@@ -73,13 +73,14 @@ fn cases(folder: &Path) -> Vec<String> {
 }
 
 fn load(folder: PathBuf) -> Model {
-    families::load(&Source::Directory(folder), &Overrides::default()).unwrap_or_else(|error| panic!("{error}"))
+    families::load(&Source::Directory(folder), &Overrides::default())
+        .unwrap_or_else(|error| panic!("{error}"))
 }
 
 /// Returns whether all quantized matrices are kept as they are stored.
 fn is_kept(case: &str) -> bool {
-    // FP8 and tables of 4 bits are converted, and so are groups of 16 columns, and fused matrices of
-    // parts that are dense or have their columns in different orders.
+    // FP8 and tables of 4 bits are converted, and so are groups of 16 columns, and fused matrices
+    // of parts that are dense or have their columns in different orders.
     !["bnb-nf4", "bnb-fp4", "fp8", "float"].iter().any(|kind| case.starts_with(kind))
         && !["gptq-4-16", "gptq-4-32-mixed-orders", "int-row-mixed"].contains(&case)
 }
@@ -121,8 +122,7 @@ fn by_two<B: HostMemory>(device: impl Fn() -> B + Sync, folder: &Path) -> Vec<Ve
                     let ranks = Some(Box::new(HostCollectives::new(group.unwrap())) as _);
                     let storage = WeightStorage::choose(DType::F32, None, &share, &device).unwrap();
                     let weights = &*share.weights;
-                    let mut harness =
-                        Harness::among(&device, &share.spec, weights, storage, &LIMITS, ranks);
+                    let mut harness = Harness::among(&device, &share.spec, weights, storage, &LIMITS, ranks);
                     logits(&mut harness)
                 })
             })
@@ -288,9 +288,9 @@ fn refused(case: &str, change: impl Fn(&mut Value, &mut BTreeMap<String, Stored>
         .map(|(name, view)| (name, (view.dtype(), view.shape().to_vec(), view.data().to_vec())))
         .collect();
     change(&mut config["quantization_config"], &mut tensors);
-    let views = tensors.iter().map(|(name, (dtype, shape, bytes))| {
-        (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap())
-    });
+    let views = tensors
+        .iter()
+        .map(|(name, (dtype, shape, bytes))| (name, TensorView::new(*dtype, shape.clone(), bytes).unwrap()));
     let file: &'static [u8] = safetensors::serialize(views, None).unwrap().leak();
     let config: &'static [u8] = config.to_string().into_bytes().leak();
     let files: &'static [_] = vec![("config.json", config), ("model.safetensors", file)].leak();
@@ -308,9 +308,19 @@ fn unknown_schemes_are_refused_by_the_key_that_says_so() {
         return;
     }
     let cases: [(&str, &str, Value, &str); 16] = [
-        ("gptq-4-32-sym", "quant_method", json!("hqq"), "quant_method = \"hqq\" is not supported: gptq, awq, "),
+        (
+            "gptq-4-32-sym",
+            "quant_method",
+            json!("hqq"),
+            "quant_method = \"hqq\" is not supported: gptq, awq, ",
+        ),
         ("gptq-4-32-sym", "bits", json!(5), "bits = 5 is not supported: GPTQ has 2, 3, 4 or 8"),
-        ("gptq-4-32-sym", "checkpoint_format", json!("marlin"), "checkpoint_format = \"marlin\" is not supported"),
+        (
+            "gptq-4-32-sym",
+            "checkpoint_format",
+            json!("marlin"),
+            "checkpoint_format = \"marlin\" is not supported",
+        ),
         ("gptq-4-32-sym", "group_size", json!(0), "group_size is 0"),
         ("gptq-4-32-sym", "group_size", Value::Null, "group_size is missing"),
         ("gptq-4-32-sym", "is_marlin_format", json!(true), "is_marlin_format = true is not supported"),
@@ -318,10 +328,25 @@ fn unknown_schemes_are_refused_by_the_key_that_says_so() {
         ("awq-gemm-32", "bits", json!(8), "bits = 8 is not supported: AWQ has 4"),
         ("awq-gemm-32", "version", json!("marlin"), "version = \"marlin\" is not supported: gemm and gemv"),
         ("awq-gemm-32", "zero_point", json!(false), "zero_point = false is not supported"),
-        ("packed-4-32", "format", json!("marlin-24"), "format = \"marlin-24\" is not supported: pack-quantized"),
+        (
+            "packed-4-32",
+            "format",
+            json!("marlin-24"),
+            "format = \"marlin-24\" is not supported: pack-quantized",
+        ),
         ("packed-4-32", "config_groups", json!({}), "config_groups is missing"),
-        ("packed-4-32", "sparsity_config", json!({"format": "sparse-24"}), "sparsity_config.format = \"sparse-24\""),
-        ("bnb-nf4", "bnb_4bit_quant_type", json!("nf3"), "bnb_4bit_quant_type = \"nf3\" is not supported: nf4"),
+        (
+            "packed-4-32",
+            "sparsity_config",
+            json!({"format": "sparse-24"}),
+            "sparsity_config.format = \"sparse-24\"",
+        ),
+        (
+            "bnb-nf4",
+            "bnb_4bit_quant_type",
+            json!("nf3"),
+            "bnb_4bit_quant_type = \"nf3\" is not supported: nf4",
+        ),
         ("bnb-nf4", "load_in_8bit", json!(true), "must be true for exactly one of"),
         ("fp8-block", "weight_block_size", json!([128, 0]), "weight_block_size has a size of 0"),
     ];
@@ -336,7 +361,9 @@ fn unknown_schemes_are_refused_by_the_key_that_says_so() {
     let place = "quantization_config.config_groups.group_0.weights.";
     assert!(weights("num_bits", json!(5)).contains(&format!("{place}num_bits = 5 is not supported")));
     assert!(weights("type", json!("float")).contains("format = \"pack-quantized\" is not supported"));
-    assert!(weights("strategy", json!("tensor_group")).contains(&format!("{place}strategy = \"tensor_group\"")));
+    assert!(
+        weights("strategy", json!("tensor_group")).contains(&format!("{place}strategy = \"tensor_group\""))
+    );
 }
 
 #[test]
@@ -375,7 +402,9 @@ fn inconsistent_tensors_are_named() {
             tensor.2[20..24].copy_from_slice(&index.to_le_bytes());
         })
     };
-    assert!(group(2).contains(&format!("{Q}.g_idx in model.safetensors of the built-in model cannot be used")));
+    assert!(
+        group(2).contains(&format!("{Q}.g_idx in model.safetensors of the built-in model cannot be used"))
+    );
     assert!(group(-1).contains("column 5 is in group -1 of 2"));
     let other = refused("gptq-4-32-sym", |config, _| config["group_size"] = json!(64));
     assert!(other.contains(".qzeros") && other.contains("[1, "), "{other}");

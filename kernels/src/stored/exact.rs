@@ -1,7 +1,6 @@
 //! Stored integers without rounding, in the form that devices multiply by.
 
-use super::integers::{Integers, Offsets};
-use super::numbers::NumberType;
+use crate::encoding::{Integers, NumberType, Offsets};
 use crate::quantize::{Group, StoredGroups};
 use crate::tensor::part_of_row;
 use crate::{DType, Encoding, IntFormat, Part};

@@ -4,12 +4,9 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 
-use super::code_layout::{CodeLayout, WordLayout};
-use super::float8::Float8;
-use super::grouping::ColumnGroups;
-use super::integers::{Integers, Offsets, ScaleGrid};
-use super::numbers::Numbers;
-use super::table_codes::TableCodes;
+use crate::encoding::{
+    CodeLayout, ColumnGroups, Float8, Integers, Numbers, Offsets, ScaleGrid, TableCodes, WordLayout,
+};
 use crate::{Encoding, Error, HostTensor, Result};
 
 /// The tensors of a matrix `[rows, cols]` that GPTQ stores.
@@ -31,8 +28,8 @@ pub struct GptqTensors {
     pub g_idx: Option<Bytes>,
 }
 
-/// Creates a matrix that GPTQ has stored (Frantar et al., "GPTQ"; the layout is that of AutoGPTQ and
-/// GPTQModel).
+/// Creates a matrix that GPTQ has stored (Frantar et al., "GPTQ"; the layout is that of AutoGPTQ
+/// and GPTQModel).
 ///
 /// # Errors
 /// [`Error::Shape`] if a tensor has another length, or a column is in a group that does not exist.
@@ -60,8 +57,8 @@ pub struct AwqTensors {
     /// Words `[cols, rows / 8]` of successive rows in the order of AWQ; gemv: `[rows, cols / 8]` of
     /// successive columns.
     pub qweight: Bytes,
-    /// Words `[groups, rows / 8]` in the same order; gemv: `[rows, padded groups / 8]` of successive
-    /// groups.
+    /// Words `[groups, rows / 8]` in the same order; gemv: `[rows, padded groups / 8]` of
+    /// successive groups.
     pub qzeros: Bytes,
     /// `[groups, rows]`; gemv: `[rows, padded groups]`.
     pub scales: Numbers,

@@ -5,11 +5,12 @@ use bytes::Bytes;
 use half::{bf16, f16};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::stored::{
-    AwqTensors, BlockScales, ByteTensors, GptqTensors, NumberType, Numbers, PackedTensors, TableCodes, awq, exact_format,
-    float8, gptq, packed, signed_bytes, table,
+    AwqTensors, BlockScales, ByteTensors, GptqTensors, NumberType, Numbers, PackedTensors, TableCodes, awq,
+    exact_format, float8, gptq, packed, signed_bytes, table,
 };
 use millrace_kernels::{
-    Backend, DType, HostTensor, IntFormat, ModelLoading, Part, ProductShape, Segment, Sizing, WeightFormat, fp8,
+    Backend, DType, HostTensor, IntFormat, ModelLoading, Part, ProductShape, Segment, Sizing, WeightFormat,
+    fp8,
 };
 use proptest::prelude::{ProptestConfig, any, prop, prop_assert, prop_assert_eq, proptest};
 
@@ -153,7 +154,8 @@ impl Quantized {
     }
 
     fn signed_bytes(&self, symmetric: bool, divisor: f32) -> HostTensor {
-        let signed = |codes: &[u8]| codes.iter().map(|code| code.wrapping_sub(128)).collect::<Vec<u8>>().into();
+        let signed =
+            |codes: &[u8]| codes.iter().map(|code| code.wrapping_sub(128)).collect::<Vec<u8>>().into();
         let tensors = ByteTensors {
             weight: signed(&self.codes),
             scales: self.scales(false),
@@ -263,7 +265,8 @@ fn rounded(x: &[f32], cols: usize, group: usize, order: &[usize]) -> Vec<f32> {
 fn check_products(name: &str, parts: &[Part], dense: &[f32], order: &[usize], n: usize, seed: u64) {
     let cols = parts[0].cols.len();
     let format = exact_format(parts).unwrap_or_else(|| panic!("{name}: no format"));
-    let x: Vec<f32> = (0..n * cols).map(|at| Rng(seed ^ at as u64).unit() * [1.0, 0.1, 4.0][at / 32 % 3]).collect();
+    let x: Vec<f32> =
+        (0..n * cols).map(|at| Rng(seed ^ at as u64).unit() * [1.0, 0.1, 4.0][at / 32 % 3]).collect();
     let rounded = rounded(&x, cols, format.activation_cols(cols), order);
     let bytes = bytes(dense);
     let whole = [Part::whole(tensor(&bytes, dense.len() / cols, cols))];
@@ -421,7 +424,8 @@ fn fused_parts_of_different_formats_have_a_common_one() {
     let four = Quantized::new(32, 256, 4, 128, DType::F16, 1).symmetric();
     let eight = Quantized::new(64, 256, 8, 64, DType::BF16, 2).symmetric();
     let rows = Quantized::new(32, 256, 8, 256, DType::F32, 3).symmetric();
-    let parts = [four.gptq(true, false), eight.packed(true, false), rows.signed_bytes(true, 1.0)].map(Part::whole);
+    let parts =
+        [four.gptq(true, false), eight.packed(true, false), rows.signed_bytes(true, 1.0)].map(Part::whole);
     let want = [&four, &eight, &rows].map(|matrix| matrix.weights(0..matrix.rows, 0..256)).concat();
     let Some(IntFormat::Stored(format)) = exact_format(&parts) else { panic!("no format") };
     assert_eq!((format.bits, format.cols, format.wide_scales, format.has_offsets), (8, 64, true, true));
@@ -507,11 +511,11 @@ fn dense_weights_do_not_become_stored_integers() {
 #[test]
 fn tensors_of_wrong_lengths_are_errors() {
     let matrix = Quantized::new(32, 64, 4, 32, DType::F16, 1);
-    let half = |numbers: usize| Numbers::new(NumberType::Dense(DType::F16), vec![0; 2 * numbers].into()).unwrap();
+    let half =
+        |numbers: usize| Numbers::new(NumberType::Dense(DType::F16), vec![0; 2 * numbers].into()).unwrap();
     let zeros = |n: usize| Bytes::from(vec![0; n]);
     let of = |qweight, qzeros, scales, g_idx: Option<Bytes>| {
-        let tensors =
-            GptqTensors { bits: 4, group_cols: 32, plus_one: true, qweight, qzeros, scales, g_idx };
+        let tensors = GptqTensors { bits: 4, group_cols: 32, plus_one: true, qweight, qzeros, scales, g_idx };
         gptq(32, 64, tensors).map(|_| ()).map_err(|error| error.to_string())
     };
     assert_eq!(of(zeros(1024), zeros(32), half(64), Some(matrix.g_idx())), Ok(()));
@@ -527,7 +531,8 @@ fn tensors_of_wrong_lengths_are_errors() {
     let of = |bytes: usize, scales: usize, block| float8((32, 64), zeros(bytes), half(scales), block).is_ok();
     assert!(of(2048, 8, [8, 32]) && of(2048, 1, [32, 64]) && of(2048, 32, [1, 64]));
     assert!(!of(2047, 8, [8, 32]) && !of(2048, 7, [8, 32]) && !of(2048, 8, [0, 32]));
-    let codes = |block, scales| TableCodes { table: [0.0; 16], block, scales: BlockScales::Numbers(half(scales)) };
+    let codes =
+        |block, scales| TableCodes { table: [0.0; 16], block, scales: BlockScales::Numbers(half(scales)) };
     assert!(table((3, 5), zeros(8), codes(4, 4)).is_ok());
     assert!(table((3, 5), zeros(7), codes(4, 4)).is_err() && table((3, 5), zeros(8), codes(4, 3)).is_err());
     assert!(table((3, 5), zeros(8), codes(0, 4)).is_err());

@@ -78,7 +78,8 @@ impl StoredWeights {
     /// Returns whether a tensor that a tool for quantization adds changes no results: scales of
     /// cached keys and values that are not quantized, and biases of zeros.
     fn is_needless(&self, name: &str) -> bool {
-        let zeros = || self.checkpoint.find(name).is_some_and(|bias| bias.bytes.iter().all(|&byte| byte == 0));
+        let zeros =
+            || self.checkpoint.find(name).is_some_and(|bias| bias.bytes.iter().all(|&byte| byte == 0));
         self.scheme.is_some()
             && ([".k_scale", ".v_scale", ".kv_scale"].iter().any(|end| name.ends_with(end))
                 || name.ends_with(".bias") && zeros())

@@ -94,7 +94,10 @@ fn quantized_layers_take_fewer_bytes() {
     assert_eq!(weight_bytes(&spec(), &storage, &UnpaddedDevice), dense - numbers + 4 * rows);
     assert_eq!(storage.matrix(WeightSlot::Head), WeightFormat::Dense(DType::F16));
     let int8 = WeightStorage::new(DType::F16, Some(Quantize::Int8));
-    assert_eq!(weight_bytes(&spec(), &int8, &UnpaddedDevice), weight_bytes(&spec(), &storage, &UnpaddedDevice));
+    assert_eq!(
+        weight_bytes(&spec(), &int8, &UnpaddedDevice),
+        weight_bytes(&spec(), &storage, &UnpaddedDevice)
+    );
     assert_eq!(int8.matrix(WeightSlot::Head), WeightFormat::Dense(DType::F16));
 }
 

@@ -17,7 +17,7 @@ pub use spec::{
     Attention, AttentionHeads, DecoderSpec, GatedMlp, LayerSpec, Mlp, NormKind, NormPlace, NormPlan,
     Positions, Residual, RopeScaling, RopeTable,
 };
-pub use storage::{CheckpointFormat, Quantize, QuantizeError, WeightStorage};
+pub use storage::{CheckpointFormat, Quantize, QuantizeError, StorageError, WeightStorage};
 
 /// A model that can be loaded.
 pub struct Model {

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Model;
 use super::slots::{WeightKind, WeightSlot};
+use super::source::WeightError;
 
 /// The formats in which a device keeps the weights of a model. Vectors are always in single
 /// precision.
@@ -113,6 +114,17 @@ pub enum QuantizeError {
     },
 }
 
+/// The reason why no formats can be chosen.
+#[derive(Debug, thiserror::Error)]
+pub enum StorageError {
+    /// The flag `--quantize` does not fit the checkpoint.
+    #[error(transparent)]
+    Quantize(#[from] QuantizeError),
+    /// A weight cannot be read.
+    #[error(transparent)]
+    Weight(#[from] WeightError),
+}
+
 impl Quantize {
     /// Returns the name on the command line.
     pub const fn name(self) -> &'static str {
@@ -200,8 +212,9 @@ impl WeightStorage {
         WeightStorage { dtype, quantize, checkpoint: None, stored: Arc::default(), converted: 0 }
     }
 
-    /// Chooses the formats of `model` on `device`. Matrices that the checkpoint stores quantized are
-    /// kept as they are if the device multiplies by them. Otherwise they are converted to `dtype`.
+    /// Chooses the formats of `model` on `device`. Matrices that the checkpoint stores quantized
+    /// are kept as they are if the device multiplies by them. Otherwise they are converted to
+    /// `dtype`.
     ///
     /// # Errors
     /// If `quantize` does not fit the checkpoint, or a weight cannot be read.
@@ -210,7 +223,7 @@ impl WeightStorage {
         quantize: Option<Quantize>,
         model: &Model,
         device: &impl Sizing,
-    ) -> Result<Self, crate::Error> {
+    ) -> Result<Self, StorageError> {
         let quantize = Quantize::for_checkpoint(quantize, model.quantized)?;
         let mut storage = WeightStorage { checkpoint: model.quantized, ..Self::new(dtype, quantize) };
         if model.quantized.is_none() {
@@ -233,8 +246,8 @@ impl WeightStorage {
         Ok(storage)
     }
 
-    /// Returns the format of the matrix in `slot`. Embedding and head are never quantized while they
-    /// are loaded, because they decide which token is chosen.
+    /// Returns the format of the matrix in `slot`. Embedding and head are never quantized while
+    /// they are loaded, because they decide which token is chosen.
     pub fn matrix(&self, slot: WeightSlot) -> WeightFormat {
         if let Some(format) = self.stored.get(&slot) {
             return *format;

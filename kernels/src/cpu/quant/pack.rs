@@ -124,8 +124,8 @@ impl PanelLayout {
 }
 
 impl IntPanels {
-    /// Packs a matrix `[out, cols]`, of which `read(row, codes)` reads the codes of one row. `order`
-    /// is the order of the columns in the codes.
+    /// Packs a matrix `[out, cols]`, of which `read(row, codes)` reads the codes of one row.
+    /// `order` is the order of the columns in the codes.
     ///
     /// # Errors
     /// As [`IntFormat::check_cols`] and as `read`, and [`Error::OutOfMemory`].
@@ -160,7 +160,9 @@ impl IntPanels {
         });
         match failed.into_inner().unwrap_or_else(PoisonError::into_inner) {
             Some(error) => Err(error),
-            None => Ok(IntPanels { format, panel_bytes, data, row_scales, order: order.map(<[u32]>::to_vec) }),
+            None => {
+                Ok(IntPanels { format, panel_bytes, data, row_scales, order: order.map(<[u32]>::to_vec) })
+            }
         }
     }
 

@@ -42,8 +42,7 @@ trait Loop {
     /// Whether the scales of groups are of type f32. Otherwise they are of type f16.
     const WIDE_SCALES: bool = false;
     /// Bytes of a group's scale and offset.
-    const GROUP_BYTES: usize =
-        if Self::WIDE_SCALES { 4 } else { 2 } + if Self::OFFSETS { 2 } else { 0 };
+    const GROUP_BYTES: usize = if Self::WIDE_SCALES { 4 } else { 2 } + if Self::OFFSETS { 2 } else { 0 };
 }
 
 struct Int8;

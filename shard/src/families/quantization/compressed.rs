@@ -2,7 +2,6 @@
 
 use super::super::config::Config;
 use super::super::error::ConfigError;
-use super::scheme::block;
 
 /// The quantization of a group of modules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -122,5 +121,13 @@ fn strategy(weights: &Config) -> Result<Strategy, ConfigError> {
             None => Err(weights.missing("block_structure")),
         },
         _ => Err(weights.unsupported(key, "tensor, channel, group and block can be read")),
+    }
+}
+
+/// Reads the rows and columns of a block.
+pub(super) fn block(config: &Config, key: &str) -> Result<Option<[usize; 2]>, ConfigError> {
+    match config.optional::<[usize; 2]>(key)? {
+        Some(block) if block.contains(&0) => Err(config.invalid(key, "has a size of 0".to_owned())),
+        block => Ok(block),
     }
 }

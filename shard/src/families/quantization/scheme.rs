@@ -4,7 +4,7 @@ use millrace_formats::Source;
 
 use super::super::config::Config;
 use super::super::error::{ConfigError, LoadError};
-use super::compressed::{self, CompressedGroup};
+use super::compressed::{self, CompressedGroup, block};
 use crate::model::CheckpointFormat;
 
 /// Larger groups are typing errors.
@@ -163,12 +163,4 @@ fn fp8(config: &Config) -> Result<Scheme, ConfigError> {
         config.insist(key, "e4m3", "weights must be e4m3")?;
     }
     Ok(Scheme::Fp8 { block: block(config, "weight_block_size")? })
-}
-
-/// Reads the rows and columns of a block.
-pub(super) fn block(config: &Config, key: &str) -> Result<Option<[usize; 2]>, ConfigError> {
-    match config.optional::<[usize; 2]>(key)? {
-        Some(block) if block.contains(&0) => Err(config.invalid(key, "has a size of 0".to_owned())),
-        block => Ok(block),
-    }
 }

@@ -13,7 +13,7 @@ use super::compressed::{CompressedGroup, CompressedKind, Strategy};
 use super::scheme::Scheme;
 use crate::model::WeightError;
 
-/// What follows the name of a quantized module in the names of its tensors. Scales of activations
+/// The ends of the names of a quantized module's tensors. Scales of activations
 /// are not needed: activations are quantized with scales of their own.
 pub(in super::super) const SUFFIXES: [&str; 25] = [
     "weight",
@@ -100,7 +100,8 @@ impl ModuleTensors<'_> {
         let int = &StoredDType::I32;
         let (qweight, qzeros, scales) = if gemv {
             // Groups are padded, to a number that depends on the version.
-            let (zeros, scales) = (self.padded("qzeros", groups.div_ceil(8))?, self.padded("scales", groups)?);
+            let (zeros, scales) =
+                (self.padded("qzeros", groups.div_ceil(8))?, self.padded("scales", groups)?);
             (
                 self.bytes("qweight", &[rows, cols.div_ceil(8)], int)?,
                 self.bytes("qzeros", &zeros, int)?,
@@ -279,7 +280,9 @@ impl ModuleTensors<'_> {
         let (rows, cols) = (self.rows, self.cols);
         if state.shape != [rows, cols] {
             let found = &state.shape;
-            return Err(self.error(suffix, format!("describes a matrix {found:?} instead of [{rows}, {cols}]")));
+            return Err(
+                self.error(suffix, format!("describes a matrix {found:?} instead of [{rows}, {cols}]"))
+            );
         }
         let all = rows * cols;
         let Some(blocks) = (state.blocksize > 0).then(|| all.div_ceil(state.blocksize)) else {
@@ -296,7 +299,8 @@ impl ModuleTensors<'_> {
             _ => BlockScales::Numbers(self.numbers("weight.absmax", &[blocks])?),
         };
         let map = self.numbers("weight.quant_map", &[16])?;
-        let codes = TableCodes { table: std::array::from_fn(|code| map.get(code)), block: state.blocksize, scales };
+        let codes =
+            TableCodes { table: std::array::from_fn(|code| map.get(code)), block: state.blocksize, scales };
         let bytes = self.bytes("weight", &[all.div_ceil(2), 1], &StoredDType::U8)?;
         self.built("weight", table((rows, cols), bytes, codes))
     }

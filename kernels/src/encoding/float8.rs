@@ -35,8 +35,16 @@ impl Float8 {
         self.scales.get(row / self.block[0], col / self.block[1])
     }
 
-    /// Writes the weights of columns `cols` of a row of `stored` numbers to `out`, which is as long.
-    pub(crate) fn read_row(&self, bytes: &[u8], stored: usize, row: usize, cols: Range<usize>, out: &mut [f32]) {
+    /// Writes the weights of columns `cols` of a row of `stored` numbers to `out`, which is as
+    /// long.
+    pub(crate) fn read_row(
+        &self,
+        bytes: &[u8],
+        stored: usize,
+        row: usize,
+        cols: Range<usize>,
+        out: &mut [f32],
+    ) {
         let values: &[f32; 256] = &VALUES;
         let bytes = &bytes[row * stored + cols.start..row * stored + cols.end];
         let (mut rest, mut col) = (out.iter_mut().zip(bytes), cols.start);

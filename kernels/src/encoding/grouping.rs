@@ -45,7 +45,10 @@ impl ColumnGroups {
     pub fn simplified(self, group_cols: usize) -> ColumnGroups {
         match self {
             ColumnGroups::Indexed(groups)
-                if groups.iter().enumerate().all(|(col, &group)| group as usize == col / group_cols.max(1)) =>
+                if groups
+                    .iter()
+                    .enumerate()
+                    .all(|(col, &group)| group as usize == col / group_cols.max(1)) =>
             {
                 ColumnGroups::Even(group_cols)
             }
@@ -66,13 +69,13 @@ impl ColumnGroups {
     }
 
     /// Returns whether all columns of `cols` are in one group.
-    pub(super) fn is_one(&self, cols: &Range<usize>) -> bool {
+    pub(crate) fn is_one(&self, cols: &Range<usize>) -> bool {
         cols.clone().all(|col| self.group(col) == self.group(cols.start))
     }
 
     /// Returns the columns of `cols` in the order of their groups, or `None` if they have this
     /// order already.
-    pub(super) fn order(&self, cols: Range<usize>) -> Option<Vec<u32>> {
+    pub(crate) fn order(&self, cols: Range<usize>) -> Option<Vec<u32>> {
         let ColumnGroups::Indexed(groups) = self else { return None };
         let mut order: Vec<u32> = (0..cols.len() as u32).collect();
         order.sort_by_key(|&col| groups[cols.start + col as usize]);
@@ -81,7 +84,7 @@ impl ColumnGroups {
 
     /// Returns the largest size of groups that a device multiplies and that divides all groups of
     /// `cols`, whose columns are in order. Returns `None` if there is no such size.
-    pub(super) fn device_group(&self, cols: Range<usize>) -> Option<usize> {
+    pub(crate) fn device_group(&self, cols: Range<usize>) -> Option<usize> {
         let fits = |size: &usize| {
             cols.len().is_multiple_of(*size)
                 && match self {
@@ -116,7 +119,10 @@ mod tests {
         // A larger group is several groups with one scale, and so is a whole row.
         assert_eq!([even(256, 0..512), even(96, 0..192), even(320, 0..320)], [Some(128), Some(32), Some(64)]);
         // The shares of two ranks.
-        assert_eq!([even(128, 192..384), even(128, 176..352), even(1000, 352..704)], [Some(64), None, Some(32)]);
+        assert_eq!(
+            [even(128, 192..384), even(128, 176..352), even(1000, 352..704)],
+            [Some(64), None, Some(32)]
+        );
         assert_eq!([even(48, 0..96), even(128, 0..200)], [None, None]);
     }
 

@@ -48,7 +48,13 @@ impl ScaleGrid {
         let (row_stride, group_stride) = match numbers.len() {
             1 => (0, 0),
             n if n == rows && groups == 1 => (1, 0),
-            n if n == rows.saturating_mul(groups) => if by_group { (1, rows) } else { (groups, 1) },
+            n if n == rows.saturating_mul(groups) => {
+                if by_group {
+                    (1, rows)
+                } else {
+                    (groups, 1)
+                }
+            }
             n => return Err(Error::Shape(format!("{n} scales of {rows} rows with {groups} groups each"))),
         };
         Ok(ScaleGrid { numbers, row_stride, group_stride, divisor: 1.0 })
@@ -98,7 +104,8 @@ impl Integers {
     /// # Errors
     /// [`Error::Shape`] if it does not.
     pub(crate) fn check(&self, rows: usize, cols: usize, bytes: usize) -> Result<()> {
-        let wrong = |what: &str| Err(Error::Shape(format!("{what} of a quantized matrix of {rows} x {cols}")));
+        let wrong =
+            |what: &str| Err(Error::Shape(format!("{what} of a quantized matrix of {rows} x {cols}")));
         let groups = match &self.groups {
             ColumnGroups::Even(0) => return wrong("groups of no columns"),
             ColumnGroups::Even(group) => cols.div_ceil(*group),

@@ -90,9 +90,7 @@ impl CodeLayout {
     /// for a matrix `[rows, cols]`.
     pub fn fits(&self, rows: usize, cols: usize, bytes: usize) -> bool {
         match self {
-            CodeLayout::SignedBytes { cols: stored } => {
-                *stored == cols && bytes == rows.saturating_mul(cols)
-            }
+            CodeLayout::SignedBytes { cols: stored } => *stored == cols && bytes == rows.saturating_mul(cols),
             CodeLayout::Words(words) => {
                 words.holds(rows, cols) && bytes == words.lines.saturating_mul(words.words).saturating_mul(4)
             }

@@ -26,8 +26,8 @@ pub struct TableCodes {
 pub enum BlockScales {
     /// A number for each block.
     Numbers(Numbers),
-    /// The scales are quantized themselves ("nested" or double quantization): `table[code] * scale +
-    /// offset`.
+    /// The scales are quantized themselves ("nested" or double quantization). A scale is
+    /// `table[code] * scale + offset`.
     Nested {
         /// The code of each block's scale.
         codes: Bytes,
@@ -83,8 +83,16 @@ impl TableCodes {
         if index.is_multiple_of(2) { byte >> 4 } else { byte & 15 }
     }
 
-    /// Writes the weights of columns `cols` of a row of `stored` weights to `out`, which is as long.
-    pub(crate) fn read_row(&self, bytes: &[u8], stored: usize, row: usize, cols: Range<usize>, out: &mut [f32]) {
+    /// Writes the weights of columns `cols` of a row of `stored` weights to `out`, which is as
+    /// long.
+    pub(crate) fn read_row(
+        &self,
+        bytes: &[u8],
+        stored: usize,
+        row: usize,
+        cols: Range<usize>,
+        out: &mut [f32],
+    ) {
         let first = row * stored + cols.start;
         let mut block = (usize::MAX, 0.0);
         for (index, out) in (first..).zip(out) {
