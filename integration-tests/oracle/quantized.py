@@ -122,8 +122,9 @@ class Integers:
         size = 0.5 / 2**bits
         self.codes = [[rng.randrange(2**bits) for _ in range(cols)] for _ in range(rows)]
         middle = 2 ** (bits - 1)
-        self.zeros = [[middle if symmetric else rng.randrange(2**bits) for _ in range(self.groups)]
-                      for _ in range(rows)]
+        # Near the middle, so that logits depend little on the rounding of activations.
+        zero = lambda: middle if symmetric else rng.randrange(middle // 2, middle * 3 // 2)
+        self.zeros = [[zero() for _ in range(self.groups)] for _ in range(rows)]
         self.scales = [[scale(rng, size) for _ in range(self.groups)] for _ in range(rows)]
         self.group_of = [place // group for place in (order or range(cols))]
 

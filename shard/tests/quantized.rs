@@ -16,7 +16,7 @@ use std::time::Duration;
 use common::{Chunk, Harness, row_error};
 use millrace_kernels::cpu::{Activations, Cpu, CpuOptions, Isa};
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{DType, HostMemory, Part, WeightFormat};
+use millrace_kernels::{Backend, DType, HostMemory, Part, WeightFormat};
 use millrace_shard::collective::{self, Transport};
 use millrace_shard::families::{self, Overrides};
 use millrace_shard::inspect::Inspection;
@@ -161,8 +161,8 @@ fn logits_are_those_of_the_dequantized_weights() {
         assert_eq!(storage.warning().is_none(), is_kept(&case), "{case}: {:?}", storage.warning());
         for cpu in &cpus {
             let error = worst(&by_one(cpu, &quantized).0, &expected);
-            let bound = if is_kept(&case) || case.contains("mixed") { 0.05 } else { 1e-4 };
-            println!("{case}: {error:.2e}");
+            let bound = if is_kept(&case) || case.contains("mixed") { 0.08 } else { 1e-4 };
+            println!("{case} on {}: {error:.2e}", cpu.name());
             assert!(error < bound, "{case}: {error:e}");
         }
     }
@@ -177,7 +177,7 @@ fn two_ranks_agree_with_one() {
         let error = worst(&by_two(|| Reference, &quantized), &expected);
         assert!(error < 1e-5, "{case}: {error:e}");
         let error = worst(&by_two(|| cpu(None), &quantized), &expected);
-        assert!(error < 0.05, "{case}: {error:e}");
+        assert!(error < 0.08, "{case}: {error:e}");
     }
 }
 
