@@ -136,18 +136,24 @@ impl Checkpoint {
     /// # Errors
     /// If the tensor is missing, or has another shape.
     pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<Tensor<'_>, Error> {
-        let Some(stored) = self.tensors.get(name) else {
+        let Some(tensor) = self.find(name) else {
             let (place, tensor) = (self.place.clone(), name.to_owned());
             return Err(Error::MissingTensor { place, tensor, expected: expected.to_vec() });
         };
-        let file = &self.files[stored.file];
-        if stored.shape != expected {
-            let fault = TensorFault::Shape { found: stored.shape.clone(), expected: expected.to_vec() };
-            let (file, tensor) = (file.mapped.path.clone(), name.to_owned());
+        if tensor.shape != expected {
+            let fault = TensorFault::Shape { found: tensor.shape.to_vec(), expected: expected.to_vec() };
+            let (file, tensor) = (self.path_of(name).unwrap_or_default().to_owned(), name.to_owned());
             return Err(Error::Tensor { file, tensor, fault: fault.into() });
         }
-        let bytes = &file.bytes[stored.range.clone()];
-        Ok(Tensor { dtype: &stored.dtype, shape: &stored.shape, bytes, owner: &file.bytes })
+        Ok(tensor)
+    }
+
+    /// Returns the tensor `name`, whatever its shape, if it exists.
+    pub fn find(&self, name: &str) -> Option<Tensor<'_>> {
+        let stored = self.tensors.get(name)?;
+        let owner = &self.files[stored.file].bytes;
+        let bytes = &owner[stored.range.clone()];
+        Some(Tensor { dtype: &stored.dtype, shape: &stored.shape, bytes, owner })
     }
 
     /// Returns the path of the file that holds the tensor `name`.

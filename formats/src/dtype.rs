@@ -21,6 +21,18 @@ impl DType {
     pub const F16: DType = DType::Known(Dtype::F16);
     /// The upper half of single precision.
     pub const BF16: DType = DType::Known(Dtype::BF16);
+    /// Signed integers of 8 bits.
+    pub const I8: DType = DType::Known(Dtype::I8);
+    /// Signed integers of 32 bits.
+    pub const I32: DType = DType::Known(Dtype::I32);
+    /// Signed integers of 64 bits.
+    pub const I64: DType = DType::Known(Dtype::I64);
+    /// Unsigned integers of 8 bits.
+    pub const U8: DType = DType::Known(Dtype::U8);
+    /// FP8 with four bits of exponent.
+    pub const F8_E4M3: DType = DType::Known(Dtype::F8_E4M3);
+    /// Powers of two with an exponent of eight bits.
+    pub const F8_E8M0: DType = DType::Known(Dtype::F8_E8M0);
 
     /// Returns the number of bits per element, if the type is known.
     pub fn bits(&self) -> Option<usize> {

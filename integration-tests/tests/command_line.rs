@@ -27,11 +27,11 @@ fn error_text(arguments: &[&str], variables: &[(&str, &str)]) -> String {
 fn tgis_flags_are_understood_or_refused_with_the_reason() {
     for (flags, variables, text) in [
         (
-            &["serve", "--quantize", "awq"][..],
+            &["serve", "--quantize", "exl2"][..],
             &[][..],
-            "'awq' for '--quantize <FORMAT>': not supported; fp8 (on GPUs), int8, q8_0, q4_0 and int4 (on the CPU)",
+            "'exl2' for '--quantize <FORMAT>': not supported; fp8 (on GPUs), int8, eetq, q8_0, q4_0 and int4 (on the CPU)",
         ),
-        (&["serve"], &[("QUANTIZE", "gptq")], "'gptq' for '--quantize <FORMAT>'"),
+        (&["serve"], &[("QUANTIZE", "marlin")], "'marlin' for '--quantize <FORMAT>'"),
         (&["serve", "--device", "cpu", "--quantize", "fp8"], &[], "--quantize fp8 needs a GPU"),
         (&["serve", "--device", "cuda-sim", "--quantize", "q8_0"], &[], "--quantize q8_0 needs the CPU"),
         (&["serve", "--speculate", "3"], &[], "--speculate is not supported: speculative decoding"),

@@ -9,6 +9,8 @@ pub mod backend;
 pub mod cpu;
 #[cfg(any(feature = "cuda", feature = "cpu-sim"))]
 pub mod cuda;
+mod dtype;
+pub mod encoding;
 mod error;
 pub mod fp8;
 pub mod quantize;
@@ -16,6 +18,7 @@ pub mod reference;
 mod sample;
 pub mod sampling;
 pub mod staging;
+pub mod stored;
 pub mod tensor;
 mod thread_pool;
 
@@ -25,8 +28,10 @@ pub use backend::{
     ProductShape, Prologue, QkvLayout, RopeSpec, RopeStyle, RowKind, SampledRows, Segment, SeqRow, Sizing,
     StepInput, StepQueue, StepSize, SynchronousStep, WeightFormat,
 };
+pub use dtype::DType;
+pub use encoding::Encoding;
 pub use error::{Error, Result};
 pub use quantize::IntFormat;
 pub use sample::watermark;
 pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored, Watermark};
-pub use tensor::{DType, Encoding, HostTensor, Part};
+pub use tensor::{HostTensor, Part};

@@ -7,7 +7,6 @@ use std::sync::{Mutex, PoisonError};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
-use crate::tensor::Encoding;
 use crate::thread_pool::ThreadPool;
 use crate::{DType, Error, Part, Result, fp8};
 
@@ -91,7 +90,7 @@ impl std::fmt::Debug for Packer {
 
 fn pack(part: &Part, first: usize, dtype: DType, to: &mut [u8]) {
     let (tensor, cols) = (&part.tensor, part.cols.len());
-    let Encoding::Dense(stored) = tensor.encoding;
+    let Some(stored) = tensor.encoding.dense() else { return dequantize(part, first, dtype, to) };
     let mut element = first;
     let mut rest = to;
     while !rest.is_empty() {
@@ -107,16 +106,35 @@ fn pack(part: &Part, first: usize, dtype: DType, to: &mut [u8]) {
     }
 }
 
+/// Does the same as [`pack`] for a part that is stored quantized.
+fn dequantize(part: &Part, first: usize, dtype: DType, to: &mut [u8]) {
+    let cols = part.cols.len();
+    let mut values = [0f32; RUN];
+    let mut element = first;
+    let mut rest = to;
+    while !rest.is_empty() {
+        let (row, col) = (element / cols, element % cols);
+        let values = &mut values[..(rest.len() / dtype.size()).min(cols - col).min(RUN)];
+        part.read(row, col, values);
+        let (now, later) = rest.split_at_mut(values.len() * dtype.size());
+        narrow(values, now, dtype);
+        (rest, element) = (later, element + values.len());
+    }
+}
+
 fn quantize(part: &Part, first: usize, depth: usize, to: &mut [u8], scales: &mut [f32]) -> Result<()> {
     let (tensor, cols) = (&part.tensor, part.cols.len());
-    let Encoding::Dense(stored) = tensor.encoding;
-    let size = stored.size();
     let mut values = vec![0.0; cols];
     for (index, (to, scale)) in to.chunks_exact_mut(depth).zip(scales).enumerate() {
-        let start = ((part.rows.start + first + index) * tensor.cols + part.cols.start) * size;
-        let from = &tensor.bytes[start..start + cols * size];
-        for (values, from) in values.chunks_mut(RUN).zip(from.chunks(RUN * size)) {
-            widen(from, stored, values);
+        if let Some(stored) = tensor.encoding.dense() {
+            let size = stored.size();
+            let start = ((part.rows.start + first + index) * tensor.cols + part.cols.start) * size;
+            let from = &tensor.bytes[start..start + cols * size];
+            for (values, from) in values.chunks_mut(RUN).zip(from.chunks(RUN * size)) {
+                widen(from, stored, values);
+            }
+        } else {
+            part.read_row(first + index, &mut values);
         }
         let (row, padding) = to.split_at_mut(cols);
         *scale = fp8::quantize(&values, row)?;
@@ -197,6 +215,7 @@ mod tests {
 
     use super::*;
     use crate::HostTensor;
+    use crate::stored::{GptqTensors, NumberType, Numbers, gptq};
 
     const DTYPES: [DType; 3] = [DType::F32, DType::F16, DType::BF16];
 
@@ -240,6 +259,39 @@ mod tests {
             let (rows, cols) = (part.rows.len(), part.cols.len());
             let want: Vec<f32> = (0..rows * cols).map(|i| part.get(i / cols, i % cols)).collect();
             prop_assert_eq!(packed, encode(&want, target));
+        }
+    }
+
+    /// Integers of 4 bits whose rows are not next to each other in the file.
+    #[test]
+    fn stored_integers_are_converted_like_dense_weights() {
+        let (rows, cols) = (16, 96);
+        let random = |n: usize, salt: usize| -> Vec<u8> {
+            (0..n).map(|i| ((i * 7919 + salt) * 2_654_435_761 >> 7) as u8).collect()
+        };
+        let scales: Vec<f32> = (0..rows * 3).map(|i| 0.01 + i as f32 / 512.0).collect();
+        let tensors = GptqTensors {
+            bits: 4,
+            group_cols: 32,
+            plus_one: true,
+            qweight: random(rows * cols / 2, 1).into(),
+            qzeros: random(rows * 3 / 2, 2).into(),
+            scales: Numbers::new(NumberType::Dense(DType::F16), encode(&scales, DType::F16).into()).unwrap(),
+            g_idx: None,
+        };
+        let part = Part { tensor: gptq(rows, cols, tensors).unwrap(), rows: 3..14, cols: 5..80 };
+        let dense: Vec<f32> = (0..11 * 75).map(|i| part.get(i / 75, i % 75)).collect();
+        assert!(dense.iter().any(|&value| value != dense[0]));
+        for dtype in DTYPES {
+            let packer = Packer::new(2).unwrap();
+            let mut packed = vec![0; dense.len() * dtype.size()];
+            packer.pack(&part, 0, dtype, &mut packed);
+            assert!(packed == encode(&dense, dtype), "{dtype:?}");
+            let (mut row, mut scale) = (vec![0; 80], [0.0]);
+            packer.quantize(&part, 2, 80, &mut row, &mut scale).unwrap();
+            let mut want = vec![0; 80];
+            assert_eq!(fp8::quantize(&dense[150..225], &mut want[..75]).unwrap(), scale[0]);
+            assert_eq!(row, want);
         }
     }
 

@@ -31,7 +31,10 @@ pub(crate) fn settle(engine: &mut EngineArgs, model: &ModelArgs, nnodes: usize) 
             "--quantize {name} needs a GPU, and none is used{}",
             decided.map_or_else(String::new, |why| format!(" ({why})")),
         );
-        ensure!(quantize.needs_gpu() || on_cpu, "--quantize {name} needs the CPU; give --device cpu as well");
+        ensure!(
+            !quantize.needs_cpu() || on_cpu,
+            "--quantize {name} needs the CPU; give --device cpu as well"
+        );
     }
     let on_cpu = matches!(engine.device, DeviceArg::Cpu | DeviceArg::Null);
     ensure!(

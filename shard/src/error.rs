@@ -17,6 +17,9 @@ pub enum Error {
     /// `config.json` describes a model that cannot be computed.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The flag `--quantize` does not fit the checkpoint, or a quantized weight cannot be read.
+    #[error(transparent)]
+    Storage(#[from] crate::model::StorageError),
     /// The model cannot be cut into as many shares as there are ranks.
     #[error(transparent)]
     Indivisible(#[from] crate::split::Indivisible),

@@ -58,6 +58,7 @@ impl Inspection {
         };
         let matrix = model.spec.vocab * model.spec.hidden;
         let dtype = dtype.unwrap_or(model.dtype);
+        let storage = WeightStorage::choose(dtype, quantize, &model, &UnpaddedDevice)?;
         Ok(Inspection {
             place: source.place(),
             parameters: model.spec.parameters(),
@@ -70,7 +71,7 @@ impl Inspection {
             tensors: checkpoint.iter().flat_map(Checkpoint::tensors).collect(),
             kv_dtype: kv_dtype.unwrap_or(dtype),
             stored_dtype: model.dtype,
-            storage: WeightStorage { dtype, quantize },
+            storage,
             contexts: contexts(&model.spec),
             spec: model.spec,
         })
@@ -79,7 +80,7 @@ impl Inspection {
     /// Returns the bytes of the weights in memory: matrices in their own type, vectors in single
     /// precision.
     pub fn weight_bytes(&self) -> usize {
-        memory_plan::weight_bytes(&self.spec, self.storage, &UnpaddedDevice)
+        memory_plan::weight_bytes(&self.spec, &self.storage, &UnpaddedDevice)
     }
 
     /// Returns the bytes of keys and values per token of the cache.
@@ -118,8 +119,8 @@ impl Display for Inspection {
         line("family", spec.model_type.clone())?;
         let (stored, kept) = (self.stored_dtype.name(), self.storage.dtype.name());
         let mut kept = if stored == kept { stored.to_owned() } else { format!("{stored}, kept as {kept}") };
-        if let Some(quantize) = self.storage.quantize {
-            kept += &format!(", matrices of layers as {}", quantize.name());
+        if let Some(name) = self.storage.quantization() {
+            kept += &format!(", matrices of layers as {name}");
         }
         line("element type", kept)?;
         let (all, embedding) = (Count(self.parameters), Count(self.embedding_parameters));

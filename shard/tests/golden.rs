@@ -104,7 +104,7 @@ fn assert_rows(case: &str, found: &[Vec<f32>], expected: &[Vec<f64>]) {
 /// Compares one checkpoint and returns how many prompts it has.
 fn check(name: &str) -> usize {
     let folder = folder().join(name);
-    let Model { mut spec, dtype, weights } =
+    let Model { mut spec, dtype, weights, .. } =
         families::load(&Source::Directory(folder.clone()), &Overrides::default()).unwrap();
     let dynamic = spec.ropes.iter().find_map(|rope| match rope.scaling {
         RopeScaling::Dynamic { original, .. } => Some(original),
@@ -158,7 +158,7 @@ fn cpu(activations: Activations, isa: Option<Isa>) -> Cpu {
 #[test]
 fn rounded_activations_change_the_logits_of_bf16_models_little() {
     let folder = folder().join("llama_bf16");
-    let Model { spec, dtype, weights } =
+    let Model { spec, dtype, weights, .. } =
         families::load(&Source::Directory(folder.clone()), &Overrides::default()).unwrap();
     assert_eq!(dtype, DType::BF16);
     let bytes = std::fs::read(folder.join("golden.safetensors")).unwrap();

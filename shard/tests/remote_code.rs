@@ -76,7 +76,7 @@ fn load(config: &str, tensors: Vec<(&str, Vec<usize>, Vec<f32>)>) -> Model {
 /// Runs a prompt of three tokens and then two single tokens, and compares the states after the
 /// final norm with those of the file.
 fn check(model: Model, mut numbers: Numbers, tolerance: f64) {
-    let Model { spec, dtype, weights } = model;
+    let Model { spec, dtype, weights, .. } = model;
     let cpu = Cpu::new(CpuOptions { threads: Some(2), ..CpuOptions::default() }).unwrap();
     let mut harness = Harness::new(&cpu, &spec, &*weights, dtype, &limits(DType::F32));
     let mut start = 0;

@@ -23,7 +23,7 @@ const DEADLINE: Duration = Duration::from_secs(60);
 
 fn model(spec: &DecoderSpec, seed: u64) -> Model {
     let weights = Box::new(MemoryWeights::random(spec, seed));
-    Model { spec: spec.clone(), dtype: DType::F32, weights }
+    Model { spec: spec.clone(), dtype: DType::F32, quantized: None, weights }
 }
 
 /// Returns a specification with the same options that can be split for all of these tests.

@@ -2,7 +2,7 @@
 
 use super::format::{KvFormat, KvSpec, WeightFormat};
 use super::ops::AttentionSpec;
-use crate::DType;
+use crate::{DType, Part};
 
 /// The sizes for which a device allocates its step queue.
 #[derive(Debug, Clone, Copy)]
@@ -62,6 +62,13 @@ pub struct Overheads {
 ///
 /// Results saturate where a product of the arguments does not fit a `usize`.
 pub trait Sizing {
+    /// Returns the format in which the device keeps a matrix of these stored parts without rounding
+    /// them, if they are quantized and the device multiplies by them. All other matrices are
+    /// converted to a format of the caller's choice.
+    fn stored_format(&self, _parts: &[Part]) -> Option<WeightFormat> {
+        None
+    }
+
     /// Returns the bytes of a matrix `[out, cols]`, padding included.
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize;
 

@@ -9,6 +9,7 @@ use super::{Buf, Cpu, Kv, Matrix, attention, gemm, lock};
 use crate::backend::{
     DeviceTypes, KvSpec, ModelLoading, ProductShape, Segment, Sizing, StepSize, WeightFormat,
 };
+use crate::stored::exact_format;
 use crate::tensor::flatten;
 use crate::{DType, Error, Part, Result};
 
@@ -21,6 +22,10 @@ impl DeviceTypes for Cpu {
 }
 
 impl Sizing for Cpu {
+    fn stored_format(&self, parts: &[Part]) -> Option<WeightFormat> {
+        exact_format(parts).map(WeightFormat::Int)
+    }
+
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize {
         if self.cache.maps() {
             return 0;

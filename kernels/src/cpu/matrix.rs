@@ -10,7 +10,8 @@ use super::inputs::Words;
 use super::memory::{Memory, Shared};
 use super::quant::IntPanels;
 use super::simd::Element;
-use crate::tensor::stacked_shape;
+use crate::stored::ExactRows;
+use crate::tensor::{part_of_row, stacked_shape};
 use crate::{DType, IntFormat, Part, Result};
 
 /// A packed weight matrix `[out, cols]`.
@@ -111,7 +112,8 @@ impl Matrix {
         Ok(Matrix { out, cols, packed: Packed::Stored(StoredRows { parts: parts.to_vec(), dtype }) })
     }
 
-    /// Packs `parts` as integers of `format` in panels of `width` outputs.
+    /// Packs `parts` as integers of `format` in panels of `width` outputs. Integers that are stored
+    /// in this format are copied, and all others are quantized.
     pub(super) fn pack_int(
         parts: &[Part],
         format: IntFormat,
@@ -119,9 +121,17 @@ impl Matrix {
         packing: Packing<'_>,
     ) -> Result<Matrix> {
         let (out, cols) = stacked_shape(parts)?;
-        let panels = IntPanels::pack((out, cols), format, width, packing, |row, values| {
-            let (part, row) = part_of(parts, row);
-            part.read_row(row, values);
+        let stored = ExactRows::new(parts, format);
+        let order = stored.as_ref().and_then(|rows| rows.order());
+        let panels = IntPanels::pack((out, cols), format, width, order, packing, |row, to| {
+            if let Some(stored) = &stored {
+                stored.read(row, &mut to.codes, &mut to.groups);
+                return Ok(());
+            }
+            let (part, row) = part_of_row(parts, row);
+            to.values.resize(cols, 0.0);
+            part.read_row(row, &mut to.values);
+            format.quantize_row(&to.values, &mut to.codes, &mut to.groups)
         })?;
         Ok(Matrix { out, cols, packed: Packed::Int(panels) })
     }
@@ -150,7 +160,7 @@ impl Matrix {
             Packed::BF16(panels) | Packed::Bf16Pairs(panels) => panels.read_row(row, to),
             Packed::Int(_) => unreachable!("only dense matrices are tables; this is a bug"),
             Packed::Stored(StoredRows { parts, dtype }) => {
-                let (part, row) = part_of(parts, row);
+                let (part, row) = part_of_row(parts, row);
                 part.read_row(row, to);
                 to.iter_mut().for_each(|x| *x = dtype.round(*x));
             }
@@ -171,7 +181,7 @@ impl<T: Element> Panels<T> {
             let panel = unsafe { shared.slice(p * size, size) };
             let mut values = vec![0.0; shape.cols];
             for (lane, row) in (p * width..out.min((p + 1) * width)).enumerate() {
-                let (part, row) = part_of(parts, row);
+                let (part, row) = part_of_row(parts, row);
                 part.read_row(row, &mut values);
                 for (col, x) in values.iter().enumerate() {
                     panel[shape.index(lane, col)] = T::from_f32(*x);
@@ -193,16 +203,4 @@ impl<T: Element> Panels<T> {
             *x = panel[self.shape.index(row % self.shape.width, col)].to_f32();
         }
     }
-}
-
-/// Returns the part that holds row `row` of the stack, and the row's index within the part. `row`
-/// is inside the stack.
-fn part_of(parts: &[Part], mut row: usize) -> (&Part, usize) {
-    for part in parts {
-        if row < part.rows.len() {
-            return (part, row);
-        }
-        row -= part.rows.len();
-    }
-    unreachable!("a row outside the stack; this is a bug")
 }

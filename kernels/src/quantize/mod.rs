@@ -4,8 +4,10 @@
 //! are unsigned integers ("codes") of 8 or 4 bits: `weight = (code - offset) * scale`.
 
 mod codes;
+mod stored_groups;
 
 pub use codes::Group;
+pub use stored_groups::StoredGroups;
 
 use crate::{Error, Result};
 
@@ -24,10 +26,12 @@ pub enum IntFormat {
     /// used. Each group has an f16 scale and an offset of 4 bits (Frantar et al., "GPTQ", without
     /// the correction of errors).
     Int4,
+    /// Integers as a checkpoint stores them.
+    Stored(StoredGroups),
 }
 
 impl IntFormat {
-    /// All formats.
+    /// All formats that weights can be quantized to.
     pub const ALL: [IntFormat; 4] = [IntFormat::Int8, IntFormat::Q8_0, IntFormat::Q4_0, IntFormat::Int4];
 
     /// Returns the name on the command line.
@@ -37,6 +41,8 @@ impl IntFormat {
             IntFormat::Q8_0 => "q8_0",
             IntFormat::Q4_0 => "q4_0",
             IntFormat::Int4 => "int4",
+            IntFormat::Stored(StoredGroups { bits: 4, .. }) => "stored integers of 4 bits",
+            IntFormat::Stored(_) => "stored integers of 8 bits",
         }
     }
 
@@ -45,6 +51,7 @@ impl IntFormat {
         match self {
             IntFormat::Int8 | IntFormat::Q8_0 => 8,
             IntFormat::Q4_0 | IntFormat::Int4 => 4,
+            IntFormat::Stored(groups) => groups.bits,
         }
     }
 
@@ -54,6 +61,8 @@ impl IntFormat {
             IntFormat::Int8 | IntFormat::Q8_0 => Some(128),
             IntFormat::Q4_0 => Some(8),
             IntFormat::Int4 => None,
+            IntFormat::Stored(StoredGroups { has_offsets: true, .. }) => None,
+            IntFormat::Stored(groups) => Some(1 << (groups.bits - 1)),
         }
     }
 
@@ -65,6 +74,7 @@ impl IntFormat {
             IntFormat::Int4 if cols.is_multiple_of(128) => 128,
             IntFormat::Int4 if cols.is_multiple_of(64) => 64,
             IntFormat::Int4 => 32,
+            IntFormat::Stored(groups) => groups.cols,
         }
     }
 
@@ -83,9 +93,9 @@ impl IntFormat {
     /// [`Error::Unsupported`] if they do not.
     pub fn check_cols(self, cols: usize) -> Result<()> {
         if cols > 0 && !cols.is_multiple_of(self.group_cols(cols)) {
+            let (name, group) = (self.name(), self.group_cols(cols));
             return Err(Error::Unsupported(format!(
-                "a matrix of {cols} columns as {}, which needs a multiple of 32",
-                self.name()
+                "a matrix of {cols} columns as {name}, which needs a multiple of {group}"
             )));
         }
         Ok(())
@@ -97,6 +107,9 @@ impl IntFormat {
             IntFormat::Int8 => size_of::<f32>(),
             IntFormat::Q8_0 | IntFormat::Q4_0 => size_of::<u16>(),
             IntFormat::Int4 => 2 * size_of::<u16>(),
+            IntFormat::Stored(groups) => {
+                groups.scale_bytes() + if groups.has_offsets { size_of::<u16>() } else { 0 }
+            }
         };
         let group = self.group_cols(cols);
         let groups = if group == 0 { 0 } else { cols.div_ceil(group) };
@@ -108,7 +121,7 @@ impl IntFormat {
     ///
     /// # Errors
     /// [`Error::Unsupported`] for a NaN, an infinity, and a weight so large that its scale exceeds
-    /// the scale's type.
+    /// the scale's type, and for [`IntFormat::Stored`].
     ///
     /// # Panics
     /// If the lengths differ.
@@ -120,11 +133,30 @@ impl IntFormat {
             IntFormat::Q8_0 => codes::bytes(weights, codes, range.largest(), codes::round_to_f16),
             IntFormat::Q4_0 => codes::q4_0(weights, codes, range),
             IntFormat::Int4 => codes::int4(weights, codes, range),
+            IntFormat::Stored(_) => {
+                return Err(Error::Unsupported(format!("other weights as {}", self.name())));
+            }
         };
         if !group.scale.is_finite() {
             return Err(Error::Unsupported(format!("a weight of {:e} as {}", range.largest(), self.name())));
         }
         Ok(group)
+    }
+
+    /// Quantizes a row of whole groups to `codes`, and returns the scales and offsets in `groups`.
+    ///
+    /// # Errors
+    /// As [`IntFormat::quantize`].
+    ///
+    /// # Panics
+    /// If the lengths differ.
+    pub fn quantize_row(self, weights: &[f32], codes: &mut [u8], groups: &mut [Group]) -> Result<()> {
+        assert_eq!(weights.len(), codes.len());
+        let cols = self.group_cols(weights.len()).max(1);
+        for ((weights, codes), group) in weights.chunks(cols).zip(codes.chunks_mut(cols)).zip(groups) {
+            *group = self.quantize(weights, codes)?;
+        }
+        Ok(())
     }
 
     /// Rounds rows of `cols` weights to the values of the format, in place.

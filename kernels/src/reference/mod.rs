@@ -20,6 +20,7 @@ use crate::backend::{
     SampledRows, Segment, Sizing, StepInput, StepQueue, StepSize, SynchronousStep, WeightFormat,
 };
 use crate::sampling::{SampleRow, Sampled, ScoreRow, Scored};
+use crate::stored::exact_format;
 use crate::tensor::{flatten, stacked_shape};
 use crate::{Part, Result, fp8, sample};
 
@@ -42,6 +43,10 @@ impl Backend for Reference {
 }
 
 impl Sizing for Reference {
+    fn stored_format(&self, parts: &[Part]) -> Option<WeightFormat> {
+        exact_format(parts).map(WeightFormat::Int)
+    }
+
     fn matrix_bytes(&self, out: usize, cols: usize, _format: WeightFormat) -> usize {
         out * cols * size_of::<f32>()
     }
@@ -69,7 +74,10 @@ impl ModelLoading for Reference {
         let mut data = Vec::with_capacity(out * cols);
         for segment in segments {
             let mut values = flatten(segment.parts)?;
-            round(&mut values, cols, segment.format)?;
+            // Weights that are stored in the format are its values already.
+            if exact_format(segment.parts).map(WeightFormat::Int) != Some(segment.format) {
+                round(&mut values, cols, segment.format)?;
+            }
             data.append(&mut values);
         }
         Ok(Matrix { out, cols, data })

@@ -13,3 +13,4 @@ mod linear;
 mod quantized;
 mod rows;
 mod sampling;
+mod stored;

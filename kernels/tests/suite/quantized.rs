@@ -115,6 +115,7 @@ proptest! {
                 IntFormat::Q8_0 => largest / 254.0 + largest / 2048.0,
                 IntFormat::Q4_0 => largest / 8.0 + largest / 2048.0,
                 IntFormat::Int4 => (max - min) * (1.0 / 15.0 + 1.0 / 2048.0),
+                IntFormat::Stored(_) => unreachable!("weights are not quantized to it"),
             } * 1.0001;
             for (weight, rounded) in weights.iter().zip(rounded) {
                 prop_assert!((weight - rounded).abs() <= bound, "{weight} became {rounded}, bound {bound}");

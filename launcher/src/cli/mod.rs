@@ -127,7 +127,8 @@ pub(crate) struct ModelArgs {
     #[serde(skip)]
     pub(crate) kv_cache_dtype: Option<DTypeArg>,
     /// Quantize the matrices of the layers (QKV, output, gate, up, down) during loading: fp8 on
-    /// GPUs; int8, q8_0, q4_0 or int4 on the CPU
+    /// GPUs; int8 (or eetq), q8_0, q4_0 or int4 on the CPU. A checkpoint that is quantized needs no
+    /// flag; gptq, awq, compressed-tensors, bitsandbytes, bitsandbytes-nf4 and -fp4 insist on one
     #[arg(long, env = "QUANTIZE", value_name = "FORMAT", value_parser = quantize)]
     #[serde(skip)]
     pub(crate) quantize: Option<QuantizeArg>,
@@ -421,7 +422,8 @@ pub(crate) enum DTypeArg {
 pub(crate) enum QuantizeArg {
     /// FP8 (e4m3) with a scale per output row.
     Fp8,
-    /// 8-bit integers with a scale per output row.
+    /// 8-bit integers with a scale per output row, which is what EETQ makes too.
+    #[value(alias = "eetq")]
     Int8,
     /// GGUF's Q8_0.
     #[value(name = "q8_0")]
@@ -431,6 +433,18 @@ pub(crate) enum QuantizeArg {
     Q4_0,
     /// 4-bit integers in groups of up to 128 columns.
     Int4,
+    /// A checkpoint of GPTQ.
+    Gptq,
+    /// A checkpoint of AWQ.
+    Awq,
+    /// A checkpoint of compressed-tensors.
+    CompressedTensors,
+    /// A checkpoint of bitsandbytes; for one that is not quantized, the same as int8.
+    Bitsandbytes,
+    /// A checkpoint of bitsandbytes in nf4.
+    BitsandbytesNf4,
+    /// A checkpoint of bitsandbytes in fp4.
+    BitsandbytesFp4,
 }
 
 /// Precisions of the inputs of matrix products.
@@ -447,8 +461,9 @@ pub(crate) enum ActivationsArg {
 /// are.
 fn quantize(name: &str) -> Result<QuantizeArg, String> {
     QuantizeArg::from_str(name, false).map_err(|_| {
-        "not supported; fp8 (on GPUs), int8, q8_0, q4_0 and int4 (on the CPU) are, for checkpoints that are not \
-         quantized. Omit the flag to serve a checkpoint as it is"
+        "not supported; fp8 (on GPUs), int8, eetq, q8_0, q4_0 and int4 (on the CPU) are, for checkpoints that are \
+         not quantized, and gptq, awq, compressed-tensors, bitsandbytes, bitsandbytes-nf4, bitsandbytes-fp4 and fp8 \
+         for those that are. Omit the flag to serve a checkpoint as it is"
             .to_owned()
     })
 }
@@ -538,6 +553,12 @@ impl From<QuantizeArg> for Quantize {
             QuantizeArg::Q8_0 => Quantize::Q8_0,
             QuantizeArg::Q4_0 => Quantize::Q4_0,
             QuantizeArg::Int4 => Quantize::Int4,
+            QuantizeArg::Gptq => Quantize::Gptq,
+            QuantizeArg::Awq => Quantize::Awq,
+            QuantizeArg::CompressedTensors => Quantize::CompressedTensors,
+            QuantizeArg::Bitsandbytes => Quantize::Bitsandbytes,
+            QuantizeArg::BitsandbytesNf4 => Quantize::BitsandbytesNf4,
+            QuantizeArg::BitsandbytesFp4 => Quantize::BitsandbytesFp4,
         }
     }
 }

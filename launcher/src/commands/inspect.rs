@@ -33,7 +33,8 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
 
 /// Compares the requested numbers of shards.
 fn plan(found: &Inspection, args: &PlanArgs) -> Result<EstimateReport> {
-    let share = |&size: &u32| ShardEstimate::new(&found.spec, size as usize, found.storage, found.kv_dtype);
+    let share =
+        |&size: &u32| ShardEstimate::new(&found.spec, size as usize, found.storage.clone(), found.kv_dtype);
     Ok(EstimateReport {
         shares: args.num_shard.iter().map(share).collect::<Result<_, _>>()?,
         hardware: args.hardware(found.storage.dtype),

@@ -32,7 +32,7 @@ pub(crate) fn step_size<'a>(
 /// Returns every product of a step of `spec` under these limits once, in ascending order.
 pub(crate) fn products(
     spec: &DecoderSpec,
-    storage: WeightStorage,
+    storage: &WeightStorage,
     limits: &ShardLimits,
 ) -> Vec<ProductShape> {
     let head = if spec.tied_head { WeightSlot::Embedding } else { WeightSlot::Head };
@@ -69,7 +69,7 @@ mod tests {
             kv_dtype: DType::F16,
         };
         let found = |tied_head| {
-            let products = products(&DecoderSpec { tied_head, ..spec() }, DType::F16.into(), &limits);
+            let products = products(&DecoderSpec { tied_head, ..spec() }, &DType::F16.into(), &limits);
             products.iter().map(|p| (p.inputs, p.outputs, p.logits, p.rows)).collect::<Vec<_>>()
         };
         let layers = [(16, 16, false, 8), (16, 32, false, 8), (16, 64, false, 8)];

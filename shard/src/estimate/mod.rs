@@ -85,10 +85,10 @@ impl ShardEstimate {
         let storage = storage.into();
         let of_rank = |rank: usize| Split { rank, world_size }.spec(whole);
         let spec = of_rank(0)?;
-        let weights = memory_plan::weight_bytes(&spec, storage, &UnpaddedDevice);
+        let weights = memory_plan::weight_bytes(&spec, &storage, &UnpaddedDevice);
         let mut all_weights = weights;
         for rank in 1..world_size {
-            all_weights += memory_plan::weight_bytes(&of_rank(rank)?, storage, &UnpaddedDevice);
+            all_weights += memory_plan::weight_bytes(&of_rank(rank)?, &storage, &UnpaddedDevice);
         }
         let kv_per_token = memory_plan::kv_bytes_per_token(&spec, kv_dtype, &UnpaddedDevice);
         Ok(ShardEstimate { world_size, weights, all_weights, kv_per_token, spec, storage, kv_dtype })
@@ -105,7 +105,7 @@ impl ShardEstimate {
             num_blocks: 0,
             kv_dtype: self.kv_dtype,
         };
-        memory_plan::footprint(&self.spec, self.storage, &limits, self.world_size, &UnpaddedDevice)
+        memory_plan::footprint(&self.spec, self.storage.clone(), &limits, self.world_size, &UnpaddedDevice)
             .workspace()
     }
 

@@ -204,7 +204,7 @@ fn room_for_the_cache_is_what_weights_and_workspace_leave() {
 /// rows.
 #[test]
 fn matrices_as_fp8_are_read_in_half_the_time() {
-    let fp8 = WeightStorage { dtype: DType::BF16, quantize: Some(Quantize::Fp8) };
+    let fp8 = WeightStorage::new(DType::BF16, Some(Quantize::Fp8));
     let (dense, small) =
         (share(LLAMA_3_8B, 1), ShardEstimate::new(&spec(LLAMA_3_8B), 1, fp8, DType::BF16).unwrap());
     let (numbers, rows) = (4096 * (6144 + 4096 + 28_672) + 14_336 * 4096, 6144 + 4096 + 28_672 + 4096);

@@ -50,6 +50,11 @@ impl Config {
         self.keys.contains_key(key)
     }
 
+    /// Returns the keys, sorted.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &str> {
+        self.keys.keys().map(String::as_str)
+    }
+
     fn value(&self, key: &str) -> Option<&Value> {
         self.keys.get(key).filter(|value| !value.is_null())
     }

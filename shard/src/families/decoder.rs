@@ -83,7 +83,6 @@ impl Default for Traits {
 /// Reads a decoder of equal layers without sliding windows.
 pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, ConfigError> {
     let keys = &traits.keys;
-    config.refuse("quantization_config", "quantized checkpoints cannot be read yet; use the original one")?;
     for key in ["hidden_act", "hidden_activation"] {
         if !matches!(config.optional::<String>(key)?.as_deref(), None | Some("silu" | "swish")) {
             return Err(config.unsupported(key, "the only activation is silu"));

@@ -1,13 +1,14 @@
 //! Loading a model: its configuration, its family and its weights.
 
 use millrace_formats::{Checkpoint, Source};
-use millrace_kernels::{DType, Encoding};
+use millrace_kernels::DType;
 
 use super::config::Config;
 use super::dummy::DummyWeights;
 use super::error::{ConfigError, LoadError};
 use super::family::Family;
 use super::overrides::Overrides;
+use super::quantization;
 use super::registry::FAMILIES;
 use super::stored::StoredWeights;
 use crate::model::{DecoderSpec, Model, WeightSlot, WeightSource};
@@ -23,17 +24,19 @@ pub fn load(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> 
     let (config, family, mut spec) = read(source, overrides)?;
     let checkpoint = Checkpoint::open(source)?;
     // Some versions of transformers leave out the key for a tied head, and their defaults differ.
-    spec.tied_head |= !checkpoint.contains(&family.names.head());
+    spec.tied_head |= !quantization::is_stored(&checkpoint, &family.names.head());
     let intended = config.dtype()?;
-    let weights = StoredWeights::new(checkpoint, spec.clone(), &family.names)?;
-    let stored = weights.parts(WeightSlot::Embedding)?.first().map_or(DType::F32, |part| {
-        let Encoding::Dense(dtype) = part.tensor.encoding;
-        dtype
-    });
+    let scheme = quantization::read(&config, source)?;
+    let quantized = scheme.as_ref().map(quantization::Scheme::format);
+    let weights = StoredWeights::new(checkpoint, spec.clone(), &family.names, scheme)?;
+    let embedding = weights.parts(WeightSlot::Embedding)?;
+    // The type of an embedding that is quantized is that of the activations.
+    let stored = embedding.first().and_then(|part| part.tensor.encoding.dense());
+    let stored = stored.or(intended).unwrap_or(DType::F32);
     // A configuration that asks for a wider type than the stored one is ignored: wider weights cost
     // memory and add nothing.
     let dtype = intended.filter(|dtype| dtype.size() <= stored.size()).unwrap_or(stored);
-    Ok(Model { spec, dtype, weights: Box::new(weights) })
+    Ok(Model { spec, dtype, quantized, weights: Box::new(weights) })
 }
 
 /// Makes random weights for the `config.json` of `source`, which needs no other file.
@@ -42,8 +45,13 @@ pub fn load(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> 
 /// If the model is not supported.
 pub fn load_dummy(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> {
     let (config, _, spec) = read(source, overrides)?;
+    if quantization::read(&config, source)?.is_some() {
+        let reason = "there are no dummy weights that are quantized; remove the key to measure dense weights";
+        return Err(config.unsupported("quantization_config", reason).into());
+    }
     let dtype = config.dtype()?.unwrap_or(DType::F32);
-    Ok(Model { weights: Box::new(DummyWeights::new(spec.clone(), dtype)), spec, dtype })
+    let weights = Box::new(DummyWeights::new(spec.clone(), dtype));
+    Ok(Model { weights, spec, dtype, quantized: None })
 }
 
 /// Reads the specification of the decoder from the `config.json` of `source`.

@@ -13,6 +13,7 @@ mod family;
 mod load;
 mod names;
 mod overrides;
+mod quantization;
 mod rope;
 mod stored;
 #[cfg(test)]

@@ -26,6 +26,13 @@ pub(super) struct Piece {
     pub(super) rows: Range<usize>,
 }
 
+impl Piece {
+    /// Returns the name of the module, if the piece is a module's weight.
+    pub(super) fn module(&self) -> Option<&str> {
+        self.tensor.strip_suffix(".weight")
+    }
+}
+
 impl Names {
     /// Returns the pieces that, stacked, are the weight for `slot`.
     pub(super) fn pieces(&self, spec: &DecoderSpec, slot: WeightSlot) -> Vec<Piece> {

@@ -6,6 +6,7 @@ use millrace_formats::{Checkpoint, DType as StoredDType, Tensor};
 use millrace_kernels::{DType, HostTensor, Part};
 
 use super::names::{Names, Piece};
+use super::quantization::{ModuleTensors, SUFFIXES, Scheme};
 use crate::model::{DecoderSpec, WeightError, WeightSlot, WeightSource};
 
 /// Rows of this length in bytes span several pages.
@@ -16,6 +17,8 @@ pub(super) struct StoredWeights {
     checkpoint: Checkpoint,
     spec: DecoderSpec,
     names: &'static Names,
+    /// The meaning of quantized tensors, if there are any.
+    scheme: Option<Scheme>,
 }
 
 impl StoredWeights {
@@ -25,12 +28,16 @@ impl StoredWeights {
         checkpoint: Checkpoint,
         spec: DecoderSpec,
         names: &'static Names,
+        scheme: Option<Scheme>,
     ) -> Result<Self, WeightError> {
-        let weights = StoredWeights { checkpoint, spec, names };
+        let weights = StoredWeights { checkpoint, spec, names, scheme };
         let mut used = HashSet::new();
         for slot in weights.spec.slots() {
             for piece in names.pieces(&weights.spec, slot) {
-                weights.tensor(&piece)?;
+                let tensor = weights.tensor(&piece)?;
+                if let (None, Some(module)) = (tensor.encoding.dense(), piece.module()) {
+                    used.extend(SUFFIXES.map(|suffix| format!("{module}.{suffix}")));
+                }
                 used.insert(piece.tensor);
             }
         }
@@ -50,6 +57,7 @@ impl StoredWeights {
                 || name.ends_with("rotary_emb.inv_freq")
                 || name.ends_with("rotary_pos_emb.inv_freq")
                 || name == self.names.head()
+                || self.is_needless(&name)
             {
                 continue;
             }
@@ -67,8 +75,24 @@ impl StoredWeights {
         Ok(())
     }
 
+    /// Returns whether a tensor that a tool for quantization adds changes no results: scales of
+    /// cached keys and values that are not quantized, and biases of zeros.
+    fn is_needless(&self, name: &str) -> bool {
+        let zeros =
+            || self.checkpoint.find(name).is_some_and(|bias| bias.bytes.iter().all(|&byte| byte == 0));
+        self.scheme.is_some()
+            && ([".k_scale", ".v_scale", ".kv_scale"].iter().any(|end| name.ends_with(end))
+                || name.ends_with(".bias") && zeros())
+    }
+
     /// Returns the stored tensor of a piece, as the kernels take it.
     fn tensor(&self, piece: &Piece) -> Result<HostTensor, WeightError> {
+        if let (Some(scheme), Some(name), &[rows, cols]) = (&self.scheme, piece.module(), &piece.shape[..]) {
+            let module = ModuleTensors { checkpoint: &self.checkpoint, name, rows, cols };
+            if let Some(tensor) = module.read(scheme)? {
+                return Ok(tensor);
+            }
+        }
         let tensor = self.checkpoint.tensor(&piece.tensor, &piece.shape)?;
         host_tensor(&tensor).ok_or_else(|| WeightError::ElementType {
             file: self.path_of(&piece.tensor),
@@ -114,13 +138,17 @@ impl WeightSource for StoredWeights {
 
     fn will_need(&self, part: &Part) {
         let encoding = &part.tensor.encoding;
-        let row = part.tensor.row_bytes();
+        let Some(row) = encoding.row_bytes(part.tensor.cols) else {
+            // The numbers of a row are all over the tensor.
+            return self.checkpoint.will_need(&part.tensor.bytes);
+        };
         let rows = &part.tensor.bytes[part.rows.start * row..part.rows.end * row];
         // If a rank's columns are a small part of long rows, the pages between them are not read.
         if part.cols.len() == part.tensor.cols || row < LONG_ROW {
             self.checkpoint.will_need(rows);
         } else {
-            let cols = encoding.row_bytes(part.cols.start)..encoding.row_bytes(part.cols.end);
+            let at = |col: usize| encoding.row_bytes(col).unwrap_or_default();
+            let cols = at(part.cols.start)..at(part.cols.end);
             rows.chunks_exact(row).for_each(|row| self.checkpoint.will_need(&row[cols.clone()]));
         }
     }

@@ -20,7 +20,7 @@ pub use device_sizes::UnpaddedDevice;
 const DEFAULT_POOL_TOKENS: usize = 8192;
 
 /// The options of the operator that the plan depends on, and the memory of the device.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct PlanRequest {
     /// The formats of the weights.
     pub weights: WeightStorage,
@@ -120,8 +120,7 @@ fn kv_bytes(
 }
 
 /// Returns the bytes of matrices, norms and biases.
-pub fn weight_bytes(spec: &DecoderSpec, storage: impl Into<WeightStorage>, device: &impl Sizing) -> usize {
-    let storage = storage.into();
+pub fn weight_bytes(spec: &DecoderSpec, storage: &WeightStorage, device: &impl Sizing) -> usize {
     let bytes = |slot: WeightSlot| match spec.shape(slot) {
         (rows, cols) if slot.is_vector() => rows * cols * size_of::<f32>(),
         (rows, cols) if slot == WeightSlot::Embedding && !spec.tied_head => {
@@ -150,10 +149,10 @@ pub fn footprint(
     // There are a cosine and a sine for each pair of rotated features.
     let rope_elements: usize = spec.ropes.iter().map(|rope| rope.rotary_dim).sum();
     Footprint {
-        weights: weight_bytes(spec, storage, device),
+        weights: weight_bytes(spec, &storage, device),
         activations: device
             .activation_bytes(activation_elements(spec, max_step_tokens, max_sequences))
-            .saturating_add(device.scratch_bytes(&products(spec, storage, limits))),
+            .saturating_add(device.scratch_bytes(&products(spec, &storage, limits))),
         logits: singles(max_sequences.saturating_mul(spec.vocab + own_columns))
             .saturating_add(device.gather_bytes(ranks, max_sequences.saturating_mul(own_columns))),
         step: device.step_bytes(&step_size(spec, limits, &attention(spec))),
@@ -204,7 +203,7 @@ pub fn plan(
             (planner.given_pool(longest.max(DEFAULT_POOL_TOKENS))?, usize::MAX)
         }
     };
-    let footprint = footprint(spec, request.weights, &limits, request.ranks, device);
+    let footprint = footprint(spec, request.weights.clone(), &limits, request.ranks, device);
     if footprint.total() > budget {
         let tokens = limits.num_blocks * limits.block_size;
         return Err(planner.no_room(&footprint, budget, format!("{tokens} tokens")));
@@ -276,7 +275,7 @@ impl<D: Sizing> PlanSearch<'_, D> {
     }
 
     fn footprint(&self, limits: &ShardLimits) -> Footprint {
-        footprint(self.spec, self.request.weights, limits, self.request.ranks, self.device)
+        footprint(self.spec, self.request.weights.clone(), limits, self.request.ranks, self.device)
     }
 
     fn no_room(&self, footprint: &Footprint, budget: usize, kv_for: String) -> PlanError {

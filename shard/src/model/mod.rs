@@ -17,7 +17,7 @@ pub use spec::{
     Attention, AttentionHeads, DecoderSpec, GatedMlp, LayerSpec, Mlp, NormKind, NormPlace, NormPlan,
     Positions, Residual, RopeScaling, RopeTable,
 };
-pub use storage::{Quantize, WeightStorage};
+pub use storage::{CheckpointFormat, Quantize, QuantizeError, StorageError, WeightStorage};
 
 /// A model that can be loaded.
 pub struct Model {
@@ -26,6 +26,8 @@ pub struct Model {
     /// Element type of the stored weights. They keep it in memory unless the operator asks for
     /// another.
     pub dtype: DType,
+    /// The format of the checkpoint's quantized matrices, if it has any.
+    pub quantized: Option<CheckpointFormat>,
     /// The source of the weights.
     pub weights: Box<dyn WeightSource>,
 }

@@ -12,8 +12,8 @@ pub enum WeightError {
     Checkpoint(#[from] millrace_formats::Error),
     /// The element type of a stored tensor cannot be loaded.
     #[error(
-        "tensor {tensor} in {file} has element type {dtype}, but weights must be F32, F16 or BF16; use the \
-         original model, which is not quantized"
+        "tensor {tensor} in {file} has element type {dtype}, but weights must be F32, F16 or BF16, unless \
+         quantization_config in config.json says how they are quantized"
     )]
     ElementType {
         /// Path of the file.
@@ -22,6 +22,16 @@ pub enum WeightError {
         tensor: String,
         /// Name of the element type.
         dtype: String,
+    },
+    /// A tensor of a quantized module contradicts the configuration or the module's other tensors.
+    #[error("tensor {tensor} in {file} {reason}")]
+    Quantized {
+        /// Path of the file.
+        file: String,
+        /// Name of the tensor.
+        tensor: String,
+        /// The fault. Its text continues the sentence after the file.
+        reason: String,
     },
     /// A stored tensor would change the results of the model, but the decoder has no use for it.
     #[error(

@@ -1,25 +1,71 @@
 //! The formats in which a device keeps the weights of a model.
 
-use millrace_kernels::{DType, IntFormat, WeightFormat};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use millrace_kernels::{DType, IntFormat, Sizing, WeightFormat};
 use serde::{Deserialize, Serialize};
 
+use super::Model;
 use super::slots::{WeightKind, WeightSlot};
+use super::source::WeightError;
 
 /// The formats in which a device keeps the weights of a model. Vectors are always in single
 /// precision.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WeightStorage {
     /// Element type of matrices, and on GPUs also of activations.
     pub dtype: DType,
-    /// Quantization of the matrices that may be quantized.
+    /// Quantization of the matrices that may be quantized, unless the checkpoint is quantized.
     pub quantize: Option<Quantize>,
+    /// The format of the checkpoint's quantized matrices, if it has any.
+    checkpoint: Option<CheckpointFormat>,
+    /// The formats of matrices that are kept as the checkpoint stores them.
+    stored: Arc<BTreeMap<WeightSlot, WeightFormat>>,
+    /// Number of quantized matrices that the device cannot keep as they are.
+    converted: usize,
 }
 
-/// A way to quantize matrices while they are loaded.
+/// A format of checkpoints that are quantized.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CheckpointFormat {
+    /// GPTQ.
+    Gptq,
+    /// AWQ.
+    Awq,
+    /// compressed-tensors, in any of its formats.
+    CompressedTensors,
+    /// 8-bit integers of bitsandbytes.
+    BitsandbytesInt8,
+    /// 4-bit codes of bitsandbytes for normally distributed numbers.
+    BitsandbytesNf4,
+    /// 4-bit floating-point numbers of bitsandbytes.
+    BitsandbytesFp4,
+    /// FP8 with scales per matrix, row or block.
+    Fp8,
+}
+
+impl CheckpointFormat {
+    /// Returns the name, which is also that of the flag `--quantize`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            CheckpointFormat::Gptq => "gptq",
+            CheckpointFormat::Awq => "awq",
+            CheckpointFormat::CompressedTensors => "compressed-tensors",
+            CheckpointFormat::BitsandbytesInt8 => "bitsandbytes",
+            CheckpointFormat::BitsandbytesNf4 => "bitsandbytes-nf4",
+            CheckpointFormat::BitsandbytesFp4 => "bitsandbytes-fp4",
+            CheckpointFormat::Fp8 => "fp8",
+        }
+    }
+}
+
+/// A value of `--quantize`: a way to quantize matrices while they are loaded, or a format that the
+/// checkpoint must have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Quantize {
-    /// FP8 (e4m3) with one scale per output feature, on GPUs.
+    /// FP8 (e4m3): stored, or made with one scale per output feature, on GPUs.
     Fp8,
     /// 8-bit integers with one scale per output feature, on the CPU.
     Int8,
@@ -29,6 +75,54 @@ pub enum Quantize {
     Q4_0,
     /// 4-bit integers in groups of up to 128 columns with zero points, on the CPU.
     Int4,
+    /// A checkpoint of GPTQ.
+    Gptq,
+    /// A checkpoint of AWQ.
+    Awq,
+    /// A checkpoint of compressed-tensors.
+    CompressedTensors,
+    /// A checkpoint of bitsandbytes, or 8-bit integers as [`Quantize::Int8`].
+    Bitsandbytes,
+    /// A checkpoint of bitsandbytes in nf4.
+    BitsandbytesNf4,
+    /// A checkpoint of bitsandbytes in fp4.
+    BitsandbytesFp4,
+}
+
+/// The reason why a value of `--quantize` cannot be used with a checkpoint.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum QuantizeError {
+    /// The flag names another format than the checkpoint has.
+    #[error(
+        "--quantize {flag}, but the checkpoint is quantized already ({found}); omit the flag to serve it as it is. \
+         Quantizing it again would add a second error to the first"
+    )]
+    AlreadyQuantized {
+        /// The value of the flag.
+        flag: &'static str,
+        /// The format of the checkpoint.
+        found: &'static str,
+    },
+    /// The flag names a format that only a checkpoint can have, and this one is not quantized.
+    #[error(
+        "--quantize {flag} reads checkpoints that are quantized so, but config.json has no quantization_config; \
+         --quantize int8 or int4 quantizes while loading, on the CPU"
+    )]
+    NotQuantized {
+        /// The value of the flag.
+        flag: &'static str,
+    },
+}
+
+/// The reason why no formats can be chosen.
+#[derive(Debug, thiserror::Error)]
+pub enum StorageError {
+    /// The flag `--quantize` does not fit the checkpoint.
+    #[error(transparent)]
+    Quantize(#[from] QuantizeError),
+    /// A weight cannot be read.
+    #[error(transparent)]
+    Weight(#[from] WeightError),
 }
 
 impl Quantize {
@@ -40,39 +134,151 @@ impl Quantize {
             Quantize::Q8_0 => IntFormat::Q8_0.name(),
             Quantize::Q4_0 => IntFormat::Q4_0.name(),
             Quantize::Int4 => IntFormat::Int4.name(),
+            Quantize::Gptq => CheckpointFormat::Gptq.name(),
+            Quantize::Awq => CheckpointFormat::Awq.name(),
+            Quantize::CompressedTensors => CheckpointFormat::CompressedTensors.name(),
+            Quantize::Bitsandbytes => CheckpointFormat::BitsandbytesInt8.name(),
+            Quantize::BitsandbytesNf4 => CheckpointFormat::BitsandbytesNf4.name(),
+            Quantize::BitsandbytesFp4 => CheckpointFormat::BitsandbytesFp4.name(),
         }
     }
 
-    /// Returns the format of the quantized matrices.
-    const fn format(self) -> WeightFormat {
+    /// Returns the format of matrices that are quantized while they are loaded, if the value means
+    /// this for a checkpoint that is not quantized.
+    const fn format(self) -> Option<WeightFormat> {
         match self {
-            Quantize::Fp8 => WeightFormat::Fp8,
-            Quantize::Int8 => WeightFormat::Int(IntFormat::Int8),
-            Quantize::Q8_0 => WeightFormat::Int(IntFormat::Q8_0),
-            Quantize::Q4_0 => WeightFormat::Int(IntFormat::Q4_0),
-            Quantize::Int4 => WeightFormat::Int(IntFormat::Int4),
+            Quantize::Fp8 => Some(WeightFormat::Fp8),
+            Quantize::Int8 | Quantize::Bitsandbytes => Some(WeightFormat::Int(IntFormat::Int8)),
+            Quantize::Q8_0 => Some(WeightFormat::Int(IntFormat::Q8_0)),
+            Quantize::Q4_0 => Some(WeightFormat::Int(IntFormat::Q4_0)),
+            Quantize::Int4 => Some(WeightFormat::Int(IntFormat::Int4)),
+            Quantize::Gptq
+            | Quantize::Awq
+            | Quantize::CompressedTensors
+            | Quantize::BitsandbytesNf4
+            | Quantize::BitsandbytesFp4 => None,
         }
     }
 
-    /// Tells whether only GPUs multiply by the format. All others need the CPU.
+    /// Returns whether the value fits a checkpoint in this format.
+    const fn accepts(self, format: CheckpointFormat) -> bool {
+        matches!(
+            (self, format),
+            (Quantize::Fp8, CheckpointFormat::Fp8)
+                | (Quantize::Gptq, CheckpointFormat::Gptq)
+                | (Quantize::Awq, CheckpointFormat::Awq)
+                | (Quantize::CompressedTensors, CheckpointFormat::CompressedTensors)
+                | (Quantize::BitsandbytesNf4, CheckpointFormat::BitsandbytesNf4)
+                | (Quantize::BitsandbytesFp4, CheckpointFormat::BitsandbytesFp4)
+                | (
+                    Quantize::Bitsandbytes,
+                    CheckpointFormat::BitsandbytesInt8
+                        | CheckpointFormat::BitsandbytesNf4
+                        | CheckpointFormat::BitsandbytesFp4
+                )
+        )
+    }
+
+    /// Tells whether only GPUs multiply by the format.
     pub const fn needs_gpu(self) -> bool {
         matches!(self, Quantize::Fp8)
+    }
+
+    /// Tells whether only the CPU multiplies by the format.
+    pub const fn needs_cpu(self) -> bool {
+        matches!(self, Quantize::Int8 | Quantize::Q8_0 | Quantize::Q4_0 | Quantize::Int4)
+    }
+
+    /// Returns how matrices of a checkpoint are quantized while they are loaded, if they are.
+    fn for_checkpoint(
+        flag: Option<Quantize>,
+        checkpoint: Option<CheckpointFormat>,
+    ) -> Result<Option<Quantize>, QuantizeError> {
+        match (flag, checkpoint) {
+            (None, _) => Ok(None),
+            (Some(quantize), None) if quantize.format().is_some() => Ok(Some(quantize)),
+            (Some(quantize), None) => Err(QuantizeError::NotQuantized { flag: quantize.name() }),
+            (Some(quantize), Some(format)) if quantize.accepts(format) => Ok(None),
+            (Some(quantize), Some(format)) => {
+                Err(QuantizeError::AlreadyQuantized { flag: quantize.name(), found: format.name() })
+            }
+        }
     }
 }
 
 impl WeightStorage {
-    /// Returns the format of the matrix in `slot`. Embedding and head are never quantized, because
-    /// they decide which token is chosen.
+    /// Creates the formats of a checkpoint that is not quantized.
+    pub fn new(dtype: DType, quantize: Option<Quantize>) -> Self {
+        WeightStorage { dtype, quantize, checkpoint: None, stored: Arc::default(), converted: 0 }
+    }
+
+    /// Chooses the formats of `model` on `device`. Matrices that the checkpoint stores quantized
+    /// are kept as they are if the device multiplies by them. Otherwise they are converted to
+    /// `dtype`.
+    ///
+    /// # Errors
+    /// If `quantize` does not fit the checkpoint, or a weight cannot be read.
+    pub fn choose(
+        dtype: DType,
+        quantize: Option<Quantize>,
+        model: &Model,
+        device: &impl Sizing,
+    ) -> Result<Self, StorageError> {
+        let quantize = Quantize::for_checkpoint(quantize, model.quantized)?;
+        let mut storage = WeightStorage { checkpoint: model.quantized, ..Self::new(dtype, quantize) };
+        if model.quantized.is_none() {
+            return Ok(storage);
+        }
+        let mut stored = BTreeMap::new();
+        let matrices = model.spec.slots().into_iter().filter(|slot| !slot.is_vector());
+        for slot in matrices {
+            let parts = model.weights.parts(slot)?;
+            if parts.iter().all(|part| part.tensor.encoding.dense().is_some()) {
+                continue;
+            }
+            // Rows of the embedding are looked up, and it may be the head as well.
+            match device.stored_format(&parts).filter(|_| slot != WeightSlot::Embedding) {
+                Some(format) => _ = stored.insert(slot, format),
+                None => storage.converted += 1,
+            }
+        }
+        storage.stored = Arc::new(stored);
+        Ok(storage)
+    }
+
+    /// Returns the format of the matrix in `slot`. Embedding and head are never quantized while
+    /// they are loaded, because they decide which token is chosen.
     pub fn matrix(&self, slot: WeightSlot) -> WeightFormat {
-        match (self.quantize, slot.info().kind) {
-            (Some(quantize), WeightKind::Matrix { may_quantize: true }) => quantize.format(),
+        if let Some(format) = self.stored.get(&slot) {
+            return *format;
+        }
+        match (self.quantize.and_then(Quantize::format), slot.info().kind) {
+            (Some(format), WeightKind::Matrix { may_quantize: true }) => format,
             _ => self.dtype.into(),
         }
+    }
+
+    /// Returns the name of the quantization, if matrices of layers are quantized.
+    pub fn quantization(&self) -> Option<&'static str> {
+        self.checkpoint.map(CheckpointFormat::name).or(self.quantize.map(Quantize::name))
+    }
+
+    /// Returns a warning for the operator if quantized matrices take as much memory as dense ones.
+    pub fn warning(&self) -> Option<String> {
+        let (format, all) = (self.checkpoint?.name(), self.stored.len() + self.converted);
+        (self.converted > 0).then(|| {
+            format!(
+                "{} of {all} quantized matrices ({format}) are converted to {} while they are loaded, because this \
+                 device does not multiply by them as they are stored",
+                self.converted,
+                self.dtype.name()
+            )
+        })
     }
 }
 
 impl From<DType> for WeightStorage {
     fn from(dtype: DType) -> Self {
-        WeightStorage { dtype, quantize: None }
+        WeightStorage::new(dtype, None)
     }
 }

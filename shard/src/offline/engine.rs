@@ -8,6 +8,7 @@ use millrace_kernels::cpu::{Cpu, Isa};
 use millrace_proto::{Ready, Step, StepOutput};
 
 use super::workload::BenchWorkload;
+use crate::memory_plan::UnpaddedDevice;
 use crate::model::{LayerSlot, Model, WeightSlot, WeightStorage};
 use crate::options::{DeviceKind, RankPlacement, RouterAddress, ShardOptions};
 use crate::platform::{HostPlatform, Platform, cuda};
@@ -104,13 +105,16 @@ impl OfflineEngine {
     where
         Worker<P::Backend>: StepEngine + 'static,
     {
-        let mut dtype = None;
-        let open = || open().inspect(|model| dtype = Some(options.dtype.unwrap_or(model.dtype)));
+        let mut format = None;
+        let open = || {
+            let model = open()?;
+            let dtype = options.dtype.unwrap_or(model.dtype);
+            let storage = WeightStorage::choose(dtype, options.quantize, &model, &UnpaddedDevice)?;
+            format = Some(storage.matrix(WeightSlot::Layer(0, LayerSlot::GateUp)));
+            Ok(model)
+        };
         let (worker, ready) = process::start(platform, None, placement, options, open)?;
-        let cpu = dtype.and_then(|dtype| {
-            let storage = WeightStorage { dtype, quantize: options.quantize };
-            in_use(worker.backend(), storage.matrix(WeightSlot::Layer(0, LayerSlot::GateUp)))
-        });
+        let cpu = format.and_then(|format| in_use(worker.backend(), format));
         Ok(OfflineEngine { limits: worker.limits(), engine: Box::new(worker), ready, cpu, next_step: 1 })
     }
 

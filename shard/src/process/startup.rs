@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use millrace_kernels::{Backend, DType, ModelLoading};
+use millrace_kernels::{Backend, ModelLoading};
 use millrace_proto::{Loading, MemoryItem, Phase, Ready, Rendezvous, from_shard, to_shard};
 
 use crate::collective::{self, Deadlines};
@@ -42,17 +42,22 @@ pub(crate) fn start<P: Platform>(
     let split = Split { rank: placement.rank, world_size: placement.world_size };
     let model = open()?;
     let parameters = model.spec.parameters();
-    let Model { spec, dtype, weights: source } = split.apply(model)?;
-    let dtype = options.dtype.unwrap_or(dtype);
+    let model = split.apply(model)?;
+    let dtype = options.dtype.unwrap_or(model.dtype);
     timer.end("read the checkpoint's headers");
     let OpenDevice { backend, free } = platform.open(dtype)?;
     timer.end("open the device");
 
-    let request = plan_request::<P>(placement, options, dtype, free);
+    let storage = WeightStorage::choose(dtype, options.quantize, &model, &backend)?;
+    if let Some(warning) = storage.warning() {
+        tracing::warn!("{warning}");
+    }
+    let Model { spec, weights: source, .. } = model;
+    let request = plan_request::<P>(placement, options, storage, free);
     let start = Start { platform, router, placement, options, backend: &backend, spec: &spec };
     let plan = start.plan_memory(&request)?;
     let limits = plan.limits;
-    for warning in backend.tune(&products(&spec, request.weights, &limits))? {
+    for warning in backend.tune(&products(&spec, &request.weights, &limits))? {
         tracing::warn!("{warning}");
     }
     timer.end("choose algorithms");
@@ -63,7 +68,7 @@ pub(crate) fn start<P: Platform>(
 
     let mut ready = Ready {
         dtype: dtype.name().into(),
-        quantize: options.quantize.map_or_else(String::new, |quantize| quantize.name().into()),
+        quantize: request.weights.quantization().unwrap_or_default().into(),
         activations: if options.exact_activations { "exact".into() } else { String::new() },
         device: backend.name(),
         bytes_read: weights.bytes_read() as u64,
@@ -101,12 +106,12 @@ pub(crate) fn start<P: Platform>(
 fn plan_request<P: Platform>(
     placement: &RankPlacement,
     options: &ShardOptions,
-    dtype: DType,
+    weights: WeightStorage,
     free: Option<usize>,
 ) -> PlanRequest {
     PlanRequest {
-        weights: WeightStorage { dtype, quantize: options.quantize },
-        kv_dtype: options.kv_cache_dtype.unwrap_or(dtype),
+        kv_dtype: options.kv_cache_dtype.unwrap_or(weights.dtype),
+        weights,
         max_total_tokens: options.max_total_tokens,
         max_batch_total_tokens: options.max_batch_total_tokens,
         max_step_tokens: options.max_step_tokens,
@@ -152,7 +157,7 @@ impl<P: Platform> Start<'_, P> {
                 max_total_tokens: Some(longest_sequence),
                 max_batch_total_tokens: Some(tokens),
                 free,
-                ..*request
+                ..request.clone()
             };
             match plan(&previous) {
                 Err(PlanError::NoRoom { .. }) if since.elapsed() < wait => {
@@ -161,7 +166,7 @@ impl<P: Platform> Start<'_, P> {
                     free = usable(self.platform.free(self.backend, self.options), self.options);
                 }
                 // The router notices that the pool has become smaller, and logs it.
-                Err(PlanError::NoRoom { .. }) => return Ok(plan(&PlanRequest { free, ..*request })?),
+                Err(PlanError::NoRoom { .. }) => return Ok(plan(&PlanRequest { free, ..request.clone() })?),
                 planned => return Ok(planned?),
             }
         }
@@ -191,8 +196,8 @@ impl<P: Platform> Start<'_, P> {
                 self.backend.begin_weights(&label.subject, &label.version);
             }
         }
-        let weights =
-            Weights::load(self.backend, self.spec, source, request.weights, positions, &mut progress)?;
+        let storage = request.weights.clone();
+        let weights = Weights::load(self.backend, self.spec, source, storage, positions, &mut progress)?;
         if let Some(warning) = self.backend.end_weights() {
             tracing::warn!("{warning}");
         }

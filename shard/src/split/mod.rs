@@ -24,8 +24,8 @@ impl Split {
         if self == Split::WHOLE {
             return Ok(model);
         }
-        let Model { spec: whole, dtype, weights } = model;
+        let Model { spec: whole, dtype, quantized, weights } = model;
         let spec = self.spec(&whole)?;
-        Ok(Model { spec, dtype, weights: Box::new(SplitWeights::new(weights, whole, self)) })
+        Ok(Model { spec, dtype, quantized, weights: Box::new(SplitWeights::new(weights, whole, self)) })
     }
 }

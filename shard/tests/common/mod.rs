@@ -15,7 +15,7 @@ use millrace_shard::ShardLimits;
 use millrace_shard::decoder::{Collective, Decoder, SubmittedStep, Weights};
 use millrace_shard::model::{
     Attention, AttentionHeads, DecoderSpec, GatedMlp, LayerSpec, Mlp, NormPlan, Positions, Residual,
-    RopeScaling, RopeTable, WeightError, WeightKind, WeightSlot, WeightSource,
+    RopeScaling, RopeTable, WeightError, WeightKind, WeightSlot, WeightSource, WeightStorage,
 };
 use proptest::prelude::*;
 
@@ -224,10 +224,10 @@ impl<'b, B: Backend> Harness<'b, B> {
         backend: &'b B,
         spec: &DecoderSpec,
         source: &dyn WeightSource,
-        dtype: DType,
+        storage: impl Into<WeightStorage>,
         limits: &ShardLimits,
     ) -> Self {
-        Harness::among(backend, spec, source, dtype, limits, None)
+        Harness::among(backend, spec, source, storage, limits, None)
     }
 
     /// Creates one of several ranks. `spec` and `source` are its share.
@@ -235,13 +235,13 @@ impl<'b, B: Backend> Harness<'b, B> {
         backend: &'b B,
         spec: &DecoderSpec,
         source: &dyn WeightSource,
-        dtype: DType,
+        storage: impl Into<WeightStorage>,
         limits: &ShardLimits,
         ranks: Option<Box<dyn Collective<B>>>,
     ) -> Self {
         let mut ignore = |_| Ok(());
         let positions = limits.max_sequence_tokens;
-        let weights = Weights::load(backend, spec, source, dtype, positions, &mut ignore).unwrap();
+        let weights = Weights::load(backend, spec, source, storage, positions, &mut ignore).unwrap();
         let decoder = Decoder::new(backend, spec.clone(), weights, limits, ranks).unwrap();
         Harness { backend, decoder, block_size: limits.block_size, vocab: spec.vocab }
     }

@@ -60,7 +60,7 @@ pub fn options() -> ShardOptions {
 pub fn model() -> Model {
     let spec = fixed_spec();
     let weights = Box::new(MemoryWeights::random(&spec, SEED));
-    Model { spec, dtype: DType::F32, weights }
+    Model { spec, dtype: DType::F32, quantized: None, weights }
 }
 
 /// The router's end of the socket.

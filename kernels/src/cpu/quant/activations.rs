@@ -109,6 +109,8 @@ impl ActivationBuffer {
 pub(super) struct QuantizeRows<'a> {
     pub(super) x: &'a [f32],
     pub(super) layout: RowLayout,
+    /// The column of `x` for each column of the quantized row, if they differ.
+    pub(super) order: Option<&'a [u32]>,
     pub(super) row: usize,
     /// The bytes of all rows.
     pub(super) bytes: Shared<i8>,
@@ -124,18 +126,26 @@ impl Kernel for QuantizeRows<'_> {
         let RowLayout { cols, group, factor } = self.layout;
         let row = self.row;
         let x = &self.x[row * cols..(row + 1) * cols];
-        for (index, x) in x.chunks(group).enumerate() {
+        for (index, first) in (0..cols).step_by(group).enumerate() {
+            let len = group.min(cols - first);
+            let mut gathered = [0f32; LARGEST_GROUP];
+            let x = match self.order {
+                None if len.is_multiple_of(STEP) => &x[first..first + len],
+                None => {
+                    gathered[..len].copy_from_slice(&x[first..first + len]);
+                    &gathered[..len.next_multiple_of(STEP)]
+                }
+                Some(order) => {
+                    let order = &order[first..first + len];
+                    gathered.iter_mut().zip(order).for_each(|(to, &col)| *to = x[col as usize]);
+                    &gathered[..len.next_multiple_of(STEP)]
+                }
+            };
             // SAFETY: row and groups are inside the buffers, and this task alone writes them. A
             // padded group ends before the next row: rows are padded to whole cache lines.
             unsafe {
                 let to = self.bytes.as_ptr().add(row * self.layout.stride() + index * group);
-                let (scale, sum) = if x.len().is_multiple_of(STEP) {
-                    quantize::<S>(x, to)
-                } else {
-                    let mut padded = [0f32; LARGEST_GROUP];
-                    padded[..x.len()].copy_from_slice(x);
-                    quantize::<S>(&padded[..x.len().next_multiple_of(STEP)], to)
-                };
+                let (scale, sum) = quantize::<S>(x, to);
                 let to = self.scales.as_ptr().add(row * self.layout.groups() + index);
                 *to = GroupScale { scale, correction: factor * sum };
             }

@@ -26,8 +26,9 @@ impl Cpu {
         );
         let x = x.rows(n);
         let (bytes, scales) = (Shared::new(&mut buffer.bytes), Shared::new(&mut buffer.scales));
+        let order = w.order.as_deref();
         self.for_rows(n, cols, |row| {
-            self.target.dispatch(QuantizeRows { x, layout, row, bytes, scales });
+            self.target.dispatch(QuantizeRows { x, layout, order, row, bytes, scales });
         });
         let out = Shared::new(out.rows_mut(n));
         let panels = outputs.div_ceil(self.target.panel_width());
@@ -37,7 +38,7 @@ impl Cpu {
         self.parallel(panels.div_ceil(at_once), n * cols * outputs, |task, _| {
             let panels = task * at_once..panels.min((task + 1) * at_once);
             let (x, scales) = (bytes.as_ptr().cast_const(), scales.as_ptr().cast_const());
-            self.target.dispatch(Product { n, layout, x, scales, w, bias, out, outputs, panels });
+            Product { n, layout, x, scales, w, bias, out, outputs, panels }.compute(self.target);
         });
     }
 }

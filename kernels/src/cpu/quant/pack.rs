@@ -1,8 +1,8 @@
 //! Weights as integers in groups, in the layout that the product reads.
 //!
 //! A panel holds `width` outputs and is one sequential stream. For each group of columns it has the
-//! codes, the scales and, if groups have offsets of their own, the offsets: `[width]` numbers of
-//! type f16 each.
+//! codes, the scales and, if groups have offsets of their own, the offsets: `[width]` numbers each.
+//! They are of type f16, except scales that a checkpoint stores in another type: those are f32.
 //!
 //! Codes of 8 bits are `[cols / 4][width][4]`: one vector holds four successive columns of some
 //! outputs, as the instructions for dot products want it. Codes of 4 bits are bytes
@@ -17,7 +17,7 @@ use half::f16;
 use super::super::cache::Packing;
 use super::super::memory::{Memory, Shared};
 use super::activations::STEP;
-use crate::quantize::{Group, IntFormat};
+use crate::quantize::{Group, IntFormat, StoredGroups};
 use crate::{Error, Result};
 
 /// Panels of integers in groups.
@@ -28,6 +28,19 @@ pub(in crate::cpu) struct IntPanels {
     data: Memory<u8>,
     /// The scales of whole rows, `[out]` padded to whole panels, for a format that has such scales.
     pub(super) row_scales: Memory<f32>,
+    /// For each packed column the column of the activations that it is multiplied by, if the order
+    /// differs.
+    pub(super) order: Option<Vec<u32>>,
+}
+
+/// The codes of a row, one per byte.
+#[derive(Debug)]
+pub(in crate::cpu) struct RowCodes {
+    pub(in crate::cpu) codes: Vec<u8>,
+    /// The scale and the offset of each group.
+    pub(in crate::cpu) groups: Vec<Group>,
+    /// Room for weights that are quantized.
+    pub(in crate::cpu) values: Vec<f32>,
 }
 
 /// The parts of a panel, in bytes.
@@ -56,7 +69,15 @@ impl PanelLayout {
             IntFormat::Int8 => 0,
             IntFormat::Q8_0 | IntFormat::Q4_0 => 2 * self.width,
             IntFormat::Int4 => 4 * self.width,
+            IntFormat::Stored(groups) => {
+                (groups.scale_bytes() + if groups.has_offsets { 2 } else { 0 }) * self.width
+            }
         }
+    }
+
+    /// Returns whether the scales of groups are of type f32.
+    const fn has_wide_scales(&self) -> bool {
+        matches!(self.format, IntFormat::Stored(StoredGroups { wide_scales: true, .. }))
     }
 
     fn panel_bytes(&self) -> usize {
@@ -90,24 +111,31 @@ impl PanelLayout {
         let mut put = |at: usize, x: f32| {
             panel[at + 2 * lane..][..2].copy_from_slice(&f16::from_f32(x).to_ne_bytes());
         };
-        put(at, values.scale);
+        let scale_bytes = if self.has_wide_scales() { 4 } else { 2 };
         if self.format.offset().is_none() {
-            put(at + 2 * self.width, f32::from(values.offset));
+            put(at + scale_bytes * self.width, f32::from(values.offset));
+        }
+        if self.has_wide_scales() {
+            panel[at + 4 * lane..][..4].copy_from_slice(&values.scale.to_ne_bytes());
+        } else {
+            put(at, values.scale);
         }
     }
 }
 
 impl IntPanels {
-    /// Quantizes and packs a matrix `[out, cols]`, of which `read(row, values)` reads one row.
+    /// Packs a matrix `[out, cols]`, of which `read(row, codes)` reads the codes of one row.
+    /// `order` is the order of the columns in the codes.
     ///
     /// # Errors
-    /// As [`IntFormat::check_cols`] and [`IntFormat::quantize`], and [`Error::OutOfMemory`].
+    /// As [`IntFormat::check_cols`] and as `read`, and [`Error::OutOfMemory`].
     pub(in crate::cpu) fn pack(
         (out, cols): (usize, usize),
         format: IntFormat,
         width: usize,
+        order: Option<&[u32]>,
         packing: Packing<'_>,
-        read: impl Fn(usize, &mut [f32]) + Sync,
+        read: impl Fn(usize, &mut RowCodes) -> Result<()> + Sync,
     ) -> Result<Self> {
         format.check_cols(cols)?;
         let layout = PanelLayout::new(format, cols, width);
@@ -115,8 +143,9 @@ impl IntPanels {
         let mut data: Memory<u8> = Memory::zeroed(panels.saturating_mul(panel_bytes), "weights")?;
         let scales = if format == IntFormat::Int8 { panels * width } else { 0 };
         let mut row_scales: Memory<f32> = Memory::zeroed(scales, "scales of weights")?;
+        let order = order.map(<[u32]>::to_vec);
         if packing.load(&mut [&mut data, &mut row_scales]) {
-            return Ok(IntPanels { format, panel_bytes, data, row_scales });
+            return Ok(IntPanels { format, panel_bytes, data, row_scales, order });
         }
         let (shared, shared_scales) = (Shared::new(&mut data), Shared::new(&mut row_scales));
         let failed: Mutex<Option<Error>> = Mutex::new(None);
@@ -137,7 +166,7 @@ impl IntPanels {
             Some(error) => Err(error),
             None => {
                 packing.keep(&mut [&mut data, &mut row_scales]);
-                Ok(IntPanels { format, panel_bytes, data, row_scales })
+                Ok(IntPanels { format, panel_bytes, data, row_scales, order })
             }
         }
     }
@@ -154,20 +183,20 @@ impl IntPanels {
     }
 }
 
-/// Quantizes and packs `rows` rows to one panel.
+/// Packs `rows` rows to one panel.
 fn pack_panel(
     layout: PanelLayout,
     rows: usize,
     panel: &mut [u8],
     row_scales: &mut [f32],
-    read: impl Fn(usize, &mut [f32]),
+    read: impl Fn(usize, &mut RowCodes) -> Result<()>,
 ) -> Result<()> {
     let group = layout.format.group_cols(layout.cols).max(1);
-    let (mut values, mut codes) = (vec![0.0; layout.cols], vec![0; group]);
+    let groups = vec![Group { scale: 0.0, offset: 0 }; layout.cols.div_ceil(group)];
+    let mut row = RowCodes { codes: vec![0; layout.cols], groups, values: Vec::new() };
     for lane in 0..rows {
-        read(lane, &mut values);
-        for (index, values) in values.chunks_exact(group).enumerate() {
-            let scale = layout.format.quantize(values, &mut codes)?;
+        read(lane, &mut row)?;
+        for (index, (codes, &scale)) in row.codes.chunks(group).zip(&row.groups).enumerate() {
             match row_scales.get_mut(lane) {
                 Some(to) => {
                     *to = scale.scale;
@@ -176,7 +205,7 @@ fn pack_panel(
                     }
                 }
                 None => {
-                    layout.put_codes(panel, lane, index * group, &codes);
+                    layout.put_codes(panel, lane, index * group, codes);
                     layout.put_scale(panel, lane, index, scale);
                 }
             }

@@ -4,10 +4,11 @@
 //! activation scale)`. The inner sum is an exact integer, which the correction for the offset
 //! initializes. The groups are added in ascending order.
 
+use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::memory::Shared;
-use super::super::simd::{Kernel, Simd};
+use super::super::simd::{Kernel, Simd, Target};
 use super::super::tile::AHEAD;
 use super::activations::{GroupScale, RowLayout, STEP};
 use super::pack::IntPanels;
@@ -38,6 +39,10 @@ trait Loop {
     const GROUP_SCALES: bool;
     /// Whether groups have offsets of their own.
     const OFFSETS: bool;
+    /// Whether the scales of groups are of type f32. Otherwise they are of type f16.
+    const WIDE_SCALES: bool = false;
+    /// Bytes of a group's scale and offset.
+    const GROUP_BYTES: usize = if Self::WIDE_SCALES { 4 } else { 2 } + if Self::OFFSETS { 2 } else { 0 };
 }
 
 struct Int8;
@@ -69,20 +74,55 @@ impl Loop for Int4 {
     const OFFSETS: bool = true;
 }
 
-impl Kernel for Product<'_> {
+/// Integers that a checkpoint stores, with scales of type f32.
+struct Stored<const BITS: usize, const OFFSETS: bool>;
+
+impl<const BITS: usize, const OFFSETS: bool> Loop for Stored<BITS, OFFSETS> {
+    const BITS: usize = BITS;
+    const GROUP_SCALES: bool = true;
+    const OFFSETS: bool = OFFSETS;
+    const WIDE_SCALES: bool = true;
+}
+
+impl Product<'_> {
+    /// Computes the product with the instruction set of `target`.
+    pub(super) fn compute(self, target: Target) {
+        match self.w.format {
+            IntFormat::Int8 => target.dispatch(WithLoop::<Int8>::new(self)),
+            IntFormat::Q8_0 => target.dispatch(WithLoop::<Q8_0>::new(self)),
+            IntFormat::Q4_0 => target.dispatch(WithLoop::<Q4_0>::new(self)),
+            IntFormat::Int4 => target.dispatch(WithLoop::<Int4>::new(self)),
+            // The loops of other formats serve where they read the same numbers.
+            IntFormat::Stored(groups) => match (groups.bits, groups.has_offsets, groups.wide_scales) {
+                (4, false, false) => target.dispatch(WithLoop::<Q4_0>::new(self)),
+                (4, true, false) => target.dispatch(WithLoop::<Int4>::new(self)),
+                (4, false, true) => target.dispatch(WithLoop::<Stored<4, false>>::new(self)),
+                (4, true, true) => target.dispatch(WithLoop::<Stored<4, true>>::new(self)),
+                (_, false, false) => target.dispatch(WithLoop::<Q8_0>::new(self)),
+                (_, true, true) => target.dispatch(WithLoop::<Stored<8, true>>::new(self)),
+                (..) => unreachable!("8 bits with either wide scales or offsets; this is a bug"),
+            },
+        }
+    }
+}
+
+/// A product with the loops of a format. Each one is a kernel of its own, because compilers take
+/// very long for a function with all of them.
+struct WithLoop<'a, L>(Product<'a>, PhantomData<L>);
+
+impl<'a, L: Loop> WithLoop<'a, L> {
+    fn new(product: Product<'a>) -> Self {
+        WithLoop(product, PhantomData)
+    }
+}
+
+impl<L: Loop> Kernel for WithLoop<'_, L> {
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: the caller guarantees the instruction set and valid pointers.
-        unsafe {
-            match self.w.format {
-                IntFormat::Int8 => run::<S, Int8>(&self),
-                IntFormat::Q8_0 => run::<S, Q8_0>(&self),
-                IntFormat::Q4_0 => run::<S, Q4_0>(&self),
-                IntFormat::Int4 => run::<S, Int4>(&self),
-            }
-        }
+        unsafe { run::<S, L>(&self.0) }
     }
 }
 
@@ -178,7 +218,7 @@ unsafe fn tile<S: Simd, L: Loop, const M: usize, const NV: usize>(
             }
             add_group::<S, L, M, NV>(&mut sums, &dots, &w, &scales, g);
             if L::GROUP_SCALES {
-                let bytes = 2 * S::LANES * if L::OFFSETS { 4 } else { 2 };
+                let bytes = 2 * S::LANES * L::GROUP_BYTES;
                 for v in 0..NV {
                     w[v] = w[v].add(bytes);
                 }
@@ -258,10 +298,17 @@ unsafe fn add_group<S: Simd, L: Loop, const M: usize, const NV: usize>(
         let mut offsets = [S::splat(0.0); NV];
         if L::GROUP_SCALES {
             for v in 0..NV {
-                let at: *const u16 = w[v].cast();
-                weight_scales[v] = S::load_f16(at.add(v % 2 * S::LANES));
+                // The scales of a panel's two vectors, then their offsets.
+                let lane = v % 2 * S::LANES;
+                let scale_bytes = if L::WIDE_SCALES { 4 } else { 2 };
+                weight_scales[v] = if L::WIDE_SCALES {
+                    S::load(w[v].cast::<f32>().add(lane))
+                } else {
+                    S::load_f16(w[v].cast::<u16>().add(lane))
+                };
                 if L::OFFSETS {
-                    offsets[v] = S::load_f16(at.add((2 + v % 2) * S::LANES));
+                    let at = w[v].add(scale_bytes * 2 * S::LANES);
+                    offsets[v] = S::load_f16(at.cast::<u16>().add(lane));
                 }
             }
         }

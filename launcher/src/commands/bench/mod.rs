@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, anyhow, bail, ensure};
 use millrace_shard::collective::Transport;
 use millrace_shard::estimate::ShardEstimate;
-use millrace_shard::memory_plan::PlanError;
+use millrace_shard::memory_plan::{PlanError, UnpaddedDevice};
 use millrace_shard::model::{Model, WeightStorage};
 use millrace_shard::offline::{BenchWorkload, OfflineEngine};
 use millrace_shard::{AllReduce, Bytes, Error, NullOptions, ShardOptions, families};
@@ -29,7 +29,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let since = Instant::now();
     let model = open(args)?;
     let dtype = args.model.dtype.map_or(model.dtype, Into::into);
-    let storage = WeightStorage { dtype, quantize: args.model.quantize.map(Into::into) };
+    let quantize = args.model.quantize.map(Into::into);
+    let storage = WeightStorage::choose(dtype, quantize, &model, &UnpaddedDevice)?;
     let kv_dtype = args.model.kv_cache_dtype.map_or(dtype, Into::into);
     let estimate = ShardEstimate::new(&model.spec, 1, storage, kv_dtype)?;
     let mut engine =

@@ -193,8 +193,8 @@ const BAD_LLAMAS: &[(&str, &str)] = &[
     (r#"{"max_position_embeddings": "absent"}"#, "max_position_embeddings is missing"),
     (r#"{"hidden_act": "gelu"}"#, "hidden_act = \"gelu\" is not supported: the only activation is silu"),
     (
-        r#"{"quantization_config": {"bits": 4}}"#,
-        "quantization_config = {…} is not supported: quantized checkpoints",
+        r#"{"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64}}"#,
+        "quantization_config = {…} is not supported: there are no dummy weights that are quantized",
     ),
     (r#"{"attention_bias": "yes"}"#, "attention_bias cannot be used: invalid type: string"),
     (

@@ -1,0 +1,40 @@
+//! The element types of dense numbers.
+
+/// An element type of dense weights and KV caches.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum DType {
+    /// IEEE single precision (binary32).
+    F32,
+    /// IEEE half precision (binary16).
+    F16,
+    /// bfloat16: the upper 16 bits of a binary32 number.
+    BF16,
+}
+
+impl DType {
+    /// Returns the bytes per element.
+    pub const fn size(self) -> usize {
+        match self {
+            DType::F32 => 4,
+            DType::F16 | DType::BF16 => 2,
+        }
+    }
+
+    /// Returns the value of this type that is nearest to `x`; ties go to the even one.
+    pub fn round(self, x: f32) -> f32 {
+        match self {
+            DType::F32 => x,
+            DType::F16 => half::f16::from_f32(x).to_f32(),
+            DType::BF16 => half::bf16::from_f32(x).to_f32(),
+        }
+    }
+
+    /// Returns the name used on the command line and in `config.json`.
+    pub const fn name(self) -> &'static str {
+        match self {
+            DType::F32 => "float32",
+            DType::F16 => "float16",
+            DType::BF16 => "bfloat16",
+        }
+    }
+}
