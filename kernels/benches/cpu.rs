@@ -2,7 +2,7 @@
 //! `faer`.
 //!
 //! `cargo bench -p millrace-kernels --bench cpu [--features faer] -- [--threads N] [--only
-//! linear|quantized|attention|sampling|staging] [--dtype bfloat16|float16|float32] [--rows 1,8,512]
+//! linear|quantized|attention|decode|prefill|sampling|staging] [--dtype bfloat16|float16|float32] [--rows 1,8,512]
 //! [--format int8|q8_0|q4_0|int4]`
 //!
 //! Shapes are those of a Llama with 1.1 billion parameters. The weights are cycled so that every
@@ -61,8 +61,12 @@ fn main() {
     if on("quantized") {
         quantized::quantized(&cpu, flag("--format").as_deref(), &rows);
     }
-    if on("attention") {
-        attention::attention(&cpu, flag("--dtype").as_deref());
+    let dtype = dtype.as_deref();
+    if on("attention") || on("decode") {
+        attention::decode(&cpu, dtype);
+    }
+    if on("attention") || on("prefill") {
+        attention::prefill(&cpu, dtype);
     }
     if on("sampling") {
         sampling::sampling(&cpu);

@@ -13,18 +13,27 @@ const SPEC: AttentionSpec = AttentionSpec { layout: LAYOUT, scale: 0.125, window
 /// Tokens that are written to a cache at once.
 const WRITTEN: usize = 4096;
 
-/// Measures caches of every type, or of the one given: the bytes read per second with one query per
-/// sequence, the operations with a prompt.
-pub(crate) fn attention(cpu: &Cpu, only: Option<&str>) {
-    for dtype in [DType::BF16, DType::F16, DType::F32] {
-        if only.is_some_and(|name| name != dtype.name()) {
-            continue;
-        }
+/// Returns the types of caches to measure.
+fn dtypes(only: Option<&str>) -> impl Iterator<Item = DType> {
+    [DType::BF16, DType::F16, DType::F32]
+        .into_iter()
+        .filter(move |dtype| only.is_none_or(|name| name == dtype.name()))
+}
+
+/// Measures the bytes read per second, and the operations, with one query per sequence.
+pub(crate) fn decode(cpu: &Cpu, only: Option<&str>) {
+    for dtype in dtypes(only) {
         for (sequences, context) in [(1, 2048), (32, 2048), (8, 4096), (1, 32768)] {
-            decode(cpu, dtype, sequences, context);
+            decode_one(cpu, dtype, sequences, context);
         }
+    }
+}
+
+/// Measures the operations per second with a prompt.
+pub(crate) fn prefill(cpu: &Cpu, only: Option<&str>) {
+    for dtype in dtypes(only) {
         for start in [0, 1536, 4096] {
-            prefill(cpu, dtype, start, 512);
+            prefill_one(cpu, dtype, start, 512);
         }
     }
 }
@@ -64,7 +73,7 @@ fn cache(
     (tables, kv)
 }
 
-fn decode(cpu: &Cpu, dtype: DType, sequences: usize, context: usize) {
+fn decode_one(cpu: &Cpu, dtype: DType, sequences: usize, context: usize) {
     let size = sequences * context * 2 * LAYOUT.kv_heads * LAYOUT.head_dim * dtype.size();
     let layers = (200 << 20) / size + 1; // far more than any cache
     let (tables, first) = cache(cpu, dtype, sequences, context);
@@ -80,15 +89,18 @@ fn decode(cpu: &Cpu, dtype: DType, sequences: usize, context: usize) {
         cpu.attention(&step, &qkv, &caches[i % layers], &SPEC, &mut out).unwrap();
     });
     let gbs = 1e-9 * size as f64 / seconds;
+    let peak = limits::peak(cpu.threads(), Instruction::of(cpu.isa(), dtype));
+    let gflops = 4e-9 * (sequences * context * LAYOUT.heads * LAYOUT.head_dim) as f64 / seconds;
     println!(
-        "decode   {:8} {sequences:3} x {context:5} {:7.3} ms  {gbs:5.1} GB/s ({:3.0}% of {bandwidth:.1})",
+        "decode   {:8} {sequences:3} x {context:5} {:7.3} ms  {gflops:6.1} GFLOP/s ({:3.0}% of {peak:.0})  {gbs:5.1} GB/s ({:3.0}% of {bandwidth:.1})",
         dtype.name(),
         1e3 * seconds,
+        100.0 * gflops / peak,
         100.0 * gbs / bandwidth
     );
 }
 
-fn prefill(cpu: &Cpu, dtype: DType, start: usize, count: usize) {
+fn prefill_one(cpu: &Cpu, dtype: DType, start: usize, count: usize) {
     let (tables, kv) = cache(cpu, dtype, 1, start + count);
     let mut queue = queue(cpu, count, 1);
     let step = opened(cpu, &mut queue, &vec![0; count], &[(start, count, &tables[0])]);
