@@ -2,8 +2,8 @@
 //! `faer`.
 //!
 //! `cargo bench -p millrace-kernels --bench cpu [--features faer] -- [--threads N] [--only
-//! linear|quantized|attention|decode|prefill|sampling|staging] [--dtype bfloat16|float16|float32] [--rows 1,8,512]
-//! [--format int8|q8_0|q4_0|int4]`
+//! linear|quantized|attention|decode|prefill|sampling|staging] [--dtype bfloat16|float16|float32] [--kv bfloat16|float16|float32|int8]
+//! [--rows 1,8,512] [--format int8|q8_0|q4_0|int4]`
 //!
 //! Shapes are those of a Llama with 1.1 billion parameters. The weights are cycled so that every
 //! product reads them from memory, as a decoder does. The peak (a loop on registers of the
@@ -61,12 +61,12 @@ fn main() {
     if on("quantized") {
         quantized::quantized(&cpu, flag("--format").as_deref(), &rows);
     }
-    let dtype = dtype.as_deref();
+    let kv = flag("--kv");
     if on("attention") || on("decode") {
-        attention::decode(&cpu, dtype);
+        attention::decode(&cpu, kv.as_deref());
     }
     if on("attention") || on("prefill") {
-        attention::prefill(&cpu, dtype);
+        attention::prefill(&cpu, kv.as_deref());
     }
     if on("sampling") {
         sampling::sampling(&cpu);

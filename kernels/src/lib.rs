@@ -11,6 +11,7 @@ pub mod cpu;
 pub mod cuda;
 mod error;
 pub mod fp8;
+mod kv_int8;
 pub mod quantize;
 pub mod reference;
 mod sample;

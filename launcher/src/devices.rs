@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use millrace_shard::{Quantize, families, split};
 
-use crate::cli::{DeviceArg, EngineArgs, ModelArgs, own_executable};
+use crate::cli::{DeviceArg, EngineArgs, KvCacheArg, ModelArgs, own_executable};
 use crate::model;
 
 /// Longest time that the driver may take to list the GPUs. It takes seconds on machines with many
@@ -33,6 +33,11 @@ pub(crate) fn settle(engine: &mut EngineArgs, model: &ModelArgs, nnodes: usize) 
         );
         ensure!(quantize.needs_gpu() || on_cpu, "--quantize {name} needs the CPU; give --device cpu as well");
     }
+    let on_cpu = matches!(engine.device, DeviceArg::Cpu | DeviceArg::Null);
+    ensure!(
+        on_cpu || model.kv_cache_dtype != Some(KvCacheArg::Int8),
+        "--kv-cache-dtype int8 needs the CPU; give --device cpu as well",
+    );
     Ok(decided)
 }
 

@@ -10,7 +10,7 @@ use super::memory::{Memory, Shared};
 use super::simd::Element;
 use super::step::Step;
 use crate::backend::{KvFormat, KvSpec};
-use crate::{DType, Error, Result};
+use crate::{DType, Error, Result, kv_int8};
 
 /// Block sizes are multiples of the longest vector, so that no vector of keys spans two blocks.
 const BLOCK_STEP: usize = 16;
@@ -31,6 +31,7 @@ pub(super) enum Cache {
     BF16(Pages<bf16>),
     /// Pairs for [`Simd::dot_bf16`](super::simd::Simd::dot_bf16).
     Bf16Pairs(Pages<bf16>),
+    Int8(BytePages),
 }
 
 /// Keys and values of one element type.
@@ -41,6 +42,16 @@ pub(super) struct Pages<T: Element> {
     /// `[blocks, heads, block_size / pack, padded value_dim, pack]`
     v: Memory<T>,
     layout: PageLayout,
+}
+
+/// Keys and values as bytes, and their scales.
+#[derive(Debug)]
+pub(super) struct BytePages {
+    bytes: Pages<i8>,
+    /// `[blocks, heads, block_size]`
+    key_scales: Memory<f32>,
+    /// `[blocks, heads, block_size]`
+    value_scales: Memory<f32>,
 }
 
 /// The order of the numbers in a cache.
@@ -101,6 +112,7 @@ impl Kv {
             KvFormat::Dense(DType::F16) => Cache::F16(Pages::new(&spec, 1)?),
             KvFormat::Dense(DType::BF16) if pairs => Cache::Bf16Pairs(Pages::new(&spec, 2)?),
             KvFormat::Dense(DType::BF16) => Cache::BF16(Pages::new(&spec, 1)?),
+            KvFormat::Int8 => Cache::Int8(BytePages::new(&spec)?),
         };
         Ok(Kv { spec, cache })
     }
@@ -126,7 +138,7 @@ impl<T: Element> Pages<T> {
     #[inline(always)]
     pub(super) fn view<F: Step>(&self) -> View<F> {
         debug_assert_eq!(size_of::<F::Weight>(), self.layout.pack * T::SIZE, "numbers of a word");
-        View { k: self.k.as_ptr().cast(), v: self.v.as_ptr().cast(), layout: self.layout }
+        View { k: self.k.as_ptr().cast(), v: self.v.as_ptr().cast(), scales: None, layout: self.layout }
     }
 
     pub(super) fn writer(&mut self) -> PageWriter<T> {
@@ -134,11 +146,44 @@ impl<T: Element> Pages<T> {
     }
 }
 
+impl BytePages {
+    fn new(spec: &KvSpec) -> Result<BytePages> {
+        let scales = spec.blocks.saturating_mul(spec.heads).saturating_mul(spec.block_size);
+        Ok(BytePages {
+            bytes: Pages::new(spec, 1)?,
+            key_scales: Memory::zeroed(scales, "the KV cache")?,
+            value_scales: Memory::zeroed(scales, "the KV cache")?,
+        })
+    }
+
+    #[inline(always)]
+    pub(super) fn view<F: Step>(&self) -> View<F> {
+        let scales = Scales { keys: self.key_scales.as_ptr(), values: self.value_scales.as_ptr() };
+        View { scales: Some(scales), ..self.bytes.view() }
+    }
+
+    pub(super) fn writer(&mut self) -> ByteWriter {
+        ByteWriter {
+            bytes: self.bytes.writer(),
+            key_scales: Shared::new(&mut self.key_scales),
+            value_scales: Shared::new(&mut self.value_scales),
+        }
+    }
+}
+
 /// The numbers of a cache as the words that steps `F` multiply by.
 pub(super) struct View<F: Step> {
     k: *const F::Weight,
     v: *const F::Weight,
+    scales: Option<Scales>,
     layout: PageLayout,
+}
+
+/// The factors on keys and values, `[blocks, heads, block_size]`.
+#[derive(Clone, Copy)]
+struct Scales {
+    keys: *const f32,
+    values: *const f32,
 }
 
 impl<F: Step> View<F> {
@@ -147,6 +192,20 @@ impl<F: Step> View<F> {
     pub(super) fn key(&self, (block, slot): (u32, usize), head: usize) -> *const F::Weight {
         let blocks = block as usize * self.layout.heads + head;
         self.k.wrapping_add(blocks * self.layout.key_block() / F::INPUTS + slot)
+    }
+
+    #[inline(always)]
+    pub(super) fn has_scales(&self) -> bool {
+        self.scales.is_some()
+    }
+
+    /// Returns the addresses of the scales of the key and the value at a place, if the format has
+    /// scales. Those of the block's later slots follow.
+    #[inline(always)]
+    pub(super) fn scales(&self, (block, slot): (u32, usize), head: usize) -> Option<[*const f32; 2]> {
+        let Scales { keys, values } = self.scales?;
+        let at = (block as usize * self.layout.heads + head) * self.layout.block_size + slot;
+        Some([keys.wrapping_add(at), values.wrapping_add(at)])
     }
 
     /// Returns the distance of two words of a key.
@@ -221,6 +280,31 @@ impl<T: Element> WriteKv for PageWriter<T> {
             for (d, x) in value.iter().enumerate() {
                 *v.add(layout.value(at.slot, d)) = T::from_f32(*x);
             }
+        }
+    }
+}
+
+/// Writes to [`BytePages`].
+#[derive(Debug, Clone, Copy)]
+pub(super) struct ByteWriter {
+    bytes: PageWriter<i8>,
+    key_scales: Shared<f32>,
+    value_scales: Shared<f32>,
+}
+
+impl WriteKv for ByteWriter {
+    #[inline(always)]
+    unsafe fn write(self, at: Place, key: &[f32], value: &[f32]) {
+        let layout = self.bytes.layout;
+        let block = at.block as usize * layout.heads + at.head;
+        // SAFETY: the caller guarantees that the place is inside the cache and belongs to it alone.
+        unsafe {
+            let k = self.bytes.k.as_ptr().add(block * layout.key_block());
+            let scale = kv_int8::quantize(key, |d, code| *k.add(layout.key(at.slot, d)) = code);
+            *self.key_scales.as_ptr().add(block * layout.block_size + at.slot) = scale;
+            let v = self.bytes.v.as_ptr().add(block * layout.value_block());
+            let scale = kv_int8::quantize(value, |d, code| *v.add(layout.value(at.slot, d)) = code);
+            *self.value_scales.as_ptr().add(block * layout.block_size + at.slot) = scale;
         }
     }
 }

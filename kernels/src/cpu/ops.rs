@@ -132,6 +132,7 @@ impl ForwardOps for Cpu {
             Cache::BF16(pages) | Cache::Bf16Pairs(pages) => {
                 self.write(step, rows, prologue, size, pages.writer());
             }
+            Cache::Int8(pages) => self.write(step, rows, prologue, size, pages.writer()),
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use crate::model::{Quantize, WeightSlot};
 fn request() -> PlanRequest {
     PlanRequest {
         weights: DType::F16.into(),
-        kv_dtype: DType::F16,
+        kv_format: DType::F16.into(),
         max_total_tokens: None,
         max_batch_total_tokens: None,
         max_step_tokens: 8,
@@ -64,7 +64,7 @@ fn every_byte_is_counted() {
         max_sequence_tokens: 100,
         block_size: 16,
         num_blocks: 9,
-        kv_dtype: DType::F16,
+        kv_format: DType::F16.into(),
     };
     let found = footprint(&spec(), DType::F16, &limits, 1, &UnpaddedDevice);
     let matrices = 100 * 16 + 2 * (32 * 16 + 16 * 16 + 64 * 16 + 16 * 32);

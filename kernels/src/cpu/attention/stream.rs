@@ -49,7 +49,7 @@ pub(super) unsafe fn accumulate<S: Simd, F: Step, const M: usize, const NV: usiz
             let w: [F::Vector<S>; NV] =
                 std::array::from_fn(|v| F::weights::<S>(stream.w[v].add(k * stream.stride)));
             for first in stream.ahead.first {
-                S::prefetch(first.wrapping_add(k * stream.ahead.step));
+                S::prefetch_later(first.wrapping_add(k * stream.ahead.step));
             }
             for i in 0..M {
                 let x = F::input::<S>(x.start.add(i * x.row + k * x.step));

@@ -126,6 +126,7 @@ impl Kernel for Tile<'_> {
                 Cache::Bf16Pairs(pages) if S::HAS_BF16 => {
                     run::<S, Pair>(&self, &pages.view());
                 }
+                Cache::Int8(pages) => run::<S, Single<i8>>(&self, &pages.view()),
                 Cache::Bf16Pairs(_) => unreachable!("pairs without an instruction; this is a bug"),
             }
         }
@@ -231,6 +232,7 @@ unsafe fn attend<S: Simd, F: Step>(
         for start in (first / SEGMENT * SEGMENT..end).step_by(SEGMENT) {
             let segment = start..start + SEGMENT;
             let keys = first.max(start)..end.min(segment.end);
+            let value_scales = gather_scales::<S, F>(tile, view, work, keys.clone(), start);
             scores::scores::<S, F>(tile, view, work, keys, start);
             let mut seen = [(0, 0); QUERIES]; // each query's keys in the segment
             for (i, u) in tile.queries.clone().enumerate() {
@@ -240,7 +242,7 @@ unsafe fn attend<S: Simd, F: Step>(
                 if !keys.is_empty() {
                     let p = work.p.add(i * SEGMENT);
                     let keys = keys.start - start..keys.end - start;
-                    weigh::<S, F>(&mut softmax[i], p, None, keys, work.acc.add(i * width), width);
+                    weigh::<S, F>(&mut softmax[i], p, value_scales, keys, work.acc.add(i * width), width);
                 }
             }
             let segment = Segment { tile, view, work, start, end };
@@ -248,4 +250,26 @@ unsafe fn attend<S: Simd, F: Step>(
         }
         softmax
     }
+}
+
+/// Copies the factors on the scores and on the values of the keys at `keys`, in whole vectors, if
+/// the format has any. Returns those on the values, by key of the segment.
+#[inline(always)]
+unsafe fn gather_scales<S: Simd, F: Step>(
+    tile: &Tile<'_>,
+    view: &View<F>,
+    work: Work,
+    keys: Range<usize>,
+    start: usize,
+) -> Option<*const f32> {
+    for at in (keys.start / S::LANES * S::LANES..keys.end).step_by(S::LANES) {
+        let [of_keys, of_values] = view.scales(tile.place(at), tile.kv_head)?;
+        // SAFETY: the scales of a block follow each other, and no vector spans two blocks.
+        unsafe {
+            let scale = S::mul(S::load(of_keys), S::splat(tile.spec.scale));
+            S::store(work.scales.add(at - start), scale);
+            S::store(work.value_scales.add(at - start), S::load(of_values));
+        }
+    }
+    view.has_scales().then_some(work.value_scales.cast_const())
 }
