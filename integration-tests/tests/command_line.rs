@@ -34,6 +34,11 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
         (&["serve"], &[("QUANTIZE", "marlin")], "'marlin' for '--quantize <FORMAT>'"),
         (&["serve", "--device", "cpu", "--quantize", "fp8"], &[], "--quantize fp8 needs a GPU"),
         (&["serve", "--device", "cuda-sim", "--quantize", "q8_0"], &[], "--quantize q8_0 needs the CPU"),
+        (
+            &["serve", "--device", "cuda-sim", "--kv-cache-dtype", "int8"],
+            &[],
+            "--kv-cache-dtype int8 needs the CPU",
+        ),
         (&["serve", "--speculate", "3"], &[], "--speculate is not supported: speculative decoding"),
         (&["serve", "--lora-adapters", "a"], &[], "merge the adapter into the weights"),
         (&["serve", "--rope-scaling", "linear"], &[], "--rope-factor <FACTOR>"),

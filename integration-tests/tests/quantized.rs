@@ -49,3 +49,28 @@ fn quantized_weights_score_close_to_16_bits() {
         assert!(one < bound && two < bound && between < bound, "{format}: {one} {two} {between}");
     }
 }
+
+/// An int8 KV cache changes the logprobs of a text only slightly, with one shard and with two.
+/// Blocks that other requests use as a prefix keep their scales.
+#[test]
+fn an_int8_kv_cache_scores_close_to_16_bits() {
+    let exact = start_small_server("demo", "cpu", &["--dtype", "bfloat16"]);
+    let prompt = "Once upon a time";
+    let body = json!({"prompt": prompt, "max_tokens": 100, "temperature": 0.8, "seed": 7});
+    let text = format!("{prompt}{}", completion(&exact, &body)["text"].as_str().unwrap());
+    let want = scores(&exact, &text);
+    for shards in ["1", "2"] {
+        let flags = ["--dtype", "bfloat16", "--kv-cache-dtype", "int8", "--num-shard", shards];
+        let server = start_small_server("demo", "cpu", &flags);
+        server.wait_for_log("tokens of KV cache as int8 in");
+        let found = scores(&server, &text);
+        let distance = mean_distance(&found, &want);
+        println!("{shards} shards: {distance:.4} from bfloat16");
+        assert!(distance < 0.03, "{shards}: {distance}");
+
+        // The second answer reuses the blocks of the first.
+        let body = json!({"prompt": text, "max_tokens": 30, "temperature": 0});
+        let first = completion(&server, &body)["text"].clone();
+        assert_eq!(completion(&server, &body)["text"], first);
+    }
+}

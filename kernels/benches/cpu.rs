@@ -2,8 +2,8 @@
 //! `faer`.
 //!
 //! `cargo bench -p millrace-kernels --bench cpu [--features faer] -- [--threads N] [--only
-//! linear|quantized|attention|sampling|staging] [--dtype bfloat16|float16|float32] [--rows 1,8,512]
-//! [--format int8|q8_0|q4_0|int4]`
+//! linear|quantized|attention|decode|prefill|sampling|staging] [--dtype bfloat16|float16|float32] [--kv bfloat16|float16|float32|int8]
+//! [--rows 1,8,512] [--format int8|q8_0|q4_0|int4]`
 //!
 //! Shapes are those of a Llama with 1.1 billion parameters. The weights are cycled so that every
 //! product reads them from memory, as a decoder does. The peak (a loop on registers of the
@@ -13,6 +13,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed benchmark")]
 
+#[path = "cpu/attention.rs"]
+mod attention;
 #[path = "cpu/quantized.rs"]
 mod quantized;
 #[path = "cpu/sampling.rs"]
@@ -26,14 +28,13 @@ use bytes::Bytes;
 use millrace_kernels::cpu::limits::{self, Instruction};
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::{
-    AttentionSpec, Backend, DType, DeviceTypes, ForwardOps, HostTensor, KvSpec, ModelLoading, OpenStep, Part,
-    Prologue, QkvLayout, Segment, SeqRow, StepInput, StepQueue, StepSize,
+    Backend, DType, DeviceTypes, ForwardOps, HostTensor, ModelLoading, OpenStep, Part, Segment, SeqRow,
+    StepInput, StepQueue, StepSize,
 };
 
 /// Inputs and outputs of the products of one layer.
 const SHAPES: [(&str, usize, usize); 4] =
     [("qkv", 2048, 2560), ("out", 2048, 2048), ("gate/up", 2048, 11264), ("down", 5632, 2048)];
-const LAYOUT: QkvLayout = QkvLayout { heads: 32, kv_heads: 4, head_dim: 64 };
 
 fn main() {
     let arguments: Vec<String> = std::env::args().collect();
@@ -60,9 +61,12 @@ fn main() {
     if on("quantized") {
         quantized::quantized(&cpu, flag("--format").as_deref(), &rows);
     }
-    if on("attention") {
-        decode(&cpu);
-        prefill(&cpu);
+    let kv = flag("--kv");
+    if on("attention") || on("decode") {
+        attention::decode(&cpu, kv.as_deref());
+    }
+    if on("attention") || on("prefill") {
+        attention::prefill(&cpu, kv.as_deref());
     }
     if on("sampling") {
         sampling::sampling(&cpu);
@@ -193,89 +197,4 @@ fn faer(threads: usize, n: usize, cols: usize, out: usize, w: &[f32]) -> f64 {
         let x = MatRef::from_row_major_slice(&x, n, cols);
         matmul(MatMut::from_row_major_slice_mut(&mut y, n, out), faer::Accum::Replace, x, w, 1.0, par);
     })
-}
-
-/// A KV cache in which every sequence has `tokens` tokens, and the block tables of the sequences.
-fn cache(
-    cpu: &Cpu,
-    sequences: usize,
-    tokens: usize,
-    dtype: DType,
-) -> (Vec<Vec<u32>>, <Cpu as DeviceTypes>::Kv) {
-    let per = tokens.div_ceil(16);
-    let blocks = sequences * per;
-    let spec = KvSpec {
-        blocks,
-        block_size: 16,
-        heads: LAYOUT.kv_heads,
-        key_dim: LAYOUT.head_dim,
-        value_dim: LAYOUT.head_dim,
-        format: dtype.into(),
-    };
-    let mut kv = cpu.kv(spec).unwrap();
-    // Neighboring blocks are far apart in memory, as in a server that has run for hours.
-    let tables: Vec<Vec<u32>> = (0..sequences)
-        .map(|s| (0..per).map(|b| (b * sequences + (s + b) % sequences) as u32).collect())
-        .collect();
-    let mut qkv = activations(cpu, tokens, LAYOUT.cols());
-    for table in &tables {
-        let mut queue = queue(cpu, tokens, 1);
-        let step = opened(cpu, &mut queue, &vec![0; tokens], &[(0, tokens, table)]);
-        let prologue = Prologue { layout: LAYOUT, head_norm: None, rope: None };
-        cpu.prologue(&step, &mut qkv, &prologue, &mut kv).unwrap();
-    }
-    (tables, kv)
-}
-
-const SPEC: AttentionSpec = AttentionSpec { layout: LAYOUT, scale: 0.125, window: None };
-
-fn decode(cpu: &Cpu) {
-    for (sequences, context) in [(1, 2048), (8, 2048), (32, 2048), (8, 16384)] {
-        for dtype in [DType::BF16, DType::F32] {
-            let layers = (200 << 20) / (sequences * context * 512 * dtype.size()) + 1;
-            let (tables, first) = cache(cpu, sequences, context, dtype);
-            let mut caches = vec![first];
-            caches.extend((1..layers).map(|_| cache(cpu, sequences, context, dtype).1));
-            let rows: Vec<(usize, usize, &[u32])> =
-                tables.iter().map(|t| (context - 1, 1, t.as_slice())).collect();
-            let mut queue = queue(cpu, sequences, sequences);
-            let step = opened(cpu, &mut queue, &vec![0; sequences], &rows);
-            let qkv = activations(cpu, sequences, LAYOUT.cols());
-            let mut out = cpu.buf(sequences, LAYOUT.heads * LAYOUT.head_dim).unwrap();
-            let bandwidth = limits::bandwidth(cpu.threads(), cpu.isa());
-            let seconds = time(cpu.threads(), |i| {
-                cpu.attention(&step, &qkv, &caches[i % layers], &SPEC, &mut out).unwrap()
-            });
-            let size = sequences * context * 2 * LAYOUT.kv_heads * LAYOUT.head_dim * dtype.size();
-            let gbs = 1e-9 * size as f64 / seconds;
-            println!(
-                "decode   {:8} {sequences:3} x {context:5} {:7.3} ms  {gbs:5.1} GB/s ({:3.0}% of {bandwidth:.1})",
-                dtype.name(),
-                1e3 * seconds,
-                100.0 * gbs / bandwidth
-            );
-        }
-    }
-}
-
-fn prefill(cpu: &Cpu) {
-    for (start, count) in [(0, 512), (1536, 512), (7680, 512)] {
-        for dtype in [DType::BF16, DType::F32] {
-            let (tables, kv) = cache(cpu, 1, start + count, dtype);
-            let mut queue = queue(cpu, count, 1);
-            let step = opened(cpu, &mut queue, &vec![0; count], &[(start, count, &tables[0])]);
-            let qkv = activations(cpu, count, LAYOUT.cols());
-            let mut out = cpu.buf(count, LAYOUT.heads * LAYOUT.head_dim).unwrap();
-            let peak = limits::peak(cpu.threads(), Instruction::of(cpu.isa(), DType::F32));
-            let seconds = time(cpu.threads(), |_| cpu.attention(&step, &qkv, &kv, &SPEC, &mut out).unwrap());
-            let pairs = count * start + count * (count + 1) / 2;
-            let gflops = 4e-9 * (pairs * LAYOUT.heads * LAYOUT.head_dim) as f64 / seconds;
-            println!(
-                "prefill  {:8} {count} at {start:5} {:7.2} ms  {gflops:6.1} GFLOP/s ({:3.0}% of {peak:.0})",
-                dtype.name(),
-                1e3 * seconds,
-                100.0 * gflops / peak
-            );
-        }
-    }
 }

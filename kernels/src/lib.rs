@@ -13,6 +13,7 @@ mod dtype;
 pub mod encoding;
 mod error;
 pub mod fp8;
+mod kv_int8;
 pub mod quantize;
 pub mod reference;
 mod sample;

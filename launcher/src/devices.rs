@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use millrace_shard::{Quantize, families, split};
 
-use crate::cli::{ActivationsArg, DeviceArg, EngineArgs, ModelArgs, own_executable};
+use crate::cli::{ActivationsArg, DeviceArg, EngineArgs, KvCacheArg, ModelArgs, own_executable};
 use crate::model;
 
 /// Longest time that the driver may take to list the GPUs. It takes seconds on machines with many
@@ -40,6 +40,10 @@ pub(crate) fn settle(engine: &mut EngineArgs, model: &ModelArgs, nnodes: usize) 
     ensure!(
         on_cpu || model.activations == ActivationsArg::Rounded,
         "--activations exact needs the CPU; GPUs multiply in the element type of the weights"
+    );
+    ensure!(
+        on_cpu || model.kv_cache_dtype != Some(KvCacheArg::Int8),
+        "--kv-cache-dtype int8 needs the CPU; give --device cpu as well",
     );
     Ok(decided)
 }

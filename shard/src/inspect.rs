@@ -3,7 +3,7 @@
 use std::fmt::{self, Display, Formatter};
 
 use millrace_formats::{self as formats, Checkpoint, Source, TensorInfo};
-use millrace_kernels::DType;
+use millrace_kernels::{DType, KvFormat};
 
 use crate::families::{self, Overrides};
 use crate::memory_plan::{self, UnpaddedDevice};
@@ -21,8 +21,8 @@ pub struct Inspection {
     pub stored_dtype: DType,
     /// Formats of the weights in memory.
     pub storage: WeightStorage,
-    /// Element type of the KV cache.
-    pub kv_dtype: DType,
+    /// Format of the KV cache.
+    pub kv_format: KvFormat,
     /// Number of weights.
     pub parameters: usize,
     /// Number of weights in the embedding, and in the head if it is another matrix.
@@ -39,7 +39,7 @@ impl Inspection {
     /// Inspects `source`, which needs no weights beside its `config.json`.
     ///
     /// The memory is computed for weights of type `dtype` (if absent, the stored type), matrices of
-    /// layers quantized by `quantize`, and a KV cache of type `kv_dtype` (if absent, the type of
+    /// layers quantized by `quantize`, and a KV cache in `kv_format` (if absent, the type of
     /// the weights).
     ///
     /// # Errors
@@ -48,7 +48,7 @@ impl Inspection {
         source: &Source,
         dtype: Option<DType>,
         quantize: Option<Quantize>,
-        kv_dtype: Option<DType>,
+        kv_format: Option<KvFormat>,
         overrides: &Overrides,
     ) -> Result<Self, Error> {
         let (model, checkpoint) = match Checkpoint::open(source) {
@@ -69,7 +69,7 @@ impl Inspection {
                 .map(|(name, bytes)| (name.to_owned(), bytes))
                 .collect(),
             tensors: checkpoint.iter().flat_map(Checkpoint::tensors).collect(),
-            kv_dtype: kv_dtype.unwrap_or(dtype),
+            kv_format: kv_format.unwrap_or(dtype.into()),
             stored_dtype: model.dtype,
             storage,
             contexts: contexts(&model.spec),
@@ -85,7 +85,7 @@ impl Inspection {
 
     /// Returns the bytes of keys and values per token of the cache.
     pub fn kv_bytes_per_token(&self) -> usize {
-        memory_plan::kv_bytes_per_token(&self.spec, self.kv_dtype, &UnpaddedDevice)
+        memory_plan::kv_bytes_per_token(&self.spec, self.kv_format, &UnpaddedDevice)
     }
 
     /// Returns the bytes of weights and cache for `batch` sequences of `context` tokens each. The
@@ -169,7 +169,7 @@ impl Inspection {
     fn write_memory(&self, f: &mut Formatter<'_>) -> fmt::Result {
         writeln!(f, "\nMemory for weights and KV cache (what a step computes with comes on top)")?;
         writeln!(f, "  weights       {}", Bytes(self.weight_bytes()))?;
-        let name = self.kv_dtype.name();
+        let name = self.kv_format.name();
         writeln!(f, "  KV per token  {} as {name}", Bytes(self.kv_bytes_per_token()))?;
         write!(f, "  {:>10}", "context")?;
         for batch in BATCHES {
@@ -217,9 +217,9 @@ mod tests {
         source: &Source,
         dtype: Option<DType>,
         quantize: Option<Quantize>,
-        kv_dtype: Option<DType>,
+        kv_format: Option<KvFormat>,
     ) -> Inspection {
-        Inspection::new(source, dtype, quantize, kv_dtype, &Overrides::default()).unwrap()
+        Inspection::new(source, dtype, quantize, kv_format, &Overrides::default()).unwrap()
     }
 
     #[test]
@@ -237,8 +237,12 @@ mod tests {
         assert_eq!(found.memory(10, 3), 74_624 + 256 * 30);
 
         let tied = Source::Directory(golden("llama_tied"));
-        let half = inspect(&tied, None, None, Some(DType::F16));
+        let half = inspect(&tied, None, None, Some(DType::F16.into()));
         assert_eq!((half.kv_bytes_per_token(), half.embedding_parameters), (128, 97 * 32));
+        // Each of the 8 heads of all layers has a scale beside its 8 bytes.
+        let bytes = inspect(&tied, None, None, Some(KvFormat::Int8));
+        assert_eq!(bytes.kv_bytes_per_token(), 64 + 8 * 4);
+        assert!(bytes.to_string().contains("96 B as int8\n"), "{bytes}");
         // The cache has the type of the weights. Vectors keep theirs.
         let all_half = inspect(&tied, Some(DType::F16), None, None);
         let vectors = 5 * 32;

@@ -30,7 +30,7 @@ mod worker;
 
 pub use error::Error;
 pub use millrace_formats::Source;
-pub use millrace_kernels::DType;
+pub use millrace_kernels::{DType, KvFormat};
 pub use millrace_proto::handshake::Secret;
 pub use model::Quantize;
 pub use options::{

@@ -8,7 +8,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use millrace_kernels::DType;
+use millrace_kernels::{DType, KvFormat};
 use millrace_proto::handshake::Secret;
 use serde::{Deserialize, Serialize};
 
@@ -140,9 +140,9 @@ pub struct ShardOptions {
     pub exact_activations: bool,
     /// Cache of packed weights on the CPU, if there is to be one.
     pub weight_cache: Option<WeightCacheOptions>,
-    /// Element type of the KV cache. If absent, that of the weights.
-    #[serde(with = "dtype_name")]
-    pub kv_cache_dtype: Option<DType>,
+    /// Format of the KV cache. If absent, the type of the weights.
+    #[serde(with = "kv_format_name")]
+    pub kv_cache_dtype: Option<KvFormat>,
     /// Number of tokens of the longest sequence. If absent, as many as the model and the memory
     /// allow.
     pub max_total_tokens: Option<usize>,
@@ -190,6 +190,23 @@ mod dtype_name {
         let Some(name) = Option::<String>::deserialize(from)? else { return Ok(None) };
         let known = [DType::F32, DType::F16, DType::BF16].into_iter().find(|dtype| dtype.name() == name);
         known.map(Some).ok_or_else(|| D::Error::custom(format_args!("unknown element type {name}")))
+    }
+}
+
+/// Writes a format of the KV cache as its name.
+mod kv_format_name {
+    use millrace_kernels::KvFormat;
+    use serde::de::Error;
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(format: &Option<KvFormat>, to: S) -> Result<S::Ok, S::Error> {
+        format.map(KvFormat::name).serialize(to)
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Option<KvFormat>, D::Error> {
+        let Some(name) = Option::<String>::deserialize(from)? else { return Ok(None) };
+        let known = KvFormat::ALL.into_iter().find(|format| format.name() == name);
+        known.map(Some).ok_or_else(|| D::Error::custom(format_args!("unknown format of the KV cache {name}")))
     }
 }
 

@@ -1,6 +1,6 @@
 //! The limits that a shard allocates its memory for.
 
-use millrace_kernels::DType;
+use millrace_kernels::KvFormat;
 
 /// The limits that a shard allocates its memory for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,8 +16,8 @@ pub struct ShardLimits {
     pub block_size: usize,
     /// Number of blocks of the KV pool.
     pub num_blocks: usize,
-    /// Element type of the KV pool.
-    pub kv_dtype: DType,
+    /// Format of the KV pool.
+    pub kv_format: KvFormat,
 }
 
 impl ShardLimits {

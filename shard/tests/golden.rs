@@ -15,8 +15,8 @@ mod common;
 use std::path::{Path, PathBuf};
 
 use common::{Chunk, Harness, row_error};
-use millrace_kernels::DType;
 use millrace_kernels::cpu::{Activations, Cpu, CpuOptions, Isa};
+use millrace_kernels::{DType, KvFormat};
 use millrace_shard::ShardLimits;
 use millrace_shard::Source;
 use millrace_shard::families::{self, Overrides};
@@ -35,7 +35,7 @@ const LIMITS: ShardLimits = ShardLimits {
     max_sequence_tokens: 96,
     block_size: 16,
     num_blocks: 6,
-    kv_dtype: DType::F32,
+    kv_format: KvFormat::Dense(DType::F32),
 };
 
 fn folder() -> PathBuf {

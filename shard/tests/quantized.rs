@@ -16,7 +16,7 @@ use std::time::Duration;
 use common::{Chunk, Harness, row_error};
 use millrace_kernels::cpu::{Activations, Cpu, CpuOptions, Isa};
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, DType, HostMemory, Part, WeightFormat};
+use millrace_kernels::{Backend, DType, HostMemory, KvFormat, Part, WeightFormat};
 use millrace_shard::collective::{self, Transport};
 use millrace_shard::families::{self, Overrides};
 use millrace_shard::inspect::Inspection;
@@ -34,7 +34,7 @@ const LIMITS: ShardLimits = ShardLimits {
     max_sequence_tokens: 32,
     block_size: 16,
     num_blocks: 2,
-    kv_dtype: DType::F32,
+    kv_format: KvFormat::Dense(DType::F32),
 };
 
 const PROMPT: [u32; 13] = [3, 14, 15, 9, 26, 5, 35, 58, 9, 7, 63, 23, 8];
@@ -141,7 +141,8 @@ fn worst(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
 }
 
 fn cpu(isa: Option<Isa>) -> Cpu {
-    Cpu::new(CpuOptions { threads: Some(2), activations: Activations::Exact, isa, ..CpuOptions::default() }).unwrap()
+    Cpu::new(CpuOptions { threads: Some(2), activations: Activations::Exact, isa, ..CpuOptions::default() })
+        .unwrap()
 }
 
 /// The reference multiplies by exactly the weights of the dense checkpoint. The CPU rounds

@@ -49,13 +49,44 @@ impl From<DType> for WeightFormat {
 pub enum KvFormat {
     /// Numbers of this type.
     Dense(DType),
+    /// Signed bytes with one f32 scale for the key and one for the value of each token and head:
+    /// `number = byte * scale`, `scale = max(|numbers|) / 127`.
+    Int8,
 }
 
 impl KvFormat {
-    /// Returns the bytes of `elements` elements.
-    pub const fn bytes(self, elements: usize) -> usize {
+    /// All formats.
+    pub const ALL: [KvFormat; 4] = [
+        KvFormat::Dense(DType::F32),
+        KvFormat::Dense(DType::F16),
+        KvFormat::Dense(DType::BF16),
+        KvFormat::Int8,
+    ];
+
+    /// Returns the name on the command line.
+    pub const fn name(self) -> &'static str {
         match self {
-            KvFormat::Dense(dtype) => elements.saturating_mul(dtype.size()),
+            KvFormat::Dense(dtype) => dtype.name(),
+            KvFormat::Int8 => "int8",
+        }
+    }
+
+    /// Returns the element type of a dense format.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a format that only other devices have.
+    pub fn dense(self) -> Result<DType> {
+        match self {
+            KvFormat::Dense(dtype) => Ok(dtype),
+            KvFormat::Int8 => Err(Error::Unsupported("an int8 KV cache needs the CPU".to_owned())),
+        }
+    }
+
+    /// Returns the bytes of the key or the value of one token and head, with `dim` features.
+    pub const fn head_bytes(self, dim: usize) -> usize {
+        match self {
+            KvFormat::Dense(dtype) => dim.saturating_mul(dtype.size()),
+            KvFormat::Int8 => dim.saturating_add(size_of::<f32>()),
         }
     }
 }
@@ -96,7 +127,9 @@ impl KvSpec {
 
     /// Returns the bytes of the cache without padding.
     pub const fn bytes(&self) -> usize {
-        self.format.bytes(self.key_elements()).saturating_add(self.format.bytes(self.value_elements()))
+        let head =
+            self.format.head_bytes(self.key_dim).saturating_add(self.format.head_bytes(self.value_dim));
+        self.token_heads().saturating_mul(head)
     }
 
     const fn token_heads(&self) -> usize {
@@ -120,6 +153,7 @@ mod tests {
         };
         assert_eq!((spec.key_elements(), spec.value_elements()), (768, 384));
         assert_eq!(spec.bytes(), 2 * (768 + 384));
+        assert_eq!(KvSpec { format: KvFormat::Int8, ..spec }.bytes(), 96 * (8 + 4 + 4 + 4));
         assert_eq!(KvSpec { blocks: usize::MAX, ..spec }.bytes(), usize::MAX);
     }
 }

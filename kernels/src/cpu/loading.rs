@@ -42,14 +42,15 @@ impl Sizing for Cpu {
     }
 
     fn kv_bytes(&self, spec: &KvSpec) -> usize {
-        Kv::bytes(spec)
+        Kv::bytes(spec, self.bf16_pairs())
     }
 
     fn scratch_bytes(&self, products: &[ProductShape]) -> usize {
         let rows = products.iter().map(|product| product.rows).max().unwrap_or(0);
         let cols = products.iter().map(|product| product.inputs).max().unwrap_or(0);
         let packed = rows.saturating_mul(Inputs::row_words(cols));
-        let floats = packed.saturating_add(self.threads() * gemm::SCRATCH);
+        let threads = self.threads() * gemm::SCRATCH + attention::partial_floats(self.threads());
+        let floats = packed.saturating_add(threads);
         let quantized = |product: &&ProductShape| matches!(product.format, WeightFormat::Int(_));
         let cols = products.iter().filter(quantized).map(|product| product.inputs).max();
         let quantized = cols.map_or(0, |cols| rows.saturating_mul(row_bytes(cols)));
@@ -111,10 +112,11 @@ impl ModelLoading for Cpu {
         if attention::scratch(largest) > gemm::SCRATCH {
             return Err(Error::Unsupported(format!("heads of {largest} features")));
         }
-        Kv::new(spec)
+        Kv::new(spec, self.bf16_pairs())
     }
 
     fn queue(&self, size: &StepSize<'_>) -> Result<Queue> {
+        lock(&self.attention).reserve(size, self.threads());
         Ok(Queue::new(size))
     }
 }

@@ -173,6 +173,13 @@ impl<T> Shared<T> {
     }
 }
 
+impl<T> Shared<T> {
+    /// Returns the elements from `at`, which is inside the slice.
+    pub(super) fn from(self, at: usize) -> Shared<T> {
+        Shared(self.0.wrapping_add(at))
+    }
+}
+
 impl Shared<f32> {
     /// Returns the same memory as words whose contents are only bits.
     pub(super) fn words(self) -> Shared<u32> {

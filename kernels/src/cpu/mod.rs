@@ -37,6 +37,7 @@ pub use simd::Isa;
 
 use crate::thread_pool::ThreadPool;
 use crate::{Error, Result};
+use attention::AttentionTasks;
 use cache::{Packing, WeightCache};
 use inputs::Inputs;
 use matrix::PanelLayout;
@@ -63,7 +64,8 @@ pub struct CpuOptions {
     pub cores: Vec<usize>,
 }
 
-/// The precision of the inputs of matrix products whose weights are in a 16-bit format.
+/// The precision of the inputs of matrix products whose weights are in a 16-bit format, and of
+/// queries and attention weights with a KV cache in such a format.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub enum Activations {
     /// Inputs are rounded to the format of the weights where the instruction set multiplies it
@@ -88,8 +90,7 @@ pub struct Cpu {
     inputs: Mutex<PackedInputs>,
     /// Activations of products by integers.
     quantized: Mutex<ActivationBuffer>,
-    /// Tiles of the running attention.
-    tiles: Mutex<Vec<TileTask>>,
+    attention: Mutex<AttentionTasks>,
 }
 
 /// The buffer for the packed inputs of a matrix product, large enough for the largest one.
@@ -97,18 +98,6 @@ struct PackedInputs {
     rows: usize,
     cols: usize,
     memory: Memory<f32>,
-}
-
-/// A tile of attention.
-struct TileTask {
-    row: usize,
-    kv_head: usize,
-    /// First query.
-    first: usize,
-    /// One past the last query.
-    end: usize,
-    /// Estimated time, relative to other tiles.
-    cost: usize,
 }
 
 /// Activations in host memory.
@@ -149,9 +138,9 @@ impl Cpu {
             .collect::<Result<_>>()?;
         let inputs = PackedInputs { rows: 0, cols: 0, memory: Memory::zeroed(0, "packed activations")? };
         let (inputs, quantized) = (Mutex::new(inputs), Mutex::new(ActivationBuffer::new()?));
-        let (activations, tiles) = (options.activations, Mutex::new(Vec::new()));
-        let cache = WeightCache::new(options.cache);
-        Ok(Cpu { target, activations, pool, cache, scratch, inputs, quantized, tiles })
+        let attention = Mutex::new(AttentionTasks::new(threads)?);
+        let (activations, cache) = (options.activations, WeightCache::new(options.cache));
+        Ok(Cpu { target, activations, pool, cache, scratch, inputs, quantized, attention })
     }
 
     /// Returns the instruction set in use.
@@ -164,10 +153,19 @@ impl Cpu {
         self.pool.threads()
     }
 
+    /// Returns the precision of the inputs of products.
+    pub fn activations(&self) -> Activations {
+        self.activations
+    }
+
+    /// Returns whether weights and caches in bf16 are multiplied in pairs.
+    fn bf16_pairs(&self) -> bool {
+        self.target.has_bf16() && self.activations == Activations::Rounded
+    }
+
     /// Returns the layout of packed weights.
     fn panel_layout(&self) -> PanelLayout {
-        let bf16_pairs = self.target.has_bf16() && self.activations == Activations::Rounded;
-        PanelLayout { width: self.target.panel_width(), bf16_pairs }
+        PanelLayout { width: self.target.panel_width(), bf16_pairs: self.bf16_pairs() }
     }
 
     fn packing(&self) -> Packing<'_> {

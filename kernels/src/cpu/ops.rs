@@ -1,18 +1,16 @@
 //! The operations of a forward pass: shapes are checked, work is divided among threads, kernels are
 //! called.
 
-use super::attention::{QUERIES, Tile};
 use super::gemm::{BLOCK_PANELS, Linear};
 use super::inputs::{Inputs, PackTile, Words};
-use super::kv::Cache;
+use super::kv::{Cache, WriteKv};
 use super::matrix::Packed;
 use super::memory::Shared;
 use super::prologue::Token;
-use super::queue::{Queue, Row};
+use super::queue::Queue;
 use super::rows::{AddNorm, Gate, RmsNorm};
-use super::simd::Element;
 use super::tile::Tiles;
-use super::{Buf, Cpu, Kv, Matrix, TileTask, lock};
+use super::{Buf, Cpu, Kv, Matrix, lock};
 use crate::backend::{Activation, AttentionSpec, ForwardOps, KvSpec, Norm, OpenStep, Prologue, QkvLayout};
 use crate::{Error, Result};
 
@@ -131,11 +129,14 @@ impl ForwardOps for Cpu {
             assert!(rope.rotary_dim <= layout.head_dim && rope.rotary_dim % 2 == 0, "rotated features");
         }
         let rows = qkv.rows_mut(step.tokens.len());
-        let spec = kv.spec;
+        let size = kv.spec.block_size;
         match &mut kv.cache {
-            Cache::F32(pages) => self.write(step, rows, prologue, &spec, &mut pages.k, &mut pages.v),
-            Cache::F16(pages) => self.write(step, rows, prologue, &spec, &mut pages.k, &mut pages.v),
-            Cache::BF16(pages) => self.write(step, rows, prologue, &spec, &mut pages.k, &mut pages.v),
+            Cache::F32(pages) => self.write(step, rows, prologue, size, pages.writer()),
+            Cache::F16(pages) => self.write(step, rows, prologue, size, pages.writer()),
+            Cache::BF16(pages) | Cache::Bf16Pairs(pages) => {
+                self.write(step, rows, prologue, size, pages.writer());
+            }
+            Cache::Int8(pages) => self.write(step, rows, prologue, size, pages.writer()),
         }
         Ok(())
     }
@@ -153,26 +154,7 @@ impl ForwardOps for Cpu {
         assert!(layout.heads.is_multiple_of(layout.kv_heads), "heads in whole groups");
         assert_eq!(qkv.cols, layout.cols(), "columns of the projection");
         assert_eq!(out.cols, layout.heads * layout.head_dim, "columns of the attention");
-        let n = step.tokens.len();
-        let (qkv, out) = (qkv.rows(n), Shared::new(out.rows_mut(n)));
-
-        let mut tasks = lock(&self.tiles);
-        tasks.clear();
-        for (index, row) in step.rows.iter().enumerate() {
-            add_tiles(&mut tasks, index, row, spec);
-        }
-        // The longest tiles come first, so that no thread starts a long one when the others are
-        // done.
-        tasks.sort_unstable_by_key(|task| std::cmp::Reverse(task.cost));
-        let work = tasks.iter().map(|task| task.cost).sum::<usize>() * layout.head_dim;
-        self.parallel_in_order(tasks.len(), work, |task, thread| {
-            let TileTask { row, kv_head, first, end, .. } = tasks[task];
-            let (_guard, scratch) = self.scratch(thread);
-            let row = &step.rows[row];
-            let blocks = step.blocks(row);
-            let queries = first..end;
-            self.target.dispatch(Tile { spec, kv, row, blocks, kv_head, queries, qkv, out, scratch });
-        });
+        self.attend(step, qkv, kv, spec, out);
         Ok(())
     }
 
@@ -213,24 +195,23 @@ impl ForwardOps for Cpu {
 }
 
 impl Cpu {
-    /// Runs the prologue of every token with a cache of element type `T`.
-    fn write<T: Element>(
+    /// Runs the prologue of every token. Blocks of the cache have `block_size` tokens.
+    fn write(
         &self,
         step: &Queue,
         rows: &mut [f32],
         prologue: &Prologue<'_, Vec<f32>>,
-        spec: &KvSpec,
-        k: &mut [T],
-        v: &mut [T],
+        block_size: usize,
+        kv: impl WriteKv,
     ) {
         let cols = prologue.layout.cols();
-        let (rows, k, v) = (Shared::new(rows), Shared::new(k), Shared::new(v));
+        let rows = Shared::new(rows);
         self.for_rows(step.tokens.len(), 4 * cols, |t| {
             let (position, blocks) = step.place(t);
-            let block = blocks[position / spec.block_size];
+            let (block, slot) = (blocks[position / block_size], position % block_size);
             // SAFETY: row t belongs to this task alone.
             let qkv = unsafe { rows.slice(t * cols, cols) };
-            self.target.dispatch(Token { qkv, prologue, position, block, spec, k, v });
+            self.target.dispatch(Token { qkv, prologue, position, block, slot, kv });
         });
     }
 }
@@ -245,17 +226,5 @@ fn check_cache(step: &Queue, kv: &Kv, layout: QkvLayout) {
     for row in &step.rows {
         let covered = step.blocks(row).len() * kv.spec.block_size;
         assert!(row.start + row.count <= covered, "a position without a block");
-    }
-}
-
-/// Adds the tiles of a row's attention.
-fn add_tiles(tasks: &mut Vec<TileTask>, index: usize, row: &Row, spec: &AttentionSpec) {
-    let group = spec.layout.heads / spec.layout.kv_heads;
-    for first in (0..row.count * group).step_by(QUERIES) {
-        let end = (first + QUERIES).min(row.count * group);
-        let keys = (row.start + (end - 1) / group + 1).min(spec.window.unwrap_or(usize::MAX));
-        for kv_head in 0..spec.layout.kv_heads {
-            tasks.push(TileTask { row: index, kv_head, first, end, cost: (end - first) * (keys + 16) });
-        }
     }
 }

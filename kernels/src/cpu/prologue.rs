@@ -1,26 +1,25 @@
 //! The work between the projection and attention: head norms, rotation, and the write of keys and
 //! values to the cache.
 
-use super::kv::{key_at, value_at};
-use super::memory::Shared;
+use super::kv::{Place, WriteKv};
 use super::rows::norm_in_place;
-use super::simd::{Element, Kernel, Simd};
-use crate::backend::{KvSpec, Prologue, QkvLayout, RopeSpec, RopeStyle};
+use super::simd::{Kernel, Simd};
+use crate::backend::{Prologue, QkvLayout, RopeSpec, RopeStyle};
 
 /// The prologue of one token.
-pub(super) struct Token<'a, T> {
+pub(super) struct Token<'a, W> {
     /// The token's row of the projection.
     pub(super) qkv: &'a mut [f32],
     pub(super) prologue: &'a Prologue<'a, Vec<f32>>,
     pub(super) position: usize,
     /// The block that holds the position.
     pub(super) block: u32,
-    pub(super) spec: &'a KvSpec,
-    pub(super) k: Shared<T>,
-    pub(super) v: Shared<T>,
+    /// The position's place in the block.
+    pub(super) slot: usize,
+    pub(super) kv: W,
 }
 
-impl<T: Element> Kernel for Token<'_, T> {
+impl<W: WriteKv> Kernel for Token<'_, W> {
     type Output = ();
 
     #[inline(always)]
@@ -37,21 +36,12 @@ impl<T: Element> Kernel for Token<'_, T> {
                 rotate(head, rope, self.position);
             }
         }
-        let slot = self.position % self.spec.block_size;
         let keys = qk[heads * head_dim..].chunks_exact(head_dim);
-        for (h, (key, value)) in keys.zip(values.chunks_exact(head_dim)).enumerate() {
+        for (head, (key, value)) in keys.zip(values.chunks_exact(head_dim)).enumerate() {
+            let at = Place { block: self.block, slot: self.slot, head };
             // SAFETY: the block is inside the cache, and only this task writes the place of its
             // token.
-            unsafe {
-                let k = self.k.as_ptr().add(key_at(self.spec, self.block, h, slot));
-                for (d, x) in key.iter().enumerate() {
-                    *k.add(d * self.spec.block_size) = T::from_f32(*x);
-                }
-                let v = self.v.as_ptr().add(value_at(self.spec, self.block, h, slot));
-                for (d, x) in value.iter().enumerate() {
-                    *v.add(d) = T::from_f32(*x);
-                }
-            }
+            unsafe { self.kv.write(at, key, value) };
         }
     }
 }

@@ -1,4 +1,5 @@
-//! The step of the matrix product's inner loop, for each format of weights.
+//! The step of the inner loops of matrix products and attention, for each format of weights and
+//! caches.
 
 use std::marker::PhantomData;
 
@@ -7,6 +8,8 @@ use super::simd::{Element, Simd};
 /// One step of a product: a 32-bit word of inputs is multiplied by the weights of a vector of
 /// outputs, and added to their sums.
 pub(super) trait Step: 'static {
+    /// Inputs in a word.
+    const INPUTS: usize;
     /// The weights of one output.
     type Weight: Copy;
     /// A vector of weights, or of copies of one word of inputs.
@@ -35,6 +38,7 @@ pub(super) struct Single<T>(PhantomData<T>);
 // SAFETY of the functions: the callers guarantee the instruction set and valid pointers.
 #[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
 impl<T: Element> Step for Single<T> {
+    const INPUTS: usize = 1;
     type Weight = T;
     type Vector<S: Simd> = S::V;
 
@@ -62,6 +66,7 @@ pub(super) struct Pair;
 // SAFETY of the functions: the callers guarantee the instruction set and valid pointers.
 #[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
 impl Step for Pair {
+    const INPUTS: usize = 2;
     type Weight = i32;
     type Vector<S: Simd> = S::I;
 

@@ -1,77 +1,9 @@
-//! Tiles of rows, and the inner loop of attention.
+//! Tiles of rows.
 
 use std::ops::Range;
 
-use super::simd::{Element, Simd};
-
 /// Distance of prefetches in bytes.
 pub(super) const AHEAD: usize = 2048;
-
-/// The weights that [`accumulate`] reads.
-#[derive(Clone, Copy)]
-pub(super) struct Stream<T, const NV: usize> {
-    /// The first address of each vector of weights.
-    pub(super) w: [*const T; NV],
-    /// Elements between a weight vector and its successor.
-    pub(super) stride: usize,
-    /// The addresses to prefetch, advanced in the same steps. They need not be valid.
-    pub(super) ahead: [*const T; NV],
-}
-
-/// `acc[i][v] += x[i][k] * w[v][k]` for k ascending. Each element is one chain of fused products,
-/// independent of M, of NV, and of how the steps are divided into calls.
-///
-/// `x[i][k]` is at `x + i * x_row + k * x_step`.
-///
-/// # Safety
-/// The machine has the instruction set, and all elements are valid to read.
-#[inline(always)]
-pub(super) unsafe fn accumulate<S: Simd, T: Element, const M: usize, const NV: usize>(
-    acc: &mut [[S::V; NV]; M],
-    x: *const f32,
-    x_row: usize,
-    x_step: usize,
-    stream: Stream<T, NV>,
-    steps: usize,
-) {
-    // SAFETY: k stays below `steps`.
-    unsafe {
-        let mut sums = *acc;
-        for k in 0..steps {
-            let at = k * stream.stride;
-            let w: [S::V; NV] = load::<S, T, NV>(&stream.w, at);
-            for v in 0..NV {
-                // Vectors in one cache line need one prefetch.
-                if v % (64 / (S::LANES * T::SIZE)).max(1) == 0 {
-                    S::prefetch(stream.ahead[v].wrapping_add(at).cast());
-                }
-            }
-            // The packed queries of high tiles are a stream of their own.
-            if M >= 6 && x_step == M {
-                S::prefetch(x.wrapping_add(k * x_step).wrapping_byte_add(AHEAD).cast());
-            }
-            for i in 0..M {
-                let x = S::splat(*x.add(i * x_row + k * x_step));
-                for v in 0..NV {
-                    sums[i][v] = S::fma(x, w[v], sums[i][v]);
-                }
-            }
-        }
-        *acc = sums;
-    }
-}
-
-#[inline(always)]
-unsafe fn load<S: Simd, T: Element, const NV: usize>(w: &[*const T; NV], at: usize) -> [S::V; NV] {
-    // SAFETY: the caller guarantees the instruction set and valid addresses.
-    unsafe {
-        let mut all = [S::splat(0.0); NV];
-        for v in 0..NV {
-            all[v] = T::load::<S>(w[v].add(at));
-        }
-        all
-    }
-}
 
 /// The division of rows into as few tiles as possible, whose heights differ by at most one.
 /// Thirteen rows in tiles of at most twelve are seven and six, because a tile of one row would read

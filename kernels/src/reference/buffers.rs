@@ -1,6 +1,7 @@
 //! The objects of the reference, in plain vectors.
 
 use crate::backend::{KvFormat, KvSpec};
+use crate::kv_int8;
 use crate::sampling::Sampled;
 
 /// Activations of [`Reference`](super::Reference).
@@ -31,7 +32,7 @@ pub struct Matrix {
 /// One layer's KV cache of [`Reference`](super::Reference).
 #[derive(Debug, Clone)]
 pub struct Kv {
-    spec: KvSpec,
+    pub(super) spec: KvSpec,
     pub(super) k: Vec<f32>, // [blocks, block_size, heads, key_dim]
     pub(super) v: Vec<f32>, // [blocks, block_size, heads, value_dim]
 }
@@ -58,12 +59,13 @@ impl Kv {
         let slot = blocks[position / block_size] as usize * block_size + position % block_size;
         slot * heads + head
     }
+}
 
-    /// Rounds a number to the format of the cache.
-    pub(super) fn round(&self, x: f32) -> f32 {
-        match self.spec.format {
-            KvFormat::Dense(dtype) => dtype.round(x),
-        }
+/// Writes the numbers of a key or a value to `to`, rounded to the format of the cache.
+pub(super) fn round(numbers: &[f32], format: KvFormat, to: &mut [f32]) {
+    match format {
+        KvFormat::Dense(dtype) => to.iter_mut().zip(numbers).for_each(|(to, x)| *to = dtype.round(*x)),
+        KvFormat::Int8 => kv_int8::round(numbers, to),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Head norms, rotation and the cache write.
 
-use super::buffers::{Buf, Kv, Queue};
+use super::buffers::{Buf, Kv, Queue, round};
 use super::math::rms_norm;
 use crate::backend::{Prologue, QkvLayout, RopeSpec, RopeStyle};
 
@@ -20,10 +20,9 @@ pub(super) fn run(step: &Queue, qkv: &mut Buf, prologue: &Prologue<'_, Vec<f32>>
         for h in 0..kv_heads {
             let blocks = &step.tables[table];
             let (key, value) = (kv.key_at(blocks, position, h), kv.value_at(blocks, position, h));
-            for d in 0..head_dim {
-                kv.k[key + d] = kv.round(row[(heads + h) * head_dim + d]);
-                kv.v[value + d] = kv.round(row[(heads + kv_heads + h) * head_dim + d]);
-            }
+            let of = |head: usize| &row[head * head_dim..][..head_dim];
+            round(of(heads + h), kv.spec.format, &mut kv.k[key..key + head_dim]);
+            round(of(heads + kv_heads + h), kv.spec.format, &mut kv.v[value..value + head_dim]);
         }
     }
 }

@@ -48,7 +48,8 @@ proptest! {
 
     #[test]
     fn attention_matches_the_reference(case in attention::case_with_prologue(), seed: u64) {
-        let exact = case.dtype == DType::F32;
+        let Ok(dtype) = case.format.dense() else { return Ok(()) };
+        let exact = dtype == DType::F32;
         let want = case.run(&Reference, &case.whole());
         let got = case.run(&*CUDA, &case.whole());
         assert_close("attention", &got, &want, if exact { 1e-5 } else { 2e-2 });

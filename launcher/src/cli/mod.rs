@@ -15,7 +15,7 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use millrace_router::engine::Schedule;
 use millrace_shard::families::{Overrides, RopeKind};
-use millrace_shard::{AllReduce, DType, DeviceKind, NullOptions, Quantize, WeightCacheOptions};
+use millrace_shard::{AllReduce, DType, DeviceKind, KvFormat, NullOptions, Quantize, WeightCacheOptions};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use bench::BenchArgs;
@@ -122,10 +122,10 @@ pub(crate) struct ModelArgs {
     #[arg(long, env = "DTYPE")]
     #[serde(skip)]
     pub(crate) dtype: Option<DTypeArg>,
-    /// Element type of the KV cache; as the weights if absent
+    /// Element type of the KV cache, or int8 on the CPU; as the weights if absent
     #[arg(long, env = "KV_CACHE_DTYPE")]
     #[serde(skip)]
-    pub(crate) kv_cache_dtype: Option<DTypeArg>,
+    pub(crate) kv_cache_dtype: Option<KvCacheArg>,
     /// Quantize the matrices of the layers (QKV, output, gate, up, down) during loading: fp8 on
     /// GPUs; int8 (or eetq), q8_0, q4_0 or int4 on the CPU. A checkpoint that is quantized needs no
     /// flag; gptq, awq, compressed-tensors, bitsandbytes, bitsandbytes-nf4 and -fp4 insist on one
@@ -417,6 +417,22 @@ pub(crate) enum DTypeArg {
     Bfloat16,
 }
 
+/// Formats of the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvCacheArg {
+    /// 32 bits.
+    #[value(name = "float32", alias = "f32")]
+    Float32,
+    /// 16 bits, IEEE.
+    #[value(name = "float16", alias = "f16")]
+    Float16,
+    /// 16 bits, with the exponent range of float32.
+    #[value(name = "bfloat16", alias = "bf16")]
+    Bfloat16,
+    /// 8-bit integers with a scale per token and head, on the CPU.
+    Int8,
+}
+
 /// Formats of quantized matrices.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum QuantizeArg {
@@ -542,6 +558,17 @@ impl ModelArgs {
     pub(crate) fn weight_cache(&self) -> Option<WeightCacheOptions> {
         let folder = self.packed_weights_cache.clone()?;
         Some(WeightCacheOptions { folder, map: self.map_packed_weights })
+    }
+}
+
+impl From<KvCacheArg> for KvFormat {
+    fn from(argument: KvCacheArg) -> Self {
+        match argument {
+            KvCacheArg::Float32 => DType::F32.into(),
+            KvCacheArg::Float16 => DType::F16.into(),
+            KvCacheArg::Bfloat16 => DType::BF16.into(),
+            KvCacheArg::Int8 => KvFormat::Int8,
+        }
     }
 }
 

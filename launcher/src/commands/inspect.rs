@@ -11,10 +11,10 @@ use crate::model;
 /// Prints the report.
 pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     let dtype = args.model.dtype.map(Into::into);
-    let kv_dtype = args.model.kv_cache_dtype.map(Into::into);
+    let kv_format = args.model.kv_cache_dtype.map(Into::into);
     let quantize = args.model.quantize.map(Into::into);
     let mut report =
-        Inspection::new(&model::source(&args.model)?, dtype, quantize, kv_dtype, &args.model.overrides())?;
+        Inspection::new(&model::source(&args.model)?, dtype, quantize, kv_format, &args.model.overrides())?;
     if !args.tensors {
         report.tensors.clear();
     }
@@ -34,7 +34,7 @@ pub(crate) fn run(args: &InspectArgs) -> Result<()> {
 /// Compares the requested numbers of shards.
 fn plan(found: &Inspection, args: &PlanArgs) -> Result<EstimateReport> {
     let share =
-        |&size: &u32| ShardEstimate::new(&found.spec, size as usize, found.storage.clone(), found.kv_dtype);
+        |&size: &u32| ShardEstimate::new(&found.spec, size as usize, found.storage.clone(), found.kv_format);
     Ok(EstimateReport {
         shares: args.num_shard.iter().map(share).collect::<Result<_, _>>()?,
         hardware: args.hardware(found.storage.dtype),

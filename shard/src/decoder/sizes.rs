@@ -23,7 +23,7 @@ pub(crate) fn step_size<'a>(
         sequence_tokens: limits.max_sequence_tokens,
         blocks: limits.num_blocks,
         block_size: limits.block_size,
-        kv_format: limits.kv_dtype.into(),
+        kv_format: limits.kv_format,
         vocab: spec.vocab,
         attention,
     }
@@ -66,7 +66,7 @@ mod tests {
             max_sequence_tokens: 100,
             block_size: 16,
             num_blocks: 9,
-            kv_dtype: DType::F16,
+            kv_format: DType::F16.into(),
         };
         let found = |tied_head| {
             let products = products(&DecoderSpec { tied_head, ..spec() }, &DType::F16.into(), &limits);

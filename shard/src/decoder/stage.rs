@@ -148,7 +148,7 @@ fn kv_spec(layer: &LayerSpec, limits: &ShardLimits) -> KvSpec {
         heads: layout.kv_heads,
         key_dim: layout.head_dim,
         value_dim: layout.head_dim,
-        format: limits.kv_dtype.into(),
+        format: limits.kv_format,
     }
 }
 

@@ -9,7 +9,7 @@
 mod hardware;
 mod report;
 
-use millrace_kernels::{DType, KvSpec, Sizing};
+use millrace_kernels::{KvFormat, KvSpec, Sizing};
 
 use crate::ShardLimits;
 use crate::memory_plan::{self, UnpaddedDevice};
@@ -49,7 +49,7 @@ pub struct ShardEstimate {
     pub kv_per_token: usize,
     spec: DecoderSpec,
     storage: WeightStorage,
-    kv_dtype: DType,
+    kv_format: KvFormat,
 }
 
 /// The work of one rank in one step.
@@ -69,7 +69,7 @@ pub struct StepEstimate {
 
 impl ShardEstimate {
     /// Estimates `whole` on `world_size` ranks, with weights in the formats of `storage` and a KV
-    /// cache of type `kv_dtype`.
+    /// cache in `kv_format`.
     ///
     /// The estimate counts norms, which every rank holds, key/value heads that several ranks hold,
     /// and the padding of the vocabulary.
@@ -80,9 +80,9 @@ impl ShardEstimate {
         whole: &DecoderSpec,
         world_size: usize,
         storage: impl Into<WeightStorage>,
-        kv_dtype: DType,
+        kv_format: impl Into<KvFormat>,
     ) -> Result<Self, Indivisible> {
-        let storage = storage.into();
+        let (storage, kv_format) = (storage.into(), kv_format.into());
         let of_rank = |rank: usize| Split { rank, world_size }.spec(whole);
         let spec = of_rank(0)?;
         let weights = memory_plan::weight_bytes(&spec, &storage, &UnpaddedDevice);
@@ -90,8 +90,8 @@ impl ShardEstimate {
         for rank in 1..world_size {
             all_weights += memory_plan::weight_bytes(&of_rank(rank)?, &storage, &UnpaddedDevice);
         }
-        let kv_per_token = memory_plan::kv_bytes_per_token(&spec, kv_dtype, &UnpaddedDevice);
-        Ok(ShardEstimate { world_size, weights, all_weights, kv_per_token, spec, storage, kv_dtype })
+        let kv_per_token = memory_plan::kv_bytes_per_token(&spec, kv_format, &UnpaddedDevice);
+        Ok(ShardEstimate { world_size, weights, all_weights, kv_per_token, spec, storage, kv_format })
     }
 
     /// Returns the bytes of workspace for a step with all prompt tokens and the whole batch of
@@ -103,7 +103,7 @@ impl ShardEstimate {
             max_sequence_tokens: load.contexts.iter().copied().max().unwrap_or(1),
             block_size: BLOCK_SIZE,
             num_blocks: 0,
-            kv_dtype: self.kv_dtype,
+            kv_format: self.kv_format,
         };
         memory_plan::footprint(&self.spec, self.storage.clone(), &limits, self.world_size, &UnpaddedDevice)
             .workspace()
@@ -131,7 +131,7 @@ impl ShardEstimate {
                 heads: layout.kv_heads,
                 key_dim: layout.head_dim,
                 value_dim: layout.head_dim,
-                format: self.kv_dtype.into(),
+                format: self.kv_format,
             });
             keys_and_values = of_sequence.saturating_mul(batch).saturating_add(keys_and_values);
             attention += attention_operations(layout.heads * layout.head_dim, batch as f64 * seen as f64);

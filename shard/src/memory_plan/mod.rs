@@ -5,7 +5,7 @@
 
 mod device_sizes;
 
-use millrace_kernels::{DType, KvSpec, Overheads, QkvLayout, Sizing};
+use millrace_kernels::{KvFormat, KvSpec, Overheads, QkvLayout, Sizing};
 
 use crate::ShardLimits;
 use crate::decoder::{activation_elements, attention, products, step_size};
@@ -24,8 +24,8 @@ const DEFAULT_POOL_TOKENS: usize = 8192;
 pub struct PlanRequest {
     /// The formats of the weights.
     pub weights: WeightStorage,
-    /// Element type of the KV pool.
-    pub kv_dtype: DType,
+    /// Format of the KV pool.
+    pub kv_format: KvFormat,
     /// Number of tokens of the longest sequence. If absent, as many as the model and the memory
     /// allow.
     pub max_total_tokens: Option<usize>,
@@ -98,20 +98,19 @@ pub struct MemoryPlan {
 }
 
 /// Returns the bytes of keys and values per token of a sequence, in all layers together.
-pub fn kv_bytes_per_token(spec: &DecoderSpec, kv_dtype: DType, device: &impl Sizing) -> usize {
-    kv_bytes(spec, kv_dtype, 1, 1, device)
+pub fn kv_bytes_per_token(spec: &DecoderSpec, kv_format: KvFormat, device: &impl Sizing) -> usize {
+    kv_bytes(spec, kv_format, 1, 1, device)
 }
 
 fn kv_bytes(
     spec: &DecoderSpec,
-    dtype: DType,
+    format: KvFormat,
     blocks: usize,
     block_size: usize,
     device: &impl Sizing,
 ) -> usize {
     let of_layer = |qkv: QkvLayout| {
         let QkvLayout { kv_heads: heads, head_dim, .. } = qkv;
-        let format = dtype.into();
         device.kv_bytes(&KvSpec { blocks, block_size, heads, key_dim: head_dim, value_dim: head_dim, format })
     };
     spec.layers
@@ -158,7 +157,7 @@ pub fn footprint(
         step: device.step_bytes(&step_size(spec, limits, &attention(spec))),
         rope_tables: singles(limits.max_sequence_tokens.saturating_mul(rope_elements)),
         slot_table: SlotTable::bytes(limits, spec.vocab),
-        kv_pool: kv_bytes(spec, limits.kv_dtype, num_blocks, block_size, device),
+        kv_pool: kv_bytes(spec, limits.kv_format, num_blocks, block_size, device),
         overheads: device.overheads(ranks),
     }
 }
@@ -270,8 +269,8 @@ impl<D: Sizing> PlanSearch<'_, D> {
     }
 
     fn limits(&self, max_sequence_tokens: usize, num_blocks: usize) -> ShardLimits {
-        let PlanRequest { max_step_tokens, max_sequences, block_size, kv_dtype, .. } = *self.request;
-        ShardLimits { max_step_tokens, max_sequences, max_sequence_tokens, block_size, num_blocks, kv_dtype }
+        let PlanRequest { max_step_tokens, max_sequences, block_size, kv_format, .. } = *self.request;
+        ShardLimits { max_step_tokens, max_sequences, max_sequence_tokens, block_size, num_blocks, kv_format }
     }
 
     fn footprint(&self, limits: &ShardLimits) -> Footprint {

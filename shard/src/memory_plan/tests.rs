@@ -1,4 +1,4 @@
-use millrace_kernels::{ProductShape, WeightFormat};
+use millrace_kernels::{DType, ProductShape, WeightFormat};
 use proptest::prelude::*;
 
 use super::*;
@@ -8,7 +8,7 @@ use crate::model::{Quantize, WeightSlot};
 fn request() -> PlanRequest {
     PlanRequest {
         weights: DType::F16.into(),
-        kv_dtype: DType::F16,
+        kv_format: DType::F16.into(),
         max_total_tokens: None,
         max_batch_total_tokens: None,
         max_step_tokens: 8,
@@ -64,7 +64,7 @@ fn every_byte_is_counted() {
         max_sequence_tokens: 100,
         block_size: 16,
         num_blocks: 9,
-        kv_dtype: DType::F16,
+        kv_format: DType::F16.into(),
     };
     let found = footprint(&spec(), DType::F16, &limits, 1, &UnpaddedDevice);
     let matrices = 100 * 16 + 2 * (32 * 16 + 16 * 16 + 64 * 16 + 16 * 32);
@@ -80,7 +80,7 @@ fn every_byte_is_counted() {
         overheads: Overheads::default(),
     };
     assert_eq!(found, expected);
-    assert_eq!(kv_bytes_per_token(&spec(), DType::F32, &UnpaddedDevice), 2 * 2 * 2 * 4 * 4);
+    assert_eq!(kv_bytes_per_token(&spec(), DType::F32.into(), &UnpaddedDevice), 2 * 2 * 2 * 4 * 4);
     assert_eq!(spec().parameters(), matrices + vectors);
 }
 

@@ -35,7 +35,7 @@ pub(crate) fn announcement(model: &Model, world_size: usize, options: &ShardOpti
     Ready {
         model_type: spec.model_type.clone(),
         dtype: options.dtype.unwrap_or(*dtype).name().into(),
-        kv_cache_dtype: options.kv_cache_dtype.unwrap_or(*dtype).name().into(),
+        kv_cache_dtype: options.kv_cache_dtype.unwrap_or((*dtype).into()).name().into(),
         device: "null".into(),
         world_size: clamped(world_size),
         parameters: spec.parameters() as u64,

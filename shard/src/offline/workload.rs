@@ -111,7 +111,7 @@ mod tests {
             max_sequence_tokens: workload.sequence_tokens(),
             block_size: 4,
             num_blocks: workload.batch * workload.sequence_tokens().div_ceil(4),
-            kv_dtype: DType::F32,
+            kv_format: DType::F32.into(),
         }
     }
 

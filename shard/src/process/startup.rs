@@ -110,7 +110,7 @@ fn plan_request<P: Platform>(
     free: Option<usize>,
 ) -> PlanRequest {
     PlanRequest {
-        kv_dtype: options.kv_cache_dtype.unwrap_or(weights.dtype),
+        kv_format: options.kv_cache_dtype.unwrap_or(weights.dtype.into()),
         weights,
         max_total_tokens: options.max_total_tokens,
         max_batch_total_tokens: options.max_batch_total_tokens,
@@ -251,7 +251,7 @@ fn describe(spec: &DecoderSpec, plan: &MemoryPlan) -> Ready {
         max_sequence_tokens: limits.max_sequence_tokens as u32,
         block_size: limits.block_size as u32,
         num_blocks: limits.num_blocks as u32,
-        kv_cache_dtype: limits.kv_dtype.name().into(),
+        kv_cache_dtype: limits.kv_format.name().into(),
         free_bytes: plan.free.unwrap_or_default() as u64,
         max_sequences: limits.max_sequences as u32,
         max_step_tokens: limits.max_step_tokens as u32,

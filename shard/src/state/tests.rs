@@ -1,4 +1,4 @@
-use millrace_kernels::DType;
+use millrace_kernels::{DType, KvFormat};
 use millrace_proto::Sampling;
 use proptest::prelude::*;
 
@@ -10,7 +10,7 @@ pub(super) const LIMITS: ShardLimits = ShardLimits {
     max_sequence_tokens: 10,
     block_size: 4,
     num_blocks: 8,
-    kv_dtype: DType::F32,
+    kv_format: KvFormat::Dense(DType::F32),
 };
 const VOCAB: usize = 20;
 

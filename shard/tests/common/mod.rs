@@ -9,7 +9,7 @@ pub mod router;
 use std::collections::HashMap;
 
 use millrace_kernels::{
-    Activation, Backend, DType, HostTensor, Part, QkvLayout, RopeStyle, SeqRow, StepInput,
+    Activation, Backend, DType, HostTensor, KvFormat, Part, QkvLayout, RopeStyle, SeqRow, StepInput,
 };
 use millrace_shard::ShardLimits;
 use millrace_shard::decoder::{Collective, Decoder, SubmittedStep, Weights};
@@ -193,14 +193,14 @@ pub fn fixed_spec() -> DecoderSpec {
 }
 
 /// Returns limits that are large enough for all small tests.
-pub fn limits(kv_dtype: DType) -> ShardLimits {
+pub fn limits(kv_format: impl Into<KvFormat>) -> ShardLimits {
     ShardLimits {
         max_step_tokens: 160,
         max_sequences: 160,
         max_sequence_tokens: POSITIONS,
         block_size: 16,
         num_blocks: 24,
-        kv_dtype,
+        kv_format: kv_format.into(),
     }
 }
 

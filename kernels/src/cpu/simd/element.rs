@@ -67,3 +67,19 @@ impl Element for bf16 {
         unsafe { S::load_bf16(p.cast()) }
     }
 }
+
+impl Element for i8 {
+    #[inline(always)]
+    fn from_f32(x: f32) -> i8 {
+        x.round_ties_even() as i8
+    }
+    #[inline(always)]
+    fn to_f32(self) -> f32 {
+        f32::from(self)
+    }
+    #[inline(always)]
+    unsafe fn load<S: Simd>(p: *const i8) -> S::V {
+        // SAFETY: the caller guarantees what `Simd::load` requires.
+        unsafe { S::load_i8(p) }
+    }
+}

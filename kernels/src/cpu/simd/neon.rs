@@ -60,6 +60,13 @@ impl Simd for Neon {
         unsafe { vreinterpretq_f32_u32(vshlq_n_u32::<16>(vmovl_u16(vld1_u16(p)))) }
     }
     #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> float32x4_t {
+        unsafe {
+            let bytes = vcreate_s8(u64::from(p.cast::<u32>().read_unaligned()));
+            vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(bytes))))
+        }
+    }
+    #[inline(always)]
     unsafe fn store(p: *mut f32, v: float32x4_t) {
         unsafe { vst1q_f32(p, v) }
     }

@@ -52,6 +52,11 @@ impl Simd for Portable {
         bits.map(|b| f32::from_bits(u32::from(b) << 16))
     }
     #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> V {
+        // SAFETY: the caller guarantees eight elements.
+        unsafe { p.cast::<[i8; 8]>().read_unaligned() }.map(f32::from)
+    }
+    #[inline(always)]
     unsafe fn store(p: *mut f32, v: V) {
         // SAFETY: the caller guarantees eight elements.
         unsafe { p.cast::<V>().write_unaligned(v) }

@@ -37,6 +37,7 @@ pub(in crate::cpu) trait Simd: Copy + 'static {
     unsafe fn load(p: *const f32) -> Self::V;
     unsafe fn load_f16(p: *const u16) -> Self::V;
     unsafe fn load_bf16(p: *const u16) -> Self::V;
+    unsafe fn load_i8(p: *const i8) -> Self::V;
     unsafe fn store(p: *mut f32, v: Self::V);
     /// `a * b + c`.
     unsafe fn fma(a: Self::V, b: Self::V, c: Self::V) -> Self::V;
@@ -88,6 +89,12 @@ pub(in crate::cpu) trait Simd: Copy + 'static {
     }
     /// Prefetches the cache line at `p`, which need not be a valid address.
     unsafe fn prefetch(p: *const u8);
+    /// Prefetches the cache line at `p` for a later use, to the L2 cache if that can be chosen.
+    #[inline(always)]
+    unsafe fn prefetch_later(p: *const u8) {
+        // SAFETY: the caller guarantees what `Simd` requires.
+        unsafe { Self::prefetch(p) }
+    }
 
     /// `a * b + c`, rounded once in every instruction set.
     #[inline(always)]

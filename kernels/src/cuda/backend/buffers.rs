@@ -144,10 +144,11 @@ fn packed_shape(out: usize, cols: usize) -> (usize, usize) {
 }
 
 /// Returns the element type of a KV cache.
-pub(super) fn kv_elem(format: KvFormat) -> Elem {
-    match format {
-        KvFormat::Dense(dtype) => dtype.into(),
-    }
+///
+/// # Errors
+/// [`Error::Unsupported`] for a format that GPUs lack.
+pub(super) fn kv_elem(format: KvFormat) -> Result<Elem> {
+    Ok(format.dense()?.into())
 }
 
 /// One layer's paged KV cache.
@@ -155,6 +156,7 @@ pub(super) fn kv_elem(format: KvFormat) -> Elem {
 pub struct Kv {
     keys: Memory,
     values: Memory,
+    elem: Elem,
     spec: KvSpec,
 }
 
@@ -164,19 +166,19 @@ impl Kv {
         if key_dim != value_dim {
             return Err(Error::Unsupported(format!("key heads of {key_dim} and value heads of {value_dim}")));
         }
-        let elem = kv_elem(spec.format);
+        let elem = kv_elem(spec.format)?;
         let zeroed = |len: usize| -> Result<Memory> {
             let memory = device.allocate(elem, len)?;
             device.fill(memory.view(elem), 0)?;
             Ok(memory)
         };
-        Ok(Kv { keys: zeroed(spec.key_elements())?, values: zeroed(spec.value_elements())?, spec })
+        Ok(Kv { keys: zeroed(spec.key_elements())?, values: zeroed(spec.value_elements())?, elem, spec })
     }
 
     pub(super) fn paged(&self) -> PagedKv<'_> {
         // Key and value heads have the same size: `new` refuses others.
-        let KvSpec { blocks, block_size, heads: kv_heads, key_dim: head_dim, format, .. } = self.spec;
-        let (keys, values) = (self.keys.view(kv_elem(format)), self.values.view(kv_elem(format)));
+        let KvSpec { blocks, block_size, heads: kv_heads, key_dim: head_dim, .. } = self.spec;
+        let (keys, values) = (self.keys.view(self.elem), self.values.view(self.elem));
         PagedKv { keys, values, scales: None, blocks, block_size, kv_heads, head_dim }
     }
 }

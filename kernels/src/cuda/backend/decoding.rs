@@ -45,8 +45,8 @@ fn heads(attention: &AttentionSpec, activations: Elem, cache: Elem) -> Attention
 fn planned(
     size: &StepSize<'_>,
     activations: Elem,
+    cache: Elem,
 ) -> (DecodeLimits, impl Iterator<Item = (AttentionHeads, Option<usize>)>) {
-    let cache = kv_elem(size.kv_format);
     let of_one = decode::splits(cache, size.sequence_tokens);
     // Each sequence may start one split more than its share of the pool has.
     let of_pool =
@@ -59,7 +59,8 @@ fn planned(
 
 impl DecodePlans {
     pub(super) fn new(device: &Device, size: &StepSize<'_>, activations: Elem) -> Result<DecodePlans> {
-        let (limits, layers) = planned(size, activations);
+        let cache = kv_elem(size.kv_format)?;
+        let (limits, layers) = planned(size, activations, cache);
         let (mut plans, mut workspace) = (Vec::new(), 0);
         for (heads, window) in layers {
             workspace = workspace.max(decode::workspace_len(&heads, &limits));
@@ -68,12 +69,13 @@ impl DecodePlans {
             }
         }
         let workspace = device.allocate(Elem::F32, workspace)?;
-        let cache = kv_elem(size.kv_format);
         Ok(DecodePlans { limits, cache, plans, workspace, passes: Vec::new() })
     }
 
     pub(super) fn bytes(size: &StepSize<'_>, activations: Elem) -> usize {
-        let (limits, layers) = planned(size, activations);
+        // A cache in a format that GPUs lack is refused when it is allocated.
+        let Ok(cache) = kv_elem(size.kv_format) else { return 0 };
+        let (limits, layers) = planned(size, activations, cache);
         let (mut windows, mut workspace) = (Vec::new(), 0);
         for (heads, window) in layers {
             workspace = workspace.max(decode::workspace_len(&heads, &limits));

@@ -11,7 +11,7 @@ use millrace_shard::estimate::ShardEstimate;
 use millrace_shard::memory_plan::{PlanError, UnpaddedDevice};
 use millrace_shard::model::{Model, WeightStorage};
 use millrace_shard::offline::{BenchWorkload, OfflineEngine};
-use millrace_shard::{AllReduce, Bytes, Error, NullOptions, ShardOptions, families};
+use millrace_shard::{AllReduce, Bytes, Error, KvFormat, NullOptions, ShardOptions, families};
 
 use crate::cli::{ActivationsArg, BenchArgs, DeviceArg, LoadFormat};
 use crate::shard_message::BLOCK_SIZE;
@@ -31,8 +31,8 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let dtype = args.model.dtype.map_or(model.dtype, Into::into);
     let quantize = args.model.quantize.map(Into::into);
     let storage = WeightStorage::choose(dtype, quantize, &model, &UnpaddedDevice)?;
-    let kv_dtype = args.model.kv_cache_dtype.map_or(dtype, Into::into);
-    let estimate = ShardEstimate::new(&model.spec, 1, storage, kv_dtype)?;
+    let kv_format = args.model.kv_cache_dtype.map_or(dtype.into(), KvFormat::from);
+    let estimate = ShardEstimate::new(&model.spec, 1, storage, kv_format)?;
     let mut engine =
         OfflineEngine::load(&options(args), || Ok(model)).map_err(|error| explained(error, args))?;
     let load_time = since.elapsed();

@@ -1,0 +1,171 @@
+//! The division of a step's attention among the threads.
+
+use std::cmp::Reverse;
+use std::ops::Range;
+
+use super::super::kv::Kv;
+use super::super::memory::{Memory, Shared};
+use super::super::queue::Queue;
+use super::super::{Buf, Cpu, lock};
+use super::QUERIES;
+use super::merge::{Merge, stride};
+use super::tile::{Output, Queries, Tile};
+use crate::Result;
+use crate::backend::{AttentionSpec, StepSize};
+
+/// Numbers of partial results for each thread.
+const PARTIALS: usize = 1 << 16;
+/// Tasks for each thread that come from tiles whose ranges are separate tasks.
+const SPLIT_TASKS: usize = 64;
+/// A tile that takes more than a thread's share of the step's time divided by this number is
+/// computed by several tasks.
+const SHARES: usize = 4;
+
+/// Returns the numbers of the buffer for partial results. A single thread needs none.
+pub(in crate::cpu) const fn partial_floats(threads: usize) -> usize {
+    if threads > 1 { threads.saturating_mul(PARTIALS) } else { 0 }
+}
+
+/// The tasks of the running attention. Steps allocate nothing: lists and buffer are as large as the
+/// largest step needs, or bounded.
+pub(in crate::cpu) struct AttentionTasks {
+    list: Vec<Task>,
+    /// The tiles whose ranges are separate tasks.
+    split: Vec<Task>,
+    partials: Memory<f32>,
+}
+
+/// Some ranges of a tile.
+#[derive(Clone)]
+struct Task {
+    /// Index of the row.
+    row: usize,
+    kv_head: usize,
+    queries: Range<usize>,
+    ranges: Range<usize>,
+    /// Index of the partial results, if the tile's ranges are separate tasks.
+    partials: Option<usize>,
+    /// Estimated time, relative to other tasks.
+    cost: usize,
+}
+
+impl AttentionTasks {
+    pub(in crate::cpu) fn new(threads: usize) -> Result<AttentionTasks> {
+        let partials = Memory::zeroed(partial_floats(threads), "partial attention")?;
+        Ok(AttentionTasks { list: Vec::new(), split: Vec::new(), partials })
+    }
+
+    /// Reserves the lists for steps of this size.
+    pub(in crate::cpu) fn reserve(&mut self, size: &StepSize<'_>, threads: usize) {
+        let tiles = size.attention.iter().map(|spec| {
+            let group = spec.layout.heads / spec.layout.kv_heads.max(1);
+            (size.rows + size.tokens * group / QUERIES) * spec.layout.kv_heads
+        });
+        let tiles = tiles.max().unwrap_or(0);
+        let split = SPLIT_TASKS * threads;
+        self.list.reserve((tiles + split).saturating_sub(self.list.len()));
+        self.split.reserve(split.saturating_sub(self.split.len()));
+    }
+
+    /// Makes the tasks of a step.
+    fn make(&mut self, step: &Queue, spec: &AttentionSpec, threads: usize) {
+        self.list.clear();
+        self.split.clear();
+        let group = spec.layout.heads / spec.layout.kv_heads;
+        for (index, row) in step.rows.iter().enumerate() {
+            for first in (0..row.count * group).step_by(QUERIES) {
+                let queries = first..(first + QUERIES).min(row.count * group);
+                let ranges = Queries { spec, row, kv_head: 0 }.ranges(&queries);
+                let keys = (row.start + (queries.end - 1) / group + 1).min(spec.window.unwrap_or(usize::MAX));
+                let cost = queries.len() * (keys + 16);
+                self.list.extend((0..spec.layout.kv_heads).map(|kv_head| Task {
+                    row: index,
+                    kv_head,
+                    queries: queries.clone(),
+                    ranges: ranges.clone(),
+                    partials: None,
+                    cost,
+                }));
+            }
+        }
+        if threads > 1 {
+            self.split_long(stride(spec.layout.head_dim), threads);
+        }
+        // The longest tasks come first, so that no thread starts a long one when the others are
+        // done.
+        self.list.sort_unstable_by_key(|task| Reverse(task.cost));
+    }
+
+    /// Makes a task of each range of the tiles that would keep one thread busy when the others are
+    /// done. A tile stays whole if there is no space for its partial results; the results are the
+    /// same.
+    fn split_long(&mut self, stride: usize, threads: usize) {
+        let longest = self.cost() / (SHARES * threads);
+        let (mut used, mut tasks) = (0, 0);
+        for index in 0..self.list.len() {
+            let tile = &self.list[index];
+            let ranges = tile.ranges.clone();
+            let of_range = tile.queries.len() * stride;
+            let end = used + ranges.len() * of_range;
+            let fits = end <= self.partials.len() && tasks + ranges.len() <= SPLIT_TASKS * threads;
+            if tile.cost <= longest || ranges.len() == 1 || !fits {
+                continue;
+            }
+            let cost = tile.cost / ranges.len();
+            let whole = Task { partials: Some(used), ..tile.clone() };
+            let of = |(number, range)| Task {
+                ranges: range..range + 1,
+                partials: Some(used + number * of_range),
+                cost,
+                ..whole.clone()
+            };
+            self.list[index] = of((0, ranges.start));
+            self.list.extend(ranges.clone().enumerate().skip(1).map(of));
+            self.split.push(whole);
+            (used, tasks) = (end, tasks + ranges.len());
+        }
+    }
+
+    fn cost(&self) -> usize {
+        self.list.iter().map(|task| task.cost).sum()
+    }
+}
+
+impl Cpu {
+    /// Computes the attention of all tokens of the step. The caller has checked all shapes.
+    pub(in crate::cpu) fn attend(
+        &self,
+        step: &Queue,
+        qkv: &Buf,
+        kv: &Kv,
+        spec: &AttentionSpec,
+        out: &mut Buf,
+    ) {
+        let n = step.tokens.len();
+        let (qkv, out) = (qkv.rows(n), Shared::new(out.rows_mut(n)));
+        let mut tasks = lock(&self.attention);
+        tasks.make(step, spec, self.threads());
+        let work = tasks.cost() * spec.layout.head_dim;
+        let AttentionTasks { list, split, partials } = &mut *tasks;
+        let shared = Shared::new(partials);
+        self.parallel_in_order(list.len(), work, |task, thread| {
+            let Task { row, kv_head, ref queries, ref ranges, partials, .. } = list[task];
+            let (_guard, scratch) = self.scratch(thread);
+            let row = &step.rows[row];
+            let (queries, ranges) = (queries.clone(), ranges.clone());
+            let to = partials.map_or(Output::Attention(out), |at| Output::Partials(shared.from(at)));
+            let (of, blocks) = (Queries { spec, row, kv_head }, step.blocks(row));
+            self.target.dispatch(Tile { of, spec, kv, blocks, kv_head, queries, ranges, qkv, to, scratch });
+        });
+        let partials = &partials[..];
+        let stride = stride(spec.layout.head_dim);
+        let merged: usize = split.iter().map(|tile| tile.queries.len() * tile.ranges.len() * stride).sum();
+        self.parallel(split.len(), merged, |tile, thread| {
+            let Task { row, kv_head, ref queries, ref ranges, partials: at, .. } = split[tile];
+            let (_guard, scratch) = self.scratch(thread);
+            let (row, queries, ranges) = (&step.rows[row], queries.clone(), ranges.clone());
+            let partials = &partials[at.unwrap_or(0)..];
+            self.target.dispatch(Merge { spec, row, kv_head, queries, ranges, partials, out, scratch });
+        });
+    }
+}
