@@ -2,7 +2,7 @@
 //! `faer`.
 //!
 //! `cargo bench -p millrace-kernels --bench cpu [--features faer] -- [--threads N] [--only
-//! linear|quantized|attention|sampling|staging] [--dtype bfloat16|float16|float32] [--rows 1,8,512]
+//! linear|quantized|packing|attention|sampling|staging] [--dtype bfloat16|float16|float32] [--rows 1,8,512]
 //! [--format int8|q8_0|q4_0|int4]`
 //!
 //! Shapes are those of a Llama with 1.1 billion parameters. The weights are cycled so that every
@@ -13,6 +13,8 @@
 
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed benchmark")]
 
+#[path = "cpu/packing.rs"]
+mod packing;
 #[path = "cpu/quantized.rs"]
 mod quantized;
 #[path = "cpu/sampling.rs"]
@@ -59,6 +61,9 @@ fn main() {
     }
     if on("quantized") {
         quantized::quantized(&cpu, flag("--format").as_deref(), &rows);
+    }
+    if on("packing") {
+        packing::packing(&cpu, flag("--format").as_deref());
     }
     if on("attention") {
         decode(&cpu);

@@ -26,7 +26,7 @@ pub use backend::{
     StepInput, StepQueue, StepSize, SynchronousStep, WeightFormat,
 };
 pub use error::{Error, Result};
-pub use quantize::IntFormat;
+pub use quantize::{IntFormat, KFormat};
 pub use sample::watermark;
 pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored, Watermark};
 pub use tensor::{DType, Encoding, HostTensor, Part};

@@ -1,6 +1,6 @@
 //! The formats in which a device keeps weights and cached keys and values.
 
-use crate::{DType, Error, IntFormat, Result};
+use crate::{DType, Error, IntFormat, KFormat, Result};
 
 /// The format in which a device keeps the numbers of a weight matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -11,6 +11,8 @@ pub enum WeightFormat {
     Fp8,
     /// Integers in groups: see [`crate::quantize`].
     Int(IntFormat),
+    /// Integers in super-blocks: see [`crate::quantize::KFormat`].
+    K(KFormat),
 }
 
 impl WeightFormat {
@@ -22,9 +24,8 @@ impl WeightFormat {
         match self {
             WeightFormat::Dense(dtype) => Ok(dtype),
             WeightFormat::Fp8 => Err(Error::Unsupported("FP8 weights need a GPU".to_owned())),
-            WeightFormat::Int(format) => {
-                Err(Error::Unsupported(format!("{} weights need the CPU", format.name())))
-            }
+            WeightFormat::Int(format) => Err(needs_cpu(format.name())),
+            WeightFormat::K(format) => Err(needs_cpu(format.name())),
         }
     }
 
@@ -34,8 +35,14 @@ impl WeightFormat {
             WeightFormat::Dense(dtype) => out * cols * dtype.size(),
             WeightFormat::Fp8 => out * (cols + size_of::<f32>()),
             WeightFormat::Int(format) => format.bytes(out, cols),
+            WeightFormat::K(format) => format.bytes(out, cols),
         }
     }
+}
+
+/// Returns the error for a format that only the CPU multiplies by.
+fn needs_cpu(name: &str) -> Error {
+    Error::Unsupported(format!("{name} weights need the CPU"))
 }
 
 impl From<DType> for WeightFormat {

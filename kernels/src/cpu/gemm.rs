@@ -63,7 +63,9 @@ impl Kernel for Linear<'_> {
                     by_rows::<S, Pair>(&self, panels.start().cast());
                 }
                 Packed::Bf16Pairs(_) => unreachable!("pairs without an instruction; this is a bug"),
-                Packed::Int(_) => unreachable!("integers have a product of their own; this is a bug"),
+                Packed::Int(_) | Packed::SuperBlocks(_) => {
+                    unreachable!("integers have products of their own; this is a bug")
+                }
             }
         }
     }

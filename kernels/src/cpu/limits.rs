@@ -54,7 +54,9 @@ impl Instruction {
     pub fn of(isa: Isa, format: impl Into<WeightFormat>) -> Instruction {
         match (isa, format.into()) {
             (Isa::Avx512Bf16, WeightFormat::Dense(DType::BF16)) => Instruction::DotBf16,
-            (Isa::Avx512Bf16 | Isa::Avx512Vnni, WeightFormat::Int(_)) => Instruction::DotBytes,
+            (Isa::Avx512Bf16 | Isa::Avx512Vnni, WeightFormat::Int(_) | WeightFormat::K(_)) => {
+                Instruction::DotBytes
+            }
             _ => Instruction::MultiplyAdd(isa),
         }
     }

@@ -2,8 +2,9 @@
 
 use super::inputs::Inputs;
 use super::memory::Memory;
-use super::quant::{IntPanels, row_bytes};
+use super::quant::{self, IntPanels};
 use super::queue::Queue;
+use super::super_blocks::{self, KPanels};
 use super::{Buf, Cpu, Kv, Matrix, attention, gemm, lock};
 use crate::backend::{
     DeviceTypes, KvSpec, ModelLoading, ProductShape, Segment, Sizing, StepSize, WeightFormat,
@@ -25,6 +26,7 @@ impl Sizing for Cpu {
             WeightFormat::Dense(dtype) => Matrix::bytes(out, cols, dtype, self.panel_layout()),
             WeightFormat::Fp8 => format.bytes(out, cols),
             WeightFormat::Int(format) => IntPanels::bytes(out, cols, format, self.target.panel_width()),
+            WeightFormat::K(format) => KPanels::bytes(out, cols, format, self.target.panel_width()),
         }
     }
 
@@ -37,9 +39,13 @@ impl Sizing for Cpu {
         let cols = products.iter().map(|product| product.inputs).max().unwrap_or(0);
         let packed = rows.saturating_mul(Inputs::row_words(cols));
         let floats = packed.saturating_add(self.threads() * gemm::SCRATCH);
-        let quantized = |product: &&ProductShape| matches!(product.format, WeightFormat::Int(_));
-        let cols = products.iter().filter(quantized).map(|product| product.inputs).max();
-        let quantized = cols.map_or(0, |cols| rows.saturating_mul(row_bytes(cols)));
+        let cols = |is: fn(&WeightFormat) -> bool| {
+            let products = products.iter().filter(|product| is(&product.format));
+            products.map(|product| product.inputs).max().unwrap_or(0)
+        };
+        let groups = quant::row_bytes(cols(|format| matches!(format, WeightFormat::Int(_))));
+        let blocks = super_blocks::row_bytes(cols(|format| matches!(format, WeightFormat::K(_))));
+        let quantized = rows.saturating_mul(groups.saturating_add(blocks));
         floats.saturating_mul(size_of::<f32>()).saturating_add(quantized)
     }
 }
@@ -48,6 +54,7 @@ impl ModelLoading for Cpu {
     fn buf(&self, rows: usize, cols: usize) -> Result<Buf> {
         self.reserve_inputs(rows, 0)?;
         lock(&self.quantized).reserve(rows, 0)?;
+        lock(&self.super_blocks).reserve(rows, 0)?;
         Ok(Buf { cols, data: Memory::zeroed(rows.saturating_mul(cols), "activations")? })
     }
 
@@ -57,14 +64,23 @@ impl ModelLoading for Cpu {
 
     fn matrix(&self, segments: &[Segment<'_>]) -> Result<Matrix> {
         let (parts, format) = Segment::in_one_format(segments)?;
-        if let WeightFormat::Int(format) = format {
-            let matrix = Matrix::pack_int(&parts, format, self.target.panel_width(), &self.pool)?;
-            lock(&self.quantized).reserve(0, matrix.cols)?;
-            return Ok(matrix);
+        match format {
+            WeightFormat::Int(format) => {
+                let matrix = Matrix::pack_int(&parts, format, self.target, &self.pool)?;
+                lock(&self.quantized).reserve(0, matrix.cols)?;
+                Ok(matrix)
+            }
+            WeightFormat::K(format) => {
+                let matrix = Matrix::pack_super_blocks(&parts, format, self.target, &self.pool)?;
+                lock(&self.super_blocks).reserve(0, matrix.cols)?;
+                Ok(matrix)
+            }
+            _ => {
+                let matrix = Matrix::pack(&parts, format.dense()?, self.panel_layout(), &self.pool)?;
+                self.reserve_inputs(0, matrix.cols)?;
+                Ok(matrix)
+            }
         }
-        let matrix = Matrix::pack(&parts, format.dense()?, self.panel_layout(), &self.pool)?;
-        self.reserve_inputs(0, matrix.cols)?;
-        Ok(matrix)
     }
 
     fn kv(&self, spec: KvSpec) -> Result<Kv> {

@@ -8,10 +8,11 @@ use half::{bf16, f16};
 use super::inputs::Words;
 use super::memory::{Memory, Shared};
 use super::quant::IntPanels;
-use super::simd::Element;
+use super::simd::{Element, Target};
+use super::super_blocks::KPanels;
 use crate::tensor::stacked_shape;
 use crate::thread_pool::ThreadPool;
-use crate::{DType, IntFormat, Part, Result};
+use crate::{DType, IntFormat, KFormat, Part, Result};
 
 /// A packed weight matrix `[out, cols]`.
 #[derive(Debug)]
@@ -31,6 +32,8 @@ pub(super) enum Packed {
     Bf16Pairs(Panels<bf16>),
     /// Integers in groups with a scale.
     Int(IntPanels),
+    /// Integers in super-blocks.
+    SuperBlocks(KPanels),
 }
 
 /// The layout of a packed matrix.
@@ -95,19 +98,39 @@ impl Matrix {
         Ok(Matrix { out, cols, packed })
     }
 
-    /// Packs `parts` as integers of `format` in panels of `width` outputs.
+    /// Packs `parts` as integers of `format` for the instruction set `target`.
     pub(super) fn pack_int(
         parts: &[Part],
         format: IntFormat,
-        width: usize,
+        target: Target,
         pool: &ThreadPool,
     ) -> Result<Matrix> {
         let (out, cols) = stacked_shape(parts)?;
-        let panels = IntPanels::pack((out, cols), format, width, pool, |row, values| {
+        let panels = IntPanels::pack((out, cols), format, target, pool, |row, values| {
             let (part, row) = part_of(parts, row);
             part.read_row(row, values);
         })?;
         Ok(Matrix { out, cols, packed: Packed::Int(panels) })
+    }
+
+    /// Packs `parts` as super-blocks of `format` for the instruction set `target`.
+    pub(super) fn pack_super_blocks(
+        parts: &[Part],
+        format: KFormat,
+        target: Target,
+        pool: &ThreadPool,
+    ) -> Result<Matrix> {
+        let (out, cols) = stacked_shape(parts)?;
+        let panels = KPanels::pack((out, cols), format, target, pool, |row, values| {
+            let (part, row) = part_of(parts, row);
+            part.read_row(row, values);
+        })?;
+        Ok(Matrix { out, cols, packed: Packed::SuperBlocks(panels) })
+    }
+
+    /// Tells whether the weights are numbers of one type, which can be read by rows.
+    pub(super) fn is_dense(&self) -> bool {
+        !matches!(self.packed, Packed::Int(_) | Packed::SuperBlocks(_))
     }
 
     /// Returns the bytes of a packed matrix.
@@ -120,7 +143,9 @@ impl Matrix {
         match self.packed {
             Packed::F32(_) | Packed::F16(_) | Packed::BF16(_) => Words::F32,
             Packed::Bf16Pairs(_) => Words::Bf16Pairs,
-            Packed::Int(_) => unreachable!("integers have a product of their own; this is a bug"),
+            Packed::Int(_) | Packed::SuperBlocks(_) => {
+                unreachable!("integers have products of their own; this is a bug")
+            }
         }
     }
 
@@ -131,7 +156,9 @@ impl Matrix {
             Packed::F32(panels) => panels.read_row(row, to),
             Packed::F16(panels) => panels.read_row(row, to),
             Packed::BF16(panels) | Packed::Bf16Pairs(panels) => panels.read_row(row, to),
-            Packed::Int(_) => unreachable!("only dense matrices are tables; this is a bug"),
+            Packed::Int(_) | Packed::SuperBlocks(_) => {
+                unreachable!("only dense matrices are tables; this is a bug")
+            }
         }
     }
 }

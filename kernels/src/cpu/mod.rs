@@ -22,6 +22,7 @@ mod quant;
 mod queue;
 mod rows;
 mod simd;
+mod super_blocks;
 
 mod step;
 mod tile;
@@ -40,6 +41,7 @@ use matrix::PanelLayout;
 use memory::{Memory, Shared};
 use quant::ActivationBuffer;
 use simd::Target;
+use super_blocks::BlockBuffer;
 
 /// The options of a [`Cpu`].
 #[derive(Debug, Default, Clone, Copy)]
@@ -77,6 +79,8 @@ pub struct Cpu {
     inputs: Mutex<PackedInputs>,
     /// Activations of products by integers.
     quantized: Mutex<ActivationBuffer>,
+    /// Activations of products by super-blocks.
+    super_blocks: Mutex<BlockBuffer>,
     /// Tiles of the running attention.
     tiles: Mutex<Vec<TileTask>>,
 }
@@ -138,8 +142,9 @@ impl Cpu {
             .collect::<Result<_>>()?;
         let inputs = PackedInputs { rows: 0, cols: 0, memory: Memory::zeroed(0, "packed activations")? };
         let (inputs, quantized) = (Mutex::new(inputs), Mutex::new(ActivationBuffer::new()?));
+        let super_blocks = Mutex::new(BlockBuffer::new()?);
         let (activations, tiles) = (options.activations, Mutex::new(Vec::new()));
-        Ok(Cpu { target, activations, pool, scratch, inputs, quantized, tiles })
+        Ok(Cpu { target, activations, pool, scratch, inputs, quantized, super_blocks, tiles })
     }
 
     /// Returns the instruction set in use.

@@ -18,7 +18,7 @@ use crate::{Error, Result};
 
 impl ForwardOps for Cpu {
     fn embed(&self, step: &OpenStep<'_, Queue>, table: &Matrix, first: usize, out: &mut Buf) -> Result<()> {
-        if let Packed::Int(_) = table.packed {
+        if !table.is_dense() {
             return Err(Error::Unsupported("an embedding that is not dense".to_owned()));
         }
         let step = step.queue();
@@ -77,9 +77,16 @@ impl ForwardOps for Cpu {
         if n == 0 {
             return Ok(());
         }
-        if let Packed::Int(panels) = &w.packed {
-            self.int_linear(n, x, panels, bias.map(Vec::as_slice), out);
-            return Ok(());
+        match &w.packed {
+            Packed::Int(panels) => {
+                self.int_linear(n, x, panels, bias.map(Vec::as_slice), out);
+                return Ok(());
+            }
+            Packed::SuperBlocks(panels) => {
+                self.super_block_linear(n, x, panels, bias.map(Vec::as_slice), out);
+                return Ok(());
+            }
+            _ => {}
         }
         let x = x.rows(n);
         let form = w.words();

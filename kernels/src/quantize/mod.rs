@@ -1,11 +1,14 @@
 //! Weights as integers in groups: the arithmetic that all devices and the reference share.
 //!
 //! The columns of each row are cut into groups. A group has a scale and an offset, and its weights
-//! are unsigned integers ("codes") of 8 or 4 bits: `weight = (code - offset) * scale`.
+//! are unsigned integers ("codes") of 8 or 4 bits: `weight = (code - offset) * scale`. [`KFormat`]
+//! has formats with scales of two levels.
 
 mod codes;
+mod k_quants;
 
 pub use codes::Group;
+pub use k_quants::{KFormat, SUPER_BLOCK, SuperBlock};
 
 use crate::{Error, Result};
 
@@ -112,6 +115,8 @@ impl IntFormat {
     ///
     /// # Panics
     /// If the lengths differ.
+    // Inlined, so that its loops are vectorized for the instruction set of the caller.
+    #[inline(always)]
     pub fn quantize(self, weights: &[f32], codes: &mut [u8]) -> Result<Group> {
         assert_eq!(weights.len(), codes.len());
         let range = codes::Range::of(weights)?;

@@ -89,6 +89,7 @@ fn round(values: &mut [f32], cols: usize, format: WeightFormat) -> Result<()> {
     match format {
         WeightFormat::Dense(dtype) => values.iter_mut().for_each(|w| *w = dtype.round(*w)),
         WeightFormat::Int(format) => format.round(values, cols)?,
+        WeightFormat::K(format) => format.round(values, cols)?,
         WeightFormat::Fp8 => {
             let mut bytes = vec![0; cols];
             for row in values.chunks_exact_mut(cols.max(1)) {

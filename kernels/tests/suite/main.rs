@@ -9,6 +9,7 @@ mod common;
 mod cuda;
 #[cfg(feature = "cpu-sim")]
 mod fp8;
+mod k_quants;
 mod linear;
 mod quantized;
 mod rows;

@@ -130,11 +130,11 @@ impl Kernel for QuantizeRows<'_> {
             unsafe {
                 let to = self.bytes.as_ptr().add(row * self.layout.stride() + index * group);
                 let (scale, sum) = if x.len().is_multiple_of(STEP) {
-                    quantize::<S>(x, to)
+                    quantize_group::<S>(x, to)
                 } else {
                     let mut padded = [0f32; LARGEST_GROUP];
                     padded[..x.len()].copy_from_slice(x);
-                    quantize::<S>(&padded[..x.len().next_multiple_of(STEP)], to)
+                    quantize_group::<S>(&padded[..x.len().next_multiple_of(STEP)], to)
                 };
                 let to = self.scales.as_ptr().add(row * self.layout.groups() + index);
                 *to = GroupScale { scale, correction: factor * sum };
@@ -146,7 +146,7 @@ impl Kernel for QuantizeRows<'_> {
 /// Quantizes the numbers of a group, a multiple of [`STEP`], and returns the scale and the sum of
 /// the bytes.
 #[inline(always)]
-unsafe fn quantize<S: Simd>(x: &[f32], to: *mut i8) -> (f32, i32) {
+pub(in crate::cpu) unsafe fn quantize_group<S: Simd>(x: &[f32], to: *mut i8) -> (f32, i32) {
     // SAFETY: the caller guarantees the instruction set and room for `x.len()` bytes. The number of
     // lanes divides `STEP`.
     unsafe {

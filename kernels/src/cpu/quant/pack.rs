@@ -15,6 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use half::f16;
 
 use super::super::memory::{Memory, Shared};
+use super::super::simd::{Kernel, Simd, Target};
 use super::activations::STEP;
 use crate::quantize::{Group, IntFormat};
 use crate::thread_pool::ThreadPool;
@@ -64,22 +65,26 @@ impl PanelLayout {
     }
 
     /// Writes the codes of columns `[first, first + codes.len())` of output `lane`.
+    #[inline(always)]
     fn put_codes(&self, panel: &mut [u8], lane: usize, first: usize, codes: &[u8]) {
         let group = first / self.group;
         let start = group * (self.code_bytes(self.group) + self.scale_bytes());
-        // Columns from the start of the group on.
-        let skipped = first - group * self.group;
-        let at = |col: usize, per: usize| start + ((skipped + col) / per * self.width + lane) * 4;
+        // Vectors of four codes or bytes before the first column.
+        let skipped = (first - group * self.group) * self.format.bits() / 32;
+        let mut at = start + (skipped * self.width + lane) * 4;
+        let mut put = |four: [u8; 4]| {
+            panel[at..at + 4].copy_from_slice(&four);
+            at += self.width * 4;
+        };
         if self.format.bits() == 8 {
-            for (index, four) in codes.chunks(4).enumerate() {
-                panel[at(4 * index, 4)..][..four.len()].copy_from_slice(four);
+            let (fours, rest) = codes.as_chunks::<4>();
+            fours.iter().copied().for_each(&mut put);
+            if !rest.is_empty() {
+                put(std::array::from_fn(|i| rest.get(i).copied().unwrap_or(0)));
             }
         } else {
-            for (index, eight) in codes.as_chunks::<8>().0.iter().enumerate() {
-                let to = &mut panel[at(8 * index, 8)..][..4];
-                for (i, to) in to.iter_mut().enumerate() {
-                    *to = eight[i] | eight[i + 4] << 4;
-                }
+            for eight in codes.as_chunks::<8>().0 {
+                put(std::array::from_fn(|i| eight[i] | eight[i + 4] << 4));
             }
         }
     }
@@ -105,11 +110,12 @@ impl IntPanels {
     pub(in crate::cpu) fn pack(
         (out, cols): (usize, usize),
         format: IntFormat,
-        width: usize,
+        target: Target,
         pool: &ThreadPool,
         read: impl Fn(usize, &mut [f32]) + Sync,
     ) -> Result<Self> {
         format.check_cols(cols)?;
+        let width = target.panel_width();
         let layout = PanelLayout::new(format, cols, width);
         let (panels, panel_bytes) = (out.div_ceil(width), layout.panel_bytes());
         let mut data: Memory<u8> = Memory::zeroed(panels.saturating_mul(panel_bytes), "weights")?;
@@ -124,9 +130,9 @@ impl IntPanels {
                 (shared.slice(p * panel_bytes, panel_bytes), scales)
             };
             let rows = p * width..out.min((p + 1) * width);
-            if let Err(error) =
-                pack_panel(layout, rows.len(), panel, scales, |lane, to| read(rows.start + lane, to))
-            {
+            let read = |lane, to: &mut [f32]| read(rows.start + lane, to);
+            let job = PackPanel { layout, rows: rows.len(), panel, row_scales: scales, read };
+            if let Err(error) = target.dispatch(job) {
                 failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
             }
         });
@@ -148,33 +154,44 @@ impl IntPanels {
     }
 }
 
-/// Quantizes and packs `rows` rows to one panel.
-fn pack_panel(
+/// The quantization and packing of `rows` rows to one panel. It is a kernel only so that compilers
+/// vectorize its loops for the instruction set of the machine: the codes are the same on all.
+struct PackPanel<'a, R: Fn(usize, &mut [f32])> {
     layout: PanelLayout,
     rows: usize,
-    panel: &mut [u8],
-    row_scales: &mut [f32],
-    read: impl Fn(usize, &mut [f32]),
-) -> Result<()> {
-    let group = layout.format.group_cols(layout.cols).max(1);
-    let (mut values, mut codes) = (vec![0.0; layout.cols], vec![0; group]);
-    for lane in 0..rows {
-        read(lane, &mut values);
-        for (index, values) in values.chunks_exact(group).enumerate() {
-            let scale = layout.format.quantize(values, &mut codes)?;
-            match row_scales.get_mut(lane) {
-                Some(to) => {
-                    *to = scale.scale;
-                    for (index, codes) in codes.chunks(layout.group).enumerate() {
-                        layout.put_codes(panel, lane, index * layout.group, codes);
+    panel: &'a mut [u8],
+    /// The scales of the rows, or empty.
+    row_scales: &'a mut [f32],
+    /// Reads a row, counted from the first row of the panel.
+    read: R,
+}
+
+impl<R: Fn(usize, &mut [f32])> Kernel for PackPanel<'_, R> {
+    type Output = Result<()>;
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> Result<()> {
+        let PackPanel { layout, rows, panel, row_scales, read } = self;
+        let group = layout.format.group_cols(layout.cols).max(1);
+        let (mut values, mut codes) = (vec![0.0; layout.cols], vec![0; group]);
+        for lane in 0..rows {
+            read(lane, &mut values);
+            for (index, values) in values.chunks_exact(group).enumerate() {
+                let scale = layout.format.quantize(values, &mut codes)?;
+                match row_scales.get_mut(lane) {
+                    Some(to) => {
+                        *to = scale.scale;
+                        for (index, codes) in codes.chunks(layout.group).enumerate() {
+                            layout.put_codes(panel, lane, index * layout.group, codes);
+                        }
                     }
-                }
-                None => {
-                    layout.put_codes(panel, lane, index * group, &codes);
-                    layout.put_scale(panel, lane, index, scale);
+                    None => {
+                        layout.put_codes(panel, lane, index * group, &codes);
+                        layout.put_scale(panel, lane, index, scale);
+                    }
                 }
             }
         }
+        Ok(())
     }
-    Ok(())
 }

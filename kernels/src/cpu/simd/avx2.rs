@@ -126,6 +126,30 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         unsafe { _mm256_add_epi32(a, b) }
     }
     #[inline(always)]
+    unsafe fn mul_i(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_mullo_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn and_i(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_and_si256(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn or_i(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_or_si256(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn shift_left(a: __m256i, bits: i32) -> __m256i {
+        unsafe { _mm256_sllv_epi32(a, _mm256_set1_epi32(bits)) }
+    }
+    #[inline(always)]
+    unsafe fn shift_right(a: __m256i, bits: i32) -> __m256i {
+        unsafe { _mm256_srlv_epi32(a, _mm256_set1_epi32(bits)) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> __m256i {
+        unsafe { _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())) }
+    }
+    #[inline(always)]
     unsafe fn to_f32(a: __m256i) -> __m256 {
         unsafe { _mm256_cvtepi32_ps(a) }
     }

@@ -138,6 +138,30 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
         unsafe { _mm512_add_epi32(a, b) }
     }
     #[inline(always)]
+    unsafe fn mul_i(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_mullo_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn and_i(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_and_si512(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn or_i(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_or_si512(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn shift_left(a: __m512i, bits: i32) -> __m512i {
+        unsafe { _mm512_sllv_epi32(a, _mm512_set1_epi32(bits)) }
+    }
+    #[inline(always)]
+    unsafe fn shift_right(a: __m512i, bits: i32) -> __m512i {
+        unsafe { _mm512_srlv_epi32(a, _mm512_set1_epi32(bits)) }
+    }
+    #[inline(always)]
+    unsafe fn load_i8(p: *const i8) -> __m512i {
+        unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
     unsafe fn to_f32(a: __m512i) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(a) }
     }

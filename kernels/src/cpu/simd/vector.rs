@@ -55,6 +55,16 @@ pub(in crate::cpu) trait Simd: Copy + 'static {
     unsafe fn splat_i(x: i32) -> Self::I;
     unsafe fn load_i(p: *const i32) -> Self::I;
     unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
+    /// Returns the lower 32 bits of the products.
+    unsafe fn mul_i(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn and_i(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn or_i(a: Self::I, b: Self::I) -> Self::I;
+    /// Shifts each lane by the same number of bits, below 32.
+    unsafe fn shift_left(a: Self::I, bits: i32) -> Self::I;
+    /// As [`Simd::shift_left`], to lower bits. Zeros come in.
+    unsafe fn shift_right(a: Self::I, bits: i32) -> Self::I;
+    /// Loads `LANES` signed bytes.
+    unsafe fn load_i8(p: *const i8) -> Self::I;
     /// Returns the nearest f32 numbers; ties go to the even one.
     unsafe fn to_f32(a: Self::I) -> Self::V;
     /// Returns the lower 4 bits of each byte.
