@@ -29,10 +29,9 @@ fn tgis_flags_are_understood_or_refused_with_the_reason() {
         (
             &["serve", "--quantize", "awq"][..],
             &[][..],
-            "'awq' for '--quantize <FORMAT>': not supported; fp8 (on GPUs), int8, q8_0, q4_0 and int4 (on the CPU)",
+            "'awq' for '--quantize <FORMAT>': not supported; fp8, and on the CPU int8, q8_0, q4_0, int4, q4_k, q6_k and nf4",
         ),
         (&["serve"], &[("QUANTIZE", "gptq")], "'gptq' for '--quantize <FORMAT>'"),
-        (&["serve", "--device", "cpu", "--quantize", "fp8"], &[], "--quantize fp8 needs a GPU"),
         (&["serve", "--device", "cuda-sim", "--quantize", "q8_0"], &[], "--quantize q8_0 needs the CPU"),
         (&["serve", "--speculate", "3"], &[], "--speculate is not supported: speculative decoding"),
         (&["serve", "--lora-adapters", "a"], &[], "merge the adapter into the weights"),

@@ -24,7 +24,8 @@ pub(crate) fn quantized(cpu: &Cpu, only: Option<&str>, rows: &[usize]) {
 pub(crate) fn formats() -> Vec<(&'static str, WeightFormat)> {
     let groups = IntFormat::ALL.map(|format| (format.name(), WeightFormat::Int(format)));
     let blocks = KFormat::ALL.map(|format| (format.name(), WeightFormat::K(format)));
-    groups.into_iter().chain(blocks).collect()
+    let tables = [("fp8", WeightFormat::Fp8), ("nf4", WeightFormat::Nf4)];
+    groups.into_iter().chain(blocks).chain(tables).collect()
 }
 
 fn products(

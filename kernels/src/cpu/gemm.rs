@@ -63,8 +63,8 @@ impl Kernel for Linear<'_> {
                     by_rows::<S, Pair>(&self, panels.start().cast());
                 }
                 Packed::Bf16Pairs(_) => unreachable!("pairs without an instruction; this is a bug"),
-                Packed::Int(_) | Packed::SuperBlocks(_) => {
-                    unreachable!("integers have products of their own; this is a bug")
+                Packed::Int(_) | Packed::SuperBlocks(_) | Packed::Table(..) => {
+                    unreachable!("other formats have products of their own; this is a bug")
                 }
             }
         }

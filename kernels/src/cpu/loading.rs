@@ -1,10 +1,11 @@
 //! Sizes, allocation and weights.
 
-use super::inputs::Inputs;
+use super::inputs::{Inputs, Words};
 use super::memory::Memory;
 use super::quant::{self, IntPanels};
 use super::queue::Queue;
 use super::super_blocks::{self, KPanels};
+use super::tables::{TableFormat, TablePanels};
 use super::{Buf, Cpu, Kv, Matrix, attention, gemm, lock};
 use crate::backend::{
     DeviceTypes, KvSpec, ModelLoading, ProductShape, Segment, Sizing, StepSize, WeightFormat,
@@ -24,7 +25,8 @@ impl Sizing for Cpu {
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize {
         match format {
             WeightFormat::Dense(dtype) => Matrix::bytes(out, cols, dtype, self.panel_layout()),
-            WeightFormat::Fp8 => format.bytes(out, cols),
+            WeightFormat::Fp8 => TablePanels::bytes(out, cols, TableFormat::E4m3, self.target.panel_width()),
+            WeightFormat::Nf4 => TablePanels::bytes(out, cols, TableFormat::Nf4, self.target.panel_width()),
             WeightFormat::Int(format) => IntPanels::bytes(out, cols, format, self.target.panel_width()),
             WeightFormat::K(format) => KPanels::bytes(out, cols, format, self.target.panel_width()),
         }
@@ -75,8 +77,10 @@ impl ModelLoading for Cpu {
                 lock(&self.super_blocks).reserve(0, matrix.cols)?;
                 Ok(matrix)
             }
-            _ => {
-                let matrix = Matrix::pack(&parts, format.dense()?, self.panel_layout(), &self.pool)?;
+            WeightFormat::Fp8 => self.table(&parts, TableFormat::E4m3),
+            WeightFormat::Nf4 => self.table(&parts, TableFormat::Nf4),
+            WeightFormat::Dense(dtype) => {
+                let matrix = Matrix::pack(&parts, dtype, self.panel_layout(), &self.pool)?;
                 self.reserve_inputs(0, matrix.cols)?;
                 Ok(matrix)
             }
@@ -93,5 +97,15 @@ impl ModelLoading for Cpu {
 
     fn queue(&self, size: &StepSize<'_>) -> Result<Queue> {
         Ok(Queue::new(size))
+    }
+}
+
+impl Cpu {
+    /// Loads a matrix of codes into a table.
+    fn table(&self, parts: &[Part], format: TableFormat) -> Result<Matrix> {
+        let words = if self.panel_layout().bf16_pairs { Words::Bf16Pairs } else { Words::F32 };
+        let matrix = Matrix::pack_table(parts, format, words, self.target, &self.pool)?;
+        self.reserve_inputs(0, matrix.cols)?;
+        Ok(matrix)
     }
 }

@@ -10,6 +10,7 @@ use super::memory::{Memory, Shared};
 use super::quant::IntPanels;
 use super::simd::{Element, Target};
 use super::super_blocks::KPanels;
+use super::tables::{TableFormat, TablePanels};
 use crate::tensor::stacked_shape;
 use crate::thread_pool::ThreadPool;
 use crate::{DType, IntFormat, KFormat, Part, Result};
@@ -34,6 +35,8 @@ pub(super) enum Packed {
     Int(IntPanels),
     /// Integers in super-blocks.
     SuperBlocks(KPanels),
+    /// Codes into a table.
+    Table(TablePanels, Words),
 }
 
 /// The layout of a packed matrix.
@@ -128,9 +131,26 @@ impl Matrix {
         Ok(Matrix { out, cols, packed: Packed::SuperBlocks(panels) })
     }
 
+    /// Packs `parts` as codes of `format` for the instruction set `target`, to be multiplied with
+    /// inputs in the form `words`.
+    pub(super) fn pack_table(
+        parts: &[Part],
+        format: TableFormat,
+        words: Words,
+        target: Target,
+        pool: &ThreadPool,
+    ) -> Result<Matrix> {
+        let (out, cols) = stacked_shape(parts)?;
+        let panels = TablePanels::pack((out, cols), format, target, pool, |row, values| {
+            let (part, row) = part_of(parts, row);
+            part.read_row(row, values);
+        })?;
+        Ok(Matrix { out, cols, packed: Packed::Table(panels, words) })
+    }
+
     /// Tells whether the weights are numbers of one type, which can be read by rows.
     pub(super) fn is_dense(&self) -> bool {
-        !matches!(self.packed, Packed::Int(_) | Packed::SuperBlocks(_))
+        !matches!(self.packed, Packed::Int(_) | Packed::SuperBlocks(_) | Packed::Table(..))
     }
 
     /// Returns the bytes of a packed matrix.
@@ -143,6 +163,7 @@ impl Matrix {
         match self.packed {
             Packed::F32(_) | Packed::F16(_) | Packed::BF16(_) => Words::F32,
             Packed::Bf16Pairs(_) => Words::Bf16Pairs,
+            Packed::Table(_, words) => words,
             Packed::Int(_) | Packed::SuperBlocks(_) => {
                 unreachable!("integers have products of their own; this is a bug")
             }
@@ -156,7 +177,7 @@ impl Matrix {
             Packed::F32(panels) => panels.read_row(row, to),
             Packed::F16(panels) => panels.read_row(row, to),
             Packed::BF16(panels) | Packed::Bf16Pairs(panels) => panels.read_row(row, to),
-            Packed::Int(_) | Packed::SuperBlocks(_) => {
+            Packed::Int(_) | Packed::SuperBlocks(_) | Packed::Table(..) => {
                 unreachable!("only dense matrices are tables; this is a bug")
             }
         }

@@ -25,6 +25,7 @@ mod simd;
 mod super_blocks;
 
 mod step;
+mod tables;
 mod tile;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

@@ -3,7 +3,7 @@
 
 use super::attention::{QUERIES, Tile};
 use super::gemm::{BLOCK_PANELS, Linear};
-use super::inputs::{Inputs, PackTile, Words};
+use super::inputs::{GROUP, Inputs, PackTile, Words};
 use super::kv::Cache;
 use super::matrix::Packed;
 use super::memory::Shared;
@@ -92,8 +92,8 @@ impl ForwardOps for Cpu {
         let form = w.words();
         let words = form.count(w.cols);
         let mut packed = lock(&self.inputs);
-        let inputs = if n == 1 && form == Words::F32 {
-            // A single row already has the layout of a tile of height one.
+        let inputs = if n == 1 && form == Words::F32 && w.cols.is_multiple_of(GROUP) {
+            // A single row without padding already has the layout of a tile of height one.
             Inputs { n, words, x: x.as_ptr().cast() }
         } else {
             let room = packed.memory.len();
@@ -104,8 +104,12 @@ impl ForwardOps for Cpu {
             });
             Inputs { n, words, x: to.as_ptr() }
         };
-        let out = Shared::new(out.rows_mut(n));
         let bias = bias.map(Vec::as_slice);
+        if let Packed::Table(panels, words) = &w.packed {
+            self.table_linear((inputs, *words), panels, bias, out);
+            return Ok(());
+        }
+        let out = Shared::new(out.rows_mut(n));
         let panels = w.out.div_ceil(self.target.panel_width());
         // Several tasks per thread balance the load when other processes run. Whole blocks of
         // panels keep the kernels fast.

@@ -6,6 +6,7 @@
 
 mod codes;
 mod k_quants;
+pub mod nf4;
 
 pub use codes::Group;
 pub use k_quants::{KFormat, SUPER_BLOCK, SuperBlock};

@@ -14,3 +14,4 @@ mod linear;
 mod quantized;
 mod rows;
 mod sampling;
+mod tables;

@@ -126,8 +126,8 @@ pub(crate) struct ModelArgs {
     #[arg(long, env = "KV_CACHE_DTYPE")]
     #[serde(skip)]
     pub(crate) kv_cache_dtype: Option<DTypeArg>,
-    /// Quantize the matrices of the layers (QKV, output, gate, up, down) during loading: fp8 on
-    /// GPUs; int8, q8_0, q4_0 or int4 on the CPU
+    /// Quantize the matrices of the layers (QKV, output, gate, up, down) during loading: fp8, or on
+    /// the CPU int8, q8_0, q4_0, int4, q4_k, q6_k or nf4
     #[arg(long, env = "QUANTIZE", value_name = "FORMAT", value_parser = quantize)]
     #[serde(skip)]
     pub(crate) quantize: Option<QuantizeArg>,
@@ -413,14 +413,23 @@ pub(crate) enum QuantizeArg {
     Q4_0,
     /// 4-bit integers in groups of up to 128 columns.
     Int4,
+    /// GGUF's Q4_K.
+    #[value(name = "q4_k")]
+    Q4K,
+    /// GGUF's Q6_K.
+    #[value(name = "q6_k")]
+    Q6K,
+    /// 4-bit codes into a table of quantiles.
+    #[value(alias = "bitsandbytes-nf4")]
+    Nf4,
 }
 
 /// Parses a format. The error for formats of TGI and vLLM that are not supported names those that
 /// are.
 fn quantize(name: &str) -> Result<QuantizeArg, String> {
     QuantizeArg::from_str(name, false).map_err(|_| {
-        "not supported; fp8 (on GPUs), int8, q8_0, q4_0 and int4 (on the CPU) are, for checkpoints that are not \
-         quantized. Omit the flag to serve a checkpoint as it is"
+        "not supported; fp8, and on the CPU int8, q8_0, q4_0, int4, q4_k, q6_k and nf4 are, for checkpoints that \
+         are not quantized. Omit the flag to serve a checkpoint as it is"
             .to_owned()
     })
 }
@@ -502,6 +511,9 @@ impl From<QuantizeArg> for Quantize {
             QuantizeArg::Q8_0 => Quantize::Q8_0,
             QuantizeArg::Q4_0 => Quantize::Q4_0,
             QuantizeArg::Int4 => Quantize::Int4,
+            QuantizeArg::Q4K => Quantize::Q4K,
+            QuantizeArg::Q6K => Quantize::Q6K,
+            QuantizeArg::Nf4 => Quantize::Nf4,
         }
     }
 }

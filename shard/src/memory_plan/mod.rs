@@ -124,7 +124,7 @@ pub fn weight_bytes(spec: &DecoderSpec, storage: impl Into<WeightStorage>, devic
     let storage = storage.into();
     let bytes = |slot: crate::model::WeightSlot| match spec.shape(slot) {
         (rows, cols) if slot.is_vector() => rows * cols * size_of::<f32>(),
-        (rows, cols) => device.matrix_bytes(rows, cols, storage.matrix(slot)),
+        (rows, cols) => device.matrix_bytes(rows, cols, storage.matrix(slot).for_cols(cols)),
     };
     spec.slots().into_iter().map(bytes).sum()
 }

@@ -146,6 +146,27 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         unsafe { _mm256_srlv_epi32(a, _mm256_set1_epi32(bits)) }
     }
     #[inline(always)]
+    unsafe fn from_bits(a: __m256i) -> __m256 {
+        unsafe { _mm256_castsi256_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn to_bits(a: __m256) -> __m256i {
+        unsafe { _mm256_castps_si256(a) }
+    }
+    #[inline(always)]
+    unsafe fn load_u16(p: *const u16) -> __m256i {
+        unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn lookup_f32(table: &[f32; 16], at: __m256i) -> __m256 {
+        unsafe {
+            // The instruction reads three bits. The fourth one becomes the sign, which chooses.
+            let low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr()), at);
+            let high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr().add(8)), at);
+            _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(at)))
+        }
+    }
+    #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> __m256i {
         unsafe { _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())) }
     }

@@ -139,6 +139,18 @@ impl Simd for Neon {
         unsafe { vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a), vdupq_n_s32(-bits))) }
     }
     #[inline(always)]
+    unsafe fn from_bits(a: int32x4_t) -> float32x4_t {
+        unsafe { vreinterpretq_f32_s32(a) }
+    }
+    #[inline(always)]
+    unsafe fn to_bits(a: float32x4_t) -> int32x4_t {
+        unsafe { vreinterpretq_s32_f32(a) }
+    }
+    #[inline(always)]
+    unsafe fn load_u16(p: *const u16) -> int32x4_t {
+        unsafe { vreinterpretq_s32_u32(vmovl_u16(vld1_u16(p))) }
+    }
+    #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> int32x4_t {
         unsafe {
             let four = vreinterpret_s8_s32(vdup_n_s32(p.cast::<i32>().read_unaligned()));

@@ -130,6 +130,19 @@ impl Simd for Portable {
         a.map(|x| (x.cast_unsigned() >> bits).cast_signed())
     }
     #[inline(always)]
+    unsafe fn from_bits(a: I) -> V {
+        a.map(|x| f32::from_bits(x.cast_unsigned()))
+    }
+    #[inline(always)]
+    unsafe fn to_bits(a: V) -> I {
+        a.map(|x| x.to_bits().cast_signed())
+    }
+    #[inline(always)]
+    unsafe fn load_u16(p: *const u16) -> I {
+        // SAFETY: the caller guarantees eight elements.
+        unsafe { p.cast::<[u16; 8]>().read_unaligned() }.map(i32::from)
+    }
+    #[inline(always)]
     unsafe fn load_i8(p: *const i8) -> I {
         // SAFETY: the caller guarantees eight elements.
         unsafe { p.cast::<[i8; 8]>().read_unaligned() }.map(i32::from)

@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::super::memory::Shared;
 use super::super::simd::{Kernel, Simd};
-use super::super::tile::{AHEAD, Tiles};
+use super::super::tile::Tiles;
 use super::activations::ActivationBlock;
 use super::pack::{KPanels, header_bytes};
 use crate::quantize::KFormat;
@@ -29,6 +29,9 @@ pub(super) struct Product<'a> {
     pub(super) outputs: usize,
     pub(super) panels: Range<usize>,
 }
+
+/// Distance of prefetches in bytes. Twice that of other products was 5 to 10% faster at one row.
+const AHEAD: usize = 4096;
 
 /// The inner loop of a format.
 trait SubBlocks: 'static {
@@ -207,17 +210,15 @@ unsafe fn dot_block<S: Simd, F: SubBlocks, const M: usize, const NV: usize>(
     unsafe {
         let mut sums = [[S::splat_i(0); NV]; M];
         for s in 0..F::COUNT {
-            let mut vectors = [[S::splat_i(0); 4]; NV];
-            for v in 0..NV {
-                for at in 0..F::VECTORS {
-                    let vector = (s * F::VECTORS + at) * 2 + v % 2;
-                    let from = w[v].add(header_bytes(F::FORMAT) * width + vector * 4 * S::LANES);
-                    if (v % 2 * 4 * S::LANES).is_multiple_of(64) {
-                        S::prefetch(from.wrapping_add(AHEAD));
-                    }
-                    vectors[v][at] = S::load_i(from.cast());
+            let load = |v: usize, at: usize| {
+                let vector = (s * F::VECTORS + at) * 2 + v % 2;
+                let from = w[v].add(header_bytes(F::FORMAT) * width + vector * 4 * S::LANES);
+                if (v % 2 * 4 * S::LANES).is_multiple_of(64) {
+                    S::prefetch(from.wrapping_add(AHEAD));
                 }
-            }
+                S::load_i(from.cast())
+            };
+            let mut vectors = [[S::splat_i(0); 4]; NV];
             let mut dots = [[S::splat_i(0); NV]; M];
             if F::FORMAT.offset() != 0 {
                 for i in 0..M {
@@ -227,6 +228,13 @@ unsafe fn dot_block<S: Simd, F: SubBlocks, const M: usize, const NV: usize>(
             for dot in 0..F::DOTS {
                 let mut codes = [S::splat_i(0); NV];
                 for v in 0..NV {
+                    // Loads come as late as possible, so that prefetches are evenly spread.
+                    if dot == 0 && F::VECTORS > F::DOTS / 2 {
+                        vectors[v][F::VECTORS - 1] = load(v, F::VECTORS - 1);
+                    }
+                    if dot.is_multiple_of(2) {
+                        vectors[v][dot / 2] = load(v, dot / 2);
+                    }
                     codes[v] = F::codes::<S>(&vectors[v], dot);
                 }
                 for i in 0..M {

@@ -113,6 +113,7 @@ impl Matrix {
                 let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
                 MatrixStorage::Packed(UploadedWeight::fp8(depth, data, device.upload(&bytes)?))
             }
+            WeightFormat::Nf4 => return Err(only_on_cpu("nf4")),
             WeightFormat::Int(format) => return Err(only_on_cpu(format.name())),
             WeightFormat::K(format) => return Err(only_on_cpu(format.name())),
         };
@@ -122,7 +123,9 @@ impl Matrix {
     /// Returns the bytes of a matrix `[out, cols]`.
     pub(super) fn bytes(out: usize, cols: usize, format: WeightFormat) -> usize {
         match format {
-            WeightFormat::Dense(_) | WeightFormat::Int(_) | WeightFormat::K(_) => format.bytes(out, cols),
+            WeightFormat::Dense(_) | WeightFormat::Nf4 | WeightFormat::Int(_) | WeightFormat::K(_) => {
+                format.bytes(out, cols)
+            }
             WeightFormat::Fp8 => {
                 let (padded, depth) = packed_shape(out, cols);
                 format.bytes(padded, depth)
