@@ -41,12 +41,12 @@ impl Sizing for Cpu {
         let cols = products.iter().map(|product| product.inputs).max().unwrap_or(0);
         let packed = rows.saturating_mul(Inputs::row_words(cols));
         let floats = packed.saturating_add(self.threads() * gemm::SCRATCH);
-        let cols = |is: fn(&WeightFormat) -> bool| {
+        let row_bytes = |is: fn(&WeightFormat) -> bool, bytes: fn(usize) -> usize| {
             let products = products.iter().filter(|product| is(&product.format));
-            products.map(|product| product.inputs).max().unwrap_or(0)
+            products.map(|product| product.inputs).max().map_or(0, bytes)
         };
-        let groups = quant::row_bytes(cols(|format| matches!(format, WeightFormat::Int(_))));
-        let blocks = super_blocks::row_bytes(cols(|format| matches!(format, WeightFormat::K(_))));
+        let groups = row_bytes(|format| matches!(format, WeightFormat::Int(_)), quant::row_bytes);
+        let blocks = row_bytes(|format| matches!(format, WeightFormat::K(_)), super_blocks::row_bytes);
         let quantized = rows.saturating_mul(groups.saturating_add(blocks));
         floats.saturating_mul(size_of::<f32>()).saturating_add(quantized)
     }

@@ -6,6 +6,8 @@
 //! error follows from the sums of the least squares, relative to the smallest weight, so that one
 //! pass over the weights per step size is enough, and all sub-blocks are searched together.
 
+#![allow(clippy::needless_range_loop, reason = "loops over sub-blocks read better with indices")]
+
 use half::f16;
 
 use super::{ByColumn, SUPER_BLOCK, SuperBlock, by_column, nearest, quotient};

@@ -4,6 +4,8 @@
 //! for each of which the best scale follows from least squares, weighted by the squares of the
 //! weights. The weight of largest magnitude becomes the end of the codes that has one code more.
 
+#![allow(clippy::needless_range_loop, reason = "loops over sub-blocks read better with indices")]
+
 use half::f16;
 
 use super::{ByColumn, SUPER_BLOCK, SuperBlock, by_column, nearest, quotient};
