@@ -57,13 +57,10 @@ impl Case {
                 continue;
             }
             for group in row.chunks_mut(64) {
-                let largest = group.iter().fold(0f32, |most, w| most.max(w.abs()));
-                for w in group {
-                    let distance =
-                        |value: &f32| (f64::from(*value) - f64::from(*w) / f64::from(largest)).abs();
-                    let near = nf4::TABLE.iter().min_by(|a, b| distance(a).total_cmp(&distance(b)));
-                    *w = round(*near.unwrap()) * largest;
-                }
+                let mut codes = vec![0; group.len()];
+                let factor = nf4::quantize(group, &mut codes).unwrap();
+                let value = |code: u8| round(nf4::TABLE[usize::from(code)]) * factor;
+                group.iter_mut().zip(codes).for_each(|(w, code)| *w = value(code));
             }
         }
         let x = self.x.iter().map(|x| round(*x)).collect();
