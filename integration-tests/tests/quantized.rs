@@ -33,7 +33,16 @@ fn quantized_weights_score_close_to_16_bits() {
     let text = format!("{prompt}{}", completion(&exact, &body)["text"].as_str().unwrap());
     let want = scores(&exact, &text);
     assert!(want.len() > 40, "{} tokens", want.len());
-    for (format, bound) in [("q8_0", 0.02), ("int8", 0.03), ("int4", 0.2), ("q4_0", 0.25)] {
+    for (format, bound) in [
+        ("q8_0", 0.02),
+        ("int8", 0.03),
+        ("int4", 0.2),
+        ("q4_0", 0.25),
+        ("q4_k", 0.25),
+        ("q6_k", 0.02),
+        ("fp8", 0.1),
+        ("nf4", 0.2),
+    ] {
         let found: Vec<Vec<f64>> = ["1", "2"]
             .iter()
             .map(|shards| {

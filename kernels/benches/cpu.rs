@@ -2,8 +2,8 @@
 //! `faer`.
 //!
 //! `cargo bench -p millrace-kernels --bench cpu [--features faer] -- [--threads N] [--only
-//! linear|quantized|attention|decode|prefill|sampling|staging] [--dtype bfloat16|float16|float32] [--kv bfloat16|float16|float32|int8]
-//! [--rows 1,8,512] [--format int8|q8_0|q4_0|int4]`
+//! linear|quantized|packing|attention|decode|prefill|sampling|staging] [--dtype bfloat16|float16|float32] [--kv bfloat16|float16|float32|int8]
+//! [--rows 1,8,512] [--format int8|q8_0|q4_0|int4|q4_k|q6_k|fp8|nf4]`
 //!
 //! Shapes are those of a Llama with 1.1 billion parameters. The weights are cycled so that every
 //! product reads them from memory, as a decoder does. The peak (a loop on registers of the
@@ -15,6 +15,8 @@
 
 #[path = "cpu/attention.rs"]
 mod attention;
+#[path = "cpu/packing.rs"]
+mod packing;
 #[path = "cpu/quantized.rs"]
 mod quantized;
 #[path = "cpu/sampling.rs"]
@@ -60,6 +62,9 @@ fn main() {
     }
     if on("quantized") {
         quantized::quantized(&cpu, flag("--format").as_deref(), &rows);
+    }
+    if on("packing") {
+        packing::packing(&cpu, flag("--format").as_deref());
     }
     let kv = flag("--kv");
     if on("attention") || on("decode") {

@@ -32,7 +32,7 @@ pub use backend::{
 pub use dtype::DType;
 pub use encoding::Encoding;
 pub use error::{Error, Result};
-pub use quantize::IntFormat;
+pub use quantize::{IntFormat, KFormat};
 pub use sample::watermark;
 pub use sampling::{SampleRow, Sampled, SamplingParams, ScoreRow, Scored, Watermark};
 pub use tensor::{HostTensor, Part};

@@ -1,6 +1,7 @@
 //! The formats in which a device keeps weights and cached keys and values.
 
-use crate::{DType, Error, IntFormat, Result};
+use crate::quantize::{SUPER_BLOCK, nf4};
+use crate::{DType, Error, IntFormat, KFormat, Result};
 
 /// The format in which a device keeps the numbers of a weight matrix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -9,22 +10,24 @@ pub enum WeightFormat {
     Dense(DType),
     /// FP8 (e4m3) with one f32 factor per row (output): see [`crate::fp8`].
     Fp8,
+    /// NF4 with one f32 factor per 64 columns: see [`crate::quantize::nf4`].
+    Nf4,
     /// Integers in groups: see [`crate::quantize`].
     Int(IntFormat),
+    /// Integers in super-blocks: see [`crate::quantize::KFormat`].
+    K(KFormat),
 }
 
 impl WeightFormat {
-    /// Returns the element type of a dense format.
-    ///
-    /// # Errors
-    /// [`Error::Unsupported`] for a format that only other devices multiply by.
-    pub fn dense(self) -> Result<DType> {
+    /// Returns the format in which a matrix of `cols` columns is kept where this one is asked for. A
+    /// matrix whose rows are not whole super-blocks has groups of 32 columns with as many bits, or
+    /// more.
+    pub const fn for_cols(self, cols: usize) -> WeightFormat {
         match self {
-            WeightFormat::Dense(dtype) => Ok(dtype),
-            WeightFormat::Fp8 => Err(Error::Unsupported("FP8 weights need a GPU".to_owned())),
-            WeightFormat::Int(format) => {
-                Err(Error::Unsupported(format!("{} weights need the CPU", format.name())))
-            }
+            WeightFormat::K(_) if cols.is_multiple_of(SUPER_BLOCK) => self,
+            WeightFormat::K(KFormat::Q4K) => WeightFormat::Int(IntFormat::Q4_0),
+            WeightFormat::K(KFormat::Q6K) => WeightFormat::Int(IntFormat::Q8_0),
+            _ => self,
         }
     }
 
@@ -33,7 +36,11 @@ impl WeightFormat {
         match self {
             WeightFormat::Dense(dtype) => out * cols * dtype.size(),
             WeightFormat::Fp8 => out * (cols + size_of::<f32>()),
+            WeightFormat::Nf4 => {
+                out.saturating_mul(cols.div_ceil(2) + cols.div_ceil(nf4::GROUP) * size_of::<f32>())
+            }
             WeightFormat::Int(format) => format.bytes(out, cols),
+            WeightFormat::K(format) => format.bytes(out, cols),
         }
     }
 }
@@ -140,6 +147,15 @@ impl KvSpec {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn super_blocks_are_replaced_where_they_do_not_fit() {
+        let [q4_k, q6_k] = KFormat::ALL.map(WeightFormat::K);
+        assert_eq!((q4_k.for_cols(512), q6_k.for_cols(512)), (q4_k, q6_k));
+        assert_eq!(q4_k.for_cols(384), WeightFormat::Int(IntFormat::Q4_0));
+        assert_eq!(q6_k.for_cols(384), WeightFormat::Int(IntFormat::Q8_0));
+        assert_eq!(WeightFormat::Fp8.for_cols(384), WeightFormat::Fp8);
+    }
 
     #[test]
     fn keys_and_values_are_sized_separately() {

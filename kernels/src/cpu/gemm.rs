@@ -63,8 +63,10 @@ impl Kernel for Linear<'_> {
                     by_rows::<S, Pair>(&self, panels.start().cast());
                 }
                 Packed::Bf16Pairs(_) => unreachable!("pairs without an instruction; this is a bug"),
-                Packed::Int(_) => unreachable!("integers have a product of their own; this is a bug"),
-                Packed::Stored(_) => unreachable!("tables are not multiplied; this is a bug"),
+                Packed::Int(_) | Packed::SuperBlocks(_) | Packed::Table(..) => {
+                    unreachable!("other formats have products of their own; this is a bug")
+                }
+                Packed::Stored(_) => unreachable!("tables of rows are not multiplied; this is a bug"),
             }
         }
     }

@@ -1,10 +1,12 @@
 //! Sizes, allocation and weights.
 
-use super::inputs::Inputs;
+use super::inputs::{Inputs, Words};
 use super::matrix::PanelLayout;
 use super::memory::Memory;
-use super::quant::{IntPanels, row_bytes};
+use super::quant::{self, IntPanels};
 use super::queue::Queue;
+use super::super_blocks::{self, KPanels};
+use super::tables::{TableFormat, TablePanels};
 use super::{Buf, Cpu, Kv, Matrix, attention, gemm, lock};
 use crate::backend::{
     DeviceTypes, KvSpec, ModelLoading, ProductShape, Segment, Sizing, StepSize, WeightFormat,
@@ -32,8 +34,10 @@ impl Sizing for Cpu {
         }
         match format {
             WeightFormat::Dense(dtype) => Matrix::bytes(out, cols, dtype, self.panel_layout()),
-            WeightFormat::Fp8 => format.bytes(out, cols),
+            WeightFormat::Fp8 => TablePanels::bytes(out, cols, TableFormat::E4m3, self.target.panel_width()),
+            WeightFormat::Nf4 => TablePanels::bytes(out, cols, TableFormat::Nf4, self.target.panel_width()),
             WeightFormat::Int(format) => IntPanels::bytes(out, cols, format, self.target.panel_width()),
+            WeightFormat::K(format) => KPanels::bytes(out, cols, format, self.target.panel_width()),
         }
     }
 
@@ -51,9 +55,13 @@ impl Sizing for Cpu {
         let packed = rows.saturating_mul(Inputs::row_words(cols));
         let threads = self.threads() * gemm::SCRATCH + attention::partial_floats(self.threads());
         let floats = packed.saturating_add(threads);
-        let quantized = |product: &&ProductShape| matches!(product.format, WeightFormat::Int(_));
-        let cols = products.iter().filter(quantized).map(|product| product.inputs).max();
-        let quantized = cols.map_or(0, |cols| rows.saturating_mul(row_bytes(cols)));
+        let row_bytes = |is: fn(&WeightFormat) -> bool, bytes: fn(usize) -> usize| {
+            let products = products.iter().filter(|product| is(&product.format));
+            products.map(|product| product.inputs).max().map_or(0, bytes)
+        };
+        let groups = row_bytes(|format| matches!(format, WeightFormat::Int(_)), quant::row_bytes);
+        let blocks = row_bytes(|format| matches!(format, WeightFormat::K(_)), super_blocks::row_bytes);
+        let quantized = rows.saturating_mul(groups.saturating_add(blocks));
         floats.saturating_mul(size_of::<f32>()).saturating_add(quantized)
     }
 }
@@ -78,6 +86,7 @@ impl ModelLoading for Cpu {
     fn buf(&self, rows: usize, cols: usize) -> Result<Buf> {
         self.reserve_inputs(rows, 0)?;
         lock(&self.quantized).reserve(rows, 0)?;
+        lock(&self.super_blocks).reserve(rows, 0)?;
         Ok(Buf { cols, data: Memory::zeroed(rows.saturating_mul(cols), "activations")? })
     }
 
@@ -87,14 +96,25 @@ impl ModelLoading for Cpu {
 
     fn matrix(&self, segments: &[Segment<'_>]) -> Result<Matrix> {
         let (parts, format) = Segment::in_one_format(segments)?;
-        if let WeightFormat::Int(format) = format {
-            let matrix = Matrix::pack_int(&parts, format, self.target.panel_width(), self.packing())?;
-            lock(&self.quantized).reserve(0, matrix.cols)?;
-            return Ok(matrix);
+        match format {
+            WeightFormat::Int(format) => {
+                let matrix = Matrix::pack_int(&parts, format, self.target, self.packing())?;
+                lock(&self.quantized).reserve(0, matrix.cols)?;
+                Ok(matrix)
+            }
+            WeightFormat::K(format) => {
+                let matrix = Matrix::pack_super_blocks(&parts, format, self.target, self.packing())?;
+                lock(&self.super_blocks).reserve(0, matrix.cols)?;
+                Ok(matrix)
+            }
+            WeightFormat::Fp8 => self.coded(&parts, TableFormat::E4m3),
+            WeightFormat::Nf4 => self.coded(&parts, TableFormat::Nf4),
+            WeightFormat::Dense(dtype) => {
+                let matrix = Matrix::pack(&parts, dtype, self.panel_layout(), self.packing())?;
+                self.reserve_inputs(0, matrix.cols)?;
+                Ok(matrix)
+            }
         }
-        let matrix = Matrix::pack(&parts, format.dense()?, self.panel_layout(), self.packing())?;
-        self.reserve_inputs(0, matrix.cols)?;
-        Ok(matrix)
     }
 
     /// Keeps the parts. A step reads a few rows of a table, and the system keeps those in memory
@@ -118,5 +138,15 @@ impl ModelLoading for Cpu {
     fn queue(&self, size: &StepSize<'_>) -> Result<Queue> {
         lock(&self.attention).reserve(size, self.threads());
         Ok(Queue::new(size))
+    }
+}
+
+impl Cpu {
+    /// Loads a matrix of codes into a table.
+    fn coded(&self, parts: &[Part], format: TableFormat) -> Result<Matrix> {
+        let words = if self.panel_layout().bf16_pairs { Words::Bf16Pairs } else { Words::F32 };
+        let matrix = Matrix::pack_table(parts, format, words, self.target, self.packing())?;
+        self.reserve_inputs(0, matrix.cols)?;
+        Ok(matrix)
     }
 }

@@ -8,11 +8,13 @@ use half::{bf16, f16};
 use super::cache::Packing;
 use super::inputs::Words;
 use super::memory::{Memory, Shared};
-use super::quant::IntPanels;
-use super::simd::Element;
+use super::quant::{IntPanels, RowContents};
+use super::simd::{Element, Target};
+use super::super_blocks::KPanels;
+use super::tables::{TableFormat, TablePanels};
 use crate::stored::ExactRows;
 use crate::tensor::{part_of_row, stacked_shape};
-use crate::{DType, IntFormat, Part, Result};
+use crate::{DType, IntFormat, KFormat, Part, Result};
 
 /// A packed weight matrix `[out, cols]`.
 #[derive(Debug)]
@@ -32,7 +34,11 @@ pub(super) enum Packed {
     Bf16Pairs(Panels<bf16>),
     /// Integers in groups with a scale.
     Int(IntPanels),
-    /// The rows of a table, not packed.
+    /// Integers in super-blocks.
+    SuperBlocks(KPanels),
+    /// Codes into a table.
+    Table(TablePanels, Words),
+    /// The rows of a table of rows, not packed.
     Stored(StoredRows),
 }
 
@@ -112,28 +118,64 @@ impl Matrix {
         Ok(Matrix { out, cols, packed: Packed::Stored(StoredRows { parts: parts.to_vec(), dtype }) })
     }
 
-    /// Packs `parts` as integers of `format` in panels of `width` outputs. Integers that are stored
-    /// in this format are copied, and all others are quantized.
+    /// Packs `parts` as integers of `format` for the instruction set `target`. Integers that are
+    /// stored in this format are copied, and all others are quantized.
     pub(super) fn pack_int(
         parts: &[Part],
         format: IntFormat,
-        width: usize,
+        target: Target,
         packing: Packing<'_>,
     ) -> Result<Matrix> {
         let (out, cols) = stacked_shape(parts)?;
         let stored = ExactRows::new(parts, format);
         let order = stored.as_ref().and_then(|rows| rows.order());
-        let panels = IntPanels::pack((out, cols), format, width, order, packing, |row, to| {
+        let panels = IntPanels::pack((out, cols), format, target, order, packing, |row, to| {
             if let Some(stored) = &stored {
                 stored.read(row, &mut to.codes, &mut to.groups);
-                return Ok(());
+                return RowContents::Codes;
             }
             let (part, row) = part_of_row(parts, row);
-            to.values.resize(cols, 0.0);
-            part.read_row(row, &mut to.values);
-            format.quantize_row(&to.values, &mut to.codes, &mut to.groups)
+            part.read_row(row, &mut to.weights);
+            RowContents::Weights
         })?;
         Ok(Matrix { out, cols, packed: Packed::Int(panels) })
+    }
+
+    /// Packs `parts` as super-blocks of `format` for the instruction set `target`.
+    pub(super) fn pack_super_blocks(
+        parts: &[Part],
+        format: KFormat,
+        target: Target,
+        packing: Packing<'_>,
+    ) -> Result<Matrix> {
+        let (out, cols) = stacked_shape(parts)?;
+        let panels = KPanels::pack((out, cols), format, target, packing, |row, values| {
+            let (part, row) = part_of_row(parts, row);
+            part.read_row(row, values);
+        })?;
+        Ok(Matrix { out, cols, packed: Packed::SuperBlocks(panels) })
+    }
+
+    /// Packs `parts` as codes of `format` for the instruction set `target`, to be multiplied with
+    /// inputs in the form `words`.
+    pub(super) fn pack_table(
+        parts: &[Part],
+        format: TableFormat,
+        words: Words,
+        target: Target,
+        packing: Packing<'_>,
+    ) -> Result<Matrix> {
+        let (out, cols) = stacked_shape(parts)?;
+        let panels = TablePanels::pack((out, cols), format, target, packing, |row, values| {
+            let (part, row) = part_of_row(parts, row);
+            part.read_row(row, values);
+        })?;
+        Ok(Matrix { out, cols, packed: Packed::Table(panels, words) })
+    }
+
+    /// Tells whether the weights are numbers of one type, which can be read by rows.
+    pub(super) fn is_dense(&self) -> bool {
+        !matches!(self.packed, Packed::Int(_) | Packed::SuperBlocks(_) | Packed::Table(..))
     }
 
     /// Returns the bytes of a packed matrix.
@@ -146,8 +188,11 @@ impl Matrix {
         match self.packed {
             Packed::F32(_) | Packed::F16(_) | Packed::BF16(_) => Words::F32,
             Packed::Bf16Pairs(_) => Words::Bf16Pairs,
-            Packed::Int(_) => unreachable!("integers have a product of their own; this is a bug"),
-            Packed::Stored(_) => unreachable!("tables are not multiplied; this is a bug"),
+            Packed::Table(_, words) => words,
+            Packed::Int(_) | Packed::SuperBlocks(_) => {
+                unreachable!("integers have products of their own; this is a bug")
+            }
+            Packed::Stored(_) => unreachable!("tables of rows are not multiplied; this is a bug"),
         }
     }
 
@@ -158,11 +203,13 @@ impl Matrix {
             Packed::F32(panels) => panels.read_row(row, to),
             Packed::F16(panels) => panels.read_row(row, to),
             Packed::BF16(panels) | Packed::Bf16Pairs(panels) => panels.read_row(row, to),
-            Packed::Int(_) => unreachable!("only dense matrices are tables; this is a bug"),
             Packed::Stored(StoredRows { parts, dtype }) => {
                 let (part, row) = part_of_row(parts, row);
                 part.read_row(row, to);
                 to.iter_mut().for_each(|x| *x = dtype.round(*x));
+            }
+            Packed::Int(_) | Packed::SuperBlocks(_) | Packed::Table(..) => {
+                unreachable!("only dense matrices are tables of rows; this is a bug")
             }
         }
     }

@@ -23,8 +23,10 @@ mod quant;
 mod queue;
 mod rows;
 mod simd;
+mod super_blocks;
 
 mod step;
+mod tables;
 mod tile;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -44,6 +46,7 @@ use matrix::PanelLayout;
 use memory::{Memory, Shared};
 use quant::ActivationBuffer;
 use simd::Target;
+use super_blocks::BlockBuffer;
 
 /// Number of elementary operations that take about as long as waking up a thread.
 const WORTHWHILE: usize = 100_000;
@@ -90,6 +93,8 @@ pub struct Cpu {
     inputs: Mutex<PackedInputs>,
     /// Activations of products by integers.
     quantized: Mutex<ActivationBuffer>,
+    /// Activations of products by super-blocks.
+    super_blocks: Mutex<BlockBuffer>,
     attention: Mutex<AttentionTasks>,
 }
 
@@ -138,9 +143,10 @@ impl Cpu {
             .collect::<Result<_>>()?;
         let inputs = PackedInputs { rows: 0, cols: 0, memory: Memory::zeroed(0, "packed activations")? };
         let (inputs, quantized) = (Mutex::new(inputs), Mutex::new(ActivationBuffer::new()?));
-        let attention = Mutex::new(AttentionTasks::new(threads)?);
+        let (super_blocks, attention) =
+            (Mutex::new(BlockBuffer::new()?), Mutex::new(AttentionTasks::new(threads)?));
         let (activations, cache) = (options.activations, WeightCache::new(options.cache));
-        Ok(Cpu { target, activations, pool, cache, scratch, inputs, quantized, attention })
+        Ok(Cpu { target, activations, pool, cache, scratch, inputs, quantized, super_blocks, attention })
     }
 
     /// Returns the instruction set in use.

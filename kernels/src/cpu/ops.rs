@@ -2,7 +2,7 @@
 //! called.
 
 use super::gemm::{BLOCK_PANELS, Linear};
-use super::inputs::{Inputs, PackTile, Words};
+use super::inputs::{GROUP, Inputs, PackTile, Words};
 use super::kv::{Cache, WriteKv};
 use super::matrix::Packed;
 use super::memory::Shared;
@@ -16,7 +16,7 @@ use crate::{Error, Result};
 
 impl ForwardOps for Cpu {
     fn embed(&self, step: &OpenStep<'_, Queue>, table: &Matrix, first: usize, out: &mut Buf) -> Result<()> {
-        if let Packed::Int(_) = table.packed {
+        if !table.is_dense() {
             return Err(Error::Unsupported("an embedding that is not dense".to_owned()));
         }
         let step = step.queue();
@@ -80,6 +80,10 @@ impl ForwardOps for Cpu {
                 self.int_linear(n, x, panels, bias.map(Vec::as_slice), out);
                 return Ok(());
             }
+            Packed::SuperBlocks(panels) => {
+                self.super_block_linear(n, x, panels, bias.map(Vec::as_slice), out);
+                return Ok(());
+            }
             Packed::Stored(_) => return Err(Error::Unsupported("a product by a table".to_owned())),
             _ => (),
         }
@@ -87,8 +91,8 @@ impl ForwardOps for Cpu {
         let form = w.words();
         let words = form.count(w.cols);
         let mut packed = lock(&self.inputs);
-        let inputs = if n == 1 && form == Words::F32 {
-            // A single row already has the layout of a tile of height one.
+        let inputs = if n == 1 && form == Words::F32 && w.cols.is_multiple_of(GROUP) {
+            // A single row without padding already has the layout of a tile of height one.
             Inputs { n, words, x: x.as_ptr().cast() }
         } else {
             let room = packed.memory.len();
@@ -99,8 +103,12 @@ impl ForwardOps for Cpu {
             });
             Inputs { n, words, x: to.as_ptr() }
         };
-        let out = Shared::new(out.rows_mut(n));
         let bias = bias.map(Vec::as_slice);
+        if let Packed::Table(panels, words) = &w.packed {
+            self.table_linear((inputs, *words), panels, bias, out);
+            return Ok(());
+        }
+        let out = Shared::new(out.rows_mut(n));
         let panels = w.out.div_ceil(self.target.panel_width());
         // Several tasks per thread balance the load when other processes run. Whole blocks of
         // panels keep the kernels fast.

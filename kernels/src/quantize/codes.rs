@@ -28,6 +28,7 @@ pub(super) struct Range {
 }
 
 impl Range {
+    #[inline(always)]
     pub(super) fn of(weights: &[f32]) -> Result<Range> {
         // A NaN or an infinity, times 0, makes this sum a NaN.
         if fold(weights, |sum, weight| sum + weight * 0.0) != 0.0 {
@@ -46,6 +47,7 @@ impl Range {
 
 /// Combines 0 and all weights by an operation whose order does not matter. Several independent
 /// chains let compilers vectorize it.
+#[inline(always)]
 fn fold(weights: &[f32], combine: impl Fn(f32, f32) -> f32) -> f32 {
     let (chunks, rest) = weights.as_chunks::<8>();
     let mut chains = [0f32; 8];
@@ -63,6 +65,7 @@ pub(super) fn round_to_f16(x: f32) -> f32 {
 }
 
 /// Returns `1 / scale`, or 0 if there is no such number.
+#[inline(always)]
 fn inverse(scale: f32) -> f32 {
     let inverse = 1.0 / scale;
     if inverse.is_finite() { inverse } else { 0.0 }
@@ -70,6 +73,7 @@ fn inverse(scale: f32) -> f32 {
 
 /// Quantizes to 255 levels around 0. As in GGUF, the codes are computed with the scale before it is
 /// rounded to its stored type, and halves are rounded away from zero.
+#[inline(always)]
 pub(super) fn bytes(weights: &[f32], codes: &mut [u8], largest: f32, stored: fn(f32) -> f32) -> Group {
     let scale = largest / 127.0;
     let inverse = inverse(scale);
@@ -85,6 +89,7 @@ pub(super) fn bytes(weights: &[f32], codes: &mut [u8], largest: f32, stored: fn(
 
 /// Quantizes to 16 levels of which the first one is the weight of largest magnitude, by the
 /// arithmetic of GGUF. Of two weights with the largest magnitude, the first one decides.
+#[inline(always)]
 pub(super) fn q4_0(weights: &[f32], codes: &mut [u8], range: Range) -> Group {
     let largest = range.largest();
     let is_largest = |weight: &f32| weight.abs() == largest && largest > 0.0;
@@ -98,6 +103,7 @@ pub(super) fn q4_0(weights: &[f32], codes: &mut [u8], range: Range) -> Group {
 }
 
 /// Quantizes to 16 levels from the smallest to the largest weight, one of which is exactly 0.
+#[inline(always)]
 pub(super) fn int4(weights: &[f32], codes: &mut [u8], range: Range) -> Group {
     // The difference of two weights may exceed the largest f32; a sixteenth of it does not.
     let scale = round_to_f16(range.max / 15.0 - range.min / 15.0);
@@ -111,6 +117,7 @@ pub(super) fn int4(weights: &[f32], codes: &mut [u8], range: Range) -> Group {
 
 /// Returns the nearest integer of a magnitude below 2^22; ties go to the even one. Lower bits do
 /// not fit the mantissa of the sum.
+#[inline(always)]
 fn nearest(x: f32) -> f32 {
     const SHIFT: f32 = 12_582_912.0; // 1.5 * 2^23
     (x + SHIFT) - SHIFT

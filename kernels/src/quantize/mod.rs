@@ -1,12 +1,16 @@
 //! Weights as integers in groups: the arithmetic that all devices and the reference share.
 //!
 //! The columns of each row are cut into groups. A group has a scale and an offset, and its weights
-//! are unsigned integers ("codes") of 8 or 4 bits: `weight = (code - offset) * scale`.
+//! are unsigned integers ("codes") of 8 or 4 bits: `weight = (code - offset) * scale`. [`KFormat`]
+//! has formats with scales of two levels.
 
 mod codes;
+mod k_quants;
+pub mod nf4;
 mod stored_groups;
 
 pub use codes::Group;
+pub use k_quants::{KFormat, SUPER_BLOCK, SuperBlock};
 pub use stored_groups::StoredGroups;
 
 use crate::{Error, Result};
@@ -125,6 +129,8 @@ impl IntFormat {
     ///
     /// # Panics
     /// If the lengths differ.
+    // Inlined, so that its loops are vectorized for the instruction set of the caller.
+    #[inline(always)]
     pub fn quantize(self, weights: &[f32], codes: &mut [u8]) -> Result<Group> {
         assert_eq!(weights.len(), codes.len());
         let range = codes::Range::of(weights)?;
@@ -150,6 +156,7 @@ impl IntFormat {
     ///
     /// # Panics
     /// If the lengths differ.
+    #[inline(always)]
     pub fn quantize_row(self, weights: &[f32], codes: &mut [u8], groups: &mut [Group]) -> Result<()> {
         assert_eq!(weights.len(), codes.len());
         let cols = self.group_cols(weights.len()).max(1);

@@ -19,6 +19,7 @@ use crate::backend::{
     Backend, BegunStep, ComputedStep, DeviceTypes, HostMemory, KvSpec, ModelLoading, OpenStep, ProductShape,
     SampledRows, Segment, Sizing, StepInput, StepQueue, StepSize, SynchronousStep, WeightFormat,
 };
+use crate::quantize::nf4;
 use crate::sampling::{SampleRow, Sampled, ScoreRow, Scored};
 use crate::stored::exact_format;
 use crate::tensor::{flatten, stacked_shape};
@@ -96,7 +97,9 @@ impl ModelLoading for Reference {
 fn round(values: &mut [f32], cols: usize, format: WeightFormat) -> Result<()> {
     match format {
         WeightFormat::Dense(dtype) => values.iter_mut().for_each(|w| *w = dtype.round(*w)),
+        WeightFormat::Nf4 => nf4::round(values, cols)?,
         WeightFormat::Int(format) => format.round(values, cols)?,
+        WeightFormat::K(format) => format.round(values, cols)?,
         WeightFormat::Fp8 => {
             let mut bytes = vec![0; cols];
             for row in values.chunks_exact_mut(cols.max(1)) {

@@ -9,8 +9,10 @@ mod common;
 mod cuda;
 #[cfg(feature = "cpu-sim")]
 mod fp8;
+mod k_quants;
 mod linear;
 mod quantized;
 mod rows;
 mod sampling;
 mod stored;
+mod tables;

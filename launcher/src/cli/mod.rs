@@ -126,9 +126,9 @@ pub(crate) struct ModelArgs {
     #[arg(long, env = "KV_CACHE_DTYPE")]
     #[serde(skip)]
     pub(crate) kv_cache_dtype: Option<KvCacheArg>,
-    /// Quantize the matrices of the layers (QKV, output, gate, up, down) during loading: fp8 on
-    /// GPUs; int8 (or eetq), q8_0, q4_0 or int4 on the CPU. A checkpoint that is quantized needs no
-    /// flag; gptq, awq, compressed-tensors, bitsandbytes, bitsandbytes-nf4 and -fp4 insist on one
+    /// Quantize the matrices of the layers (QKV, output, gate, up, down) during loading: fp8, or on
+    /// the CPU int8 (or eetq), q8_0, q4_0, int4, q4_k, q6_k or nf4. A checkpoint that is quantized
+    /// needs no flag; gptq, awq, compressed-tensors and bitsandbytes-fp4 insist on one
     #[arg(long, env = "QUANTIZE", value_name = "FORMAT", value_parser = quantize)]
     #[serde(skip)]
     pub(crate) quantize: Option<QuantizeArg>,
@@ -449,6 +449,14 @@ pub(crate) enum QuantizeArg {
     Q4_0,
     /// 4-bit integers in groups of up to 128 columns.
     Int4,
+    /// GGUF's Q4_K.
+    #[value(name = "q4_k")]
+    Q4K,
+    /// GGUF's Q6_K.
+    #[value(name = "q6_k")]
+    Q6K,
+    /// 4-bit codes into a table of quantiles.
+    Nf4,
     /// A checkpoint of GPTQ.
     Gptq,
     /// A checkpoint of AWQ.
@@ -457,7 +465,7 @@ pub(crate) enum QuantizeArg {
     CompressedTensors,
     /// A checkpoint of bitsandbytes; for one that is not quantized, the same as int8.
     Bitsandbytes,
-    /// A checkpoint of bitsandbytes in nf4.
+    /// A checkpoint of bitsandbytes in nf4; for one that is not quantized, the same as nf4.
     BitsandbytesNf4,
     /// A checkpoint of bitsandbytes in fp4.
     BitsandbytesFp4,
@@ -477,9 +485,9 @@ pub(crate) enum ActivationsArg {
 /// are.
 fn quantize(name: &str) -> Result<QuantizeArg, String> {
     QuantizeArg::from_str(name, false).map_err(|_| {
-        "not supported; fp8 (on GPUs), int8, eetq, q8_0, q4_0 and int4 (on the CPU) are, for checkpoints that are \
-         not quantized, and gptq, awq, compressed-tensors, bitsandbytes, bitsandbytes-nf4, bitsandbytes-fp4 and fp8 \
-         for those that are. Omit the flag to serve a checkpoint as it is"
+        "not supported; fp8, and on the CPU int8, eetq, q8_0, q4_0, int4, q4_k, q6_k and nf4 are, for checkpoints \
+         that are not quantized, and gptq, awq, compressed-tensors, bitsandbytes, bitsandbytes-nf4, \
+         bitsandbytes-fp4 and fp8 for those that are. Omit the flag to serve a checkpoint as it is"
             .to_owned()
     })
 }
@@ -586,6 +594,9 @@ impl From<QuantizeArg> for Quantize {
             QuantizeArg::Bitsandbytes => Quantize::Bitsandbytes,
             QuantizeArg::BitsandbytesNf4 => Quantize::BitsandbytesNf4,
             QuantizeArg::BitsandbytesFp4 => Quantize::BitsandbytesFp4,
+            QuantizeArg::Q4K => Quantize::Q4K,
+            QuantizeArg::Q6K => Quantize::Q6K,
+            QuantizeArg::Nf4 => Quantize::Nf4,
         }
     }
 }

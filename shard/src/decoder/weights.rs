@@ -120,12 +120,15 @@ impl<B: Backend> WeightLoader<'_, B> {
 
     fn matrix(&mut self, slot: WeightSlot) -> Result<B::Matrix, Error> {
         let parts = self.parts(slot)?;
-        let format = self.storage.matrix(slot);
+        let (rows, cols) = self.spec.shape(slot);
+        let format = self.storage.matrix(slot).for_cols(cols);
+        if let (WeightSlot::Layer(0, _), true) = (slot, format != self.storage.matrix(slot)) {
+            tracing::warn!("matrices of {cols} columns, such as {slot:?}, are kept as {format:?}");
+        }
         let matrix = self
             .backend
             .matrix(&[Segment::new(&parts, format)])
             .map_err(|source| Error::Matrix { slot, source })?;
-        let (rows, cols) = self.spec.shape(slot);
         self.advance(self.backend.matrix_bytes(rows, cols, format))?;
         Ok(matrix)
     }

@@ -125,7 +125,7 @@ pub fn weight_bytes(spec: &DecoderSpec, storage: &WeightStorage, device: &impl S
         (rows, cols) if slot == WeightSlot::Embedding && !spec.tied_head => {
             device.table_bytes(rows, cols, storage.dtype)
         }
-        (rows, cols) => device.matrix_bytes(rows, cols, storage.matrix(slot)),
+        (rows, cols) => device.matrix_bytes(rows, cols, storage.matrix(slot).for_cols(cols)),
     };
     spec.slots().into_iter().map(bytes).sum()
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use millrace_kernels::{DType, IntFormat, Sizing, WeightFormat};
+use millrace_kernels::{DType, IntFormat, KFormat, Sizing, WeightFormat};
 use serde::{Deserialize, Serialize};
 
 use super::Model;
@@ -65,7 +65,7 @@ impl CheckpointFormat {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Quantize {
-    /// FP8 (e4m3): stored, or made with one scale per output feature, on GPUs.
+    /// FP8 (e4m3): stored, or made with one scale per output feature.
     Fp8,
     /// 8-bit integers with one scale per output feature, on the CPU.
     Int8,
@@ -75,6 +75,12 @@ pub enum Quantize {
     Q4_0,
     /// 4-bit integers in groups of up to 128 columns with zero points, on the CPU.
     Int4,
+    /// 4-bit integers in super-blocks of 256 columns (GGUF's Q4_K), on the CPU.
+    Q4K,
+    /// 6-bit integers in super-blocks of 256 columns (GGUF's Q6_K), on the CPU.
+    Q6K,
+    /// 4-bit codes into a table of quantiles, in groups of 64 columns, on the CPU.
+    Nf4,
     /// A checkpoint of GPTQ.
     Gptq,
     /// A checkpoint of AWQ.
@@ -83,7 +89,7 @@ pub enum Quantize {
     CompressedTensors,
     /// A checkpoint of bitsandbytes, or 8-bit integers as [`Quantize::Int8`].
     Bitsandbytes,
-    /// A checkpoint of bitsandbytes in nf4.
+    /// A checkpoint of bitsandbytes in nf4, or made as [`Quantize::Nf4`].
     BitsandbytesNf4,
     /// A checkpoint of bitsandbytes in fp4.
     BitsandbytesFp4,
@@ -134,6 +140,9 @@ impl Quantize {
             Quantize::Q8_0 => IntFormat::Q8_0.name(),
             Quantize::Q4_0 => IntFormat::Q4_0.name(),
             Quantize::Int4 => IntFormat::Int4.name(),
+            Quantize::Q4K => KFormat::Q4K.name(),
+            Quantize::Q6K => KFormat::Q6K.name(),
+            Quantize::Nf4 => "nf4",
             Quantize::Gptq => CheckpointFormat::Gptq.name(),
             Quantize::Awq => CheckpointFormat::Awq.name(),
             Quantize::CompressedTensors => CheckpointFormat::CompressedTensors.name(),
@@ -152,11 +161,10 @@ impl Quantize {
             Quantize::Q8_0 => Some(WeightFormat::Int(IntFormat::Q8_0)),
             Quantize::Q4_0 => Some(WeightFormat::Int(IntFormat::Q4_0)),
             Quantize::Int4 => Some(WeightFormat::Int(IntFormat::Int4)),
-            Quantize::Gptq
-            | Quantize::Awq
-            | Quantize::CompressedTensors
-            | Quantize::BitsandbytesNf4
-            | Quantize::BitsandbytesFp4 => None,
+            Quantize::Q4K => Some(WeightFormat::K(KFormat::Q4K)),
+            Quantize::Q6K => Some(WeightFormat::K(KFormat::Q6K)),
+            Quantize::Nf4 | Quantize::BitsandbytesNf4 => Some(WeightFormat::Nf4),
+            Quantize::Gptq | Quantize::Awq | Quantize::CompressedTensors | Quantize::BitsandbytesFp4 => None,
         }
     }
 
@@ -179,14 +187,18 @@ impl Quantize {
         )
     }
 
-    /// Tells whether only GPUs multiply by the format.
-    pub const fn needs_gpu(self) -> bool {
-        matches!(self, Quantize::Fp8)
-    }
-
     /// Tells whether only the CPU multiplies by the format.
     pub const fn needs_cpu(self) -> bool {
-        matches!(self, Quantize::Int8 | Quantize::Q8_0 | Quantize::Q4_0 | Quantize::Int4)
+        matches!(
+            self,
+            Quantize::Int8
+                | Quantize::Q8_0
+                | Quantize::Q4_0
+                | Quantize::Int4
+                | Quantize::Q4K
+                | Quantize::Q6K
+                | Quantize::Nf4
+        )
     }
 
     /// Returns how matrices of a checkpoint are quantized while they are loaded, if they are.
@@ -246,8 +258,9 @@ impl WeightStorage {
         Ok(storage)
     }
 
-    /// Returns the format of the matrix in `slot`. Embedding and head are never quantized while
-    /// they are loaded, because they decide which token is chosen.
+    /// Returns the format asked for of the matrix in `slot`, which [`WeightFormat::for_cols`] replaces
+    /// where it does not fit. Embedding and head are never quantized while they are loaded, because
+    /// they decide which token is chosen.
     pub fn matrix(&self, slot: WeightSlot) -> WeightFormat {
         if let Some(format) = self.stored.get(&slot) {
             return *format;

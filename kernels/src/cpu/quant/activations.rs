@@ -145,7 +145,7 @@ impl Kernel for QuantizeRows<'_> {
             // padded group ends before the next row: rows are padded to whole cache lines.
             unsafe {
                 let to = self.bytes.as_ptr().add(row * self.layout.stride() + index * group);
-                let (scale, sum) = quantize::<S>(x, to);
+                let (scale, sum) = quantize_group::<S>(x, to);
                 let to = self.scales.as_ptr().add(row * self.layout.groups() + index);
                 *to = GroupScale { scale, correction: factor * sum };
             }
@@ -156,7 +156,7 @@ impl Kernel for QuantizeRows<'_> {
 /// Quantizes the numbers of a group, a multiple of [`STEP`], and returns the scale and the sum of
 /// the bytes.
 #[inline(always)]
-unsafe fn quantize<S: Simd>(x: &[f32], to: *mut i8) -> (f32, i32) {
+pub(in crate::cpu) unsafe fn quantize_group<S: Simd>(x: &[f32], to: *mut i8) -> (f32, i32) {
     // SAFETY: the caller guarantees the instruction set and room for `x.len()` bytes. The number of
     // lanes divides `STEP`.
     unsafe {

@@ -10,5 +10,5 @@ mod linear;
 mod pack;
 mod product;
 
-pub(super) use activations::{ActivationBuffer, row_bytes};
-pub(super) use pack::IntPanels;
+pub(super) use activations::{ActivationBuffer, quantize_group, row_bytes};
+pub(super) use pack::{IntPanels, RowContents};

@@ -16,6 +16,7 @@ use half::f16;
 
 use super::super::cache::Packing;
 use super::super::memory::{Memory, Shared};
+use super::super::simd::{Kernel, Simd, Target};
 use super::activations::STEP;
 use crate::quantize::{Group, IntFormat, StoredGroups};
 use crate::{Error, Result};
@@ -33,14 +34,23 @@ pub(in crate::cpu) struct IntPanels {
     pub(super) order: Option<Vec<u32>>,
 }
 
+/// What a row is read as.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cpu) enum RowContents {
+    /// Codes and groups.
+    Codes,
+    /// Weights, which are quantized next.
+    Weights,
+}
+
 /// The codes of a row, one per byte.
 #[derive(Debug)]
 pub(in crate::cpu) struct RowCodes {
     pub(in crate::cpu) codes: Vec<u8>,
     /// The scale and the offset of each group.
     pub(in crate::cpu) groups: Vec<Group>,
-    /// Room for weights that are quantized.
-    pub(in crate::cpu) values: Vec<f32>,
+    /// The weights of the row, if it is quantized.
+    pub(in crate::cpu) weights: Vec<f32>,
 }
 
 /// The parts of a panel, in bytes.
@@ -85,22 +95,26 @@ impl PanelLayout {
     }
 
     /// Writes the codes of columns `[first, first + codes.len())` of output `lane`.
+    #[inline(always)]
     fn put_codes(&self, panel: &mut [u8], lane: usize, first: usize, codes: &[u8]) {
         let group = first / self.group;
         let start = group * (self.code_bytes(self.group) + self.scale_bytes());
-        // Columns from the start of the group on.
-        let skipped = first - group * self.group;
-        let at = |col: usize, per: usize| start + ((skipped + col) / per * self.width + lane) * 4;
+        // Vectors of four codes or bytes before the first column.
+        let skipped = (first - group * self.group) * self.format.bits() / 32;
+        let mut at = start + (skipped * self.width + lane) * 4;
+        let mut put = |four: [u8; 4]| {
+            panel[at..at + 4].copy_from_slice(&four);
+            at += self.width * 4;
+        };
         if self.format.bits() == 8 {
-            for (index, four) in codes.chunks(4).enumerate() {
-                panel[at(4 * index, 4)..][..four.len()].copy_from_slice(four);
+            let (fours, rest) = codes.as_chunks::<4>();
+            fours.iter().copied().for_each(&mut put);
+            if !rest.is_empty() {
+                put(std::array::from_fn(|i| rest.get(i).copied().unwrap_or(0)));
             }
         } else {
-            for (index, eight) in codes.as_chunks::<8>().0.iter().enumerate() {
-                let to = &mut panel[at(8 * index, 8)..][..4];
-                for (i, to) in to.iter_mut().enumerate() {
-                    *to = eight[i] | eight[i + 4] << 4;
-                }
+            for eight in codes.as_chunks::<8>().0 {
+                put(std::array::from_fn(|i| eight[i] | eight[i + 4] << 4));
             }
         }
     }
@@ -132,12 +146,13 @@ impl IntPanels {
     pub(in crate::cpu) fn pack(
         (out, cols): (usize, usize),
         format: IntFormat,
-        width: usize,
+        target: Target,
         order: Option<&[u32]>,
         packing: Packing<'_>,
-        read: impl Fn(usize, &mut RowCodes) -> Result<()> + Sync,
+        read: impl Fn(usize, &mut RowCodes) -> RowContents + Sync,
     ) -> Result<Self> {
         format.check_cols(cols)?;
+        let width = target.panel_width();
         let layout = PanelLayout::new(format, cols, width);
         let (panels, panel_bytes) = (out.div_ceil(width), layout.panel_bytes());
         let mut data: Memory<u8> = Memory::zeroed(panels.saturating_mul(panel_bytes), "weights")?;
@@ -156,9 +171,9 @@ impl IntPanels {
                 (shared.slice(p * panel_bytes, panel_bytes), scales)
             };
             let rows = p * width..out.min((p + 1) * width);
-            if let Err(error) =
-                pack_panel(layout, rows.len(), panel, scales, |lane, to| read(rows.start + lane, to))
-            {
+            let read = |lane, to: &mut RowCodes| read(rows.start + lane, to);
+            let job = PackPanel { layout, rows: rows.len(), panel, row_scales: scales, read };
+            if let Err(error) = target.dispatch(job) {
                 failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
             }
         });
@@ -183,33 +198,46 @@ impl IntPanels {
     }
 }
 
-/// Packs `rows` rows to one panel.
-fn pack_panel(
+/// The packing of `rows` rows to one panel. It is a kernel only so that compilers vectorize its loops
+/// for the instruction set of the machine: the codes are the same on all.
+struct PackPanel<'a, R: Fn(usize, &mut RowCodes) -> RowContents> {
     layout: PanelLayout,
     rows: usize,
-    panel: &mut [u8],
-    row_scales: &mut [f32],
-    read: impl Fn(usize, &mut RowCodes) -> Result<()>,
-) -> Result<()> {
-    let group = layout.format.group_cols(layout.cols).max(1);
-    let groups = vec![Group { scale: 0.0, offset: 0 }; layout.cols.div_ceil(group)];
-    let mut row = RowCodes { codes: vec![0; layout.cols], groups, values: Vec::new() };
-    for lane in 0..rows {
-        read(lane, &mut row)?;
-        for (index, (codes, &scale)) in row.codes.chunks(group).zip(&row.groups).enumerate() {
-            match row_scales.get_mut(lane) {
-                Some(to) => {
-                    *to = scale.scale;
-                    for (index, codes) in codes.chunks(layout.group).enumerate() {
-                        layout.put_codes(panel, lane, index * layout.group, codes);
+    panel: &'a mut [u8],
+    /// The scales of the rows, or empty.
+    row_scales: &'a mut [f32],
+    /// Reads the codes of a row, counted from the first row of the panel.
+    read: R,
+}
+
+impl<R: Fn(usize, &mut RowCodes) -> RowContents> Kernel for PackPanel<'_, R> {
+    type Output = Result<()>;
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> Result<()> {
+        let PackPanel { layout, rows, panel, row_scales, read } = self;
+        let group = layout.format.group_cols(layout.cols).max(1);
+        let groups = vec![Group { scale: 0.0, offset: 0 }; layout.cols.div_ceil(group)];
+        let mut row = RowCodes { codes: vec![0; layout.cols], groups, weights: vec![0.0; layout.cols] };
+        for lane in 0..rows {
+            if read(lane, &mut row) == RowContents::Weights {
+                layout.format.quantize_row(&row.weights, &mut row.codes, &mut row.groups)?;
+            }
+            for (index, (codes, &scale)) in row.codes.chunks(group).zip(&row.groups).enumerate() {
+                match row_scales.get_mut(lane) {
+                    Some(to) => {
+                        *to = scale.scale;
+                        for (index, codes) in codes.chunks(layout.group).enumerate() {
+                            layout.put_codes(panel, lane, index * layout.group, codes);
+                        }
                     }
-                }
-                None => {
-                    layout.put_codes(panel, lane, index * group, codes);
-                    layout.put_scale(panel, lane, index, scale);
+                    None => {
+                        layout.put_codes(panel, lane, index * group, codes);
+                        layout.put_scale(panel, lane, index, scale);
+                    }
                 }
             }
         }
+        Ok(())
     }
-    Ok(())
 }

@@ -130,6 +130,51 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
         unsafe { _mm256_add_epi32(a, b) }
     }
     #[inline(always)]
+    unsafe fn mul_i(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_mullo_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn and_i(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_and_si256(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn or_i(a: __m256i, b: __m256i) -> __m256i {
+        unsafe { _mm256_or_si256(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn shift_left(a: __m256i, bits: i32) -> __m256i {
+        unsafe { _mm256_sllv_epi32(a, _mm256_set1_epi32(bits)) }
+    }
+    #[inline(always)]
+    unsafe fn shift_right(a: __m256i, bits: i32) -> __m256i {
+        unsafe { _mm256_srlv_epi32(a, _mm256_set1_epi32(bits)) }
+    }
+    #[inline(always)]
+    unsafe fn from_bits(a: __m256i) -> __m256 {
+        unsafe { _mm256_castsi256_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn to_bits(a: __m256) -> __m256i {
+        unsafe { _mm256_castps_si256(a) }
+    }
+    #[inline(always)]
+    unsafe fn load_u16(p: *const u16) -> __m256i {
+        unsafe { _mm256_cvtepu16_epi32(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn lookup_f32(table: &[f32; 16], at: __m256i) -> __m256 {
+        unsafe {
+            // The instruction reads three bits. The fourth one becomes the sign, which chooses.
+            let low = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr()), at);
+            let high = _mm256_permutevar8x32_ps(_mm256_loadu_ps(table.as_ptr().add(8)), at);
+            _mm256_blendv_ps(low, high, _mm256_castsi256_ps(_mm256_slli_epi32::<28>(at)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn widen_i8(p: *const i8) -> __m256i {
+        unsafe { _mm256_cvtepi8_epi32(_mm_loadl_epi64(p.cast())) }
+    }
+    #[inline(always)]
     unsafe fn to_f32(a: __m256i) -> __m256 {
         unsafe { _mm256_cvtepi32_ps(a) }
     }

@@ -142,6 +142,54 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
         unsafe { _mm512_add_epi32(a, b) }
     }
     #[inline(always)]
+    unsafe fn mul_i(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_mullo_epi32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn and_i(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_and_si512(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn or_i(a: __m512i, b: __m512i) -> __m512i {
+        unsafe { _mm512_or_si512(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn shift_left(a: __m512i, bits: i32) -> __m512i {
+        unsafe { _mm512_sllv_epi32(a, _mm512_set1_epi32(bits)) }
+    }
+    #[inline(always)]
+    unsafe fn shift_right(a: __m512i, bits: i32) -> __m512i {
+        unsafe { _mm512_srlv_epi32(a, _mm512_set1_epi32(bits)) }
+    }
+    #[inline(always)]
+    unsafe fn from_bits(a: __m512i) -> __m512 {
+        unsafe { _mm512_castsi512_ps(a) }
+    }
+    #[inline(always)]
+    unsafe fn to_bits(a: __m512) -> __m512i {
+        unsafe { _mm512_castps_si512(a) }
+    }
+    #[inline(always)]
+    unsafe fn load_u16(p: *const u16) -> __m512i {
+        unsafe { _mm512_cvtepu16_epi32(_mm256_loadu_si256(p.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn lookup_f32(table: &[f32; 16], at: __m512i) -> __m512 {
+        unsafe { _mm512_permutexvar_ps(at, _mm512_loadu_ps(table.as_ptr())) }
+    }
+    #[inline(always)]
+    unsafe fn lookup_u16(table: &[u16; 16], at: __m512i) -> __m512i {
+        unsafe {
+            // The instruction reads five bits.
+            let twice = _mm512_broadcast_i64x4(_mm256_loadu_si256(table.as_ptr().cast()));
+            _mm512_permutexvar_epi16(at, twice)
+        }
+    }
+    #[inline(always)]
+    unsafe fn widen_i8(p: *const i8) -> __m512i {
+        unsafe { _mm512_cvtepi8_epi32(_mm_loadu_si128(p.cast())) }
+    }
+    #[inline(always)]
     unsafe fn to_f32(a: __m512i) -> __m512 {
         unsafe { _mm512_cvtepi32_ps(a) }
     }

@@ -126,6 +126,45 @@ impl Simd for Neon {
         unsafe { vaddq_s32(a, b) }
     }
     #[inline(always)]
+    unsafe fn mul_i(a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        unsafe { vmulq_s32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn and_i(a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        unsafe { vandq_s32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn or_i(a: int32x4_t, b: int32x4_t) -> int32x4_t {
+        unsafe { vorrq_s32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn shift_left(a: int32x4_t, bits: i32) -> int32x4_t {
+        unsafe { vshlq_s32(a, vdupq_n_s32(bits)) }
+    }
+    #[inline(always)]
+    unsafe fn shift_right(a: int32x4_t, bits: i32) -> int32x4_t {
+        unsafe { vreinterpretq_s32_u32(vshlq_u32(vreinterpretq_u32_s32(a), vdupq_n_s32(-bits))) }
+    }
+    #[inline(always)]
+    unsafe fn from_bits(a: int32x4_t) -> float32x4_t {
+        unsafe { vreinterpretq_f32_s32(a) }
+    }
+    #[inline(always)]
+    unsafe fn to_bits(a: float32x4_t) -> int32x4_t {
+        unsafe { vreinterpretq_s32_f32(a) }
+    }
+    #[inline(always)]
+    unsafe fn load_u16(p: *const u16) -> int32x4_t {
+        unsafe { vreinterpretq_s32_u32(vmovl_u16(vld1_u16(p))) }
+    }
+    #[inline(always)]
+    unsafe fn widen_i8(p: *const i8) -> int32x4_t {
+        unsafe {
+            let four = vreinterpret_s8_s32(vdup_n_s32(p.cast::<i32>().read_unaligned()));
+            vmovl_s16(vget_low_s16(vmovl_s8(four)))
+        }
+    }
+    #[inline(always)]
     unsafe fn to_f32(a: int32x4_t) -> float32x4_t {
         unsafe { vcvtq_f32_s32(a) }
     }

@@ -115,6 +115,44 @@ impl Simd for Portable {
         std::array::from_fn(|i| a[i].wrapping_add(b[i]))
     }
     #[inline(always)]
+    unsafe fn mul_i(a: I, b: I) -> I {
+        std::array::from_fn(|i| a[i].wrapping_mul(b[i]))
+    }
+    #[inline(always)]
+    unsafe fn and_i(a: I, b: I) -> I {
+        std::array::from_fn(|i| a[i] & b[i])
+    }
+    #[inline(always)]
+    unsafe fn or_i(a: I, b: I) -> I {
+        std::array::from_fn(|i| a[i] | b[i])
+    }
+    #[inline(always)]
+    unsafe fn shift_left(a: I, bits: i32) -> I {
+        a.map(|x| x << bits)
+    }
+    #[inline(always)]
+    unsafe fn shift_right(a: I, bits: i32) -> I {
+        a.map(|x| (x.cast_unsigned() >> bits).cast_signed())
+    }
+    #[inline(always)]
+    unsafe fn from_bits(a: I) -> V {
+        a.map(|x| f32::from_bits(x.cast_unsigned()))
+    }
+    #[inline(always)]
+    unsafe fn to_bits(a: V) -> I {
+        a.map(|x| x.to_bits().cast_signed())
+    }
+    #[inline(always)]
+    unsafe fn load_u16(p: *const u16) -> I {
+        // SAFETY: the caller guarantees eight elements.
+        unsafe { p.cast::<[u16; 8]>().read_unaligned() }.map(i32::from)
+    }
+    #[inline(always)]
+    unsafe fn widen_i8(p: *const i8) -> I {
+        // SAFETY: the caller guarantees eight elements.
+        unsafe { p.cast::<[i8; 8]>().read_unaligned() }.map(i32::from)
+    }
+    #[inline(always)]
     unsafe fn to_f32(a: I) -> V {
         a.map(|x| x as f32)
     }

@@ -56,6 +56,22 @@ pub(in crate::cpu) trait Simd: Copy + 'static {
     unsafe fn splat_i(x: i32) -> Self::I;
     unsafe fn load_i(p: *const i32) -> Self::I;
     unsafe fn add_i(a: Self::I, b: Self::I) -> Self::I;
+    /// Returns the lower 32 bits of the products.
+    unsafe fn mul_i(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn and_i(a: Self::I, b: Self::I) -> Self::I;
+    unsafe fn or_i(a: Self::I, b: Self::I) -> Self::I;
+    /// Shifts each lane by the same number of bits, below 32.
+    unsafe fn shift_left(a: Self::I, bits: i32) -> Self::I;
+    /// As [`Simd::shift_left`], to lower bits. Zeros come in.
+    unsafe fn shift_right(a: Self::I, bits: i32) -> Self::I;
+    /// Returns lanes with the same bits.
+    unsafe fn from_bits(a: Self::I) -> Self::V;
+    /// As [`Simd::from_bits`].
+    unsafe fn to_bits(a: Self::V) -> Self::I;
+    /// Loads `LANES` unsigned 16-bit integers.
+    unsafe fn load_u16(p: *const u16) -> Self::I;
+    /// Loads `LANES` signed bytes.
+    unsafe fn widen_i8(p: *const i8) -> Self::I;
     /// Returns the nearest f32 numbers; ties go to the even one.
     unsafe fn to_f32(a: Self::I) -> Self::V;
     /// Returns the lower 4 bits of each byte.
@@ -73,6 +89,28 @@ pub(in crate::cpu) trait Simd: Copy + 'static {
     /// Adds to each lane of `acc` the four products of the unsigned bytes in the same lane of `u`
     /// and the signed bytes in that of `s`. The sum is exact if it fits 32 bits.
     unsafe fn dot_u8_i8(acc: Self::I, u: Self::I, s: Self::I) -> Self::I;
+    /// Replaces each lane by the number in the table at its lower 4 bits.
+    #[inline(always)]
+    unsafe fn lookup_f32(table: &[f32; 16], at: Self::I) -> Self::V {
+        // SAFETY: the caller guarantees what `Simd` requires.
+        unsafe {
+            let all = Self::lanes(Self::from_bits(at)).map(|x| table[x.to_bits() as usize & 15]);
+            Self::load(all.as_ptr())
+        }
+    }
+    /// Replaces both halves of each lane by the number in the table at their lower 4 bits.
+    #[inline(always)]
+    unsafe fn lookup_u16(table: &[u16; 16], at: Self::I) -> Self::I {
+        let number = |at: u32| u32::from(table[at as usize & 15]);
+        // SAFETY: the caller guarantees what `Simd` requires.
+        unsafe {
+            let all = Self::lanes(Self::from_bits(at)).map(|x| {
+                let bits = x.to_bits();
+                (number(bits >> 16) << 16 | number(bits)).cast_signed()
+            });
+            Self::load_i(all.as_ptr())
+        }
+    }
     /// Stores the nearest bf16 numbers; ties go to the even one. NaN stays NaN. An instruction may
     /// treat denormal numbers as zeros.
     #[inline(always)]

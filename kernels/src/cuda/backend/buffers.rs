@@ -81,6 +81,11 @@ pub(super) enum MatrixStorage {
     Packed(UploadedWeight),
 }
 
+/// Returns the error for a format that only the CPU backend has.
+fn only_on_cpu(name: &str) -> Error {
+    Error::Unsupported(format!("{name} weights; only the CPU has them"))
+}
+
 impl Matrix {
     pub(super) fn new(
         device: &Device,
@@ -108,9 +113,9 @@ impl Matrix {
                 let bytes: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
                 MatrixStorage::Packed(UploadedWeight::fp8(depth, data, device.upload(&bytes)?))
             }
-            WeightFormat::Int(format) => {
-                return Err(Error::Unsupported(format!("{} weights; only the CPU has them", format.name())));
-            }
+            WeightFormat::Nf4 => return Err(only_on_cpu("nf4")),
+            WeightFormat::Int(format) => return Err(only_on_cpu(format.name())),
+            WeightFormat::K(format) => return Err(only_on_cpu(format.name())),
         };
         Ok(Matrix { storage, out, cols })
     }
@@ -118,7 +123,9 @@ impl Matrix {
     /// Returns the bytes of a matrix `[out, cols]`.
     pub(super) fn bytes(out: usize, cols: usize, format: WeightFormat) -> usize {
         match format {
-            WeightFormat::Dense(_) | WeightFormat::Int(_) => format.bytes(out, cols),
+            WeightFormat::Dense(_) | WeightFormat::Nf4 | WeightFormat::Int(_) | WeightFormat::K(_) => {
+                format.bytes(out, cols)
+            }
             WeightFormat::Fp8 => {
                 let (padded, depth) = packed_shape(out, cols);
                 format.bytes(padded, depth)

@@ -1,0 +1,44 @@
+//! The division of a product among the threads.
+
+use super::super::gemm::BLOCK_PANELS;
+use super::super::memory::Shared;
+use super::super::{Buf, Cpu, lock};
+use super::activations::QuantizeRow;
+use super::pack::KPanels;
+use super::product::Product;
+use crate::quantize::SUPER_BLOCK;
+
+impl Cpu {
+    /// `out = x · wᵀ + bias` over the first `n` rows, at least one.
+    pub(in crate::cpu) fn super_block_linear(
+        &self,
+        n: usize,
+        x: &Buf,
+        w: &KPanels,
+        bias: Option<&[f32]>,
+        out: &mut Buf,
+    ) {
+        let (cols, outputs) = (x.cols, out.cols);
+        let blocks = cols / SUPER_BLOCK;
+        let mut buffer = lock(&self.super_blocks);
+        assert!(n * blocks <= buffer.blocks.len(), "more rows than any buffer has");
+        let x = x.rows(n);
+        let quantized = Shared::new(&mut buffer.blocks);
+        self.for_rows(n, cols, |row| {
+            let x = &x[row * cols..(row + 1) * cols];
+            // SAFETY: the blocks of the row are inside the buffer, and this task alone uses them.
+            let to = Shared::new(unsafe { quantized.slice(row * blocks, blocks) });
+            self.target.dispatch(QuantizeRow { format: w.format, x, to });
+        });
+        let out = Shared::new(out.rows_mut(n));
+        let panels = outputs.div_ceil(self.target.panel_width());
+        // Several tasks per thread balance the load when other processes run.
+        let at_once = (panels / (8 * self.threads())).next_multiple_of(BLOCK_PANELS).max(BLOCK_PANELS);
+        let at_once = at_once.min(panels.div_ceil(self.threads())).max(1);
+        self.parallel(panels.div_ceil(at_once), n * cols * outputs, |task, _| {
+            let panels = task * at_once..panels.min((task + 1) * at_once);
+            let x = quantized.as_ptr().cast_const();
+            self.target.dispatch(Product { n, blocks, x, w, bias, out, outputs, panels });
+        });
+    }
+}

@@ -1,0 +1,288 @@
+//! The product of packed inputs and codes.
+//!
+//! Up to one tile of rows reads each panel once and widens it in registers. More rows compute with
+//! blocks of a panel that are widened once for all tiles, into working memory that stays in the
+//! cache. Partial sums are in the output between blocks. Both ways compute the same bits.
+
+use std::ops::Range;
+
+use super::super::gemm::SCRATCH;
+use super::super::inputs::{GROUP, Inputs, Words};
+use super::super::memory::Shared;
+use super::super::simd::{Kernel, Simd};
+use super::super::step::{Pair, Single, Step};
+use super::super::tile::{AHEAD, Tiles, with_height};
+use super::pack::{TableFormat, TablePanels};
+use super::widen::{E4m3, Nf4, Pairs, Singles, Widen, Widened};
+
+/// The computation of the outputs of some panels for all rows.
+pub(super) struct Product<'a> {
+    pub(super) inputs: Inputs,
+    pub(super) words: Words,
+    pub(super) w: &'a TablePanels,
+    pub(super) bias: Option<&'a [f32]>,
+    /// `[n, outputs]`.
+    pub(super) out: Shared<f32>,
+    pub(super) outputs: usize,
+    pub(super) panels: Range<usize>,
+    /// [`SCRATCH`] numbers.
+    pub(super) scratch: Shared<f32>,
+}
+
+impl Kernel for Product<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        // SAFETY: the caller guarantees the instruction set and valid pointers.
+        unsafe {
+            match (self.words, self.w.layout.format) {
+                (Words::Bf16Pairs, TableFormat::E4m3) => run::<S, Pairs<E4m3>, Widened<Pair>, 4>(&self),
+                (Words::Bf16Pairs, TableFormat::Nf4) => run::<S, Pairs<Nf4>, Widened<Pair>, 4>(&self),
+                (Words::F32, TableFormat::E4m3) => run::<S, Singles<E4m3>, Widened<Single<f32>>, 8>(&self),
+                (Words::F32, TableFormat::Nf4) => run::<S, Singles<Nf4>, Widened<Single<f32>>, 8>(&self),
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn run<S, C, W, const N: usize>(job: &Product<'_>)
+where
+    S: Simd,
+    C: Widen<N>,
+    W: Widen<N, Product = C::Product>,
+{
+    let layout = job.w.layout;
+    let (tiles, groups) = (Tiles::new(job.inputs.n, S::ROWS), layout.groups());
+    let step_bytes = layout.format.step_bytes() * 2 * S::LANES;
+    // Whole groups that fit the working memory.
+    let block = (SCRATCH / (layout.steps(0).max(1) * N * 2 * S::LANES)).max(1);
+    // SAFETY: panels, groups and rows are inside the operands.
+    unsafe {
+        let mut panel = job.panels.start;
+        while panel < job.panels.end {
+            let source = Source { start: job.w.panel(panel), group_bytes: layout.group_bytes(), step_bytes };
+            if tiles.count() == 1 {
+                let at = Place { panel, row: 0, groups: 0..groups };
+                let codes = [source, Source { start: job.w.panel(panel + 1), ..source }];
+                // One or two rows have too few chains in a panel, and two streams are read faster.
+                if job.inputs.n <= 2 && panel + 1 < job.panels.end {
+                    if job.inputs.n == 1 {
+                        tile::<S, C, N, 1, 4>(job, at, codes, codes);
+                    } else {
+                        tile::<S, C, N, 2, 4>(job, at, codes, codes);
+                    }
+                    panel += 2;
+                    continue;
+                }
+                with_height!(S, job.inputs.n, one_panel::<S, C, N>(job, at, source, source));
+            } else {
+                for first in (0..groups).step_by(block) {
+                    let groups = first..groups.min(first + block);
+                    let start = job.scratch.as_ptr().cast::<u8>();
+                    let step_bytes = N * 2 * S::LANES * size_of::<f32>();
+                    let group_bytes = layout.steps(0) * step_bytes;
+                    widen::<S, C, N>(job, &source, groups.clone());
+                    // As if the first group of the panel were before the working memory.
+                    let start = start.wrapping_sub(first * group_bytes);
+                    let widened = Source { start, group_bytes, step_bytes };
+                    for index in 0..tiles.count() {
+                        let rows = tiles.rows(index);
+                        let at = Place { panel, row: rows.start, groups: groups.clone() };
+                        with_height!(S, rows.len(), one_panel::<S, W, N>(job, at, widened, source));
+                    }
+                }
+            }
+            panel += 1;
+        }
+    }
+}
+
+/// The steps of a panel.
+#[derive(Clone, Copy)]
+struct Source {
+    start: *const u8,
+    group_bytes: usize,
+    step_bytes: usize,
+}
+
+impl Source {
+    /// Returns the address of a step, which need not be valid.
+    #[inline(always)]
+    fn step(&self, group: usize, step: usize) -> *const u8 {
+        self.start.wrapping_add(group * self.group_bytes + step * self.step_bytes)
+    }
+}
+
+/// The outputs and the groups of a tile.
+struct Place {
+    panel: usize,
+    row: usize,
+    groups: Range<usize>,
+}
+
+/// Widens some groups of a panel into the working memory.
+#[inline(always)]
+unsafe fn widen<S: Simd, C: Widen<N>, const N: usize>(
+    job: &Product<'_>,
+    codes: &Source,
+    groups: Range<usize>,
+) {
+    let layout = job.w.layout;
+    let mut to = job.scratch.as_ptr();
+    for g in groups {
+        for step in 0..layout.steps(g) {
+            // SAFETY: the caller guarantees the instruction set, and that the working memory holds
+            // the groups.
+            unsafe {
+                for v in 0..2 {
+                    let words = C::words::<S>(codes.step(g, step), v);
+                    for (at, word) in words.into_iter().enumerate() {
+                        S::store(to.add((2 * at + v) * S::LANES), C::numbers::<S>(word));
+                    }
+                }
+                to = to.add(N * 2 * S::LANES);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+unsafe fn one_panel<S: Simd, W: Widen<N>, const N: usize, const M: usize>(
+    job: &Product<'_>,
+    at: Place,
+    words: Source,
+    codes: Source,
+) {
+    // SAFETY: the caller guarantees the instruction set and valid pointers.
+    unsafe { tile::<S, W, N, M, 2>(job, at, [words; 2], [codes; 2]) }
+}
+
+/// Computes M rows and NV / 2 panels. `words` are the steps of each panel that are read, and `codes`
+/// those that the factors follow.
+#[inline(always)]
+unsafe fn tile<S: Simd, W: Widen<N>, const N: usize, const M: usize, const NV: usize>(
+    job: &Product<'_>,
+    at: Place,
+    words: [Source; 2],
+    codes: [Source; 2],
+) {
+    // SAFETY: the caller guarantees the instruction set and valid pointers.
+    unsafe { S::call(Tile::<W, N, M, NV> { job, at, words, codes, widen: std::marker::PhantomData }) }
+}
+
+struct Tile<'a, W: Widen<N>, const N: usize, const M: usize, const NV: usize> {
+    job: &'a Product<'a>,
+    at: Place,
+    words: [Source; 2],
+    codes: [Source; 2],
+    widen: std::marker::PhantomData<W>,
+}
+
+impl<W: Widen<N>, const N: usize, const M: usize, const NV: usize> Kernel for Tile<'_, W, N, M, NV> {
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Tile { job, at: Place { panel, row, groups }, words, codes, .. } = self;
+        let layout = job.w.layout;
+        let col = |v: usize| (panel * 2 + v) * S::LANES;
+        // SAFETY: the creator passes rows and panels inside the operands.
+        unsafe {
+            let x = job.inputs.tile(row);
+            let mut sums = [[S::splat(0.0); NV]; M];
+            if groups.start > 0 {
+                for (i, sums) in sums.iter_mut().enumerate() {
+                    for v in 0..NV {
+                        sums[v] = get::<S>(job, row + i, col(v));
+                    }
+                }
+            }
+            for g in groups.clone() {
+                let first = g * layout.steps(0) * N;
+                let dots = group::<S, W, N, M, NV>(x, first, layout.steps(g), g, &words);
+                for v in 0..NV {
+                    let factors = codes[v / 2].step(g, layout.steps(g)).cast::<f32>();
+                    let factors = S::load(factors.add(v % 2 * S::LANES));
+                    for i in 0..M {
+                        sums[i][v] = S::fma(dots[i][v], factors, sums[i][v]);
+                    }
+                }
+            }
+            let last = groups.end == layout.groups();
+            for (i, sums) in sums.iter().enumerate() {
+                for v in 0..NV {
+                    put::<S>(job, row + i, col(v), sums[v], last);
+                }
+            }
+        }
+    }
+}
+
+/// Returns the products of one group, whose first word is `first`.
+#[inline(always)]
+unsafe fn group<S: Simd, W: Widen<N>, const N: usize, const M: usize, const NV: usize>(
+    x: *const u32,
+    first: usize,
+    steps: usize,
+    g: usize,
+    words: &[Source; 2],
+) -> [[S::V; NV]; M] {
+    // SAFETY: the caller guarantees the instruction set and valid pointers. Rows of inputs are padded
+    // to whole steps.
+    unsafe {
+        let mut sums = [[S::splat(0.0); NV]; M];
+        for step in 0..steps {
+            let from = [words[0].step(g, step), words[1].step(g, step)];
+            if W::STREAMED {
+                for from in &from[..NV / 2] {
+                    for line in (0..words[0].step_bytes).step_by(64) {
+                        S::prefetch(from.wrapping_add(AHEAD + line));
+                    }
+                }
+            }
+            let w: [_; NV] = std::array::from_fn(|v| W::words::<S>(from[v / 2], v % 2));
+            for at in 0..N {
+                let word = first + step * N + at;
+                let x = x.add(word / GROUP * GROUP * M + word % GROUP);
+                for i in 0..M {
+                    let x = W::Product::input::<S>(x.add(i * GROUP));
+                    for v in 0..NV {
+                        sums[i][v] = W::Product::add::<S>(sums[i][v], x, w[v][at]);
+                    }
+                }
+            }
+        }
+        sums
+    }
+}
+
+/// Returns the partial sums of outputs `[col, col + LANES)` of a row.
+#[inline(always)]
+unsafe fn get<S: Simd>(job: &Product<'_>, row: usize, col: usize) -> S::V {
+    let (out, rest) = (job.outputs, job.outputs.saturating_sub(col));
+    // SAFETY: the elements are inside the output, of which this task owns these columns.
+    unsafe {
+        let p = job.out.as_ptr().wrapping_add(row * out + col);
+        if rest >= S::LANES { S::load(p) } else { S::load_first(p, rest) }
+    }
+}
+
+/// Stores outputs `[col, col + LANES)` of a row. The last block adds the bias.
+#[inline(always)]
+unsafe fn put<S: Simd>(job: &Product<'_>, row: usize, col: usize, sums: S::V, last: bool) {
+    let (out, rest) = (job.outputs, job.outputs.saturating_sub(col));
+    let bias = job.bias.filter(|_| last);
+    // SAFETY: the elements are inside the output, of which this task owns these columns.
+    unsafe {
+        let p = job.out.as_ptr().wrapping_add(row * out + col);
+        if rest >= S::LANES {
+            let sums = bias.map_or(sums, |bias| S::add(sums, S::load(bias.as_ptr().add(col))));
+            S::store(p, sums);
+        } else if rest > 0 {
+            let sums = bias.map_or(sums, |bias| S::add(sums, S::load_first(bias.as_ptr().add(col), rest)));
+            S::store_first(p, sums, rest);
+        }
+    }
+}

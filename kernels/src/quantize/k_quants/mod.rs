@@ -1,0 +1,209 @@
+//! The "K-quants" of GGUF: weights in super-blocks of 256 columns.
+//!
+//! A super-block is cut into sub-blocks whose scales (and minima) are small integers themselves. So
+//! a scale for 16 or 32 columns costs as little memory as one for a whole super-block would with
+//! integers alone. The formats are by Iwan Kawrakow (llama.cpp).
+
+mod bytes;
+mod q4_k;
+mod q6_k;
+
+use crate::{Error, Result};
+
+/// Columns of a super-block.
+pub const SUPER_BLOCK: usize = 256;
+
+/// A format of super-blocks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum KFormat {
+    /// Codes of 4 bits in 8 sub-blocks of 32 columns. Each has a scale and a minimum of 6 bits:
+    /// `weight = scale * scales[s] * code - min * mins[s]`.
+    Q4K,
+    /// Codes of 6 bits in 16 sub-blocks of 16 columns. Each has a signed scale of 8 bits: `weight =
+    /// scale * scales[s] * (code - 32)`.
+    Q6K,
+}
+
+/// The numbers of a super-block.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SuperBlock {
+    /// The factor of the scales, a number of type f16.
+    pub scale: f32,
+    /// The factor of the minima, a number of type f16; 0 without minima.
+    pub min: f32,
+    /// The scales of the sub-blocks.
+    pub scales: [i8; 16],
+    /// The minima of the sub-blocks; zeros without minima.
+    pub mins: [u8; 8],
+    /// One code per column.
+    pub codes: [u8; SUPER_BLOCK],
+}
+
+impl SuperBlock {
+    const ZERO: SuperBlock =
+        SuperBlock { scale: 0.0, min: 0.0, scales: [0; 16], mins: [0; 8], codes: [0; SUPER_BLOCK] };
+}
+
+impl KFormat {
+    /// All formats.
+    pub const ALL: [KFormat; 2] = [KFormat::Q4K, KFormat::Q6K];
+
+    /// Returns the name on the command line.
+    pub const fn name(self) -> &'static str {
+        match self {
+            KFormat::Q4K => "q4_k",
+            KFormat::Q6K => "q6_k",
+        }
+    }
+
+    /// Returns the columns of a sub-block.
+    pub const fn sub_block(self) -> usize {
+        match self {
+            KFormat::Q4K => 32,
+            KFormat::Q6K => 16,
+        }
+    }
+
+    /// Returns the number that is subtracted from a code before it is scaled.
+    pub const fn offset(self) -> u8 {
+        match self {
+            KFormat::Q4K => 0,
+            KFormat::Q6K => 32,
+        }
+    }
+
+    /// Returns the bytes of a super-block in a GGUF file.
+    pub const fn file_bytes(self) -> usize {
+        match self {
+            KFormat::Q4K => 144,
+            KFormat::Q6K => 210,
+        }
+    }
+
+    /// Returns the bytes of a matrix `[out, cols]` in memory, without padding. There, scales and
+    /// minima of 6 bits take a byte each.
+    pub const fn bytes(self, out: usize, cols: usize) -> usize {
+        let block = match self {
+            KFormat::Q4K => self.file_bytes() + 4,
+            KFormat::Q6K => self.file_bytes(),
+        };
+        out.saturating_mul(cols.div_ceil(SUPER_BLOCK) * block)
+    }
+
+    /// Checks that rows of `cols` columns consist of whole super-blocks.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if they do not.
+    pub fn check_cols(self, cols: usize) -> Result<()> {
+        if !cols.is_multiple_of(SUPER_BLOCK) {
+            return Err(Error::Unsupported(format!(
+                "a matrix of {cols} columns as {}, which needs a multiple of {SUPER_BLOCK}",
+                self.name()
+            )));
+        }
+        Ok(())
+    }
+
+    /// Quantizes the weights of a super-block.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a NaN, an infinity, and a weight so large that its scale exceeds
+    /// the largest f16 number.
+    // Inlined, so that its loops are vectorized for the instruction set of the caller.
+    #[inline(always)]
+    pub fn quantize(self, weights: &[f32; SUPER_BLOCK]) -> Result<SuperBlock> {
+        let largest = weights.iter().fold(0, |most, weight| most.max(weight.to_bits() & !(1 << 31)));
+        let largest = f32::from_bits(largest);
+        if !largest.is_finite() {
+            return Err(Error::Unsupported("a weight with a NaN or an infinity".to_owned()));
+        }
+        // Where squares of weights are subnormal or overflow, no least squares can be computed.
+        let block = if largest < SMALLEST {
+            SuperBlock::ZERO
+        } else if largest > LARGEST {
+            SuperBlock { scale: f32::INFINITY, ..SuperBlock::ZERO }
+        } else {
+            match self {
+                KFormat::Q4K => q4_k::quantize(weights),
+                KFormat::Q6K => q6_k::quantize(weights),
+            }
+        };
+        if !(block.scale.is_finite() && block.min.is_finite()) {
+            return Err(Error::Unsupported(format!("a weight of {largest:e} as {}", self.name())));
+        }
+        Ok(block)
+    }
+
+    /// Returns the weight in column `col` of a super-block.
+    pub fn value(self, block: &SuperBlock, col: usize) -> f32 {
+        let sub_block = col / self.sub_block();
+        let scale = block.scale * f32::from(block.scales[sub_block]);
+        let code = i16::from(block.codes[col]) - i16::from(self.offset());
+        match self {
+            KFormat::Q4K => scale * f32::from(code) - block.min * f32::from(block.mins[sub_block]),
+            KFormat::Q6K => scale * f32::from(code),
+        }
+    }
+
+    /// Rounds rows of `cols` weights to the values of the format, in place.
+    ///
+    /// # Errors
+    /// As [`KFormat::check_cols`] and [`KFormat::quantize`].
+    pub fn round(self, weights: &mut [f32], cols: usize) -> Result<()> {
+        self.check_cols(cols)?;
+        for weights in weights.as_chunks_mut::<SUPER_BLOCK>().0 {
+            let block = self.quantize(weights)?;
+            for (col, weight) in weights.iter_mut().enumerate() {
+                *weight = self.value(&block, col);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Super-blocks whose largest weight is smaller become zeros. No f16 number is as small.
+const SMALLEST: f32 = 1e-9;
+/// Super-blocks with a larger weight are refused: their scale exceeds the largest f16 number.
+const LARGEST: f32 = 1e9;
+
+/// Weights by columns of the sub-blocks: `[columns of a sub-block][sub-blocks]`. Loops over
+/// sub-blocks are inner loops without dependencies, which compilers vectorize.
+type ByColumn<const LEN: usize, const SUBS: usize> = [[f32; SUBS]; LEN];
+
+#[inline(always)]
+fn by_column<const LEN: usize, const SUBS: usize>(weights: &[f32; SUPER_BLOCK]) -> ByColumn<LEN, SUBS> {
+    let mut columns = [[0.0; SUBS]; LEN];
+    for (sub_block, weights) in weights.as_chunks::<LEN>().0.iter().enumerate() {
+        for (column, weight) in columns.iter_mut().zip(weights) {
+            column[sub_block] = *weight;
+        }
+    }
+    columns
+}
+
+/// Returns `a / b`, or 0 if there is no such number.
+#[inline(always)]
+fn quotient(a: f32, b: f32) -> f32 {
+    let quotient = a / b;
+    if quotient.is_finite() { quotient } else { 0.0 }
+}
+
+/// Returns the nearest integer of a magnitude below 2^22; ties go to the even one. Lower bits do
+/// not fit the mantissa of the sum.
+#[inline(always)]
+fn nearest(x: f32) -> f32 {
+    const SHIFT: f32 = 12_582_912.0; // 1.5 * 2^23
+    (x + SHIFT) - SHIFT
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_of_sub_blocks_are_transposed() {
+        let weights = std::array::from_fn(|col| col as f32);
+        let columns: ByColumn<16, 16> = by_column(&weights);
+        assert_eq!((columns[0][1], columns[3][2], columns[15][15]), (16.0, 35.0, 255.0));
+    }
+}

@@ -1,0 +1,83 @@
+//! The search for scales of `Q6_K`.
+//!
+//! As in llama.cpp (`quantize_row_q6_K_ref`), each sub-block is quantized with several step sizes,
+//! for each of which the best scale follows from least squares, weighted by the squares of the
+//! weights. The weight of largest magnitude becomes the end of the codes that has one code more.
+
+#![allow(clippy::needless_range_loop, reason = "loops over sub-blocks read better with indices")]
+
+use half::f16;
+
+use super::{ByColumn, SUPER_BLOCK, SuperBlock, by_column, nearest, quotient};
+
+/// Sub-blocks, and columns of a sub-block.
+const SUBS: usize = 16;
+const LEN: usize = 16;
+/// The smallest and the largest code, less the offset.
+const LOWEST: f32 = -32.0;
+const HIGHEST: f32 = 31.0;
+/// The magnitude of the largest scale.
+const MOST_SCALE: f32 = 128.0;
+/// Step sizes that are tried. The weight of largest magnitude is 31.1 to 32.9 steps from 0.
+const TRIES: usize = 19;
+
+#[inline(always)]
+pub(super) fn quantize(weights: &[f32; SUPER_BLOCK]) -> SuperBlock {
+    let scales = search(&by_column(weights));
+    let mut block = SuperBlock::ZERO;
+    let largest = scales.iter().fold(0f32, |most, x| if x.abs() > most.abs() { *x } else { most });
+    block.scale = f16::from_f32(largest / -MOST_SCALE).to_f32();
+    let mut inverse = [0.0; SUBS];
+    for s in 0..SUBS {
+        let scale = nearest(quotient(scales[s], block.scale)).clamp(-MOST_SCALE, MOST_SCALE - 1.0);
+        block.scales[s] = scale as i8;
+        inverse[s] = quotient(1.0, block.scale * scale);
+    }
+    for (col, code) in block.codes.iter_mut().enumerate() {
+        let x = nearest(weights[col] * inverse[col / LEN]).clamp(LOWEST, HIGHEST);
+        *code = (x - LOWEST) as i32 as u8;
+    }
+    block
+}
+
+/// Returns the best scale of each sub-block.
+#[inline(always)]
+fn search(x: &ByColumn<LEN, SUBS>) -> [f32; SUBS] {
+    let mut largest = [0f32; SUBS];
+    for x in x {
+        for s in 0..SUBS {
+            largest[s] = if x[s].abs() > largest[s].abs() { x[s] } else { largest[s] };
+        }
+    }
+    let (mut best, mut scales) = ([0f32; SUBS], [0f32; SUBS]);
+    for attempt in 0..TRIES {
+        let steps = LOWEST + 0.1 * (attempt as f32 - (TRIES / 2) as f32);
+        let (mut inverse, mut squares, mut products) = ([0f32; SUBS], [0f32; SUBS], [0f32; SUBS]);
+        for s in 0..SUBS {
+            inverse[s] = quotient(steps, largest[s]);
+        }
+        for x in x {
+            for s in 0..SUBS {
+                let code = nearest(x[s] * inverse[s]);
+                let code = if code < HIGHEST { code } else { HIGHEST };
+                let code = if code > LOWEST { code } else { LOWEST };
+                // Relative to the largest weight, so that products of four factors are numbers of
+                // type f32.
+                let x = x[s] * inverse[s];
+                let weighted = x * x * code;
+                squares[s] += weighted * code;
+                products[s] += weighted * x;
+            }
+        }
+        for s in 0..SUBS {
+            let factor = quotient(products[s], squares[s]);
+            // What the fit takes away from the sum of squares, in units that all step sizes of a
+            // sub-block share.
+            let gain = factor * products[s] / (steps * steps * steps * steps);
+            if gain > best[s] {
+                (best[s], scales[s]) = (gain, factor / inverse[s]);
+            }
+        }
+    }
+    scales
+}
