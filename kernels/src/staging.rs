@@ -267,7 +267,7 @@ mod tests {
     fn stored_integers_are_converted_like_dense_weights() {
         let (rows, cols) = (16, 96);
         let random = |n: usize, salt: usize| -> Vec<u8> {
-            (0..n).map(|i| ((i * 7919 + salt) * 2_654_435_761 >> 7) as u8).collect()
+            (0..n).map(|i| (((i * 7919 + salt) * 2_654_435_761) >> 7) as u8).collect()
         };
         let scales: Vec<f32> = (0..rows * 3).map(|i| 0.01 + i as f32 / 512.0).collect();
         let tensors = GptqTensors {

@@ -29,8 +29,8 @@ use crate::{DType, Error, Result};
 
 /// How the numbers of a stored tensor are encoded in its bytes.
 ///
-/// An encoding whose numbers need further tensors (scales, zero points) carries them in its variant,
-/// which is why this type is not `Copy`.
+/// An encoding whose numbers need further tensors (scales, zero points) carries them in its
+/// variant, which is why this type is not `Copy`.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Encoding {
     /// Little-endian numbers of this type, one after the other.

@@ -317,7 +317,7 @@ fn what_families_lack_is_refused_by_key() {
         (chatglm(&json!({"position_encoding_2d": true})), "position_encoding_2d = true is not supported"),
         (
             chatglm(&json!({"quantization_bit": 4})),
-            "quantization_bit = 4 is not supported: quantized checkpoints",
+            "quantization_bit = 4 is not supported: weights that its own code has quantized",
         ),
         (chatglm(&json!({"rmsnorm": false})), "rmsnorm = false is not supported: layer norms"),
         (chatglm(&json!({"post_layer_norm": false})), "post_layer_norm = false is not supported"),
