@@ -1,4 +1,4 @@
-use millrace_kernels::{ProductShape, WeightFormat};
+use millrace_kernels::{DType, ProductShape, WeightFormat};
 use proptest::prelude::*;
 
 use super::*;
@@ -80,7 +80,7 @@ fn every_byte_is_counted() {
         overheads: Overheads::default(),
     };
     assert_eq!(found, expected);
-    assert_eq!(kv_bytes_per_token(&spec(), DType::F32, &UnpaddedDevice), 2 * 2 * 2 * 4 * 4);
+    assert_eq!(kv_bytes_per_token(&spec(), DType::F32.into(), &UnpaddedDevice), 2 * 2 * 2 * 4 * 4);
     assert_eq!(spec().parameters(), matrices + vectors);
 }
 
