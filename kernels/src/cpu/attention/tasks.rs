@@ -169,3 +169,67 @@ impl Cpu {
         });
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::backend::{ModelLoading, QkvLayout, SeqRow, StepInput, StepQueue};
+    use crate::cpu::CpuOptions;
+    use crate::{DType, KvFormat};
+
+    const SPEC: AttentionSpec =
+        AttentionSpec { layout: QkvLayout { heads: 8, kv_heads: 2, head_dim: 64 }, scale: 1.0, window: None };
+
+    /// Makes the tasks of a step with decode rows at these positions. The lists must not grow.
+    fn tasks(positions: &[usize], threads: usize) -> AttentionTasks {
+        let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
+        let size = StepSize {
+            tokens: positions.len(),
+            rows: positions.len(),
+            sequence_tokens: 1 << 20,
+            blocks: 1,
+            block_size: 16,
+            kv_format: KvFormat::Dense(DType::F32),
+            vocab: 1,
+            attention: &[SPEC],
+        };
+        let mut queue = cpu.queue(&size).unwrap();
+        let tokens = vec![0; positions.len()];
+        let rows: Vec<SeqRow<'_>> =
+            positions.iter().enumerate().map(|(slot, &at)| SeqRow::prefill(slot, at..at + 1, &[])).collect();
+        let input = StepInput { tokens: &tokens, rows: &rows, outputs: &[], samples: &[] };
+        let _begun = cpu.begin(&mut queue, &input).unwrap();
+        let mut tasks = AttentionTasks::new(threads).unwrap();
+        tasks.reserve(&size, threads);
+        let capacities = (tasks.list.capacity(), tasks.split.capacity());
+        tasks.make(&queue, &SPEC, threads);
+        assert_eq!(capacities, (tasks.list.capacity(), tasks.split.capacity()));
+        tasks
+    }
+
+    #[test]
+    fn a_long_sequence_is_a_task_for_each_range() {
+        let found = tasks(&[20_000, 30], 4);
+        assert_eq!((found.list.len(), found.split.len()), (2 * 5 + 2, 2));
+        let mut places: Vec<usize> = found.list.iter().filter_map(|task| task.partials).collect();
+        places.sort_unstable();
+        let of_range = 4 * stride(64);
+        assert_eq!(places, (0..10).map(|range| range * of_range).collect::<Vec<_>>());
+        assert!(found.list.windows(2).all(|pair| pair[0].cost >= pair[1].cost));
+        assert_eq!(tasks(&[20_000, 30], 1).list.len(), 4);
+    }
+
+    #[test]
+    fn partial_results_stay_inside_their_buffer() {
+        for position in [1 << 17, 1 << 19, (1 << 20) - 1] {
+            for threads in [2, 3, 8] {
+                let found = tasks(&[position], threads);
+                let end = |task: &Task| Some(task.partials? + task.queries.len() * stride(64));
+                let last = found.list.iter().filter_map(end).max().unwrap_or(0);
+                assert!(last <= found.partials.len(), "{position} on {threads} threads");
+                let ranges: usize = found.list.iter().map(|task| task.ranges.len()).sum();
+                assert_eq!(ranges, 2 * (position + 1).div_ceil(4096));
+            }
+        }
+    }
+}
