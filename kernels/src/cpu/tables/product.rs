@@ -242,7 +242,11 @@ unsafe fn group<S: Simd, W: Widen<N>, const N: usize, const M: usize, const NV: 
                     }
                 }
             }
-            let w: [_; NV] = std::array::from_fn(|v| W::words::<S>(from[v / 2], v % 2));
+            // No closure: it would be a function of its own, without the instruction set.
+            let mut w = [W::words::<S>(from[0], 0); NV];
+            for v in 1..NV {
+                w[v] = W::words::<S>(from[v / 2], v % 2);
+            }
             for at in 0..N {
                 let word = first + step * N + at;
                 let x = x.add(word / GROUP * GROUP * M + word % GROUP);
