@@ -2,8 +2,9 @@
 //! `faer`.
 //!
 //! `cargo bench -p millrace-kernels --bench cpu [--features faer] -- [--threads N] [--only
-//! linear|quantized|packing|attention|decode|prefill|sampling|staging] [--dtype bfloat16|float16|float32] [--kv bfloat16|float16|float32|int8]
-//! [--rows 1,8,512] [--format int8|q8_0|q4_0|int4|q4_k|q6_k|fp8|nf4]`
+//! linear|quantized|packing|attention|decode|prefill|sampling|staging] [--dtype
+//! bfloat16|float16|float32] [--kv bfloat16|float16|float32|int8] [--rows 1,8,512] [--format
+//! int8|q8_0|q4_0|int4|q4_k|q6_k|fp8|nf4]`
 //!
 //! Shapes are those of a Llama with 1.1 billion parameters. The weights are cycled so that every
 //! product reads them from memory, as a decoder does. The peak (a loop on registers of the

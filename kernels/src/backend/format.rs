@@ -19,9 +19,9 @@ pub enum WeightFormat {
 }
 
 impl WeightFormat {
-    /// Returns the format in which a matrix of `cols` columns is kept where this one is asked for. A
-    /// matrix whose rows are not whole super-blocks has groups of 32 columns with as many bits, or
-    /// more.
+    /// Returns the format in which a matrix of `cols` columns is kept where this one is asked for.
+    /// A matrix whose rows are not whole super-blocks has groups of 32 columns with as many bits,
+    /// or more.
     pub const fn for_cols(self, cols: usize) -> WeightFormat {
         match self {
             WeightFormat::K(_) if cols.is_multiple_of(SUPER_BLOCK) => self,

@@ -68,8 +68,8 @@ impl Sizing for Cpu {
 
 impl ModelLoading for Cpu {
     fn begin_weights(&self, subject: &str, version: &str) {
-        // Panels depend on the instruction set, and an older version of this program may have packed
-        // other ones.
+        // Panels depend on the instruction set, and an older version of this program may have
+        // packed other ones.
         let PanelLayout { width, bf16_pairs } = self.panel_layout();
         let isa = self.target.isa();
         self.cache.begin(subject, &format!("{version}\n{isa:?}, panels of {width}, pairs: {bf16_pairs}"));

@@ -26,6 +26,7 @@ mod simd;
 mod super_blocks;
 
 mod step;
+mod stepping;
 mod tables;
 mod tile;
 

@@ -1,5 +1,5 @@
-//! NF4: codes of 4 bits into a table of quantiles of the normal distribution, with one f32 factor per
-//! 64 columns (Dettmers et al., "QLoRA"). `weight = TABLE[code] * factor`.
+//! NF4: codes of 4 bits into a table of quantiles of the normal distribution, with one f32 factor
+//! per 64 columns (Dettmers et al., "QLoRA"). `weight = TABLE[code] * factor`.
 
 use crate::{Error, Result};
 

@@ -144,8 +144,8 @@ pub(crate) struct ModelArgs {
     #[serde(skip)]
     pub(crate) packed_weights_cache: Option<PathBuf>,
     /// Leave packed weights in the file of the cache instead of copying them to huge pages. The
-    /// start is faster, processes share the memory, and weights may be larger than the memory; steps
-    /// are slower
+    /// start is faster, processes share the memory, and weights may be larger than the memory;
+    /// steps are slower
     #[arg(long, env = "MAP_PACKED_WEIGHTS", requires = "packed_weights_cache",
           value_parser = clap::builder::BoolishValueParser::new())]
     #[serde(skip)]

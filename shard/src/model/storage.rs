@@ -258,9 +258,9 @@ impl WeightStorage {
         Ok(storage)
     }
 
-    /// Returns the format asked for of the matrix in `slot`, which [`WeightFormat::for_cols`] replaces
-    /// where it does not fit. Embedding and head are never quantized while they are loaded, because
-    /// they decide which token is chosen.
+    /// Returns the format asked for of the matrix in `slot`, which [`WeightFormat::for_cols`]
+    /// replaces where it does not fit. Embedding and head are never quantized while they are
+    /// loaded, because they decide which token is chosen.
     pub fn matrix(&self, slot: WeightSlot) -> WeightFormat {
         if let Some(format) = self.stored.get(&slot) {
             return *format;

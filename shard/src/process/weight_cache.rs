@@ -8,11 +8,11 @@ use millrace_kernels::Part;
 use crate::model::{DecoderSpec, WeightError, WeightSource, WeightStorage};
 use crate::split::Split;
 
-/// Bytes of each stored tensor that are part of the version. Files with the same name, size and time
-/// may still hold other weights: container images often give all files the same time.
+/// Bytes of each stored tensor that are part of the version. Files with the same name, size and
+/// time may still hold other weights: container images often give all files the same time.
 const SAMPLE: usize = 64;
 
-/// What a device's cache of packed weights is told about them.
+/// The label of weights in the cache of a device.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct WeightLabel {
     /// The model, the formats and the rank. A cache has one version of each subject.

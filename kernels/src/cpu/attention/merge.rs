@@ -6,8 +6,8 @@ use super::super::kv::padded;
 use super::super::memory::Shared;
 use super::super::queue::Row;
 use super::super::simd::{Kernel, Simd};
+use super::job::Queries;
 use super::softmax::{Partial, Unscaled, merge};
-use super::tile::Queries;
 use crate::backend::AttentionSpec;
 
 /// Numbers after the values of a partial result: the maximum and the sum of its softmax, and

@@ -13,6 +13,8 @@
 //! So a result depends neither on the other queries of a tile, nor on how a prompt was cut into
 //! chunks, nor on which thread computed which range.
 
+mod attend;
+mod job;
 mod merge;
 mod queries;
 mod scores;

@@ -3,7 +3,7 @@
 use super::super::simd::Simd;
 use super::super::step::Step;
 use super::super::tile::Tiles;
-use super::tile::{Tile, Work};
+use super::job::{Tile, Work};
 
 /// Packs the queries in tiles of `[words][height]`.
 ///

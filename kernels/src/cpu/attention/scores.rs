@@ -7,8 +7,8 @@ use super::super::simd::{Kernel, Simd};
 use super::super::step::Step;
 use super::super::tile::{Tiles, with_height};
 use super::SEGMENT;
+use super::job::{Tile, Work};
 use super::stream::{Ahead, Factors, Stream, accumulate};
-use super::tile::{Tile, Work};
 
 /// Computes the scores of all queries and the keys at `keys`, in whole vectors. `start` is the
 /// first position of the segment.

@@ -3,13 +3,11 @@
 use std::cmp::Reverse;
 use std::ops::Range;
 
-use super::super::kv::Kv;
-use super::super::memory::{Memory, Shared};
+use super::super::memory::Memory;
 use super::super::queue::Queue;
-use super::super::{Buf, Cpu, lock};
 use super::QUERIES;
-use super::merge::{Merge, stride};
-use super::tile::{Output, Queries, Tile};
+use super::job::Queries;
+use super::merge::stride;
 use crate::Result;
 use crate::backend::{AttentionSpec, StepSize};
 
@@ -29,22 +27,22 @@ pub(in crate::cpu) const fn partial_floats(threads: usize) -> usize {
 /// The tasks of the running attention. Steps allocate nothing: lists and buffer are as large as the
 /// largest step needs, or bounded.
 pub(in crate::cpu) struct AttentionTasks {
-    list: Vec<Task>,
+    pub(super) list: Vec<Task>,
     /// The tiles whose ranges are separate tasks.
-    split: Vec<Task>,
-    partials: Memory<f32>,
+    pub(super) split: Vec<Task>,
+    pub(super) partials: Memory<f32>,
 }
 
 /// Some ranges of a tile.
 #[derive(Clone)]
-struct Task {
+pub(super) struct Task {
     /// Index of the row.
-    row: usize,
-    kv_head: usize,
-    queries: Range<usize>,
-    ranges: Range<usize>,
+    pub(super) row: usize,
+    pub(super) kv_head: usize,
+    pub(super) queries: Range<usize>,
+    pub(super) ranges: Range<usize>,
     /// Index of the partial results, if the tile's ranges are separate tasks.
-    partials: Option<usize>,
+    pub(super) partials: Option<usize>,
     /// Estimated time, relative to other tasks.
     cost: usize,
 }
@@ -68,7 +66,7 @@ impl AttentionTasks {
     }
 
     /// Makes the tasks of a step.
-    fn make(&mut self, step: &Queue, spec: &AttentionSpec, threads: usize) {
+    pub(super) fn make(&mut self, step: &Queue, spec: &AttentionSpec, threads: usize) {
         self.list.clear();
         self.split.clear();
         let group = spec.layout.heads / spec.layout.kv_heads;
@@ -126,55 +124,16 @@ impl AttentionTasks {
         }
     }
 
-    fn cost(&self) -> usize {
+    /// Returns the estimated time of all tasks.
+    pub(super) fn cost(&self) -> usize {
         self.list.iter().map(|task| task.cost).sum()
-    }
-}
-
-impl Cpu {
-    /// Computes the attention of all tokens of the step. The caller has checked all shapes.
-    pub(in crate::cpu) fn attend(
-        &self,
-        step: &Queue,
-        qkv: &Buf,
-        kv: &Kv,
-        spec: &AttentionSpec,
-        out: &mut Buf,
-    ) {
-        let n = step.tokens.len();
-        let (qkv, out) = (qkv.rows(n), Shared::new(out.rows_mut(n)));
-        let mut tasks = lock(&self.attention);
-        tasks.make(step, spec, self.threads());
-        let work = tasks.cost() * spec.layout.head_dim;
-        let AttentionTasks { list, split, partials } = &mut *tasks;
-        let shared = Shared::new(partials);
-        self.parallel_in_order(list.len(), work, |task, thread| {
-            let Task { row, kv_head, ref queries, ref ranges, partials, .. } = list[task];
-            let (_guard, scratch) = self.scratch(thread);
-            let row = &step.rows[row];
-            let (queries, ranges) = (queries.clone(), ranges.clone());
-            let to = partials.map_or(Output::Attention(out), |at| Output::Partials(shared.from(at)));
-            let (of, blocks) = (Queries { spec, row, kv_head }, step.blocks(row));
-            self.target.dispatch(Tile { of, spec, kv, blocks, kv_head, queries, ranges, qkv, to, scratch });
-        });
-        let partials = &partials[..];
-        let stride = stride(spec.layout.head_dim);
-        let merged: usize = split.iter().map(|tile| tile.queries.len() * tile.ranges.len() * stride).sum();
-        self.parallel(split.len(), merged, |tile, thread| {
-            let Task { row, kv_head, ref queries, ref ranges, partials: at, .. } = split[tile];
-            let (_guard, scratch) = self.scratch(thread);
-            let (row, queries, ranges) = (&step.rows[row], queries.clone(), ranges.clone());
-            let partials = &partials[at.unwrap_or(0)..];
-            self.target.dispatch(Merge { spec, row, kv_head, queries, ranges, partials, out, scratch });
-        });
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{ModelLoading, QkvLayout, SeqRow, StepInput, StepQueue};
-    use crate::cpu::CpuOptions;
+    use crate::backend::{QkvLayout, SeqRow, StepInput};
     use crate::{DType, KvFormat};
 
     const SPEC: AttentionSpec =
@@ -182,7 +141,6 @@ mod tests {
 
     /// Makes the tasks of a step with decode rows at these positions. The lists must not grow.
     fn tasks(positions: &[usize], threads: usize) -> AttentionTasks {
-        let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
         let size = StepSize {
             tokens: positions.len(),
             rows: positions.len(),
@@ -193,12 +151,12 @@ mod tests {
             vocab: 1,
             attention: &[SPEC],
         };
-        let mut queue = cpu.queue(&size).unwrap();
+        let mut queue = Queue::new(&size);
         let tokens = vec![0; positions.len()];
         let rows: Vec<SeqRow<'_>> =
             positions.iter().enumerate().map(|(slot, &at)| SeqRow::prefill(slot, at..at + 1, &[])).collect();
         let input = StepInput { tokens: &tokens, rows: &rows, outputs: &[], samples: &[] };
-        let _begun = cpu.begin(&mut queue, &input).unwrap();
+        queue.set(&input);
         let mut tasks = AttentionTasks::new(threads).unwrap();
         tasks.reserve(&size, threads);
         let capacities = (tasks.list.capacity(), tasks.split.capacity());

@@ -10,8 +10,8 @@ use super::super::simd::{Kernel, Simd};
 use super::super::step::Step;
 use super::super::tile::{Tiles, with_height};
 use super::SEGMENT;
+use super::job::{Tile, Work};
 use super::stream::{Ahead, Factors, Stream, accumulate};
-use super::tile::{Tile, Work};
 
 /// The values of one segment, and what is prefetched meanwhile.
 pub(super) struct Segment<'a, F: Step> {

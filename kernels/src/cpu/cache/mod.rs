@@ -60,7 +60,7 @@ enum FileUse {
     Write(CacheWriter),
 }
 
-/// What the packing of weights needs.
+/// The threads and the cache that pack weights.
 #[derive(Clone, Copy)]
 pub(super) struct Packing<'a> {
     pub(super) pool: &'a ThreadPool,
@@ -72,8 +72,8 @@ impl WeightCache {
         WeightCache { options, state: Mutex::default() }
     }
 
-    /// Begins the loading of weights. Weights of the same `subject` replace each other in the cache;
-    /// `version` says which ones they are. Both are part of the label of the file.
+    /// Begins the loading of weights. Weights of the same `subject` replace each other in the
+    /// cache; `version` says which ones they are. Both are part of the label of the file.
     pub(super) fn begin(&self, subject: &str, version: &str) {
         let Some(options) = &self.options else { return };
         let path = options.folder.join(format!("{:08x}.weights", crc32fast::hash(subject.as_bytes())));
@@ -120,8 +120,8 @@ impl WeightCache {
 }
 
 impl Packing<'_> {
-    /// Fills arrays, which are all zeros, from the cache. Returns whether it has them. Otherwise the
-    /// caller packs them and calls [`Packing::keep`]. A failure of the cache is no error;
+    /// Fills arrays, which are all zeros, from the cache. Returns whether it has them. Otherwise
+    /// the caller packs them and calls [`Packing::keep`]. A failure of the cache is no error;
     /// [`WeightCache::end`] returns it.
     pub(super) fn load(self, arrays: &mut [&mut dyn Cached]) -> bool {
         let Packing { pool, cache } = self;

@@ -34,7 +34,7 @@ pub(in crate::cpu) struct IntPanels {
     pub(super) order: Option<Vec<u32>>,
 }
 
-/// What a row is read as.
+/// The contents that a row is read as.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::cpu) enum RowContents {
     /// Codes and groups.
@@ -198,8 +198,8 @@ impl IntPanels {
     }
 }
 
-/// The packing of `rows` rows to one panel. It is a kernel only so that compilers vectorize its loops
-/// for the instruction set of the machine: the codes are the same on all.
+/// The packing of `rows` rows to one panel. It is a kernel only so that compilers vectorize its
+/// loops for the instruction set of the machine: the codes are the same on all.
 struct PackPanel<'a, R: Fn(usize, &mut RowCodes) -> RowContents> {
     layout: PanelLayout,
     rows: usize,

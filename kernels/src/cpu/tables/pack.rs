@@ -1,10 +1,10 @@
 //! Codes in groups, in the layout that the product reads.
 //!
 //! A panel holds `width` outputs and is one sequential stream. For each group of columns it has the
-//! codes, in steps of eight columns, and the factors, `[width]` numbers of type f32. A step of FP8 is
-//! `[4][width][2]` bytes: pairs of columns. A step of NF4 is `[width]` words of 32 bits, in which
-//! column `2 * j + p` has the bits from `16 * p + 4 * j` on. Missing columns and outputs have factors
-//! or inputs of 0.
+//! codes, in steps of eight columns, and the factors, `[width]` numbers of type f32. A step of FP8
+//! is `[4][width][2]` bytes: pairs of columns. A step of NF4 is `[width]` words of 32 bits, in
+//! which column `2 * j + p` has the bits from `16 * p + 4 * j` on. Missing columns and outputs have
+//! factors or inputs of 0.
 
 use std::sync::{Mutex, PoisonError};
 

@@ -159,8 +159,8 @@ unsafe fn one_panel<S: Simd, W: Widen<N>, const N: usize, const M: usize>(
     unsafe { tile::<S, W, N, M, 2>(job, at, [words; 2], [codes; 2]) }
 }
 
-/// Computes M rows and NV / 2 panels. `words` are the steps of each panel that are read, and `codes`
-/// those that the factors follow.
+/// Computes M rows and NV / 2 panels. `words` are the steps of each panel that are read, and
+/// `codes` those that the factors follow.
 #[inline(always)]
 unsafe fn tile<S: Simd, W: Widen<N>, const N: usize, const M: usize, const NV: usize>(
     job: &Product<'_>,
@@ -229,8 +229,8 @@ unsafe fn group<S: Simd, W: Widen<N>, const N: usize, const M: usize, const NV: 
     g: usize,
     words: &[Source; 2],
 ) -> [[S::V; NV]; M] {
-    // SAFETY: the caller guarantees the instruction set and valid pointers. Rows of inputs are padded
-    // to whole steps.
+    // SAFETY: the caller guarantees the instruction set and valid pointers. Rows of inputs are
+    // padded to whole steps.
     unsafe {
         let mut sums = [[S::splat(0.0); NV]; M];
         for step in 0..steps {

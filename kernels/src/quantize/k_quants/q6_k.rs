@@ -8,7 +8,7 @@
 
 use half::f16;
 
-use super::{ByColumn, SUPER_BLOCK, SuperBlock, by_column, nearest, quotient};
+use super::super_block::{ByColumn, SUPER_BLOCK, SuperBlock, by_column, nearest, quotient};
 
 /// Sub-blocks, and columns of a sub-block.
 const SUBS: usize = 16;
