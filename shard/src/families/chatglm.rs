@@ -50,7 +50,8 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     config.insist("rmsnorm", true, "layer norms")?;
     config.insist("post_layer_norm", true, "a decoder without a final norm")?;
     config.insist("apply_residual_connection_post_layernorm", false, "residuals of normalized states")?;
-    config.insist("quantization_bit", 0, "weights that its own code has quantized; use the original checkpoint, or one of GPTQ or AWQ")?;
+    let instead = "weights that its own code has quantized; use the original checkpoint, or one in GPTQ";
+    config.insist("quantization_bit", 0, instead)?;
     config.insist("pre_seq_len", 0, "the prefix of p-tuning")?;
     if !config.flag("multi_query_attention", false)? {
         let reason = "heads that are stored one by one; multi_query_attention must be true";

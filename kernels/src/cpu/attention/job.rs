@@ -1,4 +1,4 @@
-//! What a tile of queries is, and the memory in which it is computed.
+//! A tile of queries, and the memory in which it is computed.
 
 use std::ops::Range;
 

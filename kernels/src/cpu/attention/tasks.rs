@@ -117,8 +117,9 @@ impl AttentionTasks {
                 cost,
                 ..whole.clone()
             };
-            self.list[index] = of((0, ranges.start));
-            self.list.extend(ranges.clone().enumerate().skip(1).map(of));
+            // The last range takes the place of the tile.
+            self.list.extend(ranges.clone().enumerate().map(of));
+            self.list.swap_remove(index);
             self.split.push(whole);
             (used, tasks) = (end, tasks + ranges.len());
         }
