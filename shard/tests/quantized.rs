@@ -267,7 +267,8 @@ fn the_flag_names_a_checkpoint_or_a_way_to_quantize() {
     let slot = WeightSlot::Layer(0, millrace_shard::model::LayerSlot::Down);
     let int8 = WeightFormat::Int(millrace_kernels::IntFormat::Int8);
     assert_eq!(dense(Quantize::Bitsandbytes).unwrap().matrix(slot), int8);
-    for quantize in [Quantize::Gptq, Quantize::Awq, Quantize::CompressedTensors, Quantize::BitsandbytesNf4] {
+    assert_eq!(dense(Quantize::BitsandbytesNf4).unwrap().matrix(slot), WeightFormat::Nf4);
+    for quantize in [Quantize::Gptq, Quantize::Awq, Quantize::CompressedTensors, Quantize::BitsandbytesFp4] {
         let error = dense(quantize).unwrap_err().to_string();
         assert!(error.contains("config.json has no quantization_config"), "{error}");
     }

@@ -22,7 +22,7 @@ pub(crate) fn run(args: ShardArgs) -> Result<()> {
     let is_remote = matches!(address, RouterAddress::Tcp(_));
     match is_remote {
         true => logging::start("info", json_output),
-        false => logging::catch_panics(),
+        false => logging::start_in_shard(json_output),
     }
     let previous_pool = args.kept_pool_tokens.zip(args.kept_sequence_tokens);
     let placement = RankPlacement {

@@ -27,6 +27,20 @@ static QUEUE: OnceLock<LogQueue> = OnceLock::new();
 /// Starts logging at the level `default` unless `LOG_LEVEL` or `RUST_LOG` is set. Panics are logged
 /// too.
 pub(crate) fn start(default: &str, json: bool) {
+    for directive in subscribe(default, json) {
+        tracing::warn!("LOG_LEVEL or RUST_LOG: `{directive}` is not a filter such as info or millrace=debug");
+    }
+}
+
+/// Starts logging in a shard of this machine, whose router logs everything but warnings. The router
+/// has named filters that are not valid.
+pub(crate) fn start_in_shard(json: bool) {
+    subscribe("warn", json);
+    catch_panics();
+}
+
+/// Starts logging, and returns the filters that are not valid.
+fn subscribe(default: &str, json: bool) -> Vec<String> {
     let directives = std::env::var("LOG_LEVEL").or_else(|_| std::env::var("RUST_LOG"));
     let (filter, ignored) = filter(directives.as_deref().unwrap_or(default));
     let lines =
@@ -44,14 +58,12 @@ pub(crate) fn start(default: &str, json: bool) {
         let (what, backtrace) = (panic_text(panic), backtrace());
         tracing::error!(backtrace, "{what}");
     }));
-    for directive in ignored {
-        tracing::warn!("LOG_LEVEL or RUST_LOG: `{directive}` is not a filter such as info or millrace=debug");
-    }
+    ignored
 }
 
-/// Sends panics to the queue, for processes that log nothing else. The standard hook would block
+/// Sends panics to the queue as plain text. The standard hook would block
 /// while standard error accepts nothing.
-pub(crate) fn catch_panics() {
+fn catch_panics() {
     std::panic::set_hook(Box::new(|panic| {
         let mut text = panic_text(panic);
         if let Some(backtrace) = backtrace() {
