@@ -28,6 +28,9 @@ const STACK: usize = 64 << 10;
 pub(super) struct Links {
     data: Vec<TcpStream>,
     abort: Vec<TcpStream>,
+    /// Whether an abort has begun.
+    aborting: AtomicBool,
+    /// Whether the other ranks have been told of an abort.
     aborted: AtomicBool,
     /// For each connection for aborts on rank 0, whether its reader has ended.
     abort_read: Vec<AtomicBool>,
@@ -60,7 +63,8 @@ impl Links {
             stream.set_write_timeout(Some(ABORT_WAIT))?;
         }
         let abort_read = abort.iter().map(|_| AtomicBool::new(false)).collect();
-        Ok(Arc::new(Links { data, abort, aborted: AtomicBool::new(false), abort_read, first, deadline }))
+        let (aborting, aborted) = (AtomicBool::new(false), AtomicBool::new(false));
+        Ok(Arc::new(Links { data, abort, aborting, aborted, abort_read, first, deadline }))
     }
 
     /// Returns the ranks at the other ends, in their order.
@@ -143,13 +147,15 @@ impl Links {
 
 impl Abort for Links {
     fn abort(&self) {
-        if self.aborted.swap(true, Ordering::AcqRel) {
+        if self.aborting.swap(true, Ordering::AcqRel) {
             return;
         }
         for mut abort in &self.abort {
             // This fails only for a rank that has ended.
             let _ = abort.write_all(&[ABORTED]);
         }
+        // The thread that waits for other ranks may close all connections as soon as it sees this.
+        self.aborted.store(true, Ordering::Release);
         self.close();
     }
 }
