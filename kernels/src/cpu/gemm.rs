@@ -17,7 +17,7 @@ use std::ops::Range;
 use super::inputs::{GROUP, Inputs};
 use super::matrix::{Matrix, Packed, Panels};
 use super::memory::Shared;
-use super::simd::{Element, Kernel, Simd};
+use super::simd::{Element, Extension, Kernel, Simd};
 use super::step::{Pair, Single, Step};
 use super::tile::{Tiles, with_height};
 
@@ -150,6 +150,7 @@ struct StreamedTile<'a, F: Step, const M: usize, const NV: usize> {
 }
 
 impl<F: Step, const M: usize, const NV: usize> Kernel for StreamedTile<'_, F, M, NV> {
+    const USES: Extension = F::USES;
     type Output = ();
 
     #[inline(always)]
@@ -301,6 +302,7 @@ struct BlockTile<'a, F: Step, const M: usize> {
 }
 
 impl<F: Step, const M: usize> Kernel for BlockTile<'_, F, M> {
+    const USES: Extension = F::USES;
     type Output = ();
 
     #[inline(always)]

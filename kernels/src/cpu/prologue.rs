@@ -3,7 +3,7 @@
 
 use super::kv::{Place, WriteKv};
 use super::rows::norm_in_place;
-use super::simd::{Kernel, Simd};
+use super::simd::{Extension, Kernel, Simd};
 use crate::backend::{Prologue, QkvLayout, RopeSpec, RopeStyle};
 
 /// The prologue of one token.
@@ -20,6 +20,7 @@ pub(super) struct Token<'a, W> {
 }
 
 impl<W: WriteKv> Kernel for Token<'_, W> {
+    const USES: Extension = Extension::None;
     type Output = ();
 
     #[inline(always)]

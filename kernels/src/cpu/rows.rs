@@ -1,7 +1,7 @@
 //! Operations on single rows: normalization and activation.
 
 use super::exp::exp;
-use super::simd::{Kernel, Simd};
+use super::simd::{Extension, Kernel, Simd};
 use crate::backend::Activation;
 
 /// `out = x / rms(x) * weight`.
@@ -13,6 +13,7 @@ pub(super) struct RmsNorm<'a> {
 }
 
 impl Kernel for RmsNorm<'_> {
+    const USES: Extension = Extension::None;
     type Output = ();
 
     #[inline(always)]
@@ -37,6 +38,7 @@ pub(super) struct AddNorm<'a> {
 }
 
 impl Kernel for AddNorm<'_> {
+    const USES: Extension = Extension::None;
     type Output = ();
 
     #[inline(always)]
@@ -124,6 +126,7 @@ pub(super) struct Gate<'a> {
 }
 
 impl Kernel for Gate<'_> {
+    const USES: Extension = Extension::None;
     type Output = ();
 
     #[inline(always)]

@@ -3,13 +3,15 @@
 
 use std::marker::PhantomData;
 
-use super::simd::{Element, Simd};
+use super::simd::{Element, Extension, Simd};
 
 /// One step of a product: a 32-bit word of inputs is multiplied by the weights of a vector of
 /// outputs, and added to their sums.
 pub(super) trait Step: 'static {
     /// Inputs in a word.
     const INPUTS: usize;
+    /// The instructions that the step uses.
+    const USES: Extension;
     /// The weights of one output.
     type Weight: Copy;
     /// A vector of weights, or of copies of one word of inputs.
@@ -39,6 +41,7 @@ pub(super) struct Single<T>(PhantomData<T>);
 #[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
 impl<T: Element> Step for Single<T> {
     const INPUTS: usize = 1;
+    const USES: Extension = Extension::None;
     type Weight = T;
     type Vector<S: Simd> = S::V;
 
@@ -67,6 +70,7 @@ pub(super) struct Pair;
 #[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
 impl Step for Pair {
     const INPUTS: usize = 2;
+    const USES: Extension = Extension::Bf16;
     type Weight = i32;
     type Vector<S: Simd> = S::I;
 

@@ -4,7 +4,7 @@ use std::convert::Infallible;
 
 use super::memory::Shared;
 use super::queue::Queue;
-use super::simd::{Kernel, Simd, Target};
+use super::simd::{Extension, Kernel, Simd, Target};
 use super::{Buf, Cpu};
 use crate::Result;
 use crate::backend::{
@@ -59,6 +59,7 @@ impl Passes for Target {
     fn run<P: Pass>(&self, pass: P) -> P::Output {
         struct OnIsa<P>(P);
         impl<P: Pass> Kernel for OnIsa<P> {
+            const USES: Extension = Extension::None;
             type Output = P::Output;
             #[inline(always)]
             unsafe fn run<S: Simd>(self) -> P::Output {

@@ -5,7 +5,7 @@ use std::ops::Range;
 use super::super::kv::padded;
 use super::super::memory::Shared;
 use super::super::queue::Row;
-use super::super::simd::{Kernel, Simd};
+use super::super::simd::{Extension, Kernel, Simd};
 use super::job::Queries;
 use super::softmax::{Partial, Unscaled, merge};
 use crate::backend::AttentionSpec;
@@ -42,6 +42,7 @@ pub(super) struct Merge<'a> {
 }
 
 impl Kernel for Merge<'_> {
+    const USES: Extension = Extension::None;
     type Output = ();
 
     #[inline(always)]

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use super::super::kv::View;
-use super::super::simd::{Kernel, Simd};
+use super::super::simd::{Extension, Kernel, Simd};
 use super::super::step::Step;
 use super::super::tile::{Tiles, with_height};
 use super::SEGMENT;
@@ -70,6 +70,7 @@ struct ScoreTile<'a, F: Step, const M: usize> {
 }
 
 impl<F: Step, const M: usize> Kernel for ScoreTile<'_, F, M> {
+    const USES: Extension = F::USES;
     type Output = ();
 
     #[inline(always)]

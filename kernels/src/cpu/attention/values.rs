@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use super::super::kv::{View, padded};
-use super::super::simd::{Kernel, Simd};
+use super::super::simd::{Extension, Kernel, Simd};
 use super::super::step::Step;
 use super::super::tile::{Tiles, with_height};
 use super::SEGMENT;
@@ -142,6 +142,7 @@ struct ValueTile<'a, F: Step, const M: usize> {
 }
 
 impl<F: Step, const M: usize> Kernel for ValueTile<'_, F, M> {
+    const USES: Extension = F::USES;
     type Output = ();
 
     #[inline(always)]

@@ -1,7 +1,7 @@
 //! Activations as signed bytes with one scale per row and group.
 
 use super::super::memory::{Memory, Plain, Shared};
-use super::super::simd::{Kernel, Simd};
+use super::super::simd::{Extension, Kernel, Simd};
 use crate::Result;
 use crate::quantize::IntFormat;
 
@@ -119,6 +119,7 @@ pub(super) struct QuantizeRows<'a> {
 }
 
 impl Kernel for QuantizeRows<'_> {
+    const USES: Extension = Extension::None;
     type Output = ();
 
     #[inline(always)]

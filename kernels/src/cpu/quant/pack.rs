@@ -16,7 +16,7 @@ use half::f16;
 
 use super::super::cache::Packing;
 use super::super::memory::{Memory, Shared};
-use super::super::simd::{Kernel, Simd, Target};
+use super::super::simd::{Extension, Kernel, Simd, Target};
 use super::activations::STEP;
 use crate::quantize::{Group, IntFormat, StoredGroups};
 use crate::{Error, Result};
@@ -211,6 +211,7 @@ struct PackPanel<'a, R: Fn(usize, &mut RowCodes) -> RowContents> {
 }
 
 impl<R: Fn(usize, &mut RowCodes) -> RowContents> Kernel for PackPanel<'_, R> {
+    const USES: Extension = Extension::None;
     type Output = Result<()>;
 
     #[inline(always)]

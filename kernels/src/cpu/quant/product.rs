@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use std::ops::Range;
 
 use super::super::memory::Shared;
-use super::super::simd::{Kernel, Simd, Target};
+use super::super::simd::{Extension, Kernel, Simd, Target};
 use super::super::tile::AHEAD;
 use super::activations::{GroupScale, RowLayout, STEP};
 use super::pack::IntPanels;
@@ -117,6 +117,7 @@ impl<'a, L: Loop> WithLoop<'a, L> {
 }
 
 impl<L: Loop> Kernel for WithLoop<'_, L> {
+    const USES: Extension = Extension::Vnni;
     type Output = ();
 
     #[inline(always)]

@@ -42,7 +42,7 @@ impl<const VNNI: bool> Simd for Avx2<VNNI> {
 
     #[inline(always)]
     unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
-        unsafe { if VNNI { enter_vnni(kernel) } else { enter(kernel) } }
+        unsafe { if const { VNNI && K::USES.has_vnni() } { enter_vnni(kernel) } else { enter(kernel) } }
     }
     #[inline(always)]
     unsafe fn splat(x: f32) -> __m256 {

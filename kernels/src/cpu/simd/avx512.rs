@@ -54,9 +54,9 @@ impl<const VNNI: bool, const BF16: bool> Simd for Avx512<VNNI, BF16> {
     #[inline(always)]
     unsafe fn call<K: Kernel>(kernel: K) -> K::Output {
         unsafe {
-            if BF16 {
+            if const { BF16 && K::USES.has_bf16() } {
                 enter_bf16(kernel)
-            } else if VNNI {
+            } else if const { VNNI && K::USES.has_vnni() } {
                 enter_vnni(kernel)
             } else {
                 enter(kernel)

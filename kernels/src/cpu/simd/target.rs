@@ -1,12 +1,12 @@
 //! The choice of an instruction set at run time.
 
 #[cfg(target_arch = "x86_64")]
-use super::avx2;
+use super::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
-use super::avx512;
+use super::avx512::Avx512;
 #[cfg(target_arch = "aarch64")]
-use super::neon;
-use super::portable;
+use super::neon::Neon;
+use super::portable::Portable;
 use super::vector::{Kernel, Simd};
 use crate::{Error, Result};
 
@@ -111,18 +111,18 @@ impl Target {
         unsafe {
             match self.0 {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512Bf16 => avx512::enter_bf16(kernel),
+                Isa::Avx512Bf16 => Avx512::<true, true>::call(kernel),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512Vnni => avx512::enter_vnni(kernel),
+                Isa::Avx512Vnni => Avx512::<true, false>::call(kernel),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512 => avx512::enter(kernel),
+                Isa::Avx512 => Avx512::<false, false>::call(kernel),
                 #[cfg(target_arch = "x86_64")]
-                Isa::AvxVnni => avx2::enter_vnni(kernel),
+                Isa::AvxVnni => Avx2::<true>::call(kernel),
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx2 => avx2::enter(kernel),
+                Isa::Avx2 => Avx2::<false>::call(kernel),
                 #[cfg(target_arch = "aarch64")]
-                Isa::Neon => neon::enter(kernel),
-                _ => kernel.run::<portable::Portable>(),
+                Isa::Neon => Neon::call(kernel),
+                _ => Portable::call(kernel),
             }
         }
     }

@@ -1,7 +1,33 @@
 //! The vectors of an instruction set, and kernels over them.
 
+/// Instructions beyond the basic ones of a family of instruction sets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::cpu) enum Extension {
+    /// No others.
+    None,
+    /// [`Simd::dot_u8_i8`].
+    Vnni,
+    /// [`Simd::dot_bf16`] and [`Simd::store_bf16`], and those of [`Extension::Vnni`].
+    Bf16,
+}
+
+impl Extension {
+    /// Returns whether a kernel that uses this extension gains from VNNI.
+    pub(super) const fn has_vnni(self) -> bool {
+        !matches!(self, Extension::None)
+    }
+
+    /// Returns whether a kernel that uses this extension gains from BF16.
+    pub(super) const fn has_bf16(self) -> bool {
+        matches!(self, Extension::Bf16)
+    }
+}
+
 /// Work that is compiled for every instruction set.
 pub(in crate::cpu) trait Kernel {
+    /// The instructions that the kernel uses. It is not compiled again for sets that differ only in
+    /// others, which saves most of the time that this crate takes to compile.
+    const USES: Extension = Extension::Bf16;
     /// The result of the kernel.
     type Output;
     /// Runs the kernel. Implementations are `#[inline(always)]` wherever speed matters.

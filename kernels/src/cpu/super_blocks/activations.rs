@@ -2,7 +2,7 @@
 
 use super::super::memory::{Memory, Plain, Shared};
 use super::super::quant::quantize_group;
-use super::super::simd::{Kernel, Simd};
+use super::super::simd::{Extension, Kernel, Simd};
 use crate::Result;
 use crate::quantize::{KFormat, SUPER_BLOCK};
 
@@ -65,6 +65,7 @@ pub(super) struct QuantizeRow<'a> {
 }
 
 impl Kernel for QuantizeRow<'_> {
+    const USES: Extension = Extension::None;
     type Output = ();
 
     #[inline(always)]

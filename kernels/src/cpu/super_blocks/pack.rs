@@ -19,7 +19,7 @@ use half::f16;
 
 use super::super::cache::Packing;
 use super::super::memory::{Memory, Shared};
-use super::super::simd::{Kernel, Simd, Target};
+use super::super::simd::{Extension, Kernel, Simd, Target};
 use crate::quantize::{KFormat, SUPER_BLOCK, SuperBlock};
 use crate::{Error, Result};
 
@@ -154,6 +154,7 @@ struct PackRow<'a> {
 }
 
 impl Kernel for PackRow<'_> {
+    const USES: Extension = Extension::None;
     type Output = Result<()>;
 
     #[inline(always)]

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::super::memory::Shared;
-use super::super::simd::{Kernel, Simd};
+use super::super::simd::{Extension, Kernel, Simd};
 use super::super::tile::Tiles;
 use super::activations::ActivationBlock;
 use super::pack::{KPanels, header_bytes};
@@ -95,6 +95,7 @@ unsafe fn nibbles<S: Simd>(bytes: S::I, dot: usize) -> S::I {
 }
 
 impl Kernel for Product<'_> {
+    const USES: Extension = Extension::Vnni;
     type Output = ();
 
     #[inline(always)]
@@ -157,6 +158,7 @@ struct Tile<'a, F: SubBlocks, const M: usize, const NV: usize> {
 }
 
 impl<F: SubBlocks, const M: usize, const NV: usize> Kernel for Tile<'_, F, M, NV> {
+    const USES: Extension = Extension::Vnni;
     type Output = ();
 
     #[inline(always)]

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::super::cache::Packing;
 use super::super::memory::{Memory, Shared};
-use super::super::simd::{Kernel, Simd, Target};
+use super::super::simd::{Extension, Kernel, Simd, Target};
 use crate::quantize::nf4;
 use crate::{Error, Result, fp8};
 
@@ -194,6 +194,7 @@ struct QuantizeRow<'a> {
 }
 
 impl Kernel for QuantizeRow<'_> {
+    const USES: Extension = Extension::None;
     type Output = Result<()>;
 
     #[inline(always)]

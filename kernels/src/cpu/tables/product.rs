@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::super::gemm::SCRATCH;
 use super::super::inputs::{GROUP, Inputs, Words};
 use super::super::memory::Shared;
-use super::super::simd::{Kernel, Simd};
+use super::super::simd::{Extension, Kernel, Simd};
 use super::super::step::{Pair, Single, Step};
 use super::super::tile::{AHEAD, Tiles, with_height};
 use super::pack::{TableFormat, TablePanels};
@@ -181,6 +181,7 @@ struct Tile<'a, W: Widen<N>, const N: usize, const M: usize, const NV: usize> {
 }
 
 impl<W: Widen<N>, const N: usize, const M: usize, const NV: usize> Kernel for Tile<'_, W, N, M, NV> {
+    const USES: Extension = W::Product::USES;
     type Output = ();
 
     #[inline(always)]
