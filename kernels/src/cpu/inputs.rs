@@ -5,9 +5,10 @@
 //! whole vectors, and no two rows compete for the same place of a cache, as rows do whose distance
 //! is a power of two. Missing words of the last group are zeros.
 
+use std::ops::Range;
+
 use super::memory::Shared;
 use super::simd::{Kernel, Simd};
-use super::tile::Tiles;
 
 /// Words of a row that are next to each other: as many as a cache line holds.
 pub(super) const GROUP: usize = 16;
@@ -63,13 +64,13 @@ impl Inputs {
     }
 }
 
-/// The packing of one tile of the rows of `x`, `[n, cols]`.
+/// The packing of one tile of rows of `x`, `[n, cols]`.
 pub(super) struct PackTile<'a> {
     pub(super) words: Words,
-    pub(super) n: usize,
     pub(super) cols: usize,
     pub(super) x: &'a [f32],
-    pub(super) tile: usize,
+    /// The rows of the tile.
+    pub(super) rows: Range<usize>,
     /// The buffer for all tiles: [`Inputs::row_words`] words per row.
     pub(super) to: Shared<u32>,
 }
@@ -79,7 +80,7 @@ impl Kernel for PackTile<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let rows = Tiles::new(self.n, S::ROWS).rows(self.tile);
+        let rows = self.rows;
         let row_words = Inputs::row_words(self.words.count(self.cols));
         let x = &self.x[rows.start * self.cols..rows.end * self.cols];
         // SAFETY: the tile belongs to this task alone, and the buffer holds it.

@@ -47,16 +47,20 @@ pub enum Instruction {
     DotBf16,
     /// The dot product of four bytes.
     DotBytes,
+    /// The product of tiles of pairs of bf16 numbers.
+    TileBf16,
 }
 
 impl Instruction {
     /// Returns the fastest instruction of `isa` for weights in this format.
     pub fn of(isa: Isa, format: impl Into<WeightFormat>) -> Instruction {
         match (isa, format.into()) {
-            (Isa::Avx512Bf16, WeightFormat::Dense(DType::BF16) | WeightFormat::Fp8 | WeightFormat::Nf4) => {
-                Instruction::DotBf16
-            }
-            (Isa::Avx512Bf16 | Isa::Avx512Vnni, WeightFormat::Int(_) | WeightFormat::K(_)) => {
+            (Isa::Amx, WeightFormat::Dense(DType::BF16)) => Instruction::TileBf16,
+            (
+                Isa::Amx | Isa::Avx512Bf16,
+                WeightFormat::Dense(DType::BF16) | WeightFormat::Fp8 | WeightFormat::Nf4,
+            ) => Instruction::DotBf16,
+            (Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512Vnni, WeightFormat::Int(_) | WeightFormat::K(_)) => {
                 Instruction::DotBytes
             }
             _ => Instruction::MultiplyAdd(isa),
@@ -69,6 +73,7 @@ impl Instruction {
             Instruction::MultiplyAdd(_) => "f32 multiply-add",
             Instruction::DotBf16 => "bf16 dot product",
             Instruction::DotBytes => "dot product of bytes",
+            Instruction::TileBf16 => "bf16 tile product",
         }
     }
 }
@@ -91,6 +96,8 @@ pub fn peak(threads: usize, instruction: Instruction) -> f64 {
 /// Runs the loop and returns the number of floating-point operations.
 fn spin(instruction: Instruction, rounds: usize) -> usize {
     match instruction {
+        #[cfg(target_arch = "x86_64")]
+        Instruction::TileBf16 if Isa::Amx.is_available() => super::amx::spin(rounds),
         // SAFETY: the machine has the instruction set.
         #[cfg(target_arch = "x86_64")]
         Instruction::DotBf16 if Isa::Avx512Bf16.is_available() => unsafe { avx512_bf16(rounds) },
@@ -98,7 +105,7 @@ fn spin(instruction: Instruction, rounds: usize) -> usize {
         #[cfg(target_arch = "x86_64")]
         Instruction::DotBytes if Isa::Avx512Vnni.is_available() => unsafe { avx512_vnni(rounds) },
         #[cfg(target_arch = "x86_64")]
-        Instruction::MultiplyAdd(isa @ (Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16))
+        Instruction::MultiplyAdd(isa @ (Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::Amx))
             if isa.is_available() =>
         {
             // SAFETY: the machine has the instruction set.
@@ -238,7 +245,7 @@ fn on_huge_pages() -> Vec<Block> {
 fn read(isa: Isa, part: &[Block]) -> u64 {
     match isa {
         #[cfg(target_arch = "x86_64")]
-        Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 if isa.is_available() => {
+        Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::Amx if isa.is_available() => {
             // SAFETY: the machine has the instruction set.
             unsafe { read_avx512(part) }
         }
@@ -301,6 +308,7 @@ mod tests {
     #[test]
     fn weights_have_the_instruction_of_their_format() {
         let of = |isa, dtype: DType| Instruction::of(isa, dtype).name();
+        assert_eq!(of(Isa::Amx, DType::BF16), "bf16 tile product");
         assert_eq!(of(Isa::Avx512Bf16, DType::BF16), "bf16 dot product");
         assert_eq!(of(Isa::Avx512Bf16, DType::F16), "f32 multiply-add");
         assert_eq!(of(Isa::Avx512, DType::BF16), "f32 multiply-add");

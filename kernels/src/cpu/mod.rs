@@ -5,6 +5,8 @@
 
 #![allow(clippy::needless_range_loop, reason = "loops over registers read better with indices")]
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod attention;
 mod cache;
 

@@ -10,7 +10,7 @@ use super::prologue::Token;
 use super::queue::Queue;
 use super::rows::{AddNorm, Gate, RmsNorm};
 use super::tile::Tiles;
-use super::{Buf, Cpu, Kv, Matrix, lock};
+use super::{Buf, Cpu, Isa, Kv, Matrix, PackedInputs, lock};
 use crate::backend::{Activation, AttentionSpec, ForwardOps, KvSpec, Norm, OpenStep, Prologue, QkvLayout};
 use crate::{Error, Result};
 
@@ -84,25 +84,16 @@ impl ForwardOps for Cpu {
                 self.super_block_linear(n, x, panels, bias.map(Vec::as_slice), out);
                 return Ok(());
             }
+            #[cfg(target_arch = "x86_64")]
+            Packed::Bf16Pairs(panels) if self.isa() == Isa::Amx => {
+                self.tile_linear(n, x, panels, bias.map(Vec::as_slice), out);
+                return Ok(());
+            }
             Packed::Stored(_) => return Err(Error::Unsupported("a product by a table".to_owned())),
             _ => (),
         }
-        let x = x.rows(n);
-        let form = w.words();
-        let words = form.count(w.cols);
         let mut packed = lock(&self.inputs);
-        let inputs = if n == 1 && form == Words::F32 && w.cols.is_multiple_of(GROUP) {
-            // A single row without padding already has the layout of a tile of height one.
-            Inputs { n, words, x: x.as_ptr().cast() }
-        } else {
-            let room = packed.memory.len();
-            assert!(n * Inputs::row_words(words) <= room, "more rows than any buffer has");
-            let to = Shared::new(&mut packed.memory).words();
-            self.parallel(Tiles::new(n, self.target.tile_rows()).count(), n * w.cols, |tile, _| {
-                self.target.dispatch(PackTile { words: form, n, cols: w.cols, x, tile, to });
-            });
-            Inputs { n, words, x: to.as_ptr() }
-        };
+        let inputs = self.pack_inputs(n, x, w.words(), self.target.tile_rows(), &mut packed);
         let bias = bias.map(Vec::as_slice);
         if let Packed::Table(panels, words) = &w.packed {
             self.table_linear((inputs, *words), panels, bias, out);
@@ -203,6 +194,31 @@ impl ForwardOps for Cpu {
 }
 
 impl Cpu {
+    /// Packs the first `n` rows of `x` into tiles of at most `highest` rows.
+    pub(super) fn pack_inputs(
+        &self,
+        n: usize,
+        x: &Buf,
+        form: Words,
+        highest: usize,
+        packed: &mut PackedInputs,
+    ) -> Inputs {
+        let cols = x.cols;
+        let (x, words) = (x.rows(n), form.count(cols));
+        if n == 1 && form == Words::F32 && cols.is_multiple_of(GROUP) {
+            // A single row without padding already has the layout of a tile of height one.
+            return Inputs { n, words, x: x.as_ptr().cast() };
+        }
+        let room = packed.memory.len();
+        assert!(n * Inputs::row_words(words) <= room, "more rows than any buffer has");
+        let to = Shared::new(&mut packed.memory).words();
+        let tiles = Tiles::new(n, highest);
+        self.parallel(tiles.count(), n * cols, |tile, _| {
+            self.target.dispatch(PackTile { words: form, cols, x, rows: tiles.rows(tile), to });
+        });
+        Inputs { n, words, x: to.as_ptr() }
+    }
+
     /// Runs the prologue of every token. Blocks of the cache have `block_size` tokens.
     fn write(
         &self,

@@ -36,7 +36,7 @@ fn cpus(activations: Activations) -> Vec<Cpu> {
 
 /// Whether this backend rounds inputs of products with these weights to bf16.
 pub(crate) fn rounds(cpu: &Cpu, dtype: DType) -> bool {
-    dtype == DType::BF16 && matches!(cpu.isa(), Isa::Avx512Bf16 | Isa::Portable)
+    dtype == DType::BF16 && matches!(cpu.isa(), Isa::Amx | Isa::Avx512Bf16 | Isa::Portable)
 }
 
 /// The generator SplitMix64 (Steele, Lea and Flood), for inputs only.

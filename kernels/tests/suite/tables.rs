@@ -70,7 +70,7 @@ impl Case {
 
 /// Whether the backend multiplies codes as bf16 numbers.
 fn in_pairs(cpu: &Cpu) -> bool {
-    matches!(cpu.isa(), Isa::Avx512Bf16 | Isa::Portable)
+    matches!(cpu.isa(), Isa::Amx | Isa::Avx512Bf16 | Isa::Portable)
 }
 
 proptest! {

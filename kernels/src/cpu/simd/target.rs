@@ -1,6 +1,8 @@
 //! The choice of an instruction set at run time.
 
 #[cfg(target_arch = "x86_64")]
+use super::super::amx;
+#[cfg(target_arch = "x86_64")]
 use super::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 use super::avx512::Avx512;
@@ -13,6 +15,8 @@ use crate::{Error, Result};
 /// An instruction set that the CPU backend has kernels for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Isa {
+    /// x86-64 with AVX-512 as below, and AMX for bf16 and bytes.
+    Amx,
     /// x86-64 with AVX-512 F, BW, DQ, VL, VNNI and BF16.
     Avx512Bf16,
     /// x86-64 with AVX-512 F, BW, DQ, VL and VNNI.
@@ -31,8 +35,16 @@ pub enum Isa {
 
 impl Isa {
     /// All instruction sets. Of those that a machine has, the fastest comes first.
-    pub const ALL: [Isa; 7] =
-        [Isa::Avx512Bf16, Isa::Avx512Vnni, Isa::Avx512, Isa::AvxVnni, Isa::Avx2, Isa::Neon, Isa::Portable];
+    pub const ALL: [Isa; 8] = [
+        Isa::Amx,
+        Isa::Avx512Bf16,
+        Isa::Avx512Vnni,
+        Isa::Avx512,
+        Isa::AvxVnni,
+        Isa::Avx2,
+        Isa::Neon,
+        Isa::Portable,
+    ];
 
     /// Returns the instruction sets of this machine, fastest first. The list is never empty.
     pub fn available() -> Vec<Isa> {
@@ -42,6 +54,7 @@ impl Isa {
     /// Returns the name for people.
     pub const fn name(self) -> &'static str {
         match self {
+            Isa::Amx => "amx",
             Isa::Avx512Bf16 => "avx512-bf16",
             Isa::Avx512Vnni => "avx512-vnni",
             Isa::Avx512 => "avx512",
@@ -55,6 +68,8 @@ impl Isa {
     /// Returns whether this machine has the instruction set.
     pub(in crate::cpu) fn is_available(self) -> bool {
         match self {
+            #[cfg(target_arch = "x86_64")]
+            Isa::Amx => Isa::Avx512Bf16.is_available() && amx::is_available(),
             #[cfg(target_arch = "x86_64")]
             Isa::Avx512Bf16 => is_x86_feature_detected!("avx512bf16") && Isa::Avx512Vnni.is_available(),
             #[cfg(target_arch = "x86_64")]
@@ -111,7 +126,7 @@ impl Target {
         unsafe {
             match self.0 {
                 #[cfg(target_arch = "x86_64")]
-                Isa::Avx512Bf16 => Avx512::<true, true>::call(kernel),
+                Isa::Amx | Isa::Avx512Bf16 => Avx512::<true, true>::call(kernel),
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx512Vnni => Avx512::<true, false>::call(kernel),
                 #[cfg(target_arch = "x86_64")]

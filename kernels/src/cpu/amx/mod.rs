@@ -1,0 +1,9 @@
+//! Matrix products on the tile unit of Intel AMX.
+
+mod linear;
+#[cfg(test)]
+mod model;
+mod product;
+mod unit;
+
+pub(super) use unit::{is_available, spin};

@@ -1,0 +1,323 @@
+//! The tile unit of Intel AMX (Advanced Matrix Extensions).
+//!
+//! The unit has eight tile registers of up to 16 rows of 64 bytes. One instruction multiplies a
+//! tile of inputs by a tile of weights and adds the products to a tile of sums. Rust has no stable
+//! intrinsics for it, so that the loops are in assembly. Each of them loads all tiles that it reads
+//! and stores all that it writes, so that nothing has to stay in the tile registers between them.
+
+use std::arch::asm;
+use std::sync::LazyLock;
+
+/// Rows of the largest tile.
+pub(super) const ROWS: usize = 16;
+/// Bytes of a row of a tile.
+pub(super) const ROW_BYTES: usize = 64;
+/// Outputs that a block computes: two tiles of weights next to each other, which is the width of
+/// a panel.
+pub(super) const WIDTH: usize = 32;
+/// Bytes of a panel that a step reads: two tiles of weights.
+pub(super) const STEP_BYTES: usize = 2 * ROWS * ROW_BYTES;
+
+/// Returns whether this machine has AMX for bf16 and bytes, and the system lets this process use
+/// it.
+pub(in crate::cpu) fn is_available() -> bool {
+    static AVAILABLE: LazyLock<bool> = LazyLock::new(|| has_instructions() && is_permitted());
+    *AVAILABLE
+}
+
+fn has_instructions() -> bool {
+    use std::arch::x86_64::{__cpuid, __cpuid_count};
+    const NEEDED: u32 = 1 << 22 | 1 << 24 | 1 << 25; // AMX-BF16, AMX-TILE, AMX-INT8
+    __cpuid(0).eax >= 7 && __cpuid_count(7, 0).edx & NEEDED == NEEDED
+}
+
+/// Asks Linux for the permission to use the tile registers, which holds for all threads of the
+/// process. Systems that do not manage these registers refuse.
+fn is_permitted() -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        const ARCH_REQ_XCOMP_PERM: libc::c_int = 0x1023;
+        const XFEATURE_XTILEDATA: libc::c_ulong = 18;
+        // SAFETY: the call has no effects on memory.
+        unsafe { libc::syscall(libc::SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) == 0 }
+    }
+    #[cfg(not(target_os = "linux"))]
+    false
+}
+
+/// The product of one or two tiles of rows by the weights of a panel in some steps.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Block {
+    /// Rows of the two tiles, at most [`ROWS`]. The second may have none.
+    pub(super) heights: [usize; 2],
+    /// The inputs of each tile, `[steps][height][64 bytes]`.
+    pub(super) inputs: [*const u8; 2],
+    /// `[steps]` times [`STEP_BYTES`]: 16 rows of weights for [`WIDTH`] outputs, 4 bytes each.
+    pub(super) weights: *const u8,
+    pub(super) steps: usize,
+    /// The sums of each tile, `[height][WIDTH]`, to which the products are added.
+    pub(super) sums: [*mut f32; 2],
+    /// Bytes between rows of sums.
+    pub(super) stride: usize,
+    /// What is prefetched.
+    pub(super) ahead: Ahead,
+}
+
+/// The weights that a block prefetches.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Ahead {
+    /// The weights that follow its own.
+    Own,
+    /// 128 bytes in each step from an address, which need not be valid.
+    From(*const u8),
+}
+
+/// An implementation of the tile unit.
+pub(super) trait Unit {
+    /// Adds products of pairs of bf16 numbers.
+    ///
+    /// # Safety
+    /// The machine must have the unit, and the pointers must be valid.
+    unsafe fn multiply_bf16(&mut self, block: &Block);
+}
+
+/// The tile unit of this machine.
+pub(super) struct Amx {
+    /// The heights that the unit is configured for.
+    heights: [usize; 2],
+}
+
+/// The configuration of the tile registers, as `ldtilecfg` reads it.
+#[repr(C, align(64))]
+struct Configuration {
+    palette: u8,
+    start_row: u8,
+    reserved: [u8; 14],
+    row_bytes: [u16; 16],
+    rows: [u8; 16],
+}
+
+impl Amx {
+    /// Returns the unit in a state in which the first block configures it.
+    pub(super) fn new() -> Amx {
+        Amx { heights: [0; 2] }
+    }
+
+    /// Sets the heights of tiles. Registers 0 to 3 are sums, of which 0 and 1 belong to the first
+    /// tile of rows; 4 and 5 are inputs, 6 and 7 are weights.
+    ///
+    /// # Safety
+    /// The machine must have the unit.
+    unsafe fn configure(&mut self, heights: [usize; 2]) {
+        if self.heights == heights {
+            return;
+        }
+        self.heights = heights;
+        let [first, second] = heights.map(|height| height as u8);
+        let mut rows = [0; 16];
+        rows[..8].copy_from_slice(&[first, first, second, second, first, second, ROWS as u8, ROWS as u8]);
+        // A register without rows must have no columns either.
+        let row_bytes = rows.map(|rows| if rows > 0 { ROW_BYTES as u16 } else { 0 });
+        let configuration = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
+        // SAFETY: the caller guarantees the unit, and the configuration is valid.
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) &raw const configuration,
+                out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                options(nostack, readonly, preserves_flags));
+        }
+    }
+}
+
+impl Drop for Amx {
+    fn drop(&mut self) {
+        if self.heights != [0; 2] {
+            // Without it the system would save the tiles whenever it interrupts the thread.
+            // SAFETY: the unit has been configured, so that the machine has it.
+            unsafe {
+                asm!("tilerelease",
+                    out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+                    out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+                    options(nostack, nomem, preserves_flags));
+            }
+        }
+    }
+}
+
+/// The loop over the steps of a block of two tiles of rows. `$prefetch` is run in each step.
+macro_rules! two_tiles {
+    ($block:ident, $dot:literal, $ahead:expr, [$($prefetch:literal),*]) => {
+        asm!(
+            "tileloadd tmm0, [{sums0} + {stride}]",
+            "tileloadd tmm1, [{sums0} + {stride} + 64]",
+            "tileloadd tmm2, [{sums1} + {stride}]",
+            "tileloadd tmm3, [{sums1} + {stride} + 64]",
+            "2:",
+            "tileloadd tmm4, [{x0} + {row}]",
+            "tileloadd tmm6, [{w} + {row} * 2]",
+            concat!($dot, " tmm0, tmm4, tmm6"),
+            "tileloadd tmm7, [{w} + {row} * 2 + 64]",
+            concat!($dot, " tmm1, tmm4, tmm7"),
+            "tileloadd tmm5, [{x1} + {row}]",
+            concat!($dot, " tmm2, tmm5, tmm6"),
+            concat!($dot, " tmm3, tmm5, tmm7"),
+            $($prefetch,)*
+            "add {x0}, {x0_step}",
+            "add {x1}, {x1_step}",
+            "add {w}, 2048",
+            "sub {steps}, 1",
+            "jnz 2b",
+            "tilestored [{sums0} + {stride}], tmm0",
+            "tilestored [{sums0} + {stride} + 64], tmm1",
+            "tilestored [{sums1} + {stride}], tmm2",
+            "tilestored [{sums1} + {stride} + 64], tmm3",
+            x0 = inout(reg) $block.inputs[0] => _,
+            x1 = inout(reg) $block.inputs[1] => _,
+            x0_step = in(reg) $block.heights[0] * ROW_BYTES,
+            x1_step = in(reg) $block.heights[1] * ROW_BYTES,
+            w = inout(reg) $block.weights => _,
+            ahead = inout(reg) $ahead => _,
+            row = in(reg) ROW_BYTES,
+            sums0 = in(reg) $block.sums[0],
+            sums1 = in(reg) $block.sums[1],
+            stride = in(reg) $block.stride,
+            steps = inout(reg) $block.steps => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack)
+        )
+    };
+}
+
+/// As [`two_tiles`], for a block with one tile of rows.
+macro_rules! one_tile {
+    ($block:ident, $dot:literal, $ahead:expr, [$($prefetch:literal),*]) => {
+        asm!(
+            "tileloadd tmm0, [{sums0} + {stride}]",
+            "tileloadd tmm1, [{sums0} + {stride} + 64]",
+            "2:",
+            "tileloadd tmm4, [{x0} + {row}]",
+            "tileloadd tmm6, [{w} + {row} * 2]",
+            concat!($dot, " tmm0, tmm4, tmm6"),
+            "tileloadd tmm7, [{w} + {row} * 2 + 64]",
+            concat!($dot, " tmm1, tmm4, tmm7"),
+            $($prefetch,)*
+            "add {x0}, {x0_step}",
+            "add {w}, 2048",
+            "sub {steps}, 1",
+            "jnz 2b",
+            "tilestored [{sums0} + {stride}], tmm0",
+            "tilestored [{sums0} + {stride} + 64], tmm1",
+            x0 = inout(reg) $block.inputs[0] => _,
+            x0_step = in(reg) $block.heights[0] * ROW_BYTES,
+            w = inout(reg) $block.weights => _,
+            ahead = inout(reg) $ahead => _,
+            row = in(reg) ROW_BYTES,
+            sums0 = in(reg) $block.sums[0],
+            stride = in(reg) $block.stride,
+            steps = inout(reg) $block.steps => _,
+            out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
+            options(nostack)
+        )
+    };
+}
+
+/// Calls one of the loops with the prefetches that the block asks for.
+macro_rules! with_ahead {
+    ($tiles:ident, $block:ident, $dot:literal) => {
+        match $block.ahead {
+            Ahead::From(ahead) => $tiles!(
+                $block,
+                $dot,
+                ahead,
+                ["prefetcht1 [{ahead}]", "prefetcht1 [{ahead} + 64]", "add {ahead}, 128"]
+            ),
+            Ahead::Own => $tiles!(
+                $block,
+                $dot,
+                0usize,
+                [
+                    "lea {ahead}, [{w} + 8192]",
+                    "prefetcht0 [{ahead}]",
+                    "prefetcht0 [{ahead} + 64]",
+                    "prefetcht0 [{ahead} + 128]",
+                    "prefetcht0 [{ahead} + 192]",
+                    "prefetcht0 [{ahead} + 256]",
+                    "prefetcht0 [{ahead} + 320]",
+                    "prefetcht0 [{ahead} + 384]",
+                    "prefetcht0 [{ahead} + 448]",
+                    "prefetcht0 [{ahead} + 512]",
+                    "prefetcht0 [{ahead} + 576]",
+                    "prefetcht0 [{ahead} + 640]",
+                    "prefetcht0 [{ahead} + 704]",
+                    "prefetcht0 [{ahead} + 768]",
+                    "prefetcht0 [{ahead} + 832]",
+                    "prefetcht0 [{ahead} + 896]",
+                    "prefetcht0 [{ahead} + 960]",
+                    "prefetcht0 [{ahead} + 1024]",
+                    "prefetcht0 [{ahead} + 1088]",
+                    "prefetcht0 [{ahead} + 1152]",
+                    "prefetcht0 [{ahead} + 1216]",
+                    "prefetcht0 [{ahead} + 1280]",
+                    "prefetcht0 [{ahead} + 1344]",
+                    "prefetcht0 [{ahead} + 1408]",
+                    "prefetcht0 [{ahead} + 1472]",
+                    "prefetcht0 [{ahead} + 1536]",
+                    "prefetcht0 [{ahead} + 1600]",
+                    "prefetcht0 [{ahead} + 1664]",
+                    "prefetcht0 [{ahead} + 1728]",
+                    "prefetcht0 [{ahead} + 1792]",
+                    "prefetcht0 [{ahead} + 1856]",
+                    "prefetcht0 [{ahead} + 1920]",
+                    "prefetcht0 [{ahead} + 1984]"
+                ]
+            ),
+        }
+    };
+}
+
+impl Unit for Amx {
+    unsafe fn multiply_bf16(&mut self, block: &Block) {
+        if block.steps == 0 {
+            return;
+        }
+        // SAFETY: the caller guarantees the unit and valid pointers.
+        unsafe {
+            self.configure(block.heights);
+            if block.heights[1] > 0 {
+                with_ahead!(two_tiles, block, "tdpbf16ps");
+            } else {
+                with_ahead!(one_tile, block, "tdpbf16ps");
+            }
+        }
+    }
+}
+
+/// Multiplies the same tiles of zeros `rounds` times, and returns the number of floating-point
+/// operations. The machine must have the unit.
+pub(in crate::cpu) fn spin(rounds: usize) -> usize {
+    assert!(is_available(), "AMX on a machine without it");
+    let mut unit = Amx::new();
+    // SAFETY: the machine has the unit, and the loop has no operands in memory.
+    unsafe {
+        unit.configure([ROWS, ROWS]);
+        asm!(
+            "tilezero tmm4",
+            "tilezero tmm5",
+            "tilezero tmm6",
+            "tilezero tmm7",
+            "2:",
+            "tdpbf16ps tmm0, tmm4, tmm6",
+            "tdpbf16ps tmm1, tmm4, tmm7",
+            "tdpbf16ps tmm2, tmm5, tmm6",
+            "tdpbf16ps tmm3, tmm5, tmm7",
+            "sub {rounds}, 1",
+            "jnz 2b",
+            rounds = inout(reg) rounds.max(1) => _,
+            out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
+            out("tmm4") _, out("tmm5") _, out("tmm6") _, out("tmm7") _,
+            options(nostack, nomem)
+        );
+    }
+    rounds * 4 * 2 * ROWS * ROWS * 2 * ROWS
+}
