@@ -10,7 +10,7 @@ use super::prologue::Token;
 use super::queue::Queue;
 use super::rows::{AddNorm, Gate, RmsNorm};
 use super::tile::Tiles;
-use super::{Buf, Cpu, Isa, Kv, Matrix, PackedInputs, lock};
+use super::{Buf, Cpu, Kv, Matrix, PackedInputs, lock};
 use crate::backend::{Activation, AttentionSpec, ForwardOps, KvSpec, Norm, OpenStep, Prologue, QkvLayout};
 use crate::{Error, Result};
 
@@ -85,7 +85,7 @@ impl ForwardOps for Cpu {
                 return Ok(());
             }
             #[cfg(target_arch = "x86_64")]
-            Packed::Bf16Pairs(panels) if self.isa() == Isa::Amx => {
+            Packed::Bf16Pairs(panels) if self.target.has_tiles() => {
                 self.tile_linear(n, x, panels, bias.map(Vec::as_slice), out);
                 return Ok(());
             }

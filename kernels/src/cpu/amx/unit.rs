@@ -9,12 +9,12 @@ use std::arch::asm;
 use std::sync::LazyLock;
 
 /// Rows of the largest tile.
-pub(super) const ROWS: usize = 16;
+pub(in crate::cpu) const ROWS: usize = 16;
 /// Bytes of a row of a tile.
 pub(super) const ROW_BYTES: usize = 64;
 /// Outputs that a block computes: two tiles of weights next to each other, which is the width of
 /// a panel.
-pub(super) const WIDTH: usize = 32;
+pub(in crate::cpu) const WIDTH: usize = 32;
 /// Bytes of a panel that a step reads: two tiles of weights.
 pub(super) const STEP_BYTES: usize = 2 * ROWS * ROW_BYTES;
 
@@ -81,10 +81,38 @@ pub(super) trait Unit {
     unsafe fn multiply_bf16(&mut self, block: &Block);
 }
 
+/// The dot products of a tile of rows of bytes with [`WIDTH`] outputs, in each of some groups of
+/// columns.
+#[derive(Debug, Clone, Copy)]
+pub(in crate::cpu) struct Bytes {
+    /// Rows, from 1 to [`ROWS`].
+    pub(in crate::cpu) height: usize,
+    /// The first row of activations.
+    pub(in crate::cpu) x: *const i8,
+    /// Bytes between rows of activations.
+    pub(in crate::cpu) x_stride: usize,
+    /// `[groups][columns / 4][WIDTH][4]`.
+    pub(in crate::cpu) weights: *const i8,
+    /// Groups, at least one.
+    pub(in crate::cpu) groups: usize,
+    /// Columns of each group, a multiple of 32 above 0.
+    pub(in crate::cpu) columns: usize,
+    /// `[groups][ROWS][WIDTH]`, of which missing rows are left as they are.
+    pub(in crate::cpu) dots: *mut i32,
+}
+
 /// The tile unit of this machine.
-pub(super) struct Amx {
-    /// The heights that the unit is configured for.
+pub(in crate::cpu) struct Amx {
+    shape: Shape,
+}
+
+/// The shape of the tiles that the unit is configured for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Shape {
+    /// Rows of the two tiles of inputs.
     heights: [usize; 2],
+    /// Rows of a tile of weights, of 64 bytes each.
+    depth: usize,
 }
 
 /// The configuration of the tile registers, as `ldtilecfg` reads it.
@@ -98,27 +126,41 @@ struct Configuration {
 }
 
 impl Amx {
-    /// Returns the unit in a state in which the first block configures it.
-    pub(super) fn new() -> Amx {
-        Amx { heights: [0; 2] }
+    /// Returns the unit in a state in which the first operation configures it.
+    pub(in crate::cpu) fn new() -> Amx {
+        Amx { shape: Shape { heights: [0; 2], depth: 0 } }
     }
 
-    /// Sets the heights of tiles. Registers 0 to 3 are sums, of which 0 and 1 belong to the first
+    /// Sets the shape of tiles. Registers 0 to 3 are sums, of which 0 and 1 belong to the first
     /// tile of rows; 4 and 5 are inputs, 6 and 7 are weights.
     ///
     /// # Safety
     /// The machine must have the unit.
-    unsafe fn configure(&mut self, heights: [usize; 2]) {
-        if self.heights == heights {
+    unsafe fn configure(&mut self, shape: Shape) {
+        if self.shape == shape {
             return;
         }
-        self.heights = heights;
-        let [first, second] = heights.map(|height| height as u8);
-        let mut rows = [0; 16];
-        rows[..8].copy_from_slice(&[first, first, second, second, first, second, ROWS as u8, ROWS as u8]);
-        // A register without rows must have no columns either.
-        let row_bytes = rows.map(|rows| if rows > 0 { ROW_BYTES as u16 } else { 0 });
-        let configuration = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
+        self.shape = shape;
+        let ([first, second], depth) = (shape.heights.map(|height| height as u8), shape.depth as u8);
+        let (sums, inputs) = (ROW_BYTES as u16, 4 * u16::from(depth));
+        let registers = [
+            (first, sums),
+            (first, sums),
+            (second, sums),
+            (second, sums),
+            (first, inputs),
+            (second, inputs),
+            (depth, sums),
+            (depth, sums),
+        ];
+        let mut configuration =
+            Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+        for (register, (rows, row_bytes)) in registers.into_iter().enumerate() {
+            // A register without rows must have no columns either.
+            if rows > 0 {
+                (configuration.rows[register], configuration.row_bytes[register]) = (rows, row_bytes);
+            }
+        }
         // SAFETY: the caller guarantees the unit, and the configuration is valid.
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &raw const configuration,
@@ -127,11 +169,58 @@ impl Amx {
                 options(nostack, readonly, preserves_flags));
         }
     }
+
+    /// Computes dot products of signed bytes. They are exact if they fit 32 bits.
+    ///
+    /// # Safety
+    /// The machine must have the unit, and the pointers must be valid.
+    #[inline]
+    pub(in crate::cpu) unsafe fn dot_bytes(&mut self, job: Bytes) {
+        // Tiles of 64 columns take as long as tiles of 32.
+        let depth = if job.columns.is_multiple_of(ROW_BYTES) { ROWS } else { ROWS / 2 };
+        // SAFETY: the caller guarantees the unit and valid pointers.
+        unsafe {
+            self.configure(Shape { heights: [job.height, 0], depth });
+            asm!(
+                "3:",
+                "tilezero tmm0",
+                "tilezero tmm1",
+                "mov {left}, {steps}",
+                "2:",
+                "tileloadd tmm4, [{x} + {x_stride}]",
+                "tileloadd tmm6, [{w} + {row} * 2]",
+                "tdpbssd tmm0, tmm4, tmm6",
+                "tileloadd tmm7, [{w} + {row} * 2 + 64]",
+                "tdpbssd tmm1, tmm4, tmm7",
+                "add {x}, {x_step}",
+                "add {w}, {w_step}",
+                "sub {left}, 1",
+                "jnz 2b",
+                "tilestored [{dots} + {row} * 2], tmm0",
+                "tilestored [{dots} + {row} * 2 + 64], tmm1",
+                "add {dots}, 2048",
+                "sub {groups}, 1",
+                "jnz 3b",
+                x = inout(reg) job.x => _,
+                x_stride = in(reg) job.x_stride,
+                x_step = in(reg) 4 * depth,
+                w = inout(reg) job.weights => _,
+                w_step = in(reg) 2 * ROW_BYTES * depth,
+                row = in(reg) ROW_BYTES,
+                dots = inout(reg) job.dots => _,
+                groups = inout(reg) job.groups => _,
+                steps = in(reg) job.columns / (4 * depth),
+                left = out(reg) _,
+                out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,
+                options(nostack)
+            );
+        }
+    }
 }
 
 impl Drop for Amx {
     fn drop(&mut self) {
-        if self.heights != [0; 2] {
+        if self.shape.depth > 0 {
             // Without it the system would save the tiles whenever it interrupts the thread.
             // SAFETY: the unit has been configured, so that the machine has it.
             unsafe {
@@ -283,7 +372,7 @@ impl Unit for Amx {
         }
         // SAFETY: the caller guarantees the unit and valid pointers.
         unsafe {
-            self.configure(block.heights);
+            self.configure(Shape { heights: block.heights, depth: ROWS });
             if block.heights[1] > 0 {
                 with_ahead!(two_tiles, block, "tdpbf16ps");
             } else {
@@ -300,7 +389,7 @@ pub(in crate::cpu) fn spin(rounds: usize) -> usize {
     let mut unit = Amx::new();
     // SAFETY: the machine has the unit, and the loop has no operands in memory.
     unsafe {
-        unit.configure([ROWS, ROWS]);
+        unit.configure(Shape { heights: [ROWS, ROWS], depth: ROWS });
         asm!(
             "tilezero tmm4",
             "tilezero tmm5",

@@ -35,10 +35,24 @@ impl Cpu {
         // Several tasks per thread balance the load when other processes run.
         let at_once = (panels / (8 * self.threads())).next_multiple_of(BLOCK_PANELS).max(BLOCK_PANELS);
         let at_once = at_once.min(panels.div_ceil(self.threads())).max(1);
-        self.parallel(panels.div_ceil(at_once), n * cols * outputs, |task, _| {
+        self.parallel(panels.div_ceil(at_once), n * cols * outputs, |task, thread| {
             let panels = task * at_once..panels.min((task + 1) * at_once);
             let (x, scales) = (bytes.as_ptr().cast_const(), scales.as_ptr().cast_const());
-            Product { n, layout, x, scales, w, bias, out, outputs, panels }.compute(self.target);
+            self.int_product(&Product { n, layout, x, scales, w, bias, out, outputs, panels }, thread);
         });
+    }
+
+    /// Computes a task on a thread.
+    fn int_product(&self, product: &Product<'_>, thread: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if self.target.has_tiles() && product.suits_tiles() {
+            let (guard, scratch) = self.scratch(thread);
+            // SAFETY: the instruction set of this backend includes the others, and the working
+            // memory is this thread's.
+            unsafe { product.compute_on_tiles(scratch, guard.len()) };
+            return;
+        }
+        let _ = thread;
+        product.compute(self.target);
     }
 }

@@ -9,6 +9,8 @@ mod activations;
 mod linear;
 mod pack;
 mod product;
+#[cfg(target_arch = "x86_64")]
+mod tiles;
 
 pub(super) use activations::{ActivationBuffer, quantize_group, row_bytes};
 pub(super) use pack::{IntPanels, RowContents};

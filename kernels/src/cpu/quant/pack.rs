@@ -137,6 +137,26 @@ impl PanelLayout {
     }
 }
 
+/// The parts of a group of a panel: its codes, its scales, and its offsets.
+#[cfg(target_arch = "x86_64")]
+#[derive(Debug, Clone, Copy)]
+pub(super) struct GroupLayout {
+    /// Columns of a group. The last group may have fewer.
+    pub(super) group: usize,
+    /// Bits of a code.
+    pub(super) bits: usize,
+    /// Bytes of a whole group's codes.
+    pub(super) code_bytes: usize,
+    /// Bytes of the codes of all groups.
+    pub(super) all_code_bytes: usize,
+    /// Bytes of a group's scales and offsets.
+    pub(super) scale_bytes: usize,
+    /// Whether scales are of type f32. Otherwise they are of type f16.
+    pub(super) wide_scales: bool,
+    /// Whether groups have offsets.
+    pub(super) has_offsets: bool,
+}
+
 impl IntPanels {
     /// Packs a matrix `[out, cols]`, of which `read(row, codes)` reads the codes of one row.
     /// `order` is the order of the columns in the codes.
@@ -190,6 +210,21 @@ impl IntPanels {
     pub(in crate::cpu) fn bytes(out: usize, cols: usize, format: IntFormat, width: usize) -> usize {
         let scales = if format == IntFormat::Int8 { width * size_of::<f32>() } else { 0 };
         out.div_ceil(width).saturating_mul(PanelLayout::new(format, cols, width).panel_bytes() + scales)
+    }
+
+    /// Returns the parts of a group of a matrix with `cols` columns.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn group_layout(&self, cols: usize) -> GroupLayout {
+        let layout = PanelLayout::new(self.format, cols, super::super::amx::WIDTH);
+        GroupLayout {
+            group: layout.group,
+            bits: self.format.bits(),
+            code_bytes: layout.code_bytes(layout.group),
+            all_code_bytes: layout.code_bytes(cols),
+            scale_bytes: layout.scale_bytes(),
+            wide_scales: layout.has_wide_scales(),
+            has_offsets: self.format.offset().is_none(),
+        }
     }
 
     /// Returns the start of panel `p`.

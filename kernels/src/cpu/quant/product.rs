@@ -86,7 +86,7 @@ impl<const BITS: usize, const OFFSETS: bool> Loop for Stored<BITS, OFFSETS> {
 
 impl Product<'_> {
     /// Computes the product with the instruction set of `target`.
-    pub(super) fn compute(self, target: Target) {
+    pub(super) fn compute(&self, target: Target) {
         match self.w.format {
             IntFormat::Int8 => target.dispatch(WithLoop::<Int8>::new(self)),
             IntFormat::Q8_0 => target.dispatch(WithLoop::<Q8_0>::new(self)),
@@ -108,10 +108,10 @@ impl Product<'_> {
 
 /// A product with the loops of a format. Each one is a kernel of its own, because compilers take
 /// very long for a function with all of them.
-struct WithLoop<'a, L>(Product<'a>, PhantomData<L>);
+struct WithLoop<'a, L>(&'a Product<'a>, PhantomData<L>);
 
 impl<'a, L: Loop> WithLoop<'a, L> {
-    fn new(product: Product<'a>) -> Self {
+    fn new(product: &'a Product<'a>) -> Self {
         WithLoop(product, PhantomData)
     }
 }
@@ -123,7 +123,7 @@ impl<L: Loop> Kernel for WithLoop<'_, L> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         // SAFETY: the caller guarantees the instruction set and valid pointers.
-        unsafe { run::<S, L>(&self.0) }
+        unsafe { run::<S, L>(self.0) }
     }
 }
 

@@ -166,6 +166,12 @@ impl Target {
         self.dispatch(Width)
     }
 
+    /// Returns whether the instruction set includes a tile unit.
+    #[cfg(target_arch = "x86_64")]
+    pub(in crate::cpu) fn has_tiles(self) -> bool {
+        self.0 == Isa::Amx
+    }
+
     /// Returns whether bf16 weights are multiplied in pairs.
     pub(in crate::cpu) fn has_bf16(self) -> bool {
         struct HasBf16;
