@@ -6,4 +6,4 @@ mod model;
 mod product;
 mod unit;
 
-pub(super) use unit::{Amx, Bytes, ROWS, WIDTH, is_available, spin};
+pub(super) use unit::{Amx, Bytes, ROWS, Scores, WIDTH, Weighted, is_available, spin};

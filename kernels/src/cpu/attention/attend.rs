@@ -33,7 +33,20 @@ impl Cpu {
             let (queries, ranges) = (queries.clone(), ranges.clone());
             let to = partials.map_or(Output::Attention(out), |at| Output::Partials(shared.from(at)));
             let (of, blocks) = (Queries { spec, row, kv_head }, step.blocks(row));
-            self.target.dispatch(Tile { of, spec, kv, blocks, kv_head, queries, ranges, qkv, to, scratch });
+            self.target.dispatch(Tile {
+                of,
+                spec,
+                kv,
+                blocks,
+                kv_head,
+                queries,
+                ranges,
+                qkv,
+                to,
+                #[cfg(target_arch = "x86_64")]
+                has_tiles: self.target.has_tiles(),
+                scratch,
+            });
         });
         let partials = &partials[..];
         let stride = stride(spec.layout.head_dim);

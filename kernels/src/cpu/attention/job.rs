@@ -80,6 +80,9 @@ pub(super) struct Tile<'a> {
     /// `[n, layout.cols()]`
     pub(super) qkv: &'a [f32],
     pub(super) to: Output,
+    /// Whether the machine has a tile unit.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) has_tiles: bool,
     /// [`scratch`](super::scratch) numbers.
     pub(super) scratch: Shared<f32>,
 }
@@ -111,7 +114,7 @@ impl Tile<'_> {
 /// The parts of a tile in the working memory.
 #[derive(Clone, Copy)]
 pub(super) struct Work {
-    /// Packed queries, tiles of `[words][height]`.
+    /// Packed queries.
     pub(super) q: *mut u32,
     /// Weighted values of the current range, `[QUERIES, padded head_dim]`.
     pub(super) acc: *mut f32,
@@ -123,7 +126,7 @@ pub(super) struct Work {
     pub(super) scales: *mut f32,
     /// Factors on the values of one segment, by key.
     pub(super) value_scales: *mut f32,
-    /// A copy of one word of values.
+    /// Copies of up to [`COPIED_WORDS`](super::COPIED_WORDS) words of values.
     pub(super) word: *mut u32,
 }
 

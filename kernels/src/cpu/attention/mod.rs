@@ -16,6 +16,8 @@
 mod attend;
 mod job;
 mod merge;
+#[cfg(target_arch = "x86_64")]
+mod on_tiles;
 mod queries;
 mod scores;
 mod softmax;
@@ -36,8 +38,11 @@ const SEGMENT: usize = 128;
 /// instruction sets.
 const QUERIES: usize = 48;
 
+/// The largest number of words of values that are copied at once: those of 16 tokens.
+const COPIED_WORDS: usize = 8;
+
 /// Returns the numbers of working memory that a tile needs.
 pub(super) const fn scratch(head_dim: usize) -> usize {
     let of_query = head_dim.next_multiple_of(2) + 2 * padded(head_dim) + SEGMENT;
-    QUERIES * of_query + 2 * SEGMENT + padded(head_dim)
+    QUERIES * of_query + 2 * SEGMENT + COPIED_WORDS * padded(head_dim)
 }

@@ -6,6 +6,8 @@ use super::super::kv::{Cache, View, padded};
 use super::super::simd::{Kernel, Simd};
 use super::super::step::{Pair, Single, Step};
 use super::job::{Output, Tile, Work};
+#[cfg(target_arch = "x86_64")]
+use super::on_tiles::OnTiles;
 use super::softmax::{Partial, Softmax, Unscaled, merge, weigh};
 use super::values::{Segment, values};
 use super::{QUERIES, SEGMENT, merge, queries, scores};
@@ -18,21 +20,85 @@ impl Kernel for Tile<'_> {
         // SAFETY: the caller guarantees the instruction set and valid pointers.
         unsafe {
             match &self.kv.cache {
-                Cache::F32(pages) => run::<S, Single<f32>>(&self, &pages.view()),
-                Cache::F16(pages) => run::<S, Single<half::f16>>(&self, &pages.view()),
-                Cache::BF16(pages) => run::<S, Single<half::bf16>>(&self, &pages.view()),
-                Cache::Bf16Pairs(pages) if S::HAS_BF16 => {
-                    run::<S, Pair>(&self, &pages.view());
+                Cache::F32(pages) => run::<S, Single<f32>>(&self, &pages.view(), Vectors),
+                Cache::F16(pages) => run::<S, Single<half::f16>>(&self, &pages.view(), Vectors),
+                Cache::BF16(pages) => run::<S, Single<half::bf16>>(&self, &pages.view(), Vectors),
+                #[cfg(target_arch = "x86_64")]
+                Cache::Bf16Pairs(pages) if S::HAS_BF16 && self.has_tiles && OnTiles::fits(&self) => {
+                    run::<S, Pair>(&self, &pages.view(), OnTiles::new());
                 }
-                Cache::Int8(pages) => run::<S, Single<i8>>(&self, &pages.view()),
+                Cache::Bf16Pairs(pages) if S::HAS_BF16 => {
+                    run::<S, Pair>(&self, &pages.view(), Vectors);
+                }
+                Cache::Int8(pages) => run::<S, Single<i8>>(&self, &pages.view(), Vectors),
                 Cache::Bf16Pairs(_) => unreachable!("pairs without an instruction; this is a bug"),
             }
         }
     }
 }
 
+/// The two products of attention with a cache of words of `F`.
+pub(super) trait Products<F: Step> {
+    /// Packs the queries for [`Products::scores`].
+    ///
+    /// # Safety
+    /// The machine has the instruction set, and the working memory is as large as `scratch` says.
+    unsafe fn pack<S: Simd>(&mut self, tile: &Tile<'_>, work: Work);
+
+    /// Computes the scores of all queries and the keys at `keys`, in whole vectors. `start` is the
+    /// first position of the segment.
+    ///
+    /// # Safety
+    /// The machine has the instruction set, and the block table covers the keys.
+    unsafe fn scores<S: Simd>(
+        &mut self,
+        tile: &Tile<'_>,
+        view: &View<F>,
+        work: Work,
+        keys: Range<usize>,
+        start: usize,
+    );
+
+    /// Adds the weighted values. `seen` are the positions in the segment that each query attends
+    /// to.
+    ///
+    /// # Safety
+    /// The machine has the instruction set, and the block table covers the positions.
+    unsafe fn values<S: Simd>(&mut self, segment: &Segment<'_, F>, seen: &[(usize, usize)]);
+}
+
+/// The products on vectors.
+struct Vectors;
+
+impl<F: Step> Products<F> for Vectors {
+    #[inline(always)]
+    unsafe fn pack<S: Simd>(&mut self, tile: &Tile<'_>, work: Work) {
+        // SAFETY: the caller guarantees the same.
+        unsafe { queries::pack::<S, F>(tile, work) }
+    }
+
+    #[inline(always)]
+    unsafe fn scores<S: Simd>(
+        &mut self,
+        tile: &Tile<'_>,
+        view: &View<F>,
+        work: Work,
+        keys: Range<usize>,
+        start: usize,
+    ) {
+        // SAFETY: the caller guarantees the same.
+        unsafe { scores::scores::<S, F>(tile, view, work, keys, start) }
+    }
+
+    #[inline(always)]
+    unsafe fn values<S: Simd>(&mut self, segment: &Segment<'_, F>, seen: &[(usize, usize)]) {
+        // SAFETY: the caller guarantees the same.
+        unsafe { values::<S, F>(segment, seen) }
+    }
+}
+
 #[inline(always)]
-unsafe fn run<S: Simd, F: Step>(tile: &Tile<'_>, view: &View<F>) {
+unsafe fn run<S: Simd, F: Step>(tile: &Tile<'_>, view: &View<F>, mut products: impl Products<F>) {
     let dim = tile.spec.layout.head_dim;
     let width = padded(dim);
     let work = Work::new(tile.scratch, dim);
@@ -40,12 +106,12 @@ unsafe fn run<S: Simd, F: Step>(tile: &Tile<'_>, view: &View<F>) {
     // SAFETY: the caller guarantees the instruction set and valid pointers. The loops stay inside
     // the operands, and the working memory belongs to this task.
     unsafe {
-        queries::pack::<S, F>(tile, work);
+        products.pack::<S>(tile, work);
         for j in (0..SEGMENT).step_by(S::LANES) {
             S::store(work.scales.add(j), S::splat(tile.spec.scale));
         }
         for range in tile.ranges.clone() {
-            let softmax = attend::<S, F>(tile, view, work, range);
+            let softmax = attend::<S, F>(&mut products, tile, view, work, range);
             for (i, u) in tile.queries.clone().enumerate() {
                 if tile.of.sees_in(u, range).is_empty() {
                     continue;
@@ -79,6 +145,7 @@ unsafe fn run<S: Simd, F: Step>(tile: &Tile<'_>, view: &View<F>) {
 /// query.
 #[inline(always)]
 unsafe fn attend<S: Simd, F: Step>(
+    products: &mut impl Products<F>,
     tile: &Tile<'_>,
     view: &View<F>,
     work: Work,
@@ -96,7 +163,7 @@ unsafe fn attend<S: Simd, F: Step>(
             let segment = start..start + SEGMENT;
             let keys = first.max(start)..end.min(segment.end);
             let value_scales = gather_scales::<S, F>(tile, view, work, keys.clone(), start);
-            scores::scores::<S, F>(tile, view, work, keys, start);
+            products.scores::<S>(tile, view, work, keys, start);
             let mut seen = [(0, 0); QUERIES]; // each query's keys in the segment
             for (i, u) in tile.queries.clone().enumerate() {
                 let keys = tile.of.sees(u);
@@ -109,7 +176,7 @@ unsafe fn attend<S: Simd, F: Step>(
                 }
             }
             let segment = Segment { tile, view, work, start, end };
-            values::<S, F>(&segment, &seen[..count]);
+            products.values::<S>(&segment, &seen[..count]);
         }
         softmax
     }
