@@ -84,7 +84,7 @@ impl ForwardOps for Cpu {
                 self.super_block_linear(n, x, panels, bias.map(Vec::as_slice), out);
                 return Ok(());
             }
-            Packed::Stored(_) => return Err(Error::Unsupported("a product by a table".to_owned())),
+            Packed::Stored(_) => return Err(Error::Unsupported("a product by an embedding".to_owned())),
             _ => (),
         }
         let x = x.rows(n);
