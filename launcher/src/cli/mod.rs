@@ -7,6 +7,7 @@ mod elsewhere;
 mod http;
 mod null;
 mod plan;
+mod quantize;
 mod tgi;
 mod values;
 
@@ -26,6 +27,7 @@ pub(crate) use elsewhere::known_elsewhere;
 pub(crate) use http::{GenerationConfig, HttpArgs};
 pub(crate) use null::NullArgs;
 pub(crate) use plan::PlanArgs;
+pub(crate) use quantize::QuantizeArgs;
 pub(crate) use tgi::TgiArgs;
 pub(crate) use values::{ActivationsArg, DTypeArg, KvCacheArg, RopeScalingArg, seconds};
 
@@ -49,6 +51,7 @@ Examples:
   millrace generate 'Once upon a time'             continue a text and exit
   millrace inspect --model-id ./Llama-3.2-1B       contents of a checkpoint and the memory it needs
   millrace inspect --num-shard 1,2,4 --gpu h200    estimates for several numbers of GPUs
+  millrace quantize ./Llama-3.2-1B ./Llama-3.2-1B-int4 --format int4
   millrace serve --config millrace.toml            flags from a file: port = 8080, api-key = [\"…\"]
   millrace bench --model-id ./Llama-3.2-1B         prefill and decode speed of this machine
   millrace bench-http --concurrency 1,8,32         load test of any server with OpenAI's API
@@ -69,6 +72,8 @@ pub(crate) enum Command {
     Generate(Box<GenerateArgs>),
     /// Show the contents of a checkpoint, the memory it needs, and estimates for several devices
     Inspect(Box<InspectArgs>),
+    /// Write a quantized checkpoint from one that is not quantized
+    Quantize(Box<QuantizeArgs>),
     /// Measure prefill and decode in this process, without a server
     Bench(Box<BenchArgs>),
     /// Load test of a server with OpenAI's API: latency and throughput
