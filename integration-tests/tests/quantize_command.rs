@@ -64,10 +64,11 @@ fn new_checkpoints_are_read_by_others_and_served() {
     let exact = scores(&dense, &story);
     assert!(exact.len() > 40, "{} tokens", exact.len());
     let reader = Path::new(env!("CARGO_MANIFEST_DIR")).join("oracle/read_quantized.py");
-    let formats: [(&[&str], usize, f64); 6] = [
+    let formats: [(&[&str], usize, f64); 7] = [
         (&["int8"], 35, 0.015),
         (&["int4", "--group-size", "32"], 35, 0.1),
         (&["int4"], 35, 0.1),
+        (&["int4", "--symmetric"], 35, 0.12),
         (&["fp8"], 35, 0.02),
         // Keys and values have 64 rows.
         (&["fp8-block"], 20, 0.02),
@@ -135,6 +136,7 @@ fn wrong_flags_and_places_are_one_clear_error() {
             vec!["demo", &new, "--format", "nf4", "--group-size", "64"],
             "--group-size is for --format int4, not nf4",
         ),
+        (vec!["demo", &new, "--format", "int8", "--symmetric"], "--symmetric is for --format int4, not int8"),
         (vec!["demo", &file, "--format", "nf4"], "file exists and is not an empty folder"),
         (vec!["demo", "/nowhere/new", "--format", "nf4"], "error: /nowhere/new: No such file or directory"),
         (vec!["/nowhere/model", &new, "--format", "nf4"], "error: /nowhere/model: there is no such folder"),

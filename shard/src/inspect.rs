@@ -297,7 +297,7 @@ mod tests {
         // them as they are stored.
         let targets = [
             (Target::Int8, "compressed-tensors", Some(128 + 4)),
-            (Target::Int4 { group: 128 }, "compressed-tensors", Some(64 + 2 + 2)),
+            (Target::Int4 { group: 128, symmetric: false }, "compressed-tensors", Some(64 + 2 + 2)),
             (Target::Fp8, "compressed-tensors", None),
             (Target::Fp8Block, "fp8", None),
             (Target::Nf4, "bitsandbytes-nf4", None),

@@ -31,8 +31,14 @@ const LIMITS: ShardLimits = ShardLimits {
 
 const PROMPT: [u32; 9] = [3, 14, 15, 9, 26, 5, 35, 58, 9];
 
-const TARGETS: [Target; 5] =
-    [Target::Int8, Target::Int4 { group: 32 }, Target::Fp8, Target::Fp8Block, Target::Nf4];
+const TARGETS: [Target; 6] = [
+    Target::Int8,
+    Target::Int4 { group: 32, symmetric: false },
+    Target::Int4 { group: 32, symmetric: true },
+    Target::Fp8,
+    Target::Fp8Block,
+    Target::Nf4,
+];
 
 fn golden(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden").join(name)
@@ -70,11 +76,11 @@ fn rounded(part: &Part, target: Target) -> Vec<f32> {
     let (mut weights, cols) = (values(part), part.cols.len());
     match target {
         Target::Int8 => IntFormat::Int8.round(&mut weights, cols).unwrap(),
-        Target::Int4 { group } => {
+        Target::Int4 { group, symmetric } => {
+            let format = if symmetric { IntFormat::Q4_0 } else { IntFormat::Int4 };
             // A row of one group has this size of groups.
             for row in weights.chunks_exact_mut(cols) {
-                row.chunks_exact_mut(group)
-                    .for_each(|group| IntFormat::Int4.round(group, group.len()).unwrap());
+                row.chunks_exact_mut(group).for_each(|weights| round_group(format, weights));
             }
         }
         Target::Fp8 => weights.chunks_exact_mut(cols).for_each(round_fp8),
@@ -100,6 +106,13 @@ fn rounded(part: &Part, target: Target) -> Vec<f32> {
         }
     }
     weights
+}
+
+/// Rounds one group, which may have other columns than the groups of the format.
+fn round_group(format: IntFormat, weights: &mut [f32]) {
+    let mut codes = vec![0; weights.len()];
+    let group = format.quantize(weights, &mut codes).unwrap();
+    weights.iter_mut().zip(codes).for_each(|(weight, code)| *weight = group.value(code));
 }
 
 fn round_fp8(weights: &mut [f32]) {
@@ -141,14 +154,14 @@ fn the_stored_numbers_are_those_of_the_quantizer() {
             // Blocks of 128 x 128 need a larger model, and 48 columns are not whole groups.
             let fits = match target {
                 Target::Fp8Block => dense.spec.hidden.is_multiple_of(128),
-                Target::Int4 { group } => dense.spec.hidden.is_multiple_of(group),
+                Target::Int4 { group, .. } => dense.spec.hidden.is_multiple_of(group),
                 _ => true,
             };
             if !fits {
                 continue;
             }
             let about = format!("{} as {}", from.display(), target.name());
-            let to = folder.path().join(format!("{index}-{}", target.name()));
+            let to = folder.path().join(format!("{index}-{target:?}"));
             let report = write(from, &to, target);
             let found = load(&to);
             assert_eq!(found.spec, dense.spec, "{about}");
@@ -188,7 +201,7 @@ fn the_stored_numbers_are_those_of_the_quantizer() {
 fn integers_are_kept_as_they_were_made() {
     let folder = tempfile::tempdir().unwrap();
     let dense = load(&demo());
-    for target in [Target::Int8, Target::Int4 { group: 64 }] {
+    for target in [Target::Int8, Target::Int4 { group: 64, symmetric: false }] {
         let to = folder.path().join(target.name());
         write(&demo(), &to, target);
         let found = load(&to);
@@ -198,7 +211,7 @@ fn integers_are_kept_as_they_were_made() {
             let parts = found.weights.parts(slot).unwrap();
             let cols = parts[0].cols.len();
             let WeightFormat::Int(format) = storage.matrix(slot, cols) else { panic!("{slot:?}") };
-            let group_cols = if let Target::Int4 { group } = target { group } else { cols };
+            let group_cols = if let Target::Int4 { group, .. } = target { group } else { cols };
             let rows = ExactRows::new(&parts, format).unwrap();
             let exact: Vec<f32> = dense.weights.parts(slot).unwrap().iter().flat_map(values).collect();
             let quantizer = if target == Target::Int8 { IntFormat::Int8 } else { IntFormat::Int4 };
@@ -234,8 +247,9 @@ fn logits_stay_close_to_those_of_the_dense_checkpoint() {
     let exact = logits(&Reference, &load(&demo()));
     let targets = [
         (Target::Int8, 0.05),
-        (Target::Int4 { group: 128 }, 0.5),
-        (Target::Int4 { group: 32 }, 0.4),
+        (Target::Int4 { group: 128, symmetric: false }, 0.5),
+        (Target::Int4 { group: 32, symmetric: false }, 0.4),
+        (Target::Int4 { group: 32, symmetric: true }, 0.5),
         (Target::Fp8, 0.15),
         (Target::Fp8Block, 0.15),
         (Target::Nf4, 0.4),
@@ -279,7 +293,7 @@ fn the_configuration_names_what_is_dense() {
     let folder = tempfile::tempdir().unwrap();
     // 44 columns of the MLP's last matrix fit no group.
     let to = folder.path().join("int4");
-    let report = write(&golden("mistral_sliding"), &to, Target::Int4 { group: 32 });
+    let report = write(&golden("mistral_sliding"), &to, Target::Int4 { group: 32, symmetric: false });
     let config: Value = serde_json::from_slice(&fs::read(to.join("config.json")).unwrap()).unwrap();
     let [first, second] = [0, 1].map(|layer| format!("model.layers.{layer}.mlp.down_proj"));
     assert_eq!(config["quantization_config"]["ignore"], json!(["lm_head", first, second]));
@@ -330,7 +344,7 @@ fn what_cannot_be_quantized_is_one_clear_error_and_leaves_nothing() {
     let to = folder.path().join("to");
     let entries = || fs::read_dir(folder.path()).unwrap().count();
 
-    let error = refused(&golden("llama_tied"), &to, Target::Int4 { group: 128 });
+    let error = refused(&golden("llama_tied"), &to, Target::Int4 { group: 128, symmetric: false });
     assert!(error.contains("fits int4: 32 columns are not a multiple of 128"), "{error}");
     assert_eq!(entries(), 0);
 
@@ -363,7 +377,7 @@ fn what_cannot_be_quantized_is_one_clear_error_and_leaves_nothing() {
         (tensor, view)
     });
     fs::write(damaged.join("model.safetensors"), safetensors::serialize(views, None).unwrap()).unwrap();
-    for target in [Target::Int8, Target::Int4 { group: 32 }, Target::Fp8, Target::Nf4] {
+    for target in [Target::Int8, Target::Int4 { group: 32, symmetric: false }, Target::Fp8, Target::Nf4] {
         let error = refused(&damaged, &to, target);
         assert!(error.contains(&format!("tensor {name} in")) && error.contains("NaN"), "{error}");
     }

@@ -24,6 +24,9 @@ pub(crate) struct QuantizeArgs {
     /// and take more memory
     #[arg(long, value_name = "COLUMNS", value_parser = group_size)]
     group_size: Option<usize>,
+    /// With --format int4: no zero points. The error is larger, but more programs read the result
+    #[arg(long)]
+    symmetric: bool,
     /// Print one JSON object per matrix instead of a table
     #[arg(long)]
     pub(crate) json: bool,
@@ -45,19 +48,26 @@ impl QuantizeArgs {
     /// # Errors
     /// If the format has no groups, but there is a flag for them.
     pub(crate) fn target(&self) -> anyhow::Result<Target> {
-        match (self.format, self.group_size) {
-            (Target::Int4 { .. }, Some(group)) => Ok(Target::Int4 { group }),
-            (target, Some(_)) => anyhow::bail!("--group-size is for --format int4, not {}", target.name()),
-            (target, None) => Ok(target),
+        if let Target::Int4 { group, .. } = self.format {
+            return Ok(Target::Int4 { group: self.group_size.unwrap_or(group), symmetric: self.symmetric });
         }
+        let name = self.format.name();
+        anyhow::ensure!(self.group_size.is_none(), "--group-size is for --format int4, not {name}");
+        anyhow::ensure!(!self.symmetric, "--symmetric is for --format int4, not {name}");
+        Ok(self.format)
     }
 }
 
 /// Parses a format of new checkpoints. The error for formats that weights can be quantized to while
 /// they are loaded says so.
 fn format(name: &str) -> Result<Target, String> {
-    let all =
-        [Target::Int8, Target::Int4 { group: DEFAULT_GROUP }, Target::Fp8, Target::Fp8Block, Target::Nf4];
+    let all = [
+        Target::Int8,
+        Target::Int4 { group: DEFAULT_GROUP, symmetric: false },
+        Target::Fp8,
+        Target::Fp8Block,
+        Target::Nf4,
+    ];
     if let Some(target) = all.into_iter().find(|target| target.name() == name) {
         return Ok(target);
     }

@@ -40,7 +40,13 @@ impl Rows {
         };
         match target {
             Target::Int8 => rows.int8(weights, cols)?,
-            Target::Int4 { group } => rows.int4(weights, cols, group)?,
+            Target::Int4 { group, symmetric: false } => {
+                let offsets = rows.groups(IntFormat::Int4, weights, cols, group)?;
+                rows.pack_zero_points(&offsets, cols / group);
+            }
+            Target::Int4 { group, symmetric: true } => {
+                rows.groups(IntFormat::Q4_0, weights, cols, group)?;
+            }
             Target::Fp8 => rows.fp8(weights, cols)?,
             Target::Fp8Block => rows.fp8_blocks(weights, cols)?,
             Target::Nf4 => rows.nf4(weights)?,
@@ -66,12 +72,19 @@ impl Rows {
         Ok(())
     }
 
-    fn int4(&mut self, weights: &[f32], cols: usize, group_cols: usize) -> Result<()> {
+    /// Encodes groups of 4 bits by the arithmetic of `format`, and returns their offsets.
+    fn groups(
+        &mut self,
+        format: IntFormat,
+        weights: &[f32],
+        cols: usize,
+        group_cols: usize,
+    ) -> Result<Vec<u8>> {
         let mut codes = vec![0; cols];
         let mut offsets = Vec::new();
         for row in weights.chunks_exact(cols.max(1)) {
             for (weights, codes) in row.chunks_exact(group_cols).zip(codes.chunks_exact_mut(group_cols)) {
-                let group: Group = IntFormat::Int4.quantize(weights, codes)?;
+                let group: Group = format.quantize(weights, codes)?;
                 self.compare(weights, codes.iter().map(|&code| group.value(code)));
                 self.scales.extend(f16::from_f32(group.scale).to_le_bytes());
                 offsets.push(group.offset);
@@ -79,7 +92,11 @@ impl Rows {
             // The first of two codes is in the lower half.
             self.weights.extend(codes.as_chunks::<2>().0.iter().map(|[low, high]| low | high << 4));
         }
-        let groups = cols / group_cols;
+        Ok(offsets)
+    }
+
+    /// Packs the zero points of rows with `groups` groups each.
+    fn pack_zero_points(&mut self, offsets: &[u8], groups: usize) {
         for rows in offsets.chunks(8 * groups) {
             // A word holds the zero points of eight rows.
             let word = |group| {
@@ -88,7 +105,6 @@ impl Rows {
             };
             self.zero_points.extend((0..groups).flat_map(|group| word(group).to_le_bytes()));
         }
-        Ok(())
     }
 
     fn fp8(&mut self, weights: &[f32], cols: usize) -> Result<()> {

@@ -13,11 +13,13 @@ pub(super) const BLOCK: usize = 128;
 pub enum Target {
     /// 8-bit integers with an f32 scale per row (compressed-tensors, int-quantized).
     Int8,
-    /// 4-bit integers in groups of columns, each with an f16 scale and a zero point
-    /// (compressed-tensors, pack-quantized).
+    /// 4-bit integers in groups of columns, each with an f16 scale (compressed-tensors,
+    /// pack-quantized).
     Int4 {
         /// Columns of a group: 32, 64 or 128.
         group: usize,
+        /// Whether the code of the weight 0 is 8 in all groups. Otherwise each has a zero point.
+        symmetric: bool,
     },
     /// FP8 (e4m3) with an f32 scale per row (compressed-tensors, float-quantized).
     Fp8,
@@ -50,7 +52,7 @@ impl Target {
     /// Returns the reason why a matrix `[rows, cols]` is left dense, if it must be.
     pub(super) fn misfit(self, rows: usize, cols: usize) -> Option<String> {
         match self {
-            Target::Int4 { group } if !cols.is_multiple_of(group) => {
+            Target::Int4 { group, .. } if !cols.is_multiple_of(group) => {
                 Some(format!("{cols} columns are not a multiple of {group}"))
             }
             // vLLM refuses blocks that span two ranks or two parts of a fused matrix.
@@ -78,15 +80,17 @@ impl Target {
                 tensor("weight", StoredDType::I8, &[rows, cols]),
                 tensor("weight_scale", StoredDType::F32, &[rows, 1]),
             ],
-            Target::Int4 { group } => {
+            Target::Int4 { group, symmetric } => {
                 let groups = cols / group;
                 let shape = [rows as i64, cols as i64].iter().flat_map(|size| size.to_le_bytes()).collect();
-                vec![
+                let mut tensors = vec![
                     tensor("weight_packed", StoredDType::I32, &[rows, cols / 8]),
                     tensor("weight_scale", StoredDType::F16, &[rows, groups]),
                     tensor("weight_zero_point", StoredDType::I32, &[rows.div_ceil(8), groups]),
                     constant("weight_shape", StoredDType::I64, &[2], shape),
-                ]
+                ];
+                tensors.retain(|module| !symmetric || !module.tensor.name.ends_with("zero_point"));
+                tensors
             }
             Target::Fp8 => vec![
                 tensor("weight", StoredDType::F8_E4M3, &[rows, cols]),
@@ -121,8 +125,8 @@ impl Target {
                 let weights = weights("int", 8, "channel", true, None);
                 compressed("int-quantized", &weights, &dynamic_activations("int"), dense)
             }
-            Target::Int4 { group } => {
-                let weights = weights("int", 4, "group", false, Some(group));
+            Target::Int4 { group, symmetric } => {
+                let weights = weights("int", 4, "group", symmetric, Some(group));
                 compressed("pack-quantized", &weights, &Value::Null, dense)
             }
             Target::Fp8 => {
