@@ -71,7 +71,7 @@ fn values(part: &Part) -> Vec<f32> {
     all
 }
 
-/// Rounds the matrix of a part by the library's quantizers, and returns what the stored one must be.
+/// Rounds the matrix of a part by the quantizers, and returns what the stored one must be.
 fn rounded(part: &Part, target: Target) -> Vec<f32> {
     let (mut weights, cols) = (values(part), part.cols.len());
     match target {
