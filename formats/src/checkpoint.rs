@@ -19,8 +19,8 @@ use crate::source::{MappedFile, Source};
 /// The longest identity that is passed on. Linux limits an argument of a process to 128 KiB.
 const MAX_IDENTITY: usize = 100_000;
 
-const SINGLE: &str = "model.safetensors";
-const INDEX: &str = "model.safetensors.index.json";
+pub(crate) const SINGLE: &str = "model.safetensors";
+pub(crate) const INDEX: &str = "model.safetensors.index.json";
 
 /// The mapped weights of a model.
 #[derive(Debug)]

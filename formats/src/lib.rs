@@ -1,4 +1,4 @@
-//! Readers of the files that models are published in.
+//! Readers and a writer of the files that models are published in.
 //!
 //! A [`Source`] is the place of a model's files. A [`Checkpoint`] maps the weights of a source and
 //! hands out each tensor as bytes with an element type and a shape. This crate computes nothing
@@ -16,8 +16,10 @@ mod identity;
 mod source;
 #[cfg(test)]
 mod tests;
+mod writer;
 
 pub use checkpoint::{Checkpoint, Tensor, TensorInfo};
 pub use dtype::DType;
 pub use error::{Error, HeaderFault, IndexFault, TensorFault};
 pub use source::Source;
+pub use writer::{CheckpointWriter, NewTensor, WriteError};

@@ -33,15 +33,16 @@ fn quantized_weights_score_close_to_16_bits() {
     let text = format!("{prompt}{}", completion(&exact, &body)["text"].as_str().unwrap());
     let want = scores(&exact, &text);
     assert!(want.len() > 40, "{} tokens", want.len());
+    // The bounds are about twice the distances on a CPU with AVX-512.
     for (format, bound) in [
-        ("q8_0", 0.02),
-        ("int8", 0.03),
-        ("int4", 0.2),
-        ("q4_0", 0.25),
-        ("q4_k", 0.25),
-        ("q6_k", 0.02),
-        ("fp8", 0.1),
-        ("nf4", 0.2),
+        ("q8_0", 0.01),
+        ("int8", 0.015),
+        ("int4", 0.09),
+        ("q4_0", 0.1),
+        ("q4_k", 0.1),
+        ("q6_k", 0.01),
+        ("fp8", 0.02),
+        ("nf4", 0.1),
     ] {
         let found: Vec<Vec<f64>> = ["1", "2"]
             .iter()
@@ -75,7 +76,7 @@ fn an_int8_kv_cache_scores_close_to_16_bits() {
         let found = scores(&server, &text);
         let distance = mean_distance(&found, &want);
         println!("{shards} shards: {distance:.4} from bfloat16");
-        assert!(distance < 0.03, "{shards}: {distance}");
+        assert!(distance < 0.003, "{shards}: {distance}");
 
         // The second answer reuses the blocks of the first.
         let body = json!({"prompt": text, "max_tokens": 30, "temperature": 0});

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use millrace_shard::{Quantize, families, split};
+use millrace_shard::{families, split};
 
 use crate::cli::{ActivationsArg, DeviceArg, EngineArgs, KvCacheArg, ModelArgs, own_executable};
 use crate::model;
@@ -24,7 +24,7 @@ const POLL: Duration = Duration::from_millis(2);
 /// If the requested GPUs are not available.
 pub(crate) fn settle(engine: &mut EngineArgs, model: &ModelArgs, nnodes: usize) -> Result<Option<String>> {
     let decided = choose(engine, model, nnodes)?;
-    if let Some(quantize) = model.quantize.map(Quantize::from) {
+    if let Some(quantize) = model.quantize {
         let (name, on_cpu) = (quantize.name(), matches!(engine.device, DeviceArg::Cpu | DeviceArg::Null));
         ensure!(
             on_cpu || !quantize.needs_cpu(),

@@ -41,6 +41,7 @@ fn run(command: cli::Command) -> anyhow::Result<()> {
         cli::Command::Chat(args) => commands::chat::run(*args),
         cli::Command::Generate(args) => commands::generate::run(*args),
         cli::Command::Inspect(args) => commands::inspect::run(&args),
+        cli::Command::Quantize(args) => commands::quantize::run(&args),
         cli::Command::Bench(args) => commands::bench::run(&args),
         cli::Command::BenchHttp(args) => commands::bench_http::run(*args),
         cli::Command::Gpus => commands::gpus::run(),

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use millrace_shard::Source;
 
 use crate::cli::{LoadFormat, ModelArgs};
@@ -18,6 +18,14 @@ pub(crate) enum Location {
 }
 
 impl Location {
+    /// Returns the source of the checkpoint's files.
+    pub(crate) fn source(self) -> Source {
+        match self {
+            Location::Demo => Source::Memory(demo::FILES),
+            Location::Folder(folder) => Source::Directory(folder),
+        }
+    }
+
     /// Returns the model's name for clients: the name of the repository if the folder is in a
     /// Hugging Face cache, else the name of the folder. `typed` is the name on the command line.
     pub(crate) fn name(&self, typed: &str) -> String {
@@ -48,10 +56,7 @@ impl Location {
 /// # Errors
 /// As [`locate`].
 pub(crate) fn source(args: &ModelArgs) -> Result<Source> {
-    Ok(match locate(args)? {
-        Location::Demo => Source::Memory(demo::FILES),
-        Location::Folder(folder) => Source::Directory(folder),
-    })
+    Ok(locate(args)?.source())
 }
 
 /// Finds the model that the command line names.
@@ -60,25 +65,51 @@ pub(crate) fn source(args: &ModelArgs) -> Result<Source> {
 /// If it is neither `demo`, nor a folder, nor in the local Hugging Face cache. The text
 /// names the places that were searched.
 pub(crate) fn locate(args: &ModelArgs) -> Result<Location> {
-    if args.model_id == "demo" {
-        return Ok(Location::Demo);
-    }
-    let folder = Path::new(&args.model_id);
-    if folder.is_dir() {
-        return checked(folder.to_path_buf(), args);
-    }
-    if folder.exists() {
-        if folder.extension().is_some_and(|extension| extension == "gguf") {
-            bail!("--model-id {}: this is a GGUF file. {NO_GGUF}", args.model_id);
+    let named = NamedModel {
+        name: &args.model_id,
+        revision: &args.revision,
+        hub_cache: args.hub_cache(),
+        needs_weights: args.load_format == LoadFormat::Auto,
+    };
+    named.locate().with_context(|| format!("--model-id {}", args.model_id))
+}
+
+/// The name of a model on the command line.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct NamedModel<'a> {
+    /// `demo`, a folder, or a repository in the Hugging Face cache.
+    pub(crate) name: &'a str,
+    /// Branch, tag or commit of a repository.
+    pub(crate) revision: &'a str,
+    /// Folder of the Hugging Face cache, if a flag gives it.
+    pub(crate) hub_cache: Option<&'a PathBuf>,
+    /// Whether a folder without safetensors is useless.
+    pub(crate) needs_weights: bool,
+}
+
+impl NamedModel<'_> {
+    /// Finds the model.
+    ///
+    /// # Errors
+    /// As [`locate`].
+    pub(crate) fn locate(self) -> Result<Location> {
+        if self.name == "demo" {
+            return Ok(Location::Demo);
         }
-        bail!(
-            "--model-id {}: this is a file; give the folder that holds config.json and the weights",
-            args.model_id
-        );
-    }
-    match args.hub_cache().cloned().or_else(hub_cache) {
-        Some(cache) => checked(locate_cached(&cache, &args.model_id, &args.revision)?, args),
-        None => bail!("--model-id {}: there is no such folder", args.model_id),
+        let folder = Path::new(self.name);
+        if folder.is_dir() {
+            return checked(folder.to_path_buf(), self.needs_weights);
+        }
+        if folder.exists() {
+            if folder.extension().is_some_and(|extension| extension == "gguf") {
+                bail!("this is a GGUF file. {NO_GGUF}");
+            }
+            bail!("this is a file; give the folder that holds config.json and the weights");
+        }
+        match self.hub_cache.cloned().or_else(hub_cache) {
+            Some(cache) => checked(locate_cached(&cache, self.name, self.revision)?, self.needs_weights),
+            None => bail!("there is no such folder"),
+        }
     }
 }
 
@@ -88,7 +119,7 @@ fn locate_cached(cache: &Path, name: &str, revision: &str) -> Result<PathBuf> {
     let repository = cache.join(format!("models--{}", name.replace('/', "--")));
     if !repository.is_dir() {
         bail!(
-            "--model-id {name}: there is no such folder, and the Hugging Face cache {} does not have it. \
+            "there is no such folder, and the Hugging Face cache {} does not have it. \
              Millrace downloads nothing: fetch the model first (`hf download {name}`) or give a folder",
             cache.display()
         );
@@ -96,10 +127,7 @@ fn locate_cached(cache: &Path, name: &str, revision: &str) -> Result<PathBuf> {
     let commit = std::fs::read_to_string(repository.join("refs").join(revision));
     let snapshot = repository.join("snapshots").join(commit.as_deref().unwrap_or(revision).trim());
     if !snapshot.is_dir() {
-        bail!(
-            "--model-id {name}: the Hugging Face cache {} has no revision `{revision}` of it",
-            cache.display()
-        );
+        bail!("the Hugging Face cache {} has no revision `{revision}` of it", cache.display());
     }
     Ok(snapshot)
 }
@@ -111,20 +139,19 @@ const NO_GGUF: &str = "Millrace reads safetensors: take the repository that the 
 const MAX_FILES: usize = 10_000;
 
 /// The folder, unless it holds something that is known and no model.
-fn checked(folder: PathBuf, args: &ModelArgs) -> Result<Location> {
-    let name = &args.model_id;
+fn checked(folder: PathBuf, needs_weights: bool) -> Result<Location> {
     let has = |file: &str| folder.join(file).exists();
     if has("adapter_config.json") && !has("config.json") {
         let base = adapted_model(&folder.join("adapter_config.json"));
         let base = base.map(|base| format!(" for {base}")).unwrap_or_default();
         bail!(
-            "--model-id {name}: this folder holds a LoRA adapter{base}. Millrace serves complete models: merge the \
+            "this folder holds a LoRA adapter{base}. Millrace serves complete models: merge the \
              adapter into its model with peft's `merge_and_unload()`, save the result with `save_pretrained`, and \
              serve that folder"
         );
     }
-    if args.load_format == LoadFormat::Auto && holds_gguf_only(&folder) {
-        bail!("--model-id {name}: this folder holds GGUF files. {NO_GGUF}");
+    if needs_weights && holds_gguf_only(&folder) {
+        bail!("this folder holds GGUF files. {NO_GGUF}");
     }
     Ok(Location::Folder(folder))
 }
@@ -193,7 +220,7 @@ mod tests {
         let path = path.to_str().unwrap();
         let cli = Cli::parse_from(["millrace", "inspect", "--model-id", path, "--load-format", format]);
         let Command::Inspect(args) = cli.command else { panic!("not inspect") };
-        locate(&args.model).err().map(|error| error.to_string())
+        locate(&args.model).err().map(|error| format!("{error:#}"))
     }
 
     /// Returns the error for a folder with these files.

@@ -1,8 +1,18 @@
-//! The progress bar while a model loads.
+//! Progress bars: while a model loads, and their style.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use millrace_router::engine::EngineState;
 use tokio::sync::{oneshot, watch};
+
+/// Returns the style of a bar of known length in bytes.
+pub(crate) fn measured() -> ProgressStyle {
+    style("{msg:<20} {wide_bar} {bytes}/{total_bytes} ({bytes_per_sec})")
+}
+
+/// Returns the style of a template, which is a constant that the library accepts.
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
+}
 
 /// Shows the bar on its own thread, because a stopped terminal blocks writers. The receiver
 /// completes when the bar has been removed.
@@ -23,11 +33,7 @@ pub(crate) fn show_beside(state: watch::Receiver<EngineState>) -> oneshot::Recei
 /// error is not a terminal.
 pub(crate) async fn show(mut state: watch::Receiver<EngineState>) {
     let bar = ProgressBar::no_length();
-    // Both templates are constants that the style accepts.
-    let style =
-        |template| ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar());
-    let (unmeasured, measured) =
-        (style("{msg}"), style("{msg:<20} {wide_bar} {bytes}/{total_bytes} ({bytes_per_sec})"));
+    let (unmeasured, measured) = (style("{msg}"), measured());
     loop {
         match &*state.borrow_and_update() {
             EngineState::Loading { phase, done, total } => {

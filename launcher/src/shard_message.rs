@@ -41,7 +41,7 @@ impl ShardMessage {
             ranks_per_gpu: engine.ranks_per_gpu as usize,
             collective_timeout: Duration::from_secs_f64(engine.collective_timeout),
             dtype: model.dtype.map(Into::into),
-            quantize: model.quantize.map(Into::into),
+            quantize: model.quantize,
             exact_activations: model.activations == ActivationsArg::Exact,
             weight_cache: model.weight_cache(),
             kv_cache_dtype: model.kv_cache_dtype.map(Into::into),

@@ -123,6 +123,9 @@ impl Display for Inspection {
             kept += &format!(", matrices of layers as {name}");
         }
         line("element type", kept)?;
+        if let Some(replacement) = self.storage.replacement(spec) {
+            line("", replacement)?;
+        }
         let (all, embedding) = (Count(self.parameters), Count(self.embedding_parameters));
         let tied = if spec.tied_head { "embedding, also the head" } else { "embedding and head" };
         line("parameters", format!("{all} ({embedding} in {tied})"))?;
@@ -253,16 +256,66 @@ mod tests {
         let small = inspect(&tied, Some(DType::BF16), Some(Quantize::Fp8), None);
         assert!(small.weight_bytes() < all_half.weight_bytes());
         assert!(small.to_string().contains("kept as bfloat16, matrices of layers as fp8\n"));
-        let sizes = [Quantize::Int8, Quantize::Q8_0, Quantize::Int4, Quantize::Q4_0].map(|quantize| {
-            let small = inspect(&tied, Some(DType::BF16), Some(quantize), None);
-            let kept = format!("kept as bfloat16, matrices of layers as {}\n", quantize.name());
-            assert!(small.to_string().contains(&kept), "{small}");
-            small.weight_bytes()
-        });
-        assert!(
-            sizes[0].max(sizes[1]) < all_half.weight_bytes() && sizes[2].max(sizes[3]) < sizes[0],
-            "{sizes:?}"
-        );
+    }
+
+    #[test]
+    fn every_format_is_named_and_takes_less_memory() {
+        // Matrices of 128 and of 384 columns, and of 512 in all.
+        let demo = Source::Directory(Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo"));
+        let bytes = |quantize: Option<Quantize>| {
+            let found = inspect(&demo, Some(DType::BF16), quantize, None);
+            if let Some(quantize) = quantize {
+                let kept = format!("matrices of layers as {}\n", quantize.name());
+                assert!(found.to_string().contains(&kept), "{found}");
+            }
+            found.weight_bytes()
+        };
+        let dense = bytes(None);
+        let eight = [Quantize::Int8, Quantize::Fp8, Quantize::Q8_0, Quantize::Q6K].map(Some).map(bytes);
+        let four = [Quantize::Int4, Quantize::Nf4, Quantize::Q4_0, Quantize::Q4K].map(Some).map(bytes);
+        assert!(eight.into_iter().max() < Some(dense) && four.into_iter().max() < eight.into_iter().min());
+        // These replace formats of super-blocks, which no matrix of this model fits.
+        assert_eq!((eight[3], four[3]), (eight[2], four[2]));
+    }
+
+    #[test]
+    fn formats_that_do_not_fit_are_explained() {
+        let source = Source::Directory(golden("mistral_sliding"));
+        let text = inspect(&source, Some(DType::BF16), Some(Quantize::Q6K), None).to_string();
+        let line = "                --quantize q6_k: 2 of 8 matrices are kept as bfloat16, because 44 columns are \
+                    not a multiple of 32; 6 of 8 matrices are kept as q8_0, because 32 columns are not a multiple \
+                    of 256\n";
+        assert!(text.contains(&format!("matrices of layers as q6_k\n{line}")), "{text}");
+    }
+
+    #[test]
+    fn quantized_checkpoints_are_named_with_their_size() {
+        use crate::quantize::{MAX_FILE_BYTES, Target, quantize};
+        let folder = tempfile::tempdir().unwrap();
+        let demo = Source::Directory(Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo"));
+        // The name of the format, and the bytes of 128 weights in a row of 128, where the CPU keeps
+        // them as they are stored.
+        let targets = [
+            (Target::Int8, "compressed-tensors", Some(128 + 4)),
+            (Target::Int4 { group: 128, symmetric: false }, "compressed-tensors", Some(64 + 2 + 2)),
+            (Target::Fp8, "compressed-tensors", None),
+            (Target::Fp8Block, "fp8", None),
+            (Target::Nf4, "bitsandbytes-nf4", None),
+        ];
+        for (target, name, bytes) in targets {
+            let place = folder.path().join(target.name());
+            quantize(&demo, &place, target, MAX_FILE_BYTES, &mut |_, _| {}).unwrap();
+            let found = inspect(&Source::Directory(place), None, None, None);
+            assert!(found.to_string().contains(&format!("matrices of layers as {name}\n")), "{found}");
+            let whole = inspect(&demo, None, None, None);
+            assert_eq!((found.parameters, &found.spec), (whole.parameters, &whole.spec));
+            if let Some(bytes) = bytes {
+                let slot = crate::model::WeightSlot::Layer(0, crate::model::LayerSlot::Qkv);
+                let (rows, cols) = found.spec.shape(slot);
+                let format = found.storage.matrix(slot, cols);
+                assert_eq!(format.bytes(rows, cols), rows * bytes, "{name}");
+            }
+        }
     }
 
     #[test]

@@ -3,7 +3,8 @@
 //! [`run`] is the life of a shard process. [`families`] turns a checkpoint into a [`model`],
 //! [`split`] cuts out the share of one rank, [`memory_plan`] decides the sizes of everything, and
 //! [`decoder`] computes steps on the device that a [`Platform`] opens. [`collective`] connects the
-//! ranks of a group. [`offline`] drives a shard inside this process, without a router.
+//! ranks of a group. [`offline`] drives a shard inside this process, without a router. [`quantize`]
+//! writes quantized checkpoints.
 
 pub mod collective;
 pub mod decoder;
@@ -21,6 +22,7 @@ mod options;
 mod plan_error;
 mod platform;
 mod process;
+pub mod quantize;
 mod readable;
 mod shard_limits;
 pub mod split;

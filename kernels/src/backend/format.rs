@@ -21,13 +21,25 @@ pub enum WeightFormat {
 impl WeightFormat {
     /// Returns the format in which a matrix of `cols` columns is kept where this one is asked for.
     /// A matrix whose rows are not whole super-blocks has groups of 32 columns with as many bits,
-    /// or more.
-    pub const fn for_cols(self, cols: usize) -> WeightFormat {
+    /// or more. A matrix whose rows are not whole groups is dense, with numbers of type `dense`.
+    pub const fn for_cols(self, cols: usize, dense: DType) -> WeightFormat {
         match self {
             WeightFormat::K(_) if cols.is_multiple_of(SUPER_BLOCK) => self,
-            WeightFormat::K(KFormat::Q4K) => WeightFormat::Int(IntFormat::Q4_0),
-            WeightFormat::K(KFormat::Q6K) => WeightFormat::Int(IntFormat::Q8_0),
+            WeightFormat::K(KFormat::Q4K) => WeightFormat::Int(IntFormat::Q4_0).for_cols(cols, dense),
+            WeightFormat::K(KFormat::Q6K) => WeightFormat::Int(IntFormat::Q8_0).for_cols(cols, dense),
+            WeightFormat::Int(format) if !format.fits(cols) => WeightFormat::Dense(dense),
             _ => self,
+        }
+    }
+
+    /// Returns the name on the command line, where the format has one.
+    pub const fn name(self) -> &'static str {
+        match self {
+            WeightFormat::Dense(dtype) => dtype.name(),
+            WeightFormat::Fp8 => "fp8",
+            WeightFormat::Nf4 => "nf4",
+            WeightFormat::Int(format) => format.name(),
+            WeightFormat::K(format) => format.name(),
         }
     }
 
@@ -151,10 +163,24 @@ mod tests {
     #[test]
     fn super_blocks_are_replaced_where_they_do_not_fit() {
         let [q4_k, q6_k] = KFormat::ALL.map(WeightFormat::K);
-        assert_eq!((q4_k.for_cols(512), q6_k.for_cols(512)), (q4_k, q6_k));
-        assert_eq!(q4_k.for_cols(384), WeightFormat::Int(IntFormat::Q4_0));
-        assert_eq!(q6_k.for_cols(384), WeightFormat::Int(IntFormat::Q8_0));
-        assert_eq!(WeightFormat::Fp8.for_cols(384), WeightFormat::Fp8);
+        let for_cols = |format: WeightFormat, cols| format.for_cols(cols, DType::BF16);
+        assert_eq!((for_cols(q4_k, 512), for_cols(q6_k, 512)), (q4_k, q6_k));
+        assert_eq!(for_cols(q4_k, 384), WeightFormat::Int(IntFormat::Q4_0));
+        assert_eq!(for_cols(q6_k, 384), WeightFormat::Int(IntFormat::Q8_0));
+        assert_eq!(for_cols(WeightFormat::Fp8, 384), WeightFormat::Fp8);
+    }
+
+    #[test]
+    fn matrices_that_no_group_divides_are_dense() {
+        let in_groups = [IntFormat::Q8_0, IntFormat::Q4_0, IntFormat::Int4].map(WeightFormat::Int);
+        for format in KFormat::ALL.map(WeightFormat::K).into_iter().chain(in_groups) {
+            assert_eq!(format.for_cols(172, DType::BF16), WeightFormat::Dense(DType::BF16), "{format:?}");
+            assert_ne!(format.for_cols(96, DType::BF16), WeightFormat::Dense(DType::BF16), "{format:?}");
+        }
+        // A row of any length is one group, and the last group of NF4 may be short.
+        for format in [WeightFormat::Int(IntFormat::Int8), WeightFormat::Nf4, WeightFormat::Fp8] {
+            assert_eq!(format.for_cols(172, DType::BF16), format);
+        }
     }
 
     #[test]

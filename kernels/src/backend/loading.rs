@@ -134,19 +134,19 @@ pub trait ModelLoading: DeviceTypes {
     /// lacks memory.
     fn matrix(&self, segments: &[Segment<'_>]) -> Result<Self::Matrix>;
 
-    /// Loads a table `[rows, cols]`: a matrix that is used only in [`ForwardOps::embed`].
+    /// Loads an embedding `[rows, cols]` that is used only in [`ForwardOps::embed`].
     ///
     /// [`ForwardOps::embed`]: super::ForwardOps::embed
     ///
     /// # Errors
     /// As [`ModelLoading::matrix`].
-    fn table(&self, parts: &[Part], dtype: DType) -> Result<Self::Matrix> {
+    fn embedding(&self, parts: &[Part], dtype: DType) -> Result<Self::Matrix> {
         self.matrix(&[Segment::new(parts, dtype)])
     }
 
-    /// Tells whether the device copies tables. Otherwise it reads their rows from the parts when a
+    /// Tells whether the device copies an embedding. Otherwise it reads rows from the parts when a
     /// step needs them.
-    fn copies_tables(&self) -> bool {
+    fn copies_embedding(&self) -> bool {
         true
     }
 

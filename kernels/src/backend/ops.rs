@@ -102,12 +102,12 @@ pub enum Activation {
 ///
 /// Callers keep to the shapes given at allocation; a violation is a bug and may panic.
 pub trait ForwardOps: DeviceTypes {
-    /// `out[t] = table[token[t] - first]`, `[n, cols]`. A token whose row the table does not hold
-    /// gets zeros.
+    /// `out[t] = embedding[token[t] - first]`, `[n, cols]`. A token whose row is not in the
+    /// embedding gets zeros.
     fn embed(
         &self,
         step: &OpenStep<'_, Self::Queue>,
-        table: &Self::Matrix,
+        embedding: &Self::Matrix,
         first: usize,
         out: &mut Self::Buf,
     ) -> Result<()>;

@@ -72,8 +72,9 @@ pub trait Sizing {
     /// Returns the bytes of a matrix `[out, cols]`, padding included.
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize;
 
-    /// Returns the bytes of a table `[rows, cols]`; 0 if the device does not copy it.
-    fn table_bytes(&self, rows: usize, cols: usize, dtype: DType) -> usize {
+    /// Returns the bytes of an embedding `[rows, cols]` that is not also the head; 0 if the device
+    /// does not copy it.
+    fn embedding_bytes(&self, rows: usize, cols: usize, dtype: DType) -> usize {
         self.matrix_bytes(rows, cols, dtype.into())
     }
 

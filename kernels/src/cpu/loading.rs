@@ -41,7 +41,7 @@ impl Sizing for Cpu {
         }
     }
 
-    fn table_bytes(&self, _rows: usize, _cols: usize, _dtype: DType) -> usize {
+    fn embedding_bytes(&self, _rows: usize, _cols: usize, _dtype: DType) -> usize {
         0
     }
 
@@ -117,13 +117,13 @@ impl ModelLoading for Cpu {
         }
     }
 
-    /// Keeps the parts. A step reads a few rows of a table, and the system keeps those in memory
-    /// that are read often.
-    fn table(&self, parts: &[Part], dtype: DType) -> Result<Matrix> {
+    /// Keeps the parts. A step reads a few rows of the embedding, and the system keeps those in
+    /// memory that are read often.
+    fn embedding(&self, parts: &[Part], dtype: DType) -> Result<Matrix> {
         Matrix::stored(parts, dtype)
     }
 
-    fn copies_tables(&self) -> bool {
+    fn copies_embedding(&self) -> bool {
         false
     }
 

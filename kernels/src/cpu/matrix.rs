@@ -38,11 +38,11 @@ pub(super) enum Packed {
     SuperBlocks(KPanels),
     /// Codes into a table.
     Table(TablePanels, Words),
-    /// The rows of a table of rows, not packed.
+    /// The rows of an embedding, not packed.
     Stored(StoredRows),
 }
 
-/// A table whose rows stay where the checkpoint has them.
+/// An embedding whose rows stay where the checkpoint has them.
 #[derive(Debug)]
 pub(super) struct StoredRows {
     parts: Vec<Part>,
@@ -112,7 +112,7 @@ impl Matrix {
         Ok(Matrix { out, cols, packed })
     }
 
-    /// Keeps `parts` as a table of numbers of type `dtype`.
+    /// Keeps `parts` as an embedding of numbers of type `dtype`.
     pub(super) fn stored(parts: &[Part], dtype: DType) -> Result<Matrix> {
         let (out, cols) = stacked_shape(parts)?;
         Ok(Matrix { out, cols, packed: Packed::Stored(StoredRows { parts: parts.to_vec(), dtype }) })
@@ -192,7 +192,7 @@ impl Matrix {
             Packed::Int(_) | Packed::SuperBlocks(_) => {
                 unreachable!("integers have products of their own; this is a bug")
             }
-            Packed::Stored(_) => unreachable!("tables of rows are not multiplied; this is a bug"),
+            Packed::Stored(_) => unreachable!("rows of an embedding are not multiplied; this is a bug"),
         }
     }
 
@@ -209,7 +209,7 @@ impl Matrix {
                 to.iter_mut().for_each(|x| *x = dtype.round(*x));
             }
             Packed::Int(_) | Packed::SuperBlocks(_) | Packed::Table(..) => {
-                unreachable!("only dense matrices are tables of rows; this is a bug")
+                unreachable!("only rows of dense matrices are looked up; this is a bug")
             }
         }
     }

@@ -89,7 +89,7 @@ impl ForwardOps for Cpu {
                 self.tile_linear(n, x, panels, bias.map(Vec::as_slice), out);
                 return Ok(());
             }
-            Packed::Stored(_) => return Err(Error::Unsupported("a product by a table".to_owned())),
+            Packed::Stored(_) => return Err(Error::Unsupported("a product by an embedding".to_owned())),
             _ => (),
         }
         let mut packed = lock(&self.inputs);

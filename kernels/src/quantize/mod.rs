@@ -91,12 +91,17 @@ impl IntFormat {
         }
     }
 
+    /// Tells whether rows of `cols` columns consist of whole groups.
+    pub const fn fits(self, cols: usize) -> bool {
+        cols.is_multiple_of(self.group_cols(cols))
+    }
+
     /// Checks that rows of `cols` columns consist of whole groups.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if they do not.
     pub fn check_cols(self, cols: usize) -> Result<()> {
-        if cols > 0 && !cols.is_multiple_of(self.group_cols(cols)) {
+        if !self.fits(cols) {
             let (name, group) = (self.name(), self.group_cols(cols));
             return Err(Error::Unsupported(format!(
                 "a matrix of {cols} columns as {name}, which needs a multiple of {group}"

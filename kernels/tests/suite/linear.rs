@@ -93,7 +93,7 @@ proptest! {
 
 /// A table has the rows of a matrix, with every type of the stored and of the wanted numbers.
 #[test]
-fn rows_of_a_table_are_those_of_a_matrix() {
+fn rows_of_an_embedding_are_those_of_a_matrix() {
     let (mut rng, cols, tokens) = (Rng(5), 37, [3, 0, 11, 8, 3, 12]);
     let encode = |dtype: DType, x: f32| match dtype {
         DType::F32 => x.to_le_bytes().to_vec(),
@@ -107,17 +107,17 @@ fn rows_of_a_table_are_those_of_a_matrix() {
     for cpu in CPUS.iter() {
         for dtype in DTYPES {
             let matrix = cpu.matrix(&[Segment::new(&parts, dtype)]).unwrap();
-            let table = cpu.table(&parts, dtype).unwrap();
-            let [of_table, of_matrix] = [&table, &matrix].map(|table| gather(cpu, table, 1, cols, &tokens));
-            assert_same_bits(&cpu.name(), &of_table, &of_matrix);
-            assert!(of_table[..cols].iter().any(|x| *x != 0.0), "a row of the table");
-            assert!(of_table[cols..2 * cols].iter().all(|x| *x == 0.0), "a row of another rank");
+            let embedding = cpu.embedding(&parts, dtype).unwrap();
+            let [found, expected] = [&embedding, &matrix].map(|rows| gather(cpu, rows, 1, cols, &tokens));
+            assert_same_bits(&cpu.name(), &found, &expected);
+            assert!(found[..cols].iter().any(|x| *x != 0.0), "a row of the embedding");
+            assert!(found[cols..2 * cols].iter().all(|x| *x == 0.0), "a row of another rank");
             let (x, mut out) = (cpu.buf(1, cols).unwrap(), cpu.buf(1, 12).unwrap());
-            let error = cpu.linear(1, &x, &table, None, &mut out).unwrap_err();
-            assert!(error.to_string().contains("a product by a table"), "{error}");
+            let error = cpu.linear(1, &x, &embedding, None, &mut out).unwrap_err();
+            assert!(error.to_string().contains("a product by an embedding"), "{error}");
         }
         let wrong = Part { rows: 0..7, ..parts[0].clone() };
-        assert!(cpu.table(&[wrong], DType::F32).is_err());
+        assert!(cpu.embedding(&[wrong], DType::F32).is_err());
     }
 }
 

@@ -7,16 +7,19 @@ mod elsewhere;
 mod http;
 mod null;
 mod plan;
+mod quantize;
 mod tgi;
+mod values;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use millrace_router::engine::Schedule;
-use millrace_shard::families::{Overrides, RopeKind};
-use millrace_shard::{AllReduce, DType, DeviceKind, KvFormat, NullOptions, Quantize, WeightCacheOptions};
+use millrace_shard::families::Overrides;
+use millrace_shard::{AllReduce, DeviceKind, NullOptions, Quantize, WeightCacheOptions};
 use serde::{Deserialize, Serialize};
+use values::{milliseconds, quantize, rope_factor, share};
 
 pub(crate) use bench::BenchArgs;
 pub(crate) use bench_http::{BenchHttpArgs, BenchRoute};
@@ -24,7 +27,9 @@ pub(crate) use elsewhere::known_elsewhere;
 pub(crate) use http::{GenerationConfig, HttpArgs};
 pub(crate) use null::NullArgs;
 pub(crate) use plan::PlanArgs;
+pub(crate) use quantize::QuantizeArgs;
 pub(crate) use tgi::TgiArgs;
+pub(crate) use values::{ActivationsArg, DTypeArg, KvCacheArg, RopeScalingArg, seconds};
 
 use crate::nodes::NodesArgs;
 use crate::telemetry::TelemetryArgs;
@@ -46,6 +51,7 @@ Examples:
   millrace generate 'Once upon a time'             continue a text and exit
   millrace inspect --model-id ./Llama-3.2-1B       contents of a checkpoint and the memory it needs
   millrace inspect --num-shard 1,2,4 --gpu h200    estimates for several numbers of GPUs
+  millrace quantize ./Llama-3.2-1B ./Llama-3.2-1B-int4 --format int4
   millrace serve --config millrace.toml            flags from a file: port = 8080, api-key = [\"…\"]
   millrace bench --model-id ./Llama-3.2-1B         prefill and decode speed of this machine
   millrace bench-http --concurrency 1,8,32         load test of any server with OpenAI's API
@@ -66,6 +72,8 @@ pub(crate) enum Command {
     Generate(Box<GenerateArgs>),
     /// Show the contents of a checkpoint, the memory it needs, and estimates for several devices
     Inspect(Box<InspectArgs>),
+    /// Write a quantized checkpoint from one that is not quantized
+    Quantize(Box<QuantizeArgs>),
     /// Measure prefill and decode in this process, without a server
     Bench(Box<BenchArgs>),
     /// Load test of a server with OpenAI's API: latency and throughput
@@ -131,7 +139,7 @@ pub(crate) struct ModelArgs {
     /// needs no flag; gptq, awq, compressed-tensors and bitsandbytes-fp4 insist on one
     #[arg(long, env = "QUANTIZE", value_name = "FORMAT", value_parser = quantize)]
     #[serde(skip)]
-    pub(crate) quantize: Option<QuantizeArg>,
+    pub(crate) quantize: Option<Quantize>,
     /// Inputs of matrix products on the CPU: `rounded` to the format of the weights where the
     /// instruction set multiplies it directly, which is faster, or `exact`
     #[arg(long, env = "ACTIVATIONS", default_value = "rounded")]
@@ -250,32 +258,6 @@ pub(crate) struct EngineArgs {
     /// pauses. Ten times as long if the system lacks memory, processes or open files for them
     #[arg(long, env = "SHARD_FAILURE_WINDOW", default_value_t = 60.0, value_name = "SECONDS", value_parser = seconds)]
     pub(crate) shard_failure_window: f64,
-}
-
-/// Parses a duration in seconds, above zero and below a year.
-pub(crate) fn seconds(text: &str) -> Result<f64, String> {
-    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if seconds > 0.0 && seconds < 3.2e7 {
-        Ok(seconds)
-    } else {
-        Err("must be above 0, and below a year".into())
-    }
-}
-
-/// Parses a number of milliseconds, which may be 0.
-fn milliseconds(text: &str) -> Result<f64, String> {
-    let milliseconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if (0.0..=1e6).contains(&milliseconds) {
-        Ok(milliseconds)
-    } else {
-        Err("must be from 0 to 1000000".into())
-    }
-}
-
-/// Parses a share above 0 and up to 1.
-fn share(text: &str) -> Result<f64, String> {
-    let share: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
-    if share > 0.0 && share <= 1.0 { Ok(share) } else { Err("must be above 0 and at most 1".into()) }
 }
 
 /// `millrace serve`.
@@ -403,109 +385,6 @@ pub(crate) struct ShardArgs {
     pub(crate) kept_checkpoint: Option<String>,
 }
 
-/// Element types.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum DTypeArg {
-    /// 32 bits.
-    #[value(name = "float32", alias = "f32")]
-    Float32,
-    /// 16 bits, IEEE.
-    #[value(name = "float16", alias = "f16")]
-    Float16,
-    /// 16 bits, with the exponent range of float32.
-    #[value(name = "bfloat16", alias = "bf16")]
-    Bfloat16,
-}
-
-/// Formats of the KV cache.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum KvCacheArg {
-    /// 32 bits.
-    #[value(name = "float32", alias = "f32")]
-    Float32,
-    /// 16 bits, IEEE.
-    #[value(name = "float16", alias = "f16")]
-    Float16,
-    /// 16 bits, with the exponent range of float32.
-    #[value(name = "bfloat16", alias = "bf16")]
-    Bfloat16,
-    /// 8-bit integers with a scale per token and head, on the CPU.
-    Int8,
-}
-
-/// Formats of quantized matrices.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum QuantizeArg {
-    /// FP8 (e4m3) with a scale per output row.
-    Fp8,
-    /// 8-bit integers with a scale per output row, which is what EETQ makes too.
-    #[value(alias = "eetq")]
-    Int8,
-    /// GGUF's Q8_0.
-    #[value(name = "q8_0")]
-    Q8_0,
-    /// GGUF's Q4_0.
-    #[value(name = "q4_0")]
-    Q4_0,
-    /// 4-bit integers in groups of up to 128 columns.
-    Int4,
-    /// GGUF's Q4_K.
-    #[value(name = "q4_k")]
-    Q4K,
-    /// GGUF's Q6_K.
-    #[value(name = "q6_k")]
-    Q6K,
-    /// 4-bit codes into a table of quantiles.
-    Nf4,
-    /// A checkpoint of GPTQ.
-    Gptq,
-    /// A checkpoint of AWQ.
-    Awq,
-    /// A checkpoint of compressed-tensors.
-    CompressedTensors,
-    /// A checkpoint of bitsandbytes; for one that is not quantized, the same as int8.
-    Bitsandbytes,
-    /// A checkpoint of bitsandbytes in nf4; for one that is not quantized, the same as nf4.
-    BitsandbytesNf4,
-    /// A checkpoint of bitsandbytes in fp4.
-    BitsandbytesFp4,
-}
-
-/// Precisions of the inputs of matrix products.
-#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum ActivationsArg {
-    /// That of the weights, where the instruction set multiplies it directly.
-    #[default]
-    Rounded,
-    /// Single precision.
-    Exact,
-}
-
-/// Parses a format. The error for formats of TGI and vLLM that are not supported names those that
-/// are.
-fn quantize(name: &str) -> Result<QuantizeArg, String> {
-    QuantizeArg::from_str(name, false).map_err(|_| {
-        "not supported; fp8, and on the CPU int8, eetq, q8_0, q4_0, int4, q4_k, q6_k and nf4 are, for checkpoints \
-         that are not quantized, and gptq, awq, compressed-tensors, bitsandbytes, bitsandbytes-nf4, \
-         bitsandbytes-fp4 and fp8 for those that are. Omit the flag to serve a checkpoint as it is"
-            .to_owned()
-    })
-}
-
-/// Kinds of rotary position scaling.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
-pub(crate) enum RopeScalingArg {
-    /// Positions are divided by the factor.
-    Linear,
-    /// The base grows with the length of the sequence (NTK).
-    Dynamic,
-}
-
-fn rope_factor(text: &str) -> Result<f64, String> {
-    let factor = text.parse().ok().filter(|factor: &f64| *factor >= 1.0 && factor.is_finite());
-    factor.ok_or_else(|| "must be a number of at least 1".to_owned())
-}
-
 /// Sources of weights.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 pub(crate) enum LoadFormat {
@@ -551,53 +430,11 @@ pub(crate) enum AllReduceArg {
     Peer,
 }
 
-impl From<DTypeArg> for DType {
-    fn from(argument: DTypeArg) -> Self {
-        match argument {
-            DTypeArg::Float32 => DType::F32,
-            DTypeArg::Float16 => DType::F16,
-            DTypeArg::Bfloat16 => DType::BF16,
-        }
-    }
-}
-
 impl ModelArgs {
     /// Returns the cache of packed weights, if there is to be one.
     pub(crate) fn weight_cache(&self) -> Option<WeightCacheOptions> {
         let folder = self.packed_weights_cache.clone()?;
         Some(WeightCacheOptions { folder, map: self.map_packed_weights })
-    }
-}
-
-impl From<KvCacheArg> for KvFormat {
-    fn from(argument: KvCacheArg) -> Self {
-        match argument {
-            KvCacheArg::Float32 => DType::F32.into(),
-            KvCacheArg::Float16 => DType::F16.into(),
-            KvCacheArg::Bfloat16 => DType::BF16.into(),
-            KvCacheArg::Int8 => KvFormat::Int8,
-        }
-    }
-}
-
-impl From<QuantizeArg> for Quantize {
-    fn from(argument: QuantizeArg) -> Self {
-        match argument {
-            QuantizeArg::Fp8 => Quantize::Fp8,
-            QuantizeArg::Int8 => Quantize::Int8,
-            QuantizeArg::Q8_0 => Quantize::Q8_0,
-            QuantizeArg::Q4_0 => Quantize::Q4_0,
-            QuantizeArg::Int4 => Quantize::Int4,
-            QuantizeArg::Gptq => Quantize::Gptq,
-            QuantizeArg::Awq => Quantize::Awq,
-            QuantizeArg::CompressedTensors => Quantize::CompressedTensors,
-            QuantizeArg::Bitsandbytes => Quantize::Bitsandbytes,
-            QuantizeArg::BitsandbytesNf4 => Quantize::BitsandbytesNf4,
-            QuantizeArg::BitsandbytesFp4 => Quantize::BitsandbytesFp4,
-            QuantizeArg::Q4K => Quantize::Q4K,
-            QuantizeArg::Q6K => Quantize::Q6K,
-            QuantizeArg::Nf4 => Quantize::Nf4,
-        }
     }
 }
 
@@ -609,11 +446,7 @@ impl ModelArgs {
 
     /// Returns the values that override the model's configuration.
     pub(crate) fn overrides(&self) -> Overrides {
-        let kind = self.rope_scaling.map(|kind| match kind {
-            RopeScalingArg::Linear => RopeKind::Linear,
-            RopeScalingArg::Dynamic => RopeKind::Dynamic,
-        });
-        Overrides { rope_scaling: kind.zip(self.rope_factor) }
+        Overrides { rope_scaling: self.rope_scaling.map(Into::into).zip(self.rope_factor) }
     }
 }
 

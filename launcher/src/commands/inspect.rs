@@ -12,7 +12,7 @@ use crate::model;
 pub(crate) fn run(args: &InspectArgs) -> Result<()> {
     let dtype = args.model.dtype.map(Into::into);
     let kv_format = args.model.kv_cache_dtype.map(Into::into);
-    let quantize = args.model.quantize.map(Into::into);
+    let quantize = args.model.quantize;
     let mut report =
         Inspection::new(&model::source(&args.model)?, dtype, quantize, kv_format, &args.model.overrides())?;
     if !args.tensors {

@@ -9,5 +9,6 @@ pub(crate) mod generate;
 pub(crate) mod gpus;
 pub(crate) mod inspect;
 pub(crate) mod node;
+pub(crate) mod quantize;
 pub(crate) mod serve;
 pub(crate) mod shard;

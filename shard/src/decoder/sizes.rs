@@ -43,7 +43,7 @@ pub(crate) fn products(
         .map(|slot| {
             let ((outputs, inputs), logits) = (spec.shape(slot), slot == head);
             let rows = if logits { limits.max_sequences } else { limits.max_step_tokens };
-            ProductShape { inputs, outputs, format: storage.matrix(slot).for_cols(inputs), logits, rows }
+            ProductShape { inputs, outputs, format: storage.matrix(slot, inputs), logits, rows }
         })
         .collect();
     all.sort_unstable();

@@ -121,10 +121,7 @@ impl<B: Backend> WeightLoader<'_, B> {
     fn matrix(&mut self, slot: WeightSlot) -> Result<B::Matrix, Error> {
         let parts = self.parts(slot)?;
         let (rows, cols) = self.spec.shape(slot);
-        let format = self.storage.matrix(slot).for_cols(cols);
-        if let (WeightSlot::Layer(0, _), true) = (slot, format != self.storage.matrix(slot)) {
-            tracing::warn!("matrices of {cols} columns, such as {slot:?}, are kept as {format:?}");
-        }
+        let format = self.storage.matrix(slot, cols);
         let matrix = self
             .backend
             .matrix(&[Segment::new(&parts, format)])
@@ -133,17 +130,18 @@ impl<B: Backend> WeightLoader<'_, B> {
         Ok(matrix)
     }
 
-    /// Loads the embedding: as a matrix if it is also the head, and otherwise as a table.
+    /// Loads the embedding: as a matrix if it is also the head, and otherwise as rows to look up.
     fn embedding(&mut self) -> Result<B::Matrix, Error> {
         let slot = WeightSlot::Embedding;
         if self.spec.tied_head {
             return self.matrix(slot);
         }
         let (parts, dtype) = (self.parts(slot)?, self.storage.dtype);
-        let table = self.backend.table(&parts, dtype).map_err(|source| Error::Matrix { slot, source })?;
+        let embedding =
+            self.backend.embedding(&parts, dtype).map_err(|source| Error::Matrix { slot, source })?;
         let (rows, cols) = self.spec.shape(slot);
-        self.advance(self.backend.table_bytes(rows, cols, dtype))?;
-        Ok(table)
+        self.advance(self.backend.embedding_bytes(rows, cols, dtype))?;
+        Ok(embedding)
     }
 
     fn vector(&mut self, slot: WeightSlot) -> Result<B::Vector, Error> {

@@ -162,7 +162,7 @@ impl ShardEstimate {
     /// head, a step reads only a few rows, which are not counted.
     fn weights_read(&self) -> usize {
         let (rows, cols) = self.spec.shape(WeightSlot::Embedding);
-        let format = self.storage.matrix(WeightSlot::Embedding);
+        let format = self.storage.matrix(WeightSlot::Embedding, cols);
         let looked_up = if self.spec.tied_head { 0 } else { UnpaddedDevice.matrix_bytes(rows, cols, format) };
         self.weights - looked_up
     }

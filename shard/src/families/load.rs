@@ -11,7 +11,7 @@ use super::overrides::Overrides;
 use super::quantization;
 use super::registry::FAMILIES;
 use super::stored::StoredWeights;
-use crate::model::{DecoderSpec, Model, WeightSlot, WeightSource};
+use crate::model::{DecoderSpec, Model, WeightKind, WeightSlot, WeightSource};
 
 /// Reads the configuration of a model and maps its weights.
 ///
@@ -60,6 +60,36 @@ pub fn load_dummy(source: &Source, overrides: &Overrides) -> Result<Model, LoadE
 /// If the model is not supported.
 pub fn spec(source: &Source) -> Result<DecoderSpec, LoadError> {
     Ok(read(source, &Overrides::default())?.2)
+}
+
+/// The names of a checkpoint's tensors, as a tool that quantizes them needs them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MatrixNames {
+    /// The tensors of each weight of a layer that may be quantized. Most weights are fused of
+    /// several tensors.
+    pub layers: Vec<Vec<String>>,
+    /// The tensors of the embedding.
+    pub embedding: Vec<String>,
+}
+
+/// Returns the names of the matrices of a checkpoint that may be quantized.
+///
+/// # Errors
+/// If the model is not supported.
+pub fn matrix_names(source: &Source) -> Result<MatrixNames, LoadError> {
+    let (_, family, spec) = read(source, &Overrides::default())?;
+    let may_quantize =
+        |slot: &WeightSlot| matches!(slot.info().kind, WeightKind::Matrix { may_quantize: true });
+    let tensors = |slot| {
+        let pieces = family.names.pieces(&spec, slot).into_iter();
+        let mut names: Vec<String> = pieces.map(|piece| piece.tensor).collect();
+        // Pieces of one tensor need not follow each other.
+        names.sort();
+        names.dedup();
+        names
+    };
+    let layers = spec.slots().into_iter().filter(may_quantize).map(tensors).collect();
+    Ok(MatrixNames { layers, embedding: tensors(WeightSlot::Embedding) })
 }
 
 fn read(source: &Source, overrides: &Overrides) -> Result<(Config, &'static Family, DecoderSpec), LoadError> {

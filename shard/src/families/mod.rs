@@ -20,7 +20,7 @@ mod stored;
 mod tests;
 
 pub use error::{ConfigError, LoadError};
-pub use load::{load, load_dummy, spec};
+pub use load::{MatrixNames, load, load_dummy, matrix_names, spec};
 pub use overrides::{Overrides, RopeKind};
 
 /// Declares the modules of the families, and lists the families in the same order.

@@ -123,9 +123,9 @@ pub fn weight_bytes(spec: &DecoderSpec, storage: &WeightStorage, device: &impl S
     let bytes = |slot: WeightSlot| match spec.shape(slot) {
         (rows, cols) if slot.is_vector() => rows * cols * size_of::<f32>(),
         (rows, cols) if slot == WeightSlot::Embedding && !spec.tied_head => {
-            device.table_bytes(rows, cols, storage.dtype)
+            device.embedding_bytes(rows, cols, storage.dtype)
         }
-        (rows, cols) => device.matrix_bytes(rows, cols, storage.matrix(slot).for_cols(cols)),
+        (rows, cols) => device.matrix_bytes(rows, cols, storage.matrix(slot, cols)),
     };
     spec.slots().into_iter().map(bytes).sum()
 }

@@ -92,13 +92,13 @@ fn quantized_layers_take_fewer_bytes() {
     let (numbers, rows) = (2 * (32 * 16 + 16 * 16 + 64 * 16 + 16 * 32), 2 * (32 + 16 + 64 + 16));
     let dense = weight_bytes(&spec(), &DType::F16.into(), &UnpaddedDevice);
     assert_eq!(weight_bytes(&spec(), &storage, &UnpaddedDevice), dense - numbers + 4 * rows);
-    assert_eq!(storage.matrix(WeightSlot::Head), WeightFormat::Dense(DType::F16));
+    assert_eq!(storage.matrix(WeightSlot::Head, 16), WeightFormat::Dense(DType::F16));
     let int8 = WeightStorage::new(DType::F16, Some(Quantize::Int8));
     assert_eq!(
         weight_bytes(&spec(), &int8, &UnpaddedDevice),
         weight_bytes(&spec(), &storage, &UnpaddedDevice)
     );
-    assert_eq!(int8.matrix(WeightSlot::Head), WeightFormat::Dense(DType::F16));
+    assert_eq!(int8.matrix(WeightSlot::Head, 16), WeightFormat::Dense(DType::F16));
 }
 
 #[test]

@@ -3,12 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use millrace_kernels::quantize::SUPER_BLOCK;
 use millrace_kernels::{DType, IntFormat, KFormat, Sizing, WeightFormat};
 use serde::{Deserialize, Serialize};
 
-use super::Model;
 use super::slots::{WeightKind, WeightSlot};
 use super::source::WeightError;
+use super::{DecoderSpec, Model};
+
+/// Columns of the smallest groups of integers.
+const MIN_GROUP: usize = 32;
 
 /// The formats in which a device keeps the weights of a model. Vectors are always in single
 /// precision.
@@ -132,6 +136,24 @@ pub enum StorageError {
 }
 
 impl Quantize {
+    /// All values.
+    pub const ALL: [Quantize; 14] = [
+        Quantize::Fp8,
+        Quantize::Int8,
+        Quantize::Q8_0,
+        Quantize::Q4_0,
+        Quantize::Int4,
+        Quantize::Q4K,
+        Quantize::Q6K,
+        Quantize::Nf4,
+        Quantize::Gptq,
+        Quantize::Awq,
+        Quantize::CompressedTensors,
+        Quantize::Bitsandbytes,
+        Quantize::BitsandbytesNf4,
+        Quantize::BitsandbytesFp4,
+    ];
+
     /// Returns the name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
@@ -258,17 +280,24 @@ impl WeightStorage {
         Ok(storage)
     }
 
-    /// Returns the format asked for of the matrix in `slot`, which [`WeightFormat::for_cols`]
-    /// replaces where it does not fit. Embedding and head are never quantized while they are
-    /// loaded, because they decide which token is chosen.
-    pub fn matrix(&self, slot: WeightSlot) -> WeightFormat {
+    /// Returns the format of the matrix in `slot`, which has `cols` columns. A format that they do
+    /// not fit is replaced, see [`WeightFormat::for_cols`]. Embedding and head are never quantized
+    /// while they are loaded, because they decide which token is chosen.
+    pub fn matrix(&self, slot: WeightSlot, cols: usize) -> WeightFormat {
         if let Some(format) = self.stored.get(&slot) {
             return *format;
         }
-        match (self.quantize.and_then(Quantize::format), slot.info().kind) {
-            (Some(format), WeightKind::Matrix { may_quantize: true }) => format,
-            _ => self.dtype.into(),
+        match self.requested(slot) {
+            Some(format) => format.for_cols(cols, self.dtype),
+            None => self.dtype.into(),
         }
+    }
+
+    /// Returns the format that matrices in `slot` are quantized to while they are loaded, if they
+    /// are.
+    fn requested(&self, slot: WeightSlot) -> Option<WeightFormat> {
+        let may_quantize = matches!(slot.info().kind, WeightKind::Matrix { may_quantize: true });
+        self.quantize.and_then(Quantize::format).filter(|_| may_quantize)
     }
 
     /// Returns the name of the quantization, if matrices of layers are quantized.
@@ -276,8 +305,39 @@ impl WeightStorage {
         self.checkpoint.map(CheckpointFormat::name).or(self.quantize.map(Quantize::name))
     }
 
-    /// Returns a warning for the operator if quantized matrices take as much memory as dense ones.
-    pub fn warning(&self) -> Option<String> {
+    /// Returns warnings for the operator: about the matrices of `spec` that do not have the format
+    /// that was asked for, and about quantized matrices that take as much memory as dense ones.
+    pub fn warnings(&self, spec: &DecoderSpec) -> Vec<String> {
+        self.replacement(spec).into_iter().chain(self.conversion()).collect()
+    }
+
+    /// Says which matrices of `spec` have another format than the one that was asked for, and why.
+    pub(crate) fn replacement(&self, spec: &DecoderSpec) -> Option<String> {
+        let mut all = 0;
+        let mut replaced: BTreeMap<(WeightFormat, usize), usize> = BTreeMap::new();
+        for slot in spec.slots() {
+            let Some(requested) = self.requested(slot) else { continue };
+            all += 1;
+            let cols = spec.shape(slot).1;
+            let kept = self.matrix(slot, cols);
+            if kept != requested {
+                *replaced.entry((kept, cols)).or_default() += 1;
+            }
+        }
+        let reason = |(&(kept, cols), count): (&(WeightFormat, usize), &usize)| {
+            // Groups have 32 columns or more, and super-blocks eight times as many.
+            let block = if matches!(kept, WeightFormat::Dense(_)) { MIN_GROUP } else { SUPER_BLOCK };
+            let kept = kept.name();
+            format!(
+                "{count} of {all} matrices are kept as {kept}, because {cols} columns are not a multiple of {block}"
+            )
+        };
+        let reasons: Vec<String> = replaced.iter().map(reason).collect();
+        let format = self.quantize?.name();
+        (!reasons.is_empty()).then(|| format!("--quantize {format}: {}", reasons.join("; ")))
+    }
+
+    fn conversion(&self) -> Option<String> {
         let (format, all) = (self.checkpoint?.name(), self.stored.len() + self.converted);
         (self.converted > 0).then(|| {
             format!(
@@ -293,5 +353,20 @@ impl WeightStorage {
 impl From<DType> for WeightStorage {
     fn from(dtype: DType) -> Self {
         WeightStorage::new(dtype, None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_of_values_is_complete_and_their_names_differ() {
+        for (index, quantize) in Quantize::ALL.into_iter().enumerate() {
+            assert_eq!(quantize as usize, index, "{quantize:?}");
+            let named = Quantize::ALL.into_iter().filter(|other| other.name() == quantize.name());
+            assert_eq!(named.count(), 1, "{quantize:?}");
+        }
+        assert_eq!(Quantize::ALL.last(), Some(&Quantize::BitsandbytesFp4), "the last variant is in the list");
     }
 }

@@ -110,7 +110,8 @@ impl OfflineEngine {
             let model = open()?;
             let dtype = options.dtype.unwrap_or(model.dtype);
             let storage = WeightStorage::choose(dtype, options.quantize, &model, &UnpaddedDevice)?;
-            format = Some(storage.matrix(WeightSlot::Layer(0, LayerSlot::GateUp)));
+            let slot = WeightSlot::Layer(0, LayerSlot::GateUp);
+            format = Some(storage.matrix(slot, model.spec.shape(slot).1));
             Ok(model)
         };
         let (worker, ready) = process::start(platform, None, placement, options, open)?;

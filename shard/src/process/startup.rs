@@ -49,8 +49,9 @@ pub(crate) fn start<P: Platform>(
     timer.end("open the device");
 
     let storage = WeightStorage::choose(dtype, options.quantize, &model, &backend)?;
-    if let Some(warning) = storage.warning() {
-        tracing::warn!("{warning}");
+    // The shapes of all ranks are the same, and one line says enough.
+    if placement.rank == 0 {
+        storage.warnings(&model.spec).iter().for_each(|warning| tracing::warn!("{warning}"));
     }
     let Model { spec, weights: source, .. } = model;
     let request = plan_request::<P>(placement, options, storage, free);
@@ -83,7 +84,7 @@ pub(crate) fn start<P: Platform>(
         timer.end("wait for the other ranks");
     }
     let decoder = Decoder::new(&backend, spec, weights, &limits, ranks)?;
-    let reads_files = !backend.copies_tables() && !decoder.spec().tied_head;
+    let reads_files = !backend.copies_embedding() && !decoder.spec().tied_head;
     let mut worker = Worker::new(backend, decoder, limits, reads_files.then_some(source));
     timer.end("allocate");
     let since = Instant::now();

@@ -29,7 +29,7 @@ pub(crate) fn run(args: &BenchArgs) -> Result<()> {
     let since = Instant::now();
     let model = open(args)?;
     let dtype = args.model.dtype.map_or(model.dtype, Into::into);
-    let quantize = args.model.quantize.map(Into::into);
+    let quantize = args.model.quantize;
     let storage = WeightStorage::choose(dtype, quantize, &model, &UnpaddedDevice)?;
     let kv_format = args.model.kv_cache_dtype.map_or(dtype.into(), KvFormat::from);
     let estimate = ShardEstimate::new(&model.spec, 1, storage, kv_format)?;
@@ -105,7 +105,7 @@ fn options(args: &BenchArgs) -> ShardOptions {
         // There is no other rank to wait for.
         collective_timeout: Duration::from_secs(1),
         dtype: args.model.dtype.map(Into::into),
-        quantize: args.model.quantize.map(Into::into),
+        quantize: args.model.quantize,
         exact_activations: args.model.activations == ActivationsArg::Exact,
         weight_cache: args.model.weight_cache(),
         kv_cache_dtype: args.model.kv_cache_dtype.map(Into::into),

@@ -1,0 +1,130 @@
+//! Values of flags, and their parsers.
+
+use clap::ValueEnum;
+use millrace_shard::families::RopeKind;
+use millrace_shard::{DType, KvFormat, Quantize};
+use serde::{Deserialize, Serialize};
+
+/// Element types.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum DTypeArg {
+    /// 32 bits.
+    #[value(name = "float32", alias = "f32")]
+    Float32,
+    /// 16 bits, IEEE.
+    #[value(name = "float16", alias = "f16")]
+    Float16,
+    /// 16 bits, with the exponent range of float32.
+    #[value(name = "bfloat16", alias = "bf16")]
+    Bfloat16,
+}
+
+/// Formats of the KV cache.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum KvCacheArg {
+    /// 32 bits.
+    #[value(name = "float32", alias = "f32")]
+    Float32,
+    /// 16 bits, IEEE.
+    #[value(name = "float16", alias = "f16")]
+    Float16,
+    /// 16 bits, with the exponent range of float32.
+    #[value(name = "bfloat16", alias = "bf16")]
+    Bfloat16,
+    /// 8-bit integers with a scale per token and head, on the CPU.
+    Int8,
+}
+
+impl From<DTypeArg> for DType {
+    fn from(argument: DTypeArg) -> Self {
+        match argument {
+            DTypeArg::Float32 => DType::F32,
+            DTypeArg::Float16 => DType::F16,
+            DTypeArg::Bfloat16 => DType::BF16,
+        }
+    }
+}
+
+impl From<KvCacheArg> for KvFormat {
+    fn from(argument: KvCacheArg) -> Self {
+        match argument {
+            KvCacheArg::Float32 => DType::F32.into(),
+            KvCacheArg::Float16 => DType::F16.into(),
+            KvCacheArg::Bfloat16 => DType::BF16.into(),
+            KvCacheArg::Int8 => KvFormat::Int8,
+        }
+    }
+}
+
+/// Precisions of the inputs of matrix products.
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum ActivationsArg {
+    /// That of the weights, where the instruction set multiplies it directly.
+    #[default]
+    Rounded,
+    /// Single precision.
+    Exact,
+}
+
+/// Kinds of rotary position scaling.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+pub(crate) enum RopeScalingArg {
+    /// Positions are divided by the factor.
+    Linear,
+    /// The base grows with the length of the sequence (NTK).
+    Dynamic,
+}
+
+impl From<RopeScalingArg> for RopeKind {
+    fn from(argument: RopeScalingArg) -> Self {
+        match argument {
+            RopeScalingArg::Linear => RopeKind::Linear,
+            RopeScalingArg::Dynamic => RopeKind::Dynamic,
+        }
+    }
+}
+
+/// Parses a value of `--quantize`. The error for formats of TGI and vLLM that are not supported
+/// names those that are.
+pub(super) fn quantize(name: &str) -> Result<Quantize, String> {
+    // EETQ makes integers of 8 bits with a scale per output row too.
+    let name = if name == "eetq" { Quantize::Int8.name() } else { name };
+    Quantize::ALL.into_iter().find(|quantize| quantize.name() == name).ok_or_else(|| {
+        "not supported; fp8, and on the CPU int8, eetq, q8_0, q4_0, int4, q4_k, q6_k and nf4 are, for checkpoints \
+         that are not quantized, and gptq, awq, compressed-tensors, bitsandbytes, bitsandbytes-nf4, \
+         bitsandbytes-fp4 and fp8 for those that are. Omit the flag to serve a checkpoint as it is"
+            .to_owned()
+    })
+}
+
+/// Parses a factor of rotary positions.
+pub(super) fn rope_factor(text: &str) -> Result<f64, String> {
+    let factor = text.parse().ok().filter(|factor: &f64| *factor >= 1.0 && factor.is_finite());
+    factor.ok_or_else(|| "must be a number of at least 1".to_owned())
+}
+
+/// Parses a duration in seconds, above zero and below a year.
+pub(crate) fn seconds(text: &str) -> Result<f64, String> {
+    let seconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if seconds > 0.0 && seconds < 3.2e7 {
+        Ok(seconds)
+    } else {
+        Err("must be above 0, and below a year".into())
+    }
+}
+
+/// Parses a number of milliseconds, which may be 0.
+pub(super) fn milliseconds(text: &str) -> Result<f64, String> {
+    let milliseconds: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if (0.0..=1e6).contains(&milliseconds) {
+        Ok(milliseconds)
+    } else {
+        Err("must be from 0 to 1000000".into())
+    }
+}
+
+/// Parses a share above 0 and up to 1.
+pub(super) fn share(text: &str) -> Result<f64, String> {
+    let share: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
+    if share > 0.0 && share <= 1.0 { Ok(share) } else { Err("must be above 0 and at most 1".into()) }
+}

@@ -1,0 +1,77 @@
+//! The errors of quantizing a checkpoint.
+
+use std::io;
+
+use millrace_formats::WriteError;
+
+use crate::Bytes;
+use crate::families::LoadError;
+
+/// The reason why a checkpoint cannot be quantized.
+#[derive(Debug, thiserror::Error)]
+pub enum QuantizeError {
+    /// The dense checkpoint cannot be loaded.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// The dense checkpoint cannot be read.
+    #[error(transparent)]
+    Read(#[from] millrace_formats::Error),
+    /// The new checkpoint cannot be written.
+    #[error(transparent)]
+    Write(#[from] WriteError),
+    /// The checkpoint is quantized.
+    #[error(
+        "{place} is quantized already ({found}). Quantizing it again would add a second error to the first; give \
+         the checkpoint that it was made from"
+    )]
+    AlreadyQuantized {
+        /// Path of the checkpoint.
+        place: String,
+        /// Its format.
+        found: &'static str,
+    },
+    /// No matrix has a shape that the format can hold.
+    #[error("no matrix of {place} fits {format}: {reason}")]
+    NothingFits {
+        /// Path of the checkpoint.
+        place: String,
+        /// Name of the format.
+        format: &'static str,
+        /// The reason for the first matrix.
+        reason: String,
+    },
+    /// A weight cannot be quantized.
+    #[error("tensor {tensor} in {file} cannot be quantized: {source}")]
+    Weights {
+        /// Name of the tensor.
+        tensor: String,
+        /// Path of the file.
+        file: String,
+        /// The fault.
+        source: millrace_kernels::Error,
+    },
+    /// There is something at the place of the new checkpoint.
+    #[error("{path} exists and is not an empty folder; give the path of a new folder")]
+    Occupied {
+        /// Path of the new checkpoint.
+        path: String,
+    },
+    /// A file or folder cannot be used.
+    #[error("{path}: {source}")]
+    Folder {
+        /// Its path.
+        path: String,
+        /// The error of the operating system.
+        source: io::Error,
+    },
+    /// The disk is too small.
+    #[error("{path}: the new checkpoint takes {needed}, but only {free} are free there")]
+    Space {
+        /// Path of the new checkpoint.
+        path: String,
+        /// Bytes that are needed.
+        needed: Bytes,
+        /// Bytes that are free.
+        free: Bytes,
+    },
+}

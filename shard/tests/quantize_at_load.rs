@@ -1,0 +1,90 @@
+//! Quantizes published architectures while they are loaded, and compares their logits with those of
+//! the dense weights.
+
+#![allow(clippy::unwrap_used, reason = "a test's helpers fail as tests do")]
+
+mod common;
+
+use std::path::Path;
+
+use common::{Chunk, Harness, row_error};
+use millrace_kernels::cpu::{Activations, Cpu, CpuOptions};
+use millrace_kernels::reference::Reference;
+use millrace_kernels::{DType, HostMemory, KvFormat};
+use millrace_shard::families::{self, Overrides};
+use millrace_shard::model::{Model, Quantize, WeightStorage};
+use millrace_shard::{ShardLimits, Source};
+
+const LIMITS: ShardLimits = ShardLimits {
+    max_step_tokens: 16,
+    max_sequences: 16,
+    max_sequence_tokens: 16,
+    block_size: 16,
+    num_blocks: 1,
+    kv_format: KvFormat::Dense(DType::F32),
+};
+
+const PROMPT: [u32; 9] = [3, 14, 15, 9, 26, 5, 35, 58, 9];
+
+fn load(name: &str) -> Model {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden").join(name);
+    families::load(&Source::Directory(folder), &Overrides::default()).unwrap()
+}
+
+fn logits<B: HostMemory>(device: &B, model: &Model, storage: &WeightStorage) -> Vec<Vec<f32>> {
+    let mut harness = Harness::new(device, &model.spec, &*model.weights, storage.clone(), &LIMITS);
+    harness.step(&[Chunk { tokens: &PROMPT, start: 0, blocks: &[0] }])
+}
+
+fn worst(found: &[Vec<f32>], expected: &[Vec<f32>]) -> f64 {
+    let wide = |row: &Vec<f32>| row.iter().map(|x| f64::from(*x)).collect::<Vec<f64>>();
+    found.iter().zip(expected).map(|(found, expected)| row_error(found, &wide(expected))).fold(0.0, f64::max)
+}
+
+/// The MLP of this model has 44 columns, which no group of integers divides, and its hidden size is
+/// 32, which no super-block divides.
+#[test]
+fn matrices_that_do_not_fit_a_format_are_loaded_in_another() {
+    let model = load("mistral_sliding");
+    let dense = "2 of 8 matrices are kept as float32, because 44 columns are not a multiple of 32";
+    let cases = [
+        (Quantize::Int8, None, 0.1),
+        (Quantize::Fp8, None, 0.3),
+        (Quantize::Nf4, None, 1.0),
+        (Quantize::Q8_0, Some(format!("--quantize q8_0: {dense}")), 0.1),
+        (Quantize::Q4_0, Some(format!("--quantize q4_0: {dense}")), 1.0),
+        (Quantize::Int4, Some(format!("--quantize int4: {dense}")), 1.0),
+        (
+            Quantize::Q4K,
+            Some(format!(
+                "--quantize q4_k: {dense}; 6 of 8 matrices are kept as q4_0, because 32 columns are not a multiple \
+                 of 256"
+            )),
+            1.0,
+        ),
+        (
+            Quantize::Q6K,
+            Some(format!(
+                "--quantize q6_k: {dense}; 6 of 8 matrices are kept as q8_0, because 32 columns are not a multiple \
+                 of 256"
+            )),
+            0.1,
+        ),
+    ];
+    let cpu =
+        Cpu::new(CpuOptions { threads: Some(2), activations: Activations::Exact, ..CpuOptions::default() })
+            .unwrap();
+    // The weights of this model are random, so that 4 bits change its logits by half.
+    let exact = logits(&Reference, &model, &WeightStorage::from(DType::F32));
+    for (quantize, warning, bound) in cases {
+        let storage = WeightStorage::choose(DType::F32, Some(quantize), &model, &cpu).unwrap();
+        assert_eq!(storage.warnings(&model.spec), Vec::from_iter(warning), "{quantize:?}");
+        let rounded = logits(&Reference, &model, &storage);
+        let error = worst(&rounded, &exact);
+        assert!(error > 0.0 && error < bound, "{quantize:?}: {error:e} from dense weights");
+        // The CPU rounds activations to 8 bits where it multiplies by integers.
+        let between = worst(&logits(&cpu, &model, &storage), &rounded);
+        println!("{quantize:?}: {error:.2e} from dense weights, {between:.2e} between CPU and reference");
+        assert!(between < 0.1, "{quantize:?}: {between:e} between CPU and reference");
+    }
+}
