@@ -18,6 +18,7 @@ mod mapping;
 mod matrix;
 mod memory;
 mod ops;
+mod outputs;
 mod prologue;
 mod quant;
 mod queue;

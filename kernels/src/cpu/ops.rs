@@ -109,14 +109,8 @@ impl ForwardOps for Cpu {
             return Ok(());
         }
         let out = Shared::new(out.rows_mut(n));
-        let panels = w.out.div_ceil(self.target.panel_width());
-        // Several tasks per thread balance the load when other processes run. Whole blocks of
-        // panels keep the kernels fast.
-        let at_once = (panels / (8 * self.threads())).next_multiple_of(BLOCK_PANELS).max(BLOCK_PANELS);
-        let at_once = at_once.min(panels.div_ceil(self.threads())).max(1);
-        self.parallel(panels.div_ceil(at_once), n * w.cols * w.out, |task, thread| {
+        self.for_panels(w.out, BLOCK_PANELS, n * w.cols * w.out, |panels, thread| {
             let (_guard, scratch) = self.scratch(thread);
-            let panels = task * at_once..panels.min((task + 1) * at_once);
             self.target.dispatch(Linear { inputs, w, bias, out, panels, scratch });
         });
         Ok(())

@@ -2,6 +2,7 @@
 
 use super::super::gemm::BLOCK_PANELS;
 use super::super::memory::Shared;
+use super::super::outputs::Outputs;
 use super::super::{Buf, Cpu, lock};
 use super::activations::{QuantizeRows, RowLayout};
 use super::pack::IntPanels;
@@ -17,7 +18,7 @@ impl Cpu {
         bias: Option<&[f32]>,
         out: &mut Buf,
     ) {
-        let (cols, outputs) = (x.cols, out.cols);
+        let cols = x.cols;
         let layout = RowLayout::new(w.format, cols);
         let mut buffer = lock(&self.quantized);
         assert!(
@@ -30,15 +31,10 @@ impl Cpu {
         self.for_rows(n, cols, |row| {
             self.target.dispatch(QuantizeRows { x, layout, order, row, bytes, scales });
         });
-        let out = Shared::new(out.rows_mut(n));
-        let panels = outputs.div_ceil(self.target.panel_width());
-        // Several tasks per thread balance the load when other processes run.
-        let at_once = (panels / (8 * self.threads())).next_multiple_of(BLOCK_PANELS).max(BLOCK_PANELS);
-        let at_once = at_once.min(panels.div_ceil(self.threads())).max(1);
-        self.parallel(panels.div_ceil(at_once), n * cols * outputs, |task, _| {
-            let panels = task * at_once..panels.min((task + 1) * at_once);
+        let outputs = Outputs { out: Shared::new(out.rows_mut(n)), cols: out.cols, bias };
+        self.for_panels(outputs.cols, BLOCK_PANELS, n * cols * outputs.cols, |panels, _| {
             let (x, scales) = (bytes.as_ptr().cast_const(), scales.as_ptr().cast_const());
-            Product { n, layout, x, scales, w, bias, out, outputs, panels }.compute(self.target);
+            Product { n, layout, x, scales, w, outputs, panels }.compute(self.target);
         });
     }
 }

@@ -9,6 +9,7 @@ use std::ops::Range;
 use super::super::gemm::SCRATCH;
 use super::super::inputs::{GROUP, Inputs, Words};
 use super::super::memory::Shared;
+use super::super::outputs::Outputs;
 use super::super::simd::{Extension, Kernel, Simd};
 use super::super::step::{Pair, Single, Step};
 use super::super::tile::{AHEAD, Tiles, with_height};
@@ -20,10 +21,7 @@ pub(super) struct Product<'a> {
     pub(super) inputs: Inputs,
     pub(super) words: Words,
     pub(super) w: &'a TablePanels,
-    pub(super) bias: Option<&'a [f32]>,
-    /// `[n, outputs]`.
-    pub(super) out: Shared<f32>,
-    pub(super) outputs: usize,
+    pub(super) outputs: Outputs<'a>,
     pub(super) panels: Range<usize>,
     /// [`SCRATCH`] numbers.
     pub(super) scratch: Shared<f32>,
@@ -196,7 +194,7 @@ impl<W: Widen<N>, const N: usize, const M: usize, const NV: usize> Kernel for Ti
             if groups.start > 0 {
                 for (i, sums) in sums.iter_mut().enumerate() {
                     for v in 0..NV {
-                        sums[v] = get::<S>(job, row + i, col(v));
+                        sums[v] = job.outputs.get::<S>(row + i, col(v));
                     }
                 }
             }
@@ -211,10 +209,12 @@ impl<W: Widen<N>, const N: usize, const M: usize, const NV: usize> Kernel for Ti
                     }
                 }
             }
-            let last = groups.end == layout.groups();
+            // The last block adds the bias.
+            let bias = job.outputs.bias.filter(|_| groups.end == layout.groups());
+            let outputs = Outputs { bias, ..job.outputs };
             for (i, sums) in sums.iter().enumerate() {
                 for v in 0..NV {
-                    put::<S>(job, row + i, col(v), sums[v], last);
+                    outputs.put::<S>(row + i, col(v), sums[v]);
                 }
             }
         }
@@ -260,34 +260,5 @@ unsafe fn group<S: Simd, W: Widen<N>, const N: usize, const M: usize, const NV: 
             }
         }
         sums
-    }
-}
-
-/// Returns the partial sums of outputs `[col, col + LANES)` of a row.
-#[inline(always)]
-unsafe fn get<S: Simd>(job: &Product<'_>, row: usize, col: usize) -> S::V {
-    let (out, rest) = (job.outputs, job.outputs.saturating_sub(col));
-    // SAFETY: the elements are inside the output, of which this task owns these columns.
-    unsafe {
-        let p = job.out.as_ptr().wrapping_add(row * out + col);
-        if rest >= S::LANES { S::load(p) } else { S::load_first(p, rest) }
-    }
-}
-
-/// Stores outputs `[col, col + LANES)` of a row. The last block adds the bias.
-#[inline(always)]
-unsafe fn put<S: Simd>(job: &Product<'_>, row: usize, col: usize, sums: S::V, last: bool) {
-    let (out, rest) = (job.outputs, job.outputs.saturating_sub(col));
-    let bias = job.bias.filter(|_| last);
-    // SAFETY: the elements are inside the output, of which this task owns these columns.
-    unsafe {
-        let p = job.out.as_ptr().wrapping_add(row * out + col);
-        if rest >= S::LANES {
-            let sums = bias.map_or(sums, |bias| S::add(sums, S::load(bias.as_ptr().add(col))));
-            S::store(p, sums);
-        } else if rest > 0 {
-            let sums = bias.map_or(sums, |bias| S::add(sums, S::load_first(bias.as_ptr().add(col), rest)));
-            S::store_first(p, sums, rest);
-        }
     }
 }
