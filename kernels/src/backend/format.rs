@@ -1,5 +1,6 @@
 //! The formats in which a device keeps weights and cached keys and values.
 
+use crate::encoding::StoredCodes;
 use crate::quantize::{SUPER_BLOCK, nf4};
 use crate::{DType, Error, IntFormat, KFormat, Result};
 
@@ -16,6 +17,8 @@ pub enum WeightFormat {
     Int(IntFormat),
     /// Integers in super-blocks: see [`crate::quantize::KFormat`].
     K(KFormat),
+    /// Codes that stand for numbers, as a checkpoint stores them.
+    Codes(StoredCodes),
 }
 
 impl WeightFormat {
@@ -41,6 +44,7 @@ impl WeightFormat {
             }
             WeightFormat::Int(format) => format.bytes(out, cols),
             WeightFormat::K(format) => format.bytes(out, cols),
+            WeightFormat::Codes(format) => format.bytes(out, cols),
         }
     }
 }

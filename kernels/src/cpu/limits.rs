@@ -53,9 +53,13 @@ impl Instruction {
     /// Returns the fastest instruction of `isa` for weights in this format.
     pub fn of(isa: Isa, format: impl Into<WeightFormat>) -> Instruction {
         match (isa, format.into()) {
-            (Isa::Avx512Bf16, WeightFormat::Dense(DType::BF16) | WeightFormat::Fp8 | WeightFormat::Nf4) => {
-                Instruction::DotBf16
-            }
+            (
+                Isa::Avx512Bf16,
+                WeightFormat::Dense(DType::BF16)
+                | WeightFormat::Fp8
+                | WeightFormat::Nf4
+                | WeightFormat::Codes(_),
+            ) => Instruction::DotBf16,
             (Isa::Avx512Bf16 | Isa::Avx512Vnni, WeightFormat::Int(_) | WeightFormat::K(_)) => {
                 Instruction::DotBytes
             }

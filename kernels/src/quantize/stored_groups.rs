@@ -1,7 +1,7 @@
 //! The formats of integers that a checkpoint stores.
 
 /// Integers in groups with their codes, scales and offsets as a checkpoint stores them. No weights
-/// are quantized to such a format: see [`crate::stored::exact_format`].
+/// are quantized to such a format: see [`crate::stored::exact_integers`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StoredGroups {
     /// Bits of a code: 4 or 8.

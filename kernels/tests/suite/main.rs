@@ -15,4 +15,5 @@ mod quantized;
 mod rows;
 mod sampling;
 mod stored;
+mod stored_codes;
 mod tables;

@@ -12,7 +12,7 @@ use crate::{DType, Encoding, IntFormat, Part};
 /// of 2 and 3 bits become codes of 4 bits, and scales that are not of type f16 become f32. There is
 /// no such format if a part is not stored as integers, if a group (or a rank's share of it) is not
 /// a multiple of 32 columns, or if columns are ordered by group and the orders of two parts differ.
-pub fn exact_format(parts: &[Part]) -> Option<IntFormat> {
+pub fn exact_integers(parts: &[Part]) -> Option<IntFormat> {
     let shares = parts.iter().map(Share::of).collect::<Option<Vec<_>>>()?;
     let order = shares.first()?.order();
     if shares[1..].iter().any(|share| share.order() != order) {
@@ -64,9 +64,9 @@ impl<'a> Share<'a> {
     }
 }
 
-/// The rows of stacked parts, in the format that [`exact_format`] has returned.
+/// The rows of stacked parts, in the format that [`exact_integers`] has returned.
 #[derive(Debug)]
-pub struct ExactRows<'a> {
+pub struct IntegerRows<'a> {
     parts: &'a [Part],
     cols: usize,
     /// Columns of a group.
@@ -74,18 +74,18 @@ pub struct ExactRows<'a> {
     order: Option<Vec<u32>>,
 }
 
-impl<'a> ExactRows<'a> {
+impl<'a> IntegerRows<'a> {
     /// Creates the rows of `parts`, or returns `None` if their format is not `format`.
-    pub fn new(parts: &'a [Part], format: IntFormat) -> Option<ExactRows<'a>> {
-        if exact_format(parts)? != format {
+    pub fn new(parts: &'a [Part], format: IntFormat) -> Option<IntegerRows<'a>> {
+        if exact_integers(parts)? != format {
             return None;
         }
         let cols = parts.first()?.cols.len();
         let order = Share::of(parts.first()?)?.order();
-        Some(ExactRows { parts, cols, group: format.group_cols(cols), order })
+        Some(IntegerRows { parts, cols, group: format.group_cols(cols), order })
     }
 
-    /// Returns the columns in the order in which [`ExactRows::read`] returns them, if it is another
+    /// Returns the columns in the order in which [`IntegerRows::read`] returns them, if it is another
     /// order than that of the matrix.
     pub fn order(&self) -> Option<&[u32]> {
         self.order.as_deref()
