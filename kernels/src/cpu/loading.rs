@@ -57,12 +57,16 @@ impl Sizing for Cpu {
         let packed = rows.saturating_mul(Inputs::row_words(cols));
         let threads = self.threads() * gemm::SCRATCH + attention::partial_floats(self.threads());
         let floats = packed.saturating_add(threads);
-        let row_bytes = |is: fn(&WeightFormat) -> bool, bytes: fn(usize) -> usize| {
-            let products = products.iter().filter(|product| is(&product.format));
-            products.map(|product| product.inputs).max().map_or(0, bytes)
-        };
-        let groups = row_bytes(|format| matches!(format, WeightFormat::Int(_)), quant::row_bytes);
-        let blocks = row_bytes(|format| matches!(format, WeightFormat::K(_)), super_blocks::row_bytes);
+        let (mut groups, mut blocks) = (0, 0);
+        for ProductShape { inputs, format, .. } in products.iter().filter(|_| self.rounds_to_bytes()) {
+            match format {
+                WeightFormat::Int(format) => {
+                    groups = groups.max(quant::row_bytes(format.packed_cols(*inputs)))
+                }
+                WeightFormat::K(_) => blocks = blocks.max(super_blocks::row_bytes(*inputs)),
+                _ => (),
+            }
+        }
         let quantized = rows.saturating_mul(groups.saturating_add(blocks));
         floats.saturating_mul(size_of::<f32>()).saturating_add(quantized)
     }
@@ -101,12 +105,20 @@ impl ModelLoading for Cpu {
         match format {
             WeightFormat::Int(format) => {
                 let matrix = Matrix::pack_int(&parts, format, self.target, self.packing())?;
-                lock(&self.quantized).reserve(0, matrix.cols)?;
+                if self.rounds_to_bytes() {
+                    lock(&self.quantized).reserve(0, format.packed_cols(matrix.cols))?;
+                } else {
+                    self.reserve_inputs(0, matrix.cols)?;
+                }
                 Ok(matrix)
             }
             WeightFormat::K(format) => {
                 let matrix = Matrix::pack_super_blocks(&parts, format, self.target, self.packing())?;
-                lock(&self.super_blocks).reserve(0, matrix.cols)?;
+                if self.rounds_to_bytes() {
+                    lock(&self.super_blocks).reserve(0, matrix.cols)?;
+                } else {
+                    self.reserve_inputs(0, matrix.cols)?;
+                }
                 Ok(matrix)
             }
             WeightFormat::Fp8 => self.coded(&parts, QUANTIZED_FP8, None),

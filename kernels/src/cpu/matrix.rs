@@ -208,11 +208,10 @@ impl Matrix {
     pub(super) fn words(&self) -> Words {
         match self.packed {
             Packed::F32(_) | Packed::F16(_) | Packed::BF16(_) => Words::F32,
+            // Unless activations become bytes.
+            Packed::Int(_) | Packed::SuperBlocks(_) => Words::F32,
             Packed::Bf16Pairs(_) => Words::Bf16Pairs,
             Packed::Table(_, words) => words,
-            Packed::Int(_) | Packed::SuperBlocks(_) => {
-                unreachable!("integers have products of their own; this is a bug")
-            }
             Packed::Stored(_) => unreachable!("tables of rows are not multiplied; this is a bug"),
         }
     }

@@ -6,6 +6,7 @@ use super::inputs::{GROUP, Inputs, PackTile, Words};
 use super::kv::{Cache, WriteKv};
 use super::matrix::Packed;
 use super::memory::Shared;
+use super::outputs::Outputs;
 use super::prologue::Token;
 use super::queue::Queue;
 use super::rows::{AddNorm, Gate, RmsNorm};
@@ -76,11 +77,11 @@ impl ForwardOps for Cpu {
             return Ok(());
         }
         match &w.packed {
-            Packed::Int(panels) => {
+            Packed::Int(panels) if self.rounds_to_bytes() => {
                 self.int_linear(n, x, panels, bias.map(Vec::as_slice), out);
                 return Ok(());
             }
-            Packed::SuperBlocks(panels) => {
+            Packed::SuperBlocks(panels) if self.rounds_to_bytes() => {
                 self.super_block_linear(n, x, panels, bias.map(Vec::as_slice), out);
                 return Ok(());
             }
@@ -104,11 +105,23 @@ impl ForwardOps for Cpu {
             Inputs { n, words, x: to.as_ptr() }
         };
         let bias = bias.map(Vec::as_slice);
-        if let Packed::Table(panels, words) = &w.packed {
-            self.table_linear((inputs, *words), panels, bias, out);
-            return Ok(());
+        let outputs = Outputs { out: Shared::new(out.rows_mut(n)), cols: w.out, bias };
+        match &w.packed {
+            Packed::Table(panels, words) => {
+                self.table_linear((inputs, *words), panels, outputs);
+                return Ok(());
+            }
+            Packed::Int(panels) => {
+                self.exact_linear(inputs, panels, outputs);
+                return Ok(());
+            }
+            Packed::SuperBlocks(panels) => {
+                self.exact_linear(inputs, panels, outputs);
+                return Ok(());
+            }
+            _ => (),
         }
-        let out = Shared::new(out.rows_mut(n));
+        let out = outputs.out;
         self.for_panels(w.out, BLOCK_PANELS, n * w.cols * w.out, |panels, thread| {
             let (_guard, scratch) = self.scratch(thread);
             self.target.dispatch(Linear { inputs, w, bias, out, panels, scratch });

@@ -23,6 +23,7 @@ pub use code_layout::{CodeLayout, WordLayout};
 pub(crate) use codes::{CodeRow, CodedWeights};
 pub use codes::{CodeType, StoredCodes};
 pub use float8::Float8;
+pub(crate) use grouping::Arrangement;
 pub use grouping::ColumnGroups;
 pub use integers::{Integers, Offsets, ScaleGrid};
 pub use numbers::{NumberType, Numbers};

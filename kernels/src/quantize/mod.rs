@@ -91,12 +91,20 @@ impl IntFormat {
         }
     }
 
+    /// Returns the columns that a device keeps of rows of `cols` columns.
+    pub const fn packed_cols(self, cols: usize) -> usize {
+        match self {
+            IntFormat::Stored(groups) => cols + groups.padding,
+            _ => cols,
+        }
+    }
+
     /// Checks that rows of `cols` columns consist of whole groups.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if they do not.
     pub fn check_cols(self, cols: usize) -> Result<()> {
-        if cols > 0 && !cols.is_multiple_of(self.group_cols(cols)) {
+        if cols > 0 && !self.packed_cols(cols).is_multiple_of(self.group_cols(cols)) {
             let (name, group) = (self.name(), self.group_cols(cols));
             return Err(Error::Unsupported(format!(
                 "a matrix of {cols} columns as {name}, which needs a multiple of {group}"
@@ -115,7 +123,7 @@ impl IntFormat {
                 groups.scale_bytes() + if groups.has_offsets { size_of::<u16>() } else { 0 }
             }
         };
-        let group = self.group_cols(cols);
+        let (cols, group) = (self.packed_cols(cols), self.group_cols(cols));
         let groups = if group == 0 { 0 } else { cols.div_ceil(group) };
         out.saturating_mul((cols * self.bits()).div_ceil(8) + groups * scale)
     }

@@ -76,6 +76,23 @@ proptest! {
         }
     }
 
+    /// Exact activations are multiplied in f32, by the weights that the super-blocks stand for.
+    #[test]
+    fn exact_activations_are_not_rounded(
+        n in 1usize..20, blocks in 1usize..12, out in 1usize..100, bias: bool, format in 0usize..2, seed: u64,
+    ) {
+        let case = Case::new(n, blocks, out, bias, KFormat::ALL[format], seed);
+        let want = case.run(&Reference);
+        for pair in EXACT_CPUS.chunks(2) {
+            let found = case.run(&pair[0]);
+            assert_close(&format!("{} on {}", case.format.name(), pair[0].name()), &found, &want, 1e-5);
+            assert_same_bits(&pair[1].name(), &case.run(&pair[1]), &found);
+            for t in [0, n - 1] {
+                assert_same_bits(&pair[0].name(), &case.row(t).run(&pair[0]), &found[t * out..(t + 1) * out]);
+            }
+        }
+    }
+
     /// All instruction sets compute the same bits, with any number of threads and rows.
     #[test]
     fn all_instruction_sets_agree_bit_for_bit(
@@ -252,16 +269,17 @@ fn bad_weights_and_odd_columns_are_errors() {
     }
 }
 
-/// A NaN in a row makes all results of that row NaN, and no other, so that it is noticed.
+/// A NaN or an infinity in a row makes no result of that row finite, and no other, so that it is
+/// noticed.
 #[test]
 fn activations_that_are_not_finite_stay_visible() {
     for format in KFormat::ALL {
         for bad in [f32::NAN, f32::INFINITY] {
             let mut case = Case::new(3, 1, 40, false, format, 9);
             case.x[256 + 50] = bad;
-            for cpu in CPUS.iter() {
+            for cpu in CPUS.iter().chain(EXACT_CPUS.iter()) {
                 for (at, y) in case.run(cpu).iter().enumerate() {
-                    assert_eq!(y.is_nan(), at / 40 == 1, "{} on {}", format.name(), cpu.name());
+                    assert_eq!(!y.is_finite(), at / 40 == 1, "{} on {}", format.name(), cpu.name());
                 }
             }
         }

@@ -80,6 +80,26 @@ proptest! {
         }
     }
 
+    /// Exact activations are multiplied in f32, by the weights that the codes stand for.
+    #[test]
+    fn exact_activations_are_not_rounded(
+        n in 1usize..30, cols in 1usize..90, fewer in 0usize..32, out in 1usize..150, bias: bool, format in 0usize..4,
+        seed: u64,
+    ) {
+        let format = IntFormat::ALL[format];
+        let cols = if format == IntFormat::Int8 { 32 * cols - fewer } else { 32 * cols };
+        let case = Case::new(n, cols, out, bias, format, seed);
+        let want = case.run(&Reference);
+        for pair in EXACT_CPUS.chunks(2) {
+            let found = case.run(&pair[0]);
+            assert_close(&format!("{} on {}", format.name(), pair[0].name()), &found, &want, 1e-5);
+            assert_same_bits(&pair[1].name(), &case.run(&pair[1]), &found);
+            for t in [0, n - 1] {
+                assert_same_bits(&pair[0].name(), &case.row(t).run(&pair[0]), &found[t * out..(t + 1) * out]);
+            }
+        }
+    }
+
     /// All instruction sets compute the same bits, with any number of threads and rows.
     #[test]
     fn all_instruction_sets_agree_bit_for_bit(
@@ -224,16 +244,17 @@ fn bad_weights_and_odd_columns_are_errors() {
     }
 }
 
-/// A NaN in a row makes all results of that row NaN, and no other, so that it is noticed.
+/// A NaN or an infinity in a row makes no result of that row finite, and no other, so that it is
+/// noticed.
 #[test]
 fn activations_that_are_not_finite_stay_visible() {
     for format in IntFormat::ALL {
         for bad in [f32::NAN, f32::INFINITY] {
             let mut case = Case::new(3, 64, 40, false, format, 9);
             case.x[64 + 50] = bad;
-            for cpu in CPUS.iter() {
+            for cpu in CPUS.iter().chain(EXACT_CPUS.iter()) {
                 for (at, y) in case.run(cpu).iter().enumerate() {
-                    assert_eq!(y.is_nan(), at / 40 == 1, "{} on {}", format.name(), cpu.name());
+                    assert_eq!(!y.is_finite(), at / 40 == 1, "{} on {}", format.name(), cpu.name());
                 }
             }
         }
@@ -257,6 +278,12 @@ fn matrices_take_few_bytes() {
         let more = scratch(WeightFormat::Int(IntFormat::Q8_0)) - scratch(DType::BF16.into());
         assert!((100 * 2048..150 * 2048).contains(&more), "{more} bytes");
     }
+    // Exact activations need no bytes.
+    let scratch = |format| {
+        let product = ProductShape { inputs: 2048, outputs: 64, format, logits: false, rows: 100 };
+        EXACT_CPUS[0].scratch_bytes(&[product])
+    };
+    assert_eq!(scratch(WeightFormat::Int(IntFormat::Q8_0)), scratch(DType::F32.into()));
 }
 
 #[test]

@@ -11,7 +11,7 @@ use millrace_kernels::stored::{
 use millrace_kernels::{
     Backend, DType, HostTensor, IntFormat, ModelLoading, Part, ProductShape, Segment, Sizing, WeightFormat,
 };
-use proptest::prelude::{ProptestConfig, any, prop, prop_assert_eq, proptest};
+use proptest::prelude::{ProptestConfig, any, prop, prop_assert, prop_assert_eq, proptest};
 
 use crate::common::*;
 
@@ -260,7 +260,8 @@ fn rounded(x: &[f32], cols: usize, group: usize, order: &[usize]) -> Vec<f32> {
     x
 }
 
-/// Compares the product of every CPU with that of the reference by the dequantized weights.
+/// Compares the product of every CPU with that of the reference by the dequantized weights, with
+/// activations that are rounded and with exact ones.
 fn check_products(name: &str, parts: &[Part], dense: &[f32], order: &[usize], n: usize, seed: u64) {
     let cols = parts[0].cols.len();
     let format = exact_integers(parts).unwrap_or_else(|| panic!("{name}: no format"));
@@ -276,6 +277,11 @@ fn check_products(name: &str, parts: &[Part], dense: &[f32], order: &[usize], n:
         assert_eq!(cpu.stored_format(parts), Some(WeightFormat::Int(format)));
         let found = product(cpu, &x, parts, WeightFormat::Int(format));
         assert_close(&format!("{name}, {format:?} on {}", cpu.name()), &found, &want, 2e-6);
+    }
+    let want = product(&Reference, &x, &whole, DType::F32.into());
+    for cpu in EXACT_CPUS.iter() {
+        let found = product(cpu, &x, parts, WeightFormat::Int(format));
+        assert_close(&format!("{name}, {format:?}, exact on {}", cpu.name()), &found, &want, 1e-5);
     }
 }
 
@@ -361,6 +367,49 @@ proptest! {
     }
 }
 
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+
+    /// A rank's share of columns that are ordered by their activations has groups of any size, which
+    /// are padded.
+    #[test]
+    fn shares_of_ordered_columns_are_padded(
+        n in 1usize..10, (first, len) in (0usize..100, 1usize..412), group in 0usize..4, bits in 0usize..3, shuffle: bool,
+        seed: u64,
+    ) {
+        let group = [16, 48, 64, 128][group];
+        let mut matrix = Quantized::new(64, 512, [3, 4, 8][bits], group, DType::F16, seed);
+        if shuffle {
+            matrix = matrix.shuffled(seed);
+        }
+        let cols = first..first + len;
+        let mut columns: Vec<usize> = (0..len).collect();
+        columns.sort_by_key(|&col| matrix.group_of[first + col]);
+        let mut filled = Vec::new();
+        for run in columns.chunk_by(|&a, &b| matrix.group_of[first + a] == matrix.group_of[first + b]) {
+            for columns in run.chunks(32) {
+                filled.extend_from_slice(columns);
+                filled.resize(filled.len().next_multiple_of(32), columns[0]);
+            }
+        }
+        let bits = if bits == 2 { 8 } else { 4 };
+        for (name, tensor) in matrix.stored() {
+            let part = Part { tensor, rows: 3..50, cols: cols.clone() };
+            let parts = [part];
+            match exact_integers(&parts) {
+                Some(IntFormat::Stored(format)) if format.padding > 0 => {
+                    prop_assert_eq!((format.cols, format.padding), (32, filled.len() - len));
+                    check_products(name, &parts, &matrix.weights(3..50, cols.clone()), &filled, n, seed);
+                    let bytes = CPUS[0].matrix_bytes(47, len, WeightFormat::Int(IntFormat::Stored(format)));
+                    prop_assert!(bytes < 64 * len * 2, "{} bytes of {} columns", bytes, len);
+                }
+                Some(_) => prop_assert_eq!(filled.len(), len),
+                None => prop_assert!(filled.len() * bits > 11 * len),
+            }
+        }
+    }
+}
+
 /// Parts that differ in bits, scales and zero points share the format that holds all of them.
 #[test]
 fn fused_parts_of_different_formats_have_a_common_one() {
@@ -395,12 +444,12 @@ fn rows_of_bytes_are_multiplied_by_their_own_scale() {
 }
 
 #[test]
-fn matrices_that_a_cpu_cannot_multiply_as_they_are_have_no_exact_integers() {
+fn matrices_that_a_cpu_cannot_multiply_as_they_are_have_no_exact_format() {
     let matrix = |group| Quantized::new(32, 256, 4, group, DType::F16, 5);
     let whole = |tensor| [Part::whole(tensor)];
-    assert!(exact_integers(&whole(matrix(16).gptq(true, false))).is_none());
-    assert!(exact_integers(&whole(matrix(48).gptq(true, false))).is_none());
-    let ragged = [Part { cols: 16..144, ..Part::whole(matrix(128).gptq(true, false)) }];
+    assert!(exact_integers(&whole(matrix(16).gptq(true, false))).is_some());
+    assert!(exact_integers(&whole(matrix(8).gptq(true, false))).is_none());
+    let ragged = [Part { cols: 120..144, ..Part::whole(matrix(128).gptq(true, false)) }];
     assert!(exact_integers(&ragged).is_none());
     let whole_row = [Part { cols: 16..144, ..Part::whole(matrix(256).gptq(true, false)) }];
     assert!(exact_integers(&whole_row).is_some());
@@ -408,9 +457,9 @@ fn matrices_that_a_cpu_cannot_multiply_as_they_are_have_no_exact_integers() {
     let (one, two) = (matrix(64).shuffled(1), matrix(64).shuffled(2));
     let parts = [one.gptq(true, true), two.gptq(true, true)].map(Part::whole);
     assert!(exact_integers(&parts[..1]).is_some() && exact_integers(&parts).is_none());
-    // Half of the columns in any order have groups of any size.
-    let half = [Part { cols: 0..128, ..parts[0].clone() }];
-    assert!(exact_integers(&half).is_none());
+    // An eighth of the columns in any order has few of each group.
+    let eighth = [Part { cols: 0..32, ..parts[0].clone() }];
+    assert!(exact_integers(&eighth).is_none());
     let dense = Part::whole(tensor(&bytes(&[1.0; 256]), 1, 256));
     assert!(exact_integers(&[parts[0].clone(), dense]).is_none());
     assert!(exact_integers(&[]).is_none());

@@ -4,7 +4,7 @@ use super::super::gemm::BLOCK_PANELS;
 use super::super::memory::Shared;
 use super::super::outputs::Outputs;
 use super::super::{Buf, Cpu, lock};
-use super::activations::{QuantizeRows, RowLayout};
+use super::activations::{QuantizeRow, RowLayout};
 use super::pack::IntPanels;
 use super::product::Product;
 
@@ -19,7 +19,7 @@ impl Cpu {
         out: &mut Buf,
     ) {
         let cols = x.cols;
-        let layout = RowLayout::new(w.format, cols);
+        let layout = RowLayout::new(w.format, w.format.packed_cols(cols));
         let mut buffer = lock(&self.quantized);
         assert!(
             n * layout.stride() <= buffer.bytes.len() && n * layout.groups() <= buffer.scales.len(),
@@ -29,7 +29,8 @@ impl Cpu {
         let (bytes, scales) = (Shared::new(&mut buffer.bytes), Shared::new(&mut buffer.scales));
         let order = w.order.as_deref();
         self.for_rows(n, cols, |row| {
-            self.target.dispatch(QuantizeRows { x, layout, order, row, bytes, scales });
+            let x = &x[row * cols..(row + 1) * cols];
+            self.target.dispatch(QuantizeRow { x, layout, order, row, bytes, scales });
         });
         let outputs = Outputs { out: Shared::new(out.rows_mut(n)), cols: out.cols, bias };
         self.for_panels(outputs.cols, BLOCK_PANELS, n * cols * outputs.cols, |panels, _| {

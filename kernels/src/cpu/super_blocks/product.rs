@@ -31,7 +31,7 @@ pub(super) struct Product<'a> {
 const AHEAD: usize = 4096;
 
 /// The inner loop of a format.
-trait SubBlocks: 'static {
+pub(super) trait SubBlocks: 'static {
     const FORMAT: KFormat;
     /// Sub-blocks of a super-block.
     const COUNT: usize;
@@ -47,8 +47,8 @@ trait SubBlocks: 'static {
     unsafe fn codes<S: Simd>(vectors: &[S::I; 4], dot: usize) -> S::I;
 }
 
-struct Q4K;
-struct Q6K;
+pub(super) struct Q4K;
+pub(super) struct Q6K;
 
 impl SubBlocks for Q4K {
     const FORMAT: KFormat = KFormat::Q4K;
