@@ -11,6 +11,7 @@ mod cuda;
 mod fp8;
 mod k_quants;
 mod linear;
+mod product;
 mod quantized;
 mod rows;
 mod sampling;

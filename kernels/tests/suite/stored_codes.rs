@@ -3,7 +3,6 @@
 //! reference.
 
 use half::bf16;
-use millrace_kernels::cpu::{Cpu, Isa};
 use millrace_kernels::encoding::{CodeType, StoredCodes};
 use millrace_kernels::quantize::nf4;
 use millrace_kernels::reference::Reference;
@@ -113,19 +112,10 @@ fn check_products(matrices: &[&Coded], parts: &[Part], n: usize, seed: u64) {
     };
     let (exact, rounded) = (by(|x| x), by(to_bf16));
     assert_close("the reference", &product(&Reference, &x, parts, format), &exact, 1e-6);
-    let in_pairs = |cpu: &Cpu| matches!(cpu.isa(), Isa::Avx512Bf16 | Isa::Portable);
-    for cpu in CPUS.iter() {
+    for cpu in CPUS.iter().chain(EXACT_CPUS.iter()) {
         assert_eq!(cpu.stored_format(parts), Some(format));
-        let want = if in_pairs(cpu) { &rounded } else { &exact };
+        let want = if rounds(cpu, format) { &rounded } else { &exact };
         assert_close(&format!("{format:?} on {}", cpu.name()), &product(cpu, &x, parts, format), want, 1e-5);
-    }
-    for cpu in EXACT_CPUS.iter() {
-        assert_close(
-            &format!("{format:?} on {}", cpu.name()),
-            &product(cpu, &x, parts, format),
-            &exact,
-            1e-5,
-        );
     }
 }
 
