@@ -13,7 +13,7 @@ use super::super::outputs::Outputs;
 use super::super::simd::{Extension, Kernel, Simd};
 use super::super::step::Step;
 use super::super::tile::{AHEAD, Tiles, with_height};
-use super::pack::TablePanels;
+use super::pack::{Layout, Table, TablePanels};
 use super::widen::{E4m3, FourBits, Pairs, Singles, Storable, Widen, Widened};
 use crate::encoding::CodeType;
 
@@ -127,7 +127,7 @@ unsafe fn widen<S: Simd, C: Storable<N>, const N: usize>(
     codes: &Source,
     groups: Range<usize>,
 ) {
-    let layout = job.w.layout;
+    let (layout, table) = (job.w.layout, job.w.table);
     let mut to = job.scratch.as_ptr();
     for g in groups {
         for step in 0..layout.steps(g) {
@@ -135,7 +135,7 @@ unsafe fn widen<S: Simd, C: Storable<N>, const N: usize>(
             // the groups.
             unsafe {
                 for v in 0..2 {
-                    let words = C::words::<S>(codes.step(g, step), v, &job.w.table);
+                    let words = C::words::<S>(codes.step(g, step), v, &table);
                     for (at, word) in words.into_iter().enumerate() {
                         S::store(to.add((2 * at + v) * S::LANES), C::numbers::<S>(word));
                     }
@@ -185,7 +185,7 @@ impl<W: Widen<N>, const N: usize, const M: usize, const NV: usize> Kernel for Ti
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Tile { job, at: Place { panel, row, groups }, words, codes, .. } = self;
-        let layout = job.w.layout;
+        let (layout, table) = (job.w.layout, job.w.table);
         let col = |v: usize| (panel * 2 + v) * S::LANES;
         // SAFETY: the creator passes rows and panels inside the operands.
         unsafe {
@@ -200,7 +200,7 @@ impl<W: Widen<N>, const N: usize, const M: usize, const NV: usize> Kernel for Ti
             }
             for g in groups.clone() {
                 let first = g * layout.steps(0) * N;
-                let dots = group::<S, W, N, M, NV>(job, x, first, g, &words);
+                let dots = group::<S, W, N, M, NV>((layout, &table), x, first, g, &words);
                 for v in 0..NV {
                     let factors = codes[v / 2].step(g, layout.steps(g)).cast::<f32>();
                     let factors = S::load(factors.add(v % 2 * S::LANES));
@@ -224,7 +224,7 @@ impl<W: Widen<N>, const N: usize, const M: usize, const NV: usize> Kernel for Ti
 /// Returns the products of one group, whose first word is `first`.
 #[inline(always)]
 unsafe fn group<S: Simd, W: Widen<N>, const N: usize, const M: usize, const NV: usize>(
-    job: &Product<'_>,
+    (layout, table): (Layout, &Table),
     x: *const u32,
     first: usize,
     g: usize,
@@ -233,9 +233,8 @@ unsafe fn group<S: Simd, W: Widen<N>, const N: usize, const M: usize, const NV: 
     // SAFETY: the caller guarantees the instruction set and valid pointers. Rows of inputs are
     // padded to whole steps.
     unsafe {
-        let table = &job.w.table;
         let mut sums = [[S::splat(0.0); NV]; M];
-        for step in 0..job.w.layout.steps(g) {
+        for step in 0..layout.steps(g) {
             let from = [words[0].step(g, step), words[1].step(g, step)];
             if W::STREAMED {
                 for from in &from[..NV / 2] {
