@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
+use crate::encoding::{CodeRow, CodedWeights};
 use crate::{DType, Encoding, Error, Result};
 
 /// A tensor of one or two axes in host memory, usually in a mapped file. A dense one is row-major.
@@ -92,8 +93,8 @@ impl Part {
         let dtype = match &self.tensor.encoding {
             Encoding::Dense(dtype) => *dtype,
             Encoding::Integers(integers) => return integers.read_row(bytes, row, cols, out),
-            Encoding::Table(codes) => return codes.read_row(bytes, stored, row, cols, out),
-            Encoding::Float8(float8) => return float8.read_row(bytes, stored, row, cols, out),
+            Encoding::Table(codes) => return codes.read_row(CodeRow { bytes, stored, row }, cols, out),
+            Encoding::Float8(float8) => return float8.read_row(CodeRow { bytes, stored, row }, cols, out),
         };
         let size = dtype.size();
         let at = (row * stored + first) * size;

@@ -11,7 +11,7 @@ use common::{Chunk, Harness, row_error};
 use millrace_kernels::cpu::{Activations, Cpu, CpuOptions};
 use millrace_kernels::quantize::nf4;
 use millrace_kernels::reference::Reference;
-use millrace_kernels::stored::ExactRows;
+use millrace_kernels::stored::IntegerRows;
 use millrace_kernels::{DType, HostMemory, IntFormat, KvFormat, Part, WeightFormat, fp8};
 use millrace_shard::families::{self, Overrides};
 use millrace_shard::model::{Model, WeightKind, WeightSlot, WeightStorage};
@@ -212,7 +212,7 @@ fn integers_are_kept_as_they_were_made() {
             let cols = parts[0].cols.len();
             let WeightFormat::Int(format) = storage.matrix(slot, cols) else { panic!("{slot:?}") };
             let group_cols = if let Target::Int4 { group, .. } = target { group } else { cols };
-            let rows = ExactRows::new(&parts, format).unwrap();
+            let rows = IntegerRows::new(&parts, format).unwrap();
             let exact: Vec<f32> = dense.weights.parts(slot).unwrap().iter().flat_map(values).collect();
             let quantizer = if target == Target::Int8 { IntFormat::Int8 } else { IntFormat::Int4 };
             for (row, weights) in exact.chunks_exact(cols).enumerate() {

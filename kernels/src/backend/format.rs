@@ -1,5 +1,6 @@
 //! The formats in which a device keeps weights and cached keys and values.
 
+use crate::encoding::{CodeType, StoredCodes};
 use crate::quantize::{SUPER_BLOCK, nf4};
 use crate::{DType, Error, IntFormat, KFormat, Result};
 
@@ -16,6 +17,8 @@ pub enum WeightFormat {
     Int(IntFormat),
     /// Integers in super-blocks: see [`crate::quantize::KFormat`].
     K(KFormat),
+    /// Codes that stand for numbers, as a checkpoint stores them.
+    Codes(StoredCodes),
 }
 
 impl WeightFormat {
@@ -40,6 +43,8 @@ impl WeightFormat {
             WeightFormat::Nf4 => "nf4",
             WeightFormat::Int(format) => format.name(),
             WeightFormat::K(format) => format.name(),
+            WeightFormat::Codes(StoredCodes { codes: CodeType::E4m3, .. }) => "stored codes of 8 bits",
+            WeightFormat::Codes(StoredCodes { codes: CodeType::FourBits, .. }) => "stored codes of 4 bits",
         }
     }
 
@@ -53,6 +58,7 @@ impl WeightFormat {
             }
             WeightFormat::Int(format) => format.bytes(out, cols),
             WeightFormat::K(format) => format.bytes(out, cols),
+            WeightFormat::Codes(format) => format.bytes(out, cols),
         }
     }
 }

@@ -58,7 +58,10 @@ impl Instruction {
             (Isa::Amx, WeightFormat::Dense(DType::BF16)) => Instruction::TileBf16,
             (
                 Isa::Amx | Isa::Avx512Bf16,
-                WeightFormat::Dense(DType::BF16) | WeightFormat::Fp8 | WeightFormat::Nf4,
+                WeightFormat::Dense(DType::BF16)
+                | WeightFormat::Fp8
+                | WeightFormat::Nf4
+                | WeightFormat::Codes(_),
             ) => Instruction::DotBf16,
             (Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512Vnni, WeightFormat::Int(_) | WeightFormat::K(_)) => {
                 Instruction::DotBytes

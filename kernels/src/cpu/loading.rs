@@ -6,12 +6,13 @@ use super::memory::Memory;
 use super::quant::{self, IntPanels};
 use super::queue::Queue;
 use super::super_blocks::{self, KPanels};
-use super::tables::{TableFormat, TablePanels};
+use super::tables::{QUANTIZED_FP8, QUANTIZED_NF4, TablePanels};
 use super::{Buf, Cpu, Kv, Matrix, attention, gemm, lock};
 use crate::backend::{
     DeviceTypes, KvSpec, ModelLoading, ProductShape, Segment, Sizing, StepSize, WeightFormat,
 };
-use crate::stored::exact_format;
+use crate::encoding::StoredCodes;
+use crate::stored::{CodeRows, exact_format};
 use crate::tensor::flatten;
 use crate::{DType, Error, Part, Result};
 
@@ -25,7 +26,7 @@ impl DeviceTypes for Cpu {
 
 impl Sizing for Cpu {
     fn stored_format(&self, parts: &[Part]) -> Option<WeightFormat> {
-        exact_format(parts).map(WeightFormat::Int)
+        exact_format(parts)
     }
 
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize {
@@ -34,8 +35,9 @@ impl Sizing for Cpu {
         }
         match format {
             WeightFormat::Dense(dtype) => Matrix::bytes(out, cols, dtype, self.panel_layout()),
-            WeightFormat::Fp8 => TablePanels::bytes(out, cols, TableFormat::E4m3, self.target.panel_width()),
-            WeightFormat::Nf4 => TablePanels::bytes(out, cols, TableFormat::Nf4, self.target.panel_width()),
+            WeightFormat::Fp8 => TablePanels::bytes(out, cols, QUANTIZED_FP8, self.target.panel_width()),
+            WeightFormat::Nf4 => TablePanels::bytes(out, cols, QUANTIZED_NF4, self.target.panel_width()),
+            WeightFormat::Codes(format) => TablePanels::bytes(out, cols, format, self.target.panel_width()),
             WeightFormat::Int(format) => IntPanels::bytes(out, cols, format, self.target.panel_width()),
             WeightFormat::K(format) => KPanels::bytes(out, cols, format, self.target.panel_width()),
         }
@@ -55,12 +57,16 @@ impl Sizing for Cpu {
         let packed = rows.saturating_mul(Inputs::row_words(cols));
         let threads = self.threads() * gemm::SCRATCH + attention::partial_floats(self.threads());
         let floats = packed.saturating_add(threads);
-        let row_bytes = |is: fn(&WeightFormat) -> bool, bytes: fn(usize) -> usize| {
-            let products = products.iter().filter(|product| is(&product.format));
-            products.map(|product| product.inputs).max().map_or(0, bytes)
-        };
-        let groups = row_bytes(|format| matches!(format, WeightFormat::Int(_)), quant::row_bytes);
-        let blocks = row_bytes(|format| matches!(format, WeightFormat::K(_)), super_blocks::row_bytes);
+        let (mut groups, mut blocks) = (0, 0);
+        for ProductShape { inputs, format, .. } in products.iter().filter(|_| self.rounds_to_bytes()) {
+            match format {
+                WeightFormat::Int(format) => {
+                    groups = groups.max(quant::row_bytes(format.packed_cols(*inputs)))
+                }
+                WeightFormat::K(_) => blocks = blocks.max(super_blocks::row_bytes(*inputs)),
+                _ => (),
+            }
+        }
         let quantized = rows.saturating_mul(groups.saturating_add(blocks));
         floats.saturating_mul(size_of::<f32>()).saturating_add(quantized)
     }
@@ -99,16 +105,30 @@ impl ModelLoading for Cpu {
         match format {
             WeightFormat::Int(format) => {
                 let matrix = Matrix::pack_int(&parts, format, self.target, self.packing())?;
-                lock(&self.quantized).reserve(0, matrix.cols)?;
+                if self.rounds_to_bytes() {
+                    lock(&self.quantized).reserve(0, format.packed_cols(matrix.cols))?;
+                } else {
+                    self.reserve_inputs(0, matrix.cols)?;
+                }
                 Ok(matrix)
             }
             WeightFormat::K(format) => {
                 let matrix = Matrix::pack_super_blocks(&parts, format, self.target, self.packing())?;
-                lock(&self.super_blocks).reserve(0, matrix.cols)?;
+                if self.rounds_to_bytes() {
+                    lock(&self.super_blocks).reserve(0, matrix.cols)?;
+                } else {
+                    self.reserve_inputs(0, matrix.cols)?;
+                }
                 Ok(matrix)
             }
-            WeightFormat::Fp8 => self.coded(&parts, TableFormat::E4m3),
-            WeightFormat::Nf4 => self.coded(&parts, TableFormat::Nf4),
+            WeightFormat::Fp8 => self.coded(&parts, QUANTIZED_FP8, None),
+            WeightFormat::Nf4 => self.coded(&parts, QUANTIZED_NF4, None),
+            WeightFormat::Codes(format) => {
+                let Some(stored) = CodeRows::new(&parts, format) else {
+                    return Err(Error::Unsupported("other weights as stored codes".to_owned()));
+                };
+                self.coded(&parts, format, Some(stored))
+            }
             WeightFormat::Dense(dtype) => {
                 let matrix = Matrix::pack(&parts, dtype, self.panel_layout(), self.packing())?;
                 self.reserve_inputs(0, matrix.cols)?;
@@ -142,10 +162,14 @@ impl ModelLoading for Cpu {
 }
 
 impl Cpu {
-    /// Loads a matrix of codes into a table.
-    fn coded(&self, parts: &[Part], format: TableFormat) -> Result<Matrix> {
+    /// Loads a matrix of codes that stand for numbers: those of `stored`, or quantized.
+    fn coded(&self, parts: &[Part], format: StoredCodes, stored: Option<CodeRows<'_>>) -> Result<Matrix> {
         let words = if self.panel_layout().bf16_pairs { Words::Bf16Pairs } else { Words::F32 };
-        let matrix = Matrix::pack_table(parts, format, words, self.target, self.packing())?;
+        let (target, packing) = (self.target, self.packing());
+        let matrix = match stored {
+            Some(stored) => Matrix::pack_codes(parts, format, &stored, words, target, packing)?,
+            None => Matrix::pack_quantized_codes(parts, format, words, target, packing)?,
+        };
         self.reserve_inputs(0, matrix.cols)?;
         Ok(matrix)
     }

@@ -11,8 +11,10 @@ use super::memory::{Memory, Shared};
 use super::quant::{IntPanels, RowContents};
 use super::simd::{Element, Target};
 use super::super_blocks::KPanels;
-use super::tables::{TableFormat, TablePanels};
-use crate::stored::ExactRows;
+use super::tables::TablePanels;
+use crate::encoding::StoredCodes;
+use crate::quantize::nf4;
+use crate::stored::{CodeRows, IntegerRows};
 use crate::tensor::{part_of_row, stacked_shape};
 use crate::{DType, IntFormat, KFormat, Part, Result};
 
@@ -36,7 +38,7 @@ pub(super) enum Packed {
     Int(IntPanels),
     /// Integers in super-blocks.
     SuperBlocks(KPanels),
-    /// Codes into a table.
+    /// Codes that stand for numbers.
     Table(TablePanels, Words),
     /// The rows of an embedding, not packed.
     Stored(StoredRows),
@@ -127,7 +129,7 @@ impl Matrix {
         packing: Packing<'_>,
     ) -> Result<Matrix> {
         let (out, cols) = stacked_shape(parts)?;
-        let stored = ExactRows::new(parts, format);
+        let stored = IntegerRows::new(parts, format);
         let order = stored.as_ref().and_then(|rows| rows.order());
         let panels = IntPanels::pack((out, cols), format, target, order, packing, |row, to| {
             if let Some(stored) = &stored {
@@ -156,19 +158,38 @@ impl Matrix {
         Ok(Matrix { out, cols, packed: Packed::SuperBlocks(panels) })
     }
 
-    /// Packs `parts` as codes of `format` for the instruction set `target`, to be multiplied with
-    /// inputs in the form `words`.
-    pub(super) fn pack_table(
+    /// Packs `parts`, whose codes are `stored` in `format`, for the instruction set `target`, to be
+    /// multiplied with inputs in the form `words`.
+    pub(super) fn pack_codes(
         parts: &[Part],
-        format: TableFormat,
+        format: StoredCodes,
+        stored: &CodeRows<'_>,
         words: Words,
         target: Target,
         packing: Packing<'_>,
     ) -> Result<Matrix> {
         let (out, cols) = stacked_shape(parts)?;
-        let panels = TablePanels::pack((out, cols), format, target, packing, |row, values| {
+        let table = stored.table().unwrap_or_default();
+        let panels = TablePanels::pack((out, cols), format, table, target, packing, |row, to| {
+            stored.read(row, &mut to.codes, &mut to.factors)?;
+            Ok(RowContents::Codes)
+        })?;
+        Ok(Matrix { out, cols, packed: Packed::Table(panels, words) })
+    }
+
+    /// Quantizes `parts` to FP8 or NF4 and packs them as [`Matrix::pack_codes`] does.
+    pub(super) fn pack_quantized_codes(
+        parts: &[Part],
+        format: StoredCodes,
+        words: Words,
+        target: Target,
+        packing: Packing<'_>,
+    ) -> Result<Matrix> {
+        let (out, cols) = stacked_shape(parts)?;
+        let panels = TablePanels::pack((out, cols), format, nf4::TABLE, target, packing, |row, to| {
             let (part, row) = part_of_row(parts, row);
-            part.read_row(row, values);
+            part.read_row(row, &mut to.weights);
+            Ok(RowContents::Weights)
         })?;
         Ok(Matrix { out, cols, packed: Packed::Table(panels, words) })
     }
@@ -187,11 +208,10 @@ impl Matrix {
     pub(super) fn words(&self) -> Words {
         match self.packed {
             Packed::F32(_) | Packed::F16(_) | Packed::BF16(_) => Words::F32,
+            // Unless activations become bytes.
+            Packed::Int(_) | Packed::SuperBlocks(_) => Words::F32,
             Packed::Bf16Pairs(_) => Words::Bf16Pairs,
             Packed::Table(_, words) => words,
-            Packed::Int(_) | Packed::SuperBlocks(_) => {
-                unreachable!("integers have products of their own; this is a bug")
-            }
             Packed::Stored(_) => unreachable!("rows of an embedding are not multiplied; this is a bug"),
         }
     }

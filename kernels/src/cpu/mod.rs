@@ -10,6 +10,7 @@ mod amx;
 mod attention;
 mod cache;
 
+mod exact;
 mod exp;
 mod gemm;
 mod inputs;
@@ -20,6 +21,7 @@ mod mapping;
 mod matrix;
 mod memory;
 mod ops;
+mod outputs;
 mod prologue;
 mod quant;
 mod queue;
@@ -70,15 +72,17 @@ pub struct CpuOptions {
     pub cores: Vec<usize>,
 }
 
-/// The precision of the inputs of matrix products whose weights are in a 16-bit format, and of
-/// queries and attention weights with a KV cache in such a format.
+/// The precision of the inputs of matrix products, and of queries and attention weights with a KV
+/// cache in a 16-bit format.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub enum Activations {
-    /// Inputs are rounded to the format of the weights where the instruction set multiplies it
-    /// directly: bf16 weights with AVX-512 BF16. Sums are f32.
+    /// Inputs are rounded to what the fastest instructions multiply: to bf16 for bf16 weights and
+    /// codes that stand for numbers, with AVX-512 BF16, and to signed bytes with scales for weights
+    /// that are integers. Sums are f32.
     #[default]
     Rounded,
-    /// Inputs are multiplied in f32, with every instruction set.
+    /// Inputs are multiplied in f32, with every instruction set. Products by integers take several
+    /// times as long.
     Exact,
 }
 
@@ -165,6 +169,11 @@ impl Cpu {
     /// Returns the precision of the inputs of products.
     pub fn activations(&self) -> Activations {
         self.activations
+    }
+
+    /// Returns whether inputs of products by integers are rounded to bytes.
+    fn rounds_to_bytes(&self) -> bool {
+        self.activations == Activations::Rounded
     }
 
     /// Returns whether weights and caches in bf16 are multiplied in pairs.

@@ -6,6 +6,7 @@ use super::inputs::{GROUP, Inputs, PackTile, Words};
 use super::kv::{Cache, WriteKv};
 use super::matrix::Packed;
 use super::memory::Shared;
+use super::outputs::Outputs;
 use super::prologue::Token;
 use super::queue::Queue;
 use super::rows::{AddNorm, Gate, RmsNorm};
@@ -76,11 +77,11 @@ impl ForwardOps for Cpu {
             return Ok(());
         }
         match &w.packed {
-            Packed::Int(panels) => {
+            Packed::Int(panels) if self.rounds_to_bytes() => {
                 self.int_linear(n, x, panels, bias.map(Vec::as_slice), out);
                 return Ok(());
             }
-            Packed::SuperBlocks(panels) => {
+            Packed::SuperBlocks(panels) if self.rounds_to_bytes() => {
                 self.super_block_linear(n, x, panels, bias.map(Vec::as_slice), out);
                 return Ok(());
             }
@@ -95,19 +96,25 @@ impl ForwardOps for Cpu {
         let mut packed = lock(&self.inputs);
         let inputs = self.pack_inputs(n, x, w.words(), self.target.tile_rows(), &mut packed);
         let bias = bias.map(Vec::as_slice);
-        if let Packed::Table(panels, words) = &w.packed {
-            self.table_linear((inputs, *words), panels, bias, out);
-            return Ok(());
+        let outputs = Outputs { out: Shared::new(out.rows_mut(n)), cols: w.out, bias };
+        match &w.packed {
+            Packed::Table(panels, words) => {
+                self.table_linear((inputs, *words), panels, outputs);
+                return Ok(());
+            }
+            Packed::Int(panels) => {
+                self.exact_linear(inputs, panels, outputs);
+                return Ok(());
+            }
+            Packed::SuperBlocks(panels) => {
+                self.exact_linear(inputs, panels, outputs);
+                return Ok(());
+            }
+            _ => (),
         }
-        let out = Shared::new(out.rows_mut(n));
-        let panels = w.out.div_ceil(self.target.panel_width());
-        // Several tasks per thread balance the load when other processes run. Whole blocks of
-        // panels keep the kernels fast.
-        let at_once = (panels / (8 * self.threads())).next_multiple_of(BLOCK_PANELS).max(BLOCK_PANELS);
-        let at_once = at_once.min(panels.div_ceil(self.threads())).max(1);
-        self.parallel(panels.div_ceil(at_once), n * w.cols * w.out, |task, thread| {
+        let out = outputs.out;
+        self.for_panels(w.out, BLOCK_PANELS, n * w.cols * w.out, |panels, thread| {
             let (_guard, scratch) = self.scratch(thread);
-            let panels = task * at_once..panels.min((task + 1) * at_once);
             self.target.dispatch(Linear { inputs, w, bias, out, panels, scratch });
         });
         Ok(())

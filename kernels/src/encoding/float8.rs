@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::sync::LazyLock;
 
+use super::codes::{CodeRow, CodeType, CodedWeights};
 use super::integers::ScaleGrid;
 use crate::{Error, Result, fp8};
 
@@ -34,25 +35,30 @@ impl Float8 {
     pub fn scale(&self, row: usize, col: usize) -> f32 {
         self.scales.get(row / self.block[0], col / self.block[1])
     }
+}
 
-    /// Writes the weights of columns `cols` of a row of `stored` numbers to `out`, which is as
-    /// long.
-    pub(crate) fn read_row(
-        &self,
-        bytes: &[u8],
-        stored: usize,
-        row: usize,
-        cols: Range<usize>,
-        out: &mut [f32],
-    ) {
-        let values: &[f32; 256] = &VALUES;
-        let bytes = &bytes[row * stored + cols.start..row * stored + cols.end];
-        let (mut rest, mut col) = (out.iter_mut().zip(bytes), cols.start);
-        while col < cols.end {
-            let end = (col / self.block[1] + 1).saturating_mul(self.block[1]).min(cols.end);
-            let scale = self.scale(row, col);
-            rest.by_ref().take(end - col).for_each(|(out, &byte)| *out = values[byte as usize] * scale);
-            col = end;
-        }
+impl CodedWeights for Float8 {
+    fn code_type(&self) -> CodeType {
+        CodeType::E4m3
+    }
+
+    fn values(&self) -> &[f32] {
+        &*VALUES
+    }
+
+    fn read_codes(&self, row: CodeRow<'_>, cols: Range<usize>, out: &mut [u8]) {
+        let first = row.row * row.stored;
+        out.copy_from_slice(&row.bytes[first + cols.start..first + cols.end]);
+    }
+
+    fn block(&self, row: CodeRow<'_>, col: usize) -> (f32, usize) {
+        let end = (col / self.block[1] + 1).saturating_mul(self.block[1]);
+        (self.scale(row.row, col), end)
+    }
+
+    fn has_groups_of(&self, group: usize, _stored: usize, cols: &Range<usize>) -> bool {
+        let block = self.block[1];
+        let is_one = cols.is_empty() || cols.start / block == (cols.end - 1) / block;
+        is_one || block.is_multiple_of(group) && cols.start.is_multiple_of(group)
     }
 }

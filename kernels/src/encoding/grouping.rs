@@ -8,6 +8,16 @@ use crate::{Error, Result};
 /// The sizes of groups that a device multiplies, largest first. All divide the next larger one.
 const DEVICE_GROUPS: [usize; 3] = [128, 64, 32];
 
+/// The order in which a device multiplies columns: groups of one size, each with one scale.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Arrangement {
+    /// Columns of a group.
+    pub(crate) group: usize,
+    /// The columns in the order of their groups, if it is another order than theirs. A column that
+    /// is there again fills the rest of its group: its weight is 0 there.
+    pub(crate) order: Option<Vec<u32>>,
+}
+
 /// The group of each column of a matrix.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ColumnGroups {
@@ -73,18 +83,37 @@ impl ColumnGroups {
         cols.clone().all(|col| self.group(col) == self.group(cols.start))
     }
 
-    /// Returns the columns of `cols` in the order of their groups, or `None` if they have this
-    /// order already.
-    pub(crate) fn order(&self, cols: Range<usize>) -> Option<Vec<u32>> {
-        let ColumnGroups::Indexed(groups) = self else { return None };
+    /// Returns the arrangement of `cols`, a share of the columns, in groups that a device
+    /// multiplies. Where no size divides all groups, as in a rank's share of columns that were
+    /// ordered by their activations, each group is filled to a multiple of the smallest size.
+    pub(crate) fn arrangement(&self, cols: Range<usize>) -> Arrangement {
+        let order = self.sorted(cols.clone());
+        if let Some(group) = self.device_group(cols.clone()) {
+            return Arrangement { group, order: (!order.is_sorted()).then_some(order) };
+        }
+        let group = DEVICE_GROUPS[DEVICE_GROUPS.len() - 1];
+        let group_of = |col: &u32| self.group(cols.start + *col as usize);
+        let mut filled = Vec::with_capacity(2 * order.len());
+        for run in order.chunk_by(|a, b| group_of(a) == group_of(b)) {
+            for columns in run.chunks(group) {
+                filled.extend_from_slice(columns);
+                // A column of the same group does not change the largest activation.
+                filled.resize(filled.len().next_multiple_of(group), columns[0]);
+            }
+        }
+        Arrangement { group, order: Some(filled) }
+    }
+
+    /// Returns the columns of `cols`, counted from the first one, in the order of their groups.
+    fn sorted(&self, cols: Range<usize>) -> Vec<u32> {
         let mut order: Vec<u32> = (0..cols.len() as u32).collect();
-        order.sort_by_key(|&col| groups[cols.start + col as usize]);
-        if order.is_sorted() { None } else { Some(order) }
+        order.sort_by_key(|&col| self.group(cols.start + col as usize));
+        order
     }
 
     /// Returns the largest size of groups that a device multiplies and that divides all groups of
     /// `cols`, whose columns are in order. Returns `None` if there is no such size.
-    pub(crate) fn device_group(&self, cols: Range<usize>) -> Option<usize> {
+    fn device_group(&self, cols: Range<usize>) -> Option<usize> {
         let fits = |size: &usize| {
             cols.len().is_multiple_of(*size)
                 && match self {
@@ -130,7 +159,7 @@ mod tests {
     fn columns_in_any_order_are_sorted_by_group() {
         let list: Vec<i32> = (0..128).map(|col| (col * 7 % 128) / 64).collect();
         let groups = indexed(&list, 2).unwrap();
-        let order = groups.order(0..128).unwrap();
+        let order = groups.arrangement(0..128).order.unwrap();
         let sorted: Vec<usize> = order.iter().map(|&col| groups.group(col as usize)).collect();
         assert!(sorted.is_sorted());
         assert_eq!(groups.device_group(0..128), Some(64));
@@ -138,9 +167,26 @@ mod tests {
         assert_eq!(groups.device_group(3..67), None);
         let trivial: Vec<i32> = (0..128).map(|col| col / 64).collect();
         let trivial = indexed(&trivial, 2).unwrap();
-        assert!(trivial.order(0..128).is_none());
+        assert_eq!(trivial.arrangement(0..128), Arrangement { group: 64, order: None });
         assert_eq!(trivial.simplified(64), ColumnGroups::Even(64));
         assert_eq!(groups.clone().simplified(64), groups);
+    }
+
+    #[test]
+    fn groups_of_any_size_are_filled_with_their_first_column() {
+        let list: Vec<i32> = (0..100).map(|col| i32::from(col % 3 == 0)).collect();
+        let groups = indexed(&list, 2).unwrap();
+        let Arrangement { group, order } = groups.arrangement(1..99);
+        let order = order.unwrap();
+        // 66 columns are in group 0 and 32 in group 1.
+        assert_eq!((group, order.len()), (32, 96 + 32));
+        assert!(order[66..96].iter().all(|&col| col == order[64]));
+        let in_place = order.iter().enumerate();
+        assert!(in_place.clone().all(|(at, &col)| groups.group(1 + col as usize) == at / 96));
+        let mut columns = order.clone();
+        columns.sort_unstable();
+        columns.dedup();
+        assert_eq!(columns, (0..98).collect::<Vec<u32>>());
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! file.
 
 mod code_layout;
+mod codes;
 mod float8;
 mod grouping;
 mod integers;
@@ -19,7 +20,10 @@ mod table_codes;
 use std::sync::Arc;
 
 pub use code_layout::{CodeLayout, WordLayout};
+pub(crate) use codes::{CodeRow, CodedWeights};
+pub use codes::{CodeType, StoredCodes};
 pub use float8::Float8;
+pub(crate) use grouping::Arrangement;
 pub use grouping::ColumnGroups;
 pub use integers::{Integers, Offsets, ScaleGrid};
 pub use numbers::{NumberType, Numbers};
@@ -58,6 +62,15 @@ impl Encoding {
         match self {
             Encoding::Dense(dtype) => Some(*dtype),
             _ => None,
+        }
+    }
+
+    /// Returns the weights as codes that stand for numbers, if they are.
+    pub(crate) fn coded(&self) -> Option<&dyn CodedWeights> {
+        match self {
+            Encoding::Dense(_) | Encoding::Integers(_) => None,
+            Encoding::Table(codes) => Some(&**codes),
+            Encoding::Float8(float8) => Some(&**float8),
         }
     }
 

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
+use super::codes::{CodeRow, CodeType, CodedWeights};
 use super::numbers::Numbers;
 use crate::{Error, Result};
 
@@ -75,31 +76,33 @@ impl TableCodes {
         }
         Ok(())
     }
+}
 
-    /// Returns the code of weight `index`, counted over all rows.
-    #[inline]
-    pub fn code(&self, bytes: &[u8], index: usize) -> u8 {
-        let byte = bytes[index / 2];
-        if index.is_multiple_of(2) { byte >> 4 } else { byte & 15 }
+impl CodedWeights for TableCodes {
+    fn code_type(&self) -> CodeType {
+        CodeType::FourBits
     }
 
-    /// Writes the weights of columns `cols` of a row of `stored` weights to `out`, which is as
-    /// long.
-    pub(crate) fn read_row(
-        &self,
-        bytes: &[u8],
-        stored: usize,
-        row: usize,
-        cols: Range<usize>,
-        out: &mut [f32],
-    ) {
-        let first = row * stored + cols.start;
-        let mut block = (usize::MAX, 0.0);
-        for (index, out) in (first..).zip(out) {
-            if block.0 != index / self.block {
-                block = (index / self.block, self.scales.get(index / self.block));
-            }
-            *out = self.table[usize::from(self.code(bytes, index))] * block.1;
+    fn values(&self) -> &[f32] {
+        &self.table
+    }
+
+    fn read_codes(&self, row: CodeRow<'_>, cols: Range<usize>, out: &mut [u8]) {
+        let first = row.row * row.stored;
+        for (index, code) in (first + cols.start..first + cols.end).zip(out) {
+            let byte = row.bytes[index / 2];
+            *code = if index.is_multiple_of(2) { byte >> 4 } else { byte & 15 };
         }
+    }
+
+    fn block(&self, row: CodeRow<'_>, col: usize) -> (f32, usize) {
+        let first = row.row * row.stored;
+        let index = (first + col) / self.block;
+        (self.scales.get(index), (index + 1).saturating_mul(self.block) - first)
+    }
+
+    fn has_groups_of(&self, group: usize, stored: usize, cols: &Range<usize>) -> bool {
+        // Blocks are cut from the sequence of all rows.
+        [self.block, stored, cols.start].into_iter().all(|size| size.is_multiple_of(group))
     }
 }

@@ -91,9 +91,17 @@ impl IntFormat {
         }
     }
 
+    /// Returns the columns that a device keeps of rows of `cols` columns.
+    pub const fn packed_cols(self, cols: usize) -> usize {
+        match self {
+            IntFormat::Stored(groups) => cols + groups.padding,
+            _ => cols,
+        }
+    }
+
     /// Tells whether rows of `cols` columns consist of whole groups.
     pub const fn fits(self, cols: usize) -> bool {
-        cols.is_multiple_of(self.group_cols(cols))
+        cols == 0 || self.packed_cols(cols).is_multiple_of(self.group_cols(cols))
     }
 
     /// Checks that rows of `cols` columns consist of whole groups.
@@ -120,7 +128,7 @@ impl IntFormat {
                 groups.scale_bytes() + if groups.has_offsets { size_of::<u16>() } else { 0 }
             }
         };
-        let group = self.group_cols(cols);
+        let (cols, group) = (self.packed_cols(cols), self.group_cols(cols));
         let groups = if group == 0 { 0 } else { cols.div_ceil(group) };
         out.saturating_mul((cols * self.bits()).div_ceil(8) + groups * scale)
     }

@@ -1,7 +1,7 @@
 //! The formats of integers that a checkpoint stores.
 
 /// Integers in groups with their codes, scales and offsets as a checkpoint stores them. No weights
-/// are quantized to such a format: see [`crate::stored::exact_format`].
+/// are quantized to such a format: see [`crate::stored::exact_integers`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct StoredGroups {
     /// Bits of a code: 4 or 8.
@@ -12,10 +12,12 @@ pub struct StoredGroups {
     pub wide_scales: bool,
     /// Whether each group has an offset. Otherwise it is 8 or 128, the middle of the codes.
     pub has_offsets: bool,
+    /// Columns of zeros that are added to each row so that its groups are whole.
+    pub padding: usize,
 }
 
 impl StoredGroups {
-    /// Returns the format that can hold the weights of both formats.
+    /// Returns the format that can hold the weights of both formats, which have the same padding.
     #[must_use]
     pub fn common(self, other: StoredGroups) -> StoredGroups {
         StoredGroups {
@@ -24,6 +26,7 @@ impl StoredGroups {
             wide_scales: self.wide_scales || other.wide_scales,
             // The middle of 4 bits is not the middle of 8 bits.
             has_offsets: self.has_offsets || other.has_offsets || self.bits != other.bits,
+            padding: self.padding,
         }
     }
 

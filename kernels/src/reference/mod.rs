@@ -23,7 +23,7 @@ use crate::quantize::nf4;
 use crate::sampling::{SampleRow, Sampled, ScoreRow, Scored};
 use crate::stored::exact_format;
 use crate::tensor::{flatten, stacked_shape};
-use crate::{Part, Result, fp8, sample};
+use crate::{Error, Part, Result, fp8, sample};
 
 /// The slow, obvious implementation of [`Backend`].
 #[derive(Debug, Default, Clone, Copy)]
@@ -45,7 +45,7 @@ impl Backend for Reference {
 
 impl Sizing for Reference {
     fn stored_format(&self, parts: &[Part]) -> Option<WeightFormat> {
-        exact_format(parts).map(WeightFormat::Int)
+        exact_format(parts)
     }
 
     fn matrix_bytes(&self, out: usize, cols: usize, _format: WeightFormat) -> usize {
@@ -76,7 +76,7 @@ impl ModelLoading for Reference {
         for segment in segments {
             let mut values = flatten(segment.parts)?;
             // Weights that are stored in the format are its values already.
-            if exact_format(segment.parts).map(WeightFormat::Int) != Some(segment.format) {
+            if exact_format(segment.parts) != Some(segment.format) {
                 round(&mut values, cols, segment.format)?;
             }
             data.append(&mut values);
@@ -100,6 +100,9 @@ fn round(values: &mut [f32], cols: usize, format: WeightFormat) -> Result<()> {
         WeightFormat::Nf4 => nf4::round(values, cols)?,
         WeightFormat::Int(format) => format.round(values, cols)?,
         WeightFormat::K(format) => format.round(values, cols)?,
+        WeightFormat::Codes(_) => {
+            return Err(Error::Unsupported("other weights as stored codes".to_owned()));
+        }
         WeightFormat::Fp8 => {
             let mut bytes = vec![0; cols];
             for row in values.chunks_exact_mut(cols.max(1)) {

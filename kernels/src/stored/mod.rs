@@ -2,16 +2,26 @@
 //!
 //! `layouts` creates them from the tensors of each format: see [`gptq`], [`awq`], [`packed`],
 //! [`signed_bytes`], [`table`] and [`float8`]. [`Part::read_row`](crate::Part::read_row) returns
-//! their weights as f32. A device that multiplies by the same integers takes codes, scales and
-//! offsets as they are: [`exact_format`] tells whether it can, and [`ExactRows`] reads them.
-//! Nothing here depends on a device.
+//! their weights as f32. A device that multiplies by the same codes takes codes, scales and offsets
+//! as they are: [`exact_format`] tells whether it can, and [`IntegerRows`] and [`CodeRows`] read
+//! them. Nothing here depends on a device.
 
-mod exact;
+mod codes;
+mod integers;
 mod layouts;
 
-pub use exact::{ExactRows, exact_format};
+pub use codes::{CodeRows, exact_codes};
+pub use integers::{IntegerRows, exact_integers};
 pub use layouts::{
     AwqTensors, ByteTensors, GptqTensors, PackedTensors, awq, float8, gptq, packed, signed_bytes, table,
 };
 
 pub use crate::encoding::{BlockScales, NumberType, Numbers, TableCodes};
+
+use crate::{Part, WeightFormat};
+
+/// Returns the format in which a device that multiplies by all stored formats keeps `parts`,
+/// stacked, without rounding them. See [`exact_integers`] and [`exact_codes`].
+pub fn exact_format(parts: &[Part]) -> Option<WeightFormat> {
+    exact_integers(parts).map(WeightFormat::Int).or_else(|| exact_codes(parts).map(WeightFormat::Codes))
+}

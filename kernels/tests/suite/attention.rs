@@ -1,6 +1,6 @@
 //! Tests of the prologue and of attention over the paged KV cache.
 
-use millrace_kernels::cpu::{Activations, Cpu};
+use millrace_kernels::cpu::Cpu;
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{
     AttentionSpec, Backend, DType, HeadNorm, KvFormat, KvSpec, ModelLoading, Norm, Prologue, QkvLayout,
@@ -167,8 +167,7 @@ impl Case {
         // numbers are equal.
         let f32 = self.format == KvFormat::Dense(DType::F32);
         let exact = f32 || (self.rope.is_none() && !self.head_norm);
-        let rounds = self.format.dense().is_ok_and(|dtype| rounds(cpu, dtype))
-            && cpu.activations() == Activations::Rounded;
+        let rounds = self.format.dense().is_ok_and(|dtype| rounds(cpu, dtype));
         assert_close(&cpu.name(), got, want, if exact && !rounds { 3e-6 } else { 2e-2 });
     }
 

@@ -35,8 +35,14 @@ fn cpus(activations: Activations) -> Vec<Cpu> {
 }
 
 /// Whether this backend rounds inputs of products with these weights to bf16.
-pub(crate) fn rounds(cpu: &Cpu, dtype: DType) -> bool {
-    dtype == DType::BF16 && matches!(cpu.isa(), Isa::Amx | Isa::Avx512Bf16 | Isa::Portable)
+pub(crate) fn rounds(cpu: &Cpu, format: impl Into<WeightFormat>) -> bool {
+    let in_pairs = matches!(
+        format.into(),
+        WeightFormat::Dense(DType::BF16) | WeightFormat::Fp8 | WeightFormat::Nf4 | WeightFormat::Codes(_)
+    );
+    in_pairs
+        && matches!(cpu.isa(), Isa::Amx | Isa::Avx512Bf16 | Isa::Portable)
+        && cpu.activations() == Activations::Rounded
 }
 
 /// The generator SplitMix64 (Steele, Lea and Flood), for inputs only.

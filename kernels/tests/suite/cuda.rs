@@ -13,6 +13,7 @@ use millrace_kernels::{
 use proptest::prelude::{ProptestConfig, proptest};
 
 use crate::common::*;
+use crate::product::Case;
 use crate::{attention, linear, rows};
 
 static CUDA: LazyLock<Cuda> =
@@ -40,7 +41,7 @@ proptest! {
 
     #[test]
     fn linear_matches_the_reference(n in 1usize..20, cols in 1usize..100, out in 1usize..60, bias: bool, seed: u64) {
-        let case = linear::Case::new(n, cols, out, bias, DType::F32, seed);
+        let case = Case::new((n, cols, out), bias, DType::F32, seed);
         let all = case.run(&*CUDA);
         assert_close("linear", &all, &case.run(&Reference), 1e-5);
         assert_same_bits("row alone", &case.row(n - 1).run(&*CUDA), &all[(n - 1) * out..]);

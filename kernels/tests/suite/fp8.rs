@@ -11,65 +11,48 @@ use millrace_kernels::{
 use proptest::prelude::{ProptestConfig, proptest};
 
 use crate::common::*;
+use crate::product::Case;
 
 fn simulated_gpu(dtype: DType, batch_invariant: bool) -> Cuda {
     Cuda::new(Device::new(Arc::new(Simulated::new().unwrap())), dtype).batch_invariant(batch_invariant)
 }
 
-struct Case {
-    n: usize,
-    cols: usize,
-    x: Vec<f32>,
-    w: Vec<f32>,
-    bias: Option<Vec<f32>>,
+/// Outputs have very different magnitudes: a single scale would lose the small ones.
+fn case(n: usize, cols: usize, out: usize, bias: bool, dtype: DType, seed: u64) -> Case {
+    let mut case = Case::new((n, cols, out), bias, WeightFormat::Fp8, seed).rounded(|x| dtype.round(x));
+    let size = |at: usize| [1.0, 0.01, 30.0][at / cols % 3];
+    case.w.iter_mut().enumerate().for_each(|(at, w)| *w *= size(at));
+    case
 }
 
-impl Case {
-    fn new(n: usize, cols: usize, out: usize, bias: bool, dtype: DType, seed: u64) -> Case {
-        let mut rng = Rng(seed);
-        let x = rng.values(n * cols).iter().map(|x| dtype.round(*x)).collect();
-        // The outputs have very different magnitudes: a single scale would lose the small ones.
-        let size = |at: usize| [1.0, 0.01, 30.0][at / cols % 3];
-        let w = rng.values(out * cols).iter().enumerate().map(|(at, w)| w * size(at)).collect();
-        let bias = bias.then(|| rng.values(out));
-        Case { n, cols, x, w, bias }
-    }
+/// Computes the product with activations of type `dtype` and a weight of two parts.
+fn run<B: Backend>(case: &Case, device: &B, dtype: DType) -> Vec<f32> {
+    let (n, cols, outputs) = (case.n, case.cols, case.outputs());
+    let product = ProductShape { inputs: cols, outputs, format: case.format, logits: false, rows: n };
+    device.tune(&[product]).unwrap();
+    let whole = HostTensor::dense(DType::F32, outputs, cols, bytes(&case.w).into());
+    let part = |rows| Part { tensor: whole.clone(), rows, cols: 0..cols };
+    let parts = [part(0..outputs / 3), part(outputs / 3..outputs)];
+    let w = device.matrix(&[Segment::new(&parts, case.format)]).unwrap();
+    let bias = case.bias.as_ref().map(|b| vector(device, b));
+    let tokens: Vec<u32> = (0..n as u32).collect();
+    let (mut queue, table) = (queue(device, n), matrix(device, &case.x, cols, dtype));
+    let step = opened(device, &mut queue, &tokens, &[]);
+    let (mut x, mut out) = (device.buf(n, cols).unwrap(), device.buf(n, outputs).unwrap());
+    device.embed(&step, &table, 0, &mut x).unwrap();
+    device.linear(n, &x, &w, bias.as_ref(), &mut out).unwrap();
+    device.read(&out, n).unwrap()
+}
 
-    fn outputs(&self) -> usize {
-        self.w.len() / self.cols
+/// The case with activations quantized as the device quantizes them.
+fn quantized(case: &Case) -> Case {
+    let mut case = case.clone();
+    let mut row_bytes = vec![0; case.cols];
+    for row in case.x.chunks_exact_mut(case.cols) {
+        let factor = fp8::quantize(row, &mut row_bytes).unwrap();
+        row.iter_mut().zip(&row_bytes).for_each(|(x, byte)| *x = fp8::widen(*byte) * factor);
     }
-
-    /// The product with activations of type `dtype` and a weight of two parts.
-    fn run<B: Backend>(&self, device: &B, dtype: DType) -> Vec<f32> {
-        let (n, cols, outputs) = (self.n, self.cols, self.outputs());
-        let product =
-            ProductShape { inputs: cols, outputs, format: WeightFormat::Fp8, logits: false, rows: n };
-        device.tune(&[product]).unwrap();
-        let bytes = bytes(&self.w);
-        let whole = HostTensor::dense(DType::F32, outputs, cols, bytes.into());
-        let part = |rows| Part { tensor: whole.clone(), rows, cols: 0..cols };
-        let parts = [part(0..outputs / 3), part(outputs / 3..outputs)];
-        let w = device.matrix(&[Segment::new(&parts, WeightFormat::Fp8)]).unwrap();
-        let bias = self.bias.as_ref().map(|b| vector(device, b));
-        let tokens: Vec<u32> = (0..n as u32).collect();
-        let (mut queue, table) = (queue(device, n), matrix(device, &self.x, cols, dtype));
-        let step = opened(device, &mut queue, &tokens, &[]);
-        let (mut x, mut out) = (device.buf(n, cols).unwrap(), device.buf(n, outputs).unwrap());
-        device.embed(&step, &table, 0, &mut x).unwrap();
-        device.linear(n, &x, &w, bias.as_ref(), &mut out).unwrap();
-        device.read(&out, n).unwrap()
-    }
-
-    /// The same case with activations quantized as the device quantizes them.
-    fn quantized(&self) -> Case {
-        let mut x = self.x.clone();
-        let mut row_bytes = vec![0; self.cols];
-        for row in x.chunks_exact_mut(self.cols) {
-            let factor = fp8::quantize(row, &mut row_bytes).unwrap();
-            row.iter_mut().zip(&row_bytes).for_each(|(x, byte)| *x = fp8::widen(*byte) * factor);
-        }
-        Case { x, w: self.w.clone(), bias: self.bias.clone(), ..*self }
-    }
+    case
 }
 
 /// Asserts that each element is within rounding of `dtype` (twice where a bias is added to a
@@ -100,9 +83,9 @@ proptest! {
     ) {
         let dtype = DTYPES[dtype];
         let n = if invariant || dtype == DType::F32 { 2 * n } else { n };
-        let case = Case::new(n, cols, out, bias, dtype, seed);
-        let got = case.run(&simulated_gpu(dtype, invariant), dtype);
-        assert_near(&case, &got, &case.run(&Reference, DType::F32), dtype);
+        let case = case(n, cols, out, bias, dtype, seed);
+        let got = run(&case, &simulated_gpu(dtype, invariant), dtype);
+        assert_near(&case, &got, &run(&case, &Reference, DType::F32), dtype);
     }
 
     #[test]
@@ -110,20 +93,19 @@ proptest! {
         n in 17usize..40, cols in 1usize..300, out in 3usize..60, bias: bool, dtype in 1usize..3, seed: u64,
     ) {
         let dtype = DTYPES[dtype];
-        let case = Case::new(n, cols, out, bias, dtype, seed);
-        let got = case.run(&simulated_gpu(dtype, false), dtype);
-        assert_near(&case, &got, &case.quantized().run(&Reference, DType::F32), dtype);
+        let case = case(n, cols, out, bias, dtype, seed);
+        let got = run(&case, &simulated_gpu(dtype, false), dtype);
+        assert_near(&case, &got, &run(&quantized(&case), &Reference, DType::F32), dtype);
     }
 }
 
 /// In batch-invariant mode a row has the same bits alone as in a batch.
 #[test]
 fn batch_invariant_rows_have_the_same_bits_alone() {
-    let case = Case::new(40, 200, 50, true, DType::BF16, 3);
-    let all = case.run(&simulated_gpu(DType::BF16, true), DType::BF16);
+    let case = case(40, 200, 50, true, DType::BF16, 3);
+    let all = run(&case, &simulated_gpu(DType::BF16, true), DType::BF16);
     for row in [0, 39] {
-        let alone = Case { n: 1, x: case.x[row * 200..(row + 1) * 200].to_vec(), ..case.quantized() };
-        let alone = alone.run(&simulated_gpu(DType::BF16, true), DType::BF16);
+        let alone = run(&case.row(row), &simulated_gpu(DType::BF16, true), DType::BF16);
         assert_same_bits("row alone", &alone, &all[row * 50..(row + 1) * 50]);
     }
 }

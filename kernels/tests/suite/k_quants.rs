@@ -11,56 +11,7 @@ use millrace_kernels::{
 use proptest::prelude::{ProptestConfig, any, prop, prop_assert, prop_assert_eq, proptest};
 
 use crate::common::*;
-
-struct Case {
-    n: usize,
-    cols: usize,
-    x: Vec<f32>,
-    w: Vec<f32>,
-    bias: Option<Vec<f32>>,
-    format: KFormat,
-}
-
-impl Case {
-    fn new(n: usize, blocks: usize, out: usize, bias: bool, format: KFormat, seed: u64) -> Case {
-        let (mut rng, cols) = (Rng(seed), SUPER_BLOCK * blocks);
-        // Sub-blocks and outputs have very different magnitudes, and the mean is not 0.
-        let size = |at: usize| [1.0, 0.01, 30.0][(at / 48 + at / cols) % 3];
-        let mut values = |n: usize| -> Vec<f32> { (0..n).map(|at| (rng.unit() + 0.2) * size(at)).collect() };
-        let (x, w) = (values(n * cols), values(out * cols));
-        Case { n, cols, x, w, bias: bias.then(|| Rng(seed).values(out)), format }
-    }
-
-    fn outputs(&self) -> usize {
-        self.w.len() / self.cols
-    }
-
-    fn run<B: Backend>(&self, device: &B) -> Vec<f32> {
-        let x = upload(device, &self.x, self.cols);
-        let w = matrix(device, &self.w, self.cols, WeightFormat::K(self.format));
-        let bias = self.bias.as_ref().map(|b| vector(device, b));
-        let mut out = device.buf(self.n, self.outputs()).unwrap();
-        device.linear(self.n, &x, &w, bias.as_ref(), &mut out).unwrap();
-        device.read(&out, self.n).unwrap()
-    }
-
-    fn row(&self, t: usize) -> Case {
-        let x = self.x[t * self.cols..(t + 1) * self.cols].to_vec();
-        Case { n: 1, x, w: self.w.clone(), bias: self.bias.clone(), ..*self }
-    }
-
-    /// The same case with activations rounded to what their bytes and scales stand for.
-    fn rounded(&self) -> Case {
-        let mut x = self.x.clone();
-        for block in x.chunks_mut(SUPER_BLOCK) {
-            let largest = block.iter().fold(0f32, |most, x| most.max(x.abs()));
-            for x in block {
-                *x = (*x * (127.0 / largest)).round_ties_even() * (largest / 127.0);
-            }
-        }
-        Case { x, w: self.w.clone(), bias: self.bias.clone(), ..*self }
-    }
-}
+use crate::product::Case;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
@@ -69,10 +20,25 @@ proptest! {
     fn products_match_the_reference_with_rounded_activations(
         n in 1usize..20, blocks in 1usize..5, out in 1usize..100, bias: bool, format in 0usize..2, seed: u64,
     ) {
-        let case = Case::new(n, blocks, out, bias, KFormat::ALL[format], seed);
-        let want = case.rounded().run(&Reference);
+        let format = KFormat::ALL[format];
+        let case = Case::uneven((n, SUPER_BLOCK * blocks, out), 48, bias, WeightFormat::K(format), seed);
+        let want = case.rounded_to_bytes(SUPER_BLOCK).run(&Reference);
         for cpu in CPUS.iter() {
-            assert_close(&format!("{} on {}", case.format.name(), cpu.name()), &case.run(cpu), &want, 1e-6);
+            assert_close(&format!("{} on {}", format.name(), cpu.name()), &case.run(cpu), &want, 1e-6);
+        }
+    }
+
+    /// Exact activations are multiplied in f32, by the weights that the super-blocks stand for.
+    #[test]
+    fn exact_activations_are_not_rounded(
+        n in 1usize..20, blocks in 1usize..12, out in 1usize..100, bias: bool, format in 0usize..2, seed: u64,
+    ) {
+        let format = KFormat::ALL[format];
+        let case = Case::uneven((n, SUPER_BLOCK * blocks, out), 48, bias, WeightFormat::K(format), seed);
+        let want = case.run(&Reference);
+        for pair in EXACT_CPUS.chunks(2) {
+            let found = case.check_rows_and_threads(pair);
+            assert_close(&format!("{} on {}", format.name(), pair[0].name()), &found, &want, 1e-5);
         }
     }
 
@@ -81,14 +47,8 @@ proptest! {
     fn all_instruction_sets_agree_bit_for_bit(
         n in 1usize..30, blocks in 1usize..6, out in 1usize..200, bias: bool, format in 0usize..2, seed: u64,
     ) {
-        let case = Case::new(n, blocks, out, bias, KFormat::ALL[format], seed);
-        let want = case.run(&CPUS[0]);
-        for cpu in CPUS.iter() {
-            assert_same_bits(&cpu.name(), &case.run(cpu), &want);
-            for t in [0, n / 2, n - 1] {
-                assert_same_bits(&cpu.name(), &case.row(t).run(cpu), &want[t * out..(t + 1) * out]);
-            }
-        }
+        let format = WeightFormat::K(KFormat::ALL[format]);
+        Case::uneven((n, SUPER_BLOCK * blocks, out), 48, bias, format, seed).check_rows_and_threads(&CPUS);
     }
 
     /// Any bytes are a super-block, whose values are those of the definition, and which becomes the
@@ -252,19 +212,10 @@ fn bad_weights_and_odd_columns_are_errors() {
     }
 }
 
-/// A NaN in a row makes all results of that row NaN, and no other, so that it is noticed.
 #[test]
-fn activations_that_are_not_finite_stay_visible() {
+fn inputs_that_are_not_finite_stay_visible() {
     for format in KFormat::ALL {
-        for bad in [f32::NAN, f32::INFINITY] {
-            let mut case = Case::new(3, 1, 40, false, format, 9);
-            case.x[256 + 50] = bad;
-            for cpu in CPUS.iter() {
-                for (at, y) in case.run(cpu).iter().enumerate() {
-                    assert_eq!(y.is_nan(), at / 40 == 1, "{} on {}", format.name(), cpu.name());
-                }
-            }
-        }
+        Case::uneven((3, 256, 40), 48, false, WeightFormat::K(format), 9).check_bad_inputs();
     }
 }
 

@@ -1,48 +1,11 @@
 //! Tests of the matrix product and the embedding.
 
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Backend, DType, ForwardOps, HostTensor, ModelLoading, Part, Segment};
+use millrace_kernels::{Backend, DType, ForwardOps, HostTensor, ModelLoading, Part, Segment, WeightFormat};
 use proptest::prelude::{ProptestConfig, prop, proptest};
 
 use crate::common::*;
-
-pub(crate) struct Case {
-    n: usize,
-    cols: usize,
-    x: Vec<f32>,
-    w: Vec<f32>,
-    bias: Option<Vec<f32>>,
-    dtype: DType,
-}
-
-impl Case {
-    pub(crate) fn new(n: usize, cols: usize, out: usize, bias: bool, dtype: DType, seed: u64) -> Case {
-        let mut rng = Rng(seed);
-        let (x, w) = (rng.values(n * cols), rng.values(out * cols));
-        let bias = bias.then(|| rng.values(out));
-        Case { n, cols, x, w, bias, dtype }
-    }
-
-    pub(crate) fn run<B: Backend>(&self, device: &B) -> Vec<f32> {
-        let x = upload(device, &self.x, self.cols);
-        let w = matrix(device, &self.w, self.cols, self.dtype);
-        let bias = self.bias.as_ref().map(|b| vector(device, b));
-        let mut out = device.buf(self.n, self.w.len() / self.cols).unwrap();
-        device.linear(self.n, &x, &w, bias.as_ref(), &mut out).unwrap();
-        device.read(&out, self.n).unwrap()
-    }
-
-    /// The case with inputs that are rounded to bf16.
-    fn rounded(&self) -> Case {
-        let x = self.x.iter().map(|x| DType::BF16.round(*x)).collect();
-        Case { x, w: self.w.clone(), bias: self.bias.clone(), ..*self }
-    }
-
-    pub(crate) fn row(&self, t: usize) -> Case {
-        let x = self.x[t * self.cols..(t + 1) * self.cols].to_vec();
-        Case { n: 1, x, w: self.w.clone(), bias: self.bias.clone(), ..*self }
-    }
-}
+use crate::product::Case;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
@@ -51,7 +14,7 @@ proptest! {
     fn linear_matches_the_reference(
         n in 1usize..60, cols in 1usize..200, out in 1usize..150, bias: bool, dtype in 0usize..3, seed: u64,
     ) {
-        let case = Case::new(n, cols, out, bias, DTYPES[dtype], seed);
+        let case = Case::new((n, cols, out), bias, DTYPES[dtype], seed);
         check(&case);
     }
 
@@ -59,13 +22,9 @@ proptest! {
     fn a_row_does_not_depend_on_the_others(
         n in 2usize..80, cols in 500usize..1100, out in 1usize..140, bias: bool, dtype in 0usize..3, seed: u64,
     ) {
-        let case = Case::new(n, cols, out, bias, DTYPES[dtype], seed);
+        let case = Case::new((n, cols, out), bias, DTYPES[dtype], seed);
         for pair in CPUS.chunks(2).chain(EXACT_CPUS.chunks(2)) {
-            let all = case.run(&pair[0]);
-            assert_same_bits(&pair[1].name(), &case.run(&pair[1]), &all);
-            for t in [0, n / 2, n - 1] {
-                assert_same_bits(&pair[1].name(), &case.row(t).run(&pair[1]), &all[t * out..(t + 1) * out]);
-            }
+            case.check_rows_and_threads(pair);
         }
     }
 
@@ -125,9 +84,9 @@ fn rows_of_an_embedding_are_those_of_a_matrix() {
 /// them.
 fn check(case: &Case) {
     let tolerance = 3e-6 * (case.cols as f32).sqrt();
-    let (exact, rounded) = (case.run(&Reference), case.rounded().run(&Reference));
+    let (exact, rounded) = (case.run(&Reference), case.rounded(|x| DType::BF16.round(x)).run(&Reference));
     for cpu in CPUS.iter() {
-        let want = if rounds(cpu, case.dtype) { &rounded } else { &exact };
+        let want = if rounds(cpu, case.format) { &rounded } else { &exact };
         assert_close(&cpu.name(), &case.run(cpu), want, tolerance);
     }
     for cpu in EXACT_CPUS.iter() {
@@ -146,13 +105,10 @@ fn blocks_of_inputs_continue_the_sums() {
         (13, 4_200, 40, DType::F32),
         (14, 300, 600, DType::BF16),
     ] {
-        let case = Case::new(n, cols, out, true, dtype, 11);
+        let case = Case::new((n, cols, out), true, dtype, 11);
         check(&case);
-        for cpu in CPUS.iter().chain(EXACT_CPUS.iter()) {
-            let all = case.run(cpu);
-            for t in [0, n / 2, n - 1] {
-                assert_same_bits(&cpu.name(), &case.row(t).run(cpu), &all[t * out..(t + 1) * out]);
-            }
+        for pair in CPUS.chunks(2).chain(EXACT_CPUS.chunks(2)) {
+            case.check_rows_and_threads(pair);
         }
     }
 }
@@ -161,6 +117,7 @@ fn blocks_of_inputs_continue_the_sums() {
 /// stays infinity, and both stay in their row, although missing weights are computed with.
 #[test]
 fn inputs_are_rounded_to_the_nearest_even_number() {
+    let format = WeightFormat::from(DType::BF16);
     let step = 1.0 / 128.0; // between neighbors from 1 to 2
     let values = [
         [1.0 + 0.5 * step, 1.0],
@@ -172,11 +129,11 @@ fn inputs_are_rounded_to_the_nearest_even_number() {
     ];
     for cpu in CPUS.iter().filter(|cpu| rounds(cpu, DType::BF16)) {
         for [x, want] in values {
-            let case = Case { n: 1, cols: 1, x: vec![x], w: vec![1.0], bias: None, dtype: DType::BF16 };
+            let case = Case { n: 1, cols: 1, x: vec![x], w: vec![1.0], bias: None, format };
             assert_eq!(case.run(cpu), [want], "{x:e} on {}", cpu.name());
         }
         for special in [f32::NAN, f32::from_bits(0x7f80_0001), f32::from_bits(0xffff_ffff), f32::INFINITY] {
-            let mut case = Case::new(14, 3, 5, false, DType::BF16, 3);
+            let mut case = Case::new((14, 3, 5), false, format, 3);
             case.x[7 * 3 + 2] = special;
             case.w.iter_mut().for_each(|w| *w = w.abs() + 0.5);
             let got = case.run(cpu);
@@ -200,9 +157,10 @@ fn denormal_numbers_cost_no_more_than_themselves() {
     let mut rng = Rng(9);
     let x: Vec<f32> = (0..2 * cols).map(|i| if i % 3 == 0 { tiny } else { rng.unit() }).collect();
     let w: Vec<f32> = (0..7 * cols).map(|i| if i % 5 == 0 { tiny } else { rng.unit() }).collect();
-    let case = Case { n: 2, cols, x, w, bias: None, dtype: DType::BF16 };
+    let format = WeightFormat::from(DType::BF16);
+    let case = Case { n: 2, cols, x, w, bias: None, format };
     check(&case);
-    let alone = Case { n: 1, cols, x: vec![tiny; cols], w: vec![1.0; cols], bias: None, dtype: DType::BF16 };
+    let alone = Case { n: 1, cols, x: vec![tiny; cols], w: vec![1.0; cols], bias: None, format };
     for cpu in CPUS.iter().chain(EXACT_CPUS.iter()) {
         let sum = alone.run(cpu)[0];
         let exact = tiny * cols as f32;

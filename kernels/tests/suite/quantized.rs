@@ -10,58 +10,7 @@ use millrace_kernels::{
 use proptest::prelude::{ProptestConfig, prop, prop_assert, prop_assert_eq, proptest};
 
 use crate::common::*;
-
-struct Case {
-    n: usize,
-    cols: usize,
-    x: Vec<f32>,
-    w: Vec<f32>,
-    bias: Option<Vec<f32>>,
-    format: IntFormat,
-}
-
-impl Case {
-    fn new(n: usize, cols: usize, out: usize, bias: bool, format: IntFormat, seed: u64) -> Case {
-        let mut rng = Rng(seed);
-        // Groups and outputs have very different magnitudes, and the mean is not 0.
-        let size = |at: usize| [1.0, 0.01, 30.0][(at / 32 + at / cols) % 3];
-        let mut values = |n: usize| -> Vec<f32> { (0..n).map(|at| (rng.unit() + 0.2) * size(at)).collect() };
-        let (x, w) = (values(n * cols), values(out * cols));
-        Case { n, cols, x, w, bias: bias.then(|| Rng(seed).values(out)), format }
-    }
-
-    fn outputs(&self) -> usize {
-        self.w.len() / self.cols
-    }
-
-    fn run<B: Backend>(&self, device: &B) -> Vec<f32> {
-        let x = upload(device, &self.x, self.cols);
-        let w = matrix(device, &self.w, self.cols, WeightFormat::Int(self.format));
-        let bias = self.bias.as_ref().map(|b| vector(device, b));
-        let mut out = device.buf(self.n, self.outputs()).unwrap();
-        device.linear(self.n, &x, &w, bias.as_ref(), &mut out).unwrap();
-        device.read(&out, self.n).unwrap()
-    }
-
-    fn row(&self, t: usize) -> Case {
-        let x = self.x[t * self.cols..(t + 1) * self.cols].to_vec();
-        Case { n: 1, x, w: self.w.clone(), bias: self.bias.clone(), ..*self }
-    }
-
-    /// The same case with activations rounded to what their bytes and scales stand for.
-    fn rounded(&self) -> Case {
-        let mut x = self.x.clone();
-        for row in x.chunks_exact_mut(self.cols) {
-            for group in row.chunks_mut(self.format.activation_cols(self.cols)) {
-                let largest = group.iter().fold(0f32, |most, x| most.max(x.abs()));
-                for x in group {
-                    *x = (*x * (127.0 / largest)).round_ties_even() * (largest / 127.0);
-                }
-            }
-        }
-        Case { x, w: self.w.clone(), bias: self.bias.clone(), ..*self }
-    }
-}
+use crate::product::Case;
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
@@ -73,10 +22,26 @@ proptest! {
     ) {
         let format = IntFormat::ALL[format];
         let cols = if format == IntFormat::Int8 { 32 * blocks - fewer } else { 32 * blocks };
-        let case = Case::new(n, cols, out, bias, format, seed);
-        let want = case.rounded().run(&Reference);
+        let case = Case::uneven((n, cols, out), 32, bias, WeightFormat::Int(format), seed);
+        let want = case.rounded_to_bytes(format.activation_cols(cols)).run(&Reference);
         for cpu in CPUS.iter() {
             assert_close(&format!("{} on {}", format.name(), cpu.name()), &case.run(cpu), &want, 1e-6);
+        }
+    }
+
+    /// Exact activations are multiplied in f32, by the weights that the codes stand for.
+    #[test]
+    fn exact_activations_are_not_rounded(
+        n in 1usize..30, cols in 1usize..90, fewer in 0usize..32, out in 1usize..150, bias: bool, format in 0usize..4,
+        seed: u64,
+    ) {
+        let format = IntFormat::ALL[format];
+        let cols = if format == IntFormat::Int8 { 32 * cols - fewer } else { 32 * cols };
+        let case = Case::uneven((n, cols, out), 32, bias, WeightFormat::Int(format), seed);
+        let want = case.run(&Reference);
+        for pair in EXACT_CPUS.chunks(2) {
+            let found = case.check_rows_and_threads(pair);
+            assert_close(&format!("{} on {}", format.name(), pair[0].name()), &found, &want, 1e-5);
         }
     }
 
@@ -85,14 +50,8 @@ proptest! {
     fn all_instruction_sets_agree_bit_for_bit(
         n in 1usize..40, blocks in 1usize..40, out in 1usize..300, bias: bool, format in 0usize..4, seed: u64,
     ) {
-        let case = Case::new(n, 32 * blocks, out, bias, IntFormat::ALL[format], seed);
-        let want = case.run(&CPUS[0]);
-        for cpu in CPUS.iter() {
-            assert_same_bits(&cpu.name(), &case.run(cpu), &want);
-            for t in [0, n / 2, n - 1] {
-                assert_same_bits(&cpu.name(), &case.row(t).run(cpu), &want[t * out..(t + 1) * out]);
-            }
-        }
+        let format = WeightFormat::Int(IntFormat::ALL[format]);
+        Case::uneven((n, 32 * blocks, out), 32, bias, format, seed).check_rows_and_threads(&CPUS);
     }
 
     /// Codes are within half a step of the weight, and 4-bit formats lose one step at one end.
@@ -224,19 +183,10 @@ fn bad_weights_and_odd_columns_are_errors() {
     }
 }
 
-/// A NaN in a row makes all results of that row NaN, and no other, so that it is noticed.
 #[test]
-fn activations_that_are_not_finite_stay_visible() {
+fn inputs_that_are_not_finite_stay_visible() {
     for format in IntFormat::ALL {
-        for bad in [f32::NAN, f32::INFINITY] {
-            let mut case = Case::new(3, 64, 40, false, format, 9);
-            case.x[64 + 50] = bad;
-            for cpu in CPUS.iter() {
-                for (at, y) in case.run(cpu).iter().enumerate() {
-                    assert_eq!(y.is_nan(), at / 40 == 1, "{} on {}", format.name(), cpu.name());
-                }
-            }
-        }
+        Case::uneven((3, 64, 40), 32, false, WeightFormat::Int(format), 9).check_bad_inputs();
     }
 }
 
@@ -257,6 +207,12 @@ fn matrices_take_few_bytes() {
         let more = scratch(WeightFormat::Int(IntFormat::Q8_0)) - scratch(DType::BF16.into());
         assert!((100 * 2048..150 * 2048).contains(&more), "{more} bytes");
     }
+    // Exact activations need no bytes.
+    let scratch = |format| {
+        let product = ProductShape { inputs: 2048, outputs: 64, format, logits: false, rows: 100 };
+        EXACT_CPUS[0].scratch_bytes(&[product])
+    };
+    assert_eq!(scratch(WeightFormat::Int(IntFormat::Q8_0)), scratch(DType::F32.into()));
 }
 
 #[test]

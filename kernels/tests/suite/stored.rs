@@ -5,16 +5,16 @@ use bytes::Bytes;
 use half::{bf16, f16};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::stored::{
-    AwqTensors, BlockScales, ByteTensors, GptqTensors, NumberType, Numbers, PackedTensors, TableCodes, awq,
-    exact_format, float8, gptq, packed, signed_bytes, table,
+    AwqTensors, ByteTensors, GptqTensors, NumberType, Numbers, PackedTensors, awq, exact_integers, gptq,
+    packed, signed_bytes,
 };
 use millrace_kernels::{
     Backend, DType, HostTensor, IntFormat, ModelLoading, Part, ProductShape, Segment, Sizing, WeightFormat,
-    fp8,
 };
 use proptest::prelude::{ProptestConfig, any, prop, prop_assert, prop_assert_eq, proptest};
 
 use crate::common::*;
+use crate::product::round_to_bytes;
 
 /// A quantized matrix: what a checkpoint says, before it is packed.
 struct Quantized {
@@ -212,7 +212,7 @@ impl Words {
     }
 }
 
-fn numbers(values: &[f32], dtype: DType) -> Numbers {
+pub(crate) fn numbers(values: &[f32], dtype: DType) -> Numbers {
     let bytes: Vec<u8> = match dtype {
         DType::F32 => values.iter().flat_map(|value| value.to_le_bytes()).collect(),
         DType::F16 => values.iter().flat_map(|value| f16::from_f32(*value).to_le_bytes()).collect(),
@@ -222,7 +222,7 @@ fn numbers(values: &[f32], dtype: DType) -> Numbers {
 }
 
 /// Reads the weights of a part.
-fn read(part: &Part) -> Vec<f32> {
+pub(crate) fn read(part: &Part) -> Vec<f32> {
     let mut all = vec![0.0; part.elements()];
     for (row, out) in all.chunks_mut(part.cols.len()).enumerate() {
         part.read_row(row, out);
@@ -230,13 +230,13 @@ fn read(part: &Part) -> Vec<f32> {
     all
 }
 
-fn range(cut: [prop::sample::Index; 2], len: usize) -> std::ops::Range<usize> {
+pub(crate) fn range(cut: [prop::sample::Index; 2], len: usize) -> std::ops::Range<usize> {
     let (a, b) = (cut[0].index(len), cut[1].index(len));
     a.min(b)..a.max(b) + 1
 }
 
 /// Multiplies on a device.
-fn product<B: Backend>(device: &B, x: &[f32], parts: &[Part], format: WeightFormat) -> Vec<f32> {
+pub(crate) fn product<B: Backend>(device: &B, x: &[f32], parts: &[Part], format: WeightFormat) -> Vec<f32> {
     let cols = parts[0].cols.len();
     let out = parts.iter().map(|part| part.rows.len()).sum();
     let n = x.len() / cols;
@@ -252,19 +252,19 @@ fn rounded(x: &[f32], cols: usize, group: usize, order: &[usize]) -> Vec<f32> {
     let mut x = x.to_vec();
     for row in x.chunks_exact_mut(cols) {
         for group in order.chunks(group) {
-            let largest = group.iter().fold(0f32, |most, &col| most.max(row[col].abs()));
-            for &col in group {
-                row[col] = (row[col] * (127.0 / largest)).round_ties_even() * (largest / 127.0);
-            }
+            let mut values: Vec<f32> = group.iter().map(|&col| row[col]).collect();
+            round_to_bytes(&mut values);
+            group.iter().zip(values).for_each(|(&col, value)| row[col] = value);
         }
     }
     x
 }
 
-/// Compares the product of every CPU with that of the reference by the dequantized weights.
+/// Compares the product of every CPU with that of the reference by the dequantized weights, with
+/// activations that are rounded and with exact ones.
 fn check_products(name: &str, parts: &[Part], dense: &[f32], order: &[usize], n: usize, seed: u64) {
     let cols = parts[0].cols.len();
-    let format = exact_format(parts).unwrap_or_else(|| panic!("{name}: no format"));
+    let format = exact_integers(parts).unwrap_or_else(|| panic!("{name}: no format"));
     let x: Vec<f32> =
         (0..n * cols).map(|at| Rng(seed ^ at as u64).unit() * [1.0, 0.1, 4.0][at / 32 % 3]).collect();
     let rounded = rounded(&x, cols, format.activation_cols(cols), order);
@@ -278,9 +278,14 @@ fn check_products(name: &str, parts: &[Part], dense: &[f32], order: &[usize], n:
         let found = product(cpu, &x, parts, WeightFormat::Int(format));
         assert_close(&format!("{name}, {format:?} on {}", cpu.name()), &found, &want, 2e-6);
     }
+    let want = product(&Reference, &x, &whole, DType::F32.into());
+    for cpu in EXACT_CPUS.iter() {
+        let found = product(cpu, &x, parts, WeightFormat::Int(format));
+        assert_close(&format!("{name}, {format:?}, exact on {}", cpu.name()), &found, &want, 1e-5);
+    }
 }
 
-const DTYPES_OF_SCALES: [DType; 3] = [DType::F16, DType::BF16, DType::F32];
+pub(crate) const DTYPES_OF_SCALES: [DType; 3] = [DType::F16, DType::BF16, DType::F32];
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
@@ -360,61 +365,48 @@ proptest! {
             check_products(name, &[part], &want, &order, n, seed);
         }
     }
+}
 
-    /// nf4 and fp4: blocks span rows, and scales may be quantized themselves.
-    #[test]
-    fn table_codes_read_what_was_written(
-        (rows, cols) in (1usize..20, 1usize..200), block in 0usize..3, nested: bool,
-        cut in any::<[[prop::sample::Index; 2]; 2]>(), seed: u64,
-    ) {
-        let mut rng = Rng(seed);
-        let (all, block) = (rows * cols, [16, 64, 256][block]);
-        let codes: Vec<u8> = (0..all).map(|_| rng.below(16) as u8).collect();
-        let bytes: Vec<u8> = codes.chunks(2).map(|two| two[0] << 4 | two.get(1).unwrap_or(&0)).collect();
-        let values: [f32; 16] = std::array::from_fn(|_| rng.unit());
-        let blocks = all.div_ceil(block);
-        let (scales, stored): (Vec<f32>, BlockScales) = if nested {
-            let (table, outer) = (rng.values(256), rng.values(blocks.div_ceil(8)));
-            let inner: Vec<u8> = (0..blocks).map(|_| rng.below(256) as u8).collect();
-            let scales = (0..blocks).map(|i| table[inner[i] as usize] * outer[i / 8] + 0.25).collect();
-            let (table, outer) = (numbers(&table, DType::F32), numbers(&outer, DType::F32));
-            (scales, BlockScales::Nested { codes: inner.into(), table, block: 8, scales: outer, offset: 0.25 })
-        } else {
-            let scales = rng.values(blocks);
-            let stored = BlockScales::Numbers(numbers(&scales, DType::F32));
-            (scales, stored)
-        };
-        let codes_of = TableCodes { table: values, block, scales: stored };
-        let tensor = table((rows, cols), bytes.into(), codes_of).unwrap();
-        let part = Part { tensor, rows: range(cut[0], rows), cols: range(cut[1], cols) };
-        let at = |row: usize, col: usize| (part.rows.start + row) * cols + part.cols.start + col;
-        let want: Vec<f32> = (0..part.elements())
-            .map(|i| at(i / part.cols.len(), i % part.cols.len()))
-            .map(|at| values[codes[at] as usize] * scales[at / block])
-            .collect();
-        prop_assert_eq!(read(&part), want);
-        prop_assert!(exact_format(&[part]).is_none());
-    }
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
 
+    /// A rank's share of columns that are ordered by their activations has groups of any size, which
+    /// are padded.
     #[test]
-    fn fp8_blocks_read_what_was_written(
-        (rows, cols) in (1usize..40, 1usize..90), block in 0usize..5, cut in any::<[[prop::sample::Index; 2]; 2]>(),
-        dtype in 0usize..3, seed: u64,
+    fn shares_of_ordered_columns_are_padded(
+        n in 1usize..10, (first, len) in (0usize..100, 1usize..412), group in 0usize..4, bits in 0usize..3, shuffle: bool,
+        seed: u64,
     ) {
-        let mut rng = Rng(seed);
-        let bytes: Vec<u8> = (0..rows * cols).map(|_| rng.below(255) as u8).filter(|b| b & 0x7f != 0x7f).collect();
-        let bytes: Vec<u8> = bytes.into_iter().chain(std::iter::repeat(8)).take(rows * cols).collect();
-        let block = [[rows, cols], [1, cols], [8, 16], [128, 128], [1, 16]][block];
-        let (down, across) = (rows.div_ceil(block[0]), cols.div_ceil(block[1]));
-        let dtype = DTYPES_OF_SCALES[dtype];
-        let scales: Vec<f32> = rng.values(down * across).iter().map(|scale| dtype.round(*scale)).collect();
-        let tensor = float8((rows, cols), bytes.clone().into(), numbers(&scales, dtype), block).unwrap();
-        let part = Part { tensor, rows: range(cut[0], rows), cols: range(cut[1], cols) };
-        let want = (0..part.elements()).map(|i| {
-            let (row, col) = (part.rows.start + i / part.cols.len(), part.cols.start + i % part.cols.len());
-            fp8::widen(bytes[row * cols + col]) * scales[row / block[0] * across + col / block[1]]
-        });
-        prop_assert_eq!(read(&part), want.collect::<Vec<f32>>());
+        let group = [16, 48, 64, 128][group];
+        let mut matrix = Quantized::new(64, 512, [3, 4, 8][bits], group, DType::F16, seed);
+        if shuffle {
+            matrix = matrix.shuffled(seed);
+        }
+        let cols = first..first + len;
+        let mut columns: Vec<usize> = (0..len).collect();
+        columns.sort_by_key(|&col| matrix.group_of[first + col]);
+        let mut filled = Vec::new();
+        for run in columns.chunk_by(|&a, &b| matrix.group_of[first + a] == matrix.group_of[first + b]) {
+            for columns in run.chunks(32) {
+                filled.extend_from_slice(columns);
+                filled.resize(filled.len().next_multiple_of(32), columns[0]);
+            }
+        }
+        let bits = if bits == 2 { 8 } else { 4 };
+        for (name, tensor) in matrix.stored() {
+            let part = Part { tensor, rows: 3..50, cols: cols.clone() };
+            let parts = [part];
+            match exact_integers(&parts) {
+                Some(IntFormat::Stored(format)) if format.padding > 0 => {
+                    prop_assert_eq!((format.cols, format.padding), (32, filled.len() - len));
+                    check_products(name, &parts, &matrix.weights(3..50, cols.clone()), &filled, n, seed);
+                    let bytes = CPUS[0].matrix_bytes(47, len, WeightFormat::Int(IntFormat::Stored(format)));
+                    prop_assert!(bytes < 64 * len * 2, "{} bytes of {} columns", bytes, len);
+                }
+                Some(_) => prop_assert_eq!(filled.len(), len),
+                None => prop_assert!(filled.len() * bits > 11 * len),
+            }
+        }
     }
 }
 
@@ -427,11 +419,11 @@ fn fused_parts_of_different_formats_have_a_common_one() {
     let parts =
         [four.gptq(true, false), eight.packed(true, false), rows.signed_bytes(true, 1.0)].map(Part::whole);
     let want = [&four, &eight, &rows].map(|matrix| matrix.weights(0..matrix.rows, 0..256)).concat();
-    let Some(IntFormat::Stored(format)) = exact_format(&parts) else { panic!("no format") };
+    let Some(IntFormat::Stored(format)) = exact_integers(&parts) else { panic!("no format") };
     assert_eq!((format.bits, format.cols, format.wide_scales, format.has_offsets), (8, 64, true, true));
     let order: Vec<usize> = (0..256).collect();
     check_products("fused", &parts, &want, &order, 5, 7);
-    assert_eq!(exact_format(&parts[2..]), Some(IntFormat::Int8));
+    assert_eq!(exact_integers(&parts[2..]), Some(IntFormat::Int8));
 }
 
 /// Rows of signed bytes may have any number of columns.
@@ -440,7 +432,7 @@ fn rows_of_bytes_are_multiplied_by_their_own_scale() {
     for cols in [1, 31, 100, 333] {
         let matrix = Quantized::new(40, cols, 8, cols, DType::F32, cols as u64).symmetric();
         let parts = [Part::whole(matrix.signed_bytes(true, 1.0))];
-        assert_eq!(exact_format(&parts), Some(IntFormat::Int8));
+        assert_eq!(exact_integers(&parts), Some(IntFormat::Int8));
         let order: Vec<usize> = (0..cols).collect();
         check_products("bytes", &parts, &matrix.weights(0..40, 0..cols), &order, 3, 5);
     }
@@ -455,22 +447,22 @@ fn rows_of_bytes_are_multiplied_by_their_own_scale() {
 fn matrices_that_a_cpu_cannot_multiply_as_they_are_have_no_exact_format() {
     let matrix = |group| Quantized::new(32, 256, 4, group, DType::F16, 5);
     let whole = |tensor| [Part::whole(tensor)];
-    assert!(exact_format(&whole(matrix(16).gptq(true, false))).is_none());
-    assert!(exact_format(&whole(matrix(48).gptq(true, false))).is_none());
-    let ragged = [Part { cols: 16..144, ..Part::whole(matrix(128).gptq(true, false)) }];
-    assert!(exact_format(&ragged).is_none());
+    assert!(exact_integers(&whole(matrix(16).gptq(true, false))).is_some());
+    assert!(exact_integers(&whole(matrix(8).gptq(true, false))).is_none());
+    let ragged = [Part { cols: 124..144, ..Part::whole(matrix(128).gptq(true, false)) }];
+    assert!(exact_integers(&ragged).is_none());
     let whole_row = [Part { cols: 16..144, ..Part::whole(matrix(256).gptq(true, false)) }];
-    assert!(exact_format(&whole_row).is_some());
+    assert!(exact_integers(&whole_row).is_some());
     // Two orders of columns need two gathers of the activations.
     let (one, two) = (matrix(64).shuffled(1), matrix(64).shuffled(2));
     let parts = [one.gptq(true, true), two.gptq(true, true)].map(Part::whole);
-    assert!(exact_format(&parts[..1]).is_some() && exact_format(&parts).is_none());
-    // Half of the columns in any order have groups of any size.
-    let half = [Part { cols: 0..128, ..parts[0].clone() }];
-    assert!(exact_format(&half).is_none());
+    assert!(exact_integers(&parts[..1]).is_some() && exact_integers(&parts).is_none());
+    // An eighth of the columns in any order has few of each group.
+    let eighth = [Part { cols: 0..32, ..parts[0].clone() }];
+    assert!(exact_integers(&eighth).is_none());
     let dense = Part::whole(tensor(&bytes(&[1.0; 256]), 1, 256));
-    assert!(exact_format(&[parts[0].clone(), dense]).is_none());
-    assert!(exact_format(&[]).is_none());
+    assert!(exact_integers(&[parts[0].clone(), dense]).is_none());
+    assert!(exact_integers(&[]).is_none());
 }
 
 #[test]
@@ -496,7 +488,7 @@ fn planned_bytes_are_those_of_the_stored_numbers() {
 #[test]
 fn dense_weights_do_not_become_stored_integers() {
     let matrix = Quantized::new(32, 64, 4, 32, DType::F16, 1);
-    let format = exact_format(&[Part::whole(matrix.gptq(true, false))]).unwrap();
+    let format = exact_integers(&[Part::whole(matrix.gptq(true, false))]).unwrap();
     let dense = bytes(&[1.0; 64]);
     let parts = [Part::whole(tensor(&dense, 1, 64))];
     for error in [
@@ -528,12 +520,4 @@ fn tensors_of_wrong_lengths_are_errors() {
     ] {
         assert!(wrong.clone().unwrap_err().contains(what), "{wrong:?}");
     }
-    let of = |bytes: usize, scales: usize, block| float8((32, 64), zeros(bytes), half(scales), block).is_ok();
-    assert!(of(2048, 8, [8, 32]) && of(2048, 1, [32, 64]) && of(2048, 32, [1, 64]));
-    assert!(!of(2047, 8, [8, 32]) && !of(2048, 7, [8, 32]) && !of(2048, 8, [0, 32]));
-    let codes =
-        |block, scales| TableCodes { table: [0.0; 16], block, scales: BlockScales::Numbers(half(scales)) };
-    assert!(table((3, 5), zeros(8), codes(4, 4)).is_ok());
-    assert!(table((3, 5), zeros(7), codes(4, 4)).is_err() && table((3, 5), zeros(8), codes(4, 3)).is_err());
-    assert!(table((3, 5), zeros(8), codes(0, 4)).is_err());
 }

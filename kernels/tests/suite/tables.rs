@@ -1,76 +1,36 @@
 //! Tests of weights as codes into a table (FP8, NF4) on the CPU, against the reference.
 
 use half::bf16;
-use millrace_kernels::cpu::{Cpu, Isa};
 use millrace_kernels::quantize::nf4;
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{Backend, DType, ModelLoading, Part, Segment, Sizing, WeightFormat, fp8};
 use proptest::prelude::{ProptestConfig, prop, prop_assert, proptest};
 
 use crate::common::*;
+use crate::product::Case;
 
 const FORMATS: [WeightFormat; 2] = [WeightFormat::Fp8, WeightFormat::Nf4];
 
-struct Case {
-    n: usize,
-    cols: usize,
-    x: Vec<f32>,
-    w: Vec<f32>,
-    bias: Option<Vec<f32>>,
-}
-
-impl Case {
-    fn new(n: usize, cols: usize, out: usize, bias: bool, seed: u64) -> Case {
-        let mut rng = Rng(seed);
-        // Groups and outputs have very different magnitudes, and the mean is not 0.
-        let size = |at: usize| [1.0, 0.01, 30.0][(at / 64 + at / cols) % 3];
-        let mut values = |n: usize| -> Vec<f32> { (0..n).map(|at| (rng.unit() + 0.2) * size(at)).collect() };
-        let (x, w) = (values(n * cols), values(out * cols));
-        Case { n, cols, x, w, bias: bias.then(|| Rng(seed).values(out)) }
-    }
-
-    fn run<B: Backend>(&self, device: &B, format: impl Into<WeightFormat>) -> Vec<f32> {
-        let outputs = self.w.len() / self.cols;
-        let x = upload(device, &self.x, self.cols);
-        let w = matrix(device, &self.w, self.cols, format);
-        let bias = self.bias.as_ref().map(|b| vector(device, b));
-        let mut out = device.buf(self.n, outputs).unwrap();
-        device.linear(self.n, &x, &w, bias.as_ref(), &mut out).unwrap();
-        device.read(&out, self.n).unwrap()
-    }
-
-    fn row(&self, t: usize) -> Case {
-        let x = self.x[t * self.cols..(t + 1) * self.cols].to_vec();
-        Case { n: 1, x, w: self.w.clone(), bias: self.bias.clone(), ..*self }
-    }
-
-    /// The same case with weights that are dequantized by the definition of the format, and, if
-    /// `rounded`, with activations and table rounded to bf16.
-    fn dequantized(&self, format: WeightFormat, rounded: bool) -> Case {
-        let round = |x: f32| if rounded { bf16::from_f32(x).to_f32() } else { x };
-        let mut w = self.w.clone();
-        for row in w.chunks_mut(self.cols) {
-            if format == WeightFormat::Fp8 {
-                let mut codes = vec![0; row.len()];
-                let factor = fp8::quantize(row, &mut codes).unwrap();
-                row.iter_mut().zip(codes).for_each(|(w, code)| *w = fp8::widen(code) * factor);
-                continue;
-            }
-            for group in row.chunks_mut(64) {
-                let mut codes = vec![0; group.len()];
-                let factor = nf4::quantize(group, &mut codes).unwrap();
-                let value = |code: u8| round(nf4::TABLE[usize::from(code)]) * factor;
-                group.iter_mut().zip(codes).for_each(|(w, code)| *w = value(code));
-            }
+/// The case with weights that are dequantized by the definition of the format, and, if `rounded`,
+/// with activations and table rounded to bf16.
+fn dequantized(case: &Case, rounded: bool) -> Case {
+    let round = |x: f32| if rounded { bf16::from_f32(x).to_f32() } else { x };
+    let mut w = case.w.clone();
+    for row in w.chunks_mut(case.cols) {
+        if case.format == WeightFormat::Fp8 {
+            let mut codes = vec![0; row.len()];
+            let factor = fp8::quantize(row, &mut codes).unwrap();
+            row.iter_mut().zip(codes).for_each(|(w, code)| *w = fp8::widen(code) * factor);
+            continue;
         }
-        let x = self.x.iter().map(|x| round(*x)).collect();
-        Case { x, w, bias: self.bias.clone(), ..*self }
+        for group in row.chunks_mut(64) {
+            let mut codes = vec![0; group.len()];
+            let factor = nf4::quantize(group, &mut codes).unwrap();
+            let value = |code: u8| round(nf4::TABLE[usize::from(code)]) * factor;
+            group.iter_mut().zip(codes).for_each(|(w, code)| *w = value(code));
+        }
     }
-}
-
-/// Whether the backend multiplies codes as bf16 numbers.
-fn in_pairs(cpu: &Cpu) -> bool {
-    matches!(cpu.isa(), Isa::Amx | Isa::Avx512Bf16 | Isa::Portable)
+    Case { w, format: DType::F32.into(), ..case.rounded(round) }
 }
 
 proptest! {
@@ -80,15 +40,11 @@ proptest! {
     fn products_match_the_reference(
         n in 1usize..40, cols in 1usize..1200, out in 1usize..100, bias: bool, format in 0usize..2, seed: u64,
     ) {
-        let (case, format) = (Case::new(n, cols, out, bias, seed), FORMATS[format]);
-        let [exact, rounded] =
-            [false, true].map(|rounded| case.dequantized(format, rounded).run(&Reference, DType::F32));
-        for cpu in CPUS.iter() {
-            let want = if in_pairs(cpu) { &rounded } else { &exact };
-            assert_close(&format!("{format:?} on {}", cpu.name()), &case.run(cpu, format), want, 1e-5);
-        }
-        for cpu in EXACT_CPUS.iter() {
-            assert_close(&format!("{format:?} on {}", cpu.name()), &case.run(cpu, format), &exact, 1e-5);
+        let case = Case::uneven((n, cols, out), 64, bias, FORMATS[format], seed);
+        let [exact, rounded] = [false, true].map(|rounded| dequantized(&case, rounded).run(&Reference));
+        for cpu in CPUS.iter().chain(EXACT_CPUS.iter()) {
+            let want = if rounds(cpu, case.format) { &rounded } else { &exact };
+            assert_close(&format!("{:?} on {}", case.format, cpu.name()), &case.run(cpu), want, 1e-5);
         }
     }
 
@@ -97,13 +53,9 @@ proptest! {
     fn rows_and_threads_do_not_change_results(
         n in 1usize..40, cols in 1usize..6000, out in 1usize..100, format in 0usize..2, seed: u64,
     ) {
-        let (case, format) = (Case::new(n, cols, out, false, seed), FORMATS[format]);
+        let case = Case::uneven((n, cols, out), 64, false, FORMATS[format], seed);
         for pair in CPUS.chunks(2).chain(EXACT_CPUS.chunks(2)) {
-            let want = case.run(&pair[0], format);
-            assert_same_bits(&pair[1].name(), &case.run(&pair[1], format), &want);
-            for t in [0, n - 1] {
-                assert_same_bits(&pair[0].name(), &case.row(t).run(&pair[0], format), &want[t * out..(t + 1) * out]);
-            }
+            case.check_rows_and_threads(pair);
         }
     }
 
@@ -126,9 +78,9 @@ fn every_fp8_number_is_exact() {
     // One column holds the largest number, so that the factor is 1.
     let numbers: Vec<f32> = (0..=255).filter(|byte| byte & 0x7f != 0x7f).map(fp8::widen).collect();
     let w: Vec<f32> = numbers.iter().flat_map(|x| [fp8::LARGEST, *x, 0.0]).collect();
-    let case = Case { n: 1, cols: 3, x: vec![0.0, 1.0, 0.0], w, bias: None };
+    let case = Case { n: 1, cols: 3, x: vec![0.0, 1.0, 0.0], w, bias: None, format: WeightFormat::Fp8 };
     for cpu in CPUS.iter().chain(EXACT_CPUS.iter()) {
-        assert_eq!(case.run(cpu, WeightFormat::Fp8), numbers, "{}", cpu.name());
+        assert_eq!(case.run(cpu), numbers, "{}", cpu.name());
     }
 }
 

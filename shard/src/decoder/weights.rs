@@ -7,7 +7,8 @@ use millrace_kernels::{Backend, DType, HeadNorm, HostTensor, Norm, Part, RopeSpe
 
 use crate::Error;
 use crate::model::{
-    DecoderSpec, LayerSlot, LayerSpec, Mlp, NormKind, RopeTable, WeightSlot, WeightSource, WeightStorage,
+    DecoderSpec, LayerSlot, LayerSpec, Mlp, NormKind, RopeTable, TensorPlace, WeightError, WeightSlot,
+    WeightSource, WeightStorage,
 };
 
 /// Bytes that the disk is asked to read ahead: more than it reads while a matrix is uploaded, and
@@ -125,9 +126,22 @@ impl<B: Backend> WeightLoader<'_, B> {
         let matrix = self
             .backend
             .matrix(&[Segment::new(&parts, format)])
-            .map_err(|source| Error::Matrix { slot, source })?;
+            .map_err(|source| self.matrix_error(slot, &parts, source))?;
         self.advance(self.backend.matrix_bytes(rows, cols, format))?;
         Ok(matrix)
+    }
+
+    /// Returns the error of a matrix that the device cannot load. It names the tensor with a number
+    /// that cannot be used.
+    fn matrix_error(&self, slot: WeightSlot, parts: &[Part], source: millrace_kernels::Error) -> Error {
+        if let millrace_kernels::Error::StoredNumber { part, row, col } = source
+            && let Some(TensorPlace { file, tensor }) =
+                parts.get(part).and_then(|part| self.source.tensor_of(part))
+        {
+            let reason = format!("has a NaN or an infinity in row {row}, column {col}");
+            return WeightError::Quantized { file, tensor, reason }.into();
+        }
+        Error::Matrix { slot, source }
     }
 
     /// Loads the embedding: as a matrix if it is also the head, and otherwise as rows to look up.

@@ -7,7 +7,7 @@ use millrace_kernels::{DType, HostTensor, Part};
 
 use super::names::{Names, Piece};
 use super::quantization::{ModuleTensors, SUFFIXES, Scheme};
-use crate::model::{DecoderSpec, WeightError, WeightSlot, WeightSource};
+use crate::model::{DecoderSpec, TensorPlace, WeightError, WeightSlot, WeightSource};
 
 /// Rows of this length in bytes span several pages.
 const LONG_ROW: usize = 16 << 10;
@@ -134,6 +134,15 @@ impl WeightSource for StoredWeights {
             Ok(Part { tensor, rows, cols })
         };
         self.names.pieces(&self.spec, slot).into_iter().map(part).collect()
+    }
+
+    fn tensor_of(&self, part: &Part) -> Option<TensorPlace> {
+        let bytes = part.tensor.bytes.as_ptr_range();
+        let is_same = |name: &String| {
+            self.checkpoint.find(name).is_some_and(|tensor| tensor.bytes.as_ptr_range() == bytes)
+        };
+        let tensor = self.checkpoint.tensors().map(|tensor| tensor.name).find(is_same)?;
+        Some(TensorPlace { file: self.path_of(&tensor), tensor })
     }
 
     fn will_need(&self, part: &Part) {

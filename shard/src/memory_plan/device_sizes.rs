@@ -3,14 +3,14 @@
 use millrace_kernels::stored::exact_format;
 use millrace_kernels::{KvSpec, Part, ProductShape, Sizing, WeightFormat};
 
-/// A device without padding and workspace, for estimates without a device. It multiplies by the
-/// same stored integers as the CPU.
+/// A device without padding and workspace, for estimates without a device. It keeps the
+/// same stored formats as the CPU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct UnpaddedDevice;
 
 impl Sizing for UnpaddedDevice {
     fn stored_format(&self, parts: &[Part]) -> Option<WeightFormat> {
-        exact_format(parts).map(WeightFormat::Int)
+        exact_format(parts)
     }
 
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize {

@@ -12,7 +12,7 @@ pub(crate) mod test_spec;
 use millrace_kernels::DType;
 
 pub use slots::{FeatureBlock, LayerSlot, StoredTensors, WeightInfo, WeightKind, WeightSlot};
-pub use source::{WeightError, WeightSource};
+pub use source::{TensorPlace, WeightError, WeightSource};
 pub use spec::{
     Attention, AttentionHeads, DecoderSpec, GatedMlp, LayerSpec, Mlp, NormKind, NormPlace, NormPlan,
     Positions, Residual, RopeScaling, RopeTable,

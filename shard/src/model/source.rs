@@ -46,6 +46,15 @@ pub enum WeightError {
     },
 }
 
+/// The place of a stored tensor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TensorPlace {
+    /// Path of the file.
+    pub file: String,
+    /// Name of the tensor.
+    pub tensor: String,
+}
+
 /// A source of weights: a checkpoint, or a generator of dummy weights.
 pub trait WeightSource {
     /// Returns the parts of the weight for `slot`, in the order in which they are stacked. Their
@@ -54,6 +63,12 @@ pub trait WeightSource {
     /// # Errors
     /// If the weight cannot be read.
     fn parts(&self, slot: WeightSlot) -> Result<Vec<Part>, WeightError>;
+
+    /// Returns the place of the tensor that `part` is taken from, for messages. There is none if the
+    /// weights do not come from files.
+    fn tensor_of(&self, _part: &Part) -> Option<TensorPlace> {
+        None
+    }
 
     /// Announces that this part will be read soon, so that a source can fetch it ahead.
     fn will_need(&self, _part: &Part) {}

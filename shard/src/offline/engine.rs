@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use millrace_kernels::WeightFormat;
 use millrace_kernels::cpu::limits::{self, Instruction};
-use millrace_kernels::cpu::{Cpu, Isa};
+use millrace_kernels::cpu::{Activations, Cpu, Isa};
 use millrace_proto::{Ready, Step, StepOutput};
 
 use super::workload::BenchWorkload;
@@ -74,7 +74,10 @@ impl OfflineEngine {
             DeviceKind::Cpu => {
                 let platform = HostPlatform(|| process::open_cpu(&placement, options));
                 Self::start(&platform, &placement, options, open, |cpu: &Cpu, format| {
-                    let instruction = Instruction::of(cpu.isa(), format);
+                    let instruction = match cpu.activations() {
+                        Activations::Exact => Instruction::MultiplyAdd(cpu.isa()),
+                        Activations::Rounded => Instruction::of(cpu.isa(), format),
+                    };
                     Some(CpuInUse { threads: cpu.threads(), isa: cpu.isa(), instruction })
                 })
             }

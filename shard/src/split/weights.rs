@@ -6,7 +6,7 @@ use bytes::Bytes;
 use millrace_kernels::{DType, HostTensor, Part};
 
 use super::share::{Cut, Split};
-use crate::model::{DecoderSpec, WeightError, WeightSlot, WeightSource};
+use crate::model::{DecoderSpec, TensorPlace, WeightError, WeightSlot, WeightSource};
 
 /// One rank's share of a model's weights. The rest of the weights is not read.
 pub(super) struct SplitWeights {
@@ -44,6 +44,10 @@ impl WeightSource for SplitWeights {
             parts.push(Part::whole(HostTensor::dense(DType::F32, padding, cols, self.zeros.clone())));
         }
         Ok(parts)
+    }
+
+    fn tensor_of(&self, part: &Part) -> Option<TensorPlace> {
+        self.whole.tensor_of(part)
     }
 
     fn will_need(&self, part: &Part) {

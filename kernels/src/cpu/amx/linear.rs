@@ -7,7 +7,7 @@ use super::super::matrix::Panels;
 use super::super::memory::Shared;
 use super::super::{Buf, Cpu, lock};
 use super::product::Bf16Product;
-use super::unit::{ROWS, WIDTH};
+use super::unit::ROWS;
 
 /// Smallest number of panels in a task: the inputs are read from the L2 cache once for all of them.
 const TASK_PANELS: usize = 8;
@@ -26,11 +26,7 @@ impl Cpu {
         let mut packed = lock(&self.inputs);
         let inputs = self.pack_inputs(n, x, Words::Bf16Pairs, ROWS, &mut packed);
         let out = Shared::new(out.rows_mut(n));
-        let panels = outputs.div_ceil(WIDTH);
-        let at_once = (panels / (8 * self.threads())).next_multiple_of(TASK_PANELS).max(TASK_PANELS);
-        let at_once = at_once.min(panels.div_ceil(self.threads())).max(1);
-        self.parallel(panels.div_ceil(at_once), n * cols * outputs, |task, _| {
-            let panels = task * at_once..panels.min((task + 1) * at_once);
+        self.for_panels(outputs, TASK_PANELS, n * cols * outputs, |panels, _| {
             let product = Bf16Product { inputs, weights: weights.start(), bias, out, outputs, panels };
             // SAFETY: the instruction set of this backend includes the tile unit. The operands live
             // until all tasks have ended, and each task has panels of its own.

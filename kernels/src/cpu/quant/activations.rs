@@ -104,9 +104,10 @@ impl ActivationBuffer {
     }
 }
 
-/// The quantization of one row of `x`, `[n, cols]`. Each group's largest magnitude becomes 127.
-/// The scale of a group with a NaN or an infinity is NaN.
-pub(super) struct QuantizeRows<'a> {
+/// The quantization of one row. Each group's largest magnitude becomes 127. The scale of a group
+/// with a NaN or an infinity is NaN.
+pub(super) struct QuantizeRow<'a> {
+    /// The row.
     pub(super) x: &'a [f32],
     pub(super) layout: RowLayout,
     /// The column of `x` for each column of the quantized row, if they differ.
@@ -118,15 +119,14 @@ pub(super) struct QuantizeRows<'a> {
     pub(super) scales: Shared<GroupScale>,
 }
 
-impl Kernel for QuantizeRows<'_> {
+impl Kernel for QuantizeRow<'_> {
     const USES: Extension = Extension::None;
     type Output = ();
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let RowLayout { cols, group, factor } = self.layout;
-        let row = self.row;
-        let x = &self.x[row * cols..(row + 1) * cols];
+        let (row, x) = (self.row, self.x);
         for (index, first) in (0..cols).step_by(group).enumerate() {
             let len = group.min(cols - first);
             let mut gathered = [0f32; LARGEST_GROUP];

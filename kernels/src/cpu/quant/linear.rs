@@ -2,8 +2,9 @@
 
 use super::super::gemm::BLOCK_PANELS;
 use super::super::memory::Shared;
+use super::super::outputs::Outputs;
 use super::super::{Buf, Cpu, lock};
-use super::activations::{QuantizeRows, RowLayout};
+use super::activations::{QuantizeRow, RowLayout};
 use super::pack::IntPanels;
 use super::product::Product;
 
@@ -17,8 +18,8 @@ impl Cpu {
         bias: Option<&[f32]>,
         out: &mut Buf,
     ) {
-        let (cols, outputs) = (x.cols, out.cols);
-        let layout = RowLayout::new(w.format, cols);
+        let cols = x.cols;
+        let layout = RowLayout::new(w.format, w.format.packed_cols(cols));
         let mut buffer = lock(&self.quantized);
         assert!(
             n * layout.stride() <= buffer.bytes.len() && n * layout.groups() <= buffer.scales.len(),
@@ -28,17 +29,13 @@ impl Cpu {
         let (bytes, scales) = (Shared::new(&mut buffer.bytes), Shared::new(&mut buffer.scales));
         let order = w.order.as_deref();
         self.for_rows(n, cols, |row| {
-            self.target.dispatch(QuantizeRows { x, layout, order, row, bytes, scales });
+            let x = &x[row * cols..(row + 1) * cols];
+            self.target.dispatch(QuantizeRow { x, layout, order, row, bytes, scales });
         });
-        let out = Shared::new(out.rows_mut(n));
-        let panels = outputs.div_ceil(self.target.panel_width());
-        // Several tasks per thread balance the load when other processes run.
-        let at_once = (panels / (8 * self.threads())).next_multiple_of(BLOCK_PANELS).max(BLOCK_PANELS);
-        let at_once = at_once.min(panels.div_ceil(self.threads())).max(1);
-        self.parallel(panels.div_ceil(at_once), n * cols * outputs, |task, thread| {
-            let panels = task * at_once..panels.min((task + 1) * at_once);
+        let outputs = Outputs { out: Shared::new(out.rows_mut(n)), cols: out.cols, bias };
+        self.for_panels(outputs.cols, BLOCK_PANELS, n * cols * outputs.cols, |panels, thread| {
             let (x, scales) = (bytes.as_ptr().cast_const(), scales.as_ptr().cast_const());
-            self.int_product(&Product { n, layout, x, scales, w, bias, out, outputs, panels }, thread);
+            self.int_product(&Product { n, layout, x, scales, w, outputs, panels }, thread);
         });
     }
 

@@ -6,6 +6,7 @@
 //! of rows and threads.
 
 mod activations;
+mod exact;
 mod linear;
 mod pack;
 mod product;

@@ -25,12 +25,13 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub(in crate::cpu) struct IntPanels {
     pub(super) format: IntFormat,
+    pub(super) layout: PanelLayout,
     panel_bytes: usize,
     data: Memory<u8>,
     /// The scales of whole rows, `[out]` padded to whole panels, for a format that has such scales.
     pub(super) row_scales: Memory<f32>,
     /// For each packed column the column of the activations that it is multiplied by, if the order
-    /// differs.
+    /// differs. Padding has weights of 0 and any column of its group.
     pub(super) order: Option<Vec<u32>>,
 }
 
@@ -55,12 +56,13 @@ pub(in crate::cpu) struct RowCodes {
 
 /// The parts of a panel, in bytes.
 #[derive(Debug, Clone, Copy)]
-struct PanelLayout {
+pub(super) struct PanelLayout {
     format: IntFormat,
-    cols: usize,
+    /// Columns of a row, with its padding.
+    pub(super) cols: usize,
     width: usize,
     /// Columns of a group: of weights, or of activations where the weights of a row are one group.
-    group: usize,
+    pub(super) group: usize,
 }
 
 impl PanelLayout {
@@ -69,7 +71,7 @@ impl PanelLayout {
     }
 
     /// Returns the bytes of the codes of `cols` columns.
-    const fn code_bytes(&self, cols: usize) -> usize {
+    pub(super) const fn code_bytes(&self, cols: usize) -> usize {
         cols.next_multiple_of(STEP) * self.width * self.format.bits() / 8
     }
 
@@ -85,8 +87,13 @@ impl PanelLayout {
         }
     }
 
+    /// Returns the distance of the starts of two groups.
+    pub(super) const fn group_bytes(&self) -> usize {
+        self.code_bytes(self.group) + self.scale_bytes()
+    }
+
     /// Returns whether the scales of groups are of type f32.
-    const fn has_wide_scales(&self) -> bool {
+    pub(super) const fn has_wide_scales(&self) -> bool {
         matches!(self.format, IntFormat::Stored(StoredGroups { wide_scales: true, .. }))
     }
 
@@ -98,7 +105,7 @@ impl PanelLayout {
     #[inline(always)]
     fn put_codes(&self, panel: &mut [u8], lane: usize, first: usize, codes: &[u8]) {
         let group = first / self.group;
-        let start = group * (self.code_bytes(self.group) + self.scale_bytes());
+        let start = group * self.group_bytes();
         // Vectors of four codes or bytes before the first column.
         let skipped = (first - group * self.group) * self.format.bits() / 32;
         let mut at = start + (skipped * self.width + lane) * 4;
@@ -158,8 +165,8 @@ pub(super) struct GroupLayout {
 }
 
 impl IntPanels {
-    /// Packs a matrix `[out, cols]`, of which `read(row, codes)` reads the codes of one row.
-    /// `order` is the order of the columns in the codes.
+    /// Packs a matrix `[out, cols]`, of which `read(row, codes)` reads the codes of one row, with its
+    /// padding. `order` is the order of the columns in the codes.
     ///
     /// # Errors
     /// As [`IntFormat::check_cols`] and as `read`, and [`Error::OutOfMemory`].
@@ -173,14 +180,14 @@ impl IntPanels {
     ) -> Result<Self> {
         format.check_cols(cols)?;
         let width = target.panel_width();
-        let layout = PanelLayout::new(format, cols, width);
+        let layout = PanelLayout::new(format, format.packed_cols(cols), width);
         let (panels, panel_bytes) = (out.div_ceil(width), layout.panel_bytes());
         let mut data: Memory<u8> = Memory::zeroed(panels.saturating_mul(panel_bytes), "weights")?;
         let scales = if format == IntFormat::Int8 { panels * width } else { 0 };
         let mut row_scales: Memory<f32> = Memory::zeroed(scales, "scales of weights")?;
         let order = order.map(<[u32]>::to_vec);
         if packing.load(&mut [&mut data, &mut row_scales]) {
-            return Ok(IntPanels { format, panel_bytes, data, row_scales, order });
+            return Ok(IntPanels { format, layout, panel_bytes, data, row_scales, order });
         }
         let (shared, shared_scales) = (Shared::new(&mut data), Shared::new(&mut row_scales));
         let failed: Mutex<Option<Error>> = Mutex::new(None);
@@ -201,7 +208,7 @@ impl IntPanels {
             Some(error) => Err(error),
             None => {
                 packing.keep(&mut [&mut data, &mut row_scales]);
-                Ok(IntPanels { format, panel_bytes, data, row_scales, order })
+                Ok(IntPanels { format, layout, panel_bytes, data, row_scales, order })
             }
         }
     }
@@ -209,7 +216,8 @@ impl IntPanels {
     /// Returns the bytes of a packed matrix `[out, cols]`.
     pub(in crate::cpu) fn bytes(out: usize, cols: usize, format: IntFormat, width: usize) -> usize {
         let scales = if format == IntFormat::Int8 { width * size_of::<f32>() } else { 0 };
-        out.div_ceil(width).saturating_mul(PanelLayout::new(format, cols, width).panel_bytes() + scales)
+        let layout = PanelLayout::new(format, format.packed_cols(cols), width);
+        out.div_ceil(width).saturating_mul(layout.panel_bytes() + scales)
     }
 
     /// Returns the parts of a group of a matrix with `cols` columns.

@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 use std::ops::Range;
 
-use super::super::memory::Shared;
+use super::super::outputs::Outputs;
 use super::super::simd::{Extension, Kernel, Simd, Target};
 use super::super::tile::AHEAD;
 use super::activations::{GroupScale, RowLayout, STEP};
@@ -24,10 +24,7 @@ pub(super) struct Product<'a> {
     /// `[n, groups]`.
     pub(super) scales: *const GroupScale,
     pub(super) w: &'a IntPanels,
-    pub(super) bias: Option<&'a [f32]>,
-    /// `[n, outputs]`.
-    pub(super) out: Shared<f32>,
-    pub(super) outputs: usize,
+    pub(super) outputs: Outputs<'a>,
     pub(super) panels: Range<usize>,
 }
 
@@ -227,7 +224,14 @@ unsafe fn tile<S: Simd, L: Loop, const M: usize, const NV: usize>(
         }
         for (i, sums) in sums.iter().enumerate() {
             for v in 0..NV {
-                put::<S, L>(job, row + i, (panel * 2 + v) * S::LANES, sums[v]);
+                let col = (panel * 2 + v) * S::LANES;
+                let sums = if L::GROUP_SCALES {
+                    sums[v]
+                } else {
+                    // Scales of rows are padded to whole panels.
+                    S::mul(sums[v], S::load(job.w.row_scales.as_ptr().add(col)))
+                };
+                job.outputs.put::<S>(row + i, col, sums);
             }
         }
     }
@@ -325,27 +329,6 @@ unsafe fn add_group<S: Simd, L: Loop, const M: usize, const NV: usize>(
                 let scale = if L::GROUP_SCALES { S::mul(weight_scales[v], scale) } else { scale };
                 sums[i][v] = S::fma_once(dot, scale, sums[i][v]);
             }
-        }
-    }
-}
-
-/// Stores outputs `[col, col + LANES)` of a row, with the scales of rows and the bias applied.
-#[inline(always)]
-unsafe fn put<S: Simd, L: Loop>(job: &Product<'_>, row: usize, col: usize, sums: S::V) {
-    let (out, rest) = (job.outputs, job.outputs.saturating_sub(col));
-    // SAFETY: the elements are inside the output, of which this task owns these columns. Scales of
-    // rows are padded to whole panels.
-    unsafe {
-        let sums =
-            if L::GROUP_SCALES { sums } else { S::mul(sums, S::load(job.w.row_scales.as_ptr().add(col))) };
-        let p = job.out.as_ptr().wrapping_add(row * out + col);
-        if rest >= S::LANES {
-            let sums = job.bias.map_or(sums, |bias| S::add(sums, S::load(bias.as_ptr().add(col))));
-            S::store(p, sums);
-        } else if rest > 0 {
-            let sums =
-                job.bias.map_or(sums, |bias| S::add(sums, S::load_first(bias.as_ptr().add(col), rest)));
-            S::store_first(p, sums, rest);
         }
     }
 }

@@ -171,7 +171,7 @@ impl Product<'_> {
     unsafe fn put<const SCALED: bool>(&self, panel: usize, rows: Range<usize>, sums: &Sums) {
         for v in 0..2 {
             let col = panel * WIDTH + 16 * v;
-            let rest = self.outputs.saturating_sub(col);
+            let rest = self.outputs.cols.saturating_sub(col);
             let mask = if rest >= 16 { !0 } else { (1 << rest) - 1 };
             // SAFETY: masked lanes, which are outside the operands, are not accessed.
             unsafe {
@@ -181,10 +181,10 @@ impl Product<'_> {
                     if !SCALED {
                         sum = _mm512_mul_ps(sum, load(&self.w.row_scales));
                     }
-                    if let Some(bias) = self.bias {
+                    if let Some(bias) = self.outputs.bias {
                         sum = _mm512_add_ps(sum, load(bias));
                     }
-                    let to = self.out.as_ptr().wrapping_add(row * self.outputs + col);
+                    let to = self.outputs.out.as_ptr().wrapping_add(row * self.outputs.cols + col);
                     _mm512_mask_storeu_ps(to, mask, sum);
                 }
             }

@@ -2,6 +2,7 @@
 
 use super::super::gemm::BLOCK_PANELS;
 use super::super::memory::Shared;
+use super::super::outputs::Outputs;
 use super::super::{Buf, Cpu, lock};
 use super::activations::QuantizeRow;
 use super::pack::KPanels;
@@ -18,7 +19,7 @@ impl Cpu {
         bias: Option<&[f32]>,
         out: &mut Buf,
     ) {
-        let (cols, outputs) = (x.cols, out.cols);
+        let cols = x.cols;
         let blocks = cols / SUPER_BLOCK;
         let mut buffer = lock(&self.super_blocks);
         assert!(n * blocks <= buffer.blocks.len(), "more rows than any buffer has");
@@ -30,15 +31,10 @@ impl Cpu {
             let to = Shared::new(unsafe { quantized.slice(row * blocks, blocks) });
             self.target.dispatch(QuantizeRow { format: w.format, x, to });
         });
-        let out = Shared::new(out.rows_mut(n));
-        let panels = outputs.div_ceil(self.target.panel_width());
-        // Several tasks per thread balance the load when other processes run.
-        let at_once = (panels / (8 * self.threads())).next_multiple_of(BLOCK_PANELS).max(BLOCK_PANELS);
-        let at_once = at_once.min(panels.div_ceil(self.threads())).max(1);
-        self.parallel(panels.div_ceil(at_once), n * cols * outputs, |task, _| {
-            let panels = task * at_once..panels.min((task + 1) * at_once);
+        let outputs = Outputs { out: Shared::new(out.rows_mut(n)), cols: out.cols, bias };
+        self.for_panels(outputs.cols, BLOCK_PANELS, n * cols * outputs.cols, |panels, _| {
             let x = quantized.as_ptr().cast_const();
-            self.target.dispatch(Product { n, blocks, x, w, bias, out, outputs, panels });
+            self.target.dispatch(Product { n, blocks, x, w, outputs, panels });
         });
     }
 }

@@ -7,6 +7,7 @@
 //! have the same bits on all instruction sets, for any number of rows and threads.
 
 mod activations;
+mod exact;
 mod linear;
 mod pack;
 mod product;

@@ -27,6 +27,8 @@ use crate::{Error, Result};
 #[derive(Debug)]
 pub(in crate::cpu) struct KPanels {
     pub(super) format: KFormat,
+    pub(super) cols: usize,
+    width: usize,
     panel_bytes: usize,
     data: Memory<u8>,
 }
@@ -106,7 +108,7 @@ impl KPanels {
         let panels = out.div_ceil(width);
         let mut data: Memory<u8> = Memory::zeroed(panels.saturating_mul(panel_bytes), "weights")?;
         if packing.load(&mut [&mut data]) {
-            return Ok(KPanels { format, panel_bytes, data });
+            return Ok(KPanels { format, cols, width, panel_bytes, data });
         }
         let shared = Shared::new(&mut data);
         let failed: Mutex<Option<Error>> = Mutex::new(None);
@@ -127,7 +129,7 @@ impl KPanels {
             Some(error) => Err(error),
             None => {
                 packing.keep(&mut [&mut data]);
-                Ok(KPanels { format, panel_bytes, data })
+                Ok(KPanels { format, cols, width, panel_bytes, data })
             }
         }
     }
@@ -135,6 +137,11 @@ impl KPanels {
     /// Returns the bytes of a packed matrix `[out, cols]`.
     pub(in crate::cpu) fn bytes(out: usize, cols: usize, format: KFormat, width: usize) -> usize {
         format.bytes(out.next_multiple_of(width), cols)
+    }
+
+    /// Returns the start of super-block `block` of panel `p`.
+    pub(super) fn block(&self, p: usize, block: usize) -> *const u8 {
+        self.data[p * self.panel_bytes + block * block_bytes(self.format) * self.width..].as_ptr()
     }
 
     /// Returns the start of panel `p`.

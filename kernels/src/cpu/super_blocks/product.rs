@@ -7,7 +7,7 @@
 
 use std::ops::Range;
 
-use super::super::memory::Shared;
+use super::super::outputs::Outputs;
 use super::super::simd::{Extension, Kernel, Simd};
 use super::super::tile::Tiles;
 use super::activations::ActivationBlock;
@@ -23,10 +23,7 @@ pub(super) struct Product<'a> {
     /// `[n, blocks]`.
     pub(super) x: *const ActivationBlock,
     pub(super) w: &'a KPanels,
-    pub(super) bias: Option<&'a [f32]>,
-    /// `[n, outputs]`.
-    pub(super) out: Shared<f32>,
-    pub(super) outputs: usize,
+    pub(super) outputs: Outputs<'a>,
     pub(super) panels: Range<usize>,
 }
 
@@ -34,7 +31,7 @@ pub(super) struct Product<'a> {
 const AHEAD: usize = 4096;
 
 /// The inner loop of a format.
-trait SubBlocks: 'static {
+pub(super) trait SubBlocks: 'static {
     const FORMAT: KFormat;
     /// Sub-blocks of a super-block.
     const COUNT: usize;
@@ -50,8 +47,8 @@ trait SubBlocks: 'static {
     unsafe fn codes<S: Simd>(vectors: &[S::I; 4], dot: usize) -> S::I;
 }
 
-struct Q4K;
-struct Q6K;
+pub(super) struct Q4K;
+pub(super) struct Q6K;
 
 impl SubBlocks for Q4K {
     const FORMAT: KFormat = KFormat::Q4K;
@@ -192,7 +189,7 @@ impl<F: SubBlocks, const M: usize, const NV: usize> Kernel for Tile<'_, F, M, NV
             }
             for (i, sums) in sums.iter().enumerate() {
                 for v in 0..NV {
-                    put::<S>(job, row + i, (panel * 2 + v) * S::LANES, sums[v]);
+                    job.outputs.put::<S>(row + i, (panel * 2 + v) * S::LANES, sums[v]);
                 }
             }
         }
@@ -292,24 +289,6 @@ unsafe fn add_block<S: Simd, F: SubBlocks, const M: usize, const NV: usize>(
                     sums[i][v] = S::fma_once(S::to_f32(dot), scale, sums[i][v]);
                 }
             }
-        }
-    }
-}
-
-/// Stores outputs `[col, col + LANES)` of a row, with the bias applied.
-#[inline(always)]
-unsafe fn put<S: Simd>(job: &Product<'_>, row: usize, col: usize, sums: S::V) {
-    let (out, rest) = (job.outputs, job.outputs.saturating_sub(col));
-    // SAFETY: the elements are inside the output, of which this task owns these columns.
-    unsafe {
-        let p = job.out.as_ptr().wrapping_add(row * out + col);
-        if rest >= S::LANES {
-            let sums = job.bias.map_or(sums, |bias| S::add(sums, S::load(bias.as_ptr().add(col))));
-            S::store(p, sums);
-        } else if rest > 0 {
-            let sums =
-                job.bias.map_or(sums, |bias| S::add(sums, S::load_first(bias.as_ptr().add(col), rest)));
-            S::store_first(p, sums, rest);
         }
     }
 }

@@ -9,21 +9,20 @@ use std::ops::Range;
 use super::super::gemm::SCRATCH;
 use super::super::inputs::{GROUP, Inputs, Words};
 use super::super::memory::Shared;
+use super::super::outputs::Outputs;
 use super::super::simd::{Extension, Kernel, Simd};
-use super::super::step::{Pair, Single, Step};
+use super::super::step::Step;
 use super::super::tile::{AHEAD, Tiles, with_height};
-use super::pack::{TableFormat, TablePanels};
-use super::widen::{E4m3, Nf4, Pairs, Singles, Widen, Widened};
+use super::pack::{Layout, Table, TablePanels};
+use super::widen::{E4m3, FourBits, Pairs, Singles, Storable, Widen, Widened};
+use crate::encoding::CodeType;
 
 /// The computation of the outputs of some panels for all rows.
 pub(super) struct Product<'a> {
     pub(super) inputs: Inputs,
     pub(super) words: Words,
     pub(super) w: &'a TablePanels,
-    pub(super) bias: Option<&'a [f32]>,
-    /// `[n, outputs]`.
-    pub(super) out: Shared<f32>,
-    pub(super) outputs: usize,
+    pub(super) outputs: Outputs<'a>,
     pub(super) panels: Range<usize>,
     /// [`SCRATCH`] numbers.
     pub(super) scratch: Shared<f32>,
@@ -36,26 +35,21 @@ impl Kernel for Product<'_> {
     unsafe fn run<S: Simd>(self) {
         // SAFETY: the caller guarantees the instruction set and valid pointers.
         unsafe {
-            match (self.words, self.w.layout.format) {
-                (Words::Bf16Pairs, TableFormat::E4m3) => run::<S, Pairs<E4m3>, Widened<Pair>, 4>(&self),
-                (Words::Bf16Pairs, TableFormat::Nf4) => run::<S, Pairs<Nf4>, Widened<Pair>, 4>(&self),
-                (Words::F32, TableFormat::E4m3) => run::<S, Singles<E4m3>, Widened<Single<f32>>, 8>(&self),
-                (Words::F32, TableFormat::Nf4) => run::<S, Singles<Nf4>, Widened<Single<f32>>, 8>(&self),
+            match (self.words, self.w.layout.codes) {
+                (Words::Bf16Pairs, CodeType::E4m3) => run::<S, Pairs<E4m3>, 4>(&self),
+                (Words::Bf16Pairs, CodeType::FourBits) => run::<S, Pairs<FourBits>, 4>(&self),
+                (Words::F32, CodeType::E4m3) => run::<S, Singles<E4m3>, 8>(&self),
+                (Words::F32, CodeType::FourBits) => run::<S, Singles<FourBits>, 8>(&self),
             }
         }
     }
 }
 
 #[inline(always)]
-unsafe fn run<S, C, W, const N: usize>(job: &Product<'_>)
-where
-    S: Simd,
-    C: Widen<N>,
-    W: Widen<N, Product = C::Product>,
-{
+unsafe fn run<S: Simd, C: Storable<N>, const N: usize>(job: &Product<'_>) {
     let layout = job.w.layout;
     let (tiles, groups) = (Tiles::new(job.inputs.n, S::ROWS), layout.groups());
-    let step_bytes = layout.format.step_bytes() * 2 * S::LANES;
+    let step_bytes = layout.step_bytes() * 2 * S::LANES;
     // Whole groups that fit the working memory.
     let block = (SCRATCH / (layout.steps(0).max(1) * N * 2 * S::LANES)).max(1);
     // SAFETY: panels, groups and rows are inside the operands.
@@ -90,7 +84,11 @@ where
                     for index in 0..tiles.count() {
                         let rows = tiles.rows(index);
                         let at = Place { panel, row: rows.start, groups: groups.clone() };
-                        with_height!(S, rows.len(), one_panel::<S, W, N>(job, at, widened, source));
+                        with_height!(
+                            S,
+                            rows.len(),
+                            one_panel::<S, Widened<C::Product>, N>(job, at, widened, source)
+                        );
                     }
                 }
             }
@@ -124,12 +122,12 @@ struct Place {
 
 /// Widens some groups of a panel into the working memory.
 #[inline(always)]
-unsafe fn widen<S: Simd, C: Widen<N>, const N: usize>(
+unsafe fn widen<S: Simd, C: Storable<N>, const N: usize>(
     job: &Product<'_>,
     codes: &Source,
     groups: Range<usize>,
 ) {
-    let layout = job.w.layout;
+    let (layout, table) = (job.w.layout, job.w.table);
     let mut to = job.scratch.as_ptr();
     for g in groups {
         for step in 0..layout.steps(g) {
@@ -137,7 +135,7 @@ unsafe fn widen<S: Simd, C: Widen<N>, const N: usize>(
             // the groups.
             unsafe {
                 for v in 0..2 {
-                    let words = C::words::<S>(codes.step(g, step), v);
+                    let words = C::words::<S>(codes.step(g, step), v, &table);
                     for (at, word) in words.into_iter().enumerate() {
                         S::store(to.add((2 * at + v) * S::LANES), C::numbers::<S>(word));
                     }
@@ -187,7 +185,7 @@ impl<W: Widen<N>, const N: usize, const M: usize, const NV: usize> Kernel for Ti
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Tile { job, at: Place { panel, row, groups }, words, codes, .. } = self;
-        let layout = job.w.layout;
+        let (layout, table) = (job.w.layout, job.w.table);
         let col = |v: usize| (panel * 2 + v) * S::LANES;
         // SAFETY: the creator passes rows and panels inside the operands.
         unsafe {
@@ -196,13 +194,13 @@ impl<W: Widen<N>, const N: usize, const M: usize, const NV: usize> Kernel for Ti
             if groups.start > 0 {
                 for (i, sums) in sums.iter_mut().enumerate() {
                     for v in 0..NV {
-                        sums[v] = get::<S>(job, row + i, col(v));
+                        sums[v] = job.outputs.get::<S>(row + i, col(v));
                     }
                 }
             }
             for g in groups.clone() {
                 let first = g * layout.steps(0) * N;
-                let dots = group::<S, W, N, M, NV>(x, first, layout.steps(g), g, &words);
+                let dots = group::<S, W, N, M, NV>((layout, &table), x, first, g, &words);
                 for v in 0..NV {
                     let factors = codes[v / 2].step(g, layout.steps(g)).cast::<f32>();
                     let factors = S::load(factors.add(v % 2 * S::LANES));
@@ -211,10 +209,12 @@ impl<W: Widen<N>, const N: usize, const M: usize, const NV: usize> Kernel for Ti
                     }
                 }
             }
-            let last = groups.end == layout.groups();
+            // The last block adds the bias.
+            let bias = job.outputs.bias.filter(|_| groups.end == layout.groups());
+            let outputs = Outputs { bias, ..job.outputs };
             for (i, sums) in sums.iter().enumerate() {
                 for v in 0..NV {
-                    put::<S>(job, row + i, col(v), sums[v], last);
+                    outputs.put::<S>(row + i, col(v), sums[v]);
                 }
             }
         }
@@ -224,9 +224,9 @@ impl<W: Widen<N>, const N: usize, const M: usize, const NV: usize> Kernel for Ti
 /// Returns the products of one group, whose first word is `first`.
 #[inline(always)]
 unsafe fn group<S: Simd, W: Widen<N>, const N: usize, const M: usize, const NV: usize>(
+    (layout, table): (Layout, &Table),
     x: *const u32,
     first: usize,
-    steps: usize,
     g: usize,
     words: &[Source; 2],
 ) -> [[S::V; NV]; M] {
@@ -234,7 +234,7 @@ unsafe fn group<S: Simd, W: Widen<N>, const N: usize, const M: usize, const NV: 
     // padded to whole steps.
     unsafe {
         let mut sums = [[S::splat(0.0); NV]; M];
-        for step in 0..steps {
+        for step in 0..layout.steps(g) {
             let from = [words[0].step(g, step), words[1].step(g, step)];
             if W::STREAMED {
                 for from in &from[..NV / 2] {
@@ -244,9 +244,9 @@ unsafe fn group<S: Simd, W: Widen<N>, const N: usize, const M: usize, const NV: 
                 }
             }
             // No closure: it would be a function of its own, without the instruction set.
-            let mut w = [W::words::<S>(from[0], 0); NV];
+            let mut w = [W::words::<S>(from[0], 0, table); NV];
             for v in 1..NV {
-                w[v] = W::words::<S>(from[v / 2], v % 2);
+                w[v] = W::words::<S>(from[v / 2], v % 2, table);
             }
             for at in 0..N {
                 let word = first + step * N + at;
@@ -260,34 +260,5 @@ unsafe fn group<S: Simd, W: Widen<N>, const N: usize, const M: usize, const NV: 
             }
         }
         sums
-    }
-}
-
-/// Returns the partial sums of outputs `[col, col + LANES)` of a row.
-#[inline(always)]
-unsafe fn get<S: Simd>(job: &Product<'_>, row: usize, col: usize) -> S::V {
-    let (out, rest) = (job.outputs, job.outputs.saturating_sub(col));
-    // SAFETY: the elements are inside the output, of which this task owns these columns.
-    unsafe {
-        let p = job.out.as_ptr().wrapping_add(row * out + col);
-        if rest >= S::LANES { S::load(p) } else { S::load_first(p, rest) }
-    }
-}
-
-/// Stores outputs `[col, col + LANES)` of a row. The last block adds the bias.
-#[inline(always)]
-unsafe fn put<S: Simd>(job: &Product<'_>, row: usize, col: usize, sums: S::V, last: bool) {
-    let (out, rest) = (job.outputs, job.outputs.saturating_sub(col));
-    let bias = job.bias.filter(|_| last);
-    // SAFETY: the elements are inside the output, of which this task owns these columns.
-    unsafe {
-        let p = job.out.as_ptr().wrapping_add(row * out + col);
-        if rest >= S::LANES {
-            let sums = bias.map_or(sums, |bias| S::add(sums, S::load(bias.as_ptr().add(col))));
-            S::store(p, sums);
-        } else if rest > 0 {
-            let sums = bias.map_or(sums, |bias| S::add(sums, S::load_first(bias.as_ptr().add(col), rest)));
-            S::store_first(p, sums, rest);
-        }
     }
 }

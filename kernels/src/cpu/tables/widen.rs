@@ -2,11 +2,9 @@
 
 use std::marker::PhantomData;
 
-use half::bf16;
-
 use super::super::simd::Simd;
 use super::super::step::{Pair, Single, Step};
-use crate::quantize::nf4;
+use super::pack::Table;
 
 /// The reading of eight columns of one vector of outputs as N words.
 pub(super) trait Widen<const N: usize>: 'static {
@@ -19,13 +17,34 @@ pub(super) trait Widen<const N: usize>: 'static {
     ///
     /// # Safety
     /// The machine has the instruction set, and the step is valid.
-    unsafe fn words<S: Simd>(p: *const u8, v: usize) -> [<Self::Product as Step>::Vector<S>; N];
+    unsafe fn words<S: Simd>(
+        p: *const u8,
+        v: usize,
+        table: &Table,
+    ) -> [<Self::Product as Step>::Vector<S>; N];
+}
 
-    /// Returns the bits of a word as numbers, to be stored.
+/// Words that can be stored, to be read as [`Widened`].
+pub(super) trait Storable<const N: usize>: Widen<N> {
+    /// Returns the bits of a word as numbers.
     ///
     /// # Safety
     /// The machine has the instruction set.
     unsafe fn numbers<S: Simd>(word: <Self::Product as Step>::Vector<S>) -> S::V;
+}
+
+/// A type of codes.
+pub(super) trait Codes: 'static {
+    /// Returns eight columns as f32 numbers.
+    ///
+    /// # Safety
+    /// As [`Widen::words`].
+    unsafe fn singles<S: Simd>(p: *const u8, v: usize, table: &Table) -> [S::V; 8];
+    /// Returns eight columns as pairs of bf16 numbers.
+    ///
+    /// # Safety
+    /// As [`Widen::words`].
+    unsafe fn pairs<S: Simd>(p: *const u8, v: usize, table: &Table) -> [S::I; 4];
 }
 
 /// Codes as pairs of bf16 numbers.
@@ -36,8 +55,64 @@ pub(super) struct Singles<C>(PhantomData<C>);
 pub(super) struct Widened<P>(PhantomData<P>);
 /// FP8 numbers.
 pub(super) struct E4m3;
-/// NF4 codes.
-pub(super) struct Nf4;
+/// Codes of four bits.
+pub(super) struct FourBits;
+
+// SAFETY of the functions: the callers guarantee the instruction set and valid pointers.
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
+impl<C: Codes> Widen<8> for Singles<C> {
+    type Product = Single<f32>;
+
+    #[inline(always)]
+    unsafe fn words<S: Simd>(p: *const u8, v: usize, table: &Table) -> [S::V; 8] {
+        unsafe { C::singles::<S>(p, v, table) }
+    }
+}
+
+impl<C: Codes> Storable<8> for Singles<C> {
+    #[inline(always)]
+    unsafe fn numbers<S: Simd>(word: S::V) -> S::V {
+        word
+    }
+}
+
+// SAFETY of the functions: the callers guarantee the instruction set and valid pointers.
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
+impl<C: Codes> Widen<4> for Pairs<C> {
+    type Product = Pair;
+
+    #[inline(always)]
+    unsafe fn words<S: Simd>(p: *const u8, v: usize, table: &Table) -> [S::I; 4] {
+        unsafe { C::pairs::<S>(p, v, table) }
+    }
+}
+
+// SAFETY of the functions: the callers guarantee the instruction set.
+#[allow(clippy::undocumented_unsafe_blocks, reason = "every block has the safety conditions of the trait")]
+impl<C: Codes> Storable<4> for Pairs<C> {
+    #[inline(always)]
+    unsafe fn numbers<S: Simd>(word: S::I) -> S::V {
+        unsafe { S::from_bits(word) }
+    }
+}
+
+impl<P: Step, const N: usize> Widen<N> for Widened<P> {
+    type Product = P;
+    const STREAMED: bool = false;
+
+    #[inline(always)]
+    unsafe fn words<S: Simd>(p: *const u8, v: usize, _table: &Table) -> [P::Vector<S>; N] {
+        let at = |at: usize| p.cast::<P::Weight>().wrapping_add((2 * at + v) * S::LANES);
+        // SAFETY: the caller guarantees the instruction set and a valid step.
+        unsafe {
+            let mut words = [P::weights::<S>(at(0)); N];
+            for index in 1..N {
+                words[index] = P::weights::<S>(at(index));
+            }
+            words
+        }
+    }
+}
 
 /// Returns the columns `2 * j` and `2 * j + 1` of FP8 numbers as f32. The exponents of both types
 /// differ by 120, also for subnormal FP8 numbers, which are subnormal as f32 before the product.
@@ -60,16 +135,9 @@ unsafe fn e4m3_pair<S: Simd>(p: *const u8, v: usize, j: usize) -> [S::V; 2] {
     }
 }
 
-impl Widen<8> for Singles<E4m3> {
-    type Product = Single<f32>;
-
+impl Codes for E4m3 {
     #[inline(always)]
-    unsafe fn numbers<S: Simd>(word: S::V) -> S::V {
-        word
-    }
-
-    #[inline(always)]
-    unsafe fn words<S: Simd>(p: *const u8, v: usize) -> [S::V; 8] {
+    unsafe fn singles<S: Simd>(p: *const u8, v: usize, _table: &Table) -> [S::V; 8] {
         // SAFETY: the caller guarantees the instruction set and a valid step.
         unsafe {
             let mut words = [S::splat(0.0); 8];
@@ -79,19 +147,9 @@ impl Widen<8> for Singles<E4m3> {
             words
         }
     }
-}
-
-impl Widen<4> for Pairs<E4m3> {
-    type Product = Pair;
 
     #[inline(always)]
-    unsafe fn numbers<S: Simd>(word: S::I) -> S::V {
-        // SAFETY: the caller guarantees the instruction set.
-        unsafe { S::from_bits(word) }
-    }
-
-    #[inline(always)]
-    unsafe fn words<S: Simd>(p: *const u8, v: usize) -> [S::I; 4] {
+    unsafe fn pairs<S: Simd>(p: *const u8, v: usize, _table: &Table) -> [S::I; 4] {
         // SAFETY: the caller guarantees the instruction set and a valid step.
         unsafe {
             let mut words = [S::splat_i(0); 4];
@@ -105,102 +163,29 @@ impl Widen<4> for Pairs<E4m3> {
     }
 }
 
-impl Widen<8> for Singles<Nf4> {
-    type Product = Single<f32>;
-
+impl Codes for FourBits {
     #[inline(always)]
-    unsafe fn numbers<S: Simd>(word: S::V) -> S::V {
-        word
-    }
-
-    #[inline(always)]
-    unsafe fn words<S: Simd>(p: *const u8, v: usize) -> [S::V; 8] {
+    unsafe fn singles<S: Simd>(p: *const u8, v: usize, table: &Table) -> [S::V; 8] {
         // SAFETY: the caller guarantees the instruction set and a valid step.
         unsafe {
             let codes = S::load_i(p.add(v * 4 * S::LANES).cast());
             let mut words = [S::splat(0.0); 8];
             for col in 0..8 {
                 let shift = 16 * (col % 2) + col / 2 * 4;
-                words[col] = S::lookup_f32(&nf4::TABLE, S::shift_right(codes, shift as i32));
+                words[col] = S::lookup_f32(&table.numbers, S::shift_right(codes, shift as i32));
             }
             words
         }
     }
-}
-
-/// The values of NF4 codes as the bits of bf16 numbers.
-const NF4_BF16: [u16; 16] = {
-    let mut bits = [0; 16];
-    let mut code = 0;
-    while code < 16 {
-        bits[code] = bf16::from_f32_const(nf4::TABLE[code]).to_bits();
-        code += 1;
-    }
-    bits
-};
-
-impl Widen<4> for Pairs<Nf4> {
-    type Product = Pair;
 
     #[inline(always)]
-    unsafe fn numbers<S: Simd>(word: S::I) -> S::V {
-        // SAFETY: the caller guarantees the instruction set.
-        unsafe { S::from_bits(word) }
-    }
-
-    #[inline(always)]
-    unsafe fn words<S: Simd>(p: *const u8, v: usize) -> [S::I; 4] {
+    unsafe fn pairs<S: Simd>(p: *const u8, v: usize, table: &Table) -> [S::I; 4] {
         // SAFETY: the caller guarantees the instruction set and a valid step.
         unsafe {
             let codes = S::load_i(p.add(v * 4 * S::LANES).cast());
             let mut words = [S::splat_i(0); 4];
             for j in 0..4 {
-                words[j] = S::lookup_u16(&NF4_BF16, S::shift_right(codes, 4 * j as i32));
-            }
-            words
-        }
-    }
-}
-
-impl Widen<8> for Widened<Single<f32>> {
-    type Product = Single<f32>;
-    const STREAMED: bool = false;
-
-    #[inline(always)]
-    unsafe fn numbers<S: Simd>(word: S::V) -> S::V {
-        word
-    }
-
-    #[inline(always)]
-    unsafe fn words<S: Simd>(p: *const u8, v: usize) -> [S::V; 8] {
-        // SAFETY: the caller guarantees the instruction set and a valid step.
-        unsafe {
-            let mut words = [S::splat(0.0); 8];
-            for (at, word) in words.iter_mut().enumerate() {
-                *word = S::load(p.cast::<f32>().add((2 * at + v) * S::LANES));
-            }
-            words
-        }
-    }
-}
-
-impl Widen<4> for Widened<Pair> {
-    type Product = Pair;
-    const STREAMED: bool = false;
-
-    #[inline(always)]
-    unsafe fn numbers<S: Simd>(word: S::I) -> S::V {
-        // SAFETY: the caller guarantees the instruction set.
-        unsafe { S::from_bits(word) }
-    }
-
-    #[inline(always)]
-    unsafe fn words<S: Simd>(p: *const u8, v: usize) -> [S::I; 4] {
-        // SAFETY: the caller guarantees the instruction set and a valid step.
-        unsafe {
-            let mut words = [S::splat_i(0); 4];
-            for (at, word) in words.iter_mut().enumerate() {
-                *word = S::load_i(p.cast::<i32>().add((2 * at + v) * S::LANES));
+                words[j] = S::lookup_u16(&table.bf16, S::shift_right(codes, 4 * j as i32));
             }
             words
         }

@@ -116,6 +116,7 @@ impl Matrix {
             WeightFormat::Nf4 => return Err(only_on_cpu("nf4")),
             WeightFormat::Int(format) => return Err(only_on_cpu(format.name())),
             WeightFormat::K(format) => return Err(only_on_cpu(format.name())),
+            WeightFormat::Codes(_) => return Err(only_on_cpu("stored codes")),
         };
         Ok(Matrix { storage, out, cols })
     }
@@ -123,9 +124,11 @@ impl Matrix {
     /// Returns the bytes of a matrix `[out, cols]`.
     pub(super) fn bytes(out: usize, cols: usize, format: WeightFormat) -> usize {
         match format {
-            WeightFormat::Dense(_) | WeightFormat::Nf4 | WeightFormat::Int(_) | WeightFormat::K(_) => {
-                format.bytes(out, cols)
-            }
+            WeightFormat::Dense(_)
+            | WeightFormat::Nf4
+            | WeightFormat::Int(_)
+            | WeightFormat::K(_)
+            | WeightFormat::Codes(_) => format.bytes(out, cols),
             WeightFormat::Fp8 => {
                 let (padded, depth) = packed_shape(out, cols);
                 format.bytes(padded, depth)

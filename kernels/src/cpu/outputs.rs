@@ -1,0 +1,74 @@
+//! The outputs of a matrix product, and their division among tasks.
+
+use std::ops::Range;
+
+use super::Cpu;
+use super::memory::Shared;
+use super::simd::Simd;
+
+/// The outputs of a product, `[n, cols]`, and the bias that is added to each row.
+#[derive(Clone, Copy)]
+pub(super) struct Outputs<'a> {
+    pub(super) out: Shared<f32>,
+    pub(super) cols: usize,
+    pub(super) bias: Option<&'a [f32]>,
+}
+
+impl Outputs<'_> {
+    /// Stores outputs `[col, col + S::LANES)` of a row, as many as there are, with the bias added.
+    ///
+    /// # Safety
+    /// The machine has the instruction set. The row is inside the output, and the calling task owns
+    /// these outputs.
+    #[inline(always)]
+    pub(super) unsafe fn put<S: Simd>(&self, row: usize, col: usize, sums: S::V) {
+        let rest = self.cols.saturating_sub(col);
+        // SAFETY: as the caller guarantees. The bias is as long as a row.
+        unsafe {
+            let p = self.out.as_ptr().wrapping_add(row * self.cols + col);
+            if rest >= S::LANES {
+                let sums = self.bias.map_or(sums, |bias| S::add(sums, S::load(bias.as_ptr().add(col))));
+                S::store(p, sums);
+            } else if rest > 0 {
+                let sums =
+                    self.bias.map_or(sums, |bias| S::add(sums, S::load_first(bias.as_ptr().add(col), rest)));
+                S::store_first(p, sums, rest);
+            }
+        }
+    }
+
+    /// Loads outputs `[col, col + S::LANES)` of a row, as many as there are.
+    ///
+    /// # Safety
+    /// As [`Outputs::put`].
+    #[inline(always)]
+    pub(super) unsafe fn get<S: Simd>(&self, row: usize, col: usize) -> S::V {
+        let rest = self.cols.saturating_sub(col);
+        // SAFETY: as the caller guarantees.
+        unsafe {
+            let p = self.out.as_ptr().wrapping_add(row * self.cols + col);
+            if rest >= S::LANES { S::load(p) } else { S::load_first(p, rest) }
+        }
+    }
+}
+
+impl Cpu {
+    /// Calls `body(panels, thread)` for ranges of the panels of a product with `outputs` outputs,
+    /// in parallel if the `work` of all together is large enough. There are several ranges per
+    /// thread, which balances the load when other processes run. A range has a multiple of `least`
+    /// panels, at which kernels are fastest, unless there would be fewer ranges than threads.
+    pub(super) fn for_panels(
+        &self,
+        outputs: usize,
+        least: usize,
+        work: usize,
+        body: impl Fn(Range<usize>, usize) + Sync,
+    ) {
+        let panels = outputs.div_ceil(self.target.panel_width());
+        let at_once = (panels / (8 * self.threads())).next_multiple_of(least).max(least);
+        let at_once = at_once.min(panels.div_ceil(self.threads())).max(1);
+        self.parallel(panels.div_ceil(at_once), work, |task, thread| {
+            body(task * at_once..panels.min((task + 1) * at_once), thread);
+        });
+    }
+}
