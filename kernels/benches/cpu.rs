@@ -4,7 +4,7 @@
 //! `cargo bench -p millrace-kernels --bench cpu [--features faer] -- [--threads N] [--only
 //! linear|quantized|packing|attention|decode|prefill|sampling|staging] [--dtype
 //! bfloat16|float16|float32] [--kv bfloat16|float16|float32|int8] [--rows 1,8,512] [--format
-//! int8|q8_0|q4_0|int4|q4_k|q6_k|fp8|nf4] [--activations rounded|exact]`
+//! int8|q8_0|q4_0|int4|q4_k|q6_k|fp8|nf4] [--activations rounded|exact] [--isa NAME]`
 //!
 //! Shapes are those of a Llama with 1.1 billion parameters. The weights are cycled so that every
 //! product reads them from memory, as a decoder does. The peak (a loop on registers of the
@@ -29,7 +29,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use millrace_kernels::cpu::limits::{self, Instruction};
-use millrace_kernels::cpu::{Activations, Cpu, CpuOptions};
+use millrace_kernels::cpu::{Activations, Cpu, CpuOptions, Isa};
 use millrace_kernels::{
     Backend, DType, DeviceTypes, ForwardOps, HostTensor, ModelLoading, OpenStep, Part, Segment, SeqRow,
     StepInput, StepQueue, StepSize,
@@ -48,7 +48,8 @@ fn main() {
         Some("exact") => Activations::Exact,
         _ => Activations::Rounded,
     };
-    let cpu = Cpu::new(CpuOptions { threads, activations, ..CpuOptions::default() }).unwrap();
+    let isa = flag("--isa").map(|name| Isa::ALL.into_iter().find(|isa| isa.name() == name).unwrap());
+    let cpu = Cpu::new(CpuOptions { threads, activations, isa, ..CpuOptions::default() }).unwrap();
     let rows = flag("--rows").map_or(vec![1, 2, 4, 8, 9, 16, 64, 512], |rows| {
         rows.split(',').map(|n| n.parse().unwrap()).collect()
     });

@@ -23,6 +23,8 @@ pub(crate) struct Case {
     lengths: Vec<usize>,
     /// The cache is filled with this value first: results must not depend on unwritten slots.
     garbage: f32,
+    /// The token of the first sequence whose values are infinite.
+    infinite: Option<usize>,
     /// Whether rows of one token count as decoding.
     decodes: bool,
     seed: u64,
@@ -38,7 +40,11 @@ impl Case {
         let mut rng = Rng(self.seed);
         let cols = self.layout.cols();
         let total: usize = self.lengths.iter().sum();
-        let projections = rng.values(total * cols);
+        let mut projections = rng.values(total * cols);
+        if let Some(token) = self.infinite {
+            projections[token * cols..(token + 1) * cols][(heads + kv_heads) * head_dim..]
+                .fill(f32::INFINITY);
+        }
         let weights = [rng.values(head_dim), rng.values(head_dim)];
         let longest = self.lengths.iter().copied().max().unwrap();
         let needed: Vec<usize> = self.lengths.iter().map(|n| n.div_ceil(self.block_size)).collect();
@@ -156,6 +162,7 @@ impl Case {
             rope: None,
             lengths,
             garbage: 0.0,
+            infinite: None,
             decodes: false,
             seed: 11,
         }
@@ -185,6 +192,7 @@ impl Case {
             rope: None,
             lengths: [6, 40 + rng.below(200), 300 + rng.below(300)].into(),
             garbage: 0.0,
+            infinite: None,
             decodes: true,
             seed,
         }
@@ -254,7 +262,7 @@ prop_compose! {
     ) -> Case {
         Case {
             layout: QkvLayout { heads: kv_heads * group, kv_heads, head_dim },
-            format, block_size, window, head_norm: false, rope: None, lengths, garbage: 0.0, decodes: false, seed,
+            format, block_size, window, head_norm: false, rope: None, lengths, garbage: 0.0, infinite: None, decodes: false, seed,
         }
     }
 }
@@ -303,6 +311,31 @@ proptest! {
     }
 }
 
+/// A token with infinite values changes nothing for the tokens before it in the same tile, nor for
+/// those whose window begins after it. The others see it.
+#[test]
+fn only_queries_that_attend_to_a_token_read_its_values() {
+    let layout = QkvLayout { heads: 4, kv_heads: 2, head_dim: 64 };
+    for (format, window) in [(DType::F32, None), (DType::BF16, None), (DType::BF16, Some(9))] {
+        let clean = Case { window, ..Case::plain(layout, format, vec![60]) };
+        for token in [0, 21, 47, 59] {
+            let case = Case { infinite: Some(token), ..clean.clone() };
+            let attends = |at: usize| at >= token && window.is_none_or(|window| at < token + window);
+            for cpu in CPUS.iter().step_by(2) {
+                let (got, want) = (case.run(cpu, &case.whole()), clean.run(cpu, &clean.whole()));
+                let width = layout.heads * layout.head_dim;
+                for (at, (got, want)) in got.chunks(width).zip(want.chunks(width)).enumerate() {
+                    if attends(at) {
+                        assert!(got.iter().all(|x| !x.is_finite()), "{}: token {at}", cpu.name());
+                    } else {
+                        assert_same_bits(&cpu.name(), got, want);
+                    }
+                }
+            }
+        }
+    }
+}
+
 /// The contexts have several segments, long enough for all threads.
 #[test]
 fn long_contexts_match_the_reference() {
@@ -328,7 +361,9 @@ fn ranges_of_keys_do_not_change_bits() {
         (DType::BF16.into(), Some(4321)),
         (KvFormat::Int8, Some(4321)),
     ] {
-        let layout = QkvLayout { heads: 2, kv_heads: 1, head_dim: 16 };
+        // AMX computes heads of 32 features.
+        let head_dim = if format == DType::BF16.into() { 32 } else { 16 };
+        let layout = QkvLayout { heads: 2, kv_heads: 1, head_dim };
         let case = Case { window, garbage: f32::NAN, ..Case::plain(layout, format, vec![8205, 4100]) };
         let want = case.run(&Reference, &case.whole());
         let mut plan = vec![
