@@ -77,7 +77,7 @@ def install():
 
 
 def has_amx():
-    """Tells whether the processor has AMX."""
+    """Tells whether the CPU has AMX."""
     info = pathlib.Path("/proc/cpuinfo")
     return info.exists() and "amx_tile" in info.read_text()
 

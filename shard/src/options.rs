@@ -135,8 +135,8 @@ pub struct ShardOptions {
     pub dtype: Option<DType>,
     /// Quantization of the matrices of the layers at load time.
     pub quantize: Option<Quantize>,
-    /// Whether the CPU multiplies activations in full precision instead of rounding them to bf16, or
-    /// to bytes for weights that are integers.
+    /// Whether the CPU multiplies activations in full precision instead of rounding them to bf16,
+    /// or to bytes for weights that are integers.
     pub exact_activations: bool,
     /// Cache of packed weights on the CPU, if there is to be one.
     pub weight_cache: Option<WeightCacheOptions>,

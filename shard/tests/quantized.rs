@@ -144,8 +144,8 @@ fn cpu(isa: Option<Isa>, activations: Activations) -> Cpu {
     Cpu::new(CpuOptions { threads: Some(2), activations, isa, ..CpuOptions::default() }).unwrap()
 }
 
-/// The reference multiplies by exactly the weights of the dense checkpoint, and so does the CPU with
-/// exact activations. Otherwise the CPU rounds activations to 8 bits where it multiplies by
+/// The reference multiplies by exactly the weights of the dense checkpoint, and so does the CPU
+/// with exact activations. Otherwise the CPU rounds activations to 8 bits where it multiplies by
 /// integers, and nothing else.
 #[test]
 fn logits_are_those_of_the_dequantized_weights() {

@@ -16,9 +16,9 @@ const MOST_BITS: usize = 11;
 ///
 /// Groups of other sizes become several groups with equal scales, of 128, 64 or 32 columns, or are
 /// padded to a multiple of 32 columns. Codes of 2 and 3 bits become codes of 4 bits, and scales
-/// that are not of type f16 become f32. There is no such format if a part is not stored as integers,
-/// if padding would take too much memory, or if columns are ordered by group and the orders of two
-/// parts differ.
+/// that are not of type f16 become f32. There is no such format if a part is not stored as
+/// integers, if padding would take too much memory, or if columns are ordered by group and the
+/// orders of two parts differ.
 pub fn exact_integers(parts: &[Part]) -> Option<IntFormat> {
     let integers = parts.iter().map(integers).collect::<Option<Vec<_>>>()?;
     if !parts.is_empty() && integers.iter().zip(parts).all(|(integers, part)| is_int8(integers, &part.cols)) {

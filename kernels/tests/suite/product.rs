@@ -69,8 +69,8 @@ impl Case {
         Case { x: self.x.iter().map(|x| round(*x)).collect(), ..self.clone() }
     }
 
-    /// The case with inputs rounded to what bytes stand for, with one scale for each `group` columns
-    /// of a row.
+    /// The case with inputs rounded to what bytes stand for, with one scale for each `group`
+    /// columns of a row.
     pub(crate) fn rounded_to_bytes(&self, group: usize) -> Case {
         let mut case = self.clone();
         for row in case.x.chunks_exact_mut(self.cols) {

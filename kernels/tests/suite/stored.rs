@@ -370,8 +370,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// A rank's share of columns that are ordered by their activations has groups of any size, which
-    /// are padded.
+    /// A rank's share of columns that are ordered by their activations has groups of any size,
+    /// which are padded.
     #[test]
     fn shares_of_ordered_columns_are_padded(
         n in 1usize..10, (first, len) in (0usize..100, 1usize..412), group in 0usize..4, bits in 0usize..3, shuffle: bool,

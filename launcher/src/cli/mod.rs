@@ -140,9 +140,9 @@ pub(crate) struct ModelArgs {
     #[arg(long, env = "QUANTIZE", value_name = "FORMAT", value_parser = quantize)]
     #[serde(skip)]
     pub(crate) quantize: Option<Quantize>,
-    /// Inputs of matrix products on the CPU: `rounded` to what the instruction set multiplies fastest
-    /// (bf16, or bytes for weights that are integers), or `exact`, which is several times as slow
-    /// for integers
+    /// Inputs of matrix products on the CPU: `rounded` to what the instruction set multiplies
+    /// fastest (bf16, or bytes for weights that are integers), or `exact`, which is several times
+    /// as slow for integers
     #[arg(long, env = "ACTIVATIONS", default_value = "rounded")]
     #[serde(skip)]
     pub(crate) activations: ActivationsArg,

@@ -64,8 +64,8 @@ pub trait WeightSource {
     /// If the weight cannot be read.
     fn parts(&self, slot: WeightSlot) -> Result<Vec<Part>, WeightError>;
 
-    /// Returns the place of the tensor that `part` is taken from, for messages. There is none if the
-    /// weights do not come from files.
+    /// Returns the place of the tensor that `part` is taken from, for messages. There is none if
+    /// the weights do not come from files.
     fn tensor_of(&self, _part: &Part) -> Option<TensorPlace> {
         None
     }

@@ -59,7 +59,7 @@ pub(super) struct Block {
     pub(super) sums: [*mut f32; 2],
     /// Bytes between rows of sums.
     pub(super) stride: usize,
-    /// What is prefetched.
+    /// The weights that are prefetched.
     pub(super) ahead: Ahead,
 }
 

@@ -18,6 +18,7 @@ mod job;
 mod merge;
 #[cfg(target_arch = "x86_64")]
 mod on_tiles;
+mod products;
 mod queries;
 mod scores;
 mod softmax;

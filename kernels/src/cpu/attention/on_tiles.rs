@@ -14,7 +14,7 @@ use super::super::step::{Pair, Step};
 use super::super::tile::Tiles;
 use super::SEGMENT;
 use super::job::{Tile, Work};
-use super::tile::Products;
+use super::products::Products;
 use super::values::Segment;
 
 /// Positions of a group.

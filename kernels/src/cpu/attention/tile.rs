@@ -8,6 +8,7 @@ use super::super::step::{Pair, Single, Step};
 use super::job::{Output, Tile, Work};
 #[cfg(target_arch = "x86_64")]
 use super::on_tiles::OnTiles;
+use super::products::Products;
 use super::softmax::{Partial, Softmax, Unscaled, merge, weigh};
 use super::values::{Segment, values};
 use super::{QUERIES, SEGMENT, merge, queries, scores};
@@ -35,36 +36,6 @@ impl Kernel for Tile<'_> {
             }
         }
     }
-}
-
-/// The two products of attention with a cache of words of `F`.
-pub(super) trait Products<F: Step> {
-    /// Packs the queries for [`Products::scores`].
-    ///
-    /// # Safety
-    /// The machine has the instruction set, and the working memory is as large as `scratch` says.
-    unsafe fn pack<S: Simd>(&mut self, tile: &Tile<'_>, work: Work);
-
-    /// Computes the scores of all queries and the keys at `keys`, in whole vectors. `start` is the
-    /// first position of the segment.
-    ///
-    /// # Safety
-    /// The machine has the instruction set, and the block table covers the keys.
-    unsafe fn scores<S: Simd>(
-        &mut self,
-        tile: &Tile<'_>,
-        view: &View<F>,
-        work: Work,
-        keys: Range<usize>,
-        start: usize,
-    );
-
-    /// Adds the weighted values. `seen` are the positions in the segment that each query attends
-    /// to.
-    ///
-    /// # Safety
-    /// The machine has the instruction set, and the block table covers the positions.
-    unsafe fn values<S: Simd>(&mut self, segment: &Segment<'_, F>, seen: &[(usize, usize)]);
 }
 
 /// The products on vectors.

@@ -165,8 +165,8 @@ pub(super) struct GroupLayout {
 }
 
 impl IntPanels {
-    /// Packs a matrix `[out, cols]`, of which `read(row, codes)` reads the codes of one row, with its
-    /// padding. `order` is the order of the columns in the codes.
+    /// Packs a matrix `[out, cols]`, of which `read(row, codes)` reads the codes of one row, with
+    /// its padding. `order` is the order of the columns in the codes.
     ///
     /// # Errors
     /// As [`IntFormat::check_cols`] and as `read`, and [`Error::OutOfMemory`].

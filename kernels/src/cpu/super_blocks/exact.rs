@@ -32,7 +32,8 @@ impl Dequantize for KPanels {
     }
 }
 
-/// Writes vector `v` of the weights of the super-block at `from` to `to`, `[SUPER_BLOCK][2 * LANES]`.
+/// Writes vector `v` of the weights of the super-block at `from` to `to`, `[SUPER_BLOCK][2 *
+/// LANES]`.
 #[inline(always)]
 unsafe fn super_block<S: Simd, F: SubBlocks>(from: *const u8, v: usize, to: *mut f32) {
     let (width, lane) = (2 * S::LANES, v * S::LANES);
