@@ -55,9 +55,15 @@ impl Instruction {
     /// Returns the fastest instruction of `isa` for weights in this format.
     pub fn of(isa: Isa, format: impl Into<WeightFormat>) -> Instruction {
         match (isa, format.into()) {
-            (Isa::Amx, WeightFormat::Dense(DType::BF16)) => Instruction::TileBf16,
             (
-                Isa::Amx | Isa::Avx512Bf16,
+                Isa::Amx,
+                WeightFormat::Dense(DType::BF16)
+                | WeightFormat::Fp8
+                | WeightFormat::Nf4
+                | WeightFormat::Codes(_),
+            ) => Instruction::TileBf16,
+            (
+                Isa::Avx512Bf16,
                 WeightFormat::Dense(DType::BF16)
                 | WeightFormat::Fp8
                 | WeightFormat::Nf4

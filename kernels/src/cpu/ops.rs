@@ -94,7 +94,11 @@ impl ForwardOps for Cpu {
             _ => (),
         }
         let mut packed = lock(&self.inputs);
-        let inputs = self.pack_inputs(n, x, w.words(), self.target.tile_rows(), &mut packed);
+        let highest = match &w.packed {
+            Packed::Table(panels, words) => self.table_rows(panels, *words),
+            _ => self.target.tile_rows(),
+        };
+        let inputs = self.pack_inputs(n, x, w.words(), highest, &mut packed);
         let bias = bias.map(Vec::as_slice);
         let outputs = Outputs { out: Shared::new(out.rows_mut(n)), cols: w.out, bias };
         match &w.packed {

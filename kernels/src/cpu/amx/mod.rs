@@ -6,4 +6,4 @@ mod model;
 mod product;
 mod unit;
 
-pub(super) use unit::{Amx, Bytes, ROWS, Scores, WIDTH, Weighted, is_available, spin};
+pub(super) use unit::{Ahead, Amx, Block, Bytes, ROWS, Scores, Unit, WIDTH, Weighted, is_available, spin};

@@ -47,25 +47,25 @@ fn is_permitted() -> bool {
 
 /// The product of one or two tiles of rows by the weights of a panel in some steps.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Block {
+pub(in crate::cpu) struct Block {
     /// Rows of the two tiles, at most [`ROWS`]. The second may have none.
-    pub(super) heights: [usize; 2],
+    pub(in crate::cpu) heights: [usize; 2],
     /// The inputs of each tile, `[steps][height][64 bytes]`.
-    pub(super) inputs: [*const u8; 2],
+    pub(in crate::cpu) inputs: [*const u8; 2],
     /// `[steps]` times [`STEP_BYTES`]: 16 rows of weights for [`WIDTH`] outputs, 4 bytes each.
-    pub(super) weights: *const u8,
-    pub(super) steps: usize,
+    pub(in crate::cpu) weights: *const u8,
+    pub(in crate::cpu) steps: usize,
     /// The sums of each tile, `[height][WIDTH]`, to which the products are added.
-    pub(super) sums: [*mut f32; 2],
+    pub(in crate::cpu) sums: [*mut f32; 2],
     /// Bytes between rows of sums.
-    pub(super) stride: usize,
+    pub(in crate::cpu) stride: usize,
     /// The weights that are prefetched.
-    pub(super) ahead: Ahead,
+    pub(in crate::cpu) ahead: Ahead,
 }
 
 /// The weights that a block prefetches.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Ahead {
+pub(in crate::cpu) enum Ahead {
     /// The weights that follow its own.
     Own,
     /// 128 bytes in each step from an address, which need not be valid.
@@ -73,7 +73,7 @@ pub(super) enum Ahead {
 }
 
 /// An implementation of the tile unit.
-pub(super) trait Unit {
+pub(in crate::cpu) trait Unit {
     /// Adds products of pairs of bf16 numbers.
     ///
     /// # Safety

@@ -11,6 +11,8 @@
 //! ones before it.
 
 mod linear;
+#[cfg(target_arch = "x86_64")]
+mod on_tiles;
 mod pack;
 mod product;
 mod widen;

@@ -89,6 +89,12 @@ impl Layout {
         self.cols.div_ceil(self.group)
     }
 
+    /// Returns whether all groups consist of whole steps of `cols` columns.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn has_steps_of(&self, cols: usize) -> bool {
+        self.group.is_multiple_of(cols) && self.cols.is_multiple_of(cols)
+    }
+
     /// Returns the steps of group `group`.
     pub(super) fn steps(&self, group: usize) -> usize {
         (self.cols - group * self.group).min(self.group).div_ceil(STEP)

@@ -49,14 +49,13 @@ impl Kernel for Product<'_> {
 unsafe fn run<S: Simd, C: Storable<N>, const N: usize>(job: &Product<'_>) {
     let layout = job.w.layout;
     let (tiles, groups) = (Tiles::new(job.inputs.n, S::ROWS), layout.groups());
-    let step_bytes = layout.step_bytes() * 2 * S::LANES;
     // Whole groups that fit the working memory.
     let block = (SCRATCH / (layout.steps(0).max(1) * N * 2 * S::LANES)).max(1);
     // SAFETY: panels, groups and rows are inside the operands.
     unsafe {
         let mut panel = job.panels.start;
         while panel < job.panels.end {
-            let source = Source { start: job.w.panel(panel), group_bytes: layout.group_bytes(), step_bytes };
+            let source = job.source::<S>(panel);
             if tiles.count() == 1 {
                 let at = Place { panel, row: 0, groups: 0..groups };
                 let codes = [source, Source { start: job.w.panel(panel + 1), ..source }];
@@ -97,9 +96,19 @@ unsafe fn run<S: Simd, C: Storable<N>, const N: usize>(job: &Product<'_>) {
     }
 }
 
+impl Product<'_> {
+    /// Returns the codes of a panel.
+    #[inline(always)]
+    pub(super) fn source<S: Simd>(&self, panel: usize) -> Source {
+        let layout = self.w.layout;
+        let step_bytes = layout.step_bytes() * 2 * S::LANES;
+        Source { start: self.w.panel(panel), group_bytes: layout.group_bytes(), step_bytes }
+    }
+}
+
 /// The steps of a panel.
 #[derive(Clone, Copy)]
-struct Source {
+pub(super) struct Source {
     start: *const u8,
     group_bytes: usize,
     step_bytes: usize,
@@ -108,7 +117,7 @@ struct Source {
 impl Source {
     /// Returns the address of a step, which need not be valid.
     #[inline(always)]
-    fn step(&self, group: usize, step: usize) -> *const u8 {
+    pub(super) fn step(&self, group: usize, step: usize) -> *const u8 {
         self.start.wrapping_add(group * self.group_bytes + step * self.step_bytes)
     }
 }
@@ -121,8 +130,11 @@ struct Place {
 }
 
 /// Widens some groups of a panel into the working memory.
+///
+/// # Safety
+/// The machine has the instruction set, and the working memory holds the groups.
 #[inline(always)]
-unsafe fn widen<S: Simd, C: Storable<N>, const N: usize>(
+pub(super) unsafe fn widen<S: Simd, C: Storable<N>, const N: usize>(
     job: &Product<'_>,
     codes: &Source,
     groups: Range<usize>,
