@@ -29,7 +29,9 @@ impl Unit for Model {
                 }
                 let sums = block.sums[tile].wrapping_byte_add(row * block.stride).wrapping_add(out);
                 // SAFETY: as above.
-                unsafe { *sums += chains[0] + chains[1] };
+                let before = if block.fresh && step == 0 { 0.0 } else { unsafe { *sums } };
+                // SAFETY: as above.
+                unsafe { *sums = before + (chains[0] + chains[1]) };
             }
         }
     }

@@ -136,6 +136,7 @@ impl Bf16Product<'_> {
                 weights: self.weights_at(panel, steps.start),
                 steps: whole,
                 sums: [sums, sums.wrapping_add(heights[0] * stride)],
+                fresh: false,
                 stride: stride * size_of::<f32>(),
                 ahead,
             };

@@ -57,6 +57,8 @@ pub(in crate::cpu) struct Block {
     pub(in crate::cpu) steps: usize,
     /// The sums of each tile, `[height][WIDTH]`, to which the products are added.
     pub(in crate::cpu) sums: [*mut f32; 2],
+    /// Whether the sums start as zeros, whatever is there.
+    pub(in crate::cpu) fresh: bool,
     /// Bytes between rows of sums.
     pub(in crate::cpu) stride: usize,
     /// The weights that are prefetched.
@@ -411,10 +413,18 @@ impl Drop for Amx {
 macro_rules! two_tiles {
     ($block:ident, $dot:literal, $ahead:expr, [$($prefetch:literal),*]) => {
         asm!(
+            "test {fresh}, {fresh}",
+            "jnz 3f",
             "tileloadd tmm0, [{sums0} + {stride}]",
             "tileloadd tmm1, [{sums0} + {stride} + 64]",
             "tileloadd tmm2, [{sums1} + {stride}]",
             "tileloadd tmm3, [{sums1} + {stride} + 64]",
+            "jmp 2f",
+            "3:",
+            "tilezero tmm0",
+            "tilezero tmm1",
+            "tilezero tmm2",
+            "tilezero tmm3",
             "2:",
             "tileloadd tmm4, [{x0} + {row}]",
             "tileloadd tmm6, [{w} + {row} * 2]",
@@ -443,6 +453,7 @@ macro_rules! two_tiles {
             row = in(reg) ROW_BYTES,
             sums0 = in(reg) $block.sums[0],
             sums1 = in(reg) $block.sums[1],
+            fresh = in(reg) usize::from($block.fresh),
             stride = in(reg) $block.stride,
             steps = inout(reg) $block.steps => _,
             out("tmm0") _, out("tmm1") _, out("tmm2") _, out("tmm3") _,
@@ -456,8 +467,14 @@ macro_rules! two_tiles {
 macro_rules! one_tile {
     ($block:ident, $dot:literal, $ahead:expr, [$($prefetch:literal),*]) => {
         asm!(
+            "test {fresh}, {fresh}",
+            "jnz 3f",
             "tileloadd tmm0, [{sums0} + {stride}]",
             "tileloadd tmm1, [{sums0} + {stride} + 64]",
+            "jmp 2f",
+            "3:",
+            "tilezero tmm0",
+            "tilezero tmm1",
             "2:",
             "tileloadd tmm4, [{x0} + {row}]",
             "tileloadd tmm6, [{w} + {row} * 2]",
@@ -477,6 +494,7 @@ macro_rules! one_tile {
             ahead = inout(reg) $ahead => _,
             row = in(reg) ROW_BYTES,
             sums0 = in(reg) $block.sums[0],
+            fresh = in(reg) usize::from($block.fresh),
             stride = in(reg) $block.stride,
             steps = inout(reg) $block.steps => _,
             out("tmm0") _, out("tmm1") _, out("tmm4") _, out("tmm6") _, out("tmm7") _,

@@ -20,6 +20,8 @@ use crate::encoding::CodeType;
 const WORDS: usize = 4;
 /// Numbers of working memory for a block of groups, which stays in the L2 cache with its inputs.
 const BLOCK: usize = 16 << 10;
+/// The same for so few rows that widening takes most of the time: the block stays in the L1 cache.
+const SMALL_BLOCK: usize = 4 << 10;
 const _: () = assert!(BLOCK <= SCRATCH);
 
 /// A product whose groups are whole steps of the unit, with inputs in tiles of [`ROWS`] rows.
@@ -45,8 +47,10 @@ impl Kernel for OnTiles<'_> {
 unsafe fn run<S: Simd, C: Storable<WORDS>>(job: &Product<'_>) {
     let layout = job.w.layout;
     let (tiles, groups) = (Tiles::new(job.inputs.n, ROWS), layout.groups());
-    let block = (BLOCK / (layout.steps(0).max(1) * WORDS * WIDTH)).max(1);
+    let block = if job.inputs.n <= 2 * ROWS { SMALL_BLOCK } else { BLOCK };
+    let block = (block / (layout.steps(0).max(1) * WORDS * WIDTH)).max(1);
     let mut unit = Amx::new();
+    let mut buffers = Buffers { sums: [[0.0; WIDTH]; 2 * ROWS], dots: [[[0.0; WIDTH]; 2 * ROWS]; 2] };
     for panel in job.panels.clone() {
         let source = job.source::<S>(panel);
         for first in (0..groups).step_by(block) {
@@ -59,11 +63,17 @@ unsafe fn run<S: Simd, C: Storable<WORDS>>(job: &Product<'_>) {
                     let first = tiles.rows(tile);
                     let second = if tile + 1 < tiles.count() { tiles.rows(tile + 1) } else { 0..0 };
                     let at = Place { panel, first, second, groups: groups.clone() };
-                    add::<S>(job, &mut unit, &at, &source);
+                    add::<S>(job, &mut unit, &mut buffers, &at, &source);
                 }
             }
         }
     }
+}
+
+struct Buffers {
+    sums: [[f32; WIDTH]; 2 * ROWS],
+    /// The products of a group, and of the one before it.
+    dots: [[[f32; WIDTH]; 2 * ROWS]; 2],
 }
 
 /// The outputs and the groups of up to two tiles of rows.
@@ -76,19 +86,26 @@ struct Place {
 
 /// Adds the products of the groups in the working memory to the outputs.
 #[inline(always)]
-unsafe fn add<S: Simd>(job: &Product<'_>, unit: &mut Amx, at: &Place, source: &Source) {
+unsafe fn add<S: Simd>(
+    job: &Product<'_>,
+    unit: &mut Amx,
+    buffers: &mut Buffers,
+    at: &Place,
+    source: &Source,
+) {
     let Place { panel, first, second, groups } = at;
     let layout = job.w.layout;
     let heights = [first.len(), second.len()];
     let rows = heights[0] + heights[1];
     let col = |v: usize| panel * WIDTH + v * S::LANES;
     let vectors = WIDTH / S::LANES;
-    let mut sums = [[0f32; WIDTH]; 2 * ROWS];
-    let mut dots = [[0f32; WIDTH]; 2 * ROWS];
+    let Buffers { sums, dots } = buffers;
     // SAFETY: the creator passes rows and panels inside the operands. Vectors of sums and products
     // are inside the arrays.
     unsafe {
-        if groups.start > 0 {
+        if groups.start == 0 {
+            sums[..rows].fill([0.0; WIDTH]);
+        } else {
             for i in 0..rows {
                 for v in 0..vectors {
                     let sum = job.outputs.get::<S>(first.start + i, col(v));
@@ -99,14 +116,15 @@ unsafe fn add<S: Simd>(job: &Product<'_>, unit: &mut Amx, at: &Place, source: &S
         for g in groups.clone() {
             let words = layout.steps(0) * WORDS;
             let input = |row: usize, height: usize| job.inputs.tile(row).wrapping_add(g * words * height);
-            dots[..rows].fill([0.0; WIDTH]);
+            let dots = &mut dots[g % 2];
             unit.multiply_bf16(&Block {
                 heights,
                 inputs: [input(first.start, heights[0]).cast(), input(first.end, heights[1]).cast()],
                 weights: job.scratch.as_ptr().add((g - groups.start) * words * WIDTH).cast(),
                 steps: layout.steps(g) * WORDS / GROUP,
                 sums: [dots.as_mut_ptr().cast(), dots.as_mut_ptr().add(heights[0]).cast()],
-                stride: size_of_val(&dots[0]),
+                fresh: true,
+                stride: WIDTH * size_of::<f32>(),
                 // The codes of the block that follows.
                 ahead: Ahead::From(source.step(g + groups.len(), 0)),
             });

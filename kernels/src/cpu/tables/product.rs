@@ -129,6 +129,9 @@ struct Place {
     groups: Range<usize>,
 }
 
+/// Distance of prefetches in bytes while codes are widened.
+const WIDEN_AHEAD: usize = 4096;
+
 /// Widens some groups of a panel into the working memory.
 ///
 /// # Safety
@@ -146,8 +149,12 @@ pub(super) unsafe fn widen<S: Simd, C: Storable<N>, const N: usize>(
             // SAFETY: the caller guarantees the instruction set, and that the working memory holds
             // the groups.
             unsafe {
+                let from = codes.step(g, step);
+                for line in (0..codes.step_bytes).step_by(64) {
+                    S::prefetch(from.wrapping_add(WIDEN_AHEAD + line));
+                }
                 for v in 0..2 {
-                    let words = C::words::<S>(codes.step(g, step), v, &table);
+                    let words = C::words::<S>(from, v, &table);
                     for (at, word) in words.into_iter().enumerate() {
                         S::store(to.add((2 * at + v) * S::LANES), C::numbers::<S>(word));
                     }
