@@ -126,7 +126,8 @@ def test_selectors_find_servers_only(chart, values):
     objects = render(chart, values)
     server, *workers = (template["metadata"]["labels"] for template in pod_templates(objects))
     selectors = [objects["Service"]["spec"]["selector"]]
-    selectors += [objects[kind]["spec"]["selector"]["matchLabels"] for kind in ("Deployment", "InferencePool") if kind in objects]
+    others = [objects[kind] for kind in ("Deployment", "InferencePool") if kind in objects]
+    selectors += [document["spec"]["selector"]["matchLabels"] for document in others]
     for selector in selectors:
         assert matches(selector, server)
         assert not any(matches(selector, worker) for worker in workers)

@@ -74,13 +74,15 @@ def test_the_health_check_tells_a_ready_server_from_none(services, binary, tmp_p
     assert kind == "CMD"
     # Compose turns `$$` into `$`.
     command = [part.replace("$$", "$").replace("/3001", f"/{health}") for part in command]
-    check = lambda: subprocess.run(command, capture_output=True, timeout=30).returncode
-    assert check() != 0
+    not_found = [part.replace("/ready", "/nothing") for part in command]
+
+    def succeeds(command):
+        return subprocess.run(command, capture_output=True, timeout=30).returncode == 0
+
+    assert not succeeds(command)
     with running([binary, *arguments], log) as process:
         wait_until_ready(process, health, log)
-        assert check() == 0
-        not_found = [part.replace("/ready", "/nothing") for part in command]
-        assert subprocess.run(not_found, capture_output=True, timeout=30).returncode != 0
+        assert succeeds(command) and not succeeds(not_found)
 
 
 @pytest.fixture(scope="module")
