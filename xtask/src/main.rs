@@ -6,6 +6,7 @@ mod browser;
 mod cargo;
 mod clients;
 mod cuda;
+mod deploy;
 mod features;
 mod fuzz;
 mod gpu_pack;
@@ -118,6 +119,14 @@ const TASKS: &[Task] = &[
                litellm, lm-eval, AI SDK) against the real server with a scripted model and without\n\
                a network; installs three gigabytes below target/",
         run: |arguments| clients::agents(arguments),
+    },
+    Task {
+        name: "deploy",
+        arguments: "[PYTEST ARGUMENTS]",
+        help: "renders the Helm chart with Helm's engine and checks it, the Compose file and the\n\
+               systemd unit against schemas and the real server; installs 400 megabytes below\n\
+               target/",
+        run: |arguments| deploy::run(arguments),
     },
     Task {
         name: "book",
