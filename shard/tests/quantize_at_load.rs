@@ -7,24 +7,13 @@ mod common;
 
 use std::path::Path;
 
-use common::{Chunk, Harness, row_error};
+use common::{Chunk, Harness, SMALL_LIMITS as LIMITS, SMALL_PROMPT as PROMPT, row_error};
 use millrace_kernels::cpu::{Activations, Cpu, CpuOptions};
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{DType, HostMemory, KvFormat};
+use millrace_kernels::{DType, HostMemory};
+use millrace_shard::Source;
 use millrace_shard::families::{self, Overrides};
 use millrace_shard::model::{Model, Quantize, WeightStorage};
-use millrace_shard::{ShardLimits, Source};
-
-const LIMITS: ShardLimits = ShardLimits {
-    max_step_tokens: 16,
-    max_sequences: 16,
-    max_sequence_tokens: 16,
-    block_size: 16,
-    num_blocks: 1,
-    kv_format: KvFormat::Dense(DType::F32),
-};
-
-const PROMPT: [u32; 9] = [3, 14, 15, 9, 26, 5, 35, 58, 9];
 
 fn load(name: &str) -> Model {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden").join(name);

@@ -7,29 +7,18 @@ mod common;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use common::{Chunk, Harness, row_error};
+use common::{Chunk, Harness, SMALL_LIMITS as LIMITS, SMALL_PROMPT as PROMPT, row_error};
 use millrace_kernels::cpu::{Activations, Cpu, CpuOptions};
 use millrace_kernels::quantize::nf4;
 use millrace_kernels::reference::Reference;
 use millrace_kernels::stored::IntegerRows;
-use millrace_kernels::{DType, HostMemory, IntFormat, KvFormat, Part, WeightFormat, fp8};
+use millrace_kernels::{DType, HostMemory, IntFormat, Part, WeightFormat, fp8};
+use millrace_shard::Source;
 use millrace_shard::families::{self, Overrides};
 use millrace_shard::model::{Model, WeightKind, WeightSlot, WeightStorage};
 use millrace_shard::quantize::{MAX_FILE_BYTES, QuantizeReport, Target, quantize};
-use millrace_shard::{ShardLimits, Source};
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::{Value, json};
-
-const LIMITS: ShardLimits = ShardLimits {
-    max_step_tokens: 16,
-    max_sequences: 16,
-    max_sequence_tokens: 16,
-    block_size: 16,
-    num_blocks: 1,
-    kv_format: KvFormat::Dense(DType::F32),
-};
-
-const PROMPT: [u32; 9] = [3, 14, 15, 9, 26, 5, 35, 58, 9];
 
 const TARGETS: [Target; 6] = [
     Target::Int8,

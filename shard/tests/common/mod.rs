@@ -19,6 +19,19 @@ use millrace_shard::model::{
 };
 use proptest::prelude::*;
 
+/// Limits for [`SMALL_PROMPT`] in one step.
+pub const SMALL_LIMITS: ShardLimits = ShardLimits {
+    max_step_tokens: 16,
+    max_sequences: 16,
+    max_sequence_tokens: 16,
+    block_size: 16,
+    num_blocks: 1,
+    kv_format: KvFormat::Dense(DType::F32),
+};
+
+/// Tokens of the tiny vocabularies that tests use.
+pub const SMALL_PROMPT: [u32; 9] = [3, 14, 15, 9, 26, 5, 35, 58, 9];
+
 /// SplitMix64. The tests need the same random numbers on every machine.
 pub struct Random(pub u64);
 

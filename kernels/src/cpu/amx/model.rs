@@ -5,8 +5,10 @@ use half::bf16;
 use super::super::inputs::{GROUP, Inputs};
 use super::super::memory::Shared;
 use super::super::tile::Tiles;
+use super::block::{Block, Unit};
+use super::machine::is_available;
 use super::product::Bf16Product;
-use super::unit::{Amx, Block, ROWS, STEP_BYTES, Unit, WIDTH, is_available};
+use super::unit::{Amx, ROWS, STEP_BYTES, WIDTH};
 
 /// The unit as Intel's manual describes `TDPBF16PS`: even and odd products of a tile are two
 /// chains of multiply-adds, whose sum is added. Denormal numbers, which these tests do not have,

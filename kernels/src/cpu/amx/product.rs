@@ -15,7 +15,8 @@ use half::bf16;
 use super::super::inputs::{GROUP, Inputs};
 use super::super::memory::Shared;
 use super::super::tile::Tiles;
-use super::unit::{Ahead, Amx, Block, ROWS, STEP_BYTES, Unit, WIDTH};
+use super::block::{Ahead, Block, Unit};
+use super::unit::{Amx, ROWS, STEP_BYTES, WIDTH};
 
 /// Steps of a block of weights, which take 64 KiB.
 const BLOCK_STEPS: usize = 32;
