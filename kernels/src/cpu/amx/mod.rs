@@ -1,5 +1,5 @@
-//! Matrix products on the tile unit of Intel AMX: `unit` configures it, `block`, `bytes` and `heads`
-//! have its loops, and the rest divides products by bf16 weights among them.
+//! Matrix products on the tile unit of Intel AMX: `unit` configures it, `block`, `bytes` and
+//! `heads` have its loops, and the rest divides products by bf16 weights among them.
 
 mod block;
 mod bytes;
