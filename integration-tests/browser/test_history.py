@@ -93,6 +93,23 @@ def test_names_and_deletions(server, visit):
     assert visited.page.evaluate("window.hacked") is None
 
 
+def test_changes_survive_leaving_the_page_at_once(server, visit):
+    visited = visit(server)
+    three(visited)
+    for expected in (["Boats?", "Apples?"], ["Apples?"], []):
+        # The page has no time between the last click and the reload.
+        with visited.page.expect_navigation():
+            visited.page.evaluate("""() => {
+                const click = (selector) => document.querySelector(selector).click();
+                click("#conversations .delete");
+                click("#toast button");
+                click("#conversations .delete");
+                location.reload();
+            }""")
+        visited.page.locator("#conversations .open, #found:not(:empty)").first.wait_for()
+        assert titles(visited) == expected
+
+
 def test_deleting_what_is_being_answered(server, visit):
     visited = visit(server)
     visited.begun("Tell me a story about a fox and a lantern.")

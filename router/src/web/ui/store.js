@@ -25,6 +25,9 @@ async function run(mode, work) {
   return new Promise((resolve, reject) => {
     const transaction = db.transaction(TABLE, mode);
     const request = work(transaction.objectStore(TABLE));
+    // Otherwise the transaction waits for this page to see the result, and is undone if the page is
+    // closed or reloaded before that.
+    transaction.commit();
     transaction.oncomplete = () => resolve(request.result);
     transaction.onabort = transaction.onerror = () => reject(transaction.error ?? request.error);
   });
