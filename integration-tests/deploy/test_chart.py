@@ -27,6 +27,7 @@ EVERYTHING = {
     "huggingFace": {"existingSecret": "hub"},
     "modelCache": {"enabled": True, "storageClassName": "fast", "packedWeights": True},
     "autoscaling": {"kind": "hpa"},
+    "kvEvents": {"enabled": True},
     "serviceMonitor": {"enabled": True, "labels": {"release": "prometheus"}},
     "inferencePool": {"enabled": True, "endpointPicker": {"name": "picker"}},
     "httpRoute": {"enabled": True, "gateway": "gw", "gatewayNamespace": "net", "hostnames": ["llm.example"]},

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use millrace_integration_tests::Server;
+use millrace_integration_tests::{Server, free_port};
 use serde_json::{Value, json};
 
 /// The demo model's own template with support for tools.
@@ -86,4 +86,21 @@ fn unchanged_clients_are_served() {
     let modules = installed.join("node/node_modules");
     let modules = [("NODE_PATH", modules.to_str().unwrap())];
     run(Path::new("node"), &["--test", &format!("{tests}/openai.test.cjs")], &server, &modules);
+}
+
+#[test]
+#[ignore = "needs the clients, which `cargo xtask clients` installs and runs"]
+fn zeromq_subscribers_follow_the_prefix_cache() {
+    let installed = installed();
+    let tests = concat!(env!("CARGO_MANIFEST_DIR"), "/clients/kv_events");
+    let [events, replay] = [(); 2].map(|()| format!("tcp://127.0.0.1:{}", free_port()));
+    let config = json!({
+        "enable_kv_cache_events": true, "publisher": "zmq", "topic": "kv@pod@demo",
+        "endpoint": events, "replay_endpoint": replay,
+    });
+    let small = ["--max-batch-total-tokens", "1024", "--max-total-tokens", "512"];
+    let server = Server::start(&[&["--kv-events-config", &config.to_string()], &small[..]].concat());
+    let pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", tests];
+    let sockets = [("MILLRACE_EVENTS", events.as_str()), ("MILLRACE_REPLAY", &replay)];
+    run(&installed.join("python/bin/python"), &pytest, &server, &sockets);
 }

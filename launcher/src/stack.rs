@@ -5,10 +5,11 @@ use std::collections::HashMap;
 use std::ffi::OsString;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use millrace_router::assets::Assets;
 use millrace_router::engine::{self, AdmissionBounds, Engine, EngineConfig, EngineState, ShardCommand};
 use millrace_router::grammar::GrammarWorkerCommand;
+use millrace_router::kv_events::{KvEvents, KvEventsConfig};
 use millrace_router::service::{ModelInfo, RequestLimits, Service};
 use millrace_shard::collective::Transport;
 use tokio::task::JoinHandle;
@@ -19,15 +20,18 @@ use crate::nodes::{Leader, LocalRanks};
 use crate::shard_message::ShardMessage;
 use crate::{demo, progress};
 
-/// Limits of the queue and of the shutdown. The default suits a single request.
+/// Limits of the queue and of the shutdown, and who hears of the prefix cache. The default suits a
+/// single request.
 #[derive(Debug, Default)]
-pub(crate) struct QueueOptions {
+pub(crate) struct ServingOptions {
     /// Limit of waiting requests.
     pub(crate) max_queue_requests: Option<usize>,
     /// Limit of the prompt tokens of waiting requests.
     pub(crate) max_queue_tokens: Option<usize>,
     /// Longest time that a request may wait.
     pub(crate) queue_timeout: Option<Duration>,
+    /// Where the changes of the prefix cache are published, if anywhere.
+    pub(crate) kv_events: Option<KvEventsConfig>,
     /// Longest time that running requests may take to finish after the server is asked to stop.
     pub(crate) drain_timeout: Duration,
 }
@@ -50,7 +54,7 @@ impl Stack {
         model: &ModelArgs,
         engine: &EngineArgs,
         limits: RequestLimits,
-        serving: QueueOptions,
+        serving: ServingOptions,
         leader: Option<Leader>,
     ) -> Result<Stack> {
         let location = locate(model)?;
@@ -68,7 +72,13 @@ impl Stack {
             args: ShardMessage::new(model, engine, ranks, false).arguments()?,
             env: shard_environment(engine),
         };
-        let QueueOptions { max_queue_requests, max_queue_tokens, queue_timeout, drain_timeout } = serving;
+        let ServingOptions { max_queue_requests, max_queue_tokens, queue_timeout, kv_events, drain_timeout } =
+            serving;
+        ensure!(
+            kv_events.is_none() || engine.prefix_caching,
+            "--kv-events-config needs the prefix cache, which --prefix-caching=false turns off"
+        );
+        let kv_events = kv_events.map(KvEvents::start).transpose().map_err(anyhow::Error::msg)?;
         let config = EngineConfig {
             bounds: AdmissionBounds {
                 in_flight: limits.max_concurrent_requests,
@@ -76,6 +86,7 @@ impl Stack {
                 queued_tokens: max_queue_tokens.unwrap_or(usize::MAX),
             },
             prefix_cache: engine.prefix_caching,
+            kv_events,
             schedule: engine.schedule.into(),
             target_itl: engine.target_itl(),
             queue_timeout,

@@ -11,6 +11,7 @@ pub mod engine;
 pub mod fuzz;
 pub mod grammar;
 pub mod http;
+pub mod kv_events;
 pub mod metrics;
 pub mod pooling;
 pub mod scheduler;

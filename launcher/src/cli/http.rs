@@ -7,6 +7,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use clap::{Args, ValueEnum};
 use millrace_router::http::{ApiKey, FairBy, HeaderValue, PlatformRoutes};
+use millrace_router::kv_events::KvEventsConfig;
 use millrace_router::serve::{ConnectionLimits, Tls};
 
 use super::seconds;
@@ -24,6 +25,14 @@ pub(crate) enum GenerationConfig {
     /// The defaults of the API.
     #[value(alias = "vllm")]
     None,
+}
+
+/// Where the events of the prefix cache are published, if they are.
+#[derive(Debug, Clone)]
+pub(crate) struct KvEventsArg(pub(crate) Option<KvEventsConfig>);
+
+fn kv_events(json: &str) -> Result<KvEventsArg, String> {
+    KvEventsConfig::parse(json).map(KvEventsArg)
 }
 
 /// Flags of the HTTP server.
@@ -57,6 +66,11 @@ pub(crate) struct HttpArgs {
     /// Seconds after which a request that still waits gets status 503; never if absent
     #[arg(long, env = "QUEUE_TIMEOUT", value_name = "SECONDS", value_parser = seconds)]
     pub(crate) queue_timeout: Option<f64>,
+    /// Publish which prefixes are in the prefix cache, for routers such as llm-d's: JSON as for
+    /// vLLM's flag of this name, such as '{"enable_kv_cache_events": true, "endpoint":
+    /// "tcp://*:5557"}'
+    #[arg(long, env = "KV_EVENTS_CONFIG", value_name = "JSON", value_parser = kv_events)]
+    pub(crate) kv_events_config: Option<KvEventsArg>,
     /// Largest `best_of` and `n` of a request. If absent, `best_of` is at most 2 on TGI's routes,
     /// and `n` and `best_of` are at most 16 on OpenAI's routes
     #[arg(long, env = "MAX_BEST_OF", value_name = "N",

@@ -24,7 +24,7 @@ use values::{milliseconds, quantize, rope_factor, share};
 pub(crate) use bench::BenchArgs;
 pub(crate) use bench_http::{BenchHttpArgs, BenchRoute};
 pub(crate) use elsewhere::known_elsewhere;
-pub(crate) use http::{GenerationConfig, HttpArgs};
+pub(crate) use http::{GenerationConfig, HttpArgs, KvEventsArg};
 pub(crate) use null::NullArgs;
 pub(crate) use plan::PlanArgs;
 pub(crate) use quantize::QuantizeArgs;

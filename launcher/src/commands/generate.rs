@@ -7,7 +7,7 @@ use millrace_router::service::{Params, Prompt, TextStream};
 use millrace_router::text::SpecialTokens;
 
 use crate::cli::{GenerateArgs, SamplingArgs};
-use crate::stack::{QueueOptions, Stack};
+use crate::stack::{ServingOptions, Stack};
 use crate::{devices, logging};
 
 /// Prints the prompt and its continuation.
@@ -26,7 +26,7 @@ pub(crate) fn run(args: GenerateArgs) -> Result<()> {
     };
     devices::settle(&mut engine, &model, 1)?;
     tokio::runtime::Runtime::new()?.block_on(async {
-        let stack = Stack::start(&model, &engine, Default::default(), QueueOptions::default(), None)?;
+        let stack = Stack::start(&model, &engine, Default::default(), ServingOptions::default(), None)?;
         stack.loaded().await?;
         let params = sampling.params();
         let mut answer =

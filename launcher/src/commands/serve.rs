@@ -13,12 +13,12 @@ use tokio::net::TcpListener;
 use tokio::runtime::Runtime;
 use tokio::sync::watch;
 
-use crate::cli::{DeviceArg, EngineArgs, GenerationConfig, HttpArgs, ModelArgs, ServeArgs};
+use crate::cli::{DeviceArg, EngineArgs, GenerationConfig, HttpArgs, KvEventsArg, ModelArgs, ServeArgs};
 use crate::commands::env::Environment;
 use crate::commands::node;
 use crate::nodes::{LeaderOptions, Role};
 use crate::report::StartReport;
-use crate::stack::{QueueOptions, Stack};
+use crate::stack::{ServingOptions, Stack};
 use crate::telemetry::TelemetryArgs;
 use crate::{allocator, devices, logging, progress};
 
@@ -112,13 +112,14 @@ async fn serve_http(
         None => None,
     };
     let grace = Duration::from_secs(http.graceful_termination_timeout);
-    let queue = QueueOptions {
+    let serving = ServingOptions {
         max_queue_requests: http.max_queue_requests,
         max_queue_tokens: http.max_queue_tokens,
         queue_timeout: http.queue_timeout.map(Duration::from_secs_f64),
+        kv_events: http.kv_events_config.clone().and_then(|KvEventsArg(config)| config),
         drain_timeout: grace,
     };
-    let stack = Stack::start(model, engine, request_limits(http, engine), queue, leader)?;
+    let stack = Stack::start(model, engine, request_limits(http, engine), serving, leader)?;
     tracing::info!("listening on {scheme}://{}", listener.local_addr()?);
     if let Some(listener) = &probe_listener {
         tracing::info!("probes are answered on http://{}", listener.local_addr()?);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use super::group::OtherNodes;
 use super::occupancy::AdmissionBounds;
+use crate::kv_events::KvEvents;
 use crate::scheduler::Schedule;
 
 /// The configuration of the engine, apart from the limits that the shards announce.
@@ -17,6 +18,8 @@ pub struct EngineConfig {
     pub bounds: AdmissionBounds,
     /// Whether computed prefixes are kept and shared.
     pub prefix_cache: bool,
+    /// Publishes the changes of the prefix cache, if anybody wants to know of them.
+    pub kv_events: Option<KvEvents>,
     /// The order in which queued requests are started.
     pub schedule: Schedule,
     /// Target for the time between two tokens of a stream, up to which prompts may delay the tokens
@@ -51,6 +54,7 @@ impl Default for EngineConfig {
             others: None,
             bounds: AdmissionBounds { in_flight: 128, queued: usize::MAX, queued_tokens: usize::MAX },
             prefix_cache: true,
+            kv_events: None,
             schedule: Schedule::default(),
             target_itl: Duration::ZERO,
             queue_timeout: None,

@@ -8,7 +8,7 @@ use super::id::SeqId;
 use super::in_flight::{FinalResult, MalformedAnswer, RowInFlight};
 use super::output::{RowFailure, SequenceEvent, SequenceOutput};
 use super::request::Finish;
-use super::sequence::Accepted;
+use super::sequence::{Accepted, Sequence};
 use super::state::Scheduler;
 
 /// The effect of a row of an answer on its sequence.
@@ -103,7 +103,8 @@ impl Scheduler {
             // tree would harm every sequence that shares it.
             if running.first_step <= step {
                 running.roll_back(missing);
-                self.cache.publish(&mut running.table, running.sequence.block_hashes.as_slice(), computed);
+                let Sequence { block_hashes, tokens, .. } = &running.sequence;
+                self.cache.publish(&mut running.table, block_hashes, tokens, computed);
             }
         }
         AppliedRow { answered: sampled.len(), computed, accepted }

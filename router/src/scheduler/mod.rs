@@ -80,7 +80,7 @@ mod stats;
 #[cfg(test)]
 pub(crate) mod tests;
 
-pub use self::cache::BlockHashes;
+pub use self::cache::{BlockHashBytes, BlockHashes, CacheEvent, StoredBlocks};
 pub use self::id::{SeqId, SlotId};
 pub use self::in_flight::MalformedAnswer;
 pub use self::limits::{InfeasibleRequest, SchedulerLimits, ZeroLimit};

@@ -7,6 +7,9 @@ use super::schedule::Schedule;
 pub struct SchedulerOptions {
     /// Whether computed blocks are kept and shared among sequences that begin with the same tokens.
     pub prefix_cache: bool,
+    /// Whether [`take_cache_events`](super::Scheduler::take_cache_events) tells of the changes of
+    /// the prefix cache.
+    pub cache_events: bool,
     /// Number of steps after which a request is ordered before new requests of the next higher
     /// priority. With 0, priorities have no effect.
     pub ageing_steps: u32,
@@ -25,6 +28,7 @@ impl Default for SchedulerOptions {
     fn default() -> Self {
         SchedulerOptions {
             prefix_cache: true,
+            cache_events: false,
             ageing_steps: 512,
             max_lookahead: 0,
             target_micros: 0.0,

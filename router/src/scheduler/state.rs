@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeSet, VecDeque};
 
-use super::cache::KvCache;
+use super::cache::{CacheEvent, KvCache};
 use super::cost_model::{StepCostModel, StepLoad};
 use super::fair_share::FairShares;
 use super::id::{SeqId, SlotId};
@@ -47,6 +47,10 @@ pub struct Scheduler {
 impl Scheduler {
     /// A scheduler without sequences.
     pub fn new(limits: SchedulerLimits, options: SchedulerOptions) -> Self {
+        let mut cache = KvCache::new(limits.num_blocks, limits.block_size, options.prefix_cache);
+        if options.cache_events {
+            cache.log_events();
+        }
         Scheduler {
             limits,
             options,
@@ -55,7 +59,7 @@ impl Scheduler {
             running: Vec::with_capacity(limits.max_sequences),
             free_slots: all_slots(&limits),
             released: Vec::new(),
-            cache: KvCache::new(limits.num_blocks, limits.block_size, options.prefix_cache),
+            cache,
             costs: StepCostModel::default(),
             next_step: 0,
             in_flight: VecDeque::new(),
@@ -141,6 +145,13 @@ impl Scheduler {
             }
         }
         refused
+    }
+
+    /// The changes of the prefix cache since the last call, oldest first. There are none unless
+    /// [`SchedulerOptions::cache_events`] is set; then the caller must take them after each change
+    /// of the scheduler, or they pile up.
+    pub fn take_cache_events(&mut self) -> Vec<CacheEvent> {
+        self.cache.take_events()
     }
 
     /// Number of steps planned and not answered.

@@ -56,8 +56,14 @@ spec:
       command: [millrace]
       args:
         {{- include "millrace.args" $root | nindent 8 }}
-      {{- if or $values.huggingFace.existingSecret $values.extraEnv }}
+      {{- if or $values.huggingFace.existingSecret $values.extraEnv $values.kvEvents.enabled }}
       env:
+        {{- if $values.kvEvents.enabled }}
+        - name: POD_IP
+          valueFrom:
+            fieldRef:
+              fieldPath: status.podIP
+        {{- end }}
         {{- if $values.huggingFace.existingSecret }}
         - name: HF_TOKEN
           valueFrom:
@@ -75,6 +81,12 @@ spec:
           containerPort: {{ $values.server.port }}
         - name: health
           containerPort: {{ $values.server.healthPort }}
+        {{- if $values.kvEvents.enabled }}
+        - name: kv-events
+          containerPort: {{ $values.kvEvents.port }}
+        - name: kv-replay
+          containerPort: {{ $values.kvEvents.replayPort }}
+        {{- end }}
         {{- if gt (int $values.nodes) 1 }}
         - name: leader
           containerPort: {{ $values.server.leaderPort }}
@@ -152,6 +164,9 @@ LWS_GROUP_SIZE, LWS_WORKER_INDEX and LWS_LEADER_ADDRESS, from which the server t
 - --leader-port={{ .Values.server.leaderPort }}
 - --group-secret-file=/run/secrets/millrace/group/secret
 {{- end }}
+{{- if .Values.kvEvents.enabled }}
+- {{ printf "--kv-events-config=%s" (include "millrace.kvEvents" .) | quote }}
+{{- end }}
 {{- if .Values.apiKeys.existingSecret }}
 - --api-key-file=/run/secrets/millrace/api-keys/keys
 {{- end }}
@@ -164,6 +179,16 @@ LWS_GROUP_SIZE, LWS_WORKER_INDEX and LWS_LEADER_ADDRESS, from which the server t
 {{- range .Values.extraArgs }}
 - {{ . | quote }}
 {{- end }}
+{{- end -}}
+
+{{/* The configuration of the events. Kubernetes replaces $(POD_IP), and the router finds the pod by
+the topic. */}}
+{{- define "millrace.kvEvents" -}}
+{{- $model := .Values.model.servedName | default .Values.model.id -}}
+{{- dict "enable_kv_cache_events" true "publisher" "zmq"
+    "endpoint" (printf "tcp://*:%d" (int .Values.kvEvents.port))
+    "replay_endpoint" (printf "tcp://*:%d" (int .Values.kvEvents.replayPort))
+    "topic" (printf "kv@$(POD_IP):%d@%s" (int .Values.server.port) $model) | toJson -}}
 {{- end -}}
 
 {{/* The resources of the values, with GPUs as a limit. */}}

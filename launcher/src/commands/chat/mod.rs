@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 use self::command::ChatInput;
 use self::lines::Lines;
 use crate::cli::ChatArgs;
-use crate::stack::{QueueOptions, Stack};
+use crate::stack::{ServingOptions, Stack};
 use crate::{devices, logging};
 
 /// Reads messages and prints the answers as they stream.
@@ -28,7 +28,7 @@ pub(crate) fn run(args: ChatArgs) -> Result<()> {
     let ChatArgs { model, mut engine, sampling, system } = args;
     devices::settle(&mut engine, &model, 1)?;
     tokio::runtime::Runtime::new()?.block_on(async {
-        let stack = Stack::start(&model, &engine, Default::default(), QueueOptions::default(), None)?;
+        let stack = Stack::start(&model, &engine, Default::default(), ServingOptions::default(), None)?;
         if !stack.service.has_template() {
             let id = &model.model_id;
             bail!(

@@ -101,6 +101,7 @@ impl<'a> EngineLoop<'a> {
         occupancy.set_free_places(limits.max_sequences);
         let options = SchedulerOptions {
             prefix_cache: config.prefix_cache,
+            cache_events: config.kv_events.is_some(),
             schedule: config.schedule,
             target_micros: config.target_itl.as_secs_f64() * 1e6,
             ..SchedulerOptions::default()
@@ -242,11 +243,15 @@ impl<'a> EngineLoop<'a> {
         self.occupancy.set_free_places(free);
     }
 
-    /// Sends the events of this iteration to the dispatching task, and updates the gauges.
+    /// Sends the events of this iteration to the dispatching task and to the subscribers to the
+    /// prefix cache, and updates the gauges.
     pub(super) fn publish(&mut self) {
         if !self.batch.is_empty() {
             // The dispatching task ends only after this sender has been dropped.
             let _ = self.batches.send(std::mem::take(&mut self.batch));
+        }
+        if let Some(kv_events) = &self.config.kv_events {
+            kv_events.publish(&self.scheduler.take_cache_events());
         }
         // A cancelled request changes the gauges without an event.
         let stats = self.scheduler.stats();

@@ -15,10 +15,10 @@ use std::sync::Arc;
 
 /// The hash of a full block and of everything before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(in crate::scheduler) struct BlockHash([u8; Self::LEN]);
+pub(in crate::scheduler) struct BlockHash(pub(super) [u8; Self::LEN]);
 
 impl BlockHash {
-    const LEN: usize = 16;
+    pub(super) const LEN: usize = 16;
 
     /// The beginning of the chain for sequences with this salt.
     fn root(salt: Option<&Arc<str>>) -> Self {
@@ -31,6 +31,11 @@ impl BlockHash {
             hasher.update(&[1]).update(salt.as_bytes());
         }
         Self::truncated(hasher.finalize())
+    }
+
+    #[cfg(test)]
+    pub(in crate::scheduler) fn bytes(self) -> [u8; Self::LEN] {
+        self.0
     }
 
     fn truncated(hash: blake3::Hash) -> Self {
@@ -47,13 +52,20 @@ pub struct BlockHashes {
     /// `None` if the prefix cache is off; nothing is hashed then.
     block_size: Option<usize>,
     root: BlockHash,
+    /// Whether the sequence has a cache salt.
+    salted: bool,
     hashes: Arc<Vec<BlockHash>>,
 }
 
 impl BlockHashes {
     /// The hashes of a sequence whose tokens have not been hashed yet.
     pub(in crate::scheduler) fn new(salt: Option<&Arc<str>>, block_size: Option<usize>) -> Self {
-        BlockHashes { block_size, root: BlockHash::root(salt), hashes: Arc::default() }
+        BlockHashes {
+            block_size,
+            root: BlockHash::root(salt),
+            salted: salt.is_some(),
+            hashes: Arc::default(),
+        }
     }
 
     /// The hashes of the full blocks of a prompt. A request with this prompt and this salt may
@@ -95,6 +107,11 @@ impl BlockHashes {
             self.hashes = Arc::default();
             self.extend(tokens);
         }
+    }
+
+    /// Whether only sequences with the same cache salt can reuse the blocks.
+    pub(super) fn is_salted(&self) -> bool {
+        self.salted
     }
 
     /// The hashes, by block.

@@ -7,6 +7,12 @@ use super::ids::{BlockId, NodeId};
 use super::{BlockTable, KvCache};
 
 impl KvCache {
+    /// The hashes of the blocks that the event log has reported, and that can still be found.
+    #[cfg(test)]
+    pub(in crate::scheduler) fn announced(&self) -> HashSet<super::BlockHashBytes> {
+        self.tree.announced().map(BlockHash::bytes).collect()
+    }
+
     /// Checks the prefix tree, and that every block is held exactly once. `users` are the tables
     /// and block hashes of all running sequences.
     pub(in crate::scheduler) fn check_integrity(

@@ -12,6 +12,7 @@
 //! shards run steps in the order in which they were planned, so the last step of the former owner
 //! ends before the first step of the new owner writes.
 
+mod events;
 mod hash;
 mod ids;
 mod integrity;
@@ -21,10 +22,12 @@ mod tree;
 
 use std::collections::HashMap;
 
+use self::events::EventLog;
 use self::hash::bisect;
 use self::pool::BlockPool;
 use self::tree::PrefixTree;
 
+pub use self::events::{BlockHashBytes, CacheEvent, StoredBlocks};
 pub use self::hash::BlockHashes;
 pub(super) use self::hash::{BlockHash, common_blocks};
 pub(super) use self::ids::{BlockId, NodeId};
@@ -39,6 +42,8 @@ pub(super) struct KvCache {
     pool: BlockPool,
     tree: PrefixTree,
     evictions: u64,
+    /// The changes that have not been taken yet, if anybody wants to know of them.
+    events: Option<EventLog>,
 }
 
 /// The blocks of a running sequence.
@@ -78,13 +83,26 @@ impl KvCache {
             pool: BlockPool::new(num_blocks),
             tree: PrefixTree::new(num_blocks),
             evictions: 0,
+            events: None,
         }
+    }
+
+    /// Keeps a log of the changes from now on.
+    pub(super) fn log_events(&mut self) {
+        self.events = Some(EventLog::default());
+    }
+
+    /// The changes since the last call, oldest first. Without [`log_events`](Self::log_events)
+    /// there are none.
+    pub(super) fn take_events(&mut self) -> Vec<CacheEvent> {
+        self.events.as_mut().map(EventLog::take).unwrap_or_default()
     }
 
     /// Replaces all blocks by other, empty blocks.
     pub(super) fn renew(&mut self, num_blocks: usize, block_size: usize) {
-        let evictions = self.evictions;
-        *self = KvCache { evictions, ..KvCache::new(num_blocks, block_size, self.reuse) };
+        let (evictions, mut events) = (self.evictions, self.events.take());
+        events.as_mut().into_iter().for_each(EventLog::cleared);
+        *self = KvCache { evictions, events, ..KvCache::new(num_blocks, block_size, self.reuse) };
     }
 
     /// The size of the blocks that sequences hash; `None` if blocks are not kept for reuse.
@@ -170,17 +188,27 @@ impl KvCache {
     }
 
     fn evict(&mut self) -> Option<BlockId> {
-        let block = self.tree.evict()?;
+        let (block, removed) = self.tree.evict()?;
         self.evictions += 1;
+        if let Some((events, hash)) = self.events.as_mut().zip(removed) {
+            events.removed(hash);
+        }
         Some(block)
     }
 
     /// Puts the blocks of `table` into the tree that the first `computed` positions fill. All of
-    /// these positions have been answered. `hashes` are the block hashes of the sequence.
-    pub(super) fn publish(&mut self, table: &mut BlockTable, hashes: &[BlockHash], computed: usize) {
+    /// these positions have been answered. `hashes` and `tokens` are those of the sequence.
+    pub(super) fn publish(
+        &mut self,
+        table: &mut BlockTable,
+        block_hashes: &BlockHashes,
+        tokens: &[u32],
+        computed: usize,
+    ) {
         if !self.reuse {
             return;
         }
+        let hashes = block_hashes.as_slice();
         let full = (computed / self.block_size).min(hashes.len());
         let first = table.path.len();
         for (index, &hash) in hashes.iter().enumerate().take(full).skip(first) {
@@ -191,7 +219,19 @@ impl KvCache {
                     self.drop_spare(node, table.blocks[index]);
                     node
                 }
-                None => self.tree.insert(parent, hash, table.blocks[index]),
+                None => {
+                    let node = self.tree.insert(parent, hash, table.blocks[index]);
+                    if let Some(events) = &mut self.events
+                        && !block_hashes.is_salted()
+                        && self.tree.is_findable(node)
+                    {
+                        self.tree.announce(node);
+                        let before = index.checked_sub(1).map(|before| hashes[before]);
+                        let positions = index * self.block_size..(index + 1) * self.block_size;
+                        events.stored(before, hash, &tokens[positions]);
+                    }
+                    node
+                }
             };
             table.path.push(node);
         }
@@ -202,7 +242,10 @@ impl KvCache {
     /// keep them.
     pub(super) fn forget(&mut self, first: BlockHash) {
         if let Some(node) = self.tree.find(first) {
-            self.tree.detach(node);
+            let removed = self.tree.detach(node);
+            if let Some(events) = &mut self.events {
+                removed.into_iter().for_each(|hash| events.removed(hash));
+            }
         }
     }
 

@@ -15,7 +15,7 @@
 //! The ancestors of a findable node are findable, so the findable blocks of a sequence are always
 //! its first ones.
 //!
-//! The tree has up to a node for each block of the KV cache, which may be millions. A node takes 28
+//! The tree has up to a node for each block of the KV cache, which may be millions. A node takes 32
 //! bytes, its links in the list 8, and the index 5 to 10: it is one flat table of node ids, which
 //! compares the hashes in the nodes.
 
@@ -58,6 +58,8 @@ struct Node {
     parent: Option<NodeId>,
     /// Number of running sequences whose path contains this node.
     users: u32,
+    /// Whether the event log tells of the end of this node.
+    announced: bool,
 }
 
 impl PrefixTree {
@@ -115,7 +117,7 @@ impl PrefixTree {
     /// Adds a node with one user below `parent`, which has a user. The node is findable if its
     /// parent is.
     pub(super) fn insert(&mut self, parent: Option<NodeId>, hash: BlockHash, block: BlockId) -> NodeId {
-        let node = Node { hash, place: BlockPlace::Device(block), parent, users: 1 };
+        let node = Node { hash, place: BlockPlace::Device(block), parent, users: 1, announced: false };
         let id = match self.vacant.pop() {
             Some(id) => {
                 self.nodes[id.index()] = node;
@@ -158,9 +160,14 @@ impl PrefixTree {
         old
     }
 
-    /// Makes a findable node and all nodes below it impossible to find. Takes time linear in the
-    /// number of nodes.
-    pub(super) fn detach(&mut self, node: NodeId) {
+    /// Asks for the hash of this node when it stops being findable.
+    pub(super) fn announce(&mut self, node: NodeId) {
+        self.nodes[node.index()].announced = true;
+    }
+
+    /// Makes a findable node and all nodes below it impossible to find, and returns the hashes of
+    /// those that were announced. Takes time linear in the number of nodes.
+    pub(super) fn detach(&mut self, node: NodeId) -> Vec<BlockHash> {
         // Whether each node that has been visited is below `node`.
         let mut below = HashMap::from([(node, true)]);
         let findable: Vec<NodeId> = self.index.iter().copied().collect();
@@ -177,19 +184,36 @@ impl PrefixTree {
             };
             below.extend(path.into_iter().map(|id| (id, is_below)));
         }
-        self.index.retain(|id| !below[id]);
+        let mut removed = Vec::new();
+        let PrefixTree { index, nodes, .. } = self;
+        index.retain(|id| {
+            let node = &nodes[id.index()];
+            removed.extend((below[id] && node.announced).then_some(node.hash));
+            !below[id]
+        });
+        removed
     }
 
-    /// Removes the node that has been without users for longest, and returns its block.
-    pub(super) fn evict(&mut self) -> Option<BlockId> {
+    /// Removes the node that has been without users for longest. Returns its block, and its hash if
+    /// it was findable and announced.
+    pub(super) fn evict(&mut self) -> Option<(BlockId, Option<BlockHash>)> {
         let id = self.unused.oldest()?;
         self.unused.remove(id);
         self.vacant.push(id);
-        let hash = self.spread.hash_one(self.nodes[id.index()].hash);
-        if let Ok(entry) = self.index.find_entry(hash, |&found| found == id) {
+        let Node { hash, announced, .. } = self.nodes[id.index()];
+        let entry = self.index.find_entry(self.spread.hash_one(hash), |&found| found == id);
+        let removed = entry.is_ok().then_some(hash).filter(|_| announced);
+        if let Ok(entry) = entry {
             entry.remove();
         }
-        Some(self.block(id))
+        Some((self.block(id), removed))
+    }
+
+    /// The hashes of the findable nodes that were announced.
+    #[cfg(test)]
+    pub(super) fn announced(&self) -> impl Iterator<Item = BlockHash> {
+        let nodes = self.index.iter().map(|id| &self.nodes[id.index()]);
+        nodes.filter(|node| node.announced).map(|node| node.hash)
     }
 
     /// Checks that parents, index, users and the list of unused nodes fit together, and returns all
@@ -268,10 +292,10 @@ mod tests {
         assert_eq!((tree.unused(), tree.index.len(), pool.free().len()), (BLOCKS, BLOCKS, 0));
         let full = allocated(&tree, &pool);
         // Evicted nodes are kept for reuse.
-        (0..BLOCKS).for_each(|_| pool.give_back(tree.evict().unwrap()));
+        (0..BLOCKS).for_each(|_| pool.give_back(tree.evict().unwrap().0));
         assert_eq!((tree.unused(), tree.index.len()), (0, 0));
         let empty = allocated(&tree, &pool);
         assert!(full < 64_000_000 && empty < 64_000_000, "{full} and {empty} bytes");
-        assert_eq!((size_of::<Node>(), size_of::<Option<NodeId>>()), (28, 4));
+        assert_eq!((size_of::<Node>(), size_of::<Option<NodeId>>()), (32, 4));
     }
 }

@@ -6,6 +6,7 @@
 //! `MILLRACE_SIM_SEED=7` replays one seed. `MILLRACE_SIM_STEPS=2000000` simulates for longer than
 //! the default.
 
+mod distant_index;
 mod ledger;
 mod traffic;
 mod world;
@@ -47,6 +48,8 @@ struct Totals {
     failed: u64,
     /// Steps and answers that fill more than a quarter of a frame, and so may have left out a row.
     full_frames: u64,
+    /// Blocks that a router in front of the server has heard of.
+    stored: u64,
 }
 
 impl Totals {
@@ -75,6 +78,7 @@ impl Totals {
         self.blamed += other.blamed;
         self.failed += other.failed;
         self.full_frames += other.full_frames;
+        self.stored += other.stored;
     }
 }
 
@@ -116,7 +120,7 @@ fn random_traffic_keeps_every_invariant() {
     let Totals { deadly, killed, further_tokens, blamed, failed, full_frames, .. } = totals;
     assert!(killed > 0 && killed <= 3 * deadly, "a deadly request costs three losses: {totals:?}");
     assert!(blamed > often / 10 && failed > often / 2 && full_frames > often / 10, "{totals:?}");
-    assert!(further_tokens > 100 * often, "{totals:?}");
+    assert!(further_tokens > 100 * often && totals.stored > 100 * often, "{totals:?}");
     assert!(totals.late_masks > 30 * often && totals.deferred > 10 * often, "{totals:?}");
     assert!(shared_blocks > 30 * often && evictions > 50 * often, "{totals:?}");
     assert!(totals.awaited_blocks > 5 * often, "{totals:?}");

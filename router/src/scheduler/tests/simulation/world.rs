@@ -10,6 +10,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 
 use super::Totals;
+use super::distant_index::DistantIndex;
 use super::ledger::{Ledger, new_tokens, work};
 use super::traffic::Traffic;
 use crate::scheduler::tests::pretend::{
@@ -26,6 +27,7 @@ struct World {
     options: SchedulerOptions,
     traffic: Traffic,
     scheduler: Scheduler,
+    index: DistantIndex,
     ledger: Ledger,
     shard: PretendShard,
     /// Steps sent and not yet run. The shard is behind the scheduler, like a real one.
@@ -106,6 +108,7 @@ pub(super) fn simulate(seed: u64) -> Totals {
         shared_blocks,
         awaited_blocks,
         further_tokens,
+        stored: world.index.stored,
         ..world.totals
     }
 }
@@ -134,6 +137,7 @@ impl World {
         };
         let options = SchedulerOptions {
             prefix_cache: random.random_bool(0.9),
+            cache_events: true,
             ageing_steps: random.random_range(0..60),
             max_lookahead: if random.random_bool(0.5) { 0 } else { random.random_range(1..6) },
             schedule: [Schedule::Fcfs, Schedule::Lpm][random.random_range(0..2)],
@@ -148,6 +152,7 @@ impl World {
             limits,
             options,
             scheduler: Scheduler::new(limits, options),
+            index: DistantIndex::default(),
             ledger: Ledger::new(limits, options, speed.is_some()),
             shard: PretendShard::new(limits),
             sent: VecDeque::new(),
@@ -242,7 +247,7 @@ impl World {
         self.ledger.died(self.limits, self.planned, self.held.keys().copied());
         // Lost work is done again.
         self.live.values_mut().for_each(|live| live.deadline = None);
-        self.scheduler.check_integrity().expect("integrity after a death");
+        self.check_integrity("a death");
     }
 
     /// Plans as many steps as `depth` allows, then possibly lets the shard answer.
@@ -263,11 +268,11 @@ impl World {
         }
         let progresses = self.scheduler.in_flight() > 0 || !self.held.is_empty();
         assert!(progresses || self.live.is_empty(), "nothing makes progress");
-        self.scheduler.check_integrity().expect("integrity after planning");
+        self.check_integrity("planning");
         self.check_no_sequence_starves();
         if self.depth == 1 || self.sent.len() == self.depth || self.random.random_bool(0.5) {
             self.answer();
-            self.scheduler.check_integrity().expect("integrity after an answer");
+            self.check_integrity("an answer");
         }
     }
 
@@ -304,7 +309,14 @@ impl World {
         self.totals.deferred += self.ledger.masks(step, &masks);
         self.check_frame(encoded_len(&ToShard { message: Some(to_shard::Message::Masks(masks.clone())) }));
         self.masks = Some(masks);
-        self.scheduler.check_integrity().expect("integrity after masks");
+        self.check_integrity("masks");
+    }
+
+    fn check_integrity(&mut self, after: &str) {
+        if let Err(broken) = self.scheduler.check_integrity() {
+            panic!("after {after}: {broken}");
+        }
+        self.index.follow(&mut self.scheduler);
     }
 
     /// A sequence that is due ends within the work of all live sequences and of those that may

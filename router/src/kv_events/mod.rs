@@ -1,0 +1,68 @@
+//! Events of the prefix cache for routers in front of several servers.
+//!
+//! Routers such as llm-d's and Dynamo's send a request to the server that has computed most of its
+//! prompt already. They subscribe to the servers' events: which blocks of tokens a server has
+//! stored, and which it has removed. The events, their encoding and the sockets are those of vLLM
+//! (`vllm/distributed/kv_events.py`), so these routers need no adapter:
+//!
+//! - [`message`] encodes events with MessagePack.
+//! - [`History`] numbers the encoded batches and keeps the newest ones.
+//! - [`publisher`] sends them to ZeroMQ subscribers and answers requests for earlier batches.
+//! - [`zmtp`] is the part of ZeroMQ's protocol that these two sockets need.
+//!
+//! The engine never waits for a subscriber. One that falls behind misses batches, which it notices
+//! by their numbers.
+
+mod config;
+mod history;
+mod message;
+mod metrics;
+mod publisher;
+#[cfg(test)]
+mod tests;
+mod zmtp;
+
+use std::fmt;
+use std::sync::Arc;
+
+use ::metrics::counter;
+
+pub use self::config::{Endpoint, KvEventsConfig};
+use self::history::History;
+use crate::scheduler::CacheEvent;
+
+/// Publishes the events of the prefix cache. Clones publish to the same subscribers.
+#[derive(Clone)]
+pub struct KvEvents {
+    history: Arc<History>,
+}
+
+impl KvEvents {
+    /// Opens the sockets and starts to serve them on the current tokio runtime. The first batch
+    /// says that the cache is empty, for routers that know of an earlier run of this server.
+    ///
+    /// # Errors
+    /// A message that names the endpoint which cannot be opened.
+    pub fn start(config: KvEventsConfig) -> Result<Self, String> {
+        metrics::describe();
+        let history = Arc::new(History::new(config.history()));
+        publisher::start(config, &history)?;
+        let events = KvEvents { history };
+        events.publish(&[CacheEvent::Cleared]);
+        Ok(events)
+    }
+
+    /// Publishes events as one batch. Nothing is published without events.
+    pub(crate) fn publish(&self, events: &[CacheEvent]) {
+        if !events.is_empty() {
+            self.history.push(message::encode(message::now(), events).into());
+            counter!(metrics::BATCHES).increment(1);
+        }
+    }
+}
+
+impl fmt::Debug for KvEvents {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("KvEvents").finish_non_exhaustive()
+    }
+}
