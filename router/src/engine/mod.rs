@@ -46,6 +46,7 @@ mod loss;
 mod metrics;
 pub mod node;
 mod occupancy;
+mod preparation;
 mod restart_policy;
 mod start;
 mod state;
@@ -68,6 +69,7 @@ pub use self::event::{GeneratedToken, GenerationEvent, GenerationFailure, Genera
 pub use self::group::{OtherNodes, ShardCommand, Unreaped};
 pub use self::handle::{Engine, Generation, SubmitError};
 pub use self::occupancy::{AdmissionBounds, Permit};
+pub use self::preparation::Preparation;
 pub use self::start::start;
 #[cfg(test)]
 use self::start::start_with;

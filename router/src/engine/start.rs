@@ -6,19 +6,24 @@ use tokio::task::JoinHandle;
 
 use super::baseline::GroupBaseline;
 use super::config::EngineConfig;
-use super::event_loop::{self, HandleLinks};
+use super::event_loop::{self, FirstStart, HandleLinks};
 use super::group::{GroupOptions, ShardCommand, ShardGroup, remove_leftovers};
 use super::handle::Engine;
 use super::metrics;
+use super::preparation::Preparation;
 use super::state::EngineState;
 use super::supervisor::GroupFactory;
 
-/// Starts the shards and the engine's task, and returns at once. [`EngineState`] tells when the
-/// engine is ready. The task ends after a drain or a failure, when no shard process is left, except
+/// Starts the engine's task, and returns at once. The task does the `preparation`, if there is one,
+/// and starts the shards. [`EngineState`] tells when the engine is ready. The task ends after a drain or a failure, when no shard process is left, except
 /// processes that could not be killed.
 ///
 /// It must be called within a tokio runtime, and after the metrics recorder has been installed.
-pub fn start(config: EngineConfig, command: ShardCommand) -> (Engine, JoinHandle<()>) {
+pub fn start(
+    config: EngineConfig,
+    command: ShardCommand,
+    preparation: Option<Preparation>,
+) -> (Engine, JoinHandle<()>) {
     // Nothing waits for this thread, not even the end of the process: it reads the files of other
     // servers, and a directory on a network may not answer. If the thread cannot be started, the
     // files stay.
@@ -33,17 +38,21 @@ pub fn start(config: EngineConfig, command: ShardCommand) -> (Engine, JoinHandle
         let options = options.clone();
         async move { ShardGroup::start(&options, baseline.as_ref()).await }.boxed()
     };
-    start_with(config, Box::new(start_group))
+    start_with(config, Box::new(start_group), preparation)
 }
 
 /// Starts the engine like [`start`], with groups of shards that `start_group` provides.
-pub(super) fn start_with(config: EngineConfig, start_group: GroupFactory) -> (Engine, JoinHandle<()>) {
+pub(super) fn start_with(
+    config: EngineConfig,
+    start_group: GroupFactory,
+    preparation: Option<Preparation>,
+) -> (Engine, JoinHandle<()>) {
     metrics::describe();
     let (commands, received) = mpsc::unbounded_channel();
     let loading = EngineState::Loading { phase: "Starting shards".into(), done: 0, total: 0 };
     let (state, states) = watch::channel(loading);
     let engine = Engine::new(commands, states, config.bounds, config.prefix_cache);
     let links = HandleLinks { occupancy: engine.occupancy(), departures: engine.departures() };
-    let task = event_loop::run(config, links, received, state, start_group);
+    let task = event_loop::run(config, links, received, state, FirstStart { start_group, preparation });
     (engine, tokio::spawn(task))
 }
