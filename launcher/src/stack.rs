@@ -92,7 +92,10 @@ impl Stack {
             failure_window: Duration::from_secs_f64(engine.shard_failure_window),
             ..EngineConfig::default()
         };
-        let (engine, engine_task) = engine::start(config, command, download.map(preparation));
+        let (engine, engine_task) = match download {
+            Some(download) => engine::start_after(preparation(download), config, command),
+            None => engine::start(config, command),
+        };
         let id = limits.model_names.first().cloned().unwrap_or_else(|| location.name(&model.model_id));
         let info = ModelInfo { id, sha: location.revision(), pipeline_tag: None };
         let service = Service::new(&assets, engine, limits, info)?;

@@ -70,8 +70,10 @@ pub use self::group::{OtherNodes, ShardCommand, Unreaped};
 pub use self::handle::{Engine, Generation, SubmitError};
 pub use self::occupancy::{AdmissionBounds, Permit};
 pub use self::preparation::Preparation;
-pub use self::start::start;
+#[cfg(test)]
+use self::start::start_prepared;
 #[cfg(test)]
 use self::start::start_with;
+pub use self::start::{start, start_after};
 pub use self::state::EngineState;
 pub use crate::scheduler::{BlockHashes, Finish, Mask, Pooling, Priority, Request, Schedule, Tenant};

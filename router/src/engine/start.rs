@@ -14,15 +14,28 @@ use super::preparation::Preparation;
 use super::state::EngineState;
 use super::supervisor::GroupFactory;
 
-/// Starts the engine's task, and returns at once. The task does the `preparation`, if there is one,
-/// and starts the shards. [`EngineState`] tells when the engine is ready. The task ends after a drain or a failure, when no shard process is left, except
+/// Starts the shards and the engine's task, and returns at once. [`EngineState`] tells when the
+/// engine is ready. The task ends after a drain or a failure, when no shard process is left, except
 /// processes that could not be killed.
 ///
 /// It must be called within a tokio runtime, and after the metrics recorder has been installed.
-pub fn start(
+pub fn start(config: EngineConfig, command: ShardCommand) -> (Engine, JoinHandle<()>) {
+    start_processes(None, config, command)
+}
+
+/// Starts the engine like [`start`], but the shards only after the `preparation`.
+pub fn start_after(
+    preparation: Preparation,
     config: EngineConfig,
     command: ShardCommand,
+) -> (Engine, JoinHandle<()>) {
+    start_processes(Some(preparation), config, command)
+}
+
+fn start_processes(
     preparation: Option<Preparation>,
+    config: EngineConfig,
+    command: ShardCommand,
 ) -> (Engine, JoinHandle<()>) {
     // Nothing waits for this thread, not even the end of the process: it reads the files of other
     // servers, and a directory on a network may not answer. If the thread cannot be started, the
@@ -38,14 +51,20 @@ pub fn start(
         let options = options.clone();
         async move { ShardGroup::start(&options, baseline.as_ref()).await }.boxed()
     };
-    start_with(config, Box::new(start_group), preparation)
+    start_prepared(preparation, config, Box::new(start_group))
 }
 
 /// Starts the engine like [`start`], with groups of shards that `start_group` provides.
-pub(super) fn start_with(
+#[cfg(test)]
+pub(super) fn start_with(config: EngineConfig, start_group: GroupFactory) -> (Engine, JoinHandle<()>) {
+    start_prepared(None, config, start_group)
+}
+
+/// Starts the engine with groups of shards that `start_group` provides.
+pub(super) fn start_prepared(
+    preparation: Option<Preparation>,
     config: EngineConfig,
     start_group: GroupFactory,
-    preparation: Option<Preparation>,
 ) -> (Engine, JoinHandle<()>) {
     metrics::describe();
     let (commands, received) = mpsc::unbounded_channel();

@@ -140,7 +140,7 @@ pub(super) fn engine_over_all(config: EngineConfig, streams: Vec<UnixStream>) ->
         let group = streams.next().map(|stream| ShardGroup::connected(vec![stream]));
         std::future::ready(group.ok_or(StartError::Lost(GroupLoss::of_shards("no shard is left")))).boxed()
     };
-    start_with(config, Box::new(connect), None)
+    start_with(config, Box::new(connect))
 }
 
 /// An engine with a shard that answers `gate` steps and then waits for permits.

@@ -139,7 +139,7 @@ fn engine_from(
         let group = group(baseline).map(|stream| ShardGroup::connected(vec![stream]));
         std::future::ready(group).boxed()
     };
-    start_with(config, Box::new(connect), None)
+    start_with(config, Box::new(connect))
 }
 
 /// The error of a system without free file descriptors.
