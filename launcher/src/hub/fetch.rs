@@ -79,15 +79,23 @@ pub(crate) async fn fetch(
     }
     let client = HubClient::new(settings, repository)?;
     let attempts = complete.is_some().then_some(ATTEMPTS_WITH_CACHE);
-    let listing = match (client.listing(attempts).await, complete) {
-        (Ok(listing), _) => listing,
-        (Err(error), Some(folder)) if !matches!(error, HubError::NoRevision { .. }) => {
-            tracing::warn!("{error}; using the copy in the cache, which may be old: {}", folder.display());
-            return Ok(FetchedModel::complete(folder));
-        }
-        (Err(error), _) => return Err(error),
+    let fetched = match client.listing(attempts).await {
+        Ok(listing) => fetch_listed(client, cache, &listing, needs_weights, check).await,
+        Err(error) => Err(error),
     };
-    fetch_listed(client, cache, &listing, needs_weights, check).await
+    match (fetched, complete) {
+        (Err(error), Some(folder)) if may_use_old_copy(&error) => {
+            tracing::warn!("{error}; using the copy in the cache, which may be old: {}", folder.display());
+            Ok(FetchedModel::complete(folder))
+        }
+        (fetched, _) => fetched,
+    }
+}
+
+/// Returns whether a complete model in the cache stands in for one that cannot be downloaded, because
+/// of the hub, or because the cache cannot be written. `huggingface_hub` does so too.
+fn may_use_old_copy(error: &HubError) -> bool {
+    !matches!(error, HubError::NoRevision { .. } | HubError::Unusable(_) | HubError::Checksum { .. })
 }
 
 /// Downloads the small files of a list, and checks the configuration first.
