@@ -13,6 +13,9 @@ use super::settings::HubSettings;
 /// The most redirects of a request.
 const MAX_REDIRECTS: usize = 10;
 
+/// The longest time until a connection is made.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// The longest text of the hub that is repeated in an error.
 const MAX_HUB_TEXT: usize = 300;
 
@@ -39,7 +42,7 @@ impl HubClient {
     pub(super) fn new(settings: HubSettings, repository: Repository) -> Result<HubClient, HubError> {
         let http = Client::builder()
             .user_agent(concat!("millrace/", env!("CARGO_PKG_VERSION")))
-            .connect_timeout(settings.response_timeout)
+            .connect_timeout(settings.response_timeout.min(CONNECT_TIMEOUT))
             // Redirects are followed here, because the token must not follow them.
             .redirect(Policy::none())
             .build();
@@ -139,10 +142,15 @@ impl HubClient {
             why = body.ok().and_then(Result::ok).flatten().map(|text| readable(&text)).unwrap_or_default();
         }
         let why: String = why.chars().filter(|c| !c.is_control()).take(MAX_HUB_TEXT).collect();
+        let is_hub = self.is_hub(response.url());
         Err(match status {
             StatusCode::TOO_MANY_REQUESTS => HubError::RateLimited { retry_after },
             StatusCode::REQUEST_TIMEOUT => HubError::Server { url, status: status.as_u16(), retry_after },
             _ if status.is_server_error() => HubError::Server { url, status: status.as_u16(), retry_after },
+            // The signature of an address of another host may have expired. The hub makes a new one.
+            StatusCode::FORBIDDEN if code.is_empty() && !is_hub => {
+                HubError::Server { url, status: status.as_u16(), retry_after }
+            }
             _ => self.refusal(status, &code, why, url, target),
         })
     }

@@ -54,6 +54,9 @@ pub(super) fn small_files(id: &str, listing: &Listing, needs_weights: bool) -> R
     if needs_weights {
         check_weights(id, listing)?;
     }
+    if !has("tokenizer.json") {
+        tracing::warn!("{id} has no tokenizer.json, which `millrace serve` needs");
+    }
     let chosen = |names: &[&str]| -> Result<Vec<ListedFile>, HubError> {
         let files = listing.files.iter().filter(|file| names.contains(&file.name.as_str()));
         files.map(|file| bounded(file.clone())).collect()

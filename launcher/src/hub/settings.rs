@@ -10,7 +10,7 @@ use reqwest::Url;
 const ENDPOINT: &str = "https://huggingface.co";
 
 /// The default of `HF_HUB_ETAG_TIMEOUT`: the longest time until a response begins.
-const RESPONSE_TIMEOUT: f64 = 10.0;
+const RESPONSE_TIMEOUT: f64 = 30.0;
 
 /// The default of `HF_HUB_DOWNLOAD_TIMEOUT`: the longest time without a byte of a file.
 const STALL_TIMEOUT: f64 = 30.0;
@@ -68,7 +68,7 @@ impl HubSettings {
         let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
         let cache = cache.cloned().or_else(cache_folder);
         Ok(HubSettings {
-            endpoint: parse_endpoint(&endpoint).with_context(|| format!("HF_ENDPOINT {endpoint}"))?,
+            endpoint: parse_endpoint(&endpoint).context("HF_ENDPOINT")?,
             token: token()?,
             offline: is_offline(),
             cache: cache
