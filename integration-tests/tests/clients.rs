@@ -110,14 +110,15 @@ fn the_cache_is_shared_with_huggingface_hub() {
     // What Python has downloaded is found.
     let (hub, folder) = (FakeHub::with_demo_model(), tempfile::tempdir().unwrap());
     assert_eq!(snapshot_download(&hub, folder.path(), "0"), snapshot(folder.path()));
-    assert_eq!(hub.downloads_of(weights).len(), 2, "one request and its redirect");
+    let before = hub.downloads_of(weights).len();
+    assert_ne!(before, 0);
     for offline in ["1", "0"] {
         let output = hub.download(folder.path(), &[("HF_HUB_OFFLINE", offline)], &[]);
         let log = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{log}");
         assert_eq!(Path::new(String::from_utf8_lossy(&output.stdout).trim()), snapshot(folder.path()));
     }
-    assert_eq!(hub.downloads_of(weights).len(), 2, "the weights were downloaded again");
+    assert_eq!(hub.downloads_of(weights).len(), before, "the weights were downloaded again");
     // Python finds what Millrace has downloaded.
     let (hub, folder) = (FakeHub::with_demo_model(), tempfile::tempdir().unwrap());
     assert!(hub.download(folder.path(), &[], &[]).status.success());
