@@ -221,7 +221,7 @@ impl HubState {
                 "HTTP/1.1 {status} X\r\n{headers}content-length: 0\r\nconnection: close\r\n\r\n"
             );
         }
-        if request.path.starts_with("/api/models/org/tiny") {
+        if request.path.contains("/api/models/org/tiny") {
             let body = self.listing.lock().unwrap().to_string();
             return send(&mut connection, &request, body.as_bytes(), "", fault);
         }

@@ -117,7 +117,8 @@ fn a_server_without_ranges_sends_the_file_again() {
     let mut count = 0;
     hub.set_faults(move |request| {
         count += usize::from(is_weights(request));
-        is_weights(request).then(|| if count == 1 { Fault::BreakAfter(500_000) } else { Fault::IgnoreRange })
+        let fault = if count == 1 { Fault::BreakAfter(500_000) } else { Fault::IgnoreRange };
+        is_weights(request).then_some(fault)
     });
     assert_complete(&hub.download(folder.path(), &[], &[]), folder.path());
     assert_eq!(hub.requests().into_iter().filter(is_weights).count(), 2);
@@ -187,7 +188,7 @@ fn an_interrupted_download_continues_with_the_next_start() {
     let output = process.wait_with_output().unwrap();
     assert_refused(&output, "interrupted; the next start continues the download");
     assert_complete(&hub.download(folder.path(), &[], &[]), folder.path());
-    assert_eq!(hub.requests().into_iter().filter(is_weights).next_back().unwrap().start, Some(900_000));
+    assert_eq!(hub.requests().into_iter().rfind(is_weights).unwrap().start, Some(900_000));
 }
 
 #[test]
@@ -209,7 +210,8 @@ fn two_processes_share_a_download() {
 fn refusals_of_the_hub_say_what_to_do() {
     let gated =
         vec![("x-error-code", "GatedRepo"), ("x-error-message", "Access to model org/tiny is restricted.")];
-    let cases: &[(u16, Vec<(&'static str, &'static str)>, &str)] = &[
+    type Headers = Vec<(&'static str, &'static str)>;
+    let cases: &[(u16, Headers, &str)] = &[
         (401, vec![("x-error-code", "RepoNotFound")], "set HF_TOKEN to a token that may read it"),
         (401, gated.clone(), "accept its licence at"),
         (403, gated, "and set HF_TOKEN to a token of that account"),
@@ -361,7 +363,24 @@ fn without_the_hub_the_cache_is_used() {
     assert_refused(&hub.download(folder.path(), &offline, &[]), "has only a part of revision `main`");
 }
 
-/// Returns the variables of a server that uses the hub.
+#[test]
+fn proxies_are_used_except_for_the_hosts_of_no_proxy() {
+    // The hub plays a proxy: it gets requests for a host that does not exist.
+    let (hub, folder) = (FakeHub::with_demo_model(), folder());
+    hub.edit_listing(|list| list["siblings"][0]["rfilename"] = json!("../x"));
+    let proxied = [("HF_ENDPOINT", "http://hub.invalid"), ("HTTP_PROXY", &hub.url), ("http_proxy", &hub.url)];
+    assert_refused(&hub.download(folder.path(), &proxied, &[]), "leads out of the folder");
+    assert_eq!(hub.requests()[0].path, "http://hub.invalid/api/models/org/tiny/revision/main");
+    // Nothing listens at this proxy, and NO_PROXY names the hub.
+    let (hub, folder) = (FakeHub::with_demo_model(), self::folder());
+    let closed = format!("http://127.0.0.1:{}", millrace_integration_tests::free_port());
+    assert_complete(
+        &hub.download(folder.path(), &[("HTTP_PROXY", &closed), ("http_proxy", &closed)], &[]),
+        folder.path(),
+    );
+}
+
+/// Starts a server that uses the hub.
 fn start_serving(hub: &FakeHub, folder: &Path, wait: bool) -> Server {
     let environment = hub.environment(folder);
     let variables: Vec<(&str, &str)> =

@@ -12,8 +12,11 @@ use super::{config, soon, until, until_ready};
 use crate::engine::group::ShardGroup;
 use crate::engine::{Engine, EngineState, Preparation, start_prepared};
 
+/// Ends the preparation.
+type PreparationEnd = oneshot::Sender<Result<(), String>>;
+
 /// An engine whose preparation ends with what the sender sends. Each start of shards is counted.
-fn prepared() -> (Engine, JoinHandle<()>, oneshot::Sender<Result<(), String>>, Arc<AtomicU64>) {
+fn prepared() -> (Engine, JoinHandle<()>, PreparationEnd, Arc<AtomicU64>) {
     let (sender, receiver) = oneshot::channel();
     let preparation = Preparation {
         phase: "Preparing".into(),
