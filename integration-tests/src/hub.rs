@@ -36,7 +36,7 @@ pub struct HubRequest {
     pub start: Option<usize>,
 }
 
-/// What the hub does instead of the right answer.
+/// A deviation of the hub from the right answer.
 #[derive(Debug, Clone)]
 pub enum Fault {
     /// Another status, with these headers.

@@ -67,8 +67,8 @@ impl Server {
         Server::spawn(&[], flags)
     }
 
-    /// Starts the server with these environment variables and flags, and returns as soon as its port
-    /// is open. The model may still be loading.
+    /// Starts the server with these environment variables and flags, and returns as soon as its
+    /// port is open. The model may still be loading.
     pub fn start_loading_with_env(variables: &[(&str, &str)], flags: &[&str]) -> Server {
         Server::spawn(variables, flags)
     }

@@ -52,8 +52,8 @@ impl Location {
     }
 }
 
-/// Downloads what is missing of a repository of the hub, except weights, and replaces its name by the
-/// folder of its snapshot, so that the shards read the same files. Returns the download of the
+/// Downloads what is missing of a repository of the hub, except weights, and replaces its name by
+/// the folder of its snapshot, so that the shards read the same files. Returns the download of the
 /// weights, if some are missing. Other models are left as they are, and nothing is requested for
 /// them.
 ///
@@ -208,7 +208,7 @@ fn locate_cached(cache: &Path, name: &str, revision: &str) -> Result<PathBuf> {
     Ok(snapshot)
 }
 
-/// What to do with GGUF files.
+/// Advice for GGUF files.
 pub(crate) const NO_GGUF: &str = "Millrace reads safetensors: take the repository that the GGUF files were made from, which has \
                        config.json, tokenizer.json and *.safetensors";
 

@@ -96,7 +96,7 @@ fn runtime(engine: &EngineArgs) -> std::io::Result<Runtime> {
     builder.enable_all().build()
 }
 
-/// What the engine waits for while it loads.
+/// The parts of a start that the engine waits for while it loads.
 struct Loading {
     /// The role of this machine, if other machines run shards too.
     leader: Option<LeaderOptions>,

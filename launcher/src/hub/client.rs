@@ -37,8 +37,8 @@ pub(super) enum Target<'a> {
 }
 
 impl HubClient {
-    /// Creates the client. It uses the proxy of `HTTPS_PROXY` and `HTTP_PROXY`, except for the hosts
-    /// of `NO_PROXY`, and trusts the certificates of the system.
+    /// Creates the client. It uses the proxy of `HTTPS_PROXY` and `HTTP_PROXY`, except for the
+    /// hosts of `NO_PROXY`, and trusts the certificates of the system.
     pub(super) fn new(settings: HubSettings, repository: Repository) -> Result<HubClient, HubError> {
         let http = Client::builder()
             .user_agent(concat!("millrace/", env!("CARGO_PKG_VERSION")))
@@ -147,7 +147,8 @@ impl HubClient {
             StatusCode::TOO_MANY_REQUESTS => HubError::RateLimited { retry_after },
             StatusCode::REQUEST_TIMEOUT => HubError::Server { url, status: status.as_u16(), retry_after },
             _ if status.is_server_error() => HubError::Server { url, status: status.as_u16(), retry_after },
-            // The signature of an address of another host may have expired. The hub makes a new one.
+            // The signature of an address of another host may have expired. The hub makes a new
+            // one.
             StatusCode::FORBIDDEN if code.is_empty() && !is_hub => {
                 HubError::Server { url, status: status.as_u16(), retry_after }
             }

@@ -92,8 +92,8 @@ pub(crate) async fn fetch(
     }
 }
 
-/// Returns whether a complete model in the cache stands in for one that cannot be downloaded, because
-/// of the hub, or because the cache cannot be written. `huggingface_hub` does so too.
+/// Returns whether a complete model in the cache stands in for one that cannot be downloaded,
+/// because of the hub, or because the cache cannot be written. `huggingface_hub` does so too.
 fn may_use_old_copy(error: &HubError) -> bool {
     !matches!(error, HubError::NoRevision { .. } | HubError::Unusable(_) | HubError::Checksum { .. })
 }

@@ -53,8 +53,8 @@ impl DownloadProgress {
         self.0.done.fetch_sub(bytes, Ordering::Relaxed);
     }
 
-    /// Shows the progress until this is cancelled: a bar if standard error is a terminal and the log
-    /// is not JSON, else lines of the log.
+    /// Shows the progress until this is cancelled: a bar if standard error is a terminal and the
+    /// log is not JSON, else lines of the log.
     pub(crate) async fn show(&self, label: &str, json: bool) -> Infallible {
         if std::io::stderr().is_terminal() && !json { self.draw(label).await } else { self.log(label).await }
     }

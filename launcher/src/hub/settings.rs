@@ -15,7 +15,8 @@ const RESPONSE_TIMEOUT: f64 = 30.0;
 /// The default of `HF_HUB_DOWNLOAD_TIMEOUT`: the longest time without a byte of a file.
 const STALL_TIMEOUT: f64 = 30.0;
 
-/// The default of the pause before the first retry, in seconds. Each further pause is twice as long.
+/// The default of the pause before the first retry, in seconds. Each further pause is twice as
+/// long.
 const RETRY_PAUSE: f64 = 1.0;
 
 /// The largest file that is read as a token.
