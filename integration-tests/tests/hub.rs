@@ -4,9 +4,10 @@
 use std::fs;
 use std::path::Path;
 use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
 
 use millrace_integration_tests::hub::{COMMIT, FakeHub, Fault, HubRequest, snapshot};
-use millrace_integration_tests::{Server, post, signal};
+use millrace_integration_tests::{SecretFile, Server, WorkerNode, free_port, post, signal};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -179,10 +180,10 @@ fn an_interrupted_download_continues_with_the_next_start() {
             blobs.flatten().find(|blob| blob.path().extension().is_some_and(|end| end == "incomplete"));
         partial.and_then(|blob| Some(blob.metadata().ok()?.len()))
     };
-    let since = std::time::Instant::now();
+    let since = Instant::now();
     while partial() != Some(900_000) {
         assert!(since.elapsed().as_secs() < 60, "no bytes arrive: {:?}", partial());
-        std::thread::sleep(std::time::Duration::from_millis(10));
+        std::thread::sleep(Duration::from_millis(10));
     }
     signal(process.id(), "TERM");
     let output = process.wait_with_output().unwrap();
@@ -259,7 +260,7 @@ fn a_busy_hub_is_asked_again_after_the_pause_that_it_asks_for() {
             _ => None,
         }
     });
-    let since = std::time::Instant::now();
+    let since = Instant::now();
     assert_complete(&hub.download(folder.path(), &[], &[]), folder.path());
     assert!(since.elapsed().as_secs() >= 1, "the pause was not kept");
     assert_eq!(hub.requests().into_iter().filter(is_weights).count(), 3);
@@ -354,7 +355,7 @@ fn without_the_hub_the_cache_is_used() {
     assert_complete(&output, folder.path());
     assert!(log(&output).contains("using the copy in the cache, which may be old"), "{}", log(&output));
     // Nothing listens on this port.
-    let closed = format!("http://127.0.0.1:{}", millrace_integration_tests::free_port());
+    let closed = format!("http://127.0.0.1:{}", free_port());
     let output = hub.download(folder.path(), &[("HF_ENDPOINT", &closed)], &[]);
     assert_complete(&output, folder.path());
     fs::remove_file(snapshot(folder.path()).join(WEIGHTS)).unwrap();
@@ -373,29 +374,62 @@ fn proxies_are_used_except_for_the_hosts_of_no_proxy() {
     assert_eq!(hub.requests()[0].path, "http://hub.invalid/api/models/org/tiny/revision/main");
     // Nothing listens at this proxy, and NO_PROXY names the hub.
     let (hub, folder) = (FakeHub::with_demo_model(), self::folder());
-    let closed = format!("http://127.0.0.1:{}", millrace_integration_tests::free_port());
+    let closed = format!("http://127.0.0.1:{}", free_port());
     assert_complete(
         &hub.download(folder.path(), &[("HTTP_PROXY", &closed), ("http_proxy", &closed)], &[]),
         folder.path(),
     );
 }
 
-/// Starts a server that uses the hub.
-fn start_serving(hub: &FakeHub, folder: &Path, wait: bool) -> Server {
+#[test]
+fn a_revision_may_be_a_reference() {
+    let (hub, folder) = (FakeHub::with_demo_model(), folder());
+    let reference = ["--revision", "refs/pr/1"];
+    assert_complete(&hub.download(folder.path(), &[], &reference), folder.path());
+    assert_eq!(hub.requests()[0].path, "/api/models/org/tiny/revision/refs%2Fpr%2F1");
+    let recorded = folder.path().join("hub/models--org--tiny/refs/refs/pr/1");
+    assert_eq!(fs::read_to_string(recorded).unwrap(), COMMIT);
+    assert_complete(&hub.download(folder.path(), &[("HF_HUB_OFFLINE", "1")], &reference), folder.path());
+    let before = hub.requests().len();
+    assert_refused(&hub.download(folder.path(), &[], &["--revision", "../../x"]), "--revision ../../x");
+    assert_eq!(hub.requests().len(), before);
+}
+
+#[test]
+fn one_of_two_machines_with_a_shared_cache_downloads() {
+    let (hub, folder) = (FakeHub::with_demo_model(), folder());
+    hub.set_faults(for_weights(usize::MAX, Fault::Slow(200_000)));
+    let (port, secret) = (free_port(), SecretFile::new("hub-nodes", "a secret of sixteen bytes or more"));
+    let flags = ["--model-id", "org/tiny", "--device", "cpu", "--num-shard", "2", "--nnodes", "2"];
+    let group =
+        ["--leader-address", "127.0.0.1", "--leader-port", &port, "--group-secret-file", secret.path()];
+    let flags = [&flags[..], &group].concat();
+    let arguments = [&["serve", "--node-rank", "1"], &flags[..]].concat();
+    let worker = WorkerNode::start(&mut hub.millrace(folder.path(), &arguments));
+    let server = start_serving(&hub, folder.path(), &flags);
+    server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
+    let body = json!({"inputs": "x", "parameters": {"max_new_tokens": 2}});
+    assert_eq!(post(&server.url("/generate"), &body).status, 200);
+    assert_eq!(hub.requests().into_iter().filter(is_weights).count(), 1, "the weights were downloaded twice");
+    drop((server, worker));
+}
+
+/// The flags of a server with the model of the hub.
+const SERVE: [&str; 4] = ["--model-id", "org/tiny", "--device", "cpu"];
+
+/// Starts a server that uses the hub. It may still be loading.
+fn start_serving(hub: &FakeHub, folder: &Path, flags: &[&str]) -> Server {
     let environment = hub.environment(folder);
     let variables: Vec<(&str, &str)> =
         environment.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-    let flags = ["--model-id", "org/tiny", "--device", "cpu"];
-    match wait {
-        true => Server::start_with_env(&variables, &flags),
-        false => Server::start_loading_with_env(&variables, &flags),
-    }
+    Server::start_loading_with_env(&variables, flags)
 }
 
 #[test]
 fn a_server_downloads_its_model_and_answers() {
     let (hub, folder) = (FakeHub::with_demo_model(), folder());
-    let server = start_serving(&hub, folder.path(), true);
+    let server = start_serving(&hub, folder.path(), &SERVE);
+    server.wait_until("it is ready", |server| server.get("/ready").0 == 200);
     let body = json!({"inputs": "Once upon a time", "parameters": {"max_new_tokens": 8}});
     let response = post(&server.url("/generate"), &body);
     assert_eq!(response.status, 200, "{}", response.body);
@@ -408,7 +442,7 @@ fn a_server_downloads_its_model_and_answers() {
 fn while_the_weights_arrive_the_server_is_alive_and_not_ready() {
     let (hub, folder) = (FakeHub::with_demo_model(), folder());
     hub.set_faults(for_weights(1, Fault::StallAfter(1_000_000)));
-    let server = start_serving(&hub, folder.path(), false);
+    let server = start_serving(&hub, folder.path(), &SERVE);
     let state =
         |server: &Server| -> Value { serde_json::from_str(&server.get("/ready").1).unwrap_or_default() };
     server.wait_until("a part has arrived", |server| state(server)["done_bytes"] == 1_000_000);
@@ -430,7 +464,7 @@ fn while_the_weights_arrive_the_server_is_alive_and_not_ready() {
 fn a_server_that_downloads_ends_at_a_signal() {
     let (hub, folder) = (FakeHub::with_demo_model(), folder());
     hub.set_faults(for_weights(usize::MAX, Fault::Slow(2_000)));
-    let server = start_serving(&hub, folder.path(), false);
+    let server = start_serving(&hub, folder.path(), &SERVE);
     server.wait_until("bytes arrive", |server| server.get("/ready").1.contains("Downloading weights"));
     server.signal("TERM");
     assert_eq!(server.wait().code(), Some(0));
