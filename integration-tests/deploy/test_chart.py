@@ -208,6 +208,17 @@ def test_secrets_are_referenced_and_never_contained(chart):
         assert token in container(template)["env"]
 
 
+@pytest.mark.parametrize("values", [{}, {"modelCache": {"enabled": True}}], ids=["no volume", "volume"])
+def test_downloads_go_to_a_writable_volume(chart, values):
+    (template,) = pod_templates(render(chart, {**values, "model": {"id": "org/name"}}))
+    only = container(template)
+    (cache,) = [arg.split("=")[1] for arg in only["args"] if arg.startswith("--huggingface-hub-cache=")]
+    (mount,) = [mount for mount in only["volumeMounts"] if cache.startswith(mount["mountPath"] + "/")]
+    assert not mount.get("readOnly")
+    (volume,) = [volume for volume in template["spec"]["volumes"] if volume["name"] == mount["name"]]
+    assert ("persistentVolumeClaim" in volume) == bool(values)
+
+
 def test_names_fit_whatever_the_release_is_called(chart):
     objects = render(chart, {"modelCache": {"enabled": True}}, name="r" * 53)
     assert all(len(document["metadata"]["name"]) <= 63 for document in objects.values())

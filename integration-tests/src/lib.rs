@@ -5,6 +5,7 @@
 
 mod client;
 mod gpus;
+pub mod hub;
 mod long_generation;
 mod model;
 mod observer;

@@ -67,6 +67,12 @@ impl Server {
         Server::spawn(&[], flags)
     }
 
+    /// Starts the server with these environment variables and flags, and returns as soon as its
+    /// port is open. The model may still be loading.
+    pub fn start_loading_with_env(variables: &[(&str, &str)], flags: &[&str]) -> Server {
+        Server::spawn(variables, flags)
+    }
+
     /// Starts the server like [`start`](Self::start), with a limit in bytes on the writable memory
     /// of each of its processes. A process that needs more fails, and so does the test.
     pub fn start_with_memory_limit(memory: u64, flags: &[&str]) -> Server {

@@ -5,6 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use millrace_integration_tests::hub::{FakeHub, snapshot};
 use millrace_integration_tests::{Server, free_port};
 use serde_json::{Value, json};
 
@@ -103,4 +104,49 @@ fn zeromq_subscribers_follow_the_prefix_cache() {
     let pytest = ["-m", "pytest", "-q", "-p", "no:cacheprovider", tests];
     let sockets = [("MILLRACE_EVENTS", events.as_str()), ("MILLRACE_REPLAY", &replay)];
     run(&installed.join("python/bin/python"), &pytest, &server, &sockets);
+}
+
+/// Downloads `org/tiny` with huggingface_hub, without files that Millrace does not read, and prints
+/// the folder of the snapshot.
+const SNAPSHOT_DOWNLOAD: &str = "import sys, huggingface_hub
+print(huggingface_hub.snapshot_download('org/tiny', allow_patterns=['*.json', 'model.safetensors']))";
+
+/// Runs `SNAPSHOT_DOWNLOAD` with the cache in `folder`, and returns the last line of its output.
+fn snapshot_download(hub: &FakeHub, folder: &Path, offline: &str) -> PathBuf {
+    let mut python = Command::new(installed().join("python/bin/python"));
+    python.args(["-c", SNAPSHOT_DOWNLOAD]).envs(hub.environment(folder)).env("HF_HUB_OFFLINE", offline);
+    let output = python.env_remove("HF_TOKEN").output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    PathBuf::from(String::from_utf8_lossy(&output.stdout).trim())
+}
+
+#[test]
+#[ignore = "needs the clients, which `cargo xtask clients` installs and runs"]
+fn the_cache_is_shared_with_huggingface_hub() {
+    let weights = "model.safetensors";
+    // What Python has downloaded is found.
+    let (hub, folder) = (FakeHub::with_demo_model(), tempfile::tempdir().unwrap());
+    assert_eq!(snapshot_download(&hub, folder.path(), "0"), snapshot(folder.path()));
+    let before = hub.downloads_of(weights).len();
+    assert_ne!(before, 0);
+    for offline in ["1", "0"] {
+        let output = hub.download(folder.path(), &[("HF_HUB_OFFLINE", offline)], &[]);
+        let log = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{log}");
+        assert_eq!(Path::new(String::from_utf8_lossy(&output.stdout).trim()), snapshot(folder.path()));
+    }
+    assert_eq!(hub.downloads_of(weights).len(), before, "the weights were downloaded again");
+    // Python finds what Millrace has downloaded.
+    let (hub, folder) = (FakeHub::with_demo_model(), tempfile::tempdir().unwrap());
+    assert!(hub.download(folder.path(), &[], &[]).status.success());
+    let before = hub.downloads_of(weights).len();
+    for offline in ["1", "0"] {
+        assert_eq!(snapshot_download(&hub, folder.path(), offline), snapshot(folder.path()));
+    }
+    assert_eq!(hub.downloads_of(weights).len(), before, "the weights were downloaded again");
+    // Without links, Python uses the blobs, whose names must be those that it expects.
+    std::fs::remove_dir_all(snapshot(folder.path())).unwrap();
+    assert_eq!(snapshot_download(&hub, folder.path(), "0"), snapshot(folder.path()));
+    assert_eq!(hub.downloads_of(weights).len(), before, "the blob has another name");
+    assert_eq!(hub.downloads_of("tokenizer.json").len(), 1, "the blob has another name");
 }

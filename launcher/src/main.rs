@@ -6,6 +6,7 @@ mod commands;
 mod config;
 mod demo;
 mod devices;
+mod hub;
 mod logging;
 mod model;
 mod nodes;
@@ -40,6 +41,7 @@ fn run(command: cli::Command) -> anyhow::Result<()> {
         cli::Command::Serve(args) => commands::serve::run(*args),
         cli::Command::Chat(args) => commands::chat::run(*args),
         cli::Command::Generate(args) => commands::generate::run(*args),
+        cli::Command::Download(args) => commands::download::run(&args),
         cli::Command::Inspect(args) => commands::inspect::run(&args),
         cli::Command::Quantize(args) => commands::quantize::run(&args),
         cli::Command::Bench(args) => commands::bench::run(&args),

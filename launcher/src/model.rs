@@ -1,4 +1,4 @@
-//! Finds the files of the model that `--model-id` names.
+//! Finds the files of the model that `--model-id` names, or has them downloaded.
 
 use std::path::{Path, PathBuf};
 
@@ -7,6 +7,7 @@ use millrace_shard::Source;
 
 use crate::cli::{LoadFormat, ModelArgs};
 use crate::demo;
+use crate::hub::{self, FetchedModel, HubSettings, Repository, WeightDownload};
 
 /// Location of the files of a model.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,6 +52,56 @@ impl Location {
     }
 }
 
+/// Downloads what is missing of a repository of the hub, except weights, and replaces its name by
+/// the folder of its snapshot, so that the shards read the same files. Returns the download of the
+/// weights, if some are missing. Other models are left as they are, and nothing is requested for
+/// them.
+///
+/// # Errors
+/// If the model can neither be downloaded nor is in the cache.
+pub(crate) fn fetch(args: &mut ModelArgs) -> Result<Option<WeightDownload>> {
+    let wanted = WantedModel {
+        name: &args.model_id,
+        revision: &args.revision,
+        hub_cache: args.hub_cache(),
+        needs_weights: args.load_format == LoadFormat::Auto,
+    };
+    let fetched = wanted.fetch().with_context(|| format!("--model-id {}", args.model_id))?;
+    let Some(FetchedModel { folder, weights }) = fetched else { return Ok(None) };
+    args.model_id = folder
+        .into_os_string()
+        .into_string()
+        .map_err(|folder| anyhow::anyhow!("the path {} is not valid UTF-8", folder.display()))?;
+    Ok(weights)
+}
+
+/// Downloads what is missing of a repository of the hub, weights included, as [`fetch`] does. The
+/// progress is shown on standard error.
+///
+/// # Errors
+/// If the model can neither be downloaded nor is in the cache.
+pub(crate) fn fetch_completely(args: &mut ModelArgs, json: bool) -> Result<()> {
+    let name = args.model_id.clone();
+    match fetch(args)? {
+        Some(weights) => download_weights(weights, json).with_context(|| format!("--model-id {name}")),
+        None => Ok(()),
+    }
+}
+
+/// Downloads weights, and shows the progress on standard error.
+///
+/// # Errors
+/// If a file cannot be downloaded, or a signal ended the download.
+pub(crate) fn download_weights(weights: WeightDownload, json: bool) -> Result<()> {
+    let progress = weights.progress();
+    hub::block_on(async {
+        tokio::select! {
+            result = weights.run() => result,
+            never = progress.show("Downloading", json) => match never {},
+        }
+    })
+}
+
 /// Returns the source of the checkpoint's files.
 ///
 /// # Errors
@@ -65,7 +116,7 @@ pub(crate) fn source(args: &ModelArgs) -> Result<Source> {
 /// If it is neither `demo`, nor a folder, nor in the local Hugging Face cache. The text
 /// names the places that were searched.
 pub(crate) fn locate(args: &ModelArgs) -> Result<Location> {
-    let named = NamedModel {
+    let named = WantedModel {
         name: &args.model_id,
         revision: &args.revision,
         hub_cache: args.hub_cache(),
@@ -76,7 +127,7 @@ pub(crate) fn locate(args: &ModelArgs) -> Result<Location> {
 
 /// The name of a model on the command line.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct NamedModel<'a> {
+pub(crate) struct WantedModel<'a> {
     /// `demo`, a folder, or a repository in the Hugging Face cache.
     pub(crate) name: &'a str,
     /// Branch, tag or commit of a repository.
@@ -87,7 +138,20 @@ pub(crate) struct NamedModel<'a> {
     pub(crate) needs_weights: bool,
 }
 
-impl NamedModel<'_> {
+impl WantedModel<'_> {
+    /// Has the small files downloaded if this names a repository of the hub and no folder.
+    ///
+    /// # Errors
+    /// If the repository can neither be downloaded nor is in the cache.
+    pub(crate) fn fetch(self) -> Result<Option<FetchedModel>> {
+        if self.name == "demo" || Path::new(self.name).exists() {
+            return Ok(None);
+        }
+        let Some(repository) = Repository::named(self.name, self.revision) else { return Ok(None) };
+        let settings = HubSettings::from_environment(self.hub_cache)?;
+        hub::block_on(hub::fetch(settings, repository, self.needs_weights, check_configuration)).map(Some)
+    }
+
     /// Finds the model.
     ///
     /// # Errors
@@ -106,11 +170,20 @@ impl NamedModel<'_> {
             }
             bail!("this is a file; give the folder that holds config.json and the weights");
         }
-        match self.hub_cache.cloned().or_else(hub_cache) {
+        if Repository::named(self.name, self.revision).is_none() && self.name.contains(['/', '\\']) {
+            bail!("there is no such folder, and this is not a name of a repository such as `org/name`");
+        }
+        match self.hub_cache.cloned().or_else(hub::cache_folder) {
             Some(cache) => checked(locate_cached(&cache, self.name, self.revision)?, self.needs_weights),
             None => bail!("there is no such folder"),
         }
     }
+}
+
+/// Returns why a model with the configuration of this folder cannot be run, if so.
+fn check_configuration(folder: &Path) -> std::result::Result<(), String> {
+    let source = Source::Directory(folder.to_owned());
+    millrace_shard::families::spec(&source).map(|_| ()).map_err(|error| error.to_string())
 }
 
 /// Finds the snapshot of `name` at `revision` in a Hugging Face cache:
@@ -119,9 +192,12 @@ fn locate_cached(cache: &Path, name: &str, revision: &str) -> Result<PathBuf> {
     let repository = cache.join(format!("models--{}", name.replace('/', "--")));
     if !repository.is_dir() {
         bail!(
-            "there is no such folder, and the Hugging Face cache {} does not have it. \
-             Millrace downloads nothing: fetch the model first (`hf download {name}`) or give a folder",
-            cache.display()
+            "there is no such folder, and the Hugging Face cache {} does not have it: {}",
+            cache.display(),
+            match name.contains('/') {
+                true => format!("download it with `millrace download {name}`, or give a folder"),
+                false => "give a folder, or a repository of the hub as `org/name`".to_owned(),
+            }
         );
     }
     let commit = std::fs::read_to_string(repository.join("refs").join(revision));
@@ -132,7 +208,8 @@ fn locate_cached(cache: &Path, name: &str, revision: &str) -> Result<PathBuf> {
     Ok(snapshot)
 }
 
-const NO_GGUF: &str = "Millrace reads safetensors: take the repository that the GGUF files were made from, which has \
+/// Advice for GGUF files.
+pub(crate) const NO_GGUF: &str = "Millrace reads safetensors: take the repository that the GGUF files were made from, which has \
                        config.json, tokenizer.json and *.safetensors";
 
 /// Limit of the files of a folder that are examined.
@@ -183,14 +260,6 @@ fn holds_gguf_only(folder: &Path) -> bool {
     gguf
 }
 
-fn hub_cache() -> Option<PathBuf> {
-    let variable = |name: &str| std::env::var_os(name).filter(|v| !v.is_empty()).map(PathBuf::from);
-    variable("HUGGINGFACE_HUB_CACHE")
-        .or_else(|| variable("HF_HUB_CACHE"))
-        .or_else(|| variable("HF_HOME").map(|home| home.join("hub")))
-        .or_else(|| variable("HOME").map(|home| home.join(".cache/huggingface/hub")))
-}
-
 #[cfg(test)]
 mod tests {
     use clap::Parser;
@@ -211,7 +280,7 @@ mod tests {
         let unknown = locate_cached(&cache, "org/tiny", "v2").unwrap_err().to_string();
         assert!(unknown.contains("no revision `v2`"), "{unknown}");
         let absent = locate_cached(&cache, "org/other", "main").unwrap_err().to_string();
-        assert!(absent.contains("hf download org/other"), "{absent}");
+        assert!(absent.contains("millrace download org/other"), "{absent}");
         std::fs::remove_dir_all(&cache).unwrap();
     }
 

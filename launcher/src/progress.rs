@@ -6,7 +6,7 @@ use tokio::sync::{oneshot, watch};
 
 /// Returns the style of a bar of known length in bytes.
 pub(crate) fn measured() -> ProgressStyle {
-    style("{msg:<20} {wide_bar} {bytes}/{total_bytes} ({bytes_per_sec})")
+    style("{msg:<20} {wide_bar} {bytes}/{total_bytes} ({bytes_per_sec}, {eta})")
 }
 
 /// Returns the style of a template, which is a constant that the library accepts.

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use millrace_router::assets::Assets;
-use millrace_router::engine::{self, AdmissionBounds, Engine, EngineConfig, EngineState, ShardCommand};
+use millrace_router::engine::{
+    self, AdmissionBounds, Engine, EngineConfig, EngineState, Preparation, ShardCommand,
+};
 use millrace_router::grammar::GrammarWorkerCommand;
 use millrace_router::kv_events::{KvEvents, KvEventsConfig};
 use millrace_router::service::{ModelInfo, RequestLimits, Service};
@@ -15,6 +17,7 @@ use millrace_shard::collective::Transport;
 use tokio::task::JoinHandle;
 
 use crate::cli::{EngineArgs, LoadFormat, ModelArgs, own_executable};
+use crate::hub::BackgroundDownload;
 use crate::model::{Location, locate};
 use crate::nodes::{Leader, LocalRanks};
 use crate::shard_message::ShardMessage;
@@ -46,7 +49,7 @@ pub(crate) struct Stack {
 
 impl Stack {
     /// Starts the shards and the engine. The model loads in the background. With a `leader`, the
-    /// engine waits for the shards of other machines.
+    /// engine waits for the shards of other machines. The shards start after the `download`.
     ///
     /// # Errors
     /// If the tokenizer or configuration of the model is missing or broken.
@@ -56,6 +59,7 @@ impl Stack {
         limits: RequestLimits,
         serving: ServingOptions,
         leader: Option<Leader>,
+        download: Option<BackgroundDownload>,
     ) -> Result<Stack> {
         let location = locate(model)?;
         let mut assets = assets(&location, model.load_format)?;
@@ -99,7 +103,10 @@ impl Stack {
             failure_window: Duration::from_secs_f64(engine.shard_failure_window),
             ..EngineConfig::default()
         };
-        let (engine, engine_task) = engine::start(config, command);
+        let (engine, engine_task) = match download {
+            Some(download) => engine::start_after(preparation(download), config, command),
+            None => engine::start(config, command),
+        };
         let id = limits.model_names.first().cloned().unwrap_or_else(|| location.name(&model.model_id));
         let info = ModelInfo { id, sha: location.revision(), pipeline_tag: None };
         let service = Service::new(&assets, engine, limits, info)?;
@@ -146,6 +153,16 @@ fn assets(location: &Location, format: LoadFormat) -> Result<Assets> {
             Ok(Assets::from_files(demo::FILES)?)
         }
         Location::Folder(folder) => Ok(Assets::from_dir(folder)?),
+    }
+}
+
+/// Returns the work of the engine that waits for a download.
+fn preparation(download: BackgroundDownload) -> Preparation {
+    let progress = download.progress.clone();
+    Preparation {
+        phase: "Downloading weights".to_owned(),
+        progress: Box::new(move || progress.bytes()),
+        work: Box::pin(download.finish()),
     }
 }
 

@@ -9,6 +9,7 @@ const FLAGS: &[(&str, &str)] = &[
     ("chunked-prefill-size", "max-batch-prefill-tokens"),
     ("context-length", "max-model-len"),
     ("context-size", "ctx-size"),
+    ("download-dir", "huggingface-hub-cache"),
     ("enable-prefix-caching", "prefix-caching"),
     ("gpu-memory-utilization", "cuda-memory-fraction"),
     ("gpus", "num-shard"),

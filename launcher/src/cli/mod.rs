@@ -3,6 +3,7 @@
 
 mod bench;
 mod bench_http;
+mod download;
 mod elsewhere;
 mod http;
 mod null;
@@ -23,6 +24,7 @@ use values::{milliseconds, quantize, rope_factor, share};
 
 pub(crate) use bench::BenchArgs;
 pub(crate) use bench_http::{BenchHttpArgs, BenchRoute};
+pub(crate) use download::DownloadArgs;
 pub(crate) use elsewhere::known_elsewhere;
 pub(crate) use http::{GenerationConfig, HttpArgs, KvEventsArg};
 pub(crate) use null::NullArgs;
@@ -47,6 +49,8 @@ const EXAMPLES: &str = "\
 Examples:
   millrace serve                                   serve the built-in demo model on 127.0.0.1:3000
   millrace serve ./Llama-3.2-1B                    serve a model folder in Hugging Face layout
+  millrace serve org/name                          download a model from the Hugging Face hub, and serve it
+  millrace download org/name                       download a model only
   millrace chat                                    chat with the demo model in the terminal
   millrace generate 'Once upon a time'             continue a text and exit
   millrace inspect --model-id ./Llama-3.2-1B       contents of a checkpoint and the memory it needs
@@ -70,6 +74,8 @@ pub(crate) enum Command {
     Chat(Box<ChatArgs>),
     /// Continue a prompt, print the text and exit
     Generate(Box<GenerateArgs>),
+    /// Download a model from the Hugging Face hub into the local cache, and print its folder
+    Download(Box<DownloadArgs>),
     /// Show the contents of a checkpoint, the memory it needs, and estimates for several devices
     Inspect(Box<InspectArgs>),
     /// Write a quantized checkpoint from one that is not quantized
@@ -100,8 +106,8 @@ pub(crate) enum Command {
 #[derive(Debug, Clone, Args, Serialize, Deserialize)]
 #[command(next_help_heading = "Model")]
 pub(crate) struct ModelArgs {
-    /// Folder in Hugging Face layout, name of a repository in the local Hugging Face cache, or
-    /// `demo` for the embedded demo model
+    /// Folder in Hugging Face layout, name of a repository on the Hugging Face hub, which is
+    /// downloaded into the local cache, or `demo` for the embedded demo model
     #[arg(
         long,
         short,
@@ -111,7 +117,7 @@ pub(crate) struct ModelArgs {
         value_name = "FOLDER|NAME|demo"
     )]
     pub(crate) model_id: String,
-    /// Branch, tag or commit of a repository in the local Hugging Face cache
+    /// Branch, tag or commit of a repository, or a reference such as refs/pr/1
     #[arg(long, env = "REVISION", default_value = "main")]
     pub(crate) revision: String,
     /// Folder of the local Hugging Face cache; if absent, HUGGINGFACE_HUB_CACHE, HF_HUB_CACHE or

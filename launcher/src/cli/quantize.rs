@@ -10,7 +10,7 @@ use millrace_shard::quantize::Target;
 #[derive(Debug, Args)]
 pub(crate) struct QuantizeArgs {
     /// Checkpoint that is not quantized: a folder in Hugging Face layout, the name of a repository
-    /// in the local Hugging Face cache, or `demo`
+    /// on the Hugging Face hub, or `demo`
     #[arg(value_name = "IN")]
     pub(crate) input: String,
     /// New folder for the quantized checkpoint
@@ -30,7 +30,7 @@ pub(crate) struct QuantizeArgs {
     /// Print one JSON object per matrix instead of a table
     #[arg(long)]
     pub(crate) json: bool,
-    /// Branch, tag or commit of a repository in the local Hugging Face cache
+    /// Branch, tag or commit of a repository
     #[arg(long, env = "REVISION", default_value = "main")]
     pub(crate) revision: String,
     /// Folder of the local Hugging Face cache; if absent, HUGGINGFACE_HUB_CACHE, HF_HUB_CACHE or

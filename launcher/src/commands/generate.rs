@@ -7,13 +7,14 @@ use millrace_router::service::{Params, Prompt, TextStream};
 use millrace_router::text::SpecialTokens;
 
 use crate::cli::{GenerateArgs, SamplingArgs};
+use crate::model::fetch_completely;
 use crate::stack::{ServingOptions, Stack};
 use crate::{devices, logging};
 
 /// Prints the prompt and its continuation.
 pub(crate) fn run(args: GenerateArgs) -> Result<()> {
     logging::start("off", false);
-    let GenerateArgs { prompt, model, mut engine, sampling } = args;
+    let GenerateArgs { prompt, mut model, mut engine, sampling } = args;
     let prompt = match prompt {
         Some(prompt) => prompt,
         None => {
@@ -24,9 +25,10 @@ pub(crate) fn run(args: GenerateArgs) -> Result<()> {
             text
         }
     };
+    fetch_completely(&mut model, false)?;
     devices::settle(&mut engine, &model, 1)?;
     tokio::runtime::Runtime::new()?.block_on(async {
-        let stack = Stack::start(&model, &engine, Default::default(), ServingOptions::default(), None)?;
+        let stack = Stack::start(&model, &engine, Default::default(), ServingOptions::default(), None, None)?;
         stack.loaded().await?;
         let params = sampling.params();
         let mut answer =

@@ -4,12 +4,13 @@ use std::io::Write;
 
 use anyhow::{Context, Result};
 use indicatif::{ProgressBar, ProgressDrawTarget};
-use millrace_shard::Bytes;
 use millrace_shard::quantize::{MAX_FILE_BYTES, QuantizeReport, QuantizedMatrix, quantize};
+use millrace_shard::{Bytes, Source};
 use serde_json::json;
 
 use crate::cli::QuantizeArgs;
-use crate::model::NamedModel;
+use crate::hub::FetchedModel;
+use crate::model::{WantedModel, download_weights};
 use crate::progress;
 
 /// Matrices that the table lists.
@@ -18,13 +19,13 @@ const LISTED: usize = 10;
 /// Quantizes a checkpoint, and prints the errors of its matrices.
 pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
     let target = args.target()?;
-    let named = NamedModel {
+    let wanted = WantedModel {
         name: &args.input,
         revision: &args.revision,
         hub_cache: args.huggingface_hub_cache.as_ref(),
         needs_weights: true,
     };
-    let source = named.locate().with_context(|| args.input.clone())?.source();
+    let source = source(wanted).with_context(|| args.input.clone())?;
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     bar.set_style(progress::measured());
     bar.set_message(format!("quantizing to {}", target.name()));
@@ -37,6 +38,17 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
     let report = report?;
     let text = if args.json { objects(&report) } else { table(&report, args) };
     std::io::stdout().write_all(text.as_bytes()).context("standard output")
+}
+
+/// Finds the checkpoint, or downloads it.
+fn source(wanted: WantedModel<'_>) -> Result<Source> {
+    let Some(FetchedModel { folder, weights }) = wanted.fetch()? else {
+        return Ok(wanted.locate()?.source());
+    };
+    if let Some(weights) = weights {
+        download_weights(weights, false)?;
+    }
+    Ok(Source::Directory(folder))
 }
 
 /// Returns one JSON object per matrix and line.

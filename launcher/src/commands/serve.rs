@@ -1,5 +1,6 @@
 //! `millrace serve`: the HTTP server.
 
+use std::io::IsTerminal;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -16,6 +17,8 @@ use tokio::sync::watch;
 use crate::cli::{DeviceArg, EngineArgs, GenerationConfig, HttpArgs, KvEventsArg, ModelArgs, ServeArgs};
 use crate::commands::env::Environment;
 use crate::commands::node;
+use crate::hub::{BackgroundDownload, DownloadProgress, WeightDownload};
+use crate::model::{download_weights, fetch};
 use crate::nodes::{LeaderOptions, Role};
 use crate::report::StartReport;
 use crate::stack::{ServingOptions, Stack};
@@ -49,6 +52,7 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     if env {
         tracing::info!("environment:\n{}", Environment::new());
     }
+    let weights = fetch(&mut model)?;
     engine.num_shard = engine.num_shard.or(tgi.num_shard());
     if let Some(decided) = devices::settle(&mut engine, &model, nodes.count())? {
         tracing::info!("{decided}");
@@ -57,7 +61,12 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
         tracing::warn!("{warning}");
     }
     let leader = match nodes.role(engine.num_shard())? {
-        Role::Worker(worker) => return node::run(&worker, &model, &engine, json_output),
+        Role::Worker(worker) => {
+            if let Some(weights) = weights {
+                download_weights(weights, json_output)?;
+            }
+            return node::run(&worker, &model, &engine, json_output);
+        }
         Role::Leader(options) => Some(options),
         Role::Alone => None,
     };
@@ -68,7 +77,8 @@ pub(crate) fn run(args: ServeArgs) -> Result<()> {
     }
     allow_files(http.max_connections);
     let runtime = runtime(&engine)?;
-    let result = runtime.block_on(serve_http(&model, &engine, &http, &telemetry, leader));
+    let loading = Loading { leader, weights, json_output };
+    let result = runtime.block_on(serve_http(&model, &engine, &http, &telemetry, loading));
     // Blocking work of ended requests is not awaited, because nobody needs its results.
     runtime.shutdown_background();
     result
@@ -86,14 +96,25 @@ fn runtime(engine: &EngineArgs) -> std::io::Result<Runtime> {
     builder.enable_all().build()
 }
 
+/// The parts of a start that the engine waits for while it loads.
+struct Loading {
+    /// The role of this machine, if other machines run shards too.
+    leader: Option<LeaderOptions>,
+    /// The weights that are not on this machine yet.
+    weights: Option<WeightDownload>,
+    /// Whether the log is JSON, beside which no bar is drawn.
+    json_output: bool,
+}
+
 /// Starts engine and HTTP server, and serves until a signal asks the process to stop.
 async fn serve_http(
     model: &ModelArgs,
     engine: &EngineArgs,
     http: &HttpArgs,
     telemetry: &TelemetryArgs,
-    leader: Option<LeaderOptions>,
+    loading: Loading,
 ) -> Result<()> {
+    let Loading { leader, weights, json_output } = loading;
     let (tls, connections) = (http.tls()?, http.connections()?);
     let scheme = if tls.is_some() { "https" } else { "http" };
     let longest = engine.max_total_tokens.unwrap_or(LONGEST_MEASURED) as usize;
@@ -119,12 +140,17 @@ async fn serve_http(
         kv_events: http.kv_events_config.clone().and_then(|KvEventsArg(config)| config),
         drain_timeout: grace,
     };
-    let stack = Stack::start(model, engine, request_limits(http, engine), serving, leader)?;
+    let download = weights.map(BackgroundDownload::start).transpose()?;
+    let progress = download.as_ref().map(|download| download.progress.clone());
+    let stack = Stack::start(model, engine, request_limits(http, engine), serving, leader, download)?;
     tracing::info!("listening on {scheme}://{}", listener.local_addr()?);
     if let Some(listener) = &probe_listener {
         tracing::info!("probes are answered on http://{}", listener.local_addr()?);
     }
     tokio::spawn(announce(stack.engine().state()));
+    if let Some(progress) = progress.filter(|_| json_output || !std::io::stderr().is_terminal()) {
+        tokio::spawn(log_download(progress, stack.engine().state()));
+    }
     let options = ServeOptions {
         connections,
         tls,
@@ -239,6 +265,18 @@ fn allow_files(_: usize) {}
 
 /// Largest token count that histograms resolve if `--max-total-tokens` is absent.
 const LONGEST_MEASURED: u32 = 4096;
+
+/// Logs the progress of the download until it has ended.
+async fn log_download(progress: DownloadProgress, mut state: watch::Receiver<EngineState>) {
+    let has_ended = |state: &EngineState| match state {
+        EngineState::Loading { .. } => progress.is_complete(),
+        _ => true,
+    };
+    tokio::select! {
+        never = progress.log("downloading") => match never {},
+        _ = state.wait_for(has_ended) => {}
+    }
+}
 
 /// Longest time to wait for the removal of the progress bar.
 const BAR: Duration = Duration::from_secs(1);

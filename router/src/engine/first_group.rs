@@ -86,6 +86,6 @@ async fn connect(policy: RestartPolicy, start_group: &mut GroupFactory) -> Resul
 
 /// Waits for a drain, or until no handle is left. A request that arrives in this state is dropped,
 /// which ends it.
-async fn drain_requested(commands: &mut mpsc::UnboundedReceiver<EngineCommand>) {
+pub(super) async fn drain_requested(commands: &mut mpsc::UnboundedReceiver<EngineCommand>) {
     while let Some(EngineCommand::Submit { .. }) = commands.recv().await {}
 }

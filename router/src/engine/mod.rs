@@ -46,6 +46,7 @@ mod loss;
 mod metrics;
 pub mod node;
 mod occupancy;
+mod preparation;
 mod restart_policy;
 mod start;
 mod state;
@@ -68,8 +69,11 @@ pub use self::event::{GeneratedToken, GenerationEvent, GenerationFailure, Genera
 pub use self::group::{OtherNodes, ShardCommand, Unreaped};
 pub use self::handle::{Engine, Generation, SubmitError};
 pub use self::occupancy::{AdmissionBounds, Permit};
-pub use self::start::start;
+pub use self::preparation::Preparation;
+#[cfg(test)]
+use self::start::start_prepared;
 #[cfg(test)]
 use self::start::start_with;
+pub use self::start::{start, start_after};
 pub use self::state::EngineState;
 pub use crate::scheduler::{BlockHashes, Finish, Mask, Pooling, Priority, Request, Schedule, Tenant};

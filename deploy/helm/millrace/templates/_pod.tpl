@@ -175,6 +175,8 @@ LWS_GROUP_SIZE, LWS_WORKER_INDEX and LWS_LEADER_ADDRESS, from which the server t
 {{- if .Values.modelCache.packedWeights }}
 - --packed-weights-cache=/var/cache/millrace/packed
 {{- end }}
+{{- else }}
+- --huggingface-hub-cache=/tmp/hub
 {{- end }}
 {{- range .Values.extraArgs }}
 - {{ . | quote }}

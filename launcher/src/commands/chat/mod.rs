@@ -19,18 +19,20 @@ use serde_json::{Value, json};
 use self::command::ChatInput;
 use self::lines::Lines;
 use crate::cli::ChatArgs;
+use crate::model::fetch_completely;
 use crate::stack::{ServingOptions, Stack};
 use crate::{devices, logging};
 
 /// Reads messages and prints the answers as they stream.
 pub(crate) fn run(args: ChatArgs) -> Result<()> {
     logging::start("off", false);
-    let ChatArgs { model, mut engine, sampling, system } = args;
+    let ChatArgs { mut model, mut engine, sampling, system } = args;
+    fetch_completely(&mut model, false)?;
     devices::settle(&mut engine, &model, 1)?;
     tokio::runtime::Runtime::new()?.block_on(async {
-        let stack = Stack::start(&model, &engine, Default::default(), ServingOptions::default(), None)?;
+        let stack = Stack::start(&model, &engine, Default::default(), ServingOptions::default(), None, None)?;
         if !stack.service.has_template() {
-            let id = &model.model_id;
+            let id = &stack.service.model().id;
             bail!(
                 "{id} has no chat template; `millrace generate` continues plain text with this model, and \
                  --tokenizer-config-path takes a template from another file"
@@ -39,7 +41,7 @@ pub(crate) fn run(args: ChatArgs) -> Result<()> {
         stack.loaded().await?;
         let mut lines = Lines::from_stdin()?;
         if lines.is_terminal() {
-            println!("Talking to {}. /help lists the commands.", model.model_id);
+            println!("Talking to {}. /help lists the commands.", stack.service.model().id);
         }
         let mut chat =
             Chat { stack, params: sampling.params(), system, messages: Vec::new(), shows_speed: false };

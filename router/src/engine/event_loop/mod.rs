@@ -26,10 +26,19 @@ use super::dispatch;
 use super::event::{GenerationEvent, GenerationFailure};
 use super::first_group::{Loaded, load};
 use super::handle::EngineCommand;
+use super::preparation::Preparation;
 use super::restart_policy::RestartPolicy;
 use super::state::EngineState;
 use super::supervisor::{GroupFactory, ShardTimeouts, Supervisor};
 use crate::scheduler::SchedulerLimits;
+
+/// How the engine gets its shards for the first time.
+pub(super) struct FirstStart {
+    /// Starts a group of shards.
+    pub(super) start_group: GroupFactory,
+    /// The work that comes before.
+    pub(super) preparation: Option<Preparation>,
+}
 
 /// Runs the engine from the start of its shards to its end. No shard process is left afterwards.
 pub(super) async fn run(
@@ -37,9 +46,9 @@ pub(super) async fn run(
     links: HandleLinks,
     mut commands: mpsc::UnboundedReceiver<EngineCommand>,
     state: watch::Sender<EngineState>,
-    start_group: GroupFactory,
+    first: FirstStart,
 ) {
-    let why = match load_and_serve(config, links, &mut commands, &state, start_group).await {
+    let why = match load_and_serve(config, links, &mut commands, &state, first).await {
         Ok(()) => {
             state.send_replace(EngineState::Draining);
             SHUTTING_DOWN.to_owned()
@@ -64,14 +73,20 @@ pub(super) async fn run(
 /// Loads the model and serves requests until the engine is drained.
 ///
 /// # Errors
-/// The reason for which the shards could not be started, or not be replaced.
+/// The reason for which the preparation failed, or the shards could not be started or replaced.
 async fn load_and_serve(
     config: EngineConfig,
     links: HandleLinks,
     commands: &mut mpsc::UnboundedReceiver<EngineCommand>,
     state: &watch::Sender<EngineState>,
-    mut start_group: GroupFactory,
+    first: FirstStart,
 ) -> Result<(), String> {
+    let FirstStart { mut start_group, preparation } = first;
+    if let Some(preparation) = preparation
+        && !preparation.run(commands, state).await?
+    {
+        return Ok(());
+    }
     let policy = RestartPolicy::new(&config);
     let (group, announcement) =
         match load(config.startup_silence, policy, commands, state, &mut start_group).await? {

@@ -4,6 +4,7 @@ mod constrained;
 mod failure;
 mod fake;
 mod nodes;
+mod preparation;
 mod processes;
 mod recovery;
 mod serving;

@@ -1,0 +1,219 @@
+//! The files of a repository that Millrace reads.
+
+use std::collections::BTreeSet;
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::error::HubError;
+use super::listing::{ListedFile, Listing};
+
+/// The configuration, which decides whether the model can be run. It is downloaded first.
+pub(super) const CONFIGURATION: &[&str] = &["config.json", "quantize_config.json", "quant_config.json"];
+
+/// The other small files that the router and the shards read.
+const SMALL: &[&str] = &[
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "additional_chat_templates/tool_use.jinja",
+    "1_Pooling/config.json",
+    INDEX,
+];
+
+/// The index of weights in several files.
+pub(super) const INDEX: &str = "model.safetensors.index.json";
+
+/// The weights in one file.
+const SINGLE: &str = "model.safetensors";
+
+/// The largest size of a small file in bytes. Large tokenizers have 35 MB, and the index of a model
+/// with many experts has tens of megabytes.
+const MAX_SMALL: u64 = 256 << 20;
+
+/// The files of a repository that are read, without weights.
+#[derive(Debug)]
+pub(super) struct SmallFiles {
+    /// The configuration.
+    pub(super) configuration: Vec<ListedFile>,
+    /// The others.
+    pub(super) others: Vec<ListedFile>,
+}
+
+/// Chooses the small files of a repository.
+///
+/// # Errors
+/// If the repository holds no model, or, with `needs_weights`, none in safetensors.
+pub(super) fn small_files(id: &str, listing: &Listing, needs_weights: bool) -> Result<SmallFiles, HubError> {
+    let has = |name: &str| listing.files.iter().any(|file| file.name == name);
+    if !has("config.json") {
+        return Err(HubError::Unusable(without_configuration(id, listing)));
+    }
+    if needs_weights {
+        check_weights(id, listing)?;
+    }
+    if !has("tokenizer.json") {
+        tracing::warn!("{id} has no tokenizer.json, which `millrace serve` needs");
+    }
+    let chosen = |names: &[&str]| -> Result<Vec<ListedFile>, HubError> {
+        let files = listing.files.iter().filter(|file| names.contains(&file.name.as_str()));
+        files.map(|file| bounded(file.clone())).collect()
+    };
+    Ok(SmallFiles { configuration: chosen(CONFIGURATION)?, others: chosen(SMALL)? })
+}
+
+/// Refuses a small file that is not small.
+fn bounded(file: ListedFile) -> Result<ListedFile, HubError> {
+    match &file.content {
+        Some(content) if content.size > MAX_SMALL => Err(HubError::Unusable(format!(
+            "{} has {} bytes, more than the {MAX_SMALL} that are reasonable for such a file",
+            file.name, content.size
+        ))),
+        _ => Ok(file),
+    }
+}
+
+/// Returns why a repository without a configuration is no model.
+fn without_configuration(id: &str, listing: &Listing) -> String {
+    let has = |end: &str| listing.files.iter().any(|file| file.name.ends_with(end));
+    if has("adapter_config.json") {
+        format!(
+            "{id} holds a LoRA adapter. Millrace serves complete models: merge the adapter into its model with \
+             peft's `merge_and_unload()`, save the result with `save_pretrained`, and serve that folder"
+        )
+    } else if has(".gguf") {
+        format!("{id} holds GGUF files. {}", crate::model::NO_GGUF)
+    } else {
+        format!("{id} has no config.json; it is not a model in the layout of transformers")
+    }
+}
+
+/// Checks that a repository has weights that Millrace reads.
+fn check_weights(id: &str, listing: &Listing) -> Result<(), HubError> {
+    let ends = |end: &str| listing.files.iter().any(|file| file.name.ends_with(end));
+    if plain_safetensors(listing).next().is_some() {
+        return Ok(());
+    }
+    let why = if ends(".gguf") {
+        format!("{id} holds GGUF files. {}", crate::model::NO_GGUF)
+    } else if ends(".bin") || ends(".pt") || ends(".pth") {
+        format!(
+            "{id} has weights only as pickle files (.bin, .pt), which can contain programs; convert the model with \
+             transformers' `save_pretrained(…, safe_serialization=True)` and serve that folder, or look for a \
+             revision with safetensors (often --revision refs/pr/1)"
+        )
+    } else {
+        format!("{id} has no weights in safetensors")
+    };
+    Err(HubError::Unusable(why))
+}
+
+/// Returns the safetensors files beside the configuration. Other folders hold copies.
+fn plain_safetensors(listing: &Listing) -> impl Iterator<Item = &ListedFile> {
+    let is_plain = |file: &&ListedFile| file.name.ends_with(".safetensors") && !file.name.contains('/');
+    listing.files.iter().filter(is_plain)
+}
+
+/// Chooses the files with weights, as the loader does: `model.safetensors`, or the files of the
+/// index, or the only safetensors file.
+///
+/// # Errors
+/// If the index names files that the repository does not have.
+pub(super) fn weight_files(
+    id: &str,
+    listing: &Listing,
+    index: Option<&[u8]>,
+) -> Result<Vec<ListedFile>, HubError> {
+    let all: Vec<&ListedFile> = plain_safetensors(listing).collect();
+    if let Some(single) = all.iter().find(|file| file.name == SINGLE) {
+        return Ok(vec![(*single).clone()]);
+    }
+    let Some(index) = index else {
+        return match all.as_slice() {
+            [only] => Ok(vec![(*only).clone()]),
+            _ => Err(HubError::Unusable(format!(
+                "{id} has {} safetensors files, but no {INDEX} that says which tensors are where",
+                all.len()
+            ))),
+        };
+    };
+    let find = |name: &String| all.iter().find(|file| file.name == *name).map(|file| (*file).clone());
+    let names =
+        index_files(index).ok_or_else(|| HubError::Unusable(format!("{id}: {INDEX} is not valid")))?;
+    names
+        .iter()
+        .map(|name| {
+            let absent =
+                || HubError::Unusable(format!("{id}: {INDEX} names {name:?}, which it does not have"));
+            find(name).ok_or_else(absent)
+        })
+        .collect()
+}
+
+/// Returns the files that an index names, or `None` if it names none.
+pub(super) fn index_files(index: &[u8]) -> Option<BTreeSet<String>> {
+    #[derive(Deserialize)]
+    struct Index {
+        weight_map: serde_json::Map<String, Value>,
+    }
+    let index: Index = serde_json::from_slice(index).ok()?;
+    let names: Option<BTreeSet<String>> =
+        index.weight_map.into_values().map(|name| name.as_str().map(str::to_owned)).collect();
+    names.filter(|names| !names.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn listing(names: &[&str]) -> Listing {
+        let files = names.iter().map(|name| ListedFile { name: (*name).to_owned(), content: None });
+        Listing { commit: String::new(), files: files.collect() }
+    }
+
+    fn names(files: &[ListedFile]) -> Vec<&str> {
+        files.iter().map(|file| file.name.as_str()).collect()
+    }
+
+    #[test]
+    fn copies_in_other_formats_are_left() {
+        let all = listing(&[
+            "config.json",
+            "consolidated.safetensors",
+            "model-1.safetensors",
+            "model-2.safetensors",
+            INDEX,
+            "original/model.safetensors",
+            "onnx/model.onnx",
+            "pytorch_model.bin",
+            "model.gguf",
+            "README.md",
+            "tokenizer.json",
+        ]);
+        let small = small_files("o/n", &all, true).unwrap();
+        assert_eq!(names(&small.configuration), ["config.json"]);
+        assert_eq!(names(&small.others), [INDEX, "tokenizer.json"]);
+        let index = br#"{"weight_map": {"a": "model-2.safetensors", "b": "model-1.safetensors"}}"#;
+        let weights = weight_files("o/n", &all, Some(index)).unwrap();
+        assert_eq!(names(&weights), ["model-1.safetensors", "model-2.safetensors"]);
+        let one = listing(&["config.json", "model.safetensors", "consolidated.safetensors"]);
+        assert_eq!(names(&weight_files("o/n", &one, None).unwrap()), ["model.safetensors"]);
+    }
+
+    #[test]
+    fn repositories_without_usable_weights_are_named() {
+        let fault = |names: &[&str]| small_files("o/n", &listing(names), true).unwrap_err().to_string();
+        assert!(fault(&["config.json", "pytorch_model.bin"]).contains("only as pickle files"));
+        assert!(fault(&["config.json", "x.gguf"]).contains("GGUF"));
+        assert!(fault(&["config.json", "original/x.safetensors"]).contains("no weights in safetensors"));
+        assert!(fault(&["adapter_config.json", "x.safetensors"]).contains("LoRA adapter"));
+        assert!(fault(&["x.safetensors"]).contains("no config.json"));
+        assert!(small_files("o/n", &listing(&["config.json"]), false).is_ok());
+        let two = listing(&["config.json", "a.safetensors", "b.safetensors"]);
+        assert!(weight_files("o/n", &two, None).is_err());
+        let evil = br#"{"weight_map": {"a": "../a.safetensors"}}"#;
+        assert!(weight_files("o/n", &two, Some(evil)).is_err());
+    }
+}
