@@ -30,9 +30,16 @@ pub(super) struct Dependency {
 ///
 /// # Errors
 /// If Cargo fails, or a file cannot be read.
-pub(super) fn of_target(target: &str) -> Result<(Vec<String>, Vec<Dependency>), String> {
+pub(super) fn of_target(repository: &Path, target: &str) -> Result<(Vec<String>, Vec<Dependency>), String> {
     let mut cargo = Command::new(cargo_path());
-    cargo.args(["metadata", "--format-version", "1", "--locked", "--filter-platform", target]);
+    cargo.current_dir(repository).args([
+        "metadata",
+        "--format-version",
+        "1",
+        "--locked",
+        "--filter-platform",
+        target,
+    ]);
     let done = cargo.output().map_err(|e| format!("cargo metadata: {e}"))?;
     let metadata: Value = serde_json::from_slice(&done.stdout)
         .map_err(|e| format!("cargo metadata: {e}: {}", String::from_utf8_lossy(&done.stderr)))?;
@@ -57,7 +64,7 @@ pub(super) fn of_target(target: &str) -> Result<(Vec<String>, Vec<Dependency>), 
             waiting.extend(uses(&id));
         }
     }
-    let checksums = checksums()?;
+    let checksums = checksums(&repository.join("Cargo.lock"))?;
     let is_ours = |id: &str| packages[id]["source"].is_null();
     let name = |id: &String| reference(&text(&packages[id]["name"]), &text(&packages[id]["version"]));
     let mut own = BTreeSet::new();
@@ -112,8 +119,8 @@ fn texts(folder: &Path) -> Result<Vec<(String, String)>, String> {
 }
 
 /// Reads the checksums of `Cargo.lock`, which has one `[[package]]` after the other.
-fn checksums() -> Result<BTreeMap<String, String>, String> {
-    let lock = fs::read_to_string("Cargo.lock").map_err(|e| format!("Cargo.lock: {e}"))?;
+fn checksums(path: &Path) -> Result<BTreeMap<String, String>, String> {
+    let lock = fs::read_to_string(path).map_err(|e| format!("{}: {e}", path.display()))?;
     Ok(lock
         .split("[[package]]")
         .filter_map(|package| {
@@ -181,9 +188,9 @@ fn component(dependency: &Dependency) -> Value {
 /// Returns the texts of all licenses. A text that many crates share is printed once.
 ///
 /// # Errors
-/// If a crate has neither a text nor a license whose text is `LICENSE` of this repository.
-pub(super) fn licenses(all: &[Dependency]) -> Result<String, String> {
-    let apache = fs::read_to_string("LICENSE").map_err(|e| format!("LICENSE: {e}"))?;
+/// If a crate has neither a text nor a license whose text is known: MIT, or Apache-2.0, whose text
+/// is `apache`.
+pub(super) fn licenses(all: &[Dependency], apache: &str) -> Result<String, String> {
     let mut texts: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut out = String::from("The millrace binary contains these packages of crates.io.\n\n");
     for dependency in all {
@@ -229,3 +236,38 @@ NOT LIMITED TO THE WARRANTIES OF MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPO
 NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES
 OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM, OUT OF OR IN
 CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE SOFTWARE.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_bill_has_every_crate_of_the_binary_and_of_no_test() {
+        let repository = Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."));
+        let (own, all) =
+            of_target(repository, "aarch64-unknown-linux-gnu").unwrap_or_else(|why| panic!("{why}"));
+        let has = |name| all.iter().any(|dependency| dependency.name == name);
+        assert!(has("tokio") && has("clap_builder") && !has("proptest") && !has("millrace-router"));
+        assert!(!has("windows-sys"), "crates of other systems are not in the binary");
+
+        let bill: Value = serde_json::from_str(&bill("1.2.3", "a-target", &own, &all)).unwrap_or_default();
+        let components = bill["components"].as_array().map_or(&[][..], Vec::as_slice);
+        assert_eq!(components.len(), all.len());
+        let known: BTreeSet<&str> =
+            components.iter().filter_map(|component| component["bom-ref"].as_str()).collect();
+        let uses = bill["dependencies"].as_array().into_iter().flatten();
+        let used: Vec<&str> =
+            uses.filter_map(|one| one["dependsOn"].as_array()).flatten().filter_map(Value::as_str).collect();
+        assert!(used.len() > all.len() && used.iter().all(|used| known.contains(used)));
+        for component in components {
+            let sum = component["hashes"][0]["content"].as_str().unwrap_or_default();
+            assert_eq!(sum.len(), 64, "{component}");
+            assert!(!component["licenses"][0]["expression"].as_str().unwrap_or_default().contains('/'));
+        }
+
+        let texts = licenses(&all, "text of Apache-2.0").unwrap_or_else(|why| panic!("{why}"));
+        let tokio = all.iter().find(|dependency| dependency.name == "tokio");
+        assert!(tokio.is_some_and(|tokio| texts.contains(&format!("tokio {}: MIT", tokio.version))));
+        assert!(texts.contains("text of Apache-2.0") && texts.contains("WITHOUT WARRANTY OF ANY KIND"));
+    }
+}

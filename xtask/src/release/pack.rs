@@ -59,10 +59,11 @@ impl Files<'_> {
             write(&to, fs::read(from).map_err(|e| format!("{from}: {e}"))?)?;
         }
         let target = self.elf.architecture.target();
-        let (own, all) = dependencies::of_target(target)?;
+        let (own, all) = dependencies::of_target(Path::new("."), target)?;
         let bill = dependencies::bill(&self.release.version, target, &own, &all);
         write(&doc.join("millrace.cdx.json"), bill)?;
-        write(&doc.join("THIRD-PARTY-LICENSES.txt"), dependencies::licenses(&all)?)?;
+        let apache = fs::read_to_string("LICENSE").map_err(|e| format!("LICENSE: {e}"))?;
+        write(&doc.join("THIRD-PARTY-LICENSES.txt"), dependencies::licenses(&all, &apache)?)?;
         modes(tree)
     }
 
