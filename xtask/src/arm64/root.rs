@@ -28,11 +28,14 @@ const PACKAGES: &str = "rustc,cargo,libstd-rust-dev,libstd-rust-dev:arm64,gcc-aa
 /// Mounts what programs in the root need and enters it. All mounts end with the process, because it
 /// has its own list of them.
 const ENTER: &str = r#"
-root=$1 repository=$2 cargo=$3
-shift 3
+root=$1 repository=$2 cargo=$3 libraries=$4
+shift 4
 mkdir -p "$root/millrace" "$root/cargo"
 mount --bind "$repository" "$root/millrace"
 mount --bind "$cargo" "$root/cargo"
+if [ -n "$libraries" ]; then
+    for part in include lib; do mount --bind "$libraries/$part" "$root/usr/aarch64-linux-gnu/$part"; done
+fi
 mount -t proc proc "$root/proc"
 mount --rbind /dev "$root/dev"
 mount -t tmpfs tmpfs "$root/tmp"
@@ -44,6 +47,8 @@ pub(crate) struct Root {
     folder: PathBuf,
     repository: PathBuf,
     cargo_home: PathBuf,
+    /// The folder of the C library for 64-bit ARM, if it is not that of the root.
+    libraries: PathBuf,
 }
 
 impl Root {
@@ -54,7 +59,7 @@ impl Root {
     pub(crate) fn make() -> Result<Root, String> {
         let repository = std::env::current_dir().map_err(|e| e.to_string())?;
         let folder = repository.join(FOLDER).join("root");
-        let root = Root { folder, repository, cargo_home: cargo_home()? };
+        let root = Root { folder, repository, cargo_home: cargo_home()?, libraries: PathBuf::new() };
         if !is_root() {
             return Err("a Debian root is made and entered as root: run this as root, for example in a \
                         container with CAP_SYS_ADMIN"
@@ -67,12 +72,25 @@ impl Root {
         Ok(root)
     }
 
+    /// Makes programs that are built in the root use the C library of Debian 12, so that they run with
+    /// its glibc and with newer ones.
+    ///
+    /// # Errors
+    /// If the packages of the library cannot be had.
+    pub(crate) fn with_older_libraries(mut self) -> Result<Root, String> {
+        let folder = self.repository.join(FOLDER).join("bookworm");
+        let packages = "libc6-dev-arm64-cross,libgcc-s1-arm64-cross,libstdc++6-arm64-cross";
+        debian("bookworm", "extract", &["amd64"], packages, &folder)?;
+        self.libraries = folder.join("usr/aarch64-linux-gnu");
+        Ok(self)
+    }
+
     /// Returns the command `program`, which runs in the root, in the repository, with only these
     /// environment variables.
     pub(crate) fn command(&self, program: &str, environment: &[(&str, &str)]) -> Command {
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "sh", "-ec", ENTER, "enter"]);
-        command.arg(&self.folder).arg(&self.repository).arg(&self.cargo_home).arg("-i");
+        command.arg(&self.folder).arg(&self.repository).arg(&self.cargo_home).arg(&self.libraries).arg("-i");
         let fixed = [("PATH", "/usr/bin:/bin"), ("HOME", "/root"), ("CARGO_HOME", "/cargo")];
         for (name, value) in fixed.iter().chain(environment) {
             command.arg(format!("{name}={value}"));

@@ -46,19 +46,9 @@ fn native() -> Result<PathBuf, String> {
 
 /// Builds for 64-bit ARM. CUDA kernels are compiled at run time there, by NVRTC.
 fn arm64() -> Result<PathBuf, String> {
-    let root = Root::make()?;
-    // The libraries of Debian 12, so that the binary runs with its glibc and with newer ones.
-    let libraries = Path::new(root::FOLDER).join("bookworm");
-    root::debian("bookworm", "extract", &["arm64"], "libc6-dev,libgcc-12-dev,linux-libc-dev", &libraries)?;
-    let sysroot = format!("--sysroot={}/{}", root::REPOSITORY, libraries.display());
-    let flags = format!("-Clink-arg={sysroot}");
+    let root = Root::make()?.with_older_libraries()?;
     let folder = format!("{}/{}/release", root::REPOSITORY, root::FOLDER);
-    let environment = [
-        ("CARGO_TARGET_DIR", &*folder),
-        ("CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUSTFLAGS", &*flags),
-        ("CFLAGS_aarch64_unknown_linux_gnu", &*sysroot),
-        ("CXXFLAGS_aarch64_unknown_linux_gnu", &*sysroot),
-    ];
+    let environment = [("CARGO_TARGET_DIR", &*folder)];
     let mut cargo = root.cargo("", &environment);
     cargo.args(["build", "--locked", "--release", "--package", "millrace"]);
     if !install::command("cargo", &mut cargo) {
