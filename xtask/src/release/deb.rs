@@ -7,6 +7,17 @@ use std::process::Command;
 use super::pack::{Files, modes};
 use super::{output, remove, write};
 
+/// The license of the package.
+const COPYRIGHT: &str = "\
+Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+
+Files: *
+Copyright: the Millrace developers
+License: Apache-2.0
+ /usr/share/common-licenses/Apache-2.0 has the text. The program contains packages of other authors:
+ /usr/share/doc/millrace/THIRD-PARTY-LICENSES.txt has their licenses.
+";
+
 /// Makes the system user, with which the unit's files may be shared, and lets systemd see the unit.
 /// The service is not started: it would serve the demo model.
 const AFTER_INSTALLATION: &str = r#"#!/bin/sh
@@ -57,7 +68,12 @@ pub(super) fn pack(files: &Files<'_>, tree: &Path, folder: &Path) -> Result<Path
     let usr = root.join("usr");
     rename(&usr.join("share/zsh/site-functions"), &usr.join("share/zsh/vendor-completions"))?;
     let doc = usr.join("share/doc/millrace");
-    rename(&doc.join("LICENSE"), &doc.join("copyright"))?;
+    // Every Debian system has the text of this license.
+    fs::remove_file(doc.join("LICENSE")).map_err(|e| e.to_string())?;
+    write(&doc.join("copyright"), COPYRIGHT)?;
+    let changes = doc.join("changelog");
+    rename(&doc.join("CHANGELOG.md"), &changes)?;
+    output(Command::new("gzip").args(["-9", "--no-name"]).arg(changes))?;
     rename(&doc.join("millrace.toml"), &root.join("etc/millrace/millrace.toml"))?;
     let unit = fs::read_to_string(doc.join("millrace.service")).map_err(|e| e.to_string())?;
     let (local, packaged) = ("/usr/local/bin/millrace", "/usr/bin/millrace");
@@ -77,9 +93,9 @@ pub(super) fn pack(files: &Files<'_>, tree: &Path, folder: &Path) -> Result<Path
         "Package: millrace\nVersion: {version}\nArchitecture: {architecture}\nSection: net\nPriority: optional\n\
          Maintainer: Millrace developers <millrace@localhost>\nInstalled-Size: {size}\n\
          Depends: libc6 (>= {glibc}), libgcc-s1, passwd\nRecommends: ca-certificates\n\
-         Description: LLM inference server\n Millrace serves language models over HTTP, with the interfaces of \
-         text-generation-inference and\n OpenAI: continuous batching, a paged KV cache, and streamed tokens, on CPUs \
-         and on NVIDIA GPUs.\n",
+         Description: LLM inference server\n Millrace serves language models over HTTP, with the \
+         interfaces of\n text-generation-inference and OpenAI: continuous batching, a paged KV\n cache, and \
+         streamed tokens, on CPUs and on NVIDIA GPUs.\n",
         version = release.version,
         architecture = elf.architecture.debian(),
         glibc = elf.glibc,
