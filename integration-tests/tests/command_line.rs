@@ -335,3 +335,41 @@ fn the_model_may_be_given_names() {
     let said = error_text(&["serve", "--gpu-memory-utilization", "0.9"], &[]);
     assert!(said.contains("'--cuda-memory-fraction'"), "{said}");
 }
+
+#[test]
+fn completions_and_manual_pages_know_commands_and_flags() {
+    for (shell, texts) in [
+        ("bash", &["complete -F _millrace", "--max-total-tokens", "bench-http"][..]),
+        ("zsh", &["#compdef millrace", "--max-total-tokens", "bench-http"]),
+        ("fish", &["complete -c millrace", "max-total-tokens", "bench-http"]),
+    ] {
+        let output = millrace(&["completions", shell], &[]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(output.status.success(), "{shell}");
+        for part in texts {
+            assert!(text.contains(part), "{shell}: no {part} in {text}");
+        }
+    }
+    assert!(error_text(&["completions", "sh"], &[]).contains("invalid value 'sh'"));
+
+    // bash itself reads its completions, and completes the name of a flag.
+    let script = "source <(\"$1\" completions bash); COMP_WORDS=(millrace serve --max-total); COMP_CWORD=2; \
+                  _millrace millrace --max-total serve; echo \"${COMPREPLY[*]}\"";
+    let completed =
+        Command::new("bash").args(["-c", script, "bash"]).arg(binary()).output().expect("bash is needed");
+    assert_eq!(String::from_utf8(completed.stdout).unwrap().trim(), "--max-total-tokens");
+
+    let folder = std::env::temp_dir().join(format!("millrace-man-{}", std::process::id()));
+    let written = millrace(&["man", folder.to_str().unwrap()], &[]);
+    assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
+    let page = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+    assert!(page("millrace.1").contains(".TH MILLRACE 1") && page("millrace.1").contains("completions"));
+    let serve = page("millrace-serve.1");
+    assert!(
+        serve.contains(".TH MILLRACE-SERVE 1") && serve.contains("\\-\\-max\\-total\\-tokens"),
+        "{serve}"
+    );
+    assert!(!folder.join("millrace-shard.1").exists(), "commands that help hides have no page");
+    std::fs::remove_dir_all(&folder).unwrap();
+    assert!(error_text(&["man", "/proc/none"], &[]).contains("cannot make /proc/none"));
+}

@@ -48,6 +48,8 @@ fn run(command: cli::Command) -> anyhow::Result<()> {
         cli::Command::BenchHttp(args) => commands::bench_http::run(*args),
         cli::Command::Gpus => commands::gpus::run(),
         cli::Command::Doctor => commands::doctor::run(),
+        cli::Command::Completions(args) => commands::completions::run(&args),
+        cli::Command::Man(args) => commands::completions::manual(&args),
         cli::Command::Env => commands::env::run(),
         cli::Command::PrintSchema => {
             println!("{}", millrace_router::http::openapi());

@@ -43,13 +43,21 @@ pub(crate) fn node(pinned: &Path, folder: &Path) -> bool {
 /// Returns whether npm is available, after an attempt to install Debian's.
 fn has_npm() -> bool {
     let found = Command::new("npm").arg("--version").output().is_ok_and(|done| done.status.success());
+    found || apt("nodejs npm")
+}
+
+/// Installs packages of Debian, whose names have spaces between them. Returns whether that
+/// succeeded.
+pub(crate) fn apt(packages: &str) -> bool {
     let apt = |arguments: &[&str]| {
+        // Another process may be installing packages at this moment.
+        let wait = ["-o", "DPkg::Lock::Timeout=120"];
         let mut apt = Command::new("apt-get");
-        command("apt-get", apt.args(arguments).env("DEBIAN_FRONTEND", "noninteractive"))
+        apt.args(wait).args(arguments).env("DEBIAN_FRONTEND", "noninteractive");
+        command("apt-get", &mut apt)
     };
-    found
-        || (apt(&["update", "--quiet=2"])
-            && apt(&["install", "--yes", "--quiet=2", "--no-install-recommends", "nodejs", "npm"]))
+    let install = ["install", "--yes", "--quiet=2", "--no-install-recommends"];
+    apt(&["update", "--quiet=2"]) && apt(&[&install[..], &packages.split(' ').collect::<Vec<_>>()].concat())
 }
 
 /// Installs the packages of the file `pinned`, unless `copy`, which records the installed ones, is

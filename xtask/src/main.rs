@@ -1,11 +1,13 @@
 //! The repository's everyday tasks: `cargo xtask TASK`.
 
+mod arm64;
 mod attack;
 mod book;
 mod browser;
 mod cargo;
 mod clients;
 mod cuda;
+mod deny;
 mod deploy;
 mod features;
 mod fuzz;
@@ -15,6 +17,7 @@ mod lint;
 mod mutate;
 mod nightly;
 mod prose;
+mod release;
 mod sanitize;
 mod sass;
 mod simulated;
@@ -94,6 +97,17 @@ const TASKS: &[Task] = &[
         },
     },
     Task {
+        name: "arm64",
+        arguments: "[all]",
+        help: "tests of kernels and shards for 64-bit ARM under an emulator, with all NEON\n\
+               instruction sets; `all` tries all cases and builds everything; as root, in a Debian\n\
+               root of two gigabytes that it makes below target/",
+        run: |arguments| match arguments.first().map(String::as_str) {
+            Some("all") => arm64::all(),
+            _ => arm64::run(),
+        },
+    },
+    Task {
         name: "sanitize",
         arguments: "[FILTER]",
         help: "the same tests with one schedule under AddressSanitizer and UndefinedBehaviorSanitizer",
@@ -127,6 +141,24 @@ const TASKS: &[Task] = &[
                systemd unit against schemas and the real server; installs 400 megabytes below\n\
                target/",
         run: |arguments| deploy::run(arguments),
+    },
+    Task {
+        name: "deny",
+        arguments: "[advisories]",
+        help: "licenses, sources and forbidden crates among all dependencies, as deny.toml says, with\n\
+               cargo-deny, which it installs below target/; `advisories` needs their database, too",
+        run: |arguments| match arguments.first() {
+            Some(_) => deny::advisories(),
+            None => deny::run(),
+        },
+    },
+    Task {
+        name: "release",
+        arguments: "[BINARY...]",
+        help: "archives and Debian packages for x86-64 and 64-bit ARM in target/release-pack, with\n\
+               sums, bills of materials and licenses; packs twice, and installs the package in a\n\
+               Debian root; as root. Packs these binaries instead of building",
+        run: |arguments| release::run(arguments),
     },
     Task {
         name: "book",

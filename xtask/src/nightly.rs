@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::cargo::cargo_with;
-use crate::{clients, fuzz, lint, mutate, sanitize, simulated, suites};
+use crate::{arm64, clients, deny, fuzz, lint, mutate, release, sanitize, simulated, suites};
 
 /// A check: its name and the function that runs it.
 type Stage = (&'static str, fn() -> bool);
@@ -21,6 +21,10 @@ const STAGES: &[Stage] = &[
     ("scheduler simulation, 20 million steps", simulation),
     ("soak, an hour", || suites::soak("60")),
     ("sim, in all orders", || simulated::all_orders(None)),
+    ("arm64, all cases", arm64::all),
+    ("advisories", deny::advisories),
+    ("release", || release::run(&[])),
+    ("release, built twice", release::builds_are_equal),
     ("sanitize", || sanitize::run(None)),
     ("mutate", || mutate::run(None)),
     ("bench", suites::bench),

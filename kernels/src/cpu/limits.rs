@@ -8,6 +8,7 @@ use std::sync::LazyLock;
 use std::time::Instant;
 
 use super::Isa;
+use super::simd::{Kernel, Simd, Target};
 use crate::{DType, WeightFormat};
 
 /// Seconds since some instant: CPU time of the calling thread if it is the only one, else wall
@@ -43,10 +44,10 @@ fn on_threads(threads: usize, work: impl Fn(usize) + Sync) -> f64 {
 pub enum Instruction {
     /// The fused multiply-add of an instruction set, in single precision.
     MultiplyAdd(Isa),
-    /// The dot product of pairs of bf16 numbers.
-    DotBf16,
-    /// The dot product of four bytes.
-    DotBytes,
+    /// The dot product of pairs of bf16 numbers of an instruction set.
+    DotBf16(Isa),
+    /// The dot product of four bytes of an instruction set.
+    DotBytes(Isa),
     /// The product of tiles of pairs of bf16 numbers.
     TileBf16,
 }
@@ -63,15 +64,16 @@ impl Instruction {
                 | WeightFormat::Codes(_),
             ) => Instruction::TileBf16,
             (
-                Isa::Avx512Bf16,
+                Isa::Avx512Bf16 | Isa::NeonBf16,
                 WeightFormat::Dense(DType::BF16)
                 | WeightFormat::Fp8
                 | WeightFormat::Nf4
                 | WeightFormat::Codes(_),
-            ) => Instruction::DotBf16,
-            (Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512Vnni, WeightFormat::Int(_) | WeightFormat::K(_)) => {
-                Instruction::DotBytes
-            }
+            ) => Instruction::DotBf16(isa),
+            (
+                Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512Vnni | Isa::AvxVnni | Isa::NeonBf16 | Isa::NeonDot,
+                WeightFormat::Int(_) | WeightFormat::K(_),
+            ) => Instruction::DotBytes(isa),
             _ => Instruction::MultiplyAdd(isa),
         }
     }
@@ -80,8 +82,8 @@ impl Instruction {
     pub const fn name(self) -> &'static str {
         match self {
             Instruction::MultiplyAdd(_) => "f32 multiply-add",
-            Instruction::DotBf16 => "bf16 dot product",
-            Instruction::DotBytes => "dot product of bytes",
+            Instruction::DotBf16(_) => "bf16 dot product",
+            Instruction::DotBytes(_) => "dot product of bytes",
             Instruction::TileBf16 => "bf16 tile product",
         }
     }
@@ -104,92 +106,72 @@ pub fn peak(threads: usize, instruction: Instruction) -> f64 {
 
 /// Runs the loop and returns the number of floating-point operations.
 fn spin(instruction: Instruction, rounds: usize) -> usize {
-    match instruction {
+    let on = |isa, body| Target::new(Some(isa)).ok().map(|target| target.dispatch(Spin { body, rounds }));
+    let done = match instruction {
         #[cfg(target_arch = "x86_64")]
-        Instruction::TileBf16 if Isa::Amx.is_available() => super::amx::spin(rounds),
-        // SAFETY: the machine has the instruction set.
-        #[cfg(target_arch = "x86_64")]
-        Instruction::DotBf16 if Isa::Avx512Bf16.is_available() => unsafe { avx512_bf16(rounds) },
-        // SAFETY: as above.
-        #[cfg(target_arch = "x86_64")]
-        Instruction::DotBytes if Isa::Avx512Vnni.is_available() => unsafe { avx512_vnni(rounds) },
-        #[cfg(target_arch = "x86_64")]
-        Instruction::MultiplyAdd(isa @ (Isa::Avx512 | Isa::Avx512Vnni | Isa::Avx512Bf16 | Isa::Amx))
-            if isa.is_available() =>
-        {
-            // SAFETY: the machine has the instruction set.
-            unsafe { avx512(rounds) }
+        Instruction::TileBf16 if Isa::Amx.is_available() => return super::amx::spin(rounds),
+        Instruction::TileBf16 => None,
+        Instruction::DotBf16(isa) => on(isa, Body::DotBf16),
+        Instruction::DotBytes(isa) => on(isa, Body::DotBytes),
+        Instruction::MultiplyAdd(isa) => on(isa, Body::MultiplyAdd),
+    };
+    done.unwrap_or_else(|| plain(rounds))
+}
+
+/// A loop of independent chains of one instruction.
+struct Spin {
+    body: Body,
+    rounds: usize,
+}
+
+#[derive(Clone, Copy)]
+enum Body {
+    MultiplyAdd,
+    DotBf16,
+    DotBytes,
+}
+
+impl Kernel for Spin {
+    type Output = usize;
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) -> usize {
+        // Enough to hide the latency, and few enough for 16 registers.
+        const CHAINS: usize = 12;
+        let word = std::hint::black_box(0x3c00_3c00); // two times 2^-7 in bf16, so that sums stay small
+        // SAFETY: the caller guarantees the instruction set; nothing is read through pointers.
+        unsafe {
+            match self.body {
+                Body::MultiplyAdd => {
+                    let (a, b) = (S::splat(f32::from_bits(word)), S::splat(std::hint::black_box(0.001)));
+                    repeat::<CHAINS, _>(self.rounds, S::splat(1.0), |sum| S::fma(sum, a, b));
+                    self.rounds * CHAINS * S::LANES * 2
+                }
+                Body::DotBf16 => {
+                    let pairs = S::splat_i(word.cast_signed());
+                    repeat::<CHAINS, _>(self.rounds, S::splat(1.0), |sum| S::dot_bf16(sum, pairs, pairs));
+                    self.rounds * CHAINS * S::LANES * 4
+                }
+                Body::DotBytes => {
+                    let bytes = S::splat_i(word.cast_signed());
+                    repeat::<CHAINS, _>(self.rounds, S::splat_i(1), |sum| S::dot_u8_i8(sum, bytes, bytes));
+                    self.rounds * CHAINS * S::LANES * 8
+                }
+            }
         }
-        #[cfg(target_arch = "x86_64")]
-        Instruction::MultiplyAdd(isa @ (Isa::Avx2 | Isa::AvxVnni)) if isa.is_available() => {
-            // SAFETY: the machine has the instruction set.
-            unsafe { avx2(rounds) }
-        }
-        _ => plain(rounds),
     }
 }
 
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512bf16")]
-fn avx512_bf16(rounds: usize) -> usize {
-    use std::arch::x86_64::*;
-    let mut chains = [_mm512_set1_ps(1.0); 16];
-    // Pairs of 2^-7, so that the sums stay small.
-    let pairs = std::hint::black_box(_mm512_set1_epi32(0x3c00_3c00));
-    // SAFETY: both types are 512 bits, and any bits are valid numbers.
-    let a: __m512bh = unsafe { std::mem::transmute(pairs) };
+/// Applies `step` to each chain `rounds` times.
+#[inline(always)]
+fn repeat<const CHAINS: usize, T: Copy>(rounds: usize, first: T, step: impl Fn(T) -> T) {
+    let mut chains = [first; CHAINS];
     for _ in 0..rounds {
         for chain in &mut chains {
-            *chain = _mm512_dpbf16_ps(*chain, a, a);
+            *chain = step(*chain);
         }
     }
     std::hint::black_box(chains);
-    rounds * 16 * 64
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f")]
-fn avx512(rounds: usize) -> usize {
-    use std::arch::x86_64::*;
-    let mut chains = [_mm512_set1_ps(1.0); 16];
-    let (a, b) = (_mm512_set1_ps(std::hint::black_box(0.999)), _mm512_set1_ps(std::hint::black_box(0.001)));
-    for _ in 0..rounds {
-        for chain in &mut chains {
-            *chain = _mm512_fmadd_ps(*chain, a, b);
-        }
-    }
-    std::hint::black_box(chains);
-    rounds * 16 * 32
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx512f,avx512vnni")]
-fn avx512_vnni(rounds: usize) -> usize {
-    use std::arch::x86_64::*;
-    let mut chains = [_mm512_set1_epi32(1); 16];
-    let (u, s) = (_mm512_set1_epi8(std::hint::black_box(3)), _mm512_set1_epi8(std::hint::black_box(-2)));
-    for _ in 0..rounds {
-        for chain in &mut chains {
-            *chain = _mm512_dpbusd_epi32(*chain, u, s);
-        }
-    }
-    std::hint::black_box(chains);
-    rounds * 16 * 128
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2,fma")]
-fn avx2(rounds: usize) -> usize {
-    use std::arch::x86_64::*;
-    let mut chains = [_mm256_set1_ps(1.0); 12];
-    let (a, b) = (_mm256_set1_ps(std::hint::black_box(0.999)), _mm256_set1_ps(std::hint::black_box(0.001)));
-    for _ in 0..rounds {
-        for chain in &mut chains {
-            *chain = _mm256_fmadd_ps(*chain, a, b);
-        }
-    }
-    std::hint::black_box(chains);
-    rounds * 12 * 16
 }
 
 fn plain(rounds: usize) -> usize {
@@ -322,7 +304,10 @@ mod tests {
         assert_eq!(of(Isa::Avx512Bf16, DType::F16), "f32 multiply-add");
         assert_eq!(of(Isa::Avx512, DType::BF16), "f32 multiply-add");
         let of = |isa| Instruction::of(isa, WeightFormat::Int(IntFormat::Int8)).name();
-        assert_eq!((of(Isa::Avx512Vnni), of(Isa::Avx512)), ("dot product of bytes", "f32 multiply-add"));
+        for isa in [Isa::Avx512Vnni, Isa::AvxVnni, Isa::NeonBf16, Isa::NeonDot] {
+            assert_eq!(of(isa), "dot product of bytes", "{isa:?}");
+        }
+        assert_eq!([of(Isa::Avx512), of(Isa::Neon)], ["f32 multiply-add"; 2]);
     }
 
     #[test]

@@ -6,7 +6,7 @@ use millrace_kernels::{
     AttentionSpec, Backend, DType, HeadNorm, KvFormat, KvSpec, ModelLoading, Norm, Prologue, QkvLayout,
     RopeSpec, RopeStyle, SamplingParams, SeqRow, StepInput, StepSize,
 };
-use proptest::prelude::{ProptestConfig, prop, prop_compose, prop_oneof, proptest};
+use proptest::prelude::{prop, prop_compose, prop_oneof, proptest};
 
 use crate::common::*;
 
@@ -280,7 +280,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(24))]
+    #![proptest_config(cases(24))]
 
     #[test]
     fn attention_matches_the_reference(case in case_with_prologue()) {

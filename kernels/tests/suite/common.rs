@@ -9,6 +9,7 @@ use millrace_kernels::{
     Backend, DType, HostTensor, OpenStep, Part, SamplingParams, Segment, SeqRow, StepInput, StepSize,
     WeightFormat,
 };
+use proptest::prelude::ProptestConfig;
 
 /// CPU backends for every instruction set of this machine, one with a single thread and one with
 /// several.
@@ -34,6 +35,13 @@ fn cpus(activations: Activations) -> Vec<Cpu> {
     all
 }
 
+/// The configuration of a property test with `count` cases. On an emulator, which may be thirty
+/// times as slow as a CPU, MILLRACE_TEST_CASES_DIVISOR asks for a part of them.
+pub(crate) fn cases(count: u32) -> ProptestConfig {
+    let divisor = std::env::var("MILLRACE_TEST_CASES_DIVISOR").map_or(1, |text| text.parse().unwrap());
+    ProptestConfig::with_cases(count.div_ceil(divisor))
+}
+
 /// Whether this backend rounds inputs of products with these weights to bf16.
 pub(crate) fn rounds(cpu: &Cpu, format: impl Into<WeightFormat>) -> bool {
     let in_pairs = matches!(
@@ -41,7 +49,7 @@ pub(crate) fn rounds(cpu: &Cpu, format: impl Into<WeightFormat>) -> bool {
         WeightFormat::Dense(DType::BF16) | WeightFormat::Fp8 | WeightFormat::Nf4 | WeightFormat::Codes(_)
     );
     in_pairs
-        && matches!(cpu.isa(), Isa::Amx | Isa::Avx512Bf16 | Isa::Portable)
+        && matches!(cpu.isa(), Isa::Amx | Isa::Avx512Bf16 | Isa::NeonBf16 | Isa::Portable)
         && cpu.activations() == Activations::Rounded
 }
 

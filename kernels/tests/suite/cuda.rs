@@ -10,7 +10,7 @@ use millrace_kernels::{
     Backend, DType, ForwardOps, ModelLoading, SampleRow, Sampled, SampledRows, SamplingParams, ScoreRow,
     SeqRow, StepInput, StepQueue, StepSize,
 };
-use proptest::prelude::{ProptestConfig, proptest};
+use proptest::prelude::proptest;
 
 use crate::common::*;
 use crate::product::Case;
@@ -20,7 +20,7 @@ static CUDA: LazyLock<Cuda> =
     LazyLock::new(|| Cuda::new(Device::new(Arc::new(Simulated::new().unwrap())), DType::F32));
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(6))]
+    #![proptest_config(cases(6))]
 
     #[test]
     fn rowwise_operations_match_the_reference(n in 1usize..6, cols in 1usize..300, seed: u64) {

@@ -8,7 +8,7 @@ use millrace_kernels::reference::Reference;
 use millrace_kernels::{
     Backend, DType, ForwardOps, HostTensor, ModelLoading, Part, ProductShape, Segment, WeightFormat, fp8,
 };
-use proptest::prelude::{ProptestConfig, proptest};
+use proptest::prelude::proptest;
 
 use crate::common::*;
 use crate::product::Case;
@@ -73,7 +73,7 @@ fn assert_near(case: &Case, got: &[f32], want: &[f32], dtype: DType) {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(8))]
+    #![proptest_config(cases(8))]
 
     /// Activations are not quantized for up to 16 rows, in single precision, and if results must
     /// not depend on the number of rows.

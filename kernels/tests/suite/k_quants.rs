@@ -8,13 +8,13 @@ use millrace_kernels::reference::Reference;
 use millrace_kernels::{
     Backend, DType, KFormat, ModelLoading, Part, ProductShape, Segment, Sizing, WeightFormat,
 };
-use proptest::prelude::{ProptestConfig, any, prop, prop_assert, prop_assert_eq, proptest};
+use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 
 use crate::common::*;
 use crate::product::Case;
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(32))]
+    #![proptest_config(cases(32))]
 
     #[test]
     fn products_match_the_reference_with_rounded_activations(

@@ -2,13 +2,13 @@
 
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{Backend, DType, ForwardOps, HostTensor, ModelLoading, Part, Segment, WeightFormat};
-use proptest::prelude::{ProptestConfig, prop, proptest};
+use proptest::prelude::{prop, proptest};
 
 use crate::common::*;
 use crate::product::Case;
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(cases(48))]
 
     #[test]
     fn linear_matches_the_reference(

@@ -7,13 +7,13 @@ use millrace_kernels::reference::Reference;
 use millrace_kernels::{
     Backend, DType, ForwardOps, IntFormat, ModelLoading, Part, ProductShape, Segment, Sizing, WeightFormat,
 };
-use proptest::prelude::{ProptestConfig, prop, prop_assert, prop_assert_eq, proptest};
+use proptest::prelude::{prop, prop_assert, prop_assert_eq, proptest};
 
 use crate::common::*;
 use crate::product::Case;
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(cases(48))]
 
     #[test]
     fn products_match_the_reference_with_rounded_activations(

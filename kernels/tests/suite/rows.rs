@@ -2,7 +2,7 @@
 
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{Activation, Backend, Norm};
-use proptest::prelude::{ProptestConfig, prop_assert, proptest};
+use proptest::prelude::{prop_assert, proptest};
 
 use crate::common::*;
 
@@ -56,7 +56,7 @@ pub(crate) fn copied(x: &[f32], cols: usize, from: usize, n: usize, to: usize) -
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(cases(64))]
 
     #[test]
     fn norms_match_the_reference(n in 1usize..9, cols in 1usize..400, scale in 0.01f32..30.0, seed: u64) {

@@ -5,9 +5,7 @@ use millrace_kernels::{
     Backend, SampleRow, Sampled, SampledRows, SamplingParams, ScoreRow, Scored, StepInput, Watermark,
     watermark,
 };
-use proptest::prelude::{
-    Just, ProptestConfig, Strategy, prop, prop_assert, prop_assert_eq, prop_compose, proptest,
-};
+use proptest::prelude::{Just, Strategy, prop, prop_assert, prop_assert_eq, prop_compose, proptest};
 
 use crate::common::*;
 
@@ -158,7 +156,7 @@ fn prop_oneof_off<T: Clone + std::fmt::Debug + 'static>(
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(200))]
+    #![proptest_config(cases(200))]
 
     /// Every token is reported, so `top` is the whole distribution.
     #[test]
@@ -421,7 +419,7 @@ fn the_z_score_detects_the_watermark_and_nothing_else() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(64))]
+    #![proptest_config(cases(64))]
 
     /// The logits of green tokens are raised before everything else. The model's own
     /// log-probabilities ignore that.

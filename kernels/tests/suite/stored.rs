@@ -11,7 +11,7 @@ use millrace_kernels::stored::{
 use millrace_kernels::{
     Backend, DType, HostTensor, IntFormat, ModelLoading, Part, ProductShape, Segment, Sizing, WeightFormat,
 };
-use proptest::prelude::{ProptestConfig, any, prop, prop_assert, prop_assert_eq, proptest};
+use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 
 use crate::common::*;
 use crate::product::round_to_bytes;
@@ -288,7 +288,7 @@ fn check_products(name: &str, parts: &[Part], dense: &[f32], order: &[usize], n:
 pub(crate) const DTYPES_OF_SCALES: [DType; 3] = [DType::F16, DType::BF16, DType::F32];
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(cases(48))]
 
     /// Every layout gives back `(code - zero point) * scale`, for any rectangle of the matrix.
     #[test]
@@ -368,7 +368,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(48))]
+    #![proptest_config(cases(48))]
 
     /// A rank's share of columns that are ordered by their activations has groups of any size,
     /// which are padded.

@@ -10,7 +10,7 @@ use millrace_kernels::stored::{
     BlockScales, NumberType, Numbers, TableCodes, exact_codes, exact_format, exact_integers, float8, table,
 };
 use millrace_kernels::{Backend, DType, HostTensor, ModelLoading, Part, Segment, Sizing, WeightFormat, fp8};
-use proptest::prelude::{ProptestConfig, any, prop, prop_assert, prop_assert_eq, proptest};
+use proptest::prelude::{any, prop, prop_assert, prop_assert_eq, proptest};
 
 use crate::common::*;
 use crate::stored::{DTYPES_OF_SCALES, numbers, product, range, read};
@@ -134,7 +134,7 @@ const FP4: [f32; 16] = {
 };
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(32))]
+    #![proptest_config(cases(32))]
 
     #[test]
     fn codes_of_four_bits_read_what_was_written(

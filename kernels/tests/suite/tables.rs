@@ -4,7 +4,7 @@ use half::bf16;
 use millrace_kernels::quantize::nf4;
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{Backend, DType, ModelLoading, Part, Segment, Sizing, WeightFormat, fp8};
-use proptest::prelude::{ProptestConfig, prop, prop_assert, proptest};
+use proptest::prelude::{prop, prop_assert, proptest};
 
 use crate::common::*;
 use crate::product::Case;
@@ -34,7 +34,7 @@ fn dequantized(case: &Case, rounded: bool) -> Case {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(32))]
+    #![proptest_config(cases(32))]
 
     #[test]
     fn products_match_the_reference(

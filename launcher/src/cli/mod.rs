@@ -3,6 +3,7 @@
 
 mod bench;
 mod bench_http;
+mod completions;
 mod download;
 mod elsewhere;
 mod http;
@@ -24,6 +25,7 @@ use values::{milliseconds, quantize, rope_factor, share};
 
 pub(crate) use bench::BenchArgs;
 pub(crate) use bench_http::{BenchHttpArgs, BenchRoute};
+pub(crate) use completions::{CompletionsArgs, ManArgs};
 pub(crate) use download::DownloadArgs;
 pub(crate) use elsewhere::known_elsewhere;
 pub(crate) use http::{GenerationConfig, HttpArgs, KvEventsArg};
@@ -90,6 +92,11 @@ pub(crate) enum Command {
     PrintSchema,
     /// Show the NVIDIA driver, GPUs and libraries that are found, what is missing and how to get it
     Doctor,
+    /// Print completions for a shell: bash, zsh, fish, elvish or powershell
+    Completions(CompletionsArgs),
+    /// Write the manual pages into a folder (for packages)
+    #[command(hide = true)]
+    Man(ManArgs),
     /// Print the number of usable GPUs, or why there is none (started by the other commands)
     #[command(hide = true, alias = "cards")]
     Gpus,

@@ -27,6 +27,10 @@ pub enum Isa {
     AvxVnni,
     /// x86-64 with AVX2, FMA and F16C.
     Avx2,
+    /// 64-bit ARM with dot products of bytes (dotprod, i8mm) and of bf16.
+    NeonBf16,
+    /// 64-bit ARM with dot products of signed bytes (dotprod).
+    NeonDot,
     /// 64-bit ARM.
     Neon,
     /// Any machine.
@@ -35,13 +39,15 @@ pub enum Isa {
 
 impl Isa {
     /// All instruction sets. Of those that a machine has, the fastest comes first.
-    pub const ALL: [Isa; 8] = [
+    pub const ALL: [Isa; 10] = [
         Isa::Amx,
         Isa::Avx512Bf16,
         Isa::Avx512Vnni,
         Isa::Avx512,
         Isa::AvxVnni,
         Isa::Avx2,
+        Isa::NeonBf16,
+        Isa::NeonDot,
         Isa::Neon,
         Isa::Portable,
     ];
@@ -60,6 +66,8 @@ impl Isa {
             Isa::Avx512 => "avx512",
             Isa::AvxVnni => "avx-vnni",
             Isa::Avx2 => "avx2",
+            Isa::NeonBf16 => "neon-bf16",
+            Isa::NeonDot => "neon-dotprod",
             Isa::Neon => "neon",
             Isa::Portable => "portable",
         }
@@ -91,6 +99,14 @@ impl Isa {
                     && is_x86_feature_detected!("fma")
                     && is_x86_feature_detected!("f16c")
             }
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonBf16 => {
+                std::arch::is_aarch64_feature_detected!("bf16")
+                    && std::arch::is_aarch64_feature_detected!("i8mm")
+                    && Isa::NeonDot.is_available()
+            }
+            #[cfg(target_arch = "aarch64")]
+            Isa::NeonDot => std::arch::is_aarch64_feature_detected!("dotprod") && Isa::Neon.is_available(),
             #[cfg(target_arch = "aarch64")]
             Isa::Neon => std::arch::is_aarch64_feature_detected!("neon"),
             Isa::Portable => true,
@@ -136,7 +152,11 @@ impl Target {
                 #[cfg(target_arch = "x86_64")]
                 Isa::Avx2 => Avx2::<false>::call(kernel),
                 #[cfg(target_arch = "aarch64")]
-                Isa::Neon => Neon::call(kernel),
+                Isa::NeonBf16 => Neon::<true, true>::call(kernel),
+                #[cfg(target_arch = "aarch64")]
+                Isa::NeonDot => Neon::<true, false>::call(kernel),
+                #[cfg(target_arch = "aarch64")]
+                Isa::Neon => Neon::<false, false>::call(kernel),
                 _ => Portable::call(kernel),
             }
         }

@@ -18,6 +18,7 @@ impl Extension {
     }
 
     /// Returns whether a kernel that uses this extension gains from BF16.
+    #[cfg(target_arch = "x86_64")]
     pub(super) const fn has_bf16(self) -> bool {
         matches!(self, Extension::Bf16)
     }
