@@ -6,6 +6,8 @@ mod commands;
 mod config;
 mod demo;
 mod devices;
+#[cfg(target_os = "linux")]
+mod init;
 mod logging;
 mod model;
 mod nodes;
@@ -20,8 +22,18 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches};
 
 fn main() -> ExitCode {
+    #[cfg(target_os = "linux")]
+    if init::is_process_1() {
+        return init::run().map_or_else(
+            |error| {
+                eprintln!("error: cannot run as process 1: {error}");
+                ExitCode::FAILURE
+            },
+            ExitCode::from,
+        );
+    }
     let _flush = logging::FlushAtEnd;
-    let arguments: Vec<_> = std::env::args_os().collect();
+    let arguments = cli::with_subcommand(std::env::args_os().collect());
     let outcome = config::parse(cli::Cli::command(), &arguments).and_then(|matches| {
         let cli = cli::Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
         run(cli.command)
@@ -46,6 +58,7 @@ fn run(command: cli::Command) -> anyhow::Result<()> {
         cli::Command::BenchHttp(args) => commands::bench_http::run(*args),
         cli::Command::Gpus => commands::gpus::run(),
         cli::Command::Doctor => commands::doctor::run(),
+        cli::Command::Health(args) => commands::health::run(&args),
         cli::Command::Env => commands::env::run(),
         cli::Command::PrintSchema => {
             println!("{}", millrace_router::http::openapi());

@@ -5,6 +5,7 @@ mod book;
 mod browser;
 mod cargo;
 mod clients;
+mod container;
 mod cuda;
 mod deploy;
 mod features;
@@ -127,6 +128,14 @@ const TASKS: &[Task] = &[
                systemd unit against schemas and the real server; installs 400 megabytes below\n\
                target/",
         run: |arguments| deploy::run(arguments),
+    },
+    Task {
+        name: "container",
+        arguments: "[--release-binary] [--cuda] [PYTEST ARGUMENTS]",
+        help: "builds the container image with a private Docker engine below target/ and tests it;\n\
+               needs root, and installs docker.io, mmdebstrap, docker-compose and haproxy with apt\n\
+               if they are missing",
+        run: |arguments| container::run(arguments),
     },
     Task {
         name: "book",

@@ -1,9 +1,11 @@
 //! The command line. Flags and environment variables have the names of text-generation-inference
 //! where it has them.
 
+mod arguments;
 mod bench;
 mod bench_http;
 mod elsewhere;
+mod health;
 mod http;
 mod null;
 mod plan;
@@ -21,9 +23,11 @@ use millrace_shard::{AllReduce, DeviceKind, NullOptions, Quantize, WeightCacheOp
 use serde::{Deserialize, Serialize};
 use values::{milliseconds, quantize, rope_factor, share};
 
+pub(crate) use arguments::{of_server, with_subcommand};
 pub(crate) use bench::BenchArgs;
 pub(crate) use bench_http::{BenchHttpArgs, BenchRoute};
 pub(crate) use elsewhere::known_elsewhere;
+pub(crate) use health::HealthArgs;
 pub(crate) use http::{GenerationConfig, HttpArgs};
 pub(crate) use null::NullArgs;
 pub(crate) use plan::PlanArgs;
@@ -78,6 +82,8 @@ pub(crate) enum Command {
     Bench(Box<BenchArgs>),
     /// Load test of a server with OpenAI's API: latency and throughput
     BenchHttp(Box<BenchHttpArgs>),
+    /// Ask a server on this machine whether it answers requests; exit code 1 if it does not
+    Health(HealthArgs),
     /// Print version, machine and settings for a bug report
     Env,
     /// Print the description of the HTTP API (OpenAPI, JSON)

@@ -7,6 +7,7 @@ pub(crate) mod doctor;
 pub(crate) mod env;
 pub(crate) mod generate;
 pub(crate) mod gpus;
+pub(crate) mod health;
 pub(crate) mod inspect;
 pub(crate) mod node;
 pub(crate) mod quantize;
