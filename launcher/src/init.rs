@@ -23,14 +23,16 @@ pub(crate) fn is_process_1() -> bool {
 /// # Errors
 /// If the child cannot be started.
 pub(crate) fn run() -> io::Result<u8> {
-    // Signals wait from here on, so that none is lost while the child starts. The child begins
-    // without blocked signals, because the standard library unblocks all in it.
-    let signals = block_signals()?;
+    // Signals wait from here on, so that none is lost while the child starts.
+    let signals = all_signals();
+    change_mask(libc::SIG_BLOCK, &signals)?;
     let mut arguments = std::env::args_os();
     let mut command = Command::new(std::env::current_exe()?);
     if let Some(name) = arguments.next() {
         command.arg0(name);
     }
+    // SAFETY: the function only makes a system call, which is allowed after `fork`.
+    unsafe { command.pre_exec(move || change_mask(libc::SIG_UNBLOCK, &signals)) };
     let child = Pid::from_child(&command.args(arguments).spawn()?);
     loop {
         match next_signal(&signals)? {
@@ -77,17 +79,20 @@ struct Received {
     from_kernel: bool,
 }
 
-/// Blocks all signals for this thread, the only one, and returns their set.
-fn block_signals() -> io::Result<libc::sigset_t> {
+fn all_signals() -> libc::sigset_t {
     let mut signals = MaybeUninit::uninit();
-    // SAFETY: `sigfillset` initializes the set that it is given, which always succeeds, and
-    // `pthread_sigmask` only reads it.
-    let (failed, signals) = unsafe {
+    // SAFETY: the call initializes the set that it is given, and always succeeds.
+    unsafe {
         libc::sigfillset(signals.as_mut_ptr());
-        let signals = signals.assume_init();
-        (libc::pthread_sigmask(libc::SIG_BLOCK, &raw const signals, std::ptr::null_mut()), signals)
-    };
-    if failed == 0 { Ok(signals) } else { Err(io::Error::from_raw_os_error(failed)) }
+        signals.assume_init()
+    }
+}
+
+/// Blocks or unblocks signals for this thread, the only one.
+fn change_mask(how: i32, signals: &libc::sigset_t) -> io::Result<()> {
+    // SAFETY: the call only reads the set, which is initialized.
+    let failed = unsafe { libc::pthread_sigmask(how, signals, std::ptr::null_mut()) };
+    if failed == 0 { Ok(()) } else { Err(io::Error::from_raw_os_error(failed)) }
 }
 
 /// Waits for the next of these signals.
