@@ -35,16 +35,21 @@ COPY . .
 RUN cargo build --release --locked --offline --package millrace --bin millrace \
  && install -D target/release/millrace /millrace/millrace
 
-# NVIDIA's compiler, and the libraries that the binary opens at run time.
-FROM debian:bookworm-slim AS wheels
+FROM debian:bookworm-slim AS pip
 RUN apt-get update \
  && apt-get install --yes --no-install-recommends ca-certificates python3-pip \
  && rm -rf /var/lib/apt/lists/*
-COPY kernels/cuda/toolkit.txt kernels/cuda/libraries.txt ./
-RUN pip install --no-cache-dir --no-compile --no-deps --only-binary=:all: \
-        --target /toolkit --requirement toolkit.txt \
- && pip install --no-cache-dir --no-compile --no-deps --only-binary=:all: \
-        --target /wheels --requirement libraries.txt
+WORKDIR /wheels
+ENV PIP_NO_CACHE_DIR=1 PIP_NO_COMPILE=1 PIP_NO_DEPS=1 PIP_ONLY_BINARY=:all:
+
+# NVIDIA's compiler.
+FROM pip AS toolkit
+COPY kernels/cuda/toolkit.txt .
+RUN pip install --target /toolkit --requirement toolkit.txt
+
+FROM pip AS libraries
+COPY kernels/cuda/libraries.txt .
+RUN pip install --target /wheels --requirement libraries.txt
 # The libraries that the binary opens, with their licences, but without headers and the rest of
 # cuBLAS.
 RUN mkdir --parents /libraries/doc \
@@ -60,7 +65,7 @@ RUN mkdir --parents /libraries/doc \
 
 # The same dependencies, and sources with machine code for GPUs.
 FROM dependencies AS cuda-builder
-COPY --from=wheels /toolkit/nvidia/cu13 /usr/local/cuda
+COPY --from=toolkit /toolkit/nvidia/cu13 /usr/local/cuda
 COPY . .
 RUN CUDA_HOME=/usr/local/cuda cargo build --release --locked --offline --package millrace \
         --bin millrace --features embed-cubin \
@@ -127,12 +132,12 @@ LABEL org.opencontainers.image.title="Millrace" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-COPY --from=wheels /libraries /usr/local/lib/cuda
+COPY --from=libraries /libraries /usr/local/lib/cuda
 RUN echo /usr/local/lib/cuda > /etc/ld.so.conf.d/cuda.conf \
  && ldconfig \
  && echo 'millrace:x:65532:65532:millrace:/tmp:/sbin/nologin' >> /etc/passwd \
  && echo 'millrace:x:65532:' >> /etc/group
-COPY --from=wheels /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
+COPY --from=pip /etc/ssl/certs/ca-certificates.crt /etc/ssl/certs/
 COPY --from=common /common /
 COPY --from=cuda-binary /millrace/millrace /usr/local/bin/millrace
 # The NVIDIA container toolkit reads the NVIDIA variables, and adds the driver's libraries.

@@ -95,7 +95,7 @@ fn build_and_test(options: &Options) -> Result<bool, String> {
 fn test(engine: &Engine, root: &Path, options: &Options) -> bool {
     let mut tests: Command = engine.inside();
     tests.arg(root.join("target/container-tests/bin/python"));
-    tests.args(["-m", "pytest", "-q", "-rA", "--show-capture=no", "-p", "no:cacheprovider"]);
+    tests.args(["-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider"]);
     let cuda = Path::new(TESTS).join("test_cuda.py");
     match options.cuda {
         true => tests.arg(cuda),
