@@ -107,7 +107,8 @@ impl Server {
         let sink = log.clone();
         std::thread::spawn(move || {
             for line in lines.lines().map_while(Result::ok) {
-                if let Some((_, address)) = line.split_once("listening on http://") {
+                let url = line.split_once("listening on http").map(|(_, rest)| rest.trim_start_matches('s'));
+                if let Some(address) = url.and_then(|url| url.strip_prefix("://")) {
                     // In a JSON log, more text follows the address.
                     let address = address.split('"').next().unwrap_or_default();
                     let _ = found.send(address.trim().to_owned());

@@ -16,12 +16,24 @@ use crate::cli::known_elsewhere;
 /// Lowest Jaro-Winkler similarity at which an existing name is suggested for an unknown one.
 const NEAR: f64 = 0.7;
 
-/// Parses a command line whose subcommand may name a file with more flags.
+/// Parses the command line of this process, whose subcommand may name a file with more flags. Ends
+/// the process if the command line is wrong or asks for help.
 ///
 /// # Errors
 /// If the file cannot be read, or a key in it is not a flag.
 pub(crate) fn parse(command: Command, arguments: &[OsString]) -> Result<ArgMatches> {
-    let matches = command.clone().try_get_matches_from(arguments).unwrap_or_else(|error| exit(error));
+    try_parse(command, arguments).map_err(|error| match error.downcast() {
+        Ok(wrong) => exit(wrong),
+        Err(error) => error,
+    })
+}
+
+/// Parses a command line whose subcommand may name a file with more flags.
+///
+/// # Errors
+/// If the command line is wrong, the file cannot be read, or a key in it is not a flag.
+pub(crate) fn try_parse(command: Command, arguments: &[OsString]) -> Result<ArgMatches> {
+    let matches = command.clone().try_get_matches_from(arguments)?;
     let Some((name, sub)) = matches.subcommand() else { return Ok(matches) };
     let Ok(Some(path)) = sub.try_get_one::<std::path::PathBuf>("config") else { return Ok(matches) };
     let table = read(path)?;
@@ -44,7 +56,7 @@ pub(crate) fn parse(command: Command, arguments: &[OsString]) -> Result<ArgMatch
         changed =
             changed.mut_subcommand(name, |sub| sub.mut_arg(id, |argument| argument.default_values(values)));
     }
-    Ok(changed.try_get_matches_from(arguments).unwrap_or_else(|error| exit(error)))
+    Ok(changed.try_get_matches_from(arguments)?)
 }
 
 /// Prints an error in the command line and ends the process.

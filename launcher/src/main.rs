@@ -7,6 +7,8 @@ mod config;
 mod demo;
 mod devices;
 mod hub;
+#[cfg(target_os = "linux")]
+mod init;
 mod logging;
 mod model;
 mod nodes;
@@ -21,8 +23,18 @@ use std::process::ExitCode;
 use clap::{CommandFactory, FromArgMatches};
 
 fn main() -> ExitCode {
+    #[cfg(target_os = "linux")]
+    if init::is_process_1() {
+        return init::run().map_or_else(
+            |error| {
+                eprintln!("error: cannot run as process 1: {error}");
+                ExitCode::FAILURE
+            },
+            ExitCode::from,
+        );
+    }
     let _flush = logging::FlushAtEnd;
-    let arguments: Vec<_> = std::env::args_os().collect();
+    let arguments = cli::with_subcommand(std::env::args_os().collect());
     let outcome = config::parse(cli::Cli::command(), &arguments).and_then(|matches| {
         let cli = cli::Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
         run(cli.command)
@@ -50,6 +62,7 @@ fn run(command: cli::Command) -> anyhow::Result<()> {
         cli::Command::Doctor => commands::doctor::run(),
         cli::Command::Completions(args) => commands::completions::run(&args),
         cli::Command::Man(args) => commands::completions::manual(&args),
+        cli::Command::Health(args) => commands::health::run(&args),
         cli::Command::Env => commands::env::run(),
         cli::Command::PrintSchema => {
             println!("{}", millrace_router::http::openapi());

@@ -96,6 +96,11 @@ impl NodesArgs {
         self.nnodes.unwrap_or(1) as usize
     }
 
+    /// Returns whether this machine computes for a leader, and serves no HTTP.
+    pub(crate) fn is_worker(&self) -> bool {
+        self.count() > 1 && self.node_rank > 0
+    }
+
     /// Returns the role of this machine for a model on `num_shard` ranks.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ mod book;
 mod browser;
 mod cargo;
 mod clients;
+mod container;
 mod cuda;
 mod deny;
 mod deploy;
@@ -159,6 +160,14 @@ const TASKS: &[Task] = &[
                sums, bills of materials and licenses; packs twice, and installs the package in a\n\
                Debian root; as root. Packs these binaries instead of building",
         run: |arguments| release::run(arguments),
+    },
+    Task {
+        name: "container",
+        arguments: "[--release-binary] [--cuda] [PYTEST ARGUMENTS]",
+        help: "builds the container image with a private Docker engine below target/ and tests it;\n\
+               needs root, and installs docker.io, mmdebstrap, docker-compose and haproxy with apt\n\
+               if they are missing",
+        run: |arguments| container::run(arguments),
     },
     Task {
         name: "book",

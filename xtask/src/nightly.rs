@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crate::cargo::cargo_with;
-use crate::{arm64, clients, deny, fuzz, lint, mutate, release, sanitize, simulated, suites};
+use crate::{arm64, clients, container, deny, fuzz, lint, mutate, release, sanitize, simulated, suites};
 
 /// A check: its name and the function that runs it.
 type Stage = (&'static str, fn() -> bool);
@@ -15,6 +15,8 @@ const STAGES: &[Stage] = &[
     ("test", suites::test),
     ("clients", clients::run),
     ("agents", || clients::agents(&[])),
+    ("container, compiled in a container", || container::run(&[])),
+    ("container for CUDA", || container::run(&["--cuda".to_owned()])),
     ("cost, an hour", costs),
     ("fuzz, ten minutes for each target", || fuzz::run(None, "600")),
     ("property tests with other seeds", properties),

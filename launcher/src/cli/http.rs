@@ -40,7 +40,8 @@ fn kv_events(json: &str) -> Result<KvEventsArg, String> {
 #[command(next_help_heading = "HTTP")]
 pub(crate) struct HttpArgs {
     /// Address or host name to listen on; 0.0.0.0 for all addresses. The variable HOSTNAME is used
-    /// only if it is an IP address
+    /// only if it is an IP address. If absent, MILLRACE_HOSTNAME, which images set to 0.0.0.0, else
+    /// 127.0.0.1
     #[arg(long, visible_alias = "host", value_name = "ADDRESS")]
     pub(crate) hostname: Option<String>,
     /// Port to listen on; 0 for any free port. If absent, AIP_HTTP_PORT (set by Vertex AI), else
@@ -203,19 +204,28 @@ impl HttpArgs {
     /// Returns the address to listen on. A host name in the flag is resolved.
     ///
     /// The variable HOSTNAME is used only if it is an IP address, because shells and containers set
-    /// it to the machine's name.
+    /// it to the machine's name. For the same reason an image cannot set it, and sets
+    /// MILLRACE_HOSTNAME.
     ///
     /// # Errors
-    /// If the flag holds a name that cannot be resolved.
+    /// If the flag or MILLRACE_HOSTNAME holds a name that cannot be resolved.
     pub(crate) fn address(&self) -> Result<IpAddr> {
         let loopback = IpAddr::V4(Ipv4Addr::LOCALHOST);
-        match self.hostname.as_deref() {
-            Some("localhost") => Ok(loopback),
-            Some(text) => resolve(text).with_context(|| {
-                format!("--hostname {text}: give an IP address, such as 0.0.0.0, or a name of this machine")
-            }),
-            None => Ok(std::env::var("HOSTNAME").ok().and_then(|text| text.parse().ok()).unwrap_or(loopback)),
+        let ip_of_machine = || std::env::var("HOSTNAME").ok().and_then(|text| text.parse().ok());
+        let (source, text) = match (&self.hostname, std::env::var("MILLRACE_HOSTNAME")) {
+            (Some(text), _) => ("--hostname ", text.clone()),
+            (None, Ok(text)) => match ip_of_machine() {
+                Some(ip) => return Ok(ip),
+                None => ("MILLRACE_HOSTNAME=", text),
+            },
+            (None, Err(_)) => return Ok(ip_of_machine().unwrap_or(loopback)),
+        };
+        if text == "localhost" {
+            return Ok(loopback);
         }
+        resolve(&text).with_context(|| {
+            format!("{source}{text}: give an IP address, such as 0.0.0.0, or a name of this machine")
+        })
     }
 
     /// Returns the port to listen on: the flag, the variable of Vertex AI, or the default.

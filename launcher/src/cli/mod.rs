@@ -1,11 +1,13 @@
 //! The command line. Flags and environment variables have the names of text-generation-inference
 //! where it has them.
 
+mod arguments;
 mod bench;
 mod bench_http;
 mod completions;
 mod download;
 mod elsewhere;
+mod health;
 mod http;
 mod null;
 mod plan;
@@ -23,11 +25,13 @@ use millrace_shard::{AllReduce, DeviceKind, NullOptions, Quantize, WeightCacheOp
 use serde::{Deserialize, Serialize};
 use values::{milliseconds, quantize, rope_factor, share};
 
+pub(crate) use arguments::{of_server, with_subcommand};
 pub(crate) use bench::BenchArgs;
 pub(crate) use bench_http::{BenchHttpArgs, BenchRoute};
 pub(crate) use completions::{CompletionsArgs, ManArgs};
 pub(crate) use download::DownloadArgs;
 pub(crate) use elsewhere::known_elsewhere;
+pub(crate) use health::HealthArgs;
 pub(crate) use http::{GenerationConfig, HttpArgs, KvEventsArg};
 pub(crate) use null::NullArgs;
 pub(crate) use plan::PlanArgs;
@@ -86,6 +90,8 @@ pub(crate) enum Command {
     Bench(Box<BenchArgs>),
     /// Load test of a server with OpenAI's API: latency and throughput
     BenchHttp(Box<BenchHttpArgs>),
+    /// Ask a server on this machine whether it answers requests; exit code 1 if it does not
+    Health(HealthArgs),
     /// Print version, machine and settings for a bug report
     Env,
     /// Print the description of the HTTP API (OpenAPI, JSON)

@@ -9,6 +9,7 @@ pub(crate) mod download;
 pub(crate) mod env;
 pub(crate) mod generate;
 pub(crate) mod gpus;
+pub(crate) mod health;
 pub(crate) mod inspect;
 pub(crate) mod node;
 pub(crate) mod quantize;

@@ -1,0 +1,148 @@
+//! The images: those that the Dockerfile starts from, and those that it makes.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+use super::engine::Engine;
+use crate::{cargo, install};
+
+/// Base of the CUDA image, and of the image with the toolchain.
+const DEBIAN: &str = "debian:bookworm-slim";
+
+/// Adds the toolchain to Debian. The context is the toolchain's folder.
+const RUST: &str = "\
+FROM debian:bookworm-slim
+RUN apt-get update && apt-get install --yes --no-install-recommends ca-certificates g++ libc6-dev
+COPY bin /usr/local/rust/bin
+COPY lib /usr/local/rust/lib
+ENV PATH=/usr/local/rust/bin:$PATH CARGO_HOME=/usr/local/cargo
+";
+
+/// An image with a binary that was built outside. The context is the folder of the binary.
+const BINARY: &str = "FROM scratch\nCOPY millrace /millrace/millrace\n";
+
+/// Folder of certificates that the administrator of this machine has added. Builds that download
+/// packages need them.
+const CERTIFICATES: &str = "/usr/local/share/ca-certificates";
+
+/// Source of the binary in an image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Binary {
+    /// The Dockerfile's own builder.
+    OfBuilder,
+    /// `cargo build --release` on this machine.
+    OfRelease,
+}
+
+/// Returns the name of the image for this target of the Dockerfile.
+pub(super) fn name(target: &str) -> String {
+    format!("millrace:{target}")
+}
+
+/// Builds the image for `target`, after the images that it needs.
+///
+/// # Errors
+/// If a step fails, which has printed why.
+pub(super) fn build(engine: &Engine, target: &str, binary: Binary) -> Result<(), String> {
+    let rust = rust_version()?;
+    if !exists(engine, DEBIAN) {
+        make_debian(engine)?;
+    }
+    let toolchain = format!("rust:{rust}-bookworm");
+    if !exists(engine, &toolchain) {
+        docker_build(engine, RUST, &sysroot()?, &toolchain)?;
+    }
+    let mut build = engine.docker();
+    build.args(["build", "--network=host", "--progress=plain", "--target", target, "--tag", &name(target)]);
+    build.args(["--build-arg", &format!("RUST={rust}")]);
+    build.args(["--build-arg", concat!("VERSION=", env!("CARGO_PKG_VERSION"))]);
+    build.args([
+        "--build-arg",
+        &format!("REVISION={}", output(Command::new("git").args(["rev-parse", "HEAD"]))?),
+    ]);
+    if binary == Binary::OfRelease {
+        let image = "millrace:binary";
+        let built = cargo::build(&["build", "--release", "--package", "millrace"], &[], "millrace")?;
+        let program = built.executable.ok_or("cargo has not said where the program is")?;
+        docker_build(engine, BINARY, program.parent().ok_or("the program has no folder")?, image)?;
+        build.args([
+            "--build-arg",
+            &format!("BINARY={image}"),
+            "--build-arg",
+            &format!("CUDA_BINARY={image}"),
+        ]);
+    }
+    let begin = Instant::now();
+    step("docker build", build.arg("."))?;
+    println!("{}: built in {} s", name(target), begin.elapsed().as_secs());
+    Ok(())
+}
+
+/// Makes the image of Debian from its packages.
+fn make_debian(engine: &Engine) -> Result<(), String> {
+    let mut make = Command::new("mmdebstrap");
+    make.args(["--quiet", "--variant=minbase"]);
+    if Path::new(CERTIFICATES).is_dir() {
+        make.arg(format!("--customize-hook=sync-in {CERTIFICATES} {CERTIFICATES}"));
+        make.arg(format!("--essential-hook=mkdir -p \"$1{CERTIFICATES}\""));
+    }
+    make.args(["bookworm", "-"]).stdout(Stdio::piped());
+    eprintln!("$ {make:?} | docker import");
+    let mut making = make.spawn().map_err(|e| format!("mmdebstrap: {e}"))?;
+    let tar = making.stdout.take().ok_or("mmdebstrap has no output")?;
+    let imported = step("docker import", engine.docker().args(["import", "-", DEBIAN]).stdin(tar));
+    let made = making.wait().is_ok_and(|status| status.success());
+    if !made {
+        // Half a system would look like the whole one to the next run.
+        let _ = engine.docker().args(["rmi", DEBIAN]).status();
+        return Err("mmdebstrap has failed".to_owned());
+    }
+    imported
+}
+
+/// Builds a small image from the text of its Dockerfile.
+fn docker_build(engine: &Engine, dockerfile: &str, context: &Path, tag: &str) -> Result<(), String> {
+    let mut build = engine.docker();
+    build.args(["build", "--network=host", "--quiet", "--file=-", "--tag", tag]).arg(context);
+    eprintln!("$ {build:?}");
+    let mut building = build.stdin(Stdio::piped()).spawn().map_err(|e| format!("docker: {e}"))?;
+    let mut input = building.stdin.take().ok_or("docker has no input")?;
+    input.write_all(dockerfile.as_bytes()).map_err(|e| format!("docker build: {e}"))?;
+    drop(input);
+    let built = building.wait().is_ok_and(|status| status.success());
+    if built { Ok(()) } else { Err(format!("the image {tag} cannot be built")) }
+}
+
+fn exists(engine: &Engine, image: &str) -> bool {
+    let mut inspect = engine.docker();
+    inspect.args(["image", "inspect", image]).stdout(Stdio::null()).stderr(Stdio::null());
+    inspect.status().is_ok_and(|status| status.success())
+}
+
+/// Returns the major and minor version of the toolchain.
+fn rust_version() -> Result<String, String> {
+    let text = output(Command::new("rustc").arg("--version"))?;
+    let version = text.split_whitespace().nth(1).unwrap_or_default();
+    let parts: Vec<&str> = version.split('.').take(2).collect();
+    if parts.len() == 2 { Ok(parts.join(".")) } else { Err(format!("rustc --version: {text}")) }
+}
+
+/// Returns the folder of the toolchain, without links: the context of a build must not be one.
+fn sysroot() -> Result<PathBuf, String> {
+    let text = output(Command::new("rustc").args(["--print", "sysroot"]))?;
+    Path::new(&text).canonicalize().map_err(|e| format!("{text}: {e}"))
+}
+
+fn output(command: &mut Command) -> Result<String, String> {
+    let done = command.output().map_err(|e| format!("{command:?}: {e}"))?;
+    if !done.status.success() {
+        return Err(format!("{command:?}: {}", String::from_utf8_lossy(&done.stderr)));
+    }
+    Ok(String::from_utf8_lossy(&done.stdout).trim().to_owned())
+}
+
+fn step(name: &str, command: &mut Command) -> Result<(), String> {
+    if install::command(name, command) { Ok(()) } else { Err(format!("{name} has failed")) }
+}
