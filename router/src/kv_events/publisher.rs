@@ -28,7 +28,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The number in the message that ends the answer to a request for earlier batches.
 const END: u64 = u64::MAX;
 
-/// What all connections share.
+/// The state that all connections share.
 struct Publisher {
     history: Arc<History>,
     topic: Bytes,
@@ -202,7 +202,8 @@ async fn send_batches(
 }
 
 /// Answers requests for earlier batches. A request is the number of the first batch, after any
-/// frames that the answers begin with as well. An answer of empty frames around [`END`] is the last.
+/// frames that the answers begin with as well. An answer of empty frames around [`END`] is the
+/// last.
 async fn replay(stream: TcpStream, publisher: Arc<Publisher>) -> io::Result<()> {
     let (mut read, mut write) = open(stream, "ROUTER", &["REQ", "DEALER", "ROUTER"]).await?;
     loop {

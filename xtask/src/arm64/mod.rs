@@ -23,8 +23,8 @@ struct Tests {
 }
 
 /// The tests of every submission. The emulator is 10 to 30 times as slow as a CPU, so that the
-/// property tests of the kernels try a part of their cases ([`CASES`]), [`LEFT_OUT`] is left out, and
-/// only those tests of shards run that compute.
+/// property tests of the kernels try a part of their cases ([`CASES`]), [`LEFT_OUT`] is left out,
+/// and only those tests of shards run that compute.
 const SHORT: &[Tests] = &[
     Tests { cargo: &["--package", "millrace-kernels", "--lib"], harness: &["cpu::"] },
     Tests { cargo: &["--package", "millrace-kernels", "--test", "suite"], harness: &SKIP },

@@ -81,7 +81,7 @@ impl Peer {
     }
 
     /// Whether the other side closes the connection.
-    async fn is_closed(mut self) -> bool {
+    async fn is_closed(&mut self) -> bool {
         let mut rest = Vec::new();
         timeout(PATIENCE, self.0.read_to_end(&mut rest)).await.is_ok()
     }
