@@ -68,12 +68,13 @@ impl HubSettings {
     pub(crate) fn from_environment(cache: Option<&PathBuf>) -> Result<HubSettings> {
         let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
         let cache = cache.cloned().or_else(cache_folder);
+        let cache =
+            cache.context("there is no folder for downloads; set HF_HOME or --huggingface-hub-cache")?;
         Ok(HubSettings {
             endpoint: parse_endpoint(&endpoint).context("HF_ENDPOINT")?,
             token: token()?,
             offline: is_offline(),
-            cache: cache
-                .context("there is no folder for downloads; set HF_HOME or --huggingface-hub-cache")?,
+            cache: std::path::absolute(cache).context("the folder for downloads")?,
             response_timeout: seconds("HF_HUB_ETAG_TIMEOUT", RESPONSE_TIMEOUT)?,
             stall_timeout: seconds("HF_HUB_DOWNLOAD_TIMEOUT", STALL_TIMEOUT)?,
             // Only tests set this variable.
