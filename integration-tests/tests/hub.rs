@@ -72,6 +72,10 @@ fn a_model_is_downloaded_once_and_without_files_that_nobody_reads() {
         assert!(hub.downloads_of(name).is_empty(), "{name} was downloaded");
     }
     assert_eq!(fs::read_to_string(folder.path().join("hub/models--org--tiny/refs/main")).unwrap(), COMMIT);
+    // A cache that is given by a relative path has an absolute one.
+    let mut relative =
+        hub.millrace(folder.path(), &["download", "org/tiny", "--huggingface-hub-cache", "hub"]);
+    assert_complete(&relative.current_dir(folder.path()).output().unwrap(), folder.path());
     // The second time asks for the list only, and a commit asks for nothing.
     let before = hub.requests().len();
     assert_complete(&hub.download(folder.path(), &[], &[]), folder.path());

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Instant;
 
 use tokio::task::JoinSet;
 
@@ -12,7 +13,7 @@ use super::client::HubClient;
 use super::error::HubError;
 use super::listing::{ListedFile, Listing};
 use super::needed::{self, INDEX, SmallFiles};
-use super::progress::DownloadProgress;
+use super::progress::{DownloadProgress, Size};
 use super::repository::Repository;
 use super::settings::HubSettings;
 
@@ -146,7 +147,10 @@ impl WeightDownload {
     /// # Errors
     /// If a file cannot be downloaded.
     pub(crate) async fn run(self) -> Result<(), HubError> {
+        let (since, (_, bytes), id) = (Instant::now(), self.progress.bytes(), &self.client.repository);
+        tracing::info!("downloading {id} at {}: {} of weights", self.commit, Size(bytes));
         self.fetch_all(&self.files).await?;
+        tracing::info!("downloaded {id} in {:.1} s", since.elapsed().as_secs_f64());
         self.cache.record_revision(&self.client.repository.revision, &self.commit)
     }
 

@@ -50,7 +50,7 @@ impl Failures {
             return Err(error);
         }
         let pause = self.pause(error.retry_after());
-        tracing::debug!("{error}; next attempt in {:.1} s", pause.as_secs_f64());
+        tracing::warn!("{error}; next attempt in {:.1} s", pause.as_secs_f64());
         tokio::time::sleep(pause).await;
         Ok(())
     }

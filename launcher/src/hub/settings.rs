@@ -68,12 +68,17 @@ impl HubSettings {
     pub(crate) fn from_environment(cache: Option<&PathBuf>) -> Result<HubSettings> {
         let endpoint = variable("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into());
         let cache = cache.cloned().or_else(cache_folder);
+        let cache =
+            cache.context("there is no folder for downloads; set HF_HOME or --huggingface-hub-cache")?;
+        let (endpoint, token) = (parse_endpoint(&endpoint).context("HF_ENDPOINT")?, token()?);
+        if token.is_some() && endpoint.scheme() == "http" && !is_loopback(&endpoint) {
+            tracing::warn!("HF_ENDPOINT is not encrypted; others on the network can read the token");
+        }
         Ok(HubSettings {
-            endpoint: parse_endpoint(&endpoint).context("HF_ENDPOINT")?,
-            token: token()?,
+            endpoint,
+            token,
             offline: is_offline(),
-            cache: cache
-                .context("there is no folder for downloads; set HF_HOME or --huggingface-hub-cache")?,
+            cache: std::path::absolute(cache).context("the folder for downloads")?,
             response_timeout: seconds("HF_HUB_ETAG_TIMEOUT", RESPONSE_TIMEOUT)?,
             stall_timeout: seconds("HF_HUB_DOWNLOAD_TIMEOUT", STALL_TIMEOUT)?,
             // Only tests set this variable.
@@ -131,6 +136,12 @@ fn parse_endpoint(text: &str) -> Result<Url> {
     Ok(url)
 }
 
+/// Returns whether an address is on this machine.
+fn is_loopback(url: &Url) -> bool {
+    let host = url.host_str().unwrap_or_default().trim_matches(['[', ']']);
+    host == "localhost" || host.parse().is_ok_and(|ip: std::net::IpAddr| ip.is_loopback())
+}
+
 /// Returns the token of the first place that has one.
 fn token() -> Result<Option<Token>> {
     if is_set("HF_HUB_DISABLE_IMPLICIT_TOKEN") {
@@ -174,6 +185,13 @@ mod tests {
             assert!(parse_endpoint(bad).is_err(), "{bad}");
         }
         assert_eq!(parse_endpoint("https://mirror/hub").unwrap().as_str(), "https://mirror/hub");
+    }
+
+    #[test]
+    fn this_machine_needs_no_encryption() {
+        let is_here = |text: &str| is_loopback(&parse_endpoint(text).unwrap());
+        assert!(["http://127.0.0.1:80", "http://localhost", "http://[::1]:80"].into_iter().all(is_here));
+        assert!(!["http://mirror", "http://10.0.0.1", "http://[fe80::1]"].into_iter().any(is_here));
     }
 
     #[test]
