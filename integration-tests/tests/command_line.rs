@@ -366,7 +366,9 @@ fn completions_and_manual_pages_know_commands_and_flags() {
     assert!(page("millrace.1").contains(".TH MILLRACE 1") && page("millrace.1").contains("completions"));
     let serve = page("millrace-serve.1");
     assert!(
-        serve.contains(".TH MILLRACE-SERVE 1") && serve.contains("\\-\\-max\\-total\\-tokens"),
+        serve.contains(".TH MILLRACE-SERVE 1")
+            && serve.contains(" \"millrace ")
+            && serve.contains("\\-\\-max\\-total\\-tokens"),
         "{serve}"
     );
     assert!(!folder.join("millrace-shard.1").exists(), "commands that help hides have no page");

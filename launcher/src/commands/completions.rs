@@ -9,6 +9,9 @@ use clap::CommandFactory;
 
 use crate::cli::{Cli, CompletionsArgs, ManArgs};
 
+/// The program and its version, at the foot of each page.
+const SOURCE: &str = concat!("millrace ", env!("CARGO_PKG_VERSION"));
+
 /// Prints the completions of a shell.
 pub(crate) fn run(args: &CompletionsArgs) -> Result<()> {
     let mut text = Vec::new();
@@ -40,7 +43,7 @@ fn page(command: clap::Command, prefix: &str, folder: &Path) -> Result<()> {
     let path = folder.join(format!("{name}.1"));
     let mut text = Vec::new();
     // The title is the name that `man` finds the page by.
-    let man = clap_mangen::Man::new(command).title(name.to_uppercase());
+    let man = clap_mangen::Man::new(command).title(name.to_uppercase()).source(SOURCE);
     man.render(&mut text)
         .and_then(|()| std::fs::write(&path, text))
         .with_context(|| format!("cannot write {}", path.display()))
