@@ -10,7 +10,7 @@ const TGI_LAUNCHER: &str = "text-generation-launcher";
 /// Flags of the program itself.
 const OWN: &[&str] = &["-h", "--help", "-V", "--version"];
 
-/// Inserts the subcommand `serve` if the arguments begin with a flag, as those of TGI's image do, or
+/// Inserts the subcommand `serve` if the arguments begin with a flag, as those of TGI do, or
 /// if the program was started by the name of TGI's launcher.
 pub(crate) fn with_subcommand(mut arguments: Vec<OsString>) -> Vec<OsString> {
     let first = arguments.get(1).and_then(|first| first.to_str());
