@@ -119,6 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
+    #[allow(clippy::zombie_processes, reason = "`waitpid` waits for the children")]
     fn exit_codes_are_those_of_shells() {
         let status = |shell: &str| {
             let child = Command::new("sh").args(["-c", shell]).spawn().unwrap();
