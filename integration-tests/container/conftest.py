@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 import pytest
 
-IMAGE = os.environ.get("MILLRACE_IMAGE", "millrace:cpu")
+IMAGE = "millrace:cpu"
 # Seconds that a server on a busy machine may take for anything.
 PATIENCE = 120
 # How the documentation runs the image, besides its ports.

@@ -1,7 +1,11 @@
 """The files of the CUDA image. There is no GPU here, so nothing computes on one."""
 
+import os
+
 import pytest
-from conftest import IMAGE, docker, inspect, running
+from conftest import docker, inspect, running
+
+IMAGE = "millrace:cuda"
 
 # Bytes of all layers, not compressed.
 MOST_BYTES = 1_500_000_000
@@ -42,6 +46,8 @@ def test_the_binary_opens_the_libraries():
     for name in ("cuBLASLt", "NVRTC", "NCCL"):
         (line,) = [line for title, line in lines.items() if name in title]
         assert line.startswith("ok "), line
+    if os.environ["MACHINE_CODE"] == "1":
+        assert lines["kernels"].startswith("ok "), lines["kernels"]
 
 
 def test_licences_are_included():
@@ -51,7 +57,7 @@ def test_licences_are_included():
 
 
 def test_without_a_gpu_it_serves_on_the_cpu_and_says_why():
-    with running() as container:
+    with running(image=IMAGE) as container:
         container.wait_until_ready()
         assert "no NVIDIA driver (libcuda.so.1) found" in container.log()
         container.wait_until("it is healthy", lambda: container.health() == "healthy")

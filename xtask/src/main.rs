@@ -163,10 +163,11 @@ const TASKS: &[Task] = &[
     },
     Task {
         name: "container",
-        arguments: "[--release-binary] [--cuda] [PYTEST ARGUMENTS]",
-        help: "builds the container image with a private Docker engine below target/ and tests it;\n\
-               needs root, and installs docker.io, mmdebstrap, docker-compose and haproxy with apt\n\
-               if they are missing",
+        arguments: "[FLAGS] [PYTEST ARGUMENTS]",
+        help: "builds the container images with a private Docker engine below target/ and tests\n\
+               them; needs root, and installs docker.io, mmdebstrap, docker-compose and haproxy\n\
+               with apt if they are missing. --release-binary takes the binary of this machine,\n\
+               --machine-code compiles one for GPUs, --cpu-only leaves the CUDA image out",
         run: |arguments| container::run(arguments),
     },
     Task {

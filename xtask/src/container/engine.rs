@@ -35,13 +35,19 @@ impl Engine {
         let log = folder.join("dockerd.log");
         let output = File::create(&log).map_err(|e| format!("{}: {e}", log.display()))?;
         let errors = output.try_clone().map_err(|e| e.to_string())?;
-        let mut command = match network {
-            Network::OfMachine => Command::new("dockerd"),
-            Network::Private => {
-                let mut command = Command::new("unshare");
-                command.args(["--net", "sh", "-c", "ip link set lo up && exec dockerd \"$@\"", "sh"]);
-                command
-            }
+        // The engine ends with this process, however that ends.
+        let mut command = Command::new("setpriv");
+        command.args(["--pdeathsig", "TERM"]);
+        match network {
+            Network::OfMachine => command.arg("dockerd"),
+            Network::Private => command.args([
+                "unshare",
+                "--net",
+                "sh",
+                "-c",
+                "ip link set lo up && exec dockerd \"$@\"",
+                "sh",
+            ]),
         };
         command.arg("-H").arg(format!("unix://{}", socket.display()));
         command.arg("--data-root").arg(folder.join("data"));

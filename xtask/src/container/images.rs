@@ -36,16 +36,17 @@ pub(super) enum Binary {
     OfRelease,
 }
 
-/// Returns the name of the image for this target of the Dockerfile.
-pub(super) fn name(target: &str) -> String {
-    format!("millrace:{target}")
-}
-
-/// Builds the image for `target`, after the images that it needs.
+/// Builds `millrace:cpu`, and `millrace:cuda` if `with_cuda`, after the images that they need. The
+/// CUDA image has the binary of the CPU image, unless one with `machine_code` is to be compiled.
 ///
 /// # Errors
 /// If a step fails, which has printed why.
-pub(super) fn build(engine: &Engine, target: &str, binary: Binary) -> Result<(), String> {
+pub(super) fn build(
+    engine: &Engine,
+    binary: Binary,
+    with_cuda: bool,
+    machine_code: bool,
+) -> Result<(), String> {
     let rust = rust_version()?;
     if !exists(engine, DEBIAN) {
         make_debian(engine)?;
@@ -54,30 +55,47 @@ pub(super) fn build(engine: &Engine, target: &str, binary: Binary) -> Result<(),
     if !exists(engine, &toolchain) {
         docker_build(engine, RUST, &sysroot()?, &toolchain)?;
     }
+    let source = match binary {
+        Binary::OfBuilder => "builder",
+        Binary::OfRelease => release_binary(engine)?,
+    };
+    let mut arguments = vec![
+        format!("RUST={rust}"),
+        format!("BINARY={source}"),
+        format!("VERSION={}", env!("CARGO_PKG_VERSION")),
+        format!("REVISION={}", output(Command::new("git").args(["rev-parse", "HEAD"]))?),
+    ];
+    target(engine, "cpu", &arguments)?;
+    if with_cuda {
+        if !machine_code {
+            arguments.push(format!("CUDA_BINARY={source}"));
+        }
+        target(engine, "cuda", &arguments)?;
+    }
+    Ok(())
+}
+
+/// Builds one target of the Dockerfile.
+fn target(engine: &Engine, target: &str, arguments: &[String]) -> Result<(), String> {
+    let image = format!("millrace:{target}");
     let mut build = engine.docker();
-    build.args(["build", "--network=host", "--progress=plain", "--target", target, "--tag", &name(target)]);
-    build.args(["--build-arg", &format!("RUST={rust}")]);
-    build.args(["--build-arg", concat!("VERSION=", env!("CARGO_PKG_VERSION"))]);
-    build.args([
-        "--build-arg",
-        &format!("REVISION={}", output(Command::new("git").args(["rev-parse", "HEAD"]))?),
-    ]);
-    if binary == Binary::OfRelease {
-        let image = "millrace:binary";
-        let built = cargo::build(&["build", "--release", "--package", "millrace"], &[], "millrace")?;
-        let program = built.executable.ok_or("cargo has not said where the program is")?;
-        docker_build(engine, BINARY, program.parent().ok_or("the program has no folder")?, image)?;
-        build.args([
-            "--build-arg",
-            &format!("BINARY={image}"),
-            "--build-arg",
-            &format!("CUDA_BINARY={image}"),
-        ]);
+    build.args(["build", "--network=host", "--progress=plain", "--target", target, "--tag", &image]);
+    for argument in arguments {
+        build.args(["--build-arg", argument]);
     }
     let begin = Instant::now();
     step("docker build", build.arg("."))?;
-    println!("{}: built in {} s", name(target), begin.elapsed().as_secs());
+    println!("{image}: built in {} s", begin.elapsed().as_secs());
     Ok(())
+}
+
+/// Makes an image of the release binary of this machine. Returns the image's name.
+fn release_binary(engine: &Engine) -> Result<&'static str, String> {
+    const IMAGE: &str = "millrace:binary";
+    let built = cargo::build(&["build", "--release", "--package", "millrace"], &[], "millrace")?;
+    let program = built.executable.ok_or("cargo has not said where the program is")?;
+    docker_build(engine, BINARY, program.parent().ok_or("the program has no folder")?, IMAGE)?;
+    Ok(IMAGE)
 }
 
 /// Makes the image of Debian from its packages.

@@ -39,8 +39,11 @@ struct Options {
     /// `--release-binary`: take the binary of `cargo build --release` instead of compiling in the
     /// builder's container.
     release_binary: bool,
-    /// `--cuda`: build and test the CUDA image instead of the CPU image.
-    cuda: bool,
+    /// `--cpu-only`: leave out the CUDA image.
+    cpu_only: bool,
+    /// `--machine-code`: compile a binary with machine code for GPUs for the CUDA image, instead of
+    /// taking that of the CPU image.
+    machine_code: bool,
     /// The rest is for pytest.
     pytest: Vec<String>,
 }
@@ -51,7 +54,8 @@ impl Options {
         for argument in arguments {
             match argument.as_str() {
                 "--release-binary" => options.release_binary = true,
-                "--cuda" => options.cuda = true,
+                "--cpu-only" => options.cpu_only = true,
+                "--machine-code" => options.machine_code = true,
                 _ => options.pytest.push(argument.clone()),
             }
         }
@@ -80,11 +84,10 @@ fn build_and_test(options: &Options) -> Result<bool, String> {
         return Err("the packages of the tests cannot be installed".to_owned());
     }
     let binary = if options.release_binary { Binary::OfRelease } else { Binary::OfBuilder };
-    let target = if options.cuda { "cuda" } else { "cpu" };
     {
         // Builds need the network of this machine, for the registries of packages.
         let engine = Engine::start(&folder, Network::OfMachine)?;
-        images::build(&engine, target, binary)?;
+        images::build(&engine, binary, !options.cpu_only, options.machine_code)?;
     }
     // Containers publish ports, in a network of their own.
     let engine = Engine::start(&folder, Network::Private)?;
@@ -96,14 +99,14 @@ fn test(engine: &Engine, root: &Path, options: &Options) -> bool {
     let mut tests: Command = engine.inside();
     tests.arg(root.join("target/container-tests/bin/python"));
     tests.args(["-m", "pytest", "-q", "-rA", "-p", "no:cacheprovider"]);
-    let cuda = Path::new(TESTS).join("test_cuda.py");
-    match options.cuda {
-        true => tests.arg(cuda),
-        false => tests.arg(TESTS).arg("--ignore").arg(cuda),
-    };
+    tests.arg(TESTS);
+    if options.cpu_only {
+        tests.arg("--ignore").arg(Path::new(TESTS).join("test_cuda.py"));
+    }
     tests.args(&options.pytest);
     tests.env("DOCKER_HOST", engine.address()).env("PYTHONDONTWRITEBYTECODE", "1");
-    tests.env("MILLRACE_IMAGE", images::name(if options.cuda { "cuda" } else { "cpu" }));
+    // Whether the binary of the CUDA image must have machine code.
+    tests.env("MACHINE_CODE", if options.machine_code { "1" } else { "0" });
     install::command("pytest", &mut tests)
 }
 
@@ -153,7 +156,7 @@ mod tests {
     fn flags_of_the_task_are_told_from_those_of_pytest() {
         let arguments = ["--release-binary", "-k", "tgi"].map(str::to_owned);
         let options = Options::parse(&arguments);
-        assert!(options.release_binary && !options.cuda);
+        assert!(options.release_binary && !options.cpu_only && !options.machine_code);
         assert_eq!(options.pytest, ["-k", "tgi"]);
     }
 
