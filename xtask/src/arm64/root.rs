@@ -72,8 +72,8 @@ impl Root {
         Ok(root)
     }
 
-    /// Makes programs that are built in the root use the C library of Debian 12, so that they run with
-    /// its glibc and with newer ones.
+    /// Makes programs that are built in the root use the C library of Debian 12, so that they run
+    /// with its glibc and with newer ones.
     ///
     /// # Errors
     /// If the packages of the library cannot be had.
