@@ -100,8 +100,8 @@ const TASKS: &[Task] = &[
     Task {
         name: "arm64",
         arguments: "[all]",
-        help: "tests of kernels and shards for 64-bit ARM under an emulator, with all NEON\n\
-               instruction sets; `all` tries all cases and builds everything; as root, in a Debian\n\
+        help: "tests of the kernels for 64-bit ARM under an emulator, with all NEON instruction\n\
+               sets; `all` tries all cases and the shard's tests, and builds everything; as root, in a Debian\n\
                root of two gigabytes that it makes below target/",
         run: |arguments| match arguments.first().map(String::as_str) {
             Some("all") => arm64::all(),

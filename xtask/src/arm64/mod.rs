@@ -1,4 +1,4 @@
-//! 64-bit ARM on any machine: the tests of kernels and shards under an emulator.
+//! 64-bit ARM on any machine: the tests of kernels and shard under an emulator.
 
 pub(crate) mod root;
 
@@ -22,13 +22,11 @@ struct Tests {
     harness: &'static [&'static str],
 }
 
-/// The tests of every submission. The emulator is 10 to 30 times as slow as a CPU, so that the
-/// property tests of the kernels try a part of their cases ([`CASES`]), [`LEFT_OUT`] is left out,
-/// and only those tests of shards run that compute.
+/// The tests of every submission: those of the kernels. The emulator is 10 to 30 times as slow as a
+/// CPU, so that property tests try a part of their cases ([`CASES`]), and [`LEFT_OUT`] is left out.
 const SHORT: &[Tests] = &[
     Tests { cargo: &["--package", "millrace-kernels", "--lib"], harness: &["cpu::"] },
     Tests { cargo: &["--package", "millrace-kernels", "--test", "suite"], harness: &SKIP },
-    Tests { cargo: &["--package", "millrace-shard", "--test", "golden"], harness: &[] },
 ];
 
 /// Tests that take minutes each, because they attend to thousands of tokens.
@@ -49,7 +47,7 @@ pub(crate) fn run() -> bool {
         let found = test(root, SHORT, &[CASES])?;
         let missing: Vec<_> =
             INSTRUCTION_SETS.into_iter().filter(|isa| !found.iter().any(|found| found == isa)).collect();
-        println!("arm64: left to `cargo xtask arm64 all`: {}", LEFT_OUT.join(", "));
+        println!("arm64: left to `cargo xtask arm64 all`: the shard's tests, {}", LEFT_OUT.join(", "));
         println!("arm64: these instruction sets computed: {}", found.join(", "));
         if missing.is_empty() {
             Ok(())
