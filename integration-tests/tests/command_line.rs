@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
 use std::path::PathBuf;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 
 use millrace_integration_tests::{SecretFile, Server, binary, post};
 use serde_json::{Value, json};
@@ -21,6 +21,22 @@ fn error_text(arguments: &[&str], variables: &[(&str, &str)]) -> String {
     let output = millrace(arguments, variables);
     assert!(!output.status.success(), "{arguments:?} {variables:?}");
     String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn a_reader_that_leaves_ends_the_output_quietly() {
+    for arguments in [&["print-schema"][..], &["completions", "bash"], &["inspect", "--model-id", "demo"]] {
+        let mut process = Command::new(binary())
+            .args(arguments)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Nobody reads the output, as after `| head`.
+        drop(process.stdout.take());
+        let output = process.wait_with_output().unwrap();
+        assert_eq!(String::from_utf8_lossy(&output.stderr), "", "{arguments:?}");
+    }
 }
 
 #[test]

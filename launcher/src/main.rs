@@ -49,6 +49,10 @@ fn main() -> ExitCode {
 }
 
 fn run(command: cli::Command) -> anyhow::Result<()> {
+    #[cfg(unix)]
+    if command.only_prints() {
+        end_at_closed_pipe();
+    }
     match command {
         cli::Command::Serve(args) => commands::serve::run(*args),
         cli::Command::Chat(args) => commands::chat::run(*args),
@@ -71,4 +75,12 @@ fn run(command: cli::Command) -> anyhow::Result<()> {
         cli::Command::GrammarWorker => Ok(millrace_router::grammar::worker::run()?),
         cli::Command::Shard(args) => commands::shard::run(*args),
     }
+}
+
+/// Lets the process end like other programs when nobody reads its output any more, as in `millrace
+/// inspect | head`. Rust ignores the signal, so that printing would panic.
+#[cfg(unix)]
+fn end_at_closed_pipe() {
+    // SAFETY: the default action replaces no handler of this process, and no thread runs yet.
+    unsafe { libc::signal(libc::SIGPIPE, libc::SIG_DFL) };
 }

@@ -23,10 +23,12 @@ use crate::nodes::{Leader, LocalRanks};
 use crate::shard_message::ShardMessage;
 use crate::{demo, progress};
 
-/// Limits of the queue and of the shutdown, and who hears of the prefix cache. The default suits a
-/// single request.
+/// Everything about serving that is neither the model nor the engine. The default suits a single
+/// request.
 #[derive(Debug, Default)]
 pub(crate) struct ServingOptions {
+    /// Limits of one request.
+    pub(crate) limits: RequestLimits,
     /// Limit of waiting requests.
     pub(crate) max_queue_requests: Option<usize>,
     /// Limit of the prompt tokens of waiting requests.
@@ -37,6 +39,10 @@ pub(crate) struct ServingOptions {
     pub(crate) kv_events: Option<KvEventsConfig>,
     /// Longest time that running requests may take to finish after the server is asked to stop.
     pub(crate) drain_timeout: Duration,
+    /// The role of this machine, if other machines run shards too. The engine waits for them.
+    pub(crate) leader: Option<Leader>,
+    /// The download of the weights, if some are missing. The shards start after it.
+    pub(crate) download: Option<BackgroundDownload>,
 }
 
 /// A service and the engine behind it.
@@ -48,19 +54,13 @@ pub(crate) struct Stack {
 }
 
 impl Stack {
-    /// Starts the shards and the engine. The model loads in the background. With a `leader`, the
-    /// engine waits for the shards of other machines. The shards start after the `download`.
+    /// Starts the shards and the engine. The model loads in the background.
     ///
     /// # Errors
     /// If the tokenizer or configuration of the model is missing or broken.
-    pub(crate) fn start(
-        model: &ModelArgs,
-        engine: &EngineArgs,
-        limits: RequestLimits,
-        serving: ServingOptions,
-        leader: Option<Leader>,
-        download: Option<BackgroundDownload>,
-    ) -> Result<Stack> {
+    pub(crate) fn start(model: &ModelArgs, engine: &EngineArgs, serving: ServingOptions) -> Result<Stack> {
+        let ServingOptions { limits, max_queue_requests, max_queue_tokens, queue_timeout, .. } = serving;
+        let ServingOptions { kv_events, drain_timeout, leader, download, .. } = serving;
         let location = locate(model)?;
         let mut assets = assets(&location, model.load_format)?;
         if let Some(path) = &model.tokenizer_config_path {
@@ -76,8 +76,6 @@ impl Stack {
             args: ShardMessage::new(model, engine, ranks, false).arguments()?,
             env: shard_environment(engine),
         };
-        let ServingOptions { max_queue_requests, max_queue_tokens, queue_timeout, kv_events, drain_timeout } =
-            serving;
         ensure!(
             kv_events.is_none() || engine.prefix_caching,
             "--kv-events-config needs the prefix cache, which --prefix-caching=false turns off"

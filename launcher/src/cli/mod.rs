@@ -114,6 +114,20 @@ pub(crate) enum Command {
     Shard(Box<ShardArgs>),
 }
 
+impl Command {
+    /// Whether the command does nothing but print, so that it is of no use without a reader.
+    pub(crate) fn only_prints(&self) -> bool {
+        matches!(
+            self,
+            Command::Inspect(_)
+                | Command::Env
+                | Command::PrintSchema
+                | Command::Doctor
+                | Command::Completions(_)
+        )
+    }
+}
+
 /// Flags that choose a model and its representation in memory. Only the flags that locate the
 /// model's files are part of the message that starts a shard.
 #[derive(Debug, Clone, Args, Serialize, Deserialize)]

@@ -28,7 +28,7 @@ pub(crate) fn run(args: GenerateArgs) -> Result<()> {
     fetch_completely(&mut model, false)?;
     devices::settle(&mut engine, &model, 1)?;
     tokio::runtime::Runtime::new()?.block_on(async {
-        let stack = Stack::start(&model, &engine, Default::default(), ServingOptions::default(), None, None)?;
+        let stack = Stack::start(&model, &engine, ServingOptions::default())?;
         stack.loaded().await?;
         let params = sampling.params();
         let mut answer =

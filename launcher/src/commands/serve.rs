@@ -133,16 +133,19 @@ async fn serve_http(
         None => None,
     };
     let grace = Duration::from_secs(http.graceful_termination_timeout);
+    let download = weights.map(BackgroundDownload::start).transpose()?;
+    let progress = download.as_ref().map(|download| download.progress.clone());
     let serving = ServingOptions {
+        limits: request_limits(http, engine),
         max_queue_requests: http.max_queue_requests,
         max_queue_tokens: http.max_queue_tokens,
         queue_timeout: http.queue_timeout.map(Duration::from_secs_f64),
         kv_events: http.kv_events_config.clone().and_then(|KvEventsArg(config)| config),
         drain_timeout: grace,
+        leader,
+        download,
     };
-    let download = weights.map(BackgroundDownload::start).transpose()?;
-    let progress = download.as_ref().map(|download| download.progress.clone());
-    let stack = Stack::start(model, engine, request_limits(http, engine), serving, leader, download)?;
+    let stack = Stack::start(model, engine, serving)?;
     tracing::info!("listening on {scheme}://{}", listener.local_addr()?);
     if let Some(listener) = &probe_listener {
         tracing::info!("probes are answered on http://{}", listener.local_addr()?);

@@ -30,7 +30,7 @@ pub(crate) fn run(args: ChatArgs) -> Result<()> {
     fetch_completely(&mut model, false)?;
     devices::settle(&mut engine, &model, 1)?;
     tokio::runtime::Runtime::new()?.block_on(async {
-        let stack = Stack::start(&model, &engine, Default::default(), ServingOptions::default(), None, None)?;
+        let stack = Stack::start(&model, &engine, ServingOptions::default())?;
         if !stack.service.has_template() {
             let id = &stack.service.model().id;
             bail!(
