@@ -167,7 +167,8 @@ mod tests {
 
     #[test]
     fn a_url_without_a_path_gets_that_of_the_probe() {
-        assert_eq!(with_probe("http://host:80").unwrap(), "http://host:80/ready");
+        assert_eq!(with_probe("http://host:8080").unwrap(), "http://host:8080/ready");
+        assert_eq!(with_probe("http://host:80").unwrap(), "http://host/ready");
         assert_eq!(with_probe("https://host/health").unwrap(), "https://host/health");
         for wrong in ["host:80", "unix:/socket", ""] {
             assert!(format!("{:#}", with_probe(wrong).unwrap_err()).starts_with("--url "), "{wrong}");
