@@ -128,6 +128,8 @@ fn flags_are_checked_before_anything_is_started() {
         (&[&several[..], &["--group-secret-file", short.path()]].concat(), "at least 16"),
         (&["--num-shard", "3", "--nnodes", "2"], "give a multiple of --nnodes 2"),
         (&["--num-shard", "2", "--nnodes", "2"], "--nnodes 2 needs --leader-address"),
+        // On CPUs there is one shard for each machine.
+        (&["--device", "cpu", "--nnodes", "2"], "--nnodes 2 needs --leader-address"),
         (&["--node-rank", "1"], "--node-rank 1: with --nnodes 1"),
     ] {
         let refused = Command::new(binary())

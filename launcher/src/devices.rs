@@ -46,14 +46,14 @@ pub(crate) fn settle(engine: &mut EngineArgs, model: &ModelArgs, nnodes: usize) 
 fn choose(engine: &mut EngineArgs, model: &ModelArgs, nnodes: usize) -> Result<Option<String>> {
     let is_auto = engine.device == DeviceArg::Auto;
     if matches!(engine.device, DeviceArg::Cpu | DeviceArg::Null) {
-        engine.num_shard.get_or_insert(1);
+        engine.num_shard.get_or_insert(nnodes as u32);
         return Ok(None);
     }
     let gpus = match gpus(engine) {
         Ok(gpus) => gpus,
         Err(why) if is_auto => {
             engine.device = DeviceArg::Cpu;
-            engine.num_shard.get_or_insert(1);
+            engine.num_shard.get_or_insert(nnodes as u32);
             return Ok(Some(format!("using the CPU: {why:#}")));
         }
         Err(why) => return Err(why.context("--device cuda")),

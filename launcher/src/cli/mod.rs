@@ -213,8 +213,8 @@ pub(crate) struct EngineArgs {
     #[arg(long, env = "DEVICE", default_value = "auto")]
     pub(crate) device: DeviceArg,
     /// Number of processes that share the model (tensor parallelism); with --nnodes, on all
-    /// machines together. If absent, 1 on the CPU, and on GPUs as many as the model can be split
-    /// over
+    /// machines together. If absent, one for each machine on CPUs, and on GPUs as many as the
+    /// model can be split over
     #[arg(long, visible_alias = "tensor-parallel-size", env = "NUM_SHARD", value_name = "N", value_parser = clap::value_parser!(u32).range(1..=64))]
     pub(crate) num_shard: Option<u32>,
     /// Transport of activations between GPUs: `nccl`, `peer` (each GPU accesses the memory of the
