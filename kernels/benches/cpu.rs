@@ -158,7 +158,7 @@ fn activations(cpu: &Cpu, n: usize, cols: usize) -> <Cpu as DeviceTypes>::Buf {
     let blocks = vec![0; n];
     let step = opened(cpu, &mut queue, &tokens, &[(0, n, &blocks)]);
     let mut buf = cpu.buf(n, cols).unwrap();
-    cpu.embed(&step, &table, 0, &mut buf).unwrap();
+    cpu.embed(&step, &table, 0, 1.0, &mut buf).unwrap();
     buf
 }
 

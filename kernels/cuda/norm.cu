@@ -131,7 +131,47 @@ template <class T, NormKind kind, bool add> DEVICE void norm_plain(const NormPar
   }
 }
 
+// Parameters of the norm of parts of rows.
+// Kernels: norm/norm_parts_*
+template <class T> struct NormPartsParams {
+  T *x;                 // [rows, row_cols], updated in place
+  const float *weight;  // [cols], or [parts, cols] if each part has its own
+  const float *bias;    // null or as long as the weights
+  int row_cols;
+  int first;  // column of the first part
+  int parts;
+  int cols;    // of a part
+  int own;     // 1 if each part has weights of its own
+  int layer;   // 1 for LayerNorm
+  float eps;
+};
+
+// One block normalizes one part of a row, such as a head.
+template <class T> DEVICE void norm_parts(const NormPartsParams<T> &p) {
+  constexpr int Threads = kNormThreads;
+  SHARED(float, sums, Threads / kWarp);
+  SHARED(float, squares, Threads / kWarp);
+  wait_for_previous_kernel();
+  T *x = p.x + int64_t(blockIdx.x) * p.row_cols + p.first + int64_t(blockIdx.y) * p.cols;
+  const int64_t own = p.own ? int64_t(blockIdx.y) * p.cols : 0;
+  float sum = 0.0f;
+  if (p.layer)
+    for (int c = threadIdx.x; c < p.cols; c += Threads) sum += to_float(x[c]);
+  const float mean = p.layer ? block_reduce<Threads>(sum, sums, Add()) / float(p.cols) : 0.0f;
+  float square = 0.0f;
+  for (int c = threadIdx.x; c < p.cols; c += Threads)
+    square += (to_float(x[c]) - mean) * (to_float(x[c]) - mean);
+  const float scale = rsqrtf(block_reduce<Threads>(square, squares, Add()) / float(p.cols) + p.eps);
+  let_next_kernel_start();
+  for (int c = threadIdx.x; c < p.cols; c += Threads) {
+    float value = (to_float(x[c]) - mean) * scale * p.weight[own + c];
+    if (p.bias) value += p.bias[own + c];
+    x[c] = from_float<T>(value);
+  }
+}
+
 #define NORMS(T, suffix)                                                                      \
+  KERNEL(norm_parts_##suffix, NormPartsParams<T>) { norm_parts<T>(p); }                       \
   KERNEL(rms_norm_##suffix, NormParams<T>) { norm<T, kRms, false>(p); }                       \
   KERNEL(add_rms_norm_##suffix, NormParams<T>) { norm<T, kRms, true>(p); }                    \
   KERNEL(rms_norm_plain_##suffix, NormParams<T>) { norm_plain<T, kRms, false>(p); }           \

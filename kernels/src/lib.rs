@@ -25,9 +25,9 @@ mod thread_pool;
 
 pub use backend::{
     Activation, AttentionSpec, Backend, BegunStep, ComputedStep, DeviceTypes, ForwardOps, HeadNorm,
-    HostMemory, KvFormat, KvSpec, ModelLoading, Norm, OpenStep, Overheads, PaddedStep, PausedStep,
-    ProductShape, Prologue, QkvLayout, RopeSpec, RopeStyle, RowKind, SampledRows, Segment, SeqRow, Sizing,
-    StepInput, StepQueue, StepSize, SynchronousStep, WeightFormat,
+    HostMemory, KvFormat, KvSpec, ModelLoading, Norm, NormKind, OpenStep, Overheads, PaddedStep, PausedStep,
+    ProductShape, Prologue, QkvLayout, RopeSpec, RopeStyle, RowKind, RowParts, SampledRows, ScoreTerms,
+    Segment, SeqRow, Sizing, StepInput, StepQueue, StepSize, SynchronousStep, WeightFormat,
 };
 pub use dtype::DType;
 pub use encoding::Encoding;

@@ -7,7 +7,7 @@ use millrace_kernels::{DType, KvFormat};
 
 use crate::families::{self, Overrides};
 use crate::memory_plan::{self, UnpaddedDevice};
-use crate::model::{DecoderSpec, Mlp, Quantize, WeightStorage};
+use crate::model::{DecoderSpec, Quantize, WeightStorage};
 use crate::{Bytes, Count, Error};
 
 /// The contents of a checkpoint, and the memory that it needs.
@@ -134,8 +134,7 @@ impl Display for Inspection {
             let layout = layer.attention.heads().layout;
             let heads = format!("{} on {} KV heads of {}", layout.heads, layout.kv_heads, layout.head_dim);
             line("heads", heads)?;
-            let Mlp::Gated(mlp) = &layer.mlp;
-            line("MLP width", mlp.width.to_string())?;
+            line("MLP width", layer.mlp.dense().width.to_string())?;
         }
         line("vocabulary", spec.vocab.to_string())?;
         line("context", format!("{} tokens", spec.max_positions))?;

@@ -4,12 +4,13 @@ use millrace_kernels::cpu::Cpu;
 use millrace_kernels::cpu::limits::{self, Instruction};
 use millrace_kernels::{
     AttentionSpec, DType, DeviceTypes, ForwardOps, KvFormat, KvSpec, ModelLoading, Prologue, QkvLayout,
+    ScoreTerms,
 };
 
 use crate::{activations, opened, queue, time};
 
 const LAYOUT: QkvLayout = QkvLayout { heads: 32, kv_heads: 4, head_dim: 64 };
-const SPEC: AttentionSpec = AttentionSpec { layout: LAYOUT, scale: 0.125, window: None };
+const SPEC: AttentionSpec = AttentionSpec { layout: LAYOUT, scale: 0.125, window: None, soft_cap: None };
 /// Tokens that are written to a cache at once.
 const WRITTEN: usize = 4096;
 
@@ -91,7 +92,7 @@ fn decode_one(cpu: &Cpu, format: KvFormat, sequences: usize, context: usize) {
     let mut out = cpu.buf(sequences, LAYOUT.heads * LAYOUT.head_dim).unwrap();
     let bandwidth = limits::bandwidth(cpu.threads(), cpu.isa());
     let seconds = time(cpu.threads(), |i| {
-        cpu.attention(&step, &qkv, &caches[i % layers], &SPEC, &mut out).unwrap();
+        cpu.attention(&step, &qkv, &caches[i % layers], &SPEC, ScoreTerms::NONE, &mut out).unwrap();
     });
     let gbs = 1e-9 * size as f64 / seconds;
     let peak = limits::peak(cpu.threads(), instruction(cpu, format));
@@ -112,7 +113,8 @@ fn prefill_one(cpu: &Cpu, format: KvFormat, start: usize, count: usize) {
     let qkv = activations(cpu, count, LAYOUT.cols());
     let mut out = cpu.buf(count, LAYOUT.heads * LAYOUT.head_dim).unwrap();
     let peak = limits::peak(cpu.threads(), instruction(cpu, format));
-    let seconds = time(cpu.threads(), |_| cpu.attention(&step, &qkv, &kv, &SPEC, &mut out).unwrap());
+    let seconds =
+        time(cpu.threads(), |_| cpu.attention(&step, &qkv, &kv, &SPEC, ScoreTerms::NONE, &mut out).unwrap());
     let pairs = count * start + count * (count + 1) / 2;
     let gflops = 4e-9 * (pairs * LAYOUT.heads * LAYOUT.head_dim) as f64 / seconds;
     println!(

@@ -24,7 +24,8 @@ mod types;
 pub use format::{KvFormat, KvSpec, WeightFormat};
 pub use loading::{ModelLoading, Segment};
 pub use ops::{
-    Activation, AttentionSpec, ForwardOps, HeadNorm, Norm, Prologue, QkvLayout, RopeSpec, RopeStyle,
+    Activation, AttentionSpec, ForwardOps, HeadNorm, Norm, NormKind, Prologue, QkvLayout, RopeSpec,
+    RopeStyle, RowParts, ScoreTerms,
 };
 pub use queue::StepQueue;
 pub use sizing::{Overheads, ProductShape, Sizing, StepSize};

@@ -4,13 +4,47 @@ use super::step::OpenStep;
 use super::types::DeviceTypes;
 use crate::Result;
 
-/// RMS normalization. Statistics and products are computed in f32.
+/// The statistic that a norm divides features by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NormKind {
+    /// The root of the mean square (Zhang and Sennrich, "Root Mean Square Layer Normalization").
+    Rms,
+    /// The standard deviation, after the mean is subtracted (Ba et al., "Layer Normalization").
+    Layer,
+}
+
+/// A normalization. Statistics and products are computed in f32.
 #[derive(Debug)]
 pub struct Norm<V> {
+    /// The statistic.
+    pub kind: NormKind,
     /// Scale per feature, `[cols]`.
     pub weight: V,
+    /// Shift per feature, `[cols]`. Only a norm of [`NormKind::Layer`] has one.
+    pub bias: Option<V>,
     /// Epsilon that is added under the root.
     pub eps: f32,
+}
+
+impl<V> Norm<V> {
+    /// Creates a norm by the root of the mean square.
+    pub const fn rms(weight: V, eps: f32) -> Self {
+        Norm { kind: NormKind::Rms, weight, bias: None, eps }
+    }
+}
+
+/// Parts of each row of a buffer that follow each other and have the same length, such as heads.
+///
+/// The weights of their norm are `[cols]` if the parts share them, and `[count * cols]` if each part
+/// has its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RowParts {
+    /// Column of the first part.
+    pub first: usize,
+    /// Number of parts.
+    pub count: usize,
+    /// Columns of each part.
+    pub cols: usize,
 }
 
 /// RMS normalization of each query and key head before the rotation (Qwen3). Weights are
@@ -75,6 +109,9 @@ pub struct Prologue<'a, V> {
 }
 
 /// The keys that a query attends to, and the scale of the scores.
+///
+/// The score of a query at position i for the key at position j is `cap(scale * q·k)`, to which
+/// [`ScoreTerms`] may add.
 #[derive(Debug, Clone, Copy)]
 pub struct AttentionSpec {
     /// Layout of the projection that holds the queries.
@@ -84,13 +121,46 @@ pub struct AttentionSpec {
     /// Sliding window: a query at position i sees keys j with `i - window < j <= i`. With `None` it
     /// sees all `j <= i`.
     pub window: Option<usize>,
+    /// Bound on the absolute values of scores: `cap(x) = soft_cap * tanh(x / soft_cap)` (Gemma 2).
+    pub soft_cap: Option<f32>,
 }
+
+/// Numbers per query head that change the scores or the softmax of attention.
+#[derive(Debug)]
+pub struct ScoreTerms<'a, V> {
+    /// Slopes, `[heads]`: `slope * (j - i)` is added to the score (Press et al., "Train Short, Test
+    /// Long: Attention with Linear Biases").
+    pub alibi: Option<&'a V>,
+    /// Attention sinks, `[heads]`: the denominator of the softmax has `exp(sink)` more (Xiao et
+    /// al., "Efficient Streaming Language Models with Attention Sinks").
+    pub sinks: Option<&'a V>,
+}
+
+impl<V> ScoreTerms<'_, V> {
+    /// Neither slopes nor sinks.
+    pub const NONE: Self = ScoreTerms { alibi: None, sinks: None };
+}
+
+impl<V> Clone for ScoreTerms<'_, V> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<V> Copy for ScoreTerms<'_, V> {}
 
 /// Elementwise non-linearities.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Activation {
     /// `x * sigmoid(x)`.
     Silu,
+    /// `x * Φ(x)`, where Φ is the normal distribution (Hendrycks and Gimpel, "Gaussian Error Linear
+    /// Units").
+    Gelu,
+    /// The approximation of [`Activation::Gelu`] by the hyperbolic tangent.
+    GeluTanh,
+    /// `max(x, 0)`.
+    Relu,
 }
 
 /// The operations of a forward pass.
@@ -102,13 +172,22 @@ pub enum Activation {
 ///
 /// Callers keep to the shapes given at allocation; a violation is a bug and may panic.
 pub trait ForwardOps: DeviceTypes {
-    /// `out[t] = embedding[token[t] - first]`, `[n, cols]`. A token whose row is not in the
-    /// embedding gets zeros.
+    /// `out[t] = factor * embedding[token[t] - first]`, `[n, cols]`. A token whose row is not in
+    /// the embedding gets zeros.
     fn embed(
         &self,
         step: &OpenStep<'_, Self::Queue>,
         embedding: &Self::Matrix,
         first: usize,
+        factor: f32,
+        out: &mut Self::Buf,
+    ) -> Result<()>;
+
+    /// `out[t] = table[position[t]]`, `[n, cols]`, for a table of learned positions.
+    fn embed_positions(
+        &self,
+        step: &OpenStep<'_, Self::Queue>,
+        table: &Self::Matrix,
         out: &mut Self::Buf,
     ) -> Result<()>;
 
@@ -124,6 +203,24 @@ pub trait ForwardOps: DeviceTypes {
         norm: &Norm<Self::Vector>,
         out: &mut Self::Buf,
     ) -> Result<()>;
+
+    /// Normalizes parts of the first `n` rows of `x` in place, each by itself. See [`RowParts`].
+    fn norm_parts(
+        &self,
+        n: usize,
+        x: &mut Self::Buf,
+        parts: RowParts,
+        norm: &Norm<Self::Vector>,
+    ) -> Result<()>;
+
+    /// `out += x` over the first `n` rows.
+    fn add(&self, n: usize, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
+
+    /// `x *= factor` over the first `n` rows.
+    fn scale(&self, n: usize, factor: f32, x: &mut Self::Buf) -> Result<()>;
+
+    /// `x = cap * tanh(x / cap)` over the first `n` rows.
+    fn soft_cap(&self, n: usize, cap: f32, x: &mut Self::Buf) -> Result<()>;
 
     /// `out = x · wᵀ + bias` over the first `n` rows.
     fn linear(
@@ -154,12 +251,16 @@ pub trait ForwardOps: DeviceTypes {
         qkv: &Self::Buf,
         kv: &Self::Kv,
         spec: &AttentionSpec,
+        terms: ScoreTerms<'_, Self::Vector>,
         out: &mut Self::Buf,
     ) -> Result<()>;
 
     /// `out[t, f] = act(x[t, f]) * x[t, cols + f]` for `x` of `[n, 2 * cols]`: gate features first,
     /// then up features.
     fn gate(&self, n: usize, act: Activation, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
+
+    /// `x = act(x)` over the first `n` rows.
+    fn activate(&self, n: usize, act: Activation, x: &mut Self::Buf) -> Result<()>;
 
     /// Copies the rows of `x` that [`StepInput::outputs`](super::StepInput::outputs) names to the
     /// front of `out`.

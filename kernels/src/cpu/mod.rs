@@ -20,6 +20,7 @@ mod loading;
 mod mapping;
 mod matrix;
 mod memory;
+mod norms;
 mod ops;
 mod outputs;
 mod prologue;

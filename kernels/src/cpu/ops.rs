@@ -1,22 +1,33 @@
 //! The operations of a forward pass: shapes are checked, work is divided among threads, kernels are
 //! called.
 
+use super::attention::Scoring;
 use super::gemm::{BLOCK_PANELS, Linear};
 use super::inputs::{GROUP, Inputs, PackTile, Words};
 use super::kv::{Cache, WriteKv};
 use super::matrix::Packed;
 use super::memory::Shared;
+use super::norms::{AddNorm, NormParts, NormRow};
 use super::outputs::Outputs;
 use super::prologue::Token;
 use super::queue::Queue;
-use super::rows::{AddNorm, Gate, RmsNorm};
+use super::rows::{Activate, Add, Gate, Scale, SoftCap};
 use super::tile::Tiles;
 use super::{Buf, Cpu, Kv, Matrix, PackedInputs, lock};
-use crate::backend::{Activation, AttentionSpec, ForwardOps, KvSpec, Norm, OpenStep, Prologue, QkvLayout};
+use crate::backend::{
+    Activation, AttentionSpec, ForwardOps, KvSpec, Norm, OpenStep, Prologue, QkvLayout, RowParts, ScoreTerms,
+};
 use crate::{Error, Result};
 
 impl ForwardOps for Cpu {
-    fn embed(&self, step: &OpenStep<'_, Queue>, table: &Matrix, first: usize, out: &mut Buf) -> Result<()> {
+    fn embed(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        table: &Matrix,
+        first: usize,
+        factor: f32,
+        out: &mut Buf,
+    ) -> Result<()> {
         if !table.is_dense() {
             return Err(Error::Unsupported("an embedding that is not dense".to_owned()));
         }
@@ -32,6 +43,26 @@ impl ForwardOps for Cpu {
                 Some(held) if held < table.out => table.read_row(held, row),
                 _ => row.fill(0.0),
             }
+            if factor != 1.0 {
+                row.iter_mut().for_each(|x| *x *= factor);
+            }
+        });
+        Ok(())
+    }
+
+    fn embed_positions(&self, step: &OpenStep<'_, Queue>, table: &Matrix, out: &mut Buf) -> Result<()> {
+        if !table.is_dense() {
+            return Err(Error::Unsupported("positions that are not dense".to_owned()));
+        }
+        let step = step.queue();
+        assert_eq!(out.cols, table.cols, "columns of the positions");
+        let (n, cols) = (step.tokens.len(), out.cols);
+        let rows = Shared::new(out.rows_mut(n));
+        self.for_rows(n, 8 * cols, |t| {
+            let (position, _) = step.place(t);
+            assert!(position < table.out, "a position outside the table");
+            // SAFETY: row t belongs to this task alone.
+            table.read_row(position, unsafe { rows.slice(t * cols, cols) });
         });
         Ok(())
     }
@@ -44,7 +75,7 @@ impl ForwardOps for Cpu {
             let x = &x[t * cols..(t + 1) * cols];
             // SAFETY: row t belongs to this task alone.
             let out = unsafe { out.slice(t * cols, cols) };
-            self.target.dispatch(RmsNorm { x, weight: &norm.weight, eps: norm.eps, out });
+            self.target.dispatch(NormRow { x, norm, out });
         });
         Ok(())
     }
@@ -65,7 +96,52 @@ impl ForwardOps for Cpu {
             let branch = &branch[t * cols..(t + 1) * cols];
             // SAFETY: row t of both belongs to this task alone.
             let (residual, out) = unsafe { (residual.slice(t * cols, cols), out.slice(t * cols, cols)) };
-            self.target.dispatch(AddNorm { residual, branch, weight: &norm.weight, eps: norm.eps, out });
+            self.target.dispatch(AddNorm { residual, branch, norm, out });
+        });
+        Ok(())
+    }
+
+    fn norm_parts(&self, n: usize, x: &mut Buf, parts: RowParts, norm: &Norm<Vec<f32>>) -> Result<()> {
+        let (cols, RowParts { first, count, cols: of_part }) = (x.cols, parts);
+        let weights = norm.weight.len();
+        assert!(weights == of_part || weights == count * of_part, "weights of {count} parts");
+        let x = Shared::new(x.rows_mut(n));
+        self.for_rows(n, count * of_part, |t| {
+            // SAFETY: row t belongs to this task alone.
+            let x = unsafe { x.slice(t * cols + first, count * of_part) };
+            self.target.dispatch(NormParts { x, cols: of_part, norm });
+        });
+        Ok(())
+    }
+
+    fn add(&self, n: usize, x: &Buf, out: &mut Buf) -> Result<()> {
+        assert_eq!(x.cols, out.cols, "columns of the sum");
+        let cols = out.cols;
+        let (x, out) = (x.rows(n), Shared::new(out.rows_mut(n)));
+        self.for_rows(n, cols, |t| {
+            // SAFETY: row t belongs to this task alone.
+            let out = unsafe { out.slice(t * cols, cols) };
+            self.target.dispatch(Add { x: &x[t * cols..(t + 1) * cols], out });
+        });
+        Ok(())
+    }
+
+    fn scale(&self, n: usize, factor: f32, x: &mut Buf) -> Result<()> {
+        let cols = x.cols;
+        let x = Shared::new(x.rows_mut(n));
+        self.for_rows(n, cols, |t| {
+            // SAFETY: row t belongs to this task alone.
+            self.target.dispatch(Scale { factor, x: unsafe { x.slice(t * cols, cols) } });
+        });
+        Ok(())
+    }
+
+    fn soft_cap(&self, n: usize, cap: f32, x: &mut Buf) -> Result<()> {
+        let cols = x.cols;
+        let x = Shared::new(x.rows_mut(n));
+        self.for_rows(n, 4 * cols, |t| {
+            // SAFETY: row t belongs to this task alone.
+            self.target.dispatch(SoftCap { cap, x: unsafe { x.slice(t * cols, cols) } });
         });
         Ok(())
     }
@@ -138,6 +214,7 @@ impl ForwardOps for Cpu {
         if let Some(rope) = prologue.rope {
             assert!(rope.rotary_dim <= layout.head_dim && rope.rotary_dim % 2 == 0, "rotated features");
         }
+
         let rows = qkv.rows_mut(step.tokens.len());
         let size = kv.spec.block_size;
         match &mut kv.cache {
@@ -157,6 +234,7 @@ impl ForwardOps for Cpu {
         qkv: &Buf,
         kv: &Kv,
         spec: &AttentionSpec,
+        terms: ScoreTerms<'_, Vec<f32>>,
         out: &mut Buf,
     ) -> Result<()> {
         let (step, layout) = (step.queue(), spec.layout);
@@ -164,7 +242,10 @@ impl ForwardOps for Cpu {
         assert!(layout.heads.is_multiple_of(layout.kv_heads), "heads in whole groups");
         assert_eq!(qkv.cols, layout.cols(), "columns of the projection");
         assert_eq!(out.cols, layout.heads * layout.head_dim, "columns of the attention");
-        self.attend(step, qkv, kv, spec, out);
+        for term in [terms.alibi, terms.sinks].into_iter().flatten() {
+            assert_eq!(term.len(), layout.heads, "numbers of the query heads");
+        }
+        self.attend(step, (qkv, kv), Scoring { spec, terms }, out);
         Ok(())
     }
 
@@ -176,6 +257,16 @@ impl ForwardOps for Cpu {
             // SAFETY: row t belongs to this task alone.
             let out = unsafe { out.slice(t * cols, cols) };
             self.target.dispatch(Gate { act, x: &x[2 * t * cols..2 * (t + 1) * cols], out });
+        });
+        Ok(())
+    }
+
+    fn activate(&self, n: usize, act: Activation, x: &mut Buf) -> Result<()> {
+        let cols = x.cols;
+        let x = Shared::new(x.rows_mut(n));
+        self.for_rows(n, 4 * cols, |t| {
+            // SAFETY: row t belongs to this task alone.
+            self.target.dispatch(Activate { act, x: unsafe { x.slice(t * cols, cols) } });
         });
         Ok(())
     }

@@ -2,7 +2,7 @@
 //! values to the cache.
 
 use super::kv::{Place, WriteKv};
-use super::rows::norm_in_place;
+use super::norms::norm_part;
 use super::simd::{Extension, Kernel, Simd};
 use crate::backend::{Prologue, QkvLayout, RopeSpec, RopeStyle};
 
@@ -31,7 +31,7 @@ impl<W: WriteKv> Kernel for Token<'_, W> {
             if let Some(norms) = self.prologue.head_norm {
                 let norm = if h < heads { &norms.q } else { &norms.k };
                 // SAFETY: the caller guarantees the instruction set.
-                unsafe { norm_in_place::<S>(head, &norm.weight, norm.eps) };
+                unsafe { norm_part::<S>(head, norm, 0) };
             }
             if let Some(rope) = self.prologue.rope {
                 rotate(head, rope, self.position);

@@ -1,122 +1,8 @@
-//! Operations on single rows: normalization and activation.
+//! Elementwise operations on single rows: activation, sum, scaling and soft cap.
 
 use super::exp::exp;
 use super::simd::{Extension, Kernel, Simd};
 use crate::backend::Activation;
-
-/// `out = x / rms(x) * weight`.
-pub(super) struct RmsNorm<'a> {
-    pub(super) x: &'a [f32],
-    pub(super) weight: &'a [f32],
-    pub(super) eps: f32,
-    pub(super) out: &'a mut [f32],
-}
-
-impl Kernel for RmsNorm<'_> {
-    const USES: Extension = Extension::None;
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        let len = self.x.len();
-        assert!(self.weight.len() == len && self.out.len() == len, "norm of {len} features");
-        // SAFETY: the three slices have the length that the loops stay below.
-        unsafe {
-            let scale = inverse_rms::<S>(self.x, self.eps);
-            normalize::<S>(self.x.as_ptr(), self.weight, scale, self.out.as_mut_ptr());
-        }
-    }
-}
-
-/// `residual += branch; out = residual / rms(residual) * weight`.
-pub(super) struct AddNorm<'a> {
-    pub(super) residual: &'a mut [f32],
-    pub(super) branch: &'a [f32],
-    pub(super) weight: &'a [f32],
-    pub(super) eps: f32,
-    pub(super) out: &'a mut [f32],
-}
-
-impl Kernel for AddNorm<'_> {
-    const USES: Extension = Extension::None;
-    type Output = ();
-
-    #[inline(always)]
-    unsafe fn run<S: Simd>(self) {
-        for (r, b) in self.residual.iter_mut().zip(self.branch) {
-            *r += b;
-        }
-        // SAFETY: the caller guarantees the instruction set.
-        unsafe {
-            RmsNorm { x: self.residual, weight: self.weight, eps: self.eps, out: self.out }.run::<S>();
-        }
-    }
-}
-
-/// `x = x / rms(x) * weight`.
-///
-/// # Safety
-/// The machine has the instruction set.
-#[inline(always)]
-pub(super) unsafe fn norm_in_place<S: Simd>(x: &mut [f32], weight: &[f32], eps: f32) {
-    assert_eq!(x.len(), weight.len(), "features of a head norm");
-    // SAFETY: both slices have the length that the loops stay below.
-    unsafe {
-        let scale = inverse_rms::<S>(x, eps);
-        normalize::<S>(x.as_ptr(), weight, scale, x.as_mut_ptr());
-    }
-}
-
-/// `out = x * scale * weight` for `weight.len()` numbers.
-///
-/// # Safety
-/// `x` and `out` are valid for as many numbers; they may be the same address.
-#[inline(always)]
-unsafe fn normalize<S: Simd>(x: *const f32, weight: &[f32], scale: f32, out: *mut f32) {
-    let whole = weight.len() - weight.len() % S::LANES;
-    // SAFETY: the caller guarantees valid pointers.
-    unsafe {
-        let scales = S::splat(scale);
-        for i in (0..whole).step_by(S::LANES) {
-            let y = S::mul(S::mul(S::load(x.add(i)), scales), S::load(weight.as_ptr().add(i)));
-            S::store(out.add(i), y);
-        }
-        for i in whole..weight.len() {
-            *out.add(i) = *x.add(i) * scale * weight[i];
-        }
-    }
-}
-
-/// Returns `1 / sqrt(mean(x^2) + eps)`. The order of summation depends on the length only.
-///
-/// # Safety
-/// The machine has the instruction set.
-#[inline(always)]
-unsafe fn inverse_rms<S: Simd>(x: &[f32], eps: f32) -> f32 {
-    const CHAINS: usize = 4;
-    let step = CHAINS * S::LANES;
-    // SAFETY: all loads end before the slice does.
-    unsafe {
-        let mut sums = [S::splat(0.0); CHAINS];
-        let mut i = 0;
-        while i + step <= x.len() {
-            for (c, sum) in sums.iter_mut().enumerate() {
-                let v = S::load(x.as_ptr().add(i + c * S::LANES));
-                *sum = S::fma(v, v, *sum);
-            }
-            i += step;
-        }
-        while i < x.len() {
-            let rest = x.len() - i;
-            let p = x.as_ptr().add(i);
-            let v = if rest < S::LANES { S::load_first(p, rest) } else { S::load(p) };
-            sums[0] = S::fma(v, v, sums[0]);
-            i += S::LANES;
-        }
-        let sum = S::sum(S::add(S::add(sums[0], sums[1]), S::add(sums[2], sums[3])));
-        1.0 / (sum / x.len() as f32 + eps).sqrt()
-    }
-}
 
 /// `out = act(gate) * up`, where `x` holds the gate features, then the up features.
 pub(super) struct Gate<'a> {
@@ -134,21 +20,88 @@ impl Kernel for Gate<'_> {
         let len = self.out.len();
         assert_eq!(self.x.len(), 2 * len, "features of a gated row");
         let (gate, up) = self.x.split_at(len);
-        let whole = len - len % S::LANES;
+        let act = self.act;
         // SAFETY: all three slices have `len` numbers.
-        unsafe {
-            for i in (0..whole).step_by(S::LANES) {
-                let y = activate::<S>(self.act, S::load(gate.as_ptr().add(i)));
-                S::store(self.out.as_mut_ptr().add(i), S::mul(y, S::load(up.as_ptr().add(i))));
-            }
-            if whole < len {
-                let rest = len - whole;
-                let y = activate::<S>(self.act, S::load_first(gate.as_ptr().add(whole), rest));
-                let y = S::mul(y, S::load_first(up.as_ptr().add(whole), rest));
-                S::store_first(self.out.as_mut_ptr().add(whole), y, rest);
-            }
-        }
+        unsafe { zip::<S>(gate, up, self.out, |gate, up| S::mul(activate::<S>(act, gate), up)) }
     }
+}
+
+/// `x = act(x)`.
+pub(super) struct Activate<'a> {
+    pub(super) act: Activation,
+    pub(super) x: &'a mut [f32],
+}
+
+impl Kernel for Activate<'_> {
+    const USES: Extension = Extension::None;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let act = self.act;
+        // SAFETY: the caller guarantees the instruction set.
+        unsafe { map::<S>(self.x, |x| activate::<S>(act, x)) }
+    }
+}
+
+/// `x = cap * tanh(x / cap)`.
+pub(super) struct SoftCap<'a> {
+    pub(super) cap: f32,
+    pub(super) x: &'a mut [f32],
+}
+
+impl Kernel for SoftCap<'_> {
+    const USES: Extension = Extension::None;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let cap = self.cap;
+        // SAFETY: the caller guarantees the instruction set.
+        unsafe { map::<S>(self.x, |x| soft_cap::<S>(cap, x)) }
+    }
+}
+
+/// `out += x`.
+pub(super) struct Add<'a> {
+    pub(super) x: &'a [f32],
+    pub(super) out: &'a mut [f32],
+}
+
+impl Kernel for Add<'_> {
+    const USES: Extension = Extension::None;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        self.out.iter_mut().zip(self.x).for_each(|(out, x)| *out += x);
+    }
+}
+
+/// `x *= factor`.
+pub(super) struct Scale<'a> {
+    pub(super) factor: f32,
+    pub(super) x: &'a mut [f32],
+}
+
+impl Kernel for Scale<'_> {
+    const USES: Extension = Extension::None;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        self.x.iter_mut().for_each(|x| *x *= self.factor);
+    }
+}
+
+/// Returns `cap * tanh(x / cap)`.
+///
+/// # Safety
+/// The machine has the instruction set.
+#[inline(always)]
+pub(super) unsafe fn soft_cap<S: Simd>(cap: f32, x: S::V) -> S::V {
+    // SAFETY: the caller guarantees the instruction set.
+    unsafe { S::mul(S::splat(cap), tanh::<S>(S::mul(x, S::splat(1.0 / cap)))) }
 }
 
 #[inline(always)]
@@ -156,10 +109,102 @@ unsafe fn activate<S: Simd>(act: Activation, x: S::V) -> S::V {
     // SAFETY: the caller guarantees the instruction set.
     unsafe {
         match act {
-            Activation::Silu => {
-                let one = S::splat(1.0);
-                S::div(x, S::add(one, exp::<S>(S::sub(S::splat(0.0), x))))
+            Activation::Silu => S::mul(x, sigmoid::<S>(x)),
+            Activation::Gelu => S::mul(x, normal::<S>(x)),
+            Activation::GeluTanh => {
+                // 0.5 (1 + tanh(u)) = sigmoid(2u), where u = sqrt(2 / π) (x + 0.044715 x³).
+                let cube = S::mul(S::mul(x, x), x);
+                let inner = S::fma(S::splat(0.044_715), cube, x);
+                S::mul(x, sigmoid::<S>(S::mul(S::splat(1.595_769_1), inner)))
             }
+            Activation::Relu => S::max(x, S::splat(0.0)),
+        }
+    }
+}
+
+/// `1 / (1 + e^-x)`.
+#[inline(always)]
+unsafe fn sigmoid<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller guarantees the instruction set.
+    unsafe {
+        let one = S::splat(1.0);
+        S::div(one, S::add(one, exp::<S>(S::sub(S::splat(0.0), x))))
+    }
+}
+
+/// `tanh(x) = 1 - 2 / (1 + e^2x)`. The error is below 2e-7, not relative to small results.
+#[inline(always)]
+unsafe fn tanh<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller guarantees the instruction set.
+    unsafe {
+        let one = S::splat(1.0);
+        let double = S::add(x, x);
+        S::sub(one, S::div(S::splat(2.0), S::add(one, exp::<S>(double))))
+    }
+}
+
+/// The distribution function of the normal distribution, `0.5 * (1 + erf(x / sqrt(2)))`.
+///
+/// The error function is that of Abramowitz and Stegun, formula 7.1.26, whose error is below
+/// 1.5e-7.
+#[inline(always)]
+unsafe fn normal<S: Simd>(x: S::V) -> S::V {
+    // SAFETY: the caller guarantees the instruction set.
+    unsafe {
+        let (zero, one) = (S::splat(0.0), S::splat(1.0));
+        let z = S::mul(x, S::splat(std::f32::consts::FRAC_1_SQRT_2));
+        let size = S::max(z, S::sub(zero, z));
+        let t = S::div(one, S::fma(S::splat(0.327_591_1), size, one));
+        let mut p = S::splat(1.061_405_4);
+        for c in [-1.453_152, 1.421_413_7, -0.284_496_74, 0.254_829_6] {
+            p = S::fma(p, t, S::splat(c));
+        }
+        // Half of what the error function of |z| lacks to 1.
+        let tail = S::mul(S::mul(S::mul(S::splat(0.5), p), t), exp::<S>(S::sub(zero, S::mul(z, z))));
+        // `tail` for negative x, `1 - tail` for others.
+        let positive = S::keep_at_least(x, zero, one);
+        S::fma(tail, S::sub(one, S::add(positive, positive)), positive)
+    }
+}
+
+/// Replaces every number of `x` by `f` of it.
+///
+/// # Safety
+/// The machine has the instruction set.
+#[inline(always)]
+unsafe fn map<S: Simd>(x: &mut [f32], f: impl Fn(S::V) -> S::V) {
+    let whole = x.len() - x.len() % S::LANES;
+    // SAFETY: all vectors are inside the slice.
+    unsafe {
+        for i in (0..whole).step_by(S::LANES) {
+            let at = x.as_mut_ptr().add(i);
+            S::store(at, f(S::load(at)));
+        }
+        if whole < x.len() {
+            let (at, rest) = (x.as_mut_ptr().add(whole), x.len() - whole);
+            S::store_first(at, f(S::load_first(at, rest)), rest);
+        }
+    }
+}
+
+/// Writes `f` of the numbers of `a` and `b` to `out`.
+///
+/// # Safety
+/// The machine has the instruction set, and the slices have the same length.
+#[inline(always)]
+unsafe fn zip<S: Simd>(a: &[f32], b: &[f32], out: &mut [f32], f: impl Fn(S::V, S::V) -> S::V) {
+    let len = out.len();
+    let whole = len - len % S::LANES;
+    let (a, b, out) = (a.as_ptr(), b.as_ptr(), out.as_mut_ptr());
+    // SAFETY: all vectors are inside the slices.
+    unsafe {
+        for i in (0..whole).step_by(S::LANES) {
+            S::store(out.add(i), f(S::load(a.add(i)), S::load(b.add(i))));
+        }
+        if whole < len {
+            let rest = len - whole;
+            let y = f(S::load_first(a.add(whole), rest), S::load_first(b.add(whole), rest));
+            S::store_first(out.add(whole), y, rest);
         }
     }
 }

@@ -1,11 +1,17 @@
 //! Softmax attention over the cached keys.
 
 use super::buffers::{Buf, Kv, Queue};
-use super::math::dot;
-use crate::backend::{AttentionSpec, QkvLayout};
+use super::math::{dot, soft_cap};
+use crate::backend::{AttentionSpec, QkvLayout, ScoreTerms};
 
 /// Writes the attention of every token of the step to `out`, `[n, heads * head_dim]`.
-pub(super) fn run(step: &Queue, qkv: &Buf, kv: &Kv, spec: &AttentionSpec, out: &mut Buf) {
+pub(super) fn run(
+    step: &Queue,
+    (qkv, kv): (&Buf, &Kv),
+    spec: &AttentionSpec,
+    terms: ScoreTerms<'_, Vec<f32>>,
+    out: &mut Buf,
+) {
     let QkvLayout { heads, kv_heads, head_dim } = spec.layout;
     for (t, &(position, table)) in step.places.iter().enumerate() {
         let blocks = &step.tables[table];
@@ -16,12 +22,16 @@ pub(super) fn run(step: &Queue, qkv: &Buf, kv: &Kv, spec: &AttentionSpec, out: &
             let scores: Vec<f64> = (first..=position)
                 .map(|j| {
                     let at = kv.key_at(blocks, j, kv_head);
-                    f64::from(spec.scale) * dot(query, &kv.k[at..at + head_dim])
+                    let score = f64::from(spec.scale) * dot(query, &kv.k[at..at + head_dim]);
+                    let score = spec.soft_cap.map_or(score, |cap| soft_cap(score, cap));
+                    let distance = position as f64 - j as f64;
+                    score - terms.alibi.map_or(0.0, |slopes| f64::from(slopes[h]) * distance)
                 })
                 .collect();
-            let max = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let sink = terms.sinks.map_or(f64::NEG_INFINITY, |sinks| f64::from(sinks[h]));
+            let max = scores.iter().copied().fold(sink, f64::max);
             let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
-            let total: f64 = weights.iter().sum();
+            let total = weights.iter().sum::<f64>() + (sink - max).exp();
             for d in 0..head_dim {
                 let value: f64 = weights
                     .iter()

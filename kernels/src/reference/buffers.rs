@@ -29,6 +29,12 @@ pub struct Matrix {
     pub(super) data: Vec<f32>, // [out, cols]
 }
 
+impl Matrix {
+    pub(super) fn row(&self, index: usize) -> &[f32] {
+        &self.data[index * self.cols..(index + 1) * self.cols]
+    }
+}
+
 /// One layer's KV cache of [`Reference`](super::Reference).
 #[derive(Debug, Clone)]
 pub struct Kv {

@@ -1,17 +1,24 @@
 //! The operations of a forward pass.
 
-use super::math::{activate, dot, rms_norm};
+use super::math::{activate, dot, normalize, soft_cap};
 use super::{Buf, Kv, Matrix, Queue, Reference, attention, prologue};
 use crate::Result;
-use crate::backend::{Activation, AttentionSpec, ForwardOps, Norm, OpenStep, Prologue};
+use crate::backend::{Activation, AttentionSpec, ForwardOps, Norm, OpenStep, Prologue, RowParts, ScoreTerms};
 
 impl ForwardOps for Reference {
-    fn embed(&self, step: &OpenStep<'_, Queue>, table: &Matrix, first: usize, out: &mut Buf) -> Result<()> {
+    fn embed(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        table: &Matrix,
+        first: usize,
+        factor: f32,
+        out: &mut Buf,
+    ) -> Result<()> {
         for (t, &token) in step.queue().tokens.iter().enumerate() {
             match (token as usize).checked_sub(first) {
                 Some(held) if held < table.out => {
-                    let at = held * table.cols;
-                    out.row_mut(t).copy_from_slice(&table.data[at..at + table.cols]);
+                    out.row_mut(t).copy_from_slice(table.row(held));
+                    out.row_mut(t).iter_mut().for_each(|x| *x *= factor);
                 }
                 _ => out.row_mut(t).fill(0.0),
             }
@@ -19,10 +26,17 @@ impl ForwardOps for Reference {
         Ok(())
     }
 
+    fn embed_positions(&self, step: &OpenStep<'_, Queue>, table: &Matrix, out: &mut Buf) -> Result<()> {
+        for (t, &(position, _)) in step.queue().places.iter().enumerate() {
+            out.row_mut(t).copy_from_slice(table.row(position));
+        }
+        Ok(())
+    }
+
     fn norm(&self, n: usize, x: &Buf, norm: &Norm<Vec<f32>>, out: &mut Buf) -> Result<()> {
         for t in 0..n {
             out.row_mut(t).copy_from_slice(x.row(t));
-            rms_norm(out.row_mut(t), norm);
+            normalize(out.row_mut(t), norm, 0);
         }
         Ok(())
     }
@@ -41,6 +55,37 @@ impl ForwardOps for Reference {
             }
         }
         self.norm(n, residual, norm, out)
+    }
+
+    fn norm_parts(&self, n: usize, x: &mut Buf, parts: RowParts, norm: &Norm<Vec<f32>>) -> Result<()> {
+        let RowParts { first, count, cols } = parts;
+        for t in 0..n {
+            for (part, x) in x.row_mut(t)[first..].chunks_exact_mut(cols).take(count).enumerate() {
+                normalize(x, norm, if norm.weight.len() > cols { part } else { 0 });
+            }
+        }
+        Ok(())
+    }
+
+    fn add(&self, n: usize, x: &Buf, out: &mut Buf) -> Result<()> {
+        for t in 0..n {
+            out.row_mut(t).iter_mut().zip(x.row(t)).for_each(|(out, x)| *out += x);
+        }
+        Ok(())
+    }
+
+    fn scale(&self, n: usize, factor: f32, x: &mut Buf) -> Result<()> {
+        for t in 0..n {
+            x.row_mut(t).iter_mut().for_each(|x| *x *= factor);
+        }
+        Ok(())
+    }
+
+    fn soft_cap(&self, n: usize, cap: f32, x: &mut Buf) -> Result<()> {
+        for t in 0..n {
+            x.row_mut(t).iter_mut().for_each(|x| *x = soft_cap(f64::from(*x), cap) as f32);
+        }
+        Ok(())
     }
 
     fn linear(&self, n: usize, x: &Buf, w: &Matrix, bias: Option<&Vec<f32>>, out: &mut Buf) -> Result<()> {
@@ -71,9 +116,10 @@ impl ForwardOps for Reference {
         qkv: &Buf,
         kv: &Kv,
         spec: &AttentionSpec,
+        terms: ScoreTerms<'_, Vec<f32>>,
         out: &mut Buf,
     ) -> Result<()> {
-        attention::run(step.queue(), qkv, kv, spec, out);
+        attention::run(step.queue(), (qkv, kv), spec, terms, out);
         Ok(())
     }
 
@@ -83,6 +129,13 @@ impl ForwardOps for Reference {
             for ((o, g), u) in out.row_mut(t).iter_mut().zip(gate).zip(up) {
                 *o = (activate(act, f64::from(*g)) * f64::from(*u)) as f32;
             }
+        }
+        Ok(())
+    }
+
+    fn activate(&self, n: usize, act: Activation, x: &mut Buf) -> Result<()> {
+        for t in 0..n {
+            x.row_mut(t).iter_mut().for_each(|x| *x = activate(act, f64::from(*x)) as f32);
         }
         Ok(())
     }

@@ -1,7 +1,7 @@
 //! Head norms, rotation and the cache write.
 
 use super::buffers::{Buf, Kv, Queue, round};
-use super::math::rms_norm;
+use super::math::normalize;
 use crate::backend::{Prologue, QkvLayout, RopeSpec, RopeStyle};
 
 /// Normalizes and rotates the heads of every token of the step, and stores its keys and values.
@@ -11,7 +11,7 @@ pub(super) fn run(step: &Queue, qkv: &mut Buf, prologue: &Prologue<'_, Vec<f32>>
         let row = qkv.row_mut(t); // [heads + 2 kv_heads, head_dim]
         for (h, head) in row.chunks_exact_mut(head_dim).take(heads + kv_heads).enumerate() {
             if let Some(norms) = prologue.head_norm {
-                rms_norm(head, if h < heads { &norms.q } else { &norms.k });
+                normalize(head, if h < heads { &norms.q } else { &norms.k }, 0);
             }
             if let Some(rope) = prologue.rope {
                 rotate(head, rope, position);

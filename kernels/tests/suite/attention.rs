@@ -4,7 +4,7 @@ use millrace_kernels::cpu::Cpu;
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{
     AttentionSpec, Backend, DType, HeadNorm, KvFormat, KvSpec, ModelLoading, Norm, Prologue, QkvLayout,
-    RopeSpec, RopeStyle, SamplingParams, SeqRow, StepInput, StepSize,
+    RopeSpec, RopeStyle, SamplingParams, ScoreTerms, SeqRow, StepInput, StepSize,
 };
 use proptest::prelude::{prop, prop_compose, prop_oneof, proptest};
 
@@ -19,6 +19,10 @@ pub(crate) struct Case {
     window: Option<usize>,
     head_norm: bool,
     rope: Option<(RopeStyle, usize)>,
+    soft_cap: Option<f32>,
+    /// Whether heads have linear biases, and attention sinks.
+    alibi: bool,
+    sinks: bool,
     /// The number of tokens of each sequence.
     lengths: Vec<usize>,
     /// The cache is filled with this value first: results must not depend on unwritten slots.
@@ -53,8 +57,8 @@ impl Case {
         let tables: Vec<Vec<u32>> = needed.iter().map(|&n| free.split_off(free.len() - n)).collect();
 
         let head_norm = HeadNorm {
-            q: Norm { weight: vector(device, &weights[0]), eps: 1e-6 },
-            k: Norm { weight: vector(device, &weights[1]), eps: 1e-5 },
+            q: Norm::rms(vector(device, &weights[0]), 1e-6),
+            k: Norm::rms(vector(device, &weights[1]), 1e-5),
         };
         let rope = self.rope.map(|(style, rotary_dim)| {
             let angle = |i: usize| {
@@ -70,7 +74,13 @@ impl Case {
             layout: self.layout,
             scale: (head_dim as f32).powf(-0.5) * 3.0,
             window: self.window,
+            soft_cap: self.soft_cap,
         };
+        let slopes: Vec<f32> = (1..=heads).map(|i| (-8.0 * i as f32 / heads as f32).exp2()).collect();
+        // Some sinks exceed all scores, and some do not matter.
+        let sinks: Vec<f32> = rng.values(heads).iter().map(|v| v * 20.0).collect();
+        let (slopes, sinks) = (vector(device, &slopes), vector(device, &sinks));
+        let terms = ScoreTerms { alibi: self.alibi.then_some(&slopes), sinks: self.sinks.then_some(&sinks) };
         let kv_spec = KvSpec {
             blocks,
             block_size: self.block_size,
@@ -139,7 +149,7 @@ impl Case {
             let mut qkv = upload(device, &input, cols);
             device.prologue(&step, &mut qkv, &prologue, &mut kv).unwrap();
             let mut out = device.buf(n, heads * head_dim).unwrap();
-            device.attention(&step, &qkv, &kv, &spec, &mut out).unwrap();
+            device.attention(&step, &qkv, &kv, &spec, terms, &mut out).unwrap();
             let out = device.read(&out, n).unwrap();
             let (mut from, width) = (0, heads * head_dim);
             for &(s, start, count) in rows {
@@ -160,6 +170,9 @@ impl Case {
             window: None,
             head_norm: false,
             rope: None,
+            soft_cap: None,
+            alibi: false,
+            sinks: false,
             lengths,
             garbage: 0.0,
             infinite: None,
@@ -190,6 +203,9 @@ impl Case {
             window: [None, Some(40)][rng.below(2)],
             head_norm: false,
             rope: None,
+            soft_cap: None,
+            alibi: false,
+            sinks: false,
             lengths: [6, 40 + rng.below(200), 300 + rng.below(300)].into(),
             garbage: 0.0,
             infinite: None,
@@ -262,7 +278,8 @@ prop_compose! {
     ) -> Case {
         Case {
             layout: QkvLayout { heads: kv_heads * group, kv_heads, head_dim },
-            format, block_size, window, head_norm: false, rope: None, lengths, garbage: 0.0, infinite: None, decodes: false, seed,
+            format, block_size, window, head_norm: false, rope: None, soft_cap: None, alibi: false, sinks: false,
+            lengths, garbage: 0.0, infinite: None, decodes: false, seed,
         }
     }
 }
@@ -270,7 +287,9 @@ prop_compose! {
 prop_compose! {
     pub(crate) fn case_with_prologue()(
         mut case in case(), head_norm: bool, interleaved: bool, share in 0usize..3,
+        soft_cap in prop::option::of(0.5f32..50.0), alibi: bool, sinks: bool,
     ) -> Case {
+        (case.soft_cap, case.alibi, case.sinks) = (soft_cap, alibi, sinks);
         let style = if interleaved { RopeStyle::Interleaved } else { RopeStyle::Half };
         let dim = case.layout.head_dim / 2 * 2;
         case.rope = (share > 0).then_some((style, if share == 1 { dim } else { dim / 4 * 2 }));

@@ -160,7 +160,7 @@ pub(crate) fn upload<B: Backend>(device: &B, values: &[f32], cols: usize) -> B::
     let mut queue = queue(device, n);
     let step = opened(device, &mut queue, &tokens, &[]);
     let mut buf = device.buf(n, cols).unwrap();
-    device.embed(&step, &table, 0, &mut buf).unwrap();
+    device.embed(&step, &table, 0, 1.0, &mut buf).unwrap();
     buf
 }
 

@@ -7,8 +7,8 @@ use std::sync::{Arc, LazyLock};
 use millrace_kernels::cuda::{Cuda, Device, Simulated};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{
-    Backend, DType, ForwardOps, ModelLoading, SampleRow, Sampled, SampledRows, SamplingParams, ScoreRow,
-    SeqRow, StepInput, StepQueue, StepSize,
+    Backend, DType, ForwardOps, ModelLoading, NormKind, RowParts, SampleRow, Sampled, SampledRows,
+    SamplingParams, ScoreRow, SeqRow, StepInput, StepQueue, StepSize,
 };
 use proptest::prelude::proptest;
 
@@ -26,13 +26,29 @@ proptest! {
     fn rowwise_operations_match_the_reference(n in 1usize..6, cols in 1usize..300, seed: u64) {
         let mut rng = Rng(seed);
         let (x, branch, weight) = (rng.values(n * cols), rng.values(n * cols), rng.values(cols));
-        let got = rows::norms(&*CUDA, &x, &branch, &weight);
-        let want = rows::norms(&Reference, &x, &branch, &weight);
+        let kind = if seed % 2 == 0 { NormKind::Rms } else { NormKind::Layer };
+        let got = rows::norms(&*CUDA, kind, &x, &branch, &weight);
+        let want = rows::norms(&Reference, kind, &x, &branch, &weight);
         for i in 0..3 {
             assert_close("norms", &got[i], &want[i], 4e-6);
         }
+        for (first, count, own) in [(0, 3, false), (7, 2, true)] {
+            let (parts, width) = (RowParts { first, count, cols }, 9 + 3 * cols);
+            let (x, weight) = (rng.values(n * width), rng.values(if own { count * cols } else { cols }));
+            let want = rows::norm_parts(&Reference, kind, &x, width, parts, &weight);
+            assert_close("parts", &rows::norm_parts(&*CUDA, kind, &x, width, parts, &weight), &want, 4e-6);
+        }
         let x = rng.values(2 * n * cols);
-        assert_close("gate", &rows::gate(&*CUDA, &x, cols), &rows::gate(&Reference, &x, cols), 4e-6);
+        for act in rows::ACTIVATIONS {
+            let want = rows::gate(&Reference, act, &x, cols);
+            assert_close("gate", &rows::gate(&*CUDA, act, &x, cols), &want, 4e-6);
+            let half = x.len() / 2;
+            let got = rows::elementwise(&*CUDA, act, &x[..half], &x[half..], cols);
+            let want = rows::elementwise(&Reference, act, &x[..half], &x[half..], cols);
+            for (got, want) in got.iter().zip(&want) {
+                assert_close("elementwise", got, want, 4e-6);
+            }
+        }
         let outputs: Vec<u32> = (0..n as u32).filter(|t| t % 2 == 0).collect();
         let x = &x[..n * cols];
         let want = rows::gather(&Reference, x, cols, &outputs);
@@ -100,7 +116,7 @@ fn two_steps<B: Backend>(
         let outputs: Vec<u32> = (0..n as u32).collect();
         let input = StepInput { tokens: &tokens, rows: &rows, outputs: &outputs, samples: &samples };
         let mut step = open(device, &mut queue, &input);
-        device.embed(&step, &table, 0, &mut out).unwrap();
+        device.embed(&step, &table, 0, 1.0, &mut out).unwrap();
         device.sample(&mut step, &mut upload(device, logits, vocab), &samples).unwrap();
         let step = device.append(step).unwrap();
         finished.push_back(device.finish(step).unwrap());
@@ -239,7 +255,7 @@ fn tokens_and_biases_beyond_one_upload_arrive() {
         .collect();
     let input = StepInput { tokens: &[0; 4], rows: &rows, outputs: &[1, 2, 3], samples: &samples };
     let mut step = open(&*CUDA, &mut queue, &input);
-    CUDA.embed(&step, &table, 0, &mut out).unwrap();
+    CUDA.embed(&step, &table, 0, 1.0, &mut out).unwrap();
     CUDA.sample(&mut step, &mut upload(&*CUDA, &vec![0.0; 3 * vocab], vocab), &samples).unwrap();
     let step = CUDA.append(step).unwrap();
     let step = CUDA.finish(step).unwrap();

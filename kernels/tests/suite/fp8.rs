@@ -39,7 +39,7 @@ fn run<B: Backend>(case: &Case, device: &B, dtype: DType) -> Vec<f32> {
     let (mut queue, table) = (queue(device, n), matrix(device, &case.x, cols, dtype));
     let step = opened(device, &mut queue, &tokens, &[]);
     let (mut x, mut out) = (device.buf(n, cols).unwrap(), device.buf(n, outputs).unwrap());
-    device.embed(&step, &table, 0, &mut x).unwrap();
+    device.embed(&step, &table, 0, 1.0, &mut x).unwrap();
     device.linear(n, &x, &w, bias.as_ref(), &mut out).unwrap();
     device.read(&out, n).unwrap()
 }
@@ -122,5 +122,5 @@ fn nan_weights_untuned_products_and_packed_embeddings_are_errors() {
     assert!(device.linear(1, &x, &w, None, &mut out).unwrap_err().to_string().contains("not announced"));
     let mut queue = queue(&device, 1);
     let step = opened(&device, &mut queue, &[0], &[]);
-    assert!(device.embed(&step, &w, 0, &mut device.buf(1, 16).unwrap()).is_err());
+    assert!(device.embed(&step, &w, 0, 1.0, &mut device.buf(1, 16).unwrap()).is_err());
 }

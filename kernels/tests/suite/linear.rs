@@ -185,7 +185,7 @@ fn gather<B: Backend>(device: &B, table: &B::Matrix, first: usize, cols: usize, 
     let mut queue = queue(device, n);
     let step = opened(device, &mut queue, tokens, &[]);
     let mut out = device.buf(n, cols).unwrap();
-    device.embed(&step, table, first, &mut out).unwrap();
+    device.embed(&step, table, first, 1.0, &mut out).unwrap();
     device.read(&out, n).unwrap()
 }
 

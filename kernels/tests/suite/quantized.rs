@@ -222,5 +222,5 @@ fn a_table_must_be_dense() {
     let mut queue = queue(cpu, 1);
     let step = opened(cpu, &mut queue, &[0], &[]);
     let mut out = cpu.buf(1, 32).unwrap();
-    assert!(cpu.embed(&step, &table, 0, &mut out).unwrap_err().to_string().contains("not dense"));
+    assert!(cpu.embed(&step, &table, 0, 1.0, &mut out).unwrap_err().to_string().contains("not dense"));
 }

@@ -1,14 +1,21 @@
 //! Tests of norms, gates, gathering and copying of rows.
 
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Activation, Backend, Norm};
+use millrace_kernels::{Activation, Backend, Norm, NormKind, RowParts};
 use proptest::prelude::{prop_assert, proptest};
 
 use crate::common::*;
 
-pub(crate) fn norms<B: Backend>(device: &B, x: &[f32], branch: &[f32], weight: &[f32]) -> [Vec<f32>; 3] {
+pub(crate) fn norms<B: Backend>(
+    device: &B,
+    kind: NormKind,
+    x: &[f32],
+    branch: &[f32],
+    weight: &[f32],
+) -> [Vec<f32>; 3] {
     let (n, cols) = (x.len() / weight.len(), weight.len());
-    let norm = Norm { weight: vector(device, weight), eps: 1e-5 };
+    let bias = (kind == NormKind::Layer && cols.is_multiple_of(2)).then(|| vector(device, weight));
+    let norm = Norm { kind, weight: vector(device, weight), bias, eps: 1e-5 };
     let (mut residual, branch) = (upload(device, x, cols), upload(device, branch, cols));
     let mut out = device.buf(n, cols).unwrap();
     device.norm(n, &residual, &norm, &mut out).unwrap();
@@ -17,11 +24,53 @@ pub(crate) fn norms<B: Backend>(device: &B, x: &[f32], branch: &[f32], weight: &
     [plain, device.read(&residual, n).unwrap(), device.read(&out, n).unwrap()]
 }
 
-pub(crate) fn gate<B: Backend>(device: &B, x: &[f32], cols: usize) -> Vec<f32> {
+/// Normalizes `parts` of rows of `cols` features. The weights are those of one part, or of all.
+pub(crate) fn norm_parts<B: Backend>(
+    device: &B,
+    kind: NormKind,
+    x: &[f32],
+    cols: usize,
+    parts: RowParts,
+    weight: &[f32],
+) -> Vec<f32> {
+    let n = x.len() / cols;
+    let mut x = upload(device, x, cols);
+    let norm = Norm { kind, weight: vector(device, weight), bias: None, eps: 1e-3 };
+    device.norm_parts(n, &mut x, parts, &norm).unwrap();
+    device.read(&x, n).unwrap()
+}
+
+/// The activation, the sum with a second buffer, a scaling, and the soft cap of `x`.
+pub(crate) fn elementwise<B: Backend>(
+    device: &B,
+    act: Activation,
+    x: &[f32],
+    y: &[f32],
+    cols: usize,
+) -> [Vec<f32>; 4] {
+    let n = x.len() / cols;
+    let of = |change: &dyn Fn(&mut B::Buf)| {
+        let mut buf = upload(device, x, cols);
+        change(&mut buf);
+        device.read(&buf, n).unwrap()
+    };
+    let y = upload(device, y, cols);
+    [
+        of(&|x| device.activate(n, act, x).unwrap()),
+        of(&|x| device.add(n, &y, x).unwrap()),
+        of(&|x| device.scale(n, 0.3, x).unwrap()),
+        of(&|x| device.soft_cap(n, 5.0, x).unwrap()),
+    ]
+}
+
+pub(crate) const ACTIVATIONS: [Activation; 4] =
+    [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu];
+
+pub(crate) fn gate<B: Backend>(device: &B, act: Activation, x: &[f32], cols: usize) -> Vec<f32> {
     let n = x.len() / (2 * cols);
     let x = upload(device, x, 2 * cols);
     let mut out = device.buf(n, cols).unwrap();
-    device.gate(n, Activation::Silu, &x, &mut out).unwrap();
+    device.gate(n, act, &x, &mut out).unwrap();
     device.read(&out, n).unwrap()
 }
 
@@ -59,19 +108,22 @@ proptest! {
     #![proptest_config(cases(64))]
 
     #[test]
-    fn norms_match_the_reference(n in 1usize..9, cols in 1usize..400, scale in 0.01f32..30.0, seed: u64) {
+    fn norms_match_the_reference(
+        n in 1usize..9, cols in 1usize..400, scale in 0.01f32..30.0, layer: bool, seed: u64,
+    ) {
+        let kind = if layer { NormKind::Layer } else { NormKind::Rms };
         let mut rng = Rng(seed);
         let x: Vec<f32> = rng.values(n * cols).iter().map(|v| v * scale).collect();
         let (branch, weight) = (rng.values(n * cols), rng.values(cols));
-        let want = norms(&Reference, &x, &branch, &weight);
+        let want = norms(&Reference, kind, &x, &branch, &weight);
         for pair in CPUS.chunks(2) {
-            let got = norms(&pair[0], &x, &branch, &weight);
+            let got = norms(&pair[0], kind, &x, &branch, &weight);
             assert_close("norm", &got[0], &want[0], 2e-6);
             assert_same_bits("residual", &got[1], &want[1]);
             assert_close("add_norm", &got[2], &want[2], 2e-6);
-            let other = norms(&pair[1], &x, &branch, &weight);
+            let other = norms(&pair[1], kind, &x, &branch, &weight);
             let last = (n - 1) * cols;
-            let alone = norms(&pair[1], &x[last..], &branch[last..], &weight);
+            let alone = norms(&pair[1], kind, &x[last..], &branch[last..], &weight);
             for i in 0..3 {
                 assert_same_bits("threads", &other[i], &got[i]);
                 assert_same_bits("row alone", &alone[i], &got[i][last..]);
@@ -80,13 +132,51 @@ proptest! {
     }
 
     #[test]
-    fn gates_match_the_reference(n in 1usize..6, cols in 1usize..200, scale in 0.1f32..60.0, seed: u64) {
-        let x: Vec<f32> = Rng(seed).values(2 * n * cols).iter().map(|v| v * scale).collect();
-        let want = gate(&Reference, &x, cols);
+    fn norms_of_parts_match_the_reference(
+        n in 1usize..5, first in 0usize..9, count in 1usize..6, cols in 1usize..70, layer: bool, own: bool, seed: u64,
+    ) {
+        let kind = if layer { NormKind::Layer } else { NormKind::Rms };
+        let (mut rng, width) = (Rng(seed), first + count * cols + 5);
+        let (x, weight) = (rng.values(n * width), rng.values(if own { count * cols } else { cols }));
+        let parts = RowParts { first, count, cols };
+        let want = norm_parts(&Reference, kind, &x, width, parts, &weight);
         for cpu in CPUS.iter() {
-            let got = gate(cpu, &x, cols);
+            assert_close(&cpu.name(), &norm_parts(cpu, kind, &x, width, parts, &weight), &want, 3e-6);
+        }
+    }
+
+    #[test]
+    fn gates_match_the_reference(
+        n in 1usize..6, cols in 1usize..200, scale in 0.1f32..60.0, act in 0usize..4, seed: u64,
+    ) {
+        let x: Vec<f32> = Rng(seed).values(2 * n * cols).iter().map(|v| v * scale).collect();
+        let act = ACTIVATIONS[act];
+        let want = gate(&Reference, act, &x, cols);
+        // The tails of the two forms of GELU are differences of nearly equal numbers.
+        let least = if act == Activation::Silu { 1e-30 } else { 3e-7 * scale * scale };
+        for cpu in CPUS.iter() {
+            let got = gate(cpu, act, &x, cols);
             for (g, w) in got.iter().zip(&want) {
-                prop_assert!((g - w).abs() <= 1e-6 * w.abs() + 1e-30, "{}: {g} is not {w}", cpu.name());
+                prop_assert!((g - w).abs() <= 1e-6 * w.abs() + least, "{}: {g} is not {w}", cpu.name());
+            }
+        }
+    }
+
+    #[test]
+    fn elementwise_operations_match_the_reference(
+        n in 1usize..6, cols in 1usize..200, scale in 0.1f32..60.0, act in 0usize..4, seed: u64,
+    ) {
+        let mut rng = Rng(seed);
+        let x: Vec<f32> = rng.values(n * cols).iter().map(|v| v * scale).collect();
+        let y = rng.values(n * cols);
+        let want = elementwise(&Reference, ACTIVATIONS[act], &x, &y, cols);
+        for cpu in CPUS.iter() {
+            let got = elementwise(cpu, ACTIVATIONS[act], &x, &y, cols);
+            for (got, want) in got.iter().zip(&want) {
+                for (g, w) in got.iter().zip(want) {
+                    let error = 1e-6 * w.abs() + 1e-6 * scale.max(5.0);
+                    prop_assert!((g - w).abs() <= error, "{}: {g} is not {w}", cpu.name());
+                }
             }
         }
     }
@@ -120,8 +210,10 @@ fn several_threads_give_the_same_bits() {
     let mut rng = Rng(5);
     let (x, branch, weight) = (rng.values(n * cols), rng.values(n * cols), rng.values(cols));
     for pair in CPUS.chunks(2) {
-        let (one, many) = (norms(&pair[0], &x, &branch, &weight), norms(&pair[1], &x, &branch, &weight));
+        let of = |cpu| norms(cpu, NormKind::Layer, &x, &branch, &weight);
+        let (one, many) = (of(&pair[0]), of(&pair[1]));
         (0..3).for_each(|i| assert_same_bits("norms", &one[i], &many[i]));
-        assert_same_bits("gate", &gate(&pair[0], &x, cols / 2), &gate(&pair[1], &x, cols / 2));
+        let of = |cpu| gate(cpu, Activation::Gelu, &x, cols / 2);
+        assert_same_bits("gate", &of(&pair[0]), &of(&pair[1]));
     }
 }

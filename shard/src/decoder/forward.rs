@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use millrace_kernels::{Backend, BegunStep, ComputedStep, OpenStep, SampleRow, ScoreRow, Scored};
+use millrace_kernels::{Backend, BegunStep, ComputedStep, Norm, OpenStep, SampleRow, ScoreRow, Scored};
 
 use super::group::RankGroup;
 use super::stage::{Stage, StageStep};
@@ -14,6 +14,11 @@ pub(super) struct ForwardPass<B: Backend> {
     pub(super) embedding: B::Matrix, // [vocab_rows, hidden]
     /// The token of the embedding's first row.
     pub(super) first_row: usize,
+    /// Factor on the embedding.
+    pub(super) embedding_factor: f32,
+    pub(super) embedding_norm: Option<Norm<B::Vector>>, // [hidden]
+    /// Learned positions, `[positions, hidden]`.
+    pub(super) positions: Option<B::Matrix>,
     pub(super) stages: Vec<Box<dyn Stage<B>>>,
     pub(super) head: Head<B>,
     pub(super) states: HiddenStates<B>,
@@ -24,6 +29,12 @@ pub(super) struct ForwardPass<B: Backend> {
 pub(super) struct Head<B: Backend> {
     /// `[vocab_rows, hidden]`; none if the head is the embedding.
     pub(super) matrix: Option<B::Matrix>,
+    /// `[vocab_rows]`
+    pub(super) bias: Option<B::Vector>,
+    /// Factor on the logits.
+    pub(super) factor: f32,
+    /// Bound on the logits, after the factor.
+    pub(super) soft_cap: Option<f32>,
     /// The states whose logits are computed, `[outputs, hidden]`.
     pub(super) states: B::Buf,
     /// `[outputs, vocab]`.
@@ -42,9 +53,18 @@ impl<B: Backend> ForwardPass<B> {
         n: usize,
         m: usize,
     ) -> Result<(), Error> {
-        let ForwardPass { embedding, first_row, stages, head, states, group } = self;
-        backend.embed(step, embedding, *first_row, &mut states.residual)?; // [n, hidden]
-        group.all_reduce(backend, n, &mut states.residual)?;
+        let ForwardPass { embedding, first_row, stages, head, states, group, .. } = self;
+        let HiddenStates { residual, normed } = states;
+        backend.embed(step, embedding, *first_row, self.embedding_factor, residual)?; // [n, hidden]
+        group.all_reduce(backend, n, residual)?;
+        if let Some(table) = &self.positions {
+            backend.embed_positions(step, table, normed)?;
+            backend.add(n, normed, residual)?;
+        }
+        if let Some(norm) = &self.embedding_norm {
+            backend.norm(n, residual, norm, normed)?;
+            backend.copy_rows(normed, 0, n, residual, 0)?;
+        }
         let of_step = StageStep { backend, step, tokens: n };
         for stage in stages {
             stage.forward(&of_step, states, group)?;
@@ -70,14 +90,21 @@ impl<B: Backend> ForwardPass<B> {
 
     /// Computes the logits of the first `m` rows of `head.states`.
     fn logits(&mut self, backend: &B, m: usize) -> Result<(), Error> {
-        let ForwardPass { embedding, head: Head { matrix, states, logits, .. }, group, .. } = self;
-        let matrix = matrix.as_ref().unwrap_or(embedding);
+        let ForwardPass { embedding, head, group, .. } = self;
+        let Head { matrix, bias, factor, soft_cap, states, logits, .. } = head;
+        let (matrix, bias) = (matrix.as_ref().unwrap_or(embedding), bias.as_ref());
         match group {
-            RankGroup::Alone => backend.linear(m, states, matrix, None, logits)?, // [m, vocab]
+            RankGroup::Alone => backend.linear(m, states, matrix, bias, logits)?, // [m, vocab]
             RankGroup::Member(member) => {
-                backend.linear(m, states, matrix, None, &mut member.own_logits)?; // [m, vocab_rows]
+                backend.linear(m, states, matrix, bias, &mut member.own_logits)?; // [m, vocab_rows]
                 member.gather_logits(backend, m, logits)?; // [m, vocab]
             }
+        }
+        if *factor != 1.0 {
+            backend.scale(m, *factor, logits)?;
+        }
+        if let Some(cap) = *soft_cap {
+            backend.soft_cap(m, cap, logits)?;
         }
         Ok(())
     }

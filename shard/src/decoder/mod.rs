@@ -56,7 +56,18 @@ impl<B: Backend> Decoder<B> {
         limits: &ShardLimits,
         collective: Option<Box<dyn Collective<B>>>,
     ) -> Result<Self, Error> {
-        let Weights { embedding, ropes, layers, final_norm, head, .. } = weights;
+        let Weights {
+            embedding,
+            embedding_factor,
+            embedding_norm,
+            positions,
+            ropes,
+            layers,
+            final_norm,
+            head,
+            head_bias,
+            ..
+        } = weights;
         let all = 0..spec.layers.len();
         let stage_weights = StageWeights { layers, ropes, exit_norm: final_norm };
         let stage = LayerStage::new(backend, &spec, all, stage_weights, limits)?;
@@ -66,9 +77,15 @@ impl<B: Backend> Decoder<B> {
         let forward = ForwardPass {
             embedding,
             first_row: spec.vocab_rows.start,
+            embedding_factor,
+            embedding_norm,
+            positions,
             stages: vec![Box::new(stage)],
             head: Head {
                 matrix: head,
+                bias: head_bias,
+                factor: spec.head.factor,
+                soft_cap: spec.head.soft_cap,
                 states: backend.buf(max_outputs, spec.hidden)?,
                 logits: backend.logits(max_outputs, spec.vocab)?,
                 max_outputs,

@@ -39,7 +39,7 @@ pub(crate) fn products(
     let mut all: Vec<ProductShape> = spec
         .slots()
         .into_iter()
-        .filter(|&slot| !slot.is_vector() && (slot == head || slot != WeightSlot::Embedding))
+        .filter(|&slot| !slot.is_vector() && !spec.is_looked_up(slot))
         .map(|slot| {
             let ((outputs, inputs), logits) = (spec.shape(slot), slot == head);
             let rows = if logits { limits.max_sequences } else { limits.max_step_tokens };

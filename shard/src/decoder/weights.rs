@@ -3,12 +3,13 @@
 use std::vec::IntoIter;
 
 use bytes::Bytes;
-use millrace_kernels::{Backend, DType, HeadNorm, HostTensor, Norm, Part, RopeSpec, Segment};
+use millrace_kernels::tensor::flatten;
+use millrace_kernels::{Backend, DType, HeadNorm, HostTensor, Norm, NormKind, Part, RopeSpec, Segment};
 
 use crate::Error;
 use crate::model::{
-    DecoderSpec, LayerSlot, LayerSpec, Mlp, NormKind, RopeTable, TensorPlace, WeightError, WeightSlot,
-    WeightSource, WeightStorage,
+    self, DecoderSpec, HeadNormPlan, LayerSlot, LayerSpec, LearnedPositions, Positions, RopeTable,
+    TensorPlace, WeightError, WeightSlot, WeightSource, WeightStorage,
 };
 
 /// Bytes that the disk is asked to read ahead: more than it reads while a matrix is uploaded, and
@@ -18,26 +19,35 @@ const READ_AHEAD: usize = 512 << 20;
 /// All constants of a decoder in device memory.
 pub struct Weights<B: Backend> {
     pub(super) embedding: B::Matrix, // [vocab_rows, hidden]
+    /// Factor on the embedding.
+    pub(super) embedding_factor: f32,
+    pub(super) embedding_norm: Option<Norm<B::Vector>>, // [hidden]
+    pub(super) positions: Option<B::Matrix>,            // [positions, hidden]
     pub(super) ropes: Vec<RopeSpec<B::Vector>>,
     pub(super) layers: Vec<LayerWeights<B>>,
-    pub(super) final_norm: Norm<B::Vector>, // [hidden]
-    pub(super) head: Option<B::Matrix>,     // [vocab_rows, hidden]; none if the head is the embedding
+    pub(super) final_norm: Norm<B::Vector>,  // [hidden]
+    pub(super) head: Option<B::Matrix>,      // [vocab_rows, hidden]; none if the head is the embedding
+    pub(super) head_bias: Option<B::Vector>, // [vocab_rows]
     bytes_read: usize,
 }
 
 /// The constants of one layer.
 pub(super) struct LayerWeights<B: Backend> {
-    pub(super) attention_norm: Norm<B::Vector>,        // [hidden]
-    pub(super) qkv: B::Matrix,                         // [(heads + 2 kv_heads) * head_dim, hidden]
-    pub(super) qkv_bias: Option<B::Vector>,            // [(heads + 2 kv_heads) * head_dim]
-    pub(super) head_norm: Option<HeadNorm<B::Vector>>, // [head_dim] each
-    pub(super) out: B::Matrix,                         // [hidden, heads * head_dim]
-    pub(super) out_bias: Option<B::Vector>,            // [hidden]
-    pub(super) mlp_norm: Norm<B::Vector>,              // [hidden]
-    pub(super) gate_up: B::Matrix,                     // [2 * width, hidden]
-    pub(super) gate_up_bias: Option<B::Vector>,        // [2 * width]
-    pub(super) down: B::Matrix,                        // [hidden, width]
-    pub(super) down_bias: Option<B::Vector>,           // [hidden]
+    pub(super) attention_norm: Option<Norm<B::Vector>>, // [hidden]
+    pub(super) qkv: B::Matrix,                          // [(heads + 2 kv_heads) * head_dim, hidden]
+    pub(super) qkv_bias: Option<B::Vector>,             // [(heads + 2 kv_heads) * head_dim]
+    pub(super) head_norm: Option<HeadNorm<B::Vector>>,  // [head_dim], or the features of all heads, each
+    pub(super) alibi: Option<B::Vector>,                // [heads]
+    pub(super) sinks: Option<B::Vector>,                // [heads]
+    pub(super) out: B::Matrix,                          // [hidden, heads * head_dim]
+    pub(super) out_bias: Option<B::Vector>,             // [hidden]
+    pub(super) attention_out_norm: Option<Norm<B::Vector>>, // [hidden]
+    pub(super) mlp_norm: Option<Norm<B::Vector>>,       // [hidden]
+    pub(super) up: B::Matrix, // [2 * width, hidden] with a gate, else [width, hidden]
+    pub(super) up_bias: Option<B::Vector>, // one for each row of `up`
+    pub(super) down: B::Matrix, // [hidden, width]
+    pub(super) down_bias: Option<B::Vector>, // [hidden]
+    pub(super) mlp_out_norm: Option<Norm<B::Vector>>, // [hidden]
 }
 
 impl<B: Backend> Weights<B> {
@@ -59,18 +69,36 @@ impl<B: Backend> Weights<B> {
         let mut loader =
             WeightLoader { backend, spec, source, storage, ahead, awaited: 0, done: 0, read: 0, progress };
         let embedding = loader.embedding()?;
+        let embedding_factor = loader.storage.dtype.round(spec.embedding.factor);
+        let embedding_norm = match spec.embedding.norm {
+            true => Some(loader.norm(WeightSlot::EmbeddingNorm, Some(WeightSlot::EmbeddingNormBias))?),
+            false => None,
+        };
+        let learned = spec.embedding.positions.map(|table| loader.positions(&table)).transpose()?;
         let layers = spec
             .layers
             .iter()
             .enumerate()
             .map(|(index, layer)| loader.layer(index, layer))
             .collect::<Result<Vec<_>, _>>()?;
-        let final_norm = loader.norm(WeightSlot::FinalNorm)?;
+        let final_norm = loader.norm(WeightSlot::FinalNorm, Some(WeightSlot::FinalNormBias))?;
         let head = if spec.tied_head { None } else { Some(loader.matrix(WeightSlot::Head)?) };
+        let head_bias = loader.bias(spec.head.bias, WeightSlot::HeadBias)?;
         let ropes =
             spec.ropes.iter().map(|table| rope(backend, table, positions)).collect::<Result<Vec<_>, _>>()?;
         let bytes_read = loader.read;
-        Ok(Weights { embedding, ropes, layers, final_norm, head, bytes_read })
+        Ok(Weights {
+            embedding,
+            embedding_factor,
+            embedding_norm,
+            positions: learned,
+            ropes,
+            layers,
+            final_norm,
+            head,
+            head_bias,
+            bytes_read,
+        })
     }
 
     /// Returns the bytes that were read from the source: this rank's share, padding included, and
@@ -97,26 +125,64 @@ struct WeightLoader<'a, B: Backend> {
 
 impl<B: Backend> WeightLoader<'_, B> {
     fn layer(&mut self, index: usize, layer: &LayerSpec) -> Result<LayerWeights<B>, Error> {
+        use LayerSlot as Slot;
         let at = |slot| WeightSlot::Layer(index, slot);
-        let (heads, Mlp::Gated(mlp)) = (layer.attention.heads(), &layer.mlp);
+        let (heads, mlp, place) = (layer.attention.heads(), layer.mlp.dense(), self.spec.norm.place);
+        let (up, up_bias) =
+            if layer.mlp.is_gated() { (Slot::GateUp, Slot::GateUpBias) } else { (Slot::Up, Slot::UpBias) };
         Ok(LayerWeights {
-            attention_norm: self.norm(at(LayerSlot::AttentionNorm))?,
-            qkv: self.matrix(at(LayerSlot::Qkv))?,
-            qkv_bias: self.bias(heads.qkv_bias, at(LayerSlot::QkvBias))?,
-            head_norm: if heads.head_norm {
-                let (q, k) = (self.norm(at(LayerSlot::QNorm))?, self.norm(at(LayerSlot::KNorm))?);
-                Some(HeadNorm { q, k })
-            } else {
-                None
+            attention_norm: self.norm_if(
+                place.is_before(),
+                at(Slot::AttentionNorm),
+                Some(at(Slot::AttentionNormBias)),
+            )?,
+            qkv: self.matrix(at(Slot::Qkv))?,
+            qkv_bias: self.bias(heads.qkv_bias, at(Slot::QkvBias))?,
+            head_norm: self.head_norm(index, heads.head_norm)?,
+            alibi: match heads.positions {
+                Positions::Linear(alibi) => Some(floats(self.backend, &alibi.slopes(heads.layout.heads))?),
+                Positions::None | Positions::Rotary { .. } => None,
             },
-            out: self.matrix(at(LayerSlot::Out))?,
-            out_bias: self.bias(heads.out_bias, at(LayerSlot::OutBias))?,
-            mlp_norm: self.norm(at(LayerSlot::MlpNorm))?,
-            gate_up: self.matrix(at(LayerSlot::GateUp))?,
-            gate_up_bias: self.bias(mlp.up_bias, at(LayerSlot::GateUpBias))?,
-            down: self.matrix(at(LayerSlot::Down))?,
-            down_bias: self.bias(mlp.down_bias, at(LayerSlot::DownBias))?,
+            sinks: self.bias(heads.sinks, at(Slot::Sinks))?,
+            out: self.matrix(at(Slot::Out))?,
+            out_bias: self.bias(heads.out_bias, at(Slot::OutBias))?,
+            attention_out_norm: self.norm_if(place.is_after(), at(Slot::AttentionOutNorm), None)?,
+            mlp_norm: self.norm_if(
+                self.spec.has_mlp_norm(),
+                at(Slot::MlpNorm),
+                Some(at(Slot::MlpNormBias)),
+            )?,
+            up: self.matrix(at(up))?,
+            up_bias: self.bias(mlp.up_bias, at(up_bias))?,
+            down: self.matrix(at(Slot::Down))?,
+            down_bias: self.bias(mlp.down_bias, at(Slot::DownBias))?,
+            mlp_out_norm: self.norm_if(place.is_after(), at(Slot::MlpOutNorm), None)?,
         })
+    }
+
+    fn head_norm(&mut self, layer: usize, plan: HeadNormPlan) -> Result<Option<HeadNorm<B::Vector>>, Error> {
+        let (q, k) = match plan {
+            HeadNormPlan::None => return Ok(None),
+            HeadNormPlan::Shared => (LayerSlot::QNorm, LayerSlot::KNorm),
+            HeadNormPlan::PerHead | HeadNormPlan::AllHeads => (LayerSlot::QHeadsNorm, LayerSlot::KHeadsNorm),
+        };
+        let q = self.norm(WeightSlot::Layer(layer, q), None)?;
+        let k = self.norm(WeightSlot::Layer(layer, k), None)?;
+        Ok(Some(HeadNorm { q, k }))
+    }
+
+    /// Loads the table of learned positions, from the row of position 0 on.
+    fn positions(&mut self, table: &LearnedPositions) -> Result<B::Matrix, Error> {
+        let slot = WeightSlot::Positions;
+        let mut parts = self.parts(slot)?;
+        // The table is one tensor, which every rank has whole.
+        parts.iter_mut().for_each(|part| part.rows.start += table.first);
+        let dtype = self.storage.dtype;
+        let positions =
+            self.backend.embedding(&parts, dtype).map_err(|source| Error::Matrix { slot, source })?;
+        let (rows, cols) = self.spec.shape(slot);
+        self.advance(self.backend.embedding_bytes(rows, cols, dtype))?;
+        Ok(positions)
     }
 
     fn matrix(&mut self, slot: WeightSlot) -> Result<B::Matrix, Error> {
@@ -166,9 +232,38 @@ impl<B: Backend> WeightLoader<'_, B> {
         Ok(vector)
     }
 
-    fn norm(&mut self, slot: WeightSlot) -> Result<Norm<B::Vector>, Error> {
-        let NormKind::Rms { eps } = self.spec.norm.kind;
-        Ok(Norm { weight: self.vector(slot)?, eps })
+    /// Loads a norm. Its bias is at `bias`, if the norms of the model have biases.
+    fn norm(&mut self, slot: WeightSlot, bias: Option<WeightSlot>) -> Result<Norm<B::Vector>, Error> {
+        let has_bias = self.spec.norm.has_bias();
+        Ok(match self.spec.norm.kind {
+            model::NormKind::Rms { eps, add_one } => {
+                let weight = if add_one { self.vector_plus_one(slot)? } else { self.vector(slot)? };
+                Norm::rms(weight, eps)
+            }
+            model::NormKind::Layer { eps, .. } => Norm {
+                kind: NormKind::Layer,
+                weight: self.vector(slot)?,
+                bias: bias.filter(|_| has_bias).map(|slot| self.vector(slot)).transpose()?,
+                eps,
+            },
+        })
+    }
+
+    fn norm_if(
+        &mut self,
+        wanted: bool,
+        slot: WeightSlot,
+        bias: Option<WeightSlot>,
+    ) -> Result<Option<Norm<B::Vector>>, Error> {
+        if wanted { self.norm(slot, bias).map(Some) } else { Ok(None) }
+    }
+
+    /// Loads a vector whose numbers are stored minus 1.
+    fn vector_plus_one(&mut self, slot: WeightSlot) -> Result<B::Vector, Error> {
+        let mut values = flatten(&self.parts(slot)?)?;
+        values.iter_mut().for_each(|value| *value += 1.0);
+        self.advance(values.len() * size_of::<f32>())?;
+        Ok(floats(self.backend, &values)?)
     }
 
     fn bias(&mut self, wanted: bool, slot: WeightSlot) -> Result<Option<B::Vector>, Error> {
@@ -219,6 +314,12 @@ impl<B: Backend> WeightLoader<'_, B> {
 /// Returns the bytes that the parts take in their source.
 fn stored_bytes(parts: &[Part]) -> usize {
     parts.iter().map(Part::stored_bytes).sum()
+}
+
+/// Loads a vector that is not stored.
+fn floats<B: Backend>(backend: &B, values: &[f32]) -> millrace_kernels::Result<B::Vector> {
+    let bytes: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+    backend.vector(&[Part::whole(HostTensor::dense(DType::F32, 1, values.len(), Bytes::from(bytes)))])
 }
 
 /// Computes a rotary table for `positions` positions and loads it.

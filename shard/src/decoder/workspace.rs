@@ -3,7 +3,7 @@
 use millrace_kernels::{Backend, Result};
 
 use crate::ShardLimits;
-use crate::model::{DecoderSpec, LayerSpec, Mlp};
+use crate::model::{DecoderSpec, LayerSpec};
 
 /// The hidden states that stages pass on, for up to `t` tokens.
 pub(super) struct HiddenStates<B: Backend> {
@@ -29,10 +29,10 @@ pub(super) struct LayerBuffers<B: Backend> {
     pub(super) qkv: ByWidth<B::Buf>,
     /// The attention of all heads, `[t, heads * head_dim]`.
     pub(super) heads: ByWidth<B::Buf>,
-    /// Gate and up features, `[t, 2 * width]`.
+    /// Gate and up features, `[t, 2 * width]`, of layers whose MLP has a gate.
     pub(super) gate_up: ByWidth<B::Buf>,
-    /// The product of activated gate and up features, `[t, width]`.
-    pub(super) gated: ByWidth<B::Buf>,
+    /// The features that the down projection reads, `[t, width]`.
+    pub(super) activated: ByWidth<B::Buf>,
 }
 
 impl<B: Backend> LayerBuffers<B> {
@@ -51,7 +51,7 @@ impl<B: Backend> LayerBuffers<B> {
             qkv: by_width(QKV)?,
             heads: by_width(HEADS)?,
             gate_up: by_width(GATE_UP)?,
-            gated: by_width(GATED)?,
+            activated: by_width(ACTIVATED)?,
         })
     }
 }
@@ -60,7 +60,7 @@ impl<B: Backend> LayerBuffers<B> {
 /// `outputs` outputs.
 pub(crate) fn activation_elements(spec: &DecoderSpec, tokens: usize, outputs: usize) -> usize {
     let of_layers: usize =
-        [QKV, HEADS, GATE_UP, GATED].into_iter().flat_map(|width| widths(&spec.layers, width)).sum();
+        [QKV, HEADS, GATE_UP, ACTIVATED].into_iter().flat_map(|width| widths(&spec.layers, width)).sum();
     let of_tokens = tokens.saturating_mul(3 * spec.hidden + of_layers);
     of_tokens.saturating_add(outputs.saturating_mul(spec.hidden))
 }
@@ -70,15 +70,13 @@ const HEADS: fn(&LayerSpec) -> usize = |layer| {
     let layout = layer.attention.heads().layout;
     layout.heads * layout.head_dim
 };
-const GATE_UP: fn(&LayerSpec) -> usize = |layer| 2 * GATED(layer);
-const GATED: fn(&LayerSpec) -> usize = |layer| {
-    let Mlp::Gated(mlp) = &layer.mlp;
-    mlp.width
-};
+const GATE_UP: fn(&LayerSpec) -> usize =
+    |layer| if layer.mlp.is_gated() { 2 * layer.mlp.dense().width } else { 0 };
+const ACTIVATED: fn(&LayerSpec) -> usize = |layer| layer.mlp.dense().width;
 
-/// Returns the different widths among the layers, ascending.
+/// Returns the different widths among the layers that have such a buffer, ascending.
 fn widths(layers: &[LayerSpec], width: fn(&LayerSpec) -> usize) -> Vec<usize> {
-    let mut widths: Vec<usize> = layers.iter().map(width).collect();
+    let mut widths: Vec<usize> = layers.iter().map(width).filter(|&width| width > 0).collect();
     widths.sort_unstable();
     widths.dedup();
     widths

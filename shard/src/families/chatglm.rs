@@ -33,6 +33,7 @@ fn tensors(slot: WeightSlot) -> StoredTensors {
 }
 
 const KEYS: Keys = Keys {
+    hidden: "hidden_size",
     layers: "num_layers",
     heads: "num_attention_heads",
     kv_heads: "multi_query_group_num",

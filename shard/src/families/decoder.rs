@@ -6,7 +6,8 @@ use super::config::Config;
 use super::error::ConfigError;
 use super::rope::{self, MAX_POSITIONS, Rotated};
 use crate::model::{
-    Attention, AttentionHeads, DecoderSpec, GatedMlp, LayerSpec, Mlp, NormPlan, Positions, Residual,
+    Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, HeadNormPlan, HeadPlan, LayerSpec, Mlp,
+    NormKind, NormPlace, NormPlan, Positions, Residual,
 };
 
 // Larger sizes are typing errors or attacks. No model comes near them, and the product of any two
@@ -20,6 +21,7 @@ const MAX_VOCAB: usize = 1 << 24;
 /// The keys under which a family's configuration has the sizes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Keys {
+    pub(super) hidden: &'static str,
     pub(super) layers: &'static str,
     pub(super) heads: &'static str,
     pub(super) kv_heads: &'static str,
@@ -32,6 +34,7 @@ pub(super) struct Keys {
 
 /// The keys of most families in transformers.
 pub(super) const USUAL_KEYS: Keys = Keys {
+    hidden: "hidden_size",
     layers: "num_hidden_layers",
     heads: "num_attention_heads",
     kv_heads: "num_key_value_heads",
@@ -55,12 +58,44 @@ pub(super) struct Traits {
     /// Share of the features that is rotated if the key is absent.
     pub(super) partial_rotary: f64,
     pub(super) rope: RopeStyle,
+    /// Whether positions are rotary. If not, the family sets them.
+    pub(super) rotary: bool,
     /// Whether the head is the embedding if the key is absent.
     pub(super) tied_head: bool,
+    pub(super) norm: NormTrait,
+    /// Epsilon of the norms if the key is absent. If this is `None`, the key must be there.
+    pub(super) norm_eps: Option<f64>,
+    /// The activation function if no key names one.
+    pub(super) act: Activation,
+    /// Whether the MLP has a gate.
+    pub(super) gated: bool,
+    /// Whether the width of the MLP is four times the hidden size if the key is absent.
+    pub(super) fourfold_width: bool,
     pub(super) qkv_bias: bool,
     pub(super) out_bias: bool,
     pub(super) mlp_bias: bool,
-    pub(super) head_norm: bool,
+    pub(super) head_norm: HeadNormPlan,
+}
+
+/// The kind of a family's norms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum NormTrait {
+    Rms,
+    /// The scales are stored minus 1.
+    RmsPlusOne,
+    Layer {
+        bias: bool,
+    },
+}
+
+impl NormTrait {
+    fn kind(self, eps: f32) -> NormKind {
+        match self {
+            NormTrait::Rms => NormKind::Rms { eps, add_one: false },
+            NormTrait::RmsPlusOne => NormKind::Rms { eps, add_one: true },
+            NormTrait::Layer { bias } => NormKind::Layer { eps, bias },
+        }
+    }
 }
 
 impl Default for Traits {
@@ -71,11 +106,17 @@ impl Default for Traits {
             head_dim: None,
             partial_rotary: 1.0,
             rope: RopeStyle::Half,
+            rotary: true,
             tied_head: false,
+            norm: NormTrait::Rms,
+            norm_eps: None,
+            act: Activation::Silu,
+            gated: true,
+            fourfold_width: false,
             qkv_bias: false,
             out_bias: false,
             mlp_bias: false,
-            head_norm: false,
+            head_norm: HeadNormPlan::None,
         }
     }
 }
@@ -83,37 +124,44 @@ impl Default for Traits {
 /// Reads a decoder of equal layers without sliding windows.
 pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, ConfigError> {
     let keys = &traits.keys;
-    for key in ["hidden_act", "hidden_activation"] {
-        if !matches!(config.optional::<String>(key)?.as_deref(), None | Some("silu" | "swish")) {
-            return Err(config.unsupported(key, "the only activation is silu"));
-        }
-    }
     config.insist("use_mrope", false, "positions in several dimensions")?;
-
-    let hidden = config.size("hidden_size", MAX_WIDTH)?;
+    let hidden = config.size(keys.hidden, MAX_WIDTH)?;
     let layout = heads(config, traits, hidden)?;
-    let rotated = Rotated {
-        style: traits.rope,
-        head_dim: layout.head_dim,
-        partial: traits.partial_rotary,
-        positions: config.size(keys.positions, MAX_POSITIONS)?,
+    let positions = config.size(keys.positions, MAX_POSITIONS)?;
+    let (ropes, max_positions) = if traits.rotary {
+        let partial = traits.partial_rotary;
+        let rotated = Rotated { style: traits.rope, head_dim: layout.head_dim, partial, positions };
+        let (rope, max_positions) = rope::read(config, &rotated)?;
+        (vec![rope], max_positions)
+    } else {
+        (Vec::new(), positions)
     };
-    let (rope, max_positions) = rope::read(config, &rotated)?;
     let heads = AttentionHeads {
         layout,
         qkv_bias: traits.qkv_bias,
         head_norm: traits.head_norm,
-        positions: Positions::Rotary { table: 0 },
+        positions: if traits.rotary { Positions::Rotary { table: 0 } } else { Positions::None },
         score_scale: 1.0 / (layout.head_dim as f32).sqrt(),
+        score_cap: None,
+        sinks: false,
         out_bias: traits.out_bias,
     };
-    let mlp = GatedMlp {
-        width: config.size(keys.width, MAX_WIDTH)?,
-        act: Activation::Silu,
+    let mlp = DenseMlp {
+        width: match config.optional_size(keys.width, MAX_WIDTH)? {
+            Some(width) => width,
+            None if traits.fourfold_width => 4 * hidden,
+            None => return Err(config.missing(keys.width)),
+        },
+        act: activation(config, traits.act)?,
         up_bias: traits.mlp_bias,
         down_bias: traits.mlp_bias,
     };
-    let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };
+    let mlp = if traits.gated { Mlp::Gated(mlp) } else { Mlp::Plain(mlp) };
+    let layer = LayerSpec { attention: Attention::Full(heads), mlp };
+    let eps = match (config.optional_number(keys.norm_eps, 0.0)?, traits.norm_eps) {
+        (Some(eps), _) | (None, Some(eps)) => eps,
+        (None, None) => return Err(config.missing(keys.norm_eps)),
+    };
     let vocab = config.size(keys.vocab, MAX_VOCAB)?;
     Ok(DecoderSpec {
         model_type: config.optional("model_type")?.unwrap_or_default(),
@@ -121,12 +169,30 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
         vocab_rows: 0..vocab,
         hidden,
         max_positions,
-        norm: NormPlan::rms_before_branches(config.number(keys.norm_eps, 0.0)? as f32),
+        embedding: EmbeddingPlan::default(),
+        norm: NormPlan { kind: traits.norm.kind(eps as f32), place: NormPlace::BeforeBranches },
         residual: Residual::Sequential,
-        ropes: vec![rope],
+        branch_factor: 1.0,
+        ropes,
         layers: vec![layer; config.size(keys.layers, MAX_LAYERS)?],
         tied_head: config.flag("tie_word_embeddings", traits.tied_head)?,
+        head: HeadPlan::default(),
     })
+}
+
+/// Reads the activation function.
+fn activation(config: &Config, absent: Activation) -> Result<Activation, ConfigError> {
+    for key in ["hidden_activation", "hidden_act", "activation_function"] {
+        let Some(name) = config.optional::<String>(key)? else { continue };
+        return Ok(match name.as_str() {
+            "silu" | "swish" => Activation::Silu,
+            "gelu" => Activation::Gelu,
+            "gelu_new" | "gelu_pytorch_tanh" | "gelu_fast" => Activation::GeluTanh,
+            "relu" => Activation::Relu,
+            _ => return Err(config.unsupported(key, "it must be silu, gelu, gelu_new or relu")),
+        });
+    }
+    Ok(absent)
 }
 
 fn heads(config: &Config, traits: &Traits, hidden: usize) -> Result<QkvLayout, ConfigError> {

@@ -34,7 +34,8 @@ impl DummyWeights {
         let longest = spec
             .layers
             .iter()
-            .map(|layer| layer.attention.heads().layout.head_dim)
+            .map(|layer| layer.attention.heads().layout)
+            .map(|layout| layout.heads * layout.head_dim)
             .fold(spec.hidden, usize::max);
         (0..longest).for_each(|_| push(&mut ones, dtype, 1.0));
         DummyWeights { spec, dtype, pool: pool.into(), ones: ones.into() }
@@ -70,7 +71,12 @@ fn seed(slot: WeightSlot) -> u64 {
         WeightSlot::Embedding => 1,
         WeightSlot::FinalNorm => 2,
         WeightSlot::Head => 3,
-        WeightSlot::Layer(index, slot) => 16 * (index as u64 + 1) + slot as u64,
+        WeightSlot::EmbeddingNorm => 4,
+        WeightSlot::EmbeddingNormBias => 5,
+        WeightSlot::Positions => 6,
+        WeightSlot::FinalNormBias => 7,
+        WeightSlot::HeadBias => 8,
+        WeightSlot::Layer(index, slot) => 64 * (index as u64 + 1) + slot as u64,
     })
 }
 

@@ -65,12 +65,13 @@ impl Names {
     /// Returns the full name of a tensor.
     fn full_name(&self, slot: WeightSlot, name: &str) -> String {
         let suffix = match slot.info().kind {
-            WeightKind::Matrix { .. } | WeightKind::NormScale => "weight",
-            WeightKind::Bias => "bias",
+            WeightKind::Matrix { .. } | WeightKind::NormScale => ".weight",
+            WeightKind::Bias => ".bias",
+            WeightKind::Parameter => "",
         };
         match slot.layer() {
-            Some(index) => format!("{}{index}.{name}.{suffix}", self.layers),
-            None => format!("{name}.{suffix}"),
+            Some(index) => format!("{}{index}.{name}{suffix}", self.layers),
+            None => format!("{name}{suffix}"),
         }
     }
 

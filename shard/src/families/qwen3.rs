@@ -5,7 +5,7 @@ use super::decoder::{self, Traits};
 use super::error::ConfigError;
 use super::family::Family;
 use super::{names, qwen2};
-use crate::model::DecoderSpec;
+use crate::model::{DecoderSpec, HeadNormPlan};
 
 pub(super) const FAMILY: Family =
     Family { model_type: "qwen3", architectures: &["Qwen3ForCausalLM"], spec, names: names::LLAMA };
@@ -13,7 +13,7 @@ pub(super) const FAMILY: Family =
 fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     let bias = config.flag("attention_bias", false)?;
     let traits = Traits {
-        head_norm: true,
+        head_norm: HeadNormPlan::Shared,
         qkv_bias: bias,
         out_bias: bias,
         kv_heads: Some(32),

@@ -122,9 +122,7 @@ fn kv_bytes(
 pub fn weight_bytes(spec: &DecoderSpec, storage: &WeightStorage, device: &impl Sizing) -> usize {
     let bytes = |slot: WeightSlot| match spec.shape(slot) {
         (rows, cols) if slot.is_vector() => rows * cols * size_of::<f32>(),
-        (rows, cols) if slot == WeightSlot::Embedding && !spec.tied_head => {
-            device.embedding_bytes(rows, cols, storage.dtype)
-        }
+        (rows, cols) if spec.is_looked_up(slot) => device.embedding_bytes(rows, cols, storage.dtype),
         (rows, cols) => device.matrix_bytes(rows, cols, storage.matrix(slot, cols)),
     };
     spec.slots().into_iter().map(bytes).sum()

@@ -14,8 +14,9 @@ use millrace_kernels::DType;
 pub use slots::{FeatureBlock, LayerSlot, StoredTensors, WeightInfo, WeightKind, WeightSlot};
 pub use source::{TensorPlace, WeightError, WeightSource};
 pub use spec::{
-    Attention, AttentionHeads, DecoderSpec, GatedMlp, LayerSpec, Mlp, NormKind, NormPlace, NormPlan,
-    Positions, Residual, RopeScaling, RopeTable,
+    AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, HeadNormPlan, HeadPlan,
+    LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions, Residual, RopeScaling,
+    RopeTable, SlopeRule,
 };
 pub use storage::{CheckpointFormat, Quantize, QuantizeError, StorageError, WeightStorage};
 

@@ -6,17 +6,27 @@
 //! quantized, and how much memory it takes. A new weight needs a row here, and code in the decoder
 //! that uses it.
 
-use super::spec::{DecoderSpec, LayerSpec, Mlp};
+use super::spec::{DecoderSpec, HeadNormPlan, LayerSpec, Residual};
 
 /// The place of one weight of the decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum WeightSlot {
     /// The embedding of tokens.
     Embedding,
+    /// The scale of the norm of the embedding.
+    EmbeddingNorm,
+    /// The bias of [`WeightSlot::EmbeddingNorm`].
+    EmbeddingNormBias,
+    /// The table of learned positions.
+    Positions,
     /// The scale of the norm before the head.
     FinalNorm,
+    /// The bias of [`WeightSlot::FinalNorm`].
+    FinalNormBias,
     /// The head. A model whose head is tied to the embedding does not have it.
     Head,
+    /// The bias of the head.
+    HeadBias,
     /// A weight of the layer with this index.
     Layer(usize, LayerSlot),
 }
@@ -26,6 +36,8 @@ pub enum WeightSlot {
 pub enum LayerSlot {
     /// The scale of the norm before attention.
     AttentionNorm,
+    /// The bias of [`LayerSlot::AttentionNorm`].
+    AttentionNormBias,
     /// The fused projection to query, key and value.
     Qkv,
     /// The bias of [`LayerSlot::Qkv`].
@@ -34,20 +46,36 @@ pub enum LayerSlot {
     QNorm,
     /// The scale of the norm of each key head.
     KNorm,
+    /// The scales of the norms of all query heads.
+    QHeadsNorm,
+    /// The scales of the norms of all key heads.
+    KHeadsNorm,
+    /// The attention sinks of all query heads.
+    Sinks,
     /// The output projection of attention.
     Out,
     /// The bias of [`LayerSlot::Out`].
     OutBias,
+    /// The scale of the norm of attention's output.
+    AttentionOutNorm,
     /// The scale of the norm before the MLP.
     MlpNorm,
+    /// The bias of [`LayerSlot::MlpNorm`].
+    MlpNormBias,
     /// The fused projection to gate and up.
     GateUp,
     /// The bias of [`LayerSlot::GateUp`].
     GateUpBias,
+    /// The up projection of an MLP without a gate.
+    Up,
+    /// The bias of [`LayerSlot::Up`].
+    UpBias,
     /// The down projection of the MLP.
     Down,
     /// The bias of [`LayerSlot::Down`].
     DownBias,
+    /// The scale of the norm of the MLP's output.
+    MlpOutNorm,
 }
 
 /// A run of features along an axis of a weight. A rank holds a share of some blocks, and all of
@@ -58,8 +86,12 @@ pub enum FeatureBlock {
     Vocabulary,
     /// The residual stream, `[hidden]`.
     Hidden,
+    /// The rows of the table of learned positions.
+    Positions,
     /// The features of one head, `[head_dim]`.
     HeadDim,
+    /// One number for each query head, `[heads]`.
+    Heads,
     /// All query heads, `[heads * head_dim]`.
     Query,
     /// All key heads, `[kv_heads * head_dim]`.
@@ -84,6 +116,8 @@ pub enum WeightKind {
     NormScale,
     /// A vector that is added.
     Bias,
+    /// A vector with a tensor of its own, whose name has no suffix.
+    Parameter,
 }
 
 /// The tensors of a checkpoint that together store a weight: for each, its name without `.weight`
@@ -104,7 +138,7 @@ pub struct WeightInfo {
     /// The tensors that store the weight in the layout of Llama, which most families use.
     pub usual_tensors: StoredTensors,
     /// Whether a layer with this specification has the weight.
-    is_present: fn(&LayerSpec) -> bool,
+    is_present: fn(&DecoderSpec, &LayerSpec) -> bool,
 }
 
 const QKV: &[FeatureBlock] = &[FeatureBlock::Query, FeatureBlock::Key, FeatureBlock::Value];
@@ -119,49 +153,69 @@ const GATE_UP_TENSORS: StoredTensors =
     &[("mlp.gate_proj", &[FeatureBlock::Gate]), ("mlp.up_proj", &[FeatureBlock::Up])];
 const DOWN_TENSORS: StoredTensors = &[("mlp.down_proj", HIDDEN)];
 const HIDDEN: &[FeatureBlock] = &[FeatureBlock::Hidden];
+const UP: &[FeatureBlock] = &[FeatureBlock::Up];
+const UP_TENSORS: StoredTensors = &[("mlp.up_proj", UP)];
 const HEAD_DIM: &[FeatureBlock] = &[FeatureBlock::HeadDim];
+const QUERY: &[FeatureBlock] = &[FeatureBlock::Query];
+const KEY: &[FeatureBlock] = &[FeatureBlock::Key];
+const HEADS: &[FeatureBlock] = &[FeatureBlock::Heads];
+const POSITIONS: &[FeatureBlock] = &[FeatureBlock::Positions];
 const VOCABULARY: &[FeatureBlock] = &[FeatureBlock::Vocabulary];
 
 impl WeightInfo {
     fn matrix(outputs: &'static [FeatureBlock], inputs: FeatureBlock, tensors: StoredTensors) -> Self {
         let kind = WeightKind::Matrix { may_quantize: false };
-        WeightInfo { kind, outputs, inputs: Some(inputs), usual_tensors: tensors, is_present: |_| true }
+        WeightInfo { kind, outputs, inputs: Some(inputs), usual_tensors: tensors, is_present: |_, _| true }
     }
 
     fn norm_scale(outputs: &'static [FeatureBlock], tensors: StoredTensors) -> Self {
         let kind = WeightKind::NormScale;
-        WeightInfo { kind, outputs, inputs: None, usual_tensors: tensors, is_present: |_| true }
+        WeightInfo { kind, outputs, inputs: None, usual_tensors: tensors, is_present: |_, _| true }
     }
 
     fn bias(outputs: &'static [FeatureBlock], tensors: StoredTensors) -> Self {
         let kind = WeightKind::Bias;
-        WeightInfo { kind, outputs, inputs: None, usual_tensors: tensors, is_present: |_| true }
+        WeightInfo { kind, outputs, inputs: None, usual_tensors: tensors, is_present: |_, _| true }
+    }
+
+    fn parameter(outputs: &'static [FeatureBlock], tensors: StoredTensors) -> Self {
+        let kind = WeightKind::Parameter;
+        WeightInfo { kind, outputs, inputs: None, usual_tensors: tensors, is_present: |_, _| true }
     }
 
     fn may_quantize(self) -> Self {
         WeightInfo { kind: WeightKind::Matrix { may_quantize: true }, ..self }
     }
 
-    fn only_if(self, is_present: fn(&LayerSpec) -> bool) -> Self {
+    fn only_if(self, is_present: fn(&DecoderSpec, &LayerSpec) -> bool) -> Self {
         WeightInfo { is_present, ..self }
     }
 }
 
 impl LayerSlot {
     /// All weights of a layer, in the order in which they are loaded.
-    pub const ALL: [LayerSlot; 12] = [
+    pub const ALL: [LayerSlot; 21] = [
         LayerSlot::AttentionNorm,
+        LayerSlot::AttentionNormBias,
         LayerSlot::Qkv,
         LayerSlot::QkvBias,
         LayerSlot::QNorm,
         LayerSlot::KNorm,
+        LayerSlot::QHeadsNorm,
+        LayerSlot::KHeadsNorm,
+        LayerSlot::Sinks,
         LayerSlot::Out,
         LayerSlot::OutBias,
+        LayerSlot::AttentionOutNorm,
         LayerSlot::MlpNorm,
+        LayerSlot::MlpNormBias,
         LayerSlot::GateUp,
         LayerSlot::GateUpBias,
+        LayerSlot::Up,
+        LayerSlot::UpBias,
         LayerSlot::Down,
         LayerSlot::DownBias,
+        LayerSlot::MlpOutNorm,
     ];
 
     /// Returns the row of this weight in the table.
@@ -169,30 +223,50 @@ impl LayerSlot {
         use FeatureBlock::{Gate, Hidden, Query};
         type Info = WeightInfo;
         match self {
-            LayerSlot::AttentionNorm => Info::norm_scale(HIDDEN, &[("input_layernorm", HIDDEN)]),
+            LayerSlot::AttentionNorm => Info::norm_scale(HIDDEN, &[("input_layernorm", HIDDEN)])
+                .only_if(|model, _| model.norm.place.is_before()),
+            LayerSlot::AttentionNormBias => Info::bias(HIDDEN, &[("input_layernorm", HIDDEN)])
+                .only_if(|model, _| model.norm.place.is_before() && model.norm.has_bias()),
             LayerSlot::Qkv => Info::matrix(QKV, Hidden, QKV_TENSORS).may_quantize(),
             LayerSlot::QkvBias => {
-                Info::bias(QKV, QKV_TENSORS).only_if(|layer| layer.attention.heads().qkv_bias)
+                Info::bias(QKV, QKV_TENSORS).only_if(|_, layer| layer.attention.heads().qkv_bias)
             }
             LayerSlot::QNorm => Info::norm_scale(HEAD_DIM, &[("self_attn.q_norm", HEAD_DIM)])
-                .only_if(|layer| layer.attention.heads().head_norm),
+                .only_if(|_, layer| layer.attention.heads().head_norm == HeadNormPlan::Shared),
             LayerSlot::KNorm => Info::norm_scale(HEAD_DIM, &[("self_attn.k_norm", HEAD_DIM)])
-                .only_if(|layer| layer.attention.heads().head_norm),
+                .only_if(|_, layer| layer.attention.heads().head_norm == HeadNormPlan::Shared),
+            LayerSlot::QHeadsNorm => Info::norm_scale(QUERY, &[("self_attn.q_norm", QUERY)])
+                .only_if(|_, layer| layer.attention.heads().head_norm.has_scale_of_all_heads()),
+            LayerSlot::KHeadsNorm => Info::norm_scale(KEY, &[("self_attn.k_norm", KEY)])
+                .only_if(|_, layer| layer.attention.heads().head_norm.has_scale_of_all_heads()),
+            LayerSlot::Sinks => Info::parameter(HEADS, &[("self_attn.sinks", HEADS)])
+                .only_if(|_, layer| layer.attention.heads().sinks),
             LayerSlot::Out => Info::matrix(HIDDEN, Query, OUT_TENSORS).may_quantize(),
             LayerSlot::OutBias => {
-                Info::bias(HIDDEN, OUT_TENSORS).only_if(|layer| layer.attention.heads().out_bias)
+                Info::bias(HIDDEN, OUT_TENSORS).only_if(|_, layer| layer.attention.heads().out_bias)
             }
-            LayerSlot::MlpNorm => Info::norm_scale(HIDDEN, &[("post_attention_layernorm", HIDDEN)]),
-            LayerSlot::GateUp => Info::matrix(GATE_UP, Hidden, GATE_UP_TENSORS).may_quantize(),
-            LayerSlot::GateUpBias => Info::bias(GATE_UP, GATE_UP_TENSORS).only_if(|layer| {
-                let Mlp::Gated(mlp) = &layer.mlp;
-                mlp.up_bias
-            }),
+            LayerSlot::AttentionOutNorm => Info::norm_scale(HIDDEN, &[("post_attention_layernorm", HIDDEN)])
+                .only_if(|model, _| model.norm.place.is_after()),
+            LayerSlot::MlpNorm => Info::norm_scale(HIDDEN, &[("post_attention_layernorm", HIDDEN)])
+                .only_if(|model, _| model.has_mlp_norm()),
+            LayerSlot::MlpNormBias => Info::bias(HIDDEN, &[("post_attention_layernorm", HIDDEN)])
+                .only_if(|model, _| model.has_mlp_norm() && model.norm.has_bias()),
+            LayerSlot::GateUp => Info::matrix(GATE_UP, Hidden, GATE_UP_TENSORS)
+                .may_quantize()
+                .only_if(|_, layer| layer.mlp.is_gated()),
+            LayerSlot::GateUpBias => Info::bias(GATE_UP, GATE_UP_TENSORS)
+                .only_if(|_, layer| layer.mlp.is_gated() && layer.mlp.dense().up_bias),
+            LayerSlot::Up => {
+                Info::matrix(UP, Hidden, UP_TENSORS).may_quantize().only_if(|_, layer| !layer.mlp.is_gated())
+            }
+            LayerSlot::UpBias => Info::bias(UP, UP_TENSORS)
+                .only_if(|_, layer| !layer.mlp.is_gated() && layer.mlp.dense().up_bias),
             LayerSlot::Down => Info::matrix(HIDDEN, Gate, DOWN_TENSORS).may_quantize(),
-            LayerSlot::DownBias => Info::bias(HIDDEN, DOWN_TENSORS).only_if(|layer| {
-                let Mlp::Gated(mlp) = &layer.mlp;
-                mlp.down_bias
-            }),
+            LayerSlot::DownBias => {
+                Info::bias(HIDDEN, DOWN_TENSORS).only_if(|_, layer| layer.mlp.dense().down_bias)
+            }
+            LayerSlot::MlpOutNorm => Info::norm_scale(HIDDEN, &[("post_feedforward_layernorm", HIDDEN)])
+                .only_if(|model, _| model.norm.place.is_after()),
         }
     }
 }
@@ -205,8 +279,15 @@ impl WeightSlot {
             WeightSlot::Embedding => {
                 WeightInfo::matrix(VOCABULARY, hidden, &[("model.embed_tokens", VOCABULARY)])
             }
+            WeightSlot::EmbeddingNorm => WeightInfo::norm_scale(HIDDEN, &[("model.embed_layernorm", HIDDEN)]),
+            WeightSlot::EmbeddingNormBias => WeightInfo::bias(HIDDEN, &[("model.embed_layernorm", HIDDEN)]),
+            WeightSlot::Positions => {
+                WeightInfo::matrix(POSITIONS, hidden, &[("model.embed_positions", POSITIONS)])
+            }
             WeightSlot::FinalNorm => WeightInfo::norm_scale(HIDDEN, &[("model.norm", HIDDEN)]),
+            WeightSlot::FinalNormBias => WeightInfo::bias(HIDDEN, &[("model.norm", HIDDEN)]),
             WeightSlot::Head => WeightInfo::matrix(VOCABULARY, hidden, &[("lm_head", VOCABULARY)]),
+            WeightSlot::HeadBias => WeightInfo::bias(VOCABULARY, &[("lm_head", VOCABULARY)]),
             WeightSlot::Layer(_, slot) => slot.info(),
         }
     }
@@ -224,8 +305,8 @@ impl WeightSlot {
     /// Returns the index of the layer that the weight belongs to.
     pub fn layer(self) -> Option<usize> {
         match self {
-            WeightSlot::Embedding | WeightSlot::FinalNorm | WeightSlot::Head => None,
             WeightSlot::Layer(index, _) => Some(index),
+            _ => None,
         }
     }
 }
@@ -233,16 +314,39 @@ impl WeightSlot {
 impl DecoderSpec {
     /// Returns every weight of the model, in the order in which it is loaded.
     pub fn slots(&self) -> Vec<WeightSlot> {
-        let mut slots = vec![WeightSlot::Embedding];
+        let bias = self.norm.has_bias();
+        let before = [
+            (WeightSlot::Embedding, true),
+            (WeightSlot::EmbeddingNorm, self.embedding.norm),
+            (WeightSlot::EmbeddingNormBias, self.embedding.norm && bias),
+            (WeightSlot::Positions, self.embedding.positions.is_some()),
+        ];
+        let after = [
+            (WeightSlot::FinalNorm, true),
+            (WeightSlot::FinalNormBias, bias),
+            (WeightSlot::Head, !self.tied_head),
+            (WeightSlot::HeadBias, self.head.bias),
+        ];
+        let present = |slots: [(WeightSlot, bool); 4]| {
+            slots.into_iter().filter(|(_, is_present)| *is_present).map(|(slot, _)| slot)
+        };
+        let mut slots: Vec<WeightSlot> = present(before).collect();
         for (index, layer) in self.layers.iter().enumerate() {
-            let present = LayerSlot::ALL.into_iter().filter(|slot| (slot.info().is_present)(layer));
+            let present = LayerSlot::ALL.into_iter().filter(|slot| (slot.info().is_present)(self, layer));
             slots.extend(present.map(|slot| WeightSlot::Layer(index, slot)));
         }
-        slots.push(WeightSlot::FinalNorm);
-        if !self.tied_head {
-            slots.push(WeightSlot::Head);
-        }
+        slots.extend(present(after));
         slots
+    }
+
+    /// Returns whether rows of the weight for `slot` are looked up, and nothing is multiplied by it.
+    pub fn is_looked_up(&self, slot: WeightSlot) -> bool {
+        slot == WeightSlot::Positions || slot == WeightSlot::Embedding && !self.tied_head
+    }
+
+    /// Returns whether the MLPs of the layers have a norm of their own before them.
+    pub fn has_mlp_norm(&self) -> bool {
+        self.norm.place.is_before() && self.residual != Residual::Parallel { has_mlp_norm: false }
     }
 
     /// Returns the length of a block of the weight for `slot`.
@@ -259,13 +363,12 @@ impl DecoderSpec {
         match block {
             FeatureBlock::Vocabulary => self.vocab_rows.len(),
             FeatureBlock::Hidden => self.hidden,
+            FeatureBlock::Positions => self.embedding.positions.map_or(0, |table| table.rows),
+            FeatureBlock::Heads => layout().heads,
             FeatureBlock::HeadDim => layout().head_dim,
             FeatureBlock::Query => layout().heads * layout().head_dim,
             FeatureBlock::Key | FeatureBlock::Value => layout().kv_heads * layout().head_dim,
-            FeatureBlock::Gate | FeatureBlock::Up => {
-                let Mlp::Gated(mlp) = &layer().mlp;
-                mlp.width
-            }
+            FeatureBlock::Gate | FeatureBlock::Up => layer().mlp.dense().width,
         }
     }
 
@@ -297,13 +400,22 @@ mod tests {
         for (index, slot) in LayerSlot::ALL.into_iter().enumerate() {
             assert_eq!(slot as usize, index, "{slot:?}");
         }
-        assert_eq!(LayerSlot::ALL.last(), Some(&LayerSlot::DownBias), "the last variant is in the list");
+        assert_eq!(LayerSlot::ALL.last(), Some(&LayerSlot::MlpOutNorm), "the last variant is in the list");
     }
 
     /// Whatever stores a weight must hold each of its blocks once.
     #[test]
     fn the_usual_tensors_hold_every_block_once() {
-        let whole = [WeightSlot::Embedding, WeightSlot::FinalNorm, WeightSlot::Head];
+        let whole = [
+            WeightSlot::Embedding,
+            WeightSlot::EmbeddingNorm,
+            WeightSlot::EmbeddingNormBias,
+            WeightSlot::Positions,
+            WeightSlot::FinalNorm,
+            WeightSlot::FinalNormBias,
+            WeightSlot::Head,
+            WeightSlot::HeadBias,
+        ];
         let of_layer = LayerSlot::ALL.map(|slot| WeightSlot::Layer(0, slot));
         for slot in whole.into_iter().chain(of_layer) {
             let info = slot.info();

@@ -21,16 +21,67 @@ pub struct DecoderSpec {
     pub hidden: usize,
     /// Number of positions that the model supports, after scaling.
     pub max_positions: usize,
+    /// The change of the embedding before the first layer.
+    pub embedding: EmbeddingPlan,
     /// The norms of all layers and of the head.
     pub norm: NormPlan,
     /// The way in which attention and MLP are added to the residual stream.
     pub residual: Residual,
+    /// Factor on the output of attention and of the MLP (Granite).
+    pub branch_factor: f32,
     /// Rotary tables. Layers refer to a table by its index, so that kinds of layers can differ.
     pub ropes: Vec<RopeTable>,
     /// The layers, first to last.
     pub layers: Vec<LayerSpec>,
     /// Whether the head is the embedding.
     pub tied_head: bool,
+    /// The logits.
+    pub head: HeadPlan,
+}
+
+/// The change of the embedding before the first layer.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct EmbeddingPlan {
+    /// Factor on the embedding (Gemma, Granite). It is rounded to the type of the weights.
+    pub factor: f32,
+    /// Whether the embedding is normalized (BLOOM).
+    pub norm: bool,
+    /// The table of learned positions, which is added to the embedding.
+    pub positions: Option<LearnedPositions>,
+}
+
+impl Default for EmbeddingPlan {
+    fn default() -> Self {
+        EmbeddingPlan { factor: 1.0, norm: false, positions: None }
+    }
+}
+
+/// A table of learned positions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LearnedPositions {
+    /// Number of rows that the checkpoint stores.
+    pub rows: usize,
+    /// Row of position 0 (OPT stores two rows before it).
+    pub first: usize,
+}
+
+/// The computation of logits from normalized states.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HeadPlan {
+    /// Whether the head has a bias.
+    pub bias: bool,
+    /// Factor on the logits (Cohere, Granite).
+    pub factor: f32,
+    /// Bound on the absolute values of the logits (Gemma 2).
+    pub soft_cap: Option<f32>,
+    /// Whether each row of the head is divided by its length when it is loaded (Baichuan 2).
+    pub unit_rows: bool,
+}
+
+impl Default for HeadPlan {
+    fn default() -> Self {
+        HeadPlan { bias: false, factor: 1.0, soft_cap: None, unit_rows: false }
+    }
 }
 
 /// The specification of one layer.
@@ -63,14 +114,41 @@ pub struct AttentionHeads {
     pub layout: QkvLayout,
     /// Whether the fused projection has a bias.
     pub qkv_bias: bool,
-    /// Whether query and key heads are normalized by their RMS before the rotation.
-    pub head_norm: bool,
+    /// The norm of queries and keys before the rotation.
+    pub head_norm: HeadNormPlan,
     /// The encoding of positions.
     pub positions: Positions,
     /// Factor on the dot products of queries and keys.
     pub score_scale: f32,
+    /// Bound on the absolute values of scores (Gemma 2).
+    pub score_cap: Option<f32>,
+    /// Whether each query head has an attention sink, a score that takes part in the softmax and
+    /// has no value (gpt-oss).
+    pub sinks: bool,
     /// Whether the output projection has a bias.
     pub out_bias: bool,
+}
+
+/// The norm of queries and keys before the rotation. Its kind is that of the model's norms, without
+/// a bias.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadNormPlan {
+    /// Queries and keys are not normalized.
+    None,
+    /// Each head is normalized, and all query heads and all key heads share a scale (Qwen3).
+    Shared,
+    /// Each head is normalized, and has a scale of its own (Cohere).
+    PerHead,
+    /// The features of all query heads are normalized together, and so are those of all key heads
+    /// (OLMo 2).
+    AllHeads,
+}
+
+impl HeadNormPlan {
+    /// Returns whether the scales are as long as all heads together.
+    pub const fn has_scale_of_all_heads(self) -> bool {
+        matches!(self, HeadNormPlan::PerHead | HeadNormPlan::AllHeads)
+    }
 }
 
 impl Attention {
@@ -103,7 +181,7 @@ impl Attention {
 }
 
 /// The encoding of positions in a layer.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Positions {
     /// The layer does not encode positions.
     None,
@@ -112,21 +190,114 @@ pub enum Positions {
         /// Index into [`DecoderSpec::ropes`].
         table: usize,
     },
+    /// Scores fall with the distance of query and key, at a slope for each head (Press et al.,
+    /// "Train Short, Test Long: Attention with Linear Biases").
+    Linear(AlibiHeads),
+}
+
+/// The heads of a layer with linear biases.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct AlibiHeads {
+    /// The way in which slopes follow from the number of heads.
+    pub rule: SlopeRule,
+    /// Number of query heads of the whole model.
+    pub all: usize,
+    /// Number of this rank's first head.
+    pub first: usize,
+}
+
+impl AlibiHeads {
+    /// Returns the slopes of this rank's `count` heads.
+    pub fn slopes(&self, count: usize) -> Vec<f32> {
+        (self.first..self.first + count).map(|head| self.slope(head)).collect()
+    }
+
+    /// Returns the slope of a head of the whole model.
+    fn slope(&self, head: usize) -> f32 {
+        // Slope i of n heads is 2 ^ (-max * (i + 1) / n).
+        let slope = |i: usize, n: usize, max: f32| (-max * (i + 1) as f32 / n as f32).exp2();
+        match self.rule {
+            SlopeRule::Below { factor } => {
+                let below =
+                    if self.all.is_power_of_two() { self.all } else { self.all.next_power_of_two() / 2 };
+                let slope = if head < below {
+                    slope(head, below, 8.0)
+                } else {
+                    slope(2 * (head - below), 2 * below, 8.0)
+                };
+                factor * slope
+            }
+            SlopeRule::Above { max } => {
+                let above = self.all.next_power_of_two();
+                let order = |head: usize| {
+                    if above == self.all {
+                        head
+                    } else if head < above / 2 {
+                        2 * head + 1
+                    } else {
+                        2 * (head - above / 2)
+                    }
+                };
+                slope(order(head), above, max)
+            }
+        }
+    }
+}
+
+/// The way in which the slopes of linear biases follow from the number of heads, if that is not a
+/// power of two.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum SlopeRule {
+    /// The slopes of the next lower power of two, then every second one of the next higher (BLOOM,
+    /// Baichuan).
+    Below {
+        /// Factor on all slopes. Falcon adds the biases before it scales the scores.
+        factor: f32,
+    },
+    /// Those of the next higher power of two: every second one from the second on, then the others
+    /// (MPT).
+    Above {
+        /// The largest exponent of two, 8 in the paper.
+        max: f32,
+    },
 }
 
 /// The kind of MLP of a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Mlp {
     /// `down(activation(gate(x)) * up(x))`.
-    Gated(GatedMlp),
+    Gated(DenseMlp),
+    /// `down(activation(up(x)))`.
+    Plain(DenseMlp),
 }
 
-/// The specification of a gated MLP.
+impl Mlp {
+    /// Returns the sizes of an MLP that every token passes through.
+    pub fn dense(&self) -> &DenseMlp {
+        match self {
+            Mlp::Gated(mlp) | Mlp::Plain(mlp) => mlp,
+        }
+    }
+
+    /// Returns the sizes, to change them.
+    pub fn dense_mut(&mut self) -> &mut DenseMlp {
+        match self {
+            Mlp::Gated(mlp) | Mlp::Plain(mlp) => mlp,
+        }
+    }
+
+    /// Returns whether the MLP has a gate.
+    pub fn is_gated(&self) -> bool {
+        matches!(self, Mlp::Gated(_))
+    }
+}
+
+/// The specification of an MLP, with or without a gate.
 #[derive(Debug, Clone, PartialEq)]
-pub struct GatedMlp {
-    /// Number of features of gate and of up.
+pub struct DenseMlp {
+    /// Number of features of up, and of the gate.
     pub width: usize,
-    /// The activation function of the gate.
+    /// The activation function.
     pub act: Activation,
     /// Whether gate and up have biases.
     pub up_bias: bool,
@@ -147,7 +318,12 @@ impl NormPlan {
     /// Returns the plan of Llama: RMS norms with this epsilon before attention, before the MLP and
     /// before the head.
     pub const fn rms_before_branches(eps: f32) -> Self {
-        NormPlan { kind: NormKind::Rms { eps }, place: NormPlace::BeforeBranches }
+        NormPlan { kind: NormKind::Rms { eps, add_one: false }, place: NormPlace::BeforeBranches }
+    }
+
+    /// Returns whether the norms have biases.
+    pub const fn has_bias(&self) -> bool {
+        matches!(self.kind, NormKind::Layer { bias: true, .. })
     }
 }
 
@@ -158,6 +334,16 @@ pub enum NormKind {
     Rms {
         /// Added to the mean square.
         eps: f32,
+        /// Whether the scales are stored minus 1 (Gemma).
+        add_one: bool,
+    },
+    /// The mean of the features is subtracted, and they are divided by their standard deviation and
+    /// scaled.
+    Layer {
+        /// Added to the variance.
+        eps: f32,
+        /// Whether a bias is added. Norms of heads have none.
+        bias: bool,
     },
 }
 
@@ -166,6 +352,23 @@ pub enum NormKind {
 pub enum NormPlace {
     /// Attention and MLP read the normalized residual stream (pre-norm).
     BeforeBranches,
+    /// Attention and MLP read the residual stream as it is, and their outputs are normalized
+    /// (OLMo 2).
+    AfterBranches,
+    /// Both (Gemma 2, GLM-4-0414).
+    AroundBranches,
+}
+
+impl NormPlace {
+    /// Returns whether attention and MLP read the normalized residual stream.
+    pub const fn is_before(self) -> bool {
+        matches!(self, NormPlace::BeforeBranches | NormPlace::AroundBranches)
+    }
+
+    /// Returns whether the outputs of attention and MLP are normalized.
+    pub const fn is_after(self) -> bool {
+        matches!(self, NormPlace::AfterBranches | NormPlace::AroundBranches)
+    }
 }
 
 /// The way in which attention and MLP are added to the residual stream.
@@ -173,6 +376,12 @@ pub enum NormPlace {
 pub enum Residual {
     /// First `x += attention(x)`, then `x += mlp(x)`.
     Sequential,
+    /// `x += attention(x) + mlp(x)`: both read the same residual stream. The norms are those of
+    /// [`NormPlace::BeforeBranches`].
+    Parallel {
+        /// Whether the MLP has a norm of its own (GPT-NeoX), or reads what attention reads (GPT-J).
+        has_mlp_norm: bool,
+    },
 }
 
 /// The parameters of a rotary table.

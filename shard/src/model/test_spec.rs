@@ -3,8 +3,8 @@
 use millrace_kernels::{Activation, QkvLayout, RopeStyle};
 
 use super::{
-    Attention, AttentionHeads, DecoderSpec, GatedMlp, LayerSpec, Mlp, NormPlan, Positions, Residual,
-    RopeScaling, RopeTable,
+    Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, HeadNormPlan, HeadPlan, LayerSpec, Mlp,
+    NormPlan, Positions, Residual, RopeScaling, RopeTable,
 };
 
 /// A Llama of two layers, each of which caches 2 * 2 * 4 elements per token.
@@ -12,12 +12,14 @@ pub(crate) fn spec() -> DecoderSpec {
     let heads = AttentionHeads {
         layout: QkvLayout { heads: 4, kv_heads: 2, head_dim: 4 },
         qkv_bias: true,
-        head_norm: false,
+        head_norm: HeadNormPlan::None,
         positions: Positions::Rotary { table: 0 },
         score_scale: 0.5,
+        score_cap: None,
+        sinks: false,
         out_bias: false,
     };
-    let mlp = GatedMlp { width: 32, act: Activation::Silu, up_bias: false, down_bias: false };
+    let mlp = DenseMlp { width: 32, act: Activation::Silu, up_bias: false, down_bias: false };
     let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };
     let rope = RopeTable { style: RopeStyle::Half, rotary_dim: 4, theta: 1e4, scaling: RopeScaling::Default };
     DecoderSpec {
@@ -27,9 +29,12 @@ pub(crate) fn spec() -> DecoderSpec {
         hidden: 16,
         max_positions: 1000,
         norm: NormPlan::rms_before_branches(1e-5),
+        embedding: EmbeddingPlan::default(),
         residual: Residual::Sequential,
+        branch_factor: 1.0,
         ropes: vec![rope],
         layers: vec![layer.clone(), layer],
         tied_head: true,
+        head: HeadPlan::default(),
     }
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::model::{DecoderSpec, FeatureBlock, LayerSpec, Mlp, WeightSlot};
+use crate::model::{DecoderSpec, FeatureBlock, HeadNormPlan, LayerSpec, Positions, WeightSlot};
 
 /// A rank of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -62,7 +62,10 @@ impl Split {
             heads.layout.kv_heads = kv_heads;
             // These biases are added to a sum over all ranks, so only one rank adds them.
             heads.out_bias &= rank == 0;
-            let Mlp::Gated(mlp) = &mut layer.mlp;
+            if let Positions::Linear(slopes) = &mut heads.positions {
+                slopes.first = rank * heads.layout.heads;
+            }
+            let mlp = layer.mlp.dense_mut();
             mlp.width /= world_size;
             mlp.down_bias &= rank == 0;
         }
@@ -95,12 +98,14 @@ impl Split {
     fn cut_block(self, whole: &DecoderSpec, slot: WeightSlot, block: FeatureBlock) -> Range<usize> {
         let len = whole.block_len(slot, block);
         match block {
-            FeatureBlock::Hidden | FeatureBlock::HeadDim => 0..len,
+            FeatureBlock::Hidden | FeatureBlock::HeadDim | FeatureBlock::Positions => 0..len,
             FeatureBlock::Vocabulary => {
                 let Range { start, end } = self.vocab_rows(whole);
                 start.min(len)..end.min(len)
             }
-            FeatureBlock::Query | FeatureBlock::Gate | FeatureBlock::Up => self.share(len),
+            FeatureBlock::Heads | FeatureBlock::Query | FeatureBlock::Gate | FeatureBlock::Up => {
+                self.share(len)
+            }
             FeatureBlock::Key | FeatureBlock::Value => {
                 let layer = &whole.layers[slot.layer().expect("only layers have key and value heads")];
                 let (heads, head_dim) = (self.kv_heads(layer), layer.attention.heads().layout.head_dim);
@@ -138,9 +143,10 @@ fn obstacle(whole: &DecoderSpec, world_size: usize) -> Option<String> {
     let is_shared = |count: usize| count.is_multiple_of(world_size);
     whole.layers.iter().find_map(|layer| {
         let layout = layer.attention.heads().layout;
-        let Mlp::Gated(mlp) = &layer.mlp;
-        let (heads, kv_heads, width) = (layout.heads, layout.kv_heads, mlp.width);
-        if !is_shared(heads) {
+        let (heads, kv_heads, width) = (layout.heads, layout.kv_heads, layer.mlp.dense().width);
+        if world_size > 1 && layer.attention.heads().head_norm == HeadNormPlan::AllHeads {
+            Some("its norms of all query heads together cannot be shared".to_owned())
+        } else if !is_shared(heads) {
             Some(format!("its {heads} attention heads cannot be shared evenly"))
         } else if !is_shared(kv_heads) && !world_size.is_multiple_of(kv_heads) {
             Some(format!("its {kv_heads} key/value heads can be neither shared nor repeated evenly"))

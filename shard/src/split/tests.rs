@@ -1,16 +1,20 @@
 use super::*;
 use crate::model::test_spec::spec;
-use crate::model::{DecoderSpec, LayerSlot, Mlp, WeightSlot};
+use crate::model::{DecoderSpec, HeadNormPlan, LayerSlot, LearnedPositions, NormKind, WeightSlot};
 
 /// Heads and features that 4 ranks can share.
 fn whole(heads: usize, kv_heads: usize, vocab: usize) -> DecoderSpec {
     let mut spec = spec();
     (spec.vocab, spec.vocab_rows) = (vocab, 0..vocab);
+    spec.norm.kind = NormKind::Layer { eps: 1e-5, bias: true };
+    spec.embedding.positions = Some(LearnedPositions { rows: 9, first: 2 });
+    spec.head.bias = true;
     for layer in &mut spec.layers {
         let attention = layer.attention.heads_mut();
         (attention.layout.heads, attention.layout.kv_heads) = (heads, kv_heads);
-        (attention.qkv_bias, attention.out_bias) = (true, true);
-        let Mlp::Gated(mlp) = &mut layer.mlp;
+        (attention.qkv_bias, attention.out_bias, attention.sinks) = (true, true, true);
+        attention.head_norm = HeadNormPlan::PerHead;
+        let mlp = layer.mlp.dense_mut();
         (mlp.width, mlp.up_bias, mlp.down_bias) = (24, true, true);
     }
     spec
@@ -48,8 +52,9 @@ fn what_is_cut_is_taken_once_and_the_rest_by_everyone() {
                 let repeated = world_size.div_ceil(kv_heads);
                 for (element, &count) in counts.iter().enumerate() {
                     let cut = match slot {
-                        WeightSlot::FinalNorm => world_size,
-                        WeightSlot::Embedding | WeightSlot::Head => 1,
+                        WeightSlot::Embedding | WeightSlot::Head | WeightSlot::HeadBias => 1,
+                        WeightSlot::Layer(_, LayerSlot::QHeadsNorm | LayerSlot::Sinks) => 1,
+                        WeightSlot::Layer(_, LayerSlot::KHeadsNorm) => repeated,
                         WeightSlot::Layer(_, LayerSlot::Qkv | LayerSlot::QkvBias) => {
                             let cols = counts.len() / whole.layers[0].attention.heads().layout.cols();
                             let is_query =
@@ -60,7 +65,7 @@ fn what_is_cut_is_taken_once_and_the_rest_by_everyone() {
                             _,
                             LayerSlot::Out | LayerSlot::GateUp | LayerSlot::GateUpBias | LayerSlot::Down,
                         ) => 1,
-                        WeightSlot::Layer(..) => world_size,
+                        _ => world_size,
                     };
                     assert_eq!(count, cut, "{slot:?}, element {element}, {world_size} ranks");
                 }
@@ -75,7 +80,7 @@ fn biases_after_a_sum_are_added_once() {
     let biases = |rank| {
         let spec = Split { rank, world_size: 2 }.spec(&whole).unwrap();
         let layer = &spec.layers[0];
-        let (heads, Mlp::Gated(mlp)) = (layer.attention.heads(), &layer.mlp);
+        let (heads, mlp) = (layer.attention.heads(), layer.mlp.dense());
         (heads.qkv_bias, mlp.up_bias, heads.out_bias, mlp.down_bias)
     };
     assert_eq!([biases(0), biases(1)], [(true, true, true, true), (true, true, false, false)]);

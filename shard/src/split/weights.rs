@@ -40,8 +40,9 @@ impl WeightSource for SplitWeights {
             }
         }
         if padding > 0 {
-            let cols = self.spec.hidden;
-            parts.push(Part::whole(HostTensor::dense(DType::F32, padding, cols, self.zeros.clone())));
+            let (rows, cols) = if slot.is_vector() { (1, padding) } else { (padding, self.spec.hidden) };
+            let zeros = self.zeros.slice(..rows * cols * DType::F32.size());
+            parts.push(Part::whole(HostTensor::dense(DType::F32, rows, cols, zeros)));
         }
         Ok(parts)
     }

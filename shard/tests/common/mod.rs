@@ -14,8 +14,9 @@ use millrace_kernels::{
 use millrace_shard::ShardLimits;
 use millrace_shard::decoder::{Collective, Decoder, SubmittedStep, Weights};
 use millrace_shard::model::{
-    Attention, AttentionHeads, DecoderSpec, GatedMlp, LayerSpec, Mlp, NormPlan, Positions, Residual,
-    RopeScaling, RopeTable, WeightError, WeightKind, WeightSlot, WeightSource, WeightStorage,
+    AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, HeadNormPlan, HeadPlan,
+    LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions, Residual, RopeScaling,
+    RopeTable, SlopeRule, WeightError, WeightKind, WeightSlot, WeightSource, WeightStorage,
 };
 use proptest::prelude::*;
 
@@ -120,6 +121,73 @@ pub fn scalings() -> impl Strategy<Value = RopeScaling> {
     ]
 }
 
+fn head_norms() -> impl Strategy<Value = HeadNormPlan> {
+    prop_oneof![
+        Just(HeadNormPlan::None),
+        Just(HeadNormPlan::Shared),
+        Just(HeadNormPlan::PerHead),
+        Just(HeadNormPlan::AllHeads),
+    ]
+}
+
+/// Generates positions. The number of heads is set later.
+fn positions() -> impl Strategy<Value = Positions> {
+    let alibi = |rule| Positions::Linear(AlibiHeads { rule, all: 0, first: 0 });
+    prop_oneof![
+        Just(Positions::None),
+        (0usize..2).prop_map(|table| Positions::Rotary { table }),
+        (0.5f32..2.0).prop_map(move |factor| alibi(SlopeRule::Below { factor })),
+        (4f32..9.0).prop_map(move |max| alibi(SlopeRule::Above { max })),
+    ]
+}
+
+fn activations() -> impl Strategy<Value = Activation> {
+    prop_oneof![
+        Just(Activation::Silu),
+        Just(Activation::Gelu),
+        Just(Activation::GeluTanh),
+        Just(Activation::Relu),
+    ]
+}
+
+fn embeddings() -> impl Strategy<Value = EmbeddingPlan> {
+    let positions = prop::option::of(0usize..3);
+    (0.5f32..2.0, any::<bool>(), positions).prop_map(|(factor, norm, first)| EmbeddingPlan {
+        factor,
+        norm,
+        positions: first.map(|first| LearnedPositions { rows: POSITIONS + first, first }),
+    })
+}
+
+fn heads_of_models() -> impl Strategy<Value = HeadPlan> {
+    let cap = prop::option::of(1f32..8.0);
+    (any::<bool>(), 0.5f32..2.0, cap).prop_map(|(bias, factor, soft_cap)| HeadPlan {
+        bias,
+        factor,
+        soft_cap,
+        unit_rows: false,
+    })
+}
+
+/// Generates norms and the way in which branches are added.
+fn branches() -> impl Strategy<Value = (NormPlan, Residual, f32)> {
+    // A large epsilon and long vectors, so that no norm amplifies rounding errors.
+    let eps = 0.03;
+    let kind = prop_oneof![
+        any::<bool>().prop_map(move |add_one| NormKind::Rms { eps, add_one }),
+        any::<bool>().prop_map(move |bias| NormKind::Layer { eps, bias }),
+    ];
+    let order = prop_oneof![
+        Just((NormPlace::BeforeBranches, Residual::Sequential)),
+        Just((NormPlace::AfterBranches, Residual::Sequential)),
+        Just((NormPlace::AroundBranches, Residual::Sequential)),
+        any::<bool>()
+            .prop_map(|has_mlp_norm| (NormPlace::BeforeBranches, Residual::Parallel { has_mlp_norm })),
+    ];
+    (kind, order, prop_oneof![Just(1.0), 0.5f32..1.0])
+        .prop_map(|(kind, (place, residual), factor)| (NormPlan { kind, place }, residual, factor))
+}
+
 /// Generates specifications with all combinations of options.
 pub fn specs() -> impl Strategy<Value = DecoderSpec> {
     let head = (1usize..4, 1usize..4, 1usize..9).prop_map(|(kv_heads, group, half)| QkvLayout {
@@ -129,22 +197,35 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
     });
     let rope = || (any::<bool>(), 1usize..9, scalings());
     let layer = (
-        any::<(bool, bool, bool, bool, bool)>(),
-        prop::option::of(0usize..2),
+        any::<(bool, bool, bool, bool)>(),
+        head_norms(),
+        positions(),
         prop::option::of(1usize..9),
-        1usize..40,
+        (1usize..40, any::<bool>(), activations()),
+        (prop::option::of(1f32..8.0), any::<bool>()),
     );
     let layers = prop::collection::vec(layer, 1..4);
-    (head, [rope(), rope()].prop_map(Vec::from), layers, 8usize..40, 8usize..40, any::<bool>()).prop_map(
-        |(layout, ropes, layers, hidden, vocab, tied_head)| DecoderSpec {
+    let ends = (embeddings(), any::<bool>(), heads_of_models());
+    (head, [rope(), rope()].prop_map(Vec::from), layers, 8usize..40, 8usize..40, ends, branches()).prop_map(
+        |(
+            layout,
+            ropes,
+            layers,
+            hidden,
+            vocab,
+            (embedding, tied_head, head),
+            (norm, residual, branch_factor),
+        )| DecoderSpec {
             model_type: "random".into(),
             vocab,
             vocab_rows: 0..vocab,
             hidden,
             max_positions: POSITIONS,
-            // A large epsilon and long vectors, so that no norm amplifies rounding errors.
-            norm: NormPlan::rms_before_branches(0.03),
-            residual: Residual::Sequential,
+            embedding,
+            norm,
+            residual,
+            branch_factor,
+            head,
             ropes: ropes
                 .into_iter()
                 .map(|(half, pairs, scaling)| RopeTable {
@@ -156,22 +237,41 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                 .collect(),
             layers: layers
                 .into_iter()
-                .map(|((qkv_bias, head_norm, out_bias, up_bias, down_bias), rope, window, width)| {
-                    let heads = AttentionHeads {
-                        layout,
-                        qkv_bias,
+                .map(
+                    |(
+                        (qkv_bias, out_bias, up_bias, down_bias),
                         head_norm,
-                        positions: rope.map_or(Positions::None, |table| Positions::Rotary { table }),
-                        score_scale: 1.0 / (layout.head_dim as f32).sqrt(),
-                        out_bias,
-                    };
-                    let attention = match window {
-                        None => Attention::Full(heads),
-                        Some(window) => Attention::Sliding { heads, window },
-                    };
-                    let mlp = Mlp::Gated(GatedMlp { width, act: Activation::Silu, up_bias, down_bias });
-                    LayerSpec { attention, mlp }
-                })
+                        positions,
+                        window,
+                        mlp,
+                        scores,
+                    )| {
+                        let ((width, is_gated, act), (score_cap, sinks)) = (mlp, scores);
+                        let positions = match positions {
+                            Positions::Linear(slopes) => {
+                                Positions::Linear(AlibiHeads { all: layout.heads, ..slopes })
+                            }
+                            other => other,
+                        };
+                        let heads = AttentionHeads {
+                            layout,
+                            qkv_bias,
+                            head_norm,
+                            positions,
+                            score_scale: 1.0 / (layout.head_dim as f32).sqrt(),
+                            score_cap,
+                            sinks,
+                            out_bias,
+                        };
+                        let attention = match window {
+                            None => Attention::Full(heads),
+                            Some(window) => Attention::Sliding { heads, window },
+                        };
+                        let mlp = DenseMlp { width, act, up_bias, down_bias };
+                        let mlp = if is_gated { Mlp::Gated(mlp) } else { Mlp::Plain(mlp) };
+                        LayerSpec { attention, mlp }
+                    },
+                )
                 .collect(),
             tied_head,
         },
@@ -183,12 +283,14 @@ pub fn fixed_spec() -> DecoderSpec {
     let heads = AttentionHeads {
         layout: QkvLayout { heads: 2, kv_heads: 1, head_dim: 4 },
         qkv_bias: false,
-        head_norm: false,
+        head_norm: HeadNormPlan::None,
         positions: Positions::Rotary { table: 0 },
         score_scale: 0.5,
+        score_cap: None,
+        sinks: false,
         out_bias: false,
     };
-    let mlp = GatedMlp { width: 12, act: Activation::Silu, up_bias: false, down_bias: false };
+    let mlp = DenseMlp { width: 12, act: Activation::Silu, up_bias: false, down_bias: false };
     let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };
     let rope = RopeTable { style: RopeStyle::Half, rotary_dim: 4, theta: 1e4, scaling: RopeScaling::Default };
     DecoderSpec {
@@ -197,11 +299,14 @@ pub fn fixed_spec() -> DecoderSpec {
         vocab_rows: 0..32,
         hidden: 8,
         max_positions: POSITIONS,
+        embedding: EmbeddingPlan::default(),
         norm: NormPlan::rms_before_branches(1e-5),
         residual: Residual::Sequential,
+        branch_factor: 1.0,
         ropes: vec![rope],
         layers: vec![layer.clone(), layer],
         tied_head: false,
+        head: HeadPlan::default(),
     }
 }
 

@@ -2,9 +2,10 @@
 
 use std::f64::consts::PI;
 
-use millrace_kernels::RopeStyle;
+use millrace_kernels::{Activation, RopeStyle};
 use millrace_shard::model::{
-    DecoderSpec, LayerSlot, Mlp, NormKind, Positions, RopeScaling, RopeTable, WeightSlot,
+    AlibiHeads, DecoderSpec, HeadNormPlan, LayerSlot, Mlp, NormKind, NormPlace, Positions, Residual,
+    RopeScaling, RopeTable, SlopeRule, WeightSlot,
 };
 
 use super::MemoryWeights;
@@ -12,47 +13,137 @@ use super::MemoryWeights;
 /// Computes the logits of every position, `[tokens, vocab]`.
 pub fn logits(spec: &DecoderSpec, weights: &MemoryWeights, tokens: &[u32]) -> Vec<Vec<f64>> {
     let head = weights.values(if spec.tied_head { WeightSlot::Embedding } else { WeightSlot::Head });
-    states(spec, weights, tokens).iter().map(|state| matrix(&head, state)).collect()
+    let of_state = |state: &Vec<f64>| {
+        let mut logits = matrix(&head, state);
+        if spec.head.bias {
+            add(&mut logits, &weights.values(WeightSlot::HeadBias));
+        }
+        let scaled = logits.iter().map(|logit| logit * f64::from(spec.head.factor));
+        scaled.map(|logit| capped(logit, spec.head.soft_cap)).collect()
+    };
+    states(spec, weights, tokens).iter().map(of_state).collect()
 }
 
 /// Computes the states after the final norm of every position, `[tokens, hidden]`.
 pub fn states(spec: &DecoderSpec, weights: &MemoryWeights, tokens: &[u32]) -> Vec<Vec<f64>> {
     let embedding = weights.values(WeightSlot::Embedding);
-    let mut xs: Vec<Vec<f64>> = tokens
-        .iter()
-        .map(|t| (0..spec.hidden).map(|i| embedding[*t as usize * spec.hidden + i]).collect())
-        .collect();
-    for layer in 0..spec.layers.len() {
-        attention(spec, weights, layer, &mut xs);
-        mlp(spec, weights, layer, &mut xs);
+    let row = |table: &[f64], row: usize| table[row * spec.hidden..(row + 1) * spec.hidden].to_vec();
+    let factor = f64::from(spec.embedding.factor);
+    let mut xs: Vec<Vec<f64>> =
+        tokens.iter().map(|t| row(&embedding, *t as usize).iter().map(|x| x * factor).collect()).collect();
+    if let Some(table) = spec.embedding.positions {
+        let positions = weights.values(WeightSlot::Positions);
+        xs.iter_mut().enumerate().for_each(|(p, x)| add(x, &row(&positions, p + table.first)));
     }
-    let norm = weights.values(WeightSlot::FinalNorm);
-    xs.iter().map(|x| rms(x, &norm, eps(spec))).collect()
+    if spec.embedding.norm {
+        let norm = Norms { spec, weights };
+        let places = (WeightSlot::EmbeddingNorm, WeightSlot::EmbeddingNormBias);
+        xs.iter_mut().for_each(|x| *x = norm.of(x, places));
+    }
+    for layer in 0..spec.layers.len() {
+        self::layer(spec, weights, layer, &mut xs);
+    }
+    let norm = Norms { spec, weights };
+    xs.iter().map(|x| norm.of(x, (WeightSlot::FinalNorm, WeightSlot::FinalNormBias))).collect()
 }
 
-fn eps(spec: &DecoderSpec) -> f32 {
-    let NormKind::Rms { eps } = spec.norm.kind;
-    eps
+/// The norms of a model.
+struct Norms<'a> {
+    spec: &'a DecoderSpec,
+    weights: &'a MemoryWeights,
 }
 
-fn attention(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &mut [Vec<f64>]) {
-    let (attention, eps) = (&spec.layers[index].attention, eps(spec));
+impl Norms<'_> {
+    /// Returns the norm with the scale and the bias at these places.
+    fn of(&self, x: &[f64], (scale, bias): (WeightSlot, WeightSlot)) -> Vec<f64> {
+        let mut y = self.scaled(x, &self.weights.values(scale));
+        if let NormKind::Layer { bias: true, .. } = self.spec.norm.kind {
+            add(&mut y, &self.weights.values(bias));
+        }
+        y
+    }
+
+    /// Returns the norm with this scale.
+    fn scaled(&self, x: &[f64], scale: &[f64]) -> Vec<f64> {
+        let n = x.len() as f64;
+        let (mean, eps, offset) = match self.spec.norm.kind {
+            NormKind::Rms { eps, add_one } => (0.0, eps, if add_one { 1.0 } else { 0.0 }),
+            NormKind::Layer { eps, .. } => (x.iter().sum::<f64>() / n, eps, 0.0),
+        };
+        let root = (x.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n + f64::from(eps)).sqrt();
+        x.iter().zip(scale).map(|(v, s)| (v - mean) / root * (s + offset)).collect()
+    }
+}
+
+fn layer(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &mut [Vec<f64>]) {
+    use LayerSlot as Slot;
+    let at = |slot| WeightSlot::Layer(index, slot);
+    let norm = Norms { spec, weights };
+    let all = |xs: &[Vec<f64>], (scale, bias): (Slot, Slot)| -> Vec<Vec<f64>> {
+        xs.iter().map(|x| norm.of(x, (at(scale), at(bias)))).collect()
+    };
+    let before = matches!(spec.norm.place, NormPlace::BeforeBranches | NormPlace::AroundBranches);
+    let after = matches!(spec.norm.place, NormPlace::AfterBranches | NormPlace::AroundBranches);
+    let merge = |xs: &mut [Vec<f64>], branch: Vec<Vec<f64>>, out_norm: Slot| {
+        for (x, y) in xs.iter_mut().zip(branch) {
+            let y: Vec<f64> = y.iter().map(|y| y * f64::from(spec.branch_factor)).collect();
+            let scale = || weights.values(at(out_norm));
+            add(x, &if after { norm.scaled(&y, &scale()) } else { y });
+        }
+    };
+
+    let attention_input =
+        if before { all(xs, (Slot::AttentionNorm, Slot::AttentionNormBias)) } else { xs.to_vec() };
+    let old = xs.to_vec();
+    merge(xs, attention(spec, weights, index, &attention_input), Slot::AttentionOutNorm);
+    let mlp_norm = (Slot::MlpNorm, Slot::MlpNormBias);
+    let mlp_input = match spec.residual {
+        Residual::Parallel { has_mlp_norm: false } => attention_input,
+        Residual::Parallel { has_mlp_norm: true } => all(&old, mlp_norm),
+        Residual::Sequential if before => all(xs, mlp_norm),
+        Residual::Sequential => xs.to_vec(),
+    };
+    let branch = mlp_input.iter().map(|x| mlp(spec, weights, index, x)).collect();
+    merge(xs, branch, Slot::MlpOutNorm);
+}
+
+/// Returns the output of attention for each of `xs`.
+fn attention(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &[Vec<f64>]) -> Vec<Vec<f64>> {
+    let attention = &spec.layers[index].attention;
     let layer = attention.heads();
     let get = |slot| weights.values(WeightSlot::Layer(index, slot));
     let (d, heads, kv_heads) = (layer.layout.head_dim, layer.layout.heads, layer.layout.kv_heads);
-    let (norm, qkv, out) = (get(LayerSlot::AttentionNorm), get(LayerSlot::Qkv), get(LayerSlot::Out));
+    let (qkv, out) = (get(LayerSlot::Qkv), get(LayerSlot::Out));
+    let norms = Norms { spec, weights };
 
     let (mut queries, mut keys, mut values) = (vec![], vec![], vec![]);
     for (position, x) in xs.iter().enumerate() {
-        let mut y = matrix(&qkv, &rms(x, &norm, eps));
+        let mut y = matrix(&qkv, x);
         if layer.qkv_bias {
             add(&mut y, &get(LayerSlot::QkvBias));
         }
+        if layer.head_norm == HeadNormPlan::AllHeads {
+            let (q, rest) = y.split_at_mut(heads * d);
+            let k = &mut rest[..kv_heads * d];
+            q.copy_from_slice(&norms.scaled(q, &get(LayerSlot::QHeadsNorm)));
+            k.copy_from_slice(&norms.scaled(k, &get(LayerSlot::KHeadsNorm)));
+        }
         let mut split: Vec<Vec<f64>> = y.chunks(d).map(<[f64]>::to_vec).collect();
         for (h, head) in split[..heads + kv_heads].iter_mut().enumerate() {
-            if layer.head_norm {
-                let scale = get(if h < heads { LayerSlot::QNorm } else { LayerSlot::KNorm });
-                *head = rms(head, &scale, eps);
+            match layer.head_norm {
+                HeadNormPlan::None | HeadNormPlan::AllHeads => {}
+                HeadNormPlan::Shared => {
+                    *head =
+                        norms.scaled(head, &get(if h < heads { LayerSlot::QNorm } else { LayerSlot::KNorm }));
+                }
+                HeadNormPlan::PerHead => {
+                    let (slot, own) = if h < heads {
+                        (LayerSlot::QHeadsNorm, h)
+                    } else {
+                        (LayerSlot::KHeadsNorm, h - heads)
+                    };
+                    *head = norms.scaled(head, &get(slot)[own * d..(own + 1) * d]);
+                }
             }
             if let Positions::Rotary { table } = layer.positions {
                 rotate(&spec.ropes[table], position, head);
@@ -63,42 +154,125 @@ fn attention(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &mut
         queries.push(split);
     }
 
-    for (i, x) in xs.iter_mut().enumerate() {
+    let of_query = |i: usize| {
         let mut joined = vec![];
         for (h, query) in queries[i].iter().enumerate() {
             let kv_head = h * kv_heads / heads;
             let seen: Vec<usize> =
                 (0..=i).filter(|j| attention.window().is_none_or(|window| j + window > i)).collect();
-            let scores: Vec<f64> =
-                seen.iter().map(|j| dot(query, &keys[*j][kv_head]) * f64::from(layer.score_scale)).collect();
-            let total: f64 = scores.iter().map(|s| s.exp()).sum();
+            let score = |j: usize| {
+                let score = dot(query, &keys[j][kv_head]) * f64::from(layer.score_scale);
+                let bias = match layer.positions {
+                    Positions::Linear(alibi) => slope(&alibi, h) * (i - j) as f64,
+                    Positions::None | Positions::Rotary { .. } => 0.0,
+                };
+                capped(score, layer.score_cap) - bias
+            };
+            let scores: Vec<f64> = seen.iter().map(|j| score(*j)).collect();
+            let sink = if layer.sinks { get(LayerSlot::Sinks)[h].exp() } else { 0.0 };
+            let total = scores.iter().map(|s| s.exp()).sum::<f64>() + sink;
             joined.extend((0..d).map(|f| -> f64 {
                 seen.iter().zip(&scores).map(|(j, s)| s.exp() / total * values[*j][kv_head][f]).sum()
             }));
         }
-        add(x, &matrix(&out, &joined));
+        let mut y = matrix(&out, &joined);
         if layer.out_bias {
-            add(x, &get(LayerSlot::OutBias));
+            add(&mut y, &get(LayerSlot::OutBias));
+        }
+        y
+    };
+    (0..xs.len()).map(of_query).collect()
+}
+
+/// Returns the slope of a head: the numbers of a geometric sequence, in the order of the rule.
+fn slope(alibi: &AlibiHeads, head: usize) -> f64 {
+    let powers = |n: usize, max: f64| (1..=n).map(move |i| 2f64.powf(-max * i as f64 / n as f64));
+    let (mut lower, mut upper) = (1, 1);
+    while lower * 2 <= alibi.all {
+        lower *= 2;
+    }
+    while upper < alibi.all {
+        upper *= 2;
+    }
+    let slopes: Vec<f64> = match alibi.rule {
+        SlopeRule::Below { factor } => {
+            let all = powers(lower, 8.0).chain(powers(2 * lower, 8.0).step_by(2));
+            all.map(|slope| slope * f64::from(factor)).collect()
+        }
+        SlopeRule::Above { max } => {
+            let all: Vec<f64> = powers(upper, f64::from(max)).collect();
+            if upper == alibi.all {
+                all
+            } else {
+                let (even, odd) = (all.iter().step_by(2), all.iter().skip(1).step_by(2));
+                odd.chain(even).copied().collect()
+            }
+        }
+    };
+    slopes[alibi.first + head]
+}
+
+fn capped(x: f64, cap: Option<f32>) -> f64 {
+    cap.map_or(x, |cap| f64::from(cap) * (x / f64::from(cap)).tanh())
+}
+
+/// Returns the output of the MLP for one input.
+fn mlp(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, x: &[f64]) -> Vec<f64> {
+    let get = |slot| weights.values(WeightSlot::Layer(index, slot));
+    let layer = &spec.layers[index].mlp;
+    let mlp = layer.dense();
+    let (slot, bias) = match layer {
+        Mlp::Gated(_) => (LayerSlot::GateUp, LayerSlot::GateUpBias),
+        Mlp::Plain(_) => (LayerSlot::Up, LayerSlot::UpBias),
+    };
+    let mut y = matrix(&get(slot), x);
+    if mlp.up_bias {
+        add(&mut y, &get(bias));
+    }
+    let activated: Vec<f64> = match layer {
+        Mlp::Gated(_) => {
+            let (gate, up) = y.split_at(mlp.width);
+            gate.iter().zip(up).map(|(g, u)| activate(mlp.act, *g) * u).collect()
+        }
+        Mlp::Plain(_) => y.iter().map(|u| activate(mlp.act, *u)).collect(),
+    };
+    let mut y = matrix(&get(LayerSlot::Down), &activated);
+    if mlp.down_bias {
+        add(&mut y, &get(LayerSlot::DownBias));
+    }
+    y
+}
+
+fn activate(act: Activation, x: f64) -> f64 {
+    match act {
+        Activation::Silu => x / (1.0 + (-x).exp()),
+        Activation::Gelu => x * (0.5 + normal_integral(x)),
+        Activation::GeluTanh => 0.5 * x * (1.0 + ((2.0 / PI).sqrt() * (x + 0.044715 * x * x * x)).tanh()),
+        Activation::Relu => {
+            if x > 0.0 {
+                x
+            } else {
+                0.0
+            }
         }
     }
 }
 
-fn mlp(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &mut [Vec<f64>]) {
-    let Mlp::Gated(mlp) = &spec.layers[index].mlp;
-    let get = |slot| weights.values(WeightSlot::Layer(index, slot));
-    let (norm, gate_up, down) = (get(LayerSlot::MlpNorm), get(LayerSlot::GateUp), get(LayerSlot::Down));
-    for x in xs {
-        let mut y = matrix(&gate_up, &rms(x, &norm, eps(spec)));
-        if mlp.up_bias {
-            add(&mut y, &get(LayerSlot::GateUpBias));
+/// Integrates the density of the normal distribution from 0 to `x` by Simpson's rule.
+fn normal_integral(x: f64) -> f64 {
+    const STEPS: usize = 200;
+    let step = x / STEPS as f64;
+    let density = |i: usize| (-(i as f64 * step).powi(2) / 2.0).exp() / (2.0 * PI).sqrt();
+    let weight = |i: usize| {
+        if i == 0 || i == STEPS {
+            1.0
+        } else if i % 2 == 1 {
+            4.0
+        } else {
+            2.0
         }
-        let (gate, up) = y.split_at(mlp.width);
-        let product: Vec<f64> = gate.iter().zip(up).map(|(g, u)| g / (1.0 + (-g).exp()) * u).collect();
-        add(x, &matrix(&down, &product));
-        if mlp.down_bias {
-            add(x, &get(LayerSlot::DownBias));
-        }
-    }
+    };
+    (0..=STEPS).map(|i| weight(i) * density(i)).sum::<f64>() * step / 3.0
 }
 
 fn rotate(table: &RopeTable, position: usize, head: &mut [f64]) {
@@ -151,11 +325,6 @@ fn rotation(table: &RopeTable, pair: usize, position: usize) -> (f64, f64) {
             (plain * (1.0 - ramp) + plain / factor * ramp, attention_factor)
         }
     }
-}
-
-fn rms(x: &[f64], scale: &[f64], eps: f32) -> Vec<f64> {
-    let root = (x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64 + f64::from(eps)).sqrt();
-    x.iter().zip(scale).map(|(v, s)| v / root * s).collect()
 }
 
 fn matrix(w: &[f64], x: &[f64]) -> Vec<f64> {

@@ -4,21 +4,20 @@ use super::super::kv::Kv;
 use super::super::memory::Shared;
 use super::super::queue::Queue;
 use super::super::{Buf, Cpu, lock};
-use super::job::{Output, Queries, Tile};
+use super::job::{Output, Queries, Scoring, Tile};
 use super::merge::{Merge, stride};
 use super::tasks::{AttentionTasks, Task};
-use crate::backend::AttentionSpec;
 
 impl Cpu {
     /// Computes the attention of all tokens of the step. The caller has checked all shapes.
     pub(in crate::cpu) fn attend(
         &self,
         step: &Queue,
-        qkv: &Buf,
-        kv: &Kv,
-        spec: &AttentionSpec,
+        (qkv, kv): (&Buf, &Kv),
+        scoring: Scoring<'_>,
         out: &mut Buf,
     ) {
+        let Scoring { spec, terms } = scoring;
         let n = step.tokens.len();
         let (qkv, out) = (qkv.rows(n), Shared::new(out.rows_mut(n)));
         let mut tasks = lock(&self.attention);
@@ -36,6 +35,7 @@ impl Cpu {
             self.target.dispatch(Tile {
                 of,
                 spec,
+                terms,
                 kv,
                 blocks,
                 kv_head,
@@ -56,7 +56,9 @@ impl Cpu {
             let (_guard, scratch) = self.scratch(thread);
             let (row, queries, ranges) = (&step.rows[row], queries.clone(), ranges.clone());
             let partials = &partials[at.unwrap_or(0)..];
-            self.target.dispatch(Merge { spec, row, kv_head, queries, ranges, partials, out, scratch });
+            let of = Queries { spec, row, kv_head };
+            let sinks = terms.sinks;
+            self.target.dispatch(Merge { of, sinks, queries, ranges, partials, out, scratch });
         });
     }
 }

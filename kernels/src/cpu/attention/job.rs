@@ -5,8 +5,16 @@ use std::ops::Range;
 use super::super::kv::{Kv, padded};
 use super::super::memory::Shared;
 use super::super::queue::Row;
+use super::softmax::Partial;
 use super::{QUERIES, RANGE, SEGMENT};
-use crate::backend::AttentionSpec;
+use crate::backend::{AttentionSpec, ScoreTerms};
+
+/// How scores are computed, and which keys a query attends to.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct Scoring<'a> {
+    pub(in crate::cpu) spec: &'a AttentionSpec,
+    pub(in crate::cpu) terms: ScoreTerms<'a, Vec<f32>>,
+}
 
 /// Queries of one sequence that share a KV head. Query `u` is head `u % group` of the group, at
 /// token `u / group` of the row.
@@ -51,17 +59,35 @@ impl Queries<'_> {
         (self.row.token + u / self.group(), self.kv_head * self.group() + u % self.group())
     }
 
-    /// Writes the attention of query `u` to `out`, `[n, heads * head_dim]`.
+    /// Writes the attention of query `u` to `out`, `[n, heads * head_dim]`. `softmax` is that of all
+    /// keys without the attention sinks, `[heads]`, which are added here.
     ///
     /// # Safety
     /// The query's part of `out` belongs to the caller alone.
     #[inline(always)]
-    pub(super) unsafe fn finish(&self, u: usize, values: &[f32], sum: f32, out: Shared<f32>) {
+    pub(super) unsafe fn finish(
+        &self,
+        u: usize,
+        values: &[f32],
+        softmax: Partial,
+        sinks: Option<&Vec<f32>>,
+        out: Shared<f32>,
+    ) {
         let (token, head) = self.token_and_head(u);
+        let Partial { max, sum } = softmax;
         let dim = self.spec.layout.head_dim;
         // SAFETY: the caller guarantees it.
         let out = unsafe { out.slice((token * self.spec.layout.heads + head) * dim, dim) };
-        let factor = 1.0 / sum;
+        let factor = match sinks {
+            None => 1.0 / sum,
+            // The difference is bounded, because a large sink may exceed the largest score by more
+            // than the exponential function can take.
+            Some(sinks) if sinks[head] > max => {
+                let kept = (max - sinks[head]).exp();
+                kept / (kept * sum + 1.0)
+            }
+            Some(sinks) => 1.0 / (sum + (sinks[head] - max).exp()),
+        };
         out.iter_mut().zip(values).for_each(|(out, value)| *out = *value * factor);
     }
 }
@@ -70,6 +96,7 @@ impl Queries<'_> {
 pub(super) struct Tile<'a> {
     pub(super) of: Queries<'a>,
     pub(super) spec: &'a AttentionSpec,
+    pub(super) terms: ScoreTerms<'a, Vec<f32>>,
     pub(super) kv: &'a Kv,
     /// The sequence's block table.
     pub(super) blocks: &'a [u32],

@@ -4,11 +4,9 @@ use std::ops::Range;
 
 use super::super::kv::padded;
 use super::super::memory::Shared;
-use super::super::queue::Row;
 use super::super::simd::{Extension, Kernel, Simd};
 use super::job::Queries;
 use super::softmax::{Partial, Unscaled, merge};
-use crate::backend::AttentionSpec;
 
 /// Numbers after the values of a partial result: the maximum and the sum of its softmax, and
 /// padding to a cache line.
@@ -29,9 +27,9 @@ pub(super) fn write(to: &mut [f32], values: &[f32], softmax: Partial) {
 
 /// The merge of a tile's partial results, `[ranges, queries, stride]`.
 pub(super) struct Merge<'a> {
-    pub(super) spec: &'a AttentionSpec,
-    pub(super) row: &'a Row,
-    pub(super) kv_head: usize,
+    pub(super) of: Queries<'a>,
+    /// Attention sinks, `[heads]`.
+    pub(super) sinks: Option<&'a Vec<f32>>,
     pub(super) queries: Range<usize>,
     pub(super) ranges: Range<usize>,
     pub(super) partials: &'a [f32],
@@ -47,12 +45,11 @@ impl Kernel for Merge<'_> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let Merge { spec, row, kv_head, queries, ranges, partials, out, scratch } = self;
-        let dim = spec.layout.head_dim;
+        let Merge { of, sinks, queries, ranges, partials, out, scratch } = self;
+        let dim = of.spec.layout.head_dim;
         let (width, stride) = (padded(dim), stride(dim));
         // SAFETY: the working memory holds a row, and belongs to this task.
         let values = unsafe { scratch.slice(0, width) };
-        let of = Queries { spec, row, kv_head };
         for (i, u) in queries.clone().enumerate() {
             let mut merged = None;
             for (number, range) in ranges.clone().enumerate() {
@@ -65,9 +62,9 @@ impl Kernel for Merge<'_> {
                 // SAFETY: the caller guarantees the instruction set.
                 merged = Some(unsafe { merge::<S>(merged, values, Unscaled { softmax, values: added }) });
             }
-            let Some(Partial { sum, .. }) = merged else { continue };
+            let Some(softmax) = merged else { continue };
             // SAFETY: the heads of these queries belong to this task alone.
-            unsafe { of.finish(u, values, sum, out) };
+            unsafe { of.finish(u, values, softmax, sinks, out) };
         }
     }
 }

@@ -27,6 +27,7 @@ mod tasks;
 mod tile;
 mod values;
 
+pub(super) use job::Scoring;
 pub(super) use tasks::{AttentionTasks, partial_floats};
 
 use super::kv::padded;

@@ -137,8 +137,12 @@ mod tests {
     use crate::backend::{QkvLayout, SeqRow, StepInput};
     use crate::{DType, KvFormat};
 
-    const SPEC: AttentionSpec =
-        AttentionSpec { layout: QkvLayout { heads: 8, kv_heads: 2, head_dim: 64 }, scale: 1.0, window: None };
+    const SPEC: AttentionSpec = AttentionSpec {
+        layout: QkvLayout { heads: 8, kv_heads: 2, head_dim: 64 },
+        scale: 1.0,
+        window: None,
+        soft_cap: None,
+    };
 
     /// Makes the tasks of a step with decode rows at these positions. The lists must not grow.
     fn tasks(positions: &[usize], threads: usize) -> AttentionTasks {

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::super::kv::{Cache, View, padded};
+use super::super::rows::soft_cap;
 use super::super::simd::{Kernel, Simd};
 use super::super::step::{Pair, Single, Step};
 use super::job::{Output, Tile, Work};
@@ -95,7 +96,7 @@ unsafe fn run<S: Simd, F: Step>(tile: &Tile<'_>, view: &View<F>, mut products: i
                         merge::write(to.slice(i * stride, stride), values, found);
                     }
                     Output::Attention(out) if tile.ranges.len() == 1 => {
-                        tile.of.finish(u, values, found.sum, out);
+                        tile.of.finish(u, values, found, tile.terms.sinks, out);
                     }
                     Output::Attention(out) => {
                         let sums = std::slice::from_raw_parts_mut(work.merged.add(i * width), width);
@@ -103,7 +104,7 @@ unsafe fn run<S: Simd, F: Step>(tile: &Tile<'_>, view: &View<F>, mut products: i
                         let all = merge::<S>(merged[i], sums, of_range);
                         merged[i] = Some(all);
                         if range + 1 == tile.ranges.end || tile.of.sees_in(u, range + 1).is_empty() {
-                            tile.of.finish(u, sums, all.sum, out);
+                            tile.of.finish(u, sums, all, tile.terms.sinks, out);
                         }
                     }
                 }
@@ -142,6 +143,7 @@ unsafe fn attend<S: Simd, F: Step>(
                 seen[i] = (keys.start, keys.end.max(keys.start));
                 if !keys.is_empty() {
                     let p = work.p.add(i * SEGMENT);
+                    adjust::<S>(tile, u, p, &keys, start);
                     let keys = keys.start - start..keys.end - start;
                     weigh::<S, F>(&mut softmax[i], p, value_scales, keys, work.acc.add(i * width), width);
                 }
@@ -150,6 +152,29 @@ unsafe fn attend<S: Simd, F: Step>(
             products.values::<S>(&segment, &seen[..count]);
         }
         softmax
+    }
+}
+
+/// Applies the soft cap and the linear biases to the scores at `p` of query `u`, for the keys at
+/// `keys` of the segment that begins at `start`.
+#[inline(always)]
+unsafe fn adjust<S: Simd>(tile: &Tile<'_>, u: usize, p: *mut f32, keys: &Range<usize>, start: usize) {
+    let whole = (keys.start - start) / S::LANES * S::LANES..(keys.end - start).next_multiple_of(S::LANES);
+    // SAFETY: a segment has whole vectors.
+    unsafe {
+        if let Some(cap) = tile.spec.soft_cap {
+            for j in whole.clone().step_by(S::LANES) {
+                S::store(p.add(j), soft_cap::<S>(cap, S::load(p.add(j))));
+            }
+        }
+        if let Some(slopes) = tile.terms.alibi {
+            let slope = slopes[tile.token_and_head(u).1];
+            // The distance is exact: positions are far below 2^24.
+            let first = start as f32 - (tile.of.sees(u).end - 1) as f32;
+            for j in whole {
+                *p.add(j) += slope * (first + j as f32);
+            }
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use super::buffers::{Buf, Vector};
 use super::cuda::Cuda;
 use super::queue::Queue;
 use crate::Result;
-use crate::backend::{Norm, OpenStep};
+use crate::backend::{ForwardOps, Norm, NormKind, OpenStep};
 use crate::cuda::comm::DeviceCollectives;
 use crate::cuda::ops::allreduce::{AllGatherColumns, AllReduceNorm};
 
@@ -30,6 +30,11 @@ impl Cuda {
         norm: &Norm<Vector>,
         out: &mut Buf,
     ) -> Result<()> {
+        if norm.kind != NormKind::Rms {
+            // Only this norm has a kernel that also adds up the ranks' summands.
+            self.all_reduce(ranks, n, branch)?;
+            return self.add_norm(n, residual, branch, norm, out);
+        }
         ranks.all_reduce_norm(&AllReduceNorm {
             rows: n,
             cols: branch.cols,

@@ -5,16 +5,28 @@ use super::cuda::Cuda;
 use super::decoding::{of_rows, scores};
 use super::queue::Queue;
 use crate::Result;
-use crate::backend::{Activation, AttentionSpec, ForwardOps, Norm, OpenStep, Prologue};
-use crate::cuda::ops::activation::{self, ActivationRows, KernelVersion};
+use crate::backend::{
+    Activation, AttentionSpec, ForwardOps, Norm, NormKind, OpenStep, Prologue, RowParts, ScoreTerms,
+};
+use crate::cuda::ops::activation::{
+    self, ActivationKind, ActivationRows, KernelVersion, ScaledSum, SoftCapRows,
+};
 use crate::cuda::ops::attention::PagedAttention;
 use crate::cuda::ops::embed::{self, EmbedTokens, GatherRows};
-use crate::cuda::ops::norm::{self, NormRows};
+use crate::cuda::ops::norm::{self, NormRows, PartRows};
+use crate::cuda::ops::paged::AttentionScores;
 use crate::cuda::ops::prefill::prefill;
 use crate::cuda::ops::prologue::{self, HeadNorms, Rope};
 
 impl ForwardOps for Cuda {
-    fn embed(&self, step: &OpenStep<'_, Queue>, table: &Matrix, first: usize, out: &mut Buf) -> Result<()> {
+    fn embed(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        table: &Matrix,
+        first: usize,
+        factor: f32,
+        out: &mut Buf,
+    ) -> Result<()> {
         let step = step.queue();
         let tokens = step.tokens();
         embed::embed(
@@ -25,6 +37,24 @@ impl ForwardOps for Cuda {
                 ids: step.ids(),
                 table: table.dense()?,
                 first,
+                rows: table.out,
+                factor,
+                out: out.rows(tokens),
+            },
+        )
+    }
+
+    fn embed_positions(&self, step: &OpenStep<'_, Queue>, table: &Matrix, out: &mut Buf) -> Result<()> {
+        let step = step.queue();
+        let tokens = step.tokens();
+        embed::embed(
+            &self.device,
+            &EmbedTokens {
+                tokens,
+                cols: table.cols,
+                ids: step.positions(),
+                table: table.dense()?,
+                first: 0,
                 rows: table.out,
                 factor: 1.0,
                 out: out.rows(tokens),
@@ -45,6 +75,27 @@ impl ForwardOps for Cuda {
         out: &mut Buf,
     ) -> Result<()> {
         self.normalize(n, branch, Some(residual), norm, out)
+    }
+
+    fn norm_parts(&self, n: usize, x: &mut Buf, parts: RowParts, norm: &Norm<Vector>) -> Result<()> {
+        let of = PartRows { rows: n, row_cols: x.cols, parts, eps: norm.eps, x: x.rows(n) };
+        norm::norm_parts(&self.device, norm_kind(norm), &of)
+    }
+
+    fn add(&self, n: usize, x: &Buf, out: &mut Buf) -> Result<()> {
+        let (x, cols, out) = (x.rows(n), x.cols, out.rows(n));
+        let sum = ScaledSum { rows: n, cols, x: (1.0, x), y: Some((1.0, out)), out };
+        activation::scaled_sum(&self.device, KernelVersion::Fast, &sum)
+    }
+
+    fn scale(&self, n: usize, factor: f32, x: &mut Buf) -> Result<()> {
+        let sum = ScaledSum { rows: n, cols: x.cols, x: (factor, x.rows(n)), y: None, out: x.rows(n) };
+        activation::scaled_sum(&self.device, KernelVersion::Fast, &sum)
+    }
+
+    fn soft_cap(&self, n: usize, cap: f32, x: &mut Buf) -> Result<()> {
+        let rows = SoftCapRows { rows: n, cols: x.cols, x: x.rows(n), cap };
+        activation::soft_cap(&self.device, KernelVersion::Fast, &rows)
     }
 
     fn linear(&self, n: usize, x: &Buf, w: &Matrix, bias: Option<&Vector>, out: &mut Buf) -> Result<()> {
@@ -92,6 +143,7 @@ impl ForwardOps for Cuda {
         qkv: &Buf,
         kv: &Kv,
         spec: &AttentionSpec,
+        terms: ScoreTerms<'_, Vector>,
         out: &mut Buf,
     ) -> Result<()> {
         let step = step.queue();
@@ -102,7 +154,12 @@ impl ForwardOps for Cuda {
             stride: spec.layout.cols(),
             kv: kv.paged(),
             batch: step.batch(),
-            scores: scores(spec.scale, spec.window),
+            scores: AttentionScores {
+                soft_cap: spec.soft_cap,
+                alibi: terms.alibi.map(Vector::view),
+                sinks: terms.sinks.map(Vector::view),
+                ..scores(spec.scale, spec.window)
+            },
             out: out.rows(tokens),
         };
         let done = step.decoding.attention(&self.device, &all, spec)?;
@@ -110,11 +167,13 @@ impl ForwardOps for Cuda {
     }
 
     fn gate(&self, n: usize, act: Activation, x: &Buf, out: &mut Buf) -> Result<()> {
-        let act = match act {
-            Activation::Silu => activation::ActivationKind::Silu,
-        };
         let rows = ActivationRows { rows: n, cols: out.cols, x: x.rows(n), out: out.rows(n) };
-        activation::gate(&self.device, KernelVersion::Fast, act, &rows)
+        activation::gate(&self.device, KernelVersion::Fast, activation_kind(act), &rows)
+    }
+
+    fn activate(&self, n: usize, act: Activation, x: &mut Buf) -> Result<()> {
+        let rows = ActivationRows { rows: n, cols: x.cols, x: x.rows(n), out: x.rows(n) };
+        activation::activate(&self.device, KernelVersion::Fast, activation_kind(act), &rows)
     }
 
     fn gather(&self, step: &OpenStep<'_, Queue>, x: &Buf, out: &mut Buf) -> Result<()> {
@@ -161,6 +220,23 @@ impl Cuda {
             residual: residual.map(|residual| residual.rows(n)),
             out: out.rows(n),
         };
-        norm::norm(&self.device, norm::NormKind::Rms { weight: by.weight.view() }, &rows)
+        norm::norm(&self.device, norm_kind(by), &rows)
+    }
+}
+
+fn norm_kind(by: &Norm<Vector>) -> norm::NormKind<'_> {
+    let weight = by.weight.view();
+    match by.kind {
+        NormKind::Rms => norm::NormKind::Rms { weight },
+        NormKind::Layer => norm::NormKind::Layer { weight, bias: by.bias.as_ref().map(Vector::view) },
+    }
+}
+
+fn activation_kind(act: Activation) -> ActivationKind {
+    match act {
+        Activation::Silu => ActivationKind::Silu,
+        Activation::Gelu => ActivationKind::Gelu,
+        Activation::GeluTanh => ActivationKind::GeluTanh,
+        Activation::Relu => ActivationKind::Relu,
     }
 }

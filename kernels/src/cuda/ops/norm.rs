@@ -1,8 +1,9 @@
 //! RMSNorm (Zhang and Sennrich) and LayerNorm (Ba et al.), alone or after a residual addition.
 
 use super::select::typed;
-use super::shared::norm::{NORM_THREADS, NormParams};
-use super::sizes::{countable, int};
+use super::shared::norm::{NORM_THREADS, NormParams, NormPartsParams};
+use super::sizes::{MAX_BLOCKS, countable, int};
+use crate::backend::RowParts;
 use crate::cuda::{Cost, Device, Elem, Grid, View};
 use crate::{Error, Result};
 
@@ -62,6 +63,71 @@ pub fn norm_plain(device: &Device, norm: NormKind<'_>, rows: &NormRows<'_>) -> R
 pub fn cost(elem: Elem, rows: usize, cols: usize, with_residual: bool) -> Cost {
     let per_element = elem.size() * if with_residual { 4 } else { 2 };
     Cost { flops: (rows * cols * 4) as f64, ..Cost::moving(rows * cols * per_element + cols * 4) }
+}
+
+/// The operands of [`norm_parts`] besides the weights.
+#[derive(Debug, Clone, Copy)]
+pub struct PartRows<'a> {
+    /// Number of rows; 0 is allowed and does nothing.
+    pub rows: usize,
+    /// Features of a row.
+    pub row_cols: usize,
+    /// The parts of each row. The weights are `[cols]`, or `[count * cols]` if each part has its
+    /// own.
+    pub parts: RowParts,
+    /// Added to the variance.
+    pub eps: f32,
+    /// `[rows, row_cols]`, updated in place.
+    pub x: View<'a>,
+}
+
+/// Normalizes parts of rows, each by itself.
+///
+/// # Errors
+/// As for [`norm`].
+pub fn norm_parts(device: &Device, norm: NormKind<'_>, of: &PartRows<'_>) -> Result<()> {
+    let &PartRows { rows, row_cols, parts: RowParts { first, count, cols }, eps, x } = of;
+    countable(&[rows, row_cols, count])?;
+    if cols == 0 || count > MAX_BLOCKS || first + count * cols > row_cols {
+        return Err(Error::Shape(format!("{count} parts of {cols} columns in rows of {row_cols}")));
+    }
+    x.expect("x", x.elem(), rows * row_cols)?;
+    let (weight, bias, layer) = match norm {
+        NormKind::Rms { weight } => (weight, None, false),
+        NormKind::Layer { weight, bias } => (weight, bias, true),
+    };
+    let own = weight.len() > cols;
+    let scales = if own { count * cols } else { cols };
+    weight.expect("weight", Elem::F32, scales)?;
+    if let Some(bias) = bias {
+        bias.expect("bias", Elem::F32, scales)?;
+    }
+    if rows == 0 || count == 0 {
+        return Ok(());
+    }
+    let params = NormPartsParams {
+        x: x.into(),
+        weight: weight.into(),
+        bias: bias.into(),
+        row_cols: int(row_cols),
+        first: int(first),
+        parts: int(count),
+        cols: int(cols),
+        own: own.into(),
+        layer: layer.into(),
+        eps,
+    };
+    let kernel = typed!(NormPartsParams, "norm", "norm_parts", x.elem())?;
+    let blocks = [int(rows) as u32, int(count) as u32, 1];
+    let grid = Grid { blocks, threads: [NORM_THREADS as u32, 1, 1], shared: 0 };
+    // SAFETY: the views were checked to hold all parts of `rows` rows.
+    unsafe { device.launch(kernel, grid, &params) }
+}
+
+/// The cost of [`norm_parts`].
+pub fn parts_cost(elem: Elem, rows: usize, parts: RowParts) -> Cost {
+    let elements = rows * parts.count * parts.cols;
+    Cost { flops: (elements * 4) as f64, ..Cost::moving(elements * 2 * elem.size() + parts.cols * 4) }
 }
 
 fn run(device: &Device, norm: NormKind<'_>, rows: &NormRows<'_>, plain: bool) -> Result<()> {

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::{changed, config_only, llama, load_dummy, spec};
 use crate::families::{self, Overrides, RopeKind};
-use crate::model::{DecoderSpec, Mlp, RopeScaling};
+use crate::model::{DecoderSpec, RopeScaling};
 
 fn ok(changes: Value) -> DecoderSpec {
     spec(&changed(llama(), &changes)).unwrap_or_else(|error| panic!("{changes}: {error}"))
@@ -132,7 +132,7 @@ fn chatglm_switches() {
     assert_eq!(rope(&read(json!({}))), (Interleaved, 4, 1e4));
     assert_eq!(rope(&read(json!({"original_rope": false, "rope_ratio": 50}))), (Half, 4, 5e5));
     let biased = read(json!({"add_bias_linear": true, "add_qkv_bias": false})).layers[0].clone();
-    let (heads, Mlp::Gated(mlp)) = (biased.attention.heads(), &biased.mlp);
+    let (heads, mlp) = (biased.attention.heads(), biased.mlp.dense());
     assert!(heads.qkv_bias && heads.out_bias && mlp.up_bias && mlp.down_bias);
     let harmless =
         json!({"quantization_bit": 0, "pre_seq_len": null, "rmsnorm": true, "post_layer_norm": true});

@@ -6,8 +6,8 @@ use millrace_kernels::{Activation, DType, Encoding, QkvLayout, RopeStyle};
 
 use super::{golden, load};
 use crate::model::{
-    Attention, AttentionHeads, DecoderSpec, GatedMlp, LayerSpec, Mlp, NormPlan, Positions, Residual,
-    RopeScaling, RopeTable,
+    Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, HeadNormPlan, HeadPlan, LayerSpec, Mlp,
+    NormPlan, Positions, Residual, RopeScaling, RopeTable,
 };
 
 /// The sizes of a checkpoint.
@@ -26,12 +26,14 @@ fn plain(model_type: &str, sizes: Sizes) -> DecoderSpec {
     let heads = AttentionHeads {
         layout: QkvLayout { heads, kv_heads, head_dim },
         qkv_bias: false,
-        head_norm: false,
+        head_norm: HeadNormPlan::None,
         positions: Positions::Rotary { table: 0 },
         score_scale: (head_dim as f32).powf(-0.5),
+        score_cap: None,
+        sinks: false,
         out_bias: false,
     };
-    let mlp = GatedMlp { width: sizes.width, act: Activation::Silu, up_bias: false, down_bias: false };
+    let mlp = DenseMlp { width: sizes.width, act: Activation::Silu, up_bias: false, down_bias: false };
     let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };
     DecoderSpec {
         model_type: model_type.to_owned(),
@@ -39,8 +41,10 @@ fn plain(model_type: &str, sizes: Sizes) -> DecoderSpec {
         vocab_rows: 0..sizes.vocab,
         hidden: sizes.hidden,
         max_positions: sizes.positions,
+        embedding: EmbeddingPlan::default(),
         norm: NormPlan::rms_before_branches(1e-5),
         residual: Residual::Sequential,
+        branch_factor: 1.0,
         ropes: vec![RopeTable {
             style: RopeStyle::Half,
             rotary_dim: head_dim,
@@ -49,6 +53,7 @@ fn plain(model_type: &str, sizes: Sizes) -> DecoderSpec {
         }],
         layers: vec![layer; sizes.layers],
         tied_head: false,
+        head: HeadPlan::default(),
     }
 }
 
@@ -112,7 +117,7 @@ fn llamas() {
     for layer in &mut bias.layers {
         let heads = layer.attention.heads_mut();
         (heads.qkv_bias, heads.out_bias) = (true, true);
-        let Mlp::Gated(mlp) = &mut layer.mlp;
+        let mlp = layer.mlp.dense_mut();
         (mlp.up_bias, mlp.down_bias) = (true, true);
     }
     check("llama_bias", &bias);
@@ -176,7 +181,7 @@ fn mistral_and_qwen() {
 
     let mut qwen3 = plain("qwen3", sizes(61, 2, 16, 36));
     qwen3.norm = NormPlan::rms_before_branches(1e-6);
-    qwen3.layers.iter_mut().for_each(|layer| layer.attention.heads_mut().head_norm = true);
+    qwen3.layers.iter_mut().for_each(|layer| layer.attention.heads_mut().head_norm = HeadNormPlan::Shared);
     check("qwen3", &qwen3);
 }
 
