@@ -147,6 +147,197 @@ case(
     rope_ratio=500,
 )
 
+# Gemma.
+GEMMA = dict(
+    LLAMA, model_type="gemma", head_dim=16, tie_word_embeddings=True, rms_norm_eps=1e-6, pad_token_id=0,
+    intermediate_size=28, vocab_size=53,
+)  # fmt: skip
+case("gemma", GEMMA, lengths=(29, 24), mutants=[dict(hidden_act="gelu")])
+case("gemma_mqa", dict(GEMMA, num_key_value_heads=1, head_dim=24), lengths=(31, 26))
+case("gemma_bf16", GEMMA, lengths=(27, 33), dtype=torch.bfloat16)
+GEMMA2 = dict(
+    GEMMA, model_type="gemma2", sliding_window=9, query_pre_attn_scalar=24, attn_logit_softcapping=2.0,
+    final_logit_softcapping=5.0, num_hidden_layers=3,
+)  # fmt: skip
+case(
+    "gemma2",
+    GEMMA2,
+    lengths=(30, 37),
+    mutants=[
+        dict(sliding_window=8),
+        dict(query_pre_attn_scalar=16),
+        dict(attn_logit_softcapping=None),
+        dict(final_logit_softcapping=None),
+    ],
+)
+case("gemma2_no_caps", dict(GEMMA2, attn_logit_softcapping=None, final_logit_softcapping=None), lengths=(28, 33))
+case("gemma2_layers", dict(GEMMA2, layer_types=["full_attention", "sliding_attention", "sliding_attention"]), lengths=(31, 25))
+GEMMA3 = dict(
+    GEMMA, model_type="gemma3_text", sliding_window=9, query_pre_attn_scalar=24, num_hidden_layers=3,
+    layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+    rope_parameters=dict(
+        full_attention=dict(rope_type="default", rope_theta=5000.0),
+        sliding_attention=dict(rope_type="default", rope_theta=100.0),
+    ),
+)  # fmt: skip
+case("gemma3_text", GEMMA3, lengths=(30, 37), mutants=[dict(sliding_window=8), dict(query_pre_attn_scalar=16)])
+case(
+    "gemma3_text_linear",
+    dict(
+        GEMMA3,
+        rope_parameters=dict(
+            full_attention=dict(rope_type="linear", factor=8.0, rope_theta=5000.0),
+            sliding_attention=dict(rope_type="default", rope_theta=100.0),
+        ),
+    ),
+    lengths=(32, 35),
+)
+case("gemma3_text_head", dict(GEMMA3, tie_word_embeddings=False, num_key_value_heads=4), lengths=(26, 31))
+
+# Phi-3.
+PHI3 = dict(
+    LLAMA, model_type="phi3", pad_token_id=0, original_max_position_embeddings=64, vocab_size=53,
+    intermediate_size=28,
+)  # fmt: skip
+LONG = dict(
+    rope_type="longrope", rope_theta=100.0, short_factor=[1.1, 1.3, 1.6, 2.0], long_factor=[1.2, 2.0, 3.5, 6.0],
+)  # fmt: skip
+case("phi3", dict(PHI3, sliding_window=9), lengths=(29, 24), mutants=[dict(sliding_window=8)])
+case(
+    "phi3_short",
+    dict(PHI3, rope_parameters=LONG, max_position_embeddings=256, original_max_position_embeddings=128),
+    lengths=(30, 37),
+)
+# The whole prompt is longer than the original length, so that all keys are rotated alike.
+case(
+    "phi3_long",
+    dict(PHI3, rope_parameters=LONG, max_position_embeddings=96, original_max_position_embeddings=20),
+    lengths=(30, 37),
+)
+case(
+    "phi3_partial",
+    dict(PHI3, num_attention_heads=2, rope_parameters=dict(rope_type="default", partial_rotary_factor=0.75), tie_word_embeddings=True),
+    lengths=(26, 33),
+)
+
+# GLM-4-0414.
+GLM4 = dict(GLM, model_type="glm4", intermediate_size=28, vocab_size=53)
+case("glm4_native", GLM4, lengths=(28, 33), mutants=[ropes({}, partial_rotary_factor=1.0)])
+case("glm4_native_no_bias", dict(GLM4, attention_bias=False, num_key_value_heads=1), lengths=(30, 25))
+case("glm4_native_tied", dict(GLM4, tie_word_embeddings=True, num_hidden_layers=3), lengths=(27, 34))
+
+# SmolLM3.
+SMOLLM3 = dict(LLAMA, model_type="smollm3", num_hidden_layers=4, intermediate_size=24, vocab_size=53, pad_token_id=0)
+case("smollm3", SMOLLM3, lengths=(29, 24), mutants=[dict(no_rope_layers=[1] * 4)])
+case("smollm3_listed", dict(SMOLLM3, no_rope_layers=[0, 1, 0, 1], tie_word_embeddings=True), lengths=(31, 27))
+case("smollm3_bias", dict(SMOLLM3, attention_bias=True, mlp_bias=True, no_rope_layer_interval=2), lengths=(30, 25))
+
+# Granite.
+GRANITE = dict(
+    LLAMA, model_type="granite", embedding_multiplier=6.0, residual_multiplier=0.6, attention_multiplier=0.3,
+    logits_scaling=2.0, intermediate_size=28, vocab_size=53,
+)  # fmt: skip
+case(
+    "granite",
+    GRANITE,
+    lengths=(29, 24),
+    mutants=[
+        dict(embedding_multiplier=1.0),
+        dict(residual_multiplier=1.0),
+        dict(attention_multiplier=1.0),
+        dict(logits_scaling=1.0),
+    ],
+)
+case("granite_bias", dict(GRANITE, attention_bias=True, mlp_bias=True), lengths=(31, 26))
+case("granite_tied", dict(GRANITE, tie_word_embeddings=True, num_key_value_heads=1), lengths=(28, 33))
+
+# OLMo 2 and 3.
+OLMO2 = dict(LLAMA, model_type="olmo2", intermediate_size=28, vocab_size=53, pad_token_id=0)
+case("olmo2", OLMO2, lengths=(29, 24))
+case("olmo2_mha", dict(OLMO2, num_key_value_heads=4, num_hidden_layers=3), lengths=(31, 26))
+case("olmo2_bias", dict(OLMO2, attention_bias=True, tie_word_embeddings=True), lengths=(28, 33))
+OLMO3 = dict(OLMO2, model_type="olmo3", sliding_window=9, num_hidden_layers=4, intermediate_size=20)
+case("olmo3", OLMO3, lengths=(30, 37), mutants=[dict(sliding_window=8)])
+case("olmo3_layers", dict(OLMO3, num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"]), lengths=(28, 33))
+case(
+    "olmo3_yarn",
+    dict(
+        OLMO3,
+        max_position_embeddings=96,
+        rope_parameters=dict(
+            full_attention=dict(YARN, rope_theta=500.0),
+            sliding_attention=dict(rope_type="default", rope_theta=500.0),
+        ),
+    ),
+    lengths=(29, 36),
+)
+
+# Cohere.
+COHERE = dict(
+    {k: v for k, v in LLAMA.items() if k != "rms_norm_eps"}, model_type="cohere", layer_norm_eps=1e-5, pad_token_id=0,
+    logit_scale=0.25, tie_word_embeddings=True, intermediate_size=28, vocab_size=53,
+)  # fmt: skip
+case("cohere", COHERE, lengths=(29, 24), mutants=[dict(logit_scale=1.0)])
+case("cohere_qk_norm", dict(COHERE, use_qk_norm=True), lengths=(31, 26))
+case("cohere_bias", dict(COHERE, attention_bias=True, tie_word_embeddings=False), lengths=(28, 33))
+COHERE2 = dict(COHERE, model_type="cohere2", sliding_window=9, num_hidden_layers=4, intermediate_size=20)
+case("cohere2", COHERE2, lengths=(30, 37), mutants=[dict(sliding_window=8)])
+case("cohere2_layers", dict(COHERE2, num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"]), lengths=(28, 33))
+case("cohere2_bias", dict(COHERE2, attention_bias=True), lengths=(27, 32))
+
+# EXAONE 4.
+EXAONE4 = dict(LLAMA, model_type="exaone4", sliding_window=None, intermediate_size=28, vocab_size=53, pad_token_id=0)
+case("exaone4", EXAONE4, lengths=(29, 24))
+case(
+    "exaone4_hybrid",
+    dict(EXAONE4, sliding_window=9, sliding_window_pattern=4, num_hidden_layers=4, intermediate_size=20),
+    lengths=(30, 37),
+    mutants=[dict(sliding_window=8)],
+)
+case("exaone4_tied", dict(EXAONE4, tie_word_embeddings=True, num_key_value_heads=4), lengths=(28, 33))
+
+# Seed-OSS.
+SEED = dict(LLAMA, model_type="seed_oss", head_dim=16, intermediate_size=28, vocab_size=53, pad_token_id=0)
+case("seed_oss", SEED, lengths=(29, 24))
+case("seed_oss_no_bias", dict(SEED, attention_bias=False), lengths=(31, 26))
+case("seed_oss_all_biases", dict(SEED, attention_out_bias=True, mlp_bias=True, tie_word_embeddings=True), lengths=(28, 33))
+
+# StarCoder2.
+STARCODER2 = dict(
+    {k: v for k, v in LLAMA.items() if k != "rms_norm_eps"}, model_type="starcoder2", norm_epsilon=1e-5,
+    tie_word_embeddings=True, vocab_size=53,
+)  # fmt: skip
+case("starcoder2", STARCODER2, lengths=(29, 24), mutants=[dict(hidden_act="gelu")])
+case("starcoder2_sliding", dict(STARCODER2, sliding_window=9), lengths=(30, 37), mutants=[dict(sliding_window=8)])
+case("starcoder2_no_bias", dict(STARCODER2, use_bias=False, tie_word_embeddings=False), lengths=(28, 33))
+
+# StableLM.
+STABLELM = dict(
+    {k: v for k, v in LLAMA.items() if k != "rms_norm_eps"}, model_type="stablelm", layer_norm_eps=1e-5,
+    intermediate_size=28, vocab_size=53, rope_parameters=dict(rope_type="default", partial_rotary_factor=0.5),
+)  # fmt: skip
+case("stablelm", STABLELM, lengths=(29, 24), mutants=[ropes({}, partial_rotary_factor=1.0)])
+case("stablelm_parallel", dict(STABLELM, use_parallel_residual=True), lengths=(31, 26))
+case("stablelm_bias", dict(STABLELM, use_qkv_bias=True, tie_word_embeddings=True), lengths=(28, 33))
+
+# Phi-1 and 2.
+PHI = dict(
+    {k: v for k, v in LLAMA.items() if k != "rms_norm_eps"}, model_type="phi", layer_norm_eps=1e-5,
+    vocab_size=53, rope_parameters=dict(rope_type="default", partial_rotary_factor=0.5),
+)  # fmt: skip
+case("phi", PHI, lengths=(29, 24), mutants=[ropes({}, partial_rotary_factor=1.0)])
+case("phi_mha", dict(PHI, num_key_value_heads=4, hidden_act="gelu"), lengths=(31, 26))
+case("phi_rotary", dict(PHI, rope_parameters=dict(rope_type="default", partial_rotary_factor=0.25)), lengths=(28, 33))
+
+# OPT.
+OPT = dict(
+    model_type="opt", vocab_size=53, hidden_size=32, word_embed_proj_dim=32, ffn_dim=44, num_hidden_layers=2,
+    num_attention_heads=4, max_position_embeddings=64, pad_token_id=1, bos_token_id=2, eos_token_id=2,
+)  # fmt: skip
+case("opt", OPT, lengths=(29, 24))
+case("opt_gelu", dict(OPT, activation_function="gelu", tie_word_embeddings=False), lengths=(31, 26))
+case("opt_no_bias", dict(OPT, enable_bias=False, num_attention_heads=8), lengths=(28, 33))
+
 # The same checkpoints under another config.json.
 VARIANTS: dict[str, tuple[str, Callable[[Config], Config]]] = {
     "llama_mha_v4": ("llama_mha", v4_oldest),

@@ -21,7 +21,7 @@ def fill(model: PreTrainedModel, key: str) -> None:
     rng = rng_for(key, "weights")
     for name, p in sorted(model.named_parameters()):
         x = rng.standard_normal(tuple(p.shape))
-        if name.endswith("norm.weight"):
+        if name.endswith("norm.weight") or ".ln_" in name and name.endswith(".weight"):
             x = 1 + 0.2 * x
         elif name.endswith(".bias"):
             x = 0.2 * x

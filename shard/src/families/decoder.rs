@@ -58,6 +58,11 @@ pub(super) struct Traits {
     /// Share of the features that is rotated if the key is absent.
     pub(super) partial_rotary: f64,
     pub(super) rope: RopeStyle,
+    /// Base of the rotation if the key is absent.
+    pub(super) theta: Option<f64>,
+    /// Base of the rotation of layers with a window, if it may differ from that of the others. A
+    /// second table is read then.
+    pub(super) window_theta: Option<f64>,
     /// Whether positions are rotary. If not, the family sets them.
     pub(super) rotary: bool,
     /// Whether the head is the embedding if the key is absent.
@@ -106,6 +111,8 @@ impl Default for Traits {
             head_dim: None,
             partial_rotary: 1.0,
             rope: RopeStyle::Half,
+            theta: None,
+            window_theta: None,
             rotary: true,
             tied_head: false,
             norm: NormTrait::Rms,
@@ -130,9 +137,15 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
     let positions = config.size(keys.positions, MAX_POSITIONS)?;
     let (ropes, max_positions) = if traits.rotary {
         let partial = traits.partial_rotary;
-        let rotated = Rotated { style: traits.rope, head_dim: layout.head_dim, partial, positions };
-        let (rope, max_positions) = rope::read(config, &rotated)?;
-        (vec![rope], max_positions)
+        let theta = traits.theta.unwrap_or(rope::THETA);
+        let rotated = Rotated { style: traits.rope, head_dim: layout.head_dim, partial, positions, theta };
+        match traits.window_theta {
+            None => {
+                let (rope, max_positions) = rope::read(config, &rotated)?;
+                (vec![rope], max_positions)
+            }
+            Some(theta) => rope::read_kinds(config, &rotated, theta)?,
+        }
     } else {
         (Vec::new(), positions)
     };
@@ -260,6 +273,55 @@ pub(super) fn slide(
         }
     }
     Ok(())
+}
+
+/// Sets the sliding window of all layers but each `pattern`-th, unless `layer_types` decides.
+pub(super) fn slide_by_pattern(
+    config: &Config,
+    spec: &mut DecoderSpec,
+    size: Option<usize>,
+    pattern: usize,
+) -> Result<(), ConfigError> {
+    if config.mentions("layer_types") {
+        return slide(config, spec, size, 0);
+    }
+    let Some(window) = size else { return Ok(()) };
+    for (index, layer) in spec.layers.iter_mut().enumerate() {
+        if (index + 1) % pattern != 0 {
+            layer.attention.slide(window);
+        }
+    }
+    Ok(())
+}
+
+/// Sets the sliding window of the layers that `layer_types` names. If it is absent, no layer has
+/// one.
+pub(super) fn slide_if_listed(
+    config: &Config,
+    spec: &mut DecoderSpec,
+    size: Option<usize>,
+) -> Result<(), ConfigError> {
+    let first = spec.layers.len();
+    slide(config, spec, size, first)
+}
+
+/// Rotates layers with a window by the second table.
+pub(super) fn rotate_windows(spec: &mut DecoderSpec) {
+    for layer in spec.layers.iter_mut().filter(|layer| layer.attention.window().is_some()) {
+        layer.attention.heads_mut().positions = Positions::Rotary { table: 1 };
+    }
+}
+
+/// Removes the rotation of layers without a window.
+pub(super) fn rotate_only_windows(spec: &mut DecoderSpec) {
+    for layer in spec.layers.iter_mut().filter(|layer| layer.attention.window().is_none()) {
+        layer.attention.heads_mut().positions = Positions::None;
+    }
+}
+
+/// Returns the heads of all layers, to change them.
+pub(super) fn heads_mut(spec: &mut DecoderSpec) -> impl Iterator<Item = &mut AttentionHeads> {
+    spec.layers.iter_mut().map(|layer| layer.attention.heads_mut())
 }
 
 /// Reads the window of `sliding_window`, or returns `absent` if the file does not contain the key.

@@ -13,7 +13,7 @@ use crate::model::{DecoderSpec, FeatureBlock, LayerSlot, StoredTensors, WeightSl
 pub(super) const FAMILY: Family =
     Family { model_type: "glm", architectures: &["GlmForCausalLM"], spec, names: Names { tensors, ..LLAMA } };
 
-fn tensors(slot: WeightSlot) -> StoredTensors {
+pub(super) fn tensors(slot: WeightSlot) -> StoredTensors {
     use LayerSlot::{GateUp, GateUpBias};
     match slot {
         WeightSlot::Layer(_, GateUp | GateUpBias) => {
@@ -23,7 +23,7 @@ fn tensors(slot: WeightSlot) -> StoredTensors {
     }
 }
 
-fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
+pub(super) fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     let traits = Traits {
         qkv_bias: config.flag("attention_bias", false)?,
         kv_heads: Some(2),

@@ -35,4 +35,7 @@ macro_rules! families {
     };
 }
 
-families! { llama, mistral, qwen2, qwen3, baichuan, chatglm, glm }
+families! {
+    llama, mistral, qwen2, qwen3, baichuan, chatglm, glm, gemma, gemma2, gemma3_text, phi3, glm4, smollm3,
+    granite, olmo2, olmo3, cohere, cohere2, exaone4, seed_oss, starcoder2, stablelm, phi, opt,
+}

@@ -18,6 +18,36 @@ pub(super) struct Rotated {
     pub(super) partial: f64,
     /// The longest context by the configuration.
     pub(super) positions: usize,
+    /// Base of the frequencies if the key is absent.
+    pub(super) theta: f64,
+}
+
+/// The base of the frequencies of most families.
+pub(super) const THETA: f64 = 10_000.0;
+
+/// Reads the rotary tables of layers without and with a sliding window, and the number of positions
+/// that the first one supports.
+///
+/// Version 5 of transformers writes a table for each kind of layer. Earlier versions scale only the
+/// layers without a window, and write the base of the others as `rope_local_base_freq`.
+pub(super) fn read_kinds(
+    config: &Config,
+    rotated: &Rotated,
+    window_theta: f64,
+) -> Result<(Vec<RopeTable>, usize), ConfigError> {
+    let nested = config.object("rope_parameters")?;
+    let of_kind = |kind: &str| nested.as_ref().map_or(Ok(None), |tables| tables.object(kind));
+    let (full, sliding) = (of_kind("full_attention")?, of_kind("sliding_attention")?);
+    let windowed = |theta| Rotated { theta, ..*rotated };
+    if full.is_none() && sliding.is_none() {
+        let (full, positions) = read(config, rotated)?;
+        let theta = config.optional_number("rope_local_base_freq", 1.0)?.unwrap_or(window_theta);
+        let sliding = RopeTable { theta, scaling: RopeScaling::Default, ..full.clone() };
+        return Ok((vec![full, sliding], positions));
+    }
+    let (full, positions) = table(config, full.as_ref(), rotated)?;
+    let (sliding, _) = table(config, sliding.as_ref(), &windowed(window_theta))?;
+    Ok((vec![full, sliding], positions))
 }
 
 /// Reads the rotary table and the number of positions that it supports.
@@ -30,17 +60,26 @@ pub(super) fn read(config: &Config, rotated: &Rotated) -> Result<(RopeTable, usi
         None => config.object("rope_parameters")?,
         scaling => scaling,
     };
-    let rope = nested.as_ref().unwrap_or(config);
-    if nested.is_some() {
+    if let Some(rope) = &nested {
         for kind in ["full_attention", "sliding_attention"] {
             rope.refuse(kind, "all layers must have the same rotation")?;
         }
     }
+    table(config, nested.as_ref(), rotated)
+}
+
+/// Reads a rotary table, whose keys are in `nested` or beside it.
+fn table(
+    config: &Config,
+    nested: Option<&Config>,
+    rotated: &Rotated,
+) -> Result<(RopeTable, usize), ConfigError> {
+    let rope = nested.unwrap_or(config);
     let either = |key: &str, min: f64| match rope.optional_number(key, min)? {
         None => config.optional_number(key, min),
         number => Ok(number),
     };
-    let theta = either("rope_theta", 1.0)?.unwrap_or(10_000.0);
+    let theta = either("rope_theta", 1.0)?.unwrap_or(rotated.theta);
     if theta == 1.0 {
         return Err(rope.invalid("rope_theta", "is 1, which rotates all features equally".to_owned()));
     }
@@ -53,9 +92,9 @@ pub(super) fn read(config: &Config, rotated: &Rotated) -> Result<(RopeTable, usi
         );
         return Err(config.invalid("partial_rotary_factor", reason));
     }
-    let (scaling, positions) = match &nested {
+    let (scaling, positions) = match nested {
         None => (RopeScaling::Default, rotated.positions),
-        Some(rope) => scaling(config, rope, rotated.positions)?,
+        Some(rope) => scaling(config, rope, (rotated.positions, rotary_dim))?,
     };
     if positions > MAX_POSITIONS {
         return Err(rope.invalid(
@@ -73,7 +112,11 @@ pub(super) fn read(config: &Config, rotated: &Rotated) -> Result<(RopeTable, usi
 ///
 /// `linear` and `dynamic` stretch the configured length. Files with `llama3` state the stretched
 /// length. Files with `yarn` state either, and the original length tells which.
-fn scaling(config: &Config, rope: &Config, positions: usize) -> Result<(RopeScaling, usize), ConfigError> {
+fn scaling(
+    config: &Config,
+    rope: &Config,
+    (positions, rotary_dim): (usize, usize),
+) -> Result<(RopeScaling, usize), ConfigError> {
     let (key, kind) = match rope.optional::<String>("rope_type")? {
         Some(kind) => ("rope_type", kind),
         None => match rope.optional("type")? {
@@ -105,8 +148,52 @@ fn scaling(config: &Config, rope: &Config, positions: usize) -> Result<(RopeScal
             let original = original(config, rope)?.unwrap_or(positions as f64);
             (RopeScaling::Llama3 { factor, low, high, original }, positions)
         }
+        "longrope" | "su" => (longrope(config, rope, (positions, rotary_dim))?, positions),
+        // Files of Phi-3 gave this name to LongRoPE too.
+        "yarn" if rope.mentions("long_factor") => {
+            (longrope(config, rope, (positions, rotary_dim))?, positions)
+        }
         "yarn" => yarn(config, rope, positions)?,
-        _ => return Err(rope.unsupported(key, "known are default, linear, dynamic, llama3 and yarn")),
+        _ => {
+            let known = "known are default, linear, dynamic, llama3, longrope and yarn";
+            return Err(rope.unsupported(key, known));
+        }
+    })
+}
+
+/// Reads the parameters of LongRoPE (Ding et al.), with the attention factor of transformers.
+fn longrope(
+    config: &Config,
+    rope: &Config,
+    (positions, rotary_dim): (usize, usize),
+) -> Result<RopeScaling, ConfigError> {
+    let original = original(config, rope)?.ok_or_else(|| rope.missing("original_max_position_embeddings"))?;
+    let factors = |key: &str| {
+        let factors: Vec<f64> = rope.optional(key)?.ok_or_else(|| rope.missing(key))?;
+        let expected = rotary_dim / 2;
+        if factors.len() != expected {
+            let reason = format!("has {} entries for {expected} pairs of features", factors.len());
+            return Err(rope.invalid(key, reason));
+        }
+        match factors.iter().find(|factor| !(factor.is_finite() && **factor > 0.0)) {
+            Some(factor) => Err(rope.invalid(key, format!("has {factor}, which is not a positive number"))),
+            None => Ok(factors),
+        }
+    };
+    let factor = match rope.optional_number("factor", 1.0)? {
+        Some(factor) => factor,
+        None => positions as f64 / original,
+    };
+    let attention_factor = match rope.optional_number("attention_factor", f64::MIN_POSITIVE)? {
+        Some(factor) => factor,
+        None if factor <= 1.0 => 1.0,
+        None => (1.0 + factor.ln() / original.ln()).sqrt(),
+    };
+    Ok(RopeScaling::LongRope {
+        short: factors("short_factor")?,
+        long: factors("long_factor")?,
+        original: original as usize,
+        attention_factor,
     })
 }
 

@@ -24,10 +24,10 @@ impl RopeTable {
             cos: Vec::with_capacity(positions * pairs),
             sin: Vec::with_capacity(positions * pairs),
         };
-        let mut frequencies = self.frequencies(0);
+        let mut frequencies = self.frequencies(0, positions);
         for position in 0..positions {
             if self.depends_on_position(position) {
-                frequencies = self.frequencies(position);
+                frequencies = self.frequencies(position, positions);
             }
             for frequency in &frequencies {
                 let (sin, cos) = (position as f64 * frequency).sin_cos();
@@ -39,12 +39,16 @@ impl RopeTable {
     }
 
     /// Returns the frequency of each pair in radians per position, `[rotary_dim / 2]`, for the
-    /// token at `position`.
-    fn frequencies(&self, position: usize) -> Vec<f64> {
+    /// token at `position` of a table of `positions` positions.
+    fn frequencies(&self, position: usize, positions: usize) -> Vec<f64> {
         let d = self.rotary_dim as f64;
         let pairs = self.rotary_dim / 2;
         let plain = |base: f64| (0..pairs).map(move |i| base.powf(-2.0 * i as f64 / d));
         match self.scaling {
+            RopeScaling::LongRope { ref short, ref long, original, .. } => {
+                let factors = if positions > original { long } else { short };
+                plain(self.theta).zip(factors).map(|(frequency, factor)| frequency / factor).collect()
+            }
             RopeScaling::Default => plain(self.theta).collect(),
             RopeScaling::Linear { factor } => plain(self.theta).map(|f| f / factor).collect(),
             RopeScaling::Dynamic { factor, original } => {
@@ -95,7 +99,9 @@ impl RopeTable {
 
     fn attention_factor(&self) -> f64 {
         match self.scaling {
-            RopeScaling::Yarn { attention_factor, .. } => attention_factor,
+            RopeScaling::Yarn { attention_factor, .. } | RopeScaling::LongRope { attention_factor, .. } => {
+                attention_factor
+            }
             _ => 1.0,
         }
     }
@@ -112,6 +118,9 @@ impl Display for RopeTable {
             }
             RopeScaling::Llama3 { factor, original, .. } => {
                 write!(f, "scaled by {factor} from {original} tokens (llama3)")
+            }
+            RopeScaling::LongRope { original, .. } => {
+                write!(f, "scaled by pair beyond {original} tokens (longrope)")
             }
             RopeScaling::Yarn { factor, original, .. } => {
                 write!(f, "scaled by {factor} from {original} tokens (yarn)")
@@ -141,9 +150,9 @@ mod tests {
     #[test]
     fn frequencies_fall_geometrically_from_one() {
         let plain = table(8, 1e4, RopeScaling::Default);
-        assert_close(&plain.frequencies(0), &[1.0, 0.1, 0.01, 0.001]);
+        assert_close(&plain.frequencies(0, 1), &[1.0, 0.1, 0.01, 0.001]);
         let linear = table(8, 1e4, RopeScaling::Linear { factor: 4.0 });
-        assert_close(&linear.frequencies(0), &[0.25, 0.025, 0.0025, 0.00025]);
+        assert_close(&linear.frequencies(0, 1), &[0.25, 0.025, 0.0025, 0.00025]);
     }
 
     #[test]
@@ -178,8 +187,8 @@ mod tests {
     fn llama3_divides_long_wavelengths_and_blends_between() {
         // Llama 3.1: wavelengths under 2048 are kept, those over 8192 divided by 8.
         let scaling = RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 };
-        let llama = table(128, 500_000.0, scaling).frequencies(0);
-        let plain = table(128, 500_000.0, RopeScaling::Default).frequencies(0);
+        let llama = table(128, 500_000.0, scaling).frequencies(0, 1);
+        let plain = table(128, 500_000.0, RopeScaling::Default).frequencies(0, 1);
         for (f, plain) in llama.iter().zip(&plain) {
             let wavelength = TAU / plain;
             if wavelength < 2048.0 {
@@ -195,7 +204,7 @@ mod tests {
         let theta = (8192.0 / 2.5 / TAU).powi(2);
         let middle =
             table(4, theta, RopeScaling::Llama3 { factor: 8.0, low: 1.0, high: 4.0, original: 8192.0 });
-        assert_close(&middle.frequencies(0)[1..], &[theta.powf(-0.5) * 0.5625]);
+        assert_close(&middle.frequencies(0, 1)[1..], &[theta.powf(-0.5) * 0.5625]);
     }
 
     fn yarn(truncate: bool) -> RopeTable {
@@ -214,13 +223,13 @@ mod tests {
     fn yarn_keeps_fast_and_divides_slow_dimensions() {
         // 128 ln(4096 / 64 pi) / (2 ln 1e4) = 20.9 and 128 ln(4096 / 2 pi) / (2 ln 1e4) = 45.03.
         let (found, plain) =
-            (yarn(true).frequencies(0), table(128, 1e4, RopeScaling::Default).frequencies(0));
+            (yarn(true).frequencies(0, 1), table(128, 1e4, RopeScaling::Default).frequencies(0, 1));
         assert_close(&found[..=20], &plain[..=20]);
         assert_close(&found[46..], &plain[46..].iter().map(|f| f / 4.0).collect::<Vec<_>>());
         // Dimension 33 is halfway between 20 and 46.
         assert_close(&found[33..34], &[plain[33] * 0.625]);
         // Without rounding, the dimensions 21 and 45 are inside the ramp.
-        let exact = yarn(false).frequencies(0);
+        let exact = yarn(false).frequencies(0, 1);
         assert!(exact[21] < plain[21] && exact[21] > found[21]);
         assert!(exact[45] > plain[45] / 4.0 && exact[45] < found[45]);
     }

@@ -427,6 +427,19 @@ pub enum RopeScaling {
         /// Length of the sequences of the pre-training, in tokens.
         original: f64,
     },
+    /// LongRoPE (Ding et al.): the frequency of each pair is divided by a factor of its own. Which
+    /// list of factors is used depends on the positions that the table is made for, not on the
+    /// length of a sequence, so that all keys of a sequence are rotated alike.
+    LongRope {
+        /// The divisors if the table has at most `original` positions, one for each pair.
+        short: Vec<f64>,
+        /// The divisors of longer tables.
+        long: Vec<f64>,
+        /// Length of the sequences of the pre-training, in tokens.
+        original: usize,
+        /// Factor on cosines and sines.
+        attention_factor: f64,
+    },
     /// YaRN (Peng et al.): a ramp over the dimensions leads from kept to divided frequencies.
     Yarn {
         /// Divisor of the frequencies.
