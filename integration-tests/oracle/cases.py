@@ -125,6 +125,100 @@ case(
 )
 case("glm", GLM, lengths=(28, 33), mutants=[ropes({}, partial_rotary_factor=1.0)])
 
+# Mixtures of experts.
+MOE = dict(
+    LLAMA, moe_intermediate_size=8, num_experts=6, num_experts_per_tok=2, intermediate_size=20
+)
+QWEN3_MOE = dict(MOE, model_type="qwen3_moe", head_dim=8, rms_norm_eps=1e-6)
+case(
+    "qwen3_moe",
+    dict(QWEN3_MOE, norm_topk_prob=True),
+    lengths=(27, 32),
+    mutants=[dict(norm_topk_prob=False), dict(num_experts_per_tok=1), dict(num_experts_per_tok=3)],
+)
+case(
+    "qwen3_moe_sparse",
+    dict(
+        QWEN3_MOE, num_hidden_layers=3, mlp_only_layers=[0], num_experts_per_tok=3,
+        attention_bias=True, num_experts=5, use_sliding_window=True, sliding_window=10,
+    ),
+    lengths=(25, 30),
+    mutants=[dict(norm_topk_prob=True), dict(sliding_window=9), dict(num_experts_per_tok=2)],
+)  # fmt: skip
+case(
+    "qwen3_moe_stacked",
+    dict(QWEN3_MOE, norm_topk_prob=True, decoder_sparse_step=2, num_key_value_heads=4),
+    lengths=(24, 31),
+    stacked=True,
+)
+MIXTRAL = dict(
+    LLAMA, model_type="mixtral", num_local_experts=6, num_experts_per_tok=2, intermediate_size=8
+)
+case("mixtral", MIXTRAL, lengths=(26, 31), mutants=[dict(num_experts_per_tok=3)])
+case(
+    "mixtral_sliding",
+    dict(MIXTRAL, sliding_window=9, num_experts_per_tok=3, vocab_size=53),
+    lengths=(30, 24),
+    mutants=[dict(sliding_window=8), dict(sliding_window=None)],
+)
+case(
+    "mixtral_one_expert",
+    dict(MIXTRAL, num_experts_per_tok=1, head_dim=16, num_local_experts=4),
+    lengths=(28, 33),
+    mutants=[dict(num_experts_per_tok=2)],
+)
+QWEN2_MOE = dict(
+    MOE, model_type="qwen2_moe", shared_expert_intermediate_size=12, rms_norm_eps=1e-6, num_experts=5
+)
+case(
+    "qwen2_moe",
+    QWEN2_MOE,
+    lengths=(29, 24),
+    mutants=[dict(norm_topk_prob=True), dict(num_experts_per_tok=3)],
+)
+case(
+    "qwen2_moe_normed",
+    dict(QWEN2_MOE, norm_topk_prob=True, qkv_bias=False, decoder_sparse_step=2, vocab_size=67),
+    lengths=(27, 34),
+    mutants=[dict(norm_topk_prob=False)],
+)
+case(
+    "qwen2_moe_sliding",
+    dict(
+        QWEN2_MOE, use_sliding_window=True, sliding_window=9, max_window_layers=2,
+        num_hidden_layers=3, mlp_only_layers=[2],
+    ),
+    lengths=(30, 26),
+    mutants=[dict(sliding_window=8), dict(layer_types=["sliding_attention"] * 3)],
+)  # fmt: skip
+GLM4_MOE = dict(
+    MOE, model_type="glm4_moe", head_dim=8, n_routed_experts=6, num_hidden_layers=2,
+    n_shared_experts=1, n_group=1, topk_group=1, first_k_dense_replace=1, routed_scaling_factor=1.5,
+    norm_topk_prob=True,
+)  # fmt: skip
+del GLM4_MOE["num_experts"]
+case(
+    "glm4_moe",
+    dict(GLM4_MOE, use_qk_norm=True),
+    lengths=(28, 33),
+    mutants=[dict(routed_scaling_factor=1.0), ropes({}, partial_rotary_factor=1.0)],
+)
+case(
+    "glm4_moe_groups",
+    dict(
+        GLM4_MOE, n_routed_experts=8, n_group=4, topk_group=2, attention_bias=True,
+        num_experts_per_tok=3, moe_intermediate_size=6, first_k_dense_replace=0,
+    ),
+    lengths=(25, 30),
+    mutants=[dict(n_group=1, topk_group=1), dict(topk_group=3)],
+)  # fmt: skip
+case(
+    "glm4_moe_raw",
+    dict(GLM4_MOE, norm_topk_prob=False, n_shared_experts=2, num_key_value_heads=1),
+    lengths=(31, 24),
+    mutants=[dict(norm_topk_prob=True)],
+)
+
 # Layouts of remote code, from the same models under other names.
 case(
     "baichuan_7b",
@@ -149,6 +243,7 @@ case(
 
 # The same checkpoints under another config.json.
 VARIANTS: dict[str, tuple[str, Callable[[Config], Config]]] = {
+    "qwen3_moe_v4": ("qwen3_moe", v4),
     "llama_mha_v4": ("llama_mha", v4_oldest),
     "llama_linear_v4": ("llama_linear", v4_type),
     "llama_dynamic_v4": ("llama_dynamic", v4_type),

@@ -71,6 +71,12 @@ def check_seen(
         p.data = torch.ones_like(keep) if name.endswith("norm.weight") else torch.zeros_like(keep)
         least = min(least, (moved(model), name))
         p.data = keep
+    for name, b in model.named_buffers():
+        if name.endswith("e_score_correction_bias"):
+            keep = b.data
+            b.data = torch.zeros_like(keep)
+            least = min(least, (moved(model), name))
+            b.data = keep
     for over in [dict(rms_norm_eps=spec["config"]["rms_norm_eps"] * 10), *spec.get("mutants", ())]:
         m = load(folder, **over)
         least = min(least, (moved(m), str(over)))

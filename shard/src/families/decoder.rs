@@ -12,7 +12,7 @@ use crate::model::{
 
 // Larger sizes are typing errors or attacks. No model comes near them, and the product of any two
 // cannot overflow.
-const MAX_WIDTH: usize = 1 << 20;
+pub(super) const MAX_WIDTH: usize = 1 << 20;
 const MAX_LAYERS: usize = 1 << 10;
 const MAX_HEADS: usize = 1 << 14;
 const MAX_HEAD_DIM: usize = 1 << 12;

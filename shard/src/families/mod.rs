@@ -1,14 +1,15 @@
 //! The families of models that can be computed.
 //!
 //! A family turns a `config.json` into a [`DecoderSpec`](crate::model::DecoderSpec) and names the
-//! stored tensors. Everything that families share is in `config`, `decoder`, `rope`, `names` and
-//! `stored`. To add a family, write a file with its `FAMILY` and add the name of the file to the
+//! stored tensors. Everything that families share is in `config`, `decoder`, `experts`, `rope`,
+//! `names` and `stored`. To add a family, write a file with its `FAMILY` and add the name of the file to the
 //! list below.
 
 mod config;
 mod decoder;
 mod dummy;
 mod error;
+mod experts;
 mod family;
 mod load;
 mod names;
@@ -35,4 +36,6 @@ macro_rules! families {
     };
 }
 
-families! { llama, mistral, qwen2, qwen3, baichuan, chatglm, glm }
+families! {
+    llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, baichuan, chatglm, glm, glm4_moe,
+}
