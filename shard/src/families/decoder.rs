@@ -181,7 +181,7 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
 }
 
 /// Reads the activation function.
-fn activation(config: &Config, absent: Activation) -> Result<Activation, ConfigError> {
+pub(super) fn activation(config: &Config, absent: Activation) -> Result<Activation, ConfigError> {
     for key in ["hidden_activation", "hidden_act", "activation_function"] {
         let Some(name) = config.optional::<String>(key)? else { continue };
         return Ok(match name.as_str() {

@@ -3,7 +3,7 @@
 use millrace_kernels::{Activation, ExpertGroups, GroupScore, RouterScores, RouterSpec};
 
 use super::config::Config;
-use super::decoder::MAX_WIDTH;
+use super::decoder::{self, MAX_WIDTH};
 use super::error::ConfigError;
 use crate::model::{DecoderSpec, ExpertsSpec, Mlp, SharedExpert};
 
@@ -43,7 +43,7 @@ pub(super) fn read(config: &Config, keys: &ExpertKeys) -> Result<ExpertsSpec, Co
         },
         choice_bias: false,
         width: size(keys.width, MAX_WIDTH)?,
-        act: Activation::Silu,
+        act: decoder::activation(config, Activation::Silu)?,
         shared: None,
     })
 }

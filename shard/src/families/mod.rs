@@ -37,5 +37,5 @@ macro_rules! families {
 }
 
 families! {
-    llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, baichuan, chatglm, glm, glm4_moe,
+    llama, mistral, mixtral, qwen2, qwen2_moe, qwen3, qwen3_moe, baichuan, chatglm, glm, glm4_moe, granitemoe,
 }

@@ -1,5 +1,6 @@
 //! A second decoder in its plainest form: one sequence, no cache, double precision.
 
+use std::cell::Cell;
 use std::f64::consts::PI;
 
 use millrace_kernels::{Activation, GroupScore, RopeStyle, RouterScores, RouterSpec};
@@ -9,6 +10,16 @@ use millrace_shard::model::{
 };
 
 use super::MemoryWeights;
+
+thread_local! {
+    static CLOSEST_CHOICE: Cell<f64> = const { Cell::new(f64::INFINITY) };
+}
+
+/// Returns the smallest difference between the scores of a chosen expert and of one that was not,
+/// since the last call. Where it is tiny, rounding decides.
+pub fn take_closest_choice() -> f64 {
+    CLOSEST_CHOICE.replace(f64::INFINITY)
+}
 
 /// Computes the logits of every position, `[tokens, vocab]`.
 pub fn logits(spec: &DecoderSpec, weights: &MemoryWeights, tokens: &[u32]) -> Vec<Vec<f64>> {
@@ -283,6 +294,13 @@ fn routed(router: &RouterSpec, logits: &[f64], bias: &[f64]) -> Vec<(usize, f64)
         order.sort_by(|a, b| keys[*b].total_cmp(&keys[*a]));
         order
     };
+    // Remembers how close the best key that is not chosen comes to those that are.
+    let note_gap = |keys: &[f64], order: &[usize], count: usize| {
+        if count < order.len() {
+            let gap = keys[order[count - 1]] - keys[order[count]];
+            CLOSEST_CHOICE.set(CLOSEST_CHOICE.get().min(gap));
+        }
+    };
     let mut chosen = descending(&keys);
     if let Some(groups) = router.groups {
         let size = keys.len() / groups.count;
@@ -294,9 +312,12 @@ fn routed(router: &RouterSpec, logits: &[f64], bias: &[f64]) -> Vec<(usize, f64)
             }
         };
         let of_groups: Vec<f64> = keys.chunks(size).map(score).collect();
-        let kept = descending(&of_groups)[..groups.chosen].to_vec();
+        let kept = descending(&of_groups);
+        note_gap(&of_groups, &kept, groups.chosen);
+        let kept = &kept[..groups.chosen];
         chosen.retain(|expert| kept.contains(&(expert / size)));
     }
+    note_gap(&keys, &chosen, router.top_k);
     chosen.truncate(router.top_k);
     let sum: f64 = if router.normalize { chosen.iter().map(|expert| scores[*expert]).sum() } else { 1.0 };
     chosen.into_iter().map(|expert| (expert, scores[expert] / sum * f64::from(router.factor))).collect()

@@ -105,6 +105,22 @@ fn windows_of_qwen2_moe_alternate() {
 }
 
 #[test]
+fn factors_of_granite() {
+    let granite = |changes: Value| experts("granitemoe", "GraniteMoeForCausalLM", &changes);
+    let changes = json!({
+        "embedding_multiplier": 12, "residual_multiplier": 0.5, "logits_scaling": 4, "attention_multiplier": 0.25,
+    });
+    let found = spec(&granite(changes)).unwrap();
+    let scale = found.layers[1].attention.heads().score_scale;
+    assert_eq!(
+        (found.embedding.factor, found.branch_factor, found.head.factor, scale),
+        (12.0, 0.5, 0.25, 0.25)
+    );
+    assert_eq!(spec(&granite(json!({}))).unwrap().layers[0].attention.heads().score_scale, 1.0);
+    assert_refused(&granite(json!({"logits_scaling": 0})), "logits_scaling is 0, but must be at least");
+}
+
+#[test]
 fn bad_experts_are_refused_by_key() {
     let cases = [
         (
