@@ -125,6 +125,129 @@ case(
 )
 case("glm", GLM, lengths=(28, 33), mutants=[ropes({}, partial_rotary_factor=1.0)])
 
+# Mixtures of experts.
+MOE = dict(
+    LLAMA, moe_intermediate_size=8, num_experts=6, num_experts_per_tok=2, intermediate_size=20
+)
+QWEN3_MOE = dict(MOE, model_type="qwen3_moe", head_dim=8, rms_norm_eps=1e-6)
+case(
+    "qwen3_moe",
+    dict(QWEN3_MOE, norm_topk_prob=True),
+    lengths=(27, 32),
+    mutants=[dict(norm_topk_prob=False), dict(num_experts_per_tok=1), dict(num_experts_per_tok=3)],
+)
+case(
+    "qwen3_moe_sparse",
+    dict(
+        QWEN3_MOE, num_hidden_layers=3, mlp_only_layers=[0], num_experts_per_tok=3,
+        attention_bias=True, num_experts=5, use_sliding_window=True, sliding_window=10,
+    ),
+    lengths=(25, 30),
+    mutants=[dict(norm_topk_prob=True), dict(sliding_window=9), dict(num_experts_per_tok=2)],
+)  # fmt: skip
+case(
+    "qwen3_moe_stacked",
+    dict(QWEN3_MOE, norm_topk_prob=True, decoder_sparse_step=2, num_key_value_heads=4),
+    lengths=(24, 31),
+    stacked=True,
+)
+MIXTRAL = dict(
+    LLAMA, model_type="mixtral", num_local_experts=6, num_experts_per_tok=2, intermediate_size=8
+)
+case("mixtral", MIXTRAL, lengths=(26, 31), mutants=[dict(num_experts_per_tok=3)])
+case(
+    "mixtral_sliding",
+    dict(MIXTRAL, sliding_window=9, num_experts_per_tok=3, vocab_size=53),
+    lengths=(30, 24),
+    mutants=[dict(sliding_window=8), dict(sliding_window=None)],
+)
+case(
+    "mixtral_one_expert",
+    dict(MIXTRAL, num_experts_per_tok=1, head_dim=16, num_local_experts=4),
+    lengths=(28, 33),
+    mutants=[dict(num_experts_per_tok=2)],
+)
+QWEN2_MOE = dict(
+    MOE, model_type="qwen2_moe", shared_expert_intermediate_size=12, rms_norm_eps=1e-6, num_experts=5
+)
+case(
+    "qwen2_moe",
+    QWEN2_MOE,
+    lengths=(29, 24),
+    mutants=[dict(norm_topk_prob=True), dict(num_experts_per_tok=3)],
+)
+case(
+    "qwen2_moe_normed",
+    dict(QWEN2_MOE, norm_topk_prob=True, qkv_bias=False, decoder_sparse_step=2, vocab_size=67),
+    lengths=(27, 34),
+    mutants=[dict(norm_topk_prob=False)],
+)
+case(
+    "qwen2_moe_sliding",
+    dict(
+        QWEN2_MOE, use_sliding_window=True, sliding_window=9, max_window_layers=2,
+        num_hidden_layers=3, mlp_only_layers=[2],
+    ),
+    lengths=(30, 26),
+    mutants=[dict(sliding_window=8), dict(layer_types=["sliding_attention"] * 3)],
+)  # fmt: skip
+GLM4_MOE = dict(
+    MOE, model_type="glm4_moe", head_dim=8, n_routed_experts=6, num_hidden_layers=2,
+    n_shared_experts=1, n_group=1, topk_group=1, first_k_dense_replace=1, routed_scaling_factor=1.5,
+    norm_topk_prob=True,
+)  # fmt: skip
+del GLM4_MOE["num_experts"]
+case(
+    "glm4_moe",
+    dict(GLM4_MOE, use_qk_norm=True),
+    lengths=(28, 33),
+    mutants=[dict(routed_scaling_factor=1.0), ropes({}, partial_rotary_factor=1.0)],
+)
+case(
+    "glm4_moe_groups",
+    dict(
+        GLM4_MOE, n_routed_experts=8, n_group=4, topk_group=2, attention_bias=True,
+        num_experts_per_tok=3, moe_intermediate_size=6, first_k_dense_replace=0,
+    ),
+    lengths=(25, 30),
+    mutants=[dict(n_group=1, topk_group=1), dict(topk_group=3)],
+)  # fmt: skip
+case(
+    "glm4_moe_raw",
+    dict(GLM4_MOE, norm_topk_prob=False, n_shared_experts=2, num_key_value_heads=1),
+    lengths=(31, 24),
+    mutants=[dict(norm_topk_prob=True)],
+)
+GRANITE_MOE = dict(
+    LLAMA, model_type="granitemoe", num_local_experts=6, num_experts_per_tok=2, intermediate_size=8,
+    attention_multiplier=0.3,
+)  # fmt: skip
+case(
+    "granitemoe",
+    dict(
+        GRANITE_MOE, embedding_multiplier=12.0, residual_multiplier=0.5, logits_scaling=2.0,
+    ),
+    lengths=(27, 32),
+    mutants=[
+        dict(embedding_multiplier=1.0),
+        dict(residual_multiplier=1.0),
+        dict(logits_scaling=1.0),
+        dict(attention_multiplier=0.4),
+    ],
+)  # fmt: skip
+case(
+    "granitemoe_bias",
+    dict(GRANITE_MOE, attention_bias=True, num_experts_per_tok=3, num_key_value_heads=4),
+    lengths=(25, 30),
+    mutants=[dict(num_experts_per_tok=2)],
+)
+case(
+    "granitemoe_one_expert",
+    dict(GRANITE_MOE, num_experts_per_tok=1, num_local_experts=3, residual_multiplier=0.25),
+    lengths=(28, 24),
+    mutants=[dict(num_experts_per_tok=2), dict(residual_multiplier=0.5)],
+)
+
 # Layouts of remote code, from the same models under other names.
 case(
     "baichuan_7b",
@@ -149,10 +272,10 @@ case(
 
 # Gemma.
 GEMMA = dict(
-    LLAMA, model_type="gemma", head_dim=16, tie_word_embeddings=True, rms_norm_eps=1e-6, pad_token_id=0,
+    LLAMA, model_type="gemma", head_dim=16, tie_word_embeddings=True, rms_norm_eps=1e-3, pad_token_id=0,
     intermediate_size=28, vocab_size=53,
 )  # fmt: skip
-case("gemma", GEMMA, lengths=(29, 24), mutants=[dict(hidden_act="gelu")])
+case("gemma", GEMMA, lengths=(29, 24))
 case("gemma_mqa", dict(GEMMA, num_key_value_heads=1, head_dim=24), lengths=(31, 26))
 case("gemma_bf16", GEMMA, lengths=(27, 33), dtype=torch.bfloat16)
 GEMMA2 = dict(
@@ -274,7 +397,7 @@ case(
 
 # Cohere.
 COHERE = dict(
-    {k: v for k, v in LLAMA.items() if k != "rms_norm_eps"}, model_type="cohere", layer_norm_eps=1e-5, pad_token_id=0,
+    {k: v for k, v in LLAMA.items() if k != "rms_norm_eps"}, model_type="cohere", layer_norm_eps=1e-3, pad_token_id=0,
     logit_scale=0.25, tie_word_embeddings=True, intermediate_size=28, vocab_size=53,
 )  # fmt: skip
 case("cohere", COHERE, lengths=(29, 24), mutants=[dict(logit_scale=1.0)])
@@ -286,11 +409,14 @@ case("cohere2_layers", dict(COHERE2, num_hidden_layers=2, layer_types=["full_att
 case("cohere2_bias", dict(COHERE2, attention_bias=True), lengths=(27, 32))
 
 # EXAONE 4.
-EXAONE4 = dict(LLAMA, model_type="exaone4", sliding_window=None, intermediate_size=28, vocab_size=53, pad_token_id=0)
+EXAONE4 = dict(
+    LLAMA, model_type="exaone4", sliding_window=None, layer_types=["full_attention"] * 2,
+    intermediate_size=28, vocab_size=53, pad_token_id=0,
+)  # fmt: skip
 case("exaone4", EXAONE4, lengths=(29, 24))
 case(
     "exaone4_hybrid",
-    dict(EXAONE4, sliding_window=9, sliding_window_pattern=4, num_hidden_layers=4, intermediate_size=20),
+    dict(EXAONE4, sliding_window=9, layer_types=None, num_hidden_layers=4, intermediate_size=20),
     lengths=(30, 37),
     mutants=[dict(sliding_window=8)],
 )
@@ -304,16 +430,16 @@ case("seed_oss_all_biases", dict(SEED, attention_out_bias=True, mlp_bias=True, t
 
 # StarCoder2.
 STARCODER2 = dict(
-    {k: v for k, v in LLAMA.items() if k != "rms_norm_eps"}, model_type="starcoder2", norm_epsilon=1e-5,
+    {k: v for k, v in LLAMA.items() if k != "rms_norm_eps"}, model_type="starcoder2", norm_epsilon=1e-3,
     tie_word_embeddings=True, vocab_size=53,
 )  # fmt: skip
-case("starcoder2", STARCODER2, lengths=(29, 24), mutants=[dict(hidden_act="gelu")])
+case("starcoder2", STARCODER2, lengths=(29, 24))
 case("starcoder2_sliding", dict(STARCODER2, sliding_window=9), lengths=(30, 37), mutants=[dict(sliding_window=8)])
 case("starcoder2_no_bias", dict(STARCODER2, use_bias=False, tie_word_embeddings=False), lengths=(28, 33))
 
 # StableLM.
 STABLELM = dict(
-    {k: v for k, v in LLAMA.items() if k != "rms_norm_eps"}, model_type="stablelm", layer_norm_eps=1e-5,
+    {k: v for k, v in LLAMA.items() if k != "rms_norm_eps"}, model_type="stablelm", layer_norm_eps=1e-3,
     intermediate_size=28, vocab_size=53, rope_parameters=dict(rope_type="default", partial_rotary_factor=0.5),
 )  # fmt: skip
 case("stablelm", STABLELM, lengths=(29, 24), mutants=[ropes({}, partial_rotary_factor=1.0)])
@@ -322,7 +448,7 @@ case("stablelm_bias", dict(STABLELM, use_qkv_bias=True, tie_word_embeddings=True
 
 # Phi-1 and 2.
 PHI = dict(
-    {k: v for k, v in LLAMA.items() if k != "rms_norm_eps"}, model_type="phi", layer_norm_eps=1e-5,
+    {k: v for k, v in LLAMA.items() if k != "rms_norm_eps"}, model_type="phi", layer_norm_eps=1e-3,
     vocab_size=53, rope_parameters=dict(rope_type="default", partial_rotary_factor=0.5),
 )  # fmt: skip
 case("phi", PHI, lengths=(29, 24), mutants=[ropes({}, partial_rotary_factor=1.0)])
@@ -340,6 +466,7 @@ case("opt_no_bias", dict(OPT, enable_bias=False, num_attention_heads=8), lengths
 
 # The same checkpoints under another config.json.
 VARIANTS: dict[str, tuple[str, Callable[[Config], Config]]] = {
+    "qwen3_moe_v4": ("qwen3_moe", v4),
     "llama_mha_v4": ("llama_mha", v4_oldest),
     "llama_linear_v4": ("llama_linear", v4_type),
     "llama_dynamic_v4": ("llama_dynamic", v4_type),

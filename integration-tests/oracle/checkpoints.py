@@ -32,11 +32,14 @@ def fill(model: PreTrainedModel, key: str) -> None:
         else:
             x = 0.25 * x
         p.data.copy_(torch.from_numpy(x).to(p.dtype))
+    for name, b in sorted(model.named_buffers()):
+        if name.endswith("e_score_correction_bias"):
+            b.copy_(torch.from_numpy(0.2 * rng.standard_normal(tuple(b.shape))).to(b.dtype))
 
 
 def build(spec: Spec) -> PreTrainedModel:
     config = AutoConfig.for_model(**spec["config"])
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     fill(model, spec.get("weights", spec["name"]))
     dtype = spec.get("dtype")
@@ -51,8 +54,30 @@ def save(model: PreTrainedModel, spec: Spec, folder: Path) -> None:
     out = copy.deepcopy(model).to(dtype)
     out.save_pretrained(folder, max_shard_size=spec.get("shards", "10MB"))
     (folder / "generation_config.json").unlink(missing_ok=True)
+    if spec.get("stacked"):
+        stack_experts(folder / "model.safetensors")
     weights = sorted(p.name for p in folder.glob("*.safetensors"))
     assert len(weights) == (2 if "shards" in spec else 1), weights
+
+
+def stack_experts(file: Path) -> None:
+    """Replaces the tensors of each expert by those of all experts, as newer checkpoints have them."""
+    state, stacked = load_file(file), {}
+    for name in sorted(state):
+        prefix, found, rest = name.partition(".experts.0.")
+        if not found or rest == "up_proj.weight":
+            continue
+        count = sum(n.startswith(f"{prefix}.experts.") and n.endswith(rest) for n in state)
+        of = [state[f"{prefix}.experts.{e}.{rest}"] for e in range(count)]
+        if rest == "gate_proj.weight":
+            up = [state[f"{prefix}.experts.{e}.up_proj.weight"] for e in range(count)]
+            stacked[f"{prefix}.experts.gate_up_proj"] = torch.stack(
+                [torch.cat(pair) for pair in zip(of, up, strict=True)]
+            )
+        else:
+            stacked[f"{prefix}.experts.down_proj"] = torch.stack(of)
+    kept = {name: x for name, x in state.items() if ".experts." not in name}
+    save_file({**kept, **stacked}, file, metadata={"format": "pt"})
 
 
 def load(folder: Path, **over: Any) -> PreTrainedModel:
@@ -66,8 +91,9 @@ def load(folder: Path, **over: Any) -> PreTrainedModel:
         raw.update(over)
         config = type(config).from_dict(raw)
     model = AutoModelForCausalLM.from_pretrained(
-        folder, config=config, dtype=torch.float32, attn_implementation="eager"
-    )
+        folder, config=config, dtype=torch.float32,
+        attn_implementation="eager", experts_implementation="eager",
+    )  # fmt: skip
     return model.eval()
 
 

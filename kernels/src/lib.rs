@@ -24,10 +24,11 @@ pub mod tensor;
 mod thread_pool;
 
 pub use backend::{
-    Activation, AttentionSpec, Backend, BegunStep, ComputedStep, DeviceTypes, ForwardOps, HeadNorm,
-    HostMemory, KvFormat, KvSpec, ModelLoading, Norm, NormKind, OpenStep, Overheads, PaddedStep, PausedStep,
-    ProductShape, Prologue, QkvLayout, RopeSpec, RopeStyle, RowKind, RowParts, SampledRows, ScoreTerms,
-    Segment, SeqRow, Sizing, StepInput, StepQueue, StepSize, SynchronousStep, WeightFormat,
+    Activation, AttentionSpec, Backend, BegunStep, ComputedStep, DeviceTypes, ExpertGroups, ExpertMlp,
+    ForwardOps, GroupScore, HeadNorm, HostMemory, KvFormat, KvSpec, ModelLoading, Norm, NormKind, OpenStep,
+    Overheads, PaddedStep, PausedStep, ProductShape, Prologue, QkvLayout, RopeSpec, RopeStyle, RouterScores,
+    RouterSpec, RoutingSpec, RowKind, RowParts, SampledRows, ScoreTerms, Segment, SeqRow, Sizing, StepInput,
+    StepQueue, StepSize, SynchronousStep, WeightFormat,
 };
 pub use dtype::DType;
 pub use encoding::Encoding;

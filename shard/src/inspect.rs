@@ -134,7 +134,16 @@ impl Display for Inspection {
             let layout = layer.attention.heads().layout;
             let heads = format!("{} on {} KV heads of {}", layout.heads, layout.kv_heads, layout.head_dim);
             line("heads", heads)?;
-            line("MLP width", layer.mlp.dense().width.to_string())?;
+        }
+        if let Some(mlp) = spec.layers.iter().find_map(|layer| layer.mlp.dense()) {
+            line("MLP width", mlp.width.to_string())?;
+        }
+        if let Some(experts) = spec.layers.iter().find_map(|layer| layer.mlp.experts()) {
+            let (top_k, count) = (experts.router.top_k, experts.count());
+            line("experts", format!("{top_k} of {count} of width {}", experts.width))?;
+            if let Some(shared) = experts.shared {
+                line("shared expert", format!("of width {}", shared.width))?;
+            }
         }
         line("vocabulary", spec.vocab.to_string())?;
         line("context", format!("{} tokens", spec.max_positions))?;

@@ -9,9 +9,12 @@ use std::cell::Cell;
 
 use common::{MemoryWeights, fixed_spec, limits};
 use millrace_kernels::cpu::{Cpu, CpuOptions};
-use millrace_kernels::{DType, Sampled, SeqRow, StepInput};
+use millrace_kernels::{
+    Activation, DType, ExpertGroups, GroupScore, RouterScores, RouterSpec, Sampled, SeqRow, StepInput,
+};
 use millrace_proto::{Admission, Row, Sampling, Step};
 use millrace_shard::decoder::{Decoder, Weights};
+use millrace_shard::model::{ExpertsSpec, Mlp, SharedExpert};
 use millrace_shard::state::{Batch, SlotTable};
 
 thread_local! {
@@ -64,7 +67,19 @@ fn step(position: u32) -> Step {
 
 #[test]
 fn steps_allocate_nothing() {
-    let (spec, limits) = (fixed_spec(), limits(DType::F32));
+    let mut spec = fixed_spec();
+    let router = RouterSpec {
+        experts: 6,
+        top_k: 2,
+        scores: RouterScores::Sigmoid,
+        normalize: true,
+        factor: 1.0,
+        groups: Some(ExpertGroups { count: 3, chosen: 2, score: GroupScore::TwoBest }),
+    };
+    let shared = Some(SharedExpert { width: 4, gated: true });
+    let experts = ExpertsSpec { router, choice_bias: true, width: 4, act: Activation::Silu, shared };
+    spec.layers[1].mlp = Mlp::Experts(experts);
+    let limits = limits(DType::F32);
     let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();
     let weights = MemoryWeights::random(&spec, 3);
     let mut ignore = |_| Ok(());

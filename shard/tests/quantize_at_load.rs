@@ -13,7 +13,7 @@ use millrace_kernels::reference::Reference;
 use millrace_kernels::{DType, HostMemory};
 use millrace_shard::Source;
 use millrace_shard::families::{self, Overrides};
-use millrace_shard::model::{Model, Quantize, WeightStorage};
+use millrace_shard::model::{LayerSlot, Model, Quantize, WeightSlot, WeightStorage};
 
 fn load(name: &str) -> Model {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden").join(name);
@@ -75,5 +75,28 @@ fn matrices_that_do_not_fit_a_format_are_loaded_in_another() {
         let between = worst(&logits(&cpu, &model, &storage), &rounded);
         println!("{quantize:?}: {error:.2e} from dense weights, {between:.2e} between CPU and reference");
         assert!(between < 0.1, "{quantize:?}: {between:e} between CPU and reference");
+    }
+}
+
+/// Experts are quantized like other matrices, the router is not.
+#[test]
+fn experts_are_quantized() {
+    let model = load("qwen3_moe");
+    let cpu =
+        Cpu::new(CpuOptions { threads: Some(2), activations: Activations::Exact, ..CpuOptions::default() })
+            .unwrap();
+    // A rounded weight may change the choice of experts, and thereby the logits by much.
+    let exact = logits(&Reference, &model, &WeightStorage::from(DType::F32));
+    for (quantize, bound) in [(Quantize::Int8, 1.0), (Quantize::Fp8, 1.5), (Quantize::Nf4, 2.0)] {
+        let storage = WeightStorage::choose(DType::F32, Some(quantize), &model, &cpu).unwrap();
+        let at = |slot| WeightSlot::Layer(0, slot);
+        let format = |slot| storage.matrix(at(slot), model.spec.shape(at(slot)).1);
+        assert_eq!(format(LayerSlot::Router), DType::F32.into());
+        assert_ne!(format(LayerSlot::ExpertGateUp), DType::F32.into(), "{quantize:?}");
+        let rounded = logits(&Reference, &model, &storage);
+        let error = worst(&rounded, &exact);
+        assert!(error > 0.0 && error < bound, "{quantize:?}: {error:e} from dense weights");
+        let between = worst(&logits(&cpu, &model, &storage), &rounded);
+        assert!(between < 1e-4, "{quantize:?}: {between:e} between CPU and reference");
     }
 }

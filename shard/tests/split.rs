@@ -15,7 +15,7 @@ use millrace_kernels::{DType, HostMemory};
 use millrace_shard::HostCollectives;
 use millrace_shard::collective::{self, Transport};
 use millrace_shard::decoder::Weights;
-use millrace_shard::model::{DecoderSpec, LayerSlot, Model, WeightSlot};
+use millrace_shard::model::{DecoderSpec, LayerSlot, Mlp, Model, WeightSlot};
 use millrace_shard::split::Split;
 use proptest::prelude::*;
 
@@ -31,8 +31,13 @@ fn divisible(mut spec: DecoderSpec, kv_heads: usize, group: usize) -> DecoderSpe
     for layer in &mut spec.layers {
         let layout = &mut layer.attention.heads_mut().layout;
         (layout.heads, layout.kv_heads) = (kv_heads * group, kv_heads);
-        let mlp = layer.mlp.dense_mut();
-        mlp.width *= 4;
+        match &mut layer.mlp {
+            Mlp::Gated(mlp) | Mlp::Plain(mlp) => mlp.width *= 4,
+            Mlp::Experts(experts) => {
+                experts.width *= 4;
+                experts.shared.iter_mut().for_each(|shared| shared.width *= 4);
+            }
+        }
     }
     spec
 }
@@ -151,8 +156,7 @@ fn each_rank_reads_its_share_alone() {
         for layer in &mut spec.layers {
             let heads = layer.attention.heads_mut();
             (heads.qkv_bias, heads.out_bias) = (true, true);
-            let mlp = layer.mlp.dense_mut();
-            mlp.down_bias = true;
+            layer.mlp.dense_mut().unwrap().down_bias = true;
         }
         let bytes = |slot| 4 * spec.shape(slot).0 * spec.shape(slot).1;
         for world_size in [1, 2, 4] {

@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 
+use super::experts::RoutingSpec;
 use super::format::{KvSpec, WeightFormat};
 use super::sizing::{ProductShape, StepSize};
 use super::types::DeviceTypes;
@@ -133,6 +134,19 @@ pub trait ModelLoading: DeviceTypes {
     /// [`Error::Shape`] if the parts do not fit together; [`Error::OutOfMemory`] if the device
     /// lacks memory.
     fn matrix(&self, segments: &[Segment<'_>]) -> Result<Self::Matrix>;
+
+    /// Loads a matrix of each expert, whose rows are those of the expert's parts, stacked. All have
+    /// the same shape.
+    ///
+    /// # Errors
+    /// As [`ModelLoading::matrix`].
+    fn experts(&self, experts: &[Vec<Part>], format: WeightFormat) -> Result<Self::Experts>;
+
+    /// Allocates the working memory of experts.
+    ///
+    /// # Errors
+    /// [`Error::OutOfMemory`] if the device lacks memory.
+    fn routing(&self, spec: &RoutingSpec) -> Result<Self::Routing>;
 
     /// Loads an embedding `[rows, cols]` that is used only in [`ForwardOps::embed`].
     ///

@@ -13,6 +13,7 @@
 //! rows of the step, not on how many there are, not on how a prompt was cut into chunks, and not on
 //! the number of threads.
 
+mod experts;
 mod format;
 mod loading;
 mod ops;
@@ -21,6 +22,7 @@ mod sizing;
 mod step;
 mod types;
 
+pub use experts::{ExpertGroups, ExpertMlp, GroupScore, RouterScores, RouterSpec, RoutingSpec};
 pub use format::{KvFormat, KvSpec, WeightFormat};
 pub use loading::{ModelLoading, Segment};
 pub use ops::{

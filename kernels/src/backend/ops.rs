@@ -1,5 +1,6 @@
 //! The operations of a forward pass.
 
+use super::experts::ExpertMlp;
 use super::step::OpenStep;
 use super::types::DeviceTypes;
 use crate::Result;
@@ -261,6 +262,40 @@ pub trait ForwardOps: DeviceTypes {
 
     /// `x = act(x)` over the first `n` rows.
     fn activate(&self, n: usize, act: Activation, x: &mut Self::Buf) -> Result<()>;
+
+    /// Chooses the experts of the step's `n` tokens by the router's logits, `[n, experts]`, as the
+    /// specification says that `routing` was allocated for. `bias`, `[experts]`, is added to the
+    /// scores for the choice only (DeepSeek-V3).
+    fn route(
+        &self,
+        step: &OpenStep<'_, Self::Queue>,
+        n: usize,
+        logits: &Self::Buf,
+        bias: Option<&Self::Vector>,
+        routing: &mut Self::Routing,
+    ) -> Result<()>;
+
+    /// `out[t] = Σ weight[t, e] * down[e](act(gate[e](x[t])) * up[e](x[t]))` over the experts e that
+    /// the last [`ForwardOps::route`] chose for each of the same `n` tokens. `x` and `out` are
+    /// `[n, hidden]`. The order of the sum depends on the chosen experts only.
+    fn expert_mlp(
+        &self,
+        n: usize,
+        x: &Self::Buf,
+        mlp: &ExpertMlp<'_, Self::Experts>,
+        routing: &mut Self::Routing,
+        out: &mut Self::Buf,
+    ) -> Result<()>;
+
+    /// `out[t] += sigmoid(gate[t]) * x[t]` over the first `n` rows, for `gate` of `[n, 1]`.
+    fn add_gated(
+        &self,
+        n: usize,
+        x: &Self::Buf,
+        gate: &Self::Buf,
+        routing: &mut Self::Routing,
+        out: &mut Self::Buf,
+    ) -> Result<()>;
 
     /// Copies the rows of `x` that [`StepInput::outputs`](super::StepInput::outputs) names to the
     /// front of `out`.

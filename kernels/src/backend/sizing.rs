@@ -1,5 +1,6 @@
 //! How many bytes things take on a device, for the memory plan.
 
+use super::experts::RoutingSpec;
 use super::format::{KvFormat, KvSpec, WeightFormat};
 use super::ops::AttentionSpec;
 use crate::{DType, Part};
@@ -71,6 +72,16 @@ pub trait Sizing {
 
     /// Returns the bytes of a matrix `[out, cols]`, padding included.
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize;
+
+    /// Returns the bytes of a matrix `[out, cols]` of each of `count` experts, padding included.
+    fn experts_bytes(&self, count: usize, out: usize, cols: usize, format: WeightFormat) -> usize {
+        count.saturating_mul(self.matrix_bytes(out, cols, format))
+    }
+
+    /// Returns the bytes of the working memory of experts.
+    fn routing_bytes(&self, _spec: &RoutingSpec) -> usize {
+        0
+    }
 
     /// Returns the bytes of an embedding `[rows, cols]` that is not also the head; 0 if the device
     /// does not copy it.

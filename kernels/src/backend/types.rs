@@ -8,6 +8,11 @@ pub trait DeviceTypes: 'static {
     type Vector;
     /// A weight matrix `[out, in]` in the layout that the device multiplies fastest.
     type Matrix;
+    /// One weight matrix of each expert of a layer, all of one shape.
+    type Experts;
+    /// The experts that were chosen for the tokens of a step, and the working memory to compute
+    /// with them. Layers use it one after the other.
+    type Routing;
     /// The paged KV cache of one layer.
     type Kv;
     /// The device's side of the steps: the current step's geometry, the sequences' tokens if the

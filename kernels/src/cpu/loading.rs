@@ -7,9 +7,9 @@ use super::quant::{self, IntPanels};
 use super::queue::Queue;
 use super::super_blocks::{self, KPanels};
 use super::tables::{QUANTIZED_FP8, QUANTIZED_NF4, TablePanels};
-use super::{Buf, Cpu, Kv, Matrix, attention, gemm, lock};
+use super::{Buf, Cpu, Kv, Matrix, Routing, attention, gemm, lock};
 use crate::backend::{
-    DeviceTypes, KvSpec, ModelLoading, ProductShape, Segment, Sizing, StepSize, WeightFormat,
+    DeviceTypes, KvSpec, ModelLoading, ProductShape, RoutingSpec, Segment, Sizing, StepSize, WeightFormat,
 };
 use crate::encoding::StoredCodes;
 use crate::stored::{CodeRows, exact_format};
@@ -20,6 +20,8 @@ impl DeviceTypes for Cpu {
     type Buf = Buf;
     type Vector = Vec<f32>;
     type Matrix = Matrix;
+    type Experts = Vec<Matrix>;
+    type Routing = Routing;
     type Kv = Kv;
     type Queue = Queue;
 }
@@ -45,6 +47,10 @@ impl Sizing for Cpu {
 
     fn embedding_bytes(&self, _rows: usize, _cols: usize, _dtype: DType) -> usize {
         0
+    }
+
+    fn routing_bytes(&self, spec: &RoutingSpec) -> usize {
+        Routing::bytes(spec)
     }
 
     fn kv_bytes(&self, spec: &KvSpec) -> usize {
@@ -135,6 +141,14 @@ impl ModelLoading for Cpu {
                 Ok(matrix)
             }
         }
+    }
+
+    fn experts(&self, experts: &[Vec<Part>], format: WeightFormat) -> Result<Vec<Matrix>> {
+        experts.iter().map(|parts| self.matrix(&[Segment::new(parts, format)])).collect()
+    }
+
+    fn routing(&self, spec: &RoutingSpec) -> Result<Routing> {
+        Routing::new(spec, |rows, cols| self.buf(rows, cols))
     }
 
     /// Keeps the parts. A step reads a few rows of the embedding, and the system keeps those in

@@ -12,6 +12,7 @@ mod cache;
 
 mod exact;
 mod exp;
+mod experts;
 mod gemm;
 mod inputs;
 mod kv;
@@ -38,6 +39,7 @@ mod tile;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use cache::{CacheMode, CacheOptions};
+pub use experts::Routing;
 pub use kv::Kv;
 pub use matrix::Matrix;
 pub use queue::Queue;

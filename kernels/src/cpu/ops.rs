@@ -13,9 +13,10 @@ use super::prologue::Token;
 use super::queue::Queue;
 use super::rows::{Activate, Add, Gate, Scale, SoftCap};
 use super::tile::Tiles;
-use super::{Buf, Cpu, Kv, Matrix, PackedInputs, lock};
+use super::{Buf, Cpu, Kv, Matrix, PackedInputs, Routing, lock};
 use crate::backend::{
-    Activation, AttentionSpec, ForwardOps, KvSpec, Norm, OpenStep, Prologue, QkvLayout, RowParts, ScoreTerms,
+    Activation, AttentionSpec, ExpertMlp, ForwardOps, KvSpec, Norm, OpenStep, Prologue, QkvLayout, RowParts,
+    ScoreTerms,
 };
 use crate::{Error, Result};
 
@@ -268,6 +269,34 @@ impl ForwardOps for Cpu {
             // SAFETY: row t belongs to this task alone.
             self.target.dispatch(Activate { act, x: unsafe { x.slice(t * cols, cols) } });
         });
+        Ok(())
+    }
+
+    fn route(
+        &self,
+        _step: &OpenStep<'_, Queue>,
+        n: usize,
+        logits: &Buf,
+        bias: Option<&Vec<f32>>,
+        routing: &mut Routing,
+    ) -> Result<()> {
+        self.choose_experts(n, logits, bias.map(Vec::as_slice), routing);
+        Ok(())
+    }
+
+    fn expert_mlp(
+        &self,
+        n: usize,
+        x: &Buf,
+        mlp: &ExpertMlp<'_, Vec<Matrix>>,
+        routing: &mut Routing,
+        out: &mut Buf,
+    ) -> Result<()> {
+        self.compute_experts(n, x, mlp, routing, out)
+    }
+
+    fn add_gated(&self, n: usize, x: &Buf, gate: &Buf, _routing: &mut Routing, out: &mut Buf) -> Result<()> {
+        self.add_gated_rows(n, x, gate, out);
         Ok(())
     }
 

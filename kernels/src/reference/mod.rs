@@ -7,6 +7,7 @@
 
 mod attention;
 mod buffers;
+mod experts;
 mod math;
 mod ops;
 mod prologue;
@@ -14,10 +15,11 @@ mod prologue;
 use std::convert::Infallible;
 
 pub use buffers::{Buf, Kv, Matrix, Queue};
+pub use experts::Routing;
 
 use crate::backend::{
     Backend, BegunStep, ComputedStep, DeviceTypes, HostMemory, KvSpec, ModelLoading, OpenStep, ProductShape,
-    SampledRows, Segment, Sizing, StepInput, StepQueue, StepSize, SynchronousStep, WeightFormat,
+    RoutingSpec, SampledRows, Segment, Sizing, StepInput, StepQueue, StepSize, SynchronousStep, WeightFormat,
 };
 use crate::quantize::nf4;
 use crate::sampling::{SampleRow, Sampled, ScoreRow, Scored};
@@ -33,6 +35,8 @@ impl DeviceTypes for Reference {
     type Buf = Buf;
     type Vector = Vec<f32>;
     type Matrix = Matrix;
+    type Experts = Vec<Matrix>;
+    type Routing = Routing;
     type Kv = Kv;
     type Queue = Queue;
 }
@@ -82,6 +86,14 @@ impl ModelLoading for Reference {
             data.append(&mut values);
         }
         Ok(Matrix { out, cols, data })
+    }
+
+    fn experts(&self, experts: &[Vec<Part>], format: WeightFormat) -> Result<Vec<Matrix>> {
+        experts.iter().map(|parts| self.matrix(&[Segment::new(parts, format)])).collect()
+    }
+
+    fn routing(&self, spec: &RoutingSpec) -> Result<Routing> {
+        Ok(Routing::new(spec.router))
     }
 
     fn kv(&self, spec: KvSpec) -> Result<Kv> {

@@ -1,9 +1,11 @@
 //! The operations of a forward pass.
 
 use super::math::{activate, dot, normalize, soft_cap};
-use super::{Buf, Kv, Matrix, Queue, Reference, attention, prologue};
+use super::{Buf, Kv, Matrix, Queue, Reference, Routing, attention, experts, prologue};
 use crate::Result;
-use crate::backend::{Activation, AttentionSpec, ForwardOps, Norm, OpenStep, Prologue, RowParts, ScoreTerms};
+use crate::backend::{
+    Activation, AttentionSpec, ExpertMlp, ForwardOps, Norm, OpenStep, Prologue, RowParts, ScoreTerms,
+};
 
 impl ForwardOps for Reference {
     fn embed(
@@ -136,6 +138,41 @@ impl ForwardOps for Reference {
     fn activate(&self, n: usize, act: Activation, x: &mut Buf) -> Result<()> {
         for t in 0..n {
             x.row_mut(t).iter_mut().for_each(|x| *x = activate(act, f64::from(*x)) as f32);
+        }
+        Ok(())
+    }
+
+    fn route(
+        &self,
+        _step: &OpenStep<'_, Queue>,
+        n: usize,
+        logits: &Buf,
+        bias: Option<&Vec<f32>>,
+        routing: &mut Routing,
+    ) -> Result<()> {
+        let Routing { router, chosen } = routing;
+        *chosen = (0..n).map(|t| experts::route(logits.row(t), router, bias)).collect();
+        Ok(())
+    }
+
+    fn expert_mlp(
+        &self,
+        n: usize,
+        x: &Buf,
+        mlp: &ExpertMlp<'_, Vec<Matrix>>,
+        routing: &mut Routing,
+        out: &mut Buf,
+    ) -> Result<()> {
+        experts::run(n, x, mlp, routing, out);
+        Ok(())
+    }
+
+    fn add_gated(&self, n: usize, x: &Buf, gate: &Buf, _routing: &mut Routing, out: &mut Buf) -> Result<()> {
+        for t in 0..n {
+            let factor = 1.0 / (1.0 + (-f64::from(gate.row(t)[0])).exp());
+            for (out, x) in out.row_mut(t).iter_mut().zip(x.row(t)) {
+                *out = (f64::from(*out) + factor * f64::from(*x)) as f32;
+            }
         }
         Ok(())
     }

@@ -14,7 +14,7 @@ use proptest::prelude::proptest;
 
 use crate::common::*;
 use crate::product::Case;
-use crate::{attention, linear, rows};
+use crate::{attention, experts, linear, rows};
 
 static CUDA: LazyLock<Cuda> =
     LazyLock::new(|| Cuda::new(Device::new(Arc::new(Simulated::new().unwrap())), DType::F32));
@@ -61,6 +61,21 @@ proptest! {
         let all = case.run(&*CUDA);
         assert_close("linear", &all, &case.run(&Reference), 1e-5);
         assert_same_bits("row alone", &case.row(n - 1).run(&*CUDA), &all[(n - 1) * out..]);
+    }
+
+    #[test]
+    fn experts_match_the_reference(
+        n in 1usize..9, hidden in 1usize..40, width in 1usize..30, router in experts::routers(false), bias: bool,
+        seed: u64,
+    ) {
+        let case = experts::Case::new((n, hidden, width), router, bias, DType::F32, seed);
+        let all = case.run(&*CUDA);
+        assert_close("experts", &all, &case.run(&Reference), 2e-5);
+        assert_same_bits("token alone", &case.row(n - 1).run(&*CUDA), &all[(n - 1) * hidden..]);
+        let mut rng = Rng(seed);
+        let (x, gate, out) = (rng.values(n * hidden), rng.values(n), rng.values(n * hidden));
+        let want = experts::add_gated(&Reference, &x, &gate, &out);
+        assert_close("gated sum", &experts::add_gated(&*CUDA, &x, &gate, &out), &want, 1e-6);
     }
 
     #[test]

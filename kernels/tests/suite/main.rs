@@ -7,6 +7,7 @@ mod attention;
 mod common;
 #[cfg(feature = "cpu-sim")]
 mod cuda;
+mod experts;
 #[cfg(feature = "cpu-sim")]
 mod fp8;
 mod k_quants;

@@ -6,6 +6,7 @@
 //! paused.
 
 mod collective;
+mod experts;
 mod forward;
 mod graphs;
 mod group;
@@ -20,7 +21,8 @@ use std::time::{Duration, Instant};
 use millrace_kernels::{Backend, SampledRows, SamplingParams, StepInput};
 
 pub use collective::Collective;
-pub(crate) use sizes::{attention, products, step_size};
+pub(crate) use experts::routing_bytes;
+pub(crate) use sizes::{attention, products, step_size, tuned_products};
 pub use submitted::{ForwardedStep, PausedForward, SubmittedStep};
 pub use weights::Weights;
 pub(crate) use workspace::activation_elements;

@@ -4,7 +4,7 @@ use millrace_kernels::{AttentionSpec, ProductShape, StepSize};
 
 use super::stage::attention_spec;
 use crate::ShardLimits;
-use crate::model::{DecoderSpec, WeightSlot, WeightStorage};
+use crate::model::{DecoderSpec, LayerSlot, WeightSlot, WeightStorage};
 
 /// Returns the attention of every layer in the terms of the backend.
 pub(crate) fn attention(spec: &DecoderSpec) -> Vec<AttentionSpec> {
@@ -35,14 +35,38 @@ pub(crate) fn products(
     storage: &WeightStorage,
     limits: &ShardLimits,
 ) -> Vec<ProductShape> {
+    shapes(spec, storage, limits, |_| true)
+}
+
+/// Returns the products that a device may choose an algorithm for: all but those of experts, whose
+/// numbers of rows are known to the device alone.
+pub(crate) fn tuned_products(
+    spec: &DecoderSpec,
+    storage: &WeightStorage,
+    limits: &ShardLimits,
+) -> Vec<ProductShape> {
+    shapes(spec, storage, limits, |slot| !slot.info().per_expert)
+}
+
+/// Returns the products with the weights that `is_wanted` accepts.
+fn shapes(
+    spec: &DecoderSpec,
+    storage: &WeightStorage,
+    limits: &ShardLimits,
+    is_wanted: fn(WeightSlot) -> bool,
+) -> Vec<ProductShape> {
     let head = if spec.tied_head { WeightSlot::Embedding } else { WeightSlot::Head };
     let mut all: Vec<ProductShape> = spec
         .slots()
         .into_iter()
         .filter(|&slot| !slot.is_vector() && !spec.is_looked_up(slot))
+        .filter(|&slot| is_wanted(slot))
         .map(|slot| {
-            let ((outputs, inputs), logits) = (spec.shape(slot), slot == head);
-            let rows = if logits { limits.max_sequences } else { limits.max_step_tokens };
+            let (outputs, inputs) = spec.shape(slot);
+            // Each expert is a product of its own.
+            let outputs = outputs / spec.stacked_experts(slot);
+            let logits = slot == head || matches!(slot, WeightSlot::Layer(_, LayerSlot::Router));
+            let rows = if slot == head { limits.max_sequences } else { limits.max_step_tokens };
             ProductShape { inputs, outputs, format: storage.matrix(slot, inputs), logits, rows }
         })
         .collect();

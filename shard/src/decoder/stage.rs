@@ -8,9 +8,11 @@ use millrace_kernels::{
 };
 
 use super::group::RankGroup;
-use super::weights::LayerWeights;
-use super::workspace::{HiddenStates, LayerBuffers};
-use crate::model::{AttentionHeads, DecoderSpec, HeadNormPlan, LayerSpec, NormPlace, Positions, Residual};
+use super::weights::{DenseWeights, LayerWeights, MlpWeights};
+use super::workspace::{ByWidth, HiddenStates, LayerBuffers};
+use crate::model::{
+    AttentionHeads, DecoderSpec, DenseMlp, HeadNormPlan, LayerSpec, Mlp, NormPlace, Positions, Residual,
+};
 use crate::{Error, ShardLimits};
 
 /// A step as a stage sees it.
@@ -143,24 +145,18 @@ impl<B: Backend> LayerStage<B> {
         Ok(())
     }
 
-    /// `branch = down(act(gate(x)) * up(x))`, or `down(act(up(x)))` without a gate, `[tokens,
-    /// hidden]`.
+    /// `branch = mlp(x)`, `[tokens, hidden]`.
     fn mlp(&mut self, index: usize, step: &StageStep<'_, B>, x: &B::Buf) -> Result<(), Error> {
-        let &StageStep { backend, tokens: n, .. } = step;
         let LayerStage { layers, weights, buffers, .. } = self;
         let (layer, w) = (&layers[index], &weights.layers[index]);
-        let mlp = layer.mlp.dense();
-        let activated = buffers.activated.of(mlp.width);
-        if layer.mlp.is_gated() {
-            let gate_up = buffers.gate_up.of(2 * mlp.width);
-            backend.linear(n, x, &w.up, w.up_bias.as_ref(), gate_up)?; // [n, 2 * width]
-            backend.gate(n, mlp.act, gate_up, activated)?; // [n, width]
-        } else {
-            backend.linear(n, x, &w.up, w.up_bias.as_ref(), activated)?; // [n, width]
-            backend.activate(n, mlp.act, activated)?;
+        let LayerBuffers { branch, gate_up, activated, experts, .. } = buffers;
+        let mlp = MlpBuffers { gate_up, activated };
+        match (&layer.mlp, &w.mlp) {
+            (Mlp::Gated(spec), MlpWeights::Dense(w)) => mlp.compute(step, (spec, true), w, x, branch),
+            (Mlp::Plain(spec), MlpWeights::Dense(w)) => mlp.compute(step, (spec, false), w, x, branch),
+            (Mlp::Experts(spec), MlpWeights::Experts(w)) => experts.compute(step, (spec, w), x, mlp, branch),
+            _ => unreachable!("weights are loaded as specified; this is a bug"),
         }
-        backend.linear(n, activated, &w.down, w.down_bias.as_ref(), &mut buffers.branch)?; // [n, hidden]
-        Ok(())
     }
 
     /// Adds the branch that was computed last to the residual stream, and leaves what the next
@@ -205,6 +201,37 @@ impl<B: Backend> LayerStage<B> {
                 Ok(backend.add(n, &buffers.branch, residual)?)
             }
         }
+    }
+}
+
+/// The buffers inside an MLP.
+pub(super) struct MlpBuffers<'a, B: Backend> {
+    gate_up: &'a mut ByWidth<B::Buf>,
+    activated: &'a mut ByWidth<B::Buf>,
+}
+
+impl<B: Backend> MlpBuffers<'_, B> {
+    /// `out = down(act(gate(x)) * up(x))`, or `down(act(up(x)))` without a gate, `[tokens, hidden]`.
+    pub(super) fn compute(
+        self,
+        step: &StageStep<'_, B>,
+        (spec, is_gated): (&DenseMlp, bool),
+        w: &DenseWeights<B>,
+        x: &B::Buf,
+        out: &mut B::Buf,
+    ) -> Result<(), Error> {
+        let &StageStep { backend, tokens: n, .. } = step;
+        let activated = self.activated.of(spec.width);
+        if is_gated {
+            let gate_up = self.gate_up.of(2 * spec.width);
+            backend.linear(n, x, &w.up, w.up_bias.as_ref(), gate_up)?; // [n, 2 * width]
+            backend.gate(n, spec.act, gate_up, activated)?; // [n, width]
+        } else {
+            backend.linear(n, x, &w.up, w.up_bias.as_ref(), activated)?; // [n, width]
+            backend.activate(n, spec.act, activated)?;
+        }
+        backend.linear(n, activated, &w.down, w.down_bias.as_ref(), out)?; // [n, hidden]
+        Ok(())
     }
 }
 

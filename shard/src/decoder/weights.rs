@@ -8,8 +8,8 @@ use millrace_kernels::{Backend, DType, HeadNorm, HostTensor, Norm, NormKind, Par
 
 use crate::Error;
 use crate::model::{
-    self, DecoderSpec, HeadNormPlan, LayerSlot, LayerSpec, LearnedPositions, Positions, RopeTable,
-    TensorPlace, WeightError, WeightSlot, WeightSource, WeightStorage,
+    self, DecoderSpec, HeadNormPlan, LayerSlot, LayerSpec, LearnedPositions, Mlp, Positions, RopeTable,
+    SharedExpert, TensorPlace, WeightError, WeightSlot, WeightSource, WeightStorage, take,
 };
 
 /// Bytes that the disk is asked to read ahead: more than it reads while a matrix is uploaded, and
@@ -43,11 +43,37 @@ pub(super) struct LayerWeights<B: Backend> {
     pub(super) out_bias: Option<B::Vector>,             // [hidden]
     pub(super) attention_out_norm: Option<Norm<B::Vector>>, // [hidden]
     pub(super) mlp_norm: Option<Norm<B::Vector>>,       // [hidden]
+    pub(super) mlp: MlpWeights<B>,
+    pub(super) mlp_out_norm: Option<Norm<B::Vector>>, // [hidden]
+}
+
+/// The constants of an MLP.
+pub(super) enum MlpWeights<B: Backend> {
+    Dense(DenseWeights<B>),
+    Experts(ExpertsWeights<B>),
+}
+
+/// The constants of an MLP that every token passes through.
+pub(super) struct DenseWeights<B: Backend> {
     pub(super) up: B::Matrix, // [2 * width, hidden] with a gate, else [width, hidden]
     pub(super) up_bias: Option<B::Vector>, // one for each row of `up`
     pub(super) down: B::Matrix, // [hidden, width]
     pub(super) down_bias: Option<B::Vector>, // [hidden]
-    pub(super) mlp_out_norm: Option<Norm<B::Vector>>, // [hidden]
+}
+
+/// The constants of a mixture of experts.
+pub(super) struct ExpertsWeights<B: Backend> {
+    pub(super) router: B::Matrix,              // [experts, hidden]
+    pub(super) choice_bias: Option<B::Vector>, // [experts]
+    pub(super) gate_up: B::Experts,            // [2 * width, hidden] of each expert
+    pub(super) down: B::Experts,               // [hidden, width] of each expert
+    pub(super) shared: Option<SharedWeights<B>>,
+}
+
+/// The constants of a shared expert.
+pub(super) struct SharedWeights<B: Backend> {
+    pub(super) mlp: DenseWeights<B>,
+    pub(super) gate: Option<B::Matrix>, // [1, hidden]
 }
 
 impl<B: Backend> Weights<B> {
@@ -127,9 +153,7 @@ impl<B: Backend> WeightLoader<'_, B> {
     fn layer(&mut self, index: usize, layer: &LayerSpec) -> Result<LayerWeights<B>, Error> {
         use LayerSlot as Slot;
         let at = |slot| WeightSlot::Layer(index, slot);
-        let (heads, mlp, place) = (layer.attention.heads(), layer.mlp.dense(), self.spec.norm.place);
-        let (up, up_bias) =
-            if layer.mlp.is_gated() { (Slot::GateUp, Slot::GateUpBias) } else { (Slot::Up, Slot::UpBias) };
+        let (heads, place) = (layer.attention.heads(), self.spec.norm.place);
         Ok(LayerWeights {
             attention_norm: self.norm_if(
                 place.is_before(),
@@ -152,12 +176,66 @@ impl<B: Backend> WeightLoader<'_, B> {
                 at(Slot::MlpNorm),
                 Some(at(Slot::MlpNormBias)),
             )?,
-            up: self.matrix(at(up))?,
-            up_bias: self.bias(mlp.up_bias, at(up_bias))?,
-            down: self.matrix(at(Slot::Down))?,
-            down_bias: self.bias(mlp.down_bias, at(Slot::DownBias))?,
+            mlp: self.mlp(index, &layer.mlp)?,
             mlp_out_norm: self.norm_if(place.is_after(), at(Slot::MlpOutNorm), None)?,
         })
+    }
+
+    fn mlp(&mut self, layer: usize, mlp: &Mlp) -> Result<MlpWeights<B>, Error> {
+        use LayerSlot as Slot;
+        let at = |slot| WeightSlot::Layer(layer, slot);
+        Ok(match mlp {
+            Mlp::Gated(mlp) => MlpWeights::Dense(DenseWeights {
+                up: self.matrix(at(Slot::GateUp))?,
+                up_bias: self.bias(mlp.up_bias, at(Slot::GateUpBias))?,
+                down: self.matrix(at(Slot::Down))?,
+                down_bias: self.bias(mlp.down_bias, at(Slot::DownBias))?,
+            }),
+            Mlp::Plain(mlp) => MlpWeights::Dense(DenseWeights {
+                up: self.matrix(at(Slot::Up))?,
+                up_bias: self.bias(mlp.up_bias, at(Slot::UpBias))?,
+                down: self.matrix(at(Slot::Down))?,
+                down_bias: self.bias(mlp.down_bias, at(Slot::DownBias))?,
+            }),
+            Mlp::Experts(experts) => MlpWeights::Experts(ExpertsWeights {
+                router: self.matrix(at(Slot::Router))?,
+                choice_bias: self.bias(experts.choice_bias, at(Slot::ChoiceBias))?,
+                gate_up: self.experts(at(Slot::ExpertGateUp))?,
+                down: self.experts(at(Slot::ExpertDown))?,
+                shared: experts.shared.map(|shared| self.shared_expert(layer, shared)).transpose()?,
+            }),
+        })
+    }
+
+    fn shared_expert(&mut self, layer: usize, shared: SharedExpert) -> Result<SharedWeights<B>, Error> {
+        let at = |slot| WeightSlot::Layer(layer, slot);
+        let mlp = DenseWeights {
+            up: self.matrix(at(LayerSlot::SharedGateUp))?,
+            up_bias: None,
+            down: self.matrix(at(LayerSlot::SharedDown))?,
+            down_bias: None,
+        };
+        let gate = if shared.gated { Some(self.matrix(at(LayerSlot::SharedGate))?) } else { None };
+        Ok(SharedWeights { mlp, gate })
+    }
+
+    /// Loads a matrix of each expert.
+    fn experts(&mut self, slot: WeightSlot) -> Result<B::Experts, Error> {
+        let parts = self.parts(slot)?;
+        let ((rows, cols), count) = (self.spec.shape(slot), self.spec.stacked_experts(slot));
+        let of_expert = rows / count;
+        let format = self.storage.matrix(slot, cols);
+        let stacks = (0..count).map(|expert| {
+            let mut stack = Vec::new();
+            take(&parts, expert * of_expert..(expert + 1) * of_expert, false, &mut stack);
+            stack
+        });
+        let experts = self
+            .backend
+            .experts(&stacks.collect::<Vec<_>>(), format)
+            .map_err(|source| self.matrix_error(slot, &parts, source))?;
+        self.advance(self.backend.experts_bytes(count, of_expert, cols, format))?;
+        Ok(experts)
     }
 
     fn head_norm(&mut self, layer: usize, plan: HeadNormPlan) -> Result<Option<HeadNorm<B::Vector>>, Error> {

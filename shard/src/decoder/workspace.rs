@@ -2,8 +2,9 @@
 
 use millrace_kernels::{Backend, Result};
 
+use super::experts::{self, ExpertBuffers};
 use crate::ShardLimits;
-use crate::model::{DecoderSpec, LayerSpec};
+use crate::model::{DecoderSpec, LayerSpec, Mlp};
 
 /// The hidden states that stages pass on, for up to `t` tokens.
 pub(super) struct HiddenStates<B: Backend> {
@@ -33,6 +34,8 @@ pub(super) struct LayerBuffers<B: Backend> {
     pub(super) gate_up: ByWidth<B::Buf>,
     /// The features that the down projection reads, `[t, width]`.
     pub(super) activated: ByWidth<B::Buf>,
+    /// The buffers of mixtures of experts.
+    pub(super) experts: ExpertBuffers<B>,
 }
 
 impl<B: Backend> LayerBuffers<B> {
@@ -52,6 +55,7 @@ impl<B: Backend> LayerBuffers<B> {
             heads: by_width(HEADS)?,
             gate_up: by_width(GATE_UP)?,
             activated: by_width(ACTIVATED)?,
+            experts: ExpertBuffers::new(backend, layers, hidden, tokens)?,
         })
     }
 }
@@ -61,6 +65,7 @@ impl<B: Backend> LayerBuffers<B> {
 pub(crate) fn activation_elements(spec: &DecoderSpec, tokens: usize, outputs: usize) -> usize {
     let of_layers: usize =
         [QKV, HEADS, GATE_UP, ACTIVATED].into_iter().flat_map(|width| widths(&spec.layers, width)).sum();
+    let of_layers = of_layers + experts::columns(spec);
     let of_tokens = tokens.saturating_mul(3 * spec.hidden + of_layers);
     of_tokens.saturating_add(outputs.saturating_mul(spec.hidden))
 }
@@ -71,11 +76,15 @@ const HEADS: fn(&LayerSpec) -> usize = |layer| {
     layout.heads * layout.head_dim
 };
 const GATE_UP: fn(&LayerSpec) -> usize =
-    |layer| if layer.mlp.is_gated() { 2 * layer.mlp.dense().width } else { 0 };
-const ACTIVATED: fn(&LayerSpec) -> usize = |layer| layer.mlp.dense().width;
+    |layer| if matches!(layer.mlp, Mlp::Plain(_)) { 0 } else { 2 * ACTIVATED(layer) };
+const ACTIVATED: fn(&LayerSpec) -> usize = |layer| match &layer.mlp {
+    Mlp::Gated(mlp) | Mlp::Plain(mlp) => mlp.width,
+    // A shared expert is a gated MLP.
+    Mlp::Experts(experts) => experts.shared.map_or(0, |shared| shared.width),
+};
 
 /// Returns the different widths among the layers that have such a buffer, ascending.
-fn widths(layers: &[LayerSpec], width: fn(&LayerSpec) -> usize) -> Vec<usize> {
+pub(super) fn widths(layers: &[LayerSpec], width: fn(&LayerSpec) -> usize) -> Vec<usize> {
     let mut widths: Vec<usize> = layers.iter().map(width).filter(|&width| width > 0).collect();
     widths.sort_unstable();
     widths.dedup();
@@ -86,7 +95,7 @@ fn widths(layers: &[LayerSpec], width: fn(&LayerSpec) -> usize) -> Vec<usize> {
 pub(super) struct ByWidth<Buf>(Vec<(usize, Buf)>);
 
 impl<Buf> ByWidth<Buf> {
-    fn new(widths: Vec<usize>, buf: impl Fn(usize) -> Result<Buf>) -> Result<Self> {
+    pub(super) fn new(widths: Vec<usize>, buf: impl Fn(usize) -> Result<Buf>) -> Result<Self> {
         widths.into_iter().map(|width| Ok((width, buf(width)?))).collect::<Result<_>>().map(ByWidth)
     }
 

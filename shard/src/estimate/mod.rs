@@ -137,7 +137,7 @@ impl ShardEstimate {
             attention += attention_operations(layout.heads * layout.head_dim, batch as f64 * seen as f64);
         }
         StepEstimate {
-            read: self.weights_read().saturating_add(keys_and_values),
+            read: self.weights_read(batch).saturating_add(keys_and_values),
             operations: self.product_operations(batch, batch) + attention,
             ..self.collectives(batch, batch)
         }
@@ -152,19 +152,40 @@ impl ShardEstimate {
             attention_operations(layout.heads * layout.head_dim, pairs)
         });
         StepEstimate {
-            read: self.kv_per_token.saturating_mul(tokens).saturating_add(self.weights_read()),
+            read: self.kv_per_token.saturating_mul(tokens).saturating_add(self.weights_read(tokens)),
             operations: self.product_operations(tokens, 1) + attention.sum::<f64>(),
             ..self.collectives(tokens, 1)
         }
     }
 
-    /// Returns the bytes of the weights that a step reads. Of an embedding that is not also the
-    /// head, a step reads only a few rows, which are not counted.
-    fn weights_read(&self) -> usize {
+    /// Returns the bytes of the weights that a step of `n` tokens reads. Of an embedding that is not
+    /// also the head, a step reads only a few rows, which are not counted. Experts are assumed to be
+    /// chosen equally often.
+    fn weights_read(&self, n: usize) -> usize {
         let (rows, cols) = self.spec.shape(WeightSlot::Embedding);
         let format = self.storage.matrix(WeightSlot::Embedding, cols);
         let looked_up = if self.spec.tied_head { 0 } else { UnpaddedDevice.matrix_bytes(rows, cols, format) };
-        self.weights - looked_up
+        self.weights - looked_up - self.experts_unread(n)
+    }
+
+    /// Returns the bytes of the experts that no token of a step of `n` tokens chooses.
+    fn experts_unread(&self, n: usize) -> usize {
+        let unread = |slot: WeightSlot| {
+            let (rows, cols) = self.spec.shape(slot);
+            let bytes = UnpaddedDevice.matrix_bytes(rows, cols, self.storage.matrix(slot, cols));
+            bytes as f64 * (1.0 - self.chosen_share(slot)).powf(n as f64)
+        };
+        let of_experts = self.spec.slots().into_iter().filter(|slot| slot.info().per_expert);
+        of_experts.map(unread).sum::<f64>() as usize
+    }
+
+    /// Returns the share of a weight that one token is multiplied by: that of its experts, or all.
+    fn chosen_share(&self, slot: WeightSlot) -> f64 {
+        let experts = slot.layer().and_then(|index| self.spec.layers[index].mlp.experts());
+        match experts.filter(|_| slot.info().per_expert) {
+            Some(experts) => experts.router.top_k as f64 / experts.count() as f64,
+            None => 1.0,
+        }
     }
 
     /// Returns the number of operations of all matrix products: 2 per weight and row. The layers
@@ -172,7 +193,7 @@ impl ShardEstimate {
     fn product_operations(&self, n: usize, m: usize) -> f64 {
         let elements = |slot: WeightSlot| {
             let (rows, cols) = self.spec.shape(slot);
-            rows as f64 * cols as f64
+            rows as f64 * cols as f64 * self.chosen_share(slot)
         };
         let in_layer = |slot: &WeightSlot| matches!(slot, WeightSlot::Layer(..)) && !slot.is_vector();
         let layers: f64 = self.spec.slots().into_iter().filter(in_layer).map(elements).sum();

@@ -280,3 +280,23 @@ fn what_is_given_goes_before_what_is_known() {
         (known.compute, known.memory_bandwidth, known.link_bandwidth)
     });
 }
+
+/// Two of four experts of width 6, and nothing else that a second token would not read as well.
+#[test]
+fn a_step_reads_the_experts_that_it_chooses() {
+    let source = Source::Memory(&[(
+        "config.json",
+        br#"{"model_type": "mixtral", "hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "intermediate_size": 6, "num_local_experts": 4, "vocab_size": 61,
+        "rms_norm_eps": 1e-5, "max_position_embeddings": 64, "torch_dtype": "float32"}"#,
+    )]);
+    let whole = ShardEstimate::new(&spec(source), 1, DType::F32, DType::F32).unwrap();
+    let experts = 4 * 4 * 3 * 6 * 32;
+    let kv = 2 * 2 * 8 * 4;
+    let read = |batch: usize| whole.decode(batch, 1).read - batch * kv;
+    assert_eq!(read(2) - read(1), experts / 4, "a half is read, then three quarters");
+    let operations = |batch: usize| whole.decode(batch, 1).operations;
+    let attention = 4.0 * 32.0;
+    let dense = (32 + 2 * 16) * 32 + 32 * 32 + 4 * 32 + 61 * 32;
+    assert_eq!(operations(1), 2.0 * (dense + 2 * 3 * 6 * 32) as f64 + attention);
+}

@@ -14,7 +14,7 @@ pub(super) const FAMILY: Family = Family {
     model_type: "chatglm",
     architectures: &["ChatGLMModel", "ChatGLMForConditionalGeneration"],
     spec,
-    names: Names { layers: "transformer.encoder.layers.", tensors },
+    names: Names { layers: "transformer.encoder.layers.", tensors, has_later_layers: false },
 };
 
 fn tensors(slot: WeightSlot) -> StoredTensors {

@@ -12,7 +12,7 @@ use crate::model::{
 
 // Larger sizes are typing errors or attacks. No model comes near them, and the product of any two
 // cannot overflow.
-const MAX_WIDTH: usize = 1 << 20;
+pub(super) const MAX_WIDTH: usize = 1 << 20;
 const MAX_LAYERS: usize = 1 << 10;
 const MAX_HEADS: usize = 1 << 14;
 const MAX_HEAD_DIM: usize = 1 << 12;
@@ -194,7 +194,7 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
 }
 
 /// Reads the activation function.
-fn activation(config: &Config, absent: Activation) -> Result<Activation, ConfigError> {
+pub(super) fn activation(config: &Config, absent: Activation) -> Result<Activation, ConfigError> {
     for key in ["hidden_activation", "hidden_act", "activation_function"] {
         let Some(name) = config.optional::<String>(key)? else { continue };
         return Ok(match name.as_str() {

@@ -1,14 +1,15 @@
 //! The families of models that can be computed.
 //!
 //! A family turns a `config.json` into a [`DecoderSpec`](crate::model::DecoderSpec) and names the
-//! stored tensors. Everything that families share is in `config`, `decoder`, `rope`, `names` and
-//! `stored`. To add a family, write a file with its `FAMILY` and add the name of the file to the
+//! stored tensors. Everything that families share is in `config`, `decoder`, `experts`, `rope`,
+//! `names` and `stored`. To add a family, write a file with its `FAMILY` and add the name of the file to the
 //! list below.
 
 mod config;
 mod decoder;
 mod dummy;
 mod error;
+mod experts;
 mod family;
 mod load;
 mod names;
@@ -36,6 +37,7 @@ macro_rules! families {
 }
 
 families! {
-    llama, mistral, qwen2, qwen3, baichuan, chatglm, glm, gemma, gemma2, gemma3_text, phi3, glm4, smollm3,
-    granite, olmo2, olmo3, cohere, cohere2, exaone4, seed_oss, starcoder2, stablelm, phi, opt,
+    llama, mistral, qwen2, qwen3, baichuan, chatglm, glm, gemma, gemma2, gemma3_text, phi3, glm4,
+    smollm3, granite, olmo2, olmo3, cohere, cohere2, exaone4, seed_oss, starcoder2, stablelm, phi,
+    opt, mixtral, qwen2_moe, qwen3_moe, glm4_moe, granitemoe,
 }

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::model::{DecoderSpec, FeatureBlock, StoredTensors, WeightKind, WeightSlot};
+use crate::model::{DecoderSpec, FeatureBlock, LayerSlot, StoredTensors, WeightKind, WeightSlot};
 
 /// The names of a family's tensors.
 #[derive(Clone, Copy)]
@@ -11,18 +11,26 @@ pub(super) struct Names {
     pub(super) layers: &'static str,
     /// Returns the tensors that store a weight.
     pub(super) tensors: fn(WeightSlot) -> StoredTensors,
+    /// Whether layers after the last one are ignored. They predict several tokens at once.
+    pub(super) has_later_layers: bool,
 }
 
 /// The names of Llama, which most families use.
-pub(super) const LLAMA: Names = Names { layers: "model.layers.", tensors: WeightSlot::usual_tensors };
+pub(super) const LLAMA: Names =
+    Names { layers: "model.layers.", tensors: WeightSlot::usual_tensors, has_later_layers: false };
+
+/// The part of a tensor's name that stands for the number of an expert.
+const EXPERT: &str = "*";
 
 /// A piece of a weight: a stored tensor with the shape that it must have, and the rows to take from
 /// it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) tensor: String,
-    /// `[rows, cols]` of a matrix, or `[rows]` of a vector.
+    /// `[rows, cols]` of a matrix, `[experts, rows, cols]` of the matrices of all experts, or `[rows]`
+    /// of a vector.
     pub(super) shape: Vec<usize>,
+    /// The rows, counted through all experts.
     pub(super) rows: Range<usize>,
 }
 
@@ -36,30 +44,62 @@ impl Piece {
 impl Names {
     /// Returns the pieces that, stacked, are the weight for `slot`.
     pub(super) fn pieces(&self, spec: &DecoderSpec, slot: WeightSlot) -> Vec<Piece> {
+        let mut pieces: Vec<Piece> = Vec::new();
+        for expert in 0..spec.stacked_experts(slot) {
+            for &block in slot.info().outputs {
+                self.push_block(spec, slot, (expert, block), &mut pieces);
+            }
+        }
+        pieces
+    }
+
+    /// Appends the pieces that hold a block of an expert, or of a weight that is not of experts.
+    fn push_block(
+        &self,
+        spec: &DecoderSpec,
+        slot: WeightSlot,
+        (expert, block): (usize, FeatureBlock),
+        pieces: &mut Vec<Piece>,
+    ) {
         let info = slot.info();
         let cols = info.inputs.map(|block| spec.block_len(slot, block));
         let len = |blocks: &[FeatureBlock]| -> usize {
             blocks.iter().map(|&block| spec.block_len(slot, block)).sum()
         };
-        let mut pieces: Vec<Piece> = Vec::new();
-        for &block in info.outputs {
-            for &(name, stored) in (self.tensors)(slot) {
-                let Some(place) = stored.iter().position(|&other| other == block) else { continue };
-                let tensor = self.full_name(slot, name);
-                let start = len(&stored[..place]);
-                let end = start + len(&[block]);
-                match pieces.last_mut() {
-                    // Blocks that follow each other in the tensor as in the weight are taken as one
-                    // piece.
-                    Some(last) if last.tensor == tensor && last.rows.end == start => last.rows.end = end,
-                    _ => {
-                        let shape = [len(stored)].into_iter().chain(cols).collect();
-                        pieces.push(Piece { tensor, shape, rows: start..end });
-                    }
-                }
+        for &(name, stored) in (self.tensors)(slot) {
+            let Some(place) = stored.iter().position(|&other| other == block) else { continue };
+            let (mut tensor, mut start) = (self.full_name(slot, name), len(&stored[..place]));
+            let mut shape: Vec<usize> = [len(stored)].into_iter().chain(cols).collect();
+            if name.contains(EXPERT) {
+                tensor = tensor.replace(EXPERT, &expert.to_string());
+            } else if info.per_expert {
+                start += expert * len(stored);
+                shape.insert(0, spec.stacked_experts(slot));
+            }
+            let end = start + len(&[block]);
+            match pieces.last_mut() {
+                // Blocks that follow each other in the tensor as in the weight are taken as one
+                // piece.
+                Some(last) if last.tensor == tensor && last.rows.end == start => last.rows.end = end,
+                _ => pieces.push(Piece { tensor, shape, rows: start..end }),
             }
         }
-        pieces
+    }
+
+    /// Returns the piece that is the weight for `slot` in checkpoints that store the weights of all
+    /// experts in one tensor, as newer versions of transformers do.
+    pub(super) fn stacked_piece(&self, spec: &DecoderSpec, slot: WeightSlot) -> Option<Piece> {
+        let (index, name) = match slot {
+            WeightSlot::Layer(index, LayerSlot::ExpertGateUp) => (index, "gate_up_proj"),
+            WeightSlot::Layer(index, LayerSlot::ExpertDown) => (index, "down_proj"),
+            _ => return None,
+        };
+        let ((rows, cols), experts) = (spec.shape(slot), spec.stacked_experts(slot));
+        Some(Piece {
+            tensor: format!("{}{index}.mlp.experts.{name}", self.layers),
+            shape: vec![experts, rows / experts, cols],
+            rows: 0..rows,
+        })
     }
 
     /// Returns the full name of a tensor.

@@ -33,7 +33,7 @@ impl StoredWeights {
         let weights = StoredWeights { checkpoint, spec, names, scheme };
         let mut used = HashSet::new();
         for slot in weights.spec.slots() {
-            for piece in names.pieces(&weights.spec, slot) {
+            for piece in weights.pieces(slot) {
                 let tensor = weights.tensor(&piece)?;
                 if let (None, Some(module)) = (tensor.encoding.dense(), piece.module()) {
                     used.extend(SUFFIXES.map(|suffix| format!("{module}.{suffix}")));
@@ -43,6 +43,15 @@ impl StoredWeights {
         }
         weights.check_unused(&used)?;
         Ok(weights)
+    }
+
+    /// Returns the pieces that, stacked, are the weight for `slot`.
+    fn pieces(&self, slot: WeightSlot) -> Vec<Piece> {
+        let stacked = self.names.stacked_piece(&self.spec, slot);
+        match stacked.filter(|piece| self.checkpoint.contains(&piece.tensor)) {
+            Some(piece) => vec![piece],
+            None => self.names.pieces(&self.spec, slot),
+        }
     }
 
     /// Refuses tensors of layers, and biases of used weights, that the decoder does not use: they
@@ -58,6 +67,7 @@ impl StoredWeights {
                 || name.ends_with("rotary_pos_emb.inv_freq")
                 || name == self.names.head()
                 || self.is_needless(&name)
+                || self.is_of_later_layer(&name)
             {
                 continue;
             }
@@ -73,6 +83,13 @@ impl StoredWeights {
             tracing::warn!(count = ignored.len(), first, "tensors of the checkpoint are not used");
         }
         Ok(())
+    }
+
+    /// Returns whether a tensor belongs to a layer after the last one, which the family ignores.
+    fn is_of_later_layer(&self, name: &str) -> bool {
+        let index = name.strip_prefix(self.names.layers).and_then(|rest| rest.split('.').next());
+        let index = index.and_then(|index| index.parse::<usize>().ok());
+        self.names.has_later_layers && index.is_some_and(|index| index >= self.spec.layers.len())
     }
 
     /// Returns whether a tensor that a tool for quantization adds changes no results: scales of
@@ -116,6 +133,8 @@ fn host_tensor(tensor: &Tensor<'_>) -> Option<HostTensor> {
     };
     let (rows, cols) = match *tensor.shape {
         [rows, cols] => (rows, cols),
+        // The matrices of all experts, one after the other.
+        [experts, rows, cols] => (experts * rows, cols),
         // The decoder has only matrices and vectors.
         _ => (1, tensor.shape.iter().product()),
     };
@@ -133,7 +152,7 @@ impl WeightSource for StoredWeights {
                 if slot.is_vector() { (0..1, piece.rows) } else { (piece.rows, 0..tensor.cols) };
             Ok(Part { tensor, rows, cols })
         };
-        self.names.pieces(&self.spec, slot).into_iter().map(part).collect()
+        self.pieces(slot).into_iter().map(part).collect()
     }
 
     fn tensor_of(&self, part: &Part) -> Option<TensorPlace> {

@@ -8,7 +8,7 @@ mod device_sizes;
 use millrace_kernels::{KvFormat, KvSpec, Overheads, QkvLayout, Sizing};
 
 use crate::ShardLimits;
-use crate::decoder::{activation_elements, attention, products, step_size};
+use crate::decoder::{activation_elements, attention, products, routing_bytes, step_size};
 use crate::model::{DecoderSpec, WeightSlot, WeightStorage};
 use crate::state::SlotTable;
 
@@ -123,7 +123,10 @@ pub fn weight_bytes(spec: &DecoderSpec, storage: &WeightStorage, device: &impl S
     let bytes = |slot: WeightSlot| match spec.shape(slot) {
         (rows, cols) if slot.is_vector() => rows * cols * size_of::<f32>(),
         (rows, cols) if spec.is_looked_up(slot) => device.embedding_bytes(rows, cols, storage.dtype),
-        (rows, cols) => device.matrix_bytes(rows, cols, storage.matrix(slot, cols)),
+        (rows, cols) => {
+            let (experts, format) = (spec.stacked_experts(slot), storage.matrix(slot, cols));
+            device.experts_bytes(experts, rows / experts, cols, format)
+        }
     };
     spec.slots().into_iter().map(bytes).sum()
 }
@@ -149,6 +152,7 @@ pub fn footprint(
         weights: weight_bytes(spec, &storage, device),
         activations: device
             .activation_bytes(activation_elements(spec, max_step_tokens, max_sequences))
+            .saturating_add(routing_bytes(spec, max_step_tokens, device))
             .saturating_add(device.scratch_bytes(&products(spec, &storage, limits))),
         logits: singles(max_sequences.saturating_mul(spec.vocab + own_columns))
             .saturating_add(device.gather_bytes(ranks, max_sequences.saturating_mul(own_columns))),

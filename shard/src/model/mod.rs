@@ -12,11 +12,12 @@ pub(crate) mod test_spec;
 use millrace_kernels::DType;
 
 pub use slots::{FeatureBlock, LayerSlot, StoredTensors, WeightInfo, WeightKind, WeightSlot};
+pub(crate) use source::take;
 pub use source::{TensorPlace, WeightError, WeightSource};
 pub use spec::{
-    AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, HeadNormPlan, HeadPlan,
-    LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions, Residual, RopeScaling,
-    RopeTable, SlopeRule,
+    AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, ExpertsSpec, HeadNormPlan,
+    HeadPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions, Residual,
+    RopeScaling, RopeTable, SharedExpert, SlopeRule,
 };
 pub use storage::{CheckpointFormat, Quantize, QuantizeError, StorageError, WeightStorage};
 

@@ -6,7 +6,7 @@
 //! quantized, and how much memory it takes. A new weight needs a row here, and code in the decoder
 //! that uses it.
 
-use super::spec::{DecoderSpec, HeadNormPlan, LayerSpec, Residual};
+use super::spec::{DecoderSpec, ExpertsSpec, HeadNormPlan, LayerSpec, Residual, SharedExpert};
 
 /// The place of one weight of the decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -76,6 +76,20 @@ pub enum LayerSlot {
     DownBias,
     /// The scale of the norm of the MLP's output.
     MlpOutNorm,
+    /// The router of a mixture of experts.
+    Router,
+    /// The bias that is added to the router's scores for the choice.
+    ChoiceBias,
+    /// The fused projections to gate and up of all experts.
+    ExpertGateUp,
+    /// The down projections of all experts.
+    ExpertDown,
+    /// The fused projection to gate and up of the shared expert.
+    SharedGateUp,
+    /// The down projection of the shared expert.
+    SharedDown,
+    /// The projection to the gate of the shared expert's result.
+    SharedGate,
 }
 
 /// A run of features along an axis of a weight. A rank holds a share of some blocks, and all of
@@ -102,6 +116,10 @@ pub enum FeatureBlock {
     Gate,
     /// The up projection of the MLP, `[width]`.
     Up,
+    /// One number for each expert, `[experts]`.
+    Experts,
+    /// One number, `[1]`.
+    One,
 }
 
 /// The kind of a weight.
@@ -123,6 +141,9 @@ pub enum WeightKind {
 /// The tensors of a checkpoint that together store a weight: for each, its name without `.weight`
 /// or `.bias`, and the blocks of output features that are stacked in it. The name of a layer's
 /// tensor follows the prefix of the layer.
+///
+/// A star in the name of a weight of all experts stands for the number of an expert. A name without
+/// a star is that of a tensor `[experts, outputs, inputs]`.
 pub type StoredTensors = &'static [(&'static str, &'static [FeatureBlock])];
 
 /// A row of the table of weights.
@@ -137,6 +158,8 @@ pub struct WeightInfo {
     pub inputs: Option<FeatureBlock>,
     /// The tensors that store the weight in the layout of Llama, which most families use.
     pub usual_tensors: StoredTensors,
+    /// Whether the weight is that of all experts, stacked. `outputs` are those of one expert.
+    pub per_expert: bool,
     /// Whether a layer with this specification has the weight.
     is_present: fn(&DecoderSpec, &LayerSpec) -> bool,
 }
@@ -160,27 +183,68 @@ const QUERY: &[FeatureBlock] = &[FeatureBlock::Query];
 const KEY: &[FeatureBlock] = &[FeatureBlock::Key];
 const HEADS: &[FeatureBlock] = &[FeatureBlock::Heads];
 const POSITIONS: &[FeatureBlock] = &[FeatureBlock::Positions];
+const EXPERTS: &[FeatureBlock] = &[FeatureBlock::Experts];
+const ONE: &[FeatureBlock] = &[FeatureBlock::One];
+const EXPERT_GATE_UP_TENSORS: StoredTensors =
+    &[("mlp.experts.*.gate_proj", &[FeatureBlock::Gate]), ("mlp.experts.*.up_proj", &[FeatureBlock::Up])];
+const EXPERT_DOWN_TENSORS: StoredTensors = &[("mlp.experts.*.down_proj", HIDDEN)];
+const SHARED_GATE_UP_TENSORS: StoredTensors = &[
+    ("mlp.shared_expert.gate_proj", &[FeatureBlock::Gate]),
+    ("mlp.shared_expert.up_proj", &[FeatureBlock::Up]),
+];
 const VOCABULARY: &[FeatureBlock] = &[FeatureBlock::Vocabulary];
 
 impl WeightInfo {
     fn matrix(outputs: &'static [FeatureBlock], inputs: FeatureBlock, tensors: StoredTensors) -> Self {
         let kind = WeightKind::Matrix { may_quantize: false };
-        WeightInfo { kind, outputs, inputs: Some(inputs), usual_tensors: tensors, is_present: |_, _| true }
+        WeightInfo {
+            kind,
+            outputs,
+            inputs: Some(inputs),
+            usual_tensors: tensors,
+            per_expert: false,
+            is_present: |_, _| true,
+        }
     }
 
     fn norm_scale(outputs: &'static [FeatureBlock], tensors: StoredTensors) -> Self {
         let kind = WeightKind::NormScale;
-        WeightInfo { kind, outputs, inputs: None, usual_tensors: tensors, is_present: |_, _| true }
+        WeightInfo {
+            kind,
+            outputs,
+            inputs: None,
+            usual_tensors: tensors,
+            per_expert: false,
+            is_present: |_, _| true,
+        }
     }
 
     fn bias(outputs: &'static [FeatureBlock], tensors: StoredTensors) -> Self {
         let kind = WeightKind::Bias;
-        WeightInfo { kind, outputs, inputs: None, usual_tensors: tensors, is_present: |_, _| true }
+        WeightInfo {
+            kind,
+            outputs,
+            inputs: None,
+            usual_tensors: tensors,
+            per_expert: false,
+            is_present: |_, _| true,
+        }
     }
 
     fn parameter(outputs: &'static [FeatureBlock], tensors: StoredTensors) -> Self {
         let kind = WeightKind::Parameter;
-        WeightInfo { kind, outputs, inputs: None, usual_tensors: tensors, is_present: |_, _| true }
+        WeightInfo {
+            kind,
+            outputs,
+            inputs: None,
+            usual_tensors: tensors,
+            per_expert: false,
+            is_present: |_, _| true,
+        }
+    }
+
+    fn per_expert(self) -> Self {
+        WeightInfo { per_expert: true, ..self }
     }
 
     fn may_quantize(self) -> Self {
@@ -194,7 +258,7 @@ impl WeightInfo {
 
 impl LayerSlot {
     /// All weights of a layer, in the order in which they are loaded.
-    pub const ALL: [LayerSlot; 21] = [
+    pub const ALL: [LayerSlot; 28] = [
         LayerSlot::AttentionNorm,
         LayerSlot::AttentionNormBias,
         LayerSlot::Qkv,
@@ -216,6 +280,13 @@ impl LayerSlot {
         LayerSlot::Down,
         LayerSlot::DownBias,
         LayerSlot::MlpOutNorm,
+        LayerSlot::Router,
+        LayerSlot::ChoiceBias,
+        LayerSlot::ExpertGateUp,
+        LayerSlot::ExpertDown,
+        LayerSlot::SharedGateUp,
+        LayerSlot::SharedDown,
+        LayerSlot::SharedGate,
     ];
 
     /// Returns the row of this weight in the table.
@@ -255,20 +326,55 @@ impl LayerSlot {
                 .may_quantize()
                 .only_if(|_, layer| layer.mlp.is_gated()),
             LayerSlot::GateUpBias => Info::bias(GATE_UP, GATE_UP_TENSORS)
-                .only_if(|_, layer| layer.mlp.is_gated() && layer.mlp.dense().up_bias),
+                .only_if(|_, layer| layer.mlp.is_gated() && up_bias(layer)),
             LayerSlot::Up => {
-                Info::matrix(UP, Hidden, UP_TENSORS).may_quantize().only_if(|_, layer| !layer.mlp.is_gated())
+                Info::matrix(UP, Hidden, UP_TENSORS).may_quantize().only_if(|_, layer| layer.mlp.is_plain())
             }
-            LayerSlot::UpBias => Info::bias(UP, UP_TENSORS)
-                .only_if(|_, layer| !layer.mlp.is_gated() && layer.mlp.dense().up_bias),
-            LayerSlot::Down => Info::matrix(HIDDEN, Gate, DOWN_TENSORS).may_quantize(),
-            LayerSlot::DownBias => {
-                Info::bias(HIDDEN, DOWN_TENSORS).only_if(|_, layer| layer.mlp.dense().down_bias)
+            LayerSlot::UpBias => {
+                Info::bias(UP, UP_TENSORS).only_if(|_, layer| layer.mlp.is_plain() && up_bias(layer))
             }
+            LayerSlot::Down => Info::matrix(HIDDEN, Gate, DOWN_TENSORS)
+                .may_quantize()
+                .only_if(|_, layer| layer.mlp.dense().is_some()),
+            LayerSlot::DownBias => Info::bias(HIDDEN, DOWN_TENSORS)
+                .only_if(|_, layer| layer.mlp.dense().is_some_and(|mlp| mlp.down_bias)),
             LayerSlot::MlpOutNorm => Info::norm_scale(HIDDEN, &[("post_feedforward_layernorm", HIDDEN)])
                 .only_if(|model, _| model.norm.place.is_after()),
+            // The router decides which experts are used, and takes little memory.
+            LayerSlot::Router => Info::matrix(EXPERTS, Hidden, &[("mlp.gate", EXPERTS)])
+                .only_if(|_, layer| layer.mlp.experts().is_some()),
+            LayerSlot::ChoiceBias => {
+                Info::parameter(EXPERTS, &[("mlp.gate.e_score_correction_bias", EXPERTS)])
+                    .only_if(|_, layer| layer.mlp.experts().is_some_and(|experts| experts.choice_bias))
+            }
+            LayerSlot::ExpertGateUp => Info::matrix(GATE_UP, Hidden, EXPERT_GATE_UP_TENSORS)
+                .may_quantize()
+                .per_expert()
+                .only_if(|_, layer| layer.mlp.experts().is_some()),
+            LayerSlot::ExpertDown => Info::matrix(HIDDEN, Gate, EXPERT_DOWN_TENSORS)
+                .may_quantize()
+                .per_expert()
+                .only_if(|_, layer| layer.mlp.experts().is_some()),
+            LayerSlot::SharedGateUp => Info::matrix(GATE_UP, Hidden, SHARED_GATE_UP_TENSORS)
+                .may_quantize()
+                .only_if(|_, layer| shared(layer).is_some()),
+            LayerSlot::SharedDown => Info::matrix(HIDDEN, Gate, &[("mlp.shared_expert.down_proj", HIDDEN)])
+                .may_quantize()
+                .only_if(|_, layer| shared(layer).is_some()),
+            LayerSlot::SharedGate => Info::matrix(ONE, Hidden, &[("mlp.shared_expert_gate", ONE)])
+                .only_if(|_, layer| shared(layer).is_some_and(|shared| shared.gated)),
         }
     }
+}
+
+/// Returns whether gate and up of a dense MLP have biases.
+fn up_bias(layer: &LayerSpec) -> bool {
+    layer.mlp.dense().is_some_and(|mlp| mlp.up_bias)
+}
+
+/// Returns the shared expert of a layer.
+fn shared(layer: &LayerSpec) -> Option<SharedExpert> {
+    layer.mlp.experts().and_then(|experts| experts.shared)
 }
 
 impl WeightSlot {
@@ -368,8 +474,19 @@ impl DecoderSpec {
             FeatureBlock::HeadDim => layout().head_dim,
             FeatureBlock::Query => layout().heads * layout().head_dim,
             FeatureBlock::Key | FeatureBlock::Value => layout().kv_heads * layout().head_dim,
-            FeatureBlock::Gate | FeatureBlock::Up => layer().mlp.dense().width,
+            FeatureBlock::Gate | FeatureBlock::Up => mlp_width(layer(), slot),
+            FeatureBlock::Experts => layer().mlp.experts().map_or(0, ExpertsSpec::count),
+            FeatureBlock::One => 1,
         }
+    }
+
+    /// Returns the number of experts whose weights are stacked in the one for `slot`: 1 unless it
+    /// is that of all experts.
+    ///
+    /// # Panics
+    /// If `slot` names a layer that the model does not have.
+    pub fn stacked_experts(&self, slot: WeightSlot) -> usize {
+        if slot.info().per_expert { self.block_len(slot, FeatureBlock::Experts) } else { 1 }
     }
 
     /// Returns the rows and columns of the weight for `slot`. A vector has one row.
@@ -378,7 +495,8 @@ impl DecoderSpec {
     /// If `slot` names a layer that the model does not have.
     pub fn shape(&self, slot: WeightSlot) -> (usize, usize) {
         let info = slot.info();
-        let outputs = info.outputs.iter().map(|&block| self.block_len(slot, block)).sum();
+        let of_expert: usize = info.outputs.iter().map(|&block| self.block_len(slot, block)).sum();
+        let outputs = self.stacked_experts(slot) * of_expert;
         match info.inputs {
             Some(inputs) => (outputs, self.block_len(slot, inputs)),
             None => (1, outputs),
@@ -391,6 +509,20 @@ impl DecoderSpec {
     }
 }
 
+/// Returns the number of features of gate and of up in the MLP that the weight belongs to; 0 if the
+/// layer does not have it.
+fn mlp_width(layer: &LayerSpec, slot: WeightSlot) -> usize {
+    match slot {
+        WeightSlot::Layer(_, LayerSlot::ExpertGateUp | LayerSlot::ExpertDown) => {
+            layer.mlp.experts().map_or(0, |experts| experts.width)
+        }
+        WeightSlot::Layer(_, LayerSlot::SharedGateUp | LayerSlot::SharedDown) => {
+            shared(layer).map_or(0, |shared| shared.width)
+        }
+        _ => layer.mlp.dense().map_or(0, |mlp| mlp.width),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -400,7 +532,7 @@ mod tests {
         for (index, slot) in LayerSlot::ALL.into_iter().enumerate() {
             assert_eq!(slot as usize, index, "{slot:?}");
         }
-        assert_eq!(LayerSlot::ALL.last(), Some(&LayerSlot::MlpOutNorm), "the last variant is in the list");
+        assert_eq!(LayerSlot::ALL.last(), Some(&LayerSlot::SharedGate), "the last variant is in the list");
     }
 
     /// Whatever stores a weight must hold each of its blocks once.

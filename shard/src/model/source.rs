@@ -1,5 +1,7 @@
 //! The interface of everything that weights can be loaded from.
 
+use std::ops::Range;
+
 use millrace_kernels::Part;
 
 use super::slots::WeightSlot;
@@ -100,5 +102,23 @@ pub trait WeightSource {
     /// If a file has been changed since then, or could not be read.
     fn verify(&self) -> Result<(), WeightError> {
         Ok(())
+    }
+}
+
+/// Appends the parts of `whole` that make up the rows `wanted` of a matrix, or the elements
+/// `wanted` of a vector.
+pub(crate) fn take(whole: &[Part], wanted: Range<usize>, vector: bool, to: &mut Vec<Part>) {
+    let mut first = 0;
+    for part in whole {
+        let axis = if vector { &part.cols } else { &part.rows };
+        let here = first..first + axis.len();
+        first = here.end;
+        let (start, end) = (wanted.start.max(here.start), wanted.end.min(here.end));
+        if start < end {
+            let range = axis.start + start - here.start..axis.start + end - here.start;
+            let mut taken = part.clone();
+            *(if vector { &mut taken.cols } else { &mut taken.rows }) = range;
+            to.push(taken);
+        }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use millrace_kernels::{Activation, QkvLayout, RopeStyle};
+use millrace_kernels::{Activation, QkvLayout, RopeStyle, RouterSpec};
 
 /// The specification of a decoder.
 #[derive(Debug, Clone, PartialEq)]
@@ -269,27 +269,77 @@ pub enum Mlp {
     Gated(DenseMlp),
     /// `down(activation(up(x)))`.
     Plain(DenseMlp),
+    /// The weighted sum of some of many gated MLPs, chosen for each token by a router.
+    Experts(ExpertsSpec),
 }
 
 impl Mlp {
-    /// Returns the sizes of an MLP that every token passes through.
-    pub fn dense(&self) -> &DenseMlp {
+    /// Returns the sizes of an MLP that every token passes through. A mixture of experts has none.
+    pub fn dense(&self) -> Option<&DenseMlp> {
         match self {
-            Mlp::Gated(mlp) | Mlp::Plain(mlp) => mlp,
+            Mlp::Gated(mlp) | Mlp::Plain(mlp) => Some(mlp),
+            Mlp::Experts(_) => None,
         }
     }
 
-    /// Returns the sizes, to change them.
-    pub fn dense_mut(&mut self) -> &mut DenseMlp {
+    /// Returns the sizes of an MLP that every token passes through, to change them.
+    pub fn dense_mut(&mut self) -> Option<&mut DenseMlp> {
         match self {
-            Mlp::Gated(mlp) | Mlp::Plain(mlp) => mlp,
+            Mlp::Gated(mlp) | Mlp::Plain(mlp) => Some(mlp),
+            Mlp::Experts(_) => None,
         }
     }
 
-    /// Returns whether the MLP has a gate.
+    /// Returns the mixture of experts, if the MLP is one.
+    pub fn experts(&self) -> Option<&ExpertsSpec> {
+        match self {
+            Mlp::Gated(_) | Mlp::Plain(_) => None,
+            Mlp::Experts(experts) => Some(experts),
+        }
+    }
+
+    /// Returns whether the MLP is one that every token passes through, with a gate.
     pub fn is_gated(&self) -> bool {
         matches!(self, Mlp::Gated(_))
     }
+
+    /// Returns whether the MLP is one that every token passes through, without a gate.
+    pub fn is_plain(&self) -> bool {
+        matches!(self, Mlp::Plain(_))
+    }
+}
+
+/// The specification of a mixture of experts. Experts are gated MLPs without biases.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ExpertsSpec {
+    /// The choice of experts.
+    pub router: RouterSpec,
+    /// Whether a bias is added to the router's scores for the choice.
+    pub choice_bias: bool,
+    /// Number of features of gate and of up of each expert.
+    pub width: usize,
+    /// The activation function of the gates.
+    pub act: Activation,
+    /// The expert that every token passes through.
+    pub shared: Option<SharedExpert>,
+}
+
+impl ExpertsSpec {
+    /// Returns the number of experts, without the shared one.
+    pub fn count(&self) -> usize {
+        self.router.experts
+    }
+}
+
+/// The specification of an expert that every token passes through, a gated MLP beside the chosen
+/// ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct SharedExpert {
+    /// Number of features of gate and of up.
+    pub width: usize,
+    /// Whether the result is multiplied by the sigmoid of a product of the token's state (Qwen2
+    /// MoE).
+    pub gated: bool,
 }
 
 /// The specification of an MLP, with or without a gate.

@@ -6,7 +6,7 @@ use millrace_kernels::{Backend, ModelLoading};
 use millrace_proto::{Loading, MemoryItem, Phase, Ready, Rendezvous, from_shard, to_shard};
 
 use crate::collective::{self, Deadlines};
-use crate::decoder::{Collective, Decoder, Weights, products};
+use crate::decoder::{Collective, Decoder, Weights, tuned_products};
 use crate::memory_plan::{self, MemoryPlan, PlanError, PlanRequest};
 use crate::model::{DecoderSpec, Model, WeightSource, WeightStorage};
 use crate::options::{PreviousPool, RankPlacement, ShardOptions};
@@ -58,7 +58,7 @@ pub(crate) fn start<P: Platform>(
     let start = Start { platform, router, placement, options, backend: &backend, spec: &spec };
     let plan = start.plan_memory(&request)?;
     let limits = plan.limits;
-    for warning in backend.tune(&products(&spec, &request.weights, &limits))? {
+    for warning in backend.tune(&tuned_products(&spec, &request.weights, &limits))? {
         tracing::warn!("{warning}");
     }
     timer.end("choose algorithms");

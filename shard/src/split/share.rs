@@ -2,7 +2,9 @@
 
 use std::ops::Range;
 
-use crate::model::{DecoderSpec, FeatureBlock, HeadNormPlan, LayerSpec, Positions, WeightSlot};
+use crate::model::{
+    DecoderSpec, FeatureBlock, HeadNormPlan, LayerSpec, Mlp, Positions, SharedExpert, WeightSlot,
+};
 
 /// A rank of a group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -65,9 +67,16 @@ impl Split {
             if let Positions::Linear(slopes) = &mut heads.positions {
                 slopes.first = rank * heads.layout.heads;
             }
-            let mlp = layer.mlp.dense_mut();
-            mlp.width /= world_size;
-            mlp.down_bias &= rank == 0;
+            match &mut layer.mlp {
+                Mlp::Gated(mlp) | Mlp::Plain(mlp) => {
+                    mlp.width /= world_size;
+                    mlp.down_bias &= rank == 0;
+                }
+                Mlp::Experts(experts) => {
+                    experts.width /= world_size;
+                    experts.shared.iter_mut().for_each(|shared| shared.width /= world_size);
+                }
+            }
         }
         Ok(spec)
     }
@@ -98,7 +107,11 @@ impl Split {
     fn cut_block(self, whole: &DecoderSpec, slot: WeightSlot, block: FeatureBlock) -> Range<usize> {
         let len = whole.block_len(slot, block);
         match block {
-            FeatureBlock::Hidden | FeatureBlock::HeadDim | FeatureBlock::Positions => 0..len,
+            FeatureBlock::Hidden
+            | FeatureBlock::HeadDim
+            | FeatureBlock::Positions
+            | FeatureBlock::Experts
+            | FeatureBlock::One => 0..len,
             FeatureBlock::Vocabulary => {
                 let Range { start, end } = self.vocab_rows(whole);
                 start.min(len)..end.min(len)
@@ -117,9 +130,10 @@ impl Split {
     /// Returns the part of the weight for `slot` that this rank takes.
     pub(super) fn cut(self, whole: &DecoderSpec, slot: WeightSlot) -> Cut {
         let info = slot.info();
-        let mut rows = Vec::with_capacity(info.outputs.len());
+        let experts = whole.stacked_experts(slot);
+        let mut rows = Vec::with_capacity(experts * info.outputs.len());
         let (mut offset, mut padding) = (0, 0);
-        for &block in info.outputs {
+        for &block in std::iter::repeat_n(info.outputs, experts).flatten() {
             let cut = self.cut_block(whole, slot, block);
             if block == FeatureBlock::Vocabulary {
                 padding = self.vocab_rows(whole).len() - cut.len();
@@ -143,17 +157,28 @@ fn obstacle(whole: &DecoderSpec, world_size: usize) -> Option<String> {
     let is_shared = |count: usize| count.is_multiple_of(world_size);
     whole.layers.iter().find_map(|layer| {
         let layout = layer.attention.heads().layout;
-        let (heads, kv_heads, width) = (layout.heads, layout.kv_heads, layer.mlp.dense().width);
+        let (heads, kv_heads) = (layout.heads, layout.kv_heads);
         if world_size > 1 && layer.attention.heads().head_norm == HeadNormPlan::AllHeads {
             Some("its norms of all query heads together cannot be shared".to_owned())
         } else if !is_shared(heads) {
             Some(format!("its {heads} attention heads cannot be shared evenly"))
         } else if !is_shared(kv_heads) && !world_size.is_multiple_of(kv_heads) {
             Some(format!("its {kv_heads} key/value heads can be neither shared nor repeated evenly"))
-        } else if !is_shared(width) {
-            Some(format!("the {width} features of its MLP cannot be shared evenly"))
         } else {
-            None
+            let mut widths = widths(&layer.mlp).into_iter().flatten();
+            let (owner, width) = widths.find(|(_, width)| !is_shared(*width))?;
+            Some(format!("the {width} features of its {owner} cannot be shared evenly"))
         }
     })
+}
+
+/// Returns the names and widths of the MLPs of a layer.
+fn widths(mlp: &Mlp) -> [Option<(&'static str, usize)>; 2] {
+    match mlp {
+        Mlp::Gated(mlp) | Mlp::Plain(mlp) => [Some(("MLP", mlp.width)), None],
+        Mlp::Experts(experts) => {
+            let shared = experts.shared.map(|SharedExpert { width, .. }| ("shared expert", width));
+            [Some(("experts", experts.width)), shared]
+        }
+    }
 }

@@ -1,6 +1,10 @@
 use super::*;
 use crate::model::test_spec::spec;
-use crate::model::{DecoderSpec, HeadNormPlan, LayerSlot, LearnedPositions, NormKind, WeightSlot};
+use crate::model::{
+    DecoderSpec, ExpertsSpec, HeadNormPlan, LayerSlot, LearnedPositions, Mlp, NormKind, SharedExpert,
+    WeightSlot,
+};
+use millrace_kernels::{Activation, RouterScores, RouterSpec};
 
 /// Heads and features that 4 ranks can share.
 fn whole(heads: usize, kv_heads: usize, vocab: usize) -> DecoderSpec {
@@ -14,9 +18,20 @@ fn whole(heads: usize, kv_heads: usize, vocab: usize) -> DecoderSpec {
         (attention.layout.heads, attention.layout.kv_heads) = (heads, kv_heads);
         (attention.qkv_bias, attention.out_bias, attention.sinks) = (true, true, true);
         attention.head_norm = HeadNormPlan::PerHead;
-        let mlp = layer.mlp.dense_mut();
+        let mlp = layer.mlp.dense_mut().unwrap();
         (mlp.width, mlp.up_bias, mlp.down_bias) = (24, true, true);
     }
+    let router = RouterSpec {
+        experts: 3,
+        top_k: 2,
+        scores: RouterScores::Sigmoid,
+        normalize: true,
+        factor: 1.0,
+        groups: None,
+    };
+    let shared = Some(SharedExpert { width: 12, gated: true });
+    spec.layers[1].mlp =
+        Mlp::Experts(ExpertsSpec { router, choice_bias: true, width: 8, act: Activation::Silu, shared });
     spec
 }
 
@@ -63,7 +78,14 @@ fn what_is_cut_is_taken_once_and_the_rest_by_everyone() {
                         }
                         WeightSlot::Layer(
                             _,
-                            LayerSlot::Out | LayerSlot::GateUp | LayerSlot::GateUpBias | LayerSlot::Down,
+                            LayerSlot::Out
+                            | LayerSlot::GateUp
+                            | LayerSlot::GateUpBias
+                            | LayerSlot::Down
+                            | LayerSlot::ExpertGateUp
+                            | LayerSlot::ExpertDown
+                            | LayerSlot::SharedGateUp
+                            | LayerSlot::SharedDown,
                         ) => 1,
                         _ => world_size,
                     };
@@ -80,7 +102,7 @@ fn biases_after_a_sum_are_added_once() {
     let biases = |rank| {
         let spec = Split { rank, world_size: 2 }.spec(&whole).unwrap();
         let layer = &spec.layers[0];
-        let (heads, mlp) = (layer.attention.heads(), layer.mlp.dense());
+        let (heads, mlp) = (layer.attention.heads(), layer.mlp.dense().unwrap());
         (heads.qkv_bias, mlp.up_bias, heads.out_bias, mlp.down_bias)
     };
     assert_eq!([biases(0), biases(1)], [(true, true, true, true), (true, true, false, false)]);

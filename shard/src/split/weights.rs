@@ -1,12 +1,10 @@
 //! The weights of one rank, cut from those of the whole model.
 
-use std::ops::Range;
-
 use bytes::Bytes;
 use millrace_kernels::{DType, HostTensor, Part};
 
 use super::share::{Cut, Split};
-use crate::model::{DecoderSpec, TensorPlace, WeightError, WeightSlot, WeightSource};
+use crate::model::{DecoderSpec, TensorPlace, WeightError, WeightSlot, WeightSource, take};
 
 /// One rank's share of a model's weights. The rest of the weights is not read.
 pub(super) struct SplitWeights {
@@ -69,23 +67,5 @@ impl WeightSource for SplitWeights {
 
     fn verify(&self) -> Result<(), WeightError> {
         self.whole.verify()
-    }
-}
-
-/// Appends the parts of `whole` that make up the rows `wanted` of a matrix, or the elements
-/// `wanted` of a vector.
-fn take(whole: &[Part], wanted: Range<usize>, vector: bool, to: &mut Vec<Part>) {
-    let mut first = 0;
-    for part in whole {
-        let axis = if vector { &part.cols } else { &part.rows };
-        let here = first..first + axis.len();
-        first = here.end;
-        let (start, end) = (wanted.start.max(here.start), wanted.end.min(here.end));
-        if start < end {
-            let range = axis.start + start - here.start..axis.start + end - here.start;
-            let mut taken = part.clone();
-            *(if vector { &mut taken.cols } else { &mut taken.rows }) = range;
-            to.push(taken);
-        }
     }
 }

@@ -9,14 +9,16 @@ pub mod router;
 use std::collections::HashMap;
 
 use millrace_kernels::{
-    Activation, Backend, DType, HostTensor, KvFormat, Part, QkvLayout, RopeStyle, SeqRow, StepInput,
+    Activation, Backend, DType, ExpertGroups, GroupScore, HostTensor, KvFormat, Part, QkvLayout, RopeStyle,
+    RouterScores, RouterSpec, SeqRow, StepInput,
 };
 use millrace_shard::ShardLimits;
 use millrace_shard::decoder::{Collective, Decoder, SubmittedStep, Weights};
 use millrace_shard::model::{
-    AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, HeadNormPlan, HeadPlan,
-    LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions, Residual, RopeScaling,
-    RopeTable, SlopeRule, WeightError, WeightKind, WeightSlot, WeightSource, WeightStorage,
+    AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, ExpertsSpec, HeadNormPlan,
+    HeadPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions, Residual,
+    RopeScaling, RopeTable, SharedExpert, SlopeRule, WeightError, WeightKind, WeightSlot, WeightSource,
+    WeightStorage,
 };
 use proptest::prelude::*;
 
@@ -188,6 +190,31 @@ fn branches() -> impl Strategy<Value = (NormPlan, Residual, f32)> {
         .prop_map(|(kind, (place, residual), factor)| (NormPlan { kind, place }, residual, factor))
 }
 
+/// Generates mixtures of experts with all combinations of options.
+pub fn mixtures() -> impl Strategy<Value = ExpertsSpec> {
+    let shared = prop::option::of((1usize..20, any::<bool>()));
+    let groups = prop::option::of((1usize..4, any::<bool>()));
+    let router = (1usize..4, 2usize..4, 1usize..5, any::<(bool, bool)>(), groups);
+    (router, any::<bool>(), 1usize..20, shared).prop_map(|(router, choice_bias, width, shared)| {
+        let (count, size, top_k, (sigmoid, normalize), groups) = router;
+        let groups = groups.map(|(chosen, two)| ExpertGroups {
+            count,
+            chosen: chosen.min(count),
+            score: if two { GroupScore::TwoBest } else { GroupScore::Best },
+        });
+        let router = RouterSpec {
+            experts: count * size,
+            top_k: top_k.min(groups.map_or(count, |groups| groups.chosen) * size),
+            scores: if sigmoid { RouterScores::Sigmoid } else { RouterScores::Softmax },
+            normalize,
+            factor: 1.5,
+            groups,
+        };
+        let shared = shared.map(|(width, gated)| SharedExpert { width, gated });
+        ExpertsSpec { router, choice_bias, width, act: Activation::Silu, shared }
+    })
+}
+
 /// Generates specifications with all combinations of options.
 pub fn specs() -> impl Strategy<Value = DecoderSpec> {
     let head = (1usize..4, 1usize..4, 1usize..9).prop_map(|(kv_heads, group, half)| QkvLayout {
@@ -201,7 +228,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
         head_norms(),
         positions(),
         prop::option::of(1usize..9),
-        (1usize..40, any::<bool>(), activations()),
+        (1usize..40, any::<bool>(), activations(), prop::option::of(mixtures())),
         (prop::option::of(1f32..8.0), any::<bool>()),
     );
     let layers = prop::collection::vec(layer, 1..4);
@@ -246,7 +273,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                         mlp,
                         scores,
                     )| {
-                        let ((width, is_gated, act), (score_cap, sinks)) = (mlp, scores);
+                        let ((width, is_gated, act, experts), (score_cap, sinks)) = (mlp, scores);
                         let positions = match positions {
                             Positions::Linear(slopes) => {
                                 Positions::Linear(AlibiHeads { all: layout.heads, ..slopes })
@@ -269,6 +296,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
                         };
                         let mlp = DenseMlp { width, act, up_bias, down_bias };
                         let mlp = if is_gated { Mlp::Gated(mlp) } else { Mlp::Plain(mlp) };
+                        let mlp = experts.map_or(mlp, Mlp::Experts);
                         LayerSpec { attention, mlp }
                     },
                 )

@@ -1,14 +1,25 @@
 //! A second decoder in its plainest form: one sequence, no cache, double precision.
 
+use std::cell::Cell;
 use std::f64::consts::PI;
 
-use millrace_kernels::{Activation, RopeStyle};
+use millrace_kernels::{Activation, GroupScore, RopeStyle, RouterScores, RouterSpec};
 use millrace_shard::model::{
-    AlibiHeads, DecoderSpec, HeadNormPlan, LayerSlot, Mlp, NormKind, NormPlace, Positions, Residual,
-    RopeScaling, RopeTable, SlopeRule, WeightSlot,
+    AlibiHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LayerSlot, Mlp, NormKind, NormPlace, Positions,
+    Residual, RopeScaling, RopeTable, SlopeRule, WeightSlot,
 };
 
 use super::MemoryWeights;
+
+thread_local! {
+    static CLOSEST_CHOICE: Cell<f64> = const { Cell::new(f64::INFINITY) };
+}
+
+/// Returns the smallest difference between the scores of a chosen expert and of one that was not,
+/// since the last call. Where it is tiny, rounding decides.
+pub fn take_closest_choice() -> f64 {
+    CLOSEST_CHOICE.replace(f64::INFINITY)
+}
 
 /// Computes the logits of every position, `[tokens, vocab]`.
 pub fn logits(spec: &DecoderSpec, weights: &MemoryWeights, tokens: &[u32]) -> Vec<Vec<f64>> {
@@ -220,27 +231,100 @@ fn capped(x: f64, cap: Option<f32>) -> f64 {
 fn mlp(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, x: &[f64]) -> Vec<f64> {
     let get = |slot| weights.values(WeightSlot::Layer(index, slot));
     let layer = &spec.layers[index].mlp;
-    let mlp = layer.dense();
-    let (slot, bias) = match layer {
-        Mlp::Gated(_) => (LayerSlot::GateUp, LayerSlot::GateUpBias),
-        Mlp::Plain(_) => (LayerSlot::Up, LayerSlot::UpBias),
+    let (mlp, slot, bias) = match layer {
+        Mlp::Gated(mlp) => (mlp, LayerSlot::GateUp, LayerSlot::GateUpBias),
+        Mlp::Plain(mlp) => (mlp, LayerSlot::Up, LayerSlot::UpBias),
+        Mlp::Experts(experts) => return mixture(experts, get, x),
     };
     let mut y = matrix(&get(slot), x);
     if mlp.up_bias {
         add(&mut y, &get(bias));
     }
-    let activated: Vec<f64> = match layer {
-        Mlp::Gated(_) => {
-            let (gate, up) = y.split_at(mlp.width);
-            gate.iter().zip(up).map(|(g, u)| activate(mlp.act, *g) * u).collect()
-        }
-        Mlp::Plain(_) => y.iter().map(|u| activate(mlp.act, *u)).collect(),
+    let activated: Vec<f64> = if layer.is_gated() {
+        let (gate, up) = y.split_at(mlp.width);
+        gate.iter().zip(up).map(|(g, u)| activate(mlp.act, *g) * u).collect()
+    } else {
+        y.iter().map(|u| activate(mlp.act, *u)).collect()
     };
     let mut y = matrix(&get(LayerSlot::Down), &activated);
     if mlp.down_bias {
         add(&mut y, &get(LayerSlot::DownBias));
     }
     y
+}
+
+fn gated(gate_up: &[f64], down: &[f64], x: &[f64]) -> Vec<f64> {
+    let y = matrix(gate_up, x);
+    let (gate, up) = y.split_at(y.len() / 2);
+    let product: Vec<f64> = gate.iter().zip(up).map(|(g, u)| g * sigmoid(*g) * u).collect();
+    matrix(down, &product)
+}
+
+fn mixture(spec: &ExpertsSpec, get: impl Fn(LayerSlot) -> Vec<f64>, x: &[f64]) -> Vec<f64> {
+    let (gate_up, down) = (get(LayerSlot::ExpertGateUp), get(LayerSlot::ExpertDown));
+    let of_expert = |all: &[f64], expert: usize| -> Vec<f64> {
+        let len = all.len() / spec.count();
+        all[expert * len..(expert + 1) * len].to_vec()
+    };
+    let logits = matrix(&get(LayerSlot::Router), x);
+    let bias = if spec.choice_bias { get(LayerSlot::ChoiceBias) } else { vec![0.0; spec.count()] };
+    let mut sum = vec![0.0; x.len()];
+    for (expert, weight) in routed(&spec.router, &logits, &bias) {
+        let y = gated(&of_expert(&gate_up, expert), &of_expert(&down, expert), x);
+        sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += weight * y);
+    }
+    if let Some(shared) = spec.shared {
+        let factor = if shared.gated { sigmoid(matrix(&get(LayerSlot::SharedGate), x)[0]) } else { 1.0 };
+        let y = gated(&get(LayerSlot::SharedGateUp), &get(LayerSlot::SharedDown), x);
+        sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += factor * y);
+    }
+    sum
+}
+
+/// Returns the chosen experts and their weights.
+fn routed(router: &RouterSpec, logits: &[f64], bias: &[f64]) -> Vec<(usize, f64)> {
+    let total: f64 = logits.iter().map(|logit| logit.exp()).sum();
+    let scores: Vec<f64> = match router.scores {
+        RouterScores::Softmax => logits.iter().map(|logit| logit.exp() / total).collect(),
+        RouterScores::Sigmoid => logits.iter().map(|logit| sigmoid(*logit)).collect(),
+    };
+    let keys: Vec<f64> = scores.iter().zip(bias).map(|(score, bias)| score + bias).collect();
+    let descending = |keys: &[f64]| {
+        let mut order: Vec<usize> = (0..keys.len()).collect();
+        order.sort_by(|a, b| keys[*b].total_cmp(&keys[*a]));
+        order
+    };
+    // Remembers how close the best key that is not chosen comes to those that are.
+    let note_gap = |keys: &[f64], order: &[usize], count: usize| {
+        if count < order.len() {
+            let gap = keys[order[count - 1]] - keys[order[count]];
+            CLOSEST_CHOICE.set(CLOSEST_CHOICE.get().min(gap));
+        }
+    };
+    let mut chosen = descending(&keys);
+    if let Some(groups) = router.groups {
+        let size = keys.len() / groups.count;
+        let score = |group: &[f64]| {
+            let best = descending(group);
+            match groups.score {
+                GroupScore::Best => group[best[0]],
+                GroupScore::TwoBest => group[best[0]] + group[best[1]],
+            }
+        };
+        let of_groups: Vec<f64> = keys.chunks(size).map(score).collect();
+        let kept = descending(&of_groups);
+        note_gap(&of_groups, &kept, groups.chosen);
+        let kept = &kept[..groups.chosen];
+        chosen.retain(|expert| kept.contains(&(expert / size)));
+    }
+    note_gap(&keys, &chosen, router.top_k);
+    chosen.truncate(router.top_k);
+    let sum: f64 = if router.normalize { chosen.iter().map(|expert| scores[*expert]).sum() } else { 1.0 };
+    chosen.into_iter().map(|expert| (expert, scores[expert] / sum * f64::from(router.factor))).collect()
+}
+
+fn sigmoid(x: f64) -> f64 {
+    1.0 / (1.0 + (-x).exp())
 }
 
 fn activate(act: Activation, x: f64) -> f64 {

@@ -4,13 +4,14 @@ use std::sync::PoisonError;
 
 use super::buffers::{Buf, Kv, Matrix, Vector};
 use super::cuda::Cuda;
+use super::experts::{Experts, Routing};
 use super::loading::WeightUpload;
 use super::packed::QuantizedRows;
 use super::queue::Queue;
 use super::tuning::{TunedProducts, TuningPolicy};
 use crate::backend::{
-    Backend, DeviceTypes, KvSpec, ModelLoading, Overheads, ProductShape, Segment, Sizing, StepSize,
-    WeightFormat,
+    Backend, DeviceTypes, KvSpec, ModelLoading, Overheads, ProductShape, RoutingSpec, Segment, Sizing,
+    StepSize, WeightFormat,
 };
 use crate::cuda::Elem;
 use crate::cuda::device::arena::ALIGNMENT;
@@ -20,6 +21,8 @@ impl DeviceTypes for Cuda {
     type Buf = Buf;
     type Vector = Vector;
     type Matrix = Matrix;
+    type Experts = Experts;
+    type Routing = Routing;
     type Kv = Kv;
     type Queue = Queue;
 }
@@ -33,6 +36,10 @@ impl Backend for Cuda {
 impl Sizing for Cuda {
     fn matrix_bytes(&self, out: usize, cols: usize, format: WeightFormat) -> usize {
         Matrix::bytes(out, cols, format)
+    }
+
+    fn routing_bytes(&self, spec: &RoutingSpec) -> usize {
+        Routing::bytes(self.elem(), spec)
     }
 
     fn kv_bytes(&self, spec: &KvSpec) -> usize {
@@ -101,12 +108,15 @@ impl ModelLoading for Cuda {
         if format == WeightFormat::Fp8 {
             self.allocate_quantized_rows()?;
         }
-        let mut upload = self.weight_upload.lock().unwrap_or_else(PoisonError::into_inner);
-        let upload = match &mut *upload {
-            Some(upload) => upload,
-            none => none.insert(WeightUpload::new(&self.device)?),
-        };
-        Matrix::new(&self.device, upload, &parts, format)
+        self.upload_weights(|upload| Matrix::new(&self.device, upload, &parts, format))
+    }
+
+    fn experts(&self, experts: &[Vec<Part>], format: WeightFormat) -> Result<Experts> {
+        self.upload_weights(|upload| Experts::new(&self.device, upload, experts, format))
+    }
+
+    fn routing(&self, spec: &RoutingSpec) -> Result<Routing> {
+        Routing::new(&self.device, self.elem(), spec)
     }
 
     fn kv(&self, spec: KvSpec) -> Result<Kv> {
@@ -119,6 +129,15 @@ impl ModelLoading for Cuda {
 }
 
 impl Cuda {
+    /// Calls `upload` with the path of weights to the device.
+    fn upload_weights<T>(&self, upload: impl FnOnce(&mut WeightUpload) -> Result<T>) -> Result<T> {
+        let mut path = self.weight_upload.lock().unwrap_or_else(PoisonError::into_inner);
+        match &mut *path {
+            Some(path) => upload(path),
+            none => upload(none.insert(WeightUpload::new(&self.device)?)),
+        }
+    }
+
     /// Allocates the buffer for quantized activations, if it is needed and not there yet.
     fn allocate_quantized_rows(&self) -> Result<()> {
         if let (Some(tuned), None, true) = (self.tuned.get(), self.quantized.get(), self.quantizes_rows()) {

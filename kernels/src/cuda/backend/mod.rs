@@ -9,6 +9,7 @@ mod buffers;
 mod collectives;
 mod cuda;
 mod decoding;
+mod experts;
 mod loading;
 mod operations;
 mod packed;

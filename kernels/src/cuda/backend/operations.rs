@@ -3,10 +3,12 @@
 use super::buffers::{Buf, Kv, Matrix, Vector};
 use super::cuda::Cuda;
 use super::decoding::{of_rows, scores};
+use super::experts::{Experts, Routing};
 use super::queue::Queue;
 use crate::Result;
 use crate::backend::{
-    Activation, AttentionSpec, ForwardOps, Norm, NormKind, OpenStep, Prologue, RowParts, ScoreTerms,
+    Activation, AttentionSpec, ExpertMlp, ForwardOps, Norm, NormKind, OpenStep, Prologue, RowParts,
+    ScoreTerms,
 };
 use crate::cuda::ops::activation::{
     self, ActivationKind, ActivationRows, KernelVersion, ScaledSum, SoftCapRows,
@@ -167,13 +169,38 @@ impl ForwardOps for Cuda {
     }
 
     fn gate(&self, n: usize, act: Activation, x: &Buf, out: &mut Buf) -> Result<()> {
-        let rows = ActivationRows { rows: n, cols: out.cols, x: x.rows(n), out: out.rows(n) };
-        activation::gate(&self.device, KernelVersion::Fast, activation_kind(act), &rows)
+        self.gate_rows(n, act, x, out)
     }
 
     fn activate(&self, n: usize, act: Activation, x: &mut Buf) -> Result<()> {
         let rows = ActivationRows { rows: n, cols: x.cols, x: x.rows(n), out: x.rows(n) };
         activation::activate(&self.device, KernelVersion::Fast, activation_kind(act), &rows)
+    }
+
+    fn route(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        n: usize,
+        logits: &Buf,
+        bias: Option<&Vector>,
+        routing: &mut Routing,
+    ) -> Result<()> {
+        self.choose_experts((n, step.queue().token_count()), logits, bias, routing)
+    }
+
+    fn expert_mlp(
+        &self,
+        n: usize,
+        x: &Buf,
+        mlp: &ExpertMlp<'_, Experts>,
+        routing: &mut Routing,
+        out: &mut Buf,
+    ) -> Result<()> {
+        self.compute_experts(n, x, mlp, routing, out)
+    }
+
+    fn add_gated(&self, n: usize, x: &Buf, gate: &Buf, routing: &mut Routing, out: &mut Buf) -> Result<()> {
+        self.add_gated_rows(n, x, gate, routing, out)
     }
 
     fn gather(&self, step: &OpenStep<'_, Queue>, x: &Buf, out: &mut Buf) -> Result<()> {
@@ -232,7 +259,7 @@ fn norm_kind(by: &Norm<Vector>) -> norm::NormKind<'_> {
     }
 }
 
-fn activation_kind(act: Activation) -> ActivationKind {
+pub(super) fn activation_kind(act: Activation) -> ActivationKind {
     match act {
         Activation::Silu => ActivationKind::Silu,
         Activation::Gelu => ActivationKind::Gelu,

@@ -361,6 +361,11 @@ impl Queue {
         self.bounds.tokens
     }
 
+    /// Returns the number of tokens that are no padding, which only the device knows, `[1]`.
+    pub(super) fn token_count(&self) -> View<'_> {
+        self.list(self.layout.counts, 1)
+    }
+
     /// Returns the number of tokens whose logits are wanted.
     pub(super) fn outputs(&self) -> usize {
         self.bounds.outputs

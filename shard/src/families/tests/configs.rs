@@ -1,11 +1,12 @@
 //! Tests of the meaning of configurations, and of the errors of invalid ones.
 
+use millrace_kernels::{ExpertGroups, GroupScore, RouterScores};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::{changed, config_only, llama, load_dummy, spec};
 use crate::families::{self, Overrides, RopeKind};
-use crate::model::{DecoderSpec, RopeScaling};
+use crate::model::{DecoderSpec, RopeScaling, SharedExpert};
 
 fn ok(changes: Value) -> DecoderSpec {
     spec(&changed(llama(), &changes)).unwrap_or_else(|error| panic!("{changes}: {error}"))
@@ -36,6 +37,111 @@ fn chatglm(changes: &Value) -> Value {
         "kv_channels": 8, "seq_length": 64, "padded_vocab_size": 61, "layernorm_epsilon": 1e-5, "add_qkv_bias": true,
     });
     changed(config, changes)
+}
+
+/// A small model with experts.
+fn experts(model_type: &str, architecture: &str, changes: &Value) -> Value {
+    let config = json!({
+        "model_type": model_type, "architectures": [architecture], "num_hidden_layers": 4, "num_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_routed_experts": 8, "num_local_experts": 8,
+    });
+    changed(changed(llama(), &config), changes)
+}
+
+fn qwen3_moe(changes: &Value) -> Value {
+    experts("qwen3_moe", "Qwen3MoeForCausalLM", changes)
+}
+
+fn glm4_moe(changes: &Value) -> Value {
+    experts("glm4_moe", "Glm4MoeForCausalLM", changes)
+}
+
+#[test]
+fn layers_with_experts() {
+    let sparse = |config: Value| -> Vec<bool> {
+        spec(&config).unwrap().layers.iter().map(|layer| layer.mlp.experts().is_some()).collect()
+    };
+    assert_eq!(sparse(qwen3_moe(&json!({}))), [true; 4]);
+    let changes = json!({"decoder_sparse_step": 2, "mlp_only_layers": [3]});
+    assert_eq!(sparse(qwen3_moe(&changes)), [false, true, false, false]);
+    assert_eq!(sparse(glm4_moe(&json!({"first_k_dense_replace": 3}))), [false, false, false, true]);
+    assert_eq!(sparse(glm4_moe(&json!({"first_k_dense_replace": 0}))), [true; 4]);
+    let mixtral = experts("mixtral", "MixtralForCausalLM", &json!({}));
+    assert_eq!(spec(&mixtral).unwrap().layers[0].mlp.experts().unwrap().width, 44);
+}
+
+#[test]
+fn routers_of_families() {
+    let mixture = |config: Value| spec(&config).unwrap().layers[3].mlp.experts().unwrap().clone();
+    // Version 5 of transformers has one key for the number of experts.
+    let renamed = mixture(qwen3_moe(&json!({"num_experts": "absent", "num_local_experts": 5})));
+    assert_eq!((renamed.count(), renamed.router.normalize), (5, false));
+    assert!(mixture(qwen3_moe(&json!({"norm_topk_prob": true}))).router.normalize);
+
+    let qwen2 = mixture(experts("qwen2_moe", "Qwen2MoeForCausalLM", &json!({})));
+    assert_eq!(qwen2.shared, Some(SharedExpert { width: 5632, gated: true }));
+
+    let glm = mixture(glm4_moe(&json!({"routed_scaling_factor": 2.5, "n_shared_experts": 3})));
+    assert_eq!((glm.router.scores, glm.router.factor, glm.choice_bias), (RouterScores::Sigmoid, 2.5, true));
+    assert_eq!(glm.shared, Some(SharedExpert { width: 36, gated: false }));
+    assert_eq!(mixture(glm4_moe(&json!({"n_shared_experts": 0}))).shared, None);
+    assert_eq!(glm.router.groups, None);
+    assert_eq!(mixture(glm4_moe(&json!({"n_group": 2, "topk_group": 2}))).router.groups, None);
+    let groups = mixture(glm4_moe(&json!({"n_group": 4, "topk_group": 2}))).router.groups;
+    assert_eq!(groups, Some(ExpertGroups { count: 4, chosen: 2, score: GroupScore::TwoBest }));
+}
+
+#[test]
+fn windows_of_qwen2_moe_alternate() {
+    let of = |changes: Value| {
+        let on = json!({"use_sliding_window": true, "sliding_window": 9});
+        windows(&changed(experts("qwen2_moe", "Qwen2MoeForCausalLM", &on), &changes))
+    };
+    assert_eq!(of(json!({})), [Some(9), None, Some(9), None]);
+    assert_eq!(of(json!({"max_window_layers": 2})), [Some(9), None, None, None]);
+    let named =
+        json!({"layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"]});
+    assert_eq!(of(named), [None, Some(9), None, None]);
+}
+
+#[test]
+fn factors_of_granite() {
+    let granite = |changes: Value| experts("granitemoe", "GraniteMoeForCausalLM", &changes);
+    let changes = json!({
+        "embedding_multiplier": 12, "residual_multiplier": 0.5, "logits_scaling": 4, "attention_multiplier": 0.25,
+    });
+    let found = spec(&granite(changes)).unwrap();
+    let scale = found.layers[1].attention.heads().score_scale;
+    assert_eq!(
+        (found.embedding.factor, found.branch_factor, found.head.factor, scale),
+        (12.0, 0.5, 0.25, 0.25)
+    );
+    assert_eq!(spec(&granite(json!({}))).unwrap().layers[0].attention.heads().score_scale, 1.0);
+    assert_refused(&granite(json!({"logits_scaling": 0})), "logits_scaling is 0, but must be at least");
+}
+
+#[test]
+fn bad_experts_are_refused_by_key() {
+    let cases = [
+        (
+            qwen3_moe(&json!({"num_experts_per_tok": 9})),
+            "num_experts_per_tok is 9, more than num_experts = 8",
+        ),
+        (qwen3_moe(&json!({"num_experts": 0})), "num_experts is 0"),
+        (qwen3_moe(&json!({"num_experts": 5000})), "num_experts is 5000, more than the limit of 4096"),
+        (qwen3_moe(&json!({"decoder_sparse_step": 0})), "decoder_sparse_step is 0"),
+        (qwen3_moe(&json!({"mlp_only_layers": [-1]})), "mlp_only_layers cannot be used"),
+        (glm4_moe(&json!({"n_group": 3, "topk_group": 1})), "n_group is 3, which does not divide 8 experts"),
+        (glm4_moe(&json!({"n_group": 8, "topk_group": 4})), "n_group is 8, which does not divide 8 experts"),
+        (
+            glm4_moe(&json!({"n_group": 4, "topk_group": 1, "num_experts_per_tok": 3})),
+            "topk_group is 1, but 1 of 4 groups have fewer than 3 experts",
+        ),
+        (glm4_moe(&json!({"n_shared_experts": 1_000_000})), "n_shared_experts is 1000000, which is too many"),
+    ];
+    for (config, expected) in cases {
+        assert_refused(&config, expected);
+    }
 }
 
 fn windows(config: &Value) -> Vec<Option<usize>> {
@@ -132,7 +238,7 @@ fn chatglm_switches() {
     assert_eq!(rope(&read(json!({}))), (Interleaved, 4, 1e4));
     assert_eq!(rope(&read(json!({"original_rope": false, "rope_ratio": 50}))), (Half, 4, 5e5));
     let biased = read(json!({"add_bias_linear": true, "add_qkv_bias": false})).layers[0].clone();
-    let (heads, mlp) = (biased.attention.heads(), biased.mlp.dense());
+    let (heads, mlp) = (biased.attention.heads(), biased.mlp.dense().unwrap());
     assert!(heads.qkv_bias && heads.out_bias && mlp.up_bias && mlp.down_bias);
     let harmless =
         json!({"quantization_bit": 0, "pre_seq_len": null, "rmsnorm": true, "post_layer_norm": true});

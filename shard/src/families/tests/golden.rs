@@ -117,7 +117,7 @@ fn llamas() {
     for layer in &mut bias.layers {
         let heads = layer.attention.heads_mut();
         (heads.qkv_bias, heads.out_bias) = (true, true);
-        let mlp = layer.mlp.dense_mut();
+        let mlp = layer.mlp.dense_mut().unwrap();
         (mlp.up_bias, mlp.down_bias) = (true, true);
     }
     check("llama_bias", &bias);

@@ -344,3 +344,48 @@ proptest! {
         }
     }
 }
+
+/// Two experts of 3 features, a shared expert, and a layer that predicts further tokens.
+#[test]
+fn later_layers_are_ignored_only_where_they_are_expected() {
+    let config = changed(
+        small("glm4_moe", "Glm4MoeForCausalLM"),
+        &json!({"first_k_dense_replace": 0, "n_routed_experts": 2, "num_experts_per_tok": 1,
+            "moe_intermediate_size": 3, "attention_bias": true}),
+    );
+    let mut tensors = tensors(SEPARATE);
+    tensors.retain(|(name, ..)| !name.contains("mlp"));
+    let mut add = |name: &str, shape: &[usize]| {
+        let values = vec![0.5; shape.iter().product()];
+        tensors.push((format!("model.layers.{name}"), shape.to_vec(), values));
+    };
+    for module in ["experts.0", "experts.1", "shared_experts"] {
+        add(&format!("0.mlp.{module}.gate_proj.weight"), &[3, 16]);
+        add(&format!("0.mlp.{module}.up_proj.weight"), &[3, 16]);
+        add(&format!("0.mlp.{module}.down_proj.weight"), &[16, 3]);
+    }
+    add("0.mlp.gate.weight", &[2, 16]);
+    add("0.mlp.gate.e_score_correction_bias", &[2]);
+    add("1.eh_proj.weight", &[16, 32]);
+    let model = load(&source(&config, &tensors)).unwrap();
+    let at = |slot| WeightSlot::Layer(0, slot);
+    assert_eq!(model.spec.shape(at(LayerSlot::ExpertGateUp)), (12, 16));
+    assert_eq!(elements(&*model.weights, at(LayerSlot::ExpertDown)), vec![0.5; 2 * 16 * 3]);
+
+    let error = refusal(&json!({}), |tensors| {
+        tensors.push(("model.layers.1.eh_proj.weight".to_owned(), vec![1, 1], vec![0.5]));
+    });
+    assert!(error.contains("model.layers.1.eh_proj.weight"), "{error}");
+}
+
+/// Experts that are stored one by one and stacked are the same weights.
+#[test]
+fn stacked_experts_are_those_of_separate_tensors() {
+    let load = |name: &str| load(&Source::Directory(golden(name))).unwrap();
+    let stacked = load("qwen3_moe_stacked");
+    let at = WeightSlot::Layer(1, LayerSlot::ExpertGateUp);
+    let parts = stacked.weights.parts(at).unwrap();
+    assert_eq!((parts.len(), parts[0].rows.clone(), parts[0].cols.clone()), (1, 0..6 * 16, 0..32));
+    let separate = load("qwen3_moe").weights.parts(at).unwrap();
+    assert_eq!(separate.len(), 12, "gate and up of each expert");
+}

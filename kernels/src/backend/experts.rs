@@ -1,0 +1,85 @@
+//! Mixture of experts: how a router chooses, and the operands of the operations with experts.
+
+use super::ops::Activation;
+
+/// The way in which a router's logits become scores.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RouterScores {
+    /// The softmax over all experts. With [`RouterSpec::normalize`], it is the same as the softmax
+    /// over the chosen ones.
+    Softmax,
+    /// The sigmoid of each logit.
+    Sigmoid,
+}
+
+/// The limitation of a token's choices to some groups of neighboring experts (DeepSeek).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// Number of groups, at most [`ExpertGroups::MAX`]; divides the number of experts.
+    pub count: usize,
+    /// Number of groups from which a token's experts are chosen.
+    pub chosen: usize,
+    /// The score by which groups are chosen.
+    pub score: GroupScore,
+}
+
+impl ExpertGroups {
+    /// The largest number of groups.
+    pub const MAX: usize = 64;
+}
+
+/// The score of a group of experts, by their keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GroupScore {
+    /// The best score of the group (DeepSeek-V2).
+    Best,
+    /// The sum of the two best scores of the group, which has at least two experts (DeepSeek-V3).
+    TwoBest,
+}
+
+/// The choice of experts, and their weights.
+///
+/// The experts with the highest keys are chosen; among equal ones, those with lower numbers. A key
+/// is the logit, or with a bias the score plus the bias. The weight of an expert is its score. A
+/// logit that is NaN is never preferred, and a row without a finite logit goes to the first experts
+/// in equal parts.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RouterSpec {
+    /// Number of experts.
+    pub experts: usize,
+    /// Number of experts that are chosen for a token, at most `experts`.
+    pub top_k: usize,
+    /// The way in which logits become scores.
+    pub scores: RouterScores,
+    /// Whether a token's weights are divided by their sum.
+    pub normalize: bool,
+    /// Factor on all weights.
+    pub factor: f32,
+    /// The groups that limit the choice.
+    pub groups: Option<ExpertGroups>,
+}
+
+/// The gated MLPs of all experts of a layer.
+#[derive(Debug)]
+pub struct ExpertMlp<'a, E> {
+    /// The fused projections to gate and up, `[2 * width, hidden]` of each expert.
+    pub gate_up: &'a E,
+    /// The down projections, `[hidden, width]` of each expert.
+    pub down: &'a E,
+    /// The activation function of the gates.
+    pub act: Activation,
+}
+
+/// The sizes for which a device allocates the working memory of experts, and the router whose
+/// choices it holds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RoutingSpec {
+    /// Tokens of a step.
+    pub tokens: usize,
+    /// Width of the residual stream.
+    pub hidden: usize,
+    /// Features of an expert's gate.
+    pub width: usize,
+    /// The choice of experts.
+    pub router: RouterSpec,
+}

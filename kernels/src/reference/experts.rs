@@ -1,0 +1,107 @@
+//! Mixture of experts: the choice of experts, their MLPs, and the weighted sum.
+
+use super::buffers::{Buf, Matrix};
+use super::math::{activate, dot};
+use crate::backend::{ExpertGroups, ExpertMlp, GroupScore, RouterScores, RouterSpec};
+
+/// The routing of [`Reference`](super::Reference).
+#[derive(Debug, Clone)]
+pub struct Routing {
+    pub(super) router: RouterSpec,
+    /// For each token the chosen experts and their weights, best first.
+    pub(super) chosen: Vec<Vec<(usize, f64)>>,
+}
+
+impl Routing {
+    pub(super) fn new(router: RouterSpec) -> Routing {
+        Routing { router, chosen: Vec::new() }
+    }
+}
+
+/// Chooses the experts of one token.
+pub(super) fn route(logits: &[f32], router: &RouterSpec, bias: Option<&Vec<f32>>) -> Vec<(usize, f64)> {
+    let &RouterSpec { experts, top_k, normalize, factor, groups, .. } = router;
+    let logits = usable(logits);
+    let scores = scores(&logits, router.scores);
+    let keys: Vec<f64> = match bias {
+        Some(bias) => scores.iter().zip(bias).map(|(score, bias)| score + f64::from(*bias)).collect(),
+        None => logits,
+    };
+    let allowed = groups.map_or_else(|| (0..experts).collect(), |groups| allowed(&keys, groups));
+    let chosen = best(&keys, allowed, top_k);
+    let sum: f64 = if normalize { chosen.iter().map(|e| scores[*e]).sum() } else { 1.0 };
+    let sum = if sum == 0.0 { 1.0 } else { sum };
+    chosen.into_iter().map(|e| (e, scores[e] / sum * f64::from(factor))).collect()
+}
+
+/// Replaces logits that cannot be compared.
+fn usable(logits: &[f32]) -> Vec<f64> {
+    let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let usable = |x: &f32| match (most.is_finite(), x.is_nan()) {
+        (false, _) => 0.0,
+        (true, true) => f64::NEG_INFINITY,
+        (true, false) => f64::from(*x),
+    };
+    logits.iter().map(usable).collect()
+}
+
+fn scores(logits: &[f64], kind: RouterScores) -> Vec<f64> {
+    match kind {
+        RouterScores::Sigmoid => logits.iter().map(|x| 1.0 / (1.0 + (-x).exp())).collect(),
+        RouterScores::Softmax => {
+            let most = logits.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+            let powers: Vec<f64> = logits.iter().map(|x| (x - most).exp()).collect();
+            let sum: f64 = powers.iter().sum();
+            powers.into_iter().map(|power| power / sum).collect()
+        }
+    }
+}
+
+/// Returns the experts of the best groups.
+fn allowed(keys: &[f64], groups: ExpertGroups) -> Vec<usize> {
+    let size = keys.len() / groups.count;
+    let best_of = match groups.score {
+        GroupScore::Best => 1,
+        GroupScore::TwoBest => 2,
+    };
+    let score = |group: usize| -> f64 {
+        let members = (group * size..(group + 1) * size).collect();
+        best(keys, members, best_of).into_iter().map(|e| keys[e]).sum()
+    };
+    let of_groups: Vec<f64> = (0..groups.count).map(score).collect();
+    let chosen = best(&of_groups, (0..groups.count).collect(), groups.chosen);
+    (0..keys.len()).filter(|e| chosen.contains(&(e / size))).collect()
+}
+
+/// Returns the `count` of `among` with the highest keys, best first; among equal ones the lower
+/// numbers.
+fn best(keys: &[f64], mut among: Vec<usize>, count: usize) -> Vec<usize> {
+    among.sort_by(|a, b| (keys[*b] + 0.0).total_cmp(&(keys[*a] + 0.0)));
+    among.truncate(count);
+    among
+}
+
+/// Adds the weighted MLPs of the experts of each token.
+pub(super) fn run(n: usize, x: &Buf, mlp: &ExpertMlp<'_, Vec<Matrix>>, routing: &Routing, out: &mut Buf) {
+    for (t, chosen) in routing.chosen.iter().enumerate().take(n) {
+        let mut sums = vec![0.0; out.cols];
+        for &(e, weight) in chosen {
+            let (gate_up, down) = (&mlp.gate_up[e], &mlp.down[e]);
+            let features = product(gate_up, x.row(t));
+            let (gate, up) = features.split_at(gate_up.out / 2);
+            let gated: Vec<f32> = gate
+                .iter()
+                .zip(up)
+                .map(|(g, u)| (activate(mlp.act, f64::from(*g)) * f64::from(*u)) as f32)
+                .collect();
+            for (sum, y) in sums.iter_mut().zip(product(down, &gated)) {
+                *sum += weight * f64::from(y);
+            }
+        }
+        out.row_mut(t).iter_mut().zip(sums).for_each(|(out, sum)| *out = sum as f32);
+    }
+}
+
+fn product(w: &Matrix, x: &[f32]) -> Vec<f32> {
+    w.data.chunks_exact(w.cols).map(|row| dot(x, row) as f32).collect()
+}
