@@ -15,7 +15,11 @@ pub(super) const FAMILY: Family =
 fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     let mut spec = read(config, Traits { kv_heads: Some(16), ..Traits::default() })?;
     // Files of the first release name the other form of GELU, which the model was not trained with.
-    spec.layers.iter_mut().for_each(|layer| layer.mlp.dense_mut().act = Activation::GeluTanh);
+    for layer in &mut spec.layers {
+        if let Some(mlp) = layer.mlp.dense_mut() {
+            mlp.act = Activation::GeluTanh;
+        }
+    }
     Ok(spec)
 }
 

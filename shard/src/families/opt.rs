@@ -6,7 +6,7 @@ use super::config::Config;
 use super::decoder::{self, Keys, NormTrait, Traits, USUAL_KEYS};
 use super::error::ConfigError;
 use super::family::Family;
-use super::names::Names;
+use super::names::{LLAMA, Names};
 use crate::model::{DecoderSpec, FeatureBlock, LayerSlot, LearnedPositions, StoredTensors, WeightSlot};
 
 /// Rows of the table of positions before that of position 0.
@@ -16,7 +16,7 @@ pub(super) const FAMILY: Family = Family {
     model_type: "opt",
     architectures: &["OPTForCausalLM"],
     spec,
-    names: Names { layers: "model.decoder.layers.", tensors },
+    names: Names { layers: "model.decoder.layers.", tensors, ..LLAMA },
 };
 
 fn tensors(slot: WeightSlot) -> StoredTensors {
