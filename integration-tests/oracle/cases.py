@@ -353,7 +353,7 @@ case("glm4_native_tied", dict(GLM4, tie_word_embeddings=True, num_hidden_layers=
 SMOLLM3 = dict(LLAMA, model_type="smollm3", num_hidden_layers=4, intermediate_size=24, vocab_size=53, pad_token_id=0)
 case("smollm3", SMOLLM3, lengths=(29, 24), mutants=[dict(no_rope_layers=[1] * 4)])
 case("smollm3_listed", dict(SMOLLM3, no_rope_layers=[0, 1, 0, 1], tie_word_embeddings=True), lengths=(31, 27))
-case("smollm3_bias", dict(SMOLLM3, attention_bias=True, mlp_bias=True, no_rope_layer_interval=2), lengths=(30, 25))
+case("smollm3_bias", dict(SMOLLM3, mlp_bias=True, no_rope_layer_interval=2), lengths=(30, 25))
 
 # Granite.
 GRANITE = dict(
@@ -463,6 +463,58 @@ OPT = dict(
 case("opt", OPT, lengths=(29, 24))
 case("opt_gelu", dict(OPT, activation_function="gelu", tie_word_embeddings=False), lengths=(31, 26))
 case("opt_no_bias", dict(OPT, enable_bias=False, num_attention_heads=8), lengths=(28, 33))
+
+# GPT-NeoX.
+NEOX = dict(
+    model_type="gpt_neox", vocab_size=53, hidden_size=32, intermediate_size=44, num_hidden_layers=2,
+    num_attention_heads=4, max_position_embeddings=64, layer_norm_eps=1e-3, bos_token_id=1, eos_token_id=2,
+    rope_parameters=dict(rope_type="default", partial_rotary_factor=0.5), tie_word_embeddings=False,
+)  # fmt: skip
+case("gpt_neox", NEOX, lengths=(29, 24), mutants=[ropes({}, partial_rotary_factor=1.0)])
+case("gpt_neox_sequential", dict(NEOX, use_parallel_residual=False), lengths=(31, 26))
+case("gpt_neox_no_bias", dict(NEOX, attention_bias=False, num_attention_heads=2), lengths=(28, 33))
+
+# GPT-2, StarCoder and GPT-J.
+GPT2 = dict(
+    model_type="gpt2", vocab_size=53, n_embd=32, n_layer=2, n_head=4, n_positions=64, layer_norm_epsilon=1e-3,
+    bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+case("gpt2", GPT2, lengths=(29, 24))
+case("gpt2_inner", dict(GPT2, n_inner=44, activation_function="gelu", tie_word_embeddings=False), lengths=(31, 26))
+case("gpt2_scales", dict(GPT2, n_layer=3, n_inner=28, scale_attn_by_inverse_layer_idx=True), lengths=(28, 33))
+BIGCODE = dict(GPT2, model_type="gpt_bigcode", n_inner=44)
+case("gpt_bigcode", BIGCODE, lengths=(29, 24))
+case("gpt_bigcode_mha", dict(BIGCODE, multi_query=False), lengths=(31, 26))
+case("gpt_bigcode_wide", dict(BIGCODE, n_head=8, tie_word_embeddings=False), lengths=(28, 33))
+GPTJ = dict(GPT2, model_type="gptj", n_inner=44, rotary_dim=4, tie_word_embeddings=False)
+case("gptj", GPTJ, lengths=(29, 24))
+case("gptj_rotary", dict(GPTJ, rotary_dim=8, n_head=2), lengths=(31, 26))
+case("gptj_gelu", dict(GPTJ, activation_function="gelu", n_layer=3), lengths=(28, 33))
+
+# BLOOM, Falcon and MPT.
+BLOOM = dict(
+    model_type="bloom", vocab_size=53, hidden_size=32, n_layer=2, n_head=4, layer_norm_epsilon=1e-3,
+    bos_token_id=1, eos_token_id=2, pad_token_id=0,
+)  # fmt: skip
+case("bloom", BLOOM, lengths=(29, 24))
+case("bloom_heads", dict(BLOOM, hidden_size=24, n_head=6), lengths=(31, 26))
+case("bloom_head", dict(BLOOM, tie_word_embeddings=False, n_layer=3, hidden_size=24), lengths=(28, 33))
+FALCON = dict(
+    model_type="falcon", vocab_size=53, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
+    layer_norm_epsilon=1e-3, ffn_hidden_size=44, max_position_embeddings=64, bos_token_id=1, eos_token_id=2,
+    tie_word_embeddings=True,
+)  # fmt: skip
+case("falcon", FALCON, lengths=(29, 24))
+case("falcon_new", dict(FALCON, new_decoder_architecture=True, num_kv_heads=2), lengths=(31, 26))
+case("falcon_11b", dict(FALCON, new_decoder_architecture=True, num_kv_heads=2, num_ln_in_parallel_attn=1, tie_word_embeddings=False), lengths=(28, 33))
+case("falcon_alibi", dict(FALCON, alibi=True, multi_query=False, parallel_attn=False, bias=True), lengths=(30, 25))
+MPT = dict(
+    model_type="mpt", vocab_size=53, d_model=32, n_layers=2, n_heads=4, max_seq_len=64, layer_norm_epsilon=1e-3,
+    bos_token_id=1, eos_token_id=2, tie_word_embeddings=True,
+)  # fmt: skip
+case("mpt", MPT, lengths=(29, 24))
+case("mpt_heads", dict(MPT, d_model=24, n_heads=6), lengths=(31, 26))
+case("mpt_scale", dict(MPT, attn_config=dict(softmax_scale=0.5, alibi_bias_max=4)), lengths=(28, 33))
 
 # The same checkpoints under another config.json.
 VARIANTS: dict[str, tuple[str, Callable[[Config], Config]]] = {

@@ -72,7 +72,7 @@ def check_seen(
         if not (name.endswith("norm.weight") or name.endswith(".bias")):
             continue
         # Without a rotation, the bias of the keys adds the same number to all scores of a query.
-        if name.endswith("k_proj.bias") and not hasattr(model.config, "rope_parameters"):
+        if name.endswith("k_proj.bias") and getattr(model.config, "rope_parameters", None) is None:
             continue
         keep = p.data
         p.data = torch.ones_like(keep) if name.endswith("norm.weight") else torch.zeros_like(keep)

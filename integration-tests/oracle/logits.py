@@ -15,7 +15,7 @@ def rel(a: Tensor, b: Tensor) -> float:
 
 
 def is_dynamic(model: PreTrainedModel) -> bool:
-    return (model.config.rope_parameters or {}).get("rope_type") == "dynamic"
+    return (getattr(model.config, "rope_parameters", None) or {}).get("rope_type") == "dynamic"
 
 
 def fresh_rope(model: PreTrainedModel) -> None:

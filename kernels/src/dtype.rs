@@ -12,6 +12,15 @@ pub enum DType {
 }
 
 impl DType {
+    /// Appends the bytes of the nearest number of this type.
+    pub fn push(self, x: f32, bytes: &mut Vec<u8>) {
+        match self {
+            DType::F32 => bytes.extend(x.to_le_bytes()),
+            DType::F16 => bytes.extend(half::f16::from_f32(x).to_le_bytes()),
+            DType::BF16 => bytes.extend(half::bf16::from_f32(x).to_le_bytes()),
+        }
+    }
+
     /// Returns the bytes per element.
     pub const fn size(self) -> usize {
         match self {

@@ -1,17 +1,22 @@
-//! Baichuan 7B: Llama with query, key and value in one tensor.
+//! Baichuan: Llama with query, key and value in one tensor.
 //!
-//! The 13B models use ALiBi positions, and Baichuan2 normalizes its head. Both are refused.
+//! Models of 13B have linear biases instead of a rotation, and Baichuan2 normalizes the rows of its
+//! head.
 
 use super::config::Config;
 use super::decoder::{self, Keys, Traits, USUAL_KEYS};
 use super::error::ConfigError;
 use super::family::Family;
 use super::names::{LLAMA, Names};
-use crate::model::{DecoderSpec, FeatureBlock, LayerSlot, StoredTensors, WeightSlot};
+use crate::model::{DecoderSpec, FeatureBlock, LayerSlot, SlopeRule, StoredTensors, WeightSlot};
 
 /// The architecture of the first release, which is rotary at any size. Later releases have another
 /// spelling.
 const ROTARY: &str = "BaiChuanForCausalLM";
+/// The width of the later models that are rotary.
+const ROTARY_WIDTH: usize = 4096;
+/// The vocabulary of Baichuan2.
+const VOCABULARY_OF_2: usize = 125_696;
 
 pub(super) const FAMILY: Family = Family {
     model_type: "baichuan",
@@ -30,17 +35,11 @@ fn tensors(slot: WeightSlot) -> StoredTensors {
 }
 
 fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
-    let rotary = config
+    let of_first_release = config
         .optional::<Vec<String>>("architectures")?
         .is_some_and(|names| names.iter().any(|n| n == ROTARY));
-    if !rotary && config.optional::<usize>("hidden_size")?.is_some_and(|hidden| hidden != 4096) {
-        return Err(config.unsupported("hidden_size", "Baichuan models of this size use ALiBi positions"));
-    }
-    let normalized_head = "Baichuan2 normalizes the rows of its head";
-    config.refuse("z_loss_weight", normalized_head)?;
-    if config.optional::<usize>("vocab_size")? == Some(125_696) {
-        return Err(config.unsupported("vocab_size", normalized_head));
-    }
+    let hidden: Option<usize> = config.optional("hidden_size")?;
+    let rotary = of_first_release || hidden == Some(ROTARY_WIDTH);
     let positions = if config.mentions("max_position_embeddings") {
         "max_position_embeddings"
     } else {
@@ -49,5 +48,13 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     // There are as many key and value heads as query heads. A file that says otherwise belongs to
     // another model.
     config.refuse("num_key_value_heads", "Baichuan has no grouped heads")?;
-    decoder::read(config, &Traits { keys: Keys { positions, ..USUAL_KEYS }, ..Traits::default() })
+    let traits = Traits { keys: Keys { positions, ..USUAL_KEYS }, rotary, ..Traits::default() };
+    let mut spec = decoder::read(config, &traits)?;
+    if !rotary {
+        decoder::use_linear_biases(&mut spec, SlopeRule::Below { factor: 1.0 });
+    }
+    // Both are signs of Baichuan2: the key is in its files, and its vocabulary in files that other
+    // tools have written.
+    spec.head.unit_rows = config.mentions("z_loss_weight") || spec.vocab == VOCABULARY_OF_2;
+    Ok(spec)
 }

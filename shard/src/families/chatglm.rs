@@ -7,14 +7,14 @@ use super::config::Config;
 use super::decoder::{self, Keys, Traits};
 use super::error::ConfigError;
 use super::family::Family;
-use super::names::Names;
+use super::names::{LLAMA, Names};
 use crate::model::{DecoderSpec, FeatureBlock, LayerSlot, StoredTensors, WeightSlot};
 
 pub(super) const FAMILY: Family = Family {
     model_type: "chatglm",
     architectures: &["ChatGLMModel", "ChatGLMForConditionalGeneration"],
     spec,
-    names: Names { layers: "transformer.encoder.layers.", tensors, has_later_layers: false },
+    names: Names { layers: "transformer.encoder.layers.", tensors, ..LLAMA },
 };
 
 fn tensors(slot: WeightSlot) -> StoredTensors {

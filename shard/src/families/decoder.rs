@@ -6,8 +6,8 @@ use super::config::Config;
 use super::error::ConfigError;
 use super::rope::{self, MAX_POSITIONS, Rotated};
 use crate::model::{
-    Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, HeadNormPlan, HeadPlan, LayerSpec, Mlp,
-    NormKind, NormPlace, NormPlan, Positions, Residual,
+    AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, HeadNormPlan, HeadPlan,
+    LayerSpec, Mlp, NormKind, NormPlace, NormPlan, Positions, Residual, SlopeRule,
 };
 
 // Larger sizes are typing errors or attacks. No model comes near them, and the product of any two
@@ -63,6 +63,8 @@ pub(super) struct Traits {
     /// Base of the rotation of layers with a window, if it may differ from that of the others. A
     /// second table is read then.
     pub(super) window_theta: Option<f64>,
+    /// Longest context in tokens if the key is absent. If this is `None`, the key must be there.
+    pub(super) positions: Option<usize>,
     /// Whether positions are rotary. If not, the family sets them.
     pub(super) rotary: bool,
     /// Whether the head is the embedding if the key is absent.
@@ -113,6 +115,7 @@ impl Default for Traits {
             rope: RopeStyle::Half,
             theta: None,
             window_theta: None,
+            positions: None,
             rotary: true,
             tied_head: false,
             norm: NormTrait::Rms,
@@ -134,7 +137,10 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
     config.insist("use_mrope", false, "positions in several dimensions")?;
     let hidden = config.size(keys.hidden, MAX_WIDTH)?;
     let layout = heads(config, traits, hidden)?;
-    let positions = config.size(keys.positions, MAX_POSITIONS)?;
+    let positions = match (config.optional_size(keys.positions, MAX_POSITIONS)?, traits.positions) {
+        (Some(positions), _) | (None, Some(positions)) => positions,
+        (None, None) => return Err(config.missing(keys.positions)),
+    };
     let (ropes, max_positions) = if traits.rotary {
         let partial = traits.partial_rotary;
         let theta = traits.theta.unwrap_or(rope::THETA);
@@ -195,7 +201,7 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
 
 /// Reads the activation function.
 pub(super) fn activation(config: &Config, absent: Activation) -> Result<Activation, ConfigError> {
-    for key in ["hidden_activation", "hidden_act", "activation_function"] {
+    for key in ["hidden_activation", "hidden_act", "activation_function", "activation"] {
         let Some(name) = config.optional::<String>(key)? else { continue };
         return Ok(match name.as_str() {
             "silu" | "swish" => Activation::Silu,
@@ -316,6 +322,14 @@ pub(super) fn rotate_windows(spec: &mut DecoderSpec) {
 pub(super) fn rotate_only_windows(spec: &mut DecoderSpec) {
     for layer in spec.layers.iter_mut().filter(|layer| layer.attention.window().is_none()) {
         layer.attention.heads_mut().positions = Positions::None;
+    }
+}
+
+/// Replaces the positions of all layers by linear biases.
+pub(super) fn use_linear_biases(spec: &mut DecoderSpec, rule: SlopeRule) {
+    for heads in heads_mut(spec) {
+        let all = heads.layout.heads;
+        heads.positions = Positions::Linear(AlibiHeads { rule, all, first: 0 });
     }
 }
 

@@ -28,7 +28,7 @@ impl DummyWeights {
     pub(super) fn new(spec: DecoderSpec, dtype: DType) -> Self {
         let mut pool = Vec::with_capacity(POOL * dtype.size());
         for index in 0..POOL as u64 {
-            push(&mut pool, dtype, normal(index) * SCALE);
+            dtype.push(normal(index) * SCALE, &mut pool);
         }
         let mut ones = Vec::new();
         let longest = spec
@@ -37,7 +37,7 @@ impl DummyWeights {
             .map(|layer| layer.attention.heads().layout)
             .map(|layout| layout.heads * layout.head_dim)
             .fold(spec.hidden, usize::max);
-        (0..longest).for_each(|_| push(&mut ones, dtype, 1.0));
+        (0..longest).for_each(|_| dtype.push(1.0, &mut ones));
         DummyWeights { spec, dtype, pool: pool.into(), ones: ones.into() }
     }
 }
@@ -78,14 +78,6 @@ fn seed(slot: WeightSlot) -> u64 {
         WeightSlot::HeadBias => 8,
         WeightSlot::Layer(index, slot) => 64 * (index as u64 + 1) + slot as u64,
     })
-}
-
-fn push(bytes: &mut Vec<u8>, dtype: DType, value: f32) {
-    match dtype {
-        DType::F32 => bytes.extend(value.to_le_bytes()),
-        DType::F16 => bytes.extend(half::f16::from_f32(value).to_le_bytes()),
-        DType::BF16 => bytes.extend(half::bf16::from_f32(value).to_le_bytes()),
-    }
 }
 
 /// Mixes the bits of a number. This is the finalizer of SplitMix64 (Steele et al., "Fast splittable

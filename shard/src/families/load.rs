@@ -24,7 +24,10 @@ pub fn load(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> 
     let (config, family, mut spec) = read(source, overrides)?;
     let checkpoint = Checkpoint::open(source)?;
     // Some versions of transformers leave out the key for a tied head, and their defaults differ.
-    spec.tied_head |= !quantization::is_stored(&checkpoint, &family.names.head());
+    spec.tied_head |= !quantization::is_stored(
+        &checkpoint,
+        &family.names.resolve(&family.names.head(), |name| quantization::is_stored(&checkpoint, name)),
+    );
     let intended = config.dtype()?;
     let scheme = quantization::read(&config, source)?;
     let quantized = scheme.as_ref().map(quantization::Scheme::format);

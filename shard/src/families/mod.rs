@@ -39,5 +39,6 @@ macro_rules! families {
 families! {
     llama, mistral, qwen2, qwen3, baichuan, chatglm, glm, gemma, gemma2, gemma3_text, phi3, glm4,
     smollm3, granite, olmo2, olmo3, cohere, cohere2, exaone4, seed_oss, starcoder2, stablelm, phi,
-    opt, mixtral, qwen2_moe, qwen3_moe, glm4_moe, granitemoe,
+    opt, gpt_neox, gpt2, gpt_bigcode,
+    gptj, bloom, falcon, mpt, qwen, internlm2, internlm3, mixtral, qwen2_moe, qwen3_moe, glm4_moe, granitemoe,
 }

@@ -11,13 +11,37 @@ pub(super) struct Names {
     pub(super) layers: &'static str,
     /// Returns the tensors that store a weight.
     pub(super) tensors: fn(WeightSlot) -> StoredTensors,
+    /// Whether a tensor with queries, keys and values has them group by group: for each key head, the
+    /// query heads that share it, the key head and the value head.
+    pub(super) grouped_qkv: bool,
+    /// Whether the matrices of layers are stored as `[inputs, outputs]`.
+    pub(super) transposed: bool,
+    /// Parts of names, and what some checkpoints have instead.
+    pub(super) aliases: &'static [(&'static str, &'static str)],
     /// Whether layers after the last one are ignored. They predict several tokens at once.
     pub(super) has_later_layers: bool,
 }
 
 /// The names of Llama, which most families use.
-pub(super) const LLAMA: Names =
-    Names { layers: "model.layers.", tensors: WeightSlot::usual_tensors, has_later_layers: false };
+pub(super) const LLAMA: Names = Names {
+    layers: "model.layers.",
+    tensors: WeightSlot::usual_tensors,
+    grouped_qkv: false,
+    transposed: false,
+    aliases: &[],
+    has_later_layers: false,
+};
+
+/// Beginnings of names, and what checkpoints have instead whose decoder is a part of a model with
+/// images, or that were written without the head.
+const PREFIXES: &[(&str, &str)] = &[
+    ("model.", "model.language_model."),
+    ("model.", "language_model.model."),
+    ("model.", "language_model."),
+    ("lm_head.", "language_model.lm_head."),
+    ("model.", ""),
+    ("transformer.", ""),
+];
 
 /// The part of a tensor's name that stands for the number of an expert.
 const EXPERT: &str = "*";
@@ -32,6 +56,8 @@ pub(super) struct Piece {
     pub(super) shape: Vec<usize>,
     /// The rows, counted through all experts.
     pub(super) rows: Range<usize>,
+    /// Whether the tensor is stored as `[cols, rows]`.
+    pub(super) transposed: bool,
 }
 
 impl Piece {
@@ -76,12 +102,22 @@ impl Names {
                 start += expert * len(stored);
                 shape.insert(0, spec.stacked_experts(slot));
             }
-            let end = start + len(&[block]);
-            match pieces.last_mut() {
-                // Blocks that follow each other in the tensor as in the weight are taken as one
-                // piece.
-                Some(last) if last.tensor == tensor && last.rows.end == start => last.rows.end = end,
-                _ => pieces.push(Piece { tensor, shape, rows: start..end }),
+            let ranges = match self.grouped_qkv && stored.len() > 1 && block.is_of_heads() {
+                true => spec.grouped_rows(slot, block),
+                false => vec![start..start + len(&[block])],
+            };
+            for Range { start, end } in ranges {
+                match pieces.last_mut() {
+                    // Blocks that follow each other in the tensor as in the weight are taken as one
+                    // piece.
+                    Some(last) if last.tensor == tensor && last.rows.end == start => last.rows.end = end,
+                    _ => pieces.push(Piece {
+                        tensor: tensor.clone(),
+                        shape: shape.clone(),
+                        rows: start..end,
+                        transposed: self.transposed && slot.layer().is_some() && shape.len() == 2,
+                    }),
+                }
             }
         }
     }
@@ -99,7 +135,20 @@ impl Names {
             tensor: format!("{}{index}.mlp.experts.{name}", self.layers),
             shape: vec![experts, rows / experts, cols],
             rows: 0..rows,
+            transposed: false,
         })
+    }
+
+    /// Returns the name under which a checkpoint has the tensor `name`.
+    pub(super) fn resolve(&self, name: &str, exists: impl Fn(&str) -> bool) -> String {
+        if exists(name) {
+            return name.to_owned();
+        }
+        let renamed = PREFIXES
+            .iter()
+            .filter_map(|(usual, other)| name.strip_prefix(usual).map(|rest| format!("{other}{rest}")))
+            .chain(self.aliases.iter().map(|(usual, other)| name.replace(usual, other)));
+        renamed.into_iter().find(|name| exists(name)).unwrap_or_else(|| name.to_owned())
     }
 
     /// Returns the full name of a tensor.

@@ -6,9 +6,11 @@ use millrace_formats::{Checkpoint, DType as StoredDType, Tensor};
 use millrace_kernels::{DType, HostTensor, Part};
 
 use super::names::{Names, Piece};
-use super::quantization::{ModuleTensors, SUFFIXES, Scheme};
+use super::quantization::{self, ModuleTensors, SUFFIXES, Scheme};
 use crate::model::{DecoderSpec, TensorPlace, WeightError, WeightSlot, WeightSource};
 
+/// Ends of the names of masks, which old versions stored with the weights.
+const MASKS: [&str; 3] = [".attn.bias", ".attention.bias", ".masked_bias"];
 /// Rows of this length in bytes span several pages.
 const LONG_ROW: usize = 16 << 10;
 
@@ -17,6 +19,8 @@ pub(super) struct StoredWeights {
     checkpoint: Checkpoint,
     spec: DecoderSpec,
     names: &'static Names,
+    /// The prefix of the names of this checkpoint's layers.
+    layers: String,
     /// The meaning of quantized tensors, if there are any.
     scheme: Option<Scheme>,
 }
@@ -30,7 +34,10 @@ impl StoredWeights {
         names: &'static Names,
         scheme: Option<Scheme>,
     ) -> Result<Self, WeightError> {
-        let weights = StoredWeights { checkpoint, spec, names, scheme };
+        let mut weights = StoredWeights { checkpoint, spec, names, layers: names.layers.to_owned(), scheme };
+        if let Some(layers) = weights.resolved_layers() {
+            weights.layers = layers;
+        }
         let mut used = HashSet::new();
         for slot in weights.spec.slots() {
             for piece in weights.pieces(slot) {
@@ -50,8 +57,27 @@ impl StoredWeights {
         let stacked = self.names.stacked_piece(&self.spec, slot);
         match stacked.filter(|piece| self.checkpoint.contains(&piece.tensor)) {
             Some(piece) => vec![piece],
-            None => self.names.pieces(&self.spec, slot),
+            None => {
+                let mut pieces = self.names.pieces(&self.spec, slot);
+                pieces.iter_mut().for_each(|piece| piece.tensor = self.resolve(&piece.tensor));
+                pieces
+            }
         }
+    }
+
+    /// Returns the name under which this checkpoint has the tensor `name`.
+    fn resolve(&self, name: &str) -> String {
+        let exists =
+            |name: &str| self.checkpoint.contains(name) || quantization::is_stored(&self.checkpoint, name);
+        self.names.resolve(name, exists)
+    }
+
+    /// Returns the prefix of the names of layers, if the first layer has a weight.
+    fn resolved_layers(&self) -> Option<String> {
+        let slot = self.spec.slots().into_iter().find(|slot| slot.layer().is_some())?;
+        let usual = self.names.pieces(&self.spec, slot).into_iter().next()?.tensor;
+        let rest = usual.strip_prefix(self.names.layers)?;
+        self.resolve(&usual).strip_suffix(rest).map(str::to_owned)
     }
 
     /// Refuses tensors of layers, and biases of used weights, that the decoder does not use: they
@@ -65,13 +91,14 @@ impl StoredWeights {
             if used.contains(&name)
                 || name.ends_with("rotary_emb.inv_freq")
                 || name.ends_with("rotary_pos_emb.inv_freq")
-                || name == self.names.head()
+                || name == self.resolve(&self.names.head())
+                || MASKS.iter().any(|end| name.ends_with(end))
                 || self.is_needless(&name)
                 || self.is_of_later_layer(&name)
             {
                 continue;
             }
-            let of_layer = name.starts_with(self.names.layers);
+            let of_layer = name.starts_with(&self.layers);
             let of_used =
                 name.strip_suffix(".bias").is_some_and(|base| used.contains(&format!("{base}.weight")));
             if of_layer || of_used {
@@ -87,7 +114,7 @@ impl StoredWeights {
 
     /// Returns whether a tensor belongs to a layer after the last one, which the family ignores.
     fn is_of_later_layer(&self, name: &str) -> bool {
-        let index = name.strip_prefix(self.names.layers).and_then(|rest| rest.split('.').next());
+        let index = name.strip_prefix(&self.layers).and_then(|rest| rest.split('.').next());
         let index = index.and_then(|index| index.parse::<usize>().ok());
         self.names.has_later_layers && index.is_some_and(|index| index >= self.spec.layers.len())
     }
@@ -110,17 +137,67 @@ impl StoredWeights {
                 return Ok(tensor);
             }
         }
-        let tensor = self.checkpoint.tensor(&piece.tensor, &piece.shape)?;
-        host_tensor(&tensor).ok_or_else(|| WeightError::ElementType {
+        let tensor = self.stored(piece)?;
+        if piece.transposed {
+            return transpose(&tensor).ok_or_else(|| self.element_type(piece, &tensor));
+        }
+        host_tensor(&tensor).ok_or_else(|| self.element_type(piece, &tensor))
+    }
+
+    /// Returns the stored tensor of a piece, with its shape checked.
+    fn stored(&self, piece: &Piece) -> Result<Tensor<'_>, WeightError> {
+        let mut shape = piece.shape.clone();
+        if piece.transposed {
+            shape.reverse();
+        }
+        // A vector may be stored with an axis for heads.
+        if let ([len], Some(tensor)) = (&shape[..], self.checkpoint.find(&piece.tensor))
+            && tensor.shape.len() == 2
+            && tensor.shape.iter().product::<usize>() == *len
+        {
+            return Ok(tensor);
+        }
+        Ok(self.checkpoint.tensor(&piece.tensor, &shape)?)
+    }
+
+    fn element_type(&self, piece: &Piece, tensor: &Tensor<'_>) -> WeightError {
+        WeightError::ElementType {
             file: self.path_of(&piece.tensor),
             tensor: piece.tensor.clone(),
             dtype: tensor.dtype.to_string(),
-        })
+        }
     }
 
     fn path_of(&self, tensor: &str) -> String {
         self.checkpoint.path_of(tensor).unwrap_or_default().to_owned()
     }
+}
+
+/// Transposes a stored matrix. Returns `None` if the kernels cannot load its element type.
+fn transpose(tensor: &Tensor<'_>) -> Option<HostTensor> {
+    let stored = host_tensor(tensor)?;
+    let (rows, cols, size) = (stored.cols, stored.rows, stored.encoding.dense()?.size());
+    let mut bytes = vec![0; stored.bytes.len()];
+    for (col, from) in stored.bytes.chunks_exact((rows * size).max(1)).enumerate() {
+        for (row, number) in from.chunks_exact(size).enumerate() {
+            let at = (row * cols + col) * size;
+            bytes[at..at + size].copy_from_slice(number);
+        }
+    }
+    Some(HostTensor { rows, cols, bytes: bytes.into(), ..stored })
+}
+
+/// Divides each row of a matrix by its length. The numbers keep their type.
+fn with_unit_rows(tensor: &HostTensor) -> HostTensor {
+    let part = Part::whole(tensor.clone());
+    let dtype = tensor.encoding.dense().unwrap_or(DType::F32);
+    let (mut row, mut bytes) = (vec![0.0; tensor.cols], Vec::new());
+    for index in 0..tensor.rows {
+        part.read_row(index, &mut row);
+        let length = row.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt().max(1e-12);
+        row.iter().for_each(|x| dtype.push((f64::from(*x) / length) as f32, &mut bytes));
+    }
+    HostTensor::dense(dtype, tensor.rows, tensor.cols, bytes.into())
 }
 
 /// Converts a stored tensor. Returns `None` if the kernels cannot load its element type.
@@ -146,7 +223,10 @@ impl WeightSource for StoredWeights {
         // A truncated file reads as zeros. There is no point in loading the rest of it.
         self.checkpoint.check_readable()?;
         let part = |piece: Piece| {
-            let tensor = self.tensor(&piece)?;
+            let mut tensor = self.tensor(&piece)?;
+            if slot == WeightSlot::Head && self.spec.head.unit_rows {
+                tensor = with_unit_rows(&tensor);
+            }
             // A vector is one row, whose elements are the output features.
             let (rows, cols) =
                 if slot.is_vector() { (0..1, piece.rows) } else { (piece.rows, 0..tensor.cols) };

@@ -6,6 +6,10 @@
 //! quantized, and how much memory it takes. A new weight needs a row here, and code in the decoder
 //! that uses it.
 
+use std::ops::Range;
+
+use millrace_kernels::QkvLayout;
+
 use super::spec::{DecoderSpec, ExpertsSpec, HeadNormPlan, LayerSpec, Residual, SharedExpert};
 
 /// The place of one weight of the decoder.
@@ -120,6 +124,13 @@ pub enum FeatureBlock {
     Experts,
     /// One number, `[1]`.
     One,
+}
+
+impl FeatureBlock {
+    /// Returns whether the features are those of query, key or value heads.
+    pub const fn is_of_heads(self) -> bool {
+        matches!(self, FeatureBlock::Query | FeatureBlock::Key | FeatureBlock::Value)
+    }
 }
 
 /// The kind of a weight.
@@ -487,6 +498,27 @@ impl DecoderSpec {
     /// If `slot` names a layer that the model does not have.
     pub fn stacked_experts(&self, slot: WeightSlot) -> usize {
         if slot.info().per_expert { self.block_len(slot, FeatureBlock::Experts) } else { 1 }
+    }
+
+    /// Returns the rows of a block of heads in a tensor that has queries, keys and values group by
+    /// group.
+    ///
+    /// # Panics
+    /// If `slot` is not in a layer.
+    pub fn grouped_rows(&self, slot: WeightSlot, block: FeatureBlock) -> Vec<Range<usize>> {
+        let index = slot.layer().expect("only layers have heads");
+        let QkvLayout { heads, kv_heads, head_dim } = self.layers[index].attention.heads().layout;
+        let queries = heads / kv_heads;
+        let (first, count) = match block {
+            FeatureBlock::Key => (queries, 1),
+            FeatureBlock::Value => (queries + 1, 1),
+            _ => (0, queries),
+        };
+        let of_group = |group: usize| {
+            let start = (group * (queries + 2) + first) * head_dim;
+            start..start + count * head_dim
+        };
+        (0..kv_heads).map(of_group).collect()
     }
 
     /// Returns the rows and columns of the weight for `slot`. A vector has one row.
