@@ -15,7 +15,8 @@ pub(super) struct MlpBuffers<'a, B: Backend> {
 }
 
 impl<B: Backend> MlpBuffers<'_, B> {
-    /// `out = down(act(gate(x)) * up(x))`, or `down(act(up(x)))` without a gate, `[tokens, hidden]`.
+    /// `out = down(act(gate(x)) * up(x))`, or `down(act(up(x)))` without a gate, `[tokens,
+    /// hidden]`.
     pub(super) fn compute(
         self,
         step: &StageStep<'_, B>,
