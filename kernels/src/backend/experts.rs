@@ -1,7 +1,5 @@
 //! Mixture of experts: how a router chooses, and the operands of the operations with experts.
 
-use super::ops::Activation;
-
 /// The way in which a router's logits become scores.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RouterScores {
@@ -57,17 +55,6 @@ pub struct RouterSpec {
     pub factor: f32,
     /// The groups that limit the choice.
     pub groups: Option<ExpertGroups>,
-}
-
-/// The gated MLPs of all experts of a layer.
-#[derive(Debug)]
-pub struct ExpertMlp<'a, E> {
-    /// The fused projections to gate and up, `[2 * width, hidden]` of each expert.
-    pub gate_up: &'a E,
-    /// The down projections, `[hidden, width]` of each expert.
-    pub down: &'a E,
-    /// The activation function of the gates.
-    pub act: Activation,
 }
 
 /// The sizes for which a device allocates the working memory of experts, and the router whose

@@ -22,12 +22,12 @@ mod sizing;
 mod step;
 mod types;
 
-pub use experts::{ExpertGroups, ExpertMlp, GroupScore, RouterScores, RouterSpec, RoutingSpec};
+pub use experts::{ExpertGroups, GroupScore, RouterScores, RouterSpec, RoutingSpec};
 pub use format::{KvFormat, KvSpec, WeightFormat};
 pub use loading::{ModelLoading, Segment};
 pub use ops::{
-    Activation, AttentionSpec, ForwardOps, HeadNorm, Norm, NormKind, Prologue, QkvLayout, RopeSpec,
-    RopeStyle, RowParts, ScoreTerms,
+    Activation, AttentionSpec, ExpertMlp, ForwardOps, HeadNorm, Norm, NormKind, Prologue, QkvLayout,
+    RopeSpec, RopeStyle, RowParts, ScoreTerms,
 };
 pub use queue::StepQueue;
 pub use sizing::{Overheads, ProductShape, Sizing, StepSize};

@@ -1,6 +1,5 @@
 //! The operations of a forward pass.
 
-use super::experts::ExpertMlp;
 use super::step::OpenStep;
 use super::types::DeviceTypes;
 use crate::Result;
@@ -164,6 +163,17 @@ pub enum Activation {
     Relu,
 }
 
+/// The gated MLPs of all experts of a layer.
+#[derive(Debug)]
+pub struct ExpertMlp<'a, E> {
+    /// The fused projections to gate and up, `[2 * width, hidden]` of each expert.
+    pub gate_up: &'a E,
+    /// The down projections, `[hidden, width]` of each expert.
+    pub down: &'a E,
+    /// The activation function of the gates.
+    pub act: Activation,
+}
+
 /// The operations of a forward pass.
 ///
 /// `n` is the number of tokens of the step, and activations are row-major `[n, cols]`. Operations
@@ -275,8 +285,8 @@ pub trait ForwardOps: DeviceTypes {
         routing: &mut Self::Routing,
     ) -> Result<()>;
 
-    /// `out[t] = Σ weight[t, e] * down[e](act(gate[e](x[t])) * up[e](x[t]))` over the experts e that
-    /// the last [`ForwardOps::route`] chose for each of the same `n` tokens. `x` and `out` are
+    /// `out[t] = Σ weight[t, e] * down[e](act(gate[e](x[t])) * up[e](x[t]))` over the experts e
+    /// that the last [`ForwardOps::route`] chose for each of the same `n` tokens. `x` and `out` are
     /// `[n, hidden]`. The order of the sum depends on the chosen experts only.
     fn expert_mlp(
         &self,

@@ -133,7 +133,7 @@ impl Cpu {
             let y = routing.y.rows(rows);
             self.for_rows(rows, hidden, |row| {
                 let weight = routing.weights[pairs[row] as usize];
-                // SAFETY: an expert has each token once, so that the row belongs to this task alone.
+                // SAFETY: an expert has each token once, so the row belongs to this task alone.
                 let out = unsafe { out.slice(token(row) * hidden, hidden) };
                 out.iter_mut().zip(&y[row * hidden..][..hidden]).for_each(|(out, y)| *out += weight * y);
             });

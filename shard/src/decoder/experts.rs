@@ -2,9 +2,10 @@
 
 use millrace_kernels::{Backend, ExpertMlp, Result, RoutingSpec, Sizing};
 
-use super::stage::{MlpBuffers, StageStep};
+use super::by_width::{ByWidth, widths};
+use super::mlp::MlpBuffers;
+use super::step::StageStep;
 use super::weights::ExpertsWeights;
-use super::workspace::{ByWidth, widths};
 use crate::Error;
 use crate::model::{DecoderSpec, DenseMlp, ExpertsSpec, LayerSpec, SharedExpert};
 

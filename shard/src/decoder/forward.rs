@@ -5,7 +5,8 @@ use std::ops::Range;
 use millrace_kernels::{Backend, BegunStep, ComputedStep, Norm, OpenStep, SampleRow, ScoreRow, Scored};
 
 use super::group::RankGroup;
-use super::stage::{Stage, StageStep};
+use super::stage::Stage;
+use super::step::StageStep;
 use super::workspace::HiddenStates;
 use crate::Error;
 

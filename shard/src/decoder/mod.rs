@@ -5,13 +5,16 @@
 //! waits for the sampled tokens. Between the first two, a step whose masks are not known yet can be
 //! paused.
 
+mod by_width;
 mod collective;
 mod experts;
 mod forward;
 mod graphs;
 mod group;
+mod mlp;
 mod sizes;
 mod stage;
+mod step;
 mod submitted;
 mod weights;
 mod workspace;

@@ -3,25 +3,19 @@
 use std::ops::Range;
 
 use millrace_kernels::{
-    AttentionSpec, Backend, HeadNorm, KvSpec, Norm, NormKind, OpenStep, Prologue, QkvLayout, RopeSpec,
-    RowParts, ScoreTerms,
+    AttentionSpec, Backend, HeadNorm, KvSpec, Norm, NormKind, Prologue, QkvLayout, RopeSpec, RowParts,
+    ScoreTerms,
 };
 
 use super::group::RankGroup;
-use super::weights::{DenseWeights, LayerWeights, MlpWeights};
-use super::workspace::{ByWidth, HiddenStates, LayerBuffers};
+use super::mlp::MlpBuffers;
+use super::step::StageStep;
+use super::weights::{LayerWeights, MlpWeights};
+use super::workspace::{HiddenStates, LayerBuffers};
 use crate::model::{
-    AttentionHeads, DecoderSpec, DenseMlp, HeadNormPlan, LayerSpec, Mlp, NormPlace, Positions, Residual,
+    AttentionHeads, DecoderSpec, HeadNormPlan, LayerSpec, Mlp, NormPlace, Positions, Residual,
 };
 use crate::{Error, ShardLimits};
-
-/// A step as a stage sees it.
-pub(super) struct StageStep<'a, B: Backend> {
-    pub(super) backend: &'a B,
-    pub(super) step: &'a OpenStep<'a, B::Queue>,
-    /// Number of tokens.
-    pub(super) tokens: usize,
-}
 
 /// A range of a model's layers that computes hidden states from hidden states.
 ///
@@ -201,37 +195,6 @@ impl<B: Backend> LayerStage<B> {
                 Ok(backend.add(n, &buffers.branch, residual)?)
             }
         }
-    }
-}
-
-/// The buffers inside an MLP.
-pub(super) struct MlpBuffers<'a, B: Backend> {
-    gate_up: &'a mut ByWidth<B::Buf>,
-    activated: &'a mut ByWidth<B::Buf>,
-}
-
-impl<B: Backend> MlpBuffers<'_, B> {
-    /// `out = down(act(gate(x)) * up(x))`, or `down(act(up(x)))` without a gate, `[tokens, hidden]`.
-    pub(super) fn compute(
-        self,
-        step: &StageStep<'_, B>,
-        (spec, is_gated): (&DenseMlp, bool),
-        w: &DenseWeights<B>,
-        x: &B::Buf,
-        out: &mut B::Buf,
-    ) -> Result<(), Error> {
-        let &StageStep { backend, tokens: n, .. } = step;
-        let activated = self.activated.of(spec.width);
-        if is_gated {
-            let gate_up = self.gate_up.of(2 * spec.width);
-            backend.linear(n, x, &w.up, w.up_bias.as_ref(), gate_up)?; // [n, 2 * width]
-            backend.gate(n, spec.act, gate_up, activated)?; // [n, width]
-        } else {
-            backend.linear(n, x, &w.up, w.up_bias.as_ref(), activated)?; // [n, width]
-            backend.activate(n, spec.act, activated)?;
-        }
-        backend.linear(n, activated, &w.down, w.down_bias.as_ref(), out)?; // [n, hidden]
-        Ok(())
     }
 }
 

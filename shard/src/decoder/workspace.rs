@@ -2,6 +2,7 @@
 
 use millrace_kernels::{Backend, Result};
 
+use super::by_width::{ByWidth, widths};
 use super::experts::{self, ExpertBuffers};
 use crate::ShardLimits;
 use crate::model::{DecoderSpec, LayerSpec, Mlp};
@@ -82,29 +83,3 @@ const ACTIVATED: fn(&LayerSpec) -> usize = |layer| match &layer.mlp {
     // A shared expert is a gated MLP.
     Mlp::Experts(experts) => experts.shared.map_or(0, |shared| shared.width),
 };
-
-/// Returns the different widths among the layers that have such a buffer, ascending.
-pub(super) fn widths(layers: &[LayerSpec], width: fn(&LayerSpec) -> usize) -> Vec<usize> {
-    let mut widths: Vec<usize> = layers.iter().map(width).filter(|&width| width > 0).collect();
-    widths.sort_unstable();
-    widths.dedup();
-    widths
-}
-
-/// One buffer for each width that occurs among the layers. In nearly all models there is only one.
-pub(super) struct ByWidth<Buf>(Vec<(usize, Buf)>);
-
-impl<Buf> ByWidth<Buf> {
-    pub(super) fn new(widths: Vec<usize>, buf: impl Fn(usize) -> Result<Buf>) -> Result<Self> {
-        widths.into_iter().map(|width| Ok((width, buf(width)?))).collect::<Result<_>>().map(ByWidth)
-    }
-
-    /// Returns the buffer of this width.
-    ///
-    /// # Panics
-    /// If no layer has this width.
-    pub(super) fn of(&mut self, width: usize) -> &mut Buf {
-        let at = self.0.iter().position(|(of, _)| *of == width).expect("every layer's width has a buffer");
-        &mut self.0[at].1
-    }
-}

@@ -158,9 +158,9 @@ impl ShardEstimate {
         }
     }
 
-    /// Returns the bytes of the weights that a step of `n` tokens reads. Of an embedding that is not
-    /// also the head, a step reads only a few rows, which are not counted. Experts are assumed to be
-    /// chosen equally often.
+    /// Returns the bytes of the weights that a step of `n` tokens reads. Of an embedding that is
+    /// not also the head, a step reads only a few rows, which are not counted. Experts are assumed
+    /// to be chosen equally often.
     fn weights_read(&self, n: usize) -> usize {
         let (rows, cols) = self.spec.shape(WeightSlot::Embedding);
         let format = self.storage.matrix(WeightSlot::Embedding, cols);

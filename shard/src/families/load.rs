@@ -91,7 +91,7 @@ pub fn matrix_names(source: &Source) -> Result<MatrixNames, LoadError> {
         names.dedup();
         names
     };
-    // Quantized modules have a matrix each, so that tensors with those of all experts stay as they are.
+    // A quantized module has one matrix, so that a tensor with those of all experts stays as it is.
     let is_module = |slot: &WeightSlot| family.names.pieces(&spec, *slot).iter().all(|p| p.shape.len() == 2);
     let layers = spec.slots().into_iter().filter(may_quantize).filter(is_module).map(tensors).collect();
     Ok(MatrixNames { layers, embedding: tensors(WeightSlot::Embedding) })

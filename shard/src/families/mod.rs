@@ -2,8 +2,8 @@
 //!
 //! A family turns a `config.json` into a [`DecoderSpec`](crate::model::DecoderSpec) and names the
 //! stored tensors. Everything that families share is in `config`, `decoder`, `experts`, `rope`,
-//! `names` and `stored`. To add a family, write a file with its `FAMILY` and add the name of the file to the
-//! list below.
+//! `names` and `stored`. To add a family, write a file with its `FAMILY` and add the name of the
+//! file to the list below.
 
 mod config;
 mod decoder;

@@ -51,8 +51,8 @@ const EXPERT: &str = "*";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Piece {
     pub(super) tensor: String,
-    /// `[rows, cols]` of a matrix, `[experts, rows, cols]` of the matrices of all experts, or `[rows]`
-    /// of a vector.
+    /// `[rows, cols]` of a matrix, `[experts, rows, cols]` of the matrices of all experts, or
+    /// `[rows]` of a vector.
     pub(super) shape: Vec<usize>,
     /// The rows, counted through all experts.
     pub(super) rows: Range<usize>,

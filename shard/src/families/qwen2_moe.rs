@@ -1,5 +1,5 @@
-//! Qwen2 MoE (Qwen1.5-MoE, Qwen2-57B-A14B): Qwen2 with experts, beside which all tokens pass through
-//! a gated shared expert.
+//! Qwen2 MoE (Qwen1.5-MoE, Qwen2-57B-A14B): Qwen2 with experts, beside which all tokens pass
+//! through a gated shared expert.
 
 use super::config::Config;
 use super::decoder::{self, MAX_WIDTH, Traits};

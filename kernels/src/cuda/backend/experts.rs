@@ -4,9 +4,7 @@
 use super::buffers::{Buf, Vector};
 use super::cuda::Cuda;
 use super::loading::WeightUpload;
-use super::operations::activation_kind;
-use crate::backend::{Activation, ExpertMlp, RouterScores, RouterSpec, RoutingSpec, WeightFormat};
-use crate::cuda::ops::activation::{self, KernelVersion};
+use crate::backend::{ExpertMlp, RouterScores, RouterSpec, RoutingSpec, WeightFormat};
 use crate::cuda::ops::grouped::{ExpertWeights, GroupedGemm, RowOrder, grouped_gemm};
 use crate::cuda::ops::moe::{self, CombineExperts, RouteTokens, RouterScoreKind, SortPairs};
 use crate::cuda::{Device, Elem, Memory, View};
@@ -197,13 +195,6 @@ impl Cuda {
             out,
         };
         grouped_gemm(&self.device, ExpertWeights::Stored(weights.memory.view(weights.elem)), &product)
-    }
-
-    /// `out = act(gate) * up` over the first `n` rows.
-    pub(super) fn gate_rows(&self, n: usize, act: Activation, x: &Buf, out: &Buf) -> Result<()> {
-        let act = activation_kind(act);
-        let rows = activation::ActivationRows { rows: n, cols: out.cols, x: x.rows(n), out: out.rows(n) };
-        activation::gate(&self.device, KernelVersion::Fast, act, &rows)
     }
 
     /// `out += sigmoid(gate) * x` over the first `n` rows.

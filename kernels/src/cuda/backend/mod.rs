@@ -4,6 +4,7 @@
 //! All work is submitted in the order of one stream. Only `read`, `score` and `collect` wait for
 //! it.
 
+mod activations;
 mod allocation;
 mod buffers;
 mod collectives;

@@ -1,5 +1,6 @@
 //! The operations of a forward pass.
 
+use super::activations::activation_kind;
 use super::buffers::{Buf, Kv, Matrix, Vector};
 use super::cuda::Cuda;
 use super::decoding::{of_rows, scores};
@@ -10,9 +11,7 @@ use crate::backend::{
     Activation, AttentionSpec, ExpertMlp, ForwardOps, Norm, NormKind, OpenStep, Prologue, RowParts,
     ScoreTerms,
 };
-use crate::cuda::ops::activation::{
-    self, ActivationKind, ActivationRows, KernelVersion, ScaledSum, SoftCapRows,
-};
+use crate::cuda::ops::activation::{self, ActivationRows, KernelVersion, ScaledSum, SoftCapRows};
 use crate::cuda::ops::attention::PagedAttention;
 use crate::cuda::ops::embed::{self, EmbedTokens, GatherRows};
 use crate::cuda::ops::norm::{self, NormRows, PartRows};
@@ -256,14 +255,5 @@ fn norm_kind(by: &Norm<Vector>) -> norm::NormKind<'_> {
     match by.kind {
         NormKind::Rms => norm::NormKind::Rms { weight },
         NormKind::Layer => norm::NormKind::Layer { weight, bias: by.bias.as_ref().map(Vector::view) },
-    }
-}
-
-pub(super) fn activation_kind(act: Activation) -> ActivationKind {
-    match act {
-        Activation::Silu => ActivationKind::Silu,
-        Activation::Gelu => ActivationKind::Gelu,
-        Activation::GeluTanh => ActivationKind::GeluTanh,
-        Activation::Relu => ActivationKind::Relu,
     }
 }
