@@ -7,19 +7,27 @@
 //! Files are not trusted: every number in them is checked before it is used. Each error names the
 //! file, and the tensor where there is one, and says what the user can do.
 
+mod blocks;
 mod checkpoint;
+mod cursor;
 mod dtype;
 mod error;
+mod fault;
+mod gguf;
 mod guard;
 mod header;
 mod identity;
 mod source;
+mod tokenizer_data;
 #[cfg(test)]
 mod tests;
 mod writer;
 
+pub use blocks::BlockType;
 pub use checkpoint::{Checkpoint, Tensor, TensorInfo};
 pub use dtype::DType;
 pub use error::{Error, HeaderFault, IndexFault, TensorFault};
+pub use fault::FileFault;
 pub use source::Source;
+pub use tokenizer_data::{SpecialTokenIds, TokenKind, TokenizerData};
 pub use writer::{CheckpointWriter, NewTensor, WriteError};
