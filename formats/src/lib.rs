@@ -17,6 +17,7 @@ mod gguf;
 mod guard;
 mod header;
 mod identity;
+mod model_file;
 mod source;
 mod tokenizer_data;
 #[cfg(test)]
