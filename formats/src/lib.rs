@@ -29,6 +29,7 @@ pub use checkpoint::{Checkpoint, Tensor, TensorInfo};
 pub use dtype::DType;
 pub use error::{Error, HeaderFault, IndexFault, TensorFault};
 pub use fault::FileFault;
+pub use gguf::split_model_name;
 pub use source::Source;
 pub use tokenizer_data::{SpecialTokenIds, TokenKind, TokenizerData};
 pub use writer::{CheckpointWriter, NewTensor, WriteError};

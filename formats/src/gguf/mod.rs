@@ -20,7 +20,7 @@ use std::sync::Arc;
 use config::ROPE_DIVISORS;
 use file::Header;
 pub(crate) use file::MAGIC;
-pub(crate) use split::split_name;
+pub use split::split_model_name;
 
 use crate::error::Error;
 use crate::header::Entry;

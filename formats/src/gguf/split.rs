@@ -12,7 +12,7 @@ const COUNT: &str = "split.count";
 
 /// Splits the name of a part into the name of the model, the number of the part from 1 on, and the
 /// number of parts. Returns `None` for other names.
-pub(crate) fn split_name(name: &str) -> Option<(&str, u64, u64)> {
+pub fn split_model_name(name: &str) -> Option<(&str, u64, u64)> {
     let stem = name.strip_suffix(".gguf")?;
     let (rest, count) = stem.rsplit_once("-of-")?;
     let (model, number) = rest.rsplit_once('-')?;
@@ -37,7 +37,7 @@ pub(super) fn all(
         return Err(fault(format!("{COUNT} is {count}, more than the limit of {MAX_FILES}")));
     }
     let number = header.count("split.no")?.unwrap_or(0);
-    let Some((model, 1, stated)) = split_name(&first.name).filter(|_| number == 0) else {
+    let Some((model, 1, stated)) = split_model_name(&first.name).filter(|_| number == 0) else {
         return Err(fault(format!(
             "not the first one; give the file whose name ends with -00001-of-{count:05}.gguf"
         )));
@@ -87,10 +87,10 @@ mod tests {
 
     #[test]
     fn names_of_parts_are_split() {
-        assert_eq!(split_name("a-b-00002-of-00013.gguf"), Some(("a-b", 2, 13)));
+        assert_eq!(split_model_name("a-b-00002-of-00013.gguf"), Some(("a-b", 2, 13)));
         for other in ["a.gguf", "a-1-of-2.gguf", "a-00001-of-00002.bin", "a-0000x-of-00002.gguf", "-of-00002.gguf"]
         {
-            assert_eq!(split_name(other), None, "{other}");
+            assert_eq!(split_model_name(other), None, "{other}");
         }
     }
 }

@@ -49,6 +49,9 @@ impl RopeTable {
                 let factors = if positions > original { long } else { short };
                 plain(self.theta).zip(factors).map(|(frequency, factor)| frequency / factor).collect()
             }
+            RopeScaling::Divided { ref divisors } => {
+                plain(self.theta).zip(divisors).map(|(f, divisor)| f / divisor).collect()
+            }
             RopeScaling::Default => plain(self.theta).collect(),
             RopeScaling::Linear { factor } => plain(self.theta).map(|f| f / factor).collect(),
             RopeScaling::Dynamic { factor, original } => {
@@ -124,6 +127,12 @@ impl Display for RopeTable {
             }
             RopeScaling::Yarn { factor, original, .. } => {
                 write!(f, "scaled by {factor} from {original} tokens (yarn)")
+            }
+            RopeScaling::Divided { divisors } => {
+                let (least, most) = divisors.iter().fold((f64::INFINITY, 0f64), |(least, most), &x| {
+                    (least.min(x), most.max(x))
+                });
+                write!(f, "each divided by a number of the file, {least} to {most}")
             }
         }
     }
