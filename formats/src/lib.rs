@@ -17,6 +17,7 @@ mod gguf;
 mod guard;
 mod header;
 mod identity;
+mod llama2c;
 mod model_file;
 mod source;
 mod tokenizer_data;

@@ -13,6 +13,7 @@ use crate::error::Error;
 use crate::fault::FileFault;
 use crate::gguf;
 use crate::header::Entry;
+use crate::llama2c;
 use crate::source::MappedFile;
 use crate::tokenizer_data::TokenizerData;
 
@@ -35,6 +36,9 @@ pub(crate) fn open(
     if file.starts_with(gguf::MAGIC) {
         return gguf::open(file, beside);
     }
+    if file.starts_with(llama2c::MAGIC) || llama2c::is_legacy(&file) {
+        return llama2c::open(file);
+    }
     Err(unknown(&file))
 }
 
@@ -43,6 +47,9 @@ pub(crate) fn tokenizer(file: &MappedFile) -> Result<Option<TokenizerData>, Erro
     if file.starts_with(gguf::MAGIC) {
         return gguf::tokenizer(file);
     }
+    if file.starts_with(llama2c::MAGIC) || llama2c::is_legacy(file) {
+        return Ok(None);
+    }
     Err(unknown(file))
 }
 
@@ -50,7 +57,7 @@ fn unknown(file: &MappedFile) -> Error {
     let reason = if file.starts_with(b"version https://git-lfs") {
         "it is a Git LFS pointer, not the file itself; run `git lfs pull` in its folder"
     } else {
-        "it has no format of models that is known: give a GGUF file, or a folder with config.json and safetensors \
+        "it has no format of models that is known: give a GGUF file, a checkpoint of llama2.c, or a folder with config.json and safetensors \
          files"
     };
     Error::ModelFile { file: file.path.clone(), format: "model", fault: FileFault::Kind(reason.to_owned()) }

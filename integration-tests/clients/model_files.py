@@ -166,6 +166,63 @@ def write_gguf(path, config, blocks, weights):
     writer.close()
 
 
+def write_llama2c(path, version, config, weights):
+    """Writes a checkpoint of llama2.c. Returns the weights that it stands for."""
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    hidden, positions = config["hidden_size"], config["max_position_embeddings"]
+    stored = {}
+
+    def stack(name):
+        tensors = []
+        for layer in range(config["num_hidden_layers"]):
+            full = f"model.layers.{layer}.{LAYER[name]}.weight"
+            tensor = weights[full]
+            if name in ("attn_q", "attn_k"):
+                tensor = interleaved(tensor, heads if name == "attn_q" else kv_heads)
+            tensors.append((full, tensor))
+        return tensors
+
+    def floats(tensors):
+        return b"".join(np.ascontiguousarray(tensor, "<f4").tobytes() for _, tensor in tensors)
+
+    def bytes_of_groups(tensors):
+        parts = []
+        for name, tensor in tensors:
+            groups = tensor.reshape(-1, group)
+            scales = np.abs(groups).max(1, keepdims=True).astype("<f4") / np.float32(127)
+            codes = np.round(groups / scales).astype(np.int8)
+            # The twin has the rows in the usual order.
+            exact = (codes * scales).reshape(tensor.shape)
+            for projection, count in (("q_proj", heads), ("k_proj", kv_heads)):
+                if f".{projection}." in name:
+                    exact = exact.reshape(count, -1, 2, tensor.shape[1]).swapaxes(1, 2).reshape(tensor.shape)
+            stored[name] = exact
+            parts += [codes.tobytes(), scales.tobytes()]
+        return b"".join(parts)
+
+    sizes = [
+        hidden, config["intermediate_size"], config["num_hidden_layers"], heads, kv_heads, config["vocab_size"], positions,
+    ]
+    embedding = [("model.embed_tokens.weight", weights["model.embed_tokens.weight"])]
+    norm = [("model.norm.weight", weights["model.norm.weight"])]
+    attention = [stack(name) for name in ("attn_q", "attn_k", "attn_v", "attn_output")]
+    mlp = [stack(name) for name in ("ffn_gate", "ffn_down", "ffn_up")]
+    norms = [stack("attn_norm"), stack("ffn_norm")]
+    if version == 0:
+        order = [embedding, norms[0], *attention, norms[1], *mlp, norm]
+        data = struct.pack("<7i", *sizes) + b"".join(map(floats, order))
+        path.write_bytes(data + bytes(4 * positions * (hidden // heads)))
+        return weights
+    header = b"24ka" + struct.pack("<i7iB", version, *sizes, 1)
+    group = 4
+    if version == 2:
+        header += struct.pack("<i", group)
+    matrices = bytes_of_groups if version == 2 else floats
+    order = [*map(floats, [*norms, norm]), *map(matrices, [embedding, *attention, *mlp])]
+    path.write_bytes(header.ljust(256, b"\0") + b"".join(order))
+    return weights | stored
+
+
 def main():
     kind, source, target = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
     config = json.loads((source / "config.json").read_text())
@@ -178,15 +235,19 @@ def main():
         blocks, weights = random_model(config, SETS[kind])
     else:
         weights = read_safetensors(source / "model.safetensors")
-        blocks, weights = quantized_model(weights, Type[kind])
+        if not kind.startswith("llama2.c"):
+            blocks, weights = quantized_model(weights, Type[kind])
     file, twin = target / "file", target / "twin"
     for folder in (file, twin):
         folder.mkdir(parents=True)
         for name in ("tokenizer.json", "tokenizer_config.json"):
             shutil.copy(source / name, folder / name)
-    write_gguf(file / "model.gguf", config, blocks, weights)
-    dequantized = {name: gguf.quants.dequantize(tensor, kind) for name, (tensor, kind) in blocks.items()}
-    write_safetensors(twin / "model.safetensors", weights | dequantized)
+    if kind.startswith("llama2.c"):
+        weights = write_llama2c(file / "model.bin", int(kind[-1]), config, weights)
+    else:
+        write_gguf(file / "model.gguf", config, blocks, weights)
+        weights |= {name: gguf.quants.dequantize(tensor, kind) for name, (tensor, kind) in blocks.items()}
+    write_safetensors(twin / "model.safetensors", weights)
     (twin / "config.json").write_text(json.dumps(config))
 
 

@@ -69,6 +69,16 @@ fn gguf_files_give_what_their_weights_give_as_safetensors() {
     assert_same("Q8_0", [&folder.path().join("Q8_0/file"), &folder.path().join("Q8_0/twin")], &[]);
 }
 
+#[test]
+#[ignore = "needs the clients, which `cargo xtask clients` installs and runs, and MILLRACE_TEST_DATA"]
+fn checkpoints_of_llama2c_give_what_their_weights_give_as_safetensors() {
+    let folder = tempfile::tempdir().unwrap();
+    for format in ["llama2.c-0", "llama2.c-1", "llama2.c-2"] {
+        let [file, twin] = written(folder.path(), format, &test_data("stories260k"));
+        assert_same(format, [&file.join("model.bin"), &twin], &[]);
+    }
+}
+
 /// The demo model's tokenizer is enough for random weights.
 #[test]
 #[ignore = "needs the clients, which `cargo xtask clients` installs and runs"]
