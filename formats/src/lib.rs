@@ -13,6 +13,8 @@ mod cursor;
 mod dtype;
 mod error;
 mod fault;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 mod gguf;
 mod guard;
 mod header;
@@ -20,9 +22,9 @@ mod identity;
 mod llama2c;
 mod model_file;
 mod source;
-mod tokenizer_data;
 #[cfg(test)]
 mod tests;
+mod tokenizer_data;
 mod writer;
 
 pub use blocks::BlockType;

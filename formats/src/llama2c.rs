@@ -102,13 +102,17 @@ fn sizes(words: [i32; 7], is_legacy: bool) -> Result<Sizes, FileFault> {
         match usize::try_from(size) {
             Ok(size @ 1..) if size as u64 <= MAX_SIZES[index] => sizes[index] = size,
             _ => {
-                return Err(value(NAMES[index], format!("is {word}, but must be from 1 to {}", MAX_SIZES[index])));
+                return Err(value(
+                    NAMES[index],
+                    format!("is {word}, but must be from 1 to {}", MAX_SIZES[index]),
+                ));
             }
         }
     }
     let [dim, hidden, layers, heads, kv_heads, vocab, positions] = sizes;
     if !dim.is_multiple_of(heads) || !heads.is_multiple_of(kv_heads) {
-        let reason = format!("is {heads}, which does not divide dim = {dim}, or is no multiple of {kv_heads}");
+        let reason =
+            format!("is {heads}, which does not divide dim = {dim}, or is no multiple of {kv_heads}");
         return Err(value("n_heads", reason));
     }
     let shared = !is_legacy || words[5] > 0;
@@ -269,7 +273,11 @@ mod tests {
     /// Returns a file whose words are their own indices, for the sizes of [`WORDS`].
     fn file(version: i32, shared: bool) -> Vec<u8> {
         let words = |vocab: i32| {
-            WORDS.iter().enumerate().map(move |(i, &word)| if i == 5 { vocab } else { word }).flat_map(i32::to_le_bytes)
+            WORDS
+                .iter()
+                .enumerate()
+                .map(move |(i, &word)| if i == 5 { vocab } else { word })
+                .flat_map(i32::to_le_bytes)
         };
         let (norms, others) = (2 * 8 * 2 + 8, 2 * (8 * 8 * 2 + 4 * 8 * 2 + 12 * 8 * 3) + 10 * 8);
         let others = others + if shared { 0 } else { 10 * 8 };

@@ -42,9 +42,8 @@ fn results(server: &Server) -> (Vec<f64>, String) {
 /// differs.
 fn assert_same(format: &str, [file, twin]: [&Path; 2], more: &[&str]) {
     let flags = ["--dtype", "float32", "--activations", "exact"];
-    let serve = |model: &Path| {
-        start_small_server(model.to_str().unwrap(), "cpu", &[&flags[..], more].concat())
-    };
+    let serve =
+        |model: &Path| start_small_server(model.to_str().unwrap(), "cpu", &[&flags[..], more].concat());
     let (want, text) = results(&serve(twin));
     let (found, same) = results(&serve(file));
     assert_eq!(same, text, "{format} {more:?}");

@@ -225,9 +225,9 @@ fn locate_cached(cache: &Path, name: &str, revision: &str) -> Result<PathBuf> {
     Ok(snapshot)
 }
 
-/// Advice for GGUF files.
-pub(crate) const NO_GGUF: &str = "Millrace reads safetensors: take the repository that the GGUF files were made from, which has \
-                       config.json, tokenizer.json and *.safetensors";
+/// Advice for repositories of GGUF files, of which only one is wanted.
+pub(crate) const NO_GGUF: &str = "Repositories are served from safetensors: download one of the files, and give its path as the \
+                       model, or take the repository that the files were made from";
 
 /// Limit of the files of a folder that are examined.
 const MAX_FILES: usize = 10_000;
@@ -249,7 +249,9 @@ fn checked(folder: PathBuf, needs_weights: bool) -> Result<Location> {
             [] => {}
             [model] => return Ok(Location::File(folder.join(model))),
             [one, other, ..] => {
-                bail!("this folder holds several GGUF models, such as {one} and {other}; give one of these files")
+                bail!(
+                    "this folder holds several GGUF models, such as {one} and {other}; give one of these files"
+                )
             }
         }
     }

@@ -205,7 +205,9 @@ impl Model<'_> {
             [("expert_count", "a mixture of experts"), ("attention.max_alibi_bias", "ALiBi positions")]
         {
             if self.header.number(&self.key(name))?.is_some_and(|number| number != 0.0) {
-                return Err(self.fault(name, format!("says that the model has {what}, which is not supported")));
+                return Err(
+                    self.fault(name, format!("says that the model has {what}, which is not supported"))
+                );
             }
         }
         let kv_heads = self.layer_count("attention.head_count_kv")?.unwrap_or(heads);
@@ -322,7 +324,8 @@ impl Model<'_> {
         };
         if let Some(divisors) = &self.divisors {
             if kind != "none" {
-                let reason = format!("is {kind}, but the file has {ROPE_DIVISORS} too, which is another scaling");
+                let reason =
+                    format!("is {kind}, but the file has {ROPE_DIVISORS} too, which is another scaling");
                 return Err(self.fault("rope.scaling.type", reason));
             }
             scaling = json_map(json!({"rope_type": "divisors", "divisors": divisors}));

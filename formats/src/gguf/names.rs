@@ -17,11 +17,7 @@ const LAYERS: &str = "blk.";
 /// Llama and the models in its layout.
 pub(super) const LLAMA: Naming = Naming {
     layers: "model.layers.",
-    outer: &[
-        ("token_embd", "model.embed_tokens"),
-        ("output_norm", "model.norm"),
-        ("output", "lm_head"),
-    ],
+    outer: &[("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")],
     inner: &[
         ("attn_norm", "input_layernorm"),
         ("attn_q", "self_attn.q_proj"),

@@ -45,7 +45,8 @@ pub(super) fn all(
     if stated != count {
         return Err(fault(format!("its name says that there are {stated} parts, but {COUNT} is {count}")));
     }
-    let names: Vec<String> = (2..=count).map(|part| format!("{model}-{part:05}-of-{count:05}.gguf")).collect();
+    let names: Vec<String> =
+        (2..=count).map(|part| format!("{model}-{part:05}-of-{count:05}.gguf")).collect();
     let mut files = Vec::new();
     for name in names {
         match beside(&name)? {
@@ -88,7 +89,8 @@ mod tests {
     #[test]
     fn names_of_parts_are_split() {
         assert_eq!(split_model_name("a-b-00002-of-00013.gguf"), Some(("a-b", 2, 13)));
-        for other in ["a.gguf", "a-1-of-2.gguf", "a-00001-of-00002.bin", "a-0000x-of-00002.gguf", "-of-00002.gguf"]
+        for other in
+            ["a.gguf", "a-1-of-2.gguf", "a-00001-of-00002.bin", "a-0000x-of-00002.gguf", "-of-00002.gguf"]
         {
             assert_eq!(split_model_name(other), None, "{other}");
         }

@@ -49,15 +49,15 @@ impl TestFile {
             TestValue::F32(number) => [word(6), number.to_le_bytes().to_vec()].concat(),
             TestValue::Bool(value) => [word(7), vec![value.into()]].concat(),
             TestValue::Text(text) => [word(8), self.text(text)].concat(),
-            TestValue::Texts(texts) => texts
+            TestValue::Texts(texts) => {
+                texts.iter().fold(array(8, texts.len()), |bytes, text| [bytes, self.text(text)].concat())
+            }
+            TestValue::F32s(numbers) => numbers
                 .iter()
-                .fold(array(8, texts.len()), |bytes, text| [bytes, self.text(text)].concat()),
-            TestValue::F32s(numbers) => {
-                numbers.iter().fold(array(6, numbers.len()), |bytes, x| [&bytes[..], &x.to_le_bytes()].concat())
-            }
-            TestValue::I32s(numbers) => {
-                numbers.iter().fold(array(5, numbers.len()), |bytes, x| [&bytes[..], &x.to_le_bytes()].concat())
-            }
+                .fold(array(6, numbers.len()), |bytes, x| [&bytes[..], &x.to_le_bytes()].concat()),
+            TestValue::I32s(numbers) => numbers
+                .iter()
+                .fold(array(5, numbers.len()), |bytes, x| [&bytes[..], &x.to_le_bytes()].concat()),
         };
         self.raw(key, &value)
     }

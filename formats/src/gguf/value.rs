@@ -26,11 +26,7 @@ impl Lengths {
     }
 
     /// Reads a text with its length.
-    pub(super) fn text<'a>(
-        self,
-        cursor: &mut Cursor<'a>,
-        what: &'static str,
-    ) -> Result<&'a [u8], FileFault> {
+    pub(super) fn text<'a>(self, cursor: &mut Cursor<'a>, what: &'static str) -> Result<&'a [u8], FileFault> {
         let length = self.read(cursor, what)?;
         cursor.take(length, what)
     }
@@ -250,7 +246,6 @@ impl<'a> Array<'a> {
     pub(super) fn counts(&self, key: &str) -> Result<Vec<u64>, FileFault> {
         self.each(key, Value::count)
     }
-
 
     /// Returns bytes.
     pub(super) fn bytes(&self, key: &str) -> Result<Vec<u8>, FileFault> {

@@ -135,7 +135,9 @@ impl BlockType {
         let needed = (cols / self.cols()).saturating_mul(self.bytes()).saturating_mul(rows);
         if !cols.is_multiple_of(self.cols()) || needed != bytes {
             let name = self.name();
-            return Err(Error::Shape(format!("a {name} matrix of {rows} x {cols} cannot have {bytes} bytes")));
+            return Err(Error::Shape(format!(
+                "a {name} matrix of {rows} x {cols} cannot have {bytes} bytes"
+            )));
         }
         Ok(())
     }

@@ -129,9 +129,9 @@ impl Display for RopeTable {
                 write!(f, "scaled by {factor} from {original} tokens (yarn)")
             }
             RopeScaling::Divided { divisors } => {
-                let (least, most) = divisors.iter().fold((f64::INFINITY, 0f64), |(least, most), &x| {
-                    (least.min(x), most.max(x))
-                });
+                let (least, most) = divisors
+                    .iter()
+                    .fold((f64::INFINITY, 0f64), |(least, most), &x| (least.min(x), most.max(x)));
                 write!(f, "each divided by a number of the file, {least} to {most}")
             }
         }
