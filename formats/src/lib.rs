@@ -15,6 +15,7 @@ mod error;
 mod fault;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
+mod ggml;
 mod gguf;
 mod guard;
 mod header;

@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use crate::error::Error;
 use crate::fault::FileFault;
+use crate::ggml;
 use crate::gguf;
 use crate::header::Entry;
 use crate::llama2c;
@@ -36,6 +37,9 @@ pub(crate) fn open(
     if file.starts_with(gguf::MAGIC) {
         return gguf::open(file, beside);
     }
+    if ggml::is_ggml(&file) {
+        return ggml::open(file);
+    }
     if file.starts_with(llama2c::MAGIC) || llama2c::is_legacy(&file) {
         return llama2c::open(file);
     }
@@ -47,6 +51,9 @@ pub(crate) fn tokenizer(file: &MappedFile) -> Result<Option<TokenizerData>, Erro
     if file.starts_with(gguf::MAGIC) {
         return gguf::tokenizer(file);
     }
+    if ggml::is_ggml(file) {
+        return ggml::tokenizer(file).map(Some);
+    }
     if file.starts_with(llama2c::MAGIC) || llama2c::is_legacy(file) {
         return Ok(None);
     }
@@ -57,7 +64,7 @@ fn unknown(file: &MappedFile) -> Error {
     let reason = if file.starts_with(b"version https://git-lfs") {
         "it is a Git LFS pointer, not the file itself; run `git lfs pull` in its folder"
     } else {
-        "it has no format of models that is known: give a GGUF file, a checkpoint of llama2.c, or a folder with config.json and safetensors \
+        "it has no format of models that is known: give a GGUF or GGML file, a checkpoint of llama2.c, or a folder with config.json and safetensors \
          files"
     };
     Error::ModelFile { file: file.path.clone(), format: "model", fault: FileFault::Kind(reason.to_owned()) }

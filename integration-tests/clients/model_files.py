@@ -6,7 +6,7 @@ FROM is a folder with a Llama: config.json, model.safetensors in float32 or bflo
 TO gets two folders: `file` with the model in FORMAT and a copy of the tokenizer, and `twin` with the
 same weights, dequantized by the format's own library, in Hugging Face layout.
 
-FORMAT is `llama2.c-0`, `-1` or `-2`, or a type of GGUF's package: F32, F16, BF16, Q8_0 and so on. `K`
+FORMAT is `llama2.c-0`, `-1` or `-2`, `ggjt-` or `ggmf-` and a type, or a type of GGUF's package: F32, F16, BF16, Q8_0 and so on. `K`
 and `IQ` take a FROM without weights: they make random blocks of all types of super-blocks and tables,
 several of them in one layer, because the package cannot quantize to them.
 """
@@ -166,6 +166,47 @@ def write_gguf(path, config, blocks, weights):
     writer.close()
 
 
+def write_ggml(path, container, config, blocks, weights):
+    """Writes a GGJT file of version 3, or a GGMF file, as llama.cpp's converter did."""
+    names = {
+        "attn_norm": "attention_norm", "attn_q": "attention.wq", "attn_k": "attention.wk", "attn_v": "attention.wv",
+        "attn_output": "attention.wo", "ffn_norm": "ffn_norm", "ffn_gate": "feed_forward.w1",
+        "ffn_up": "feed_forward.w3", "ffn_down": "feed_forward.w2",
+    }
+    outer = {
+        "model.embed_tokens.weight": "tok_embeddings.weight", "model.norm.weight": "norm.weight",
+        "lm_head.weight": "output.weight",
+    }
+    inner = {LAYER[name]: old for name, old in names.items()}
+    heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
+    vocabulary, hidden = config["vocab_size"], config["hidden_size"]
+    head = {"ggjt": b"tjgg" + struct.pack("<I", 3), "ggmf": b"fmgg" + struct.pack("<I", 1)}[container]
+    sizes = [vocabulary, hidden, 256, heads, config["num_hidden_layers"], hidden // heads, 0]
+    data = bytearray(head + struct.pack("<7I", *sizes))
+    for token in range(vocabulary):
+        text = f"t{token}".encode()
+        data += struct.pack("<I", len(text)) + text + struct.pack("<f", -token)
+    everything = {name: (tensor, Type.F32) for name, tensor in weights.items()} | blocks
+    for name, (tensor, kind) in everything.items():
+        for projection, count in (("q_proj", heads), ("k_proj", kv_heads)):
+            if f".{projection}." in name:
+                tensor = interleaved(tensor, count)
+        elements, size = gguf.GGML_QUANT_SIZES[kind]
+        # The package returns blocks as bytes, and numbers as numbers.
+        axes = [tensor.shape[-1] * tensor.itemsize // size * elements, *tensor.shape[-2::-1]]
+        if name in outer:
+            name = outer[name]
+        else:
+            _, _, layer, rest = name.split(".", 3)
+            name = f"layers.{layer}.{inner[rest.removesuffix('.weight')]}.weight"
+        text = name.encode()
+        data += struct.pack(f"<3I{len(axes)}I", len(axes), len(text), int(kind), *axes) + text
+        if container == "ggjt":
+            data += bytes(-len(data) % 32)
+        data += np.ascontiguousarray(tensor).tobytes()
+    path.write_bytes(data)
+
+
 def write_llama2c(path, version, config, weights):
     """Writes a checkpoint of llama2.c. Returns the weights that it stands for."""
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -236,7 +277,10 @@ def main():
     else:
         weights = read_safetensors(source / "model.safetensors")
         if not kind.startswith("llama2.c"):
-            blocks, weights = quantized_model(weights, Type[kind])
+            blocks, weights = quantized_model(weights, Type[kind.rsplit("-", 1)[-1]])
+        if kind.startswith("gg"):
+            # The files do not have these numbers.
+            config |= {"rms_norm_eps": 5e-6, "max_position_embeddings": 2048}
     file, twin = target / "file", target / "twin"
     for folder in (file, twin):
         folder.mkdir(parents=True)
@@ -245,7 +289,10 @@ def main():
     if kind.startswith("llama2.c"):
         weights = write_llama2c(file / "model.bin", int(kind[-1]), config, weights)
     else:
-        write_gguf(file / "model.gguf", config, blocks, weights)
+        if kind.startswith("gg"):
+            write_ggml(file / "model.bin", kind[:4], config, blocks, weights)
+        else:
+            write_gguf(file / "model.gguf", config, blocks, weights)
         weights |= {name: gguf.quants.dequantize(tensor, kind) for name, (tensor, kind) in blocks.items()}
     write_safetensors(twin / "model.safetensors", weights)
     (twin / "config.json").write_text(json.dumps(config))

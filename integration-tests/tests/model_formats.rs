@@ -70,9 +70,9 @@ fn gguf_files_give_what_their_weights_give_as_safetensors() {
 
 #[test]
 #[ignore = "needs the clients, which `cargo xtask clients` installs and runs, and MILLRACE_TEST_DATA"]
-fn checkpoints_of_llama2c_give_what_their_weights_give_as_safetensors() {
+fn older_files_give_what_their_weights_give_as_safetensors() {
     let folder = tempfile::tempdir().unwrap();
-    for format in ["llama2.c-0", "llama2.c-1", "llama2.c-2"] {
+    for format in ["llama2.c-0", "llama2.c-1", "llama2.c-2", "ggmf-F16", "ggjt-Q8_0", "ggjt-Q4_0"] {
         let [file, twin] = written(folder.path(), format, &test_data("stories260k"));
         assert_same(format, [&file.join("model.bin"), &twin], &[]);
     }

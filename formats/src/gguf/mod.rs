@@ -19,7 +19,7 @@ use std::sync::Arc;
 
 use config::ROPE_DIVISORS;
 use file::Header;
-pub(crate) use file::MAGIC;
+pub(crate) use file::{GgmlType, MAGIC};
 pub use split::split_model_name;
 
 use crate::error::Error;
