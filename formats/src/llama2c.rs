@@ -1,8 +1,9 @@
-//! Checkpoints of llama2.c (Andrej Karpathy): a header of sizes, then the tensors of a Llama without
-//! names, in a fixed order. There are three versions: two of single precision, and one of 8 bits.
+//! Checkpoints of llama2.c (Andrej Karpathy): a header of sizes, then the tensors of a Llama
+//! without names, in a fixed order. There are three versions: two of single precision, and one of 8
+//! bits.
 //!
-//! The rows of query and key have the order of the original program of Llama, in which features `2 *
-//! i` and `2 * i + 1` are rotated together.
+//! The rows of query and key have the order of the original program of Llama, in which features `2
+//! * i` and `2 * i + 1` are rotated together.
 
 use std::ops::Range;
 use std::sync::Arc;

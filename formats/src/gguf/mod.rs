@@ -6,6 +6,8 @@
 
 mod config;
 mod file;
+#[cfg(test)]
+mod model_tests;
 mod names;
 mod split;
 #[cfg(test)]

@@ -8,8 +8,8 @@ use crate::{Encoding, Error, IntFormat, Part, Result, WeightFormat};
 /// Returns the format in which a device can keep `parts`, stacked, with the numbers of their
 /// blocks.
 ///
-/// Codes of 5 bits become codes of 8 bits, and blocks of `Q3_K` become blocks of `Q6_K`. There is no
-/// such format for blocks with minima other than those of `Q4_K`, if the parts need different
+/// Codes of 5 bits become codes of 8 bits, and blocks of `Q3_K` become blocks of `Q6_K`. There is
+/// no such format for blocks with minima other than those of `Q4_K`, if the parts need different
 /// formats, or if the columns of a part begin or end within a block.
 pub fn exact_blocks(parts: &[Part]) -> Option<WeightFormat> {
     let kinds: Vec<BlockType> = parts.iter().map(whole_blocks).collect::<Option<_>>()?;
