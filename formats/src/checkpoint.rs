@@ -13,7 +13,8 @@ use serde::Deserialize;
 
 use crate::dtype::DType;
 use crate::error::{Error, IndexFault, TensorFault};
-use crate::header::{self, Pairs};
+use crate::header::{self, Entry, Pairs};
+use crate::model_file::ModelFile;
 use crate::source::{MappedFile, Source};
 
 /// The longest identity that is passed on. Linux limits an argument of a process to 128 KiB.
@@ -87,12 +88,16 @@ pub struct TensorInfo {
 }
 
 impl Checkpoint {
-    /// Maps the weights of `source`: `model.safetensors`, or the files that
-    /// `model.safetensors.index.json` names, or the only safetensors file of the source.
+    /// Maps the weights of `source`: those of a file with a whole model, or `model.safetensors`, or
+    /// the files that `model.safetensors.index.json` names, or the only safetensors file of the
+    /// source.
     ///
     /// # Errors
     /// If there are no weights, or a file contradicts itself or the index.
     pub fn open(source: &Source) -> Result<Self, Error> {
+        if let Some(model) = source.model_file()? {
+            return Self::of_model_file(source, model);
+        }
         let mut checkpoint = Checkpoint {
             place: source.place(),
             source: source.clone(),
@@ -199,6 +204,32 @@ impl Checkpoint {
         self.source.check_unchanged(&self.identity)
     }
 
+    /// Creates the checkpoint of a file with a whole model.
+    fn of_model_file(source: &Source, model: ModelFile) -> Result<Self, Error> {
+        let ModelFile { files, tensors, .. } = model;
+        let mut checkpoint = Checkpoint {
+            place: source.place(),
+            source: source.clone(),
+            identity: source.identity(files.iter().map(|file| file.name.as_str())),
+            files: Vec::new(),
+            tensors: BTreeMap::new(),
+        };
+        for (file, entry) in tensors {
+            let Entry { name, dtype, shape, range } = entry;
+            // Parts of a split model could have the same tensor.
+            if checkpoint.contains(&name) {
+                let (file, fault) = (files[file].path.clone(), TensorFault::Duplicate.into());
+                return Err(Error::Tensor { file, tensor: name, fault });
+            }
+            checkpoint.tensors.insert(name, StoredTensor { file, dtype, shape, range });
+        }
+        for mapped in files {
+            let bytes = MappedFile::shared_bytes(&mapped);
+            checkpoint.files.push(OpenFile { mapped, bytes });
+        }
+        Ok(checkpoint)
+    }
+
     /// Adds the tensors of `file` for whose names `wanted` holds.
     fn add(&mut self, file: MappedFile, wanted: impl Fn(&str) -> bool) -> Result<(), Error> {
         self.identity += &self.source.identity([file.name.as_str()]);
@@ -208,7 +239,7 @@ impl Checkpoint {
         file.check_readable()?;
         for entry in entries? {
             if wanted(&entry.name) {
-                let header::Entry { name, dtype, shape, range } = entry;
+                let Entry { name, dtype, shape, range } = entry;
                 let file = self.files.len();
                 self.tensors.insert(name, StoredTensor { file, dtype, shape, range });
             }

@@ -4,11 +4,15 @@ use std::fmt::{self, Display, Formatter};
 
 use safetensors::Dtype;
 
+use crate::blocks::BlockType;
+
 /// The element type of a stored tensor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DType {
     /// A type that the safetensors format defines.
     Known(Dtype),
+    /// Blocks of quantized elements. Rows are whole blocks.
+    Blocks(BlockType),
     /// A type that this version does not know. A tensor of such a type cannot be used, but it may
     /// be in a file.
     Unknown(String),
@@ -34,11 +38,12 @@ impl DType {
     /// Powers of two with an exponent of eight bits.
     pub const F8_E8M0: DType = DType::Known(Dtype::F8_E8M0);
 
-    /// Returns the number of bits per element, if the type is known.
+    /// Returns the number of bits per element, if the type is known and stores each element by
+    /// itself.
     pub fn bits(&self) -> Option<usize> {
         match self {
             DType::Known(dtype) => Some(dtype.bitsize()),
-            DType::Unknown(_) => None,
+            DType::Blocks(_) | DType::Unknown(_) => None,
         }
     }
 }
@@ -47,6 +52,7 @@ impl Display for DType {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
             DType::Known(dtype) => write!(f, "{dtype:?}"),
+            DType::Blocks(blocks) => blocks.fmt(f),
             DType::Unknown(name) => f.write_str(name),
         }
     }

@@ -2,6 +2,8 @@
 
 use std::fmt::{self, Display, Formatter};
 
+use crate::fault::FileFault;
+
 /// The reason why a checkpoint cannot be used. Every text names the file, and the tensor where
 /// there is one.
 #[derive(Debug, thiserror::Error)]
@@ -97,6 +99,16 @@ pub enum Error {
         /// The shape it must have.
         expected: Vec<usize>,
     },
+    /// A file that holds a whole model is invalid.
+    #[error("{file} is not a usable {format} file: {fault}")]
+    ModelFile {
+        /// Path of the file.
+        file: String,
+        /// Name of the format.
+        format: &'static str,
+        /// The fault.
+        fault: FileFault,
+    },
     /// The index contradicts itself or the files.
     #[error("{file}: {fault}")]
     Index {
@@ -182,6 +194,29 @@ pub enum TensorFault {
         /// Name of the other tensor.
         other: String,
     },
+    /// The tensor has too many axes.
+    Axes {
+        /// Number of axes.
+        found: u32,
+        /// The largest number that is accepted.
+        limit: u32,
+    },
+    /// The data does not begin where the format wants it.
+    Unaligned {
+        /// Offset of the data.
+        offset: u64,
+        /// The alignment.
+        alignment: u64,
+    },
+    /// Rows do not consist of whole blocks.
+    PartialBlock {
+        /// Element type.
+        dtype: String,
+        /// Columns of a row.
+        cols: usize,
+        /// Elements of a block.
+        block: usize,
+    },
     /// The shape is not the one that the configuration describes.
     Shape {
         /// The stored shape.
@@ -211,6 +246,16 @@ impl Display for TensorFault {
                 }
             }
             TensorFault::Overlap { other } => write!(f, "shares bytes with {other}; the file is damaged"),
+            TensorFault::Axes { found, limit } => {
+                write!(f, "has {found} axes, more than the limit of {limit}; the file is damaged")
+            }
+            TensorFault::Unaligned { offset, alignment } => {
+                write!(f, "begins at {offset}, which is not a multiple of {alignment}; the file is damaged")
+            }
+            TensorFault::PartialBlock { dtype, cols, block } => write!(
+                f,
+                "has rows of {cols} elements, but {dtype} needs a multiple of {block}; the file is damaged"
+            ),
             TensorFault::Shape { found, expected } => {
                 write!(f, "has shape {found:?}, expected {expected:?} by config.json")
             }

@@ -7,19 +7,33 @@
 //! Files are not trusted: every number in them is checked before it is used. Each error names the
 //! file, and the tensor where there is one, and says what the user can do.
 
+mod blocks;
 mod checkpoint;
+mod cursor;
 mod dtype;
 mod error;
+mod fault;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
+mod ggml;
+mod gguf;
 mod guard;
 mod header;
 mod identity;
+mod llama2c;
+mod model_file;
 mod source;
 #[cfg(test)]
 mod tests;
+mod tokenizer_data;
 mod writer;
 
+pub use blocks::BlockType;
 pub use checkpoint::{Checkpoint, Tensor, TensorInfo};
 pub use dtype::DType;
 pub use error::{Error, HeaderFault, IndexFault, TensorFault};
+pub use fault::FileFault;
+pub use gguf::split_model_name;
 pub use source::Source;
+pub use tokenizer_data::{SpecialTokenIds, TokenKind, TokenizerData};
 pub use writer::{CheckpointWriter, NewTensor, WriteError};

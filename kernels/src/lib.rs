@@ -31,7 +31,7 @@ pub use backend::{
     StepQueue, StepSize, SynchronousStep, WeightFormat,
 };
 pub use dtype::DType;
-pub use encoding::Encoding;
+pub use encoding::{BlockType, Encoding};
 pub use error::{Error, Result};
 pub use quantize::{IntFormat, KFormat};
 pub use sample::watermark;

@@ -94,6 +94,9 @@ impl Part {
             Encoding::Dense(dtype) => *dtype,
             Encoding::Integers(integers) => return integers.read_row(bytes, row, cols, out),
             Encoding::Table(codes) => return codes.read_row(CodeRow { bytes, stored, row }, cols, out),
+            Encoding::Blocks(kind) => {
+                return kind.read_weights(CodeRow { bytes, stored, row }, cols, out);
+            }
             Encoding::Float8(float8) => return float8.read_row(CodeRow { bytes, stored, row }, cols, out),
         };
         let size = dtype.size();

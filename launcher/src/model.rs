@@ -16,6 +16,8 @@ pub(crate) enum Location {
     Demo,
     /// A folder in Hugging Face layout.
     Folder(PathBuf),
+    /// A file that holds a whole model, such as a GGUF file.
+    File(PathBuf),
 }
 
 impl Location {
@@ -24,13 +26,19 @@ impl Location {
         match self {
             Location::Demo => Source::Memory(demo::FILES),
             Location::Folder(folder) => Source::Directory(folder),
+            Location::File(file) => Source::File(file),
         }
     }
 
     /// Returns the model's name for clients: the name of the repository if the folder is in a
-    /// Hugging Face cache, else the name of the folder. `typed` is the name on the command line.
+    /// Hugging Face cache, else the name of the folder, or of the file without its ending. `typed`
+    /// is the name on the command line.
     pub(crate) fn name(&self, typed: &str) -> String {
-        let Location::Folder(folder) = self else { return typed.to_owned() };
+        let folder = match self {
+            Location::Demo => return typed.to_owned(),
+            Location::Folder(folder) => folder,
+            Location::File(file) => return file_name(file).unwrap_or_else(|| typed.to_owned()),
+        };
         let folder = std::fs::canonicalize(folder).unwrap_or_else(|_| folder.clone());
         let name = |path: &Path| path.file_name().map(|name| name.to_string_lossy().into_owned());
         // models--org--name/snapshots/COMMIT
@@ -50,6 +58,15 @@ impl Location {
         let is_snapshot = folder.parent()?.file_name()? == "snapshots";
         is_snapshot.then(|| folder.file_name().map(|name| name.to_string_lossy().into_owned()))?
     }
+}
+
+/// Returns the name of a file without its ending, and without the number of its part.
+fn file_name(file: &Path) -> Option<String> {
+    let name = file.file_name()?.to_str()?;
+    if let Some((model, ..)) = millrace_shard::split_model_name(name) {
+        return Some(model.to_owned());
+    }
+    file.file_stem().map(|stem| stem.to_string_lossy().into_owned())
 }
 
 /// Downloads what is missing of a repository of the hub, except weights, and replaces its name by
@@ -113,7 +130,7 @@ pub(crate) fn source(args: &ModelArgs) -> Result<Source> {
 /// Finds the model that the command line names.
 ///
 /// # Errors
-/// If it is neither `demo`, nor a folder, nor in the local Hugging Face cache. The text
+/// If it is neither `demo`, nor a folder or a file, nor in the local Hugging Face cache. The text
 /// names the places that were searched.
 pub(crate) fn locate(args: &ModelArgs) -> Result<Location> {
     let named = WantedModel {
@@ -128,7 +145,7 @@ pub(crate) fn locate(args: &ModelArgs) -> Result<Location> {
 /// The name of a model on the command line.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WantedModel<'a> {
-    /// `demo`, a folder, or a repository in the Hugging Face cache.
+    /// `demo`, a folder, a file with a whole model, or a repository in the Hugging Face cache.
     pub(crate) name: &'a str,
     /// Branch, tag or commit of a repository.
     pub(crate) revision: &'a str,
@@ -165,10 +182,10 @@ impl WantedModel<'_> {
             return checked(folder.to_path_buf(), self.needs_weights);
         }
         if folder.exists() {
-            if folder.extension().is_some_and(|extension| extension == "gguf") {
-                bail!("this is a GGUF file. {NO_GGUF}");
+            if folder.extension().is_some_and(|extension| extension == "safetensors" || extension == "json") {
+                bail!("this is a file; give the folder that holds config.json and the weights");
             }
-            bail!("this is a file; give the folder that holds config.json and the weights");
+            return Ok(Location::File(folder.to_path_buf()));
         }
         if Repository::named(self.name, self.revision).is_none() && self.name.contains(['/', '\\']) {
             bail!("there is no such folder, and this is not a name of a repository such as `org/name`");
@@ -208,9 +225,9 @@ fn locate_cached(cache: &Path, name: &str, revision: &str) -> Result<PathBuf> {
     Ok(snapshot)
 }
 
-/// Advice for GGUF files.
-pub(crate) const NO_GGUF: &str = "Millrace reads safetensors: take the repository that the GGUF files were made from, which has \
-                       config.json, tokenizer.json and *.safetensors";
+/// Advice for repositories of GGUF files, of which only one is wanted.
+pub(crate) const NO_GGUF: &str = "Repositories are served from safetensors: download one of the files, and give its path as the \
+                       model, or take the repository that the files were made from";
 
 /// Limit of the files of a folder that are examined.
 const MAX_FILES: usize = 10_000;
@@ -227,8 +244,16 @@ fn checked(folder: PathBuf, needs_weights: bool) -> Result<Location> {
              serve that folder"
         );
     }
-    if needs_weights && holds_gguf_only(&folder) {
-        bail!("this folder holds GGUF files. {NO_GGUF}");
+    if needs_weights {
+        match &gguf_models(&folder)[..] {
+            [] => {}
+            [model] => return Ok(Location::File(folder.join(model))),
+            [one, other, ..] => {
+                bail!(
+                    "this folder holds several GGUF models, such as {one} and {other}; give one of these files"
+                )
+            }
+        }
     }
     Ok(Location::Folder(folder))
 }
@@ -246,18 +271,23 @@ fn adapted_model(config: &Path) -> Option<String> {
     Some(base.chars().filter(|c| !c.is_control()).take(200).collect())
 }
 
-/// Returns whether a folder has GGUF files and no safetensors.
-fn holds_gguf_only(folder: &Path) -> bool {
-    let Ok(files) = std::fs::read_dir(folder) else { return false };
-    let mut gguf = false;
+/// Returns the names of the GGUF files of a folder without safetensors, sorted: those of whole
+/// models, and the first ones of models that are split. Encoders of images are no models.
+fn gguf_models(folder: &Path) -> Vec<String> {
+    let Ok(files) = std::fs::read_dir(folder) else { return Vec::new() };
+    let mut models = Vec::new();
     for file in files.take(MAX_FILES).flatten() {
-        match Path::new(&file.file_name()).extension().and_then(|extension| extension.to_str()) {
-            Some("safetensors") => return false,
-            Some("gguf") => gguf = true,
-            _ => {}
+        let Ok(name) = file.file_name().into_string() else { continue };
+        if name.ends_with(".safetensors") {
+            return Vec::new();
+        }
+        let is_first = millrace_shard::split_model_name(&name).is_none_or(|(_, part, _)| part == 1);
+        if name.ends_with(".gguf") && is_first && !name.starts_with("mmproj") {
+            models.push(name);
         }
     }
-    gguf
+    models.sort();
+    models
 }
 
 #[cfg(test)]
@@ -305,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn adapters_and_gguf_files_are_named_in_the_error() {
+    fn adapters_and_several_models_are_named_in_the_error() {
         let adapter = ("adapter_config.json", r#"{"base_model_name_or_path": "org/base"}"#);
         let text = of_folder(&[adapter, ("adapter_model.safetensors", "")], "auto").unwrap();
         assert!(
@@ -314,8 +344,10 @@ mod tests {
         );
         let text = of_folder(&[("adapter_config.json", "{")], "auto").unwrap();
         assert!(text.contains("holds a LoRA adapter. "), "{text}");
-        let text = of_folder(&[("model-Q4_K_M.gguf", ""), ("config.json", "{}")], "auto").unwrap();
-        assert!(text.contains("holds GGUF files. Millrace reads safetensors"), "{text}");
+        let several = of_folder(&[("a-Q4_K_M.gguf", ""), ("a-Q8_0.gguf", "")], "auto").unwrap();
+        assert!(several.contains("several GGUF models, such as a-Q4_K_M.gguf and a-Q8_0.gguf"), "{several}");
+        let split = [("a-00001-of-00002.gguf", ""), ("a-00002-of-00002.gguf", ""), ("mmproj-a.gguf", "")];
+        assert_eq!(of_folder(&split, "auto"), None);
         // A folder that also has a model is served.
         let model = [("config.json", "{}"), ("model.safetensors", "")];
         assert_eq!(of_folder(&[&model[..], &[adapter, ("x.gguf", "")]].concat(), "auto"), None);
@@ -323,12 +355,24 @@ mod tests {
     }
 
     #[test]
-    fn a_gguf_file_is_named_in_the_error() {
-        let path = std::env::temp_dir().join(format!("millrace-{}.gguf", std::process::id()));
+    fn files_of_weights_are_no_models() {
+        let path = std::env::temp_dir().join(format!("millrace-{}.safetensors", std::process::id()));
         std::fs::write(&path, "").unwrap();
         let text = refusal(&path, "auto").unwrap();
         std::fs::remove_file(&path).unwrap();
-        assert!(text.contains("this is a GGUF file. Millrace reads safetensors"), "{text}");
+        assert!(text.contains("this is a file; give the folder that holds config.json"), "{text}");
+    }
+
+    #[test]
+    fn a_folder_with_one_gguf_model_is_that_model() {
+        let folder = std::env::temp_dir().join(format!("millrace-one-gguf-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        for name in ["a-00002-of-00002.gguf", "a-00001-of-00002.gguf", "README.md"] {
+            std::fs::write(folder.join(name), "").unwrap();
+        }
+        let found = checked(folder.clone(), true).unwrap();
+        std::fs::remove_dir_all(&folder).unwrap();
+        assert_eq!(found, Location::File(folder.join("a-00001-of-00002.gguf")));
     }
 
     #[test]
@@ -344,6 +388,9 @@ mod tests {
         assert_eq!(name(folder.join(".")), "Llama-3.2-1B");
         assert_eq!(name(snapshot), "org/tiny--chat");
         assert_eq!(Location::Demo.name("demo"), "demo");
+        let of_file = |file: &str| Location::File(file.into()).name(file);
+        assert_eq!(of_file("models/a-Q8_0.gguf"), "a-Q8_0");
+        assert_eq!(of_file("models/a-Q8_0-00001-of-00003.gguf"), "a-Q8_0");
         std::fs::remove_dir_all(&base).unwrap();
     }
 }

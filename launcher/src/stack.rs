@@ -3,6 +3,7 @@
 
 use std::collections::HashMap;
 use std::ffi::OsString;
+use std::path::Path;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -13,6 +14,7 @@ use millrace_router::engine::{
 use millrace_router::grammar::GrammarWorkerCommand;
 use millrace_router::kv_events::{KvEvents, KvEventsConfig};
 use millrace_router::service::{ModelInfo, RequestLimits, Service};
+use millrace_shard::Source;
 use millrace_shard::collective::Transport;
 use tokio::task::JoinHandle;
 
@@ -151,7 +153,35 @@ fn assets(location: &Location, format: LoadFormat) -> Result<Assets> {
             Ok(Assets::from_files(demo::FILES)?)
         }
         Location::Folder(folder) => Ok(Assets::from_dir(folder)?),
+        Location::File(file) => model_file_assets(file),
     }
+}
+
+/// Loads the tokenizer and configuration of a file with a whole model. A `tokenizer.json` beside the
+/// file takes precedence over the tokenizer in it.
+fn model_file_assets(file: &Path) -> Result<Assets> {
+    let source = Source::File(file.to_owned());
+    let mut inside = vec![("config.json", source.config()?)];
+    let data = source.tokenizer_data()?.unwrap_or_default();
+    let folder = file.parent().unwrap_or(Path::new(""));
+    if let Some(tokenizer) = data.huggingface_json
+        && !folder.join("tokenizer.json").exists()
+    {
+        inside.push(("tokenizer.json", tokenizer.into_bytes()));
+    }
+    let mut assets = Assets::from_model_file(folder, &inside)?;
+    if assets.chat_template.is_none() {
+        let tools = data.named_templates.into_iter().find(|(name, _)| name == "tool_use");
+        assets.chat_template = data.chat_template;
+        assets.tool_template = tools.map(|(_, template)| template);
+    }
+    let text = |id: Option<u32>| id.and_then(|id| data.tokens.get(id as usize).cloned());
+    assets.bos_token = assets.bos_token.or_else(|| text(data.special.bos));
+    assets.eos_token = assets.eos_token.or_else(|| text(data.special.eos));
+    assets.pad_token = assets.pad_token.or_else(|| text(data.special.padding));
+    assets.unk_token = assets.unk_token.or_else(|| text(data.special.unknown));
+    assets.add_bos_token = assets.add_bos_token.or(data.add_bos);
+    Ok(assets)
 }
 
 /// Returns the work of the engine that waits for a download.

@@ -32,6 +32,8 @@ pub(crate) fn run() -> bool {
         "version",
         "--test",
         "clients",
+        "--test",
+        "model_formats",
         "--",
         "--include-ignored",
         "--nocapture",

@@ -1,14 +1,14 @@
 //! The targets of `fuzz/` under libFuzzer: `cargo xtask fuzz`.
 //!
 //! The stable compiler does the instrumentation. There are no sanitizers, because the fuzzed code
-//! has no `unsafe`.
+//! has no `unsafe`, except for the mapping of files.
 
 use std::path::Path;
 use std::process::Command;
 
 use crate::cargo::{cargo_path, cargo_with};
 
-const TARGETS: &[&str] = &["bodies", "grammars", "templates", "tokenizers"];
+const TARGETS: &[&str] = &["bodies", "grammars", "model_files", "templates", "tokenizers"];
 
 /// Compiler flags that count the edges reached and report comparisons to libFuzzer.
 const INSTRUMENTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \

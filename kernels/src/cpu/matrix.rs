@@ -14,9 +14,9 @@ use super::super_blocks::KPanels;
 use super::tables::TablePanels;
 use crate::encoding::StoredCodes;
 use crate::quantize::nf4;
-use crate::stored::{CodeRows, IntegerRows};
+use crate::stored::{BlockRows, CodeRows, IntegerRows};
 use crate::tensor::{part_of_row, stacked_shape};
-use crate::{DType, IntFormat, KFormat, Part, Result};
+use crate::{DType, IntFormat, KFormat, Part, Result, WeightFormat};
 
 /// A packed weight matrix `[out, cols]`.
 #[derive(Debug)]
@@ -130,20 +130,26 @@ impl Matrix {
     ) -> Result<Matrix> {
         let (out, cols) = stacked_shape(parts)?;
         let stored = IntegerRows::new(parts, format);
+        let blocks = BlockRows::new(parts, WeightFormat::Int(format));
         let order = stored.as_ref().and_then(|rows| rows.order());
         let panels = IntPanels::pack((out, cols), format, target, order, packing, |row, to| {
             if let Some(stored) = &stored {
                 stored.read(row, &mut to.codes, &mut to.groups);
-                return RowContents::Codes;
+                return Ok(RowContents::Codes);
+            }
+            if let Some(blocks) = &blocks {
+                blocks.read_groups(row, &mut to.codes, &mut to.groups)?;
+                return Ok(RowContents::Codes);
             }
             let (part, row) = part_of_row(parts, row);
             part.read_row(row, &mut to.weights);
-            RowContents::Weights
+            Ok(RowContents::Weights)
         })?;
         Ok(Matrix { out, cols, packed: Packed::Int(panels) })
     }
 
-    /// Packs `parts` as super-blocks of `format` for the instruction set `target`.
+    /// Packs `parts` as super-blocks of `format` for the instruction set `target`. Blocks that are
+    /// stored in this format are copied, and all other weights are quantized.
     pub(super) fn pack_super_blocks(
         parts: &[Part],
         format: KFormat,
@@ -151,9 +157,15 @@ impl Matrix {
         packing: Packing<'_>,
     ) -> Result<Matrix> {
         let (out, cols) = stacked_shape(parts)?;
-        let panels = KPanels::pack((out, cols), format, target, packing, |row, values| {
+        let blocks = BlockRows::new(parts, WeightFormat::K(format));
+        let panels = KPanels::pack((out, cols), format, target, packing, |row, to| {
+            if let Some(blocks) = &blocks {
+                blocks.read_super_blocks(row, &mut to.blocks)?;
+                return Ok(RowContents::Codes);
+            }
             let (part, row) = part_of_row(parts, row);
-            part.read_row(row, values);
+            part.read_row(row, &mut to.weights);
+            Ok(RowContents::Weights)
         })?;
         Ok(Matrix { out, cols, packed: Packed::SuperBlocks(panels) })
     }

@@ -1,14 +1,16 @@
-//! The encodings of stored tensors: dense numbers, and three kinds of quantized weights.
+//! The encodings of stored tensors: dense numbers, and four kinds of quantized weights.
 //!
 //! | encoding | weight | written by |
 //! |---|---|---|
 //! | [`Integers`] | `(code - offset) * scale`, with codes of 2, 3, 4 or 8 bits | GPTQ, AWQ, compressed-tensors, bitsandbytes (int8) |
 //! | [`TableCodes`] | `table[code] * scale`, with codes of 4 bits | bitsandbytes (nf4, fp4) |
 //! | [`Float8`] | an e4m3 number times a scale | fp8, compressed-tensors |
+//! | [`BlockType`] | by the type of the blocks | GGUF and its ancestors |
 //!
 //! A matrix `[rows, cols]` has one row per output feature, however its codes are laid out in the
 //! file.
 
+mod blocks;
 mod code_layout;
 mod codes;
 mod float8;
@@ -19,6 +21,8 @@ mod table_codes;
 
 use std::sync::Arc;
 
+pub use blocks::BlockType;
+pub(crate) use blocks::{SMALL_BLOCK, q3_k_code, q3_k_scale};
 pub use code_layout::{CodeLayout, WordLayout};
 pub(crate) use codes::{CodeRow, CodedWeights};
 pub use codes::{CodeType, StoredCodes};
@@ -45,14 +49,18 @@ pub enum Encoding {
     Table(Arc<TableCodes>),
     /// FP8 numbers with scales.
     Float8(Arc<Float8>),
+    /// Blocks of successive columns.
+    Blocks(BlockType),
 }
 
 impl Encoding {
-    /// Returns the bytes of `cols` columns of a row, if the bytes of a row are next to each other.
+    /// Returns the bytes of `cols` columns of a row, if the bytes of a row are next to each other. A
+    /// block of which only some columns are wanted counts completely.
     pub fn row_bytes(&self, cols: usize) -> Option<usize> {
         match self {
             Encoding::Dense(dtype) => Some(cols.saturating_mul(dtype.size())),
             Encoding::Float8(_) => Some(cols),
+            Encoding::Blocks(kind) => Some(cols.div_ceil(kind.cols()).saturating_mul(kind.bytes())),
             Encoding::Integers(_) | Encoding::Table(_) => None,
         }
     }
@@ -69,6 +77,10 @@ impl Encoding {
     pub(crate) fn coded(&self) -> Option<&dyn CodedWeights> {
         match self {
             Encoding::Dense(_) | Encoding::Integers(_) => None,
+            Encoding::Blocks(kind) => {
+                let has_table = matches!(kind, BlockType::IQ4_NL | BlockType::IQ4_XS | BlockType::MXFP4);
+                has_table.then_some(kind)
+            }
             Encoding::Table(codes) => Some(&**codes),
             Encoding::Float8(float8) => Some(&**float8),
         }
@@ -89,6 +101,7 @@ impl Encoding {
             Encoding::Integers(integers) => integers.check(rows, cols, bytes),
             Encoding::Table(codes) => codes.check(rows, cols, bytes),
             Encoding::Float8(float8) => float8.check(rows, cols, bytes),
+            Encoding::Blocks(kind) => kind.check(rows, cols, bytes),
         }
     }
 }

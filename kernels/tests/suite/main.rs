@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
 
 mod attention;
+mod blocks;
 mod common;
 #[cfg(feature = "cpu-sim")]
 mod cuda;

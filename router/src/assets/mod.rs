@@ -151,10 +151,20 @@ impl Assets {
     /// # Errors
     /// [`AssetError`] names the file and a remedy.
     pub fn from_dir(folder: &Path) -> Result<Self, AssetError> {
-        Self::read(&folder.display().to_string(), |name| match read_file(&folder.join(name)) {
-            Ok(bytes) => Ok(Some(Cow::Owned(bytes))),
-            Err(AssetError::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(error),
+        Self::read(&folder.display().to_string(), |name| read_optional(folder, name))
+    }
+
+    /// Reads the files of a model that is one file: those of the folder, unless `inside` has a file
+    /// of that name, as it was translated from the model's file.
+    ///
+    /// # Errors
+    /// [`AssetError`] names the file and a remedy.
+    pub fn from_model_file(folder: &Path, inside: &[(&str, Vec<u8>)]) -> Result<Self, AssetError> {
+        Self::read(&folder.display().to_string(), |name| {
+            match inside.iter().find(|(file, _)| *file == name) {
+                Some((_, bytes)) => Ok(Some(Cow::Borrowed(&bytes[..]))),
+                None => read_optional(folder, name),
+            }
         })
     }
 
@@ -229,6 +239,15 @@ const MAX_TOKENIZER: u64 = 256 << 20;
 
 /// The maximum size of the other files in bytes.
 const MAX_CONFIG: u64 = 16 << 20;
+
+/// Reads the file `name` of a folder. Returns `None` if it does not exist.
+fn read_optional(folder: &Path, name: &str) -> Result<Option<Cow<'static, [u8]>>, AssetError> {
+    match read_file(&folder.join(name)) {
+        Ok(bytes) => Ok(Some(Cow::Owned(bytes))),
+        Err(AssetError::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
 
 /// Reads a regular file of a reasonable size. The kind of the file is checked before it is opened,
 /// because opening a FIFO waits for a writer.

@@ -143,8 +143,9 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
     };
     let (ropes, max_positions) = if traits.rotary {
         let partial = traits.partial_rotary;
+        let style = rope_style(config, traits.rope)?;
         let theta = traits.theta.unwrap_or(rope::THETA);
-        let rotated = Rotated { style: traits.rope, head_dim: layout.head_dim, partial, positions, theta };
+        let rotated = Rotated { style, head_dim: layout.head_dim, partial, positions, theta };
         match traits.window_theta {
             None => {
                 let (rope, max_positions) = rope::read(config, &rotated)?;
@@ -212,6 +213,16 @@ pub(super) fn activation(config: &Config, absent: Activation) -> Result<Activati
         });
     }
     Ok(absent)
+}
+
+/// Returns the pairing of rotated features: that of the family, unless a converter has reordered
+/// the rows of query and key. The readers of model files say so in an object of its own.
+fn rope_style(config: &Config, usual: RopeStyle) -> Result<RopeStyle, ConfigError> {
+    let interleaved = match config.object("millrace")? {
+        Some(changes) => changes.flag("rope_interleaved", false)?,
+        None => false,
+    };
+    Ok(if interleaved { RopeStyle::Interleaved } else { usual })
 }
 
 fn heads(config: &Config, traits: &Traits, hidden: usize) -> Result<QkvLayout, ConfigError> {

@@ -11,7 +11,7 @@ use super::overrides::Overrides;
 use super::quantization;
 use super::registry::FAMILIES;
 use super::stored::StoredWeights;
-use crate::model::{DecoderSpec, Model, WeightKind, WeightSlot, WeightSource};
+use crate::model::{CheckpointFormat, DecoderSpec, Model, WeightKind, WeightSlot, WeightSource};
 
 /// Reads the configuration of a model and maps its weights.
 ///
@@ -32,6 +32,7 @@ pub fn load(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> 
     let scheme = quantization::read(&config, source)?;
     let quantized = scheme.as_ref().map(quantization::Scheme::format);
     let weights = StoredWeights::new(checkpoint, spec.clone(), &family.names, scheme)?;
+    let quantized = quantized.or(weights.has_blocks().then_some(CheckpointFormat::Blocks));
     let embedding = weights.parts(WeightSlot::Embedding)?;
     // The type of an embedding that is quantized is that of the activations.
     let stored = embedding.first().and_then(|part| part.tensor.encoding.dense());

@@ -102,6 +102,12 @@ fn table(
             format!("makes {positions} positions, more than the limit of {MAX_POSITIONS}"),
         ));
     }
+    if let RopeScaling::Divided { divisors } = &scaling
+        && divisors.len() != rotary_dim / 2
+    {
+        let reason = format!("has {} numbers for {} pairs of features", divisors.len(), rotary_dim / 2);
+        return Err(config.invalid("rope_scaling.divisors", reason));
+    }
     if matches!(scaling, RopeScaling::Dynamic { .. }) && rotary_dim == 2 {
         return Err(rope.invalid("rope_type", "dynamic needs more than 2 rotated features".to_owned()));
     }
@@ -154,6 +160,7 @@ fn scaling(
             (longrope(config, rope, (positions, rotary_dim))?, positions)
         }
         "yarn" => yarn(config, rope, positions)?,
+        "divisors" => (RopeScaling::Divided { divisors: divisors(rope)? }, positions),
         _ => {
             let known = "known are default, linear, dynamic, llama3, longrope and yarn";
             return Err(rope.unsupported(key, known));
@@ -195,6 +202,16 @@ fn longrope(
         original: original as usize,
         attention_factor,
     })
+}
+
+/// Reads the divisor of each frequency, which a GGUF file stores as a tensor.
+fn divisors(rope: &Config) -> Result<Vec<f64>, ConfigError> {
+    let key = "divisors";
+    let divisors: Vec<f64> = rope.optional(key)?.ok_or_else(|| rope.missing(key))?;
+    if divisors.iter().any(|&divisor| !(divisor > 0.0 && divisor.is_finite())) {
+        return Err(rope.invalid(key, "has a number that is no positive divisor".to_owned()));
+    }
+    Ok(divisors)
 }
 
 /// Reads the parameters of YaRN (Peng et al.), with the attention factor of transformers.

@@ -2,8 +2,8 @@
 
 use std::collections::HashSet;
 
-use millrace_formats::{Checkpoint, DType as StoredDType, Tensor};
-use millrace_kernels::{DType, HostTensor, Part};
+use millrace_formats::{BlockType as StoredBlocks, Checkpoint, DType as StoredDType, Tensor};
+use millrace_kernels::{BlockType, DType, Encoding, HostTensor, Part};
 
 use super::names::{Names, Piece};
 use super::quantization::{self, ModuleTensors, SUFFIXES, Scheme};
@@ -119,6 +119,11 @@ impl StoredWeights {
         self.names.has_later_layers && index.is_some_and(|index| index >= self.spec.layers.len())
     }
 
+    /// Returns whether matrices are stored as blocks of GGML.
+    pub(super) fn has_blocks(&self) -> bool {
+        self.checkpoint.tensors().any(|tensor| matches!(tensor.dtype, StoredDType::Blocks(_)))
+    }
+
     /// Returns whether a tensor that a tool for quantization adds changes no results: scales of
     /// cached keys and values that are not quantized, and biases of zeros.
     fn is_needless(&self, name: &str) -> bool {
@@ -202,10 +207,11 @@ fn with_unit_rows(tensor: &HostTensor) -> HostTensor {
 
 /// Converts a stored tensor. Returns `None` if the kernels cannot load its element type.
 fn host_tensor(tensor: &Tensor<'_>) -> Option<HostTensor> {
-    let dtype = match tensor.dtype {
-        dtype if *dtype == StoredDType::F32 => DType::F32,
-        dtype if *dtype == StoredDType::F16 => DType::F16,
-        dtype if *dtype == StoredDType::BF16 => DType::BF16,
+    let encoding = match tensor.dtype {
+        dtype if *dtype == StoredDType::F32 => Encoding::Dense(DType::F32),
+        dtype if *dtype == StoredDType::F16 => Encoding::Dense(DType::F16),
+        dtype if *dtype == StoredDType::BF16 => Encoding::Dense(DType::BF16),
+        StoredDType::Blocks(blocks) => Encoding::Blocks(block_type(*blocks)),
         _ => return None,
     };
     let (rows, cols) = match *tensor.shape {
@@ -215,7 +221,25 @@ fn host_tensor(tensor: &Tensor<'_>) -> Option<HostTensor> {
         // The decoder has only matrices and vectors.
         _ => (1, tensor.shape.iter().product()),
     };
-    Some(HostTensor::dense(dtype, rows, cols, tensor.shared_bytes()))
+    Some(HostTensor { encoding, rows, cols, bytes: tensor.shared_bytes() })
+}
+
+fn block_type(stored: StoredBlocks) -> BlockType {
+    match stored {
+        StoredBlocks::Q4_0 => BlockType::Q4_0,
+        StoredBlocks::Q4_1 => BlockType::Q4_1,
+        StoredBlocks::Q5_0 => BlockType::Q5_0,
+        StoredBlocks::Q5_1 => BlockType::Q5_1,
+        StoredBlocks::Q8_0 => BlockType::Q8_0,
+        StoredBlocks::Q2K => BlockType::Q2K,
+        StoredBlocks::Q3K => BlockType::Q3K,
+        StoredBlocks::Q4K => BlockType::Q4K,
+        StoredBlocks::Q5K => BlockType::Q5K,
+        StoredBlocks::Q6K => BlockType::Q6K,
+        StoredBlocks::IQ4_NL => BlockType::IQ4_NL,
+        StoredBlocks::IQ4_XS => BlockType::IQ4_XS,
+        StoredBlocks::MXFP4 => BlockType::MXFP4,
+    }
 }
 
 impl WeightSource for StoredWeights {

@@ -49,6 +49,9 @@ impl RopeTable {
                 let factors = if positions > original { long } else { short };
                 plain(self.theta).zip(factors).map(|(frequency, factor)| frequency / factor).collect()
             }
+            RopeScaling::Divided { ref divisors } => {
+                plain(self.theta).zip(divisors).map(|(f, divisor)| f / divisor).collect()
+            }
             RopeScaling::Default => plain(self.theta).collect(),
             RopeScaling::Linear { factor } => plain(self.theta).map(|f| f / factor).collect(),
             RopeScaling::Dynamic { factor, original } => {
@@ -125,6 +128,12 @@ impl Display for RopeTable {
             RopeScaling::Yarn { factor, original, .. } => {
                 write!(f, "scaled by {factor} from {original} tokens (yarn)")
             }
+            RopeScaling::Divided { divisors } => {
+                let (least, most) = divisors
+                    .iter()
+                    .fold((f64::INFINITY, 0f64), |(least, most), &x| (least.min(x), most.max(x)));
+                write!(f, "each divided by a number of the file, {least} to {most}")
+            }
         }
     }
 }
@@ -137,6 +146,13 @@ mod tests {
 
     fn table(rotary_dim: usize, theta: f64, scaling: RopeScaling) -> RopeTable {
         RopeTable { style: RopeStyle::Half, rotary_dim, theta, scaling }
+    }
+
+    #[test]
+    fn each_frequency_is_divided_by_its_number() {
+        let divided = table(8, 1e4, RopeScaling::Divided { divisors: vec![1.0, 2.0, 4.0, 10.0] });
+        assert_close(&divided.frequencies(0), &[1.0, 0.05, 0.0025, 0.0001]);
+        assert!(divided.to_string().ends_with("each divided by a number of the file, 1 to 10"));
     }
 
     #[track_caller]

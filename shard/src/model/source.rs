@@ -14,8 +14,8 @@ pub enum WeightError {
     Checkpoint(#[from] millrace_formats::Error),
     /// The element type of a stored tensor cannot be loaded.
     #[error(
-        "tensor {tensor} in {file} has element type {dtype}, but weights must be F32, F16 or BF16, unless \
-         quantization_config in config.json says how they are quantized"
+        "tensor {tensor} in {file} has element type {dtype}, but weights must be F32, F16 or BF16, in blocks of \
+         GGML (Q4_0 to Q8_0, Q2_K to Q6_K, IQ4_NL, IQ4_XS, MXFP4), or quantized as quantization_config says"
     )]
     ElementType {
         /// Path of the file.

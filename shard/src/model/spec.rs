@@ -505,4 +505,9 @@ pub enum RopeScaling {
         /// Factor on cosines and sines.
         attention_factor: f64,
     },
+    /// Each frequency is divided by its own number, as a GGUF file stores them.
+    Divided {
+        /// The divisors, one for each pair of features.
+        divisors: Vec<f64>,
+    },
 }

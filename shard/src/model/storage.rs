@@ -47,10 +47,12 @@ pub enum CheckpointFormat {
     BitsandbytesFp4,
     /// FP8 with scales per matrix, row or block.
     Fp8,
+    /// Blocks of GGML, as in GGUF files.
+    Blocks,
 }
 
 impl CheckpointFormat {
-    /// Returns the name, which is also that of the flag `--quantize`.
+    /// Returns the name, which is also that of the flag `--quantize`, if there is such a flag.
     pub const fn name(self) -> &'static str {
         match self {
             CheckpointFormat::Gptq => "gptq",
@@ -60,6 +62,7 @@ impl CheckpointFormat {
             CheckpointFormat::BitsandbytesNf4 => "bitsandbytes-nf4",
             CheckpointFormat::BitsandbytesFp4 => "bitsandbytes-fp4",
             CheckpointFormat::Fp8 => "fp8",
+            CheckpointFormat::Blocks => "blocks of GGML",
         }
     }
 }

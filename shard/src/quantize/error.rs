@@ -30,6 +30,12 @@ pub enum QuantizeError {
         /// Its format.
         found: &'static str,
     },
+    /// The checkpoint is a file in another layout, in which a converter may have reordered rows.
+    #[error("{place} is a model in one file; give the folder in Hugging Face layout that it was made from")]
+    ModelFile {
+        /// Path of the file.
+        place: String,
+    },
     /// No matrix has a shape that the format can hold.
     #[error("no matrix of {place} fits {format}: {reason}")]
     NothingFits {

@@ -149,6 +149,8 @@ pub(super) fn small_files(source: &Source) -> Result<Vec<String>, QuantizeError>
     };
     let mut names = Vec::new();
     match source {
+        // Configuration and tokenizer are in the file with the weights.
+        Source::File(_) => {}
         Source::Memory(files) => names.extend(files.iter().map(|(name, _)| (*name).to_owned())),
         Source::Directory(folder) => {
             let error = |source| QuantizeError::Folder { path: folder.display().to_string(), source };

@@ -32,6 +32,9 @@ impl Plan {
     /// # Errors
     /// If it cannot be loaded, if it is quantized, or if no matrix fits the format.
     pub(super) fn new(source: &Source, target: Target) -> Result<Plan, QuantizeError> {
+        if let Source::File(_) = source {
+            return Err(QuantizeError::ModelFile { place: source.place() });
+        }
         let model = families::load(source, &families::Overrides::default())?;
         if let Some(found) = model.quantized {
             return Err(QuantizeError::AlreadyQuantized { place: source.place(), found: found.name() });

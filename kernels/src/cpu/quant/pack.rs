@@ -176,7 +176,7 @@ impl IntPanels {
         target: Target,
         order: Option<&[u32]>,
         packing: Packing<'_>,
-        read: impl Fn(usize, &mut RowCodes) -> RowContents + Sync,
+        read: impl Fn(usize, &mut RowCodes) -> Result<RowContents> + Sync,
     ) -> Result<Self> {
         format.check_cols(cols)?;
         let width = target.panel_width();
@@ -243,7 +243,7 @@ impl IntPanels {
 
 /// The packing of `rows` rows to one panel. It is a kernel only so that compilers vectorize its
 /// loops for the instruction set of the machine: the codes are the same on all.
-struct PackPanel<'a, R: Fn(usize, &mut RowCodes) -> RowContents> {
+struct PackPanel<'a, R: Fn(usize, &mut RowCodes) -> Result<RowContents>> {
     layout: PanelLayout,
     rows: usize,
     panel: &'a mut [u8],
@@ -253,7 +253,7 @@ struct PackPanel<'a, R: Fn(usize, &mut RowCodes) -> RowContents> {
     read: R,
 }
 
-impl<R: Fn(usize, &mut RowCodes) -> RowContents> Kernel for PackPanel<'_, R> {
+impl<R: Fn(usize, &mut RowCodes) -> Result<RowContents>> Kernel for PackPanel<'_, R> {
     const USES: Extension = Extension::None;
     type Output = Result<()>;
 
@@ -264,7 +264,7 @@ impl<R: Fn(usize, &mut RowCodes) -> RowContents> Kernel for PackPanel<'_, R> {
         let groups = vec![Group { scale: 0.0, offset: 0 }; layout.cols.div_ceil(group)];
         let mut row = RowCodes { codes: vec![0; layout.cols], groups, weights: vec![0.0; layout.cols] };
         for lane in 0..rows {
-            if read(lane, &mut row) == RowContents::Weights {
+            if read(lane, &mut row)? == RowContents::Weights {
                 layout.format.quantize_row(&row.weights, &mut row.codes, &mut row.groups)?;
             }
             for (index, (codes, &scale)) in row.codes.chunks(group).zip(&row.groups).enumerate() {

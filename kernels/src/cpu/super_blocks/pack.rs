@@ -19,6 +19,7 @@ use half::f16;
 
 use super::super::cache::Packing;
 use super::super::memory::{Memory, Shared};
+use super::super::quant::RowContents;
 use super::super::simd::{Extension, Kernel, Simd, Target};
 use crate::quantize::{KFormat, SUPER_BLOCK, SuperBlock};
 use crate::{Error, Result};
@@ -31,6 +32,13 @@ pub(in crate::cpu) struct KPanels {
     width: usize,
     panel_bytes: usize,
     data: Memory<u8>,
+}
+
+/// The contents of a row: its super-blocks, or its weights, which are quantized next.
+#[derive(Debug)]
+pub(in crate::cpu) struct RowBlocks {
+    pub(in crate::cpu) blocks: Vec<SuperBlock>,
+    pub(in crate::cpu) weights: Vec<f32>,
 }
 
 /// Returns the bytes of the header of a super-block per output.
@@ -85,22 +93,29 @@ fn put(format: KFormat, to: &mut [u8], width: usize, lane: usize, block: &SuperB
     }
 }
 
+/// Writes the super-blocks of output `lane` to a panel.
+fn put_row(format: KFormat, blocks: &[SuperBlock], panel: &mut [u8], width: usize, lane: usize) {
+    let places = panel.chunks_exact_mut(block_bytes(format) * width);
+    places.zip(blocks).for_each(|(to, block)| put(format, to, width, lane, block));
+}
+
 /// Returns the four lower bits of eight codes.
 fn low_bits(codes: &[u8; 8]) -> [u8; 4] {
     std::array::from_fn(|i| codes[i] & 15 | codes[i + 4] << 4)
 }
 
 impl KPanels {
-    /// Quantizes and packs a matrix `[out, cols]`, of which `read(row, values)` reads one row.
+    /// Packs a matrix `[out, cols]`, of which `read(row, contents)` reads one row. Weights are
+    /// quantized.
     ///
     /// # Errors
-    /// As [`KFormat::check_cols`] and [`KFormat::quantize`], and [`Error::OutOfMemory`].
+    /// As [`KFormat::check_cols`], [`KFormat::quantize`] and `read`, and [`Error::OutOfMemory`].
     pub(in crate::cpu) fn pack(
         (out, cols): (usize, usize),
         format: KFormat,
         target: Target,
         packing: Packing<'_>,
-        read: impl Fn(usize, &mut [f32]) + Sync,
+        read: impl Fn(usize, &mut RowBlocks) -> Result<RowContents> + Sync,
     ) -> Result<Self> {
         format.check_cols(cols)?;
         let width = target.panel_width();
@@ -116,10 +131,17 @@ impl KPanels {
             // SAFETY: panel p belongs to this task alone.
             let panel = unsafe { shared.slice(p * panel_bytes, panel_bytes) };
             let rows = p * width..out.min((p + 1) * width);
-            let mut values = vec![0.0; cols];
+            let mut contents = RowBlocks { blocks: Vec::new(), weights: vec![0.0; cols] };
             for (lane, row) in rows.enumerate() {
-                read(row, &mut values);
-                if let Err(error) = target.dispatch(PackRow { format, values: &values, panel, width, lane }) {
+                let packed = read(row, &mut contents).and_then(|kind| {
+                    let RowBlocks { blocks, weights } = &contents;
+                    if kind == RowContents::Codes {
+                        put_row(format, blocks, panel, width, lane);
+                        return Ok(());
+                    }
+                    target.dispatch(PackRow { format, values: weights, panel, width, lane })
+                });
+                if let Err(error) = packed {
                     failed.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
                     return;
                 }

@@ -1,6 +1,6 @@
 //! Tests of the meaning of configurations, and of the errors of invalid ones.
 
-use millrace_kernels::{ExpertGroups, GroupScore, RouterScores};
+use millrace_kernels::{ExpertGroups, GroupScore, RopeStyle, RouterScores};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -200,6 +200,26 @@ fn rotations_of_both_vintages() {
     let both =
         json!({"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_type": "default"}});
     assert_eq!(rope(both).scaling, RopeScaling::Linear { factor: 2.0 });
+}
+
+/// The readers of model files say what a converter has changed.
+#[test]
+fn rotations_of_model_files() {
+    let rope = |changes| ok(changes).ropes[0].clone();
+    assert_eq!(rope(json!({})).style, RopeStyle::Half);
+    assert_eq!(rope(json!({"millrace": {"rope_interleaved": true}})).style, RopeStyle::Interleaved);
+    assert_eq!(rope(json!({"millrace": {"rope_interleaved": false}})).style, RopeStyle::Half);
+    let divided = |divisors: Value| json!({"rope_scaling": {"rope_type": "divisors", "divisors": divisors}});
+    let scaling = rope(divided(json!([1, 1, 2.5, 8]))).scaling;
+    assert_eq!(scaling, RopeScaling::Divided { divisors: vec![1.0, 1.0, 2.5, 8.0] });
+    for (divisors, reason) in [
+        (json!([1, 2]), "rope_scaling.divisors has 2 numbers for 4 pairs of features"),
+        (json!([1, 2, 0, 4]), "rope_scaling.divisors has a number that is no positive divisor"),
+        (json!(null), "rope_scaling.divisors is missing"),
+    ] {
+        let error = spec(&changed(llama(), &divided(divisors))).unwrap_err().to_string();
+        assert!(error.contains(reason), "{error}");
+    }
 }
 
 #[test]

@@ -1,0 +1,225 @@
+//! Whole models: the configuration and the tensors as those of a folder.
+
+use std::path::{Path, PathBuf};
+
+use serde_json::{Value, json};
+
+use super::test_writer::{TestFile, TestValue};
+use crate::{Checkpoint, DType, Error, Source};
+
+/// Returns the keys of a Llama.
+fn keys(architecture: &str) -> TestFile {
+    let key = |name: &str| format!("{architecture}.{name}");
+    TestFile::new(3)
+        .key("general.architecture", TestValue::Text(architecture))
+        .key(&key("context_length"), TestValue::U32(128))
+        .key(&key("embedding_length"), TestValue::U32(8))
+        .key(&key("block_count"), TestValue::U32(1))
+        .key(&key("feed_forward_length"), TestValue::U32(12))
+        .key(&key("attention.head_count"), TestValue::U32(2))
+        .key(&key("attention.head_count_kv"), TestValue::U32(1))
+        .key(&key("attention.layer_norm_rms_epsilon"), TestValue::F32(0.5))
+        .key(&key("rope.freq_base"), TestValue::F32(500.0))
+}
+
+fn with_tensors(file: TestFile) -> TestFile {
+    file.tensor("token_embd.weight", &[8, 3], 0, &[0; 96])
+        .tensor("blk.0.attn_q.weight", &[8, 8], 1, &[1; 128])
+        .tensor("blk.0.unknown", &[4], 0, &[0; 16])
+}
+
+struct Folder(tempfile::TempDir);
+
+impl Folder {
+    fn with(files: &[(&str, TestFile)]) -> Folder {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, file) in files {
+            std::fs::write(folder.path().join(name), file.bytes()).unwrap();
+        }
+        Folder(folder)
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    fn source(&self, name: &str) -> Source {
+        Source::File(self.path(name))
+    }
+}
+
+fn config(file: TestFile) -> Value {
+    let folder = Folder::with(&[("x.gguf", file)]);
+    serde_json::from_slice(&folder.source("x.gguf").config().unwrap()).unwrap()
+}
+
+fn refusal(file: TestFile) -> String {
+    let folder = Folder::with(&[("x.gguf", file)]);
+    folder.source("x.gguf").config().unwrap_err().to_string()
+}
+
+#[test]
+fn metadata_become_a_configuration() {
+    let found = config(with_tensors(keys("llama")));
+    let want = json!({
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "torch_dtype": "float16",
+        "hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 1,
+        "head_dim": 4, "intermediate_size": 12, "vocab_size": 3, "max_position_embeddings": 128,
+        "rms_norm_eps": 0.5, "tie_word_embeddings": true, "rope_theta": 500.0, "attention_bias": false,
+        "mlp_bias": false, "millrace": {"rope_interleaved": true},
+    });
+    assert_eq!(found, want);
+
+    let more = with_tensors(keys("llama"))
+        .key("llama.attention.key_length", TestValue::U32(6))
+        .key("llama.rope.dimension_count", TestValue::U32(3))
+        .key("llama.attention.sliding_window", TestValue::U32(64))
+        .key("llama.rope.scaling.type", TestValue::Text("yarn"))
+        .key("llama.rope.scaling.factor", TestValue::F32(4.0))
+        .key("llama.rope.scaling.original_context_length", TestValue::U32(32))
+        .key("tokenizer.ggml.bos_token_id", TestValue::U32(1))
+        .key("tokenizer.ggml.eos_token_id", TestValue::U32(2))
+        .key("tokenizer.ggml.eot_token_id", TestValue::U32(0))
+        .tensor("output.weight", &[8, 3], 0, &[0; 96])
+        .tensor("blk.0.attn_q.bias", &[8], 0, &[0; 32]);
+    let found = config(more);
+    for (key, value) in [
+        ("model_type", json!("mistral")),
+        ("sliding_window", json!(64)),
+        ("head_dim", json!(6)),
+        ("partial_rotary_factor", json!(0.5)),
+        ("tie_word_embeddings", json!(false)),
+        ("attention_bias", json!(true)),
+        ("bos_token_id", json!(1)),
+        ("eos_token_id", json!([2, 0])),
+        (
+            "rope_scaling",
+            json!({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32.0}),
+        ),
+    ] {
+        assert_eq!(found[key], value, "{key}");
+    }
+    // Qwen has halves of heads, and no rows are reordered.
+    let qwen = config(with_tensors(keys("qwen2")));
+    assert_eq!((&qwen["model_type"], qwen.get("millrace")), (&json!("qwen2"), None));
+}
+
+#[test]
+fn divisors_of_frequencies_become_a_scaling() {
+    let divisors: Vec<u8> = [1.0f32, 2.5].iter().flat_map(|x| x.to_le_bytes()).collect();
+    let file = || with_tensors(keys("llama"));
+    let found = config(file().tensor("rope_freqs.weight", &[2], 0, &divisors));
+    assert_eq!(found["rope_scaling"], json!({"rope_type": "divisors", "divisors": [1.0, 2.5]}));
+    let nan = refusal(file().tensor("rope_freqs.weight", &[1], 0, &f32::NAN.to_le_bytes()));
+    assert!(nan.contains("the tensor rope_freqs.weight has a number that is no positive divisor"), "{nan}");
+    let both = file().key("llama.rope.scaling.type", TestValue::Text("linear")).tensor(
+        "rope_freqs.weight",
+        &[2],
+        0,
+        &divisors,
+    );
+    assert!(
+        refusal(both).contains("llama.rope.scaling.type is linear, but the file has rope_freqs.weight too")
+    );
+}
+
+#[test]
+fn models_that_cannot_be_served_are_refused_by_their_keys() {
+    let unknown = refusal(with_tensors(keys("mamba")));
+    assert!(
+        unknown.contains("general.architecture is mamba, and GGUF files can be served of llama"),
+        "{unknown}"
+    );
+    let experts = refusal(with_tensors(keys("llama")).key("llama.expert_count", TestValue::U32(8)));
+    assert!(experts.contains("llama.expert_count says that the model has a mixture of experts"), "{experts}");
+    let none = refusal(TestFile::new(3).key("general.architecture", TestValue::Text("llama")));
+    assert!(none.contains("the key llama.embedding_length is missing"), "{none}");
+    let embedding = refusal(keys("llama"));
+    assert!(embedding.contains("the tensor token_embd.weight is missing"), "{embedding}");
+    let window = with_tensors(keys("qwen3")).key("qwen3.attention.sliding_window", TestValue::U32(64));
+    assert!(
+        refusal(window).contains("qwen3.attention.sliding_window is 64, but the file does not say which")
+    );
+}
+
+#[test]
+fn tensors_have_the_names_of_hugging_face() {
+    let folder = Folder::with(&[("x.gguf", with_tensors(keys("llama")))]);
+    let checkpoint = Checkpoint::open(&folder.source("x.gguf")).unwrap();
+    let query = checkpoint.tensor("model.layers.0.self_attn.q_proj.weight", &[8, 8]).unwrap();
+    assert_eq!((query.dtype, query.bytes), (&DType::F16, &[1; 128][..]));
+    assert!(
+        checkpoint.contains("model.embed_tokens.weight") && checkpoint.contains("model.layers.0.unknown")
+    );
+    assert!(checkpoint.verify().is_ok());
+    // Another file in its place is noticed.
+    std::fs::write(folder.path("x.gguf"), b"GGUF").unwrap();
+    assert!(matches!(checkpoint.verify(), Err(Error::Changed { .. })));
+}
+
+#[test]
+fn a_file_that_is_cut_while_it_is_mapped_is_an_error() {
+    let big = keys("llama").tensor("token_embd.weight", &[8, 4096], 0, &vec![7; 131_072]);
+    let folder = Folder::with(&[("x.gguf", big)]);
+    let checkpoint = Checkpoint::open(&folder.source("x.gguf")).unwrap();
+    std::fs::File::options().write(true).open(folder.path("x.gguf")).unwrap().set_len(4096).unwrap();
+    let tensor = checkpoint.find("model.embed_tokens.weight").unwrap();
+    let last = tensor.bytes.last().copied();
+    if cfg!(target_os = "linux") {
+        assert_eq!(last, Some(0));
+        assert!(matches!(checkpoint.check_readable(), Err(Error::Cut { .. })));
+    }
+}
+
+/// Writes a model in two parts, with the metadata of the format.
+fn parts(numbers: [u32; 2], count: u32, tensors: u32) -> Folder {
+    let split = |file: TestFile, number: u32| {
+        file.key("split.no", TestValue::U32(number))
+            .key("split.count", TestValue::U32(count))
+            .key("split.tensors.count", TestValue::U32(tensors))
+    };
+    let second = TestFile::new(3).tensor("blk.0.attn_k.weight", &[8, 4], 0, &[2; 128]);
+    Folder::with(&[
+        ("m-00001-of-00002.gguf", split(with_tensors(keys("llama")), numbers[0])),
+        ("m-00002-of-00002.gguf", split(second, numbers[1])),
+    ])
+}
+
+#[test]
+fn split_models_are_read_from_all_parts() {
+    let folder = parts([0, 1], 2, 4);
+    let checkpoint = Checkpoint::open(&folder.source("m-00001-of-00002.gguf")).unwrap();
+    let key = checkpoint.tensor("model.layers.0.self_attn.k_proj.weight", &[4, 8]).unwrap();
+    assert_eq!(key.bytes, [2; 128]);
+    assert_eq!(checkpoint.files().count(), 2);
+    assert!(checkpoint.identity().contains("m-00002-of-00002.gguf"));
+
+    let refused = |folder: &Folder, name: &str| {
+        Checkpoint::open(&folder.source(name)).map(|_| ()).unwrap_err().to_string()
+    };
+    let second = refused(&folder, "m-00002-of-00002.gguf");
+    assert!(second.contains("give the file whose name ends with -00001-of-00002.gguf"), "{second}");
+    let count = refused(&parts([0, 1], 3, 4), "m-00001-of-00002.gguf");
+    assert!(count.contains("its name says that there are 2 parts, but split.count is 3"), "{count}");
+    let tensors = refused(&parts([0, 1], 2, 9), "m-00001-of-00002.gguf");
+    assert!(tensors.contains("should have 9 tensors, but have 4"), "{tensors}");
+    let order = refused(&parts([0, 0], 2, 4), "m-00001-of-00002.gguf");
+    assert!(order.contains("split.no is not 1, as its name says"), "{order}");
+    std::fs::remove_file(folder.path("m-00002-of-00002.gguf")).unwrap();
+    let missing = refused(&folder, "m-00001-of-00002.gguf");
+    assert!(missing.contains("m-00002-of-00002.gguf is missing beside it"), "{missing}");
+}
+
+#[test]
+fn other_files_are_no_models() {
+    let folder = tempfile::tempdir().unwrap();
+    let refused = |bytes: &[u8]| {
+        let path = folder.path().join("x");
+        std::fs::write(&path, bytes).unwrap();
+        Source::File(path).config().unwrap_err().to_string()
+    };
+    assert!(refused(b"").contains("it has no format of models that is known"));
+    assert!(refused(b"version https://git-lfs.github.com/spec/v1\n").contains("it is a Git LFS pointer"));
+    let missing = Source::File(Path::new("/nowhere/x.gguf").to_owned()).config().unwrap_err().to_string();
+    assert!(missing.contains("/nowhere/x.gguf does not exist"), "{missing}");
+}

@@ -1,0 +1,94 @@
+//! The names of tensors: those of GGUF, and those of Hugging Face for the same weights.
+
+/// The names of a kind of models.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Naming {
+    /// The prefix of the names of a layer's tensors. The number of the layer follows.
+    layers: &'static str,
+    /// Pairs of names outside layers, without their suffix.
+    outer: &'static [(&'static str, &'static str)],
+    /// Pairs of names of a layer's modules.
+    inner: &'static [(&'static str, &'static str)],
+}
+
+/// The prefix of the names of a layer's tensors in GGUF.
+const LAYERS: &str = "blk.";
+
+/// Llama and the models in its layout.
+pub(super) const LLAMA: Naming = Naming {
+    layers: "model.layers.",
+    outer: &[("token_embd", "model.embed_tokens"), ("output_norm", "model.norm"), ("output", "lm_head")],
+    inner: &[
+        ("attn_norm", "input_layernorm"),
+        ("attn_q", "self_attn.q_proj"),
+        ("attn_k", "self_attn.k_proj"),
+        ("attn_v", "self_attn.v_proj"),
+        ("attn_output", "self_attn.o_proj"),
+        ("attn_q_norm", "self_attn.q_norm"),
+        ("attn_k_norm", "self_attn.k_norm"),
+        ("ffn_norm", "post_attention_layernorm"),
+        ("ffn_gate", "mlp.gate_proj"),
+        ("ffn_up", "mlp.up_proj"),
+        ("ffn_down", "mlp.down_proj"),
+    ],
+};
+
+/// ChatGLM2 and its successors, with fused query, key and value, and fused gate and up.
+pub(super) const CHATGLM: Naming = Naming {
+    layers: "transformer.encoder.layers.",
+    outer: &[
+        ("token_embd", "transformer.embedding.word_embeddings"),
+        ("output_norm", "transformer.encoder.final_layernorm"),
+        ("output", "transformer.output_layer"),
+    ],
+    inner: &[
+        ("attn_norm", "input_layernorm"),
+        ("attn_qkv", "self_attention.query_key_value"),
+        ("attn_output", "self_attention.dense"),
+        ("ffn_norm", "post_attention_layernorm"),
+        ("ffn_up", "mlp.dense_h_to_4h"),
+        ("ffn_down", "mlp.dense_4h_to_h"),
+    ],
+};
+
+impl Naming {
+    /// Returns the name in Hugging Face layout of the tensor `name`. A name that is not known stays
+    /// as it is; in a layer it gets the prefix of layers, so that it is refused when the model has
+    /// no use for it.
+    pub(super) fn translate(&self, name: &str) -> String {
+        let find = |pairs: &[(&str, &'static str)], name: &str| {
+            let (module, suffix) = name.rsplit_once('.')?;
+            let (_, translated) = pairs.iter().find(|(from, _)| *from == module)?;
+            Some(format!("{translated}.{suffix}"))
+        };
+        match name.strip_prefix(LAYERS).and_then(|rest| rest.split_once('.')) {
+            Some((layer, rest)) => {
+                let rest = find(self.inner, rest).unwrap_or_else(|| rest.to_owned());
+                format!("{}{layer}.{rest}", self.layers)
+            }
+            None => find(self.outer, name).unwrap_or_else(|| name.to_owned()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_translated() {
+        for (from, to) in [
+            ("token_embd.weight", "model.embed_tokens.weight"),
+            ("output.weight", "lm_head.weight"),
+            ("blk.0.attn_q.weight", "model.layers.0.self_attn.q_proj.weight"),
+            ("blk.12.attn_k.bias", "model.layers.12.self_attn.k_proj.bias"),
+            ("blk.3.ffn_norm.weight", "model.layers.3.post_attention_layernorm.weight"),
+            ("blk.3.attn_sinks.weight", "model.layers.3.attn_sinks.weight"),
+            ("output.scale.weight", "output.scale.weight"),
+        ] {
+            assert_eq!(LLAMA.translate(from), to);
+        }
+        let qkv = CHATGLM.translate("blk.1.attn_qkv.bias");
+        assert_eq!(qkv, "transformer.encoder.layers.1.self_attention.query_key_value.bias");
+    }
+}

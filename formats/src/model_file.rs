@@ -1,0 +1,71 @@
+//! Files that hold a whole model in another layout than that of Hugging Face, each as a checkpoint
+//! in that layout.
+//!
+//! A reader of such a format translates the configuration to the keys of `config.json`, and the
+//! names of tensors to those of the same model in safetensors files. So everything behind it knows
+//! one layout. What a converter has changed is said in an object of the configuration, `millrace`.
+
+use std::sync::Arc;
+
+use serde_json::{Map, Value};
+
+use crate::error::Error;
+use crate::fault::FileFault;
+use crate::ggml;
+use crate::gguf;
+use crate::header::Entry;
+use crate::llama2c;
+use crate::source::MappedFile;
+use crate::tokenizer_data::TokenizerData;
+
+/// A model in one file, or in several of one format.
+#[derive(Debug)]
+pub(crate) struct ModelFile {
+    /// The configuration, with the keys of `config.json`.
+    pub(crate) config: Map<String, Value>,
+    /// The files.
+    pub(crate) files: Vec<Arc<MappedFile>>,
+    /// The tensors, each with the index of its file.
+    pub(crate) tensors: Vec<(usize, Entry)>,
+}
+
+/// Opens the model in `file`. `beside` maps another file of the same folder.
+pub(crate) fn open(
+    file: MappedFile,
+    beside: impl Fn(&str) -> Result<Option<MappedFile>, Error>,
+) -> Result<ModelFile, Error> {
+    if file.starts_with(gguf::MAGIC) {
+        return gguf::open(file, beside);
+    }
+    if ggml::is_ggml(&file) {
+        return ggml::open(file);
+    }
+    if file.starts_with(llama2c::MAGIC) || llama2c::is_legacy(&file) {
+        return llama2c::open(file);
+    }
+    Err(unknown(&file))
+}
+
+/// Reads the tokenizer of `file`. Returns `None` if there is none.
+pub(crate) fn tokenizer(file: &MappedFile) -> Result<Option<TokenizerData>, Error> {
+    if file.starts_with(gguf::MAGIC) {
+        return gguf::tokenizer(file);
+    }
+    if ggml::is_ggml(file) {
+        return ggml::tokenizer(file).map(Some);
+    }
+    if file.starts_with(llama2c::MAGIC) || llama2c::is_legacy(file) {
+        return Ok(None);
+    }
+    Err(unknown(file))
+}
+
+fn unknown(file: &MappedFile) -> Error {
+    let reason = if file.starts_with(b"version https://git-lfs") {
+        "it is a Git LFS pointer, not the file itself; run `git lfs pull` in its folder"
+    } else {
+        "it has no format of models that is known: give a GGUF or GGML file, a checkpoint of llama2.c, or a folder with config.json and safetensors \
+         files"
+    };
+    Error::ModelFile { file: file.path.clone(), format: "model", fault: FileFault::Kind(reason.to_owned()) }
+}

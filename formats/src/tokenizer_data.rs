@@ -1,0 +1,97 @@
+//! A tokenizer as model files store it that have no `tokenizer.json`.
+
+/// The tokenizer of a model file, as it is stored. Building a tokenizer from it is not the task of
+/// this crate.
+///
+/// The lists with one entry per token have the length of [`tokens`](Self::tokens), or are empty if
+/// the file does not have them. Token ids are indices into that list.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct TokenizerData {
+    /// The kind: `llama` (sentencepiece BPE), `gpt2` (byte-level BPE), `t5` (unigram), `bert`
+    /// (WordPiece), or another one.
+    pub model: String,
+    /// The name of the rules that split a text before it is encoded, for byte-level BPE.
+    pub pre: Option<String>,
+    /// The text of each token.
+    pub tokens: Vec<String>,
+    /// The score of each token, a finite number.
+    pub scores: Vec<f32>,
+    /// The kind of each token.
+    pub kinds: Vec<TokenKind>,
+    /// The merges of byte-level BPE in their order: two texts with a space between them.
+    pub merges: Vec<String>,
+    /// The ids of special tokens.
+    pub special: SpecialTokenIds,
+    /// Whether the begin token comes before each text.
+    pub add_bos: Option<bool>,
+    /// Whether the end token comes after each text.
+    pub add_eos: Option<bool>,
+    /// Whether a space is added before each text.
+    pub add_space_prefix: Option<bool>,
+    /// Whether successive spaces become one.
+    pub remove_extra_whitespaces: Option<bool>,
+    /// The compiled map of characters of sentencepiece. It is empty if the file does not have one.
+    pub precompiled_charsmap: Vec<u8>,
+    /// The chat template.
+    pub chat_template: Option<String>,
+    /// Further chat templates with their names.
+    pub named_templates: Vec<(String, String)>,
+    /// The whole `tokenizer.json`, which few files have.
+    pub huggingface_json: Option<String>,
+}
+
+/// The ids of special tokens. All are less than the number of tokens.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SpecialTokenIds {
+    /// Begin of a text.
+    pub bos: Option<u32>,
+    /// End of a text.
+    pub eos: Option<u32>,
+    /// End of a turn.
+    pub eot: Option<u32>,
+    /// End of a message.
+    pub eom: Option<u32>,
+    /// Text that the vocabulary does not cover.
+    pub unknown: Option<u32>,
+    /// Separator of two texts.
+    pub separator: Option<u32>,
+    /// Padding.
+    pub padding: Option<u32>,
+    /// A masked token.
+    pub mask: Option<u32>,
+    /// The token whose output classifies a text.
+    pub cls: Option<u32>,
+}
+
+/// The kind of a token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TokenKind {
+    /// A piece of text.
+    Normal,
+    /// The token for text that the vocabulary does not cover.
+    Unknown,
+    /// A token that stands for no text, such as the begin of a text.
+    Control,
+    /// A piece of text that is never split.
+    UserDefined,
+    /// A token that is never used.
+    Unused,
+    /// One byte, written as `<0xXX>`.
+    Byte,
+}
+
+impl TokenKind {
+    /// Returns the kind with this number in files.
+    pub(crate) const fn of(id: u64) -> Option<Self> {
+        Some(match id {
+            // Some converters write 0 for tokens of no known kind.
+            0 | 1 => TokenKind::Normal,
+            2 => TokenKind::Unknown,
+            3 => TokenKind::Control,
+            4 => TokenKind::UserDefined,
+            5 => TokenKind::Unused,
+            6 => TokenKind::Byte,
+            _ => return None,
+        })
+    }
+}

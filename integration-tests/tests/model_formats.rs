@@ -1,0 +1,94 @@
+//! Serves models in files of other formats than safetensors. The packages that define the formats
+//! write the files; `cargo xtask clients` installs them.
+#![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use millrace_integration_tests::{Server, post, start_small_server, test_data};
+use serde_json::{Value, json};
+
+const TEXT: &str =
+    "Once upon a time, there was a little girl named Lily. She loved to play outside in the park.";
+
+/// Writes the model in `from` in a format, and the same weights as safetensors. Returns the folders
+/// of both.
+fn written(folder: &Path, format: &str, from: &Path) -> [PathBuf; 2] {
+    let installed = std::env::var_os("MILLRACE_CLIENTS").map(PathBuf::from);
+    let installed = installed.expect("MILLRACE_CLIENTS names the folder of the clients");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/model_files.py");
+    let target = folder.join(format);
+    let mut python = Command::new(installed.join("python/bin/python"));
+    let status = python.arg(script).arg(format).arg(from).arg(&target).status().unwrap();
+    assert!(status.success(), "{format}: {status}");
+    ["file", "twin"].map(|name| target.join(name))
+}
+
+fn completion(server: &Server, body: &Value) -> Value {
+    let answer = post(&server.url("/v1/completions"), body);
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    answer.body["choices"][0].clone()
+}
+
+/// Returns the logprobs of the tokens of [`TEXT`], and a greedy continuation of its begin.
+fn results(server: &Server) -> (Vec<f64>, String) {
+    let scored = completion(server, &json!({"prompt": TEXT, "echo": true, "logprobs": 1, "max_tokens": 0}));
+    let logprobs = scored["logprobs"]["token_logprobs"].as_array().unwrap().iter();
+    let greedy = completion(server, &json!({"prompt": "Once upon a", "max_tokens": 40, "temperature": 0}));
+    (logprobs.filter_map(Value::as_f64).collect(), greedy["text"].as_str().unwrap().to_owned())
+}
+
+/// Compares a model file with its twin. Both compute in float32, so that only the order of sums
+/// differs.
+fn assert_same(format: &str, [file, twin]: [&Path; 2], more: &[&str]) {
+    let flags = ["--dtype", "float32", "--activations", "exact"];
+    let serve =
+        |model: &Path| start_small_server(model.to_str().unwrap(), "cpu", &[&flags[..], more].concat());
+    let (want, text) = results(&serve(twin));
+    let (found, same) = results(&serve(file));
+    assert_eq!(same, text, "{format} {more:?}");
+    assert_eq!(found.len(), want.len());
+    let worst = found.iter().zip(&want).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
+    println!("{format} {more:?}: {worst:.2e} apart over {} tokens", want.len());
+    assert!(worst < 1e-4, "{format} {more:?}: {worst}");
+    // The text must say something about the weights.
+    assert!(want.iter().any(|logprob| *logprob < -0.1), "{want:?}");
+}
+
+#[test]
+#[ignore = "needs the clients, which `cargo xtask clients` installs and runs, and MILLRACE_TEST_DATA"]
+fn gguf_files_give_what_their_weights_give_as_safetensors() {
+    let folder = tempfile::tempdir().unwrap();
+    let stories = test_data("stories260k");
+    for format in ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"] {
+        let [file, twin] = written(folder.path(), format, &stories);
+        assert_same(format, [&file.join("model.gguf"), &twin], &[]);
+    }
+    // A folder whose only model is a GGUF file.
+    assert_same("Q8_0", [&folder.path().join("Q8_0/file"), &folder.path().join("Q8_0/twin")], &[]);
+}
+
+#[test]
+#[ignore = "needs the clients, which `cargo xtask clients` installs and runs, and MILLRACE_TEST_DATA"]
+fn older_files_give_what_their_weights_give_as_safetensors() {
+    let folder = tempfile::tempdir().unwrap();
+    for format in ["llama2.c-0", "llama2.c-1", "llama2.c-2", "ggmf-F16", "ggjt-Q8_0", "ggjt-Q4_0"] {
+        let [file, twin] = written(folder.path(), format, &test_data("stories260k"));
+        assert_same(format, [&file.join("model.bin"), &twin], &[]);
+    }
+}
+
+/// The demo model's tokenizer is enough for random weights.
+#[test]
+#[ignore = "needs the clients, which `cargo xtask clients` installs and runs"]
+fn super_blocks_give_what_their_weights_give_as_safetensors() {
+    let folder = tempfile::tempdir().unwrap();
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../models/demo");
+    for format in ["K", "IQ"] {
+        let [file, twin] = written(folder.path(), format, &demo);
+        for shards in ["1", "2"] {
+            // A rank's share of the columns may end within a super-block.
+            assert_same(format, [&file.join("model.gguf"), &twin], &["--num-shard", shards]);
+        }
+    }
+}
