@@ -16,6 +16,7 @@ mod identity;
 mod source;
 #[cfg(test)]
 mod tests;
+pub mod vocabulary;
 mod writer;
 
 pub use checkpoint::{Checkpoint, Tensor, TensorInfo};
