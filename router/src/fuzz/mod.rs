@@ -133,7 +133,7 @@ pub fn tokenizers(data: &[u8]) {
     static TOKENIZERS: OnceLock<[Tokenizer; 2]> = OnceLock::new();
     let tokenizers = TOKENIZERS.get_or_init(|| {
         let demo = include_bytes!("../../../models/demo/tokenizer.json").to_vec();
-        let demo = Assets { tokenizer: demo, ..Assets::default() };
+        let demo = Assets { tokenizer: demo.into(), ..Assets::default() };
         [test_support::tokenizer(), Tokenizer::new(&demo, 1).unwrap()]
     });
     let text = String::from_utf8_lossy(data);

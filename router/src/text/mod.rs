@@ -27,6 +27,7 @@ mod substring;
 mod template;
 mod token_bytes;
 mod tokenizer;
+mod vocabulary;
 
 pub use control_tokens::{ControlTokenGuard, ControlTokens};
 pub use conversation::Conversation;
