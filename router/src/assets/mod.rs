@@ -249,6 +249,11 @@ impl Assets {
     }
 }
 
+/// Returns the names of the files with tokenizers. The first one that exists is used.
+pub fn tokenizer_files() -> impl Iterator<Item = &'static str> {
+    std::iter::once("tokenizer.json").chain(tokenizer_files::FILES.iter().map(|(name, _)| *name))
+}
+
 /// Returns the tokenizer in the first file that exists.
 fn tokenizer<'a>(
     origin: &str,

@@ -112,6 +112,14 @@ fn pieces(vocabulary: PieceVocabulary, facts: &ModelFacts) -> Result<Vocabulary,
         added = added::following(count, &texts[..used]);
         prefix = vec![count + 1, count + 3];
     }
+    // Baichuan's turns begin with tokens that its vocabulary does not declare as special.
+    for id in ["user_token_id", "assistant_token_id"].iter().filter_map(|key| facts.generation_id(key)) {
+        if let Some(piece) = vocabulary.pieces.get(id as usize)
+            && !added.iter().any(|token: &AddedVocabularyToken| token.id == id)
+        {
+            added.push(AddedVocabularyToken { id, text: piece.text.clone(), special: true });
+        }
+    }
     let added = configured(added, count, &facts.tokenizer_config)?;
     // Baichuan's own class does not put the begin token in front, the other ones do.
     let usual = facts.model_type != "baichuan";

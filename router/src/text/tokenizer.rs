@@ -380,9 +380,10 @@ mod tests {
 
     fn refusal(change: impl FnOnce(&mut Value)) -> String {
         let mut assets = test_support::assets();
-        let mut file: Value = serde_json::from_slice(&assets.tokenizer).unwrap();
+        let TokenizerSource::Json(json) = &assets.tokenizer else { panic!("not a tokenizer.json") };
+        let mut file: Value = serde_json::from_slice(json).unwrap();
         change(&mut file);
-        assets.tokenizer = serde_json::to_vec(&file).unwrap();
+        assets.tokenizer = serde_json::to_vec(&file).unwrap().into();
         Tokenizer::new(&assets, 1).unwrap_err().to_string()
     }
 

@@ -3,6 +3,9 @@
 use super::facts::ModelFacts;
 use super::vocabulary::TokenizerSource;
 
+#[cfg(test)]
+mod tests;
+
 /// A prompt format, and the models that use it.
 struct FamilyTemplate {
     source: &'static str,

@@ -9,6 +9,8 @@ mod library;
 mod patterns;
 mod pieces;
 #[cfg(test)]
+mod gguf_tests;
+#[cfg(test)]
 mod tests;
 
 use std::collections::HashSet;
@@ -65,7 +67,8 @@ pub(super) fn build(
     let decoder = decoder(&vocabulary.tokens);
     let (model, normalizer, pre_tokenizer) = match &vocabulary.tokens {
         VocabularyTokens::Pieces { vocabulary, first_id, substitutions } => {
-            let (model, normalizer) = pieces(vocabulary, *first_id, substitutions, is_marker)?;
+            let texts: HashSet<&str> = added.iter().map(|token| token.text.as_str()).collect();
+            let (model, normalizer) = pieces(vocabulary, *first_id, substitutions, &texts)?;
             (model, Some(normalizer), None)
         }
         VocabularyTokens::Ranked { vocabulary, pattern, nfc } => {
@@ -139,15 +142,15 @@ fn pieces(
     vocabulary: &PieceVocabulary,
     first_id: u32,
     substitutions: &[Substitution],
-    is_marker: &dyn Fn(&str) -> bool,
+    added: &HashSet<&str>,
 ) -> Result<(TextModel, TextNormalizer), TextError> {
-    let is_symbol = |kind: PieceKind, text: &str| kind == PieceKind::UserDefined && !is_marker(text);
+    let is_symbol = |kind: PieceKind, text: &str| kind == PieceKind::UserDefined && !added.contains(text);
     let symbols = vocabulary.pieces.iter().filter(|piece| is_symbol(piece.kind, &piece.text));
     let symbols = Symbols::new(symbols.map(|piece| piece.text.clone()))
         .map_err(|error| TextError::Tokenizer(error.to_string()))?;
     let options = vocabulary.normalization.clone();
     let normalizer = PieceNormalizer::new(options, symbols.clone(), substitutions.to_vec());
-    let model = PieceModel::new(vocabulary.clone(), first_id, symbols);
+    let model = PieceModel::new(vocabulary.clone(), first_id, symbols, added);
     Ok((model.into(), TextNormalizer::Pieces(Box::new(normalizer))))
 }
 

@@ -9,7 +9,7 @@ mod normalize;
 mod symbols;
 mod unigram;
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use millrace_formats::vocabulary::{PieceAlgorithm, PieceKind, PieceVocabulary};
 use tokenizers::Token;
@@ -43,15 +43,20 @@ struct Part {
 }
 
 impl PieceModel {
-    /// Prepares a vocabulary. `symbols` are the pieces that are found before any others.
-    pub(super) fn new(vocabulary: PieceVocabulary, first_id: u32, symbols: Symbols) -> Self {
+    /// Prepares a vocabulary. `symbols` are the pieces that are found before any others, and `added`
+    /// are texts for which the library looks by itself, so that text never becomes these pieces here.
+    pub(super) fn new(
+        vocabulary: PieceVocabulary,
+        first_id: u32,
+        symbols: Symbols,
+        added: &HashSet<&str>,
+    ) -> Self {
         let is_matched = |kind| matches!(kind, PieceKind::Normal | PieceKind::Unused | PieceKind::UserDefined);
         let pieces = || (0u32..).zip(&vocabulary.pieces);
         let texts = |(id, piece): (u32, &millrace_formats::vocabulary::Piece)| (piece.text.clone(), id);
-        // User-defined pieces that are not symbols are markers, which text never becomes.
         let matched: HashMap<_, _> = pieces()
             .filter(|(_, piece)| is_matched(piece.kind))
-            .filter(|(_, piece)| piece.kind != PieceKind::UserDefined || symbols.contains(&piece.text))
+            .filter(|(_, piece)| !added.contains(piece.text.as_str()))
             .map(texts)
             .collect();
         let byte_pieces = || pieces().filter(|(_, piece)| piece.kind == PieceKind::Byte);

@@ -5,7 +5,6 @@ use aho_corasick::{AhoCorasick, Anchored, Input, MatchKind, StartKind};
 /// A set of symbols. Clones share the same data.
 #[derive(Debug, Clone)]
 pub(in crate::text) struct Symbols {
-    texts: std::sync::Arc<std::collections::HashSet<String>>,
     /// `None` if there are no symbols.
     matcher: Option<AhoCorasick>,
 }
@@ -18,7 +17,7 @@ impl Symbols {
     pub(in crate::text) fn new(
         texts: impl IntoIterator<Item = String>,
     ) -> Result<Self, aho_corasick::BuildError> {
-        let texts: std::collections::HashSet<String> = texts.into_iter().collect();
+        let texts: Vec<String> = texts.into_iter().collect();
         let matcher = match texts.is_empty() {
             true => None,
             false => Some(
@@ -28,12 +27,7 @@ impl Symbols {
                     .build(&texts)?,
             ),
         };
-        Ok(Symbols { texts: std::sync::Arc::new(texts), matcher })
-    }
-
-    /// Whether a text is a symbol.
-    pub(super) fn contains(&self, text: &str) -> bool {
-        self.texts.contains(text)
+        Ok(Symbols { matcher })
     }
 
     /// Returns the length of the longest symbol that begins at a place in a text.
