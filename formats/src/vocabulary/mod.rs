@@ -13,6 +13,8 @@ mod llama2c;
 mod pieces;
 mod sentencepiece;
 mod tekken;
+#[cfg(test)]
+mod tests;
 mod tiktoken;
 
 pub use bytes::{AddedVocabularyToken, ByteVocabulary};

@@ -15,53 +15,53 @@ pub(super) const LFS: &[u8] = b"version https://git-lfs";
 // those of the Python package `sentencepiece`.
 
 #[derive(Message)]
-struct ModelMessage {
+pub(super) struct ModelMessage {
     #[prost(message, repeated, tag = "1")]
-    pieces: Vec<PieceMessage>,
+    pub(super) pieces: Vec<PieceMessage>,
     #[prost(message, optional, tag = "2")]
-    trainer: Option<TrainerMessage>,
+    pub(super) trainer: Option<TrainerMessage>,
     #[prost(message, optional, tag = "3")]
-    normalizer: Option<NormalizerMessage>,
+    pub(super) normalizer: Option<NormalizerMessage>,
 }
 
 #[derive(Message)]
-struct PieceMessage {
+pub(super) struct PieceMessage {
     #[prost(string, optional, tag = "1")]
-    piece: Option<String>,
+    pub(super) piece: Option<String>,
     #[prost(float, optional, tag = "2")]
-    score: Option<f32>,
+    pub(super) score: Option<f32>,
     #[prost(int32, optional, tag = "3")]
-    kind: Option<i32>,
+    pub(super) kind: Option<i32>,
 }
 
 #[derive(Message)]
-struct TrainerMessage {
+pub(super) struct TrainerMessage {
     #[prost(int32, optional, tag = "3")]
-    model_type: Option<i32>,
+    pub(super) model_type: Option<i32>,
     #[prost(bool, optional, tag = "24")]
-    treat_whitespace_as_suffix: Option<bool>,
+    pub(super) treat_whitespace_as_suffix: Option<bool>,
     #[prost(bool, optional, tag = "35")]
-    byte_fallback: Option<bool>,
+    pub(super) byte_fallback: Option<bool>,
     #[prost(int32, optional, tag = "41")]
-    bos_id: Option<i32>,
+    pub(super) bos_id: Option<i32>,
     #[prost(int32, optional, tag = "42")]
-    eos_id: Option<i32>,
+    pub(super) eos_id: Option<i32>,
     #[prost(string, optional, tag = "46")]
-    bos_piece: Option<String>,
+    pub(super) bos_piece: Option<String>,
     #[prost(string, optional, tag = "47")]
-    eos_piece: Option<String>,
+    pub(super) eos_piece: Option<String>,
 }
 
 #[derive(Message)]
-struct NormalizerMessage {
+pub(super) struct NormalizerMessage {
     #[prost(bytes = "vec", optional, tag = "2")]
-    chars_map: Option<Vec<u8>>,
+    pub(super) chars_map: Option<Vec<u8>>,
     #[prost(bool, optional, tag = "3")]
-    add_dummy_prefix: Option<bool>,
+    pub(super) add_dummy_prefix: Option<bool>,
     #[prost(bool, optional, tag = "4")]
-    remove_extra_whitespaces: Option<bool>,
+    pub(super) remove_extra_whitespaces: Option<bool>,
     #[prost(bool, optional, tag = "5")]
-    escape_whitespaces: Option<bool>,
+    pub(super) escape_whitespaces: Option<bool>,
 }
 
 /// Reads a SentencePiece model. The caller bounds the length of `bytes`; the memory needed is at
