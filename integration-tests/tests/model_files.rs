@@ -61,8 +61,7 @@ fn a_silent_request_is_sampled_as_generation_config_says() {
 
 /// The demo model's pattern in one expression. A digit ends a run of white space, as a word does
 /// not.
-const PATTERN: &str =
-    r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+";
+const PATTERN: &str = r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+";
 
 /// Returns the bytes of a token in GPT-2's alphabet, in which the bytes that are not printable are
 /// the characters from U+0100 on.
@@ -83,14 +82,19 @@ fn a_model_with_a_tekken_file_answers_as_with_a_tokenizer_json() {
     let folder = Path::new(model.path());
     let json: Value = serde_json::from_slice(&fs::read(folder.join("tokenizer.json")).unwrap()).unwrap();
     fs::remove_file(folder.join("tokenizer.json")).unwrap();
-    let mut tokens: Vec<(&String, u64)> =
-        json["model"]["vocab"].as_object().unwrap().iter().map(|(text, id)| (text, id.as_u64().unwrap())).collect();
+    let mut tokens: Vec<(&String, u64)> = json["model"]["vocab"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .map(|(text, id)| (text, id.as_u64().unwrap()))
+        .collect();
     tokens.sort_by_key(|(_, id)| *id);
     let (special, text) = tokens.split_at(3);
     let base64 = |bytes: Vec<u8>| base64::Engine::encode(&base64::engine::general_purpose::STANDARD, bytes);
-    let vocab = text.iter().enumerate().map(|(rank, (token, _))| {
-        json!({"rank": rank, "token_bytes": base64(token_bytes(token))})
-    });
+    let vocab = text
+        .iter()
+        .enumerate()
+        .map(|(rank, (token, _))| json!({"rank": rank, "token_bytes": base64(token_bytes(token))}));
     let special = special.iter().map(|(text, id)| json!({"rank": id, "token_str": text, "is_control": true}));
     let tekken = json!({
         "config": {"pattern": PATTERN, "default_vocab_size": tokens.len(), "default_num_special_tokens": 3},

@@ -34,7 +34,8 @@ impl CharsMap {
             return Err(wrong("the length of its table of characters is wrong"));
         }
         let (units, replacements) = rest.split_at(length);
-        let units = units.chunks_exact(4).map(|unit| u32::from_le_bytes([unit[0], unit[1], unit[2], unit[3]]));
+        let units =
+            units.chunks_exact(4).map(|unit| u32::from_le_bytes([unit[0], unit[1], unit[2], unit[3]]));
         let replacements = std::str::from_utf8(replacements)
             .map_err(|_| wrong("its table of characters contains text that is not UTF-8"))?;
         Ok(Some(CharsMap { units: units.collect(), replacements: replacements.to_owned() }))

@@ -44,7 +44,9 @@ pub enum VocabularyError {
         second: usize,
     },
     /// A score is not a finite number.
-    #[error("the score of token {id} is {score}, which is not a number; the file is damaged, download it again")]
+    #[error(
+        "the score of token {id} is {score}, which is not a number; the file is damaged, download it again"
+    )]
     Score {
         /// The id of the token.
         id: usize,
@@ -52,7 +54,9 @@ pub enum VocabularyError {
         score: f32,
     },
     /// A token for a byte is missing.
-    #[error("it has no token for the byte {0:#04X}, so that not every text can be encoded; download it again")]
+    #[error(
+        "it has no token for the byte {0:#04X}, so that not every text can be encoded; download it again"
+    )]
     MissingByte(u8),
     /// A byte token does not name its byte.
     #[error("token {id} stands for a byte, but its text is {token:?} and not <0x00> to <0xFF>")]

@@ -134,7 +134,10 @@ impl GgufTokenizer {
                 [*left, *right, &format!("{left}{right}")].iter().all(|text| known.contains_key(text))
             });
             let (left, right) = known.ok_or_else(|| {
-                VocabularyError::format("GGUF", format!("the merge {merge:?} does not join two tokens to a third"))
+                VocabularyError::format(
+                    "GGUF",
+                    format!("the merge {merge:?} does not join two tokens to a third"),
+                )
             })?;
             Ok((left.to_owned(), right.to_owned()))
         });

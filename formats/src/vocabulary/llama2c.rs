@@ -33,15 +33,20 @@ pub fn read_llama2c(bytes: &[u8]) -> Result<PieceVocabulary, VocabularyError> {
         let (length, after) = after.split_first_chunk().ok_or_else(cut)?;
         let length = u32::from_le_bytes(*length) as usize;
         if length > longest {
-            return Err(wrong(format!("piece {id} has {length} bytes, but the longest one should have {longest}")));
+            return Err(wrong(format!(
+                "piece {id} has {length} bytes, but the longest one should have {longest}"
+            )));
         }
         let (text, after) = after.split_at_checked(length).ok_or_else(cut)?;
         let text = std::str::from_utf8(text).map_err(|_| wrong(format!("piece {id} is not UTF-8 text")))?;
         pieces.push(piece(id, text, f32::from_le_bytes(*score)));
         rest = after;
     }
-    let normalization =
-        PieceNormalization { add_dummy_prefix: true, escape_whitespaces: true, ..PieceNormalization::default() };
+    let normalization = PieceNormalization {
+        add_dummy_prefix: true,
+        escape_whitespaces: true,
+        ..PieceNormalization::default()
+    };
     let (bos, eos) = (Some(1), Some(2));
     let algorithm = PieceAlgorithm::Bpe;
     PieceVocabulary { pieces, algorithm, normalization, byte_fallback: true, bos, eos }.checked()

@@ -87,7 +87,8 @@ pub fn read_sentencepiece(bytes: &[u8]) -> Result<PieceVocabulary, VocabularyErr
         }
     };
     if trainer.treat_whitespace_as_suffix == Some(true) {
-        let text = "it treats spaces as the end of words (treat_whitespace_as_suffix), which is not supported";
+        let text =
+            "it treats spaces as the end of words (treat_whitespace_as_suffix), which is not supported";
         return Err(VocabularyError::Unsupported(text.into()));
     }
     let pieces = model.pieces.into_iter().enumerate().map(|(id, piece)| {

@@ -1,7 +1,7 @@
 //! Tests with tiny vocabularies, and with damaged ones.
 
-use prost::Message;
 use proptest::prelude::*;
+use prost::Message;
 
 use super::sentencepiece::{ModelMessage, NormalizerMessage, PieceMessage, TrainerMessage};
 use super::*;
@@ -12,7 +12,12 @@ fn piece(text: &str, score: f32, kind: i32) -> PieceMessage {
 
 fn model() -> ModelMessage {
     ModelMessage {
-        pieces: vec![piece("<unk>", 0.0, 2), piece("<s>", 0.0, 3), piece("</s>", 0.0, 3), piece("a", -1.0, 1)],
+        pieces: vec![
+            piece("<unk>", 0.0, 2),
+            piece("<s>", 0.0, 3),
+            piece("</s>", 0.0, 3),
+            piece("a", -1.0, 1),
+        ],
         trainer: Some(TrainerMessage { model_type: Some(2), ..TrainerMessage::default() }),
         normalizer: Some(NormalizerMessage::default()),
     }
@@ -37,7 +42,8 @@ fn sentencepiece_models_are_read_with_their_defaults() {
 
 #[test]
 fn damaged_sentencepiece_models_are_refused_by_name() {
-    let trainer = |model: &mut ModelMessage, change: fn(&mut TrainerMessage)| change(model.trainer.as_mut().unwrap());
+    let trainer =
+        |model: &mut ModelMessage, change: fn(&mut TrainerMessage)| change(model.trainer.as_mut().unwrap());
     for (refusal, text) in [
         (refusal(|model| model.pieces.clear()), "has no tokens"),
         (refusal(|model| model.pieces[3].piece = None), "token 3 is empty"),

@@ -56,7 +56,9 @@ pub(super) fn small_files(id: &str, listing: &Listing, needs_weights: bool) -> R
     // The first of these files is used, and some of the others are large.
     let tokenizer = millrace_router::assets::tokenizer_files().find(|file| has(file));
     if tokenizer.is_none() {
-        tracing::warn!("{id} has no tokenizer.json or other file of a tokenizer, which `millrace serve` needs");
+        tracing::warn!(
+            "{id} has no tokenizer.json or other file of a tokenizer, which `millrace serve` needs"
+        );
     }
     let chosen = |names: &[&str]| -> Result<Vec<ListedFile>, HubError> {
         let files = listing.files.iter().filter(|file| names.contains(&file.name.as_str()));

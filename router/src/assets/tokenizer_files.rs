@@ -63,7 +63,8 @@ const RANKED: &[RankedFamily] = &[
     },
     RankedFamily {
         is: |facts| {
-            facts.model_type.starts_with("kimi") || facts.tokenizer_class.as_deref() == Some("TikTokenTokenizer")
+            facts.model_type.starts_with("kimi")
+                || facts.tokenizer_class.as_deref() == Some("TikTokenTokenizer")
         },
         pattern: "kimi-k2",
         nfc: false,
@@ -93,7 +94,11 @@ fn ranked(bytes: &[u8], facts: &ModelFacts) -> Result<Vocabulary, VocabularyErro
     let added = configured(added::following(first, &(family.added)()), first, &facts.tokenizer_config)?;
     let id = |text: &&str| added.iter().find(|token| token.text == **text).map(|token| token.id);
     let prefix = family.prefix.iter().filter_map(id).collect();
-    let tokens = VocabularyTokens::Ranked { vocabulary, pattern: SplitPattern::Named(family.pattern), nfc: family.nfc };
+    let tokens = VocabularyTokens::Ranked {
+        vocabulary,
+        pattern: SplitPattern::Named(family.pattern),
+        nfc: family.nfc,
+    };
     Ok(Vocabulary { tokens, added, prefix, suffix: Vec::new() })
 }
 
@@ -136,7 +141,8 @@ fn chatglm1(vocabulary: PieceVocabulary, facts: &ModelFacts) -> Vocabulary {
     /// The longest run of spaces that has a token.
     const BLANKS: usize = 80;
     let substitution = |from: &str, to: String| Substitution { from: from.to_owned(), to };
-    let blanks = (2..=BLANKS).rev().map(|count| substitution(&" ".repeat(count), format!("<|blank_{count}|>")));
+    let blanks =
+        (2..=BLANKS).rev().map(|count| substitution(&" ".repeat(count), format!("<|blank_{count}|>")));
     let lines = [substitution("\n", "<n>".into()), substitution("\t", "<|tab|>".into())];
     let substitutions = lines.into_iter().chain(blanks).collect();
     let old = facts.config_id("bos_token_id") == Some(150_004);
@@ -160,7 +166,11 @@ fn chatglm1(vocabulary: PieceVocabulary, facts: &ModelFacts) -> Vocabulary {
 fn tekken(bytes: &[u8], _: &ModelFacts) -> Result<Vocabulary, VocabularyError> {
     let file = read_tekken(bytes)?;
     let prefix = file.special.iter().filter(|token| token.text == "<s>").map(|token| token.id).collect();
-    let tokens = VocabularyTokens::Ranked { vocabulary: file.bytes, pattern: SplitPattern::Expression(file.pattern), nfc: false };
+    let tokens = VocabularyTokens::Ranked {
+        vocabulary: file.bytes,
+        pattern: SplitPattern::Expression(file.pattern),
+        nfc: false,
+    };
     Ok(Vocabulary { tokens, added: file.special, prefix, suffix: Vec::new() })
 }
 

@@ -103,7 +103,8 @@ impl Vocabulary {
                 (VocabularyTokens::Pieces { vocabulary, first_id: 0, substitutions: Vec::new() }, bos, true)
             }
             GgufVocabulary::Merged(vocabulary) => {
-                let (bos, usual) = (vocabulary.bos, ["tekken", "llama-bpe"].contains(&vocabulary.pre.as_str()));
+                let (bos, usual) =
+                    (vocabulary.bos, ["tekken", "llama-bpe"].contains(&vocabulary.pre.as_str()));
                 (VocabularyTokens::Merged(vocabulary), bos, usual)
             }
         };

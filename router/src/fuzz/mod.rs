@@ -148,8 +148,12 @@ pub fn tokenizers(data: &[u8]) {
 }
 
 /// The files of vocabularies, and a configuration whose family has such a file.
-const VOCABULARIES: [(&str, &str); 4] =
-    [("tokenizer.model", "llama"), ("ice_text.model", "chatglm"), ("tekken.json", "mistral"), ("tokenizer.bin", "llama")];
+const VOCABULARIES: [(&str, &str); 4] = [
+    ("tokenizer.model", "llama"),
+    ("ice_text.model", "chatglm"),
+    ("tekken.json", "mistral"),
+    ("tokenizer.bin", "llama"),
+];
 
 /// Reads a vocabulary and converts a text to tokens and back. The first byte selects the kind of
 /// file.

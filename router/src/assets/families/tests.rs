@@ -167,7 +167,9 @@ fn baichuan_writes_the_tokens_of_its_generation_config() {
 fn prefixes_surround_raw_prompts_and_begin_chats() {
     let raw = |model: &Model| model.tokenizer.encode_now("ab", SpecialTokens::Add).unwrap().ids;
     let bare = |model: &Model| model.tokenizer.encode_now("ab", SpecialTokens::Omit).unwrap().ids;
-    for (model, sop) in [(chatglm(json!({})), "sop"), (chatglm(json!({"seq_length": 8192})), "sop"), (glm4(), "<sop>")] {
+    for (model, sop) in
+        [(chatglm(json!({})), "sop"), (chatglm(json!({"seq_length": 8192})), "sop"), (glm4(), "<sop>")]
+    {
         let prefix = [model.id("[gMASK]"), model.id(sop)];
         assert_eq!(raw(&model), [&prefix[..], &bare(&model)].concat());
         assert_eq!(model.guarded("ab")[..2], prefix);

@@ -43,16 +43,12 @@ pub(super) fn from_merges(vocabulary: &MergedVocabulary, ignore_merges: bool) ->
     build(ids, merges, ignore_merges)
 }
 
-fn build(
-    ids: Vocab,
-    merges: Vec<(String, String)>,
-    ignore_merges: bool,
-) -> Result<BPE, TextError> {
+fn build(ids: Vocab, merges: Vec<(String, String)>, ignore_merges: bool) -> Result<BPE, TextError> {
     let builder = BPE::builder()
         .vocab_and_merges(ids, merges)
         .cache_capacity(CACHED_WORDS)
         .ignore_merges(ignore_merges);
-    builder.build().map_err(|error| TextError::Tokenizer(error.to_string()))
+    builder.build().map_err(|error| TextError::Vocabulary(error.to_string()))
 }
 
 /// Writes bytes in GPT-2's printable alphabet. Bytes that are printable in Latin-1 stand for

@@ -85,8 +85,7 @@ fn published_vocabularies_give_the_published_ids() {
     for name in ["ggml-vocab-llama-spm.gguf", "ggml-vocab-gpt-2.gguf"] {
         let path = |end: &str| test_data("tokenizers").join(format!("{name}{end}"));
         let file = read(&std::fs::read(path("")).unwrap());
-        let assets =
-            Assets { tokenizer: Vocabulary::from_gguf(file).unwrap().into(), ..Assets::default() };
+        let assets = Assets { tokenizer: Vocabulary::from_gguf(file).unwrap().into(), ..Assets::default() };
         let tokenizer = Tokenizer::new(&assets, 1).unwrap();
         let (texts, ids) =
             (std::fs::read_to_string(path(".inp")).unwrap(), std::fs::read_to_string(path(".out")).unwrap());

@@ -5,11 +5,11 @@
 //! normalizer of their own (see `pieces`), which run in the library's pipeline.
 
 mod byte_bpe;
+#[cfg(test)]
+mod gguf_tests;
 mod library;
 mod patterns;
 mod pieces;
-#[cfg(test)]
-mod gguf_tests;
 #[cfg(test)]
 mod tests;
 
@@ -55,14 +55,19 @@ pub(super) fn build(
     vocabulary: &Vocabulary,
     is_marker: &dyn Fn(&str) -> bool,
 ) -> Result<BuiltTokenizer, TextError> {
-    let mut added: Vec<Added> = vocabulary.added.iter().map(|token| Added {
-        id: token.id,
-        text: token.text.clone(),
-        special: token.special,
-        marker: token.special || is_marker(&token.text),
-    }).collect();
+    let mut added: Vec<Added> = vocabulary
+        .added
+        .iter()
+        .map(|token| Added {
+            id: token.id,
+            text: token.text.clone(),
+            special: token.special,
+            marker: token.special || is_marker(&token.text),
+        })
+        .collect();
     let known: HashSet<u32> = added.iter().map(|token| token.id).collect();
-    added.extend(listed(&vocabulary.tokens, is_marker).into_iter().filter(|token| !known.contains(&token.id)));
+    added
+        .extend(listed(&vocabulary.tokens, is_marker).into_iter().filter(|token| !known.contains(&token.id)));
     check(&added)?;
     let decoder = decoder(&vocabulary.tokens);
     let (model, normalizer, pre_tokenizer) = match &vocabulary.tokens {
@@ -73,14 +78,17 @@ pub(super) fn build(
         }
         VocabularyTokens::Ranked { vocabulary, pattern, nfc } => {
             let model = ModelWrapper::BPE(byte_bpe::from_ranks(vocabulary)?);
-            let normalizer: Option<NormalizerWrapper> = nfc.then(|| parse(json!({"type": "NFC"}))).transpose()?;
+            let normalizer: Option<NormalizerWrapper> =
+                nfc.then(|| parse(json!({"type": "NFC"}))).transpose()?;
             let split = match pattern {
                 SplitPattern::Named(name) => splits(named(name)?)?,
                 SplitPattern::Expression(pattern) => splits(&[pattern.as_str()])?,
             };
             (model.into(), normalizer.map(TextNormalizer::from), Some(split))
         }
-        VocabularyTokens::Merged(vocabulary) => (merged(vocabulary)?, None, Some(splits(named(&vocabulary.pre)?)?)),
+        VocabularyTokens::Merged(vocabulary) => {
+            (merged(vocabulary)?, None, Some(splits(named(&vocabulary.pre)?)?))
+        }
     };
     let model = model.with_added(added.iter().map(|token| (token.text.as_str(), token.id)));
     let mut library = Library::new(model);
@@ -122,10 +130,10 @@ fn check(added: &[Added]) -> Result<(), TextError> {
     let mut known = HashSet::new();
     for token in added {
         if token.id >= MAX_ADDED_ID {
-            return Err(TextError::Tokenizer(format!("the token {:?} has the id {}", token.text, token.id)));
+            return Err(TextError::Vocabulary(format!("the token {:?} has the id {}", token.text, token.id)));
         }
         if !known.insert(&token.text) {
-            return Err(TextError::Tokenizer(format!("two special tokens have the text {:?}", token.text)));
+            return Err(TextError::Vocabulary(format!("two special tokens have the text {:?}", token.text)));
         }
     }
     Ok(())
@@ -147,7 +155,7 @@ fn pieces(
     let is_symbol = |kind: PieceKind, text: &str| kind == PieceKind::UserDefined && !added.contains(text);
     let symbols = vocabulary.pieces.iter().filter(|piece| is_symbol(piece.kind, &piece.text));
     let symbols = Symbols::new(symbols.map(|piece| piece.text.clone()))
-        .map_err(|error| TextError::Tokenizer(error.to_string()))?;
+        .map_err(|error| TextError::Vocabulary(error.to_string()))?;
     let options = vocabulary.normalization.clone();
     let normalizer = PieceNormalizer::new(options, symbols.clone(), substitutions.to_vec());
     let model = PieceModel::new(vocabulary.clone(), first_id, symbols, added);
@@ -161,7 +169,7 @@ fn merged(vocabulary: &MergedVocabulary) -> Result<TextModel, TextError> {
 
 fn named(pattern: &str) -> Result<&'static [&'static str], TextError> {
     patterns::named(pattern).ok_or_else(|| {
-        TextError::Tokenizer(format!(
+        TextError::Vocabulary(format!(
             "texts are split by the pattern {pattern:?}, which is not known; use a tokenizer.json instead"
         ))
     })
@@ -170,9 +178,7 @@ fn named(pattern: &str) -> Result<&'static [&'static str], TextError> {
 /// Returns a pre-tokenizer that splits a text by one expression after the other, and writes its
 /// bytes in GPT-2's alphabet.
 fn splits(expressions: &[&str]) -> Result<PreTokenizerWrapper, TextError> {
-    let split = |expression: &&str| {
-        json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false})
-    };
+    let split = |expression: &&str| json!({"type": "Split", "pattern": {"Regex": expression}, "behavior": "Isolated", "invert": false});
     let bytes =
         json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
     let all: Vec<Value> = expressions.iter().map(split).chain([bytes]).collect();
@@ -184,7 +190,8 @@ fn decoder(tokens: &VocabularyTokens) -> Value {
     let VocabularyTokens::Pieces { vocabulary, substitutions, .. } = tokens else {
         return json!({"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": false});
     };
-    let replace = |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
+    let replace =
+        |from: &str, to: &str| json!({"type": "Replace", "pattern": {"String": from}, "content": to});
     let mut steps = vec![replace("▁", " ")];
     steps.extend(substitutions.iter().map(|Substitution { from, to }| replace(to, from)));
     steps.extend([json!({"type": "ByteFallback"}), json!({"type": "Fuse"})]);
@@ -203,7 +210,9 @@ fn affixes(vocabulary: &Vocabulary, added: &[Added]) -> Result<Option<PostProces
     let name = |id: &u32| {
         let added = added.iter().find(|token| token.id == *id).map(|token| token.text.as_str());
         added.or_else(|| vocabulary.text(*id)).map(str::to_owned).ok_or_else(|| {
-            TextError::Tokenizer(format!("prompts should begin or end with the token {id}, which does not exist"))
+            TextError::Vocabulary(format!(
+                "prompts should begin or end with the token {id}, which does not exist"
+            ))
         })
     };
     let (mut before, mut after, mut tokens) = (Vec::new(), Vec::new(), serde_json::Map::new());
@@ -217,11 +226,12 @@ fn affixes(vocabulary: &Vocabulary, added: &[Added]) -> Result<Option<PostProces
     let sequence = |id: &str| json!({"Sequence": {"id": id, "type_id": 0}});
     let single: Vec<Value> = before.into_iter().chain([sequence("A")]).chain(after).collect();
     let pair: Vec<Value> = vec![sequence("A"), sequence("B")];
-    let template = json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens});
+    let template =
+        json!({"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": tokens});
     parse(template).map(Some)
 }
 
 /// Converts a part of a `tokenizer.json`.
 fn parse<T: serde::de::DeserializeOwned>(part: Value) -> Result<T, TextError> {
-    serde_json::from_value(part).map_err(|error| TextError::Tokenizer(error.to_string()))
+    serde_json::from_value(part).map_err(|error| TextError::Vocabulary(error.to_string()))
 }

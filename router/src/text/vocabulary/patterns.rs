@@ -37,15 +37,41 @@ const GGUF: &[NamedPattern] = &[
     },
     NamedPattern {
         names: &[
-            "gpt-2", "phi-2", "gigachat", "mpt", "olmo", "jais", "exaone4", "trillion", "granite-docling", "a.x-4.0",
-            "mellum", "jina-es", "jina-de", "jina-v1-en", "jina-v2-es", "jina-v2-de", "jina-v2-code", "roberta-bpe",
+            "gpt-2",
+            "phi-2",
+            "gigachat",
+            "mpt",
+            "olmo",
+            "jais",
+            "exaone4",
+            "trillion",
+            "granite-docling",
+            "a.x-4.0",
+            "mellum",
+            "jina-es",
+            "jina-de",
+            "jina-v1-en",
+            "jina-v2-es",
+            "jina-v2-de",
+            "jina-v2-code",
+            "roberta-bpe",
         ],
         expressions: &[GPT2],
     },
     NamedPattern {
         names: &[
-            "llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0", "lfm2", "dbrx",
-            "smaug-bpe", "chatglm-bpe", "glm4",
+            "llama3",
+            "llama-v3",
+            "llama-bpe",
+            "falcon3",
+            "falcon-h1",
+            "pixtral",
+            "midm-2.0",
+            "lfm2",
+            "dbrx",
+            "smaug-bpe",
+            "chatglm-bpe",
+            "glm4",
         ],
         expressions: &[LLAMA3],
     },
@@ -64,10 +90,7 @@ const GGUF: &[NamedPattern] = &[
         names: &["deepseek-coder"],
         expressions: &[r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", "[一-龥ࠀ-一가-\u{D7FF}]+", r"\p{N}"],
     },
-    NamedPattern {
-        names: &["falcon"],
-        expressions: &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"],
-    },
+    NamedPattern { names: &["falcon"], expressions: &[r"[\p{P}\$\+<=>\^~\|`]+", GPT2, "[0-9][0-9][0-9]"] },
     NamedPattern {
         names: &["starcoder", "refact", "command-r", "smollm", "codeshell", "exaone", "minerva-7b"],
         expressions: &[r"\p{N}", GPT2],
@@ -90,9 +113,12 @@ mod tests {
     use super::*;
 
     fn parts(expression: &str, text: &str) -> Vec<String> {
-        use tokenizers::{PreTokenizedString, PreTokenizer, SplitDelimiterBehavior, pre_tokenizers::split::*};
+        use tokenizers::{
+            PreTokenizedString, PreTokenizer, SplitDelimiterBehavior, pre_tokenizers::split::*,
+        };
         let split =
-            Split::new(SplitPattern::Regex(expression.into()), SplitDelimiterBehavior::Isolated, false).unwrap();
+            Split::new(SplitPattern::Regex(expression.into()), SplitDelimiterBehavior::Isolated, false)
+                .unwrap();
         let mut text = PreTokenizedString::from(text);
         split.pre_tokenize(&mut text).unwrap();
         let parts = text.get_splits(tokenizers::OffsetReferential::Original, tokenizers::OffsetType::Byte);

@@ -40,7 +40,10 @@ fn ids_and_texts_are_those_of_the_reference() {
             let text = case["text"].as_str().unwrap();
             let expected: Vec<u32> = serde_json::from_value(case["ids"].clone()).unwrap();
             let encoded = tokenizer.encode_now(text, SpecialTokens::Omit).unwrap();
-            assert!(encoded.offsets.iter().all(|&(from, to)| from <= to && to as usize <= text.len()), "{text:?}");
+            assert!(
+                encoded.offsets.iter().all(|&(from, to)| from <= to && to as usize <= text.len()),
+                "{text:?}"
+            );
             if encoded.ids != expected {
                 wrong.push(format!("{text:?}: {:?}, expected {expected:?}", encoded.ids));
                 continue;

@@ -83,7 +83,8 @@ pub(super) fn divide(text: &str, model: &PieceModel) -> Vec<Part> {
         let mut rest = vec![(symbol.start, symbol.end)];
         while let Some((start, end)) = rest.pop() {
             let piece = model.matched(&text[start..end]);
-            let parted = piece.filter(|&piece| model.is_unused(piece)).and_then(|_| unused.get(&text[start..end]));
+            let parted =
+                piece.filter(|&piece| model.is_unused(piece)).and_then(|_| unused.get(&text[start..end]));
             match parted {
                 Some(&at) => rest.extend([(start + at, end), (start, start + at)]),
                 None => parts.push(Part { start, end, piece }),

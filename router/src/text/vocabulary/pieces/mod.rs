@@ -51,7 +51,8 @@ impl PieceModel {
         symbols: Symbols,
         added: &HashSet<&str>,
     ) -> Self {
-        let is_matched = |kind| matches!(kind, PieceKind::Normal | PieceKind::Unused | PieceKind::UserDefined);
+        let is_matched =
+            |kind| matches!(kind, PieceKind::Normal | PieceKind::Unused | PieceKind::UserDefined);
         let pieces = || (0u32..).zip(&vocabulary.pieces);
         let texts = |(id, piece): (u32, &millrace_formats::vocabulary::Piece)| (piece.text.clone(), id);
         let matched: HashMap<_, _> = pieces()
@@ -63,7 +64,9 @@ impl PieceModel {
         let bytes = vocabulary.byte_fallback.then(|| {
             let mut ids = Box::new([0; 256]);
             for (id, piece) in byte_pieces() {
-                if let Some(byte) = piece.text.get(3..5).and_then(|digits| usize::from_str_radix(digits, 16).ok()) {
+                if let Some(byte) =
+                    piece.text.get(3..5).and_then(|digits| usize::from_str_radix(digits, 16).ok())
+                {
                     ids[byte] = id;
                 }
             }

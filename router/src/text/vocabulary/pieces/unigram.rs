@@ -27,7 +27,8 @@ struct Candidate {
 impl PrefixSearch {
     /// Prepares the pieces that text can become.
     pub(super) fn new(pieces: &[Piece], matched: &HashMap<String, u32>) -> Self {
-        let normal = || pieces.iter().filter(|piece| piece.kind == PieceKind::Normal).map(|piece| piece.score);
+        let normal =
+            || pieces.iter().filter(|piece| piece.kind == PieceKind::Normal).map(|piece| piece.score);
         let (lowest, highest) = (normal().fold(f32::MAX, f32::min), normal().fold(f32::MIN, f32::max));
         let used = matched.iter().filter(|&(_, &piece)| pieces[piece as usize].kind != PieceKind::Unused);
         let candidates = used.map(|(text, &piece)| {
