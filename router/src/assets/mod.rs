@@ -229,7 +229,14 @@ impl Assets {
                 .unwrap_or_default()
         };
         let (chat_template, tool_template) = chat_templates(&file, config.chat_template)?;
-        let chat_template = chat_template.or_else(|| families::template(&facts, &tokenizer));
+        let mut eos_ids = ids(generation.eos_token_id, model.eos_token_id);
+        let chat_template = match chat_template {
+            Some(template) => Some(template),
+            None => families::prompt_format(&facts, &tokenizer).map(|format| {
+                eos_ids.extend(format.ends.iter().filter(|id| !eos_ids.contains(id)).collect::<Vec<_>>());
+                format.template
+            }),
+        };
         let (bos, eos) = end_texts(&tokenizer);
         Ok(Assets {
             tokenizer,
@@ -241,7 +248,7 @@ impl Assets {
             unk_token: config.unk_token.map(TokenText::into_text),
             tokenizer_class: config.tokenizer_class,
             add_bos_token: config.add_bos_token,
-            eos_ids: ids(generation.eos_token_id, model.eos_token_id),
+            eos_ids,
             sampling,
             bos_id: ids(generation.bos_token_id, model.bos_token_id).first().copied(),
             pooling: json(&file, "1_Pooling/config.json")?,

@@ -14,6 +14,16 @@ struct FamilyTemplate {
     /// The variables of the template that depend on the model: their names, and the keys of
     /// `generation_config.json` with the ids of the tokens that are their values.
     tokens: &'static [(&'static str, &'static str)],
+    /// The tokens that end an answer, beside those that the configuration names.
+    ends: &'static [&'static str],
+}
+
+/// The prompt format of a model.
+pub(super) struct PromptFormat {
+    /// The chat template.
+    pub(super) template: String,
+    /// The ids of tokens that end an answer.
+    pub(super) ends: Vec<u32>,
 }
 
 /// The tokens of a model, as far as prompt formats are chosen by them.
@@ -26,21 +36,25 @@ const FAMILIES: &[FamilyTemplate] = &[
         source: include_str!("chatglm.jinja"),
         applies: |facts, _| facts.is_chatglm1(),
         tokens: &[],
+        ends: &[],
     },
     FamilyTemplate {
         source: include_str!("glm4.jinja"),
         applies: |facts, tokens| is_glm(facts) && tokens.have("<sop>") && tokens.have("<|user|>"),
         tokens: &[],
+        ends: &["<|user|>", "<|observation|>"],
     },
     FamilyTemplate {
         source: include_str!("chatglm3.jinja"),
         applies: |facts, tokens| is_glm(facts) && tokens.have("sop") && tokens.have("<|user|>"),
         tokens: &[],
+        ends: &["<|user|>", "<|observation|>"],
     },
     FamilyTemplate {
         source: include_str!("chatglm2.jinja"),
         applies: |facts, tokens| is_glm(facts) && tokens.have("sop"),
         tokens: &[],
+        ends: &[],
     },
     FamilyTemplate {
         source: include_str!("baichuan.jinja"),
@@ -49,6 +63,7 @@ const FAMILIES: &[FamilyTemplate] = &[
                 && BAICHUAN.iter().all(|(_, key)| facts.generation_id(key).is_some())
         },
         tokens: BAICHUAN,
+        ends: &[],
     },
     FamilyTemplate {
         source: include_str!("qwen.jinja"),
@@ -57,21 +72,25 @@ const FAMILIES: &[FamilyTemplate] = &[
             facts.model_type == "qwen" && format == Some("chatml")
         },
         tokens: &[],
+        ends: &[],
     },
     FamilyTemplate {
         source: include_str!("internlm2.jinja"),
         applies: |facts, tokens| facts.model_type == "internlm2" && tokens.have("<|im_start|>"),
         tokens: &[],
+        ends: &[],
     },
     FamilyTemplate {
         source: include_str!("internlm.jinja"),
         applies: |facts, tokens| facts.model_type == "internlm" && tokens.have("<eoh>"),
         tokens: &[],
+        ends: &[],
     },
     FamilyTemplate {
         source: include_str!("vicuna.jinja"),
         applies: |facts, _| facts.model_type == "llama" && facts.name.contains("vicuna"),
         tokens: &[],
+        ends: &[],
     },
     FamilyTemplate {
         source: include_str!("llama2.jinja"),
@@ -80,6 +99,7 @@ const FAMILIES: &[FamilyTemplate] = &[
             facts.model_type == "llama" && is_llama2 && facts.name.contains("chat")
         },
         tokens: &[],
+        ends: &[],
     },
 ];
 
@@ -103,6 +123,16 @@ impl Tokens<'_> {
         }
     }
 
+    /// Returns the id of a token that follows the vocabulary.
+    fn id(&self, text: &str) -> Option<u32> {
+        match self.0 {
+            TokenizerSource::Vocabulary(vocabulary) => {
+                vocabulary.added.iter().find(|token| token.text == text).map(|token| token.id)
+            }
+            TokenizerSource::Json(_) => None,
+        }
+    }
+
     fn text(&self, id: u32) -> Option<&str> {
         match self.0 {
             TokenizerSource::Vocabulary(vocabulary) => vocabulary.text(id),
@@ -111,9 +141,9 @@ impl Tokens<'_> {
     }
 }
 
-/// Returns the chat template of a model that has none in its files; `None` if its format is not
+/// Returns the prompt format of a model that has no chat template in its files; `None` if it is not
 /// known.
-pub(super) fn template(facts: &ModelFacts, tokenizer: &TokenizerSource) -> Option<String> {
+pub(super) fn prompt_format(facts: &ModelFacts, tokenizer: &TokenizerSource) -> Option<PromptFormat> {
     let tokens = Tokens(tokenizer);
     let family = FAMILIES.iter().find(|family| (family.applies)(facts, &tokens))?;
     let mut source = String::new();
@@ -121,5 +151,6 @@ pub(super) fn template(facts: &ModelFacts, tokenizer: &TokenizerSource) -> Optio
         let text = tokens.text(facts.generation_id(key)?)?;
         source.push_str(&format!("{{%- set {variable} = {} -%}}\n", serde_json::Value::from(text)));
     }
-    Some(source + family.source)
+    let ends = family.ends.iter().filter_map(|text| tokens.id(text)).collect();
+    Some(PromptFormat { template: source + family.source, ends })
 }

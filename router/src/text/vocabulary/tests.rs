@@ -58,3 +58,56 @@ fn ids_and_texts_are_those_of_the_reference() {
     }
     assert!(compared > 1500, "{compared}");
 }
+
+/// Tests that loading is linear: a quadratic pass over this many tokens takes minutes.
+#[test]
+fn large_vocabularies_load_within_seconds() {
+    use millrace_formats::vocabulary::{
+        ByteVocabulary, Piece, PieceAlgorithm, PieceKind, PieceNormalization, PieceVocabulary,
+    };
+
+    use crate::assets::{SplitPattern, Vocabulary, VocabularyTokens};
+
+    let letters = |mut number: usize| {
+        let mut text = String::new();
+        while number > 0 {
+            text.push(char::from(b'a' + (number % 26) as u8));
+            number /= 26;
+        }
+        text
+    };
+    let unknown = Piece { text: "<unk>".into(), score: 0.0, kind: PieceKind::Unknown };
+    let texts = (1..260_000).map(|number| letters(number) + "z");
+    let pieces =
+        texts.enumerate().map(|(rank, text)| Piece { text, score: -(rank as f32), kind: PieceKind::Normal });
+    let pieces: Vec<Piece> = std::iter::once(unknown).chain(pieces).collect();
+    let bytes =
+        (0..=255u8).map(|byte| vec![byte]).chain((26..150_000).map(|number| letters(number).into_bytes()));
+    let tokens = [
+        VocabularyTokens::Pieces {
+            vocabulary: PieceVocabulary {
+                pieces,
+                algorithm: PieceAlgorithm::Bpe,
+                normalization: PieceNormalization::default(),
+                byte_fallback: false,
+                bos: None,
+                eos: None,
+            },
+            first_id: 0,
+            substitutions: Vec::new(),
+        },
+        VocabularyTokens::Ranked {
+            vocabulary: ByteVocabulary { tokens: bytes.collect(), first_id: 0 },
+            pattern: SplitPattern::Named("qwen2"),
+            nfc: true,
+        },
+    ];
+    for tokens in tokens {
+        let vocabulary = Vocabulary { tokens, added: Vec::new(), prefix: Vec::new(), suffix: Vec::new() };
+        let assets = Assets { tokenizer: vocabulary.into(), ..Assets::default() };
+        let begin = std::time::Instant::now();
+        let tokenizer = Tokenizer::new(&assets, 1).unwrap();
+        eprintln!("{} tokens in {:?}", tokenizer.size(), begin.elapsed());
+        assert!(begin.elapsed() < std::time::Duration::from_secs(20), "{:?}", begin.elapsed());
+    }
+}
