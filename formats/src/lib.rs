@@ -26,6 +26,7 @@ mod source;
 #[cfg(test)]
 mod tests;
 mod tokenizer_data;
+pub mod vocabulary;
 mod writer;
 
 pub use blocks::BlockType;

@@ -59,6 +59,60 @@ fn a_silent_request_is_sampled_as_generation_config_says() {
     assert!(texts(&server).iter().any(|text| *text != greedy));
 }
 
+/// The demo model's pattern in one expression. A digit ends a run of white space, as a word does
+/// not.
+const PATTERN: &str = r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?![^\s\p{N}])|\s+";
+
+/// Returns the bytes of a token in GPT-2's alphabet, in which the bytes that are not printable are
+/// the characters from U+0100 on.
+fn token_bytes(token: &str) -> Vec<u8> {
+    let is_printable = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    let others: Vec<u8> = (0..=255).filter(|byte| !is_printable(byte)).collect();
+    let byte = |c: char| match u32::from(c) {
+        code @ 0..256 => code as u8,
+        code => others[code as usize - 256],
+    };
+    token.chars().map(byte).collect()
+}
+
+/// Converts the demo model's `tokenizer.json` to the format of Mistral's models.
+#[test]
+fn a_model_with_a_tekken_file_answers_as_with_a_tokenizer_json() {
+    let model = ModelCopy::new("tekken");
+    let folder = Path::new(model.path());
+    let json: Value = serde_json::from_slice(&fs::read(folder.join("tokenizer.json")).unwrap()).unwrap();
+    fs::remove_file(folder.join("tokenizer.json")).unwrap();
+    let mut tokens: Vec<(&String, u64)> = json["model"]["vocab"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .map(|(text, id)| (text, id.as_u64().unwrap()))
+        .collect();
+    tokens.sort_by_key(|(_, id)| *id);
+    let (special, text) = tokens.split_at(3);
+    let base64 = |bytes: Vec<u8>| base64::Engine::encode(&base64::engine::general_purpose::STANDARD, bytes);
+    let vocab = text
+        .iter()
+        .enumerate()
+        .map(|(rank, (token, _))| json!({"rank": rank, "token_bytes": base64(token_bytes(token))}));
+    let special = special.iter().map(|(text, id)| json!({"rank": id, "token_str": text, "is_control": true}));
+    let tekken = json!({
+        "config": {"pattern": PATTERN, "default_vocab_size": tokens.len(), "default_num_special_tokens": 3},
+        "vocab": vocab.collect::<Vec<_>>(),
+        "special_tokens": special.collect::<Vec<_>>(),
+    });
+    fs::write(folder.join("tekken.json"), tekken.to_string()).unwrap();
+
+    let (changed, plain) = (Server::start(&["--model-id", model.path()]), Server::start(&[]));
+    let texts = ["", "Héllo, it's 12  345!\n\n  <|im_end|> 中文😀", "  a  b\t\tc 1  "];
+    for text in texts {
+        let ids = |server: &Server| post(&server.url("/tokenize"), &json!({"inputs": text})).body;
+        assert_eq!(ids(&changed), ids(&plain), "{text:?}");
+    }
+    let greedy = json!({"temperature": 0});
+    assert_eq!(chat(&changed, &greedy).body["choices"], chat(&plain, &greedy).body["choices"]);
+}
+
 /// The files of a folder, sorted.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let mut files: Vec<PathBuf> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();

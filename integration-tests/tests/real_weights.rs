@@ -40,6 +40,34 @@ fn published_weights_give_the_text_of_the_original_program() {
     assert_eq!(answer.body["details"]["finish_reason"], "length");
 }
 
+/// Converts `tokenizer.json` to llama2.c's `tokenizer.bin`, from which it was made.
+#[test]
+#[ignore = "needs the published checkpoints of MILLRACE_TEST_DATA"]
+fn published_weights_give_the_same_text_with_the_original_tokenizer() {
+    let (from, folder) = (test_data("stories260k"), tempfile::tempdir().unwrap());
+    for file in ["config.json", "generation_config.json", "model.safetensors"] {
+        std::fs::copy(from.join(file), folder.path().join(file)).unwrap();
+    }
+    let json: Value = serde_json::from_slice(&std::fs::read(from.join("tokenizer.json")).unwrap()).unwrap();
+    let vocabulary = json["model"]["vocab"].as_object().unwrap();
+    let mut pieces: Vec<_> = vocabulary.iter().map(|(text, id)| (id.as_u64().unwrap(), text)).collect();
+    pieces.sort_unstable();
+    let mut file = 64u32.to_le_bytes().to_vec();
+    for (id, text) in pieces {
+        let text = match id {
+            1 | 2 => format!("\n{text}\n"),
+            _ => text.replace('▁', " "),
+        };
+        file.extend((-(id as f32)).to_le_bytes());
+        file.extend((text.len() as u32).to_le_bytes());
+        file.extend(text.as_bytes());
+    }
+    std::fs::write(folder.path().join("tokenizer.bin"), file).unwrap();
+    let server = serve(folder.path(), &[]);
+    let answer = post(&server.url("/generate"), &request(LILY, 80));
+    assert_eq!(answer.body["generated_text"], LILY_80);
+}
+
 #[test]
 #[ignore = "needs the published checkpoints of MILLRACE_TEST_DATA"]
 fn published_weights_stream_the_whole_answer_in_pieces() {

@@ -145,10 +145,11 @@ fn assets(location: &Location, format: LoadFormat) -> Result<Assets> {
     match location {
         Location::Demo => Ok(Assets::from_files(demo::FILES)?),
         Location::Folder(folder)
-            if format == LoadFormat::Dummy && !folder.join("tokenizer.json").exists() =>
+            if format == LoadFormat::Dummy
+                && !millrace_router::assets::tokenizer_files().any(|name| folder.join(name).exists()) =>
         {
             tracing::warn!(
-                "there is no tokenizer.json beside the dummy weights: using the tokenizer of the demo model"
+                "there is no tokenizer beside the dummy weights: using the tokenizer of the demo model"
             );
             Ok(Assets::from_files(demo::FILES)?)
         }

@@ -11,10 +11,9 @@ use super::listing::{ListedFile, Listing};
 /// The configuration, which decides whether the model can be run. It is downloaded first.
 pub(super) const CONFIGURATION: &[&str] = &["config.json", "quantize_config.json", "quant_config.json"];
 
-/// The other small files that the router and the shards read.
+/// The other small files that the router and the shards read, apart from the tokenizer.
 const SMALL: &[&str] = &[
     "generation_config.json",
-    "tokenizer.json",
     "tokenizer_config.json",
     "chat_template.jinja",
     "chat_template.json",
@@ -54,14 +53,19 @@ pub(super) fn small_files(id: &str, listing: &Listing, needs_weights: bool) -> R
     if needs_weights {
         check_weights(id, listing)?;
     }
-    if !has("tokenizer.json") {
-        tracing::warn!("{id} has no tokenizer.json, which `millrace serve` needs");
+    // The first of these files is used, and some of the others are large.
+    let tokenizer = millrace_router::assets::tokenizer_files().find(|file| has(file));
+    if tokenizer.is_none() {
+        tracing::warn!(
+            "{id} has no tokenizer.json or other file of a tokenizer, which `millrace serve` needs"
+        );
     }
     let chosen = |names: &[&str]| -> Result<Vec<ListedFile>, HubError> {
         let files = listing.files.iter().filter(|file| names.contains(&file.name.as_str()));
         files.map(|file| bounded(file.clone())).collect()
     };
-    Ok(SmallFiles { configuration: chosen(CONFIGURATION)?, others: chosen(SMALL)? })
+    let small: Vec<&str> = SMALL.iter().copied().chain(tokenizer).collect();
+    Ok(SmallFiles { configuration: chosen(CONFIGURATION)?, others: chosen(&small)? })
 }
 
 /// Refuses a small file that is not small.

@@ -6,18 +6,27 @@ use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::path::Path;
 
+use millrace_formats::vocabulary::VocabularyError;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
+mod added;
+mod facts;
+mod families;
 mod sampling;
+mod tokenizer_files;
+mod vocabulary;
 
 pub use sampling::SamplingDefaults;
+pub use vocabulary::{SplitPattern, Substitution, TokenizerSource, Vocabulary, VocabularyTokens};
+
+use facts::ModelFacts;
 
 /// The files of a model that the router reads.
 #[derive(Debug, Clone, Default)]
 pub struct Assets {
-    /// The content of `tokenizer.json`.
-    pub tokenizer: Vec<u8>,
+    /// The tokenizer.
+    pub tokenizer: TokenizerSource,
     /// The chat template, if the model has one.
     pub chat_template: Option<String>,
     /// The template for conversations with tools, if it differs.
@@ -52,8 +61,9 @@ pub struct Assets {
 pub enum AssetError {
     /// The tokenizer is missing.
     #[error(
-        "{0}: tokenizer.json is missing. Text cannot be turned into tokens without it: download it from the model's \
-         repository, or convert the model's own tokenizer with transformers' `AutoTokenizer.save_pretrained`"
+        "{0}: tokenizer.json is missing, and so are the other files of tokenizers that are supported, such as \
+         tokenizer.model. Text cannot be turned into tokens without one: download it from the model's repository, or \
+         convert the model's own tokenizer with transformers' `AutoTokenizer.save_pretrained`"
     )]
     NoTokenizer(String),
     /// A file cannot be read.
@@ -81,6 +91,14 @@ pub enum AssetError {
         file: String,
         /// The error of the parser.
         error: serde_json::Error,
+    },
+    /// The vocabulary in a file cannot be used.
+    #[error("{file} cannot be used: {error}")]
+    Vocabulary {
+        /// The name of the file.
+        file: &'static str,
+        /// The reason.
+        error: VocabularyError,
     },
     /// `chat_template.jinja` is not text.
     #[error("{0} is not UTF-8 text")]
@@ -200,8 +218,13 @@ impl Assets {
         origin: &str,
         file: impl Fn(&'static str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
     ) -> Result<Self, AssetError> {
-        let tokenizer =
-            file("tokenizer.json")?.ok_or_else(|| AssetError::NoTokenizer(origin.to_owned()))?.into_owned();
+        let facts = ModelFacts::new(
+            origin,
+            json(&file, "config.json")?,
+            json(&file, "tokenizer_config.json")?,
+            json(&file, "generation_config.json")?,
+        );
+        let tokenizer = tokenizer(origin, &file, &facts)?;
         let config: TokenizerConfig = json(&file, "tokenizer_config.json")?;
         let generation: GenerationConfig = json(&file, "generation_config.json")?;
         let sampling = SamplingDefaults::of(&generation.rest);
@@ -216,22 +239,63 @@ impl Assets {
                 .unwrap_or_default()
         };
         let (chat_template, tool_template) = chat_templates(&file, config.chat_template)?;
+        let mut eos_ids = ids(generation.eos_token_id, model.eos_token_id);
+        let chat_template = match chat_template {
+            Some(template) => Some(template),
+            None => families::prompt_format(&facts, &tokenizer).map(|format| {
+                eos_ids.extend(format.ends.iter().filter(|id| !eos_ids.contains(id)).collect::<Vec<_>>());
+                format.template
+            }),
+        };
+        let (bos, eos) = end_texts(&tokenizer);
         Ok(Assets {
             tokenizer,
             chat_template,
             tool_template,
-            bos_token: config.bos_token.map(TokenText::into_text),
-            eos_token: config.eos_token.map(TokenText::into_text),
+            bos_token: config.bos_token.map(TokenText::into_text).or(bos),
+            eos_token: config.eos_token.map(TokenText::into_text).or(eos),
             pad_token: config.pad_token.map(TokenText::into_text),
             unk_token: config.unk_token.map(TokenText::into_text),
             tokenizer_class: config.tokenizer_class,
             add_bos_token: config.add_bos_token,
-            eos_ids: ids(generation.eos_token_id, model.eos_token_id),
+            eos_ids,
             sampling,
             bos_id: ids(generation.bos_token_id, model.bos_token_id).first().copied(),
             pooling: json(&file, "1_Pooling/config.json")?,
         })
     }
+}
+
+/// Returns the names of the files with tokenizers. The first one that exists is used.
+pub fn tokenizer_files() -> impl Iterator<Item = &'static str> {
+    std::iter::once("tokenizer.json").chain(tokenizer_files::FILES.iter().map(|(name, _)| *name))
+}
+
+/// Returns the tokenizer in the first file that exists.
+fn tokenizer<'a>(
+    origin: &str,
+    file: &impl Fn(&'static str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
+    facts: &ModelFacts,
+) -> Result<TokenizerSource, AssetError> {
+    if let Some(bytes) = file("tokenizer.json")? {
+        return Ok(TokenizerSource::Json(bytes.into_owned()));
+    }
+    for &(name, read) in tokenizer_files::FILES {
+        if let Some(bytes) = file(name)? {
+            let vocabulary =
+                read(&bytes, facts).map_err(|error| AssetError::Vocabulary { file: name, error })?;
+            return Ok(vocabulary.into());
+        }
+    }
+    Err(AssetError::NoTokenizer(origin.to_owned()))
+}
+
+/// Returns the texts of the tokens that begin and end a sequence, as the vocabulary names them.
+fn end_texts(tokenizer: &TokenizerSource) -> (Option<String>, Option<String>) {
+    let TokenizerSource::Vocabulary(vocabulary) = tokenizer else { return (None, None) };
+    let text = |id: Option<u32>| vocabulary.text(id?).map(str::to_owned);
+    let (bos, eos) = vocabulary.ends();
+    (text(bos), text(eos))
 }
 
 /// The maximum size of `tokenizer.json` in bytes. Large ones of today have 35 MB.
@@ -253,7 +317,8 @@ fn read_optional(folder: &Path, name: &str) -> Result<Option<Cow<'static, [u8]>>
 /// because opening a FIFO waits for a writer.
 fn read_file(path: &Path) -> Result<Vec<u8>, AssetError> {
     let failed = |error| AssetError::Io { file: path.display().to_string(), error };
-    let limit = if path.ends_with("tokenizer.json") { MAX_TOKENIZER } else { MAX_CONFIG };
+    let is_large = path.ends_with("tokenizer.json") || path.ends_with("tekken.json");
+    let limit = if is_large { MAX_TOKENIZER } else { MAX_CONFIG };
     let check = |file: Metadata| match file.len() {
         _ if !file.is_file() => {
             Err(failed(io::Error::new(io::ErrorKind::InvalidInput, "it is not a regular file")))

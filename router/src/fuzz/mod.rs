@@ -133,7 +133,7 @@ pub fn tokenizers(data: &[u8]) {
     static TOKENIZERS: OnceLock<[Tokenizer; 2]> = OnceLock::new();
     let tokenizers = TOKENIZERS.get_or_init(|| {
         let demo = include_bytes!("../../../models/demo/tokenizer.json").to_vec();
-        let demo = Assets { tokenizer: demo, ..Assets::default() };
+        let demo = Assets { tokenizer: demo.into(), ..Assets::default() };
         [test_support::tokenizer(), Tokenizer::new(&demo, 1).unwrap()]
     });
     let text = String::from_utf8_lossy(data);
@@ -144,6 +144,30 @@ pub fn tokenizers(data: &[u8]) {
         back += &detokenizer.finish();
         assert_eq!(back, text, "{:?}", encoded.ids);
         assert!(encoded.offsets.iter().all(|&(from, to)| from <= to && to as usize <= text.len()));
+    }
+}
+
+/// The files of vocabularies, and a configuration whose family has such a file.
+const VOCABULARIES: [(&str, &str); 4] = [
+    ("tokenizer.model", "llama"),
+    ("ice_text.model", "chatglm"),
+    ("tekken.json", "mistral"),
+    ("tokenizer.bin", "llama"),
+];
+
+/// Reads a vocabulary and converts a text to tokens and back. The first byte selects the kind of
+/// file.
+pub fn vocabularies(data: &[u8]) {
+    let Some((&kind, bytes)) = data.split_first() else { return };
+    let (file, model_type) = VOCABULARIES[usize::from(kind) % VOCABULARIES.len()];
+    let config = json!({"model_type": model_type}).to_string();
+    let Ok(assets) = Assets::from_files(&[(file, bytes), ("config.json", config.as_bytes())]) else { return };
+    let Ok(tokenizer) = Tokenizer::new(&assets, 1) else { return };
+    for text in ["", " a  b\n", "Ａé😀<s>▁12"] {
+        let encoded = tokenizer.encode_now(text, SpecialTokens::Add).unwrap();
+        assert!(encoded.offsets.iter().all(|&(from, to)| from <= to && to as usize <= text.len()));
+        let mut detokenizer = tokenizer.detokenizer(false, false);
+        encoded.ids.iter().for_each(|&id| drop(detokenizer.push(id)));
     }
 }
 
@@ -196,5 +220,10 @@ mod tests {
     #[test]
     fn tokenizer_seeds_pass() {
         replay("tokenizers", super::tokenizers);
+    }
+
+    #[test]
+    fn vocabulary_seeds_pass() {
+        replay("vocabularies", super::vocabularies);
     }
 }

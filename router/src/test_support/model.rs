@@ -62,7 +62,7 @@ pub(crate) fn assets_with(marks: &[&str]) -> Assets {
         "model": {"type": "BPE", "vocab": vocab, "merges": []},
     });
     Assets {
-        tokenizer: serde_json::to_vec(&tokenizer).unwrap(),
+        tokenizer: serde_json::to_vec(&tokenizer).unwrap().into(),
         chat_template: Some(TEMPLATE.into()),
         bos_token: Some("<s>".into()),
         eos_token: Some("</s>".into()),

@@ -6,6 +6,9 @@ pub enum TextError {
     /// `tokenizer.json` cannot be read.
     #[error("tokenizer.json is not a tokenizer: {0}. Take the file from the model's repository again")]
     Tokenizer(String),
+    /// A vocabulary in another file than `tokenizer.json` cannot become a tokenizer.
+    #[error("the model's vocabulary cannot be used: {0}")]
+    Vocabulary(String),
     /// The kind of the decoder in `tokenizer.json` is not supported.
     #[error(
         "the decoder in tokenizer.json is not supported: {0}. Supported are ByteLevel, Metaspace, and sequences of \

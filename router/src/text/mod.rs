@@ -4,6 +4,7 @@
 //! | file | its job |
 //! |---|---|
 //! | `tokenizer` | a model's tokenizer, and encoding on the current thread |
+//! | `vocabulary` | tokenizers from the vocabularies of other libraries |
 //! | `encode`, `encode_lanes` | encoding on blocking threads, in chunks and in bounded memory |
 //! | `split_points` | places at which a text can be split without changing its tokens |
 //! | `token_bytes`, `detokenize` | the bytes of each token, and token ids to text |
@@ -27,6 +28,7 @@ mod substring;
 mod template;
 mod token_bytes;
 mod tokenizer;
+mod vocabulary;
 
 pub use control_tokens::{ControlTokenGuard, ControlTokens};
 pub use conversation::Conversation;

@@ -1,11 +1,12 @@
 //! A model's tokenizer: the properties of its tokens, and encoding on the current thread. The
 //! `encode` module encodes on blocking threads.
 
+use std::collections::HashSet;
 use std::sync::{Arc, OnceLock};
 
 use tokenizers::{
     Model, NormalizedString, Normalizer, NormalizerWrapper, OffsetReferential, OffsetType,
-    PreTokenizedString, PreTokenizer, Token, Tokenizer as Library, normalizer,
+    PreTokenizedString, PreTokenizer, Token, normalizer,
 };
 
 use super::control_tokens::ControlTokens;
@@ -15,7 +16,8 @@ use super::error::TextError;
 use super::rendered::RenderedPrompt;
 use super::split_points::SplitPoints;
 use super::token_bytes::{LeadingTrim, TokenBytes};
-use crate::assets::Assets;
+use super::vocabulary::{BuiltTokenizer, Library, build};
+use crate::assets::{Assets, TokenizerSource};
 
 /// The exclusive upper bound of token ids. Tables by id have an entry for each id up to the highest
 /// one.
@@ -53,8 +55,7 @@ impl Tokenizer {
     /// # Errors
     /// [`TextError`] says what is wrong with the file.
     pub fn new(assets: &Assets, workers: usize) -> Result<Self, TextError> {
-        let mut library =
-            Library::from_bytes(&assets.tokenizer).map_err(|e| TextError::Tokenizer(e.to_string()))?;
+        let BuiltTokenizer { mut library, decoder, markers } = load(assets)?;
         // The server applies its own limits to prompts, and batches are never padded.
         library.with_truncation(None).map_err(|e| TextError::Tokenizer(e.to_string()))?;
         library.with_padding(None);
@@ -71,16 +72,15 @@ impl Tokenizer {
             special.resize(special.len().max(id as usize + 1), false);
             special[id as usize] = true;
         }
-        let source: serde_json::Value =
-            serde_json::from_slice(&assets.tokenizer).map_err(|e| TextError::Tokenizer(e.to_string()))?;
-        let token_bytes = TokenBytes::new(source.get("decoder"), highest + 1, |id| library.id_to_token(id))?;
+        let token_bytes = TokenBytes::new(Some(&decoder), highest + 1, |id| library.id_to_token(id))?;
         let bos = bos_to_add(assets, &library)?;
         let affixes = affixes(&library);
         let named = [&assets.bos_token, &assets.eos_token].into_iter().flatten();
         let is_named =
             |id: u32, text: &String| assets.eos_ids.contains(&id) || named.clone().any(|name| name == text);
-        let is_control =
-            |id: u32, text: &String, special: bool| special || is_named(id, text) || is_control_shaped(text);
+        let is_control = |id: u32, text: &String, special: bool| {
+            special || is_named(id, text) || is_control_shaped(text) || markers.contains(text)
+        };
         let control: Vec<_> = added
             .iter()
             .filter(|(id, token)| is_control(**id, &token.content, token.special))
@@ -290,6 +290,32 @@ impl Tokenizer {
     }
 }
 
+/// Builds the library's tokenizer from the files of a model.
+fn load(assets: &Assets) -> Result<BuiltTokenizer, TextError> {
+    match &assets.tokenizer {
+        TokenizerSource::Json(json) => {
+            let wrong = |error: serde_json::Error| TextError::Tokenizer(error.to_string());
+            let library = serde_json::from_slice(json).map_err(wrong)?;
+            let mut file: serde_json::Value = serde_json::from_slice(json).map_err(wrong)?;
+            let decoder = file.get_mut("decoder").map(serde_json::Value::take).unwrap_or_default();
+            Ok(BuiltTokenizer { library, decoder, markers: HashSet::new() })
+        }
+        TokenizerSource::Vocabulary(vocabulary) => {
+            let template = [&assets.chat_template, &assets.tool_template].into_iter().flatten();
+            let template: String = template.map(String::as_str).collect();
+            let named = [&assets.bos_token, &assets.eos_token].into_iter().flatten();
+            let is_marker = |text: &str| {
+                let enclosed = |open, close| text.starts_with(open) && text.ends_with(close);
+                is_control_shaped(text)
+                    || named.clone().any(|name| name == text)
+                    || enclosed("<reserved_", ">")
+                    || (enclosed("<", ">") || enclosed("[", "]")) && template.contains(text)
+            };
+            build(vocabulary, &is_marker)
+        }
+    }
+}
+
 fn encode_error(error: impl std::fmt::Display) -> TextError {
     TextError::Encode(error.to_string())
 }
@@ -354,9 +380,10 @@ mod tests {
 
     fn refusal(change: impl FnOnce(&mut Value)) -> String {
         let mut assets = test_support::assets();
-        let mut file: Value = serde_json::from_slice(&assets.tokenizer).unwrap();
+        let TokenizerSource::Json(json) = &assets.tokenizer else { panic!("not a tokenizer.json") };
+        let mut file: Value = serde_json::from_slice(json).unwrap();
         change(&mut file);
-        assets.tokenizer = serde_json::to_vec(&file).unwrap();
+        assets.tokenizer = serde_json::to_vec(&file).unwrap().into();
         Tokenizer::new(&assets, 1).unwrap_err().to_string()
     }
 

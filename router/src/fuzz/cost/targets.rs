@@ -214,7 +214,7 @@ fn service(assets: &Assets, engine: crate::engine::Engine, limits: RequestLimits
 /// SentencePiece tokenizer if the test data exists.
 fn tokenizers() -> Vec<CostTarget> {
     let demo = include_bytes!("../../../../models/demo/tokenizer.json").to_vec();
-    let demo = Tokenizer::new(&Assets { tokenizer: demo, ..Assets::default() }, 1).unwrap();
+    let demo = Tokenizer::new(&Assets { tokenizer: demo.into(), ..Assets::default() }, 1).unwrap();
     let mut known = vec![("bytes", test_support::tokenizer()), ("demo", demo)];
     if std::env::var_os("MILLRACE_TEST_DATA").is_some() {
         known.push(("stories260k", test_support::published_tokenizer()));

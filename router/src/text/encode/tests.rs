@@ -13,7 +13,7 @@ use crate::text::split_points::SplitPoints;
 
 fn demo() -> Tokenizer {
     let tokenizer = include_bytes!("../../../../models/demo/tokenizer.json").to_vec();
-    Tokenizer::new(&Assets { tokenizer, ..Assets::default() }, 2).unwrap()
+    Tokenizer::new(&Assets { tokenizer: tokenizer.into(), ..Assets::default() }, 2).unwrap()
 }
 
 /// Texts of words, lines, punctuation, other scripts and special tokens.
