@@ -47,7 +47,7 @@ impl BlockReader {
     pub(crate) fn push(&mut self, event: &TextEvent) -> Vec<BlockEvent> {
         let delta = match &mut self.reader {
             Some(reader) => reader.push(event),
-            None => AnswerDelta { content: event.text.clone(), calls: Vec::new() },
+            None => AnswerDelta { content: event.text.clone(), ..AnswerDelta::default() },
         };
         let mut events = Vec::new();
         if !delta.content.is_empty() {
