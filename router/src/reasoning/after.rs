@@ -76,8 +76,8 @@ fn quoted(text: &str) -> String {
 
 /// Returns a regular expression that matches exactly this text.
 fn escaped(text: &str) -> String {
-    let is_plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '<' | '>');
-    let escape = |c: char| if is_plain(c) { c.to_string() } else { format!("\\{c}") };
+    let is_special = |c: char| c.is_ascii_punctuation() && !matches!(c, '_' | '<' | '>');
+    let escape = |c: char| if is_special(c) { format!("\\{c}") } else { c.to_string() };
     text.chars().map(escape).collect()
 }
 

@@ -68,12 +68,14 @@ impl HarmonyParser {
 
     /// Reads the part of the prompt that belongs to the answer: a header or a text that the answer
     /// continues.
-    pub fn continue_prompt(&mut self, prompt: &str) {
-        const BEGIN: &str = "<|start|>assistant";
-        if let Some(at) = prompt.rfind(BEGIN) {
-            self.push(&prompt[at + BEGIN.len()..]);
-            (self.has_reasoning, self.has_content) = (false, false);
-        }
+    pub fn continue_from(&mut self, begun: &str) {
+        self.push(begun);
+        (self.has_reasoning, self.has_content) = (false, false);
+    }
+
+    /// Returns the part of a prompt that belongs to the answer.
+    pub fn begun_answer(prompt: &str) -> &str {
+        prompt.rsplit_once("<|start|>assistant").map_or("", |(_, begun)| begun)
     }
 
     /// Returns the number of calls so far.
@@ -279,10 +281,10 @@ mod tests {
     fn a_continued_message_keeps_its_channel() {
         let prompt = "<|start|>user<|message|>hi<|end|><|start|>assistant<|channel|>final<|message|>It is";
         let mut parser = HarmonyParser::new(None);
-        parser.continue_prompt(prompt);
+        parser.continue_from(HarmonyParser::begun_answer(prompt));
         assert_eq!(parser.push(" sunny.").content, " sunny.");
         let mut parser = HarmonyParser::new(None);
-        parser.continue_prompt("<|start|>assistant");
+        parser.continue_from(HarmonyParser::begun_answer("<|start|>assistant"));
         assert_eq!(parser.push("<|channel|>analysis<|message|>why").reasoning, "why");
         assert!(parser.is_reasoning());
     }

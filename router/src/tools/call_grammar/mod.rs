@@ -284,7 +284,7 @@ fn quoted(text: &str) -> String {
 fn escape(text: &str) -> String {
     let mut escaped = String::new();
     for character in text.chars() {
-        if !character.is_ascii_alphanumeric() && character != '_' && character != '<' && character != '>' {
+        if character.is_ascii_punctuation() && !matches!(character, '_' | '<' | '>') {
             escaped.push('\\');
         }
         escaped.push(character);

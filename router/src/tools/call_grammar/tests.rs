@@ -45,6 +45,7 @@ async fn random(tokenizer: &Tokenizer, grammar: &Grammar, seed: u64, leads: &str
         String::new(),
         tokenizer.encode_now(leads, crate::text::SpecialTokens::Omit).unwrap().ids.into_iter(),
     );
+    let mut detokenizer = tokenizer.detokenizer(false, false);
     for _ in 0..400 {
         let allowed: Vec<u32> = (0..vocab_size)
             .filter(|id| mask.get(*id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1))
@@ -60,7 +61,7 @@ async fn random(tokenizer: &Tokenizer, grammar: &Grammar, seed: u64, leads: &str
         let ascii: Vec<u32> = allowed.iter().copied().filter(|id| (32..127).contains(id)).collect();
         let choose = if ascii.is_empty() { &allowed } else { &ascii };
         let token = led.unwrap_or_else(|| choose[random.random_range(0..choose.len())]);
-        text += &tokenizer.token_text(token);
+        text += &detokenizer.push(token);
         mask = walk.advance(token).unwrap();
     }
     Some((text, false))

@@ -237,7 +237,7 @@ const CASES: &[Case] = &[
             ("get", "{}"),
         ],
     ),
-    (ToolFormat::Pythonic, true, "[get(s=1) or not", "[get(s=1) or not", &[]),
+    (ToolFormat::Pythonic, true, "[get(s=1) Done.", "Done.", &[("get", "{\"s\": 1}")]),
     (ToolFormat::Pythonic, true, "[get(s=f(1))]", "[get(s=f(1))]", &[]),
     (ToolFormat::Pythonic, true, "[get(s=[1, ])]", "[get(s=[1, ])]", &[]),
     (ToolFormat::Pythonic, true, "[other(s=1)]", "[other(s=1)]", &[]),
