@@ -87,9 +87,9 @@ fn conversation(conversations: &Value, name: &str) -> (Conversation, Vec<Call>) 
     messages.truncate(last + 1);
     let mut calls = Vec::new();
     for call in messages[last]["tool_calls"].as_array_mut().unwrap() {
-        let arguments = call["function"]["arguments"].as_object_mut().unwrap();
-        arguments.retain(|_, value| !value.is_null());
-        calls.push((call["function"]["name"].as_str().unwrap().to_owned(), Value::from(arguments.clone())));
+        call["function"]["arguments"].as_object_mut().unwrap().retain(|_, value| !value.is_null());
+        let function = &call["function"];
+        calls.push((function["name"].as_str().unwrap().to_owned(), function["arguments"].clone()));
     }
     let tools = asked["tools"].as_array().cloned();
     (Conversation { messages, tools, ..Conversation::default() }, calls)
