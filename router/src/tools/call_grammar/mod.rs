@@ -54,7 +54,7 @@ pub fn call_grammar(
             (String::new(), vec![("call".to_owned(), json_call_schema(tools, syntax.call))])
         }
         CallSyntax::Named { .. } => writer.named(tools),
-        CallSyntax::Tags(tags) => tags::tagged_calls(tags, tools),
+        CallSyntax::Tags(tags) => tags::tagged_calls(tags, tools, &|mark| writer.special(mark)),
         CallSyntax::Python => tags::python_calls(tools),
     };
     Some(Grammar::Calls { rules: format!("{start}\n{calls}{call}"), schemas, answer: answer.cloned() })
@@ -298,13 +298,22 @@ fn json_call_schema(tools: &AllowedTools, syntax: CallSyntax) -> Value {
         CallSyntax::Object { name, arguments } => (name, arguments),
         _ => ("name", "arguments"),
     };
+    // Cohere's models number their calls.
+    let id = if name == "tool_name" {
+        json!({"tool_call_id": {"type": "string", "maxLength": 4}})
+    } else {
+        json!({})
+    };
     let calls: Vec<Value> = tools
         .callable()
         .enumerate()
         .map(|(index, tool)| {
+            let mut properties = id.clone();
+            properties[name] = json!({"const": tool.name});
+            properties[arguments] = json!({"$ref": format!("#/$defs/{index}")});
             json!({
                 "type": "object",
-                "properties": {name: {"const": tool.name}, arguments: {"$ref": format!("#/$defs/{index}")}},
+                "properties": properties,
                 "required": [name, arguments],
                 "additionalProperties": false,
             })

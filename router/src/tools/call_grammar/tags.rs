@@ -64,8 +64,13 @@ impl ValueSchemas {
 
 /// Returns the rules for calls in tags. The arguments have the order of their schema. Strings are
 /// written as they are up to the closing tag, and other values are JSON.
-pub(super) fn tagged_calls(syntax: TagSyntax, tools: &AllowedTools) -> (String, Vec<(String, Value)>) {
-    let mut writer = TagWriter { syntax, schemas: ValueSchemas::default() };
+/// `special` finds special tokens.
+pub(super) fn tagged_calls(
+    syntax: TagSyntax,
+    tools: &AllowedTools,
+    special: &dyn Fn(&str) -> Option<u32>,
+) -> (String, Vec<(String, Value)>) {
+    let mut writer = TagWriter { syntax, schemas: ValueSchemas::default(), special };
     let calls: Vec<String> = tools
         .callable()
         .enumerate()
@@ -74,24 +79,35 @@ pub(super) fn tagged_calls(syntax: TagSyntax, tools: &AllowedTools) -> (String, 
     let TagSyntax { parameter, key_end, end_of_value, .. } = syntax;
     let pad = if syntax.is_padded { "\\n" } else { "" };
     let kind = if syntax.has_type { format!("{}(true|false)", escape(TYPE)) } else { String::new() };
-    let rules = format!(
-        "call: {}\ntext[lazy]: /(?s:.*){pad}{}{pad}/\nANY: /{}[A-Za-z0-9_.-]+{kind}{}{}{pad}/\nGAP: /[ \\n]{{1,2}}/\n",
-        calls.join(" | "),
-        escape(end_of_value),
-        escape(parameter.0),
-        escape(key_end),
-        escape(parameter.1),
-    );
+    let text = match special(end_of_value) {
+        // Ordinary text never contains a special token.
+        Some(id) => format!("text: FREE? <[{id}]>\nFREE: /(?s:.+)/\n"),
+        None => format!("text[lazy]: /(?s:.*){pad}{}{pad}/\n", escape(end_of_value)),
+    };
+    let any = match key_end {
+        "" => format!("/{}[A-Za-z0-9_.-]+{kind}{}{pad}/", escape(parameter.0), escape(parameter.1)),
+        _ => {
+            let [before, end, after] = [parameter.0, key_end, parameter.1].map(|mark| writer.mark(mark));
+            format!("{before} KEY {end} GAP? {after}\nKEY: /[A-Za-z0-9_.-]+/")
+        }
+    };
+    let rules = format!("call: {}\n{text}any: {any}\nGAP: /[ \\n]{{1,2}}/\n", calls.join(" | "));
     (rules, writer.schemas.schemas)
 }
 
 /// Writes the rules of calls in tags.
-struct TagWriter {
+struct TagWriter<'a> {
     syntax: TagSyntax,
     schemas: ValueSchemas,
+    special: &'a dyn Fn(&str) -> Option<u32>,
 }
 
-impl TagWriter {
+impl TagWriter<'_> {
+    /// Returns the rule for a tag without a name: a special token, or a text.
+    fn mark(&self, mark: &str) -> String {
+        (self.special)(mark).map_or_else(|| quoted(mark), |id| format!("<[{id}]>"))
+    }
+
     /// Returns the rule for a call of one tool.
     fn call(&mut self, tool: &IndexedTool) -> String {
         let mut arguments = String::new();
@@ -101,7 +117,7 @@ impl TagWriter {
             arguments += &format!(" ({argument}){}", if is_required { "" } else { "?" });
         }
         if arguments.is_empty() && tool.tool.parameters["additionalProperties"] != false {
-            arguments = format!(" (ANY text{})*", self.gap());
+            arguments = format!(" (any text{})*", self.gap());
         }
         let (before, after) = self.syntax.function;
         let head = format!("{before}{}", tool.tool.name);
@@ -110,7 +126,7 @@ impl TagWriter {
             (false, "\n") => format!("{} GAP?", quoted(&head)),
             (false, after) => format!("{} GAP?", quoted(&format!("{head}{after}"))),
         };
-        format!("{head}{arguments} {}", quoted(self.syntax.end))
+        format!("{head}{arguments} {}", self.mark(self.syntax.end))
     }
 
     /// Returns the rule for the white space after a value, if it is no part of the closing tag.
@@ -121,21 +137,27 @@ impl TagWriter {
     fn argument(&mut self, tool: &IndexedTool, name: &str, schema: &Value) -> String {
         let TagSyntax { parameter, key_end, has_type, end_of_value, is_padded, .. } = self.syntax;
         let pad = if is_padded { "\n" } else { "" };
-        let end = format!("{pad}{end_of_value}{pad}");
+        let end = match (self.special)(end_of_value) {
+            Some(id) => format!("<[{id}]>"),
+            None => quoted(&format!("{end_of_value}{pad}")),
+        };
         let is_text = tagged_call::is_text(schema);
         let value = match schema["enum"].as_array().filter(|_| is_text) {
             Some(values) => {
-                let text = |value: &Value| quoted(&format!("{}{end}", value.as_str().unwrap_or_default()));
-                format!("({})", values.iter().map(text).collect::<Vec<_>>().join(" | "))
+                let text = |value: &Value| quoted(&format!("{}{pad}", value.as_str().unwrap_or_default()));
+                format!("({}) {end}", values.iter().map(text).collect::<Vec<_>>().join(" | "))
             }
             None if is_text => "text".to_owned(),
-            None => format!("{} {}", self.schemas.rule(tool, schema), quoted(&end)),
+            None if pad.is_empty() => format!("{} {end}", self.schemas.rule(tool, schema)),
+            None => format!("{} {} {end}", self.schemas.rule(tool, schema), quoted(pad)),
         };
         let kind = if has_type { format!("{TYPE}{is_text}") } else { String::new() };
-        let key = format!("{}{name}{kind}{key_end}", parameter.0);
-        let tag = match key_end.is_empty() {
-            true => quoted(&format!("{key}{}{pad}", parameter.1)),
-            false => format!("{} GAP? {}", quoted(&key), quoted(parameter.1)),
+        let tag = match key_end {
+            "" => quoted(&format!("{}{name}{kind}{}{pad}", parameter.0, parameter.1)),
+            _ => {
+                let [before, end, after] = [parameter.0, key_end, parameter.1].map(|mark| self.mark(mark));
+                format!("{before} {} {end} GAP? {after}", quoted(name))
+            }
         };
         format!("{tag} {value}{}", self.gap())
     }

@@ -25,7 +25,6 @@ fn tokenizers() -> [Tokenizer; 2] {
     let marks: std::collections::BTreeSet<&str> = ToolFormat::all()
         .filter(|&format| format != ToolFormat::DeepSeekV32 && format != ToolFormat::DeepSeekV4)
         .flat_map(|format| format.syntax().marks)
-        .filter(|mark| !mark.contains("arg_"))
         .copied()
         .collect();
     let marks: Vec<&str> = marks.into_iter().collect();
