@@ -1,8 +1,8 @@
 //! Separates the reasoning of an answer from the rest.
 //!
-//! A stream is read piece by piece and a whole answer as one piece, with the same result. The end of
-//! the reasoning that may be its closing mark is held back, and white space around the reasoning is
-//! dropped. The time is linear in the text.
+//! A stream is read piece by piece and a whole answer as one piece, with the same result. The end
+//! of the reasoning that may be its closing mark is held back, and white space around the reasoning
+//! is dropped. The time is linear in the text.
 
 use super::format::{Opening, ReasoningMarks, ReasoningStart, opening};
 use crate::tools::HeldText;

@@ -1,6 +1,6 @@
-//! A reader for one call in tags, character by character: a tag with the function's name, a tag with
-//! a key and a value for each argument, and a closing tag. It converts the arguments to JSON as they
-//! arrive.
+//! A reader for one call in tags, character by character: a tag with the function's name, a tag
+//! with a key and a value for each argument, and a closing tag. It converts the arguments to JSON
+//! as they arrive.
 
 use serde_json::{Map, Value};
 
