@@ -197,7 +197,8 @@ impl ToolFormat {
             CallSyntax::Tags(tags) => tags.write(name, arguments),
             CallSyntax::Python => super::python_call::write(name, arguments),
         };
-        format!("{open}{call}{}", syntax.closing.concat())
+        let close = if syntax.bare.is_empty() { syntax.closing.concat() } else { String::new() };
+        format!("{open}{call}{close}")
     }
 
     /// Returns a random id for a call. Mistral's templates accept only nine letters and digits.

@@ -81,7 +81,7 @@ impl GrammarWriter<'_> {
 
     /// Returns the rules for the calls after the opening marker, which consist of the rule `call`.
     fn calls(&self, several: bool) -> String {
-        const SPACE: &str = "SPACE: /[ \\n]{1,4}/\n";
+        const SPACE: &str = "SPACE: /[ \\n]{1,8}/\n";
         let FormatSyntax { list, closing, call, again, .. } = self.syntax;
         let marks: Vec<String> = closing.iter().map(|mark| self.mark(mark)).collect();
         if list {

@@ -20,6 +20,11 @@ fn tools(choice: ToolChoice, parallel: bool) -> AllowedTools {
     AllowedTools { tools: vec![tool("get", get), tool("set", set)], choice, parallel }
 }
 
+/// The formats whose answers are not messages in channels.
+fn formats() -> impl Iterator<Item = ToolFormat> {
+    ToolFormat::all().filter(|&format| format != ToolFormat::Harmony)
+}
+
 /// Two tokenizers: the markers are special tokens in one and ordinary text in the other.
 fn tokenizers() -> [Tokenizer; 2] {
     let marks: std::collections::BTreeSet<&str> = ToolFormat::all()
@@ -98,7 +103,7 @@ fn check(text: &str, format: ToolFormat, tools: &AllowedTools, ended: bool) -> u
 #[tokio::test]
 async fn required_calls_start_with_the_first_token() {
     for tokenizer in tokenizers() {
-        for format in ToolFormat::all() {
+        for format in formats() {
             for choice in [ToolChoice::Required, ToolChoice::Named("set".into())] {
                 for parallel in [false, true] {
                     let tools = tools(choice.clone(), parallel);
@@ -130,7 +135,7 @@ async fn usual_schemas_are_accepted() {
     let tools =
         AllowedTools { tools: (0..30).map(tool).collect(), choice: ToolChoice::Required, parallel: true };
     for tokenizer in tokenizers() {
-        for format in ToolFormat::all() {
+        for format in formats() {
             let grammar = call_grammar(&tools, format, &tokenizer, None).unwrap();
             let (text, _) = random(&tokenizer, &grammar, 1, "").await.unwrap();
             assert!(text.contains("tool"), "{text}");
@@ -221,8 +226,7 @@ async fn answers_without_calls_have_the_requested_form() {
     let answer = json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"],
                         "additionalProperties": false});
     for tokenizer in tokenizers() {
-        // The answers of gpt-oss are in a channel.
-        for format in ToolFormat::all().filter(|&format| format != ToolFormat::Harmony) {
+        for format in formats() {
             let tools = tools(ToolChoice::Auto, true);
             let grammar =
                 |tools: &AllowedTools| call_grammar(tools, format, &tokenizer, Some(&answer)).unwrap();
