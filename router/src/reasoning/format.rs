@@ -38,18 +38,18 @@ pub enum ReasoningParser {
 
 /// The marks around a model's reasoning.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct ReasoningMarks {
+pub struct ReasoningMarks {
     /// The text before the reasoning; empty if the answer always begins with the reasoning.
-    pub(crate) open: &'static str,
+    pub open: &'static str,
     /// The text after the reasoning.
-    pub(crate) close: &'static str,
+    pub close: &'static str,
     /// The parts of the marks that may be special tokens.
-    pub(crate) tokens: &'static [&'static str],
+    pub tokens: &'static [&'static str],
 }
 
 /// The state of the reasoning at the beginning of an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ReasoningStart {
+pub enum ReasoningStart {
     /// The prompt ends within the reasoning.
     Inside,
     /// The answer may begin with the reasoning.

@@ -14,7 +14,6 @@ mod gate;
 mod splitter;
 
 pub(crate) use after::after_reasoning;
-pub use format::{ReasoningFormat, ReasoningParser, UnknownReasoningParser};
-pub(crate) use format::{ReasoningMarks, ReasoningStart};
+pub use format::{ReasoningFormat, ReasoningMarks, ReasoningParser, ReasoningStart, UnknownReasoningParser};
 pub(crate) use gate::ReasoningGate;
 pub(crate) use splitter::ReasoningSplitter;

@@ -85,7 +85,7 @@ pub struct Params {
     pub marks: Arc<[u32]>,
     /// The marks of the reasoning before the answer, in which stop strings have no effect, and
     /// whether the prompt opens it.
-    pub(crate) reasoning: Option<(ReasoningMarks, ReasoningStart)>,
+    pub reasoning: Option<(ReasoningMarks, ReasoningStart)>,
     /// Number of alternatives to report at each token of the prompt, if the prompt shall be scored.
     pub prompt_logprobs: Option<u32>,
     /// Whether the prompt is part of the answer, so `max_new_tokens` may be 0.
