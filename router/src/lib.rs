@@ -14,6 +14,7 @@ pub mod http;
 pub mod kv_events;
 pub mod metrics;
 pub mod pooling;
+pub mod reasoning;
 pub mod scheduler;
 pub mod serve;
 pub mod service;

@@ -11,6 +11,7 @@ use millrace_router::kv_events::KvEventsConfig;
 use millrace_router::serve::{ConnectionLimits, Tls};
 
 use super::seconds;
+use millrace_router::reasoning::ReasoningParser;
 use millrace_router::service::Pooling;
 use millrace_router::tools::ToolFormat;
 
@@ -109,10 +110,14 @@ pub(crate) struct HttpArgs {
     /// Refuse requests for structured output
     #[arg(long, env = "DISABLE_GRAMMAR_SUPPORT", value_parser = clap::builder::BoolishValueParser::new())]
     pub(crate) disable_grammar_support: bool,
-    /// Format of the model's tool calls: hermes, llama3_json, mistral or json; detected from its
+    /// Format of the model's tool calls, such as hermes, llama3_json or glm45; detected from its
     /// chat template if absent
     #[arg(long, env = "TOOL_CALL_PARSER", value_name = "FORMAT")]
     pub(crate) tool_call_parser: Option<ToolFormat>,
+    /// Format of the model's reasoning, such as think, mistral or harmony: `auto` detects it from
+    /// the chat template, `none` leaves the reasoning in the answer
+    #[arg(long, env = "REASONING_PARSER", default_value = "auto", value_name = "FORMAT")]
+    pub(crate) reasoning_parser: ReasoningParser,
     /// Sampling parameters for requests of OpenAI's and Anthropic's APIs that do not give them:
     /// `auto` uses the model's generation_config.json, `none` uses the defaults of the API
     #[arg(long, env = "GENERATION_CONFIG", default_value = "auto")]

@@ -213,6 +213,7 @@ fn request_limits(http: &HttpArgs, engine: &EngineArgs) -> RequestLimits {
         // Set by the stack, which knows the path of the program.
         grammar_worker: None,
         tool_format: http.tool_call_parser,
+        reasoning: http.reasoning_parser,
         model_sampling: http.generation_config == GenerationConfig::Auto,
         pooling: http.pooling,
         watermark: Watermark { gamma: http.watermark_gamma, delta: http.watermark_delta },

@@ -8,6 +8,8 @@ use crate::tools::AnswerDelta;
 /// A part of an answer, as far as it has been generated.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum AnswerBlock {
+    /// Text with which the model reasons before it answers.
+    Reasoning(String),
     /// Text for the user.
     Text(String),
     /// A tool call; `arguments` are JSON.
@@ -29,7 +31,7 @@ pub(crate) enum BlockEvent {
 /// blocks as its stream.
 #[derive(Debug)]
 pub(crate) struct BlockReader {
-    /// Set if tools may be called.
+    /// Set if the answer may contain reasoning or tool calls.
     reader: Option<AnswerReader>,
     open: Option<AnswerBlock>,
     /// Whether there has been a block.
@@ -37,7 +39,7 @@ pub(crate) struct BlockReader {
 }
 
 impl BlockReader {
-    /// A reader for one answer; `format` is set if tools may be called.
+    /// A reader for one answer. `format` is set if the answer may contain reasoning or tool calls.
     pub(crate) fn new(format: Option<&AnswerFormat>) -> Self {
         BlockReader { reader: format.map(AnswerFormat::reader), open: None, begun: false }
     }
@@ -47,9 +49,15 @@ impl BlockReader {
     pub(crate) fn push(&mut self, event: &TextEvent) -> Vec<BlockEvent> {
         let delta = match &mut self.reader {
             Some(reader) => reader.push(event),
-            None => AnswerDelta { content: event.text.clone(), calls: Vec::new() },
+            None => AnswerDelta { content: event.text.clone(), ..AnswerDelta::default() },
         };
         let mut events = Vec::new();
+        if !delta.reasoning.is_empty() {
+            if !matches!(self.open, Some(AnswerBlock::Reasoning(_))) {
+                self.begin(AnswerBlock::Reasoning(String::new()), &mut events);
+            }
+            self.append(delta.reasoning, &mut events);
+        }
         if !delta.content.is_empty() {
             if !matches!(self.open, Some(AnswerBlock::Text(_))) {
                 self.begin(AnswerBlock::Text(String::new()), &mut events);
@@ -85,6 +93,11 @@ impl BlockReader {
         self.reader.as_ref().is_some_and(|reader| reader.ended_with_calls(reason))
     }
 
+    /// Returns the number of tokens of the reasoning so far.
+    pub(crate) fn reasoning_tokens(&self) -> usize {
+        self.reader.as_ref().map_or(0, AnswerReader::reasoning_tokens)
+    }
+
     fn begin(&mut self, block: AnswerBlock, events: &mut Vec<BlockEvent>) {
         events.extend(self.open.replace(block.clone()).map(BlockEvent::End));
         events.push(BlockEvent::Begin(block));
@@ -92,7 +105,12 @@ impl BlockReader {
     }
 
     fn append(&mut self, more: String, events: &mut Vec<BlockEvent>) {
-        let Some(AnswerBlock::Text(text) | AnswerBlock::Call { arguments: text, .. }) = &mut self.open else {
+        let Some(
+            AnswerBlock::Reasoning(text)
+            | AnswerBlock::Text(text)
+            | AnswerBlock::Call { arguments: text, .. },
+        ) = &mut self.open
+        else {
             return;
         };
         if !more.is_empty() {

@@ -37,7 +37,7 @@ pub(crate) struct ConversationRequest {
 pub(crate) struct PreparedChat {
     /// The validated request for the service.
     pub(crate) prepared: Prepared,
-    /// Set if tools may be called.
+    /// Set if the answers may contain reasoning or tool calls.
     pub(crate) format: Option<AnswerFormat>,
     /// Characters of the prompt.
     pub(crate) characters: usize,
@@ -66,13 +66,13 @@ impl ConversationRequest {
         service: &Service,
         mut params: Params,
     ) -> Result<PreparedChat, ChatError> {
-        let format = match self.tools.check(&mut self.ignored)? {
-            Some(tools) => Some(AnswerFormat::new(service, tools, &mut params)?),
-            None => None,
-        };
+        let tools = self.tools.check(&mut self.ignored)?;
+        let may_call = tools.is_some();
+        let format = AnswerFormat::new(service, tools, &mut params)?;
         self.read_effort(service);
         let mut ignored = std::mem::take(&mut self.ignored);
-        let prompt = self.render_checked(service, format.is_some()).await?;
+        let prompt = self.render_checked(service, may_call).await?;
+        let format = format.after_prompt(service, &prompt, &mut params);
         let characters = prompt.text.chars().count();
         let prepared = service.prepare(Prompt::Chat(prompt), params).await?;
         ignored.note_unenforced(&prepared);
@@ -113,13 +113,38 @@ impl ConversationRequest {
     fn read_effort(&mut self, service: &Service) {
         for (field, value) in std::mem::take(&mut self.effort) {
             // A field named `effort` means the same as `reasoning_effort`.
-            let read = [field, "reasoning_effort"].into_iter().find(|name| service.template_may_read(name));
-            match read {
-                Some(name) => {
-                    self.variables.get_or_insert_default().entry(name).or_insert(value);
-                }
-                None => self.ignored.note(field),
+            let name = if service.template_may_read(field) { field } else { EFFORT_VARIABLE };
+            let thinks = value != "none";
+            let variables =
+                [(name, value)].into_iter().chain(THINKING_VARIABLES.map(|name| (name, thinks.into())));
+            let read: Vec<_> = variables.filter(|(name, _)| service.template_may_read(name)).collect();
+            if read.is_empty() {
+                self.ignored.note(field);
             }
+            for (name, value) in read {
+                self.variables.get_or_insert_default().entry(name).or_insert(value);
+            }
+        }
+        if let Some(variables) = &mut self.variables {
+            rename_thinking(service, variables);
+        }
+    }
+}
+
+/// The template variables that turn thinking on and off.
+pub(crate) const THINKING_VARIABLES: [&str; 2] = ["enable_thinking", "thinking"];
+/// The template variable for the effort.
+pub(crate) const EFFORT_VARIABLE: &str = "reasoning_effort";
+
+/// Gives the variable that turns thinking on and off the name that the template reads.
+fn rename_thinking(service: &Service, variables: &mut Map<String, Value>) {
+    let [first, second] = THINKING_VARIABLES;
+    for (given, other) in [(first, second), (second, first)] {
+        if !service.template_may_read(given)
+            && service.template_may_read(other)
+            && let Some(thinks @ Value::Bool(_)) = variables.get(given).cloned()
+        {
+            variables.entry(other).or_insert(thinks);
         }
     }
 }

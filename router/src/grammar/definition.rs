@@ -22,6 +22,13 @@ pub enum Grammar {
         /// The rule `answer`, if the rules refer to it: JSON that follows a client's schema.
         answer: Option<Value>,
     },
+    /// A text of another grammar after the model's reasoning.
+    AfterReasoning {
+        /// The server's own rules, in which `@answer` stands for the other grammar.
+        rules: String,
+        /// The grammar of the answer, which is not of this kind itself.
+        answer: Box<Grammar>,
+    },
 }
 
 /// A grammar that a request asks for.

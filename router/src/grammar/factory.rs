@@ -119,6 +119,14 @@ fn llguidance_source(
             }
             TopLevelGrammar::from_lark(text)
         }
+        Grammar::AfterReasoning { rules, answer } => {
+            let mut whole = TopLevelGrammar::from_lark(rules.clone());
+            for mut grammar in llguidance_source(answer, unenforced)?.grammars {
+                grammar.name = Some("answer".into());
+                whole.grammars.push(grammar);
+            }
+            whole
+        }
     })
 }
 

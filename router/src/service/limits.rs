@@ -5,6 +5,7 @@ use millrace_proto::{Ready, Watermark};
 use super::error::{ContextOverflow, ServiceError};
 use crate::engine::Pooling;
 use crate::grammar::GrammarWorkerCommand;
+use crate::reasoning::ReasoningParser;
 use crate::tools::ToolFormat;
 
 /// Limits and settings of requests. Names and defaults are those of TGI's flags.
@@ -50,6 +51,8 @@ pub struct RequestLimits {
     /// The format in which the model writes tool calls; by default it is detected from the chat
     /// template.
     pub tool_format: Option<ToolFormat>,
+    /// The format of the model's reasoning, and whether it is separated from the answer.
+    pub reasoning: ReasoningParser,
     /// Whether the sampling parameters of the model's `generation_config.json` apply if a request
     /// does not give them.
     pub model_sampling: bool,
@@ -80,6 +83,7 @@ impl Default for RequestLimits {
             grammar_support: true,
             grammar_worker: None,
             tool_format: None,
+            reasoning: ReasoningParser::Auto,
             model_sampling: true,
             pooling: None,
             watermark: Watermark { gamma: 0.5, delta: 2.0 },

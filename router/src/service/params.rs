@@ -10,6 +10,7 @@ use super::limits::RequestLimits;
 use crate::assets::SamplingDefaults;
 use crate::engine::{Pooling, Priority};
 use crate::grammar::RequestedGrammar;
+use crate::reasoning::{ReasoningMarks, ReasoningStart};
 use crate::text::{RenderedPrompt, SpecialTokens, StopText};
 
 /// The text or tokens to continue.
@@ -82,6 +83,9 @@ pub struct Params {
     pub min_new_tokens: u32,
     /// Special tokens that are part of the answer's text.
     pub marks: Arc<[u32]>,
+    /// The marks of the reasoning before the answer, in which stop strings have no effect, and
+    /// whether the prompt opens it.
+    pub reasoning: Option<(ReasoningMarks, ReasoningStart)>,
     /// Number of alternatives to report at each token of the prompt, if the prompt shall be scored.
     pub prompt_logprobs: Option<u32>,
     /// Whether the prompt is part of the answer, so `max_new_tokens` may be 0.
@@ -123,6 +127,7 @@ impl Default for Params {
             ignore_eos: false,
             min_new_tokens: 0,
             marks: Arc::default(),
+            reasoning: None,
             prompt_logprobs: None,
             echoes: false,
             pooling: None,

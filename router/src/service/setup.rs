@@ -16,6 +16,7 @@ use crate::engine::{Engine, EngineState, Pooling};
 use crate::grammar::GrammarCompiler;
 use crate::metrics;
 use crate::pooling::{self, UnknownPooling};
+use crate::reasoning::{ReasoningFormat, ReasoningParser};
 use crate::text::{ChatTemplate, TemplateError, TextError, Tokenizer, end_tokens};
 use crate::tools::ToolFormat;
 
@@ -44,6 +45,8 @@ pub(super) struct Inner {
     /// Whether the template renders system messages that follow other messages.
     pub(super) late_system: bool,
     pub(super) tool_format: ToolFormat,
+    /// The format of the model's reasoning; `None` if it is not separated from the answer.
+    pub(super) reasoning: Option<ReasoningFormat>,
     pub(super) pooling: Result<Pooling, UnknownPooling>,
     pub(super) limits: RequestLimits,
     pub(super) engine: Engine,
@@ -95,6 +98,11 @@ impl Service {
         let late_system = template.as_ref().is_some_and(late_system::is_rendered);
         let shown = assets.tool_template.as_deref().or(assets.chat_template.as_deref());
         let tool_format = limits.tool_format.unwrap_or_else(|| ToolFormat::of(shown, &tokenizer));
+        let reasoning = match limits.reasoning {
+            ReasoningParser::Auto => ReasoningFormat::of(shown),
+            ReasoningParser::Off => None,
+            ReasoningParser::Format(format) => Some(format),
+        };
         let pooling = limits.pooling.map_or_else(|| pooling::configured(&assets.pooling), Ok);
         let eos: Arc<[u32]> = end_tokens(assets, &tokenizer, template.as_ref()).into();
         let sampling = if limits.model_sampling { assets.sampling } else { SamplingDefaults::default() };
@@ -106,6 +114,7 @@ impl Service {
             template,
             late_system,
             tool_format,
+            reasoning,
             pooling,
             limits,
             engine,
@@ -149,6 +158,11 @@ impl Service {
         self.0.tool_format
     }
 
+    /// The format of the model's reasoning; `None` if it is not separated from the answer.
+    pub fn reasoning_format(&self) -> Option<ReasoningFormat> {
+        self.0.reasoning
+    }
+
     /// The tokens that end an answer.
     pub fn end_tokens(&self) -> &[u32] {
         &self.0.eos
@@ -181,6 +195,11 @@ impl Service {
     /// Whether the model's chat template may read this variable.
     pub fn template_may_read(&self, variable: &str) -> bool {
         self.0.template.as_ref().is_some_and(|template| template.may_read(variable))
+    }
+
+    /// Whether the model's chat template may show the reasoning of earlier messages.
+    pub(crate) fn template_reads_reasoning(&self) -> bool {
+        ["reasoning_content", "reasoning", "thinking"].into_iter().any(|name| self.template_may_read(name))
     }
 
     /// Whether the model's chat template renders the tool calls of earlier messages.

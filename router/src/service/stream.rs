@@ -14,6 +14,7 @@ use super::error::ServiceError;
 use super::prepared::Prepared;
 use crate::engine::{Finish, GeneratedToken, Generation, GenerationEvent, GenerationStart, PromptToken};
 use crate::metrics::{self, Timings};
+use crate::reasoning::ReasoningGate;
 use crate::text::{Detokenizer, StopMatcher, StopText, Tokenizer};
 
 /// An answer while it is generated. Dropping it cancels the request at once.
@@ -26,6 +27,8 @@ pub struct TextStream {
     generation: Option<Generation>,
     detokenizer: Detokenizer,
     stops: StopMatcher,
+    /// Set until the answer after the reasoning begins, if there are stop strings.
+    reasoning: Option<ReasoningGate>,
     text: String,
     /// Scores of the prompt that have not been returned.
     prompt: Vec<PromptToken>,
@@ -50,7 +53,9 @@ impl TextStream {
         generation: Generation,
     ) -> Self {
         let continues = prepared.prompt().iter().any(|&id| !tokenizer.is_special(id));
+        let reasoning = prepared.params.reasoning.filter(|_| !prepared.stops.is_empty());
         TextStream {
+            reasoning: reasoning.map(|(marks, start)| ReasoningGate::new(marks, start)),
             detokenizer: tokenizer.detokenizer(true, continues).showing(prepared.params.marks.clone()),
             stops: StopMatcher::new(mem::take(&mut prepared.stops), prepared.params.stop_text),
             tokenizer,
@@ -188,9 +193,11 @@ impl TextStream {
         let decoded = if ends && !special { String::new() } else { self.detokenizer.push(token.id) };
         // Text before the minimum length cannot be the beginning of a stop string.
         let early = self.generated <= self.prepared.params.min_new_tokens;
-        let mut text = if early { decoded } else { self.stops.push(&decoded) };
+        let mut text = self.without_stops(decoded, early);
         if finish.is_some() && !self.stops.stopped() {
             let rest = self.detokenizer.finish();
+            text += &self.without_stops(rest, false);
+            let rest = self.reasoning.as_mut().map(ReasoningGate::finish).unwrap_or_default();
             text += &self.stops.push(&rest);
             text += &self.stops.finish();
         }
@@ -205,6 +212,16 @@ impl TextStream {
             text,
             finished: reason.map(|reason| self.finish(reason, Some(token.id))),
         }
+    }
+
+    /// Searches for stop strings in a text, but not in the reasoning before the answer. Returns the
+    /// text that can be shown. `early` text is not searched at all.
+    fn without_stops(&mut self, text: String, early: bool) -> String {
+        let (reasoning, answer) = match &mut self.reasoning {
+            Some(gate) => gate.push(&text),
+            None => (String::new(), text),
+        };
+        reasoning + &if early { answer } else { self.stops.push(&answer) }
     }
 
     fn reason(&self, id: u32, finish: Option<Finish>) -> Option<FinishReason> {

@@ -3,6 +3,8 @@
 /// The content and the parts of calls that a piece of text adds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct AnswerDelta {
+    /// Text with which the model reasons before it answers.
+    pub reasoning: String,
     /// Text of the answer that is not part of a call.
     pub content: String,
     /// Parts of calls, in the order of the calls, with at most one part of each call.
@@ -23,11 +25,12 @@ pub struct CallDelta {
 impl AnswerDelta {
     /// Whether nothing was added.
     pub fn is_empty(&self) -> bool {
-        self.content.is_empty() && self.calls.is_empty()
+        self.reasoning.is_empty() && self.content.is_empty() && self.calls.is_empty()
     }
 
     /// Appends a later delta.
     pub fn extend(&mut self, later: AnswerDelta) {
+        self.reasoning += &later.reasoning;
         self.content += &later.content;
         for call in later.calls {
             self.call(call.index, call.name, &call.arguments);

@@ -3,8 +3,9 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
+use super::syntax::CallSyntax;
 use crate::text::Tokenizer;
 
 /// A format of tool calls.
@@ -18,63 +19,125 @@ pub enum ToolFormat {
     /// `{"name", "parameters"}` as the whole answer, the format of Llama 3. A marker may precede
     /// it.
     Llama3Json,
+    /// `<function=NAME>{…}</function>`, the format of Llama 3.1 for tools in the system prompt.
+    LlamaFunction,
+    /// `[NAME(KEY=VALUE, …), …]` as the whole answer, the format of Llama 3.2 and Llama 4.
+    Pythonic,
     /// `[TOOL_CALLS][{"name", "arguments"}]`, the format of Mistral.
     Mistral,
     /// `[TOOL_CALLS]NAME[ARGS]{…}`, once for each call, the format of Mistral from tokenizer
     /// version 11 on.
     MistralV11,
+    /// `<｜tool▁call▁begin｜>function<｜tool▁sep｜>NAME` and JSON in a code block, the format of
+    /// DeepSeek R1 and V3.
+    DeepSeekV3,
+    /// `<｜tool▁call▁begin｜>NAME<｜tool▁sep｜>{…}`, the format of DeepSeek V3.1.
+    DeepSeekV31,
+    /// `<｜DSML｜function_calls>` with tags for each call and argument, the format of DeepSeek V3.2.
+    DeepSeekV32,
+    /// `<｜DSML｜tool_calls>` with tags for each call and argument, the format of DeepSeek V4.
+    DeepSeekV4,
+    /// `NAME`, a line break and `{…}` as the whole answer, the format of GLM-4-9b.
+    Glm4,
+    /// `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value></tool_call>`, the format
+    /// of GLM from version 4.5 on.
+    Glm45,
+    /// `<|channel|>commentary to=functions.NAME<|message|>{…}<|call|>`, the format of gpt-oss.
+    Harmony,
+    /// `<|tool_call_begin|>functions.NAME:INDEX<|tool_call_argument_begin|>{…}`, the format of
+    /// Kimi K2.
+    KimiK2,
+    /// `<minimax:tool_call>` with tags for each call and argument, the format of MiniMax M2.
+    MiniMaxM2,
+    /// `<|tool_call|>[{"name", "arguments"}]<|/tool_call|>`, the format of Phi-4-mini and
+    /// Granite 3.
+    Phi4Mini,
+    /// `<|START_ACTION|>[{"tool_name", "parameters"}]<|END_ACTION|>`, the format of Cohere's
+    /// models.
+    Cohere,
+    /// `<TOOLCALL>[{"name", "arguments"}]</TOOLCALL>`, the format of Nemotron.
+    Nemotron,
+    /// `<|function_call|>{"name", "arguments"}`, the format of GigaChat.
+    GigaChat,
+    /// `<|tool_call_start|>[NAME(KEY=VALUE, …), …]<|tool_call_end|>`, the format of LFM2.
+    Lfm2,
     /// `{"name", "arguments"}` as the whole answer, for models that were trained on no other
     /// format.
     Json,
 }
 
-/// All formats.
-pub(super) const FORMATS: [ToolFormat; 6] = [
-    ToolFormat::Hermes,
-    ToolFormat::Qwen3Coder,
-    ToolFormat::Llama3Json,
-    ToolFormat::Mistral,
-    ToolFormat::MistralV11,
-    ToolFormat::Json,
+/// All formats with the names that users give them.
+const NAMES: [(ToolFormat, &str); 22] = [
+    (ToolFormat::Hermes, "hermes"),
+    (ToolFormat::Qwen3Coder, "qwen3_coder"),
+    (ToolFormat::Llama3Json, "llama3_json"),
+    (ToolFormat::LlamaFunction, "llama_function"),
+    (ToolFormat::Pythonic, "pythonic"),
+    (ToolFormat::Mistral, "mistral"),
+    (ToolFormat::MistralV11, "mistral_v11"),
+    (ToolFormat::DeepSeekV3, "deepseek_v3"),
+    (ToolFormat::DeepSeekV31, "deepseek_v31"),
+    (ToolFormat::DeepSeekV32, "deepseek_v32"),
+    (ToolFormat::DeepSeekV4, "deepseek_v4"),
+    (ToolFormat::Glm4, "glm4"),
+    (ToolFormat::Glm45, "glm45"),
+    (ToolFormat::Harmony, "harmony"),
+    (ToolFormat::KimiK2, "kimi_k2"),
+    (ToolFormat::MiniMaxM2, "minimax_m2"),
+    (ToolFormat::Phi4Mini, "phi4_mini"),
+    (ToolFormat::Cohere, "cohere"),
+    (ToolFormat::Nemotron, "nemotron"),
+    (ToolFormat::GigaChat, "gigachat"),
+    (ToolFormat::Lfm2, "lfm2"),
+    (ToolFormat::Json, "json"),
 ];
 
-/// Markers of Mistral's tokenizers from version 11 on: before the arguments of a call, and before
-/// the optional id of a call.
-pub(super) const ARGS: &str = "[ARGS]";
-pub(super) const CALL_ID: &str = "[CALL_ID]";
+/// The texts by which a chat template shows its format, the most specific first. A template has
+/// the format of the first row of which it contains all texts.
+const TEMPLATE_MARKS: [(ToolFormat, &[&str]); 23] = [
+    (ToolFormat::Harmony, &["<|channel|>", "<|message|>"]),
+    (ToolFormat::DeepSeekV32, &["DSML｜", "function_calls>"]),
+    (ToolFormat::DeepSeekV4, &["DSML｜", "tool_calls>"]),
+    (ToolFormat::DeepSeekV3, &["<｜tool▁calls▁begin｜>", "```json"]),
+    (ToolFormat::DeepSeekV31, &["<｜tool▁calls▁begin｜>"]),
+    (ToolFormat::KimiK2, &["<|tool_calls_section_begin|>"]),
+    (ToolFormat::MiniMaxM2, &["minimax:tool_call"]),
+    (ToolFormat::Cohere, &["<|START_ACTION|>"]),
+    (ToolFormat::Nemotron, &["<TOOLCALL>"]),
+    (ToolFormat::GigaChat, &["<|function_call|>"]),
+    (ToolFormat::Lfm2, &["<|tool_call_start|>"]),
+    (ToolFormat::Glm45, &["<arg_key>"]),
+    (ToolFormat::Qwen3Coder, &["<function=", "<parameter="]),
+    (ToolFormat::Qwen3Coder, &["<tool_call>", "<function="]),
+    (ToolFormat::Hermes, &["<tool_call>"]),
+    (ToolFormat::Phi4Mini, &["<|tool_call|>"]),
+    (ToolFormat::MistralV11, &["[ARGS]"]),
+    (ToolFormat::Mistral, &["[TOOL_CALLS]"]),
+    (ToolFormat::LlamaFunction, &["<function="]),
+    (ToolFormat::Pythonic, &["[func_name1(params_name1=params_value1"]),
+    (ToolFormat::Llama3Json, &["<|python_tag|>"]),
+    (ToolFormat::Llama3Json, &["\"parameters\":", "\"name\":"]),
+    (ToolFormat::Glm4, &["[gMASK]", "metadata"]),
+];
 
-/// The elements of a format.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct FormatSyntax {
-    /// The marker before a call or a list of calls. If a format has no marker or need not use it,
-    /// an answer with calls consists of calls only.
-    pub(super) open: Option<&'static str>,
-    /// Whether an answer may call tools without the marker.
-    pub(super) bare: bool,
-    /// The text after a call.
-    pub(super) close: &'static str,
-    /// Whether the calls are a JSON list.
-    pub(super) list: bool,
-    /// The separator between calls that are not a list.
-    pub(super) between: Option<&'static str>,
-    /// The syntax of a single call.
-    pub(super) call: CallSyntax,
-}
-
-/// The syntax of a single call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum CallSyntax {
-    /// An object with the name and, under this key, the arguments.
-    Object(&'static str),
-    /// The name, a marker, and the arguments as an object.
-    Named,
-    /// Tags around the name and around each argument.
-    Tags,
-}
+/// The tokens by which a vocabulary shows the format of a model whose template does not.
+const VOCABULARY_MARKS: [(ToolFormat, &str); 11] = [
+    (ToolFormat::Harmony, "<|channel|>"),
+    (ToolFormat::KimiK2, "<|tool_calls_section_begin|>"),
+    (ToolFormat::MiniMaxM2, "<minimax:tool_call>"),
+    (ToolFormat::Cohere, "<|START_ACTION|>"),
+    (ToolFormat::Lfm2, "<|tool_call_start|>"),
+    (ToolFormat::Glm45, "<arg_key>"),
+    (ToolFormat::Hermes, "<tool_call>"),
+    (ToolFormat::Phi4Mini, "<|tool_call|>"),
+    (ToolFormat::MistralV11, "[ARGS]"),
+    (ToolFormat::Mistral, "[TOOL_CALLS]"),
+    (ToolFormat::Llama3Json, "<|python_tag|>"),
+];
 
 /// The error for an unknown format name.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("unknown tool call format {name}; the supported formats are {}", FORMATS.map(|format| format.to_string()).join(", "))]
+#[error("unknown tool call format {name}; the supported formats are {}", NAMES.map(|(_, name)| name).join(", "))]
 pub struct UnknownToolFormat {
     name: String,
 }
@@ -83,102 +146,59 @@ impl FromStr for ToolFormat {
     type Err = UnknownToolFormat;
 
     fn from_str(name: &str) -> Result<Self, UnknownToolFormat> {
-        FORMATS
-            .into_iter()
-            .find(|format| format.to_string() == name)
-            .ok_or_else(|| UnknownToolFormat { name: name.to_owned() })
+        let found = NAMES.into_iter().find(|(_, known)| *known == name);
+        found.map(|(format, _)| format).ok_or_else(|| UnknownToolFormat { name: name.to_owned() })
     }
 }
 
 impl fmt::Display for ToolFormat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ToolFormat::Hermes => "hermes",
-            ToolFormat::Qwen3Coder => "qwen3_coder",
-            ToolFormat::Llama3Json => "llama3_json",
-            ToolFormat::Mistral => "mistral",
-            ToolFormat::MistralV11 => "mistral_v11",
-            ToolFormat::Json => "json",
-        })
+        let name = NAMES.into_iter().find(|(format, _)| format == self).map_or("", |(_, name)| name);
+        f.write_str(name)
     }
 }
 
 impl ToolFormat {
+    /// Returns all formats.
+    #[cfg(test)]
+    pub(crate) fn all() -> impl Iterator<Item = ToolFormat> {
+        NAMES.into_iter().map(|(format, _)| format)
+    }
+
     /// Detects the format of a model: by the markers that its chat template writes around earlier
     /// calls, else by the markers in its vocabulary.
     pub fn of(template: Option<&str>, tokenizer: &Tokenizer) -> ToolFormat {
-        let written = |mark: &str| template.is_some_and(|template| template.contains(mark));
-        let marked = [
-            (ToolFormat::Qwen3Coder, "<function="),
-            (ToolFormat::Hermes, "<tool_call>"),
-            (ToolFormat::MistralV11, ARGS),
-            (ToolFormat::Mistral, "[TOOL_CALLS]"),
-            (ToolFormat::Llama3Json, "<|python_tag|>"),
-        ];
-        if let Some((format, _)) = marked.into_iter().find(|(_, mark)| written(mark)) {
+        let Some(template) = template else { return ToolFormat::Json };
+        let written = |marks: &[&str]| marks.iter().all(|mark| template.contains(mark));
+        if let Some((format, _)) = TEMPLATE_MARKS.into_iter().find(|(_, marks)| written(marks)) {
             return format;
         }
-        if written("\"parameters\":") && written("\"name\":") {
-            return ToolFormat::Llama3Json;
-        }
-        let known = |mark: &str| template.is_some() && tokenizer.token_id(mark).is_some();
-        marked.into_iter().find(|(_, mark)| known(mark)).map_or(ToolFormat::Json, |(format, _)| format)
-    }
-
-    pub(super) fn syntax(self) -> FormatSyntax {
-        let json = FormatSyntax {
-            open: None,
-            bare: true,
-            close: "",
-            list: false,
-            between: None,
-            call: CallSyntax::Object("arguments"),
-        };
-        let marked = |open, close| FormatSyntax { open: Some(open), bare: false, close, ..json };
-        match self {
-            ToolFormat::Hermes => marked("<tool_call>", "</tool_call>"),
-            ToolFormat::Qwen3Coder => {
-                FormatSyntax { call: CallSyntax::Tags, ..marked("<tool_call>", "</tool_call>") }
-            }
-            ToolFormat::Llama3Json => {
-                let open = Some("<|python_tag|>");
-                FormatSyntax { open, between: Some(";"), call: CallSyntax::Object("parameters"), ..json }
-            }
-            ToolFormat::Mistral => FormatSyntax { list: true, ..marked("[TOOL_CALLS]", "") },
-            ToolFormat::MistralV11 => FormatSyntax { call: CallSyntax::Named, ..marked("[TOOL_CALLS]", "") },
-            ToolFormat::Json => json,
-        }
-    }
-
-    /// Writes a call in this format. `arguments` is an object.
-    pub(super) fn write(self, name: &str, arguments: &Value) -> String {
-        let FormatSyntax { open, bare, close, list, call, .. } = self.syntax();
-        let open = open.filter(|_| !bare).unwrap_or_default();
-        let call = match call {
-            CallSyntax::Object(key) => {
-                let object = format!("{{\"name\": {}, \"{key}\": {arguments}}}", Value::from(name));
-                if list { format!("[{object}]") } else { object }
-            }
-            CallSyntax::Named => format!("{name}{ARGS}{arguments}"),
-            CallSyntax::Tags => {
-                let none = Map::new();
-                let tag = |(key, value): (&String, &Value)| {
-                    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
-                    format!("<parameter={key}>\n{text}\n</parameter>\n")
-                };
-                let tags: String = arguments.as_object().unwrap_or(&none).iter().map(tag).collect();
-                format!("\n<function={name}>\n{tags}</function>\n")
-            }
-        };
-        format!("{open}{call}{close}")
+        let known = |mark: &str| tokenizer.token_id(mark).is_some();
+        let found = VOCABULARY_MARKS.into_iter().find(|(_, mark)| known(mark));
+        found.map_or(ToolFormat::Json, |(format, _)| format)
     }
 
     /// Returns the special tokens that are shown as text in answers that may call tools.
     pub fn marks(self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let FormatSyntax { open, close, call, .. } = self.syntax();
-        let inner = if call == CallSyntax::Named { &[ARGS, CALL_ID][..] } else { &[] };
-        let marks = open.iter().chain([&close]).chain(inner).filter_map(|mark| tokenizer.token_id(mark));
+        let marks = self.syntax().marks.iter().filter_map(|mark| tokenizer.token_id(mark));
         marks.filter(|&id| tokenizer.is_special(id)).collect()
+    }
+
+    /// Writes a call in this format. `arguments` is an object.
+    pub(super) fn write(self, name: &str, arguments: &Value) -> String {
+        let syntax = self.syntax();
+        let open = syntax.open.filter(|_| syntax.bare.is_empty()).unwrap_or_default();
+        let call = match syntax.call {
+            CallSyntax::Object { name: name_key, arguments: key } => {
+                let object = format!("{{\"{name_key}\": {}, \"{key}\": {arguments}}}", Value::from(name));
+                if syntax.list { format!("[{object}]") } else { object }
+            }
+            CallSyntax::Named { before, after, .. } => format!("{before}{name}{after}{arguments}"),
+            CallSyntax::Tags(tags) => tags.write(name, arguments),
+            CallSyntax::Python => super::python_call::write(name, arguments),
+        };
+        let close = if syntax.bare.is_empty() { syntax.closing.concat() } else { String::new() };
+        format!("{open}{call}{close}")
     }
 
     /// Returns a random id for a call. Mistral's templates accept only nine letters and digits.
@@ -198,27 +218,41 @@ mod tests {
     #[test]
     fn the_format_is_detected_from_the_template() {
         let tokenizer = test_support::tokenizer();
-        let of = |template| ToolFormat::of(template, &tokenizer);
-        assert_eq!(of(Some("{{ '<tool_call>\\n' }}{{ tool_call | tojson }}")), ToolFormat::Hermes);
-        assert_eq!(of(Some("{{ '<tool_call>\\n<function=' ~ name }}")), ToolFormat::Qwen3Coder);
-        assert_eq!(of(Some("{{ '[TOOL_CALLS]' ~ calls }}")), ToolFormat::Mistral);
-        assert_eq!(of(Some("{{ '[TOOL_CALLS]' ~ name ~ '[ARGS]' ~ arguments }}")), ToolFormat::MistralV11);
-        assert_eq!(of(Some("{{ '<|python_tag|>' }}")), ToolFormat::Llama3Json);
-        let words = r#"respond with {"name": function, "parameters": dictionary}"#;
-        assert_eq!(of(Some("{{ '\"name\": \"' ~ n ~ '\", \"parameters\": ' }}")), ToolFormat::Llama3Json);
-        assert_eq!(of(Some(words)), ToolFormat::Llama3Json);
-        assert_eq!(of(Some("{{ messages }}")), ToolFormat::Json);
-        assert_eq!(of(None), ToolFormat::Json);
+        let of = |template| ToolFormat::of(Some(template), &tokenizer);
+        for (template, format) in [
+            ("{{ '<tool_call>\\n' }}{{ tool_call | tojson }}", ToolFormat::Hermes),
+            ("{{ '<tool_call>\\n<function=' ~ name }}", ToolFormat::Qwen3Coder),
+            ("{{ '<tool_call>' ~ name ~ '<arg_key>' }}", ToolFormat::Glm45),
+            ("[gMASK]{{ message.metadata }}", ToolFormat::Glm4),
+            ("{{ '[TOOL_CALLS]' ~ calls }}", ToolFormat::Mistral),
+            ("{{ '[TOOL_CALLS]' ~ name ~ '[ARGS]' ~ arguments }}", ToolFormat::MistralV11),
+            ("{{ '<|python_tag|>' }}", ToolFormat::Llama3Json),
+            ("{{ '\"name\": \"' ~ n ~ '\", \"parameters\": ' }}", ToolFormat::Llama3Json),
+            (r#"respond with {"name": function, "parameters": dictionary}"#, ToolFormat::Llama3Json),
+            ("like <function=example>{{ example }}</function>", ToolFormat::LlamaFunction),
+            (
+                "in the format of [func_name1(params_name1=params_value1, …), func_name2(params)]",
+                ToolFormat::Pythonic,
+            ),
+            ("{{ '<｜tool▁calls▁begin｜>' ~ name ~ '```json' }}", ToolFormat::DeepSeekV3),
+            ("{{ '<｜tool▁calls▁begin｜>' ~ name }}", ToolFormat::DeepSeekV31),
+            ("<|start|>assistant<|channel|>final<|message|>", ToolFormat::Harmony),
+            ("{{ '<|tool_call|>' ~ calls }}", ToolFormat::Phi4Mini),
+            ("{{ messages }}", ToolFormat::Json),
+        ] {
+            assert_eq!(of(template), format, "{template}");
+        }
+        assert_eq!(ToolFormat::of(None, &tokenizer), ToolFormat::Json);
     }
 
     #[test]
     fn format_names_are_parsed() {
-        for format in FORMATS {
+        for format in ToolFormat::all() {
             assert_eq!(format.to_string().parse(), Ok(format));
         }
-        let unknown = "pythonic".parse::<ToolFormat>().unwrap_err().to_string();
+        let unknown = "xml".parse::<ToolFormat>().unwrap_err().to_string();
         assert!(
-            unknown.ends_with("formats are hermes, qwen3_coder, llama3_json, mistral, mistral_v11, json"),
+            unknown.contains("formats are hermes, qwen3_coder, llama3_json, llama_function"),
             "{unknown}"
         );
     }

@@ -9,7 +9,7 @@ use crate::text::SubstringMatcher;
 
 /// Holds back the end of a text that may precede or contain the beginning of a marker.
 #[derive(Debug)]
-pub(super) struct HeldText {
+pub(crate) struct HeldText {
     /// White space in `text[solid..free]`, and the received part of the marker in `text[free..]`.
     text: String,
     /// The start of the held text. The text before it has been released.
@@ -21,21 +21,22 @@ pub(super) struct HeldText {
 }
 
 impl HeldText {
-    /// Creates an empty buffer for a text in which this marker may occur. The marker is ASCII
-    /// without white space. An empty marker never occurs.
-    pub(super) fn new(mark: &str) -> Self {
-        debug_assert!(mark.bytes().all(|byte| byte.is_ascii_graphic()));
+    /// Creates an empty buffer for a text in which this marker may occur. The marker begins with
+    /// an ASCII character and has no white space. An empty marker never occurs.
+    pub(crate) fn new(mark: &str) -> Self {
+        debug_assert!(mark.chars().all(|c| !c.is_whitespace()));
+        debug_assert!(mark.bytes().next().is_none_or(|byte| byte.is_ascii_graphic()));
         let mark = (!mark.is_empty()).then(|| SubstringMatcher::new(mark.to_owned()));
         HeldText { text: String::new(), solid: 0, free: 0, mark }
     }
 
     /// Holds back a character without searching for the marker.
-    pub(super) fn keep(&mut self, c: char) {
+    pub(crate) fn keep(&mut self, c: char) {
         self.text.push(c);
     }
 
     /// Removes and returns all held text.
-    pub(super) fn take(&mut self) -> String {
+    pub(crate) fn take(&mut self) -> String {
         self.text.drain(..self.solid);
         (self.solid, self.free) = (0, 0);
         if let Some(mark) = &mut self.mark {
@@ -47,7 +48,7 @@ impl HeldText {
     /// Adds a character and releases the text that certainly precedes the marker to `content`.
     /// Returns whether the marker is complete. A complete marker and the white space before it are
     /// removed.
-    pub(super) fn push(&mut self, c: char, content: &mut String) -> bool {
+    pub(crate) fn push(&mut self, c: char, content: &mut String) -> bool {
         self.text.push(c);
         let Some(mark) = &mut self.mark else {
             *content += &self.take();
@@ -57,7 +58,7 @@ impl HeldText {
         for &byte in c.encode_utf8(&mut [0; 4]).as_bytes() {
             complete |= mark.advance(byte).is_some();
         }
-        // The marker is ASCII, so this is a character boundary.
+        // The marker begins with an ASCII character, so this is a character boundary.
         let free = self.text.len() - mark.matched();
         let released = &self.text[self.free..free];
         let last = released.char_indices().rfind(|(_, c)| !c.is_whitespace());

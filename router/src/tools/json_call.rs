@@ -18,6 +18,8 @@ pub(super) enum CallProgress {
 /// Reads one object.
 #[derive(Debug)]
 pub(super) struct JsonCallReader {
+    /// The key of the name.
+    name_key: &'static str,
     /// The key of the arguments. Without a key, the whole object is the arguments.
     arguments: Option<&'static str>,
     state: State,
@@ -29,7 +31,7 @@ pub(super) struct JsonCallReader {
 }
 
 /// Keys of a call that have no effect.
-const IGNORED_KEYS: [&str; 3] = ["name", "type", "id"];
+const IGNORED_KEYS: [&str; 3] = ["type", "id", "tool_call_id"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
@@ -51,14 +53,20 @@ enum State {
 }
 
 impl JsonCallReader {
-    /// Creates a reader for an object with a name and, under this key, arguments.
-    pub(super) fn call(arguments: &'static str) -> Self {
-        JsonCallReader { arguments: Some(arguments), state: State::Begin, ..JsonCallReader::arguments() }
+    /// Creates a reader for an object with a name and arguments under these keys.
+    pub(super) fn call(name_key: &'static str, arguments: &'static str) -> Self {
+        JsonCallReader {
+            name_key,
+            arguments: Some(arguments),
+            state: State::Begin,
+            ..JsonCallReader::arguments()
+        }
     }
 
     /// Creates a reader for an object that is the arguments.
     pub(super) fn arguments() -> Self {
         JsonCallReader {
+            name_key: "name",
             arguments: None,
             state: State::Value,
             key: String::new(),
@@ -93,8 +101,9 @@ impl JsonCallReader {
                 CallProgress::Nothing
             }
             State::InKey { escaped: false } if c == '"' => {
-                self.other_key |=
-                    self.arguments != Some(&self.key) && !IGNORED_KEYS.contains(&self.key.as_str());
+                self.other_key |= self.key != self.name_key
+                    && self.arguments != Some(&self.key)
+                    && !IGNORED_KEYS.contains(&self.key.as_str());
                 self.go(State::Colon)
             }
             State::InKey { escaped } => {
@@ -153,7 +162,7 @@ impl JsonCallReader {
         };
         if self.key == key {
             arguments.push(c);
-        } else if self.key == "name" {
+        } else if self.key == self.name_key {
             self.name.push(c);
             if complete {
                 return CallProgress::Name;

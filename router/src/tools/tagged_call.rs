@@ -1,21 +1,77 @@
-//! A reader for one call in tags, character by character: `<function=NAME>`, `<parameter=KEY>` and
-//! a value for each argument, `</function>`. It converts the arguments to JSON as they arrive.
+//! A reader for one call in tags, character by character: a tag with the function's name, a tag
+//! with a key and a value for each argument, and a closing tag. It converts the arguments to JSON
+//! as they arrive.
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::allowed::Tool;
 use super::json_call::CallProgress;
+use super::python_call::PythonCallReader;
 
-const FUNCTION: &str = "<function=";
-const PARAMETER: &str = "<parameter=";
-const END_OF_VALUE: &str = "</parameter>";
-const END: &str = "</function>";
 /// The maximum length of a tag in bytes, including the name in it.
 const MAX_TAG_BYTES: usize = 512;
+
+/// The text between the key of an argument and its type, in formats that write the type.
+pub(super) const TYPE: &str = "\" string=\"";
+
+/// The tags of a format.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TagSyntax {
+    /// The texts around the function's name. If the first text is empty, the second one is optional
+    /// before another tag.
+    pub(super) function: (&'static str, &'static str),
+    /// The texts around the key of an argument.
+    pub(super) parameter: (&'static str, &'static str),
+    /// A tag that closes the key, before the end of the text after it.
+    pub(super) key_end: &'static str,
+    /// Whether `" string="true` or `" string="false` follows the key, which says whether the value
+    /// is a string or JSON.
+    pub(super) has_type: bool,
+    /// The text after a value.
+    pub(super) end_of_value: &'static str,
+    /// The text after the last argument.
+    pub(super) end: &'static str,
+    /// Whether a value is on lines of its own.
+    pub(super) is_padded: bool,
+}
+
+impl TagSyntax {
+    /// Whether a call may begin with this character.
+    pub(super) fn begins_with(&self, c: char) -> bool {
+        match self.function.0.chars().next() {
+            Some(first) => c == first,
+            None => PythonCallReader::begins_name(c),
+        }
+    }
+
+    /// Writes a call. `arguments` is an object.
+    pub(super) fn write(&self, name: &str, arguments: &Value) -> String {
+        let none = Map::new();
+        let arguments = arguments.as_object().unwrap_or(&none);
+        let tags: String = arguments.iter().map(|(key, value)| self.write_argument(key, value)).collect();
+        let (before, after) = self.function;
+        let line = if after.ends_with('\n') { "" } else { "\n" };
+        let first = if before.is_empty() { "" } else { "\n" };
+        format!("{first}{before}{name}{after}{line}{tags}{}{first}", self.end)
+    }
+
+    fn write_argument(&self, key: &str, value: &Value) -> String {
+        let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+        let (before, after) = self.parameter;
+        let kind = match self.has_type {
+            true => format!("{TYPE}{}", value.is_string()),
+            false => String::new(),
+        };
+        let pad = if self.is_padded { "\n" } else { "" };
+        let TagSyntax { key_end, end_of_value, .. } = self;
+        format!("{before}{key}{kind}{key_end}{after}{pad}{text}{pad}{end_of_value}\n")
+    }
+}
 
 /// Reads one call.
 #[derive(Debug)]
 pub(super) struct TaggedCallReader {
+    syntax: TagSyntax,
     state: TagState,
     /// The part of the current tag or value that has not been released.
     held: String,
@@ -26,6 +82,8 @@ pub(super) struct TaggedCallReader {
     /// Whether the current value is a string. It is computed once per value, because a schema may
     /// be long.
     is_text: bool,
+    /// Whether the tag of the current argument says that its value is JSON.
+    is_json: bool,
     /// Whether the call has had an argument.
     any: bool,
 }
@@ -80,14 +138,16 @@ fn json(schema: &Value, text: &str) -> String {
 
 impl TaggedCallReader {
     /// Creates a reader at the beginning of a call.
-    pub(super) fn new() -> Self {
+    pub(super) fn new(syntax: TagSyntax) -> Self {
         let (held, name) = (String::new(), String::new());
         TaggedCallReader {
+            syntax,
             state: TagState::Function,
             held,
             name,
             properties: Value::Null,
             is_text: false,
+            is_json: false,
             any: false,
         }
     }
@@ -108,25 +168,23 @@ impl TaggedCallReader {
             return CallProgress::Nothing;
         }
         self.held.push(c);
+        let TagSyntax { function, parameter, end, is_padded, .. } = self.syntax;
         match self.state {
-            TagState::Function => self.tag(FUNCTION, TagState::Tag, CallProgress::Name),
-            TagState::Tag if self.held == END => {
+            TagState::Function if function.0.is_empty() => self.line(c),
+            TagState::Function => self.tag(function, TagState::Tag, CallProgress::Name),
+            TagState::Tag if self.held == end => {
                 arguments.push_str(if self.any { "}" } else { "{}" });
                 CallProgress::End
             }
-            TagState::Tag if END.starts_with(&self.held) => CallProgress::Nothing,
+            TagState::Tag if end.starts_with(&self.held) => CallProgress::Nothing,
             TagState::Tag => {
-                let found = self.tag(PARAMETER, TagState::Begin, CallProgress::Nothing);
-                if self.state == TagState::Begin {
-                    self.is_text = is_text(self.schema());
-                    arguments.push_str(if self.any { ", " } else { "{" });
-                    arguments.push_str(&Value::from(self.name.as_str()).to_string());
-                    arguments.push_str(if self.is_text { ": \"" } else { ": " });
-                    self.any = true;
+                let found = self.tag(parameter, TagState::Begin, CallProgress::Nothing);
+                if self.state == TagState::Begin && !self.begin_argument(arguments) {
+                    return CallProgress::NotACall;
                 }
                 found
             }
-            TagState::Begin if c == '\n' => {
+            TagState::Begin if c == '\n' && is_padded => {
                 self.held.clear();
                 self.state = TagState::Value;
                 CallProgress::Nothing
@@ -139,19 +197,59 @@ impl TaggedCallReader {
         }
     }
 
-    /// Continues a tag that starts with `begin`. At the end of the tag, its name is complete.
-    fn tag(&mut self, begin: &str, next: TagState, found: CallProgress) -> CallProgress {
+    /// Continues a name that ends with its line or before a tag.
+    fn line(&mut self, c: char) -> CallProgress {
+        if self.held.len() > MAX_TAG_BYTES {
+            return CallProgress::NotACall;
+        }
+        if c != '\n' && c != '<' {
+            return CallProgress::Nothing;
+        }
+        let name = self.held.strip_suffix(c).unwrap_or_default().trim();
+        self.name = name.to_owned();
+        self.held.clear();
+        if c == '<' {
+            self.held.push(c);
+        }
+        self.state = TagState::Tag;
+        CallProgress::Name
+    }
+
+    /// Continues a tag, whose name is between two texts. At the end of the tag, its name is
+    /// complete.
+    fn tag(&mut self, (begin, end): (&str, &str), next: TagState, found: CallProgress) -> CallProgress {
         let fits = self.held.starts_with(begin) || begin.starts_with(&self.held);
         if !fits || self.held.len() > MAX_TAG_BYTES {
             return CallProgress::NotACall;
         }
-        let Some(name) = self.held.strip_prefix(begin).and_then(|rest| rest.strip_suffix('>')) else {
+        let Some(name) = self.held.strip_prefix(begin).and_then(|rest| rest.strip_suffix(end)) else {
             return CallProgress::Nothing;
         };
         self.name = name.to_owned();
         self.held.clear();
         self.state = next;
         found
+    }
+
+    /// Begins an argument whose key, perhaps with its type, is complete. Returns false if the tag
+    /// is malformed.
+    fn begin_argument(&mut self, arguments: &mut String) -> bool {
+        let mut is_string = None;
+        if self.syntax.has_type
+            && let Some((key, kind)) = self.name.rsplit_once(TYPE)
+        {
+            is_string = Some(kind == "true");
+            self.name = key.to_owned();
+        }
+        let Some(key) = self.name.trim_end().strip_suffix(self.syntax.key_end) else { return false };
+        self.name = key.to_owned();
+        self.is_text = is_string.unwrap_or_else(|| is_text(self.schema()));
+        self.is_json = is_string == Some(false);
+        arguments.push_str(if self.any { ", " } else { "{" });
+        arguments.push_str(&Value::from(self.name.as_str()).to_string());
+        arguments.push_str(if self.is_text { ": \"" } else { ": " });
+        self.any = true;
+        true
     }
 
     fn schema(&self) -> &Value {
@@ -161,20 +259,24 @@ impl TaggedCallReader {
     /// Releases the part of a value that is certain. For a string, this is the text that cannot be
     /// the beginning of the closing tag. Other values are released at their end.
     fn value(&mut self, arguments: &mut String) {
-        if let Some(value) = self.held.strip_suffix(END_OF_VALUE) {
-            let value = value.strip_suffix('\n').unwrap_or(value);
+        let TagSyntax { end_of_value, is_padded, .. } = self.syntax;
+        if let Some(value) = self.held.strip_suffix(end_of_value) {
+            let value = value.strip_suffix('\n').filter(|_| is_padded).unwrap_or(value);
             match self.is_text {
                 true => {
                     arguments.push_str(&escaped(value));
                     arguments.push('"');
                 }
+                false if self.is_json => arguments.push_str(&json(&Value::Null, value)),
                 false => arguments.push_str(&json(self.schema(), value)),
             }
             self.held.clear();
             self.state = TagState::Tag;
         } else if self.is_text {
-            let ends = |tail: &str| END_OF_VALUE.starts_with(tail.strip_prefix('\n').unwrap_or(tail));
-            let bound = self.held.len().saturating_sub(END_OF_VALUE.len() + 1);
+            let ends = |tail: &str| {
+                end_of_value.starts_with(tail.strip_prefix('\n').filter(|_| is_padded).unwrap_or(tail))
+            };
+            let bound = self.held.len().saturating_sub(end_of_value.len() + 1);
             let mut places = (bound..=self.held.len()).filter(|&at| self.held.is_char_boundary(at));
             let certain = places.find(|&at| ends(&self.held[at..])).unwrap_or(self.held.len());
             arguments.push_str(&escaped(&self.held[..certain]));

@@ -26,7 +26,7 @@ impl TextArgument {
     /// Creates a reader for the string in this property.
     pub fn new(property: &'static str) -> Self {
         TextArgument {
-            reader: JsonCallReader::call(property),
+            reader: JsonCallReader::call("name", property),
             state: TextState::Before,
             arguments: String::new(),
         }

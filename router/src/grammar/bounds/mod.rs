@@ -35,6 +35,7 @@ pub(super) fn size_within(grammar: &Grammar) -> Result<usize, GrammarError> {
             }
             answer.iter().for_each(|schema| take_value(schema, &mut left));
         }
+        Grammar::AfterReasoning { answer, .. } => return size_within(answer),
     }
     match left {
         Some(left) => Ok(MAX_GRAMMAR_BYTES - left),
@@ -91,6 +92,7 @@ fn take_value(value: &Value, left: &mut Option<usize>) {
 /// [`GrammarError`] names the bound that is exceeded.
 pub(super) fn check(grammar: &Grammar) -> Result<(), GrammarError> {
     match grammar {
+        Grammar::AfterReasoning { answer, .. } => check(answer),
         Grammar::Json(schema) => SchemaBudget::default().take(schema),
         // The rules come from the server and need no bounds.
         Grammar::Calls { schemas, answer, .. } => {

@@ -10,15 +10,23 @@ use crate::chat::{IgnoredFields, Transcript};
 /// prompt.
 const BILLING_PREFIX: &str = "x-anthropic-billing-header:";
 
-/// Returns the messages for the template, the system prompt first. `late_system` says whether the
-/// template writes system messages behind others.
+/// The parts of a conversation that the template can write.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct TemplateSupport {
+    /// Whether the template writes system messages behind others.
+    pub(super) late_system: bool,
+    /// Whether the template may show the reasoning of earlier messages.
+    pub(super) reads_reasoning: bool,
+}
+
+/// Returns the messages for the template, the system prompt first.
 ///
 /// # Errors
 /// The error names the message that is malformed or has content that is not served.
 pub(super) fn messages(
     system: Option<&Value>,
     messages: &[Value],
-    late_system: bool,
+    template: TemplateSupport,
     ignored: &mut IgnoredFields,
 ) -> Result<Vec<Value>, MessagesError> {
     if messages.is_empty() {
@@ -30,7 +38,7 @@ pub(super) fn messages(
         transcript.say("system", system);
     }
     for (index, message) in messages.iter().enumerate() {
-        add(message, late_system, &mut transcript)
+        add(message, template, &mut transcript)
             .map_err(|what| wrong(&format!("messages[{index}]"), &what))?;
     }
     Ok(transcript.into_messages())
@@ -55,12 +63,12 @@ fn system_text(system: &Value, ignored: &mut IgnoredFields) -> Result<String, St
     Ok(prompt)
 }
 
-fn add(message: &Value, late_system: bool, to: &mut Transcript) -> Result<(), String> {
+fn add(message: &Value, template: TemplateSupport, to: &mut Transcript) -> Result<(), String> {
     match message["role"].as_str() {
         Some("user") => add_user(&message["content"], to),
-        Some("assistant") => add_assistant(&message["content"], to),
+        Some("assistant") => add_assistant(&message["content"], template, to),
         Some("system") => {
-            to.say_system(text(&message["content"])?, late_system);
+            to.say_system(text(&message["content"])?, template.late_system);
             Ok(())
         }
         _ => Err("must have one of the roles user, assistant and system".into()),
@@ -110,9 +118,9 @@ fn result(block: &Value) -> Result<String, String> {
 }
 
 /// Adds an assistant message, which is the texts of its blocks in one. A call belongs to the text
-/// before it. Thinking is left out: chat templates drop it from earlier messages, and Anthropic
-/// encrypts it.
-fn add_assistant(content: &Value, to: &mut Transcript) -> Result<(), String> {
+/// before it. Thinking goes to the template, which decides in which messages it is shown. Redacted
+/// thinking, which Anthropic encrypts, is left out.
+fn add_assistant(content: &Value, template: TemplateSupport, to: &mut Transcript) -> Result<(), String> {
     let Value::Array(blocks) = content else {
         to.say("assistant", text(content)?);
         return Ok(());
@@ -120,6 +128,12 @@ fn add_assistant(content: &Value, to: &mut Transcript) -> Result<(), String> {
     let (mut pending, mut added) = (String::new(), false);
     for block in blocks {
         match block["type"].as_str() {
+            Some("thinking") if template.reads_reasoning => {
+                let thinking = block["thinking"].as_str().unwrap_or_default();
+                if !thinking.is_empty() {
+                    to.reason(thinking);
+                }
+            }
             Some("thinking" | "redacted_thinking") => {}
             Some("tool_use") => {
                 if !pending.is_empty() {

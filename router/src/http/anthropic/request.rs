@@ -5,8 +5,9 @@ use serde_json::{Map, Value, json};
 use utoipa::ToSchema;
 
 use super::error::MessagesError;
-use super::{input, tools};
-use crate::chat::{ConversationRequest, IgnoredFields};
+use super::input::{self, TemplateSupport};
+use super::tools;
+use crate::chat::{ConversationRequest, EFFORT_VARIABLE, IgnoredFields, THINKING_VARIABLES};
 use crate::grammar::{Grammar, RequestedGrammar};
 use crate::http::app::App;
 use crate::http::ignored::{UnservedField, check_fields, hint, refused};
@@ -94,19 +95,17 @@ const UNSERVED: &[UnservedField] = &[
     hint("service_tier", &[r#""auto""#, r#""standard_only""#]),
 ];
 
-/// The template variables that turn thinking on and off.
-const THINKING_VARIABLES: [&str; 2] = ["enable_thinking", "thinking"];
-/// The template variable for the effort.
-const EFFORT_VARIABLE: &str = "reasoning_effort";
-
 impl ConversationFields {
     /// Translates the fields for the chat core. `rest` has the other fields of the request.
     fn chat(&self, app: &App, rest: &Map<String, Value>) -> Result<ConversationRequest, MessagesError> {
         let mut ignored = IgnoredFields::default();
         check_fields(UNSERVED, rest, &mut ignored).map_err(MessagesError::unsupported)?;
         let tools = tools::tool_options(self.tools.as_deref(), self.tool_choice.as_ref(), &mut ignored)?;
-        let late_system = app.service.template_takes_late_system();
-        let messages = input::messages(self.system.as_ref(), &self.messages, late_system, &mut ignored)?;
+        let template = TemplateSupport {
+            late_system: app.service.template_takes_late_system(),
+            reads_reasoning: app.service.template_reads_reasoning(),
+        };
+        let messages = input::messages(self.system.as_ref(), &self.messages, template, &mut ignored)?;
         let variables = Some(self.variables(app, &mut ignored));
         Ok(ConversationRequest { messages, tools, variables, ignored, ..ConversationRequest::default() })
     }

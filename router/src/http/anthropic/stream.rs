@@ -8,33 +8,46 @@ use crate::chat::{AnswerBlock, BlockEvent, BlockReader};
 use crate::http::sse::{self, Events};
 use crate::service::{ServiceError, TextEvent};
 
+/// The kind of a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum BlockKind {
+    Thinking,
+    Text,
+    Call,
+}
+
 /// Writes the events of one message.
 pub(super) struct MessageStreamWriter {
     message: AnthropicMessage,
     blocks: BlockReader,
     /// The place of the open block in the content.
     index: usize,
-    /// Whether the open block is a call.
-    is_call: bool,
+    /// The kind of the open block.
+    kind: BlockKind,
 }
 
 impl MessageStreamWriter {
     pub(super) fn new(message: AnthropicMessage, blocks: BlockReader) -> Self {
-        MessageStreamWriter { message, blocks, index: 0, is_call: false }
+        MessageStreamWriter { message, blocks, index: 0, kind: BlockKind::Text }
     }
 
     fn block_event(&mut self, event: BlockEvent, to: &mut Events) {
         let (kind, mut fields) = match event {
             BlockEvent::Begin(block) => {
-                self.is_call = matches!(block, AnswerBlock::Call { .. });
+                self.kind = match block {
+                    AnswerBlock::Reasoning(_) => BlockKind::Thinking,
+                    AnswerBlock::Text(_) => BlockKind::Text,
+                    AnswerBlock::Call { .. } => BlockKind::Call,
+                };
                 ("content_block_start", json!({"content_block": content(&block)}))
             }
-            BlockEvent::Append(json) if self.is_call => {
-                let delta = json!({"type": "input_json_delta", "partial_json": json});
+            BlockEvent::Append(more) => {
+                let delta = match self.kind {
+                    BlockKind::Thinking => json!({"type": "thinking_delta", "thinking": more}),
+                    BlockKind::Text => json!({"type": "text_delta", "text": more}),
+                    BlockKind::Call => json!({"type": "input_json_delta", "partial_json": more}),
+                };
                 ("content_block_delta", json!({"delta": delta}))
-            }
-            BlockEvent::Append(text) => {
-                ("content_block_delta", json!({"delta": {"type": "text_delta", "text": text}}))
             }
             BlockEvent::End(_) => ("content_block_stop", json!({})),
         };

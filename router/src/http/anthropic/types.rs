@@ -61,6 +61,8 @@ impl AnthropicUsage {
 /// Returns a block as content. Arguments that were cut off become an empty object.
 pub(super) fn content(block: &AnswerBlock) -> Value {
     match block {
+        // Nothing checks the reasoning of this server when a client sends it back.
+        AnswerBlock::Reasoning(text) => json!({"type": "thinking", "thinking": text, "signature": ""}),
         AnswerBlock::Text(text) => json!({"type": "text", "text": text}),
         AnswerBlock::Call { id, name, arguments } => {
             let input = serde_json::from_str(arguments).ok().filter(Value::is_object);

@@ -14,7 +14,7 @@ use super::generation::{
 use super::guided::GuidedFields;
 use super::logprobs::{ChatLogprobs, PromptLogprobs, prompt_logprobs};
 use super::params::{GenerationFields, check_rest};
-use super::tool_calls::{ToolCall, ToolCallReader};
+use super::tool_calls::{ChatAnswerReader, ChatDelta, ToolCall};
 use super::tool_choice::tool_selection;
 use super::types::{FINGERPRINT, ResponseHeader, TokenUsage, finish_reason};
 use crate::chat::{
@@ -81,16 +81,24 @@ struct ChatChoice {
 #[derive(Debug, Serialize, ToSchema)]
 struct ChatMessage {
     role: &'static str,
-    /// Null if there are only calls.
+    /// The text with which the model has reasoned before the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_content: Option<String>,
+    /// Null if there are only calls or reasoning.
     content: Option<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tool_calls: Vec<ToolCall>,
 }
 
 impl ChatMessage {
-    fn new(content: String, tool_calls: Vec<ToolCall>) -> Self {
-        let content = Some(content).filter(|content| tool_calls.is_empty() || !content.is_empty());
-        ChatMessage { role: "assistant", content, tool_calls }
+    fn new(ChatDelta { reasoning, content, calls }: ChatDelta) -> Self {
+        let is_other = !calls.is_empty() || !reasoning.is_empty();
+        ChatMessage {
+            role: "assistant",
+            reasoning_content: Some(reasoning).filter(|reasoning| !reasoning.is_empty()),
+            content: Some(content).filter(|content| !is_other || !content.is_empty()),
+            tool_calls: calls,
+        }
     }
 }
 
@@ -143,7 +151,7 @@ pub(super) async fn chat_completions(
         chat.map_err(|error| OpenAiError::from_chat(error, &names))?;
     let renderer = ChatRenderer {
         tokenizer: app.service.tokenizer().clone(),
-        readers: format.iter().flat_map(|format| (0..n).map(|_| ToolCallReader::new(format))).collect(),
+        readers: format.iter().flat_map(|format| (0..n).map(|_| ChatAnswerReader::new(format))).collect(),
         format,
         wants_logprobs,
         wants_ids,
@@ -205,10 +213,10 @@ fn chat_input(
 /// Writes the objects of `/v1/chat/completions`.
 struct ChatRenderer {
     tokenizer: Tokenizer,
-    /// Set if tools may be called.
+    /// Set if the answers may contain reasoning or tool calls.
     format: Option<AnswerFormat>,
-    /// One for each answer of a stream if tools may be called, otherwise none.
-    readers: Vec<ToolCallReader>,
+    /// One for each answer of a stream if `format` is set, otherwise none.
+    readers: Vec<ChatAnswerReader>,
     wants_logprobs: bool,
     wants_ids: bool,
     /// The alternatives to report for each token of the prompt, if they were asked for.
@@ -218,23 +226,26 @@ struct ChatRenderer {
 }
 
 impl ChatRenderer {
-    fn choice(&self, index: usize, answer: Answer) -> ChatChoice {
-        let (text, reason) = (answer.finished.text, answer.finished.reason);
-        let (message, ended_with_calls) = match &self.format {
-            None => (ChatMessage::new(text, Vec::new()), false),
+    /// Returns an answer and the number of tokens of its reasoning, if it is separated.
+    fn choice(&self, index: usize, answer: Answer) -> (ChatChoice, Option<usize>) {
+        let reason = answer.finished.reason;
+        let (delta, ended_with_calls, reasoning_tokens) = match &self.format {
+            None => (ChatDelta { content: answer.finished.text, ..ChatDelta::default() }, false, None),
             Some(format) => {
-                let mut reader = ToolCallReader::new(format);
-                let (content, calls) = reader.read_all(&text);
-                (ChatMessage::new(content, calls), reader.ended_with_calls(reason))
+                let mut reader = ChatAnswerReader::new(format);
+                let delta = reader.read_all(&answer);
+                (delta, reader.ended_with_calls(reason), reader.reasoning_tokens())
             }
         };
-        ChatChoice {
+        let message = ChatMessage::new(delta);
+        let choice = ChatChoice {
             index,
             message,
             logprobs: self.wants_logprobs.then(|| ChatLogprobs::new(&self.tokenizer, &answer.tokens)),
             finish_reason: if ended_with_calls { TOOL_CALLS } else { finish_reason(reason) },
             token_ids: self.wants_ids.then(|| answer.tokens.iter().map(|event| event.token.id).collect()),
-        }
+        };
+        (choice, reasoning_tokens)
     }
 }
 
@@ -249,7 +260,9 @@ impl Renderer for ChatRenderer {
             prompt_logprobs(&self.tokenizer, &prompt.prompt, &answer.prompt, top_n)
         });
         let answers = prompts.into_iter().flat_map(|prompt| prompt.answers).enumerate();
-        let choices = answers.map(|(index, answer)| self.choice(index, answer)).collect();
+        let (choices, reasoning): (Vec<_>, Vec<_>) =
+            answers.map(|(index, answer)| self.choice(index, answer)).unzip();
+        let usage = usage.with_reasoning(reasoning.into_iter().sum());
         let ResponseHeader { id, created, model } = header;
         let completion = ChatCompletion {
             object: "chat.completion",
@@ -272,11 +285,12 @@ impl Renderer for ChatRenderer {
         is_reported: bool,
     ) -> Option<ChatChunkChoice> {
         let mut reader = self.readers.get_mut(answer.index);
-        let (content, calls) = match &mut reader {
+        let delta = match &mut reader {
             Some(reader) => reader.push(&event),
-            None => (event.text.clone(), Vec::new()),
+            None => ChatDelta { content: event.text.clone(), ..ChatDelta::default() },
         };
-        if content.is_empty() && calls.is_empty() && !is_reported {
+        answer.reasoning_tokens = reader.as_ref().and_then(|reader| reader.reasoning_tokens());
+        if delta.is_empty() && !is_reported {
             return None;
         }
         let logprobs =
@@ -287,7 +301,7 @@ impl Renderer for ChatRenderer {
             reason.map(|reason| if ended_with_calls(reason) { TOOL_CALLS } else { finish_reason(reason) });
         Some(ChatChunkChoice {
             index: answer.index,
-            delta: ChatMessage::new(content, calls),
+            delta: ChatMessage::new(delta),
             logprobs,
             finish_reason,
             token_ids: self.wants_ids.then_some([event.token.id]),

@@ -84,6 +84,8 @@ pub(super) struct StreamedAnswer {
     prompt_tokens: usize,
     cached_tokens: usize,
     generated_tokens: usize,
+    /// Tokens of the reasoning so far, if it is separated from the answer.
+    pub(super) reasoning_tokens: Option<usize>,
 }
 
 /// Writes the objects of a route.
@@ -166,6 +168,7 @@ impl<R: Renderer> AnswerPipeline<R> {
                     prompt_tokens: prepared.prompt().len(),
                     cached_tokens: 0,
                     generated_tokens: 0,
+                    reasoning_tokens: None,
                 });
                 streams.push(stream);
             }
@@ -222,7 +225,8 @@ impl<R: Renderer> sse::Write for GenerationWriter<R> {
         } else {
             is_last && R::USAGE_WITH_LAST_TOKEN
         };
-        let usage = TokenUsage::new(answer.prompt_tokens, answer.cached_tokens, answer.generated_tokens);
+        let usage = TokenUsage::new(answer.prompt_tokens, answer.cached_tokens, answer.generated_tokens)
+            .with_reasoning(answer.reasoning_tokens);
         self.renderer.chunk(&self.header, Some(choice), has_usage.then_some(usage), to);
     }
 
@@ -237,8 +241,9 @@ impl<R: Renderer> sse::Write for GenerationWriter<R> {
             // A prompt counts once, since it is computed for its first answer.
             let prompts = first_answers(&self.answers)
                 .map(|first| TokenUsage::new(first.prompt_tokens, first.cached_tokens, 0));
-            let usage = prompts.chain([TokenUsage::new(0, 0, generated)]).sum();
-            self.renderer.chunk(&self.header, None, Some(usage), to);
+            let usage: TokenUsage = prompts.chain([TokenUsage::new(0, 0, generated)]).sum();
+            let reasoning = self.answers.iter().map(|answer| answer.reasoning_tokens).sum();
+            self.renderer.chunk(&self.header, None, Some(usage.with_reasoning(reasoning)), to);
         }
         to.line("[DONE]");
     }

@@ -1,4 +1,4 @@
-//! Tool calls in the form of `/v1/chat/completions`.
+//! Reasoning, text and tool calls in the form of `/v1/chat/completions`.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use crate::chat::{AnswerFormat, AnswerReader, CUSTOM_INPUT};
-use crate::service::{FinishReason, TextEvent};
+use crate::service::{Answer, FinishReason, TextEvent};
 use crate::tools::{AnswerDelta, CallDelta, TextArgument};
 
 /// A tool call, or the next part of it in a stream.
@@ -40,31 +40,56 @@ struct CustomCall {
     input: String,
 }
 
-/// Reads the text and the calls of one answer.
+/// The parts that an answer or a token of it has.
+#[derive(Debug, Default)]
+pub(super) struct ChatDelta {
+    pub(super) reasoning: String,
+    pub(super) content: String,
+    pub(super) calls: Vec<ToolCall>,
+}
+
+impl ChatDelta {
+    pub(super) fn is_empty(&self) -> bool {
+        self.reasoning.is_empty() && self.content.is_empty() && self.calls.is_empty()
+    }
+}
+
+/// Reads the reasoning, the text and the calls of one answer.
 #[derive(Debug)]
-pub(super) struct ToolCallReader {
+pub(super) struct ChatAnswerReader {
     reader: AnswerReader,
+    separates_reasoning: bool,
     /// The names of the custom tools.
     custom: Arc<HashSet<String>>,
     /// The index of the last call and its text, if it is a call of a custom tool.
     custom_call: Option<(usize, TextArgument)>,
 }
 
-impl ToolCallReader {
+impl ChatAnswerReader {
     pub(super) fn new(format: &AnswerFormat) -> Self {
-        ToolCallReader { reader: format.reader(), custom: format.custom_tools().clone(), custom_call: None }
+        ChatAnswerReader {
+            reader: format.reader(),
+            separates_reasoning: format.separates_reasoning(),
+            custom: format.custom_tools().clone(),
+            custom_call: None,
+        }
     }
 
-    /// Returns the text and the calls of a whole answer.
-    pub(super) fn read_all(&mut self, text: &str) -> (String, Vec<ToolCall>) {
-        let delta = self.reader.read_all(text);
-        let (content, mut calls) = self.translate(delta, true);
-        calls.iter_mut().for_each(|call| call.index = None);
-        (content, calls)
+    /// Returns the parts of a whole answer.
+    pub(super) fn read_all(&mut self, answer: &Answer) -> ChatDelta {
+        let delta = self.reader.read_all(answer);
+        let mut delta = self.translate(delta, true);
+        delta.calls.iter_mut().for_each(|call| call.index = None);
+        delta
     }
 
-    /// Returns the text and the parts of calls that a token adds.
-    pub(super) fn push(&mut self, event: &TextEvent) -> (String, Vec<ToolCall>) {
+    /// Returns the number of tokens of the reasoning so far, if it is separated from the answer.
+    pub(super) fn reasoning_tokens(&self) -> Option<usize> {
+        self.separates_reasoning.then(|| self.reader.reasoning_tokens())
+    }
+
+    /// Returns the parts that a token adds.
+    pub(super) fn push(&mut self, event: &TextEvent) -> ChatDelta {
         let delta = self.reader.push(event);
         self.translate(delta, event.finished.is_some())
     }
@@ -75,7 +100,7 @@ impl ToolCallReader {
     }
 
     /// Translates what has come. `is_last` says that nothing comes after it.
-    fn translate(&mut self, delta: AnswerDelta, is_last: bool) -> (String, Vec<ToolCall>) {
+    fn translate(&mut self, delta: AnswerDelta, is_last: bool) -> ChatDelta {
         let mut calls = Vec::new();
         for call in delta.calls {
             let begins_another = self.custom_call.as_ref().is_some_and(|(index, _)| *index != call.index);
@@ -90,7 +115,7 @@ impl ToolCallReader {
         if is_last {
             self.end_custom_call(&mut calls);
         }
-        (delta.content, calls)
+        ChatDelta { reasoning: delta.reasoning, content: delta.content, calls }
     }
 
     fn tool_call(&mut self, call: CallDelta) -> ToolCall {

@@ -35,6 +35,14 @@ pub(super) struct TokenUsage {
     completion_tokens: usize,
     total_tokens: usize,
     prompt_tokens_details: PromptTokensDetails,
+    /// Set for models whose reasoning is separated from the answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    completion_tokens_details: Option<CompletionTokensDetails>,
+}
+
+#[derive(Debug, Clone, Copy, Serialize, ToSchema)]
+struct CompletionTokensDetails {
+    reasoning_tokens: usize,
 }
 
 #[derive(Debug, Default, Clone, Copy, Serialize, ToSchema)]
@@ -50,7 +58,15 @@ impl TokenUsage {
             completion_tokens,
             total_tokens: prompt_tokens + completion_tokens,
             prompt_tokens_details: PromptTokensDetails { cached_tokens },
+            completion_tokens_details: None,
         }
+    }
+
+    /// Adds the number of the completion's tokens that are reasoning, if it is separated.
+    pub(super) fn with_reasoning(mut self, tokens: Option<usize>) -> Self {
+        self.completion_tokens_details =
+            tokens.map(|reasoning_tokens| CompletionTokensDetails { reasoning_tokens });
+        self
     }
 
     /// The usage of several answers to one prompt. The prompt counts once, since it is computed for

@@ -18,6 +18,7 @@ mod hostile_text;
 mod keys;
 mod names;
 mod platforms;
+mod reasoning;
 mod responses;
 mod responses_tools;
 mod rows;

@@ -6,13 +6,16 @@
 //! tool takes the place of the marker. If answers without calls must have a certain form, the
 //! answer is either of that form or a call, from the first token on.
 
-use std::collections::HashSet;
+mod tags;
 
 use serde_json::{Map, Value, json};
 
 use super::allowed::{AllowedTools, Tool, ToolChoice};
-use super::format::{ARGS, CALL_ID, CallSyntax, FormatSyntax, ToolFormat};
-use super::tagged_call;
+use super::format::ToolFormat;
+use super::syntax::{
+    ARGS, BareCalls, CALL_ID, CallSyntax, DEEPSEEK_CALL, DEEPSEEK_SEPARATOR, FormatSyntax, KIMI_ARGUMENTS,
+    KIMI_CALL,
+};
 use crate::grammar::Grammar;
 use crate::text::Tokenizer;
 
@@ -26,55 +29,39 @@ pub fn call_grammar(
     answer: Option<&Value>,
 ) -> Option<Grammar> {
     let syntax = format.syntax();
-    let writer = GrammarWriter { syntax, tokenizer };
+    let writer = GrammarWriter { format, syntax, tokenizer };
     let must = tools.choice != ToolChoice::Auto;
-    let several = tools.parallel;
-    let open = writer.open();
     let answer = answer.filter(|_| !must);
-    let calling = match format {
-        ToolFormat::Json => "call".to_owned(),
-        ToolFormat::Llama3Json => format!("{open}? calls"),
-        _ => format!("{open} calls"),
+    if format == ToolFormat::Harmony {
+        return Some(writer.harmony(tools, answer));
+    }
+    let open = writer.open();
+    let calling = match (syntax.bare, syntax.open) {
+        (BareCalls::None, _) => format!("{open} calls"),
+        (_, Some(_)) => format!("{open}? calls"),
+        (_, None) => "calls".to_owned(),
     };
-    let start = match (format, answer) {
+    let start = match answer {
         _ if must => format!("start: {calling}"),
-        (_, Some(_)) => format!("start: answer | {calling}"),
-        (ToolFormat::Json, None) => return None,
-        (ToolFormat::Llama3Json, None) => return writer.bare(tools),
-        (_, None) => writer.after_text("calls"),
+        Some(_) => format!("start: answer | {calling}"),
+        None if format == ToolFormat::Json => return None,
+        None if !syntax.bare.is_empty() => return writer.bare(tools),
+        None => writer.after_text("calls"),
     };
-    let calls = match format {
-        ToolFormat::Json => String::new(),
-        ToolFormat::Hermes | ToolFormat::Qwen3Coder => {
-            let close = writer.mark(syntax.close);
-            let again = if several { format!(" (SPACE? {open} one)*") } else { String::new() };
-            format!("calls: one{again} SPACE?\none: SPACE? call SPACE? {close}\nSPACE: /[ \\n]{{1,2}}/\n")
-        }
-        ToolFormat::Mistral => {
-            let again = if several { " (\",\" SPACE? call)*" } else { "" };
-            format!("calls: SPACE? \"[\" call{again} \"]\"\nSPACE: /[ \\n]{{1,2}}/\n")
-        }
-        ToolFormat::MistralV11 => {
-            let again = if several { format!(" ({open} call)*") } else { String::new() };
-            format!("calls: call{again}\n")
-        }
-        ToolFormat::Llama3Json => {
-            let again = if several { " (SEPARATOR call)*" } else { "" };
-            let separator = if several { "SEPARATOR: /; ?/\n" } else { "" };
-            format!("calls: call{again}\n{separator}")
-        }
-    };
+    let calls = writer.calls(tools.parallel);
     let (call, schemas) = match syntax.call {
-        CallSyntax::Object(arguments) => {
-            (String::new(), vec![("call".to_owned(), json_call_schema(tools, arguments))])
+        CallSyntax::Object { .. } => {
+            (String::new(), vec![("call".to_owned(), json_call_schema(tools, syntax.call))])
         }
-        CallSyntax::Named => writer.named(tools),
-        CallSyntax::Tags => tagged_calls(tools),
+        CallSyntax::Named { .. } => writer.named(tools),
+        CallSyntax::Tags(tags) => tags::tagged_calls(tags, tools, &|mark| writer.special(mark)),
+        CallSyntax::Python => tags::python_calls(tools),
     };
     Some(Grammar::Calls { rules: format!("{start}\n{calls}{call}"), schemas, answer: answer.cloned() })
 }
 
 struct GrammarWriter<'a> {
+    format: ToolFormat,
     syntax: FormatSyntax,
     tokenizer: &'a Tokenizer,
 }
@@ -88,57 +75,186 @@ impl GrammarWriter<'_> {
     fn mark(&self, mark: &str) -> String {
         match self.special(mark) {
             Some(id) => format!("<[{id}]>"),
-            None => Value::from(mark).to_string(),
+            None => quoted(mark),
+        }
+    }
+
+    /// Returns the rules for the calls after the opening marker, which consist of the rule `call`.
+    fn calls(&self, several: bool) -> String {
+        const SPACE: &str = "SPACE: /[ \\n]{1,8}/\n";
+        let FormatSyntax { list, closing, call, again, .. } = self.syntax;
+        let marks: Vec<String> = closing.iter().map(|mark| self.mark(mark)).collect();
+        if list {
+            let again = if several { " (\",\" SPACE? call)*" } else { "" };
+            let close = match (self.format, marks.first()) {
+                // Granite has no closing marker, and Llama needs none.
+                (ToolFormat::Phi4Mini | ToolFormat::Pythonic, Some(close)) => format!(" {close}?"),
+                (_, Some(close)) => format!(" SPACE? {close}"),
+                (_, None) => String::new(),
+            };
+            return format!("calls: SPACE? \"[\" SPACE? call{again} SPACE? \"]\"{close}\n{SPACE}");
+        }
+        match (call, marks.as_slice()) {
+            // One section has all calls.
+            (CallSyntax::Tags(tags), [close]) if !tags.is_padded => {
+                let again = if several { " (SPACE? call)*" } else { "" };
+                format!("calls: SPACE? call{again} SPACE? {close} SPACE?\n{SPACE}")
+            }
+            (CallSyntax::Named { .. }, [end @ .., close]) if !end.is_empty() => {
+                let end = end.join(" ");
+                let again = if several { format!(" (SPACE? call {end})*") } else { String::new() };
+                format!("calls: SPACE? call {end}{again} SPACE? {close}\n{SPACE}")
+            }
+            // Every call has its own markers.
+            _ => {
+                let open = match again {
+                    Some(";") => "SEPARATOR".to_owned(),
+                    Some(again) => self.mark(again),
+                    None => self.open(),
+                };
+                let close = marks.join(" ");
+                // An object without markers is one call.
+                let is_single = self.format == ToolFormat::Json;
+                let again =
+                    if several && !is_single { format!(" (SPACE? {open} one)*") } else { String::new() };
+                let space =
+                    if matches!(call, CallSyntax::Named { .. }) || is_single { "" } else { "SPACE? " };
+                let end = if close.is_empty() { String::new() } else { format!(" SPACE? {close}") };
+                let separator = if open == "SEPARATOR" { "SEPARATOR: /; ?/\n" } else { "" };
+                format!("calls: one{again}\none: {space}call{end}\n{SPACE}{separator}")
+            }
         }
     }
 
     /// Returns the rules for calls that begin with the tool's name. The arguments are rules of
     /// their own.
     fn named(&self, tools: &AllowedTools) -> (String, Vec<(String, Value)>) {
-        let (args, id) = (self.mark(ARGS), self.mark(CALL_ID));
+        let mark = |mark| self.mark(mark);
+        let (before, after) = match self.format {
+            ToolFormat::MistralV11 => (String::new(), format!("({} ID)? {}", mark(CALL_ID), mark(ARGS))),
+            ToolFormat::DeepSeekV3 => (
+                format!("{} \"function\" {}", mark(DEEPSEEK_CALL), mark(DEEPSEEK_SEPARATOR)),
+                quoted("\n```json\n"),
+            ),
+            ToolFormat::DeepSeekV31 => (mark(DEEPSEEK_CALL), mark(DEEPSEEK_SEPARATOR)),
+            ToolFormat::KimiK2 => {
+                (format!("{} \"functions.\"", mark(KIMI_CALL)), format!("INDEX {}", mark(KIMI_ARGUMENTS)))
+            }
+            ToolFormat::Glm4 => (String::new(), quoted("\n")),
+            _ => (String::new(), quoted(">")),
+        };
         let (mut calls, mut schemas) = (Vec::new(), Vec::new());
         for (index, tool) in tools.callable().enumerate() {
-            calls.push(format!("{} ({id} ID)? {args} json_{index}", Value::from(tool.name.as_str())));
+            calls.push(format!("{before} {} {after} json_{index}", quoted(&tool.name)));
             schemas.push((format!("json_{index}"), tool.parameters.clone()));
         }
-        (format!("call: {}\nID: /[a-zA-Z0-9]{{9}}/\n", calls.join(" | ")), schemas)
+        let token = match self.format {
+            ToolFormat::MistralV11 => "ID: /[a-zA-Z0-9]{9}/\n",
+            ToolFormat::KimiK2 => "INDEX: /:[0-9]{1,4}/\n",
+            _ => "",
+        };
+        (format!("call: {}\n{token}", calls.join(" | ")), schemas)
     }
 
-    /// Returns the grammar of any text, including JSON, or of calls without a marker. A call is
-    /// restricted after the name of a tool, because no other text begins like it.
+    /// Returns the grammar of any text or of calls without a marker. A call is restricted after the
+    /// name of a tool, because no other text begins like it.
     fn bare(&self, tools: &AllowedTools) -> Option<Grammar> {
-        const BEGIN: &str = r#"\{[ \n\r\t]{0,8}"name"[ \n\r\t]{0,8}:[ \n\r\t]{0,8}"#;
         const SPACE: &str = r"[ \n\r\t]{0,8}";
-        let CallSyntax::Object(arguments) = self.syntax.call else { return None };
+        let (begin, end) = match self.syntax.call {
+            CallSyntax::Object { .. } => (format!(r#"\{{{SPACE}"name"{SPACE}:{SPACE}""#), "\""),
+            CallSyntax::Python => (format!(r"\[{SPACE}"), r"\("),
+            _ => (String::new(), r"\n"),
+        };
         let (mut names, mut first, mut calls) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut rules, mut schemas) = (String::new(), Vec::new());
+        let (mut rules, schemas) = self.rests(tools);
         for (index, tool) in tools.callable().enumerate() {
             let name = escape(&tool.name);
-            rules += &format!(
-                "before_{index}[lazy]: /{SPACE}{BEGIN}\"{name}\"/\nHEAD_{index}: /{BEGIN}\"{name}\"/\n"
-            );
-            rules += &format!("rest_{index}: ARGUMENTS json_{index} END\n");
+            rules += &format!("before_{index}[lazy]: /{SPACE}{begin}{name}{end}/\n");
             first.push(format!("before_{index} rest_{index}"));
+            let head = match self.syntax.call {
+                CallSyntax::Python => format!("{name}{end}"),
+                _ => format!("{begin}{name}{end}"),
+            };
+            rules += &format!("HEAD_{index}: /{head}/\n");
             calls.push(format!("HEAD_{index} rest_{index}"));
-            schemas.push((format!("json_{index}"), tool.parameters.clone()));
             names.push(name);
         }
-        let names = names.join("|");
-        let again = if tools.parallel { " (SEPARATOR call)*" } else { "" };
-        let mut start = format!("start: TEXT? | first{again}");
+        let separator = match (tools.parallel, self.syntax.call) {
+            (true, CallSyntax::Object { .. }) => Some("/; ?/"),
+            (true, CallSyntax::Python) => Some("/, {0,2}/"),
+            _ => None,
+        };
+        let again = if separator.is_some() { " (SEPARATOR call)*" } else { "" };
+        let (list_open, list_close) = match self.syntax.list {
+            true => ("\"[\" ", format!(" \"]\" {}?", self.mark(self.syntax.closing[0]))),
+            false => ("", String::new()),
+        };
+        let mut start = format!("start: TEXT? | first{again}{list_close}");
         if let Some(id) = self.special(self.syntax.open.unwrap_or_default()) {
-            start += &format!(" | <[{id}]> call{again}");
+            start += &format!(" | <[{id}]> {list_open}call{again}{list_close}");
         }
-        if tools.parallel {
-            rules += "SEPARATOR: /; ?/\n";
+        if let Some(separator) = separator {
+            rules += &format!("SEPARATOR: {separator}\n");
         }
+        let names = names.join("|");
         rules += &format!(
-            "first: {}\ncall: {}\nARGUMENTS: /{SPACE},{SPACE}\"{arguments}\"{SPACE}:{SPACE}/\nEND: /{SPACE}\\}}/\n\
-             TEXT: /(?s:.+)/ & ~/{SPACE}{BEGIN}\"({names})\"(?s:.*)/\n",
+            "first: {}\ncall: {}\nTEXT: /(?s:.+)/ & ~/{SPACE}{begin}({names}){end}(?s:.*)/\n",
             first.join(" | "),
             calls.join(" | ")
         );
         Some(Grammar::Calls { rules: format!("{start}\n{rules}"), schemas, answer: None })
+    }
+
+    /// Returns the rules for the text after the beginning of a bare call, one for each tool.
+    fn rests(&self, tools: &AllowedTools) -> (String, Vec<(String, Value)>) {
+        const SPACE: &str = r"[ \n\r\t]{0,8}";
+        if matches!(self.syntax.call, CallSyntax::Python) {
+            return tags::python_rests(tools);
+        }
+        let (mut rules, mut schemas) = (String::new(), Vec::new());
+        for (index, tool) in tools.callable().enumerate() {
+            rules += &match self.syntax.call {
+                CallSyntax::Object { .. } => format!("rest_{index}: ARGUMENTS json_{index} END\n"),
+                _ => format!("rest_{index}: json_{index}\n"),
+            };
+            schemas.push((format!("json_{index}"), tool.parameters.clone()));
+        }
+        if let CallSyntax::Object { arguments, .. } = self.syntax.call {
+            rules +=
+                &format!("ARGUMENTS: /{SPACE},{SPACE}\"{arguments}\"{SPACE}:{SPACE}/\nEND: /{SPACE}\\}}/\n");
+        }
+        (rules, schemas)
+    }
+
+    /// Returns the grammar of gpt-oss's messages: any number in the channels for reasoning and
+    /// remarks, and then a call or the answer.
+    fn harmony(&self, tools: &AllowedTools, answer: Option<&Value>) -> Grammar {
+        let [start, channel, constrain, message, end] =
+            ["<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>"]
+                .map(|mark| self.mark(mark));
+        let must = tools.choice != ToolChoice::Auto;
+        let any_text = match self.special("<|end|>") {
+            Some(_) => format!("text: TEXT? {end}\nTEXT: /(?s:.+)/\n"),
+            None => "text[lazy]: /(?s:.*)<\\|end\\|>/\nTEXT: /(?s:.+)/\n".to_owned(),
+        };
+        let (mut calls, mut schemas) = (Vec::new(), Vec::new());
+        for (index, tool) in tools.callable().enumerate() {
+            let to = quoted(&format!("commentary to=functions.{}", tool.name));
+            calls.push(format!("{to} \" \"? ({constrain}? \"json\")? {message} json_{index}"));
+            schemas.push((format!("json_{index}"), tool.parameters.clone()));
+        }
+        let last = match (must, answer) {
+            (true, _) => "call".to_owned(),
+            (false, Some(_)) => format!("(call | {channel} \"final\" {message} answer)"),
+            (false, None) => format!("(call | {channel} \"final\" {message} TEXT?)"),
+        };
+        let rules = format!(
+            "start: before* {last}\n\
+             before: {channel} (\"analysis\" | \"commentary\") {message} text {start} \"assistant\"\n\
+             call: {channel} ({})\n{any_text}",
+            calls.join(" | ")
+        );
+        Grammar::Calls { rules, schemas, answer: answer.cloned() }
     }
 
     fn special(&self, mark: &str) -> Option<u32> {
@@ -159,11 +275,16 @@ impl GrammarWriter<'_> {
     }
 }
 
+/// Returns a text as a string of Lark.
+fn quoted(text: &str) -> String {
+    Value::from(text).to_string()
+}
+
 /// Returns a regular expression that matches exactly this text.
 fn escape(text: &str) -> String {
     let mut escaped = String::new();
     for character in text.chars() {
-        if !character.is_ascii_alphanumeric() && character != '_' && character != '<' && character != '>' {
+        if character.is_ascii_punctuation() && !matches!(character, '_' | '<' | '>') {
             escaped.push('\\');
         }
         escaped.push(character);
@@ -171,75 +292,29 @@ fn escape(text: &str) -> String {
     escaped
 }
 
-/// The number of bytes of definitions that are copied into the schemas of arguments. A grammar with
-/// more is refused for its size anyway.
-const MAX_COPIED: usize = 1 << 20;
-
-/// Returns the rules for calls in tags. The arguments have the order of their schema. Strings are
-/// written as they are up to the closing tag, and other values are JSON.
-fn tagged_calls(tools: &AllowedTools) -> (String, Vec<(String, Value)>) {
-    let (mut calls, mut schemas) = (Vec::new(), Vec::new());
-    let mut copied = 0;
-    for (index, tool) in tools.callable().enumerate() {
-        let required: HashSet<&str> =
-            tool.parameters["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
-        let shared = tool.parameters.get("$defs").map(|_| definitions(std::iter::once((index, tool))));
-        let size = shared.as_ref().map_or(0, |_| tool.parameters.to_string().len());
-        let mut arguments = String::new();
-        for (name, schema) in tool.parameters["properties"].as_object().into_iter().flatten() {
-            let value = match schema["enum"].as_array().filter(|_| tagged_call::is_text(schema)) {
-                Some(values) => {
-                    let text = |value: &Value| {
-                        Value::from(format!("{}\n</parameter>\n", value.as_str().unwrap_or_default()))
-                    };
-                    let values: Vec<_> = values.iter().map(|value| text(value).to_string()).collect();
-                    format!("({})", values.join(" | "))
-                }
-                None if tagged_call::is_text(schema) => "text".to_owned(),
-                None => {
-                    let rule = format!("json_{index}_{}", schemas.len());
-                    let place = format!("#/$defs/{index}");
-                    let mut schema = schema.clone();
-                    relocate(&mut schema, &place);
-                    if let (Value::Object(schema), Some(shared)) = (&mut schema, &shared)
-                        && copied < MAX_COPIED
-                    {
-                        copied += size;
-                        schema.insert("$defs".into(), shared.clone().into());
-                    }
-                    schemas.push((rule.clone(), schema));
-                    format!("{rule} \"\\n</parameter>\\n\"")
-                }
-            };
-            let tag = Value::from(format!("<parameter={name}>\n"));
-            arguments +=
-                &format!(" ({tag} {value}){}", if required.contains(name.as_str()) { "" } else { "?" });
-        }
-        if arguments.is_empty() && tool.parameters["additionalProperties"] != false {
-            arguments = " (ANY text)*".to_owned();
-        }
-        calls.push(format!(
-            "{}{arguments} \"</function>\"",
-            Value::from(format!("<function={}>\n", tool.name))
-        ));
-    }
-    let rules = format!(
-        "call: {}\ntext[lazy]: /(?s:.*)\\n<\\/parameter>\\n/\nANY: /<parameter=[A-Za-z0-9_.-]+>\\n/\n",
-        calls.join(" | ")
-    );
-    (rules, schemas)
-}
-
 /// Returns the schema of one call to any of the tools.
-fn json_call_schema(tools: &AllowedTools, arguments: &str) -> Value {
+fn json_call_schema(tools: &AllowedTools, syntax: CallSyntax) -> Value {
+    let (name, arguments) = match syntax {
+        CallSyntax::Object { name, arguments } => (name, arguments),
+        _ => ("name", "arguments"),
+    };
+    // Cohere's models number their calls.
+    let id = if name == "tool_name" {
+        json!({"tool_call_id": {"type": "string", "maxLength": 4}})
+    } else {
+        json!({})
+    };
     let calls: Vec<Value> = tools
         .callable()
         .enumerate()
         .map(|(index, tool)| {
+            let mut properties = id.clone();
+            properties[name] = json!({"const": tool.name});
+            properties[arguments] = json!({"$ref": format!("#/$defs/{index}")});
             json!({
                 "type": "object",
-                "properties": {"name": {"const": tool.name}, arguments: {"$ref": format!("#/$defs/{index}")}},
-                "required": ["name", arguments],
+                "properties": properties,
+                "required": [name, arguments],
                 "additionalProperties": false,
             })
         })

@@ -10,8 +10,7 @@ use super::*;
 use crate::engine::Constraint;
 use crate::grammar::{GrammarCompiler, GrammarMatcher};
 use crate::test_support::{self, EOS};
-use crate::tools::format::FORMATS;
-use crate::tools::{Tool, ToolCallParser};
+use crate::tools::{AnswerDelta, HarmonyParser, Tool, ToolCallParser};
 
 fn tools(choice: ToolChoice, parallel: bool) -> AllowedTools {
     let get = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"], "additionalProperties": false});
@@ -21,9 +20,19 @@ fn tools(choice: ToolChoice, parallel: bool) -> AllowedTools {
     AllowedTools { tools: vec![tool("get", get), tool("set", set)], choice, parallel }
 }
 
+/// The formats whose answers are not messages in channels.
+fn formats() -> impl Iterator<Item = ToolFormat> {
+    ToolFormat::all().filter(|&format| format != ToolFormat::Harmony)
+}
+
 /// Two tokenizers: the markers are special tokens in one and ordinary text in the other.
 fn tokenizers() -> [Tokenizer; 2] {
-    let marks = ["<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]", "<|python_tag|>"];
+    let marks: std::collections::BTreeSet<&str> = ToolFormat::all()
+        .filter(|&format| format != ToolFormat::DeepSeekV32 && format != ToolFormat::DeepSeekV4)
+        .flat_map(|format| format.syntax().marks)
+        .copied()
+        .collect();
+    let marks: Vec<&str> = marks.into_iter().collect();
     let marked = Tokenizer::new(&test_support::assets_with(&marks), 1).unwrap();
     [test_support::tokenizer(), marked]
 }
@@ -40,6 +49,7 @@ async fn random(tokenizer: &Tokenizer, grammar: &Grammar, seed: u64, leads: &str
         String::new(),
         tokenizer.encode_now(leads, crate::text::SpecialTokens::Omit).unwrap().ids.into_iter(),
     );
+    let mut detokenizer = tokenizer.detokenizer(false, false);
     for _ in 0..400 {
         let allowed: Vec<u32> = (0..vocab_size)
             .filter(|id| mask.get(*id as usize / 32).is_some_and(|word| word >> (id % 32) & 1 == 1))
@@ -55,16 +65,27 @@ async fn random(tokenizer: &Tokenizer, grammar: &Grammar, seed: u64, leads: &str
         let ascii: Vec<u32> = allowed.iter().copied().filter(|id| (32..127).contains(id)).collect();
         let choose = if ascii.is_empty() { &allowed } else { &ascii };
         let token = led.unwrap_or_else(|| choose[random.random_range(0..choose.len())]);
-        text += &tokenizer.token_text(token);
+        text += &detokenizer.push(token);
         mask = walk.advance(token).unwrap();
     }
     Some((text, false))
 }
 
-fn check(text: &str, format: ToolFormat, tools: &AllowedTools, ended: bool) -> usize {
+fn parse(text: &str, format: ToolFormat, tools: &AllowedTools) -> AnswerDelta {
+    if format == ToolFormat::Harmony {
+        let mut parser = HarmonyParser::new(Some(tools));
+        let mut delta = parser.push(text);
+        delta.extend(parser.finish());
+        return delta;
+    }
     let mut parser = ToolCallParser::new(format, tools);
     let mut delta = parser.push(text);
     delta.extend(parser.finish());
+    delta
+}
+
+fn check(text: &str, format: ToolFormat, tools: &AllowedTools, ended: bool) -> usize {
+    let delta = parse(text, format, tools);
     for (index, call) in delta.calls.iter().enumerate() {
         if index + 1 < delta.calls.len() || ended {
             let arguments: Value =
@@ -82,7 +103,7 @@ fn check(text: &str, format: ToolFormat, tools: &AllowedTools, ended: bool) -> u
 #[tokio::test]
 async fn required_calls_start_with_the_first_token() {
     for tokenizer in tokenizers() {
-        for format in FORMATS {
+        for format in formats() {
             for choice in [ToolChoice::Required, ToolChoice::Named("set".into())] {
                 for parallel in [false, true] {
                     let tools = tools(choice.clone(), parallel);
@@ -114,7 +135,7 @@ async fn usual_schemas_are_accepted() {
     let tools =
         AllowedTools { tools: (0..30).map(tool).collect(), choice: ToolChoice::Required, parallel: true };
     for tokenizer in tokenizers() {
-        for format in FORMATS {
+        for format in formats() {
             let grammar = call_grammar(&tools, format, &tokenizer, None).unwrap();
             let (text, _) = random(&tokenizer, &grammar, 1, "").await.unwrap();
             assert!(text.contains("tool"), "{text}");
@@ -131,20 +152,35 @@ async fn optional_calls_are_restricted_after_their_marker() {
             (ToolFormat::Mistral, "[TOOL_CALLS]"),
             (ToolFormat::MistralV11, "[TOOL_CALLS]"),
             (ToolFormat::Llama3Json, "\n{ \"name\": \"get\""),
+            (ToolFormat::LlamaFunction, "<function="),
+            (ToolFormat::Pythonic, "[set("),
+            (ToolFormat::Glm4, "get\n"),
+            (ToolFormat::DeepSeekV3, "<｜tool▁calls▁begin｜>"),
+            (ToolFormat::DeepSeekV31, "<｜tool▁calls▁begin｜>"),
+            (ToolFormat::DeepSeekV32, "<｜DSML｜function_calls>"),
+            (ToolFormat::DeepSeekV4, "<｜DSML｜tool_calls>\n"),
+            (ToolFormat::Glm45, "<tool_call>"),
+            (ToolFormat::KimiK2, "<|tool_calls_section_begin|>"),
+            (ToolFormat::MiniMaxM2, "<minimax:tool_call>\n"),
+            (ToolFormat::Phi4Mini, "<|tool_call|>["),
+            (ToolFormat::Cohere, "<|START_ACTION|>[\n    "),
+            (ToolFormat::Nemotron, "<TOOLCALL>["),
+            (ToolFormat::GigaChat, "<|function_call|>"),
+            (ToolFormat::Lfm2, "<|tool_call_start|>["),
         ] {
             let tools = tools(ToolChoice::Auto, true);
             let grammar = call_grammar(&tools, format, &tokenizer, None).unwrap();
             let text = "Any text, { < [ with whatever.\n";
             let led = random(&tokenizer, &grammar, 1, text).await.unwrap();
             assert_eq!(check(&led.0, format, &tools, led.1), 0, "{format}: {}", led.0);
-            let before = if format == ToolFormat::Llama3Json { "" } else { text };
+            let before = if format.syntax().bare.is_empty() { text } else { "" };
             for seed in 0..4 {
                 let (text, ended) =
                     random(&tokenizer, &grammar, seed, &format!("{before}{mark}")).await.unwrap();
                 assert!(check(&text, format, &tools, ended) >= 1, "{format}: {text}");
             }
             assert!(
-                random(&tokenizer, &grammar, 1, &format!("{before}{mark}no call")).await.is_none(),
+                random(&tokenizer, &grammar, 1, &format!("{before}{mark}no such call")).await.is_none(),
                 "{format}"
             );
         }
@@ -190,15 +226,13 @@ async fn answers_without_calls_have_the_requested_form() {
     let answer = json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"],
                         "additionalProperties": false});
     for tokenizer in tokenizers() {
-        for format in FORMATS {
+        for format in formats() {
             let tools = tools(ToolChoice::Auto, true);
             let grammar =
                 |tools: &AllowedTools| call_grammar(tools, format, &tokenizer, Some(&answer)).unwrap();
             let either = grammar(&tools);
             let (text, ended) = random(&tokenizer, &either, 1, "{\"sum\": 7").await.unwrap();
-            let mut parser = ToolCallParser::new(format, &tools);
-            let mut delta = parser.push(&text);
-            delta.extend(parser.finish());
+            let delta = parse(&text, format, &tools);
             assert!(ended && delta.calls.is_empty(), "{format}: {text}");
             let read: Value = serde_json::from_str(&delta.content).unwrap();
             assert!(read["sum"].is_i64(), "{format}: {text}");
@@ -272,4 +306,34 @@ fn copies_of_definitions_are_bounded() {
     };
     let bytes: usize = schemas.iter().map(|(_, schema)| schema.to_string().len()).sum();
     assert!((1 << 20..4 << 20).contains(&bytes), "{bytes}");
+}
+
+/// Calls of gpt-oss follow any messages in the channels for reasoning and remarks.
+#[tokio::test]
+async fn calls_of_harmony_follow_the_reasoning() {
+    let format = ToolFormat::Harmony;
+    for tokenizer in tokenizers() {
+        let before = "<|channel|>analysis<|message|>Which {?<|end|><|start|>assistant";
+        let call = "<|channel|>commentary to=functions.get <|constrain|>json<|message|>{\"n\": 1";
+        let last = "<|channel|>final<|message|>Hello";
+        for (choice, must) in [(ToolChoice::Required, true), (ToolChoice::Auto, false)] {
+            let tools = tools(choice, true);
+            let grammar = call_grammar(&tools, format, &tokenizer, None).unwrap();
+            for text in [call.to_owned(), format!("{before}{call}")] {
+                let (text, ended) = random(&tokenizer, &grammar, 1, &text).await.unwrap();
+                assert_eq!(check(&text, format, &tools, ended), 1, "{text}");
+                assert_eq!(!parse(&text, format, &tools).reasoning.is_empty(), text.contains("analysis"));
+            }
+            let final_answer = random(&tokenizer, &grammar, 1, &format!("{before}{last}")).await;
+            assert_eq!(final_answer.is_none(), must);
+            let wrong = "<|channel|>commentary to=functions.other";
+            assert!(random(&tokenizer, &grammar, 1, wrong).await.is_none());
+        }
+        let answer = json!({"type": "object", "properties": {"sum": {"type": "integer"}}, "required": ["sum"],
+                            "additionalProperties": false});
+        let tools = tools(ToolChoice::Auto, true);
+        let grammar = call_grammar(&tools, format, &tokenizer, Some(&answer)).unwrap();
+        assert!(random(&tokenizer, &grammar, 1, "<|channel|>final<|message|>{\"sum\": 7").await.is_some());
+        assert!(random(&tokenizer, &grammar, 1, last).await.is_none());
+    }
 }

@@ -7,14 +7,16 @@
 
 use super::allowed::{AllowedTools, Tool};
 use super::delta::{AnswerDelta, CallDelta};
-use super::format::{ARGS, CALL_ID, CallSyntax, FormatSyntax, ToolFormat};
+use super::format::ToolFormat;
 use super::held_text::HeldText;
 use super::json_call::{CallProgress, JsonCallReader};
+use super::python_call::PythonCallReader;
+use super::syntax::{BareCalls, CallSyntax, FormatSyntax};
 use super::tagged_call::TaggedCallReader;
 
 /// The number of bytes before the arguments of a call that begins with its name: the name, an
 /// optional id, and markers.
-const MAX_NAME_BYTES: usize = 256;
+const MAX_NAME_BYTES: usize = 384;
 
 /// Parses one answer.
 #[derive(Debug)]
@@ -66,6 +68,26 @@ enum ParserState {
 enum CallReader {
     Json(JsonCallReader),
     Tags(TaggedCallReader),
+    Python(PythonCallReader),
+}
+
+impl CallReader {
+    fn push(&mut self, c: char, arguments: &mut String) -> CallProgress {
+        match self {
+            CallReader::Json(reader) => reader.push(c, arguments),
+            CallReader::Tags(reader) => reader.push(c, arguments),
+            CallReader::Python(reader) => reader.push(c, arguments),
+        }
+    }
+
+    /// Returns the tool's name after it is complete; `None` if it is not a string.
+    fn name(&self) -> Option<String> {
+        match self {
+            CallReader::Json(reader) => reader.name(),
+            CallReader::Tags(reader) => Some(reader.name().to_owned()),
+            CallReader::Python(reader) => Some(reader.name().to_owned()),
+        }
+    }
 }
 
 impl ToolCallParser {
@@ -77,7 +99,7 @@ impl ToolCallParser {
             tools: tools.callable().cloned().collect(),
             max_calls: if tools.parallel { usize::MAX } else { 1 },
             calls: 0,
-            state: if syntax.bare { ParserState::Start } else { ParserState::Text },
+            state: if syntax.bare.is_empty() { ParserState::Text } else { ParserState::Start },
             held: HeldText::new(syntax.open.unwrap_or_default()),
         }
     }
@@ -118,7 +140,7 @@ impl ToolCallParser {
         match &mut self.state {
             ParserState::Done => {}
             ParserState::Start if c.is_whitespace() => self.held.keep(c),
-            ParserState::Start if c == '{' || c == '[' && self.syntax.open.is_none() => {
+            ParserState::Start if self.syntax.bare.may_begin(c) => {
                 let raw = self.held.take();
                 self.state = ParserState::Before { raw, list: false };
                 self.character(c, delta);
@@ -144,22 +166,34 @@ impl ToolCallParser {
 
     /// Waits for the beginning of a call.
     fn before(&mut self, c: char, delta: &mut AnswerDelta) {
-        let FormatSyntax { open, list: is_list, call, .. } = self.syntax;
+        let FormatSyntax { open, list: is_list, call, bare, .. } = self.syntax;
         let ParserState::Before { raw, list } = &mut self.state else { return };
         let list = *list;
+        let may_be_list = matches!(call, CallSyntax::Object { .. }) && open.is_none() || is_list;
         let reader = match (call, c) {
-            (CallSyntax::Object(_), '[') if !list && (is_list || open.is_none()) => {
+            (_, '[') if !list && may_be_list => {
                 raw.push(c);
                 self.state = ParserState::Before { raw: std::mem::take(raw), list: true };
                 return;
             }
-            (CallSyntax::Object(arguments), '{') if list || !is_list => {
-                CallReader::Json(JsonCallReader::call(arguments))
+            (CallSyntax::Object { name, arguments }, '{') if list || !is_list => {
+                CallReader::Json(JsonCallReader::call(name, arguments))
             }
-            (CallSyntax::Tags, '<') => CallReader::Tags(TaggedCallReader::new()),
-            (CallSyntax::Named, '{') => return self.named(delta),
-            (CallSyntax::Named, _) if raw.len() < MAX_NAME_BYTES => return raw.push(c),
+            (CallSyntax::Python, c) if list && PythonCallReader::begins_name(c) => {
+                CallReader::Python(PythonCallReader::new())
+            }
+            (CallSyntax::Named { .. }, '{') => return self.named(delta),
+            (CallSyntax::Named { .. }, _) if raw.len() < MAX_NAME_BYTES => {
+                raw.push(c);
+                if bare == BareCalls::Name && !self.may_become_name() {
+                    self.give_up(delta);
+                }
+                return;
+            }
             (_, c) if c.is_whitespace() => return raw.push(c),
+            (CallSyntax::Tags(tags), c) if tags.begins_with(c) => {
+                CallReader::Tags(TaggedCallReader::new(tags))
+            }
             _ => {
                 raw.push(c);
                 return self.give_up(delta);
@@ -178,12 +212,28 @@ impl ToolCallParser {
         self.call(c, delta);
     }
 
+    /// Whether the held text is the beginning of a tool's name on a line of its own.
+    fn may_become_name(&self) -> bool {
+        let ParserState::Before { raw, .. } = &self.state else { return false };
+        let head = raw.trim_start();
+        let is_begun = |tool: &Tool| match head.strip_prefix(tool.name.as_str()) {
+            Some(rest) => rest.is_empty() || rest == "\n",
+            None => tool.name.starts_with(head),
+        };
+        self.tools.iter().any(is_begun)
+    }
+
     /// Begins the arguments of a call whose name precedes them.
     fn named(&mut self, delta: &mut AnswerDelta) {
-        let ParserState::Before { raw, .. } = &mut self.state else { return };
-        let head = raw.strip_prefix(self.syntax.open.unwrap_or_default()).unwrap_or(raw);
-        let head = head.trim_end().strip_suffix(ARGS).unwrap_or(head);
-        let name = head.split(CALL_ID).next().unwrap_or_default().trim();
+        let (
+            FormatSyntax { call: CallSyntax::Named { find, .. }, open, .. },
+            ParserState::Before { raw, .. },
+        ) = (self.syntax, &mut self.state)
+        else {
+            return;
+        };
+        let head = raw.strip_prefix(open.unwrap_or_default()).unwrap_or(raw);
+        let name = find(head).trim();
         if !self.tools.iter().any(|tool| tool.name == name) {
             raw.push('{');
             return self.give_up(delta);
@@ -210,15 +260,9 @@ impl ToolCallParser {
         if !*started {
             raw.push(c);
         }
-        let found = match reader {
-            CallReader::Json(reader) => reader.push(c, arguments),
-            CallReader::Tags(reader) => reader.push(c, arguments),
-        };
+        let found = reader.push(c, arguments);
         if found == CallProgress::Name {
-            let found = match &*reader {
-                CallReader::Json(reader) => reader.name(),
-                CallReader::Tags(reader) => Some(reader.name().to_owned()),
-            };
+            let found = reader.name();
             let Some(tool) = self.tools.iter().find(|tool| Some(&tool.name) == found.as_ref()) else {
                 return self.give_up(delta);
             };
@@ -237,13 +281,17 @@ impl ToolCallParser {
 
     /// Releases a call as soon as it is certain, and its arguments so far. Without a marker, an
     /// object is a call if it has the name of a tool and an object as the arguments. Other JSON is
-    /// text.
+    /// text. A call in Python's syntax is released as a whole, because a text may begin like it.
     fn pass_on(&mut self, delta: &mut AnswerDelta) {
-        let (index, bare) = (self.calls, self.syntax.bare);
-        let ParserState::Call { name, started, has_arguments, arguments, .. } = &mut self.state else {
+        let (index, bare) = (self.calls, !self.syntax.bare.is_empty());
+        let ParserState::Call { reader, name, started, has_arguments, arguments, .. } = &mut self.state
+        else {
             return;
         };
-        let is_call = !bare || arguments.starts_with('{');
+        let is_call = match reader {
+            CallReader::Python(_) => false,
+            _ => !bare || arguments.starts_with('{'),
+        };
         if !*started
             && is_call
             && let Some(name) = name.take()
@@ -265,12 +313,17 @@ impl ToolCallParser {
         else {
             return;
         };
-        let has_other_key = matches!(reader, CallReader::Json(reader) if reader.has_other_key());
-        if !*started {
+        let is_complete = match reader {
+            CallReader::Python(_) => serde_json::from_str::<serde::de::IgnoredAny>(arguments).is_ok(),
             // A name alone calls a tool without arguments.
-            let name = name.take().filter(|_| arguments.is_empty() && !has_other_key);
+            CallReader::Json(reader) => arguments.is_empty() && !reader.has_other_key(),
+            CallReader::Tags(_) => arguments.is_empty(),
+        };
+        if !*started {
+            let name = name.take().filter(|_| is_complete);
             let Some(name) = name else { return self.give_up(delta) };
-            delta.calls.push(CallDelta { index, name: Some(name), arguments: "{}".into() });
+            let arguments = if arguments.is_empty() { "{}".into() } else { std::mem::take(arguments) };
+            delta.calls.push(CallDelta { index, name: Some(name), arguments });
         } else if !*has_arguments {
             delta.call(index, None, "{}");
         }
@@ -303,21 +356,39 @@ impl ToolCallParser {
 
     /// Skips the text that closes a call, or begins the next call.
     fn after(&mut self, c: char, delta: &mut AnswerDelta) {
+        let FormatSyntax { closing, again, call, .. } = self.syntax;
         let ParserState::After { list, seen } = &mut self.state else { return };
         let list = *list;
         if c.is_whitespace() && seen.is_empty() {
             return;
         }
         seen.push(c);
-        let again = if list { Some(",") } else { self.syntax.between };
-        let end = if list { "]" } else { self.syntax.close };
-        if Some(seen.as_str()) == again {
-            self.state = ParserState::Before { raw: String::new(), list };
-        } else if !end.is_empty() && seen == end {
-            self.state = ParserState::Text;
-        } else if !end.starts_with(seen.as_str()) || end.is_empty() {
+        let tag = match call {
+            CallSyntax::Tags(tags) => tags.function.0,
+            _ => "",
+        };
+        let following: &[&str] = if list { &[",", "]"] } else { &[tag, again.unwrap_or_default()] };
+        let closing = if list { &[][..] } else { closing };
+        let mut expected = following.iter().chain(closing).map(|text| text.trim_start());
+        if !expected.any(|text| !text.is_empty() && text.starts_with(seen.as_str())) {
             let rest = std::mem::take(seen);
             self.state = ParserState::Text;
+            rest.chars().for_each(|c| self.character(c, delta));
+        } else if let Some(at) = closing.iter().position(|text| text.trim_start() == seen) {
+            seen.clear();
+            if at + 1 == closing.len() && tag.is_empty() {
+                self.state = ParserState::Text;
+            }
+        } else if seen == "]" && list {
+            self.state = match self.syntax.closing {
+                [] => ParserState::Text,
+                _ => ParserState::After { list: false, seen: String::new() },
+            };
+        } else if seen == "," && list || again == Some(seen) {
+            self.state = ParserState::Before { raw: String::new(), list };
+        } else if !tag.is_empty() && tag == seen {
+            let rest = std::mem::take(seen);
+            self.state = ParserState::Before { raw: String::new(), list };
             rest.chars().for_each(|c| self.character(c, delta));
         }
     }

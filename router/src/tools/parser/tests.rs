@@ -4,13 +4,17 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::tools::format::FORMATS;
 use crate::tools::{Tool, ToolChoice};
 
 fn tools(parallel: bool) -> AllowedTools {
     let properties = json!({"s": {"type": "string"}, "e": {"enum": ["a", "1"]}, "n": {"type": "integer"}, "m": {"type": ["string", "null"]}});
     let tool = |name: &str| Tool { name: name.into(), parameters: json!({"properties": properties}) };
     AllowedTools { tools: vec![tool("get"), tool("set")], choice: ToolChoice::Auto, parallel }
+}
+
+/// The formats that this parser reads.
+fn formats() -> impl Iterator<Item = ToolFormat> {
+    ToolFormat::all().filter(|&format| format != ToolFormat::Harmony)
 }
 
 /// Parses an answer that arrives in these pieces. Returns its content and its calls.
@@ -214,6 +218,149 @@ const CASES: &[Case] = &[
     (ToolFormat::Qwen3Coder, true, "<tool_call><function=other>", "<tool_call><function=other>", &[]),
     (ToolFormat::Qwen3Coder, true, "<tool_call>{\"name\": \"get\"}", "<tool_call>{\"name\": \"get\"}", &[]),
     (ToolFormat::Qwen3Coder, true, "<tool_call><function=get><b>", "", &[("get", "")]),
+    (
+        ToolFormat::LlamaFunction,
+        true,
+        "I look. <function=get>{\"a\": [\"}\"]}</function>\n<function=set>{}</function> Done.",
+        "I look. Done.",
+        &[("get", "{\"a\": [\"}\"]}"), ("set", "{}")],
+    ),
+    (ToolFormat::LlamaFunction, true, "<function=other>{}</function>", "<function=other>{}</function>", &[]),
+    (
+        ToolFormat::Pythonic,
+        true,
+        "[get(s='it\\'s \"q\" \\n', n=-1.5e3, b=True), set(o={'k': [None, False, \"]\"]}, u=\"\\u00fc)\"), get()]",
+        "",
+        &[
+            ("get", "{\"s\": \"it's \\\"q\\\" \\n\", \"n\": -1.5e3, \"b\": true}"),
+            ("set", "{\"o\": {\"k\": [null, false, \"]\"]}, \"u\": \"\\u00fc)\"}"),
+            ("get", "{}"),
+        ],
+    ),
+    (ToolFormat::Pythonic, true, "[get(s=1) Done.", "Done.", &[("get", "{\"s\": 1}")]),
+    (ToolFormat::Pythonic, true, "[get(s=f(1))]", "[get(s=f(1))]", &[]),
+    (ToolFormat::Pythonic, true, "[get(s=[1, ])]", "[get(s=[1, ])]", &[]),
+    (ToolFormat::Pythonic, true, "[other(s=1)]", "[other(s=1)]", &[]),
+    (ToolFormat::Pythonic, true, "[get(s='cut", "[get(s='cut", &[]),
+    (ToolFormat::Pythonic, true, "See [1].", "See [1].", &[]),
+    (ToolFormat::Pythonic, true, "<|python_start|>[get(n = 1)]<|python_end|>", "", &[("get", "{\"n\": 1}")]),
+    (
+        ToolFormat::Lfm2,
+        true,
+        "Wait. <|tool_call_start|>[get(n=1), set()]<|tool_call_end|>Done.",
+        "Wait.Done.",
+        &[("get", "{\"n\": 1}"), ("set", "{}")],
+    ),
+    (
+        ToolFormat::DeepSeekV3,
+        true,
+        "Wait.<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>get\n```json\n{\"n\": 1}\n```<｜tool▁call▁end｜>\n\
+         <｜tool▁call▁begin｜>function<｜tool▁sep｜>set\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "Wait.",
+        &[("get", "{\"n\": 1}"), ("set", "{}")],
+    ),
+    (
+        ToolFormat::DeepSeekV31,
+        true,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>{\"n\": 1}<｜tool▁call▁end｜>\
+         <｜tool▁call▁begin｜>set<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>Done <｜.",
+        "Done <｜.",
+        &[("get", "{\"n\": 1}"), ("set", "{}")],
+    ),
+    (
+        ToolFormat::DeepSeekV31,
+        false,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>get<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁call▁begin｜>set<｜tool▁sep｜>{}",
+        "",
+        &[("get", "{}")],
+    ),
+    (
+        ToolFormat::DeepSeekV31,
+        true,
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>other<｜tool▁sep｜>{}",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>other<｜tool▁sep｜>{}",
+        &[],
+    ),
+    (
+        ToolFormat::DeepSeekV32,
+        true,
+        "Wait.\n\n<｜DSML｜function_calls>\n<｜DSML｜invoke name=\"get\">\n<｜DSML｜parameter name=\"s\" string=\"true\">a </b></｜DSML｜parameter>\n\
+         <｜DSML｜parameter name=\"n\" string=\"false\">7</｜DSML｜parameter>\n<｜DSML｜parameter name=\"x\" string=\"true\">7</｜DSML｜parameter>\n\
+         </｜DSML｜invoke>\n<｜DSML｜invoke name=\"set\">\n</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        "Wait.",
+        &[("get", "{\"s\": \"a </b>\", \"n\": 7, \"x\": \"7\"}"), ("set", "{}")],
+    ),
+    (
+        ToolFormat::DeepSeekV4,
+        true,
+        "<｜DSML｜tool_calls><｜DSML｜invoke name=\"set\"></｜DSML｜invoke></｜DSML｜tool_calls>Done.",
+        "Done.",
+        &[("set", "{}")],
+    ),
+    (ToolFormat::Glm4, true, "get\n{\"n\": 1}", "", &[("get", "{\"n\": 1}")]),
+    (ToolFormat::Glm4, true, "get {\"n\": 1}", "get {\"n\": 1}", &[]),
+    (ToolFormat::Glm4, true, " getting there", " getting there", &[]),
+    (ToolFormat::Glm4, true, "\nset", "\nset", &[]),
+    (
+        ToolFormat::Glm45,
+        true,
+        "Wait.\n<tool_call>get\n<arg_key>s</arg_key>\n<arg_value>a\n</arg_val></arg_value>\n<arg_key>n</arg_key>\n<arg_value>7</arg_value>\n\
+         </tool_call>\n<tool_call>set</tool_call><tool_call>get<arg_key>m</arg_key><arg_value>null</arg_value></tool_call>",
+        "Wait.",
+        &[("get", "{\"s\": \"a\\n</arg_val>\", \"n\": 7}"), ("set", "{}"), ("get", "{\"m\": null}")],
+    ),
+    (ToolFormat::Glm45, true, "<tool_call>other\n", "<tool_call>other\n", &[]),
+    (
+        ToolFormat::KimiK2,
+        true,
+        "Wait.<|tool_calls_section_begin|><|tool_call_begin|>functions.get:0<|tool_call_argument_begin|>{\"n\": 1}<|tool_call_end|>\
+         <|tool_call_begin|>functions.set:1<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
+        "Wait.",
+        &[("get", "{\"n\": 1}"), ("set", "{}")],
+    ),
+    (
+        ToolFormat::KimiK2,
+        true,
+        "<|tool_calls_section_begin|><|tool_call_begin|>get{",
+        "<|tool_calls_section_begin|><|tool_call_begin|>get{",
+        &[],
+    ),
+    (
+        ToolFormat::MiniMaxM2,
+        true,
+        "Wait.\n<minimax:tool_call>\n<invoke name=\"get\">\n<parameter name=\"s\">\na\n</parameter>\n<parameter name=\"n\">7</parameter>\n\
+         </invoke>\n<invoke name=\"set\">\n</invoke>\n</minimax:tool_call>\nDone.",
+        "Wait.Done.",
+        &[("get", "{\"s\": \"\\na\\n\", \"n\": 7}"), ("set", "{}")],
+    ),
+    (
+        ToolFormat::Phi4Mini,
+        true,
+        "<|tool_call|>[{\"name\": \"get\", \"arguments\": {}}, {\"name\": \"set\", \"arguments\": {}}]<|/tool_call|>Done.",
+        "Done.",
+        &[("get", "{}"), ("set", "{}")],
+    ),
+    (
+        ToolFormat::Cohere,
+        true,
+        "<|START_ACTION|>[\n    {\"tool_call_id\": \"0\", \"tool_name\": \"get\", \"parameters\": {\"n\": 1}}\n]<|END_ACTION|>",
+        "",
+        &[("get", "{\"n\": 1}")],
+    ),
+    (
+        ToolFormat::Nemotron,
+        true,
+        "<TOOLCALL>[{\"name\": \"get\", \"arguments\": {}}]</TOOLCALL>",
+        "",
+        &[("get", "{}")],
+    ),
+    (
+        ToolFormat::GigaChat,
+        true,
+        "<|function_call|>{\"name\": \"get\", \"arguments\": {\"n\": 1}}",
+        "",
+        &[("get", "{\"n\": 1}")],
+    ),
 ];
 
 #[test]
@@ -246,6 +393,10 @@ proptest! {
             Just("\"name\""), Just(": "), Just("\"get\""), Just("\"arguments\""), Just("[ARGS]"), Just("get"), Just("[CALL_ID]"), Just("<function=get>"),
             Just("<parameter=s>"), Just("<parameter=n>"), Just("</parameter>"), Just("\n</param"), Just("</function>"), Just("<"), Just("\"parameters\""), Just(", "), Just("["),
             Just("]"), Just("\\\""), Just(";"), Just("\n"), Just(" "), Just("ü"), Just("<tool"), Just("{\"name\": \"get\", \"arguments\": {"),
+            Just("<｜tool▁calls▁begin｜>"), Just("<｜tool▁call▁begin｜>"), Just("<｜tool▁sep｜>"), Just("<｜tool▁call▁end｜>"), Just("```"), Just("<arg_key>"),
+            Just("</arg_key>"), Just("<arg_value>"), Just("</arg_value>"), Just("<minimax:tool_call>"), Just("<invoke name=\"get\">"), Just("</invoke>"),
+            Just("<|tool_calls_section_begin|>"), Just("functions.get:0<|tool_call_argument_begin|>"), Just("[get("), Just("s='"), Just("'"), Just(")"),
+            Just("<|tool_call|>"), Just("<|START_ACTION|>"), Just("<function=get>{}"), Just("set\n{}"),
         ], 0..20),
         cuts in prop::collection::vec(any::<prop::sample::Index>(), 0..6),
         parallel: bool,
@@ -255,7 +406,7 @@ proptest! {
         at.extend([0, answer.len()]);
         at.sort_unstable();
         let pieces: Vec<&str> = at.windows(2).map(|cut| &answer[cut[0]..cut[1]]).collect();
-        for format in FORMATS {
+        for format in formats() {
             prop_assert_eq!(read(format, parallel, &pieces), read(format, parallel, &[&answer]));
         }
     }
@@ -287,6 +438,13 @@ fn long_answers(bytes: usize) -> Vec<(&'static str, String)> {
         ("a number in tags", of("<tool_call><function=get><parameter=n>", "1</parameter")),
         ("tags of arguments", of("<tool_call><function=get>", "<parameter=s>a</parameter> ")),
         ("a tag without an end", of("<tool_call><function=", "get")),
+        ("a list in Python", of("[get(s=[", "1, ")),
+        ("a string in Python", of("[get(s='", "\\u00fc")),
+        ("calls in Python", of("[", "get(s=1), ")),
+        ("a value of GLM", of("<tool_call>get<arg_key>s</arg_key><arg_value>", "</arg_value ")),
+        ("sections of DeepSeek", of("", "<｜tool▁calls▁begin｜>")),
+        ("calls of DeepSeek", of("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>get<｜tool▁sep｜>{}")),
+        ("names of tools", of("", "get\n")),
     ]
 }
 
@@ -294,7 +452,7 @@ fn long_answers(bytes: usize) -> Vec<(&'static str, String)> {
 fn the_time_is_linear_in_the_text() {
     // A quadratic parser takes 2 * 10^10 steps for 200 000 characters of white space, which is more
     // than ten seconds on any machine. A linear one takes some milliseconds.
-    for format in FORMATS {
+    for format in formats() {
         for (name, answer) in long_answers(200_000) {
             let since = std::time::Instant::now();
             let (content, _) = read(format, true, &[&answer]);

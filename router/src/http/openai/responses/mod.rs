@@ -56,7 +56,7 @@ pub(super) async fn responses(
         for event in &answer.tokens {
             output.push(event, &mut ());
         }
-        Json(response.complete(output.take_items(), prompt_tokens, &answer.finished)).into_response()
+        Json(response.complete(output.take(), prompt_tokens, &answer.finished)).into_response()
     };
     Ok((headers, offload::run(bytes, write).await).into_response())
 }

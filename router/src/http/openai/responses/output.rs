@@ -1,9 +1,10 @@
-//! The items of an output: messages and tool calls, one after the other.
+//! The items of an output: reasoning, messages and tool calls, one after the other.
 
 use serde_json::{Value, json};
 
 use super::super::logprobs::ChatLogprobs;
 use super::tool_set::{ClientTool, ClientTools};
+use super::types::CompleteOutput;
 use crate::chat::{AnswerBlock, AnswerFormat, BlockEvent, BlockReader, CUSTOM_INPUT};
 use crate::service::{FinishReason, TextEvent};
 use crate::text::Tokenizer;
@@ -22,6 +23,7 @@ impl EventSink for () {
 
 /// The kind of the open item.
 enum ItemKind {
+    Reasoning,
     Message,
     /// A call of a function.
     FunctionCall,
@@ -50,8 +52,8 @@ pub(super) struct ResponseOutput {
 }
 
 impl ResponseOutput {
-    /// An empty output. `format` is set if tools may be called, and `tokenizer` if
-    /// log-probabilities were asked for.
+    /// An empty output. `format` is set if the answer may contain reasoning or tool calls, and
+    /// `tokenizer` if log-probabilities were asked for.
     pub(super) fn new(
         format: Option<&AnswerFormat>,
         tools: ClientTools,
@@ -70,8 +72,9 @@ impl ResponseOutput {
     }
 
     /// Takes the items of an output that is complete.
-    pub(super) fn take_items(&mut self) -> Vec<Value> {
-        std::mem::take(&mut self.items)
+    pub(super) fn take(&mut self) -> CompleteOutput {
+        let reasoning_tokens = self.blocks.reasoning_tokens();
+        CompleteOutput { items: std::mem::take(&mut self.items), reasoning_tokens }
     }
 
     /// Adds a token.
@@ -80,7 +83,12 @@ impl ResponseOutput {
             let new = ChatLogprobs::new(tokenizer, std::slice::from_ref(event));
             self.pending.extend(new.content.iter().map(|token| json!(token)));
         }
+        let reasoning_tokens = self.blocks.reasoning_tokens();
         let events = self.blocks.push(event);
+        if self.blocks.reasoning_tokens() != reasoning_tokens {
+            // Only messages have log-probabilities.
+            self.pending.clear();
+        }
         let last = events.len().saturating_sub(1);
         let is_cut = event.finished.as_ref().is_some_and(|finished| finished.reason == FinishReason::Length);
         for (index, event) in events.into_iter().enumerate() {
@@ -94,6 +102,7 @@ impl ResponseOutput {
 
     fn begin(&mut self, block: &AnswerBlock, to: &mut impl EventSink) {
         let (prefix, kind) = match block {
+            AnswerBlock::Reasoning(_) => ("rs", ItemKind::Reasoning),
             AnswerBlock::Text(_) => ("msg", ItemKind::Message),
             AnswerBlock::Call { name, .. } if self.tools.get(name).is_some_and(|tool| tool.is_custom) => (
                 "ctc",
@@ -102,21 +111,24 @@ impl ResponseOutput {
             AnswerBlock::Call { .. } => ("fc", ItemKind::FunctionCall),
         };
         let is_message = matches!(kind, ItemKind::Message);
+        let has_parts = is_message || matches!(kind, ItemKind::Reasoning);
         self.kind = kind;
         self.id = format!("{prefix}_{:032x}", rand::random::<u128>());
         let index = self.items.len();
         to.emit("response.output_item.added", || {
             let mut item = self.item(block, "in_progress");
-            if is_message {
+            if has_parts {
                 item["content"] = json!([]);
             }
             json!({"output_index": index, "item": item})
         });
-        if is_message {
+        if has_parts {
             to.emit("response.content_part.added", || {
-                self.with_item(json!({"content_index": 0, "part": part("", &[])}))
+                let part = if is_message { part("", &[]) } else { reasoning_part("") };
+                self.with_item(json!({"content_index": 0, "part": part}))
             });
-        } else {
+        }
+        if !is_message {
             self.pending.clear();
         }
     }
@@ -129,6 +141,11 @@ impl ResponseOutput {
                     self.with_item(json!({"content_index": 0, "delta": more, "logprobs": new}))
                 });
                 self.sent.extend(new);
+            }
+            ItemKind::Reasoning => {
+                to.emit("response.reasoning_text.delta", || {
+                    self.with_item(json!({"content_index": 0, "delta": more}))
+                });
             }
             ItemKind::FunctionCall => {
                 to.emit("response.function_call_arguments.delta", || self.with_item(json!({"delta": more})));
@@ -157,7 +174,7 @@ impl ResponseOutput {
                 let rest = reader.finish();
                 self.append_input(&rest, to);
             }
-            ItemKind::Message | ItemKind::FunctionCall => {}
+            ItemKind::Reasoning | ItemKind::Message | ItemKind::FunctionCall => {}
         }
         let item = self.item(&block, if is_cut { "incomplete" } else { "completed" });
         match &block {
@@ -167,11 +184,19 @@ impl ResponseOutput {
                         self.with_item(json!({"input": input}))
                     });
                 }
-                ItemKind::FunctionCall | ItemKind::Message => to
+                ItemKind::FunctionCall | ItemKind::Message | ItemKind::Reasoning => to
                     .emit("response.function_call_arguments.done", || {
                         self.with_item(json!({"name": item["name"], "arguments": arguments}))
                     }),
             },
+            AnswerBlock::Reasoning(text) => {
+                to.emit("response.reasoning_text.done", || {
+                    self.with_item(json!({"content_index": 0, "text": text}))
+                });
+                to.emit("response.content_part.done", || {
+                    self.with_item(json!({"content_index": 0, "part": reasoning_part(text)}))
+                });
+            }
             AnswerBlock::Text(text) => {
                 to.emit("response.output_text.done", || {
                     self.with_item(json!({"content_index": 0, "text": text, "logprobs": self.sent}))
@@ -197,6 +222,12 @@ impl ResponseOutput {
     /// The JSON of the open item.
     fn item(&self, block: &AnswerBlock, status: &str) -> Value {
         let (call_id, name, arguments) = match block {
+            AnswerBlock::Reasoning(text) => {
+                let content = [reasoning_part(text)];
+                return json!({
+                    "type": "reasoning", "id": self.id, "status": status, "summary": [], "content": content,
+                });
+            }
             AnswerBlock::Text(text) => {
                 let content = [part(text, &self.sent)];
                 return json!({
@@ -211,7 +242,7 @@ impl ResponseOutput {
             ItemKind::CustomCall { input, .. } => json!({
                 "type": "custom_tool_call", "id": self.id, "call_id": call_id, "name": name, "input": input, "status": status,
             }),
-            ItemKind::FunctionCall | ItemKind::Message => json!({
+            ItemKind::FunctionCall | ItemKind::Message | ItemKind::Reasoning => json!({
                 "type": "function_call", "id": self.id, "call_id": call_id, "name": name, "arguments": arguments,
                 "status": status,
             }),
@@ -221,6 +252,11 @@ impl ResponseOutput {
         }
         item
     }
+}
+
+/// Returns the JSON of a text in the content of an item with reasoning.
+fn reasoning_part(text: &str) -> Value {
+    json!({"type": "reasoning_text", "text": text})
 }
 
 /// Returns the JSON of a text in the content of a message.

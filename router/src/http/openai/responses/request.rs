@@ -8,7 +8,9 @@ use super::super::error::OpenAiError;
 use super::super::tool_choice::tool_selection;
 use super::input::{self, ConversationInput};
 use super::tool_set::{ClientTools, ToolSet};
-use crate::chat::{ContinuationOptions, ConversationRequest, IgnoredFields, ToolOptions};
+use crate::chat::{
+    ContinuationOptions, ConversationRequest, EFFORT_VARIABLE, IgnoredFields, THINKING_VARIABLES, ToolOptions,
+};
 use crate::grammar::RequestedGrammar;
 use crate::http::app::App;
 use crate::http::field_names::FieldNames;
@@ -58,8 +60,6 @@ pub(in super::super) struct ReasoningOptions {
 
 /// The efforts of OpenAI's API.
 const EFFORTS: &[&str] = &["none", "minimal", "low", "medium", "high", "xhigh", "max"];
-/// The template variable for the effort.
-const EFFORT_VARIABLE: &str = "reasoning_effort";
 
 /// The value of `include` that asks for log-probabilities.
 const LOGPROBS: &str = "message.output_text.logprobs";
@@ -115,7 +115,8 @@ impl ResponsesRequest {
             let message = format!("`reasoning.effort` must be one of {}", EFFORTS.join(", "));
             return Err(OpenAiError::invalid("reasoning.effort", message));
         }
-        if app.service.template_may_read(EFFORT_VARIABLE) {
+        let mut variables = THINKING_VARIABLES.into_iter().chain([EFFORT_VARIABLE]);
+        if variables.any(|name| app.service.template_may_read(name)) {
             return Ok(Some(effort.clone()));
         }
         ignored.note("reasoning.effort");
@@ -138,19 +139,16 @@ impl ResponsesRequest {
             instructions: self.instructions.as_deref(),
             input: &self.input,
             tools: &tools,
-            reads_reasoning: ["reasoning_content", "reasoning", "thinking"]
-                .iter()
-                .any(|name| app.service.template_may_read(name)),
+            reads_reasoning: app.service.template_reads_reasoning(),
         };
         let messages = source.messages(&mut ignored)?;
         let functions = std::mem::take(&mut tools.functions);
         let selection = tool_selection(choice.as_ref()).map_err(about)?;
         let options = ToolOptions { tools: functions, selection, parallel: self.parallel_tool_calls };
-        let variables = effort.iter().map(|effort| (EFFORT_VARIABLE.to_owned(), effort.as_str().into()));
         let chat = ConversationRequest {
             messages,
             tools: options,
-            variables: Some(variables.collect()),
+            effort: effort.iter().map(|effort| (EFFORT_VARIABLE, effort.as_str().into())).collect(),
             continuation: ContinuationOptions {
                 continue_final_message: Some(false),
                 add_generation_prompt: None,

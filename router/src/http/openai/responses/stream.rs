@@ -55,7 +55,7 @@ impl sse::Write for ResponseStreamWriter {
         self.output.push(&event, &mut NumberedEvents { sequence: &mut self.sequence, to });
         let Some(finished) = &event.finished else { return };
         let Some(response) = self.response.take() else { return };
-        let response = response.complete(self.output.take_items(), self.prompt_tokens, finished);
+        let response = response.complete(self.output.take(), self.prompt_tokens, finished);
         let kind = match response.status {
             ResponseStatus::Incomplete => "response.incomplete",
             _ => "response.completed",

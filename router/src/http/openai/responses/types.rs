@@ -69,6 +69,14 @@ struct ResponseUsage {
     total_tokens: usize,
 }
 
+/// The output of a complete answer.
+#[derive(Debug)]
+pub(super) struct CompleteOutput {
+    pub(super) items: Vec<Value>,
+    /// The number of tokens of the reasoning.
+    pub(super) reasoning_tokens: usize,
+}
+
 impl ResponseObject {
     /// The response before its first token. `effort` is the effort that the template was given, and
     /// `defaults` apply to parameters that the request does not have.
@@ -114,16 +122,16 @@ impl ResponseObject {
     }
 
     /// Adds the complete answer.
-    pub(super) fn complete(mut self, output: Vec<Value>, input_tokens: usize, answer: &Finished) -> Self {
+    pub(super) fn complete(mut self, output: CompleteOutput, input_tokens: usize, answer: &Finished) -> Self {
         self.status = ResponseStatus::of(answer.reason);
-        self.output = output;
+        self.output = output.items;
         self.incomplete_details =
             (self.status == ResponseStatus::Incomplete).then(|| json!({"reason": "max_output_tokens"}));
         self.usage = Some(ResponseUsage {
             input_tokens,
             input_tokens_details: json!({"cached_tokens": answer.cached_tokens, "cache_write_tokens": 0}),
             output_tokens: answer.generated_tokens,
-            output_tokens_details: json!({"reasoning_tokens": 0}),
+            output_tokens_details: json!({"reasoning_tokens": output.reasoning_tokens}),
             total_tokens: input_tokens + answer.generated_tokens as usize,
         });
         self

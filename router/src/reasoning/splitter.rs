@@ -1,0 +1,197 @@
+//! Separates the reasoning of an answer from the rest.
+//!
+//! A stream is read piece by piece and a whole answer as one piece, with the same result. The end
+//! of the reasoning that may be its closing mark is held back, and white space around the reasoning
+//! is dropped. The time is linear in the text.
+
+use super::format::{Opening, ReasoningMarks, ReasoningStart, opening};
+use crate::tools::HeldText;
+
+/// Reads one answer.
+#[derive(Debug)]
+pub(crate) struct ReasoningSplitter {
+    marks: ReasoningMarks,
+    state: SplitterState,
+    /// The end of the reasoning that may be the closing mark, and white space before it.
+    held: HeldText,
+}
+
+#[derive(Debug)]
+enum SplitterState {
+    /// The answer so far, which may become the opening mark.
+    Start(String),
+    Reasoning {
+        has_begun: bool,
+    },
+    /// After the closing mark. Line breaks are dropped.
+    Closed,
+    Answer,
+}
+
+/// The text that a piece of an answer adds.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(crate) struct SplitText {
+    /// Text of the reasoning.
+    pub(crate) reasoning: String,
+    /// Text of the answer.
+    pub(crate) answer: String,
+}
+
+impl ReasoningSplitter {
+    /// Creates a splitter for an answer.
+    pub(crate) fn new(marks: ReasoningMarks, start: ReasoningStart) -> Self {
+        let state = match start {
+            ReasoningStart::Inside => SplitterState::Reasoning { has_begun: false },
+            ReasoningStart::Possible => SplitterState::Start(String::new()),
+        };
+        ReasoningSplitter { marks, state, held: HeldText::new(marks.close) }
+    }
+
+    /// Whether the text so far ends within the reasoning.
+    pub(crate) fn is_reasoning(&self) -> bool {
+        matches!(self.state, SplitterState::Reasoning { .. })
+    }
+
+    /// Adds text and returns what is certain.
+    pub(crate) fn push(&mut self, text: &str) -> SplitText {
+        let mut split = SplitText::default();
+        for (at, c) in text.char_indices() {
+            if matches!(self.state, SplitterState::Answer) {
+                split.answer += &text[at..];
+                break;
+            }
+            self.character(c, &mut split);
+        }
+        split
+    }
+
+    /// Ends the text and returns what was held back.
+    pub(crate) fn finish(&mut self) -> SplitText {
+        match std::mem::replace(&mut self.state, SplitterState::Answer) {
+            SplitterState::Start(answer) => SplitText { answer, ..SplitText::default() },
+            SplitterState::Reasoning { .. } => {
+                SplitText { reasoning: self.held.take(), ..SplitText::default() }
+            }
+            SplitterState::Closed | SplitterState::Answer => SplitText::default(),
+        }
+    }
+
+    fn character(&mut self, c: char, split: &mut SplitText) {
+        match &mut self.state {
+            SplitterState::Start(begin) => {
+                begin.push(c);
+                match opening(begin, self.marks.open) {
+                    Opening::Undecided => {}
+                    Opening::Found => self.state = SplitterState::Reasoning { has_begun: false },
+                    Opening::Absent => {
+                        split.answer += begin;
+                        self.state = SplitterState::Answer;
+                    }
+                }
+            }
+            SplitterState::Reasoning { has_begun: false } if c.is_whitespace() => {}
+            SplitterState::Reasoning { has_begun } => {
+                *has_begun = true;
+                if self.held.push(c, &mut split.reasoning) {
+                    self.state = SplitterState::Closed;
+                }
+            }
+            SplitterState::Closed if c == '\n' || c == '\r' => {}
+            SplitterState::Closed | SplitterState::Answer => {
+                split.answer.push(c);
+                self.state = SplitterState::Answer;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::reasoning::ReasoningFormat;
+
+    fn read(format: ReasoningFormat, start: ReasoningStart, pieces: &[&str]) -> (String, String) {
+        let mut splitter = ReasoningSplitter::new(format.marks(), start);
+        let (mut reasoning, mut answer) = (String::new(), String::new());
+        let splits: Vec<_> = pieces.iter().map(|piece| splitter.push(piece)).collect();
+        for split in splits.into_iter().chain([splitter.finish()]) {
+            reasoning += &split.reasoning;
+            answer += &split.answer;
+        }
+        (reasoning, answer)
+    }
+
+    const CASES: &[(ReasoningFormat, ReasoningStart, &str, &str, &str)] = &[
+        (
+            ReasoningFormat::Think,
+            ReasoningStart::Possible,
+            "<think>\nWhy </thin not?\n</think>\n\nSo.",
+            "Why </thin not?",
+            "So.",
+        ),
+        (ReasoningFormat::Think, ReasoningStart::Inside, "Why?\n</think>\n\n  So.", "Why?", "  So."),
+        (ReasoningFormat::Think, ReasoningStart::Inside, "</think>So </think>.", "", "So </think>."),
+        (ReasoningFormat::Think, ReasoningStart::Possible, "\n<think></think>So.", "", "So."),
+        (ReasoningFormat::Think, ReasoningStart::Possible, " So <think>.", "", " So <think>."),
+        (ReasoningFormat::Think, ReasoningStart::Possible, "<thin", "", "<thin"),
+        (ReasoningFormat::Think, ReasoningStart::Possible, "<think>Cut o", "Cut o", ""),
+        (ReasoningFormat::Think, ReasoningStart::Inside, "Cut </thi", "Cut </thi", ""),
+        (ReasoningFormat::Mistral, ReasoningStart::Possible, "[THINK]Ü.[/THINK]So.", "Ü.", "So."),
+        (ReasoningFormat::Cohere, ReasoningStart::Inside, "Why.<|END_THINKING|>So.", "Why.", "So."),
+        (
+            ReasoningFormat::Gemma4,
+            ReasoningStart::Possible,
+            "<|channel>thought\nWhy.<channel|>So.",
+            "Why.",
+            "So.",
+        ),
+    ];
+
+    #[test]
+    fn each_answer_is_split() {
+        for &(format, start, text, reasoning, answer) in CASES {
+            assert_eq!(read(format, start, &[text]), (reasoning.to_owned(), answer.to_owned()), "{text}");
+        }
+    }
+
+    #[test]
+    fn divisions_do_not_change_the_result() {
+        for &(format, start, text, ..) in CASES {
+            let whole = read(format, start, &[text]);
+            for at in (0..=text.len()).filter(|&at| text.is_char_boundary(at)) {
+                assert_eq!(read(format, start, &[&text[..at], &text[at..]]), whole, "{text} at {at}");
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn random_divisions_do_not_change_the_result(
+            parts in prop::collection::vec(prop_oneof![
+                Just("<think>"), Just("</think>"), Just("<"), Just("</think"), Just("\n"), Just(" "), Just("ü"), Just("a"),
+            ], 0..16),
+            inside: bool,
+        ) {
+            let text = parts.concat();
+            let start = if inside { ReasoningStart::Inside } else { ReasoningStart::Possible };
+            let characters: Vec<String> = text.chars().map(String::from).collect();
+            let characters: Vec<&str> = characters.iter().map(String::as_str).collect();
+            let format = ReasoningFormat::Think;
+            prop_assert_eq!(read(format, start, &characters), read(format, start, &[&text]));
+        }
+    }
+
+    #[test]
+    fn the_time_is_linear_in_the_text() {
+        for part in [" ", "</think", "<", "\u{2003}", "a "] {
+            let text = part.repeat(200_000 / part.len());
+            for start in [ReasoningStart::Inside, ReasoningStart::Possible] {
+                let since = std::time::Instant::now();
+                read(ReasoningFormat::Think, start, &[&text]);
+                assert!(since.elapsed().as_secs_f64() < 2.0, "{part:?}");
+            }
+        }
+    }
+}

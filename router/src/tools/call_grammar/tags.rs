@@ -1,0 +1,205 @@
+//! The rules for calls whose arguments are single values: in tags, and as named arguments of
+//! Python.
+
+use std::collections::HashSet;
+
+use serde_json::Value;
+
+use super::{definitions, escape, quoted, relocate};
+use crate::tools::allowed::{AllowedTools, Tool};
+use crate::tools::tagged_call::{self, TYPE, TagSyntax};
+
+/// The number of bytes of definitions that are copied into the schemas of arguments. A grammar with
+/// more is refused for its size anyway.
+const MAX_COPIED: usize = 1 << 20;
+
+/// The schemas of the arguments, each of which is a rule.
+#[derive(Default)]
+struct ValueSchemas {
+    schemas: Vec<(String, Value)>,
+    copied: usize,
+}
+
+/// A tool whose arguments become rules.
+struct IndexedTool<'a> {
+    index: usize,
+    tool: &'a Tool,
+    required: HashSet<&'a str>,
+    /// The tool's definitions, to which the schemas of its arguments may refer.
+    shared: Option<Value>,
+    /// The size of the definitions in bytes.
+    size: usize,
+}
+
+impl<'a> IndexedTool<'a> {
+    fn new(index: usize, tool: &'a Tool) -> Self {
+        let required = tool.parameters["required"].as_array().into_iter().flatten();
+        let shared = tool.parameters.get("$defs").map(|_| definitions(std::iter::once((index, tool))).into());
+        let size = shared.as_ref().map_or(0, |_: &Value| tool.parameters.to_string().len());
+        IndexedTool { index, tool, required: required.filter_map(Value::as_str).collect(), shared, size }
+    }
+
+    fn arguments(&self) -> impl Iterator<Item = (&'a String, &'a Value)> {
+        self.tool.parameters["properties"].as_object().into_iter().flatten()
+    }
+}
+
+impl ValueSchemas {
+    /// Adds the schema of an argument and returns the name of its rule.
+    fn rule(&mut self, tool: &IndexedTool, schema: &Value) -> String {
+        let index = tool.index;
+        let rule = format!("json_{index}_{}", self.schemas.len());
+        let mut schema = schema.clone();
+        relocate(&mut schema, &format!("#/$defs/{index}"));
+        if let (Value::Object(schema), Some(shared)) = (&mut schema, &tool.shared)
+            && self.copied < MAX_COPIED
+        {
+            self.copied += tool.size;
+            schema.insert("$defs".into(), shared.clone());
+        }
+        self.schemas.push((rule.clone(), schema));
+        rule
+    }
+}
+
+/// Returns the rules for calls in tags. The arguments have the order of their schema. Strings are
+/// written as they are up to the closing tag, and other values are JSON.
+/// `special` finds special tokens.
+pub(super) fn tagged_calls(
+    syntax: TagSyntax,
+    tools: &AllowedTools,
+    special: &dyn Fn(&str) -> Option<u32>,
+) -> (String, Vec<(String, Value)>) {
+    let mut writer = TagWriter { syntax, schemas: ValueSchemas::default(), special };
+    let calls: Vec<String> = tools
+        .callable()
+        .enumerate()
+        .map(|(index, tool)| writer.call(&IndexedTool::new(index, tool)))
+        .collect();
+    let TagSyntax { parameter, key_end, end_of_value, .. } = syntax;
+    let pad = if syntax.is_padded { "\\n" } else { "" };
+    let kind = if syntax.has_type { format!("{}(true|false)", escape(TYPE)) } else { String::new() };
+    let text = match special(end_of_value) {
+        // Ordinary text never contains a special token.
+        Some(id) => format!("text: FREE? <[{id}]>\nFREE: /(?s:.+)/\n"),
+        None => format!("text[lazy]: /(?s:.*){pad}{}{pad}/\n", escape(end_of_value)),
+    };
+    let any = match key_end {
+        "" => format!("/{}[A-Za-z0-9_.-]+{kind}{}{pad}/", escape(parameter.0), escape(parameter.1)),
+        _ => {
+            let [before, end, after] = [parameter.0, key_end, parameter.1].map(|mark| writer.mark(mark));
+            format!("{before} KEY {end} GAP? {after}\nKEY: /[A-Za-z0-9_.-]+/")
+        }
+    };
+    let rules = format!("call: {}\n{text}any: {any}\nGAP: /[ \\n]{{1,2}}/\n", calls.join(" | "));
+    (rules, writer.schemas.schemas)
+}
+
+/// Writes the rules of calls in tags.
+struct TagWriter<'a> {
+    syntax: TagSyntax,
+    schemas: ValueSchemas,
+    special: &'a dyn Fn(&str) -> Option<u32>,
+}
+
+impl TagWriter<'_> {
+    /// Returns the rule for a tag without a name: a special token, or a text.
+    fn mark(&self, mark: &str) -> String {
+        (self.special)(mark).map_or_else(|| quoted(mark), |id| format!("<[{id}]>"))
+    }
+
+    /// Returns the rule for a call of one tool.
+    fn call(&mut self, tool: &IndexedTool) -> String {
+        let mut arguments = String::new();
+        for (name, schema) in tool.arguments() {
+            let is_required = tool.required.contains(name.as_str());
+            let argument = self.argument(tool, name, schema);
+            arguments += &format!(" ({argument}){}", if is_required { "" } else { "?" });
+        }
+        if arguments.is_empty() && tool.tool.parameters["additionalProperties"] != false {
+            arguments = format!(" (any text{})*", self.gap());
+        }
+        let (before, after) = self.syntax.function;
+        let head = format!("{before}{}", tool.tool.name);
+        let head = match (self.syntax.is_padded, after) {
+            (true, after) => quoted(&format!("{head}{after}\n")),
+            (false, "\n") => format!("{} GAP?", quoted(&head)),
+            (false, after) => format!("{} GAP?", quoted(&format!("{head}{after}"))),
+        };
+        format!("{head}{arguments} {}", self.mark(self.syntax.end))
+    }
+
+    /// Returns the rule for the white space after a value, if it is no part of the closing tag.
+    fn gap(&self) -> &'static str {
+        if self.syntax.is_padded { "" } else { " GAP?" }
+    }
+
+    fn argument(&mut self, tool: &IndexedTool, name: &str, schema: &Value) -> String {
+        let TagSyntax { parameter, key_end, has_type, end_of_value, is_padded, .. } = self.syntax;
+        let pad = if is_padded { "\n" } else { "" };
+        let end = match (self.special)(end_of_value) {
+            Some(id) => format!("<[{id}]>"),
+            None => quoted(&format!("{end_of_value}{pad}")),
+        };
+        let is_text = tagged_call::is_text(schema);
+        let value = match schema["enum"].as_array().filter(|_| is_text) {
+            Some(values) => {
+                let text = |value: &Value| quoted(&format!("{}{pad}", value.as_str().unwrap_or_default()));
+                format!("({}) {end}", values.iter().map(text).collect::<Vec<_>>().join(" | "))
+            }
+            None if is_text => "text".to_owned(),
+            None if pad.is_empty() => format!("{} {end}", self.schemas.rule(tool, schema)),
+            None => format!("{} {} {end}", self.schemas.rule(tool, schema), quoted(pad)),
+        };
+        let kind = if has_type { format!("{TYPE}{is_text}") } else { String::new() };
+        let tag = match key_end {
+            "" => quoted(&format!("{}{name}{kind}{}{pad}", parameter.0, parameter.1)),
+            _ => {
+                let [before, end, after] = [parameter.0, key_end, parameter.1].map(|mark| self.mark(mark));
+                format!("{before} {} {end} GAP? {after}", quoted(name))
+            }
+        };
+        format!("{tag} {value}{}", self.gap())
+    }
+}
+
+/// Returns the rules for calls in Python's syntax.
+pub(super) fn python_calls(tools: &AllowedTools) -> (String, Vec<(String, Value)>) {
+    let (rests, schemas) = python_rests(tools);
+    let call = |(index, tool): (usize, &Tool)| format!("{} rest_{index}", quoted(&format!("{}(", tool.name)));
+    let calls: Vec<String> = tools.callable().enumerate().map(call).collect();
+    (format!("call: {}\n{rests}", calls.join(" | ")), schemas)
+}
+
+/// Returns the rules for the arguments of calls in Python's syntax, up to the closing parenthesis:
+/// first those that are required, and then others. Values are JSON, which Python reads in the same
+/// way but for the names of the truth values.
+pub(super) fn python_rests(tools: &AllowedTools) -> (String, Vec<(String, Value)>) {
+    let (mut rules, mut schemas) = (String::new(), ValueSchemas::default());
+    for (index, tool) in tools.callable().enumerate() {
+        let tool = IndexedTool::new(index, tool);
+        let (mut required, mut others) = (Vec::new(), Vec::new());
+        for (name, schema) in tool.arguments() {
+            let value = match schema["type"] == "boolean" {
+                true => "(\"True\" | \"False\")".to_owned(),
+                false => schemas.rule(&tool, schema),
+            };
+            let argument = format!("{} {value}", quoted(&format!("{name}=")));
+            let is_required = tool.required.contains(name.as_str());
+            if is_required { required.push(argument) } else { others.push(argument) }
+        }
+        let arguments = match (required.is_empty(), others.is_empty()) {
+            (true, true) => String::new(),
+            (true, false) => {
+                let any = others.join(" | ");
+                format!("(({any}) (COMMA ({any}))*)?")
+            }
+            (false, _) => {
+                let others: String = others.iter().map(|argument| format!(" (COMMA {argument})?")).collect();
+                format!("{}{others}", required.join(" COMMA "))
+            }
+        };
+        rules += &format!("rest_{index}: {arguments} \")\"\n");
+    }
+    (rules + "COMMA: /, ?/\n", schemas.schemas)
+}
