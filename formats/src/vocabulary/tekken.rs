@@ -1,4 +1,5 @@
-//! Mistral's `tekken.json`: byte strings by rank, special tokens, and the pattern that splits texts.
+//! Mistral's `tekken.json`: byte strings by rank, special tokens, and the pattern that splits
+//! texts.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;

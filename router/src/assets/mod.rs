@@ -218,13 +218,17 @@ impl Assets {
         origin: &str,
         file: impl Fn(&'static str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
     ) -> Result<Self, AssetError> {
+        let json_tokenizer = file("tokenizer.json")?;
         let facts = ModelFacts::new(
             origin,
             json(&file, "config.json")?,
             json(&file, "tokenizer_config.json")?,
             json(&file, "generation_config.json")?,
         );
-        let tokenizer = tokenizer(origin, &file, &facts)?;
+        let tokenizer = match json_tokenizer {
+            Some(json) => TokenizerSource::Json(json.into_owned()),
+            None => vocabulary_file(origin, &file, &facts)?,
+        };
         let config: TokenizerConfig = json(&file, "tokenizer_config.json")?;
         let generation: GenerationConfig = json(&file, "generation_config.json")?;
         let sampling = SamplingDefaults::of(&generation.rest);
@@ -271,15 +275,12 @@ pub fn tokenizer_files() -> impl Iterator<Item = &'static str> {
     std::iter::once("tokenizer.json").chain(tokenizer_files::FILES.iter().map(|(name, _)| *name))
 }
 
-/// Returns the tokenizer in the first file that exists.
-fn tokenizer<'a>(
+/// Returns the vocabulary in the first file that exists.
+fn vocabulary_file<'a>(
     origin: &str,
     file: &impl Fn(&'static str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
     facts: &ModelFacts,
 ) -> Result<TokenizerSource, AssetError> {
-    if let Some(bytes) = file("tokenizer.json")? {
-        return Ok(TokenizerSource::Json(bytes.into_owned()));
-    }
     for &(name, read) in tokenizer_files::FILES {
         if let Some(bytes) = file(name)? {
             let vocabulary =

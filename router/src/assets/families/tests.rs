@@ -176,7 +176,7 @@ fn prefixes_surround_raw_prompts_and_begin_chats() {
     assert_eq!(raw(&model), [&bare(&model)[..], &[701, 704]].concat());
     assert_eq!(model.guarded("ab"), raw(&model));
     assert_eq!(raw(&baichuan()), bare(&baichuan()), "Baichuan has no begin token");
-    let llama = llama("x");
+    let llama = llama("vicuna");
     assert_eq!(raw(&llama), [&[1][..], &bare(&llama)].concat());
 }
 

@@ -15,7 +15,7 @@ mod tests;
 
 use std::collections::HashSet;
 
-use millrace_formats::vocabulary::{MergedVocabulary, PieceKind, PieceVocabulary};
+use millrace_formats::vocabulary::{MergedVocabulary, PieceKind, PieceNormalization, PieceVocabulary};
 use serde_json::{Value, json};
 use tokenizers::models::ModelWrapper;
 use tokenizers::{AddedToken, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper};
@@ -196,8 +196,14 @@ fn decoder(tokens: &VocabularyTokens) -> Value {
     steps.extend(substitutions.iter().map(|Substitution { from, to }| replace(to, from)));
     steps.extend([json!({"type": "ByteFallback"}), json!({"type": "Fuse"})]);
     let options = &vocabulary.normalization;
-    if options.add_dummy_prefix || options.remove_extra_whitespaces {
-        steps.push(json!({"type": "Strip", "content": " ", "start": 1, "stop": 0}));
+    // SentencePiece removes all leading spaces if the model never has several together.
+    let leading = match options {
+        PieceNormalization { remove_extra_whitespaces: true, .. } => u32::MAX,
+        PieceNormalization { add_dummy_prefix: true, .. } => 1,
+        _ => 0,
+    };
+    if leading > 0 {
+        steps.push(json!({"type": "Strip", "content": " ", "start": leading, "stop": 0}));
     }
     json!({"type": "Sequence", "decoders": steps})
 }

@@ -43,8 +43,8 @@ struct Part {
 }
 
 impl PieceModel {
-    /// Prepares a vocabulary. `symbols` are the pieces that are found before any others, and `added`
-    /// are texts for which the library looks by itself, so that text never becomes these pieces here.
+    /// Prepares a vocabulary. `symbols` are the pieces that are found before any others. The
+    /// library itself looks for the texts of `added`, so that text never becomes these pieces here.
     pub(super) fn new(
         vocabulary: PieceVocabulary,
         first_id: u32,
