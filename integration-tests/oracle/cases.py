@@ -315,7 +315,7 @@ case(
     ),
     lengths=(32, 35),
 )
-case("gemma3_text_head", dict(GEMMA3, tie_word_embeddings=False, num_key_value_heads=4), lengths=(26, 31))
+case("gemma3_text_head", dict(GEMMA3, tie_word_embeddings=False, num_key_value_heads=1, vocab_size=37), lengths=(26, 31))
 
 # Phi-3.
 PHI3 = dict(
@@ -372,7 +372,7 @@ case(
     ],
 )
 case("granite_bias", dict(GRANITE, attention_bias=True, mlp_bias=True), lengths=(31, 26))
-case("granite_tied", dict(GRANITE, tie_word_embeddings=True, num_key_value_heads=1), lengths=(28, 33))
+case("granite_mqa", dict(GRANITE, num_key_value_heads=1, num_hidden_layers=3), lengths=(28, 33))
 
 # OLMo 2 and 3.
 OLMO2 = dict(LLAMA, model_type="olmo2", intermediate_size=28, vocab_size=53, pad_token_id=0)

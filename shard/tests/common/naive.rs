@@ -381,6 +381,7 @@ fn rotation(table: &RopeTable, pair: usize, position: usize) -> (f64, f64) {
     match table.scaling {
         RopeScaling::Default => (plain, 1.0),
         RopeScaling::Linear { factor } => (plain / factor, 1.0),
+        RopeScaling::Divided { ref divisors } => (plain / divisors[pair], 1.0),
         RopeScaling::LongRope { ref short, attention_factor, .. } => (plain / short[pair], attention_factor),
         RopeScaling::Dynamic { .. } if pair == 0 => (p, 1.0),
         RopeScaling::Dynamic { factor, original } => {
