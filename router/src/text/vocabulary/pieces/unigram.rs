@@ -27,15 +27,15 @@ struct Candidate {
 impl PrefixSearch {
     /// Prepares the pieces that text can become.
     pub(super) fn new(pieces: &[Piece], matched: &HashMap<String, u32>) -> Self {
-        let normal =
-            || pieces.iter().filter(|piece| piece.kind == PieceKind::Normal).map(|piece| piece.score);
-        let (lowest, highest) = (normal().fold(f32::MAX, f32::min), normal().fold(f32::MIN, f32::max));
+        let normal = pieces.iter().filter(|piece| piece.kind == PieceKind::Normal);
+        let lowest = normal.map(|piece| piece.score).fold(f32::MAX, f32::min);
         let used = matched.iter().filter(|&(_, &piece)| pieces[piece as usize].kind != PieceKind::Unused);
         let candidates = used.map(|(text, &piece)| {
             let Piece { score, kind, .. } = pieces[piece as usize];
             let score = match kind {
-                // SentencePiece prefers user-defined symbols in this way.
-                PieceKind::UserDefined => f64::from(text.len() as f32 * highest) - 0.1,
+                // The other scores are logarithms of probabilities, so that symbols always win. Their
+                // own scores do not count.
+                PieceKind::UserDefined => 0.0,
                 _ => f64::from(score),
             };
             Candidate { text: text.clone(), piece, score }
