@@ -14,8 +14,9 @@ use serde::Deserialize;
 use crate::dtype::DType;
 use crate::error::{Error, IndexFault, TensorFault};
 use crate::header::{self, Entry, Pairs};
-use crate::model_file::ModelFile;
-use crate::source::{MappedFile, Source};
+use crate::mapped_file::MappedFile;
+use crate::source::Source;
+use crate::translated::ModelFile;
 
 /// The longest identity that is passed on. Linux limits an argument of a process to 128 KiB.
 const MAX_IDENTITY: usize = 100_000;

@@ -14,9 +14,9 @@ use crate::error::{Error, TensorFault};
 use crate::fault::FileFault;
 use crate::gguf::GgmlType;
 use crate::header::Entry;
-use crate::model_file::ModelFile;
-use crate::source::MappedFile;
+use crate::mapped_file::MappedFile;
 use crate::tokenizer_data::{SpecialTokenIds, TokenKind, TokenizerData};
+use crate::translated::ModelFile;
 
 const FORMAT: &str = "GGML";
 

@@ -21,11 +21,13 @@ mod guard;
 mod header;
 mod identity;
 mod llama2c;
+mod mapped_file;
 mod model_file;
 mod source;
 #[cfg(test)]
 mod tests;
 mod tokenizer_data;
+mod translated;
 pub mod vocabulary;
 mod writer;
 

@@ -15,8 +15,8 @@ use crate::dtype::DType;
 use crate::error::Error;
 use crate::fault::FileFault;
 use crate::header::Entry;
-use crate::model_file::ModelFile;
-use crate::source::MappedFile;
+use crate::mapped_file::MappedFile;
+use crate::translated::ModelFile;
 
 /// The first bytes of versions 1 and 2. The first version has none.
 pub(crate) const MAGIC: &[u8; 4] = b"24ka";

@@ -5,29 +5,14 @@
 //! names of tensors to those of the same model in safetensors files. So everything behind it knows
 //! one layout. What a converter has changed is said in an object of the configuration, `millrace`.
 
-use std::sync::Arc;
-
-use serde_json::{Map, Value};
-
 use crate::error::Error;
 use crate::fault::FileFault;
 use crate::ggml;
 use crate::gguf;
-use crate::header::Entry;
 use crate::llama2c;
-use crate::source::MappedFile;
+use crate::mapped_file::MappedFile;
 use crate::tokenizer_data::TokenizerData;
-
-/// A model in one file, or in several of one format.
-#[derive(Debug)]
-pub(crate) struct ModelFile {
-    /// The configuration, with the keys of `config.json`.
-    pub(crate) config: Map<String, Value>,
-    /// The files.
-    pub(crate) files: Vec<Arc<MappedFile>>,
-    /// The tensors, each with the index of its file.
-    pub(crate) tensors: Vec<(usize, Entry)>,
-}
+use crate::translated::ModelFile;
 
 /// Opens the model in `file`. `beside` maps another file of the same folder.
 pub(crate) fn open(

@@ -1,19 +1,14 @@
 //! The place of a checkpoint's files: a folder, a file with a whole model, or this program.
 
-use std::fs::File;
-use std::io::{self, ErrorKind, Read};
-use std::ops::{Deref, Range};
+use std::io::Read;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-
-use bytes::Bytes;
-use memmap2::{Advice, Mmap};
 
 use crate::error::Error;
-use crate::guard::Guard;
 use crate::identity::Stamp;
-use crate::model_file::{self, ModelFile};
+use crate::mapped_file::{self, MappedFile};
+use crate::model_file;
 use crate::tokenizer_data::TokenizerData;
+use crate::translated::ModelFile;
 
 /// The largest size of a JSON file. The index of a model with many experts has tens of megabytes.
 const MAX_TEXT: u64 = 100 << 20;
@@ -74,7 +69,7 @@ impl Source {
             }
         };
         let read = |source| Error::Read { file: self.path(name), source };
-        let Some(file) = open(&path).map_err(read)? else { return Ok(None) };
+        let Some(file) = mapped_file::open(&path).map_err(read)? else { return Ok(None) };
         let bytes = file.metadata().map_err(read)?.len();
         let limit = if name == CONFIG { MAX_CONFIG } else { MAX_TEXT };
         if bytes > limit {
@@ -175,26 +170,10 @@ impl Source {
             Source::Directory(_) | Source::File(_) => self.folder().join(name),
             Source::Memory(files) => {
                 let found = files.iter().find(|(file, _)| *file == name);
-                return Ok(found.map(|&(_, bytes)| MappedFile {
-                    name: name.to_owned(),
-                    path: self.path(name),
-                    contents: Contents::Static(bytes),
-                }));
+                return Ok(found.map(|&(_, bytes)| MappedFile::of_program(name, self.path(name), bytes)));
             }
         };
-        let read = |source| Error::Read { file: self.path(name), source };
-        let Some(file) = open(&path).map_err(read)? else { return Ok(None) };
-        // SAFETY: the mapping is read-only and private to this process. The bytes are only read as
-        // numbers, for which every bit pattern is valid. If others change the file meanwhile, the
-        // worst result is wrong weights, which `Checkpoint::verify` detects. The guard handles a
-        // file that becomes shorter.
-        let map = unsafe { Mmap::map(&file) }.map_err(read)?;
-        let guard = Guard::new(&map).map_err(read)?;
-        Ok(Some(MappedFile {
-            name: name.to_owned(),
-            path: self.path(name),
-            contents: Contents::Mapped { guard, map },
-        }))
+        MappedFile::map(name, self.path(name), &path)
     }
 
     /// Returns the names of all files, sorted.
@@ -220,90 +199,4 @@ impl Source {
 /// Returns the folder of a file.
 fn folder(file: &Path) -> &Path {
     file.parent().unwrap_or(Path::new(""))
-}
-
-/// Opens a regular file for reading. Returns `None` if the file does not exist. Anything but a
-/// regular file is refused at once, because opening a FIFO without a writer would block forever.
-fn open(path: &Path) -> io::Result<Option<File>> {
-    let mut options = File::options();
-    options.read(true);
-    #[cfg(target_os = "linux")]
-    std::os::unix::fs::OpenOptionsExt::custom_flags(&mut options, libc::O_NONBLOCK);
-    let file = match options.open(path) {
-        Ok(file) => file,
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        Err(error) => return Err(error),
-    };
-    match file.metadata()?.is_file() {
-        true => Ok(Some(file)),
-        false => Err(io::Error::new(ErrorKind::InvalidInput, "it is not a regular file")),
-    }
-}
-
-/// A file in memory, or a mapped file whose pages are read when they are used.
-#[derive(Debug)]
-pub(crate) struct MappedFile {
-    /// Name of the file in the checkpoint.
-    pub(crate) name: String,
-    /// Path of the file, for messages.
-    pub(crate) path: String,
-    contents: Contents,
-}
-
-#[derive(Debug)]
-enum Contents {
-    /// The guard comes first, so that it is dropped before the mapping.
-    Mapped {
-        guard: Guard,
-        map: Mmap,
-    },
-    Static(&'static [u8]),
-}
-
-impl Deref for MappedFile {
-    type Target = [u8];
-
-    fn deref(&self) -> &[u8] {
-        match &self.contents {
-            Contents::Mapped { map, .. } => map,
-            Contents::Static(bytes) => bytes,
-        }
-    }
-}
-
-/// Shared ownership of a mapped file.
-struct SharedFile(Arc<MappedFile>);
-
-impl AsRef<[u8]> for SharedFile {
-    fn as_ref(&self) -> &[u8] {
-        &self.0
-    }
-}
-
-impl MappedFile {
-    /// Returns the bytes as an owner that keeps the file mapped.
-    pub(crate) fn shared_bytes(file: &Arc<Self>) -> Bytes {
-        match &file.contents {
-            Contents::Static(bytes) => Bytes::from_static(bytes),
-            Contents::Mapped { .. } => Bytes::from_owner(SharedFile(Arc::clone(file))),
-        }
-    }
-
-    /// Asks the operating system to read these bytes ahead of their use.
-    pub(crate) fn will_need(&self, range: Range<usize>) {
-        if let Contents::Mapped { map, .. } = &self.contents {
-            // Some file systems cannot read ahead. Only the speed depends on it.
-            let _ = map.advise_range(Advice::WillNeed, range.start, range.len());
-        }
-    }
-
-    /// Checks that all bytes that have been read so far were in the file.
-    pub(crate) fn check_readable(&self) -> Result<(), Error> {
-        match &self.contents {
-            Contents::Mapped { guard, .. } if guard.has_failed() => {
-                Err(Error::Cut { file: self.path.clone() })
-            }
-            _ => Ok(()),
-        }
-    }
 }

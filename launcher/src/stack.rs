@@ -158,8 +158,8 @@ fn assets(location: &Location, format: LoadFormat) -> Result<Assets> {
     }
 }
 
-/// Loads the tokenizer and configuration of a file with a whole model. A `tokenizer.json` beside the
-/// file takes precedence over the tokenizer in it.
+/// Loads the tokenizer and configuration of a file with a whole model. A `tokenizer.json` beside
+/// the file takes precedence over the tokenizer in it.
 fn model_file_assets(file: &Path) -> Result<Assets> {
     let source = Source::File(file.to_owned());
     let mut inside = vec![("config.json", source.config()?)];

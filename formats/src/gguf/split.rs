@@ -3,7 +3,7 @@
 use super::file::Header;
 use crate::error::Error;
 use crate::fault::FileFault;
-use crate::source::MappedFile;
+use crate::mapped_file::MappedFile;
 
 /// The largest number of files of a model.
 const MAX_FILES: u64 = 4096;
