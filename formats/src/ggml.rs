@@ -15,8 +15,8 @@ use crate::fault::FileFault;
 use crate::gguf::GgmlType;
 use crate::header::Entry;
 use crate::mapped_file::MappedFile;
-use crate::tokenizer_data::{SpecialTokenIds, TokenKind, TokenizerData};
 use crate::translated::ModelFile;
+use crate::vocabulary::{PieceKind, SpecialTokenIds, TokenizerData};
 
 const FORMAT: &str = "GGML";
 
@@ -289,14 +289,14 @@ fn tokenizer_data(tokens: Vec<Token>) -> TokenizerData {
     }
     for (id, token) in tokens.into_iter().enumerate() {
         let (text, kind) = match (id, &token.bytes[..]) {
-            (0, _) => ("<unk>".to_owned(), TokenKind::Unknown),
-            (1, _) => ("<s>".to_owned(), TokenKind::Control),
-            (2, _) => ("</s>".to_owned(), TokenKind::Control),
-            (3..=258, &[byte]) if usize::from(byte) == id - 3 => (format!("<0x{byte:02X}>"), TokenKind::Byte),
+            (0, _) => ("<unk>".to_owned(), PieceKind::Unknown),
+            (1, _) => ("<s>".to_owned(), PieceKind::Control),
+            (2, _) => ("</s>".to_owned(), PieceKind::Control),
+            (3..=258, &[byte]) if usize::from(byte) == id - 3 => (format!("<0x{byte:02X}>"), PieceKind::Byte),
             (_, bytes) => match std::str::from_utf8(bytes) {
-                Ok("") => (format!("<unused{id}>"), TokenKind::Control),
-                Ok(text) => (text.replace(' ', "\u{2581}"), TokenKind::Normal),
-                Err(_) => (format!("<unused{id}>"), TokenKind::Unused),
+                Ok("") => (format!("<unused{id}>"), PieceKind::Control),
+                Ok(text) => (text.replace(' ', "\u{2581}"), PieceKind::Normal),
+                Err(_) => (format!("<unused{id}>"), PieceKind::Unused),
             },
         };
         data.tokens.push(text);

@@ -26,7 +26,6 @@ mod model_file;
 mod source;
 #[cfg(test)]
 mod tests;
-mod tokenizer_data;
 mod translated;
 pub mod vocabulary;
 mod writer;
@@ -38,5 +37,4 @@ pub use error::{Error, HeaderFault, IndexFault, TensorFault};
 pub use fault::FileFault;
 pub use gguf::split_model_name;
 pub use source::Source;
-pub use tokenizer_data::{SpecialTokenIds, TokenKind, TokenizerData};
 pub use writer::{CheckpointWriter, NewTensor, WriteError};

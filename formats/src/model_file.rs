@@ -11,8 +11,8 @@ use crate::ggml;
 use crate::gguf;
 use crate::llama2c;
 use crate::mapped_file::MappedFile;
-use crate::tokenizer_data::TokenizerData;
 use crate::translated::ModelFile;
+use crate::vocabulary::TokenizerData;
 
 /// Opens the model in `file`. `beside` maps another file of the same folder.
 pub(crate) fn open(

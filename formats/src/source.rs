@@ -7,8 +7,8 @@ use crate::error::Error;
 use crate::identity::Stamp;
 use crate::mapped_file::{self, MappedFile};
 use crate::model_file;
-use crate::tokenizer_data::TokenizerData;
 use crate::translated::ModelFile;
+use crate::vocabulary::TokenizerData;
 
 /// The largest size of a JSON file. The index of a model with many experts has tens of megabytes.
 const MAX_TEXT: u64 = 100 << 20;

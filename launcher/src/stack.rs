@@ -163,14 +163,15 @@ fn assets(location: &Location, format: LoadFormat) -> Result<Assets> {
 fn model_file_assets(file: &Path) -> Result<Assets> {
     let source = Source::File(file.to_owned());
     let mut inside = vec![("config.json", source.config()?)];
-    let data = source.tokenizer_data()?.unwrap_or_default();
+    let mut data = source.tokenizer_data()?.unwrap_or_default();
     let folder = file.parent().unwrap_or(Path::new(""));
-    if let Some(tokenizer) = data.huggingface_json
+    if let Some(tokenizer) = data.huggingface_json.take()
         && !folder.join("tokenizer.json").exists()
     {
         inside.push(("tokenizer.json", tokenizer.into_bytes()));
     }
-    let mut assets = Assets::from_model_file(folder, &inside)?;
+    let tokenizer = (!data.tokens.is_empty()).then(|| data.clone());
+    let mut assets = Assets::from_model_file(folder, &inside, tokenizer)?;
     if assets.chat_template.is_none() {
         let tools = data.named_templates.into_iter().find(|(name, _)| name == "tool_use");
         assets.chat_template = data.chat_template;

@@ -27,8 +27,8 @@ pub use split::split_model_name;
 use crate::error::Error;
 use crate::header::Entry;
 use crate::mapped_file::MappedFile;
-use crate::tokenizer_data::TokenizerData;
 use crate::translated::ModelFile;
+use crate::vocabulary::TokenizerData;
 
 /// Opens a model whose first file is `first`. `beside` maps another file of the same folder.
 pub(crate) fn open(

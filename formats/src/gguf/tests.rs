@@ -5,7 +5,7 @@ use super::test_writer::{TestFile, TestValue};
 use super::tokenizer;
 use crate::blocks::BlockType;
 use crate::dtype::DType;
-use crate::tokenizer_data::{SpecialTokenIds, TokenKind, TokenizerData};
+use crate::vocabulary::{PieceKind, SpecialTokenIds, TokenizerData};
 
 fn sample(version: u32) -> TestFile {
     TestFile::new(version)
@@ -163,7 +163,7 @@ fn the_tokenizer_is_read() {
         model: "llama".to_owned(),
         tokens: ["<unk>", "<s>", "a", "\u{2581}b"].map(str::to_owned).to_vec(),
         scores: vec![0.0, 0.0, -1.0, -2.5],
-        kinds: vec![TokenKind::Unknown, TokenKind::Control, TokenKind::Normal, TokenKind::Normal],
+        kinds: vec![PieceKind::Unknown, PieceKind::Control, PieceKind::Normal, PieceKind::Normal],
         merges: vec!["a b".to_owned()],
         special: SpecialTokenIds { bos: Some(1), ..SpecialTokenIds::default() },
         add_space_prefix: Some(false),

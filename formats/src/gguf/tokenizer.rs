@@ -3,7 +3,7 @@
 use super::file::Header;
 use crate::error::Error;
 use crate::fault::FileFault;
-use crate::tokenizer_data::{SpecialTokenIds, TokenKind, TokenizerData};
+use crate::vocabulary::{PieceKind, SpecialTokenIds, TokenizerData};
 
 /// The largest number of tokens, as in the configurations of models.
 const MAX_TOKENS: usize = 1 << 24;
@@ -39,7 +39,7 @@ pub(super) fn read(header: &Header<'_>) -> Result<Option<TokenizerData>, Error> 
         }
     }
     let kind = |(token, id): (usize, u64)| {
-        TokenKind::of(id).ok_or_else(|| {
+        PieceKind::of_file(id).ok_or_else(|| {
             let reason = format!("has the unknown kind {id} for token {token}");
             header.fault(FileFault::Value { key: KINDS.to_owned(), reason })
         })

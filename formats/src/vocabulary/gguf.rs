@@ -2,37 +2,9 @@
 
 use super::pieces::check_id;
 use super::{
-    CharsMap, Piece, PieceAlgorithm, PieceKind, PieceNormalization, PieceVocabulary, VocabularyError, pieces,
+    CharsMap, Piece, PieceAlgorithm, PieceKind, PieceNormalization, PieceVocabulary, TokenizerData,
+    VocabularyError, pieces,
 };
-
-/// The metadata of a GGUF file that describe its tokenizer: the keys `tokenizer.ggml.*`.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct GgufTokenizer {
-    /// The kind of the tokenizer: `model`.
-    pub model: String,
-    /// The name of the pattern that splits texts: `pre`.
-    pub pre: Option<String>,
-    /// The texts of the tokens, by id.
-    pub tokens: Vec<String>,
-    /// The scores, by id; empty if there are none.
-    pub scores: Vec<f32>,
-    /// The kinds, by id; empty if all are normal.
-    pub token_types: Vec<i32>,
-    /// The merges, the first one first, with a space between the two parts.
-    pub merges: Vec<String>,
-    /// The id of the token that begins a sequence.
-    pub bos_token_id: Option<u32>,
-    /// The id of the token that ends a sequence.
-    pub eos_token_id: Option<u32>,
-    /// Whether prompts begin with the begin token.
-    pub add_bos_token: Option<bool>,
-    /// Whether a space is put in front of a text.
-    pub add_space_prefix: Option<bool>,
-    /// Whether runs of spaces become one.
-    pub remove_extra_whitespaces: Option<bool>,
-    /// SentencePiece's table of replacements.
-    pub precompiled_charsmap: Vec<u8>,
-}
 
 /// A vocabulary with a list of merges, in GPT-2's alphabet for bytes.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,7 +30,7 @@ pub enum GgufVocabulary {
     Merged(MergedVocabulary),
 }
 
-impl GgufTokenizer {
+impl TokenizerData {
     /// Converts the metadata.
     ///
     /// # Errors
@@ -66,7 +38,7 @@ impl GgufTokenizer {
     pub fn into_vocabulary(self) -> Result<GgufVocabulary, VocabularyError> {
         let count = self.tokens.len();
         pieces::check_count(count)?;
-        for (name, length) in [("scores", self.scores.len()), ("token_type", self.token_types.len())] {
+        for (name, length) in [("scores", self.scores.len()), ("token_type", self.kinds.len())] {
             if length != 0 && length != count {
                 let reason = format!("tokenizer.ggml.{name} has {length} entries for {count} tokens");
                 return Err(VocabularyError::format("GGUF", reason));
@@ -82,20 +54,15 @@ impl GgufTokenizer {
         }
     }
 
-    fn kinds(&self) -> Result<Vec<PieceKind>, VocabularyError> {
-        let kind = |(id, &number): (usize, &i32)| {
-            PieceKind::from_number(number).ok_or_else(|| {
-                VocabularyError::format("GGUF", format!("token {id} has the unknown type {number}"))
-            })
-        };
-        match self.token_types.is_empty() {
-            true => Ok(vec![PieceKind::Normal; self.tokens.len()]),
-            false => self.token_types.iter().enumerate().map(kind).collect(),
+    fn piece_kinds(&self) -> Vec<PieceKind> {
+        match self.kinds.is_empty() {
+            true => vec![PieceKind::Normal; self.tokens.len()],
+            false => self.kinds.clone(),
         }
     }
 
     fn into_pieces(self, algorithm: PieceAlgorithm) -> Result<PieceVocabulary, VocabularyError> {
-        let kinds = self.kinds()?;
+        let kinds = self.piece_kinds();
         let scores = self.scores.into_iter().chain(std::iter::repeat(0.0));
         let pieces = self.tokens.into_iter().zip(scores).zip(&kinds);
         let pieces = pieces.map(|((text, score), &kind)| Piece { text, score, kind }).collect();
@@ -108,17 +75,17 @@ impl GgufTokenizer {
         let byte_fallback = kinds.contains(&PieceKind::Byte);
         let (bos, eos) = match algorithm {
             // The ids that are meant if the keys are absent.
-            PieceAlgorithm::Bpe => (self.bos_token_id.or(Some(1)), self.eos_token_id.or(Some(2))),
-            PieceAlgorithm::Unigram => (self.bos_token_id, self.eos_token_id.or(Some(1))),
+            PieceAlgorithm::Bpe => (self.special.bos.or(Some(1)), self.special.eos.or(Some(2))),
+            PieceAlgorithm::Unigram => (self.special.bos, self.special.eos.or(Some(1))),
         };
         PieceVocabulary { pieces, algorithm, normalization, byte_fallback, bos, eos }.checked()
     }
 
     fn into_merged(self) -> Result<MergedVocabulary, VocabularyError> {
         let count = self.tokens.len();
-        let kinds = self.kinds()?;
-        check_id("begin", self.bos_token_id, count)?;
-        check_id("end", self.eos_token_id, count)?;
+        let kinds = self.piece_kinds();
+        check_id("begin", self.special.bos, count)?;
+        check_id("end", self.special.eos, count)?;
         let mut known = std::collections::HashMap::with_capacity(count);
         for (id, token) in self.tokens.iter().enumerate() {
             pieces::check_length(id, token.len())?;
@@ -146,8 +113,8 @@ impl GgufTokenizer {
             tokens: self.tokens.into_iter().zip(kinds).collect(),
             merges,
             pre: self.pre.unwrap_or_else(|| "default".into()),
-            bos: self.bos_token_id,
-            eos: self.eos_token_id,
+            bos: self.special.bos,
+            eos: self.special.eos,
         })
     }
 }

@@ -8,6 +8,7 @@
 mod bytes;
 mod chars_map;
 mod error;
+mod file_tokenizer;
 mod gguf;
 mod llama2c;
 mod pieces;
@@ -20,7 +21,8 @@ mod tiktoken;
 pub use bytes::{AddedVocabularyToken, ByteVocabulary};
 pub use chars_map::CharsMap;
 pub use error::VocabularyError;
-pub use gguf::{GgufTokenizer, GgufVocabulary, MergedVocabulary};
+pub use file_tokenizer::{SpecialTokenIds, TokenizerData};
+pub use gguf::{GgufVocabulary, MergedVocabulary};
 pub use llama2c::read_llama2c;
 pub use pieces::{Piece, PieceAlgorithm, PieceKind, PieceNormalization, PieceVocabulary};
 pub use sentencepiece::read_sentencepiece;

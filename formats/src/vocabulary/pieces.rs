@@ -25,6 +25,12 @@ pub enum PieceKind {
 }
 
 impl PieceKind {
+    /// Returns the kind with this number in GGUF and GGML files. Some converters write 0 for tokens
+    /// of no known kind.
+    pub(crate) fn of_file(number: u64) -> Option<Self> {
+        i32::try_from(number.max(1)).ok().and_then(PieceKind::from_number)
+    }
+
     /// Returns the kind with this number.
     pub fn from_number(number: i32) -> Option<Self> {
         use PieceKind::{Byte, Control, Normal, Unknown, Unused, UserDefined};

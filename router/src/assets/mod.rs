@@ -6,7 +6,7 @@ use std::fs::{File, Metadata};
 use std::io::{self, Read};
 use std::path::Path;
 
-use millrace_formats::vocabulary::VocabularyError;
+use millrace_formats::vocabulary::{TokenizerData, VocabularyError};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -169,21 +169,32 @@ impl Assets {
     /// # Errors
     /// [`AssetError`] names the file and a remedy.
     pub fn from_dir(folder: &Path) -> Result<Self, AssetError> {
-        Self::read(&folder.display().to_string(), |name| read_optional(folder, name))
+        Self::read(&folder.display().to_string(), |name| read_optional(folder, name), None)
     }
 
     /// Reads the files of a model that is one file: those of the folder, unless `inside` has a file
-    /// of that name, as it was translated from the model's file.
+    /// of that name, as it was translated from the model's file. The tokenizer is the
+    /// `tokenizer.json` of the folder, or else `tokenizer`, which was in the model's file, or else
+    /// that of another file in the folder.
     ///
     /// # Errors
     /// [`AssetError`] names the file and a remedy.
-    pub fn from_model_file(folder: &Path, inside: &[(&str, Vec<u8>)]) -> Result<Self, AssetError> {
-        Self::read(&folder.display().to_string(), |name| {
-            match inside.iter().find(|(file, _)| *file == name) {
-                Some((_, bytes)) => Ok(Some(Cow::Borrowed(&bytes[..]))),
-                None => read_optional(folder, name),
-            }
-        })
+    pub fn from_model_file(
+        folder: &Path,
+        inside: &[(&str, Vec<u8>)],
+        tokenizer: Option<TokenizerData>,
+    ) -> Result<Self, AssetError> {
+        let tokenizer = match tokenizer.map(Vocabulary::from_gguf).transpose() {
+            Ok(vocabulary) => vocabulary.map(TokenizerSource::from),
+            // It matters only if there is no tokenizer beside the file.
+            Err(_) if folder.join("tokenizer.json").exists() => None,
+            Err(error) => return Err(AssetError::Vocabulary { file: "the model's file", error }),
+        };
+        let file = |name| match inside.iter().find(|(file, _)| *file == name) {
+            Some((_, bytes)) => Ok(Some(Cow::Borrowed(&bytes[..]))),
+            None => read_optional(folder, name),
+        };
+        Self::read(&folder.display().to_string(), file, tokenizer)
     }
 
     /// Reads the files from memory.
@@ -193,7 +204,7 @@ impl Assets {
     pub fn from_files(files: &[(&str, &[u8])]) -> Result<Self, AssetError> {
         let find =
             |name: &str| files.iter().find(|(file, _)| *file == name).map(|(_, bytes)| Cow::Borrowed(*bytes));
-        Self::read("embedded model", |name| Ok(find(name)))
+        Self::read("embedded model", |name| Ok(find(name)), None)
     }
 
     /// Replaces the chat template and the special tokens by those of another file in the format of
@@ -217,6 +228,7 @@ impl Assets {
     fn read<'a>(
         origin: &str,
         file: impl Fn(&'static str) -> Result<Option<Cow<'a, [u8]>>, AssetError>,
+        inside: Option<TokenizerSource>,
     ) -> Result<Self, AssetError> {
         let json_tokenizer = file("tokenizer.json")?;
         let facts = ModelFacts::new(
@@ -225,9 +237,10 @@ impl Assets {
             json(&file, "tokenizer_config.json")?,
             json(&file, "generation_config.json")?,
         );
-        let tokenizer = match json_tokenizer {
-            Some(json) => TokenizerSource::Json(json.into_owned()),
-            None => vocabulary_file(origin, &file, &facts)?,
+        let tokenizer = match (json_tokenizer, inside) {
+            (Some(json), _) => TokenizerSource::Json(json.into_owned()),
+            (None, Some(inside)) => inside,
+            (None, None) => vocabulary_file(origin, &file, &facts)?,
         };
         let config: TokenizerConfig = json(&file, "tokenizer_config.json")?;
         let generation: GenerationConfig = json(&file, "generation_config.json")?;

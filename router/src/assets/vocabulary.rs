@@ -1,8 +1,8 @@
 //! The tokenizer of a model: `tokenizer.json`, or the vocabulary of another library.
 
 use millrace_formats::vocabulary::{
-    AddedVocabularyToken, ByteVocabulary, GgufTokenizer, GgufVocabulary, MergedVocabulary, PieceKind,
-    PieceVocabulary, VocabularyError,
+    AddedVocabularyToken, ByteVocabulary, GgufVocabulary, MergedVocabulary, PieceKind, PieceVocabulary,
+    TokenizerData, VocabularyError,
 };
 
 /// The description of a tokenizer.
@@ -95,8 +95,8 @@ impl Vocabulary {
     ///
     /// # Errors
     /// [`VocabularyError`] says what is wrong with the file.
-    pub fn from_gguf(file: GgufTokenizer) -> Result<Self, VocabularyError> {
-        let add_bos = file.add_bos_token;
+    pub fn from_gguf(file: TokenizerData) -> Result<Self, VocabularyError> {
+        let add_bos = file.add_bos;
         let (tokens, bos, usual) = match file.into_vocabulary()? {
             GgufVocabulary::Pieces(vocabulary) => {
                 let bos = vocabulary.bos;

@@ -1,5 +1,7 @@
 //! A tokenizer as model files store it that have no `tokenizer.json`.
 
+use super::PieceKind;
+
 /// The tokenizer of a model file, as it is stored. Building a tokenizer from it is not the task of
 /// this crate.
 ///
@@ -17,7 +19,7 @@ pub struct TokenizerData {
     /// The score of each token, a finite number.
     pub scores: Vec<f32>,
     /// The kind of each token.
-    pub kinds: Vec<TokenKind>,
+    pub kinds: Vec<PieceKind>,
     /// The merges of byte-level BPE in their order: two texts with a space between them.
     pub merges: Vec<String>,
     /// The ids of special tokens.
@@ -61,37 +63,4 @@ pub struct SpecialTokenIds {
     pub mask: Option<u32>,
     /// The token whose output classifies a text.
     pub cls: Option<u32>,
-}
-
-/// The kind of a token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum TokenKind {
-    /// A piece of text.
-    Normal,
-    /// The token for text that the vocabulary does not cover.
-    Unknown,
-    /// A token that stands for no text, such as the begin of a text.
-    Control,
-    /// A piece of text that is never split.
-    UserDefined,
-    /// A token that is never used.
-    Unused,
-    /// One byte, written as `<0xXX>`.
-    Byte,
-}
-
-impl TokenKind {
-    /// Returns the kind with this number in files.
-    pub(crate) const fn of(id: u64) -> Option<Self> {
-        Some(match id {
-            // Some converters write 0 for tokens of no known kind.
-            0 | 1 => TokenKind::Normal,
-            2 => TokenKind::Unknown,
-            3 => TokenKind::Control,
-            4 => TokenKind::UserDefined,
-            5 => TokenKind::Unused,
-            6 => TokenKind::Byte,
-            _ => return None,
-        })
-    }
 }
