@@ -151,7 +151,7 @@ mod tests {
     #[test]
     fn each_frequency_is_divided_by_its_number() {
         let divided = table(8, 1e4, RopeScaling::Divided { divisors: vec![1.0, 2.0, 4.0, 10.0] });
-        assert_close(&divided.frequencies(0), &[1.0, 0.05, 0.0025, 0.0001]);
+        assert_close(&divided.frequencies(0, 1), &[1.0, 0.05, 0.0025, 0.0001]);
         assert!(divided.to_string().ends_with("each divided by a number of the file, 1 to 10"));
     }
 
