@@ -179,7 +179,7 @@ fn the_reasoning_that_published_templates_write_is_read() {
         split.reasoning += &splitter.finish().reasoning;
         if rest.contains("because") {
             assert_eq!(split.reasoning, "because", "{name} ({reasoning}): {rest:?}");
-            assert!(split.answer.trim_start().starts_with("millraceanswer"), "{name}: {rest:?}");
+            assert!(split.answer.contains("millraceanswer"), "{name}: {rest:?}");
             read.push(*name);
         }
     }

@@ -46,6 +46,13 @@ fn first() -> Value {
     })
 }
 
+/// The first request of a session with a model that does not reason.
+fn first_without_reasoning() -> Value {
+    let mut first = first();
+    first.as_object_mut().unwrap().remove("reasoning");
+    first
+}
+
 fn call_text(name: &str, arguments: Value) -> String {
     format!("<tool_call>\n{}\n</tool_call>", json!({"name": name, "arguments": arguments}))
 }
@@ -77,11 +84,13 @@ async fn the_first_request_of_a_session_is_answered() {
     assert_eq!(reply.status, StatusCode::OK, "{}", reply.body);
     assert_eq!(
         reply.header("x-millrace-ignored"),
-        "client_metadata, include[0], prompt_cache_key, reasoning.effort, reasoning.summary, text.verbosity, \
-         tools[1].format, tools[3], tools[4]"
+        "client_metadata, include[0], prompt_cache_key, reasoning.summary, text.verbosity, tools[1].format, \
+         tools[3], tools[4]"
     );
     let text = prompt(&mut server).await;
-    let end = "system: You are a coding agent.\n\n<skills><permissions>; user: <environment_context>\n\nSay hello; assistant: ";
+    // The template reads `thinking`, which the effort turns on.
+    let end = "system: You are a coding agent.\n\n<skills><permissions>; user: <environment_context>\n\nSay hello; \
+               thinking True; assistant: ";
     assert!(text.ends_with(end), "{text}");
     for (shown, is_there) in [
         ("\"name\": \"exec_command\"", true),
@@ -132,7 +141,7 @@ async fn a_custom_tool_is_called_with_a_text() {
     while server.engine.requests.try_recv().is_ok() {}
 
     // The next request has the call and its output.
-    let mut next = first();
+    let mut next = first_without_reasoning();
     let output = json!({"type": "custom_tool_call_output", "id": "ctco_1", "call_id": item["call_id"], "output": "Success."});
     next["input"].as_array_mut().unwrap().extend([item, output]);
     assert_eq!(server.post(PATH, next).await.status, StatusCode::OK);
@@ -148,7 +157,7 @@ async fn a_call_in_a_namespace_has_the_namespace() {
     let mut server = server(&call_text("close_agent", json!({"cmd": "x"})), RequestLimits::default());
     let item = last_streamed_item(&server, first()).await;
     assert_eq!((&item["name"], &item["namespace"]), (&json!("close_agent"), &json!("multi_agent_v1")));
-    let mut next = first();
+    let mut next = first_without_reasoning();
     let output = json!({"type": "function_call_output", "call_id": item["call_id"], "output": "closed"});
     next["input"].as_array_mut().unwrap().extend([item, output]);
     assert_eq!(server.post(PATH, next).await.status, StatusCode::OK);
