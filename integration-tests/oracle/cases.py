@@ -277,7 +277,7 @@ GEMMA = dict(
 )  # fmt: skip
 case("gemma", GEMMA, lengths=(29, 24))
 case("gemma_mqa", dict(GEMMA, num_key_value_heads=1, head_dim=24), lengths=(31, 26))
-case("gemma_bf16", GEMMA, lengths=(27, 33), dtype=torch.bfloat16)
+case("gemma_head", dict(GEMMA, tie_word_embeddings=False, num_hidden_layers=3), lengths=(27, 33))
 GEMMA2 = dict(
     GEMMA, model_type="gemma2", sliding_window=9, query_pre_attn_scalar=24, attn_logit_softcapping=2.0,
     final_logit_softcapping=5.0, num_hidden_layers=3,
@@ -378,7 +378,7 @@ case("granite_mqa", dict(GRANITE, num_key_value_heads=1, num_hidden_layers=3), l
 OLMO2 = dict(LLAMA, model_type="olmo2", intermediate_size=28, vocab_size=53, pad_token_id=0)
 case("olmo2", OLMO2, lengths=(29, 24))
 case("olmo2_mha", dict(OLMO2, num_key_value_heads=4, num_hidden_layers=3), lengths=(31, 26))
-case("olmo2_bias", dict(OLMO2, attention_bias=True, tie_word_embeddings=True), lengths=(28, 33))
+case("olmo2_mqa", dict(OLMO2, num_key_value_heads=1, vocab_size=61), lengths=(26, 31))
 OLMO3 = dict(OLMO2, model_type="olmo3", sliding_window=9, num_hidden_layers=4, intermediate_size=20)
 case("olmo3", OLMO3, lengths=(30, 37), mutants=[dict(sliding_window=8)])
 case("olmo3_layers", dict(OLMO3, num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"]), lengths=(28, 33))
@@ -406,7 +406,7 @@ case("cohere_bias", dict(COHERE, attention_bias=True, tie_word_embeddings=False)
 COHERE2 = dict(COHERE, model_type="cohere2", sliding_window=9, num_hidden_layers=4, intermediate_size=20)
 case("cohere2", COHERE2, lengths=(30, 37), mutants=[dict(sliding_window=8)])
 case("cohere2_layers", dict(COHERE2, num_hidden_layers=2, layer_types=["full_attention", "sliding_attention"]), lengths=(28, 33))
-case("cohere2_bias", dict(COHERE2, attention_bias=True), lengths=(27, 32))
+case("cohere2_head", dict(COHERE2, tie_word_embeddings=False, logit_scale=0.5), lengths=(27, 32))
 
 # EXAONE 4.
 EXAONE4 = dict(
@@ -461,7 +461,7 @@ OPT = dict(
     num_attention_heads=4, max_position_embeddings=64, pad_token_id=1, bos_token_id=2, eos_token_id=2,
 )  # fmt: skip
 case("opt", OPT, lengths=(29, 24))
-case("opt_gelu", dict(OPT, activation_function="gelu", tie_word_embeddings=False), lengths=(31, 26))
+case("opt_gelu", dict(OPT, activation_function="gelu", ffn_dim=60), lengths=(31, 26))
 case("opt_no_bias", dict(OPT, enable_bias=False, num_attention_heads=8), lengths=(28, 33))
 
 # GPT-NeoX.
@@ -497,7 +497,7 @@ BLOOM = dict(
     bos_token_id=1, eos_token_id=2, pad_token_id=0,
 )  # fmt: skip
 case("bloom", BLOOM, lengths=(29, 24))
-case("bloom_heads", dict(BLOOM, hidden_size=24, n_head=6), lengths=(31, 26))
+case("bloom_heads", dict(BLOOM, hidden_size=30, n_head=5), lengths=(31, 26))
 case("bloom_head", dict(BLOOM, tie_word_embeddings=False, n_layer=3, hidden_size=24), lengths=(28, 33))
 FALCON = dict(
     model_type="falcon", vocab_size=53, hidden_size=32, num_hidden_layers=2, num_attention_heads=4,
@@ -514,7 +514,7 @@ MPT = dict(
 )  # fmt: skip
 case("mpt", MPT, lengths=(29, 24))
 case("mpt_heads", dict(MPT, d_model=24, n_heads=6), lengths=(31, 26))
-case("mpt_scale", dict(MPT, attn_config=dict(softmax_scale=0.5, alibi_bias_max=4)), lengths=(28, 33))
+case("mpt_scale", dict(MPT, attn_config=dict(softmax_scale=0.5)), lengths=(28, 33))
 
 # The same checkpoints under another config.json.
 VARIANTS: dict[str, tuple[str, Callable[[Config], Config]]] = {

@@ -37,9 +37,15 @@ def fill(model: PreTrainedModel, key: str) -> None:
             b.copy_(torch.from_numpy(0.2 * rng.standard_normal(tuple(b.shape))).to(b.dtype))
 
 
+def attention_of(config: Any) -> str:
+    """Returns the implementation of attention. The eager one adds Falcon's linear biases twice."""
+    return "sdpa" if config.model_type == "falcon" and config.alibi else "eager"
+
+
 def build(spec: Spec) -> PreTrainedModel:
     config = AutoConfig.for_model(**spec["config"])
-    config._attn_implementation = config._experts_implementation = "eager"
+    config._experts_implementation = "eager"
+    config._attn_implementation = attention_of(config)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     fill(model, spec.get("weights", spec["name"]))
     dtype = spec.get("dtype")
@@ -92,7 +98,7 @@ def load(folder: Path, **over: Any) -> PreTrainedModel:
         config = type(config).from_dict(raw)
     model = AutoModelForCausalLM.from_pretrained(
         folder, config=config, dtype=torch.float32,
-        attn_implementation="eager", experts_implementation="eager",
+        attn_implementation=attention_of(config), experts_implementation="eager",
     )  # fmt: skip
     return model.eval()
 

@@ -15,7 +15,7 @@ use millrace_kernels::{DType, HostMemory};
 use millrace_shard::HostCollectives;
 use millrace_shard::collective::{self, Transport};
 use millrace_shard::decoder::Weights;
-use millrace_shard::model::{DecoderSpec, LayerSlot, Mlp, Model, WeightSlot};
+use millrace_shard::model::{DecoderSpec, HeadNormPlan, LayerSlot, Mlp, Model, Positions, WeightSlot};
 use millrace_shard::split::Split;
 use proptest::prelude::*;
 
@@ -29,8 +29,14 @@ fn model(spec: &DecoderSpec, seed: u64) -> Model {
 /// Returns a specification with the same options that can be split for all of these tests.
 fn divisible(mut spec: DecoderSpec, kv_heads: usize, group: usize) -> DecoderSpec {
     for layer in &mut spec.layers {
-        let layout = &mut layer.attention.heads_mut().layout;
-        (layout.heads, layout.kv_heads) = (kv_heads * group, kv_heads);
+        let heads = layer.attention.heads_mut();
+        (heads.layout.heads, heads.layout.kv_heads) = (kv_heads * group, kv_heads);
+        if let Positions::Linear(slopes) = &mut heads.positions {
+            slopes.all = heads.layout.heads;
+        }
+        if heads.head_norm == HeadNormPlan::AllHeads {
+            heads.head_norm = HeadNormPlan::PerHead;
+        }
         match &mut layer.mlp {
             Mlp::Gated(mlp) | Mlp::Plain(mlp) => mlp.width *= 4,
             Mlp::Experts(experts) => {

@@ -188,8 +188,14 @@ impl Choice<'_> {
             RouterScores::Softmax => (0..logits.len()).map(score).sum(),
             RouterScores::Sigmoid => 1.0,
         };
+        // The order of sums of scores is not that of sums of logits.
+        let are_summed = router.groups.is_some_and(|groups| groups.score == GroupScore::TwoBest);
         for (expert, key) in keys.iter_mut().enumerate() {
-            *key = bias.map_or_else(|| logit(expert), |bias| score(expert) / total + bias[expert]);
+            *key = match bias {
+                Some(bias) => score(expert) / total + bias[expert],
+                None if are_summed => score(expert) / total,
+                None => logit(expert),
+            };
         }
         if let Some(groups) = router.groups {
             limit(keys, groups);

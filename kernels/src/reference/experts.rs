@@ -25,6 +25,8 @@ pub(super) fn route(logits: &[f32], router: &RouterSpec, bias: Option<&Vec<f32>>
     let scores = scores(&logits, router.scores);
     let keys: Vec<f64> = match bias {
         Some(bias) => scores.iter().zip(bias).map(|(score, bias)| score + f64::from(*bias)).collect(),
+        // The order of sums of scores is not that of sums of logits.
+        None if groups.is_some_and(|groups| groups.score == GroupScore::TwoBest) => scores.clone(),
         None => logits,
     };
     let allowed = groups.map_or_else(|| (0..experts).collect(), |groups| allowed(&keys, groups));

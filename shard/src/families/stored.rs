@@ -146,7 +146,11 @@ impl StoredWeights {
         if piece.transposed {
             return transpose(&tensor).ok_or_else(|| self.element_type(piece, &tensor));
         }
-        host_tensor(&tensor).ok_or_else(|| self.element_type(piece, &tensor))
+        let mut host = host_tensor(&tensor).ok_or_else(|| self.element_type(piece, &tensor))?;
+        if piece.shape.len() == 1 {
+            (host.rows, host.cols) = (1, host.rows * host.cols);
+        }
+        Ok(host)
     }
 
     /// Returns the stored tensor of a piece, with its shape checked.

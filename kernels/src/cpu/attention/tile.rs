@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use super::super::kv::{Cache, View, padded};
 use super::super::rows::soft_cap;
-use super::super::simd::{Kernel, Simd};
+use super::super::simd::{Extension, Kernel, Simd};
 use super::super::step::{Pair, Single, Step};
 use super::job::{Output, Tile, Work};
 #[cfg(target_arch = "x86_64")]
@@ -143,7 +143,7 @@ unsafe fn attend<S: Simd, F: Step>(
                 seen[i] = (keys.start, keys.end.max(keys.start));
                 if !keys.is_empty() {
                     let p = work.p.add(i * SEGMENT);
-                    adjust::<S>(tile, u, p, &keys, start);
+                    S::call(Adjust { tile, u, p, keys: keys.clone(), start });
                     let keys = keys.start - start..keys.end - start;
                     weigh::<S, F>(&mut softmax[i], p, value_scales, keys, work.acc.add(i * width), width);
                 }
@@ -157,22 +157,36 @@ unsafe fn attend<S: Simd, F: Step>(
 
 /// Applies the soft cap and the linear biases to the scores at `p` of query `u`, for the keys at
 /// `keys` of the segment that begins at `start`.
-#[inline(always)]
-unsafe fn adjust<S: Simd>(tile: &Tile<'_>, u: usize, p: *mut f32, keys: &Range<usize>, start: usize) {
-    let whole = (keys.start - start) / S::LANES * S::LANES..(keys.end - start).next_multiple_of(S::LANES);
-    // SAFETY: a segment has whole vectors.
-    unsafe {
-        if let Some(cap) = tile.spec.soft_cap {
-            for j in whole.clone().step_by(S::LANES) {
-                S::store(p.add(j), soft_cap::<S>(cap, S::load(p.add(j))));
+struct Adjust<'a> {
+    tile: &'a Tile<'a>,
+    u: usize,
+    p: *mut f32,
+    keys: Range<usize>,
+    start: usize,
+}
+
+impl Kernel for Adjust<'_> {
+    const USES: Extension = Extension::None;
+    type Output = ();
+
+    #[inline(always)]
+    unsafe fn run<S: Simd>(self) {
+        let Adjust { tile, u, p, keys, start } = self;
+        let whole = (keys.start - start) / S::LANES * S::LANES..(keys.end - start).next_multiple_of(S::LANES);
+        // SAFETY: a segment has whole vectors.
+        unsafe {
+            if let Some(cap) = tile.spec.soft_cap {
+                for j in whole.clone().step_by(S::LANES) {
+                    S::store(p.add(j), soft_cap::<S>(cap, S::load(p.add(j))));
+                }
             }
-        }
-        if let Some(slopes) = tile.terms.alibi {
-            let slope = slopes[tile.token_and_head(u).1];
-            // The distance is exact: positions are far below 2^24.
-            let first = start as f32 - (tile.of.sees(u).end - 1) as f32;
-            for j in whole {
-                *p.add(j) += slope * (first + j as f32);
+            if let Some(slopes) = tile.terms.alibi {
+                let slope = slopes[tile.token_and_head(u).1];
+                // The distance is exact: positions are far below 2^24.
+                let first = start as f32 - (tile.of.sees(u).end - 1) as f32;
+                for j in whole {
+                    *p.add(j) += slope * (first + j as f32);
+                }
             }
         }
     }

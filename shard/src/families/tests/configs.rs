@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::{changed, config_only, llama, load_dummy, spec};
 use crate::families::{self, Overrides, RopeKind};
-use crate::model::{DecoderSpec, RopeScaling, SharedExpert};
+use crate::model::{DecoderSpec, Positions, RopeScaling, SharedExpert};
 
 fn ok(changes: Value) -> DecoderSpec {
     spec(&changed(llama(), &changes)).unwrap_or_else(|error| panic!("{changes}: {error}"))
@@ -266,6 +266,20 @@ fn chatglm_switches() {
 }
 
 #[test]
+fn baichuan_13b_has_linear_biases_and_baichuan2_a_normalized_head() {
+    let large = spec(&baichuan(&json!({"hidden_size": 5120, "num_attention_heads": 40}))).unwrap();
+    let positions = large.layers[0].attention.heads().positions;
+    let Positions::Linear(slopes) = positions else { panic!("{positions:?}") };
+    // The slopes of 32 heads, then every second one of 64.
+    let slopes = slopes.slopes(40);
+    assert_eq!((slopes[3], slopes[31], slopes[35]), (0.5, 2f32.powi(-8), 2f32.powf(-7.0 / 8.0)));
+    assert!(large.ropes.is_empty() && !large.head.unit_rows);
+    for sign in [json!({"vocab_size": 125_696}), json!({"z_loss_weight": 0})] {
+        assert!(spec(&baichuan(&sign)).unwrap().head.unit_rows, "{sign}");
+    }
+}
+
+#[test]
 fn baichuan_7b_is_rotary_in_both_spellings() {
     assert!(spec(&baichuan(&json!({}))).is_ok());
     let first = json!({"architectures": ["BaiChuanForCausalLM"], "hidden_size": 32});
@@ -317,7 +331,7 @@ const BAD_LLAMAS: &[(&str, &str)] = &[
     (r#"{"rms_norm_eps": -1e-5}"#, "rms_norm_eps is -0.00001, but must be at least 0"),
     (r#"{"rms_norm_eps": "absent"}"#, "rms_norm_eps is missing"),
     (r#"{"max_position_embeddings": "absent"}"#, "max_position_embeddings is missing"),
-    (r#"{"hidden_act": "gelu"}"#, "hidden_act = \"gelu\" is not supported: the only activation is silu"),
+    (r#"{"hidden_act": "relu6"}"#, "hidden_act = \"relu6\" is not supported: it must be silu, gelu"),
     (
         r#"{"quantization_config": {"quant_method": "awq", "bits": 4, "group_size": 64}}"#,
         "quantization_config = {…} is not supported: there are no dummy weights that are quantized",
@@ -427,15 +441,6 @@ fn what_families_lack_is_refused_by_key() {
             "layer_types has sliding_attention, but no sliding_window is on",
         ),
         (qwen2(&json!({"use_mrope": true})), "use_mrope = true is not supported"),
-        (
-            baichuan(&json!({"hidden_size": 5120})),
-            "hidden_size = 5120 is not supported: Baichuan models of this size use ALiBi",
-        ),
-        (
-            baichuan(&json!({"vocab_size": 125_696})),
-            "vocab_size = 125696 is not supported: Baichuan2 normalizes",
-        ),
-        (baichuan(&json!({"z_loss_weight": 0})), "z_loss_weight = 0 is not supported: Baichuan2 normalizes"),
         (
             chatglm(&json!({"inner_hidden_size": 128})),
             "inner_hidden_size = 128 is not supported: ChatGLM-6B of the first",
