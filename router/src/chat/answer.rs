@@ -114,7 +114,7 @@ impl AnswerFormat {
                 reasoning: self
                     .reasoning
                     .map(|(format, start)| ReasoningSplitter::new(format.marks(), start)),
-                calls: self.tools.as_ref().map(|tools| ToolCallParser::new(self.format, tools)),
+                calls: self.tools.as_ref().map(|tools| Box::new(ToolCallParser::new(self.format, tools))),
             }
         };
         AnswerReader { parser, format: self.format, reasoning_tokens: 0 }
@@ -144,7 +144,7 @@ pub(crate) struct AnswerReader {
 #[derive(Debug)]
 enum AnswerParser {
     /// Marks surround the reasoning, and calls follow it.
-    Marks { reasoning: Option<ReasoningSplitter>, calls: Option<ToolCallParser> },
+    Marks { reasoning: Option<ReasoningSplitter>, calls: Option<Box<ToolCallParser>> },
     /// The answer consists of messages in channels.
     Channels(HarmonyParser),
 }
@@ -195,7 +195,7 @@ impl AnswerParser {
 
     fn calls(&self) -> usize {
         match self {
-            AnswerParser::Marks { calls, .. } => calls.as_ref().map_or(0, ToolCallParser::calls),
+            AnswerParser::Marks { calls, .. } => calls.as_ref().map_or(0, |calls| calls.calls()),
             AnswerParser::Channels(parser) => parser.calls(),
         }
     }

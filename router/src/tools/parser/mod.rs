@@ -67,7 +67,7 @@ enum ParserState {
 #[derive(Debug)]
 enum CallReader {
     Json(JsonCallReader),
-    Tags(TaggedCallReader),
+    Tags(Box<TaggedCallReader>),
     Python(PythonCallReader),
 }
 
@@ -192,7 +192,7 @@ impl ToolCallParser {
             }
             (_, c) if c.is_whitespace() => return raw.push(c),
             (CallSyntax::Tags(tags), c) if tags.begins_with(c) => {
-                CallReader::Tags(TaggedCallReader::new(tags))
+                CallReader::Tags(Box::new(TaggedCallReader::new(tags)))
             }
             _ => {
                 raw.push(c);
