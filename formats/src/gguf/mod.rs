@@ -43,9 +43,10 @@ pub(crate) fn open(
     Ok(ModelFile { config, files: files.into_iter().map(Arc::new).collect(), tensors })
 }
 
-fn read(
-    files: &[MappedFile],
-) -> Result<(serde_json::Map<String, serde_json::Value>, Vec<(usize, Entry)>), Error> {
+/// The configuration, and each tensor with the index of its file.
+type Contents = (serde_json::Map<String, serde_json::Value>, Vec<(usize, Entry)>);
+
+fn read(files: &[MappedFile]) -> Result<Contents, Error> {
     let headers: Vec<Header<'_>> =
         files.iter().map(|file| Header::read(&file.path, file)).collect::<Result<_, _>>()?;
     let Some(header) = headers.first() else { return Ok(Default::default()) };

@@ -30,7 +30,7 @@ impl CharsMap {
         let (length, rest) =
             bytes.split_first_chunk().ok_or_else(|| wrong("its table of characters is too short"))?;
         let length = u32::from_le_bytes(*length) as usize;
-        if length % 4 != 0 || length > rest.len() {
+        if !length.is_multiple_of(4) || length > rest.len() {
             return Err(wrong("the length of its table of characters is wrong"));
         }
         let (units, replacements) = rest.split_at(length);

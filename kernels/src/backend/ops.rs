@@ -35,8 +35,8 @@ impl<V> Norm<V> {
 
 /// Parts of each row of a buffer that follow each other and have the same length, such as heads.
 ///
-/// The weights of their norm are `[cols]` if the parts share them, and `[count * cols]` if each part
-/// has its own.
+/// The weights of their norm are `[cols]` if the parts share them, and `[count * cols]` if each
+/// part has its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowParts {
     /// Column of the first part.

@@ -101,8 +101,8 @@ impl<'a> Scales<'a> {
 /// Writes the norm of `x` to `out`, as many features as there are scales.
 ///
 /// # Safety
-/// The machine has the instruction set. `x` and `out` are valid for as many numbers; they may be the
-/// same address.
+/// The machine has the instruction set. `x` and `out` are valid for as many numbers; they may be
+/// the same address.
 #[inline(always)]
 unsafe fn normalize<S: Simd>(x: *const f32, scales: &Scales<'_>, out: *mut f32) {
     let len = scales.weight.len();

@@ -3,9 +3,6 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde_json::Value;
-
-use super::syntax::CallSyntax;
 use crate::text::Tokenizer;
 
 /// A format of tool calls.
@@ -176,29 +173,6 @@ impl ToolFormat {
         let known = |mark: &str| tokenizer.token_id(mark).is_some();
         let found = VOCABULARY_MARKS.into_iter().find(|(_, mark)| known(mark));
         found.map_or(ToolFormat::Json, |(format, _)| format)
-    }
-
-    /// Returns the special tokens that are shown as text in answers that may call tools.
-    pub fn marks(self, tokenizer: &Tokenizer) -> Vec<u32> {
-        let marks = self.syntax().marks.iter().filter_map(|mark| tokenizer.token_id(mark));
-        marks.filter(|&id| tokenizer.is_special(id)).collect()
-    }
-
-    /// Writes a call in this format. `arguments` is an object.
-    pub(super) fn write(self, name: &str, arguments: &Value) -> String {
-        let syntax = self.syntax();
-        let open = syntax.open.filter(|_| syntax.bare.is_empty()).unwrap_or_default();
-        let call = match syntax.call {
-            CallSyntax::Object { name: name_key, arguments: key } => {
-                let object = format!("{{\"{name_key}\": {}, \"{key}\": {arguments}}}", Value::from(name));
-                if syntax.list { format!("[{object}]") } else { object }
-            }
-            CallSyntax::Named { before, after, .. } => format!("{before}{name}{after}{arguments}"),
-            CallSyntax::Tags(tags) => tags.write(name, arguments),
-            CallSyntax::Python => super::python_call::write(name, arguments),
-        };
-        let close = if syntax.bare.is_empty() { syntax.closing.concat() } else { String::new() };
-        format!("{open}{call}{close}")
     }
 
     /// Returns a random id for a call. Mistral's templates accept only nine letters and digits.

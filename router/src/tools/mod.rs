@@ -29,6 +29,7 @@ mod python_call;
 mod syntax;
 mod tagged_call;
 mod text_argument;
+mod written;
 
 pub use allowed::{AllowedTools, Tool, ToolChoice};
 pub use call_grammar::call_grammar;

@@ -59,8 +59,8 @@ impl Queries<'_> {
         (self.row.token + u / self.group(), self.kv_head * self.group() + u % self.group())
     }
 
-    /// Writes the attention of query `u` to `out`, `[n, heads * head_dim]`. `softmax` is that of all
-    /// keys without the attention sinks, `[heads]`, which are added here.
+    /// Writes the attention of query `u` to `out`, `[n, heads * head_dim]`. `softmax` is that of
+    /// all keys without the attention sinks, `[heads]`, which are added here.
     ///
     /// # Safety
     /// The query's part of `out` belongs to the caller alone.

@@ -7,10 +7,11 @@
 //! answer is either of that form or a call, from the first token on.
 
 mod tags;
+mod terms;
 
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use super::allowed::{AllowedTools, Tool, ToolChoice};
+use super::allowed::{AllowedTools, ToolChoice};
 use super::format::ToolFormat;
 use super::syntax::{
     ARGS, BareCalls, CALL_ID, CallSyntax, DEEPSEEK_CALL, DEEPSEEK_SEPARATOR, FormatSyntax, KIMI_ARGUMENTS,
@@ -18,6 +19,7 @@ use super::syntax::{
 };
 use crate::grammar::Grammar;
 use crate::text::Tokenizer;
+use terms::{definitions, escape, quoted};
 
 /// Returns the grammar of an answer. The answer consists of calls or, unless a tool must be called,
 /// of JSON that follows the schema `answer`, or of any text if there is no schema. Returns `None`
@@ -275,23 +277,6 @@ impl GrammarWriter<'_> {
     }
 }
 
-/// Returns a text as a string of Lark.
-fn quoted(text: &str) -> String {
-    Value::from(text).to_string()
-}
-
-/// Returns a regular expression that matches exactly this text.
-fn escape(text: &str) -> String {
-    let mut escaped = String::new();
-    for character in text.chars() {
-        if character.is_ascii_punctuation() && !matches!(character, '_' | '<' | '>') {
-            escaped.push('\\');
-        }
-        escaped.push(character);
-    }
-    escaped
-}
-
 /// Returns the schema of one call to any of the tools.
 fn json_call_schema(tools: &AllowedTools, syntax: CallSyntax) -> Value {
     let (name, arguments) = match syntax {
@@ -320,32 +305,6 @@ fn json_call_schema(tools: &AllowedTools, syntax: CallSyntax) -> Value {
         })
         .collect();
     json!({"anyOf": calls, "$defs": definitions(tools.callable().enumerate())})
-}
-
-/// Returns the schemas of the tools' arguments by the tools' indices.
-fn definitions<'a>(tools: impl Iterator<Item = (usize, &'a Tool)>) -> Map<String, Value> {
-    let moved = |(index, tool): (usize, &Tool)| {
-        let mut parameters = tool.parameters.clone();
-        relocate(&mut parameters, &format!("#/$defs/{index}"));
-        (index.to_string(), parameters)
-    };
-    tools.map(moved).collect()
-}
-
-/// Changes the references of a schema to itself, so that they lead to its new place.
-fn relocate(schema: &mut Value, place: &str) {
-    match schema {
-        Value::Object(fields) => {
-            if let Some(Value::String(reference)) = fields.get_mut("$ref")
-                && let Some(inner) = reference.strip_prefix('#')
-            {
-                *reference = format!("{place}{inner}");
-            }
-            fields.values_mut().for_each(|value| relocate(value, place));
-        }
-        Value::Array(items) => items.iter_mut().for_each(|item| relocate(item, place)),
-        _ => {}
-    }
 }
 
 #[cfg(test)]

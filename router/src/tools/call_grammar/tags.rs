@@ -5,7 +5,7 @@ use std::collections::HashSet;
 
 use serde_json::Value;
 
-use super::{definitions, escape, quoted, relocate};
+use super::terms::{definitions, escape, quoted, relocate};
 use crate::tools::allowed::{AllowedTools, Tool};
 use crate::tools::tagged_call::{self, TYPE, TagSyntax};
 

@@ -3,7 +3,8 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, HashMap};
 
-use super::{Part, PieceModel};
+use super::part::Part;
+use super::text_pieces::TextPieces;
 
 /// A part of the text that has not been merged into its left neighbor.
 #[derive(Debug, Clone, Copy)]
@@ -52,13 +53,13 @@ impl Ord for Merge {
 }
 
 /// Divides a text. The work grows with n log n for n characters.
-pub(super) fn divide(text: &str, model: &PieceModel) -> Vec<Part> {
-    let mut symbols = split(text, model);
+pub(super) fn divide(text: &str, pieces: &TextPieces) -> Vec<Part> {
+    let mut symbols = split(text, pieces);
     let mut queue = BinaryHeap::new();
     // The parts of unused pieces, into which these are divided again.
     let mut unused: HashMap<&str, usize> = HashMap::new();
     for right in 1..symbols.len() {
-        queue.extend(merge(text, model, &symbols, (right - 1, right), &mut unused));
+        queue.extend(merge(text, pieces, &symbols, (right - 1, right), &mut unused));
     }
     while let Some(Merge { left: Reverse(left), right, length, .. }) = queue.pop() {
         let (a, b) = (symbols[left], symbols[right]);
@@ -72,19 +73,19 @@ pub(super) fn divide(text: &str, model: &PieceModel) -> Vec<Part> {
         symbols[right].end = b.start;
         if b.next != NONE {
             symbols[b.next].previous = left;
-            queue.extend(merge(text, model, &symbols, (left, b.next), &mut unused));
+            queue.extend(merge(text, pieces, &symbols, (left, b.next), &mut unused));
         }
         if a.previous != NONE {
-            queue.extend(merge(text, model, &symbols, (a.previous, left), &mut unused));
+            queue.extend(merge(text, pieces, &symbols, (a.previous, left), &mut unused));
         }
     }
     let mut parts = Vec::new();
     for symbol in symbols.iter().filter(|symbol| symbol.end > symbol.start) {
         let mut rest = vec![(symbol.start, symbol.end)];
         while let Some((start, end)) = rest.pop() {
-            let piece = model.matched(&text[start..end]);
+            let piece = pieces.matched(&text[start..end]);
             let parted =
-                piece.filter(|&piece| model.is_unused(piece)).and_then(|_| unused.get(&text[start..end]));
+                piece.filter(|&piece| pieces.is_unused(piece)).and_then(|_| unused.get(&text[start..end]));
             match parted {
                 Some(&at) => rest.extend([(start + at, end), (start, start + at)]),
                 None => parts.push(Part { start, end, piece }),
@@ -95,11 +96,11 @@ pub(super) fn divide(text: &str, model: &PieceModel) -> Vec<Part> {
 }
 
 /// Splits a text into user-defined symbols and characters.
-fn split(text: &str, model: &PieceModel) -> Vec<Symbol> {
+fn split(text: &str, pieces: &TextPieces) -> Vec<Symbol> {
     let mut symbols: Vec<Symbol> = Vec::with_capacity(text.len());
     let mut start = 0;
     while let Some(c) = text[start..].chars().next() {
-        let found = model.symbols.longest_at(text, start);
+        let found = pieces.symbols.longest_at(text, start);
         let end = start + found.unwrap_or(c.len_utf8());
         let previous = symbols.len().checked_sub(1).unwrap_or(NONE);
         let next = if end == text.len() { NONE } else { symbols.len() + 1 };
@@ -112,7 +113,7 @@ fn split(text: &str, model: &PieceModel) -> Vec<Symbol> {
 /// Returns the merge of two neighbors if their text is a piece.
 fn merge<'a>(
     text: &'a str,
-    model: &PieceModel,
+    pieces: &TextPieces,
     symbols: &[Symbol],
     (left, right): (usize, usize),
     unused: &mut HashMap<&'a str, usize>,
@@ -122,10 +123,10 @@ fn merge<'a>(
         return None;
     }
     let joined = &text[a.start..b.end];
-    let piece = model.matched(joined)?;
-    if model.is_unused(piece) {
+    let piece = pieces.matched(joined)?;
+    if pieces.is_unused(piece) {
         unused.insert(joined, a.end - a.start);
     }
-    let score = model.vocabulary.pieces[piece as usize].score;
+    let score = pieces.score(piece);
     Some(Merge { score, left: Reverse(left), right, length: joined.len() })
 }

@@ -6,7 +6,9 @@
 
 mod bpe;
 mod normalize;
+mod part;
 mod symbols;
+mod text_pieces;
 mod unigram;
 
 use std::collections::{HashMap, HashSet};
@@ -14,32 +16,22 @@ use std::collections::{HashMap, HashSet};
 use millrace_formats::vocabulary::{PieceAlgorithm, PieceKind, PieceVocabulary};
 use tokenizers::Token;
 
+use part::Part;
+use text_pieces::TextPieces;
+
 pub(super) use normalize::PieceNormalizer;
 pub(super) use symbols::Symbols;
 
 /// Divides normalized texts into pieces.
 #[derive(Debug, Clone)]
 pub(super) struct PieceModel {
-    vocabulary: PieceVocabulary,
+    pieces: TextPieces,
     /// The first id of the pieces. Some models put other tokens in front of them.
     first_id: u32,
-    /// The index of each piece that text can become, in particular not of control pieces.
-    matched: HashMap<String, u32>,
     by_text: HashMap<String, u32>,
-    symbols: Symbols,
     bytes: Option<Box<[u32; 256]>>,
     unknown: u32,
     search: Option<unigram::PrefixSearch>,
-    longest: usize,
-}
-
-/// A part of a normalized text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Part {
-    start: usize,
-    end: usize,
-    /// The index of the piece; `None` if no piece covers the part.
-    piece: Option<u32>,
 }
 
 impl PieceModel {
@@ -73,18 +65,18 @@ impl PieceModel {
             ids
         });
         let unknown = pieces().find(|(_, piece)| piece.kind == PieceKind::Unknown).map_or(0, |(id, _)| id);
-        let longest = matched.keys().map(String::len).max().unwrap_or(0);
         let search = (vocabulary.algorithm == PieceAlgorithm::Unigram)
             .then(|| unigram::PrefixSearch::new(&vocabulary.pieces, &matched));
         let by_text = pieces().map(texts).collect();
-        PieceModel { first_id, matched, by_text, symbols, bytes, unknown, search, longest, vocabulary }
+        let pieces = TextPieces::new(vocabulary, matched, symbols);
+        PieceModel { pieces, first_id, by_text, bytes, unknown, search }
     }
 
     /// Divides a normalized text. The offsets are those in this text.
     pub(super) fn tokenize(&self, text: &str) -> Vec<Token> {
         let parts = match &self.search {
             Some(search) => unigram::divide(text, search),
-            None => bpe::divide(text, self),
+            None => bpe::divide(text, &self.pieces),
         };
         let mut tokens: Vec<Token> = Vec::with_capacity(parts.len());
         let mut unknown_before = false;
@@ -96,7 +88,7 @@ impl PieceModel {
                     // Each byte token covers the whole character.
                     let bytes = text[start..end].bytes().map(|byte| bytes[usize::from(byte)]);
                     tokens.extend(bytes.map(|piece| {
-                        self.token(piece, &self.vocabulary.pieces[piece as usize].text, (start, end))
+                        self.token(piece, &self.pieces.vocabulary.pieces[piece as usize].text, (start, end))
                     }));
                 }
                 // Neighboring parts that no piece covers are one token.
@@ -123,22 +115,10 @@ impl PieceModel {
 
     pub(super) fn text_of(&self, id: u32) -> Option<&str> {
         let piece = id.checked_sub(self.first_id)?;
-        self.vocabulary.pieces.get(piece as usize).map(|piece| piece.text.as_str())
+        self.pieces.vocabulary.pieces.get(piece as usize).map(|piece| piece.text.as_str())
     }
 
     pub(super) fn vocabulary(&self) -> impl Iterator<Item = (&str, u32)> {
         self.by_text.iter().map(|(text, piece)| (text.as_str(), self.first_id + piece))
-    }
-
-    fn is_unused(&self, piece: u32) -> bool {
-        self.vocabulary.pieces[piece as usize].kind == PieceKind::Unused
-    }
-
-    /// Returns the piece with this text, unless it is none that text can become.
-    fn matched(&self, text: &str) -> Option<u32> {
-        if text.len() > self.longest {
-            return None;
-        }
-        self.matched.get(text).copied()
     }
 }

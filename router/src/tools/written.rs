@@ -1,0 +1,32 @@
+//! Calls as a model writes them, and the tokens that they consist of.
+
+use serde_json::Value;
+
+use super::format::ToolFormat;
+use super::syntax::CallSyntax;
+use crate::text::Tokenizer;
+
+impl ToolFormat {
+    /// Returns the special tokens that are shown as text in answers that may call tools.
+    pub fn marks(self, tokenizer: &Tokenizer) -> Vec<u32> {
+        let marks = self.syntax().marks.iter().filter_map(|mark| tokenizer.token_id(mark));
+        marks.filter(|&id| tokenizer.is_special(id)).collect()
+    }
+
+    /// Writes a call in this format. `arguments` is an object.
+    pub(super) fn write(self, name: &str, arguments: &Value) -> String {
+        let syntax = self.syntax();
+        let open = syntax.open.filter(|_| syntax.bare.is_empty()).unwrap_or_default();
+        let call = match syntax.call {
+            CallSyntax::Object { name: name_key, arguments: key } => {
+                let object = format!("{{\"{name_key}\": {}, \"{key}\": {arguments}}}", Value::from(name));
+                if syntax.list { format!("[{object}]") } else { object }
+            }
+            CallSyntax::Named { before, after, .. } => format!("{before}{name}{after}{arguments}"),
+            CallSyntax::Tags(tags) => tags.write(name, arguments),
+            CallSyntax::Python => super::python_call::write(name, arguments),
+        };
+        let close = if syntax.bare.is_empty() { syntax.closing.concat() } else { String::new() };
+        format!("{open}{call}{close}")
+    }
+}
