@@ -73,7 +73,7 @@ def train(name, **options):
     return message
 
 
-def processor(message):
+def sentencepiece_model(message):
     return sentencepiece.SentencePieceProcessor(model_proto=message.SerializeToString())
 
 
@@ -196,10 +196,10 @@ def main():
     shutil.rmtree(OUT, ignore_errors=True)
     for name, message in pieces():
         files = {"tokenizer.model": message.SerializeToString(), "config.json": as_json({"model_type": "llama"})}
-        write(OUT / name, files, piece_cases(name, processor(message)))
+        write(OUT / name, files, piece_cases(name, sentencepiece_model(message)))
     message = train("llama2c", model_type="bpe", byte_fallback=True, vocab_size=600, **EXACT)
     files = {"tokenizer.bin": llama2c(message), "config.json": as_json({"model_type": "llama"})}
-    write(OUT / "llama2c", files, piece_cases("llama2c", processor(message)))
+    write(OUT / "llama2c", files, piece_cases("llama2c", sentencepiece_model(message)))
     for name, file, model_type, pattern, change in [
         ("qwen", "qwen.tiktoken", "qwen", QWEN, nfc),
         ("glm4", "tokenizer.model", "chatglm", LLAMA3, str),

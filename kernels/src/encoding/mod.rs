@@ -54,8 +54,8 @@ pub enum Encoding {
 }
 
 impl Encoding {
-    /// Returns the bytes of `cols` columns of a row, if the bytes of a row are next to each other. A
-    /// block of which only some columns are wanted counts completely.
+    /// Returns the bytes of `cols` columns of a row, if the bytes of a row are next to each other.
+    /// A block of which only some columns are wanted counts completely.
     pub fn row_bytes(&self, cols: usize) -> Option<usize> {
         match self {
             Encoding::Dense(dtype) => Some(cols.saturating_mul(dtype.size())),

@@ -1,5 +1,5 @@
-//! Gemma 3 without images: Gemma 2 with norms of heads instead of soft caps, and another rotation in
-//! the layers with windows.
+//! Gemma 3 without images: Gemma 2 with norms of heads instead of soft caps, and another rotation
+//! in the layers with windows.
 
 use super::config::Config;
 use super::decoder::{self, Traits};

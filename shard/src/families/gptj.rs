@@ -1,5 +1,5 @@
-//! GPT-J: parallel branches after one layer norm, interleaved rotation of a part of each head, and a
-//! bias at the head.
+//! GPT-J: parallel branches after one layer norm, interleaved rotation of a part of each head, and
+//! a bias at the head.
 
 use millrace_kernels::{Activation, RopeStyle};
 

@@ -11,8 +11,8 @@ pub(super) struct Names {
     pub(super) layers: &'static str,
     /// Returns the tensors that store a weight.
     pub(super) tensors: fn(WeightSlot) -> StoredTensors,
-    /// Whether a tensor with queries, keys and values has them group by group: for each key head, the
-    /// query heads that share it, the key head and the value head.
+    /// Whether a tensor with queries, keys and values has them group by group: for each key head,
+    /// the query heads that share it, the key head and the value head.
     pub(super) grouped_qkv: bool,
     /// Whether the matrices of layers are stored as `[inputs, outputs]`.
     pub(super) transposed: bool,

@@ -1,5 +1,5 @@
-//! OLMo 2: Llama with norms after both branches instead of before them, and norms of all query heads
-//! and of all key heads together.
+//! OLMo 2: Llama with norms after both branches instead of before them, and norms of all query
+//! heads and of all key heads together.
 
 use super::config::Config;
 use super::decoder::{self, Traits};

@@ -456,7 +456,8 @@ impl DecoderSpec {
         slots
     }
 
-    /// Returns whether rows of the weight for `slot` are looked up, and nothing is multiplied by it.
+    /// Returns whether rows of the weight for `slot` are looked up, and nothing is multiplied by
+    /// it.
     pub fn is_looked_up(&self, slot: WeightSlot) -> bool {
         slot == WeightSlot::Positions || slot == WeightSlot::Embedding && !self.tied_head
     }

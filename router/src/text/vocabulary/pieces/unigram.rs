@@ -33,8 +33,8 @@ impl PrefixSearch {
         let candidates = used.map(|(text, &piece)| {
             let Piece { score, kind, .. } = pieces[piece as usize];
             let score = match kind {
-                // The other scores are logarithms of probabilities, so that symbols always win. Their
-                // own scores do not count.
+                // The other scores are logarithms of probabilities, so that symbols always win.
+                // Their own scores do not count.
                 PieceKind::UserDefined => 0.0,
                 _ => f64::from(score),
             };
