@@ -124,7 +124,23 @@ def quantized_model(weights, kind):
     return blocks, weights
 
 
-def write_gguf(path, config, blocks, weights):
+def add_vocabulary(writer, source, size):
+    """Adds the pieces of a tokenizer that was converted from SentencePiece, or names for the tokens
+    of another one."""
+    writer.add_tokenizer_model("llama")
+    model = json.loads((source / "tokenizer.json").read_text())["model"]
+    if not model.get("byte_fallback"):
+        writer.add_token_list([f"t{token}" for token in range(size)])
+        return
+    tokens = sorted(model["vocab"], key=model["vocab"].get)
+    rank = {a + b: rank for rank, (a, b) in enumerate(model["merges"])}
+    kinds = {"<unk>": 2, "<s>": 3, "</s>": 3}
+    writer.add_token_list(tokens)
+    writer.add_token_scores([-float(rank.get(token, len(rank))) for token in tokens])
+    writer.add_token_types([kinds.get(t, 6 if t.startswith("<0x") else 1) for t in tokens])
+
+
+def write_gguf(path, source, config, blocks, weights):
     """Writes a GGUF file as the converter of llama.cpp does."""
     writer = gguf.GGUFWriter(path, "llama")
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
@@ -137,8 +153,7 @@ def write_gguf(path, config, blocks, weights):
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_rope_freq_base(config.get("rope_theta", 10000.0))
     writer.add_rope_dimension_count(config.get("head_dim") or config["hidden_size"] // heads)
-    writer.add_tokenizer_model("llama")
-    writer.add_token_list([f"t{token}" for token in range(config["vocab_size"])])
+    add_vocabulary(writer, source, config["vocab_size"])
     if config["bos_token_id"] is not None:
         writer.add_bos_token_id(config["bos_token_id"])
     writer.add_eos_token_id(config["eos_token_id"])
@@ -292,7 +307,7 @@ def main():
         if kind.startswith("gg"):
             write_ggml(file / "model.bin", kind[:4], config, blocks, weights)
         else:
-            write_gguf(file / "model.gguf", config, blocks, weights)
+            write_gguf(file / "model.gguf", source, config, blocks, weights)
         weights |= {name: gguf.quants.dequantize(tensor, kind) for name, (tensor, kind) in blocks.items()}
     write_safetensors(twin / "model.safetensors", weights)
     (twin / "config.json").write_text(json.dumps(config))

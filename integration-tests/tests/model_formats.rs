@@ -65,7 +65,11 @@ fn gguf_files_give_what_their_weights_give_as_safetensors() {
         assert_same(format, [&file.join("model.gguf"), &twin], &[]);
     }
     // A folder whose only model is a GGUF file.
-    assert_same("Q8_0", [&folder.path().join("Q8_0/file"), &folder.path().join("Q8_0/twin")], &[]);
+    let [file, twin] = ["file", "twin"].map(|name| folder.path().join("Q8_0").join(name));
+    assert_same("Q8_0", [&file, &twin], &[]);
+    // The tokenizer in the file is the same.
+    std::fs::remove_file(file.join("tokenizer.json")).unwrap();
+    assert_same("Q8_0 with its own tokenizer", [&file, &twin], &[]);
 }
 
 #[test]
