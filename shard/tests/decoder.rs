@@ -23,7 +23,9 @@ fn alone<B: Backend>(harness: &mut Harness<'_, B>, tokens: &[u32]) -> Vec<Vec<f3
     harness.step(&[Chunk { tokens, start: 0, blocks: &blocks }])
 }
 
-fn agrees_with_naive<B: Backend>(backend: &B, spec: &DecoderSpec, seed: u64, len: usize) {
+/// Compares the logits of a prompt with those of the plain decoder. `bound` is the largest error
+/// relative to the largest logit of a row.
+fn agrees_with_naive<B: Backend>(backend: &B, spec: &DecoderSpec, (seed, len): (u64, usize), bound: f64) {
     let weights = MemoryWeights::random(spec, seed);
     let prompt = tokens(&mut Random(!seed), spec.vocab, len);
     let mut harness = Harness::new(backend, spec, &weights, DType::F32, &limits(DType::F32));
@@ -34,7 +36,7 @@ fn agrees_with_naive<B: Backend>(backend: &B, spec: &DecoderSpec, seed: u64, len
     }
     for (position, (found, expected)) in alone(&mut harness, &prompt).iter().zip(&expected).enumerate() {
         let error = row_error(found, expected);
-        assert!(error < 1e-5, "relative error {error:e} at position {position}");
+        assert!(error < bound, "relative error {error:e} at position {position}");
     }
 }
 
@@ -107,12 +109,13 @@ proptest! {
 
     #[test]
     fn reference_agrees_with_naive(spec in specs(), seed: u64, len in 1..POSITIONS) {
-        agrees_with_naive(&Reference, &spec, seed, len);
+        agrees_with_naive(&Reference, &spec, (seed, len), 1e-5);
     }
 
     #[test]
     fn cpu_agrees_with_naive(spec in specs(), seed: u64, len in 1..POSITIONS) {
-        agrees_with_naive(&cpu(), &spec, seed, len);
+        // Its GELU and its hyperbolic tangent have errors of 2e-7, which later norms amplify.
+        agrees_with_naive(&cpu(), &spec, (seed, len), 5e-5);
     }
 
     #[test]

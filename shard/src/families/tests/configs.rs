@@ -347,10 +347,21 @@ const BAD_LLAMAS: &[(&str, &str)] = &[
     (r#"{"rope_scaling": "linear"}"#, "rope_scaling cannot be used: invalid type: string"),
     (r#"{"rope_scaling": {"factor": 2}}"#, "rope_scaling.rope_type is missing"),
     (
-        r#"{"rope_scaling": {"type": "longrope", "factor": 2}}"#,
-        "rope_scaling.type = \"longrope\" is not supported: known are",
+        r#"{"rope_scaling": {"type": "ntk", "factor": 2}}"#,
+        "rope_scaling.type = \"ntk\" is not supported: known are",
     ),
-    (r#"{"rope_parameters": {"rope_type": "su"}}"#, "rope_parameters.rope_type = \"su\" is not supported"),
+    (
+        r#"{"rope_scaling": {"type": "longrope", "original_max_position_embeddings": 32, "short_factor": [1], "long_factor": [2, 3, 4, 5]}}"#,
+        "rope_scaling.short_factor has 1 entries for 4 pairs of features",
+    ),
+    (
+        r#"{"rope_scaling": {"type": "longrope", "factor": 2}}"#,
+        "rope_scaling.original_max_position_embeddings is missing",
+    ),
+    (
+        r#"{"rope_parameters": {"rope_type": "su"}}"#,
+        "rope_parameters.original_max_position_embeddings is missing",
+    ),
     (r#"{"rope_scaling": {"type": "linear"}}"#, "rope_scaling.factor is missing"),
     (
         r#"{"rope_scaling": {"type": "linear", "factor": 0}}"#,
