@@ -140,7 +140,7 @@ fn wrong_flags_and_places_are_one_clear_error() {
         (vec!["demo", &file, "--format", "nf4"], "file exists and is not an empty folder"),
         (vec!["demo", "/nowhere/new", "--format", "nf4"], "error: /nowhere/new: No such file or directory"),
         (vec!["/nowhere/model", &new, "--format", "nf4"], "error: /nowhere/model: there is no such folder"),
-        (vec![&file, &new, "--format", "nf4"], "file: this is a file; give the folder"),
+        (vec![&file, &new, "--format", "nf4"], "file is a model in one file; give the folder"),
     ] {
         let error = error_text(&arguments);
         assert!(error.contains(expected), "{arguments:?}: {error}");

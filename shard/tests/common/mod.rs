@@ -173,8 +173,8 @@ fn heads_of_models() -> impl Strategy<Value = HeadPlan> {
 
 /// Generates norms and the way in which branches are added.
 fn branches() -> impl Strategy<Value = (NormPlan, Residual, f32)> {
-    // A large epsilon and long vectors, so that norms amplify rounding errors little. The output of a
-    // branch may be small, and the features of a layer norm nearly equal.
+    // A large epsilon and long vectors, so that norms amplify rounding errors little. The output of
+    // a branch may be small, and the features of a layer norm nearly equal.
     let kind = prop_oneof![
         any::<bool>().prop_map(move |add_one| NormKind::Rms { eps: 0.3, add_one }),
         any::<bool>().prop_map(move |bias| NormKind::Layer { eps: 0.3, bias }),
