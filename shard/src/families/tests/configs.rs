@@ -386,8 +386,8 @@ const BAD_LLAMAS: &[(&str, &str)] = &[
         "rope_parameters.full_attention = {…} is not supported: all layers must have the same rotation",
     ),
     (
-        r#"{"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}"#,
-        "no model of type gpt2 with architecture GPT2LMHeadModel; supported are llama (LlamaForCausalLM); mistral (",
+        r#"{"model_type": "rwkv", "architectures": ["RwkvForCausalLM"]}"#,
+        "no model of type rwkv with architecture RwkvForCausalLM; supported are llama (LlamaForCausalLM); mistral (",
     ),
     (
         r#"{"architectures": ["LlamaForSequenceClassification"]}"#,
