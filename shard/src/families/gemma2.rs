@@ -18,9 +18,7 @@ pub(super) const FAMILY: Family = Family {
 /// The norm after attention has the name that Llama gives to the norm before the MLP.
 pub(super) fn tensors(slot: WeightSlot) -> StoredTensors {
     match slot {
-        WeightSlot::Layer(_, LayerSlot::MlpNorm) => {
-            &[("pre_feedforward_layernorm", &[FeatureBlock::Hidden])]
-        }
+        WeightSlot::Layer(_, LayerSlot::MlpNorm) => &[("pre_feedforward_layernorm", &[FeatureBlock::Hidden])],
         other => other.usual_tensors(),
     }
 }

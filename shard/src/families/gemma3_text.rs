@@ -5,8 +5,8 @@ use super::config::Config;
 use super::decoder::{self, Traits};
 use super::error::ConfigError;
 use super::family::Family;
-use super::gemma2::{self, Caps};
 use super::gemma;
+use super::gemma2::{self, Caps};
 use super::names::{LLAMA, Names};
 use crate::model::{DecoderSpec, HeadNormPlan};
 

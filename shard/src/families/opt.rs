@@ -26,9 +26,7 @@ fn tensors(slot: WeightSlot) -> StoredTensors {
     match slot {
         WeightSlot::Embedding => &[("model.decoder.embed_tokens", &[Vocabulary])],
         WeightSlot::Positions => &[("model.decoder.embed_positions", &[Positions])],
-        WeightSlot::FinalNorm | WeightSlot::FinalNormBias => {
-            &[("model.decoder.final_layer_norm", &[Hidden])]
-        }
+        WeightSlot::FinalNorm | WeightSlot::FinalNormBias => &[("model.decoder.final_layer_norm", &[Hidden])],
         WeightSlot::Layer(_, AttentionNorm | AttentionNormBias) => &[("self_attn_layer_norm", &[Hidden])],
         WeightSlot::Layer(_, MlpNorm | MlpNormBias) => &[("final_layer_norm", &[Hidden])],
         WeightSlot::Layer(_, Out | OutBias) => &[("self_attn.out_proj", &[Hidden])],

@@ -10,12 +10,8 @@ use super::family::Family;
 use super::names::{LLAMA, Names};
 use crate::model::{DecoderSpec, FeatureBlock, LayerSlot, Residual, StoredTensors, WeightSlot};
 
-pub(super) const FAMILY: Family = Family {
-    model_type: "phi",
-    architectures: &["PhiForCausalLM"],
-    spec,
-    names: Names { tensors, ..LLAMA },
-};
+pub(super) const FAMILY: Family =
+    Family { model_type: "phi", architectures: &["PhiForCausalLM"], spec, names: Names { tensors, ..LLAMA } };
 
 fn tensors(slot: WeightSlot) -> StoredTensors {
     use FeatureBlock::Hidden;
