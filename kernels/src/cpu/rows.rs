@@ -115,7 +115,7 @@ unsafe fn activate<S: Simd>(act: Activation, x: S::V) -> S::V {
                 // 0.5 (1 + tanh(u)) = sigmoid(2u), where u = sqrt(2 / π) (x + 0.044715 x³).
                 let cube = S::mul(S::mul(x, x), x);
                 let inner = S::fma(S::splat(0.044_715), cube, x);
-                S::mul(x, sigmoid::<S>(S::mul(S::splat(1.595_769_1), inner)))
+                S::mul(x, sigmoid::<S>(S::mul(S::splat(1.595_769), inner)))
             }
             Activation::Relu => S::max(x, S::splat(0.0)),
         }

@@ -194,7 +194,9 @@ fn routers_choose_by_their_specification() {
     let powers = logits.map(|x: f64| x.exp());
     let (all, sigmoid) = (powers.iter().sum::<f64>(), |x: f64| 1.0 / (1.0 + (-x).exp()));
     let (nan, bias) = (f32::NAN, Some(vec![0.9, 0.0, -1.0, 1.0]));
-    let cases: [(RouterSpec, [f32; 4], Option<Vec<f32>>, [f64; 4]); 8] = [
+    /// A router, the logits, the bias, and the weights of the four experts.
+    type RouterCase = (RouterSpec, [f32; 4], Option<Vec<f32>>, [f64; 4]);
+    let cases: [RouterCase; 8] = [
         (base, [0.0, 1.0, 3.0, -2.0], None, [0.0, powers[1] / all, powers[2] / all, 0.0]),
         (
             RouterSpec { normalize: true, factor: 2.5, ..base },

@@ -104,7 +104,7 @@ impl Names {
             }
             let ranges = match self.grouped_qkv && stored.len() > 1 && block.is_of_heads() {
                 true => spec.grouped_rows(slot, block),
-                false => vec![start..start + len(&[block])],
+                false => std::iter::once(start..start + len(&[block])).collect(),
             };
             for Range { start, end } in ranges {
                 match pieces.last_mut() {
