@@ -218,7 +218,7 @@ fn routers_choose_by_their_specification() {
         ),
         (
             RouterSpec { groups: groups(GroupScore::TwoBest), normalize: true, ..base },
-            [0.0, 0.0, 3.0, -9.0],
+            [2.0, 2.0, 2.5, -9.0],
             None,
             [0.5, 0.5, 0.0, 0.0],
         ),
