@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from cases import CASES, Spec
 from layouts import LAYOUTS
@@ -17,7 +17,7 @@ from seeds import rng_for
 
 def fill(model: PreTrainedModel, key: str) -> None:
     """Randomizes every parameter, so that a missing norm weight or bias is visible."""
-    tied = model.config.tie_word_embeddings
+    tied = model.config.get_text_config().tie_word_embeddings
     rng = rng_for(key, "weights")
     for name, p in sorted(model.named_parameters()):
         x = rng.standard_normal(tuple(p.shape))
@@ -42,11 +42,16 @@ def attention_of(config: Any) -> str:
     return "sdpa" if config.model_type == "falcon" and config.alibi else "eager"
 
 
+def class_of(config: Any) -> Any:
+    """Returns the class that computes logits: with a text part, that of models with images."""
+    return AutoModelForImageTextToText if "text_config" in config.sub_configs else AutoModelForCausalLM
+
+
 def build(spec: Spec) -> PreTrainedModel:
     config = AutoConfig.for_model(**spec["config"])
     config._experts_implementation = "eager"
     config._attn_implementation = attention_of(config)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    model = class_of(config).from_config(config, dtype=torch.float32).eval()
     fill(model, spec.get("weights", spec["name"]))
     dtype = spec.get("dtype")
     if dtype is not None:  # the stored weights are the rounded ones
@@ -96,7 +101,7 @@ def load(folder: Path, **over: Any) -> PreTrainedModel:
             over["rope_parameters"] = {k: v for k, v in params.items() if v is not None}
         raw.update(over)
         config = type(config).from_dict(raw)
-    model = AutoModelForCausalLM.from_pretrained(
+    model = class_of(config).from_pretrained(
         folder, config=config, dtype=torch.float32,
         attn_implementation=attention_of(config), experts_implementation="eager",
     )  # fmt: skip

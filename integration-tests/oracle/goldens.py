@@ -17,7 +17,7 @@ def pick_prompt(
     model: PreTrainedModel, spec: Spec, number: int, length: int
 ) -> tuple[list[int], list[int], Tensor]:
     """Returns the first seeded prompt whose greedy path has no near ties."""
-    vocab = model.config.vocab_size
+    vocab = model.config.get_text_config().vocab_size
     for attempt in range(400):
         rng = rng_for(spec.get("weights", spec["name"]), "prompt", number, length, attempt)
         prompt = rng.integers(3, vocab, size=length).tolist()

@@ -41,6 +41,23 @@ impl Config {
         self.keys.insert("rope_scaling".to_owned(), table.into());
     }
 
+    /// Sets the value of `key`.
+    pub(super) fn replace(&mut self, key: &str, value: Value) {
+        self.keys.insert(key.to_owned(), value);
+    }
+
+    /// Sets the value of `key`, unless it is present and not `null`.
+    pub(super) fn insert_absent(&mut self, key: &str, value: Value) {
+        if self.value(key).is_none() {
+            self.replace(key, value);
+        }
+    }
+
+    /// Removes `key`.
+    pub(super) fn remove(&mut self, key: &str) {
+        self.keys.remove(key);
+    }
+
     pub(super) fn file(&self) -> &str {
         &self.file
     }

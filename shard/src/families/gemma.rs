@@ -31,6 +31,7 @@ pub(super) fn read(config: &Config, traits: Traits) -> Result<DecoderSpec, Confi
         head_dim: Some(256),
         tied_head: true,
         norm: NormTrait::RmsPlusOne,
+        norm_eps: Some(1e-6),
         act: Activation::GeluTanh,
         qkv_bias: bias,
         out_bias: bias,

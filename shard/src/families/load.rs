@@ -11,6 +11,7 @@ use super::overrides::Overrides;
 use super::quantization;
 use super::registry::FAMILIES;
 use super::stored::StoredWeights;
+use super::text_part;
 use crate::model::{CheckpointFormat, DecoderSpec, Model, WeightKind, WeightSlot, WeightSource};
 
 /// Reads the configuration of a model and maps its weights.
@@ -99,7 +100,8 @@ pub fn matrix_names(source: &Source) -> Result<MatrixNames, LoadError> {
 }
 
 fn read(source: &Source, overrides: &Overrides) -> Result<(Config, &'static Family, DecoderSpec), LoadError> {
-    let mut config = Config::parse(source.path("config.json"), &source.config()?)?;
+    let config = Config::parse(source.path("config.json"), &source.config()?)?;
+    let mut config = text_part::of(config)?;
     overrides.write(&mut config);
     let family = find(&config)?;
     let spec = (family.spec)(&config)?;

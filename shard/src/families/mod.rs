@@ -19,6 +19,7 @@ mod rope;
 mod stored;
 #[cfg(test)]
 mod tests;
+mod text_part;
 
 pub use error::{ConfigError, LoadError};
 pub use load::{MatrixNames, load, load_dummy, matrix_names, spec};
@@ -37,7 +38,7 @@ macro_rules! families {
 }
 
 families! {
-    llama, mistral, qwen2, qwen3, baichuan, chatglm, glm, gemma, gemma2, gemma3_text, phi3, glm4,
+    llama, mistral, qwen2, qwen3, baichuan, chatglm, glm, gemma, gemma2, gemma3_text, phi3, glm4, glm4v_text,
     smollm3, granite, olmo2, olmo3, cohere, cohere2, exaone4, seed_oss, starcoder2, stablelm, phi,
     opt, gpt_neox, gpt2, gpt_bigcode,
     gptj, bloom, falcon, mpt, qwen, internlm2, internlm3, mixtral, qwen2_moe, qwen3_moe, glm4_moe, granitemoe,

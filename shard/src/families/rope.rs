@@ -134,7 +134,8 @@ fn scaling(
     };
     let stretched = |length: f64, factor: f64| (length * factor) as usize;
     Ok(match kind.as_str() {
-        "default" => (RopeScaling::Default, positions),
+        // The positions of a text without images are the same in all dimensions.
+        "default" | "mrope" => (RopeScaling::Default, positions),
         "linear" => {
             let factor = rope.number("factor", 1.0)?;
             (RopeScaling::Linear { factor }, stretched(positions as f64, factor))

@@ -2,6 +2,7 @@
 
 mod configs;
 mod golden;
+mod text_parts;
 mod weights;
 
 use std::path::{Path, PathBuf};
