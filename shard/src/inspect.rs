@@ -130,8 +130,8 @@ impl Display for Inspection {
         let tied = if spec.tied_head { "embedding, also the head" } else { "embedding and head" };
         line("parameters", format!("{all} ({embedding} in {tied})"))?;
         line("layers", format!("{} of width {}", spec.layers.len(), spec.hidden))?;
-        if let Some(layer) = spec.layers.first() {
-            let layout = layer.attention.heads().layout;
+        if let Some(of_layer) = spec.layers.iter().find_map(|layer| layer.attention.heads()) {
+            let layout = of_layer.layout;
             let heads = format!("{} on {} KV heads of {}", layout.heads, layout.kv_heads, layout.head_dim);
             line("heads", heads)?;
         }

@@ -6,9 +6,9 @@ use super::stage::attention_spec;
 use crate::ShardLimits;
 use crate::model::{DecoderSpec, LayerSlot, WeightSlot, WeightStorage};
 
-/// Returns the attention of every layer in the terms of the backend.
+/// Returns the softmax attention of every layer that has it in the terms of the backend.
 pub(crate) fn attention(spec: &DecoderSpec) -> Vec<AttentionSpec> {
-    spec.layers.iter().map(attention_spec).collect()
+    spec.layers.iter().filter_map(|layer| attention_spec(&layer.attention)).collect()
 }
 
 /// Returns the sizes of the largest steps under these limits.

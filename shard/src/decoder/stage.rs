@@ -10,10 +10,10 @@ use millrace_kernels::{
 use super::group::RankGroup;
 use super::mlp::MlpBuffers;
 use super::step::StageStep;
-use super::weights::{LayerWeights, MlpWeights};
+use super::weights::{AttentionWeights, LayerWeights, MlpWeights, SoftmaxWeights};
 use super::workspace::{HiddenStates, LayerBuffers};
 use crate::model::{
-    AttentionHeads, DecoderSpec, HeadNormPlan, LayerSpec, Mlp, NormPlace, Positions, Residual,
+    Attention, AttentionHeads, DecoderSpec, HeadNormPlan, LayerSpec, Mlp, NormPlace, Positions, Residual,
 };
 use crate::{Error, ShardLimits};
 
@@ -76,13 +76,19 @@ struct BranchPlan {
     factor: f32,
 }
 
+/// What a layer remembers of sequences between steps.
+enum LayerCache<B: Backend> {
+    /// The paged cache of keys and values.
+    Kv(B::Kv),
+}
+
 /// Consecutive layers on one device: their weights, KV caches and buffers.
 pub(super) struct LayerStage<B: Backend> {
     layers: Vec<LayerSpec>,
     plan: BranchPlan,
     weights: StageWeights<B>,
-    /// One paged cache per layer.
-    kv: Vec<B::Kv>,
+    /// The state of sequences, one for each layer.
+    caches: Vec<LayerCache<B>>,
     buffers: LayerBuffers<B>,
 }
 
@@ -98,45 +104,26 @@ impl<B: Backend> LayerStage<B> {
     ) -> millrace_kernels::Result<Self> {
         let plan = BranchPlan { place: spec.norm.place, residual: spec.residual, factor: spec.branch_factor };
         let layers = spec.layers[layers].to_vec();
-        let kv = layers.iter().map(|layer| backend.kv(kv_spec(layer, limits)));
-        let kv = kv.collect::<millrace_kernels::Result<_>>()?;
+        let caches = layers.iter().map(|layer| cache(backend, &layer.attention, limits));
+        let caches = caches.collect::<millrace_kernels::Result<_>>()?;
         let buffers = LayerBuffers::new(backend, &layers, spec.hidden, limits)?;
-        Ok(LayerStage { layers, plan, weights, kv, buffers })
+        Ok(LayerStage { layers, plan, weights, caches, buffers })
     }
 
-    /// `branch = attention(x)`: softmax(scores) v over the sequence's cache, projected to `[tokens,
-    /// hidden]`.
+    /// `branch = attention(x)`, `[tokens, hidden]`.
     fn attention(&mut self, index: usize, step: &StageStep<'_, B>, x: &B::Buf) -> Result<(), Error> {
-        let &StageStep { backend, step, tokens: n } = step;
-        let LayerStage { layers, weights, kv, buffers, .. } = self;
-        let (layer, w, kv) = (&layers[index], &weights.layers[index], &mut kv[index]);
-        let spec = layer.attention.heads();
-        let layout = spec.layout;
-        let qkv = buffers.qkv.of(layout.cols());
-        let heads = buffers.heads.of(layout.heads * layout.head_dim);
-        backend.linear(n, x, &w.qkv, w.qkv_bias.as_ref(), qkv)?; // [n, (heads + 2 kv_heads) * head_dim]
-        // The prologue computes the usual norm of heads itself.
-        let in_prologue = |norms: &&HeadNorm<B::Vector>| {
-            spec.head_norm == HeadNormPlan::Shared && norms.q.kind == NormKind::Rms
-        };
-        if let Some(norms) = w.head_norm.as_ref().filter(|norms| !in_prologue(norms)) {
-            let (queries, keys) = head_parts(spec);
-            backend.norm_parts(n, qkv, queries, &norms.q)?;
-            backend.norm_parts(n, qkv, keys, &norms.k)?;
+        let LayerStage { layers, weights, caches, buffers, .. } = self;
+        let layer = &layers[index];
+        match (&layer.attention, &weights.layers[index].attention, &mut caches[index]) {
+            (
+                Attention::Full(spec) | Attention::Sliding { heads: spec, .. },
+                AttentionWeights::Softmax(w),
+                LayerCache::Kv(kv),
+            ) => {
+                let softmax = Softmax { spec, window: layer.attention.window(), ropes: &weights.ropes, w };
+                softmax.compute(step, x, kv, buffers)
+            }
         }
-        let prologue = Prologue {
-            layout,
-            head_norm: w.head_norm.as_ref().filter(in_prologue),
-            rope: match spec.positions {
-                Positions::None | Positions::Linear(_) => None,
-                Positions::Rotary { table } => Some(&weights.ropes[table]),
-            },
-        };
-        backend.prologue(step, qkv, &prologue, kv)?;
-        let terms = ScoreTerms { alibi: w.alibi.as_ref(), sinks: w.sinks.as_ref() };
-        backend.attention(step, qkv, kv, &attention_spec(layer), terms, heads)?; // [n, heads * head_dim]
-        backend.linear(n, heads, &w.out, w.out_bias.as_ref(), &mut buffers.branch)?; // [n, hidden]
-        Ok(())
     }
 
     /// `branch = mlp(x)`, `[tokens, hidden]`.
@@ -198,6 +185,55 @@ impl<B: Backend> LayerStage<B> {
     }
 }
 
+/// Softmax attention of one layer.
+struct Softmax<'a, B: Backend> {
+    spec: &'a AttentionHeads,
+    window: Option<usize>,
+    ropes: &'a [RopeSpec<B::Vector>],
+    w: &'a SoftmaxWeights<B>,
+}
+
+impl<B: Backend> Softmax<'_, B> {
+    /// `branch = attention(x)`: softmax(scores) v over the sequence's cache, projected to `[tokens,
+    /// hidden]`.
+    fn compute(
+        &self,
+        step: &StageStep<'_, B>,
+        x: &B::Buf,
+        kv: &mut B::Kv,
+        buffers: &mut LayerBuffers<B>,
+    ) -> Result<(), Error> {
+        let &StageStep { backend, step, tokens: n } = step;
+        let Softmax { spec, w, .. } = *self;
+        let layout = spec.layout;
+        let qkv = buffers.qkv.of(layout.cols());
+        let heads = buffers.heads.of(layout.heads * layout.head_dim);
+        backend.linear(n, x, &w.qkv, w.qkv_bias.as_ref(), qkv)?; // [n, (heads + 2 kv_heads) * head_dim]
+        // The prologue computes the usual norm of heads itself.
+        let in_prologue = |norms: &&HeadNorm<B::Vector>| {
+            spec.head_norm == HeadNormPlan::Shared && norms.q.kind == NormKind::Rms
+        };
+        if let Some(norms) = w.head_norm.as_ref().filter(|norms| !in_prologue(norms)) {
+            let (queries, keys) = head_parts(spec);
+            backend.norm_parts(n, qkv, queries, &norms.q)?;
+            backend.norm_parts(n, qkv, keys, &norms.k)?;
+        }
+        let prologue = Prologue {
+            layout,
+            head_norm: w.head_norm.as_ref().filter(in_prologue),
+            rope: match spec.positions {
+                Positions::None | Positions::Linear(_) => None,
+                Positions::Rotary { table } => Some(&self.ropes[table]),
+            },
+        };
+        backend.prologue(step, qkv, &prologue, kv)?;
+        let terms = ScoreTerms { alibi: w.alibi.as_ref(), sinks: w.sinks.as_ref() };
+        backend.attention(step, qkv, kv, &softmax_spec(spec, self.window), terms, heads)?; // [n, heads * head_dim]
+        backend.linear(n, heads, &w.out, w.out_bias.as_ref(), &mut buffers.branch)?; // [n, hidden]
+        Ok(())
+    }
+}
+
 impl<B: Backend> Stage<B> for LayerStage<B> {
     fn forward(
         &mut self,
@@ -230,9 +266,21 @@ fn head_parts(heads: &AttentionHeads) -> (RowParts, RowParts) {
     (parts(0, query_heads), parts(query_heads * head_dim, kv_heads))
 }
 
-/// Returns the shape of a layer's KV cache.
-fn kv_spec(layer: &LayerSpec, limits: &ShardLimits) -> KvSpec {
-    let layout = layer.attention.heads().layout;
+/// Allocates what a layer remembers of sequences between steps.
+fn cache<B: Backend>(
+    backend: &B,
+    attention: &Attention,
+    limits: &ShardLimits,
+) -> millrace_kernels::Result<LayerCache<B>> {
+    match attention {
+        Attention::Full(heads) | Attention::Sliding { heads, .. } => {
+            Ok(LayerCache::Kv(backend.kv(kv_spec(heads.layout, limits))?))
+        }
+    }
+}
+
+/// Returns the shape of the KV cache of softmax attention.
+fn kv_spec(layout: QkvLayout, limits: &ShardLimits) -> KvSpec {
     KvSpec {
         blocks: limits.num_blocks,
         block_size: limits.block_size,
@@ -243,13 +291,11 @@ fn kv_spec(layer: &LayerSpec, limits: &ShardLimits) -> KvSpec {
     }
 }
 
-/// Returns the attention of a layer in the terms of the backend.
-pub(super) fn attention_spec(layer: &LayerSpec) -> AttentionSpec {
-    let heads = layer.attention.heads();
-    AttentionSpec {
-        layout: heads.layout,
-        scale: heads.score_scale,
-        window: layer.attention.window(),
-        soft_cap: heads.score_cap,
-    }
+/// Returns the attention of a layer in the terms of the backend, if it is softmax attention.
+pub(super) fn attention_spec(attention: &Attention) -> Option<AttentionSpec> {
+    attention.heads().map(|heads| softmax_spec(heads, attention.window()))
+}
+
+fn softmax_spec(heads: &AttentionHeads, window: Option<usize>) -> AttentionSpec {
+    AttentionSpec { layout: heads.layout, scale: heads.score_scale, window, soft_cap: heads.score_cap }
 }

@@ -8,8 +8,9 @@ use millrace_kernels::{Backend, DType, HeadNorm, HostTensor, Norm, NormKind, Par
 
 use crate::Error;
 use crate::model::{
-    self, DecoderSpec, HeadNormPlan, LayerSlot, LayerSpec, LearnedPositions, Mlp, Positions, RopeTable,
-    SharedExpert, TensorPlace, WeightError, WeightSlot, WeightSource, WeightStorage, take,
+    self, Attention, AttentionHeads, DecoderSpec, HeadNormPlan, LayerSlot, LayerSpec, LearnedPositions, Mlp,
+    Positions, RopeTable, SharedExpert, TensorPlace, WeightError, WeightSlot, WeightSource, WeightStorage,
+    take,
 };
 
 /// Bytes that the disk is asked to read ahead: more than it reads while a matrix is uploaded, and
@@ -34,17 +35,27 @@ pub struct Weights<B: Backend> {
 /// The constants of one layer.
 pub(super) struct LayerWeights<B: Backend> {
     pub(super) attention_norm: Option<Norm<B::Vector>>, // [hidden]
-    pub(super) qkv: B::Matrix,                          // [(heads + 2 kv_heads) * head_dim, hidden]
-    pub(super) qkv_bias: Option<B::Vector>,             // [(heads + 2 kv_heads) * head_dim]
-    pub(super) head_norm: Option<HeadNorm<B::Vector>>,  // [head_dim], or the features of all heads, each
-    pub(super) alibi: Option<B::Vector>,                // [heads]
-    pub(super) sinks: Option<B::Vector>,                // [heads]
-    pub(super) out: B::Matrix,                          // [hidden, heads * head_dim]
-    pub(super) out_bias: Option<B::Vector>,             // [hidden]
+    pub(super) attention: AttentionWeights<B>,
     pub(super) attention_out_norm: Option<Norm<B::Vector>>, // [hidden]
-    pub(super) mlp_norm: Option<Norm<B::Vector>>,       // [hidden]
+    pub(super) mlp_norm: Option<Norm<B::Vector>>,           // [hidden]
     pub(super) mlp: MlpWeights<B>,
     pub(super) mlp_out_norm: Option<Norm<B::Vector>>, // [hidden]
+}
+
+/// The constants of a layer's attention.
+pub(super) enum AttentionWeights<B: Backend> {
+    Softmax(SoftmaxWeights<B>),
+}
+
+/// The constants of softmax attention.
+pub(super) struct SoftmaxWeights<B: Backend> {
+    pub(super) qkv: B::Matrix,              // [(heads + 2 kv_heads) * head_dim, hidden]
+    pub(super) qkv_bias: Option<B::Vector>, // [(heads + 2 kv_heads) * head_dim]
+    pub(super) head_norm: Option<HeadNorm<B::Vector>>, // [head_dim], or the features of all heads, each
+    pub(super) alibi: Option<B::Vector>,    // [heads]
+    pub(super) sinks: Option<B::Vector>,    // [heads]
+    pub(super) out: B::Matrix,              // [hidden, heads * head_dim]
+    pub(super) out_bias: Option<B::Vector>, // [hidden]
 }
 
 /// The constants of an MLP.
@@ -153,23 +164,14 @@ impl<B: Backend> WeightLoader<'_, B> {
     fn layer(&mut self, index: usize, layer: &LayerSpec) -> Result<LayerWeights<B>, Error> {
         use LayerSlot as Slot;
         let at = |slot| WeightSlot::Layer(index, slot);
-        let (heads, place) = (layer.attention.heads(), self.spec.norm.place);
+        let place = self.spec.norm.place;
         Ok(LayerWeights {
             attention_norm: self.norm_if(
                 place.is_before(),
                 at(Slot::AttentionNorm),
                 Some(at(Slot::AttentionNormBias)),
             )?,
-            qkv: self.matrix(at(Slot::Qkv))?,
-            qkv_bias: self.bias(heads.qkv_bias, at(Slot::QkvBias))?,
-            head_norm: self.head_norm(index, heads.head_norm)?,
-            alibi: match heads.positions {
-                Positions::Linear(alibi) => Some(floats(self.backend, &alibi.slopes(heads.layout.heads))?),
-                Positions::None | Positions::Rotary { .. } => None,
-            },
-            sinks: self.bias(heads.sinks, at(Slot::Sinks))?,
-            out: self.matrix(at(Slot::Out))?,
-            out_bias: self.bias(heads.out_bias, at(Slot::OutBias))?,
+            attention: self.attention(index, &layer.attention)?,
             attention_out_norm: self.norm_if(place.is_after(), at(Slot::AttentionOutNorm), None)?,
             mlp_norm: self.norm_if(
                 self.spec.has_mlp_norm(),
@@ -178,6 +180,31 @@ impl<B: Backend> WeightLoader<'_, B> {
             )?,
             mlp: self.mlp(index, &layer.mlp)?,
             mlp_out_norm: self.norm_if(place.is_after(), at(Slot::MlpOutNorm), None)?,
+        })
+    }
+
+    fn attention(&mut self, layer: usize, attention: &Attention) -> Result<AttentionWeights<B>, Error> {
+        match attention {
+            Attention::Full(heads) | Attention::Sliding { heads, .. } => {
+                Ok(AttentionWeights::Softmax(self.softmax(layer, heads)?))
+            }
+        }
+    }
+
+    fn softmax(&mut self, layer: usize, heads: &AttentionHeads) -> Result<SoftmaxWeights<B>, Error> {
+        use LayerSlot as Slot;
+        let at = |slot| WeightSlot::Layer(layer, slot);
+        Ok(SoftmaxWeights {
+            qkv: self.matrix(at(Slot::Qkv))?,
+            qkv_bias: self.bias(heads.qkv_bias, at(Slot::QkvBias))?,
+            head_norm: self.head_norm(layer, heads.head_norm)?,
+            alibi: match heads.positions {
+                Positions::Linear(alibi) => Some(floats(self.backend, &alibi.slopes(heads.layout.heads))?),
+                Positions::None | Positions::Rotary { .. } => None,
+            },
+            sinks: self.bias(heads.sinks, at(Slot::Sinks))?,
+            out: self.matrix(at(Slot::Out))?,
+            out_bias: self.bias(heads.out_bias, at(Slot::OutBias))?,
         })
     }
 

@@ -71,11 +71,9 @@ pub(crate) fn activation_elements(spec: &DecoderSpec, tokens: usize, outputs: us
     of_tokens.saturating_add(outputs.saturating_mul(spec.hidden))
 }
 
-const QKV: fn(&LayerSpec) -> usize = |layer| layer.attention.heads().layout.cols();
-const HEADS: fn(&LayerSpec) -> usize = |layer| {
-    let layout = layer.attention.heads().layout;
-    layout.heads * layout.head_dim
-};
+const QKV: fn(&LayerSpec) -> usize = |layer| layer.attention.heads().map_or(0, |heads| heads.layout.cols());
+const HEADS: fn(&LayerSpec) -> usize =
+    |layer| layer.attention.heads().map_or(0, |heads| heads.layout.heads * heads.layout.head_dim);
 const GATE_UP: fn(&LayerSpec) -> usize =
     |layer| if matches!(layer.mlp, Mlp::Plain(_)) { 0 } else { 2 * ACTIVATED(layer) };
 const ACTIVATED: fn(&LayerSpec) -> usize = |layer| match &layer.mlp {

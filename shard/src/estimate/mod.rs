@@ -13,7 +13,7 @@ use millrace_kernels::{KvFormat, KvSpec, Sizing};
 
 use crate::ShardLimits;
 use crate::memory_plan::{self, UnpaddedDevice};
-use crate::model::{DecoderSpec, WeightSlot, WeightStorage};
+use crate::model::{AttentionHeads, DecoderSpec, WeightSlot, WeightStorage};
 use crate::split::{Indivisible, Split};
 
 pub use hardware::{
@@ -123,8 +123,8 @@ impl ShardEstimate {
         let mut keys_and_values = 0;
         let mut attention = 0.0;
         for layer in &self.spec.layers {
+            let Some(AttentionHeads { layout, .. }) = layer.attention.heads() else { continue };
             let seen = layer.attention.window().unwrap_or(context).min(context);
-            let layout = layer.attention.heads().layout;
             let of_sequence = UnpaddedDevice.kv_bytes(&KvSpec {
                 blocks: 1,
                 block_size: seen,
@@ -146,10 +146,10 @@ impl ShardEstimate {
     /// Estimates a prefill step: it computes the first `tokens` tokens of one prompt and samples
     /// the next.
     pub fn prefill(&self, tokens: usize) -> StepEstimate {
-        let attention = self.spec.layers.iter().map(|layer| {
+        let attention = self.spec.layers.iter().filter_map(|layer| {
+            let AttentionHeads { layout, .. } = layer.attention.heads()?;
             let pairs = attended_pairs(tokens as f64, layer.attention.window().map(|window| window as f64));
-            let layout = layer.attention.heads().layout;
-            attention_operations(layout.heads * layout.head_dim, pairs)
+            Some(attention_operations(layout.heads * layout.head_dim, pairs))
         });
         StepEstimate {
             read: self.kv_per_token.saturating_mul(tokens).saturating_add(self.weights_read(tokens)),

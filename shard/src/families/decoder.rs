@@ -325,14 +325,18 @@ pub(super) fn slide_if_listed(
 /// Rotates layers with a window by the second table.
 pub(super) fn rotate_windows(spec: &mut DecoderSpec) {
     for layer in spec.layers.iter_mut().filter(|layer| layer.attention.window().is_some()) {
-        layer.attention.heads_mut().positions = Positions::Rotary { table: 1 };
+        if let Some(heads) = layer.attention.heads_mut() {
+            heads.positions = Positions::Rotary { table: 1 };
+        }
     }
 }
 
 /// Removes the rotation of layers without a window.
 pub(super) fn rotate_only_windows(spec: &mut DecoderSpec) {
     for layer in spec.layers.iter_mut().filter(|layer| layer.attention.window().is_none()) {
-        layer.attention.heads_mut().positions = Positions::None;
+        if let Some(heads) = layer.attention.heads_mut() {
+            heads.positions = Positions::None;
+        }
     }
 }
 
@@ -344,9 +348,9 @@ pub(super) fn use_linear_biases(spec: &mut DecoderSpec, rule: SlopeRule) {
     }
 }
 
-/// Returns the heads of all layers, to change them.
+/// Returns the heads of all layers with softmax attention, to change them.
 pub(super) fn heads_mut(spec: &mut DecoderSpec) -> impl Iterator<Item = &mut AttentionHeads> {
-    spec.layers.iter_mut().map(|layer| layer.attention.heads_mut())
+    spec.layers.iter_mut().filter_map(|layer| layer.attention.heads_mut())
 }
 
 /// Reads the window of `sliding_window`, or returns `absent` if the file does not contain the key.

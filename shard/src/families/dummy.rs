@@ -34,7 +34,8 @@ impl DummyWeights {
         let longest = spec
             .layers
             .iter()
-            .map(|layer| layer.attention.heads().layout)
+            .filter_map(|layer| layer.attention.heads())
+            .map(|heads| heads.layout)
             .map(|layout| layout.heads * layout.head_dim)
             .fold(spec.hidden, usize::max);
         (0..longest).for_each(|_| dtype.push(1.0, &mut ones));

@@ -60,7 +60,7 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     }
     if alibi {
         // The biases are added before the scores are scaled.
-        let factor = spec.layers.first().map_or(1.0, |layer| layer.attention.heads().score_scale);
+        let factor = decoder::heads_mut(&mut spec).next().map_or(1.0, |heads| heads.score_scale);
         decoder::use_linear_biases(&mut spec, SlopeRule::Below { factor });
     }
     Ok(spec)

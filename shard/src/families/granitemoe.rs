@@ -41,7 +41,7 @@ fn spec(config: &Config) -> Result<DecoderSpec, ConfigError> {
     spec.branch_factor = factor("residual_multiplier")? as f32;
     spec.head.factor = (1.0 / factor("logits_scaling")?) as f32;
     let score_scale = factor("attention_multiplier")? as f32;
-    spec.layers.iter_mut().for_each(|layer| layer.attention.heads_mut().score_scale = score_scale);
+    decoder::heads_mut(&mut spec).for_each(|heads| heads.score_scale = score_scale);
     let of_layers = experts::read(config, &KEYS)?;
     experts::place(&mut spec, &of_layers, |_| true);
     Ok(spec)

@@ -115,7 +115,8 @@ fn kv_bytes(
     };
     spec.layers
         .iter()
-        .fold(0, |sum: usize, layer| sum.saturating_add(of_layer(layer.attention.heads().layout)))
+        .filter_map(|layer| layer.attention.heads())
+        .fold(0, |sum: usize, heads| sum.saturating_add(of_layer(heads.layout)))
 }
 
 /// Returns the bytes of matrices, norms and biases.

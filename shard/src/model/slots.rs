@@ -10,7 +10,9 @@ use std::ops::Range;
 
 use millrace_kernels::QkvLayout;
 
-use super::spec::{DecoderSpec, ExpertsSpec, HeadNormPlan, LayerSpec, Residual, SharedExpert};
+use super::spec::{
+    AttentionHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LayerSpec, Residual, SharedExpert,
+};
 
 /// The place of one weight of the decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -309,24 +311,38 @@ impl LayerSlot {
                 .only_if(|model, _| model.norm.place.is_before()),
             LayerSlot::AttentionNormBias => Info::bias(HIDDEN, &[("input_layernorm", HIDDEN)])
                 .only_if(|model, _| model.norm.place.is_before() && model.norm.has_bias()),
-            LayerSlot::Qkv => Info::matrix(QKV, Hidden, QKV_TENSORS).may_quantize(),
-            LayerSlot::QkvBias => {
-                Info::bias(QKV, QKV_TENSORS).only_if(|_, layer| layer.attention.heads().qkv_bias)
+            LayerSlot::Qkv => Info::matrix(QKV, Hidden, QKV_TENSORS)
+                .may_quantize()
+                .only_if(|_, layer| heads(layer).is_some()),
+            LayerSlot::QkvBias => Info::bias(QKV, QKV_TENSORS)
+                .only_if(|_, layer| heads(layer).is_some_and(|heads| heads.qkv_bias)),
+            LayerSlot::QNorm => {
+                Info::norm_scale(HEAD_DIM, &[("self_attn.q_norm", HEAD_DIM)]).only_if(|_, layer| {
+                    heads(layer).is_some_and(|heads| heads.head_norm == HeadNormPlan::Shared)
+                })
             }
-            LayerSlot::QNorm => Info::norm_scale(HEAD_DIM, &[("self_attn.q_norm", HEAD_DIM)])
-                .only_if(|_, layer| layer.attention.heads().head_norm == HeadNormPlan::Shared),
-            LayerSlot::KNorm => Info::norm_scale(HEAD_DIM, &[("self_attn.k_norm", HEAD_DIM)])
-                .only_if(|_, layer| layer.attention.heads().head_norm == HeadNormPlan::Shared),
-            LayerSlot::QHeadsNorm => Info::norm_scale(QUERY, &[("self_attn.q_norm", QUERY)])
-                .only_if(|_, layer| layer.attention.heads().head_norm.has_scale_of_all_heads()),
-            LayerSlot::KHeadsNorm => Info::norm_scale(KEY, &[("self_attn.k_norm", KEY)])
-                .only_if(|_, layer| layer.attention.heads().head_norm.has_scale_of_all_heads()),
+            LayerSlot::KNorm => {
+                Info::norm_scale(HEAD_DIM, &[("self_attn.k_norm", HEAD_DIM)]).only_if(|_, layer| {
+                    heads(layer).is_some_and(|heads| heads.head_norm == HeadNormPlan::Shared)
+                })
+            }
+            LayerSlot::QHeadsNorm => {
+                Info::norm_scale(QUERY, &[("self_attn.q_norm", QUERY)]).only_if(|_, layer| {
+                    heads(layer).is_some_and(|heads| heads.head_norm.has_scale_of_all_heads())
+                })
+            }
+            LayerSlot::KHeadsNorm => {
+                Info::norm_scale(KEY, &[("self_attn.k_norm", KEY)]).only_if(|_, layer| {
+                    heads(layer).is_some_and(|heads| heads.head_norm.has_scale_of_all_heads())
+                })
+            }
             LayerSlot::Sinks => Info::parameter(HEADS, &[("self_attn.sinks", HEADS)])
-                .only_if(|_, layer| layer.attention.heads().sinks),
-            LayerSlot::Out => Info::matrix(HIDDEN, Query, OUT_TENSORS).may_quantize(),
-            LayerSlot::OutBias => {
-                Info::bias(HIDDEN, OUT_TENSORS).only_if(|_, layer| layer.attention.heads().out_bias)
-            }
+                .only_if(|_, layer| heads(layer).is_some_and(|heads| heads.sinks)),
+            LayerSlot::Out => Info::matrix(HIDDEN, Query, OUT_TENSORS)
+                .may_quantize()
+                .only_if(|_, layer| heads(layer).is_some()),
+            LayerSlot::OutBias => Info::bias(HIDDEN, OUT_TENSORS)
+                .only_if(|_, layer| heads(layer).is_some_and(|heads| heads.out_bias)),
             LayerSlot::AttentionOutNorm => Info::norm_scale(HIDDEN, &[("post_attention_layernorm", HIDDEN)])
                 .only_if(|model, _| model.norm.place.is_after()),
             LayerSlot::MlpNorm => Info::norm_scale(HIDDEN, &[("post_attention_layernorm", HIDDEN)])
@@ -376,6 +392,11 @@ impl LayerSlot {
                 .only_if(|_, layer| shared(layer).is_some_and(|shared| shared.gated)),
         }
     }
+}
+
+/// Returns the heads of softmax attention of a layer.
+fn heads(layer: &LayerSpec) -> Option<&AttentionHeads> {
+    layer.attention.heads()
 }
 
 /// Returns whether gate and up of a dense MLP have biases.
@@ -477,7 +498,8 @@ impl DecoderSpec {
             let index = slot.layer().expect("only weights of layers have blocks of a layer's features");
             &self.layers[index]
         };
-        let layout = || layer().attention.heads().layout;
+        let no_heads = QkvLayout { heads: 0, kv_heads: 0, head_dim: 0 };
+        let layout = || heads(layer()).map_or(no_heads, |heads| heads.layout);
         match block {
             FeatureBlock::Vocabulary => self.vocab_rows.len(),
             FeatureBlock::Hidden => self.hidden,
@@ -505,10 +527,11 @@ impl DecoderSpec {
     /// group.
     ///
     /// # Panics
-    /// If `slot` is not in a layer.
+    /// If `slot` is not in a layer with heads of softmax attention.
     pub fn grouped_rows(&self, slot: WeightSlot, block: FeatureBlock) -> Vec<Range<usize>> {
         let index = slot.layer().expect("only layers have heads");
-        let QkvLayout { heads, kv_heads, head_dim } = self.layers[index].attention.heads().layout;
+        let of_layer = heads(&self.layers[index]).expect("only layers with heads have blocks of heads");
+        let QkvLayout { heads, kv_heads, head_dim } = of_layer.layout;
         let queries = heads / kv_heads;
         let (first, count) = match block {
             FeatureBlock::Key => (queries, 1),

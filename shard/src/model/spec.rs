@@ -152,17 +152,17 @@ impl HeadNormPlan {
 }
 
 impl Attention {
-    /// Returns the heads.
-    pub fn heads(&self) -> &AttentionHeads {
+    /// Returns the heads of softmax attention, if the layer has such heads.
+    pub fn heads(&self) -> Option<&AttentionHeads> {
         match self {
-            Attention::Full(heads) | Attention::Sliding { heads, .. } => heads,
+            Attention::Full(heads) | Attention::Sliding { heads, .. } => Some(heads),
         }
     }
 
-    /// Returns the heads, to change them.
-    pub fn heads_mut(&mut self) -> &mut AttentionHeads {
+    /// Returns the heads of softmax attention, to change them.
+    pub fn heads_mut(&mut self) -> Option<&mut AttentionHeads> {
         match self {
-            Attention::Full(heads) | Attention::Sliding { heads, .. } => heads,
+            Attention::Full(heads) | Attention::Sliding { heads, .. } => Some(heads),
         }
     }
 
@@ -174,9 +174,11 @@ impl Attention {
         }
     }
 
-    /// Limits the attention to the last `window` tokens.
+    /// Limits softmax attention to the last `window` tokens. Other layers have no window.
     pub fn slide(&mut self, window: usize) {
-        *self = Attention::Sliding { heads: self.heads().clone(), window };
+        if let Some(heads) = self.heads().cloned() {
+            *self = Attention::Sliding { heads, window };
+        }
     }
 }
 

@@ -2,8 +2,10 @@
 
 use std::ops::Range;
 
+use millrace_kernels::QkvLayout;
+
 use crate::model::{
-    DecoderSpec, FeatureBlock, HeadNormPlan, LayerSpec, Mlp, Positions, SharedExpert, WeightSlot,
+    AttentionHeads, DecoderSpec, FeatureBlock, HeadNormPlan, Mlp, Positions, SharedExpert, WeightSlot,
 };
 
 /// A rank of a group.
@@ -58,14 +60,14 @@ impl Split {
         let mut spec = whole.clone();
         spec.vocab_rows = self.vocab_rows(whole);
         for layer in &mut spec.layers {
-            let kv_heads = self.kv_heads(layer).len();
-            let heads = layer.attention.heads_mut();
-            heads.layout.heads /= world_size;
-            heads.layout.kv_heads = kv_heads;
-            // These biases are added to a sum over all ranks, so only one rank adds them.
-            heads.out_bias &= rank == 0;
-            if let Positions::Linear(slopes) = &mut heads.positions {
-                slopes.first = rank * heads.layout.heads;
+            if let Some(heads) = layer.attention.heads_mut() {
+                heads.layout.kv_heads = self.kv_heads(heads.layout).len();
+                heads.layout.heads /= world_size;
+                // These biases are added to a sum over all ranks, so only one rank adds them.
+                heads.out_bias &= rank == 0;
+                if let Positions::Linear(slopes) = &mut heads.positions {
+                    slopes.first = rank * heads.layout.heads;
+                }
             }
             match &mut layer.mlp {
                 Mlp::Gated(mlp) | Mlp::Plain(mlp) => {
@@ -82,8 +84,8 @@ impl Split {
     }
 
     /// Returns the key/value heads of this rank in a layer of the whole model.
-    fn kv_heads(self, layer: &LayerSpec) -> Range<usize> {
-        let all = layer.attention.heads().layout.kv_heads;
+    fn kv_heads(self, whole: QkvLayout) -> Range<usize> {
+        let all = whole.kv_heads;
         if all >= self.world_size {
             self.share(all)
         } else {
@@ -121,8 +123,9 @@ impl Split {
             }
             FeatureBlock::Key | FeatureBlock::Value => {
                 let layer = &whole.layers[slot.layer().expect("only layers have key and value heads")];
-                let (heads, head_dim) = (self.kv_heads(layer), layer.attention.heads().layout.head_dim);
-                heads.start * head_dim..heads.end * head_dim
+                let Some(AttentionHeads { layout, .. }) = layer.attention.heads() else { return 0..0 };
+                let heads = self.kv_heads(*layout);
+                heads.start * layout.head_dim..heads.end * layout.head_dim
             }
         }
     }
@@ -148,7 +151,8 @@ impl Split {
 
 /// Returns the group sizes that a model can be cut for, ascending.
 pub fn sizes(whole: &DecoderSpec) -> Vec<usize> {
-    let most = whole.layers.iter().map(|layer| layer.attention.heads().layout.heads).max().unwrap_or(1);
+    let heads = whole.layers.iter().filter_map(|layer| layer.attention.heads());
+    let most = heads.map(|heads| heads.layout.heads).max().unwrap_or(1);
     (1..=most).filter(|&size| obstacle(whole, size).is_none()).collect()
 }
 
@@ -156,20 +160,27 @@ pub fn sizes(whole: &DecoderSpec) -> Vec<usize> {
 fn obstacle(whole: &DecoderSpec, world_size: usize) -> Option<String> {
     let is_shared = |count: usize| count.is_multiple_of(world_size);
     whole.layers.iter().find_map(|layer| {
-        let layout = layer.attention.heads().layout;
-        let (heads, kv_heads) = (layout.heads, layout.kv_heads);
-        if world_size > 1 && layer.attention.heads().head_norm == HeadNormPlan::AllHeads {
-            Some("its norms of all query heads together cannot be shared".to_owned())
-        } else if !is_shared(heads) {
-            Some(format!("its {heads} attention heads cannot be shared evenly"))
-        } else if !is_shared(kv_heads) && !world_size.is_multiple_of(kv_heads) {
-            Some(format!("its {kv_heads} key/value heads can be neither shared nor repeated evenly"))
-        } else {
+        let of_heads = layer.attention.heads().and_then(|heads| heads_obstacle(heads, world_size));
+        of_heads.or_else(|| {
             let mut widths = widths(&layer.mlp).into_iter().flatten();
             let (owner, width) = widths.find(|(_, width)| !is_shared(*width))?;
             Some(format!("the {width} features of its {owner} cannot be shared evenly"))
-        }
+        })
     })
+}
+
+/// Returns the reason why the heads of a layer cannot be cut for this many ranks, if there is one.
+fn heads_obstacle(of_layer: &AttentionHeads, world_size: usize) -> Option<String> {
+    let QkvLayout { heads, kv_heads, .. } = of_layer.layout;
+    if world_size > 1 && of_layer.head_norm == HeadNormPlan::AllHeads {
+        Some("its norms of all query heads together cannot be shared".to_owned())
+    } else if !heads.is_multiple_of(world_size) {
+        Some(format!("its {heads} attention heads cannot be shared evenly"))
+    } else if !kv_heads.is_multiple_of(world_size) && !world_size.is_multiple_of(kv_heads) {
+        Some(format!("its {kv_heads} key/value heads can be neither shared nor repeated evenly"))
+    } else {
+        None
+    }
 }
 
 /// Returns the names and widths of the MLPs of a layer.

@@ -71,9 +71,10 @@ fn what_is_cut_is_taken_once_and_the_rest_by_everyone() {
                         WeightSlot::Layer(_, LayerSlot::QHeadsNorm | LayerSlot::Sinks) => 1,
                         WeightSlot::Layer(_, LayerSlot::KHeadsNorm) => repeated,
                         WeightSlot::Layer(_, LayerSlot::Qkv | LayerSlot::QkvBias) => {
-                            let cols = counts.len() / whole.layers[0].attention.heads().layout.cols();
-                            let is_query =
-                                element / cols < 8 * whole.layers[0].attention.heads().layout.head_dim;
+                            let cols =
+                                counts.len() / whole.layers[0].attention.heads().unwrap().layout.cols();
+                            let is_query = element / cols
+                                < 8 * whole.layers[0].attention.heads().unwrap().layout.head_dim;
                             if is_query { 1 } else { repeated }
                         }
                         WeightSlot::Layer(
@@ -102,7 +103,7 @@ fn biases_after_a_sum_are_added_once() {
     let biases = |rank| {
         let spec = Split { rank, world_size: 2 }.spec(&whole).unwrap();
         let layer = &spec.layers[0];
-        let (heads, mlp) = (layer.attention.heads(), layer.mlp.dense().unwrap());
+        let (heads, mlp) = (layer.attention.heads().unwrap(), layer.mlp.dense().unwrap());
         (heads.qkv_bias, mlp.up_bias, heads.out_bias, mlp.down_bias)
     };
     assert_eq!([biases(0), biases(1)], [(true, true, true, true), (true, true, false, false)]);

@@ -121,7 +121,7 @@ fn layer(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &mut [Ve
 /// Returns the output of attention for each of `xs`.
 fn attention(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let attention = &spec.layers[index].attention;
-    let layer = attention.heads();
+    let layer = attention.heads().expect("the layer has softmax attention");
     let get = |slot| weights.values(WeightSlot::Layer(index, slot));
     let (d, heads, kv_heads) = (layer.layout.head_dim, layer.layout.heads, layer.layout.kv_heads);
     let (qkv, out) = (get(LayerSlot::Qkv), get(LayerSlot::Out));

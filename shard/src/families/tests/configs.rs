@@ -111,12 +111,12 @@ fn factors_of_granite() {
         "embedding_multiplier": 12, "residual_multiplier": 0.5, "logits_scaling": 4, "attention_multiplier": 0.25,
     });
     let found = spec(&granite(changes)).unwrap();
-    let scale = found.layers[1].attention.heads().score_scale;
+    let scale = found.layers[1].attention.heads().unwrap().score_scale;
     assert_eq!(
         (found.embedding.factor, found.branch_factor, found.head.factor, scale),
         (12.0, 0.5, 0.25, 0.25)
     );
-    assert_eq!(spec(&granite(json!({}))).unwrap().layers[0].attention.heads().score_scale, 1.0);
+    assert_eq!(spec(&granite(json!({}))).unwrap().layers[0].attention.heads().unwrap().score_scale, 1.0);
     assert_refused(&granite(json!({"logits_scaling": 0})), "logits_scaling is 0, but must be at least");
 }
 
@@ -150,7 +150,8 @@ fn windows(config: &Value) -> Vec<Option<usize>> {
 
 #[test]
 fn absent_and_null_heads_follow_the_defaults_of_the_type() {
-    let heads = |config: Value| spec(&config).map(|spec| spec.layers[0].attention.heads().layout.kv_heads);
+    let heads =
+        |config: Value| spec(&config).map(|spec| spec.layers[0].attention.heads().unwrap().layout.kv_heads);
     assert_eq!(heads(changed(llama(), &json!({"num_key_value_heads": "absent"}))).unwrap(), 4);
     assert_eq!(heads(changed(llama(), &json!({"num_key_value_heads": null}))).unwrap(), 4);
     assert_eq!(heads(mistral(&json!({"num_key_value_heads": null}))).unwrap(), 4);
@@ -164,6 +165,7 @@ fn absent_and_null_heads_follow_the_defaults_of_the_type() {
         spec(&changed(changed(llama(), &qwen3), &changes)).unwrap().layers[0]
             .attention
             .heads()
+            .unwrap()
             .layout
             .head_dim
     };
@@ -258,7 +260,7 @@ fn chatglm_switches() {
     assert_eq!(rope(&read(json!({}))), (Interleaved, 4, 1e4));
     assert_eq!(rope(&read(json!({"original_rope": false, "rope_ratio": 50}))), (Half, 4, 5e5));
     let biased = read(json!({"add_bias_linear": true, "add_qkv_bias": false})).layers[0].clone();
-    let (heads, mlp) = (biased.attention.heads(), biased.mlp.dense().unwrap());
+    let (heads, mlp) = (biased.attention.heads().unwrap(), biased.mlp.dense().unwrap());
     assert!(heads.qkv_bias && heads.out_bias && mlp.up_bias && mlp.down_bias);
     let harmless =
         json!({"quantization_bit": 0, "pre_seq_len": null, "rmsnorm": true, "post_layer_norm": true});
@@ -268,7 +270,7 @@ fn chatglm_switches() {
 #[test]
 fn baichuan_13b_has_linear_biases_and_baichuan2_a_normalized_head() {
     let large = spec(&baichuan(&json!({"hidden_size": 5120, "num_attention_heads": 40}))).unwrap();
-    let positions = large.layers[0].attention.heads().positions;
+    let positions = large.layers[0].attention.heads().unwrap().positions;
     let Positions::Linear(slopes) = positions else { panic!("{positions:?}") };
     // The slopes of 32 heads, then every second one of 64.
     let slopes = slopes.slopes(40);

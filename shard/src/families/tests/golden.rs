@@ -62,7 +62,7 @@ fn plain(model_type: &str, sizes: Sizes) -> DecoderSpec {
 fn assert_same(name: &str, found: &DecoderSpec, expected: &DecoderSpec) {
     let mut found = found.clone();
     for (layer, expected) in found.layers.iter_mut().zip(&expected.layers) {
-        let (heads, expected) = (layer.attention.heads_mut(), expected.attention.heads());
+        let (heads, expected) = (layer.attention.heads_mut().unwrap(), expected.attention.heads().unwrap());
         assert!((heads.score_scale / expected.score_scale - 1.0).abs() < 1e-6, "{name}");
         heads.score_scale = expected.score_scale;
     }
