@@ -32,8 +32,10 @@ mod request;
 mod routes;
 mod sampling;
 mod sse;
+mod tei;
 mod tgi;
 mod unknown;
+mod vectors;
 
 #[cfg(test)]
 mod tests;

@@ -11,13 +11,13 @@ use utoipa::OpenApi;
 use utoipa_axum::router::OpenApiRouter;
 
 use super::app::App;
-use super::{anthropic, health, kserve, metrics, models, openai, platforms, tgi};
+use super::{anthropic, health, kserve, metrics, models, openai, platforms, tei, tgi};
 use crate::web::{api_docs, ui};
 
 #[derive(OpenApi)]
 #[openapi(info(
     title = "Millrace",
-    description = "Text generation: the APIs of text-generation-inference, OpenAI, Anthropic, KServe, SageMaker and Vertex AI"
+    description = "Text generation: the APIs of text-generation-inference, text-embeddings-inference, OpenAI, Anthropic, KServe, SageMaker and Vertex AI"
 ))]
 struct MillraceDocs;
 
@@ -29,6 +29,7 @@ const PAGES: [&str; 3] = [api_docs::PAGE_PATH, api_docs::JSON_PATH, ui::PATH];
 pub(super) fn described() -> OpenApiRouter<App> {
     OpenApiRouter::with_openapi(MillraceDocs::openapi())
         .merge(tgi::routes())
+        .merge(tei::routes())
         .merge(openai::routes())
         .merge(anthropic::routes())
         .merge(models::routes())

@@ -53,6 +53,10 @@ impl Service {
         if let Some(caller) = caller {
             caller.check_priority(params.priority)?;
         }
+        if ready.headless && params.pooling.is_none() {
+            let detail = "the model has no head: it computes vectors of texts (/v1/embeddings), and no tokens";
+            return Err(ServiceError::invalid("model", detail));
+        }
         let limits = self.0.limits.tokens(&ready);
         let params = params.with_defaults(self.0.sampling);
         params.check(&self.0.limits, &ready)?;

@@ -25,10 +25,12 @@ pub fn load(source: &Source, overrides: &Overrides) -> Result<Model, LoadError> 
     let (config, family, mut spec) = read(source, overrides)?;
     let checkpoint = Checkpoint::open(source)?;
     // Some versions of transformers leave out the key for a tied head, and their defaults differ.
-    spec.tied_head |= !quantization::is_stored(
+    let has_head = quantization::is_stored(
         &checkpoint,
         &family.names.resolve(&family.names.head(), |name| quantization::is_stored(&checkpoint, name)),
     );
+    spec.tied_head |= !has_head;
+    spec.head.is_absent &= !has_head;
     let intended = config.dtype()?;
     let scheme = quantization::read(&config, source)?;
     let quantized = scheme.as_ref().map(quantization::Scheme::format);
@@ -103,27 +105,40 @@ fn read(source: &Source, overrides: &Overrides) -> Result<(Config, &'static Fami
     let config = Config::parse(source.path("config.json"), &source.config()?)?;
     let mut config = text_part::of(config)?;
     overrides.write(&mut config);
-    let family = find(&config)?;
-    let spec = (family.spec)(&config)?;
+    let (family, has_head) = find(&config)?;
+    let mut spec = (family.spec)(&config)?;
+    spec.head.is_absent = !has_head;
     Ok((config, family, spec))
 }
 
-/// Finds the family of a configuration. Either of `model_type` and `architectures` may be missing.
-fn find(config: &Config) -> Result<&'static Family, ConfigError> {
+/// Finds the family of a configuration, and whether its architecture has a head. Either of
+/// `model_type` and `architectures` may be missing.
+fn find(config: &Config) -> Result<(&'static Family, bool), ConfigError> {
     let model_type: Option<String> = config.optional("model_type")?;
     let architectures: Option<Vec<String>> =
         config.optional("architectures")?.filter(|names: &Vec<_>| !names.is_empty());
-    let fits = |family: &&Family| {
+    let fits = |family: &Family, has_head: bool| {
+        let is_of_family = |name: &String| {
+            family.architectures.iter().any(|of_family| {
+                if has_head {
+                    name == of_family
+                } else {
+                    Some(name.as_str()) == without_head(of_family).as_deref()
+                }
+            })
+        };
         let by_type = model_type.as_ref().map(|name| name == family.model_type);
-        let by_architecture = architectures
-            .as_ref()
-            .map(|names| names.iter().any(|name| family.architectures.contains(&name.as_str())));
+        let by_architecture = architectures.as_ref().map(|names| names.iter().any(is_of_family));
         match (by_type, by_architecture) {
             (None, None) => false,
             (by_type, by_architecture) => by_type.unwrap_or(true) && by_architecture.unwrap_or(true),
         }
     };
-    FAMILIES.iter().find(fits).ok_or_else(|| {
+    let found = |has_head| {
+        let family = FAMILIES.iter().find(|family| fits(family, has_head));
+        family.map(|family| (family, has_head))
+    };
+    found(true).or_else(|| found(false)).ok_or_else(|| {
         let supported: Vec<String> =
             FAMILIES.iter().map(|f| format!("{} ({})", f.model_type, f.architectures.join(", "))).collect();
         ConfigError::UnknownModel {
@@ -133,4 +148,10 @@ fn find(config: &Config) -> Result<&'static Family, ConfigError> {
             supported: supported.join("; "),
         }
     })
+}
+
+/// Returns the name of an architecture's class in transformers that computes hidden states only.
+/// Checkpoints for vectors of texts name it.
+fn without_head(architecture: &str) -> Option<String> {
+    Some(format!("{}Model", architecture.strip_suffix("ForCausalLM")?))
 }

@@ -76,11 +76,14 @@ pub struct HeadPlan {
     pub soft_cap: Option<f32>,
     /// Whether each row of the head is divided by its length when it is loaded (Baichuan 2).
     pub unit_rows: bool,
+    /// Whether the checkpoint has no head, so that it is good for vectors of texts only. The
+    /// embedding stands in for the head.
+    pub is_absent: bool,
 }
 
 impl Default for HeadPlan {
     fn default() -> Self {
-        HeadPlan { bias: false, factor: 1.0, soft_cap: None, unit_rows: false }
+        HeadPlan { bias: false, factor: 1.0, soft_cap: None, unit_rows: false, is_absent: false }
     }
 }
 

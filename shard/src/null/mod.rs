@@ -41,6 +41,7 @@ pub(crate) fn announcement(model: &Model, world_size: usize, options: &ShardOpti
         parameters: spec.parameters() as u64,
         vocab_size: clamped(spec.vocab),
         hidden_size: clamped(spec.hidden),
+        headless: spec.head.is_absent,
         max_sequence_tokens: clamped(longest),
         block_size: clamped(block_size),
         num_blocks: clamped(pool.div_ceil(block_size.max(1))),

@@ -94,6 +94,7 @@ const BODIES: &[(&str, &[InputFrame])] = &[
             frame(r#"{"input":"a","include":["#, ",", "]}", &alphabets::TEXTS),
         ],
     ),
+    ("/embed", &[frame(r#"{"inputs":["#, ",", "]}", &alphabets::VALUES)]),
     ("/v1/embeddings", &[frame(r#"{"input":["#, ",", "]}", &alphabets::VALUES)]),
     (
         "/v1/messages",

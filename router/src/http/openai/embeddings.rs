@@ -6,20 +6,20 @@ use axum::http::HeaderMap;
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
-use futures::{StreamExt, TryStreamExt, stream};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use super::error::{OpenAiError, OpenAiJson};
-use super::params::{check_rest, concurrent_prompts};
+use super::params::check_rest;
 use super::prompts::PromptList;
 use crate::chat::IgnoredFields;
 use crate::http::app::App;
 use crate::http::field_names::FieldNames;
 use crate::http::ignored;
 use crate::http::model_name::served_model;
-use crate::service::{Params, Prepared, ServiceError};
+use crate::http::vectors::{self, VectorOptions, Vectors};
+use crate::service::ServiceError;
 
 /// The most inputs of a request, as in OpenAI's API.
 const MAX_INPUTS: usize = 2048;
@@ -83,37 +83,11 @@ pub(super) async fn embeddings(
         let message = format!("`input` must have 1 to {MAX_INPUTS} texts. Given: {}", inputs.len());
         return Err(OpenAiError::invalid("input", message));
     }
-    let ready = app.service.ready()?;
-    let features = ready.hidden_size as usize;
-    let kept = dimensions.unwrap_or(features);
-    if kept == 0 || kept > features {
-        let message = format!("`dimensions` must be > 0 and <= {features}. Given: {kept}");
-        return Err(OpenAiError::invalid("dimensions", message));
-    }
-    let params = Params {
-        max_new_tokens: Some(0),
-        echoes: true,
-        pooling: Some(app.service.pooling().map_err(|why| OpenAiError::invalid("model", why.to_string()))?),
-        ..Params::default()
-    };
-
-    // All inputs are validated before the first is computed.
-    let width = concurrent_prompts(&app, 1);
-    let prepare = |input| app.service.prepare(input, params.clone());
-    let prepared: Vec<Prepared> =
-        stream::iter(inputs).map(prepare).buffered(width).try_collect().await.map_err(about_input)?;
-    let prompt_tokens = prepared.iter().map(|input| input.prompt().len()).sum();
-    let embed = |(index, input)| {
-        let app = &app;
-        async move {
-            let mut vector = app.service.start(input)?.collect().await?.vector;
-            vector.truncate(kept);
-            normalize(&mut vector)?;
-            Ok(Embedding { object: "embedding", index, embedding: encode(vector) })
-        }
-    };
-    let data = stream::iter(prepared.into_iter().enumerate()).map(embed).buffered(width);
-    let data = data.try_collect().await.map_err(about_input)?;
+    let options = VectorOptions { dimensions, normalize: true, truncate: false };
+    let Vectors { vectors, prompt_tokens } =
+        vectors::compute(&app, inputs, options).await.map_err(about_input)?;
+    let embed = |(index, vector)| Embedding { object: "embedding", index, embedding: encode(vector) };
+    let data = vectors.into_iter().enumerate().map(embed).collect();
     let usage = EmbeddingUsage { prompt_tokens, total_tokens: prompt_tokens };
     let mut headers = HeaderMap::new();
     ignored::write_header(&ignored, &mut headers);
@@ -132,18 +106,6 @@ fn encoding(format: Option<&str>) -> Result<fn(Vec<f32>) -> EmbeddingVector, Ope
             Err(OpenAiError::invalid("encoding_format", "`encoding_format` must be `float` or `base64`"))
         }
     }
-}
-
-/// Scales a vector to the length 1. A vector of zeros stays as it is.
-fn normalize(vector: &mut [f32]) -> Result<(), ServiceError> {
-    let length = vector.iter().map(|value| f64::from(*value).powi(2)).sum::<f64>().sqrt();
-    if !length.is_finite() {
-        return Err(ServiceError::Generation("the model's hidden states are not finite".into()));
-    }
-    if length > 0.0 {
-        vector.iter_mut().for_each(|value| *value = (f64::from(*value) / length) as f32);
-    }
-    Ok(())
 }
 
 /// Converts an error of the service about one of the inputs.

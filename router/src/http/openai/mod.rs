@@ -22,7 +22,9 @@ use utoipa_axum::routes;
 
 pub(super) use error::{OpenAiError, OpenAiErrorEnvelope, internal, unauthorized};
 pub(super) use models::{OpenAiModel, OpenAiModelList};
+pub(super) use params::concurrent_prompts;
 pub(super) use plain::{answer_chat, answer_completion, answer_text};
+pub(super) use prompts::PromptList;
 pub(super) use tool_choice::tool_selection;
 
 use super::app::App;

@@ -146,7 +146,7 @@ pub(super) fn check_rest(rest: &Map<String, Value>, ignored: &mut IgnoredFields)
 
 /// Returns the number of prompts with `answers` answers each that are computed at the same time: at
 /// most half of all requests, so that other clients are served beside the longest list of prompts.
-pub(super) fn concurrent_prompts(app: &App, answers: usize) -> usize {
+pub(in crate::http) fn concurrent_prompts(app: &App, answers: usize) -> usize {
     (app.service.limits().max_concurrent_requests / 2 / answers.max(1)).max(1)
 }
 

@@ -12,7 +12,7 @@ use crate::text::{SpecialTokens, Tokenizer};
     expecting = "a prompt must be a text, a list of texts, a list of token ids, or a list of such lists"
 )]
 #[schema(as = Prompts)]
-pub(super) enum PromptList {
+pub(in crate::http) enum PromptList {
     Text(String),
     Texts(Vec<String>),
     Ids(Vec<u32>),
@@ -22,7 +22,7 @@ pub(super) enum PromptList {
 impl PromptList {
     /// Returns each prompt by itself. The tokenizer's own tokens go around texts unless
     /// `add_special_tokens` is false.
-    pub(super) fn into_prompts(self, add_special_tokens: Option<bool>) -> Vec<Prompt> {
+    pub(in crate::http) fn into_prompts(self, add_special_tokens: Option<bool>) -> Vec<Prompt> {
         let specials =
             if add_special_tokens == Some(false) { SpecialTokens::Omit } else { SpecialTokens::Add };
         let text = |text| Prompt::Text(text, specials);

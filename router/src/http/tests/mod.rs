@@ -24,6 +24,7 @@ mod responses_tools;
 mod rows;
 mod schemas;
 mod server;
+mod tei;
 mod tgi;
 mod tokens;
 mod tools;

@@ -27,6 +27,7 @@ pub(super) fn posts() -> Vec<(&'static str, Value)> {
         ("/vertex", json!({"instances": [{"inputs": "a"}]})),
         ("/v1/completions", json!({"prompt": "a"})),
         ("/v1/chat/completions", chat.clone()),
+        ("/embed", json!({"inputs": "a"})),
         ("/v1/embeddings", json!({"input": "a"})),
         ("/v1/responses", json!({"input": "a"})),
         ("/v1/messages", message),

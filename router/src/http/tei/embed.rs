@@ -1,0 +1,68 @@
+//! `/embed`.
+
+use axum::Json;
+use axum::extract::State;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::http::app::App;
+use crate::http::openai::PromptList;
+use crate::http::tgi::TgiError;
+use crate::http::vectors::{self, VectorOptions};
+use crate::service::ServiceError;
+
+/// The most inputs of a request. TEI's default is 32, and OpenAI's API allows 2048.
+const MAX_INPUTS: usize = 2048;
+
+#[derive(Debug, Deserialize, ToSchema)]
+pub(super) struct EmbedRequest {
+    inputs: PromptList,
+    /// Whether texts that are too long are cut, and not refused.
+    truncate: Option<bool>,
+    /// The end at which long texts are cut. Only `Left` is supported, which keeps the last tokens.
+    #[serde(default)]
+    truncation_direction: TruncationDirection,
+    /// Whether vectors are scaled to the length 1: by default true.
+    normalize: Option<bool>,
+    /// Not supported: the prompts of sentence-transformers are not read.
+    prompt_name: Option<String>,
+    /// The number of features to keep, for models that were trained for shorter vectors.
+    dimensions: Option<usize>,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, ToSchema)]
+enum TruncationDirection {
+    #[serde(alias = "left")]
+    Left,
+    #[default]
+    #[serde(alias = "right")]
+    Right,
+}
+
+/// A vector for each input, in their order.
+#[derive(Debug, Serialize, ToSchema)]
+pub(super) struct EmbedResponse(Vec<Vec<f32>>);
+
+/// Returns a vector for each text.
+#[utoipa::path(post, path = "/embed", tag = "Text embeddings inference", request_body = EmbedRequest, responses((status = 200, description = "A vector for each input, in their order", body = EmbedResponse)))]
+pub(super) async fn embed(
+    State(app): State<App>,
+    Json(request): Json<EmbedRequest>,
+) -> Result<Json<EmbedResponse>, TgiError> {
+    let EmbedRequest { inputs, truncate, truncation_direction, normalize, prompt_name, dimensions } = request;
+    if prompt_name.is_some() {
+        return Err(ServiceError::unsupported("prompt_name").into());
+    }
+    let inputs = inputs.into_prompts(None);
+    if inputs.is_empty() || inputs.len() > MAX_INPUTS {
+        let message = format!("`inputs` must have 1 to {MAX_INPUTS} texts. Given: {}", inputs.len());
+        return Err(ServiceError::invalid("inputs", message).into());
+    }
+    let options = VectorOptions {
+        dimensions,
+        normalize: normalize.unwrap_or(true),
+        // A text that is too long is refused if its end would have to be cut.
+        truncate: truncate == Some(true) && truncation_direction == TruncationDirection::Left,
+    };
+    Ok(Json(EmbedResponse(vectors::compute(&app, inputs, options).await?.vectors)))
+}
