@@ -29,7 +29,7 @@ fn model(spec: &DecoderSpec, seed: u64) -> Model {
 /// Returns a specification with the same options that can be split for all of these tests.
 fn divisible(mut spec: DecoderSpec, kv_heads: usize, group: usize) -> DecoderSpec {
     for layer in &mut spec.layers {
-        let heads = layer.attention.heads_mut();
+        let heads = layer.attention.heads_mut().unwrap();
         (heads.layout.heads, heads.layout.kv_heads) = (kv_heads * group, kv_heads);
         if let Positions::Linear(slopes) = &mut heads.positions {
             slopes.all = heads.layout.heads;
@@ -160,7 +160,7 @@ fn each_rank_reads_its_share_alone() {
         let mut spec = divisible(common::fixed_spec(), kv_heads, 8 / kv_heads);
         (spec.vocab, spec.vocab_rows) = (vocab, 0..vocab);
         for layer in &mut spec.layers {
-            let heads = layer.attention.heads_mut();
+            let heads = layer.attention.heads_mut().unwrap();
             (heads.qkv_bias, heads.out_bias) = (true, true);
             layer.mlp.dense_mut().unwrap().down_bias = true;
         }

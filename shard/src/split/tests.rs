@@ -14,7 +14,7 @@ fn whole(heads: usize, kv_heads: usize, vocab: usize) -> DecoderSpec {
     spec.embedding.positions = Some(LearnedPositions { rows: 9, first: 2 });
     spec.head.bias = true;
     for layer in &mut spec.layers {
-        let attention = layer.attention.heads_mut();
+        let attention = layer.attention.heads_mut().unwrap();
         (attention.layout.heads, attention.layout.kv_heads) = (heads, kv_heads);
         (attention.qkv_bias, attention.out_bias, attention.sinks) = (true, true, true);
         attention.head_norm = HeadNormPlan::PerHead;

@@ -115,7 +115,7 @@ fn llamas() {
     check("llama_tied", &DecoderSpec { tied_head: true, ..llama(97, 32, 2, [4, 2, 8], 80) });
     let mut bias = llama(61, 32, 2, [4, 2, 8], 44);
     for layer in &mut bias.layers {
-        let heads = layer.attention.heads_mut();
+        let heads = layer.attention.heads_mut().unwrap();
         (heads.qkv_bias, heads.out_bias) = (true, true);
         let mlp = layer.mlp.dense_mut().unwrap();
         (mlp.up_bias, mlp.down_bias) = (true, true);
@@ -169,19 +169,22 @@ fn mistral_and_qwen() {
 
     let mut qwen2 = plain("qwen2", sizes(61, 2, 8, 44));
     qwen2.norm = NormPlan::rms_before_branches(1e-6);
-    qwen2.layers.iter_mut().for_each(|layer| layer.attention.heads_mut().qkv_bias = true);
+    qwen2.layers.iter_mut().for_each(|layer| layer.attention.heads_mut().unwrap().qkv_bias = true);
     check("qwen2", &qwen2);
     check("qwen2_v4", &qwen2);
 
     let mut sliding = plain("qwen2", sizes(61, 3, 8, 28));
-    sliding.layers.iter_mut().for_each(|layer| layer.attention.heads_mut().qkv_bias = true);
+    sliding.layers.iter_mut().for_each(|layer| layer.attention.heads_mut().unwrap().qkv_bias = true);
     sliding.layers.iter_mut().skip(1).for_each(|layer| layer.attention.slide(9));
     check("qwen2_sliding", &sliding);
     check("qwen2_sliding_v4", &sliding);
 
     let mut qwen3 = plain("qwen3", sizes(61, 2, 16, 36));
     qwen3.norm = NormPlan::rms_before_branches(1e-6);
-    qwen3.layers.iter_mut().for_each(|layer| layer.attention.heads_mut().head_norm = HeadNormPlan::Shared);
+    qwen3
+        .layers
+        .iter_mut()
+        .for_each(|layer| layer.attention.heads_mut().unwrap().head_norm = HeadNormPlan::Shared);
     check("qwen3", &qwen3);
 }
 
@@ -193,7 +196,7 @@ fn fused_layouts() {
     check("baichuan_7b", &baichuan);
 
     let half_rotated = |mut spec: DecoderSpec| {
-        spec.layers.iter_mut().for_each(|layer| layer.attention.heads_mut().qkv_bias = true);
+        spec.layers.iter_mut().for_each(|layer| layer.attention.heads_mut().unwrap().qkv_bias = true);
         spec.ropes[0].style = RopeStyle::Interleaved;
         spec.ropes[0].rotary_dim /= 2;
         spec
