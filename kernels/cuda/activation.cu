@@ -96,8 +96,8 @@ template <class T, int N, bool gated> DEVICE void activation(const ActivationPar
   }
 }
 
-// out = g · sigmoid(alpha · g) · (u + 1), where g is the gate, at most the limit, and u is up between
-// the limit and its negative. A NaN stays a NaN.
+// out = g · sigmoid(alpha · g) · (u + 1), where g is the gate, at most the limit, and u is up
+// between the limit and its negative. A NaN stays a NaN.
 template <class T, int N> DEVICE void gate_clamped(const ClampedGateParams<T> &p) {
   wait_for_previous_kernel();
   const T *from = p.x + int64_t(blockIdx.x) * 2 * p.cols;

@@ -168,8 +168,8 @@ pub enum Activation {
 pub enum Gating {
     /// `act(gate) * up`.
     Product(Activation),
-    /// `g * sigmoid(alpha * g) * (u + 1)`, where g is the gate, at most `limit`, and u is up between
-    /// `-limit` and `limit` (gpt-oss).
+    /// `g * sigmoid(alpha * g) * (u + 1)`, where g is the gate, at most `limit`, and u is up
+    /// between `-limit` and `limit` (gpt-oss).
     Clamped {
         /// Factor on the gate inside the sigmoid.
         alpha: f32,

@@ -69,8 +69,8 @@ pub struct GateClamp {
     pub limit: f32,
 }
 
-/// Computes `out[t, c] = g * sigmoid(alpha * g) * (u + 1)`, where g is `x[t, c]`, at most the limit,
-/// and u is `x[t, cols + c]` between the limit and its negative. `out` must not be `x`.
+/// Computes `out[t, c] = g * sigmoid(alpha * g) * (u + 1)`, where g is `x[t, c]`, at most the
+/// limit, and u is `x[t, cols + c]` between the limit and its negative. `out` must not be `x`.
 ///
 /// # Errors
 /// As for [`gate`]; [`Error::Shape`] for a limit that is not positive.
