@@ -247,6 +247,85 @@ case(
     lengths=(28, 24),
     mutants=[dict(num_experts_per_tok=2), dict(residual_multiplier=0.5)],
 )
+GPT_OSS = dict(
+    LLAMA, model_type="gpt_oss", num_local_experts=5, num_experts_per_tok=2, intermediate_size=12, head_dim=8,
+    sliding_window=9, vocab_size=53, swiglu_limit=0.8,
+    rope_parameters=dict(
+        rope_type="yarn", rope_theta=500.0, factor=4.0, beta_fast=2.0, beta_slow=0.5, truncate=False,
+        original_max_position_embeddings=16,
+    ),
+)  # fmt: skip
+case(
+    "gpt_oss",
+    GPT_OSS,
+    lengths=(30, 37),
+    mutants=[
+        dict(sliding_window=8),
+        dict(num_experts_per_tok=3),
+        dict(swiglu_limit=0.9),
+        ropes({}, truncate=True),
+        dict(layer_types=["full_attention", "sliding_attention"]),
+    ],
+)
+case(
+    "gpt_oss_one_expert",
+    dict(GPT_OSS, num_experts_per_tok=1, num_local_experts=3, num_key_value_heads=1, head_dim=16, swiglu_limit=7.0),
+    lengths=(27, 33),
+    mutants=[dict(num_experts_per_tok=2), dict(swiglu_alpha=1.6)],
+)
+case(
+    "gpt_oss_layers",
+    dict(
+        GPT_OSS, num_hidden_layers=3, layer_types=["full_attention", "sliding_attention", "sliding_attention"],
+        num_local_experts=4, num_experts_per_tok=4, attention_bias=False, tie_word_embeddings=True,
+        intermediate_size=8,
+    ),
+    lengths=(28, 31),
+    mutants=[dict(sliding_window=10), dict(num_experts_per_tok=3)],
+)  # fmt: skip
+case(
+    "gpt_oss_bf16",
+    dict(GPT_OSS, num_local_experts=4, hidden_size=64),
+    lengths=(29, 26),
+    mutants=[dict(swiglu_limit=0.9)],
+    dtype=torch.bfloat16,
+)
+case(
+    "gpt_oss_mxfp4",
+    dict(GPT_OSS, intermediate_size=32, num_local_experts=4, rope_parameters=dict(rope_type="default", rope_theta=500.0)),
+    lengths=(31, 25),
+    mutants=[dict(swiglu_limit=0.9)],
+    layout="mxfp4",
+)
+case(
+    "gpt_oss_mxfp4_wide",
+    dict(GPT_OSS, hidden_size=64, intermediate_size=64, num_local_experts=3, num_hidden_layers=1),
+    lengths=(26, 33),
+    mutants=[dict(num_experts_per_tok=1)],
+    layout="mxfp4",
+)
+MINIMAX_M2 = dict(
+    LLAMA, model_type="minimax_m2", num_local_experts=6, num_experts_per_tok=2, intermediate_size=8, head_dim=16,
+    vocab_size=53, rope_parameters=dict(rope_type="default", rope_theta=500.0, partial_rotary_factor=0.5),
+)  # fmt: skip
+case(
+    "minimax_m2",
+    MINIMAX_M2,
+    lengths=(29, 24),
+    mutants=[dict(num_experts_per_tok=3), ropes({}, partial_rotary_factor=1.0)],
+)
+case(
+    "minimax_m2_mqa",
+    dict(MINIMAX_M2, num_key_value_heads=1, num_local_experts=5, num_experts_per_tok=3),
+    lengths=(31, 26),
+    mutants=[dict(num_experts_per_tok=2)],
+)
+case(
+    "minimax_m2_mha",
+    dict(MINIMAX_M2, num_key_value_heads=4, head_dim=8, num_hidden_layers=3, num_local_experts=4, num_experts_per_tok=1),
+    lengths=(28, 33),
+    mutants=[dict(num_experts_per_tok=2)],
+)
 
 # Layouts of remote code, from the same models under other names.
 case(

@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from cases import CASES, Spec
 from layouts import LAYOUTS
+from mxfp4 import STORED, rounded
 from old_configs import Config
 from seeds import rng_for
 
@@ -53,6 +54,10 @@ def build(spec: Spec) -> PreTrainedModel:
     config._attn_implementation = attention_of(config)
     model = class_of(config).from_config(config, dtype=torch.float32).eval()
     fill(model, spec.get("weights", spec["name"]))
+    if spec.get("layout") == "mxfp4":  # so that the stored weights are the same numbers
+        for name, p in model.named_parameters():
+            if name.endswith(STORED):
+                p.data = rounded(p.data)
     dtype = spec.get("dtype")
     if dtype is not None:  # the stored weights are the rounded ones
         for p in model.parameters():

@@ -1,9 +1,10 @@
-"""Layouts of remote code: the same checkpoints with renamed and fused tensors, and the inverse
-mapping."""
+"""Other layouts, of remote code or quantized: the same checkpoints with renamed, fused or quantized
+tensors, and the inverse mapping."""
 
 import torch
 
 from cases import Spec
+from mxfp4 import from_mxfp4, to_mxfp4
 from old_configs import Config
 
 State = dict[str, torch.Tensor]
@@ -141,4 +142,8 @@ def from_chatglm(state: State, config: Config) -> State:
     return out
 
 
-LAYOUTS = {"baichuan": (to_baichuan, from_baichuan), "chatglm": (to_chatglm, from_chatglm)}
+LAYOUTS = {
+    "baichuan": (to_baichuan, from_baichuan),
+    "chatglm": (to_chatglm, from_chatglm),
+    "mxfp4": (to_mxfp4, from_mxfp4),
+}

@@ -14,6 +14,16 @@ template <class T> struct ActivationParams {
   ActivationKind kind;
 };
 
+// Parameters of the clamped gate.
+// Kernels: activation/gate_clamped_*
+template <class T> struct ClampedGateParams {
+  T *out;      // [rows, cols]
+  const T *x;  // [rows, 2 * cols] with the gate's features first
+  int cols;
+  float alpha;
+  float limit;
+};
+
 // Parameters of the addition of a bias.
 // Kernels: activation/add_bias_*
 template <class T> struct AddBiasParams {
@@ -86,6 +96,32 @@ template <class T, int N, bool gated> DEVICE void activation(const ActivationPar
   }
 }
 
+// out = g · sigmoid(alpha · g) · (u + 1), where g is the gate, at most the limit, and u is up
+// between the limit and its negative. A NaN stays a NaN.
+template <class T, int N> DEVICE void gate_clamped(const ClampedGateParams<T> &p) {
+  wait_for_previous_kernel();
+  const T *from = p.x + int64_t(blockIdx.x) * 2 * p.cols;
+  T *to = p.out + int64_t(blockIdx.x) * p.cols;
+  Vec<T, N> left[kUnroll], right[kUnroll];
+  each_vector(
+      p.cols / N,
+      [&](int k, int v) {
+        left[k] = load_vec<T, N>(from + v * N);
+        right[k] = load_vec<T, N>(from + p.cols + v * N);
+      },
+      [&](int k, int v) {
+        Vec<T, N> o;
+#pragma unroll
+        for (int i = 0; i < N; i++) {
+          const float gate = to_float(left[k].at[i]), up = to_float(right[k].at[i]);
+          const float g = gate > p.limit ? p.limit : gate;
+          const float u = up > p.limit ? p.limit : (up < -p.limit ? -p.limit : up);
+          o.at[i] = from_float<T>(g * sigmoid(p.alpha * g) * (u + 1.0f));
+        }
+        store_vec(to + v * N, o);
+      });
+}
+
 // x += bias.
 template <class T, int N> DEVICE void add_bias(const AddBiasParams<T> &p) {
   wait_for_previous_kernel();
@@ -142,6 +178,7 @@ template <class T, int N> DEVICE void scaled_sum(const ScaledSumParams<T> &p) {
 
 #define ELEMENTWISE(T, N, suffix)                                                          \
   KERNEL(gate_##suffix, ActivationParams<T>) { activation<T, N, true>(p); }                \
+  KERNEL(gate_clamped_##suffix, ClampedGateParams<T>) { gate_clamped<T, N>(p); }           \
   KERNEL(activate_##suffix, ActivationParams<T>) { activation<T, N, false>(p); }           \
   KERNEL(add_bias_##suffix, AddBiasParams<T>) { add_bias<T, N>(p); }                       \
   KERNEL(soft_cap_##suffix, SoftCapParams<T>) { soft_cap<T, N>(p); }                       \

@@ -21,6 +21,18 @@ impl DType {
         }
     }
 
+    /// Returns the little-endian number that `bytes` begin with.
+    ///
+    /// # Panics
+    /// If there are fewer bytes than a number has.
+    pub fn read(self, bytes: &[u8]) -> f32 {
+        match self {
+            DType::F32 => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
+            DType::F16 => half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+            DType::BF16 => half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+        }
+    }
+
     /// Returns the bytes per element.
     pub const fn size(self) -> usize {
         match self {

@@ -98,6 +98,10 @@ impl Part {
                 return kind.read_weights(CodeRow { bytes, stored, row }, cols, out);
             }
             Encoding::Float8(float8) => return float8.read_row(CodeRow { bytes, stored, row }, cols, out),
+            Encoding::Mxfp4(mxfp4) => return mxfp4.read_row(CodeRow { bytes, stored, row }, cols, out),
+            Encoding::ExpertColumns(columns) => {
+                return columns.read_row(CodeRow { bytes, stored, row }, cols, out);
+            }
         };
         let size = dtype.size();
         let at = (row * stored + first) * size;

@@ -10,7 +10,7 @@ use std::cell::Cell;
 use common::{MemoryWeights, fixed_spec, limits};
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::{
-    Activation, DType, ExpertGroups, GroupScore, RouterScores, RouterSpec, Sampled, SeqRow, StepInput,
+    Activation, DType, ExpertGroups, Gating, GroupScore, RouterScores, RouterSpec, Sampled, SeqRow, StepInput,
 };
 use millrace_proto::{Admission, Row, Sampling, Step};
 use millrace_shard::decoder::{Decoder, Weights};
@@ -77,7 +77,16 @@ fn steps_allocate_nothing() {
         groups: Some(ExpertGroups { count: 3, chosen: 2, score: GroupScore::TwoBest }),
     };
     let shared = Some(SharedExpert { width: 4, gated: true });
-    let experts = ExpertsSpec { router, choice_bias: true, width: 4, act: Activation::Silu, shared };
+    let experts = ExpertsSpec {
+        router,
+        router_bias: true,
+        choice_bias: true,
+        width: 4,
+        gating: Gating::Clamped { alpha: 1.702, limit: 7.0 },
+        up_bias: true,
+        down_bias: true,
+        shared,
+    };
     spec.layers[1].mlp = Mlp::Experts(experts);
     let limits = limits(DType::F32);
     let cpu = Cpu::new(CpuOptions { threads: Some(1), ..CpuOptions::default() }).unwrap();

@@ -16,11 +16,13 @@ use std::path::{Path, PathBuf};
 
 use common::{Chunk, Harness, row_error};
 use millrace_kernels::cpu::{Activations, Cpu, CpuOptions, Isa};
-use millrace_kernels::{DType, KvFormat};
+use millrace_kernels::encoding::{CodeType, StoredCodes};
+use millrace_kernels::{DType, KvFormat, WeightFormat};
 use millrace_shard::ShardLimits;
 use millrace_shard::Source;
 use millrace_shard::families::{self, Overrides};
-use millrace_shard::model::{Model, RopeScaling};
+use millrace_shard::model::{LayerSlot, Model, RopeScaling, WeightSlot, WeightStorage};
+use millrace_shard::split::Split;
 use safetensors::SafeTensors;
 
 /// Bound on the largest difference in a row of logits, relative to its largest element.
@@ -104,16 +106,17 @@ fn assert_rows(case: &str, found: &[Vec<f32>], expected: &[Vec<f64>]) {
 /// Compares one checkpoint and returns how many prompts it has.
 fn check(name: &str) -> usize {
     let folder = folder().join(name);
-    let Model { mut spec, dtype, weights, .. } =
-        families::load(&Source::Directory(folder.clone()), &Overrides::default()).unwrap();
+    let model = families::load(&Source::Directory(folder.clone()), &Overrides::default()).unwrap();
+    let cpu = cpu(Activations::Exact, None);
+    let storage = WeightStorage::choose(model.dtype, None, &model, &cpu).unwrap();
+    let Model { mut spec, weights, .. } = model;
     let dynamic = spec.ropes.iter().find_map(|rope| match rope.scaling {
         RopeScaling::Dynamic { original, .. } => Some(original),
         _ => None,
     });
     // The sequences of the dynamic case are longer than the limit on purpose.
     spec.max_positions = 96;
-    let cpu = cpu(Activations::Exact, None);
-    let mut harness = Harness::new(&cpu, &spec, &*weights, dtype, &LIMITS);
+    let mut harness = Harness::new(&cpu, &spec, &*weights, storage, &LIMITS);
 
     let bytes = std::fs::read(folder.join("golden.safetensors")).unwrap();
     let golden = Golden(SafeTensors::deserialize(&bytes).unwrap());
@@ -179,6 +182,30 @@ fn rounded_activations_change_the_logits_of_bf16_models_little() {
         let rounded = logits(Activations::Rounded, isa);
         assert!(worst(&rounded) < ROUNDED_TOLERANCE, "{isa:?}: {:e}", worst(&rounded));
         assert!(isa.is_none() || rounded != exact, "nothing was rounded");
+    }
+}
+
+/// Experts in MXFP4 keep their codes. A share of input features that begins in the middle of a
+/// block has groups of half a block, and one that begins elsewhere within a block is converted.
+#[test]
+fn experts_in_mxfp4_keep_their_codes() {
+    let cpu = cpu(Activations::Exact, None);
+    let codes = |cols| WeightFormat::Codes(StoredCodes { codes: CodeType::FourBits, cols });
+    let slots = [LayerSlot::ExpertGateUp, LayerSlot::ExpertDown].map(|slot| WeightSlot::Layer(0, slot));
+    let cases = [
+        ("gpt_oss_mxfp4", (0, 1), codes(32)),
+        ("gpt_oss_mxfp4", (1, 2), codes(16)),
+        ("gpt_oss_mxfp4", (3, 4), DType::F32.into()),
+        ("gpt_oss_mxfp4_wide", (1, 2), codes(32)),
+    ];
+    for (name, (rank, world_size), down) in cases {
+        let model = families::load(&Source::Directory(folder().join(name)), &Overrides::default()).unwrap();
+        let share = Split { rank, world_size }.apply(model).unwrap();
+        let storage = WeightStorage::choose(share.dtype, None, &share, &cpu).unwrap();
+        let formats = slots.map(|slot| storage.matrix(slot, share.spec.shape(slot).1));
+        assert_eq!(formats, [codes(32), down], "{name}, rank {rank} of {world_size}");
+        let is_converted = storage.warnings(&share.spec).iter().any(|warning| warning.contains("mxfp4"));
+        assert_eq!(is_converted, down == DType::F32.into(), "{name}, rank {rank} of {world_size}");
     }
 }
 

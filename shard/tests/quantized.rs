@@ -38,7 +38,7 @@ const LIMITS: ShardLimits = ShardLimits {
     kv_format: KvFormat::Dense(DType::F32),
 };
 
-const PROMPT: [u32; 13] = [3, 14, 15, 9, 26, 5, 35, 58, 9, 7, 63, 23, 8];
+const PROMPT: [u32; 13] = [3, 14, 15, 9, 26, 5, 35, 48, 9, 7, 51, 23, 8];
 
 /// The checkpoints, or the reason why they cannot be written.
 static CHECKPOINTS: LazyLock<Result<TempDir, String>> = LazyLock::new(|| {
@@ -183,6 +183,20 @@ fn two_ranks_agree_with_one() {
             let error = worst(&by_two(|| cpu(None, activations), &quantized), &expected);
             assert!(error < bound, "{case}, {activations:?}: {error:e}");
         }
+    }
+}
+
+/// Checkpoints of transformers whose experts have biases, and one that has them in MXFP4.
+#[test]
+fn two_ranks_agree_with_one_on_biased_experts() {
+    let golden = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/golden");
+    for case in ["gpt_oss", "gpt_oss_layers", "gpt_oss_mxfp4", "gpt_oss_mxfp4_wide"] {
+        let folder = golden.join(case);
+        let (expected, _) = by_one(&Reference, &load(folder.clone()));
+        let error = worst(&by_two(|| Reference, &folder), &expected);
+        assert!(error < 1e-5, "{case}: {error:e}");
+        let error = worst(&by_two(|| cpu(None, Activations::Exact), &folder), &expected);
+        assert!(error < 1e-4, "{case}: {error:e}");
     }
 }
 

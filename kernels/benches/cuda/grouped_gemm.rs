@@ -43,6 +43,7 @@ pub(crate) fn run(bench: &mut Bench) -> Result<()> {
                 experts,
                 inputs,
                 outputs,
+                bias: None,
                 expert_offsets: offsets.view(Elem::I32),
                 sorted_rows: sorted.view(Elem::I32),
                 x_order,

@@ -26,7 +26,7 @@ pub use experts::{ExpertGroups, GroupScore, RouterScores, RouterSpec, RoutingSpe
 pub use format::{KvFormat, KvSpec, WeightFormat};
 pub use loading::{ModelLoading, Segment};
 pub use ops::{
-    Activation, AttentionSpec, ExpertMlp, ForwardOps, HeadNorm, Norm, NormKind, Prologue, QkvLayout,
+    Activation, AttentionSpec, ExpertMlp, ForwardOps, Gating, HeadNorm, Norm, NormKind, Prologue, QkvLayout,
     RopeSpec, RopeStyle, RowParts, ScoreTerms,
 };
 pub use queue::StepQueue;

@@ -163,15 +163,41 @@ pub enum Activation {
     Relu,
 }
 
+/// The way in which a gate and the features of up become one.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Gating {
+    /// `act(gate) * up`.
+    Product(Activation),
+    /// `g * sigmoid(alpha * g) * (u + 1)`, where g is the gate, at most `limit`, and u is up
+    /// between `-limit` and `limit` (gpt-oss).
+    Clamped {
+        /// Factor on the gate inside the sigmoid.
+        alpha: f32,
+        /// Bound on gate and up, above 0.
+        limit: f32,
+    },
+}
+
+impl From<Activation> for Gating {
+    fn from(act: Activation) -> Self {
+        Gating::Product(act)
+    }
+}
+
 /// The gated MLPs of all experts of a layer.
 #[derive(Debug)]
-pub struct ExpertMlp<'a, E> {
+pub struct ExpertMlp<'a, E, V> {
     /// The fused projections to gate and up, `[2 * width, hidden]` of each expert.
     pub gate_up: &'a E,
+    /// The biases of gate and up, `[experts, 2 * width]`.
+    pub gate_up_bias: Option<&'a V>,
     /// The down projections, `[hidden, width]` of each expert.
     pub down: &'a E,
-    /// The activation function of the gates.
-    pub act: Activation,
+    /// The biases of the down projections, `[experts, hidden]`. A token's weights apply to them as
+    /// well.
+    pub down_bias: Option<&'a V>,
+    /// The gates.
+    pub gating: Gating,
 }
 
 /// The operations of a forward pass.
@@ -266,9 +292,9 @@ pub trait ForwardOps: DeviceTypes {
         out: &mut Self::Buf,
     ) -> Result<()>;
 
-    /// `out[t, f] = act(x[t, f]) * x[t, cols + f]` for `x` of `[n, 2 * cols]`: gate features first,
-    /// then up features.
-    fn gate(&self, n: usize, act: Activation, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
+    /// `out[t, f] = gating(x[t, f], x[t, cols + f])` for `x` of `[n, 2 * cols]`: gate features
+    /// first, then up features.
+    fn gate(&self, n: usize, gating: Gating, x: &Self::Buf, out: &mut Self::Buf) -> Result<()>;
 
     /// `x = act(x)` over the first `n` rows.
     fn activate(&self, n: usize, act: Activation, x: &mut Self::Buf) -> Result<()>;
@@ -285,14 +311,14 @@ pub trait ForwardOps: DeviceTypes {
         routing: &mut Self::Routing,
     ) -> Result<()>;
 
-    /// `out[t] = Σ weight[t, e] * down[e](act(gate[e](x[t])) * up[e](x[t]))` over the experts e
+    /// `out[t] = Σ weight[t, e] * down[e](gating(gate[e](x[t]), up[e](x[t])))` over the experts e
     /// that the last [`ForwardOps::route`] chose for each of the same `n` tokens. `x` and `out` are
     /// `[n, hidden]`. The order of the sum depends on the chosen experts only.
     fn expert_mlp(
         &self,
         n: usize,
         x: &Self::Buf,
-        mlp: &ExpertMlp<'_, Self::Experts>,
+        mlp: &ExpertMlp<'_, Self::Experts, Self::Vector>,
         routing: &mut Self::Routing,
         out: &mut Self::Buf,
     ) -> Result<()>;

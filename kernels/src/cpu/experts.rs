@@ -108,7 +108,7 @@ impl Cpu {
         &self,
         n: usize,
         x: &Buf,
-        mlp: &ExpertMlp<'_, Vec<Matrix>>,
+        mlp: &ExpertMlp<'_, Vec<Matrix>, Vec<f32>>,
         routing: &mut Routing,
         out: &mut Buf,
     ) -> Result<()> {
@@ -127,9 +127,10 @@ impl Cpu {
                 let to = unsafe { inputs.slice(row * hidden, hidden) };
                 to.copy_from_slice(&x[token(row) * hidden..][..hidden]);
             });
-            self.linear(rows, &routing.x, gate_up, None, &mut routing.gate_up)?;
-            self.gate(rows, mlp.act, &routing.gate_up, &mut routing.gated)?;
-            self.linear(rows, &routing.gated, down, None, &mut routing.y)?;
+            let bias = bias_of(mlp.gate_up_bias, expert, gate_up);
+            self.multiply(rows, &routing.x, gate_up, bias, &mut routing.gate_up)?;
+            self.gate(rows, mlp.gating, &routing.gate_up, &mut routing.gated)?;
+            self.multiply(rows, &routing.gated, down, bias_of(mlp.down_bias, expert, down), &mut routing.y)?;
             let y = routing.y.rows(rows);
             self.for_rows(rows, hidden, |row| {
                 let weight = routing.weights[pairs[row] as usize];
@@ -154,6 +155,11 @@ impl Cpu {
             out.iter_mut().zip(&x[t * cols..][..cols]).for_each(|(out, x)| *out += factor * x);
         });
     }
+}
+
+/// Returns the bias of an expert, whose matrix is `w`.
+fn bias_of<'a>(all: Option<&'a Vec<f32>>, expert: usize, w: &Matrix) -> Option<&'a [f32]> {
+    all.map(|all| &all[expert * w.out..(expert + 1) * w.out])
 }
 
 fn sigmoid(x: f32) -> f32 {

@@ -15,8 +15,8 @@ use super::rows::{Activate, Add, Gate, Scale, SoftCap};
 use super::tile::Tiles;
 use super::{Buf, Cpu, Kv, Matrix, PackedInputs, Routing, lock};
 use crate::backend::{
-    Activation, AttentionSpec, ExpertMlp, ForwardOps, KvSpec, Norm, OpenStep, Prologue, QkvLayout, RowParts,
-    ScoreTerms,
+    Activation, AttentionSpec, ExpertMlp, ForwardOps, Gating, KvSpec, Norm, OpenStep, Prologue, QkvLayout,
+    RowParts, ScoreTerms,
 };
 use crate::{Error, Result};
 
@@ -148,57 +148,7 @@ impl ForwardOps for Cpu {
     }
 
     fn linear(&self, n: usize, x: &Buf, w: &Matrix, bias: Option<&Vec<f32>>, out: &mut Buf) -> Result<()> {
-        assert!(x.cols == w.cols && out.cols == w.out, "{} to {} by a matrix", x.cols, out.cols);
-        assert!(bias.is_none_or(|b| b.len() == w.out), "length of the bias");
-        if n == 0 {
-            return Ok(());
-        }
-        match &w.packed {
-            Packed::Int(panels) if self.rounds_to_bytes() => {
-                self.int_linear(n, x, panels, bias.map(Vec::as_slice), out);
-                return Ok(());
-            }
-            Packed::SuperBlocks(panels) if self.rounds_to_bytes() => {
-                self.super_block_linear(n, x, panels, bias.map(Vec::as_slice), out);
-                return Ok(());
-            }
-            #[cfg(target_arch = "x86_64")]
-            Packed::Bf16Pairs(panels) if self.target.has_tiles() => {
-                self.tile_linear(n, x, panels, bias.map(Vec::as_slice), out);
-                return Ok(());
-            }
-            Packed::Stored(_) => return Err(Error::Unsupported("a product by an embedding".to_owned())),
-            _ => (),
-        }
-        let mut packed = lock(&self.inputs);
-        let highest = match &w.packed {
-            Packed::Table(panels, words) => self.table_rows(panels, *words),
-            _ => self.target.tile_rows(),
-        };
-        let inputs = self.pack_inputs(n, x, w.words(), highest, &mut packed);
-        let bias = bias.map(Vec::as_slice);
-        let outputs = Outputs { out: Shared::new(out.rows_mut(n)), cols: w.out, bias };
-        match &w.packed {
-            Packed::Table(panels, words) => {
-                self.table_linear((inputs, *words), panels, outputs);
-                return Ok(());
-            }
-            Packed::Int(panels) => {
-                self.exact_linear(inputs, panels, outputs);
-                return Ok(());
-            }
-            Packed::SuperBlocks(panels) => {
-                self.exact_linear(inputs, panels, outputs);
-                return Ok(());
-            }
-            _ => (),
-        }
-        let out = outputs.out;
-        self.for_panels(w.out, BLOCK_PANELS, n * w.cols * w.out, |panels, thread| {
-            let (_guard, scratch) = self.scratch(thread);
-            self.target.dispatch(Linear { inputs, w, bias, out, panels, scratch });
-        });
-        Ok(())
+        self.multiply(n, x, w, bias.map(Vec::as_slice), out)
     }
 
     fn prologue(
@@ -250,14 +200,14 @@ impl ForwardOps for Cpu {
         Ok(())
     }
 
-    fn gate(&self, n: usize, act: Activation, x: &Buf, out: &mut Buf) -> Result<()> {
+    fn gate(&self, n: usize, gating: Gating, x: &Buf, out: &mut Buf) -> Result<()> {
         assert_eq!(x.cols, 2 * out.cols, "gate and up features");
         let cols = out.cols;
         let (x, out) = (x.rows(n), Shared::new(out.rows_mut(n)));
         self.for_rows(n, 4 * cols, |t| {
             // SAFETY: row t belongs to this task alone.
             let out = unsafe { out.slice(t * cols, cols) };
-            self.target.dispatch(Gate { act, x: &x[2 * t * cols..2 * (t + 1) * cols], out });
+            self.target.dispatch(Gate { gating, x: &x[2 * t * cols..2 * (t + 1) * cols], out });
         });
         Ok(())
     }
@@ -288,7 +238,7 @@ impl ForwardOps for Cpu {
         &self,
         n: usize,
         x: &Buf,
-        mlp: &ExpertMlp<'_, Vec<Matrix>>,
+        mlp: &ExpertMlp<'_, Vec<Matrix>, Vec<f32>>,
         routing: &mut Routing,
         out: &mut Buf,
     ) -> Result<()> {
@@ -325,6 +275,67 @@ impl ForwardOps for Cpu {
 }
 
 impl Cpu {
+    /// Computes `out = x · wᵀ + bias` over the first `n` rows.
+    pub(super) fn multiply(
+        &self,
+        n: usize,
+        x: &Buf,
+        w: &Matrix,
+        bias: Option<&[f32]>,
+        out: &mut Buf,
+    ) -> Result<()> {
+        assert!(x.cols == w.cols && out.cols == w.out, "{} to {} by a matrix", x.cols, out.cols);
+        assert!(bias.is_none_or(|b| b.len() == w.out), "length of the bias");
+        if n == 0 {
+            return Ok(());
+        }
+        match &w.packed {
+            Packed::Int(panels) if self.rounds_to_bytes() => {
+                self.int_linear(n, x, panels, bias, out);
+                return Ok(());
+            }
+            Packed::SuperBlocks(panels) if self.rounds_to_bytes() => {
+                self.super_block_linear(n, x, panels, bias, out);
+                return Ok(());
+            }
+            #[cfg(target_arch = "x86_64")]
+            Packed::Bf16Pairs(panels) if self.target.has_tiles() => {
+                self.tile_linear(n, x, panels, bias, out);
+                return Ok(());
+            }
+            Packed::Stored(_) => return Err(Error::Unsupported("a product by an embedding".to_owned())),
+            _ => (),
+        }
+        let mut packed = lock(&self.inputs);
+        let highest = match &w.packed {
+            Packed::Table(panels, words) => self.table_rows(panels, *words),
+            _ => self.target.tile_rows(),
+        };
+        let inputs = self.pack_inputs(n, x, w.words(), highest, &mut packed);
+        let outputs = Outputs { out: Shared::new(out.rows_mut(n)), cols: w.out, bias };
+        match &w.packed {
+            Packed::Table(panels, words) => {
+                self.table_linear((inputs, *words), panels, outputs);
+                return Ok(());
+            }
+            Packed::Int(panels) => {
+                self.exact_linear(inputs, panels, outputs);
+                return Ok(());
+            }
+            Packed::SuperBlocks(panels) => {
+                self.exact_linear(inputs, panels, outputs);
+                return Ok(());
+            }
+            _ => (),
+        }
+        let out = outputs.out;
+        self.for_panels(w.out, BLOCK_PANELS, n * w.cols * w.out, |panels, thread| {
+            let (_guard, scratch) = self.scratch(thread);
+            self.target.dispatch(Linear { inputs, w, bias, out, panels, scratch });
+        });
+        Ok(())
+    }
+
     /// Packs the first `n` rows of `x` into tiles of at most `highest` rows.
     pub(super) fn pack_inputs(
         &self,

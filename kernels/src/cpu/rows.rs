@@ -2,11 +2,11 @@
 
 use super::exp::exp;
 use super::simd::{Extension, Kernel, Simd};
-use crate::backend::Activation;
+use crate::backend::{Activation, Gating};
 
-/// `out = act(gate) * up`, where `x` holds the gate features, then the up features.
+/// `out = gating(gate, up)`, where `x` holds the gate features, then the up features.
 pub(super) struct Gate<'a> {
-    pub(super) act: Activation,
+    pub(super) gating: Gating,
     pub(super) x: &'a [f32],
     pub(super) out: &'a mut [f32],
 }
@@ -20,9 +20,17 @@ impl Kernel for Gate<'_> {
         let len = self.out.len();
         assert_eq!(self.x.len(), 2 * len, "features of a gated row");
         let (gate, up) = self.x.split_at(len);
-        let act = self.act;
         // SAFETY: all three slices have `len` numbers.
-        unsafe { zip::<S>(gate, up, self.out, |gate, up| S::mul(activate::<S>(act, gate), up)) }
+        unsafe {
+            match self.gating {
+                Gating::Product(act) => {
+                    zip::<S>(gate, up, self.out, |gate, up| S::mul(activate::<S>(act, gate), up));
+                }
+                Gating::Clamped { alpha, limit } => {
+                    zip::<S>(gate, up, self.out, |gate, up| clamped::<S>(alpha, limit, gate, up));
+                }
+            }
+        }
     }
 }
 
@@ -119,6 +127,19 @@ unsafe fn activate<S: Simd>(act: Activation, x: S::V) -> S::V {
             }
             Activation::Relu => S::max(x, S::splat(0.0)),
         }
+    }
+}
+
+/// Returns the product of [`Gating::Clamped`].
+#[inline(always)]
+unsafe fn clamped<S: Simd>(alpha: f32, limit: f32, gate: S::V, up: S::V) -> S::V {
+    // SAFETY: the caller guarantees the instruction set.
+    unsafe {
+        let limits = (S::splat(-limit), S::splat(limit));
+        // Instructions that prefer one of their operands if there is a NaN prefer the second.
+        let (gate, up) = (S::min(limits.1, gate), S::min(limits.1, S::max(limits.0, up)));
+        let factor = sigmoid::<S>(S::mul(S::splat(alpha), gate));
+        S::mul(S::mul(gate, factor), S::add(up, S::splat(1.0)))
     }
 }
 

@@ -1,10 +1,11 @@
-//! The encodings of stored tensors: dense numbers, and four kinds of quantized weights.
+//! The encodings of stored tensors: dense numbers, and five kinds of quantized weights.
 //!
 //! | encoding | weight | written by |
 //! |---|---|---|
 //! | [`Integers`] | `(code - offset) * scale`, with codes of 2, 3, 4 or 8 bits | GPTQ, AWQ, compressed-tensors, bitsandbytes (int8) |
 //! | [`TableCodes`] | `table[code] * scale`, with codes of 4 bits | bitsandbytes (nf4, fp4) |
 //! | [`Float8`] | an e4m3 number times a scale | fp8, compressed-tensors |
+//! | [`Mxfp4`] | `e2m1 number * 2^scale`, with codes of 4 bits | gpt-oss |
 //! | [`BlockType`] | by the type of the blocks | GGUF and its ancestors |
 //!
 //! A matrix `[rows, cols]` has one row per output feature, however its codes are laid out in the
@@ -13,6 +14,7 @@
 mod blocks;
 mod code_layout;
 mod codes;
+mod expert_matrices;
 mod float8;
 mod grouping;
 mod integers;
@@ -26,6 +28,7 @@ pub(crate) use blocks::{SMALL_BLOCK, q3_k_code, q3_k_scale};
 pub use code_layout::{CodeLayout, WordLayout};
 pub(crate) use codes::{CodeRow, CodedWeights};
 pub use codes::{CodeType, StoredCodes};
+pub use expert_matrices::{ExpertColumns, ExpertRows, Mxfp4};
 pub use float8::Float8;
 pub(crate) use grouping::Arrangement;
 pub use grouping::ColumnGroups;
@@ -49,8 +52,12 @@ pub enum Encoding {
     Table(Arc<TableCodes>),
     /// FP8 numbers with scales.
     Float8(Arc<Float8>),
+    /// MXFP4 of the matrices of several experts.
+    Mxfp4(Arc<Mxfp4>),
     /// Blocks of successive columns.
     Blocks(BlockType),
+    /// Dense numbers of the matrices of several experts, by column.
+    ExpertColumns(ExpertColumns),
 }
 
 impl Encoding {
@@ -62,10 +69,17 @@ impl Encoding {
             Encoding::Float8(_) => Some(cols),
             Encoding::Blocks(kind) => Some(cols.div_ceil(kind.cols()).saturating_mul(kind.bytes())),
             Encoding::Integers(_) | Encoding::Table(_) => None,
+            // The rows of a rank are in all parts of the tensor.
+            Encoding::Mxfp4(_) | Encoding::ExpertColumns(_) => None,
         }
     }
 
-    /// Returns the element type of a dense tensor.
+    /// Returns whether the numbers are quantized.
+    pub const fn is_quantized(&self) -> bool {
+        !matches!(self, Encoding::Dense(_) | Encoding::ExpertColumns(_))
+    }
+
+    /// Returns the element type of a dense, row-major tensor.
     pub const fn dense(&self) -> Option<DType> {
         match self {
             Encoding::Dense(dtype) => Some(*dtype),
@@ -76,7 +90,8 @@ impl Encoding {
     /// Returns the weights as codes that stand for numbers, if they are.
     pub(crate) fn coded(&self) -> Option<&dyn CodedWeights> {
         match self {
-            Encoding::Dense(_) | Encoding::Integers(_) => None,
+            Encoding::Dense(_) | Encoding::ExpertColumns(_) | Encoding::Integers(_) => None,
+            Encoding::Mxfp4(mxfp4) => Some(&**mxfp4),
             Encoding::Blocks(kind) => {
                 let has_table = matches!(kind, BlockType::IQ4_NL | BlockType::IQ4_XS | BlockType::MXFP4);
                 has_table.then_some(kind)
@@ -101,7 +116,9 @@ impl Encoding {
             Encoding::Integers(integers) => integers.check(rows, cols, bytes),
             Encoding::Table(codes) => codes.check(rows, cols, bytes),
             Encoding::Float8(float8) => float8.check(rows, cols, bytes),
+            Encoding::Mxfp4(mxfp4) => mxfp4.check(rows, cols, bytes),
             Encoding::Blocks(kind) => kind.check(rows, cols, bytes),
+            Encoding::ExpertColumns(columns) => columns.check(rows, cols, bytes),
         }
     }
 }

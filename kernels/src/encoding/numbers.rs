@@ -65,9 +65,7 @@ impl Numbers {
         let at = index * self.kind.size();
         let bytes = &self.bytes[at..at + self.kind.size()];
         match self.kind {
-            NumberType::Dense(DType::F32) => f32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]),
-            NumberType::Dense(DType::F16) => half::f16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
-            NumberType::Dense(DType::BF16) => half::bf16::from_le_bytes([bytes[0], bytes[1]]).to_f32(),
+            NumberType::Dense(dtype) => dtype.read(bytes),
             NumberType::PowerOfTwo => power_of_two(bytes[0]),
         }
     }

@@ -1,7 +1,7 @@
 //! Mixture of experts: the choice of experts, their MLPs, and the weighted sum.
 
 use super::buffers::{Buf, Matrix};
-use super::math::{activate, dot};
+use super::math::{dot, gate};
 use crate::backend::{ExpertGroups, ExpertMlp, GroupScore, RouterScores, RouterSpec};
 
 /// The routing of [`Reference`](super::Reference).
@@ -84,19 +84,21 @@ fn best(keys: &[f64], mut among: Vec<usize>, count: usize) -> Vec<usize> {
 }
 
 /// Adds the weighted MLPs of the experts of each token.
-pub(super) fn run(n: usize, x: &Buf, mlp: &ExpertMlp<'_, Vec<Matrix>>, routing: &Routing, out: &mut Buf) {
+pub(super) fn run(
+    n: usize,
+    x: &Buf,
+    mlp: &ExpertMlp<'_, Vec<Matrix>, Vec<f32>>,
+    routing: &Routing,
+    out: &mut Buf,
+) {
     for (t, chosen) in routing.chosen.iter().enumerate().take(n) {
         let mut sums = vec![0.0; out.cols];
         for &(e, weight) in chosen {
             let (gate_up, down) = (&mlp.gate_up[e], &mlp.down[e]);
-            let features = product(gate_up, x.row(t));
-            let (gate, up) = features.split_at(gate_up.out / 2);
-            let gated: Vec<f32> = gate
-                .iter()
-                .zip(up)
-                .map(|(g, u)| (activate(mlp.act, f64::from(*g)) * f64::from(*u)) as f32)
-                .collect();
-            for (sum, y) in sums.iter_mut().zip(product(down, &gated)) {
+            let features = product(gate_up, x.row(t), bias_of(mlp.gate_up_bias, e, gate_up));
+            let (gates, ups) = features.split_at(gate_up.out / 2);
+            let gated: Vec<f32> = gates.iter().zip(ups).map(|(g, u)| gate(mlp.gating, *g, *u)).collect();
+            for (sum, y) in sums.iter_mut().zip(product(down, &gated, bias_of(mlp.down_bias, e, down))) {
                 *sum += weight * f64::from(y);
             }
         }
@@ -104,6 +106,12 @@ pub(super) fn run(n: usize, x: &Buf, mlp: &ExpertMlp<'_, Vec<Matrix>>, routing: 
     }
 }
 
-fn product(w: &Matrix, x: &[f32]) -> Vec<f32> {
-    w.data.chunks_exact(w.cols).map(|row| dot(x, row) as f32).collect()
+/// Returns the bias of an expert, whose matrix is `w`.
+fn bias_of<'a>(all: Option<&'a Vec<f32>>, expert: usize, w: &Matrix) -> Option<&'a [f32]> {
+    all.map(|all| &all[expert * w.out..(expert + 1) * w.out])
+}
+
+fn product(w: &Matrix, x: &[f32], bias: Option<&[f32]>) -> Vec<f32> {
+    let bias = |o: usize| bias.map_or(0.0, |bias| f64::from(bias[o]));
+    w.data.chunks_exact(w.cols).enumerate().map(|(o, row)| (dot(x, row) + bias(o)) as f32).collect()
 }

@@ -2,7 +2,7 @@
 
 use std::f64::consts::{FRAC_1_SQRT_2, PI};
 
-use crate::backend::{Activation, Norm, NormKind};
+use crate::backend::{Activation, Gating, Norm, NormKind};
 
 pub(super) fn dot(a: &[f32], b: &[f32]) -> f64 {
     a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
@@ -35,6 +35,20 @@ pub(super) fn activate(act: Activation, x: f64) -> f64 {
         }
         Activation::Relu => x.max(0.0),
     }
+}
+
+/// Returns the product of a gate and a feature of up.
+pub(super) fn gate(gating: Gating, gate: f32, up: f32) -> f32 {
+    let (gate, up) = (f64::from(gate), f64::from(up));
+    let product = match gating {
+        Gating::Product(act) => activate(act, gate) * up,
+        Gating::Clamped { alpha, limit } => {
+            let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+            let gate = gate.min(limit);
+            gate / (1.0 + (-alpha * gate).exp()) * (up.clamp(-limit, limit) + 1.0)
+        }
+    };
+    product as f32
 }
 
 /// Bounds `x` by `cap`.

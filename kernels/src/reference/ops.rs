@@ -1,10 +1,10 @@
 //! The operations of a forward pass.
 
-use super::math::{activate, dot, normalize, soft_cap};
+use super::math::{activate, dot, gate, normalize, soft_cap};
 use super::{Buf, Kv, Matrix, Queue, Reference, Routing, attention, experts, prologue};
 use crate::Result;
 use crate::backend::{
-    Activation, AttentionSpec, ExpertMlp, ForwardOps, Norm, OpenStep, Prologue, RowParts, ScoreTerms,
+    Activation, AttentionSpec, ExpertMlp, ForwardOps, Gating, Norm, OpenStep, Prologue, RowParts, ScoreTerms,
 };
 
 impl ForwardOps for Reference {
@@ -125,11 +125,11 @@ impl ForwardOps for Reference {
         Ok(())
     }
 
-    fn gate(&self, n: usize, act: Activation, x: &Buf, out: &mut Buf) -> Result<()> {
+    fn gate(&self, n: usize, gating: Gating, x: &Buf, out: &mut Buf) -> Result<()> {
         for t in 0..n {
-            let (gate, up) = x.row(t).split_at(x.cols / 2);
-            for ((o, g), u) in out.row_mut(t).iter_mut().zip(gate).zip(up) {
-                *o = (activate(act, f64::from(*g)) * f64::from(*u)) as f32;
+            let (gates, ups) = x.row(t).split_at(x.cols / 2);
+            for ((o, g), u) in out.row_mut(t).iter_mut().zip(gates).zip(ups) {
+                *o = gate(gating, *g, *u);
             }
         }
         Ok(())
@@ -159,7 +159,7 @@ impl ForwardOps for Reference {
         &self,
         n: usize,
         x: &Buf,
-        mlp: &ExpertMlp<'_, Vec<Matrix>>,
+        mlp: &ExpertMlp<'_, Vec<Matrix>, Vec<f32>>,
         routing: &mut Routing,
         out: &mut Buf,
     ) -> Result<()> {

@@ -69,7 +69,7 @@ impl<'a> CodeRows<'a> {
     /// Writes the codes of a row, one per byte, and the factors of its groups.
     ///
     /// # Errors
-    /// [`Error::StoredNumber`] if a code stands for a NaN or an infinity.
+    /// [`Error::StoredNumber`] if a code stands for a NaN or an infinity, or if a factor is one.
     ///
     /// # Panics
     /// If there is no such row, or if the slices have other lengths.
@@ -87,7 +87,10 @@ impl<'a> CodeRows<'a> {
             *factor = weights.block(place, col).0;
         }
         let values = weights.values();
-        match codes.iter().position(|code| !values[usize::from(*code)].is_finite()) {
+        let is_lost = |(col, code): &(usize, &u8)| {
+            !(values[usize::from(**code)].is_finite() && factors[col / group].is_finite())
+        };
+        match codes.iter().enumerate().find(is_lost).map(|(col, _)| col) {
             None => Ok(()),
             Some(col) => {
                 let index = self.parts.iter().position(|other| std::ptr::eq(other, part)).unwrap_or_default();

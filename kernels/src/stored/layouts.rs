@@ -5,9 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::encoding::{
-    CodeLayout, ColumnGroups, Float8, Integers, Numbers, Offsets, ScaleGrid, TableCodes, WordLayout,
+    CodeLayout, ColumnGroups, ExpertColumns, ExpertRows, Float8, Integers, Mxfp4, NumberType, Numbers,
+    Offsets, ScaleGrid, TableCodes, WordLayout,
 };
-use crate::{Encoding, Error, HostTensor, Result};
+use crate::{DType, Encoding, Error, HostTensor, Result};
 
 /// The tensors of a matrix `[rows, cols]` that GPTQ stores.
 #[derive(Debug, Clone)]
@@ -198,6 +199,38 @@ pub fn float8(
 pub fn table((rows, cols): (usize, usize), bytes: Bytes, codes: TableCodes) -> Result<HostTensor> {
     codes.check(rows, cols, bytes.len())?;
     Ok(HostTensor { encoding: Encoding::Table(Arc::new(codes)), rows, cols, bytes })
+}
+
+/// Creates the matrices of several experts, `[rows, cols]` together, that gpt-oss has stored as
+/// MXFP4: `blocks` `[rows, cols / 32, 16]` with two codes a byte, and `scales` `[rows, cols / 32]`.
+///
+/// # Errors
+/// [`Error::Shape`] if a tensor has another length, or a row is not whole blocks.
+pub fn mxfp4(
+    (rows, cols): (usize, usize),
+    order: ExpertRows,
+    blocks: Bytes,
+    scales: Bytes,
+) -> Result<HostTensor> {
+    let mxfp4 = Mxfp4 { rows: order, scales: Numbers::new(NumberType::PowerOfTwo, scales)? };
+    mxfp4.check(rows, cols, blocks.len())?;
+    Ok(HostTensor { encoding: Encoding::Mxfp4(Arc::new(mxfp4)), rows, cols, bytes: blocks })
+}
+
+/// Creates the matrices of several experts, `[rows, cols]` together, from numbers `[experts, cols,
+/// rows of an expert]`.
+///
+/// # Errors
+/// [`Error::Shape`] if the tensor has another length.
+pub fn expert_columns(
+    (rows, cols): (usize, usize),
+    order: ExpertRows,
+    dtype: DType,
+    bytes: Bytes,
+) -> Result<HostTensor> {
+    let columns = ExpertColumns { dtype, rows: order };
+    columns.check(rows, cols, bytes.len())?;
+    Ok(HostTensor { encoding: Encoding::ExpertColumns(columns), rows, cols, bytes })
 }
 
 fn matrix(rows: usize, cols: usize, bytes: Bytes, integers: Integers) -> Result<HostTensor> {

@@ -2,8 +2,8 @@
 
 use millrace_kernels::cuda::Elem;
 use millrace_kernels::cuda::ops::activation::{
-    ActivationKind, ActivationRows, BiasRows, KernelVersion, ScaledSum, SoftCapRows, activate, add_bias,
-    gate, scaled_sum, soft_cap,
+    ActivationKind, ActivationRows, BiasRows, GateClamp, KernelVersion, ScaledSum, SoftCapRows, activate,
+    add_bias, gate, gate_clamped, scaled_sum, soft_cap,
 };
 
 use crate::common::*;
@@ -68,6 +68,46 @@ fn gates_and_activations_match_their_definitions() {
             assert_close(&name, &get(to), &want, precision(elem) * 1.01 + 1e-5, 5e-5);
         }
     });
+}
+
+#[test]
+fn clamped_gates_match_their_definition() {
+    for_seeds(30, |rng| {
+        let (elem, rows, cols) = shape(rng);
+        let (alpha, limit) = (rng.pick(&[1.702f32, 0.5]), rng.pick(&[7.0f32, 1.0]));
+        let x = values(rng, elem, rows * 2 * cols);
+        let product = |i: usize| {
+            let at = i / cols * 2 * cols + i % cols;
+            let (alpha, limit) = (f64::from(alpha), f64::from(limit));
+            let (gate, up) = (f64::from(x[at]).min(limit), f64::from(x[at + cols]).clamp(-limit, limit));
+            (gate / (1.0 + (-alpha * gate).exp()) * (up + 1.0)) as f32
+        };
+        let want: Vec<f32> = (0..rows * cols).map(product).collect();
+        for version in VERSIONS {
+            let (on_x, on_out) = (put(elem, &x), garbage(elem, rows * cols));
+            let operands = ActivationRows { rows, cols, x: on_x.view(elem), out: on_out.view(elem) };
+            gate_clamped(&DEVICE, version, GateClamp { alpha, limit }, &operands).unwrap();
+            let name = format!("{elem:?} {rows} x {cols}, alpha {alpha}, limit {limit}, {version:?}");
+            assert_close(&name, &get(on_out.view(elem)), &want, precision(elem) * 1.01 + 1e-5, 1e-6);
+        }
+    });
+}
+
+#[test]
+fn nan_stays_nan_in_clamped_gates() {
+    for version in VERSIONS {
+        for place in [0, 9] {
+            let mut x = [1.0; 16];
+            x[place] = f32::NAN;
+            let (on_x, on_out) = (put(Elem::F32, &x), garbage(Elem::F32, 8));
+            let operands =
+                ActivationRows { rows: 1, cols: 8, x: on_x.view(Elem::F32), out: on_out.view(Elem::F32) };
+            gate_clamped(&DEVICE, version, GateClamp { alpha: 1.0, limit: 7.0 }, &operands).unwrap();
+            let is_nan: Vec<bool> = get(on_out.view(Elem::F32)).iter().map(|v| v.is_nan()).collect();
+            let want: Vec<bool> = (0..8).map(|at| at == place % 8).collect();
+            assert_eq!(is_nan, want, "{version:?}");
+        }
+    }
 }
 
 #[test]
@@ -144,6 +184,13 @@ fn operands_that_do_not_fit_are_refused() {
     let operands = |rows| ActivationRows { rows, cols: 8, x, out: x };
     assert!(text(gate(&DEVICE, fast, silu, &operands(1))).contains("cannot replace"));
     assert!(text(activate(&DEVICE, fast, silu, &operands(3))).contains("x has 16 elements, not 24"));
+    let clamped = |limit, out| {
+        let operands = ActivationRows { rows: 1, cols: 4, x, out };
+        text(gate_clamped(&DEVICE, fast, GateClamp { alpha: 1.0, limit }, &operands))
+    };
+    assert!(clamped(1.0, x).contains("cannot replace"));
+    let other = garbage(Elem::F32, 4);
+    assert!(clamped(0.0, other.view(Elem::F32)).contains("not positive"));
     let capped = SoftCapRows { rows: 1, cols: 8, x, cap: 0.0 };
     assert!(text(soft_cap(&DEVICE, fast, &capped)).contains("not positive"));
     let biased = BiasRows { rows: 1, cols: 32, x, bias: x };

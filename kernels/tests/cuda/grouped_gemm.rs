@@ -24,6 +24,8 @@ struct Case {
     sorted: Vec<usize>,
     offsets: Vec<u32>,
     x: Vec<f32>,
+    /// `[experts, outputs]`.
+    bias: Option<Vec<f32>>,
 }
 
 impl Case {
@@ -57,6 +59,7 @@ impl Case {
             sorted,
             offsets,
             x,
+            bias: None,
         }
     }
 
@@ -78,7 +81,8 @@ impl Case {
             let x = &self.x[row * self.inputs..][..self.inputs];
             for o in 0..self.outputs {
                 let sum: f64 = x.iter().enumerate().map(|(i, &x)| f64::from(x) * weight(expert, o, i)).sum();
-                out[to * self.outputs + o] = sum as f32;
+                let bias = self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[expert * self.outputs + o]));
+                out[to * self.outputs + o] = (sum + bias) as f32;
             }
         }
         out
@@ -92,12 +96,14 @@ impl Case {
         // Memory after the last expert's rows may hold anything.
         let sorted = words(&mut (0..pairs).map(|i| self.sorted.get(i).map_or(u32::MAX, |&pair| pair as u32)));
         let out = garbage(self.elem, pairs * self.outputs);
+        let bias = self.bias.as_ref().map(|bias| put(Elem::F32, bias));
         product(&GroupedGemm {
             rows: self.rows,
             top_k: self.top_k,
             experts: self.experts,
             inputs: self.inputs,
             outputs: self.outputs,
+            bias: bias.as_ref().map(|bias| bias.view(Elem::F32)),
             expert_offsets: offsets.view(Elem::I32),
             sorted_rows: sorted.view(Elem::I32),
             x_order: self.x_order,
@@ -111,7 +117,8 @@ impl Case {
 
 fn check(rng: &mut Rng, rows: usize) {
     let elem = rng.pick(&ACTIVATIONS);
-    let case = Case::random(rng, elem, rows);
+    let mut case = Case::random(rng, elem, rows);
+    case.bias = (rng.below(2) == 1).then(|| rng.values(Elem::F32, case.experts * case.outputs));
     check_case(rng, &case);
 }
 
@@ -170,7 +177,8 @@ fn packed_experts_match_the_reference() {
         }
         // A part ends at a multiple of 16 outputs.
         case.outputs = case.outputs.next_multiple_of(16);
-        let &Case { experts, inputs, outputs, .. } = &case;
+        let Case { experts, inputs, outputs, .. } = case;
+        case.bias = Some(rng.values(Elem::F32, experts * outputs));
         let parts: Vec<_> =
             (0..experts).map(|_| gptq(rng, inputs, outputs, inputs.min(64), Groups::Natural)).collect();
         let mut all: PackedWeight = parts[0].packed.clone();

@@ -39,9 +39,11 @@ proptest! {
             assert_close("parts", &rows::norm_parts(&*CUDA, kind, &x, width, parts, &weight), &want, 4e-6);
         }
         let x = rng.values(2 * n * cols);
+        for gating in rows::GATINGS {
+            let want = rows::gate(&Reference, gating, &x, cols);
+            assert_close("gate", &rows::gate(&*CUDA, gating, &x, cols), &want, 4e-6);
+        }
         for act in rows::ACTIVATIONS {
-            let want = rows::gate(&Reference, act, &x, cols);
-            assert_close("gate", &rows::gate(&*CUDA, act, &x, cols), &want, 4e-6);
             let half = x.len() / 2;
             let got = rows::elementwise(&*CUDA, act, &x[..half], &x[half..], cols);
             let want = rows::elementwise(&Reference, act, &x[..half], &x[half..], cols);
@@ -69,6 +71,7 @@ proptest! {
         seed: u64,
     ) {
         let case = experts::Case::new((n, hidden, width), router, bias, DType::F32, seed);
+        let case = if bias { case.biased(seed) } else { case };
         let all = case.run(&*CUDA);
         assert_close("experts", &all, &case.run(&Reference), 2e-5);
         assert_same_bits("token alone", &case.row(n - 1).run(&*CUDA), &all[(n - 1) * hidden..]);

@@ -3,8 +3,8 @@
 use millrace_kernels::cpu::Cpu;
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{
-    Activation, Backend, DType, ExpertGroups, ExpertMlp, GroupScore, IntFormat, KFormat, Part, RouterScores,
-    RouterSpec, RoutingSpec, WeightFormat,
+    Activation, Backend, DType, ExpertGroups, ExpertMlp, Gating, GroupScore, IntFormat, KFormat, Part,
+    RouterScores, RouterSpec, RoutingSpec, WeightFormat,
 };
 use proptest::prelude::*;
 
@@ -28,6 +28,9 @@ pub(crate) struct Case {
     pub(crate) gate_up: Vec<f32>,
     /// `[experts, hidden, width]`.
     pub(crate) down: Vec<f32>,
+    /// Biases of gate and up, `[experts, 2 * width]`, and of down, `[experts, hidden]`.
+    pub(crate) biases: Option<[Vec<f32>; 2]>,
+    pub(crate) gating: Gating,
 }
 
 impl Case {
@@ -50,7 +53,16 @@ impl Case {
             bias: bias.then(|| rng.values(experts)),
             gate_up: rng.values(experts * 2 * width * hidden),
             down: rng.values(experts * hidden * width),
+            biases: None,
+            gating: Activation::Silu.into(),
         }
+    }
+
+    /// The case with biases of the experts, and with clamped gates.
+    pub(crate) fn biased(self, seed: u64) -> Case {
+        let (mut rng, experts) = (Rng(seed), self.router.experts);
+        let biases = [rng.values(experts * 2 * self.width), rng.values(experts * self.hidden)];
+        Case { biases: Some(biases), gating: Gating::Clamped { alpha: 1.702, limit: 1.5 }, ..self }
     }
 
     pub(crate) fn run<B: Backend>(&self, device: &B) -> Vec<f32> {
@@ -71,7 +83,10 @@ impl Case {
         let mut queue = queue(device, self.n);
         let step = opened(device, &mut queue, &vec![0; self.n], &[]);
         device.route(&step, self.n, &logits, bias.as_ref(), &mut routing).unwrap();
-        let mlp = ExpertMlp { gate_up: &gate_up, down: &down, act: Activation::Silu };
+        let biases = self.biases.as_ref().map(|biases| biases.each_ref().map(|bias| vector(device, bias)));
+        let [gate_up_bias, down_bias] = [0, 1].map(|place| biases.as_ref().map(|biases| &biases[place]));
+        let gating = self.gating;
+        let mlp = ExpertMlp { gate_up: &gate_up, gate_up_bias, down: &down, down_bias, gating };
         device.expert_mlp(self.n, &x, &mlp, &mut routing, &mut out).unwrap();
         device.read(&out, self.n).unwrap()
     }
@@ -136,9 +151,11 @@ proptest! {
 
     #[test]
     fn experts_match_the_reference(
-        n in 1usize..20, hidden in 1usize..50, width in 1usize..40, router in routers(true), bias: bool, seed: u64,
+        n in 1usize..20, hidden in 1usize..50, width in 1usize..40, router in routers(true), bias: bool,
+        biased: bool, seed: u64,
     ) {
         let case = Case::new((n, hidden, width), router, bias, DType::F32, seed);
+        let case = if biased { case.biased(seed) } else { case };
         let want = case.run(&Reference);
         for cpu in CPUS.iter() {
             assert_close(&cpu.name(), &case.run(cpu), &want, 2e-5);
@@ -152,6 +169,7 @@ proptest! {
     ) {
         let sizes = if matches!(format, WeightFormat::K(_)) { (256, 256) } else { (64, 96) };
         let case = Case::new((n, sizes.0, sizes.1), router, bias, format, seed);
+        let case = if bias { case.biased(seed) } else { case };
         for pair in CPUS.chunks(2).chain(EXACT_CPUS.chunks(2)) {
             case.check_rows_and_threads(pair);
         }
@@ -241,6 +259,8 @@ fn routers_choose_by_their_specification() {
             bias,
             gate_up: [1.0, 1.0 / 30.0].repeat(4),
             down: (0..4).map(expert).collect(),
+            biases: None,
+            gating: Activation::Silu.into(),
         };
         let want: f64 = want.iter().enumerate().map(|(e, weight)| weight * (e + 1) as f64 * 30.0).sum();
         assert_close("reference", &case.run(&Reference), &[want as f32], 1e-3);

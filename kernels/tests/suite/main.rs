@@ -8,6 +8,7 @@ mod blocks;
 mod common;
 #[cfg(feature = "cpu-sim")]
 mod cuda;
+mod expert_matrices;
 mod experts;
 #[cfg(feature = "cpu-sim")]
 mod fp8;

@@ -1,7 +1,7 @@
 //! Tests of norms, gates, gathering and copying of rows.
 
 use millrace_kernels::reference::Reference;
-use millrace_kernels::{Activation, Backend, Norm, NormKind, RowParts};
+use millrace_kernels::{Activation, Backend, Gating, Norm, NormKind, RowParts};
 use proptest::prelude::{prop_assert, proptest};
 
 use crate::common::*;
@@ -66,11 +66,21 @@ pub(crate) fn elementwise<B: Backend>(
 pub(crate) const ACTIVATIONS: [Activation; 4] =
     [Activation::Silu, Activation::Gelu, Activation::GeluTanh, Activation::Relu];
 
-pub(crate) fn gate<B: Backend>(device: &B, act: Activation, x: &[f32], cols: usize) -> Vec<f32> {
+/// All gates.
+pub(crate) const GATINGS: [Gating; 6] = [
+    Gating::Product(Activation::Silu),
+    Gating::Product(Activation::Gelu),
+    Gating::Product(Activation::GeluTanh),
+    Gating::Product(Activation::Relu),
+    Gating::Clamped { alpha: 1.702, limit: 7.0 },
+    Gating::Clamped { alpha: 0.5, limit: 0.7 },
+];
+
+pub(crate) fn gate<B: Backend>(device: &B, gating: Gating, x: &[f32], cols: usize) -> Vec<f32> {
     let n = x.len() / (2 * cols);
     let x = upload(device, x, 2 * cols);
     let mut out = device.buf(n, cols).unwrap();
-    device.gate(n, act, &x, &mut out).unwrap();
+    device.gate(n, gating, &x, &mut out).unwrap();
     device.read(&out, n).unwrap()
 }
 
@@ -147,15 +157,20 @@ proptest! {
 
     #[test]
     fn gates_match_the_reference(
-        n in 1usize..6, cols in 1usize..200, scale in 0.1f32..60.0, act in 0usize..4, seed: u64,
+        n in 1usize..6, cols in 1usize..200, scale in 0.1f32..60.0, gating in 0usize..6, seed: u64,
     ) {
         let x: Vec<f32> = Rng(seed).values(2 * n * cols).iter().map(|v| v * scale).collect();
-        let act = ACTIVATIONS[act];
-        let want = gate(&Reference, act, &x, cols);
-        // The tails of the two forms of GELU are differences of nearly equal numbers.
-        let least = if act == Activation::Silu { 1e-30 } else { 3e-7 * scale * scale };
+        let gating = GATINGS[gating];
+        let want = gate(&Reference, gating, &x, cols);
+        // The tails of the two forms of GELU are differences of nearly equal numbers, and so is the
+        // sum of up and 1.
+        let least = match gating {
+            Gating::Product(Activation::Silu) => 1e-30,
+            Gating::Product(_) => 3e-7 * scale * scale,
+            Gating::Clamped { limit, .. } => 3e-7 * limit.max(1.0) * scale,
+        };
         for cpu in CPUS.iter() {
-            let got = gate(cpu, act, &x, cols);
+            let got = gate(cpu, gating, &x, cols);
             for (g, w) in got.iter().zip(&want) {
                 prop_assert!((g - w).abs() <= 1e-6 * w.abs() + least, "{}: {g} is not {w}", cpu.name());
             }
@@ -213,7 +228,34 @@ fn several_threads_give_the_same_bits() {
         let of = |cpu| norms(cpu, NormKind::Layer, &x, &branch, &weight);
         let (one, many) = (of(&pair[0]), of(&pair[1]));
         (0..3).for_each(|i| assert_same_bits("norms", &one[i], &many[i]));
-        let of = |cpu| gate(cpu, Activation::Gelu, &x, cols / 2);
+        let of = |cpu| gate(cpu, Activation::Gelu.into(), &x, cols / 2);
         assert_same_bits("gate", &of(&pair[0]), &of(&pair[1]));
+    }
+}
+
+/// The products of hand-computed gates.
+#[test]
+fn clamped_gates_are_those_of_their_definition() {
+    let gating = Gating::Clamped { alpha: 2.0, limit: 3.0 };
+    let sigmoid = |x: f32| 1.0 / (1.0 + (-x).exp());
+    let gates = [1.0, 5.0, -5.0, 0.5, 1.0, 1.0];
+    let ups = [2.0, 1.0, 1.0, 9.0, -9.0, -1.0];
+    let want = [
+        3.0 * sigmoid(2.0),
+        2.0 * 3.0 * sigmoid(6.0),
+        2.0 * -5.0 * sigmoid(-10.0),
+        4.0 * 0.5 * sigmoid(1.0),
+        -2.0 * sigmoid(2.0),
+        0.0,
+    ];
+    let x = [gates, ups].concat();
+    assert_close("reference", &gate(&Reference, gating, &x, 6), &want, 1e-6);
+    for cpu in CPUS.iter() {
+        assert_close(&cpu.name(), &gate(cpu, gating, &x, 6), &want, 1e-6);
+        for place in [0, 9] {
+            let mut x = x.clone();
+            x[place] = f32::NAN;
+            assert!(gate(cpu, gating, &x, 6)[place % 6].is_nan(), "{}, place {place}", cpu.name());
+        }
     }
 }

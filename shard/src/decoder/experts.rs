@@ -3,11 +3,11 @@
 use millrace_kernels::{Backend, ExpertMlp, Result, RoutingSpec, Sizing};
 
 use super::by_width::{ByWidth, widths};
-use super::mlp::MlpBuffers;
+use super::mlp::{MlpBuffers, MlpKind};
 use super::step::StageStep;
 use super::weights::ExpertsWeights;
 use crate::Error;
-use crate::model::{DecoderSpec, DenseMlp, ExpertsSpec, LayerSpec, SharedExpert};
+use crate::model::{DecoderSpec, ExpertsSpec, LayerSpec, SharedExpert};
 
 /// The buffers of mixtures of experts, for up to `t` tokens.
 pub(super) struct ExpertBuffers<B: Backend> {
@@ -54,14 +54,19 @@ impl<B: Backend> ExpertBuffers<B> {
         let at = self.routings.iter().position(|(of, _)| *of == wanted);
         let routing = &mut self.routings[at.expect("every mixture has a routing")].1;
         let logits = self.router.of(spec.count());
-        backend.linear(n, x, &w.router, None, logits)?; // [n, experts]
+        backend.linear(n, x, &w.router, w.router_bias.as_ref(), logits)?; // [n, experts]
         backend.route(open, n, logits, w.choice_bias.as_ref(), routing)?;
-        let experts = ExpertMlp { gate_up: &w.gate_up, down: &w.down, act: spec.act };
+        let experts = ExpertMlp {
+            gate_up: &w.gate_up,
+            gate_up_bias: w.gate_up_bias.as_ref(),
+            down: &w.down,
+            down_bias: w.down_bias.as_ref(),
+            gating: spec.gating,
+        };
         backend.expert_mlp(n, x, &experts, routing, out)?; // [n, hidden]
         if let (Some(SharedExpert { width, .. }), Some(w)) = (spec.shared, &w.shared) {
-            let gated = DenseMlp { width, act: spec.act, up_bias: false, down_bias: false };
             let shared = self.shared.of(self.hidden);
-            mlp.compute(step, (&gated, true), &w.mlp, x, shared)?; // [n, hidden]
+            mlp.compute(step, (width, MlpKind::Gated(spec.gating)), &w.mlp, x, shared)?; // [n, hidden]
             match &w.gate {
                 Some(matrix) => {
                     let gate = self.shared_gate.of(1);

@@ -1,12 +1,20 @@
 //! MLPs that every token passes through.
 
-use millrace_kernels::Backend;
+use millrace_kernels::{Activation, Backend, Gating};
 
 use super::by_width::ByWidth;
 use super::step::StageStep;
 use super::weights::DenseWeights;
 use crate::Error;
-use crate::model::DenseMlp;
+
+/// What happens between the projections of an MLP.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum MlpKind {
+    /// `gating(gate(x), up(x))`.
+    Gated(Gating),
+    /// `act(up(x))`.
+    Plain(Activation),
+}
 
 /// The buffers inside an MLP.
 pub(super) struct MlpBuffers<'a, B: Backend> {
@@ -15,25 +23,28 @@ pub(super) struct MlpBuffers<'a, B: Backend> {
 }
 
 impl<B: Backend> MlpBuffers<'_, B> {
-    /// `out = down(act(gate(x)) * up(x))`, or `down(act(up(x)))` without a gate, `[tokens,
-    /// hidden]`.
+    /// `out = down(gating(gate(x), up(x)))`, or `down(act(up(x)))` without a gate, `[tokens,
+    /// hidden]`. Up has `width` features.
     pub(super) fn compute(
         self,
         step: &StageStep<'_, B>,
-        (spec, is_gated): (&DenseMlp, bool),
+        (width, kind): (usize, MlpKind),
         w: &DenseWeights<B>,
         x: &B::Buf,
         out: &mut B::Buf,
     ) -> Result<(), Error> {
         let &StageStep { backend, tokens: n, .. } = step;
-        let activated = self.activated.of(spec.width);
-        if is_gated {
-            let gate_up = self.gate_up.of(2 * spec.width);
-            backend.linear(n, x, &w.up, w.up_bias.as_ref(), gate_up)?; // [n, 2 * width]
-            backend.gate(n, spec.act, gate_up, activated)?; // [n, width]
-        } else {
-            backend.linear(n, x, &w.up, w.up_bias.as_ref(), activated)?; // [n, width]
-            backend.activate(n, spec.act, activated)?;
+        let activated = self.activated.of(width);
+        match kind {
+            MlpKind::Gated(gating) => {
+                let gate_up = self.gate_up.of(2 * width);
+                backend.linear(n, x, &w.up, w.up_bias.as_ref(), gate_up)?; // [n, 2 * width]
+                backend.gate(n, gating, gate_up, activated)?; // [n, width]
+            }
+            MlpKind::Plain(act) => {
+                backend.linear(n, x, &w.up, w.up_bias.as_ref(), activated)?; // [n, width]
+                backend.activate(n, act, activated)?;
+            }
         }
         backend.linear(n, activated, &w.down, w.down_bias.as_ref(), out)?; // [n, hidden]
         Ok(())

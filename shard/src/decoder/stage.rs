@@ -8,7 +8,7 @@ use millrace_kernels::{
 };
 
 use super::group::RankGroup;
-use super::mlp::MlpBuffers;
+use super::mlp::{MlpBuffers, MlpKind};
 use super::step::StageStep;
 use super::weights::{AttentionWeights, LayerWeights, MlpWeights, SoftmaxWeights};
 use super::workspace::{HiddenStates, LayerBuffers};
@@ -133,8 +133,12 @@ impl<B: Backend> LayerStage<B> {
         let LayerBuffers { branch, gate_up, activated, experts, .. } = buffers;
         let mlp = MlpBuffers { gate_up, activated };
         match (&layer.mlp, &w.mlp) {
-            (Mlp::Gated(spec), MlpWeights::Dense(w)) => mlp.compute(step, (spec, true), w, x, branch),
-            (Mlp::Plain(spec), MlpWeights::Dense(w)) => mlp.compute(step, (spec, false), w, x, branch),
+            (Mlp::Gated(spec), MlpWeights::Dense(w)) => {
+                mlp.compute(step, (spec.width, MlpKind::Gated(spec.act.into())), w, x, branch)
+            }
+            (Mlp::Plain(spec), MlpWeights::Dense(w)) => {
+                mlp.compute(step, (spec.width, MlpKind::Plain(spec.act)), w, x, branch)
+            }
             (Mlp::Experts(spec), MlpWeights::Experts(w)) => experts.compute(step, (spec, w), x, mlp, branch),
             _ => unreachable!("weights are loaded as specified; this is a bug"),
         }

@@ -74,10 +74,13 @@ pub(super) struct DenseWeights<B: Backend> {
 
 /// The constants of a mixture of experts.
 pub(super) struct ExpertsWeights<B: Backend> {
-    pub(super) router: B::Matrix,              // [experts, hidden]
-    pub(super) choice_bias: Option<B::Vector>, // [experts]
-    pub(super) gate_up: B::Experts,            // [2 * width, hidden] of each expert
-    pub(super) down: B::Experts,               // [hidden, width] of each expert
+    pub(super) router: B::Matrix,               // [experts, hidden]
+    pub(super) router_bias: Option<B::Vector>,  // [experts]
+    pub(super) choice_bias: Option<B::Vector>,  // [experts]
+    pub(super) gate_up: B::Experts,             // [2 * width, hidden] of each expert
+    pub(super) gate_up_bias: Option<B::Vector>, // [experts, 2 * width]
+    pub(super) down: B::Experts,                // [hidden, width] of each expert
+    pub(super) down_bias: Option<B::Vector>,    // [experts, hidden]
     pub(super) shared: Option<SharedWeights<B>>,
 }
 
@@ -226,9 +229,12 @@ impl<B: Backend> WeightLoader<'_, B> {
             }),
             Mlp::Experts(experts) => MlpWeights::Experts(ExpertsWeights {
                 router: self.matrix(at(Slot::Router))?,
+                router_bias: self.bias(experts.router_bias, at(Slot::RouterBias))?,
                 choice_bias: self.bias(experts.choice_bias, at(Slot::ChoiceBias))?,
                 gate_up: self.experts(at(Slot::ExpertGateUp))?,
+                gate_up_bias: self.bias(experts.up_bias, at(Slot::ExpertGateUpBias))?,
                 down: self.experts(at(Slot::ExpertDown))?,
+                down_bias: self.bias(experts.down_bias, at(Slot::ExpertDownBias))?,
                 shared: experts.shared.map(|shared| self.shared_expert(layer, shared)).transpose()?,
             }),
         })

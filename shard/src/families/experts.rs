@@ -41,9 +41,12 @@ pub(super) fn read(config: &Config, keys: &ExpertKeys) -> Result<ExpertsSpec, Co
             factor: 1.0,
             groups: None,
         },
+        router_bias: false,
         choice_bias: false,
         width: size(keys.width, MAX_WIDTH)?,
-        act: decoder::activation(config, Activation::Silu)?,
+        gating: decoder::activation(config, Activation::Silu)?.into(),
+        up_bias: false,
+        down_bias: false,
         shared: None,
     })
 }

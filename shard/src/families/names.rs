@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use millrace_kernels::stored::ExpertRows;
+
 use crate::model::{DecoderSpec, FeatureBlock, LayerSlot, StoredTensors, WeightKind, WeightSlot};
 
 /// The names of a family's tensors.
@@ -16,10 +18,22 @@ pub(super) struct Names {
     pub(super) grouped_qkv: bool,
     /// Whether the matrices of layers are stored as `[inputs, outputs]`.
     pub(super) transposed: bool,
+    /// The way in which tensors with the weights of all experts store them.
+    pub(super) experts: StackedExperts,
     /// Parts of names, and what some checkpoints have instead.
     pub(super) aliases: &'static [(&'static str, &'static str)],
     /// Whether layers after the last one are ignored. They predict several tokens at once.
     pub(super) has_later_layers: bool,
+}
+
+/// The way in which a tensor with the weights of all experts stores them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StackedExperts {
+    /// `[experts, outputs, inputs]`, with the features of gate before those of up.
+    ByOutput,
+    /// `[experts, inputs, outputs]`, with the features of gate and up in turns. The names have no
+    /// suffix (gpt-oss).
+    ByInput,
 }
 
 /// The names of Llama, which most families use.
@@ -28,6 +42,7 @@ pub(super) const LLAMA: Names = Names {
     tensors: WeightSlot::usual_tensors,
     grouped_qkv: false,
     transposed: false,
+    experts: StackedExperts::ByOutput,
     aliases: &[],
     has_later_layers: false,
 };
@@ -56,8 +71,19 @@ pub(super) struct Piece {
     pub(super) shape: Vec<usize>,
     /// The rows, counted through all experts.
     pub(super) rows: Range<usize>,
-    /// Whether the tensor is stored as `[cols, rows]`.
-    pub(super) transposed: bool,
+    /// The order of the tensor's numbers.
+    pub(super) order: StoredOrder,
+}
+
+/// The order of the numbers of a stored tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum StoredOrder {
+    /// As the piece's shape says.
+    RowMajor,
+    /// A matrix is stored as `[cols, rows]`.
+    Transposed,
+    /// The weights of all experts, as [`StackedExperts::ByInput`] has them.
+    Experts(ExpertRows),
 }
 
 impl Piece {
@@ -96,11 +122,21 @@ impl Names {
             let Some(place) = stored.iter().position(|&other| other == block) else { continue };
             let (mut tensor, mut start) = (self.full_name(slot, name), len(&stored[..place]));
             let mut shape: Vec<usize> = [len(stored)].into_iter().chain(cols).collect();
+            let mut order = match self.transposed && slot.layer().is_some() && shape.len() == 2 {
+                true => StoredOrder::Transposed,
+                false => StoredOrder::RowMajor,
+            };
             if name.contains(EXPERT) {
                 tensor = tensor.replace(EXPERT, &expert.to_string());
             } else if info.per_expert {
                 start += expert * len(stored);
-                shape.insert(0, spec.stacked_experts(slot));
+                match cols {
+                    Some(_) => shape.insert(0, spec.stacked_experts(slot)),
+                    None => shape[0] *= spec.stacked_experts(slot),
+                }
+                if self.experts == StackedExperts::ByInput {
+                    order = StoredOrder::Experts(ExpertRows { rows: len(stored), paired: stored.len() == 2 });
+                }
             }
             let ranges = match self.grouped_qkv && stored.len() > 1 && block.is_of_heads() {
                 true => spec.grouped_rows(slot, block),
@@ -115,7 +151,7 @@ impl Names {
                         tensor: tensor.clone(),
                         shape: shape.clone(),
                         rows: start..end,
-                        transposed: self.transposed && slot.layer().is_some() && shape.len() == 2,
+                        order,
                     }),
                 }
             }
@@ -126,6 +162,7 @@ impl Names {
     /// experts in one tensor, as newer versions of transformers do.
     pub(super) fn stacked_piece(&self, spec: &DecoderSpec, slot: WeightSlot) -> Option<Piece> {
         let (index, name) = match slot {
+            _ if self.experts == StackedExperts::ByInput => return None,
             WeightSlot::Layer(index, LayerSlot::ExpertGateUp) => (index, "gate_up_proj"),
             WeightSlot::Layer(index, LayerSlot::ExpertDown) => (index, "down_proj"),
             _ => return None,
@@ -135,7 +172,7 @@ impl Names {
             tensor: format!("{}{index}.mlp.experts.{name}", self.layers),
             shape: vec![experts, rows / experts, cols],
             rows: 0..rows,
-            transposed: false,
+            order: StoredOrder::RowMajor,
         })
     }
 
@@ -153,7 +190,9 @@ impl Names {
 
     /// Returns the full name of a tensor.
     fn full_name(&self, slot: WeightSlot, name: &str) -> String {
-        let suffix = match slot.info().kind {
+        let info = slot.info();
+        let suffix = match info.kind {
+            _ if info.per_expert && self.experts == StackedExperts::ByInput => "",
             WeightKind::Matrix { .. } | WeightKind::NormScale => ".weight",
             WeightKind::Bias => ".bias",
             WeightKind::Parameter => "",

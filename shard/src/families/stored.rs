@@ -3,9 +3,10 @@
 use std::collections::HashSet;
 
 use millrace_formats::{BlockType as StoredBlocks, Checkpoint, DType as StoredDType, Tensor};
+use millrace_kernels::stored::{ExpertRows, expert_columns};
 use millrace_kernels::{BlockType, DType, Encoding, HostTensor, Part};
 
-use super::names::{Names, Piece};
+use super::names::{Names, Piece, StoredOrder};
 use super::quantization::{self, ModuleTensors, SUFFIXES, Scheme};
 use crate::model::{DecoderSpec, TensorPlace, WeightError, WeightSlot, WeightSource};
 
@@ -45,6 +46,7 @@ impl StoredWeights {
                 if let (None, Some(module)) = (tensor.encoding.dense(), piece.module()) {
                     used.extend(SUFFIXES.map(|suffix| format!("{module}.{suffix}")));
                 }
+                used.extend(quantization::mxfp4_tensors(&piece.tensor));
                 used.insert(piece.tensor);
             }
         }
@@ -142,9 +144,22 @@ impl StoredWeights {
                 return Ok(tensor);
             }
         }
+        if let (Some(Scheme::Mxfp4), StoredOrder::Experts(order), &[experts, rows, cols]) =
+            (&self.scheme, piece.order, &piece.shape[..])
+            && let Some(tensor) =
+                quantization::read_mxfp4(&self.checkpoint, &piece.tensor, [experts, rows, cols], order)?
+        {
+            return Ok(tensor);
+        }
         let tensor = self.stored(piece)?;
-        if piece.transposed {
-            return transpose(&tensor).ok_or_else(|| self.element_type(piece, &tensor));
+        match piece.order {
+            StoredOrder::RowMajor => {}
+            StoredOrder::Transposed => {
+                return transpose(&tensor).ok_or_else(|| self.element_type(piece, &tensor));
+            }
+            StoredOrder::Experts(order) => {
+                return self.experts(piece, &tensor, order);
+            }
         }
         let mut host = host_tensor(&tensor).ok_or_else(|| self.element_type(piece, &tensor))?;
         if piece.shape.len() == 1 {
@@ -153,11 +168,35 @@ impl StoredWeights {
         Ok(host)
     }
 
+    /// Returns the weights of all experts, which are stored by input feature.
+    fn experts(
+        &self,
+        piece: &Piece,
+        tensor: &Tensor<'_>,
+        order: ExpertRows,
+    ) -> Result<HostTensor, WeightError> {
+        let host = host_tensor(tensor);
+        let Some((dtype, host)) = host.and_then(|host| Some((host.encoding.dense()?, host))) else {
+            return Err(self.element_type(piece, tensor));
+        };
+        let built = match piece.shape[..] {
+            [experts, rows, cols] => expert_columns((experts * rows, cols), order, dtype, host.bytes),
+            _ => Ok(expert_vector(&host, dtype, order)),
+        };
+        built.map_err(|error| WeightError::Quantized {
+            file: self.path_of(&piece.tensor),
+            tensor: piece.tensor.clone(),
+            reason: format!("cannot be used: {error}"),
+        })
+    }
+
     /// Returns the stored tensor of a piece, with its shape checked.
     fn stored(&self, piece: &Piece) -> Result<Tensor<'_>, WeightError> {
         let mut shape = piece.shape.clone();
-        if piece.transposed {
-            shape.reverse();
+        match (piece.order, &mut shape[..]) {
+            (StoredOrder::Transposed, _) => shape.reverse(),
+            (StoredOrder::Experts(_), [_, rows, cols]) => std::mem::swap(rows, cols),
+            _ => {}
         }
         // A vector may be stored with an axis for heads.
         if let ([len], Some(tensor)) = (&shape[..], self.checkpoint.find(&piece.tensor))
@@ -194,6 +233,14 @@ fn transpose(tensor: &Tensor<'_>) -> Option<HostTensor> {
         }
     }
     Some(HostTensor { rows, cols, bytes: bytes.into(), ..stored })
+}
+
+/// Returns a number for each feature of all experts, `[1, features]`, in the order of the decoder.
+fn expert_vector(tensor: &HostTensor, dtype: DType, order: ExpertRows) -> HostTensor {
+    let (len, size) = (tensor.rows * tensor.cols, dtype.size());
+    let numbers = (0..len).map(|feature| order.stored(feature) * size);
+    let bytes: Vec<u8> = numbers.flat_map(|at| &tensor.bytes[at..at + size]).copied().collect();
+    HostTensor::dense(dtype, 1, len, bytes.into())
 }
 
 /// Divides each row of a matrix by its length. The numbers keep their type.

@@ -2,6 +2,8 @@
 //! source of them.
 
 pub mod rope;
+#[cfg(test)]
+mod slot_tests;
 mod slots;
 mod source;
 mod spec;

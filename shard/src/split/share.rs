@@ -76,6 +76,7 @@ impl Split {
                 }
                 Mlp::Experts(experts) => {
                     experts.width /= world_size;
+                    experts.down_bias &= rank == 0;
                     experts.shared.iter_mut().for_each(|shared| shared.width /= world_size);
                 }
             }

@@ -30,8 +30,16 @@ fn whole(heads: usize, kv_heads: usize, vocab: usize) -> DecoderSpec {
         groups: None,
     };
     let shared = Some(SharedExpert { width: 12, gated: true });
-    spec.layers[1].mlp =
-        Mlp::Experts(ExpertsSpec { router, choice_bias: true, width: 8, act: Activation::Silu, shared });
+    spec.layers[1].mlp = Mlp::Experts(ExpertsSpec {
+        router,
+        router_bias: true,
+        choice_bias: true,
+        width: 8,
+        gating: Activation::Silu.into(),
+        up_bias: true,
+        down_bias: true,
+        shared,
+    });
     spec
 }
 
@@ -84,6 +92,7 @@ fn what_is_cut_is_taken_once_and_the_rest_by_everyone() {
                             | LayerSlot::GateUpBias
                             | LayerSlot::Down
                             | LayerSlot::ExpertGateUp
+                            | LayerSlot::ExpertGateUpBias
                             | LayerSlot::ExpertDown
                             | LayerSlot::SharedGateUp
                             | LayerSlot::SharedDown,
@@ -104,7 +113,10 @@ fn biases_after_a_sum_are_added_once() {
         let spec = Split { rank, world_size: 2 }.spec(&whole).unwrap();
         let layer = &spec.layers[0];
         let (heads, mlp) = (layer.attention.heads().unwrap(), layer.mlp.dense().unwrap());
-        (heads.qkv_bias, mlp.up_bias, heads.out_bias, mlp.down_bias)
+        let experts = spec.layers[1].mlp.experts().unwrap();
+        let of_experts = [experts.router_bias, experts.up_bias, experts.down_bias];
+        ([heads.qkv_bias, mlp.up_bias, heads.out_bias, mlp.down_bias], of_experts)
     };
-    assert_eq!([biases(0), biases(1)], [(true, true, true, true), (true, true, false, false)]);
+    assert_eq!(biases(0), ([true; 4], [true; 3]));
+    assert_eq!(biases(1), ([true, true, false, false], [true, true, false]));
 }

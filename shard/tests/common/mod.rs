@@ -9,8 +9,8 @@ pub mod router;
 use std::collections::HashMap;
 
 use millrace_kernels::{
-    Activation, Backend, DType, ExpertGroups, GroupScore, HostTensor, KvFormat, Part, QkvLayout, RopeStyle,
-    RouterScores, RouterSpec, SeqRow, StepInput,
+    Activation, Backend, DType, ExpertGroups, Gating, GroupScore, HostTensor, KvFormat, Part, QkvLayout,
+    RopeStyle, RouterScores, RouterSpec, SeqRow, StepInput,
 };
 use millrace_shard::ShardLimits;
 use millrace_shard::decoder::{Collective, Decoder, SubmittedStep, Weights};
@@ -152,6 +152,13 @@ fn activations() -> impl Strategy<Value = Activation> {
     ]
 }
 
+fn gatings() -> impl Strategy<Value = Gating> {
+    prop_oneof![
+        activations().prop_map(Gating::Product),
+        (0.5f32..2.0, 0.2f32..3.0).prop_map(|(alpha, limit)| Gating::Clamped { alpha, limit }),
+    ]
+}
+
 fn embeddings() -> impl Strategy<Value = EmbeddingPlan> {
     let positions = prop::option::of(0usize..3);
     (0.5f32..2.0, any::<bool>(), positions).prop_map(|(factor, norm, first)| EmbeddingPlan {
@@ -195,7 +202,9 @@ pub fn mixtures() -> impl Strategy<Value = ExpertsSpec> {
     let shared = prop::option::of((1usize..20, any::<bool>()));
     let groups = prop::option::of((1usize..4, any::<bool>()));
     let router = (1usize..4, 2usize..4, 1usize..5, any::<(bool, bool)>(), groups);
-    (router, any::<bool>(), 1usize..20, shared).prop_map(|(router, choice_bias, width, shared)| {
+    let biases = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>());
+    (router, biases, 1usize..20, gatings(), shared).prop_map(|(router, biases, width, gating, shared)| {
+        let (router_bias, choice_bias, up_bias, down_bias) = biases;
         let (count, size, top_k, (sigmoid, normalize), groups) = router;
         let groups = groups.map(|(chosen, two)| ExpertGroups {
             count,
@@ -211,7 +220,7 @@ pub fn mixtures() -> impl Strategy<Value = ExpertsSpec> {
             groups,
         };
         let shared = shared.map(|(width, gated)| SharedExpert { width, gated });
-        ExpertsSpec { router, choice_bias, width, act: Activation::Silu, shared }
+        ExpertsSpec { router, router_bias, choice_bias, width, gating, up_bias, down_bias, shared }
     })
 }
 

@@ -3,7 +3,7 @@
 use std::cell::Cell;
 use std::f64::consts::PI;
 
-use millrace_kernels::{Activation, GroupScore, RopeStyle, RouterScores, RouterSpec};
+use millrace_kernels::{Activation, Gating, GroupScore, RopeStyle, RouterScores, RouterSpec};
 use millrace_shard::model::{
     AlibiHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LayerSlot, Mlp, NormKind, NormPlace, Positions,
     Residual, RopeScaling, RopeTable, SlopeRule, WeightSlot,
@@ -242,7 +242,7 @@ fn mlp(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, x: &[f64]) -> 
     }
     let activated: Vec<f64> = if layer.is_gated() {
         let (gate, up) = y.split_at(mlp.width);
-        gate.iter().zip(up).map(|(g, u)| activate(mlp.act, *g) * u).collect()
+        gate.iter().zip(up).map(|(g, u)| product(Gating::Product(mlp.act), *g, *u)).collect()
     } else {
         y.iter().map(|u| activate(mlp.act, *u)).collect()
     };
@@ -253,29 +253,60 @@ fn mlp(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, x: &[f64]) -> 
     y
 }
 
-fn gated(gate_up: &[f64], down: &[f64], x: &[f64]) -> Vec<f64> {
-    let y = matrix(gate_up, x);
+/// An affine function: a matrix, and a bias if there is one.
+type Affine<'a> = (&'a [f64], Option<&'a [f64]>);
+
+fn affine((w, bias): Affine<'_>, x: &[f64]) -> Vec<f64> {
+    let mut y = matrix(w, x);
+    if let Some(bias) = bias {
+        add(&mut y, bias);
+    }
+    y
+}
+
+fn gated(gating: Gating, gate_up: Affine<'_>, down: Affine<'_>, x: &[f64]) -> Vec<f64> {
+    let y = affine(gate_up, x);
     let (gate, up) = y.split_at(y.len() / 2);
-    let product: Vec<f64> = gate.iter().zip(up).map(|(g, u)| g * sigmoid(*g) * u).collect();
-    matrix(down, &product)
+    let products: Vec<f64> = gate.iter().zip(up).map(|(g, u)| product(gating, *g, *u)).collect();
+    affine(down, &products)
+}
+
+fn product(gating: Gating, gate: f64, up: f64) -> f64 {
+    match gating {
+        Gating::Product(act) => activate(act, gate) * up,
+        Gating::Clamped { alpha, limit } => {
+            let limit = f64::from(limit);
+            let gate = if gate > limit { limit } else { gate };
+            (1.0 + up.max(-limit).min(limit)) * gate * sigmoid(f64::from(alpha) * gate)
+        }
+    }
 }
 
 fn mixture(spec: &ExpertsSpec, get: impl Fn(LayerSlot) -> Vec<f64>, x: &[f64]) -> Vec<f64> {
-    let (gate_up, down) = (get(LayerSlot::ExpertGateUp), get(LayerSlot::ExpertDown));
-    let of_expert = |all: &[f64], expert: usize| -> Vec<f64> {
-        let len = all.len() / spec.count();
-        all[expert * len..(expert + 1) * len].to_vec()
-    };
-    let logits = matrix(&get(LayerSlot::Router), x);
+    let get_if = |present: bool, slot| if present { Some(get(slot)) } else { None };
+    let of_all = [
+        Some(get(LayerSlot::ExpertGateUp)),
+        get_if(spec.up_bias, LayerSlot::ExpertGateUpBias),
+        Some(get(LayerSlot::ExpertDown)),
+        get_if(spec.down_bias, LayerSlot::ExpertDownBias),
+    ];
+    let router_bias = get_if(spec.router_bias, LayerSlot::RouterBias);
+    let logits = affine((&get(LayerSlot::Router), router_bias.as_deref()), x);
     let bias = if spec.choice_bias { get(LayerSlot::ChoiceBias) } else { vec![0.0; spec.count()] };
     let mut sum = vec![0.0; x.len()];
     for (expert, weight) in routed(&spec.router, &logits, &bias) {
-        let y = gated(&of_expert(&gate_up, expert), &of_expert(&down, expert), x);
+        let [gate_up, up_bias, down, down_bias] = of_all.each_ref().map(|all| {
+            let all = all.as_deref()?;
+            let len = all.len() / spec.count();
+            Some(&all[expert * len..(expert + 1) * len])
+        });
+        let y = gated(spec.gating, (gate_up.unwrap(), up_bias), (down.unwrap(), down_bias), x);
         sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += weight * y);
     }
     if let Some(shared) = spec.shared {
         let factor = if shared.gated { sigmoid(matrix(&get(LayerSlot::SharedGate), x)[0]) } else { 1.0 };
-        let y = gated(&get(LayerSlot::SharedGateUp), &get(LayerSlot::SharedDown), x);
+        let (gate_up, down) = (get(LayerSlot::SharedGateUp), get(LayerSlot::SharedDown));
+        let y = gated(spec.gating, (&gate_up, None), (&down, None), x);
         sum.iter_mut().zip(y).for_each(|(sum, y)| *sum += factor * y);
     }
     sum

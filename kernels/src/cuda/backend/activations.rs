@@ -3,8 +3,8 @@
 use super::buffers::Buf;
 use super::cuda::Cuda;
 use crate::Result;
-use crate::backend::Activation;
-use crate::cuda::ops::activation::{self, ActivationKind, ActivationRows, KernelVersion};
+use crate::backend::{Activation, Gating};
+use crate::cuda::ops::activation::{self, ActivationKind, ActivationRows, GateClamp, KernelVersion};
 
 pub(super) fn activation_kind(act: Activation) -> ActivationKind {
     match act {
@@ -16,10 +16,17 @@ pub(super) fn activation_kind(act: Activation) -> ActivationKind {
 }
 
 impl Cuda {
-    /// `out = act(gate) * up` over the first `n` rows.
-    pub(super) fn gate_rows(&self, n: usize, act: Activation, x: &Buf, out: &Buf) -> Result<()> {
-        let act = activation_kind(act);
+    /// `out = gating(gate, up)` over the first `n` rows.
+    pub(super) fn gate_rows(&self, n: usize, gating: Gating, x: &Buf, out: &Buf) -> Result<()> {
         let rows = ActivationRows { rows: n, cols: out.cols, x: x.rows(n), out: out.rows(n) };
-        activation::gate(&self.device, KernelVersion::Fast, act, &rows)
+        match gating {
+            Gating::Product(act) => {
+                activation::gate(&self.device, KernelVersion::Fast, activation_kind(act), &rows)
+            }
+            Gating::Clamped { alpha, limit } => {
+                let clamp = GateClamp { alpha, limit };
+                activation::gate_clamped(&self.device, KernelVersion::Fast, clamp, &rows)
+            }
+        }
     }
 }

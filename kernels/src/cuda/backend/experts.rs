@@ -149,15 +149,16 @@ impl Cuda {
         &self,
         n: usize,
         x: &Buf,
-        mlp: &ExpertMlp<'_, Experts>,
+        mlp: &ExpertMlp<'_, Experts, Vector>,
         routing: &Routing,
         out: &Buf,
     ) -> Result<()> {
         let (top_k, pairs) = (routing.spec.router.top_k, n * routing.spec.router.top_k);
         let (gate_up, gated, y) = (&routing.gate_up, &routing.gated, &routing.y);
-        self.multiply_experts(n, (x.rows(n), RowOrder::Pairs), mlp.gate_up, routing, gate_up.rows(pairs))?;
-        self.gate_rows(pairs, mlp.act, gate_up, gated)?;
-        self.multiply_experts(n, (gated.rows(pairs), RowOrder::Sorted), mlp.down, routing, y.rows(pairs))?;
+        let (up, down) = ((mlp.gate_up, mlp.gate_up_bias), (mlp.down, mlp.down_bias));
+        self.multiply_experts(n, (x.rows(n), RowOrder::Pairs), up, routing, gate_up.rows(pairs))?;
+        self.gate_rows(pairs, mlp.gating, gate_up, gated)?;
+        self.multiply_experts(n, (gated.rows(pairs), RowOrder::Sorted), down, routing, y.rows(pairs))?;
         let sums = CombineExperts {
             tokens: n,
             cols: out.cols,
@@ -171,12 +172,13 @@ impl Cuda {
         moe::combine(&self.device, &sums)
     }
 
-    /// Multiplies the rows of each expert by its matrix. The results are sorted by expert.
+    /// Multiplies the rows of each expert by its matrix and adds its bias. The results are sorted
+    /// by expert.
     fn multiply_experts(
         &self,
         rows: usize,
         (x, x_order): (View<'_>, RowOrder),
-        weights: &Experts,
+        (weights, bias): (&Experts, Option<&Vector>),
         routing: &Routing,
         out: View<'_>,
     ) -> Result<()> {
@@ -187,6 +189,7 @@ impl Cuda {
             experts: weights.count,
             inputs: weights.cols,
             outputs: weights.out,
+            bias: bias.map(Vector::view),
             expert_offsets: routing.expert_offsets.view(Elem::I32),
             sorted_rows: routing.sorted_rows.view(Elem::I32).slice(0..rows * top_k),
             x_order,

@@ -8,7 +8,7 @@ use super::experts::{Experts, Routing};
 use super::queue::Queue;
 use crate::Result;
 use crate::backend::{
-    Activation, AttentionSpec, ExpertMlp, ForwardOps, Norm, NormKind, OpenStep, Prologue, RowParts,
+    Activation, AttentionSpec, ExpertMlp, ForwardOps, Gating, Norm, NormKind, OpenStep, Prologue, RowParts,
     ScoreTerms,
 };
 use crate::cuda::ops::activation::{self, ActivationRows, KernelVersion, ScaledSum, SoftCapRows};
@@ -167,8 +167,8 @@ impl ForwardOps for Cuda {
         prefill(&self.device, &PagedAttention { batch: of_rows(&all.batch, &(done..all.batch.rows)), ..all })
     }
 
-    fn gate(&self, n: usize, act: Activation, x: &Buf, out: &mut Buf) -> Result<()> {
-        self.gate_rows(n, act, x, out)
+    fn gate(&self, n: usize, gating: Gating, x: &Buf, out: &mut Buf) -> Result<()> {
+        self.gate_rows(n, gating, x, out)
     }
 
     fn activate(&self, n: usize, act: Activation, x: &mut Buf) -> Result<()> {
@@ -191,7 +191,7 @@ impl ForwardOps for Cuda {
         &self,
         n: usize,
         x: &Buf,
-        mlp: &ExpertMlp<'_, Experts>,
+        mlp: &ExpertMlp<'_, Experts, Vector>,
         routing: &mut Routing,
         out: &mut Buf,
     ) -> Result<()> {

@@ -5,7 +5,9 @@ pub use super::shared::activation::ActivationKind;
 
 use super::rowwise::{grid, vectorizable};
 use super::select::typed;
-use super::shared::activation::{ActivationParams, AddBiasParams, ScaledSumParams, SoftCapParams};
+use super::shared::activation::{
+    ActivationParams, AddBiasParams, ClampedGateParams, ScaledSumParams, SoftCapParams,
+};
 use super::sizes::{countable, int};
 use crate::cuda::params::{Kernel, KernelParams};
 use crate::cuda::{Cost, Device, Elem, View};
@@ -56,6 +58,46 @@ pub fn gate(
     let Some(launch) = check(version, rows, cols, &operands)? else { return Ok(()) };
     let params = ActivationParams { out: out.into(), x: x.into(), cols: int(cols), kind };
     launch.run(device, kernels, &params)
+}
+
+/// The parameters of [`gate_clamped`].
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GateClamp {
+    /// Factor on the gate inside the sigmoid.
+    pub alpha: f32,
+    /// Bound on gate and up, above 0.
+    pub limit: f32,
+}
+
+/// Computes `out[t, c] = g * sigmoid(alpha * g) * (u + 1)`, where g is `x[t, c]`, at most the
+/// limit, and u is `x[t, cols + c]` between the limit and its negative. `out` must not be `x`.
+///
+/// # Errors
+/// As for [`gate`]; [`Error::Shape`] for a limit that is not positive.
+pub fn gate_clamped(
+    device: &Device,
+    version: KernelVersion,
+    GateClamp { alpha, limit }: GateClamp,
+    a: &ActivationRows<'_>,
+) -> Result<()> {
+    let &ActivationRows { rows, cols, x, out } = a;
+    let kernels = [
+        typed!(ClampedGateParams, "activation", "gate_clamped", x.elem())?,
+        typed!(ClampedGateParams, "activation", "gate_clamped_plain", x.elem())?,
+    ];
+    if x.address() == out.address() {
+        return Err(Error::Shape("the result of a gate cannot replace its input".to_owned()));
+    }
+    if limit.is_nan() || limit <= 0.0 {
+        return Err(Error::Shape(format!("the limit {limit} of a gate is not positive")));
+    }
+    let operands = [("x", x, 2 * cols), ("out", out, cols)];
+    let Some(launch) = check(version, rows, cols, &operands)? else { return Ok(()) };
+    launch.run(
+        device,
+        kernels,
+        &ClampedGateParams { out: out.into(), x: x.into(), cols: int(cols), alpha, limit },
+    )
 }
 
 /// Computes `out = act(x)`; `out` may be `x`.

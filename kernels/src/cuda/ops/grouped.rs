@@ -49,6 +49,8 @@ pub struct GroupedGemm<'a> {
     pub inputs: usize,
     /// Features of a row of `out`.
     pub outputs: usize,
+    /// f32 `[experts, outputs]`: the biases.
+    pub bias: Option<View<'a>>,
     /// i32 `[experts + 1]`: where each expert's rows begin in `sorted_rows`; the last at most `rows
     /// * top_k`.
     pub expert_offsets: View<'a>,
@@ -65,8 +67,8 @@ pub struct GroupedGemm<'a> {
     pub out: View<'a>,
 }
 
-/// Computes `out[pair] = x[row of pair] · weight[expert of pair]ᵀ` on the tensor cores. f32, and
-/// rows that do not start at multiples of 16 bytes, take the plain kernel.
+/// Computes `out[pair] = x[row of pair] · weight[expert of pair]ᵀ + bias[expert of pair]` on the
+/// tensor cores. f32, and rows that do not start at multiples of 16 bytes, take the plain kernel.
 ///
 /// # Errors
 /// [`Error::Shape`] for views that are too short or of another type,
@@ -172,7 +174,7 @@ fn product_params(g: &GroupedGemm<'_>) -> ProductParams {
     ProductParams {
         out: g.out.into(),
         x: g.x.into(),
-        bias: DevicePtr::NULL,
+        bias: g.bias.into(),
         residual: DevicePtr::NULL,
         rows: 0,
         outputs: int(g.outputs),
@@ -204,6 +206,9 @@ fn check(experts: ExpertWeights<'_>, g: &GroupedGemm<'_>) -> Result<()> {
     let pairs = g.rows * g.top_k;
     countable(&[g.rows, pairs, g.experts, g.inputs, g.outputs])?;
     g.expert_offsets.expect("expert_offsets", Elem::I32, g.experts + 1)?;
+    if let Some(bias) = g.bias {
+        bias.expect("bias", Elem::F32, g.experts * g.outputs)?;
+    }
     g.sorted_rows.expect("sorted_rows", Elem::I32, pairs)?;
     g.x.expect("x", elem, if g.x_order == RowOrder::Sorted { pairs } else { g.rows } * g.inputs)?;
     g.out.expect("out", elem, pairs * g.outputs)?;

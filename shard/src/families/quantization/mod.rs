@@ -9,9 +9,11 @@
 use millrace_formats::Checkpoint;
 
 mod compressed;
+mod mxfp4;
 mod scheme;
 mod tensors;
 
+pub(super) use mxfp4::{read as read_mxfp4, tensors as mxfp4_tensors};
 pub(super) use scheme::{Scheme, read};
 pub(super) use tensors::{ModuleTensors, SUFFIXES};
 
@@ -19,4 +21,5 @@ pub(super) use tensors::{ModuleTensors, SUFFIXES};
 pub(super) fn is_stored(checkpoint: &Checkpoint, weight: &str) -> bool {
     let module = weight.strip_suffix("weight").unwrap_or(weight);
     SUFFIXES.iter().any(|suffix| checkpoint.contains(&format!("{module}{suffix}")))
+        || mxfp4_tensors(weight).iter().all(|tensor| checkpoint.contains(tensor))
 }

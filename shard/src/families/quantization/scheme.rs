@@ -35,6 +35,8 @@ pub(in super::super) enum Scheme {
         /// Rows and columns of a block, if blocks have scales.
         block: Option<[usize; 2]>,
     },
+    /// Experts in MXFP4.
+    Mxfp4,
 }
 
 impl Scheme {
@@ -46,6 +48,7 @@ impl Scheme {
             Scheme::Compressed(_) => CheckpointFormat::CompressedTensors,
             Scheme::Bitsandbytes(format) => *format,
             Scheme::Fp8 { .. } => CheckpointFormat::Fp8,
+            Scheme::Mxfp4 => CheckpointFormat::Mxfp4,
         }
     }
 }
@@ -80,9 +83,10 @@ fn of(config: &Config, absent: Option<&str>) -> Result<Scheme, ConfigError> {
         "compressed-tensors" => compressed(config),
         "bitsandbytes" => bitsandbytes(config),
         "fp8" | "fbgemm_fp8" => fp8(config),
+        "mxfp4" => Ok(Scheme::Mxfp4),
         _ => {
-            let supported = "gptq, awq, compressed-tensors, bitsandbytes, fp8 and fbgemm_fp8 can be read; use \
-                             another checkpoint of the model";
+            let supported = "gptq, awq, compressed-tensors, bitsandbytes, fp8, fbgemm_fp8 and mxfp4 can be read; \
+                             use another checkpoint of the model";
             Err(config.unsupported(key, supported))
         }
     }

@@ -63,6 +63,8 @@ impl ModuleTensors<'_> {
             Scheme::Compressed(groups) => self.compressed(groups),
             Scheme::Bitsandbytes(_) => self.bitsandbytes(),
             Scheme::Fp8 { block } => self.fp8(*block),
+            // Modules are dense: see `super::read_mxfp4`.
+            Scheme::Mxfp4 => Ok(None),
         }
     }
 

@@ -1,6 +1,6 @@
 //! Tests of the meaning of configurations, and of the errors of invalid ones.
 
-use millrace_kernels::{ExpertGroups, GroupScore, RopeStyle, RouterScores};
+use millrace_kernels::{ExpertGroups, Gating, GroupScore, RopeStyle, RouterScores};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
@@ -436,6 +436,32 @@ fn bad_configurations_are_refused_by_key() {
     }
 }
 
+fn gpt_oss(changes: &Value) -> Value {
+    experts("gpt_oss", "GptOssForCausalLM", changes)
+}
+
+fn minimax_m2(changes: &Value) -> Value {
+    experts("minimax_m2", "MiniMaxM2ForCausalLM", changes)
+}
+
+#[test]
+fn switches_of_gpt_oss() {
+    let usual = spec(&gpt_oss(&json!({}))).unwrap();
+    assert_eq!(windows(&gpt_oss(&json!({}))), [Some(128), None, Some(128), None]);
+    let mixture = usual.layers[0].mlp.experts().unwrap();
+    assert_eq!(mixture.gating, Gating::Clamped { alpha: 1.702, limit: 7.0 });
+    assert!(mixture.router_bias && mixture.up_bias && mixture.down_bias && mixture.router.normalize);
+    assert!(usual.layers[1].attention.heads().sinks && usual.layers[1].attention.heads().qkv_bias);
+    let other = spec(&gpt_oss(&json!({"swiglu_limit": 5, "swiglu_alpha": 2}))).unwrap();
+    assert_eq!(other.layers[0].mlp.experts().unwrap().gating, Gating::Clamped { alpha: 2.0, limit: 5.0 });
+}
+
+#[test]
+fn minimax_m2_rotates_some_features() {
+    let rotated = |changes| spec(&minimax_m2(&changes)).unwrap().ropes[0].rotary_dim;
+    assert_eq!([rotated(json!({})), rotated(json!({"rotary_dim": 4}))], [128, 4]);
+}
+
 #[test]
 fn what_families_lack_is_refused_by_key() {
     let cases = [
@@ -473,6 +499,17 @@ fn what_families_lack_is_refused_by_key() {
         (chatglm(&json!({"multi_query_attention": false})), "multi_query_attention = false is not supported"),
         (chatglm(&json!({"num_layers": "absent"})), "num_layers is missing"),
         (chatglm(&json!({"rope_ratio": 0})), "rope_ratio is 0, but must be at least"),
+        (gpt_oss(&json!({"swiglu_limit": 0})), "swiglu_limit is 0, but must be at least"),
+        (gpt_oss(&json!({"swiglu_alpha": -1})), "swiglu_alpha is -1, but must be at least"),
+        (gpt_oss(&json!({"hidden_act": "gelu"})), "hidden_act = \"gelu\" is not supported"),
+        (minimax_m2(&json!({"use_qk_norm": false})), "use_qk_norm = false is not supported"),
+        (minimax_m2(&json!({"scoring_func": "softmax"})), "scoring_func = \"softmax\" is not supported"),
+        (minimax_m2(&json!({"attn_type_list": [1, 0]})), "attn_type_list = [1,0] is not supported"),
+        (minimax_m2(&json!({"shared_intermediate_size": 8})), "shared_intermediate_size = 8 is not"),
+        (
+            minimax_m2(&json!({"rotary_dim": 9})),
+            "partial_rotary_factor = 0.0703125 rotates 9 of 128 features",
+        ),
     ];
     for (config, expected) in &cases {
         assert_refused(config, expected);

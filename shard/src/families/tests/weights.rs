@@ -378,6 +378,113 @@ fn later_layers_are_ignored_only_where_they_are_expected() {
     assert!(error.contains("model.layers.1.eh_proj.weight"), "{error}");
 }
 
+/// The tensors of a gpt-oss with two experts of 3 features.
+fn gpt_oss_tensors() -> Tensors {
+    let mut list = SEPARATE.to_vec();
+    list.retain(|(name, ..)| !name.contains("mlp"));
+    list.extend([
+        ("model.layers.0.self_attn.o_proj.bias", &[16][..]),
+        ("model.layers.0.self_attn.sinks", &[4]),
+        ("model.layers.0.mlp.router.weight", &[2, 16]),
+        ("model.layers.0.mlp.router.bias", &[2]),
+        ("model.layers.0.mlp.experts.gate_up_proj", &[2, 16, 6]),
+        ("model.layers.0.mlp.experts.gate_up_proj_bias", &[2, 6]),
+        ("model.layers.0.mlp.experts.down_proj", &[2, 3, 16]),
+        ("model.layers.0.mlp.experts.down_proj_bias", &[2, 16]),
+    ]);
+    tensors(&list)
+}
+
+fn gpt_oss() -> Value {
+    let sizes = json!({"num_local_experts": 2, "num_experts_per_tok": 1, "intermediate_size": 3});
+    changed(small("gpt_oss", "GptOssForCausalLM"), &sizes)
+}
+
+#[test]
+fn experts_by_input_feature_have_gate_and_up_in_turns() {
+    let tensors = gpt_oss_tensors();
+    let stored = |name: &str| &tensors.iter().find(|(other, ..)| other.ends_with(name)).unwrap().2;
+    let model = load(&source(&gpt_oss(), &tensors)).unwrap();
+    let found = |slot| elements(&*model.weights, WeightSlot::Layer(0, slot));
+    // The features of gate, then those of up.
+    let order = [0, 2, 4, 1, 3, 5];
+    let features = (0..2).flat_map(|expert| order.map(|feature| (expert, feature)));
+    let (matrix, bias) = (stored("gate_up_proj"), stored("gate_up_proj_bias"));
+    let rows = features
+        .clone()
+        .flat_map(|(expert, feature)| (0..16).map(move |input| matrix[(expert * 16 + input) * 6 + feature]));
+    assert_eq!(found(LayerSlot::ExpertGateUp), rows.collect::<Vec<f32>>());
+    let biases: Vec<f32> = features.map(|(expert, feature)| bias[expert * 6 + feature]).collect();
+    assert_eq!(found(LayerSlot::ExpertGateUpBias), biases);
+    let matrix = stored("down_proj");
+    let rows =
+        (0..2 * 16).flat_map(|row| (0..3).map(move |input| matrix[(row / 16 * 3 + input) * 16 + row % 16]));
+    assert_eq!(found(LayerSlot::ExpertDown), rows.collect::<Vec<f32>>());
+    assert_eq!(&found(LayerSlot::ExpertDownBias), stored("down_proj_bias"));
+    assert_eq!(&found(LayerSlot::RouterBias), stored("router.bias"));
+}
+
+#[test]
+fn experts_of_other_shapes_are_refused_by_name() {
+    for name in ["gate_up_proj", "gate_up_proj_bias", "down_proj", "down_proj_bias"] {
+        let mut tensors = gpt_oss_tensors();
+        let name = format!("model.layers.0.mlp.experts.{name}");
+        let tensor = tensors.iter_mut().find(|(other, ..)| *other == name).unwrap();
+        tensor.1[0] += 1;
+        tensor.2.resize(tensor.1.iter().product(), 0.0);
+        let error = load(&source(&gpt_oss(), &tensors)).err().unwrap().to_string();
+        assert!(error.contains(&name), "{error}");
+    }
+}
+
+/// Changes the quantized tensors of a checkpoint in MXFP4. Returns the error.
+fn mxfp4_refusal(change: impl Fn(&str, &mut Vec<usize>, &mut Dtype)) -> String {
+    let folder = golden("gpt_oss_mxfp4");
+    let file = std::fs::read(folder.join("model.safetensors")).unwrap();
+    let stored = safetensors::SafeTensors::deserialize(&file).unwrap();
+    let bytes: Vec<(String, Vec<usize>, Dtype, Vec<u8>)> = stored
+        .tensors()
+        .into_iter()
+        .map(|(name, view)| {
+            let (mut shape, mut dtype) = (view.shape().to_vec(), view.dtype());
+            change(&name, &mut shape, &mut dtype);
+            let len =
+                shape.iter().product::<usize>() * view.data().len() / view.shape().iter().product::<usize>();
+            let mut data = view.data().to_vec();
+            data.resize(len, 0);
+            (name, shape, dtype, data)
+        })
+        .collect();
+    let views = bytes
+        .iter()
+        .map(|(name, shape, dtype, data)| (name, TensorView::new(*dtype, shape.clone(), data).unwrap()));
+    let file: &'static [u8] = safetensors::serialize(views, None).unwrap().leak();
+    let config: &'static [u8] = std::fs::read(folder.join("config.json")).unwrap().leak();
+    let source = Source::Memory(vec![("config.json", config), ("model.safetensors", file)].leak());
+    load(&source).err().expect("an error").to_string()
+}
+
+#[test]
+fn mxfp4_of_other_shapes_and_types_is_refused_by_name() {
+    let name = "model.layers.1.mlp.experts.down_proj";
+    for (end, axis) in [("blocks", 0), ("blocks", 2), ("blocks", 3), ("scales", 1), ("scales", 2)] {
+        let tensor = format!("{name}_{end}");
+        let error = mxfp4_refusal(|name, shape, _| {
+            if name == tensor {
+                shape[axis] += 1
+            }
+        });
+        assert!(error.contains(&tensor), "{error}");
+    }
+    let tensor = format!("{name}_scales");
+    let error = mxfp4_refusal(|name, _, dtype| {
+        if name == tensor {
+            *dtype = Dtype::I8
+        }
+    });
+    assert!(error.contains(&format!("{tensor} ")) && error.contains("I8 instead of U8"), "{error}");
+}
+
 /// Experts that are stored one by one and stacked are the same weights.
 #[test]
 fn stacked_experts_are_those_of_separate_tensors() {
