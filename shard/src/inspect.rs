@@ -132,7 +132,13 @@ impl Display for Inspection {
         line("layers", format!("{} of width {}", spec.layers.len(), spec.hidden))?;
         if let Some(layer) = spec.layers.first() {
             let layout = layer.attention.heads().layout;
-            let heads = format!("{} on {} KV heads of {}", layout.heads, layout.kv_heads, layout.head_dim);
+            let heads = match layer.attention.heads().latent {
+                None => format!("{} on {} KV heads of {}", layout.heads, layout.kv_heads, layout.head_dim),
+                Some(latent) => format!(
+                    "{} on latents of {} and a shared key of {}",
+                    layout.heads, latent.rank, latent.rotary_dim
+                ),
+            };
             line("heads", heads)?;
         }
         if let Some(mlp) = spec.layers.iter().find_map(|layer| layer.mlp.dense()) {

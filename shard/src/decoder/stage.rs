@@ -10,7 +10,7 @@ use millrace_kernels::{
 use super::group::RankGroup;
 use super::mlp::MlpBuffers;
 use super::step::StageStep;
-use super::weights::{LayerWeights, MlpWeights};
+use super::weights::{LayerWeights, MlpWeights, QkvWeights};
 use super::workspace::{HiddenStates, LayerBuffers};
 use crate::model::{
     AttentionHeads, DecoderSpec, HeadNormPlan, LayerSpec, Mlp, NormPlace, Positions, Residual,
@@ -106,15 +106,24 @@ impl<B: Backend> LayerStage<B> {
 
     /// `branch = attention(x)`: softmax(scores) v over the sequence's cache, projected to `[tokens,
     /// hidden]`.
-    fn attention(&mut self, index: usize, step: &StageStep<'_, B>, x: &B::Buf) -> Result<(), Error> {
-        let &StageStep { backend, step, tokens: n } = step;
+    fn attention(&mut self, index: usize, stage_step: &StageStep<'_, B>, x: &B::Buf) -> Result<(), Error> {
+        let &StageStep { backend, step, tokens: n } = stage_step;
         let LayerStage { layers, weights, kv, buffers, .. } = self;
         let (layer, w, kv) = (&layers[index], &weights.layers[index], &mut kv[index]);
         let spec = layer.attention.heads();
         let layout = spec.layout;
+        let w_qkv = match &w.qkv {
+            QkvWeights::Fused(matrix) => matrix,
+            QkvWeights::Latent(of_latent) => {
+                let LayerBuffers { latent, branch, .. } = buffers;
+                let result = latent.compute(stage_step, (spec, of_latent), &weights.ropes, x, kv)?;
+                backend.linear(n, result, &w.out, w.out_bias.as_ref(), branch)?; // [n, hidden]
+                return Ok(());
+            }
+        };
         let qkv = buffers.qkv.of(layout.cols());
         let heads = buffers.heads.of(layout.heads * layout.head_dim);
-        backend.linear(n, x, &w.qkv, w.qkv_bias.as_ref(), qkv)?; // [n, (heads + 2 kv_heads) * head_dim]
+        backend.linear(n, x, w_qkv, w.qkv_bias.as_ref(), qkv)?; // [n, (heads + 2 kv_heads) * head_dim]
         // The prologue computes the usual norm of heads itself.
         let in_prologue = |norms: &&HeadNorm<B::Vector>| {
             spec.head_norm == HeadNormPlan::Shared && norms.q.kind == NormKind::Rms
@@ -232,15 +241,7 @@ fn head_parts(heads: &AttentionHeads) -> (RowParts, RowParts) {
 
 /// Returns the shape of a layer's KV cache.
 fn kv_spec(layer: &LayerSpec, limits: &ShardLimits) -> KvSpec {
-    let layout = layer.attention.heads().layout;
-    KvSpec {
-        blocks: limits.num_blocks,
-        block_size: limits.block_size,
-        heads: layout.kv_heads,
-        key_dim: layout.head_dim,
-        value_dim: layout.head_dim,
-        format: limits.kv_format,
-    }
+    layer.attention.heads().kv_spec(limits.num_blocks, limits.block_size, limits.kv_format)
 }
 
 /// Returns the attention of a layer in the terms of the backend.

@@ -1,15 +1,19 @@
 //! The weights of a model in device memory.
 
+use std::ops::Range;
 use std::vec::IntoIter;
 
 use bytes::Bytes;
 use millrace_kernels::tensor::flatten;
-use millrace_kernels::{Backend, DType, HeadNorm, HostTensor, Norm, NormKind, Part, RopeSpec, Segment};
+use millrace_kernels::{
+    Backend, DType, HeadNorm, HeadRows, HostTensor, Norm, NormKind, Part, RopeSpec, Segment,
+};
 
+use super::latent::head_matrices_bytes;
 use crate::Error;
 use crate::model::{
-    self, DecoderSpec, HeadNormPlan, LayerSlot, LayerSpec, LearnedPositions, Mlp, Positions, RopeTable,
-    SharedExpert, TensorPlace, WeightError, WeightSlot, WeightSource, WeightStorage, take,
+    self, DecoderSpec, HeadNormPlan, LatentPlan, LayerSlot, LayerSpec, LearnedPositions, Mlp, Positions,
+    RopeTable, SharedExpert, TensorPlace, WeightError, WeightSlot, WeightSource, WeightStorage, take,
 };
 
 /// Bytes that the disk is asked to read ahead: more than it reads while a matrix is uploaded, and
@@ -34,17 +38,36 @@ pub struct Weights<B: Backend> {
 /// The constants of one layer.
 pub(super) struct LayerWeights<B: Backend> {
     pub(super) attention_norm: Option<Norm<B::Vector>>, // [hidden]
-    pub(super) qkv: B::Matrix,                          // [(heads + 2 kv_heads) * head_dim, hidden]
-    pub(super) qkv_bias: Option<B::Vector>,             // [(heads + 2 kv_heads) * head_dim]
-    pub(super) head_norm: Option<HeadNorm<B::Vector>>,  // [head_dim], or the features of all heads, each
-    pub(super) alibi: Option<B::Vector>,                // [heads]
-    pub(super) sinks: Option<B::Vector>,                // [heads]
-    pub(super) out: B::Matrix,                          // [hidden, heads * head_dim]
-    pub(super) out_bias: Option<B::Vector>,             // [hidden]
+    pub(super) qkv: QkvWeights<B>,
+    pub(super) qkv_bias: Option<B::Vector>, // [(heads + 2 kv_heads) * head_dim]
+    pub(super) head_norm: Option<HeadNorm<B::Vector>>, // [head_dim], or the features of all heads, each
+    pub(super) alibi: Option<B::Vector>,    // [heads]
+    pub(super) sinks: Option<B::Vector>,    // [heads]
+    pub(super) out: B::Matrix,              // [hidden, heads * head_dim]
+    pub(super) out_bias: Option<B::Vector>, // [hidden]
     pub(super) attention_out_norm: Option<Norm<B::Vector>>, // [hidden]
-    pub(super) mlp_norm: Option<Norm<B::Vector>>,       // [hidden]
+    pub(super) mlp_norm: Option<Norm<B::Vector>>, // [hidden]
     pub(super) mlp: MlpWeights<B>,
     pub(super) mlp_out_norm: Option<Norm<B::Vector>>, // [hidden]
+}
+
+/// The projections to query, key and value.
+pub(super) enum QkvWeights<B: Backend> {
+    /// One projection, `[(heads + 2 kv_heads) * head_dim, hidden]`.
+    Fused(B::Matrix),
+    Latent(LatentWeights<B>),
+}
+
+/// The constants of latent attention before the output projection.
+pub(super) struct LatentWeights<B: Backend> {
+    /// `[query_rank, hidden]`, and the norm that follows, if queries are not computed from the
+    /// residual stream.
+    pub(super) query_down: Option<(B::Matrix, Norm<B::Vector>)>,
+    pub(super) query: B::Matrix, // [heads * (plain_dim + rotary_dim), query_rank or hidden]
+    pub(super) down: B::Matrix,  // [rotary_dim + rank, hidden]
+    pub(super) norm: Norm<B::Vector>, // [rank]
+    pub(super) keys: B::HeadMatrices, // plain_dim inputs, rank outputs
+    pub(super) values: B::HeadMatrices, // rank inputs, value_dim outputs
 }
 
 /// The constants of an MLP.
@@ -160,7 +183,10 @@ impl<B: Backend> WeightLoader<'_, B> {
                 at(Slot::AttentionNorm),
                 Some(at(Slot::AttentionNormBias)),
             )?,
-            qkv: self.matrix(at(Slot::Qkv))?,
+            qkv: match &heads.latent {
+                None => QkvWeights::Fused(self.matrix(at(Slot::Qkv))?),
+                Some(latent) => QkvWeights::Latent(self.latent(index, heads.layout.heads, latent)?),
+            },
             qkv_bias: self.bias(heads.qkv_bias, at(Slot::QkvBias))?,
             head_norm: self.head_norm(index, heads.head_norm)?,
             alibi: match heads.positions {
@@ -179,6 +205,38 @@ impl<B: Backend> WeightLoader<'_, B> {
             mlp: self.mlp(index, &layer.mlp)?,
             mlp_out_norm: self.norm_if(place.is_after(), at(Slot::MlpOutNorm), None)?,
         })
+    }
+
+    /// Loads the projections of latent attention.
+    fn latent(&mut self, layer: usize, heads: usize, plan: &LatentPlan) -> Result<LatentWeights<B>, Error> {
+        let at = |slot| WeightSlot::Layer(layer, slot);
+        let eps = plan.norm_eps;
+        let (query_down, query) = if plan.query_rank.is_some() {
+            let down = self.matrix(at(LayerSlot::QueryDown))?;
+            (Some((down, Norm::rms(self.vector(at(LayerSlot::QueryDownNorm))?, eps))), LayerSlot::QueryUp)
+        } else {
+            (None, LayerSlot::LatentQuery)
+        };
+        let (query, down) = (self.matrix(at(query))?, self.matrix(at(LayerSlot::LatentDown))?);
+        let norm = Norm::rms(self.vector(at(LayerSlot::LatentNorm))?, eps);
+        let slot = at(LayerSlot::LatentUp);
+        let parts = self.parts(slot)?;
+        let of_head = plan.plain_dim + plan.value_dim;
+        let matrices = |rows: Range<usize>, is| {
+            let stacks = (0..heads).map(|head| {
+                let (start, mut stack) = (head * of_head, Vec::new());
+                take(&parts, start + rows.start..start + rows.end, false, &mut stack);
+                stack
+            });
+            let stacks: Vec<Vec<Part>> = stacks.collect();
+            let loaded = self.backend.head_matrices(&stacks, is, self.storage.dtype);
+            loaded.map_err(|source| self.matrix_error(slot, &parts, source))
+        };
+        // A key is multiplied by the transposed matrix.
+        let keys = matrices(0..plan.plain_dim, HeadRows::Inputs)?;
+        let values = matrices(plan.plain_dim..of_head, HeadRows::Outputs)?;
+        self.advance(head_matrices_bytes(self.spec, slot, self.storage.dtype, self.backend))?;
+        Ok(LatentWeights { query_down, query, down, norm, keys, values })
     }
 
     fn mlp(&mut self, layer: usize, mlp: &Mlp) -> Result<MlpWeights<B>, Error> {

@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use millrace_kernels::QkvLayout;
 
-use super::spec::{DecoderSpec, ExpertsSpec, HeadNormPlan, LayerSpec, Residual, SharedExpert};
+use super::spec::{DecoderSpec, ExpertsSpec, HeadNormPlan, LatentPlan, LayerSpec, Residual, SharedExpert};
 
 /// The place of one weight of the decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -56,6 +56,21 @@ pub enum LayerSlot {
     KHeadsNorm,
     /// The attention sinks of all query heads.
     Sinks,
+    /// The projection of the residual stream to the features that queries are computed from.
+    QueryDown,
+    /// The scale of the norm of these features.
+    QueryDownNorm,
+    /// The projection of the residual stream to the queries of latent attention.
+    LatentQuery,
+    /// The projection of the features of [`LayerSlot::QueryDown`] to the queries of latent
+    /// attention.
+    QueryUp,
+    /// The projection of the residual stream to the shared rotated key and the latent.
+    LatentDown,
+    /// The scale of the norm of the latent.
+    LatentNorm,
+    /// The projections of the latent to the keys and values of all heads.
+    LatentUp,
     /// The output projection of attention.
     Out,
     /// The bias of [`LayerSlot::Out`].
@@ -110,12 +125,27 @@ pub enum FeatureBlock {
     HeadDim,
     /// One number for each query head, `[heads]`.
     Heads,
-    /// All query heads, `[heads * head_dim]`.
+    /// All query heads, `[heads * head_dim]`. Their results may be shorter than the queries: the
+    /// output projection reads [`AttentionHeads::result_cols`] features.
+    ///
+    /// [`AttentionHeads::result_cols`]: super::AttentionHeads::result_cols
     Query,
     /// All key heads, `[kv_heads * head_dim]`.
     Key,
     /// All value heads, `[kv_heads * head_dim]`.
     Value,
+    /// The features that queries of latent attention are computed from, `[query_rank]`.
+    QueryRank,
+    /// The queries of latent attention, `[heads * (plain_dim + rotary_dim)]`: of each head first the
+    /// features that are not rotated.
+    HeadQueries,
+    /// The shared rotated key of latent attention, `[rotary_dim]`.
+    SharedKey,
+    /// The latent, `[rank]`.
+    Latent,
+    /// The keys and values that are computed from a latent, `[heads * (plain_dim + value_dim)]`: of
+    /// each head first the key.
+    HeadKeysValues,
     /// The gate of the MLP, `[width]`.
     Gate,
     /// The up projection of the MLP, `[width]`.
@@ -192,6 +222,10 @@ const UP_TENSORS: StoredTensors = &[("mlp.up_proj", UP)];
 const HEAD_DIM: &[FeatureBlock] = &[FeatureBlock::HeadDim];
 const QUERY: &[FeatureBlock] = &[FeatureBlock::Query];
 const KEY: &[FeatureBlock] = &[FeatureBlock::Key];
+const QUERY_RANK: &[FeatureBlock] = &[FeatureBlock::QueryRank];
+const HEAD_QUERIES: &[FeatureBlock] = &[FeatureBlock::HeadQueries];
+const LATENT: &[FeatureBlock] = &[FeatureBlock::Latent];
+const HEAD_KEYS_VALUES: &[FeatureBlock] = &[FeatureBlock::HeadKeysValues];
 const HEADS: &[FeatureBlock] = &[FeatureBlock::Heads];
 const POSITIONS: &[FeatureBlock] = &[FeatureBlock::Positions];
 const EXPERTS: &[FeatureBlock] = &[FeatureBlock::Experts];
@@ -269,7 +303,7 @@ impl WeightInfo {
 
 impl LayerSlot {
     /// All weights of a layer, in the order in which they are loaded.
-    pub const ALL: [LayerSlot; 28] = [
+    pub const ALL: [LayerSlot; 35] = [
         LayerSlot::AttentionNorm,
         LayerSlot::AttentionNormBias,
         LayerSlot::Qkv,
@@ -279,6 +313,13 @@ impl LayerSlot {
         LayerSlot::QHeadsNorm,
         LayerSlot::KHeadsNorm,
         LayerSlot::Sinks,
+        LayerSlot::QueryDown,
+        LayerSlot::QueryDownNorm,
+        LayerSlot::LatentQuery,
+        LayerSlot::QueryUp,
+        LayerSlot::LatentDown,
+        LayerSlot::LatentNorm,
+        LayerSlot::LatentUp,
         LayerSlot::Out,
         LayerSlot::OutBias,
         LayerSlot::AttentionOutNorm,
@@ -309,7 +350,9 @@ impl LayerSlot {
                 .only_if(|model, _| model.norm.place.is_before()),
             LayerSlot::AttentionNormBias => Info::bias(HIDDEN, &[("input_layernorm", HIDDEN)])
                 .only_if(|model, _| model.norm.place.is_before() && model.norm.has_bias()),
-            LayerSlot::Qkv => Info::matrix(QKV, Hidden, QKV_TENSORS).may_quantize(),
+            LayerSlot::Qkv => Info::matrix(QKV, Hidden, QKV_TENSORS)
+                .may_quantize()
+                .only_if(|_, layer| latent(layer).is_none()),
             LayerSlot::QkvBias => {
                 Info::bias(QKV, QKV_TENSORS).only_if(|_, layer| layer.attention.heads().qkv_bias)
             }
@@ -323,6 +366,40 @@ impl LayerSlot {
                 .only_if(|_, layer| layer.attention.heads().head_norm.has_scale_of_all_heads()),
             LayerSlot::Sinks => Info::parameter(HEADS, &[("self_attn.sinks", HEADS)])
                 .only_if(|_, layer| layer.attention.heads().sinks),
+            LayerSlot::QueryDown => Info::matrix(QUERY_RANK, Hidden, &[("self_attn.q_a_proj", QUERY_RANK)])
+                .may_quantize()
+                .only_if(|_, layer| has_query_rank(layer)),
+            LayerSlot::QueryDownNorm => {
+                Info::norm_scale(QUERY_RANK, &[("self_attn.q_a_layernorm", QUERY_RANK)])
+                    .only_if(|_, layer| has_query_rank(layer))
+            }
+            LayerSlot::LatentQuery => {
+                Info::matrix(HEAD_QUERIES, Hidden, &[("self_attn.q_proj", HEAD_QUERIES)])
+                    .may_quantize()
+                    .only_if(|_, layer| latent(layer).is_some() && !has_query_rank(layer))
+            }
+            LayerSlot::QueryUp => {
+                Info::matrix(HEAD_QUERIES, FeatureBlock::QueryRank, &[("self_attn.q_b_proj", HEAD_QUERIES)])
+                    .may_quantize()
+                    .only_if(|_, layer| has_query_rank(layer))
+            }
+            // The rotated features come first in a cached row, but last in the tensor.
+            LayerSlot::LatentDown => Info::matrix(
+                &[FeatureBlock::SharedKey, FeatureBlock::Latent],
+                Hidden,
+                &[("self_attn.kv_a_proj_with_mqa", &[FeatureBlock::Latent, FeatureBlock::SharedKey])],
+            )
+            .may_quantize()
+            .only_if(|_, layer| latent(layer).is_some()),
+            LayerSlot::LatentNorm => Info::norm_scale(LATENT, &[("self_attn.kv_a_layernorm", LATENT)])
+                .only_if(|_, layer| latent(layer).is_some()),
+            // Each head multiplies by its own part, for which there are no quantized products.
+            LayerSlot::LatentUp => Info::matrix(
+                HEAD_KEYS_VALUES,
+                FeatureBlock::Latent,
+                &[("self_attn.kv_b_proj", HEAD_KEYS_VALUES)],
+            )
+            .only_if(|_, layer| latent(layer).is_some()),
             LayerSlot::Out => Info::matrix(HIDDEN, Query, OUT_TENSORS).may_quantize(),
             LayerSlot::OutBias => {
                 Info::bias(HIDDEN, OUT_TENSORS).only_if(|_, layer| layer.attention.heads().out_bias)
@@ -383,6 +460,17 @@ fn up_bias(layer: &LayerSpec) -> bool {
     layer.mlp.dense().is_some_and(|mlp| mlp.up_bias)
 }
 
+/// Returns the projections of latent attention of a layer.
+fn latent(layer: &LayerSpec) -> Option<LatentPlan> {
+    layer.attention.heads().latent
+}
+
+/// Returns whether the queries of a layer are computed from fewer features than the residual stream
+/// has.
+fn has_query_rank(layer: &LayerSpec) -> bool {
+    latent(layer).is_some_and(|latent| latent.query_rank.is_some())
+}
+
 /// Returns the shared expert of a layer.
 fn shared(layer: &LayerSpec) -> Option<SharedExpert> {
     layer.mlp.experts().and_then(|experts| experts.shared)
@@ -417,6 +505,11 @@ impl WeightSlot {
     /// Returns whether the weight is a `[cols]` vector (norm scale or bias), not a matrix.
     pub fn is_vector(self) -> bool {
         self.info().inputs.is_none()
+    }
+
+    /// Returns whether the weight holds matrices of single heads, which are multiplied one by one.
+    pub const fn is_of_single_heads(self) -> bool {
+        matches!(self, WeightSlot::Layer(_, LayerSlot::LatentUp))
     }
 
     /// Returns the index of the layer that the weight belongs to.
@@ -478,13 +571,21 @@ impl DecoderSpec {
             &self.layers[index]
         };
         let layout = || layer().attention.heads().layout;
+        let of_latent = |len: fn(LatentPlan) -> usize| latent(layer()).map_or(0, len);
         match block {
             FeatureBlock::Vocabulary => self.vocab_rows.len(),
             FeatureBlock::Hidden => self.hidden,
             FeatureBlock::Positions => self.embedding.positions.map_or(0, |table| table.rows),
             FeatureBlock::Heads => layout().heads,
             FeatureBlock::HeadDim => layout().head_dim,
-            FeatureBlock::Query => layout().heads * layout().head_dim,
+            FeatureBlock::Query => layer().attention.heads().result_cols(),
+            FeatureBlock::QueryRank => of_latent(|latent| latent.query_rank.unwrap_or(0)),
+            FeatureBlock::SharedKey => of_latent(|latent| latent.rotary_dim),
+            FeatureBlock::Latent => of_latent(|latent| latent.rank),
+            FeatureBlock::HeadQueries => layout().heads * of_latent(|latent| latent.query_dim()),
+            FeatureBlock::HeadKeysValues => {
+                layout().heads * of_latent(|latent| latent.plain_dim + latent.value_dim)
+            }
             FeatureBlock::Key | FeatureBlock::Value => layout().kv_heads * layout().head_dim,
             FeatureBlock::Gate | FeatureBlock::Up => mlp_width(layer(), slot),
             FeatureBlock::Experts => layer().mlp.experts().map_or(0, ExpertsSpec::count),
@@ -584,8 +685,11 @@ mod tests {
         let of_layer = LayerSlot::ALL.map(|slot| WeightSlot::Layer(0, slot));
         for slot in whole.into_iter().chain(of_layer) {
             let info = slot.info();
-            let stored: Vec<FeatureBlock> =
+            let mut stored: Vec<FeatureBlock> =
                 info.usual_tensors.iter().flat_map(|(_, blocks)| *blocks).copied().collect();
+            if slot == WeightSlot::Layer(0, LayerSlot::LatentDown) {
+                stored.reverse();
+            }
             assert_eq!(stored, info.outputs, "{slot:?}");
             assert_eq!(info.inputs.is_some(), matches!(info.kind, WeightKind::Matrix { .. }), "{slot:?}");
         }

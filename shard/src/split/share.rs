@@ -111,14 +111,20 @@ impl Split {
             | FeatureBlock::HeadDim
             | FeatureBlock::Positions
             | FeatureBlock::Experts
+            | FeatureBlock::QueryRank
+            | FeatureBlock::SharedKey
+            | FeatureBlock::Latent
             | FeatureBlock::One => 0..len,
             FeatureBlock::Vocabulary => {
                 let Range { start, end } = self.vocab_rows(whole);
                 start.min(len)..end.min(len)
             }
-            FeatureBlock::Heads | FeatureBlock::Query | FeatureBlock::Gate | FeatureBlock::Up => {
-                self.share(len)
-            }
+            FeatureBlock::Heads
+            | FeatureBlock::Query
+            | FeatureBlock::HeadQueries
+            | FeatureBlock::HeadKeysValues
+            | FeatureBlock::Gate
+            | FeatureBlock::Up => self.share(len),
             FeatureBlock::Key | FeatureBlock::Value => {
                 let layer = &whole.layers[slot.layer().expect("only layers have key and value heads")];
                 let (heads, head_dim) = (self.kv_heads(layer), layer.attention.heads().layout.head_dim);

@@ -40,7 +40,7 @@ fn chatglm(changes: &Value) -> Value {
 }
 
 /// A small model with experts.
-fn experts(model_type: &str, architecture: &str, changes: &Value) -> Value {
+pub(super) fn experts(model_type: &str, architecture: &str, changes: &Value) -> Value {
     let config = json!({
         "model_type": model_type, "architectures": [architecture], "num_hidden_layers": 4, "num_experts": 8,
         "num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_routed_experts": 8, "num_local_experts": 8,
@@ -418,7 +418,7 @@ fn an_operator_stretches_the_rotation() {
     }
 }
 
-fn assert_refused(config: &Value, expected: &str) {
+pub(super) fn assert_refused(config: &Value, expected: &str) {
     let text = match load_dummy(&config_only(config)) {
         Ok(_) => panic!("loaded: {config}"),
         Err(error) => error.to_string(),

@@ -2,6 +2,7 @@
 
 mod configs;
 mod golden;
+mod latents;
 mod weights;
 
 use std::path::{Path, PathBuf};
