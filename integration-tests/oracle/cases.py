@@ -218,6 +218,67 @@ case(
     lengths=(31, 24),
     mutants=[dict(norm_topk_prob=True)],
 )
+# Latent attention. The sizes of its parts differ, so that none can stand for another.
+LATENT = dict(
+    MOE, num_key_value_heads=4, q_lora_rank=12, kv_lora_rank=16, qk_nope_head_dim=10,
+    qk_rope_head_dim=8, v_head_dim=6, n_shared_experts=1, first_k_dense_replace=1,
+    n_routed_experts=6, rms_norm_eps=1e-5,
+)  # fmt: skip
+del LATENT["num_experts"]
+LATENT_YARN = dict(YARN, mscale=0.7, mscale_all_dim=0.9)
+DEEPSEEK_V2 = dict(LATENT, model_type="deepseek_v2")
+case(
+    "deepseek_v2",
+    dict(DEEPSEEK_V2, routed_scaling_factor=1.5, n_shared_experts=2),
+    lengths=(28, 33),
+    mutants=[dict(routed_scaling_factor=1.0), dict(num_experts_per_tok=3)],
+)
+case(
+    "deepseek_v2_lite",
+    dict(
+        DEEPSEEK_V2, q_lora_rank=None, max_position_embeddings=96, rope_parameters=LATENT_YARN,
+        v_head_dim=12, vocab_size=67,
+    ),
+    lengths=(25, 30),
+    mutants=[PLAIN, ropes(LATENT_YARN, mscale=0.9), ropes(LATENT_YARN, mscale_all_dim=0.7)],
+)  # fmt: skip
+case(
+    "deepseek_v2_groups",
+    dict(
+        DEEPSEEK_V2, n_routed_experts=8, n_group=4, topk_group=2, num_experts_per_tok=3,
+        topk_method="group_limited_greedy", moe_intermediate_size=6, first_k_dense_replace=0,
+    ),
+    lengths=(31, 24),
+    mutants=[dict(topk_method="greedy"), dict(topk_group=3)],
+)  # fmt: skip
+DEEPSEEK_V3 = dict(
+    LATENT, model_type="deepseek_v3", routed_scaling_factor=1.5, n_group=1, topk_group=1,
+    norm_topk_prob=True,
+)  # fmt: skip
+case(
+    "deepseek_v3",
+    dict(
+        DEEPSEEK_V3, n_routed_experts=8, n_group=4, topk_group=2, num_experts_per_tok=3,
+        moe_intermediate_size=6,
+    ),
+    lengths=(29, 24),
+    mutants=[dict(n_group=1, topk_group=1), dict(topk_group=3), dict(rope_interleave=False)],
+)  # fmt: skip
+case(
+    "deepseek_v3_yarn",
+    dict(
+        DEEPSEEK_V3, max_position_embeddings=96, rope_parameters=LATENT_YARN, v_head_dim=12,
+        first_k_dense_replace=0, norm_topk_prob=False,
+    ),
+    lengths=(27, 32),
+    mutants=[PLAIN, ropes(LATENT_YARN, mscale_all_dim=0.7), dict(norm_topk_prob=True)],
+)  # fmt: skip
+case(
+    "deepseek_v3_half",
+    dict(DEEPSEEK_V3, rope_interleave=False, q_lora_rank=None, n_shared_experts=2),
+    lengths=(26, 31),
+    mutants=[dict(rope_interleave=True), dict(routed_scaling_factor=1.0)],
+)
 GRANITE_MOE = dict(
     LLAMA, model_type="granitemoe", num_local_experts=6, num_experts_per_tok=2, intermediate_size=8,
     attention_multiplier=0.3,

@@ -16,10 +16,10 @@ EXPORT_FUNCTION int plain_attention_shared_bytes(int head_dim) { return kPlainQu
 // Parameters of plain attention.
 // Kernels: attention_plain/attention_plain_*
 template <class T, class C> struct PlainAttentionParams {
-  T *out;         // [tokens, heads, head_dim]
+  T *out;         // [tokens, heads, value_dim]
   const T *qkv;   // [tokens, qkv_stride]
   const C *keys;  // [blocks, kv_heads, block_size, head_dim]
-  const C *values;
+  const C *values;  // [blocks, kv_heads, block_size, value_dim], or inside rows of head_dim
   const float *key_scales;  // null or [blocks, kv_heads, block_size]
   const float *value_scales;
   SequenceParams sequences;
@@ -27,6 +27,8 @@ template <class T, class C> struct PlainAttentionParams {
   int qkv_stride;
   int kv_heads;
   int head_dim;
+  int value_dim;
+  int value_stride;  // elements from one row of values to the next one
   int block_size;
 };
 
@@ -43,7 +45,7 @@ template <class T, class C> DEVICE void attention_plain(const PlainAttentionPara
   const T *from = p.qkv + int64_t(s.start + query) * p.qkv_stride + int64_t(head) * p.head_dim;
   for (int d = lane; d < p.head_dim; d += kWarp) {
     q[d] = to_float(from[d]);
-    sum[d] = 0.0f;
+    sum[d] = 0.0f;  // there are at most as many features of values
   }
   __syncwarp();
 
@@ -66,19 +68,19 @@ template <class T, class C> DEVICE void attention_plain(const PlainAttentionPara
                 weight = expf(score - now);
     most = now;
     weights = weights * old + warp_reduce(weight, Add());
-    for (int d = lane; d < p.head_dim; d += kWarp) sum[d] *= old;
+    for (int d = lane; d < p.value_dim; d += kWarp) sum[d] *= old;
     for (int i = 0; i < kWarp; i++) {
       const float w = __shfl_sync(kAllLanes, weight, i);
       if (tile + i < begin || tile + i >= end) continue;
       const int64_t row = kv_row(s.table, tile + i, kv_head, p.kv_heads, p.block_size);
       const float factor = p.value_scales ? w * p.value_scales[row] : w;
-      for (int d = lane; d < p.head_dim; d += kWarp)
-        sum[d] += factor * to_float(p.values[row * p.head_dim + d]);
+      for (int d = lane; d < p.value_dim; d += kWarp)
+        sum[d] += factor * to_float(p.values[row * p.value_stride + d]);
     }
   }
   let_next_kernel_start();
-  T *to = p.out + (int64_t(s.start + query) * heads + head) * p.head_dim;
-  for (int d = lane; d < p.head_dim; d += kWarp) to[d] = from_float<T>(sum[d] / weights);
+  T *to = p.out + (int64_t(s.start + query) * heads + head) * p.value_dim;
+  for (int d = lane; d < p.value_dim; d += kWarp) to[d] = from_float<T>(sum[d] / weights);
 }
 
 #define ATTENTION(T, suffix, C, cached) \

@@ -25,10 +25,10 @@ mod thread_pool;
 
 pub use backend::{
     Activation, AttentionSpec, Backend, BegunStep, ComputedStep, DeviceTypes, ExpertGroups, ExpertMlp,
-    ForwardOps, Gating, GroupScore, HeadNorm, HostMemory, KvFormat, KvSpec, ModelLoading, Norm, NormKind,
-    OpenStep, Overheads, PaddedStep, PausedStep, ProductShape, Prologue, QkvLayout, RopeSpec, RopeStyle,
-    RouterScores, RouterSpec, RoutingSpec, RowKind, RowParts, SampledRows, ScoreTerms, Segment, SeqRow,
-    Sizing, StepInput, StepQueue, StepSize, SynchronousStep, WeightFormat,
+    ForwardOps, Gating, GroupScore, HeadNorm, HeadRows, HostMemory, KvFormat, KvSpec, LatentSpec,
+    ModelLoading, Norm, NormKind, OpenStep, Overheads, PaddedStep, PausedStep, ProductShape, Prologue,
+    QkvLayout, RopeSpec, RopeStyle, RouterScores, RouterSpec, RoutingSpec, RowKind, RowParts, SampledRows,
+    ScoreTerms, Segment, SeqRow, Sizing, StepInput, StepQueue, StepSize, SynchronousStep, WeightFormat,
 };
 pub use dtype::DType;
 pub use encoding::{BlockType, Encoding};

@@ -132,7 +132,13 @@ impl Display for Inspection {
         line("layers", format!("{} of width {}", spec.layers.len(), spec.hidden))?;
         if let Some(of_layer) = spec.layers.iter().find_map(|layer| layer.attention.heads()) {
             let layout = of_layer.layout;
-            let heads = format!("{} on {} KV heads of {}", layout.heads, layout.kv_heads, layout.head_dim);
+            let heads = match of_layer.latent {
+                None => format!("{} on {} KV heads of {}", layout.heads, layout.kv_heads, layout.head_dim),
+                Some(latent) => format!(
+                    "{} on latents of {} and a shared key of {}",
+                    layout.heads, latent.rank, latent.rotary_dim
+                ),
+            };
             line("heads", heads)?;
         }
         if let Some(mlp) = spec.layers.iter().find_map(|layer| layer.mlp.dense()) {

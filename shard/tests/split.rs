@@ -30,7 +30,8 @@ fn model(spec: &DecoderSpec, seed: u64) -> Model {
 fn divisible(mut spec: DecoderSpec, kv_heads: usize, group: usize) -> DecoderSpec {
     for layer in &mut spec.layers {
         let heads = layer.attention.heads_mut().unwrap();
-        (heads.layout.heads, heads.layout.kv_heads) = (kv_heads * group, kv_heads);
+        heads.layout.heads = kv_heads * group;
+        heads.layout.kv_heads = if heads.latent.is_some() { 1 } else { kv_heads };
         if let Positions::Linear(slopes) = &mut heads.positions {
             slopes.all = heads.layout.heads;
         }

@@ -133,7 +133,7 @@ pub struct KvSpec {
     pub heads: usize,
     /// Features per key head.
     pub key_dim: usize,
-    /// Features per value head.
+    /// Features per value head; 0 if values are the last features of the keys.
     pub value_dim: usize,
     /// Format of the cached numbers.
     pub format: KvFormat,

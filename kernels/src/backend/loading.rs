@@ -6,6 +6,7 @@ use super::experts::RoutingSpec;
 use super::format::{KvSpec, WeightFormat};
 use super::sizing::{ProductShape, StepSize};
 use super::types::DeviceTypes;
+use crate::tensor::{flatten, stacked_shape};
 use crate::{DType, Error, Part, Result};
 
 /// Rows of a weight matrix that a device keeps in one format.
@@ -46,6 +47,46 @@ impl<'a> Segment<'a> {
                 Ok((Cow::Owned(parts), first.format))
             }
         }
+    }
+}
+
+/// The rows of the stored matrix of a head.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HeadRows {
+    /// A row holds the weights of one input, by output.
+    Inputs,
+    /// A row holds the weights of one output, by input, as in [`ModelLoading::matrix`].
+    Outputs,
+}
+
+impl HeadRows {
+    /// Returns the numbers of all heads as `[heads, inputs, outputs]`, and the numbers of inputs
+    /// and of outputs.
+    ///
+    /// # Errors
+    /// [`Error::Shape`] if the heads' parts do not have the same shape, or reach outside their
+    /// tensors.
+    pub(crate) fn arrange(self, heads: &[Vec<Part>]) -> Result<(Vec<f32>, usize, usize)> {
+        let mut all = Vec::new();
+        let mut shape = None;
+        for parts in heads {
+            let (rows, cols) = stacked_shape(parts)?;
+            if *shape.get_or_insert((rows, cols)) != (rows, cols) {
+                return Err(Error::Shape("matrices of heads of different shapes".to_owned()));
+            }
+            let values = flatten(parts)?;
+            match self {
+                HeadRows::Inputs => all.extend_from_slice(&values),
+                HeadRows::Outputs => {
+                    all.extend((0..cols).flat_map(|col| values.iter().skip(col).step_by(cols)));
+                }
+            }
+        }
+        let (rows, cols) = shape.unwrap_or_default();
+        Ok(match self {
+            HeadRows::Inputs => (all, rows, cols),
+            HeadRows::Outputs => (all, cols, rows),
+        })
     }
 }
 
@@ -141,6 +182,13 @@ pub trait ModelLoading: DeviceTypes {
     /// # Errors
     /// As [`ModelLoading::matrix`].
     fn experts(&self, experts: &[Vec<Part>], format: WeightFormat) -> Result<Self::Experts>;
+
+    /// Loads a matrix of each query head in numbers of type `dtype`. All have the same shape.
+    /// `rows` says what the rows of a head's parts are.
+    ///
+    /// # Errors
+    /// As [`ModelLoading::matrix`].
+    fn head_matrices(&self, heads: &[Vec<Part>], rows: HeadRows, dtype: DType) -> Result<Self::HeadMatrices>;
 
     /// Allocates the working memory of experts.
     ///

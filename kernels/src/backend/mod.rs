@@ -24,10 +24,10 @@ mod types;
 
 pub use experts::{ExpertGroups, GroupScore, RouterScores, RouterSpec, RoutingSpec};
 pub use format::{KvFormat, KvSpec, WeightFormat};
-pub use loading::{ModelLoading, Segment};
+pub use loading::{HeadRows, ModelLoading, Segment};
 pub use ops::{
-    Activation, AttentionSpec, ExpertMlp, ForwardOps, Gating, HeadNorm, Norm, NormKind, Prologue, QkvLayout,
-    RopeSpec, RopeStyle, RowParts, ScoreTerms,
+    Activation, AttentionSpec, ExpertMlp, ForwardOps, Gating, HeadNorm, LatentSpec, Norm, NormKind, Prologue,
+    QkvLayout, RopeSpec, RopeStyle, RowParts, ScoreTerms,
 };
 pub use queue::StepQueue;
 pub use sizing::{Overheads, ProductShape, Sizing, StepSize};

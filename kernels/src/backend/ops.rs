@@ -125,6 +125,30 @@ pub struct AttentionSpec {
     pub soft_cap: Option<f32>,
 }
 
+/// The attention of query heads over latents: cached rows that are the keys of all heads, and whose
+/// last features are the values of all heads (multi-head latent attention in its absorbed form,
+/// DeepSeek-AI, "DeepSeek-V2").
+#[derive(Debug, Clone, Copy)]
+pub struct LatentSpec {
+    /// Query heads.
+    pub heads: usize,
+    /// Features of a query head and of a cached row.
+    pub key_dim: usize,
+    /// Number of last features of a cached row that are its value.
+    pub value_dim: usize,
+    /// Factor on the dot products.
+    pub scale: f32,
+}
+
+impl LatentSpec {
+    /// Returns the attention without its values: all query heads share one key head, and nothing
+    /// but the scale changes scores.
+    pub const fn attention(&self) -> AttentionSpec {
+        let layout = QkvLayout { heads: self.heads, kv_heads: 1, head_dim: self.key_dim };
+        AttentionSpec { layout, scale: self.scale, window: None, soft_cap: None }
+    }
+}
+
 /// Numbers per query head that change the scores or the softmax of attention.
 #[derive(Debug)]
 pub struct ScoreTerms<'a, V> {
@@ -289,6 +313,41 @@ pub trait ForwardOps: DeviceTypes {
         kv: &Self::Kv,
         spec: &AttentionSpec,
         terms: ScoreTerms<'_, Self::Vector>,
+        out: &mut Self::Buf,
+    ) -> Result<()>;
+
+    /// `out[t, h] = [x[t, h, inputs..] | w[h] · x[t, h, ..inputs]]` over the first `n` rows, for
+    /// `x` of `[n, heads, inputs + carried]` and `out` of `[n, heads, carried + outputs]`: the
+    /// first features of each head are multiplied by the head's matrix, and the others come before
+    /// the result as they are. The number of carried features follows from the columns of `x`.
+    fn linear_heads(
+        &self,
+        n: usize,
+        x: &Self::Buf,
+        w: &Self::HeadMatrices,
+        out: &mut Self::Buf,
+    ) -> Result<()>;
+
+    /// Rotates the heads of `queries`, `[n, heads * key_dim]`, and the rows of `latents`, `[n,
+    /// key_dim]`, and stores the rows in the cache. The queries stay in place; `latents` may be
+    /// overwritten.
+    fn latent_prologue(
+        &self,
+        step: &OpenStep<'_, Self::Queue>,
+        queries: &mut Self::Buf,
+        latents: &mut Self::Buf,
+        rope: &RopeSpec<Self::Vector>,
+        kv: &mut Self::Kv,
+    ) -> Result<()>;
+
+    /// Attention of every token of the step over the cached latents of its sequence. Reads
+    /// `queries` as the prologue left them; `out` is `[n, heads * value_dim]`.
+    fn latent_attention(
+        &self,
+        step: &OpenStep<'_, Self::Queue>,
+        queries: &Self::Buf,
+        kv: &Self::Kv,
+        spec: &LatentSpec,
         out: &mut Self::Buf,
     ) -> Result<()>;
 

@@ -78,6 +78,12 @@ pub trait Sizing {
         count.saturating_mul(self.matrix_bytes(out, cols, format))
     }
 
+    /// Returns the bytes of a matrix of `inputs` inputs and `outputs` outputs of each of `count`
+    /// heads, padding included.
+    fn head_matrices_bytes(&self, count: usize, inputs: usize, outputs: usize, dtype: DType) -> usize {
+        count.saturating_mul(inputs).saturating_mul(outputs).saturating_mul(dtype.size())
+    }
+
     /// Returns the bytes of the working memory of experts.
     fn routing_bytes(&self, _spec: &RoutingSpec) -> usize {
         0

@@ -10,6 +10,8 @@ pub trait DeviceTypes: 'static {
     type Matrix;
     /// One weight matrix of each expert of a layer, all of one shape.
     type Experts;
+    /// A small weight matrix of each query head of a layer, all of one shape.
+    type HeadMatrices;
     /// The experts that were chosen for the tokens of a step, and the working memory to compute
     /// with them. Layers use it one after the other.
     type Routing;

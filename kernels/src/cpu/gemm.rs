@@ -26,7 +26,7 @@ use super::tile::{Tiles, with_height};
 pub(super) const BLOCK_PANELS: usize = 4;
 /// Numbers in a thread's working memory, for a block of widened weights or for a tile of
 /// attention.
-pub(super) const SCRATCH: usize = 5 << 14;
+pub(super) const SCRATCH: usize = 7 << 14;
 /// Steps of the longest block of widened weights: the widest panel fits the working memory.
 const WIDENED_STEPS: usize = 2048;
 /// Steps of the longest block of a panel that stays in the cache.

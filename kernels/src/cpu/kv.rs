@@ -107,6 +107,10 @@ impl Kv {
                 spec.block_size
             )));
         }
+        if spec.value_dim == 0 && spec.format == KvFormat::Int8 {
+            // A key has one scale, and the features of a latent differ too much from the others.
+            return Err(Error::Unsupported("an int8 KV cache of latents; use a 16-bit format".to_owned()));
+        }
         let cache = match spec.format {
             KvFormat::Dense(DType::F32) => Cache::F32(Pages::new(&spec, 1)?),
             KvFormat::Dense(DType::F16) => Cache::F16(Pages::new(&spec, 1)?),

@@ -7,9 +7,10 @@ use super::quant::{self, IntPanels};
 use super::queue::Queue;
 use super::super_blocks::{self, KPanels};
 use super::tables::{QUANTIZED_FP8, QUANTIZED_NF4, TablePanels};
-use super::{Buf, Cpu, Kv, Matrix, Routing, attention, gemm, lock};
+use super::{Buf, Cpu, HeadMatrices, Kv, Matrix, Routing, attention, gemm, lock};
 use crate::backend::{
-    DeviceTypes, KvSpec, ModelLoading, ProductShape, RoutingSpec, Segment, Sizing, StepSize, WeightFormat,
+    DeviceTypes, HeadRows, KvSpec, ModelLoading, ProductShape, RoutingSpec, Segment, Sizing, StepSize,
+    WeightFormat,
 };
 use crate::encoding::StoredCodes;
 use crate::stored::{CodeRows, exact_format};
@@ -21,6 +22,7 @@ impl DeviceTypes for Cpu {
     type Vector = Vec<f32>;
     type Matrix = Matrix;
     type Experts = Vec<Matrix>;
+    type HeadMatrices = HeadMatrices;
     type Routing = Routing;
     type Kv = Kv;
     type Queue = Queue;
@@ -43,6 +45,10 @@ impl Sizing for Cpu {
             WeightFormat::Int(format) => IntPanels::bytes(out, cols, format, self.target.panel_width()),
             WeightFormat::K(format) => KPanels::bytes(out, cols, format, self.target.panel_width()),
         }
+    }
+
+    fn head_matrices_bytes(&self, count: usize, inputs: usize, outputs: usize, dtype: DType) -> usize {
+        HeadMatrices::bytes(count, inputs, outputs, dtype)
     }
 
     fn embedding_bytes(&self, _rows: usize, _cols: usize, _dtype: DType) -> usize {
@@ -147,6 +153,10 @@ impl ModelLoading for Cpu {
         experts.iter().map(|parts| self.matrix(&[Segment::new(parts, format)])).collect()
     }
 
+    fn head_matrices(&self, heads: &[Vec<Part>], rows: HeadRows, dtype: DType) -> Result<HeadMatrices> {
+        HeadMatrices::new(heads, rows, dtype)
+    }
+
     fn routing(&self, spec: &RoutingSpec) -> Result<Routing> {
         Routing::new(spec, |rows, cols| self.buf(rows, cols))
     }
@@ -162,9 +172,11 @@ impl ModelLoading for Cpu {
     }
 
     fn kv(&self, spec: KvSpec) -> Result<Kv> {
-        let largest = spec.key_dim.max(spec.value_dim);
-        if attention::scratch(largest) > gemm::SCRATCH {
-            return Err(Error::Unsupported(format!("heads of {largest} features")));
+        let (keys, values) = (spec.key_dim, spec.value_dim);
+        // Values that are part of the keys may have as many features.
+        let values = if values == 0 { keys } else { values };
+        if attention::scratch(keys, values) > gemm::SCRATCH {
+            return Err(Error::Unsupported(format!("heads of {keys} features, and values of {values}")));
         }
         Kv::new(spec, self.bf16_pairs())
     }

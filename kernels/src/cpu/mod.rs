@@ -14,8 +14,10 @@ mod exact;
 mod exp;
 mod experts;
 mod gemm;
+mod heads;
 mod inputs;
 mod kv;
+mod latent;
 pub mod limits;
 mod loading;
 mod mapping;
@@ -40,6 +42,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 pub use cache::{CacheMode, CacheOptions};
 pub use experts::Routing;
+pub use heads::HeadMatrices;
 pub use kv::Kv;
 pub use matrix::Matrix;
 pub use queue::Queue;

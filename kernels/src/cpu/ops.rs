@@ -1,7 +1,7 @@
 //! The operations of a forward pass: shapes are checked, work is divided among threads, kernels are
 //! called.
 
-use super::attention::Scoring;
+use super::attention::{HeadDims, Scoring};
 use super::gemm::{BLOCK_PANELS, Linear};
 use super::inputs::{GROUP, Inputs, PackTile, Words};
 use super::kv::{Cache, WriteKv};
@@ -13,10 +13,10 @@ use super::prologue::Token;
 use super::queue::Queue;
 use super::rows::{Activate, Add, Gate, Scale, SoftCap};
 use super::tile::Tiles;
-use super::{Buf, Cpu, Kv, Matrix, PackedInputs, Routing, lock};
+use super::{Buf, Cpu, HeadMatrices, Kv, Matrix, PackedInputs, Routing, latent, lock};
 use crate::backend::{
-    Activation, AttentionSpec, ExpertMlp, ForwardOps, Gating, KvSpec, Norm, OpenStep, Prologue, QkvLayout,
-    RowParts, ScoreTerms,
+    Activation, AttentionSpec, ExpertMlp, ForwardOps, Gating, KvSpec, LatentSpec, Norm, OpenStep, Prologue,
+    QkvLayout, RopeSpec, RowParts, ScoreTerms,
 };
 use crate::{Error, Result};
 
@@ -196,7 +196,40 @@ impl ForwardOps for Cpu {
         for term in [terms.alibi, terms.sinks].into_iter().flatten() {
             assert_eq!(term.len(), layout.heads, "numbers of the query heads");
         }
-        self.attend(step, (qkv, kv), Scoring { spec, terms }, out);
+        self.attend(step, (qkv, kv), Scoring { dims: HeadDims::of(layout), spec, terms }, out);
+        Ok(())
+    }
+
+    fn linear_heads(&self, n: usize, x: &Buf, w: &HeadMatrices, out: &mut Buf) -> Result<()> {
+        self.multiply_heads(n, x, w, out);
+        Ok(())
+    }
+
+    fn latent_prologue(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        queries: &mut Buf,
+        latents: &mut Buf,
+        rope: &RopeSpec<Vec<f32>>,
+        kv: &mut Kv,
+    ) -> Result<()> {
+        self.store_latents(step.queue(), (queries, latents), rope, kv);
+        Ok(())
+    }
+
+    fn latent_attention(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        queries: &Buf,
+        kv: &Kv,
+        spec: &LatentSpec,
+        out: &mut Buf,
+    ) -> Result<()> {
+        latent::check_attention(step.queue(), queries, kv, spec, out);
+        let dims =
+            HeadDims { key: spec.key_dim, value: spec.value_dim, query_stride: queries.cols, shared: true };
+        let scoring = Scoring { dims, spec: &spec.attention(), terms: ScoreTerms::NONE };
+        self.attend(step.queue(), (queries, kv), scoring, out);
         Ok(())
     }
 
@@ -388,6 +421,11 @@ fn check_cache(step: &Queue, kv: &Kv, layout: QkvLayout) {
     let KvSpec { heads, key_dim, value_dim, .. } = kv.spec;
     let QkvLayout { kv_heads, head_dim, .. } = layout;
     assert_eq!((heads, key_dim, value_dim), (kv_heads, head_dim, head_dim), "heads of the cache");
+    check_blocks(step, kv);
+}
+
+/// Checks the block tables alone.
+pub(super) fn check_blocks(step: &Queue, kv: &Kv) {
     assert!(step.blocks_end <= kv.spec.blocks, "a block outside the cache");
     for row in &step.rows {
         let covered = step.blocks(row).len() * kv.spec.block_size;

@@ -48,7 +48,7 @@ impl<W: WriteKv> Kernel for Token<'_, W> {
 }
 
 #[inline(always)]
-fn rotate(head: &mut [f32], rope: &RopeSpec<Vec<f32>>, position: usize) {
+pub(super) fn rotate(head: &mut [f32], rope: &RopeSpec<Vec<f32>>, position: usize) {
     let half = rope.rotary_dim / 2;
     let angles = position * half..(position + 1) * half;
     let (cos, sin) = (&rope.cos[angles.clone()], &rope.sin[angles]);

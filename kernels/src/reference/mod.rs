@@ -8,6 +8,7 @@
 mod attention;
 mod buffers;
 mod experts;
+mod latent;
 mod math;
 mod ops;
 mod prologue;
@@ -16,16 +17,18 @@ use std::convert::Infallible;
 
 pub use buffers::{Buf, Kv, Matrix, Queue};
 pub use experts::Routing;
+pub use latent::HeadMatrices;
 
 use crate::backend::{
-    Backend, BegunStep, ComputedStep, DeviceTypes, HostMemory, KvSpec, ModelLoading, OpenStep, ProductShape,
-    RoutingSpec, SampledRows, Segment, Sizing, StepInput, StepQueue, StepSize, SynchronousStep, WeightFormat,
+    Backend, BegunStep, ComputedStep, DeviceTypes, HeadRows, HostMemory, KvSpec, ModelLoading, OpenStep,
+    ProductShape, RoutingSpec, SampledRows, Segment, Sizing, StepInput, StepQueue, StepSize, SynchronousStep,
+    WeightFormat,
 };
 use crate::quantize::nf4;
 use crate::sampling::{SampleRow, Sampled, ScoreRow, Scored};
 use crate::stored::exact_format;
 use crate::tensor::{flatten, stacked_shape};
-use crate::{Error, Part, Result, fp8, sample};
+use crate::{DType, Error, Part, Result, fp8, sample};
 
 /// The slow, obvious implementation of [`Backend`].
 #[derive(Debug, Default, Clone, Copy)]
@@ -36,6 +39,7 @@ impl DeviceTypes for Reference {
     type Vector = Vec<f32>;
     type Matrix = Matrix;
     type Experts = Vec<Matrix>;
+    type HeadMatrices = HeadMatrices;
     type Routing = Routing;
     type Kv = Kv;
     type Queue = Queue;
@@ -90,6 +94,10 @@ impl ModelLoading for Reference {
 
     fn experts(&self, experts: &[Vec<Part>], format: WeightFormat) -> Result<Vec<Matrix>> {
         experts.iter().map(|parts| self.matrix(&[Segment::new(parts, format)])).collect()
+    }
+
+    fn head_matrices(&self, heads: &[Vec<Part>], rows: HeadRows, dtype: DType) -> Result<HeadMatrices> {
+        HeadMatrices::new(heads, rows, dtype)
     }
 
     fn routing(&self, spec: &RoutingSpec) -> Result<Routing> {

@@ -1,10 +1,11 @@
 //! The operations of a forward pass.
 
 use super::math::{activate, dot, gate, normalize, soft_cap};
-use super::{Buf, Kv, Matrix, Queue, Reference, Routing, attention, experts, prologue};
+use super::{Buf, HeadMatrices, Kv, Matrix, Queue, Reference, Routing, attention, experts, latent, prologue};
 use crate::Result;
 use crate::backend::{
-    Activation, AttentionSpec, ExpertMlp, ForwardOps, Gating, Norm, OpenStep, Prologue, RowParts, ScoreTerms,
+    Activation, AttentionSpec, ExpertMlp, ForwardOps, Gating, LatentSpec, Norm, OpenStep, Prologue, RopeSpec,
+    RowParts, ScoreTerms,
 };
 
 impl ForwardOps for Reference {
@@ -122,6 +123,35 @@ impl ForwardOps for Reference {
         out: &mut Buf,
     ) -> Result<()> {
         attention::run(step.queue(), (qkv, kv), spec, terms, out);
+        Ok(())
+    }
+
+    fn linear_heads(&self, n: usize, x: &Buf, w: &HeadMatrices, out: &mut Buf) -> Result<()> {
+        latent::linear_heads(n, x, w, out);
+        Ok(())
+    }
+
+    fn latent_prologue(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        queries: &mut Buf,
+        latents: &mut Buf,
+        rope: &RopeSpec<Vec<f32>>,
+        kv: &mut Kv,
+    ) -> Result<()> {
+        latent::prologue(step.queue(), queries, latents, rope, kv);
+        Ok(())
+    }
+
+    fn latent_attention(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        queries: &Buf,
+        kv: &Kv,
+        spec: &LatentSpec,
+        out: &mut Buf,
+    ) -> Result<()> {
+        latent::attention(step.queue(), (queries, kv), spec, out);
         Ok(())
     }
 

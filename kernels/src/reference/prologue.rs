@@ -28,7 +28,7 @@ pub(super) fn run(step: &Queue, qkv: &mut Buf, prologue: &Prologue<'_, Vec<f32>>
 }
 
 /// Rotates a head (Su et al., "RoFormer: Enhanced Transformer with Rotary Position Embedding").
-fn rotate(head: &mut [f32], rope: &RopeSpec<Vec<f32>>, position: usize) {
+pub(super) fn rotate(head: &mut [f32], rope: &RopeSpec<Vec<f32>>, position: usize) {
     let half = rope.rotary_dim / 2;
     for i in 0..half {
         let (a, b) = match rope.style {

@@ -7,14 +7,14 @@ use std::sync::{Arc, LazyLock};
 use millrace_kernels::cuda::{Cuda, Device, Simulated};
 use millrace_kernels::reference::Reference;
 use millrace_kernels::{
-    Backend, DType, ForwardOps, ModelLoading, NormKind, RowParts, SampleRow, Sampled, SampledRows,
+    Backend, DType, ForwardOps, HeadRows, ModelLoading, NormKind, RowParts, SampleRow, Sampled, SampledRows,
     SamplingParams, ScoreRow, SeqRow, StepInput, StepQueue, StepSize,
 };
 use proptest::prelude::proptest;
 
 use crate::common::*;
 use crate::product::Case;
-use crate::{attention, experts, linear, rows};
+use crate::{attention, experts, latent, linear, rows};
 
 static CUDA: LazyLock<Cuda> =
     LazyLock::new(|| Cuda::new(Device::new(Arc::new(Simulated::new().unwrap())), DType::F32));
@@ -79,6 +79,21 @@ proptest! {
         let (x, gate, out) = (rng.values(n * hidden), rng.values(n), rng.values(n * hidden));
         let want = experts::add_gated(&Reference, &x, &gate, &out);
         assert_close("gated sum", &experts::add_gated(&*CUDA, &x, &gate, &out), &want, 1e-6);
+    }
+
+    #[test]
+    fn attention_over_latents_matches_the_reference(case in latent::attention_cases(), seed: u64) {
+        let exact = case.format == DType::F32.into();
+        let got = case.run(&*CUDA, &case.whole());
+        assert_close("latents", &got, &case.run(&Reference, &case.whole()), if exact { 1e-5 } else { 2e-2 });
+        assert_same_bits("chunks", &case.run(&*CUDA, &case.chunked(&mut Rng(seed))), &got);
+    }
+
+    #[test]
+    fn products_of_heads_match_the_reference(case in latent::products()) {
+        let case = latent::Product { dtype: DType::F32, ..case };
+        let got = case.run(&*CUDA, HeadRows::Outputs);
+        assert_close("heads", &got, &case.run(&Reference, HeadRows::Outputs), 1e-5);
     }
 
     #[test]

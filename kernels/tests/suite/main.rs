@@ -13,6 +13,7 @@ mod experts;
 #[cfg(feature = "cpu-sim")]
 mod fp8;
 mod k_quants;
+mod latent;
 mod linear;
 mod product;
 mod quantized;

@@ -59,7 +59,7 @@ fn shapes(
     let mut all: Vec<ProductShape> = spec
         .slots()
         .into_iter()
-        .filter(|&slot| !slot.is_vector() && !spec.is_looked_up(slot))
+        .filter(|&slot| !slot.is_vector() && !spec.is_looked_up(slot) && !slot.is_of_single_heads())
         .filter(|&slot| is_wanted(slot))
         .map(|slot| {
             let (outputs, inputs) = spec.shape(slot);

@@ -3,8 +3,7 @@
 use std::ops::Range;
 
 use millrace_kernels::{
-    AttentionSpec, Backend, HeadNorm, KvSpec, Norm, NormKind, Prologue, QkvLayout, RopeSpec, RowParts,
-    ScoreTerms,
+    AttentionSpec, Backend, HeadNorm, Norm, NormKind, Prologue, QkvLayout, RopeSpec, RowParts, ScoreTerms,
 };
 
 use super::group::RankGroup;
@@ -114,14 +113,16 @@ impl<B: Backend> LayerStage<B> {
     fn attention(&mut self, index: usize, step: &StageStep<'_, B>, x: &B::Buf) -> Result<(), Error> {
         let LayerStage { layers, weights, caches, buffers, .. } = self;
         let layer = &layers[index];
-        match (&layer.attention, &weights.layers[index].attention, &mut caches[index]) {
-            (
-                Attention::Full(spec) | Attention::Sliding { heads: spec, .. },
-                AttentionWeights::Softmax(w),
-                LayerCache::Kv(kv),
-            ) => {
+        let (Attention::Full(spec) | Attention::Sliding { heads: spec, .. }) = &layer.attention;
+        match (&weights.layers[index].attention, &mut caches[index]) {
+            (AttentionWeights::Softmax(w), LayerCache::Kv(kv)) => {
                 let softmax = Softmax { spec, window: layer.attention.window(), ropes: &weights.ropes, w };
                 softmax.compute(step, x, kv, buffers)
+            }
+            (AttentionWeights::Latent(w), LayerCache::Kv(kv)) => {
+                let LayerBuffers { latent, branch, .. } = buffers;
+                let result = latent.compute(step, (spec, w), &weights.ropes, x, kv)?;
+                Ok(step.backend.linear(step.tokens, result, &w.out, w.out_bias.as_ref(), branch)?)
             }
         }
     }
@@ -278,20 +279,9 @@ fn cache<B: Backend>(
 ) -> millrace_kernels::Result<LayerCache<B>> {
     match attention {
         Attention::Full(heads) | Attention::Sliding { heads, .. } => {
-            Ok(LayerCache::Kv(backend.kv(kv_spec(heads.layout, limits))?))
+            let spec = heads.kv_spec(limits.num_blocks, limits.block_size, limits.kv_format);
+            Ok(LayerCache::Kv(backend.kv(spec)?))
         }
-    }
-}
-
-/// Returns the shape of the KV cache of softmax attention.
-fn kv_spec(layout: QkvLayout, limits: &ShardLimits) -> KvSpec {
-    KvSpec {
-        blocks: limits.num_blocks,
-        block_size: limits.block_size,
-        heads: layout.kv_heads,
-        key_dim: layout.head_dim,
-        value_dim: layout.head_dim,
-        format: limits.kv_format,
     }
 }
 

@@ -1,16 +1,20 @@
 //! The weights of a model in device memory.
 
+use std::ops::Range;
 use std::vec::IntoIter;
 
 use bytes::Bytes;
 use millrace_kernels::tensor::flatten;
-use millrace_kernels::{Backend, DType, HeadNorm, HostTensor, Norm, NormKind, Part, RopeSpec, Segment};
+use millrace_kernels::{
+    Backend, DType, HeadNorm, HeadRows, HostTensor, Norm, NormKind, Part, RopeSpec, Segment,
+};
 
+use super::latent::head_matrices_bytes;
 use crate::Error;
 use crate::model::{
-    self, Attention, AttentionHeads, DecoderSpec, HeadNormPlan, LayerSlot, LayerSpec, LearnedPositions, Mlp,
-    Positions, RopeTable, SharedExpert, TensorPlace, WeightError, WeightSlot, WeightSource, WeightStorage,
-    take,
+    self, Attention, AttentionHeads, DecoderSpec, HeadNormPlan, LatentPlan, LayerSlot, LayerSpec,
+    LearnedPositions, Mlp, Positions, RopeTable, SharedExpert, TensorPlace, WeightError, WeightSlot,
+    WeightSource, WeightStorage, take,
 };
 
 /// Bytes that the disk is asked to read ahead: more than it reads while a matrix is uploaded, and
@@ -45,6 +49,7 @@ pub(super) struct LayerWeights<B: Backend> {
 /// The constants of a layer's attention.
 pub(super) enum AttentionWeights<B: Backend> {
     Softmax(SoftmaxWeights<B>),
+    Latent(LatentWeights<B>),
 }
 
 /// The constants of softmax attention.
@@ -55,6 +60,20 @@ pub(super) struct SoftmaxWeights<B: Backend> {
     pub(super) alibi: Option<B::Vector>,    // [heads]
     pub(super) sinks: Option<B::Vector>,    // [heads]
     pub(super) out: B::Matrix,              // [hidden, heads * head_dim]
+    pub(super) out_bias: Option<B::Vector>, // [hidden]
+}
+
+/// The constants of latent attention.
+pub(super) struct LatentWeights<B: Backend> {
+    /// `[query_rank, hidden]`, and the norm that follows, if queries are not computed from the
+    /// residual stream.
+    pub(super) query_down: Option<(B::Matrix, Norm<B::Vector>)>,
+    pub(super) query: B::Matrix, // [heads * (plain_dim + rotary_dim), query_rank or hidden]
+    pub(super) down: B::Matrix,  // [rotary_dim + rank, hidden]
+    pub(super) norm: Norm<B::Vector>, // [rank]
+    pub(super) keys: B::HeadMatrices, // plain_dim inputs, rank outputs
+    pub(super) values: B::HeadMatrices, // rank inputs, value_dim outputs
+    pub(super) out: B::Matrix,   // [hidden, heads * value_dim]
     pub(super) out_bias: Option<B::Vector>, // [hidden]
 }
 
@@ -188,9 +207,10 @@ impl<B: Backend> WeightLoader<'_, B> {
 
     fn attention(&mut self, layer: usize, attention: &Attention) -> Result<AttentionWeights<B>, Error> {
         match attention {
-            Attention::Full(heads) | Attention::Sliding { heads, .. } => {
-                Ok(AttentionWeights::Softmax(self.softmax(layer, heads)?))
-            }
+            Attention::Full(heads) | Attention::Sliding { heads, .. } => Ok(match &heads.latent {
+                None => AttentionWeights::Softmax(self.softmax(layer, heads)?),
+                Some(plan) => AttentionWeights::Latent(self.latent(layer, heads, plan)?),
+            }),
         }
     }
 
@@ -209,6 +229,45 @@ impl<B: Backend> WeightLoader<'_, B> {
             out: self.matrix(at(Slot::Out))?,
             out_bias: self.bias(heads.out_bias, at(Slot::OutBias))?,
         })
+    }
+
+    /// Loads the weights of latent attention.
+    fn latent(
+        &mut self,
+        layer: usize,
+        heads: &AttentionHeads,
+        plan: &LatentPlan,
+    ) -> Result<LatentWeights<B>, Error> {
+        let at = |slot| WeightSlot::Layer(layer, slot);
+        let eps = plan.norm_eps;
+        let (query_down, query) = if plan.query_rank.is_some() {
+            let down = self.matrix(at(LayerSlot::QueryDown))?;
+            (Some((down, Norm::rms(self.vector(at(LayerSlot::QueryDownNorm))?, eps))), LayerSlot::QueryUp)
+        } else {
+            (None, LayerSlot::LatentQuery)
+        };
+        let (query, down) = (self.matrix(at(query))?, self.matrix(at(LayerSlot::LatentDown))?);
+        let norm = Norm::rms(self.vector(at(LayerSlot::LatentNorm))?, eps);
+        let slot = at(LayerSlot::LatentUp);
+        let parts = self.parts(slot)?;
+        let of_head = plan.plain_dim + plan.value_dim;
+        let matrices = |rows: Range<usize>, is| {
+            let stacks = (0..heads.layout.heads).map(|head| {
+                let (start, mut stack) = (head * of_head, Vec::new());
+                take(&parts, start + rows.start..start + rows.end, false, &mut stack);
+                stack
+            });
+            let stacks: Vec<Vec<Part>> = stacks.collect();
+            let loaded = self.backend.head_matrices(&stacks, is, self.storage.dtype);
+            loaded.map_err(|source| self.matrix_error(slot, &parts, source))
+        };
+        // A key is multiplied by the transposed matrix.
+        let keys = matrices(0..plan.plain_dim, HeadRows::Inputs)?;
+        let values = matrices(plan.plain_dim..of_head, HeadRows::Outputs)?;
+        self.advance(head_matrices_bytes(self.spec, slot, self.storage.dtype, self.backend))?;
+        let out = self.matrix(at(LayerSlot::Out))?;
+        let out_bias = self.bias(heads.out_bias, at(LayerSlot::OutBias))?;
+        Ok(LatentWeights { query_down, query, down, norm, keys, values, out, out_bias })
     }
 
     fn mlp(&mut self, layer: usize, mlp: &Mlp) -> Result<MlpWeights<B>, Error> {

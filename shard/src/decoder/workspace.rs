@@ -4,8 +4,9 @@ use millrace_kernels::{Backend, Result};
 
 use super::by_width::{ByWidth, widths};
 use super::experts::{self, ExpertBuffers};
+use super::latent::{self, LatentBuffers};
 use crate::ShardLimits;
-use crate::model::{DecoderSpec, LayerSpec, Mlp};
+use crate::model::{AttentionHeads, DecoderSpec, LayerSpec, Mlp};
 
 /// The hidden states that stages pass on, for up to `t` tokens.
 pub(super) struct HiddenStates<B: Backend> {
@@ -35,6 +36,8 @@ pub(super) struct LayerBuffers<B: Backend> {
     pub(super) gate_up: ByWidth<B::Buf>,
     /// The features that the down projection reads, `[t, width]`.
     pub(super) activated: ByWidth<B::Buf>,
+    /// The buffers of latent attention.
+    pub(super) latent: LatentBuffers<B>,
     /// The buffers of mixtures of experts.
     pub(super) experts: ExpertBuffers<B>,
 }
@@ -56,6 +59,7 @@ impl<B: Backend> LayerBuffers<B> {
             heads: by_width(HEADS)?,
             gate_up: by_width(GATE_UP)?,
             activated: by_width(ACTIVATED)?,
+            latent: LatentBuffers::new(backend, layers, tokens)?,
             experts: ExpertBuffers::new(backend, layers, hidden, tokens)?,
         })
     }
@@ -66,14 +70,14 @@ impl<B: Backend> LayerBuffers<B> {
 pub(crate) fn activation_elements(spec: &DecoderSpec, tokens: usize, outputs: usize) -> usize {
     let of_layers: usize =
         [QKV, HEADS, GATE_UP, ACTIVATED].into_iter().flat_map(|width| widths(&spec.layers, width)).sum();
-    let of_layers = of_layers + experts::columns(spec);
+    let of_layers = of_layers + experts::columns(spec) + latent::columns(&spec.layers);
     let of_tokens = tokens.saturating_mul(3 * spec.hidden + of_layers);
     of_tokens.saturating_add(outputs.saturating_mul(spec.hidden))
 }
 
-const QKV: fn(&LayerSpec) -> usize = |layer| layer.attention.heads().map_or(0, |heads| heads.layout.cols());
-const HEADS: fn(&LayerSpec) -> usize =
-    |layer| layer.attention.heads().map_or(0, |heads| heads.layout.heads * heads.layout.head_dim);
+// Latent attention has buffers of its own.
+const QKV: fn(&LayerSpec) -> usize = |layer| softmax_heads(layer).map_or(0, |heads| heads.layout.cols());
+const HEADS: fn(&LayerSpec) -> usize = |layer| softmax_heads(layer).map_or(0, AttentionHeads::result_cols);
 const GATE_UP: fn(&LayerSpec) -> usize =
     |layer| if matches!(layer.mlp, Mlp::Plain(_)) { 0 } else { 2 * ACTIVATED(layer) };
 const ACTIVATED: fn(&LayerSpec) -> usize = |layer| match &layer.mlp {
@@ -81,3 +85,8 @@ const ACTIVATED: fn(&LayerSpec) -> usize = |layer| match &layer.mlp {
     // A shared expert is a gated MLP.
     Mlp::Experts(experts) => experts.shared.map_or(0, |shared| shared.width),
 };
+
+/// Returns the heads of a layer unless its attention is over latents.
+fn softmax_heads(layer: &LayerSpec) -> Option<&AttentionHeads> {
+    layer.attention.heads().filter(|heads| heads.latent.is_none())
+}

@@ -9,7 +9,7 @@
 mod hardware;
 mod report;
 
-use millrace_kernels::{KvFormat, KvSpec, Sizing};
+use millrace_kernels::{KvFormat, Sizing};
 
 use crate::ShardLimits;
 use crate::memory_plan::{self, UnpaddedDevice};
@@ -123,16 +123,10 @@ impl ShardEstimate {
         let mut keys_and_values = 0;
         let mut attention = 0.0;
         for layer in &self.spec.layers {
-            let Some(AttentionHeads { layout, .. }) = layer.attention.heads() else { continue };
+            let Some(heads) = layer.attention.heads() else { continue };
             let seen = layer.attention.window().unwrap_or(context).min(context);
-            let of_sequence = UnpaddedDevice.kv_bytes(&KvSpec {
-                blocks: 1,
-                block_size: seen,
-                heads: layout.kv_heads,
-                key_dim: layout.head_dim,
-                value_dim: layout.head_dim,
-                format: self.kv_format,
-            });
+            let layout = heads.layout;
+            let of_sequence = UnpaddedDevice.kv_bytes(&heads.kv_spec(1, seen, self.kv_format));
             keys_and_values = of_sequence.saturating_mul(batch).saturating_add(keys_and_values);
             attention += attention_operations(layout.heads * layout.head_dim, batch as f64 * seen as f64);
         }

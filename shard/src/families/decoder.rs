@@ -15,7 +15,7 @@ use crate::model::{
 pub(super) const MAX_WIDTH: usize = 1 << 20;
 const MAX_LAYERS: usize = 1 << 10;
 const MAX_HEADS: usize = 1 << 14;
-const MAX_HEAD_DIM: usize = 1 << 12;
+pub(super) const MAX_HEAD_DIM: usize = 1 << 12;
 const MAX_VOCAB: usize = 1 << 24;
 
 /// The keys under which a family's configuration has the sizes.
@@ -165,6 +165,7 @@ pub(super) fn read(config: &Config, traits: &Traits) -> Result<DecoderSpec, Conf
         score_cap: None,
         sinks: false,
         out_bias: traits.out_bias,
+        latent: None,
     };
     let mlp = DenseMlp {
         width: match config.optional_size(keys.width, MAX_WIDTH)? {

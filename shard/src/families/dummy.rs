@@ -35,8 +35,10 @@ impl DummyWeights {
             .layers
             .iter()
             .filter_map(|layer| layer.attention.heads())
-            .map(|heads| heads.layout)
-            .map(|layout| layout.heads * layout.head_dim)
+            .map(|heads| {
+                let query_rank = heads.latent.and_then(|latent| latent.query_rank).unwrap_or(0);
+                query_rank.max(heads.layout.heads * heads.layout.head_dim)
+            })
             .fold(spec.hidden, usize::max);
         (0..longest).for_each(|_| dtype.push(1.0, &mut ones));
         DummyWeights { spec, dtype, pool: pool.into(), ones: ones.into() }

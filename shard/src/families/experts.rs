@@ -54,13 +54,30 @@ pub(super) fn read(config: &Config, keys: &ExpertKeys) -> Result<ExpertsSpec, Co
 /// Reads experts as DeepSeek-V3 has them: chosen by sigmoids and a bias from the best of
 /// `n_group` groups, beside `n_shared_experts` that are one expert of their common width.
 pub(super) fn read_grouped(config: &Config, keys: &ExpertKeys) -> Result<ExpertsSpec, ConfigError> {
-    let mut spec = read(config, keys)?;
+    let mut spec = read_limited(config, keys, (Some(GroupScore::TwoBest), 1))?;
     spec.router.scores = RouterScores::Sigmoid;
     spec.router.normalize = config.flag("norm_topk_prob", true)?;
-    spec.router.factor = config.optional_number("routed_scaling_factor", 0.0)?.unwrap_or(1.0) as f32;
-    spec.router.groups = groups(config, &spec.router)?;
     spec.choice_bias = true;
-    let shared = config.optional::<usize>("n_shared_experts")?.unwrap_or(1);
+    Ok(spec)
+}
+
+/// Reads experts as DeepSeek-V2 has them: chosen by a softmax, with weights that are not
+/// normalized, beside `n_shared_experts` that are one expert of their common width. The choice is
+/// limited to the best groups if these have a score. `shared` is the number of shared experts if
+/// the key is absent.
+pub(super) fn read_limited(
+    config: &Config,
+    keys: &ExpertKeys,
+    (score, shared): (Option<GroupScore>, usize),
+) -> Result<ExpertsSpec, ConfigError> {
+    let mut spec = read(config, keys)?;
+    spec.router.normalize = false;
+    spec.router.factor = config.optional_number("routed_scaling_factor", 0.0)?.unwrap_or(1.0) as f32;
+    spec.router.groups = match score {
+        Some(score) => groups(config, &spec.router, score)?,
+        None => None,
+    };
+    let shared = config.optional::<usize>("n_shared_experts")?.unwrap_or(shared);
     spec.shared = match shared.checked_mul(spec.width) {
         Some(0) => None,
         Some(width) if width <= MAX_WIDTH => Some(SharedExpert { width, gated: false }),
@@ -69,8 +86,20 @@ pub(super) fn read_grouped(config: &Config, keys: &ExpertKeys) -> Result<Experts
     Ok(spec)
 }
 
+/// Refuses a configuration without the keys of groups: their absence does not mean one group.
+pub(super) fn require_groups(config: &Config) -> Result<(), ConfigError> {
+    match ["n_group", "topk_group"].into_iter().find(|key| !config.mentions(key)) {
+        Some(key) => Err(config.missing(key)),
+        None => Ok(()),
+    }
+}
+
 /// Reads the groups that limit the choice. A choice from all groups is not limited.
-fn groups(config: &Config, router: &RouterSpec) -> Result<Option<ExpertGroups>, ConfigError> {
+fn groups(
+    config: &Config,
+    router: &RouterSpec,
+    score: GroupScore,
+) -> Result<Option<ExpertGroups>, ConfigError> {
     let count = config.optional_size("n_group", ExpertGroups::MAX)?.unwrap_or(1);
     let chosen = config.optional_size("topk_group", ExpertGroups::MAX)?.unwrap_or(1);
     let (experts, top_k) = (router.experts, router.top_k);
@@ -86,7 +115,7 @@ fn groups(config: &Config, router: &RouterSpec) -> Result<Option<ExpertGroups>, 
         let reason = format!("is {chosen}, but {chosen} of {count} groups have fewer than {top_k} experts");
         return Err(config.invalid("topk_group", reason));
     }
-    Ok(Some(ExpertGroups { count, chosen, score: GroupScore::TwoBest }))
+    Ok(Some(ExpertGroups { count, chosen, score }))
 }
 
 /// Gives the experts to the layers for which `has_experts` returns true.

@@ -11,6 +11,7 @@ mod dummy;
 mod error;
 mod experts;
 mod family;
+mod latent;
 mod load;
 mod names;
 mod overrides;
@@ -42,5 +43,5 @@ families! {
     smollm3, granite, olmo2, olmo3, cohere, cohere2, exaone4, seed_oss, starcoder2, stablelm, phi,
     opt, gpt_neox, gpt2, gpt_bigcode,
     gptj, bloom, falcon, mpt, qwen, internlm2, internlm3, mixtral, qwen2_moe, qwen3_moe, glm4_moe, granitemoe,
-    gpt_oss, minimax_m2,
+    gpt_oss, minimax_m2, deepseek_v2, deepseek_v3, kimi_k2,
 }

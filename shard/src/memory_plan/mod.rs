@@ -5,10 +5,12 @@
 
 mod device_sizes;
 
-use millrace_kernels::{KvFormat, KvSpec, Overheads, QkvLayout, Sizing};
+use millrace_kernels::{KvFormat, Overheads, Sizing};
 
 use crate::ShardLimits;
-use crate::decoder::{activation_elements, attention, products, routing_bytes, step_size};
+use crate::decoder::{
+    activation_elements, attention, head_matrices_bytes, products, routing_bytes, step_size,
+};
 use crate::model::{DecoderSpec, WeightSlot, WeightStorage};
 use crate::state::SlotTable;
 
@@ -109,14 +111,9 @@ fn kv_bytes(
     block_size: usize,
     device: &impl Sizing,
 ) -> usize {
-    let of_layer = |qkv: QkvLayout| {
-        let QkvLayout { kv_heads: heads, head_dim, .. } = qkv;
-        device.kv_bytes(&KvSpec { blocks, block_size, heads, key_dim: head_dim, value_dim: head_dim, format })
-    };
-    spec.layers
-        .iter()
-        .filter_map(|layer| layer.attention.heads())
-        .fold(0, |sum: usize, heads| sum.saturating_add(of_layer(heads.layout)))
+    spec.layers.iter().filter_map(|layer| layer.attention.heads()).fold(0, |sum: usize, heads| {
+        sum.saturating_add(device.kv_bytes(&heads.kv_spec(blocks, block_size, format)))
+    })
 }
 
 /// Returns the bytes of matrices, norms and biases.
@@ -124,6 +121,7 @@ pub fn weight_bytes(spec: &DecoderSpec, storage: &WeightStorage, device: &impl S
     let bytes = |slot: WeightSlot| match spec.shape(slot) {
         (rows, cols) if slot.is_vector() => rows * cols * size_of::<f32>(),
         (rows, cols) if spec.is_looked_up(slot) => device.embedding_bytes(rows, cols, storage.dtype),
+        _ if slot.is_of_single_heads() => head_matrices_bytes(spec, slot, storage.dtype, device),
         (rows, cols) => {
             let (experts, format) = (spec.stacked_experts(slot), storage.matrix(slot, cols));
             device.experts_bytes(experts, rows / experts, cols, format)

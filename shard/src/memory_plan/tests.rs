@@ -1,4 +1,4 @@
-use millrace_kernels::{DType, ProductShape, WeightFormat};
+use millrace_kernels::{DType, KvSpec, ProductShape, WeightFormat};
 use proptest::prelude::*;
 
 use super::*;

@@ -2,6 +2,7 @@
 //! source of them.
 
 pub mod rope;
+mod shapes;
 #[cfg(test)]
 mod slot_tests;
 mod slots;
@@ -18,8 +19,8 @@ pub(crate) use source::take;
 pub use source::{TensorPlace, WeightError, WeightSource};
 pub use spec::{
     AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, ExpertsSpec, HeadNormPlan,
-    HeadPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions, Residual,
-    RopeScaling, RopeTable, SharedExpert, SlopeRule,
+    HeadPlan, LatentPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions,
+    Residual, RopeScaling, RopeTable, SharedExpert, SlopeRule,
 };
 pub use storage::{CheckpointFormat, Quantize, QuantizeError, StorageError, WeightStorage};
 

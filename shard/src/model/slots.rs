@@ -6,13 +6,7 @@
 //! quantized, and how much memory it takes. A new weight needs a row here, and code in the decoder
 //! that uses it.
 
-use std::ops::Range;
-
-use millrace_kernels::QkvLayout;
-
-use super::spec::{
-    AttentionHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LayerSpec, Residual, SharedExpert,
-};
+use super::spec::{AttentionHeads, DecoderSpec, HeadNormPlan, LatentPlan, LayerSpec, SharedExpert};
 
 /// The place of one weight of the decoder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -58,6 +52,21 @@ pub enum LayerSlot {
     KHeadsNorm,
     /// The attention sinks of all query heads.
     Sinks,
+    /// The projection of the residual stream to the features that queries are computed from.
+    QueryDown,
+    /// The scale of the norm of these features.
+    QueryDownNorm,
+    /// The projection of the residual stream to the queries of latent attention.
+    LatentQuery,
+    /// The projection of the features of [`LayerSlot::QueryDown`] to the queries of latent
+    /// attention.
+    QueryUp,
+    /// The projection of the residual stream to the shared rotated key and the latent.
+    LatentDown,
+    /// The scale of the norm of the latent.
+    LatentNorm,
+    /// The projections of the latent to the keys and values of all heads.
+    LatentUp,
     /// The output projection of attention.
     Out,
     /// The bias of [`LayerSlot::Out`].
@@ -118,12 +127,27 @@ pub enum FeatureBlock {
     HeadDim,
     /// One number for each query head, `[heads]`.
     Heads,
-    /// All query heads, `[heads * head_dim]`.
+    /// All query heads, `[heads * head_dim]`. Their results may be shorter than the queries: the
+    /// output projection reads [`AttentionHeads::result_cols`] features.
+    ///
+    /// [`AttentionHeads::result_cols`]: super::AttentionHeads::result_cols
     Query,
     /// All key heads, `[kv_heads * head_dim]`.
     Key,
     /// All value heads, `[kv_heads * head_dim]`.
     Value,
+    /// The features that queries of latent attention are computed from, `[query_rank]`.
+    QueryRank,
+    /// The queries of latent attention, `[heads * (plain_dim + rotary_dim)]`: of each head first the
+    /// features that are not rotated.
+    HeadQueries,
+    /// The shared rotated key of latent attention, `[rotary_dim]`.
+    SharedKey,
+    /// The latent, `[rank]`.
+    Latent,
+    /// The keys and values that are computed from a latent, `[heads * (plain_dim + value_dim)]`: of
+    /// each head first the key.
+    HeadKeysValues,
     /// The gate of the MLP, `[width]`.
     Gate,
     /// The up projection of the MLP, `[width]`.
@@ -180,7 +204,7 @@ pub struct WeightInfo {
     /// Whether the weight is that of all experts, stacked. `outputs` are those of one expert.
     pub per_expert: bool,
     /// Whether a layer with this specification has the weight.
-    is_present: fn(&DecoderSpec, &LayerSpec) -> bool,
+    pub(super) is_present: fn(&DecoderSpec, &LayerSpec) -> bool,
 }
 
 const QKV: &[FeatureBlock] = &[FeatureBlock::Query, FeatureBlock::Key, FeatureBlock::Value];
@@ -200,6 +224,10 @@ const UP_TENSORS: StoredTensors = &[("mlp.up_proj", UP)];
 const HEAD_DIM: &[FeatureBlock] = &[FeatureBlock::HeadDim];
 const QUERY: &[FeatureBlock] = &[FeatureBlock::Query];
 const KEY: &[FeatureBlock] = &[FeatureBlock::Key];
+const QUERY_RANK: &[FeatureBlock] = &[FeatureBlock::QueryRank];
+const HEAD_QUERIES: &[FeatureBlock] = &[FeatureBlock::HeadQueries];
+const LATENT: &[FeatureBlock] = &[FeatureBlock::Latent];
+const HEAD_KEYS_VALUES: &[FeatureBlock] = &[FeatureBlock::HeadKeysValues];
 const HEADS: &[FeatureBlock] = &[FeatureBlock::Heads];
 const POSITIONS: &[FeatureBlock] = &[FeatureBlock::Positions];
 const EXPERTS: &[FeatureBlock] = &[FeatureBlock::Experts];
@@ -277,7 +305,7 @@ impl WeightInfo {
 
 impl LayerSlot {
     /// All weights of a layer, in the order in which they are loaded.
-    pub const ALL: [LayerSlot; 31] = [
+    pub const ALL: [LayerSlot; 38] = [
         LayerSlot::AttentionNorm,
         LayerSlot::AttentionNormBias,
         LayerSlot::Qkv,
@@ -287,6 +315,13 @@ impl LayerSlot {
         LayerSlot::QHeadsNorm,
         LayerSlot::KHeadsNorm,
         LayerSlot::Sinks,
+        LayerSlot::QueryDown,
+        LayerSlot::QueryDownNorm,
+        LayerSlot::LatentQuery,
+        LayerSlot::QueryUp,
+        LayerSlot::LatentDown,
+        LayerSlot::LatentNorm,
+        LayerSlot::LatentUp,
         LayerSlot::Out,
         LayerSlot::OutBias,
         LayerSlot::AttentionOutNorm,
@@ -322,7 +357,7 @@ impl LayerSlot {
                 .only_if(|model, _| model.norm.place.is_before() && model.norm.has_bias()),
             LayerSlot::Qkv => Info::matrix(QKV, Hidden, QKV_TENSORS)
                 .may_quantize()
-                .only_if(|_, layer| heads(layer).is_some()),
+                .only_if(|_, layer| heads(layer).is_some() && latent(layer).is_none()),
             LayerSlot::QkvBias => Info::bias(QKV, QKV_TENSORS)
                 .only_if(|_, layer| heads(layer).is_some_and(|heads| heads.qkv_bias)),
             LayerSlot::QNorm => {
@@ -347,6 +382,40 @@ impl LayerSlot {
             }
             LayerSlot::Sinks => Info::parameter(HEADS, &[("self_attn.sinks", HEADS)])
                 .only_if(|_, layer| heads(layer).is_some_and(|heads| heads.sinks)),
+            LayerSlot::QueryDown => Info::matrix(QUERY_RANK, Hidden, &[("self_attn.q_a_proj", QUERY_RANK)])
+                .may_quantize()
+                .only_if(|_, layer| has_query_rank(layer)),
+            LayerSlot::QueryDownNorm => {
+                Info::norm_scale(QUERY_RANK, &[("self_attn.q_a_layernorm", QUERY_RANK)])
+                    .only_if(|_, layer| has_query_rank(layer))
+            }
+            LayerSlot::LatentQuery => {
+                Info::matrix(HEAD_QUERIES, Hidden, &[("self_attn.q_proj", HEAD_QUERIES)])
+                    .may_quantize()
+                    .only_if(|_, layer| latent(layer).is_some() && !has_query_rank(layer))
+            }
+            LayerSlot::QueryUp => {
+                Info::matrix(HEAD_QUERIES, FeatureBlock::QueryRank, &[("self_attn.q_b_proj", HEAD_QUERIES)])
+                    .may_quantize()
+                    .only_if(|_, layer| has_query_rank(layer))
+            }
+            // The rotated features come first in a cached row, but last in the tensor.
+            LayerSlot::LatentDown => Info::matrix(
+                &[FeatureBlock::SharedKey, FeatureBlock::Latent],
+                Hidden,
+                &[("self_attn.kv_a_proj_with_mqa", &[FeatureBlock::Latent, FeatureBlock::SharedKey])],
+            )
+            .may_quantize()
+            .only_if(|_, layer| latent(layer).is_some()),
+            LayerSlot::LatentNorm => Info::norm_scale(LATENT, &[("self_attn.kv_a_layernorm", LATENT)])
+                .only_if(|_, layer| latent(layer).is_some()),
+            // Each head multiplies by its own part, for which there are no quantized products.
+            LayerSlot::LatentUp => Info::matrix(
+                HEAD_KEYS_VALUES,
+                FeatureBlock::Latent,
+                &[("self_attn.kv_b_proj", HEAD_KEYS_VALUES)],
+            )
+            .only_if(|_, layer| latent(layer).is_some()),
             LayerSlot::Out => Info::matrix(HIDDEN, Query, OUT_TENSORS)
                 .may_quantize()
                 .only_if(|_, layer| heads(layer).is_some()),
@@ -412,7 +481,7 @@ impl LayerSlot {
 }
 
 /// Returns the heads of softmax attention of a layer.
-fn heads(layer: &LayerSpec) -> Option<&AttentionHeads> {
+pub(super) fn heads(layer: &LayerSpec) -> Option<&AttentionHeads> {
     layer.attention.heads()
 }
 
@@ -421,8 +490,19 @@ fn up_bias(layer: &LayerSpec) -> bool {
     layer.mlp.dense().is_some_and(|mlp| mlp.up_bias)
 }
 
+/// Returns the projections of latent attention of a layer.
+pub(super) fn latent(layer: &LayerSpec) -> Option<LatentPlan> {
+    heads(layer).and_then(|heads| heads.latent)
+}
+
+/// Returns whether the queries of a layer are computed from fewer features than the residual stream
+/// has.
+fn has_query_rank(layer: &LayerSpec) -> bool {
+    latent(layer).is_some_and(|latent| latent.query_rank.is_some())
+}
+
 /// Returns the shared expert of a layer.
-fn shared(layer: &LayerSpec) -> Option<SharedExpert> {
+pub(super) fn shared(layer: &LayerSpec) -> Option<SharedExpert> {
     layer.mlp.experts().and_then(|experts| experts.shared)
 }
 
@@ -457,142 +537,16 @@ impl WeightSlot {
         self.info().inputs.is_none()
     }
 
+    /// Returns whether the weight holds matrices of single heads, which are multiplied one by one.
+    pub const fn is_of_single_heads(self) -> bool {
+        matches!(self, WeightSlot::Layer(_, LayerSlot::LatentUp))
+    }
+
     /// Returns the index of the layer that the weight belongs to.
     pub fn layer(self) -> Option<usize> {
         match self {
             WeightSlot::Layer(index, _) => Some(index),
             _ => None,
         }
-    }
-}
-
-impl DecoderSpec {
-    /// Returns every weight of the model, in the order in which it is loaded.
-    pub fn slots(&self) -> Vec<WeightSlot> {
-        let bias = self.norm.has_bias();
-        let before = [
-            (WeightSlot::Embedding, true),
-            (WeightSlot::EmbeddingNorm, self.embedding.norm),
-            (WeightSlot::EmbeddingNormBias, self.embedding.norm && bias),
-            (WeightSlot::Positions, self.embedding.positions.is_some()),
-        ];
-        let after = [
-            (WeightSlot::FinalNorm, true),
-            (WeightSlot::FinalNormBias, bias),
-            (WeightSlot::Head, !self.tied_head),
-            (WeightSlot::HeadBias, self.head.bias),
-        ];
-        let present = |slots: [(WeightSlot, bool); 4]| {
-            slots.into_iter().filter(|(_, is_present)| *is_present).map(|(slot, _)| slot)
-        };
-        let mut slots: Vec<WeightSlot> = present(before).collect();
-        for (index, layer) in self.layers.iter().enumerate() {
-            let present = LayerSlot::ALL.into_iter().filter(|slot| (slot.info().is_present)(self, layer));
-            slots.extend(present.map(|slot| WeightSlot::Layer(index, slot)));
-        }
-        slots.extend(present(after));
-        slots
-    }
-
-    /// Returns whether rows of the weight for `slot` are looked up, and nothing is multiplied by
-    /// it.
-    pub fn is_looked_up(&self, slot: WeightSlot) -> bool {
-        slot == WeightSlot::Positions || slot == WeightSlot::Embedding && !self.tied_head
-    }
-
-    /// Returns whether the MLPs of the layers have a norm of their own before them.
-    pub fn has_mlp_norm(&self) -> bool {
-        self.norm.place.is_before() && self.residual != Residual::Parallel { has_mlp_norm: false }
-    }
-
-    /// Returns the length of a block of the weight for `slot`.
-    ///
-    /// # Panics
-    /// If `slot` names a layer that the model does not have, or a weight without a layer
-    /// has a block of a layer's features.
-    pub fn block_len(&self, slot: WeightSlot, block: FeatureBlock) -> usize {
-        let layer = || {
-            let index = slot.layer().expect("only weights of layers have blocks of a layer's features");
-            &self.layers[index]
-        };
-        let no_heads = QkvLayout { heads: 0, kv_heads: 0, head_dim: 0 };
-        let layout = || heads(layer()).map_or(no_heads, |heads| heads.layout);
-        match block {
-            FeatureBlock::Vocabulary => self.vocab_rows.len(),
-            FeatureBlock::Hidden => self.hidden,
-            FeatureBlock::Positions => self.embedding.positions.map_or(0, |table| table.rows),
-            FeatureBlock::Heads => layout().heads,
-            FeatureBlock::HeadDim => layout().head_dim,
-            FeatureBlock::Query => layout().heads * layout().head_dim,
-            FeatureBlock::Key | FeatureBlock::Value => layout().kv_heads * layout().head_dim,
-            FeatureBlock::Gate | FeatureBlock::Up => mlp_width(layer(), slot),
-            FeatureBlock::Experts => layer().mlp.experts().map_or(0, ExpertsSpec::count),
-            FeatureBlock::One => 1,
-        }
-    }
-
-    /// Returns the number of experts whose weights are stacked in the one for `slot`: 1 unless it
-    /// is that of all experts.
-    ///
-    /// # Panics
-    /// If `slot` names a layer that the model does not have.
-    pub fn stacked_experts(&self, slot: WeightSlot) -> usize {
-        if slot.info().per_expert { self.block_len(slot, FeatureBlock::Experts) } else { 1 }
-    }
-
-    /// Returns the rows of a block of heads in a tensor that has queries, keys and values group by
-    /// group.
-    ///
-    /// # Panics
-    /// If `slot` is not in a layer with heads of softmax attention.
-    pub fn grouped_rows(&self, slot: WeightSlot, block: FeatureBlock) -> Vec<Range<usize>> {
-        let index = slot.layer().expect("only layers have heads");
-        let of_layer = heads(&self.layers[index]).expect("only layers with heads have blocks of heads");
-        let QkvLayout { heads, kv_heads, head_dim } = of_layer.layout;
-        let queries = heads / kv_heads;
-        let (first, count) = match block {
-            FeatureBlock::Key => (queries, 1),
-            FeatureBlock::Value => (queries + 1, 1),
-            _ => (0, queries),
-        };
-        let of_group = |group: usize| {
-            let start = (group * (queries + 2) + first) * head_dim;
-            start..start + count * head_dim
-        };
-        (0..kv_heads).map(of_group).collect()
-    }
-
-    /// Returns the rows and columns of the weight for `slot`. A vector has one row.
-    ///
-    /// # Panics
-    /// If `slot` names a layer that the model does not have.
-    pub fn shape(&self, slot: WeightSlot) -> (usize, usize) {
-        let info = slot.info();
-        let of_expert: usize = info.outputs.iter().map(|&block| self.block_len(slot, block)).sum();
-        let outputs = self.stacked_experts(slot) * of_expert;
-        match info.inputs {
-            Some(inputs) => (outputs, self.block_len(slot, inputs)),
-            None => (1, outputs),
-        }
-    }
-
-    /// Returns the number of weights. A tied head counts once.
-    pub fn parameters(&self) -> usize {
-        self.slots().into_iter().map(|slot| self.shape(slot)).map(|(rows, cols)| rows * cols).sum()
-    }
-}
-
-/// Returns the number of features of gate and of up in the MLP that the weight belongs to; 0 if the
-/// layer does not have it.
-fn mlp_width(layer: &LayerSpec, slot: WeightSlot) -> usize {
-    match slot {
-        WeightSlot::Layer(
-            _,
-            LayerSlot::ExpertGateUp | LayerSlot::ExpertGateUpBias | LayerSlot::ExpertDown,
-        ) => layer.mlp.experts().map_or(0, |experts| experts.width),
-        WeightSlot::Layer(_, LayerSlot::SharedGateUp | LayerSlot::SharedDown) => {
-            shared(layer).map_or(0, |shared| shared.width)
-        }
-        _ => layer.mlp.dense().map_or(0, |mlp| mlp.width),
     }
 }

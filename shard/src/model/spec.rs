@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use millrace_kernels::{Activation, Gating, QkvLayout, RopeStyle, RouterSpec};
+use millrace_kernels::{Activation, Gating, KvFormat, KvSpec, QkvLayout, RopeStyle, RouterSpec};
 
 /// The specification of a decoder.
 #[derive(Debug, Clone, PartialEq)]
@@ -130,6 +130,56 @@ pub struct AttentionHeads {
     pub sinks: bool,
     /// Whether the output projection has a bias.
     pub out_bias: bool,
+    /// The latents that keys and values are computed from, if they are (multi-head latent
+    /// attention). `layout` then has one key head, whose features are the shared rotated ones, then
+    /// those of the latent.
+    pub latent: Option<LatentPlan>,
+}
+
+/// The projections of multi-head latent attention (DeepSeek-AI, "DeepSeek-V2"). The decoder
+/// computes the absorbed form: the cache holds one latent for each token, and each head's
+/// projections from the latent are applied to queries and to results instead.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct LatentPlan {
+    /// Number of features that queries are computed from. If absent, it is the residual stream.
+    pub query_rank: Option<usize>,
+    /// Number of features of each query head that are not rotated.
+    pub plain_dim: usize,
+    /// Number of rotated features of each query head and of the shared key.
+    pub rotary_dim: usize,
+    /// Number of features of a latent.
+    pub rank: usize,
+    /// Number of features of each value head.
+    pub value_dim: usize,
+    /// Added to the mean square in the norms of latents and of the features of queries.
+    pub norm_eps: f32,
+}
+
+impl LatentPlan {
+    /// Returns the features of a query head before its projection to those of the latent.
+    pub const fn query_dim(&self) -> usize {
+        self.plain_dim + self.rotary_dim
+    }
+
+    /// Returns the features of a cached row: the rotated key and the latent.
+    pub const fn row_dim(&self) -> usize {
+        self.rotary_dim + self.rank
+    }
+}
+
+impl AttentionHeads {
+    /// Returns the shape of the KV cache of a layer.
+    pub const fn kv_spec(&self, blocks: usize, block_size: usize, format: KvFormat) -> KvSpec {
+        let QkvLayout { kv_heads: heads, head_dim, .. } = self.layout;
+        // Latents are keys and values at once.
+        let value_dim = if self.latent.is_some() { 0 } else { head_dim };
+        KvSpec { blocks, block_size, heads, key_dim: head_dim, value_dim, format }
+    }
+
+    /// Returns the number of features that the output projection reads.
+    pub fn result_cols(&self) -> usize {
+        self.layout.heads * self.latent.map_or(self.layout.head_dim, |latent| latent.value_dim)
+    }
 }
 
 /// The norm of queries and keys before the rotation. Its kind is that of the model's norms, without

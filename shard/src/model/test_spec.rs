@@ -18,6 +18,7 @@ pub(crate) fn spec() -> DecoderSpec {
         score_cap: None,
         sinks: false,
         out_bias: false,
+        latent: None,
     };
     let mlp = DenseMlp { width: 32, act: Activation::Silu, up_bias: false, down_bias: false };
     let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };

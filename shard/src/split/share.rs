@@ -114,14 +114,20 @@ impl Split {
             | FeatureBlock::HeadDim
             | FeatureBlock::Positions
             | FeatureBlock::Experts
+            | FeatureBlock::QueryRank
+            | FeatureBlock::SharedKey
+            | FeatureBlock::Latent
             | FeatureBlock::One => 0..len,
             FeatureBlock::Vocabulary => {
                 let Range { start, end } = self.vocab_rows(whole);
                 start.min(len)..end.min(len)
             }
-            FeatureBlock::Heads | FeatureBlock::Query | FeatureBlock::Gate | FeatureBlock::Up => {
-                self.share(len)
-            }
+            FeatureBlock::Heads
+            | FeatureBlock::Query
+            | FeatureBlock::HeadQueries
+            | FeatureBlock::HeadKeysValues
+            | FeatureBlock::Gate
+            | FeatureBlock::Up => self.share(len),
             FeatureBlock::Key | FeatureBlock::Value => {
                 let layer = &whole.layers[slot.layer().expect("only layers have key and value heads")];
                 let Some(AttentionHeads { layout, .. }) = layer.attention.heads() else { return 0..0 };

@@ -16,9 +16,9 @@ use millrace_shard::ShardLimits;
 use millrace_shard::decoder::{Collective, Decoder, SubmittedStep, Weights};
 use millrace_shard::model::{
     AlibiHeads, Attention, AttentionHeads, DecoderSpec, DenseMlp, EmbeddingPlan, ExpertsSpec, HeadNormPlan,
-    HeadPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions, Residual,
-    RopeScaling, RopeTable, SharedExpert, SlopeRule, WeightError, WeightKind, WeightSlot, WeightSource,
-    WeightStorage,
+    HeadPlan, LatentPlan, LayerSpec, LearnedPositions, Mlp, NormKind, NormPlace, NormPlan, Positions,
+    Residual, RopeScaling, RopeTable, SharedExpert, SlopeRule, WeightError, WeightKind, WeightSlot,
+    WeightSource, WeightStorage,
 };
 use proptest::prelude::*;
 
@@ -175,6 +175,7 @@ fn heads_of_models() -> impl Strategy<Value = HeadPlan> {
         factor,
         soft_cap,
         unit_rows: false,
+        is_absent: false,
     })
 }
 
@@ -224,6 +225,41 @@ pub fn mixtures() -> impl Strategy<Value = ExpertsSpec> {
     })
 }
 
+/// Generates projections of latent attention. The number of rotated features is set later.
+fn latents() -> impl Strategy<Value = LatentPlan> {
+    (prop::option::of(1usize..12), 1usize..9, 1usize..20, 1usize..9).prop_map(
+        |(query_rank, plain_dim, rank, value_dim)| LatentPlan {
+            query_rank,
+            plain_dim,
+            rotary_dim: 0,
+            rank,
+            value_dim,
+            norm_eps: 0.3,
+        },
+    )
+}
+
+/// Returns heads with these projections, rotated by the first table.
+fn with_latent(heads: AttentionHeads, latent: LatentPlan, rotary_dim: usize) -> AttentionHeads {
+    let latent = LatentPlan { rotary_dim, ..latent };
+    AttentionHeads {
+        layout: QkvLayout { heads: heads.layout.heads, kv_heads: 1, head_dim: latent.row_dim() },
+        qkv_bias: false,
+        head_norm: HeadNormPlan::None,
+        positions: Positions::Rotary { table: 0 },
+        score_scale: 1.0 / (latent.query_dim() as f32).sqrt(),
+        score_cap: None,
+        sinks: false,
+        out_bias: heads.out_bias,
+        latent: Some(latent),
+    }
+}
+
+/// Returns whether a layer caches latents.
+pub fn has_latents(spec: &DecoderSpec) -> bool {
+    spec.layers.iter().any(|layer| layer.attention.heads().is_some_and(|heads| heads.latent.is_some()))
+}
+
 /// Generates specifications with all combinations of options.
 pub fn specs() -> impl Strategy<Value = DecoderSpec> {
     let head = (1usize..4, 1usize..4, 1usize..9).prop_map(|(kv_heads, group, half)| QkvLayout {
@@ -238,7 +274,7 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
         positions(),
         prop::option::of(1usize..9),
         (1usize..40, any::<bool>(), activations(), prop::option::of(mixtures())),
-        (prop::option::of(1f32..8.0), any::<bool>()),
+        (prop::option::of(1f32..8.0), any::<bool>(), prop::option::weighted(0.25, latents())),
     );
     let layers = prop::collection::vec(layer, 1..4);
     let ends = (embeddings(), any::<bool>(), heads_of_models());
@@ -251,66 +287,77 @@ pub fn specs() -> impl Strategy<Value = DecoderSpec> {
             vocab,
             (embedding, tied_head, head),
             (norm, residual, branch_factor),
-        )| DecoderSpec {
-            model_type: "random".into(),
-            vocab,
-            vocab_rows: 0..vocab,
-            hidden,
-            max_positions: POSITIONS,
-            embedding,
-            norm,
-            residual,
-            branch_factor,
-            head,
-            ropes: ropes
-                .into_iter()
-                .map(|(half, pairs, scaling)| RopeTable {
-                    style: if half { RopeStyle::Half } else { RopeStyle::Interleaved },
-                    rotary_dim: (2 * pairs).min(layout.head_dim),
-                    theta: 100.0,
-                    scaling,
-                })
-                .collect(),
-            layers: layers
-                .into_iter()
-                .map(
-                    |(
-                        (qkv_bias, out_bias, up_bias, down_bias),
-                        head_norm,
-                        positions,
-                        window,
-                        mlp,
-                        scores,
-                    )| {
-                        let ((width, is_gated, act, experts), (score_cap, sinks)) = (mlp, scores);
-                        let positions = match positions {
-                            Positions::Linear(slopes) => {
-                                Positions::Linear(AlibiHeads { all: layout.heads, ..slopes })
-                            }
-                            other => other,
-                        };
-                        let heads = AttentionHeads {
-                            layout,
-                            qkv_bias,
+        )| {
+            let rotary_dim = (2 * ropes[0].1).min(layout.head_dim);
+            DecoderSpec {
+                model_type: "random".into(),
+                vocab,
+                vocab_rows: 0..vocab,
+                hidden,
+                max_positions: POSITIONS,
+                embedding,
+                norm,
+                residual,
+                branch_factor,
+                head,
+                ropes: ropes
+                    .into_iter()
+                    .map(|(half, pairs, scaling)| RopeTable {
+                        style: if half { RopeStyle::Half } else { RopeStyle::Interleaved },
+                        rotary_dim: (2 * pairs).min(layout.head_dim),
+                        theta: 100.0,
+                        scaling,
+                    })
+                    .collect(),
+                layers: layers
+                    .into_iter()
+                    .map(
+                        |(
+                            (qkv_bias, out_bias, up_bias, down_bias),
                             head_norm,
                             positions,
-                            score_scale: 1.0 / (layout.head_dim as f32).sqrt(),
-                            score_cap,
-                            sinks,
-                            out_bias,
-                        };
-                        let attention = match window {
-                            None => Attention::Full(heads),
-                            Some(window) => Attention::Sliding { heads, window },
-                        };
-                        let mlp = DenseMlp { width, act, up_bias, down_bias };
-                        let mlp = if is_gated { Mlp::Gated(mlp) } else { Mlp::Plain(mlp) };
-                        let mlp = experts.map_or(mlp, Mlp::Experts);
-                        LayerSpec { attention, mlp }
-                    },
-                )
-                .collect(),
-            tied_head,
+                            window,
+                            mlp,
+                            scores,
+                        )| {
+                            let ((width, is_gated, act, experts), (score_cap, sinks, latent)) = (mlp, scores);
+                            let positions = match positions {
+                                Positions::Linear(slopes) => {
+                                    Positions::Linear(AlibiHeads { all: layout.heads, ..slopes })
+                                }
+                                other => other,
+                            };
+                            let heads = AttentionHeads {
+                                layout,
+                                qkv_bias,
+                                head_norm,
+                                positions,
+                                score_scale: 1.0 / (layout.head_dim as f32).sqrt(),
+                                score_cap,
+                                sinks,
+                                out_bias,
+                                latent: None,
+                            };
+                            if let Some(latent) = latent {
+                                let heads = with_latent(heads, latent, rotary_dim);
+                                let mlp = DenseMlp { width, act, up_bias, down_bias };
+                                let mlp = if is_gated { Mlp::Gated(mlp) } else { Mlp::Plain(mlp) };
+                                let mlp = experts.map_or(mlp, Mlp::Experts);
+                                return LayerSpec { attention: Attention::Full(heads), mlp };
+                            }
+                            let attention = match window {
+                                None => Attention::Full(heads),
+                                Some(window) => Attention::Sliding { heads, window },
+                            };
+                            let mlp = DenseMlp { width, act, up_bias, down_bias };
+                            let mlp = if is_gated { Mlp::Gated(mlp) } else { Mlp::Plain(mlp) };
+                            let mlp = experts.map_or(mlp, Mlp::Experts);
+                            LayerSpec { attention, mlp }
+                        },
+                    )
+                    .collect(),
+                tied_head,
+            }
         },
     )
 }
@@ -326,6 +373,7 @@ pub fn fixed_spec() -> DecoderSpec {
         score_cap: None,
         sinks: false,
         out_bias: false,
+        latent: None,
     };
     let mlp = DenseMlp { width: 12, act: Activation::Silu, up_bias: false, down_bias: false };
     let layer = LayerSpec { attention: Attention::Full(heads), mlp: Mlp::Gated(mlp) };

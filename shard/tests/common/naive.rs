@@ -5,8 +5,8 @@ use std::f64::consts::PI;
 
 use millrace_kernels::{Activation, Gating, GroupScore, RopeStyle, RouterScores, RouterSpec};
 use millrace_shard::model::{
-    AlibiHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LayerSlot, Mlp, NormKind, NormPlace, Positions,
-    Residual, RopeScaling, RopeTable, SlopeRule, WeightSlot,
+    AlibiHeads, DecoderSpec, ExpertsSpec, HeadNormPlan, LatentPlan, LayerSlot, Mlp, NormKind, NormPlace,
+    Positions, Residual, RopeScaling, RopeTable, SlopeRule, WeightSlot,
 };
 
 use super::MemoryWeights;
@@ -123,6 +123,9 @@ fn attention(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &[Ve
     let attention = &spec.layers[index].attention;
     let layer = attention.heads().expect("the layer has softmax attention");
     let get = |slot| weights.values(WeightSlot::Layer(index, slot));
+    if let Some(plan) = &layer.latent {
+        return latent_attention(spec, weights, (index, plan), xs);
+    }
     let (d, heads, kv_heads) = (layer.layout.head_dim, layer.layout.heads, layer.layout.kv_heads);
     let (qkv, out) = (get(LayerSlot::Qkv), get(LayerSlot::Out));
     let norms = Norms { spec, weights };
@@ -193,6 +196,72 @@ fn attention(spec: &DecoderSpec, weights: &MemoryWeights, index: usize, xs: &[Ve
         y
     };
     (0..xs.len()).map(of_query).collect()
+}
+
+/// Returns the output of latent attention for each of `xs`. Keys and values of all heads are
+/// computed from the latents, as in training.
+fn latent_attention(
+    spec: &DecoderSpec,
+    weights: &MemoryWeights,
+    (index, plan): (usize, &LatentPlan),
+    xs: &[Vec<f64>],
+) -> Vec<Vec<f64>> {
+    let layer = spec.layers[index].attention.heads().expect("latent attention has heads");
+    let get = |slot| weights.values(WeightSlot::Layer(index, slot));
+    let Positions::Rotary { table } = layer.positions else { panic!("latent attention is rotated") };
+    let normed = |x: &[f64], scale: &[f64]| -> Vec<f64> {
+        let square = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
+        let root = (square + f64::from(plan.norm_eps)).sqrt();
+        x.iter().zip(scale).map(|(v, s)| v / root * s).collect()
+    };
+    let (plain, of_query, of_head) = (plan.plain_dim, plan.query_dim(), plan.plain_dim + plan.value_dim);
+    let (mut queries, mut keys, mut values) = (vec![], vec![], vec![]);
+    for (position, x) in xs.iter().enumerate() {
+        let projected = match plan.query_rank {
+            None => matrix(&get(LayerSlot::LatentQuery), x),
+            Some(_) => {
+                let low = matrix(&get(LayerSlot::QueryDown), x);
+                matrix(&get(LayerSlot::QueryUp), &normed(&low, &get(LayerSlot::QueryDownNorm)))
+            }
+        };
+        let rotated = |features: &[f64]| {
+            let mut features = features.to_vec();
+            rotate(&spec.ropes[table], position, &mut features);
+            features
+        };
+        let of_token: Vec<Vec<f64>> = projected
+            .chunks(of_query)
+            .map(|head| [head[..plain].to_vec(), rotated(&head[plain..])].concat())
+            .collect();
+        queries.push(of_token);
+        let row = matrix(&get(LayerSlot::LatentDown), x);
+        let (shared, latent) = row.split_at(plan.rotary_dim);
+        let shared = rotated(shared);
+        let up = matrix(&get(LayerSlot::LatentUp), &normed(latent, &get(LayerSlot::LatentNorm)));
+        let heads = up.chunks(of_head);
+        keys.push(
+            heads.clone().map(|head| [head[..plain].to_vec(), shared.clone()].concat()).collect::<Vec<_>>(),
+        );
+        values.push(heads.map(|head| head[plain..].to_vec()).collect::<Vec<_>>());
+    }
+    let out = get(LayerSlot::Out);
+    let of_position = |i: usize| {
+        let mut joined = vec![];
+        for h in 0..layer.layout.heads {
+            let scores: Vec<f64> =
+                (0..=i).map(|j| dot(&queries[i][h], &keys[j][h]) * f64::from(layer.score_scale)).collect();
+            let total: f64 = scores.iter().map(|s| s.exp()).sum();
+            joined.extend((0..plan.value_dim).map(|f| -> f64 {
+                scores.iter().enumerate().map(|(j, s)| s.exp() / total * values[j][h][f]).sum()
+            }));
+        }
+        let mut y = matrix(&out, &joined);
+        if layer.out_bias {
+            add(&mut y, &get(LayerSlot::OutBias));
+        }
+        y
+    };
+    (0..xs.len()).map(of_position).collect()
 }
 
 /// Returns the slope of a head: the numbers of a geometric sequence, in the order of the rule.

@@ -17,12 +17,12 @@ impl Cpu {
         scoring: Scoring<'_>,
         out: &mut Buf,
     ) {
-        let Scoring { spec, terms } = scoring;
+        let Scoring { dims, spec, terms } = scoring;
         let n = step.tokens.len();
         let (qkv, out) = (qkv.rows(n), Shared::new(out.rows_mut(n)));
         let mut tasks = lock(&self.attention);
-        tasks.make(step, spec, self.threads());
-        let work = tasks.cost() * spec.layout.head_dim;
+        tasks.make(step, scoring, self.threads());
+        let work = tasks.cost() * dims.key;
         let AttentionTasks { list, split, partials } = &mut *tasks;
         let shared = Shared::new(partials);
         self.parallel_in_order(list.len(), work, |task, thread| {
@@ -31,7 +31,7 @@ impl Cpu {
             let row = &step.rows[row];
             let (queries, ranges) = (queries.clone(), ranges.clone());
             let to = partials.map_or(Output::Attention(out), |at| Output::Partials(shared.from(at)));
-            let (of, blocks) = (Queries { spec, row, kv_head }, step.blocks(row));
+            let (of, blocks) = (Queries { dims, spec, row, kv_head }, step.blocks(row));
             self.target.dispatch(Tile {
                 of,
                 spec,
@@ -49,14 +49,14 @@ impl Cpu {
             });
         });
         let partials = &partials[..];
-        let stride = stride(spec.layout.head_dim);
+        let stride = stride(dims.value);
         let merged: usize = split.iter().map(|tile| tile.queries.len() * tile.ranges.len() * stride).sum();
         self.parallel(split.len(), merged, |tile, thread| {
             let Task { row, kv_head, ref queries, ref ranges, partials: at, .. } = split[tile];
             let (_guard, scratch) = self.scratch(thread);
             let (row, queries, ranges) = (&step.rows[row], queries.clone(), ranges.clone());
             let partials = &partials[at.unwrap_or(0)..];
-            let of = Queries { spec, row, kv_head };
+            let of = Queries { dims, spec, row, kv_head };
             let sinks = terms.sinks;
             self.target.dispatch(Merge { of, sinks, queries, ranges, partials, out, scratch });
         });

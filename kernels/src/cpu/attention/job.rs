@@ -7,11 +7,33 @@ use super::super::memory::Shared;
 use super::super::queue::Row;
 use super::softmax::Partial;
 use super::{QUERIES, RANGE, SEGMENT};
-use crate::backend::{AttentionSpec, ScoreTerms};
+use crate::backend::{AttentionSpec, QkvLayout, ScoreTerms};
+
+/// The sizes of heads, and where a token's queries lie.
+#[derive(Clone, Copy)]
+pub(in crate::cpu) struct HeadDims {
+    /// Features of a key.
+    pub(in crate::cpu) key: usize,
+    /// Features of a value.
+    pub(in crate::cpu) value: usize,
+    /// Numbers from one token's queries to the next one's.
+    pub(in crate::cpu) query_stride: usize,
+    /// Whether values are the last features of the keys.
+    pub(in crate::cpu) shared: bool,
+}
+
+impl HeadDims {
+    /// Returns the sizes of heads of a fused projection.
+    pub(in crate::cpu) fn of(layout: QkvLayout) -> HeadDims {
+        let dim = layout.head_dim;
+        HeadDims { key: dim, value: dim, query_stride: layout.cols(), shared: false }
+    }
+}
 
 /// How scores are computed, and which keys a query attends to.
 #[derive(Clone, Copy)]
 pub(in crate::cpu) struct Scoring<'a> {
+    pub(in crate::cpu) dims: HeadDims,
     pub(in crate::cpu) spec: &'a AttentionSpec,
     pub(in crate::cpu) terms: ScoreTerms<'a, Vec<f32>>,
 }
@@ -20,6 +42,7 @@ pub(in crate::cpu) struct Scoring<'a> {
 /// token `u / group` of the row.
 #[derive(Clone, Copy)]
 pub(super) struct Queries<'a> {
+    pub(super) dims: HeadDims,
     pub(super) spec: &'a AttentionSpec,
     pub(super) row: &'a Row,
     pub(super) kv_head: usize,
@@ -59,7 +82,7 @@ impl Queries<'_> {
         (self.row.token + u / self.group(), self.kv_head * self.group() + u % self.group())
     }
 
-    /// Writes the attention of query `u` to `out`, `[n, heads * head_dim]`. `softmax` is that of
+    /// Writes the attention of query `u` to `out`, `[n, heads * value_dim]`. `softmax` is that of
     /// all keys without the attention sinks, `[heads]`, which are added here.
     ///
     /// # Safety
@@ -75,7 +98,7 @@ impl Queries<'_> {
     ) {
         let (token, head) = self.token_and_head(u);
         let Partial { max, sum } = softmax;
-        let dim = self.spec.layout.head_dim;
+        let dim = self.dims.value;
         // SAFETY: the caller guarantees it.
         let out = unsafe { out.slice((token * self.spec.layout.heads + head) * dim, dim) };
         let factor = match sinks {
@@ -104,7 +127,7 @@ pub(super) struct Tile<'a> {
     /// At most [`QUERIES`].
     pub(super) queries: Range<usize>,
     pub(super) ranges: Range<usize>,
-    /// `[n, layout.cols()]`
+    /// `[n, query_stride]`
     pub(super) qkv: &'a [f32],
     pub(super) to: Output,
     /// Whether the machine has a tile unit.
@@ -117,13 +140,19 @@ pub(super) struct Tile<'a> {
 /// The place of a tile's results.
 #[derive(Clone, Copy)]
 pub(super) enum Output {
-    /// The attention of all ranges, `[n, heads * head_dim]`.
+    /// The attention of all ranges, `[n, heads * value_dim]`.
     Attention(Shared<f32>),
     /// Partial results of a single range, `[queries, stride]`.
     Partials(Shared<f32>),
 }
 
 impl Tile<'_> {
+    /// Returns the sizes of the heads.
+    #[inline(always)]
+    pub(super) fn dims(&self) -> HeadDims {
+        self.of.dims
+    }
+
     /// Returns the token and the head of a query.
     #[inline(always)]
     pub(super) fn token_and_head(&self, u: usize) -> (usize, usize) {
@@ -143,9 +172,9 @@ impl Tile<'_> {
 pub(super) struct Work {
     /// Packed queries.
     pub(super) q: *mut u32,
-    /// Weighted values of the current range, `[QUERIES, padded head_dim]`.
+    /// Weighted values of the current range, `[QUERIES, padded value_dim]`.
     pub(super) acc: *mut f32,
-    /// Weighted values of the ranges before it, `[QUERIES, padded head_dim]`.
+    /// Weighted values of the ranges before it, `[QUERIES, padded value_dim]`.
     pub(super) merged: *mut f32,
     /// Scores, then weights of one segment, `[QUERIES, SEGMENT]`.
     pub(super) p: *mut f32,
@@ -153,17 +182,17 @@ pub(super) struct Work {
     pub(super) scales: *mut f32,
     /// Factors on the values of one segment, by key.
     pub(super) value_scales: *mut f32,
-    /// Copies of up to [`COPIED_WORDS`](super::COPIED_WORDS) words of values.
+    /// Copies of the values of up to [`GROUP`](super::GROUP) positions.
     pub(super) word: *mut u32,
 }
 
 impl Work {
     /// Divides working memory of [`scratch`](super::scratch) numbers.
     #[inline(always)]
-    pub(super) fn new(scratch: Shared<f32>, dim: usize) -> Work {
-        let width = padded(dim);
+    pub(super) fn new(scratch: Shared<f32>, dims: HeadDims) -> Work {
+        let width = padded(dims.value);
         let q = scratch.as_ptr();
-        let acc = q.wrapping_add(QUERIES * dim.next_multiple_of(2));
+        let acc = q.wrapping_add(QUERIES * dims.key.next_multiple_of(2));
         let merged = acc.wrapping_add(QUERIES * width);
         let p = merged.wrapping_add(QUERIES * width);
         let scales = p.wrapping_add(QUERIES * SEGMENT);

@@ -13,8 +13,8 @@ use super::softmax::{Partial, Unscaled, merge};
 const TAIL: usize = 16;
 
 /// Returns the distance of two partial results in the buffer for them.
-pub(super) const fn stride(head_dim: usize) -> usize {
-    padded(head_dim) + TAIL
+pub(super) const fn stride(value_dim: usize) -> usize {
+    padded(value_dim) + TAIL
 }
 
 /// Writes the partial result of one query, of [`stride`] numbers.
@@ -33,7 +33,7 @@ pub(super) struct Merge<'a> {
     pub(super) queries: Range<usize>,
     pub(super) ranges: Range<usize>,
     pub(super) partials: &'a [f32],
-    /// `[n, heads * head_dim]`
+    /// `[n, heads * value_dim]`
     pub(super) out: Shared<f32>,
     /// Working memory for one row of values.
     pub(super) scratch: Shared<f32>,
@@ -46,7 +46,7 @@ impl Kernel for Merge<'_> {
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
         let Merge { of, sinks, queries, ranges, partials, out, scratch } = self;
-        let dim = of.spec.layout.head_dim;
+        let dim = of.dims.value;
         let (width, stride) = (padded(dim), stride(dim));
         // SAFETY: the working memory holds a row, and belongs to this task.
         let values = unsafe { scratch.slice(0, width) };

@@ -27,7 +27,7 @@ mod tasks;
 mod tile;
 mod values;
 
-pub(super) use job::Scoring;
+pub(super) use job::{HeadDims, Scoring};
 pub(super) use tasks::{AttentionTasks, partial_floats};
 
 use super::kv::padded;
@@ -40,11 +40,11 @@ const SEGMENT: usize = 128;
 /// instruction sets.
 const QUERIES: usize = 48;
 
-/// The largest number of words of values that are copied at once: those of 16 tokens.
-const COPIED_WORDS: usize = 8;
+/// Positions of a group of values that are copied at once.
+const GROUP: usize = 16;
 
 /// Returns the numbers of working memory that a tile needs.
-pub(super) const fn scratch(head_dim: usize) -> usize {
-    let of_query = head_dim.next_multiple_of(2) + 2 * padded(head_dim) + SEGMENT;
-    QUERIES * of_query + 2 * SEGMENT + COPIED_WORDS * padded(head_dim)
+pub(super) const fn scratch(key_dim: usize, value_dim: usize) -> usize {
+    let of_query = key_dim.next_multiple_of(2) + 2 * padded(value_dim) + SEGMENT;
+    QUERIES * of_query + 2 * SEGMENT + GROUP * padded(value_dim)
 }

@@ -36,8 +36,8 @@ impl OnTiles {
 
     /// Returns whether the unit can compute these heads: their features are whole steps.
     pub(super) fn fits(tile: &Tile<'_>) -> bool {
-        let dim = tile.spec.layout.head_dim;
-        dim > 0 && dim.is_multiple_of(FEATURES)
+        let dim = tile.dims().key;
+        dim > 0 && dim.is_multiple_of(FEATURES) && !tile.dims().shared
     }
 }
 

@@ -3,7 +3,7 @@
 use super::super::simd::Simd;
 use super::super::step::Step;
 use super::super::tile::Tiles;
-use super::job::{Tile, Work};
+use super::job::{HeadDims, Tile, Work};
 
 /// Packs the queries in tiles of `[words][height]`.
 ///
@@ -11,13 +11,13 @@ use super::job::{Tile, Work};
 /// The machine has the instruction set, and the working memory is as large as `scratch` says.
 #[inline(always)]
 pub(super) unsafe fn pack<S: Simd, F: Step>(tile: &Tile<'_>, work: Work) {
-    let layout = tile.spec.layout;
-    let (dim, words) = (layout.head_dim, layout.head_dim.div_ceil(F::INPUTS));
+    let HeadDims { key: dim, query_stride, .. } = tile.dims();
+    let words = dim.div_ceil(F::INPUTS);
     let tiles = Tiles::new(tile.queries.len(), S::ROWS);
     for rows in (0..tiles.count()).map(|tile| tiles.rows(tile)) {
         for i in rows.clone() {
             let (token, head) = tile.token_and_head(tile.queries.start + i);
-            let query = &tile.qkv[token * layout.cols() + head * dim..][..dim];
+            let query = &tile.qkv[token * query_stride + head * dim..][..dim];
             // SAFETY: a tile of height h takes h * words words. The values' place holds a row of
             // words, and is not in use yet.
             unsafe {

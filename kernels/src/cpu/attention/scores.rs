@@ -24,7 +24,7 @@ pub(super) unsafe fn scores<S: Simd, F: Step>(
     start: usize,
 ) {
     let pair = 2 * S::LANES;
-    let words = tile.spec.layout.head_dim.div_ceil(F::INPUTS);
+    let words = tile.dims().key.div_ceil(F::INPUTS);
     let tiles = Tiles::new(tile.queries.len(), S::ROWS);
     let mut at = keys.start / pair * pair;
     while at < keys.end {

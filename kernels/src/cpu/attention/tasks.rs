@@ -6,10 +6,10 @@ use std::ops::Range;
 use super::super::memory::Memory;
 use super::super::queue::Queue;
 use super::QUERIES;
-use super::job::Queries;
+use super::job::{Queries, Scoring};
 use super::merge::stride;
 use crate::Result;
-use crate::backend::{AttentionSpec, StepSize};
+use crate::backend::StepSize;
 
 /// Numbers of partial results for each thread.
 const PARTIALS: usize = 1 << 16;
@@ -66,14 +66,15 @@ impl AttentionTasks {
     }
 
     /// Makes the tasks of a step.
-    pub(super) fn make(&mut self, step: &Queue, spec: &AttentionSpec, threads: usize) {
+    pub(super) fn make(&mut self, step: &Queue, scoring: Scoring<'_>, threads: usize) {
+        let Scoring { dims, spec, .. } = scoring;
         self.list.clear();
         self.split.clear();
         let group = spec.layout.heads / spec.layout.kv_heads;
         for (index, row) in step.rows.iter().enumerate() {
             for first in (0..row.count * group).step_by(QUERIES) {
                 let queries = first..(first + QUERIES).min(row.count * group);
-                let ranges = Queries { spec, row, kv_head: 0 }.ranges(&queries);
+                let ranges = Queries { dims, spec, row, kv_head: 0 }.ranges(&queries);
                 let keys = (row.start + (queries.end - 1) / group + 1).min(spec.window.unwrap_or(usize::MAX));
                 let cost = queries.len() * (keys + 16);
                 self.list.extend((0..spec.layout.kv_heads).map(|kv_head| Task {
@@ -87,7 +88,7 @@ impl AttentionTasks {
             }
         }
         if threads > 1 {
-            self.split_long(stride(spec.layout.head_dim), threads);
+            self.split_long(stride(dims.value), threads);
         }
         // The longest tasks come first, so that no thread starts a long one when the others are
         // done.
@@ -134,7 +135,8 @@ impl AttentionTasks {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backend::{QkvLayout, SeqRow, StepInput};
+    use crate::backend::{AttentionSpec, QkvLayout, ScoreTerms, SeqRow, StepInput};
+    use crate::cpu::attention::HeadDims;
     use crate::{DType, KvFormat};
 
     const SPEC: AttentionSpec = AttentionSpec {
@@ -165,7 +167,8 @@ mod tests {
         let mut tasks = AttentionTasks::new(threads).unwrap();
         tasks.reserve(&size, threads);
         let capacities = (tasks.list.capacity(), tasks.split.capacity());
-        tasks.make(&queue, &SPEC, threads);
+        let scoring = Scoring { dims: HeadDims::of(SPEC.layout), spec: &SPEC, terms: ScoreTerms::NONE };
+        tasks.make(&queue, scoring, threads);
         assert_eq!(capacities, (tasks.list.capacity(), tasks.split.capacity()));
         tasks
     }

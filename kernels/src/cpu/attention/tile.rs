@@ -71,9 +71,9 @@ impl<F: Step> Products<F> for Vectors {
 
 #[inline(always)]
 unsafe fn run<S: Simd, F: Step>(tile: &Tile<'_>, view: &View<F>, mut products: impl Products<F>) {
-    let dim = tile.spec.layout.head_dim;
+    let dim = tile.dims().value;
     let width = padded(dim);
-    let work = Work::new(tile.scratch, dim);
+    let work = Work::new(tile.scratch, tile.dims());
     let mut merged = [None; QUERIES];
     // SAFETY: the caller guarantees the instruction set and valid pointers. The loops stay inside
     // the operands, and the working memory belongs to this task.
@@ -124,7 +124,7 @@ unsafe fn attend<S: Simd, F: Step>(
     range: usize,
 ) -> [Softmax<S::V>; QUERIES] {
     let count = tile.queries.len();
-    let width = padded(tile.spec.layout.head_dim);
+    let width = padded(tile.dims().value);
     let first = tile.of.sees_in(tile.queries.start, range).start;
     let end = tile.of.sees_in(tile.queries.end - 1, range).end;
     // SAFETY: as in `run`.

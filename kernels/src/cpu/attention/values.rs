@@ -9,9 +9,9 @@ use super::super::kv::{View, padded};
 use super::super::simd::{Extension, Kernel, Simd};
 use super::super::step::Step;
 use super::super::tile::{Tiles, with_height};
-use super::SEGMENT;
 use super::job::{Tile, Work};
 use super::stream::{Ahead, Factors, Stream, accumulate};
+use super::{GROUP, SEGMENT};
 
 /// The values of one segment, and what is prefetched meanwhile.
 pub(super) struct Segment<'a, F: Step> {
@@ -80,12 +80,16 @@ unsafe fn half_word<S: Simd, F: Step>(segment: &Segment<'_, F>, queries: Range<u
     let kept: u32 = if position.is_multiple_of(2) { 0xffff } else { 0xffff_0000 };
     // SAFETY: the position is inside the table, and its words inside the cache.
     unsafe {
-        let words = view.value(tile.place(position), tile.kv_head).cast::<u32>();
-        for d in 0..padded(tile.spec.layout.head_dim) {
-            *work.word.add(d) = *words.add(d) & kept;
+        let first = position / 2 * 2;
+        if tile.dims().shared {
+            copy_values(segment, first..first + 2, position..position + 1);
+        } else {
+            let words = view.value(tile.place(position), tile.kv_head).cast::<u32>();
+            for d in 0..padded(tile.dims().value) {
+                *work.word.add(d) = *words.add(d) & kept;
+            }
         }
-        let position = position / 2 * 2;
-        let values = Values { from: Source::Word, queries, keys: position..position + 2 };
+        let values = Values { from: Source::Copy, queries, keys: first..first + 2 };
         all_queries::<S, F>(segment, &values);
     }
 }
@@ -93,9 +97,64 @@ unsafe fn half_word<S: Simd, F: Step>(segment: &Segment<'_, F>, queries: Range<u
 /// Adds the values of `keys`, which are whole words.
 #[inline(always)]
 unsafe fn whole_words<S: Simd, F: Step>(segment: &Segment<'_, F>, queries: Range<usize>, keys: Range<usize>) {
-    if !keys.is_empty() {
-        // SAFETY: the caller guarantees the instruction set and valid positions.
-        unsafe { all_queries::<S, F>(segment, &Values { from: Source::Cache, queries, keys }) }
+    if !segment.tile.dims().shared {
+        if !keys.is_empty() {
+            // SAFETY: the caller guarantees the instruction set and valid positions.
+            unsafe { all_queries::<S, F>(segment, &Values { from: Source::Cache, queries, keys }) }
+        }
+        return;
+    }
+    let mut at = keys.start;
+    while at < keys.end {
+        let group = at..((at / GROUP + 1) * GROUP).min(keys.end);
+        at = group.end;
+        // SAFETY: as above. The words of a group are in one block, whose size is a multiple of the
+        // group's.
+        unsafe {
+            copy_values(segment, group.clone(), group.clone());
+            let queries = queries.clone();
+            all_queries::<S, F>(segment, &Values { from: Source::Copy, queries, keys: group });
+        }
+    }
+}
+
+/// Copies the values at `kept`, which are the last features of the keys, to [`Work::word`] in the
+/// order of a cache of values. `words` are at most [`GROUP`] positions, whole words in one block;
+/// the values at those that are not in `kept` are zeros, and so is the padding.
+///
+/// # Safety
+/// The block table covers the positions.
+#[inline(always)]
+unsafe fn copy_values<F: Step>(segment: &Segment<'_, F>, words: Range<usize>, kept: Range<usize>) {
+    let Segment { tile, view, work, .. } = *segment;
+    let dims = tile.dims();
+    let (width, first) = (padded(dims.value), dims.key - dims.value);
+    let (pack, size) = (F::INPUTS, view.block_size());
+    // SAFETY: the words are in one block of the cache, and the working memory holds a group.
+    unsafe {
+        let keys = view.key(tile.place(words.start), tile.kv_head);
+        if pack == 2 {
+            let (keys, to) = (keys.cast::<u16>(), work.word.cast::<u16>());
+            std::slice::from_raw_parts_mut(to, words.len() * width).fill(0);
+            for d in 0..dims.value {
+                let feature = first + d;
+                // Features are in pairs, and each pair has the positions of the block in order.
+                let from = keys.add(feature / 2 * size * 2 + feature % 2);
+                for at in kept.clone() {
+                    let i = at - words.start;
+                    *to.add((i / 2 * width + d) * 2 + i % 2) = *from.add(i * 2);
+                }
+            }
+        } else {
+            let to = work.word.cast::<F::Weight>();
+            to.write_bytes(0, words.len() * width);
+            for d in 0..dims.value {
+                let from = keys.add((first + d) * size);
+                for i in 0..words.len() {
+                    *to.add(i * width + d) = *from.add(i);
+                }
+            }
+        }
     }
 }
 
@@ -110,8 +169,8 @@ struct Values {
 #[derive(Clone, Copy)]
 enum Source {
     Cache,
-    /// [`Work::word`], with the value of a single word.
-    Word,
+    /// [`Work::word`], with the values of these keys alone.
+    Copy,
 }
 
 #[inline(always)]
@@ -147,7 +206,7 @@ impl<F: Step, const M: usize> Kernel for ValueTile<'_, F, M> {
 
     #[inline(always)]
     unsafe fn run<S: Simd>(self) {
-        let width = padded(self.segment.tile.spec.layout.head_dim);
+        let width = padded(self.segment.tile.dims().value);
         let mut d = 0;
         while d < width {
             // SAFETY: the creator guarantees valid pointers.
@@ -170,7 +229,7 @@ impl<F: Step, const M: usize> ValueTile<'_, F, M> {
     unsafe fn columns<S: Simd, const NV: usize>(&self, d: usize) {
         let ValueTile { segment, values, row } = *self;
         let Segment { tile, view, work, start, end } = *segment;
-        let width = padded(tile.spec.layout.head_dim);
+        let width = padded(tile.dims().value);
         let block_size = view.block_size();
         let keys = values.keys.clone();
         // SAFETY: the rows are inside the tile, and the keys inside the table.
@@ -184,7 +243,7 @@ impl<F: Step, const M: usize> ValueTile<'_, F, M> {
                 let steps = (next - at) / F::INPUTS;
                 let from = match values.from {
                     Source::Cache => view.value(tile.place(at), tile.kv_head),
-                    Source::Word => work.word.cast_const().cast(),
+                    Source::Copy => work.word.cast_const().cast(),
                 };
                 // The keys of the next segment are needed next. Each pass over the features
                 // prefetches its share of the block.
@@ -196,7 +255,7 @@ impl<F: Step, const M: usize> ValueTile<'_, F, M> {
                 let ahead = block.wrapping_add(view.key_block_bytes() * d / width);
                 let ahead = Ahead { first: [ahead, ahead.wrapping_add(step / 2)], step };
                 let w = std::array::from_fn(|v| from.add(d + v * S::LANES));
-                let stream = Stream { w, stride: view.value_stride(), ahead };
+                let stream = Stream { w, stride: width, ahead };
                 let p = work.p.cast::<u32>().add(row * SEGMENT + (at - start) / F::INPUTS).cast_const();
                 let weights = Factors { start: p, row: SEGMENT, step: 1 };
                 accumulate::<S, F, M, NV>(&mut acc, weights, &stream, steps);

@@ -5,23 +5,25 @@ use std::sync::PoisonError;
 use super::buffers::{Buf, Kv, Matrix, Vector};
 use super::cuda::Cuda;
 use super::experts::{Experts, Routing};
+use super::latent::HeadMatrices;
 use super::loading::WeightUpload;
 use super::packed::QuantizedRows;
 use super::queue::Queue;
 use super::tuning::{TunedProducts, TuningPolicy};
 use crate::backend::{
-    Backend, DeviceTypes, KvSpec, ModelLoading, Overheads, ProductShape, RoutingSpec, Segment, Sizing,
-    StepSize, WeightFormat,
+    Backend, DeviceTypes, HeadRows, KvSpec, ModelLoading, Overheads, ProductShape, RoutingSpec, Segment,
+    Sizing, StepSize, WeightFormat,
 };
 use crate::cuda::Elem;
 use crate::cuda::device::arena::ALIGNMENT;
-use crate::{Part, Result};
+use crate::{DType, Part, Result};
 
 impl DeviceTypes for Cuda {
     type Buf = Buf;
     type Vector = Vector;
     type Matrix = Matrix;
     type Experts = Experts;
+    type HeadMatrices = HeadMatrices;
     type Routing = Routing;
     type Kv = Kv;
     type Queue = Queue;
@@ -113,6 +115,10 @@ impl ModelLoading for Cuda {
 
     fn experts(&self, experts: &[Vec<Part>], format: WeightFormat) -> Result<Experts> {
         self.upload_weights(|upload| Experts::new(&self.device, upload, experts, format))
+    }
+
+    fn head_matrices(&self, heads: &[Vec<Part>], rows: HeadRows, dtype: DType) -> Result<HeadMatrices> {
+        HeadMatrices::new(&self.device, heads, rows, dtype)
     }
 
     fn routing(&self, spec: &RoutingSpec) -> Result<Routing> {

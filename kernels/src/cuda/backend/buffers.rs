@@ -2,6 +2,7 @@
 
 use super::loading::WeightUpload;
 use crate::backend::{KvFormat, KvSpec, WeightFormat};
+use crate::cuda::ops::latent::PagedLatents;
 use crate::cuda::ops::paged::PagedKv;
 use crate::cuda::weights::{DEPTH, OUTPUTS, UploadedWeight};
 use crate::cuda::{Device, Elem, Memory, View};
@@ -173,7 +174,7 @@ pub struct Kv {
 impl Kv {
     pub(super) fn new(device: &Device, spec: KvSpec) -> Result<Kv> {
         let KvSpec { key_dim, value_dim, .. } = spec;
-        if key_dim != value_dim {
+        if value_dim != 0 && key_dim != value_dim {
             return Err(Error::Unsupported(format!("key heads of {key_dim} and value heads of {value_dim}")));
         }
         let elem = kv_elem(spec.format)?;
@@ -183,6 +184,11 @@ impl Kv {
             Ok(memory)
         };
         Ok(Kv { keys: zeroed(spec.key_elements())?, values: zeroed(spec.value_elements())?, elem, spec })
+    }
+
+    pub(super) fn latents(&self) -> PagedLatents<'_> {
+        let KvSpec { blocks, block_size, key_dim, .. } = self.spec;
+        PagedLatents { rows: self.keys.view(self.elem), blocks, block_size, key_dim }
     }
 
     pub(super) fn paged(&self) -> PagedKv<'_> {

@@ -11,6 +11,7 @@ mod collectives;
 mod cuda;
 mod decoding;
 mod experts;
+mod latent;
 mod loading;
 mod operations;
 mod packed;

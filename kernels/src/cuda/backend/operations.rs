@@ -5,11 +5,12 @@ use super::buffers::{Buf, Kv, Matrix, Vector};
 use super::cuda::Cuda;
 use super::decoding::{of_rows, scores};
 use super::experts::{Experts, Routing};
+use super::latent::HeadMatrices;
 use super::queue::Queue;
 use crate::Result;
 use crate::backend::{
-    Activation, AttentionSpec, ExpertMlp, ForwardOps, Gating, Norm, NormKind, OpenStep, Prologue, RowParts,
-    ScoreTerms,
+    Activation, AttentionSpec, ExpertMlp, ForwardOps, Gating, LatentSpec, Norm, NormKind, OpenStep, Prologue,
+    RopeSpec, RowParts, ScoreTerms,
 };
 use crate::cuda::ops::activation::{self, ActivationRows, KernelVersion, ScaledSum, SoftCapRows};
 use crate::cuda::ops::attention::PagedAttention;
@@ -165,6 +166,32 @@ impl ForwardOps for Cuda {
         };
         let done = step.decoding.attention(&self.device, &all, spec)?;
         prefill(&self.device, &PagedAttention { batch: of_rows(&all.batch, &(done..all.batch.rows)), ..all })
+    }
+
+    fn linear_heads(&self, n: usize, x: &Buf, w: &HeadMatrices, out: &mut Buf) -> Result<()> {
+        self.multiply_heads(n, x, w, out)
+    }
+
+    fn latent_prologue(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        queries: &mut Buf,
+        latents: &mut Buf,
+        rope: &RopeSpec<Vector>,
+        kv: &mut Kv,
+    ) -> Result<()> {
+        self.store_latents(step.queue(), (queries, latents), rope, kv)
+    }
+
+    fn latent_attention(
+        &self,
+        step: &OpenStep<'_, Queue>,
+        queries: &Buf,
+        kv: &Kv,
+        spec: &LatentSpec,
+        out: &mut Buf,
+    ) -> Result<()> {
+        self.attend_latents(step.queue(), (queries, kv), spec, out)
     }
 
     fn gate(&self, n: usize, gating: Gating, x: &Buf, out: &mut Buf) -> Result<()> {

@@ -1,6 +1,7 @@
 //! Attention over a paged cache: the operands that all its kernels take, and the plain kernel,
 //! which takes every shape.
 
+use super::latent::LatentAttention;
 use super::paged::{AttentionScores, PagedKv, SequenceBatch};
 use super::select::kernel;
 use super::shared::attention_plain::{PLAIN_QUERIES, PlainAttentionParams, plain_attention_shared_bytes};
@@ -121,10 +122,52 @@ fn seen_up_to(n: usize, window: usize) -> f64 {
 /// of the launch.
 pub fn attention_plain(device: &Device, attention: &PagedAttention<'_>) -> Result<()> {
     attention.check()?;
-    let PagedAttention { heads, qkv, stride, kv, batch, scores, out } = attention;
     if attention.is_empty() {
         return Ok(());
     }
+    let dim = attention.kv.head_dim;
+    launch_plain(device, attention, ValueRows { values: attention.kv.values, dim, stride: dim })
+}
+
+/// Computes attention over latents by the plain kernel: one key head, whose last features are the
+/// values.
+pub(super) fn attention_of_values(device: &Device, p: &LatentAttention<'_>, keys: PagedKv<'_>) -> Result<()> {
+    let (dim, stride) = (p.value_dim, keys.head_dim);
+    if dim == 0 || dim > stride {
+        return Err(Error::Shape(format!("values of {dim} of {stride} features")));
+    }
+    // The output is checked here, because its rows are shorter than those of the queries.
+    p.out.expect("out", p.queries.elem(), p.batch.tokens * p.heads * dim)?;
+    let attention = PagedAttention {
+        heads: p.heads,
+        qkv: p.queries,
+        stride: p.heads * stride,
+        kv: keys,
+        batch: p.batch,
+        scores: p.scores,
+        out: p.queries,
+    };
+    attention.check()?;
+    if attention.is_empty() {
+        return Ok(());
+    }
+    let values = keys.keys.slice(stride - dim..keys.keys.len());
+    launch_plain(device, &PagedAttention { out: p.out, ..attention }, ValueRows { values, dim, stride })
+}
+
+/// The rows of the values in the cache.
+struct ValueRows<'a> {
+    /// From the first row on.
+    values: View<'a>,
+    /// Features of a row.
+    dim: usize,
+    /// Elements from one row to the next one.
+    stride: usize,
+}
+
+/// Launches the plain kernel. Shapes and types were checked.
+fn launch_plain(device: &Device, attention: &PagedAttention<'_>, rows: ValueRows<'_>) -> Result<()> {
+    let PagedAttention { heads, qkv, stride, kv, batch, scores, out } = attention;
     let kernel = plain_kernel(kv.keys.elem(), qkv.elem())?;
     let shared = plain_attention_shared_bytes(kv.head_dim);
     let most = device.properties().shared_per_block;
@@ -141,7 +184,7 @@ pub fn attention_plain(device: &Device, attention: &PagedAttention<'_>) -> Resul
         out: (*out).into(),
         qkv: (*qkv).into(),
         keys: kv.keys.into(),
-        values: kv.values.into(),
+        values: rows.values.into(),
         key_scales: key_scales.into(),
         value_scales: value_scales.into(),
         sequences: batch.params(scores),
@@ -149,6 +192,8 @@ pub fn attention_plain(device: &Device, attention: &PagedAttention<'_>) -> Resul
         qkv_stride: int(*stride),
         kv_heads: int(kv.kv_heads),
         head_dim: int(kv.head_dim),
+        value_dim: int(rows.dim),
+        value_stride: int(rows.stride),
         block_size: int(kv.block_size),
     };
     // SAFETY: the views were checked to be as long as the kernel takes them to be.

@@ -15,6 +15,7 @@ pub mod embed;
 pub mod fp8;
 pub mod gemv;
 pub mod grouped;
+pub mod latent;
 pub mod matmul;
 pub mod moe;
 pub mod norm;

@@ -40,7 +40,7 @@ fn chatglm(changes: &Value) -> Value {
 }
 
 /// A small model with experts.
-fn experts(model_type: &str, architecture: &str, changes: &Value) -> Value {
+pub(super) fn experts(model_type: &str, architecture: &str, changes: &Value) -> Value {
     let config = json!({
         "model_type": model_type, "architectures": [architecture], "num_hidden_layers": 4, "num_experts": 8,
         "num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_routed_experts": 8, "num_local_experts": 8,
@@ -420,7 +420,7 @@ fn an_operator_stretches_the_rotation() {
     }
 }
 
-fn assert_refused(config: &Value, expected: &str) {
+pub(super) fn assert_refused(config: &Value, expected: &str) {
     let text = match load_dummy(&config_only(config)) {
         Ok(_) => panic!("loaded: {config}"),
         Err(error) => error.to_string(),
@@ -451,7 +451,7 @@ fn switches_of_gpt_oss() {
     let mixture = usual.layers[0].mlp.experts().unwrap();
     assert_eq!(mixture.gating, Gating::Clamped { alpha: 1.702, limit: 7.0 });
     assert!(mixture.router_bias && mixture.up_bias && mixture.down_bias && mixture.router.normalize);
-    assert!(usual.layers[1].attention.heads().sinks && usual.layers[1].attention.heads().qkv_bias);
+    assert!(usual.layers[1].attention.heads().is_some_and(|heads| heads.sinks && heads.qkv_bias));
     let other = spec(&gpt_oss(&json!({"swiglu_limit": 5, "swiglu_alpha": 2}))).unwrap();
     assert_eq!(other.layers[0].mlp.experts().unwrap().gating, Gating::Clamped { alpha: 2.0, limit: 5.0 });
 }

@@ -2,6 +2,7 @@
 
 mod configs;
 mod golden;
+mod latents;
 mod text_parts;
 mod weights;
 

@@ -39,7 +39,7 @@ fn absent_keys_of_gemma_3_have_its_defaults() {
         "num_hidden_layers": 34, "rope_scaling": {"factor": 8.0, "rope_type": "linear"}, "sliding_window": 1024,
     });
     let spec = spec(&with_text("gemma3", &text)).unwrap();
-    let layout = spec.layers[0].attention.heads().layout;
+    let layout = spec.layers[0].attention.heads().unwrap().layout;
     assert_eq!((layout.heads, layout.kv_heads, layout.head_dim), (8, 4, 256));
     assert_eq!((spec.vocab, spec.max_positions), (262_208, 8 * 131_072));
 }

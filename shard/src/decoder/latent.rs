@@ -1,0 +1,128 @@
+//! Multi-head latent attention: its buffers, and the order of its operations.
+
+use millrace_kernels::{Backend, DType, LatentSpec, Result, RopeSpec, RowParts, Sizing};
+
+use super::by_width::{ByWidth, widths};
+use super::step::StageStep;
+use super::weights::LatentWeights;
+use crate::Error;
+use crate::model::{AttentionHeads, DecoderSpec, LatentPlan, LayerSpec, Positions, WeightSlot};
+
+/// The buffers of latent attention, for up to `t` tokens.
+pub(super) struct LatentBuffers<B: Backend> {
+    /// The features that queries are computed from, `[t, query_rank]`.
+    query_down: ByWidth<B::Buf>,
+    /// The normalized features, `[t, query_rank]`.
+    query_normed: ByWidth<B::Buf>,
+    /// The queries before the projection to the latent's features, `[t, heads * query_dim]`.
+    queries: ByWidth<B::Buf>,
+    /// The queries as attention reads them, `[t, heads * row_dim]`.
+    absorbed: ByWidth<B::Buf>,
+    /// The rows that are cached, `[t, row_dim]`.
+    rows: ByWidth<B::Buf>,
+    /// The weighted latents, `[t, heads * rank]`.
+    latents: ByWidth<B::Buf>,
+    /// The values, `[t, heads * value_dim]`.
+    values: ByWidth<B::Buf>,
+}
+
+impl<B: Backend> LatentBuffers<B> {
+    /// Allocates the buffers of those of `layers` that have latent attention.
+    pub(super) fn new(backend: &B, layers: &[LayerSpec], tokens: usize) -> Result<Self> {
+        let buffers = |width| ByWidth::new(widths(layers, width), |cols| backend.buf(tokens, cols));
+        Ok(LatentBuffers {
+            query_down: buffers(QUERY_DOWN)?,
+            query_normed: buffers(QUERY_DOWN)?,
+            queries: buffers(QUERIES)?,
+            absorbed: buffers(ABSORBED)?,
+            rows: buffers(ROWS)?,
+            latents: buffers(LATENTS)?,
+            values: buffers(VALUES)?,
+        })
+    }
+
+    /// Computes attention, and returns the values of all heads, `[tokens, heads * value_dim]`.
+    /// Stores the latents of the step's tokens in `kv`.
+    pub(super) fn compute(
+        &mut self,
+        step: &StageStep<'_, B>,
+        (heads, w): (&AttentionHeads, &LatentWeights<B>),
+        ropes: &[RopeSpec<B::Vector>],
+        x: &B::Buf,
+        kv: &mut B::Kv,
+    ) -> std::result::Result<&B::Buf, Error> {
+        let &StageStep { backend, step, tokens: n } = step;
+        let (Some(plan), Positions::Rotary { table }) = (&heads.latent, heads.positions) else {
+            unreachable!("latent attention has latents and is rotated; this is a bug")
+        };
+        let count = heads.layout.heads;
+        let queries = self.queries.of(count * plan.query_dim());
+        match (&w.query_down, plan.query_rank) {
+            (Some((down, norm)), Some(rank)) => {
+                let (low, normed) = (self.query_down.of(rank), self.query_normed.of(rank));
+                backend.linear(n, x, down, None, low)?; // [n, query_rank]
+                backend.norm(n, low, norm, normed)?;
+                backend.linear(n, normed, &w.query, None, queries)?;
+            }
+            _ => backend.linear(n, x, &w.query, None, queries)?, // [n, heads * query_dim]
+        }
+        let rows = self.rows.of(plan.row_dim());
+        backend.linear(n, x, &w.down, None, rows)?; // [n, row_dim]
+        let latent = RowParts { first: plan.rotary_dim, count: 1, cols: plan.rank };
+        backend.norm_parts(n, rows, latent, &w.norm)?;
+        // The products of keys and queries are those of latents and absorbed queries.
+        let absorbed = self.absorbed.of(count * plan.row_dim());
+        backend.linear_heads(n, queries, &w.keys, absorbed)?; // [n, heads * row_dim]
+        backend.latent_prologue(step, absorbed, rows, &ropes[table], kv)?;
+        let spec = latent_spec(heads, plan);
+        let latents = self.latents.of(count * plan.rank);
+        backend.latent_attention(step, absorbed, kv, &spec, latents)?; // [n, heads * rank]
+        let values = self.values.of(count * plan.value_dim);
+        backend.linear_heads(n, latents, &w.values, values)?; // [n, heads * value_dim]
+        Ok(values)
+    }
+}
+
+/// Returns the attention of a layer in the terms of the backend.
+fn latent_spec(heads: &AttentionHeads, plan: &LatentPlan) -> LatentSpec {
+    LatentSpec {
+        heads: heads.layout.heads,
+        key_dim: plan.row_dim(),
+        value_dim: plan.rank,
+        scale: heads.score_scale,
+    }
+}
+
+/// Returns the columns of all buffers.
+pub(super) fn columns(layers: &[LayerSpec]) -> usize {
+    let all = [QUERY_DOWN, QUERY_DOWN, QUERIES, ABSORBED, ROWS, LATENTS, VALUES];
+    all.into_iter().flat_map(|width| widths(layers, width)).fold(0, usize::saturating_add)
+}
+
+/// Returns the bytes of the matrices of single heads that the weight for `slot` holds.
+pub(crate) fn head_matrices_bytes(
+    spec: &DecoderSpec,
+    slot: WeightSlot,
+    dtype: DType,
+    device: &impl Sizing,
+) -> usize {
+    let heads = slot.layer().and_then(|index| spec.layers[index].attention.heads());
+    let Some((count, plan)) = heads.and_then(|heads| Some((heads.layout.heads, heads.latent?))) else {
+        return 0;
+    };
+    let keys = device.head_matrices_bytes(count, plan.plain_dim, plan.rank, dtype);
+    keys.saturating_add(device.head_matrices_bytes(count, plan.rank, plan.value_dim, dtype))
+}
+
+/// Returns a number of features for each query head of a layer, or for all of them.
+fn width(layer: &LayerSpec, of: fn(usize, &LatentPlan) -> usize) -> usize {
+    let Some(heads) = layer.attention.heads() else { return 0 };
+    heads.latent.as_ref().map_or(0, |plan| of(heads.layout.heads, plan))
+}
+
+const QUERY_DOWN: fn(&LayerSpec) -> usize = |layer| width(layer, |_, plan| plan.query_rank.unwrap_or(0));
+const QUERIES: fn(&LayerSpec) -> usize = |layer| width(layer, |heads, plan| heads * plan.query_dim());
+const ABSORBED: fn(&LayerSpec) -> usize = |layer| width(layer, |heads, plan| heads * plan.row_dim());
+const ROWS: fn(&LayerSpec) -> usize = |layer| width(layer, |_, plan| plan.row_dim());
+const LATENTS: fn(&LayerSpec) -> usize = |layer| width(layer, |heads, plan| heads * plan.rank);
+const VALUES: fn(&LayerSpec) -> usize = |layer| width(layer, |heads, plan| heads * plan.value_dim);
