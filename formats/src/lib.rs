@@ -23,6 +23,7 @@ mod identity;
 mod llama2c;
 mod mapped_file;
 mod model_file;
+mod pytorch;
 mod source;
 #[cfg(test)]
 mod tests;

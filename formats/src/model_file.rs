@@ -11,6 +11,7 @@ use crate::ggml;
 use crate::gguf;
 use crate::llama2c;
 use crate::mapped_file::MappedFile;
+use crate::pytorch;
 use crate::translated::ModelFile;
 use crate::vocabulary::TokenizerData;
 
@@ -48,6 +49,9 @@ pub(crate) fn tokenizer(file: &MappedFile) -> Result<Option<TokenizerData>, Erro
 fn unknown(file: &MappedFile) -> Error {
     let reason = if file.starts_with(b"version https://git-lfs") {
         "it is a Git LFS pointer, not the file itself; run `git lfs pull` in its folder"
+    } else if pytorch::is_archive(file) {
+        "it is an archive of PyTorch, which has no configuration: give the folder that holds it as pytorch_model.bin, \
+         beside config.json"
     } else {
         "it has no format of models that is known: give a GGUF or GGML file, a checkpoint of llama2.c, or a folder with config.json and safetensors \
          files"
