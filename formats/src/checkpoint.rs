@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -18,7 +18,7 @@ use crate::header::{self, Entry, Pairs};
 use crate::mapped_file::MappedFile;
 use crate::pytorch;
 use crate::source::Source;
-use crate::translated::ModelFile;
+use crate::translated::{Derivation, DerivedTensor, ModelFile};
 
 /// The longest identity that is passed on. Linux limits an argument of a process to 128 KiB.
 const MAX_IDENTITY: usize = 100_000;
@@ -52,6 +52,23 @@ struct StoredTensor {
     dtype: DType,
     shape: Vec<usize>,
     range: Range<usize>,
+    derived: Option<Derived>,
+}
+
+/// The way in which a tensor is made from the bytes of its file, and the result once it has been
+/// made. It is kept as long as the checkpoint.
+#[derive(Debug)]
+struct Derived {
+    derivation: Derivation,
+    bytes: OnceLock<Bytes>,
+}
+
+impl StoredTensor {
+    /// Returns the length of the data in bytes.
+    fn bytes(&self) -> usize {
+        let stored = self.range.len();
+        self.derived.as_ref().map_or(stored, |derived| derived.derivation.bytes(stored))
+    }
 }
 
 /// A tensor of a checkpoint, row-major and little-endian.
@@ -130,7 +147,7 @@ impl Checkpoint {
             name: name.clone(),
             dtype: stored.dtype.clone(),
             shape: stored.shape.clone(),
-            bytes: stored.range.len(),
+            bytes: stored.bytes(),
             file: self.files[stored.file].mapped.name.clone(),
         })
     }
@@ -160,8 +177,14 @@ impl Checkpoint {
     /// Returns the tensor `name`, whatever its shape, if it exists.
     pub fn find(&self, name: &str) -> Option<Tensor<'_>> {
         let stored = self.tensors.get(name)?;
-        let owner = &self.files[stored.file].bytes;
-        let bytes = &owner[stored.range.clone()];
+        let file = &self.files[stored.file].bytes;
+        let (owner, bytes) = match &stored.derived {
+            None => (file, &file[stored.range.clone()]),
+            Some(Derived { derivation, bytes }) => {
+                let made = bytes.get_or_init(|| derivation.derive(&file[stored.range.clone()]).into());
+                (made, &made[..])
+            }
+        };
         Some(Tensor { dtype: &stored.dtype, shape: &stored.shape, bytes, owner })
     }
 
@@ -210,7 +233,7 @@ impl Checkpoint {
 
     /// Creates the checkpoint of a file with a whole model.
     fn of_model_file(source: &Source, model: ModelFile) -> Result<Self, Error> {
-        let ModelFile { files, tensors, .. } = model;
+        let ModelFile { files, tensors, derived, .. } = model;
         let mut checkpoint = Checkpoint {
             place: source.place(),
             source: source.clone(),
@@ -225,7 +248,14 @@ impl Checkpoint {
                 let (file, fault) = (files[file].path.clone(), TensorFault::Duplicate.into());
                 return Err(Error::Tensor { file, tensor: name, fault });
             }
-            checkpoint.tensors.insert(name, StoredTensor { file, dtype, shape, range });
+            checkpoint.tensors.insert(name, StoredTensor { file, dtype, shape, range, derived: None });
+        }
+        for DerivedTensor { name, dtype, shape, range, derivation } in derived {
+            let derived = match derivation {
+                Derivation::Same => None,
+                derivation => Some(Derived { derivation, bytes: OnceLock::new() }),
+            };
+            checkpoint.tensors.insert(name, StoredTensor { file: 0, dtype, shape, range, derived });
         }
         for mapped in files {
             let bytes = MappedFile::shared_bytes(&mapped);
@@ -248,7 +278,7 @@ impl Checkpoint {
             if wanted(&entry.name) {
                 let Entry { name, dtype, shape, range } = entry;
                 let file = self.files.len();
-                self.tensors.insert(name, StoredTensor { file, dtype, shape, range });
+                self.tensors.insert(name, StoredTensor { file, dtype, shape, range, derived: None });
             }
         }
         let mapped = Arc::new(file);

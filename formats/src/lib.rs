@@ -13,6 +13,7 @@ mod cursor;
 mod dtype;
 mod error;
 mod fault;
+mod flm;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 mod ggml;

@@ -82,6 +82,18 @@ fn older_files_give_what_their_weights_give_as_safetensors() {
     }
 }
 
+#[test]
+#[ignore = "needs the clients, which `cargo xtask clients` installs and runs, and MILLRACE_TEST_DATA"]
+fn files_of_fastllm_give_what_their_weights_give_as_safetensors() {
+    let folder = tempfile::tempdir().unwrap();
+    for format in ["flm-f32", "flm-f16", "flm-int8", "flm-int4", "flm-int4g"] {
+        let [file, twin] = written(folder.path(), format, &test_data("stories260k"));
+        assert_same(format, [&file.join("model.flm"), &twin], &[]);
+        std::fs::remove_file(file.join("tokenizer.json")).unwrap();
+        assert_same(&format!("{format} with its own tokenizer"), [&file.join("model.flm"), &twin], &[]);
+    }
+}
+
 /// The demo model's tokenizer is enough for random weights.
 #[test]
 #[ignore = "needs the clients, which `cargo xtask clients` installs and runs"]

@@ -40,7 +40,7 @@ pub(crate) fn open(
     // The header of a truncated file is damaged too, but the truncation is the reason to report.
     files.iter().try_for_each(|file| file.check_readable())?;
     let (config, tensors) = model?;
-    Ok(ModelFile { config, files: files.into_iter().map(Arc::new).collect(), tensors })
+    Ok(ModelFile { tensors, ..ModelFile::new(config, files.into_iter().map(Arc::new).collect()) })
 }
 
 /// The configuration, and each tensor with the index of its file.
