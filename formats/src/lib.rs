@@ -1,4 +1,4 @@
-//! Readers and a writer of the files that models are published in.
+//! Readers and writers of the files that models are published in.
 //!
 //! A [`Source`] is the place of a model's files. A [`Checkpoint`] maps the weights of a source and
 //! hands out each tensor as bytes with an element type and a shape. This crate computes nothing
@@ -37,6 +37,6 @@ pub use checkpoint::{Checkpoint, Tensor, TensorInfo};
 pub use dtype::DType;
 pub use error::{Error, HeaderFault, IndexFault, TensorFault};
 pub use fault::FileFault;
-pub use gguf::split_model_name;
+pub use gguf::{GgufTensor, GgufType, GgufValue, gguf_padding, split_model_name, write_gguf_header};
 pub use source::Source;
 pub use writer::{CheckpointWriter, NewTensor, WriteError};

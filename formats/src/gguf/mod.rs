@@ -16,6 +16,7 @@ mod test_writer;
 mod tests;
 mod tokenizer;
 mod value;
+mod writer;
 
 use std::sync::Arc;
 
@@ -23,6 +24,7 @@ use config::ROPE_DIVISORS;
 use file::Header;
 pub(crate) use file::{GgmlType, MAGIC};
 pub use split::split_model_name;
+pub use writer::{GgufTensor, GgufType, GgufValue, gguf_padding, write_gguf_header};
 
 use crate::error::Error;
 use crate::header::Entry;
