@@ -1,4 +1,5 @@
-//! A model in Hugging Face layout: `config.json`, and weights in one or many safetensors files.
+//! A model in Hugging Face layout: `config.json`, and weights in one or many safetensors files, or
+//! in PyTorch's files.
 //!
 //! Files are mapped, not read. A file that is truncated while it is mapped is an error and no crash
 //! ([`crate::guard`]), and so is a file that has been changed when the weights are loaded again
@@ -6,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -15,8 +16,9 @@ use crate::dtype::DType;
 use crate::error::{Error, IndexFault, TensorFault};
 use crate::header::{self, Entry, Pairs};
 use crate::mapped_file::MappedFile;
+use crate::pytorch;
 use crate::source::Source;
-use crate::translated::ModelFile;
+use crate::translated::{Derivation, DerivedTensor, ModelFile};
 
 /// The longest identity that is passed on. Linux limits an argument of a process to 128 KiB.
 const MAX_IDENTITY: usize = 100_000;
@@ -50,6 +52,23 @@ struct StoredTensor {
     dtype: DType,
     shape: Vec<usize>,
     range: Range<usize>,
+    derived: Option<Derived>,
+}
+
+/// The way in which a tensor is made from the bytes of its file, and the result once it has been
+/// made. It is kept as long as the checkpoint.
+#[derive(Debug)]
+struct Derived {
+    derivation: Derivation,
+    bytes: OnceLock<Bytes>,
+}
+
+impl StoredTensor {
+    /// Returns the length of the data in bytes.
+    fn bytes(&self) -> usize {
+        let stored = self.range.len();
+        self.derived.as_ref().map_or(stored, |derived| derived.derivation.bytes(stored))
+    }
 }
 
 /// A tensor of a checkpoint, row-major and little-endian.
@@ -91,7 +110,8 @@ pub struct TensorInfo {
 impl Checkpoint {
     /// Maps the weights of `source`: those of a file with a whole model, or `model.safetensors`, or
     /// the files that `model.safetensors.index.json` names, or the only safetensors file of the
-    /// source.
+    /// source. If there is no safetensors file, those of `pytorch_model.bin`, or the files that
+    /// `pytorch_model.bin.index.json` names.
     ///
     /// # Errors
     /// If there are no weights, or a file contradicts itself or the index.
@@ -102,16 +122,16 @@ impl Checkpoint {
         let mut checkpoint = Checkpoint {
             place: source.place(),
             source: source.clone(),
-            identity: source.identity(["config.json", INDEX]),
+            identity: source.identity(["config.json", INDEX, pytorch::INDEX]),
             files: Vec::new(),
             tensors: BTreeMap::new(),
         };
         if let Some(file) = source.map(SINGLE)? {
             checkpoint.add(file, |_| true)?;
         } else if let Some(index) = source.text(INDEX)? {
-            checkpoint.add_indexed(source, &index)?;
-        } else {
-            checkpoint.add_only(source)?;
+            checkpoint.add_indexed(source, INDEX, ".safetensors", &index)?;
+        } else if !checkpoint.add_only(source)? {
+            checkpoint.add_pytorch(source)?;
         }
         Ok(checkpoint)
     }
@@ -127,7 +147,7 @@ impl Checkpoint {
             name: name.clone(),
             dtype: stored.dtype.clone(),
             shape: stored.shape.clone(),
-            bytes: stored.range.len(),
+            bytes: stored.bytes(),
             file: self.files[stored.file].mapped.name.clone(),
         })
     }
@@ -157,8 +177,14 @@ impl Checkpoint {
     /// Returns the tensor `name`, whatever its shape, if it exists.
     pub fn find(&self, name: &str) -> Option<Tensor<'_>> {
         let stored = self.tensors.get(name)?;
-        let owner = &self.files[stored.file].bytes;
-        let bytes = &owner[stored.range.clone()];
+        let file = &self.files[stored.file].bytes;
+        let (owner, bytes) = match &stored.derived {
+            None => (file, &file[stored.range.clone()]),
+            Some(Derived { derivation, bytes }) => {
+                let made = bytes.get_or_init(|| derivation.derive(&file[stored.range.clone()]).into());
+                (made, &made[..])
+            }
+        };
         Some(Tensor { dtype: &stored.dtype, shape: &stored.shape, bytes, owner })
     }
 
@@ -207,7 +233,7 @@ impl Checkpoint {
 
     /// Creates the checkpoint of a file with a whole model.
     fn of_model_file(source: &Source, model: ModelFile) -> Result<Self, Error> {
-        let ModelFile { files, tensors, .. } = model;
+        let ModelFile { files, tensors, derived, .. } = model;
         let mut checkpoint = Checkpoint {
             place: source.place(),
             source: source.clone(),
@@ -222,7 +248,14 @@ impl Checkpoint {
                 let (file, fault) = (files[file].path.clone(), TensorFault::Duplicate.into());
                 return Err(Error::Tensor { file, tensor: name, fault });
             }
-            checkpoint.tensors.insert(name, StoredTensor { file, dtype, shape, range });
+            checkpoint.tensors.insert(name, StoredTensor { file, dtype, shape, range, derived: None });
+        }
+        for DerivedTensor { name, dtype, shape, range, derivation } in derived {
+            let derived = match derivation {
+                Derivation::Same => None,
+                derivation => Some(Derived { derivation, bytes: OnceLock::new() }),
+            };
+            checkpoint.tensors.insert(name, StoredTensor { file: 0, dtype, shape, range, derived });
         }
         for mapped in files {
             let bytes = MappedFile::shared_bytes(&mapped);
@@ -234,7 +267,10 @@ impl Checkpoint {
     /// Adds the tensors of `file` for whose names `wanted` holds.
     fn add(&mut self, file: MappedFile, wanted: impl Fn(&str) -> bool) -> Result<(), Error> {
         self.identity += &self.source.identity([file.name.as_str()]);
-        let entries = header::read(&file.path, &file);
+        let entries = match pytorch::is_name(&file.name) {
+            true => pytorch::read(&file.path, &file),
+            false => header::read(&file.path, &file),
+        };
         // The header of a truncated file is damaged too, but the truncation is the reason to
         // report.
         file.check_readable()?;
@@ -242,7 +278,7 @@ impl Checkpoint {
             if wanted(&entry.name) {
                 let Entry { name, dtype, shape, range } = entry;
                 let file = self.files.len();
-                self.tensors.insert(name, StoredTensor { file, dtype, shape, range });
+                self.tensors.insert(name, StoredTensor { file, dtype, shape, range, derived: None });
             }
         }
         let mapped = Arc::new(file);
@@ -251,20 +287,27 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Adds the files and tensors that the index lists.
-    fn add_indexed(&mut self, source: &Source, index: &[u8]) -> Result<(), Error> {
+    /// Adds the files and tensors that the index of this name lists. Its files have names with this
+    /// ending.
+    fn add_indexed(
+        &mut self,
+        source: &Source,
+        index_name: &str,
+        ending: &'static str,
+        index: &[u8],
+    ) -> Result<(), Error> {
         #[derive(Deserialize)]
         struct Index {
             weight_map: Pairs<String>,
         }
 
-        let error = |fault| Error::Index { file: source.path(INDEX), fault };
+        let error = |fault| Error::Index { file: source.path(index_name), fault };
         let index: Index = serde_json::from_slice(index).map_err(|e| error(IndexFault::Json(e)))?;
         let mut by_file: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (tensor, name) in index.weight_map.0 {
             // The index is not trusted: only plain names of files beside it are opened.
-            if !name.ends_with(".safetensors") || name.contains(['/', '\\', ':', '\0']) {
-                return Err(error(IndexFault::FileName { tensor, name }));
+            if !name.ends_with(ending) || name.contains(['/', '\\', ':', '\0']) {
+                return Err(error(IndexFault::FileName { tensor, name, ending }));
             }
             by_file.entry(name).or_default().push(tensor);
         }
@@ -293,25 +336,45 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Adds the only safetensors file of a folder that has neither of the usual names, or explains
-    /// what to do.
-    fn add_only(&mut self, source: &Source) -> Result<(), Error> {
+    /// Adds the only safetensors file of a folder that has neither of the usual names. Returns
+    /// whether there is one.
+    fn add_only(&mut self, source: &Source) -> Result<bool, Error> {
         let names = source.names()?;
         let found: Vec<&String> = names.iter().filter(|name| name.ends_with(".safetensors")).collect();
-        let other =
-            names.iter().find(|name| [".bin", ".pt", ".pth", ".gguf"].iter().any(|end| name.ends_with(end)));
-        let advice = match (found.as_slice(), other) {
-            ([name], _) => {
+        let advice = match found.as_slice() {
+            [] => return Ok(false),
+            [name] => {
                 if let Some(file) = source.map(name)? {
-                    return self.add(file, |_| true);
+                    return self.add(file, |_| true).map(|()| true);
                 }
                 format!("{name} has just been removed")
             }
-            ([first, second, ..], _) => {
+            [first, second, ..] => {
                 format!("it has {first}, {second} and perhaps more; the index says which tensors are where")
             }
-            ([], Some(other)) => format!("it has {other}; convert the model to safetensors first"),
-            ([], None) => "download the weights".to_owned(),
+        };
+        Err(Error::NoWeights { place: self.place.clone(), advice })
+    }
+
+    /// Adds PyTorch's files, or explains what to do.
+    fn add_pytorch(&mut self, source: &Source) -> Result<(), Error> {
+        if let Some(file) = source.map(pytorch::SINGLE)? {
+            return self.add(file, |_| true);
+        }
+        if let Some(index) = source.text(pytorch::INDEX)? {
+            return self.add_indexed(source, pytorch::INDEX, ".bin", &index);
+        }
+        let names = source.names()?;
+        let is_other =
+            |name: &&String| [".bin", ".pt", ".pth", ".gguf"].iter().any(|end| name.ends_with(end));
+        let advice = match names.iter().find(is_other) {
+            Some(other) if other.ends_with(".gguf") => format!("it has {other}; give this file as the model"),
+            Some(other) => format!(
+                "it has {other}, but of PyTorch's files only {} and those of {} are read",
+                pytorch::SINGLE,
+                pytorch::INDEX
+            ),
+            None => "download the weights".to_owned(),
         };
         Err(Error::NoWeights { place: self.place.clone(), advice })
     }

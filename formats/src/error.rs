@@ -263,7 +263,7 @@ impl Display for TensorFault {
     }
 }
 
-/// A fault of `model.safetensors.index.json`.
+/// A fault of `model.safetensors.index.json` or `pytorch_model.bin.index.json`.
 #[derive(Debug, thiserror::Error)]
 pub enum IndexFault {
     /// The index is not valid JSON.
@@ -276,12 +276,16 @@ pub enum IndexFault {
     #[error("tensor {0} is listed twice")]
     Duplicate(String),
     /// A file name leads out of the folder, or is not that of a safetensors file.
-    #[error("tensor {tensor} is listed in {name:?}, which is not the plain name of a safetensors file")]
+    #[error(
+        "tensor {tensor} is listed in {name:?}, which is not the plain name of a file that ends with {ending}"
+    )]
     FileName {
         /// Name of the tensor.
         tensor: String,
         /// The file name.
         name: String,
+        /// The ending that it must have.
+        ending: &'static str,
     },
     /// A listed file is missing.
     #[error("it names {name} for tensor {tensor}, but that file does not exist; download it")]

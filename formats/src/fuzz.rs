@@ -1,5 +1,6 @@
-//! The entry point of `cargo xtask fuzz` for files that hold a whole model. The inputs in
-//! `fuzz/seeds/model_files` also run as a normal test.
+//! The entry points of `cargo xtask fuzz` for files that hold a whole model, and for those of
+//! PyTorch. The inputs in `fuzz/seeds/model_files` and `fuzz/seeds/pytorch` also run as a normal
+//! test.
 #![allow(clippy::unwrap_used, reason = "the target searches for panics")]
 
 use std::path::PathBuf;
@@ -43,6 +44,19 @@ pub fn model_files(data: &[u8]) {
     checkpoint.check_readable().unwrap();
 }
 
+/// Reads the tensors of a PyTorch file. It may be refused, but every tensor must lie in the file.
+///
+/// # Panics
+/// If the reader returns a tensor that contradicts itself.
+pub fn pytorch(data: &[u8]) {
+    let Ok(entries) = crate::pytorch::read("fuzz.bin", data) else { return };
+    for entry in entries {
+        let elements = entry.shape.iter().product::<usize>();
+        assert_eq!(entry.range.len(), elements * entry.dtype.bits().unwrap() / 8, "{entry:?}");
+        assert!(data.get(entry.range.clone()).is_some(), "{entry:?}");
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -58,5 +72,13 @@ mod tests {
             read += usize::from(checkpoint.unwrap_or_else(|error| panic!("{error}")).tensors().count() > 0);
         }
         assert!(read >= 5, "{read} seeds");
+    }
+
+    #[test]
+    fn pytorch_seeds_pass() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/seeds/pytorch");
+        for entry in std::fs::read_dir(folder).unwrap() {
+            super::pytorch(&std::fs::read(entry.unwrap().path()).unwrap());
+        }
     }
 }

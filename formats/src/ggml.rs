@@ -67,7 +67,7 @@ pub(crate) fn open(file: MappedFile) -> Result<ModelFile, Error> {
     file.check_readable()?;
     let (config, contents) = model?;
     let tensors = contents.tensors.into_iter().map(|entry| (0, entry)).collect();
-    Ok(ModelFile { config, files: vec![Arc::new(file)], tensors })
+    Ok(ModelFile { tensors, ..ModelFile::new(config, vec![Arc::new(file)]) })
 }
 
 /// Reads the tokenizer of a file.

@@ -1,4 +1,4 @@
-//! Readers and a writer of the files that models are published in.
+//! Readers and writers of the files that models are published in.
 //!
 //! A [`Source`] is the place of a model's files. A [`Checkpoint`] maps the weights of a source and
 //! hands out each tensor as bytes with an element type and a shape. This crate computes nothing
@@ -13,6 +13,7 @@ mod cursor;
 mod dtype;
 mod error;
 mod fault;
+mod flm;
 #[cfg(any(test, feature = "fuzz"))]
 pub mod fuzz;
 mod ggml;
@@ -23,6 +24,7 @@ mod identity;
 mod llama2c;
 mod mapped_file;
 mod model_file;
+mod pytorch;
 mod source;
 #[cfg(test)]
 mod tests;
@@ -35,6 +37,6 @@ pub use checkpoint::{Checkpoint, Tensor, TensorInfo};
 pub use dtype::DType;
 pub use error::{Error, HeaderFault, IndexFault, TensorFault};
 pub use fault::FileFault;
-pub use gguf::split_model_name;
+pub use gguf::{GgufTensor, GgufType, GgufValue, gguf_padding, split_model_name, write_gguf_header};
 pub use source::Source;
 pub use writer::{CheckpointWriter, NewTensor, WriteError};

@@ -90,7 +90,7 @@ pub(crate) fn open(file: MappedFile) -> Result<ModelFile, Error> {
         config.insert("quantization_config".into(), quantization);
     }
     let tensors = entries.into_iter().map(|entry| (0, entry)).collect();
-    Ok(ModelFile { config, files: vec![Arc::new(file)], tensors })
+    Ok(ModelFile { tensors, ..ModelFile::new(config, vec![Arc::new(file)]) })
 }
 
 /// Reads the sizes from seven words. A negative vocabulary says that the head is a matrix of its

@@ -7,10 +7,12 @@
 
 use crate::error::Error;
 use crate::fault::FileFault;
+use crate::flm;
 use crate::ggml;
 use crate::gguf;
 use crate::llama2c;
 use crate::mapped_file::MappedFile;
+use crate::pytorch;
 use crate::translated::ModelFile;
 use crate::vocabulary::TokenizerData;
 
@@ -28,6 +30,9 @@ pub(crate) fn open(
     if file.starts_with(llama2c::MAGIC) || llama2c::is_legacy(&file) {
         return llama2c::open(file);
     }
+    if flm::is_flm(&file) {
+        return flm::open(file);
+    }
     Err(unknown(&file))
 }
 
@@ -42,15 +47,21 @@ pub(crate) fn tokenizer(file: &MappedFile) -> Result<Option<TokenizerData>, Erro
     if file.starts_with(llama2c::MAGIC) || llama2c::is_legacy(file) {
         return Ok(None);
     }
+    if flm::is_flm(file) {
+        return flm::tokenizer(file);
+    }
     Err(unknown(file))
 }
 
 fn unknown(file: &MappedFile) -> Error {
     let reason = if file.starts_with(b"version https://git-lfs") {
         "it is a Git LFS pointer, not the file itself; run `git lfs pull` in its folder"
+    } else if pytorch::is_archive(file) {
+        "it is an archive of PyTorch, which has no configuration: give the folder that holds it as pytorch_model.bin, \
+         beside config.json"
     } else {
-        "it has no format of models that is known: give a GGUF or GGML file, a checkpoint of llama2.c, or a folder with config.json and safetensors \
-         files"
+        "it has no format of models that is known: give a GGUF or GGML file, a checkpoint of llama2.c, a file of FastLLM, or a folder \
+         with config.json and safetensors files"
     };
     Error::ModelFile { file: file.path.clone(), format: "model", fault: FileFault::Kind(reason.to_owned()) }
 }

@@ -270,8 +270,8 @@ fn folders_without_the_usual_names_are_used_or_explained() {
         two.starts_with(&format!("{start}it has a.safetensors, b.safetensors and perhaps more")),
         "{two}"
     );
-    let bin = refusal(&[("pytorch_model.bin", b"")]);
-    assert_eq!(bin, format!("{start}it has pytorch_model.bin; convert the model to safetensors first"));
+    let bin = refusal(&[("model.pt", b"")]);
+    assert!(bin.starts_with(&format!("{start}it has model.pt, but of PyTorch's files only ")), "{bin}");
 }
 
 #[test]

@@ -6,7 +6,7 @@ FROM is a folder with a Llama: config.json, model.safetensors in float32 or bflo
 TO gets two folders: `file` with the model in FORMAT and a copy of the tokenizer, and `twin` with the
 same weights, dequantized by the format's own library, in Hugging Face layout.
 
-FORMAT is `llama2.c-0`, `-1` or `-2`, `ggjt-` or `ggmf-` and a type, or a type of GGUF's package: F32, F16, BF16, Q8_0 and so on. `K`
+FORMAT is `llama2.c-0`, `-1` or `-2`, `flm-` and f32, f16, int8, int4 or int4g, `ggjt-` or `ggmf-` and a type, or a type of GGUF's package: F32, F16, BF16, Q8_0 and so on. `K`
 and `IQ` take a FROM without weights: they make random blocks of all types of super-blocks and tables,
 several of them in one layer, because the package cannot quantize to them.
 """
@@ -279,6 +279,60 @@ def write_llama2c(path, version, config, weights):
     return weights | stored
 
 
+def ranges(tensor, bits):
+    """Returns the ranges of rows, their scales and zero points, and the codes, as FastLLM reads them."""
+    largest = np.float32(2**bits - 1)
+    low, high = np.minimum(tensor.min(1), 0), np.maximum(tensor.max(1), 0)
+    scales = (high - low) / largest
+    zeros = np.floor(-low / scales + np.float32(0.5)).clip(0, largest).astype("<f4")
+    codes = np.round(tensor / scales[:, None] + zeros[:, None]).clip(0, largest)
+    exact = (codes - zeros[:, None]) * scales[:, None]
+    return np.stack([low, high], 1).astype("<f4"), codes.astype(np.uint8), exact.astype("<f4")
+
+
+def write_flm(path, kind, source, config, weights):
+    """Writes a file of FastLLM. Returns the weights that it stands for."""
+
+    def text(value):
+        data = str(value).encode()
+        return struct.pack("<i", len(data)) + data
+
+    stored = {}
+    keys = config | {"tokenizer_use_score": "1", "tokenizer_add_dummy_prefix": "1"}
+    data = struct.pack("<2i", 2, len(keys)) + b"".join(text(key) + text(keys[key]) for key in sorted(keys))
+    model = json.loads((source / "tokenizer.json").read_text())["model"]
+    rank = {a + b: rank for rank, (a, b) in enumerate(model["merges"])}
+    data += struct.pack("<i", len(model["vocab"]))
+    for token, index in model["vocab"].items():
+        words = np.frombuffer(token.encode(), np.int8).astype("<i4").tobytes()
+        data += struct.pack("<i", len(words) // 4) + words
+        data += struct.pack("<if", index, -float(rank.get(token, len(rank))))
+    data += struct.pack("<i", len(weights))
+    types = {"f32": 0, "f16": 7, "int8": 3, "int4": 4, "int4g": 9}
+    for name, tensor in weights.items():
+        is_linear = tensor.ndim == 2 and "embed" not in name
+        data += text(name) + struct.pack(f"<{1 + tensor.ndim}i", tensor.ndim, *tensor.shape)
+        data += struct.pack("<i", types[kind] if is_linear else 0)
+        if not is_linear or kind == "f32":
+            data += tensor.astype("<f4").tobytes()
+        elif kind == "f16":
+            stored[name] = tensor.astype("<f2").astype("<f4")
+            data += tensor.astype("<f2").tobytes()
+        else:
+            # Groups of 4 divide all rows.
+            group = 4 if kind == "int4g" else tensor.shape[1]
+            limits, codes, exact = ranges(tensor.reshape(-1, group), 8 if kind == "int8" else 4)
+            stored[name] = exact.reshape(tensor.shape)
+            data += struct.pack("<i", 0)
+            if kind == "int4g":
+                data += struct.pack("<2i", tensor.shape[1] // group, group)
+            codes = codes.reshape(-1)
+            data += limits.tobytes()
+            data += (codes if kind == "int8" else codes[::2] << 4 | codes[1::2]).tobytes()
+    path.write_bytes(data)
+    return weights | stored
+
+
 def main():
     kind, source, target = sys.argv[1], pathlib.Path(sys.argv[2]), pathlib.Path(sys.argv[3])
     config = json.loads((source / "config.json").read_text())
@@ -291,7 +345,7 @@ def main():
         blocks, weights = random_model(config, SETS[kind])
     else:
         weights = read_safetensors(source / "model.safetensors")
-        if not kind.startswith("llama2.c"):
+        if not kind.startswith(("llama2.c", "flm")):
             blocks, weights = quantized_model(weights, Type[kind.rsplit("-", 1)[-1]])
         if kind.startswith("gg"):
             # The files do not have these numbers.
@@ -303,6 +357,8 @@ def main():
             shutil.copy(source / name, folder / name)
     if kind.startswith("llama2.c"):
         weights = write_llama2c(file / "model.bin", int(kind[-1]), config, weights)
+    elif kind.startswith("flm"):
+        weights = write_flm(file / "model.flm", kind.removeprefix("flm-"), source, config, weights)
     else:
         if kind.startswith("gg"):
             write_ggml(file / "model.bin", kind[:4], config, blocks, weights)

@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use millrace_integration_tests::{Server, post, start_small_server, test_data};
+use millrace_integration_tests::{Server, binary, post, start_small_server, test_data};
 use serde_json::{Value, json};
 
 const TEXT: &str =
@@ -79,6 +79,49 @@ fn older_files_give_what_their_weights_give_as_safetensors() {
     for format in ["llama2.c-0", "llama2.c-1", "llama2.c-2", "ggmf-F16", "ggjt-Q8_0", "ggjt-Q4_0"] {
         let [file, twin] = written(folder.path(), format, &test_data("stories260k"));
         assert_same(format, [&file.join("model.bin"), &twin], &[]);
+    }
+}
+
+#[test]
+#[ignore = "needs the clients, which `cargo xtask clients` installs and runs, and MILLRACE_TEST_DATA"]
+fn files_of_fastllm_give_what_their_weights_give_as_safetensors() {
+    let folder = tempfile::tempdir().unwrap();
+    for format in ["flm-f32", "flm-f16", "flm-int8", "flm-int4", "flm-int4g"] {
+        let [file, twin] = written(folder.path(), format, &test_data("stories260k"));
+        assert_same(format, [&file.join("model.flm"), &twin], &[]);
+        std::fs::remove_file(file.join("tokenizer.json")).unwrap();
+        assert_same(&format!("{format} with its own tokenizer"), [&file.join("model.flm"), &twin], &[]);
+    }
+}
+
+#[test]
+#[ignore = "needs the clients, which `cargo xtask clients` installs and runs"]
+fn the_package_gguf_reads_what_is_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let installed = PathBuf::from(std::env::var_os("MILLRACE_CLIENTS").unwrap());
+    let read = |kind: &str| -> Value {
+        let file = folder.path().join(format!("{kind}.gguf"));
+        let mut convert = Command::new(binary());
+        assert!(
+            convert.args(["convert", "demo"]).arg(&file).args(["--dtype", kind]).status().unwrap().success()
+        );
+        let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("clients/read_gguf.py");
+        let output =
+            Command::new(installed.join("python/bin/python")).arg(script).arg(&file).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        serde_json::from_slice(&output.stdout).unwrap()
+    };
+    let exact = read("f32");
+    assert_eq!((&exact["architecture"], &exact["tokens"]), (&json!("llama"), &json!(1024)));
+    for (kind, name) in [("f16", "F16"), ("bf16", "BF16"), ("q8_0", "Q8_0")] {
+        let found = read(kind);
+        let pairs = exact["tensors"].as_array().unwrap().iter().zip(found["tensors"].as_array().unwrap());
+        for (want, found) in pairs {
+            let is_vector = want[0].as_str().unwrap().contains("norm");
+            assert_eq!((&found[0], &found[1]), (&want[0], &json!(if is_vector { "F32" } else { name })));
+            let (want, sum) = (want[2].as_f64().unwrap(), found[2].as_f64().unwrap());
+            assert!((want - sum).abs() < 1.0 + want.abs() * 0.02, "{kind} {found}: {want}");
+        }
     }
 }
 

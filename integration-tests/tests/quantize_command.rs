@@ -128,7 +128,7 @@ fn wrong_flags_and_places_are_one_clear_error() {
         (vec!["demo", &new], "--format <FORMAT>"),
         (
             vec!["demo", &new, "--format", "q4_k"],
-            "GGUF files cannot be written yet; `millrace serve MODEL --quantize q4_k` quantizes while loading",
+            "`millrace convert` writes GGUF files; `millrace serve MODEL --quantize q4_k` quantizes while loading",
         ),
         (vec!["demo", &new, "--format", "exl2"], "not one of int8, int4, fp8, fp8-block, nf4"),
         (vec!["demo", &new, "--format", "int4", "--group-size", "48"], "not 32, 64 or 128"),

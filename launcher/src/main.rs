@@ -60,6 +60,7 @@ fn run(command: cli::Command) -> anyhow::Result<()> {
         cli::Command::Download(args) => commands::download::run(&args),
         cli::Command::Inspect(args) => commands::inspect::run(&args),
         cli::Command::Quantize(args) => commands::quantize::run(&args),
+        cli::Command::Convert(args) => commands::convert::run(&args),
         cli::Command::Bench(args) => commands::bench::run(&args),
         cli::Command::BenchHttp(args) => commands::bench_http::run(*args),
         cli::Command::Gpus => commands::gpus::run(),

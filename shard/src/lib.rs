@@ -4,9 +4,10 @@
 //! [`split`] cuts out the share of one rank, [`memory_plan`] decides the sizes of everything, and
 //! [`decoder`] computes steps on the device that a [`Platform`] opens. [`collective`] connects the
 //! ranks of a group. [`offline`] drives a shard inside this process, without a router. [`quantize`]
-//! writes quantized checkpoints.
+//! writes quantized checkpoints, and [`convert`] writes models in other file formats.
 
 pub mod collective;
+pub mod convert;
 pub mod decoder;
 mod error;
 pub mod estimate;

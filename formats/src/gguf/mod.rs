@@ -16,6 +16,7 @@ mod test_writer;
 mod tests;
 mod tokenizer;
 mod value;
+mod writer;
 
 use std::sync::Arc;
 
@@ -23,6 +24,7 @@ use config::ROPE_DIVISORS;
 use file::Header;
 pub(crate) use file::{GgmlType, MAGIC};
 pub use split::split_model_name;
+pub use writer::{GgufTensor, GgufType, GgufValue, gguf_padding, write_gguf_header};
 
 use crate::error::Error;
 use crate::header::Entry;
@@ -40,7 +42,7 @@ pub(crate) fn open(
     // The header of a truncated file is damaged too, but the truncation is the reason to report.
     files.iter().try_for_each(|file| file.check_readable())?;
     let (config, tensors) = model?;
-    Ok(ModelFile { config, files: files.into_iter().map(Arc::new).collect(), tensors })
+    Ok(ModelFile { tensors, ..ModelFile::new(config, files.into_iter().map(Arc::new).collect()) })
 }
 
 /// The configuration, and each tensor with the index of its file.

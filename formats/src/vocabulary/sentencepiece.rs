@@ -3,7 +3,8 @@
 use prost::Message;
 
 use super::{
-    CharsMap, Piece, PieceAlgorithm, PieceKind, PieceNormalization, PieceVocabulary, VocabularyError,
+    CharsMap, Piece, PieceAlgorithm, PieceKind, PieceNormalization, PieceVocabulary, TokenizerData,
+    VocabularyError,
 };
 
 const FORMAT: &str = "SentencePiece model";
@@ -62,6 +63,45 @@ pub(super) struct NormalizerMessage {
     pub(super) remove_extra_whitespaces: Option<bool>,
     #[prost(bool, optional, tag = "5")]
     pub(super) escape_whitespaces: Option<bool>,
+}
+
+impl TokenizerData {
+    /// Returns the same vocabulary as a SentencePiece model, or `None` if it is of another kind.
+    pub fn sentencepiece_model(&self) -> Option<Vec<u8>> {
+        let model_type = match self.model.as_str() {
+            "llama" => 2,
+            "t5" => 1,
+            _ => return None,
+        };
+        let piece = |(id, text): (usize, &String)| PieceMessage {
+            piece: Some(text.clone()),
+            score: Some(self.scores.get(id).copied().unwrap_or(0.0)),
+            kind: Some(self.kinds.get(id).map_or(PieceKind::Normal, |&kind| kind) as i32),
+        };
+        let id = |id: Option<u32>| Some(id.and_then(|id| i32::try_from(id).ok()).unwrap_or(-1));
+        let text = |id: Option<u32>| id.and_then(|id| self.tokens.get(id as usize)).cloned();
+        let trainer = TrainerMessage {
+            model_type: Some(model_type),
+            byte_fallback: Some(self.kinds.contains(&PieceKind::Byte)),
+            bos_id: id(self.special.bos),
+            eos_id: id(self.special.eos),
+            bos_piece: text(self.special.bos),
+            eos_piece: text(self.special.eos),
+            ..TrainerMessage::default()
+        };
+        let normalizer = NormalizerMessage {
+            chars_map: Some(self.precompiled_charsmap.clone()),
+            add_dummy_prefix: Some(self.add_space_prefix.unwrap_or(true)),
+            remove_extra_whitespaces: Some(self.remove_extra_whitespaces.unwrap_or(false)),
+            escape_whitespaces: Some(true),
+        };
+        let message = ModelMessage {
+            pieces: self.tokens.iter().enumerate().map(piece).collect(),
+            trainer: Some(trainer),
+            normalizer: Some(normalizer),
+        };
+        Some(message.encode_to_vec())
+    }
 }
 
 /// Reads a SentencePiece model. The caller bounds the length of `bytes`; the memory needed is at

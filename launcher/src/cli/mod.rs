@@ -5,6 +5,7 @@ mod arguments;
 mod bench;
 mod bench_http;
 mod completions;
+mod convert;
 mod download;
 mod elsewhere;
 mod health;
@@ -35,6 +36,7 @@ pub(crate) use health::HealthArgs;
 pub(crate) use http::{GenerationConfig, HttpArgs, KvEventsArg};
 pub(crate) use null::NullArgs;
 pub(crate) use plan::PlanArgs;
+pub(crate) use convert::ConvertArgs;
 pub(crate) use quantize::QuantizeArgs;
 pub(crate) use tgi::TgiArgs;
 pub(crate) use values::{ActivationsArg, DTypeArg, KvCacheArg, RopeScalingArg, seconds};
@@ -86,6 +88,8 @@ pub(crate) enum Command {
     Inspect(Box<InspectArgs>),
     /// Write a quantized checkpoint from one that is not quantized
     Quantize(Box<QuantizeArgs>),
+    /// Write a model in another file format (safetensors, GGUF) or in another type
+    Convert(Box<ConvertArgs>),
     /// Measure prefill and decode in this process, without a server
     Bench(Box<BenchArgs>),
     /// Load test of a server with OpenAI's API: latency and throughput

@@ -75,7 +75,7 @@ fn format(name: &str) -> Result<Target, String> {
     let gguf = [Quantize::Q8_0, Quantize::Q4_0, Quantize::Q4K, Quantize::Q6K].map(Quantize::name);
     Err(if gguf.contains(&name) {
         format!(
-            "GGUF files cannot be written yet; `millrace serve MODEL --quantize {name}` quantizes while loading. \
+            "`millrace convert` writes GGUF files; `millrace serve MODEL --quantize {name}` quantizes while loading. \
              Checkpoints can be written in {known}"
         )
     } else {

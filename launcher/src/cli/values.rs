@@ -128,3 +128,16 @@ pub(super) fn share(text: &str) -> Result<f64, String> {
     let share: f64 = text.parse().map_err(|_| "not a number".to_owned())?;
     if share > 0.0 && share <= 1.0 { Ok(share) } else { Err("must be above 0 and at most 1".into()) }
 }
+
+/// Parses a number of bytes, such as 500M or 5GB.
+pub(super) fn bytes(text: &str) -> Result<usize, String> {
+    let digits = text.trim_end_matches(['b', 'B']);
+    let (digits, unit) = match digits.as_bytes().last() {
+        Some(b'k' | b'K') => (&digits[..digits.len() - 1], 1_000),
+        Some(b'm' | b'M') => (&digits[..digits.len() - 1], 1_000_000),
+        Some(b'g' | b'G') => (&digits[..digits.len() - 1], 1_000_000_000),
+        _ => (digits, 1),
+    };
+    let count = digits.parse::<usize>().ok().and_then(|count| count.checked_mul(unit));
+    count.filter(|&count| count > 0).ok_or_else(|| "not a number of bytes such as 500M or 5G".to_owned())
+}

@@ -4,6 +4,7 @@ pub(crate) mod bench;
 pub(crate) mod bench_http;
 pub(crate) mod chat;
 pub(crate) mod completions;
+pub(crate) mod convert;
 pub(crate) mod doctor;
 pub(crate) mod download;
 pub(crate) mod env;

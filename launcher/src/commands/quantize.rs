@@ -41,7 +41,7 @@ pub(crate) fn run(args: &QuantizeArgs) -> Result<()> {
 }
 
 /// Finds the checkpoint, or downloads it.
-fn source(wanted: WantedModel<'_>) -> Result<Source> {
+pub(super) fn source(wanted: WantedModel<'_>) -> Result<Source> {
     let Some(FetchedModel { folder, weights }) = wanted.fetch()? else {
         return Ok(wanted.locate()?.source());
     };

@@ -104,9 +104,9 @@ fn check_weights(id: &str, listing: &Listing) -> Result<(), HubError> {
         format!("{id} holds GGUF files. {}", crate::model::NO_GGUF)
     } else if ends(".bin") || ends(".pt") || ends(".pth") {
         format!(
-            "{id} has weights only as pickle files (.bin, .pt), which can contain programs; convert the model with \
-             transformers' `save_pretrained(…, safe_serialization=True)` and serve that folder, or look for a \
-             revision with safetensors (often --revision refs/pr/1)"
+            "{id} has weights only as pickle files (.bin, .pt), and downloads take safetensors only: download \
+             pytorch_model.bin yourself and serve its folder, or look for a revision with safetensors (often \
+             --revision refs/pr/1)"
         )
     } else {
         format!("{id} has no weights in safetensors")

@@ -17,7 +17,7 @@ mod names;
 mod overrides;
 mod quantization;
 mod rope;
-mod stored;
+pub(crate) mod stored;
 #[cfg(test)]
 mod tests;
 mod text_part;

@@ -257,7 +257,7 @@ fn with_unit_rows(tensor: &HostTensor) -> HostTensor {
 }
 
 /// Converts a stored tensor. Returns `None` if the kernels cannot load its element type.
-fn host_tensor(tensor: &Tensor<'_>) -> Option<HostTensor> {
+pub(crate) fn host_tensor(tensor: &Tensor<'_>) -> Option<HostTensor> {
     let encoding = match tensor.dtype {
         dtype if *dtype == StoredDType::F32 => Encoding::Dense(DType::F32),
         dtype if *dtype == StoredDType::F16 => Encoding::Dense(DType::F16),

@@ -32,7 +32,7 @@ const CONFIG: &str = "config.json";
 /// A folder that is being filled under another name beside its place. It is removed when it is
 /// dropped before it is complete.
 #[derive(Debug)]
-pub(super) struct NewFolder {
+pub(crate) struct NewFolder {
     /// Path of the folder while it is being filled.
     path: PathBuf,
     place: PathBuf,
@@ -41,7 +41,7 @@ pub(super) struct NewFolder {
 
 impl NewFolder {
     /// Creates the folder for a checkpoint at `place`, which must not exist, or be an empty folder.
-    pub(super) fn create(place: &Path) -> Result<NewFolder, QuantizeError> {
+    pub(crate) fn create(place: &Path) -> Result<NewFolder, QuantizeError> {
         let error = |source| QuantizeError::Folder { path: place.display().to_string(), source };
         let place = match fs::canonicalize(place) {
             Ok(place) => {
@@ -64,12 +64,12 @@ impl NewFolder {
     }
 
     /// Returns the path of the folder while it is being filled.
-    pub(super) fn path(&self) -> &Path {
+    pub(crate) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Checks that the file system has room for `needed` bytes.
-    pub(super) fn check_space(&self, needed: usize) -> Result<(), QuantizeError> {
+    pub(crate) fn check_space(&self, needed: usize) -> Result<(), QuantizeError> {
         match free_bytes(&self.path) {
             Some(free) if free < needed => {
                 let path = self.place.display().to_string();
@@ -80,7 +80,7 @@ impl NewFolder {
     }
 
     /// Writes a small file.
-    pub(super) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), QuantizeError> {
+    pub(crate) fn write(&self, name: &str, bytes: &[u8]) -> Result<(), QuantizeError> {
         let path = self.path.join(name);
         let written = File::options().write(true).create_new(true).open(&path).and_then(|mut file| {
             file.write_all(bytes)?;
@@ -90,7 +90,7 @@ impl NewFolder {
     }
 
     /// Gives the complete folder its name.
-    pub(super) fn complete(mut self) -> Result<(), QuantizeError> {
+    pub(crate) fn complete(mut self) -> Result<(), QuantizeError> {
         let error = |source| QuantizeError::Folder { path: self.place.display().to_string(), source };
         sync(&self.path).map_err(error)?;
         // An empty folder at this place is replaced. If something else has appeared there, this
@@ -143,7 +143,7 @@ fn free_bytes(_folder: &Path) -> Option<usize> {
 
 /// Returns the names of the files beside the weights and `config.json` that belong to a model:
 /// tokenizer, templates, licence, and so on.
-pub(super) fn small_files(source: &Source) -> Result<Vec<String>, QuantizeError> {
+pub(crate) fn small_files(source: &Source) -> Result<Vec<String>, QuantizeError> {
     let is_wanted = |name: &str| {
         name != CONFIG && !name.starts_with('.') && !NOT_COPIED.iter().any(|end| name.ends_with(end))
     };

@@ -6,7 +6,7 @@
 
 mod encode;
 mod error;
-mod folder;
+pub(crate) mod folder;
 mod plan;
 mod report;
 mod target;

@@ -4,7 +4,8 @@ use millrace_kernels::{ExpertGroups, Gating, GroupScore, RopeStyle, RouterScores
 use proptest::prelude::*;
 use serde_json::{Value, json};
 
-use super::{changed, config_only, llama, load_dummy, spec};
+use super::minimax_m2::minimax_m2;
+use super::{changed, config_only, experts, llama, load_dummy, spec};
 use crate::families::{self, Overrides, RopeKind};
 use crate::model::{DecoderSpec, Positions, RopeScaling, SharedExpert};
 
@@ -37,15 +38,6 @@ fn chatglm(changes: &Value) -> Value {
         "kv_channels": 8, "seq_length": 64, "padded_vocab_size": 61, "layernorm_epsilon": 1e-5, "add_qkv_bias": true,
     });
     changed(config, changes)
-}
-
-/// A small model with experts.
-pub(super) fn experts(model_type: &str, architecture: &str, changes: &Value) -> Value {
-    let config = json!({
-        "model_type": model_type, "architectures": [architecture], "num_hidden_layers": 4, "num_experts": 8,
-        "num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_routed_experts": 8, "num_local_experts": 8,
-    });
-    changed(changed(llama(), &config), changes)
 }
 
 fn qwen3_moe(changes: &Value) -> Value {
@@ -440,10 +432,6 @@ fn gpt_oss(changes: &Value) -> Value {
     experts("gpt_oss", "GptOssForCausalLM", changes)
 }
 
-fn minimax_m2(changes: &Value) -> Value {
-    experts("minimax_m2", "MiniMaxM2ForCausalLM", changes)
-}
-
 #[test]
 fn switches_of_gpt_oss() {
     let usual = spec(&gpt_oss(&json!({}))).unwrap();
@@ -454,12 +442,6 @@ fn switches_of_gpt_oss() {
     assert!(usual.layers[1].attention.heads().is_some_and(|heads| heads.sinks && heads.qkv_bias));
     let other = spec(&gpt_oss(&json!({"swiglu_limit": 5, "swiglu_alpha": 2}))).unwrap();
     assert_eq!(other.layers[0].mlp.experts().unwrap().gating, Gating::Clamped { alpha: 2.0, limit: 5.0 });
-}
-
-#[test]
-fn minimax_m2_rotates_some_features() {
-    let rotated = |changes| spec(&minimax_m2(&changes)).unwrap().ropes[0].rotary_dim;
-    assert_eq!([rotated(json!({})), rotated(json!({"rotary_dim": 4}))], [128, 4]);
 }
 
 #[test]

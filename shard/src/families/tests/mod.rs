@@ -3,6 +3,7 @@
 mod configs;
 mod golden;
 mod latents;
+mod minimax_m2;
 mod text_parts;
 mod weights;
 
@@ -58,4 +59,13 @@ fn config_only(config: &Value) -> Source {
 
 fn spec(config: &Value) -> Result<DecoderSpec, LoadError> {
     super::spec(&config_only(config))
+}
+
+/// A small model with experts.
+pub(super) fn experts(model_type: &str, architecture: &str, changes: &Value) -> Value {
+    let config = json!({
+        "model_type": model_type, "architectures": [architecture], "num_hidden_layers": 4, "num_experts": 8,
+        "num_experts_per_tok": 2, "moe_intermediate_size": 12, "n_routed_experts": 8, "num_local_experts": 8,
+    });
+    changed(changed(llama(), &config), changes)
 }

@@ -1,0 +1,101 @@
+//! `millrace convert`: a converted model gives what the model gives.
+
+#![allow(clippy::unwrap_used, reason = "a failed set-up is a failed test")]
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use millrace_integration_tests::{Server, binary, post, start_small_server};
+use serde_json::{Value, json};
+
+fn convert(arguments: &[&str]) -> Output {
+    Command::new(binary()).arg("convert").args(arguments).env_remove("REVISION").output().unwrap()
+}
+
+fn converted(arguments: &[&str]) -> String {
+    let output = convert(arguments);
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+fn refusal(arguments: &[&str]) -> String {
+    let output = convert(arguments);
+    assert!(!output.status.success(), "{arguments:?}");
+    String::from_utf8(output.stderr).unwrap()
+}
+
+/// Returns the logprobs of a text, and a greedy continuation.
+fn results(model: &str) -> (Vec<f64>, Value) {
+    let server = start_small_server(model, "cpu", &["--dtype", "float32", "--activations", "exact"]);
+    let completion = |server: &Server, body: &Value| {
+        let answer = post(&server.url("/v1/completions"), body);
+        assert_eq!(answer.status, 200, "{}", answer.body);
+        answer.body["choices"][0].clone()
+    };
+    let text = "Once upon a time, there was a fox. It's 12 years old.";
+    let body = json!({"prompt": text, "echo": true, "logprobs": 1, "max_tokens": 0});
+    let logprobs = completion(&server, &body)["logprobs"]["token_logprobs"].clone();
+    let logprobs = logprobs.as_array().unwrap().iter().filter_map(Value::as_f64).collect();
+    let greedy = json!({"prompt": "Once upon a", "max_tokens": 30, "temperature": 0});
+    (logprobs, completion(&server, &greedy)["text"].clone())
+}
+
+fn worst(a: &[f64], b: &[f64]) -> f64 {
+    assert_eq!(a.len(), b.len());
+    a.iter().zip(b).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
+}
+
+#[test]
+fn converted_models_give_what_the_model_gives() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (want, text) = results("demo");
+    // bfloat16 is a part of float32, and a GGUF file has the rows of query and key in another order.
+    let [gguf, back, split] = [path("demo.gguf"), path("back"), path("split")];
+    let said = converted(&["demo", &gguf, "--dtype", "f32"]);
+    assert!(said.contains("demo.gguf: 47 tensors"), "{said}");
+    converted(&[&gguf, &back, "--dtype", "bf16"]);
+    converted(&["demo", &split, "--max-shard-size", "300k"]);
+    for model in [&gguf, &back, &split] {
+        let (found, same) = results(model);
+        assert_eq!(same, text, "{model}");
+        assert!(worst(&found, &want) < 1e-4, "{model}: {}", worst(&found, &want));
+    }
+    let names = |folder: &str| {
+        let entries = std::fs::read_dir(folder).unwrap();
+        entries
+            .filter(|entry| {
+                entry.as_ref().unwrap().path().extension().is_some_and(|end| end == "safetensors")
+            })
+            .count()
+    };
+    assert!(names(&split) > 3 && names(&back) == 1);
+    let config: Value =
+        serde_json::from_slice(&std::fs::read(Path::new(&back).join("config.json")).unwrap()).unwrap();
+    assert_eq!((config.get("millrace"), &config["torch_dtype"]), (None, &json!("bfloat16")));
+
+    // 8 bits are a little less exact.
+    let small = path("small.gguf");
+    converted(&["demo", &small, "--dtype", "q8_0"]);
+    let (found, _) = results(&small);
+    let apart = worst(&found, &want);
+    assert!(apart > 1e-6 && apart < 0.2, "{apart}");
+}
+
+#[test]
+fn what_cannot_be_converted_is_refused_and_nothing_is_left() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let flags = refusal(&["demo", &path("a"), "--dtype", "q8_0"]);
+    assert!(flags.contains("--dtype q8_0 is for GGUF"), "{flags}");
+    std::fs::write(path("there.gguf"), "x").unwrap();
+    let there = refusal(&["demo", &path("there.gguf")]);
+    assert!(there.contains("there.gguf exists; give the path of a new file"), "{there}");
+    let quantized = path("quantized");
+    let status =
+        Command::new(binary()).args(["quantize", "demo", &quantized, "--format", "int8"]).output().unwrap();
+    assert!(status.status.success());
+    let twice = refusal(&[&quantized, &path("b.gguf")]);
+    assert!(twice.contains("is quantized (compressed-tensors)"), "{twice}");
+    assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 2);
+}

@@ -1,0 +1,162 @@
+//! Writes a folder in Hugging Face layout.
+
+use std::path::Path;
+
+use millrace_formats::{CheckpointWriter, DType as StoredDType, NewTensor, Source, TensorInfo};
+use millrace_kernels::DType;
+use serde_json::{Map, Value, json};
+
+use super::error::ConvertError;
+use super::tensors::{self, RowType};
+use super::{ConvertReport, Model};
+use crate::quantize::folder::{NewFolder, small_files};
+
+/// The small files of a model that may lie beside a file with its weights.
+const BESIDE: [&str; 7] = [
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "generation_config.json",
+    "chat_template.jinja",
+];
+
+pub(super) fn write(
+    model: &Model<'_>,
+    place: &Path,
+    dtype: Option<DType>,
+    max_file_bytes: usize,
+    progress: &mut dyn FnMut(usize, usize),
+) -> Result<ConvertReport, ConvertError> {
+    let method = model.quantization();
+    if let (Some(method), Some(_)) = (&method, dtype) {
+        return Err(model.quantized(method.clone()));
+    }
+    let usual =
+        match model.config.get("torch_dtype").or_else(|| model.config.get("dtype")).and_then(Value::as_str) {
+            Some("float32") => DType::F32,
+            Some("float16") => DType::F16,
+            _ => DType::BF16,
+        };
+    let infos: Vec<TensorInfo> = model.checkpoint.tensors().collect();
+    let is_copied = method.is_some();
+    let types: Vec<RowType> = infos.iter().map(|info| row_type(info, is_copied, dtype, usual)).collect();
+    let new = |(info, to): (&TensorInfo, &RowType)| {
+        let dtype = match to {
+            RowType::Dense(dtype) => stored(*dtype),
+            _ => info.dtype.clone(),
+        };
+        vec![NewTensor { name: info.name.clone(), dtype, shape: info.shape.clone() }]
+    };
+    let groups: Vec<Vec<NewTensor>> = infos.iter().zip(&types).map(new).collect();
+    let bytes: usize = groups.iter().flatten().map(NewTensor::bytes).sum();
+    let folder = NewFolder::create(place)?;
+    folder.check_space(bytes)?;
+    let mut writer = CheckpointWriter::create(folder.path(), groups, max_file_bytes)?;
+    let mut done = 0;
+    for (info, to) in infos.iter().zip(types) {
+        let order = match model.is_interleaved() {
+            true => model.order(&info.name, info.shape.first().copied().unwrap_or(0), false)?,
+            false => None,
+        };
+        let tensor = model.checkpoint.tensor(&info.name, &info.shape)?;
+        let mut write = |part: &[u8]| -> Result<(), ConvertError> {
+            writer.write(&info.name, part)?;
+            done += part.len();
+            progress(done, bytes);
+            Ok(())
+        };
+        tensors::convert(&info.name, &tensor, order, to, &mut write)?;
+        model.checkpoint.check_readable()?;
+    }
+    writer.finish()?;
+    let mut config = model.config.clone();
+    config.remove("millrace");
+    if let Some(dtype) = dtype {
+        config.remove("dtype");
+        config.insert("torch_dtype".into(), dtype.name().into());
+    }
+    folder.write("config.json", format!("{:#}\n", Value::Object(config)).as_bytes())?;
+    let notes = files(model, &folder)?;
+    model.checkpoint.verify()?;
+    folder.complete()?;
+    Ok(ConvertReport { tensors: infos.len(), bytes, notes })
+}
+
+/// Returns the type of a converted tensor. Tensors that are not dense numbers are copied.
+fn row_type(info: &TensorInfo, is_copied: bool, dtype: Option<DType>, usual: DType) -> RowType {
+    let is_float = [StoredDType::F32, StoredDType::F16, StoredDType::BF16].contains(&info.dtype);
+    match (&info.dtype, dtype) {
+        (StoredDType::Blocks(_), dtype) => RowType::Dense(dtype.unwrap_or(usual)),
+        (found, Some(dtype)) if is_float && !is_copied && *found != stored(dtype) => RowType::Dense(dtype),
+        _ => RowType::Stored,
+    }
+}
+
+pub(super) fn stored(dtype: DType) -> StoredDType {
+    match dtype {
+        DType::F32 => StoredDType::F32,
+        DType::F16 => StoredDType::F16,
+        DType::BF16 => StoredDType::BF16,
+    }
+}
+
+/// Writes the other files of a model. Returns what the user should know.
+fn files(model: &Model<'_>, folder: &NewFolder) -> Result<Vec<String>, ConvertError> {
+    let Source::File(path) = model.source else {
+        for name in small_files(model.source)? {
+            if let Some(bytes) = model.source.text(&name)? {
+                folder.write(&name, &bytes)?;
+            }
+        }
+        return Ok(Vec::new());
+    };
+    let beside = Source::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
+    let mut has_tokenizer = false;
+    let mut written = Vec::new();
+    for name in BESIDE {
+        if let Some(bytes) = beside.text(name)? {
+            folder.write(name, &bytes)?;
+            has_tokenizer |= name.starts_with("tokenizer.");
+            written.push(name);
+        }
+    }
+    let Some(data) = model.source.tokenizer_data()? else {
+        let note = "there is no tokenizer in the file or beside it: add tokenizer.json to the new folder";
+        return Ok(if has_tokenizer { Vec::new() } else { vec![note.to_owned()] });
+    };
+    if !has_tokenizer {
+        if let Some(json) = &data.huggingface_json {
+            folder.write("tokenizer.json", json.as_bytes())?;
+        } else if let Some(message) = data.sentencepiece_model() {
+            folder.write("tokenizer.model", &message)?;
+        } else {
+            let note = "the tokenizer in the file cannot be written as one of Hugging Face: add tokenizer.json to the \
+                        new folder";
+            return Ok(vec![note.to_owned()]);
+        }
+    }
+    if !written.contains(&"tokenizer_config.json") {
+        let text = |id: Option<u32>| id.and_then(|id| data.tokens.get(id as usize));
+        let mut config = Map::new();
+        for (key, id) in [
+            ("bos_token", data.special.bos),
+            ("eos_token", data.special.eos),
+            ("unk_token", data.special.unknown),
+            ("pad_token", data.special.padding),
+        ] {
+            if let Some(token) = text(id) {
+                config.insert(key.to_owned(), json!(token));
+            }
+        }
+        if let Some(add) = data.add_bos {
+            config.insert("add_bos_token".to_owned(), json!(add));
+        }
+        if let Some(template) = &data.chat_template {
+            config.insert("chat_template".to_owned(), json!(template));
+        }
+        folder.write("tokenizer_config.json", format!("{:#}\n", Value::Object(config)).as_bytes())?;
+    }
+    Ok(Vec::new())
+}

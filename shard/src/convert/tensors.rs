@@ -1,0 +1,125 @@
+//! Reads the tensors of a model row by row, in another order and another type.
+
+use half::f16;
+use millrace_formats::Tensor;
+use millrace_kernels::quantize::IntFormat;
+use millrace_kernels::{DType, HostTensor, Part};
+
+use super::error::ConvertError;
+use crate::families::stored::host_tensor;
+
+/// Columns of a block of 8 bits.
+pub(super) const BLOCK: usize = 32;
+
+/// Bytes that are written at once.
+const CHUNK: usize = 16 << 20;
+
+/// The order of the rows of query and key: halves of a head, or pairs that are rotated together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct HeadOrder {
+    pub(super) head_dim: usize,
+    /// Whether halves become pairs. Otherwise pairs become halves.
+    pub(super) to_pairs: bool,
+}
+
+impl HeadOrder {
+    /// Returns the stored row that becomes this row.
+    fn stored_row(self, row: usize) -> usize {
+        let (head, row, half) = (row / self.head_dim, row % self.head_dim, self.head_dim / 2);
+        let stored = match self.to_pairs {
+            true => row % 2 * half + row / 2,
+            false => row % half * 2 + row / half,
+        };
+        head * self.head_dim + stored
+    }
+}
+
+/// The type of a converted tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum RowType {
+    /// The bytes of rows stay as they are.
+    Stored,
+    Dense(DType),
+    Q8_0,
+}
+
+/// Gives the converted bytes of a tensor to `write`, in order.
+pub(super) fn convert(
+    name: &str,
+    tensor: &Tensor<'_>,
+    order: Option<HeadOrder>,
+    to: RowType,
+    write: &mut dyn FnMut(&[u8]) -> Result<(), ConvertError>,
+) -> Result<(), ConvertError> {
+    let error = |source| ConvertError::Weights { tensor: name.to_owned(), source };
+    let rows = match (order, tensor.shape) {
+        (Some(_), [rows, ..]) => *rows,
+        (None, [.., _]) if to != RowType::Stored => host_tensor(tensor).map_or(1, |tensor| tensor.rows),
+        _ => 1,
+    };
+    if rows == 0 || tensor.bytes.is_empty() {
+        return Ok(());
+    }
+    if to == RowType::Stored {
+        let Some(order) = order else {
+            return tensor.bytes.chunks(CHUNK).try_for_each(write);
+        };
+        let size = tensor.bytes.len() / rows;
+        return (0..rows).try_for_each(|row| {
+            let start = order.stored_row(row) * size;
+            write(&tensor.bytes[start..start + size])
+        });
+    }
+    let Some(mut host) = host_tensor(tensor) else {
+        let text = format!("weights of the type {}", tensor.dtype);
+        return Err(error(millrace_kernels::Error::Unsupported(text)));
+    };
+    // The elements of a bias are rows.
+    host = HostTensor { cols: host.rows * host.cols / rows, rows, ..host };
+    let part = Part::whole(host);
+    let (mut numbers, mut bytes) = (vec![0.0; part.cols.len()], Vec::new());
+    for row in 0..rows {
+        part.read_row(order.map_or(row, |order| order.stored_row(row)), &mut numbers);
+        encode(&numbers, to, &mut bytes).map_err(error)?;
+        if bytes.len() >= CHUNK || row + 1 == rows {
+            write(&bytes)?;
+            bytes.clear();
+        }
+    }
+    Ok(())
+}
+
+fn encode(numbers: &[f32], to: RowType, bytes: &mut Vec<u8>) -> Result<(), millrace_kernels::Error> {
+    match to {
+        RowType::Dense(dtype) => numbers.iter().for_each(|&number| dtype.push(number, bytes)),
+        RowType::Q8_0 => {
+            let mut codes = [0; BLOCK];
+            for block in numbers.chunks_exact(BLOCK) {
+                let group = IntFormat::Q8_0.quantize(block, &mut codes)?;
+                bytes.extend(f16::from_f32(group.scale).to_le_bytes());
+                // Signed numbers are stored.
+                bytes.extend(codes.iter().map(|code| code ^ 0x80));
+            }
+        }
+        RowType::Stored => {}
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn orders_are_inverse_to_each_other() {
+        let rows: Vec<usize> = (0..12).collect();
+        let reorder = |rows: &[usize], to_pairs| -> Vec<usize> {
+            let order = HeadOrder { head_dim: 6, to_pairs };
+            (0..rows.len()).map(|row| rows[order.stored_row(row)]).collect()
+        };
+        let pairs = reorder(&rows, true);
+        assert_eq!(pairs[..6], [0, 3, 1, 4, 2, 5]);
+        assert_eq!(pairs[6..], [6, 9, 7, 10, 8, 11]);
+        assert_eq!(reorder(&pairs, false), rows);
+    }
+}
