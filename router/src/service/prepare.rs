@@ -54,7 +54,8 @@ impl Service {
             caller.check_priority(params.priority)?;
         }
         if ready.headless && params.pooling.is_none() {
-            let detail = "the model has no head: it computes vectors of texts (/v1/embeddings), and no tokens";
+            let detail =
+                "the model has no head: it computes vectors of texts (/v1/embeddings), and no tokens";
             return Err(ServiceError::invalid("model", detail));
         }
         let limits = self.0.limits.tokens(&ready);
