@@ -10,7 +10,7 @@ use std::cell::Cell;
 use common::{MemoryWeights, fixed_spec, limits};
 use millrace_kernels::cpu::{Cpu, CpuOptions};
 use millrace_kernels::{
-    Activation, DType, ExpertGroups, Gating, GroupScore, RouterScores, RouterSpec, Sampled, SeqRow, StepInput,
+    DType, ExpertGroups, Gating, GroupScore, RouterScores, RouterSpec, Sampled, SeqRow, StepInput,
 };
 use millrace_proto::{Admission, Row, Sampling, Step};
 use millrace_shard::decoder::{Decoder, Weights};

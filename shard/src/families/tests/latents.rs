@@ -3,8 +3,8 @@
 use millrace_kernels::{ExpertGroups, GroupScore, RopeStyle, RouterScores};
 use serde_json::{Value, json};
 
-use super::configs::{assert_refused, experts};
-use super::{changed, spec};
+use super::configs::assert_refused;
+use super::{changed, experts, spec};
 use crate::model::{DecoderSpec, LatentPlan};
 
 /// A small DeepSeek model.
