@@ -37,7 +37,7 @@ impl ExpertRows {
 
     /// Tells whether `rows` rows are those of whole experts, and pairs if they are paired.
     fn divide(&self, rows: usize) -> bool {
-        self.rows > 0 && rows.is_multiple_of(self.rows) && !(self.paired && !self.rows.is_multiple_of(2))
+        self.rows > 0 && rows.is_multiple_of(self.rows) && (!self.paired || self.rows.is_multiple_of(2))
     }
 }
 

@@ -28,7 +28,8 @@ fn the_usual_tensors_hold_every_block_once() {
         let info = slot.info();
         let stored: Vec<FeatureBlock> =
             info.usual_tensors.iter().flat_map(|(_, blocks)| *blocks).copied().collect();
-        assert_eq!(stored, info.outputs, "{slot:?}");
+        assert_eq!(stored.len(), info.outputs.len(), "{slot:?}");
+        assert!(info.outputs.iter().all(|block| stored.contains(block)), "{slot:?}: {stored:?}");
         assert_eq!(info.inputs.is_some(), matches!(info.kind, WeightKind::Matrix { .. }), "{slot:?}");
     }
 }
