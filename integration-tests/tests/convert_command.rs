@@ -50,7 +50,8 @@ fn converted_models_give_what_the_model_gives() {
     let folder = tempfile::tempdir().unwrap();
     let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
     let (want, text) = results("demo");
-    // bfloat16 is a part of float32, and a GGUF file has the rows of query and key in another order.
+    // bfloat16 is a part of float32, and a GGUF file has the rows of query and key in another
+    // order.
     let [gguf, back, split] = [path("demo.gguf"), path("back"), path("split")];
     let said = converted(&["demo", &gguf, "--dtype", "f32"]);
     assert!(said.contains("demo.gguf: 47 tensors"), "{said}");

@@ -81,8 +81,8 @@ impl Quantized {
         &self.name
     }
 
-    /// Returns whether rows are whole words of 32 bits and whole groups, so that the codes are those
-    /// of compressed-tensors.
+    /// Returns whether rows are whole words of 32 bits and whole groups, so that the codes are
+    /// those of compressed-tensors.
     fn is_packed(&self) -> bool {
         (self.cols * self.bits).is_multiple_of(32)
             && self.cols.is_multiple_of(self.group)

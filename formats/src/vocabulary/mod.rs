@@ -24,15 +24,11 @@ pub use error::VocabularyError;
 pub use file_tokenizer::{SpecialTokenIds, TokenizerData};
 pub use gguf::{GgufVocabulary, MergedVocabulary};
 pub use llama2c::read_llama2c;
+pub(crate) use pieces::is_byte_name;
 pub use pieces::{Piece, PieceAlgorithm, PieceKind, PieceNormalization, PieceVocabulary};
 pub use sentencepiece::read_sentencepiece;
 pub use tekken::{TekkenVocabulary, read_tekken};
 pub use tiktoken::{is_tiktoken, read_tiktoken};
-
-/// Returns whether a text is the name of a token for one byte, such as `<0x0A>`.
-pub(crate) fn is_byte_name(text: &str) -> bool {
-    pieces::byte_of(text).is_some()
-}
 
 /// The maximum length of a token in bytes. The longest ones in use are runs of 512 spaces.
 pub const MAX_TOKEN_BYTES: usize = 1024;

@@ -132,6 +132,11 @@ pub(super) fn byte_of(text: &str) -> Option<u8> {
     is_name.then(|| u8::from_str_radix(digits, 16).ok()).flatten()
 }
 
+/// Returns whether a text is the name of a token for one byte, such as `<0x0A>`.
+pub(crate) fn is_byte_name(text: &str) -> bool {
+    byte_of(text).is_some()
+}
+
 pub(super) fn check_count(tokens: usize) -> Result<(), VocabularyError> {
     match tokens {
         0 => Err(VocabularyError::Empty),

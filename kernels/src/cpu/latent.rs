@@ -2,7 +2,6 @@
 
 use super::kv::{Cache, Kv, Place, WriteKv};
 use super::memory::Shared;
-use super::ops::check_blocks;
 use super::prologue::rotate;
 use super::queue::Queue;
 use super::simd::{Extension, Kernel, Simd};
@@ -19,7 +18,7 @@ impl Cpu {
         kv: &mut Kv,
     ) {
         let (dim, size) = (kv.spec.key_dim, kv.spec.block_size);
-        check_blocks(step, kv);
+        step.check_blocks(kv.spec.blocks, kv.spec.block_size);
         assert_eq!((kv.spec.heads, kv.spec.value_dim), (1, 0), "a cache of latents");
         assert!(queries.cols.is_multiple_of(dim) && latents.cols == dim, "columns of queries and latents");
         assert!(rope.rotary_dim <= dim && rope.rotary_dim.is_multiple_of(2), "rotated features");
@@ -55,7 +54,7 @@ impl Cpu {
 /// Checks the operands of attention over latents.
 pub(super) fn check_attention(step: &Queue, queries: &Buf, kv: &Kv, spec: &LatentSpec, out: &Buf) {
     let &LatentSpec { heads, key_dim, value_dim, .. } = spec;
-    check_blocks(step, kv);
+    step.check_blocks(kv.spec.blocks, kv.spec.block_size);
     let found = (kv.spec.heads, kv.spec.key_dim, kv.spec.value_dim);
     assert_eq!(found, (1, key_dim, 0), "a cache of latents");
     assert!(heads > 0 && value_dim <= key_dim, "values among the features of keys");

@@ -421,14 +421,5 @@ fn check_cache(step: &Queue, kv: &Kv, layout: QkvLayout) {
     let KvSpec { heads, key_dim, value_dim, .. } = kv.spec;
     let QkvLayout { kv_heads, head_dim, .. } = layout;
     assert_eq!((heads, key_dim, value_dim), (kv_heads, head_dim, head_dim), "heads of the cache");
-    check_blocks(step, kv);
-}
-
-/// Checks the block tables alone.
-pub(super) fn check_blocks(step: &Queue, kv: &Kv) {
-    assert!(step.blocks_end <= kv.spec.blocks, "a block outside the cache");
-    for row in &step.rows {
-        let covered = step.blocks(row).len() * kv.spec.block_size;
-        assert!(row.start + row.count <= covered, "a position without a block");
-    }
+    step.check_blocks(kv.spec.blocks, kv.spec.block_size);
 }

@@ -68,6 +68,19 @@ impl Queue {
         &self.tables[row.table..row.table + row.blocks]
     }
 
+    /// Checks that the block tables refer to the blocks of a cache of `blocks` blocks of
+    /// `block_size` tokens, and cover every position.
+    ///
+    /// # Panics
+    /// If they do not, which is a bug.
+    pub(super) fn check_blocks(&self, blocks: usize, block_size: usize) {
+        assert!(self.blocks_end <= blocks, "a block outside the cache");
+        for row in &self.rows {
+            let covered = self.blocks(row).len() * block_size;
+            assert!(row.start + row.count <= covered, "a position without a block");
+        }
+    }
+
     /// Returns the position of a token of the step in its sequence, and the sequence's block table.
     pub(super) fn place(&self, token: usize) -> (usize, &[u32]) {
         let row = &self.rows[self.row_of[token] as usize];

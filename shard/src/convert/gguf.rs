@@ -12,8 +12,9 @@ use millrace_kernels::DType;
 use serde_json::Value;
 
 use super::error::ConvertError;
+use super::model::{ConvertReport, GgufKind, Model};
 use super::tensors::{self, BLOCK, RowType};
-use super::{ConvertReport, GgufKind, Model, tokenizer};
+use super::tokenizer;
 
 /// Names of modules in GGUF and in Hugging Face layout.
 const MODULES: [(&str, &str); 14] = [
@@ -140,7 +141,8 @@ fn plan(model: &Model<'_>, kind: GgufKind) -> Result<Vec<Planned>, ConvertError>
     let is_tied = model.config.get("tie_word_embeddings").and_then(Value::as_bool).unwrap_or(false);
     let mut planned = Vec::new();
     for info in model.checkpoint.tensors() {
-        // A tied head is the embedding, and the frequencies of old checkpoints follow from the configuration.
+        // A tied head is the embedding, and the frequencies of old checkpoints follow from the
+        // configuration.
         if (is_tied && info.name == "lm_head.weight") || info.name.ends_with("rotary_emb.inv_freq") {
             continue;
         }

@@ -6,6 +6,7 @@
 
 mod error;
 mod gguf;
+mod model;
 mod safetensors;
 mod tensors;
 mod tokenizer;
@@ -14,10 +15,10 @@ use std::path::Path;
 
 use millrace_formats::{Checkpoint, Source};
 use millrace_kernels::DType;
-use serde_json::{Map, Value};
 
 pub use error::ConvertError;
-use tensors::HeadOrder;
+use model::Model;
+pub use model::{ConvertReport, GgufKind};
 
 use crate::families;
 
@@ -36,33 +37,6 @@ pub enum ConvertTarget {
         /// Type of the matrices.
         kind: GgufKind,
     },
-}
-
-/// The type of the matrices of a GGUF file. Vectors always have single precision.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum GgufKind {
-    /// Dense numbers of this type.
-    Dense(DType),
-    /// Blocks of 32 columns with 8 bits. A matrix whose rows are not whole blocks gets float16.
-    Q8_0,
-}
-
-/// What was written.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConvertReport {
-    /// The number of tensors.
-    pub tensors: usize,
-    /// The bytes of all tensors.
-    pub bytes: usize,
-    /// What the user should know about the result, in sentences.
-    pub notes: Vec<String>,
-}
-
-/// A model that is being converted.
-struct Model<'a> {
-    source: &'a Source,
-    checkpoint: Checkpoint,
-    config: Map<String, Value>,
 }
 
 /// Converts the model in `source` to `target`, and writes the result to the new file or folder
@@ -89,60 +63,4 @@ pub fn convert(
         ConvertTarget::Gguf { kind } => gguf::write(&model, place, kind, progress)?,
     };
     Ok(report)
-}
-
-impl Model<'_> {
-    fn unsupported(&self, reason: impl Into<String>) -> ConvertError {
-        ConvertError::Unsupported { place: self.source.place(), reason: reason.into() }
-    }
-
-    /// Returns the method of a quantized model.
-    fn quantization(&self) -> Option<String> {
-        let config = self.config.get("quantization_config")?;
-        let method = config.get("quant_method").and_then(Value::as_str).unwrap_or("unknown method");
-        Some(method.to_owned())
-    }
-
-    fn quantized(&self, method: String) -> ConvertError {
-        ConvertError::Quantized { place: self.source.place(), method }
-    }
-
-    /// Returns a number of the configuration.
-    fn count(&self, key: &str) -> Result<usize, ConvertError> {
-        let count = self.config.get(key).and_then(Value::as_u64);
-        count.map(|count| count as usize).ok_or_else(|| self.unsupported(format!("config.json has no {key}")))
-    }
-
-    /// Whether a converter has reordered the rows of query and key.
-    fn is_interleaved(&self) -> bool {
-        let changes = self.config.get("millrace").and_then(|changes| changes.get("rope_interleaved"));
-        changes.and_then(Value::as_bool).unwrap_or(false)
-    }
-
-    fn head_dim(&self) -> Result<usize, ConvertError> {
-        match self.config.get("head_dim").and_then(Value::as_u64) {
-            Some(size) => Ok(size as usize),
-            None => Ok(self.count("hidden_size")? / self.count("num_attention_heads")?.max(1)),
-        }
-    }
-
-    /// Returns the order of the rows of a tensor, if it is one of query or key whose rows are
-    /// reordered.
-    fn order(&self, tensor: &str, rows: usize, to_pairs: bool) -> Result<Option<HeadOrder>, ConvertError> {
-        let is = |name: &str| tensor.contains(&format!(".self_attn.{name}."));
-        if !is("q_proj") && !is("k_proj") {
-            return Ok(None);
-        }
-        let head_dim = self.head_dim()?;
-        if head_dim == 0 || !head_dim.is_multiple_of(2) || !rows.is_multiple_of(head_dim) {
-            return Err(self.unsupported(format!(
-                "tensor {tensor} has {rows} rows, which are not whole heads of {head_dim}"
-            )));
-        }
-        if self.config.get("partial_rotary_factor").and_then(Value::as_f64).is_some_and(|share| share != 1.0)
-        {
-            return Err(self.unsupported("only a part of each head is rotated"));
-        }
-        Ok(Some(HeadOrder { head_dim, to_pairs }))
-    }
 }

@@ -7,8 +7,8 @@ use millrace_kernels::DType;
 use serde_json::{Map, Value, json};
 
 use super::error::ConvertError;
+use super::model::{ConvertReport, Model};
 use super::tensors::{self, RowType};
-use super::{ConvertReport, Model};
 use crate::quantize::folder::{NewFolder, small_files};
 
 /// The small files of a model that may lie beside a file with its weights.

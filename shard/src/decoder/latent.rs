@@ -1,12 +1,12 @@
 //! Multi-head latent attention: its buffers, and the order of its operations.
 
-use millrace_kernels::{Backend, DType, LatentSpec, Result, RopeSpec, RowParts, Sizing};
+use millrace_kernels::{Backend, LatentSpec, Result, RopeSpec, RowParts};
 
 use super::by_width::{ByWidth, widths};
 use super::step::StageStep;
 use super::weights::LatentWeights;
 use crate::Error;
-use crate::model::{AttentionHeads, DecoderSpec, LatentPlan, LayerSpec, Positions, WeightSlot};
+use crate::model::{AttentionHeads, LatentPlan, LayerSpec, Positions};
 
 /// The buffers of latent attention, for up to `t` tokens.
 pub(super) struct LatentBuffers<B: Backend> {
@@ -97,21 +97,6 @@ fn latent_spec(heads: &AttentionHeads, plan: &LatentPlan) -> LatentSpec {
 pub(super) fn columns(layers: &[LayerSpec]) -> usize {
     let all = [QUERY_DOWN, QUERY_DOWN, QUERIES, ABSORBED, ROWS, LATENTS, VALUES];
     all.into_iter().flat_map(|width| widths(layers, width)).fold(0, usize::saturating_add)
-}
-
-/// Returns the bytes of the matrices of single heads that the weight for `slot` holds.
-pub(crate) fn head_matrices_bytes(
-    spec: &DecoderSpec,
-    slot: WeightSlot,
-    dtype: DType,
-    device: &impl Sizing,
-) -> usize {
-    let heads = slot.layer().and_then(|index| spec.layers[index].attention.heads());
-    let Some((count, plan)) = heads.and_then(|heads| Some((heads.layout.heads, heads.latent?))) else {
-        return 0;
-    };
-    let keys = device.head_matrices_bytes(count, plan.plain_dim, plan.rank, dtype);
-    keys.saturating_add(device.head_matrices_bytes(count, plan.rank, plan.value_dim, dtype))
 }
 
 /// Returns a number of features for each query head of a layer, or for all of them.

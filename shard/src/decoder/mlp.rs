@@ -7,7 +7,7 @@ use super::step::StageStep;
 use super::weights::DenseWeights;
 use crate::Error;
 
-/// What happens between the projections of an MLP.
+/// The operation between the projections of an MLP.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum MlpKind {
     /// `gating(gate(x), up(x))`.

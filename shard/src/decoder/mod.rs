@@ -11,6 +11,7 @@ mod experts;
 mod forward;
 mod graphs;
 mod group;
+mod head_matrices;
 mod latent;
 mod mlp;
 mod sizes;
@@ -26,7 +27,7 @@ use millrace_kernels::{Backend, SampledRows, SamplingParams, StepInput};
 
 pub use collective::Collective;
 pub(crate) use experts::routing_bytes;
-pub(crate) use latent::head_matrices_bytes;
+pub(crate) use head_matrices::head_matrices_bytes;
 pub(crate) use sizes::{attention, products, step_size, tuned_products};
 pub use submitted::{ForwardedStep, PausedForward, SubmittedStep};
 pub use weights::Weights;

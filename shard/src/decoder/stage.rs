@@ -75,7 +75,7 @@ struct BranchPlan {
     factor: f32,
 }
 
-/// What a layer remembers of sequences between steps.
+/// The memory of a layer for sequences between steps.
 enum LayerCache<B: Backend> {
     /// The paged cache of keys and values.
     Kv(B::Kv),

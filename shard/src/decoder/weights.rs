@@ -9,7 +9,7 @@ use millrace_kernels::{
     Backend, DType, HeadNorm, HeadRows, HostTensor, Norm, NormKind, Part, RopeSpec, Segment,
 };
 
-use super::latent::head_matrices_bytes;
+use super::head_matrices::head_matrices_bytes;
 use crate::Error;
 use crate::model::{
     self, Attention, AttentionHeads, DecoderSpec, HeadNormPlan, LatentPlan, LayerSlot, LayerSpec,

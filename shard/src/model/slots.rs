@@ -138,8 +138,8 @@ pub enum FeatureBlock {
     Value,
     /// The features that queries of latent attention are computed from, `[query_rank]`.
     QueryRank,
-    /// The queries of latent attention, `[heads * (plain_dim + rotary_dim)]`: of each head first the
-    /// features that are not rotated.
+    /// The queries of latent attention, `[heads * (plain_dim + rotary_dim)]`: of each head first
+    /// the features that are not rotated.
     HeadQueries,
     /// The shared rotated key of latent attention, `[rotary_dim]`.
     SharedKey,

@@ -276,8 +276,8 @@ impl WeightStorage {
             if !parts.iter().any(|part| part.tensor.encoding.is_quantized()) {
                 continue;
             }
-            // Rows of the embedding are looked up, and it may be the head as well. Matrices of single
-            // heads are always dense.
+            // Rows of the embedding are looked up, and it may be the head as well. Matrices of
+            // single heads are always dense.
             match device
                 .stored_format(&parts)
                 .filter(|_| slot != WeightSlot::Embedding && !slot.is_of_single_heads())

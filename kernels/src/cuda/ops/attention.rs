@@ -1,7 +1,6 @@
 //! Attention over a paged cache: the operands that all its kernels take, and the plain kernel,
 //! which takes every shape.
 
-use super::latent::LatentAttention;
 use super::paged::{AttentionScores, PagedKv, SequenceBatch};
 use super::select::kernel;
 use super::shared::attention_plain::{PLAIN_QUERIES, PlainAttentionParams, plain_attention_shared_bytes};
@@ -129,30 +128,27 @@ pub fn attention_plain(device: &Device, attention: &PagedAttention<'_>) -> Resul
     launch_plain(device, attention, ValueRows { values: attention.kv.values, dim, stride: dim })
 }
 
-/// Computes attention over latents by the plain kernel: one key head, whose last features are the
-/// values.
-pub(super) fn attention_of_values(device: &Device, p: &LatentAttention<'_>, keys: PagedKv<'_>) -> Result<()> {
-    let (dim, stride) = (p.value_dim, keys.head_dim);
+/// Computes attention over latents by the plain kernel: the last `dim` features of each key are its
+/// value. `out` is `[tokens, heads, dim]`; that of `attention` is not used.
+pub(super) fn attention_of_values(
+    device: &Device,
+    attention: &PagedAttention<'_>,
+    dim: usize,
+    out: View<'_>,
+) -> Result<()> {
+    let PagedAttention { kv: keys, qkv: queries, .. } = *attention;
+    let stride = keys.head_dim;
     if dim == 0 || dim > stride {
         return Err(Error::Shape(format!("values of {dim} of {stride} features")));
     }
     // The output is checked here, because its rows are shorter than those of the queries.
-    p.out.expect("out", p.queries.elem(), p.batch.tokens * p.heads * dim)?;
-    let attention = PagedAttention {
-        heads: p.heads,
-        qkv: p.queries,
-        stride: p.heads * stride,
-        kv: keys,
-        batch: p.batch,
-        scores: p.scores,
-        out: p.queries,
-    };
+    out.expect("out", queries.elem(), attention.batch.tokens * attention.heads * dim)?;
     attention.check()?;
     if attention.is_empty() {
         return Ok(());
     }
     let values = keys.keys.slice(stride - dim..keys.keys.len());
-    launch_plain(device, &PagedAttention { out: p.out, ..attention }, ValueRows { values, dim, stride })
+    launch_plain(device, &PagedAttention { out, ..*attention }, ValueRows { values, dim, stride })
 }
 
 /// The rows of the values in the cache.

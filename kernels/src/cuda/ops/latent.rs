@@ -1,7 +1,7 @@
 //! Attention over latents: the products with a matrix of each head, rotation and the write into the
 //! cache, and plain attention whose values are the last features of its keys.
 
-use super::attention::attention_of_values;
+use super::attention::{PagedAttention, attention_of_values};
 use super::paged::{AttentionScores, PagedKv, SequenceBatch};
 use super::prologue::Rope;
 use super::select::typed;
@@ -122,8 +122,8 @@ pub struct LatentPrologue<'a> {
 /// Rotates queries and latents, and writes the latents into the cache.
 ///
 /// # Errors
-/// [`Error::Shape`] and [`Error::Unsupported`] for views that are too short or of other types, or an
-/// error of the launch.
+/// [`Error::Shape`] and [`Error::Unsupported`] for views that are too short or of other types, or
+/// an error of the launch.
 pub fn latent_prologue(device: &Device, p: &LatentPrologue<'_>) -> Result<()> {
     let &LatentPrologue { tokens, heads, queries, latents, rope, slots, cache } = p;
     let (elem, dim) = (queries.elem(), cache.key_dim);
@@ -196,5 +196,15 @@ pub struct LatentAttention<'a> {
 /// [`Error::Shape`] and [`Error::Unsupported`] as the checks of the parts say, or an error of the
 /// launch.
 pub fn latent_attention(device: &Device, p: &LatentAttention<'_>) -> Result<()> {
-    attention_of_values(device, p, p.cache.keys())
+    let keys = p.cache.keys();
+    let attention = PagedAttention {
+        heads: p.heads,
+        qkv: p.queries,
+        stride: p.heads * keys.head_dim,
+        kv: keys,
+        batch: p.batch,
+        scores: p.scores,
+        out: p.queries,
+    };
+    attention_of_values(device, &attention, p.value_dim, p.out)
 }
