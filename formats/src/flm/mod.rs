@@ -1,5 +1,5 @@
-//! Files of FastLLM (`.flm`): the configuration as texts, the vocabulary, and tensors with the names
-//! of Hugging Face.
+//! Files of FastLLM (`.flm`): the configuration as texts, the vocabulary, and tensors with the
+//! names of Hugging Face.
 //!
 //! Matrices of 8 and 4 bits have a range for each row, or for each group of columns. The codes are
 //! those of a checkpoint of compressed-tensors (pack-quantized), to which they are translated.
