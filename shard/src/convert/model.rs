@@ -16,14 +16,14 @@ pub enum GgufKind {
     Q8_0,
 }
 
-/// What was written.
+/// The facts about what was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConvertReport {
     /// The number of tensors.
     pub tensors: usize,
     /// The bytes of all tensors.
     pub bytes: usize,
-    /// What the user should know about the result, in sentences.
+    /// Sentences that the user should know about the result.
     pub notes: Vec<String>,
 }
 
