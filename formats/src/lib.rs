@@ -37,6 +37,8 @@ pub use checkpoint::{Checkpoint, Tensor, TensorInfo};
 pub use dtype::DType;
 pub use error::{Error, HeaderFault, IndexFault, TensorFault};
 pub use fault::FileFault;
-pub use gguf::{GgufTensor, GgufType, GgufValue, gguf_padding, split_model_name, write_gguf_header};
+pub use gguf::{
+    GgufTensor, GgufType, GgufValue, gguf_padding, gguf_tensor_name, split_model_name, write_gguf_header,
+};
 pub use source::Source;
 pub use writer::{CheckpointWriter, NewTensor, WriteError};

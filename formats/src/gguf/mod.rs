@@ -23,6 +23,7 @@ use std::sync::Arc;
 use config::ROPE_DIVISORS;
 use file::Header;
 pub(crate) use file::{GgmlType, MAGIC};
+pub use names::gguf_tensor_name;
 pub use split::split_model_name;
 pub use writer::{GgufTensor, GgufType, GgufValue, gguf_padding, write_gguf_header};
 

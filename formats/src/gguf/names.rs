@@ -69,6 +69,28 @@ impl Naming {
             None => find(self.outer, name).unwrap_or_else(|| name.to_owned()),
         }
     }
+
+    /// Returns the name in GGUF of the tensor that is `name` in Hugging Face layout, the reverse of
+    /// [`translate`](Self::translate). Returns nothing if GGUF has no name for it.
+    fn reverse(&self, name: &str) -> Option<String> {
+        let find = |pairs: &[(&'static str, &str)], name: &str| {
+            let (module, suffix) = name.rsplit_once('.')?;
+            let (translated, _) = pairs.iter().find(|(_, from)| *from == module)?;
+            Some(format!("{translated}.{suffix}"))
+        };
+        match name.strip_prefix(self.layers).and_then(|rest| rest.split_once('.')) {
+            Some((layer, rest)) => {
+                Some(format!("{LAYERS}{}.{}", layer.parse::<u32>().ok()?, find(self.inner, rest)?))
+            }
+            None => find(self.outer, name),
+        }
+    }
+}
+
+/// Returns the name in GGUF of a tensor of Llama, or of a model in its layout, that is `name` in
+/// Hugging Face layout. Returns nothing if GGUF has no name for it.
+pub fn gguf_tensor_name(name: &str) -> Option<String> {
+    LLAMA.reverse(name)
 }
 
 #[cfg(test)]
@@ -87,6 +109,12 @@ mod tests {
             ("output.scale.weight", "output.scale.weight"),
         ] {
             assert_eq!(LLAMA.translate(from), to);
+        }
+        for name in ["model.layers.12.mlp.down_proj.bias", "model.norm.weight", "lm_head.weight"] {
+            assert_eq!(LLAMA.translate(&gguf_tensor_name(name).unwrap()), name);
+        }
+        for unknown in ["model.layers.1.model.norm.weight", "model.layers.x.mlp.down_proj.weight", "output"] {
+            assert_eq!(gguf_tensor_name(unknown), None, "{unknown}");
         }
         let qkv = CHATGLM.translate("blk.1.attn_qkv.bias");
         assert_eq!(qkv, "transformer.encoder.layers.1.self_attention.query_key_value.bias");

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use millrace_formats::vocabulary::TokenizerData;
 use millrace_formats::{
-    GgufTensor, GgufType, GgufValue, Source, TensorInfo, gguf_padding, write_gguf_header,
+    GgufTensor, GgufType, GgufValue, Source, TensorInfo, gguf_padding, gguf_tensor_name, write_gguf_header,
 };
 use millrace_kernels::DType;
 use serde_json::Value;
@@ -15,24 +15,6 @@ use super::error::ConvertError;
 use super::model::{ConvertReport, GgufKind, Model};
 use super::tensors::{self, BLOCK, RowType};
 use super::tokenizer;
-
-/// Names of modules in GGUF and in Hugging Face layout.
-const MODULES: [(&str, &str); 14] = [
-    ("token_embd", "model.embed_tokens"),
-    ("output_norm", "model.norm"),
-    ("output", "lm_head"),
-    ("attn_norm", "input_layernorm"),
-    ("attn_q", "self_attn.q_proj"),
-    ("attn_k", "self_attn.k_proj"),
-    ("attn_v", "self_attn.v_proj"),
-    ("attn_output", "self_attn.o_proj"),
-    ("attn_q_norm", "self_attn.q_norm"),
-    ("attn_k_norm", "self_attn.k_norm"),
-    ("ffn_norm", "post_attention_layernorm"),
-    ("ffn_gate", "mlp.gate_proj"),
-    ("ffn_up", "mlp.up_proj"),
-    ("ffn_down", "mlp.down_proj"),
-];
 
 /// A file that is removed when this is dropped before it is complete.
 struct NewFile {
@@ -146,7 +128,7 @@ fn plan(model: &Model<'_>, kind: GgufKind) -> Result<Vec<Planned>, ConvertError>
         if (is_tied && info.name == "lm_head.weight") || info.name.ends_with("rotary_emb.inv_freq") {
             continue;
         }
-        let Some(name) = translate(&info.name) else {
+        let Some(name) = gguf_tensor_name(&info.name) else {
             return Err(
                 model.unsupported(format!("it has the tensor {}, which has no name in GGUF", info.name))
             );
@@ -162,16 +144,6 @@ fn plan(model: &Model<'_>, kind: GgufKind) -> Result<Vec<Planned>, ConvertError>
         planned.push(Planned { new: GgufTensor { name, kind, shape: info.shape.clone() }, info });
     }
     Ok(planned)
-}
-
-fn translate(name: &str) -> Option<String> {
-    let (prefix, rest) = match name.strip_prefix("model.layers.").and_then(|rest| rest.split_once('.')) {
-        Some((layer, rest)) => (format!("blk.{}.", layer.parse::<u32>().ok()?), rest),
-        None => (String::new(), name),
-    };
-    let (module, suffix) = rest.rsplit_once('.')?;
-    let (to, _) = MODULES.iter().find(|(_, from)| *from == module)?;
-    Some(format!("{prefix}{to}.{suffix}"))
 }
 
 type Keys = Vec<(String, GgufValue)>;
