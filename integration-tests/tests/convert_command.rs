@@ -83,6 +83,73 @@ fn converted_models_give_what_the_model_gives() {
     assert!(apart > 1e-6 && apart < 0.5, "{apart}");
 }
 
+/// Returns the best tokens at each place of a text, with their logprobs.
+fn best(model: &str) -> Vec<Value> {
+    let server = start_small_server(model, "cpu", &["--dtype", "float32", "--activations", "exact"]);
+    let text = "Once upon a time, there was a fox. It's 12 years old.";
+    let body = json!({"prompt": text, "echo": true, "logprobs": 5, "max_tokens": 0});
+    let answer = post(&server.url("/v1/completions"), &body);
+    assert_eq!(answer.status, 200, "{}", answer.body);
+    answer.body["choices"][0]["logprobs"]["top_logprobs"].as_array().unwrap().clone()
+}
+
+#[test]
+fn a_smaller_vocabulary_gives_the_remaining_tokens_what_they_had() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let read = |folder: &str, name: &str| -> Value {
+        serde_json::from_slice(&std::fs::read(Path::new(folder).join(name)).unwrap()).unwrap()
+    };
+    let [whole, small, kept] = [path("whole"), path("small"), path("kept")];
+    converted(&["demo", &whole]);
+    let count = read(&whole, "config.json")["vocab_size"].as_u64().unwrap();
+    // The last third of the merged tokens, but for what other files name.
+    let said = converted(&[&whole, &small, "--drop-ids", &format!("{}..{count}", count * 2 / 3)]);
+    let smaller = read(&small, "config.json")["vocab_size"].as_u64().unwrap();
+    assert!(smaller < count && smaller >= count * 2 / 3, "{smaller} of {count}");
+    assert!(said.contains(&format!("{smaller} of {count} rows of the vocabulary stay")), "{said}");
+    // The other flag says the same with what stays.
+    std::fs::write(path("ids"), format!("0..{}\n\n1\n", count * 2 / 3)).unwrap();
+    converted(&[&whole, &kept, "--keep-vocab", &path("ids")]);
+    for file in ["config.json", "tokenizer.json"] {
+        assert_eq!(read(&kept, file), read(&small, file), "{file}");
+    }
+
+    let vocabulary = read(&small, "tokenizer.json")["model"]["vocab"].clone();
+    let (before, after) = (best(&whole), best(&small));
+    let tokens = |best: &Value| -> Vec<(String, f64)> {
+        let best = best.as_object().into_iter().flatten();
+        best.map(|(token, logprob)| (token.clone(), logprob.as_f64().unwrap())).collect()
+    };
+    // A text of other tokens is another input; the first tokens are the same.
+    let mut compared = 0;
+    for (before, after) in before.iter().zip(&after).skip(1).take(3) {
+        let (before, after) = (tokens(before), tokens(after));
+        let moves: Vec<f64> = before
+            .iter()
+            .filter_map(|(token, was)| Some(after.iter().find(|(other, _)| other == token)?.1 - was))
+            .collect();
+        // Logits are the same, and only their sum has fewer parts.
+        assert!(moves.iter().all(|&by| by > -1e-4 && (by - moves[0]).abs() < 1e-4), "{moves:?}");
+        compared += moves.len();
+    }
+    assert!(compared > 6, "{compared}: {before:?} {after:?} {vocabulary}");
+
+    for (arguments, want) in [
+        (["--drop-ids", "9..9"], "9..9 has no ids"),
+        (["--drop-ids", "x"], "\"x\" is no id of a token"),
+        (["--keep-vocab", "/nowhere/ids"], "/nowhere/ids"),
+    ] {
+        let said = refusal(&[&[whole.as_str(), path("new").as_str()][..], &arguments].concat());
+        assert!(said.contains(want), "{said}");
+    }
+    std::fs::write(path("ids"), "1\n2..x\n").unwrap();
+    let said = refusal(&[&whole, &path("new"), "--keep-vocab", &path("ids")]);
+    assert!(said.contains("ids, line 2: \"x\" is no id of a token"), "{said}");
+    let said = refusal(&[&whole, &path("new.gguf"), "--drop-ids", "5"]);
+    assert!(said.contains("are for safetensors"), "{said}");
+}
+
 #[test]
 fn what_cannot_be_converted_is_refused_and_nothing_is_left() {
     let folder = tempfile::tempdir().unwrap();

@@ -1,11 +1,13 @@
 //! Flags of `millrace convert`.
 
-use std::path::PathBuf;
+use std::fs;
+use std::ops::Range;
+use std::path::{Path, PathBuf};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::{Args, ValueEnum};
 use millrace_shard::DType;
-use millrace_shard::convert::{ConvertTarget, GgufKind};
+use millrace_shard::convert::{ConvertTarget, GgufKind, TokenIds, VocabularyCut};
 
 use super::values::bytes;
 
@@ -29,6 +31,15 @@ pub(crate) struct ConvertArgs {
     /// Limit of the size of a file of weights, such as 500M or 5G, for safetensors
     #[arg(long, value_name = "BYTES", value_parser = bytes)]
     max_shard_size: Option<usize>,
+    /// File with the ids of the tokens to keep, one id or range A..B in a line; embedding, head and
+    /// tokenizer lose all others, but for special tokens, single characters and what the kept tokens
+    /// are made of. For safetensors
+    #[arg(long, value_name = "FILE", conflicts_with = "drop_ids")]
+    keep_vocab: Option<PathBuf>,
+    /// Ids of tokens to remove from embedding, head and tokenizer, for safetensors; B is not one of
+    /// them. Can be given several times
+    #[arg(long, value_name = "A..B", value_parser = ids)]
+    drop_ids: Vec<Range<u32>>,
     /// Branch, tag or commit of a repository
     #[arg(long, env = "REVISION", default_value = "main")]
     pub(crate) revision: String,
@@ -89,11 +100,46 @@ impl ConvertArgs {
                 self.max_shard_size.is_none(),
                 "--max-shard-size is for safetensors: a GGUF file is not split"
             );
+            ensure!(
+                self.keep_vocab.is_none() && self.drop_ids.is_empty(),
+                "--keep-vocab and --drop-ids are for safetensors: convert the result to GGUF"
+            );
             let kind = if is_q8 { GgufKind::Q8_0 } else { GgufKind::Dense(dense.unwrap_or(DType::F16)) };
             return Ok(ConvertTarget::Gguf { kind });
         }
         ensure!(!is_q8, "--dtype q8_0 is for GGUF; `millrace quantize` writes quantized safetensors");
         let max_file_bytes = self.max_shard_size.unwrap_or(MAX_FILE_BYTES);
-        Ok(ConvertTarget::Safetensors { dtype: dense, max_file_bytes })
+        let vocabulary = match &self.keep_vocab {
+            Some(file) => Some(VocabularyCut::Keep(kept_ids(file)?)),
+            None if self.drop_ids.is_empty() => None,
+            None => Some(VocabularyCut::Drop(TokenIds::new(self.drop_ids.clone()))),
+        };
+        Ok(ConvertTarget::Safetensors { dtype: dense, max_file_bytes, vocabulary })
     }
+}
+
+/// Reads a file with an id or a range of ids in each line.
+fn kept_ids(file: &Path) -> Result<TokenIds> {
+    let text = fs::read_to_string(file).with_context(|| file.display().to_string())?;
+    let lines = (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty());
+    let ranges = lines
+        .map(|(number, line)| ids(line).map_err(|why| anyhow!("{}, line {number}: {why}", file.display())));
+    Ok(TokenIds::new(ranges.collect::<Result<_>>()?))
+}
+
+/// Parses an id, or a range of ids without its end.
+fn ids(text: &str) -> Result<Range<u32>, String> {
+    let id =
+        |text: &str| text.trim().parse::<u32>().map_err(|_| format!("{:?} is no id of a token", text.trim()));
+    let range = match text.split_once("..") {
+        Some((start, end)) => id(start)?..id(end)?,
+        None => {
+            let id = id(text)?;
+            id..id.saturating_add(1)
+        }
+    };
+    if range.is_empty() {
+        return Err(format!("{} has no ids: the second must be larger than the first", text.trim()));
+    }
+    Ok(range)
 }

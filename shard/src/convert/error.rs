@@ -31,7 +31,7 @@ pub enum ConvertError {
     /// There is something at the place of the new file.
     #[error("{0} exists; give the path of a new file")]
     Occupied(String),
-    /// `config.json` or `tokenizer.json` is not valid JSON.
+    /// `config.json` or a file of the tokenizer is not valid JSON.
     #[error("{file} is not valid JSON: {source}")]
     Json {
         /// Path of the file.
@@ -53,6 +53,14 @@ pub enum ConvertError {
     /// A model cannot be written in this format.
     #[error("{place} cannot be written in this format: {reason}")]
     Unsupported {
+        /// Path of the model.
+        place: String,
+        /// The first reason.
+        reason: String,
+    },
+    /// The vocabulary of a model cannot be slimmed.
+    #[error("the vocabulary of {place} cannot be slimmed: {reason}")]
+    Vocabulary {
         /// Path of the model.
         place: String,
         /// The first reason.

@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use super::error::ConvertError;
 use super::model::{ConvertReport, GgufKind, Model};
-use super::tensors::{self, BLOCK, RowType};
+use super::tensors::{self, BLOCK, RowType, Rows};
 use super::tokenizer;
 
 /// A file that is removed when this is dropped before it is complete.
@@ -88,7 +88,7 @@ pub(super) fn write(
             progress(done, bytes);
             Ok(())
         };
-        tensors::convert(&info.name, &tensor, order, to, &mut write)?;
+        tensors::convert(&info.name, &tensor, order.map_or(Rows::All, Rows::Heads), to, &mut write)?;
         file.write_all(gguf_padding(written)).map_err(error)?;
         model.checkpoint.check_readable()?;
     }

@@ -8,8 +8,11 @@ mod error;
 mod gguf;
 mod model;
 mod safetensors;
+mod slimming;
 mod tensors;
+mod token_ids;
 mod tokenizer;
+mod vocabulary;
 
 use std::path::Path;
 
@@ -19,11 +22,12 @@ use millrace_kernels::DType;
 pub use error::ConvertError;
 use model::Model;
 pub use model::{ConvertReport, GgufKind};
+pub use vocabulary::{TokenIds, VocabularyCut};
 
 use crate::families;
 
 /// A format of new files.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConvertTarget {
     /// A folder in Hugging Face layout with safetensors files.
     Safetensors {
@@ -31,6 +35,8 @@ pub enum ConvertTarget {
         dtype: Option<DType>,
         /// The largest size of a file in bytes, unless a single tensor has more.
         max_file_bytes: usize,
+        /// The tokens that stay. If absent, all.
+        vocabulary: Option<VocabularyCut>,
     },
     /// A GGUF file.
     Gguf {
@@ -57,8 +63,9 @@ pub fn convert(
     let config = serde_json::from_slice(&source.config()?).map_err(json)?;
     let model = Model { source, checkpoint: Checkpoint::open(source)?, config };
     let report = match target {
-        ConvertTarget::Safetensors { dtype, max_file_bytes } => {
-            safetensors::write(&model, place, dtype, max_file_bytes, progress)?
+        ConvertTarget::Safetensors { dtype, max_file_bytes, vocabulary } => {
+            let cut = vocabulary.map(|wanted| slimming::cut(&model, &wanted)).transpose()?;
+            safetensors::write(&model, place, dtype, max_file_bytes, cut.as_ref(), progress)?
         }
         ConvertTarget::Gguf { kind } => gguf::write(&model, place, kind, progress)?,
     };

@@ -8,7 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::error::ConvertError;
 use super::model::{ConvertReport, Model};
-use super::tensors::{self, RowType};
+use super::slimming::Slimmed;
+use super::tensors::{self, RowType, Rows};
 use crate::quantize::folder::{NewFolder, small_files};
 
 /// The small files of a model that may lie beside a file with its weights.
@@ -27,6 +28,7 @@ pub(super) fn write(
     place: &Path,
     dtype: Option<DType>,
     max_file_bytes: usize,
+    cut: Option<&Slimmed>,
     progress: &mut dyn FnMut(usize, usize),
 ) -> Result<ConvertReport, ConvertError> {
     let method = model.quantization();
@@ -47,7 +49,11 @@ pub(super) fn write(
             RowType::Dense(dtype) => stored(*dtype),
             _ => info.dtype.clone(),
         };
-        vec![NewTensor { name: info.name.clone(), dtype, shape: info.shape.clone() }]
+        let mut shape = info.shape.clone();
+        if let (Some(rows), Some(cut)) = (shape.first_mut(), cut.filter(|cut| cut.has(&info.name))) {
+            *rows = cut.kept.stored.len();
+        }
+        vec![NewTensor { name: info.name.clone(), dtype, shape }]
     };
     let groups: Vec<Vec<NewTensor>> = infos.iter().zip(&types).map(new).collect();
     let bytes: usize = groups.iter().flatten().map(NewTensor::bytes).sum();
@@ -56,9 +62,13 @@ pub(super) fn write(
     let mut writer = CheckpointWriter::create(folder.path(), groups, max_file_bytes)?;
     let mut done = 0;
     for (info, to) in infos.iter().zip(types) {
-        let order = match model.is_interleaved() {
-            true => model.order(&info.name, info.shape.first().copied().unwrap_or(0), false)?,
-            false => None,
+        let rows = match (cut.filter(|cut| cut.has(&info.name)), model.is_interleaved()) {
+            (Some(cut), _) => Rows::Kept(&cut.kept.stored),
+            (None, true) => {
+                let order = model.order(&info.name, info.shape.first().copied().unwrap_or(0), false)?;
+                order.map_or(Rows::All, Rows::Heads)
+            }
+            (None, false) => Rows::All,
         };
         let tensor = model.checkpoint.tensor(&info.name, &info.shape)?;
         let mut write = |part: &[u8]| -> Result<(), ConvertError> {
@@ -67,7 +77,7 @@ pub(super) fn write(
             progress(done, bytes);
             Ok(())
         };
-        tensors::convert(&info.name, &tensor, order, to, &mut write)?;
+        tensors::convert(&info.name, &tensor, rows, to, &mut write)?;
         model.checkpoint.check_readable()?;
     }
     writer.finish()?;
@@ -77,8 +87,12 @@ pub(super) fn write(
         config.remove("dtype");
         config.insert("torch_dtype".into(), dtype.name().into());
     }
+    if let Some(cut) = cut {
+        cut.rewrite_config(&mut config);
+    }
     folder.write("config.json", format!("{:#}\n", Value::Object(config)).as_bytes())?;
-    let notes = files(model, &folder)?;
+    let mut notes = files(model, &folder, cut)?;
+    notes.extend(cut.map(Slimmed::note));
     model.checkpoint.verify()?;
     folder.complete()?;
     Ok(ConvertReport { tensors: infos.len(), bytes, notes })
@@ -103,11 +117,17 @@ pub(super) fn stored(dtype: DType) -> StoredDType {
 }
 
 /// Writes the other files of a model. Returns what the user should know.
-fn files(model: &Model<'_>, folder: &NewFolder) -> Result<Vec<String>, ConvertError> {
+fn files(model: &Model<'_>, folder: &NewFolder, cut: Option<&Slimmed>) -> Result<Vec<String>, ConvertError> {
     let Source::File(path) = model.source else {
         for name in small_files(model.source)? {
-            if let Some(bytes) = model.source.text(&name)? {
-                folder.write(&name, &bytes)?;
+            let Some(bytes) = model.source.text(&name)? else { continue };
+            match cut {
+                Some(cut) => {
+                    if let Some(bytes) = cut.rewrite_file(model, &name, bytes)? {
+                        folder.write(&name, &bytes)?;
+                    }
+                }
+                None => folder.write(&name, &bytes)?,
             }
         }
         return Ok(Vec::new());

@@ -34,6 +34,36 @@ impl HeadOrder {
     }
 }
 
+/// The rows of a converted tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rows<'a> {
+    /// All, in their order.
+    All,
+    /// All, in another order within each head.
+    Heads(HeadOrder),
+    /// These only.
+    Kept(&'a [u32]),
+}
+
+impl Rows<'_> {
+    /// Returns the number of rows of a tensor that has `stored` rows.
+    fn count(self, stored: usize) -> usize {
+        match self {
+            Rows::All | Rows::Heads(_) => stored,
+            Rows::Kept(rows) => rows.len(),
+        }
+    }
+
+    /// Returns the stored row that becomes this row.
+    fn stored_row(self, row: usize) -> usize {
+        match self {
+            Rows::All => row,
+            Rows::Heads(order) => order.stored_row(row),
+            Rows::Kept(rows) => rows[row] as usize,
+        }
+    }
+}
+
 /// The type of a converted tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RowType {
@@ -47,25 +77,25 @@ pub(super) enum RowType {
 pub(super) fn convert(
     name: &str,
     tensor: &Tensor<'_>,
-    order: Option<HeadOrder>,
+    order: Rows<'_>,
     to: RowType,
     write: &mut dyn FnMut(&[u8]) -> Result<(), ConvertError>,
 ) -> Result<(), ConvertError> {
     let error = |source| ConvertError::Weights { tensor: name.to_owned(), source };
     let rows = match (order, tensor.shape) {
-        (Some(_), [rows, ..]) => *rows,
-        (None, [.., _]) if to != RowType::Stored => host_tensor(tensor).map_or(1, |tensor| tensor.rows),
+        (Rows::Heads(_) | Rows::Kept(_), [rows, ..]) => *rows,
+        (Rows::All, [.., _]) if to != RowType::Stored => host_tensor(tensor).map_or(1, |tensor| tensor.rows),
         _ => 1,
     };
     if rows == 0 || tensor.bytes.is_empty() {
         return Ok(());
     }
     if to == RowType::Stored {
-        let Some(order) = order else {
+        if order == Rows::All {
             return tensor.bytes.chunks(CHUNK).try_for_each(write);
-        };
+        }
         let size = tensor.bytes.len() / rows;
-        return (0..rows).try_for_each(|row| {
+        return (0..order.count(rows)).try_for_each(|row| {
             let start = order.stored_row(row) * size;
             write(&tensor.bytes[start..start + size])
         });
@@ -78,10 +108,11 @@ pub(super) fn convert(
     host = HostTensor { cols: host.rows * host.cols / rows, rows, ..host };
     let part = Part::whole(host);
     let (mut numbers, mut bytes) = (vec![0.0; part.cols.len()], Vec::new());
-    for row in 0..rows {
-        part.read_row(order.map_or(row, |order| order.stored_row(row)), &mut numbers);
+    let count = order.count(rows);
+    for row in 0..count {
+        part.read_row(order.stored_row(row), &mut numbers);
         encode(&numbers, to, &mut bytes).map_err(error)?;
-        if bytes.len() >= CHUNK || row + 1 == rows {
+        if bytes.len() >= CHUNK || row + 1 == count {
             write(&bytes)?;
             bytes.clear();
         }

@@ -101,6 +101,25 @@ pub fn matrix_names(source: &Source) -> Result<MatrixNames, LoadError> {
     Ok(MatrixNames { layers, embedding: tensors(WeightSlot::Embedding) })
 }
 
+/// Returns the names of the tensors with a row for each token, among those that exist: the embedding,
+/// and the head and its bias if they are stored.
+///
+/// # Errors
+/// If the model is not supported.
+pub fn vocabulary_tensors(source: &Source, exists: impl Fn(&str) -> bool) -> Result<Vec<String>, LoadError> {
+    let (_, family, spec) = read(source, &Overrides::default())?;
+    let has_tokens =
+        |slot: &WeightSlot| matches!(slot, WeightSlot::Embedding | WeightSlot::Head | WeightSlot::HeadBias);
+    let slots = spec.slots().into_iter().filter(has_tokens);
+    let pieces = slots.flat_map(|slot| family.names.pieces(&spec, slot)).map(|piece| piece.tensor);
+    // A head that is stored although it is tied is cut with the others.
+    let names = pieces.chain([family.names.head()]).map(|name| family.names.resolve(&name, &exists));
+    let mut names: Vec<String> = names.filter(|name| exists(name)).collect();
+    names.sort();
+    names.dedup();
+    Ok(names)
+}
+
 fn read(source: &Source, overrides: &Overrides) -> Result<(Config, &'static Family, DecoderSpec), LoadError> {
     let config = Config::parse(source.path("config.json"), &source.config()?)?;
     let mut config = text_part::of(config)?;

@@ -23,7 +23,7 @@ mod tests;
 mod text_part;
 
 pub use error::{ConfigError, LoadError};
-pub use load::{MatrixNames, load, load_dummy, matrix_names, spec};
+pub use load::{MatrixNames, load, load_dummy, matrix_names, spec, vocabulary_tensors};
 pub use overrides::{Overrides, RopeKind};
 
 /// Declares the modules of the families, and lists the families in the same order.
