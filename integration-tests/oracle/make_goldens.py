@@ -23,6 +23,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+import cases_scaled  # noqa: F401, the import adds cases
 from cases import CASES, VARIANTS, Spec
 from checkpoints import build, load, save, share_weights, write_json, write_layout
 from checks import check_numbers, check_same, check_seen, check_size
